@@ -1,0 +1,58 @@
+// Package client declares the FUSE clients that can serve a mount.
+//
+// A client is one small declaration in a file of its own: how its command line is built, which options an author may
+// pass, how it takes the FUSE descriptor and how it tells what it still has to write. Command lines are argument
+// vectors; no shell is ever involved.
+package client
+
+import (
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
+)
+
+// FuseFD is the number of the FUSE descriptor in every client process.
+const FuseFD = 3
+
+// Invocation is what a command line is built from: a mount spec with everything resolved.
+type Invocation struct {
+	Binary    string // absolute path of the client's program
+	Bucket    string
+	Prefix    string // "" or a prefix that ends in "/"
+	Region    string
+	Endpoint  string // URL; "" is the AWS endpoint of the region
+	PathStyle bool
+	CAFile    string // PEM bundle that the client's uid can read; "" is the system's
+	ReadOnly  bool
+	UID, GID  uint32 // owner that files are shown with
+	DirMode   uint32 // permission bits
+	FileMode  uint32
+	Options   []volume.Option // in the author's order, already checked by Check
+	StateDir  string          // a directory that the client's uid can write; gone when the mount ends
+	CacheDir  string          // likewise, for what must not be in memory
+}
+
+// Command is a process to start: nothing in it is secret.
+type Command struct {
+	Argv []string // Argv[0] is the absolute path of the program
+	Env  []string // the whole environment, "K=V"; credentials are added by the helper
+}
+
+// Client is the declaration of one FUSE client.
+type Client struct {
+	// Name is what volumes call it, for example "mountpoint-s3".
+	Name string
+	// Binary is the file name of its program in the directory of client programs.
+	Binary string
+	// Options are the mount options that an author may pass, by name without dashes.
+	Options map[string]OptionType
+	// Command builds the process from an invocation. It must not fail: everything was checked before.
+	Command func(Invocation) Command
+	// Queue reads what the client still has to upload from a line of its output; ok is false for any other line.
+	// nil: the client does not say.
+	Queue func(line string) (q Queue, ok bool)
+}
+
+// Queue is what a client has accepted and not yet stored.
+type Queue struct {
+	Uploads int   `json:"uploads"` // files
+	Bytes   int64 `json:"bytes"`
+}

@@ -1,0 +1,54 @@
+// Package volume holds what a volume is on paper: its id, its name, its parameters and its context. It is pure: no I/O.
+package volume
+
+// DefaultBackend is the backend that volumes use when they name none; it needs no configuration and is AWS.
+const DefaultBackend = "default"
+
+// ID is what a volume_id says: where the volume's data is, and nothing else.
+type ID struct {
+	Backend string
+	Bucket  string
+	Prefix  string // "" is the whole bucket; otherwise it ends in "/"
+}
+
+// OnDelete is what DeleteVolume does with a volume's data.
+type OnDelete string
+
+const (
+	// OnDeleteDelete removes current objects and unfinished uploads; on a versioned bucket older versions stay.
+	OnDeleteDelete OnDelete = "delete"
+	// OnDeletePurge also removes versions and delete markers.
+	OnDeletePurge OnDelete = "purge"
+	// OnDeleteRetain keeps everything.
+	OnDeleteRetain OnDelete = "retain"
+	// OnDeleteRequireEmpty refuses while an object or an unfinished upload is left.
+	OnDeleteRequireEmpty OnDelete = "requireEmpty"
+)
+
+// Parameters are those of CreateVolume (a StorageClass's), parsed and checked.
+type Parameters struct {
+	Backend             string
+	BucketName          string // "": a bucket of its own
+	BucketNamePrefix    string // only without BucketName
+	Prefix              string // base prefix, expanded; "" or ends in "/"
+	OnDelete            OnDelete
+	ExpectedBucketOwner string     // AWS account id; "" is the caller's own
+	Node                Attributes // what goes on into the volume context
+}
+
+// Attributes are what a node needs to know about a volume beside where it is: parsed from a volume context, and written
+// to one by CreateVolume. Zero values are "not given"; nothing is defaulted here, because defaults must not decide a
+// mount key.
+type Attributes struct {
+	Client      string  // "mountpoint-s3", "rclone"; "" is the driver's default
+	Credentials string  // credentials.Source…; "": secret if the request has keys, else driver
+	UID, GID    *uint32 // owner that files are shown with
+	DirMode     *uint32 // permission bits
+	FileMode    *uint32
+	ReadOnly    bool   // the volume itself is read-only, whatever a publication says
+	Region      string // where a static volume's author knew it; "" is found out
+	// ExpectedBucketOwner is sent with every request for the volume's bucket.
+	ExpectedBucketOwner string
+	// MountOptions are those of the context (parameter mountOptions); those of the capability come beside them.
+	MountOptions []Option
+}
