@@ -1,0 +1,68 @@
+package namedlock
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+)
+
+func TestOneHolderPerName(t *testing.T) {
+	var (
+		locks Locks
+		wg    sync.WaitGroup
+		n     int
+	)
+	for range 50 {
+		wg.Go(func() {
+			release, err := locks.Lock(t.Context(), "a")
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer release()
+			n++ // the race detector sees it if two hold the lock
+		})
+	}
+	wg.Wait()
+	if n != 50 {
+		t.Errorf("%d holders, want 50", n)
+	}
+	if len(locks.names) != 0 {
+		t.Errorf("%d names are kept", len(locks.names))
+	}
+}
+
+func TestNamesAreIndependent(t *testing.T) {
+	var locks Locks
+	a, ok := locks.TryLock("a")
+	if !ok {
+		t.Fatal("a free name is not to be had")
+	}
+	if _, ok := locks.TryLock("a"); ok {
+		t.Fatal("a held name was given twice")
+	}
+	b, ok := locks.TryLock("b")
+	if !ok {
+		t.Fatal("another name is not to be had")
+	}
+	b()
+	a()
+	if _, ok := locks.TryLock("a"); !ok {
+		t.Fatal("a released name is not to be had")
+	}
+}
+
+func TestAWaiterGivesUpWithItsContext(t *testing.T) {
+	var locks Locks
+	release, _ := locks.TryLock("a")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := locks.Lock(ctx, "a"); !errors.Is(err, context.Canceled) {
+		t.Fatalf("error %v, want the context's", err)
+	}
+	release()
+	if len(locks.names) != 0 {
+		t.Errorf("%d names are kept", len(locks.names))
+	}
+}
