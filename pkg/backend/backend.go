@@ -1,0 +1,88 @@
+// Package backend is the driver's knowledge of S3 services: which ones the operator configured, how to talk to them, what
+// their errors mean, and whether a bucket is one that a volume can live in.
+//
+// It knows nothing of volumes' lives (pkg/provision) and nothing of CSI. Every error that leaves it has a pkg/fault kind.
+package backend
+
+import (
+	"crypto/x509"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+)
+
+// fallbackRegion is where requests are signed for while nobody said otherwise. AWS answers there with a bucket's real
+// region, and services without regions accept it.
+const fallbackRegion = "us-east-1"
+
+// Backend is one S3 service, as the operator configured it. Values come from a Config; a zero field was not given.
+type Backend struct {
+	// Name is what volumes call it.
+	Name string
+	// Endpoint is a URL of scheme and host; "" is AWS.
+	Endpoint string
+	// Region is where requests go or are signed for until a bucket's own is known; "" is not known.
+	Region string
+	// PathStyle puts the bucket into the path instead of the host name.
+	PathStyle bool
+	// CAFile is an absolute path of PEM certificates that are trusted for Endpoint instead of the system's; "" is the
+	// system's.
+	CAFile string
+	// STS is where the service's security token service is; nil: not declared. AWS has one anyway.
+	STS *STS
+	// SingleController promises that one controller at a time works on this backend, for services without conditional
+	// writes.
+	SingleController bool
+	// AdoptUntaggedBuckets lets CreateVolume take over an empty bucket without tags, for services that drop tags.
+	AdoptUntaggedBuckets bool
+	// ControllerCredentials is the controller's source: credentials.SourceDriver or credentials.SourceSecret.
+	ControllerCredentials string
+	// ExpectedBucketOwner is the account id that must own every bucket; "" is the caller's own where STS tells it.
+	ExpectedBucketOwner string
+
+	roots *x509.CertPool // CAFile's content, once it was read
+}
+
+// STS is a backend's security token service.
+type STS struct {
+	Endpoint string // URL; "" is AWS's of Region, or the backend's own endpoint where it has one
+	Region   string // "" is the backend's
+}
+
+// AWS tells whether the backend is Amazon S3 itself.
+func (b Backend) AWS() bool { return b.Endpoint == "" }
+
+// StartRegion is the region to begin with when a bucket's is not known; never empty.
+func (b Backend) StartRegion() string {
+	if b.Region != "" {
+		return b.Region
+	}
+	return fallbackRegion
+}
+
+// String names the backend in messages.
+func (b Backend) String() string {
+	if b.AWS() {
+		return "backend " + b.Name + " (AWS)"
+	}
+	return "backend " + b.Name + " (" + b.Endpoint + ")"
+}
+
+// ControllerKeys chooses the keys for a controller's work: the zero value (the driver's own chain) or those of the
+// request's secret, as ControllerCredentials says and never by what happens to be there. Where the two disagree the error
+// is a Precondition that says what to change.
+func (b Backend) ControllerKeys(secret credentials.Keys) (credentials.Keys, error) {
+	if b.ControllerCredentials == credentials.SourceSecret {
+		if secret.IsZero() {
+			return credentials.Keys{}, fault.Errorf(fault.Precondition, "%s takes the controller's credentials from the request's secret, and there is none: "+
+				"check that the StorageClass names a provisioner secret and that the secret still exists with %s and %s",
+				b, credentials.SecretAccessKeyID, credentials.SecretSecretAccessKey)
+		}
+		return secret, nil
+	}
+	if !secret.IsZero() {
+		return credentials.Keys{}, fault.Errorf(fault.Precondition, "the request brings S3 keys in a secret, but %s uses the driver's own credentials: "+
+			"set controllerCredentials: secret for it in the driver's config file, or remove the provisioner secret from the StorageClass", b)
+	}
+	return credentials.Keys{}, nil
+}
