@@ -26,8 +26,13 @@ type Invocation struct {
 	DirMode   uint32 // permission bits
 	FileMode  uint32
 	Options   []volume.Option // in the author's order, already checked by Check
-	StateDir  string          // a directory that the client's uid can write; gone when the mount ends
-	CacheDir  string          // likewise, for what must not be in memory
+	// ExpectedBucketOwner is the AWS account that must own the bucket; "" is not checked. Only clients that can send it
+	// with every request use it.
+	ExpectedBucketOwner string
+	// UserAgent is a product token such as "s3-csi-driver/1.2.3" that goes before the client's own; "" adds nothing.
+	UserAgent string
+	StateDir  string // a directory that the client's uid can write; gone when the mount ends
+	CacheDir  string // likewise, for what must not be in memory
 }
 
 // Command is a process to start: nothing in it is secret.
@@ -44,11 +49,20 @@ type Client struct {
 	Binary string
 	// Options are the mount options that an author may pass, by name without dashes.
 	Options map[string]OptionType
+	// Refused are options that an author might well try and may not pass, with the reason and what to use instead. Every
+	// other unknown name is refused too.
+	Refused map[string]string
+	// MinOwner is the smallest uid and gid that the client can show files with.
+	MinOwner uint32
 	// Command builds the process from an invocation. It must not fail: everything was checked before.
 	Command func(Invocation) Command
 	// Queue reads what the client still has to upload from a line of its output; ok is false for any other line.
 	// nil: the client does not say.
 	Queue func(line string) (q Queue, ok bool)
+
+	// rules checks options against each other, after each was checked alone: given holds the values as they were
+	// written. It names the option to blame; problem "" is no objection.
+	rules func(given map[string]string) (name, problem string)
 }
 
 // Queue is what a client has accepted and not yet stored.

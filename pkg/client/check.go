@@ -1,0 +1,109 @@
+package client
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
+)
+
+// Check refuses, as fault.Invalid, options that an author may not pass to this client: unknown names, names that belong
+// to the driver, values of the wrong type, duplicates and contradictions. The error names "field[i]".
+//
+// What passes is safe to put on a command line: it is one argument and means what its name says.
+func (c Client) Check(options []volume.Option, field string) error {
+	at := make(map[string]int, len(options))
+	given := make(map[string]string, len(options))
+	for i, o := range options {
+		here := fmt.Sprintf("%s[%d]", field, i)
+		t, ok := c.Options[o.Name]
+		if !ok {
+			return fault.Field(here, "%s", c.refusal(o.Name))
+		}
+		if first, dup := at[o.Name]; dup {
+			return fault.Field(here, "option %q is given twice, first as %s[%d]; remove one", o.Name, field, first)
+		}
+		if p := t.problem(o); p != "" {
+			return fault.Field(here, "option %q of client %s %s", o.Name, c.Name, p)
+		}
+		at[o.Name] = i
+		if t.Kind != Flag {
+			given[o.Name] = o.Value
+		} else if on(o) {
+			given[o.Name] = "true"
+		}
+	}
+	if c.rules != nil {
+		if name, p := c.rules(given); p != "" {
+			return fault.Field(fmt.Sprintf("%s[%d]", field, at[name]), "option %q of client %s %s", name, c.Name, p)
+		}
+	}
+	return nil
+}
+
+// CheckOwner refuses, as fault.Invalid, a uid or gid that the client cannot show files with; nil is "not given". The
+// error names "<field>.uid" or "<field>.gid".
+func (c Client) CheckOwner(uid, gid *uint32, field string) error {
+	for _, id := range []struct {
+		name  string
+		value *uint32
+	}{{"uid", uid}, {"gid", gid}} {
+		if id.value != nil && *id.value < c.MinOwner {
+			return fault.Field(field+"."+id.name, "client %s cannot show files with %s %d: use %d or more, or another client (root may read and write anyway)",
+				c.Name, id.name, *id.value, c.MinOwner)
+		}
+	}
+	return nil
+}
+
+// refusal says why a name is not among the client's options. Values are not repeated: whoever misspells a name may
+// have put a secret behind it.
+func (c Client) refusal(name string) string {
+	plain := strings.ReplaceAll(strings.ToLower(name), "_", "-")
+	if reason, ok := c.Refused[plain]; ok {
+		return fmt.Sprintf("option %s may not be passed to client %s: %s", quote(name), c.Name, reason)
+	}
+	known := slices.Sorted(maps.Keys(c.Options))
+	if near := nearest(plain, known); near != "" {
+		return fmt.Sprintf("client %s has no option %s; did you mean %q?", c.Name, quote(name), near)
+	}
+	return fmt.Sprintf("client %s has no option %s; it takes %s", c.Name, quote(name), strings.Join(known, ", "))
+}
+
+// nearest is the known name that takes the fewest edits from name, or "" where that would be a guess.
+func nearest(name string, known []string) string {
+	if len(name) > 64 {
+		return ""
+	}
+	best, least := "", len(name)/2+1
+	for _, k := range known {
+		if d := distance(name, k); d < least {
+			best, least = k, d
+		}
+	}
+	return best
+}
+
+// distance is the Levenshtein distance of two short names.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			d := diagonal
+			if a[i] != b[j] {
+				d++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(d, row[j]+1, diagonal+1)
+		}
+	}
+	return row[len(b)]
+}

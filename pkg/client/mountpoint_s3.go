@@ -1,0 +1,191 @@
+package client
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
+)
+
+const (
+	// mountpointAttempts is how often Mountpoint tries a request (its own default is 10). Its back-off starts at half
+	// a second, doubles up to 20 s and is fully jittered, so 8 attempts last 26 s on average and 52 s at most: long
+	// enough to sit out throttling, short enough that a mount that cannot reach S3 fails within one publish call.
+	mountpointAttempts = 8
+	// mountpointMemory is the memory target in MiB where the author gives none. Mountpoint's own default is 95 % of the
+	// machine, which is wrong as soon as a node has two mounts.
+	mountpointMemory = 1024
+	// mountpointGbps is Mountpoint's own default off EC2; given always, because finding a better one asks the instance
+	// metadata service.
+	mountpointGbps = 10
+	// mountpointMaxTTL is its hundred years.
+	mountpointMaxTTL = 100 * 365 * 24 * 60 * 60
+)
+
+var (
+	storageClass = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$`)
+	kmsKey       = regexp.MustCompile(`^arn:aws[a-z-]{0,16}:kms:[a-z0-9-]{1,32}:[0-9]{12}:key/[A-Za-z0-9-]{1,64}$`)
+)
+
+// mountpointS3 is Mountpoint for Amazon S3, version 1.22 or newer (github.com/awslabs/mountpoint-s3, doc/CONFIGURATION.md).
+//
+// It takes the mounted FUSE descriptor as its mount point, in which case it refuses to be told --read-only or
+// --auto-unmount: those belong to whoever mounts. It refuses uid and gid 0.
+func mountpointS3() Client {
+	partSize := func(min, max int64, meaning string) OptionType {
+		return OptionType{Kind: Integer, Unit: "bytes", Min: min, Max: max, Default: "8388608", Meaning: meaning}
+	}
+	ttl := func(min int64, byDefault, meaning string) OptionType {
+		return OptionType{Kind: Integer, Unit: "seconds", Min: min, Max: mountpointMaxTTL, Words: []string{"minimal", "indefinite"}, Default: byDefault, Meaning: meaning}
+	}
+	flag := func(byDefault, meaning string) OptionType {
+		return OptionType{Kind: Flag, Default: byDefault, Meaning: meaning}
+	}
+	c := Client{
+		Name:     "mountpoint-s3",
+		Binary:   "mount-s3",
+		MinOwner: 1,
+		Options: map[string]OptionType{
+			"allow-delete":            flag("true, unless the volume is read-only", "Files may be removed."),
+			"allow-overwrite":         flag("true, unless the volume is read-only", "Existing files may be replaced (opened with O_TRUNC and written from the start)."),
+			"incremental-upload":      flag("false", "Data is stored while a file is written, and files can be appended to. Only for directory buckets of an availability zone."),
+			"infer-content-type":      flag("false", "New objects get a Content-Type by their file name."),
+			"requester-pays":          flag("false", "The caller pays for requests and traffic of a Requester Pays bucket."),
+			"transfer-acceleration":   flag("false", "Requests go through S3 Transfer Acceleration, which must be enabled on the bucket. AWS only."),
+			"dual-stack":              flag("false", "Requests go to the dual-stack (IPv4 and IPv6) endpoints. AWS only."),
+			"debug":                   flag("false", "Mountpoint logs at debug level."),
+			"log-metrics":             flag("false", "Mountpoint logs its metrics every five seconds."),
+			"bucket-type":             {Kind: Enum, Words: []string{"general-purpose", "directory"}, Default: "by the bucket's name", Meaning: "What an access point leads to, where its name does not say."},
+			"storage-class":           {Kind: Text, Pattern: storageClass, Form: "a name of letters, digits, _ and -", Default: "the bucket's", Meaning: "Storage class of new objects."},
+			"sse":                     {Kind: Enum, Words: []string{"aws:kms", "aws:kms:dsse", "AES256"}, Default: "the bucket's", Meaning: "Server-side encryption of new objects."},
+			"sse-kms-key-id":          {Kind: Text, Pattern: kmsKey, Form: "the ARN of a KMS key (not of an alias)", Default: "S3's own key", Meaning: "KMS key of new objects; only with sse aws:kms or aws:kms:dsse."},
+			"upload-checksums":        {Kind: Enum, Words: []string{"crc32c", "crc64nvme", "off"}, Default: "crc32c", Meaning: "Checksums sent with uploads; off helps where a service does not know them."},
+			"metadata-ttl":            ttl(1, "minimal; 60 with max-cache-size", "How long what is known of files and directories is taken to be true."),
+			"negative-metadata-ttl":   ttl(0, "as metadata-ttl", "How long a file that was missing is taken to be missing."),
+			"max-cache-size":          {Kind: Integer, Unit: "MiB", Min: 1, Max: 16 << 20, Default: "no cache", Meaning: "Turns on a cache of object content of this size in the mount's cache directory, and metadata-ttl 60."},
+			"max-threads":             {Kind: Integer, Unit: "threads", Min: 1, Max: 256, Default: "16", Meaning: "How many file system requests are served at a time."},
+			"memory-target":           {Kind: Integer, Unit: "MiB", Min: 512, Max: 1 << 20, Default: strconv.Itoa(mountpointMemory), Meaning: "What Mountpoint tries to stay within. It also limits the number of files open for writing (512: 47, 1024: 111)."},
+			"maximum-throughput-gbps": {Kind: Integer, Unit: "Gbit/s", Min: 1, Max: 10000, Default: strconv.Itoa(mountpointGbps), Meaning: "How much bandwidth Mountpoint plans its connections for."},
+			"part-size":               partSize(5*mib, 5*gib, "Size of the parts that are read and written; not with read-part-size or write-part-size."),
+			"read-part-size":          partSize(mib, 5*gib, "Size of the parts that are read."),
+			"write-part-size":         partSize(5*mib, 5*gib, "Size of the parts that are written; a file can have 10,000."),
+		},
+		Refused: map[string]string{
+			"expected-bucket-owner": "use the volume parameter expectedBucketOwner",
+			"region":                "the bucket's region is found out; a static volume can give its attribute region, a backend its own in the driver's config file",
+			"read-only":             "use readOnly of the volume or of the pod's volume mount",
+			"ro":                    "use readOnly of the volume or of the pod's volume mount",
+			"cache":                 "the cache directory is the driver's; turn the cache on with max-cache-size",
+			"cache-xz":              "a shared cache would put the volume's content where others can read it",
+			"bind":                  "network interfaces belong to the node, not to a volume",
+			"debug-crt":             "its output holds session tokens; use debug",
+			"no-log":                "the driver needs the client's last words",
+			"otlp-endpoint":         "a volume may not choose where data is sent",
+			"otlp-export-interval":  "a volume may not choose where data is sent",
+			"user-agent-prefix":     "the driver sets it",
+		},
+		rules: mountpointRules,
+	}
+	refuse(c.Refused, "a volume names a backend; its endpoint, addressing and CA are in the driver's config file",
+		"endpoint-url", "force-path-style", "ca-bundle")
+	refuse(c.Refused, "credentials come from the volume parameter credentials", "profile", "no-sign-request")
+	refuse(c.Refused, "the driver sets it for every mount", "allow-other", "allow-root", "auto-unmount", "foreground", "f")
+	refuse(c.Refused, "clients write no log files; their output goes to the helper", "log-directory", "l")
+	refuseCommon(c.Refused)
+	c.Command = func(in Invocation) Command { return mountpointCommand(c, in) }
+	return c
+}
+
+// refuseCommon adds what no client takes from an author.
+func refuseCommon(refused map[string]string) {
+	refuse(refused, "use the volume parameter of the same purpose: uid, gid, dirMode or fileMode",
+		"uid", "gid", "dir-mode", "file-mode", "umask", "dir-perms", "file-perms")
+	refuse(refused, "use the volume parameter prefix", "prefix")
+	refuse(refused, "use the volume parameter bucketName", "bucket")
+	refuse(refused, "options are passed one by one under their own names", "o", "option", "options")
+}
+
+func refuse(refused map[string]string, reason string, names ...string) {
+	for _, n := range names {
+		refused[n] = reason
+	}
+}
+
+func mountpointCommand(c Client, in Invocation) Command {
+	argv := []string{in.Binary, "--foreground", "--allow-other"}
+	argv = append(argv, withValue("prefix", in.Prefix)...)
+	argv = append(argv, withValue("region", in.Region)...)
+	argv = append(argv, withValue("endpoint-url", in.Endpoint)...)
+	if in.PathStyle {
+		argv = append(argv, "--force-path-style")
+	}
+	argv = append(argv, withValue("ca-bundle", in.CAFile)...)
+	argv = append(argv, withValue("expected-bucket-owner", in.ExpectedBucketOwner)...)
+	argv = append(argv, withValue("user-agent-prefix", in.UserAgent)...)
+	argv = append(argv, owner("uid", in.UID, c.MinOwner)...)
+	argv = append(argv, owner("gid", in.GID, c.MinOwner)...)
+	argv = append(argv, argument("dir-mode", mode(in.DirMode)), argument("file-mode", mode(in.FileMode)))
+
+	// The flags that change data are on unless the author turned them off, and off where nothing can be written.
+	changing := []string{"allow-delete", "allow-overwrite", "incremental-upload"}
+	for _, name := range changing {
+		o, given := find(in.Options, name)
+		if !in.ReadOnly && (given && on(o) || !given && name != "incremental-upload") {
+			argv = append(argv, "--"+name)
+		}
+	}
+	for _, d := range []struct {
+		name  string
+		value int
+	}{{"maximum-throughput-gbps", mountpointGbps}, {"memory-target", mountpointMemory}} {
+		if _, given := find(in.Options, d.name); !given {
+			argv = append(argv, argument(d.name, strconv.Itoa(d.value)))
+		}
+	}
+	rest := slices.DeleteFunc(slices.Clone(in.Options), func(o volume.Option) bool { return slices.Contains(changing, o.Name) })
+	if _, cache := find(rest, "max-cache-size"); cache {
+		argv = append(argv, argument("cache", in.CacheDir))
+	}
+	argv = append(argv, authored(c.Options, rest)...)
+	argv = append(argv, "--", in.Bucket, fmt.Sprintf("/dev/fd/%d", FuseFD))
+
+	return Command{Argv: argv, Env: environment(in, fmt.Sprintf("AWS_MAX_ATTEMPTS=%d", mountpointAttempts))}
+}
+
+// mountpointRules holds what Mountpoint would refuse when it starts, or would start with and then serve badly.
+func mountpointRules(given map[string]string) (name, problem string) {
+	for _, n := range []string{"read-part-size", "write-part-size"} {
+		if given[n] != "" && given["part-size"] != "" {
+			return n, "cannot be given beside part-size; give read-part-size and write-part-size"
+		}
+	}
+	if given["sse-kms-key-id"] != "" && !strings.HasPrefix(given["sse"], "aws:kms") {
+		return "sse-kms-key-id", "needs the option sse with aws:kms or aws:kms:dsse"
+	}
+
+	// Mountpoint keeps an eighth of its memory, and at least 128 MiB, for itself; from the rest it needs one part to
+	// read and one for each file that is open for writing (its doc/CONFIGURATION.md).
+	number := func(byDefault int64, names ...string) (string, int64) {
+		for _, n := range names {
+			if v, err := strconv.ParseInt(given[n], 10, 64); err == nil {
+				return n, v
+			}
+		}
+		return "", byDefault
+	}
+	_, memory := number(mountpointMemory, "memory-target")
+	readName, read := number(8*mib, "read-part-size", "part-size")
+	writeName, write := number(8*mib, "write-part-size", "part-size")
+	if free := memory*mib - max(128*mib, memory*mib/8); read+write > free {
+		name = writeName
+		if write < read {
+			name = readName
+		}
+		return name, fmt.Sprintf("asks for parts that do not fit: a memory-target of %d MiB leaves %d MiB, and one part to read and one to write take %d MiB; raise memory-target",
+			memory, free/mib, (read+write)/mib)
+	}
+	return "", ""
+}

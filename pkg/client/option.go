@@ -1,0 +1,162 @@
+package client
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
+)
+
+// Kind is the kind of values that an option takes.
+type Kind uint8
+
+const (
+	// Flag takes no value, "true" or "false"; without one it is true.
+	Flag Kind = iota
+	// Integer takes a decimal number from Min to Max, or one of Words.
+	Integer
+	// Enum takes one of Words.
+	Enum
+	// Duration takes a number and a unit, "90s" or "1h30m", from Min to Max seconds.
+	Duration
+	// Size takes a number of bytes from Min to Max with a binary unit: "512Mi", "20Gi".
+	Size
+	// Text takes what Pattern matches as a whole.
+	Text
+)
+
+// OptionType says which values an option takes and what it is for. No value that any of them takes can hold white
+// space, control characters or a leading dash.
+type OptionType struct {
+	Kind     Kind
+	Min, Max int64          // Integer: in Unit; Duration: seconds; Size: bytes
+	Unit     string         // Integer: what is counted, for people
+	Words    []string       // Enum: the values; Integer: values beside the numbers
+	Pattern  *regexp.Regexp // Text
+	Form     string         // Text: what Pattern asks for, for people
+	Default  string         // what holds where the author says nothing, for people
+	Meaning  string         // one sentence, for people
+}
+
+var (
+	decimal  = regexp.MustCompile(`^(0|[1-9][0-9]{0,17})$`)
+	duration = regexp.MustCompile(`^([0-9]{1,9}(ms|h|m|s))+$`)
+	size     = regexp.MustCompile(`^([1-9][0-9]{0,11})(Ki|Mi|Gi|Ti)$`)
+)
+
+// Values says for people which values the option takes.
+func (t OptionType) Values() string {
+	switch t.Kind {
+	case Flag:
+		return "true or false; without a value it is true"
+	case Integer:
+		s := fmt.Sprintf("a number from %d to %d", t.Min, t.Max)
+		if t.Unit != "" {
+			s = fmt.Sprintf("a number of %s from %d to %d", t.Unit, t.Min, t.Max)
+		}
+		if len(t.Words) > 0 {
+			s += ", or " + strings.Join(t.Words, ", ")
+		}
+		return s
+	case Enum:
+		return "one of " + strings.Join(t.Words, ", ")
+	case Duration:
+		return fmt.Sprintf("a time such as 90s or 1h30m, from %v to %v", time.Duration(t.Min)*time.Second, time.Duration(t.Max)*time.Second)
+	case Size:
+		return fmt.Sprintf("a size such as 512Mi or 20Gi, from %s to %s", formatSize(t.Min), formatSize(t.Max))
+	default:
+		return t.Form
+	}
+}
+
+// problem says what is wrong with an option's value; "" is nothing.
+func (t OptionType) problem(o volume.Option) string {
+	switch {
+	case t.Kind == Flag && !o.HasValue:
+		return ""
+	case !o.HasValue || o.Value == "":
+		return "needs a value: " + t.Values()
+	case !t.takes(o.Value):
+		return fmt.Sprintf("does not take the value %s: it takes %s", quote(o.Value), t.Values())
+	}
+	return ""
+}
+
+func (t OptionType) takes(value string) bool {
+	switch t.Kind {
+	case Flag:
+		return value == "true" || value == "false"
+	case Integer:
+		if slices.Contains(t.Words, value) {
+			return true
+		}
+		if !decimal.MatchString(value) {
+			return false
+		}
+		n, err := strconv.ParseInt(value, 10, 64)
+		return err == nil && n >= t.Min && n <= t.Max
+	case Enum:
+		return slices.Contains(t.Words, value)
+	case Duration:
+		if !duration.MatchString(value) {
+			return false
+		}
+		d, err := time.ParseDuration(value)
+		return err == nil && d >= time.Duration(t.Min)*time.Second && d <= time.Duration(t.Max)*time.Second
+	case Size:
+		n, ok := parseSize(value)
+		return ok && n >= t.Min && n <= t.Max
+	case Text:
+		return t.Pattern.MatchString(value)
+	}
+	return false
+}
+
+// on tells whether a flag is set.
+func on(o volume.Option) bool { return !o.HasValue || o.Value == "true" }
+
+const (
+	kib = int64(1) << 10
+	mib = kib << 10
+	gib = mib << 10
+	tib = gib << 10
+)
+
+// parseSize reads a Size value as bytes.
+func parseSize(value string) (int64, bool) {
+	m := size.FindStringSubmatch(value)
+	if m == nil {
+		return 0, false
+	}
+	n, err := strconv.ParseInt(m[1], 10, 64)
+	unit := map[string]int64{"Ki": kib, "Mi": mib, "Gi": gib, "Ti": tib}[m[2]]
+	if err != nil || n > (1<<62)/unit {
+		return 0, false
+	}
+	return n * unit, true
+}
+
+func formatSize(bytes int64) string {
+	switch {
+	case bytes%tib == 0:
+		return fmt.Sprintf("%dTi", bytes/tib)
+	case bytes%gib == 0:
+		return fmt.Sprintf("%dGi", bytes/gib)
+	case bytes%mib == 0:
+		return fmt.Sprintf("%dMi", bytes/mib)
+	default:
+		return fmt.Sprintf("%dKi", bytes/kib)
+	}
+}
+
+// quote shows an author's text in an error, shortened.
+func quote(s string) string {
+	if len(s) > 64 {
+		return strconv.Quote(strings.ToValidUTF8(s[:64], "")) + "…"
+	}
+	return strconv.Quote(s)
+}
