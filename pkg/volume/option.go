@@ -1,5 +1,15 @@
 package volume
 
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+)
+
 // Option is one mount option as its author wrote it in a StorageClass or PersistentVolume: "allow-delete" or
 // "uid=1000", with or without leading dashes, or separated by one space as "--uid 1000".
 type Option struct {
@@ -7,4 +17,112 @@ type Option struct {
 	Value string // meaningful if HasValue
 	// HasValue tells "name=" apart from "name".
 	HasValue bool
+}
+
+// String is the option as "name" or "name=value".
+func (o Option) String() string {
+	if o.HasValue {
+		return o.Name + "=" + o.Value
+	}
+	return o.Name
+}
+
+// ParseMountOptions splits mount options into names and values: "allow-delete", "--allow-delete", "uid=1000",
+// "--uid=1000" and "--uid 1000" are options, anything else is an Invalid error that names field[i]. Nothing that an
+// option parser could take for a second option gets through: no single dash, no white space inside a value, no control
+// character, no name twice. Which options a client knows, and which values, is not decided here.
+func ParseMountOptions(flags []string, field string) ([]Option, error) {
+	size := 0
+	seen := make(map[string]int, len(flags))
+	options := make([]Option, 0, len(flags))
+	for i, flag := range flags {
+		if size += len(flag); size > maxMap {
+			return nil, fault.Field(field, "has more than %d bytes", maxMap)
+		}
+		option, err := parseOption(flag)
+		if err != nil {
+			return nil, fault.Field(fmt.Sprintf("%s[%d]", field, i), "%q %w", flag, err)
+		}
+		if first, ok := seen[option.Name]; ok {
+			return nil, fault.Field(fmt.Sprintf("%s[%d]", field, i), "gives %s again, which is in [%d] already", option.Name, first)
+		}
+		seen[option.Name] = i
+		options = append(options, option)
+	}
+	if len(options) == 0 {
+		return nil, nil
+	}
+	return options, nil
+}
+
+func parseOption(flag string) (Option, error) {
+	if err := checkOptionText(flag); err != nil {
+		return Option{}, err
+	}
+	text, dashed := strings.CutPrefix(flag, "--")
+	if !dashed && strings.HasPrefix(flag, "-") {
+		return Option{}, errors.New(`begins with a single dash; write the option's long name, as in "allow-delete" or "uid=1000"`)
+	}
+	end := strings.IndexAny(text, "= ")
+	if end < 0 {
+		end = len(text)
+	}
+	name, rest := text[:end], text[end:]
+	if !isOptionName(name) {
+		return Option{}, errors.New("has no option name of a-z, 0-9 and inner dashes in front")
+	}
+	if rest == "" {
+		return Option{Name: name}, nil
+	}
+	separator, value := rest[0], rest[1:]
+	switch {
+	case strings.Contains(value, " "):
+		return Option{}, errors.New("holds white space in its value or more than one space before it")
+	case separator == '=':
+	case !dashed:
+		return Option{}, fmt.Errorf("separates name and value by a space; write %s=%s", name, value)
+	case value == "":
+		return Option{}, errors.New("ends in a space")
+	case strings.HasPrefix(value, "-"):
+		return Option{}, errors.New("looks like two options; list them one by one")
+	}
+	return Option{Name: name, Value: value, HasValue: true}, nil
+}
+
+// checkOptionText refuses every character that has no business in an option. The one space that "--name value" may
+// hold is left to the caller.
+func checkOptionText(flag string) error {
+	if flag == "" {
+		return errors.New("is empty")
+	}
+	if !utf8.ValidString(flag) {
+		return errors.New("is not UTF-8")
+	}
+	for _, r := range flag {
+		if r != ' ' && !unicode.IsPrint(r) {
+			return fmt.Errorf("holds %U, which is a control character, white space or invisible", r)
+		}
+	}
+	return nil
+}
+
+// isOptionName tells whether s is [a-z][a-z0-9-]* that does not end in a dash.
+func isOptionName(s string) bool {
+	return isName(s, 64) && 'a' <= s[0] && s[0] <= 'z'
+}
+
+// splitOptionList splits the mountOptions of parameters and contexts, one string, at its commas.
+func splitOptionList(list string) []string {
+	if list == "" {
+		return nil
+	}
+	return strings.Split(list, ",")
+}
+
+func joinOptionList(options []Option) string {
+	parts := make([]string, len(options))
+	for i, o := range options {
+		parts[i] = o.String()
+	}
+	return strings.Join(parts, ",")
 }

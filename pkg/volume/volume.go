@@ -4,6 +4,18 @@ package volume
 // DefaultBackend is the backend that volumes use when they name none; it needs no configuration and is AWS.
 const DefaultBackend = "default"
 
+// RecordPrefix is where a bucket keeps what this driver knows about its volumes. No volume lies there.
+const RecordPrefix = ".s3-csi"
+
+// MaxGeneration is the last life of a name that has a prefix of its own. Volume ids are made with room for it.
+const MaxGeneration = 9999
+
+// Limits of the CSI specification ("Size Limits"), in bytes.
+const (
+	maxString = 128
+	maxMap    = 4096
+)
+
 // ID is what a volume_id says: where the volume's data is, and nothing else.
 type ID struct {
 	Backend string
@@ -27,7 +39,7 @@ const (
 
 // Parameters are those of CreateVolume (a StorageClass's), parsed and checked.
 type Parameters struct {
-	Backend             string
+	Backend             string // never "" after ParseParameters
 	BucketName          string // "": a bucket of its own
 	BucketNamePrefix    string // only without BucketName
 	Prefix              string // base prefix, expanded; "" or ends in "/"

@@ -1,0 +1,149 @@
+package volume
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+)
+
+// The names of parameters in StorageClasses and of keys in volume contexts.
+const (
+	keyBackend             = "backend"
+	keyBucketName          = "bucketName"
+	keyBucketNamePrefix    = "bucketNamePrefix"
+	keyPrefix              = "prefix"
+	keyOnDelete            = "onDelete"
+	keyRegion              = "region"
+	keyClient              = "client"
+	keyCredentials         = "credentials"
+	keyUID                 = "uid"
+	keyGID                 = "gid"
+	keyDirMode             = "dirMode"
+	keyFileMode            = "fileMode"
+	keyReadOnly            = "readOnly"
+	keyMountOptions        = "mountOptions"
+	keyExpectedBucketOwner = "expectedBucketOwner"
+)
+
+// set reads one key into the attributes. handled is false for keys that are not an attribute. field names the key in
+// errors.
+func (a *Attributes) set(key, value, field string) (handled bool, err error) {
+	switch key {
+	case keyClient:
+		a.Client, err = parseClient(value, field)
+	case keyCredentials:
+		a.Credentials, err = parseCredentials(value, field)
+	case keyUID:
+		a.UID, err = parseOwner(value, field)
+	case keyGID:
+		a.GID, err = parseOwner(value, field)
+	case keyDirMode:
+		a.DirMode, err = parseMode(value, field)
+	case keyFileMode:
+		a.FileMode, err = parseMode(value, field)
+	case keyReadOnly:
+		a.ReadOnly, err = parseBool(value, field)
+	case keyMountOptions:
+		a.MountOptions, err = ParseMountOptions(splitOptionList(value), field)
+	case keyExpectedBucketOwner:
+		a.ExpectedBucketOwner, err = parseAccount(value, field)
+	case keyRegion:
+		a.Region, err = parseRegion(value, field)
+	default:
+		return false, nil
+	}
+	return true, err
+}
+
+// context writes what was given, and nothing else, as set reads it.
+func (a Attributes) context() map[string]string {
+	context := map[string]string{}
+	put := func(key, value string) {
+		if value != "" {
+			context[key] = value
+		}
+	}
+	put(keyClient, a.Client)
+	put(keyCredentials, a.Credentials)
+	put(keyExpectedBucketOwner, a.ExpectedBucketOwner)
+	put(keyRegion, a.Region)
+	put(keyMountOptions, joinOptionList(a.MountOptions))
+	if a.ReadOnly {
+		put(keyReadOnly, "true")
+	}
+	for key, id := range map[string]*uint32{keyUID: a.UID, keyGID: a.GID} {
+		if id != nil {
+			put(key, strconv.FormatUint(uint64(*id), 10))
+		}
+	}
+	for key, mode := range map[string]*uint32{keyDirMode: a.DirMode, keyFileMode: a.FileMode} {
+		if mode != nil {
+			put(key, fmt.Sprintf("%04o", *mode))
+		}
+	}
+	return context
+}
+
+func parseClient(value, field string) (string, error) {
+	if !isName(value, 32) {
+		return "", fault.Field(field, "%q is not the name of a client, as mountpoint-s3 is", value)
+	}
+	return value, nil
+}
+
+func parseCredentials(value, field string) (string, error) {
+	switch value {
+	case credentials.SourceDriver, credentials.SourceSecret:
+		return value, nil
+	case credentials.SourceWorkload:
+		return "", fault.Field(field, "%s is not available yet; use %s or %s", value, credentials.SourceDriver, credentials.SourceSecret)
+	}
+	return "", fault.Field(field, "%q is none of %s, %s", value, credentials.SourceDriver, credentials.SourceSecret)
+}
+
+// parseOwner reads a uid or gid. The highest number means "no id" to the kernel.
+func parseOwner(value, field string) (*uint32, error) {
+	n, err := strconv.ParseUint(value, 10, 32)
+	if err != nil || strconv.FormatUint(n, 10) != value || n == 1<<32-1 {
+		return nil, fault.Field(field, "%q is not a whole number from 0 to 4294967294", value)
+	}
+	id := uint32(n)
+	return &id, nil
+}
+
+func parseMode(value, field string) (*uint32, error) {
+	n, err := strconv.ParseUint(value, 8, 32)
+	if err != nil || n > 0o777 || len(value) > 4 {
+		return nil, fault.Field(field, "%q is not an octal number from 0 to 0777, as 0755 is", value)
+	}
+	mode := uint32(n)
+	return &mode, nil
+}
+
+func parseBool(value, field string) (bool, error) {
+	switch value {
+	case "true":
+		return true, nil
+	case "false":
+		return false, nil
+	}
+	return false, fault.Field(field, "%q is neither true nor false", value)
+}
+
+func parseAccount(value, field string) (string, error) {
+	if len(value) != 12 || strings.Trim(value, "0123456789") != "" {
+		return "", fault.Field(field, "%q is not an AWS account id of 12 digits", value)
+	}
+	return value, nil
+}
+
+// parseRegion is wide enough for services that are not AWS ("RegionOne", "garage").
+func parseRegion(value, field string) (string, error) {
+	if !isSegment(value, 64) {
+		return "", fault.Field(field, "%q is not a region's name, as us-east-1 is", value)
+	}
+	return value, nil
+}

@@ -1,0 +1,104 @@
+package volume
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"regexp"
+	"strings"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+)
+
+// BucketKind is what a bucket's name says about the bucket.
+type BucketKind string
+
+const (
+	// BucketGeneralPurpose is an ordinary bucket.
+	BucketGeneralPurpose BucketKind = "general purpose"
+	// BucketAccountRegional is a general purpose bucket in its account's own namespace: <name>-<account>-<region>-an.
+	BucketAccountRegional BucketKind = "account-regional"
+	// BucketDirectory is a directory bucket (S3 Express One Zone, Local Zones): <name>--<zone id>--x-s3.
+	BucketDirectory BucketKind = "directory"
+	// BucketAccessPoint is an access point under its alias: <name>-s3alias.
+	BucketAccessPoint BucketKind = "access point alias"
+)
+
+var (
+	accountRegional = regexp.MustCompile(`^[a-z0-9][a-z0-9.-]*-[0-9]{12}-[a-z]{2,}(-[a-z]+)+-[0-9]+-an$`)
+	directory       = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?--[a-z0-9]+(-[a-z0-9]+)+--x-s3$`)
+	accessPoint     = regexp.MustCompile(`^[a-z0-9][a-z0-9-]*[a-z0-9]-s3alias$`)
+)
+
+// ValidateBucketName checks a bucket's name against the rules that Amazon S3 has for its kinds of buckets
+// (https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html and, for directory buckets,
+// directory-bucket-naming-rules.html there) and tells the kind. The error is Invalid.
+func ValidateBucketName(name string) (BucketKind, error) {
+	kind, err := bucketKind(name)
+	if err != nil {
+		return "", fault.Errorf(fault.Invalid, "bucket name %q %w", name, err)
+	}
+	return kind, nil
+}
+
+// bucketKind is ValidateBucketName with errors that continue a sentence about the name.
+func bucketKind(name string) (BucketKind, error) {
+	if err := checkBucketCharacters(name); err != nil {
+		return "", err
+	}
+	for _, prefix := range []string{"xn--", "sthree-", "amzn-s3-demo-"} {
+		if strings.HasPrefix(name, prefix) {
+			return "", fmt.Errorf("begins with %q, which Amazon S3 reserves", prefix)
+		}
+	}
+	switch {
+	case strings.HasSuffix(name, "--x-s3"):
+		if !directory.MatchString(name) {
+			return "", errors.New("ends like a directory bucket's but is not <name>--<zone id>--x-s3")
+		}
+		return BucketDirectory, nil
+	case strings.HasSuffix(name, "-s3alias"):
+		if !accessPoint.MatchString(name) {
+			return "", errors.New("ends like an access point alias but is not <name>-s3alias")
+		}
+		return BucketAccessPoint, nil
+	case strings.HasSuffix(name, "-an"):
+		if !accountRegional.MatchString(name) {
+			return "", errors.New("ends in -an, which Amazon S3 keeps for <name>-<account id>-<region>-an")
+		}
+		return BucketAccountRegional, nil
+	}
+	for suffix, thing := range map[string]string{
+		"--xa-s3":    "an access point of a directory bucket",
+		"--ol-s3":    "an Object Lambda access point",
+		"--op-s3":    "an access point on Outposts",
+		".mrap":      "a multi-Region access point",
+		"--table-s3": "a table bucket",
+	} {
+		if strings.HasSuffix(name, suffix) {
+			return "", fmt.Errorf("is that of %s, which cannot be a volume", thing)
+		}
+	}
+	if _, err := netip.ParseAddr(name); err == nil {
+		return "", errors.New("is an IP address")
+	}
+	return BucketGeneralPurpose, nil
+}
+
+func checkBucketCharacters(name string) error {
+	if len(name) < 3 || len(name) > 63 {
+		return fmt.Errorf("has %d characters, 3 to 63 are allowed", len(name))
+	}
+	for i := range len(name) {
+		if c := name[i]; !isLower(c) && c != '-' && c != '.' {
+			return errors.New(`may hold only a-z, 0-9, "-" and "."`)
+		}
+	}
+	if !isLower(name[0]) || !isLower(name[len(name)-1]) {
+		return errors.New("must begin and end with a letter or a digit")
+	}
+	if strings.Contains(name, "..") {
+		return errors.New("holds two dots in a row")
+	}
+	return nil
+}

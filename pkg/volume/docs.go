@@ -1,0 +1,102 @@
+package volume
+
+import (
+	"slices"
+	"strings"
+)
+
+// Scope is where a parameter may be given.
+type Scope string
+
+const (
+	// ScopeClass is the parameters of a StorageClass.
+	ScopeClass Scope = "StorageClass"
+	// ScopeContext is the volume attributes of a static PersistentVolume (volume_context).
+	ScopeContext Scope = "static volume"
+	// ScopeBoth is both.
+	ScopeBoth Scope = "both"
+)
+
+// ParameterDoc is one row of the table of parameters.
+type ParameterDoc struct {
+	Name    string
+	Scope   Scope
+	Default string // what holds when it is not given
+	Meaning string // one or two sentences in Markdown
+}
+
+// ParameterDocs is the table of all parameters, in the order in which to explain them. The parsers know the names from
+// it, and docs/parameters.md is rendered from it.
+func ParameterDocs() []ParameterDoc {
+	return []ParameterDoc{
+		{keyBackend, ScopeBoth, "`default`", "Name of the S3 service in the driver's config file. It becomes part of the volume id."},
+		{keyBucketName, ScopeBoth, "StorageClass: a bucket of its own for each volume; static volume: required", "The bucket: a general purpose, account-regional or directory bucket, or an access point under its alias. With it, each volume of a StorageClass is a prefix in this bucket."},
+		{keyBucketNamePrefix, ScopeClass, "empty", "How the names of buckets begin that are made for volumes; only without `bucketName`. At most 41 of a-z, 0-9 and `-`."},
+		{keyPrefix, ScopeBoth, "empty: the bucket's root", "StorageClass: the base prefix that volumes are made below; may use `${pvc.namespace}`, `${pvc.name}`, `${pv.name}`. Static volume: the prefix that is the volume. A missing last slash is added."},
+		{keyOnDelete, ScopeClass, "`delete`", "What DeleteVolume does with the data: `delete` removes current objects and unfinished uploads (on a versioned bucket older versions stay), `purge` also removes versions and delete markers, `retain` keeps everything, `requireEmpty` refuses while anything is left."},
+		{keyExpectedBucketOwner, ScopeBoth, "the caller's own account where the backend can tell it", "AWS account id, 12 digits, that must own the bucket."},
+		{keyRegion, ScopeContext, "found out", "The bucket's region."},
+		{keyClient, ScopeBoth, "the driver's default client", "The FUSE client: `mountpoint-s3` or `rclone`."},
+		{keyCredentials, ScopeBoth, "`secret` if the request has a secret with keys, else `driver`", "Where the mount's credentials come from: `driver` (what the driver process itself has) or `secret` (the CSI secret). `workload` is reserved."},
+		{keyUID, ScopeBoth, "the client's default", "Numeric user id that files are shown with."},
+		{keyGID, ScopeBoth, "the pod's fsGroup, else the client's default", "Numeric group id that files are shown with."},
+		{keyDirMode, ScopeBoth, "the client's default", "Permission bits of directories, octal, 0 to 0777."},
+		{keyFileMode, ScopeBoth, "the client's default", "Permission bits of files, octal, 0 to 0777."},
+		{keyReadOnly, ScopeBoth, "`false`", "`true` makes the volume read-only for every publication."},
+		{keyMountOptions, ScopeBoth, "none", "Options for the client, comma-separated: `allow-delete,max-threads=8`. Which ones a client takes is its allowlist. The `mountOptions` of a StorageClass or PersistentVolume come beside them."},
+	}
+}
+
+// names are the parameters that may be given in scope.
+func names(scope Scope) []string {
+	var list []string
+	for _, doc := range ParameterDocs() {
+		if doc.Scope == scope || doc.Scope == ScopeBoth {
+			list = append(list, doc.Name)
+		}
+	}
+	return list
+}
+
+func knownIn(name string, scope Scope) bool { return slices.Contains(names(scope), name) }
+
+// suggestion tells what the author of an unknown parameter may have meant.
+func suggestion(name string, scope Scope) string {
+	meant := map[string]string{
+		legacyBucket:           keyBucketName,
+		legacyMounter:          keyClient,
+		legacyOptions:          keyMountOptions,
+		"authenticationSource": keyCredentials,
+	}
+	nearest, ok := meant[name]
+	if !ok {
+		best := len(name) + 100
+		for _, known := range names(scope) {
+			if d := distance(strings.ToLower(name), strings.ToLower(known)); d < best {
+				nearest, best = known, d
+			}
+		}
+	}
+	return "the nearest is " + nearest + " (all: " + strings.Join(names(scope), ", ") + ")"
+}
+
+// distance is the Levenshtein distance in bytes, of the first 64 of each.
+func distance(a, b string) int {
+	a, b = a[:min(len(a), 64)], b[:min(len(b), 64)]
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := diagonal
+			if a[i] != b[j] {
+				cost = 1 + min(diagonal, row[j], row[j+1])
+			}
+			diagonal, row[j+1] = row[j+1], cost
+		}
+	}
+	return row[len(b)]
+}

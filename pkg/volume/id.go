@@ -1,0 +1,146 @@
+package volume
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+)
+
+const maxBackendName = 32
+
+// uuidEnd ends the handles that provisioners make of a PersistentVolumeClaim's uid; hash40 is what k8s-csi-s3 makes of
+// a name that is too long for a bucket.
+var (
+	uuidEnd = regexp.MustCompile(`^([a-z0-9][a-z0-9.-]*-)?[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
+	hash40  = regexp.MustCompile(`^[0-9a-f]{40}$`)
+)
+
+// String is the volume_id: "<backend>:<bucket>" or "<backend>:<bucket>/<prefix>". Only an ID of ParseID or of
+// Parameters.ID is known to be one that ParseID reads; that of a static volume may be longer than a volume_id can be.
+func (id ID) String() string {
+	if id.Prefix == "" {
+		return id.Backend + ":" + id.Bucket
+	}
+	return id.Backend + ":" + id.Bucket + "/" + id.Prefix
+}
+
+// ParseID reads a volume_id that this driver made. It is strict: what it accepts is what String gives back. The error
+// is Invalid and names volume_id.
+func ParseID(s string) (ID, error) {
+	id, err := parseID(s)
+	if err != nil {
+		return ID{}, fault.Field("volume_id", "%q is not a volume id of this driver (<backend>:<bucket> or <backend>:<bucket>/<prefix>/): %w", s, err)
+	}
+	return id, nil
+}
+
+func parseID(s string) (ID, error) {
+	if len(s) > maxString {
+		return ID{}, fmt.Errorf("it has %d bytes, %d at most are allowed", len(s), maxString)
+	}
+	backend, place, ok := strings.Cut(s, ":")
+	if !ok {
+		return ID{}, errors.New(`it holds no ":"`)
+	}
+	if err := checkBackendName(backend); err != nil {
+		return ID{}, err
+	}
+	bucket, prefix, hasPrefix := strings.Cut(place, "/")
+	if _, err := bucketKind(bucket); err != nil {
+		return ID{}, fmt.Errorf("bucket %q %w", bucket, err)
+	}
+	if hasPrefix {
+		if !strings.HasSuffix(prefix, "/") {
+			return ID{}, errors.New(`its prefix does not end in "/"`)
+		}
+		if err := checkPrefix(prefix); err != nil {
+			return ID{}, fmt.Errorf("its prefix %w", err)
+		}
+	}
+	return ID{Backend: backend, Bucket: bucket, Prefix: prefix}, nil
+}
+
+// ValidateBackendName tells whether a backend can be called so: 1 to 32 bytes of [a-z0-9-] that begin and end with a
+// letter or a digit, because backend names stand in volume ids. The error is Invalid.
+func ValidateBackendName(name string) error {
+	if err := checkBackendName(name); err != nil {
+		return fault.Errorf(fault.Invalid, "%w", err)
+	}
+	return nil
+}
+
+func checkBackendName(name string) error {
+	if !isName(name, maxBackendName) {
+		return fmt.Errorf("backend name %q is not 1 to %d of a-z, 0-9 and \"-\", with a letter or digit at both ends", name, maxBackendName)
+	}
+	return nil
+}
+
+// isName tells whether s is [a-z0-9] with inner dashes.
+func isName(s string, limit int) bool {
+	if s == "" || len(s) > limit || s[0] == '-' || s[len(s)-1] == '-' {
+		return false
+	}
+	for i := range len(s) {
+		if !isLower(s[i]) && s[i] != '-' {
+			return false
+		}
+	}
+	return true
+}
+
+// NameSegment reads the last path element of the volume's prefix, "<segment>" or "<segment>@<generation>" as
+// Parameters.VolumePrefix wrote it. ok is false for a whole bucket and for prefixes that VolumePrefix does not write.
+func (id ID) NameSegment() (segment string, generation int, ok bool) {
+	last := strings.TrimSuffix(id.Prefix, "/")
+	if last == id.Prefix {
+		return "", 0, false
+	}
+	last = last[strings.LastIndexByte(last, '/')+1:]
+	segment, suffix, later := strings.Cut(last, "@")
+	generation = 1
+	if later {
+		n, err := strconv.Atoi(suffix)
+		if err != nil || n < 2 || n > MaxGeneration || strconv.Itoa(n) != suffix {
+			return "", 0, false
+		}
+		generation = n
+	}
+	if !isSegment(segment, maxSegment) {
+		return "", 0, false
+	}
+	return segment, generation, true
+}
+
+// LooksForeign tells whether a handle is one that an S3 CSI driver of another make may have issued: "pvc-<uuid>",
+// another name that ends in a uuid, the hash of a long name, or "<bucket>/<path>". Such a volume can hold somebody's
+// data although this driver has no record of it. A handle that is neither ours nor like that is just absent.
+func LooksForeign(handle string) bool {
+	if strings.Contains(handle, ":") || len(handle) > maxString {
+		return false
+	}
+	if _, err := legacyID(handle); err != nil {
+		return false
+	}
+	return strings.Contains(handle, "/") || uuidEnd.MatchString(handle) || hash40.MatchString(handle)
+}
+
+// legacyID reads the handles of k8s-csi-s3: "<bucket>" or "<bucket>/<path>", the path with or without its last slash.
+func legacyID(handle string) (ID, error) {
+	bucket, path, hasPath := strings.Cut(handle, "/")
+	if _, err := bucketKind(bucket); err != nil {
+		return ID{}, fmt.Errorf("bucket %q %w", bucket, err)
+	}
+	if !hasPath {
+		return ID{Backend: DefaultBackend, Bucket: bucket}, nil
+	}
+	path = strings.TrimSuffix(path, "/") + "/"
+	if err := checkPrefix(path); err != nil {
+		return ID{}, fmt.Errorf("the path behind the bucket %w", err)
+	}
+	return ID{Backend: DefaultBackend, Bucket: bucket, Prefix: path}, nil
+}

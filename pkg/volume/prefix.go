@@ -1,0 +1,168 @@
+package volume
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"unicode"
+	"unicode/utf8"
+)
+
+// checkPrefix refuses prefixes that no volume of any origin can have. prefix is not empty and ends in "/". Errors
+// continue a sentence about the prefix.
+func checkPrefix(prefix string) error {
+	switch {
+	case !utf8.ValidString(prefix):
+		return errors.New("is not UTF-8")
+	case strings.HasPrefix(prefix, "/"):
+		return errors.New(`begins with "/"`)
+	case strings.Contains(prefix, "//"):
+		return errors.New(`holds "//"`)
+	case strings.HasPrefix(prefix, RecordPrefix):
+		return fmt.Errorf("begins with %q, where the driver keeps its records", RecordPrefix)
+	}
+	for _, r := range prefix {
+		if isBreak(r) {
+			return fmt.Errorf("holds the control character %U", r)
+		}
+	}
+	for segment := range strings.SplitSeq(prefix, "/") {
+		if segment == "." || segment == ".." {
+			return fmt.Errorf("holds the path segment %q", segment)
+		}
+	}
+	return nil
+}
+
+// isBreak tells control characters. Line and paragraph separators break log lines just as they do.
+func isBreak(r rune) bool { return unicode.IsControl(r) || r == '\u2028' || r == '\u2029' }
+
+// checkBaseLiteral refuses, on top of checkPrefix, what a prefix that the driver makes volumes below must not hold: what
+// separates generations, what a session policy takes for a wildcard or a variable, and what nobody can see.
+func checkBaseLiteral(text string) error {
+	if !utf8.ValidString(text) {
+		return errors.New("is not UTF-8")
+	}
+	for _, r := range text {
+		switch {
+		case r == '@':
+			return errors.New(`holds "@", which separates a volume's name from its generation`)
+		case strings.ContainsRune("*?$\"\\`", r):
+			return fmt.Errorf("holds %q, which a session policy cannot express safely", r)
+		case !unicode.IsPrint(r):
+			return fmt.Errorf("holds %U, which is a control or invisible character", r)
+		}
+	}
+	return nil
+}
+
+// metadataKeys are the templates of a base prefix, and the keys under which external-provisioner passes their values
+// when it runs with --extra-create-metadata.
+func metadataKeys() map[string]string {
+	return map[string]string{
+		"pvc.namespace": "csi.storage.k8s.io/pvc/namespace",
+		"pvc.name":      "csi.storage.k8s.io/pvc/name",
+		"pv.name":       "csi.storage.k8s.io/pv/name",
+	}
+}
+
+// piece is a part of a base prefix: literal text, or the value of a template.
+type piece struct {
+	text     string
+	template string // "" for literal text
+}
+
+// splitTemplate splits a base prefix as its author wrote it and looks the values up.
+func splitTemplate(prefix string, params map[string]string) ([]piece, error) {
+	var pieces []piece
+	for prefix != "" {
+		literal, rest, found := strings.Cut(prefix, "${")
+		if err := checkBaseLiteral(literal); err != nil {
+			return nil, err
+		}
+		pieces = append(pieces, piece{text: literal})
+		if !found {
+			break
+		}
+		name, rest, closed := strings.Cut(rest, "}")
+		if !closed {
+			return nil, errors.New(`holds "${" without "}"`)
+		}
+		keys := metadataKeys()
+		key, known := keys[name]
+		if !known {
+			return nil, fmt.Errorf("holds the unknown template ${%s}; there are ${%s}", printable(name), strings.Join(slices.Sorted(maps.Keys(keys)), "}, ${"))
+		}
+		value := params[key]
+		if value == "" {
+			return nil, fmt.Errorf("holds ${%s}, but the request has no %s: external-provisioner must run with --extra-create-metadata", name, key)
+		}
+		pieces = append(pieces, piece{text: value, template: name})
+		prefix = rest
+	}
+	return pieces, nil
+}
+
+// expandBase is the base prefix that params give, at most budget bytes with its last slash. Template values that cannot
+// stand in a prefix are hashed; if the whole is too long, so are the long ones, the namespace last, because it is what
+// volumes have in common. over is by how many bytes it is too long even then.
+func expandBase(prefix string, params map[string]string, budget int) (base string, over int, err error) {
+	if prefix == "" {
+		return "", 0, nil
+	}
+	if strings.TrimSpace(prefix) != prefix {
+		return "", 0, errors.New("begins or ends in white space")
+	}
+	pieces, err := splitTemplate(prefix, params)
+	if err != nil {
+		return "", 0, err
+	}
+	const longest = 63 // a DNS label, which namespaces are
+	for i, p := range pieces {
+		if p.template != "" && (!isSegment(p.text, longest) || looksHashed(p.text)) {
+			pieces[i].text = hashed(p.text, shortStartLen, isSegmentByte)
+		}
+	}
+	for _, template := range []string{"pv.name", "pvc.name", "pvc.namespace"} {
+		if len(join(pieces)) <= budget {
+			break
+		}
+		for i, p := range pieces {
+			if p.template == template && !looksHashed(p.text) && len(p.text) > shortStartLen+1+hashLen {
+				pieces[i].text = hashed(p.text, shortStartLen, isSegmentByte)
+			}
+		}
+	}
+	base = join(pieces)
+	if err := checkPrefix(base); err != nil {
+		return "", 0, err
+	}
+	return base, max(0, len(base)-budget), nil
+}
+
+// join is the prefix that the pieces make, with its last slash.
+func join(pieces []piece) string {
+	var b strings.Builder
+	for _, p := range pieces {
+		b.WriteString(p.text)
+	}
+	if s := b.String(); s == "" || strings.HasSuffix(s, "/") {
+		return s
+	}
+	return b.String() + "/"
+}
+
+// printable is an author's key for an error text: without what could break a line, and not longer than one.
+func printable(s string) string {
+	if len(s) > 64 {
+		s = s[:64] + "…"
+	}
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, s)
+}
