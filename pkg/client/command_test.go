@@ -1,0 +1,161 @@
+package client
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+func invocation() Invocation {
+	return Invocation{
+		Binary: "/opt/s3-csi/bin/program", Bucket: "bucket", UID: 1000, GID: 2000, DirMode: 0o755, FileMode: 0o644,
+		StateDir: "/run/s3-csi/mounts/k-1", CacheDir: "/var/cache/s3-csi/k-1",
+	}
+}
+
+func everything() Invocation {
+	in := invocation()
+	in.Prefix = "-o x/--endpoint-url=y/"
+	in.Region = "eu-west-1"
+	in.Endpoint = "https://s3.example:9000"
+	in.PathStyle = true
+	in.CAFile = "/run/s3-csi/mounts/k-1/ca.pem"
+	in.ExpectedBucketOwner = "111122223333"
+	in.UserAgent = "s3-csi-driver/1.2.3"
+	return in
+}
+
+func readOnly(in Invocation) Invocation { in.ReadOnly = true; return in }
+
+func with(in Invocation, texts ...string) Invocation { in.Options = options(texts...); return in }
+
+func TestCommandLines(t *testing.T) {
+	tests := []struct {
+		name, client string
+		in           Invocation
+		want         []string // without Argv[0]
+	}{
+		{"a bucket", "mountpoint-s3", invocation(), []string{
+			"--foreground", "--allow-other", "--uid=1000", "--gid=2000", "--dir-mode=0755", "--file-mode=0644",
+			"--allow-delete", "--allow-overwrite", "--maximum-throughput-gbps=10", "--memory-target=1024", "--", "bucket", "/dev/fd/3",
+		}},
+		{"all that a volume and its backend can say", "mountpoint-s3", everything(), []string{
+			"--foreground", "--allow-other", "--prefix=-o x/--endpoint-url=y/", "--region=eu-west-1", "--endpoint-url=https://s3.example:9000",
+			"--force-path-style", "--ca-bundle=/run/s3-csi/mounts/k-1/ca.pem", "--expected-bucket-owner=111122223333",
+			"--user-agent-prefix=s3-csi-driver/1.2.3", "--uid=1000", "--gid=2000", "--dir-mode=0755", "--file-mode=0644",
+			"--allow-delete", "--allow-overwrite", "--maximum-throughput-gbps=10", "--memory-target=1024", "--", "bucket", "/dev/fd/3",
+		}},
+		{"a read-only mount is not told so, and can change nothing", "mountpoint-s3",
+			readOnly(with(invocation(), "allow-delete", "incremental-upload", "debug")), []string{
+				"--foreground", "--allow-other", "--uid=1000", "--gid=2000", "--dir-mode=0755", "--file-mode=0644",
+				"--maximum-throughput-gbps=10", "--memory-target=1024", "--debug", "--", "bucket", "/dev/fd/3",
+			}},
+		{"the author's word replaces the driver's defaults, in the author's order", "mountpoint-s3",
+			with(invocation(), "storage-class=STANDARD_IA", "memory-target=512", "allow-delete=false", "allow-overwrite=true", "incremental-upload", "maximum-throughput-gbps=25", "debug=false", "dual-stack=true"), []string{
+				"--foreground", "--allow-other", "--uid=1000", "--gid=2000", "--dir-mode=0755", "--file-mode=0644",
+				"--allow-overwrite", "--incremental-upload", "--storage-class=STANDARD_IA", "--memory-target=512", "--maximum-throughput-gbps=25", "--dual-stack",
+				"--", "bucket", "/dev/fd/3",
+			}},
+		{"a cache is in the mount's own directory", "mountpoint-s3", with(invocation(), "max-cache-size=2048"), []string{
+			"--foreground", "--allow-other", "--uid=1000", "--gid=2000", "--dir-mode=0755", "--file-mode=0644",
+			"--allow-delete", "--allow-overwrite", "--maximum-throughput-gbps=10", "--memory-target=1024",
+			"--cache=/var/cache/s3-csi/k-1", "--max-cache-size=2048", "--", "bucket", "/dev/fd/3",
+		}},
+		{"owner 0, which it refuses, is left out", "mountpoint-s3", Invocation{Binary: "/b", Bucket: "bucket", DirMode: 0o40750, FileMode: 0}, []string{
+			"--foreground", "--allow-other", "--dir-mode=0750", "--file-mode=0000",
+			"--allow-delete", "--allow-overwrite", "--maximum-throughput-gbps=10", "--memory-target=1024", "--", "bucket", "/dev/fd/3",
+		}},
+		{"a bucket", "rclone", invocation(), []string{
+			"--fuse-fd=3", "--bucket=bucket", "--uid=1000", "--gid=2000", "--dir-mode=0755", "--file-mode=0644",
+			"--cache-dir=/var/cache/s3-csi/k-1", "--cache-size=4294967296",
+		}},
+		{"all that a volume and its backend can say", "rclone", readOnly(with(everything(), "cache-size=64Mi")), []string{
+			"--fuse-fd=3", "--bucket=bucket", "--prefix=-o x/--endpoint-url=y/", "--region=eu-west-1", "--endpoint=https://s3.example:9000",
+			"--path-style", "--ca-file=/run/s3-csi/mounts/k-1/ca.pem", "--read-only", "--uid=1000", "--gid=2000", "--dir-mode=0755", "--file-mode=0644",
+			"--cache-dir=/var/cache/s3-csi/k-1", "--cache-size=67108864",
+		}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.client+": "+tt.name, func(t *testing.T) {
+			c := get(t, tt.client)
+			if err := c.Check(tt.in.Options, "m"); err != nil {
+				t.Fatal(err)
+			}
+			got := c.Command(tt.in).Argv
+			if got[0] != tt.in.Binary || !slices.Equal(got[1:], tt.want) {
+				t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(tt.want, "\n"))
+			}
+		})
+	}
+}
+
+func TestEnvironmentsAreCompleteAndInheritNothing(t *testing.T) {
+	for _, k := range []string{"HTTP_PROXY", "HTTPS_PROXY", "AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "LD_PRELOAD"} {
+		t.Setenv(k, "canary")
+	}
+	base := []string{
+		"PATH=/nonexistent", "HOME=/run/s3-csi/mounts/k-1", "TMPDIR=/run/s3-csi/mounts/k-1", "LANG=C.UTF-8",
+		"AWS_CONFIG_FILE=/dev/null", "AWS_SHARED_CREDENTIALS_FILE=/dev/null", "AWS_EC2_METADATA_DISABLED=true",
+	}
+	for client, want := range map[string][]string{
+		"mountpoint-s3": append(slices.Clone(base), "AWS_MAX_ATTEMPTS=8"),
+		"rclone":        base,
+	} {
+		if got := get(t, client).Command(everything()).Env; !slices.Equal(got, want) {
+			t.Errorf("%s gets %q, want %q", client, got, want)
+		}
+	}
+}
+
+func TestCommandLeavesItsInvocationAlone(t *testing.T) {
+	for client, list := range map[string][]string{"mountpoint-s3": {"allow-delete", "debug", "sse=AES256"}, "rclone": {"cache-size=64Mi"}} {
+		in := with(invocation(), list...)
+		c := get(t, client)
+		first := c.Command(in)
+		if second := c.Command(in); !slices.Equal(first.Argv, second.Argv) || !slices.Equal(in.Options, options(list...)) {
+			t.Errorf("%s: %q, then %q; options %v", client, first.Argv, second.Argv, in.Options)
+		}
+	}
+}
+
+func TestQueueLines(t *testing.T) {
+	queue := get(t, "rclone").Queue
+	for line, want := range map[string]Queue{
+		`s3-csi-queue {"uploads":3,"bytes":1288490188}`:       {Uploads: 3, Bytes: 1288490188},
+		`s3-csi-queue {"uploads":0,"bytes":0}` + "\n":         {},
+		`s3-csi-queue {"uploads":1,"bytes":0}` + "\r\n":       {Uploads: 1},
+		`s3-csi-queue {"uploads":1,"bytes":9007199254740993}`: {Uploads: 1, Bytes: 9007199254740993},
+	} {
+		if q, ok := queue(line); !ok || q != want {
+			t.Errorf("%q is %+v, %v; want %+v", line, q, ok, want)
+		}
+	}
+	for _, line := range []string{
+		"", "s3-csi-queue", "s3-csi-queue ", "s3-csi-queue {}", `s3-csi-queue {"uploads":1}`,
+		` s3-csi-queue {"uploads":1,"bytes":1}`, `ERROR : s3-csi-queue {"uploads":1,"bytes":1}`,
+		`s3-csi-queue {"uploads":1,"bytes":1} `, `s3-csi-queue {"uploads":1,"bytes":1}{}`,
+		`s3-csi-queue {"bytes":1,"uploads":1}`, `s3-csi-queue {"uploads":1,"bytes":1,"x":1}`,
+		`s3-csi-queue {"Uploads":1,"bytes":1}`, `s3-csi-queue {"uploads":1,"uploads":1,"bytes":1}`,
+		`s3-csi-queue {"uploads":-1,"bytes":1}`, `s3-csi-queue {"uploads":1,"bytes":-1}`,
+		`s3-csi-queue {"uploads":1.0,"bytes":1}`, `s3-csi-queue {"uploads":1,"bytes":99999999999999999999}`,
+		`s3-csi-queue null`, `s3-csi-queue [1,2]`, "s3-csi-queue " + strings.Repeat(" ", 1<<20),
+	} {
+		if q, ok := queue(line); ok {
+			t.Errorf("%.80q is %+v, want no report", line, q)
+		}
+	}
+	if get(t, "mountpoint-s3").Queue != nil {
+		t.Error("mountpoint-s3 is said to tell its queue")
+	}
+}
+
+func FuzzQueueLine(f *testing.F) {
+	f.Add(`s3-csi-queue {"uploads":3,"bytes":1288490188}`)
+	f.Add(`s3-csi-queue {"uploads":1e3,"bytes":1}`)
+	f.Add("")
+	f.Fuzz(func(t *testing.T, line string) {
+		if q, ok := parseQueue(line); ok && (q.Uploads < 0 || q.Bytes < 0 || !strings.HasPrefix(line, queueLine)) {
+			t.Errorf("%q is %+v", line, q)
+		}
+	})
+}
