@@ -1,0 +1,146 @@
+//go:build linux
+
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"strconv"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+)
+
+// fusectlMagic is FUSE_CTL_SUPER_MAGIC of the kernel's fs/fuse/control.c.
+const fusectlMagic = 0x65735543
+
+// Fusectl is the kernel's control file system for FUSE connections (Documentation/filesystems/fuse.rst). A connection is
+// named by its mount's minor device number; the major one of a FUSE mount is 0. The kernel gives a number out again as soon as the mount
+// is gone, so a number is worth something only while one sees its mount. Safe for concurrent use.
+type Fusectl struct {
+	namespace *Namespace
+	dir       string
+
+	mu    sync.Mutex
+	found string // where it was seen last
+}
+
+// NewFusectl uses the control file system where the host has mounted it (/sys/fs/fuse/connections mostly), else mounts it on
+// dir, a directory of the driver's own that is made if missing, when it is first asked.
+func NewFusectl(n *Namespace, dir string) *Fusectl { return &Fusectl{namespace: n, dir: dir} }
+
+// Waiting counts the connection's requests that wait for the client or are being worked on. ok is false where there
+// is no such connection (any more).
+func (f *Fusectl) Waiting(ctx context.Context, minor uint32) (waiting int, ok bool, err error) {
+	type answer struct {
+		waiting int
+		ok      bool
+	}
+	var got answer
+	what := fmt.Sprintf("asking for the waiting requests of FUSE connection %d", minor)
+	err = f.namespace.Do(ctx, what, func() error {
+		dir, err := f.connection(ctx, minor)
+		if err != nil || dir == "" {
+			return err
+		}
+		text, err := os.ReadFile(path.Join(dir, "waiting"))
+		if errors.Is(err, unix.ENOENT) || err == nil && len(text) == 0 { // gone in between: an open file of it reads as empty
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", what, err)
+		}
+		n, err := strconv.Atoi(strings.TrimSpace(string(text)))
+		if err != nil {
+			return fmt.Errorf("%s: %w", what, err)
+		}
+		got = answer{n, true}
+		return nil
+	})
+	if err != nil {
+		return 0, false, err
+	}
+	return got.waiting, got.ok, nil
+}
+
+// Abort ends a connection: every request that waits, and every later one, fails, and processes that hang in them are let
+// go. A connection that is gone already is fine.
+func (f *Fusectl) Abort(ctx context.Context, minor uint32) error {
+	what := fmt.Sprintf("aborting FUSE connection %d", minor)
+	return f.namespace.Do(ctx, what, func() error {
+		dir, err := f.connection(ctx, minor)
+		if err != nil || dir == "" {
+			return err
+		}
+		fd, err := unix.Open(path.Join(dir, "abort"), unix.O_WRONLY|unix.O_CLOEXEC, 0)
+		if errors.Is(err, unix.ENOENT) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", what, err)
+		}
+		defer unix.Close(fd)
+		if _, err := unix.Write(fd, []byte("1")); err != nil && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("%s: %w", what, err)
+		}
+		return nil
+	})
+}
+
+// connection gives a connection's directory, "" where there is no such connection. It runs inside Do.
+func (f *Fusectl) connection(ctx context.Context, minor uint32) (string, error) {
+	root, err := f.root(ctx)
+	if err != nil {
+		return "", err
+	}
+	dir := path.Join(root, strconv.FormatUint(uint64(minor), 10))
+	switch err := unix.Access(dir, unix.F_OK); {
+	case err == nil:
+		return dir, nil
+	case !errors.Is(err, unix.ENOENT):
+		return "", fmt.Errorf("looking for FUSE connection %d: %w", minor, err)
+	case !isFusectl(root): // unmounted in between, so that nothing is known
+		return "", fault.Errorf(fault.Busy, "looking for FUSE connection %d: the control file system was unmounted from %s meanwhile", minor, root)
+	}
+	return "", nil
+}
+
+// root finds or mounts the control file system. It runs inside Do.
+func (f *Fusectl) root(ctx context.Context) (string, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.found != "" && isFusectl(f.found) {
+		return f.found, nil
+	}
+	mounts, err := readMounts(ctx, threadMountinfo)
+	if err != nil {
+		return "", err
+	}
+	for _, m := range mounts {
+		// Others may mount it read-only, which leaves aborts impossible, or hide it below another mount.
+		if m.FSType == "fusectl" && m.Root == "/" && !m.ReadOnly() && isFusectl(m.Mountpoint) {
+			f.found = m.Mountpoint
+			return f.found, nil
+		}
+	}
+	if err := os.MkdirAll(f.dir, 0o700); err != nil {
+		return "", fmt.Errorf("making the mount point of FUSE's control file system: %w", err)
+	}
+	if err := unix.Mount("fusectl", f.dir, "fusectl", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
+		return "", fault.Errorf(fault.Precondition, "mounting FUSE's control file system on %s (modprobe fuse?): %w", f.dir, err)
+	}
+	f.found = f.dir
+	return f.found, nil
+}
+
+// isFusectl tells whether a path shows the control file system itself.
+func isFusectl(dir string) bool {
+	var st unix.Statfs_t
+	return unix.Statfs(dir, &st) == nil && st.Type == fusectlMagic
+}

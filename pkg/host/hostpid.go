@@ -1,0 +1,55 @@
+//go:build linux
+
+package host
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+)
+
+// initPIDNamespace is the inode number of the machine's first PID namespace (PROC_PID_INIT_INO in the kernel's
+// include/linux/proc_ns.h), which is the same on every machine.
+const initPIDNamespace = "pid:[4026531836]"
+
+// HostPID tells whether FUSE clients will see the pids of the processes that call them: nil, or a fault.Precondition that
+// says why not. The kernel translates pids into the PID namespace in which the file system was mounted, so this
+// process must be in the host's. Nested hosts (a Kubernetes node that is itself a container) have another PID namespace than the
+// machine's first one; there it is refused only where it is plain that the namespace is a container's or a pod's own.
+func HostPID() error {
+	self, err := os.Readlink("/proc/self")
+	if err != nil {
+		return fault.Errorf(fault.Precondition, "finding the PID namespace (is /proc mounted?): %w", err)
+	}
+	link, err := os.Readlink("/proc/self/ns/pid")
+	if err != nil {
+		return fault.Errorf(fault.Precondition, "finding the PID namespace: %w", err)
+	}
+	first, err := os.ReadFile("/proc/1/comm")
+	if err != nil {
+		return fault.Errorf(fault.Precondition, "finding the PID namespace: %w", err)
+	}
+	return hostPID(os.Getpid(), self, link, strings.TrimSpace(string(first)))
+}
+
+// hostPID judges what HostPID found: this process's pid, what /proc/self points to, the PID namespace, and the name of PID 1.
+func hostPID(pid int, self, namespace, first string) error {
+	const remedy = "set hostPID: true on the node's pod (or --pid=host on its container)"
+	why := ""
+	switch {
+	case self != strconv.Itoa(pid):
+		why = fmt.Sprintf("/proc is of another PID namespace than this process: it calls pid %d %s", pid, self)
+	case namespace == initPIDNamespace:
+		return nil
+	case pid == 1:
+		why = "this process is PID 1 of a PID namespace of its own"
+	case first == "pause":
+		why = "this process is in its pod's own PID namespace"
+	default:
+		return nil
+	}
+	return fault.Errorf(fault.Precondition, "FUSE clients would not see the pids of their callers: %s; %s", why, remedy)
+}

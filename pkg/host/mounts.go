@@ -1,0 +1,120 @@
+//go:build linux
+
+package host
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/moby/sys/mountinfo"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+)
+
+// Mount is one line of a mountinfo file, unescaped. See proc_pid_mountinfo(5).
+type Mount struct {
+	ID, Parent   int
+	Major, Minor uint32 // the file system's device; the kernel gives the number out again as soon as the mount is gone
+	Root         string // what of the file system is mounted: "/" or a directory in it
+	Mountpoint   string // seen from the root of the process whose file was read
+	Options      string // the mount's own: "ro,nosuid,nodev"
+	FSType       string
+	Source       string
+	SuperOptions string   // the file system's
+	Optional     []string // propagation: "shared:7", "master:3", "unbindable"; none is private
+}
+
+// ReadOnly tells whether nothing can be written through this mount: the mount or its file system is read-only.
+func (m Mount) ReadOnly() bool {
+	return hasOption(m.Options, "ro") || hasOption(m.SuperOptions, "ro")
+}
+
+// hasOption tells whether an option is in a comma-separated list.
+func hasOption(options, name string) bool {
+	return slices.Contains(strings.Split(options, ","), name)
+}
+
+const (
+	// maxReads bounds how often a mount table is read until two reads agree. Each takes about a millisecond per
+	// thousand mounts, so that only a table that changes all the time gets there.
+	maxReads = 50
+	// maxLine is what of a line is parsed; longer ones (overlays of hundreds of layers) lose the end of SuperOptions, the last field.
+	maxLine = 48 << 10
+)
+
+// Mounts reads the namespace's mount table. The kernel hands it out in pieces and others mount in between, so that one read
+// can miss a mount that was there all the time; it is therefore read until two reads in a row agree. Where they do not
+// for many tries the error is a fault.Busy: a list that may lack a line would be taken for an unmounted volume.
+func (n *Namespace) Mounts(ctx context.Context) ([]Mount, error) {
+	var mounts []Mount
+	err := n.run(ctx, "reading "+n.mountinfo, nil, func() (err error) {
+		mounts, err = readMounts(ctx, n.mountinfo)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return mounts, nil
+}
+
+// readMounts reads a mountinfo file until two reads agree.
+func readMounts(ctx context.Context, path string) ([]Mount, error) {
+	return stableMounts(ctx, path, func() ([]byte, error) { return os.ReadFile(path) })
+}
+
+// stableMounts is readMounts with the reading itself as a parameter.
+func stableMounts(ctx context.Context, name string, read func() ([]byte, error)) ([]Mount, error) {
+	var last []byte
+	for i := range maxReads {
+		if err := ctx.Err(); err != nil {
+			return nil, fmt.Errorf("reading %s: %w", name, err)
+		}
+		data, err := read()
+		if err != nil {
+			return nil, fmt.Errorf("reading the mount table: %w", err)
+		}
+		if i > 0 && bytes.Equal(last, data) {
+			return parseMounts(data)
+		}
+		last = data
+	}
+	return nil, fault.Errorf(fault.Busy, "reading %s: no two of %d reads agree, the mount table keeps changing", name, maxReads)
+}
+
+// parseMounts parses a whole mountinfo file.
+func parseMounts(data []byte) ([]Mount, error) {
+	infos, err := mountinfo.GetMountsFromReader(bytes.NewReader(cutLines(data)), nil)
+	if err != nil {
+		return nil, fmt.Errorf("parsing a mount table: %w", err)
+	}
+	mounts := make([]Mount, 0, len(infos))
+	for _, i := range infos {
+		mounts = append(mounts, Mount{
+			ID: i.ID, Parent: i.Parent,
+			Major: uint32(i.Major), Minor: uint32(i.Minor),
+			Root: i.Root, Mountpoint: i.Mountpoint, Options: i.Options,
+			FSType: i.FSType, Source: i.Source, SuperOptions: i.VFSOptions,
+			Optional: strings.Fields(i.Optional),
+		})
+	}
+	return mounts, nil
+}
+
+// cutLines cuts lines at maxLine, which the parser's scanner would otherwise fail on.
+func cutLines(data []byte) []byte {
+	if len(data) <= maxLine {
+		return data
+	}
+	var out []byte
+	for line := range bytes.Lines(data) {
+		if len(line) > maxLine {
+			line = append(bytes.Clone(line[:maxLine]), '\n')
+		}
+		out = append(out, line...)
+	}
+	return out
+}

@@ -1,0 +1,86 @@
+//go:build linux
+
+package host
+
+import (
+	"context"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+)
+
+// ReadRoot opens a directory and reads its first entries through the mount, which proves that the client answers and
+// reaches its bucket; stat and statfs prove neither. The errno stays in the chain. Like Statfs it is bounded by ctx and holds
+// at most one thread for a directory.
+func (n *Namespace) ReadRoot(ctx context.Context, dir string) error {
+	_, err := n.probe(ctx, "reading directory "+dir, func() (any, error) { return nil, readRoot(dir) })
+	return err
+}
+
+// Statfs is statfs(2) of a directory, bounded by ctx. While a call for the same directory runs, others wait for that
+// one's answer; once somebody has given up on it, they fail at once (fault.Timeout) until it ends. So a hung file system holds
+// one thread, however often it is asked. The errno stays in the chain.
+func (n *Namespace) Statfs(ctx context.Context, dir string) (unix.Statfs_t, error) {
+	value, err := n.probe(ctx, "asking for the usage of "+dir, func() (any, error) {
+		var st unix.Statfs_t
+		err := unix.Statfs(dir, &st)
+		if err != nil {
+			err = fmt.Errorf("asking for the usage of %s: %w", dir, err)
+		}
+		return st, err
+	})
+	if err != nil {
+		return unix.Statfs_t{}, err
+	}
+	return value.(unix.Statfs_t), nil
+}
+
+// probe runs fn in the namespace and gives what it found. Calls with the same what share one run of it.
+func (n *Namespace) probe(ctx context.Context, what string, fn func() (any, error)) (any, error) {
+	if err := n.admit(ctx, what); err != nil {
+		return nil, err
+	}
+	c, err := n.joinProbe(ctx, what, fn)
+	if err == nil {
+		err = n.wait(ctx, c)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return c.value, nil
+}
+
+// joinProbe finds the running call for what or starts it.
+func (n *Namespace) joinProbe(ctx context.Context, what string, fn func() (any, error)) (*call, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if c, ok := n.probes[what]; ok {
+		if _, overdue := n.overdue[c]; overdue {
+			return nil, fault.Errorf(fault.Timeout, "%s: an earlier call has had no answer for %s", what, age(c))
+		}
+		return c, nil
+	}
+	c := n.newCall(ctx, what)
+	n.probes[what] = c
+	n.start(c, n.entry(), func() (err error) {
+		c.value, err = fn()
+		return err
+	})
+	return c, nil
+}
+
+// readRoot reads a directory's first entries.
+func readRoot(dir string) error {
+	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("opening %s: %w", dir, err)
+	}
+	defer unix.Close(fd)
+	var buf [4096]byte
+	if _, err := unix.Getdents(fd, buf[:]); err != nil {
+		return fmt.Errorf("reading %s: %w", dir, err)
+	}
+	return nil
+}

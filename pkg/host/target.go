@@ -1,0 +1,176 @@
+//go:build linux
+
+package host
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+)
+
+const (
+	targetField = "target_path"
+	// targetMode is for a directory that this driver makes as a mount point; what is mounted on it has its own mode.
+	targetMode = 0o750
+	// openDir opens directories for their place alone: nothing on a mounted file system is asked, even where it hangs or is dead.
+	openDir = unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC
+	// strictly is how the kernel resolves every component below the root: no symbolic link anywhere, no way out.
+	strictly = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS
+	// openTries bounds repetitions where the kernel saw a rename or mount while it resolved (EAGAIN).
+	openTries = 16
+)
+
+// OpenTarget opens the directory of a target path as an O_PATH descriptor; call it inside Do. Symbolic links are refused in
+// every component below root, so that whoever owns a directory on the way cannot lead a mount elsewhere. The root itself
+// ("" is "/") is the operator's and may be one; path must lie below it. What is mounted on the target is opened, even where it is dead, without a
+// call to its file system.
+//
+// With create the last directory is made (0750) where it is missing; its parent must exist. Without, a missing target is a
+// fault.NotFound. What is wrong with the path itself is a fault.Invalid for target_path. The cause stays in the chain (errors.Is(err, unix.ENOENT)).
+func OpenTarget(root, target string, create bool) (*os.File, error) {
+	parent, name, err := openParent(root, target)
+	if err != nil {
+		if !create && errors.Is(err, unix.ENOENT) {
+			return nil, fault.Errorf(fault.NotFound, "target %s does not exist: %w", target, err)
+		}
+		return nil, err
+	}
+	defer parent.Close()
+	if create {
+		if err := unix.Mkdirat(int(parent.Fd()), name, targetMode); err != nil && !errors.Is(err, unix.EEXIST) {
+			return nil, fmt.Errorf("making target %s: %w", target, err)
+		}
+	}
+	fd, err := openStrictly(int(parent.Fd()), name)
+	switch {
+	case err == nil:
+		return os.NewFile(uintptr(fd), target), nil
+	case errors.Is(err, unix.ELOOP):
+		return nil, fault.Field(targetField, "%s is a symbolic link: %w", target, err)
+	case errors.Is(err, unix.ENOTDIR):
+		return nil, fault.Field(targetField, "%s is not a directory: %w", target, err)
+	case errors.Is(err, unix.ENOENT):
+		return nil, fault.Errorf(fault.NotFound, "target %s does not exist: %w", target, err)
+	}
+	return nil, fmt.Errorf("opening target %s: %w", target, err)
+}
+
+// RemoveTarget removes the empty directory of a target after it was unmounted; call it inside Do. A missing one is fine.
+// Nothing else is removed: a directory that holds something, is still a mount point (unix.EBUSY) or is no directory is an
+// error. Symbolic links are refused as OpenTarget refuses them.
+func RemoveTarget(root, target string) error {
+	parent, name, err := openParent(root, target)
+	if err != nil {
+		if errors.Is(err, unix.ENOENT) {
+			return nil
+		}
+		return err
+	}
+	defer parent.Close()
+	err = unix.Unlinkat(int(parent.Fd()), name, unix.AT_REMOVEDIR)
+	switch {
+	case err == nil, errors.Is(err, unix.ENOENT):
+		return nil
+	case errors.Is(err, unix.ENOTDIR):
+		return fault.Field(targetField, "%s is not a directory, it is left alone: %w", target, err)
+	case errors.Is(err, unix.ENOTEMPTY):
+		return fault.Errorf(fault.Precondition, "target %s is not mounted and not empty; it is left alone, look at what is in it: %w", target, err)
+	}
+	return fmt.Errorf("removing target %s: %w", target, err)
+}
+
+// OpenDir opens a directory of the driver's own as an O_PATH descriptor; call it inside Do. Symbolic links are followed:
+// where the driver keeps its state is the operator's choice. Nothing on a file system that is mounted there is asked.
+func OpenDir(dir string) (*os.File, error) {
+	fd, err := unix.Open(dir, openDir, 0)
+	if err != nil {
+		return nil, fmt.Errorf("opening directory %s: %w", dir, err)
+	}
+	return os.NewFile(uintptr(fd), dir), nil
+}
+
+// openParent opens the directory that a target is in and gives the target's name there.
+func openParent(root, target string) (*os.File, string, error) {
+	if root == "" {
+		root = "/"
+	}
+	rel, err := below(root, target)
+	if err != nil {
+		return nil, "", err
+	}
+	rootFD, err := unix.Open(root, openDir, 0)
+	if err != nil {
+		return nil, "", fault.Errorf(fault.Precondition, "opening %s, below which targets must be: %w", root, err)
+	}
+	defer unix.Close(rootFD)
+	dir, name := path.Split(rel)
+	dir = path.Clean(dir) // "" is "."
+	fd, err := openStrictly(rootFD, dir)
+	parent := path.Dir(target)
+	switch {
+	case err == nil:
+		return os.NewFile(uintptr(fd), parent), name, nil
+	case errors.Is(err, unix.ELOOP):
+		return nil, "", fault.Field(targetField, "%s is a symbolic link, which is refused below %s: %w", path.Join(root, firstSymlink(rootFD, dir)), root, err)
+	case errors.Is(err, unix.ENOENT):
+		return nil, "", fault.Field(targetField, "its parent directory %s does not exist on the host: %w", parent, err)
+	case errors.Is(err, unix.ENOTDIR):
+		return nil, "", fault.Field(targetField, "something in its parent %s is not a directory: %w", parent, err)
+	case errors.Is(err, unix.ENAMETOOLONG):
+		return nil, "", fault.Field(targetField, "the path is too long: %w", err)
+	}
+	return nil, "", fmt.Errorf("opening %s, the parent of the target: %w", parent, err)
+}
+
+// below checks a target path and gives it relative to root.
+func below(root, target string) (string, error) {
+	switch {
+	case target == "":
+		return "", fault.Field(targetField, "is empty")
+	case strings.ContainsRune(target, 0):
+		return "", fault.Field(targetField, "%q holds a NUL", target)
+	case !path.IsAbs(target):
+		return "", fault.Field(targetField, "%q is not an absolute path", target)
+	case path.Clean(target) != target:
+		return "", fault.Field(targetField, "%q is not a clean path, that is %q", target, path.Clean(target))
+	case len(path.Base(target)) > unix.NAME_MAX || len(target) >= unix.PathMax:
+		return "", fault.Field(targetField, "the path is too long (%d bytes)", len(target))
+	}
+	prefix := strings.TrimSuffix(path.Clean(root), "/") + "/"
+	rel, ok := strings.CutPrefix(target, prefix)
+	if !ok || rel == "" {
+		return "", fault.Field(targetField, "%q is not below %s", target, prefix)
+	}
+	return rel, nil
+}
+
+// openStrictly opens a directory below another one, symbolic links refused.
+func openStrictly(dir int, rel string) (int, error) {
+	how := unix.OpenHow{Flags: openDir, Resolve: strictly}
+	for try := 0; ; try++ {
+		fd, err := unix.Openat2(dir, rel, &how)
+		if try < openTries && (errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR)) {
+			continue
+		}
+		return fd, err
+	}
+}
+
+// firstSymlink finds the part of rel, from its start, that ends in the first symbolic link, for an error text.
+func firstSymlink(dir int, rel string) string {
+	names := strings.Split(rel, "/")
+	for i := range names {
+		part := strings.Join(names[:i+1], "/")
+		var buf [1]byte
+		if _, err := unix.Readlinkat(dir, part, buf[:]); err == nil {
+			return part
+		}
+	}
+	return rel
+}
