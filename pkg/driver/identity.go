@@ -1,0 +1,38 @@
+package driver
+
+import (
+	"context"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+)
+
+// Identity is the CSI Identity service.
+type Identity struct {
+	csi.UnimplementedIdentityServer
+	name, version string
+	health        *Health
+}
+
+// NewIdentity makes the service. name has been checked by Options.
+func NewIdentity(name, version string, health *Health) *Identity {
+	return &Identity{name: name, version: version, health: health}
+}
+
+// GetPluginInfo implements csi.IdentityServer.
+func (i *Identity) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*csi.GetPluginInfoResponse, error) {
+	return &csi.GetPluginInfoResponse{Name: i.name, VendorVersion: i.version}, nil
+}
+
+// GetPluginCapabilities implements csi.IdentityServer. The answer is the plugin's as a whole and the same in every mode:
+// the specification asks for that "regardless of which RPCs an instance is serving".
+func (i *Identity) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
+	return &csi.GetPluginCapabilitiesResponse{Capabilities: []*csi.PluginCapability{{
+		Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: csi.PluginCapability_Service_CONTROLLER_SERVICE}},
+	}}}, nil
+}
+
+// Probe implements csi.IdentityServer. It looks at this process only: killing pods does not repair S3.
+func (i *Identity) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
+	return &csi.ProbeResponse{Ready: wrapperspb.Bool(i.health.Ready())}, nil
+}

@@ -1,0 +1,221 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+	"k8s.io/klog/v2"
+)
+
+// afterStop is how long cancelled requests and background work may take to notice.
+const afterStop = 5 * time.Second
+
+// Background is work that goes on beside requests. Run ends with nil or with ctx's error when ctx ends; any other end stops
+// the driver.
+type Background struct {
+	Name string
+	Run  func(ctx context.Context) error
+}
+
+// Config is what a Server serves.
+type Config struct {
+	Endpoint        string
+	HTTPEndpoint    string // "": none
+	ShutdownTimeout time.Duration
+	Identity        csi.IdentityServer
+	Controller      csi.ControllerServer // nil: not served
+	Node            csi.NodeServer       // nil: not served
+	Background      []Background
+	Metrics         *Metrics
+	Health          *Health
+}
+
+// Server serves the CSI services on one endpoint.
+type Server struct{ cfg Config }
+
+// NewServer checks cfg; it opens and starts nothing.
+func NewServer(cfg Config) (*Server, error) {
+	if cfg.Identity == nil || cfg.Metrics == nil || cfg.Health == nil {
+		return nil, errors.New("a server needs the identity service, metrics and health")
+	}
+	if cfg.Controller == nil && cfg.Node == nil {
+		return nil, errors.New("a server needs the controller or the node service")
+	}
+	return &Server{cfg: cfg}, nil
+}
+
+// Run serves until ctx ends, and then: not ready, running requests finished or cancelled, background work ended, socket
+// removed. It never unmounts anything. nil is an ordered end; everything that Run started has ended by then, except what
+// the log names.
+func (s *Server) Run(ctx context.Context) (err error) {
+	logger := klog.FromContext(ctx)
+	lis, cleanup, err := Listen(ctx, s.cfg.Endpoint)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, cleanup()) }()
+	web, err := s.openHTTP(ctx)
+	if err != nil {
+		return err
+	}
+
+	running := &inflight{}
+	rpc := grpc.NewServer(grpc.ChainUnaryInterceptor(interceptors(logger, s.cfg.Metrics, running)...), grpc.WaitForHandlers(true))
+	s.register(rpc)
+
+	// Work does not end with ctx: requests that are being finished stand on it.
+	work, stopWork := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopWork()
+	group, failed := errgroup.WithContext(work)
+	for _, b := range s.cfg.Background {
+		group.Go(func() error { return b.run(failed) })
+	}
+	if web != nil {
+		group.Go(web.serve)
+	}
+	group.Go(func() error {
+		if err := rpc.Serve(lis); err != nil {
+			return fmt.Errorf("serve %s: %w", s.cfg.Endpoint, err)
+		}
+		return nil
+	})
+	s.cfg.Health.Serving()
+	logger.Info("Serving", "endpoint", s.cfg.Endpoint, "address", lis.Addr().String(), "httpEndpoint", s.cfg.HTTPEndpoint)
+
+	select {
+	case <-ctx.Done():
+		logger.Info("Stopping; mounts stay", "reason", context.Cause(ctx).Error(), "running", running.list())
+	case <-failed.Done():
+		logger.Info("Stopping because a part of the driver ended; mounts stay", "reason", context.Cause(failed).Error())
+	}
+	s.cfg.Health.Stopping()
+	s.stop(logger, rpc, running)
+	stopWork()
+	if web != nil {
+		web.stop()
+	}
+	return wait(group)
+}
+
+func (s *Server) register(rpc *grpc.Server) {
+	csi.RegisterIdentityServer(rpc, s.cfg.Identity)
+	if s.cfg.Controller != nil {
+		csi.RegisterControllerServer(rpc, s.cfg.Controller)
+	}
+	if s.cfg.Node != nil {
+		csi.RegisterNodeServer(rpc, s.cfg.Node)
+	}
+}
+
+// stop lets running requests finish, then cancels them, then leaves those behind that do not notice.
+func (s *Server) stop(logger klog.Logger, rpc *grpc.Server, running *inflight) {
+	done := make(chan struct{})
+	go func() { rpc.GracefulStop(); close(done) }()
+	if ended(done, s.cfg.ShutdownTimeout) {
+		return
+	}
+	logger.Info("Cancelling requests that did not finish in time", "shutdownTimeout", s.cfg.ShutdownTimeout, "running", running.list())
+	go rpc.Stop() // makes GracefulStop return, once the handlers have
+	if !ended(done, afterStop) {
+		logger.Error(nil, "Leaving requests behind that do not react", "running", running.list())
+	}
+}
+
+func ended(done <-chan struct{}, limit time.Duration) bool {
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case <-done:
+		return true
+	case <-timer.C:
+		return false
+	}
+}
+
+// wait is group.Wait with a bound: background work that hangs in a system call must not hold up the exit.
+func wait(group *errgroup.Group) error {
+	result := make(chan error, 1)
+	go func() { result <- group.Wait() }()
+	timer := time.NewTimer(afterStop)
+	defer timer.Stop()
+	select {
+	case err := <-result:
+		return err
+	case <-timer.C:
+		return fmt.Errorf("background work did not end within %v", afterStop)
+	}
+}
+
+func (b Background) run(ctx context.Context) error {
+	err := b.Run(ctx)
+	switch {
+	case ctx.Err() != nil && (err == nil || errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))):
+		return nil
+	case err == nil:
+		return fmt.Errorf("%s ended without being asked to", b.Name)
+	}
+	return fmt.Errorf("%s: %w", b.Name, err)
+}
+
+// webServer serves metrics and health.
+type webServer struct {
+	lis    net.Listener
+	server *http.Server
+}
+
+func (s *Server) openHTTP(ctx context.Context) (*webServer, error) {
+	if s.cfg.HTTPEndpoint == "" {
+		return nil, nil
+	}
+	lis, err := new(net.ListenConfig).Listen(ctx, "tcp", s.cfg.HTTPEndpoint)
+	if err != nil {
+		return nil, fmt.Errorf("--http-endpoint: %w", err)
+	}
+	mux := http.NewServeMux()
+	s.cfg.Metrics.addTo(mux)
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { answer(w, s.cfg.Health.Alive(), nil) })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { answer(w, s.cfg.Health.Ready(), s.cfg.Health.Notes()) })
+	return &webServer{lis: lis, server: &http.Server{
+		Handler:           mux,
+		ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout:       10 * time.Second,
+		WriteTimeout:      30 * time.Second,
+		IdleTimeout:       2 * time.Minute,
+		MaxHeaderBytes:    16 << 10,
+	}}, nil
+}
+
+func answer(w http.ResponseWriter, ok bool, notes []string) {
+	text := "ok\n"
+	if !ok {
+		w.WriteHeader(http.StatusServiceUnavailable)
+		text = "not ready\n"
+	}
+	for _, note := range notes {
+		text += "note: " + note + "\n"
+	}
+	_, _ = w.Write([]byte(text)) // the prober hung up: nobody to tell
+}
+
+func (w *webServer) serve() error {
+	if err := w.server.Serve(w.lis); err != nil && !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve --http-endpoint: %w", err)
+	}
+	return nil
+}
+
+// stop is last, so that probes see a driver that stops as one that is not ready.
+func (w *webServer) stop() {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	if w.server.Shutdown(ctx) != nil {
+		_ = w.server.Close()
+	}
+}
