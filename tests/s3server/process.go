@@ -1,0 +1,139 @@
+package s3server
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+)
+
+// The environment variables through which a server process takes its root keys: a command line can be read by everybody.
+const (
+	EnvRootAccessKey = "S3SERVER_ROOT_ACCESS_KEY"
+	EnvRootSecretKey = "S3SERVER_ROOT_SECRET_KEY"
+)
+
+// Process is a server in a process of its own. It dies with the process that started it.
+type Process struct {
+	cmd      *exec.Cmd
+	endpoint string
+	region   string
+	root     credentials.Keys
+
+	mu  sync.Mutex // one control exchange at a time
+	in  io.WriteCloser
+	out *bufio.Reader
+}
+
+// StartProcess starts the server program (see Binary) and returns when it answers.
+func StartProcess(ctx context.Context, opts Options) (*Process, error) {
+	bin, err := Binary(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if opts.Region == "" {
+		opts.Region = DefaultRegion
+	}
+	root := credentials.Keys{AccessKeyID: opts.RootAccessKey, SecretAccessKey: opts.RootSecretKey}
+	if root.IsZero() {
+		root = newKeys()
+	}
+	// Not CommandContext: ctx bounds the start, not the life.
+	cmd := exec.Command(bin, "--control", "--dir", opts.Dir, "--addr", opts.Addr, "--region", opts.Region)
+	cmd.Env = append(os.Environ(), EnvRootAccessKey+"="+root.AccessKeyID, EnvRootSecretKey+"="+root.SecretAccessKey)
+	cmd.Stderr = os.Stderr
+	// A process group of its own: Ctrl-C reaches the test, which stops the server when it is done with it.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("s3server: %w", err)
+	}
+	p := &Process{cmd: cmd, region: opts.Region, root: root, in: in, out: bufio.NewReader(stdout)}
+	unwatch := context.AfterFunc(ctx, func() { _ = cmd.Process.Kill() })
+	line, err := p.out.ReadString('\n')
+	if !unwatch() || err != nil {
+		_ = cmd.Process.Kill()
+		return nil, fmt.Errorf("s3server: the process said no endpoint: %w", errors.Join(ctx.Err(), err, cmd.Wait()))
+	}
+	p.endpoint = strings.TrimSpace(line)
+	return p, nil
+}
+
+// Endpoint is the server's URL.
+func (p *Process) Endpoint() string { return p.endpoint }
+
+// Region is the server's region.
+func (p *Process) Region() string { return p.region }
+
+// Keys are the root user's.
+func (p *Process) Keys() credentials.Keys { return p.root }
+
+// PID is the process's id, for tests that stop and continue or kill a server.
+func (p *Process) PID() int { return p.cmd.Process.Pid }
+
+// AddUser is Server.AddUser.
+func (p *Process) AddUser(_ context.Context, name, policy string) (credentials.Keys, error) {
+	return p.call(request{Op: "addUser", Name: name, Policy: policy})
+}
+
+// SetPolicy is Server.SetPolicy.
+func (p *Process) SetPolicy(_ context.Context, name, policy string) error {
+	_, err := p.call(request{Op: "setPolicy", Name: name, Policy: policy})
+	return err
+}
+
+// AddKey is Server.AddKey.
+func (p *Process) AddKey(_ context.Context, name string) (credentials.Keys, error) {
+	return p.call(request{Op: "addKey", Name: name})
+}
+
+// RemoveKey is Server.RemoveKey.
+func (p *Process) RemoveKey(_ context.Context, name, accessKeyID string) error {
+	_, err := p.call(request{Op: "removeKey", Name: name, Key: accessKeyID})
+	return err
+}
+
+func (p *Process) call(req request) (credentials.Keys, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := json.NewEncoder(p.in).Encode(req); err != nil {
+		return credentials.Keys{}, fmt.Errorf("s3server: %w", err)
+	}
+	line, err := p.out.ReadBytes('\n')
+	if err != nil {
+		return credentials.Keys{}, fmt.Errorf("s3server: no answer: %w", err)
+	}
+	var rep reply
+	if err := json.Unmarshal(line, &rep); err != nil {
+		return credentials.Keys{}, fmt.Errorf("s3server: answer: %w", err)
+	}
+	if rep.Error != "" {
+		return credentials.Keys{}, errors.New(rep.Error)
+	}
+	return credentials.Keys{AccessKeyID: rep.AccessKeyID, SecretAccessKey: rep.SecretAccessKey}, nil
+}
+
+// Stop ends the process, by force if it does not end by itself.
+func (p *Process) Stop() error {
+	p.in.Close() // end of control: it stops
+	kill := time.AfterFunc(stopTimeout, func() { _ = p.cmd.Process.Kill() })
+	defer kill.Stop()
+	return p.cmd.Wait()
+}

@@ -1,0 +1,277 @@
+// Package s3server is a real S3 server for tests: the versitygw gateway with its IAM policy engine, in this process or in
+// one of its own.
+//
+// The gateway keeps state in package variables, so one process can run one server at a time. Tests that need several use
+// StartProcess.
+package s3server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/versity/versitygw/backend/meta"
+	"github.com/versity/versitygw/backend/posix"
+	"github.com/versity/versitygw/embedgw"
+	"github.com/versity/versitygw/iamapi"
+	"github.com/versity/versitygw/iamapi/private"
+	"github.com/versity/versitygw/iamapi/storage"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+)
+
+// DefaultRegion is the region that a server has when none is given.
+const DefaultRegion = "us-east-1"
+
+const (
+	healthPath   = "/s3server-health" // masks a bucket of that name, so it is not a likely one
+	startTimeout = 20 * time.Second
+	stopTimeout  = 20 * time.Second
+	// maxCopyObject is S3's own limit for one CopyObject. Zero would refuse every copy.
+	maxCopyObject = 5 << 30
+)
+
+// Options say what to start. Dir is required.
+type Options struct {
+	Addr          string // host:port to listen on; "" and port 0 choose a free port of 127.0.0.1
+	Dir           string // where objects, versions and users are kept; must support extended attributes
+	Region        string // "" is DefaultRegion
+	RootAccessKey string // "": made up
+	RootSecretKey string // "": made up
+}
+
+// Server is a running gateway.
+type Server struct {
+	endpoint string
+	region   string
+	root     credentials.Keys
+	users    *users
+
+	cancel  context.CancelFunc
+	private *private.PrivateAPI
+	sockDir string
+	done    chan error // receives the gateway's end, once
+	stop    sync.Once
+	stopErr error
+}
+
+// Start starts a gateway and returns when it answers. It runs until Stop; ctx bounds only the start.
+func Start(ctx context.Context, opts Options) (*Server, error) {
+	if opts.Dir == "" {
+		return nil, errors.New("s3server: Options.Dir is required")
+	}
+	if opts.Region == "" {
+		opts.Region = DefaultRegion
+	}
+	root := credentials.Keys{AccessKeyID: opts.RootAccessKey, SecretAccessKey: opts.RootSecretKey}
+	if root.IsZero() {
+		root = newKeys()
+	}
+	addr, err := freeAddr(opts.Addr)
+	if err != nil {
+		return nil, err
+	}
+	store, backend, err := openStores(opts.Dir)
+	if err != nil {
+		return nil, err
+	}
+	// A UNIX socket's path is short (108 bytes), a test's directory often is not.
+	sockDir, err := os.MkdirTemp("", "s3server")
+	if err != nil {
+		return nil, err
+	}
+	sock := filepath.Join(sockDir, "iam")
+	rootCreds := iamapi.RootCredentials{Access: root.AccessKeyID, Secret: root.SecretAccessKey}
+	priv, err := private.New(store, rootCreds, private.WithPrivateQuiet())
+	if err != nil {
+		os.RemoveAll(sockDir)
+		return nil, fmt.Errorf("s3server: IAM: %w", err)
+	}
+
+	runCtx, cancel := context.WithCancel(context.Background())
+	s := &Server{
+		endpoint: "http://" + addr, region: opts.Region, root: root, users: &users{store: store},
+		cancel: cancel, private: priv, sockDir: sockDir, done: make(chan error, 1),
+	}
+	iamDone := make(chan error, 1)
+	go func() { iamDone <- servePrivate(priv.ServeMultiPort, []string{sock}) }()
+	if err := waitSocket(ctx, sock, iamDone); err != nil {
+		s.end()
+		return nil, fmt.Errorf("s3server: IAM: %w", err)
+	}
+	go func() {
+		s.done <- embedgw.RunVersityGW(runCtx, backend, &embedgw.Config{
+			RootUserAccess: root.AccessKeyID, RootUserSecret: root.SecretAccessKey, Region: opts.Region,
+			Ports: []string{addr}, MaxConnections: 4096, MaxRequests: 1024, MultipartMaxParts: 10000,
+			KeepAlive: true, Quiet: true, HealthPath: healthPath,
+			// Without the cache a policy that a test changes holds for the next request.
+			StandaloneIAMEndpoint: sock, IAMCacheDisable: true,
+		})
+	}()
+	if err := s.waitHealthy(ctx); err != nil {
+		s.end()
+		return nil, err
+	}
+	return s, nil
+}
+
+// Endpoint is the server's URL.
+func (s *Server) Endpoint() string { return s.endpoint }
+
+// Region is the server's region.
+func (s *Server) Region() string { return s.region }
+
+// Keys are the root user's, who may do everything.
+func (s *Server) Keys() credentials.Keys { return s.root }
+
+// AddUser makes a user who may do what the IAM policy document says and nothing else ("" : nothing at all).
+func (s *Server) AddUser(ctx context.Context, name, policy string) (credentials.Keys, error) {
+	return s.users.add(ctx, name, policy)
+}
+
+// SetPolicy replaces a user's policy.
+func (s *Server) SetPolicy(ctx context.Context, name, policy string) error {
+	return s.users.setPolicy(ctx, name, policy)
+}
+
+// AddKey makes another key of a user, as for a rotation. A user has two at most.
+func (s *Server) AddKey(ctx context.Context, name string) (credentials.Keys, error) {
+	return s.users.addKey(ctx, name)
+}
+
+// RemoveKey takes a key away from a user, at once.
+func (s *Server) RemoveKey(ctx context.Context, name, accessKeyID string) error {
+	return s.users.removeKey(ctx, name, accessKeyID)
+}
+
+// Stop ends the server. What it has stored stays in its directory, and a server started there again has it.
+func (s *Server) Stop() error {
+	s.stop.Do(func() {
+		s.end()
+		select {
+		case s.stopErr = <-s.done:
+		case <-time.After(stopTimeout):
+			s.stopErr = fmt.Errorf("s3server: still running %v after it was told to stop", stopTimeout)
+		}
+	})
+	return s.stopErr
+}
+
+func (s *Server) end() {
+	s.cancel()
+	_ = s.private.Shutdown() // its listener dies with it; nothing is lost
+	os.RemoveAll(s.sockDir)
+}
+
+func (s *Server) waitHealthy(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	return poll(ctx, "s3server at "+s.endpoint, func() (bool, error) {
+		select {
+		case err := <-s.done:
+			return false, fmt.Errorf("s3server: the gateway ended at start: %w", err)
+		default:
+		}
+		return Healthy(ctx, s.endpoint+healthPath), nil
+	})
+}
+
+// Healthy tells whether a GET of the URL answers 200 within a second.
+func Healthy(ctx context.Context, url string) bool {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return false
+	}
+	req.Close = true
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return false
+	}
+	resp.Body.Close()
+	return resp.StatusCode == http.StatusOK
+}
+
+func openStores(dir string) (storage.Storer, *posix.Posix, error) {
+	data, versions, iam := filepath.Join(dir, "data"), filepath.Join(dir, "versions"), filepath.Join(dir, "iam")
+	for _, d := range []string{data, versions, iam} {
+		if err := os.MkdirAll(d, 0o700); err != nil {
+			return nil, nil, err
+		}
+	}
+	store, err := storage.New(storage.Config{Dir: iam})
+	if err != nil {
+		return nil, nil, fmt.Errorf("s3server: user store: %w", err)
+	}
+	backend, err := posix.New(data, meta.XattrMeta{}, posix.PosixOpts{
+		VersioningDir: versions, CopyObjectThreshold: maxCopyObject, Concurrency: 512,
+	})
+	if err != nil {
+		return nil, nil, fmt.Errorf("s3server: object store in %s (does its file system have extended attributes?): %w", data, err)
+	}
+	return store, backend, nil
+}
+
+// servePrivate calls private.PrivateAPI.ServeMultiPort, whose last parameter's type cannot be named here: inference can.
+func servePrivate[T any](serve func([]string, T) error, addrs []string) error {
+	var noTLS T
+	return serve(addrs, noTLS)
+}
+
+func waitSocket(ctx context.Context, path string, ended <-chan error) error {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	return poll(ctx, "socket "+path, func() (bool, error) {
+		select {
+		case err := <-ended:
+			return false, fmt.Errorf("ended at start: %w", err)
+		default:
+		}
+		_, err := os.Stat(path)
+		return err == nil, nil
+	})
+}
+
+// poll waits until try says true or fails, or ctx ends.
+func poll(ctx context.Context, what string, try func() (bool, error)) error {
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		if ok, err := try(); ok || err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%s: not ready: %w", what, ctx.Err())
+		case <-tick.C:
+		}
+	}
+}
+
+// freeAddr turns a wish into an address with a port. The gateway binds by itself, so the port could be lost to another
+// process in between; the kernel hands out ephemeral ports in a way that makes this rare, and the start fails then.
+func freeAddr(addr string) (string, error) {
+	if addr == "" {
+		addr = "127.0.0.1:0"
+	}
+	_, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return "", fmt.Errorf("s3server: address %q: %w", addr, err)
+	}
+	if port != "0" {
+		return addr, nil
+	}
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		return "", fmt.Errorf("s3server: %w", err)
+	}
+	defer l.Close()
+	return l.Addr().String(), nil
+}
