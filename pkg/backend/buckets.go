@@ -2,59 +2,196 @@ package backend
 
 import (
 	"context"
+	"crypto/rand"
+	"net/http"
+	"sync"
 	"time"
 
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
-// Buckets validates buckets and remembers for a short time what it found.
-type Buckets struct{}
+// How long answers are kept, and how many. Failures are kept for a moment only, so that an operator's fix is seen while a
+// crowd of retries is not passed on.
+const (
+	successTTL   = 5 * time.Minute
+	failureTTL   = 10 * time.Second
+	rememberedOf = 2048             // of each kind
+	callBound    = 45 * time.Second // of one call, whose askers may allow more
+)
 
-// NewBuckets starts nothing. now is the clock; nil is time.Now.
-func NewBuckets(clients *Clients, now func() time.Time) (*Buckets, error) { panic("soon") }
+// Buckets finds out about buckets and remembers it for a short time, for each identity apart. Calls that ask for the same at
+// the same time are one. All methods may be called concurrently; it has no goroutine of its own.
+type Buckets struct {
+	clients  *Clients
+	salt     []byte // of identities' digests, which are kept in memory only
+	infos    *memo[bucketKey, BucketInfo]
+	versions *memo[bucketKey, Versioning]
+	locks    *memo[bucketKey, Retention]
+	accounts *memo[bucketKey, account]
+	told     sync.Map // backend names whose missing account was logged
+}
+
+// bucketKey is whom an answer is about and for.
+type bucketKey struct{ backend, bucket, identity, owner string }
 
 // BucketInfo is what validation found out.
 type BucketInfo struct {
 	Name   string
-	Region string // where requests for it are signed for; never empty
-	Owner  string // account id that is sent as the expected bucket owner; "": none is sent
+	Region string // what requests are signed for, and on AWS where they go; never empty
+	Owner  string // account id that every request names as the expected bucket owner; "": none is named
 }
 
-// Validate makes sure that the bucket is there and that keys may use it. owner "" is the backend's expectedBucketOwner,
-// or else the caller's own account where STS tells it. NotFound: there is no such bucket; Denied: it may be there.
+// NewBuckets starts nothing. now is the clock; nil is time.Now.
+func NewBuckets(clients *Clients, now func() time.Time) (*Buckets, error) {
+	if now == nil {
+		now = time.Now
+	}
+	salt := make([]byte, 16)
+	if _, err := rand.Read(salt); err != nil {
+		return nil, err
+	}
+	return &Buckets{
+		clients:  clients,
+		salt:     salt,
+		infos:    newMemo[bucketKey](now, rememberedOf, callBound, keepShortly[BucketInfo]),
+		versions: newMemo[bucketKey](now, rememberedOf, callBound, keepShortly[Versioning]),
+		locks:    newMemo[bucketKey](now, rememberedOf, callBound, keepShortly[Retention]),
+		accounts: newMemo[bucketKey](now, rememberedOf, callBound, keepAccount),
+	}, nil
+}
+
+func keepShortly[V any](_ V, err error) time.Duration {
+	switch {
+	case err == nil:
+		return successTTL
+	case fault.Is(err, fault.Timeout): // says more about the asker than about the bucket
+		return 0
+	}
+	return failureTTL
+}
+
+// identity names keys without giving them away; all that use the process's own chain are one.
+func (b *Buckets) identity(keys credentials.Keys) string {
+	if keys.IsZero() {
+		return "driver"
+	}
+	return keys.Digest(b.salt)
+}
+
+// Validate makes sure that the bucket is there and that keys may list it, and finds its region. owner is the account id that
+// must own it; "" is the backend's expectedBucketOwner, or else the caller's own account where STS tells it.
+//
+// NotFound: the service says that there is no such bucket. Denied: it may be there, but not for these keys or not of that
+// owner. Answers are remembered: see Forget.
 func (b *Buckets) Validate(ctx context.Context, be Backend, keys credentials.Keys, bucket, owner string) (BucketInfo, error) {
-	panic("soon")
+	key := bucketKey{be.Name, bucket, b.identity(keys), owner}
+	return b.infos.do(ctx, key, func(ctx context.Context) (BucketInfo, error) {
+		owner, err := b.expectedOwner(ctx, be, keys, owner)
+		if err != nil {
+			return BucketInfo{}, err
+		}
+		return b.validate(ctx, be, keys, BucketInfo{Name: bucket, Region: be.StartRegion(), Owner: owner})
+	})
 }
 
-// Forget drops what is remembered of a bucket, after it was created or deleted.
-func (b *Buckets) Forget(be Backend, bucket string) {}
-
-// CheckAccess tries what a mount's client will do.
-func (b *Buckets) CheckAccess(ctx context.Context, be Backend, keys credentials.Keys, bucket, prefix, region, owner string) error {
-	panic("soon")
+// Forget drops what is remembered of a bucket for every identity, after it was created, deleted or changed.
+func (b *Buckets) Forget(be Backend, bucket string) {
+	match := func(k bucketKey) bool { return k.backend == be.Name && k.bucket == bucket }
+	b.infos.forget(match)
+	b.versions.forget(match)
+	b.locks.forget(match)
 }
 
-// Versioning is a bucket's versioning state.
-type Versioning struct {
-	Enabled   bool // every overwrite and delete keeps a version
-	Suspended bool // was enabled; old versions may be there
-	MFADelete bool // versions cannot be deleted by a program
+func (b *Buckets) validate(ctx context.Context, be Backend, keys credentials.Keys, info BucketInfo) (BucketInfo, error) {
+	what := "checking bucket " + info.Name + " of " + be.String()
+	info, err := b.inRegion(be, info, func(info BucketInfo) (string, error) {
+		client, err := b.clients.Bucket(ctx, be, keys, info)
+		if err != nil {
+			return "", err
+		}
+		return head(ctx, client, info.Name)
+	})
+	if err != nil {
+		return BucketInfo{}, ownerHint(Classify(err, what), info.Owner)
+	}
+	return info, nil
 }
 
-// Retention is a bucket's object lock configuration.
-type Retention struct {
-	Enabled bool   // object lock is on
-	Mode    string // "GOVERNANCE", "COMPLIANCE"; "": no default retention
-	Days    int    // default retention in days, or
-	Years   int    // in years
+// inRegion does try for info, and once more where the service says that the bucket is in another region. try gives the
+// region that an answer names. On success the region in info is the one to use.
+func (b *Buckets) inRegion(be Backend, info BucketInfo, try func(BucketInfo) (string, error)) (BucketInfo, error) {
+	named, err := try(info)
+	if err != nil {
+		other := movedTo(err, info.Region)
+		if other == "" {
+			return info, err
+		}
+		info.Region = other
+		if named, err = try(info); err != nil {
+			return info, err
+		}
+	}
+	// What worked is right, except on AWS, where a bucket may answer in a region that is not its own. Other services put
+	// anything into that header.
+	if be.AWS() && regionName.MatchString(named) {
+		info.Region = named
+	}
+	return info, nil
 }
 
-// Versioning asks for the bucket's versioning state, remembered as Validate's answers are.
-func (b *Buckets) Versioning(ctx context.Context, be Backend, keys credentials.Keys, info BucketInfo) (Versioning, error) {
-	panic("soon")
+// movedTo is the region that a refusal in region says the bucket is in, or "".
+func movedTo(err error, region string) string {
+	a, ok := answered(err)
+	if !ok || a.region() == region {
+		return ""
+	}
+	switch a.status {
+	case http.StatusMovedPermanently, http.StatusTemporaryRedirect, http.StatusPermanentRedirect, http.StatusBadRequest, http.StatusForbidden:
+		return a.region()
+	}
+	return ""
 }
 
-// Retention asks for the bucket's default retention, remembered as Validate's answers are.
-func (b *Buckets) Retention(ctx context.Context, be Backend, keys credentials.Keys, info BucketInfo) (Retention, error) {
-	panic("soon")
+// head asks whether the bucket is there, and gives the region that the answer names.
+//
+// An answer to HEAD has no body, so that a refusal has no reason, and a 404 may come from any web server. Then a listing of
+// one key, which needs the same permission, gets the words. It costs a request on the way to an error only.
+func head(ctx context.Context, client *s3.Client, bucket string) (string, error) {
+	out, err := client.HeadBucket(ctx, &s3.HeadBucketInput{Bucket: &bucket})
+	if err == nil {
+		return aws.ToString(out.BucketRegion), nil
+	}
+	a, ok := answered(err)
+	if !ok || a.region() != "" && a.region() != client.Options().Region {
+		return "", err
+	}
+	switch a.status {
+	case http.StatusMovedPermanently, http.StatusBadRequest, http.StatusForbidden, http.StatusNotFound:
+	default:
+		return "", err
+	}
+	_, why := client.ListObjectsV2(ctx, &s3.ListObjectsV2Input{Bucket: &bucket, MaxKeys: aws.Int32(1)})
+	if why == nil {
+		if a.absent() {
+			return "", fault.Errorf(fault.Busy, "the bucket was not there and then it was: it has just been created, or the service is not consistent: try again")
+		}
+		return "", err
+	}
+	if _, ok := answered(why); !ok && !canceled(why) {
+		return "", err
+	}
+	return "", why
+}
+
+// ownerHint adds to a refusal what the expected owner may have to do with it: S3 answers 403 where it differs.
+func ownerHint(err error, owner string) error {
+	if owner == "" || !fault.Is(err, fault.Denied) {
+		return err
+	}
+	return fault.Errorf(fault.Denied, "%w; the request also demanded that account %s owns the bucket (expectedBucketOwner; the caller's own account where nobody set it), "+
+		"and a bucket of another account is refused in the same way", err, owner)
 }

@@ -1,21 +1,309 @@
 package backend
 
-// Config is the driver's config file.
-type Config struct{ backends map[string]Backend }
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/url"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
 
-// LoadConfig reads the config file and the CA files that it names.
-func LoadConfig(path, region, endpoint string) (*Config, error) { panic("soon") }
+	"sigs.k8s.io/yaml"
 
-// ParseConfig reads a config file's content.
-func ParseConfig(data []byte, region, endpoint string) (*Config, error) { panic("soon") }
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
+)
 
-// DefaultConfig is the config without a file.
+// maxConfigSize bounds the config file, in bytes; a hundred backends fit many times over.
+const maxConfigSize = 256 << 10
+
+// Values of the key addressing.
+const (
+	addressingPath    = "path"
+	addressingVirtual = "virtual"
+)
+
+var (
+	backendName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$`)
+	// A region becomes part of a host name on AWS and of a signature everywhere.
+	regionName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9_-]{0,62}[A-Za-z0-9])?$`)
+	accountID  = regexp.MustCompile(`^[0-9]{12}$`)
+)
+
+// Config is what the operator says about S3 services. It does not change once it is made.
+type Config struct {
+	backends map[string]Backend
+}
+
+// The file's form. docs/configuration.md describes exactly these keys.
+type (
+	fileConfig struct {
+		Backends map[string]json.RawMessage `json:"backends"`
+	}
+	fileBackend struct {
+		Endpoint              string   `json:"endpoint"`
+		Region                string   `json:"region"`
+		Addressing            string   `json:"addressing"`
+		CAFile                string   `json:"caFile"`
+		STS                   *fileSTS `json:"sts"`
+		SingleController      bool     `json:"singleController"`
+		AdoptUntaggedBuckets  bool     `json:"adoptUntaggedBuckets"`
+		ControllerCredentials string   `json:"controllerCredentials"`
+		ExpectedBucketOwner   string   `json:"expectedBucketOwner"`
+	}
+	fileSTS struct {
+		Endpoint string `json:"endpoint"`
+		Region   string `json:"region"`
+	}
+)
+
+// LoadConfig reads the config file and the CA files that it names. region and endpoint are the environment's (AWS_REGION,
+// AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL) for the backend "default", where the file does not say otherwise; "" is not given.
+// Errors are Invalid and name the key, or Precondition for a file that cannot be read.
+func LoadConfig(path, region, endpoint string) (*Config, error) {
+	data, err := readBounded(path, maxConfigSize)
+	if err != nil {
+		return nil, fault.Errorf(fault.Precondition, "reading the config file: %w", err)
+	}
+	c, err := ParseConfig(data, region, endpoint)
+	if err != nil {
+		return nil, fmt.Errorf("config file %s: %w", path, err)
+	}
+	for name, b := range c.backends {
+		if b.roots, err = readRoots(b.CAFile); err != nil {
+			return nil, fmt.Errorf("config file %s: %w", path, fault.Field("backends."+name+".caFile", "%w", err))
+		}
+		c.backends[name] = b
+	}
+	return c, nil
+}
+
+// DefaultConfig is the config without a file: the backend "default" alone.
 func DefaultConfig(region, endpoint string) (*Config, error) {
 	return ParseConfig(nil, region, endpoint)
 }
 
-// Backend gives the backend of that name.
-func (c *Config) Backend(name string) (Backend, error) { panic("soon") }
+// ParseConfig reads a config file's content as LoadConfig does, without looking at the CA files.
+func ParseConfig(data []byte, region, endpoint string) (*Config, error) {
+	files, err := parseFile(data)
+	if err != nil {
+		return nil, err
+	}
+	if _, ok := files[volume.DefaultBackend]; !ok {
+		files[volume.DefaultBackend] = fileBackend{}
+	}
+	c := &Config{backends: make(map[string]Backend, len(files))}
+	for name, f := range files {
+		place := func(key string) string { return "backends." + name + "." + key }
+		if name == volume.DefaultBackend {
+			// A wrong value is reported where it came from.
+			given := map[string]string{}
+			if f.Endpoint == "" && endpoint != "" {
+				f.Endpoint, given["endpoint"] = endpoint, "the environment's S3 endpoint (AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL)"
+			}
+			if f.Region == "" && region != "" {
+				f.Region, given["region"] = region, "the environment's region (AWS_REGION)"
+			}
+			place = func(key string) string {
+				if from, ok := given[key]; ok {
+					return from
+				}
+				return "backends." + name + "." + key
+			}
+		}
+		if c.backends[name], err = f.backend(name, place); err != nil {
+			return nil, err
+		}
+	}
+	return c, nil
+}
+
+// Backend gives the backend of that name. A name that the config does not have is a Precondition: volumes outlive config
+// files.
+func (c *Config) Backend(name string) (Backend, error) {
+	if b, ok := c.backends[name]; ok {
+		return b, nil
+	}
+	known := make([]string, 0, len(c.backends))
+	for _, b := range c.Backends() {
+		known = append(known, b.Name)
+	}
+	return Backend{}, fault.Errorf(fault.Precondition, "there is no backend %q in the driver's config (known: %s): add it to the config file of every controller and node, then restart them",
+		name, strings.Join(known, ", "))
+}
 
 // Backends gives all of them, sorted by name.
-func (c *Config) Backends() []Backend { panic("soon") }
+func (c *Config) Backends() []Backend {
+	all := make([]Backend, 0, len(c.backends))
+	for _, b := range c.backends {
+		all = append(all, b)
+	}
+	slices.SortFunc(all, func(a, b Backend) int { return strings.Compare(a.Name, b.Name) })
+	return all
+}
+
+// parseFile reads the YAML into the file's form and checks keys and types, but no values.
+func parseFile(data []byte) (map[string]fileBackend, error) {
+	if len(data) > maxConfigSize {
+		return nil, fault.Errorf(fault.Invalid, "the config file has %d bytes, more than the %d allowed", len(data), maxConfigSize)
+	}
+	// The YAML library reads the first document and is silent about others.
+	if err := oneDocument(string(data)); err != nil {
+		return nil, err
+	}
+	raw, err := yaml.YAMLToJSONStrict(data)
+	if err != nil {
+		return nil, fault.Errorf(fault.Invalid, "not valid YAML: %w", err)
+	}
+	files := map[string]fileBackend{}
+	if string(raw) == "null" { // nothing but comments
+		return files, nil
+	}
+	var top fileConfig
+	if err := decodeKeys("", raw, &top); err != nil {
+		return nil, err
+	}
+	for name, settings := range top.Backends {
+		if !backendName.MatchString(name) {
+			return nil, fault.Field("backends."+clip(name, 64), "is not a backend name: at most 32 of a-z, 0-9 and -, neither first nor last a -")
+		}
+		var f fileBackend
+		if err := decodeKeys("backends."+name, settings, &f); err != nil {
+			return nil, err
+		}
+		files[name] = f
+	}
+	return files, nil
+}
+
+func oneDocument(text string) error {
+	content := false
+	for number, line := range strings.Split(text, "\n") {
+		line = strings.TrimRight(line, "\r \t")
+		marker := line == "---" || strings.HasPrefix(line, "--- ")
+		if (marker && content) || line == "..." {
+			return fault.Errorf(fault.Invalid, "line %d: the config file must be one YAML document", number+1)
+		}
+		if t := strings.TrimLeft(line, " \t"); t != "" && !strings.HasPrefix(t, "#") {
+			content = true
+		}
+	}
+	return nil
+}
+
+// backend checks the values of one backend and fills in what follows from them.
+func (f fileBackend) backend(name string, place func(key string) string) (Backend, error) {
+	b := Backend{
+		Name:                  name,
+		Endpoint:              f.Endpoint,
+		Region:                f.Region,
+		PathStyle:             f.Endpoint != "",
+		CAFile:                f.CAFile,
+		SingleController:      f.SingleController,
+		AdoptUntaggedBuckets:  f.AdoptUntaggedBuckets,
+		ControllerCredentials: credentials.SourceDriver,
+		ExpectedBucketOwner:   f.ExpectedBucketOwner,
+	}
+	var err error
+	if b.Endpoint, err = checkEndpoint(place("endpoint"), f.Endpoint); err != nil {
+		return Backend{}, err
+	}
+	if err := checkRegion(place("region"), f.Region); err != nil {
+		return Backend{}, err
+	}
+	switch f.Addressing {
+	case "":
+	case addressingPath, addressingVirtual:
+		b.PathStyle = f.Addressing == addressingPath
+	default:
+		return Backend{}, fault.Field(place("addressing"), "is %q, must be %s or %s", clip(f.Addressing, 32), addressingPath, addressingVirtual)
+	}
+	if f.CAFile != "" && !strings.HasPrefix(f.CAFile, "/") {
+		return Backend{}, fault.Field(place("caFile"), "must be an absolute path")
+	}
+	switch f.ControllerCredentials {
+	case "":
+	case credentials.SourceDriver, credentials.SourceSecret:
+		b.ControllerCredentials = f.ControllerCredentials
+	default:
+		return Backend{}, fault.Field(place("controllerCredentials"), "is %q, must be %s or %s", clip(f.ControllerCredentials, 32), credentials.SourceDriver, credentials.SourceSecret)
+	}
+	if f.ExpectedBucketOwner != "" && !accountID.MatchString(f.ExpectedBucketOwner) {
+		return Backend{}, fault.Field(place("expectedBucketOwner"), "must be an account id of 12 digits")
+	}
+	if f.STS != nil {
+		b.STS = &STS{Region: f.STS.Region}
+		if b.STS.Endpoint, err = checkEndpoint(place("sts.endpoint"), f.STS.Endpoint); err != nil {
+			return Backend{}, err
+		}
+		if err := checkRegion(place("sts.region"), f.STS.Region); err != nil {
+			return Backend{}, err
+		}
+	}
+	return b, nil
+}
+
+func checkRegion(place, region string) error {
+	if region != "" && !regionName.MatchString(region) {
+		return fault.Field(place, "is not a region: letters, digits, - and _, at most 64")
+	}
+	return nil
+}
+
+// checkEndpoint gives the URL in its canonical form: scheme and host, no trailing slash. Texts do not repeat the value,
+// which may hold a password.
+func checkEndpoint(place, endpoint string) (string, error) {
+	if endpoint == "" {
+		return "", nil
+	}
+	u, err := url.Parse(endpoint)
+	switch {
+	case err != nil:
+		return "", fault.Field(place, "is not a URL")
+	case u.Scheme != "http" && u.Scheme != "https":
+		return "", fault.Field(place, "must begin with https:// or http://")
+	case u.User != nil:
+		return "", fault.Field(place, "must not hold a user or password: keys come from a secret or the driver's own environment")
+	case u.Hostname() == "" || strings.ContainsAny(u.Host, "\\%*?# "):
+		return "", fault.Field(place, "has no usable host")
+	case u.Path != "" && u.Path != "/", u.RawQuery != "", u.ForceQuery, strings.Contains(endpoint, "#"):
+		return "", fault.Field(place, "must be scheme, host and port only, without a path or query")
+	}
+	return u.Scheme + "://" + u.Host, nil
+}
+
+// readBounded reads a regular file of at most limit bytes.
+func readBounded(path string, limit int64) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	if info, err := f.Stat(); err != nil {
+		return nil, err
+	} else if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is not a regular file", path)
+	}
+	data, err := io.ReadAll(io.LimitReader(f, limit+1))
+	if err == nil && int64(len(data)) > limit {
+		err = fmt.Errorf("%s is larger than %d bytes", path, limit)
+	}
+	return data, err
+}
+
+// clip keeps a foreign text short and on one line in a message.
+func clip(s string, limit int) string {
+	s = strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f {
+			return ' '
+		}
+		return r
+	}, s)
+	if len(s) > limit {
+		return strings.ToValidUTF8(s[:limit], "") + "…"
+	}
+	return strings.ToValidUTF8(s, "?")
+}

@@ -1,0 +1,83 @@
+package backend
+
+import (
+	"encoding/json"
+	"reflect"
+	"sort"
+	"strings"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+)
+
+// decodeKeys fills the struct that out points to from a JSON object, key by key, so that every error names its place.
+// encoding/json alone would take "Region" for "region" and would not say where an unknown key is.
+func decodeKeys(place string, raw json.RawMessage, out any) error {
+	var keys map[string]json.RawMessage
+	if err := json.Unmarshal(raw, &keys); err != nil || keys == nil {
+		if place == "" {
+			return fault.Errorf(fault.Invalid, "the config file must be a map with the key backends")
+		}
+		return fault.Field(place, "must be a map of settings; write {} for one without any")
+	}
+	fields := fieldsByKey(out)
+	for _, key := range sortedKeys(keys) {
+		at := key
+		if place != "" {
+			at = place + "." + clip(key, 64)
+		}
+		field, ok := fields[key]
+		if !ok {
+			return fault.Field(clip(at, 200), "unknown key; known here: %s", strings.Join(sortedKeys(fields), ", "))
+		}
+		switch value := string(keys[key]); {
+		// An empty value is a template that was not filled in more often than a wish.
+		case value == "null":
+			if field.Kind() == reflect.Map {
+				continue
+			}
+			return fault.Field(at, "has no value; leave the key out for its default")
+		case value == `""`:
+			return fault.Field(at, "is empty; leave the key out for its default")
+		case field.Kind() == reflect.Pointer:
+			field.Set(reflect.New(field.Type().Elem()))
+			if err := decodeKeys(at, keys[key], field.Interface()); err != nil {
+				return err
+			}
+		default:
+			if err := json.Unmarshal(keys[key], field.Addr().Interface()); err != nil {
+				return fault.Field(at, "%s", wanted(field.Kind()))
+			}
+		}
+	}
+	return nil
+}
+
+func wanted(kind reflect.Kind) string {
+	switch kind {
+	case reflect.Bool:
+		return "must be true or false"
+	case reflect.Map:
+		return "must be a map"
+	default:
+		return "must be a string; put it in quotes"
+	}
+}
+
+// fieldsByKey gives the fields of the struct that v points to by their keys in the file.
+func fieldsByKey(v any) map[string]reflect.Value {
+	fields := map[string]reflect.Value{}
+	s := reflect.ValueOf(v).Elem()
+	for i := range s.NumField() {
+		fields[s.Type().Field(i).Tag.Get("json")] = s.Field(i)
+	}
+	return fields
+}
+
+func sortedKeys[V any](m map[string]V) []string {
+	keys := make([]string, 0, len(m))
+	for k := range m {
+		keys = append(keys, k)
+	}
+	sort.Strings(keys)
+	return keys
+}

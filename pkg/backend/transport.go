@@ -1,0 +1,61 @@
+package backend
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+)
+
+// Bounds of one request. The caller's context is the real deadline; these tell a dead endpoint from a slow one early
+// enough for a second attempt. Listings and deletions of a thousand keys may take long to answer.
+const (
+	dialTimeout     = 4 * time.Second
+	tlsTimeout      = 4 * time.Second
+	responseTimeout = 30 * time.Second
+	maxAttempts     = 3
+	maxBackoff      = 2 * time.Second
+
+	maxCAFileSize = 4 << 20 // bytes; a whole system bundle is a quarter of a MiB
+)
+
+func newHTTPClient(roots *x509.CertPool) *http.Client {
+	dialer := &net.Dialer{Timeout: dialTimeout, KeepAlive: 30 * time.Second}
+	return &http.Client{
+		Transport: &http.Transport{
+			Proxy:                 http.ProxyFromEnvironment,
+			DialContext:           dialer.DialContext,
+			TLSClientConfig:       &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots},
+			TLSHandshakeTimeout:   tlsTimeout,
+			ResponseHeaderTimeout: responseTimeout,
+			ExpectContinueTimeout: time.Second,
+			IdleConnTimeout:       90 * time.Second,
+			MaxIdleConns:          64,
+			MaxIdleConnsPerHost:   32,
+			ForceAttemptHTTP2:     true,
+		},
+		// S3 answers with redirects to say where a bucket is. A followed one would carry a signature for another host.
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+}
+
+// readRoots gives the system's trusted certificates and those of the PEM file; nil, the system's alone, for "".
+func readRoots(path string) (*x509.CertPool, error) {
+	if path == "" {
+		return nil, nil
+	}
+	pem, err := readBounded(path, maxCAFileSize)
+	if err != nil {
+		return nil, err
+	}
+	pool, err := x509.SystemCertPool()
+	if err != nil {
+		pool = x509.NewCertPool() // a minimal image has none
+	}
+	if !pool.AppendCertsFromPEM(pem) {
+		return nil, fmt.Errorf("%s holds no PEM certificate", path)
+	}
+	return pool, nil
+}
