@@ -1,0 +1,90 @@
+# s3-csi-driver. `make help` lists the targets.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := build
+
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+# Tools and servers that take long to build are kept here across checkouts.
+S3CSI_CACHE ?= $(HOME)/.cache/s3-csi-driver
+TOOLS := $(S3CSI_CACHE)/bin
+BIN := $(CURDIR)/bin
+IMAGE ?= s3-csi-driver
+PLATFORMS ?= linux/amd64,linux/arm64
+
+MINIO_VERSION := v0.0.0-20260212201848-7aac2a2c5b7c
+GOLANGCI_VERSION := v2.15.0
+
+MODULES := . clients/rclone tests
+GO_BUILD := CGO_ENABLED=0 go build -trimpath
+LDFLAGS := -s -w -X main.version=$(VERSION)
+
+export S3CSI_CACHE
+
+.PHONY: help
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
+
+.PHONY: setup
+setup: ## Install what a fresh Debian or Ubuntu machine lacks (as root), and download the Go modules
+	hack/setup
+
+.PHONY: build
+build: ## Build the driver and its rclone client into bin/
+	$(GO_BUILD) -ldflags "$(LDFLAGS)" -o $(BIN)/ ./cmd/s3-csi-driver
+	cd clients/rclone && $(GO_BUILD) -ldflags "-s -w" -o $(BIN)/s3-csi-rclone .
+
+.PHONY: test-parts
+test-parts: build $(TOOLS)/minio-$(MINIO_VERSION) ## Build what the tests run beside the driver: S3 servers, the mount-s3 stand-in
+	cd tests && $(GO_BUILD) -o $(BIN)/test/ ./cmd/...
+	ln -sf $(TOOLS)/minio-$(MINIO_VERSION) $(TOOLS)/minio
+
+$(TOOLS)/minio-$(MINIO_VERSION):
+	mkdir -p $(TOOLS)
+	GOBIN=$(TOOLS)/.minio CGO_ENABLED=0 go install github.com/minio/minio@$(MINIO_VERSION)
+	mv $(TOOLS)/.minio/minio $@
+
+.PHONY: test
+test: test-parts ## Run every test of every module; what needs root or FUSE says so when it is skipped
+	go vet ./...
+	go test -race -timeout 15m ./...
+	cd clients/rclone && go vet ./... && go test -race -timeout 15m ./...
+	cd tests && go vet ./... && S3CSI_BIN=$(BIN) go test -race -count=1 -p 1 -timeout 30m ./...
+
+.PHONY: demo
+demo: build ## Show the whole way from nothing to files in S3, on this machine (as root)
+	cd tests && $(GO_BUILD) -o $(BIN)/test/ ./cmd/s3server ./cmd/demo
+	S3CSI_BIN=$(BIN) $(BIN)/test/demo
+
+.PHONY: bench
+bench: test-parts ## Measure the mount path against the bare client, in one run (as root)
+	cd tests && S3CSI_BIN=$(BIN) go test -run '^$$' -bench . -benchtime 1x -timeout 30m ./bench/...
+
+.PHONY: fuzz
+fuzz: ## Run every fuzz target for FUZZTIME (10s)
+	hack/fuzz $(or $(FUZZTIME),10s)
+
+.PHONY: fmt
+fmt: ## Format the code
+	gofmt -s -w $(shell git ls-files '*.go')
+
+.PHONY: lint
+lint: $(TOOLS)/golangci-lint-$(GOLANGCI_VERSION) ## Check the code's style
+	@test -z "$$(gofmt -s -l $$(git ls-files '*.go'))" || { echo "not formatted; run make fmt:"; gofmt -s -l $$(git ls-files '*.go'); exit 1; }
+	for m in $(MODULES); do (cd $$m && $< run ./...); done
+
+$(TOOLS)/golangci-lint-$(GOLANGCI_VERSION):
+	mkdir -p $(TOOLS)
+	GOBIN=$(TOOLS)/.golangci go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_VERSION)
+	mv $(TOOLS)/.golangci/golangci-lint $@
+
+.PHONY: docs
+docs: ## Render the reference pages that tests compare with the code
+	go test ./pkg/... -run Docs -update
+
+.PHONY: image
+image: ## Build the container image for PLATFORMS
+	docker buildx build --platform $(PLATFORMS) --build-arg VERSION=$(VERSION) -t $(IMAGE):$(VERSION) .
+
+.PHONY: clean
+clean: ## Remove what was built here
+	rm -rf $(BIN)

@@ -1,0 +1,203 @@
+package mount
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/client"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/helper"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
+)
+
+const (
+	quietReads = 4                     // so many reads in a row must see no request waiting
+	quietPause = 5 * time.Millisecond  // between two of them
+	exitGrace  = 2 * time.Second       // for a helper that was told to quit
+	exitPause  = 10 * time.Millisecond // between two looks at processes
+)
+
+// end ends a mount without publications: everything written and closed is stored, the client has exited, nothing is left.
+// It can be cut short anywhere, by ctx or by a crash, and called again. The key's lock is held.
+func (m *Manager) end(ctx context.Context, rec record) error {
+	if rec.Client == "" { // no record: all that is known is its name
+		return m.discard(ctx, rec)
+	}
+	if rec.Phase != phaseEnding {
+		rec.Phase, rec.Ending = phaseEnding, time.Now()
+		if err := m.do(ctx, func() error { return m.store.writeRecord(rec) }); err != nil {
+			return err
+		}
+	}
+	peer := m.peer(rec.Name)
+	if err := peer.End(ctx); err != nil && !errors.Is(err, helper.ErrGone) {
+		return fmt.Errorf("telling the helper of mount %s to end: %w", rec.Name, err)
+	}
+	if err := m.unmountSource(ctx, rec); err != nil {
+		return m.draining(rec, err)
+	}
+	status, err := m.awaitExit(ctx, rec, peer)
+	if err != nil {
+		return err
+	}
+	if err := m.checkExit(ctx, rec, status); err != nil {
+		return err
+	}
+	if err := m.endHelper(ctx, rec, peer); err != nil {
+		return err
+	}
+	if err := m.do(ctx, func() error { return m.store.remove(rec.Name) }); err != nil {
+		return fmt.Errorf("clearing away mount %s: %w", rec.Name, err)
+	}
+	klog.FromContext(ctx).Info("Ended", "mount", rec.Name, "client", rec.Client, "bucket", rec.Spec.Bucket, "prefix", rec.Spec.Prefix,
+		"took", time.Since(rec.Ending).Round(time.Millisecond))
+	return nil
+}
+
+// unmountSource unmounts the source once the kernel has no request left for the client, and detaches the copies that other
+// mount namespaces still hold, because any of them would keep the client alive.
+func (m *Manager) unmountSource(ctx context.Context, rec record) error {
+	for {
+		mounts, err := m.Namespace.Mounts(ctx)
+		if err != nil {
+			return err
+		}
+		mnt, mounted := mountedAt(mounts, m.store.sourceDir(rec.Name))
+		if !mounted {
+			return nil
+		}
+		if err := m.quiet(ctx, mnt); err != nil {
+			return err
+		}
+		if err := m.unmount(ctx, mnt); err != nil {
+			return err
+		}
+		// Bind mounts in our own namespace are publications or somebody else's doing; the latter hold the client too,
+		// and awaitExit's error tells about it.
+		if n, err := m.Namespace.DetachCopies(ctx, mnt); err != nil {
+			klog.FromContext(ctx).Error(err, "Copies of the mount in other mount namespaces could not be detached", "mount", rec.Name)
+		} else if n > 0 {
+			klog.FromContext(ctx).Info("Detached copies of the mount in other mount namespaces", "mount", rec.Name, "copies", n)
+		}
+	}
+}
+
+// quiet waits until the FUSE connection has had no request waiting for a moment. A RELEASE that is still queued would be
+// dropped by umount, and with it what the client would have stored in it.
+func (m *Manager) quiet(ctx context.Context, mnt host.Mount) error {
+	for seen := 0; seen < quietReads; {
+		waiting, ok, err := m.ctl.Waiting(ctx, mnt.Minor)
+		switch {
+		case err != nil:
+			return err
+		case !ok:
+			return nil // the connection has ended: nothing will be answered any more
+		case waiting == 0:
+			seen++
+		default:
+			seen = 0
+		}
+		select {
+		case <-time.After(quietPause):
+		case <-ctx.Done():
+			return fault.Errorf(fault.Busy, "%d file system requests are still being answered: %w", max(waiting, 1), context.Cause(ctx))
+		}
+	}
+	return nil
+}
+
+// awaitExit waits until the client has exited. Where its helper is gone, it waits for the mount's processes; the status is
+// nil then, because nobody knows how the client ended.
+func (m *Manager) awaitExit(ctx context.Context, rec record, peer *helper.Peer) (*helper.Status, error) {
+	var last helper.Status
+	for {
+		status, err := peer.Status(ctx, last.Revision)
+		switch {
+		case errors.Is(err, helper.ErrGone):
+			return nil, m.awaitGone(ctx, rec)
+		case err != nil:
+			return nil, m.draining(rec, describe(last.Queue, err))
+		case status.State != helper.StateRunning:
+			return &status, nil
+		}
+		last = status
+	}
+}
+
+// awaitGone waits until no process of the mount is left.
+func (m *Manager) awaitGone(ctx context.Context, rec record) error {
+	for {
+		alive, err := m.Launcher.Alive(ctx, rec.UID)
+		if err != nil || !alive {
+			return err
+		}
+		select {
+		case <-time.After(exitPause):
+		case <-ctx.Done():
+			return m.draining(rec, fmt.Errorf("its processes (uid %d) have not exited: %w", rec.UID, context.Cause(ctx)))
+		}
+	}
+}
+
+// checkExit refuses to go on where a client ended with data that it had not stored: its cache is kept.
+func (m *Manager) checkExit(ctx context.Context, rec record, status *helper.Status) error {
+	if status == nil || status.State != helper.StateExited || status.ExitCode == 0 && status.Signal == "" {
+		return nil
+	}
+	if status.Queue != nil && status.Queue.Uploads > 0 {
+		return fault.Errorf(fault.Precondition, "client %s ended with %s and had %s left to store; they are kept in %s: "+
+			"copy them to the bucket, then remove %s", rec.Client, lastWords(*status), queue(*status.Queue), m.store.cacheDir(rec.Name), m.store.mountDir(rec.Name))
+	}
+	klog.FromContext(ctx).Info("The client did not end well", "mount", rec.Name, "client", rec.Client, "how", lastWords(*status))
+	return nil
+}
+
+// endHelper ends the helper, which has nothing to do any more.
+func (m *Manager) endHelper(ctx context.Context, rec record, peer *helper.Peer) error {
+	if err := peer.Quit(ctx); err == nil {
+		gctx, cancel := context.WithTimeout(ctx, exitGrace)
+		err := m.awaitGone(gctx, rec)
+		cancel()
+		if err == nil {
+			return nil
+		}
+	}
+	if err := m.Launcher.Kill(ctx, rec.UID); err != nil {
+		return fmt.Errorf("ending the helper of mount %s: %w", rec.Name, err)
+	}
+	return nil
+}
+
+// draining is the answer while a mount is on its way out: what is left, and for how long it has been going on.
+func (m *Manager) draining(rec record, err error) error {
+	return fault.Errorf(fault.Busy, "draining: %w (for %s; mount %s, client %s): it goes on, and a retry waits for it",
+		err, time.Since(rec.Ending).Round(time.Second), rec.Name, rec.Client)
+}
+
+func describe(q *client.Queue, err error) error {
+	if q == nil {
+		return fmt.Errorf("the client is still writing: %w", err)
+	}
+	return fmt.Errorf("%s: %w", queue(*q), err)
+}
+
+// queue says what is left to store: "3 uploads, 1.2 GiB".
+func queue(q client.Queue) string {
+	const units = "KMGTPE"
+	size, unit := float64(q.Bytes), ""
+	for i := 0; size >= 1024 && i < len(units); i++ {
+		size, unit = size/1024, units[i:i+1]+"i"
+	}
+	plural := "s"
+	if q.Uploads == 1 {
+		plural = ""
+	}
+	if unit == "" {
+		return fmt.Sprintf("%d upload%s, %d B", q.Uploads, plural, q.Bytes)
+	}
+	return fmt.Sprintf("%d upload%s, %.1f %sB", q.Uploads, plural, size, unit)
+}

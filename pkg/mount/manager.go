@@ -1,0 +1,380 @@
+package mount
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/client"
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/helper"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
+	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
+	"github.com/s3-csi/s3-csi-driver/pkg/namedlock"
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
+)
+
+// Request is one publication to make: a NodePublishVolume, parsed.
+type Request struct {
+	VolumeID       string
+	Target         string            // target_path
+	Volume         volume.ID         // where the data is
+	Attributes     volume.Attributes // from the volume context
+	Options        []volume.Option   // of the context, then of the capability
+	ReadOnly       bool              // this publication is read-only
+	SingleWriter   bool              // at most one publication of this volume on the node
+	MountGroup     *uint32           // VOLUME_MOUNT_GROUP
+	SELinuxContext string            // for mount(2)
+	Source         string            // credentials.SourceDriver or SourceSecret
+	Keys           credentials.Keys  // of SourceSecret
+	Identity       string            // for people: "driver", "secret:<access key id>"
+}
+
+// Stats is what NodeGetVolumeStats reports.
+type Stats struct {
+	TotalBytes, UsedBytes, AvailableBytes int64
+	Inodes, InodesUsed, InodesFree        int64
+}
+
+// Launcher brings helpers to life. A mount's uid is its own, so a uid names all its processes.
+type Launcher interface {
+	Start(ctx context.Context, u launcher.Unit) error
+	// Alive tells whether a process of that uid is there.
+	Alive(ctx context.Context, uid uint32) (bool, error)
+	// Kill ends them and returns when they are gone.
+	Kill(ctx context.Context, uid uint32) error
+}
+
+// Backends is what the manager asks of the S3 services.
+type Backends interface {
+	Backend(name string) (backend.Backend, error)
+	// CheckAccess proves that the keys can do below the prefix what a client will do, and tells the bucket's region.
+	// region and owner are what is known of the bucket; "" is not known.
+	CheckAccess(ctx context.Context, be backend.Backend, keys credentials.Keys, bucket, prefix, region, owner string) (string, error)
+	// DriverKeys are the process's own credentials as they are now.
+	DriverKeys(ctx context.Context) (credentials.Keys, error)
+}
+
+// UIDRange is the range of user ids that mounts get, both ends included.
+type UIDRange struct{ First, Last uint32 }
+
+// Options are what a Manager is made of.
+type Options struct {
+	Namespace     *host.Namespace
+	Launcher      Launcher
+	Backends      Backends
+	Client        func(name string) (client.Client, error) // client.Get
+	StateDir      string                                   // on a tmpfs: gone with a reboot, as the mounts are
+	CacheDir      string                                   // on a disk
+	ClientDir     string                                   // the client programs
+	DefaultClient string
+	TargetRoot    string // targets must lie below it; "": anywhere
+	UIDs          UIDRange
+	MountTimeout  time.Duration // for a cold start
+	DrainTimeout  time.Duration // for an unpublish whose caller gave no deadline
+	Version       string        // the driver's
+}
+
+// Manager publishes and unpublishes volumes on this node.
+type Manager struct {
+	Options
+	store store
+	ctl   *host.Fusectl
+
+	targets flights         // what is under way, by target
+	volumes namedlock.Locks // by volume id: single-writer checks
+	keys    namedlock.Locks // by mount key: one life after the other
+	alloc   sync.Mutex      // generations and uids
+
+	salt []byte
+}
+
+const (
+	// maxStateDir keeps the helpers' socket paths within sockaddr_un's 107 bytes (unix(7)).
+	maxStateDir = 48
+	sweepEvery  = time.Minute
+	sweepBound  = 2 * time.Minute
+	undoBound   = 20 * time.Second
+	helperBound = 10 * time.Second // for a helper to answer what needs no client
+)
+
+// New checks the options and prepares the state directory. It starts nothing.
+func New(ctx context.Context, o Options) (*Manager, error) {
+	switch {
+	case !filepath.IsAbs(o.StateDir) || len(o.StateDir) > maxStateDir:
+		return nil, fmt.Errorf("state directory %q: it must be an absolute path of at most %d bytes", o.StateDir, maxStateDir)
+	case !filepath.IsAbs(o.CacheDir):
+		return nil, fmt.Errorf("cache directory %q: it must be an absolute path", o.CacheDir)
+	case o.UIDs.First < 1000 || o.UIDs.Last < o.UIDs.First:
+		return nil, fmt.Errorf("uid range %d-%d: it must begin at 1000 or above and not be empty", o.UIDs.First, o.UIDs.Last)
+	}
+	if _, err := o.Client(o.DefaultClient); err != nil {
+		return nil, fmt.Errorf("default client: %w", err)
+	}
+	m := &Manager{Options: o, store: store{dir: o.StateDir, cache: o.CacheDir}}
+	m.ctl = host.NewFusectl(o.Namespace, filepath.Join(o.StateDir, "fusectl"))
+	err := m.Namespace.Do(ctx, "preparing "+o.StateDir, func() (err error) {
+		if err := m.store.prepare(); err != nil {
+			return err
+		}
+		if m.salt, err = m.store.salt(); err != nil {
+			return err
+		}
+		return host.PrivateMountpoint(m.store.sources())
+	})
+	if err != nil {
+		return nil, fmt.Errorf("preparing the state directory %s: %w", o.StateDir, err)
+	}
+	return m, nil
+}
+
+// Run clears away what crashes left behind, at once and each minute, and keeps the credentials of mounts fresh, until ctx
+// ends. Then it waits a moment for publications that are under way; it never unmounts on its way out.
+func (m *Manager) Run(ctx context.Context) error {
+	unlock, err := m.lockState(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	ticker := time.NewTicker(sweepEvery)
+	defer ticker.Stop()
+	for {
+		sctx, cancel := context.WithTimeout(ctx, sweepBound)
+		if err := m.sweep(sctx); err != nil && ctx.Err() == nil {
+			klog.FromContext(ctx).Error(err, "The state directory could not be tidied; it is tried again", "in", sweepEvery)
+		}
+		cancel()
+		select {
+		case <-ctx.Done():
+			m.targets.wait(undoBound)
+			return nil
+		case <-ticker.C:
+		}
+	}
+}
+
+// lockState keeps a second driver off the same state directory.
+func (m *Manager) lockState(ctx context.Context) (unlock func(), err error) {
+	var f *os.File
+	err = m.Namespace.Do(ctx, "locking the state directory", func() (err error) {
+		f, err = os.OpenFile(filepath.Join(m.StateDir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+		if err != nil {
+			return err
+		}
+		return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	})
+	if err == nil {
+		return func() { f.Close() }, nil
+	}
+	if f != nil {
+		f.Close()
+	}
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return nil, fmt.Errorf("another driver is running with the state directory %s: stop it, or give this one its own --state-dir", m.StateDir)
+	}
+	return nil, fmt.Errorf("locking the state directory: %w", err)
+}
+
+// peer is the helper of a mount.
+func (m *Manager) peer(name string) *helper.Peer {
+	return helper.NewPeer(func(ctx context.Context) (conn *net.UnixConn, err error) {
+		err = m.Namespace.Do(ctx, "connecting to a helper", func() error {
+			conn, err = net.DialUnix("unix", nil, &net.UnixAddr{Name: m.store.socket(name), Net: "unix"})
+			return err
+		})
+		return conn, err
+	})
+}
+
+// do is Namespace.Do for the store's plain file work.
+func (m *Manager) do(ctx context.Context, fn func() error) error {
+	return m.Namespace.Do(ctx, "reading or writing "+m.StateDir, fn)
+}
+
+// clientOf is the client of a volume, whose choice wins over the driver's.
+func (m *Manager) clientOf(name string) (client.Client, error) {
+	if name == "" {
+		name = m.DefaultClient
+	}
+	return m.Client(name)
+}
+
+// secretOrDriver are the keys that a mount gets.
+func (m *Manager) keysFor(ctx context.Context, r Request) (credentials.Keys, error) {
+	if r.Source == credentials.SourceSecret {
+		return r.Keys, nil
+	}
+	keys, err := m.Backends.DriverKeys(ctx)
+	if err != nil {
+		return credentials.Keys{}, fmt.Errorf("the driver's own credentials: %w", err)
+	}
+	return keys, nil
+}
+
+// mounted finds the mount of a source directory; ok is false when nothing is mounted there.
+func mountedAt(mounts []host.Mount, path string) (top host.Mount, ok bool) {
+	for _, mnt := range mounts {
+		if mnt.Mountpoint == path {
+			top, ok = mnt, true // later entries lie on top
+		}
+	}
+	return top, ok
+}
+
+// inUse lists the publications of a mount.
+func inUse(all []publication, name string) (used []publication) {
+	for _, p := range all {
+		if p.Mount == name {
+			used = append(used, p)
+		}
+	}
+	return used
+}
+
+// keyOf is the key in a mount's name.
+func keyOf(name string) string {
+	key, _, _ := strings.Cut(name, "-")
+	return key
+}
+
+// sweep ends mounts that nobody uses and clears away those that were never finished.
+func (m *Manager) sweep(ctx context.Context) error {
+	var (
+		records  []record
+		halfMade []string
+	)
+	err := m.do(ctx, func() (err error) {
+		records, halfMade, err = m.store.records()
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, rec := range records {
+		if err := m.tend(ctx, rec.Name); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	for _, name := range halfMade {
+		if err := m.tend(ctx, name); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// tend looks at one mount, unless somebody is at work on its key.
+func (m *Manager) tend(ctx context.Context, name string) error {
+	unlock, ok := m.keys.TryLock(keyOf(name))
+	if !ok {
+		return nil
+	}
+	defer unlock()
+	var (
+		rec  record
+		have bool
+		used []publication
+	)
+	err := m.do(ctx, func() (err error) {
+		if rec, have, err = m.store.record(name); err != nil {
+			return err
+		}
+		all, err := m.store.allPublications()
+		used = inUse(all, name)
+		return err
+	})
+	switch {
+	case err != nil:
+		return err
+	case !have:
+		return m.discard(ctx, record{Name: name, Key: keyOf(name)})
+	case len(used) > 0 && rec.Phase == phaseRunning:
+		return m.refresh(ctx, rec)
+	case len(used) > 0:
+		return nil // a retry of its publish or unpublish goes on with it
+	case rec.Phase == phaseStarting:
+		klog.FromContext(ctx).Info("Clearing away a mount whose start was cut short", "mount", name, "volume", rec.VolumeID)
+		return m.discard(ctx, rec)
+	}
+	return m.end(ctx, rec)
+}
+
+// refresh gives a mount of the driver's own credentials the current ones.
+func (m *Manager) refresh(ctx context.Context, rec record) error {
+	if rec.Spec.Source != credentials.SourceDriver {
+		return nil
+	}
+	keys, err := m.Backends.DriverKeys(ctx)
+	if err != nil {
+		return fmt.Errorf("refreshing the credentials of mount %s (volume %s): %w", rec.Name, rec.VolumeID, err)
+	}
+	hctx, cancel := context.WithTimeout(ctx, helperBound)
+	defer cancel()
+	if err := m.peer(rec.Name).Credentials(hctx, keys); err != nil {
+		return fmt.Errorf("refreshing the credentials of mount %s (volume %s): %w", rec.Name, rec.VolumeID, err)
+	}
+	return nil
+}
+
+// Stats tells what the file system of a publication says of its size. The answer comes from the client, so it is waited
+// for only until ctx ends.
+func (m *Manager) Stats(ctx context.Context, volumeID, path string) (Stats, error) {
+	var (
+		p  publication
+		ok bool
+	)
+	err := m.do(ctx, func() (err error) {
+		p, ok, err = m.store.publication(path)
+		return err
+	})
+	if err != nil {
+		return Stats{}, err
+	}
+	if !ok || p.VolumeID != volumeID {
+		return Stats{}, fault.Errorf(fault.NotFound, "volume %s is not published at %s on this node", volumeID, path)
+	}
+	mounts, err := m.Namespace.Mounts(ctx)
+	if err != nil {
+		return Stats{}, err
+	}
+	top, ok := mountedAt(mounts, path)
+	if name, ours := nameOfSource(top.Source); !ok || !ours || name != p.Mount {
+		return Stats{}, fault.Errorf(fault.NotFound, "volume %s: the mount at %s is gone; publishing it again brings it back", volumeID, path)
+	}
+	st, err := m.Namespace.Statfs(ctx, path)
+	switch {
+	case errors.Is(err, unix.ENOTCONN), errors.Is(err, unix.ECONNABORTED), errors.Is(err, unix.EIO):
+		return Stats{}, fault.Errorf(fault.Unavailable, "volume %s at %s: its client has died: %w", volumeID, path, err)
+	case errors.Is(err, fs.ErrNotExist):
+		return Stats{}, fault.Errorf(fault.NotFound, "volume %s: %w", volumeID, err)
+	case err != nil:
+		return Stats{}, fmt.Errorf("volume %s at %s does not answer: %w", volumeID, path, err)
+	}
+	bytes := func(blocks uint64) int64 { return saturate(blocks, uint64(st.Frsize)) }
+	return Stats{
+		TotalBytes: bytes(st.Blocks), UsedBytes: bytes(st.Blocks - min(st.Blocks, st.Bfree)), AvailableBytes: bytes(st.Bavail),
+		Inodes: saturate(st.Files, 1), InodesUsed: saturate(st.Files-min(st.Files, st.Ffree), 1), InodesFree: saturate(st.Ffree, 1),
+	}, nil
+}
+
+// saturate multiplies within an int64: object stores like to say that they have 2^63 blocks.
+func saturate(n, size uint64) int64 {
+	const limit = uint64(1<<63 - 1)
+	if size == 0 || n > limit/size {
+		return int64(limit)
+	}
+	return int64(n * size)
+}

@@ -1,0 +1,269 @@
+package mount
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/helper"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
+)
+
+// Publish makes the volume appear at the target. It is idempotent; a retry of the same request joins the one under way.
+// When it fails, everything that it did is undone.
+func (m *Manager) Publish(ctx context.Context, r Request) error {
+	if _, err := m.clientFor(r); err != nil {
+		return err
+	}
+	if r.Source == credentials.SourceSecret && r.Keys.IsZero() {
+		return fault.Errorf(fault.Precondition, "volume %s takes its credentials from a secret, and the request has none: "+
+			"set node-publish-secret-name and -namespace on its StorageClass or nodePublishSecretRef on its PersistentVolume", r.VolumeID)
+	}
+	spec := newSpec(r, m.salt)
+	request := fmt.Sprintf("publish %s ro=%t single=%t %s", r.VolumeID, r.ReadOnly, r.SingleWriter, spec.encode())
+	err := m.targets.do(ctx, r.Target, request, func() error {
+		wctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.MountTimeout)
+		defer cancel()
+		return m.publish(wctx, r, spec)
+	})
+	if err != nil {
+		return fmt.Errorf("publishing volume %s: %w", r.VolumeID, err)
+	}
+	return nil
+}
+
+// clientFor checks what an author chose against the client that it is for.
+func (m *Manager) clientFor(r Request) (name string, err error) {
+	cl, err := m.clientOf(r.Attributes.Client)
+	if err != nil {
+		return "", err
+	}
+	if err := cl.Check(r.Options, "mountOptions"); err != nil {
+		return "", err
+	}
+	return cl.Name, nil
+}
+
+func (m *Manager) publish(ctx context.Context, r Request, spec Spec) (err error) {
+	unlockVolume, err := m.volumes.Lock(ctx, r.VolumeID)
+	if err != nil {
+		return fault.Errorf(fault.Busy, "another publication of the volume is under way: %w", err)
+	}
+	defer unlockVolume()
+
+	published, err := m.published(ctx, r, spec)
+	if err != nil || published {
+		return err
+	}
+	if err := m.checkSingleWriter(ctx, r); err != nil {
+		return err
+	}
+	target, made, err := m.openTarget(ctx, r.Target)
+	if err != nil {
+		return err
+	}
+	defer target.Close()
+	defer func() {
+		if err != nil && made {
+			uctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoBound)
+			defer cancel()
+			err = errors.Join(err, m.removeTarget(uctx, r.Target))
+		}
+	}()
+
+	key := spec.Key()
+	unlockKey, err := m.keys.Lock(ctx, key)
+	if err != nil {
+		return fault.Errorf(fault.Busy, "the mount of this volume is being started or ended: %w", err)
+	}
+	defer unlockKey()
+	rec, err := m.ensure(ctx, r, spec)
+	if err != nil {
+		return err
+	}
+	if err := m.bind(ctx, r, rec, target); err != nil {
+		uctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoBound)
+		defer cancel()
+		return errors.Join(err, m.unmountTarget(uctx, r.Target), m.release(uctx, rec, r.Target))
+	}
+	klog.FromContext(ctx).Info("Published", "mount", rec.Name, "client", rec.Client, "readOnly", r.ReadOnly)
+	return nil
+}
+
+// openTarget opens the target's directory and makes it where it is missing.
+func (m *Manager) openTarget(ctx context.Context, path string) (dir *os.File, made bool, err error) {
+	err = m.Namespace.Do(ctx, "opening the target", func() error {
+		if dir, err = host.OpenTarget(m.TargetRoot, path, false); fault.Is(err, fault.NotFound) {
+			dir, err = host.OpenTarget(m.TargetRoot, path, true)
+			made = err == nil
+		}
+		return err
+	})
+	return dir, made, err
+}
+
+// published tells whether the target already shows this volume alive, and refreshes its credentials then. What a dead
+// client left at the target is cleared away, so that it can be published anew.
+func (m *Manager) published(ctx context.Context, r Request, spec Spec) (bool, error) {
+	mounts, err := m.Namespace.Mounts(ctx)
+	if err != nil {
+		return false, err
+	}
+	top, mounted := mountedAt(mounts, r.Target)
+	if !mounted {
+		return false, nil
+	}
+	name, ours := nameOfSource(top.Source)
+	if !ours {
+		return false, fault.Errorf(fault.Precondition, "something else is mounted at target %s (%s, type %s): unmount it first", r.Target, top.Source, top.FSType)
+	}
+	var (
+		p    publication
+		rec  record
+		have bool
+	)
+	if err := m.do(ctx, func() (err error) {
+		if p, _, err = m.store.publication(r.Target); err != nil {
+			return err
+		}
+		rec, have, err = m.store.record(name)
+		return err
+	}); err != nil {
+		return false, err
+	}
+	source, alive := mountedAt(mounts, m.store.sourceDir(name))
+	alive = alive && have && source.Major == top.Major && source.Minor == top.Minor
+	if alive && m.running(ctx, rec) {
+		switch {
+		case p.Mount != name || p.VolumeID != r.VolumeID:
+			return false, fault.Errorf(fault.Exists, "target %s shows volume %s", r.Target, rec.VolumeID)
+		case rec.Spec.encode() != spec.encode():
+			return false, fault.Errorf(fault.Exists, "target %s shows the volume with other parameters, options or credentials; "+
+				"they take effect when the target is unpublished and published again (delete the pod)", r.Target)
+		case p.ReadOnly != r.ReadOnly:
+			return false, fault.Errorf(fault.Exists, "target %s shows the volume with readOnly=%t", r.Target, p.ReadOnly)
+		}
+		return true, m.handKeys(ctx, r, rec)
+	}
+	klog.FromContext(ctx).Info("The mount at the target is dead; it is replaced", "mount", name)
+	return false, m.unmountTarget(ctx, r.Target)
+}
+
+// running tells whether a mount's client is alive, by its helper's word.
+func (m *Manager) running(ctx context.Context, rec record) bool {
+	ctx, cancel := context.WithTimeout(ctx, helperBound)
+	defer cancel()
+	status, err := m.peer(rec.Name).Hello(ctx)
+	return err == nil && status.State == helper.StateRunning && rec.Phase == phaseRunning
+}
+
+// handKeys gives a running mount of the very same spec its current keys.
+func (m *Manager) handKeys(ctx context.Context, r Request, rec record) error {
+	keys, err := m.keysFor(ctx, r)
+	if err != nil {
+		return err
+	}
+	hctx, cancel := context.WithTimeout(ctx, helperBound)
+	defer cancel()
+	if err := m.peer(rec.Name).Credentials(hctx, keys); err != nil {
+		return fmt.Errorf("refreshing the credentials of mount %s: %w", rec.Name, err)
+	}
+	return nil
+}
+
+// checkSingleWriter enforces SINGLE_NODE_SINGLE_WRITER: the CSI specification wants FAILED_PRECONDITION for a second
+// publication of the same volume on the node. The volume's lock is held.
+func (m *Manager) checkSingleWriter(ctx context.Context, r Request) error {
+	var all []publication
+	if err := m.do(ctx, func() (err error) { all, err = m.store.allPublications(); return err }); err != nil {
+		return err
+	}
+	for _, p := range all {
+		if p.VolumeID == r.VolumeID && p.Target != r.Target && (p.SingleWriter || r.SingleWriter) {
+			return fault.Errorf(fault.Precondition, "the volume is for a single writer and is published at %s already", p.Target)
+		}
+	}
+	return nil
+}
+
+// ensure gives a running mount for the spec. The key's lock is held, so no other life of it begins or ends meanwhile.
+func (m *Manager) ensure(ctx context.Context, r Request, spec Spec) (record, error) {
+	key := spec.Key()
+	var (
+		all  []record
+		pubs []publication
+	)
+	if err := m.do(ctx, func() (err error) {
+		if all, _, err = m.store.records(); err != nil {
+			return err
+		}
+		pubs, err = m.store.allPublications()
+		return err
+	}); err != nil {
+		return record{}, err
+	}
+	mounts, err := m.Namespace.Mounts(ctx)
+	if err != nil {
+		return record{}, err
+	}
+	for _, rec := range all {
+		if rec.Key != key {
+			continue
+		}
+		if rec.Spec.encode() != spec.encode() {
+			return record{}, fmt.Errorf("mount %s has this volume's key and another spec: remove %s once its pods are gone", rec.Name, m.store.mountDir(rec.Name))
+		}
+		_, alive := mountedAt(mounts, m.store.sourceDir(rec.Name))
+		switch {
+		case rec.Phase == phaseRunning && alive && m.running(ctx, rec):
+			return rec, m.handKeys(ctx, r, rec)
+		case rec.Phase == phaseStarting:
+			if err := m.discard(ctx, rec); err != nil {
+				return record{}, err
+			}
+		case rec.Phase == phaseEnding, len(inUse(pubs, rec.Name)) == 0:
+			// What it was given must be stored before another life of it reads the same prefix.
+			if err := m.end(ctx, rec); err != nil {
+				return record{}, fmt.Errorf("waiting for the mount's previous life to end: %w", err)
+			}
+		}
+	}
+	return m.start(ctx, r, spec)
+}
+
+// bind records the publication and binds the source to the target, in this order: what a crash leaves between the two is
+// a record without a mount, which the next publish or unpublish completes.
+func (m *Manager) bind(ctx context.Context, r Request, rec record, target *os.File) error {
+	p := publication{Target: r.Target, VolumeID: r.VolumeID, Mount: rec.Name, ReadOnly: r.ReadOnly, SingleWriter: r.SingleWriter, Created: time.Now()}
+	err := m.Namespace.Do(ctx, "binding "+rec.Name+" to "+strconv.Quote(r.Target), func() error {
+		if err := m.store.writePublication(p); err != nil {
+			return err
+		}
+		source, err := host.OpenDir(m.store.sourceDir(rec.Name))
+		if err != nil {
+			return err
+		}
+		defer source.Close()
+		return host.Bind(source, target, host.BindAttrs{ReadOnly: r.ReadOnly})
+	})
+	if err != nil {
+		return fmt.Errorf("binding the mount to target %s: %w", r.Target, err)
+	}
+	mounts, err := m.Namespace.Mounts(ctx)
+	if err != nil {
+		return err
+	}
+	source, ok := mountedAt(mounts, m.store.sourceDir(rec.Name))
+	top, shown := mountedAt(mounts, r.Target)
+	if !ok || !shown || source.Major != top.Major || source.Minor != top.Minor {
+		return fault.Errorf(fault.Unavailable, "the mount does not show at target %s: its client died meanwhile, or something was mounted over it", r.Target)
+	}
+	return nil
+}

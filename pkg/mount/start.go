@@ -1,0 +1,346 @@
+package mount
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/klog/v2"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/client"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/helper"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
+	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
+)
+
+// start brings a new mount up and returns when a directory read through it has answered. On failure nothing of it is
+// left. The key's lock is held.
+func (m *Manager) start(ctx context.Context, r Request, spec Spec) (rec record, err error) {
+	cl, err := m.clientOf(spec.Client)
+	if err != nil {
+		return record{}, err
+	}
+	be, err := m.Backends.Backend(spec.Backend)
+	if err != nil {
+		return record{}, err
+	}
+	keys, err := m.keysFor(ctx, r)
+	if err != nil {
+		return record{}, err
+	}
+	if rec, err = m.allocate(ctx, r, spec, cl); err != nil {
+		return record{}, err
+	}
+	began := time.Now()
+	defer func() {
+		if err != nil {
+			uctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoBound)
+			defer cancel()
+			err = errors.Join(err, m.discard(uctx, rec))
+		}
+	}()
+
+	var (
+		region string
+		fuse   *os.File
+		g, gtx = errgroup.WithContext(ctx)
+	)
+	// Whether the keys work is asked while the helper starts; the client is started only with keys that do.
+	g.Go(func() (err error) {
+		region, err = m.Backends.CheckAccess(gtx, be, keys, spec.Bucket, spec.Prefix, spec.Region, spec.ExpectedBucketOwner)
+		return err
+	})
+	g.Go(func() (err error) {
+		fuse, err = m.launch(gtx, rec, be, spec)
+		return err
+	})
+	err = g.Wait()
+	if fuse != nil {
+		defer fuse.Close() // again: only after ours is closed does the client's death end the connection
+	}
+	if err != nil {
+		return record{}, err
+	}
+	rec.Command = cl.Command(m.invocation(rec, cl, be, region))
+	peer := m.peer(rec.Name)
+	status, err := peer.Start(ctx, helper.StartRequest{Client: cl.Name, Command: rec.Command, Keys: keys}, fuse)
+	if err != nil {
+		return record{}, fmt.Errorf("starting client %s: %w", cl.Name, err)
+	}
+	fuse.Close()
+	if err := m.awaitReady(ctx, rec, peer, status); err != nil {
+		return record{}, err
+	}
+	rec.Phase = phaseRunning
+	if err := m.do(ctx, func() error { return m.store.writeRecord(rec) }); err != nil {
+		return record{}, err
+	}
+	klog.FromContext(ctx).Info("Mounted", "mount", rec.Name, "client", cl.Name, "bucket", spec.Bucket, "prefix", spec.Prefix,
+		"uid", rec.UID, "identity", r.Identity, "took", time.Since(began).Round(time.Millisecond))
+	return rec, nil
+}
+
+// allocate gives a mount its generation, uid and directories.
+func (m *Manager) allocate(ctx context.Context, r Request, spec Spec, cl client.Client) (rec record, err error) {
+	m.alloc.Lock()
+	defer m.alloc.Unlock()
+	key := spec.Key()
+	var used map[uint32]bool
+	if err := m.do(ctx, func() error {
+		generation, err := m.store.nextGeneration(key)
+		if err != nil {
+			return err
+		}
+		name := mountName(key, generation)
+		rec = record{
+			Name: name, Key: key, Generation: generation, Phase: phaseStarting, VolumeID: r.VolumeID,
+			Source: sourceName(r.VolumeID, name), Client: cl.Name, Spec: spec, Created: time.Now(),
+		}
+		used, err = m.store.uids()
+		return err
+	}); err != nil {
+		return record{}, fmt.Errorf("naming a new mount: %w", err)
+	}
+	if rec.UID, err = m.freeUID(ctx, key, used); err != nil {
+		return record{}, err
+	}
+	if err := m.do(ctx, func() error { return m.store.make(rec) }); err != nil {
+		uctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoBound)
+		defer cancel()
+		return record{}, errors.Join(fmt.Errorf("making the mount's directories: %w", err), m.do(uctx, func() error { return m.store.remove(rec.Name) }))
+	}
+	return rec, nil
+}
+
+// freeUID finds a uid of the range that no mount has and no process runs as. It begins at a place of the key's, so that
+// one volume tends to keep its uid.
+func (m *Manager) freeUID(ctx context.Context, key string, used map[uint32]bool) (uint32, error) {
+	h := fnv.New32a()
+	h.Write([]byte(key))
+	size := uint64(m.UIDs.Last-m.UIDs.First) + 1
+	for i := range size {
+		uid := m.UIDs.First + uint32((uint64(h.Sum32())+i)%size)
+		if used[uid] {
+			continue
+		}
+		if alive, err := m.Launcher.Alive(ctx, uid); err != nil || alive {
+			if err != nil {
+				return 0, err
+			}
+			continue
+		}
+		return uid, nil
+	}
+	return 0, fault.Errorf(fault.Exhausted, "all %d user ids of --uid-range are taken by mounts: unpublish volumes or widen the range", size)
+}
+
+// launch starts the helper and mounts a FUSE file system on the source; the descriptor is the client's, once it runs.
+func (m *Manager) launch(ctx context.Context, rec record, be backend.Backend, spec Spec) (fuse *os.File, err error) {
+	var ca []byte
+	if be.CAFile != "" {
+		if ca, err = os.ReadFile(be.CAFile); err != nil { // in the driver's own file system
+			return nil, fault.Errorf(fault.Precondition, "backend %s: its caFile: %w", be.Name, err)
+		}
+	}
+	var socket *os.File
+	err = m.Namespace.Do(ctx, "preparing mount "+rec.Name, func() (err error) {
+		if ca != nil {
+			if err := os.WriteFile(m.store.caFile(rec.Name), ca, 0o644); err != nil { // for the client's uid
+				return err
+			}
+		}
+		if socket, err = helper.Listen(m.store.socket(rec.Name)); err != nil {
+			return err
+		}
+		source, err := host.OpenDir(m.store.sourceDir(rec.Name))
+		if err != nil {
+			return err
+		}
+		defer source.Close()
+		if fuse, err = host.OpenFuse(); err != nil {
+			return err
+		}
+		return host.MountFuse(fuse, source, host.FuseMount{
+			Source: rec.Source, UID: rec.UID, GID: rec.UID, ReadOnly: spec.ReadOnly, SELinuxContext: spec.SELinuxContext,
+		})
+	})
+	if socket != nil {
+		defer socket.Close()
+	}
+	if err != nil {
+		return fuse, fmt.Errorf("preparing the mount: %w", err)
+	}
+	err = m.Launcher.Start(ctx, launcher.Unit{
+		Name: rec.Name, Description: fmt.Sprintf("S3 volume %s (%s)", rec.VolumeID, rec.Client),
+		UID: rec.UID, GID: rec.UID, StateDir: m.store.helperDir(rec.Name), Socket: socket,
+	})
+	if err != nil {
+		return fuse, fmt.Errorf("starting the helper: %w", err)
+	}
+	return fuse, nil
+}
+
+// invocation fills in everything that the spec's author left open.
+func (m *Manager) invocation(rec record, cl client.Client, be backend.Backend, region string) client.Invocation {
+	spec := rec.Spec
+	in := client.Invocation{
+		Binary: filepath.Join(m.ClientDir, cl.Binary), Bucket: spec.Bucket, Prefix: spec.Prefix, Region: region,
+		Endpoint: be.Endpoint, PathStyle: be.PathStyle, ReadOnly: spec.ReadOnly, Options: spec.Options,
+		ExpectedBucketOwner: spec.ExpectedBucketOwner, UserAgent: "s3-csi-driver/" + m.Version,
+		UID: rec.UID, GID: rec.UID, DirMode: 0o777, FileMode: 0o666,
+		StateDir: m.store.helperDir(rec.Name), CacheDir: m.store.cacheDir(rec.Name),
+	}
+	if be.CAFile != "" {
+		in.CAFile = m.store.caFile(rec.Name)
+	}
+	if spec.MountGroup != nil {
+		in.GID, in.DirMode, in.FileMode = *spec.MountGroup, 0o770, 0o660
+	}
+	for _, given := range []struct{ to, from *uint32 }{{&in.UID, spec.UID}, {&in.GID, spec.GID}, {&in.DirMode, spec.DirMode}, {&in.FileMode, spec.FileMode}} {
+		if given.from != nil {
+			*given.to = *given.from
+		}
+	}
+	return in
+}
+
+// awaitReady waits until a directory read through the mount answers or the client ends; then the error has its last words.
+func (m *Manager) awaitReady(ctx context.Context, rec record, peer *helper.Peer, status helper.Status) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	read, ended := make(chan error, 1), make(chan error, 1)
+	go func() { read <- m.Namespace.ReadRoot(ctx, m.store.sourceDir(rec.Name)) }()
+	go func() {
+		for status.State == helper.StateRunning {
+			next, err := peer.Status(ctx, status.Revision)
+			if err != nil {
+				ended <- fault.Errorf(fault.Unavailable, "client %s: its helper is gone: %w", rec.Client, err)
+				return
+			}
+			status = next
+		}
+		ended <- fault.Errorf(fault.Unavailable, "client %s ended before the mount answered, with %s", rec.Client, lastWords(status))
+	}()
+	select {
+	case err := <-ended:
+		return err
+	case err := <-read:
+		if err == nil {
+			return nil
+		}
+		// A client that dies makes the read fail: its own words say more. A client that lives and cannot list its bucket
+		// is told by the read alone.
+		select {
+		case why := <-ended:
+			return why
+		case <-time.After(500 * time.Millisecond):
+		}
+		if ctx.Err() != nil {
+			err = fault.Errorf(fault.Timeout, "client %s did not answer within %s", rec.Client, m.MountTimeout)
+		}
+		return fmt.Errorf("reading the root of the new mount: %w%s", err, m.tail(rec))
+	}
+}
+
+// tail is what a living client said so far.
+func (m *Manager) tail(rec record) string {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	status, err := m.peer(rec.Name).Hello(ctx)
+	if err != nil || len(status.Tail) == 0 {
+		return ""
+	}
+	return "; client " + rec.Client + " said: " + strings.Join(status.Tail, " | ")
+}
+
+// lastWords says how a client ended.
+func lastWords(s helper.Status) string {
+	how := fmt.Sprintf("exit status %d", s.ExitCode)
+	if s.Signal != "" {
+		how = "signal " + s.Signal
+	}
+	if len(s.Tail) == 0 {
+		return how + " and not a word"
+	}
+	return how + ": " + strings.Join(s.Tail, " | ")
+}
+
+// discard clears away a mount that no pod ever wrote to. It can be repeated.
+func (m *Manager) discard(ctx context.Context, rec record) error {
+	if rec.UID != 0 {
+		if err := m.Launcher.Kill(ctx, rec.UID); err != nil {
+			return fmt.Errorf("ending the helper of mount %s: %w", rec.Name, err)
+		}
+	}
+	if err := m.unmountSource(ctx, rec); err != nil {
+		return err
+	}
+	if err := m.do(ctx, func() error { return m.store.remove(rec.Name) }); err != nil {
+		return fmt.Errorf("clearing away mount %s: %w", rec.Name, err)
+	}
+	return nil
+}
+
+func (s store) caFile(name string) string { return filepath.Join(s.mountDir(name), "ca.pem") }
+
+// uids are those of all mounts that have a record.
+func (s store) uids() (map[uint32]bool, error) {
+	records, _, err := s.records()
+	used := map[uint32]bool{}
+	for _, r := range records {
+		used[r.UID] = true
+	}
+	return used, err
+}
+
+// make makes a mount's directories and, first of all, its record: whoever finds a directory knows whose it is.
+func (s store) make(r record) error {
+	if err := os.Mkdir(s.mountDir(r.Name), 0o711); err != nil {
+		return err
+	}
+	if err := s.writeRecord(r); err != nil {
+		return err
+	}
+	for _, dir := range []string{s.helperDir(r.Name), s.cacheDir(r.Name)} {
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			return err
+		}
+		if err := os.Lchown(dir, int(r.UID), int(r.UID)); err != nil {
+			return err
+		}
+	}
+	return os.Mkdir(s.sourceDir(r.Name), 0o700)
+}
+
+// remove removes a mount's directories, its record last. Nothing may be mounted on the source and none of the mount's
+// processes may be left: what is below the directories is theirs.
+func (s store) remove(name string) error {
+	if err := ignoreMissing(os.Remove(s.sourceDir(name))); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(s.cacheDir(name)); err != nil {
+		return err
+	}
+	entries, err := os.ReadDir(s.mountDir(name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	for _, e := range entries {
+		if path := filepath.Join(s.mountDir(name), e.Name()); path != s.recordFile(name) {
+			err = errors.Join(err, os.RemoveAll(path))
+		}
+	}
+	if err != nil {
+		return err
+	}
+	return os.RemoveAll(s.mountDir(name))
+}

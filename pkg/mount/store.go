@@ -1,0 +1,252 @@
+package mount
+
+import (
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/client"
+)
+
+// phase is where in its life a mount is.
+type phase string
+
+const (
+	phaseStarting phase = "starting" // being made; if its maker died, it is cleared away
+	phaseRunning  phase = "running"
+	phaseEnding   phase = "ending" // its last publication went; it may be draining
+)
+
+// record is what the state directory keeps of a mount. Nothing in it is secret.
+type record struct {
+	Name       string    `json:"name"` // <key>-<generation>
+	Key        string    `json:"key"`
+	Generation uint64    `json:"generation"`
+	Phase      phase     `json:"phase"`
+	VolumeID   string    `json:"volumeID"` // of the publication that it was made for
+	Source     string    `json:"source"`   // in the mount table
+	Client     string    `json:"client"`   // the default resolved
+	UID        uint32    `json:"uid"`      // of the helper and the client
+	Spec       Spec      `json:"spec"`
+	Created    time.Time `json:"created"`
+	Ending     time.Time `json:"ending,omitzero"`
+	// Command is the client's, as it was started: what a new life of the client is started with.
+	Command client.Command `json:"command"`
+}
+
+// publication is what the state directory keeps of a target.
+type publication struct {
+	Target       string    `json:"target"`
+	VolumeID     string    `json:"volumeID"`
+	Mount        string    `json:"mount"` // the mount's name
+	ReadOnly     bool      `json:"readOnly,omitempty"`
+	SingleWriter bool      `json:"singleWriter,omitempty"`
+	Created      time.Time `json:"created"`
+}
+
+// store is the state directory. Its methods do plain file I/O and are called in the host's mount namespace.
+//
+//	mounts/<name>/mount.json    the record
+//	mounts/<name>/helper.sock   the helper's socket
+//	mounts/<name>/state/        the helper's own directory, of the mount's uid
+//	sources/<name>              the mount point
+//	publications/<hash>.json    one for each target
+type store struct {
+	dir   string // --state-dir
+	cache string // --cache-dir: <name>/ holds what a client keeps on disk
+}
+
+func (s store) mountDir(name string) string   { return filepath.Join(s.dir, "mounts", name) }
+func (s store) helperDir(name string) string  { return filepath.Join(s.mountDir(name), "state") }
+func (s store) socket(name string) string     { return filepath.Join(s.mountDir(name), "helper.sock") }
+func (s store) sourceDir(name string) string  { return filepath.Join(s.dir, "sources", name) }
+func (s store) cacheDir(name string) string   { return filepath.Join(s.cache, name) }
+func (s store) sources() string               { return filepath.Join(s.dir, "sources") }
+func (s store) publications() string          { return filepath.Join(s.dir, "publications") }
+func (s store) recordFile(name string) string { return filepath.Join(s.mountDir(name), "mount.json") }
+
+func (s store) publicationFile(target string) string {
+	sum := sha256.Sum256([]byte(target))
+	return filepath.Join(s.publications(), hex.EncodeToString(sum[:16])+".json")
+}
+
+// prepare makes the directories. Helpers of other uids pass through them and cannot list them.
+func (s store) prepare() error {
+	for _, dir := range []string{s.dir, filepath.Join(s.dir, "mounts"), s.sources(), s.publications(), s.cache} {
+		if err := os.MkdirAll(dir, 0o711); err != nil {
+			return fmt.Errorf("making the state directory: %w", err)
+		}
+	}
+	return nil
+}
+
+// salt is the node's random salt, made at first use.
+func (s store) salt() ([]byte, error) {
+	file := filepath.Join(s.dir, "salt")
+	salt, err := os.ReadFile(file)
+	if err == nil && len(salt) == 32 {
+		return salt, nil
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	salt = make([]byte, 32)
+	_, _ = rand.Read(salt) // never fails (crypto/rand)
+	if err := writeFile(file, salt); err != nil {
+		return nil, err
+	}
+	return salt, nil
+}
+
+// nextGeneration counts up for ever, across all keys. It skips numbers whose cache directory outlived a reboot.
+func (s store) nextGeneration(key string) (uint64, error) {
+	file := filepath.Join(s.dir, "generation")
+	var last uint64
+	switch b, err := os.ReadFile(file); {
+	case err == nil:
+		if last, err = strconv.ParseUint(strings.TrimSpace(string(b)), 10, 63); err != nil {
+			return 0, fmt.Errorf("%s does not hold a number: %w", file, err)
+		}
+	case !errors.Is(err, fs.ErrNotExist):
+		return 0, err
+	}
+	for {
+		last++
+		_, err := os.Lstat(s.cacheDir(mountName(key, last)))
+		if errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+		if err != nil {
+			return 0, err
+		}
+	}
+	return last, writeFile(file, []byte(strconv.FormatUint(last, 10)+"\n"))
+}
+
+func mountName(key string, generation uint64) string {
+	return key + "-" + strconv.FormatUint(generation, 10)
+}
+
+// record reads one mount's record; ok is false when there is none. A record that cannot be read is an error: it is never
+// taken for an absent one.
+func (s store) record(name string) (r record, ok bool, err error) {
+	ok, err = readJSON(s.recordFile(name), &r)
+	if ok && r.Name != name {
+		return r, false, fmt.Errorf("%s describes another mount, %q", s.recordFile(name), r.Name)
+	}
+	return r, ok, err
+}
+
+func (s store) writeRecord(r record) error { return writeJSON(s.recordFile(r.Name), r) }
+
+// records reads all mounts' records. Directories without one are mounts whose maker died at once; they are returned in
+// halfMade.
+func (s store) records() (records []record, halfMade []string, err error) {
+	entries, err := os.ReadDir(filepath.Join(s.dir, "mounts"))
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, e := range entries {
+		if !validName(e.Name()) {
+			continue
+		}
+		r, ok, err := s.record(e.Name())
+		switch {
+		case err != nil:
+			return nil, nil, err
+		case ok:
+			records = append(records, r)
+		default:
+			halfMade = append(halfMade, e.Name())
+		}
+	}
+	return records, halfMade, nil
+}
+
+func (s store) publication(target string) (p publication, ok bool, err error) {
+	file := s.publicationFile(target)
+	ok, err = readJSON(file, &p)
+	if ok && p.Target != target {
+		return p, false, fmt.Errorf("%s describes another target, %q", file, p.Target)
+	}
+	return p, ok, err
+}
+
+func (s store) writePublication(p publication) error {
+	return writeJSON(s.publicationFile(p.Target), p)
+}
+
+func (s store) removePublication(target string) error {
+	return ignoreMissing(os.Remove(s.publicationFile(target)))
+}
+
+// allPublications reads the records of all targets.
+func (s store) allPublications() ([]publication, error) {
+	entries, err := os.ReadDir(s.publications())
+	if err != nil {
+		return nil, err
+	}
+	var all []publication
+	for _, e := range entries {
+		if !strings.HasSuffix(e.Name(), ".json") {
+			continue
+		}
+		var p publication
+		ok, err := readJSON(filepath.Join(s.publications(), e.Name()), &p)
+		if err != nil {
+			return nil, err
+		}
+		if ok {
+			all = append(all, p)
+		}
+	}
+	return all, nil
+}
+
+func ignoreMissing(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+func readJSON(file string, v any) (ok bool, err error) {
+	b, err := os.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	if err := json.Unmarshal(b, v); err != nil {
+		return false, fmt.Errorf("%s is damaged: %w", file, err)
+	}
+	return true, nil
+}
+
+func writeJSON(file string, v any) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	return writeFile(file, append(b, '\n'))
+}
+
+// writeFile replaces a file as a whole: a reader, or a driver that starts after a crash, sees the old or the new one. The
+// state directory does not outlive the kernel, so nothing is synced.
+func writeFile(file string, b []byte) error {
+	tmp := file + ".tmp" // one writer at a time: each file is written under its own lock
+	if err := os.WriteFile(tmp, b, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(tmp, file)
+}

@@ -1,0 +1,173 @@
+package mount
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
+)
+
+// Unpublish takes the volume away from the target and, when that was the mount's last publication, ends the mount. It
+// returns nil only when everything that was written and closed there is stored. When that takes longer than the caller's
+// deadline, the error says what is left; the work goes on, and a retry waits for it.
+func (m *Manager) Unpublish(ctx context.Context, volumeID, target string) error {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		deadline = time.Now().Add(m.DrainTimeout)
+	}
+	// The answer must still reach the caller, with what is left to do.
+	deadline = deadline.Add(-min(time.Second, time.Until(deadline)/10))
+	err := m.targets.do(ctx, target, "unpublish "+volumeID, func() error {
+		wctx, cancel := context.WithDeadline(context.WithoutCancel(ctx), deadline)
+		defer cancel()
+		return m.unpublish(wctx, volumeID, target)
+	})
+	if err != nil {
+		return fmt.Errorf("unpublishing volume %s: %w", volumeID, err)
+	}
+	return nil
+}
+
+func (m *Manager) unpublish(ctx context.Context, volumeID, target string) error {
+	var (
+		p    publication
+		have bool
+	)
+	if err := m.do(ctx, func() (err error) { p, have, err = m.store.publication(target); return err }); err != nil {
+		return err
+	}
+	if have && p.VolumeID != volumeID {
+		return fault.Errorf(fault.Precondition, "target %s shows volume %s", target, p.VolumeID)
+	}
+	mounts, err := m.Namespace.Mounts(ctx)
+	if err != nil {
+		return err
+	}
+	name := p.Mount
+	if top, mounted := mountedAt(mounts, target); mounted {
+		shown, ours := nameOfSource(top.Source)
+		switch {
+		case !ours && !have:
+			return fault.Errorf(fault.Precondition, "target %s shows a mount that this driver did not make (%s, type %s): it is left alone", target, top.Source, top.FSType)
+		case ours && !have:
+			name = shown // its record is lost; the mount table still tells whose it is
+		}
+		if err := m.unmountTarget(ctx, target); err != nil {
+			return err
+		}
+	}
+	if name != "" {
+		unlock, err := m.keys.Lock(ctx, keyOf(name))
+		if err != nil {
+			return fault.Errorf(fault.Busy, "the mount is being started or ended: %w", err)
+		}
+		defer unlock()
+		rec, err := m.recordOf(ctx, name)
+		if err != nil {
+			return err
+		}
+		if err := m.release(ctx, rec, target); err != nil {
+			return err
+		}
+		klog.FromContext(ctx).Info("Unpublished", "mount", name)
+	}
+	return m.removeTarget(ctx, target)
+}
+
+// recordOf is a mount's record, or as much of it as its name tells.
+func (m *Manager) recordOf(ctx context.Context, name string) (rec record, err error) {
+	err = m.do(ctx, func() (err error) {
+		var ok bool
+		if rec, ok, err = m.store.record(name); !ok {
+			rec = record{Name: name, Key: keyOf(name)}
+		}
+		return err
+	})
+	return rec, err
+}
+
+// release gives up a publication. If it was the mount's last, the mount is ended first, so that the record stays until
+// all is stored. The key's lock is held.
+func (m *Manager) release(ctx context.Context, rec record, target string) error {
+	var others int
+	if err := m.do(ctx, func() error {
+		all, err := m.store.allPublications()
+		for _, p := range inUse(all, rec.Name) {
+			if p.Target != target {
+				others++
+			}
+		}
+		return err
+	}); err != nil {
+		return err
+	}
+	if others == 0 {
+		if err := m.end(ctx, rec); err != nil {
+			return err
+		}
+	}
+	return m.do(ctx, func() error { return m.store.removePublication(target) })
+}
+
+// removeTarget removes the empty directory at the target, as the CSI specification asks of NodeUnpublishVolume.
+func (m *Manager) removeTarget(ctx context.Context, target string) error {
+	return m.Namespace.Do(ctx, "removing the target", func() error {
+		if err := host.RemoveTarget(m.TargetRoot, target); err != nil {
+			return fmt.Errorf("removing target %s: %w", target, err)
+		}
+		return nil
+	})
+}
+
+// unmountTarget unmounts everything of ours at the target.
+func (m *Manager) unmountTarget(ctx context.Context, target string) error {
+	for {
+		mounts, err := m.Namespace.Mounts(ctx)
+		if err != nil {
+			return err
+		}
+		top, mounted := mountedAt(mounts, target)
+		if !mounted {
+			return nil
+		}
+		if _, ours := nameOfSource(top.Source); !ours {
+			return fault.Errorf(fault.Precondition, "target %s: %s (type %s) is mounted over the volume: unmount it first", target, top.Source, top.FSType)
+		}
+		if err := m.unmount(ctx, top); err != nil {
+			return err
+		}
+	}
+}
+
+// unmount unmounts one mount, not lazily. While something uses it, it is tried again until ctx ends; the error tells who.
+func (m *Manager) unmount(ctx context.Context, mnt host.Mount) error {
+	for wait := 5 * time.Millisecond; ; wait = min(2*wait, 250*time.Millisecond) {
+		err := m.Namespace.Do(ctx, "unmounting "+mnt.Mountpoint, func() error { return host.Unmount(mnt.Mountpoint) })
+		switch {
+		case err == nil, errors.Is(err, unix.EINVAL): // EINVAL: not a mount point any more (umount(2))
+			return nil
+		case !errors.Is(err, unix.EBUSY):
+			return fmt.Errorf("unmounting %s: %w", mnt.Mountpoint, err)
+		}
+		select {
+		case <-time.After(wait):
+			continue
+		case <-ctx.Done():
+		}
+		uctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 300*time.Millisecond)
+		defer cancel()
+		users, _ := m.Namespace.Users(uctx, mnt)
+		by := "unknown to this driver"
+		if len(users) > 0 {
+			by = strings.Join(users, ", ")
+		}
+		return fault.Errorf(fault.Busy, "unmounting %s: it is in use by %s", mnt.Mountpoint, by)
+	}
+}
