@@ -30,7 +30,7 @@ var (
 	kmsKey       = regexp.MustCompile(`^arn:aws[a-z-]{0,16}:kms:[a-z0-9-]{1,32}:[0-9]{12}:key/[A-Za-z0-9-]{1,64}$`)
 )
 
-// mountpointS3 is Mountpoint for Amazon S3, version 1.22 or newer (github.com/awslabs/mountpoint-s3, doc/CONFIGURATION.md).
+// mountpointS3 is Mountpoint for Amazon S3, version 1.24 or newer (github.com/awslabs/mountpoint-s3, doc/CONFIGURATION.md).
 //
 // It takes the mounted FUSE descriptor as its mount point, in which case it refuses to be told --read-only or
 // --auto-unmount: those belong to whoever mounts. It refuses uid and gid 0.

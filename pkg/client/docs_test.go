@@ -1,0 +1,80 @@
+package client
+
+import (
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+)
+
+var update = flag.Bool("update", false, "write the tables of docs/clients.md")
+
+const (
+	document = "../../docs/clients.md"
+	marker   = "<!-- tables: written by go test ./pkg/client -update -->\n"
+)
+
+// tables are the part of the document that the code knows.
+func tables() string {
+	var b strings.Builder
+	for _, c := range All() {
+		fmt.Fprintf(&b, "\n## Options of %s\n\n| option | values | default | meaning |\n|---|---|---|---|\n", c.Name)
+		for _, name := range slices.Sorted(maps.Keys(c.Options)) {
+			o := c.Options[name]
+			values := o.Values()
+			if o.Kind == Flag {
+				values = "flag"
+			}
+			fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", name, values, o.Default, o.Meaning)
+		}
+		reasons := map[string][]string{}
+		for name, reason := range c.Refused {
+			reasons[reason] = append(reasons[reason], name)
+		}
+		fmt.Fprintf(&b, "\nRefused, with what to do instead:\n\n| option | instead |\n|---|---|\n")
+		var rows []string
+		for reason, names := range reasons {
+			slices.Sort(names)
+			rows = append(rows, fmt.Sprintf("| `%s` | %s |\n", strings.Join(names, "`, `"), reason))
+		}
+		slices.Sort(rows)
+		b.WriteString(strings.Join(rows, ""))
+	}
+	return b.String()
+}
+
+func TestTheDocumentListsTheTables(t *testing.T) {
+	text, err := os.ReadFile(document)
+	if err != nil {
+		t.Fatal(err)
+	}
+	prose, written, ok := strings.Cut(string(text), marker)
+	if !ok {
+		t.Fatalf("%s has no line %q", document, marker)
+	}
+	if *update {
+		if err := os.WriteFile(document, []byte(prose+marker+tables()), 0o644); err != nil { //nolint:gosec // a document
+			t.Fatal(err)
+		}
+		return
+	}
+	if written != tables() {
+		t.Errorf("the tables of %s are not those of the code; run go test ./pkg/client -update", document)
+	}
+}
+
+func TestTheDocumentNamesEveryClient(t *testing.T) {
+	text, err := os.ReadFile(document)
+	if err != nil {
+		t.Fatal(err)
+	}
+	prose, _, _ := strings.Cut(string(text), marker)
+	for _, c := range All() {
+		if !strings.Contains(prose, "`"+c.Name+"`") || !strings.Contains(prose, "`"+c.Binary+"`") {
+			t.Errorf("the prose of %s does not speak of %s and %s", document, c.Name, c.Binary)
+		}
+	}
+}
