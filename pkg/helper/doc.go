@@ -1,0 +1,22 @@
+// Package helper is the unprivileged process that runs one FUSE client, and the driver's way of talking to it.
+//
+// A launcher starts `s3-csi-driver helper --name <name> --state-dir <dir>` under the mount's own uid, with a listening
+// UNIX stream socket as descriptor 0. The helper answers the driver on that socket (wire.go), runs the client in the
+// foreground (process.go), hands it credentials on a loopback endpoint (endpoint.go), keeps the end of its output
+// (tail.go) and outlives it: when the client ends, the helper says how, keeps the keys, and can start another one on a
+// new FUSE descriptor. The end of a mount also rests in the state directory (end.go).
+//
+// The helper lives as long as it is of use (lifetime.go):
+//
+//   - With a running client it ignores SIGTERM, SIGINT and SIGHUP and ends only for a quit request. A SIGTERM that came
+//     meanwhile is remembered: the helper ends when its client does.
+//   - Told that the mount is ending, it goes once the client has ended and somebody has read the final status, at the
+//     latest a minute after; mount.exit stays on disk for whoever asks later.
+//   - Never given a client and asked nothing for two minutes, it goes.
+//   - After an unexpected exit of the client it stays, however long the driver is away.
+//
+// It logs plain lines to its standard error, time first; what the client prints is repeated there. Where that is a
+// regular file it is kept below maxLog bytes. Keys are only ever in its memory: its process is not dumpable.
+//
+// The package imports little on purpose: a node runs one helper per mount.
+package helper

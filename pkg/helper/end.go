@@ -1,0 +1,105 @@
+package helper
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// The files in the state directory that tell how a client ended, for whoever comes after the helper.
+const (
+	FileExit  = "mount.exit"  // it was expected to end
+	FileError = "mount.error" // it was not
+)
+
+// maxEnd bounds such a file, in bytes.
+const maxEnd = 64 << 10
+
+// End is how a mount's client ended.
+type End struct {
+	Expected bool      `json:"-"` // which of the files it is
+	Code     int       `json:"code"`
+	Signal   string    `json:"signal,omitempty"`
+	When     time.Time `json:"when"`
+	Reason   string    `json:"reason,omitempty"` // for an operator; empty after a clean exit
+	Tail     []string  `json:"tail,omitempty"`   // the client's last words, if it did not end cleanly
+	Starts   int       `json:"starts"`           // clients that this helper started; 0: the mount never came up
+}
+
+// writeEnd puts the file of this end in place, and takes the other one away.
+func writeEnd(stateDir string, end End) error {
+	name, other := FileError, FileExit
+	if end.Expected {
+		name, other = FileExit, FileError
+	}
+	body, err := json.Marshal(end)
+	if err != nil {
+		return fmt.Errorf("encode %s: %w", name, err)
+	}
+	path := filepath.Join(stateDir, name)
+	temp := path + ".new"
+	if err := os.WriteFile(temp, append(body, '\n'), 0o600); err != nil {
+		return fmt.Errorf("write %s: %w", name, err)
+	}
+	if err := os.Rename(temp, path); err != nil {
+		return fmt.Errorf("write %s: %w", name, err)
+	}
+	return removeIfThere(filepath.Join(stateDir, other))
+}
+
+// forgetEnd removes what an earlier client left.
+func forgetEnd(stateDir string) error {
+	return errors.Join(removeIfThere(filepath.Join(stateDir, FileExit)), removeIfThere(filepath.Join(stateDir, FileError)))
+}
+
+func removeIfThere(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// ReadEnd reads how the last client ended from a mount's state directory; ok is false where there is no such file. The
+// directory belongs to the mount's uid, so nothing in it is followed or believed beyond what it says about that mount,
+// and the read is bounded.
+func ReadEnd(stateDir string) (end End, ok bool, err error) {
+	for _, name := range []string{FileExit, FileError} {
+		end, err := readEnd(filepath.Join(stateDir, name))
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return End{}, false, fmt.Errorf("read %s of the mount: %w", name, err)
+		}
+		end.Expected = name == FileExit
+		return end, true, nil
+	}
+	return End{}, false, nil
+}
+
+func readEnd(path string) (End, error) {
+	// NONBLOCK: a FIFO in that place must not hang us.
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return End{}, err
+	}
+	defer f.Close() //nolint:errcheck // read only
+	if fi, err := f.Stat(); err != nil || !fi.Mode().IsRegular() {
+		return End{}, errors.Join(errors.New("it is not a regular file"), err)
+	}
+	body, err := io.ReadAll(io.LimitReader(f, maxEnd))
+	if err != nil {
+		return End{}, err
+	}
+	var end End
+	if err := json.Unmarshal(body, &end); err != nil {
+		return End{}, fmt.Errorf("it cannot be read: %w", err)
+	}
+	return end, nil
+}

@@ -1,0 +1,126 @@
+package helper
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"net"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/client"
+)
+
+// Run is the `helper` mode: `--name <name> --state-dir <dir>`, the listening socket as descriptor 0. It returns when the
+// helper has nothing left to do, and an error only if it could not begin. It changes its whole process (umask, limits,
+// dumpability, garbage collection, signals), so nothing else may run in it. A ctx that ends is taken as SIGTERM: the
+// helper goes on while a client runs.
+func Run(ctx context.Context, args []string) error {
+	flags := flag.NewFlagSet("helper", flag.ContinueOnError)
+	name := flags.String("name", "", "name of the mount")
+	stateDir := flags.String("state-dir", "", "the mount's state directory")
+	if err := flags.Parse(args); err != nil {
+		return fmt.Errorf("helper: %w", err)
+	}
+	switch {
+	case flags.NArg() > 0:
+		return fmt.Errorf("helper: unexpected argument %q", flags.Arg(0))
+	case *name == "":
+		return errors.New("helper: --name is missing")
+	case !filepath.IsAbs(*stateDir):
+		return errors.New("helper: --state-dir is not an absolute path")
+	}
+	beSmall()
+	if err := harden(); err != nil {
+		return fmt.Errorf("helper %s: %w", *name, err)
+	}
+	// Notify, not Ignore: a client must not inherit ignored signals.
+	signals := make(chan os.Signal, 8)
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGPIPE)
+	defer signal.Stop(signals)
+
+	l, uid, err := takeListener(0)
+	if err != nil {
+		return fmt.Errorf("helper %s: descriptor 0: %w", *name, err)
+	}
+	h, err := newHelper(options{
+		name: *name, stateDir: *stateDir, stderr: os.Stderr, now: time.Now,
+		lookup: client.Get, checkFuse: checkFuse, idleLimit: idleLimit, endGrace: endGrace,
+	})
+	if err != nil {
+		return errors.Join(fmt.Errorf("helper %s: %w", *name, err), l.Close())
+	}
+	h.log.printf("helper %s serves (pid %d, version %s)", *name, os.Getpid(), h.status.Version)
+	h.run(ctx, l, uid, signals)
+	return nil
+}
+
+// beSmall trades a little CPU for memory: a helper is idle nearly always, and there may be a hundred.
+func beSmall() {
+	runtime.GOMAXPROCS(1)
+	debug.SetGCPercent(25)
+	debug.SetMemoryLimit(8 << 20)
+	debug.FreeOSMemory()
+}
+
+// harden keeps the keys in this process to itself and what it makes to its uid.
+func harden() error {
+	unix.Umask(0o077)
+	// Not dumpable: no core, no ptrace, and /proc/<pid>/mem belongs to root, even for the client, which has our uid. An
+	// exec makes the client dumpable again, so that it can open /dev/fd/N.
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+		return fmt.Errorf("make the process not dumpable: %w", err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
+		return fmt.Errorf("forbid core dumps: %w", err)
+	}
+	// Whatever a launcher left open must not reach the client.
+	if err := unix.CloseRange(3, ^uint(0), unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return fmt.Errorf("mark descriptors close-on-exec: %w", err)
+	}
+	return nil
+}
+
+// takeListener makes a listener of descriptor fd, puts /dev/null in its place, and gives the uid that called listen:
+// the driver's.
+func takeListener(fd int) (*net.UnixListener, uint32, error) {
+	if listening, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ACCEPTCONN); err != nil || listening != 1 {
+		return nil, 0, errors.Join(errors.New("is not a listening socket; a launcher has to start this mode"), err)
+	}
+	// A copy, because an os.File closes its descriptor when it is collected, and this one's number stays in use.
+	dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		return nil, 0, err
+	}
+	f := os.NewFile(uintptr(dup), "listener")
+	listener, err := net.FileListener(f)
+	_ = f.Close()
+	if err != nil {
+		return nil, 0, err
+	}
+	l, ok := listener.(*net.UnixListener)
+	if !ok {
+		return nil, 0, errors.Join(errors.New("is not a UNIX socket"), listener.Close())
+	}
+	uid, err := peerUID(l)
+	if err != nil {
+		return nil, 0, errors.Join(err, l.Close())
+	}
+	null, err := unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, 0, errors.Join(err, l.Close())
+	}
+	if err := unix.Dup3(null, fd, 0); err != nil {
+		return nil, 0, errors.Join(err, l.Close())
+	}
+	_ = unix.Close(null)
+	return l, uid, nil
+}

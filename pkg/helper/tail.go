@@ -1,0 +1,213 @@
+package helper
+
+import (
+	"bytes"
+	"io"
+	"strings"
+	"sync"
+	"unicode"
+	"unicode/utf8"
+)
+
+const (
+	tailLines = 40      // of the client's output that are kept
+	tailBytes = 400     // of each line
+	maxLine   = 8 << 10 // of a line that are looked at; the rest is dropped
+)
+
+// tail keeps the last lines of a client's output.
+type tail struct {
+	mu    sync.Mutex
+	lines []string // the oldest first
+}
+
+func (t *tail) add(line string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.lines) == tailLines {
+		copy(t.lines, t.lines[1:])
+		t.lines = t.lines[:tailLines-1]
+	}
+	t.lines = append(t.lines, line)
+}
+
+func (t *tail) snapshot() []string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return append([]string(nil), t.lines...)
+}
+
+func (t *tail) reset() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.lines = nil
+}
+
+// readLines calls each for every line of r, without its end and cut at maxLine bytes, until r ends or fails. cut tells
+// that the line goes on.
+func readLines(r io.Reader, each func(line []byte, cut bool)) {
+	buf := make([]byte, 0, 512)
+	chunk := make([]byte, 4096)
+	cut := false
+	for {
+		n, err := r.Read(chunk)
+		rest := chunk[:n]
+		for len(rest) > 0 {
+			piece := rest
+			end := bytes.IndexByte(rest, '\n')
+			if end >= 0 {
+				piece = rest[:end]
+			}
+			if room := maxLine - len(buf); len(piece) > room {
+				buf, cut = append(buf, piece[:room]...), true
+			} else {
+				buf = append(buf, piece...)
+			}
+			if end < 0 {
+				break
+			}
+			each(buf, cut)
+			if cap(buf) > 1024 {
+				buf = make([]byte, 0, 512) // one long line must not cost memory for ever
+			}
+			buf, cut, rest = buf[:0], false, rest[end+1:]
+		}
+		if err != nil {
+			if len(buf) > 0 {
+				each(buf, cut)
+			}
+			return
+		}
+	}
+}
+
+// clean makes one printable line of whatever a client printed: terminal sequences and everything that does not print
+// are dropped, tabs become spaces, broken UTF-8 becomes "?".
+func clean(raw []byte) string {
+	var b strings.Builder
+	b.Grow(len(raw))
+	for len(raw) > 0 {
+		if raw[0] == 0x1b {
+			raw = raw[escapeLen(raw):]
+			continue
+		}
+		r, size := utf8.DecodeRune(raw)
+		raw = raw[size:]
+		switch {
+		case r == utf8.RuneError && size == 1:
+			b.WriteByte('?')
+		case r == '\t':
+			b.WriteByte(' ')
+		case unicode.IsPrint(r):
+			b.WriteRune(r)
+		}
+	}
+	return strings.TrimSpace(b.String())
+}
+
+// escapeLen is the length of the terminal sequence that raw begins with: ESC [ parameters final (ECMA-48), or ESC alone.
+func escapeLen(raw []byte) int {
+	if len(raw) < 2 || raw[1] != '[' {
+		return 1
+	}
+	for i := 2; i < len(raw); i++ {
+		if raw[i] >= 0x40 && raw[i] <= 0x7e {
+			return i + 1
+		}
+		if raw[i] < 0x20 || raw[i] > 0x7e {
+			return i
+		}
+	}
+	return len(raw)
+}
+
+// shorten cuts a line to tailBytes, at a rune's start.
+func shorten(line string) string {
+	if len(line) <= tailBytes {
+		return line
+	}
+	const mark = "…"
+	end := tailBytes - len(mark)
+	for end > 0 && !utf8.RuneStart(line[end]) {
+		end--
+	}
+	return line[:end] + mark
+}
+
+// scrubber takes the secrets that the helper knows out of text.
+type scrubber struct {
+	mu      sync.Mutex
+	secrets []string // the newest last
+}
+
+const (
+	redacted = "[redacted]"
+	// maxSecrets is how many are remembered: a client may print a key that was replaced a while ago.
+	maxSecrets = 16
+)
+
+func (s *scrubber) add(secrets ...string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, secret := range secrets {
+		if secret == "" {
+			continue
+		}
+		s.remember(secret)
+		if e := percentEncode(secret); e != secret {
+			s.remember(e)
+		}
+	}
+}
+
+func (s *scrubber) remember(secret string) {
+	for i, known := range s.secrets {
+		if known == secret {
+			s.secrets = append(s.secrets[:i], s.secrets[i+1:]...)
+			break
+		}
+	}
+	s.secrets = append(s.secrets, secret)
+	if len(s.secrets) > maxSecrets {
+		s.secrets = s.secrets[len(s.secrets)-maxSecrets:]
+	}
+}
+
+// scrub gives line without known secrets. cut tells that the line's end is missing: then a secret's beginning at its
+// end goes, too.
+func (s *scrubber) scrub(line string, cut bool) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, secret := range s.secrets {
+		line = strings.ReplaceAll(line, secret, redacted)
+	}
+	if !cut {
+		return line
+	}
+	for _, secret := range s.secrets {
+		for n := min(len(secret)-1, len(line)); n >= 4; n-- {
+			if strings.HasSuffix(line, secret[:n]) {
+				line = line[:len(line)-n] + redacted
+				break
+			}
+		}
+	}
+	return line
+}
+
+// percentEncode is how a secret looks in a URL's query; session tokens hold "+", "/" and "=".
+func percentEncode(s string) string {
+	const hex = "0123456789ABCDEF"
+	var b strings.Builder
+	for i := range len(s) {
+		c := s[i]
+		if c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || strings.IndexByte("-._~", c) >= 0 {
+			b.WriteByte(c)
+		} else {
+			b.WriteByte('%')
+			b.WriteByte(hex[c>>4])
+			b.WriteByte(hex[c&15])
+		}
+	}
+	return b.String()
+}
