@@ -83,7 +83,9 @@ func parseOption(flag string) (Option, error) {
 		return Option{}, fmt.Errorf("separates name and value by a space; write %s=%s", name, value)
 	case value == "":
 		return Option{}, errors.New("ends in a space")
-	case strings.HasPrefix(value, "-"):
+	case value[0] == '=':
+		return Option{}, errors.New("holds a space before the equals sign")
+	case value[0] == '-':
 		return Option{}, errors.New("looks like two options; list them one by one")
 	}
 	return Option{Name: name, Value: value, HasValue: true}, nil

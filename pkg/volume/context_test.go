@@ -1,0 +1,187 @@
+package volume
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+)
+
+func TestParseContextReadsWhatCreateVolumeWrote(t *testing.T) {
+	p, err := ParseParameters(map[string]string{
+		"bucketName": "shared", "prefix": "base", "client": "rclone", "credentials": "driver", "uid": "1000", "gid": "2000", "dirMode": "750",
+		"fileMode": "0", "readOnly": "true", "mountOptions": "a,b=1,c=", "expectedBucketOwner": "111122223333",
+	}, pvc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	context := with(p.Context(),
+		"csi.storage.k8s.io/pod.name", "pod",
+		"csi.storage.k8s.io/serviceAccount.tokens", strings.Repeat("t", 5000),
+		"csi.storage.k8s.io/ephemeral", "false",
+		"storage.kubernetes.io/csiProvisionerIdentity", "1-2-s3.csi.driver")
+	id, attributes, err := ParseContext("default:shared/base/"+pvc+"/", context)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := (ID{"default", "shared", "base/" + pvc + "/"}); id != want {
+		t.Errorf("place %v", id)
+	}
+	if !reflect.DeepEqual(attributes, p.Node) {
+		t.Errorf("got  %+v\nwant %+v", attributes, p.Node)
+	}
+}
+
+func TestVolumeContextIsMinimalAndStable(t *testing.T) {
+	p, err := ParseParameters(map[string]string{
+		"bucketName": "shared", "prefix": "base", "onDelete": "retain", "uid": "0", "dirMode": "755", "readOnly": "false", "mountOptions": "--a,--b=1", "backend": "minio",
+	}, pvc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]string{"uid": "0", "dirMode": "0755", "mountOptions": "a,b=1"}
+	if got := p.Context(); !reflect.DeepEqual(got, want) {
+		t.Errorf("context %v", got)
+	}
+}
+
+func TestParseContextFindsThePlace(t *testing.T) {
+	for name, tt := range map[string]struct {
+		handle  string
+		context map[string]string
+		want    ID
+	}{
+		"our id alone":                     {"default:shared/p/", nil, ID{"default", "shared", "p/"}},
+		"our id, context agrees":           {"minio:shared/p/", with(nil, "bucketName", "shared", "prefix", "p", "backend", "minio"), ID{"minio", "shared", "p/"}},
+		"our id of a bucket, empty prefix": {"default:shared", with(nil, "prefix", ""), ID{"default", "shared", ""}},
+		"static bucket":                    {"any handle at all", with(nil, "bucketName", "shared"), ID{"default", "shared", ""}},
+		"static prefix":                    {"h", with(nil, "bucketName", "shared", "prefix", "a/b", "backend", "minio"), ID{"minio", "shared", "a/b/"}},
+		"static prefix with wildcards":     {"h", with(nil, "bucketName", "shared", "prefix", "a@2/*$/"), ID{"default", "shared", "a@2/*$/"}},
+		"static with a colon":              {"arn:x", with(nil, "bucketName", "shared"), ID{"default", "shared", ""}},
+		"static, handle like a legacy one": {"pvc-" + uuid, with(nil, "bucketName", "shared"), ID{"default", "shared", ""}},
+		"static access point":              {"h", with(nil, "bucketName", "my-ap-abc-s3alias"), ID{"default", "my-ap-abc-s3alias", ""}},
+		"legacy bucket":                    {pvc, nil, ID{"default", pvc, ""}},
+		"legacy bucket and path":           {"bucket/" + pvc, with(nil, "capacity", "1024", "bucket", "bucket"), ID{"default", "bucket", pvc + "/"}},
+		"legacy path with slash":           {"bucket/a/b/", nil, ID{"default", "bucket", "a/b/"}},
+		"legacy by its context":            {"manual-bucket", with(nil, "mounter", "rclone"), ID{"default", "manual-bucket", ""}},
+		"legacy with a backend":            {"bucket/path", with(nil, "backend", "minio"), ID{"minio", "bucket", "path/"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, _, err := ParseContext(tt.handle, tt.context)
+			if err != nil || got != tt.want {
+				t.Errorf("got %#v, %v", got, err)
+			}
+		})
+	}
+}
+
+func TestParseContextReadsTheAttributesOfStaticAndLegacyVolumes(t *testing.T) {
+	_, got, err := ParseContext("h", map[string]string{"bucketName": "shared", "region": "eu-central-1", "client": "rclone", "readOnly": "true", "uid": "5"})
+	if want := (Attributes{Region: "eu-central-1", Client: "rclone", ReadOnly: true, UID: number(5)}); err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("static: %+v, %v", got, err)
+	}
+	for mounter, client := range map[string]string{"rclone": "rclone", "mountpoint": "mountpoint-s3", "": ""} {
+		_, got, err := ParseContext("bucket/path", map[string]string{"mounter": mounter, "capacity": "1", "options": ""})
+		if want := (Attributes{Client: client}); err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("legacy mounter %q: %+v, %v", mounter, got, err)
+		}
+	}
+}
+
+func TestParseContextDoesNotChangeTheContext(t *testing.T) {
+	context := map[string]string{"mounter": "rclone", "csi.storage.k8s.io/pod.name": "p"}
+	before := with(context)
+	if _, _, err := ParseContext("bucket/path", context); err != nil || !reflect.DeepEqual(context, before) {
+		t.Errorf("%v, %v", context, err)
+	}
+}
+
+func TestParseContextRefuses(t *testing.T) {
+	static := map[string]string{"bucketName": "shared"}
+	for name, tt := range map[string]struct {
+		handle  string
+		context map[string]string
+		field   string
+		words   []string
+	}{
+		"no handle":                       {"", static, "volume_id", []string{"missing"}},
+		"a long handle":                   {strings.Repeat("h", 129), static, "volume_id", []string{"128"}},
+		"a control character in a handle": {"a\nb", static, "volume_id", nil},
+		"another bucket than our id":      {"default:shared/p/", with(nil, "bucketName", "other"), "volume_context.bucketName", []string{"shared", "other"}},
+		"another prefix than our id":      {"default:shared/p/", with(nil, "prefix", "q"), "volume_context.prefix", nil},
+		"a wider prefix than our id":      {"default:shared/p/", with(nil, "prefix", ""), "volume_context.prefix", nil},
+		"another backend than our id":     {"default:shared/p/", with(nil, "backend", "minio"), "volume_context.backend", nil},
+		"a broken id of ours":             {"default:shared/../", nil, "volume_id", []string{".."}},
+		"no bucket anywhere":              {"my-volume", nil, "volume_context.bucketName", []string{"missing"}},
+		"fake-vol-id":                     {"fake-vol-id", nil, "volume_context.bucketName", nil},
+		"empty bucket":                    {"h", with(nil, "bucketName", ""), "volume_context.bucketName", nil},
+		"bad bucket":                      {"h", with(nil, "bucketName", "Shared"), "volume_context.bucketName", nil},
+		"bad backend":                     {"h", with(static, "backend", ""), "volume_context.backend", nil},
+		"absolute prefix":                 {"h", with(static, "prefix", "/a"), "volume_context.prefix", nil},
+		"climbing prefix":                 {"h", with(static, "prefix", "a/../../b"), "volume_context.prefix", []string{".."}},
+		"prefix in the records":           {"h", with(static, "prefix", ".s3-csi/volumes"), "volume_context.prefix", []string{"records"}},
+		"template in a static prefix is literal but control characters are not": {"h", with(static, "prefix", "a\x1b"), "volume_context.prefix", nil},
+		"bad region":                     {"h", with(static, "region", "us east"), "volume_context.region", nil},
+		"unknown key with its nearest":   {"h", with(static, "filesMode", "1"), "volume_context.filesMode", []string{"nearest is fileMode"}},
+		"a StorageClass's key":           {"h", with(static, "onDelete", "delete"), "volume_context.onDelete", nil},
+		"a key that looks like the CO's": {"h", with(static, "csi.storage.k8s.io", "x"), "volume_context.csi.storage.k8s.io", nil},
+		"AWS's authenticationSource":     {"h", with(static, "authenticationSource", "pod"), "volume_context.authenticationSource", []string{"credentials"}},
+		"legacy key on a static volume":  {"h", with(static, "mounter", "rclone"), "volume_context.mounter", []string{"client"}},
+		"legacy options":                 {"bucket/path", with(nil, "options", "--memory-limit 1000"), "volume_context.options", []string{"mountOptions"}},
+		"legacy geesefs":                 {"bucket/path", with(nil, "mounter", "geesefs"), "volume_context.mounter", []string{"client: "}},
+		"legacy mounter against client":  {"bucket/path", with(nil, "mounter", "rclone", "client", "mountpoint-s3"), "volume_context.mounter", []string{"contradicts"}},
+		"legacy bucket against handle":   {"bucket/path", with(nil, "bucket", "other"), "volume_context.bucket", nil},
+		"legacy handle with a prefix":    {"bucket/path", with(nil, "prefix", "other"), "volume_context.prefix", []string{"bucketName"}},
+		"legacy handle that climbs":      {"bucket/../other", with(nil, "capacity", "1"), "volume_id", []string{".."}},
+		"legacy bad backend":             {"bucket/path", with(nil, "backend", "A"), "volume_context.backend", nil},
+		"bad uid":                        {"default:shared", with(nil, "uid", "x"), "volume_context.uid", nil},
+		"workload":                       {"default:shared", with(nil, "credentials", "workload"), "volume_context.credentials", []string{"not available yet"}},
+		"bad option":                     {"default:shared", with(nil, "mountOptions", "-o,x"), "volume_context.mountOptions[0]", nil},
+		"oversize":                       {"h", with(static, "client", strings.Repeat("c", 4096)), "volume_context", []string{"4096"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			id, attributes, err := ParseContext(tt.handle, tt.context)
+			if err == nil {
+				t.Fatalf("accepted: %v, %+v", id, attributes)
+			}
+			wantInvalid(t, err, tt.field, tt.words...)
+		})
+	}
+}
+
+func FuzzParseContext(f *testing.F) {
+	f.Add("default:shared/p/", "", "", "uid", "1000", "gid", "5")
+	f.Add("h", "shared", "a/b", "region", "us-east-1", "mountOptions", "a,b=1")
+	f.Add("bucket/path", "", "", "mounter", "rclone", "capacity", "10")
+	f.Add("bucket/path", "", "", "options", "--x", "bucket", "bucket")
+	f.Add("default:shared/p/", "other", "", "dirMode", "755", "readOnly", "true")
+	f.Add(pvc, "", "", "csi.storage.k8s.io/pod.name", "x", "client", "rclone")
+	f.Fuzz(func(t *testing.T, handle, bucket, prefix, k1, v1, k2, v2 string) {
+		context := map[string]string{k1: v1, k2: v2}
+		if bucket != "" {
+			context["bucketName"] = bucket
+		}
+		if prefix != "" {
+			context["prefix"] = prefix
+		}
+		id, attributes, err := ParseContext(handle, context)
+		if err != nil {
+			wantInvalid(t, err, "")
+			return
+		}
+		if own, err := ParseID(handle); err == nil && id != own {
+			t.Fatalf("%q is at %v", handle, id)
+		}
+		if s := id.String(); len(s) <= maxString {
+			if parsed, err := ParseID(s); err != nil || parsed != id {
+				t.Fatalf("place %q: %v", s, err)
+			}
+		}
+		// What was read can be written and means the same.
+		if size := mapSize(attributes.context()); size <= maxMap {
+			_, again, err := ParseContext("default:bucket", attributes.context())
+			if err != nil || !reflect.DeepEqual(again, attributes) {
+				t.Fatalf("%+v reads again as %+v, %v", attributes, again, err)
+			}
+		}
+	})
+}

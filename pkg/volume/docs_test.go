@@ -1,0 +1,73 @@
+package volume
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+)
+
+var update = flag.Bool("update", false, "write the table of parameters into docs/parameters.md")
+
+const (
+	docsFile   = "../../docs/parameters.md"
+	tableBegin = "<!-- parameters: go test ./pkg/volume -run TestDocsParameters -update -->\n"
+	tableEnd   = "<!-- end of parameters -->\n"
+)
+
+func TestDocsParametersAreThoseOfTheCode(t *testing.T) {
+	text, err := os.ReadFile(docsFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	head, rest, ok := strings.Cut(string(text), tableBegin)
+	_, tail, closed := strings.Cut(rest, tableEnd)
+	if !ok || !closed {
+		t.Fatalf("%s has lost the marks of its table: %s…%s", docsFile, tableBegin, tableEnd)
+	}
+	want := head + tableBegin + "\n" + table() + "\n" + tableEnd + tail
+	if want == string(text) {
+		return
+	}
+	if !*update {
+		t.Fatalf("%s is not in step with ParameterDocs; run: go test ./pkg/volume -run TestDocsParameters -update", docsFile)
+	}
+	if err := os.WriteFile(docsFile, []byte(want), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func table() string {
+	var b strings.Builder
+	b.WriteString("| parameter | StorageClass | static volume | when not given | meaning |\n|---|---|---|---|---|\n")
+	for _, doc := range ParameterDocs() {
+		mark := func(scope Scope) string {
+			if doc.Scope == scope || doc.Scope == ScopeBoth {
+				return "yes"
+			}
+			return "–"
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s |\n", doc.Name, mark(ScopeClass), mark(ScopeContext), doc.Default, doc.Meaning)
+	}
+	return b.String()
+}
+
+func TestEveryDocumentedParameterIsParsed(t *testing.T) {
+	for _, doc := range ParameterDocs() {
+		if doc.Default == "" || doc.Meaning == "" || strings.ContainsAny(doc.Default+doc.Meaning, "|\n") {
+			t.Errorf("%s: row of the table %+v", doc.Name, doc)
+		}
+		// An impossible value must be refused for itself, not as an unknown parameter.
+		_, err := ParseParameters(map[string]string{"bucketName": "shared", doc.Name: "\x01"}, pvc)
+		if unknown := strings.Contains(fmt.Sprint(err), "is not a parameter"); unknown != (doc.Scope == ScopeContext) {
+			t.Errorf("StorageClass: %s: %v", doc.Name, err)
+		}
+		wantInvalid(t, err, "")
+		_, _, err = ParseContext("h", map[string]string{"bucketName": "shared", doc.Name: "\x01"})
+		if unknown := strings.Contains(fmt.Sprint(err), "is not a key"); unknown != (doc.Scope == ScopeClass) {
+			t.Errorf("context: %s: %v", doc.Name, err)
+		}
+		wantInvalid(t, err, "")
+	}
+}
