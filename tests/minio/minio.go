@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"sync"
 	"syscall"
 	"time"
@@ -71,13 +72,21 @@ func Start(ctx context.Context, dir string, env ...string) (*Server, error) {
 	s.cmd.Stdout, s.cmd.Stderr = s.output, s.output
 	// Its own group, so that Ctrl-C reaches the test alone; and it does not outlive the test.
 	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-	if err := s.cmd.Start(); err != nil {
+	started := make(chan error, 1)
+	go func() {
+		// Pdeathsig comes when the starting thread ends, so that thread is kept for as long as the server runs.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		defer close(s.ended)
+		err := s.cmd.Start()
+		started <- err
+		if err == nil {
+			s.waitErr = s.cmd.Wait()
+		}
+	}()
+	if err := <-started; err != nil {
 		return nil, fmt.Errorf("minio: %w", err)
 	}
-	go func() {
-		s.waitErr = s.cmd.Wait()
-		close(s.ended)
-	}()
 	if err := s.waitHealthy(ctx); err != nil {
 		_ = s.cmd.Process.Kill()
 		<-s.ended
