@@ -1,0 +1,202 @@
+package launcher
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+)
+
+// cgroupName is the cgroup for helpers at the root of a unified hierarchy. In hierarchies of version 1 they go to the
+// root itself: a new directory there can need preparation (cpuset).
+const cgroupName = "s3-csi-helpers"
+
+// probeTimeout bounds the look at the cgroup file systems; the kernel answers for those.
+const probeTimeout = 5 * time.Second
+
+// SurvivesDriver tells whether helpers go on when the driver is restarted, and why not. At the end of a container, and of
+// a systemd unit, everything in its cgroup is killed; a driver in one moves helpers out at their start. Until one was
+// started the answer is whether that looks possible.
+func (p *Process) SurvivesDriver() (bool, string) {
+	const why = "helpers stay in the driver's cgroup, and all of that is killed when the driver's container or unit ends: "
+	p.mu.Lock()
+	started, err := p.moved, p.moveErr
+	p.mu.Unlock()
+	if !started {
+		ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
+		defer cancel()
+		err = p.ns.Do(ctx, "looking at the host's cgroups", p.probeCgroups)
+	}
+	if err != nil {
+		return false, why + err.Error()
+	}
+	return true, ""
+}
+
+// confined tells whether the driver's cgroup is one that is killed as a whole.
+func (p *Process) confined() (bool, error) {
+	if p.ns.Foreign() {
+		return true, nil
+	}
+	own, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		return false, fmt.Errorf("read the driver's cgroup: %w", err)
+	}
+	return inUnit(parseCgroups(own)), nil
+}
+
+// inUnit tells whether cgroups are those of a systemd service.
+func inUnit(cgroups map[string]string) bool {
+	for _, hierarchy := range []string{"", "name=systemd"} {
+		for _, part := range strings.Split(cgroups[hierarchy], "/") {
+			if strings.HasSuffix(part, ".service") {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// probeCgroups tries everything of leaving a cgroup but that.
+func (p *Process) probeCgroups() error {
+	confined, err := p.confined()
+	if err != nil || !confined {
+		return err
+	}
+	files, err := cgroupFiles()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, file := range files {
+		f, err := os.OpenFile(file, os.O_WRONLY, 0)
+		if err == nil {
+			err = f.Close()
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// leaveCgroup moves a helper out of the driver's cgroup where that is killed with the driver, and notes whether it went.
+// It has to be called on the thread that started the helper. hostView tells that this thread is in the host's cgroup
+// namespace.
+func (p *Process) leaveCgroup(pid int, hostView bool) error {
+	err := func() error {
+		confined, err := p.confined()
+		if err != nil || !confined {
+			return err
+		}
+		files, err := cgroupFiles()
+		if err != nil {
+			return err
+		}
+		var moveErrs []error
+		for _, file := range files {
+			moveErrs = append(moveErrs, os.WriteFile(file, strconv.AppendInt(nil, int64(pid), 10), 0))
+		}
+		return hasLeft(pid, hostView, errors.Join(moveErrs...))
+	}()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.moved, p.moveErr = true, err
+	return err
+}
+
+// hasLeft looks whether a helper is anywhere in a cgroup of the driver's; moveErr says why it may be.
+func hasLeft(pid int, hostView bool, moveErr error) error {
+	own, err := os.ReadFile("/proc/" + strconv.Itoa(os.Getpid()) + "/cgroup")
+	if err != nil {
+		return err
+	}
+	its, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/cgroup")
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
+		return nil // ended already
+	}
+	if err != nil {
+		return err
+	}
+	if shared := sharedCgroups(parseCgroups(own), parseCgroups(its), hostView); len(shared) > 0 {
+		return errors.Join(fmt.Errorf("still shared: %s", strings.Join(shared, ", ")), moveErr)
+	}
+	return nil
+}
+
+// sharedCgroups names the hierarchies in which two processes are in the same cgroup. The root does not count, unless "/"
+// is only what a container's cgroup namespace calls its own.
+func sharedCgroups(a, b map[string]string, hostView bool) []string {
+	var shared []string
+	for hierarchy, path := range a {
+		if b[hierarchy] != path || path == "/" && hostView {
+			continue
+		}
+		if hierarchy == "" {
+			hierarchy = "the unified hierarchy"
+		}
+		shared = append(shared, hierarchy+" ("+path+")")
+	}
+	return shared
+}
+
+// parseCgroups reads /proc/<pid>/cgroup (cgroups(7)): the path by controllers, "" is the unified hierarchy.
+func parseCgroups(file []byte) map[string]string {
+	cgroups := map[string]string{}
+	lines := bufio.NewScanner(bytes.NewReader(file))
+	for lines.Scan() {
+		if parts := strings.SplitN(lines.Text(), ":", 3); len(parts) == 3 {
+			cgroups[parts[1]] = parts[2]
+		}
+	}
+	return cgroups
+}
+
+// cgroupFiles are the files to write a pid to, so that it leaves its cgroups: one for each hierarchy that this thread
+// sees whole.
+func cgroupFiles() ([]string, error) {
+	f, err := os.Open("/proc/thread-self/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close() //nolint:errcheck // read only
+	mounts, err := mountinfo.GetMountsFromReader(f, func(m *mountinfo.Info) (skip, stop bool) {
+		return m.Root != "/" || m.FSType != "cgroup" && m.FSType != "cgroup2", false
+	})
+	if err != nil {
+		return nil, fmt.Errorf("find the cgroup file systems: %w", err)
+	}
+	if len(mounts) == 0 {
+		return nil, errors.New("no cgroup file system is mounted on the host")
+	}
+	var files []string
+	for _, m := range mounts {
+		dir := m.Mountpoint
+		if m.FSType == "cgroup2" {
+			dir = filepath.Join(dir, cgroupName)
+			if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
+				return nil, fmt.Errorf("make a cgroup for helpers: %w", err)
+			}
+		}
+		files = append(files, filepath.Join(dir, "cgroup.procs"))
+	}
+	return files, nil
+}
+
+// enterHostCgroups takes this thread, a throwaway, into the host's cgroup namespace: on a unified hierarchy with
+// delegation boundaries nobody else may move a process beyond a container's own cgroup. false: it could not.
+func enterHostCgroups() bool {
+	fd, err := unix.Open("/proc/1/ns/cgroup", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(fd) //nolint:errcheck // nothing to lose
+	return unix.Setns(fd, unix.CLONE_NEWCGROUP) == nil
+}

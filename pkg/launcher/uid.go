@@ -1,0 +1,167 @@
+package launcher
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+)
+
+// UIDRange is the uids that mounts have, both ends included. No user may have one of them: processes are found and
+// killed by uid.
+type UIDRange struct{ First, Last uint32 }
+
+// DefaultUIDs is every uid that could be a mount's.
+var DefaultUIDs = UIDRange{First: minUID, Last: maxUID}
+
+const (
+	minUID = 1000          // below are root and the system's services
+	nobody = 65534         // shared by whatever has no uid of its own
+	maxUID = 1<<32 - 1 - 2 // (uid_t)-1 means "none", -2 is nobody's elsewhere
+	noUID  = 65535         // (uid_t)-1 of 16 bits
+)
+
+func (r UIDRange) check(uid uint32) error {
+	if uid < max(r.First, minUID) || uid > min(r.Last, maxUID) || uid == nobody || uid == noUID {
+		return fault.Errorf(fault.Invalid, "uid %d is not a mount's: those are %d to %d", uid, max(r.First, minUID), min(r.Last, maxUID))
+	}
+	return nil
+}
+
+// killPause is the time between two looks at what is left.
+const killPause = 20 * time.Millisecond
+
+// Alive tells whether any process of that uid lives; ended ones that nobody has reaped do not count.
+func (p *Process) Alive(ctx context.Context, uid uint32) (bool, error) {
+	if err := p.uids.check(uid); err != nil {
+		return false, fmt.Errorf("look for processes: %w", err)
+	}
+	p.reap()
+	pids, err := processesOf(ctx, uid)
+	return len(pids) > 0, err
+}
+
+// Kill kills every process of that uid and returns when none is left, or with ctx: a process that hangs in the kernel,
+// on a FUSE mount as a rule, goes only when that connection is aborted.
+func (p *Process) Kill(ctx context.Context, uid uint32) error {
+	if err := p.uids.check(uid); err != nil {
+		return fmt.Errorf("kill processes: %w", err)
+	}
+	for {
+		p.reap()
+		pids, err := processesOf(ctx, uid)
+		if err != nil || len(pids) == 0 {
+			return err
+		}
+		for _, pid := range pids {
+			if err := killIfOf(pid, uid); err != nil {
+				return fmt.Errorf("kill process %d of uid %d: %w", pid, uid, err)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("kill the processes of uid %d: %v are still there: %w", uid, pids, ctx.Err())
+		case <-time.After(killPause):
+		}
+	}
+}
+
+// killIfOf kills a process if it is still that uid's: the number may have gone to another meanwhile, a pidfd cannot.
+func killIfOf(pid int, uid uint32) error {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd) //nolint:errcheck // nothing to lose
+	if of, err := isOf(pid, uid); err != nil || !of {
+		return err
+	}
+	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		return err
+	}
+	return nil
+}
+
+// processesOf lists the live processes of a uid. It reads status files only: cmdline, environ and maps of a process
+// can block on its memory.
+func processesOf(ctx context.Context, uid uint32) ([]int, error) {
+	dir, err := os.Open("/proc")
+	if err != nil {
+		return nil, fmt.Errorf("list processes: %w", err)
+	}
+	defer dir.Close() //nolint:errcheck // read only
+	names, err := dir.Readdirnames(-1)
+	if err != nil {
+		return nil, fmt.Errorf("list processes: %w", err)
+	}
+	var pids []int
+	for _, name := range names {
+		pid, err := strconv.Atoi(name)
+		if err != nil {
+			continue
+		}
+		if err := ctx.Err(); err != nil {
+			return nil, fmt.Errorf("look for processes of uid %d: %w", uid, err)
+		}
+		of, err := isOf(pid, uid)
+		if err != nil {
+			return nil, err
+		}
+		if of {
+			pids = append(pids, pid)
+		}
+	}
+	return pids, nil
+}
+
+// isOf tells whether a process is that uid's and lives.
+func isOf(pid int, uid uint32) (bool, error) {
+	status, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("look at process %d: %w", pid, err)
+	}
+	return statusIsOf(status, uid), nil
+}
+
+// statusIsOf reads /proc/<pid>/status (proc_pid_status(5)). The real and the effective uid have to be the mount's; a
+// process that has set only one of them to it is somebody else's.
+func statusIsOf(status []byte, uid uint32) bool {
+	var state, threads string
+	var uids []string
+	lines := bufio.NewScanner(bytes.NewReader(status))
+	for lines.Scan() {
+		key, value, _ := strings.Cut(lines.Text(), ":")
+		switch key {
+		case "State":
+			state = strings.TrimSpace(value)
+		case "Uid":
+			uids = strings.Fields(value)
+		case "Threads":
+			threads = strings.TrimSpace(value)
+		}
+	}
+	want := strconv.FormatUint(uint64(uid), 10)
+	if len(uids) != 4 || uids[0] != want || uids[1] != want {
+		return false
+	}
+	if strings.HasPrefix(state, "X") {
+		return false
+	}
+	// A zombie with threads is one whose first thread is gone and whose others still run, or hang.
+	return !strings.HasPrefix(state, "Z") || threads != "1" && threads != "0" && threads != ""
+}
