@@ -111,6 +111,7 @@ func (o *ControllerOptions) validate(c *checker) {
 type NodeOptions struct {
 	NodeID            string
 	StateDir          string
+	CacheDir          string
 	ClientDir         string // "": the directory of the driver's executable
 	DefaultClient     string
 	Launcher          string
@@ -126,6 +127,7 @@ func (o *NodeOptions) AddFlags(fs *pflag.FlagSet) {
 	o.UIDs = UIDRange{First: 2000000, Last: 2065535}
 	fs.StringVar(&o.NodeID, "node-id", "", "this node's name to the CO, at most 256 bytes; none: the host name")
 	fs.StringVar(&o.StateDir, "state-dir", "/run/s3-csi", "directory on the host, on a tmpfs, for mounts, sockets and records")
+	fs.StringVar(&o.CacheDir, "cache-dir", "/var/cache/s3-csi", "directory on the host, on a disk, for what clients may not keep in memory")
 	fs.StringVar(&o.ClientDir, "client-dir", "", "directory of the client programs; none: the driver's own")
 	fs.StringVar(&o.DefaultClient, "default-client", "mountpoint-s3", "the client of volumes that name none")
 	fs.StringVar(&o.Launcher, "launcher", launcherProcess, "how helpers come to life: process")
@@ -139,6 +141,7 @@ func (o *NodeOptions) AddFlags(fs *pflag.FlagSet) {
 func (o *NodeOptions) validate(c *checker) {
 	c.check("node-id", checkNodeID(o.NodeID))
 	c.check("state-dir", checkAbsolute(o.StateDir))
+	c.check("cache-dir", checkAbsolute(o.CacheDir))
 	c.check("client-dir", optional(checkAbsolute, o.ClientDir))
 	c.check("launcher", checkOneOf(o.Launcher, []string{launcherProcess}))
 	c.check("target-root", optional(checkAbsolute, o.TargetRoot))

@@ -3,7 +3,6 @@ package driver
 import (
 	"errors"
 	"fmt"
-	"net/url"
 	"strings"
 
 	"github.com/spf13/pflag"
@@ -48,13 +47,7 @@ func (o *Options) applyEnvironment(fs *pflag.FlagSet, env Environment, c *checke
 		return usagef("%w", err)
 	}
 	_, o.DefaultRegion = firstSet(env, regionVariables())
-	name, endpoint := firstSet(env, endpointVariables())
-	if endpoint != "" {
-		if u, err := url.Parse(endpoint); err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
-			return usagef("%s: want a URL such as https://s3.example.com:9000", name)
-		}
-	}
-	o.DefaultEndpoint = endpoint
+	_, o.DefaultEndpoint = firstSet(env, endpointVariables())
 	return nil
 }
 

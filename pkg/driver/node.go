@@ -1,0 +1,113 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+)
+
+// Mounter makes volumes appear at targets. It joins retries and locks targets itself; its errors carry fault kinds, and
+// one that may have left something behind is Busy, Timeout or Unavailable.
+type Mounter interface {
+	Publish(ctx context.Context, p Publication) error
+	Unpublish(ctx context.Context, volumeID, target string) error
+	// Stats is fault.NotFound where the volume is not published at path.
+	Stats(ctx context.Context, volumeID, path string) (Stats, error)
+}
+
+// Stats is what a volume's file system says of itself. S3 has no bounds, so totals are the client's inventions.
+type Stats struct {
+	TotalBytes, UsedBytes, AvailableBytes int64
+	Inodes, InodesUsed, InodesFree        int64
+}
+
+// Node is the CSI Node service. There is no staging: targets of one volume share a mount without it.
+type Node struct {
+	csi.UnimplementedNodeServer
+	mounter    Mounter
+	id         string
+	maxVolumes int64
+}
+
+// NewNode makes the service. maxVolumes 0 leaves the limit to the CO.
+func NewNode(mounter Mounter, id string, maxVolumes int64) (*Node, error) {
+	if mounter == nil || id == "" || maxVolumes < 0 {
+		return nil, errors.New("the node service needs a mounter, a node id and a limit that is not negative")
+	}
+	return &Node{mounter: mounter, id: id, maxVolumes: maxVolumes}, nil
+}
+
+// NodeGetCapabilities implements csi.NodeServer.
+func (n *Node) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
+	resp := &csi.NodeGetCapabilitiesResponse{}
+	for _, t := range []csi.NodeServiceCapability_RPC_Type{
+		csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
+		csi.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP,
+		csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
+	} {
+		resp.Capabilities = append(resp.Capabilities, &csi.NodeServiceCapability{
+			Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: t}},
+		})
+	}
+	return resp, nil
+}
+
+// NodeGetInfo implements csi.NodeServer.
+func (n *Node) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
+	return &csi.NodeGetInfoResponse{NodeId: n.id, MaxVolumesPerNode: n.maxVolumes}, nil
+}
+
+// NodePublishVolume implements csi.NodeServer.
+func (n *Node) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
+	p, err := parsePublish(req)
+	if err != nil {
+		return nil, err
+	}
+	if err := n.mounter.Publish(ctx, p); err != nil {
+		return nil, fmt.Errorf("publish volume %q at %s: %w", p.VolumeID, p.Target, err)
+	}
+	return &csi.NodePublishVolumeResponse{}, nil
+}
+
+// NodeUnpublishVolume implements csi.NodeServer.
+func (n *Node) NodeUnpublishVolume(ctx context.Context, req *csi.NodeUnpublishVolumeRequest) (*csi.NodeUnpublishVolumeResponse, error) {
+	if err := checkVolumeID(req.GetVolumeId()); err != nil {
+		return nil, err
+	}
+	target, err := cleanPath("target_path", req.GetTargetPath())
+	if err != nil {
+		return nil, err
+	}
+	if err := n.mounter.Unpublish(ctx, req.GetVolumeId(), target); err != nil {
+		return nil, fmt.Errorf("unpublish volume %q from %s: %w", req.GetVolumeId(), target, err)
+	}
+	return &csi.NodeUnpublishVolumeResponse{}, nil
+}
+
+// NodeGetVolumeStats implements csi.NodeServer.
+func (n *Node) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeStatsRequest) (*csi.NodeGetVolumeStatsResponse, error) {
+	if err := checkVolumeID(req.GetVolumeId()); err != nil {
+		return nil, err
+	}
+	if path := req.GetVolumePath(); path != "" && !filepath.IsAbs(path) {
+		// The specification knows no invalid path here, only one where the volume is not.
+		return nil, fault.Errorf(fault.NotFound, "volume %q is not published at %q, which is not an absolute path", req.GetVolumeId(), path)
+	}
+	path, err := cleanPath("volume_path", req.GetVolumePath())
+	if err != nil {
+		return nil, err
+	}
+	s, err := n.mounter.Stats(ctx, req.GetVolumeId(), path)
+	if err != nil {
+		return nil, fmt.Errorf("statistics of volume %q at %s: %w", req.GetVolumeId(), path, err)
+	}
+	return &csi.NodeGetVolumeStatsResponse{Usage: []*csi.VolumeUsage{
+		{Unit: csi.VolumeUsage_BYTES, Total: s.TotalBytes, Used: s.UsedBytes, Available: s.AvailableBytes},
+		{Unit: csi.VolumeUsage_INODES, Total: s.Inodes, Used: s.InodesUsed, Available: s.InodesFree},
+	}}, nil
+}

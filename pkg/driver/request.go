@@ -1,0 +1,179 @@
+package driver
+
+import (
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+)
+
+// Limits of the CSI specification ("Size Limits"); paths override them with what the operating system allows.
+const (
+	maxString = 128
+	maxMap    = 4 << 10
+	maxFlags  = 4 << 10
+	maxPath   = 4095 // PATH_MAX without its final zero
+)
+
+const (
+	// metadataPrefix begins the keys that kubelet and the provisioner put into contexts and secrets.
+	metadataPrefix = "csi.storage.k8s.io/"
+	ephemeralKey   = metadataPrefix + "ephemeral"
+	tokensKey      = metadataPrefix + "serviceAccount.tokens"
+)
+
+// checkName holds a volume's name against CreateVolumeRequest.name of the specification.
+func checkName(name string) error {
+	if name == "" {
+		return fault.Field("name", "is missing")
+	}
+	if len(name) > maxString {
+		return fault.Field("name", "has %d bytes, and CSI allows %d", len(name), maxString)
+	}
+	for _, r := range name {
+		if r <= 0x08 || r == 0x0b || r == 0x0c || r >= 0x0e && r <= 0x1f || r >= 0x7f && r <= 0x9f {
+			return fault.Field("name", "%q holds a control character", name)
+		}
+	}
+	return nil
+}
+
+func checkVolumeID(id string) error {
+	if id == "" {
+		return fault.Field("volume_id", "is missing")
+	}
+	if len(id) > maxString {
+		return fault.Field("volume_id", "has %d bytes, and CSI allows %d", len(id), maxString)
+	}
+	return nil
+}
+
+// checkMap holds a map against the size limit. Service-account tokens do not count: kubelet adds them to a map that was
+// within the limit, as many as the cluster's CSIDriver object asks for.
+func checkMap(field string, m map[string]string) error {
+	size := 0
+	for key, value := range m {
+		if key != tokensKey {
+			size += len(key) + len(value)
+		}
+	}
+	if size > maxMap {
+		return fault.Field(field, "has %d bytes, and CSI allows %d", size, maxMap)
+	}
+	return nil
+}
+
+// cleanPath is a path of a request in the form in which paths are compared.
+func cleanPath(field, path string) (string, error) {
+	switch {
+	case path == "":
+		return "", fault.Field(field, "is missing")
+	case len(path) > maxPath:
+		return "", fault.Field(field, "has %d bytes, and Linux allows %d", len(path), maxPath)
+	case !filepath.IsAbs(path):
+		return "", fault.Field(field, "%q is not an absolute path", path)
+	case strings.ContainsRune(path, 0):
+		return "", fault.Field(field, "%q holds a zero byte", path)
+	case slices.Contains(strings.Split(path, "/"), ".."):
+		return "", fault.Field(field, `%q holds ".."`, path)
+	case filepath.Clean(path) == "/":
+		return "", fault.Field(field, "%q is the root directory", path)
+	}
+	return filepath.Clean(path), nil
+}
+
+// checkCapabilities is checkCapability for each of a list that must not be empty.
+func checkCapabilities(capabilities []*csi.VolumeCapability) error {
+	if len(capabilities) == 0 {
+		return fault.Field("volume_capabilities", "are missing")
+	}
+	for i, c := range capabilities {
+		field := fmt.Sprintf("volume_capabilities[%d]", i)
+		if err := checkCapability(field, c); err != nil {
+			return err
+		}
+		if c.GetBlock() != nil {
+			return errBlock(field)
+		}
+	}
+	return nil
+}
+
+// checkCapability tells whether a capability says what the specification requires; a block volume is well-formed.
+// fs_type is accepted and means nothing: an S3 volume has one file system, and PersistentVolumes that were written for
+// other drivers carry all sorts.
+func checkCapability(field string, c *csi.VolumeCapability) error {
+	switch {
+	case c == nil:
+		return fault.Field(field, "is missing")
+	case c.GetAccessType() == nil:
+		return fault.Field(field+".access_type", "is missing: want mount")
+	case c.GetAccessMode().GetMode() == csi.VolumeCapability_AccessMode_UNKNOWN:
+		return fault.Field(field+".access_mode", "is missing")
+	}
+	if _, known := csi.VolumeCapability_AccessMode_Mode_name[int32(c.GetAccessMode().GetMode())]; !known {
+		return fault.Field(field+".access_mode", "%d is not an access mode that this driver knows", c.GetAccessMode().GetMode())
+	}
+	m := c.GetMount()
+	size := 0
+	for _, flag := range m.GetMountFlags() {
+		size += len(flag)
+	}
+	if size > maxFlags {
+		return fault.Field(field+".mount.mount_flags", "have %d bytes together, and CSI allows %d", size, maxFlags)
+	}
+	for name, value := range map[string]string{"fs_type": m.GetFsType(), "volume_mount_group": m.GetVolumeMountGroup()} {
+		if len(value) > maxString {
+			return fault.Field(field+".mount."+name, "has %d bytes, and CSI allows %d", len(value), maxString)
+		}
+	}
+	return nil
+}
+
+func errBlock(field string) error {
+	return fault.Field(field+".block", "block volumes are not supported: S3 holds files (in Kubernetes: volumeMode: Filesystem)")
+}
+
+// capacityOf is what a range asks for, in bytes; 0 is nothing in particular. S3 is unbounded, so any size can be had.
+func capacityOf(r *csi.CapacityRange) (int64, error) {
+	required, limit := r.GetRequiredBytes(), r.GetLimitBytes()
+	switch {
+	case required < 0:
+		return 0, fault.Field("capacity_range.required_bytes", "%d is negative", required)
+	case limit < 0:
+		return 0, fault.Field("capacity_range.limit_bytes", "%d is negative", limit)
+	case limit > 0 && required > limit:
+		return 0, fault.Field("capacity_range", "required_bytes %d is more than limit_bytes %d", required, limit)
+	}
+	return required, nil
+}
+
+// requestKeys reads a request's S3 keys. ok is false where it brings none. Secrets that hold something else only are an
+// error: whoever set them meant them to be used, and a misspelt key must not make the driver fall back on other
+// credentials.
+func requestKeys(secrets map[string]string) (keys credentials.Keys, ok bool, err error) {
+	if err := checkMap("secrets", secrets); err != nil {
+		return credentials.Keys{}, false, err
+	}
+	keys, ok, err = credentials.FromSecret(secrets)
+	if err != nil || ok {
+		return keys, ok, err
+	}
+	var names []string
+	for _, name := range slices.Sorted(maps.Keys(secrets)) {
+		if !strings.HasPrefix(name, metadataPrefix) {
+			names = append(names, name)
+		}
+	}
+	if len(names) > 0 {
+		return credentials.Keys{}, false, fault.Field("secrets", "hold neither %s nor %s, only %s: correct the keys of the secret",
+			credentials.SecretAccessKeyID, credentials.SecretSecretAccessKey, strings.Join(names, ", "))
+	}
+	return credentials.Keys{}, false, nil
+}
