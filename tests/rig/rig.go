@@ -1,0 +1,232 @@
+// Package rig sets up a real driver with real clients on this machine, for tests, benchmarks and the demo, and takes
+// everything away again: processes, mounts, directories.
+package rig
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+)
+
+// EnvBin names the directory where make put the programs.
+const EnvBin = "S3CSI_BIN"
+
+// The user ids that mounts of a rig get.
+const (
+	FirstUID = 2100000
+	LastUID  = 2100999
+)
+
+// S3 is the service that a rig's driver uses as its backend "default".
+type S3 struct {
+	Endpoint string
+	Region   string
+	Keys     credentials.Keys
+}
+
+// Rig is one node's worth of directories and drivers. Its methods are for one goroutine.
+type Rig struct {
+	Dir     string // everything but the state directory; other users may pass through it
+	State   string // --state-dir
+	Cache   string // --cache-dir
+	Clients string // --client-dir
+	S3      S3
+
+	mu      sync.Mutex
+	drivers []*Driver
+	sockets int
+}
+
+// Usable says why a rig cannot work on this machine; nil: it can.
+func Usable() error {
+	if os.Getuid() != 0 {
+		return errors.New("needs root: it mounts file systems and starts processes as other users")
+	}
+	f, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
+	if err != nil {
+		return fmt.Errorf("needs FUSE: %w", err)
+	}
+	return f.Close()
+}
+
+// New makes the directories and installs the programs, which must be executable for other users wherever the checkout is.
+func New(s3 S3) (*Rig, error) {
+	bin := os.Getenv(EnvBin)
+	if bin == "" {
+		return nil, fmt.Errorf("needs the built programs: set %s to their directory (make sets it)", EnvBin)
+	}
+	dir, err := os.MkdirTemp("", "s3csi-")
+	if err != nil {
+		return nil, err
+	}
+	r := &Rig{Dir: dir, S3: s3, Cache: filepath.Join(dir, "cache"), Clients: filepath.Join(dir, "bin")}
+	r.State = filepath.Join("/run", filepath.Base(dir))
+	if err := r.install(bin); err != nil {
+		return nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	return r, nil
+}
+
+func (r *Rig) install(bin string) error {
+	if err := os.Chmod(r.Dir, 0o755); err != nil {
+		return err
+	}
+	for _, d := range []string{r.Clients, r.Cache, filepath.Join(r.Dir, "targets")} {
+		if err := os.Mkdir(d, 0o755); err != nil {
+			return err
+		}
+	}
+	for _, p := range []struct {
+		from     string
+		optional bool
+	}{{"s3-csi-driver", false}, {"s3-csi-rclone", false}, {"test/mount-s3", true}} {
+		err := copyProgram(filepath.Join(bin, p.from), filepath.Join(r.Clients, filepath.Base(p.from)))
+		if err != nil && !(p.optional && errors.Is(err, fs.ErrNotExist)) {
+			return fmt.Errorf("installing programs (make builds them): %w", err)
+		}
+	}
+	return nil
+}
+
+func copyProgram(from, to string) error {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	out, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o755)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(out, in)
+	return errors.Join(err, out.Chmod(0o755), out.Close())
+}
+
+// Target is a target path of that name, whose parent exists, as a CO makes it.
+func (r *Rig) Target(name string) string {
+	parent := filepath.Join(r.Dir, "targets", name)
+	_ = os.MkdirAll(parent, 0o755) // a failure shows when the target is used
+	return filepath.Join(parent, "mount")
+}
+
+// Logs are all that the rig's drivers wrote.
+func (r *Rig) Logs() string {
+	b, _ := os.ReadFile(r.logFile())
+	return string(b)
+}
+
+func (r *Rig) logFile() string { return filepath.Join(r.Dir, "driver.log") }
+
+// Leftovers lists what mounts have left: in the mount table, among processes, in the state and cache directories. A node
+// without publications has none.
+func (r *Rig) Leftovers() []string {
+	var left []string
+	for _, m := range r.mounts() {
+		if strings.HasPrefix(m.Source, "s3csi:") {
+			left = append(left, "mount "+m.Mountpoint+" of "+m.Source)
+		}
+	}
+	for _, pid := range r.processes() {
+		comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+		left = append(left, fmt.Sprintf("process %d (%s)", pid, strings.TrimSpace(string(comm))))
+	}
+	for _, dir := range []string{filepath.Join(r.State, "mounts"), filepath.Join(r.State, "sources"), filepath.Join(r.State, "publications"), r.Cache} {
+		entries, _ := os.ReadDir(dir)
+		for _, e := range entries {
+			left = append(left, "file "+filepath.Join(dir, e.Name()))
+		}
+	}
+	return left
+}
+
+// mounts are those below the rig's directories, the uppermost first.
+func (r *Rig) mounts() []*mountinfo.Info {
+	all, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
+		return !strings.HasPrefix(m.Mountpoint, r.Dir+"/") && !strings.HasPrefix(m.Mountpoint, r.State+"/"), false
+	})
+	if err != nil {
+		return nil
+	}
+	slices.Reverse(all)
+	return all
+}
+
+// processes are those that run as a uid of the rig's range.
+func (r *Rig) processes() []int {
+	entries, _ := os.ReadDir("/proc")
+	var pids []int
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		status, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "status"))
+		for line := range strings.Lines(string(status)) {
+			f := strings.Fields(line)
+			if len(f) < 2 || f[0] != "Uid:" {
+				continue
+			}
+			if uid, _ := strconv.Atoi(f[1]); uid >= FirstUID && uid <= LastUID {
+				pids = append(pids, pid)
+			}
+		}
+	}
+	return pids
+}
+
+// Close ends everything by force and removes the directories.
+func (r *Rig) Close() error {
+	r.mu.Lock()
+	drivers := r.drivers
+	r.mu.Unlock()
+	for _, d := range drivers {
+		d.Kill()
+	}
+	var errs []error
+	for range 100 {
+		pids := r.processes()
+		if len(pids) == 0 {
+			break
+		}
+		for _, pid := range pids {
+			_ = unix.Kill(pid, unix.SIGKILL)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	for _, m := range r.mounts() {
+		if err := unix.Unmount(m.Mountpoint, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) {
+			errs = append(errs, fmt.Errorf("unmounting %s: %w", m.Mountpoint, err))
+		}
+	}
+	if len(r.mounts()) == 0 { // never delete through a mount
+		errs = append(errs, os.RemoveAll(r.State), os.RemoveAll(r.Dir))
+	}
+	return errors.Join(errs...)
+}
+
+// run starts a program whose output goes to the rig's log.
+func (r *Rig) run(ctx context.Context, env []string, path string, args ...string) (*exec.Cmd, error) {
+	log, err := os.OpenFile(r.logFile(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	defer log.Close()
+	cmd := exec.CommandContext(context.WithoutCancel(ctx), path, args...)
+	cmd.Env, cmd.Stdout, cmd.Stderr = env, log, log
+	return cmd, cmd.Start()
+}
