@@ -60,7 +60,10 @@ func TestCheckAcceptsWhatTheTableSays(t *testing.T) {
 			{"write-part-size=1073741824", "memory-target=4096"},
 			{"max-cache-size=2048"},
 		},
-		"rclone": {{}, {"cache-size=64Mi"}, {"cache-size=1Ti"}},
+		"rclone": {
+			{}, {"cache-size=64Mi"}, {"cache-size=1Ti", "read-cache"}, {"write-back=100ms", "dir-cache-time=1m30s", "read-ahead=0"},
+			{"sse=aws:kms", "sse-kms-key-id=arn:aws:kms:eu-west-1:111122223333:key/k", "transfers=8", "part-size=64Mi"},
+		},
 	} {
 		for _, list := range lists {
 			if err := get(t, client).Check(options(list...), "mountOptions"); err != nil {
@@ -114,11 +117,16 @@ func TestCheckRefusesAndSaysWhereAndWhy(t *testing.T) {
 		{"mountpoint-s3", "memory-target=511", "m[0]", "from 512"},
 		{"mountpoint-s3", "metadata-ttl=0", "m[0]", "minimal"},
 		{"mountpoint-s3", "sse=aws:kms ", "m[0]", "one of"},
-		{"mountpoint-s3", "storage-class=-x", "m[0]", "name of letters"},
-		{"mountpoint-s3", "storage-class=STANDARD\nx", "m[0]", "name of letters"},
+		{"mountpoint-s3", "storage-class=-x", "m[0]", "capital letters"},
+		{"mountpoint-s3", "storage-class=STANDARD\nx", "m[0]", "capital letters"},
 		{"mountpoint-s3", "sse=aws:kms sse-kms-key-id=alias/x", "m[1]", "ARN"},
 		{"rclone", "cache-size=1G", "m[0]", "512Mi"},
 		{"rclone", "cache-size=9999999999Ti", "m[0]", "512Mi"},
+		{"rclone", "write-back=0s", "m[0]", "from 100ms to 1h0m0s"},
+		{"rclone", "write-back=-1s", "m[0]", "from 100ms"},
+		{"rclone", "dir-cache-time=999999999h999999999h", "m[0]", "from 0s to 24h"},
+		{"rclone", "sse=aws:kms:dsse", "m[0]", "one of"},
+		{"rclone", "sse-kms-key-id=arn:aws:kms:eu-west-1:111122223333:key/k", "m[0]", "needs the option sse"},
 		// Options against each other.
 		{"mountpoint-s3", "allow-delete debug allow-delete=false", "m[2]", "first as m[0]"},
 		{"mountpoint-s3", "part-size=8388608 read-part-size=8388608", "m[1]", "part-size"},
@@ -186,7 +194,7 @@ func samples(t *testing.T, o OptionType) []string {
 	case Enum:
 		return []string{o.Words[0], o.Words[len(o.Words)-1]}
 	case Duration:
-		return []string{fmt.Sprintf("%ds", o.Min), fmt.Sprintf("%ds", o.Max)}
+		return []string{fmt.Sprintf("%dms", o.Min), fmt.Sprintf("%dms", o.Max)}
 	case Size:
 		return []string{formatSize(o.Min), formatSize(o.Max)}
 	case Text:

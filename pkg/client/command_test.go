@@ -1,6 +1,8 @@
 package client
 
 import (
+	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -67,12 +69,12 @@ func TestCommandLines(t *testing.T) {
 		}},
 		{"a bucket", "rclone", invocation(), []string{
 			"--fuse-fd=3", "--bucket=bucket", "--uid=1000", "--gid=2000", "--dir-mode=0755", "--file-mode=0644",
-			"--cache-dir=/var/cache/s3-csi/k-1", "--cache-size=4294967296",
+			"--cache-dir=/var/cache/s3-csi/k-1",
 		}},
-		{"all that a volume and its backend can say", "rclone", readOnly(with(everything(), "cache-size=64Mi")), []string{
+		{"all that a volume and its backend can say", "rclone", readOnly(with(everything(), "cache-size=64Mi", "read-cache", "write-back=5s", "server-mtime=false")), []string{
 			"--fuse-fd=3", "--bucket=bucket", "--prefix=-o x/--endpoint-url=y/", "--region=eu-west-1", "--endpoint=https://s3.example:9000",
 			"--path-style", "--ca-file=/run/s3-csi/mounts/k-1/ca.pem", "--read-only", "--uid=1000", "--gid=2000", "--dir-mode=0755", "--file-mode=0644",
-			"--cache-dir=/var/cache/s3-csi/k-1", "--cache-size=67108864",
+			"--cache-dir=/var/cache/s3-csi/k-1", "--cache-size=64Mi", "--read-cache", "--write-back=5s",
 		}},
 	}
 	for _, tt := range tests {
@@ -114,6 +116,33 @@ func TestCommandLeavesItsInvocationAlone(t *testing.T) {
 		first := c.Command(in)
 		if second := c.Command(in); !slices.Equal(first.Argv, second.Argv) || !slices.Equal(in.Options, options(list...)) {
 			t.Errorf("%s: %q, then %q; options %v", client, first.Argv, second.Argv, in.Options)
+		}
+	}
+}
+
+func TestRcloneKnowsEveryFlagThatItIsGiven(t *testing.T) {
+	source, err := os.ReadFile("../../clients/rclone/config.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := map[string]bool{}
+	for _, m := range regexp.MustCompile(`add\("([a-z0-9-]+)", `).FindAllSubmatch(source, -1) {
+		known[string(m[1])] = true
+	}
+	c := get(t, "rclone")
+	for _, arg := range c.Command(readOnly(everything())).Argv[1:] {
+		if name, _, _ := strings.Cut(strings.TrimPrefix(arg, "--"), "="); !known[name] {
+			t.Errorf("the program has no flag --%s", name)
+		}
+	}
+	for name := range c.Options {
+		if !known[name] {
+			t.Errorf("the program has no flag --%s", name)
+		}
+	}
+	for name := range known {
+		if _, ok := c.Options[name]; !ok && c.Refused[name] == "" {
+			t.Errorf("the program's flag --%s is neither an option nor refused", name)
 		}
 	}
 }

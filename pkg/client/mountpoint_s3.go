@@ -26,7 +26,7 @@ const (
 )
 
 var (
-	storageClass = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$`)
+	storageClass = regexp.MustCompile(`^[A-Z][A-Z0-9_]{0,63}$`)
 	kmsKey       = regexp.MustCompile(`^arn:aws[a-z-]{0,16}:kms:[a-z0-9-]{1,32}:[0-9]{12}:key/[A-Za-z0-9-]{1,64}$`)
 )
 
@@ -59,7 +59,7 @@ func mountpointS3() Client {
 			"debug":                   flag("false", "Mountpoint logs at debug level."),
 			"log-metrics":             flag("false", "Mountpoint logs its metrics every five seconds."),
 			"bucket-type":             {Kind: Enum, Words: []string{"general-purpose", "directory"}, Default: "by the bucket's name", Meaning: "What an access point leads to, where its name does not say."},
-			"storage-class":           {Kind: Text, Pattern: storageClass, Form: "a name of letters, digits, _ and -", Default: "the bucket's", Meaning: "Storage class of new objects."},
+			"storage-class":           {Kind: Text, Pattern: storageClass, Form: "a name of capital letters, digits and _", Default: "the bucket's", Meaning: "Storage class of new objects."},
 			"sse":                     {Kind: Enum, Words: []string{"aws:kms", "aws:kms:dsse", "AES256"}, Default: "the bucket's", Meaning: "Server-side encryption of new objects."},
 			"sse-kms-key-id":          {Kind: Text, Pattern: kmsKey, Form: "the ARN of a KMS key (not of an alias)", Default: "S3's own key", Meaning: "KMS key of new objects; only with sse aws:kms or aws:kms:dsse."},
 			"upload-checksums":        {Kind: Enum, Words: []string{"crc32c", "crc64nvme", "off"}, Default: "crc32c", Meaning: "Checksums sent with uploads; off helps where a service does not know them."},

@@ -21,7 +21,7 @@ const (
 	Integer
 	// Enum takes one of Words.
 	Enum
-	// Duration takes a number and a unit, "90s" or "1h30m", from Min to Max seconds.
+	// Duration takes a number and a unit, "90s" or "1h30m", from Min to Max milliseconds.
 	Duration
 	// Size takes a number of bytes from Min to Max with a binary unit: "512Mi", "20Gi".
 	Size
@@ -33,7 +33,7 @@ const (
 // space, control characters or a leading dash.
 type OptionType struct {
 	Kind     Kind
-	Min, Max int64          // Integer: in Unit; Duration: seconds; Size: bytes
+	Min, Max int64          // Integer: in Unit; Duration: milliseconds; Size: bytes
 	Unit     string         // Integer: what is counted, for people
 	Words    []string       // Enum: the values; Integer: values beside the numbers
 	Pattern  *regexp.Regexp // Text
@@ -65,7 +65,7 @@ func (t OptionType) Values() string {
 	case Enum:
 		return "one of " + strings.Join(t.Words, ", ")
 	case Duration:
-		return fmt.Sprintf("a time such as 90s or 1h30m, from %v to %v", time.Duration(t.Min)*time.Second, time.Duration(t.Max)*time.Second)
+		return fmt.Sprintf("a time such as 90s or 1h30m, from %v to %v", time.Duration(t.Min)*time.Millisecond, time.Duration(t.Max)*time.Millisecond)
 	case Size:
 		return fmt.Sprintf("a size such as 512Mi or 20Gi, from %s to %s", formatSize(t.Min), formatSize(t.Max))
 	default:
@@ -106,7 +106,7 @@ func (t OptionType) takes(value string) bool {
 			return false
 		}
 		d, err := time.ParseDuration(value)
-		return err == nil && d >= time.Duration(t.Min)*time.Second && d <= time.Duration(t.Max)*time.Second
+		return err == nil && d >= time.Duration(t.Min)*time.Millisecond && d <= time.Duration(t.Max)*time.Millisecond
 	case Size:
 		n, ok := parseSize(value)
 		return ok && n >= t.Min && n <= t.Max
@@ -128,6 +128,9 @@ const (
 
 // parseSize reads a Size value as bytes.
 func parseSize(value string) (int64, bool) {
+	if value == "0" {
+		return 0, true
+	}
 	m := size.FindStringSubmatch(value)
 	if m == nil {
 		return 0, false
@@ -142,6 +145,8 @@ func parseSize(value string) (int64, bool) {
 
 func formatSize(bytes int64) string {
 	switch {
+	case bytes == 0:
+		return "0"
 	case bytes%tib == 0:
 		return fmt.Sprintf("%dTi", bytes/tib)
 	case bytes%gib == 0:

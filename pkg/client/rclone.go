@@ -4,21 +4,34 @@ import (
 	"encoding/json"
 	"strconv"
 	"strings"
-
-	"github.com/s3-csi/s3-csi-driver/pkg/volume"
+	"time"
 )
-
-// rcloneCacheSize is the cache of a mount in bytes where the author gives none.
-const rcloneCacheSize = 4 * gib
 
 // rclone is our own small program around rclone's S3 backend and its FUSE server (clients/rclone). It exits only when
 // everything that was written is stored, and says on its output what is left.
+//
+// Its defaults and limits are its own and repeated here.
 func rclone() Client {
+	flag := func(meaning string) OptionType {
+		return OptionType{Kind: Flag, Default: "false", Meaning: meaning}
+	}
 	c := Client{
 		Name:   "rclone",
 		Binary: "s3-csi-rclone",
 		Options: map[string]OptionType{
-			"cache-size": {Kind: Size, Min: 64 * mib, Max: 16 * tib, Default: formatSize(rcloneCacheSize), Meaning: "How much file content the mount's cache directory may hold; files that are not stored yet are kept beyond it."},
+			"cache-size":        {Kind: Size, Min: mib, Max: 16 * tib, Default: "1Gi", Meaning: "How much stored or read data stays in the mount's cache directory; data that is not stored yet is kept beyond it."},
+			"read-cache":        flag("What is read stays in the cache too."),
+			"dir-cache-time":    {Kind: Duration, Min: 0, Max: 24 * time.Hour.Milliseconds(), Default: "10s", Meaning: "How long a listing is taken to be true."},
+			"write-back":        {Kind: Duration, Min: 100, Max: time.Hour.Milliseconds(), Default: "1s", Meaning: "How long after a file is closed its upload starts."},
+			"read-ahead":        {Kind: Size, Min: 0, Max: gib, Default: "16Mi", Meaning: "How far to read ahead of a sequential reader, in memory for each open file."},
+			"transfers":         {Kind: Integer, Unit: "files", Min: 1, Max: 64, Default: "4", Meaning: "How many files are stored at a time."},
+			"part-size":         {Kind: Size, Min: 5 * mib, Max: 5 * gib, Default: "5Mi", Meaning: "Size of the parts of large files, four in memory for each file that is being stored; a file can have 10,000."},
+			"server-mtime":      flag("Files show when they were stored instead of when they were changed: one request less for each file."),
+			"directory-markers": flag("Directories are stored as empty objects, so that empty ones last."),
+			"storage-class":     {Kind: Text, Pattern: storageClass, Form: "a name of capital letters, digits and _", Default: "the bucket's", Meaning: "Storage class of new objects."},
+			"sse":               {Kind: Enum, Words: []string{"aws:kms", "AES256"}, Default: "the bucket's", Meaning: "Server-side encryption of new objects."},
+			"sse-kms-key-id":    {Kind: Text, Pattern: kmsKey, Form: "the ARN of a KMS key (not of an alias)", Default: "S3's own key", Meaning: "KMS key of new objects; only with sse aws:kms."},
+			"debug":             flag("rclone logs at debug level."),
 		},
 		Refused: map[string]string{
 			"endpoint":         "a volume names a backend; its endpoint is in the driver's config file",
@@ -40,6 +53,12 @@ func rclone() Client {
 		Queue: parseQueue,
 	}
 	refuseCommon(c.Refused)
+	c.rules = func(given map[string]string) (name, problem string) {
+		if given["sse-kms-key-id"] != "" && given["sse"] != "aws:kms" {
+			return "sse-kms-key-id", "needs the option sse with aws:kms"
+		}
+		return "", ""
+	}
 	c.Command = func(in Invocation) Command { return rcloneCommand(c, in) }
 	return c
 }
@@ -60,25 +79,8 @@ func rcloneCommand(c Client, in Invocation) Command {
 	argv = append(argv, owner("gid", in.GID, c.MinOwner)...)
 	argv = append(argv, argument("dir-mode", mode(in.DirMode)), argument("file-mode", mode(in.FileMode)))
 	argv = append(argv, argument("cache-dir", in.CacheDir))
-	if _, given := find(in.Options, "cache-size"); !given {
-		argv = append(argv, argument("cache-size", strconv.FormatInt(rcloneCacheSize, 10)))
-	}
-	argv = append(argv, authored(c.Options, inBytes(c.Options, in.Options))...)
+	argv = append(argv, authored(c.Options, in.Options)...)
 	return Command{Argv: argv, Env: environment(in)}
-}
-
-// inBytes gives sizes as plain numbers, so that the program needs no units of its own.
-func inBytes(types map[string]OptionType, options []volume.Option) []volume.Option {
-	out := make([]volume.Option, len(options))
-	for i, o := range options {
-		if types[o.Name].Kind == Size {
-			if n, ok := parseSize(o.Value); ok {
-				o.Value = strconv.FormatInt(n, 10)
-			}
-		}
-		out[i] = o
-	}
-	return out
 }
 
 // queueLine starts a line that tells the queue.
