@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -204,6 +205,9 @@ func (p Parameters) Digest() string {
 		if value != "" {
 			given[key] = value
 		}
+	}
+	if p.CapacityBytes != 0 {
+		given["capacityBytes"] = strconv.FormatInt(p.CapacityBytes, 10)
 	}
 	h := sha256.New()
 	write := func(s string) {

@@ -44,8 +44,11 @@ type Parameters struct {
 	BucketNamePrefix    string // only without BucketName
 	Prefix              string // base prefix, expanded; "" or ends in "/"
 	OnDelete            OnDelete
-	ExpectedBucketOwner string     // AWS account id; "" is the caller's own
-	Node                Attributes // what goes on into the volume context
+	ExpectedBucketOwner string // AWS account id; "" is the caller's own
+	// CapacityBytes is not a parameter but the size that the CO asked for, set beside them; 0 is no size. S3 has none, but
+	// requests for one name with different sizes ask for different volumes, so it counts in the digest.
+	CapacityBytes int64
+	Node          Attributes // what goes on into the volume context
 }
 
 // Attributes are what a node needs to know about a volume beside where it is: parsed from a volume context, and written
