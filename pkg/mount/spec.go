@@ -13,7 +13,6 @@ import (
 	"strings"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
-	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
 // specSchema is the version of Spec's encoding. It changes every mount key, so it changes only when a field changes its
@@ -23,21 +22,21 @@ const specSchema = 1
 // Spec is all that an author gave and that decides what a FUSE process does. It holds no defaults, program versions or
 // resolved endpoints, so that an upgrade of the driver changes no key.
 type Spec struct {
-	Schema              int             `json:"schema"`
-	Backend             string          `json:"backend"`
-	Bucket              string          `json:"bucket"`
-	Prefix              string          `json:"prefix,omitempty"`
-	Client              string          `json:"client,omitempty"`
-	Options             []volume.Option `json:"options,omitempty"`
-	ReadOnly            bool            `json:"readOnly,omitempty"`
-	UID                 *uint32         `json:"uid,omitempty"`
-	GID                 *uint32         `json:"gid,omitempty"`
-	DirMode             *uint32         `json:"dirMode,omitempty"`
-	FileMode            *uint32         `json:"fileMode,omitempty"`
-	MountGroup          *uint32         `json:"mountGroup,omitempty"`
-	SELinuxContext      string          `json:"seLinuxContext,omitempty"`
-	Region              string          `json:"region,omitempty"`
-	ExpectedBucketOwner string          `json:"expectedBucketOwner,omitempty"`
+	Schema              int      `json:"schema"`
+	Backend             string   `json:"backend"`
+	Bucket              string   `json:"bucket"`
+	Prefix              string   `json:"prefix,omitempty"`
+	Client              string   `json:"client,omitempty"`
+	Options             []string `json:"options,omitempty"` // "name" or "name=value", in the author's order
+	ReadOnly            bool     `json:"readOnly,omitempty"`
+	UID                 *uint32  `json:"uid,omitempty"`
+	GID                 *uint32  `json:"gid,omitempty"`
+	DirMode             *uint32  `json:"dirMode,omitempty"`
+	FileMode            *uint32  `json:"fileMode,omitempty"`
+	MountGroup          *uint32  `json:"mountGroup,omitempty"`
+	SELinuxContext      string   `json:"seLinuxContext,omitempty"`
+	Region              string   `json:"region,omitempty"`
+	ExpectedBucketOwner string   `json:"expectedBucketOwner,omitempty"`
 	// Source is where the credentials come from, and Identity an opaque name of whose they are: two identities never
 	// share a mount, and nobody can join a mount by naming an access key whose secret they do not have.
 	Source   string `json:"source"`
@@ -48,11 +47,14 @@ type Spec struct {
 func newSpec(r Request, salt []byte) Spec {
 	s := Spec{
 		Schema: specSchema, Backend: r.Volume.Backend, Bucket: r.Volume.Bucket, Prefix: r.Volume.Prefix,
-		Client: r.Attributes.Client, Options: r.Options, ReadOnly: r.Attributes.ReadOnly,
+		Client: r.Attributes.Client, ReadOnly: r.Attributes.ReadOnly,
 		UID: r.Attributes.UID, GID: r.Attributes.GID, DirMode: r.Attributes.DirMode, FileMode: r.Attributes.FileMode,
 		MountGroup: r.MountGroup, SELinuxContext: r.SELinuxContext,
 		Region: r.Attributes.Region, ExpectedBucketOwner: r.Attributes.ExpectedBucketOwner,
 		Source: r.Source,
+	}
+	for _, o := range r.Options {
+		s.Options = append(s.Options, o.String())
 	}
 	if r.Source == credentials.SourceSecret {
 		s.Identity = r.Keys.Digest(salt)

@@ -20,6 +20,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
 // start brings a new mount up and returns when a directory read through it has answered. On failure nothing of it is
@@ -70,7 +71,7 @@ func (m *Manager) start(ctx context.Context, r Request, spec Spec) (rec record, 
 	if err != nil {
 		return record{}, err
 	}
-	rec.Command = cl.Command(m.invocation(rec, cl, be, region))
+	rec.Command = cl.Command(m.invocation(rec, cl, be, region, r.Options))
 	peer := m.peer(rec.Name)
 	status, err := peer.Start(ctx, helper.StartRequest{Client: cl.Name, Command: rec.Command, Keys: keys}, fuse)
 	if err != nil {
@@ -190,11 +191,11 @@ func (m *Manager) launch(ctx context.Context, rec record, be backend.Backend, sp
 }
 
 // invocation fills in everything that the spec's author left open.
-func (m *Manager) invocation(rec record, cl client.Client, be backend.Backend, region string) client.Invocation {
+func (m *Manager) invocation(rec record, cl client.Client, be backend.Backend, region string, options []volume.Option) client.Invocation {
 	spec := rec.Spec
 	in := client.Invocation{
 		Binary: filepath.Join(m.ClientDir, cl.Binary), Bucket: spec.Bucket, Prefix: spec.Prefix, Region: region,
-		Endpoint: be.Endpoint, PathStyle: be.PathStyle, ReadOnly: spec.ReadOnly, Options: spec.Options,
+		Endpoint: be.Endpoint, PathStyle: be.PathStyle, ReadOnly: spec.ReadOnly, Options: options,
 		ExpectedBucketOwner: spec.ExpectedBucketOwner, UserAgent: "s3-csi-driver/" + m.Version,
 		UID: rec.UID, GID: rec.UID, DirMode: 0o777, FileMode: 0o666,
 		StateDir: m.store.helperDir(rec.Name), CacheDir: m.store.cacheDir(rec.Name),

@@ -1,0 +1,135 @@
+package mount
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
+)
+
+func request() Request {
+	return Request{
+		VolumeID: "default:bucket/pvc-1/", Target: "/t", Volume: volume.ID{Backend: "default", Bucket: "bucket", Prefix: "pvc-1/"},
+		Source: credentials.SourceDriver,
+	}
+}
+
+func ptr[T any](v T) *T { return &v }
+
+// A key that changes with a version of the driver would leave every running mount behind.
+func TestKeysNeverChange(t *testing.T) {
+	full := request()
+	full.Attributes = volume.Attributes{
+		Client: "rclone", UID: ptr[uint32](1000), GID: ptr[uint32](0), DirMode: ptr[uint32](0o750), FileMode: ptr[uint32](0o640),
+		ReadOnly: true, Region: "eu-west-1", ExpectedBucketOwner: "111122223333",
+	}
+	full.Options = []volume.Option{{Name: "allow-delete"}, {Name: "metadata-ttl", Value: "60", HasValue: true}}
+	full.MountGroup, full.SELinuxContext = ptr[uint32](2000), "system_u:object_r:container_file_t:s0"
+	full.Source, full.Keys = credentials.SourceSecret, credentials.Keys{AccessKeyID: "AKIA", SecretAccessKey: "s"}
+	for _, tc := range []struct {
+		name string
+		r    Request
+		want string
+	}{
+		{"least", request(), "nwvnapvcpz647khmcey2pjuk"},
+		{"everything", full, "uxxcvfs7oion3h6qfau44yi6"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			spec := newSpec(tc.r, []byte("salt"))
+			if got := spec.Key(); got != tc.want {
+				t.Errorf("key %s, want %s for %s", got, tc.want, spec.encode())
+			}
+			if !validName(mountName(spec.Key(), 1)) {
+				t.Error("the name is not valid")
+			}
+		})
+	}
+}
+
+// Whatever decides what the FUSE process does, or for whom, makes another mount; what is the publication's own does not.
+func TestWhatMakesAnotherMount(t *testing.T) {
+	keys := credentials.Keys{AccessKeyID: "AKIA", SecretAccessKey: "s"}
+	secret := func(r *Request) { r.Source, r.Keys = credentials.SourceSecret, keys }
+	base := request()
+	for _, tc := range []struct {
+		name   string
+		change func(*Request)
+		same   bool
+	}{
+		{"another backend", func(r *Request) { r.Volume.Backend = "b" }, false},
+		{"another bucket", func(r *Request) { r.Volume.Bucket = "b" }, false},
+		{"another prefix", func(r *Request) { r.Volume.Prefix = "pvc-10/" }, false},
+		{"another client", func(r *Request) { r.Attributes.Client = "rclone" }, false},
+		{"an option", func(r *Request) { r.Options = []volume.Option{{Name: "x"}} }, false},
+		{"a uid of zero", func(r *Request) { r.Attributes.UID = ptr[uint32](0) }, false},
+		{"a group", func(r *Request) { r.MountGroup = ptr[uint32](1) }, false},
+		{"a read-only volume", func(r *Request) { r.Attributes.ReadOnly = true }, false},
+		{"an SELinux context", func(r *Request) { r.SELinuxContext = "c" }, false},
+		{"a secret", secret, false},
+		{"a read-only publication", func(r *Request) { r.ReadOnly = true }, true},
+		{"another target", func(r *Request) { r.Target = "/u" }, true},
+		{"another volume of the same place", func(r *Request) { r.VolumeID = "static" }, true},
+		{"a single writer", func(r *Request) { r.SingleWriter = true }, true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r := request()
+			tc.change(&r)
+			if same := newSpec(r, nil).Key() == newSpec(base, nil).Key(); same != tc.same {
+				t.Errorf("same mount: %t, want %t", same, tc.same)
+			}
+		})
+	}
+	t.Run("the secret of a known access key", func(t *testing.T) {
+		mine, theirs := request(), request()
+		secret(&mine)
+		secret(&theirs)
+		theirs.Keys.SecretAccessKey = "guess"
+		if newSpec(mine, []byte("n")).Key() == newSpec(theirs, []byte("n")).Key() {
+			t.Error("whoever names an access key joins its mount")
+		}
+	})
+	t.Run("nothing secret is encoded", func(t *testing.T) {
+		r := request()
+		r.Source, r.Keys = credentials.SourceSecret, credentials.Keys{AccessKeyID: "AKIACANARY", SecretAccessKey: "canary-secret", SessionToken: "canary-token"}
+		if s := newSpec(r, []byte("n")).encode(); strings.Contains(strings.ToLower(s), "canary") {
+			t.Errorf("the spec shows a secret: %s", s)
+		}
+	})
+}
+
+func TestSourceNames(t *testing.T) {
+	name := mountName(newSpec(request(), nil).Key(), 7)
+	for _, tc := range []struct {
+		source string
+		ok     bool
+	}{
+		{sourceName("default:bucket/pvc-1/", name), true},
+		{sourceName("a b,c\\d\n\u00e9", name), true},
+		{"s3csi:" + name, true},
+		{"s3csi:x:../../etc", false},
+		{"s3csi:x:" + strings.ToUpper(name), false},
+		{"s3csi:x:" + name + "x", false},
+		{"s3csi:x:" + strings.TrimSuffix(name, "7"), false},
+		{"mountpoint-s3", false},
+		{"", false},
+	} {
+		got, ok := nameOfSource(tc.source)
+		if ok != tc.ok || ok && got != name {
+			t.Errorf("%q: %q %t", tc.source, got, ok)
+		}
+		if strings.ContainsAny(tc.source, " ,\\\n") {
+			t.Errorf("%q needs escaping in the mount table", tc.source)
+		}
+	}
+}
+
+func FuzzNameOfSource(f *testing.F) {
+	f.Add("s3csi:default:bucket/pvc-1/:" + mountName(newSpec(request(), nil).Key(), 1))
+	f.Add("s3csi:x:../..-1")
+	f.Fuzz(func(t *testing.T, source string) {
+		if name, ok := nameOfSource(source); ok && strings.ContainsAny(name, "/.\x00") {
+			t.Errorf("%q gives the name %q, which is no file name of ours", source, name)
+		}
+	})
+}

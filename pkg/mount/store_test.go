@@ -1,0 +1,125 @@
+package mount
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/client"
+)
+
+func newStore(t *testing.T) store {
+	t.Helper()
+	s := store{dir: t.TempDir(), cache: t.TempDir()}
+	if err := s.prepare(); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func TestGenerationsOnlyGrow(t *testing.T) {
+	s := newStore(t)
+	key := newSpec(request(), nil).Key()
+	if err := os.Mkdir(s.cacheDir(mountName(key, 2)), 0o700); err != nil { // what a reboot left
+		t.Fatal(err)
+	}
+	var got []uint64
+	for range 3 {
+		g, err := s.nextGeneration(key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, g)
+	}
+	if got[0] != 1 || got[1] != 3 || got[2] != 4 {
+		t.Errorf("generations %v, want 1 3 4: never one whose cache is still there", got)
+	}
+	if err := os.WriteFile(s.dir+"/generation", []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.nextGeneration(key); err == nil {
+		t.Error("a damaged counter starts anew, and old names come back")
+	}
+}
+
+func TestTheSaltStays(t *testing.T) {
+	s := newStore(t)
+	a, err := s.salt()
+	if err != nil || len(a) != 32 {
+		t.Fatal(a, err)
+	}
+	if b, _ := s.salt(); string(a) != string(b) {
+		t.Error("each start has another salt: every key changes with it")
+	}
+}
+
+func TestRecordsComeBackAsTheyWere(t *testing.T) {
+	s := newStore(t)
+	spec := newSpec(request(), nil)
+	r := record{Name: mountName(spec.Key(), 1), Key: spec.Key(), Generation: 1, Phase: phaseRunning, UID: uint32(os.Getuid()), Spec: spec,
+		Command: client.Command{Argv: []string{"a"}, Env: []string{"B=c"}}}
+	if err := s.make(r); err != nil {
+		t.Fatal(err)
+	}
+	half := mountName(spec.Key(), 2)
+	if err := os.Mkdir(s.mountDir(half), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	all, halfMade, err := s.records()
+	if err != nil || len(all) != 1 || all[0].Spec.encode() != spec.encode() || len(halfMade) != 1 || halfMade[0] != half {
+		t.Fatalf("%+v %v %v", all, halfMade, err)
+	}
+	for range 2 {
+		if err := s.remove(r.Name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if all, _, _ := s.records(); len(all) != 0 {
+		t.Error("a removed mount has a record")
+	}
+	if _, err := os.Lstat(s.cacheDir(r.Name)); !os.IsNotExist(err) {
+		t.Error("a removed mount has a cache")
+	}
+}
+
+// A record that cannot be read must never be taken for an absent one: its mount would be started twice or forgotten.
+func TestDamagedRecordsAreErrors(t *testing.T) {
+	s := newStore(t)
+	p := publication{Target: "/t", VolumeID: "v", Mount: "m"}
+	if err := s.writePublication(p); err != nil {
+		t.Fatal(err)
+	}
+	if got, ok, err := s.publication("/t"); !ok || err != nil || got.VolumeID != "v" {
+		t.Fatal(got, ok, err)
+	}
+	if err := os.WriteFile(s.publicationFile("/t"), []byte(`{"target":`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := s.publication("/t"); err == nil || !strings.Contains(err.Error(), "damaged") {
+		t.Errorf("error %v", err)
+	}
+	if _, err := s.allPublications(); err == nil {
+		t.Error("a list that lacks one is given")
+	}
+	if err := s.removePublication("/t"); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.removePublication("/t"); err != nil {
+		t.Errorf("removing it twice: %v", err)
+	}
+}
+
+func TestQueueTexts(t *testing.T) {
+	for _, tc := range []struct {
+		q    client.Queue
+		want string
+	}{
+		{client.Queue{Uploads: 1, Bytes: 5}, "1 upload, 5 B"},
+		{client.Queue{Uploads: 3, Bytes: 1288490189}, "3 uploads, 1.2 GiB"},
+		{client.Queue{Uploads: 0, Bytes: 1024}, "0 uploads, 1.0 KiB"},
+	} {
+		if got := queue(tc.q); got != tc.want {
+			t.Errorf("%+v: %q, want %q", tc.q, got, tc.want)
+		}
+	}
+}
