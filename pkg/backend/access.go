@@ -19,13 +19,13 @@ const accessProbe = "s3-csi-access-check-"
 // CheckAccess tries what a mount's client will do with these keys: list one key below prefix, and HEAD a key below it that
 // does not exist, which must be a 404. It writes nothing. prefix is "" or ends in "/"; region "" is the backend's, and is
 // followed where the service names another; owner is as in Validate. Nothing is remembered, because a session's rights are what
-// is asked for.
+// is asked for. What it learnt of the bucket is returned.
 //
 // NotFound: there is no such bucket. Denied: the keys are not enough for a mount.
-func (b *Buckets) CheckAccess(ctx context.Context, be Backend, keys credentials.Keys, bucket, prefix, region, owner string) error {
+func (b *Buckets) CheckAccess(ctx context.Context, be Backend, keys credentials.Keys, bucket, prefix, region, owner string) (BucketInfo, error) {
 	owner, err := b.expectedOwner(ctx, be, keys, owner)
 	if err != nil {
-		return err
+		return BucketInfo{}, err
 	}
 	if region == "" {
 		region = be.StartRegion()
@@ -40,24 +40,24 @@ func (b *Buckets) CheckAccess(ctx context.Context, be Backend, keys credentials.
 		return "", err
 	})
 	if err != nil {
-		return ownerHint(Classify(err, "trying whether the mount's credentials can list "+place+" on "+be.String()), owner)
+		return BucketInfo{}, ownerHint(Classify(err, "trying whether the mount's credentials can list "+place+" on "+be.String()), owner)
 	}
 	client, err := b.clients.Bucket(ctx, be, keys, info)
 	if err != nil {
-		return err
+		return BucketInfo{}, err
 	}
 	key := prefix + accessProbe + rand.Text()
 	_, err = client.HeadObject(ctx, &s3.HeadObjectInput{Bucket: &bucket, Key: &key})
 	if err == nil || IsNotFound(err) {
-		return nil
+		return info, nil
 	}
 	what := "trying whether the mount's credentials can read below " + place + " on " + be.String()
 	if a, ok := answered(err); ok && a.status == http.StatusForbidden {
-		return ownerHint(fault.Errorf(fault.Denied, "%w; the prefix can be listed, but HEAD of a key that does not exist must be a 404: "+
+		return BucketInfo{}, ownerHint(fault.Errorf(fault.Denied, "%w; the prefix can be listed, but HEAD of a key that does not exist must be a 404: "+
 			"either s3:GetObject is not allowed below the prefix, or the service answers 403 for missing keys because it does not see the permission to list, as some older ones do",
 			Classify(err, what)), owner)
 	}
-	return Classify(err, what)
+	return BucketInfo{}, Classify(err, what)
 }
 
 func optional(s string) *string {

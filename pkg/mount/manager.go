@@ -60,9 +60,9 @@ type Launcher interface {
 // Backends is what the manager asks of the S3 services.
 type Backends interface {
 	Backend(name string) (backend.Backend, error)
-	// CheckAccess proves that the keys can do below the prefix what a client will do, and tells the bucket's region.
-	// region and owner are what is known of the bucket; "" is not known.
-	CheckAccess(ctx context.Context, be backend.Backend, keys credentials.Keys, bucket, prefix, region, owner string) (string, error)
+	// CheckAccess proves that the keys can do below the prefix what a client will do, and tells the bucket's region and
+	// owner, of which "" is not known.
+	CheckAccess(ctx context.Context, be backend.Backend, keys credentials.Keys, bucket, prefix, region, owner string) (backend.BucketInfo, error)
 	// DriverKeys are the process's own credentials as they are now.
 	DriverKeys(ctx context.Context) (credentials.Keys, error)
 }

@@ -51,13 +51,13 @@ func (m *Manager) start(ctx context.Context, r Request, spec Spec) (rec record, 
 	}()
 
 	var (
-		region string
+		bucket backend.BucketInfo
 		fuse   *os.File
 		g, gtx = errgroup.WithContext(ctx)
 	)
 	// Whether the keys work is asked while the helper starts; the client is started only with keys that do.
 	g.Go(func() (err error) {
-		region, err = m.Backends.CheckAccess(gtx, be, keys, spec.Bucket, spec.Prefix, spec.Region, spec.ExpectedBucketOwner)
+		bucket, err = m.Backends.CheckAccess(gtx, be, keys, spec.Bucket, spec.Prefix, spec.Region, spec.ExpectedBucketOwner)
 		return err
 	})
 	g.Go(func() (err error) {
@@ -71,7 +71,7 @@ func (m *Manager) start(ctx context.Context, r Request, spec Spec) (rec record, 
 	if err != nil {
 		return record{}, err
 	}
-	rec.Command = cl.Command(m.invocation(rec, cl, be, region, r.Options))
+	rec.Command = cl.Command(m.invocation(rec, cl, be, bucket, r.Options))
 	peer := m.peer(rec.Name)
 	status, err := peer.Start(ctx, helper.StartRequest{Client: cl.Name, Command: rec.Command, Keys: keys}, fuse)
 	if err != nil {
@@ -191,12 +191,12 @@ func (m *Manager) launch(ctx context.Context, rec record, be backend.Backend, sp
 }
 
 // invocation fills in everything that the spec's author left open.
-func (m *Manager) invocation(rec record, cl client.Client, be backend.Backend, region string, options []volume.Option) client.Invocation {
+func (m *Manager) invocation(rec record, cl client.Client, be backend.Backend, bucket backend.BucketInfo, options []volume.Option) client.Invocation {
 	spec := rec.Spec
 	in := client.Invocation{
-		Binary: filepath.Join(m.ClientDir, cl.Binary), Bucket: spec.Bucket, Prefix: spec.Prefix, Region: region,
+		Binary: filepath.Join(m.ClientDir, cl.Binary), Bucket: spec.Bucket, Prefix: spec.Prefix, Region: bucket.Region,
 		Endpoint: be.Endpoint, PathStyle: be.PathStyle, ReadOnly: spec.ReadOnly, Options: options,
-		ExpectedBucketOwner: spec.ExpectedBucketOwner, UserAgent: "s3-csi-driver/" + m.Version,
+		ExpectedBucketOwner: bucket.Owner, UserAgent: "s3-csi-driver/" + m.Version,
 		UID: rec.UID, GID: rec.UID, DirMode: 0o777, FileMode: 0o666,
 		StateDir: m.store.helperDir(rec.Name), CacheDir: m.store.cacheDir(rec.Name),
 	}
