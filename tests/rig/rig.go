@@ -132,6 +132,15 @@ func (r *Rig) Logs() string {
 
 func (r *Rig) logFile() string { return filepath.Join(r.Dir, "driver.log") }
 
+// Processes describes what runs for mounts: "s3-csi-rclone, pid 12, uid 2100007".
+func (r *Rig) Processes() []string {
+	var all []string
+	for _, p := range r.processes() {
+		all = append(all, p.String())
+	}
+	return all
+}
+
 // Leftovers lists what mounts have left: in the mount table, among processes, in the state and cache directories. A node
 // without publications has none.
 func (r *Rig) Leftovers() []string {
@@ -141,9 +150,8 @@ func (r *Rig) Leftovers() []string {
 			left = append(left, "mount "+m.Mountpoint+" of "+m.Source)
 		}
 	}
-	for _, pid := range r.processes() {
-		comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
-		left = append(left, fmt.Sprintf("process %d (%s)", pid, strings.TrimSpace(string(comm))))
+	for _, p := range r.processes() {
+		left = append(left, "process "+p.String())
 	}
 	for _, dir := range []string{filepath.Join(r.State, "mounts"), filepath.Join(r.State, "sources"), filepath.Join(r.State, "publications"), r.Cache} {
 		entries, _ := os.ReadDir(dir)
@@ -166,10 +174,17 @@ func (r *Rig) mounts() []*mountinfo.Info {
 	return all
 }
 
+type process struct{ pid, uid int }
+
+func (p process) String() string {
+	comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", p.pid))
+	return fmt.Sprintf("%s, pid %d, uid %d", strings.TrimSpace(string(comm)), p.pid, p.uid)
+}
+
 // processes are those that run as a uid of the rig's range.
-func (r *Rig) processes() []int {
+func (r *Rig) processes() []process {
 	entries, _ := os.ReadDir("/proc")
-	var pids []int
+	var found []process
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
 		if err != nil {
@@ -182,11 +197,11 @@ func (r *Rig) processes() []int {
 				continue
 			}
 			if uid, _ := strconv.Atoi(f[1]); uid >= FirstUID && uid <= LastUID {
-				pids = append(pids, pid)
+				found = append(found, process{pid, uid})
 			}
 		}
 	}
-	return pids
+	return found
 }
 
 // Close ends everything by force and removes the directories.
@@ -199,12 +214,12 @@ func (r *Rig) Close() error {
 	}
 	var errs []error
 	for range 100 {
-		pids := r.processes()
-		if len(pids) == 0 {
+		left := r.processes()
+		if len(left) == 0 {
 			break
 		}
-		for _, pid := range pids {
-			_ = unix.Kill(pid, unix.SIGKILL)
+		for _, p := range left {
+			_ = unix.Kill(p.pid, unix.SIGKILL)
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
