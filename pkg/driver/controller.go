@@ -17,10 +17,9 @@ import (
 
 // NewVolume is a volume to make: a CreateVolumeRequest, parsed.
 type NewVolume struct {
-	Name          string
-	CapacityBytes int64 // what was asked for; part of what makes two requests for one name the same; 0: nothing
-	Parameters    volume.Parameters
-	Keys          credentials.Keys // zero: the driver's own
+	Name       string
+	Parameters volume.Parameters
+	Keys       credentials.Keys // zero: the driver's own
 }
 
 // Provisioner makes volumes and removes them. Its errors carry fault kinds; it does its own joining of retries of Delete.
@@ -88,7 +87,7 @@ func (c *Controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequ
 	}
 	return &csi.CreateVolumeResponse{Volume: &csi.Volume{
 		VolumeId:      id.String(),
-		CapacityBytes: v.CapacityBytes,
+		CapacityBytes: v.Parameters.CapacityBytes,
 		VolumeContext: v.Parameters.Context(),
 	}}, nil
 }
@@ -110,13 +109,14 @@ func (c *Controller) parseCreate(req *csi.CreateVolumeRequest) (NewVolume, error
 	if len(req.GetMutableParameters()) > 0 {
 		return v, fault.Field("mutable_parameters", "are not supported: this driver changes no volume (in Kubernetes: leave out volumeAttributesClassName)")
 	}
-	var err error
-	if v.CapacityBytes, err = capacityOf(req.GetCapacityRange()); err != nil {
+	capacity, err := capacityOf(req.GetCapacityRange())
+	if err != nil {
 		return v, err
 	}
 	if v.Parameters, err = volume.ParseParameters(req.GetParameters(), v.Name); err != nil {
 		return v, err
 	}
+	v.Parameters.CapacityBytes = capacity
 	if err := checkClientOptions(v.Parameters.Node, req.GetVolumeCapabilities()); err != nil {
 		return v, err
 	}

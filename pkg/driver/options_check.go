@@ -15,8 +15,10 @@ import (
 // UIDRange is a range of user ids of the host, both ends included. It is a pflag.Value.
 type UIDRange struct{ First, Last uint32 }
 
-// firstUID is the least id of a range: those below are the host's own users on every Linux distribution.
-const firstUID = 1000
+const (
+	firstUID = 1000  // those below are the host's own users on every Linux distribution
+	nobody   = 65534 // shared by whatever has no uid of its own
+)
 
 // String is the form that Set reads.
 func (r *UIDRange) String() string { return fmt.Sprintf("%d-%d", r.First, r.Last) }
@@ -36,6 +38,8 @@ func (r *UIDRange) Set(s string) error {
 		return fmt.Errorf("ids below %d are the host's own users", firstUID)
 	case last < first:
 		return errors.New("the last id is smaller than the first")
+	case first <= nobody && nobody <= last:
+		return fmt.Errorf("%d, which is in it, is nobody's and shared by many", nobody)
 	case last == math.MaxUint32:
 		return fmt.Errorf("%d is no user id: Linux reads it as \"unchanged\"", uint32(math.MaxUint32))
 	}

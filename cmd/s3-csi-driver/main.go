@@ -1,0 +1,85 @@
+// Command s3-csi-driver is a CSI driver for volumes in S3. Its modes are all, controller, node, and helper, which the
+// driver starts itself.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime/debug"
+
+	"github.com/spf13/pflag"
+	"k8s.io/klog/v2"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/driver"
+	"github.com/s3-csi/s3-csi-driver/pkg/helper"
+)
+
+// version is set with -ldflags "-X main.version=…".
+var version string
+
+// Exit codes.
+const (
+	exitOK      = 0
+	exitFailure = 1
+	exitUsage   = 2
+)
+
+func main() {
+	// One helper runs per mount, so its mode comes before everything that takes memory.
+	if len(os.Args) > 1 && os.Args[1] == string(driver.ModeHelper) {
+		if err := helper.Run(context.Background(), os.Args[2:]); err != nil {
+			fmt.Fprintln(os.Stderr, "s3-csi-driver helper:", err)
+			os.Exit(exitFailure)
+		}
+		os.Exit(exitOK)
+	}
+	os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))
+}
+
+// run is main without its exit, except for a second signal's.
+func run(args []string, stdout, stderr io.Writer) int {
+	info, _ := debug.ReadBuildInfo()
+	version := driver.VersionFrom(version, info)
+	o, err := driver.Parse(args, driver.Environment{Lookup: os.LookupEnv, Hostname: os.Hostname})
+	switch {
+	case errors.Is(err, pflag.ErrHelp):
+		fmt.Fprint(stdout, driver.Usage(o.Mode))
+		return exitOK
+	case err != nil:
+		return fail(stderr, err)
+	case o.Common.Version:
+		fmt.Fprintln(stdout, version)
+		return exitOK
+	}
+	if err := driver.SetupLogging(o.Common); err != nil {
+		return fail(stderr, err)
+	}
+	defer klog.Flush()
+	ctx, stop := driver.WithSignals(context.Background(), func(code int) {
+		klog.Flush()
+		os.Exit(code)
+	})
+	defer stop()
+	if err := serve(ctx, o, version); err != nil {
+		klog.FromContext(ctx).Error(err, "The driver cannot go on")
+		return codeOf(err)
+	}
+	klog.FromContext(ctx).Info("The driver ended in order")
+	return exitOK
+}
+
+// fail says what went wrong before there is a log.
+func fail(stderr io.Writer, err error) int {
+	fmt.Fprintln(stderr, "s3-csi-driver:", err)
+	return codeOf(err)
+}
+
+func codeOf(err error) int {
+	if usage := (*driver.UsageError)(nil); errors.As(err, &usage) {
+		return exitUsage
+	}
+	return exitFailure
+}

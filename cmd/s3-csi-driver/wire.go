@@ -1,0 +1,198 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/client"
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/driver"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
+	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision"
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
+)
+
+// serve puts the driver's parts together and runs them until ctx ends. Nothing is decided here but who knows whom.
+func serve(ctx context.Context, o driver.Options, version string) error {
+	logger := klog.FromContext(ctx)
+	logger.Info("Starting", "version", version, "mode", o.Mode, "driverName", o.Common.DriverName)
+	storage, err := newStorage(o, version)
+	if err != nil {
+		return err
+	}
+	defer storage.clients.Close()
+	metrics, err := driver.NewMetrics(o.Common.DriverName, version)
+	if err != nil {
+		return fmt.Errorf("metrics: %w", err)
+	}
+	health := &driver.Health{}
+	cfg := driver.Config{
+		Endpoint:        o.Common.Endpoint,
+		HTTPEndpoint:    o.Common.HTTPEndpoint,
+		ShutdownTimeout: o.Common.ShutdownTimeout,
+		Identity:        driver.NewIdentity(o.Common.DriverName, version, health),
+		Metrics:         metrics,
+		Health:          health,
+	}
+	if o.Mode.Controller() {
+		if err := addController(&cfg, o, storage); err != nil {
+			return fmt.Errorf("controller: %w", err)
+		}
+	}
+	if o.Mode.Node() {
+		if err := addNode(ctx, &cfg, o, storage, version); err != nil {
+			return fmt.Errorf("node: %w", err)
+		}
+	}
+	server, err := driver.NewServer(cfg)
+	if err != nil {
+		return err
+	}
+	return server.Run(ctx)
+}
+
+// storage is what controller and node know of S3.
+type storage struct {
+	config  *backend.Config
+	clients *backend.Clients
+	buckets *backend.Buckets
+}
+
+func newStorage(o driver.Options, version string) (s storage, err error) {
+	if o.Common.Config != "" {
+		s.config, err = backend.LoadConfig(o.Common.Config, o.DefaultRegion, o.DefaultEndpoint)
+	} else {
+		s.config, err = backend.DefaultConfig(o.DefaultRegion, o.DefaultEndpoint)
+	}
+	if err != nil {
+		return s, err
+	}
+	if s.clients, err = backend.NewClients(s.config, backend.WithVersion(version)); err != nil {
+		return s, err
+	}
+	s.buckets, err = backend.NewBuckets(s.clients, time.Now)
+	return s, err
+}
+
+func addController(cfg *driver.Config, o driver.Options, s storage) error {
+	p, err := provision.New(provision.Options{
+		Config:     s.config,
+		Clients:    s.clients,
+		Buckets:    s.buckets,
+		DriverName: o.Common.DriverName,
+		ClusterID:  o.Controller.ClusterID,
+		Runs:       o.Controller.DeletionWorkers,
+	})
+	if err != nil {
+		return err
+	}
+	cfg.Background = append(cfg.Background, driver.Background{Name: "deleting volumes", Run: p.Run})
+	cfg.Controller, err = driver.NewController(provisioner{p}, s.config)
+	return err
+}
+
+func addNode(ctx context.Context, cfg *driver.Config, o driver.Options, s storage, version string) error {
+	executable, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find the driver's own program, which helpers are made of: %w", err)
+	}
+	clientDir := o.Node.ClientDir
+	if clientDir == "" {
+		clientDir = filepath.Dir(executable)
+	}
+	namespace, err := host.NewNamespace()
+	if err != nil {
+		return err
+	}
+	logger := klog.FromContext(ctx)
+	if err := host.HostPID(); err != nil {
+		logger.Info("Publishing will fail", "reason", err.Error())
+		cfg.Health.Note(err.Error())
+	}
+	processes := launcher.NewProcess(namespace, executable, launcher.WithUIDs(launcher.UIDRange(o.Node.UIDs)))
+	if ok, why := processes.SurvivesDriver(); !ok {
+		logger.Info("Restarts of the driver break mounts", "reason", why)
+		cfg.Health.Note("restarts of the driver break mounts: " + why)
+	}
+	m, err := mount.New(ctx, mount.Options{
+		Namespace:     namespace,
+		Launcher:      processes,
+		Backends:      mountBackends{s},
+		Client:        client.Get,
+		StateDir:      o.Node.StateDir,
+		CacheDir:      o.Node.CacheDir,
+		ClientDir:     clientDir,
+		DefaultClient: o.Node.DefaultClient,
+		TargetRoot:    o.Node.TargetRoot,
+		UIDs:          mount.UIDRange(o.Node.UIDs),
+		MountTimeout:  o.Node.MountTimeout,
+		DrainTimeout:  o.Node.DrainTimeout,
+		Version:       version,
+	})
+	if err != nil {
+		return err
+	}
+	cfg.Background = append(cfg.Background, driver.Background{Name: "looking after mounts", Run: m.Run})
+	cfg.Node, err = driver.NewNode(mounter{m}, o.Node.NodeID, o.Node.VolumeAttachLimit)
+	return err
+}
+
+// provisioner is provision.Provisioner as the controller service wants it.
+type provisioner struct{ p *provision.Provisioner }
+
+func (a provisioner) Create(ctx context.Context, v driver.NewVolume) (volume.ID, error) {
+	return a.p.Create(ctx, provision.CreateRequest{Name: v.Name, Parameters: v.Parameters, Keys: v.Keys})
+}
+
+func (a provisioner) Delete(ctx context.Context, id volume.ID, keys credentials.Keys) error {
+	return a.p.Delete(ctx, provision.DeleteRequest{ID: id, Keys: keys})
+}
+
+func (a provisioner) Lookup(ctx context.Context, id volume.ID, keys credentials.Keys) error {
+	return a.p.Lookup(ctx, id, keys)
+}
+
+// mounter is mount.Manager as the node service wants it.
+type mounter struct{ m *mount.Manager }
+
+func (a mounter) Publish(ctx context.Context, p driver.Publication) error {
+	return a.m.Publish(ctx, mount.Request(p))
+}
+
+func (a mounter) Unpublish(ctx context.Context, volumeID, target string) error {
+	return a.m.Unpublish(ctx, volumeID, target)
+}
+
+func (a mounter) Stats(ctx context.Context, volumeID, path string) (driver.Stats, error) {
+	s, err := a.m.Stats(ctx, volumeID, path)
+	return driver.Stats(s), err
+}
+
+// mountBackends is S3 as the mount manager sees it.
+type mountBackends struct{ storage }
+
+func (b mountBackends) Backend(name string) (backend.Backend, error) { return b.config.Backend(name) }
+
+func (b mountBackends) DriverKeys(ctx context.Context) (credentials.Keys, error) {
+	return b.clients.DriverKeys(ctx)
+}
+
+// CheckAccess finds the region where it is not known. Keys that may not look at the bucket as a whole may still be good
+// for a prefix of it; then the backend's own region is all there is to go by.
+func (b mountBackends) CheckAccess(ctx context.Context, be backend.Backend, keys credentials.Keys, bucket, prefix, region, owner string) (string, error) {
+	if region == "" {
+		region = be.StartRegion()
+		if info, err := b.buckets.Validate(ctx, be, keys, bucket, owner); err == nil {
+			region = info.Region
+		}
+	}
+	return region, b.buckets.CheckAccess(ctx, be, keys, bucket, prefix, region, owner)
+}

@@ -1,0 +1,165 @@
+package driver
+
+import (
+	"context"
+	"sync"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
+)
+
+// fakeProvisioner keeps volumes in memory with the rules of the real one that the services depend on.
+type fakeProvisioner struct {
+	mu      sync.Mutex
+	volumes map[string]string // volume id → digest
+	last    NewVolume
+	keys    credentials.Keys
+	calls   int
+	err     error         // returned by every call
+	block   chan struct{} // calls wait until it is closed or ctx ends
+	entered chan struct{} // gets one element per call, if set
+}
+
+func newFakeProvisioner() *fakeProvisioner { return &fakeProvisioner{volumes: map[string]string{}} }
+
+func (f *fakeProvisioner) enter(ctx context.Context, keys credentials.Keys) error {
+	if f.entered != nil {
+		f.entered <- struct{}{}
+	}
+	if f.block != nil {
+		select {
+		case <-f.block:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.calls++
+	f.keys = keys
+	return f.err
+}
+
+func (f *fakeProvisioner) Create(ctx context.Context, v NewVolume) (volume.ID, error) {
+	if err := f.enter(ctx, v.Keys); err != nil {
+		return volume.ID{}, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.last = v
+	id := v.Parameters.ID(v.Name, 1)
+	if have, ok := f.volumes[id.String()]; ok && have != v.Parameters.Digest() {
+		return volume.ID{}, fault.Errorf(fault.Exists, "made with other parameters")
+	}
+	f.volumes[id.String()] = v.Parameters.Digest()
+	return id, nil
+}
+
+func (f *fakeProvisioner) Delete(ctx context.Context, id volume.ID, keys credentials.Keys) error {
+	if err := f.enter(ctx, keys); err != nil {
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.volumes, id.String())
+	return nil
+}
+
+func (f *fakeProvisioner) Lookup(ctx context.Context, id volume.ID, keys credentials.Keys) error {
+	if err := f.enter(ctx, keys); err != nil {
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if _, ok := f.volumes[id.String()]; !ok {
+		return fault.Errorf(fault.NotFound, "no record of %s", id)
+	}
+	return nil
+}
+
+// fakeBackends has two backends: "default" works with the driver's credentials, "tenants" with the request's.
+type fakeBackends struct{}
+
+func (fakeBackends) Backend(name string) (backend.Backend, error) {
+	switch name {
+	case "default":
+		return backend.Backend{Name: name, ControllerCredentials: credentials.SourceDriver}, nil
+	case "tenants":
+		return backend.Backend{Name: name, ControllerCredentials: credentials.SourceSecret}, nil
+	}
+	return backend.Backend{}, fault.Errorf(fault.Precondition, "there is no backend %q in the driver's config", name)
+}
+
+// fakeMounter keeps publications in memory.
+type fakeMounter struct {
+	mu        sync.Mutex
+	published map[string]Publication // by target
+	last      Publication
+	calls     int
+	err       error
+	panics    any
+	block     chan struct{}
+	entered   chan struct{}
+	stubborn  bool // with block: do not even listen to ctx
+}
+
+func newFakeMounter() *fakeMounter { return &fakeMounter{published: map[string]Publication{}} }
+
+func (f *fakeMounter) enter(ctx context.Context) error {
+	if f.entered != nil {
+		f.entered <- struct{}{}
+	}
+	if f.block != nil {
+		done := ctx.Done()
+		if f.stubborn {
+			done = nil
+		}
+		select {
+		case <-f.block:
+		case <-done:
+			return context.Cause(ctx)
+		}
+	}
+	if f.panics != nil {
+		panic(f.panics)
+	}
+	return f.err
+}
+
+func (f *fakeMounter) Publish(ctx context.Context, p Publication) error {
+	f.mu.Lock()
+	f.calls++
+	f.last = p
+	f.mu.Unlock()
+	if err := f.enter(ctx); err != nil {
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.published[p.Target] = p
+	return nil
+}
+
+func (f *fakeMounter) Unpublish(ctx context.Context, _, target string) error {
+	if err := f.enter(ctx); err != nil {
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.published, target)
+	return nil
+}
+
+func (f *fakeMounter) Stats(ctx context.Context, volumeID, path string) (Stats, error) {
+	if err := f.enter(ctx); err != nil {
+		return Stats{}, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if p, ok := f.published[path]; !ok || p.VolumeID != volumeID {
+		return Stats{}, fault.Errorf(fault.NotFound, "not published there")
+	}
+	return Stats{TotalBytes: 6, UsedBytes: 1, AvailableBytes: 5, Inodes: 60, InodesUsed: 10, InodesFree: 50}, nil
+}

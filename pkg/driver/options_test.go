@@ -1,0 +1,194 @@
+package driver
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/pflag"
+)
+
+func environment(vars map[string]string) Environment {
+	return Environment{
+		Lookup:   func(key string) (string, bool) { v, ok := vars[key]; return v, ok },
+		Hostname: func() (string, error) { return "host-1", nil },
+	}
+}
+
+func parse(t *testing.T, args string, vars map[string]string) Options {
+	t.Helper()
+	o, err := Parse(strings.Fields(args), environment(vars))
+	if err != nil {
+		t.Fatalf("Parse(%q): %v", args, err)
+	}
+	return o
+}
+
+func TestDefaultsAreValidInEveryMode(t *testing.T) {
+	for _, mode := range Modes() {
+		o := parse(t, string(mode), nil)
+		if o.Mode != mode || o.Common.Endpoint != "unix:///csi/csi.sock" || o.Common.DriverName != "s3.csi.driver" {
+			t.Errorf("%s: %+v", mode, o)
+		}
+		if mode.Node() && (o.Node.NodeID != "host-1" || o.Node.UIDs != UIDRange{2000000, 2065535} || o.Node.DefaultClient != "mountpoint-s3") {
+			t.Errorf("%s: node options %+v", mode, o.Node)
+		}
+	}
+	if o := parse(t, "", nil); o.Mode != ModeAll {
+		t.Errorf("no arguments: mode %s", o.Mode)
+	}
+	if o := parse(t, "--v=4", nil); o.Mode != ModeAll || o.Common.Verbosity != 4 {
+		t.Errorf("a flag first: %+v", o)
+	}
+	if o := parse(t, "-v=4", nil); o.Common.Verbosity != 4 {
+		t.Errorf("-v=4: %+v", o.Common)
+	}
+}
+
+func TestCommandLineWinsOverEnvironmentWhichWinsOverDefaults(t *testing.T) {
+	vars := map[string]string{
+		"S3_CSI_ENDPOINT": "unix:///env/csi.sock", "CSI_ENDPOINT": "unix:///other/csi.sock", "CSI_NODE_NAME": "node-7",
+		"S3_CSI_SHUTDOWN_TIMEOUT": "7s", "S3_CSI_UID_RANGE": "5000-5999", "S3_CSI_HTTP_ENDPOINT": ":9808", "S3_CSI_V": "5",
+		"S3_CSI_VOLUME_ATTACH_LIMIT": "12", "S3_CSI_DRAIN_TIMEOUT": "", "AWS_REGION": "eu-north-1", "AWS_DEFAULT_REGION": "us-west-2",
+		"AWS_ENDPOINT_URL": "https://s3.example.com", "S3_CSI_VERSION": "true",
+	}
+	o := parse(t, "node --shutdown-timeout=9s", vars)
+	if o.Common.Endpoint != "unix:///env/csi.sock" {
+		t.Errorf("S3_CSI_ENDPOINT must win over CSI_ENDPOINT: %s", o.Common.Endpoint)
+	}
+	if o.Common.ShutdownTimeout != 9*time.Second {
+		t.Errorf("the command line must win: %v", o.Common.ShutdownTimeout)
+	}
+	if o.Node.NodeID != "node-7" || o.Node.UIDs != (UIDRange{5000, 5999}) || o.Node.VolumeAttachLimit != 12 || o.Common.HTTPEndpoint != ":9808" || o.Common.Verbosity != 5 {
+		t.Errorf("environment: %+v %+v", o.Common, o.Node)
+	}
+	if o.Node.DrainTimeout != 100*time.Second {
+		t.Errorf("an empty variable must be an unset one: %v", o.Node.DrainTimeout)
+	}
+	if o.DefaultRegion != "eu-north-1" || o.DefaultEndpoint != "https://s3.example.com" {
+		t.Errorf("default backend: %q %q", o.DefaultRegion, o.DefaultEndpoint)
+	}
+	delete(vars, "S3_CSI_ENDPOINT")
+	if o := parse(t, "node", vars); o.Common.Endpoint != "unix:///other/csi.sock" {
+		t.Errorf("CSI_ENDPOINT: %s", o.Common.Endpoint)
+	}
+	vars["S3_CSI_NODE_ID"] = "node-8"
+	if o := parse(t, "node", vars); o.Node.NodeID != "node-8" {
+		t.Errorf("S3_CSI_NODE_ID must win over CSI_NODE_NAME: %s", o.Node.NodeID)
+	}
+}
+
+func TestEveryFlagCanBeSetByItsVariable(t *testing.T) {
+	values := map[string]string{
+		"endpoint": "/tmp/x.sock", "driver-name": "a.b", "config": "/etc/c.yaml", "http-endpoint": "127.0.0.1:1", "logging-format": "json", "v": "3",
+		"shutdown-timeout": "3s", "cluster-id": "c1", "deletion-workers": "3", "node-id": "n", "state-dir": "/run/x", "cache-dir": "/var/x",
+		"client-dir": "/opt/x", "default-client": "rclone", "launcher": "process", "uid-range": "3000-3001", "target-root": "/var/lib/kubelet",
+		"volume-attach-limit": "3", "mount-timeout": "3s", "drain-timeout": "3s",
+	}
+	new(Options).Flags(ModeAll).VisitAll(func(f *pflag.Flag) {
+		if f.Name == "version" {
+			return
+		}
+		value, ok := values[f.Name]
+		if !ok {
+			t.Errorf("add a value for --%s to this test", f.Name)
+			return
+		}
+		var o Options
+		fs := o.Flags(ModeAll)
+		c := &checker{origin: map[string]string{}}
+		if err := o.applyEnvironment(fs, environment(map[string]string{FlagVariables(f.Name)[0]: value}), c); err != nil {
+			t.Errorf("%s: %v", f.Name, err)
+		}
+		if got := fs.Lookup(f.Name).Value.String(); got != value {
+			t.Errorf("--%s from %s: %q, want %q", f.Name, FlagVariables(f.Name)[0], got, value)
+		}
+	})
+}
+
+func TestMistakesAreUsageErrorsThatNameTheirPlace(t *testing.T) {
+	long := strings.Repeat("x", 64)
+	tests := []struct {
+		args string
+		vars map[string]string
+		want []string // parts of the message
+	}{
+		{"contoller", nil, []string{`unknown mode "contoller"`, "controller and node"}},
+		{"controller --uid-range=1-2", nil, []string{"--uid-range is a flag of mode all and node", "mode controller"}},
+		{"node --cluster-id=x", nil, []string{"--cluster-id is a flag of mode all and controller", "mode node"}},
+		{"node --no-such-flag", nil, []string{"unknown flag: --no-such-flag", "s3-csi-driver node --help"}},
+		{"node controller", nil, []string{`unexpected argument "controller"`}},
+		{"node --shutdown-timeout=soon", nil, []string{"--shutdown-timeout", "soon"}},
+		{"node", map[string]string{"S3_CSI_SHUTDOWN_TIMEOUT": "soon"}, []string{"S3_CSI_SHUTDOWN_TIMEOUT", "soon"}},
+		{"node", map[string]string{"CSI_ENDPOINT": "tcp://10.0.0.1:1"}, []string{"CSI_ENDPOINT (--endpoint)", "10.0.0.1", "loopback"}},
+		{"--endpoint=unix://relative", nil, []string{"--endpoint", "absolute"}},
+		{"--endpoint=http://x", nil, []string{"--endpoint", "neither"}},
+		{"--endpoint=unix:///" + strings.Repeat("x", 108), nil, []string{"--endpoint", "107"}},
+		{"--driver-name=" + long, nil, []string{"--driver-name", "64"}},
+		{"--driver-name=-x", nil, []string{"--driver-name", "begin"}},
+		{"--driver-name=a_b", nil, []string{"--driver-name", "'_'"}},
+		{"--driver-name=", nil, []string{"--driver-name", "empty"}},
+		{"--config=conf.yaml", nil, []string{"--config", "absolute"}},
+		{"--http-endpoint=9808", nil, []string{"--http-endpoint", "host:port"}},
+		{"--http-endpoint=:99999", nil, []string{"--http-endpoint", "99999"}},
+		{"--logging-format=xml", nil, []string{"--logging-format", "text, json"}},
+		{"--v=11", nil, []string{"--v", "between 0 and 10"}},
+		{"--shutdown-timeout=-1s", nil, []string{"--shutdown-timeout"}},
+		{"controller --cluster-id=a/b", nil, []string{"--cluster-id", "'/'"}},
+		{"controller --deletion-workers=0", nil, []string{"--deletion-workers", "between 1 and 64"}},
+		{"node --node-id=" + strings.Repeat("n", 257), nil, []string{"--node-id", "256"}},
+		{"node --state-dir=run", nil, []string{"--state-dir", "absolute"}},
+		{"node --state-dir=/run//x/", nil, []string{"--state-dir", `"/run/x"`}},
+		{"node --cache-dir=.", nil, []string{"--cache-dir", "absolute"}},
+		{"node --client-dir=bin", nil, []string{"--client-dir", "absolute"}},
+		{"node --launcher=systemd", nil, []string{"--launcher", "process"}},
+		{"node --uid-range=5", nil, []string{"--uid-range", "two user ids"}},
+		{"node --uid-range=0-10", nil, []string{"--uid-range", "1000"}},
+		{"node --uid-range=3000-2000", nil, []string{"--uid-range", "smaller"}},
+		{"node --uid-range=2000-70000", nil, []string{"--uid-range", "65534"}},
+		{"node --uid-range=100000-4294967295", nil, []string{"--uid-range", "no user id"}},
+		{"node --target-root=kubelet", nil, []string{"--target-root", "absolute"}},
+		{"node --volume-attach-limit=-1", nil, []string{"--volume-attach-limit", "negative"}},
+		{"node --mount-timeout=0s", nil, []string{"--mount-timeout"}},
+		{"node --drain-timeout=2h", nil, []string{"--drain-timeout"}},
+		{"node --state-dir=x --cache-dir=y", nil, []string{"--state-dir", "--cache-dir"}},
+	}
+	for _, tt := range tests {
+		_, err := Parse(strings.Fields(tt.args), environment(tt.vars))
+		if usage := (*UsageError)(nil); !errors.As(err, &usage) {
+			t.Errorf("Parse(%q): %v, want a usage error", tt.args, err)
+			continue
+		}
+		for _, part := range tt.want {
+			if !strings.Contains(err.Error(), part) {
+				t.Errorf("Parse(%q): %q does not say %q", tt.args, err, part)
+			}
+		}
+	}
+}
+
+func TestVersionAndHelpNeedNothingElse(t *testing.T) {
+	o, err := Parse([]string{"node", "--version", "--state-dir=relative"}, environment(nil))
+	if err != nil || !o.Common.Version {
+		t.Errorf("--version: %+v, %v", o.Common, err)
+	}
+	if _, err := Parse([]string{"--help"}, environment(nil)); !errors.Is(err, pflag.ErrHelp) {
+		t.Errorf("--help: %v", err)
+	}
+	if text := Usage(ModeNode); !strings.Contains(text, "--uid-range") || strings.Contains(text, "--cluster-id") {
+		t.Errorf("the help of mode node shows the wrong flags:\n%s", text)
+	}
+}
+
+func TestHostNameThatCannotBeReadIsAnError(t *testing.T) {
+	env := environment(nil)
+	env.Hostname = func() (string, error) { return "", os.ErrPermission }
+	if _, err := Parse([]string{"node"}, env); err == nil || !strings.Contains(err.Error(), "--node-id") {
+		t.Errorf("got %v", err)
+	}
+	if _, err := Parse([]string{"controller"}, env); err != nil {
+		t.Errorf("a controller needs no node id: %v", err)
+	}
+}
