@@ -27,8 +27,9 @@ type BindAttrs struct {
 }
 
 // Bind mounts what source shows on target; call it inside Do. Both are O_PATH descriptors opened in the same
-// namespace, so that no file system is asked anything: the source may be a subdirectory, and dead. What is mounted below the source is not taken along. The new mount is
-// complete, with its flags, before anybody can see it, and nothing is propagated from it or to it.
+// namespace, so that no file system is asked anything: the source may be a subdirectory, and dead. What is mounted
+// below the source is not taken along. The new mount is complete, with its flags, before anybody can see it, and
+// nothing is propagated from it or to it.
 func Bind(source, target *os.File, attrs BindAttrs) error {
 	set := uint64(unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV)
 	if attrs.ReadOnly {
@@ -69,9 +70,9 @@ func setPropagation(fd int, propagation uint64) error {
 	return nil
 }
 
-// Unmount unmounts the top mount at path, which must have no user left (else unix.EBUSY); call it inside Do. It is never lazy,
-// so that success means that the mount is gone here. Symbolic links are followed in all but the last component. What is no mount
-// point is unix.EINVAL, a missing path unix.ENOENT.
+// Unmount unmounts the top mount at path, which must have no user left (else unix.EBUSY); call it inside Do. It is
+// never lazy, so that success means that the mount is gone here. Symbolic links are followed in all but the last
+// component. What is no mount point is unix.EINVAL, a missing path unix.ENOENT.
 func Unmount(target string) error {
 	if err := unix.Unmount(target, unix.UMOUNT_NOFOLLOW); err != nil {
 		return fmt.Errorf("unmounting %s: %w", target, err)
@@ -93,8 +94,9 @@ func UnmountTarget(root, target string) error {
 }
 
 // PrivateMountpoint makes a directory a mount point of its own, private and unbindable: what is mounted below it is
-// propagated nowhere, and no recursive bind of a directory above it takes those mounts along into a container, where they would keep
-// their clients alive. Only a new mount namespace still gets copies (see DetachCopies). Call it inside Do; repeating it changes nothing. The directory must exist.
+// propagated nowhere, and no recursive bind of a directory above it takes those mounts along into a container, where
+// they would keep their clients alive. Only a new mount namespace still gets copies (see DetachCopies). Call it
+// inside Do; repeating it changes nothing. The directory must exist.
 func PrivateMountpoint(dir string) error {
 	f, err := OpenDir(dir)
 	if err != nil {
@@ -125,7 +127,8 @@ func PrivateMountpoint(dir string) error {
 	}
 	for _, m := range mounts {
 		if strings.HasPrefix(m.Mountpoint, place+"/") {
-			return fault.Errorf(fault.Precondition, "%s is to be a mount point of its own, but %s (%s) is mounted below it already and would be hidden; unmount it", dir, m.Mountpoint, m.Source)
+			return fault.Errorf(fault.Precondition, "%s is to be a mount point of its own, "+
+				"but %s (%s) is mounted below it already and would be hidden; unmount it", dir, m.Mountpoint, m.Source)
 		}
 	}
 	return wrapDir(dir, bind(f, f, 0, unix.MS_UNBINDABLE))

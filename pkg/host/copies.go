@@ -16,13 +16,15 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// DetachCopies detaches the copies of a FUSE mount that other mount namespaces hold, and says how many. A copy arises when
-// a namespace is made while the mount exists, and keeps the client alive after the host has unmounted everything. A copy has
-// m's device and m's source string; the device alone may be somebody else's as soon as the last mount of it is gone.
+// DetachCopies detaches the copies of a FUSE mount that other mount namespaces hold, and says how many. A copy arises
+// when a namespace is made while the mount exists, and keeps the client alive after the host has unmounted
+// everything. A copy has m's device and m's source string; the device alone may be somebody else's as soon as the
+// last mount of it is gone.
 //
 // Namespaces are found by their processes; those that no process is in, and those of processes that this one may not
-// look into, are not seen (the latter are counted in the log). The host's own namespace is left alone, and so are mounts that
-// go with the host's by propagation. What could not be detached is in the error, beside the number of what was.
+// look into, are not seen (the latter are counted in the log). The host's own namespace is left alone, and so are
+// mounts that go with the host's by propagation. What could not be detached is in the error, beside the number of
+// what was.
 func (n *Namespace) DetachCopies(ctx context.Context, m Mount) (int, error) {
 	host, err := n.hostView(ctx)
 	if err != nil {
@@ -78,9 +80,9 @@ func peerGroup(m Mount) string {
 	return ""
 }
 
-// copiesOf picks the mounts of m's file system that another namespace holds for itself. The last mounted come first, so
-// that what lies on top goes first. A mount whose parent is a peer of one of the host's is left out: the host's own unmount reaches
-// it, and an unmount there would reach the host.
+// copiesOf picks the mounts of m's file system that another namespace holds for itself. The last mounted come first,
+// so that what lies on top goes first. A mount whose parent is a peer of one of the host's is left out: the host's
+// own unmount reaches it, and an unmount there would reach the host.
 func (h hostView) copiesOf(m Mount, mounts []Mount) []Mount {
 	groups := make(map[int]string, len(mounts))
 	for _, p := range mounts {
@@ -149,6 +151,9 @@ func isGone(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH)
 }
 
+// errEnded is for a process that was to lead into its namespace and is gone.
+var errEnded = errors.New("the process has ended")
+
 // detachIn detaches the copies of m in the mount namespace of a process.
 func (n *Namespace) detachIn(ctx context.Context, pid int, m Mount, host hostView) (int, error) {
 	what := fmt.Sprintf("detaching copies of %s in the mount namespace of %s", m.Source, processName(pid))
@@ -156,6 +161,9 @@ func (n *Namespace) detachIn(ctx context.Context, pid int, m Mount, host hostVie
 	var proc int
 	enter := func() error {
 		ns, err := unix.Open(procPath(pid, "ns", "mnt"), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if isGone(err) {
+			return errEnded
+		}
 		if err != nil {
 			return err
 		}
@@ -177,13 +185,14 @@ func (n *Namespace) detachIn(ctx context.Context, pid int, m Mount, host hostVie
 		}
 		return nil
 	})
-	if isGone(err) {
+	if errors.Is(err, errEnded) {
 		err = nil // with its last process a namespace ends too; where there is another, the next look finds it
 	}
 	return int(detached.Load()), err
 }
 
-// detachHere detaches the copies of m in the calling thread's namespace, which is a throwaway's. proc is the host's /proc.
+// detachHere detaches the copies of m in the calling thread's namespace, which is a throwaway's. proc is the host's
+// /proc.
 func detachHere(ctx context.Context, proc int, m Mount, host hostView, detached *atomic.Int64) error {
 	table := func() ([]Mount, error) {
 		return stableMounts(ctx, "the mount table", func() ([]byte, error) { return readAt(proc, "thread-self/mountinfo") })

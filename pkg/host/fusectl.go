@@ -20,9 +20,10 @@ import (
 // fusectlMagic is FUSE_CTL_SUPER_MAGIC of the kernel's fs/fuse/control.c.
 const fusectlMagic = 0x65735543
 
-// Fusectl is the kernel's control file system for FUSE connections (Documentation/filesystems/fuse.rst). A connection is
-// named by its mount's minor device number; the major one of a FUSE mount is 0. The kernel gives a number out again as soon as the mount
-// is gone, so a number is worth something only while one sees its mount. Safe for concurrent use.
+// Fusectl is the kernel's control file system for FUSE connections (Documentation/filesystems/fuse.rst). A connection
+// is named by its mount's minor device number; the major one of a FUSE mount is 0. The kernel gives a number out
+// again as soon as the mount is gone, so a number is worth something only while one sees its mount. Safe for
+// concurrent use.
 type Fusectl struct {
 	namespace *Namespace
 	dir       string
@@ -31,8 +32,8 @@ type Fusectl struct {
 	found string // where it was seen last
 }
 
-// NewFusectl uses the control file system where the host has mounted it (/sys/fs/fuse/connections mostly), else mounts it on
-// dir, a directory of the driver's own that is made if missing, when it is first asked.
+// NewFusectl uses the control file system where the host has mounted it (/sys/fs/fuse/connections mostly), else
+// mounts it on dir, a directory of the driver's own that is made if missing, when it is first asked.
 func NewFusectl(n *Namespace, dir string) *Fusectl { return &Fusectl{namespace: n, dir: dir} }
 
 // Waiting counts the connection's requests that wait for the client or are being worked on. ok is false where there
@@ -69,8 +70,8 @@ func (f *Fusectl) Waiting(ctx context.Context, minor uint32) (waiting int, ok bo
 	return got.waiting, got.ok, nil
 }
 
-// Abort ends a connection: every request that waits, and every later one, fails, and processes that hang in them are let
-// go. A connection that is gone already is fine.
+// Abort ends a connection: every request that waits, and every later one, fails, and processes that hang in them are
+// let go. A connection that is gone already is fine.
 func (f *Fusectl) Abort(ctx context.Context, minor uint32) error {
 	what := fmt.Sprintf("aborting FUSE connection %d", minor)
 	return f.namespace.Do(ctx, what, func() error {

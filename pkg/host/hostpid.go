@@ -15,10 +15,11 @@ import (
 // include/linux/proc_ns.h), which is the same on every machine.
 const initPIDNamespace = "pid:[4026531836]"
 
-// HostPID tells whether FUSE clients will see the pids of the processes that call them: nil, or a fault.Precondition that
-// says why not. The kernel translates pids into the PID namespace in which the file system was mounted, so this
-// process must be in the host's. Nested hosts (a Kubernetes node that is itself a container) have another PID namespace than the
-// machine's first one; there it is refused only where it is plain that the namespace is a container's or a pod's own.
+// HostPID tells whether FUSE clients will see the pids of the processes that call them: nil, or a fault.Precondition
+// that says why not. The kernel translates pids into the PID namespace in which the file system was mounted, so this
+// process must be in the host's. Nested hosts (a Kubernetes node that is itself a container) have another PID
+// namespace than the machine's first one; there it is refused only where it is plain that the namespace is a
+// container's or a pod's own.
 func HostPID() error {
 	self, err := os.Readlink("/proc/self")
 	if err != nil {
@@ -35,7 +36,8 @@ func HostPID() error {
 	return hostPID(os.Getpid(), self, link, strings.TrimSpace(string(first)))
 }
 
-// hostPID judges what HostPID found: this process's pid, what /proc/self points to, the PID namespace, and the name of PID 1.
+// hostPID judges what HostPID found: this process's pid, what /proc/self points to, the PID namespace, and the name
+// of PID 1.
 func hostPID(pid int, self, namespace, first string) error {
 	const remedy = "set hostPID: true on the node's pod (or --pid=host on its container)"
 	why := ""

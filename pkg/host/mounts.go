@@ -42,13 +42,15 @@ const (
 	// maxReads bounds how often a mount table is read until two reads agree. Each takes about a millisecond per
 	// thousand mounts, so that only a table that changes all the time gets there.
 	maxReads = 50
-	// maxLine is what of a line is parsed; longer ones (overlays of hundreds of layers) lose the end of SuperOptions, the last field.
+	// maxLine is what of a line is parsed; longer ones (overlays of hundreds of layers) lose the end of SuperOptions,
+	// the last field.
 	maxLine = 48 << 10
 )
 
-// Mounts reads the namespace's mount table. The kernel hands it out in pieces and others mount in between, so that one read
-// can miss a mount that was there all the time; it is therefore read until two reads in a row agree. Where they do not
-// for many tries the error is a fault.Busy: a list that may lack a line would be taken for an unmounted volume.
+// Mounts reads the namespace's mount table. The kernel hands it out in pieces and others mount in between, so that
+// one read can miss a mount that was there all the time; it is therefore read until two reads in a row agree. Where
+// they do not for many tries the error is a fault.Busy: a list that may lack a line would be taken for an unmounted
+// volume.
 func (n *Namespace) Mounts(ctx context.Context) ([]Mount, error) {
 	var mounts []Mount
 	err := n.run(ctx, "reading "+n.mountinfo, nil, func() (err error) {

@@ -56,8 +56,8 @@ type call struct {
 var errUnfinished = errors.New("the call ended without a result")
 
 // NewNamespace finds PID 1's mount namespace and decides, once, how it is reached: by plain calls where this process
-// is in it already, else by setns on threads of their own, which is tried here. Where that is not permitted the error is
-// a fault.Precondition that says what the container lacks.
+// is in it already, else by setns on threads of their own, which is tried here. Where that is not permitted the error
+// is a fault.Precondition that says what the container lacks.
 func NewNamespace() (*Namespace, error) {
 	same, err := inHostNamespace()
 	if err != nil {
@@ -87,14 +87,16 @@ func (n *Namespace) Foreign() bool { return n.foreign }
 
 // Do runs fn in the namespace and returns its error as it is.
 //
-// Where the namespace is foreign, fn runs on an OS thread that entered it and that is thrown away afterwards: its root and
-// working directory are the host's, and so is what it forks, because a child is forked from the calling thread and inherits
-// its namespace. Goroutines that fn starts are on other threads and do not see it. A child must not have a parent death signal:
-// that follows the thread. Where the namespace is this process's own, fn runs on a plain goroutine.
+// Where the namespace is foreign, fn runs on an OS thread that entered it and that is thrown away afterwards: its
+// root and working directory are the host's, and so is what it forks, because a child is forked from the calling
+// thread and inherits its namespace. Goroutines that fn starts are on other threads and do not see it. A child must
+// not have a parent death signal: that follows the thread. Where the namespace is this process's own, fn runs on a
+// plain goroutine.
 //
-// When ctx ends first, Do returns an error that wraps ctx.Err() and names what (a phrase such as "unmounting /a/b"), while
-// fn runs on, because a system call that waits for a FUSE client cannot be interrupted; it is counted by Overdue until it ends.
-// fn must therefore leave alone what the caller uses after Do failed. With too many overdue calls Do refuses to start another (fault.Exhausted).
+// When ctx ends first, Do returns an error that wraps ctx.Err() and names what (a phrase such as "unmounting /a/b"),
+// while fn runs on, because a system call that waits for a FUSE client cannot be interrupted; it is counted by
+// Overdue until it ends. fn must therefore leave alone what the caller uses after Do failed. With too many overdue
+// calls Do refuses to start another (fault.Exhausted).
 func (n *Namespace) Do(ctx context.Context, what string, fn func() error) error {
 	return n.run(ctx, what, n.entry(), fn)
 }
@@ -236,8 +238,8 @@ func enterHost() error {
 	return enterNamespace(fd)
 }
 
-// enterNamespace takes the calling thread, which must be a throwaway, into the mount namespace behind fd. The kernel wants
-// a thread whose root and working directory are shared with no other for that.
+// enterNamespace takes the calling thread, which must be a throwaway, into the mount namespace behind fd. The kernel
+// wants a thread whose root and working directory are shared with no other for that.
 func enterNamespace(fd int) error {
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return fmt.Errorf("unsharing the thread's root and working directory: %w", err)
@@ -248,9 +250,9 @@ func enterNamespace(fd int) error {
 	return nil
 }
 
-// inHostNamespace tells whether this process is in PID 1's mount namespace. The links of the namespaces say so, where they
-// can be read. They cannot when PID 1 has a capability that this process lacks; then the mount tables do, because a mount's
-// id belongs to one namespace alone.
+// inHostNamespace tells whether this process is in PID 1's mount namespace. The links of the namespaces say so, where
+// they can be read. They cannot when PID 1 has a capability that this process lacks; then the mount tables do,
+// because a mount's id belongs to one namespace alone.
 func inHostNamespace() (bool, error) {
 	own, err := os.Readlink(ownNamespace)
 	if err != nil {
@@ -273,8 +275,8 @@ func inHostNamespace() (bool, error) {
 	return shareMounts(ownMounts, hostMounts), nil
 }
 
-// shareMounts tells whether two mount tables are of one namespace: most of the smaller is in the other. One common id alone
-// could be one that was freed and given out again between the two reads.
+// shareMounts tells whether two mount tables are of one namespace: most of the smaller is in the other. One common id
+// alone could be one that was freed and given out again between the two reads.
 func shareMounts(a, b []Mount) bool {
 	if len(a) > len(b) {
 		a, b = b, a

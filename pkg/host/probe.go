@@ -12,16 +12,16 @@ import (
 )
 
 // ReadRoot opens a directory and reads its first entries through the mount, which proves that the client answers and
-// reaches its bucket; stat and statfs prove neither. The errno stays in the chain. Like Statfs it is bounded by ctx and holds
-// at most one thread for a directory.
+// reaches its bucket; stat and statfs prove neither. The errno stays in the chain. Like Statfs it is bounded by ctx
+// and holds at most one thread for a directory.
 func (n *Namespace) ReadRoot(ctx context.Context, dir string) error {
 	_, err := n.probe(ctx, "reading directory "+dir, func() (any, error) { return nil, readRoot(dir) })
 	return err
 }
 
 // Statfs is statfs(2) of a directory, bounded by ctx. While a call for the same directory runs, others wait for that
-// one's answer; once somebody has given up on it, they fail at once (fault.Timeout) until it ends. So a hung file system holds
-// one thread, however often it is asked. The errno stays in the chain.
+// one's answer; once somebody has given up on it, they fail at once (fault.Timeout) until it ends. So a hung file
+// system holds one thread, however often it is asked. The errno stays in the chain.
 func (n *Namespace) Statfs(ctx context.Context, dir string) (unix.Statfs_t, error) {
 	value, err := n.probe(ctx, "asking for the usage of "+dir, func() (any, error) {
 		var st unix.Statfs_t

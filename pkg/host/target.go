@@ -18,7 +18,8 @@ const (
 	targetField = "target_path"
 	// targetMode is for a directory that this driver makes as a mount point; what is mounted on it has its own mode.
 	targetMode = 0o750
-	// openDir opens directories for their place alone: nothing on a mounted file system is asked, even where it hangs or is dead.
+	// openDir opens directories for their place alone: nothing on a mounted file system is asked, even where it hangs
+	// or is dead.
 	openDir = unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC
 	// strictly is how the kernel resolves every component below the root: no symbolic link anywhere, no way out.
 	strictly = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS
@@ -26,13 +27,14 @@ const (
 	openTries = 16
 )
 
-// OpenTarget opens the directory of a target path as an O_PATH descriptor; call it inside Do. Symbolic links are refused in
-// every component below root, so that whoever owns a directory on the way cannot lead a mount elsewhere. The root itself
-// ("" is "/") is the operator's and may be one; path must lie below it. What is mounted on the target is opened, even where it is dead, without a
-// call to its file system.
+// OpenTarget opens the directory of a target path as an O_PATH descriptor; call it inside Do. Symbolic links are
+// refused in every component below root, so that whoever owns a directory on the way cannot lead a mount elsewhere.
+// The root itself ("" is "/") is the operator's and may be one; path must lie below it. What is mounted on the target
+// is opened, even where it is dead, without a call to its file system.
 //
-// With create the last directory is made (0750) where it is missing; its parent must exist. Without, a missing target is a
-// fault.NotFound. What is wrong with the path itself is a fault.Invalid for target_path. The cause stays in the chain (errors.Is(err, unix.ENOENT)).
+// With create the last directory is made (0750) where it is missing; its parent must exist. Without, a missing target
+// is a fault.NotFound. What is wrong with the path itself is a fault.Invalid for target_path. The cause stays in the
+// chain (errors.Is(err, unix.ENOENT)).
 func OpenTarget(root, target string, create bool) (*os.File, error) {
 	parent, name, err := openParent(root, target)
 	if err != nil {
@@ -61,9 +63,9 @@ func OpenTarget(root, target string, create bool) (*os.File, error) {
 	return nil, fmt.Errorf("opening target %s: %w", target, err)
 }
 
-// RemoveTarget removes the empty directory of a target after it was unmounted; call it inside Do. A missing one is fine.
-// Nothing else is removed: a directory that holds something, is still a mount point (unix.EBUSY) or is no directory is an
-// error. Symbolic links are refused as OpenTarget refuses them.
+// RemoveTarget removes the empty directory of a target after it was unmounted; call it inside Do. A missing one is
+// fine. Nothing else is removed: a directory that holds something, is still a mount point (unix.EBUSY) or is no
+// directory is an error. Symbolic links are refused as OpenTarget refuses them.
 func RemoveTarget(root, target string) error {
 	parent, name, err := openParent(root, target)
 	if err != nil {
@@ -85,8 +87,9 @@ func RemoveTarget(root, target string) error {
 	return fmt.Errorf("removing target %s: %w", target, err)
 }
 
-// OpenDir opens a directory of the driver's own as an O_PATH descriptor; call it inside Do. Symbolic links are followed:
-// where the driver keeps its state is the operator's choice. Nothing on a file system that is mounted there is asked.
+// OpenDir opens a directory of the driver's own as an O_PATH descriptor; call it inside Do. Symbolic links are
+// followed: where the driver keeps its state is the operator's choice. Nothing on a file system that is mounted there
+// is asked.
 func OpenDir(dir string) (*os.File, error) {
 	fd, err := unix.Open(dir, openDir, 0)
 	if err != nil {
@@ -117,7 +120,8 @@ func openParent(root, target string) (*os.File, string, error) {
 	case err == nil:
 		return os.NewFile(uintptr(fd), parent), name, nil
 	case errors.Is(err, unix.ELOOP):
-		return nil, "", fault.Field(targetField, "%s is a symbolic link, which is refused below %s: %w", path.Join(root, firstSymlink(rootFD, dir)), root, err)
+		return nil, "", fault.Field(targetField, "%s is a symbolic link, which is refused below %s: %w",
+			path.Join(root, firstSymlink(rootFD, dir)), root, err)
 	case errors.Is(err, unix.ENOENT):
 		return nil, "", fault.Field(targetField, "its parent directory %s does not exist on the host: %w", parent, err)
 	case errors.Is(err, unix.ENOTDIR):

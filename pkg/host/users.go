@@ -12,9 +12,10 @@ import (
 // maxUsers bounds how many users of a mount are named.
 const maxUsers = 10
 
-// Users names processes that keep a mount busy: a working or root directory, an executable or an open file on it. It reads only links
-// and fdinfo of /proc, never a file on the mount, so that it answers for a hung mount too. At most ten are named, as
-// "bash (pid 12)"; processes that this one may not look into, and memory maps of closed files, are not seen.
+// Users names processes that keep a mount busy: a working or root directory, an executable or an open file on it. It
+// reads only links and fdinfo of /proc, never a file on the mount, so that it answers for a hung mount too. At most
+// ten are named, as "bash (pid 12)"; processes that this one may not look into, and memory maps of closed files, are
+// not seen.
 func (n *Namespace) Users(ctx context.Context, m Mount) ([]string, error) {
 	var users []string
 	err := n.run(ctx, "looking for users of "+m.Mountpoint, nil, func() error {

@@ -1,0 +1,213 @@
+//go:build linux
+
+package host
+
+import (
+	"errors"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+)
+
+// bindDirs binds by path, through the calls under test.
+func bindDirs(t *testing.T, n *Namespace, source, target string, attrs BindAttrs) error {
+	t.Helper()
+	return n.Do(within(t, 10*time.Second), "binding", func() error {
+		from, err := OpenDir(source)
+		if err != nil {
+			return err
+		}
+		defer from.Close()
+		to, err := OpenTarget("", target, true)
+		if err != nil {
+			return err
+		}
+		defer to.Close()
+		return Bind(from, to, attrs)
+	})
+}
+
+// sharedTmpfs mounts a tmpfs with shared propagation, as a host's root is under systemd.
+func sharedTmpfs(t *testing.T, n *Namespace, dir string) {
+	t.Helper()
+	do(t, n, "mounting", func() error {
+		return errors.Join(unix.Mount("tmpfs", dir, "tmpfs", 0, ""), unix.Mount("", dir, "", unix.MS_SHARED, ""))
+	})
+}
+
+func TestBindHasItsOwnFlags(t *testing.T) {
+	needMounts(t)
+	n := testNamespace(t)
+	dir := hostDir(t, n)
+	source := mkdir(t, dir, "source")
+	mountFake(t, n, source, "s3csi:bind")
+	for _, tc := range []struct {
+		name  string
+		attrs BindAttrs
+		want  []string
+	}{
+		{"plain", BindAttrs{}, []string{"rw", "nosuid", "nodev"}},
+		{"ro", BindAttrs{ReadOnly: true}, []string{"ro", "nosuid", "nodev"}},
+		{"noexec", BindAttrs{ReadOnly: true, NoExec: true}, []string{"ro", "nosuid", "nodev", "noexec"}},
+	} {
+		target := dir + "/" + tc.name
+		if err := bindDirs(t, n, source, target, tc.attrs); err != nil {
+			t.Fatal(err)
+		}
+		m := mountAt(t, n, target)
+		for _, option := range tc.want {
+			if !hasOption(m.Options, option) {
+				t.Errorf("%s: no %s in %s", tc.name, option, m.Options)
+			}
+		}
+		if m.ReadOnly() != tc.attrs.ReadOnly || hasOption(m.Options, "noexec") != tc.attrs.NoExec || m.Source != "s3csi:bind" {
+			t.Errorf("%s: %+v", tc.name, m)
+		}
+	}
+	if m := mountAt(t, n, source); m.ReadOnly() {
+		t.Error("the source became read-only")
+	}
+}
+
+func TestBindIsPrivateAlsoBelowASharedMount(t *testing.T) {
+	needMounts(t)
+	n := testNamespace(t)
+	dir := hostDir(t, n)
+	source, kubelet := mkdir(t, dir, "source"), mkdir(t, dir, "kubelet")
+	sharedTmpfs(t, n, kubelet)
+	sharedTmpfs(t, n, source)
+	if err := bindDirs(t, n, source, kubelet+"/target", BindAttrs{}); err != nil {
+		t.Fatal(err)
+	}
+	if m := mountAt(t, n, kubelet+"/target"); len(m.Optional) != 0 {
+		t.Errorf("propagation %v", m.Optional)
+	}
+	if m := mountAt(t, n, source); peerGroup(m) == "" {
+		t.Error("the source lost its propagation")
+	}
+}
+
+func TestBindOfASubdirectoryLeavesMountsBelowBehind(t *testing.T) {
+	needMounts(t)
+	n := testNamespace(t)
+	dir := hostDir(t, n)
+	source := mkdir(t, dir, "source")
+	sharedTmpfs(t, n, source)
+	do(t, n, "mounting below", func() error {
+		if err := os.MkdirAll(source+"/sub/below", 0o755); err != nil {
+			return err
+		}
+		return unix.Mount("tmpfs", source+"/sub/below", "tmpfs", 0, "")
+	})
+	if err := bindDirs(t, n, source+"/sub", dir+"/target", BindAttrs{}); err != nil {
+		t.Fatal(err)
+	}
+	if m := mountAt(t, n, dir+"/target"); m.Root != "/sub" {
+		t.Errorf("%+v", m)
+	}
+	if got := mountsAt(t, n, dir+"/target/below"); len(got) != 0 {
+		t.Errorf("%+v came along", got)
+	}
+}
+
+func TestUnmountIsNotLazyAndNamesItsUsers(t *testing.T) {
+	needMounts(t)
+	n := testNamespace(t)
+	dir := hostDir(t, n)
+	source := mkdir(t, dir, "source")
+	mountFake(t, n, source, "s3csi:busy")
+	m := mountAt(t, n, source)
+	var open *os.File
+	do(t, n, "opening", func() (err error) {
+		open, err = os.Open(source)
+		return err
+	})
+	defer open.Close()
+	hasErrno(t, n.Do(t.Context(), "unmounting", func() error { return Unmount(source) }), unix.EBUSY)
+	users, err := n.Users(within(t, 10*time.Second), m)
+	if self := processName(os.Getpid()); err != nil || !slices.Contains(users, self) {
+		t.Errorf("users %q, %v, want %q", users, err, self)
+	}
+	open.Close()
+	if users, err := n.Users(within(t, 10*time.Second), m); err != nil || len(users) != 0 {
+		t.Errorf("users %q, %v", users, err)
+	}
+	do(t, n, "unmounting", func() error { return Unmount(source) })
+}
+
+func TestUsersAreFoundByTheirWorkingDirectory(t *testing.T) {
+	needMounts(t)
+	n := testNamespace(t)
+	dir := hostDir(t, n)
+	source := mkdir(t, dir, "source")
+	mountFake(t, n, source, "s3csi:cwd")
+	user := sleeper(t, n, source, 0)
+	users, err := n.Users(within(t, 10*time.Second), mountAt(t, n, source))
+	if want := processName(user.Process.Pid); err != nil || !slices.Contains(users, want) {
+		t.Errorf("users %q, %v, want %q", users, err, want)
+	}
+}
+
+func TestPrivateMountpointKeepsMountsToItself(t *testing.T) {
+	needMounts(t)
+	n := testNamespace(t)
+	dir := hostDir(t, n)
+	state := mkdir(t, dir, "state")
+	sharedTmpfs(t, n, state)
+	sources := state + "/sources"
+	do(t, n, "mkdir", func() error { return os.MkdirAll(sources+"/a", 0o755) })
+	for range 3 {
+		do(t, n, "making it private", func() error { return PrivateMountpoint(sources) })
+	}
+	if m := mountAt(t, n, sources); !slices.Equal(m.Optional, []string{"unbindable"}) {
+		t.Errorf("propagation %v", m.Optional)
+	}
+	mountFake(t, n, sources+"/a", "s3csi:private")
+	if m := mountAt(t, n, sources+"/a"); len(m.Optional) != 0 {
+		t.Errorf("the mount below is not private: %v", m.Optional)
+	}
+	do(t, n, "doing it again with mounts below", func() error { return PrivateMountpoint(sources) })
+	mountAt(t, n, sources)
+
+	// A container that has the state directory, mounted as runtimes do.
+	view := mkdir(t, dir, "view")
+	do(t, n, "binding", func() error { return unix.Mount(state, view, "", unix.MS_BIND|unix.MS_REC, "") })
+	if got := mountsAt(t, n, view+"/sources/a"); len(got) != 0 {
+		t.Errorf("a recursive bind carried %+v along", got)
+	}
+	// Publications are binds from there.
+	if err := bindDirs(t, n, sources+"/a", dir+"/target", BindAttrs{}); err != nil {
+		t.Fatal(err)
+	}
+	if m := mountAt(t, n, dir+"/target"); m.Source != "s3csi:private" {
+		t.Errorf("%+v", m)
+	}
+}
+
+func TestPrivateMountpointFinishesWhatWasBegun(t *testing.T) {
+	needMounts(t)
+	n := testNamespace(t)
+	dir := hostDir(t, n)
+	do(t, n, "binding", func() error { return unix.Mount(dir, dir, "", unix.MS_BIND, "") })
+	do(t, n, "making it private", func() error { return PrivateMountpoint(dir) })
+	if m := mountAt(t, n, dir); !slices.Equal(m.Optional, []string{"unbindable"}) {
+		t.Errorf("propagation %v", m.Optional)
+	}
+}
+
+func TestPrivateMountpointHidesNothing(t *testing.T) {
+	needMounts(t)
+	n := testNamespace(t)
+	dir := hostDir(t, n)
+	below := mkdir(t, dir, "below")
+	do(t, n, "mounting", func() error { return unix.Mount("tmpfs", below, "tmpfs", 0, "") })
+	err := n.Do(t.Context(), "making it private", func() error { return PrivateMountpoint(dir) })
+	if !fault.Is(err, fault.Precondition) || len(mountsAt(t, n, dir)) != 0 {
+		t.Errorf("got %v", err)
+	}
+}

@@ -1,0 +1,150 @@
+//go:build linux
+
+package host
+
+import (
+	"encoding/binary"
+	"os"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// fakeFuse serves an empty directory over /dev/fuse, as little of include/uapi/linux/fuse.h as that takes. It can
+// stop to answer without dying, which real clients do only by accident.
+type fakeFuse struct {
+	source string
+	dev    *os.File
+	hung   chan struct{} // closed: no further request is read, so that its caller can still be killed
+	once   sync.Once
+	done   chan struct{}
+	served atomic.Int64
+}
+
+// The operations that are answered.
+const (
+	opLookup     = 1
+	opForget     = 2
+	opGetattr    = 3
+	opStatfs     = 17
+	opRelease    = 18
+	opInit       = 26
+	opOpendir    = 27
+	opReaddir    = 28
+	opReleasedir = 29
+	opInterrupt  = 36
+	opForgets    = 42
+)
+
+// mountFake mounts a served directory on dir through the calls under test.
+func mountFake(t *testing.T, n *Namespace, dir, source string) *fakeFuse {
+	t.Helper()
+	f := &fakeFuse{source: source, hung: make(chan struct{}), done: make(chan struct{})}
+	do(t, n, "mounting", func() error {
+		fuse, err := OpenFuse()
+		if err != nil {
+			return err
+		}
+		defer fuse.Close()
+		place, err := OpenDir(dir)
+		if err != nil {
+			return err
+		}
+		defer place.Close()
+		if err := MountFuse(fuse, place, FuseMount{Source: source, UID: 65534, GID: 65533}); err != nil {
+			return err
+		}
+		fd, err := unix.FcntlInt(fuse.Fd(), unix.F_DUPFD_CLOEXEC, 3)
+		if err != nil {
+			return err
+		}
+		// Non-blocking, so that Close ends a read and with it the connection.
+		if err := unix.SetNonblock(fd, true); err != nil {
+			return err
+		}
+		f.dev = os.NewFile(uintptr(fd), FuseDevice)
+		return nil
+	})
+	go f.serve()
+	t.Cleanup(f.die)
+	return f
+}
+
+// hang stops reading requests. One that comes now waits until the connection is aborted.
+func (f *fakeFuse) hang() {
+	f.once.Do(func() { close(f.hung) })
+	_ = f.dev.SetReadDeadline(time.Now())
+	<-f.done
+}
+
+// die closes the device, as the kernel does when a client is killed.
+func (f *fakeFuse) die() {
+	_ = f.dev.Close()
+	<-f.done
+}
+
+func (f *fakeFuse) serve() {
+	defer close(f.done)
+	buf := make([]byte, 1<<20+4096)
+	for {
+		select {
+		case <-f.hung:
+			return
+		default:
+		}
+		n, err := f.dev.Read(buf)
+		if err != nil || n < 40 {
+			return // unmounted, aborted, closed or told to hang
+		}
+		f.served.Add(1)
+		op, unique := binary.LittleEndian.Uint32(buf[4:]), binary.LittleEndian.Uint64(buf[8:])
+		errno, body, silent := f.answer(op, buf[40:n])
+		if silent {
+			continue
+		}
+		out := binary.LittleEndian.AppendUint32(nil, uint32(16+len(body)))
+		out = binary.LittleEndian.AppendUint32(out, uint32(-int32(errno)))
+		out = append(binary.LittleEndian.AppendUint64(out, unique), body...)
+		if _, err := f.dev.Write(out); err != nil {
+			continue // the caller was interrupted
+		}
+	}
+}
+
+// answer gives the errno and body of an answer.
+func (f *fakeFuse) answer(op uint32, in []byte) (errno unix.Errno, body []byte, silent bool) {
+	switch op {
+	case opForget, opForgets, opInterrupt:
+		return 0, nil, true
+	case opInit:
+		body = make([]byte, 64)
+		binary.LittleEndian.PutUint32(body[0:], 7)
+		binary.LittleEndian.PutUint32(body[4:], 31)
+		copy(body[8:12], in[8:12])                     // max_readahead
+		binary.LittleEndian.PutUint32(body[20:], 4096) // max_write
+		return 0, body, false
+	case opGetattr: // fuse_attr_out, not to be cached
+		body = make([]byte, 104)
+		binary.LittleEndian.PutUint64(body[16:], 1)                     // ino
+		binary.LittleEndian.PutUint32(body[16+60:], unix.S_IFDIR|0o755) // mode
+		binary.LittleEndian.PutUint32(body[16+64:], 2)                  // nlink
+		return 0, body, false
+	case opStatfs: // fuse_kstatfs
+		body = make([]byte, 80)
+		binary.LittleEndian.PutUint64(body[0:], 1000)  // blocks
+		binary.LittleEndian.PutUint32(body[40:], 4096) // bsize
+		binary.LittleEndian.PutUint32(body[44:], 255)  // namelen
+		binary.LittleEndian.PutUint32(body[48:], 4096) // frsize
+		return 0, body, false
+	case opOpendir:
+		return 0, make([]byte, 16), false
+	case opReaddir, opRelease, opReleasedir:
+		return 0, nil, false
+	case opLookup:
+		return unix.ENOENT, nil, false
+	}
+	return unix.ENOSYS, nil, false
+}

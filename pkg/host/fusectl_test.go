@@ -1,0 +1,68 @@
+//go:build linux
+
+package host
+
+import (
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestFusectlKnowsLiveConnections(t *testing.T) {
+	needMounts(t)
+	n := testNamespace(t)
+	dir := hostDir(t, n)
+	ctl := NewFusectl(n, dir+"/made/when needed")
+	place := mkdir(t, dir, "m")
+	f := mountFake(t, n, place, "s3csi:ctl")
+	if err := n.ReadRoot(within(t, 10*time.Second), place); err != nil {
+		t.Fatal(err)
+	}
+	m := mountAt(t, n, place)
+	for range 2 {
+		if waiting, ok, err := ctl.Waiting(t.Context(), m.Minor); waiting != 0 || !ok || err != nil {
+			t.Errorf("idle: %d %v %v", waiting, ok, err)
+		}
+	}
+	mountAt(t, n, dir+"/made/when needed")
+	other := NewFusectl(n, dir+"/never made")
+	if _, ok, err := other.Waiting(t.Context(), m.Minor); !ok || err != nil {
+		t.Errorf("another one: %v %v", ok, err)
+	}
+	if got := mountsAt(t, n, dir+"/never made"); len(got) != 0 {
+		t.Error("it was mounted twice")
+	}
+	f.die()
+	if waiting, ok, err := ctl.Waiting(t.Context(), m.Minor); waiting != 0 || !ok || err != nil {
+		t.Errorf("dead but mounted: %d %v %v", waiting, ok, err)
+	}
+	do(t, n, "unmounting", func() error { return Unmount(place) })
+	if waiting, ok, err := ctl.Waiting(t.Context(), m.Minor); waiting != 0 || ok || err != nil {
+		t.Errorf("gone: %d %v %v", waiting, ok, err)
+	}
+	if err := ctl.Abort(t.Context(), m.Minor); err != nil {
+		t.Errorf("aborting what is gone: %v", err)
+	}
+	// Somebody takes the control file system away: that is not taken for the end of every connection.
+	mountFake(t, n, place, "s3csi:ctl2")
+	m = mountAt(t, n, place)
+	do(t, n, "unmounting", func() error { return Unmount(dir + "/made/when needed") })
+	if _, ok, err := ctl.Waiting(t.Context(), m.Minor); !ok || err != nil {
+		t.Errorf("after it was unmounted: %v %v", ok, err)
+	}
+}
+
+func TestFusectlAbortEndsAConnection(t *testing.T) {
+	needMounts(t)
+	n := testNamespace(t)
+	dir := hostDir(t, n)
+	place := mkdir(t, dir, "m")
+	mountFake(t, n, place, "s3csi:abort")
+	ctl := NewFusectl(n, mkdir(t, dir, "ctl"))
+	if err := ctl.Abort(t.Context(), mountAt(t, n, place).Minor); err != nil {
+		t.Fatal(err)
+	}
+	err := n.ReadRoot(within(t, 10*time.Second), place)
+	hasErrno(t, err, unix.ENOTCONN)
+}

@@ -1,0 +1,215 @@
+//go:build linux
+
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+)
+
+// The tests mount for real. As root they run in a PID and mount namespace of their own, whose PID 1 is the test
+// process: that is "the host" then, and whatever a failure leaves behind goes with it. TestFromAnotherNamespace runs
+// them once more from a mount namespace below that one, so that every call goes through setns.
+const (
+	levelEnv   = "S3_CSI_TEST_HOST_LEVEL"
+	levelHost  = "host"
+	levelGuest = "guest"
+	levelProbe = "probe" // says what NewNamespace says, and ends
+)
+
+func TestMain(m *testing.M) {
+	if os.Getenv(levelEnv) == "" && os.Getuid() == 0 && !fuzzing() {
+		os.Exit(respawn(levelHost, syscall.CLONE_NEWPID|syscall.CLONE_NEWNS, os.Args[1:]))
+	}
+	if os.Getenv(levelEnv) == levelProbe {
+		n, err := NewNamespace()
+		fmt.Printf("%v, error %v", err == nil && n.Foreign(), err)
+		os.Exit(0)
+	}
+	if os.Getenv(levelEnv) != "" {
+		if err := isolate(); err != nil {
+			fmt.Fprintln(os.Stderr, "setting up the tests' namespaces:", err)
+			os.Exit(1)
+		}
+	}
+	code := m.Run()
+	if err := goleak.Find(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// fuzzing tells whether fuzz workers talk over inherited descriptors, which a respawned test would not have.
+func fuzzing() bool {
+	for _, arg := range os.Args[1:] {
+		if strings.HasPrefix(arg, "-test.fuzz") && !strings.HasPrefix(arg, "-test.fuzzcachedir") {
+			return true
+		}
+	}
+	return false
+}
+
+// respawn runs this test binary again in new namespaces and gives its exit code.
+func respawn(level string, namespaces uintptr, args []string) int {
+	runtime.LockOSThread() // the death signal follows the thread
+	defer runtime.UnlockOSThread()
+	cmd := exec.Command("/proc/self/exe", args...)
+	cmd.Env = append(os.Environ(), levelEnv+"="+level)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: namespaces, Pdeathsig: syscall.SIGKILL}
+	err := cmd.Run()
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		return max(exit.ExitCode(), 1)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "respawning the tests:", err)
+		return 1
+	}
+	return 0
+}
+
+// isolate makes the new mount namespace the tests' own, with a /proc of the new PID namespace.
+func isolate() error {
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return err
+	}
+	if os.Getenv(levelEnv) != levelHost {
+		return nil
+	}
+	return unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")
+}
+
+// TestFromAnotherNamespace runs every test again from a mount namespace that is not PID 1's.
+func TestFromAnotherNamespace(t *testing.T) {
+	switch os.Getenv(levelEnv) {
+	case "":
+		t.Skip("needs root")
+	case levelGuest:
+		t.Skip("runs in this one")
+	}
+	args := []string{"-test.v=" + fmt.Sprint(testing.Verbose()), "-test.run=^Test", "-test.skip=^TestFromAnotherNamespace$", "-test.timeout=2m"}
+	if code := respawn(levelGuest, syscall.CLONE_NEWNS, args); code != 0 {
+		t.Errorf("the tests fail through setns: exit code %d", code)
+	}
+}
+
+// needMounts skips a test that cannot mount.
+func needMounts(t *testing.T) {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("needs root")
+	}
+	if _, err := os.Stat(FuseDevice); err != nil {
+		t.Skip("needs " + FuseDevice)
+	}
+}
+
+// testNamespace is the namespace under test, with a check that nothing is overdue in the end.
+func testNamespace(t *testing.T) *Namespace {
+	t.Helper()
+	n, err := NewNamespace()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := os.Getenv(levelEnv) == levelGuest; n.Foreign() != want {
+		t.Fatalf("foreign is %v, want %v", n.Foreign(), want)
+	}
+	t.Cleanup(func() {
+		for i := 0; n.Overdue() > 0; i++ {
+			if i == 200 {
+				t.Errorf("overdue in the end: %q", n.OverdueCalls())
+				return
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+	})
+	return n
+}
+
+// within gives a context that ends after d, or with the test.
+func within(t *testing.T, d time.Duration) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// do runs fn in the namespace and fails the test with its error.
+func do(t *testing.T, n *Namespace, what string, fn func() error) {
+	t.Helper()
+	if err := n.Do(within(t, 10*time.Second), what, fn); err != nil {
+		t.Fatalf("%s: %v", what, err)
+	}
+}
+
+// hostDir is a temporary directory whose mounts go with the test.
+func hostDir(t *testing.T, n *Namespace) string {
+	t.Helper()
+	dir := t.TempDir()
+	t.Cleanup(func() {
+		err := n.Do(context.Background(), "cleaning up", func() error {
+			mounts, err := readMounts(context.Background(), threadMountinfo)
+			if err != nil {
+				return err
+			}
+			for i := len(mounts) - 1; i >= 0; i-- {
+				if isBelow(mounts[i].Mountpoint, dir) {
+					_ = unix.Unmount(mounts[i].Mountpoint, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+// mkdir makes a directory below dir.
+func mkdir(t *testing.T, dir, name string) string {
+	t.Helper()
+	path := dir + "/" + name
+	if err := os.MkdirAll(path, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// mountsAt are the namespace's mounts on a path.
+func mountsAt(t *testing.T, n *Namespace, path string) []Mount {
+	t.Helper()
+	mounts, err := n.Mounts(within(t, 10*time.Second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var at []Mount
+	for _, m := range mounts {
+		if m.Mountpoint == path {
+			at = append(at, m)
+		}
+	}
+	return at
+}
+
+// mountAt is the one mount on a path.
+func mountAt(t *testing.T, n *Namespace, path string) Mount {
+	t.Helper()
+	at := mountsAt(t, n, path)
+	if len(at) != 1 {
+		t.Fatalf("%d mounts on %s, want one: %+v", len(at), path, at)
+	}
+	return at[0]
+}

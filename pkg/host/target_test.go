@@ -1,0 +1,141 @@
+//go:build linux
+
+package host
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+)
+
+func TestTargetPathsThatAreRefused(t *testing.T) {
+	dir := t.TempDir()
+	mkdir(t, dir, "root/parent/dir")
+	mkdir(t, dir, "elsewhere/sub")
+	if err := os.WriteFile(dir+"/root/file", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for link, to := range map[string]string{"root/link": dir + "/elsewhere", "root/parent/up": "..", "root/parent/last": "dir", "linked-root": "root"} {
+		if err := os.Symlink(to, dir+"/"+link); err != nil {
+			t.Fatal(err)
+		}
+	}
+	long := strings.Repeat("n", 256)
+	for _, tc := range []struct{ name, root, path, text string }{
+		{"empty", "", "", "empty"},
+		{"relative", "", "a/b", "absolute"},
+		{"the root", "", "/", "below"},
+		{"dots", "", dir + "/root/../root/x", "clean"},
+		{"doubled slash", "", "/" + dir, "clean"},
+		{"trailing slash", "", dir + "/root/x/", "clean"},
+		{"NUL", "", dir + "/x\x00y", "NUL"},
+		{"long name", "", dir + "/" + long, "too long"},
+		{"long parent", "", dir + "/" + long + "/x", "too long"},
+		{"long path", "", strings.Repeat("/abcdefg", 600), "too long"},
+		{"not below the root", dir + "/root", dir + "/elsewhere/x", "not below"},
+		{"the given root", dir + "/root", dir + "/root", "not below"},
+		{"a name that begins like the root", dir + "/root", dir + "/rootling", "not below"},
+		{"missing parent", "", dir + "/root/none/x", "none does not exist"},
+		{"file as parent", "", dir + "/root/file/x", "not a directory"},
+		{"file as target", "", dir + "/root/file", "file is not a directory"},
+		{"symlink as target", "", dir + "/root/parent/last", "last is a symbolic link"},
+		{"symlink to outside", dir + "/root", dir + "/root/link/x", "root/link is a symbolic link"},
+		{"symlink that stays inside", dir + "/root", dir + "/root/parent/up/x", "parent/up is a symbolic link"},
+		{"symlink with no root given", "", dir + "/linked-root/x", "linked-root is a symbolic link"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			f, err := OpenTarget(tc.root, tc.path, true)
+			if err == nil {
+				f.Close()
+			}
+			if !fault.Is(err, fault.Invalid) || !strings.HasPrefix(err.Error(), targetField+": ") || !strings.Contains(err.Error(), tc.text) {
+				t.Errorf("got %v, want %q", err, tc.text)
+			}
+		})
+	}
+	if entries, _ := os.ReadDir(dir + "/elsewhere"); len(entries) != 1 {
+		t.Errorf("something was made behind a symbolic link: %v", entries)
+	}
+}
+
+func TestTargetIsMadeAndRemoved(t *testing.T) {
+	dir := t.TempDir()
+	mkdir(t, dir, "root")
+	if err := os.Symlink("root", dir+"/linked"); err != nil {
+		t.Fatal(err)
+	}
+	target := dir + "/linked/target"
+	if _, err := OpenTarget(dir+"/linked", target, false); !fault.Is(err, fault.NotFound) {
+		t.Errorf("a missing target: %v", err)
+	}
+	if _, err := OpenTarget(dir+"/linked", target+"/missing/too", false); !fault.Is(err, fault.NotFound) {
+		t.Errorf("a missing parent: %v", err)
+	}
+	for range 2 {
+		f, err := OpenTarget(dir+"/linked", target, true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFL, 0)
+		if err != nil || flags&unix.O_PATH == 0 {
+			t.Errorf("flags %#x, %v", flags, err)
+		}
+		if flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
+			t.Errorf("it is inherited: %#x, %v", flags, err)
+		}
+		f.Close()
+	}
+	if st, err := os.Stat(dir + "/root/target"); err != nil || st.Mode().Perm() != targetMode {
+		t.Errorf("%v, %v", st, err)
+	}
+	if err := os.WriteFile(target+"/data", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	err := RemoveTarget(dir+"/linked", target)
+	if !fault.Is(err, fault.Precondition) {
+		t.Errorf("a target with data in it: %v", err)
+	}
+	hasErrno(t, err, unix.ENOTEMPTY)
+	if err := os.Remove(target + "/data"); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := RemoveTarget(dir+"/linked", target); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := RemoveTarget("", dir+"/none/target"); err != nil {
+		t.Errorf("a missing parent: %v", err)
+	}
+	if err := RemoveTarget("", dir+"/linked"); !fault.Is(err, fault.Invalid) {
+		t.Errorf("a symbolic link: %v", err)
+	}
+	if _, err := os.Lstat(dir + "/linked"); err != nil {
+		t.Error("the symbolic link was removed")
+	}
+}
+
+func FuzzBelow(f *testing.F) {
+	for _, s := range []string{"/", "/a", "/r/a", "/r/../a", "//r", "/r/", "/r/a\x00", "r/a", "/r/./a", "/r/.."} {
+		f.Add("/r", s)
+		f.Add("", s)
+	}
+	f.Fuzz(func(t *testing.T, root, target string) {
+		rel, err := below(root, target)
+		if err != nil {
+			return
+		}
+		if rel == "" || rel[0] == '/' || !strings.HasSuffix(target, "/"+rel) {
+			t.Errorf("%q below %q is %q", target, root, rel)
+		}
+		for _, name := range strings.Split(rel, "/") {
+			if name == "" || name == "." || name == ".." {
+				t.Errorf("%q below %q is %q", target, root, rel)
+			}
+		}
+	})
+}
