@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -82,9 +83,25 @@ func harden() error {
 	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
 		return fmt.Errorf("forbid core dumps: %w", err)
 	}
-	// Whatever a launcher left open must not reach the client.
-	if err := unix.CloseRange(3, ^uint(0), unix.CLOSE_RANGE_CLOEXEC); err != nil {
-		return fmt.Errorf("mark descriptors close-on-exec: %w", err)
+	return closeInherited()
+}
+
+// closeInherited closes what came through the exec beside the standard descriptors: something that whoever started the
+// driver had left open, and that would be kept from going for as long as the mount lives. What this process opened
+// itself is close-on-exec.
+func closeInherited() error {
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return fmt.Errorf("look for inherited descriptors: %w", err)
+	}
+	for _, e := range entries {
+		fd, err := strconv.Atoi(e.Name())
+		if err != nil || fd < 3 {
+			continue
+		}
+		if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err == nil && flags&unix.FD_CLOEXEC == 0 {
+			_ = unix.Close(fd)
+		}
 	}
 	return nil
 }

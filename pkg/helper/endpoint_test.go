@@ -1,0 +1,212 @@
+package helper
+
+import (
+	"encoding/json"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+)
+
+// serveEndpoint is an endpoint with a clock of its own.
+func serveEndpoint(t *testing.T) (e *endpoint, url string, clock *time.Time) {
+	t.Helper()
+	now := time.Date(2030, 1, 2, 3, 4, 5, 600, time.UTC)
+	log, err := os.Create(t.TempDir() + "/log")
+	if err != nil {
+		t.Fatal(err)
+	}
+	read := func() time.Time { return now }
+	e, err = newEndpoint(newLogger(log, &scrubber{}, read), read)
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() { defer close(done); e.serve() }()
+	t.Cleanup(func() { e.close(); <-done; _ = log.Close() })
+	return e, "http://" + e.listener.Addr().String() + endpointPath, &now
+}
+
+func get(t *testing.T, url, token string) (status int, body map[string]string) {
+	t.Helper()
+	transport := &http.Transport{}
+	defer transport.CloseIdleConnections()
+	req, err := http.NewRequestWithContext(bounded(t), http.MethodGet, url, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Authorization", token)
+	resp, err := transport.RoundTrip(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close() //nolint:errcheck // read whole
+	if err := json.NewDecoder(resp.Body).Decode(&body); err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, body
+}
+
+func TestToldExpiryIsTheEarlierOfTheRealOneAndFifteenMinutes(t *testing.T) {
+	e, url, now := serveEndpoint(t)
+	for name, tc := range map[string]struct {
+		real   time.Duration // 0: never
+		told   string
+		status int
+	}{
+		"never":  {0, "2030-01-02T03:19:05Z", 200},
+		"later":  {time.Hour, "2030-01-02T03:19:05Z", 200},
+		"sooner": {2 * time.Minute, "2030-01-02T03:06:05Z", 200},
+		"past":   {-time.Minute, "", 503},
+	} {
+		t.Run(name, func(t *testing.T) {
+			keys := testKeys
+			if tc.real != 0 {
+				keys.Expires = now.Add(tc.real)
+			}
+			e.set(keys)
+			status, body := get(t, url, e.token)
+			if status != tc.status || body["Expiration"] != tc.told {
+				t.Errorf("%d %v", status, body)
+			}
+			if status == 200 && (body["AccessKeyId"] != keys.AccessKeyID || body["SecretAccessKey"] != keys.SecretAccessKey || body["Token"] != keys.SessionToken) {
+				t.Errorf("document: %v", body)
+			}
+		})
+	}
+	e.set(credentials.Keys{})
+	if status, body := get(t, url, e.token); status != 503 || body["code"] != "NoCredentials" {
+		t.Errorf("without keys: %d %v", status, body)
+	}
+}
+
+func TestWrongTokensAreLimitedAndTheRightOneNever(t *testing.T) {
+	e, url, now := serveEndpoint(t)
+	e.set(testKeys)
+	count := map[int]int{}
+	for i := range 3 * wrongBurst {
+		status, body := get(t, url, []string{"", "wrong", "Bearer " + e.token}[i%3])
+		count[status]++
+		if body["SecretAccessKey"] != "" {
+			t.Fatalf("a wrong token was answered: %v", body)
+		}
+		if status, _ := get(t, url, e.token); status != 200 {
+			t.Fatalf("the right token, after %d wrong ones: %d", i+1, status)
+		}
+	}
+	if count[403] != wrongBurst || count[429] != 2*wrongBurst {
+		t.Errorf("wrong tokens: %v", count)
+	}
+	*now = now.Add(2 * wrongEvery)
+	if status, _ := get(t, url, "wrong"); status != 403 {
+		t.Errorf("a while later: %d", status)
+	}
+}
+
+func TestSilentConnectionsDoNotKeepTheClientOut(t *testing.T) {
+	e, url, _ := serveEndpoint(t)
+	e.set(testKeys)
+	for range 2 * maxReading {
+		conn, err := net.Dial("tcp", e.listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close() //nolint:errcheck // silent
+	}
+	if status, _ := get(t, url, e.token); status != 200 {
+		t.Errorf("status %d", status)
+	}
+}
+
+func TestEndpointAnswersOnlyWhatItIsFor(t *testing.T) {
+	e, _, _ := serveEndpoint(t)
+	e.set(testKeys)
+	auth := "Authorization: " + e.token + "\r\n"
+	for name, tc := range map[string]struct{ request, status string }{
+		"as an SDK asks":        {"GET /credentials HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept: application/json\r\n" + auth + "\r\n", "200 OK"},
+		"lower case header":     {"GET /credentials HTTP/1.1\r\nauthorization:" + e.token + "\r\n\r\n", "200 OK"},
+		"HTTP/1.0":              {"GET /credentials HTTP/1.0\r\n" + auth + "\r\n", "200 OK"},
+		"no token":              {"GET /credentials HTTP/1.1\r\n\r\n", "403 Forbidden"},
+		"token twice":           {"GET /credentials HTTP/1.1\r\n" + auth + auth + "\r\n", "400 Bad Request"},
+		"token and more":        {"GET /credentials HTTP/1.1\r\nAuthorization: " + e.token + " x\r\n\r\n", "403 Forbidden"},
+		"another path":          {"GET / HTTP/1.1\r\n" + auth + "\r\n", "404 Not Found"},
+		"another method":        {"PUT /credentials HTTP/1.1\r\n" + auth + "\r\n", "405 Method Not Allowed"},
+		"a body":                {"GET /credentials HTTP/1.1\r\n" + auth + "Content-Length: 3\r\n\r\nabc", "400 Bad Request"},
+		"chunks":                {"GET /credentials HTTP/1.1\r\n" + auth + "Transfer-Encoding: chunked\r\n\r\n", "400 Bad Request"},
+		"folded":                {"GET /credentials HTTP/1.1\r\nX: y\r\n " + auth + "\r\n", "400 Bad Request"},
+		"HTTP/2":                {"PRI * HTTP/2.0\r\n\r\n", "400 Bad Request"},
+		"a proxy's request":     {"GET http://169.254.169.254/ HTTP/1.1\r\n" + auth + "\r\n", "400 Bad Request"},
+		"line feeds in a value": {"GET /credentials HTTP/1.1\r\nX: a\nb\r\n" + auth + "\r\n", "400 Bad Request"},
+		"much too long":         {"GET /credentials HTTP/1.1\r\nX: " + strings.Repeat("x", maxHead) + "\r\n" + auth + "\r\n", "431 Request Header Fields Too Large"},
+		"more after the head":   {"GET /credentials HTTP/1.1\r\n" + auth + "\r\n" + strings.Repeat("z", 1000), "200 OK"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			conn, err := net.Dial("tcp", e.listener.Addr().String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close() //nolint:errcheck // read whole
+			_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
+			// In two pieces, as a network may deliver it.
+			half := len(tc.request) / 2
+			_, _ = io.WriteString(conn, tc.request[:half])
+			time.Sleep(time.Millisecond)
+			_, _ = io.WriteString(conn, tc.request[half:])
+			answer := make([]byte, 4096)
+			n, err := io.ReadAtLeast(conn, answer, 20)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !strings.HasPrefix(string(answer[:n]), "HTTP/1.1 "+tc.status+"\r\n") {
+				t.Errorf("answer: %.40q, want %s", answer[:n], tc.status)
+			}
+		})
+	}
+}
+
+func FuzzParseHead(f *testing.F) {
+	for _, seed := range []string{"GET /credentials HTTP/1.1\r\nHost: a\r\nAuthorization: t\r\n\r\n", "GET / HTTP/1.0\r\n\r\n", "\r\n\r\n", "GET  / HTTP/1.1\r\n: x\r\n\r\n", "GET / HTTP/1.1\r\nAuthorization: a\r\nAuthorization: b\r\n\r\n"} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		head, err := readHead(strings.NewReader(string(raw)))
+		if err != nil {
+			return
+		}
+		if len(head) > maxHead {
+			t.Fatalf("a head of %d bytes", len(head))
+		}
+		req, err := parseHead(head)
+		if err != nil {
+			return
+		}
+		if !strings.HasPrefix(req.path, "/") || strings.ContainsAny(req.method+req.path+req.authorization, "\r\n\x00") {
+			t.Errorf("accepted %+v", req)
+		}
+		// What is accepted here means the same to the standard library.
+		std, err := http.ReadRequest(bufioReader(head))
+		if err != nil {
+			return // stricter in places that do not matter here, such as Host
+		}
+		if std.Method != req.method || std.RequestURI != req.path || std.Header.Get("Authorization") != req.authorization {
+			t.Errorf("%+v here, %s %s %q there", req, std.Method, std.RequestURI, std.Header.Get("Authorization"))
+		}
+	})
+}
+
+func TestAnswersAreReadByTheStandardLibrary(t *testing.T) {
+	resp, err := http.ReadResponse(bufioReader(httpAnswer("200 OK", []byte("{}"))), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close() //nolint:errcheck // in memory
+	body, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != 200 || string(body) != "{}" || !resp.Close {
+		t.Errorf("%+v %q %v", resp, body, err)
+	}
+}

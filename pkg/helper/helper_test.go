@@ -1,0 +1,353 @@
+package helper
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/client"
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+)
+
+func TestClientGetsItsDescriptorsAndEnvironmentAndNothingElse(t *testing.T) {
+	r := newRig(t)
+	s := r.start("fds", "env:AWS_CONFIG_FILE", "env:GREETING", "self", "wait:"+r.dir+"/go")
+	if s.State != StateRunning || s.ClientPID == 0 || s.Starts != 1 {
+		t.Fatalf("status after start: %+v", s)
+	}
+	fds := strings.Fields(r.says("fds "))
+	if len(fds) != 5 || fds[1] != "0=/dev/null" || !strings.HasPrefix(fds[2], "1=pipe:") || strings.TrimPrefix(fds[2], "1=") != strings.TrimPrefix(fds[3], "2=") || fds[4] != "3=/dev/null" {
+		t.Errorf("descriptors: %v", fds)
+	}
+	if line := r.says("env /"); line != "env /dev/null" {
+		t.Errorf("AWS_CONFIG_FILE: %s", line)
+	}
+	r.says("env hello")
+	if line := r.says("self "); !strings.HasSuffix(line, "cwd=/") {
+		t.Errorf("working directory: %s", line)
+	}
+	if pgid, err := unix.Getpgid(s.ClientPID); err != nil || pgid != s.ClientPID {
+		t.Errorf("process group %d (%v), want its own, %d", pgid, err, s.ClientPID)
+	}
+}
+
+func TestUnexpectedExitIsReportedAndAnotherClientCanStart(t *testing.T) {
+	r := newRig(t)
+	r.start("print:Error: bucket does not exist", "exit:7")
+	s := r.until("the exit", exited)
+	if s.ExitCode != 7 || s.ClientPID != 0 || len(s.Tail) != 1 || s.Tail[0] != "Error: bucket does not exist" {
+		t.Errorf("status: %+v", s)
+	}
+	end, ok, err := ReadEnd(r.dir)
+	if err != nil || !ok || end.Expected || end.Code != 7 || len(end.Tail) != 1 || !strings.Contains(end.Reason, "exit code 7") {
+		t.Errorf("%s: %+v, %v, %v", FileError, end, ok, err)
+	}
+	r.mustLive()
+
+	s = r.start("credentials", "wait:"+r.dir+"/go")
+	if s.Starts != 2 || s.State != StateRunning {
+		t.Errorf("second start: %+v", s)
+	}
+	if line := r.says("credentials "); !strings.HasPrefix(line, "credentials 200 AKIDCANARY 2") {
+		t.Errorf("second client: %s", line)
+	}
+	if _, ok, _ := ReadEnd(r.dir); ok {
+		t.Error("the first client's end is still on disk")
+	}
+}
+
+func TestExpectedExitIsRecordedAndTheHelperGoesOnceItWasRead(t *testing.T) {
+	r := newRig(t)
+	r.start("wait:" + r.dir + "/go")
+	if err := r.peer.End(bounded(t)); err != nil {
+		t.Fatal(err)
+	}
+	s := r.until("ending", func(s Status) bool { return s.Ending })
+	if s.State != StateRunning {
+		t.Errorf("end must not stop the client: %+v", s)
+	}
+	touch(t, r.dir+"/go")
+	s = r.until("the exit", exited)
+	if s.ExitCode != 0 || !s.Ending {
+		t.Errorf("final status: %+v", s)
+	}
+	r.mustEnd()
+	if _, err := r.peer.Hello(bounded(t)); !errors.Is(err, ErrGone) {
+		t.Errorf("after the end: %v, want ErrGone", err)
+	}
+	end, ok, err := ReadEnd(r.dir)
+	if err != nil || !ok || !end.Expected || end.Code != 0 || end.Reason != "" || end.Starts != 1 {
+		t.Errorf("%s: %+v, %v, %v", FileExit, end, ok, err)
+	}
+}
+
+func TestHelperThatNobodyAsksGoesAfterTheEndAndLeavesItsRecord(t *testing.T) {
+	r := newRig(t, func(o *options) { o.endGrace = 150 * time.Millisecond })
+	r.start("wait:" + r.dir + "/go")
+	if err := r.peer.End(bounded(t)); err != nil {
+		t.Fatal(err)
+	}
+	touch(t, r.dir+"/go")
+	r.mustEnd()
+	if end, ok, err := ReadEnd(r.dir); err != nil || !ok || !end.Expected {
+		t.Errorf("record: %+v, %v, %v", end, ok, err)
+	}
+}
+
+func TestUnusedHelperGoes(t *testing.T) {
+	r := newRig(t, func(o *options) { o.idleLimit = 150 * time.Millisecond })
+	r.mustEnd()
+}
+
+func TestHelperWithADeadClientStays(t *testing.T) {
+	r := newRig(t, func(o *options) { o.idleLimit, o.endGrace = 400*time.Millisecond, time.Millisecond })
+	r.start("exit:1")
+	r.until("the exit", exited)
+	time.Sleep(600 * time.Millisecond)
+	r.mustLive()
+}
+
+func TestNoClientStartsAfterEnd(t *testing.T) {
+	r := newRig(t)
+	if err := r.peer.End(bounded(t)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.tryStart("exit:0"); !fault.Is(err, fault.Precondition) {
+		t.Errorf("start after end: %v", err)
+	}
+	if end, ok, _ := ReadEnd(r.dir); !ok || !end.Expected || end.Starts != 0 {
+		t.Errorf("record of a mount that never was: %+v %v", end, ok)
+	}
+}
+
+func TestSecondStartIsRefusedWhileAClientRuns(t *testing.T) {
+	r := newRig(t)
+	r.start("wait:" + r.dir + "/go")
+	if _, err := r.tryStart("exit:0"); !fault.Is(err, fault.Exists) {
+		t.Errorf("second start: %v", err)
+	}
+}
+
+func TestProgramThatCannotStartIsSaid(t *testing.T) {
+	r := newRig(t)
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close() //nolint:errcheck // read only
+	for _, tc := range []struct {
+		argv []string
+		kind fault.Kind
+	}{
+		{[]string{"/nowhere/mount-s3", "x"}, fault.Precondition},
+		{[]string{"mount-s3"}, fault.Invalid},
+		{nil, fault.Invalid},
+		{[]string{r.program, "a\x00b"}, fault.Invalid},
+	} {
+		_, err := r.peer.Start(bounded(t), StartRequest{Client: "stand-in", Command: client.Command{Argv: tc.argv}, Keys: testKeys}, null)
+		if !fault.Is(err, tc.kind) {
+			t.Errorf("%q: %v, want kind %d", tc.argv, err, tc.kind)
+		}
+	}
+	if s, err := r.peer.Hello(bounded(t)); err != nil || s.State != StateIdle {
+		t.Errorf("after failed starts: %+v, %v", s, err)
+	}
+	r.start("exit:0")
+}
+
+func TestSignalsAreIgnoredWhileAClientRuns(t *testing.T) {
+	r := newRig(t)
+	s := r.start("wait:" + r.dir + "/go")
+	r.signals <- syscall.SIGTERM
+	r.cancel()
+	r.mustLive()
+	if err := unix.Kill(s.ClientPID, 0); err != nil {
+		t.Errorf("the client: %v", err)
+	}
+	touch(t, r.dir+"/go")
+	r.mustEnd()
+}
+
+func TestSignalEndsAHelperWithoutClient(t *testing.T) {
+	r := newRig(t)
+	r.signals <- syscall.SIGHUP
+	r.mustLive()
+	r.signals <- syscall.SIGTERM
+	r.mustEnd()
+}
+
+func TestQuitKillsTheClientAndWhatItStarted(t *testing.T) {
+	r := newRig(t)
+	s := r.start("ignore", "child", "wait:/nowhere")
+	r.says("child <nil>")
+	if err := r.peer.Quit(bounded(t)); err != nil {
+		t.Fatal(err)
+	}
+	r.mustEnd()
+	if err := unix.Kill(-s.ClientPID, 0); !errors.Is(err, unix.ESRCH) && err != nil {
+		t.Errorf("the client's process group: %v", err)
+	}
+	end, ok, err := ReadEnd(r.dir)
+	if err != nil || !ok || end.Expected || end.Signal != "SIGKILL" || !strings.Contains(end.Reason, "quit") {
+		t.Errorf("record: %+v, %v, %v", end, ok, err)
+	}
+}
+
+func TestClientsLeftoversDoNotDelayItsEnd(t *testing.T) {
+	r := newRig(t)
+	r.start("child", "exit:3")
+	if s := r.until("the exit", exited); s.ExitCode != 3 {
+		t.Errorf("status: %+v", s)
+	}
+}
+
+func TestQueueIsReportedAndNotKeptAsOutput(t *testing.T) {
+	r := newRig(t)
+	r.start("print:queue 3 1200", "print:other", "wait:"+r.dir+"/go")
+	s := r.until("the queue", func(s Status) bool { return s.Queue != nil })
+	if *s.Queue != (client.Queue{Uploads: 3, Bytes: 1200}) {
+		t.Errorf("queue: %+v", s.Queue)
+	}
+	r.says("other")
+	if s, _ := r.peer.Hello(bounded(t)); len(s.Tail) != 1 {
+		t.Errorf("tail: %q", s.Tail)
+	}
+}
+
+func TestSecretsNeverReachOutputOrLogs(t *testing.T) {
+	r := newRig(t)
+	r.start("leak", "shout:and "+testKeys.SecretAccessKey+" again \x1b[31mred", "wait:"+r.dir+"/go")
+	if line := r.says("leak "); line != "leak "+redacted+" "+redacted+" "+redacted {
+		t.Errorf("tail: %s", line)
+	}
+	r.says("and " + redacted + " again red")
+	log := r.log()
+	for _, secret := range []string{testKeys.SecretAccessKey, testKeys.SessionToken, r.h.endpoint.token} {
+		if strings.Contains(log, secret) {
+			t.Errorf("the log holds a secret:\n%s", log)
+		}
+	}
+	if !strings.Contains(log, "client: leak") {
+		t.Errorf("the client's output is not in the log:\n%s", log)
+	}
+}
+
+func TestReplacedKeysReachTheClient(t *testing.T) {
+	r := newRig(t)
+	r.start("wait:"+r.dir+"/go", "credentials", "wait:/nowhere")
+	keys := credentials.Keys{AccessKeyID: "AKIDNEW", SecretAccessKey: "other", Expires: time.Now().Add(time.Hour)}
+	if err := r.peer.Credentials(bounded(t), keys); err != nil {
+		t.Fatal(err)
+	}
+	touch(t, r.dir+"/go")
+	if line := r.says("credentials "); !strings.HasPrefix(line, "credentials 200 AKIDNEW ") {
+		t.Errorf("client: %s", line)
+	}
+	if err := r.peer.Credentials(bounded(t), credentials.Keys{}); !fault.Is(err, fault.Invalid) {
+		t.Errorf("no keys: %v", err)
+	}
+}
+
+func TestStatusWaitsForAChange(t *testing.T) {
+	r := newRig(t)
+	s, err := r.peer.Hello(bounded(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	short, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+	defer cancel()
+	if _, err := r.peer.Status(short, s.Revision); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("without a change: %v", err)
+	}
+	if got, err := r.peer.Status(bounded(t), s.Revision+100); err != nil || got.Revision != s.Revision {
+		t.Errorf("a revision of another helper's: %+v, %v", got, err)
+	}
+	type answer struct {
+		s   Status
+		err error
+	}
+	answers := make(chan answer, 1)
+	go func() {
+		got, err := r.peer.Status(bounded(t), s.Revision)
+		answers <- answer{got, err}
+	}()
+	time.Sleep(20 * time.Millisecond)
+	r.start("wait:" + r.dir + "/go")
+	if a := <-answers; a.err != nil || a.s.Revision <= s.Revision || a.s.State != StateRunning {
+		t.Errorf("answer: %+v", a)
+	}
+}
+
+func TestPeerTellsThatNobodyIsThere(t *testing.T) {
+	dir := t.TempDir()
+	if _, err := NewPeer(Dial(dir + "/none")).Hello(bounded(t)); !errors.Is(err, ErrGone) {
+		t.Errorf("no socket: %v", err)
+	}
+	f, err := Listen(dir + "/sock")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if fi, err := os.Stat(dir + "/sock"); err != nil || fi.Mode().Perm() != 0o600 {
+		t.Errorf("socket: %v, %v", fi.Mode(), err)
+	}
+	if _, err := Listen(dir + "/sock"); err == nil {
+		t.Error("a socket was made where one is")
+	}
+	short, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := NewPeer(Dial(dir + "/sock")).Hello(short); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a socket that nobody serves yet: %v", err)
+	}
+	_ = f.Close()
+	if _, err := NewPeer(Dial(dir + "/sock")).Hello(bounded(t)); !errors.Is(err, ErrGone) {
+		t.Errorf("a socket left behind: %v", err)
+	}
+}
+
+func TestNoDescriptorsAreLeaked(t *testing.T) {
+	r := newRig(t)
+	r.start("exit:0")
+	r.until("the exit", exited)
+	before := openFDs(t)
+	for range 5 {
+		r.start("print:x", "exit:1")
+		r.until("the exit", exited)
+		if _, err := r.peer.Start(bounded(t), StartRequest{}, r.h.stderr); !fault.Is(err, fault.Invalid) {
+			t.Errorf("an empty command: %v", err)
+		}
+	}
+	// Connections close a moment after their answers.
+	for end := time.Now().Add(5 * time.Second); openFDs(t) > before && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		continue
+	}
+	if after := openFDs(t); after > before {
+		t.Errorf("%d descriptors before, %d after", before, after)
+	}
+}
+
+func TestEndRecordIsReadWithSuspicion(t *testing.T) {
+	for name, plant := range map[string]func(path string) error{
+		"symlink":   func(p string) error { return os.Symlink("/etc/passwd", p) },
+		"fifo":      func(p string) error { return unix.Mkfifo(p, 0o600) },
+		"directory": func(p string) error { return os.Mkdir(p, 0o700) },
+		"rubbish":   func(p string) error { return os.WriteFile(p, []byte("{"), 0o600) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			if err := plant(filepath.Join(dir, FileExit)); err != nil {
+				t.Fatal(err)
+			}
+			if end, ok, err := ReadEnd(dir); err == nil || ok {
+				t.Errorf("read %+v", end)
+			}
+		})
+	}
+}

@@ -1,0 +1,159 @@
+// Package helpertest is a stand-in for a FUSE client, for tests of what runs clients. A test binary calls Client from its
+// TestMain when it was started as one (IsClient), and copies itself with Program to where any uid can execute it.
+package helpertest
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"sort"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// mode is the first argument of a stand-in.
+const mode = "stand-in-client"
+
+// Argv is the command line of a stand-in that does the steps one after the other and then exits with 0:
+//
+//	print:<text>       a line on standard output
+//	shout:<text>       a line on standard error
+//	wait:<path>        until the file is there
+//	exit:<code>        end
+//	credentials        ask for credentials, print the access key id, and how they expire
+//	leak               ask for credentials and print them all
+//	wrong:<n>          ask n times with a wrong token and print the last status
+//	fds                print every open descriptor and where it leads
+//	self               print what /proc/self/status says about privileges, on one line
+//	open:<path>        try to open a file and print how that went
+//	env:<name>         print a variable
+//	child              leave a process behind that holds all descriptors
+//	ignore             ignore SIGTERM
+func Argv(program string, steps ...string) []string {
+	return append([]string{program, mode}, steps...)
+}
+
+// IsClient tells whether this process was started as a stand-in.
+func IsClient() bool { return len(os.Args) > 1 && os.Args[1] == mode }
+
+// Program copies the running binary to dir, executable for everybody, and gives its path.
+func Program(t testing.TB, dir string) string {
+	t.Helper()
+	self, err := os.ReadFile("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, "stand-in")
+	if err := os.WriteFile(path, self, 0o755); err != nil { //nolint:gosec // other uids run it
+		t.Fatal(err)
+	}
+	return path
+}
+
+// Client is the stand-in's main function; it gives the exit code.
+func Client() int {
+	for _, step := range os.Args[2:] {
+		name, arg, _ := strings.Cut(step, ":")
+		switch name {
+		case "print":
+			fmt.Println(arg)
+		case "shout":
+			fmt.Fprintln(os.Stderr, arg)
+		case "wait":
+			for _, err := os.Stat(arg); err != nil; _, err = os.Stat(arg) {
+				time.Sleep(5 * time.Millisecond)
+			}
+		case "exit":
+			code, _ := strconv.Atoi(arg)
+			return code
+		case "credentials":
+			c, status := ask(os.Getenv("AWS_CONTAINER_AUTHORIZATION_TOKEN"))
+			fmt.Printf("credentials %d %s %s\n", status, c["AccessKeyId"], c["Expiration"])
+		case "leak":
+			c, _ := ask(os.Getenv("AWS_CONTAINER_AUTHORIZATION_TOKEN"))
+			fmt.Printf("leak %s %s %s\n", c["SecretAccessKey"], c["Token"], os.Getenv("AWS_CONTAINER_AUTHORIZATION_TOKEN"))
+		case "wrong":
+			n, _ := strconv.Atoi(arg)
+			status := 0
+			for range n {
+				_, status = ask("wrong")
+			}
+			fmt.Printf("wrong %d\n", status)
+		case "fds":
+			fmt.Println("fds " + strings.Join(fds(), " "))
+		case "self":
+			fmt.Println("self " + self())
+		case "open":
+			f, err := os.OpenFile(arg, os.O_RDWR, 0)
+			if err == nil {
+				_ = f.Close()
+			}
+			fmt.Printf("open %v\n", err)
+		case "env":
+			fmt.Println("env " + os.Getenv(arg))
+		case "child":
+			_, err := os.StartProcess("/proc/self/exe", Argv("child", "wait:/nowhere"), &os.ProcAttr{Files: []*os.File{os.Stdin, os.Stdout, os.Stderr, os.NewFile(3, "fuse")}})
+			fmt.Printf("child %v\n", err)
+		case "ignore":
+			signal.Ignore(syscall.SIGTERM)
+		default:
+			fmt.Println("unknown step " + step)
+			return 2
+		}
+	}
+	return 0
+}
+
+func ask(token string) (map[string]string, int) {
+	req, err := http.NewRequest(http.MethodGet, os.Getenv("AWS_CONTAINER_CREDENTIALS_FULL_URI"), nil) //nolint:noctx // a test's process
+	if err != nil {
+		return nil, -1
+	}
+	req.Header.Set("Authorization", token)
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		fmt.Println(err)
+		return nil, -1
+	}
+	defer resp.Body.Close() //nolint:errcheck // read whole
+	body, _ := io.ReadAll(resp.Body)
+	c := map[string]string{}
+	_ = json.Unmarshal(body, &c)
+	return c, resp.StatusCode
+}
+
+func fds() []string {
+	entries, _ := os.ReadDir("/proc/self/fd")
+	var list []string
+	for _, e := range entries {
+		link, err := os.Readlink("/proc/self/fd/" + e.Name())
+		// What this program has opened itself is not what it was given.
+		if err != nil || strings.HasPrefix(link, "anon_inode:") || strings.HasPrefix(link, "/proc/") || strings.HasPrefix(link, "/sys/") {
+			continue
+		}
+		list = append(list, e.Name()+"="+link)
+	}
+	sort.Strings(list)
+	return list
+}
+
+func self() string {
+	status, _ := os.ReadFile("/proc/self/status")
+	var list []string
+	for _, line := range strings.Split(string(status), "\n") {
+		key, value, _ := strings.Cut(line, ":")
+		switch key {
+		case "Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs", "Umask":
+			list = append(list, key+"="+strings.Join(strings.Fields(value), ","))
+		}
+	}
+	cwd, _ := os.Getwd()
+	return strings.Join(append(list, "cwd="+cwd), " ")
+}

@@ -1,0 +1,209 @@
+package helper
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/client"
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/helper/helpertest"
+)
+
+func TestMain(m *testing.M) {
+	if helpertest.IsClient() {
+		os.Exit(helpertest.Client())
+	}
+	// What started the tests may have left descriptors open; clients here must not inherit them.
+	if err := closeInherited(); err != nil {
+		panic(err)
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// rig is a helper in this process, at a real socket.
+type rig struct {
+	t       testing.TB
+	h       *helper
+	peer    *Peer
+	dir     string // its state directory
+	socket  string
+	program string // the stand-in client
+	signals chan os.Signal
+	cancel  context.CancelFunc
+	ended   chan struct{} // closed when it has
+}
+
+var testKeys = credentials.Keys{AccessKeyID: "AKIDCANARY", SecretAccessKey: "canary/secret+key=1", SessionToken: "canary-session-token//=="}
+
+func newRig(t testing.TB, change ...func(*options)) *rig {
+	t.Helper()
+	dir := t.TempDir()
+	socket := filepath.Join(dir, "sock")
+	f, err := Listen(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.FileListener(f)
+	_ = f.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	log, err := os.OpenFile(filepath.Join(dir, "log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	state := filepath.Join(dir, "state")
+	if err := os.Mkdir(state, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	o := options{
+		name: "test", stateDir: state, stderr: log, now: time.Now, idleLimit: time.Minute, endGrace: time.Minute,
+		checkFuse: func(*os.File) error { return nil },
+		lookup: func(name string) (client.Client, error) {
+			if name != "stand-in" {
+				return client.Client{}, errors.New("unknown")
+			}
+			return client.Client{Name: name, Queue: func(line string) (q client.Queue, ok bool) {
+				_, err := fmt.Sscanf(line, "queue %d %d", &q.Uploads, &q.Bytes)
+				return q, err == nil
+			}}, nil
+		},
+	}
+	for _, c := range change {
+		c(&o)
+	}
+	h, err := newHelper(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	r := &rig{t: t, h: h, peer: NewPeer(Dial(socket)), dir: state, socket: socket, program: helpertest.Program(t, dir), signals: make(chan os.Signal, 1), cancel: cancel, ended: make(chan struct{})}
+	go func() {
+		defer close(r.ended)
+		h.run(ctx, l.(*net.UnixListener), uint32(os.Getuid()), r.signals)
+	}()
+	t.Cleanup(func() {
+		_ = r.peer.Quit(context.Background())
+		r.mustEnd()
+		cancel()
+		_ = log.Close()
+	})
+	return r
+}
+
+func (r *rig) mustEnd() {
+	r.t.Helper()
+	select {
+	case <-r.ended:
+	case <-time.After(10 * time.Second):
+		r.t.Fatal("the helper has not ended")
+	}
+}
+
+func (r *rig) mustLive() {
+	r.t.Helper()
+	select {
+	case <-r.ended:
+		r.t.Fatal("the helper has ended")
+	case <-time.After(100 * time.Millisecond):
+	}
+}
+
+func (r *rig) log() string {
+	r.t.Helper()
+	log, err := os.ReadFile(filepath.Join(filepath.Dir(r.socket), "log"))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return string(log)
+}
+
+// start runs a stand-in with a descriptor that leads nowhere.
+func (r *rig) start(steps ...string) Status {
+	r.t.Helper()
+	s, err := r.tryStart(steps...)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return s
+}
+
+func (r *rig) tryStart(steps ...string) (Status, error) {
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		return Status{}, err
+	}
+	defer null.Close() //nolint:errcheck // read only
+	return r.peer.Start(bounded(r.t), StartRequest{
+		Client: "stand-in", Keys: testKeys,
+		Command: client.Command{Argv: helpertest.Argv(r.program, steps...), Env: []string{"PATH=/nowhere", "AWS_CONFIG_FILE=/etc/passwd", "GREETING=hello"}},
+	}, null)
+}
+
+// until waits for a status that pleases.
+func (r *rig) until(what string, ok func(Status) bool) Status {
+	r.t.Helper()
+	ctx := bounded(r.t)
+	var s Status
+	for since := uint64(0); ; since = s.Revision {
+		var err error
+		if s, err = r.peer.Status(ctx, since); err != nil {
+			r.t.Fatalf("waiting for %s: %v (last: %+v)\n%s", what, err, s, r.log())
+		}
+		if ok(s) {
+			return s
+		}
+	}
+}
+
+// says waits for a line in the tail, which changes no revision.
+func (r *rig) says(prefix string) string {
+	r.t.Helper()
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		s, err := r.peer.Hello(bounded(r.t))
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		for _, line := range s.Tail {
+			if strings.HasPrefix(line, prefix) {
+				return line
+			}
+		}
+	}
+	r.t.Fatalf("the client never said %q\n%s", prefix, r.log())
+	return ""
+}
+
+func bounded(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func exited(s Status) bool { return s.State == StateExited }
+
+func touch(t testing.TB, path string) {
+	t.Helper()
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// openFDs counts this process's descriptors.
+func openFDs(t testing.TB) int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(entries)
+}
