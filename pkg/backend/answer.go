@@ -148,7 +148,7 @@ func (a answer) byStatus() meaning {
 	switch {
 	case a.status == http.StatusNotFound && !a.absent():
 		return meaning{fault.Unavailable, "this 404 is not S3's: is the endpoint an S3 service?"}
-	case a.status == http.StatusNotFound:
+	case a.absent():
 		return meaning{fault.NotFound, ""}
 	case a.status == http.StatusUnauthorized:
 		return meaning{fault.Unauthenticated, adviceKeys}

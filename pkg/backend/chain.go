@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
+	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
 	"github.com/aws/aws-sdk-go-v2/config"
 	"github.com/aws/smithy-go"
 	"github.com/aws/smithy-go/logging"
@@ -17,6 +18,9 @@ import (
 
 // expiryWindow is how long before their end the process's own credentials are renewed.
 const expiryWindow = 3 * time.Minute
+
+// chainTimeout bounds one request to a service that issues them.
+const chainTimeout = 10 * time.Second
 
 // chain is the process's own credential chain, loaded when it is first asked. Its errors say what an operator can do.
 type chain struct{ clients *Clients }
@@ -92,6 +96,9 @@ func (c *Clients) sdkConfig(ctx context.Context) (aws.Config, error) {
 	cfg, err := config.LoadDefaultConfig(ctx,
 		config.WithDefaultRegion(c.region), // web identity needs one
 		config.WithLogger(logging.Nop{}),
+		// The SDK shares one look-up among all that ask and detaches it from their contexts, so that it needs a bound of
+		// its own. The type is one that the SDK can give AWS_CA_BUNDLE and the short dial time of instance metadata to.
+		config.WithHTTPClient(awshttp.NewBuildableClient().WithTimeout(chainTimeout)),
 		config.WithCredentialsCacheOptions(func(o *aws.CredentialsCacheOptions) { o.ExpiryWindow = expiryWindow }),
 	)
 	if err != nil {

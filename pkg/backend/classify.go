@@ -12,6 +12,7 @@ import (
 	"syscall"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
+	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
 	"github.com/aws/smithy-go"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
@@ -91,6 +92,7 @@ func networkVerdict(err error) (fault.Kind, string) {
 		alert    tls.AlertError
 		netErr   net.Error
 		decode   *smithy.DeserializationError
+		response *awshttp.ResponseError
 	)
 	switch {
 	case errors.As(err, &dns):
@@ -107,12 +109,12 @@ func networkVerdict(err error) (fault.Kind, string) {
 		return fault.Unavailable, endpoint + ": the TLS handshake failed: " + clip(alert.Error(), 200)
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return fault.Unavailable, endpoint + ": connection refused: nothing listens there"
-	case errors.As(err, &decode):
-		return fault.Unavailable, "the answer is not S3's: is the endpoint an S3 service? (" + clip(err.Error(), 300) + ")"
 	case errors.As(err, &netErr) && netErr.Timeout():
 		return fault.Unavailable, endpoint + ": it did not answer in time (" + clip(netErr.Error(), 300) + ")"
 	case errors.As(err, &netErr):
 		return fault.Unavailable, endpoint + ": " + clip(netErr.Error(), 300)
+	case errors.As(err, &decode), errors.As(err, &response): // an answer, but none that answered could read
+		return fault.Unavailable, "the answer was cut off or is not S3's: is the endpoint an S3 service? (" + clip(err.Error(), 300) + ")"
 	}
 	if s := (interface{ ConnectionError() bool })(nil); errors.As(err, &s) && s.ConnectionError() {
 		return fault.Unavailable, endpoint + ": " + clip(err.Error(), 300)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"sync"
+	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	awsmiddleware "github.com/aws/aws-sdk-go-v2/aws/middleware"
@@ -67,6 +68,15 @@ func withTransport(rt http.RoundTripper) Option {
 	}
 }
 
+// withoutWaiting retries at once.
+func withoutWaiting() Option {
+	return func(c *Clients) {
+		for _, s := range c.backends {
+			s.retryer = newRetryer(time.Millisecond)
+		}
+	}
+}
+
 // NewClients prepares the clients of all backends in cfg. It reads CA files that were not read yet, sends nothing and
 // starts nothing.
 func NewClients(cfg *Config, opts ...Option) (*Clients, error) {
@@ -79,7 +89,7 @@ func NewClients(cfg *Config, opts ...Option) (*Clients, error) {
 				return nil, fault.Field("backends."+b.Name+".caFile", "%w", err)
 			}
 		}
-		c.backends[b.Name] = &service{http: newHTTPClient(roots), retryer: newRetryer()}
+		c.backends[b.Name] = &service{http: newHTTPClient(roots), retryer: newRetryer(maxBackoff)}
 	}
 	if b, err := cfg.Backend(volume.DefaultBackend); err == nil {
 		c.region = b.StartRegion()
@@ -92,10 +102,11 @@ func NewClients(cfg *Config, opts ...Option) (*Clients, error) {
 
 // newRetryer allows few attempts, because every RPC has a deadline and a caller that comes again. The budget of retries is
 // one per backend, so that a broken service is not asked three times by everybody.
-func newRetryer() aws.Retryer {
+func newRetryer(backoff time.Duration) aws.Retryer {
 	return retry.NewStandard(func(o *retry.StandardOptions) {
 		o.MaxAttempts = maxAttempts
-		o.MaxBackoff = maxBackoff
+		o.MaxBackoff = backoff
+		o.Retryables = append([]retry.IsErrorRetryable{retry.IsErrorRetryableFunc(wrongServer)}, o.Retryables...)
 	})
 }
 

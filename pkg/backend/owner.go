@@ -2,6 +2,7 @@ package backend
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -79,6 +80,9 @@ func (b *Buckets) askAccount(ctx context.Context, be Backend, keys credentials.K
 		if fault.Is(err, fault.Unauthenticated) {
 			return account{}, err // S3 would say the same, in worse words
 		}
+	}
+	if err == nil {
+		err = errors.New("STS named no account")
 	}
 	if _, said := b.told.LoadOrStore(be.Name, true); said {
 		return account{}, nil

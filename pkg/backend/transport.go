@@ -3,10 +3,13 @@ package backend
 import (
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
 )
 
 // Bounds of one request. The caller's context is the real deadline; these tell a dead endpoint from a slow one early
@@ -58,4 +61,16 @@ func readRoots(path string) (*x509.CertPool, error) {
 		return nil, fmt.Errorf("%s holds no PEM certificate", path)
 	}
 	return pool, nil
+}
+
+// wrongServer keeps errors that no second attempt can change from being retried: a certificate that is not trusted, a server
+// without TLS.
+func wrongServer(err error) aws.Ternary {
+	if c := (*tls.CertificateVerificationError)(nil); errors.As(err, &c) || errors.Is(err, http.ErrSchemeMismatch) {
+		return aws.FalseTernary
+	}
+	if r := (tls.RecordHeaderError{}); errors.As(err, &r) {
+		return aws.FalseTernary
+	}
+	return aws.UnknownTernary
 }

@@ -1,0 +1,263 @@
+package backend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+	"github.com/aws/aws-sdk-go-v2/service/s3/types"
+	"github.com/aws/smithy-go"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+)
+
+func once(o *s3.Options) { o.RetryMaxAttempts = 1 }
+
+func text(s string) *string { return &s }
+
+// operations are what a test sends; the answers differ in having a body.
+var operations = map[string]func(context.Context, *s3.Client) error{
+	"HeadBucket": func(ctx context.Context, c *s3.Client) error {
+		_, err := c.HeadBucket(ctx, &s3.HeadBucketInput{Bucket: text("bucket")}, once)
+		return err
+	},
+	"HeadObject": func(ctx context.Context, c *s3.Client) error {
+		_, err := c.HeadObject(ctx, &s3.HeadObjectInput{Bucket: text("bucket"), Key: text("k")}, once)
+		return err
+	},
+	"GetObject": func(ctx context.Context, c *s3.Client) error {
+		_, err := c.GetObject(ctx, &s3.GetObjectInput{Bucket: text("bucket"), Key: text("k")}, once)
+		return err
+	},
+	"ListObjectsV2": func(ctx context.Context, c *s3.Client) error {
+		_, err := c.ListObjectsV2(ctx, &s3.ListObjectsV2Input{Bucket: text("bucket")}, once)
+		return err
+	},
+	"PutObject": func(ctx context.Context, c *s3.Client) error {
+		_, err := c.PutObject(ctx, &s3.PutObjectInput{Bucket: text("bucket"), Key: text("k"), Body: strings.NewReader("x"), IfNoneMatch: text("*")}, once)
+		return err
+	},
+}
+
+func TestClassifyAnswersOfAService(t *testing.T) {
+	type helper uint
+	const (
+		notFound helper = 1 << iota
+		noBucket
+		preconditionFailed
+		conflict
+		notImplemented
+	)
+	for _, c := range []struct {
+		operation string
+		status    int
+		code      string
+		kind      fault.Kind
+		helpers   helper
+		text      string
+	}{
+		{"HeadBucket", 404, "", fault.NotFound, notFound, "404 NotFound"},
+		{"HeadObject", 404, "", fault.NotFound, notFound, "404"},
+		{"HeadBucket", 403, "", fault.Denied, 0, "HEAD"},
+		{"HeadObject", 403, "", fault.Denied, 0, "HEAD"},
+		{"HeadBucket", 400, "", fault.Precondition, 0, "expired credentials"},
+		{"HeadBucket", 301, "", fault.Precondition, 0, "region"},
+		{"HeadBucket", 503, "", fault.Unavailable, 0, "slow down"},
+		{"GetObject", 404, "NoSuchKey", fault.NotFound, notFound, "NoSuchKey"},
+		{"GetObject", 404, "NoSuchBucket", fault.NotFound, notFound | noBucket, "NoSuchBucket"},
+		{"ListObjectsV2", 404, "NoSuchBucket", fault.NotFound, notFound | noBucket, "NoSuchBucket"},
+		{"ListObjectsV2", 403, "AccessDenied", fault.Denied, 0, "lack a permission"},
+		{"ListObjectsV2", 403, "AllAccessDisabled", fault.Denied, 0, "AllAccessDisabled"},
+		{"ListObjectsV2", 403, "InvalidAccessKeyId", fault.Unauthenticated, 0, "unknown to this service"},
+		{"ListObjectsV2", 403, "SignatureDoesNotMatch", fault.Unauthenticated, 0, "secret access key"},
+		{"ListObjectsV2", 400, "ExpiredToken", fault.Unauthenticated, 0, "expired"},
+		{"ListObjectsV2", 400, "InvalidToken", fault.Unauthenticated, 0, "session token"},
+		{"ListObjectsV2", 403, "RequestTimeTooSkewed", fault.Precondition, 0, "clock"},
+		{"PutObject", 503, "SlowDown", fault.Unavailable, 0, "slow down"},
+		{"PutObject", 503, "RequestLimitExceeded", fault.Unavailable, 0, "slow down"},
+		{"PutObject", 400, "Throttling", fault.Unavailable, 0, "slow down"},
+		{"PutObject", 429, "Whatever", fault.Unavailable, 0, "slow down"},
+		{"PutObject", 500, "InternalError", fault.Unavailable, 0, "InternalError"},
+		{"PutObject", 502, "", fault.Unavailable, 0, "502"},
+		{"PutObject", 400, "RequestTimeout", fault.Unavailable, 0, "RequestTimeout"},
+		{"PutObject", 412, "PreconditionFailed", fault.Busy, preconditionFailed, "first"},
+		{"PutObject", 409, "ConditionalRequestConflict", fault.Busy, conflict, "under way"},
+		{"PutObject", 409, "OperationAborted", fault.Busy, conflict, "under way"},
+		{"PutObject", 301, "PermanentRedirect", fault.Precondition, 0, "region"},
+		{"PutObject", 400, "AuthorizationHeaderMalformed", fault.Precondition, 0, "region"},
+		{"PutObject", 501, "NotImplemented", fault.Unsupported, notImplemented, "does not have"},
+		{"PutObject", 405, "MethodNotAllowed", fault.Unsupported, notImplemented, "does not have"},
+		{"PutObject", 400, "KMS.DisabledException", fault.Precondition, 0, "KMS.DisabledException"},
+		{"PutObject", 507, "XMinioStorageFull", fault.Exhausted, 0, "XMinioStorageFull"},
+		{"PutObject", 409, "BucketAlreadyExists", fault.Exists, 0, "somebody else"},
+	} {
+		t.Run(fmt.Sprint(c.operation, c.status, c.code), func(t *testing.T) {
+			_, clients, be := serve(t, func(w http.ResponseWriter, r *http.Request) { refuse(w, r, c.status, c.code) }, "")
+			client, err := clients.S3(bounded(t), be, testKeys, "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = Classify(operations[c.operation](bounded(t), client), "doing a thing with bucket b")
+			if fault.KindOf(err) != c.kind {
+				t.Errorf("kind %v, want %v: %v", fault.KindOf(err), c.kind, err)
+			}
+			wantText(t, err, "doing a thing with bucket b: ", "REQ1", c.text)
+			// The helpers see through what callers wrap around.
+			err = fmt.Errorf("outer: %w", Classify(err, "again"))
+			if fault.KindOf(err) != c.kind {
+				t.Errorf("the kind changed when it was classified again: %v", fault.KindOf(err))
+			}
+			var got helper
+			for h, is := range map[helper]func(error) bool{notFound: IsNotFound, noBucket: IsNoSuchBucket, preconditionFailed: IsPreconditionFailed, conflict: IsConflict, notImplemented: IsNotImplemented} {
+				if is(err) {
+					got |= h
+				}
+			}
+			if got != c.helpers {
+				t.Errorf("helpers say %b, want %b", got, c.helpers)
+			}
+		})
+	}
+}
+
+func TestClassifyDoesNotTakeAWebServersAnswersForS3s(t *testing.T) {
+	for name, answer := range map[string]http.HandlerFunc{
+		"404 in plain text": http.NotFound,
+		"404 in HTML": func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(404)
+			fmt.Fprint(w, "<html><body>Not Found</body></html>")
+		},
+		"404 in bad XML": func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(404)
+			fmt.Fprint(w, "<!DOCTYPE html><p>Not <br> Found")
+		},
+		"404 without a body": func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(404) },
+		"200 in plain text":  func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "<it works") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, clients, be := serve(t, answer, "")
+			client, err := clients.S3(bounded(t), be, testKeys, "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = Classify(operations["ListObjectsV2"](bounded(t), client), "listing")
+			if !fault.Is(err, fault.Unavailable) || IsNotFound(err) {
+				t.Errorf("kind %v, absent %v: %v", fault.KindOf(err), IsNotFound(err), err)
+			}
+			wantText(t, err, "S3")
+		})
+	}
+}
+
+func TestClassifyNamesTheEndpointThatCannotBeReached(t *testing.T) {
+	hermetic(t)
+	tls := httptest.NewTLSServer(http.NotFoundHandler())
+	defer tls.Close()
+	plain := httptest.NewServer(http.NotFoundHandler())
+	defer plain.Close()
+	closed := httptest.NewServer(nil)
+	closed.Close()
+	hangup, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer hangup.Close()
+	go func() {
+		for {
+			conn, err := hangup.Accept()
+			if err != nil {
+				return
+			}
+			conn.Close()
+		}
+	}()
+	for name, c := range map[string]struct{ endpoint, text string }{
+		"refused":         {closed.URL, "connection refused"},
+		"unknown host":    {"http://no-such-host.invalid", "cannot be resolved"},
+		"untrusted":       {tls.URL, "caFile"},
+		"http, not https": {strings.Replace(plain.URL, "http:", "https:", 1), "http://"},
+		"hangs up":        {"http://" + hangup.Addr().String(), ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg, err := DefaultConfig("", c.endpoint)
+			if err != nil {
+				t.Fatal(err)
+			}
+			clients, be := newTestClients(t, cfg, "default")
+			client, err := clients.S3(bounded(t), be, testKeys, "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			err = Classify(operations["HeadBucket"](bounded(t), client), "checking")
+			if !fault.Is(err, fault.Unavailable) {
+				t.Errorf("kind %v: %v", fault.KindOf(err), err)
+			}
+			wantText(t, err, c.endpoint, c.text)
+		})
+	}
+}
+
+func TestClassifyTellsTheCallersDeadlineFromTheNetworks(t *testing.T) {
+	release := make(chan struct{})
+	_, clients, be := serve(t, func(http.ResponseWriter, *http.Request) { <-release }, "")
+	defer close(release)
+	client, err := clients.S3(bounded(t), be, testKeys, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if err := Classify(operations["GetObject"](ctx, client), "reading"); !fault.Is(err, fault.Timeout) {
+		t.Errorf("kind %v: %v", fault.KindOf(err), err)
+	}
+	if err := Classify(context.Canceled, "reading"); !fault.Is(err, fault.Timeout) {
+		t.Errorf("kind %v: %v", fault.KindOf(err), err)
+	}
+	dial := &net.OpError{Op: "dial", Err: errTimeout{}}
+	if err := Classify(dial, "reading"); !fault.Is(err, fault.Unavailable) {
+		t.Errorf("kind %v: %v", fault.KindOf(err), err)
+	}
+}
+
+// errTimeout is a dial timeout as package net makes it.
+type errTimeout struct{}
+
+func (errTimeout) Error() string        { return "i/o timeout" }
+func (errTimeout) Timeout() bool        { return true }
+func (errTimeout) Temporary() bool      { return true }
+func (errTimeout) Is(target error) bool { return target == context.DeadlineExceeded }
+
+func TestClassifyWorksWithoutAnHTTPAnswer(t *testing.T) {
+	if Classify(nil, "x") != nil || IsNotFound(nil) || IsConflict(nil) || IsPreconditionFailed(nil) || ErrorCode(nil) != "" {
+		t.Error("nil is not an error")
+	}
+	for _, c := range []struct {
+		err  error
+		kind fault.Kind
+	}{
+		{&types.NotFound{}, fault.NotFound},
+		{&types.NoSuchKey{}, fault.NotFound},
+		{&smithy.GenericAPIError{Code: "AccessDenied"}, fault.Denied},
+		{&smithy.GenericAPIError{Code: "InternalError"}, fault.Unavailable},
+		{&smithy.GenericAPIError{Code: "OperationAborted"}, fault.Busy},
+		{errors.New("odd"), fault.Unknown},
+		{fault.Errorf(fault.Exhausted, "as it was"), fault.Exhausted},
+	} {
+		if got := fault.KindOf(Classify(c.err, "x")); got != c.kind {
+			t.Errorf("%v: kind %v, want %v", c.err, got, c.kind)
+		}
+		if !errors.Is(Classify(c.err, "x"), c.err) {
+			t.Errorf("%v: the chain is lost", c.err)
+		}
+	}
+	if !IsNotFound(&types.NotFound{}) {
+		t.Error("a NotFound is not found")
+	}
+}
