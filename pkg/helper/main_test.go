@@ -3,6 +3,7 @@ package helper
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"net"
 	"os"
@@ -25,6 +26,9 @@ func TestMain(m *testing.M) {
 	// What started the tests may have left descriptors open; clients here must not inherit them.
 	if err := closeInherited(); err != nil {
 		panic(err)
+	}
+	if flag.Parse(); flag.Lookup("test.fuzz").Value.String() != "" {
+		os.Exit(m.Run()) // the fuzzing engine leaves goroutines behind
 	}
 	goleak.VerifyTestMain(m)
 }

@@ -15,16 +15,21 @@ const (
 	maxLine   = 8 << 10 // of a line that are looked at; the rest is dropped
 )
 
-// tail keeps the last lines of a client's output.
+// tail keeps the last lines of a client's output, and of a crash the line that says why: what Go prints after it is
+// longer than the tail.
 type tail struct {
 	mu    sync.Mutex
 	lines []string // the oldest first
+	crash string   // the latest that began a crash, once it has left lines
 }
 
 func (t *tail) add(line string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if len(t.lines) == tailLines {
+		if beginsCrash(t.lines[0]) {
+			t.crash = t.lines[0]
+		}
 		copy(t.lines, t.lines[1:])
 		t.lines = t.lines[:tailLines-1]
 	}
@@ -34,13 +39,23 @@ func (t *tail) add(line string) {
 func (t *tail) snapshot() []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return append([]string(nil), t.lines...)
+	if t.crash == "" {
+		return append([]string(nil), t.lines...)
+	}
+	return append([]string{t.crash}, t.lines...)
+}
+
+// beginsCrash tells whether a line is the first that a Go program (rclone) or a Rust one (Mountpoint) prints when it
+// gives up.
+func beginsCrash(line string) bool {
+	return strings.HasPrefix(line, "panic: ") || strings.HasPrefix(line, "fatal error: ") ||
+		strings.HasPrefix(line, "thread '") && strings.Contains(line, " panicked at")
 }
 
 func (t *tail) reset() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.lines = nil
+	t.lines, t.crash = nil, ""
 }
 
 // readLines calls each for every line of r, without its end and cut at maxLine bytes, until r ends or fails. cut tells

@@ -24,6 +24,20 @@ func TestTailKeepsTheLastLines(t *testing.T) {
 	}
 }
 
+func TestTailKeepsWhyAClientCrashed(t *testing.T) {
+	for _, why := range []string{"panic: boom", "fatal error: concurrent map writes", "thread 'main' (7) panicked at src/main.rs:3:5:"} {
+		var l tail
+		l.add("before")
+		l.add(why)
+		for i := range 3 * tailLines {
+			l.add(fmt.Sprintf("frame %d", i))
+		}
+		if got := l.snapshot(); len(got) != tailLines+1 || got[0] != why || got[1] != fmt.Sprintf("frame %d", 2*tailLines) {
+			t.Errorf("%d lines: %q", len(got), got)
+		}
+	}
+}
+
 func TestOutputIsCleaned(t *testing.T) {
 	for raw, want := range map[string]string{
 		"plain\r":                       "plain",
