@@ -54,6 +54,9 @@ type Client struct {
 	Refused map[string]string
 	// MinOwner is the smallest uid and gid that the client can show files with.
 	MinOwner uint32
+	// CallerPIDs tells that the client must see the pids of the processes that call it, so the driver has to mount in the
+	// host's PID namespace: Mountpoint takes a flush by another process for the end of a file's upload.
+	CallerPIDs bool
 	// Command builds the process from an invocation. It must not fail: everything was checked before.
 	Command func(Invocation) Command
 	// Queue reads what the client still has to upload from a line of its output; ok is false for any other line.

@@ -45,9 +45,10 @@ func mountpointS3() Client {
 		return OptionType{Kind: Flag, Default: byDefault, Meaning: meaning}
 	}
 	c := Client{
-		Name:     "mountpoint-s3",
-		Binary:   "mount-s3",
-		MinOwner: 1,
+		Name:       "mountpoint-s3",
+		Binary:     "mount-s3",
+		MinOwner:   1,
+		CallerPIDs: true,
 		Options: map[string]OptionType{
 			"allow-delete":            flag("true, unless the volume is read-only", "Files may be removed."),
 			"allow-overwrite":         flag("true, unless the volume is read-only", "Existing files may be replaced (opened with O_TRUNC and written from the start)."),

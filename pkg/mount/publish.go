@@ -19,7 +19,7 @@ import (
 // Publish makes the volume appear at the target. It is idempotent; a retry of the same request joins the one under way.
 // When it fails, everything that it did is undone.
 func (m *Manager) Publish(ctx context.Context, r Request) error {
-	if _, err := m.clientFor(r); err != nil {
+	if err := m.checkClient(r); err != nil {
 		return err
 	}
 	if r.Source == credentials.SourceSecret && r.Keys.IsZero() {
@@ -39,16 +39,22 @@ func (m *Manager) Publish(ctx context.Context, r Request) error {
 	return nil
 }
 
-// clientFor checks what an author chose against the client that it is for.
-func (m *Manager) clientFor(r Request) (name string, err error) {
+// checkClient checks what an author chose against the client that it is for.
+func (m *Manager) checkClient(r Request) error {
 	cl, err := m.clientOf(r.Attributes.Client)
 	if err != nil {
-		return "", err
+		return err
 	}
 	if err := cl.Check(r.Options, "mountOptions"); err != nil {
-		return "", err
+		return err
 	}
-	return cl.Name, nil
+	if err := cl.CheckOwner(r.Attributes.UID, r.Attributes.GID, "volume_context"); err != nil {
+		return err
+	}
+	if cl.CallerPIDs {
+		return host.HostPID()
+	}
+	return nil
 }
 
 func (m *Manager) publish(ctx context.Context, r Request, spec Spec) (err error) {
