@@ -23,12 +23,12 @@ func TestMain(m *testing.M) {
 	if helpertest.IsClient() {
 		os.Exit(helpertest.Client())
 	}
+	if flag.Parse(); flag.Lookup("test.fuzz").Value.String() != "" {
+		os.Exit(m.Run()) // the fuzzing engine leaves goroutines behind
+	}
 	// What started the tests may have left descriptors open; clients here must not inherit them.
 	if err := closeInherited(); err != nil {
 		panic(err)
-	}
-	if flag.Parse(); flag.Lookup("test.fuzz").Value.String() != "" {
-		os.Exit(m.Run()) // the fuzzing engine leaves goroutines behind
 	}
 	goleak.VerifyTestMain(m)
 }

@@ -203,12 +203,6 @@ func reduceThread() error {
 	return nil
 }
 
-// environ is a helper's whole environment; a client gets none of it. A fixed GOMAXPROCS also keeps Go from holding
-// files of the cgroup that the helper is about to leave.
-func environ() []string {
-	return []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "GOMAXPROCS=1"}
-}
-
 // exec starts the helper from this thread. Descriptors other than the socket and the log are close-on-exec.
 func (p *Process) exec(u Unit, program *os.File) (int, error) {
 	log, err := openLog(u)
@@ -224,7 +218,7 @@ func (p *Process) exec(u Unit, program *os.File) (int, error) {
 			[]string{filepath.Base(p.executable), "helper", "--name", u.Name, "--state-dir", u.StateDir},
 			&syscall.ProcAttr{
 				Dir:   "/",
-				Env:   environ(),
+				Env:   []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
 				Files: []uintptr{fds[1], fds[2], fds[2]},
 				Sys:   &syscall.SysProcAttr{Setsid: true, Credential: &syscall.Credential{Uid: u.UID, Gid: u.GID}},
 			})
