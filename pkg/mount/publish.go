@@ -28,15 +28,11 @@ func (m *Manager) Publish(ctx context.Context, r Request) error {
 	}
 	spec := newSpec(r, m.salt)
 	request := fmt.Sprintf("publish %s ro=%t single=%t %s", r.VolumeID, r.ReadOnly, r.SingleWriter, spec.encode())
-	err := m.targets.do(ctx, r.Target, request, func() error {
+	return m.targets.do(ctx, r.Target, request, func() error {
 		wctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.MountTimeout)
 		defer cancel()
 		return m.publish(wctx, r, spec)
 	})
-	if err != nil {
-		return fmt.Errorf("publishing volume %s: %w", r.VolumeID, err)
-	}
-	return nil
 }
 
 // checkClient checks what an author chose against the client that it is for.

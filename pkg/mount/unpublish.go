@@ -24,15 +24,11 @@ func (m *Manager) Unpublish(ctx context.Context, volumeID, target string) error 
 	}
 	// The answer must still reach the caller, with what is left to do.
 	deadline = deadline.Add(-min(time.Second, time.Until(deadline)/10))
-	err := m.targets.do(ctx, target, "unpublish "+volumeID, func() error {
+	return m.targets.do(ctx, target, "unpublish "+volumeID, func() error {
 		wctx, cancel := context.WithDeadline(context.WithoutCancel(ctx), deadline)
 		defer cancel()
 		return m.unpublish(wctx, volumeID, target)
 	})
-	if err != nil {
-		return fmt.Errorf("unpublishing volume %s: %w", volumeID, err)
-	}
-	return nil
 }
 
 func (m *Manager) unpublish(ctx context.Context, volumeID, target string) error {
