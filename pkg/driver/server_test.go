@@ -34,6 +34,10 @@ type logBuffer struct {
 func (b *logBuffer) Write(p []byte) (int, error) { b.mu.Lock(); defer b.mu.Unlock(); return b.buf.Write(p) }
 func (b *logBuffer) String() string              { b.mu.Lock(); defer b.mu.Unlock(); return b.buf.String() }
 
+func newTestLogger(w io.Writer) klog.Logger {
+	return textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(w), textlogger.Verbosity(6)))
+}
+
 // running is a server under test.
 type running struct {
 	cfg     Config
@@ -60,8 +64,7 @@ func start(t *testing.T, change func(*Config, *fakeMounter)) *running {
 	if err != nil {
 		t.Fatal(err)
 	}
-	logger := textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(r.log), textlogger.Verbosity(6)))
-	ctx, stop := context.WithCancel(klog.NewContext(context.Background(), logger))
+	ctx, stop := context.WithCancel(klog.NewContext(context.Background(), newTestLogger(r.log)))
 	r.stop = stop
 	go func() { r.done <- server.Run(ctx); close(r.done) }()
 	t.Cleanup(func() {

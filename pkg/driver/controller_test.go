@@ -1,0 +1,309 @@
+package driver
+
+import (
+	"maps"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+)
+
+func newTestController(t *testing.T) (*Controller, *fakeProvisioner) {
+	t.Helper()
+	p := newFakeProvisioner()
+	c, err := NewController(p, fakeBackends{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c, p
+}
+
+func createRequest() *csi.CreateVolumeRequest {
+	return &csi.CreateVolumeRequest{
+		Name:               "pvc-1",
+		VolumeCapabilities: []*csi.VolumeCapability{mountCapability(csi.VolumeCapability_AccessMode_SINGLE_NODE_WRITER)},
+		Parameters:         map[string]string{"bucketName": "bucket-1"},
+	}
+}
+
+func tenantKeys() map[string]string {
+	return map[string]string{"accessKeyID": "AKIA1", "secretAccessKey": "s"}
+}
+
+// refused tells that err has the code and says each part.
+func refused(t *testing.T, what, method string, err error, code codes.Code, parts ...string) {
+	t.Helper()
+	if err == nil {
+		t.Errorf("%s: no error", what)
+		return
+	}
+	if got := codeOf(t.Context(), method, err); got != code {
+		t.Errorf("%s: %v (%v), want %v", what, got, err, code)
+	}
+	for _, part := range parts {
+		if !strings.Contains(err.Error(), part) {
+			t.Errorf("%s: %q does not say %q", what, err, part)
+		}
+	}
+}
+
+func TestCreateVolumeRefusesWhatItCannotDo(t *testing.T) {
+	const invalid = codes.InvalidArgument
+	tests := []struct {
+		what   string
+		change func(*csi.CreateVolumeRequest)
+		code   codes.Code
+		says   []string
+	}{
+		{"no name", func(r *csi.CreateVolumeRequest) { r.Name = "" }, invalid, []string{"name: is missing"}},
+		{"long name", func(r *csi.CreateVolumeRequest) { r.Name = strings.Repeat("n", 129) }, invalid, []string{"name: has 129 bytes"}},
+		{"control character", func(r *csi.CreateVolumeRequest) { r.Name = "a\x01" }, invalid, []string{"name:", "control character"}},
+		{"C1 control character", func(r *csi.CreateVolumeRequest) { r.Name = "a\u0085" }, invalid, []string{"name:", "control character"}},
+		{"no capabilities", func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities = nil }, invalid, []string{"volume_capabilities: are missing"}},
+		{"nil capability", func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities = append(r.VolumeCapabilities, nil) }, invalid, []string{"volume_capabilities[1]: is missing"}},
+		{"no access mode", func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0].AccessMode = nil }, invalid, []string{"volume_capabilities[0].access_mode: is missing"}},
+		{"access mode of the future", func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0].AccessMode.Mode = 99 }, invalid, []string{"volume_capabilities[0].access_mode: 99"}},
+		{"no access type", func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0].AccessType = nil }, invalid, []string{"volume_capabilities[0].access_type: is missing"}},
+		{"block", func(r *csi.CreateVolumeRequest) {
+			r.VolumeCapabilities[0].AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
+		}, invalid, []string{"volume_capabilities[0].block", "not supported"}},
+		{"long fs_type", func(r *csi.CreateVolumeRequest) {
+			r.VolumeCapabilities[0].GetMount().FsType = strings.Repeat("x", 129)
+		}, invalid, []string{"volume_capabilities[0].mount.fs_type"}},
+		{"oversize mount flags", func(r *csi.CreateVolumeRequest) {
+			r.VolumeCapabilities[0].GetMount().MountFlags = []string{strings.Repeat("x", 4097)}
+		}, invalid, []string{"volume_capabilities[0].mount.mount_flags", "4097"}},
+		{"injected mount flag", func(r *csi.CreateVolumeRequest) {
+			r.VolumeCapabilities[0].GetMount().MountFlags = []string{"allow-delete", "-oallow_root"}
+		}, invalid, []string{"volume_capabilities[0].mount.mount_flags[1]"}},
+		{"mount flag that the named client lacks", func(r *csi.CreateVolumeRequest) {
+			r.Parameters["client"] = "mountpoint-s3"
+			r.VolumeCapabilities[0].GetMount().MountFlags = []string{"endpoint-url=http://evil"}
+		}, invalid, []string{"volume_capabilities[0].mount.mount_flags[0]", "endpoint-url"}},
+		{"unknown client", func(r *csi.CreateVolumeRequest) { r.Parameters["client"] = "nosuch" }, invalid, []string{"parameters.client", "nosuch"}},
+		{"negative size", func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{RequiredBytes: -1} }, invalid, []string{"capacity_range.required_bytes: -1"}},
+		{"negative limit", func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{LimitBytes: -1} }, invalid, []string{"capacity_range.limit_bytes: -1"}},
+		{"limit below size", func(r *csi.CreateVolumeRequest) {
+			r.CapacityRange = &csi.CapacityRange{RequiredBytes: 2, LimitBytes: 1}
+		}, invalid, []string{"capacity_range:"}},
+		{"content source", func(r *csi.CreateVolumeRequest) { r.VolumeContentSource = &csi.VolumeContentSource{} }, invalid, []string{"volume_content_source"}},
+		{"mutable parameters", func(r *csi.CreateVolumeRequest) { r.MutableParameters = map[string]string{"a": "b"} }, invalid, []string{"mutable_parameters"}},
+		{"oversize parameters", func(r *csi.CreateVolumeRequest) { r.Parameters["prefix"] = strings.Repeat("x", 4096) }, invalid, []string{"parameters: has"}},
+		{"unknown parameter", func(r *csi.CreateVolumeRequest) { r.Parameters["bucketNam"] = "x" }, invalid, []string{"parameters.bucketNam", "bucketName"}},
+		{"unknown backend", func(r *csi.CreateVolumeRequest) { r.Parameters["backend"] = "gone" }, codes.FailedPrecondition, []string{`"gone"`}},
+		{"secret that is not asked for", func(r *csi.CreateVolumeRequest) { r.Secrets = tenantKeys() }, invalid, []string{"secrets: hold S3 keys", "controllerCredentials: secret"}},
+		{"secret that is missing", func(r *csi.CreateVolumeRequest) { r.Parameters["backend"] = "tenants" }, codes.FailedPrecondition,
+			[]string{"provisioner-secret-name", "may be gone", "accessKeyID"}},
+		{"half a secret", func(r *csi.CreateVolumeRequest) {
+			r.Parameters["backend"], r.Secrets = "tenants", map[string]string{"accessKeyID": "x"}
+		}, invalid, []string{"secrets.secretAccessKey"}},
+		{"misspelt secret", func(r *csi.CreateVolumeRequest) {
+			r.Parameters["backend"], r.Secrets = "tenants", map[string]string{"AccessKeyId": "canary"}
+		}, invalid, []string{"secrets: hold neither", "AccessKeyId"}},
+		{"oversize secrets", func(r *csi.CreateVolumeRequest) {
+			r.Parameters["backend"], r.Secrets = "tenants", tenantKeys()
+			r.Secrets["x"] = strings.Repeat("x", 4096)
+		}, invalid, []string{"secrets: has"}},
+	}
+	for _, tt := range tests {
+		c, p := newTestController(t)
+		req := createRequest()
+		tt.change(req)
+		_, err := c.CreateVolume(t.Context(), req)
+		refused(t, tt.what, csi.Controller_CreateVolume_FullMethodName, err, tt.code, tt.says...)
+		if err != nil && strings.Contains(err.Error(), "canary") {
+			t.Errorf("%s: the error shows a secret: %v", tt.what, err)
+		}
+		if p.calls > 0 {
+			t.Errorf("%s: refused after a side effect", tt.what)
+		}
+	}
+}
+
+func TestCreateVolumeAcceptsWhatTheSpecificationAllows(t *testing.T) {
+	for what, change := range map[string]func(*csi.CreateVolumeRequest){
+		"plain":           func(*csi.CreateVolumeRequest) {},
+		"longest name":    func(r *csi.CreateVolumeRequest) { r.Name = strings.Repeat("n", 128) },
+		"Unicode name":    func(r *csi.CreateVolumeRequest) { r.Name = "große Daten/日本" },
+		"every mode":      func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities = everyMode() },
+		"a file system":   func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0].GetMount().FsType = "ext4" },
+		"an empty range":  func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{} },
+		"only a limit":    func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{LimitBytes: 5} },
+		"topology":        func(r *csi.CreateVolumeRequest) { r.AccessibilityRequirements = &csi.TopologyRequirement{} },
+		"metadata":        func(r *csi.CreateVolumeRequest) { r.Parameters["csi.storage.k8s.io/pvc/name"] = "data" },
+		"metadata secret": func(r *csi.CreateVolumeRequest) { r.Secrets = map[string]string{} },
+	} {
+		c, _ := newTestController(t)
+		req := createRequest()
+		change(req)
+		resp, err := c.CreateVolume(t.Context(), req)
+		if err != nil {
+			t.Errorf("%s: %v", what, err)
+			continue
+		}
+		again, err := c.CreateVolume(t.Context(), req)
+		if err != nil || !proto.Equal(resp, again) {
+			t.Errorf("%s: a retry gives %v, %v, not %v", what, again, err, resp)
+		}
+	}
+}
+
+func everyMode() (all []*csi.VolumeCapability) {
+	for mode := range csi.VolumeCapability_AccessMode_Mode_name {
+		if mode != 0 {
+			all = append(all, mountCapability(csi.VolumeCapability_AccessMode_Mode(mode)))
+		}
+	}
+	return all
+}
+
+func TestCapacityIsHonouredAndTellsVolumesApart(t *testing.T) {
+	c, _ := newTestController(t)
+	req := createRequest()
+	req.CapacityRange = &csi.CapacityRange{RequiredBytes: 10, LimitBytes: 10}
+	resp, err := c.CreateVolume(t.Context(), req)
+	if err != nil || resp.GetVolume().GetCapacityBytes() != 10 {
+		t.Fatalf("%v, %v", resp, err)
+	}
+	req.CapacityRange = &csi.CapacityRange{RequiredBytes: 20, LimitBytes: 20}
+	_, err = c.CreateVolume(t.Context(), req)
+	refused(t, "another size", csi.Controller_CreateVolume_FullMethodName, err, codes.AlreadyExists, `create volume "pvc-1"`)
+}
+
+func TestVolumeContextIsStableAndHasNoSecrets(t *testing.T) {
+	c, p := newTestController(t)
+	req := createRequest()
+	req.Parameters = map[string]string{"bucketName": "bucket-1", "backend": "tenants", "client": "rclone", "uid": "1000", "csi.storage.k8s.io/pvc/name": "data"}
+	req.Secrets = tenantKeys()
+	resp, err := c.CreateVolume(t.Context(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := resp.GetVolume().GetVolumeContext(), map[string]string{"client": "rclone", "uid": "1000"}; !maps.Equal(got, want) {
+		t.Errorf("context %v, want %v", got, want)
+	}
+	if p.keys.AccessKeyID != "AKIA1" || p.keys.SecretAccessKey != "s" {
+		t.Errorf("keys %v", p.keys)
+	}
+}
+
+func TestSecondCreateOfANameInFlightIsAborted(t *testing.T) {
+	c, p := newTestController(t)
+	p.block, p.entered = make(chan struct{}), make(chan struct{}, 2)
+	first := make(chan error, 1)
+	go func() { _, err := c.CreateVolume(t.Context(), createRequest()); first <- err }()
+	<-p.entered
+	_, err := c.CreateVolume(t.Context(), createRequest())
+	refused(t, "second", csi.Controller_CreateVolume_FullMethodName, err, codes.Aborted, `"pvc-1"`)
+	other := createRequest()
+	other.Name = "pvc-2"
+	second := make(chan error, 1)
+	go func() { _, err := c.CreateVolume(t.Context(), other); second <- err }()
+	<-p.entered // another name is not held up
+	close(p.block)
+	for _, result := range []chan error{first, second} {
+		if err := <-result; err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := c.CreateVolume(t.Context(), createRequest()); err != nil {
+		t.Errorf("after the first ended: %v", err)
+	}
+}
+
+func TestDeleteVolume(t *testing.T) {
+	tests := []struct {
+		what, id string
+		secrets  map[string]string
+		code     codes.Code // OK: success
+		called   bool
+		says     string
+	}{
+		{"ours", "default:bucket-1/pvc-1/", nil, codes.OK, true, ""},
+		{"ours with keys", "tenants:bucket-1/pvc-1/", tenantKeys(), codes.OK, true, ""},
+		{"no id", "", nil, codes.InvalidArgument, false, "volume_id: is missing"},
+		{"long id", strings.Repeat("x", 129), nil, codes.InvalidArgument, false, "volume_id: has 129 bytes"},
+		{"sanity's", "fake-vol-id", nil, codes.OK, false, ""},
+		{"nonsense with a colon", "x y:z", nil, codes.OK, false, ""},
+		{"another driver's", "pvc-0f1e2d3c-1111-2222-3333-444455556666", nil, codes.FailedPrecondition, false, "another S3 driver"},
+		{"another driver's prefix", "bucket-1/pvc-1", nil, codes.FailedPrecondition, false, "not touched"},
+		{"backend gone", "gone:bucket-1/pvc-1/", nil, codes.FailedPrecondition, false, `"gone"`},
+		{"secret gone", "tenants:bucket-1/pvc-1/", nil, codes.FailedPrecondition, false, "provisioner-deletion-secret-name"},
+		{"secret not asked for", "default:bucket-1/pvc-1/", tenantKeys(), codes.InvalidArgument, false, "secrets"},
+	}
+	for _, tt := range tests {
+		c, p := newTestController(t)
+		_, err := c.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: tt.id, Secrets: tt.secrets})
+		if tt.code == codes.OK && err != nil {
+			t.Errorf("%s: %v", tt.what, err)
+		} else if tt.code != codes.OK {
+			refused(t, tt.what, csi.Controller_DeleteVolume_FullMethodName, err, tt.code, tt.says)
+		}
+		if (p.calls > 0) != tt.called {
+			t.Errorf("%s: the provisioner was called %d times", tt.what, p.calls)
+		}
+	}
+	c, p := newTestController(t)
+	p.err = fault.Errorf(fault.Busy, "deleted 3000 of about 9000 objects")
+	_, err := c.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: "default:bucket-1/pvc-1/"})
+	refused(t, "under way", csi.Controller_DeleteVolume_FullMethodName, err, codes.Aborted, "default:bucket-1/pvc-1/", "3000 of about 9000")
+}
+
+func TestValidateVolumeCapabilities(t *testing.T) {
+	c, _ := newTestController(t)
+	created, err := c.CreateVolume(t.Context(), createRequest())
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := created.GetVolume().GetVolumeId()
+	good := mountCapability(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER)
+	block := &csi.VolumeCapability{AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}, AccessMode: good.GetAccessMode()}
+	one := func(c *csi.VolumeCapability) []*csi.VolumeCapability { return []*csi.VolumeCapability{c} }
+	tests := []struct {
+		what string
+		req  *csi.ValidateVolumeCapabilitiesRequest
+		code codes.Code
+		says string // part of the error, or of the message of an unconfirmed answer
+	}{
+		{"confirmed", &csi.ValidateVolumeCapabilitiesRequest{VolumeId: id, VolumeCapabilities: everyMode(), Parameters: createRequest().GetParameters()}, codes.OK, ""},
+		{"block", &csi.ValidateVolumeCapabilitiesRequest{VolumeId: id, VolumeCapabilities: []*csi.VolumeCapability{good, block}}, codes.OK, "volume_capabilities[1].block"},
+		{"mutable", &csi.ValidateVolumeCapabilitiesRequest{VolumeId: id, VolumeCapabilities: one(good), MutableParameters: map[string]string{"a": "b"}}, codes.OK, "mutable_parameters"},
+		{"context", &csi.ValidateVolumeCapabilitiesRequest{VolumeId: id, VolumeCapabilities: one(good), VolumeContext: map[string]string{"x": "y"}}, codes.OK, "volume_context"},
+		{"parameters", &csi.ValidateVolumeCapabilitiesRequest{VolumeId: id, VolumeCapabilities: one(good), Parameters: map[string]string{"x": "y"}}, codes.OK, "parameters.x"},
+		{"no id", &csi.ValidateVolumeCapabilitiesRequest{VolumeCapabilities: one(good)}, codes.InvalidArgument, "volume_id"},
+		{"no capabilities", &csi.ValidateVolumeCapabilitiesRequest{VolumeId: id}, codes.InvalidArgument, "volume_capabilities"},
+		{"no mode", &csi.ValidateVolumeCapabilitiesRequest{VolumeId: id, VolumeCapabilities: one(&csi.VolumeCapability{AccessType: good.GetAccessType()})}, codes.InvalidArgument, "volume_capabilities[0].access_mode"},
+		{"big context", &csi.ValidateVolumeCapabilitiesRequest{VolumeId: id, VolumeCapabilities: one(good), VolumeContext: map[string]string{"x": strings.Repeat("y", 4096)}}, codes.InvalidArgument, "volume_context"},
+		{"absent", &csi.ValidateVolumeCapabilitiesRequest{VolumeId: "default:bucket-1/other/", VolumeCapabilities: one(good)}, codes.NotFound, "default:bucket-1/other/"},
+		{"foreign", &csi.ValidateVolumeCapabilitiesRequest{VolumeId: "fake-vol-id", VolumeCapabilities: one(good)}, codes.NotFound, "fake-vol-id"},
+	}
+	for _, tt := range tests {
+		resp, err := c.ValidateVolumeCapabilities(t.Context(), tt.req)
+		switch {
+		case tt.code != codes.OK:
+			refused(t, tt.what, csi.Controller_ValidateVolumeCapabilities_FullMethodName, err, tt.code, tt.says)
+		case err != nil:
+			t.Errorf("%s: %v", tt.what, err)
+		case tt.says == "" && len(resp.GetConfirmed().GetVolumeCapabilities()) != len(tt.req.GetVolumeCapabilities()):
+			t.Errorf("%s: %v", tt.what, resp)
+		case tt.says != "" && (resp.GetConfirmed() != nil || !strings.Contains(resp.GetMessage(), tt.says)):
+			t.Errorf("%s: %v", tt.what, resp)
+		}
+	}
+}
+
+func TestControllerClaimsWhatItDoes(t *testing.T) {
+	c, _ := newTestController(t)
+	resp, err := c.ControllerGetCapabilities(t.Context(), nil)
+	if err != nil || len(resp.GetCapabilities()) != 2 {
+		t.Errorf("%v, %v", resp, err)
+	}
+	_, err = c.GetCapacity(t.Context(), nil)
+	if got := statusOf(t.Context(), "", err); !strings.Contains(got.Error(), "Unimplemented") {
+		t.Errorf("GetCapacity: %v", got)
+	}
+}

@@ -1,0 +1,134 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"k8s.io/klog/v2"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+)
+
+func TestFailureIsLoggedOnceWithWhatItIsAbout(t *testing.T) {
+	r := start(t, func(_ *Config, m *fakeMounter) { m.err = fault.Errorf(fault.Busy, "draining: 3 uploads") })
+	_, err := csi.NewNodeClient(r.conn).NodePublishVolume(t.Context(), publishRequest())
+	if status.Code(err) != codes.Aborted || !strings.HasSuffix(status.Convert(err).Message(), "draining: 3 uploads") {
+		t.Errorf("got %v", err)
+	}
+	var lines []string
+	for line := range strings.Lines(r.log.String()) {
+		if strings.Contains(line, "draining: 3 uploads") {
+			lines = append(lines, line)
+		}
+	}
+	if len(lines) != 1 {
+		t.Fatalf("%d log lines tell of the failure: %q", len(lines), lines)
+	}
+	for _, part := range []string{`method="NodePublishVolume"`, `volume="default:bucket-1/a/"`, `target="/pods/1/mount"`, `code="Aborted"`} {
+		if !strings.Contains(lines[0], part) {
+			t.Errorf("the log line lacks %s: %s", part, lines[0])
+		}
+	}
+	if lines[0][0] != 'I' {
+		t.Errorf("what every CO meets is not the driver's fault: %s", lines[0])
+	}
+}
+
+func TestInnerLogsCarryTheRequestsSubject(t *testing.T) {
+	log := &logBuffer{}
+	handler := logRequests(newTestLogger(log), &inflight{})
+	_, err := handler(t.Context(), publishRequest(), &grpc.UnaryServerInfo{FullMethod: csi.Node_NodePublishVolume_FullMethodName}, func(ctx context.Context, _ any) (any, error) {
+		klog.FromContext(ctx).Info("inner")
+		return &csi.NodePublishVolumeResponse{}, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(log.String()) {
+		if strings.Contains(line, `"inner"`) && strings.Contains(line, `target="/pods/1/mount"`) {
+			return
+		}
+	}
+	t.Errorf("no inner log line with the target:\n%s", log)
+}
+
+func TestSecretsAreNotLogged(t *testing.T) {
+	r := start(t, nil)
+	req := publishRequest()
+	req.Secrets = map[string]string{"accessKeyID": "AKIACANARY", "secretAccessKey": "canary-1", "sessionToken": "canary-2", tokensKey: "canary-3"}
+	req.VolumeContext = map[string]string{tokensKey: "canary-4"}
+	if _, err := csi.NewNodeClient(r.conn).NodePublishVolume(t.Context(), req); err != nil {
+		t.Fatal(err)
+	}
+	log := r.log.String()
+	if strings.Contains(log, "canary") {
+		t.Errorf("the log has a secret:\n%s", log)
+	}
+	if !strings.Contains(log, "volume_context") {
+		t.Errorf("the log does not show the request:\n%s", log)
+	}
+	if r.mounter.last.Keys.SecretAccessKey != "canary-1" {
+		t.Error("redaction changed the live request")
+	}
+}
+
+func TestPanicIsAnErrorAndTheDriverGoesOn(t *testing.T) {
+	r := start(t, func(_ *Config, m *fakeMounter) { m.panics = "canary" })
+	node := csi.NewNodeClient(r.conn)
+	// A mount may have been left behind, so the code is one that COs retry.
+	if _, err := node.NodePublishVolume(t.Context(), publishRequest()); status.Code(err) != codes.Aborted || strings.Contains(err.Error(), "canary") {
+		t.Errorf("publish: %v", err)
+	}
+	if _, err := node.NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "v", VolumePath: "/p"}); status.Code(err) != codes.Internal {
+		t.Errorf("stats: %v", err)
+	}
+	if log := r.log.String(); !strings.Contains(log, "panic: canary") || !strings.Contains(log, "fakes_test.go") {
+		t.Errorf("the log lacks the panic or its stack:\n%s", log)
+	}
+	if _, err := node.NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{}); err != nil {
+		t.Errorf("after a panic: %v", err)
+	}
+}
+
+func TestRequestsWithoutDeadlineGetOne(t *testing.T) {
+	var left time.Duration
+	look := func(ctx context.Context, _ any) (any, error) {
+		deadline, _ := ctx.Deadline()
+		left = time.Until(deadline)
+		return nil, nil
+	}
+	if _, err := setDeadline(t.Context(), nil, nil, look); err != nil || left <= 0 || left > defaultDeadline {
+		t.Errorf("none given: %v left, %v", left, err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+	defer cancel()
+	if _, err := setDeadline(ctx, nil, nil, look); err != nil || left < 50*time.Minute {
+		t.Errorf("an hour given: %v left, %v", left, err)
+	}
+}
+
+func TestMetricsCountTheCodeThatTheCOGets(t *testing.T) {
+	r := start(t, func(_ *Config, m *fakeMounter) { m.err = errors.New("who knows") })
+	_, _ = csi.NewNodeClient(r.conn).NodeGetVolumeStats(t.Context(), &csi.NodeGetVolumeStatsRequest{VolumeId: "v", VolumePath: "/p"})
+	families, err := r.cfg.Metrics.Gatherer().Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			for _, l := range m.GetLabel() {
+				if l.GetName() == "grpc_status_code" && l.GetValue() == "Internal" {
+					return
+				}
+			}
+		}
+	}
+	t.Error("no operation is counted as Internal")
+}
