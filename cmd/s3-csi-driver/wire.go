@@ -125,7 +125,7 @@ func addNode(ctx context.Context, cfg *driver.Config, o driver.Options, s storag
 	m, err := mount.New(ctx, mount.Options{
 		Namespace:     namespace,
 		Launcher:      processes,
-		Backends:      mountBackends{s},
+		Backends:      mountBackends{s.config, s.buckets, s.clients},
 		Client:        client.Get,
 		StateDir:      o.Node.StateDir,
 		CacheDir:      o.Node.CacheDir,
@@ -176,23 +176,9 @@ func (a mounter) Stats(ctx context.Context, volumeID, path string) (driver.Stats
 	return driver.Stats(s), err
 }
 
-// mountBackends is S3 as the mount manager sees it.
-type mountBackends struct{ storage }
-
-func (b mountBackends) Backend(name string) (backend.Backend, error) { return b.config.Backend(name) }
-
-func (b mountBackends) DriverKeys(ctx context.Context) (credentials.Keys, error) {
-	return b.clients.DriverKeys(ctx)
-}
-
-// CheckAccess finds the region where it is not known. Keys that may not look at the bucket as a whole may still be good
-// for a prefix of it; then the backend's own region is all there is to go by.
-func (b mountBackends) CheckAccess(ctx context.Context, be backend.Backend, keys credentials.Keys, bucket, prefix, region, owner string) (string, error) {
-	if region == "" {
-		region = be.StartRegion()
-		if info, err := b.buckets.Validate(ctx, be, keys, bucket, owner); err == nil {
-			region = info.Region
-		}
-	}
-	return region, b.buckets.CheckAccess(ctx, be, keys, bucket, prefix, region, owner)
+// mountBackends is S3 as the mount manager sees it: each part has what its name says.
+type mountBackends struct {
+	*backend.Config
+	*backend.Buckets
+	*backend.Clients
 }
