@@ -44,7 +44,7 @@ func (r *Rig) Start(ctx context.Context, mode string, flags ...string) (*Driver,
 	args := []string{mode, "--endpoint=" + d.Endpoint, "--http-endpoint=" + http, "--v=5"}
 	if mode != "controller" {
 		args = append(args, "--node-id=node-1", "--state-dir="+r.State, "--cache-dir="+r.Cache, "--client-dir="+r.Clients,
-			fmt.Sprintf("--uid-range=%d-%d", FirstUID, LastUID))
+			fmt.Sprintf("--uid-range=%d-%d", r.FirstUID, r.LastUID))
 	}
 	d.cmd, err = r.run(ctx, r.Environment(), filepath.Join(r.Clients, "s3-csi-driver"), append(args, flags...)...)
 	if err != nil {

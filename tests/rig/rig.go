@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -26,10 +27,12 @@ import (
 // EnvBin names the directory where make put the programs.
 const EnvBin = "S3CSI_BIN"
 
-// The user ids that mounts of a rig get.
+// The user ids that mounts get: every rig that lives at the same time has a block of its own, also those of other
+// processes, because a user id is how a mount's processes are found.
 const (
-	FirstUID = 2100000
-	LastUID  = 2100999
+	firstUID  = 2100000
+	uidBlock  = 1000
+	uidBlocks = 100
 )
 
 // S3 is the service that a rig's driver uses as its backend "default".
@@ -47,6 +50,10 @@ type Rig struct {
 	Clients string // --client-dir
 	S3      S3
 
+	// FirstUID and LastUID are --uid-range.
+	FirstUID, LastUID int
+
+	uids    io.Closer // keeps the block
 	mu      sync.Mutex
 	drivers []*Driver
 	sockets int
@@ -76,10 +83,27 @@ func New(s3 S3) (*Rig, error) {
 	}
 	r := &Rig{Dir: dir, S3: s3, Cache: filepath.Join(dir, "cache"), Clients: filepath.Join(dir, "bin")}
 	r.State = filepath.Join("/run", filepath.Base(dir))
-	if err := r.install(bin); err != nil {
+	if err := r.takeUIDs(); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
+	if err := r.install(bin); err != nil {
+		return nil, errors.Join(err, r.uids.Close(), os.RemoveAll(dir))
+	}
 	return r, nil
+}
+
+// takeUIDs takes the first block of user ids that no other rig on this machine has. The sign is an abstract UNIX socket,
+// which vanishes with its process.
+func (r *Rig) takeUIDs() error {
+	for block := range uidBlocks {
+		sign, err := net.Listen("unix", fmt.Sprintf("@s3csi-rig-uids-%d", block))
+		if err != nil {
+			continue
+		}
+		r.uids, r.FirstUID, r.LastUID = sign, firstUID+block*uidBlock, firstUID+(block+1)*uidBlock-1
+		return nil
+	}
+	return fmt.Errorf("no block of user ids is free: do %d rigs run on this machine?", uidBlocks)
 }
 
 func (r *Rig) install(bin string) error {
@@ -196,7 +220,7 @@ func (r *Rig) processes() []process {
 			if len(f) < 2 || f[0] != "Uid:" {
 				continue
 			}
-			if uid, _ := strconv.Atoi(f[1]); uid >= FirstUID && uid <= LastUID {
+			if uid, _ := strconv.Atoi(f[1]); uid >= r.FirstUID && uid <= r.LastUID {
 				found = append(found, process{pid, uid})
 			}
 		}
@@ -230,6 +254,9 @@ func (r *Rig) Close() error {
 	}
 	if len(r.mounts()) == 0 { // never delete through a mount
 		errs = append(errs, os.RemoveAll(r.State), os.RemoveAll(r.Dir))
+	}
+	if err := r.uids.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
