@@ -1,0 +1,213 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	iofs "io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/rclone/rclone/fs"
+	"github.com/rclone/rclone/lib/encoder"
+	"github.com/rclone/rclone/lib/ranges"
+	"github.com/rclone/rclone/vfs"
+	"github.com/rclone/rclone/vfs/vfscache"
+	"golang.org/x/sys/unix"
+)
+
+// cache is rclone's cache directory, read from outside: for each file there is one with its data and one that says
+// whether it is stored.
+type cache struct {
+	used       bool // false: there is none
+	reads      bool // what is only read is kept in it too
+	data, meta string
+	lost       string
+}
+
+func newCache(c config) *cache {
+	place := filepath.FromSlash(encoder.OS.FromStandardPath("s3/" + c.bucket + "/" + c.prefix))
+	return &cache{
+		used: c.needsCache(), reads: c.readCache, lost: filepath.Join(c.cacheDir, lost),
+		data: filepath.Join(c.cacheDir, "vfs", place), meta: filepath.Join(c.cacheDir, "vfsMeta", place),
+	}
+}
+
+// unsent is the files with data that is not stored, by their names below the root, and whether an older version of
+// them is in S3.
+func (c *cache) unsent() (map[string]bool, error) {
+	files := map[string]bool{}
+	if !c.used {
+		return files, nil
+	}
+	err := filepath.WalkDir(c.meta, func(path string, entry iofs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return ignoreGone(err)
+		}
+		info, err := readInfo(path)
+		if err != nil || !info.Dirty {
+			return ignoreGone(err)
+		}
+		rel, err := filepath.Rel(c.meta, path)
+		if err != nil {
+			return err
+		}
+		// Without data it was removed: that needs no upload.
+		if _, err := os.Lstat(filepath.Join(c.data, rel)); err != nil {
+			return ignoreGone(err)
+		}
+		files[encoder.OS.ToStandardPath(filepath.ToSlash(rel))] = info.Fingerprint != ""
+		return nil
+	})
+	return files, ignoreGone(err)
+}
+
+func readInfo(path string) (vfscache.Info, error) {
+	var info vfscache.Info
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return info, err
+	}
+	if err := json.Unmarshal(b, &info); err != nil {
+		return info, fmt.Errorf("%s: %w", path, err)
+	}
+	return info, nil
+}
+
+func ignoreGone(err error) error {
+	if errors.Is(err, iofs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// rescue takes up files that have unsent data, are not open and are not in the queue.
+//
+// rclone leaves a file behind like this: to upload a file that was changed in the middle, it first fetches the rest of
+// it, while it closes it. If S3 does not answer then, the file stays in the cache, marked unsent, and nothing happens to
+// it until somebody opens and closes it again. So that is what is done here; it fails like before until S3 answers.
+func (c *cache) rescue(files *vfs.VFS, queued map[string]bool) {
+	left, err := c.unsent()
+	if err != nil {
+		fs.Errorf(nil, "looking for unsent data in the cache: %v", err)
+		return
+	}
+	for name := range left {
+		if queued[name] {
+			continue
+		}
+		if err := reopen(files, name); err != nil {
+			fs.Errorf(name, "not uploaded yet: %v", err)
+		}
+	}
+}
+
+func reopen(files *vfs.VFS, name string) error {
+	h, err := files.OpenFile(name, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	// The first access opens the file in the cache.
+	_, err = h.Seek(0, io.SeekEnd)
+	return errors.Join(err, h.Close())
+}
+
+// lost is the directory in the cache for what cannot be stored without a human.
+const lost = "lost"
+
+// repair makes the cache of a killed process whole.
+//
+// rclone writes what it knows of a file over the old version, so a process that is killed in that moment leaves an empty
+// file, on which the next one removes the data as well. That happens when a file is first written to and when it is
+// closed. A closed file is complete: it is marked as such, and unsent. One with holes is not, and what is missing is not
+// known any more: it is put aside and never uploaded.
+func (c *cache) repair() error {
+	if !c.used {
+		return nil
+	}
+	err := filepath.WalkDir(c.meta, func(path string, entry iofs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return ignoreGone(err)
+		}
+		if _, err := readInfo(path); err == nil {
+			return nil
+		}
+		rel, err := filepath.Rel(c.meta, path)
+		if err != nil {
+			return err
+		}
+		return ignoreGone(c.repairFile(rel))
+	})
+	return ignoreGone(err)
+}
+
+func (c *cache) repairFile(rel string) error {
+	data := filepath.Join(c.data, rel)
+	f, err := os.Open(data)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	fi, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	// What was only read can have changed in S3 since, so it must not be written back.
+	if c.reads || !whole(f, fi.Size()) {
+		aside := filepath.Join(c.lost, rel)
+		fs.Errorf(rel, "a process was killed while it wrote to this file: what there is of it was put aside as %s and is not uploaded", aside)
+		if err := os.MkdirAll(filepath.Dir(aside), 0o700); err != nil {
+			return err
+		}
+		return os.Rename(data, aside)
+	}
+	fs.Logf(rel, "a process was killed when it had closed this file: it is taken up again")
+	info := vfscache.Info{ModTime: fi.ModTime(), ATime: fi.ModTime(), Size: fi.Size(), Dirty: true}
+	info.Rs.Insert(ranges.Range{Pos: 0, Size: fi.Size()})
+	b, err := json.Marshal(info)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(c.meta, rel), b, 0o600)
+}
+
+// whole tells whether a file has no holes.
+func whole(f *os.File, size int64) bool {
+	if size == 0 {
+		return true
+	}
+	hole, err := unix.Seek(int(f.Fd()), 0, unix.SEEK_HOLE)
+	return err == nil && hole >= size
+}
+
+// retryRemote is how often S3 is asked at start when it does not answer.
+const retryRemote = 3 * time.Second
+
+// awaitRemote waits until S3 answers, if the cache holds changes of objects that are in S3: left by a process that was
+// killed. rclone takes them up when it starts, and if it cannot see the object then, it takes the changed parts for the
+// whole file and uploads it with holes.
+func (c *cache) awaitRemote(ctx context.Context, remote fs.Fs) error {
+	left, err := c.unsent()
+	if err != nil {
+		return fmt.Errorf("cache of an earlier process: %w", err)
+	}
+	for name, stored := range left {
+		fs.Logf(name, "was written earlier and is not stored yet")
+		for stored {
+			_, err := remote.NewObject(ctx, name)
+			if err == nil || errors.Is(err, fs.ErrorObjectNotFound) {
+				break
+			}
+			fs.Errorf(name, "the cache has changes of it, and S3 does not answer: %v", err)
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-time.After(retryRemote):
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,52 @@
+// Command s3-csi-rclone serves one prefix of an S3 bucket on a FUSE descriptor that it is given.
+//
+// It is rclone's S3 backend, VFS and mount2 file system behind a command line of its own, made for a supervisor:
+//
+//   - it runs in the foreground, needs no privileges and no fusermount, and reads no configuration file;
+//   - credentials come from the AWS default chain, never from its command line;
+//   - it says "s3-csi-ready" on standard output when it serves, and what it still has to upload as
+//     `s3-csi-queue {"uploads":3,"bytes":1288490188}`;
+//   - it ends by being unmounted: it exits with 0 only after everything that was written is stored in S3. SIGTERM is not
+//     a way to end it.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+)
+
+// version is set when the program is built.
+var version = "devel"
+
+const (
+	exitFailure = 1
+	exitUsage   = 2
+)
+
+func main() {
+	if err := leaveEnvironment(); err != nil {
+		fail(exitFailure, err)
+	}
+	cfg, err := parseArgs(os.Args[1:])
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		printUsage(os.Stdout)
+		return
+	case errors.Is(err, errVersion):
+		fmt.Println("s3-csi-rclone", version)
+		return
+	case err != nil:
+		fail(exitUsage, err)
+	}
+	if err := run(context.Background(), cfg, os.Stdout); err != nil {
+		fail(exitFailure, err)
+	}
+}
+
+func fail(code int, err error) {
+	fmt.Fprintln(os.Stderr, "s3-csi-rclone:", err)
+	os.Exit(code)
+}

@@ -1,0 +1,348 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestServesAPrefixLikeADirectory(t *testing.T) {
+	s := startS3(t)
+	s.put("vol/old.txt", "old")
+	s.put("vol2/other.txt", "other")
+	// Nothing of rclone's environment counts: this would have made the mount read-only, and another bucket's.
+	m := startMount(t, mountOptions{s3: s, prefix: "vol/", env: []string{"RCLONE_READ_ONLY=true", "RCLONE_S3_ENDPOINT=http://127.0.0.1:1", "RCLONE_CONFIG=/nonexistent/x"}})
+
+	names, err := os.ReadDir(m.dir)
+	check(t, err)
+	if log := m.log(); log != "" {
+		t.Errorf("a good start logs %q", log)
+	}
+	if len(names) != 1 || names[0].Name() != "old.txt" {
+		t.Errorf("the root shows %v, want old.txt alone", names)
+	}
+	check(t, os.Mkdir(m.path("a"), 0o755))
+	check(t, os.WriteFile(m.path("a/x"), nil, 0o644))
+	check(t, os.MkdirAll(m.path("b/c/d"), 0o755))
+	check(t, os.WriteFile(m.path("b/c/d/deep"), []byte("deep"), 0o644))
+	wantStat(t, m.dir, 0o750)
+	wantStat(t, m.path("a"), 0o750)
+	wantStat(t, m.path("a/x"), 0o640)
+	wantStat(t, m.path("old.txt"), 0o640)
+
+	t.Run("random writes, appends and overwrites", func(t *testing.T) {
+		want := payload(3<<20, 1)
+		check(t, os.WriteFile(m.path("random"), want, 0o644))
+		f, err := os.OpenFile(m.path("random"), os.O_RDWR, 0)
+		check(t, err)
+		_, err = f.WriteAt([]byte("middle"), 1<<20)
+		check(t, err)
+		copy(want[1<<20:], "middle")
+		_, err = f.WriteAt([]byte("front"), 0)
+		check(t, err)
+		copy(want, "front")
+		check(t, f.Close())
+		appendTo(t, m.path("random"), "end")
+		want = append(want, "end"...)
+		got, err := os.ReadFile(m.path("random"))
+		check(t, err)
+		if !bytes.Equal(got, want) {
+			t.Error("what is read is not what was written")
+		}
+		check(t, os.WriteFile(m.path("old.txt"), []byte("new"), 0o644))
+		check(t, os.Truncate(m.path("a/x"), 5))
+		// Back to the size that the object has in S3, while a longer version waits to be stored.
+		check(t, os.WriteFile(m.path("old.txt"), []byte("newer"), 0o644))
+		check(t, os.Truncate(m.path("old.txt"), 3))
+	})
+	t.Run("renames and removals, also of what is not stored yet", func(t *testing.T) {
+		check(t, os.WriteFile(m.path("final.tmp"), []byte("saved"), 0o644))
+		check(t, os.WriteFile(m.path("final"), []byte("before"), 0o644))
+		check(t, os.Rename(m.path("final.tmp"), m.path("final")))
+		check(t, os.Rename(m.path("b/c"), m.path("moved")))
+		check(t, os.WriteFile(m.path("gone"), []byte("gone"), 0o644))
+		check(t, os.Remove(m.path("gone")))
+		f, err := os.Create(m.path("unlinked"))
+		check(t, err)
+		check(t, os.Remove(m.path("unlinked")))
+		_, err = f.WriteString("nobody sees this")
+		if err != nil {
+			t.Logf("writing to an unlinked file: %v", err)
+		}
+		check(t, f.Close())
+	})
+	m.finish()
+
+	random, ok := s.get("vol/random")
+	if !ok || len(random) != 3<<20+3 || string(random[1<<20:1<<20+6]) != "middle" || string(random[len(random)-3:]) != "end" {
+		t.Errorf("random: stored %v, %d bytes", ok, len(random))
+	}
+	s.want("vol/old.txt", []byte("new"))
+	s.want("vol/a/x", make([]byte, 5))
+	s.want("vol/final", []byte("saved"))
+	s.want("vol/moved/d/deep", []byte("deep"))
+	s.want("vol2/other.txt", []byte("other"))
+	for _, key := range []string{"vol/gone", "vol/final.tmp", "vol/unlinked", "vol/b/c/d/deep"} {
+		if _, ok := s.get(key); ok {
+			t.Errorf("%s is stored", key)
+		}
+	}
+	if q := m.reports(); len(q) == 0 || q[len(q)-1] != (queueStatus{}) {
+		t.Errorf("queue reports %v, want an empty one at the end", q)
+	}
+}
+
+func appendTo(t *testing.T, path, data string) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
+	check(t, err)
+	_, err = f.WriteString(data)
+	check(t, err)
+	check(t, f.Close())
+}
+
+func wantStat(t *testing.T, path string, mode os.FileMode) {
+	t.Helper()
+	fi, err := os.Stat(path)
+	check(t, err)
+	st := fi.Sys().(*syscall.Stat_t)
+	if fi.Mode().Perm() != mode || st.Uid != 1001 || st.Gid != 1002 {
+		t.Errorf("%s is shown as %v %d:%d, want %v 1001:1002", filepath.Base(path), fi.Mode(), st.Uid, st.Gid, mode)
+	}
+}
+
+func TestExitsOnlyWhenClosedFilesAreStored(t *testing.T) {
+	s := startS3(t)
+	p := startProxy(t, s.endpoint)
+	m := startMount(t, mountOptions{s3: s, url: p.url, prefix: "vol/"})
+	p.rate.Store(2 << 20)
+	files := map[string][]byte{"one": payload(5<<20, 1), "two": payload(3<<20, 2), "empty": {}}
+	for name, data := range files {
+		check(t, os.WriteFile(m.path(name), data, 0o644))
+	}
+	check(t, m.cmd.Process.Signal(syscall.SIGTERM))
+	start := time.Now()
+	m.unmount()
+	if took := time.Since(start); took > 2*time.Second {
+		t.Errorf("the unmount took %v", took)
+	}
+	check(t, m.cmd.Process.Signal(syscall.SIGTERM))
+	check(t, m.cmd.Process.Signal(syscall.SIGINT))
+	exited, ok := m.ended(60 * time.Second)
+	if !exited || !ok {
+		t.Fatalf("ended %v, with 0 %v", exited, ok)
+	}
+	if took := time.Since(start); took < 2*time.Second {
+		t.Errorf("it ended after %v, sooner than the data can have been sent", took)
+	}
+	for name, data := range files {
+		s.want("vol/"+name, data)
+	}
+	q := m.reports()
+	most := queueStatus{}
+	for _, r := range q {
+		most.Uploads, most.Bytes = max(most.Uploads, r.Uploads), max(most.Bytes, r.Bytes)
+	}
+	if most != (queueStatus{Uploads: 3, Bytes: 8 << 20}) || q[len(q)-1] != (queueStatus{}) {
+		t.Errorf("queue reports %v, want up to 3 uploads of 8 MiB and an empty one at the end", q)
+	}
+}
+
+func TestKeepsEverythingWhileS3IsAway(t *testing.T) {
+	s := startS3(t)
+	part := payload(4<<20, 7)
+	s.put("vol/changed", string(part))
+	p := startProxy(t, s.endpoint)
+	m := startMount(t, mountOptions{s3: s, url: p.url, prefix: "vol/"})
+	_, err := os.ReadDir(m.dir) // it is in the directory cache
+	check(t, err)
+	// The end of a file that is in S3: the rest has to be fetched before the whole can be stored, and that fails.
+	f, err := os.OpenFile(m.path("changed"), os.O_RDWR, 0)
+	check(t, err)
+	_, err = f.WriteAt([]byte("tail"), int64(len(part))-4)
+	check(t, err)
+	copy(part[len(part)-4:], "tail")
+	p.setDown(true)
+	if err := f.Close(); err != nil {
+		t.Logf("close: %v", err)
+	}
+	data := payload(1<<20, 9)
+	if err := os.WriteFile(m.path("written"), data, 0o644); err != nil {
+		t.Logf("write: %v", err)
+	}
+	m.unmount()
+	if exited, _ := m.ended(5 * time.Second); exited {
+		t.Fatal("it ended with data that is not stored")
+	}
+	p.setDown(false)
+	if exited, ok := m.ended(120 * time.Second); !exited || !ok {
+		t.Fatalf("after S3 was back: ended %v, with 0 %v", exited, ok)
+	}
+	s.want("vol/changed", part)
+	s.want("vol/written", data)
+}
+
+func TestNeverGivesUpWhenS3Refuses(t *testing.T) {
+	s := startS3(t)
+	k := s.control("addUser", "reader", scopePolicy("vol/", `"s3:GetObject"`))
+	m := startMount(t, mountOptions{s3: s, keys: k, prefix: "vol/", args: []string{"--write-back=100ms"}})
+	data := payload(100_000, 3)
+	check(t, os.WriteFile(m.path("refused"), data, 0o644))
+	m.unmount()
+	if exited, _ := m.ended(4 * time.Second); exited {
+		t.Fatal("it ended with data that is not stored")
+	}
+	if log := m.log(); !strings.Contains(log, "refused") || !strings.Contains(log, "AccessDenied") {
+		t.Error("the log does not say what is refused, and how")
+	}
+	s.control("setPolicy", "reader", scopePolicy("vol/", `"s3:GetObject","s3:PutObject"`))
+	if exited, ok := m.ended(60 * time.Second); !exited || !ok {
+		t.Fatalf("after it was allowed: ended %v, with 0 %v", exited, ok)
+	}
+	s.want("vol/refused", data)
+}
+
+func TestWorksWithASessionForItsPrefixAlone(t *testing.T) {
+	s := startS3(t)
+	k := s.control("addUser", "scoped", scopePolicy("vol/", `"s3:GetObject","s3:PutObject","s3:DeleteObject","s3:AbortMultipartUpload"`))
+	m := startMount(t, mountOptions{s3: s, keys: k, prefix: "vol/"})
+	names, err := os.ReadDir(m.dir)
+	check(t, err)
+	if len(names) != 0 {
+		t.Errorf("an empty volume shows %v", names)
+	}
+	data := payload(300<<10, 4)
+	check(t, os.MkdirAll(m.path("d/e"), 0o755))
+	check(t, os.WriteFile(m.path("d/e/f"), data, 0o644))
+	m.finish()
+	s.want("vol/d/e/f", data)
+}
+
+func TestStoresLargeFilesInParts(t *testing.T) {
+	if testing.Short() {
+		t.Skip("writes 260 MiB")
+	}
+	s := startS3(t)
+	m := startMount(t, mountOptions{s3: s, prefix: "vol/", args: []string{"--part-size=8Mi"}})
+	data := payload(260<<20, 5)
+	check(t, os.WriteFile(m.path("large"), data, 0o644))
+	m.finish()
+	s.want("vol/large", data)
+}
+
+func TestAKilledProcessLosesNothingThatTheNextOneFindsInItsCache(t *testing.T) {
+	s := startS3(t)
+	p := startProxy(t, s.endpoint)
+	m := startMount(t, mountOptions{s3: s, url: p.url, prefix: "vol/"})
+	_, err := os.ReadDir(m.dir) // from now on nothing has to be asked to make a file
+	check(t, err)
+	p.setDown(true)
+	data := payload(200<<10, 6)
+	if err := os.WriteFile(m.path("kept"), data, 0o644); err != nil {
+		t.Logf("write: %v", err)
+	}
+	check(t, m.cmd.Process.Kill())
+	<-m.done
+	_ = unix.Unmount(m.dir, unix.MNT_DETACH)
+	p.setDown(false)
+	again := startMount(t, mountOptions{s3: s, url: p.url, prefix: "vol/", cache: m.cache})
+	got, err := os.ReadFile(again.path("kept"))
+	check(t, err)
+	if !bytes.Equal(got, data) {
+		t.Error("the next process shows something else")
+	}
+	again.finish()
+	s.want("vol/kept", data)
+}
+
+func TestReadOnlyRefusesWritesAndNeedsNoCache(t *testing.T) {
+	s := startS3(t)
+	s.put("vol/x", "x")
+	m := startMount(t, mountOptions{s3: s, prefix: "vol/", args: []string{"--read-only"}})
+	if err := os.WriteFile(m.path("y"), nil, 0o644); !errors.Is(err, unix.EROFS) {
+		t.Errorf("a write: %v, want EROFS", err)
+	}
+	got, err := os.ReadFile(m.path("x"))
+	check(t, err)
+	if string(got) != "x" {
+		t.Errorf("read %q", got)
+	}
+	m.finish()
+	if left, _ := os.ReadDir(m.cache); len(left) != 0 {
+		t.Errorf("the cache directory holds %v", left)
+	}
+}
+
+func TestDirectoryMarkersKeepEmptyDirectories(t *testing.T) {
+	s := startS3(t)
+	m := startMount(t, mountOptions{s3: s, prefix: "vol/", args: []string{"--directory-markers"}})
+	check(t, os.Mkdir(m.path("empty"), 0o755))
+	m.finish()
+	again := startMount(t, mountOptions{s3: s, prefix: "vol/", args: []string{"--directory-markers"}})
+	if fi, err := os.Stat(again.path("empty")); err != nil || !fi.IsDir() {
+		t.Errorf("the directory is gone: %v", err)
+	}
+	check(t, os.Remove(again.path("empty")))
+	again.finish()
+	if _, ok := s.get("vol/empty/"); ok {
+		t.Error("the removed directory's marker is still stored")
+	}
+}
+
+func TestFailsAtOnceOnWhatCannotWork(t *testing.T) {
+	if built.skip != "" {
+		t.Skip(built.skip)
+	}
+	cache := t.TempDir()
+	cases := map[string]struct {
+		args []string
+		code int
+		want string
+	}{
+		"no FUSE descriptor":      {[]string{"--bucket=b-b", "--cache-dir=" + cache, "--fuse-fd=77"}, 1, "--fuse-fd 77"},
+		"not a FUSE descriptor":   {[]string{"--bucket=b-b", "--cache-dir=" + cache, "--fuse-fd=3"}, 1, "--fuse-fd 3"},
+		"unknown flag":            {[]string{"--bucket=b-b", "--rc"}, 2, "rc"},
+		"no CA file":              {[]string{"--bucket=b-b", "--cache-dir=" + cache, "--ca-file=/nonexistent"}, 2, "--ca-file"},
+		"an argument":             {[]string{"--bucket=b-b", "--cache-dir=" + cache, "x"}, 2, `"x"`},
+		"an option of another":    {[]string{"--bucket=b-b", "--cache-dir=" + cache, "--allow-other"}, 2, "allow-other"},
+		"version, which is fine":  {[]string{"--version"}, 0, "s3-csi-rclone"},
+		"help, which is fine too": {[]string{"--help"}, 0, "--bucket"},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			null, err := os.Open(os.DevNull)
+			check(t, err)
+			defer null.Close()
+			out, code := runProgram(t, null, c.args...)
+			if code != c.code || !strings.Contains(out, c.want) {
+				t.Errorf("exit code %d, output %q, want %d and %q", code, out, c.code, c.want)
+			}
+		})
+	}
+}
+
+func runProgram(t *testing.T, fd3 *os.File, args ...string) (output string, code int) {
+	t.Helper()
+	cmd := exec.Command(built.program, args...)
+	cmd.ExtraFiles = []*os.File{fd3}
+	out, err := cmd.CombinedOutput()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	return string(out), cmd.ProcessState.ExitCode()
+}
+
+func scopePolicy(prefix, actions string) string {
+	return `{"Version":"2012-10-17","Statement":[
+		{"Effect":"Allow","Action":"s3:ListBucket","Resource":"arn:aws:s3:::` + testBucket + `","Condition":{"StringLike":{"s3:prefix":"` + prefix + `*"}}},
+		{"Effect":"Allow","Action":[` + actions + `],"Resource":"arn:aws:s3:::` + testBucket + `/` + prefix + `*"}]}`
+}
