@@ -25,8 +25,7 @@ type answer struct {
 // answered finds a service's answer in err's chain.
 func answered(err error) (answer, bool) {
 	var a answer
-	var api smithy.APIError
-	if errors.As(err, &api) {
+	if api, ok := errors.AsType[smithy.APIError](err); ok {
 		a.code, a.message = api.ErrorCode(), api.ErrorMessage()
 	}
 	var response *awshttp.ResponseError
@@ -52,7 +51,7 @@ func answered(err error) (answer, bool) {
 
 // region is where the service says the bucket is, or "". It goes into a host name, so that it is checked.
 func (a answer) region() string {
-	if r := a.header.Get("X-Amz-Bucket-Region"); regionName.MatchString(r) {
+	if r := a.header.Get(regionHeader); regionName.MatchString(r) {
 		return r
 	}
 	return ""

@@ -121,41 +121,6 @@ func (b *Buckets) validate(ctx context.Context, be Backend, keys credentials.Key
 	return info, nil
 }
 
-// inRegion does try for info, and once more where the service says that the bucket is in another region. try gives the
-// region that an answer names. On success the region in info is the one to use.
-func (b *Buckets) inRegion(be Backend, info BucketInfo, try func(BucketInfo) (string, error)) (BucketInfo, error) {
-	named, err := try(info)
-	if err != nil {
-		other := movedTo(err, info.Region)
-		if other == "" {
-			return info, err
-		}
-		info.Region = other
-		if named, err = try(info); err != nil {
-			return info, err
-		}
-	}
-	// What worked is right, except on AWS, where a bucket may answer in a region that is not its own. Other services put
-	// anything into that header.
-	if be.AWS() && regionName.MatchString(named) {
-		info.Region = named
-	}
-	return info, nil
-}
-
-// movedTo is the region that a refusal in region says the bucket is in, or "".
-func movedTo(err error, region string) string {
-	a, ok := answered(err)
-	if !ok || a.region() == region {
-		return ""
-	}
-	switch a.status {
-	case http.StatusMovedPermanently, http.StatusTemporaryRedirect, http.StatusPermanentRedirect, http.StatusBadRequest, http.StatusForbidden:
-		return a.region()
-	}
-	return ""
-}
-
 // head asks whether the bucket is there, and gives the region that the answer names.
 //
 // An answer to HEAD has no body, so that a refusal has no reason, and a 404 may come from any web server. Then a listing of

@@ -111,6 +111,25 @@ func TestValidateFollowsTheRegionOnceOnEveryKindOfRefusal(t *testing.T) {
 	}
 }
 
+func TestValidateFollowsARegionThatIsNamedInABodyOnly(t *testing.T) {
+	f, clients, be := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		if strings.Contains(r.Header.Get("Authorization"), "/eu-west-3/s3/") {
+			return
+		}
+		w.WriteHeader(http.StatusBadRequest)
+		if r.Method != http.MethodHead {
+			say(w, `<Error><Code>AuthorizationHeaderMalformed</Code><Message>wrong</Message><Region>eu-west-3</Region></Error>`)
+		}
+	}, "")
+	info, err := newTestBuckets(t, clients, nil).Validate(bounded(t), be, testKeys, "b", "")
+	if err != nil || info.Region != "eu-west-3" {
+		t.Errorf("got %+v, %v", info, err)
+	}
+	if got := f.requests(); !slices.Equal(got, []string{"HEAD /b", "GET /b", "HEAD /b"}) {
+		t.Errorf("requests: %v", got)
+	}
+}
+
 func TestValidateDoesNotFollowARegionForEverOrIntoAHostName(t *testing.T) {
 	for _, region := range []string{"eu-west-3", "evil.example/", "a b"} {
 		f, clients, be := serve(t, func(w http.ResponseWriter, r *http.Request) {
@@ -157,7 +176,7 @@ func TestValidateGetsTheReasonThatHEADCannotGive(t *testing.T) {
 				case r.Method == http.MethodHead:
 					refuse(w, r, c.head, "")
 				case c.list == 200:
-					w.Write([]byte(emptyListing))
+					say(w, emptyListing)
 				default:
 					refuse(w, r, c.list, c.code)
 				}
@@ -182,7 +201,7 @@ func TestEveryRequestForABucketNamesItsOwner(t *testing.T) {
 				if r.Method == http.MethodHead && strings.Contains(r.URL.Path, accessProbe) {
 					refuse(w, r, 404, "")
 				} else if r.Method == http.MethodGet {
-					w.Write([]byte(emptyListing))
+					say(w, emptyListing)
 				}
 			}, c.extra)
 			buckets := newTestBuckets(t, clients, nil)
@@ -255,7 +274,7 @@ func TestCheckAccessTriesWhatAClientWillDo(t *testing.T) {
 				case r.Method == http.MethodHead:
 					refuse(w, r, c.head, "")
 				case c.list == 200:
-					w.Write([]byte(emptyListing))
+					say(w, emptyListing)
 				default:
 					refuse(w, r, c.list, c.code)
 				}
@@ -288,7 +307,7 @@ func TestCheckAccessFollowsTheRegion(t *testing.T) {
 		case r.Method == http.MethodHead:
 			refuse(w, r, 404, "")
 		default:
-			w.Write([]byte(emptyListing))
+			say(w, emptyListing)
 		}
 	}, "")
 	info, err := newTestBuckets(t, clients, nil).CheckAccess(bounded(t), be, testKeys, "b", "", "", "")
@@ -309,7 +328,7 @@ func TestFeaturesOfABucket(t *testing.T) {
 	}{
 		"none": {func(w http.ResponseWriter, r *http.Request) {
 			if r.URL.Query().Has("versioning") {
-				w.Write([]byte(`<VersioningConfiguration/>`))
+				say(w, `<VersioningConfiguration/>`)
 				return
 			}
 			refuse(w, r, 404, "ObjectLockConfigurationNotFoundError")
@@ -318,17 +337,17 @@ func TestFeaturesOfABucket(t *testing.T) {
 		"method":          {status(405, "MethodNotAllowed"), Versioning{}, Retention{}, fault.Unknown},
 		"all": {func(w http.ResponseWriter, r *http.Request) {
 			if r.URL.Query().Has("versioning") {
-				w.Write([]byte(`<VersioningConfiguration><Status>Enabled</Status><MfaDelete>Enabled</MfaDelete></VersioningConfiguration>`))
+				say(w, `<VersioningConfiguration><Status>Enabled</Status><MfaDelete>Enabled</MfaDelete></VersioningConfiguration>`)
 				return
 			}
-			w.Write([]byte(`<ObjectLockConfiguration><ObjectLockEnabled>Enabled</ObjectLockEnabled><Rule><DefaultRetention><Mode>GOVERNANCE</Mode><Days>30</Days></DefaultRetention></Rule></ObjectLockConfiguration>`))
+			say(w, `<ObjectLockConfiguration><ObjectLockEnabled>Enabled</ObjectLockEnabled><Rule><DefaultRetention><Mode>GOVERNANCE</Mode><Days>30</Days></DefaultRetention></Rule></ObjectLockConfiguration>`)
 		}, Versioning{Enabled: true, MFADelete: true}, Retention{Enabled: true, Mode: "GOVERNANCE", Days: 30}, fault.Unknown},
 		"suspended, lock without default": {func(w http.ResponseWriter, r *http.Request) {
 			if r.URL.Query().Has("versioning") {
-				w.Write([]byte(`<VersioningConfiguration><Status>Suspended</Status></VersioningConfiguration>`))
+				say(w, `<VersioningConfiguration><Status>Suspended</Status></VersioningConfiguration>`)
 				return
 			}
-			w.Write([]byte(`<ObjectLockConfiguration><ObjectLockEnabled>Enabled</ObjectLockEnabled></ObjectLockConfiguration>`))
+			say(w, `<ObjectLockConfiguration><ObjectLockEnabled>Enabled</ObjectLockEnabled></ObjectLockConfiguration>`)
 		}, Versioning{Suspended: true}, Retention{Enabled: true}, fault.Unknown},
 		"denied":    {status(403, "AccessDenied"), Versioning{}, Retention{}, fault.Denied},
 		"no bucket": {status(404, "NoSuchBucket"), Versioning{}, Retention{}, fault.NotFound},

@@ -14,6 +14,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/aws"
 	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
 	"github.com/aws/smithy-go"
+	smithyhttp "github.com/aws/smithy-go/transport/http"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
@@ -54,8 +55,8 @@ func verdict(err error) (fault.Kind, string) {
 	return networkVerdict(err)
 }
 
-// canceled tells whether the caller's context ended. A dial timeout also claims to be context.DeadlineExceeded, so the SDK's
-// own types are asked first.
+// canceled tells whether the caller's context ended. Timeouts of dials and of answers also claim to be
+// context.DeadlineExceeded, so the SDK's own types are asked first: it says RequestSendError only while the context lives.
 func canceled(err error) bool {
 	if c := (*smithy.CanceledError)(nil); errors.As(err, &c) {
 		return true
@@ -63,15 +64,13 @@ func canceled(err error) bool {
 	if c := (*aws.RequestCanceledError)(nil); errors.As(err, &c) {
 		return true
 	}
-	if n := net.Error(nil); errors.As(err, &n) && !isContextError(n) {
+	if s := (*smithyhttp.RequestSendError)(nil); errors.As(err, &s) {
+		return false
+	}
+	if n := (*net.OpError)(nil); errors.As(err, &n) {
 		return false
 	}
 	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
-}
-
-// isContextError tells apart context.DeadlineExceeded, which is a net.Error too, from errors of the network.
-func isContextError(err error) bool {
-	return err == context.DeadlineExceeded || err == context.Canceled
 }
 
 // networkVerdict explains an error without an answer of the service.

@@ -20,28 +20,26 @@ import (
 
 func once(o *s3.Options) { o.RetryMaxAttempts = 1 }
 
-func text(s string) *string { return &s }
-
 // operations are what a test sends; the answers differ in having a body.
 var operations = map[string]func(context.Context, *s3.Client) error{
 	"HeadBucket": func(ctx context.Context, c *s3.Client) error {
-		_, err := c.HeadBucket(ctx, &s3.HeadBucketInput{Bucket: text("bucket")}, once)
+		_, err := c.HeadBucket(ctx, &s3.HeadBucketInput{Bucket: new("bucket")}, once)
 		return err
 	},
 	"HeadObject": func(ctx context.Context, c *s3.Client) error {
-		_, err := c.HeadObject(ctx, &s3.HeadObjectInput{Bucket: text("bucket"), Key: text("k")}, once)
+		_, err := c.HeadObject(ctx, &s3.HeadObjectInput{Bucket: new("bucket"), Key: new("k")}, once)
 		return err
 	},
 	"GetObject": func(ctx context.Context, c *s3.Client) error {
-		_, err := c.GetObject(ctx, &s3.GetObjectInput{Bucket: text("bucket"), Key: text("k")}, once)
+		_, err := c.GetObject(ctx, &s3.GetObjectInput{Bucket: new("bucket"), Key: new("k")}, once)
 		return err
 	},
 	"ListObjectsV2": func(ctx context.Context, c *s3.Client) error {
-		_, err := c.ListObjectsV2(ctx, &s3.ListObjectsV2Input{Bucket: text("bucket")}, once)
+		_, err := c.ListObjectsV2(ctx, &s3.ListObjectsV2Input{Bucket: new("bucket")}, once)
 		return err
 	},
 	"PutObject": func(ctx context.Context, c *s3.Client) error {
-		_, err := c.PutObject(ctx, &s3.PutObjectInput{Bucket: text("bucket"), Key: text("k"), Body: strings.NewReader("x"), IfNoneMatch: text("*")}, once)
+		_, err := c.PutObject(ctx, &s3.PutObjectInput{Bucket: new("bucket"), Key: new("k"), Body: strings.NewReader("x"), IfNoneMatch: new("*")}, once)
 		return err
 	},
 }
@@ -131,15 +129,15 @@ func TestClassifyDoesNotTakeAWebServersAnswersForS3s(t *testing.T) {
 	for name, answer := range map[string]http.HandlerFunc{
 		"404 in plain text": http.NotFound,
 		"404 in HTML": func(w http.ResponseWriter, _ *http.Request) {
-			w.WriteHeader(404)
-			fmt.Fprint(w, "<html><body>Not Found</body></html>")
+			w.WriteHeader(http.StatusNotFound)
+			say(w, "<html><body>Not Found</body></html>")
 		},
 		"404 in bad XML": func(w http.ResponseWriter, _ *http.Request) {
-			w.WriteHeader(404)
-			fmt.Fprint(w, "<!DOCTYPE html><p>Not <br> Found")
+			w.WriteHeader(http.StatusNotFound)
+			say(w, "<!DOCTYPE html><p>Not <br> Found")
 		},
-		"404 without a body": func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(404) },
-		"200 in plain text":  func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "<it works") },
+		"404 without a body": func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNotFound) },
+		"200 in plain text":  func(w http.ResponseWriter, _ *http.Request) { say(w, "<it works") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, clients, be := serve(t, answer, "")
@@ -220,19 +218,19 @@ func TestClassifyTellsTheCallersDeadlineFromTheNetworks(t *testing.T) {
 	if err := Classify(context.Canceled, "reading"); !fault.Is(err, fault.Timeout) {
 		t.Errorf("kind %v: %v", fault.KindOf(err), err)
 	}
-	dial := &net.OpError{Op: "dial", Err: errTimeout{}}
+	dial := &net.OpError{Op: "dial", Err: dialTimeoutError{}}
 	if err := Classify(dial, "reading"); !fault.Is(err, fault.Unavailable) {
 		t.Errorf("kind %v: %v", fault.KindOf(err), err)
 	}
 }
 
-// errTimeout is a dial timeout as package net makes it.
-type errTimeout struct{}
+// dialTimeoutError is a dial timeout as package net makes it.
+type dialTimeoutError struct{}
 
-func (errTimeout) Error() string        { return "i/o timeout" }
-func (errTimeout) Timeout() bool        { return true }
-func (errTimeout) Temporary() bool      { return true }
-func (errTimeout) Is(target error) bool { return target == context.DeadlineExceeded }
+func (dialTimeoutError) Error() string        { return "i/o timeout" }
+func (dialTimeoutError) Timeout() bool        { return true }
+func (dialTimeoutError) Temporary() bool      { return true }
+func (dialTimeoutError) Is(target error) bool { return target == context.DeadlineExceeded }
 
 func TestClassifyWorksWithoutAnHTTPAnswer(t *testing.T) {
 	if Classify(nil, "x") != nil || IsNotFound(nil) || IsConflict(nil) || IsPreconditionFailed(nil) || ErrorCode(nil) != "" {

@@ -161,7 +161,7 @@ func (c *Clients) s3(ctx context.Context, b Backend, keys credentials.Keys, regi
 		o.ResponseChecksumValidation = aws.ResponseChecksumValidationWhenRequired
 		o.DisableLogOutputChecksumValidationSkipped = true
 		o.Logger = logging.Nop{}
-		o.APIOptions = append(c.stack(), more...)
+		o.APIOptions = append(append(c.stack(), nameRegion), more...)
 	}
 	if !b.AWS() {
 		return s3.New(s3.Options{}, set), nil

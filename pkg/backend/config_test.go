@@ -238,10 +238,10 @@ func TestTheDocumentedConfigIsTheOneThatIsRead(t *testing.T) {
 	want := map[string]bool{}
 	var collect func(place string, s reflect.Type)
 	collect = func(place string, s reflect.Type) {
-		for i := range s.NumField() {
-			key := place + s.Field(i).Tag.Get("json")
-			if field := s.Field(i).Type; field.Kind() == reflect.Pointer {
-				collect(key+".", field.Elem())
+		for f := range s.Fields() {
+			key := place + f.Tag.Get("json")
+			if f.Type.Kind() == reflect.Pointer {
+				collect(key+".", f.Type.Elem())
 			} else {
 				want[key] = true
 			}

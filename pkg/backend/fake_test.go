@@ -55,12 +55,15 @@ func (f *fakeS3) requests() []string {
 	return all
 }
 
+// say writes an answer's body. A client that left is no error of the test.
+func say(w http.ResponseWriter, format string, args ...any) { _, _ = fmt.Fprintf(w, format, args...) }
+
 // refuse answers as S3 does: with a body, except to HEAD.
 func refuse(w http.ResponseWriter, r *http.Request, status int, code string) {
 	w.Header().Set("X-Amz-Request-Id", "REQ1")
 	w.WriteHeader(status)
 	if r.Method != http.MethodHead {
-		fmt.Fprintf(w, `<?xml version="1.0"?><Error><Code>%s</Code><Message>%s, says the service</Message><RequestId>REQ1</RequestId></Error>`, code, code)
+		say(w, `<?xml version="1.0"?><Error><Code>%s</Code><Message>%s, says the service</Message><RequestId>REQ1</RequestId></Error>`, code, code)
 	}
 }
 

@@ -58,7 +58,7 @@ func (m *memo[K, V]) do(ctx context.Context, key K, fn func(context.Context) (V,
 	if !ok {
 		c = &call[V]{done: make(chan struct{})}
 		var callCtx context.Context
-		callCtx, c.cancel = context.WithTimeout(context.WithoutCancel(ctx), m.bound)
+		callCtx, c.cancel = context.WithTimeout(context.WithoutCancel(ctx), m.bound) //nolint:gosec // run and leave cancel it
 		m.calls[key] = c
 		go m.run(callCtx, key, c, fn)
 	}

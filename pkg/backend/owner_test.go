@@ -1,7 +1,6 @@
 package backend
 
 import (
-	"fmt"
 	"net/http"
 	"strings"
 	"testing"
@@ -12,12 +11,12 @@ import (
 )
 
 func identityAnswer(w http.ResponseWriter, account string) {
-	fmt.Fprintf(w, `<GetCallerIdentityResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><GetCallerIdentityResult><Account>%s</Account></GetCallerIdentityResult></GetCallerIdentityResponse>`, account)
+	say(w, `<GetCallerIdentityResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><GetCallerIdentityResult><Account>%s</Account></GetCallerIdentityResult></GetCallerIdentityResponse>`, account)
 }
 
 func stsRefusal(w http.ResponseWriter, status int, code string) {
 	w.WriteHeader(status)
-	fmt.Fprintf(w, `<ErrorResponse><Error><Code>%s</Code><Message>no</Message></Error></ErrorResponse>`, code)
+	say(w, `<ErrorResponse><Error><Code>%s</Code><Message>no</Message></Error></ErrorResponse>`, code)
 }
 
 func TestOnAWSTheOwnerIsTheCallersAccountAndTheRegionIsFollowed(t *testing.T) {
@@ -76,8 +75,8 @@ func TestAnSTSThatGivesNoAccount(t *testing.T) {
 		"no account":   {func(w http.ResponseWriter) { identityAnswer(w, "") }, fault.Unknown, fault.Unknown},
 		"wrong keys":   {func(w http.ResponseWriter) { stsRefusal(w, 403, "InvalidClientTokenId") }, fault.Unauthenticated, fault.Unauthenticated},
 		"down":         {func(w http.ResponseWriter) { stsRefusal(w, 500, "InternalFailure") }, fault.Unavailable, fault.Unknown},
-		"not an STS":   {func(w http.ResponseWriter) { w.WriteHeader(404) }, fault.Unavailable, fault.Unknown},
-		"a web server": {func(w http.ResponseWriter) { fmt.Fprint(w, "<html>hello") }, fault.Unavailable, fault.Unknown},
+		"not an STS":   {func(w http.ResponseWriter) { w.WriteHeader(http.StatusNotFound) }, fault.Unavailable, fault.Unknown},
+		"a web server": {func(w http.ResponseWriter) { say(w, "<html>hello") }, fault.Unavailable, fault.Unknown},
 	} {
 		t.Run(name, func(t *testing.T) {
 			check := func(clients *Clients, be Backend, want fault.Kind) {
