@@ -18,7 +18,10 @@ MODULES := . clients/rclone tests
 GO_BUILD := CGO_ENABLED=0 go build -trimpath
 LDFLAGS := -s -w -X main.version=$(VERSION)
 
+# Where tests and the demo find the programs.
 export S3CSI_CACHE
+export S3CSI_BIN := $(BIN)
+export S3SERVER_BIN := $(BIN)/test/s3server
 
 .PHONY: help
 help: ## List the targets
@@ -48,16 +51,16 @@ test: test-parts ## Run every test of every module; what needs root or FUSE says
 	go vet ./...
 	go test -race -timeout 15m ./...
 	cd clients/rclone && go vet ./... && go test -race -timeout 15m ./...
-	cd tests && go vet ./... && S3CSI_BIN=$(BIN) go test -race -count=1 -p 1 -timeout 30m ./...
+	cd tests && go vet ./... && go test -race -count=1 -p 1 -timeout 30m ./...
 
 .PHONY: demo
 demo: build ## Show the whole way from nothing to files in S3, on this machine (as root)
 	cd tests && $(GO_BUILD) -o $(BIN)/test/ ./cmd/s3server ./cmd/demo
-	S3CSI_BIN=$(BIN) $(BIN)/test/demo
+	$(BIN)/test/demo
 
 .PHONY: bench
 bench: test-parts ## Measure the mount path against the bare client, in one run (as root)
-	cd tests && S3CSI_BIN=$(BIN) go test -run '^$$' -bench . -benchtime 1x -timeout 30m ./bench/...
+	cd tests && go test -run '^$$' -bench . -benchtime 1x -timeout 30m ./bench/...
 
 .PHONY: fuzz
 fuzz: ## Run every fuzz target for FUZZTIME (10s)
