@@ -72,7 +72,7 @@ func (o *CommonOptions) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Endpoint, "endpoint", "unix:///csi/csi.sock", "where the CSI services are served: unix:///path, or tcp://127.0.0.1:port (loopback only, because the protocol has no authentication)")
 	fs.StringVar(&o.DriverName, "driver-name", "s3.csi.driver", "the CSI plugin name, as in StorageClasses and PersistentVolumes; at most 63 letters, digits, dots and dashes")
 	fs.StringVar(&o.Config, "config", "", "the YAML file that declares backends; none: one backend named \"default\", which is AWS or what AWS_ENDPOINT_URL says")
-	fs.StringVar(&o.HTTPEndpoint, "http-endpoint", "", "host:port that serves /metrics, /healthz and /readyz; none: not served")
+	fs.StringVar(&o.HTTPEndpoint, "http-endpoint", "", "address, host:port or :port, that serves /metrics, /healthz and /readyz; none: not served")
 	fs.StringVar(&o.LoggingFormat, "logging-format", "text", "log format: text or json")
 	fs.IntVarP(&o.Verbosity, "v", "v", 2, "log verbosity, 0 to 10: 2 shows changes, 4 requests, 5 answers, 6 polling")
 	fs.DurationVar(&o.ShutdownTimeout, "shutdown-timeout", 20*time.Second, "how long a stopping driver lets running requests finish before it cancels them")
