@@ -1,0 +1,180 @@
+package launcher_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/helper"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
+	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
+)
+
+// containerLevel tells the processes of TestHelperOfAContainerLivesOnTheHost apart.
+const containerLevel = "S3_CSI_TEST_CONTAINER"
+
+// respawn runs one test of this binary again in new namespaces.
+func respawn(level, test string, namespaces uintptr) (string, error) {
+	runtime.LockOSThread() // the death signal follows the thread
+	defer runtime.UnlockOSThread()
+	cmd := exec.Command("/proc/self/exe", "-test.run=^"+test+"$", "-test.v")
+	cmd.Env = append(os.Environ(), containerLevel+"="+level)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: namespaces, Pdeathsig: syscall.SIGKILL}
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+// TestHelperOfAContainerLivesOnTheHost makes a host of its own (PID and mount namespaces) and in it a container (another
+// mount namespace) whose program the host cannot see by its path.
+func TestHelperOfAContainerLivesOnTheHost(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root")
+	}
+	switch os.Getenv(containerLevel) {
+	case "":
+		out, err := respawn("host", t.Name(), syscall.CLONE_NEWPID|syscall.CLONE_NEWNS)
+		if err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		if strings.Contains(out, "--- SKIP") {
+			t.Skip(out)
+		}
+	case "host":
+		for _, err := range []error{
+			unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
+			unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""),
+			// Only a unified hierarchy is moved in, so that the test leaves every limit of this machine in force.
+			ignore(unix.Unmount("/sys/fs/cgroup", unix.MNT_DETACH), unix.EINVAL),
+		} {
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		out, err := respawn("guest", t.Name(), syscall.CLONE_NEWNS)
+		fmt.Print(out)
+		if err != nil {
+			t.Error(err)
+		}
+	case "guest":
+		inContainer(t)
+	}
+}
+
+func ignore(err, harmless error) error {
+	if errors.Is(err, harmless) {
+		return nil
+	}
+	return err
+}
+
+func inContainer(t *testing.T) {
+	u := prepare(t, firstUID+20)
+	// The program is where the host's path leads elsewhere.
+	hidden := filepath.Join(u.dir, "hidden")
+	if err := os.Mkdir(hidden, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, err := range []error{
+		unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
+		unix.Mount("tmpfs", hidden, "tmpfs", 0, ""),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() { _ = unix.Unmount(hidden, unix.MNT_DETACH) })
+	body, err := os.ReadFile("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	program := filepath.Join(hidden, "s3-csi-driver")
+	if err := os.WriteFile(program, body, 0o755); err != nil { //nolint:gosec // other uids run it
+		t.Fatal(err)
+	}
+	ns, err := host.NewNamespace()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !ns.Foreign() {
+		t.Fatal("this is not another mount namespace")
+	}
+	p := launcher.NewProcess(ns, program, launcher.WithUIDs(launcher.UIDRange{First: u.uid, Last: u.uid}))
+	if ok, why := p.SurvivesDriver(); ok || !strings.Contains(why, "no cgroup file system") {
+		t.Errorf("without cgroups on the host: %v, %q", ok, why)
+	}
+	var socket *os.File
+	if err := ns.Do(bounded(t), "making a socket", func() (err error) {
+		socket, err = helper.Listen(filepath.Join(u.dir, "sock"))
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer socket.Close() //nolint:errcheck // the helper has its own
+
+	// A unified hierarchy for this host alone, with this process somewhere below its root, as a container's is.
+	cgroups := filepath.Join(u.dir, "cgroups")
+	if err := ns.Do(bounded(t), "mounting cgroups", func() error {
+		if err := os.Mkdir(cgroups, 0o755); err != nil { //nolint:gosec // a mount point
+			return err
+		}
+		return unix.Mount("cgroup2", cgroups, "cgroup2", 0, "")
+	}); err != nil {
+		t.Skipf("cgroups cannot be mounted: %v", err)
+	}
+	t.Cleanup(func() {
+		_ = ns.Do(bounded(t), "unmounting cgroups", func() error {
+			_ = os.WriteFile(filepath.Join(cgroups, "cgroup.procs"), []byte(fmt.Sprint(os.Getpid())), 0)
+			_ = os.Remove(filepath.Join(cgroups, "s3-csi-test-container"))
+			_ = os.Remove(filepath.Join(cgroups, "s3-csi-helpers"))
+			return errors.Join(unix.Unmount(cgroups, 0), os.Remove(cgroups))
+		})
+	})
+	if err := ns.Do(bounded(t), "entering a cgroup", func() error {
+		dir := filepath.Join(cgroups, "s3-csi-test-container")
+		if err := ignore(os.Mkdir(dir, 0o755), os.ErrExist); err != nil { //nolint:gosec // a cgroup
+			return err
+		}
+		return os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(fmt.Sprint(os.Getpid())), 0)
+	}); err != nil {
+		t.Skipf("a cgroup cannot be entered: %v", err)
+	}
+	if ok, why := p.SurvivesDriver(); !ok {
+		t.Errorf("with cgroups, before a start: %s", why)
+	}
+	if err := p.Start(bounded(t), launcher.Unit{Name: "test-1", UID: u.uid, GID: u.uid, StateDir: u.state(), Socket: socket}); err != nil {
+		t.Fatal(err)
+	}
+	s := u.hello()
+	hostNS, err := os.Readlink("/proc/1/ns/mnt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if its, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", s.PID)); err != nil || its != hostNS {
+		t.Errorf("the helper's mount namespace is %s, the host's %s (%v)", its, hostNS, err)
+	}
+	if got := field(t, s.PID, "CapBnd") + field(t, s.PID, "NoNewPrivs"); got != "00000000000000001" {
+		t.Errorf("privileges: %s", got)
+	}
+	cgroup, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", s.PID))
+	if err != nil || !strings.Contains(string(cgroup), "0::/s3-csi-helpers\n") {
+		t.Errorf("the helper's cgroup: %s %v", cgroup, err)
+	}
+	// Hierarchies that this host has not mounted cannot be left; that is said of them and not of the unified one.
+	if ok, why := p.SurvivesDriver(); strings.Contains(why, "unified") {
+		t.Errorf("after a start: %v, %s", ok, why)
+	}
+	if err := u.peer.Quit(bounded(t)); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Kill(bounded(t), u.uid); err != nil {
+		t.Fatal(err)
+	}
+}
