@@ -205,7 +205,8 @@ func (p process) String() string {
 	return fmt.Sprintf("%s, pid %d, uid %d", strings.TrimSpace(string(comm)), p.pid, p.uid)
 }
 
-// processes are those that run as a uid of the rig's range.
+// processes are those that run as a uid of the rig's range. One that has ended and that nobody has reaped yet is not among
+// them: after a crash of the driver that is for the machine's init to do.
 func (r *Rig) processes() []process {
 	entries, _ := os.ReadDir("/proc")
 	var found []process
@@ -217,7 +218,13 @@ func (r *Rig) processes() []process {
 		status, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "status"))
 		for line := range strings.Lines(string(status)) {
 			f := strings.Fields(line)
-			if len(f) < 2 || f[0] != "Uid:" {
+			if len(f) < 2 {
+				continue
+			}
+			if f[0] == "State:" && (f[1] == "Z" || f[1] == "X") {
+				break
+			}
+			if f[0] != "Uid:" {
 				continue
 			}
 			if uid, _ := strconv.Atoi(f[1]); uid >= r.FirstUID && uid <= r.LastUID {

@@ -1,0 +1,252 @@
+// Package rigtest gives a test a node of its own: a rig, an S3 server in a process, a bucket, and the certainty that
+// nothing is left of them.
+package rigtest
+
+import (
+	"context"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	awscredentials "github.com/aws/aws-sdk-go-v2/credentials"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/s3-csi/s3-csi-driver/tests/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/s3server"
+)
+
+// Bucket is the bucket that every server has.
+const Bucket = "volumes"
+
+// Client is the FUSE client of tests that do not care: it is built here, while mount-s3 is not.
+const Client = "rclone"
+
+// Server is an S3 server and a connection to it.
+type Server struct {
+	*s3server.Process
+	S3 *s3.Client
+}
+
+// Main runs a package's tests with the server program that make built, if there is one; else the first test builds it.
+func Main(m *testing.M) {
+	program := filepath.Join(os.Getenv(rig.EnvBin), "test", "s3server")
+	if _, err := os.Stat(program); err == nil && filepath.IsAbs(program) && os.Getenv(s3server.EnvBinary) == "" {
+		if err := os.Setenv(s3server.EnvBinary, program); err != nil {
+			panic(err)
+		}
+	}
+	os.Exit(m.Run())
+}
+
+// Bin is where the programs are. The test is skipped without them.
+func Bin(t testing.TB) string {
+	t.Helper()
+	bin := os.Getenv(rig.EnvBin)
+	if bin == "" {
+		t.Skipf("needs the built programs: run make test, or set %s to their directory", rig.EnvBin)
+	}
+	return bin
+}
+
+// StartServer starts a server with the bucket.
+func StartServer(t testing.TB, opts s3server.Options) *Server {
+	t.Helper()
+	Bin(t)
+	opts.Dir = t.TempDir()
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	p, err := s3server.StartProcess(ctx, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := p.Stop(); err != nil {
+			t.Errorf("stopping the S3 server: %v", err)
+		}
+	})
+	s := &Server{Process: p, S3: s3.New(s3.Options{
+		BaseEndpoint: aws.String(p.Endpoint()), Region: p.Region(), UsePathStyle: true,
+		Credentials: awscredentials.NewStaticCredentialsProvider(p.Keys().AccessKeyID, p.Keys().SecretAccessKey, ""),
+	})}
+	if _, err := s.S3.CreateBucket(ctx, &s3.CreateBucketInput{Bucket: aws.String(Bucket)}); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// Keys are the keys of a bucket's objects below a prefix.
+func (s *Server) Keys(t testing.TB, bucket, prefix string) []string {
+	t.Helper()
+	var keys []string
+	pages := s3.NewListObjectsV2Paginator(s.S3, &s3.ListObjectsV2Input{Bucket: &bucket, Prefix: &prefix})
+	for pages.HasMorePages() {
+		page, err := pages.NextPage(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, o := range page.Contents {
+			keys = append(keys, aws.ToString(o.Key))
+		}
+	}
+	return keys
+}
+
+// Object is an object's content.
+func (s *Server) Object(t testing.TB, bucket, key string) string {
+	t.Helper()
+	out, err := s.S3.GetObject(t.Context(), &s3.GetObjectInput{Bucket: &bucket, Key: &key})
+	if err != nil {
+		t.Fatalf("object %s: %v", key, err)
+	}
+	defer out.Body.Close()
+	b, err := io.ReadAll(out.Body)
+	if err != nil {
+		t.Fatalf("object %s: %v", key, err)
+	}
+	return string(b)
+}
+
+// Put stores an object.
+func (s *Server) Put(t testing.TB, bucket, key, content string) {
+	t.Helper()
+	_, err := s.S3.PutObject(t.Context(), &s3.PutObjectInput{Bucket: &bucket, Key: &key, Body: strings.NewReader(content)})
+	if err != nil {
+		t.Fatalf("object %s: %v", key, err)
+	}
+}
+
+// Buckets are the names of the server's buckets.
+func (s *Server) Buckets(t testing.TB) []string {
+	t.Helper()
+	out, err := s.S3.ListBuckets(t.Context(), &s3.ListBucketsInput{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, b := range out.Buckets {
+		names = append(names, aws.ToString(b.Name))
+	}
+	slices.Sort(names)
+	return names
+}
+
+// Node is a rig whose drivers use the server.
+type Node struct {
+	*rig.Rig
+	*Server
+}
+
+// New makes a node; a test without root or FUSE is skipped. At the test's end everything is taken away, and the drivers'
+// log is shown if it failed.
+func New(t testing.TB) *Node {
+	t.Helper()
+	Bin(t)
+	if err := rig.Usable(); err != nil {
+		t.Skip(err)
+	}
+	return On(t, StartServer(t, s3server.Options{}))
+}
+
+// On is New with a server that is there.
+func On(t testing.TB, server *Server) *Node {
+	t.Helper()
+	r, err := rig.New(rig.S3{Endpoint: server.Endpoint(), Region: server.Region(), Keys: server.Process.Keys()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the drivers' log:\n%s", r.Logs())
+		}
+		if err := r.Close(); err != nil {
+			t.Errorf("cleaning up: %v", err)
+		}
+	})
+	return &Node{Rig: r, Server: server}
+}
+
+// Drive starts a driver.
+func (n *Node) Drive(t testing.TB, mode string, flags ...string) *rig.Driver {
+	t.Helper()
+	if mode != "controller" {
+		flags = append([]string{"--default-client=" + Client}, flags...)
+	}
+	d, err := n.Start(t.Context(), mode, flags...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// NothingLeft fails the test if the node holds anything of a mount.
+func (n *Node) NothingLeft(t testing.TB) {
+	t.Helper()
+	for _, what := range n.Leftovers() {
+		t.Errorf("left behind: %s", what)
+	}
+}
+
+// Context is a context that bounds a test's calls.
+func Context(t testing.TB, limit time.Duration) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// CreateRequest asks for a prefix volume in Bucket.
+func CreateRequest(name string, parameters ...string) *csi.CreateVolumeRequest {
+	p := map[string]string{"bucketName": Bucket}
+	for i := 0; i+1 < len(parameters); i += 2 {
+		p[parameters[i]] = parameters[i+1]
+	}
+	return &csi.CreateVolumeRequest{Name: name, VolumeCapabilities: []*csi.VolumeCapability{rig.Writer()}, Parameters: p}
+}
+
+// Create makes a prefix volume in Bucket.
+func Create(t testing.TB, d csi.ControllerClient, name string, parameters ...string) *csi.Volume {
+	t.Helper()
+	resp, err := d.CreateVolume(Context(t, time.Minute), CreateRequest(name, parameters...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.GetVolume()
+}
+
+// Delete deletes a volume.
+func Delete(t testing.TB, d csi.ControllerClient, id string) {
+	t.Helper()
+	if _, err := d.DeleteVolume(Context(t, time.Minute), &csi.DeleteVolumeRequest{VolumeId: id}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// PublishRequest asks for a volume at a target, for any number of writers.
+func PublishRequest(v *csi.Volume, target string) *csi.NodePublishVolumeRequest {
+	return &csi.NodePublishVolumeRequest{
+		VolumeId: v.GetVolumeId(), VolumeContext: v.GetVolumeContext(), TargetPath: target, VolumeCapability: rig.Writer(),
+	}
+}
+
+// Publish publishes a volume.
+func Publish(t testing.TB, d csi.NodeClient, v *csi.Volume, target string) {
+	t.Helper()
+	if _, err := d.NodePublishVolume(Context(t, time.Minute), PublishRequest(v, target)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Unpublish unpublishes a volume.
+func Unpublish(t testing.TB, d csi.NodeClient, v *csi.Volume, target string) {
+	t.Helper()
+	_, err := d.NodeUnpublishVolume(Context(t, time.Minute), &csi.NodeUnpublishVolumeRequest{VolumeId: v.GetVolumeId(), TargetPath: target})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
