@@ -118,7 +118,8 @@ func reopen(files *vfs.VFS, name string) error {
 // lost is the directory in the cache for what cannot be stored without a human.
 const lost = "lost"
 
-// repair makes the cache of a killed process whole.
+// repair makes the cache of a killed process whole: what was closed then is stored by the next process. Of files that
+// were open, only what is new is.
 //
 // rclone writes what it knows of a file over the old version, so a process that is killed in that moment leaves an empty
 // file, on which the next one removes the data as well. That happens when a file is first written to and when it is

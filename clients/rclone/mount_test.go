@@ -151,8 +151,9 @@ func TestExitsOnlyWhenClosedFilesAreStored(t *testing.T) {
 	for _, r := range q {
 		most.Uploads, most.Bytes = max(most.Uploads, r.Uploads), max(most.Bytes, r.Bytes)
 	}
-	if most != (queueStatus{Uploads: 3, Bytes: 8 << 20}) || q[len(q)-1] != (queueStatus{}) {
-		t.Errorf("queue reports %v, want up to 3 uploads of 8 MiB and an empty one at the end", q)
+	// The empty file can be stored before a report.
+	if most.Uploads < 2 || most.Bytes != 8<<20 || q[len(q)-1] != (queueStatus{}) {
+		t.Errorf("queue reports %v, want up to 8 MiB in 2 or 3 uploads, and an empty one at the end", q)
 	}
 }
 
@@ -248,6 +249,11 @@ func TestAKilledProcessLosesNothingThatTheNextOneFindsInItsCache(t *testing.T) {
 	data := payload(200<<10, 6)
 	if err := os.WriteFile(m.path("kept"), data, 0o644); err != nil {
 		t.Logf("write: %v", err)
+	}
+	for start := time.Now(); len(m.reports()) == 0; time.Sleep(10 * time.Millisecond) {
+		if time.Since(start) > 10*time.Second {
+			t.Fatal("a written file never shows in the queue")
+		}
 	}
 	check(t, m.cmd.Process.Kill())
 	<-m.done
