@@ -31,7 +31,7 @@ func main() {
 	// One helper runs per mount, so its mode comes before everything that takes memory.
 	if len(os.Args) > 1 && os.Args[1] == string(driver.ModeHelper) {
 		if err := helper.Run(context.Background(), os.Args[2:]); err != nil {
-			fmt.Fprintln(os.Stderr, "s3-csi-driver helper:", err)
+			fmt.Fprintln(os.Stderr, "s3-csi-driver:", err)
 			os.Exit(exitFailure)
 		}
 		os.Exit(exitOK)

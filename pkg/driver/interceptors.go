@@ -108,7 +108,12 @@ func recoverPanics(ctx context.Context, req any, info *grpc.UnaryServerInfo, han
 	return handler(ctx, req)
 }
 
-func setDeadline(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+// setDeadline leaves publications alone: their bounds are the operator's, --mount-timeout and --drain-timeout.
+func setDeadline(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	switch info.FullMethod {
+	case csi.Node_NodePublishVolume_FullMethodName, csi.Node_NodeUnpublishVolume_FullMethodName:
+		return handler(ctx, req)
+	}
 	if _, ok := ctx.Deadline(); ok {
 		return handler(ctx, req)
 	}

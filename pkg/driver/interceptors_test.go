@@ -104,13 +104,18 @@ func TestRequestsWithoutDeadlineGetOne(t *testing.T) {
 		left = time.Until(deadline)
 		return nil, nil
 	}
-	if _, err := setDeadline(t.Context(), nil, nil, look); err != nil || left <= 0 || left > defaultDeadline {
+	create := &grpc.UnaryServerInfo{FullMethod: csi.Controller_CreateVolume_FullMethodName}
+	if _, err := setDeadline(t.Context(), nil, create, look); err != nil || left <= 0 || left > defaultDeadline {
 		t.Errorf("none given: %v left, %v", left, err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 	defer cancel()
-	if _, err := setDeadline(ctx, nil, nil, look); err != nil || left < 50*time.Minute {
+	if _, err := setDeadline(ctx, nil, create, look); err != nil || left < 50*time.Minute {
 		t.Errorf("an hour given: %v left, %v", left, err)
+	}
+	unpublish := &grpc.UnaryServerInfo{FullMethod: csi.Node_NodeUnpublishVolume_FullMethodName}
+	if _, err := setDeadline(t.Context(), nil, unpublish, look); err != nil || left > 0 {
+		t.Errorf("an unpublish, which --drain-timeout bounds: %v left, %v", left, err)
 	}
 }
 

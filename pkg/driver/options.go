@@ -135,7 +135,7 @@ func (o *NodeOptions) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.TargetRoot, "target-root", "", "directory below which every target path must be, for example /var/lib/kubelet; none: any")
 	fs.Int64Var(&o.VolumeAttachLimit, "volume-attach-limit", 0, "how many volumes the CO may put on this node; 0: it decides")
 	fs.DurationVar(&o.MountTimeout, "mount-timeout", 90*time.Second, "how long a client may take to serve a new mount")
-	fs.DurationVar(&o.DrainTimeout, "drain-timeout", 100*time.Second, "how long one NodeUnpublishVolume waits for a client's uploads; they go on after it, and the retry waits for them again")
+	fs.DurationVar(&o.DrainTimeout, "drain-timeout", 100*time.Second, "how long a NodeUnpublishVolume whose caller set no deadline waits for a client's uploads; they go on after it, and the retry waits for them again")
 }
 
 func (o *NodeOptions) validate(c *checker) {
@@ -253,7 +253,7 @@ func explainParse(mode Mode, err error) error {
 		}
 	}
 	if len(owners) > 0 {
-		return usagef("--%s is a flag of mode %s and means nothing to mode %s: remove it, or start the other mode", name, strings.Join(owners, " and "), mode)
+		return usagef("--%s is a flag of modes %s and means nothing to mode %s: remove it, or start the other mode", name, strings.Join(owners, " and "), mode)
 	}
 	return usagef("%w; s3-csi-driver %s --help lists the flags", err, mode)
 }

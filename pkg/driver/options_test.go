@@ -116,8 +116,8 @@ func TestMistakesAreUsageErrorsThatNameTheirPlace(t *testing.T) {
 		want []string // parts of the message
 	}{
 		{"contoller", nil, []string{`unknown mode "contoller"`, "controller and node"}},
-		{"controller --uid-range=1-2", nil, []string{"--uid-range is a flag of mode all and node", "mode controller"}},
-		{"node --cluster-id=x", nil, []string{"--cluster-id is a flag of mode all and controller", "mode node"}},
+		{"controller --uid-range=1-2", nil, []string{"--uid-range is a flag of modes all and node", "mode controller"}},
+		{"node --cluster-id=x", nil, []string{"--cluster-id is a flag of modes all and controller", "mode node"}},
 		{"node --no-such-flag", nil, []string{"unknown flag: --no-such-flag", "s3-csi-driver node --help"}},
 		{"node controller", nil, []string{`unexpected argument "controller"`}},
 		{"node --shutdown-timeout=soon", nil, []string{"--shutdown-timeout", "soon"}},

@@ -1,0 +1,178 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+)
+
+// asDriver makes the test binary the driver itself.
+const asDriver = "S3CSI_TEST_AS_DRIVER"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asDriver) != "" {
+		main()
+	}
+	os.Exit(m.Run())
+}
+
+func driverCommand(ctx context.Context, env []string, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, os.Args[0], args...)
+	cmd.Env = append([]string{asDriver + "=1", "PATH=" + os.Getenv("PATH")}, env...)
+	return cmd
+}
+
+func TestExitCodesAndMessages(t *testing.T) {
+	broken := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(broken, []byte("backends:\n  default:\n    endpont: https://s3.example.com\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	tests := []struct {
+		args   string
+		env    []string
+		code   int
+		stdout string
+		stderr string
+	}{
+		{"--help", nil, 0, "--endpoint", ""},
+		{"node --help", nil, 0, "--uid-range", ""},
+		{"--version", nil, 0, "\n", ""},
+		{"contoller", nil, 2, "", "unknown mode"},
+		{"controller --uid-range=2000-3000", nil, 2, "", "is a flag of modes all and node"},
+		{"controller --endpoint=tcp://0.0.0.0:1", nil, 2, "", "loopback"},
+		{"controller", []string{"S3_CSI_V=loud"}, 2, "", "S3_CSI_V"},
+		{"controller --config=" + broken, nil, 1, "", "endpont"},
+		{"controller --config=/nonexistent/config.yaml", nil, 1, "", "/nonexistent/config.yaml"},
+		{"controller --endpoint=/nonexistent/csi.sock", nil, 1, "", "does not exist"},
+		{"helper", nil, 1, "", "helper"},
+	}
+	for _, tt := range tests {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		cmd := driverCommand(ctx, tt.env, strings.Fields(tt.args)...)
+		var stdout, stderr bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &stdout, &stderr
+		err := cmd.Run()
+		cancel()
+		if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
+			t.Fatal(err)
+		}
+		if got := cmd.ProcessState.ExitCode(); got != tt.code {
+			t.Errorf("%s: exit code %d, want %d\n%s", tt.args, got, tt.code, stderr.String())
+		}
+		if !strings.Contains(stdout.String(), tt.stdout) || !strings.Contains(stderr.String(), tt.stderr) {
+			t.Errorf("%s: stdout %q, stderr %q", tt.args, stdout.String(), stderr.String())
+		}
+	}
+}
+
+func freePort(t *testing.T) string {
+	t.Helper()
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = lis.Close() }()
+	return lis.Addr().String()
+}
+
+func TestControllerModeServesUntilItIsTold(t *testing.T) {
+	for _, scheme := range []string{"unix", "tcp"} {
+		t.Run(scheme, func(t *testing.T) {
+			dir, err := os.MkdirTemp("", "csi")
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = os.RemoveAll(dir) })
+			endpoint, target := "unix://"+dir+"/csi.sock", "unix://"+dir+"/csi.sock"
+			if scheme == "tcp" {
+				target = freePort(t)
+				endpoint = "tcp://" + target
+			}
+			web := freePort(t)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			var log bytes.Buffer
+			cmd := driverCommand(ctx, []string{"CSI_ENDPOINT=" + endpoint, "AWS_REGION=eu-north-1"}, "controller", "--http-endpoint="+web, "--driver-name=test.csi", "--logging-format=json")
+			cmd.Stderr = &log
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			ask(ctx, t, target)
+			if body := fetch(t, "http://"+web+"/metrics"); !strings.Contains(body, `csi_plugin_operations_seconds_count{driver_name="test.csi",grpc_status_code="OK",method_name="/csi.v1.Identity/GetPluginInfo"} 1`) {
+				t.Errorf("metrics:\n%s", body)
+			}
+			if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Wait(); err != nil {
+				t.Errorf("the end: %v\n%s", err, log.String())
+			}
+			if left, _ := os.ReadDir(dir); len(left) > 0 {
+				t.Errorf("left behind: %v", left)
+			}
+			for line := range strings.Lines(log.String()) {
+				if !strings.HasPrefix(line, "{") {
+					t.Errorf("not a JSON log line: %s", line)
+				}
+			}
+		})
+	}
+}
+
+// ask talks to a controller as a CO does.
+func ask(ctx context.Context, t *testing.T, target string) {
+	t.Helper()
+	conn, err := grpc.NewClient(target, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	info, err := csi.NewIdentityClient(conn).GetPluginInfo(ctx, &csi.GetPluginInfoRequest{}, grpc.WaitForReady(true))
+	if err != nil || info.GetName() != "test.csi" || info.GetVendorVersion() == "" {
+		t.Errorf("GetPluginInfo: %v, %v", info, err)
+	}
+	caps, err := csi.NewIdentityClient(conn).GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
+	if err != nil || len(caps.GetCapabilities()) != 1 {
+		t.Errorf("GetPluginCapabilities: %v, %v", caps, err)
+	}
+	if _, err := csi.NewControllerClient(conn).CreateVolume(ctx, &csi.CreateVolumeRequest{}); status.Code(err) != codes.InvalidArgument {
+		t.Errorf("CreateVolume: %v", err)
+	}
+	if _, err := csi.NewControllerClient(conn).DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: "fake-vol-id"}); err != nil {
+		t.Errorf("DeleteVolume: %v", err)
+	}
+	if _, err := csi.NewNodeClient(conn).NodeGetInfo(ctx, &csi.NodeGetInfoRequest{}); status.Code(err) != codes.Unimplemented {
+		t.Errorf("NodeGetInfo in mode controller: %v", err)
+	}
+}
+
+func fetch(t *testing.T, url string) string {
+	t.Helper()
+	client := &http.Client{Timeout: 10 * time.Second}
+	resp, err := client.Get(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(body)
+}
