@@ -34,15 +34,13 @@ func (f *flights) do(ctx context.Context, target, request string, work func() er
 			f.at = map[string]*flight{}
 		}
 		f.at[target] = fl
-		f.wg.Add(1)
-		go func() {
-			defer f.wg.Done()
+		f.wg.Go(func() {
 			fl.err = work()
 			f.mu.Lock()
 			delete(f.at, target)
 			f.mu.Unlock()
 			close(fl.done)
-		}()
+		})
 	case fl.request != request:
 		f.mu.Unlock()
 		return fault.Errorf(fault.Busy, "another request for target %s is under way", target)

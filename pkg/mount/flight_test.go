@@ -42,7 +42,7 @@ func TestARetryJoinsTheWorkUnderWay(t *testing.T) {
 func TestAnotherRequestForABusyTargetIsTurnedAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var f flights
-		go f.do(t.Context(), "/t", "publish a", func() error { time.Sleep(time.Second); return nil })
+		go func() { _ = f.do(t.Context(), "/t", "publish a", func() error { time.Sleep(time.Second); return nil }) }()
 		synctest.Wait()
 		if err := f.do(t.Context(), "/t", "publish b", func() error { return nil }); !fault.Is(err, fault.Busy) {
 			t.Errorf("error %v, want Busy", err)

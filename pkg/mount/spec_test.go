@@ -15,17 +15,15 @@ func request() Request {
 	}
 }
 
-func ptr[T any](v T) *T { return &v }
-
 // A key that changes with a version of the driver would leave every running mount behind.
 func TestKeysNeverChange(t *testing.T) {
 	full := request()
 	full.Attributes = volume.Attributes{
-		Client: "rclone", UID: ptr[uint32](1000), GID: ptr[uint32](0), DirMode: ptr[uint32](0o750), FileMode: ptr[uint32](0o640),
+		Client: "rclone", UID: new(uint32(1000)), GID: new(uint32(0)), DirMode: new(uint32(0o750)), FileMode: new(uint32(0o640)),
 		ReadOnly: true, Region: "eu-west-1", ExpectedBucketOwner: "111122223333",
 	}
 	full.Options = []volume.Option{{Name: "allow-delete"}, {Name: "metadata-ttl", Value: "60", HasValue: true}}
-	full.MountGroup, full.SELinuxContext = ptr[uint32](2000), "system_u:object_r:container_file_t:s0"
+	full.MountGroup, full.SELinuxContext = new(uint32(2000)), "system_u:object_r:container_file_t:s0"
 	full.Source, full.Keys = credentials.SourceSecret, credentials.Keys{AccessKeyID: "AKIA", SecretAccessKey: "s"}
 	for _, tc := range []struct {
 		name string
@@ -62,8 +60,8 @@ func TestWhatMakesAnotherMount(t *testing.T) {
 		{"another prefix", func(r *Request) { r.Volume.Prefix = "pvc-10/" }, false},
 		{"another client", func(r *Request) { r.Attributes.Client = "rclone" }, false},
 		{"an option", func(r *Request) { r.Options = []volume.Option{{Name: "x"}} }, false},
-		{"a uid of zero", func(r *Request) { r.Attributes.UID = ptr[uint32](0) }, false},
-		{"a group", func(r *Request) { r.MountGroup = ptr[uint32](1) }, false},
+		{"a uid of zero", func(r *Request) { r.Attributes.UID = new(uint32(0)) }, false},
+		{"a group", func(r *Request) { r.MountGroup = new(uint32(1)) }, false},
 		{"a read-only volume", func(r *Request) { r.Attributes.ReadOnly = true }, false},
 		{"an SELinux context", func(r *Request) { r.SELinuxContext = "c" }, false},
 		{"a secret", secret, false},

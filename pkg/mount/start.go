@@ -248,13 +248,13 @@ func (m *Manager) awaitReady(ctx context.Context, rec record, peer *helper.Peer,
 		if ctx.Err() != nil {
 			err = fault.Errorf(fault.Timeout, "client %s did not answer within %s", rec.Client, m.MountTimeout)
 		}
-		return fmt.Errorf("reading the root of the new mount: %w%s", err, m.tail(rec))
+		return fmt.Errorf("reading the root of the new mount: %w%s", err, m.tail(ctx, rec))
 	}
 }
 
 // tail is what a living client said so far.
-func (m *Manager) tail(rec record) string {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+func (m *Manager) tail(ctx context.Context, rec record) string {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
 	status, err := m.peer(rec.Name).Hello(ctx)
 	if err != nil || len(status.Tail) == 0 {
