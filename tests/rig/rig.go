@@ -168,6 +168,13 @@ func (r *Rig) Processes() []string {
 // Leftovers lists what mounts have left: in the mount table, among processes, in the state and cache directories. A node
 // without publications has none.
 func (r *Rig) Leftovers() []string {
+	// A driver reaps helpers a moment after they have ended.
+	for range 200 {
+		if !slices.ContainsFunc(r.processes(), func(p process) bool { return p.zombie }) {
+			break
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
 	var left []string
 	for _, m := range r.mounts() {
 		if strings.HasPrefix(m.Source, "s3csi:") {
@@ -198,11 +205,18 @@ func (r *Rig) mounts() []*mountinfo.Info {
 	return all
 }
 
-type process struct{ pid, uid int }
+type process struct {
+	pid, uid int
+	zombie   bool
+}
 
 func (p process) String() string {
 	comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", p.pid))
-	return fmt.Sprintf("%s, pid %d, uid %d", strings.TrimSpace(string(comm)), p.pid, p.uid)
+	text := fmt.Sprintf("%s, pid %d, uid %d", strings.TrimSpace(string(comm)), p.pid, p.uid)
+	if p.zombie {
+		text += ", a zombie"
+	}
+	return text
 }
 
 // processes are those that run as a uid of the rig's range. One that has ended and that nobody has reaped yet is not among
@@ -228,7 +242,7 @@ func (r *Rig) processes() []process {
 				continue
 			}
 			if uid, _ := strconv.Atoi(f[1]); uid >= r.FirstUID && uid <= r.LastUID {
-				found = append(found, process{pid, uid})
+				found = append(found, process{pid, uid, strings.Contains(string(status), "\nState:\tZ")})
 			}
 		}
 	}
