@@ -33,7 +33,8 @@ var (
 // mountpointS3 is Mountpoint for Amazon S3, version 1.24 or newer (github.com/awslabs/mountpoint-s3, doc/CONFIGURATION.md).
 //
 // It takes the mounted FUSE descriptor as its mount point, in which case it refuses to be told --read-only or
-// --auto-unmount: those belong to whoever mounts. It refuses uid and gid 0.
+// --auto-unmount: those belong to whoever mounts. It refuses uid and gid 0. SIGTERM makes it say that it unmounts, which
+// it cannot do with a descriptor: it serves on and ends with 0 when the mount has gone.
 func mountpointS3() Client {
 	partSize := func(min, max int64, meaning string) OptionType {
 		return OptionType{Kind: Integer, Unit: "bytes", Min: min, Max: max, Default: "8388608", Meaning: meaning}
