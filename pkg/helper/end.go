@@ -89,7 +89,7 @@ func readEnd(path string) (End, error) {
 	if err != nil {
 		return End{}, err
 	}
-	defer f.Close() //nolint:errcheck // read only
+	defer f.Close()
 	if fi, err := f.Stat(); err != nil || !fi.Mode().IsRegular() {
 		return End{}, errors.Join(errors.New("it is not a regular file"), err)
 	}

@@ -57,7 +57,7 @@ func newEndpoint(log *logger, now func() time.Time) (*endpoint, error) {
 	if _, err := rand.Read(random[:]); err != nil {
 		return nil, fmt.Errorf("make the credential endpoint's token: %w", err)
 	}
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	l, err := net.ListenTCP("tcp4", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {
 		return nil, fmt.Errorf("listen for the client's credential requests: %w", err)
 	}
@@ -96,12 +96,10 @@ func (e *endpoint) serve() {
 		}
 		_ = conn.SetDeadline(time.Now().Add(connTimeout))
 		e.admit(conn)
-		e.conns.Add(1)
-		go func() {
-			defer e.conns.Done()
-			defer conn.Close() //nolint:errcheck // the answer is out or lost
+		e.conns.Go(func() {
+			defer conn.Close()
 			e.answer(conn)
-		}()
+		})
 	}
 }
 

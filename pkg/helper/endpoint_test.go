@@ -45,7 +45,7 @@ func get(t *testing.T, url, token string) (status int, body map[string]string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer resp.Body.Close() //nolint:errcheck // read whole
+	defer resp.Body.Close()
 	if err := json.NewDecoder(resp.Body).Decode(&body); err != nil {
 		t.Fatal(err)
 	}
@@ -116,7 +116,7 @@ func TestSilentConnectionsDoNotKeepTheClientOut(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer conn.Close() //nolint:errcheck // silent
+		defer conn.Close()
 	}
 	if status, _ := get(t, url, e.token); status != 200 {
 		t.Errorf("status %d", status)
@@ -150,7 +150,7 @@ func TestEndpointAnswersOnlyWhatItIsFor(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer conn.Close() //nolint:errcheck // read whole
+			defer conn.Close()
 			_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
 			// In two pieces, as a network may deliver it.
 			half := len(tc.request) / 2
@@ -204,9 +204,9 @@ func TestAnswersAreReadByTheStandardLibrary(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer resp.Body.Close() //nolint:errcheck // in memory
+	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
-	if err != nil || resp.StatusCode != 200 || string(body) != "{}" || !resp.Close {
+	if err != nil || resp.StatusCode != http.StatusOK || string(body) != "{}" || !resp.Close {
 		t.Errorf("%+v %q %v", resp, body, err)
 	}
 }

@@ -124,7 +124,7 @@ func (h *helper) delivered(s Status) {
 
 // start runs a client and takes over fuse.
 func (h *helper) start(req StartRequest, fuse *os.File) error {
-	defer fuse.Close() //nolint:errcheck // our copy must not outlive the client's
+	defer fuse.Close()
 	if err := h.checkFuse(fuse); err != nil {
 		return err
 	}
@@ -162,12 +162,10 @@ func (h *helper) start(req StartRequest, fuse *os.File) error {
 	h.status.ExitCode, h.status.Signal, h.status.Queue = 0, "", nil
 	h.status.Starts++
 	h.bump()
-	h.runs.Add(1)
-	go func() {
-		defer h.runs.Done()
+	h.runs.Go(func() {
 		code, signal := run.wait(func(line []byte, cut bool) { h.output(line, cut, queue) })
 		h.exited(code, signal)
-	}()
+	})
 	return nil
 }
 

@@ -142,7 +142,7 @@ func TestProgramThatCannotStartIsSaid(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer null.Close() //nolint:errcheck // read only
+	defer null.Close()
 	for _, tc := range []struct {
 		argv []string
 		kind fault.Kind

@@ -17,7 +17,7 @@ const (
 
 // run serves everything until the helper has to end. signals are those that ask it to stop.
 func (h *helper) run(ctx context.Context, l *net.UnixListener, uid uint32, signals <-chan os.Signal) {
-	serveCtx, cancel := context.WithCancel(context.Background())
+	serveCtx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // ctx only asks to stop
 	served := make(chan struct{})
 	go func() {
 		defer close(served)

@@ -146,7 +146,7 @@ func (r *rig) tryStart(steps ...string) (Status, error) {
 	if err != nil {
 		return Status{}, err
 	}
-	defer null.Close() //nolint:errcheck // read only
+	defer null.Close()
 	return r.peer.Start(bounded(r.t), StartRequest{
 		Client: "stand-in", Keys: testKeys,
 		Command: client.Command{Argv: helpertest.Argv(r.program, steps...), Env: []string{"PATH=/nowhere", "AWS_CONFIG_FILE=/etc/passwd", "GREETING=hello"}},

@@ -113,7 +113,7 @@ func (p *Peer) exchange(ctx context.Context, req request, f *os.File) (_ Status,
 	if err != nil {
 		return Status{}, err
 	}
-	defer conn.Close() //nolint:errcheck // nothing is buffered in it
+	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 
@@ -122,7 +122,7 @@ func (p *Peer) exchange(ctx context.Context, req request, f *os.File) (_ Status,
 	if err != nil {
 		return Status{}, err
 	}
-	if uid != 0 && uid != uint32(os.Geteuid()) { //nolint:gosec // uids are 32 bits
+	if uid != 0 && uid != uint32(os.Geteuid()) {
 		return Status{}, fault.Errorf(fault.Denied, "the helper's socket was made by uid %d, neither root nor the driver's own: nothing was sent to it", uid)
 	}
 	// A helper that refuses a request answers and closes without reading all of it, so look for the answer even when

@@ -35,12 +35,12 @@ func startProcess(c client.Command, extra []string, fuse *os.File) (*run, error)
 	if err != nil {
 		return nil, err
 	}
-	defer null.Close() //nolint:errcheck // read only
+	defer null.Close()
 	r, w, err := os.Pipe()
 	if err != nil {
 		return nil, fmt.Errorf("make a pipe for its output: %w", err)
 	}
-	defer w.Close() //nolint:errcheck // the client has its own
+	defer w.Close()
 	files := make([]*os.File, client.FuseFD+1)
 	files[0], files[1], files[2], files[client.FuseFD] = null, w, w, fuse
 	p, err := os.StartProcess(c.Argv[0], c.Argv, &os.ProcAttr{

@@ -44,7 +44,7 @@ func (h *helper) serve(ctx context.Context, l *net.UnixListener, uid uint32) {
 		}
 		open.Go(func() {
 			defer func() { <-slots }()
-			defer conn.Close() //nolint:errcheck // the answer is out or lost
+			defer conn.Close()
 			h.serveConn(ctx, conn, uid)
 		})
 	}

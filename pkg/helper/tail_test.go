@@ -99,7 +99,7 @@ func TestLogFileIsBounded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close() //nolint:errcheck // written
+	defer f.Close()
 	l := newLogger(f, &scrubber{}, time.Now)
 	for i := range 5000 {
 		l.line(fmt.Sprintf("line %d %s", i, strings.Repeat("x", 100)))

@@ -65,22 +65,24 @@ type wireError struct {
 }
 
 // kindNames are the fault kinds that travel; a name that the other side does not know is Unknown there.
-var kindNames = map[fault.Kind]string{
-	fault.Invalid:      "invalid",
-	fault.Exists:       "exists",
-	fault.Precondition: "precondition",
-	fault.Busy:         "busy",
-	fault.Denied:       "denied",
-	fault.Unavailable:  "unavailable",
-	fault.Unsupported:  "unsupported",
+func kindNames() map[fault.Kind]string {
+	return map[fault.Kind]string{
+		fault.Invalid:      "invalid",
+		fault.Exists:       "exists",
+		fault.Precondition: "precondition",
+		fault.Busy:         "busy",
+		fault.Denied:       "denied",
+		fault.Unavailable:  "unavailable",
+		fault.Unsupported:  "unsupported",
+	}
 }
 
 func newWireError(err error) *wireError {
-	return &wireError{Kind: kindNames[fault.KindOf(err)], Text: err.Error()}
+	return &wireError{Kind: kindNames()[fault.KindOf(err)], Text: err.Error()}
 }
 
 func (e *wireError) fault() error {
-	for kind, name := range kindNames {
+	for kind, name := range kindNames() {
 		if name == e.Kind {
 			return fault.Errorf(kind, "%s", e.Text)
 		}
@@ -110,7 +112,7 @@ func encode(message any) ([]byte, error) {
 	if len(body) > maxMessage {
 		return nil, fault.Errorf(fault.Invalid, "a message for the helper has %d bytes, more than the %d that are allowed: shorten the mount's options", len(body), maxMessage)
 	}
-	return append(binary.BigEndian.AppendUint32(make([]byte, 0, 4+len(body)), uint32(len(body))), body...), nil //nolint:gosec // bounded above
+	return append(binary.BigEndian.AppendUint32(make([]byte, 0, 4+len(body)), uint32(len(body))), body...), nil
 }
 
 // bodySize reads the length in front of a message.

@@ -24,7 +24,7 @@ func (r *rig) ask(message []byte, fds ...int) reply {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	defer conn.Close() //nolint:errcheck // read whole
+	defer conn.Close()
 	_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
 	var oob []byte
 	if len(fds) > 0 {
@@ -50,7 +50,7 @@ func TestRequestsThatAHelperCannotTakeAreRefusedClearly(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer null.Close() //nolint:errcheck // read only
+	defer null.Close()
 	fd := int(null.Fd())
 	for name, tc := range map[string]struct {
 		message []byte
@@ -109,7 +109,7 @@ func TestOnlyAnOpenDevFuseIsTaken(t *testing.T) {
 	if err != nil {
 		t.Skipf("/dev/fuse cannot be opened: %v", err)
 	}
-	defer f.Close() //nolint:errcheck // not mounted
+	defer f.Close()
 	if err := checkFuse(f); err != nil {
 		t.Errorf("/dev/fuse: %v", err)
 	}
@@ -131,7 +131,7 @@ func TestOnlyAnOpenDevFuseIsTaken(t *testing.T) {
 	if err != nil {
 		t.Skipf("a device under another name cannot be opened: %v", err)
 	}
-	defer g.Close() //nolint:errcheck // not mounted
+	defer g.Close()
 	if err := checkFuse(g); !fault.Is(err, fault.Invalid) {
 		t.Errorf("another name: %v", err)
 	}
@@ -144,7 +144,7 @@ func TestSlowCallerDoesNotHoldUpOthers(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer conn.Close() //nolint:errcheck // says nothing
+		defer conn.Close()
 		_, _ = conn.Write([]byte{0})
 	}
 	if _, err := r.peer.Hello(bounded(t)); err != nil {

@@ -57,7 +57,7 @@ func (p *Process) confined() (bool, error) {
 // inUnit tells whether cgroups are those of a systemd service.
 func inUnit(cgroups map[string]string) bool {
 	for _, hierarchy := range []string{"", "name=systemd"} {
-		for _, part := range strings.Split(cgroups[hierarchy], "/") {
+		for part := range strings.SplitSeq(cgroups[hierarchy], "/") {
 			if strings.HasSuffix(part, ".service") {
 				return true
 			}
@@ -166,7 +166,7 @@ func cgroupFiles() ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close() //nolint:errcheck // read only
+	defer f.Close()
 	mounts, err := mountinfo.GetMountsFromReader(f, func(m *mountinfo.Info) (skip, stop bool) {
 		return m.Root != "/" || m.FSType != "cgroup" && m.FSType != "cgroup2", false
 	})
@@ -197,6 +197,6 @@ func enterHostCgroups() bool {
 	if err != nil {
 		return false
 	}
-	defer unix.Close(fd) //nolint:errcheck // nothing to lose
+	defer unix.Close(fd)
 	return unix.Setns(fd, unix.CLONE_NEWCGROUP) == nil
 }

@@ -96,7 +96,7 @@ func inContainer(t *testing.T) {
 		t.Fatal(err)
 	}
 	program := filepath.Join(hidden, "s3-csi-driver")
-	if err := os.WriteFile(program, body, 0o755); err != nil { //nolint:gosec // other uids run it
+	if err := os.WriteFile(program, body, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	ns, err := host.NewNamespace()
@@ -117,12 +117,12 @@ func inContainer(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	defer socket.Close() //nolint:errcheck // the helper has its own
+	defer socket.Close()
 
 	// A unified hierarchy for this host alone, with this process somewhere below its root, as a container's is.
 	cgroups := filepath.Join(u.dir, "cgroups")
 	if err := ns.Do(bounded(t), "mounting cgroups", func() error {
-		if err := os.Mkdir(cgroups, 0o755); err != nil { //nolint:gosec // a mount point
+		if err := os.Mkdir(cgroups, 0o755); err != nil {
 			return err
 		}
 		return unix.Mount("cgroup2", cgroups, "cgroup2", 0, "")
@@ -139,7 +139,7 @@ func inContainer(t *testing.T) {
 	})
 	if err := ns.Do(bounded(t), "entering a cgroup", func() error {
 		dir := filepath.Join(cgroups, "s3-csi-test-container")
-		if err := ignore(os.Mkdir(dir, 0o755), os.ErrExist); err != nil { //nolint:gosec // a cgroup
+		if err := ignore(os.Mkdir(dir, 0o755), os.ErrExist); err != nil {
 			return err
 		}
 		return os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(fmt.Sprint(os.Getpid())), 0)

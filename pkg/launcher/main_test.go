@@ -67,7 +67,7 @@ func startUnit(name, dir string, uid uint32) error {
 	if err != nil {
 		return err
 	}
-	defer socket.Close() //nolint:errcheck // the helper has its own
+	defer socket.Close()
 	p := launcher.NewProcess(plain{}, "/proc/self/exe")
 	return p.Start(context.Background(), launcher.Unit{Name: name, UID: uid, GID: uid, StateDir: filepath.Join(dir, "state"), Socket: socket})
 }
@@ -94,13 +94,13 @@ func prepare(t *testing.T, uid uint32) *unit {
 		t.Skip("needs root: helpers run under uids of their own")
 	}
 	// Not t.TempDir, whose parents only root can enter.
-	dir, err := os.MkdirTemp("", "launcher")
+	dir, err := os.MkdirTemp("", "launcher") //nolint:usetesting // its directories are closed to other uids
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	state := filepath.Join(dir, "state")
-	for _, err := range []error{os.Chmod(dir, 0o755), os.Mkdir(state, 0o700), os.Chown(state, int(uid), int(uid))} { //nolint:gosec // as in life
+	for _, err := range []error{os.Chmod(dir, 0o755), os.Mkdir(state, 0o700), os.Chown(state, int(uid), int(uid))} {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -124,7 +124,7 @@ func start(t *testing.T, uid uint32) *unit {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer socket.Close() //nolint:errcheck // the helper has its own
+	defer socket.Close()
 	if err := u.p.Start(bounded(t), launcher.Unit{Name: "test-1", UID: uid, GID: uid, StateDir: u.state(), Socket: socket}); err != nil {
 		t.Fatal(err)
 	}
@@ -148,7 +148,7 @@ func (u *unit) run(steps ...string) helper.Status {
 	if err != nil {
 		u.t.Skipf("needs /dev/fuse: %v", err)
 	}
-	defer fuse.Close() //nolint:errcheck // not mounted
+	defer fuse.Close()
 	s, err := u.peer.Start(bounded(u.t), helper.StartRequest{Client: client.Default, Keys: keys, Command: client.Command{Argv: helpertest.Argv(u.program, steps...), Env: []string{"A=b"}}}, fuse)
 	if err != nil {
 		u.t.Fatalf("%v\n%s", err, u.log())

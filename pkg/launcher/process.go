@@ -66,7 +66,7 @@ func WithUIDs(r UIDRange) Option { return func(p *Process) { p.uids = r } }
 // NewProcess makes a launcher of the program executable, a path in this process's own view; `helper` is its mode. It
 // starts nothing.
 func NewProcess(ns Doer, executable string, opts ...Option) *Process {
-	p := &Process{ns: ns, executable: executable, uids: DefaultUIDs, children: map[int]struct{}{}}
+	p := &Process{ns: ns, executable: executable, uids: DefaultUIDs(), children: map[int]struct{}{}}
 	for _, o := range opts {
 		o(p)
 	}
@@ -86,7 +86,7 @@ func (p *Process) Start(ctx context.Context, u Unit) error {
 	if err != nil {
 		return fmt.Errorf("start the helper of %s: %w", u.Name, err)
 	}
-	defer program.Close() //nolint:errcheck // read only
+	defer program.Close()
 
 	var pid int
 	var cgroupErr error
@@ -176,7 +176,7 @@ func reduceThread() error {
 	if err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0); err != nil {
 		return fmt.Errorf("clear ambient capabilities: %w", err)
 	}
-	for c := uintptr(0); c < 64; c++ {
+	for c := range uintptr(64) {
 		err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0)
 		if errors.Is(err, unix.EINVAL) && c > unix.CAP_LAST_CAP {
 			break // the kernel has no more
@@ -209,12 +209,12 @@ func (p *Process) exec(u Unit, program *os.File) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	defer log.Close() //nolint:errcheck // the helper has its own
+	defer log.Close()
 	var pid int
 	err = withFDs(func(fds []uintptr) error {
 		var err error
 		// /proc/self is the child here: the path is resolved after the fork.
-		pid, err = syscall.ForkExec(fmt.Sprintf("/proc/self/fd/%d", fds[0]), //nolint:gosec // our own program
+		pid, err = syscall.ForkExec(fmt.Sprintf("/proc/self/fd/%d", fds[0]),
 			[]string{filepath.Base(p.executable), "helper", "--name", u.Name, "--state-dir", u.StateDir},
 			&syscall.ProcAttr{
 				Dir:   "/",

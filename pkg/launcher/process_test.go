@@ -27,7 +27,7 @@ func field(t *testing.T, pid int, name string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, line := range strings.Split(string(status), "\n") {
+	for line := range strings.SplitSeq(string(status), "\n") {
 		if key, value, _ := strings.Cut(line, ":"); key == name {
 			return strings.Join(strings.Fields(value), " ")
 		}
@@ -159,7 +159,7 @@ func TestOnlyTheDriversUserIsAnswered(t *testing.T) {
 	u := start(t, firstUID+3)
 	u.hello()
 	// What the file's mode forbids is allowed here, so that the check behind it shows.
-	if err := os.Chmod(filepath.Join(u.dir, "sock"), 0o666); err != nil { //nolint:gosec // the point of this test
+	if err := os.Chmod(filepath.Join(u.dir, "sock"), 0o666); err != nil {
 		t.Fatal(err)
 	}
 	for who, uid := range map[string]int{"the client's own uid": firstUID + 3, "a stranger": 65534} {
@@ -223,7 +223,7 @@ func TestListenAsSomebody(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close() //nolint:errcheck // a test's
+	defer l.Close()
 	time.Sleep(time.Minute)
 }
 
@@ -265,7 +265,7 @@ func TestHelperSurvivesItsDriverAndTakesAnotherClient(t *testing.T) {
 	if err := u.peer.End(bounded(t)); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(u.state()+"/go", nil, 0o644); err != nil { //nolint:gosec // the client looks at it
+	if err := os.WriteFile(u.state()+"/go", nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
 	u.mustGo()
@@ -346,7 +346,7 @@ func TestBadUnitsAreRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer socket.Close() //nolint:errcheck // read only
+	defer socket.Close()
 	good := launcher.Unit{Name: "a", UID: firstUID, GID: firstUID, StateDir: "/nowhere/state", Socket: socket}
 	for what, change := range map[string]func(*launcher.Unit){
 		"no name": func(u *launcher.Unit) { u.Name = "" }, "root": func(u *launcher.Unit) { u.UID = 0 }, "root's group": func(u *launcher.Unit) { u.GID = 0 },
@@ -412,7 +412,7 @@ func TestIdleHelperIsSmall(t *testing.T) {
 		t.Fatal(err)
 	}
 	total := 0
-	for _, line := range strings.Split(string(rollup), "\n") {
+	for line := range strings.SplitSeq(string(rollup), "\n") {
 		var kb int
 		if key, value, _ := strings.Cut(line, ":"); strings.HasPrefix(key, "Private_") {
 			_, _ = fmt.Sscan(value, &kb)
@@ -431,7 +431,7 @@ func TestStartStopsWithItsContext(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer socket.Close() //nolint:errcheck // nobody serves it
+	defer socket.Close()
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	err = u.p.Start(ctx, launcher.Unit{Name: "a", UID: u.uid, GID: u.uid, StateDir: u.state(), Socket: socket})

@@ -21,7 +21,7 @@ import (
 type UIDRange struct{ First, Last uint32 }
 
 // DefaultUIDs is every uid that could be a mount's.
-var DefaultUIDs = UIDRange{First: minUID, Last: maxUID}
+func DefaultUIDs() UIDRange { return UIDRange{First: minUID, Last: maxUID} }
 
 const (
 	minUID = 1000          // below are root and the system's services
@@ -84,7 +84,7 @@ func killIfOf(pid int, uid uint32) error {
 	if err != nil {
 		return err
 	}
-	defer unix.Close(fd) //nolint:errcheck // nothing to lose
+	defer unix.Close(fd)
 	if of, err := isOf(pid, uid); err != nil || !of {
 		return err
 	}
@@ -101,7 +101,7 @@ func processesOf(ctx context.Context, uid uint32) ([]int, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list processes: %w", err)
 	}
-	defer dir.Close() //nolint:errcheck // read only
+	defer dir.Close()
 	names, err := dir.Readdirnames(-1)
 	if err != nil {
 		return nil, fmt.Errorf("list processes: %w", err)
