@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/rclone/rclone/fs"
+	"github.com/rclone/rclone/fs/rc"
 	"github.com/rclone/rclone/lib/encoder"
 	"github.com/rclone/rclone/lib/ranges"
 	"github.com/rclone/rclone/vfs"
@@ -34,6 +35,18 @@ func newCache(c config) *cache {
 		used: c.needsCache(), reads: c.readCache, lost: filepath.Join(c.cacheDir, lost),
 		data: filepath.Join(c.cacheDir, "vfs", place), meta: filepath.Join(c.cacheDir, "vfsMeta", place),
 	}
+}
+
+// check makes sure that this is the directory that rclone uses: looking into another one would find nothing unsent.
+func (c *cache) check(files *vfs.VFS) error {
+	if !c.used {
+		return nil
+	}
+	disk, ok := files.Stats()["diskCache"].(rc.Params)
+	if !ok || disk["path"] != c.data || disk["pathMeta"] != c.meta {
+		return fmt.Errorf("rclone's cache is in %v and %v, not in %s and %s", disk["path"], disk["pathMeta"], c.data, c.meta)
+	}
+	return nil
 }
 
 // unsent is the files with data that is not stored, by their names below the root, and whether an older version of

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -267,6 +268,54 @@ func TestAKilledProcessLosesNothingThatTheNextOneFindsInItsCache(t *testing.T) {
 	}
 	again.finish()
 	s.want("vol/kept", data)
+}
+
+func TestStrangeNamesAreStoredAndWaitedFor(t *testing.T) {
+	s := startS3(t)
+	part := payload(1<<20, 8)
+	for _, prefix := range []string{"with space/ü ' \" [x] $y *?/", ".hidden/-x/~/", "%41+&#/", "end./ /"} {
+		p := startProxy(t, s.endpoint)
+		m := startMount(t, mountOptions{s3: s, url: p.url, prefix: prefix})
+		name := "naïve [1] %2F+& file "
+		check(t, os.MkdirAll(m.path("d é/"), 0o755))
+		check(t, os.WriteFile(m.path("d é/"+name), part, 0o644))
+		m.finish()
+		s.want(prefix+"d é/"+name, part)
+	}
+}
+
+func TestAnAbortedConnectionStillStoresWhatWasClosed(t *testing.T) {
+	s := startS3(t)
+	p := startProxy(t, s.endpoint)
+	m := startMount(t, mountOptions{s3: s, url: p.url, prefix: "vol/"})
+	p.rate.Store(1 << 20)
+	data := payload(2<<20, 8)
+	check(t, os.WriteFile(m.path("closed"), data, 0o644))
+	open, err := os.Create(m.path("open"))
+	check(t, err)
+	defer open.Close()
+	_, err = open.WriteString("so far")
+	check(t, err)
+	check(t, abort(t, m.dir))
+	if exited, ok := m.ended(60 * time.Second); !exited || !ok {
+		t.Fatalf("ended %v, with 0 %v", exited, ok)
+	}
+	s.want("vol/closed", data)
+	s.want("vol/open", []byte("so far"))
+}
+
+// abort ends a FUSE connection from outside, as for a mount that hangs.
+func abort(t *testing.T, dir string) error {
+	t.Helper()
+	var st unix.Stat_t
+	check(t, unix.Stat(dir, &st))
+	control, err := os.MkdirTemp(built.dir, "fusectl")
+	check(t, err)
+	if err := unix.Mount("fusectl", control, "fusectl", 0, ""); err != nil {
+		t.Skipf("fusectl cannot be mounted: %v", err)
+	}
+	defer unix.Unmount(control, unix.MNT_DETACH)
+	return os.WriteFile(filepath.Join(control, strconv.FormatUint(uint64(unix.Minor(st.Dev)), 10), "abort"), []byte("1"), 0)
 }
 
 func TestReadOnlyRefusesWritesAndNeedsNoCache(t *testing.T) {

@@ -64,6 +64,9 @@ func run(ctx context.Context, c config, stdout io.Writer) error {
 		return err
 	}
 	defer files.Shutdown()
+	if err := cache.check(files); err != nil {
+		return err
+	}
 	server, open, err := newServer(c, files)
 	if err != nil {
 		return err
