@@ -49,7 +49,8 @@ func StartProcess(ctx context.Context, opts Options) (*Process, error) {
 		root = newKeys()
 	}
 	// Not CommandContext: ctx bounds the start, not the life.
-	cmd := exec.Command(bin, "--control", "--dir", opts.Dir, "--addr", opts.Addr, "--region", opts.Region)
+	cmd := exec.Command(bin, "--control", "--dir", opts.Dir, "--addr", opts.Addr, "--region", opts.Region,
+		"--cert-file", opts.CertFile, "--key-file", opts.KeyFile)
 	cmd.Env = append(os.Environ(), EnvRootAccessKey+"="+root.AccessKeyID, EnvRootSecretKey+"="+root.SecretAccessKey)
 	cmd.Stderr = os.Stderr
 	// A process group of its own: Ctrl-C reaches the test, which stops the server when it is done with it.

@@ -2,7 +2,11 @@ package s3server_test
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
+	"net/http"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -137,4 +141,36 @@ func prefixPolicy(bucket, prefix string) string {
 	return `{"Version":"2012-10-17","Statement":[
 		{"Effect":"Allow","Action":"s3:ListBucket","Resource":"arn:aws:s3:::` + bucket + `","Condition":{"StringLike":{"s3:prefix":"` + prefix + `*"}}},
 		{"Effect":"Allow","Action":["s3:GetObject","s3:PutObject","s3:DeleteObject"],"Resource":"arn:aws:s3:::` + bucket + `/` + prefix + `*"}]}`
+}
+
+func TestServerSpeaksTLS(t *testing.T) {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+	defer cancel()
+	cert, key, err := s3server.WriteCert(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := s3server.StartProcess(ctx, s3server.Options{Dir: t.TempDir(), CertFile: cert, KeyFile: key})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := p.Stop(); err != nil {
+			t.Error(err)
+		}
+	}()
+	pem, err := os.ReadFile(cert)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool := x509.NewCertPool()
+	pool.AppendCertsFromPEM(pem)
+	c := s3.New(s3.Options{
+		BaseEndpoint: aws.String(p.Endpoint()), Region: p.Region(), UsePathStyle: true,
+		HTTPClient:  &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}}},
+		Credentials: credentials.NewStaticCredentialsProvider(p.Keys().AccessKeyID, p.Keys().SecretAccessKey, ""),
+	})
+	if _, err := c.ListBuckets(ctx, &s3.ListBucketsInput{}); err != nil {
+		t.Error(err)
+	}
 }

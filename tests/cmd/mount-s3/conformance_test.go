@@ -65,7 +65,7 @@ func program(t *testing.T) (path string, env []string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(path, data, 0o755); err != nil { //nolint:gosec // the client's user runs it
+	if err := os.WriteFile(path, data, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	return path, []string{envStandIn + "=1"}
@@ -74,12 +74,8 @@ func program(t *testing.T) (path string, env []string) {
 // openDir is a directory that every user can pass.
 func openDir(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "mount-s3")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // the client's user passes it
+	dir := t.TempDir()
+	if err := os.Chmod(filepath.Dir(dir), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	return dir
@@ -149,7 +145,7 @@ func TestTheCommandLineIsRefusedWithTheSameCodesAsTheRealOnes(t *testing.T) {
 			defer file.Close()
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 			defer cancel()
-			cmd := exec.CommandContext(ctx, path, strings.Fields(tt.argv)...) //nolint:gosec // a test
+			cmd := exec.CommandContext(ctx, path, strings.Fields(tt.argv)...)
 			cmd.Env = append([]string{"AWS_EC2_METADATA_DISABLED=true"}, env...)
 			cmd.ExtraFiles = []*os.File{file}
 			out, _ := cmd.CombinedOutput()

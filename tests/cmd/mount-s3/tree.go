@@ -35,7 +35,7 @@ type tree struct {
 func newTree(s *store, a *arguments) *tree {
 	t := &tree{
 		store: s, remove: a.has("allow-delete"), overwrite: a.has("allow-overwrite"), started: time.Now(),
-		uid: uint32(a.number("uid", uint64(os.Getuid()))), gid: uint32(a.number("gid", uint64(os.Getgid()))), //nolint:gosec // checked
+		uid: uint32(a.number("uid", uint64(os.Getuid()))), gid: uint32(a.number("gid", uint64(os.Getgid()))),
 		dirMode: 0o755, fileMode: 0o644,
 		dirs: map[string]bool{}, writing: map[string]*writer{}, reading: map[string]int{},
 	}
@@ -67,7 +67,7 @@ func (t *tree) attributes(out *fuse.Attr, dir bool, o object) {
 	if o.mtime.IsZero() {
 		o.mtime = t.started
 	}
-	out.Size, out.Blocks, out.Blksize = uint64(o.size), uint64(o.size+511)/512, 4096 //nolint:gosec // sizes are not negative
+	out.Size, out.Blocks, out.Blksize = uint64(o.size), uint64(o.size+511)/512, 4096
 	out.SetTimes(&o.mtime, &o.mtime, &o.mtime)
 }
 

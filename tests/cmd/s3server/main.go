@@ -29,6 +29,8 @@ func run() error {
 	flag.StringVar(&opts.Addr, "addr", "127.0.0.1:0", "address to listen on; port 0 chooses a free one")
 	flag.StringVar(&opts.Dir, "dir", "", "directory for objects, versions and users (required)")
 	flag.StringVar(&opts.Region, "region", s3server.DefaultRegion, "region")
+	flag.StringVar(&opts.CertFile, "cert-file", "", "PEM certificate: speak TLS")
+	flag.StringVar(&opts.KeyFile, "key-file", "", "the certificate's PEM key")
 	flag.StringVar(&readyFile, "ready-file", "", "file to write the endpoint to when the server answers")
 	flag.BoolVar(&control, "control", false, "take control requests on standard input, and end with it")
 	flag.Parse()
