@@ -36,11 +36,11 @@ var (
 // --auto-unmount: those belong to whoever mounts. It refuses uid and gid 0. SIGTERM makes it say that it unmounts, which
 // it cannot do with a descriptor: it serves on and ends with 0 when the mount has gone.
 func mountpointS3() Client {
-	partSize := func(min, max int64, meaning string) OptionType {
-		return OptionType{Kind: Integer, Unit: "bytes", Min: min, Max: max, Default: "8388608", Meaning: meaning}
+	partSize := func(least, most int64, meaning string) OptionType {
+		return OptionType{Kind: Integer, Unit: "bytes", Min: least, Max: most, Default: "8388608", Meaning: meaning}
 	}
-	ttl := func(min int64, byDefault, meaning string) OptionType {
-		return OptionType{Kind: Integer, Unit: "seconds", Min: min, Max: mountpointMaxTTL, Words: []string{"minimal", "indefinite"}, Default: byDefault, Meaning: meaning}
+	ttl := func(least int64, byDefault, meaning string) OptionType {
+		return OptionType{Kind: Integer, Unit: "seconds", Min: least, Max: mountpointMaxTTL, Words: []string{"minimal", "indefinite"}, Default: byDefault, Meaning: meaning}
 	}
 	flag := func(byDefault, meaning string) OptionType {
 		return OptionType{Kind: Flag, Default: byDefault, Meaning: meaning}
