@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/client"
 )
 
 // Mode is what a process of the driver serves.
@@ -143,6 +145,8 @@ func (o *NodeOptions) validate(c *checker) {
 	c.check("state-dir", checkAbsolute(o.StateDir))
 	c.check("cache-dir", checkAbsolute(o.CacheDir))
 	c.check("client-dir", optional(checkAbsolute, o.ClientDir))
+	_, err := client.Get(o.DefaultClient)
+	c.check("default-client", err)
 	c.check("launcher", checkOneOf(o.Launcher, []string{launcherProcess}))
 	c.check("target-root", optional(checkAbsolute, o.TargetRoot))
 	if o.VolumeAttachLimit < 0 {

@@ -143,6 +143,7 @@ func TestMistakesAreUsageErrorsThatNameTheirPlace(t *testing.T) {
 		{"node --state-dir=/run//x/", nil, []string{"--state-dir", `"/run/x"`}},
 		{"node --cache-dir=.", nil, []string{"--cache-dir", "absolute"}},
 		{"node --client-dir=bin", nil, []string{"--client-dir", "absolute"}},
+		{"node --default-client=s3fs", nil, []string{"--default-client", "s3fs", "rclone"}},
 		{"node --launcher=systemd", nil, []string{"--launcher", "process"}},
 		{"node --uid-range=5", nil, []string{"--uid-range", "two user ids"}},
 		{"node --uid-range=0-10", nil, []string{"--uid-range", "1000"}},
