@@ -39,13 +39,11 @@ type outcome struct {
 	Took    time.Duration
 }
 
-func TestMain(m *testing.M) { rigtest.Main(m) }
-
 // TestSuite is the process that runs csi-sanity; run by itself it does nothing.
 func TestSuite(t *testing.T) {
 	text := os.Getenv(envSuite)
 	if text == "" {
-		t.Skip("is started by the other tests, once for each configuration")
+		return
 	}
 	var s suite
 	if err := json.Unmarshal([]byte(text), &s); err != nil {

@@ -6,7 +6,6 @@ import (
 	"context"
 	"io"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -31,17 +30,6 @@ const Client = "rclone"
 type Server struct {
 	*s3server.Process
 	S3 *s3.Client
-}
-
-// Main runs a package's tests with the server program that make built, if there is one; else the first test builds it.
-func Main(m *testing.M) {
-	program := filepath.Join(os.Getenv(rig.EnvBin), "test", "s3server")
-	if _, err := os.Stat(program); err == nil && filepath.IsAbs(program) && os.Getenv(s3server.EnvBinary) == "" {
-		if err := os.Setenv(s3server.EnvBinary, program); err != nil {
-			panic(err)
-		}
-	}
-	os.Exit(m.Run())
 }
 
 // Bin is where the programs are. The test is skipped without them.

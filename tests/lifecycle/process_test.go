@@ -1,0 +1,221 @@
+// Package lifecycle_test holds the driver's program to what is promised of it as a process: modes, flags, environment,
+// signals, sockets, logs, metrics, secrets.
+package lifecycle_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+
+	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+)
+
+const patience = 20 * time.Second // for what takes much less
+
+// process is a run of the driver's program.
+type process struct {
+	cmd            *exec.Cmd
+	stdout, stderr buffer
+	exited         chan struct{}
+}
+
+// launch starts the driver's program with exactly this environment; it is killed at the test's end.
+func launch(t *testing.T, env []string, args ...string) *process {
+	t.Helper()
+	return launchProgram(t, filepath.Join(rigtest.Bin(t), "s3-csi-driver"), env, args...)
+}
+
+func launchProgram(t *testing.T, program string, env []string, args ...string) *process {
+	t.Helper()
+	p := &process{cmd: exec.Command(program, args...), exited: make(chan struct{})}
+	p.cmd.Env, p.cmd.Stdout, p.cmd.Stderr = append([]string{}, env...), &p.stdout, &p.stderr
+	// A helper has the driver's stderr until its own log is open: do not wait for it.
+	p.cmd.WaitDelay = time.Second
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() { _ = p.cmd.Wait(); close(p.exited) }()
+	t.Cleanup(func() {
+		_ = p.cmd.Process.Kill()
+		<-p.exited
+		if t.Failed() {
+			t.Logf("%s %v wrote:\n%s%s", program, args, p.stdout.String(), p.stderr.String())
+		}
+	})
+	return p
+}
+
+// exit waits for the process's end and returns its code.
+func (p *process) exit(t *testing.T) int {
+	t.Helper()
+	select {
+	case <-p.exited:
+		return p.cmd.ProcessState.ExitCode()
+	case <-time.After(patience):
+		t.Fatalf("the driver has not exited after %v", patience)
+		return -1
+	}
+}
+
+func (p *process) signal(t *testing.T, s os.Signal) {
+	t.Helper()
+	if err := p.cmd.Process.Signal(s); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// run runs the program to its end.
+func run(t *testing.T, env []string, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	p := launch(t, env, args...)
+	code = p.exit(t)
+	return code, p.stdout.String(), p.stderr.String()
+}
+
+// buffer is a bytes.Buffer for two goroutines.
+type buffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) { b.mu.Lock(); defer b.mu.Unlock(); return b.b.Write(p) }
+func (b *buffer) String() string              { b.mu.Lock(); defer b.mu.Unlock(); return b.b.String() }
+
+// connection is a CO's view of a driver.
+type connection struct {
+	csi.IdentityClient
+	csi.ControllerClient
+	csi.NodeClient
+}
+
+// dial connects to an endpoint; nothing is sent before the first call.
+func dial(t *testing.T, endpoint string) connection {
+	t.Helper()
+	conn, err := grpc.NewClient(strings.TrimPrefix(endpoint, "tcp://"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return connection{csi.NewIdentityClient(conn), csi.NewControllerClient(conn), csi.NewNodeClient(conn)}
+}
+
+// ready waits until the driver says that it is ready.
+func (p *process) ready(t *testing.T, c connection) {
+	t.Helper()
+	eventually(t, "the driver is ready", func() bool {
+		select {
+		case <-p.exited:
+			t.Fatalf("the driver has exited with code %d: %s", p.cmd.ProcessState.ExitCode(), p.stderr.String())
+		default:
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		resp, err := c.Probe(ctx, &csi.ProbeRequest{})
+		return err == nil && resp.GetReady().GetValue()
+	})
+}
+
+// eventually waits until something is so.
+func eventually(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for start := time.Now(); !is(); time.Sleep(5 * time.Millisecond) {
+		if time.Since(start) > patience {
+			t.Fatalf("after %v it is still not so that %s", patience, what)
+		}
+	}
+}
+
+// environment is what a driver needs to work with the server.
+func environment(s *rigtest.Server, more ...string) []string {
+	keys := s.Process.Keys()
+	return append([]string{
+		"AWS_REGION=" + s.Region(), "AWS_ENDPOINT_URL=" + s.Endpoint(), "AWS_EC2_METADATA_DISABLED=true",
+		"AWS_ACCESS_KEY_ID=" + keys.AccessKeyID, "AWS_SECRET_ACCESS_KEY=" + keys.SecretAccessKey,
+	}, more...)
+}
+
+// socket is the endpoint of a UNIX socket that does not exist, in a directory that does.
+func socket(t *testing.T) (endpoint, path string) {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "s3csi-") // t.TempDir is too long for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	path = filepath.Join(dir, "csi.sock")
+	return "unix://" + path, path
+}
+
+// port is a TCP address of the loopback interface that nobody uses.
+func port(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// get reads a page of the driver's HTTP endpoint; status 0: it did not answer.
+func get(t *testing.T, address, path string) (status int, body string) {
+	t.Helper()
+	resp, err := (&http.Client{Timeout: 5 * time.Second}).Get("http://" + address + path)
+	if err != nil {
+		return 0, err.Error()
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, string(b)
+}
+
+// hasCode fails the test if an error has another code, or if its text lacks one of the words.
+func hasCode(t *testing.T, err error, want codes.Code, words ...string) {
+	t.Helper()
+	if status.Code(err) != want {
+		t.Errorf("got %s (%v), want %s", status.Code(err), err, want)
+		return
+	}
+	for _, w := range words {
+		if !strings.Contains(status.Convert(err).Message(), w) {
+			t.Errorf("the message does not say %q: %v", w, err)
+		}
+	}
+}
+
+// pause stops the server's process as it stands, until the test's end or resume: requests to it hang.
+func pause(t *testing.T, s *rigtest.Server) (resume func()) {
+	t.Helper()
+	if err := syscall.Kill(s.PID(), syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	resume = func() {
+		if err := syscall.Kill(s.PID(), syscall.SIGCONT); err != nil && !errors.Is(err, syscall.ESRCH) {
+			t.Error(err)
+		}
+	}
+	t.Cleanup(resume)
+	return resume
+}
+
+func exists(path string) bool { _, err := os.Lstat(path); return err == nil }
