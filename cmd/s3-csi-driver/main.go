@@ -46,13 +46,11 @@ func run(args []string, stdout, stderr io.Writer) int {
 	o, err := driver.Parse(args, driver.Environment{Lookup: os.LookupEnv, Hostname: os.Hostname})
 	switch {
 	case errors.Is(err, pflag.ErrHelp):
-		fmt.Fprint(stdout, driver.Usage(o.Mode))
-		return exitOK
+		return say(stdout, driver.Usage(o.Mode))
 	case err != nil:
 		return fail(stderr, err)
 	case o.Common.Version:
-		fmt.Fprintln(stdout, version)
-		return exitOK
+		return say(stdout, version+"\n")
 	}
 	if err := driver.SetupLogging(o.Common); err != nil {
 		return fail(stderr, err)
@@ -71,9 +69,17 @@ func run(args []string, stdout, stderr io.Writer) int {
 	return exitOK
 }
 
-// fail says what went wrong before there is a log.
+// say prints what was asked for.
+func say(stdout io.Writer, text string) int {
+	if _, err := io.WriteString(stdout, text); err != nil {
+		return exitFailure
+	}
+	return exitOK
+}
+
+// fail says what went wrong before there is a log. Where nobody reads it, the exit code still tells.
 func fail(stderr io.Writer, err error) int {
-	fmt.Fprintln(stderr, "s3-csi-driver:", err)
+	_, _ = fmt.Fprintln(stderr, "s3-csi-driver:", err)
 	return codeOf(err)
 }
 

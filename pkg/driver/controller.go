@@ -212,8 +212,8 @@ func (c *Controller) ValidateVolumeCapabilities(ctx context.Context, req *csi.Va
 	if err := c.volumes.Lookup(ctx, id, keys); err != nil {
 		return nil, fmt.Errorf("look up volume %q: %w", handle, err)
 	}
-	if err := unsupported(req); err != nil {
-		return &csi.ValidateVolumeCapabilitiesResponse{Message: err.Error()}, nil
+	if why := unsupported(req); why != "" {
+		return &csi.ValidateVolumeCapabilitiesResponse{Message: why}, nil
 	}
 	return &csi.ValidateVolumeCapabilitiesResponse{Confirmed: &csi.ValidateVolumeCapabilitiesResponse_Confirmed{
 		VolumeContext:      req.GetVolumeContext(),
@@ -222,25 +222,26 @@ func (c *Controller) ValidateVolumeCapabilities(ctx context.Context, req *csi.Va
 	}}, nil
 }
 
-// unsupported is why a well-formed question of ValidateVolumeCapabilities is answered with no.
-func unsupported(req *csi.ValidateVolumeCapabilitiesRequest) error {
-	if err := checkCapabilities(req.GetVolumeCapabilities()); err != nil {
-		return err
-	}
+// unsupported is why a well-formed question of ValidateVolumeCapabilities is answered with no; "" is yes.
+func unsupported(req *csi.ValidateVolumeCapabilitiesRequest) string {
 	_, attributes, err := volume.ParseContext(req.GetVolumeId(), req.GetVolumeContext())
-	if err != nil {
-		return err
-	}
-	if len(req.GetMutableParameters()) > 0 {
-		return fault.Field("mutable_parameters", "are not supported")
-	}
-	if len(req.GetParameters()) > 0 {
+	if err == nil && len(req.GetParameters()) > 0 {
 		// Any name does: what parameters mean does not depend on it.
-		if _, err := volume.ParseParameters(req.GetParameters(), "volume"); err != nil {
-			return err
-		}
+		_, err = volume.ParseParameters(req.GetParameters(), "volume")
 	}
-	return checkClientOptions(attributes, req.GetVolumeCapabilities())
+	if err == nil && len(req.GetMutableParameters()) > 0 {
+		err = fault.Field("mutable_parameters", "are not supported")
+	}
+	if err == nil {
+		err = checkCapabilities(req.GetVolumeCapabilities())
+	}
+	if err == nil {
+		err = checkClientOptions(attributes, req.GetVolumeCapabilities())
+	}
+	if err != nil {
+		return err.Error()
+	}
+	return ""
 }
 
 // keys chooses the credentials for work on a backend: by what its configuration says, never by what happens to be there.

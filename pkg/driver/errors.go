@@ -58,6 +58,7 @@ func codeOf(ctx context.Context, method string, err error) codes.Code {
 	case fault.Unsupported:
 		// CSI keeps Unimplemented for whole RPCs; an argument that cannot be served is invalid.
 		return codes.InvalidArgument
+	case fault.Unknown:
 	}
 	switch {
 	case ctx.Err() != nil:
@@ -69,12 +70,13 @@ func codeOf(ctx context.Context, method string, err error) codes.Code {
 }
 
 // statusOf turns a method's error into the one that the CO gets. The text is the error's own, with its whole cause. An
-// error that is a gRPC status already is the generated code's "unimplemented".
+// error that is a gRPC status already is the generated code's "unimplemented"; one that only wraps a status is not, so
+// this is no errors.As.
 func statusOf(ctx context.Context, method string, err error) error {
 	if err == nil {
 		return nil
 	}
-	if _, ok := err.(interface{ GRPCStatus() *status.Status }); ok { //nolint:errorlint // a wrapped status is not ours to forward
+	if _, ok := err.(interface{ GRPCStatus() *status.Status }); ok {
 		return err
 	}
 	return status.Error(codeOf(ctx, method, err), bounded(err.Error()))
@@ -92,9 +94,5 @@ func bounded(text string) string {
 
 // unexpected tells the codes that mean a fault of the driver or of what it stands on from those that every CO meets.
 func unexpected(code codes.Code) bool {
-	switch code {
-	case codes.Internal, codes.Unknown, codes.DataLoss:
-		return true
-	}
-	return false
+	return code == codes.Internal || code == codes.Unknown || code == codes.DataLoss
 }

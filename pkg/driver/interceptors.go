@@ -6,6 +6,7 @@ import (
 	"path"
 	"runtime/debug"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -138,13 +139,13 @@ func (f *inflight) add(method string, req any) (done func()) {
 	}
 	id := f.next
 	f.next++
-	text := ""
+	var words []string
 	for i, v := range subject(method, req) {
-		if i%2 == 1 {
-			text += fmt.Sprint(" ", v)
+		if i%2 == 1 { // the values
+			words = append(words, fmt.Sprint(v))
 		}
 	}
-	f.runs[id] = text[1:]
+	f.runs[id] = strings.Join(words, " ")
 	return func() {
 		f.mu.Lock()
 		defer f.mu.Unlock()

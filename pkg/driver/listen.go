@@ -110,7 +110,9 @@ func listenUnix(ctx context.Context, path string) (_ net.Listener, _ func() erro
 	if err != nil {
 		return nil, nil, err
 	}
-	lis.(*net.UnixListener).SetUnlinkOnClose(false) // by name, even if the name is somebody else's by then
+	if u, ok := lis.(*net.UnixListener); ok {
+		u.SetUnlinkOnClose(false) // it would go by name, even if the name is somebody else's by then
+	}
 	made, err := os.Lstat(path)
 	if err != nil {
 		return nil, nil, errors.Join(err, lis.Close())
@@ -156,15 +158,15 @@ func removeStale(ctx context.Context, path string) error {
 }
 
 func fileKind(m fs.FileMode) string {
-	switch m.Type() {
-	case fs.ModeDir:
+	switch {
+	case m.IsDir():
 		return "a directory"
-	case fs.ModeSymlink:
-		return "a symbolic link"
-	case 0:
+	case m.IsRegular():
 		return "a regular file"
+	case m.Type() == fs.ModeSymlink:
+		return "a symbolic link"
 	}
-	return m.Type().String()
+	return "a special file"
 }
 
 // lockFile makes the file and locks it, or fails at once if somebody holds it. Whoever holds the lock may remove the file.

@@ -17,7 +17,7 @@ import (
 // socketPath is in a directory with a short name, because Linux limits a socket's path.
 func socketPath(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "csi")
+	dir, err := os.MkdirTemp("", "csi") //nolint:usetesting // t.TempDir's names are too long for a socket
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -165,17 +165,17 @@ func TestLiveSocketIsNotStolen(t *testing.T) {
 }
 
 func TestWhatIsNotASocketIsNeverRemoved(t *testing.T) {
-	for kind, make := range map[string]func(string) error{
+	for kind, create := range map[string]func(string) error{
 		"a regular file": func(p string) error { return os.WriteFile(p, []byte("data"), 0o600) },
 		"a directory":    func(p string) error { return os.Mkdir(p, 0o700) },
 		"a symbolic link": func(p string) error {
 			leaveStaleSocket(t, p+".real")
 			return os.Symlink(p+".real", p)
 		},
-		"p": func(p string) error { return syscall.Mkfifo(p, 0o600) },
+		"a special file": func(p string) error { return syscall.Mkfifo(p, 0o600) },
 	} {
 		path := socketPath(t)
-		if err := make(path); err != nil {
+		if err := create(path); err != nil {
 			t.Fatal(err)
 		}
 		before, err := os.Lstat(path)

@@ -31,8 +31,12 @@ type logBuffer struct {
 	buf bytes.Buffer
 }
 
-func (b *logBuffer) Write(p []byte) (int, error) { b.mu.Lock(); defer b.mu.Unlock(); return b.buf.Write(p) }
-func (b *logBuffer) String() string              { b.mu.Lock(); defer b.mu.Unlock(); return b.buf.String() }
+func (b *logBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.buf.Write(p)
+}
+func (b *logBuffer) String() string { b.mu.Lock(); defer b.mu.Unlock(); return b.buf.String() }
 
 func newTestLogger(w io.Writer) klog.Logger {
 	return textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(w), textlogger.Verbosity(6)))
@@ -70,7 +74,8 @@ func start(t *testing.T, change func(*Config, *fakeMounter)) *running {
 	t.Cleanup(func() {
 		stop()
 		select {
-		case <-r.done:
+		case err := <-r.done:
+			_ = err // a test that cares has read it before
 		case <-time.After(30 * time.Second):
 			t.Error("the server does not end")
 		}
