@@ -101,7 +101,7 @@ func TestEnvironmentsAreCompleteAndInheritNothing(t *testing.T) {
 	}
 	for client, want := range map[string][]string{
 		"mountpoint-s3": append(slices.Clone(base), "AWS_MAX_ATTEMPTS=8"),
-		"rclone":        base,
+		"rclone":        append(slices.Clone(base), "RCLONE_CONFIG=/dev/null"),
 	} {
 		if got := get(t, client).Command(everything()).Env; !slices.Equal(got, want) {
 			t.Errorf("%s gets %q, want %q", client, got, want)

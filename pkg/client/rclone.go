@@ -80,7 +80,8 @@ func rcloneCommand(c Client, in Invocation) Command {
 	argv = append(argv, argument("dir-mode", mode(in.DirMode)), argument("file-mode", mode(in.FileMode)))
 	argv = append(argv, argument("cache-dir", in.CacheDir))
 	argv = append(argv, authored(c.Options, in.Options)...)
-	return Command{Argv: argv, Env: environment(in)}
+	// Without it the program starts itself a second time, to keep rclone's packages from looking for a configuration.
+	return Command{Argv: argv, Env: environment(in, "RCLONE_CONFIG=/dev/null")}
 }
 
 // queueLine starts a line that tells the queue.

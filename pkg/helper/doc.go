@@ -10,8 +10,9 @@
 //
 //   - With a running client it ignores SIGTERM, SIGINT and SIGHUP and ends only for a quit request. A SIGTERM that came
 //     meanwhile is remembered: the helper ends when its client does.
-//   - Told that the mount is ending, it goes once the client has ended and somebody has read the final status, at the
-//     latest a minute after; mount.exit stays on disk for whoever asks later.
+//   - Told that the mount is ending, it goes once the client has ended well and somebody has read the final status, at
+//     the latest a minute after; mount.exit stays on disk for whoever asks later. After a bad end it stays: a client that
+//     left something undone can be started once more.
 //   - Never given a client and asked nothing for two minutes, it goes.
 //   - After an unexpected exit of the client it stays, however long the driver is away.
 //

@@ -84,10 +84,16 @@ func (h *helper) settle() {
 	if h.finished || h.status.State == StateRunning {
 		return
 	}
-	if h.quitting || h.stopping || h.status.Ending && h.told {
+	if h.quitting || h.stopping || h.status.Ending && h.told && !h.endedBadly() {
 		h.finished = true
 		close(h.done)
 	}
+}
+
+// endedBadly tells whether the last client may have left something undone: then it can be started again even while the
+// mount is ending, and the keys for that are kept. Call under mu.
+func (h *helper) endedBadly() bool {
+	return h.status.State == StateExited && (h.status.ExitCode != 0 || h.status.Signal != "")
 }
 
 // snapshot is the status and the channel that tells of the next one.
@@ -136,7 +142,7 @@ func (h *helper) start(req StartRequest, fuse *os.File) error {
 	switch {
 	case h.status.State == StateRunning:
 		return fault.Errorf(fault.Exists, "a client runs already (pid %d)", h.status.ClientPID)
-	case h.status.Ending:
+	case h.status.Ending && !h.endedBadly():
 		return fault.Errorf(fault.Precondition, "the mount is ending: no client is started any more")
 	case h.quitting || h.stopping:
 		return fault.Errorf(fault.Precondition, "the helper is ending: no client is started any more")
@@ -147,7 +153,9 @@ func (h *helper) start(req StartRequest, fuse *os.File) error {
 	} else {
 		queue = c.Queue
 	}
-	h.setKeys(req.Keys)
+	if !req.Keys.IsZero() {
+		h.setKeys(req.Keys)
+	}
 	if err := forgetEnd(h.stateDir); err != nil {
 		h.log.printf("remove what an earlier client left: %v", err)
 	}

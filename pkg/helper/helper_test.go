@@ -128,6 +128,27 @@ func TestNoClientStartsAfterEnd(t *testing.T) {
 	}
 }
 
+// What a client that died while the mount was ending left undone is finished by another one, with the keys of before.
+func TestAClientThatEndedBadlyIsStartedAgainWhileEnding(t *testing.T) {
+	r := newRig(t, func(o *options) { o.idleLimit, o.endGrace = 200*time.Millisecond, time.Millisecond })
+	r.start("exit:1")
+	r.until("the exit", exited)
+	if err := r.peer.End(bounded(t)); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(400 * time.Millisecond)
+	r.mustLive()
+	status, err := r.tryStart("exit:0")
+	if err != nil || !status.Ending {
+		t.Fatalf("start: %+v, %v", status, err)
+	}
+	r.until("the exit", exited)
+	r.mustEnd()
+	if end, ok, err := ReadEnd(r.dir); err != nil || !ok || !end.Expected || end.Code != 0 || end.Starts != 2 {
+		t.Errorf("record: %+v, %v, %v", end, ok, err)
+	}
+}
+
 func TestSecondStartIsRefusedWhileAClientRuns(t *testing.T) {
 	r := newRig(t)
 	r.start("wait:" + r.dir + "/go")

@@ -89,7 +89,7 @@ func (h *helper) patience() (wait time.Duration, bounded bool) {
 		return 0, false
 	case h.waiting > 0:
 		return h.idleLimit, true // look again then
-	case h.status.Ending:
+	case h.status.Ending && !h.endedBadly():
 		return h.endGrace - idle, true
 	case h.status.State == StateIdle:
 		return h.idleLimit - idle, true

@@ -71,8 +71,8 @@ func (p *Peer) Credentials(ctx context.Context, keys credentials.Keys) error {
 	return err
 }
 
-// End says that the mount is about to be unmounted, so that the client's exit is expected. It cannot be taken back: no
-// further client can be started.
+// End says that the mount is about to be unmounted, so that the client's exit is expected. It cannot be taken back: a
+// further client is started only to finish what one that ended badly left undone.
 func (p *Peer) End(ctx context.Context) error {
 	_, err := p.call(ctx, request{Op: opEnd}, nil, true)
 	return err

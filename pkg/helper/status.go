@@ -12,7 +12,7 @@ type State string
 const (
 	StateIdle    State = "idle"    // no client was started yet
 	StateRunning State = "running" // a client runs
-	StateExited  State = "exited"  // the last client has ended; a new one can be started unless Ending
+	StateExited  State = "exited"  // the last client has ended; a new one can be started, while Ending only after a bad end
 )
 
 // Status is what a helper says of itself. Fields that a helper of another version does not know are zero.
@@ -44,5 +44,5 @@ type StartRequest struct {
 	// cannot read the queue from its output.
 	Client  string
 	Command client.Command
-	Keys    credentials.Keys
+	Keys    credentials.Keys // zero: those that the helper has
 }

@@ -9,6 +9,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
@@ -33,21 +34,10 @@ func (m *Manager) end(ctx context.Context, rec record) error {
 			return err
 		}
 	}
-	peer := m.peer(rec.Name)
-	if err := peer.End(ctx); err != nil && !errors.Is(err, helper.ErrGone) {
-		return fmt.Errorf("telling the helper of mount %s to end: %w", rec.Name, err)
-	}
-	if err := m.unmountSource(ctx, rec); err != nil {
-		return m.draining(rec, err)
-	}
-	status, err := m.awaitExit(ctx, rec, peer)
-	if err != nil {
+	if err := m.drain(ctx, rec); err != nil {
 		return err
 	}
-	if err := m.checkExit(ctx, rec, status); err != nil {
-		return err
-	}
-	if err := m.endHelper(ctx, rec, peer); err != nil {
+	if err := m.endHelper(ctx, rec); err != nil {
 		return err
 	}
 	if err := m.do(ctx, func() error { return m.store.remove(rec.Name) }); err != nil {
@@ -56,6 +46,68 @@ func (m *Manager) end(ctx context.Context, rec record) error {
 	klog.FromContext(ctx).Info("Ended", "mount", rec.Name, "client", rec.Client, "bucket", rec.Spec.Bucket, "prefix", rec.Spec.Prefix,
 		"took", time.Since(rec.Ending).Round(time.Millisecond))
 	return nil
+}
+
+// drain returns when the client has exited and has stored all that it was given.
+func (m *Manager) drain(ctx context.Context, rec record) error {
+	peer := m.peer(rec.Name)
+	for {
+		if err := peer.End(ctx); err != nil && !errors.Is(err, helper.ErrGone) {
+			return fmt.Errorf("telling the helper of mount %s to end: %w", rec.Name, err)
+		}
+		if err := m.unmountSource(ctx, rec); err != nil {
+			return m.draining(rec, err)
+		}
+		how, err := m.awaitExit(ctx, rec, peer)
+		if err != nil {
+			return err
+		}
+		if how == "" {
+			return nil
+		}
+		klog.FromContext(ctx).Info("The client did not end well", "mount", rec.Name, "volume", rec.VolumeID, "client", rec.Client, "how", how)
+		cl, err := m.clientOf(rec.Client)
+		if err != nil {
+			return err
+		}
+		if cl.Queue == nil || rec.Spec.ReadOnly {
+			return nil // it holds nothing back: what was closed was stored by then
+		}
+		if err := m.revive(ctx, rec); err != nil {
+			return fault.Errorf(fault.Unavailable, "client %s ended with %s and may have files left to store, in %s; it could not be started again to store them: %w",
+				rec.Client, how, m.store.cacheDir(rec.Name), err)
+		}
+	}
+}
+
+// revive starts a client that died once more, on the same cache and behind a new connection: it stores what it finds there.
+func (m *Manager) revive(ctx context.Context, rec record) error {
+	var keys credentials.Keys // none: the helper has them
+	if _, err := m.peer(rec.Name).Hello(ctx); errors.Is(err, helper.ErrGone) {
+		if rec.Spec.Source != credentials.SourceDriver {
+			return errors.New("its helper died, and with it the secret's keys: publish the volume once more, or copy the files to the bucket by hand and remove the mount's directories")
+		}
+		be, err := m.Backends.Backend(rec.Spec.Backend)
+		if err != nil {
+			return err
+		}
+		if keys, err = m.Backends.DriverKeys(ctx); err != nil {
+			return err
+		}
+		if err := m.Launcher.Kill(ctx, rec.UID); err != nil {
+			return err
+		}
+		if err := m.launchHelper(ctx, rec, be); err != nil {
+			return err
+		}
+	} else if err != nil {
+		return err
+	}
+	fuse, err := m.mountSource(ctx, rec)
+	if err != nil {
+		return err
+	}
+	return m.serve(ctx, rec, keys, fuse)
 }
 
 // unmountSource unmounts the source once the kernel has no request left for the client, and detaches the copies that other
@@ -110,22 +162,46 @@ func (m *Manager) quiet(ctx context.Context, mnt host.Mount) error {
 	return nil
 }
 
-// awaitExit waits until the client has exited. Where its helper is gone, it waits for the mount's processes; the status is
-// nil then, because nobody knows how the client ended.
-func (m *Manager) awaitExit(ctx context.Context, rec record, peer *helper.Peer) (*helper.Status, error) {
+// awaitExit waits until the client has exited and tells how; "" is well. Where its helper is gone, the mount's processes are
+// waited for, and the helper's last file tells.
+func (m *Manager) awaitExit(ctx context.Context, rec record, peer *helper.Peer) (how string, err error) {
 	var last helper.Status
 	for {
 		status, err := peer.Status(ctx, last.Revision)
 		switch {
 		case errors.Is(err, helper.ErrGone):
-			return nil, m.awaitGone(ctx, rec)
+			if err := m.awaitGone(ctx, rec); err != nil {
+				return "", err
+			}
+			return m.lastEnd(ctx, rec)
 		case err != nil:
-			return nil, m.draining(rec, describe(last.Queue, err))
-		case status.State != helper.StateRunning:
-			return &status, nil
+			return "", m.draining(rec, describe(last.Queue, err))
+		case status.State == helper.StateRunning:
+			last = status
+		case status.State == helper.StateExited && (status.ExitCode != 0 || status.Signal != ""):
+			return lastWords(status), nil
+		default:
+			return "", nil
 		}
-		last = status
 	}
+}
+
+// lastEnd is how the last client ended, by the file that its helper left.
+func (m *Manager) lastEnd(ctx context.Context, rec record) (how string, err error) {
+	var (
+		end  helper.End
+		left bool
+	)
+	if err := m.do(ctx, func() (err error) { end, left, err = helper.ReadEnd(m.store.helperDir(rec.Name)); return err }); err != nil {
+		return "", err
+	}
+	switch {
+	case !left:
+		return "nobody knows what, because its helper died too", nil
+	case end.Code == 0 && end.Signal == "":
+		return "", nil
+	}
+	return lastWords(helper.Status{ExitCode: end.Code, Signal: end.Signal, Tail: end.Tail}), nil
 }
 
 // awaitGone waits until no process of the mount is left.
@@ -143,22 +219,9 @@ func (m *Manager) awaitGone(ctx context.Context, rec record) error {
 	}
 }
 
-// checkExit refuses to go on where a client ended with data that it had not stored: its cache is kept.
-func (m *Manager) checkExit(ctx context.Context, rec record, status *helper.Status) error {
-	if status == nil || status.State != helper.StateExited || status.ExitCode == 0 && status.Signal == "" {
-		return nil
-	}
-	if status.Queue != nil && status.Queue.Uploads > 0 {
-		return fault.Errorf(fault.Precondition, "client %s ended with %s and had %s left to store; they are kept in %s: "+
-			"copy them to the bucket, then remove %s", rec.Client, lastWords(*status), queue(*status.Queue), m.store.cacheDir(rec.Name), m.store.mountDir(rec.Name))
-	}
-	klog.FromContext(ctx).Info("The client did not end well", "mount", rec.Name, "client", rec.Client, "how", lastWords(*status))
-	return nil
-}
-
 // endHelper ends the helper, which has nothing to do any more.
-func (m *Manager) endHelper(ctx context.Context, rec record, peer *helper.Peer) error {
-	if err := peer.Quit(ctx); err == nil {
+func (m *Manager) endHelper(ctx context.Context, rec record) error {
+	if err := m.peer(rec.Name).Quit(ctx); err == nil {
 		gctx, cancel := context.WithTimeout(ctx, exitGrace)
 		err := m.awaitGone(gctx, rec)
 		cancel()

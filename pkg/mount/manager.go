@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -233,14 +234,9 @@ func mountedAt(mounts []host.Mount, path string) (top host.Mount, ok bool) {
 	return top, ok
 }
 
-// inUse lists the publications of a mount.
-func inUse(all []publication, name string) (used []publication) {
-	for _, p := range all {
-		if p.Mount == name {
-			used = append(used, p)
-		}
-	}
-	return used
+// usedElsewhere tells whether a mount has a publication at another target than this one ("": at any).
+func usedElsewhere(all []publication, name, target string) bool {
+	return slices.ContainsFunc(all, func(p publication) bool { return p.Mount == name && p.Target != target })
 }
 
 // keyOf is the key in a mount's name.
@@ -286,14 +282,14 @@ func (m *Manager) tend(ctx context.Context, name string) error {
 	var (
 		rec  record
 		have bool
-		used []publication
+		used bool
 	)
 	err := m.do(ctx, func() (err error) {
 		if rec, have, err = m.store.record(name); err != nil {
 			return err
 		}
 		all, err := m.store.allPublications()
-		used = inUse(all, name)
+		used = usedElsewhere(all, name, "")
 		return err
 	})
 	switch {
@@ -301,9 +297,9 @@ func (m *Manager) tend(ctx context.Context, name string) error {
 		return err
 	case !have:
 		return m.discard(ctx, record{Name: name, Key: keyOf(name)})
-	case len(used) > 0 && rec.Phase == phaseRunning:
+	case used && rec.Phase == phaseRunning:
 		return m.refresh(ctx, rec)
-	case len(used) > 0:
+	case used:
 		return nil // a retry of its publish or unpublish goes on with it
 	case rec.Phase == phaseStarting:
 		klog.FromContext(ctx).Info("Clearing away a mount whose start was cut short", "mount", name, "volume", rec.VolumeID)

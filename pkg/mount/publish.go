@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"strings"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -19,7 +20,7 @@ import (
 // Publish makes the volume appear at the target. It is idempotent; a retry of the same request joins the one under way.
 // When it fails, everything that it did is undone.
 func (m *Manager) Publish(ctx context.Context, r Request) error {
-	if err := m.checkClient(r); err != nil {
+	if err := errors.Join(m.checkTarget(r.Target), m.checkClient(r)); err != nil {
 		return err
 	}
 	if r.Source == credentials.SourceSecret && r.Keys.IsZero() {
@@ -49,6 +50,16 @@ func (m *Manager) checkClient(r Request) error {
 	}
 	if cl.CallerPIDs {
 		return host.HostPID()
+	}
+	return nil
+}
+
+// checkTarget keeps publications out of the driver's own directories; host.OpenTarget checks the rest.
+func (m *Manager) checkTarget(target string) error {
+	for _, own := range []string{m.StateDir, m.CacheDir} {
+		if target == own || strings.HasPrefix(target, own+"/") {
+			return fault.Field("target_path", "%s is inside %s, which is the driver's own", target, own)
+		}
 	}
 	return nil
 }
@@ -230,7 +241,7 @@ func (m *Manager) ensure(ctx context.Context, r Request, spec Spec) (record, err
 			if err := m.discard(ctx, rec); err != nil {
 				return record{}, err
 			}
-		case rec.Phase == phaseEnding, len(inUse(pubs, rec.Name)) == 0:
+		case rec.Phase == phaseEnding, !usedElsewhere(pubs, rec.Name, r.Target):
 			// What it was given must be stored before another life of it reads the same prefix.
 			if err := m.end(ctx, rec); err != nil {
 				return record{}, fmt.Errorf("waiting for the mount's previous life to end: %w", err)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
@@ -60,25 +61,19 @@ func (m *Manager) start(ctx context.Context, r Request, spec Spec) (rec record, 
 		bucket, err = m.Backends.CheckAccess(gtx, be, keys, spec.Bucket, spec.Prefix, spec.Region, spec.ExpectedBucketOwner)
 		return err
 	})
+	g.Go(func() error { return m.launchHelper(gtx, rec, be) })
 	g.Go(func() (err error) {
-		fuse, err = m.launch(gtx, rec, be, spec)
+		fuse, err = m.mountSource(gtx, rec)
 		return err
 	})
-	err = g.Wait()
-	if fuse != nil {
-		defer fuse.Close() // again: only after ours is closed does the client's death end the connection
-	}
-	if err != nil {
+	if err := g.Wait(); err != nil {
+		if fuse != nil {
+			fuse.Close()
+		}
 		return record{}, err
 	}
 	rec.Command = cl.Command(m.invocation(rec, cl, be, bucket, r.Options))
-	peer := m.peer(rec.Name)
-	status, err := peer.Start(ctx, helper.StartRequest{Client: cl.Name, Command: rec.Command, Keys: keys}, fuse)
-	if err != nil {
-		return record{}, fmt.Errorf("starting client %s: %w", cl.Name, err)
-	}
-	fuse.Close()
-	if err := m.awaitReady(ctx, rec, peer, status); err != nil {
+	if err := m.serve(ctx, rec, keys, fuse); err != nil {
 		return record{}, err
 	}
 	rec.Phase = phaseRunning
@@ -144,50 +139,77 @@ func (m *Manager) freeUID(ctx context.Context, key string, used map[uint32]bool)
 	return 0, fault.Errorf(fault.Exhausted, "all %d user ids of --uid-range are taken by mounts: unpublish volumes or widen the range", size)
 }
 
-// launch starts the helper and mounts a FUSE file system on the source; the descriptor is the client's, once it runs.
-func (m *Manager) launch(ctx context.Context, rec record, be backend.Backend, spec Spec) (fuse *os.File, err error) {
+// launchHelper starts the mount's helper, which waits for a client to run.
+func (m *Manager) launchHelper(ctx context.Context, rec record, be backend.Backend) (err error) {
 	var ca []byte
 	if be.CAFile != "" {
 		if ca, err = os.ReadFile(be.CAFile); err != nil { // in the driver's own file system
-			return nil, fault.Errorf(fault.Precondition, "backend %s: its caFile: %w", be.Name, err)
+			return fault.Errorf(fault.Precondition, "backend %s: its caFile: %w", be.Name, err)
 		}
 	}
 	var socket *os.File
-	err = m.Namespace.Do(ctx, "preparing mount "+rec.Name, func() (err error) {
+	err = m.do(ctx, func() (err error) {
 		if ca != nil {
 			if err := os.WriteFile(m.store.caFile(rec.Name), ca, 0o644); err != nil { // for the client's uid
 				return err
 			}
 		}
-		if socket, err = helper.Listen(m.store.socket(rec.Name)); err != nil {
+		if err := ignoreMissing(os.Remove(m.store.socket(rec.Name))); err != nil { // of a helper that died
 			return err
 		}
-		source, err := host.OpenDir(m.store.sourceDir(rec.Name))
-		if err != nil {
-			return err
-		}
-		defer source.Close()
-		if fuse, err = host.OpenFuse(); err != nil {
-			return err
-		}
-		return host.MountFuse(fuse, source, host.FuseMount{
-			Source: rec.Source, UID: rec.UID, GID: rec.UID, ReadOnly: spec.ReadOnly, SELinuxContext: spec.SELinuxContext,
-		})
+		socket, err = helper.Listen(m.store.socket(rec.Name))
+		return err
 	})
-	if socket != nil {
-		defer socket.Close()
-	}
 	if err != nil {
-		return fuse, fmt.Errorf("preparing the mount: %w", err)
+		return fmt.Errorf("preparing the helper: %w", err)
 	}
+	defer socket.Close()
 	err = m.Launcher.Start(ctx, launcher.Unit{
 		Name: rec.Name, Description: fmt.Sprintf("S3 volume %s (%s)", rec.VolumeID, rec.Client),
 		UID: rec.UID, GID: rec.UID, StateDir: m.store.helperDir(rec.Name), Socket: socket,
 	})
 	if err != nil {
-		return fuse, fmt.Errorf("starting the helper: %w", err)
+		return fmt.Errorf("starting the helper: %w", err)
+	}
+	return nil
+}
+
+// mountSource mounts a new FUSE file system on the source. The descriptor is for the client.
+func (m *Manager) mountSource(ctx context.Context, rec record) (fuse *os.File, err error) {
+	err = m.Namespace.Do(ctx, "mounting "+rec.Source, func() error {
+		source, err := host.OpenDir(m.store.sourceDir(rec.Name))
+		if err != nil {
+			return err
+		}
+		defer source.Close()
+		f, err := host.OpenFuse()
+		if err != nil {
+			return err
+		}
+		if err := host.MountFuse(f, source, host.FuseMount{
+			Source: rec.Source, UID: rec.UID, GID: rec.UID, ReadOnly: rec.Spec.ReadOnly, SELinuxContext: rec.Spec.SELinuxContext,
+		}); err != nil {
+			f.Close()
+			return err
+		}
+		fuse = f
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("mounting: %w", err)
 	}
 	return fuse, nil
+}
+
+// serve has the helper run the client on the FUSE descriptor, which it takes over, and waits until the mount answers.
+func (m *Manager) serve(ctx context.Context, rec record, keys credentials.Keys, fuse *os.File) error {
+	peer := m.peer(rec.Name)
+	status, err := peer.Start(ctx, helper.StartRequest{Client: rec.Client, Command: rec.Command, Keys: keys}, fuse)
+	fuse.Close() // only after ours is closed does the client's death end the connection
+	if err != nil {
+		return fmt.Errorf("starting client %s: %w", rec.Client, err)
+	}
+	return m.awaitReady(ctx, rec, peer, status)
 }
 
 // invocation fills in everything that the spec's author left open.

@@ -92,19 +92,15 @@ func (m *Manager) recordOf(ctx context.Context, name string) (rec record, err er
 // release gives up a publication. If it was the mount's last, the mount is ended first, so that the record stays until
 // all is stored. The key's lock is held.
 func (m *Manager) release(ctx context.Context, rec record, target string) error {
-	var others int
+	var others bool
 	if err := m.do(ctx, func() error {
 		all, err := m.store.allPublications()
-		for _, p := range inUse(all, rec.Name) {
-			if p.Target != target {
-				others++
-			}
-		}
+		others = usedElsewhere(all, rec.Name, target)
 		return err
 	}); err != nil {
 		return err
 	}
-	if others == 0 {
+	if !others {
 		if err := m.end(ctx, rec); err != nil {
 			return err
 		}
