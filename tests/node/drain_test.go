@@ -1,0 +1,141 @@
+package node
+
+import (
+	"crypto/rand"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
+)
+
+// slow lets an upload of a few MiB take some seconds.
+var slow = faultproxy.Faults{Bandwidth: 2 << 20}
+
+func random(size int) string {
+	b := make([]byte, size)
+	_, _ = rand.Read(b)
+	return string(b)
+}
+
+// A file that was written and closed is stored when unpublish says OK, also when that takes longer than one call, and
+// also when the driver is killed in between.
+func TestUnpublishWaitsUntilEverythingIsStored(t *testing.T) {
+	e := start(t)
+	for _, name := range []string{"calm", "crash"} {
+		v := static(name, rclone)
+		content := random(12 << 20)
+		target := e.publish(v, v.GetVolumeId())
+		e.proxy.Set(slow)
+		write(t, filepath.Join(target, "data.bin"), content)
+		write(t, filepath.Join(target, "second"), "small")
+
+		began := time.Now()
+		err := e.tryUnpublish(time.Second, v, target)
+		want(t, err, codes.Aborted, "draining: ", "upload", " MiB", "a retry waits for it")
+		if took := time.Since(began); took > 4*time.Second {
+			t.Errorf("an unpublish with a deadline of 1 s took %s", took)
+		}
+		if keys := e.Keys(t, bucket, v.GetVolumeId()+"/data.bin"); len(keys) > 0 {
+			t.Fatalf("the upload is over already (%v): this test proves nothing", keys)
+		}
+		if len(mountsAt(t, target)) > 0 {
+			t.Error("the target is still mounted while the mount drains")
+		}
+		if name == "crash" {
+			e.restart()
+			want(t, e.tryUnpublish(500*time.Millisecond, v, target), codes.Aborted, "draining: ")
+		}
+		e.unpublish(v, target)
+		if got := e.Object(t, bucket, v.GetVolumeId()+"/data.bin"); got != content {
+			t.Errorf("the object has %d bytes, %d were written; equal: %t", len(got), len(content), got == content)
+		}
+		if got := e.Object(t, bucket, v.GetVolumeId()+"/second"); got != "small" {
+			t.Errorf("the second object: %q", got)
+		}
+		e.proxy.Set(faultproxy.Faults{})
+		e.NothingLeft(t)
+	}
+}
+
+// A publication that comes while the previous life of the mount drains waits, and sees what that stored.
+func TestPublishDuringADrainSeesAllThatWasWritten(t *testing.T) {
+	e := start(t)
+	v := static("again", rclone)
+	content := random(8 << 20)
+	target := e.publish(v, "a")
+	e.proxy.Set(slow)
+	write(t, filepath.Join(target, "data.bin"), content)
+	want(t, e.tryUnpublish(time.Second, v, target), codes.Aborted, "draining")
+	other := e.publish(v, "b")
+	e.proxy.Set(faultproxy.Faults{})
+	if got := read(t, filepath.Join(other, "data.bin")); got != content {
+		t.Errorf("the new life of the mount reads %d bytes, equal: %t", len(got), got == content)
+	}
+	e.unpublish(v, target)
+	e.unpublish(v, other)
+	e.NothingLeft(t)
+}
+
+// What a client stores only when a file is released must not be lost to an unmount that comes before: a shell's
+// redirection is closed by another process than the one that opened it, and an empty file is stored on release.
+func TestUnpublishWaitsForFilesThatAreBeingReleased(t *testing.T) {
+	eachClient(t, func(t *testing.T, e *env, client string) {
+		v := static("release", client)
+		target := e.publish(v, "a")
+		content := random(3 << 20)
+		from := filepath.Join(e.Dir, "content")
+		write(t, from, content)
+
+		f, err := os.Create(filepath.Join(target, "redirected"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd := exec.CommandContext(t.Context(), "sh", "-c", "sleep 0.2; exec cat "+from)
+		cmd.Stdout = f
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		f.Close()
+		empty, err := os.Create(filepath.Join(target, "empty"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.proxy.Set(faultproxy.Faults{Bandwidth: 2 << 20, Latency: 300 * time.Millisecond})
+		if err := cmd.Wait(); err != nil {
+			t.Fatal(err)
+		}
+		empty.Close()
+		if err := e.tryUnpublish(time.Second, v, target); err != nil {
+			want(t, err, codes.Aborted, "draining")
+		}
+		e.unpublish(v, target)
+		if got := e.Object(t, bucket, "release/redirected"); got != content {
+			t.Errorf("the object has %d bytes of %d, equal: %t", len(got), len(content), got == content)
+		}
+		if got := e.Object(t, bucket, "release/empty"); got != "" {
+			t.Errorf("the empty object has %d bytes", len(got))
+		}
+		e.NothingLeft(t)
+	})
+}
+
+// An outage of S3 while a mount drains is waited out.
+func TestDrainOutlastsAnOutage(t *testing.T) {
+	e := start(t)
+	v := static("outage", rclone)
+	target := e.publish(v, "a")
+	e.proxy.Set(faultproxy.Faults{Refuse: true})
+	write(t, filepath.Join(target, "file"), "kept")
+	want(t, e.tryUnpublish(2*time.Second, v, target), codes.Aborted, "draining: 1 upload, 4 B")
+	e.proxy.Set(faultproxy.Faults{})
+	e.unpublish(v, target)
+	if got := e.Object(t, bucket, "outage/file"); got != "kept" {
+		t.Errorf("the object is %q", got)
+	}
+	e.NothingLeft(t)
+}

@@ -1,0 +1,312 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
+	"github.com/s3-csi/s3-csi-driver/tests/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+)
+
+func TestMain(m *testing.M) { rigtest.Main(m) }
+
+// The clients, by the names that volumes give them. mount-s3 is the strict stand-in.
+const (
+	rclone     = "rclone"
+	mountpoint = "mountpoint-s3"
+)
+
+var clients = []string{rclone, mountpoint}
+
+// programs are the process names of the clients.
+var programs = map[string]string{rclone: "s3-csi-rclone", mountpoint: "mount-s3"}
+
+const bucket = rigtest.Bucket
+
+// env is a node with one driver, and a proxy between it and its S3 server.
+type env struct {
+	*rigtest.Node
+	*rig.Driver
+	t       *testing.T
+	proxy   *faultproxy.Proxy
+	secrets []string // that must not be seen anywhere
+}
+
+// newEnv starts everything but the driver.
+func newEnv(t *testing.T) *env {
+	t.Helper()
+	e := &env{t: t, Node: rigtest.New(t)}
+	if _, err := os.Stat(filepath.Join(e.Clients, programs[mountpoint])); err != nil {
+		t.Skip("needs the stand-in for mount-s3: make test-parts builds it")
+	}
+	var err error
+	if e.proxy, err = faultproxy.Start(e.Endpoint()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := e.proxy.Stop(); err != nil {
+			t.Errorf("stopping the proxy: %v", err)
+		}
+	})
+	e.Rig.S3.Endpoint = e.proxy.Endpoint()
+	e.secrets = []string{e.Rig.S3.Keys.SecretAccessKey}
+	t.Cleanup(func() { e.noSecretIn("the drivers' log", []byte(e.Logs())) })
+	return e
+}
+
+// Endpoint is the S3 server's, without the proxy.
+func (e *env) Endpoint() string { return e.Process.Endpoint() }
+
+// start is newEnv with a driver in mode node.
+func start(t *testing.T, flags ...string) *env {
+	t.Helper()
+	e := newEnv(t)
+	e.drive(flags...)
+	return e
+}
+
+// drive starts a driver; the previous one must be gone.
+func (e *env) drive(flags ...string) {
+	e.t.Helper()
+	e.Driver = e.Drive(e.t, "node", flags...)
+}
+
+// restart kills the driver as a crash does and starts another.
+func (e *env) restart(flags ...string) {
+	e.t.Helper()
+	e.Kill()
+	e.drive(flags...)
+}
+
+// PID is the driver's.
+func (e *env) PID() int { return e.Driver.PID() }
+
+func (e *env) noSecretIn(what string, text []byte) {
+	e.t.Helper()
+	for _, s := range e.secrets {
+		if strings.Contains(string(text), s) {
+			e.t.Errorf("%s holds a secret key", what)
+		}
+	}
+}
+
+// user makes a user of the S3 server who may do everything with the bucket, and gives the CSI secret of one of its keys.
+func (e *env) user(name string) map[string]string {
+	e.t.Helper()
+	keys, err := e.AddUser(e.t.Context(), name, `{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Action":"s3:*","Resource":"*"}]}`)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	e.secrets = append(e.secrets, keys.SecretAccessKey)
+	return map[string]string{"accessKeyID": keys.AccessKeyID, "secretAccessKey": keys.SecretAccessKey}
+}
+
+// static is a volume that no controller made: the prefix "<name>/" of the bucket, with a handle that says nothing.
+func static(name, client string, pairs ...string) *csi.Volume {
+	c := map[string]string{"bucketName": bucket, "prefix": name + "/", "client": client}
+	for i := 0; i+1 < len(pairs); i += 2 {
+		c[pairs[i]] = pairs[i+1]
+	}
+	return &csi.Volume{VolumeId: name, VolumeContext: c}
+}
+
+// change is one way in which a publication differs from an ordinary one.
+type change func(*csi.NodePublishVolumeRequest)
+
+func readOnly(r *csi.NodePublishVolumeRequest) { r.Readonly = true }
+
+func mode(m csi.VolumeCapability_AccessMode_Mode) change {
+	return func(r *csi.NodePublishVolumeRequest) { r.VolumeCapability.AccessMode.Mode = m }
+}
+
+func flags(f ...string) change {
+	return func(r *csi.NodePublishVolumeRequest) { r.GetVolumeCapability().GetMount().MountFlags = f }
+}
+
+func secrets(s map[string]string) change {
+	return func(r *csi.NodePublishVolumeRequest) { r.Secrets = s }
+}
+
+func group(gid string) change {
+	return func(r *csi.NodePublishVolumeRequest) { r.GetVolumeCapability().GetMount().VolumeMountGroup = gid }
+}
+
+// tryPublish publishes and gives the error.
+func (e *env) tryPublish(limit time.Duration, v *csi.Volume, target string, changes ...change) error {
+	req := rigtest.PublishRequest(v, target)
+	for _, c := range changes {
+		c(req)
+	}
+	ctx, cancel := context.WithTimeout(e.t.Context(), limit)
+	defer cancel()
+	_, err := e.NodePublishVolume(ctx, req)
+	return err
+}
+
+// publish publishes a volume at the target of that name and gives its path.
+func (e *env) publish(v *csi.Volume, name string, changes ...change) string {
+	e.t.Helper()
+	target := e.Target(name)
+	if err := e.tryPublish(time.Minute, v, target, changes...); err != nil {
+		e.t.Fatalf("publishing %s at %s: %v", v.GetVolumeId(), target, err)
+	}
+	return target
+}
+
+func (e *env) tryUnpublish(limit time.Duration, v *csi.Volume, target string) error {
+	ctx, cancel := context.WithTimeout(e.t.Context(), limit)
+	defer cancel()
+	_, err := e.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: v.GetVolumeId(), TargetPath: target})
+	return err
+}
+
+// unpublish unpublishes a volume, whose target must be gone then.
+func (e *env) unpublish(v *csi.Volume, target string) {
+	e.t.Helper()
+	if err := e.tryUnpublish(time.Minute, v, target); err != nil {
+		e.t.Fatalf("unpublishing %s: %v", v.GetVolumeId(), err)
+	}
+	if _, err := os.Lstat(target); !errors.Is(err, os.ErrNotExist) {
+		e.t.Errorf("the target %s is still there: %v", target, err)
+	}
+}
+
+// want fails the test unless err has that code and its text all the words.
+func want(t *testing.T, err error, code codes.Code, words ...string) {
+	t.Helper()
+	if status.Code(err) != code {
+		t.Fatalf("code %s: %v; want %s", status.Code(err), err, code)
+	}
+	for _, w := range words {
+		if !strings.Contains(err.Error(), w) {
+			t.Errorf("the error does not say %q: %v", w, err)
+		}
+	}
+}
+
+// undone fails the test if a failed publication left anything, the target included.
+func (e *env) undone(target string) {
+	e.t.Helper()
+	e.NothingLeft(e.t)
+	if _, err := os.Lstat(target); !errors.Is(err, os.ErrNotExist) {
+		e.t.Errorf("the target is still there: %v", err)
+	}
+}
+
+// proc is a process of a mount.
+type proc struct {
+	name     string
+	pid, uid int
+}
+
+// processes are the mounts' processes of that name; "" is all.
+func (e *env) processes(name string) []proc {
+	var all []proc
+	for _, line := range e.Processes() {
+		comm, rest, _ := strings.Cut(line, ", pid ")
+		p := proc{name: comm}
+		if _, err := fmt.Sscanf(rest, "%d, uid %d", &p.pid, &p.uid); err != nil {
+			e.t.Fatalf("process %q: %v", line, err)
+		}
+		if name == "" || name == comm {
+			all = append(all, p)
+		}
+	}
+	return all
+}
+
+// client is the only process of that client.
+func (e *env) client(client string) proc {
+	e.t.Helper()
+	all := e.processes(programs[client])
+	if len(all) != 1 {
+		e.t.Fatalf("%d processes of client %s, want one: %v", len(all), client, e.Processes())
+	}
+	return all[0]
+}
+
+// kill ends a process by force and waits until its file system has noticed.
+func (e *env) kill(p proc) {
+	e.t.Helper()
+	if err := unix.Kill(p.pid, unix.SIGKILL); err != nil {
+		e.t.Fatal(err)
+	}
+	e.await(10*time.Second, "the client's end", func() bool { return unix.Kill(p.pid, 0) != nil || isZombie(p.pid) })
+}
+
+func isZombie(pid int) bool {
+	stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	_, rest, _ := strings.Cut(string(stat), ") ")
+	return strings.HasPrefix(rest, "Z")
+}
+
+// await waits until something is so.
+func (e *env) await(limit time.Duration, what string, is func() bool) {
+	e.t.Helper()
+	for end := time.Now().Add(limit); !is(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			e.t.Fatalf("waited %s in vain for %s", limit, what)
+		}
+	}
+}
+
+// awaitNothingLeft waits until the driver has cleared away what it finds.
+func (e *env) awaitNothingLeft(limit time.Duration) {
+	e.t.Helper()
+	for end := time.Now().Add(limit); len(e.Leftovers()) > 0 && time.Now().Before(end); {
+		time.Sleep(20 * time.Millisecond)
+	}
+	e.NothingLeft(e.t)
+}
+
+// mountsAt are the mounts on exactly that path, the lowest first.
+func mountsAt(t *testing.T, path string) []*mountinfo.Info {
+	t.Helper()
+	found, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) { return m.Mountpoint != path, false })
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+// lives tells how many mounts the driver has made so far.
+func (e *env) lives() string {
+	b, _ := os.ReadFile(filepath.Join(e.State, "generation"))
+	return strings.TrimSpace(string(b))
+}
+
+func write(t *testing.T, path, content string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+// eachClient runs a test for each client on a node of its own.
+func eachClient(t *testing.T, test func(t *testing.T, e *env, client string)) {
+	for _, c := range clients {
+		t.Run(c, func(t *testing.T) { test(t, start(t), c) })
+	}
+}
