@@ -27,6 +27,9 @@ import (
 // EnvBin names the directory where make put the programs.
 const EnvBin = "S3CSI_BIN"
 
+// EnvMountpoint names a real mount-s3, to be used instead of the stand-in.
+const EnvMountpoint = "MOUNT_S3"
+
 // The user ids that mounts get: every rig that lives at the same time has a block of its own, also those of other
 // processes, because a user id is how a mount's processes are found.
 const (
@@ -115,11 +118,15 @@ func (r *Rig) install(bin string) error {
 			return err
 		}
 	}
+	mountpoint := os.Getenv(EnvMountpoint)
+	if mountpoint == "" {
+		mountpoint = filepath.Join(bin, "test", "mount-s3")
+	}
 	for _, p := range []struct {
 		from     string
 		optional bool
-	}{{"s3-csi-driver", false}, {"s3-csi-rclone", false}, {"test/mount-s3", true}} {
-		err := copyProgram(filepath.Join(bin, p.from), filepath.Join(r.Clients, filepath.Base(p.from)))
+	}{{filepath.Join(bin, "s3-csi-driver"), false}, {filepath.Join(bin, "s3-csi-rclone"), false}, {mountpoint, true}} {
+		err := copyProgram(p.from, filepath.Join(r.Clients, filepath.Base(p.from)))
 		if err != nil && !(p.optional && errors.Is(err, fs.ErrNotExist)) {
 			return fmt.Errorf("installing programs (make builds them): %w", err)
 		}
