@@ -28,21 +28,21 @@ const (
 )
 
 func main() {
+	info, _ := debug.ReadBuildInfo()
+	version := driver.VersionFrom(version, info)
 	// One helper runs per mount, so its mode comes before everything that takes memory.
 	if len(os.Args) > 1 && os.Args[1] == string(driver.ModeHelper) {
-		if err := helper.Run(context.Background(), os.Args[2:]); err != nil {
+		if err := helper.Run(context.Background(), version, os.Args[2:]); err != nil {
 			fmt.Fprintln(os.Stderr, "s3-csi-driver:", err)
 			os.Exit(exitFailure)
 		}
 		os.Exit(exitOK)
 	}
-	os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))
+	os.Exit(run(os.Args[1:], version, os.Stdout, os.Stderr))
 }
 
 // run is main without its exit, except for a second signal's.
-func run(args []string, stdout, stderr io.Writer) int {
-	info, _ := debug.ReadBuildInfo()
-	version := driver.VersionFrom(version, info)
+func run(args []string, version string, stdout, stderr io.Writer) int {
 	o, err := driver.Parse(args, driver.Environment{Lookup: os.LookupEnv, Hostname: os.Hostname})
 	switch {
 	case errors.Is(err, pflag.ErrHelp):

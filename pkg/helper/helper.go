@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime/debug"
 	"strings"
 	"sync"
 	"time"
@@ -17,6 +16,7 @@ import (
 // options are what a helper is made from; tests replace the parts that need a real mount.
 type options struct {
 	name, stateDir string
+	version        string // of the program
 	stderr         *os.File
 	now            func() time.Time
 	lookup         func(name string) (client.Client, error)
@@ -59,16 +59,8 @@ func newHelper(o options) (*helper, error) {
 	return &helper{
 		options: o, scrub: scrub, log: log, endpoint: ep, tail: &tail{},
 		done: make(chan struct{}), killed: make(chan struct{}), changed: make(chan struct{}), lastTalk: o.now(),
-		status: Status{Protocol: ProtocolVersion, Version: programVersion(), PID: os.Getpid(), Revision: 1, State: StateIdle},
+		status: Status{Protocol: ProtocolVersion, Version: o.version, PID: os.Getpid(), Revision: 1, State: StateIdle},
 	}, nil
-}
-
-func programVersion() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return ""
-	}
-	return info.Main.Version
 }
 
 // bump tells everybody who waits that the status changed. Call under mu.

@@ -20,11 +20,12 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
 )
 
-// Run is the `helper` mode: `--name <name> --state-dir <dir>`, the listening socket as descriptor 0. It returns when the
+// Run is the `helper` mode of the program of that version: `--name <name> --state-dir <dir>`, the listening socket as
+// descriptor 0. It returns when the
 // helper has nothing left to do, and an error only if it could not begin. It changes its whole process (umask, limits,
 // dumpability, garbage collection, signals), so nothing else may run in it. A ctx that ends is taken as SIGTERM: the
 // helper goes on while a client runs.
-func Run(ctx context.Context, args []string) error {
+func Run(ctx context.Context, version string, args []string) error {
 	flags := flag.NewFlagSet("helper", flag.ContinueOnError)
 	name := flags.String("name", "", "name of the mount")
 	stateDir := flags.String("state-dir", "", "the mount's state directory")
@@ -53,7 +54,7 @@ func Run(ctx context.Context, args []string) error {
 		return fmt.Errorf("helper %s: descriptor 0: %w", *name, err)
 	}
 	h, err := newHelper(options{
-		name: *name, stateDir: *stateDir, stderr: os.Stderr, now: time.Now,
+		name: *name, version: version, stateDir: *stateDir, stderr: os.Stderr, now: time.Now,
 		lookup: client.Get, checkFuse: checkFuse, idleLimit: idleLimit, endGrace: endGrace,
 	})
 	if err != nil {

@@ -199,6 +199,15 @@ func (m *Manager) peer(name string) *helper.Peer {
 	})
 }
 
+// undone joins a failure with that of its undoing, if there is one. Only what was undone altogether may be final for the
+// caller: after a final answer nobody comes back to clear up.
+func undone(err, undo error) error {
+	if undo == nil {
+		return err
+	}
+	return fault.Errorf(fault.Unavailable, "%w; and it could not be undone altogether (a retry does that): %w", err, undo)
+}
+
 // do is Namespace.Do for the store's plain file work.
 func (m *Manager) do(ctx context.Context, fn func() error) error {
 	return m.Namespace.Do(ctx, "reading or writing "+m.StateDir, fn)

@@ -87,7 +87,7 @@ func (m *Manager) publish(ctx context.Context, r Request, spec Spec) (err error)
 		if err != nil && made {
 			uctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoBound)
 			defer cancel()
-			err = errors.Join(err, m.removeTarget(uctx, r.Target))
+			err = undone(err, m.removeTarget(uctx, r.Target))
 		}
 	}()
 
@@ -104,7 +104,7 @@ func (m *Manager) publish(ctx context.Context, r Request, spec Spec) (err error)
 	if err := m.bind(ctx, r, rec, target); err != nil {
 		uctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoBound)
 		defer cancel()
-		return errors.Join(err, m.unmountTarget(uctx, r.Target), m.release(uctx, rec, r.Target))
+		return undone(err, errors.Join(m.unmountTarget(uctx, r.Target), m.release(uctx, rec, r.Target)))
 	}
 	klog.FromContext(ctx).Info("Published", "mount", rec.Name, "client", rec.Client, "readOnly", r.ReadOnly)
 	return nil

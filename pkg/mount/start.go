@@ -47,7 +47,7 @@ func (m *Manager) start(ctx context.Context, r Request, spec Spec) (rec record, 
 		if err != nil {
 			uctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoBound)
 			defer cancel()
-			err = errors.Join(err, m.discard(uctx, rec))
+			err = undone(err, m.discard(uctx, rec))
 		}
 	}()
 
@@ -112,7 +112,7 @@ func (m *Manager) allocate(ctx context.Context, r Request, spec Spec, cl client.
 	if err := m.do(ctx, func() error { return m.store.make(rec) }); err != nil {
 		uctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoBound)
 		defer cancel()
-		return record{}, errors.Join(fmt.Errorf("making the mount's directories: %w", err), m.do(uctx, func() error { return m.store.remove(rec.Name) }))
+		return record{}, undone(fmt.Errorf("making the mount's directories: %w", err), m.do(uctx, func() error { return m.store.remove(rec.Name) }))
 	}
 	return rec, nil
 }

@@ -59,7 +59,7 @@ func proveConditional(ctx context.Context, pl place) (honoured bool, err error) 
 		switch {
 		case err == nil:
 			versions[aws.ToString(out.VersionId)] = true
-		case indeterminate(backend.Classify(err, what)):
+		case !backend.IsPreconditionFailed(err) && indeterminate(backend.Classify(err, what)):
 			versions[""] = true
 		}
 		return err

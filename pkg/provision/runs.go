@@ -30,7 +30,7 @@ type progress struct {
 }
 
 func (p *progress) String() string {
-	s := count(int(p.objects.Load()), "object") + " removed so far"
+	s := count(int(p.objects.Load()), "object") + " removed"
 	if n := p.uploads.Load(); n > 0 {
 		s += ", " + count(int(n), "unfinished upload") + " aborted"
 	}
@@ -165,7 +165,7 @@ func (rs *runs) report(r *run) string {
 		r.mu.Lock()
 		since := time.Since(r.started)
 		r.mu.Unlock()
-		s += r.progress.String() + " (" + since.Truncate(time.Second).String() + ")"
+		s += "so far " + r.progress.String() + " (" + since.Truncate(time.Second).String() + ")"
 	}
 	if failure != "" {
 		s += "; the attempt before this one failed: " + failure

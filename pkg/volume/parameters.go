@@ -52,7 +52,8 @@ func ParseParameters(params map[string]string, name string) (Parameters, error) 
 	return p, nil
 }
 
-// checkName refuses what the CSI specification does not allow in a volume's name.
+// checkName refuses what the CSI specification does not allow in a volume's name: control characters other than common white
+// space.
 func checkName(name string) error {
 	switch {
 	case name == "":
@@ -61,7 +62,7 @@ func checkName(name string) error {
 		return fault.Field("name", "has %d bytes, %d at most are allowed", len(name), maxString)
 	case !utf8.ValidString(name):
 		return fault.Field("name", "is not UTF-8")
-	case strings.ContainsFunc(name, unicode.IsControl):
+	case strings.ContainsFunc(name, func(r rune) bool { return unicode.IsControl(r) && !strings.ContainsRune("\t\n\r", r) }):
 		return fault.Field("name", "%q holds a control character", name)
 	}
 	return nil

@@ -167,11 +167,11 @@ func TestParseParametersRefusesBadValuesByName(t *testing.T) {
 }
 
 func TestParseParametersRefusesNamesThatCSIDoesNotAllow(t *testing.T) {
-	for _, name := range []string{"", "a\nb", "a\x00", "\xff", strings.Repeat("n", 129)} {
+	for _, name := range []string{"", "a\x0bb", "a\u0085", "a\x00", "\xff", strings.Repeat("n", 129)} {
 		_, err := ParseParameters(nil, name)
 		wantInvalid(t, err, "name")
 	}
-	for _, name := range []string{"..", "a/b@2", "größe 数据", strings.Repeat("n", 128)} {
+	for _, name := range []string{"..", "a/b@2", "tab\tand\r\nline", "größe 数据", strings.Repeat("n", 128)} {
 		if _, err := ParseParameters(nil, name); err != nil {
 			t.Errorf("%q: %v", name, err)
 		}
