@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	iofs "io/fs"
 	"os"
 	"path/filepath"
@@ -95,37 +94,6 @@ func ignoreGone(err error) error {
 		return nil
 	}
 	return err
-}
-
-// rescue takes up files that have unsent data, are not open and are not in the queue.
-//
-// rclone leaves a file behind like this: to upload a file that was changed in the middle, it first fetches the rest of
-// it, while it closes it. If S3 does not answer then, the file stays in the cache, marked unsent, and nothing happens to
-// it until somebody opens and closes it again. So that is what is done here; it fails like before until S3 answers.
-func (c *cache) rescue(files *vfs.VFS, queued map[string]bool) {
-	left, err := c.unsent()
-	if err != nil {
-		fs.Errorf(nil, "looking for unsent data in the cache: %v", err)
-		return
-	}
-	for name := range left {
-		if queued[name] {
-			continue
-		}
-		if err := reopen(files, name); err != nil {
-			fs.Errorf(name, "not uploaded yet: %v", err)
-		}
-	}
-}
-
-func reopen(files *vfs.VFS, name string) error {
-	h, err := files.OpenFile(name, os.O_RDWR, 0)
-	if err != nil {
-		return err
-	}
-	// The first access opens the file in the cache.
-	_, err = h.Seek(0, io.SeekEnd)
-	return errors.Join(err, h.Close())
 }
 
 // lost is the directory in the cache for what cannot be stored without a human.

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/rclone/rclone/fs"
-	"github.com/rclone/rclone/vfs"
 )
 
 const (
@@ -15,8 +14,8 @@ const (
 	// maxRetryDelay bounds the time between two attempts to upload a file, in seconds, so that an outage of S3 is not
 	// followed by another of our own.
 	maxRetryDelay = 30.0
-	// rescueEvery is how often files are looked for that rclone has given up on.
-	rescueEvery = 10 * time.Second
+	// againEvery is how often a VFS that has given up on a file is replaced.
+	againEvery = 10 * time.Second
 	// sayEvery is how often the log says what an unmounted file system waits for.
 	sayEvery = 30 * time.Second
 )
@@ -25,16 +24,15 @@ const (
 type drainer struct {
 	queue  *uploads
 	cache  *cache
-	files  *vfs.VFS
 	report *reporter
+	// again replaces the VFS by a new one, which takes up what it finds in the cache.
+	again func(context.Context) error
 }
 
 // whileMounted reports and hurries the queue until the file system is unmounted. A signal only starts waiting uploads.
 func (d *drainer) whileMounted(ctx context.Context, unmounted <-chan struct{}, signals <-chan os.Signal) {
 	tick := time.NewTicker(pollQueue)
 	defer tick.Stop()
-	rescue := time.NewTicker(rescueEvery)
-	defer rescue.Stop()
 	for {
 		limit := maxRetryDelay
 		select {
@@ -43,8 +41,6 @@ func (d *drainer) whileMounted(ctx context.Context, unmounted <-chan struct{}, s
 		case s := <-signals:
 			fs.Logf(nil, "%v does not end the program: unmount the file system, and it ends when everything is stored", s)
 			limit = 0
-		case <-rescue.C:
-			d.cache.rescue(d.files, d.step(ctx, limit))
 		case <-tick.C:
 		}
 		d.step(ctx, limit)
@@ -55,7 +51,7 @@ func (d *drainer) whileMounted(ctx context.Context, unmounted <-chan struct{}, s
 func (d *drainer) drain(ctx context.Context, signals <-chan os.Signal) error {
 	tick := time.NewTicker(pollDrain)
 	defer tick.Stop()
-	start, said, rescued := time.Now(), time.Now(), time.Time{}
+	start, said, renewed := time.Now(), time.Now(), time.Now()
 	hurried := map[uint64]bool{}
 	for {
 		waiting, err := d.queue.items(ctx)
@@ -81,9 +77,13 @@ func (d *drainer) drain(ctx context.Context, signals <-chan os.Signal) error {
 			if err != nil {
 				fs.Errorf(nil, "looking for unsent data in the cache: %v", err)
 			}
-			if time.Since(rescued) >= rescueEvery || rescued.IsZero() {
-				d.cache.rescue(d.files, names)
-				rescued = time.Now()
+			// Left by a process that was killed, and not to be completed when this one started. A new VFS tries again.
+			if err == nil && time.Since(renewed) >= againEvery {
+				fs.Logf(nil, "%d files in the cache are not stored and not in the queue: trying again", len(left))
+				if err := d.again(ctx); err != nil {
+					return err
+				}
+				renewed, hurried = time.Now(), map[uint64]bool{}
 			}
 		}
 		if time.Since(said) >= sayEvery {

@@ -7,28 +7,44 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
-// handles knows the open files of a FUSE file system.
+// handles knows the open files of a FUSE file system, and does for them what rclone's VFS leaves undone.
 //
 // The kernel sends RELEASE in the background and drops what it has not sent when the file system is unmounted. A file
 // whose RELEASE is lost would stay open, and open files are not uploaded. So what is still open when the connection has
 // ended is released here.
+//
+// rclone fetches what a changed file still lacks when the file is closed. If that fails there is nobody left to tell: the
+// file is never uploaded, and the next to open it finds the change gone. So here a file is fetched before it is changed
+// for the first time, and who writes gets the error.
 type handles struct {
 	fuse.RawFileSystem
 
 	mu   sync.Mutex
-	open map[handle]struct{}
+	open map[handle]*state
 }
 
 type handle struct{ node, fh uint64 }
 
-func newHandles(fs fuse.RawFileSystem) *handles {
-	return &handles{RawFileSystem: fs, open: map[handle]struct{}{}}
+// state is what is known of an open file.
+type state struct {
+	mu    sync.Mutex
+	whole bool // all of it is in the cache
 }
 
-func (h *handles) add(k handle) {
+func newHandles(fs fuse.RawFileSystem) *handles {
+	return &handles{RawFileSystem: fs, open: map[handle]*state{}}
+}
+
+func (h *handles) add(k handle, s *state) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.open[k] = struct{}{}
+	h.open[k] = s
+}
+
+func (h *handles) get(k handle) *state {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.open[k]
 }
 
 func (h *handles) remove(k handle) {
@@ -39,18 +55,30 @@ func (h *handles) remove(k handle) {
 
 // Open opens a file.
 func (h *handles) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+	if in.Flags&syscall.O_ACCMODE == syscall.O_WRONLY {
+		// To be fetched it must be readable here. Whether the caller may read was for the kernel to check.
+		readable := *in
+		readable.Flags = in.Flags&^syscall.O_ACCMODE | syscall.O_RDWR
+		in = &readable
+	}
 	status := h.RawFileSystem.Open(cancel, in, out)
 	if status.Ok() {
-		h.add(handle{in.NodeId, out.Fh})
+		h.add(handle{in.NodeId, out.Fh}, &state{whole: in.Flags&syscall.O_TRUNC != 0})
 	}
 	return status
 }
 
 // Create makes and opens a file.
 func (h *handles) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out *fuse.CreateOut) fuse.Status {
+	if in.Flags&syscall.O_ACCMODE == syscall.O_WRONLY {
+		readable := *in
+		readable.Flags = in.Flags&^syscall.O_ACCMODE | syscall.O_RDWR
+		in = &readable
+	}
 	status := h.RawFileSystem.Create(cancel, in, name, out)
 	if status.Ok() {
-		h.add(handle{out.NodeId, out.Fh})
+		// The file may have come into being elsewhere since the kernel looked, so it is not taken for empty.
+		h.add(handle{out.NodeId, out.Fh}, &state{whole: in.Flags&syscall.O_TRUNC != 0})
 	}
 	return status
 }
@@ -61,28 +89,86 @@ func (h *handles) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
 	h.RawFileSystem.Release(cancel, in)
 }
 
+// Write writes to a file, after fetching it.
+func (h *handles) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (uint32, fuse.Status) {
+	if status := h.fetch(cancel, in.InHeader, in.Fh); !status.Ok() {
+		return 0, status
+	}
+	return h.RawFileSystem.Write(cancel, in, data)
+}
+
 // SetAttr changes a file's size or time.
 //
 // A size that is set by path, with no descriptor, is set with the file open all the same: of a file that is not open
 // rclone knows only the object in S3, and while a newer version waits to be stored that is the wrong one, or none.
 func (h *handles) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.AttrOut) fuse.Status {
-	if in.Valid&fuse.FATTR_SIZE == 0 || in.Valid&fuse.FATTR_FH != 0 {
+	if in.Valid&fuse.FATTR_SIZE == 0 {
 		return h.RawFileSystem.SetAttr(cancel, in, out)
 	}
-	var opened fuse.OpenOut
-	if status := h.Open(cancel, &fuse.OpenIn{InHeader: in.InHeader, Flags: syscall.O_RDWR}, &opened); !status.Ok() {
+	fh := in.Fh
+	if in.Valid&fuse.FATTR_FH == 0 {
+		var opened fuse.OpenOut
+		if status := h.Open(cancel, &fuse.OpenIn{InHeader: in.InHeader, Flags: syscall.O_RDWR}, &opened); !status.Ok() {
+			return status
+		}
+		fh = opened.Fh
+		defer h.Release(cancel, &fuse.ReleaseIn{InHeader: in.InHeader, Fh: fh})
+	}
+	if in.Size > 0 {
+		if status := h.fetch(cancel, in.InHeader, fh); !status.Ok() {
+			return status
+		}
+	}
+	return h.RawFileSystem.SetAttr(cancel, in, out)
+}
+
+// fetchSize is how much is read at once to bring a file into the cache.
+const fetchSize = 1 << 20
+
+// fetch brings all of an open file into the cache, once.
+func (h *handles) fetch(cancel <-chan struct{}, header fuse.InHeader, fh uint64) fuse.Status {
+	s := h.get(handle{header.NodeId, fh})
+	if s == nil {
+		return fuse.EBADF
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.whole {
+		return fuse.OK
+	}
+	var attr fuse.AttrOut
+	if status := h.RawFileSystem.GetAttr(cancel, &fuse.GetAttrIn{InHeader: header}, &attr); !status.Ok() {
 		return status
 	}
-	status := h.RawFileSystem.SetAttr(cancel, in, out)
-	h.Release(cancel, &fuse.ReleaseIn{InHeader: in.InHeader, Fh: opened.Fh})
-	return status
+	buf := make([]byte, fetchSize)
+	for offset := uint64(0); ; {
+		in := &fuse.ReadIn{InHeader: header, Fh: fh, Offset: offset, Size: fetchSize}
+		result, status := h.RawFileSystem.Read(cancel, in, buf)
+		if !status.Ok() {
+			return status
+		}
+		got, status := result.Bytes(buf)
+		n := len(got)
+		result.Done()
+		if !status.Ok() {
+			return status
+		}
+		if n == 0 {
+			if offset < attr.Size {
+				return fuse.EIO // it must not be taken for shorter than it is
+			}
+			s.whole = true
+			return fuse.OK
+		}
+		offset += uint64(n)
+	}
 }
 
 // releaseAll closes what is open and says how much that was. No request may be under way any more.
 func (h *handles) releaseAll() int {
 	h.mu.Lock()
 	left := h.open
-	h.open = map[handle]struct{}{}
+	h.open = map[handle]*state{}
 	h.mu.Unlock()
 	for k := range left {
 		in := &fuse.ReleaseIn{Fh: k.fh}

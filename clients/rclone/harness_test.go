@@ -76,9 +76,6 @@ func build(dir string) parts {
 	}
 	cmd := exec.Command("go", "build", "-o", p.program, ".")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if os.Getenv("TEST_RACE") != "" { // the program itself with the race detector; needs a C compiler
-		cmd = exec.Command("go", "build", "-race", "-o", p.program, ".")
-	}
 	if out, err := cmd.CombinedOutput(); err != nil {
 		p.skip = fmt.Sprintf("the program does not build: %v\n%s", err, out)
 		return p

@@ -212,6 +212,32 @@ func TestNeverGivesUpWhenS3Refuses(t *testing.T) {
 	s.want("vol/refused", data)
 }
 
+func TestAChangeThatCannotBeCompletedIsRefusedAtOnce(t *testing.T) {
+	s := startS3(t)
+	old := payload(1<<20, 3)
+	s.put("vol/old", string(old))
+	k := s.control("addUser", "writer", scopePolicy("vol/", `"s3:PutObject"`))
+	m := startMount(t, mountOptions{s3: s, keys: k, prefix: "vol/"})
+	f, err := os.OpenFile(m.path("old"), os.O_WRONLY, 0)
+	check(t, err)
+	if _, err := f.WriteAt([]byte("x"), 10); !errors.Is(err, unix.EIO) {
+		t.Errorf("a write into a file that cannot be read: %v, want EIO", err)
+	}
+	_ = f.Close()
+	if err := os.Truncate(m.path("old"), 100); !errors.Is(err, unix.EIO) {
+		t.Errorf("a truncation of it: %v, want EIO", err)
+	}
+	s.control("setPolicy", "writer", scopePolicy("vol/", `"s3:PutObject","s3:GetObject"`))
+	f, err = os.OpenFile(m.path("old"), os.O_WRONLY, 0)
+	check(t, err)
+	_, err = f.WriteAt([]byte("x"), 10)
+	check(t, err)
+	check(t, f.Close())
+	old[10] = 'x'
+	m.finish()
+	s.want("vol/old", old)
+}
+
 func TestWorksWithASessionForItsPrefixAlone(t *testing.T) {
 	s := startS3(t)
 	k := s.control("addUser", "scoped", scopePolicy("vol/", `"s3:GetObject","s3:PutObject","s3:DeleteObject","s3:AbortMultipartUpload"`))

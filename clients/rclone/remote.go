@@ -125,6 +125,8 @@ func newVFS(ctx context.Context, c config, remote fs.Fs) (*vfs.VFS, error) {
 	opt.CacheMaxSize = fs.SizeSuffix(c.cacheSize)
 	opt.CacheMaxAge = fs.Duration(cacheAge)
 	opt.CachePollInterval = fs.Duration(cachePoll)
+	// Or a file that is opened again right after it changed in S3 is taken for empty.
+	opt.HandleCaching = 0
 	opt.CacheMode = cacheMode(c)
 	want := opt.CacheMode
 	v := vfs.New(ctx, remote, &opt)

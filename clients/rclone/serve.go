@@ -63,7 +63,7 @@ func run(ctx context.Context, c config, stdout io.Writer) error {
 	if err != nil {
 		return err
 	}
-	defer files.Shutdown()
+	defer func() { files.Shutdown() }()
 	if err := cache.check(files); err != nil {
 		return err
 	}
@@ -81,7 +81,17 @@ func run(ctx context.Context, c config, stdout io.Writer) error {
 	}()
 	report.say(readyLine)
 
-	d := &drainer{queue: queue, cache: cache, files: files, report: report}
+	d := &drainer{queue: queue, cache: cache, report: report, again: func(ctx context.Context) error {
+		if err := cache.awaitRemote(ctx, remote); err != nil {
+			return err
+		}
+		files.Shutdown()
+		fresh, err := newVFS(ctx, c, remote)
+		if err == nil {
+			files = fresh
+		}
+		return err
+	}}
 	d.whileMounted(ctx, unmounted, signals)
 	if n := open.releaseAll(); n > 0 {
 		fs.Logf(nil, "%d files were still open when the file system was unmounted", n)

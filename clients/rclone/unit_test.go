@@ -184,7 +184,7 @@ func TestHandlesReleasesWhatTheKernelDidNot(t *testing.T) {
 	if n := h.releaseAll(); n != 2 || len(fake.open) != 0 {
 		t.Errorf("released %d, left open %d, want 2 and 0", n, len(fake.open))
 	}
-	in := &fuse.SetAttrIn{}
+	in := &fuse.SetAttrIn{} // to size 0: nothing to fetch
 	in.Valid = fuse.FATTR_SIZE
 	if status := h.SetAttr(nil, in, &fuse.AttrOut{}); !status.Ok() || len(fake.open) != 0 {
 		t.Errorf("a size set by path: %v, with %d files left open; want it set with the file open, and closed", status, len(fake.open))
