@@ -1,0 +1,147 @@
+package bench
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/client"
+	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+)
+
+// bare starts and stops a client without the driver. Its directories are on the file systems that the driver's are on, and
+// its user id is of the node's range, so that whatever it left would show as a leftover.
+type bare struct {
+	node    *rigtest.Node
+	command client.Command
+	uid     int
+	dir     string // the mount point
+	cache   string
+	process *os.Process
+}
+
+// newBare makes one that does what the driver did for the only mount of the node: the command is read from that mount's
+// record. Only what must differ is changed: the cache and home directories, and the keys are in the environment.
+func newBare(b *testing.B, n *rigtest.Node) *bare {
+	b.Helper()
+	records, err := filepath.Glob(filepath.Join(n.State, "mounts", "*", "mount.json"))
+	if err != nil || len(records) != 1 {
+		b.Fatalf("want the record of one mount: %v, %v", records, err)
+	}
+	text, err := os.ReadFile(records[0])
+	if err != nil {
+		b.Fatal(err)
+	}
+	var record struct{ Command client.Command }
+	if err := json.Unmarshal(text, &record); err != nil {
+		b.Fatal(err)
+	}
+	if len(record.Command.Argv) == 0 {
+		b.Fatalf("%s has no command", records[0])
+	}
+	name := filepath.Base(filepath.Dir(records[0]))
+	work := filepath.Join(n.Dir, "bare")
+	c := &bare{node: n, uid: n.LastUID, dir: filepath.Join(n.Dir, "targets", "bare"), cache: filepath.Join(work, "cache")}
+	home := filepath.Join(work, "home")
+	for _, dir := range []string{c.dir, home} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			b.Fatal(err)
+		}
+	}
+	if err := os.Chown(home, c.uid, c.uid); err != nil {
+		b.Fatal(err)
+	}
+	own := strings.NewReplacer(filepath.Join(n.Cache, name), c.cache, filepath.Join(n.State, "mounts", name, "state"), home)
+	for _, a := range record.Command.Argv {
+		c.command.Argv = append(c.command.Argv, own.Replace(a))
+	}
+	for _, e := range record.Command.Env {
+		c.command.Env = append(c.command.Env, own.Replace(e))
+	}
+	keys := n.Process.Keys()
+	c.command.Env = append(c.command.Env, "AWS_ACCESS_KEY_ID="+keys.AccessKeyID, "AWS_SECRET_ACCESS_KEY="+keys.SecretAccessKey)
+	b.Cleanup(func() {
+		if c.process != nil {
+			_ = c.process.Kill()
+			_ = unix.Unmount(c.dir, unix.MNT_DETACH)
+			_, _ = c.process.Wait()
+		}
+	})
+	return c
+}
+
+// start returns when the root of the file system has been read. The cache is new and empty, as a new mount's is.
+func (c *bare) start() error {
+	if err := os.RemoveAll(c.cache); err != nil {
+		return err
+	}
+	if err := os.MkdirAll(c.cache, 0o700); err != nil {
+		return err
+	}
+	if err := os.Chown(c.cache, c.uid, c.uid); err != nil {
+		return err
+	}
+	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("/dev/fuse: %w", err)
+	}
+	fuse := os.NewFile(uintptr(fd), "/dev/fuse")
+	defer fuse.Close()
+	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=%d,group_id=%d,allow_other,default_permissions,max_read=1048576", fd, c.uid, c.uid)
+	if err := unix.Mount("s3csi:bare", c.dir, "fuse", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOATIME, options); err != nil {
+		return fmt.Errorf("mount: %w", err)
+	}
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer null.Close()
+	c.process, err = os.StartProcess(c.command.Argv[0], c.command.Argv, &os.ProcAttr{
+		Dir: "/", Env: c.command.Env, Files: []*os.File{null, null, null, fuse},
+		Sys: &syscall.SysProcAttr{Setsid: true, Credential: &syscall.Credential{Uid: uint32(c.uid), Gid: uint32(c.uid)}},
+	})
+	if err != nil {
+		return errors.Join(err, unix.Unmount(c.dir, unix.MNT_DETACH))
+	}
+	fuse.Close() // or the client's death would not end the wait below
+	return readRoot(c.dir)
+}
+
+// stop unmounts and waits for the client's end: everything is stored then.
+func (c *bare) stop() error {
+	var err error
+	for range 500 { // the kernel lets go of closed files a moment later
+		if err = unix.Unmount(c.dir, 0); !errors.Is(err, unix.EBUSY) {
+			break
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	if err != nil {
+		return fmt.Errorf("unmounting %s: %w", c.dir, err)
+	}
+	state, err := c.process.Wait()
+	c.process = nil
+	if err == nil && !state.Success() {
+		err = fmt.Errorf("the client ended: %s", state)
+	}
+	return err
+}
+
+// readRoot waits for the first entries of a directory, which come from S3.
+func readRoot(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	_, err = f.Readdirnames(1)
+	return err
+}

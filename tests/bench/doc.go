@@ -1,0 +1,10 @@
+// Package bench measures what a publication by the driver costs beside the same FUSE client started by hand: time until
+// files can be used, throughput, memory. `make bench` runs it as root, on a machine with FUSE.
+//
+// Every comparison is between two ways to the same thing, taken in turns in one run against one S3 server in a process of
+// its own, so that the machine, the server, the program and the data are the same for both and a change of load during
+// the run meets both. Each number is a median; which of the two goes first changes every round.
+//
+// The bare client (type bare) is the least that anybody has to do to serve a prefix: open /dev/fuse, mount(2), execute the
+// client as a user of its own with the argument vector that the driver gives it, credentials in its environment.
+package bench
