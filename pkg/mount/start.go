@@ -42,12 +42,12 @@ func (m *Manager) start(ctx context.Context, r Request, spec Spec) (rec record, 
 	if rec, err = m.allocate(ctx, r, spec, cl); err != nil {
 		return record{}, err
 	}
-	began := time.Now()
+	began, made := time.Now(), rec // a failure returns an empty rec
 	defer func() {
 		if err != nil {
 			uctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoBound)
 			defer cancel()
-			err = undone(err, m.discard(uctx, rec))
+			err = undone(err, m.discard(uctx, made))
 		}
 	}()
 
@@ -61,9 +61,11 @@ func (m *Manager) start(ctx context.Context, r Request, spec Spec) (rec record, 
 		bucket, err = m.Backends.CheckAccess(gtx, be, keys, spec.Bucket, spec.Prefix, spec.Region, spec.ExpectedBucketOwner)
 		return err
 	})
-	g.Go(func() error { return m.launchHelper(gtx, rec, be) })
+	// These two are short and leave something behind, so they are not cancelled but waited for when the keys are refused:
+	// what is given up on half-way is done after it was undone.
+	g.Go(func() error { return m.launchHelper(ctx, rec, be) })
 	g.Go(func() (err error) {
-		fuse, err = m.mountSource(gtx, rec)
+		fuse, err = m.mountSource(ctx, rec)
 		return err
 	})
 	if err := g.Wait(); err != nil {
@@ -299,6 +301,9 @@ func lastWords(s helper.Status) string {
 
 // discard clears away a mount that no pod ever wrote to. It can be repeated.
 func (m *Manager) discard(ctx context.Context, rec record) error {
+	if !validName(rec.Name) { // its directories would be everybody's
+		return fmt.Errorf("clearing away a mount: %q is not the name of one", rec.Name)
+	}
 	if rec.UID != 0 {
 		if err := m.Launcher.Kill(ctx, rec.UID); err != nil {
 			return fmt.Errorf("ending the helper of mount %s: %w", rec.Name, err)

@@ -21,8 +21,6 @@ import (
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
 
-func TestMain(m *testing.M) { rigtest.Main(m) }
-
 // The clients, by the names that volumes give them. mount-s3 is the strict stand-in.
 const (
 	rclone     = "rclone"
