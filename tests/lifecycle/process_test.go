@@ -12,22 +12,22 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
+	"github.com/s3-csi/s3-csi-driver/tests/rig"
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
 
 const patience = 20 * time.Second // for what takes much less
+
+const endSignal = syscall.SIGTERM
 
 // process is a run of the driver's program.
 type process struct {
@@ -108,7 +108,7 @@ type connection struct {
 // dial connects to an endpoint; nothing is sent before the first call.
 func dial(t *testing.T, endpoint string) connection {
 	t.Helper()
-	conn, err := grpc.NewClient(strings.TrimPrefix(endpoint, "tcp://"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := rig.Dial(endpoint)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,11 +7,13 @@ import (
 	"net"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 )
 
@@ -54,7 +56,7 @@ func (r *Rig) Start(ctx context.Context, mode string, flags ...string) (*Driver,
 	r.drivers = append(r.drivers, d)
 	r.mu.Unlock()
 	go func() { _ = d.cmd.Wait(); close(d.exited) }()
-	d.conn, err = grpc.NewClient(d.Endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	d.conn, err = Dial(d.Endpoint)
 	if err != nil {
 		return nil, err
 	}
@@ -63,6 +65,13 @@ func (r *Rig) Start(ctx context.Context, mode string, flags ...string) (*Driver,
 		return nil, fmt.Errorf("starting the driver: %w; its log:\n%s", err, r.Logs())
 	}
 	return d, nil
+}
+
+// Dial connects to a driver's endpoint, soon after it is there: gRPC's own first pause is a second.
+func Dial(endpoint string) (*grpc.ClientConn, error) {
+	return grpc.NewClient(strings.TrimPrefix(endpoint, "tcp://"), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithConnectParams(grpc.ConnectParams{
+		Backoff: backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1.5, MaxDelay: 200 * time.Millisecond}, MinConnectTimeout: 5 * time.Second,
+	}))
 }
 
 // Environment is what the rig's drivers are started with.
