@@ -1,0 +1,179 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+
+	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
+	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+)
+
+// Helpers, clients, mounts and open files outlive a driver that is killed; the next one shares the mount and ends it.
+func TestMountsSurviveTheDriver(t *testing.T) {
+	eachClient(t, func(t *testing.T, e *env, client string) {
+		v := static("survive", client)
+		a := e.publish(v, "a")
+		write(t, filepath.Join(a, "before"), "1")
+		held, err := os.Open(filepath.Join(a, "before"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer held.Close()
+		before := e.processes("")
+
+		e.Kill()
+		write(t, filepath.Join(a, "without"), "2")
+		if got := read(t, filepath.Join(a, "before")); got != "1" {
+			t.Errorf("without a driver the file reads %q", got)
+		}
+		e.drive()
+		if b := make([]byte, 1); func() error { _, err := held.ReadAt(b, 0); return err }() != nil || b[0] != '1' {
+			t.Error("the file that was open while the driver was killed cannot be read")
+		}
+		held.Close()
+		b := e.publish(v, "b")
+		if got := read(t, filepath.Join(b, "without")); got != "2" {
+			t.Errorf("the new publication reads %q", got)
+		}
+		if after := e.processes(""); !slices.Equal(before, after) {
+			t.Errorf("before the crash %v ran, after it %v: the mount is not shared", before, after)
+		}
+		e.unpublish(v, a)
+		write(t, filepath.Join(b, "after"), "3")
+		e.unpublish(v, b)
+		e.NothingLeft(t)
+		if got := e.Keys(t, bucket, "survive/"); len(got) != 3 {
+			t.Errorf("the bucket holds %v", got)
+		}
+	})
+}
+
+// A driver that is killed anywhere in a cold start leaves nothing that the next one does not clear away by itself.
+func TestKilledInAColdStart(t *testing.T) {
+	e := start(t)
+	v := static("cold", rclone)
+	// What a moment of the start is known by, and what S3 does then.
+	hanging := faultproxy.Faults{Blackhole: true}
+	moments := []struct {
+		name   string
+		faults faultproxy.Faults
+		now    func() bool
+	}{
+		{"the mount has directories", hanging, func() bool { return len(e.Leftovers()) > 0 }},
+		{"the helper runs", hanging, func() bool { return len(e.processes("")) > 0 }},
+		// A helper and a client, whose every request takes half a second.
+		{"the client runs", faultproxy.Faults{Latency: 500 * time.Millisecond}, func() bool { return len(e.processes(programs[rclone])) > 0 }},
+	}
+	for _, m := range moments {
+		t.Run(m.name, func(t *testing.T) {
+			target := e.Target("t")
+			e.proxy.Set(m.faults)
+			done := make(chan error, 1)
+			driver := e.Driver
+			go func() {
+				ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+				defer cancel()
+				_, err := driver.NodePublishVolume(ctx, rigtest.PublishRequest(v, target))
+				done <- err
+			}()
+			e.await(20*time.Second, m.name, m.now)
+			e.Kill()
+			want(t, <-done, codes.Unavailable)
+			e.proxy.Set(faultproxy.Faults{})
+			e.drive()
+			e.awaitNothingLeft(20 * time.Second)
+			// The CO's next call for the target is one or the other.
+			e.publish(v, "t")
+			write(t, filepath.Join(target, "file"), "x")
+			e.unpublish(v, target)
+			e.NothingLeft(t)
+		})
+	}
+}
+
+// The retry of a publication whose driver was killed need not wait for the tidying.
+func TestRetryAfterAKilledColdStart(t *testing.T) {
+	e := start(t)
+	v := static("retry", rclone)
+	for range 3 {
+		e.proxy.Set(faultproxy.Faults{Latency: 300 * time.Millisecond})
+		driver, done := e.Driver, make(chan error, 1)
+		go func() {
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			defer cancel()
+			_, err := driver.NodePublishVolume(ctx, rigtest.PublishRequest(v, e.Target("t")))
+			done <- err
+		}()
+		e.await(20*time.Second, "the helper", func() bool { return len(e.processes("")) > 0 })
+		e.restart()
+		<-done
+		e.proxy.Set(faultproxy.Faults{})
+		e.unpublish(v, e.publish(v, "t"))
+		e.awaitNothingLeft(20 * time.Second) // the sweep at start may be at what the first try left
+	}
+}
+
+// A mount whose client died comes back with the next publication of its target, and can be taken away without that.
+func TestDeadClient(t *testing.T) {
+	eachClient(t, func(t *testing.T, e *env, client string) {
+		v := static("dead", client)
+		a, b := e.publish(v, "a"), e.publish(v, "b")
+		write(t, filepath.Join(a, "file"), "x")
+		e.await(20*time.Second, "the upload", func() bool { return len(e.Keys(t, bucket, "dead/file")) > 0 })
+		e.kill(e.client(client))
+		e.await(5*time.Second, "ENOTCONN: the driver must hold no copy of the FUSE descriptor", func() bool {
+			_, err := os.Stat(filepath.Join(a, "file"))
+			return errors.Is(err, unix.ENOTCONN)
+		})
+		e.publish(v, "a")
+		if got := read(t, filepath.Join(a, "file")); got != "x" {
+			t.Errorf("after the republication the file reads %q", got)
+		}
+		if n := len(mountsAt(t, a)); n != 1 {
+			t.Errorf("%d mounts are stacked on the target", n)
+		}
+		if _, err := os.Stat(filepath.Join(b, "file")); !errors.Is(err, unix.ENOTCONN) {
+			t.Errorf("the other target: %v", err)
+		}
+		e.publish(v, "b")
+		if got := read(t, filepath.Join(b, "file")); got != "x" {
+			t.Errorf("the other target reads %q", got)
+		}
+		e.client(client) // the two share one again
+		e.kill(e.client(client))
+		e.unpublish(v, a)
+		e.unpublish(v, b)
+		e.awaitNothingLeft(time.Second)
+	})
+}
+
+// A helper that died with its client is no obstacle either.
+func TestDeadHelper(t *testing.T) {
+	e := start(t)
+	v := static("helperless", rclone)
+	target := e.publish(v, "a")
+	for _, p := range e.processes("") {
+		e.kill(p)
+	}
+	e.publish(v, "a")
+	write(t, filepath.Join(target, "file"), "x")
+	for _, p := range e.processes("") {
+		if p.name != programs[rclone] {
+			e.kill(p)
+		}
+	}
+	// The client lives on without its helper; what it was given is stored all the same.
+	e.unpublish(v, target)
+	if got := e.Object(t, bucket, "helperless/file"); got != "x" {
+		t.Errorf("the object is %q", got)
+	}
+	e.awaitNothingLeft(time.Second)
+}
