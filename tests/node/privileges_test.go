@@ -1,0 +1,215 @@
+package node
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/moby/sys/mountinfo"
+	"google.golang.org/grpc/codes"
+)
+
+// statusOf reads /proc/<pid>/status (proc_pid_status(5)).
+func statusOf(t *testing.T, pid int) map[string]string {
+	t.Helper()
+	fields := map[string]string{}
+	for line := range strings.Lines(read(t, fmt.Sprintf("/proc/%d/status", pid))) {
+		key, value, _ := strings.Cut(line, ":")
+		fields[key] = strings.Join(strings.Fields(value), " ")
+	}
+	return fields
+}
+
+// descriptors are what a process has open: number → link.
+func descriptors(t *testing.T, pid int) map[string]string {
+	t.Helper()
+	dir := fmt.Sprintf("/proc/%d/fd", pid)
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	links := map[string]string{}
+	for _, entry := range entries {
+		if link, err := os.Readlink(filepath.Join(dir, entry.Name())); err == nil {
+			links[entry.Name()] = link
+		}
+	}
+	return links
+}
+
+// unixSockets are the inodes of UNIX sockets with a path, as links in /proc show them.
+func unixSockets(t *testing.T) map[string]string {
+	t.Helper()
+	found := map[string]string{}
+	for line := range strings.Lines(read(t, "/proc/net/unix")) {
+		if f := strings.Fields(line); len(f) == 8 {
+			found["socket:["+f[6]+"]"] = f[7]
+		}
+	}
+	return found
+}
+
+// Helpers and clients have a user id of their own and no way to any other power.
+func TestClientsHaveNoPrivileges(t *testing.T) {
+	e := start(t)
+	volumes, targets := map[string]string{}, map[string]string{}
+	for _, client := range clients {
+		targets[client] = e.publish(static("alone-"+client, client), client)
+		volumes[client] = "alone-" + client
+	}
+	seen := map[int]string{}
+	for _, client := range clients {
+		c := e.client(client)
+		if other := seen[c.uid]; other != "" {
+			t.Errorf("clients %s and %s have the same uid %d", client, other, c.uid)
+		}
+		seen[c.uid] = client
+		if c.uid < e.FirstUID || c.uid > e.LastUID {
+			t.Errorf("client %s: uid %d is not of --uid-range", client, c.uid)
+		}
+	}
+	all := e.processes("")
+	if len(all) != 2*len(clients) {
+		t.Errorf("processes: %v", all)
+	}
+	sockets := unixSockets(t)
+	for _, p := range all {
+		status := statusOf(t, p.pid)
+		uid := fmt.Sprint(p.uid)
+		ids := strings.Join([]string{uid, uid, uid, uid}, " ")
+		for field, want := range map[string]string{
+			"Uid": ids, "Gid": ids, "Groups": "", "NoNewPrivs": "1",
+			"CapInh": strings.Repeat("0", 16), "CapPrm": strings.Repeat("0", 16), "CapEff": strings.Repeat("0", 16),
+			"CapBnd": strings.Repeat("0", 16), "CapAmb": strings.Repeat("0", 16),
+		} {
+			if got, ok := status[field]; !ok || got != want {
+				t.Errorf("%s: %s is %q, want %q", p.name, field, got, want)
+			}
+		}
+		fuse := 0
+		for fd, link := range descriptors(t, p.pid) {
+			own := strings.HasPrefix(link, filepath.Join(e.State, "mounts")+"/") || strings.HasPrefix(link, e.Cache+"/")
+			switch {
+			case link == "/dev/fuse":
+				fuse++
+			case own, link == os.DevNull, strings.HasPrefix(link, "pipe:"), strings.HasPrefix(link, "anon_inode:"):
+			case strings.HasPrefix(link, "socket:"):
+				if path := sockets[link]; path != "" && !strings.HasPrefix(path, filepath.Join(e.State, "mounts")+"/") {
+					t.Errorf("%s: descriptor %s is the socket %s", p.name, fd, path)
+				}
+			case strings.HasPrefix(link, "/proc/"), strings.HasPrefix(link, "/sys/fs/cgroup"): // a runtime's looks at itself
+			default:
+				t.Errorf("%s: descriptor %s is %s", p.name, fd, link)
+			}
+		}
+		if isClient := seen[p.uid] != "" && p.name == programs[seen[p.uid]]; isClient && fuse != 1 || !isClient && fuse != 0 {
+			t.Errorf("%s has %d FUSE descriptors", p.name, fuse)
+		}
+		e.noSecretIn(p.name+"'s command line", []byte(read(t, fmt.Sprintf("/proc/%d/cmdline", p.pid))))
+		e.noSecretIn(p.name+"'s environment", []byte(read(t, fmt.Sprintf("/proc/%d/environ", p.pid))))
+		if strings.Contains(read(t, fmt.Sprintf("/proc/%d/environ", p.pid)), e.Rig.S3.Keys.AccessKeyID) {
+			t.Errorf("%s's environment holds an access key", p.name)
+		}
+	}
+	for fd, link := range descriptors(t, e.PID()) {
+		if link == "/dev/fuse" {
+			t.Errorf("the driver holds a FUSE descriptor, %s", fd)
+		}
+	}
+	for client, target := range targets {
+		e.unpublish(static(volumes[client], client), target)
+	}
+	e.NothingLeft(t)
+}
+
+// What a client could try on its own does not work: it cannot open /dev/fuse (where that is root's) nor mount.
+func TestClientsCannotMount(t *testing.T) {
+	e := start(t)
+	e.program(rclone, `
+( : 9<>/dev/fuse ) && echo opened || echo refused
+/usr/bin/unshare -r -m /bin/true 2>&1
+/bin/mount -t tmpfs none /tmp 2>&1 && echo mounted
+/bin/cat `+filepath.Join(e.State, "salt")+` 2>&1
+/bin/ls `+filepath.Join(e.State, "mounts")+` 2>&1
+exit 3
+`)
+	err := e.tryPublish(30*time.Second, static("v", rclone), e.Target("t"))
+	want(t, err, codes.Unavailable, "exit status 3")
+	if fi, statErr := os.Stat("/dev/fuse"); statErr == nil && fi.Mode().Perm()&0o006 == 0 && !strings.Contains(err.Error(), "refused") {
+		t.Errorf("/dev/fuse could be opened: %v", err)
+	}
+	if strings.Contains(err.Error(), "| mounted") {
+		t.Errorf("it could mount: %v", err)
+	}
+	if n := strings.Count(err.Error(), "Permission denied"); n < 2 {
+		t.Errorf("it looked into the driver's state: %v", err)
+	}
+	e.undone(e.Target("t"))
+}
+
+// Nothing secret is in any file that the driver or a mount has.
+func TestNoSecretOnDisk(t *testing.T) {
+	e := start(t)
+	secret := e.user("canary")
+	var targets []string
+	for _, client := range clients {
+		target := e.publish(static("disk-"+client, client), client, secrets(secret))
+		write(t, filepath.Join(target, "file"), "x")
+		targets = append(targets, target)
+	}
+	files := 0
+	for _, dir := range []string{e.State, e.Cache} {
+		err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+			if err != nil {
+				return err
+			}
+			if path == filepath.Join(e.State, "sources") {
+				return filepath.SkipDir
+			}
+			if d.Type().IsRegular() {
+				files++
+				e.noSecretIn(path, []byte(read(t, path)))
+			}
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	if files < 4 {
+		t.Errorf("only %d files were looked at", files)
+	}
+	for i, client := range clients {
+		e.unpublish(static("disk-"+client, client), targets[i])
+	}
+	e.NothingLeft(t)
+}
+
+// A publication is nosuid and nodev whatever its author asks for.
+func TestPublicationsAreNosuidAndNodev(t *testing.T) {
+	e := start(t)
+	v := static("flags", rclone)
+	target := e.publish(v, "t")
+	for _, path := range []string{target} {
+		for _, m := range mountsAt(t, path) {
+			checkOptions(t, m, "nosuid", "nodev", "rw")
+			if strings.Contains(m.Optional, "shared") {
+				t.Errorf("%s is shared: %s", m.Mountpoint, m.Optional)
+			}
+		}
+	}
+	e.unpublish(v, target)
+	e.NothingLeft(t)
+}
+
+func checkOptions(t *testing.T, m *mountinfo.Info, options ...string) {
+	t.Helper()
+	for _, o := range options {
+		if !strings.Contains(","+m.Options+",", ","+o+",") {
+			t.Errorf("%s lacks %s: %s", m.Mountpoint, o, m.Options)
+		}
+	}
+}
