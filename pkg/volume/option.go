@@ -41,7 +41,7 @@ func ParseMountOptions(flags []string, field string) ([]Option, error) {
 		}
 		option, err := parseOption(flag)
 		if err != nil {
-			return nil, fault.Field(fmt.Sprintf("%s[%d]", field, i), "%q %w", flag, err)
+			return nil, fault.Field(fmt.Sprintf("%s[%d]", field, i), "%q %w", withoutValue(flag), err)
 		}
 		if first, ok := seen[option.Name]; ok {
 			return nil, fault.Field(fmt.Sprintf("%s[%d]", field, i), "gives %s again, which is in [%d] already", option.Name, first)
@@ -53,6 +53,16 @@ func ParseMountOptions(flags []string, field string) ([]Option, error) {
 		return nil, nil
 	}
 	return options, nil
+}
+
+// withoutValue is an option for an error's text: mount flags may hold secrets (CSI specification, MountVolume.mount_flags),
+// and of one that cannot be read nobody knows what is in it.
+func withoutValue(flag string) string {
+	text := strings.TrimLeft(flag, " ")
+	if end := strings.IndexAny(text, "= \t\n\x00"); end >= 0 && end+1 < len(text) {
+		return text[:end+1] + "…"
+	}
+	return flag
 }
 
 func parseOption(flag string) (Option, error) {
@@ -80,7 +90,7 @@ func parseOption(flag string) (Option, error) {
 		return Option{}, errors.New("holds white space in its value or more than one space before it")
 	case separator == '=':
 	case !dashed:
-		return Option{}, fmt.Errorf("separates name and value by a space; write %s=%s", name, value)
+		return Option{}, fmt.Errorf("separates name and value by a space; write %s=…", name)
 	case value == "":
 		return Option{}, errors.New("ends in a space")
 	case value[0] == '=':

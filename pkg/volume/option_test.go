@@ -115,3 +115,17 @@ func FuzzParseMountOptions(f *testing.F) {
 		}
 	})
 }
+
+func TestErrorsAboutMountOptionsDoNotShowValues(t *testing.T) {
+	for _, flag := range []string{
+		"-o password=hidden", "-opassword=hidden", "--password hidden again", "password hidden", "Password=hidden", "  password=hidden",
+		"password=\thidden", "--password =hidden", "--password -hidden", "password\x00hidden", "=hidden",
+	} {
+		_, err := ParseMountOptions([]string{flag}, "mountOptions")
+		if err == nil {
+			t.Errorf("%q is accepted", flag)
+		} else if strings.Contains(err.Error(), "hidden") {
+			t.Errorf("%q: the value is shown: %v", flag, err)
+		}
+	}
+}
