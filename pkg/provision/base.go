@@ -3,6 +3,7 @@ package provision
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
@@ -24,17 +25,28 @@ import (
 // name can come without generation 2 or more. A tombstone counts like a volume: a deleter of generation 1 that was held up may
 // still run, and would find W's data in its prefix. That is why records keep their first prefix.
 
-// reserveBase makes sure that no volume lies or will lie around the base prefix. Warm, it sends nothing.
-func (p *Provisioner) reserveBase(ctx context.Context, pl place, base string) error {
-	if base == "" || p.known.reserved(pl.id(), base) {
+//
+// A volume whose own segment is a directory name of its base ("${pv.name}/") takes that name with its own record instead.
+
+// reserveBase makes sure that no volume lies or will lie around the base prefix of the volume with that segment. Warm, it sends
+// nothing.
+func (p *Provisioner) reserveBase(ctx context.Context, pl place, base, segment string) error {
+	names := reservedNames(base)
+	all := !slices.Contains(names, segment)
+	if len(names) == 0 || all && p.known.reserved(pl.id(), base) {
 		return nil
 	}
-	for _, name := range reservedNames(base) {
+	for _, name := range names {
+		if name == segment {
+			continue
+		}
 		if err := p.reserveName(ctx, pl, base, name); err != nil {
 			return err
 		}
 	}
-	p.known.reserve(pl.id(), base)
+	if all {
+		p.known.reserve(pl.id(), base)
+	}
 	return nil
 }
 

@@ -16,7 +16,7 @@ const maxRaces = 4
 
 // createPrefix makes a prefix volume: one look at the place, then the record where none is.
 func (p *Provisioner) createPrefix(ctx context.Context, be backend.Backend, keys credentials.Keys, r CreateRequest) (volume.ID, error) {
-	pl, err := p.preparePlace(ctx, be, keys, r.Parameters)
+	pl, err := p.preparePlace(ctx, be, keys, r)
 	if err != nil {
 		return volume.ID{}, err
 	}
@@ -29,7 +29,8 @@ func (p *Provisioner) createPrefix(ctx context.Context, be backend.Backend, keys
 }
 
 // preparePlace does what has to be done once per bucket and base prefix.
-func (p *Provisioner) preparePlace(ctx context.Context, be backend.Backend, keys credentials.Keys, params volume.Parameters) (place, error) {
+func (p *Provisioner) preparePlace(ctx context.Context, be backend.Backend, keys credentials.Keys, r CreateRequest) (place, error) {
+	params := r.Parameters
 	pl, err := p.place(ctx, be, keys, params.BucketName, params.ExpectedBucketOwner)
 	if err != nil {
 		if fault.Is(err, fault.NotFound) {
@@ -46,7 +47,7 @@ func (p *Provisioner) preparePlace(ctx context.Context, be backend.Backend, keys
 	if _, err := p.conditional(ctx, pl); err != nil {
 		return place{}, err
 	}
-	return pl, p.reserveBase(ctx, pl, params.Prefix)
+	return pl, p.reserveBase(ctx, pl, params.Prefix, volume.NameSegment(r.Name))
 }
 
 // deletableLater refuses volumes that DeleteVolume could not delete as they ask for.
@@ -153,7 +154,7 @@ func (c *creation) unexplained(id volume.ID) error {
 func (c *creation) write(ctx context.Context, id volume.ID, over stored) error {
 	r := c.p.newRecord(c.r, id, c.digest, c.p.now().UTC())
 	if over.etag != "" {
-		r.FirstPrefix = over.FirstPrefix
+		r.FirstPrefix, r.PreviousVolumeID = over.FirstPrefix, over.VolumeID
 	}
 	return c.p.writeRecord(ctx, c.pl, c.segment, over.etag, r)
 }

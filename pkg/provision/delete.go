@@ -17,7 +17,7 @@ func (p *Provisioner) findPrefix(ctx context.Context, be backend.Backend, keys c
 		var found stored
 		found, err = p.ownRecord(ctx, pl, id)
 		if err == nil {
-			if found.State == stateDeleted {
+			if found.State == stateDeleted || found.VolumeID != id.String() {
 				return stateGone, nil
 			}
 			return found.State, nil
@@ -43,7 +43,8 @@ func bucketIsGone(err error) bool { return fault.Is(err, fault.NotFound) }
 // errNotOurs says that no record of this owner is for exactly that id.
 var errNotOurs = errors.New("no record of this driver")
 
-// ownRecord reads the record of exactly that id, made by this owner. errNotOurs: there is none. NotFound: nor a bucket.
+// ownRecord reads the record of exactly that id, made by this owner, or that of a later generation, which proves that this one
+// was deleted. errNotOurs: there is neither. NotFound: there is no bucket.
 func (p *Provisioner) ownRecord(ctx context.Context, pl place, id volume.ID) (stored, error) {
 	segment, _, ok := id.NameSegment()
 	if !ok {
@@ -57,6 +58,8 @@ func (p *Provisioner) ownRecord(ctx context.Context, pl place, id volume.ID) (st
 		return stored{}, errNotOurs
 	case err != nil:
 		return stored{}, err
+	case found.outlived(id):
+		return found, nil
 	case found.State == stateBase || found.owner() != p.owner || found.VolumeID != id.String():
 		return stored{}, errNotOurs
 	}
@@ -71,7 +74,7 @@ func (p *Provisioner) lookPrefix(ctx context.Context, be backend.Backend, keys c
 	}
 	found, err := p.ownRecord(ctx, pl, id)
 	switch {
-	case errors.Is(err, errNotOurs), err == nil && found.State != stateActive:
+	case errors.Is(err, errNotOurs), err == nil && (found.State != stateActive || found.VolumeID != id.String()):
 		return fault.Errorf(fault.NotFound, "there is no volume %s of %s", id, p.owner)
 	case bucketIsGone(err):
 		p.forget(be, id.Bucket)
@@ -103,7 +106,7 @@ func (p *Provisioner) deletePrefixIn(ctx context.Context, be backend.Backend, ru
 			return nil
 		case err != nil:
 			return err
-		case found.State == stateDeleted:
+		case found.State == stateDeleted, found.VolumeID != id.String():
 			return nil
 		}
 		if found.State == stateActive && found.OnDelete != volume.OnDeleteRetain {
@@ -135,7 +138,7 @@ func (p *Provisioner) removeData(ctx context.Context, pl place, run *run, id vol
 	case volume.OnDeleteRetain:
 		return nil
 	case volume.OnDeleteRequireEmpty:
-		// Now that no new publication of the volume is made, what was empty stays so, unless a pod wrote just then.
+		// Somebody may have written between the first look and the change of state.
 		notEmpty := p.requireEmpty(ctx, pl, id)
 		if !fault.Is(notEmpty, fault.Precondition) {
 			return notEmpty

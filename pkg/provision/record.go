@@ -51,15 +51,27 @@ type record struct {
 	Generation       int             `json:"generation,omitempty"`
 	// FirstPrefix is where generation 1 was. It is the only one that can lie around a base prefix (base.go), and a later
 	// generation may be in another place.
-	FirstPrefix string    `json:"firstPrefix,omitempty"`
-	Created     time.Time `json:"created"` // this generation
-	Updated     time.Time `json:"updated"`
+	FirstPrefix string `json:"firstPrefix,omitempty"`
+	// PreviousVolumeID is that of the generation before, for late retries of its deletion.
+	PreviousVolumeID string    `json:"previousVolumeID,omitempty"`
+	Created          time.Time `json:"created"` // this generation
+	Updated          time.Time `json:"updated"`
 }
 
 // recordKey is where the record of the volume name with that segment is.
 func recordKey(segment string) string { return recordsPrefix + segment }
 
 func (r record) owner() owner { return owner{driver: r.Driver, cluster: r.Cluster} }
+
+// outlived tells whether the volume with that id had this name before, and was deleted.
+func (r record) outlived(id volume.ID) bool {
+	if r.State == stateBase || r.Generation == 1 {
+		return false
+	}
+	first := id
+	first.Prefix = r.FirstPrefix
+	return id.String() == r.PreviousVolumeID || id == first
+}
 
 // with is the record in another state.
 func (r record) with(s state, now time.Time) record {
@@ -117,7 +129,7 @@ func (r record) check() error {
 		return errors.New("a time is missing")
 	}
 	if r.State == stateBase {
-		if r.VolumeID != "" || r.ParametersDigest != "" || r.OnDelete != "" || r.Generation != 0 || r.FirstPrefix != "" {
+		if r.VolumeID != "" || r.ParametersDigest != "" || r.OnDelete != "" || r.Generation != 0 || r.FirstPrefix != "" || r.PreviousVolumeID != "" {
 			return errors.New("a reservation describes a volume")
 		}
 		return nil
@@ -150,6 +162,8 @@ func (r record) checkVolume() error {
 		return fmt.Errorf("the first prefix %q is not that of the volume id %q", r.FirstPrefix, r.VolumeID)
 	case !strings.HasSuffix(r.FirstPrefix, "/"):
 		return fmt.Errorf(`the first prefix %q does not end in "/"`, r.FirstPrefix)
+	case (r.PreviousVolumeID == "") != (r.Generation == 1):
+		return fmt.Errorf("generation %d follows %q", r.Generation, r.PreviousVolumeID)
 	}
 	return nil
 }

@@ -1,0 +1,523 @@
+package controller
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+	"github.com/aws/aws-sdk-go-v2/service/s3/types"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision"
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
+)
+
+func TestDeleteTakesTheVolumeAndNothingElse(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		p := e.process()
+		neighbours := []string{"vol-10/data", "vol-1x", "vol-1", "vol-", "a", "z/vol-1/data"}
+		if e.name == "versitygw" || e.name == "minio" { // both keep objects as files: no object where a directory is
+			neighbours = slices.DeleteFunc(neighbours, func(k string) bool { return k == "vol-1" })
+		}
+		id := p.create("vol-1")
+		ten := p.create("vol-10")
+		e.put(neighbours...)
+		e.put(id.Prefix+"data", id.Prefix+"dir/", id.Prefix+"dir/sub/", id.Prefix+"dir/sub/file", id.Prefix+"empty/", id.Prefix+"a b+c&<ä>%41\n")
+		e.upload(id.Prefix + "unfinished")
+		e.upload(id.Prefix + "deep/er/unfinished")
+		e.upload("vol-10/unfinished")
+		p.delete(id)
+		e.same("of the volume", e.keysBelow(id.Prefix), []string{})
+		e.same("uploads", e.uploads(), []string{"vol-10/unfinished"})
+		e.same("tombstones", strings.Fields(e.record("vol-10"))[:1], []string{"{"})
+		e.state("vol-1", "deleted")
+		e.state("vol-10", "active")
+		left := append(slices.Clone(neighbours), ".s3-csi/volumes/vol-1", ".s3-csi/volumes/vol-10")
+		slices.Sort(left)
+		e.same("objects", e.keysBelow(""), left)
+		p.delete(id) // a retry
+		p.delete(ten)
+	})
+}
+
+func TestKeysThatXMLCannotHoldAreDeleted(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		if e.name == "versitygw" {
+			t.Skip("versitygw lists such keys with replacement characters, so that nobody can delete what it lists")
+		}
+		p := e.process()
+		id := p.create("v")
+		e.put(id.Prefix+"a\x01b", id.Prefix+"c\uFFFEd", id.Prefix+"plain")
+		p.delete(id)
+		e.same("of the volume", e.keysBelow(id.Prefix), []string{})
+	})
+}
+
+func TestAnAbsentVolumeIsDeleted(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		p := e.process(notRunning) // no run is needed
+		for _, id := range []volume.ID{
+			{Backend: "lab", Bucket: e.bucket, Prefix: "v/"},
+			{Backend: "lab", Bucket: e.bucket, Prefix: "x/y/v@3/"},
+			{Backend: "lab", Bucket: e.bucket, Prefix: "x/no segment!/"},
+			{Backend: "lab", Bucket: "not-there-" + e.bucket, Prefix: "v/"},
+			{Backend: "lab", Bucket: "not-there-" + e.bucket},
+			{Backend: "lab", Bucket: e.bucket},
+		} {
+			p.delete(id)
+		}
+		e.same("objects", e.keysBelow(""), []string{})
+		if !e.bucketExists(e.bucket) {
+			t.Error("the bucket is gone")
+		}
+	})
+}
+
+func TestANameComesBackInAPlaceOfItsOwn(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		p := e.process()
+		first := p.create("v", "prefix", "base/")
+		e.put(first.Prefix + "data")
+		p.delete(first)
+		second := p.create("v", "prefix", "base/")
+		if want := "base/v@2/"; second.Prefix != want {
+			t.Fatalf("prefix %q, want %q", second.Prefix, want)
+		}
+		e.put(second.Prefix + "data")
+		// A late retry of the first one's deletion.
+		p.delete(first)
+		e.same("data", e.keysBelow("base/"), []string{"base/v@2/data"})
+		e.state("v", "active")
+		p.delete(second)
+		if third := p.create("v", "onDelete", "retain"); third.Prefix != "v@3/" {
+			t.Errorf("prefix %q, want v@3/", third.Prefix)
+		}
+	})
+}
+
+func TestDataWhereTheNextGenerationWouldBeIsNotTakenOver(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		p := e.process()
+		p.delete(p.create("v"))
+		e.put("v@2/data")
+		_, err := p.Create(e.ctx(), e.createRequest("v"))
+		e.want(err, fault.Exists, "no record")
+		e.state("v", "deleted")
+	})
+}
+
+func TestRetainKeepsTheData(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		p := e.process()
+		id := p.create("v", "onDelete", "retain")
+		e.put(id.Prefix + "data")
+		p.delete(id)
+		p.delete(id)
+		e.same("data", e.keysBelow("v"), []string{"v/data"})
+		e.state("v", "deleted")
+		next := p.create("v", "prefix", "base/")
+		if next.Prefix != "base/v@2/" {
+			t.Errorf("prefix %q, want base/v@2/", next.Prefix)
+		}
+		// Late retries.
+		p.delete(id)
+		p.delete(next)
+		p.create("v")
+		p.delete(next)
+		p.delete(id)
+		e.state("v", "active")
+		e.same("data", e.keysBelow("v"), []string{"v/data"})
+	})
+}
+
+func TestRequireEmpty(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		p := e.process()
+		id := p.create("v", "onDelete", "requireEmpty")
+		e.put(id.Prefix + "data")
+		e.want(p.tryDelete(id), fault.Precondition, "not empty", "objects")
+		e.state("v", "active")
+		e.same("data", e.keysBelow("v/"), []string{"v/data"})
+
+		// Somebody writes between the look and the change of the record.
+		e.remove(id.Prefix + "data")
+		p.hooks.set(func(h *hooks) {
+			h.wait = func(_ context.Context, operation string) {
+				if operation == "PutObject" {
+					p.hooks.set(func(h *hooks) { h.wait = nil })
+					e.put(id.Prefix + "late")
+				}
+			}
+		})
+		p.hooks.set(func(h *hooks) {}) // conditional writes are proven already
+		e.want(p.tryDelete(id), fault.Precondition, "not empty")
+		e.state("v", "active")
+		e.same("data", e.keysBelow("v/"), []string{"v/late"})
+
+		e.remove(id.Prefix + "late")
+		e.upload(id.Prefix + "unfinished")
+		e.want(p.tryDelete(id), fault.Precondition, "unfinished uploads")
+		e.state("v", "active")
+		e.same("uploads", e.uploads(), []string{"v/unfinished"})
+		e.abortAll()
+		p.delete(id)
+		e.state("v", "deleted")
+	})
+}
+
+func (e *env) remove(key string) {
+	e.t.Helper()
+	if _, err := e.s3.DeleteObject(e.ctx(), &s3.DeleteObjectInput{Bucket: &e.bucket, Key: &key}); err != nil {
+		e.t.Fatal(err)
+	}
+}
+
+func (e *env) abortAll() {
+	e.t.Helper()
+	out, err := e.s3.ListMultipartUploads(e.ctx(), &s3.ListMultipartUploadsInput{Bucket: &e.bucket})
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	for _, u := range out.Uploads {
+		if _, err := e.s3.AbortMultipartUpload(e.ctx(), &s3.AbortMultipartUploadInput{Bucket: &e.bucket, Key: u.Key, UploadId: u.UploadId}); err != nil {
+			e.t.Fatal(err)
+		}
+	}
+}
+
+func TestDeleteKeepsVersionsAndPurgeDoesNot(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		e.setVersioning(e.bucket, types.BucketVersioningStatusEnabled)
+		p := e.process()
+		kept, purged := p.create("kept"), p.create("purged", "onDelete", "purge")
+		for range 3 {
+			for _, id := range []volume.ID{kept, purged} {
+				e.put(id.Prefix+"data", id.Prefix+"sub/data")
+			}
+		}
+		e.put("purged-not/data")
+		e.remove(purged.Prefix + "data")
+		p.delete(kept)
+		p.delete(purged)
+		e.same("current", e.keysBelow("kept/"), []string{})
+		if n := e.versionsBelow(e.bucket, "kept/"); n != 8 { // 6 versions, 2 delete markers
+			t.Errorf("%d versions of the kept volume, want 8", n)
+		}
+		e.same("versions of the purged volume", e.versionsIn(e.bucket, "purged/"), nil)
+		if n := e.versionsBelow(e.bucket, "purged-not/"); n != 1 {
+			t.Errorf("%d versions of a neighbour, want 1", n)
+		}
+	})
+}
+
+func TestPurgeWorksWithoutVersions(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		p := e.process()
+		id := p.create("v", "onDelete", "purge")
+		e.put(numbered(id.Prefix, 30)...)
+		p.delete(id)
+		e.same("data", e.keysBelow("v/"), []string{})
+	})
+}
+
+func TestPurgeIsRefusedWhereARetentionForbidsIt(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		locked := e.bucket + "-locked"
+		_, err := e.s3.CreateBucket(e.ctx(), &s3.CreateBucketInput{Bucket: &locked, ObjectLockEnabledForBucket: aws.Bool(true)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.setVersioning(locked, types.BucketVersioningStatusEnabled)
+		_, err = e.s3.PutObjectLockConfiguration(e.ctx(), &s3.PutObjectLockConfigurationInput{Bucket: &locked, ObjectLockConfiguration: &types.ObjectLockConfiguration{
+			ObjectLockEnabled: types.ObjectLockEnabledEnabled,
+			Rule:              &types.ObjectLockRule{DefaultRetention: &types.DefaultRetention{Mode: types.ObjectLockRetentionModeGovernance, Days: aws.Int32(1)}},
+		}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := e.process()
+		_, err = p.Create(e.ctx(), e.createRequest("v", "bucketName", locked, "onDelete", "purge"))
+		e.want(err, fault.Precondition, "parameters.onDelete", "GOVERNANCE")
+		id := p.create("v", "bucketName", locked)
+		e.putIn(locked, id.Prefix+"data")
+		p.delete(id)
+		e.same("current", e.keysIn(locked, id.Prefix), []string{})
+	})
+}
+
+func TestALegalHoldIsReportedAndNotBypassed(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		locked := e.bucket + "-locked"
+		_, err := e.s3.CreateBucket(e.ctx(), &s3.CreateBucketInput{Bucket: &locked, ObjectLockEnabledForBucket: aws.Bool(true)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.setVersioning(locked, types.BucketVersioningStatusEnabled)
+		p := e.process()
+		id := p.create("v", "bucketName", locked, "onDelete", "purge")
+		e.putIn(locked, numbered(id.Prefix, 10)...)
+		held := id.Prefix + "held"
+		e.putIn(locked, held)
+		_, err = e.s3.PutObjectLegalHold(e.ctx(), &s3.PutObjectLegalHoldInput{Bucket: &locked, Key: &held, LegalHold: &types.ObjectLockLegalHold{Status: types.ObjectLockLegalHoldStatusOn}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = p.tryDelete(id)
+		if err == nil {
+			t.Fatal("the volume is said to be deleted")
+		}
+		if !strings.Contains(err.Error(), "1 object of") || !strings.Contains(err.Error(), held) {
+			t.Errorf("the error does not name the object: %v", err)
+		}
+		e.same("current", e.keysIn(locked, id.Prefix), []string{held})
+	})
+}
+
+func TestManyObjects(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		p := e.process()
+		id := p.create("v")
+		keys := numbered(id.Prefix, 3100)
+		if e.name == "versitygw" {
+			for i := range 7 {
+				keys = append(keys, fmt.Sprintf("%sd%02d/", id.Prefix, i)) // cannot go before what is in them
+			}
+		}
+		e.put(keys...)
+		e.put("v-neighbour/data")
+		p.hooks.reset()
+		p.delete(id)
+		e.same("data", e.keysBelow("v"), []string{"v-neighbour/data"})
+		if n := strings.Count(strings.Join(p.hooks.sent(), " "), "DeleteObjects"); n > 8 {
+			t.Errorf("%d multi-deletes for %d objects", n, len(keys))
+		}
+	})
+}
+
+func TestManyVersions(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		e.setVersioning(e.bucket, types.BucketVersioningStatusEnabled)
+		p := e.process()
+		id := p.create("v", "onDelete", "purge")
+		keys := numbered(id.Prefix, 600)
+		for range 3 {
+			e.put(keys...)
+		}
+		for _, key := range keys[:50] {
+			e.remove(key)
+		}
+		p.delete(id)
+		e.same("versions", e.versionsIn(e.bucket, "v/"), nil)
+	})
+}
+
+func TestAServiceWithoutMultiDelete(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		p := e.process()
+		p.hooks.set(func(h *hooks) {
+			h.answer = func(_ int, operation string) *http.Response {
+				if operation == "DeleteObjects" {
+					return refusal(501, "NotImplemented")
+				}
+				return nil
+			}
+		})
+		id := p.create("v")
+		e.put(numbered(id.Prefix, 20)...)
+		p.delete(id)
+		e.same("data", e.keysBelow("v/"), []string{})
+	})
+}
+
+func TestASlowServiceIsWaitedFor(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		p := e.process()
+		id := p.create("v")
+		e.put(numbered(id.Prefix, 2500)...)
+		refusals := map[string]int{}
+		p.hooks.set(func(h *hooks) {
+			h.answer = func(_ int, operation string) *http.Response {
+				p.hooks.mu.Lock()
+				defer p.hooks.mu.Unlock()
+				if operation == "DeleteObjects" || operation == "ListObjectsV2" {
+					if refusals[operation]++; refusals[operation] <= 3 {
+						return refusal(503, "SlowDown")
+					}
+				}
+				return nil
+			}
+		})
+		// The first listing is the RPC's own look, before any run; it is not the throttled one.
+		deadline := time.Now().Add(50 * time.Second)
+		for err := p.tryDelete(id); err != nil; err = p.tryDelete(id) {
+			if !fault.Is(err, fault.Busy) && !fault.Is(err, fault.Unavailable) || time.Now().After(deadline) {
+				t.Fatal(err)
+			}
+		}
+		e.same("data", e.keysBelow("v/"), []string{})
+		e.state("v", "deleted")
+	})
+}
+
+func TestDeletionOutlivesTheCallAndIsJoined(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		p := e.process()
+		id := p.create("v")
+		e.put(numbered(id.Prefix, 1500)...)
+		gate := make(chan struct{})
+		var first sync.Once
+		p.hooks.set(func(h *hooks) {
+			h.log = nil
+			h.wait = func(ctx context.Context, operation string) {
+				if operation != "DeleteObjects" {
+					return
+				}
+				through := false
+				first.Do(func() { through = true })
+				if !through {
+					select {
+					case <-gate:
+					case <-ctx.Done():
+					}
+				}
+			}
+		})
+		var wg sync.WaitGroup
+		for range 5 {
+			wg.Go(func() {
+				ctx, cancel := context.WithTimeout(context.Background(), 1500*time.Millisecond)
+				defer cancel()
+				began := time.Now()
+				err := p.Delete(ctx, provision.DeleteRequest{ID: id, Keys: e.keys})
+				e.want(err, fault.Busy, "deleting volume "+id.String(), "removed")
+				if ctx.Err() != nil || time.Since(began) < time.Second {
+					t.Errorf("the answer came after %v, with the context's state %v", time.Since(began), ctx.Err())
+				}
+			})
+		}
+		wg.Wait()
+		ctx, cancel := context.WithTimeout(context.Background(), 700*time.Millisecond)
+		defer cancel()
+		e.want(p.Delete(ctx, provision.DeleteRequest{ID: id, Keys: e.keys}), fault.Busy, "so far")
+		_, err := p.Create(e.ctx(), e.createRequest("v"))
+		e.want(err, fault.Busy, "being deleted")
+		_, err = e.process().Create(e.ctx(), e.createRequest("v"))
+		e.want(err, fault.Busy, "being deleted")
+		close(gate)
+		p.delete(id)
+		e.same("data", e.keysBelow("v/"), []string{})
+		if n := strings.Count(strings.Join(p.hooks.sent(), " "), "CreateMultipartUpload"); n != 1 {
+			t.Errorf("%d runs", n)
+		}
+	})
+}
+
+func TestDeleteBeforeRunWaits(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		p := e.process(notRunning)
+		id := p.create("v")
+		e.put(id.Prefix + "data")
+		ctx, cancel := context.WithTimeout(context.Background(), 700*time.Millisecond)
+		defer cancel()
+		e.want(p.Delete(ctx, provision.DeleteRequest{ID: id, Keys: e.keys}), fault.Busy, "begins when the driver has started")
+		p.start()
+		p.delete(id)
+		e.same("data", e.keysBelow("v/"), []string{})
+		other := p.create("w")
+		p.stop()
+		e.want(p.tryDelete(other), fault.Busy, "shutting down")
+	})
+}
+
+func TestAStoppedDriversDeletionIsResumed(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		p := e.process()
+		id := p.create("v")
+		e.put(numbered(id.Prefix, 1200)...)
+		reached := make(chan struct{})
+		var once sync.Once
+		p.hooks.set(func(h *hooks) {
+			h.wait = func(ctx context.Context, operation string) {
+				if operation == "DeleteObjects" {
+					once.Do(func() { close(reached) })
+					<-ctx.Done()
+				}
+			}
+		})
+		result := make(chan error, 1)
+		go func() { result <- p.tryDelete(id) }()
+		<-reached
+		p.stop()
+		e.want(<-result, fault.Busy, "shutting down")
+		e.state("v", "deleting")
+		e.process().delete(id)
+		e.same("data", e.keysBelow("v/"), []string{})
+		e.state("v", "deleted")
+	})
+}
+
+func TestDeniedIsNotAbsent(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		for i, operation := range []string{"HeadBucket", "GetObject", "ListObjectsV2", "DeleteObjects", "PutObject", "ListMultipartUploads"} {
+			id := e.process().create(fmt.Sprint("v", i))
+			e.put(id.Prefix + "data")
+			p := e.process()
+			p.hooks.set(func(h *hooks) {
+				h.answer = func(_ int, o string) *http.Response {
+					if o == operation || operation == "HeadBucket" && o == "ListObjectsV2" {
+						return refusal(403, "AccessDenied")
+					}
+					return nil
+				}
+			})
+			e.want(p.tryDelete(id), fault.Denied)
+			e.same("data after "+operation, e.keysBelow(id.Prefix), []string{id.Prefix + "data"})
+			e.process().delete(id)
+		}
+	})
+}
+
+func TestEveryErrorOfAMultiDeleteCounts(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		p := e.process()
+		id := p.create("v")
+		e.put(id.Prefix+"a", id.Prefix+"b")
+		p.hooks.set(func(h *hooks) {
+			h.answer = func(_ int, operation string) *http.Response {
+				if operation != "DeleteObjects" {
+					return nil
+				}
+				r := refusal(200, "")
+				body := `<DeleteResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Error><Key>v/a</Key><Code>AccessDenied</Code><Message>no</Message></Error><Error><Key>v/b</Key><Code>AccessDenied</Code><Message>no</Message></Error></DeleteResult>`
+				r.Body, r.ContentLength = http.NoBody, int64(len(body))
+				r.Body = readCloser(body)
+				return r
+			}
+		})
+		e.want(p.tryDelete(id), fault.Denied, "2 objects of", `"v/a"`, "AccessDenied")
+		e.state("v", "deleting")
+		// The next call tells the last failure while it waits.
+		p.hooks.set(func(h *hooks) {
+			h.answer = nil
+			h.wait = func(ctx context.Context, operation string) {
+				if operation == "DeleteObjects" {
+					select {
+					case <-ctx.Done():
+					case <-time.After(2 * time.Second):
+					}
+				}
+			}
+		})
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		e.want(p.Delete(ctx, provision.DeleteRequest{ID: id, Keys: e.keys}), fault.Busy, "the attempt before this one failed", "AccessDenied")
+		p.delete(id)
+	})
+}

@@ -1,0 +1,402 @@
+package controller
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+	"github.com/aws/aws-sdk-go-v2/service/s3/types"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision"
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
+)
+
+// env is a server and a bucket in it.
+type env struct {
+	target
+	t      *testing.T
+	bucket string
+	s3     *s3.Client // of the test itself; no hook sees its requests
+}
+
+func newEnv(t *testing.T, target target) *env {
+	t.Helper()
+	e := &env{target: target, t: t, bucket: "b-" + strings.ToLower(rand.Text()[:16])}
+	config := e.config("")
+	clients, err := backend.NewClients(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(clients.Close)
+	be, err := config.Backend("lab")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if e.s3, err = clients.S3(t.Context(), be, e.keys, ""); err != nil {
+		t.Fatal(err)
+	}
+	e.makeBucket(e.bucket)
+	return e
+}
+
+// config is the driver's config file, with more settings of the backend ("singleController: true").
+func (e *env) config(settings string) *backend.Config {
+	e.t.Helper()
+	text := fmt.Sprintf("backends:\n  lab:\n    endpoint: %s\n    region: %s\n    addressing: path\n    controllerCredentials: secret\n", e.endpoint, e.region)
+	if settings != "" {
+		text += "    " + settings + "\n"
+	}
+	config, err := backend.ParseConfig([]byte(text), "", "")
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	return config
+}
+
+// process is a controller process: a Provisioner that knows nothing of others.
+type process struct {
+	*provision.Provisioner
+	e     *env
+	hooks *hooks
+	stop  func() // ends Run and waits for it
+	life  context.Context
+	kill  func() // ends all that the process does, as if it had died
+}
+
+// process starts a controller process.
+func (e *env) process(options ...func(*processOptions)) *process {
+	e.t.Helper()
+	o := processOptions{driver: "s3.csi.driver", cluster: "test", run: true, runs: 2, workers: 4}
+	for _, option := range options {
+		option(&o)
+	}
+	h := &hooks{}
+	config := e.config(o.settings)
+	clients, err := backend.NewClients(config, backend.WithMiddleware(h.install))
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	e.t.Cleanup(clients.Close)
+	buckets, err := backend.NewBuckets(clients, nil)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	p, err := provision.New(provision.Options{
+		Config: config, Clients: clients, Buckets: buckets, DriverName: o.driver, ClusterID: o.cluster, Runs: o.runs, Workers: o.workers,
+	})
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	pr := &process{Provisioner: p, e: e, hooks: h, stop: func() {}}
+	pr.life, pr.kill = context.WithCancel(context.Background())
+	e.t.Cleanup(pr.kill)
+	if o.run {
+		pr.start()
+	}
+	return pr
+}
+
+func (p *process) start() {
+	ctx, cancel := context.WithCancel(p.life)
+	done := make(chan error, 1)
+	go func() { done <- p.Run(ctx) }()
+	p.stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			p.e.t.Errorf("Run: %v", err)
+		}
+	})
+	p.e.t.Cleanup(p.stop)
+}
+
+type processOptions struct {
+	driver, cluster, settings string
+	run                       bool
+	runs, workers             int
+}
+
+func settings(s string) func(*processOptions) { return func(o *processOptions) { o.settings = s } }
+func cluster(s string) func(*processOptions)  { return func(o *processOptions) { o.cluster = s } }
+func notRunning(o *processOptions)            { o.run = false }
+
+// params are the parameters of a prefix volume in the env's bucket, and more ("onDelete", "purge", …).
+func (e *env) params(name string, pairs ...string) volume.Parameters {
+	e.t.Helper()
+	m := map[string]string{"backend": "lab", "bucketName": e.bucket}
+	for i := 0; i < len(pairs); i += 2 {
+		m[pairs[i]] = pairs[i+1]
+		if pairs[i+1] == "" {
+			delete(m, pairs[i])
+		}
+	}
+	p, err := volume.ParseParameters(m, name)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	return p
+}
+
+func (e *env) createRequest(name string, pairs ...string) provision.CreateRequest {
+	return provision.CreateRequest{Name: name, Parameters: e.params(name, pairs...), Keys: e.keys}
+}
+
+// create makes a volume that must come to be.
+func (p *process) create(name string, pairs ...string) volume.ID {
+	p.e.t.Helper()
+	id, err := p.Create(p.e.ctx(), p.e.createRequest(name, pairs...))
+	if err != nil {
+		p.e.t.Fatalf("creating %s %v: %v", name, pairs, err)
+	}
+	return id
+}
+
+// settled creates a volume, again while the answer is Busy, as a provisioner does.
+func (p *process) settled(name string, pairs ...string) (volume.ID, error) {
+	for {
+		id, err := p.Create(p.e.ctx(), p.e.createRequest(name, pairs...))
+		if !fault.Is(err, fault.Busy) {
+			return id, err
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// delete deletes a volume for good.
+func (p *process) delete(id volume.ID) {
+	p.e.t.Helper()
+	if err := p.tryDelete(id); err != nil {
+		p.e.t.Fatalf("deleting %s: %v", id, err)
+	}
+}
+
+func (p *process) tryDelete(id volume.ID) error {
+	ctx, cancel := context.WithTimeout(p.life, time.Minute)
+	defer cancel()
+	return p.Delete(ctx, provision.DeleteRequest{ID: id, Keys: p.e.keys})
+}
+
+func (e *env) ctx() context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	e.t.Cleanup(cancel)
+	return ctx
+}
+
+// want fails the test unless err has that kind and its text holds all the words.
+func (e *env) want(err error, kind fault.Kind, words ...string) {
+	e.t.Helper()
+	if !fault.Is(err, kind) {
+		e.t.Fatalf("error of kind %d: %v; want kind %d", fault.KindOf(err), err, kind)
+	}
+	for _, w := range words {
+		if !strings.Contains(err.Error(), w) {
+			e.t.Errorf("the error does not say %q: %v", w, err)
+		}
+	}
+}
+
+// makeBucket makes a bucket that is emptied and removed after the test.
+func (e *env) makeBucket(name string) {
+	e.t.Helper()
+	if _, err := e.s3.CreateBucket(e.ctx(), &s3.CreateBucketInput{Bucket: &name}); err != nil {
+		e.t.Fatal(err)
+	}
+}
+
+func (e *env) setVersioning(bucket string, status types.BucketVersioningStatus) {
+	e.t.Helper()
+	_, err := e.s3.PutBucketVersioning(e.ctx(), &s3.PutBucketVersioningInput{Bucket: &bucket, VersioningConfiguration: &types.VersioningConfiguration{Status: status}})
+	if err != nil {
+		e.t.Fatal(err)
+	}
+}
+
+func (e *env) put(keys ...string) { e.putIn(e.bucket, keys...) }
+
+func (e *env) putIn(bucket string, keys ...string) {
+	e.t.Helper()
+	ctx := e.ctx()
+	var wg sync.WaitGroup
+	next := make(chan string)
+	for range 8 {
+		wg.Go(func() {
+			for key := range next {
+				body := "x"
+				if strings.HasSuffix(key, "/") {
+					body = "" // versitygw keeps directories' objects as directories
+				}
+				if _, err := e.s3.PutObject(ctx, &s3.PutObjectInput{Bucket: &bucket, Key: &key, Body: strings.NewReader(body)}); err != nil {
+					e.t.Errorf("putting %q: %v", key, err)
+				}
+			}
+		})
+	}
+	for _, key := range keys {
+		next <- key
+	}
+	close(next)
+	wg.Wait()
+}
+
+// upload begins an upload and leaves it.
+func (e *env) upload(key string) {
+	e.t.Helper()
+	if _, err := e.s3.CreateMultipartUpload(e.ctx(), &s3.CreateMultipartUploadInput{Bucket: &e.bucket, Key: &key}); err != nil {
+		e.t.Fatal(err)
+	}
+}
+
+// uploads are the keys of all unfinished uploads.
+func (e *env) uploads() []string {
+	e.t.Helper()
+	out, err := e.s3.ListMultipartUploads(e.ctx(), &s3.ListMultipartUploadsInput{Bucket: &e.bucket})
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	keys := []string{}
+	for _, u := range out.Uploads {
+		keys = append(keys, *u.Key)
+	}
+	slices.Sort(keys)
+	return keys
+}
+
+// keysBelow are the current objects below a prefix.
+func (e *env) keysBelow(prefix string) []string { return e.keysIn(e.bucket, prefix) }
+
+func (e *env) keysIn(bucket, prefix string) []string {
+	e.t.Helper()
+	keys := []string{}
+	pages := s3.NewListObjectsV2Paginator(e.s3, &s3.ListObjectsV2Input{Bucket: &bucket, Prefix: &prefix})
+	for pages.HasMorePages() {
+		page, err := pages.NextPage(e.ctx())
+		if err != nil {
+			e.t.Fatal(err)
+		}
+		for _, o := range page.Contents {
+			keys = append(keys, *o.Key)
+		}
+	}
+	return keys
+}
+
+// versionsBelow is the number of versions and delete markers below a prefix.
+func (e *env) versionsBelow(bucket, prefix string) (n int) { return len(e.versionsIn(bucket, prefix)) }
+
+// versionsIn are the versions and delete markers below a prefix.
+func (e *env) versionsIn(bucket, prefix string) (list []string) {
+	e.t.Helper()
+	pages := s3.NewListObjectVersionsPaginator(e.s3, &s3.ListObjectVersionsInput{Bucket: &bucket, Prefix: &prefix})
+	for pages.HasMorePages() {
+		page, err := pages.NextPage(e.ctx())
+		if err != nil {
+			e.t.Fatal(err)
+		}
+		for _, v := range page.Versions {
+			list = append(list, *v.Key+" "+*v.VersionId)
+		}
+		for _, m := range page.DeleteMarkers {
+			list = append(list, *m.Key+" marker "+*m.VersionId)
+		}
+	}
+	return list
+}
+
+// record is the text of a volume's record, "" for none.
+func (e *env) record(segment string) string {
+	e.t.Helper()
+	key := ".s3-csi/volumes/" + segment
+	out, err := e.s3.GetObject(e.ctx(), &s3.GetObjectInput{Bucket: &e.bucket, Key: &key})
+	if backend.IsNotFound(err) {
+		return ""
+	}
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	defer out.Body.Close()
+	var b strings.Builder
+	buf := make([]byte, 4096)
+	for {
+		n, err := out.Body.Read(buf)
+		b.Write(buf[:n])
+		if err != nil {
+			return b.String()
+		}
+	}
+}
+
+// state fails the test unless the volume's record has that state.
+func (e *env) state(segment, state string) {
+	e.t.Helper()
+	if r := e.record(segment); !strings.Contains(r, `"state": "`+state+`"`) {
+		e.t.Errorf("the record of %s is not %s: %s", segment, state, r)
+	}
+}
+
+func (e *env) same(what string, got, want []string) {
+	e.t.Helper()
+	if !slices.Equal(got, want) {
+		e.t.Errorf("%s: %q, want %q", what, got, want)
+	}
+}
+
+func (e *env) bucketTags(bucket string) map[string]string {
+	e.t.Helper()
+	out, err := e.s3.GetBucketTagging(e.ctx(), &s3.GetBucketTaggingInput{Bucket: &bucket})
+	if backend.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	tags := map[string]string{}
+	for _, tag := range out.TagSet {
+		tags[aws.ToString(tag.Key)] = aws.ToString(tag.Value)
+	}
+	return tags
+}
+
+func (e *env) bucketExists(bucket string) bool {
+	e.t.Helper()
+	_, err := e.s3.HeadBucket(e.ctx(), &s3.HeadBucketInput{Bucket: &bucket})
+	if err != nil && !backend.IsNotFound(err) {
+		e.t.Fatal(err)
+	}
+	return err == nil
+}
+
+// numbered are n keys below a prefix.
+func numbered(prefix string, n int) []string {
+	keys := make([]string, n)
+	for i := range keys {
+		keys[i] = fmt.Sprintf("%sd%02d/f%05d", prefix, i%7, i)
+	}
+	return keys
+}
+
+func (e *env) putText(key, text string) {
+	e.t.Helper()
+	if _, err := e.s3.PutObject(e.ctx(), &s3.PutObjectInput{Bucket: &e.bucket, Key: &key, Body: strings.NewReader(text)}); err != nil {
+		e.t.Fatal(err)
+	}
+}
+
+func (e *env) emptyAndRemove(bucket string) {
+	e.t.Helper()
+	for _, key := range e.keysIn(bucket, "") {
+		if _, err := e.s3.DeleteObject(e.ctx(), &s3.DeleteObjectInput{Bucket: &bucket, Key: &key}); err != nil {
+			e.t.Fatal(err)
+		}
+	}
+	if _, err := e.s3.DeleteBucket(e.ctx(), &s3.DeleteBucketInput{Bucket: &bucket}); err != nil {
+		e.t.Fatal(err)
+	}
+}
