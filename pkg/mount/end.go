@@ -25,8 +25,8 @@ const (
 // end ends a mount without publications: everything written and closed is stored, the client has exited, nothing is left.
 // It can be cut short anywhere, by ctx or by a crash, and called again. The key's lock is held.
 func (m *Manager) end(ctx context.Context, rec record) error {
-	if rec.Client == "" { // no record: all that is known is its name
-		return m.discard(ctx, rec)
+	if rec.Client == "" {
+		return m.endUnrecorded(ctx, rec)
 	}
 	if rec.Phase != phaseEnding {
 		rec.Phase, rec.Ending = phaseEnding, time.Now()
@@ -46,6 +46,31 @@ func (m *Manager) end(ctx context.Context, rec record) error {
 	klog.FromContext(ctx).Info("Ended", "mount", rec.Name, "client", rec.Client, "bucket", rec.Spec.Bucket, "prefix", rec.Spec.Prefix,
 		"took", time.Since(rec.Ending).Round(time.Millisecond))
 	return nil
+}
+
+// endUnrecorded ends a mount whose record is lost, or was never written. Its client, if it has one, still gets the time to
+// store what it was given; it cannot be started again.
+func (m *Manager) endUnrecorded(ctx context.Context, rec record) error {
+	if rec.UID == 0 { // nothing was ever started
+		return m.discard(ctx, rec)
+	}
+	rec.Client, rec.Ending = "unknown", time.Now()
+	peer := m.peer(rec.Name)
+	if err := peer.End(ctx); err != nil && !errors.Is(err, helper.ErrGone) {
+		return fmt.Errorf("telling the helper of mount %s to end: %w", rec.Name, err)
+	}
+	if err := m.unmountSource(ctx, rec); err != nil {
+		return m.draining(rec, err)
+	}
+	how, err := m.awaitExit(ctx, rec, peer)
+	if err != nil {
+		return err
+	}
+	if how != "" {
+		return fault.Errorf(fault.Precondition, "the record of mount %s is lost, and its client ended with %s: copy what it had left to store from %s to the bucket, then remove %s",
+			rec.Name, how, m.store.cacheDir(rec.Name), m.store.mountDir(rec.Name))
+	}
+	return m.discard(ctx, rec)
 }
 
 // drain returns when the client has exited and has stored all that it was given.

@@ -301,11 +301,19 @@ func (m *Manager) tend(ctx context.Context, name string) error {
 		used = usedElsewhere(all, name, "")
 		return err
 	})
+	if err == nil && !used {
+		used, err = m.bound(ctx, name)
+	}
 	switch {
 	case err != nil:
 		return err
+	case !have && used:
+		return nil // records are lost; the unpublish of its last target ends it
 	case !have:
-		return m.discard(ctx, record{Name: name, Key: keyOf(name)})
+		if rec, err = m.recordOf(ctx, name); err != nil {
+			return err
+		}
+		return m.endUnrecorded(ctx, rec)
 	case used && rec.Phase == phaseRunning:
 		return m.refresh(ctx, rec)
 	case used:
@@ -315,6 +323,16 @@ func (m *Manager) tend(ctx context.Context, name string) error {
 		return m.discard(ctx, rec)
 	}
 	return m.end(ctx, rec)
+}
+
+// bound tells whether a mount shows anywhere but at its source: at a target whose record is lost, or where somebody else
+// bound it.
+func (m *Manager) bound(ctx context.Context, name string) (bool, error) {
+	mounts, err := m.Namespace.Mounts(ctx)
+	return slices.ContainsFunc(mounts, func(mnt host.Mount) bool {
+		shown, ours := nameOfSource(mnt.Source)
+		return ours && shown == name && mnt.Mountpoint != m.store.sourceDir(name)
+	}), err
 }
 
 // refresh gives a mount of the driver's own credentials the current ones.

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
@@ -147,6 +148,20 @@ func (s store) record(name string) (r record, ok bool, err error) {
 }
 
 func (s store) writeRecord(r record) error { return writeJSON(s.recordFile(r.Name), r) }
+
+// owner is a mount's uid by its helper's directory, for a mount whose record is lost; 0: it has none, so no helper was ever
+// started.
+func (s store) owner(name string) (uint32, error) {
+	fi, err := os.Lstat(s.helperDir(name))
+	if err != nil {
+		return 0, ignoreMissing(err)
+	}
+	st, ok := fi.Sys().(*syscall.Stat_t)
+	if !ok {
+		return 0, fmt.Errorf("%s: its owner is not known", s.helperDir(name))
+	}
+	return st.Uid, nil
+}
 
 // records reads all mounts' records. Directories without one are mounts whose maker died at once; they are returned in
 // halfMade.

@@ -53,7 +53,12 @@ func (m *Manager) unpublish(ctx context.Context, volumeID, target string) error 
 		case !ours && !have:
 			return fault.Errorf(fault.Precondition, "target %s shows a mount that this driver did not make (%s, type %s): it is left alone", target, top.Source, top.FSType)
 		case ours && !have:
-			name = shown // its record is lost; the mount table still tells whose it is
+			// Its record is lost; the mount table still tells whose it is. A retry must find it, as long as the mount drains.
+			name = shown
+			p = publication{Target: target, VolumeID: volumeID, Mount: name, Created: time.Now()}
+			if err := m.do(ctx, func() error { return m.store.writePublication(p) }); err != nil {
+				return err
+			}
 		}
 		if err := m.unmountTarget(ctx, target); err != nil {
 			return err
@@ -77,12 +82,13 @@ func (m *Manager) unpublish(ctx context.Context, volumeID, target string) error 
 	return m.removeTarget(ctx, target)
 }
 
-// recordOf is a mount's record, or as much of it as its name tells.
+// recordOf is a mount's record, or as much of it as its name and its directory's owner tell.
 func (m *Manager) recordOf(ctx context.Context, name string) (rec record, err error) {
 	err = m.do(ctx, func() (err error) {
 		var ok bool
-		if rec, ok, err = m.store.record(name); !ok {
+		if rec, ok, err = m.store.record(name); err == nil && !ok {
 			rec = record{Name: name, Key: keyOf(name)}
+			rec.UID, err = m.store.owner(name)
 		}
 		return err
 	})

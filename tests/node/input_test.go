@@ -1,0 +1,163 @@
+package node
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+
+	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+)
+
+// Mount options cannot be made to say more than their names: each of these is refused by name, before anything is done,
+// whether it comes with the publication or with the volume.
+func TestInjectionIsRefused(t *testing.T) {
+	e := start(t)
+	bad := [][]string{
+		{"-o allow_other"}, {"-o", "allow_other"}, {"-oallow_other"}, {"-o=x"}, {"-f"}, {"--"}, {"-"}, {""},
+		{"--endpoint-url=http://127.0.0.1:1"}, {"endpoint-url=http://127.0.0.1:1"}, {"--endpoint=http://127.0.0.1:1"}, {"ENDPOINT=x"},
+		{"--region=eu-north-1"}, {"--profile=admin"}, {"--no-sign-request"}, {"--allow-root"}, {"--auto-unmount"},
+		{"--log-directory=/etc"}, {"--cache=/etc"}, {"--cache-dir=/etc"}, {"--ca-bundle=/etc/passwd"}, {"--ca-file=/etc/passwd"},
+		{"--bucket=other"}, {"--prefix=other/"}, {"--uid=0"}, {"--read-only"}, {"ro"}, {"--fuse-fd=0"}, {"--config=/etc/passwd"},
+		{"debug", "debug"}, {"debug", "--debug"}, {"debug --endpoint-url=x"}, {"debug --x"}, {" debug"}, {"debug "}, {"debug\t"},
+		{"debug\x00"}, {"debug\n--endpoint-url=x"}, {"debug\r"}, {"debug\u2028x"}, {"debug=yes"}, {"debug=--x"},
+		{"storage-class=STANDARD -o x"}, {"--storage-class  STANDARD"}, {"storage-class=standard;rm"}, {"storage-class=$(id)"}, {"storage-class="},
+		{"unknown-option"}, {"unknown-option=1"}, {"DEBUG"}, {"de bug"}, {"bind,ro"}, {"nosuid,suid"}, {"suid"}, {"dev"}, {"exec"},
+		{strings.Repeat("x", 5000)},
+	}
+	for _, client := range clients {
+		v := static("v", client)
+		for _, f := range bad {
+			target := e.Target("t")
+			err := e.tryPublish(10*time.Second, v, target, flags(f...))
+			want(t, err, codes.InvalidArgument, "mount")
+			// In the volume, options are one list with commas.
+			if list := strings.Join(f, ","); list != "" && !strings.ContainsRune(list, '\x00') {
+				err := e.tryPublish(10*time.Second, static("v", client, "mountOptions", list), target)
+				want(t, err, codes.InvalidArgument, "volume")
+			}
+			e.undone(target)
+		}
+		// Once in the volume, once with the publication.
+		want(t, e.tryPublish(10*time.Second, static("v", client, "mountOptions", "debug"), e.Target("t"), flags("debug")), codes.InvalidArgument, "debug")
+	}
+	if got := e.lives(); got != "" {
+		t.Errorf("%s mounts were made", got)
+	}
+}
+
+// What is allowed arrives at the client, from both places.
+func TestOptionsReachTheClient(t *testing.T) {
+	e := start(t)
+	for client, options := range map[string][]string{rclone: {"transfers=3", "debug"}, mountpoint: {"max-threads=3", "debug"}} {
+		v := static("v-"+client, client, "mountOptions", options[0])
+		target := e.publish(v, client, flags("--"+options[1]))
+		argv := strings.Split(read(t, fmt.Sprintf("/proc/%d/cmdline", e.client(client).pid)), "\x00")
+		for _, o := range options {
+			if !strings.Contains(strings.Join(argv, " ")+" ", " --"+o+" ") {
+				t.Errorf("client %s was started without %s: %q", client, o, argv)
+			}
+		}
+		e.unpublish(v, target)
+	}
+	e.NothingLeft(t)
+}
+
+// Malformed volumes are told what is wrong with which field.
+func TestMalformedRequestsAreRefused(t *testing.T) {
+	e := start(t)
+	good := static("v", rclone)
+	context := func(pairs ...string) *csi.Volume { return static("v", rclone, pairs...) }
+	tests := []struct {
+		name   string
+		volume *csi.Volume
+		field  string
+		change change
+	}{
+		{"no volume id", &csi.Volume{VolumeContext: good.GetVolumeContext()}, "volume_id", nil},
+		{"an over-long volume id", &csi.Volume{VolumeId: strings.Repeat("x", 129), VolumeContext: good.GetVolumeContext()}, "volume_id", nil},
+		{"a control character in the id", &csi.Volume{VolumeId: "a\nb", VolumeContext: good.GetVolumeContext()}, "volume_id", nil},
+		{"a handle that says nothing and no bucket", &csi.Volume{VolumeId: "v"}, "bucketName", nil},
+		{"an id that contradicts the context", &csi.Volume{VolumeId: "default:volumes/x/", VolumeContext: map[string]string{"bucketName": "other"}}, "bucketName", nil},
+		{"a bad bucket", context("bucketName", "../x"), "bucketName", nil},
+		{"a prefix that climbs", context("prefix", "a/../b/"), "prefix", nil},
+		{"an absolute prefix", context("prefix", "/a/"), "prefix", nil},
+		{"a prefix with a newline", context("prefix", "a\nb/"), "prefix", nil},
+		{"an unknown key", context("bucketname", "x"), "bucketname", nil},
+		{"a bad uid", context("uid", "root"), "uid", nil},
+		{"a bad mode", context("dirMode", "0999"), "dirMode", nil},
+		{"a mode with more than permissions", context("fileMode", "4755"), "fileMode", nil},
+		{"a bad boolean", context("readOnly", "yes"), "readOnly", nil},
+		{"a bad account", context("expectedBucketOwner", "me"), "expectedBucketOwner", nil},
+		{"no capability", good, "volume_capability", func(r *csi.NodePublishVolumeRequest) { r.VolumeCapability = nil }},
+		{"no access type", good, "volume_capability", func(r *csi.NodePublishVolumeRequest) { r.VolumeCapability.AccessType = nil }},
+		{"an oversize context", context("x", strings.Repeat("x", 5000)), "volume_context", nil},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			req := rigtest.PublishRequest(tt.volume, e.Target("t"))
+			if tt.change != nil {
+				tt.change(req)
+			}
+			_, err := e.NodePublishVolume(rigtest.Context(t, 10*time.Second), req)
+			want(t, err, codes.InvalidArgument, tt.field)
+			e.undone(e.Target("t"))
+		})
+	}
+	if got := e.lives(); got != "" {
+		t.Errorf("%s mounts were made", got)
+	}
+	for _, req := range []*csi.NodeUnpublishVolumeRequest{{TargetPath: e.Target("t")}, {VolumeId: "v"}, {VolumeId: "v", TargetPath: "relative"}} {
+		_, err := e.NodeUnpublishVolume(rigtest.Context(t, 10*time.Second), req)
+		want(t, err, codes.InvalidArgument)
+	}
+}
+
+// Volumes that no controller made are found by their context, whatever their handle is.
+func TestStaticVolumes(t *testing.T) {
+	e := start(t)
+	e.Put(t, bucket, "top", "1")
+	e.Put(t, bucket, "deep/down/file", "2")
+	tests := []struct {
+		handle  string
+		context map[string]string
+		file    string
+	}{
+		{"any handle at all", map[string]string{"bucketName": bucket}, "top"},
+		{"any handle at all", map[string]string{"bucketName": bucket}, "deep/down/file"},
+		{"with-prefix", map[string]string{"bucketName": bucket, "prefix": "deep/"}, "down/file"},
+		{"without-slash", map[string]string{"bucketName": bucket, "prefix": "deep/down"}, "file"},
+		{"with-backend", map[string]string{"bucketName": bucket, "prefix": "deep/down/", "backend": "default"}, "file"},
+		{"default:" + bucket + "/deep/", nil, "down/file"},
+		{"default:" + bucket, map[string]string{"csi.storage.k8s.io/pod.name": "p", "storage.kubernetes.io/csiProvisionerIdentity": "i"}, "top"},
+	}
+	for _, client := range clients {
+		for i, tt := range tests {
+			v := &csi.Volume{VolumeId: tt.handle, VolumeContext: map[string]string{"client": client}}
+			for key, value := range tt.context {
+				v.VolumeContext[key] = value
+			}
+			target := e.publish(v, fmt.Sprint(i))
+			if got := read(t, target+"/"+tt.file); got != map[bool]string{true: "1", false: "2"}[tt.file == "top"] {
+				t.Errorf("%s %v: %s is %q", tt.handle, tt.context, tt.file, got)
+			}
+			e.unpublish(v, target)
+		}
+	}
+	e.NothingLeft(t)
+}
+
+func TestNodeGetInfo(t *testing.T) {
+	e := start(t, "--volume-attach-limit=17")
+	info, err := e.NodeGetInfo(rigtest.Context(t, 10*time.Second), &csi.NodeGetInfoRequest{})
+	if err != nil || info.GetNodeId() != "node-1" || info.GetMaxVolumesPerNode() != 17 {
+		t.Errorf("NodeGetInfo: %v, %v", info, err)
+	}
+	caps, err := e.NodeGetCapabilities(rigtest.Context(t, 10*time.Second), &csi.NodeGetCapabilitiesRequest{})
+	if err != nil || len(caps.GetCapabilities()) != 3 {
+		t.Errorf("NodeGetCapabilities: %v, %v", caps, err)
+	}
+}
