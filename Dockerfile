@@ -14,7 +14,7 @@ COPY clients/rclone/go.mod clients/rclone/go.sum clients/rclone/
 RUN go mod download && cd clients/rclone && go mod download
 COPY . .
 ENV CGO_ENABLED=0 GOOS=$TARGETOS GOARCH=$TARGETARCH
-RUN go build -trimpath -ldflags "-s -w -X main.version=$VERSION" -o /out/ ./cmd/s3-csi-driver \
+RUN go build -trimpath -ldflags "-s -w -X main.version=$VERSION" -o /out/ ./cmd/... \
  && cd clients/rclone && go build -trimpath -ldflags "-s -w" -o /out/s3-csi-rclone .
 
 FROM --platform=$BUILDPLATFORM debian:bookworm-slim AS mount-s3

@@ -32,8 +32,8 @@ setup: ## Install what a fresh Debian or Ubuntu machine lacks (as root), and dow
 	hack/setup
 
 .PHONY: build
-build: ## Build the driver and its rclone client into bin/
-	$(GO_BUILD) -ldflags "$(LDFLAGS)" -o $(BIN)/ ./cmd/s3-csi-driver
+build: ## Build the driver, its helper and its rclone client into bin/
+	$(GO_BUILD) -ldflags "$(LDFLAGS)" -o $(BIN)/ ./cmd/...
 	cd clients/rclone && $(GO_BUILD) -ldflags "-s -w" -o $(BIN)/s3-csi-rclone .
 
 .PHONY: test-parts

@@ -176,3 +176,17 @@ func fetch(t *testing.T, url string) string {
 	}
 	return string(body)
 }
+
+func TestHelpersAreMadeOfTheSmallProgramWhereItIsInstalled(t *testing.T) {
+	driver := filepath.Join(t.TempDir(), "s3-csi-driver")
+	if got := helperProgram(driver); got != driver {
+		t.Errorf("without it: %s, want the driver itself", got)
+	}
+	small := filepath.Join(filepath.Dir(driver), "s3-csi-helper")
+	if err := os.WriteFile(small, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := helperProgram(driver); got != small {
+		t.Errorf("with it: %s, want %s", got, small)
+	}
+}

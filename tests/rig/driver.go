@@ -146,7 +146,7 @@ func (d *Driver) Wait(ctx context.Context) (int, error) {
 func (d *Driver) Exited() <-chan struct{} { return d.exited }
 
 func freePort() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		return "", err
 	}

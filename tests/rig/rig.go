@@ -99,7 +99,7 @@ func New(s3 S3) (*Rig, error) {
 // which vanishes with its process.
 func (r *Rig) takeUIDs() error {
 	for block := range uidBlocks {
-		sign, err := net.Listen("unix", fmt.Sprintf("@s3csi-rig-uids-%d", block))
+		sign, err := new(net.ListenConfig).Listen(context.Background(), "unix", fmt.Sprintf("@s3csi-rig-uids-%d", block))
 		if err != nil {
 			continue
 		}
@@ -125,9 +125,9 @@ func (r *Rig) install(bin string) error {
 	for _, p := range []struct {
 		from     string
 		optional bool
-	}{{filepath.Join(bin, "s3-csi-driver"), false}, {filepath.Join(bin, "s3-csi-rclone"), false}, {mountpoint, true}} {
+	}{{filepath.Join(bin, "s3-csi-driver"), false}, {filepath.Join(bin, "s3-csi-helper"), false}, {filepath.Join(bin, "s3-csi-rclone"), false}, {mountpoint, true}} {
 		err := copyProgram(p.from, filepath.Join(r.Clients, filepath.Base(p.from)))
-		if err != nil && !(p.optional && errors.Is(err, fs.ErrNotExist)) {
+		if err != nil && (!p.optional || !errors.Is(err, fs.ErrNotExist)) {
 			return fmt.Errorf("installing programs (make builds them): %w", err)
 		}
 	}

@@ -1,0 +1,32 @@
+// Command s3-csi-helper is the process beside each mount's FUSE client: the driver's helper mode in a program of its own.
+// The driver starts it instead of itself where both are in one directory. There is one for every mount, and it comes to
+// life while a pod waits, so nothing may be linked into it that it does not need: in the driver's program the libraries of
+// Kubernetes, gRPC and AWS take longer to initialise than everything else of a publication together, and most of the memory.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/helper"
+)
+
+// version is set when the program is built.
+var version = "devel"
+
+const (
+	exitFailure = 1
+	exitUsage   = 2
+)
+
+func main() {
+	if len(os.Args) < 2 || os.Args[1] != "helper" {
+		fmt.Fprintln(os.Stderr, "s3-csi-helper: is started by the driver, one for each mount; there is nothing to do with it by hand")
+		os.Exit(exitUsage)
+	}
+	if err := helper.Run(context.Background(), version, os.Args[2:]); err != nil {
+		fmt.Fprintln(os.Stderr, "s3-csi-helper:", err)
+		os.Exit(exitFailure)
+	}
+}
