@@ -4,7 +4,6 @@ package lifecycle_test
 
 import (
 	"errors"
-	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -175,50 +174,6 @@ func TestMalformedPublicationsAreRefusedWithTheFieldAndWithoutSideEffect(t *test
 	}
 	if exists(n.Target("a")) {
 		t.Error("a target was made")
-	}
-	n.NothingLeft(t)
-}
-
-func TestAccessModesAreHonoured(t *testing.T) {
-	t.Parallel()
-	n := rigtest.New(t)
-	d := n.Drive(t, "all")
-	v := rigtest.Create(t, d, "vol")
-	publish := func(name string, mode csi.VolumeCapability_AccessMode_Mode, readOnly bool) (string, error) {
-		req := rigtest.PublishRequest(v, n.Target(name))
-		req.VolumeCapability, req.Readonly = rig.Mounter(mode), readOnly
-		_, err := d.NodePublishVolume(rigtest.Context(t, patience), req)
-		return req.GetTargetPath(), err
-	}
-	for number, name := range csi.VolumeCapability_AccessMode_Mode_name {
-		mode := csi.VolumeCapability_AccessMode_Mode(number)
-		if mode == csi.VolumeCapability_AccessMode_UNKNOWN {
-			continue
-		}
-		for _, readOnly := range []bool{false, true} {
-			what := fmt.Sprintf("%s, readonly %t", name, readOnly)
-			target, err := publish("one", mode, readOnly)
-			if err != nil {
-				t.Errorf("%s: %v", what, err)
-				continue
-			}
-			wantReadOnly := readOnly || strings.HasSuffix(name, "READER_ONLY")
-			err = os.WriteFile(filepath.Join(target, "file"), []byte("x"), 0o600)
-			if errors.Is(err, unix.EROFS) != wantReadOnly || err != nil && !wantReadOnly {
-				t.Errorf("%s: writing: %v", what, err)
-			}
-			second, err := publish("two", csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER, false)
-			if mode == csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER {
-				hasCode(t, err, codes.FailedPrecondition, target)
-				if exists(second) {
-					t.Errorf("%s: a refused target was made", what)
-				}
-			} else if err != nil {
-				t.Errorf("%s: a second target: %v", what, err)
-			}
-			rigtest.Unpublish(t, d, v, second)
-			rigtest.Unpublish(t, d, v, target)
-		}
 	}
 	n.NothingLeft(t)
 }

@@ -155,7 +155,7 @@ func environment(s *rigtest.Server, more ...string) []string {
 // socket is the endpoint of a UNIX socket that does not exist, in a directory that does.
 func socket(t *testing.T) (endpoint, path string) {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "s3csi-") // t.TempDir is too long for a socket
+	dir, err := os.MkdirTemp("", "s3csi-") //nolint:usetesting // t.TempDir is too long for a socket
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -141,9 +142,7 @@ func TestNoSecretIsEverShown(t *testing.T) {
 		req := rigtest.PublishRequest(v, n.Target(target))
 		req.Secrets = secrets
 		req.VolumeContext = map[string]string{}
-		for key, value := range v.GetVolumeContext() {
-			req.VolumeContext[key] = value
-		}
+		maps.Copy(req.VolumeContext, v.GetVolumeContext())
 		return req
 	}
 	first := publish(own, "own", nil)
@@ -162,7 +161,7 @@ func TestNoSecretIsEverShown(t *testing.T) {
 	}
 	c.inProcesses(n)
 	c.inFiles(n)
-	c.failingCalls(d, n, publish, own, given.GetVolume(), secret)
+	c.failingCalls(d, publish, own, given.GetVolume(), secret)
 	c.inProcesses(n)
 	c.inFiles(n)
 
@@ -174,7 +173,7 @@ func TestNoSecretIsEverShown(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	for _, key := range n.Server.Keys(t, rigtest.Bucket, "") {
+	for _, key := range n.Keys(t, rigtest.Bucket, "") {
 		c.in("object "+key, []byte(n.Object(t, rigtest.Bucket, key)))
 	}
 	if _, err := d.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: given.GetVolume().GetVolumeId(), Secrets: secret}); err != nil {
@@ -204,7 +203,7 @@ func withSecrets(req *csi.CreateVolumeRequest, secrets map[string]string) *csi.C
 }
 
 // failingCalls makes the driver complain about everything that may hold a secret.
-func (c *canaries) failingCalls(d *rig.Driver, n *rigtest.Node, publish func(*csi.Volume, string, map[string]string) *csi.NodePublishVolumeRequest,
+func (c *canaries) failingCalls(d *rig.Driver, publish func(*csi.Volume, string, map[string]string) *csi.NodePublishVolumeRequest,
 	own, given *csi.Volume, secret map[string]string,
 ) {
 	c.t.Helper()
@@ -248,5 +247,25 @@ func (c *canaries) failingCalls(d *rig.Driver, n *rigtest.Node, publish func(*cs
 		_, err := d.NodePublishVolume(ctx, req)
 		c.inError(err)
 	}
-	_ = n
+}
+
+func TestTheDriversOwnRefusedCredentialsAreNotShown(t *testing.T) {
+	t.Parallel()
+	c := &canaries{t: t, words: map[string]string{}}
+	s := rigtest.StartServer(t, s3server.Options{})
+	endpoint, _ := socket(t)
+	http := port(t)
+	p := launch(t, append(environment(s), "AWS_SECRET_ACCESS_KEY="+c.add("the key", "canary/own+key==0001"), "AWS_SESSION_TOKEN="+c.add("the session token", "canary/own+token==0002")),
+		"controller", "--endpoint="+endpoint, "--http-endpoint="+http, "--v=10", "--logging-format=json")
+	d := dial(t, endpoint)
+	p.ready(t, d)
+	_, err := d.CreateVolume(rigtest.Context(t, patience), rigtest.CreateRequest("vol"))
+	c.inError(err)
+	_, err = d.DeleteVolume(rigtest.Context(t, patience), &csi.DeleteVolumeRequest{VolumeId: "default:" + rigtest.Bucket + "/vol/"})
+	c.inError(err)
+	_, body := get(t, http, "/metrics")
+	c.in("/metrics", []byte(body))
+	p.signal(t, endSignal)
+	p.exit(t)
+	c.in("the log", []byte(p.stderr.String()))
 }
