@@ -162,6 +162,11 @@ func (m *Manager) unmount(ctx context.Context, mnt host.Mount) error {
 		uctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 300*time.Millisecond)
 		defer cancel()
 		users, _ := m.Namespace.Users(uctx, mnt)
+		for _, call := range m.Namespace.OverdueCalls() {
+			if strings.Contains(call, mnt.Mountpoint) {
+				users = append(users, "this driver, which the client gives no answer: "+call)
+			}
+		}
 		by := "unknown to this driver"
 		if len(users) > 0 {
 			by = strings.Join(users, ", ")

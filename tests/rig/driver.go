@@ -7,6 +7,7 @@ import (
 	"net"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -48,7 +49,8 @@ func (r *Rig) Start(ctx context.Context, mode string, flags ...string) (*Driver,
 		args = append(args, "--node-id=node-1", "--state-dir="+r.State, "--cache-dir="+r.Cache, "--client-dir="+r.Clients,
 			fmt.Sprintf("--uid-range=%d-%d", r.FirstUID, r.LastUID))
 	}
-	d.cmd, err = r.run(ctx, r.Environment(), filepath.Join(r.Clients, "s3-csi-driver"), append(args, flags...)...)
+	argv := slices.Concat(r.Wrapper, []string{filepath.Join(r.Clients, "s3-csi-driver")}, args, flags)
+	d.cmd, err = r.run(ctx, r.Environment(), argv[0], argv[1:]...)
 	if err != nil {
 		return nil, err
 	}

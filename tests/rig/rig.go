@@ -52,6 +52,8 @@ type Rig struct {
 	Cache   string // --cache-dir
 	Clients string // --client-dir
 	S3      S3
+	// Wrapper is a command that drivers are started through, such as "nsenter -t 12 --mount", whose end is theirs.
+	Wrapper []string
 
 	// FirstUID and LastUID are --uid-range.
 	FirstUID, LastUID int

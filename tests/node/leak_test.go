@@ -1,0 +1,65 @@
+package node
+
+import (
+	"bufio"
+	"fmt"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// metric reads a metric without labels from the driver.
+func (e *env) metric(name string) (value float64) {
+	e.t.Helper()
+	req, err := http.NewRequestWithContext(e.t.Context(), http.MethodGet, "http://"+e.HTTP+"/metrics", nil)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
+		if rest, ok := strings.CutPrefix(lines.Text(), name+" "); ok {
+			if _, err := fmt.Sscan(rest, &value); err != nil {
+				e.t.Fatal(err)
+			}
+			return value
+		}
+	}
+	e.t.Fatalf("there is no metric %s", name)
+	return 0
+}
+
+// Publications, successful or not, cost the driver no descriptors, goroutines or threads for good.
+func TestTheDriverLeaksNothing(t *testing.T) {
+	e := start(t)
+	cycle := func(n int) {
+		for i := range n {
+			v := static("leak", clients[i%len(clients)])
+			target := e.publish(v, "t")
+			write(t, filepath.Join(target, fmt.Sprint(i)), "x")
+			e.unpublish(v, target)
+			if err := e.tryPublish(0, v, target); err == nil {
+				t.Error("a call without time succeeded")
+			}
+			if err := e.tryPublish(1e10, static("leak", clients[i%len(clients)], "bucketName", "no-such-bucket"), e.Target("u")); err == nil {
+				t.Error("a missing bucket was published")
+			}
+			e.unpublish(v, target)
+		}
+		e.NothingLeft(t)
+	}
+	count := func() (descriptorsOpen, goroutines, threads int) {
+		return len(descriptors(t, e.PID())), int(e.metric("go_goroutines")), len(statusOf(t, e.PID())["Threads"])
+	}
+	cycle(4)
+	fds, goroutines, threads := count()
+	cycle(20)
+	e.await(20e9, fmt.Sprintf("no more than %d descriptors and %d goroutines (and %d digits of threads)", fds, goroutines, threads), func() bool {
+		f, g, th := count()
+		return f <= fds+1 && g <= goroutines+2 && th <= threads+1 // idle connections come and go
+	})
+}

@@ -1,0 +1,104 @@
+package node
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+
+	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+)
+
+func (e *env) stats(limit time.Duration, v *csi.Volume, path string) (*csi.NodeGetVolumeStatsResponse, error) {
+	return e.NodeGetVolumeStats(rigtest.Context(e.t, limit), &csi.NodeGetVolumeStatsRequest{VolumeId: v.GetVolumeId(), VolumePath: path})
+}
+
+func TestVolumeStats(t *testing.T) {
+	eachClient(t, func(t *testing.T, e *env, client string) {
+		v := static("stats", client)
+		target := e.publish(v, "t")
+		got, err := e.stats(10*time.Second, v, target)
+		if err != nil || len(got.GetUsage()) != 2 {
+			t.Fatalf("%v, %v", got, err)
+		}
+		for _, u := range got.GetUsage() {
+			if u.GetTotal() <= 0 || u.GetUsed() < 0 || u.GetAvailable() <= 0 || u.GetUsed() > u.GetTotal() || u.GetAvailable() > u.GetTotal() {
+				t.Errorf("%s: %v", u.GetUnit(), u)
+			}
+		}
+		for name, ask := range map[string]struct {
+			v    *csi.Volume
+			path string
+		}{
+			"another volume": {static("other", client), target}, "another path": {v, target + "-2"}, "a path in it": {v, target + "/x"},
+			"the source": {v, filepath.Join(e.State, "sources")}, "a path that is not absolute": {v, "t"},
+		} {
+			if _, err := e.stats(10*time.Second, ask.v, ask.path); err == nil {
+				t.Errorf("%s has statistics", name)
+			} else {
+				want(t, err, codes.NotFound)
+			}
+		}
+		e.kill(e.client(client))
+		e.await(10*time.Second, "the end of the connection", func() bool { _, err := e.stats(5*time.Second, v, target); return err != nil })
+		_, err = e.stats(5*time.Second, v, target)
+		want(t, err, codes.Unavailable, "died", target)
+		e.unpublish(v, target)
+		_, err = e.stats(10*time.Second, v, target)
+		want(t, err, codes.NotFound, target)
+		e.awaitNothingLeft(time.Second)
+	})
+}
+
+// A client that does not answer costs its own volume's calls their deadlines, and nobody else anything.
+func TestAHungClientKeepsNobodyWaiting(t *testing.T) {
+	eachClient(t, func(t *testing.T, e *env, client string) {
+		v, other := static("hung", client), static("fine", client)
+		target := e.publish(v, "hung")
+		hung := e.client(client)
+		e.stop(hung)
+		defer func() { _ = unix.Kill(hung.pid, unix.SIGCONT) }()
+		for range 3 {
+			began := time.Now()
+			_, err := e.stats(time.Second, v, target)
+			if took := time.Since(began); err == nil || took > 3*time.Second {
+				t.Errorf("statistics of a hung volume: %v after %s", err, took)
+			}
+		}
+		fine := e.publish(other, "fine")
+		write(t, filepath.Join(fine, "file"), "x")
+		if _, err := e.stats(5*time.Second, other, fine); err != nil {
+			t.Errorf("statistics of another volume: %v", err)
+		}
+		e.unpublish(other, fine)
+		// The driver's own call keeps the target busy until the client goes on.
+		want(t, e.tryUnpublish(time.Second, v, target), codes.Aborted, "the client gives no answer", target)
+		if err := unix.Kill(hung.pid, unix.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+		e.unpublish(v, target)
+		e.NothingLeft(t)
+	})
+}
+
+// stop stops all threads of a process.
+func (e *env) stop(p proc) {
+	e.t.Helper()
+	if err := unix.Kill(p.pid, unix.SIGSTOP); err != nil {
+		e.t.Fatal(err)
+	}
+	e.await(10*time.Second, "all threads to stop", func() bool {
+		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", p.pid))
+		return err == nil && !slices.ContainsFunc(threads, func(file string) bool {
+			b, err := os.ReadFile(file)
+			return err == nil && !strings.Contains(string(b), ") T ")
+		})
+	})
+}
