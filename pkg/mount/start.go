@@ -247,6 +247,9 @@ func (m *Manager) awaitReady(ctx context.Context, rec record, peer *helper.Peer,
 	go func() {
 		for status.State == helper.StateRunning {
 			next, err := peer.Status(ctx, status.Revision)
+			if ctx.Err() != nil {
+				return // the read is over too, and says so
+			}
 			if err != nil {
 				ended <- fault.Errorf(fault.Unavailable, "client %s: its helper is gone: %w", rec.Client, err)
 				return

@@ -40,6 +40,7 @@ type Faults struct {
 type Proxy struct {
 	listener net.Listener
 	server   *http.Server
+	upstream *http.Transport
 	done     chan error
 
 	mu       sync.Mutex
@@ -59,13 +60,16 @@ func Start(target string) (*Proxy, error) {
 	if err != nil {
 		return nil, fmt.Errorf("faultproxy: %w", err)
 	}
-	p := &Proxy{listener: l, done: make(chan error, 1), conns: map[*conn]struct{}{}, changed: make(chan struct{})}
+	p := &Proxy{
+		listener: l, done: make(chan error, 1), conns: map[*conn]struct{}{}, changed: make(chan struct{}),
+		upstream: &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 64, IdleConnTimeout: 10 * time.Second},
+	}
 	forward := &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.Out.URL.Scheme, r.Out.URL.Host, r.Out.Host = "http", u.Host, r.In.Host
 		},
 		FlushInterval: -1,
-		Transport:     &http.Transport{DisableCompression: true, MaxIdleConnsPerHost: 64, IdleConnTimeout: 10 * time.Second},
+		Transport:     p.upstream,
 		// The client sees the connection end, as from a server that died.
 		ErrorHandler: func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) },
 	}
@@ -109,6 +113,7 @@ func (p *Proxy) Requests() int {
 func (p *Proxy) Stop() error {
 	p.Set(Faults{Refuse: true})
 	err := p.server.Close()
+	p.upstream.CloseIdleConnections() // a server that stops waits for them
 	if served := <-p.done; !errors.Is(served, http.ErrServerClosed) {
 		err = errors.Join(err, served)
 	}
