@@ -1,8 +1,6 @@
 package launcher
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -142,24 +140,24 @@ func isOf(pid int, uid uint32) (bool, error) {
 // process that has set only one of them to it is somebody else's.
 func statusIsOf(status []byte, uid uint32) bool {
 	var state, threads string
-	var uids []string
-	lines := bufio.NewScanner(bytes.NewReader(status))
-	for lines.Scan() {
-		key, value, _ := strings.Cut(lines.Text(), ":")
+	owned := false
+	want := strconv.FormatUint(uint64(uid), 10)
+	for line := range strings.Lines(string(status)) {
+		key, value, _ := strings.Cut(line, ":")
 		switch key {
 		case "State":
 			state = strings.TrimSpace(value)
 		case "Uid":
-			uids = strings.Fields(value)
+			uids := strings.Fields(value)
+			if len(uids) != 4 || uids[0] != want || uids[1] != want {
+				return false // so nearly every process, and a mount's start looks at all of them
+			}
+			owned = true
 		case "Threads":
 			threads = strings.TrimSpace(value)
 		}
 	}
-	want := strconv.FormatUint(uint64(uid), 10)
-	if len(uids) != 4 || uids[0] != want || uids[1] != want {
-		return false
-	}
-	if strings.HasPrefix(state, "X") {
+	if !owned || strings.HasPrefix(state, "X") {
 		return false
 	}
 	// A zombie with threads is one whose first thread is gone and whose others still run, or hang.
