@@ -5,9 +5,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
 	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
@@ -138,4 +140,66 @@ func TestDrainOutlastsAnOutage(t *testing.T) {
 		t.Errorf("the object is %q", got)
 	}
 	e.NothingLeft(t)
+}
+
+// A client that is killed with files to store is started again, until they are: by the unpublish, or by a publication
+// that comes first and must see them.
+func TestWhatAKilledClientHadToStoreIsStored(t *testing.T) {
+	for _, who := range []string{"client", "client and helper", "client, and the driver after it"} {
+		t.Run(who, func(t *testing.T) {
+			e := start(t)
+			v := static("killed", rclone)
+			target := e.publish(v, "t")
+			content := random(3 << 20)
+			e.proxy.Set(faultproxy.Faults{Refuse: true})
+			write(t, filepath.Join(target, "file"), content)
+			e.await(10*time.Second, "the file's close to have arrived", func() bool { return e.tryUnpublishFails(v, target) })
+			if who == "client and helper" {
+				for _, p := range e.processes("") {
+					e.kill(p)
+				}
+			} else {
+				e.kill(e.client(rclone))
+			}
+			if who == "client, and the driver after it" {
+				e.restart()
+			}
+			e.proxy.Set(faultproxy.Faults{})
+			e.unpublish(v, target)
+			if got := e.Object(t, bucket, "killed/file"); got != content {
+				t.Errorf("the object has %d bytes of %d, equal: %t", len(got), len(content), got == content)
+			}
+			e.awaitNothingLeft(5 * time.Second)
+		})
+	}
+	t.Run("a publication comes first", func(t *testing.T) {
+		e := start(t)
+		v := static("killed", rclone)
+		target := e.publish(v, "t")
+		content := random(3 << 20)
+		e.proxy.Set(slow)
+		write(t, filepath.Join(target, "file"), content)
+		time.Sleep(300 * time.Millisecond) // the close is asynchronous where the kernel is concerned
+		e.kill(e.client(rclone))
+		e.proxy.Set(faultproxy.Faults{})
+		e.publish(v, "t")
+		if got := read(t, filepath.Join(target, "file")); got != content {
+			t.Errorf("the new life of the mount reads %d bytes, equal: %t", len(got), got == content)
+		}
+		e.unpublish(v, target)
+		if got := e.Object(t, bucket, "killed/file"); got != content {
+			t.Errorf("the object has %d bytes, equal: %t", len(got), got == content)
+		}
+		e.awaitNothingLeft(5 * time.Second)
+	})
+}
+
+// tryUnpublishFails tells whether an unpublish says that it has something to wait for.
+func (e *env) tryUnpublishFails(v *csi.Volume, target string) bool {
+	e.t.Helper()
+	err := e.tryUnpublish(700*time.Millisecond, v, target)
+	if err == nil {
+		e.t.Fatal("unpublished while S3 was away")
+	}
+	return strings.Contains(err.Error(), "draining")
 }
