@@ -100,6 +100,7 @@ type Manager struct {
 	alloc   sync.Mutex      // generations and uids
 
 	salt []byte
+	lock *os.File // held until Run ends
 }
 
 const (
@@ -111,23 +112,26 @@ const (
 	helperBound = 10 * time.Second // for a helper to answer what needs no client
 )
 
-// New checks the options and prepares the state directory. It starts nothing.
+// New checks the options, prepares the state directory and locks it for Run. It starts nothing.
 func New(ctx context.Context, o Options) (*Manager, error) {
 	switch {
 	case !filepath.IsAbs(o.StateDir) || len(o.StateDir) > maxStateDir:
-		return nil, fmt.Errorf("state directory %q: it must be an absolute path of at most %d bytes", o.StateDir, maxStateDir)
+		return nil, fmt.Errorf("--state-dir %q: it must be an absolute path of at most %d bytes", o.StateDir, maxStateDir)
 	case !filepath.IsAbs(o.CacheDir):
-		return nil, fmt.Errorf("cache directory %q: it must be an absolute path", o.CacheDir)
+		return nil, fmt.Errorf("--cache-dir %q: it must be an absolute path", o.CacheDir)
 	case o.UIDs.First < 1000 || o.UIDs.Last < o.UIDs.First:
-		return nil, fmt.Errorf("uid range %d-%d: it must begin at 1000 or above and not be empty", o.UIDs.First, o.UIDs.Last)
+		return nil, fmt.Errorf("--uid-range %d-%d: it must begin at 1000 or above and not be empty", o.UIDs.First, o.UIDs.Last)
 	}
 	if _, err := o.Client(o.DefaultClient); err != nil {
-		return nil, fmt.Errorf("default client: %w", err)
+		return nil, fmt.Errorf("--default-client: %w", err)
 	}
 	m := &Manager{Options: o, store: store{dir: o.StateDir, cache: o.CacheDir}}
 	m.ctl = host.NewFusectl(o.Namespace, filepath.Join(o.StateDir, "fusectl"))
 	err := m.Namespace.Do(ctx, "preparing "+o.StateDir, func() (err error) {
 		if err := m.store.prepare(); err != nil {
+			return err
+		}
+		if m.lock, err = m.lockState(); err != nil {
 			return err
 		}
 		if m.salt, err = m.store.salt(); err != nil {
@@ -136,6 +140,9 @@ func New(ctx context.Context, o Options) (*Manager, error) {
 		return host.PrivateMountpoint(m.store.sources())
 	})
 	if err != nil {
+		if m.lock != nil {
+			m.lock.Close()
+		}
 		return nil, fmt.Errorf("preparing the state directory %s: %w", o.StateDir, err)
 	}
 	return m, nil
@@ -144,11 +151,7 @@ func New(ctx context.Context, o Options) (*Manager, error) {
 // Run clears away what crashes left behind, at once and each minute, and keeps the credentials of mounts fresh, until ctx
 // ends. Then it waits a moment for publications that are under way; it never unmounts on its way out.
 func (m *Manager) Run(ctx context.Context) error {
-	unlock, err := m.lockState(ctx)
-	if err != nil {
-		return err
-	}
-	defer unlock()
+	defer m.lock.Close()
 	ticker := time.NewTicker(sweepEvery)
 	defer ticker.Stop()
 	for {
@@ -166,26 +169,21 @@ func (m *Manager) Run(ctx context.Context) error {
 	}
 }
 
-// lockState keeps a second driver off the same state directory.
-func (m *Manager) lockState(ctx context.Context) (unlock func(), err error) {
-	var f *os.File
-	err = m.Namespace.Do(ctx, "locking the state directory", func() (err error) {
-		f, err = os.OpenFile(filepath.Join(m.StateDir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
-		if err != nil {
-			return err
-		}
-		return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	})
+// lockState keeps a second driver off the same state directory, for as long as the file is open.
+func (m *Manager) lockState() (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(m.StateDir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if err == nil {
-		return func() { f.Close() }, nil
+		return f, nil
 	}
-	if f != nil {
-		f.Close()
-	}
+	f.Close()
 	if errors.Is(err, unix.EWOULDBLOCK) {
-		return nil, fmt.Errorf("another driver is running with the state directory %s: stop it, or give this one its own --state-dir", m.StateDir)
+		return nil, errors.New("another driver is running with it: stop that one, or give this one its own --state-dir, --cache-dir and --uid-range")
 	}
-	return nil, fmt.Errorf("locking the state directory: %w", err)
+	return nil, fmt.Errorf("locking it: %w", err)
 }
 
 // peer is the helper of a mount.

@@ -26,7 +26,7 @@ import (
 
 // start brings a new mount up and returns when a directory read through it has answered. On failure nothing of it is
 // left. The key's lock is held.
-func (m *Manager) start(ctx context.Context, r Request, spec Spec) (rec record, err error) {
+func (m *Manager) start(ctx context.Context, r Request, spec Spec) (record, error) {
 	cl, err := m.clientOf(spec.Client)
 	if err != nil {
 		return record{}, err
@@ -39,19 +39,24 @@ func (m *Manager) start(ctx context.Context, r Request, spec Spec) (rec record, 
 	if err != nil {
 		return record{}, err
 	}
-	if rec, err = m.allocate(ctx, r, spec, cl); err != nil {
+	rec, err := m.allocate(ctx, r, spec, cl)
+	if err != nil {
 		return record{}, err
 	}
-	began, made := time.Now(), rec // a failure returns an empty rec
-	defer func() {
-		if err != nil {
-			uctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoBound)
-			defer cancel()
-			err = undone(err, m.discard(uctx, made))
-		}
-	}()
+	if err := m.bringUp(ctx, r, &rec, cl, be, keys); err != nil {
+		uctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoBound)
+		defer cancel()
+		return record{}, undone(err, m.discard(uctx, rec))
+	}
+	klog.FromContext(ctx).Info("Mounted", "mount", rec.Name, "client", cl.Name, "bucket", spec.Bucket, "prefix", spec.Prefix,
+		"uid", rec.UID, "identity", r.Identity, "took", time.Since(rec.Created).Round(time.Millisecond))
+	return rec, nil
+}
 
+// bringUp does what can fail, and leaves the undoing to start.
+func (m *Manager) bringUp(ctx context.Context, r Request, rec *record, cl client.Client, be backend.Backend, keys credentials.Keys) error {
 	var (
+		spec   = rec.Spec
 		bucket backend.BucketInfo
 		fuse   *os.File
 		g, gtx = errgroup.WithContext(ctx)
@@ -63,28 +68,23 @@ func (m *Manager) start(ctx context.Context, r Request, spec Spec) (rec record, 
 	})
 	// These two are short and leave something behind, so they are not cancelled but waited for when the keys are refused:
 	// what is given up on half-way is done after it was undone.
-	g.Go(func() error { return m.launchHelper(ctx, rec, be) })
+	g.Go(func() error { return m.launchHelper(ctx, *rec, be) })
 	g.Go(func() (err error) {
-		fuse, err = m.mountSource(ctx, rec)
+		fuse, err = m.mountSource(ctx, *rec)
 		return err
 	})
 	if err := g.Wait(); err != nil {
 		if fuse != nil {
 			fuse.Close()
 		}
-		return record{}, err
+		return err
 	}
-	rec.Command = cl.Command(m.invocation(rec, cl, be, bucket, r.Options))
-	if err := m.serve(ctx, rec, keys, fuse); err != nil {
-		return record{}, err
+	rec.Command = cl.Command(m.invocation(*rec, cl, be, bucket, r.Options))
+	if err := m.serve(ctx, *rec, keys, fuse); err != nil {
+		return err
 	}
 	rec.Phase = phaseRunning
-	if err := m.do(ctx, func() error { return m.store.writeRecord(rec) }); err != nil {
-		return record{}, err
-	}
-	klog.FromContext(ctx).Info("Mounted", "mount", rec.Name, "client", cl.Name, "bucket", spec.Bucket, "prefix", spec.Prefix,
-		"uid", rec.UID, "identity", r.Identity, "took", time.Since(began).Round(time.Millisecond))
-	return rec, nil
+	return m.do(ctx, func() error { return m.store.writeRecord(*rec) })
 }
 
 // allocate gives a mount its generation, uid and directories.
@@ -177,30 +177,35 @@ func (m *Manager) launchHelper(ctx context.Context, rec record, be backend.Backe
 }
 
 // mountSource mounts a new FUSE file system on the source. The descriptor is for the client.
-func (m *Manager) mountSource(ctx context.Context, rec record) (fuse *os.File, err error) {
-	err = m.Namespace.Do(ctx, "mounting "+rec.Source, func() error {
+func (m *Manager) mountSource(ctx context.Context, rec record) (*os.File, error) {
+	mounted := make(chan *os.File, 1)
+	err := m.Namespace.Do(ctx, "mounting "+rec.Source, func() error {
 		source, err := host.OpenDir(m.store.sourceDir(rec.Name))
 		if err != nil {
 			return err
 		}
 		defer source.Close()
-		f, err := host.OpenFuse()
+		fuse, err := host.OpenFuse()
 		if err != nil {
 			return err
 		}
-		if err := host.MountFuse(f, source, host.FuseMount{
+		err = host.MountFuse(fuse, source, host.FuseMount{
 			Source: rec.Source, UID: rec.UID, GID: rec.UID, ReadOnly: rec.Spec.ReadOnly, SELinuxContext: rec.Spec.SELinuxContext,
-		}); err != nil {
-			f.Close()
+		})
+		if err == nil && ctx.Err() != nil { // nobody waits for it any more
+			err = errors.Join(ctx.Err(), host.Unmount(m.store.sourceDir(rec.Name)))
+		}
+		if err != nil {
+			fuse.Close()
 			return err
 		}
-		fuse = f
+		mounted <- fuse
 		return nil
 	})
 	if err != nil {
 		return nil, fmt.Errorf("mounting: %w", err)
 	}
-	return fuse, nil
+	return <-mounted, nil
 }
 
 // serve has the helper run the client on the FUSE descriptor, which it takes over, and waits until the mount answers.
