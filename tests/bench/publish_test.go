@@ -16,7 +16,7 @@ import (
 //
 // publish-ms and bare-ms are medians; publish/bare is their quotient.
 func BenchmarkColdPublish(b *testing.B) {
-	const rounds = 31
+	const rounds = 61
 	n, d := setup(b)
 	v := volume(b, n, "cold")
 	target := n.Target("pod")
