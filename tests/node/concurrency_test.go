@@ -144,7 +144,7 @@ func TestASecondDriverIsRefused(t *testing.T) {
 	target := e.publish(v, "t")
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	second, err := e.Rig.Start(ctx, "node")
+	second, err := e.Start(ctx, "node")
 	if err == nil {
 		var code int
 		if code, err = second.Wait(ctx); err != nil || code == 0 {

@@ -115,7 +115,9 @@ func TestRetryAfterAKilledColdStart(t *testing.T) {
 		}()
 		e.await(20*time.Second, "the helper", func() bool { return len(e.processes("")) > 0 })
 		e.restart()
-		<-done
+		if err := <-done; err == nil {
+			t.Error("the publication was over before the driver was killed")
+		}
 		e.proxy.Set(faultproxy.Faults{})
 		e.unpublish(v, e.publish(v, "t"))
 		e.awaitNothingLeft(20 * time.Second) // the sweep at start may be at what the first try left

@@ -2,6 +2,7 @@ package node
 
 import (
 	"fmt"
+	"maps"
 	"strings"
 	"testing"
 	"time"
@@ -137,9 +138,7 @@ func TestStaticVolumes(t *testing.T) {
 	for _, client := range clients {
 		for i, tt := range tests {
 			v := &csi.Volume{VolumeId: tt.handle, VolumeContext: map[string]string{"client": client}}
-			for key, value := range tt.context {
-				v.VolumeContext[key] = value
-			}
+			maps.Copy(v.VolumeContext, tt.context)
 			target := e.publish(v, fmt.Sprint(i))
 			if got := read(t, target+"/"+tt.file); got != map[bool]string{true: "1", false: "2"}[tt.file == "top"] {
 				t.Errorf("%s %v: %s is %q", tt.handle, tt.context, tt.file, got)

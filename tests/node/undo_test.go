@@ -6,9 +6,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
-	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
 )
 
