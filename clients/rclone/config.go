@@ -195,7 +195,7 @@ func badSegments(prefix string) bool {
 	if prefix == "" {
 		return false
 	}
-	for _, s := range strings.Split(strings.TrimSuffix(prefix, "/"), "/") {
+	for s := range strings.SplitSeq(strings.TrimSuffix(prefix, "/"), "/") {
 		if s == "" || s == "." || s == ".." {
 			return true
 		}

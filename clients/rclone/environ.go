@@ -21,7 +21,7 @@ func leaveEnvironment() error {
 		return nil
 	}
 	// The FUSE descriptor is inherited: nothing has set close-on-exec on it yet.
-	if err := syscall.Exec("/proc/self/exe", os.Args, clean); err != nil {
+	if err := syscall.Exec("/proc/self/exe", os.Args, clean); err != nil { //nolint:gosec // this very program, with its own arguments
 		return fmt.Errorf("starting again without RCLONE_* variables (unset them instead): %w", err)
 	}
 	return nil

@@ -223,7 +223,7 @@ type mountOptions struct {
 
 func startMount(t *testing.T, o mountOptions) *mount {
 	t.Helper()
-	dir, err := os.MkdirTemp(built.dir, "mount")
+	dir, err := os.MkdirTemp(built.dir, "mount") //nolint:usetesting // its parents let other users pass
 	check(t, err)
 	check(t, os.Chmod(dir, 0o755))
 	m := &mount{t: t, dir: filepath.Join(dir, "mnt"), cache: o.cache, done: make(chan struct{})}

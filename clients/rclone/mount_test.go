@@ -335,12 +335,11 @@ func abort(t *testing.T, dir string) error {
 	t.Helper()
 	var st unix.Stat_t
 	check(t, unix.Stat(dir, &st))
-	control, err := os.MkdirTemp(built.dir, "fusectl")
-	check(t, err)
+	control := t.TempDir()
 	if err := unix.Mount("fusectl", control, "fusectl", 0, ""); err != nil {
 		t.Skipf("fusectl cannot be mounted: %v", err)
 	}
-	defer unix.Unmount(control, unix.MNT_DETACH)
+	defer func() { check(t, unix.Unmount(control, unix.MNT_DETACH)) }()
 	return os.WriteFile(filepath.Join(control, strconv.FormatUint(uint64(unix.Minor(st.Dev)), 10), "abort"), []byte("1"), 0)
 }
 

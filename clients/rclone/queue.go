@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/rclone/rclone/fs/rc"
@@ -55,7 +56,7 @@ func (u *uploads) hurry(ctx context.Context, items []writeback.QueueInfo, limit 
 			continue
 		}
 		// An upload that ended meanwhile is not found, and that is fine.
-		if _, err := u.expiry(ctx, rc.Params{"id": int64(item.ID), "expiry": limit}); err != nil && err != writeback.ErrorIDNotFound {
+		if _, err := u.expiry(ctx, rc.Params{"id": int64(item.ID), "expiry": limit}); err != nil && !errors.Is(err, writeback.ErrorIDNotFound) {
 			return fmt.Errorf("hurrying the upload of %q: %w", item.Name, err)
 		}
 	}

@@ -121,14 +121,17 @@ func (v *sizeValue) Set(s string) error {
 	return nil
 }
 
-var sizeUnits = []struct {
+type sizeUnit struct {
 	suffix string
 	shift  uint
-}{{"Ki", 10}, {"Mi", 20}, {"Gi", 30}, {"Ti", 40}}
+}
+
+// sizeUnits are the largest first.
+func sizeUnits() []sizeUnit { return []sizeUnit{{"Ti", 40}, {"Gi", 30}, {"Mi", 20}, {"Ki", 10}} }
 
 func parseSize(s string) (int64, error) {
 	var shift uint
-	for _, u := range sizeUnits {
+	for _, u := range sizeUnits() {
 		if rest, ok := strings.CutSuffix(s, u.suffix); ok {
 			s, shift = rest, u.shift
 			break
@@ -142,8 +145,8 @@ func parseSize(s string) (int64, error) {
 }
 
 func formatSize(n int64) string {
-	for i := len(sizeUnits) - 1; i >= 0; i-- {
-		if u := sizeUnits[i]; n != 0 && n%(1<<u.shift) == 0 {
+	for _, u := range sizeUnits() {
+		if n != 0 && n%(1<<u.shift) == 0 {
 			return strconv.FormatInt(n>>u.shift, 10) + u.suffix
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -89,8 +90,7 @@ func (h hostView) copiesOf(m Mount, mounts []Mount) []Mount {
 		groups[p.ID] = peerGroup(p)
 	}
 	var copies []Mount
-	for i := len(mounts) - 1; i >= 0; i-- {
-		c := mounts[i]
+	for _, c := range slices.Backward(mounts) {
 		same := c.Major == m.Major && c.Minor == m.Minor && c.Source == m.Source && c.FSType == m.FSType
 		if same && !h.ids[c.ID] && !h.peers[groups[c.Parent]] {
 			copies = append(copies, c)

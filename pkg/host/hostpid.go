@@ -40,7 +40,7 @@ func HostPID() error {
 // of PID 1.
 func hostPID(pid int, self, namespace, first string) error {
 	const remedy = "set hostPID: true on the node's pod (or --pid=host on its container)"
-	why := ""
+	var why string
 	switch {
 	case self != strconv.Itoa(pid):
 		why = fmt.Sprintf("/proc is of another PID namespace than this process: it calls pid %d %s", pid, self)

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -164,9 +165,9 @@ func hostDir(t *testing.T, n *Namespace) string {
 			if err != nil {
 				return err
 			}
-			for i := len(mounts) - 1; i >= 0; i-- {
-				if isBelow(mounts[i].Mountpoint, dir) {
-					_ = unix.Unmount(mounts[i].Mountpoint, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+			for _, mnt := range slices.Backward(mounts) {
+				if isBelow(mnt.Mountpoint, dir) {
+					_ = unix.Unmount(mnt.Mountpoint, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 				}
 			}
 			return nil

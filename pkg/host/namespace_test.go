@@ -21,7 +21,7 @@ import (
 func TestDoReturnsWhatTheCallReturns(t *testing.T) {
 	n := testNamespace(t)
 	want := errors.New("mine")
-	if err := n.Do(t.Context(), "failing", func() error { return want }); err != want {
+	if err := n.Do(t.Context(), "failing", func() error { return want }); !errors.Is(err, want) {
 		t.Errorf("got %v", err)
 	}
 	if err := n.Do(t.Context(), "working", func() error { return nil }); err != nil {

@@ -34,7 +34,7 @@ func (n *Namespace) Statfs(ctx context.Context, dir string) (unix.Statfs_t, erro
 	if err != nil {
 		return unix.Statfs_t{}, err
 	}
-	return value.(unix.Statfs_t), nil
+	return value.(unix.Statfs_t), nil //nolint:forcetypeassert // what the function above returns
 }
 
 // probe runs fn in the namespace and gives what it found. Calls with the same what share one run of it.

@@ -132,7 +132,7 @@ func FuzzBelow(f *testing.F) {
 		if rel == "" || rel[0] == '/' || !strings.HasSuffix(target, "/"+rel) {
 			t.Errorf("%q below %q is %q", target, root, rel)
 		}
-		for _, name := range strings.Split(rel, "/") {
+		for name := range strings.SplitSeq(rel, "/") {
 			if name == "" || name == "." || name == ".." {
 				t.Errorf("%q below %q is %q", target, root, rel)
 			}

@@ -3,6 +3,7 @@ package provision
 import (
 	"context"
 	"errors"
+	"maps"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -23,9 +24,7 @@ func TestWhatBucketTagsMean(t *testing.T) {
 	want := tags{tagDriver: "d", tagCluster: "c", tagVolume: "default:b", tagName: "v", tagParameters: "v1:0", tagOnDelete: "delete", tagState: "active"}
 	with := func(k, v string) tags {
 		have := tags{"cost-centre": "42"}
-		for key, value := range want {
-			have[key] = value
-		}
+		maps.Copy(have, want)
 		if have[k] = v; v == "" {
 			delete(have, k)
 		}
@@ -245,7 +244,12 @@ func TestARunsFailureIsToldToWhoWaitsForTheNext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- rs.run(ctx) }()
-	defer func() { cancel(); <-ended }()
+	defer func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}()
 	r, err := rs.start("v", credentials.Keys{}, func(context.Context, *run) error { return fault.Errorf(fault.Denied, "locked") })
 	if err != nil {
 		t.Fatal(err)

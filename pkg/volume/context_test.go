@@ -76,7 +76,7 @@ func TestParseContextFindsThePlace(t *testing.T) {
 
 func TestParseContextReadsTheAttributesOfStaticAndLegacyVolumes(t *testing.T) {
 	_, got, err := ParseContext("h", map[string]string{"bucketName": "shared", "region": "eu-central-1", "client": "rclone", "readOnly": "true", "uid": "5"})
-	if want := (Attributes{Region: "eu-central-1", Client: "rclone", ReadOnly: true, UID: number(5)}); err != nil || !reflect.DeepEqual(got, want) {
+	if want := (Attributes{Region: "eu-central-1", Client: "rclone", ReadOnly: true, UID: new(uint32(5))}); err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("static: %+v, %v", got, err)
 	}
 	for mounter, client := range map[string]string{"rclone": "rclone", "mountpoint": "mountpoint-s3", "": ""} {

@@ -21,8 +21,6 @@ func with(base map[string]string, pairs ...string) map[string]string {
 	return m
 }
 
-func number(n uint32) *uint32 { return &n }
-
 func metadata() map[string]string {
 	return map[string]string{
 		"csi.storage.k8s.io/pvc/namespace": "team-a",
@@ -54,7 +52,7 @@ func TestParseParametersReadsEveryParameter(t *testing.T) {
 	want := Parameters{
 		Backend: "minio", BucketName: "shared", Prefix: "volumes/", OnDelete: OnDeleteRetain, ExpectedBucketOwner: "111122223333",
 		Node: Attributes{
-			Client: "rclone", Credentials: "secret", UID: number(1000), GID: number(0), DirMode: number(0o750), FileMode: number(0o640),
+			Client: "rclone", Credentials: "secret", UID: new(uint32(1000)), GID: new(uint32(0)), DirMode: new(uint32(0o750)), FileMode: new(uint32(0o640)),
 			ReadOnly: true, ExpectedBucketOwner: "111122223333",
 			MountOptions: []Option{{Name: "allow-delete"}, {"uid", "7", true}},
 		},

@@ -49,7 +49,7 @@ func TestEveryExampleIsAccepted(t *testing.T) {
 				}
 				return
 			}
-			for _, doc := range bytes.Split(b, []byte("\n---\n")) {
+			for doc := range bytes.SplitSeq(b, []byte("\n---\n")) {
 				var o object
 				if err := yaml.Unmarshal(doc, &o); err != nil {
 					t.Fatal(err)

@@ -1,7 +1,6 @@
 package s3server
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -17,23 +16,19 @@ const EnvBinary = "S3SERVER_BIN"
 // program is the import path of the server program.
 const program = "github.com/s3-csi/s3-csi-driver/tests/cmd/s3server"
 
-var (
-	buildOnce sync.Once // a process builds it at most once
-	built     string
-	errBuild  error
-)
+// built is the program that this process has built; it does so at most once.
+var built = sync.OnceValues(build) //nolint:gochecknoglobals // what is built does not depend on who asks
 
 // Binary is the path of the server program: $S3SERVER_BIN, or one built with the go command into $S3CSI_CACHE/bin or the
 // user's cache directory. The go command's own cache makes building it again cheap.
-func Binary(ctx context.Context) (string, error) {
+func Binary() (string, error) {
 	if path := os.Getenv(EnvBinary); path != "" {
 		return path, nil
 	}
-	buildOnce.Do(func() { built, errBuild = build(ctx) })
-	return built, errBuild
+	return built()
 }
 
-func build(ctx context.Context) (string, error) {
+func build() (string, error) {
 	_, here, _, ok := runtime.Caller(0)
 	if !ok || !filepath.IsAbs(here) {
 		return "", errors.New("s3server: the program's source is not known (built with -trimpath?): set " + EnvBinary)
@@ -58,7 +53,7 @@ func build(ctx context.Context) (string, error) {
 	defer os.RemoveAll(temp)
 	fresh := filepath.Join(temp, "s3server")
 	// The same flags as the test's own build, whose compiled packages are then used again.
-	cmd := exec.CommandContext(ctx, "go", "build", "-o", fresh, program)
+	cmd := exec.Command("go", "build", "-o", fresh, program)
 	cmd.Dir = filepath.Dir(filepath.Dir(here))
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("s3server: go build %s: %w\n%s", program, err, out)

@@ -37,7 +37,7 @@ type Process struct {
 
 // StartProcess starts the server program (see Binary) and returns when it answers.
 func StartProcess(ctx context.Context, opts Options) (*Process, error) {
-	bin, err := Binary(ctx)
+	bin, err := Binary()
 	if err != nil {
 		return nil, err
 	}

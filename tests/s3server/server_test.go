@@ -46,8 +46,7 @@ func put(ctx context.Context, c *s3.Client, bucket, key, body string, ifNoneMatc
 }
 
 func code(err error) string {
-	var api smithy.APIError
-	if errors.As(err, &api) {
+	if api, ok := errors.AsType[smithy.APIError](err); ok {
 		return api.ErrorCode()
 	}
 	return ""

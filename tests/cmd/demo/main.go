@@ -54,9 +54,7 @@ func demo(ctx context.Context) (err error) {
 }
 
 // step prints what is done next.
-func step(format string, args ...any) {
-	fmt.Printf("\n\033[1m== %s\033[0m\n", fmt.Sprintf(format, args...))
-}
+func step(what string) { fmt.Printf("\n\033[1m== %s\033[0m\n", what) }
 
 // say prints what was seen.
 func say(format string, args ...any) { fmt.Printf("   %s\n", fmt.Sprintf(format, args...)) }
