@@ -108,7 +108,8 @@ func (m *Manager) drain(ctx context.Context, rec record) error {
 // revive starts a client that died once more, on the same cache and behind a new connection: it stores what it finds there.
 func (m *Manager) revive(ctx context.Context, rec record) error {
 	var keys credentials.Keys // none: the helper has them
-	if _, err := m.peer(rec.Name).Hello(ctx); errors.Is(err, helper.ErrGone) {
+	// An idle one was started here before and has none.
+	if status, err := m.peer(rec.Name).Hello(ctx); errors.Is(err, helper.ErrGone) || err == nil && status.State == helper.StateIdle {
 		if rec.Spec.Source != credentials.SourceDriver {
 			return errors.New("its helper died, and with it the secret's keys: publish the volume once more, or copy the files to the bucket by hand and remove the mount's directories")
 		}
@@ -203,13 +204,18 @@ func (m *Manager) awaitExit(ctx context.Context, rec record, peer *helper.Peer) 
 			return "", m.draining(rec, describe(last.Queue, err))
 		case status.State == helper.StateRunning:
 			last = status
-		case status.State == helper.StateExited && (status.ExitCode != 0 || status.Signal != ""):
+		case status.State == helper.StateIdle: // started to bring the client back, which it did not come to
+			return lostEnd, nil
+		case status.ExitCode != 0 || status.Signal != "":
 			return lastWords(status), nil
 		default:
 			return "", nil
 		}
 	}
 }
+
+// lostEnd is how a client ended whose helper did not live to tell.
+const lostEnd = "nobody knows what, because its helper died too"
 
 // lastEnd is how the last client ended, by the file that its helper left.
 func (m *Manager) lastEnd(ctx context.Context, rec record) (how string, err error) {
@@ -221,8 +227,8 @@ func (m *Manager) lastEnd(ctx context.Context, rec record) (how string, err erro
 		return "", err
 	}
 	switch {
-	case !left:
-		return "nobody knows what, because its helper died too", nil
+	case !left || end.Starts == 0: // without a start it is the end of a helper, not of the client before it
+		return lostEnd, nil
 	case end.Code == 0 && end.Signal == "":
 		return "", nil
 	}
