@@ -60,7 +60,7 @@ type Process struct {
 // Option changes how a launcher works.
 type Option func(*Process)
 
-// WithUIDs bounds the uids that are started, looked for and killed. Without it, it is DefaultUIDs.
+// WithUIDs bounds the uids that are started. Without it, it is DefaultUIDs.
 func WithUIDs(r UIDRange) Option { return func(p *Process) { p.uids = r } }
 
 // NewProcess makes a launcher of the program executable, a path in this process's own view; `helper` is its mode. It

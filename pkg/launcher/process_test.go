@@ -324,20 +324,30 @@ func TestKillEndsHelperAndClient(t *testing.T) {
 }
 
 func TestKillCannotHitUsers(t *testing.T) {
-	wide := launcher.NewProcess(plain{}, "/proc/self/exe")
-	ranged := launcher.NewProcess(plain{}, "/proc/self/exe", launcher.WithUIDs(launcher.UIDRange{First: 5000, Last: 6000}))
-	for p, uids := range map[*launcher.Process][]uint32{
-		wide:   {0, 1, 999, 65534, 65535, 1<<32 - 1, 1<<32 - 2},
-		ranged: {0, 999, 1000, 4999, 6001, 65534},
-	} {
-		for _, uid := range uids {
-			if err := p.Kill(bounded(t), uid); !fault.Is(err, fault.Invalid) {
-				t.Errorf("kill uid %d: %v", uid, err)
-			}
-			if _, err := p.Alive(bounded(t), uid); !fault.Is(err, fault.Invalid) {
-				t.Errorf("look for uid %d: %v", uid, err)
-			}
+	p := launcher.NewProcess(plain{}, "/proc/self/exe", launcher.WithUIDs(launcher.UIDRange{First: 5000, Last: 6000}))
+	for _, uid := range []uint32{0, 1, 999, 65534, 65535, 1<<32 - 1, 1<<32 - 2} {
+		if err := p.Kill(bounded(t), uid); !fault.Is(err, fault.Invalid) {
+			t.Errorf("kill uid %d: %v", uid, err)
 		}
+		if _, err := p.Alive(bounded(t), uid); !fault.Is(err, fault.Invalid) {
+			t.Errorf("look for uid %d: %v", uid, err)
+		}
+	}
+}
+
+// A mount from before a change of the range must still be found and ended.
+func TestOnlyStartingIsBoundByTheRange(t *testing.T) {
+	u := start(t, firstUID+90)
+	u.hello()
+	other := launcher.NewProcess(plain{}, "/proc/self/exe", launcher.WithUIDs(launcher.UIDRange{First: u.uid + 1, Last: u.uid + 1}))
+	if alive, err := other.Alive(bounded(t), u.uid); err != nil || !alive {
+		t.Errorf("alive %t, %v", alive, err)
+	}
+	if err := other.Kill(bounded(t), u.uid); err != nil {
+		t.Error(err)
+	}
+	if u.alive() {
+		t.Error("still alive")
 	}
 }
 

@@ -38,9 +38,10 @@ func (r UIDRange) check(uid uint32) error {
 // killPause is the time between two looks at what is left.
 const killPause = 20 * time.Millisecond
 
-// Alive tells whether any process of that uid lives; ended ones that nobody has reaped do not count.
+// Alive tells whether any process of that uid lives; ended ones that nobody has reaped do not count. The uid may be
+// outside the launcher's range, as Kill's may: mounts outlive a change of it.
 func (p *Process) Alive(ctx context.Context, uid uint32) (bool, error) {
-	if err := p.uids.check(uid); err != nil {
+	if err := DefaultUIDs().check(uid); err != nil {
 		return false, fmt.Errorf("look for processes: %w", err)
 	}
 	p.reap()
@@ -51,7 +52,7 @@ func (p *Process) Alive(ctx context.Context, uid uint32) (bool, error) {
 // Kill kills every process of that uid and returns when none is left, or with ctx: a process that hangs in the kernel,
 // on a FUSE mount as a rule, goes only when that connection is aborted.
 func (p *Process) Kill(ctx context.Context, uid uint32) error {
-	if err := p.uids.check(uid); err != nil {
+	if err := DefaultUIDs().check(uid); err != nil {
 		return fmt.Errorf("kill processes: %w", err)
 	}
 	for {
