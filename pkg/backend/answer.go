@@ -182,9 +182,11 @@ func (a answer) byStatus() meaning {
 // absent tells whether the service says that something is not there. A HEAD's 404 has nothing but its status. Elsewhere S3
 // names what is missing, and a web server or a proxy in its place does not.
 func (a answer) absent() bool {
+	// Some services refuse an unknown key with 404, for example.
+	if m, ok := meaningOf(a.code); ok {
+		return m.kind == fault.NotFound
+	}
 	switch a.code {
-	case "NoSuchBucket", "NoSuchKey", "NoSuchUpload", "NoSuchVersion":
-		return true
 	case "NotFound", "UnknownError", "":
 		return a.code == "NotFound" && (a.head || a.status == 0)
 	}

@@ -71,6 +71,8 @@ func TestClassifyAnswersOfAService(t *testing.T) {
 		{"GetObject", 404, "NoSuchKey", fault.NotFound, notFound, "NoSuchKey"},
 		{"GetObject", 404, "NoSuchBucket", fault.NotFound, notFound | noBucket, "NoSuchBucket"},
 		{"ListObjectsV2", 404, "NoSuchBucket", fault.NotFound, notFound | noBucket, "NoSuchBucket"},
+		{"ListObjectsV2", 404, "InvalidAccessKeyId", fault.Unauthenticated, 0, "unknown to this service"},
+		{"GetObject", 404, "NoSuchAnything", fault.NotFound, notFound, "NoSuchAnything"},
 		{"ListObjectsV2", 403, "AccessDenied", fault.Denied, 0, "lack a permission"},
 		{"ListObjectsV2", 403, "AllAccessDisabled", fault.Denied, 0, "AllAccessDisabled"},
 		{"ListObjectsV2", 403, "InvalidAccessKeyId", fault.Unauthenticated, 0, "unknown to this service"},
