@@ -25,7 +25,7 @@ const (
 // somebody else's in every other case.
 func (p *Provisioner) createBucket(ctx context.Context, be backend.Backend, keys credentials.Keys, r CreateRequest) (volume.ID, error) {
 	id := r.Parameters.ID(r.Name, 1)
-	b := bucketCreation{p: p, be: be, keys: keys, bucket: id.Bucket, want: p.volumeTags(r, id)}
+	b := bucketCreation{p: p, be: be, keys: keys, bucket: id.Bucket, owner: r.Parameters.ExpectedBucketOwner, want: p.volumeTags(r, id)}
 	release, err := p.locks.Lock(ctx, "bucket "+be.Name+" "+id.Bucket)
 	if err != nil {
 		return volume.ID{}, fault.Errorf(fault.Busy, "bucket %s is being worked on: %w", id.Bucket, err)
@@ -50,6 +50,7 @@ type bucketCreation struct {
 	be     backend.Backend
 	keys   credentials.Keys
 	bucket string
+	owner  string // account id that must own it, where the author said so
 	want   tags
 }
 
@@ -74,7 +75,7 @@ func (b *bucketCreation) found(ctx context.Context, pl place) error {
 		return fault.Errorf(fault.Exists, "the bucket %s is there without tags and is not empty: only an empty one is adopted", b.bucket)
 	}
 	klog.FromContext(ctx).Info("Adopting an empty bucket without tags (adoptUntaggedBuckets)", "bucket", b.bucket, "backend", b.be.Name)
-	return b.tag(ctx, pl.client)
+	return b.tag(ctx, pl.client, func(err error) error { return err })
 }
 
 // settled reads the bucket's tags, and again for a moment where there are none: on a service that drops tags at creation the
@@ -112,19 +113,39 @@ func (b *bucketCreation) create(ctx context.Context) error {
 		}
 		return unknownOutcome(ctx, err)
 	}
-	have, err := readTags(ctx, client, b.bucket)
+	undo := func(err error) error { return b.undo(ctx, client, err) }
+	reader := client
+	if b.owner != "" {
+		// CreateBucket cannot be told whose the bucket is to be; S3 refuses this where it came to be another's.
+		info := backend.BucketInfo{Name: b.bucket, Region: b.be.StartRegion(), Owner: b.owner}
+		if reader, err = b.p.clients.Bucket(ctx, b.be, b.keys, info); err != nil {
+			return undo(err)
+		}
+	}
+	have, err := readTags(ctx, reader, b.bucket)
 	if err != nil {
 		if indeterminate(err) || fault.Is(err, fault.NotFound) {
 			return fault.Errorf(fault.Busy, "the bucket %s was made, and reading its tags back failed: %w", b.bucket, err)
 		}
-		return err
+		return undo(err)
 	}
 	// Only a bucket that this very call made is tagged afterwards. On AWS, which keeps tags, and which answers 200 for a bucket
 	// that one owns already (us-east-1), a bucket without them is not that one.
 	if len(have) == 0 && !b.be.AWS() {
-		return b.tag(ctx, client)
+		return b.tag(ctx, client, undo)
 	}
 	return decideBucket(have, b.want, b.bucket)
+}
+
+// undo removes the bucket that this call made, because of err. S3 deletes no bucket that holds anything. A bucket that stays
+// must not be behind a final error: nobody would ask for its deletion.
+func (b *bucketCreation) undo(ctx context.Context, client *s3.Client, err error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)
+	defer cancel()
+	if _, delErr := client.DeleteBucket(ctx, &s3.DeleteBucketInput{Bucket: &b.bucket}); delErr != nil && !backend.IsNotFound(delErr) {
+		return fault.Errorf(fault.Busy, "%w; the bucket %s, which was made for the volume, is left: %w", err, b.bucket, backend.Classify(delErr, "removing it"))
+	}
+	return err
 }
 
 // lost is for a bucket that came to be between our look and our CreateBucket.
@@ -169,8 +190,9 @@ func (b *bucketCreation) send(ctx context.Context, client *s3.Client) error {
 	return err
 }
 
-// tag tags a bucket that has no tags and reads them back.
-func (b *bucketCreation) tag(ctx context.Context, client *s3.Client) error {
+// tag tags a bucket that has no tags and reads them back. undo is for a bucket that cannot be tagged: without tags nobody could
+// know later whose it is.
+func (b *bucketCreation) tag(ctx context.Context, client *s3.Client, undo func(error) error) error {
 	err := writeTags(ctx, client, b.bucket, b.want)
 	var have tags
 	if err == nil {
@@ -184,14 +206,10 @@ func (b *bucketCreation) tag(ctx context.Context, client *s3.Client) error {
 	case err == nil && len(have) > 0:
 		return decideBucket(have, b.want, b.bucket)
 	}
-	// Without tags nobody could know later whose it is. It is new and empty: S3 deletes no other.
-	if _, delErr := client.DeleteBucket(ctx, &s3.DeleteBucketInput{Bucket: &b.bucket}); delErr != nil {
-		klog.FromContext(ctx).Error(delErr, "A bucket that was made for a volume and cannot be tagged is left behind", "bucket", b.bucket)
-	}
 	if err != nil {
-		return fault.Errorf(fault.Precondition, "%s keeps no bucket tags, which prove whose a bucket is: use bucketName, so that volumes are prefixes of a bucket: %w", b.be, err)
+		return undo(fault.Errorf(fault.Precondition, "%s keeps no bucket tags, which prove whose a bucket is: use bucketName, so that volumes are prefixes of a bucket: %w", b.be, err))
 	}
-	return fault.Errorf(fault.Precondition, "%s accepts bucket tags and loses them, and they prove whose a bucket is: use bucketName, so that volumes are prefixes of a bucket", b.be)
+	return undo(fault.Errorf(fault.Precondition, "%s accepts bucket tags and loses them, and they prove whose a bucket is: use bucketName, so that volumes are prefixes of a bucket", b.be))
 }
 
 // notBucketVolume refuses a bucket that is itself a volume, of any owner: volumes must not lie in each other. A bucket that is
@@ -204,8 +222,11 @@ func (p *Provisioner) notBucketVolume(ctx context.Context, pl place) error {
 	}
 	have, err := readTags(ctx, pl.client, pl.info.Name)
 	switch fault.KindOf(err) {
-	case fault.Denied, fault.Unsupported:
-		// Who may not read a bucket's tags, or where there are none, makes no bucket volumes.
+	case fault.Denied:
+		// Who may not read a bucket's tags makes no bucket volumes. Others may, so that nothing is remembered.
+		return nil
+	case fault.Unsupported:
+		// Where there are no tags there are no bucket volumes.
 	case fault.NotFound:
 		return p.noBucket(pl, err)
 	default:
