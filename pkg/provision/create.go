@@ -93,7 +93,7 @@ type creation struct {
 
 func (c *creation) run(ctx context.Context) (volume.ID, error) {
 	id := c.r.Parameters.ID(c.r.Name, 1)
-	empty, err := isEmpty(ctx, c.pl, id.Prefix)
+	empty, err := c.isFree(ctx, id.Prefix)
 	if err != nil {
 		return volume.ID{}, err
 	}
@@ -125,7 +125,7 @@ func (c *creation) run(ctx context.Context) (volume.ID, error) {
 			return id, nil
 		}
 		id = c.r.Parameters.ID(c.r.Name, found.Generation+1)
-		if empty, err = isEmpty(ctx, c.pl, id.Prefix); err != nil {
+		if empty, err = c.isFree(ctx, id.Prefix); err != nil {
 			return volume.ID{}, err
 		}
 		if !empty {
@@ -144,6 +144,21 @@ func (c *creation) run(ctx context.Context) (volume.ID, error) {
 		}
 	}
 	return volume.ID{}, fault.Errorf(fault.Busy, "the record of volume %q in %s keeps changing: other controllers work on the same name", c.r.Name, c.pl)
+}
+
+// isFree tells whether the volume's end would take nothing along that was there before it: one request. Versions of objects that
+// somebody deleted can be brought back, and a purge would take them.
+func (c *creation) isFree(ctx context.Context, prefix string) (bool, error) {
+	if c.r.Parameters.OnDelete == volume.OnDeletePurge {
+		versioning, err := c.p.buckets.Versioning(ctx, c.pl.be, c.pl.keys, c.pl.info) // remembered by deletableLater
+		if err != nil {
+			return false, err
+		}
+		if versioning.Enabled || versioning.Suspended {
+			return isUnused(ctx, c.pl, prefix)
+		}
+	}
+	return isEmpty(ctx, c.pl, prefix)
 }
 
 func (c *creation) unexplained(id volume.ID) error {

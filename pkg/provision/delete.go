@@ -12,7 +12,7 @@ import (
 
 // findPrefix finds out whether there is something to delete: the volume's state, or stateGone. An error is a refusal.
 func (p *Provisioner) findPrefix(ctx context.Context, be backend.Backend, keys credentials.Keys, id volume.ID) (state, error) {
-	pl, err := p.place(ctx, be, keys, id.Bucket, "")
+	pl, err := p.placeNow(ctx, be, keys, id.Bucket)
 	if err == nil {
 		var found stored
 		found, err = p.ownRecord(ctx, pl, id)
@@ -31,10 +31,29 @@ func (p *Provisioner) findPrefix(ctx context.Context, be backend.Backend, keys c
 		}
 	}
 	if bucketIsGone(err) {
-		p.forget(be, id.Bucket)
-		return stateGone, nil
+		return stateGone, p.goneWith(be, id, err)
 	}
 	return stateGone, err
+}
+
+// placeNow is place where an absent bucket ends a volume: that there was none a moment ago is no proof.
+func (p *Provisioner) placeNow(ctx context.Context, be backend.Backend, keys credentials.Keys, bucket string) (place, error) {
+	pl, err := p.place(ctx, be, keys, bucket, "")
+	if bucketIsGone(err) {
+		p.forget(be, bucket)
+		pl, err = p.place(ctx, be, keys, bucket, "")
+	}
+	return pl, err
+}
+
+// goneWith is the end of a prefix volume whose bucket is gone: nil, unless the bucket may be there under its own name.
+func (p *Provisioner) goneWith(be backend.Backend, id volume.ID, err error) error {
+	p.forget(be, id.Bucket)
+	if kind, nameErr := volume.ValidateBucketName(id.Bucket); nameErr == nil && kind == volume.BucketAccessPoint {
+		return fault.Errorf(fault.Precondition, "volume %s: the access point is gone, and what is in its bucket may be there: nothing is deleted. "+
+			"Make the access point again, or delete the data by hand and set the PersistentVolume's reclaim policy to Retain: %w", id, err)
+	}
+	return nil
 }
 
 // bucketIsGone tells whether the service said that there is no such bucket.
@@ -87,8 +106,7 @@ func (p *Provisioner) lookPrefix(ctx context.Context, be backend.Backend, keys c
 func (p *Provisioner) deletePrefix(ctx context.Context, be backend.Backend, run *run, id volume.ID) error {
 	err := p.deletePrefixIn(ctx, be, run, id)
 	if bucketIsGone(err) {
-		p.forget(be, id.Bucket)
-		return nil
+		return p.goneWith(be, id, err)
 	}
 	return err
 }

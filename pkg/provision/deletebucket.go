@@ -23,10 +23,14 @@ func (p *Provisioner) findBucket(ctx context.Context, be backend.Backend, keys c
 		return stateGone, err
 	}
 	if have.of(p.owner, id) {
-		if have[tagState] == string(stateDeleted) {
+		switch s := state(have[tagState]); s {
+		case stateDeleted:
 			return stateGone, nil // it was to be retained
+		case stateDeleting:
+			return s, nil
+		default: // somebody may have taken the tag away: that makes it no less a volume
+			return stateActive, nil
 		}
-		return state(have[tagState]), nil
 	}
 	empty, err := isEmpty(ctx, pl, "")
 	switch {
@@ -43,7 +47,7 @@ func (p *Provisioner) findBucket(ctx context.Context, be backend.Backend, keys c
 }
 
 func (p *Provisioner) placeAndTags(ctx context.Context, be backend.Backend, keys credentials.Keys, id volume.ID) (place, tags, error) {
-	pl, err := p.place(ctx, be, keys, id.Bucket, "")
+	pl, err := p.placeNow(ctx, be, keys, id.Bucket)
 	if err != nil {
 		return place{}, nil, err
 	}
@@ -129,7 +133,7 @@ func (p *Provisioner) stillActive(ctx context.Context, pl place, have tags, err 
 
 // emptyAndDrop removes all that is in the bucket, then the bucket.
 //
-// A bucket's name has no generations. So each page and the bucket itself are only deleted while the tags still say that this
+// A bucket's name has no generations. So each upload, each page and the bucket itself are only deleted while the tags still say that this
 // volume is being deleted: a deleter that was held up stops where somebody made the volume anew. What is left is the moment
 // between that look and the request behind it.
 func (p *Provisioner) emptyAndDrop(ctx context.Context, pl place, run *run, id volume.ID, onDelete volume.OnDelete) error {

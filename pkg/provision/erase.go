@@ -32,7 +32,7 @@ type eraser struct {
 	prefix   string // "" is the whole bucket; otherwise it ends in "/"
 	versions bool   // versions and delete markers too
 	progress *progress
-	// still makes sure, before each page, that the place is still the one to be erased; nil: it cannot be another.
+	// still makes sure, before each page and each upload, that the place is still the one to be erased; nil: it cannot be another.
 	still func(context.Context) error
 
 	throttle *throttle
@@ -94,6 +94,11 @@ func (e *eraser) abortUploads(ctx context.Context) (aborted int, err error) {
 		if err := below(e.prefix, key); err != nil {
 			return err
 		}
+		if e.still != nil {
+			if err := e.still(ctx); err != nil {
+				return err
+			}
+		}
 		err := e.send(ctx, func(ctx context.Context) error {
 			_, err := e.pl.client.AbortMultipartUpload(ctx, &s3.AbortMultipartUploadInput{Bucket: e.pl.bucket(), Key: &key, UploadId: &id}, once)
 			if backend.IsNotFound(err) && !backend.IsNoSuchBucket(err) {
@@ -129,7 +134,7 @@ func (e *eraser) removeObjects(ctx context.Context) (found, removed int, err err
 func (e *eraser) removeCurrent(ctx context.Context) (found int, err error) {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(e.p.workers) // Go waits for a free one, so that the listing never runs far ahead
-	next, more := currentObjects(e.pl, e.prefix), true
+	next, more := currentObjects(e.pl, e.prefix, 0), true
 	for more && err == nil {
 		var page []object
 		if page, more, err = e.page(ctx, next); err == nil && len(page) > 0 {
@@ -146,7 +151,7 @@ func (e *eraser) removeCurrent(ctx context.Context) (found int, err error) {
 
 // removeVersions reads some pages, deletes them, and begins anew, until nothing is left or nothing more can be deleted.
 func (e *eraser) removeVersions(ctx context.Context) (found int, err error) {
-	next, more := allVersions(e.pl, e.prefix), true
+	next, more := allVersions(e.pl, e.prefix, 0), true
 	var last object // the first of the last round
 	for more {
 		var round [][]object
@@ -174,7 +179,7 @@ func (e *eraser) removeVersions(ctx context.Context) (found int, err error) {
 		}
 		// Where all of it is gone, what comes next is at the beginning.
 		if first := round[0][0]; more && e.refused.count == refused && first != last {
-			next, last = allVersions(e.pl, e.prefix), first
+			next, last = allVersions(e.pl, e.prefix, 0), first
 		}
 	}
 	return found, nil

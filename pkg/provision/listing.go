@@ -51,16 +51,34 @@ func optional(s string) *string {
 	return &s
 }
 
+func positive(n int32) *int32 {
+	if n <= 0 {
+		return nil
+	}
+	return &n
+}
+
 // pager gives the pages of a listing; more is false with the last one.
 type pager func(ctx context.Context) (page []object, more bool, err error)
 
-// currentObjects lists current objects.
-func currentObjects(pl place, prefix string) pager {
+// advances tells whether a listing has more. One that says so and does not go on from where it was would never end: where it
+// gave something, that is a page's work, after which everything begins anew; where it did not, it proves nothing.
+func advances(truncated, moved bool, page []object) (bool, error) {
+	if truncated && !moved && len(page) == 0 {
+		return false, fault.Errorf(fault.Busy, "the service says that its listing has more and does not go on: its listings cannot be trusted")
+	}
+	return truncated && moved, nil
+}
+
+// currentObjects lists current objects; pageSize 0 is the service's choice.
+func currentObjects(pl place, prefix string, pageSize int32) pager {
 	var token *string
 	return func(ctx context.Context) ([]object, bool, error) {
 		ctx, cancel := context.WithTimeout(ctx, requestBound)
 		defer cancel()
-		out, err := pl.client.ListObjectsV2(ctx, &s3.ListObjectsV2Input{Bucket: pl.bucket(), Prefix: optional(prefix), ContinuationToken: token, EncodingType: types.EncodingTypeUrl})
+		out, err := pl.client.ListObjectsV2(ctx, &s3.ListObjectsV2Input{
+			Bucket: pl.bucket(), Prefix: optional(prefix), ContinuationToken: token, EncodingType: types.EncodingTypeUrl, MaxKeys: positive(pageSize),
+		})
 		if err != nil {
 			return nil, false, err
 		}
@@ -72,19 +90,21 @@ func currentObjects(pl place, prefix string) pager {
 			}
 			page = append(page, object{key: key})
 		}
-		token = out.NextContinuationToken
-		return page, aws.ToBool(out.IsTruncated) && aws.ToString(token) != "", nil
+		next := aws.ToString(out.NextContinuationToken)
+		more, err := advances(aws.ToBool(out.IsTruncated), next != "" && next != aws.ToString(token), page)
+		token = &next
+		return page, more, err
 	}
 }
 
-// allVersions lists versions and delete markers.
-func allVersions(pl place, prefix string) pager {
+// allVersions lists versions and delete markers; pageSize 0 is the service's choice.
+func allVersions(pl place, prefix string, pageSize int32) pager {
 	var key, version *string
 	return func(ctx context.Context) ([]object, bool, error) {
 		ctx, cancel := context.WithTimeout(ctx, requestBound)
 		defer cancel()
 		out, err := pl.client.ListObjectVersions(ctx, &s3.ListObjectVersionsInput{
-			Bucket: pl.bucket(), Prefix: optional(prefix), KeyMarker: key, VersionIdMarker: version, EncodingType: types.EncodingTypeUrl,
+			Bucket: pl.bucket(), Prefix: optional(prefix), KeyMarker: key, VersionIdMarker: version, EncodingType: types.EncodingTypeUrl, MaxKeys: positive(pageSize),
 		})
 		if err != nil {
 			return nil, false, err
@@ -113,8 +133,10 @@ func allVersions(pl place, prefix string) pager {
 		if err != nil {
 			return nil, false, err
 		}
+		moved := next != "" && (next != aws.ToString(key) || aws.ToString(out.NextVersionIdMarker) != aws.ToString(version))
+		more, err := advances(aws.ToBool(out.IsTruncated), moved, page)
 		key, version = &next, out.NextVersionIdMarker
-		return page, aws.ToBool(out.IsTruncated) && next != "", nil
+		return page, more, err
 	}
 }
 

@@ -74,7 +74,7 @@ func (p *Provisioner) writeRecord(ctx context.Context, pl place, segment, etag s
 	}
 	key := recordKey(segment)
 	what := "writing " + key + " of " + pl.String()
-	for range writeAttempts {
+	for attempt := range writeAttempts {
 		err = put(ctx, pl, key, etag, data)
 		switch {
 		case err == nil, errors.Is(err, errLost):
@@ -84,6 +84,9 @@ func (p *Provisioner) writeRecord(ctx context.Context, pl place, segment, etag s
 		}
 		err = backend.Classify(err, what)
 		if !indeterminate(err) {
+			if attempt > 0 { // the one before may still arrive
+				return unknownOutcome(ctx, err)
+			}
 			return err
 		}
 		happened, settleErr := settle(ctx, pl, key, etag, data)
@@ -189,17 +192,27 @@ func putInput(pl place, key string, data []byte) *s3.PutObjectInput {
 // once sends a request without retries.
 func once(o *s3.Options) { o.Retryer, o.RetryMaxAttempts = aws.NopRetryer{}, 0 }
 
-// isEmpty tells whether nothing is below the prefix: one request.
+// isEmpty tells whether no object is below the prefix: one request.
 func isEmpty(ctx context.Context, pl place, prefix string) (bool, error) {
-	in := &s3.ListObjectsV2Input{Bucket: pl.bucket(), MaxKeys: aws.Int32(1)}
-	if prefix != "" {
-		in.Prefix = &prefix
+	return nothingIn(ctx, pl, prefix, currentObjects(pl, prefix, 1))
+}
+
+// isUnused tells whether neither an object nor a version or delete marker is below the prefix: one request.
+func isUnused(ctx context.Context, pl place, prefix string) (bool, error) {
+	return nothingIn(ctx, pl, prefix, allVersions(pl, prefix, 1))
+}
+
+// nothingIn tells whether a listing has nothing. A page may be empty although more follow.
+func nothingIn(ctx context.Context, pl place, prefix string, next pager) (bool, error) {
+	for {
+		page, more, err := next(ctx)
+		if err != nil {
+			return false, backend.Classify(err, "listing "+pl.info.Name+"/"+prefix+" of "+pl.be.String())
+		}
+		if len(page) > 0 || !more {
+			return len(page) == 0, nil
+		}
 	}
-	out, err := pl.client.ListObjectsV2(ctx, in)
-	if err != nil {
-		return false, backend.Classify(err, "listing "+pl.info.Name+"/"+prefix+" of "+pl.be.String())
-	}
-	return len(out.Contents) == 0, nil
 }
 
 // sleep waits, or tells that ctx ended before.

@@ -18,6 +18,7 @@ type hooks struct {
 	mu     sync.Mutex
 	log    []string // operations, in the order in which they were sent
 	strip  []string // headers that are not sent
+	header func(operation string, h http.Header) // sees what is sent
 	before func(n int, operation string) error
 	after  func(n int, operation string) error // the request was answered, and the answer is lost
 	answer func(n int, operation string) *http.Response
@@ -64,8 +65,11 @@ func (h *hooks) install(s *middleware.Stack) error {
 		h.mu.Lock()
 		h.log = append(h.log, operation)
 		n := len(h.log)
-		before, after, answer, wait := h.before, h.after, h.answer, h.wait
+		before, after, answer, wait, header := h.before, h.after, h.answer, h.wait, h.header
 		h.mu.Unlock()
+		if req, ok := in.Request.(*smithyhttp.Request); ok && header != nil {
+			header(operation, req.Header)
+		}
 		var out middleware.DeserializeOutput
 		if wait != nil {
 			wait(ctx, operation)
