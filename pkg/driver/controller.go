@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -143,9 +144,18 @@ func checkClientOptions(a volume.Attributes, capabilities []*csi.VolumeCapabilit
 	}
 	for i, c := range capabilities {
 		field := fmt.Sprintf("volume_capabilities[%d].mount.mount_flags", i)
-		options, err := volume.ParseMountOptions(c.GetMount().GetMountFlags(), field)
+		flags, _, err := splitSELinux(c.GetMount().GetMountFlags(), field)
 		if err != nil {
 			return err
+		}
+		options, err := volume.ParseMountOptions(flags, field)
+		if err != nil {
+			return err
+		}
+		for _, o := range options {
+			if slices.ContainsFunc(a.MountOptions, func(other volume.Option) bool { return other.Name == o.Name }) {
+				return fault.Field(field, "give %s, which the volume's own mountOptions give already; remove one", o.Name)
+			}
 		}
 		if serves == nil {
 			continue

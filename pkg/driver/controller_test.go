@@ -84,6 +84,13 @@ func TestCreateVolumeRefusesWhatItCannotDo(t *testing.T) {
 			r.Parameters["client"] = "mountpoint-s3"
 			r.VolumeCapabilities[0].GetMount().MountFlags = []string{"endpoint-url=http://evil"}
 		}, invalid, []string{"volume_capabilities[0].mount.mount_flags[0]", "endpoint-url"}},
+		{"mount flag that is a mount option already", func(r *csi.CreateVolumeRequest) {
+			r.Parameters["mountOptions"] = "allow-delete"
+			r.VolumeCapabilities[0].GetMount().MountFlags = []string{"allow-delete"}
+		}, invalid, []string{"volume_capabilities[0].mount.mount_flags", "allow-delete", "mountOptions"}},
+		{"broken SELinux context", func(r *csi.CreateVolumeRequest) {
+			r.VolumeCapabilities[0].GetMount().MountFlags = []string{"context=x"}
+		}, invalid, []string{"volume_capabilities[0].mount.mount_flags", "SELinux"}},
 		{"unknown client", func(r *csi.CreateVolumeRequest) { r.Parameters["client"] = "nosuch" }, invalid, []string{"parameters.client", "nosuch"}},
 		{"negative size", func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{RequiredBytes: -1} }, invalid, []string{"capacity_range.required_bytes: -1"}},
 		{"negative limit", func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{LimitBytes: -1} }, invalid, []string{"capacity_range.limit_bytes: -1"}},
@@ -126,11 +133,15 @@ func TestCreateVolumeRefusesWhatItCannotDo(t *testing.T) {
 
 func TestCreateVolumeAcceptsWhatTheSpecificationAllows(t *testing.T) {
 	for what, change := range map[string]func(*csi.CreateVolumeRequest){
-		"plain":           func(*csi.CreateVolumeRequest) {},
-		"longest name":    func(r *csi.CreateVolumeRequest) { r.Name = strings.Repeat("n", 128) },
-		"Unicode name":    func(r *csi.CreateVolumeRequest) { r.Name = "große Daten/日本" },
-		"every mode":      func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities = everyMode() },
-		"a file system":   func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0].GetMount().FsType = "ext4" },
+		"plain":         func(*csi.CreateVolumeRequest) {},
+		"longest name":  func(r *csi.CreateVolumeRequest) { r.Name = strings.Repeat("n", 128) },
+		"Unicode name":  func(r *csi.CreateVolumeRequest) { r.Name = "große Daten/日本" },
+		"every mode":    func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities = everyMode() },
+		"a file system": func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0].GetMount().FsType = "ext4" },
+		"an SELinux context": func(r *csi.CreateVolumeRequest) {
+			r.Parameters["client"] = "rclone"
+			r.VolumeCapabilities[0].GetMount().MountFlags = []string{`context="system_u:object_r:container_file_t:s0:c1,c2"`}
+		},
 		"an empty range":  func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{} },
 		"only a limit":    func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{LimitBytes: 5} },
 		"topology":        func(r *csi.CreateVolumeRequest) { r.AccessibilityRequirements = &csi.TopologyRequirement{} },
