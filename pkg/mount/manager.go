@@ -110,6 +110,7 @@ const (
 	sweepBound  = 2 * time.Minute
 	undoBound   = 20 * time.Second
 	helperBound = 10 * time.Second // for a helper to answer what needs no client
+	answerBound = time.Second      // for a client to show that it is dead
 )
 
 // New checks the options, prepares the state directory and locks it for Run. It starts nothing.

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
@@ -169,12 +170,19 @@ func (m *Manager) published(ctx context.Context, r Request, spec Spec) (bool, er
 	return false, m.unmountTarget(ctx, r.Target)
 }
 
-// running tells whether a mount's client is alive, by its helper's word.
+// running tells whether a mount's client is alive: by its helper's word, and by the file system's own, because a helper
+// takes a moment to hear of a death. A client that does not answer is not dead yet.
 func (m *Manager) running(ctx context.Context, rec record) bool {
 	ctx, cancel := context.WithTimeout(ctx, helperBound)
 	defer cancel()
 	status, err := m.peer(rec.Name).Hello(ctx)
-	return err == nil && status.State == helper.StateRunning && rec.Phase == phaseRunning
+	if err != nil || status.State != helper.StateRunning || rec.Phase != phaseRunning {
+		return false
+	}
+	actx, cancel := context.WithTimeout(ctx, answerBound)
+	defer cancel()
+	_, err = m.Namespace.Statfs(actx, m.store.sourceDir(rec.Name))
+	return !errors.Is(err, unix.ENOTCONN) && !errors.Is(err, unix.ECONNABORTED)
 }
 
 // handKeys gives a running mount of the very same spec its current keys.
