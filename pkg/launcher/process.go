@@ -1,7 +1,8 @@
 // Package launcher brings helpers to life on a host and finds and ends the processes of a mount.
 //
-// There is one launcher for now: Process starts helpers as plain children, for hosts without systemd, for development
-// and for the demo. A mount is known to a launcher by its uid, which no other mount and no user has.
+// Systemd starts them as transient services of the host's systemd. Process starts them as plain children, for hosts
+// without systemd, for development and for the demo. A mount is known to a launcher by its uid, which no other mount and no
+// user has.
 package launcher
 
 import (
@@ -31,6 +32,10 @@ type Unit struct {
 	UID, GID uint32
 	// StateDir is an absolute path in the host's mount namespace, of a directory that UID owns.
 	StateDir string
+	// CacheDir is another such directory, or "". Beside StateDir it is all that a sandbox lets the helper write to.
+	CacheDir string
+	// Limits are for launchers that have a cgroup for each helper.
+	Limits Limits
 	// Socket is the listening socket that helper.Listen made. It stays the caller's to close, after Start.
 	Socket *os.File
 }
@@ -77,7 +82,7 @@ func NewProcess(ns Doer, executable string, opts ...Option) *Process {
 // find out. After an error that wraps ctx's, the helper may come to life yet: Kill the uid before it is used again.
 func (p *Process) Start(ctx context.Context, u Unit) error {
 	p.reap()
-	if err := p.check(u); err != nil {
+	if err := u.check(p.uids); err != nil {
 		return err
 	}
 	// Opened here, in the driver's own view, and executed through the descriptor: the path may not exist on the host,
@@ -109,7 +114,7 @@ func (p *Process) Start(ctx context.Context, u Unit) error {
 	return nil
 }
 
-func (p *Process) check(u Unit) error {
+func (u Unit) check(uids UIDRange) error {
 	switch {
 	case u.Name == "":
 		return errors.New("start a helper: it has no name")
@@ -120,7 +125,7 @@ func (p *Process) check(u Unit) error {
 	case u.GID == 0:
 		return fault.Errorf(fault.Invalid, "start the helper of %s: gid 0 is not for mounts", u.Name)
 	}
-	if err := p.uids.check(u.UID); err != nil {
+	if err := uids.check(u.UID); err != nil {
 		return fmt.Errorf("start the helper of %s: %w", u.Name, err)
 	}
 	return nil

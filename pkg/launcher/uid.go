@@ -55,8 +55,13 @@ func (p *Process) Kill(ctx context.Context, uid uint32) error {
 	if err := DefaultUIDs().check(uid); err != nil {
 		return fmt.Errorf("kill processes: %w", err)
 	}
+	return killAll(ctx, uid, p.reap)
+}
+
+// killAll kills every process of a uid and returns when none is left. each is called before each look.
+func killAll(ctx context.Context, uid uint32, each func()) error {
 	for {
-		p.reap()
+		each()
 		pids, err := processesOf(ctx, uid)
 		if err != nil || len(pids) == 0 {
 			return err

@@ -1,0 +1,106 @@
+// Package runas turns a process that systemd started into one of a mount's own uid, for good, and executes the same
+// program once more.
+//
+// systemd's User= takes no number that the host's user database does not know (the unit fails with 217/USER), and mounts'
+// uids are in no database. So a unit's first process is root with the three capabilities that the way down takes, inside
+// the whole sandbox, and this package is the first thing that runs in it.
+package runas
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// Mode is the first argument of a program that is to call Exec.
+const Mode = "run-as"
+
+// minID is the lowest uid and gid; below are root and the system's services.
+const minID = 1000
+
+// Argv is the command line of a program that becomes uid and gid and goes on with args.
+func Argv(program string, uid, gid uint32, args ...string) []string {
+	return append([]string{program, Mode, strconv.FormatUint(uint64(uid), 10), strconv.FormatUint(uint64(gid), 10)}, args...)
+}
+
+// Parse reads a command line of Argv's; ok is false for any other.
+func Parse(argv []string) (uid, gid uint32, args []string, ok bool) {
+	if len(argv) < 4 || argv[1] != Mode {
+		return 0, 0, nil, false
+	}
+	u, uerr := id(argv[2])
+	g, gerr := id(argv[3])
+	return u, g, argv[4:], uerr == nil && gerr == nil
+}
+
+// id reads a uid or gid in its only spelling.
+func id(s string) (uint32, error) {
+	n, err := strconv.ParseUint(s, 10, 32)
+	if err != nil {
+		return 0, err
+	}
+	if n < minID || n == 1<<32-1 || strconv.FormatUint(n, 10) != s {
+		return 0, fmt.Errorf("%s is not the number of a mount's user", s)
+	}
+	return uint32(n), nil
+}
+
+// Exec gives up every privilege for good, becomes the uid and gid of a command line of Argv's and executes the running
+// program with the rest of it. It returns only an error.
+func Exec(argv []string) error {
+	uid, gid, args, ok := Parse(argv)
+	if !ok {
+		return errors.New("run-as: want a uid and a gid, both at least 1000, and the arguments to go on with")
+	}
+	// What follows changes this thread; the exec ends all others.
+	runtime.LockOSThread()
+	if err := become(int(uid), int(gid)); err != nil {
+		return fmt.Errorf("run-as %d: %w", uid, err)
+	}
+	err := unix.Exec("/proc/self/exe", append([]string{argv[0]}, args...), os.Environ())
+	return fmt.Errorf("run-as %d: execute this program again: %w", uid, err)
+}
+
+func become(uid, gid int) error {
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("set no_new_privs: %w", err)
+	}
+	if err := unix.Setgroups(nil); err != nil {
+		return fmt.Errorf("drop groups: %w", err)
+	}
+	if err := unix.Setresgid(gid, gid, gid); err != nil {
+		return fmt.Errorf("become gid %d: %w", gid, err)
+	}
+	for c := range uintptr(64) {
+		held, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, c, 0, 0, 0)
+		if err != nil || held == 0 {
+			continue // not in the set, or unknown to this kernel
+		}
+		if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); err != nil {
+			return fmt.Errorf("drop capability %d from the bounding set: %w", c, err)
+		}
+	}
+	if err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0); err != nil {
+		return fmt.Errorf("clear ambient capabilities: %w", err)
+	}
+	// Leaving uid 0 empties the permitted and the effective set, and empties them before anybody else's code runs.
+	if err := unix.Setresuid(uid, uid, uid); err != nil {
+		return fmt.Errorf("become uid %d: %w", uid, err)
+	}
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var empty, have [2]unix.CapUserData
+	if err := unix.Capset(&header, &empty[0]); err != nil {
+		return fmt.Errorf("clear capabilities: %w", err)
+	}
+	if err := unix.Capget(&header, &have[0]); err != nil {
+		return fmt.Errorf("read capabilities: %w", err)
+	}
+	if have != empty {
+		return fmt.Errorf("capabilities are left: %+v", have)
+	}
+	return nil
+}

@@ -1,0 +1,242 @@
+package launcher
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+)
+
+// metadata are the addresses where clouds hand out the node's own credentials.
+func metadata() []network {
+	return []network{
+		{unix.AF_INET, []byte{169, 254, 169, 254}, 32},
+		{unix.AF_INET6, []byte{0xfd, 0x00, 0x0e, 0xc2, 14: 0x02, 15: 0x54}, 128},
+	}
+}
+
+// sandboxed is a property that shuts a unit in.
+type sandboxed struct {
+	Property
+	seccomp bool // the host's systemd must be able to filter system calls
+	unified bool // the host must have the unified cgroup hierarchy
+	vital   bool // without it there is no start
+}
+
+// sandbox is what a unit may not do, beside the directories that it may write to.
+func sandbox(writable []string) []sandboxed {
+	const setuid, setgid, setpcap = 1 << unix.CAP_SETUID, 1 << unix.CAP_SETGID, 1 << unix.CAP_SETPCAP
+	plain := func(name string, value any) sandboxed { return sandboxed{Property: Property{name, value}} }
+	vital := func(name string, value any) sandboxed { return sandboxed{Property: Property{name, value}, vital: true} }
+	seccomp := func(name string, value any) sandboxed {
+		return sandboxed{Property: Property{name, value}, seccomp: true}
+	}
+	return []sandboxed{
+		vital("NoNewPrivileges", true),
+		// What runas needs; it leaves nothing of them, and Start looks whether it has.
+		vital("CapabilityBoundingSet", uint64(setuid|setgid|setpcap)),
+		vital("AmbientCapabilities", uint64(0)),
+		plain("ProtectSystem", "strict"),
+		plain("ReadWritePaths", writable),
+		plain("ProtectHome", "yes"),
+		plain("PrivateTmp", true),
+		plain("PrivateDevices", true), // the FUSE descriptor comes over the socket
+		plain("ProtectProc", "invisible"),
+		plain("ProtectKernelTunables", true),
+		plain("ProtectKernelModules", true),
+		plain("ProtectKernelLogs", true),
+		plain("ProtectControlGroups", true),
+		plain("ProtectClock", true),
+		plain("ProtectHostname", true),
+		seccomp("RestrictNamespaces", uint64(0)),
+		seccomp("RestrictAddressFamilies", filter{true, []string{"AF_UNIX", "AF_INET", "AF_INET6"}}),
+		seccomp("RestrictSUIDSGID", true),
+		seccomp("RestrictRealtime", true),
+		seccomp("LockPersonality", true),
+		seccomp("MemoryDenyWriteExecute", true),
+		seccomp("SystemCallFilter", filter{true, []string{"@system-service"}}),
+		seccomp("SystemCallErrorNumber", int32(unix.EPERM)),
+		seccomp("SystemCallArchitectures", []string{"native"}),
+		plain("UMask", uint32(0o077)),
+		plain("LimitCORE", uint64(0)),
+		{Property: Property{"IPAddressDeny", metadata()}, unified: true},
+	}
+}
+
+// Sandbox is what of a unit's sandbox the host's systemd puts up.
+type Sandbox struct {
+	Version string   // of systemd
+	Present []string // properties that hold
+	Missing []string // properties that do not, and why: "IPAddressDeny (the host has no unified cgroup hierarchy)"
+}
+
+// Sandbox tells what is known of it since the last Check or Start.
+func (s *Systemd) Sandbox() Sandbox {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	box := Sandbox{Version: s.version}
+	for _, p := range sandbox(nil) {
+		switch why, idle := s.unenforced[p.Name]; {
+		case s.lacking[p.Name]:
+			box.Missing = append(box.Missing, p.Name+" (unknown to systemd "+s.version+")")
+		case idle:
+			box.Missing = append(box.Missing, p.Name+" ("+why+")")
+		default:
+			box.Present = append(box.Present, p.Name)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.lacking)) {
+		if slices.ContainsFunc(s.extra, func(p Property) bool { return p.Name == name }) {
+			box.Missing = append(box.Missing, name+" (unknown to systemd "+s.version+")")
+		}
+	}
+	return box
+}
+
+// observe notes what a process shows of its sandbox.
+func (s *Systemd) observe(seccomp bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !seccomp {
+		for _, p := range sandbox(nil) {
+			if p.seccomp {
+				s.unenforced[p.Name] = "the host has no seccomp filters"
+			}
+		}
+	}
+}
+
+// confined tells whether a process has become the uid and has no privileges and no way to any, and whether it has a seccomp
+// filter. An error means that it has ended.
+func confined(pid int, uid uint32) (ok, seccomp bool, err error) {
+	status, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
+	if err != nil {
+		return false, false, err
+	}
+	if !statusIsOf(status, uid) {
+		return false, false, nil
+	}
+	const none = "0000000000000000"
+	is := map[string]string{}
+	for line := range strings.Lines(string(status)) {
+		key, value, _ := strings.Cut(line, ":")
+		is[key] = strings.TrimSpace(value)
+	}
+	ok = is["NoNewPrivs"] == "1" && is["CapEff"] == none && is["CapPrm"] == none && is["CapInh"] == none && is["CapAmb"] == none && is["CapBnd"] == none
+	return ok, is["Seccomp"] == "2", nil
+}
+
+// unified tells whether the host has the one hierarchy of cgroups that programs for addresses can be attached to.
+func (s *Systemd) unified(ctx context.Context) (bool, error) {
+	var st unix.Statfs_t
+	err := s.ns.Do(ctx, "looking at the host's cgroups", func() error { return unix.Statfs("/sys/fs/cgroup", &st) })
+	return st.Type == unix.CGROUP2_SUPER_MAGIC, err
+}
+
+// Check calls systemd and finds out what it can do. A fault.Precondition says that the host has none, or too old a one.
+func (s *Systemd) Check(ctx context.Context) (Sandbox, error) {
+	var version, features string
+	var known map[string]any
+	check := func(ctx context.Context, b *bus) error {
+		for to, name := range map[*string]string{&version: "Version", &features: "Features"} {
+			if err := b.manager(name, to); err != nil {
+				return err
+			}
+		}
+		var err error // systemd tells a service's properties whether there is one of that name or not
+		known, err = b.GetUnitTypePropertiesContext(ctx, unitName("probe"), "Service")
+		return err
+	}
+	// Where there is nothing to call, that is not waited for.
+	err := s.once(ctx, check)
+	if err != nil && absent(err) {
+		return Sandbox{}, fault.Errorf(fault.Precondition, "the host's systemd cannot be called, so it cannot launch helpers: %w", err)
+	}
+	if err != nil {
+		err = s.with(ctx, "ask systemd what it can do", check)
+	}
+	if err != nil {
+		return Sandbox{}, err
+	}
+	number, err := parseVersion(version)
+	if err != nil {
+		return Sandbox{}, err
+	}
+	if number < minSystemd {
+		return Sandbox{}, fault.Errorf(fault.Precondition, "the host's systemd is version %s, launching helpers needs %d at least", version, minSystemd)
+	}
+	unified, err := s.unified(ctx)
+	if err != nil {
+		return Sandbox{}, fmt.Errorf("look at the host's cgroups: %w", err)
+	}
+	s.mu.Lock()
+	s.version = version
+	clear(s.lacking)
+	clear(s.unenforced)
+	for _, p := range sandbox(nil) {
+		_, knows := known[p.Name]
+		switch {
+		case !knows && !p.vital:
+			s.lacking[p.Name] = true
+		case p.seccomp && !slices.Contains(strings.Fields(features), "+SECCOMP"):
+			s.unenforced[p.Name] = "the host's systemd is built without seccomp filters"
+		case p.unified && !unified:
+			s.unenforced[p.Name] = "the host has no unified cgroup hierarchy"
+		}
+	}
+	s.mu.Unlock()
+	return s.Sandbox(), nil
+}
+
+// manager reads a property of systemd's manager. It is bounded by the connection's end.
+func (b *bus) manager(name string, to *string) error {
+	quoted, err := b.GetManagerProperty(name)
+	if err != nil {
+		return fmt.Errorf("ask for systemd's %s: %w", name, err)
+	}
+	*to, err = strconv.Unquote(quoted)
+	return err
+}
+
+// learn takes a property out of all units to come that systemd does not know; false: it was none of those that can go.
+func (s *Systemd) learn(ctx context.Context, err error) bool {
+	name, ok := unknownProperty(err)
+	if !ok {
+		return false
+	}
+	dispensable := name == "OOMPolicy" || name == "CollectMode" ||
+		slices.ContainsFunc(s.extra, func(p Property) bool { return p.Name == name }) ||
+		slices.ContainsFunc(sandbox(nil), func(p sandboxed) bool { return p.Name == name && !p.vital })
+	if !dispensable {
+		return false
+	}
+	s.mu.Lock()
+	known := s.lacking[name]
+	s.lacking[name] = true
+	s.mu.Unlock()
+	if !known {
+		klog.FromContext(ctx).Info("The host's systemd does not know a property of the sandbox: units are started without it", "property", name)
+	}
+	return true
+}
+
+// parseVersion reads the number that a version begins with: "252.38-1~deb12u1", "v255", "249 (249-10.el9)".
+func parseVersion(version string) (int, error) {
+	digits := strings.TrimPrefix(version, "v")
+	if end := strings.IndexFunc(digits, func(r rune) bool { return r < '0' || r > '9' }); end >= 0 {
+		digits = digits[:end]
+	}
+	n, err := strconv.Atoi(digits)
+	if err != nil {
+		return 0, fmt.Errorf("%q is not a version of systemd", version)
+	}
+	return n, nil
+}

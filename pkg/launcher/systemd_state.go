@@ -1,0 +1,255 @@
+package launcher
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/launcher/runas"
+)
+
+// unitState is what systemd tells of a unit: its properties.
+type unitState map[string]any
+
+func (b *bus) unit(ctx context.Context, name string) (unitState, error) {
+	props, err := b.GetAllPropertiesContext(ctx, name)
+	if err != nil {
+		return nil, fmt.Errorf("look at %s: %w", name, err)
+	}
+	return props, nil
+}
+
+func (u unitState) text(name string) string {
+	s, _ := u[name].(string) //nolint:revive // "" is what a unit without it has
+	return s
+}
+
+func (u unitState) active() string  { return u.text("ActiveState") }
+func (u unitState) loaded() bool    { return u.text("LoadState") != "not-found" }
+func (u unitState) dead() bool      { return u.active() == "inactive" || u.active() == "failed" }
+func (u unitState) transient() bool { t, _ := u["Transient"].(bool); return t }
+
+// ours tells that this driver started the unit: it is transient, and in the slice.
+func (u unitState) ours() bool { return u.transient() && u.text("Slice") == Slice }
+
+func (u unitState) hasJob() bool {
+	job, _ := u["Job"].([]any)
+	return len(job) > 0 && job[0] != uint32(0)
+}
+
+func (u unitState) mainPID() int { pid, _ := u["MainPID"].(uint32); return int(pid) }
+
+// uid is the uid in the unit's command line.
+func (u unitState) uid() (uint32, bool) {
+	lines, _ := u["ExecStart"].([][]any)
+	if len(lines) != 1 || len(lines[0]) < 2 {
+		return 0, false
+	}
+	argv, _ := lines[0][1].([]string)
+	uid, _, _, ok := runas.Parse(argv)
+	return uid, ok
+}
+
+// Result is the state of a unit and how its helper ended, if it has.
+type Result struct {
+	Active   string // "active", "activating", "deactivating", "failed", "inactive"
+	Result   string // systemd's word: "success", "exit-code", "signal", "core-dump", "oom-kill", "timeout", …
+	ExitCode int    // of the helper, 0 while it lives or where a signal ended it
+	Signal   string // that ended the helper: "SIGKILL"
+	// OOMKills counts the unit's processes that the kernel killed for want of memory: clients, as a rule. It is known for
+	// as long as a process is left. Reading it twice, before and after a client's end, tells an OOM kill from a crash.
+	OOMKills uint64
+}
+
+// OOM tells whether a process of the unit was killed for want of memory.
+func (r Result) OOM() bool { return r.Result == "oom-kill" || r.OOMKills > 0 }
+
+// String is the end in words.
+func (r Result) String() string {
+	var how string
+	switch {
+	case r.Result == "oom-kill":
+		how = "killed for want of memory"
+	case r.Signal != "":
+		how = "ended by " + r.Signal
+	case r.ExitCode != 0:
+		how = fmt.Sprintf("exit status %d", r.ExitCode)
+		if step := execSteps(r.ExitCode); step != "" {
+			how += " (" + step + ")"
+		}
+	case r.Active == "active" || r.Active == "activating":
+		how = "it is " + r.Active
+	default:
+		how = "it is " + r.Active + ", result " + r.Result
+	}
+	if r.OOMKills > 0 {
+		how += fmt.Sprintf(", %d of its processes killed for want of memory", r.OOMKills)
+	}
+	return how
+}
+
+// execSteps are the exit statuses of systemd's own process before it executes the program (systemd.exec(5)).
+func execSteps(status int) string {
+	switch status {
+	case 203:
+		return "EXEC: the program is missing, not executable, on a file system mounted noexec, or forbidden by SELinux"
+	case 205:
+		return "LIMITS"
+	case 208:
+		return "STDIN"
+	case 216:
+		return "GROUP"
+	case 217:
+		return "USER"
+	case 218:
+		return "CAPABILITIES"
+	case 219:
+		return "CGROUP"
+	case 226:
+		return "NAMESPACE: its mount namespace could not be set up; a directory of the mount is missing, or a mount on the host cannot be passed"
+	case 228:
+		return "SECCOMP"
+	}
+	return ""
+}
+
+// result reads how a unit's main process ended. The codes are those of waitid(2).
+func (u unitState) result() Result {
+	const exited, killed, dumped = 1, 2, 3
+	r := Result{Active: u.active(), Result: u.text("Result")}
+	code, _ := u["ExecMainCode"].(int32)
+	status, _ := u["ExecMainStatus"].(int32)
+	switch code {
+	case exited:
+		r.ExitCode = int(status)
+	case killed, dumped:
+		r.Signal = unix.SignalName(unix.Signal(status))
+	}
+	return r
+}
+
+// Result tells how the unit of that name is, or how it ended. A unit that ended well, or that was never there, is a
+// fault.NotFound; one that failed is kept until Remove, Kill or Start.
+func (s *Systemd) Result(ctx context.Context, name string) (Result, error) {
+	if !validUnitName(name) {
+		return Result{}, fault.Errorf(fault.Invalid, "ask for a unit: %q cannot be the name of one", name)
+	}
+	var r Result
+	err := s.with(ctx, "ask for unit "+unitName(name), func(ctx context.Context, b *bus) error {
+		state, err := b.unit(ctx, unitName(name))
+		if err != nil {
+			return err
+		}
+		if !state.loaded() || !state.ours() {
+			return fault.Errorf(fault.NotFound, "there is no such unit of this driver's")
+		}
+		r = state.result()
+		if group := state.text("ControlGroup"); group != "" {
+			r.OOMKills, err = s.oomKills(ctx, group)
+		}
+		return err
+	})
+	return r, err
+}
+
+// UnitInfo is a unit in a list.
+type UnitInfo struct {
+	Name   string // the Unit's
+	UID    uint32
+	Active string // as in Result
+}
+
+// List lists this driver's units, also those that have failed.
+func (s *Systemd) List(ctx context.Context) ([]UnitInfo, error) {
+	var list []UnitInfo
+	err := s.with(ctx, "list units", func(ctx context.Context, b *bus) error {
+		names, err := b.units(ctx)
+		if err != nil {
+			return err
+		}
+		list = nil
+		for _, name := range names {
+			state, err := b.unit(ctx, name)
+			if err != nil {
+				return err
+			}
+			if uid, ok := state.uid(); ok && state.ours() {
+				list = append(list, UnitInfo{strings.TrimSuffix(strings.TrimPrefix(name, unitPrefix), unitSuffix), uid, state.active()})
+			}
+		}
+		return nil
+	})
+	return list, err
+}
+
+// oomKills reads the counter of a cgroup, in whichever hierarchy counts; 0 where none does or the cgroup is gone.
+func (s *Systemd) oomKills(ctx context.Context, group string) (uint64, error) {
+	found := make(chan uint64, 1)
+	err := s.ns.Do(ctx, "reading the OOM kills of "+group, func() error {
+		if s.ns.Foreign() {
+			enterHostCgroups() // else paths begin at the container's own
+		}
+		n, err := readOOMKills(group)
+		found <- n
+		return err
+	})
+	if err != nil {
+		return 0, err
+	}
+	return <-found, nil
+}
+
+func readOOMKills(group string) (uint64, error) {
+	f, err := os.Open("/proc/thread-self/mountinfo")
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	mounts, err := mountinfo.GetMountsFromReader(f, func(m *mountinfo.Info) (skip, stop bool) {
+		return m.Root != "/" || m.FSType != "cgroup2" && (m.FSType != "cgroup" || !slices.Contains(strings.Split(m.VFSOptions, ","), "memory")), false
+	})
+	if err != nil {
+		return 0, fmt.Errorf("find the cgroup file systems: %w", err)
+	}
+	var kills uint64
+	for _, m := range mounts {
+		file := "memory.events"
+		if m.FSType == "cgroup" {
+			file = "memory.oom_control"
+		}
+		body, err := os.ReadFile(filepath.Join(m.Mountpoint, group, file))
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
+			continue // gone, or the hierarchy has no memory controller
+		}
+		if err != nil {
+			return 0, err
+		}
+		kills += parseOOMKills(body)
+	}
+	return kills, nil
+}
+
+// parseOOMKills reads memory.events of cgroup v2 or memory.oom_control of v1: lines of a name and a number.
+func parseOOMKills(body []byte) uint64 {
+	for line := range bytes.Lines(body) {
+		if name, value, _ := strings.Cut(strings.TrimSpace(string(line)), " "); name == "oom_kill" {
+			n, err := strconv.ParseUint(value, 10, 64)
+			if err != nil {
+				return 0
+			}
+			return n
+		}
+	}
+	return 0
+}
