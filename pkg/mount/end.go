@@ -22,9 +22,18 @@ const (
 	exitPause  = 10 * time.Millisecond // between two looks at processes
 )
 
+// successor is what a publication brings that an older life of its mount makes way for. Zero: there is none.
+type successor struct {
+	// keys are a secret's, of the mount's very spec: the helper's die with it.
+	keys credentials.Keys
+	// shown: a target that the mount was published at is still the CO's, and a container may run on a copy of it. On a dead
+	// one it gets errors; were it taken away, the container would write into its own directory below.
+	shown bool
+}
+
 // end ends a mount without publications: everything written and closed is stored, the client has exited, nothing is left.
 // It can be cut short anywhere, by ctx or by a crash, and called again. The key's lock is held.
-func (m *Manager) end(ctx context.Context, rec record) error {
+func (m *Manager) end(ctx context.Context, rec record, next successor) error {
 	if rec.Client == "" {
 		return m.endUnrecorded(ctx, rec)
 	}
@@ -34,7 +43,7 @@ func (m *Manager) end(ctx context.Context, rec record) error {
 			return err
 		}
 	}
-	if err := m.drain(ctx, rec); err != nil {
+	if err := m.drain(ctx, rec, next); err != nil {
 		return err
 	}
 	if err := m.endHelper(ctx, rec); err != nil {
@@ -59,7 +68,7 @@ func (m *Manager) endUnrecorded(ctx context.Context, rec record) error {
 	if err := peer.End(ctx); err != nil && !errors.Is(err, helper.ErrGone) {
 		return fmt.Errorf("telling the helper of mount %s to end: %w", rec.Name, err)
 	}
-	if err := m.unmountSource(ctx, rec); err != nil {
+	if err := m.unmountSource(ctx, rec, false); err != nil {
 		return m.draining(rec, err)
 	}
 	how, err := m.awaitExit(ctx, rec, peer)
@@ -74,13 +83,13 @@ func (m *Manager) endUnrecorded(ctx context.Context, rec record) error {
 }
 
 // drain returns when the client has exited and has stored all that it was given.
-func (m *Manager) drain(ctx context.Context, rec record) error {
+func (m *Manager) drain(ctx context.Context, rec record, next successor) error {
 	peer := m.peer(rec.Name)
 	for {
 		if err := peer.End(ctx); err != nil && !errors.Is(err, helper.ErrGone) {
 			return fmt.Errorf("telling the helper of mount %s to end: %w", rec.Name, err)
 		}
-		if err := m.unmountSource(ctx, rec); err != nil {
+		if err := m.unmountSource(ctx, rec, next.shown); err != nil {
 			return m.draining(rec, err)
 		}
 		how, err := m.awaitExit(ctx, rec, peer)
@@ -98,7 +107,7 @@ func (m *Manager) drain(ctx context.Context, rec record) error {
 		if cl.Queue == nil || rec.Spec.ReadOnly {
 			return nil // it holds nothing back: what was closed was stored by then
 		}
-		if err := m.revive(ctx, rec); err != nil {
+		if err := m.revive(ctx, &rec, next.keys); err != nil {
 			return fault.Errorf(fault.Unavailable, "client %s ended with %s and may have files left to store, in %s; it could not be started again to store them: %w",
 				rec.Client, how, m.store.cacheDir(rec.Name), err)
 		}
@@ -106,61 +115,97 @@ func (m *Manager) drain(ctx context.Context, rec record) error {
 }
 
 // revive starts a client that died once more, on the same cache and behind a new connection: it stores what it finds there.
-func (m *Manager) revive(ctx context.Context, rec record) error {
-	var keys credentials.Keys // none: the helper has them
-	// An idle one was started here before and has none.
-	if status, err := m.peer(rec.Name).Hello(ctx); errors.Is(err, helper.ErrGone) || err == nil && status.State == helper.StateIdle {
-		if rec.Spec.Source != credentials.SourceDriver {
-			return errors.New("its helper died, and with it the secret's keys: publish the volume once more, or copy the files to the bucket by hand and remove the mount's directories")
-		}
-		be, err := m.Backends.Backend(rec.Spec.Backend)
-		if err != nil {
+// keys are those of a secret, if somebody has them.
+func (m *Manager) revive(ctx context.Context, rec *record, keys credentials.Keys) error {
+	status, err := m.peer(rec.Name).Hello(ctx)
+	switch {
+	case err == nil && status.State != helper.StateIdle:
+		keys = credentials.Keys{} // the helper has them
+	case err == nil, errors.Is(err, helper.ErrGone): // an idle one was started here before, and has none
+		if keys, err = m.newHelper(ctx, *rec, keys); err != nil {
 			return err
 		}
-		if keys, err = m.Backends.DriverKeys(ctx); err != nil {
-			return err
-		}
-		if err := m.Launcher.Kill(ctx, rec.UID); err != nil {
-			return err
-		}
-		if err := m.launchHelper(ctx, rec, be); err != nil {
-			return err
-		}
-	} else if err != nil {
+	default:
 		return err
 	}
-	fuse, err := m.mountSource(ctx, rec)
+	fuse, err := m.mountSource(ctx, *rec)
 	if err != nil {
 		return err
 	}
-	return m.serve(ctx, rec, keys, fuse)
+	if err := m.remember(ctx, rec); err != nil {
+		fuse.Close()
+		return err
+	}
+	return m.serve(ctx, *rec, keys, fuse)
+}
+
+// newHelper starts another helper in the place of one that died, and gives the keys for its client.
+func (m *Manager) newHelper(ctx context.Context, rec record, keys credentials.Keys) (credentials.Keys, error) {
+	be, err := m.Backends.Backend(rec.Spec.Backend)
+	if err != nil {
+		return keys, err
+	}
+	switch {
+	case rec.Spec.Source == credentials.SourceDriver:
+		if keys, err = m.Backends.DriverKeys(ctx); err != nil {
+			return keys, err
+		}
+	case keys.IsZero():
+		return keys, errors.New("its helper died, and with it the secret's keys: publish the volume once more, or copy the files to the bucket by hand and remove the mount's directories")
+	}
+	if err := m.Launcher.Kill(ctx, rec.UID); err != nil {
+		return keys, err
+	}
+	return keys, m.launchHelper(ctx, rec, be)
+}
+
+// remember writes down which device the source has now.
+func (m *Manager) remember(ctx context.Context, rec *record) error {
+	mounts, err := m.Namespace.Mounts(ctx)
+	if err != nil {
+		return err
+	}
+	mnt, ok := mountedAt(mounts, m.store.sourceDir(rec.Name))
+	if !ok {
+		return fault.Errorf(fault.Unavailable, "the source of mount %s was unmounted by somebody else", rec.Name)
+	}
+	rec.Minor = mnt.Minor
+	return m.do(ctx, func() error { return m.store.writeRecord(*rec) })
 }
 
 // unmountSource unmounts the source once the kernel has no request left for the client, and detaches the copies that other
-// mount namespaces still hold, because any of them would keep the client alive.
-func (m *Manager) unmountSource(ctx context.Context, rec record) error {
+// mount namespaces still hold, because any of them would keep the client alive. shown: they are left alone.
+func (m *Manager) unmountSource(ctx context.Context, rec record, shown bool) error {
+	// What somebody before us unmounted may have copies yet. The device's number alone may be another's by now.
+	gone := host.Mount{Minor: rec.Minor, Source: rec.Source, FSType: "fuse"}
 	for {
 		mounts, err := m.Namespace.Mounts(ctx)
 		if err != nil {
 			return err
 		}
 		mnt, mounted := mountedAt(mounts, m.store.sourceDir(rec.Name))
-		if !mounted {
-			return nil
-		}
-		if err := m.quiet(ctx, mnt); err != nil {
-			return err
-		}
-		if err := m.unmount(ctx, mnt); err != nil {
-			return err
+		if mounted {
+			if err := m.quiet(ctx, mnt); err != nil {
+				return err
+			}
+			if err := m.unmount(ctx, mnt); err != nil {
+				return err
+			}
+			gone = mnt
 		}
 		// Bind mounts in our own namespace are publications or somebody else's doing; the latter hold the client too,
 		// and awaitExit's error tells about it.
-		if n, err := m.Namespace.DetachCopies(ctx, mnt); err != nil {
-			klog.FromContext(ctx).Error(err, "Copies of the mount in other mount namespaces could not be detached", "mount", rec.Name)
-		} else if n > 0 {
-			klog.FromContext(ctx).Info("Detached copies of the mount in other mount namespaces", "mount", rec.Name, "copies", n)
+		if gone.Minor != 0 && !shown {
+			if n, err := m.Namespace.DetachCopies(ctx, gone); err != nil {
+				klog.FromContext(ctx).Error(err, "Copies of the mount in other mount namespaces could not be detached", "mount", rec.Name)
+			} else if n > 0 {
+				klog.FromContext(ctx).Info("Detached copies of the mount in other mount namespaces", "mount", rec.Name, "copies", n)
+			}
 		}
+		if !mounted {
+			return nil
+		}
+		gone.Minor = 0
 	}
 }
 

@@ -321,7 +321,7 @@ func (m *Manager) tend(ctx context.Context, name string) error {
 		klog.FromContext(ctx).Info("Clearing away a mount whose start was cut short", "mount", name, "volume", rec.VolumeID)
 		return m.discard(ctx, rec)
 	}
-	return m.end(ctx, rec)
+	return m.end(ctx, rec, successor{})
 }
 
 // bound tells whether a mount shows anywhere but at its source: at a target whose record is lost, or where somebody else

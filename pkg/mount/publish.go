@@ -9,12 +9,10 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
-	"github.com/s3-csi/s3-csi-driver/pkg/helper"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 )
 
@@ -72,25 +70,28 @@ func (m *Manager) publish(ctx context.Context, r Request, spec Spec) (err error)
 	}
 	defer unlockVolume()
 
-	published, err := m.published(ctx, r, spec)
-	if err != nil || published {
+	before, err := m.published(ctx, r, spec)
+	if err != nil || before == shownAlive {
 		return err
 	}
 	if err := m.checkSingleWriter(ctx, r); err != nil {
 		return err
 	}
-	target, made, err := m.openTarget(ctx, r.Target)
-	if err != nil {
-		return err
-	}
-	defer target.Close()
-	defer func() {
-		if err != nil && made {
-			uctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoBound)
-			defer cancel()
-			err = undone(err, m.removeTarget(uctx, r.Target))
+	var target *os.File
+	if before == shownNothing {
+		var made bool
+		if target, made, err = m.openTarget(ctx, r.Target); err != nil {
+			return err
 		}
-	}()
+		defer target.Close()
+		defer func() {
+			if err != nil && made {
+				uctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoBound)
+				defer cancel()
+				err = undone(err, m.removeTarget(uctx, r.Target))
+			}
+		}()
+	}
 
 	key := spec.Key()
 	unlockKey, err := m.keys.Lock(ctx, key)
@@ -102,13 +103,32 @@ func (m *Manager) publish(ctx context.Context, r Request, spec Spec) (err error)
 	if err != nil {
 		return err
 	}
-	if err := m.bind(ctx, r, rec, target); err != nil {
+	if before == shownDead {
+		err = m.replace(ctx, r, rec)
+	} else {
+		err = m.bind(ctx, r, rec, target)
+	}
+	if err != nil {
 		uctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoBound)
 		defer cancel()
 		return undone(err, errors.Join(m.unmountTarget(uctx, r.Target), m.release(uctx, rec, r.Target)))
 	}
 	klog.FromContext(ctx).Info("Published", "mount", rec.Name, "client", rec.Client, "readOnly", r.ReadOnly)
 	return nil
+}
+
+// replace puts a mount that works in the place of a dead one. Until there is one the dead one stays: a target that shows
+// nothing would be taken for an empty volume, by a container that is restarted there.
+func (m *Manager) replace(ctx context.Context, r Request, rec record) error {
+	if err := m.unmountTarget(ctx, r.Target); err != nil {
+		return err
+	}
+	target, _, err := m.openTarget(ctx, r.Target)
+	if err != nil {
+		return err
+	}
+	defer target.Close()
+	return m.bind(ctx, r, rec, target)
 }
 
 // openTarget opens the target's directory and makes it where it is missing.
@@ -123,20 +143,28 @@ func (m *Manager) openTarget(ctx context.Context, path string) (dir *os.File, ma
 	return dir, made, err
 }
 
-// published tells whether the target already shows this volume alive, and refreshes its credentials then. What a dead
-// client left at the target is cleared away, so that it can be published anew.
-func (m *Manager) published(ctx context.Context, r Request, spec Spec) (bool, error) {
+// shown is what a target shows.
+type shown int
+
+const (
+	shownNothing shown = iota
+	shownAlive         // the very volume that is asked for
+	shownDead          // a mount of ours whose client is dead
+)
+
+// published tells whether the target already shows this volume alive, and refreshes its credentials then.
+func (m *Manager) published(ctx context.Context, r Request, spec Spec) (shown, error) {
 	mounts, err := m.Namespace.Mounts(ctx)
 	if err != nil {
-		return false, err
+		return shownNothing, err
 	}
 	top, mounted := mountedAt(mounts, r.Target)
 	if !mounted {
-		return false, nil
+		return shownNothing, nil
 	}
 	name, ours := nameOfSource(top.Source)
 	if !ours {
-		return false, fault.Errorf(fault.Precondition, "something else is mounted at target %s (%s, type %s): unmount it first", r.Target, top.Source, top.FSType)
+		return shownNothing, fault.Errorf(fault.Precondition, "something else is mounted at target %s (%s, type %s): unmount it first", r.Target, top.Source, top.FSType)
 	}
 	var (
 		p    publication
@@ -150,39 +178,30 @@ func (m *Manager) published(ctx context.Context, r Request, spec Spec) (bool, er
 		rec, have, err = m.store.record(name)
 		return err
 	}); err != nil {
-		return false, err
+		return shownNothing, err
 	}
-	source, alive := mountedAt(mounts, m.store.sourceDir(name))
-	alive = alive && have && source.Major == top.Major && source.Minor == top.Minor
-	if alive && m.running(ctx, rec) {
-		switch {
+	source, mounted := mountedAt(mounts, m.store.sourceDir(name))
+	if have && mounted && source.Major == top.Major && source.Minor == top.Minor {
+		switch life, err := m.lifeOf(ctx, rec); {
+		case err != nil:
+			return shownNothing, err
+		case life == orphaned:
+			return shownNothing, fault.Errorf(fault.Unavailable, "target %s: the helper of mount %s died, and its client still serves, until its credentials expire: "+
+				"it is left alone while containers may use it; unpublish the target (delete the pod)", r.Target, name)
+		case life == dead:
 		case p.Mount != name || p.VolumeID != r.VolumeID:
-			return false, fault.Errorf(fault.Exists, "target %s shows volume %s", r.Target, rec.VolumeID)
+			return shownNothing, fault.Errorf(fault.Exists, "target %s shows volume %s", r.Target, rec.VolumeID)
 		case rec.Spec.encode() != spec.encode():
-			return false, fault.Errorf(fault.Exists, "target %s shows the volume with other parameters, options or credentials; "+
+			return shownNothing, fault.Errorf(fault.Exists, "target %s shows the volume with other parameters, options or credentials; "+
 				"they take effect when the target is unpublished and published again (delete the pod)", r.Target)
 		case p.ReadOnly != r.ReadOnly:
-			return false, fault.Errorf(fault.Exists, "target %s shows the volume with readOnly=%t", r.Target, p.ReadOnly)
+			return shownNothing, fault.Errorf(fault.Exists, "target %s shows the volume with readOnly=%t", r.Target, p.ReadOnly)
+		default:
+			return shownAlive, m.handKeys(ctx, r, rec)
 		}
-		return true, m.handKeys(ctx, r, rec)
 	}
 	klog.FromContext(ctx).Info("The mount at the target is dead; it is replaced", "mount", name)
-	return false, m.unmountTarget(ctx, r.Target)
-}
-
-// running tells whether a mount's client is alive: by its helper's word, and by the file system's own, because a helper
-// takes a moment to hear of a death. A client that does not answer is not dead yet.
-func (m *Manager) running(ctx context.Context, rec record) bool {
-	ctx, cancel := context.WithTimeout(ctx, helperBound)
-	defer cancel()
-	status, err := m.peer(rec.Name).Hello(ctx)
-	if err != nil || status.State != helper.StateRunning || rec.Phase != phaseRunning {
-		return false
-	}
-	actx, cancel := context.WithTimeout(ctx, answerBound)
-	defer cancel()
-	_, err = m.Namespace.Statfs(actx, m.store.sourceDir(rec.Name))
-	return !errors.Is(err, unix.ENOTCONN) && !errors.Is(err, unix.ECONNABORTED)
+	return shownDead, nil
 }
 
 // handKeys gives a running mount of the very same spec its current keys.
@@ -212,51 +231,6 @@ func (m *Manager) checkSingleWriter(ctx context.Context, r Request) error {
 		}
 	}
 	return nil
-}
-
-// ensure gives a running mount for the spec. The key's lock is held, so no other life of it begins or ends meanwhile.
-func (m *Manager) ensure(ctx context.Context, r Request, spec Spec) (record, error) {
-	key := spec.Key()
-	var (
-		all  []record
-		pubs []publication
-	)
-	if err := m.do(ctx, func() (err error) {
-		if all, _, err = m.store.records(); err != nil {
-			return err
-		}
-		pubs, err = m.store.allPublications()
-		return err
-	}); err != nil {
-		return record{}, err
-	}
-	mounts, err := m.Namespace.Mounts(ctx)
-	if err != nil {
-		return record{}, err
-	}
-	for _, rec := range all {
-		if rec.Key != key {
-			continue
-		}
-		if rec.Spec.encode() != spec.encode() {
-			return record{}, fmt.Errorf("mount %s has this volume's key and another spec: remove %s once its pods are gone", rec.Name, m.store.mountDir(rec.Name))
-		}
-		_, alive := mountedAt(mounts, m.store.sourceDir(rec.Name))
-		switch {
-		case rec.Phase == phaseRunning && alive && m.running(ctx, rec):
-			return rec, m.handKeys(ctx, r, rec)
-		case rec.Phase == phaseStarting:
-			if err := m.discard(ctx, rec); err != nil {
-				return record{}, err
-			}
-		case rec.Phase == phaseEnding, !usedElsewhere(pubs, rec.Name, r.Target):
-			// What it was given must be stored before another life of it reads the same prefix.
-			if err := m.end(ctx, rec); err != nil {
-				return record{}, fmt.Errorf("waiting for the mount's previous life to end: %w", err)
-			}
-		}
-	}
-	return m.start(ctx, r, spec)
 }
 
 // bind records the publication and binds the source to the target, in this order: what a crash leaves between the two is

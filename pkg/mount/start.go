@@ -84,7 +84,7 @@ func (m *Manager) bringUp(ctx context.Context, r Request, rec *record, cl client
 		return err
 	}
 	rec.Phase = phaseRunning
-	return m.do(ctx, func() error { return m.store.writeRecord(*rec) })
+	return m.remember(ctx, rec)
 }
 
 // allocate gives a mount its generation, uid and directories.
@@ -317,7 +317,7 @@ func (m *Manager) discard(ctx context.Context, rec record) error {
 			return fmt.Errorf("ending the helper of mount %s: %w", rec.Name, err)
 		}
 	}
-	if err := m.unmountSource(ctx, rec); err != nil {
+	if err := m.unmountSource(ctx, rec, false); err != nil {
 		return err
 	}
 	if err := m.do(ctx, func() error { return m.store.remove(rec.Name) }); err != nil {

@@ -29,17 +29,20 @@ const (
 
 // record is what the state directory keeps of a mount. Nothing in it is secret.
 type record struct {
-	Name       string    `json:"name"` // <key>-<generation>
-	Key        string    `json:"key"`
-	Generation uint64    `json:"generation"`
-	Phase      phase     `json:"phase"`
-	VolumeID   string    `json:"volumeID"` // of the publication that it was made for
-	Source     string    `json:"source"`   // in the mount table
-	Client     string    `json:"client"`   // the default resolved
-	UID        uint32    `json:"uid"`      // of the helper and the client
-	Spec       Spec      `json:"spec"`
-	Created    time.Time `json:"created"`
-	Ending     time.Time `json:"ending,omitzero"`
+	Name       string `json:"name"` // <key>-<generation>
+	Key        string `json:"key"`
+	Generation uint64 `json:"generation"`
+	Phase      phase  `json:"phase"`
+	VolumeID   string `json:"volumeID"` // of the publication that it was made for
+	Source     string `json:"source"`   // in the mount table
+	// Minor is the source's device while it is mounted; the major number of FUSE is 0. The kernel gives it out again after
+	// that, so that it says something only together with Source.
+	Minor   uint32    `json:"minor,omitempty"`
+	Client  string    `json:"client"` // the default resolved
+	UID     uint32    `json:"uid"`    // of the helper and the client
+	Spec    Spec      `json:"spec"`
+	Created time.Time `json:"created"`
+	Ending  time.Time `json:"ending,omitzero"`
 	// Command is the client's, as it was started: what a new life of the client is started with.
 	Command client.Command `json:"command"`
 }

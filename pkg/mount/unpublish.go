@@ -107,7 +107,7 @@ func (m *Manager) release(ctx context.Context, rec record, target string) error 
 		return err
 	}
 	if !others {
-		if err := m.end(ctx, rec); err != nil {
+		if err := m.end(ctx, rec, successor{}); err != nil {
 			return err
 		}
 	}

@@ -1,11 +1,15 @@
 package node
 
 import (
+	"errors"
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
 	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
@@ -53,4 +57,202 @@ func TestWhatCouldNotBeStoredIsKept(t *testing.T) {
 		t.Errorf("the object has %d bytes of %d, equal: %t", len(got), len(content), got == content)
 	}
 	e.awaitNothingLeft(5 * time.Second)
+}
+
+// The keys of a secret die with the helper; the next publication brings them back, and with them what was left is stored.
+func TestAPublicationBringsTheSecretBack(t *testing.T) {
+	e := start(t)
+	v := static("secretly", rclone)
+	secret := secrets(e.user("owner"))
+	content := random(100 << 10)
+	target := e.unsent("secretly", content, secret)
+	e.killAll()
+	e.proxy.Set(faultproxy.Faults{})
+	want(t, e.tryUnpublish(20*time.Second, v, target), codes.Unavailable, "publish the volume once more")
+	e.publish(v, "t", secret)
+	if got := read(t, filepath.Join(target, "file")); got != content {
+		t.Errorf("the file has %d bytes, equal: %t", len(got), got == content)
+	}
+	e.unpublish(v, target)
+	if got := e.Object(t, bucket, "secretly/file"); got != content {
+		t.Errorf("the object has %d bytes, equal: %t", len(got), got == content)
+	}
+	e.awaitNothingLeft(5 * time.Second)
+}
+
+// What a dead client that several targets share had left is stored before another life of the mount serves the prefix: it
+// must not come later, over what was written since.
+func TestOldDataDoesNotComeAfterNew(t *testing.T) {
+	for _, who := range []string{"client", "client and helper"} {
+		t.Run(who, func(t *testing.T) {
+			e := start(t)
+			v := static("ordered", rclone)
+			b := e.publish(v, "b")
+			a := e.unsent("ordered", "old")
+			if who == "client" {
+				e.kill(e.client(rclone))
+			} else {
+				e.killAll()
+			}
+			e.proxy.Set(faultproxy.Faults{})
+			c := e.publish(v, "c")
+			if got := read(t, filepath.Join(c, "file")); got != "old" {
+				t.Errorf("the new publication reads %q", got)
+			}
+			write(t, filepath.Join(c, "file"), "new")
+			e.unpublish(v, c)
+			e.unpublish(v, a)
+			e.unpublish(v, b)
+			if got := e.Object(t, bucket, "ordered/file"); got != "new" {
+				t.Errorf("the object is %q", got)
+			}
+			e.awaitNothingLeft(5 * time.Second)
+		})
+	}
+}
+
+// container holds a copy of all mounts in a namespace of its own, as a running container does, and gives its pid.
+func container(t *testing.T) (pid int) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "unshare", "-m", "--propagation", "private", "sh", "-c", "echo; exec sleep 1000")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	if _, err := out.Read(make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	return cmd.Process.Pid
+}
+
+// A container that runs on a dead mount gets errors, as long as its volume is published: taking the dead mount away there
+// would let it write into its own directory below, and nobody would know.
+func TestADeadMountIsNotTakenFromAContainer(t *testing.T) {
+	eachClient(t, func(t *testing.T, e *env, client string) {
+		v := static("shown", client)
+		target := e.publish(v, "t")
+		pid := container(t)
+		inside := fmt.Sprintf("/proc/%d/root%s", pid, target)
+		e.kill(e.client(client))
+		e.publish(v, "t")
+		write(t, filepath.Join(target, "file"), "x")
+		if err := os.WriteFile(filepath.Join(inside, "stray"), nil, 0o600); !errors.Is(err, unix.ENOTCONN) {
+			t.Errorf("the container could write: %v", err)
+		}
+		e.unpublish(v, target)
+		e.NothingLeft(t)
+	})
+}
+
+// As long as a dead mount cannot be replaced, its target goes on to show it: a container that is restarted there must not
+// find an empty directory.
+func TestADeadMountStaysUntilItIsReplaced(t *testing.T) {
+	e := start(t)
+	v := static("stays", mountpoint)
+	target := e.publish(v, "t")
+	e.kill(e.client(mountpoint))
+	e.proxy.Set(faultproxy.Faults{Refuse: true})
+	if err := e.tryPublish(20*time.Second, v, target); err == nil {
+		t.Fatal("published while S3 was away")
+	}
+	if err := os.WriteFile(filepath.Join(target, "stray"), nil, 0o600); !errors.Is(err, unix.ENOTCONN) {
+		t.Errorf("the target could be written to: %v", err)
+	}
+	e.proxy.Set(faultproxy.Faults{})
+	e.publish(v, "t")
+	write(t, filepath.Join(target, "file"), "x")
+	e.unpublish(v, target)
+	e.NothingLeft(t)
+}
+
+// A driver that dies between unmounting the source and detaching the copies of it leaves the latter to the next one.
+func TestCopiesAreFoundAfterTheSourceIsGone(t *testing.T) {
+	eachClient(t, func(t *testing.T, e *env, client string) {
+		v := static("pinned", client)
+		target := e.publish(v, "t")
+		container(t)
+		e.Kill()
+		sources, err := filepath.Glob(filepath.Join(e.State, "sources", "*"))
+		if err != nil || len(sources) != 1 {
+			t.Fatalf("sources: %v, %v", sources, err)
+		}
+		for _, place := range []string{target, sources[0]} {
+			if err := unix.Unmount(place, unix.UMOUNT_NOFOLLOW); err != nil {
+				t.Fatal(err)
+			}
+		}
+		e.drive()
+		if err := e.tryUnpublish(5*time.Second, v, target); err != nil {
+			t.Fatal(err)
+		}
+		e.NothingLeft(t)
+	})
+}
+
+// A helper that does not answer may be busy or swapped out: a mount that works is not torn down for that.
+func TestAMountIsNotReplacedOnSuspicion(t *testing.T) {
+	e := start(t)
+	v := static("suspect", rclone)
+	target := e.publish(v, "t")
+	write(t, filepath.Join(target, "file"), "x")
+	for _, p := range e.processes("s3-csi-helper") {
+		e.stop(p)
+	}
+	want(t, e.tryPublish(30*time.Second, v, target), codes.Unavailable, "does not say")
+	if got := read(t, filepath.Join(target, "file")); got != "x" {
+		t.Errorf("the file reads %q", got)
+	}
+	for _, p := range e.processes("s3-csi-helper") {
+		if err := unix.Kill(p.pid, unix.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before := e.lives()
+	e.publish(v, "t")
+	if after := e.lives(); after != before {
+		t.Errorf("the mount was replaced: %s lives, then %s", before, after)
+	}
+	e.unpublish(v, target)
+	e.NothingLeft(t)
+}
+
+// Mounts from before a change of --uid-range can still be ended.
+func TestAnotherRangeOfUserIDs(t *testing.T) {
+	eachClient(t, func(t *testing.T, e *env, client string) {
+		v := static("ranged", client)
+		middle := e.FirstUID + (e.LastUID-e.FirstUID)/2
+		e.restart(fmt.Sprintf("--uid-range=%d-%d", e.FirstUID, middle))
+		target := e.publish(v, "t")
+		e.restart(fmt.Sprintf("--uid-range=%d-%d", middle+1, e.LastUID))
+		write(t, filepath.Join(target, "file"), "x")
+		e.publish(v, "other")
+		e.unpublish(v, target)
+		e.unpublish(v, e.Target("other"))
+		e.NothingLeft(t)
+	})
+}
+
+// A client that lost its helper is left alone while its target is published, and ends in order after that.
+func TestAnOrphanedClientIsLeftAlone(t *testing.T) {
+	eachClient(t, func(t *testing.T, e *env, client string) {
+		v := static("orphan", client)
+		target := e.publish(v, "t")
+		write(t, filepath.Join(target, "file"), "x")
+		for _, p := range e.processes("s3-csi-helper") {
+			e.kill(p)
+		}
+		want(t, e.tryPublish(20*time.Second, v, target), codes.Unavailable, "helper", "delete the pod")
+		if got := read(t, filepath.Join(target, "file")); got != "x" {
+			t.Errorf("the file reads %q", got)
+		}
+		other := e.publish(v, "other")
+		write(t, filepath.Join(other, "more"), "y")
+		e.unpublish(v, other)
+		e.unpublish(v, target)
+		e.NothingLeft(t)
+	})
 }
