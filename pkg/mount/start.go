@@ -328,14 +328,36 @@ func (m *Manager) discard(ctx context.Context, rec record) error {
 
 func (s store) caFile(name string) string { return filepath.Join(s.mountDir(name), "ca.pem") }
 
-// uids are those of all mounts that have a record.
+// uids are those that mounts have, by their records or, where a record is lost, by their directories, and those whose
+// cache outlived a reboot: what is in it is not for another mount's client, and a mount's processes are found by its uid.
 func (s store) uids() (map[uint32]bool, error) {
-	records, _, err := s.records()
+	records, halfMade, err := s.records()
+	if err != nil {
+		return nil, err
+	}
 	used := map[uint32]bool{}
 	for _, r := range records {
 		used[r.UID] = true
 	}
-	return used, err
+	for _, name := range halfMade {
+		uid, err := ownerOf(s.helperDir(name))
+		if err != nil {
+			return nil, err
+		}
+		used[uid] = true
+	}
+	entries, err := os.ReadDir(s.cache)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		uid, err := ownerOf(filepath.Join(s.cache, e.Name()))
+		if err != nil {
+			return nil, err
+		}
+		used[uid] = true
+	}
+	return used, nil
 }
 
 // make makes a mount's directories and, first of all, its record: whoever finds a directory knows whose it is.

@@ -154,14 +154,17 @@ func (s store) writeRecord(r record) error { return writeJSON(s.recordFile(r.Nam
 
 // owner is a mount's uid by its helper's directory, for a mount whose record is lost; 0: it has none, so no helper was ever
 // started.
-func (s store) owner(name string) (uint32, error) {
-	fi, err := os.Lstat(s.helperDir(name))
+func (s store) owner(name string) (uint32, error) { return ownerOf(s.helperDir(name)) }
+
+// ownerOf is the uid that a file belongs to; 0: there is none of that name.
+func ownerOf(file string) (uint32, error) {
+	fi, err := os.Lstat(file)
 	if err != nil {
 		return 0, ignoreMissing(err)
 	}
 	st, ok := fi.Sys().(*syscall.Stat_t)
 	if !ok {
-		return 0, fmt.Errorf("%s: its owner is not known", s.helperDir(name))
+		return 0, fmt.Errorf("%s: its owner is not known", file)
 	}
 	return st.Uid, nil
 }

@@ -1,6 +1,7 @@
 package mount
 
 import (
+	"errors"
 	"os"
 	"strings"
 	"testing"
@@ -121,5 +122,24 @@ func TestQueueTexts(t *testing.T) {
 		if got := queue(tc.q); got != tc.want {
 			t.Errorf("%+v: %q, want %q", tc.q, got, tc.want)
 		}
+	}
+}
+
+// A uid that a directory of an earlier mount belongs to is not given to another mount: its client could read what is there,
+// and the earlier one's processes, which are found by their uid, would be the other's.
+func TestUserIDsOfWhatIsLeftAreTaken(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root: it gives directories to other users")
+	}
+	s := newStore(t)
+	name := mountName(newSpec(request(), nil).Key(), 1)
+	for dir, uid := range map[string]int{s.cacheDir("of-a-reboot"): 7001, s.mountDir(name): 0, s.helperDir(name): 7002} {
+		if err := errors.Join(os.MkdirAll(dir, 0o700), os.Chown(dir, uid, uid)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	used, err := s.uids()
+	if err != nil || !used[7001] || !used[7002] {
+		t.Errorf("taken: %v, %v", used, err)
 	}
 }
