@@ -188,7 +188,7 @@ func (m *Manager) unmountSource(ctx context.Context, rec record, shown bool) err
 			if err := m.quiet(ctx, mnt); err != nil {
 				return err
 			}
-			if err := m.unmount(ctx, mnt); err != nil {
+			if err := m.unmount(ctx, mnt, func() error { return host.Unmount(mnt.Mountpoint) }); err != nil {
 				return err
 			}
 			gone = mnt

@@ -101,6 +101,8 @@ type Manager struct {
 
 	salt []byte
 	lock *os.File // held until Run ends
+
+	givenRoot string // TargetRoot as the operator and the CO write it
 }
 
 const (
@@ -108,6 +110,7 @@ const (
 	maxStateDir = 48
 	sweepEvery  = time.Minute
 	sweepBound  = 2 * time.Minute
+	sweepWidth  = 100 // mounts that are looked at, or ended, at a time
 	undoBound   = 20 * time.Second
 	helperBound = 10 * time.Second // for a helper to answer what needs no client
 	answerBound = time.Second      // for a client to show that it is dead
@@ -126,10 +129,12 @@ func New(ctx context.Context, o Options) (*Manager, error) {
 	if _, err := o.Client(o.DefaultClient); err != nil {
 		return nil, fmt.Errorf("--default-client: %w", err)
 	}
-	m := &Manager{Options: o, store: store{dir: o.StateDir, cache: o.CacheDir}}
-	m.ctl = host.NewFusectl(o.Namespace, filepath.Join(o.StateDir, "fusectl"))
+	m := &Manager{Options: o, store: store{dir: o.StateDir, cache: o.CacheDir}, givenRoot: o.TargetRoot}
 	err := m.Namespace.Do(ctx, "preparing "+o.StateDir, func() (err error) {
 		if err := m.store.prepare(); err != nil {
+			return err
+		}
+		if err := m.resolve(); err != nil {
 			return err
 		}
 		if m.lock, err = m.lockState(); err != nil {
@@ -146,7 +151,38 @@ func New(ctx context.Context, o Options) (*Manager, error) {
 		}
 		return nil, fmt.Errorf("preparing the state directory %s: %w", o.StateDir, err)
 	}
+	m.ctl = host.NewFusectl(o.Namespace, filepath.Join(m.StateDir, "fusectl"))
 	return m, nil
+}
+
+// resolve makes the operator's directories those that the mount table shows: any of them may be behind symbolic links.
+func (m *Manager) resolve() (err error) {
+	if m.StateDir, err = filepath.EvalSymlinks(m.StateDir); err != nil {
+		return err
+	}
+	if len(m.StateDir) > maxStateDir {
+		return fmt.Errorf("it is %s, which is longer than %d bytes", m.StateDir, maxStateDir)
+	}
+	if m.CacheDir, err = filepath.EvalSymlinks(m.CacheDir); err != nil {
+		return err
+	}
+	m.store = store{dir: m.StateDir, cache: m.CacheDir}
+	if m.TargetRoot == "" {
+		return nil
+	}
+	root, err := filepath.EvalSymlinks(m.TargetRoot)
+	if err == nil {
+		m.TargetRoot = root
+	}
+	return ignoreMissing(err) // the CO may make it later, as a plain directory
+}
+
+// real is a target's path as the mount table shows it.
+func (m *Manager) real(target string) string {
+	if rest, below := strings.CutPrefix(target, m.givenRoot+"/"); below && m.givenRoot != "" {
+		return filepath.Join(m.TargetRoot, rest)
+	}
+	return target
 }
 
 // Run clears away what crashes left behind, at once and each minute, and keeps the credentials of mounts fresh, until ctx
@@ -253,107 +289,10 @@ func keyOf(name string) string {
 	return key
 }
 
-// sweep ends mounts that nobody uses and clears away those that were never finished.
-func (m *Manager) sweep(ctx context.Context) error {
-	var (
-		records  []record
-		halfMade []string
-	)
-	err := m.do(ctx, func() (err error) {
-		records, halfMade, err = m.store.records()
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	var errs []error
-	for _, rec := range records {
-		if err := m.tend(ctx, rec.Name); err != nil {
-			errs = append(errs, err)
-		}
-	}
-	for _, name := range halfMade {
-		if err := m.tend(ctx, name); err != nil {
-			errs = append(errs, err)
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// tend looks at one mount, unless somebody is at work on its key.
-func (m *Manager) tend(ctx context.Context, name string) error {
-	unlock, ok := m.keys.TryLock(keyOf(name))
-	if !ok {
-		return nil
-	}
-	defer unlock()
-	var (
-		rec  record
-		have bool
-		used bool
-	)
-	err := m.do(ctx, func() (err error) {
-		if rec, have, err = m.store.record(name); err != nil {
-			return err
-		}
-		all, err := m.store.allPublications()
-		used = usedElsewhere(all, name, "")
-		return err
-	})
-	if err == nil && !used {
-		used, err = m.bound(ctx, name)
-	}
-	switch {
-	case err != nil:
-		return err
-	case !have && used:
-		return nil // records are lost; the unpublish of its last target ends it
-	case !have:
-		if rec, err = m.recordOf(ctx, name); err != nil {
-			return err
-		}
-		return m.endUnrecorded(ctx, rec)
-	case used && rec.Phase == phaseRunning:
-		return m.refresh(ctx, rec)
-	case used:
-		return nil // a retry of its publish or unpublish goes on with it
-	case rec.Phase == phaseStarting:
-		klog.FromContext(ctx).Info("Clearing away a mount whose start was cut short", "mount", name, "volume", rec.VolumeID)
-		return m.discard(ctx, rec)
-	}
-	return m.end(ctx, rec, successor{})
-}
-
-// bound tells whether a mount shows anywhere but at its source: at a target whose record is lost, or where somebody else
-// bound it.
-func (m *Manager) bound(ctx context.Context, name string) (bool, error) {
-	mounts, err := m.Namespace.Mounts(ctx)
-	return slices.ContainsFunc(mounts, func(mnt host.Mount) bool {
-		shown, ours := nameOfSource(mnt.Source)
-		return ours && shown == name && mnt.Mountpoint != m.store.sourceDir(name)
-	}), err
-}
-
-// refresh gives a mount of the driver's own credentials the current ones.
-func (m *Manager) refresh(ctx context.Context, rec record) error {
-	if rec.Spec.Source != credentials.SourceDriver {
-		return nil
-	}
-	keys, err := m.Backends.DriverKeys(ctx)
-	if err != nil {
-		return fmt.Errorf("refreshing the credentials of mount %s (volume %s): %w", rec.Name, rec.VolumeID, err)
-	}
-	hctx, cancel := context.WithTimeout(ctx, helperBound)
-	defer cancel()
-	if err := m.peer(rec.Name).Credentials(hctx, keys); err != nil {
-		return fmt.Errorf("refreshing the credentials of mount %s (volume %s): %w", rec.Name, rec.VolumeID, err)
-	}
-	return nil
-}
-
 // Stats tells what the file system of a publication says of its size. The answer comes from the client, so it is waited
 // for only until ctx ends.
 func (m *Manager) Stats(ctx context.Context, volumeID, path string) (Stats, error) {
+	path = m.real(path)
 	var (
 		p  publication
 		ok bool

@@ -19,6 +19,7 @@ import (
 // Publish makes the volume appear at the target. It is idempotent; a retry of the same request joins the one under way.
 // When it fails, everything that it did is undone.
 func (m *Manager) Publish(ctx context.Context, r Request) error {
+	r.Target = m.real(r.Target)
 	if err := errors.Join(m.checkTarget(r.Target), m.checkClient(r)); err != nil {
 		return err
 	}

@@ -18,6 +18,10 @@ import (
 // returns nil only when everything that was written and closed there is stored. When that takes longer than the caller's
 // deadline, the error says what is left; the work goes on, and a retry waits for it.
 func (m *Manager) Unpublish(ctx context.Context, volumeID, target string) error {
+	target = m.real(target)
+	if err := m.checkTarget(target); err != nil {
+		return err
+	}
 	deadline, ok := ctx.Deadline()
 	if !ok {
 		deadline = time.Now().Add(m.DrainTimeout)
@@ -138,16 +142,16 @@ func (m *Manager) unmountTarget(ctx context.Context, target string) error {
 		if _, ours := nameOfSource(top.Source); !ours {
 			return fault.Errorf(fault.Precondition, "target %s: %s (type %s) is mounted over the volume: unmount it first", target, top.Source, top.FSType)
 		}
-		if err := m.unmount(ctx, top); err != nil {
+		if err := m.unmount(ctx, top, func() error { return host.UnmountTarget(m.TargetRoot, target) }); err != nil {
 			return err
 		}
 	}
 }
 
-// unmount unmounts one mount, not lazily. While something uses it, it is tried again until ctx ends; the error tells who.
-func (m *Manager) unmount(ctx context.Context, mnt host.Mount) error {
+// unmount unmounts one mount, not lazily, by once. While something uses it, it is tried again until ctx ends; the error tells who.
+func (m *Manager) unmount(ctx context.Context, mnt host.Mount, once func() error) error {
 	for wait := 5 * time.Millisecond; ; wait = min(2*wait, 250*time.Millisecond) {
-		err := m.Namespace.Do(ctx, "unmounting "+mnt.Mountpoint, func() error { return host.Unmount(mnt.Mountpoint) })
+		err := m.Namespace.Do(ctx, "unmounting "+mnt.Mountpoint, once)
 		switch {
 		case err == nil, errors.Is(err, unix.EINVAL): // EINVAL: not a mount point any more (umount(2))
 			return nil

@@ -1,0 +1,68 @@
+package mount
+
+import (
+	"context"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/client"
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
+	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
+)
+
+// undying is a launcher whose processes never end.
+type undying struct{}
+
+func (undying) Start(context.Context, launcher.Unit) error  { return nil }
+func (undying) Alive(context.Context, uint32) (bool, error) { return true, nil }
+func (undying) Kill(ctx context.Context, _ uint32) error    { <-ctx.Done(); return ctx.Err() }
+
+// asked tells when the driver's own credentials are asked for.
+type asked struct{ keys chan struct{} }
+
+func (a asked) DriverKeys(context.Context) (credentials.Keys, error) {
+	a.keys <- struct{}{}
+	return credentials.Keys{AccessKeyID: "a", SecretAccessKey: "b"}, nil
+}
+
+func (asked) Backend(string) (backend.Backend, error) { return backend.Backend{}, nil }
+
+func (asked) CheckAccess(context.Context, backend.Backend, credentials.Keys, string, string, string, string) (backend.BucketInfo, error) {
+	return backend.BucketInfo{}, nil
+}
+
+// A mount that does not come to its end must not keep others from their credentials, which would expire.
+func TestAMountThatDrainsHoldsUpNoOther(t *testing.T) {
+	s := newStore(t)
+	backends := asked{make(chan struct{}, 1)}
+	m := &Manager{Options: Options{Namespace: host.Own(), Launcher: undying{}, Backends: backends, Client: client.Get}, store: s}
+	m.ctl = host.NewFusectl(m.Namespace, s.dir+"/fusectl")
+	for name, p := range map[string]phase{strings.Repeat("a", 24) + "-1": phaseEnding, strings.Repeat("b", 24) + "-2": phaseRunning} {
+		if err := os.Mkdir(s.mountDir(name), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		rec := record{Name: name, Key: keyOf(name), Phase: p, Client: "rclone", UID: 5000, Spec: Spec{Source: credentials.SourceDriver}}
+		if err := s.writeRecord(rec); err != nil {
+			t.Fatal(err)
+		}
+		if p == phaseRunning {
+			if err := s.writePublication(publication{Target: "/t", Mount: name}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); _ = m.sweep(ctx) }()
+	select {
+	case <-backends.keys:
+	case <-time.After(5 * time.Second):
+		t.Error("the other mount's credentials are not refreshed")
+	}
+	cancel()
+	<-done
+}
