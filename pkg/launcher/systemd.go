@@ -259,7 +259,7 @@ func (s *Systemd) failed(ctx context.Context, b *bus, name string, state unitSta
 
 // Alive tells whether any process of that uid lives.
 func (s *Systemd) Alive(ctx context.Context, uid uint32) (bool, error) {
-	if err := s.uids.check(uid); err != nil {
+	if err := DefaultUIDs().check(uid); err != nil {
 		return false, fmt.Errorf("look for processes: %w", err)
 	}
 	pids, err := processesOf(ctx, uid)
@@ -270,7 +270,7 @@ func (s *Systemd) Alive(ctx context.Context, uid uint32) (bool, error) {
 // hangs in the kernel, on a FUSE mount as a rule, goes only when that connection is aborted. It needs systemd's answer,
 // because a unit that is still being started has no process yet.
 func (s *Systemd) Kill(ctx context.Context, uid uint32) error {
-	if err := s.uids.check(uid); err != nil {
+	if err := DefaultUIDs().check(uid); err != nil {
 		return fmt.Errorf("kill processes: %w", err)
 	}
 	return s.with(ctx, fmt.Sprintf("kill the processes of uid %d", uid), func(ctx context.Context, b *bus) error {
