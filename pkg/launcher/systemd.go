@@ -135,7 +135,7 @@ func (s *Systemd) Start(ctx context.Context, u Unit) error {
 		})
 	}, u.Socket)
 	if err != nil {
-		return fmt.Errorf("start the helper of %s: %w", u.Name, err)
+		return err
 	}
 	klog.FromContext(ctx).V(2).Info("Helper started", "unit", unitName(u.Name), "pid", pid, "uid", u.UID)
 	return nil
@@ -219,15 +219,22 @@ func (s *Systemd) awaitStart(ctx context.Context, b *bus, u Unit, job <-chan str
 		case <-ctx.Done():
 			return 0, fmt.Errorf("wait for systemd to start it: %w", context.Cause(ctx))
 		}
-		if state, err = b.unit(ctx, name); err != nil {
+		// Without what is particular to services: that costs systemd a look at the unit's cgroup.
+		if state, err = b.GetUnitPropertiesContext(ctx, name); err != nil {
 			return 0, err
 		}
 		ended = ended || state.active() == "active" || state.dead() && !state.hasJob()
 	}
-	if state.active() != "active" {
-		return 0, s.failed(ctx, b, name, state)
+	main, err := b.GetServicePropertyContext(ctx, name, "MainPID")
+	if err != nil {
+		return 0, err
 	}
-	pid = state.mainPID()
+	if n, ok := main.Value.Value().(uint32); ok {
+		pid = int(n)
+	}
+	if state.active() != "active" || pid == 0 {
+		return 0, s.failed(ctx, b, name)
+	}
 	for {
 		confined, seccomp, err := confined(pid, u.UID)
 		if confined {
@@ -236,7 +243,7 @@ func (s *Systemd) awaitStart(ctx context.Context, b *bus, u Unit, job <-chan str
 		}
 		if err != nil { // it has ended
 			if state, serr := b.unit(ctx, name); serr == nil && state.active() != "active" {
-				return 0, s.failed(ctx, b, name, state)
+				return 0, s.failed(ctx, b, name)
 			}
 		}
 		select {
@@ -248,9 +255,13 @@ func (s *Systemd) awaitStart(ctx context.Context, b *bus, u Unit, job <-chan str
 }
 
 // failed says why a unit did not start, and takes it away.
-func (s *Systemd) failed(ctx context.Context, b *bus, name string, state unitState) error {
+func (s *Systemd) failed(ctx context.Context, b *bus, name string) error {
+	state, err := b.unit(ctx, name)
+	if err != nil {
+		return err
+	}
 	r := state.result()
-	err := fault.Errorf(fault.Precondition, "systemd could not start %s on the host: %s; journalctl -u %s says more", s.program, r, name)
+	err = fault.Errorf(fault.Precondition, "systemd could not start %s on the host: %s; journalctl -u %s says more", s.program, r, name)
 	if ferr := b.forget(ctx, name); ferr != nil {
 		klog.FromContext(ctx).Error(ferr, "A unit that failed could not be taken away", "unit", name)
 	}
@@ -274,18 +285,14 @@ func (s *Systemd) Kill(ctx context.Context, uid uint32) error {
 		return fmt.Errorf("kill processes: %w", err)
 	}
 	return s.with(ctx, fmt.Sprintf("kill the processes of uid %d", uid), func(ctx context.Context, b *bus) error {
-		units, err := b.units(ctx)
+		units, err := b.list(ctx)
 		if err != nil {
 			return err
 		}
 		var its []string
-		for _, name := range units {
-			state, err := b.unit(ctx, name)
-			if err != nil {
-				return err
-			}
-			if of, ok := state.uid(); ok && of == uid && state.ours() {
-				its = append(its, name)
+		for _, u := range units {
+			if u.UID == uid {
+				its = append(its, unitName(u.Name))
 			}
 		}
 		return s.end(ctx, b, its, func() error { return killAll(ctx, uid, func() {}) })

@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
@@ -242,19 +241,4 @@ func (b *bus) forget(ctx context.Context, name string) error {
 			return fmt.Errorf("forget %s: %w", name, context.Cause(ctx))
 		}
 	}
-}
-
-// units are the names of the units that are called like this driver's.
-func (b *bus) units(ctx context.Context) ([]string, error) {
-	list, err := b.ListUnitsByPatternsContext(ctx, nil, []string{unitPrefix + "*" + unitSuffix})
-	if err != nil {
-		return nil, fmt.Errorf("list units: %w", err)
-	}
-	var names []string
-	for _, u := range list {
-		if u.LoadState != "not-found" && strings.HasPrefix(u.Name, unitPrefix) {
-			names = append(names, u.Name)
-		}
-	}
-	return names, nil
 }

@@ -48,7 +48,8 @@ func sandbox(writable []string) []sandboxed {
 		plain("ReadWritePaths", writable),
 		plain("ProtectHome", "yes"),
 		plain("PrivateTmp", true),
-		plain("PrivateDevices", true), // the FUSE descriptor comes over the socket
+		plain("PrivateDevices", true),                     // the FUSE descriptor comes over the socket
+		plain("InaccessiblePaths", []string{"-/dev/shm"}), // the host's own even so, and what is left there stays
 		plain("ProtectProc", "invisible"),
 		plain("ProtectKernelTunables", true),
 		plain("ProtectKernelModules", true),

@@ -1,0 +1,236 @@
+package systemd_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/helper"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
+	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
+)
+
+func TestUnitThatEndsWellLeavesNothing(t *testing.T) {
+	u := start(t, newLauncher(t))
+	u.run("exit:0")
+	u.until("the client's end", exited)
+	if r := u.result(); r.Active != "active" || r.OOM() {
+		t.Errorf("with a living helper: %+v", r)
+	}
+	if err := u.peer.Quit(bounded(t)); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the unit's end", func() bool {
+		_, err := u.s.Result(bounded(t), u.Name)
+		return fault.Is(err, fault.NotFound)
+	})
+	u.mustBeGone()
+	if list, err := u.s.List(bounded(t)); err != nil || len(list) != 0 {
+		t.Errorf("the list: %+v %v", list, err)
+	}
+}
+
+func TestHelperThatIsKilledIsListedAndReplaced(t *testing.T) {
+	u := start(t, newLauncher(t))
+	s := u.run("wait:/nowhere")
+	list, err := u.s.List(bounded(t))
+	if err != nil || len(list) != 1 || list[0] != (launcher.UnitInfo{Name: u.Name, UID: u.UID, Active: "active"}) {
+		t.Errorf("the list: %+v %v", list, err)
+	}
+	if err := u.launch(bounded(t)); !fault.Is(err, fault.Exists) {
+		t.Errorf("starting a unit that lives: %v", err)
+	}
+	kill(t, s.PID, unix.SIGKILL)
+	await(t, "the unit's end", func() bool { return u.result().Active == "failed" })
+	if r := u.result(); r.Signal != "SIGKILL" || r.Result != "signal" || r.OOM() {
+		t.Errorf("%+v", r)
+	}
+	if alive, err := u.s.Alive(bounded(t), u.UID); alive || err != nil {
+		t.Errorf("the client outlived its helper and unit: %v", err)
+	}
+	if list, err := u.s.List(bounded(t)); err != nil || len(list) != 1 || list[0].Active != "failed" {
+		t.Errorf("the list: %+v %v", list, err)
+	}
+	u.mustLaunch()
+	if again := u.hello(); again.PID == s.PID || again.State != helper.StateIdle {
+		t.Errorf("the new helper: %+v", again)
+	}
+}
+
+func TestKillEndsWhateverTheUnitDoes(t *testing.T) {
+	l := newLauncher(t)
+	for what, prepare := range map[string]func(*unit){
+		"idle":            func(*unit) {},
+		"with a client":   func(u *unit) { u.run("wait:/nowhere") },
+		"stopped helper":  func(u *unit) { kill(t, u.hello().PID, unix.SIGSTOP) },
+		"failed":          func(u *unit) { kill(t, u.hello().PID, unix.SIGKILL) },
+		"about to stop":   func(u *unit) { u.run("wait:/nowhere"); systemctl(t, "stop", "--no-block", u.name()) },
+		"gone":            func(u *unit) { _ = u.peer.Quit(bounded(t)) },
+		"killed before":   func(u *unit) { _ = u.s.Kill(bounded(t), u.UID) },
+		"stopped client":  func(u *unit) { kill(t, u.run("wait:/nowhere").ClientPID, unix.SIGSTOP) },
+		"removed by name": func(u *unit) { _ = u.s.Remove(bounded(t), u.Name) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			neighbour, u := start(t, l), start(t, l)
+			prepare(u)
+			began := time.Now()
+			if err := l.Kill(bounded(t), u.UID); err != nil {
+				t.Fatal(err)
+			}
+			if took := time.Since(began); took > 5*time.Second {
+				t.Errorf("it took %s", took)
+			}
+			u.mustBeGone()
+			neighbour.hello()
+		})
+	}
+}
+
+func TestStopWaitsForTheClientAndOnlyAsksTheHelper(t *testing.T) {
+	u := start(t, newLauncher(t))
+	u.run("wait:"+u.CacheDir+"/go", "exit:0")
+	systemctl(t, "stop", "--no-block", u.name())
+	time.Sleep(300 * time.Millisecond)
+	if s := u.hello(); s.State != helper.StateRunning {
+		t.Fatalf("the client was not left to finish: %+v", s)
+	}
+	if r := u.result(); r.Active != "deactivating" {
+		t.Errorf("%+v", r)
+	}
+	if err := os.WriteFile(u.CacheDir+"/go", nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the unit's end", func() bool { return show(t, u.name(), "LoadState") == "not-found" })
+	if end, ok, err := helper.ReadEnd(u.StateDir); err != nil || !ok || end.Code != 0 || end.Signal != "" {
+		t.Errorf("the client's end: %+v %v %v", end, ok, err)
+	}
+}
+
+func TestStopIsBounded(t *testing.T) {
+	u := start(t, newLauncher(t, launcher.WithStopTimeout(time.Second)))
+	u.run("wait:/nowhere")
+	began := time.Now()
+	systemctl(t, "stop", u.name())
+	if took := time.Since(began); took < 900*time.Millisecond || took > 10*time.Second {
+		t.Errorf("it took %s", took)
+	}
+	if r := u.result(); r.Result != "timeout" {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestFailedStartSaysWhyAndLeavesNothing(t *testing.T) {
+	ns, err := host.NewNamespace()
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := newLauncher(t)
+	with := func(program string) *launcher.Systemd {
+		s, err := launcher.NewSystemd(ns, program, launcher.WithSystemdUIDs(launcher.UIDRange{First: firstUID, Last: firstUID + 10000}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	for what, c := range map[string]struct {
+		s      *launcher.Systemd
+		change func(*unit)
+		kind   fault.Kind
+		words  string
+	}{
+		"no program":           {with("/opt/nothing"), func(*unit) {}, fault.Precondition, "203 (EXEC"},
+		"program fails":        {with("/bin/false"), func(*unit) {}, fault.Precondition, "exit status 1"},
+		"program that ends":    {with("/bin/true"), func(*unit) {}, fault.Precondition, "could not start /bin/true"},
+		"no state directory":   {l, func(u *unit) { u.StateDir = "/nowhere" }, fault.Precondition, "226 (NAMESPACE"},
+		"no cache directory":   {l, func(u *unit) { u.CacheDir = "/nowhere" }, fault.Precondition, "226 (NAMESPACE"},
+		"uid of nobody":        {l, func(u *unit) { u.Unit.UID = 65534 }, fault.Invalid, "65534"},
+		"root's group":         {l, func(u *unit) { u.GID = 0 }, fault.Invalid, "gid 0"},
+		"name with a slash":    {l, func(u *unit) { u.Name = "a/b" }, fault.Invalid, "a/b"},
+		"relative cache":       {l, func(u *unit) { u.CacheDir = "cache" }, fault.Unknown, "cache"},
+		"memory for no client": {l, func(u *unit) { u.Limits.MemoryMax = 4096 }, fault.Invalid, "memory limit"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			u := prepare(t, c.s)
+			uid, name, state, cache := u.Unit.UID, u.Name, u.StateDir, u.CacheDir
+			c.change(u)
+			err := u.launch(bounded(t))
+			if fault.KindOf(err) != c.kind || err == nil || !strings.Contains(err.Error(), c.words) {
+				t.Errorf("%v (kind %d), want kind %d and %q", err, fault.KindOf(err), c.kind, c.words)
+			}
+			u.Unit.UID, u.Name, u.StateDir, u.CacheDir = uid, name, state, cache
+			u.mustBeGone()
+		})
+	}
+}
+
+func TestUnitOfSomebodyElseIsLeftAlone(t *testing.T) {
+	l := newLauncher(t)
+	u := prepare(t, l)
+	out, err := exec.Command("systemd-run", "--unit="+u.name(), "--slice=system.slice", "/bin/sleep", "1000").CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v %s", err, out)
+	}
+	defer systemctl(t, "stop", u.name())
+	if err := u.launch(bounded(t)); !fault.Is(err, fault.Exists) {
+		t.Errorf("start: %v", err)
+	}
+	if err := l.Remove(bounded(t), u.Name); !fault.Is(err, fault.Exists) {
+		t.Errorf("remove: %v", err)
+	}
+	if err := l.Kill(bounded(t), u.UID); err != nil {
+		t.Errorf("kill: %v", err)
+	}
+	if list, err := l.List(bounded(t)); err != nil || len(list) != 0 {
+		t.Errorf("list: %+v %v", list, err)
+	}
+	if _, err := l.Result(bounded(t), u.Name); !fault.Is(err, fault.NotFound) {
+		t.Errorf("result: %v", err)
+	}
+	if state := show(t, u.name(), "ActiveState"); state != "active" {
+		t.Errorf("it is %s", state)
+	}
+}
+
+func TestStartIsBoundedByItsContext(t *testing.T) {
+	u := prepare(t, newLauncher(t))
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Millisecond)
+	defer cancel()
+	if err := u.launch(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("%v", err)
+	}
+	// prepare's cleaning up kills what came to life all the same, and finds nothing left.
+}
+
+func TestManyAtOnce(t *testing.T) {
+	l := newLauncher(t)
+	const many = 50
+	var all []*unit
+	for range many {
+		all = append(all, prepare(t, l))
+	}
+	began := time.Now()
+	var wg sync.WaitGroup
+	for _, u := range all {
+		wg.Go(func() {
+			if err := u.launch(bounded(t)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	t.Logf("%d units in %s", many, time.Since(began))
+	for _, u := range all {
+		if s := u.hello(); fmt.Sprint(s.PID) != show(t, u.name(), "MainPID") {
+			t.Errorf("%s is not what it should be", u.Name)
+		}
+	}
+}

@@ -1,0 +1,248 @@
+// Package systemd gives a test binary a host of its own: a real systemd as PID 1 of new PID, mount, UTS, IPC and cgroup
+// namespaces on an overlay of this machine's root, with the machine's network. The binary's tests run in there (Main). When
+// they have ended nothing is left: no process, no mount, no cgroup, no file.
+package systemd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// The roles of a test binary.
+const (
+	envRole    = "S3CSI_SYSTEMD_ROLE"
+	envDir     = "S3CSI_SYSTEMD_DIR"
+	envCgroup  = "S3CSI_SYSTEMD_CGROUP"
+	envSkip    = "S3CSI_SYSTEMD_SKIP"
+	roleInit   = "init"
+	roleInside = "inside"
+
+	// EnvLayout chooses the layout of the cgroups, "hybrid" or "unified". Without it, it is the one of the machine: only
+	// that has controllers which enforce anything.
+	EnvLayout = "S3CSI_SYSTEMD_LAYOUT"
+)
+
+const (
+	manager      = "/lib/systemd/systemd"
+	target       = "s3csi-test.target"
+	startTimeout = time.Minute
+	stopTimeout  = 20 * time.Second
+	// powerOff is what systemd takes for an order to power off (systemd(1): SIGRTMIN+4).
+	powerOff = unix.Signal(34 + 4)
+)
+
+// Install says what to have on the host: paths there, and the files of this machine that they are copies of, executable.
+// dir is for files that it makes.
+type Install func(dir string) (map[string]string, error)
+
+// Main is the body of a TestMain: it boots the host and runs the tests on it; it returns the exit code. Where that cannot
+// be, the tests run here, and Host skips them.
+func Main(m *testing.M, install Install) int {
+	switch os.Getenv(envRole) {
+	case roleInit:
+		fmt.Fprintln(os.Stderr, "starting systemd:", becomeInit())
+		return 1
+	case roleInside:
+		return m.Run()
+	}
+	if why := unusable(); why != "" {
+		if err := os.Setenv(envSkip, why); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		return m.Run()
+	}
+	code, err := run(install)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return max(code, 1)
+	}
+	return code
+}
+
+// Host skips a test that does not run on a host of its own.
+func Host(t testing.TB) {
+	t.Helper()
+	if why := os.Getenv(envSkip); why != "" {
+		t.Skip(why)
+	}
+}
+
+func unusable() string {
+	if os.Getuid() != 0 {
+		return "needs root: it boots a systemd in namespaces"
+	}
+	for _, file := range []string{manager, "/usr/bin/dbus-daemon", "/usr/bin/systemctl"} {
+		if _, err := os.Stat(file); err != nil {
+			return "needs the packages systemd and dbus: " + err.Error()
+		}
+	}
+	return ""
+}
+
+// machine is a running host.
+type machine struct {
+	dir    string
+	cgroup string // the name of its directory in every hierarchy
+	init   *exec.Cmd
+	exited chan struct{}
+}
+
+func run(install Install) (code int, err error) {
+	h := &machine{cgroup: fmt.Sprintf("s3csi-test-%d", os.Getpid()), exited: make(chan struct{})}
+	if h.dir, err = os.MkdirTemp("", "s3csi-systemd-"); err != nil {
+		return 1, err
+	}
+	defer func() { err = errors.Join(err, h.stop()) }()
+	if err := os.MkdirAll(filepath.Join(h.dir, "host"), 0o755); err != nil {
+		return 1, err
+	}
+	files, err := install(h.dir)
+	if err != nil {
+		return 1, fmt.Errorf("preparing the host's programs: %w", err)
+	}
+	var list strings.Builder
+	for to, from := range files {
+		fmt.Fprintf(&list, "%s\t%s\n", to, from)
+	}
+	if err := os.WriteFile(filepath.Join(h.dir, "files"), []byte(list.String()), 0o600); err != nil {
+		return 1, err
+	}
+	if err := h.boot(); err != nil {
+		return 1, err
+	}
+	return h.tests()
+}
+
+// boot starts systemd and waits until it is up.
+func (h *machine) boot() error {
+	started := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // the death signal follows the thread
+		defer runtime.UnlockOSThread()
+		h.init = exec.CommandContext(context.Background(), "/proc/self/exe")
+		h.init.Env = append(os.Environ(), envRole+"="+roleInit, envDir+"="+h.dir, envCgroup+"="+h.cgroup)
+		h.init.Stderr, h.init.Dir = os.Stderr, "/"
+		h.init.SysProcAttr = &syscall.SysProcAttr{
+			Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC,
+			Pdeathsig:  syscall.SIGKILL, Setsid: true,
+		}
+		err := h.init.Start()
+		started <- err
+		if err != nil {
+			close(h.exited)
+			return
+		}
+		_ = h.init.Wait() // how it ends is what stop decides
+		close(h.exited)
+	}()
+	if err := <-started; err != nil {
+		return fmt.Errorf("starting systemd: %w", err)
+	}
+	var (
+		state []byte
+		err   error
+	)
+	for end := time.Now().Add(startTimeout); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		select {
+		case <-h.exited:
+			return errors.New("systemd ended while it started")
+		default:
+		}
+		if _, err := os.Lstat(fmt.Sprintf("/proc/%d/root/run/systemd/private", h.init.Process.Pid)); err != nil {
+			continue
+		}
+		state, err = h.output("/usr/bin/systemctl", "is-system-running")
+		if err == nil {
+			return nil
+		}
+	}
+	failed, _ := h.output("/usr/bin/systemctl", "--no-pager", "list-units", "--failed")
+	return fmt.Errorf("systemd is not up after %s: %w: %s\n%s", startTimeout, err, state, failed)
+}
+
+// tests runs this binary's tests on the host.
+func (h *machine) tests() (int, error) {
+	var args []string
+	for _, a := range os.Args[1:] {
+		switch name, _, _ := strings.Cut(strings.TrimLeft(a, "-"), "="); name {
+		case "test.testlogfile", "test.outputdir", "test.gocoverdir": // paths of this machine
+		default:
+			args = append(args, a)
+		}
+	}
+	cmd := exec.CommandContext(context.Background(), "/proc/self/exe", args...)
+	cmd.Env = append(os.Environ(), envRole+"="+roleInside)
+	cmd.Stdout, cmd.Stderr, cmd.Dir = os.Stdout, os.Stderr, "/"
+	err := h.enter(cmd)
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		return exit.ExitCode(), nil
+	}
+	return 0, err
+}
+
+func (h *machine) output(argv ...string) ([]byte, error) {
+	var out strings.Builder
+	cmd := exec.CommandContext(context.Background(), argv[0], argv[1:]...)
+	cmd.Stdout, cmd.Stderr, cmd.Dir = &out, &out, "/"
+	err := h.enter(cmd)
+	return []byte(out.String()), err
+}
+
+// enter runs a command on the host.
+func (h *machine) enter(cmd *exec.Cmd) error {
+	done := make(chan error, 1)
+	go func() {
+		// Never unlocked: the thread is in the host's namespaces and ends with the goroutine. The command, which gets
+		// its namespaces from the thread that forks it, dies with it.
+		runtime.LockOSThread()
+		if unix.Gettid() == os.Getpid() { // that thread would not end, so it is held while another one is used
+			done <- h.enter(cmd)
+			runtime.UnlockOSThread()
+			return
+		}
+		done <- func() error {
+			fd, err := unix.PidfdOpen(h.init.Process.Pid, 0)
+			if err != nil {
+				return err
+			}
+			defer unix.Close(fd)
+			if err := unix.Unshare(unix.CLONE_FS); err != nil {
+				return err
+			}
+			if err := unix.Setns(fd, unix.CLONE_NEWPID|unix.CLONE_NEWNS|unix.CLONE_NEWUTS|unix.CLONE_NEWIPC|unix.CLONE_NEWCGROUP); err != nil {
+				return fmt.Errorf("entering the host's namespaces: %w", err)
+			}
+			return cmd.Run()
+		}()
+	}()
+	return <-done
+}
+
+// stop powers the host off and takes away what is left of it.
+func (h *machine) stop() error {
+	var errs []error
+	if h.init != nil && h.init.Process != nil {
+		_ = unix.Kill(h.init.Process.Pid, powerOff) // it may have ended
+		select {
+		case <-h.exited:
+		case <-time.After(stopTimeout):
+			errs = append(errs, fmt.Errorf("the host's systemd has not powered off within %s", stopTimeout))
+			_ = unix.Kill(h.init.Process.Pid, unix.SIGKILL)
+			<-h.exited
+		}
+	}
+	errs = append(errs, removeCgroups(h.cgroup), os.RemoveAll(h.dir))
+	return errors.Join(errs...)
+}

@@ -1,0 +1,106 @@
+package systemd_test
+
+import (
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
+)
+
+const (
+	systemBus = "/run/dbus/system_bus_socket"
+	private   = "/run/systemd/private"
+)
+
+// TestUnitsOutliveRestarts starts and lists units all the time while systemd, or the bus, is restarted below them.
+func TestUnitsOutliveRestarts(t *testing.T) {
+	for what, c := range map[string]struct {
+		sockets []string
+		restart []string
+	}{
+		"systemd, by the bus":       {[]string{systemBus}, []string{"daemon-reexec"}},
+		"systemd, by its socket":    {[]string{private}, []string{"daemon-reexec"}},
+		"the bus":                   {[]string{systemBus}, []string{"restart", "dbus.service"}},
+		"the bus, with another way": {[]string{systemBus, private}, []string{"restart", "dbus.service"}},
+	} {
+		t.Run(what, func(t *testing.T) {
+			l := newLauncher(t, launcher.WithSockets(c.sockets...))
+			old := start(t, l)
+			s := old.run("wait:/nowhere")
+			done := make(chan struct{})
+			var wg sync.WaitGroup
+			var fresh []*unit
+			for range 4 {
+				u := prepare(t, l)
+				fresh = append(fresh, u)
+				wg.Go(func() {
+					for n := 0; ; n++ {
+						if err := u.launch(bounded(t)); err != nil {
+							t.Error(err)
+							return
+						}
+						if _, err := l.List(bounded(t)); err != nil {
+							t.Error(err)
+						}
+						select {
+						case <-done:
+							return
+						default:
+						}
+						if err := l.Kill(bounded(t), u.UID); err != nil {
+							t.Error(err)
+						}
+					}
+				})
+			}
+			for range 3 {
+				time.Sleep(200 * time.Millisecond)
+				systemctl(t, "reset-failed", "dbus.service") // more restarts than its unit allows
+				systemctl(t, c.restart...)
+			}
+			time.Sleep(200 * time.Millisecond)
+			close(done)
+			wg.Wait()
+			if again := old.hello(); again.PID != s.PID || again.ClientPID != s.ClientPID {
+				t.Errorf("it was %+v, it is %+v", s, again)
+			}
+			if r := old.result(); r.Active != "active" {
+				t.Errorf("%+v", r)
+			}
+			for _, u := range fresh {
+				u.hello()
+			}
+			if list, err := l.List(bounded(t)); err != nil || len(list) != 1+len(fresh) {
+				t.Errorf("the list: %+v %v", list, err)
+			}
+		})
+	}
+}
+
+func TestWithoutABusSystemdItselfIsCalled(t *testing.T) {
+	l := newLauncher(t)
+	if err := os.Rename(systemBus, systemBus+".gone"); err != nil {
+		t.Fatal(err)
+	}
+	defer os.Rename(systemBus+".gone", systemBus)
+	start(t, l).hello()
+	if _, err := newLauncher(t, launcher.WithSockets(systemBus)).Check(bounded(t)); !fault.Is(err, fault.Precondition) {
+		t.Errorf("with the bus alone: %v", err)
+	}
+}
+
+func TestAbsentSystemdIsSaidAtOnce(t *testing.T) {
+	l := newLauncher(t, launcher.WithSockets("/nowhere/bus", "/nowhere/private"))
+	began := time.Now()
+	_, err := l.Check(bounded(t))
+	if !fault.Is(err, fault.Precondition) {
+		t.Errorf("%v", err)
+	}
+	if took := time.Since(began); took > time.Second {
+		t.Errorf("it took %s", took)
+	}
+	t.Log(err)
+}

@@ -1,0 +1,202 @@
+package systemd_test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
+)
+
+func TestHelperAndClientHaveTheirUIDAndNoPrivileges(t *testing.T) {
+	u := start(t, newLauncher(t))
+	s := u.run("wait:/nowhere")
+	own := fmt.Sprint(u.UID)
+	four := strings.Join([]string{own, own, own, own}, " ")
+	const none = "0000000000000000"
+	for who, pid := range map[string]int{"helper": s.PID, "client": s.ClientPID} {
+		for name, want := range map[string]string{
+			"Uid": four, "Gid": four, "Groups": "", "NoNewPrivs": "1", "Umask": "0077", "Seccomp": "2",
+			"CapInh": none, "CapPrm": none, "CapEff": none, "CapBnd": none, "CapAmb": none,
+		} {
+			if got := status(t, pid, name); got != want {
+				t.Errorf("%s: %s is %q, want %q", who, name, got, want)
+			}
+		}
+		limits, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", pid))
+		if err != nil || !strings.Contains(strings.Join(strings.Fields(string(limits)), " "), "core file size 0 0") {
+			t.Errorf("%s: core dumps are possible (%v)", who, err)
+		}
+		cgroup, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+		if err != nil || !strings.Contains(string(cgroup), "/system.slice/system-s3csi.slice/"+u.name()) {
+			t.Errorf("%s: cgroups %v\n%s", who, err, cgroup)
+		}
+	}
+	if pid := show(t, u.name(), "MainPID"); pid != fmt.Sprint(s.PID) {
+		t.Errorf("systemd takes %s for the main process, the helper is %d", pid, s.PID)
+	}
+}
+
+func TestClientReachesNothingBeyondItsOwn(t *testing.T) {
+	l := newLauncher(t)
+	other := start(t, l)
+	u := start(t, l)
+	const refused = "operation not permitted"
+	if err := os.MkdirAll("/var/lib/s3csi-everybodys", 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod("/var/lib/s3csi-everybodys", 0o777); err != nil {
+		t.Fatal(err)
+	}
+	steps := map[string]string{ // and how they must go
+		"write:/var/lib/s3csi-everybodys":         "read-only file system",
+		"write:" + u.StateDir:                     "",
+		"write:" + u.CacheDir:                     "",
+		"write:/tmp":                              "", // its own
+		"write:/etc":                              "read-only file system",
+		"write:/run":                              "read-only file system|permission denied",
+		"write:" + programs:                       "read-only file system",
+		"write:" + other.StateDir:                 "permission denied",
+		"write:/dev/shm":                          "permission denied",
+		"list:/home":                              "permission denied",
+		"list:/root":                              "permission denied",
+		"link:/proc/self/fd/3":                    "/dev/fuse",
+		"open:/dev/fuse":                          "no such file",
+		"open:/dev/kmsg":                          "no such file",
+		"open:/proc/sys/kernel/core_pattern":      "read-only file system|permission denied",
+		"open:/proc/kmsg":                         "permission denied",
+		fmt.Sprintf("socket:%d", unix.AF_INET):    "",
+		fmt.Sprintf("socket:%d", unix.AF_INET6):   "|address family not supported",
+		fmt.Sprintf("socket:%d", unix.AF_UNIX):    "",
+		fmt.Sprintf("socket:%d", unix.AF_NETLINK): "address family not supported",
+		fmt.Sprintf("socket:%d", unix.AF_PACKET):  "address family not supported",
+		"unshare":                                 refused,
+		"code":                                    refused,
+		fmt.Sprintf("open:/proc/%d/environ", os.Getpid()): "no such file",
+	}
+	var argv []string
+	for step := range steps {
+		argv = append(argv, step)
+	}
+	s := u.run(append(argv, "list:/proc", "wait:/nowhere")...)
+	for step, want := range steps {
+		got := u.said(step)
+		if !slices.ContainsFunc(strings.Split(want, "|"), func(w string) bool { return w == "" && got == "" || w != "" && strings.Contains(got, w) }) {
+			t.Errorf("%s: %q, want %q", step, got, want)
+		}
+	}
+	if _, err := os.Lstat("/tmp/stand-in"); err == nil {
+		t.Error("the client's /tmp is the host's")
+	}
+	for _, name := range strings.Fields(u.said("list:/proc")) {
+		if strings.Trim(name, "0123456789") == "" && name != fmt.Sprint(s.ClientPID) && name != fmt.Sprint(s.PID) {
+			t.Errorf("the client sees process %s", name)
+		}
+	}
+}
+
+func TestSandboxIsReported(t *testing.T) {
+	l := newLauncher(t)
+	box, err := l.Check(bounded(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%+v", box)
+	if v := systemctl(t, "show", "--value", "-p", "Version"); box.Version != v {
+		t.Errorf("version %q, want %q", box.Version, v)
+	}
+	for _, p := range []string{"NoNewPrivileges", "SystemCallFilter", "ProtectSystem", "MemoryDenyWriteExecute"} {
+		if !slices.Contains(box.Present, p) {
+			t.Errorf("%s is not among what holds: %v", p, box.Present)
+		}
+	}
+	unified := false
+	if _, err := os.Stat("/sys/fs/cgroup/cgroup.procs"); err == nil {
+		unified = true
+	}
+	if slices.Contains(box.Present, "IPAddressDeny") != unified {
+		t.Errorf("with a unified hierarchy %v: %+v", unified, box)
+	}
+}
+
+func TestPropertyThatSystemdDoesNotKnowIsLeftOutAndReported(t *testing.T) {
+	l := newLauncher(t, launcher.WithProperties(launcher.Property{Name: "S3CSINoSuchThing", Value: true}, launcher.Property{Name: "OOMScoreAdjust", Value: int32(100)}))
+	u := start(t, l)
+	u.hello()
+	if got := show(t, u.name(), "OOMScoreAdjust"); got != "100" {
+		t.Errorf("the property that it knows: %q", got)
+	}
+	if missing := strings.Join(l.Sandbox().Missing, "; "); !strings.Contains(missing, "S3CSINoSuchThing (unknown to systemd") {
+		t.Errorf("missing: %s", missing)
+	}
+}
+
+func TestUnitIsStoppedAfterTheContainersAndWithTimeToFlush(t *testing.T) {
+	u := start(t, newLauncher(t))
+	for name, want := range map[string]string{
+		"Slice": "system-s3csi.slice", "Type": "exec", "KillMode": "mixed", "SendSIGKILL": "yes", "OOMPolicy": "continue",
+		"TimeoutStopUSec": "2min", "Restart": "no", "StandardOutput": "journal", "StandardError": "journal", "SyslogIdentifier": "s3csi-" + u.Name,
+		"Description": u.Description, "Transient": "yes", "CollectMode": "inactive", "ProtectSystem": "strict",
+		"ReadWritePaths": u.StateDir + " " + u.CacheDir,
+	} {
+		if got := show(t, u.name(), name); got != want {
+			t.Errorf("%s is %q, want %q", name, got, want)
+		}
+	}
+	before := strings.Fields(show(t, u.name(), "Before"))
+	for _, later := range []string{"containerd.service", "crio.service", "docker.service", "kubelet.service", "kubepods.slice", "shutdown.target"} {
+		if !slices.Contains(before, later) {
+			t.Errorf("it does not start before, and stop after, %s: %v", later, before)
+		}
+	}
+	if c := show(t, u.name(), "Conflicts"); c != "shutdown.target" {
+		t.Errorf("Conflicts is %q", c)
+	}
+	if deny := show(t, u.name(), "IPAddressDeny"); !strings.Contains(deny, "169.254.169.254/32") || !strings.Contains(deny, "fd00:ec2::254/128") {
+		t.Errorf("IPAddressDeny is %q", deny)
+	}
+	if !strings.Contains(u.journal(), "helper "+u.Name+" serves") {
+		t.Errorf("the helper's log is not in the journal:\n%s", u.journal())
+	}
+}
+
+func TestNothingSecretIsInUnitCommandLineEnvironmentOrJournal(t *testing.T) {
+	u := start(t, newLauncher(t))
+	s := u.run("list:/tmp", "wait:/nowhere")
+	u.said("list:/tmp")
+	texts := map[string]string{"systemctl show": systemctl(t, "show", "--all", u.name()), "systemctl cat": systemctl(t, "cat", u.name()), "the journal": u.journal()}
+	for _, pid := range []int{s.PID, s.ClientPID} {
+		for _, file := range []string{"cmdline", "environ"} {
+			body, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, file))
+			if err != nil {
+				t.Fatal(err)
+			}
+			texts[fmt.Sprintf("%s of %d", file, pid)] = string(body)
+		}
+	}
+	files, err := filepath.Glob(u.StateDir + "/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		body, _ := os.ReadFile(file)
+		texts[file] = string(body)
+	}
+	for what, text := range texts {
+		for _, secret := range []string{keys.SecretAccessKey, keys.SessionToken, keys.AccessKeyID} {
+			if strings.Contains(text, secret) {
+				t.Errorf("%s holds %s", what, secret)
+			}
+		}
+	}
+	if out, err := exec.Command("busctl", "get-property", "org.freedesktop.systemd1", "/org/freedesktop/systemd1/unit/"+strings.NewReplacer("-", "_2d", ".", "_2e").Replace(u.name()),
+		"org.freedesktop.systemd1.Service", "Environment").CombinedOutput(); err != nil || strings.TrimSpace(string(out)) != "as 0" {
+		t.Errorf("the unit's environment: %s %v", out, err)
+	}
+}
