@@ -283,7 +283,7 @@ func TestManyObjects(t *testing.T) {
 	each(t, func(t *testing.T, e *env) {
 		p := e.process()
 		id := p.create("v")
-		keys := numbered(id.Prefix, 3100)
+		keys := numbered(id.Prefix, 1100)
 		if e.name == "versitygw" {
 			for i := range 7 {
 				keys = append(keys, fmt.Sprintf("%sd%02d/", id.Prefix, i)) // cannot go before what is in them
@@ -294,7 +294,7 @@ func TestManyObjects(t *testing.T) {
 		p.hooks.reset()
 		p.delete(id)
 		e.same("data", e.keysBelow("v"), []string{"v-neighbour/data"})
-		if n := strings.Count(strings.Join(p.hooks.sent(), " "), "DeleteObjects"); n > 8 {
+		if n := strings.Count(strings.Join(p.hooks.sent(), " "), "DeleteObjects"); n > 5 {
 			t.Errorf("%d multi-deletes for %d objects", n, len(keys))
 		}
 	})
@@ -305,7 +305,7 @@ func TestManyVersions(t *testing.T) {
 		e.setVersioning(e.bucket, types.BucketVersioningStatusEnabled)
 		p := e.process()
 		id := p.create("v", "onDelete", "purge")
-		keys := numbered(id.Prefix, 600)
+		keys := numbered(id.Prefix, 350)
 		for range 3 {
 			e.put(keys...)
 		}

@@ -16,8 +16,8 @@ import (
 // hooks watch and disturb the requests of one process, at the place where they leave it.
 type hooks struct {
 	mu     sync.Mutex
-	log    []string // operations, in the order in which they were sent
-	strip  []string // headers that are not sent
+	log    []string                              // operations, in the order in which they were sent
+	strip  []string                              // headers that are not sent
 	header func(operation string, h http.Header) // sees what is sent
 	before func(n int, operation string) error
 	after  func(n int, operation string) error // the request was answered, and the answer is lost

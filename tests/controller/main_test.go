@@ -3,6 +3,7 @@ package controller
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"testing"
@@ -26,6 +27,12 @@ type target struct {
 var targets []target
 
 func TestMain(m *testing.M) {
+	// Tests mostly wait: for servers, for deadlines, for a service to be less busy.
+	flag.Parse()
+	if err := flag.Set("test.parallel", "4"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
 	code, err := runWithServers(m)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -41,7 +48,8 @@ func runWithServers(m *testing.M) (code int, err error) {
 		return 0, err
 	}
 	defer os.RemoveAll(dir)
-	gateway, err := s3server.Start(ctx, s3server.Options{Dir: dir + "/versitygw"})
+	// A process of its own: in this one the race detector would watch it, too, and slow it down many times.
+	gateway, err := s3server.StartProcess(ctx, s3server.Options{Dir: dir + "/versitygw"})
 	if err != nil {
 		return 0, err
 	}
@@ -61,9 +69,10 @@ func runWithServers(m *testing.M) (code int, err error) {
 	return m.Run(), nil
 }
 
-// each runs a test on every server, with a bucket of its own.
+// each runs a test on every server, with a bucket of its own, beside the other tests.
 func each(t *testing.T, test func(t *testing.T, e *env)) {
 	t.Helper()
+	t.Parallel()
 	for _, target := range targets {
 		t.Run(target.name, func(t *testing.T) {
 			t.Helper()

@@ -14,7 +14,7 @@ import (
 func TestRacingControllersMakeOneVolume(t *testing.T) {
 	each(t, func(t *testing.T, e *env) {
 		processes := []*process{e.process(), e.process()}
-		for round := range 30 {
+		for round := range 12 {
 			name := fmt.Sprint("v", round)
 			if round%2 == 1 { // a tombstone is there: they race for generation 2
 				id := processes[0].create(name)
@@ -47,7 +47,7 @@ func TestRacingControllersMakeOneVolume(t *testing.T) {
 func TestRacingControllersWithOtherParametersHaveOneWinner(t *testing.T) {
 	each(t, func(t *testing.T, e *env) {
 		processes := []*process{e.process(), e.process()}
-		for round := range 30 {
+		for round := range 12 {
 			name := fmt.Sprint("v", round)
 			var wg sync.WaitGroup
 			errs := make([]error, 6)
@@ -75,7 +75,7 @@ func TestRacingControllersWithOtherParametersHaveOneWinner(t *testing.T) {
 func TestAVolumeAndABasePrefixOfItsNameRace(t *testing.T) {
 	each(t, func(t *testing.T, e *env) {
 		processes := []*process{e.process(), e.process()}
-		for round := range 30 {
+		for round := range 12 {
 			name := fmt.Sprint("n", round)
 			var wg sync.WaitGroup
 			var outer, inner error

@@ -35,7 +35,7 @@ func TestASlowServiceIsWaitedFor(t *testing.T) {
 	each(t, func(t *testing.T, e *env) {
 		p := e.process()
 		id := p.create("v")
-		e.put(numbered(id.Prefix, 2500)...)
+		e.put(numbered(id.Prefix, 200)...)
 		refusals := map[string]int{}
 		p.hooks.set(func(h *hooks) {
 			h.answer = func(_ int, operation string) *http.Response {
@@ -65,7 +65,7 @@ func TestDeletionOutlivesTheCallAndIsJoined(t *testing.T) {
 	each(t, func(t *testing.T, e *env) {
 		p := e.process()
 		id := p.create("v")
-		e.put(numbered(id.Prefix, 1500)...)
+		e.put(numbered(id.Prefix, 1010)...)
 		gate := make(chan struct{})
 		var first sync.Once
 		p.hooks.set(func(h *hooks) {
@@ -135,7 +135,7 @@ func TestAStoppedDriversDeletionIsResumed(t *testing.T) {
 	each(t, func(t *testing.T, e *env) {
 		p := e.process()
 		id := p.create("v")
-		e.put(numbered(id.Prefix, 1200)...)
+		e.put(numbered(id.Prefix, 20)...)
 		reached := make(chan struct{})
 		var once sync.Once
 		p.hooks.set(func(h *hooks) {
