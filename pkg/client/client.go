@@ -63,6 +63,9 @@ type Client struct {
 	// nil: the client does not say.
 	Queue func(line string) (q Queue, ok bool)
 
+	// Aside is a directory in CacheDir where the client puts what it cannot store and a human may want; "": there is none.
+	Aside string
+
 	// rules checks options against each other, after each was checked alone: given holds the values as they were
 	// written. It names the option to blame; problem "" is no objection.
 	rules func(given map[string]string) (name, problem string)

@@ -51,6 +51,7 @@ func rclone() Client {
 			"log-file":         "clients write no log files; their output goes to the helper",
 		},
 		Queue: parseQueue,
+		Aside: "lost",
 	}
 	refuseCommon(c.Refused)
 	c.rules = func(given map[string]string) (name, problem string) {

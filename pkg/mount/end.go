@@ -49,11 +49,31 @@ func (m *Manager) end(ctx context.Context, rec record, next successor) error {
 	if err := m.endHelper(ctx, rec); err != nil {
 		return err
 	}
+	if err := m.keepAside(ctx, rec); err != nil {
+		return err
+	}
 	if err := m.do(ctx, func() error { return m.store.remove(rec.Name) }); err != nil {
 		return fmt.Errorf("clearing away mount %s: %w", rec.Name, err)
 	}
 	klog.FromContext(ctx).Info("Ended", "mount", rec.Name, "client", rec.Client, "bucket", rec.Spec.Bucket, "prefix", rec.Spec.Prefix,
 		"took", time.Since(rec.Ending).Round(time.Millisecond))
+	return nil
+}
+
+// keepAside takes what a client put aside for a human out of the cache before that is removed.
+func (m *Manager) keepAside(ctx context.Context, rec record) error {
+	cl, err := m.clientOf(rec.Client)
+	if err != nil || cl.Aside == "" {
+		return err
+	}
+	var kept string
+	if err := m.do(ctx, func() (err error) { kept, err = m.store.keep(rec.Name, cl.Aside); return err }); err != nil {
+		return fmt.Errorf("keeping what the client of mount %s put aside: %w", rec.Name, err)
+	}
+	if kept != "" {
+		klog.FromContext(ctx).Error(nil, "The client could not store everything: what it put aside is kept; look at it and remove it", "mount", rec.Name,
+			"volume", rec.VolumeID, "bucket", rec.Spec.Bucket, "prefix", rec.Spec.Prefix, "directory", kept)
+	}
 	return nil
 }
 

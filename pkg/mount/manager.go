@@ -189,6 +189,7 @@ func (m *Manager) real(target string) string {
 // ends. Then it waits a moment for publications that are under way; it never unmounts on its way out.
 func (m *Manager) Run(ctx context.Context) error {
 	defer m.lock.Close()
+	m.reportCaches(ctx)
 	ticker := time.NewTicker(sweepEvery)
 	defer ticker.Stop()
 	for {

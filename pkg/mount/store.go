@@ -233,6 +233,30 @@ func (s store) allPublications() ([]publication, error) {
 	return all, nil
 }
 
+// leftCaches are the directories of the cache that belong to no mount: of mounts that a reboot ended, and what was kept.
+func (s store) leftCaches() (dirs []string, err error) {
+	entries, err := os.ReadDir(s.cache)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		if _, err := os.Lstat(s.mountDir(e.Name())); errors.Is(err, fs.ErrNotExist) {
+			dirs = append(dirs, s.cacheDir(e.Name()))
+		}
+	}
+	return dirs, nil
+}
+
+// keep moves a directory out of a mount's cache to one beside it and gives its path, "" where there is none. None of the
+// mount's processes may be left.
+func (s store) keep(name, dir string) (string, error) {
+	from, to := filepath.Join(s.cacheDir(name), dir), filepath.Join(s.cache, "kept-"+name)
+	if fi, err := os.Lstat(from); err != nil || !fi.IsDir() {
+		return "", ignoreMissing(err)
+	}
+	return to, os.Rename(from, to)
+}
+
 func ignoreMissing(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

@@ -3,6 +3,7 @@ package mount
 import (
 	"errors"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -141,5 +142,39 @@ func TestUserIDsOfWhatIsLeftAreTaken(t *testing.T) {
 	used, err := s.uids()
 	if err != nil || !used[7001] || !used[7002] {
 		t.Errorf("taken: %v, %v", used, err)
+	}
+}
+
+// What a client put aside for a human does not go with its cache, and nothing else is taken for it.
+func TestWhatAClientPutAsideIsKept(t *testing.T) {
+	s := newStore(t)
+	name := mountName(newSpec(request(), nil).Key(), 1)
+	if err := errors.Join(os.Mkdir(s.mountDir(name), 0o700), os.MkdirAll(s.cacheDir(name)+"/lost/dir", 0o700), os.WriteFile(s.cacheDir(name)+"/lost/dir/file", []byte("x"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	kept, err := s.keep(name, "lost")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again, err := s.keep(name, "lost"); again != "" || err != nil {
+		t.Errorf("again: %q, %v", again, err)
+	}
+	if err := os.Symlink("/", s.cacheDir(name)+"/lost"); err != nil {
+		t.Fatal(err)
+	}
+	if link, err := s.keep(name, "lost"); link != "" || err != nil {
+		t.Errorf("a link: %q, %v", link, err)
+	}
+	if err := s.remove(name); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := os.ReadFile(kept + "/dir/file"); err != nil || string(b) != "x" {
+		t.Errorf("kept: %q, %v", b, err)
+	}
+	if err := errors.Join(os.MkdirAll(s.mountDir(name), 0o700), os.Mkdir(s.cacheDir(name), 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := s.leftCaches(); err != nil || !slices.Equal(left, []string{kept}) {
+		t.Errorf("caches of no mount: %v, %v", left, err)
 	}
 }

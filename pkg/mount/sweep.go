@@ -112,3 +112,16 @@ func (m *Manager) refresh(ctx context.Context, rec record) error {
 	}
 	return nil
 }
+
+// reportCaches says what of the cache belongs to no mount. It may be the only copy of a file, so it is for a human to remove.
+func (m *Manager) reportCaches(ctx context.Context) {
+	var left []string
+	err := m.do(ctx, func() (err error) { left, err = m.store.leftCaches(); return err })
+	switch {
+	case err != nil:
+		klog.FromContext(ctx).Error(err, "The cache directory cannot be looked at", "directory", m.CacheDir)
+	case len(left) > 0:
+		klog.FromContext(ctx).Info("Mounts that did not come to their end, by a reboot for example, left directories that may hold files that were never stored: "+
+			"look at them and remove them", "directories", left)
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -255,4 +256,30 @@ func TestAnOrphanedClientIsLeftAlone(t *testing.T) {
 		e.unpublish(v, target)
 		e.NothingLeft(t)
 	})
+}
+
+// What a client put aside, because it could not store it, is kept for a human when its mount ends, and the log says where.
+func TestWhatAClientPutAsideIsKept(t *testing.T) {
+	e := start(t)
+	v := static("aside", rclone)
+	target := e.publish(v, "t")
+	caches, err := filepath.Glob(filepath.Join(e.Cache, "*"))
+	if err != nil || len(caches) != 1 {
+		t.Fatalf("caches: %v, %v", caches, err)
+	}
+	if err := os.Mkdir(filepath.Join(caches[0], "lost"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(caches[0], "lost", "file"), "torn")
+	e.unpublish(v, target)
+	kept := filepath.Join(e.Cache, "kept-"+filepath.Base(caches[0]))
+	if got := read(t, filepath.Join(kept, "file")); got != "torn" {
+		t.Errorf("it reads %q", got)
+	}
+	e.restart()
+	e.await(10*time.Second, "the log to say twice where it is", func() bool { return strings.Count(e.Logs(), kept) >= 2 })
+	if err := os.RemoveAll(kept); err != nil {
+		t.Fatal(err)
+	}
+	e.NothingLeft(t)
 }
