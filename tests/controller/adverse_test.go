@@ -2,6 +2,7 @@ package controller
 
 import (
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -17,10 +18,8 @@ import (
 func (p *process) refuse(status int, code string, operations ...string) {
 	p.hooks.set(func(h *hooks) {
 		h.answer = func(_ int, operation string) *http.Response {
-			for _, o := range operations {
-				if o == operation {
-					return refusal(status, code)
-				}
+			if slices.Contains(operations, operation) {
+				return refusal(status, code)
 			}
 			return nil
 		}
