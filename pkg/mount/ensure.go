@@ -77,12 +77,13 @@ func (m *Manager) lifeOf(ctx context.Context, rec record) (life, error) {
 	hctx, cancel := context.WithTimeout(ctx, helperBound)
 	defer cancel()
 	status, err := m.peer(rec.Name).Hello(hctx)
+	now := alive
 	switch {
 	case errors.Is(err, helper.ErrGone):
-		if alive, err := m.Launcher.Alive(ctx, rec.UID); err != nil || alive {
-			return orphaned, err
+		if left, err := m.Launcher.Alive(ctx, rec.UID); err != nil || !left {
+			return dead, err
 		}
-		return dead, nil
+		now = orphaned
 	case err != nil:
 		return dead, fault.Errorf(fault.Unavailable, "the helper of mount %s does not say whether its client lives: %w", rec.Name, err)
 	case status.State != helper.StateRunning || rec.Phase != phaseRunning:
@@ -93,12 +94,15 @@ func (m *Manager) lifeOf(ctx context.Context, rec record) (life, error) {
 		return dead, err
 	}
 	if _, mounted := mountedAt(mounts, m.store.sourceDir(rec.Name)); !mounted {
-		return dead, nil
+		if now == alive {
+			now = dead
+		}
+		return now, nil
 	}
 	actx, cancel := context.WithTimeout(ctx, answerBound)
 	defer cancel()
 	if _, err = m.Namespace.Statfs(actx, m.store.sourceDir(rec.Name)); errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ECONNABORTED) {
 		return dead, nil
 	}
-	return alive, nil
+	return now, nil
 }

@@ -226,13 +226,45 @@ func (m *Manager) lockState() (*os.File, error) {
 
 // peer is the helper of a mount.
 func (m *Manager) peer(name string) *helper.Peer {
-	return helper.NewPeer(func(ctx context.Context) (conn *net.UnixConn, err error) {
-		err = m.Namespace.Do(ctx, "connecting to a helper", func() error {
-			conn, err = net.DialUnix("unix", nil, &net.UnixAddr{Name: m.store.socket(name), Net: "unix"})
-			return err
+	return helper.NewPeer(func(ctx context.Context) (*net.UnixConn, error) {
+		return inHost(ctx, m.Namespace, "connecting to a helper", func(c *net.UnixConn) { c.Close() }, func() (*net.UnixConn, error) {
+			return net.DialUnix("unix", nil, &net.UnixAddr{Name: m.store.socket(name), Net: "unix"})
 		})
-		return conn, err
 	})
+}
+
+// inHost is Namespace.Do for work that gives something. Where it comes after ctx has ended it goes to drop.
+func inHost[T any](ctx context.Context, ns *host.Namespace, what string, drop func(T), fn func() (T, error)) (T, error) {
+	var (
+		mu        sync.Mutex
+		made      []T
+		abandoned bool
+		none      T
+	)
+	err := ns.Do(ctx, what, func() error {
+		v, err := fn()
+		if err != nil {
+			return err
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if abandoned {
+			drop(v)
+		} else {
+			made = append(made, v)
+		}
+		return nil
+	})
+	mu.Lock()
+	defer mu.Unlock()
+	if err == nil {
+		return made[0], nil
+	}
+	abandoned = true
+	for _, v := range made {
+		drop(v)
+	}
+	return none, err
 }
 
 // undone joins a failure with that of its undoing, if there is one. Only what was undone altogether may be final for the

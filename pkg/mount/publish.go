@@ -133,15 +133,19 @@ func (m *Manager) replace(ctx context.Context, r Request, rec record) error {
 }
 
 // openTarget opens the target's directory and makes it where it is missing.
-func (m *Manager) openTarget(ctx context.Context, path string) (dir *os.File, made bool, err error) {
-	err = m.Namespace.Do(ctx, "opening the target", func() error {
-		if dir, err = host.OpenTarget(m.TargetRoot, path, false); fault.Is(err, fault.NotFound) {
-			dir, err = host.OpenTarget(m.TargetRoot, path, true)
-			made = err == nil
+func (m *Manager) openTarget(ctx context.Context, path string) (*os.File, bool, error) {
+	type opened struct {
+		dir  *os.File
+		made bool
+	}
+	o, err := inHost(ctx, m.Namespace, "opening the target", func(o opened) { o.dir.Close() }, func() (o opened, err error) {
+		if o.dir, err = host.OpenTarget(m.TargetRoot, path, false); fault.Is(err, fault.NotFound) {
+			o.made = true
+			o.dir, err = host.OpenTarget(m.TargetRoot, path, true)
 		}
-		return err
+		return o, err
 	})
-	return dir, made, err
+	return o.dir, o.made, err
 }
 
 // shown is what a target shows.

@@ -88,11 +88,14 @@ func (m *Manager) bringUp(ctx context.Context, r Request, rec *record, cl client
 }
 
 // allocate gives a mount its generation, uid and directories.
-func (m *Manager) allocate(ctx context.Context, r Request, spec Spec, cl client.Client) (rec record, err error) {
+func (m *Manager) allocate(ctx context.Context, r Request, spec Spec, cl client.Client) (record, error) {
 	m.alloc.Lock()
 	defer m.alloc.Unlock()
 	key := spec.Key()
-	var used map[uint32]bool
+	var (
+		rec  record
+		used map[uint32]bool
+	)
 	if err := m.do(ctx, func() error {
 		generation, err := m.store.nextGeneration(key)
 		if err != nil {
@@ -108,9 +111,11 @@ func (m *Manager) allocate(ctx context.Context, r Request, spec Spec, cl client.
 	}); err != nil {
 		return record{}, fmt.Errorf("naming a new mount: %w", err)
 	}
-	if rec.UID, err = m.freeUID(ctx, key, used); err != nil {
+	uid, err := m.freeUID(ctx, key, used)
+	if err != nil {
 		return record{}, err
 	}
+	rec.UID = uid
 	if err := m.do(ctx, func() error { return m.store.make(rec) }); err != nil {
 		uctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoBound)
 		defer cancel()

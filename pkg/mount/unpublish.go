@@ -87,16 +87,20 @@ func (m *Manager) unpublish(ctx context.Context, volumeID, target string) error 
 }
 
 // recordOf is a mount's record, or as much of it as its name and its directory's owner tell.
-func (m *Manager) recordOf(ctx context.Context, name string) (rec record, err error) {
-	err = m.do(ctx, func() (err error) {
-		var ok bool
-		if rec, ok, err = m.store.record(name); err == nil && !ok {
+func (m *Manager) recordOf(ctx context.Context, name string) (record, error) {
+	var found record
+	if err := m.do(ctx, func() error {
+		rec, ok, err := m.store.record(name)
+		if err == nil && !ok {
 			rec = record{Name: name, Key: keyOf(name)}
 			rec.UID, err = m.store.owner(name)
 		}
+		found = rec
 		return err
-	})
-	return rec, err
+	}); err != nil {
+		return record{}, err
+	}
+	return found, nil
 }
 
 // release gives up a publication. If it was the mount's last, the mount is ended first, so that the record stays until
