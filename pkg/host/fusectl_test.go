@@ -13,6 +13,7 @@ func TestFusectlKnowsLiveConnections(t *testing.T) {
 	needMounts(t)
 	n := testNamespace(t)
 	dir := hostDir(t, n)
+	unmountFusectl(t, n)
 	ctl := NewFusectl(n, dir+"/made/when needed")
 	place := mkdir(t, dir, "m")
 	f := mountFake(t, n, place, "s3csi:ctl")
@@ -71,4 +72,18 @@ func TestFusectlAbortEndsAConnection(t *testing.T) {
 	}
 	err := n.ReadRoot(within(t, 10*time.Second), place)
 	hasErrno(t, err, unix.ENOTCONN)
+}
+
+// unmountFusectl makes the test's namespace one where nobody has mounted the control file system: most machines have it.
+func unmountFusectl(t *testing.T, n *Namespace) {
+	t.Helper()
+	mounts, err := n.Mounts(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range mounts {
+		if m.FSType == "fusectl" {
+			do(t, n, "unmounting "+m.Mountpoint, func() error { return Unmount(m.Mountpoint) })
+		}
+	}
 }
