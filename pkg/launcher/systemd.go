@@ -52,6 +52,7 @@ type Systemd struct {
 
 	mu         sync.Mutex
 	limited    bool              // sliceLimits are set
+	unshared   bool              // the host's / is no shared mount
 	version    string            // of the systemd that answered last
 	lacking    map[string]bool   // properties that it does not know
 	unenforced map[string]string // properties that do nothing on this host, and why
@@ -172,6 +173,9 @@ func unitName(name string) string { return unitPrefix + name + unitSuffix }
 // tells that an earlier try may have been heard.
 func (s *Systemd) start(ctx context.Context, b *bus, u Unit, socket uintptr, again bool) (pid int, err error) {
 	if err := s.limitSlice(ctx, b); err != nil {
+		return 0, err
+	}
+	if err := s.lookAtMounts(ctx); err != nil {
 		return 0, err
 	}
 	name := unitName(u.Name)

@@ -111,8 +111,14 @@ func (s *Systemd) connect(ctx context.Context) (*bus, error) {
 		}
 		failed = err
 	}
-	return nil, failed
+	return nil, &connectError{failed}
 }
+
+// connectError is why none of the sockets led to systemd. A bus that is going or coming answers all sorts of things.
+type connectError struct{ err error }
+
+func (e *connectError) Error() string { return e.err.Error() }
+func (e *connectError) Unwrap() error { return e.err }
 
 func (s *Systemd) dial(ctx context.Context, path string) (*bus, error) {
 	ctx, cancel := context.WithCancel(ctx)
@@ -173,14 +179,16 @@ func isDBusError(err error, names ...string) bool {
 
 // lost tells whether an error is of the connection, or the bus's answer for a systemd that is about to be back.
 func lost(err error) bool {
+	if c := (*connectError)(nil); errors.As(err, &c) {
+		return true
+	}
 	if answer := (dbus.Error{}); errors.As(err, &answer) {
 		return isDBusError(err, "org.freedesktop.DBus.Error.NoReply", "org.freedesktop.DBus.Error.Disconnected",
 			"org.freedesktop.DBus.Error.ServiceUnknown", "org.freedesktop.DBus.Error.NameHasNoOwner", "org.freedesktop.DBus.Error.Timeout",
 			"org.freedesktop.DBus.Error.TimedOut", "org.freedesktop.DBus.Error.LimitsExceeded")
 	}
 	for _, e := range []error{
-		dbus.ErrClosed, io.EOF, io.ErrUnexpectedEOF, net.ErrClosed, os.ErrDeadlineExceeded, fs.ErrNotExist,
-		syscall.ECONNREFUSED, syscall.ECONNRESET, syscall.EPIPE, syscall.ENOTCONN, syscall.EAGAIN,
+		dbus.ErrClosed, io.EOF, io.ErrUnexpectedEOF, net.ErrClosed, syscall.ECONNRESET, syscall.EPIPE, syscall.ENOTCONN,
 	} {
 		if errors.Is(err, e) {
 			return true

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
@@ -28,6 +29,7 @@ type sandboxed struct {
 	Property
 	seccomp bool // the host's systemd must be able to filter system calls
 	unified bool // the host must have the unified cgroup hierarchy
+	mounts  bool // it gives the unit a mount namespace; see propagates
 	vital   bool // without it there is no start
 }
 
@@ -36,6 +38,9 @@ func sandbox(writable []string) []sandboxed {
 	const setuid, setgid, setpcap = 1 << unix.CAP_SETUID, 1 << unix.CAP_SETGID, 1 << unix.CAP_SETPCAP
 	plain := func(name string, value any) sandboxed { return sandboxed{Property: Property{name, value}} }
 	vital := func(name string, value any) sandboxed { return sandboxed{Property: Property{name, value}, vital: true} }
+	mounts := func(name string, value any) sandboxed {
+		return sandboxed{Property: Property{name, value}, mounts: true}
+	}
 	seccomp := func(name string, value any) sandboxed {
 		return sandboxed{Property: Property{name, value}, seccomp: true}
 	}
@@ -44,17 +49,17 @@ func sandbox(writable []string) []sandboxed {
 		// What runas needs; it leaves nothing of them, and Start looks whether it has.
 		vital("CapabilityBoundingSet", uint64(setuid|setgid|setpcap)),
 		vital("AmbientCapabilities", uint64(0)),
-		plain("ProtectSystem", "strict"),
-		plain("ReadWritePaths", writable),
-		plain("ProtectHome", "yes"),
-		plain("PrivateTmp", true),
-		plain("PrivateDevices", true),                     // the FUSE descriptor comes over the socket
-		plain("InaccessiblePaths", []string{"-/dev/shm"}), // the host's own even so, and what is left there stays
-		plain("ProtectProc", "invisible"),
-		plain("ProtectKernelTunables", true),
-		plain("ProtectKernelModules", true),
-		plain("ProtectKernelLogs", true),
-		plain("ProtectControlGroups", true),
+		mounts("ProtectSystem", "strict"),
+		mounts("ReadWritePaths", writable),
+		mounts("ProtectHome", "yes"),
+		mounts("PrivateTmp", true),
+		mounts("PrivateDevices", true),                     // the FUSE descriptor comes over the socket
+		mounts("InaccessiblePaths", []string{"-/dev/shm"}), // the host's own even so, and what is left there stays
+		mounts("ProtectProc", "invisible"),
+		mounts("ProtectKernelTunables", true),
+		mounts("ProtectKernelModules", true),
+		mounts("ProtectKernelLogs", true),
+		mounts("ProtectControlGroups", true),
 		plain("ProtectClock", true),
 		plain("ProtectHostname", true),
 		seccomp("RestrictNamespaces", uint64(0)),
@@ -90,6 +95,8 @@ func (s *Systemd) Sandbox() Sandbox {
 			box.Missing = append(box.Missing, p.Name+" (unknown to systemd "+s.version+")")
 		case idle:
 			box.Missing = append(box.Missing, p.Name+" ("+why+")")
+		case p.mounts && s.unshared:
+			box.Missing = append(box.Missing, p.Name+" (the host's / is not a shared mount)")
 		default:
 			box.Present = append(box.Present, p.Name)
 		}
@@ -142,6 +149,46 @@ func (s *Systemd) unified(ctx context.Context) (bool, error) {
 	return st.Type == unix.CGROUP2_SUPER_MAGIC, err
 }
 
+// propagates tells whether what is unmounted on the host is unmounted in the mount namespaces of its services too, as it is
+// where systemd has booted and nobody has changed it. A namespace begins with copies of all mounts. Copies of a mount whose
+// parent is private stay; those that systemd (before 254 at least) hides below the new root are even out of everybody's
+// reach, and each pins its file system for as long as the service lives: the client would never end.
+func (s *Systemd) propagates(ctx context.Context) (bool, error) {
+	shared := make(chan bool, 1)
+	err := s.ns.Do(ctx, "reading the host's mount table", func() error {
+		f, err := os.Open("/proc/thread-self/mountinfo")
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		root, err := mountinfo.GetMountsFromReader(f, mountinfo.SingleEntryFilter("/"))
+		if err != nil {
+			return fmt.Errorf("find the root: %w", err)
+		}
+		shared <- len(root) > 0 && strings.Contains(root[len(root)-1].Optional, "shared:")
+		return nil
+	})
+	if err != nil {
+		return false, err
+	}
+	return <-shared, nil
+}
+
+// lookAtMounts takes mount namespaces away from units to come where they would hold mounts, or gives them back.
+func (s *Systemd) lookAtMounts(ctx context.Context) error {
+	shared, err := s.propagates(ctx)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !shared && !s.unshared {
+		klog.FromContext(ctx).Info("The host's / is not a shared mount: units get no mount namespace, because it would keep unmounted volumes")
+	}
+	s.unshared = !shared
+	return nil
+}
+
 // Check calls systemd and finds out what it can do. A fault.Precondition says that the host has none, or too old a one.
 func (s *Systemd) Check(ctx context.Context) (Sandbox, error) {
 	var version, features string
@@ -177,6 +224,9 @@ func (s *Systemd) Check(ctx context.Context) (Sandbox, error) {
 	unified, err := s.unified(ctx)
 	if err != nil {
 		return Sandbox{}, fmt.Errorf("look at the host's cgroups: %w", err)
+	}
+	if err := s.lookAtMounts(ctx); err != nil {
+		return Sandbox{}, err
 	}
 	s.mu.Lock()
 	s.version = version

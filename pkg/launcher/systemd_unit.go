@@ -119,12 +119,14 @@ func (s *Systemd) properties(u Unit, socket dbus.UnixFD) []sd.Property {
 	if u.CacheDir != "" {
 		writable = append(writable, u.CacheDir)
 	}
-	for _, p := range sandbox(writable) {
-		props = append(props, p.Property)
-	}
-	props = append(props, s.extra...)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	for _, p := range sandbox(writable) {
+		if !p.mounts || !s.unshared {
+			props = append(props, p.Property)
+		}
+	}
+	props = append(props, s.extra...)
 	return wire(slices.DeleteFunc(props, func(p Property) bool { return s.lacking[p.Name] }))
 }
 
