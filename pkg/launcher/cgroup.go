@@ -25,8 +25,11 @@ const probeTimeout = 5 * time.Second
 
 // SurvivesDriver tells whether helpers go on when the driver is restarted, and why not. At the end of a container, and of
 // a systemd unit, everything in its cgroup is killed; a driver in one moves helpers out at their start. Until one was
-// started the answer is whether that looks possible.
+// started the answer is whether that looks possible. The network of a pod ends with it, too.
 func (p *Process) SurvivesDriver() (bool, string) {
+	if err := p.sameNetwork(); err != nil {
+		return false, err.Error()
+	}
 	const why = "helpers stay in the driver's cgroup, and all of that is killed when the driver's container or unit ends: "
 	p.mu.Lock()
 	started, err := p.moved, p.moveErr
@@ -40,6 +43,26 @@ func (p *Process) SurvivesDriver() (bool, string) {
 		return false, why + err.Error()
 	}
 	return true, ""
+}
+
+// sameNetwork refuses a driver in a container with a network of its own: its helpers share that, and it is gone with the
+// container's pod.
+func (p *Process) sameNetwork() error {
+	if !p.ns.Foreign() {
+		return nil
+	}
+	own, err := os.Readlink("/proc/self/ns/net")
+	if err != nil {
+		return fmt.Errorf("finding the driver's network: %w", err)
+	}
+	host, err := os.Readlink("/proc/1/ns/net")
+	if err != nil {
+		return fmt.Errorf("finding the host's network: %w", err)
+	}
+	if own != host {
+		return errors.New("helpers are in the network of the driver's pod, which ends with it: set hostNetwork: true on the node's pod")
+	}
+	return nil
 }
 
 // confined tells whether the driver's cgroup is one that is killed as a whole.

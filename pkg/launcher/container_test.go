@@ -178,3 +178,35 @@ func inContainer(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// TestNetworkOfTheDriversPod makes a host of its own, and in it a container with a network of its own.
+func TestNetworkOfTheDriversPod(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root")
+	}
+	switch level := os.Getenv(containerLevel); level {
+	case "":
+		if out, err := respawn("host", t.Name(), syscall.CLONE_NEWPID|syscall.CLONE_NEWNS); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	case "host":
+		if err := errors.Join(unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
+			unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")); err != nil {
+			t.Fatal(err)
+		}
+		for level, namespaces := range map[string]uintptr{"shared": syscall.CLONE_NEWNS, "own": syscall.CLONE_NEWNS | syscall.CLONE_NEWNET} {
+			if out, err := respawn(level, t.Name(), namespaces); err != nil {
+				t.Errorf("%v\n%s", err, out)
+			}
+		}
+	default:
+		ns, err := host.NewNamespace()
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, why := launcher.NewProcess(ns, "/proc/self/exe").SurvivesDriver()
+		if blamed := strings.Contains(why, "hostNetwork"); blamed != (level == "own") {
+			t.Errorf("a network %s: %q", level, why)
+		}
+	}
+}
