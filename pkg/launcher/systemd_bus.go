@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -166,15 +167,7 @@ func (s *Systemd) dialBus(ctx context.Context, path string) (*dbus.Conn, error) 
 // isDBusError tells whether err is an answer of that name.
 func isDBusError(err error, names ...string) bool {
 	var answer dbus.Error
-	if !errors.As(err, &answer) {
-		return false
-	}
-	for _, name := range names {
-		if answer.Name == name {
-			return true
-		}
-	}
-	return false
+	return errors.As(err, &answer) && slices.Contains(names, answer.Name)
 }
 
 // lost tells whether an error is of the connection, or the bus's answer for a systemd that is about to be back.

@@ -191,6 +191,8 @@ func (s *Systemd) lookAtMounts(ctx context.Context) error {
 
 // Check calls systemd and finds out what it can do. A fault.Precondition says that the host has none, or too old a one.
 func (s *Systemd) Check(ctx context.Context) (Sandbox, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
 	var version, features string
 	var known map[string]any
 	check := func(ctx context.Context, b *bus) error {

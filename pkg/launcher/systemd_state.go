@@ -31,7 +31,7 @@ func (b *bus) unit(ctx context.Context, name string) (unitState, error) {
 }
 
 func (u unitState) text(name string) string {
-	s, _ := u[name].(string) //nolint:revive // "" is what a unit without it has
+	s, _ := u[name].(string) // "" is what a unit without it has
 	return s
 }
 

@@ -182,7 +182,7 @@ func (h *machine) tests() (int, error) {
 			args = append(args, a)
 		}
 	}
-	cmd := exec.CommandContext(context.Background(), "/proc/self/exe", args...)
+	cmd := exec.CommandContext(context.Background(), "/proc/self/exe", args...) //nolint:gosec // this binary with its own arguments
 	cmd.Env = append(os.Environ(), envRole+"="+roleInside)
 	cmd.Stdout, cmd.Stderr, cmd.Dir = os.Stdout, os.Stderr, "/"
 	err := h.enter(cmd)
@@ -205,7 +205,7 @@ func (h *machine) enter(cmd *exec.Cmd) error {
 	done := make(chan error, 1)
 	go func() {
 		// Never unlocked: the thread is in the host's namespaces and ends with the goroutine. The command, which gets
-		// its namespaces from the thread that forks it, dies with it.
+		// its namespaces from the thread that forks it, dies with the host's init.
 		runtime.LockOSThread()
 		if unix.Gettid() == os.Getpid() { // that thread would not end, so it is held while another one is used
 			done <- h.enter(cmd)

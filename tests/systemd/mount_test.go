@@ -316,7 +316,7 @@ func TestHungClientKeepsNoUnitFromStarting(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, child := range strings.Fields(string(body)) {
+		for child := range strings.FieldsSeq(string(body)) {
 			var c int
 			_, _ = fmt.Sscan(child, &c)
 			kill(t, c, unix.SIGSTOP)

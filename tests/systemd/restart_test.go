@@ -85,7 +85,11 @@ func TestWithoutABusSystemdItselfIsCalled(t *testing.T) {
 	if err := os.Rename(systemBus, systemBus+".gone"); err != nil {
 		t.Fatal(err)
 	}
-	defer os.Rename(systemBus+".gone", systemBus)
+	defer func() {
+		if err := os.Rename(systemBus+".gone", systemBus); err != nil {
+			t.Error(err)
+		}
+	}()
 	start(t, l).hello()
 	if _, err := newLauncher(t, launcher.WithSockets(systemBus)).Check(bounded(t)); !fault.Is(err, fault.Precondition) {
 		t.Errorf("with the bus alone: %v", err)

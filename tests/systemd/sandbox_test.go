@@ -94,10 +94,29 @@ func TestClientReachesNothingBeyondItsOwn(t *testing.T) {
 	if _, err := os.Lstat("/tmp/stand-in"); err == nil {
 		t.Error("the client's /tmp is the host's")
 	}
-	for _, name := range strings.Fields(u.said("list:/proc")) {
+	for name := range strings.FieldsSeq(u.said("list:/proc")) {
 		if strings.Trim(name, "0123456789") == "" && name != fmt.Sprint(s.ClientPID) && name != fmt.Sprint(s.PID) {
 			t.Errorf("the client sees process %s", name)
 		}
+	}
+}
+
+func TestClientCannotReachTheMetadataOfTheCloud(t *testing.T) {
+	l := newLauncher(t)
+	box, err := l.Check(bounded(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Contains(box.Present, "IPAddressDeny") {
+		t.Skipf("the host's systemd cannot deny addresses: %v", box.Missing)
+	}
+	u := start(t, l)
+	u.run("send:169.254.169.254", "send:127.0.0.1", "wait:/nowhere")
+	if said := u.said("send:169.254.169.254"); !strings.Contains(said, "operation not permitted") {
+		t.Errorf("to the metadata: %q", said)
+	}
+	if said := u.said("send:127.0.0.1"); said != "" {
+		t.Errorf("elsewhere: %q", said)
 	}
 }
 

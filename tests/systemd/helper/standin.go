@@ -1,7 +1,9 @@
 package main
 
 import (
+	"context"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -20,6 +22,7 @@ import (
 //	socket:<family>  make a datagram socket of that address family's number
 //	unshare          make a user namespace
 //	code             map memory that can be written and executed
+//	send:<addr>      send a packet to an address
 //	eat:<MiB>        use so much memory
 //	wait:<path>      until the file is there
 //	exit:<code>      end
@@ -55,6 +58,12 @@ func standIn(steps []string) int {
 			err = unix.Unshare(unix.CLONE_NEWUSER)
 		case "code":
 			_, err = unix.Mmap(-1, 0, 4096, unix.PROT_WRITE|unix.PROT_EXEC, unix.MAP_ANON|unix.MAP_PRIVATE)
+		case "send":
+			var conn net.Conn
+			if conn, err = new(net.Dialer).DialContext(context.Background(), "udp", net.JoinHostPort(arg, "80")); err == nil {
+				_, err = conn.Write([]byte("x"))
+				conn.Close()
+			}
 		case "eat":
 			for range n {
 				piece := make([]byte, 1<<20)

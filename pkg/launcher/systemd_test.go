@@ -1,0 +1,237 @@
+package launcher
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/godbus/dbus/v5"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/launcher/runas"
+)
+
+// here is the namespace of a driver that is not in a container.
+type here struct{}
+
+func (here) Foreign() bool                                         { return false }
+func (here) Do(_ context.Context, _ string, fn func() error) error { return fn() }
+
+func TestVersionsOfSystemdAreRead(t *testing.T) {
+	for text, want := range map[string]int{"252.38-1~deb12u1": 252, "v255": 255, "249 (249-10.el9)": 249, "258": 258, "": -1, "devel": -1} {
+		if got, err := parseVersion(text); (err != nil) != (want < 0) || err == nil && got != want {
+			t.Errorf("%q: %d %v", text, got, err)
+		}
+	}
+}
+
+func TestUnknownPropertyIsFoundInTheAnswerOfThatNameAlone(t *testing.T) {
+	answer := func(name, text string) error { return dbus.Error{Name: name, Body: []any{text}} }
+	for _, c := range []struct {
+		err  error
+		want string
+	}{
+		{answer(errReadOnly, "Cannot set property ProtectProc, or unknown property."), "ProtectProc"},
+		{answer(errUnitExists, "Cannot set property ProtectProc, or unknown property."), ""},
+		{answer(errReadOnly, "Something else"), ""},
+		{errors.New("Cannot set property ProtectProc, or unknown property."), ""}, //nolint:revive // as systemd writes it
+	} {
+		if got, ok := unknownProperty(c.err); got != c.want || ok != (c.want != "") {
+			t.Errorf("%v: %q %v", c.err, got, ok)
+		}
+	}
+}
+
+func TestOnlyWhatIsDispensableIsLearntToBeUnknown(t *testing.T) {
+	s, err := NewSystemd(here{}, "/helper", WithProperties(Property{"Extra", true}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]bool{
+		"ProtectProc": true, "OOMPolicy": true, "Extra": true,
+		"NoNewPrivileges": false, "CapabilityBoundingSet": false, "ExecStart": false, "StandardInputFileDescriptor": false, "MemoryMax": false, "NeverHeardOf": false,
+	} {
+		err := dbus.Error{Name: errReadOnly, Body: []any{"Cannot set property " + name + ", or unknown property."}}
+		if got := s.learn(t.Context(), err); got != want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+	for _, p := range s.properties(Unit{Name: "a"}, 0) {
+		if p.Name == "ProtectProc" || p.Name == "OOMPolicy" || p.Name == "Extra" {
+			t.Errorf("%s is still asked for", p.Name)
+		}
+	}
+	if missing := strings.Join(s.Sandbox().Missing, " "); !strings.Contains(missing, "ProtectProc (unknown") || !strings.Contains(missing, "Extra (unknown") {
+		t.Error(missing)
+	}
+}
+
+func TestUnitCannotBringItsOwnVariablesOrLines(t *testing.T) {
+	s, err := NewSystemd(here{}, "/opt/s3-csi/s3-csi-helper")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range s.properties(Unit{Name: "a-1", Description: "two\nlines\x00", StateDir: "/run/$HOME", UID: 5000, GID: 6000}, 0) {
+		switch p.Name {
+		case "Description":
+			if got := p.Value.Value(); got != "two lines " {
+				t.Errorf("%q", got)
+			}
+		case "ExecStart":
+			got := fmt.Sprint(p.Value.Value())
+			if got != "[{/opt/s3-csi/s3-csi-helper [s3-csi-helper run-as 5000 6000 helper --name a-1 --state-dir /run/$$HOME] false}]" {
+				t.Error(got)
+			}
+		}
+	}
+}
+
+func TestUnitsUIDIsReadFromItsCommandLine(t *testing.T) {
+	line := func(argv ...string) any { return [][]any{{"/helper", argv, false}} }
+	for _, c := range []struct {
+		value any
+		uid   uint32
+		ok    bool
+	}{
+		{line(runas.Argv("helper", 5000, 6000, "helper")...), 5000, true},
+		{line("helper", "run-as", "5", "6000"), 0, false},
+		{line("sleep", "1000"), 0, false},
+		{line(), 0, false}, {nil, 0, false}, {[][]any{}, 0, false}, {"text", 0, false},
+	} {
+		if uid, ok := uidOf(c.value); ok != c.ok || ok && uid != c.uid {
+			t.Errorf("%v: %d %v", c.value, uid, ok)
+		}
+	}
+}
+
+func TestNamesThatStandForThemselvesInAUnitsName(t *testing.T) {
+	for name, want := range map[string]bool{
+		"zm2ncgjtzq7yf3wnb72dclmm-1": true, "A_b.c": true, "": false, "a/b": false, "a@b": false, `a\x2d`: false, "a b": false, "é": false, strings.Repeat("a", 201): false,
+	} {
+		if got := validUnitName(name); got != want {
+			t.Errorf("%q: %v", name, got)
+		}
+	}
+}
+
+func TestLimitsAreBoundedAndFilledIn(t *testing.T) {
+	for _, l := range []Limits{{MemoryMax: 1}, {MemoryHigh: 1}, {CPUWeight: 10001}, {TasksMax: 1}} {
+		if err := l.check(); !fault.Is(err, fault.Invalid) {
+			t.Errorf("%+v: %v", l, err)
+		}
+	}
+	if err := (Limits{}).check(); err != nil {
+		t.Error(err)
+	}
+	if got, want := (Limits{MemoryMax: 1, TasksMax: 2}).or(Limits{MemoryMax: 3, CPUWeight: 4}), (Limits{MemoryMax: 1, CPUWeight: 4, TasksMax: 2}); got != want {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestOOMKillsOfBothVersions(t *testing.T) {
+	for body, want := range map[string]uint64{
+		"low 0\nhigh 12\nmax 3\noom 2\noom_kill 1\noom_group_kill 0\n": 1,
+		"oom_kill_disable 0\nunder_oom 0\noom_kill 7\n":                7,
+		"oom_kill many\n": 0, "": 0,
+	} {
+		if got := parseOOMKills([]byte(body)); got != want {
+			t.Errorf("%q: %d", body, got)
+		}
+	}
+}
+
+func TestEndsInWords(t *testing.T) {
+	for want, r := range map[string]Result{
+		"killed for want of memory": {Active: "failed", Result: "oom-kill", Signal: "SIGKILL"},
+		"ended by SIGSEGV":          {Active: "failed", Result: "core-dump", Signal: "SIGSEGV"},
+		"exit status 1":             {Active: "failed", Result: "exit-code", ExitCode: 1},
+		"exit status 217 (USER)":    {Active: "failed", Result: "exit-code", ExitCode: 217},
+		"it is active, 2 of its processes killed for want of memory": {Active: "active", Result: "success", OOMKills: 2},
+		"it is failed, result timeout":                               {Active: "failed", Result: "timeout"},
+	} {
+		if got := r.String(); got != want {
+			t.Errorf("%+v: %q, want %q", r, got, want)
+		}
+	}
+}
+
+func TestWhatIsTriedAgain(t *testing.T) {
+	for _, err := range []error{
+		dbus.ErrClosed, fmt.Errorf("x: %w", io.EOF), syscall.ECONNRESET, &connectError{errors.New("dbus: authentication failed")},
+		dbus.Error{Name: "org.freedesktop.DBus.Error.NoReply"}, dbus.Error{Name: "org.freedesktop.DBus.Error.NameHasNoOwner"},
+	} {
+		if !lost(err) {
+			t.Errorf("%v is final", err)
+		}
+	}
+	for _, err := range []error{errors.New("x"), dbus.Error{Name: errUnitExists}, dbus.Error{Name: errAccessDenied}, context.Canceled} {
+		if lost(err) {
+			t.Errorf("%v is tried again", err)
+		}
+	}
+}
+
+func TestAnswersAreClassified(t *testing.T) {
+	for name, want := range map[string]fault.Kind{errShuttingDown: fault.Unavailable, errDestructive: fault.Unavailable, errAccessDenied: fault.Precondition, "x": fault.Unknown} {
+		if got := fault.KindOf(classify(dbus.Error{Name: name})); got != want {
+			t.Errorf("%s: %d", name, got)
+		}
+	}
+}
+
+func TestLauncherThatCannotWorkIsRefused(t *testing.T) {
+	for what, create := range map[string]func() (*Systemd, error){
+		"relative program": func() (*Systemd, error) { return NewSystemd(here{}, "helper") },
+		"no socket":        func() (*Systemd, error) { return NewSystemd(here{}, "/helper", WithSockets()) },
+		"tiny limit": func() (*Systemd, error) {
+			return NewSystemd(here{}, "/helper", WithDefaultLimits(Limits{MemoryMax: 1}))
+		},
+		"tiny slice": func() (*Systemd, error) { return NewSystemd(here{}, "/helper", WithSliceLimits(Limits{MemoryMax: 1})) },
+	} {
+		if _, err := create(); err == nil {
+			t.Errorf("%s is accepted", what)
+		}
+	}
+}
+
+func TestSystemdThatDoesNotAnswerIsGivenUpInTime(t *testing.T) {
+	dir := t.TempDir()
+	// A socket that accepts and says nothing.
+	l := listen(t, dir+"/private")
+	defer l.Close()
+	s, err := NewSystemd(here{}, "/helper", WithSockets(dir+"/private"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	began := time.Now()
+	for what, call := range map[string]func() error{
+		"check":  func() error { _, err := s.Check(ctx); return err },
+		"list":   func() error { _, err := s.List(ctx); return err },
+		"kill":   func() error { return s.Kill(ctx, 5000) },
+		"result": func() error { _, err := s.Result(ctx, "a"); return err },
+	} {
+		if err := call(); !errors.Is(err, context.DeadlineExceeded) || !fault.Is(err, fault.Timeout) {
+			t.Errorf("%s: %v (kind %d)", what, err, fault.KindOf(err))
+		}
+	}
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("it took %s", took)
+	}
+}
+
+func listen(t *testing.T, path string) net.Listener {
+	t.Helper()
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
