@@ -93,11 +93,12 @@ func UnmountTarget(root, target string) error {
 	return nil
 }
 
-// PrivateMountpoint makes a directory a mount point of its own, private and unbindable: what is mounted below it is
-// propagated nowhere, and no recursive bind of a directory above it takes those mounts along into a container, where
-// they would keep their clients alive. Only a new mount namespace still gets copies (see DetachCopies). Call it
-// inside Do; repeating it changes nothing. The directory must exist.
-func PrivateMountpoint(dir string) error {
+// SharedMountpoint makes a directory a mount point of its own that shares what is mounted below it, in a peer group of its
+// own. Whoever has a copy of those mounts then loses it when the original is unmounted, even where no mount table shows the
+// copy: systemd moves the root of a sandboxed service over the old one, whose mounts nobody can reach any more, and copies
+// there that nothing is propagated to keep their clients alive for as long as the service runs. Call it inside Do; repeating
+// it changes nothing. The directory must exist.
+func SharedMountpoint(dir string) error {
 	f, err := OpenDir(dir)
 	if err != nil {
 		return err
@@ -116,14 +117,15 @@ func PrivateMountpoint(dir string) error {
 		return err
 	}
 	if isSelfBind(top, place, mounts) {
-		if slices.Equal(top.Optional, []string{"unbindable"}) {
+		if sharesAlone(top, mounts) {
 			return nil
 		}
-		// Left by somebody who died in between.
+		// Left by somebody who died in between, or by an older driver. Private first, for a group of its own: in that of the
+		// mount around it, everything would be mounted a second time below this one.
 		if err := setPropagation(int(f.Fd()), unix.MS_PRIVATE); err != nil {
 			return fmt.Errorf("%s: %w", dir, err)
 		}
-		return wrapDir(dir, setPropagation(int(f.Fd()), unix.MS_UNBINDABLE))
+		return wrapDir(dir, setPropagation(int(f.Fd()), unix.MS_SHARED))
 	}
 	for _, m := range mounts {
 		if strings.HasPrefix(m.Mountpoint, place+"/") {
@@ -131,15 +133,21 @@ func PrivateMountpoint(dir string) error {
 				"but %s (%s) is mounted below it already and would be hidden; unmount it", dir, m.Mountpoint, m.Source)
 		}
 	}
-	return wrapDir(dir, bind(f, f, 0, unix.MS_UNBINDABLE))
+	return wrapDir(dir, bind(f, f, 0, unix.MS_SHARED))
 }
 
-// wrapDir names the directory in an error of PrivateMountpoint.
+// wrapDir names the directory in an error of SharedMountpoint.
 func wrapDir(dir string, err error) error {
 	if err != nil {
-		return fmt.Errorf("making %s a private mount point: %w", dir, err)
+		return fmt.Errorf("making %s a mount point of its own: %w", dir, err)
 	}
 	return nil
+}
+
+// sharesAlone tells whether a mount is shared in another group than the mount that it is mounted on.
+func sharesAlone(m Mount, mounts []Mount) bool {
+	group := peerGroup(m)
+	return len(m.Optional) == 1 && group != "" && !slices.ContainsFunc(mounts, func(p Mount) bool { return p.ID == m.Parent && peerGroup(p) == group })
 }
 
 // isSelfBind tells whether top is a bind of the directory place on itself.

@@ -153,60 +153,83 @@ func TestUsersAreFoundByTheirWorkingDirectory(t *testing.T) {
 	}
 }
 
-func TestPrivateMountpointKeepsMountsToItself(t *testing.T) {
+func TestSharedMountpointTakesCopiesAlong(t *testing.T) {
 	needMounts(t)
 	n := testNamespace(t)
-	dir := hostDir(t, n)
-	state := mkdir(t, dir, "state")
-	sharedTmpfs(t, n, state)
-	sources := state + "/sources"
-	do(t, n, "mkdir", func() error { return os.MkdirAll(sources+"/a", 0o755) })
-	for range 3 {
-		do(t, n, "making it private", func() error { return PrivateMountpoint(sources) })
-	}
-	if m := mountAt(t, n, sources); !slices.Equal(m.Optional, []string{"unbindable"}) {
-		t.Errorf("propagation %v", m.Optional)
-	}
-	mountFake(t, n, sources+"/a", "s3csi:private")
-	if m := mountAt(t, n, sources+"/a"); len(m.Optional) != 0 {
-		t.Errorf("the mount below is not private: %v", m.Optional)
-	}
-	do(t, n, "doing it again with mounts below", func() error { return PrivateMountpoint(sources) })
-	mountAt(t, n, sources)
+	for name, around := range map[string]func(string){
+		"shared":  func(dir string) { sharedTmpfs(t, n, dir) },
+		"private": func(string) {},
+	} {
+		dir := hostDir(t, n)
+		state := mkdir(t, dir, "state")
+		around(state)
+		sources := state + "/sources"
+		do(t, n, "mkdir", func() error { return os.MkdirAll(sources+"/a", 0o755) })
+		for range 3 {
+			do(t, n, "sharing it", func() error { return SharedMountpoint(sources) })
+		}
+		m := mountAt(t, n, sources)
+		if len(m.Optional) != 1 || peerGroup(m) == "" {
+			t.Errorf("%s: propagation %v", name, m.Optional)
+		}
+		mountFake(t, n, sources+"/a", "s3csi:shared")
+		if got := mountsAt(t, n, sources+"/a"); len(got) != 1 {
+			t.Errorf("%s: mounted %d times: %+v", name, len(got), got)
+		}
+		do(t, n, "doing it again with mounts below", func() error { return SharedMountpoint(sources) })
+		if again := mountAt(t, n, sources); !slices.Equal(again.Optional, m.Optional) {
+			t.Errorf("%s: propagation %v became %v", name, m.Optional, again.Optional)
+		}
 
-	// A container that has the state directory, mounted as runtimes do.
-	view := mkdir(t, dir, "view")
-	do(t, n, "binding", func() error { return unix.Mount(state, view, "", unix.MS_BIND|unix.MS_REC, "") })
-	if got := mountsAt(t, n, view+"/sources/a"); len(got) != 0 {
-		t.Errorf("a recursive bind carried %+v along", got)
-	}
-	// Publications are binds from there.
-	if err := bindDirs(t, n, sources+"/a", dir+"/target", BindAttrs{}); err != nil {
-		t.Fatal(err)
-	}
-	if m := mountAt(t, n, dir+"/target"); m.Source != "s3csi:private" {
-		t.Errorf("%+v", m)
+		// Publications are binds from there, and nobody's copies.
+		if err := bindDirs(t, n, sources+"/a", dir+"/target", BindAttrs{}); err != nil {
+			t.Fatal(err)
+		}
+		if m := mountAt(t, n, dir+"/target"); m.Source != "s3csi:shared" || len(m.Optional) != 0 {
+			t.Errorf("%s: %+v", name, m)
+		}
+		// Somebody has the state directory with what is mounted in it.
+		view := mkdir(t, dir, "view")
+		do(t, n, "binding", func() error { return unix.Mount(state, view, "", unix.MS_BIND|unix.MS_REC, "") })
+		mountAt(t, n, view+"/sources/a")
+		do(t, n, "unmounting", func() error { return Unmount(sources + "/a") })
+		if got := mountsAt(t, n, view+"/sources/a"); len(got) != 0 {
+			t.Errorf("%s: a copy outlives the mount: %+v", name, got)
+		}
+		mountAt(t, n, dir+"/target")
 	}
 }
 
-func TestPrivateMountpointFinishesWhatWasBegun(t *testing.T) {
+func TestSharedMountpointFinishesWhatWasBegun(t *testing.T) {
 	needMounts(t)
 	n := testNamespace(t)
-	dir := hostDir(t, n)
-	do(t, n, "binding", func() error { return unix.Mount(dir, dir, "", unix.MS_BIND, "") })
-	do(t, n, "making it private", func() error { return PrivateMountpoint(dir) })
-	if m := mountAt(t, n, dir); !slices.Equal(m.Optional, []string{"unbindable"}) {
-		t.Errorf("propagation %v", m.Optional)
+	for name, propagation := range map[string]uintptr{"of the mount around it": 0, "private": unix.MS_PRIVATE, "unbindable": unix.MS_UNBINDABLE} {
+		dir := mkdir(t, hostDir(t, n), "shared")
+		sharedTmpfs(t, n, dir)
+		sources := dir + "/sources"
+		do(t, n, "mkdir", func() error { return os.MkdirAll(sources+"/a", 0o755) })
+		do(t, n, "binding", func() error { return unix.Mount(sources, sources, "", unix.MS_BIND, "") })
+		if propagation != 0 {
+			do(t, n, "setting "+name, func() error { return unix.Mount("", sources, "", propagation, "") })
+		}
+		do(t, n, "sharing it", func() error { return SharedMountpoint(sources) })
+		if m := mountAt(t, n, sources); len(m.Optional) != 1 || peerGroup(m) == "" || peerGroup(m) == peerGroup(mountAt(t, n, dir)) {
+			t.Errorf("%s: propagation %v", name, m.Optional)
+		}
+		mountFake(t, n, sources+"/a", "s3csi:begun")
+		if got := mountsAt(t, n, sources+"/a"); len(got) != 1 {
+			t.Errorf("%s: mounted %d times", name, len(got))
+		}
 	}
 }
 
-func TestPrivateMountpointHidesNothing(t *testing.T) {
+func TestSharedMountpointHidesNothing(t *testing.T) {
 	needMounts(t)
 	n := testNamespace(t)
 	dir := hostDir(t, n)
 	below := mkdir(t, dir, "below")
 	do(t, n, "mounting", func() error { return unix.Mount("tmpfs", below, "tmpfs", 0, "") })
-	err := n.Do(t.Context(), "making it private", func() error { return PrivateMountpoint(dir) })
+	err := n.Do(t.Context(), "sharing it", func() error { return SharedMountpoint(dir) })
 	if !fault.Is(err, fault.Precondition) || len(mountsAt(t, n, dir)) != 0 {
 		t.Errorf("got %v", err)
 	}

@@ -143,7 +143,7 @@ func New(ctx context.Context, o Options) (*Manager, error) {
 		if m.salt, err = m.store.salt(); err != nil {
 			return err
 		}
-		return host.PrivateMountpoint(m.store.sources())
+		return host.SharedMountpoint(m.store.sources())
 	})
 	if err != nil {
 		if m.lock != nil {

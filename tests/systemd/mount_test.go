@@ -124,10 +124,6 @@ func (n *node) manage(server *s3server.Server) {
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	// What is unmounted below the sources has to be unmounted in the namespaces of services too.
-	if err := unix.Mount("", "/run/"+filepath.Base(n.dir)+"/sources", "", unix.MS_SHARED, ""); err != nil {
-		n.t.Fatal(err)
-	}
 }
 
 func (n *node) request(name string) mount.Request {
