@@ -215,10 +215,15 @@ func (m *Manager) handKeys(ctx context.Context, r Request, rec record) error {
 	if err != nil {
 		return err
 	}
-	hctx, cancel := context.WithTimeout(ctx, helperBound)
+	return m.giveKeys(ctx, rec, keys)
+}
+
+// giveKeys replaces the keys of a running mount.
+func (m *Manager) giveKeys(ctx context.Context, rec record, keys credentials.Keys) error {
+	ctx, cancel := context.WithTimeout(ctx, helperBound)
 	defer cancel()
-	if err := m.peer(rec.Name).Credentials(hctx, keys); err != nil {
-		return fmt.Errorf("refreshing the credentials of mount %s: %w", rec.Name, err)
+	if err := m.peer(rec.Name).Credentials(ctx, keys); err != nil {
+		return fmt.Errorf("refreshing the credentials of mount %s (volume %s): %w", rec.Name, rec.VolumeID, err)
 	}
 	return nil
 }

@@ -105,12 +105,7 @@ func (m *Manager) refresh(ctx context.Context, rec record) error {
 	if err != nil {
 		return fmt.Errorf("refreshing the credentials of mount %s (volume %s): %w", rec.Name, rec.VolumeID, err)
 	}
-	hctx, cancel := context.WithTimeout(ctx, helperBound)
-	defer cancel()
-	if err := m.peer(rec.Name).Credentials(hctx, keys); err != nil {
-		return fmt.Errorf("refreshing the credentials of mount %s (volume %s): %w", rec.Name, rec.VolumeID, err)
-	}
-	return nil
+	return m.giveKeys(ctx, rec, keys)
 }
 
 // reportCaches says what of the cache belongs to no mount. It may be the only copy of a file, so it is for a human to remove.
