@@ -124,7 +124,7 @@ func addNode(ctx context.Context, cfg *driver.Config, o driver.Options, s storag
 	}
 	logger := klog.FromContext(ctx)
 	if err := host.HostPID(); err != nil {
-		logger.Info("Publishing will fail", "reason", err.Error())
+		logger.Info("Volumes of clients that must see their callers, mountpoint-s3 for one, cannot be published", "reason", err.Error())
 		cfg.Health.Note(err.Error())
 	}
 	processes := launcher.NewProcess(namespace, helperProgram(executable), launcher.WithUIDs(launcher.UIDRange(o.Node.UIDs)))
