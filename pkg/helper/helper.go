@@ -36,16 +36,17 @@ type helper struct {
 	killed   chan struct{}  // closed by the first quit request
 	runs     sync.WaitGroup // of clients' readers and waiters
 
-	mu       sync.Mutex
-	status   Status
-	changed  chan struct{} // closed and replaced with each revision
-	lastTalk time.Time     // of the latest request, and of the end
-	waiting  int           // status requests that wait
-	pgid     int           // of the running client
-	stopping bool          // SIGTERM: end when there is no client
-	quitting bool          // a quit request: likewise, and the client is killed
-	told     bool          // the final status was read
-	finished bool          // done is closed
+	mu        sync.Mutex
+	status    Status
+	changed   chan struct{} // closed and replaced with each revision
+	lastTalk  time.Time     // of the latest request, and of the end
+	waiting   int           // status requests that wait
+	pgid      int           // of the running client
+	stopping  bool          // SIGTERM: end when there is no client
+	quitting  bool          // a quit request: likewise, and the client is killed
+	condemned bool          // the running client was killed for a kill request
+	told      bool          // the final status was read
+	finished  bool          // done is closed
 }
 
 func newHelper(o options) (*helper, error) {
@@ -157,7 +158,7 @@ func (h *helper) start(req StartRequest, fuse *os.File) error {
 		return fault.Errorf(fault.Precondition, "start the client %s: %w", req.Command.Argv[0], err)
 	}
 	h.log.printf("client %s started as pid %d", filepath.Base(req.Command.Argv[0]), run.process.Pid)
-	h.pgid = run.process.Pid
+	h.pgid, h.condemned = run.process.Pid, false
 	h.status.State, h.status.ClientPID = StateRunning, run.process.Pid
 	h.status.ExitCode, h.status.Signal, h.status.Queue = 0, "", nil
 	h.status.Starts++
@@ -211,9 +212,12 @@ func (h *helper) recordEnd() {
 	if !end.Expected || end.Code != 0 {
 		end.Tail = h.tail.snapshot()
 		end.Reason = "the client ended " + describe(end.Code, end.Signal)
-		if h.quitting {
+		switch {
+		case h.quitting:
 			end.Reason += " after the driver had told the helper to quit"
-		} else if !end.Expected {
+		case h.condemned:
+			end.Reason += " after the driver had told the helper to kill it"
+		case !end.Expected:
 			end.Reason += " while it was mounted"
 		}
 	}
@@ -272,6 +276,18 @@ func (h *helper) quit() {
 		killGroup(h.pgid)
 	}
 	h.settle()
+}
+
+// kill kills a client that runs. One that hangs in the kernel ends when its connection does; the status tells when.
+func (h *helper) kill() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.pgid == 0 {
+		return
+	}
+	h.condemned = true
+	h.log.printf("told to kill the client (pid %d)", h.pgid)
+	killGroup(h.pgid)
 }
 
 // stop is a signal: ends the helper as soon as no client runs.

@@ -141,14 +141,21 @@ func (r *rig) start(steps ...string) Status {
 	return s
 }
 
-func (r *rig) tryStart(steps ...string) (Status, error) {
+func (r *rig) tryStart(steps ...string) (Status, error) { return r.tryStartWith(testKeys, steps...) }
+
+// tryStartWithoutKeys leaves the helper those that it has.
+func (r *rig) tryStartWithoutKeys(steps ...string) (Status, error) {
+	return r.tryStartWith(credentials.Keys{}, steps...)
+}
+
+func (r *rig) tryStartWith(keys credentials.Keys, steps ...string) (Status, error) {
 	null, err := os.Open(os.DevNull)
 	if err != nil {
 		return Status{}, err
 	}
 	defer null.Close()
 	return r.peer.Start(bounded(r.t), StartRequest{
-		Client: "stand-in", Keys: testKeys,
+		Client: "stand-in", Keys: keys,
 		Command: client.Command{Argv: helpertest.Argv(r.program, steps...), Env: []string{"PATH=/nowhere", "AWS_CONFIG_FILE=/etc/passwd", "GREETING=hello"}},
 	}, null)
 }

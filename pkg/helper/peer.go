@@ -78,6 +78,16 @@ func (p *Peer) End(ctx context.Context) error {
 	return err
 }
 
+// Kill makes the helper kill the client that runs, with all of its process group; none: nothing happens. The helper lives
+// on, keeps its keys, reports the exit as any other, and takes a new Start then. Kill returns when the signal is sent: a
+// client that hangs in the kernel ends only with its connection, so wait for the exit with Status.
+//
+// A helper that was started by a driver too old to know the request is Unsupported, and nothing was done.
+func (p *Peer) Kill(ctx context.Context) error {
+	_, err := p.call(ctx, request{Op: opKill}, nil, true)
+	return err
+}
+
 // Quit makes the helper kill a client that still runs and end itself. It returns when the helper has accepted that.
 func (p *Peer) Quit(ctx context.Context) error {
 	_, err := p.call(ctx, request{Op: opQuit}, nil, true)

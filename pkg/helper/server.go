@@ -132,6 +132,9 @@ func (h *helper) handle(ctx context.Context, conn *net.UnixConn, req request, fu
 	case opEnd:
 		h.end()
 		return nil
+	case opKill:
+		h.kill()
+		return nil
 	case opQuit:
 		return nil // once the answer is out
 	}

@@ -17,7 +17,17 @@ import (
 //
 // A connection carries one request and one reply, each a JSON object after its length in four bytes, big endian. Every
 // message says the lowest protocol that can understand it. Both sides ignore fields that they do not know, so a new
-// field needs no new protocol; a new meaning does. A start request carries the FUSE descriptor with its first byte.
+// field needs no new protocol; a new meaning does. A start request carries the FUSE descriptor with its first byte. A
+// new operation needs no new protocol either: a helper answers one that it does not know with an error of the kind
+// "unsupported" and does nothing. The operations:
+//
+//	hello        the status
+//	start        run a client on the descriptor that comes along
+//	status       the status, once its revision differs from since
+//	credentials  replace the keys
+//	end          the mount is about to go; the client's exit is expected from now on
+//	kill         kill the client, if one runs, and live on (later than the others: the first helpers do not know it)
+//	quit         kill the client and end
 const ProtocolVersion = 1
 
 // maxMessage bounds a message without its length, in bytes.
@@ -29,6 +39,7 @@ const (
 	opStatus      = "status"
 	opCredentials = "credentials"
 	opEnd         = "end"
+	opKill        = "kill"
 	opQuit        = "quit"
 )
 
