@@ -8,6 +8,7 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 S3CSI_CACHE ?= $(HOME)/.cache/s3-csi-driver
 TOOLS := $(S3CSI_CACHE)/bin
 BIN := $(CURDIR)/bin
+OLD := $(BIN)/test/old
 IMAGE ?= s3-csi-driver
 PLATFORMS ?= linux/amd64,linux/arm64
 
@@ -37,9 +38,16 @@ build: ## Build the driver, its helper and its rclone client into bin/
 	cd clients/rclone && $(GO_BUILD) -ldflags "-s -w" -o $(BIN)/s3-csi-rclone .
 
 .PHONY: test-parts
-test-parts: build $(TOOLS)/minio-$(MINIO_VERSION) ## Build what the tests run beside the driver: S3 servers, the mount-s3 stand-in
+test-parts: build $(TOOLS)/minio-$(MINIO_VERSION) $(OLD)/s3-csi-driver ## Build what the tests run beside the driver: S3 servers, the mount-s3 stand-in, an older driver
 	cd tests && $(GO_BUILD) -o $(BIN)/test/ ./cmd/...
 	ln -sf $(TOOLS)/minio-$(MINIO_VERSION) $(TOOLS)/minio
+
+# The driver and helper of which the tests upgrade, and to which they go back. hack/freeze makes the archive.
+$(OLD)/s3-csi-driver: tests/upgrade/testdata/older.tar.gz
+	source=$$(mktemp -d); trap 'rm -rf "$$source"' EXIT; \
+		tar -xzf $< -C "$$source"; cd "$$source"; \
+		$(GO_BUILD) -ldflags "-s -w -X main.version=older" -o $(OLD)/ ./cmd/...
+	touch $@
 
 $(TOOLS)/minio-$(MINIO_VERSION):
 	mkdir -p $(TOOLS)

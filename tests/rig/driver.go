@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -47,9 +46,9 @@ func (r *Rig) Start(ctx context.Context, mode string, flags ...string) (*Driver,
 	args := []string{mode, "--endpoint=" + d.Endpoint, "--http-endpoint=" + http, "--v=5"}
 	if mode != "controller" {
 		args = append(args, "--node-id=node-1", "--state-dir="+r.State, "--cache-dir="+r.Cache, "--client-dir="+r.Clients,
-			fmt.Sprintf("--uid-range=%d-%d", r.FirstUID, r.LastUID))
+			"--launcher=process", fmt.Sprintf("--uid-range=%d-%d", r.FirstUID, r.LastUID))
 	}
-	argv := slices.Concat(r.Wrapper, []string{filepath.Join(r.Clients, "s3-csi-driver")}, args, flags)
+	argv := slices.Concat(r.Wrapper, []string{r.Program}, args, flags)
 	d.cmd, err = r.run(ctx, r.Environment(), argv[0], argv[1:]...)
 	if err != nil {
 		return nil, err

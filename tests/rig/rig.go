@@ -38,6 +38,12 @@ const (
 	uidBlocks = 100
 )
 
+// The driver's programs, by their names in the directory of the built ones and in the rig's.
+const (
+	driverProgram = "s3-csi-driver"
+	helperProgram = "s3-csi-helper"
+)
+
 // S3 is the service that a rig's driver uses as its backend "default".
 type S3 struct {
 	Endpoint string
@@ -52,6 +58,8 @@ type Rig struct {
 	Cache   string // --cache-dir
 	Clients string // --client-dir
 	S3      S3
+	// Program is the driver's; helpers are made of the one beside it.
+	Program string
 	// Wrapper is a command that drivers are started through, such as "nsenter -t 12 --mount", whose end is theirs.
 	Wrapper []string
 
@@ -87,7 +95,7 @@ func New(s3 S3) (*Rig, error) {
 		return nil, err
 	}
 	r := &Rig{Dir: dir, S3: s3, Cache: filepath.Join(dir, "cache"), Clients: filepath.Join(dir, "bin")}
-	r.State = filepath.Join("/run", filepath.Base(dir))
+	r.State, r.Program = filepath.Join("/run", filepath.Base(dir)), filepath.Join(r.Clients, driverProgram)
 	if err := r.takeUIDs(); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
@@ -127,13 +135,26 @@ func (r *Rig) install(bin string) error {
 	for _, p := range []struct {
 		from     string
 		optional bool
-	}{{filepath.Join(bin, "s3-csi-driver"), false}, {filepath.Join(bin, "s3-csi-helper"), false}, {filepath.Join(bin, "s3-csi-rclone"), false}, {mountpoint, true}} {
+	}{{filepath.Join(bin, driverProgram), false}, {filepath.Join(bin, helperProgram), false}, {filepath.Join(bin, "s3-csi-rclone"), false}, {mountpoint, true}} {
 		err := copyProgram(p.from, filepath.Join(r.Clients, filepath.Base(p.from)))
 		if err != nil && (!p.optional || !errors.Is(err, fs.ErrNotExist)) {
 			return fmt.Errorf("installing programs (make builds them): %w", err)
 		}
 	}
 	return nil
+}
+
+// InstallDriver copies the driver and helper of another version, which are in the directory bin, and gives the driver's path
+// for Program. The clients stay those of the rig.
+func (r *Rig) InstallDriver(bin string) (program string, err error) {
+	dir, err := os.MkdirTemp(r.Dir, "driver-")
+	if err != nil {
+		return "", err
+	}
+	program = filepath.Join(dir, driverProgram)
+	err = errors.Join(os.Chmod(dir, 0o755), copyProgram(filepath.Join(bin, driverProgram), program),
+		copyProgram(filepath.Join(bin, helperProgram), filepath.Join(dir, helperProgram)))
+	return program, err
 }
 
 func copyProgram(from, to string) error {
