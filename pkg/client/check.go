@@ -59,6 +59,34 @@ func (c Client) CheckOwner(uid, gid *uint32, field string) error {
 	return nil
 }
 
+// CheckLimits refuses, as fault.Invalid, a memory limit or number of tasks that the client does not work within, a memory
+// limit that contradicts the options, and a cache that is given both as a parameter and as an option. Limits are those of
+// a, 0 is none; options have passed Check. The error names "<field>.memoryLimit", "<field>.tasksMax" or "<field>.cache".
+func (c Client) CheckLimits(a volume.Attributes, options []volume.Option, field string) error {
+	if a.MemoryLimit != 0 && a.MemoryLimit < c.MinMemory {
+		return fault.Field(field+".memoryLimit", "%s is too little for client %s: give it at least %s",
+			volume.FormatQuantity(a.MemoryLimit), c.Name, volume.FormatQuantity(c.MinMemory))
+	}
+	if a.TasksMax != 0 && a.TasksMax < c.MinTasks {
+		return fault.Field(field+".tasksMax", "%d processes and threads are too few for client %s: give it at least %d", a.TasksMax, c.Name, c.MinTasks)
+	}
+	given := make(map[string]string, len(options))
+	for _, o := range options {
+		given[o.Name] = o.Value
+	}
+	if a.MemoryLimit != 0 && c.memory != nil {
+		if p := c.memory(a.MemoryLimit, given); p != "" {
+			return fault.Field(field+".memoryLimit", "%s %s", volume.FormatQuantity(a.MemoryLimit), p)
+		}
+	}
+	for _, name := range c.caching {
+		if _, ok := given[name]; ok && a.Cache {
+			return fault.Field(field+".cache", "stands beside the mount option %s of client %s, which says the same: remove one of them", name, c.Name)
+		}
+	}
+	return nil
+}
+
 // refusal says why a name is not among the client's options. Values are not repeated: whoever misspells a name may
 // have put a secret behind it.
 func (c Client) refusal(name string) string {

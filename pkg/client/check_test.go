@@ -87,7 +87,7 @@ func TestCheckRefusesAndSaysWhereAndWhy(t *testing.T) {
 		{"mountpoint-s3", "profile=admin", "m[0]", "parameter credentials"},
 		{"mountpoint-s3", "no-sign-request", "m[0]", "parameter credentials"},
 		{"mountpoint-s3", "log-directory=/etc", "m[0]", "log files"},
-		{"mountpoint-s3", "cache=/etc", "m[0]", "max-cache-size"},
+		{"mountpoint-s3", "cache=/etc", "m[0]", "parameters cache and cacheSize"},
 		{"mountpoint-s3", "expected-bucket-owner=111122223333", "m[0]", "expectedBucketOwner"},
 		{"mountpoint-s3", "debug-crt", "m[0]", "debug"},
 		{"mountpoint-s3", "ca-bundle=/etc/shadow", "m[0]", "backend"},
@@ -180,6 +180,93 @@ func TestOwnersThatAClientCannotShowAreRefused(t *testing.T) {
 	for want, err := range map[string]error{"p.uid: ": mp.CheckOwner(&zero, &one, "p"), "p.gid: ": mp.CheckOwner(nil, &zero, "p")} {
 		if !fault.Is(err, fault.Invalid) || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("got %v, want an Invalid error for %s", err, want)
+		}
+	}
+}
+
+func TestLimitsThatFitPass(t *testing.T) {
+	for client, tests := range map[string][]struct {
+		a    volume.Attributes
+		list []string
+	}{
+		"mountpoint-s3": {
+			{volume.Attributes{}, nil},
+			{volume.Attributes{MemoryLimit: 640 << 20, TasksMax: 64, CPUWeight: 1}, nil},
+			{volume.Attributes{MemoryLimit: 640 << 20}, []string{"memory-target=512"}},
+			{volume.Attributes{MemoryLimit: 1280 << 20}, []string{"memory-target=1024", "part-size=67108864"}},
+			{volume.Attributes{MemoryLimit: 1 << 60}, []string{"memory-target=1048576"}},
+			{volume.Attributes{Cache: true, CacheSize: 1 << 20}, []string{"metadata-ttl=5"}},
+			{volume.Attributes{}, []string{"max-cache-size=100"}},
+		},
+		"rclone": {
+			{volume.Attributes{MemoryLimit: 128 << 20, TasksMax: 64, Cache: true}, []string{"write-back=5s"}},
+			{volume.Attributes{}, []string{"read-cache", "cache-size=1Gi"}},
+		},
+	} {
+		c := get(t, client)
+		for _, tt := range tests {
+			if err := c.Check(options(tt.list...), "m"); err != nil {
+				t.Fatal(err)
+			}
+			if err := c.CheckLimits(tt.a, options(tt.list...), "p"); err != nil {
+				t.Errorf("%s, %+v, %q: %v", client, tt.a, tt.list, err)
+			}
+		}
+	}
+}
+
+func TestLimitsThatAClientCannotLiveWithAreRefused(t *testing.T) {
+	for _, tt := range []struct {
+		client string
+		a      volume.Attributes
+		list   string
+		want   []string // the first is how the error begins
+	}{
+		{"mountpoint-s3", volume.Attributes{MemoryLimit: 640<<20 - 1}, "", []string{"p.memoryLimit: ", "mountpoint-s3", "at least 640Mi"}},
+		{"mountpoint-s3", volume.Attributes{MemoryLimit: 512 << 20}, "", []string{"p.memoryLimit: 512Mi"}},
+		{"mountpoint-s3", volume.Attributes{MemoryLimit: 1279 << 20}, "memory-target=1024", []string{"p.memoryLimit: ", "memory-target=1024", "at least 1280Mi"}},
+		{"mountpoint-s3", volume.Attributes{MemoryLimit: 640 << 20}, "memory-target=513", []string{"p.memoryLimit: ", "at least 642Mi"}},
+		{"mountpoint-s3", volume.Attributes{MemoryLimit: 640 << 20}, "part-size=268435456", []string{"p.memoryLimit: ", "part-size", "512 MiB"}},
+		{"mountpoint-s3", volume.Attributes{TasksMax: 63}, "", []string{"p.tasksMax: 63", "at least 64"}},
+		{"mountpoint-s3", volume.Attributes{Cache: true}, "max-cache-size=5", []string{"p.cache: ", "max-cache-size", "remove"}},
+		{"rclone", volume.Attributes{MemoryLimit: 127 << 20}, "", []string{"p.memoryLimit: ", "rclone", "at least 128Mi"}},
+		{"rclone", volume.Attributes{TasksMax: 32}, "", []string{"p.tasksMax: "}},
+		{"rclone", volume.Attributes{Cache: true}, "read-cache=false", []string{"p.cache: ", "read-cache"}},
+		{"rclone", volume.Attributes{Cache: true, CacheSize: 1 << 30}, "cache-size=2Gi", []string{"p.cache: ", "cache-size"}},
+	} {
+		var list []volume.Option
+		if tt.list != "" {
+			list = options(tt.list)
+		}
+		if err := get(t, tt.client).Check(list, "m"); err != nil {
+			t.Fatal(err)
+		}
+		err := get(t, tt.client).CheckLimits(tt.a, list, "p")
+		if !fault.Is(err, fault.Invalid) || !strings.HasPrefix(err.Error(), tt.want[0]) {
+			t.Errorf("%s, %+v, %q: %v, want an Invalid error that begins with %q", tt.client, tt.a, tt.list, err, tt.want[0])
+			continue
+		}
+		for _, w := range tt.want {
+			if !strings.Contains(err.Error(), w) {
+				t.Errorf("%q does not hold %q", err, w)
+			}
+		}
+	}
+}
+
+// What CheckLimits asks for is enough, and what the target leaves beside it is never less than what was promised.
+func TestMountpointsMemoryTargetFitsItsLimit(t *testing.T) {
+	c := get(t, "mountpoint-s3")
+	for target := int64(mountpointLeast); target < 20000; target++ {
+		limit := uint64(mountpointLimitFor(target) * mib)
+		if got := mountpointTarget(limit); got < target {
+			t.Fatalf("a target of %d MiB is said to fit %d bytes, which make one of %d", target, limit, got)
+		}
+		if limit > c.MinMemory && mountpointTarget(limit-uint64(mib)) >= target {
+			t.Fatalf("a target of %d MiB fits less than %d bytes", target, limit)
+		}
+		if left := int64(limit) - mountpointTarget(limit)*mib; left < mountpointRoom*mib || left < int64(limit)/5 {
+			t.Fatalf("a limit of %d bytes leaves %d", limit, left)
 		}
 	}
 }

@@ -33,6 +33,20 @@ type Invocation struct {
 	UserAgent string
 	StateDir  string // a directory that the client's uid can write; gone when the mount ends
 	CacheDir  string // likewise, for what must not be in memory
+	// MemoryLimit is what the kernel lets the client and its helper have, in bytes, as CheckLimits has passed it; 0 is no
+	// limit.
+	MemoryLimit uint64
+	// Cache asks for a cache of what is read, in CacheDir; CacheSize bounds it, in bytes, and 0 is volume.DefaultCacheSize.
+	Cache     bool
+	CacheSize uint64
+}
+
+// cacheSize is the bound of the cache in bytes.
+func (in Invocation) cacheSize() uint64 {
+	if in.CacheSize == 0 {
+		return volume.DefaultCacheSize
+	}
+	return in.CacheSize
 }
 
 // Command is a process to start: nothing in it is secret.
@@ -54,6 +68,9 @@ type Client struct {
 	Refused map[string]string
 	// MinOwner is the smallest uid and gid that the client can show files with.
 	MinOwner uint32
+	// MinMemory and MinTasks are the smallest limits that the client works within, its helper's needs included: bytes, and
+	// processes and threads.
+	MinMemory, MinTasks uint64
 	// CallerPIDs tells that the client must see the pids of the processes that call it, so the driver has to mount in the
 	// host's PID namespace: Mountpoint takes a flush by another process for the end of a file's upload.
 	CallerPIDs bool
@@ -69,6 +86,10 @@ type Client struct {
 	// rules checks options against each other, after each was checked alone: given holds the values as they were
 	// written. It names the option to blame; problem "" is no objection.
 	rules func(given map[string]string) (name, problem string)
+	// memory checks a memory limit of at least MinMemory against the values of options; "" is no objection.
+	memory func(limit uint64, given map[string]string) (problem string)
+	// caching are the options that say in the client's own words what the volume's cache and cacheSize say.
+	caching []string
 }
 
 // Queue is what a client has accepted and not yet stored.

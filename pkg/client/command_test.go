@@ -31,6 +31,10 @@ func readOnly(in Invocation) Invocation { in.ReadOnly = true; return in }
 
 func with(in Invocation, texts ...string) Invocation { in.Options = options(texts...); return in }
 
+func limited(in Invocation, memory uint64) Invocation { in.MemoryLimit = memory; return in }
+
+func cached(in Invocation, size uint64) Invocation { in.Cache, in.CacheSize = true, size; return in }
+
 func TestCommandLines(t *testing.T) {
 	tests := []struct {
 		name, client string
@@ -62,6 +66,32 @@ func TestCommandLines(t *testing.T) {
 			"--foreground", "--allow-other", "--uid=1000", "--gid=2000", "--dir-mode=0755", "--file-mode=0644",
 			"--allow-delete", "--allow-overwrite", "--maximum-throughput-gbps=10", "--memory-target=1024",
 			"--cache=/var/cache/s3-csi/k-1", "--max-cache-size=2048", "--", "bucket", "/dev/fd/3",
+		}},
+		{"the parameters ask for a cache", "mountpoint-s3", cached(invocation(), 3<<30+1), []string{
+			"--foreground", "--allow-other", "--uid=1000", "--gid=2000", "--dir-mode=0755", "--file-mode=0644",
+			"--allow-delete", "--allow-overwrite", "--maximum-throughput-gbps=10", "--memory-target=1024",
+			"--cache=/var/cache/s3-csi/k-1", "--max-cache-size=3072", "--", "bucket", "/dev/fd/3",
+		}},
+		{"a cache of no size has a bound", "mountpoint-s3", limited(cached(with(invocation(), "metadata-ttl=5"), 0), 640<<20), []string{
+			"--foreground", "--allow-other", "--uid=1000", "--gid=2000", "--dir-mode=0755", "--file-mode=0644",
+			"--allow-delete", "--allow-overwrite", "--maximum-throughput-gbps=10", "--memory-target=512",
+			"--cache=/var/cache/s3-csi/k-1", "--max-cache-size=1024", "--metadata-ttl=5", "--", "bucket", "/dev/fd/3",
+		}},
+		{"the memory target follows the limit", "mountpoint-s3", limited(invocation(), 10<<30), []string{
+			"--foreground", "--allow-other", "--uid=1000", "--gid=2000", "--dir-mode=0755", "--file-mode=0644",
+			"--allow-delete", "--allow-overwrite", "--maximum-throughput-gbps=10", "--memory-target=8192", "--", "bucket", "/dev/fd/3",
+		}},
+		{"unless the author gives one that fits", "mountpoint-s3", limited(with(invocation(), "memory-target=600"), 10<<30), []string{
+			"--foreground", "--allow-other", "--uid=1000", "--gid=2000", "--dir-mode=0755", "--file-mode=0644",
+			"--allow-delete", "--allow-overwrite", "--maximum-throughput-gbps=10", "--memory-target=600", "--", "bucket", "/dev/fd/3",
+		}},
+		{"the parameters ask for a cache", "rclone", cached(invocation(), 10<<30), []string{
+			"--fuse-fd=3", "--bucket=bucket", "--uid=1000", "--gid=2000", "--dir-mode=0755", "--file-mode=0644",
+			"--cache-dir=/var/cache/s3-csi/k-1", "--read-cache=true", "--cache-size=10Gi",
+		}},
+		{"a cache of no size has a bound", "rclone", cached(invocation(), 0), []string{
+			"--fuse-fd=3", "--bucket=bucket", "--uid=1000", "--gid=2000", "--dir-mode=0755", "--file-mode=0644",
+			"--cache-dir=/var/cache/s3-csi/k-1", "--read-cache=true", "--cache-size=1Gi",
 		}},
 		{"owner 0, which it refuses, is left out", "mountpoint-s3", Invocation{Binary: "/b", Bucket: "bucket", DirMode: 0o40750, FileMode: 0}, []string{
 			"--foreground", "--allow-other", "--dir-mode=0750", "--file-mode=0000",
@@ -109,6 +139,20 @@ func TestEnvironmentsAreCompleteAndInheritNothing(t *testing.T) {
 	}
 }
 
+func TestRclonesHeapIsToldOfTheMemoryLimit(t *testing.T) {
+	for limit, want := range map[uint64]string{128 << 20: "GOMEMLIMIT=100663296", 1 << 30: "GOMEMLIMIT=858993460", 0: "", 1: "GOMEMLIMIT=1"} {
+		got := ""
+		for _, kv := range get(t, "rclone").Command(limited(invocation(), limit)).Env {
+			if strings.HasPrefix(kv, "GOMEMLIMIT=") {
+				got = kv
+			}
+		}
+		if got != want {
+			t.Errorf("a limit of %d bytes becomes %q, want %q", limit, got, want)
+		}
+	}
+}
+
 func TestCommandLeavesItsInvocationAlone(t *testing.T) {
 	for client, list := range map[string][]string{"mountpoint-s3": {"allow-delete", "debug", "sse=AES256"}, "rclone": {"cache-size=64Mi"}} {
 		in := with(invocation(), list...)
@@ -130,7 +174,7 @@ func TestRcloneKnowsEveryFlagThatItIsGiven(t *testing.T) {
 		known[string(m[1])] = true
 	}
 	c := get(t, "rclone")
-	for _, arg := range c.Command(readOnly(everything())).Argv[1:] {
+	for _, arg := range c.Command(cached(readOnly(everything()), 1<<30)).Argv[1:] {
 		if name, _, _ := strings.Cut(strings.TrimPrefix(arg, "--"), "="); !known[name] {
 			t.Errorf("the program has no flag --%s", name)
 		}

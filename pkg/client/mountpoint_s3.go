@@ -15,9 +15,18 @@ const (
 	// a second, doubles up to 20 s and is fully jittered, so 8 attempts last 26 s on average and 52 s at most: long
 	// enough to sit out throttling, short enough that a mount that cannot reach S3 fails within one publish call.
 	mountpointAttempts = 8
-	// mountpointMemory is the memory target in MiB where the author gives none. Mountpoint's own default is 95 % of the
-	// machine, which is wrong as soon as a node has two mounts.
+	// mountpointMemory is the memory target in MiB where the author gives neither one nor a limit. Mountpoint's own default
+	// is 95 % of the machine, which is wrong as soon as a node has two mounts.
 	mountpointMemory = 1024
+	// mountpointLeast is the smallest memory target in MiB that Mountpoint takes.
+	mountpointLeast = 512
+	// mountpointRoom is the least, in MiB, that a memory limit leaves beside the target: for the helper and for what
+	// Mountpoint does not count. The target is one, not a limit (its doc/CONFIGURATION.md).
+	mountpointRoom = 128
+	// mountpointMost is the largest that makes sense to anybody.
+	mountpointMost = 1 << 20
+	// mountpointTasks is the least number of processes and threads, those of the helper included.
+	mountpointTasks = 64
 	// mountpointGbps is Mountpoint's own default off EC2; given always, because finding a better one asks the instance
 	// metadata service.
 	mountpointGbps = 10
@@ -49,6 +58,8 @@ func mountpointS3() Client {
 		Name:       "mountpoint-s3",
 		Binary:     "mount-s3",
 		MinOwner:   1,
+		MinMemory:  uint64(mountpointLimitFor(mountpointLeast) * mib),
+		MinTasks:   mountpointTasks,
 		CallerPIDs: true,
 		Options: map[string]OptionType{
 			"allow-delete":            flag("true, unless the volume is read-only", "Files may be removed."),
@@ -65,11 +76,11 @@ func mountpointS3() Client {
 			"sse":                     {Kind: Enum, Words: []string{"aws:kms", "aws:kms:dsse", "AES256"}, Default: "the bucket's", Meaning: "Server-side encryption of new objects."},
 			"sse-kms-key-id":          {Kind: Text, Pattern: kmsKey, Form: "the ARN of a KMS key (not of an alias)", Default: "S3's own key", Meaning: "KMS key of new objects; only with sse aws:kms or aws:kms:dsse."},
 			"upload-checksums":        {Kind: Enum, Words: []string{"crc32c", "crc64nvme", "off"}, Default: "crc32c", Meaning: "Checksums sent with uploads; off helps where a service does not know them."},
-			"metadata-ttl":            ttl(1, "minimal; 60 with max-cache-size", "How long what is known of files and directories is taken to be true."),
+			"metadata-ttl":            ttl(1, "minimal; 60 with a cache", "How long what is known of files and directories is taken to be true."),
 			"negative-metadata-ttl":   ttl(0, "as metadata-ttl", "How long a file that was missing is taken to be missing."),
-			"max-cache-size":          {Kind: Integer, Unit: "MiB", Min: 1, Max: 16 << 20, Default: "no cache", Meaning: "Turns on a cache of object content of this size in the mount's cache directory, and metadata-ttl 60."},
+			"max-cache-size":          {Kind: Integer, Unit: "MiB", Min: 1, Max: 16 << 20, Default: "no cache", Meaning: "Turns on a cache of object content of this size in the mount's cache directory, and metadata-ttl 60. The volume parameters cache and cacheSize do so for every client."},
 			"max-threads":             {Kind: Integer, Unit: "threads", Min: 1, Max: 256, Default: "16", Meaning: "How many file system requests are served at a time."},
-			"memory-target":           {Kind: Integer, Unit: "MiB", Min: 512, Max: 1 << 20, Default: strconv.Itoa(mountpointMemory), Meaning: "What Mountpoint tries to stay within. It also limits the number of files open for writing (512: 47, 1024: 111)."},
+			"memory-target":           {Kind: Integer, Unit: "MiB", Min: mountpointLeast, Max: mountpointMost, Default: strconv.Itoa(mountpointMemory) + "; with a memoryLimit, what it leaves", Meaning: "What Mountpoint tries to stay within. It also limits the number of files open for writing (512: 47, 1024: 111)."},
 			"maximum-throughput-gbps": {Kind: Integer, Unit: "Gbit/s", Min: 1, Max: 10000, Default: strconv.Itoa(mountpointGbps), Meaning: "How much bandwidth Mountpoint plans its connections for."},
 			"part-size":               partSize(5*mib, 5*gib, "Size of the parts that are read and written; not with read-part-size or write-part-size."),
 			"read-part-size":          partSize(mib, 5*gib, "Size of the parts that are read."),
@@ -80,7 +91,7 @@ func mountpointS3() Client {
 			"region":                "the bucket's region is found out; a static volume can give its attribute region, a backend its own in the driver's config file",
 			"read-only":             "use readOnly of the volume or of the pod's volume mount",
 			"ro":                    "use readOnly of the volume or of the pod's volume mount",
-			"cache":                 "the cache directory is the driver's; turn the cache on with max-cache-size",
+			"cache":                 "use the volume parameters cache and cacheSize; where the cache lies is the driver's",
 			"cache-xz":              "a shared cache would put the volume's content where others can read it",
 			"bind":                  "network interfaces belong to the node, not to a volume",
 			"debug-crt":             "its output holds session tokens; use debug",
@@ -89,7 +100,9 @@ func mountpointS3() Client {
 			"otlp-export-interval":  "a volume may not choose where data is sent",
 			"user-agent-prefix":     "the driver sets it",
 		},
-		rules: mountpointRules,
+		rules:   mountpointRules,
+		memory:  mountpointFits,
+		caching: []string{"max-cache-size"},
 	}
 	refuse(c.Refused, "a volume names a backend; its endpoint, addressing and CA are in the driver's config file",
 		"endpoint-url", "force-path-style", "ca-bundle")
@@ -141,15 +154,18 @@ func mountpointCommand(c Client, in Invocation) Command {
 	}
 	for _, d := range []struct {
 		name  string
-		value int
-	}{{"maximum-throughput-gbps", mountpointGbps}, {"memory-target", mountpointMemory}} {
+		value int64
+	}{{"maximum-throughput-gbps", mountpointGbps}, {"memory-target", mountpointTarget(in.MemoryLimit)}} {
 		if _, given := find(in.Options, d.name); !given {
-			argv = append(argv, argument(d.name, strconv.Itoa(d.value)))
+			argv = append(argv, argument(d.name, strconv.FormatInt(d.value, 10)))
 		}
 	}
 	rest := slices.DeleteFunc(slices.Clone(in.Options), func(o volume.Option) bool { return slices.Contains(changing, o.Name) })
-	if _, cache := find(rest, "max-cache-size"); cache {
+	// It makes a directory of its own in the one that it is given, and empties it when it starts.
+	if _, sized := find(rest, "max-cache-size"); sized {
 		argv = append(argv, argument("cache", in.CacheDir))
+	} else if in.Cache {
+		argv = append(argv, argument("cache", in.CacheDir), argument("max-cache-size", strconv.FormatUint(in.cacheSize()/uint64(mib), 10)))
 	}
 	argv = append(argv, authored(c.Options, rest)...)
 	argv = append(argv, "--", in.Bucket, fmt.Sprintf("/dev/fd/%d", FuseFD))
@@ -167,27 +183,63 @@ func mountpointRules(given map[string]string) (name, problem string) {
 	if given["sse-kms-key-id"] != "" && !strings.HasPrefix(given["sse"], "aws:kms") {
 		return "sse-kms-key-id", "needs the option sse with aws:kms or aws:kms:dsse"
 	}
-
-	// Mountpoint keeps an eighth of its memory, and at least 128 MiB, for itself; from the rest it needs one part to
-	// read and one for each file that is open for writing (its doc/CONFIGURATION.md).
-	number := func(byDefault int64, names ...string) (string, int64) {
-		for _, n := range names {
-			if v, err := strconv.ParseInt(given[n], 10, 64); err == nil {
-				return n, v
-			}
-		}
-		return "", byDefault
-	}
-	_, memory := number(mountpointMemory, "memory-target")
-	readName, read := number(8*mib, "read-part-size", "part-size")
-	writeName, write := number(8*mib, "write-part-size", "part-size")
-	if free := memory*mib - max(128*mib, memory*mib/8); read+write > free {
-		name = writeName
-		if write < read {
-			name = readName
-		}
+	_, memory := number(given, mountpointMemory, "memory-target")
+	if name, parts, free := mountpointParts(given, memory); parts > free {
 		return name, fmt.Sprintf("asks for parts that do not fit: a memory-target of %d MiB leaves %d MiB, and one part to read and one to write take %d MiB; raise memory-target",
-			memory, free/mib, (read+write)/mib)
+			memory, free/mib, parts/mib)
 	}
 	return "", ""
+}
+
+// mountpointParts are the bytes that one part to read and one to write take, the option that asks for the larger one, and
+// the bytes that a memory target of so many MiB has for them. Mountpoint keeps an eighth of its memory, and at least
+// 128 MiB, for itself; from the rest it needs one part to read and one for each file that is open for writing (its
+// doc/CONFIGURATION.md).
+func mountpointParts(given map[string]string, memory int64) (name string, parts, free int64) {
+	readName, read := number(given, 8*mib, "read-part-size", "part-size")
+	name, write := number(given, 8*mib, "write-part-size", "part-size")
+	if write < read {
+		name = readName
+	}
+	return name, read + write, memory*mib - max(128*mib, memory*mib/8)
+}
+
+// number reads the first of the options that is given, and tells which.
+func number(given map[string]string, byDefault int64, names ...string) (string, int64) {
+	for _, n := range names {
+		if v, err := strconv.ParseInt(given[n], 10, 64); err == nil {
+			return n, v
+		}
+	}
+	return "", byDefault
+}
+
+// mountpointTarget is the memory target in MiB that fits a limit in bytes: a fifth of the limit, and at least
+// mountpointRoom, is left beside it.
+func mountpointTarget(limit uint64) int64 {
+	if limit == 0 {
+		return mountpointMemory
+	}
+	all := int64(min(limit/uint64(mib), 2*mountpointMost))
+	return min(max(all-max(mountpointRoom, (all+4)/5), mountpointLeast), mountpointMost)
+}
+
+// mountpointLimitFor is the smallest limit in MiB that a memory target in MiB fits.
+func mountpointLimitFor(target int64) int64 { return max(target+mountpointRoom, (target*5+3)/4) }
+
+// mountpointFits holds a memory limit against the options that use the memory.
+func mountpointFits(limit uint64, given map[string]string) (problem string) {
+	fits := mountpointTarget(limit)
+	if _, wants := number(given, 0, "memory-target"); wants != 0 {
+		if wants > fits {
+			return fmt.Sprintf("is too little for the mount option memory-target=%d: give it at least %dMi, or leave the option out, and it follows the limit",
+				wants, mountpointLimitFor(wants))
+		}
+		return ""
+	}
+	if name, parts, free := mountpointParts(given, fits); parts > free {
+		return fmt.Sprintf("is too little for the mount option %s: it makes a memory-target of %d MiB, which leaves %d MiB, and one part to read and one to write take %d MiB",
+			name, fits, free/mib, parts/mib)
+	}
+	return ""
 }

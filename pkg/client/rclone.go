@@ -2,9 +2,22 @@ package client
 
 import (
 	"encoding/json"
+	"fmt"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
+)
+
+const (
+	// rcloneMemory is the smallest memory limit: the program and its helper take some 60 MiB idle, a large file that is
+	// being stored four parts of 5 MiB.
+	rcloneMemory = uint64(128 * mib)
+	// rcloneRoom is the least that a memory limit leaves beside the Go heap: for the helper.
+	rcloneRoom = uint64(32 * mib)
+	// rcloneTasks is the least number of processes and threads, those of the helper included.
+	rcloneTasks = 64
 )
 
 // rclone is our own small program around rclone's S3 backend and its FUSE server (clients/rclone). It exits only when
@@ -16,11 +29,13 @@ func rclone() Client {
 		return OptionType{Kind: Flag, Default: "false", Meaning: meaning}
 	}
 	c := Client{
-		Name:   "rclone",
-		Binary: "s3-csi-rclone",
+		Name:      "rclone",
+		Binary:    "s3-csi-rclone",
+		MinMemory: rcloneMemory,
+		MinTasks:  rcloneTasks,
 		Options: map[string]OptionType{
 			"cache-size":        {Kind: Size, Min: mib, Max: 16 * tib, Default: "1Gi", Meaning: "How much stored or read data stays in the mount's cache directory; data that is not stored yet is kept beyond it."},
-			"read-cache":        flag("What is read stays in the cache too."),
+			"read-cache":        flag("What is read stays in the cache too. The volume parameter cache does so for every client."),
 			"dir-cache-time":    {Kind: Duration, Min: 0, Max: 24 * time.Hour.Milliseconds(), Default: "10s", Meaning: "How long a listing is taken to be true."},
 			"write-back":        {Kind: Duration, Min: 100, Max: time.Hour.Milliseconds(), Default: "1s", Meaning: "How long after a file is closed its upload starts."},
 			"read-ahead":        {Kind: Size, Min: 0, Max: gib, Default: "16Mi", Meaning: "How far to read ahead of a sequential reader, in memory for each open file."},
@@ -34,24 +49,28 @@ func rclone() Client {
 			"debug":             flag("rclone logs at debug level."),
 		},
 		Refused: map[string]string{
-			"endpoint":         "a volume names a backend; its endpoint is in the driver's config file",
-			"region":           "the bucket's region is found out; a static volume can give its attribute region, a backend its own in the driver's config file",
-			"path-style":       "a volume names a backend; its addressing is in the driver's config file",
-			"force-path-style": "a volume names a backend; its addressing is in the driver's config file",
-			"ca-file":          "a volume names a backend; its CA is in the driver's config file",
-			"ca-cert":          "a volume names a backend; its CA is in the driver's config file",
-			"read-only":        "use readOnly of the volume or of the pod's volume mount",
-			"ro":               "use readOnly of the volume or of the pod's volume mount",
-			"cache-dir":        "the cache directory is the driver's",
-			"fuse-fd":          "the driver sets it for every mount",
-			"allow-other":      "the driver sets it for every mount",
-			"allow-non-empty":  "the driver sets it for every mount",
-			"daemon":           "the driver sets it for every mount",
-			"config":           "rclone reads no configuration here",
-			"log-file":         "clients write no log files; their output goes to the helper",
+			"endpoint":           "a volume names a backend; its endpoint is in the driver's config file",
+			"region":             "the bucket's region is found out; a static volume can give its attribute region, a backend its own in the driver's config file",
+			"path-style":         "a volume names a backend; its addressing is in the driver's config file",
+			"force-path-style":   "a volume names a backend; its addressing is in the driver's config file",
+			"ca-file":            "a volume names a backend; its CA is in the driver's config file",
+			"ca-cert":            "a volume names a backend; its CA is in the driver's config file",
+			"read-only":          "use readOnly of the volume or of the pod's volume mount",
+			"ro":                 "use readOnly of the volume or of the pod's volume mount",
+			"cache-dir":          "the cache directory is the driver's",
+			"fuse-fd":            "the driver sets it for every mount",
+			"allow-other":        "the driver sets it for every mount",
+			"allow-non-empty":    "the driver sets it for every mount",
+			"daemon":             "the driver sets it for every mount",
+			"cache":              "use the volume parameters cache and cacheSize",
+			"vfs-cache-max-size": "use the volume parameter cacheSize, or cache-size",
+			"vfs-cache-mode":     "what is written always goes through the cache; for what is read use the volume parameter cache",
+			"config":             "rclone reads no configuration here",
+			"log-file":           "clients write no log files; their output goes to the helper",
 		},
-		Queue: parseQueue,
-		Aside: "lost",
+		Queue:   parseQueue,
+		Aside:   "lost",
+		caching: []string{"cache-size", "read-cache"},
 	}
 	refuseCommon(c.Refused)
 	c.rules = func(given map[string]string) (name, problem string) {
@@ -80,9 +99,21 @@ func rcloneCommand(c Client, in Invocation) Command {
 	argv = append(argv, owner("gid", in.GID, c.MinOwner)...)
 	argv = append(argv, argument("dir-mode", mode(in.DirMode)), argument("file-mode", mode(in.FileMode)))
 	argv = append(argv, argument("cache-dir", in.CacheDir))
+	if in.Cache {
+		for _, o := range []struct{ name, value string }{{"read-cache", "true"}, {"cache-size", volume.FormatQuantity(in.cacheSize())}} {
+			if _, given := find(in.Options, o.name); !given {
+				argv = append(argv, argument(o.name, o.value))
+			}
+		}
+	}
 	argv = append(argv, authored(c.Options, in.Options)...)
 	// Without it the program starts itself a second time, to keep rclone's packages from looking for a configuration.
-	return Command{Argv: argv, Env: environment(in, "RCLONE_CONFIG=/dev/null")}
+	env := environment(in, "RCLONE_CONFIG=/dev/null")
+	if in.MemoryLimit != 0 {
+		// A soft limit: near it the program collects its garbage more often, instead of growing until the kernel kills it.
+		env = append(env, fmt.Sprintf("GOMEMLIMIT=%d", in.MemoryLimit-min(max(rcloneRoom, in.MemoryLimit/5), in.MemoryLimit/2)))
+	}
+	return Command{Argv: argv, Env: env}
 }
 
 // queueLine starts a line that tells the queue.

@@ -26,6 +26,11 @@ const (
 	keyReadOnly            = "readOnly"
 	keyMountOptions        = "mountOptions"
 	keyExpectedBucketOwner = "expectedBucketOwner"
+	keyMemoryLimit         = "memoryLimit"
+	keyCPUWeight           = "cpuWeight"
+	keyTasksMax            = "tasksMax"
+	keyCache               = "cache"
+	keyCacheSize           = "cacheSize"
 )
 
 // set reads one key into the attributes. handled is false for keys that are not an attribute. field names the key in
@@ -52,10 +57,28 @@ func (a *Attributes) set(key, value, field string) (handled bool, err error) {
 		a.ExpectedBucketOwner, err = parseAccount(value, field)
 	case keyRegion:
 		a.Region, err = parseRegion(value, field)
+	case keyMemoryLimit:
+		a.MemoryLimit, err = parseBytes(value, field, MinMemoryLimit, 0)
+	case keyCPUWeight:
+		a.CPUWeight, err = parseNumber(value, field, 1, MaxCPUWeight)
+	case keyTasksMax:
+		a.TasksMax, err = parseNumber(value, field, MinTasksMax, MaxTasksMax)
+	case keyCache:
+		a.Cache, err = parseBool(value, field)
+	case keyCacheSize:
+		a.CacheSize, err = parseBytes(value, field, MinCacheSize, MaxCacheSize)
 	default:
 		return false, nil
 	}
 	return true, err
+}
+
+// check holds the attributes against each other, when all are set. of is what their names stand behind in errors.
+func (a Attributes) check(of string) error {
+	if a.CacheSize != 0 && !a.Cache {
+		return fault.Field(of+"."+keyCacheSize, "needs cache: \"true\" beside it")
+	}
+	return nil
 }
 
 // context writes what was given, and nothing else, as set reads it.
@@ -71,8 +94,20 @@ func (a Attributes) context() map[string]string {
 	put(keyExpectedBucketOwner, a.ExpectedBucketOwner)
 	put(keyRegion, a.Region)
 	put(keyMountOptions, joinOptionList(a.MountOptions))
-	if a.ReadOnly {
-		put(keyReadOnly, "true")
+	for key, yes := range map[string]bool{keyReadOnly: a.ReadOnly, keyCache: a.Cache} {
+		if yes {
+			put(key, "true")
+		}
+	}
+	for key, bytes := range map[string]uint64{keyMemoryLimit: a.MemoryLimit, keyCacheSize: a.CacheSize} {
+		if bytes != 0 {
+			put(key, FormatQuantity(bytes))
+		}
+	}
+	for key, n := range map[string]uint64{keyCPUWeight: a.CPUWeight, keyTasksMax: a.TasksMax} {
+		if n != 0 {
+			put(key, strconv.FormatUint(n, 10))
+		}
 	}
 	for key, id := range map[string]*uint32{keyUID: a.UID, keyGID: a.GID} {
 		if id != nil {
@@ -131,6 +166,26 @@ func parseBool(value, field string) (bool, error) {
 		return false, nil
 	}
 	return false, fault.Field(field, "%q is neither true nor false", value)
+}
+
+// parseBytes reads an amount of bytes; most 0 is no bound.
+func parseBytes(value, field string, least, most uint64) (uint64, error) {
+	bytes, err := ParseQuantity(value)
+	if err == nil {
+		err = checkRange(bytes, least, most)
+	}
+	if err != nil {
+		return 0, fault.Field(field, "%q %w", value, err)
+	}
+	return bytes, nil
+}
+
+func parseNumber(value, field string, least, most uint64) (uint64, error) {
+	n, err := strconv.ParseUint(value, 10, 64)
+	if err != nil || strconv.FormatUint(n, 10) != value || n < least || n > most {
+		return 0, fault.Field(field, "%q is not a whole number from %d to %d", value, least, most)
+	}
+	return n, nil
 }
 
 func parseAccount(value, field string) (string, error) {

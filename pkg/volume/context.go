@@ -187,5 +187,8 @@ func parseAttributes(given map[string]string) (Attributes, error) {
 			return Attributes{}, fault.Field(field, "is not a key of a volume context; %s", suggestion(key, ScopeContext))
 		}
 	}
+	if err := a.check("volume_context"); err != nil {
+		return Attributes{}, err
+	}
 	return a, nil
 }

@@ -10,6 +10,7 @@ func TestParseContextReadsWhatCreateVolumeWrote(t *testing.T) {
 	p, err := ParseParameters(map[string]string{
 		"bucketName": "shared", "prefix": "base", "client": "rclone", "credentials": "driver", "uid": "1000", "gid": "2000", "dirMode": "750",
 		"fileMode": "0", "readOnly": "true", "mountOptions": "a,b=1,c=", "expectedBucketOwner": "111122223333",
+		"memoryLimit": "1073741824", "cpuWeight": "10000", "tasksMax": "32", "cache": "true", "cacheSize": "3G",
 	}, pvc)
 	if err != nil {
 		t.Fatal(err)
@@ -34,11 +35,12 @@ func TestParseContextReadsWhatCreateVolumeWrote(t *testing.T) {
 func TestVolumeContextIsMinimalAndStable(t *testing.T) {
 	p, err := ParseParameters(map[string]string{
 		"bucketName": "shared", "prefix": "base", "onDelete": "retain", "uid": "0", "dirMode": "755", "readOnly": "false", "mountOptions": "--a,--b=1", "backend": "minio",
+		"memoryLimit": "1048576K", "cpuWeight": "7", "cache": "true", "cacheSize": "2147483648",
 	}, pvc)
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := map[string]string{"uid": "0", "dirMode": "0755", "mountOptions": "a,b=1"}
+	want := map[string]string{"uid": "0", "dirMode": "0755", "mountOptions": "a,b=1", "memoryLimit": "1000Mi", "cpuWeight": "7", "cache": "true", "cacheSize": "2Gi"}
 	if got := p.Context(); !reflect.DeepEqual(got, want) {
 		t.Errorf("context %v", got)
 	}
@@ -136,6 +138,8 @@ func TestParseContextRefuses(t *testing.T) {
 		"bad uid":                        {"default:shared", with(nil, "uid", "x"), "volume_context.uid", nil},
 		"workload":                       {"default:shared", with(nil, "credentials", "workload"), "volume_context.credentials", []string{"not available yet"}},
 		"bad option":                     {"default:shared", with(nil, "mountOptions", "-o,x"), "volume_context.mountOptions[0]", nil},
+		"memory of nothing":              {"default:shared", with(nil, "memoryLimit", ""), "volume_context.memoryLimit", nil},
+		"cacheSize without cache":        {"default:shared", with(nil, "cacheSize", "1Gi"), "volume_context.cacheSize", nil},
 		"oversize":                       {"h", with(static, "client", strings.Repeat("c", 4096)), "volume_context", []string{"4096"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -154,6 +158,8 @@ func FuzzParseContext(f *testing.F) {
 	f.Add("bucket/path", "", "", "mounter", "rclone", "capacity", "10")
 	f.Add("bucket/path", "", "", "options", "--x", "bucket", "bucket")
 	f.Add("default:shared/p/", "other", "", "dirMode", "755", "readOnly", "true")
+	f.Add("default:shared/p/", "", "", "cache", "true", "cacheSize", "10Gi")
+	f.Add("h", "shared", "", "memoryLimit", "1500M", "tasksMax", "64")
 	f.Add(pvc, "", "", "csi.storage.k8s.io/pod.name", "x", "client", "rclone")
 	f.Fuzz(func(t *testing.T, handle, bucket, prefix, k1, v1, k2, v2 string) {
 		context := map[string]string{k1: v1, k2: v2}

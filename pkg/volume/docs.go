@@ -43,6 +43,11 @@ func ParameterDocs() []ParameterDoc {
 		{keyDirMode, ScopeBoth, "`0777`; with an fsGroup `0770`", "Permission bits of directories, octal, 0 to 0777."},
 		{keyFileMode, ScopeBoth, "`0666`; with an fsGroup `0660`", "Permission bits of files, octal, 0 to 0777."},
 		{keyReadOnly, ScopeBoth, "`false`", "`true` makes the volume read-only for every publication."},
+		{keyMemoryLimit, ScopeBoth, "the node's default", "Memory of the client and its helper, bytes: `1Gi`, `800M`. Beyond it the kernel ends the client. At least 16Mi and what the client needs. **See below.**"},
+		{keyCPUWeight, ScopeBoth, "the node's default", "Share of CPU time when the node is busy, 1 to 10000; other processes have 100."},
+		{keyTasksMax, ScopeBoth, "the node's default", "How many processes and threads the client and its helper may be, 32 to 4194304."},
+		{keyCache, ScopeBoth, "`false`", "`true` keeps what is read in a cache on the node's disk, one for each mount, gone with it."},
+		{keyCacheSize, ScopeBoth, "`1Gi`", "How much the cache holds, bytes: `10Gi`, from 1Mi to 16Ti. Only with `cache`."},
 		{keyMountOptions, ScopeBoth, "none", "Options for the client, comma-separated: `allow-delete,max-threads=8`. Which ones a client takes is its allowlist. The `mountOptions` of a StorageClass or PersistentVolume come beside them."},
 	}
 }

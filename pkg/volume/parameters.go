@@ -43,6 +43,9 @@ func ParseParameters(params map[string]string, name string) (Parameters, error) 
 		}
 	}
 	p.ExpectedBucketOwner = p.Node.ExpectedBucketOwner
+	if err := p.Node.check("parameters"); err != nil {
+		return Parameters{}, err
+	}
 	if err := p.place(params); err != nil {
 		return Parameters{}, err
 	}

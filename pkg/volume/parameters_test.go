@@ -44,6 +44,11 @@ func TestParseParametersReadsEveryParameter(t *testing.T) {
 		"fileMode":            "640",
 		"readOnly":            "true",
 		"mountOptions":        "allow-delete,--uid=7",
+		"memoryLimit":         "1Gi",
+		"cpuWeight":           "50",
+		"tasksMax":            "512",
+		"cache":               "true",
+		"cacheSize":           "20Gi",
 	}
 	got, err := ParseParameters(with(given, "csi.storage.k8s.io/pvc/name", "data", "csi.storage.k8s.io/something-new", "x"), pvc)
 	if err != nil {
@@ -55,6 +60,7 @@ func TestParseParametersReadsEveryParameter(t *testing.T) {
 			Client: "rclone", Credentials: "secret", UID: new(uint32(1000)), GID: new(uint32(0)), DirMode: new(uint32(0o750)), FileMode: new(uint32(0o640)),
 			ReadOnly: true, ExpectedBucketOwner: "111122223333",
 			MountOptions: []Option{{Name: "allow-delete"}, {"uid", "7", true}},
+			MemoryLimit:  1 << 30, CPUWeight: 50, TasksMax: 512, Cache: true, CacheSize: 20 << 30,
 		},
 	}
 	if !reflect.DeepEqual(got, want) {
@@ -124,6 +130,21 @@ func TestParseParametersRefusesBadValuesByName(t *testing.T) {
 		"fileMode with 0o":             {with(nil, "fileMode", "0o644"), "parameters.fileMode", nil},
 		"fileMode too long":            {with(nil, "fileMode", "00644"), "parameters.fileMode", nil},
 		"readOnly":                     {with(nil, "readOnly", "yes"), "parameters.readOnly", nil},
+		"memory without a unit's name": {with(nil, "memoryLimit", "1GiB"), "parameters.memoryLimit", []string{"512Mi"}},
+		"no memory":                    {with(nil, "memoryLimit", "0"), "parameters.memoryLimit", nil},
+		"too little memory":            {with(nil, "memoryLimit", "15Mi"), "parameters.memoryLimit", []string{"less than 16Mi"}},
+		"more memory than there is":    {with(nil, "memoryLimit", "9999999999Ti"), "parameters.memoryLimit", []string{"counted"}},
+		"no CPU weight":                {with(nil, "cpuWeight", "0"), "parameters.cpuWeight", []string{"from 1 to 10000"}},
+		"too much CPU weight":          {with(nil, "cpuWeight", "10001"), "parameters.cpuWeight", nil},
+		"CPU weight with a sign":       {with(nil, "cpuWeight", "+1"), "parameters.cpuWeight", nil},
+		"CPU weight with a zero":       {with(nil, "cpuWeight", "01"), "parameters.cpuWeight", nil},
+		"too few tasks":                {with(nil, "tasksMax", "31"), "parameters.tasksMax", []string{"from 32 to 4194304"}},
+		"infinitely many tasks":        {with(nil, "tasksMax", "infinity"), "parameters.tasksMax", nil},
+		"cache":                        {with(nil, "cache", "/tmp"), "parameters.cache", []string{"true"}},
+		"cacheSize without cache":      {with(nil, "cacheSize", "1Gi"), "parameters.cacheSize", []string{`cache: "true"`}},
+		"cacheSize with cache off":     {with(nil, "cache", "false", "cacheSize", "1Gi"), "parameters.cacheSize", nil},
+		"too small a cache":            {with(nil, "cache", "true", "cacheSize", "1000K"), "parameters.cacheSize", []string{"from 1Mi to 16Ti"}},
+		"too large a cache":            {with(nil, "cache", "true", "cacheSize", "17Ti"), "parameters.cacheSize", nil},
 		"mount option":                 {with(nil, "mountOptions", "allow-delete,-o x"), "parameters.mountOptions[1]", nil},
 		"mount option list with space": {with(nil, "mountOptions", "a, b"), "parameters.mountOptions[1]", nil},
 		"mount option list with hole":  {with(nil, "mountOptions", "a,,b"), "parameters.mountOptions[1]", nil},
@@ -296,6 +317,12 @@ func TestDigestChangesWithEveryParameter(t *testing.T) {
 		"value of an option":  with(shared, "mountOptions", "a=1"),
 		"order of options":    with(shared, "mountOptions", "b,a"),
 		"other order":         with(shared, "mountOptions", "a,b"),
+		"memoryLimit":         with(shared, "memoryLimit", "1Gi"),
+		"other memoryLimit":   with(shared, "memoryLimit", "1G"),
+		"cpuWeight":           with(shared, "cpuWeight", "50"),
+		"tasksMax":            with(shared, "tasksMax", "50"),
+		"cache":               with(shared, "cache", "true"),
+		"cacheSize":           with(shared, "cache", "true", "cacheSize", "1Gi"),
 	} {
 		p, err := ParseParameters(params, pvc)
 		if err != nil {
@@ -313,7 +340,7 @@ func TestDigestChangesWithEveryParameter(t *testing.T) {
 }
 
 func TestDigestIgnoresSpellingAndMetadata(t *testing.T) {
-	base := map[string]string{"bucketName": "shared", "prefix": "a/", "dirMode": "0755", "mountOptions": "uid=1"}
+	base := map[string]string{"bucketName": "shared", "prefix": "a/", "dirMode": "0755", "mountOptions": "uid=1", "memoryLimit": "2Gi"}
 	want := digestOf(t, base)
 	for name, params := range map[string]map[string]string{
 		"metadata":         with(base, "csi.storage.k8s.io/pvc/name", "x"),
@@ -323,6 +350,8 @@ func TestDigestIgnoresSpellingAndMetadata(t *testing.T) {
 		"default spelt":    with(base, "onDelete", "delete"),
 		"default backend":  with(base, "backend", "default"),
 		"readOnly refused": with(base, "readOnly", "false"),
+		"cache refused":    with(base, "cache", "false"),
+		"quantity":         with(base, "memoryLimit", "2147483648"),
 	} {
 		if got := digestOf(t, params); got != want {
 			t.Errorf("%s changes the digest", name)
@@ -353,6 +382,8 @@ func FuzzParseParameters(f *testing.F) {
 	f.Add("default", "shared", "", "a@2/", "", "", "..", "dirMode", "0755")
 	f.Add("default", "shared", "", ".s3-${pvc.name}", "", "csi", "n", "client", "rclone")
 	f.Add("default", "", "x", "", "", "", "n--abc", "readOnly", "true")
+	f.Add("default", "", "x", "", "", "", "n", "memoryLimit", "1500M")
+	f.Add("default", "", "x", "", "", "", "n", "cache", "true")
 	f.Add("default", strings.Repeat("k", 63), "", "${pvc.namespace}", strings.Repeat("n", 63), "d", strings.Repeat("v", 128), "unknown", "")
 	f.Fuzz(func(t *testing.T, backend, bucket, bucketPrefix, prefix, namespace, claim, name, key, value string) {
 		params := map[string]string{"csi.storage.k8s.io/pvc/namespace": namespace, "csi.storage.k8s.io/pvc/name": claim, "csi.storage.k8s.io/pv/name": name}

@@ -66,4 +66,11 @@ type Attributes struct {
 	ExpectedBucketOwner string
 	// MountOptions are those of the context (parameter mountOptions); those of the capability come beside them.
 	MountOptions []Option
+	// Limits of the client and its helper on each node, where the launcher can set them; 0 is the node's default.
+	MemoryLimit uint64 // bytes
+	CPUWeight   uint64 // 1 to 10000
+	TasksMax    uint64 // processes and threads
+	// Cache keeps what is read on the node's disk, CacheSize bounds it, in bytes; 0 is DefaultCacheSize.
+	Cache     bool
+	CacheSize uint64
 }
