@@ -15,6 +15,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/driver"
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
+	"github.com/s3-csi/s3-csi-driver/pkg/launcher/runas"
 )
 
 // version is set with -ldflags "-X main.version=…".
@@ -28,6 +29,11 @@ const (
 )
 
 func main() {
+	// First of all: it gives up the privileges that systemd starts a helper's unit with.
+	if len(os.Args) > 1 && os.Args[1] == runas.Mode {
+		fmt.Fprintln(os.Stderr, "s3-csi-driver:", runas.Exec(os.Args))
+		os.Exit(exitFailure)
+	}
 	info, _ := debug.ReadBuildInfo()
 	version := driver.VersionFrom(version, info)
 	// One helper runs per mount, so its mode comes before everything that takes memory.

@@ -61,6 +61,7 @@ func TestExitCodesAndMessages(t *testing.T) {
 		{"controller --config=/nonexistent/config.yaml", nil, 1, "", "/nonexistent/config.yaml"},
 		{"controller --endpoint=/nonexistent/csi.sock", nil, 1, "", "does not exist"},
 		{"helper", nil, 1, "", "helper"},
+		{"run-as 0 0 helper", nil, 1, "", "run-as"},
 	}
 	for _, tt := range tests {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

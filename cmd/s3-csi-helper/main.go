@@ -10,6 +10,7 @@ import (
 	"os"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
+	"github.com/s3-csi/s3-csi-driver/pkg/launcher/runas"
 )
 
 // version is set when the program is built.
@@ -21,11 +22,22 @@ const (
 )
 
 func main() {
-	if len(os.Args) < 2 || os.Args[1] != "helper" {
+	if len(os.Args) < 2 {
+		os.Args = append(os.Args, "")
+	}
+	var err error
+	switch os.Args[1] {
+	case runas.Mode: // first of all: it gives up the privileges that systemd starts a unit with
+		err = runas.Exec(os.Args)
+	case "helper":
+		err = helper.Run(context.Background(), version, os.Args[2:])
+	case "--version": // also how the driver finds out whether the host lets this program run
+		_, err = fmt.Println(version)
+	default:
 		fmt.Fprintln(os.Stderr, "s3-csi-helper: is started by the driver, one for each mount; there is nothing to do with it by hand")
 		os.Exit(exitUsage)
 	}
-	if err := helper.Run(context.Background(), version, os.Args[2:]); err != nil {
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "s3-csi-helper:", err)
 		os.Exit(exitFailure)
 	}

@@ -1,10 +1,47 @@
 package main
 
 import (
+	"errors"
+	"os"
 	"os/exec"
 	"strings"
 	"testing"
 )
+
+// asProgram makes the test binary the program itself.
+const asProgram = "S3CSI_TEST_AS_HELPER"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asProgram) != "" {
+		main()
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+func TestModes(t *testing.T) {
+	for _, tt := range []struct {
+		args []string
+		code int
+		says string
+	}{
+		{[]string{"--version"}, 0, "devel\n"},
+		{[]string{"run-as", "0", "0", "helper"}, 1, "run-as"},
+		{[]string{"helper"}, 1, "--name"},
+		{[]string{"version"}, 2, "is started by the driver"},
+		{nil, 2, "is started by the driver"},
+	} {
+		cmd := exec.CommandContext(t.Context(), os.Args[0], tt.args...)
+		cmd.Env = []string{asProgram + "=1"}
+		out, err := cmd.CombinedOutput()
+		if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
+			t.Fatal(err)
+		}
+		if got := cmd.ProcessState.ExitCode(); got != tt.code || !strings.Contains(string(out), tt.says) {
+			t.Errorf("%q: exit code %d, %q", tt.args, got, out)
+		}
+	}
+}
 
 // Every mount pays for what is linked into this program, in time and in memory.
 func TestNothingBigIsLinkedIn(t *testing.T) {

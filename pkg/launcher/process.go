@@ -52,9 +52,10 @@ type Doer interface {
 // unit, in a cgroup outside. They go on when the driver is killed; init reaps them then. Before that the driver has to:
 // no goroutine waits for them, but each call of a method reaps what has ended.
 type Process struct {
-	ns         Doer
-	executable string
-	uids       UIDRange
+	ns      Doer
+	program string
+	onHost  bool // program is a path on the host
+	uids    UIDRange
 
 	mu       sync.Mutex
 	children map[int]struct{} // not reaped yet
@@ -68,10 +69,12 @@ type Option func(*Process)
 // WithUIDs bounds the uids that are started. Without it, it is DefaultUIDs.
 func WithUIDs(r UIDRange) Option { return func(p *Process) { p.uids = r } }
 
-// NewProcess makes a launcher of the program executable, a path in this process's own view; `helper` is its mode. It
-// starts nothing.
-func NewProcess(ns Doer, executable string, opts ...Option) *Process {
-	p := &Process{ns: ns, executable: executable, uids: DefaultUIDs(), children: map[int]struct{}{}}
+// WithHostProgram says that the program's path is the host's. Without it, it is one in this process's own view.
+func WithHostProgram() Option { return func(p *Process) { p.onHost = true } }
+
+// NewProcess makes a launcher of a helper program, whose mode is `helper`. It starts nothing.
+func NewProcess(ns Doer, program string, opts ...Option) *Process {
+	p := &Process{ns: ns, program: program, uids: DefaultUIDs(), children: map[int]struct{}{}}
 	for _, o := range opts {
 		o(p)
 	}
@@ -85,19 +88,31 @@ func (p *Process) Start(ctx context.Context, u Unit) error {
 	if err := u.check(p.uids); err != nil {
 		return err
 	}
-	// Opened here, in the driver's own view, and executed through the descriptor: the path may not exist on the host,
-	// and the mount's uid need not be able to reach it.
-	program, err := os.Open(p.executable)
-	if err != nil {
-		return fmt.Errorf("start the helper of %s: %w", u.Name, err)
+	// It is executed through a descriptor: the path may not exist on the host, and the mount's uid need not be able to
+	// reach it.
+	var own *os.File
+	if !p.onHost {
+		f, err := os.Open(p.program)
+		if err != nil {
+			return fmt.Errorf("start the helper of %s: %w", u.Name, err)
+		}
+		defer f.Close()
+		own = f
 	}
-	defer program.Close()
-
 	var pid int
 	var cgroupErr error
-	err = p.ns.Do(ctx, "starting the helper of "+u.Name, func() error {
+	err := p.ns.Do(ctx, "starting the helper of "+u.Name, func() error {
 		if err := ctx.Err(); err != nil {
 			return err // nobody waits any more
+		}
+		program := own
+		if p.onHost {
+			f, err := os.Open(p.program)
+			if err != nil {
+				return err
+			}
+			defer f.Close()
+			program = f
 		}
 		var err error
 		pid, cgroupErr, err = p.startOnOwnThread(u, program)
@@ -220,7 +235,7 @@ func (p *Process) exec(u Unit, program *os.File) (int, error) {
 		var err error
 		// /proc/self is the child here: the path is resolved after the fork.
 		pid, err = syscall.ForkExec(fmt.Sprintf("/proc/self/fd/%d", fds[0]),
-			[]string{filepath.Base(p.executable), "helper", "--name", u.Name, "--state-dir", u.StateDir},
+			[]string{filepath.Base(p.program), "helper", "--name", u.Name, "--state-dir", u.StateDir},
 			&syscall.ProcAttr{
 				Dir:   "/",
 				Env:   []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
@@ -230,7 +245,7 @@ func (p *Process) exec(u Unit, program *os.File) (int, error) {
 		return err
 	}, program, u.Socket, log)
 	if err != nil {
-		return 0, fmt.Errorf("execute %s as uid %d: %w", p.executable, u.UID, err)
+		return 0, fmt.Errorf("execute %s as uid %d: %w", p.program, u.UID, err)
 	}
 	return pid, nil
 }

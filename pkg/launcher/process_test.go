@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -447,5 +448,30 @@ func TestStartStopsWithItsContext(t *testing.T) {
 	err = u.p.Start(ctx, launcher.Unit{Name: "a", UID: u.uid, GID: u.uid, StateDir: u.state(), Socket: socket})
 	if !errors.Is(err, context.Canceled) || u.alive() {
 		t.Errorf("started: %v", err)
+	}
+}
+
+func TestListNamesTheUIDsThatHaveProcesses(t *testing.T) {
+	u, other := start(t, firstUID+60), start(t, firstUID+61)
+	narrow := launcher.NewProcess(plain{}, "/proc/self/exe", launcher.WithUIDs(launcher.UIDRange{First: firstUID + 60, Last: firstUID + 60}))
+	want := []launcher.UnitInfo{{UID: u.uid, Active: "active"}}
+	if list, err := narrow.List(bounded(t)); err != nil || !slices.Equal(list, want) {
+		t.Errorf("%+v %v, want %+v", list, err, want)
+	}
+	list, err := u.p.List(bounded(t))
+	if err != nil || !slices.Contains(list, want[0]) || !slices.Contains(list, launcher.UnitInfo{UID: other.uid, Active: "active"}) {
+		t.Errorf("%+v %v", list, err)
+	}
+	if err := u.p.Kill(bounded(t), u.uid); err != nil {
+		t.Fatal(err)
+	}
+	if list, err := narrow.List(bounded(t)); err != nil || len(list) != 0 {
+		t.Errorf("after its end: %+v %v", list, err)
+	}
+	if n, err := u.p.OOMKills(bounded(t), "test-1", u.uid); n != 0 || err != nil {
+		t.Errorf("OOM kills: %d %v", n, err)
+	}
+	if err := u.p.Remove(bounded(t), "test-1"); err != nil {
+		t.Error(err)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -115,6 +116,24 @@ func NewSystemd(ns Doer, program string, opts ...SystemdOption) (*Systemd, error
 	}
 	return s, nil
 }
+
+// With is the same launcher, and what it knows of the host, for another program: Check needs none, and where the program is
+// can depend on what Check says.
+func (s *Systemd) With(program string) (*Systemd, error) {
+	if !filepath.IsAbs(program) {
+		return nil, fmt.Errorf("launch helpers with systemd: the program %q is not an absolute path", program)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return &Systemd{
+		ns: s.ns, program: program, uids: s.uids, sockets: s.sockets, stopTimeout: s.stopTimeout, sliceLimits: s.sliceLimits, defaults: s.defaults,
+		extra: s.extra, slots: s.slots, limited: s.limited, unshared: s.unshared, version: s.version,
+		lacking: maps.Clone(s.lacking), unenforced: maps.Clone(s.unenforced),
+	}, nil
+}
+
+// Program is the helper program that units are made of, a path on the host.
+func (s *Systemd) Program() string { return s.program }
 
 // SurvivesDriver tells that helpers go on when the driver ends.
 func (s *Systemd) SurvivesDriver() (bool, string) { return true, "" }

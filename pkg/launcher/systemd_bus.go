@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -101,25 +102,37 @@ func (s *Systemd) once(ctx context.Context, fn func(context.Context, *bus) error
 
 // connect dials the sockets one after the other. The connection ends with ctx, and with it every call that waits.
 func (s *Systemd) connect(ctx context.Context) (*bus, error) {
-	var failed error
+	var failed connectError
 	for _, path := range s.sockets {
 		b, err := s.dial(ctx, path)
 		if err == nil {
 			return b, nil
 		}
-		if err = fmt.Errorf("call systemd at %s: %w", path, err); failed != nil {
-			err = fmt.Errorf("%w; %w", failed, err)
-		}
-		failed = err
+		failed = append(failed, fmt.Errorf("call systemd at %s: %w", path, err))
 	}
-	return nil, &connectError{failed}
+	return nil, failed
 }
 
-// connectError is why none of the sockets led to systemd. A bus that is going or coming answers all sorts of things.
-type connectError struct{ err error }
+// connectError is why none of the sockets led to systemd, one error for each. A bus that is going or coming answers all
+// sorts of things.
+type connectError []error
 
-func (e *connectError) Error() string { return e.err.Error() }
-func (e *connectError) Unwrap() error { return e.err }
+func (e connectError) Error() string {
+	texts := make([]string, len(e))
+	for i, err := range e {
+		texts[i] = err.Error()
+	}
+	return strings.Join(texts, "; ")
+}
+
+func (e connectError) Unwrap() []error { return e }
+
+// absent tells whether there was nothing behind any of the sockets: neither one that is busy, nor one that is forbidden.
+func (e connectError) absent() bool {
+	return !slices.ContainsFunc(e, func(err error) bool {
+		return !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ECONNREFUSED)
+	})
+}
 
 func (s *Systemd) dial(ctx context.Context, path string) (*bus, error) {
 	ctx, cancel := context.WithCancel(ctx)
@@ -172,7 +185,7 @@ func isDBusError(err error, names ...string) bool {
 
 // lost tells whether an error is of the connection, or the bus's answer for a systemd that is about to be back.
 func lost(err error) bool {
-	if c := (*connectError)(nil); errors.As(err, &c) {
+	if c := (connectError)(nil); errors.As(err, &c) {
 		return true
 	}
 	if answer := (dbus.Error{}); errors.As(err, &answer) {
@@ -188,11 +201,6 @@ func lost(err error) bool {
 		}
 	}
 	return false
-}
-
-// absent tells whether an error of connect means that the host has no systemd.
-func absent(err error) bool {
-	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)
 }
 
 // classify puts a kind on what systemd answered.

@@ -2,7 +2,9 @@ package launcher
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"slices"
@@ -189,6 +191,23 @@ func (s *Systemd) lookAtMounts(ctx context.Context) error {
 	return nil
 }
 
+// booted tells whether the host was booted with systemd, by the sign that systemd itself goes by (sd_booted(3)).
+func (s *Systemd) booted(ctx context.Context) (bool, error) {
+	const sign = "/run/systemd/system"
+	var fi fs.FileInfo
+	err := s.ns.Do(ctx, "looking for systemd on the host", func() (err error) {
+		fi, err = os.Lstat(sign)
+		return err
+	})
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("look for systemd on the host: %w", err)
+	}
+	return fi.IsDir(), nil
+}
+
 // Check calls systemd and finds out what it can do. A fault.Precondition says that the host has none, or too old a one.
 func (s *Systemd) Check(ctx context.Context) (Sandbox, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
@@ -205,10 +224,16 @@ func (s *Systemd) Check(ctx context.Context) (Sandbox, error) {
 		known, err = b.GetUnitTypePropertiesContext(ctx, unitName("probe"), "Service")
 		return err
 	}
-	// Where there is nothing to call, that is not waited for.
+	// Where there is nothing to call, that is not waited for; a systemd that executes itself anew is gone for a moment.
 	err := s.once(ctx, check)
-	if err != nil && absent(err) {
-		return Sandbox{}, fault.Errorf(fault.Precondition, "the host's systemd cannot be called, so it cannot launch helpers: %w", err)
+	if none := (connectError)(nil); errors.As(err, &none) && none.absent() {
+		booted, berr := s.booted(ctx)
+		if berr != nil {
+			return Sandbox{}, berr
+		}
+		if !booted {
+			return Sandbox{}, fault.Errorf(fault.Precondition, "the host has no systemd that could launch helpers: %w", err)
+		}
 	}
 	if err != nil {
 		err = s.with(ctx, "ask systemd what it can do", check)

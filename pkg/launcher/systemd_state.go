@@ -161,9 +161,19 @@ func (s *Systemd) Result(ctx context.Context, name string) (Result, error) {
 	return r, err
 }
 
-// UnitInfo is a unit in a list.
+// OOMKills counts the processes of the unit of that name that the kernel has killed for want of memory so far. It is 0 where
+// nobody counts: on a host without a memory controller, and once the unit has ended.
+func (s *Systemd) OOMKills(ctx context.Context, name string, _ uint32) (uint64, error) {
+	r, err := s.Result(ctx, name)
+	if fault.Is(err, fault.NotFound) {
+		return 0, nil
+	}
+	return r.OOMKills, err
+}
+
+// UnitInfo is a helper in a list.
 type UnitInfo struct {
-	Name   string // the Unit's
+	Name   string // the Unit's; "": the launcher does not know it
 	UID    uint32
 	Active string // as in Result
 }

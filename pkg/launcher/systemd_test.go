@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"strings"
 	"syscall"
 	"testing"
@@ -163,7 +164,7 @@ func TestEndsInWords(t *testing.T) {
 
 func TestWhatIsTriedAgain(t *testing.T) {
 	for _, err := range []error{
-		dbus.ErrClosed, fmt.Errorf("x: %w", io.EOF), syscall.ECONNRESET, &connectError{errors.New("dbus: authentication failed")},
+		dbus.ErrClosed, fmt.Errorf("x: %w", io.EOF), syscall.ECONNRESET, connectError{errors.New("dbus: authentication failed")},
 		dbus.Error{Name: "org.freedesktop.DBus.Error.NoReply"}, dbus.Error{Name: "org.freedesktop.DBus.Error.NameHasNoOwner"},
 	} {
 		if !lost(err) {
@@ -234,4 +235,44 @@ func listen(t *testing.T, path string) net.Listener {
 		t.Fatal(err)
 	}
 	return l
+}
+
+func TestOnlyNothingAtAllIsNoSystemd(t *testing.T) {
+	gone, refused, hung := fmt.Errorf("x: %w", syscall.ENOENT), fmt.Errorf("x: %w", syscall.ECONNREFUSED), fmt.Errorf("x: %w", os.ErrDeadlineExceeded)
+	for _, c := range []struct {
+		err    connectError
+		absent bool
+	}{
+		{connectError{gone}, true}, {connectError{gone, refused}, true}, {connectError{gone, hung}, false}, {connectError{hung}, false},
+		{connectError{syscall.EACCES, gone}, false},
+	} {
+		if c.err.absent() != c.absent {
+			t.Errorf("%v: %v", c.err, !c.absent)
+		}
+	}
+}
+
+func TestTheSameLauncherForAnotherProgramKnowsWhatTheFirstDid(t *testing.T) {
+	s, err := NewSystemd(here{}, "/helper", WithDefaultLimits(Limits{TasksMax: 64}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.version, s.lacking["ProtectProc"] = "252", true
+	other, err := s.With("/other")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if other.Program() != "/other" || s.Program() != "/helper" || other.defaults.TasksMax != 64 {
+		t.Errorf("%s, %s, %+v", other.Program(), s.Program(), other.defaults)
+	}
+	if box := other.Sandbox(); box.Version != "252" || len(box.Missing) != 1 {
+		t.Errorf("%+v", box)
+	}
+	other.lacking["ProtectHome"] = true
+	if len(s.Sandbox().Missing) != 1 {
+		t.Error("they share what they learn later")
+	}
+	if _, err := s.With("relative"); err == nil {
+		t.Error("a relative program is accepted")
+	}
 }

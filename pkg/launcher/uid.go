@@ -1,10 +1,13 @@
 package launcher
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -58,6 +61,33 @@ func (p *Process) Kill(ctx context.Context, uid uint32) error {
 	return killAll(ctx, uid, p.reap)
 }
 
+// List lists the uids of the launcher's range that have processes. Which mounts they are is for the caller to know.
+func (p *Process) List(ctx context.Context) ([]UnitInfo, error) {
+	p.reap()
+	var list []UnitInfo
+	seen := map[uint32]bool{}
+	err := eachProcess(ctx, func(_ int, status []byte) {
+		if uid, ok := statusUID(status); ok && !seen[uid] && p.uids.check(uid) == nil && statusIsOf(status, uid) {
+			seen[uid] = true
+			list = append(list, UnitInfo{UID: uid, Active: "active"})
+		}
+	})
+	if err != nil {
+		return nil, fmt.Errorf("look for helpers: %w", err)
+	}
+	slices.SortFunc(list, func(a, b UnitInfo) int { return cmp.Compare(a.UID, b.UID) })
+	return list, nil
+}
+
+// Remove has nothing to do: of a process that has ended nothing is left.
+func (p *Process) Remove(context.Context, string) error { return nil }
+
+// OOMKills is 0: helpers of this launcher have no cgroups that could count.
+func (p *Process) OOMKills(context.Context, string, uint32) (uint64, error) { return 0, nil }
+
+// Program is the helper program. It is a path on the host only WithHostProgram, or where the driver is on the host itself.
+func (p *Process) Program() string { return p.program }
+
 // killAll kills every process of a uid and returns when none is left. each is called before each look.
 func killAll(ctx context.Context, uid uint32, each func()) error {
 	for {
@@ -98,48 +128,76 @@ func killIfOf(pid int, uid uint32) error {
 	return nil
 }
 
-// processesOf lists the live processes of a uid. It reads status files only: cmdline, environ and maps of a process
-// can block on its memory.
+// processesOf lists the live processes of a uid.
 func processesOf(ctx context.Context, uid uint32) ([]int, error) {
+	var pids []int
+	err := eachProcess(ctx, func(pid int, status []byte) {
+		if statusIsOf(status, uid) {
+			pids = append(pids, pid)
+		}
+	})
+	if err != nil {
+		return nil, fmt.Errorf("look for processes of uid %d: %w", uid, err)
+	}
+	return pids, nil
+}
+
+// eachProcess calls fn with the status of every process. It reads status files only: cmdline, environ and maps of a process
+// can block on its memory.
+func eachProcess(ctx context.Context, fn func(pid int, status []byte)) error {
 	dir, err := os.Open("/proc")
 	if err != nil {
-		return nil, fmt.Errorf("list processes: %w", err)
+		return fmt.Errorf("list processes: %w", err)
 	}
 	defer dir.Close()
 	names, err := dir.Readdirnames(-1)
 	if err != nil {
-		return nil, fmt.Errorf("list processes: %w", err)
+		return fmt.Errorf("list processes: %w", err)
 	}
-	var pids []int
 	for _, name := range names {
 		pid, err := strconv.Atoi(name)
 		if err != nil {
 			continue
 		}
 		if err := ctx.Err(); err != nil {
-			return nil, fmt.Errorf("look for processes of uid %d: %w", uid, err)
+			return err
 		}
-		of, err := isOf(pid, uid)
+		status, err := statusOf(pid)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		if of {
-			pids = append(pids, pid)
-		}
+		fn(pid, status)
 	}
-	return pids, nil
+	return nil
 }
 
 // isOf tells whether a process is that uid's and lives.
 func isOf(pid int, uid uint32) (bool, error) {
+	status, err := statusOf(pid)
+	return statusIsOf(status, uid), err
+}
+
+// statusOf reads /proc/<pid>/status; nil: there is no such process.
+func statusOf(pid int) ([]byte, error) {
 	status, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
-		return false, nil
+		return nil, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("look at process %d: %w", pid, err)
+		return nil, fmt.Errorf("look at process %d: %w", pid, err)
 	}
-	return statusIsOf(status, uid), nil
+	return status, nil
+}
+
+// statusUID is the real uid in /proc/<pid>/status.
+func statusUID(status []byte) (uint32, bool) {
+	_, rest, ok := bytes.Cut(status, []byte("\nUid:\t"))
+	if !ok {
+		return 0, false
+	}
+	text, _, _ := bytes.Cut(rest, []byte("\t"))
+	uid, err := strconv.ParseUint(string(text), 10, 32)
+	return uint32(uid), err == nil
 }
 
 // statusIsOf reads /proc/<pid>/status (proc_pid_status(5)). The real and the effective uid have to be the mount's; a
