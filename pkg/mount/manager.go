@@ -86,6 +86,16 @@ type Options struct {
 	MountTimeout  time.Duration // for a cold start
 	DrainTimeout  time.Duration // for an unpublish whose caller gave no deadline
 	Version       string        // the driver's
+	// Limits are what a mount may use whose volume does not say; 0: as much as it likes. The launcher may be one that cannot
+	// enforce them.
+	Limits launcher.Limits
+	// Heal puts living mounts in the place of dead ones, also in containers.
+	Heal bool
+	// HangTimeout is after how long without an answer a mount's connection is aborted; 0: never.
+	HangTimeout time.Duration
+	// CleanPrograms removes installed programs that no process runs, except those in the directories used; nil: none are
+	// installed.
+	CleanPrograms func(ctx context.Context, used []string) error
 }
 
 // Manager publishes and unpublishes volumes on this node.
