@@ -111,6 +111,9 @@ func TestTheCommandLineIsRefusedWithTheSameCodesAsTheRealOnes(t *testing.T) {
 		{"--sse-kms-key-id=arn:aws:kms:x:1:key/1 bucket d", 2, "--sse"},
 		{"--sse=aws:kms --sse-kms-key-id=alias/x bucket d", 2, "ARN"},
 		{"--max-cache-size=5 bucket d", 2, "--cache"},
+		{"--cache=/tmp --max-cache-size=x bucket d", 2, "invalid value"},
+		{"--cache=/tmp --max-cache-size=-1 bucket d", 2, ""},
+		{"--cache= bucket d", 2, "a value is required"},
 		{"--otlp-export-interval=5 bucket d", 2, "--otlp-endpoint"},
 		{"--ca-bundle= bucket d", 2, "a value is required"},
 		{"--part-size=9000000 --read-part-size=9000000 bucket d", 2, "cannot be used with"},
@@ -499,6 +502,43 @@ func TestOptionsTurnChangesOff(t *testing.T) {
 	}
 }
 
+func TestACacheIsInItsDirectoryWhileTheMountLasts(t *testing.T) {
+	b := newBench(t)
+	b.put(t, "volume/f", strings.Repeat("f", 3<<20))
+	var dir string
+	m := b.mount(t, func(in *client.Invocation) {
+		in.Cache, in.CacheSize, in.MemoryLimit = true, 64<<20, 640<<20
+		dir = filepath.Join(in.CacheDir, "mountpoint-cache")
+		// What a process that was killed has left is none of the next one's.
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, "left"), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chown(dir, clientUID, clientUID); err != nil {
+			t.Fatal(err)
+		}
+	})
+	for range 2 {
+		if got, err := os.ReadFile(filepath.Join(m.dir, "f")); err != nil || len(got) != 3<<20 {
+			t.Errorf("read %d bytes, %v", len(got), err)
+		}
+	}
+	if fi, err := os.Stat(dir); err != nil || fi.Mode().Perm() != 0o700 {
+		t.Errorf("the cache's directory is %v, %v", fi, err)
+	}
+	_, err := os.Stat(filepath.Join(dir, "left"))
+	want(t, "what was left in the cache", err, syscall.ENOENT)
+	// Names are believed for a minute.
+	_, err = os.Stat(filepath.Join(m.dir, "g"))
+	want(t, "stat of what is missing", err, syscall.ENOENT)
+	want(t, "write", overwrite(filepath.Join(m.dir, "g"), "g"), 0)
+	m.unmount(t)
+	_, err = os.Stat(dir)
+	want(t, "the cache after the mount", err, syscall.ENOENT)
+}
+
 func TestAReadOnlyMountReads(t *testing.T) {
 	b := newBench(t)
 	b.put(t, "volume/f", "f")
@@ -525,13 +565,18 @@ func TestAWholeBucketIsMounted(t *testing.T) {
 
 func TestAClientThatCannotServeSaysWhyAndEnds(t *testing.T) {
 	b := newBench(t)
+	file := filepath.Join(openDir(t), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for name, tt := range map[string]struct {
 		change func(*client.Invocation)
 		want   string
 	}{
-		"no such bucket":    {func(in *client.Invocation) { in.Bucket = "no-such-bucket" }, "initial ListObjectsV2 failed"},
-		"nobody listens":    {func(in *client.Invocation) { in.Endpoint = "http://127.0.0.1:1" }, "initial ListObjectsV2 failed"},
-		"no such CA bundle": {func(in *client.Invocation) { in.Endpoint = "https://127.0.0.1:1"; in.CAFile = "/no/such/file" }, "S3 client"},
+		"no such bucket":     {func(in *client.Invocation) { in.Bucket = "no-such-bucket" }, "initial ListObjectsV2 failed"},
+		"nobody listens":     {func(in *client.Invocation) { in.Endpoint = "http://127.0.0.1:1" }, "initial ListObjectsV2 failed"},
+		"no such CA bundle":  {func(in *client.Invocation) { in.Endpoint = "https://127.0.0.1:1"; in.CAFile = "/no/such/file" }, "S3 client"},
+		"no cache directory": {func(in *client.Invocation) { in.CacheDir, in.Cache = file, true }, "failed to create cache directory"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			started := time.Now()

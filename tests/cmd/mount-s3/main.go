@@ -10,7 +10,8 @@
 // from start to end; they are removed with --allow-delete and replaced with --allow-overwrite only; closing a file
 // waits until it is stored; nothing is renamed.
 //
-// What it does not have: mounting by itself, running in the background, caches, directory buckets, metrics, speed.
+// What it does not have: mounting by itself, running in the background, caches (their directory
+// is there, and empty), directory buckets, metrics, speed.
 // Options for those are checked and then ignored.
 package main
 
@@ -20,6 +21,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
@@ -90,6 +92,12 @@ func run(args *arguments) error {
 		return fmt.Errorf("Failed to create S3 client\n\nCaused by:\n    0: initial ListObjectsV2 failed for bucket %s in region %s\n    1: %w", args.bucket, store.region, err) //nolint:staticcheck // the real one's form
 	}
 
+	removeCache, err := args.makeCache()
+	if err != nil {
+		return fmt.Errorf("failed to create cache directory\n\nCaused by:\n    %w", err)
+	}
+	defer removeCache()
+
 	tree := newTree(store, args)
 	ttl := args.metadataTTL()
 	options := &fs.Options{EntryTimeout: &ttl, AttrTimeout: &ttl}
@@ -109,6 +117,21 @@ func run(args *arguments) error {
 	fmt.Printf("%s is mounted at %s\n", what, args.mountPoint)
 	server.Serve()
 	return nil
+}
+
+// makeCache makes the cache's directory, which the real one empties at start and removes at its end.
+func (a *arguments) makeCache() (remove func(), err error) {
+	if !a.has("cache") || a.number("max-cache-size", 1) == 0 {
+		return func() {}, nil
+	}
+	dir := filepath.Join(a.value("cache"), "mountpoint-cache")
+	if err := os.RemoveAll(dir); err != nil {
+		return nil, fmt.Errorf("cleanup of cache sub-directory failed due to IO error: %w", err)
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("creation of cache sub-directory failed due to IO error: %w", err)
+	}
+	return func() { _ = os.RemoveAll(dir) }, nil
 }
 
 var fdPath = regexp.MustCompile(`^/dev/fd/(\d+)$`)
@@ -148,7 +171,12 @@ func fuseFD(mountPoint string) (int, error) {
 // metadataTTL is how long the kernel may keep names and attributes; the real one's "minimal" is a fraction of a second.
 func (a *arguments) metadataTTL() time.Duration {
 	switch text := a.value("metadata-ttl"); text {
-	case "", "minimal", "0":
+	case "":
+		if a.has("cache") {
+			return time.Minute
+		}
+		return 100 * time.Millisecond
+	case "minimal", "0":
 		return 100 * time.Millisecond
 	case "indefinite":
 		return 1000 * time.Hour
