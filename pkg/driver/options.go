@@ -8,8 +8,6 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
-
-	"github.com/s3-csi/s3-csi-driver/pkg/client"
 )
 
 // Mode is what a process of the driver serves.
@@ -108,55 +106,6 @@ func (o *ControllerOptions) validate(c *checker) {
 	c.check("cluster-id", optional(checkClusterID, o.ClusterID))
 	c.check("deletion-workers", checkRange(o.DeletionWorkers, 1, 64))
 }
-
-// NodeOptions are those of the modes that serve the CSI Node service.
-type NodeOptions struct {
-	NodeID            string
-	StateDir          string
-	CacheDir          string
-	ClientDir         string // "": the directory of the driver's executable
-	DefaultClient     string
-	Launcher          string
-	UIDs              UIDRange
-	TargetRoot        string // "": any
-	VolumeAttachLimit int64
-	MountTimeout      time.Duration
-	DrainTimeout      time.Duration
-}
-
-// AddFlags registers the options on fs with their defaults.
-func (o *NodeOptions) AddFlags(fs *pflag.FlagSet) {
-	o.UIDs = UIDRange{First: 2000000, Last: 2065535}
-	fs.StringVar(&o.NodeID, "node-id", "", "this node's name to the CO, at most 256 bytes; none: the host name")
-	fs.StringVar(&o.StateDir, "state-dir", "/run/s3-csi", "directory on the host, on a tmpfs, for mounts, sockets and records")
-	fs.StringVar(&o.CacheDir, "cache-dir", "/var/cache/s3-csi", "directory on the host, on a disk, for what clients may not keep in memory")
-	fs.StringVar(&o.ClientDir, "client-dir", "", "directory of the client programs; none: the driver's own")
-	fs.StringVar(&o.DefaultClient, "default-client", "mountpoint-s3", "the client of volumes that name none")
-	fs.StringVar(&o.Launcher, "launcher", launcherProcess, "how helpers come to life: process")
-	fs.Var(&o.UIDs, "uid-range", "user ids of the host, \"first-last\", that nobody else uses: every mount's client runs under one of its own")
-	fs.StringVar(&o.TargetRoot, "target-root", "", "directory below which every target path must be, for example /var/lib/kubelet; none: any")
-	fs.Int64Var(&o.VolumeAttachLimit, "volume-attach-limit", 0, "how many volumes the CO may put on this node; 0: it decides")
-	fs.DurationVar(&o.MountTimeout, "mount-timeout", 90*time.Second, "how long a client may take to serve a new mount")
-	fs.DurationVar(&o.DrainTimeout, "drain-timeout", 100*time.Second, "how long a NodeUnpublishVolume whose caller set no deadline waits for a client's uploads; they go on after it, and the retry waits for them again")
-}
-
-func (o *NodeOptions) validate(c *checker) {
-	c.check("node-id", checkNodeID(o.NodeID))
-	c.check("state-dir", checkAbsolute(o.StateDir))
-	c.check("cache-dir", checkAbsolute(o.CacheDir))
-	c.check("client-dir", optional(checkAbsolute, o.ClientDir))
-	_, err := client.Get(o.DefaultClient)
-	c.check("default-client", err)
-	c.check("launcher", checkOneOf(o.Launcher, []string{launcherProcess}))
-	c.check("target-root", optional(checkAbsolute, o.TargetRoot))
-	if o.VolumeAttachLimit < 0 {
-		c.check("volume-attach-limit", fmt.Errorf("%d is negative; 0 leaves the limit to the CO", o.VolumeAttachLimit))
-	}
-	c.check("mount-timeout", checkDuration(o.MountTimeout, time.Second, time.Hour))
-	c.check("drain-timeout", checkDuration(o.DrainTimeout, time.Second, time.Hour))
-}
-
-const launcherProcess = "process"
 
 // Flags is the flag set of a mode, bound to o.
 func (o *Options) Flags(mode Mode) *pflag.FlagSet {

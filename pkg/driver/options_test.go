@@ -3,11 +3,14 @@ package driver
 import (
 	"errors"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/spf13/pflag"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
 func environment(vars map[string]string) Environment {
@@ -85,7 +88,8 @@ func TestEveryFlagCanBeSetByItsVariable(t *testing.T) {
 		"endpoint": "/tmp/x.sock", "driver-name": "a.b", "config": "/etc/c.yaml", "http-endpoint": "127.0.0.1:1", "logging-format": "json", "v": "3",
 		"shutdown-timeout": "3s", "cluster-id": "c1", "deletion-workers": "3", "node-id": "n", "state-dir": "/run/x", "cache-dir": "/var/x",
 		"client-dir": "/opt/x", "default-client": "rclone", "launcher": "process", "uid-range": "3000-3001", "target-root": "/var/lib/kubelet",
-		"volume-attach-limit": "3", "mount-timeout": "3s", "drain-timeout": "3s",
+		"volume-attach-limit": "3", "mount-timeout": "3s", "drain-timeout": "3s", "host-dir": "/opt/y", "heal": "false", "hang-timeout": "3s",
+		"memory-limit": "2Gi", "cpu-weight": "3", "tasks-max": "64", "slice-memory-limit": "30%",
 	}
 	new(Options).Flags(ModeAll).VisitAll(func(f *pflag.Flag) {
 		if f.Name == "version" {
@@ -144,7 +148,15 @@ func TestMistakesAreUsageErrorsThatNameTheirPlace(t *testing.T) {
 		{"node --cache-dir=.", nil, []string{"--cache-dir", "absolute"}},
 		{"node --client-dir=bin", nil, []string{"--client-dir", "absolute"}},
 		{"node --default-client=s3fs", nil, []string{"--default-client", "s3fs", "rclone"}},
-		{"node --launcher=systemd", nil, []string{"--launcher", "process"}},
+		{"node --launcher=docker", nil, []string{"--launcher", "docker", "systemd, process, auto"}},
+		{"node --host-dir=opt", nil, []string{"--host-dir", "absolute"}},
+		{"node --memory-limit=1MiB", nil, []string{"--memory-limit", "1MiB", "512Mi", "50%"}},
+		{"node --memory-limit=1Mi", nil, []string{"--memory-limit", "16Mi"}},
+		{"node --slice-memory-limit=101%", nil, []string{"--slice-memory-limit", "1% to 100%"}},
+		{"node --cpu-weight=10001", nil, []string{"--cpu-weight", "10000"}},
+		{"node --tasks-max=8", nil, []string{"--tasks-max", "32"}},
+		{"node --hang-timeout=1ms", nil, []string{"--hang-timeout", "1s"}},
+		{"node --heal=maybe", nil, []string{"--heal", "maybe"}},
 		{"node --uid-range=5", nil, []string{"--uid-range", "two user ids"}},
 		{"node --uid-range=0-10", nil, []string{"--uid-range", "1000"}},
 		{"node --uid-range=3000-2000", nil, []string{"--uid-range", "smaller"}},
@@ -191,5 +203,50 @@ func TestHostNameThatCannotBeReadIsAnError(t *testing.T) {
 	}
 	if _, err := Parse([]string{"controller"}, env); err != nil {
 		t.Errorf("a controller needs no node id: %v", err)
+	}
+}
+
+func TestMemoryIsBytesOrAShare(t *testing.T) {
+	for text, want := range map[string]uint64{"0": 0, "1Gi": 1 << 30, "50%": 4000, "1%": volume.MinMemoryLimit, "20000000": 20000000} {
+		var m Memory
+		if err := m.Set(text); err != nil {
+			t.Fatal(err)
+		}
+		total := uint64(8000)
+		if text == "50%" {
+			total, want = 8<<30, 8<<30/100*50
+		}
+		if got := m.Of(total); got != want {
+			t.Errorf("%s of %d: %d, want %d", text, total, got, want)
+		}
+		if m.String() != text {
+			t.Errorf("%s is shown as %s", text, m.String())
+		}
+	}
+}
+
+func FuzzMemory(f *testing.F) {
+	for _, s := range []string{"0", "1Gi", "50%", "0%", "%", "101%", "99999999999999999999", "-1", "1e9"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		var m, again Memory
+		if m.Set(text) != nil {
+			return
+		}
+		if err := again.Set(m.String()); err != nil || again != m {
+			t.Errorf("%q is %s, which is %s (%v)", text, m.String(), again.String(), err)
+		}
+	})
+}
+
+func TestChosenLimitsAreThoseThatAreNotTheDefaults(t *testing.T) {
+	o := parse(t, "node", nil)
+	if got := o.Node.ChosenLimits(); len(got) != 0 {
+		t.Errorf("%v", got)
+	}
+	o = parse(t, "node --memory-limit=0 --tasks-max=1024 --cpu-weight=50", nil)
+	if got := o.Node.ChosenLimits(); !slices.Equal(got, []string{"--memory-limit", "--cpu-weight"}) {
+		t.Errorf("%v", got)
 	}
 }
