@@ -34,6 +34,9 @@ var programs = map[string]string{rclone: "s3-csi-rclone", mountpoint: "mount-s3"
 
 const bucket = rigtest.Bucket
 
+// The suite holds for every launcher; see rigtest.Main.
+func TestMain(m *testing.M) { os.Exit(rigtest.Main(m)) }
+
 // env is a node with one driver, and a proxy between it and its S3 server.
 type env struct {
 	*rigtest.Node

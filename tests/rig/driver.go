@@ -46,7 +46,10 @@ func (r *Rig) Start(ctx context.Context, mode string, flags ...string) (*Driver,
 	args := []string{mode, "--endpoint=" + d.Endpoint, "--http-endpoint=" + http, "--v=5"}
 	if mode != "controller" {
 		args = append(args, "--node-id=node-1", "--state-dir="+r.State, "--cache-dir="+r.Cache, "--client-dir="+r.Clients,
-			"--launcher=process", fmt.Sprintf("--uid-range=%d-%d", r.FirstUID, r.LastUID))
+			"--launcher="+r.Launcher, fmt.Sprintf("--uid-range=%d-%d", r.FirstUID, r.LastUID))
+	}
+	if mode != "controller" && r.Launcher == LauncherSystemd {
+		args = append(args, "--host-dir="+r.HostDir)
 	}
 	argv := slices.Concat(r.Wrapper, []string{r.Program}, args, flags)
 	d.cmd, err = r.run(ctx, r.Environment(), argv[0], argv[1:]...)

@@ -30,6 +30,15 @@ const EnvBin = "S3CSI_BIN"
 // EnvMountpoint names a real mount-s3, to be used instead of the stand-in.
 const EnvMountpoint = "MOUNT_S3"
 
+// EnvLauncher says which launcher rigs' drivers use, LauncherProcess or LauncherSystemd. Without it, it is the former.
+const EnvLauncher = "S3CSI_LAUNCHER"
+
+// The launchers.
+const (
+	LauncherProcess = "process"
+	LauncherSystemd = "systemd"
+)
+
 // The user ids that mounts get: every rig that lives at the same time has a block of its own, also those of other
 // processes, because a user id is how a mount's processes are found.
 const (
@@ -58,6 +67,9 @@ type Rig struct {
 	Cache   string // --cache-dir
 	Clients string // --client-dir
 	S3      S3
+	// Launcher is --launcher.
+	Launcher string
+	HostDir  string // --host-dir, where the systemd of a rig's drivers finds the programs
 	// Program is the driver's; helpers are made of the one beside it.
 	Program string
 	// Wrapper is a command that drivers are started through, such as "nsenter -t 12 --mount", whose end is theirs.
@@ -66,6 +78,7 @@ type Rig struct {
 	// FirstUID and LastUID are --uid-range.
 	FirstUID, LastUID int
 
+	units   bool      // this host's systemd is there for the rig
 	uids    io.Closer // keeps the block
 	mu      sync.Mutex
 	drivers []*Driver
@@ -90,12 +103,21 @@ func New(s3 S3) (*Rig, error) {
 	if bin == "" {
 		return nil, fmt.Errorf("needs the built programs: set %s to their directory (make sets it)", EnvBin)
 	}
-	dir, err := os.MkdirTemp("", "s3csi-")
+	l, err := launcher()
 	if err != nil {
 		return nil, err
 	}
-	r := &Rig{Dir: dir, S3: s3, Cache: filepath.Join(dir, "cache"), Clients: filepath.Join(dir, "bin")}
+	base := ""
+	if l == LauncherSystemd {
+		base = "/var/lib" // units have a /tmp of their own, and their users none of the homes
+	}
+	dir, err := os.MkdirTemp(base, "s3csi-")
+	if err != nil {
+		return nil, err
+	}
+	r := &Rig{Dir: dir, S3: s3, Launcher: l, units: l == LauncherSystemd, Cache: filepath.Join(dir, "cache"), Clients: filepath.Join(dir, "bin")}
 	r.State, r.Program = filepath.Join("/run", filepath.Base(dir)), filepath.Join(r.Clients, driverProgram)
+	r.HostDir = filepath.Join("/opt", filepath.Base(dir))
 	if err := r.takeUIDs(); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
@@ -103,6 +125,18 @@ func New(s3 S3) (*Rig, error) {
 		return nil, errors.Join(err, r.uids.Close(), os.RemoveAll(dir))
 	}
 	return r, nil
+}
+
+// launcher is what the environment says.
+func launcher() (string, error) {
+	switch l := os.Getenv(EnvLauncher); l {
+	case "", LauncherProcess:
+		return LauncherProcess, nil
+	case LauncherSystemd:
+		return l, nil
+	default:
+		return "", fmt.Errorf("%s is %q, neither %q nor %q", EnvLauncher, l, LauncherProcess, LauncherSystemd)
+	}
 }
 
 // takeUIDs takes the first block of user ids that no other rig on this machine has. The sign is an abstract UNIX socket,
@@ -195,8 +229,8 @@ func (r *Rig) Processes() []string {
 	return all
 }
 
-// Leftovers lists what mounts have left: in the mount table, among processes, in the state and cache directories. A node
-// without publications has none.
+// Leftovers lists what mounts have left: in the mount table, among processes and units, in the state and cache directories. A
+// node without publications has none.
 func (r *Rig) Leftovers() []string {
 	// A driver reaps helpers a moment after they have ended.
 	for range 200 {
@@ -214,6 +248,7 @@ func (r *Rig) Leftovers() []string {
 	for _, p := range r.processes() {
 		left = append(left, "process "+p.String())
 	}
+	left = append(left, r.unitsLeft()...)
 	for _, dir := range []string{filepath.Join(r.State, "mounts"), filepath.Join(r.State, "sources"), filepath.Join(r.State, "publications"), r.Cache} {
 		entries, _ := os.ReadDir(dir)
 		for _, e := range entries {
@@ -298,13 +333,14 @@ func (r *Rig) Close() error {
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
+	errs = append(errs, r.endUnits())
 	for _, m := range r.mounts() {
 		if err := unix.Unmount(m.Mountpoint, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) {
 			errs = append(errs, fmt.Errorf("unmounting %s: %w", m.Mountpoint, err))
 		}
 	}
 	if len(r.mounts()) == 0 { // never delete through a mount
-		errs = append(errs, os.RemoveAll(r.State), os.RemoveAll(r.Dir))
+		errs = append(errs, os.RemoveAll(r.State), os.RemoveAll(r.HostDir), os.RemoveAll(r.Dir))
 	}
 	if err := r.uids.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
 		errs = append(errs, err)

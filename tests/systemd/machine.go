@@ -71,6 +71,9 @@ func Main(m *testing.M, install Install) int {
 	return code
 }
 
+// Inside tells whether this process runs the tests on the host.
+func Inside() bool { return os.Getenv(envRole) == roleInside }
+
 // Host skips a test that does not run on a host of its own.
 func Host(t testing.TB) {
 	t.Helper()

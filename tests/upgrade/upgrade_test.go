@@ -30,8 +30,11 @@ type env struct {
 	t            *testing.T
 	client       string
 	older, newer string // the drivers' programs
+	launcher     string // the newer driver's
 	volume       *csi.Volume
 }
+
+func TestMain(m *testing.M) { os.Exit(rigtest.Main(m)) }
 
 // eachClient runs a test for each client.
 func eachClient(t *testing.T, test func(t *testing.T, e *env)) {
@@ -51,16 +54,19 @@ func eachClient(t *testing.T, test func(t *testing.T, e *env)) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			e.older, e.newer = older, e.Program
+			e.older, e.newer, e.launcher = older, e.Program, e.Launcher
 			test(t, e)
 		})
 	}
 }
 
-// drive starts the driver of that program.
+// drive starts the driver of that program. The older one knows no other launcher than processes.
 func (e *env) drive(program string) {
 	e.t.Helper()
-	e.Program = program
+	e.Program, e.Launcher = program, e.launcher
+	if program == e.older {
+		e.Launcher = rig.LauncherProcess
+	}
 	e.Driver = e.Drive(e.t, "node")
 }
 

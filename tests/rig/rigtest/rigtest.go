@@ -18,6 +18,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/tests/rig"
 	"github.com/s3-csi/s3-csi-driver/tests/s3server"
+	"github.com/s3-csi/s3-csi-driver/tests/systemd"
 )
 
 // Bucket is the bucket that every server has.
@@ -135,6 +136,9 @@ type Node struct {
 func New(t testing.TB) *Node {
 	t.Helper()
 	Bin(t)
+	if onHost() {
+		systemd.Host(t)
+	}
 	if err := rig.Usable(); err != nil {
 		t.Skip(err)
 	}
