@@ -92,6 +92,9 @@ func TestMetricsDocument(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if err := m.ShowLauncher(func() LauncherInfo { return LauncherInfo{LauncherSystemd, "252", []string{"IPAddressDeny"}} }); err != nil {
+		t.Fatal(err)
+	}
 	m.csi.RecordMetrics(csi.Identity_Probe_FullMethodName, nil, time.Millisecond)
 	families, err := m.Gatherer().Gather()
 	if err != nil {

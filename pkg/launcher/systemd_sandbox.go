@@ -208,7 +208,11 @@ func (s *Systemd) booted(ctx context.Context) (bool, error) {
 	return fi.IsDir(), nil
 }
 
-// Check calls systemd and finds out what it can do. A fault.Precondition says that the host has none, or too old a one.
+// ErrNoSystemd is that a host has no systemd, or too old a one.
+var ErrNoSystemd = errors.New("the host has no systemd that could launch helpers")
+
+// Check calls systemd and finds out what it can do. An error that wraps ErrNoSystemd says that the host has none, or too old
+// a one; other errors are of one that is there.
 func (s *Systemd) Check(ctx context.Context) (Sandbox, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -232,7 +236,7 @@ func (s *Systemd) Check(ctx context.Context) (Sandbox, error) {
 			return Sandbox{}, berr
 		}
 		if !booted {
-			return Sandbox{}, fault.Errorf(fault.Precondition, "the host has no systemd that could launch helpers: %w", err)
+			return Sandbox{}, fault.Errorf(fault.Precondition, "%w: %w", ErrNoSystemd, err)
 		}
 	}
 	if err != nil {
@@ -246,7 +250,7 @@ func (s *Systemd) Check(ctx context.Context) (Sandbox, error) {
 		return Sandbox{}, err
 	}
 	if number < minSystemd {
-		return Sandbox{}, fault.Errorf(fault.Precondition, "the host's systemd is version %s, launching helpers needs %d at least", version, minSystemd)
+		return Sandbox{}, fault.Errorf(fault.Precondition, "%w: its systemd is version %s, and %d is needed", ErrNoSystemd, version, minSystemd)
 	}
 	unified, err := s.unified(ctx)
 	if err != nil {

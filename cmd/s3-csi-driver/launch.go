@@ -1,0 +1,207 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/client"
+	"github.com/s3-csi/s3-csi-driver/pkg/driver"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
+	"github.com/s3-csi/s3-csi-driver/pkg/hostdir"
+	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount"
+)
+
+const (
+	// systemdBound is how long a systemd that is there may take to answer at the start.
+	systemdBound = time.Minute
+	systemdPause = time.Second
+	// installBound is how long programs may take to be copied: some 100 MB, to a disk that a node's start keeps busy.
+	installBound = 3 * time.Minute
+)
+
+// programs are what runs for mounts, in the driver's own view.
+type programs struct{ helper, clientDir string }
+
+// files are those that exist. A client that is missing is one that no volume may ask for.
+func (p programs) files() []string {
+	files := []string{p.helper}
+	for _, c := range client.All() {
+		path := filepath.Join(p.clientDir, c.Binary)
+		if fi, err := os.Stat(path); err == nil && fi.Mode().IsRegular() {
+			files = append(files, path)
+		}
+	}
+	return files
+}
+
+// hostLauncher is what both launchers are.
+type hostLauncher interface {
+	mount.Launcher
+	SurvivesDriver() (bool, string)
+}
+
+// launch is how helpers come to life on this node: decided once, at the start.
+type launch struct {
+	hostLauncher
+	systemd   *launcher.Systemd // nil: they are plain children
+	why       string
+	limits    launcher.Limits // of mounts whose volumes give none
+	clientDir string          // where the host finds the clients
+	clean     func(ctx context.Context, used []string) error
+}
+
+// launchOn decides how helpers come to life, and installs the programs on the host where they run from there.
+func launchOn(ctx context.Context, ns *host.Namespace, p programs, o driver.Options, version string) (l launch, err error) {
+	limits, slice, err := limitsOf(o.Node)
+	if err != nil {
+		return l, err
+	}
+	l = launch{limits: limits, clientDir: p.clientDir}
+	if l.systemd, l.why, err = findSystemd(ctx, ns, p.helper, o.Node, limits, slice); err != nil {
+		return l, err
+	}
+	helper, onHost := p.helper, launcher.Option(func(*launcher.Process) {})
+	if l.systemd != nil || ns.Foreign() {
+		installed, err := install(ctx, ns, p, o, version, l.systemd != nil)
+		if err != nil {
+			return l, err
+		}
+		helper, onHost = installed.Path(filepath.Base(p.helper)), launcher.WithHostProgram()
+		l.clientDir = installed.Dir
+		l.clean = func(ctx context.Context, used []string) error {
+			return installed.Clean(ctx, ns, func(dir string) bool { return slices.Contains(used, dir) })
+		}
+	}
+	if l.systemd != nil {
+		l.systemd, err = l.systemd.With(helper)
+		l.hostLauncher = l.systemd
+		return l, err
+	}
+	l.hostLauncher = launcher.NewProcess(ns, helper, launcher.WithUIDs(launcher.UIDRange(o.Node.UIDs)), onHost)
+	return l, nil
+}
+
+// limitsOf are the limits of one mount and of all together, on this node.
+func limitsOf(o driver.NodeOptions) (one, all launcher.Limits, err error) {
+	var node unix.Sysinfo_t
+	if err := unix.Sysinfo(&node); err != nil {
+		return one, all, fmt.Errorf("ask for the node's memory: %w", err)
+	}
+	total := uint64(node.Totalram) * uint64(node.Unit)
+	one = launcher.Limits{MemoryMax: o.MemoryLimit.Of(total), CPUWeight: o.CPUWeight, TasksMax: o.TasksMax}
+	all = launcher.Limits{MemoryMax: o.SliceMemoryLimit.Of(total)}
+	return one, all, nil
+}
+
+// findSystemd is the host's systemd, or nil and why helpers are not launched by one. A systemd that is there and does not
+// answer is an error: mounts that it runs could not be told from ones that are gone.
+func findSystemd(ctx context.Context, ns *host.Namespace, helper string, o driver.NodeOptions, one, all launcher.Limits) (s *launcher.Systemd, why string, err error) {
+	if o.Launcher == driver.LauncherProcess {
+		return nil, "it was chosen with --launcher", nil
+	}
+	s, err = launcher.NewSystemd(ns, helper, launcher.WithSystemdUIDs(launcher.UIDRange(o.UIDs)), launcher.WithDefaultLimits(one), launcher.WithSliceLimits(all))
+	if err != nil {
+		return nil, "", err
+	}
+	err = awaitSystemd(ctx, s)
+	switch {
+	case err == nil && o.Launcher == driver.LauncherAuto:
+		why = "the host has it"
+	case err == nil:
+		why = "it was chosen with --launcher"
+	case errors.Is(err, launcher.ErrNoSystemd) && o.Launcher == driver.LauncherAuto:
+		return nil, err.Error(), nil
+	case errors.Is(err, launcher.ErrNoSystemd):
+		return nil, "", fmt.Errorf("--launcher=systemd: %w; start the driver where it sees the host's PID 1 (hostPID: true), or choose --launcher=process", err)
+	default:
+		return nil, "", fmt.Errorf("the host has systemd, and it cannot be used: %w; look at the state of systemd and D-Bus on the host (systemctl is-system-running), "+
+			"or choose --launcher=process", err)
+	}
+	for flag, dir := range map[string]string{"--state-dir": o.StateDir, "--cache-dir": o.CacheDir} {
+		if below, hidden := hostdir.Hidden(dir); hidden {
+			return nil, "", fmt.Errorf("%s: %s is below %s, which is hidden from the units of launcher systemd: choose another directory, or --launcher=process", flag, dir, below)
+		}
+	}
+	return s, why, nil
+}
+
+// awaitSystemd asks systemd what it can do, and again for a while if it is busy.
+func awaitSystemd(ctx context.Context, s *launcher.Systemd) error {
+	for end := time.Now().Add(systemdBound); ; {
+		_, err := s.Check(ctx)
+		if err == nil || ctx.Err() != nil || fault.Is(err, fault.Precondition) || time.Now().After(end) {
+			return err
+		}
+		klog.FromContext(ctx).Error(err, "systemd does not answer; it is asked again")
+		select {
+		case <-time.After(systemdPause):
+		case <-ctx.Done():
+			return err
+		}
+	}
+}
+
+// install puts the programs on the host and sees that the host runs them.
+func install(ctx context.Context, ns *host.Namespace, p programs, o driver.Options, version string, sandboxed bool) (hostdir.Installed, error) {
+	ctx, cancel := context.WithTimeout(ctx, installBound)
+	defer cancel()
+	installed, err := hostdir.Install(ctx, ns, hostdir.Options{
+		Dir: o.Node.HostDir, DriverName: o.Common.DriverName, Version: version, Files: p.files(), Sandboxed: sandboxed,
+	})
+	if err != nil {
+		return installed, err
+	}
+	return installed, installed.Try(ctx, ns, filepath.Base(p.helper))
+}
+
+// report says in the log, in /readyz and in the metrics how helpers come to life, why so, and what is missing.
+func (l launch) report(ctx context.Context, cfg *driver.Config, o driver.NodeOptions) error {
+	logger := klog.FromContext(ctx)
+	if l.systemd == nil {
+		logger.Info("Helpers are launched as plain processes", "reason", l.why)
+		cfg.Health.Note("the launcher is process: " + l.why)
+		if chosen := o.ChosenLimits(); len(chosen) > 0 {
+			note := "the launcher process cannot enforce limits, so these flags do nothing: " + strings.Join(chosen, ", ")
+			logger.Info("Limits are not enforced", "reason", note)
+			cfg.Health.Note(note)
+		}
+	} else {
+		box := l.systemd.Sandbox()
+		logger.Info("Helpers are launched by systemd", "reason", l.why, "version", box.Version, "program", l.systemd.Program(),
+			"sandbox", box.Present, "missing", box.Missing, "memoryLimit", l.limits.MemoryMax, "tasksMax", l.limits.TasksMax)
+		cfg.Health.Note("the launcher is systemd " + box.Version + ": " + l.why)
+		if len(box.Missing) > 0 {
+			cfg.Health.Note("the host's systemd does not put up these parts of the sandbox: " + strings.Join(box.Missing, ", "))
+		}
+	}
+	if ok, why := l.SurvivesDriver(); !ok {
+		logger.Info("Restarts of the driver break mounts", "reason", why)
+		cfg.Health.Note("restarts of the driver break mounts: " + why)
+	}
+	return cfg.Metrics.ShowLauncher(l.info)
+}
+
+// info is the launcher for metrics.
+func (l launch) info() driver.LauncherInfo {
+	if l.systemd == nil {
+		return driver.LauncherInfo{Launcher: driver.LauncherProcess}
+	}
+	box := l.systemd.Sandbox()
+	i := driver.LauncherInfo{Launcher: driver.LauncherSystemd, SystemdVersion: box.Version}
+	for _, property := range box.Missing {
+		name, _, _ := strings.Cut(property, " ")
+		i.Missing = append(i.Missing, name)
+	}
+	return i
+}

@@ -1,0 +1,109 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/klog/v2"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/client"
+	"github.com/s3-csi/s3-csi-driver/pkg/driver"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount"
+)
+
+// helperProgram is the program that mounts' helpers are made of: the small one beside this one, or, where a driver stands
+// alone, this one in its helper mode. They do the same; the small one starts faster and takes less memory.
+func helperProgram(executable string) string {
+	small := filepath.Join(filepath.Dir(executable), "s3-csi-helper")
+	if fi, err := os.Stat(small); err == nil && fi.Mode().IsRegular() {
+		return small
+	}
+	return executable
+}
+
+// addNode adds the node service. What it gives, the end of the process releases.
+func addNode(ctx context.Context, cfg *driver.Config, o driver.Options, s storage, version string) error {
+	executable, err := os.Executable()
+	if err != nil {
+		return fmt.Errorf("find the driver's own program, which helpers are made of: %w", err)
+	}
+	clientDir := o.Node.ClientDir
+	if clientDir == "" {
+		clientDir = filepath.Dir(executable)
+	}
+	namespace, err := host.NewNamespace()
+	if err != nil {
+		return err
+	}
+	if err := host.HostPID(); err != nil {
+		klog.FromContext(ctx).Info("Volumes of clients that must see their callers, mountpoint-s3 for one, cannot be published", "reason", err.Error())
+		cfg.Health.Note(err.Error())
+	}
+	l, err := launchOn(ctx, namespace, programs{helperProgram(executable), clientDir}, o, version)
+	if err != nil {
+		return err
+	}
+	if err := l.report(ctx, cfg, o.Node); err != nil {
+		return err
+	}
+	m, err := mount.New(ctx, mount.Options{
+		Namespace:     namespace,
+		Launcher:      l,
+		Backends:      mountBackends{s.config, s.buckets, s.clients},
+		Client:        client.Get,
+		StateDir:      o.Node.StateDir,
+		CacheDir:      o.Node.CacheDir,
+		ClientDir:     l.clientDir,
+		DefaultClient: o.Node.DefaultClient,
+		TargetRoot:    o.Node.TargetRoot,
+		UIDs:          mount.UIDRange(o.Node.UIDs),
+		MountTimeout:  o.Node.MountTimeout,
+		DrainTimeout:  o.Node.DrainTimeout,
+		Version:       version,
+		Limits:        l.limits,
+		Heal:          o.Node.Heal,
+		HangTimeout:   o.Node.HangTimeout,
+		CleanPrograms: l.clean,
+	})
+	if err != nil {
+		return err
+	}
+	if c, ok := any(m).(interface{ Collectors() []prometheus.Collector }); ok {
+		for _, collector := range c.Collectors() {
+			if err := cfg.Metrics.Registerer().Register(collector); err != nil {
+				return fmt.Errorf("metrics of mounts: %w", err)
+			}
+		}
+	}
+	cfg.Background = append(cfg.Background, driver.Background{Name: "looking after mounts", Run: m.Run})
+	cfg.Node, err = driver.NewNode(mounter{m}, o.Node.NodeID, o.Node.VolumeAttachLimit)
+	return err
+}
+
+// mounter is mount.Manager as the node service wants it.
+type mounter struct{ m *mount.Manager }
+
+func (a mounter) Publish(ctx context.Context, p driver.Publication) error {
+	return a.m.Publish(ctx, mount.Request(p))
+}
+
+func (a mounter) Unpublish(ctx context.Context, volumeID, target string) error {
+	return a.m.Unpublish(ctx, volumeID, target)
+}
+
+func (a mounter) Stats(ctx context.Context, volumeID, path string) (driver.Stats, error) {
+	s, err := a.m.Stats(ctx, volumeID, path)
+	return driver.Stats(s), err
+}
+
+// mountBackends is S3 as the mount manager sees it: each part has what its name says.
+type mountBackends struct {
+	*backend.Config
+	*backend.Buckets
+	*backend.Clients
+}

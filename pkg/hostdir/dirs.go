@@ -1,0 +1,141 @@
+package hostdir
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+)
+
+// root makes the operator's directory, gives its path without symbolic links, and sees that nobody but root can put other
+// programs there, and that everybody can reach what is there.
+func (o Options) root() (string, error) {
+	for dir := range prefixes(filepath.Clean(o.Dir)) {
+		err := os.Mkdir(dir, modeDir)
+		if err == nil {
+			err = os.Chmod(dir, modeDir) // whatever the umask
+		}
+		if err != nil && !errors.Is(err, fs.ErrExist) {
+			return "", err
+		}
+	}
+	root, err := filepath.EvalSymlinks(o.Dir)
+	if err != nil {
+		return "", err
+	}
+	if err := o.visible(root); err != nil {
+		return "", err
+	}
+	for dir := range prefixes(root) {
+		if err := trusted(dir); err != nil {
+			return "", err
+		}
+	}
+	return root, nil
+}
+
+// prefixes are the directories that lead to a clean absolute path, and itself.
+func prefixes(path string) func(yield func(string) bool) {
+	return func(yield func(string) bool) {
+		for i := 1; i < len(path); i++ {
+			if path[i] == '/' && !yield(path[:i]) {
+				return
+			}
+		}
+		yield(path)
+	}
+}
+
+// trusted refuses a directory in which others than root could replace what root runs, or that clients cannot pass.
+func trusted(dir string) error {
+	var st unix.Stat_t
+	if err := unix.Lstat(dir, &st); err != nil {
+		return &fs.PathError{Op: "lstat", Path: dir, Err: err}
+	}
+	switch {
+	case st.Mode&unix.S_IFMT != unix.S_IFDIR:
+		return fault.Errorf(fault.Precondition, "%s is not a directory", dir)
+	case st.Uid != 0 || st.Mode&0o022 != 0 && st.Mode&unix.S_ISVTX == 0:
+		return fault.Errorf(fault.Precondition, "%s can be changed by others than root (owner %d, mode %04o), and programs that root starts must not be there: "+
+			"give it to root and take the others' permission to write (chown root, chmod go-w), or choose another --host-dir", dir, st.Uid, st.Mode&0o7777)
+	case st.Mode&0o001 == 0:
+		return fault.Errorf(fault.Precondition, "%s is closed to clients, which run as users of their own (mode %04o): open it (chmod o+x), or choose another --host-dir", dir, st.Mode&0o7777)
+	}
+	return nil
+}
+
+// makeDir makes one of this package's own directories, or sees that it is what it was made.
+func makeDir(dir string) error {
+	if err := os.Mkdir(dir, modeDir); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	f, err := openDir(dir)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := f.Chmod(modeDir); err != nil {
+		return err
+	}
+	return trusted(dir)
+}
+
+// openDir opens a directory itself, not one that a link leads to.
+func openDir(dir string) (*os.File, error) {
+	return os.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
+}
+
+func syncDir(dir string) error {
+	f, err := openDir(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Sync(), f.Close())
+}
+
+// lockDir waits until no other driver installs or removes programs in a directory. Closing the file ends that.
+func lockDir(ctx context.Context, dir string) (*os.File, error) {
+	f, err := openDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return f, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+			return nil, errors.Join(fmt.Errorf("lock %s: %w", dir, err), f.Close())
+		}
+		select {
+		case <-time.After(lockPause):
+		case <-ctx.Done():
+			return nil, errors.Join(fmt.Errorf("lock %s, which another driver holds: %w", dir, ctx.Err()), f.Close())
+		}
+	}
+}
+
+// removeTemps removes what installations that were killed left behind. The lock is held.
+func removeTemps(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), tempPrefix) {
+			continue
+		}
+		if err := os.Remove(filepath.Join(dir, e.Name())); err != nil {
+			return err
+		}
+	}
+	return nil
+}
