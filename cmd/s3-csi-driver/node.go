@@ -103,7 +103,7 @@ func (a mounter) Stats(ctx context.Context, volumeID, path string) (driver.Stats
 
 // mountBackends is S3 as the mount manager sees it: each part has what its name says.
 type mountBackends struct {
-	*backend.Config
+	*backend.Live
 	*backend.Buckets
 	*backend.Clients
 }

@@ -27,6 +27,9 @@ func serve(ctx context.Context, o driver.Options, version string) error {
 	if err != nil {
 		return fmt.Errorf("metrics: %w", err)
 	}
+	if err := storage.config.Register(metrics.Registerer()); err != nil {
+		return fmt.Errorf("metrics: %w", err)
+	}
 	health := &driver.Health{}
 	cfg := driver.Config{
 		Endpoint:        o.Common.Endpoint,
@@ -35,6 +38,7 @@ func serve(ctx context.Context, o driver.Options, version string) error {
 		Identity:        driver.NewIdentity(o.Common.DriverName, version, health),
 		Metrics:         metrics,
 		Health:          health,
+		Background:      []driver.Background{{Name: "reading the config file", Run: storage.config.Run}},
 	}
 	if o.Mode.Controller() {
 		if err := addController(&cfg, o, storage); err != nil {
@@ -55,18 +59,13 @@ func serve(ctx context.Context, o driver.Options, version string) error {
 
 // storage is what controller and node know of S3.
 type storage struct {
-	config  *backend.Config
+	config  *backend.Live
 	clients *backend.Clients
 	buckets *backend.Buckets
 }
 
 func newStorage(o driver.Options, version string) (s storage, err error) {
-	if o.Common.Config != "" {
-		s.config, err = backend.LoadConfig(o.Common.Config, o.DefaultRegion, o.DefaultEndpoint)
-	} else {
-		s.config, err = backend.DefaultConfig(o.DefaultRegion, o.DefaultEndpoint)
-	}
-	if err != nil {
+	if s.config, err = backend.NewLive(o.Common.Config, o.DefaultRegion, o.DefaultEndpoint); err != nil {
 		return s, err
 	}
 	if s.clients, err = backend.NewClients(s.config, backend.WithVersion(version)); err != nil {

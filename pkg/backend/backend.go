@@ -5,7 +5,10 @@
 package backend
 
 import (
+	"crypto/sha256"
 	"crypto/x509"
+	"encoding/hex"
+	"fmt"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
@@ -40,7 +43,10 @@ type Backend struct {
 	// ExpectedBucketOwner is the account id that must own every bucket; "" is the caller's own where STS tells it.
 	ExpectedBucketOwner string
 
-	roots *x509.CertPool // CAFile's content, once it was read
+	// What is in CAFile, once it was read: as it is, the trust that follows from it, and its hash.
+	ca    string
+	roots *x509.CertPool
+	caSum string
 }
 
 // STS is a backend's security token service.
@@ -58,6 +64,52 @@ func (b Backend) StartRegion() string {
 		return b.Region
 	}
 	return fallbackRegion
+}
+
+// CA is the content of CAFile as it was when the config was read, "" where the operator gave none. It is read now where that
+// did not happen; the error is a Precondition.
+func (b Backend) CA() (string, error) {
+	if b.ca != "" || b.CAFile == "" {
+		return b.ca, nil
+	}
+	pem, err := readBounded(b.CAFile, maxCAFileSize)
+	if err != nil {
+		return "", fault.Errorf(fault.Precondition, "%s: reading its caFile: %w", b, err)
+	}
+	return string(pem), nil
+}
+
+// MountDigest is a hash of what decides how the client of a mount reaches the service, and of nothing else: endpoint, region,
+// addressing and the certificates to trust. It stays the same over upgrades of the driver, so a mount that was made with
+// another digest runs against what the config no longer says. The error is CA's.
+func (b Backend) MountDigest() (string, error) {
+	ca, err := b.CA()
+	if err != nil {
+		return "", err
+	}
+	h := sha256.New()
+	for _, f := range []struct{ key, value string }{{"endpoint", b.Endpoint}, {"region", b.Region}, {"ca", ca}} {
+		if f.value != "" {
+			fmt.Fprintf(h, "%s %d %s\n", f.key, len(f.value), f.value)
+		}
+	}
+	if b.PathStyle {
+		fmt.Fprintln(h, "pathStyle")
+	}
+	return "v1:" + hex.EncodeToString(h.Sum(nil)), nil
+}
+
+// Revision names all that the operator says about the backend: values with one revision are one service with one set of
+// settings. What is remembered of a service is remembered under it, so that nothing learnt at an old endpoint is believed
+// of a new one. It means nothing outside of this process.
+func (b Backend) Revision() string {
+	var sts STS
+	if b.STS != nil {
+		sts = *b.STS
+	}
+	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q %q %t %q %q %t %q %q %t %t %q %q", b.Name, b.Endpoint, b.Region, b.PathStyle, b.CAFile, b.caSum,
+		b.STS != nil, sts.Endpoint, sts.Region, b.SingleController, b.AdoptUntaggedBuckets, b.ControllerCredentials, b.ExpectedBucketOwner))
+	return hex.EncodeToString(sum[:16])
 }
 
 // String names the backend in messages.

@@ -35,7 +35,7 @@ type Buckets struct {
 	told     sync.Map // backend names whose missing account was logged
 }
 
-// bucketKey is whom an answer is about and for.
+// bucketKey is whom an answer is about and for. backend is a revision.
 type bucketKey struct{ backend, bucket, identity, owner string }
 
 // BucketInfo is what validation found out.
@@ -88,7 +88,7 @@ func (b *Buckets) identity(keys credentials.Keys) string {
 // NotFound: the service says that there is no such bucket. Denied: it may be there, but not for these keys or not of that
 // owner. Answers are remembered: see Forget.
 func (b *Buckets) Validate(ctx context.Context, be Backend, keys credentials.Keys, bucket, owner string) (BucketInfo, error) {
-	key := bucketKey{be.Name, bucket, b.identity(keys), owner}
+	key := bucketKey{be.Revision(), bucket, b.identity(keys), owner}
 	return b.infos.do(ctx, key, func(ctx context.Context) (BucketInfo, error) {
 		owner, err := b.expectedOwner(ctx, be, keys, owner)
 		if err != nil {
@@ -100,7 +100,8 @@ func (b *Buckets) Validate(ctx context.Context, be Backend, keys credentials.Key
 
 // Forget drops what is remembered of a bucket for every identity, after it was created, deleted or changed.
 func (b *Buckets) Forget(be Backend, bucket string) {
-	match := func(k bucketKey) bool { return k.backend == be.Name && k.bucket == bucket }
+	revision := be.Revision()
+	match := func(k bucketKey) bool { return k.backend == revision && k.bucket == bucket }
 	b.infos.forget(match)
 	b.versions.forget(match)
 	b.locks.forget(match)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
 // expiryWindow is how long before their end the process's own credentials are renewed.
@@ -86,15 +87,19 @@ func (c *Clients) chainProvider(ctx context.Context) (aws.CredentialsProvider, e
 }
 
 // sdkConfig loads the SDK's config from the process's environment and files, which asks no network, and keeps it once that
-// succeeded.
+// succeeded, as long as the default backend's region stays.
 func (c *Clients) sdkConfig(ctx context.Context) (aws.Config, error) {
+	region := fallbackRegion
+	if b, err := c.configs.Config().Backend(volume.DefaultBackend); err == nil {
+		region = b.StartRegion()
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.config != nil {
+	if c.config != nil && c.region == region {
 		return *c.config, nil
 	}
 	cfg, err := config.LoadDefaultConfig(ctx,
-		config.WithDefaultRegion(c.region), // web identity needs one
+		config.WithDefaultRegion(region), // web identity needs one
 		config.WithLogger(logging.Nop{}),
 		// The SDK shares one look-up among all that ask and detaches it from their contexts, so that it needs a bound of
 		// its own. The type is one that the SDK can give AWS_CA_BUNDLE and the short dial time of instance metadata to.
@@ -104,6 +109,6 @@ func (c *Clients) sdkConfig(ctx context.Context) (aws.Config, error) {
 	if err != nil {
 		return aws.Config{}, fault.Errorf(fault.Precondition, "reading the driver's own AWS configuration (AWS_* variables, shared config files): %w", err)
 	}
-	c.config = &cfg
+	c.config, c.region = &cfg, region
 	return cfg, nil
 }

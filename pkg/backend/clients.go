@@ -18,7 +18,6 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
-	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
 // userAgent names the driver in a service's access logs.
@@ -27,17 +26,22 @@ const userAgent = "s3-csi-driver"
 // Clients makes S3 clients that share, for each backend, connections and a retry budget. A client is cheap: make one for
 // a piece of work and drop it. All methods may be called concurrently.
 type Clients struct {
+	configs    Configured
 	version    string
 	apiOptions []func(*middleware.Stack) error
-	backends   map[string]*service
-	region     string // of the default backend, for the process's own chain
+	transport  http.RoundTripper // nil: one for each backend
+	backoff    time.Duration
+
+	servicesMu sync.Mutex
+	services   map[string]*service // by the backend's revision
 
 	mu       sync.Mutex
 	provider aws.CredentialsProvider // the process's own chain, once it was needed
 	config   *aws.Config             // the SDK's config from environment and files, once it was needed
+	region   string                  // that config was made for
 }
 
-// service is what the clients of one backend share.
+// service is what the clients of one revision of a backend share.
 type service struct {
 	http    *http.Client
 	retryer aws.Retryer
@@ -60,42 +64,22 @@ func WithCredentials(provider aws.CredentialsProvider) Option {
 }
 
 // withTransport sends every backend's requests through rt; tests stand in for AWS with it.
-func withTransport(rt http.RoundTripper) Option {
-	return func(c *Clients) {
-		for _, s := range c.backends {
-			s.http.Transport = rt
-		}
-	}
-}
+func withTransport(rt http.RoundTripper) Option { return func(c *Clients) { c.transport = rt } }
 
 // withoutWaiting retries at once.
-func withoutWaiting() Option {
-	return func(c *Clients) {
-		for _, s := range c.backends {
-			s.retryer = newRetryer(time.Millisecond)
-		}
-	}
-}
+func withoutWaiting() Option { return func(c *Clients) { c.backoff = time.Millisecond } }
 
-// NewClients prepares the clients of all backends in cfg. It reads CA files that were not read yet, sends nothing and
-// starts nothing.
-func NewClients(cfg *Config, opts ...Option) (*Clients, error) {
-	c := &Clients{version: "dev", backends: map[string]*service{}}
-	for _, b := range cfg.Backends() {
-		roots := b.roots
-		if roots == nil {
-			var err error
-			if roots, err = readRoots(b.CAFile); err != nil {
-				return nil, fault.Field("backends."+b.Name+".caFile", "%w", err)
-			}
-		}
-		c.backends[b.Name] = &service{http: newHTTPClient(roots), retryer: newRetryer(maxBackoff)}
-	}
-	if b, err := cfg.Backend(volume.DefaultBackend); err == nil {
-		c.region = b.StartRegion()
-	}
+// NewClients prepares the clients of all backends in the config as it is now. It reads CA files that were not read yet, sends
+// nothing and starts nothing.
+func NewClients(configs Configured, opts ...Option) (*Clients, error) {
+	c := &Clients{configs: configs, version: "dev", backoff: maxBackoff, services: map[string]*service{}}
 	for _, opt := range opts {
 		opt(c)
+	}
+	for _, b := range configs.Config().Backends() {
+		if _, err := c.service(b); err != nil {
+			return nil, err
+		}
 	}
 	return c, nil
 }
@@ -112,16 +96,47 @@ func newRetryer(backoff time.Duration) aws.Retryer {
 
 // Close closes idle connections. Clients made before still work.
 func (c *Clients) Close() {
-	for _, s := range c.backends {
+	c.servicesMu.Lock()
+	defer c.servicesMu.Unlock()
+	for _, s := range c.services {
 		s.http.CloseIdleConnections()
 	}
 }
 
+// service finds or makes what the clients of b share. Making one drops those of backends that the config does not have any
+// more: work that began with them goes on, and gets a new one if it must.
 func (c *Clients) service(b Backend) (*service, error) {
-	if s, ok := c.backends[b.Name]; ok {
+	revision := b.Revision()
+	c.servicesMu.Lock()
+	defer c.servicesMu.Unlock()
+	if s, ok := c.services[revision]; ok {
 		return s, nil
 	}
-	return nil, fault.Errorf(fault.Precondition, "there is no backend %q in the driver's config", b.Name)
+	if _, err := c.configs.Config().Backend(b.Name); err != nil {
+		return nil, err
+	}
+	if b.roots == nil {
+		var err error
+		if b, err = b.withCA(); err != nil {
+			return nil, fault.Field("backends."+b.Name+".caFile", "%w", err)
+		}
+	}
+	current := map[string]bool{}
+	for _, other := range c.configs.Config().Backends() {
+		current[other.Revision()] = true
+	}
+	for other, old := range c.services {
+		if !current[other] {
+			old.http.CloseIdleConnections()
+			delete(c.services, other)
+		}
+	}
+	s := &service{http: newHTTPClient(b.roots), retryer: newRetryer(c.backoff)}
+	if c.transport != nil {
+		s.http.Transport = c.transport
+	}
+	c.services[revision] = s
+	return s, nil
 }
 
 // S3 gives a client that checks no bucket owner: for what is not about one bucket, and for CreateBucket. keys' zero value is

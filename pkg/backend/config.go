@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 
 	"sigs.k8s.io/yaml"
 
@@ -73,10 +74,9 @@ func LoadConfig(path, region, endpoint string) (*Config, error) {
 		return nil, fmt.Errorf("config file %s: %w", path, err)
 	}
 	for name, b := range c.backends {
-		if b.roots, err = readRoots(b.CAFile); err != nil {
+		if c.backends[name], err = b.withCA(); err != nil {
 			return nil, fmt.Errorf("config file %s: %w", path, fault.Field("backends."+name+".caFile", "%w", err))
 		}
-		c.backends[name] = b
 	}
 	return c, nil
 }
@@ -131,9 +131,15 @@ func (c *Config) Backend(name string) (Backend, error) {
 	for _, b := range c.Backends() {
 		known = append(known, b.Name)
 	}
-	return Backend{}, fault.Errorf(fault.Precondition, "there is no backend %q in the driver's config (known: %s): add it to the config file of every controller and node, then restart them",
+	return Backend{}, fault.Errorf(fault.Precondition, "there is no backend %q in the driver's config (known: %s): add it to the config file of every controller and node, which read it again by themselves",
 		name, strings.Join(known, ", "))
 }
+
+// Config is c itself: it is Configured for ever.
+func (c *Config) Config() *Config { return c }
+
+// Changed is a channel that is never closed.
+func (c *Config) Changed() <-chan struct{} { return nil }
 
 // Backends gives all of them, sorted by name.
 func (c *Config) Backends() []Backend {
@@ -277,7 +283,7 @@ func checkEndpoint(place, endpoint string) (string, error) {
 
 // readBounded reads a regular file of at most limit bytes.
 func readBounded(path string, limit int64) ([]byte, error) {
-	f, err := os.Open(path)
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a FIFO is refused below, not waited for
 	if err != nil {
 		return nil, err
 	}

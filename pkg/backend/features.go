@@ -35,7 +35,7 @@ func (b *Buckets) Versioning(ctx context.Context, be Backend, keys credentials.K
 	if strings.HasSuffix(info.Name, directorySuffix) {
 		return Versioning{}, nil
 	}
-	key := bucketKey{be.Name, info.Name, b.identity(keys), info.Owner}
+	key := bucketKey{be.Revision(), info.Name, b.identity(keys), info.Owner}
 	return b.versions.do(ctx, key, func(ctx context.Context) (Versioning, error) {
 		client, err := b.clients.Bucket(ctx, be, keys, info)
 		if err != nil {
@@ -62,7 +62,7 @@ func (b *Buckets) Retention(ctx context.Context, be Backend, keys credentials.Ke
 	if strings.HasSuffix(info.Name, directorySuffix) {
 		return Retention{}, nil
 	}
-	key := bucketKey{be.Name, info.Name, b.identity(keys), info.Owner}
+	key := bucketKey{be.Revision(), info.Name, b.identity(keys), info.Owner}
 	return b.locks.do(ctx, key, func(ctx context.Context) (Retention, error) {
 		client, err := b.clients.Bucket(ctx, be, keys, info)
 		if err != nil {

@@ -51,7 +51,7 @@ func (b *Buckets) expectedOwner(ctx context.Context, be Backend, keys credential
 	case !be.AWS() && be.STS == nil:
 		return "", nil
 	}
-	a, err := b.accounts.do(ctx, bucketKey{backend: be.Name, identity: b.identity(keys)}, func(ctx context.Context) (account, error) {
+	a, err := b.accounts.do(ctx, bucketKey{backend: be.Revision(), identity: b.identity(keys)}, func(ctx context.Context) (account, error) {
 		return b.askAccount(ctx, be, keys)
 	})
 	return a.id, err

@@ -1,8 +1,10 @@
 package backend
 
 import (
+	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"net"
@@ -44,23 +46,24 @@ func newHTTPClient(roots *x509.CertPool) *http.Client {
 	}
 }
 
-// readRoots gives the system's trusted certificates and those of the PEM file; nil, the system's alone, for "".
-func readRoots(path string) (*x509.CertPool, error) {
-	if path == "" {
-		return nil, nil
+// withCA reads the backend's CA file, if it has one.
+func (b Backend) withCA() (Backend, error) {
+	if b.CAFile == "" {
+		return b, nil
 	}
-	pem, err := readBounded(path, maxCAFileSize)
+	pem, err := readBounded(b.CAFile, maxCAFileSize)
 	if err != nil {
-		return nil, err
+		return b, err
 	}
-	pool, err := x509.SystemCertPool()
-	if err != nil {
-		pool = x509.NewCertPool() // a minimal image has none
+	if b.roots, err = x509.SystemCertPool(); err != nil {
+		b.roots = x509.NewCertPool() // a minimal image has none
 	}
-	if !pool.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("%s holds no PEM certificate", path)
+	if !b.roots.AppendCertsFromPEM(pem) {
+		return b, fmt.Errorf("%s holds no PEM certificate", b.CAFile)
 	}
-	return pool, nil
+	sum := sha256.Sum256(pem)
+	b.ca, b.caSum = string(pem), hex.EncodeToString(sum[:])
+	return b, nil
 }
 
 // wrongServer keeps errors that no second attempt can change from being retried: a certificate that is not trusted, a server

@@ -11,6 +11,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/spf13/pflag"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 )
 
 var update = flag.Bool("update", false, "write docs/flags.md and docs/metrics.md instead of checking them")
@@ -90,6 +92,13 @@ The controller's own credentials, and those of volumes with `+"`credentials: dri
 func TestMetricsDocument(t *testing.T) {
 	m, err := NewMetrics("s3.csi.driver", "v0")
 	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := backend.NewLive("", "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := config.Register(m.Registerer()); err != nil {
 		t.Fatal(err)
 	}
 	if err := m.ShowLauncher(func() LauncherInfo { return LauncherInfo{LauncherSystemd, "252", []string{"IPAddressDeny"}} }); err != nil {

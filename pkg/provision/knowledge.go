@@ -13,7 +13,7 @@ const (
 	baseTTL = time.Hour
 )
 
-// bucketID names a bucket in this process.
+// bucketID names a bucket in this process; backend is a revision.
 type bucketID struct{ backend, bucket string }
 
 // uploadListing is how unfinished uploads below a prefix can be found.

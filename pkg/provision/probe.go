@@ -17,7 +17,7 @@ import (
 // cleanupBound bounds the removal of a test's traces, which happens even when the caller has gone.
 const cleanupBound = 10 * time.Second
 
-func (pl place) id() bucketID { return bucketID{pl.be.Name, pl.info.Name} }
+func (pl place) id() bucketID { return bucketID{pl.be.Revision(), pl.info.Name} }
 
 // conditional tells whether the bucket's service honours If-None-Match and If-Match. It is proven once per bucket, by what the
 // service does and not by what it says it does. Where it does not, the operator must have promised a single controller.

@@ -8,6 +8,7 @@ package provision
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"sync"
 	"time"
@@ -29,9 +30,9 @@ const (
 
 // Options are what a Provisioner works with.
 type Options struct {
-	Config  *backend.Config  // required
-	Clients *backend.Clients // required
-	Buckets *backend.Buckets // required
+	Config  backend.Configured // required; asked at each call
+	Clients *backend.Clients   // required
+	Buckets *backend.Buckets   // required
 	// DriverName and ClusterID are the owner that records and tags name. Two clusters that share a bucket and have the same
 	// of both would delete each other's volumes. ClusterID may be empty.
 	DriverName string
@@ -45,7 +46,7 @@ type Options struct {
 
 // Provisioner creates and deletes volumes. All methods may be called concurrently.
 type Provisioner struct {
-	config  *backend.Config
+	config  backend.Configured
 	clients *backend.Clients
 	buckets *backend.Buckets
 	owner   owner
@@ -136,7 +137,9 @@ func (p *Provisioner) Delete(ctx context.Context, r DeleteRequest) error {
 	if err != nil || state == stateGone {
 		return err
 	}
-	run, err := p.runs.start(r.ID.String(), keys, func(ctx context.Context, run *run) error { return job(ctx, be, run, r.ID) })
+	run, err := p.runs.start(r.ID.String(), keys, func(ctx context.Context, run *run) error {
+		return p.whileConfigured(ctx, be, func(ctx context.Context) error { return job(ctx, be, run, r.ID) })
+	})
 	if err != nil {
 		return err
 	}
@@ -162,12 +165,48 @@ func (p *Provisioner) Run(ctx context.Context) error { return p.runs.run(ctx) }
 
 // backend finds the volume's backend and the keys that the operator wants to be used there.
 func (p *Provisioner) backend(name string, secret credentials.Keys) (backend.Backend, credentials.Keys, error) {
-	be, err := p.config.Backend(name)
+	be, err := p.config.Config().Backend(name)
 	if err != nil {
 		return backend.Backend{}, credentials.Keys{}, err
 	}
 	keys, err := be.ControllerKeys(secret)
 	return be, keys, err
+}
+
+// errReconfigured ends work on a backend that the config file describes differently by now.
+var errReconfigured = errors.New("the config file says something else about the backend by now")
+
+// whileConfigured works with a backend as long as the config has it as it is, and calls what was reached Busy otherwise: the
+// next DeleteVolume looks where the volume is now, and what was found elsewhere proves nothing of it.
+func (p *Provisioner) whileConfigured(ctx context.Context, be backend.Backend, work func(context.Context) error) error {
+	revision := be.Revision()
+	same := func() bool {
+		now, err := p.config.Config().Backend(be.Name)
+		return err == nil && now.Revision() == revision
+	}
+	working, stop := context.WithCancelCause(ctx)
+	var watcher sync.WaitGroup
+	watcher.Go(func() {
+		for {
+			changed := p.config.Changed()
+			if !same() {
+				stop(errReconfigured)
+				return
+			}
+			select {
+			case <-changed:
+			case <-working.Done():
+				return
+			}
+		}
+	})
+	err := work(working)
+	stop(nil)
+	watcher.Wait()
+	if ctx.Err() == nil && !same() {
+		return fault.Errorf(fault.Busy, "%s: %w; a retry goes on there", be, errReconfigured)
+	}
+	return err
 }
 
 // place is a bucket with all that is needed to work on it.
@@ -199,7 +238,7 @@ func (p *Provisioner) place(ctx context.Context, be backend.Backend, keys creden
 // forget drops what is known of a bucket that turned out not to be there any more.
 func (p *Provisioner) forget(be backend.Backend, bucket string) {
 	p.buckets.Forget(be, bucket)
-	p.known.forget(bucketID{be.Name, bucket})
+	p.known.forget(bucketID{be.Revision(), bucket})
 }
 
 // owner is whom a volume belongs to.
