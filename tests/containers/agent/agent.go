@@ -1,0 +1,169 @@
+// Package agent is the process of a test's container: it does what it is told on its standard input and says on its standard
+// output how that went, in lines of JSON. It ends with its input.
+package agent
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// The operations.
+const (
+	OpRead  = "read"  // the content of a file
+	OpWrite = "write" // replaces a file's content
+	OpList  = "list"  // the names in a directory
+	OpWatch = "watch" // reads a file again and again, each time anew
+	OpPoke  = "poke"  // writes new files into a directory again and again, "<path>/poke-<n>"
+	OpStop  = "stop"  // ends the watch or poke of that number
+)
+
+// Pause is the time between two looks of a watch.
+const Pause = 2 * time.Millisecond
+
+// maxContent bounds what is read of a file, in bytes.
+const maxContent = 64 << 10
+
+// Request is one line of the input.
+type Request struct {
+	ID      uint64 `json:"id"`
+	Op      string `json:"op"`
+	Path    string `json:"path,omitempty"`
+	Content string `json:"content,omitempty"`
+}
+
+// Answer is one line of the output. Watches give one for each look.
+type Answer struct {
+	ID      uint64    `json:"id"`
+	Began   time.Time `json:"began"`
+	Ended   time.Time `json:"ended"`
+	Content string    `json:"content,omitempty"`
+	Names   []string  `json:"names,omitempty"`
+	Device  uint64    `json:"device,omitempty"` // of the file that was read
+	Errno   uint32    `json:"errno,omitempty"`
+	Error   string    `json:"error,omitempty"`
+}
+
+// Err is the error that the answer tells, which can be compared with errno values; nil: it went well.
+func (a Answer) Err() error {
+	switch {
+	case a.Errno != 0:
+		return fmt.Errorf("%s (%w)", a.Error, syscall.Errno(a.Errno))
+	case a.Error != "":
+		return errors.New(a.Error)
+	}
+	return nil
+}
+
+// OK tells whether it went well.
+func (a Answer) OK() bool { return a.Err() == nil }
+
+type agent struct {
+	mu    sync.Mutex // of out
+	out   *json.Encoder
+	stops map[uint64]chan struct{}
+}
+
+// Run serves until in ends.
+func Run(in io.Reader, out io.Writer) error {
+	a := &agent{out: json.NewEncoder(out), stops: map[uint64]chan struct{}{}}
+	for lines := bufio.NewReader(in); ; {
+		line, err := lines.ReadBytes('\n')
+		if errors.Is(err, io.EOF) {
+			return nil // what still runs ends with the process
+		}
+		if err != nil {
+			return err
+		}
+		var req Request
+		if err := json.Unmarshal(line, &req); err != nil {
+			return err
+		}
+		a.handle(req)
+	}
+}
+
+func (a *agent) handle(req Request) {
+	switch req.Op {
+	case OpWatch, OpPoke:
+		stop := make(chan struct{})
+		a.stops[req.ID] = stop
+		go a.repeat(req, stop)
+	case OpStop:
+		if stop := a.stops[req.ID]; stop != nil {
+			close(stop)
+			delete(a.stops, req.ID)
+		}
+	default:
+		go func() { a.say(do(req)) }() // a file system that hangs holds up nothing else
+	}
+}
+
+func (a *agent) repeat(req Request, stop <-chan struct{}) {
+	for n := 0; ; n++ {
+		look := Request{ID: req.ID, Op: OpRead, Path: req.Path}
+		if req.Op == OpPoke {
+			look = Request{ID: req.ID, Op: OpWrite, Path: fmt.Sprintf("%s/poke-%d", req.Path, n), Content: "x"}
+		}
+		a.say(do(look))
+		select {
+		case <-stop:
+			return
+		case <-time.After(Pause):
+		}
+	}
+}
+
+func (a *agent) say(answer Answer) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	_ = a.out.Encode(answer) // without a reader this process ends soon
+}
+
+func do(req Request) Answer {
+	answer := Answer{ID: req.ID, Began: time.Now()}
+	var err error
+	switch req.Op {
+	case OpRead:
+		answer.Content, answer.Device, err = read(req.Path)
+	case OpWrite:
+		err = os.WriteFile(req.Path, []byte(req.Content), 0o666)
+	case OpList:
+		var entries []fs.DirEntry
+		entries, err = os.ReadDir(req.Path)
+		for _, e := range entries {
+			answer.Names = append(answer.Names, e.Name())
+		}
+	default:
+		err = fmt.Errorf("there is no operation %q", req.Op)
+	}
+	answer.Ended = time.Now()
+	if err != nil {
+		answer.Error = err.Error()
+		if errno := syscall.Errno(0); errors.As(err, &errno) {
+			answer.Errno = uint32(errno)
+		}
+	}
+	return answer
+}
+
+func read(path string) (content string, device uint64, err error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", 0, err
+	}
+	defer f.Close()
+	var st syscall.Stat_t
+	if err := syscall.Fstat(int(f.Fd()), &st); err != nil {
+		return "", 0, err
+	}
+	b, err := io.ReadAll(io.LimitReader(f, maxContent))
+	return string(b), st.Dev, err
+}

@@ -1,0 +1,51 @@
+package containers
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+const cgroupRoot = "/sys/fs/cgroup"
+
+// removeCgroup removes what the runtime leaves of a container: the directories above its cgroup, which are its pod's, in
+// every hierarchy. Those that other containers are in stay.
+func removeCgroup(path string) error {
+	hierarchies := []string{cgroupRoot}
+	if all, err := filepath.Glob(cgroupRoot + "/*/cgroup.procs"); err == nil {
+		for _, file := range all {
+			hierarchies = append(hierarchies, filepath.Dir(file))
+		}
+	}
+	var errs []error
+	for _, h := range hierarchies {
+		for dir := path; dir != "/"; dir = filepath.Dir(dir) {
+			err := os.Remove(filepath.Join(h, dir))
+			if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.ENOTEMPTY) {
+				if dir == path {
+					errs = append(errs, fmt.Errorf("the cgroup %s is still in use: %w", filepath.Join(h, dir), err))
+				}
+				break
+			}
+			if err != nil && !errors.Is(err, fs.ErrNotExist) {
+				errs = append(errs, err)
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Cgroups is the text of /proc/<pid>/cgroup of the container's first process.
+func (c *Container) Cgroups() string {
+	c.t.Helper()
+	body, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", c.PID))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return strings.TrimSpace(string(body))
+}

@@ -1,0 +1,117 @@
+package containers
+
+import (
+	"fmt"
+	"strings"
+)
+
+// CgroupStyle is how the cgroup of a pod is named.
+type CgroupStyle int
+
+// The styles of the kubelet's cgroup drivers, below cgroupParent.
+const (
+	CgroupFS      CgroupStyle = iota // /kubepods/burstable/pod<uid>/<id>
+	CgroupSystemd                    // …/kubepods-burstable-pod<uid, with _ for ->.slice/cri-containerd-<id>.scope
+)
+
+// cgroupParent is as the kubelet's --cgroup-root: what is below is the tests' own, also where a kubelet runs.
+const cgroupParent = "/s3csi-containers"
+
+// path is a container's cgroup.
+func (s CgroupStyle) path(podUID, id string) string {
+	if s == CgroupSystemd {
+		return fmt.Sprintf(cgroupParent+"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod%s.slice/cri-containerd-%s.scope", strings.ReplaceAll(podUID, "-", "_"), id)
+	}
+	return fmt.Sprintf(cgroupParent+"/kubepods/burstable/pod%s/%s", podUID, id)
+}
+
+// Mount is a bind mount, with all mounts below, as the kubelet asks for.
+type Mount struct {
+	Source string // on the host: a directory or a file
+	Target string // in the container; it is made
+	// ReadOnly is volumeMounts.readOnly.
+	ReadOnly bool
+	// Propagation is "rprivate" (""), "rslave" (HostToContainer) or "rshared" (Bidirectional).
+	Propagation string
+}
+
+// The first id on the host and the number of ids of containers with a user namespace.
+const (
+	userNamespaceBase = 300_000
+	userNamespaceSize = 65_536
+)
+
+// The parts of an OCI runtime's config.json that are used here (opencontainers/runtime-spec, config.md and config-linux.md).
+type (
+	ociSpec struct {
+		Version  string     `json:"ociVersion"`
+		Process  ociProcess `json:"process"`
+		Root     ociRoot    `json:"root"`
+		Hostname string     `json:"hostname"`
+		Mounts   []ociMount `json:"mounts"`
+		Linux    ociLinux   `json:"linux"`
+	}
+	ociProcess struct {
+		User            struct{} `json:"user"` // 0:0
+		Args            []string `json:"args"`
+		Env             []string `json:"env"`
+		Cwd             string   `json:"cwd"`
+		NoNewPrivileges bool     `json:"noNewPrivileges"`
+	}
+	ociRoot struct {
+		Path string `json:"path"`
+	}
+	ociMount struct {
+		Destination string   `json:"destination"`
+		Type        string   `json:"type"`
+		Source      string   `json:"source"`
+		Options     []string `json:"options"`
+	}
+	ociLinux struct {
+		Namespaces  []ociNamespace `json:"namespaces"`
+		UIDs        []ociIDs       `json:"uidMappings,omitempty"`
+		GIDs        []ociIDs       `json:"gidMappings,omitempty"`
+		CgroupsPath string         `json:"cgroupsPath"`
+		// Propagation of the root: containerd makes it rslave for containers with a mount that is not private.
+		Propagation string `json:"rootfsPropagation,omitempty"`
+	}
+	ociNamespace struct {
+		Type string `json:"type"`
+	}
+	ociIDs struct {
+		ContainerID uint32 `json:"containerID"`
+		HostID      uint32 `json:"hostID"`
+		Size        uint32 `json:"size"`
+	}
+)
+
+func (o Options) spec(id, rootfs string) ociSpec {
+	s := ociSpec{
+		Version: "1.0.2", Root: ociRoot{Path: rootfs}, Hostname: "container",
+		Process: ociProcess{Args: []string{"/agent"}, Env: []string{"PATH=/"}, Cwd: "/", NoNewPrivileges: true},
+		Mounts:  []ociMount{{"/proc", "proc", "proc", []string{"nosuid", "noexec", "nodev"}}},
+		Linux:   ociLinux{CgroupsPath: o.Cgroup.path(o.PodUID, id)},
+	}
+	for _, ns := range []string{"pid", "mount", "ipc", "uts"} {
+		s.Linux.Namespaces = append(s.Linux.Namespaces, ociNamespace{ns})
+	}
+	if o.UserNamespace {
+		s.Linux.Namespaces = append(s.Linux.Namespaces, ociNamespace{"user"})
+		s.Linux.UIDs = []ociIDs{{0, userNamespaceBase, userNamespaceSize}}
+		s.Linux.GIDs = s.Linux.UIDs
+	}
+	for _, m := range o.Mounts {
+		access, propagation := "rw", m.Propagation
+		if m.ReadOnly {
+			access = "ro"
+		}
+		switch propagation {
+		case "":
+			propagation = "rprivate"
+		case "rslave", "rshared":
+			s.Linux.Propagation = max(s.Linux.Propagation, propagation)
+		}
+		s.Mounts = append(s.Mounts, ociMount{m.Target, "bind", m.Source, []string{"rbind", propagation, access}})
+	}
+	return s
+}

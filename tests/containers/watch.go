@@ -1,0 +1,132 @@
+package containers
+
+import (
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/s3-csi/s3-csi-driver/tests/containers/agent"
+)
+
+// Look is how one look of a Watch went.
+type Look = agent.Answer
+
+// Watch is a process in a container that looks at a volume every few milliseconds.
+type Watch struct {
+	c  *Container
+	id uint64
+
+	mu    sync.Mutex
+	looks []Look
+	more  chan struct{} // closed with the next look
+}
+
+// Watch reads a file in the container, opening it anew each time, until the container ends or Stop is called.
+func (c *Container) Watch(path string) *Watch {
+	c.t.Helper()
+	return c.watch(agent.OpWatch, path)
+}
+
+// Poke writes new files "poke-<n>" into a directory in the container. Those that went past a mount are below Root then.
+func (c *Container) Poke(dir string) *Watch {
+	c.t.Helper()
+	return c.watch(agent.OpPoke, dir)
+}
+
+func (c *Container) watch(op, path string) *Watch {
+	c.t.Helper()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.last++
+	w := &Watch{c: c, id: c.last, more: make(chan struct{})}
+	c.watches[w.id] = w
+	if err := c.encoder.Encode(agent.Request{ID: w.id, Op: op, Path: path}); err != nil {
+		c.t.Fatalf("the container takes no requests: %v", err)
+	}
+	return w
+}
+
+func (w *Watch) add(l Look) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.looks = append(w.looks, l)
+	close(w.more)
+	w.more = make(chan struct{})
+}
+
+// Looks are all that have ended so far, the earliest first.
+func (w *Watch) Looks() []Look {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clip(w.looks)
+}
+
+// Await waits for a look that began after a moment and pleases, and gives it; ok is false after limit.
+func (w *Watch) Await(since time.Time, limit time.Duration, pleases func(Look) bool) (look Look, ok bool) {
+	late := time.NewTimer(limit)
+	defer late.Stop()
+	for seen := 0; ; {
+		w.mu.Lock()
+		looks, more := w.looks, w.more
+		w.mu.Unlock()
+		for ; seen < len(looks); seen++ {
+			if looks[seen].Began.After(since) && pleases(looks[seen]) {
+				return looks[seen], true
+			}
+		}
+		select {
+		case <-more:
+		case <-late.C:
+			return Look{}, false
+		case <-w.c.done:
+			return Look{}, false
+		}
+	}
+}
+
+// Reads is for Await: a look that read this content.
+func Reads(content string) func(Look) bool {
+	return func(l Look) bool { return l.OK() && l.Content == content }
+}
+
+// Fails is for Await: a look that failed.
+func Fails(l Look) bool { return !l.OK() }
+
+// Outage is the time between the last good look before the first bad one and the first of those good looks after which
+// there was no bad one; 0: there was no bad one. over is false while looks still fail.
+func (w *Watch) Outage() (outage time.Duration, over bool) {
+	looks := w.Looks()
+	var from, to time.Time
+	bad, over := false, true
+	for _, l := range looks {
+		switch {
+		case !l.OK():
+			bad, over = true, false
+		case !bad:
+			from = l.Ended
+		case !over:
+			to, over = l.Ended, true
+		}
+	}
+	if !bad || !over {
+		return 0, over
+	}
+	return to.Sub(from), true
+}
+
+// Unwanted are the good looks that read something else, such as the container's own file below the mount.
+func (w *Watch) Unwanted(content string) (found []Look) {
+	for _, l := range w.Looks() {
+		if l.OK() && l.Content != content {
+			found = append(found, l)
+		}
+	}
+	return found
+}
+
+// Stop ends the watch; a look that is under way may still come.
+func (w *Watch) Stop() {
+	w.c.mu.Lock()
+	defer w.c.mu.Unlock()
+	_ = w.c.encoder.Encode(agent.Request{ID: w.id, Op: agent.OpStop}) // a container that has ended watches nothing
+}
