@@ -92,26 +92,20 @@ func Reads(content string) func(Look) bool {
 // Fails is for Await: a look that failed.
 func Fails(l Look) bool { return !l.OK() }
 
-// Outage is the time between the last good look before the first bad one and the first of those good looks after which
-// there was no bad one; 0: there was no bad one. over is false while looks still fail.
-func (w *Watch) Outage() (outage time.Duration, over bool) {
-	looks := w.Looks()
-	var from, to time.Time
-	bad, over := false, true
-	for _, l := range looks {
-		switch {
-		case !l.OK():
-			bad, over = true, false
-		case !bad:
-			from = l.Ended
-		case !over:
-			to, over = l.Ended, true
+// Gap is the longest time from the end of one good look to that of the next: what came in between failed, or hung. Looks that
+// fail at the end count up to the last of them; whether it goes on is for Await to tell.
+func (w *Watch) Gap() time.Duration {
+	var longest time.Duration
+	var good time.Time
+	for _, l := range w.Looks() {
+		if !good.IsZero() {
+			longest = max(longest, l.Ended.Sub(good))
+		}
+		if l.OK() {
+			good = l.Ended
 		}
 	}
-	if !bad || !over {
-		return 0, over
-	}
-	return to.Sub(from), true
+	return longest
 }
 
 // Unwanted are the good looks that read something else, such as the container's own file below the mount.
