@@ -13,12 +13,16 @@ import (
 const (
 	// MinMemoryLimit is the smallest memoryLimit, in bytes.
 	MinMemoryLimit = 16 << 20
-	// MinTasksMax and MaxTasksMax bound tasksMax. The kernel has no more pids than the latter (PID_MAX_LIMIT).
-	MinTasksMax, MaxTasksMax = 32, 4 << 20
+	// MinTasksMax is the smallest tasksMax.
+	MinTasksMax = 32
+	// MaxTasksMax is the largest: the kernel has no more pids (PID_MAX_LIMIT).
+	MaxTasksMax = 4 << 20
 	// MaxCPUWeight is the largest cpuWeight; the smallest is 1 (systemd.resource-control(5), CPUWeight=).
 	MaxCPUWeight = 10000
-	// MinCacheSize and MaxCacheSize bound cacheSize, in bytes.
-	MinCacheSize, MaxCacheSize = 1 << 20, 16 << 40
+	// MinCacheSize is the smallest cacheSize, in bytes.
+	MinCacheSize = 1 << 20
+	// MaxCacheSize is the largest, in bytes.
+	MaxCacheSize = 16 << 40
 	// DefaultCacheSize is how much a cache without a cacheSize holds, in bytes. Every cache has a bound: they all share one
 	// disk of the node.
 	DefaultCacheSize = 1 << 30

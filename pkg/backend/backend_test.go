@@ -1,0 +1,101 @@
+package backend
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+)
+
+// Digests lie in the records of mounts, so an upgrade must not change them.
+func TestMountDigestNeverChanges(t *testing.T) {
+	for want, b := range map[string]Backend{
+		"v1:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855": {Name: "default"},
+		"v1:5b96c9906f1216b916228e37012cdfdbf845e5fc989fb99cef4fc535ca720358": {Name: "minio", Endpoint: "https://minio:9000", Region: "eu-west-1", PathStyle: true, CAFile: "/ca.pem", ca: "PEM"},
+	} {
+		if got, err := b.MountDigest(); err != nil || got != want {
+			t.Errorf("%+v: %s, was %s, %v", b, got, want, err)
+		}
+	}
+}
+
+// every is a backend and all those that differ from it in one setting; mount tells which a mount must be made anew for.
+func every() (base Backend, others map[string]Backend, mount map[string]bool) {
+	base = Backend{Name: "b", Endpoint: "https://a", Region: "r", PathStyle: true, CAFile: "/ca.pem", ca: "PEM", caSum: "1", ControllerCredentials: "driver"}
+	others = map[string]Backend{}
+	for name, change := range map[string]func(*Backend){
+		"Name":                  func(b *Backend) { b.Name = "c" },
+		"Endpoint":              func(b *Backend) { b.Endpoint = "https://ar" },
+		"Region":                func(b *Backend) { b.Region = "" },
+		"PathStyle":             func(b *Backend) { b.PathStyle = false },
+		"CAFile":                func(b *Backend) { b.CAFile = "/other.pem" },
+		"CA":                    func(b *Backend) { b.ca, b.caSum = "PEM2", "2" },
+		"STS":                   func(b *Backend) { b.STS = &STS{} },
+		"STS.Endpoint":          func(b *Backend) { b.STS = &STS{Endpoint: "https://a"} },
+		"STS.Region":            func(b *Backend) { b.STS = &STS{Region: "https://a"} },
+		"SingleController":      func(b *Backend) { b.SingleController = true },
+		"AdoptUntaggedBuckets":  func(b *Backend) { b.AdoptUntaggedBuckets = true },
+		"ControllerCredentials": func(b *Backend) { b.ControllerCredentials = "secret" },
+		"ExpectedBucketOwner":   func(b *Backend) { b.ExpectedBucketOwner = "111122223333" },
+	} {
+		other := base
+		change(&other)
+		others[name] = other
+	}
+	return base, others, map[string]bool{"Endpoint": true, "Region": true, "PathStyle": true, "CA": true}
+}
+
+func TestARevisionIsOneSetOfSettings(t *testing.T) {
+	base, others, _ := every()
+	seen := map[string]string{base.Revision(): "none"}
+	for name, other := range others {
+		if same, ok := seen[other.Revision()]; ok {
+			t.Errorf("backends with another %s and another %s have one revision", name, same)
+		}
+		seen[other.Revision()] = name
+	}
+	again := base
+	again.STS, base.STS = &STS{Region: "x"}, &STS{Region: "x"}
+	if again.Revision() != base.Revision() {
+		t.Error("two readings of one file have two revisions")
+	}
+}
+
+func TestAMountDigestIsTheWayToTheServiceAndNothingElse(t *testing.T) {
+	base, others, mount := every()
+	want, err := base.MountDigest()
+	check(t, err)
+	for name, other := range others {
+		if got, err := other.MountDigest(); err != nil || (got != want) != mount[name] {
+			t.Errorf("another %s: %s, %v", name, got, err)
+		}
+	}
+}
+
+func TestACAFileThatWasNotReadYetIsReadWhenItIsAskedFor(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "ca.pem")
+	b := Backend{Name: "minio", Endpoint: "https://a", CAFile: path}
+	for _, err := range []error{second(b.CA()), second(b.MountDigest())} {
+		if !fault.Is(err, fault.Precondition) {
+			t.Errorf("got %v", err)
+		}
+		wantText(t, err, "minio", "caFile", path)
+	}
+	check(t, os.WriteFile(path, []byte("PEM"), 0o600))
+	if got, err := b.CA(); err != nil || got != "PEM" {
+		t.Errorf("got %q, %v", got, err)
+	}
+	loaded := b
+	loaded.ca = "PEM"
+	one, err := b.MountDigest()
+	check(t, err)
+	if two, err := loaded.MountDigest(); err != nil || one != two {
+		t.Errorf("got %s and %s, %v", one, two, err)
+	}
+	if got, err := (Backend{Name: "default"}).CA(); err != nil || got != "" {
+		t.Errorf("got %q, %v", got, err)
+	}
+}
+
+func second[V any](_ V, err error) error { return err }
