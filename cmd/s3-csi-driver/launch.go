@@ -98,7 +98,7 @@ func limitsOf(o driver.NodeOptions) (one, all launcher.Limits, err error) {
 	if err := unix.Sysinfo(&node); err != nil {
 		return one, all, fmt.Errorf("ask for the node's memory: %w", err)
 	}
-	total := uint64(node.Totalram) * uint64(node.Unit)
+	total := node.Totalram * uint64(node.Unit)
 	one = launcher.Limits{MemoryMax: o.MemoryLimit.Of(total), CPUWeight: o.CPUWeight, TasksMax: o.TasksMax}
 	all = launcher.Limits{MemoryMax: o.SliceMemoryLimit.Of(total)}
 	return one, all, nil

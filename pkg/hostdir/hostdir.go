@@ -179,17 +179,17 @@ func closeSources(sources []source) {
 // digest copies a file from its beginning, and gives the SHA-256 of what it copied.
 func digest(ctx context.Context, to io.Writer, from io.ReaderAt, size int64) (sum [sha256.Size]byte, err error) {
 	h := sha256.New()
-	_, err = io.Copy(io.MultiWriter(to, h), &bounded{ctx, io.NewSectionReader(from, 0, size)})
+	_, err = io.Copy(io.MultiWriter(to, h), &untilDone{ctx, io.NewSectionReader(from, 0, size)})
 	return [sha256.Size]byte(h.Sum(nil)), err
 }
 
-// bounded is a reader that ends with ctx.
-type bounded struct {
+// untilDone is a reader that ends with ctx.
+type untilDone struct {
 	ctx context.Context //nolint:containedctx // it lives as long as one copy
 	io.Reader
 }
 
-func (b *bounded) Read(p []byte) (int, error) {
+func (b *untilDone) Read(p []byte) (int, error) {
 	if err := b.ctx.Err(); err != nil {
 		return 0, err
 	}
