@@ -10,6 +10,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
@@ -20,6 +21,8 @@ const (
 	quietPause = 5 * time.Millisecond  // between two of them
 	exitGrace  = 2 * time.Second       // for a helper that was told to quit
 	exitPause  = 10 * time.Millisecond // between two looks at processes
+	// orphanBound is for a client without a helper: the keys that a client is told of expire after so long.
+	orphanBound = 15 * time.Minute
 )
 
 // successor is what a publication brings that an older life of its mount makes way for. Zero: there is none.
@@ -43,18 +46,23 @@ func (m *Manager) end(ctx context.Context, rec record, next successor) error {
 			return err
 		}
 	}
+	m.states.set(rec.Name, rec.Client, stateDraining)
+	failpoint.Here("end.recorded")
 	if err := m.drain(ctx, rec, next); err != nil {
 		return err
 	}
+	failpoint.Here("end.drained")
 	if err := m.endHelper(ctx, rec); err != nil {
 		return err
 	}
+	failpoint.Here("end.helper")
 	if err := m.keepAside(ctx, rec); err != nil {
 		return err
 	}
 	if err := m.do(ctx, func() error { return m.store.remove(rec.Name) }); err != nil {
 		return fmt.Errorf("clearing away mount %s: %w", rec.Name, err)
 	}
+	m.forget(rec.Name)
 	klog.FromContext(ctx).Info("Ended", "mount", rec.Name, "client", rec.Client, "bucket", rec.Spec.Bucket, "prefix", rec.Spec.Prefix,
 		"took", time.Since(rec.Ending).Round(time.Millisecond))
 	return nil
@@ -127,56 +135,11 @@ func (m *Manager) drain(ctx context.Context, rec record, next successor) error {
 		if cl.Queue == nil || rec.Spec.ReadOnly {
 			return nil // it holds nothing back: what was closed was stored by then
 		}
-		if err := m.revive(ctx, &rec, next.keys); err != nil {
+		if err := m.relive(ctx, &rec, next.keys); err != nil {
 			return fault.Errorf(fault.Unavailable, "client %s ended with %s and may have files left to store, in %s; it could not be started again to store them: %w",
 				rec.Client, how, m.store.cacheDir(rec.Name), err)
 		}
 	}
-}
-
-// revive starts a client that died once more, on the same cache and behind a new connection: it stores what it finds there.
-// keys are those of a secret, if somebody has them.
-func (m *Manager) revive(ctx context.Context, rec *record, keys credentials.Keys) error {
-	status, err := m.peer(rec.Name).Hello(ctx)
-	switch {
-	case err == nil && status.State != helper.StateIdle:
-		keys = credentials.Keys{} // the helper has them
-	case err == nil, errors.Is(err, helper.ErrGone): // an idle one was started here before, and has none
-		if keys, err = m.newHelper(ctx, *rec, keys); err != nil {
-			return err
-		}
-	default:
-		return err
-	}
-	fuse, err := m.mountSource(ctx, *rec)
-	if err != nil {
-		return err
-	}
-	if err := m.remember(ctx, rec); err != nil {
-		fuse.Close()
-		return err
-	}
-	return m.serve(ctx, *rec, keys, fuse)
-}
-
-// newHelper starts another helper in the place of one that died, and gives the keys for its client.
-func (m *Manager) newHelper(ctx context.Context, rec record, keys credentials.Keys) (credentials.Keys, error) {
-	be, err := m.Backends.Backend(rec.Spec.Backend)
-	if err != nil {
-		return keys, err
-	}
-	switch {
-	case rec.Spec.Source == credentials.SourceDriver:
-		if keys, err = m.Backends.DriverKeys(ctx); err != nil {
-			return keys, err
-		}
-	case keys.IsZero():
-		return keys, errors.New("its helper died, and with it the secret's keys: publish the volume once more, or copy the files to the bucket by hand and remove the mount's directories")
-	}
-	if err := m.Launcher.Kill(ctx, rec.UID); err != nil {
-		return keys, err
-	}
-	return keys, m.launchHelper(ctx, rec, be)
 }
 
 // remember writes down which device the source has now.
@@ -254,29 +217,55 @@ func (m *Manager) quiet(ctx context.Context, mnt host.Mount) error {
 }
 
 // awaitExit waits until the client has exited and tells how; "" is well. Where its helper is gone, the mount's processes are
-// waited for, and the helper's last file tells.
+// waited for, and the helper's last file tells. A client that does nothing any more for --hang-timeout is killed.
 func (m *Manager) awaitExit(ctx context.Context, rec record, peer *helper.Peer) (how string, err error) {
 	var last helper.Status
 	for {
-		status, err := peer.Status(ctx, last.Revision)
+		status, err := m.nextStatus(ctx, peer, last.Revision)
 		switch {
 		case errors.Is(err, helper.ErrGone):
 			if err := m.awaitGone(ctx, rec); err != nil {
 				return "", err
 			}
 			return m.lastEnd(ctx, rec)
+		case ctx.Err() != nil:
+			return "", m.draining(rec, describe(last.Queue, errors.Join(err, context.Cause(ctx))))
+		case errors.Is(err, errNoNews):
+			if last.State != helper.StateRunning || m.hangs.works(rec.Name, last, rec.UID, m.HangTimeout) {
+				continue
+			}
+			if err := m.giveUp(ctx, rec, "it has stored nothing and done nothing"); err != nil {
+				return "", err
+			}
 		case err != nil:
 			return "", m.draining(rec, describe(last.Queue, err))
 		case status.State == helper.StateRunning:
 			last = status
 		case status.State == helper.StateIdle: // started to bring the client back, which it did not come to
 			return lostEnd, nil
-		case status.ExitCode != 0 || status.Signal != "":
+		case endedBadly(status):
 			return lastWords(status), nil
 		default:
 			return "", nil
 		}
 	}
+}
+
+// errNoNews tells that a helper's status stayed what it was.
+var errNoNews = errors.New("the helper has nothing new to tell")
+
+// nextStatus waits for a status beyond since, though not for so long that a client which hangs would not be noticed.
+func (m *Manager) nextStatus(ctx context.Context, peer *helper.Peer, since uint64) (helper.Status, error) {
+	if m.HangTimeout == 0 {
+		return peer.Status(ctx, since)
+	}
+	sctx, cancel := context.WithTimeout(ctx, m.hangTick())
+	defer cancel()
+	status, err := peer.Status(sctx, since)
+	if err != nil && sctx.Err() != nil && ctx.Err() == nil {
+		err = errNoNews
+	}
+	return status, err
 }
 
 // lostEnd is how a client ended whose helper did not live to tell.
@@ -300,12 +289,17 @@ func (m *Manager) lastEnd(ctx context.Context, rec record) (how string, err erro
 	return lastWords(helper.Status{ExitCode: end.Code, Signal: end.Signal, Tail: end.Tail}), nil
 }
 
-// awaitGone waits until no process of the mount is left.
+// awaitGone waits until no process of the mount is left. A client whose helper is gone gets no keys any more: it is killed
+// when it cannot store anything with those that it has.
 func (m *Manager) awaitGone(ctx context.Context, rec record) error {
 	for {
 		alive, err := m.Launcher.Alive(ctx, rec.UID)
 		if err != nil || !alive {
 			return err
+		}
+		if !rec.Ending.IsZero() && time.Since(rec.Ending) > orphanBound {
+			klog.FromContext(ctx).Error(nil, "The mount's helper is gone and its client's keys have expired: it is killed", "mount", rec.Name, "volume", rec.VolumeID, "client", rec.Client)
+			return m.Launcher.Kill(ctx, rec.UID)
 		}
 		select {
 		case <-time.After(exitPause):

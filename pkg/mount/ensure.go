@@ -14,52 +14,58 @@ import (
 // ensure gives a running mount for the spec. The key's lock is held, so no other life of it begins or ends meanwhile.
 func (m *Manager) ensure(ctx context.Context, r Request, spec Spec) (record, error) {
 	key := spec.Key()
-	var (
-		all  []record
-		pubs []publication
-	)
-	if err := m.do(ctx, func() (err error) {
-		if all, _, err = m.store.records(); err != nil {
-			return err
-		}
-		pubs, err = m.store.allPublications()
-		return err
-	}); err != nil {
+	var all []record
+	if err := m.do(ctx, func() (err error) { all, _, err = m.store.records(); return err }); err != nil {
 		return record{}, err
 	}
 	for _, rec := range all {
-		if rec.Key != key {
+		if rec.Key != key || rec.Superseded {
 			continue
 		}
 		if rec.Spec.encode() != spec.encode() {
 			return record{}, fmt.Errorf("mount %s has this volume's key and another spec: remove %s once its pods are gone", rec.Name, m.store.mountDir(rec.Name))
 		}
-		if rec.Phase == phaseStarting {
+		switch rec.Phase {
+		case phaseStarting:
 			if err := m.discard(ctx, rec); err != nil {
 				return record{}, err
 			}
-			continue
-		}
-		life, err := m.lifeOf(ctx, rec)
-		if err != nil {
-			return record{}, err
-		}
-		if life == alive {
-			return rec, m.handKeys(ctx, r, rec)
-		}
-		// What it was given must be stored before another life of it reads and writes the same prefix.
-		next := successor{keys: r.Keys, shown: usedElsewhere(pubs, rec.Name, "")}
-		switch {
-		case rec.Phase == phaseEnding, !usedElsewhere(pubs, rec.Name, r.Target):
-			err = m.end(ctx, rec, next)
-		case life == dead: // other targets show it; whoever unpublishes the last of them ends it
-			err = m.drain(ctx, rec, next)
-		}
-		if err != nil {
-			return record{}, fmt.Errorf("waiting for the mount's previous life to end: %w", err)
+		case phaseEnding:
+			// What it was given must be stored before another life of it reads and writes the same prefix.
+			if err := m.end(ctx, rec, successor{keys: r.Keys}); err != nil {
+				return record{}, fmt.Errorf("waiting for the mount's previous life to end: %w", err)
+			}
+		default:
+			return m.reuse(ctx, r, rec)
 		}
 	}
 	return m.start(ctx, r, spec)
+}
+
+// reuse gives a mount that is there already, with current keys. Where its client is dead, or is not what it should be, it
+// is mended first, and so are its other publications.
+func (m *Manager) reuse(ctx context.Context, r Request, rec record) (record, error) {
+	life, err := m.lifeOf(ctx, rec)
+	if err != nil {
+		return record{}, err
+	}
+	old, err := m.outdated(rec)
+	switch {
+	case err != nil:
+		return record{}, err
+	case life == dead:
+		err = m.restart(ctx, &rec, r.Keys)
+	case life == orphaned:
+		rec, err = m.renew(ctx, rec, r.Keys, reasonHelper)
+	case old:
+		rec, err = m.renew(ctx, rec, r.Keys, reasonConfig)
+	default:
+		return rec, m.handKeys(ctx, r, rec)
+	}
+	if err != nil {
+		return record{}, err
+	}
+	return rec, m.healOnce(ctx, rec, true)
 }
 
 // life is what a mount's client is about.

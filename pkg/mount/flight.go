@@ -5,6 +5,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/semaphore"
+
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
@@ -62,4 +64,56 @@ func (f *flights) wait(d time.Duration) {
 	case <-idle:
 	case <-time.After(d):
 	}
+}
+
+// startWidth is how many mounts of one backend come up at a time: a backend that does not answer takes no other's turn.
+const startWidth = 32
+
+// gates let in a bounded number for each name, in the order of their coming.
+type gates struct {
+	mu sync.Mutex
+	of map[string]*semaphore.Weighted
+}
+
+// take waits for a turn and gives what ends it.
+func (g *gates) take(ctx context.Context, name string) (release func(), err error) {
+	g.mu.Lock()
+	if g.of == nil {
+		g.of = map[string]*semaphore.Weighted{}
+	}
+	if g.of[name] == nil {
+		g.of[name] = semaphore.NewWeighted(startWidth)
+	}
+	gate := g.of[name]
+	g.mu.Unlock()
+	if err := gate.Acquire(ctx, 1); err != nil {
+		return nil, fault.Errorf(fault.Busy, "%d mounts of backend %s are being started, and none came to its end within the deadline: %w", startWidth, name, err)
+	}
+	return func() { gate.Release(1) }, nil
+}
+
+// seen is a set of names.
+type seen struct {
+	mu    sync.Mutex
+	names map[string]bool
+}
+
+// first adds a name and tells whether it was not there.
+func (s *seen) first(name string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.names[name] {
+		return false
+	}
+	if s.names == nil {
+		s.names = map[string]bool{}
+	}
+	s.names[name] = true
+	return true
+}
+
+func (s *seen) forget(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.names, name)
 }

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
@@ -56,6 +57,10 @@ type Launcher interface {
 	Alive(ctx context.Context, uid uint32) (bool, error)
 	// Kill ends them and returns when they are gone.
 	Kill(ctx context.Context, uid uint32) error
+	// List lists what was started and is there, whether it lives or not.
+	List(ctx context.Context) ([]launcher.UnitInfo, error)
+	// OOMKills counts a mount's processes that the kernel has killed for want of memory.
+	OOMKills(ctx context.Context, name string, uid uint32) (uint64, error)
 }
 
 // Backends is what the manager asks of the S3 services.
@@ -108,6 +113,15 @@ type Manager struct {
 	volumes namedlock.Locks // by volume id: single-writer checks
 	keys    namedlock.Locks // by mount key: one life after the other
 	alloc   sync.Mutex      // generations and uids
+	starts  gates           // by backend: cold starts
+
+	watchers   watchers
+	hangs      hangs
+	troubles   troubles
+	complaints complaints
+	healed     seen // mounts whose publications this driver has looked at
+	metrics    *metrics
+	states     *states
 
 	salt []byte
 	lock *os.File // held until Run ends
@@ -118,9 +132,6 @@ type Manager struct {
 const (
 	// maxStateDir keeps the helpers' socket paths within sockaddr_un's 107 bytes (unix(7)).
 	maxStateDir = 48
-	sweepEvery  = time.Minute
-	sweepBound  = 2 * time.Minute
-	sweepWidth  = 100 // mounts that are looked at, or ended, at a time
 	undoBound   = 20 * time.Second
 	helperBound = 10 * time.Second // for a helper to answer what needs no client
 	answerBound = time.Second      // for a client to show that it is dead
@@ -139,7 +150,7 @@ func New(ctx context.Context, o Options) (*Manager, error) {
 	if _, err := o.Client(o.DefaultClient); err != nil {
 		return nil, fmt.Errorf("--default-client: %w", err)
 	}
-	m := &Manager{Options: o, store: store{dir: o.StateDir, cache: o.CacheDir}, givenRoot: o.TargetRoot}
+	m := newManager(o)
 	err := m.Namespace.Do(ctx, "preparing "+o.StateDir, func() (err error) {
 		if err := m.store.prepare(); err != nil {
 			return err
@@ -163,6 +174,26 @@ func New(ctx context.Context, o Options) (*Manager, error) {
 	}
 	m.ctl = host.NewFusectl(o.Namespace, filepath.Join(m.StateDir, "fusectl"))
 	return m, nil
+}
+
+// newManager is New without anything on disk.
+func newManager(o Options) *Manager {
+	m := &Manager{Options: o, store: store{dir: o.StateDir, cache: o.CacheDir}, givenRoot: o.TargetRoot}
+	m.troubles.now = time.Now
+	m.metrics = newMetrics(o.Namespace.Overdue)
+	m.states = m.metrics.states
+	return m
+}
+
+// Collectors are the manager's metrics.
+func (m *Manager) Collectors() []prometheus.Collector { return m.metrics.collectors() }
+
+// forget drops what this process remembers of a mount that is gone.
+func (m *Manager) forget(name string) {
+	m.states.drop(name)
+	m.hangs.forget(name)
+	m.troubles.forget(name)
+	m.healed.forget(name)
 }
 
 // resolve makes the operator's directories those that the mount table shows: any of them may be behind symbolic links.
@@ -195,17 +226,25 @@ func (m *Manager) real(target string) string {
 	return target
 }
 
-// Run clears away what crashes left behind, at once and each minute, and keeps the credentials of mounts fresh, until ctx
-// ends. Then it waits a moment for publications that are under way; it never unmounts on its way out.
+// Run keeps what should be and what is the same, until ctx ends: at once and each minute, and for a single mount as soon as
+// its client ends. Then it waits a moment for what is under way; it never unmounts on its way out.
 func (m *Manager) Run(ctx context.Context) error {
 	defer m.lock.Close()
+	if err := m.restore(ctx); err != nil && ctx.Err() == nil {
+		klog.FromContext(ctx).Error(err, "Mounts that a reboot ended cannot be brought back; it is tried again", "in", reconcileEvery)
+	}
 	m.reportCaches(ctx)
-	ticker := time.NewTicker(sweepEvery)
+	m.watchers.start(func(name string) { m.watch(ctx, name) })
+	defer m.watchers.stop()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { m.watchHangs(ctx) })
+	ticker := time.NewTicker(reconcileEvery)
 	defer ticker.Stop()
 	for {
-		sctx, cancel := context.WithTimeout(ctx, sweepBound)
-		if err := m.sweep(sctx); err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).Error(err, "The state directory could not be tidied; it is tried again", "in", sweepEvery)
+		rctx, cancel := context.WithTimeout(ctx, reconcileBound)
+		if err := m.reconcile(rctx); err != nil && ctx.Err() == nil {
+			m.complaints.log(ctx, "reconcile", err, "Not everything is as it should be; it is tried again", "in", reconcileEvery)
 		}
 		cancel()
 		select {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 )
@@ -118,9 +120,35 @@ func (m *Manager) publish(ctx context.Context, r Request, spec Spec) (err error)
 	return nil
 }
 
-// replace puts a mount that works in the place of a dead one. Until there is one the dead one stays: a target that shows
-// nothing would be taken for an empty volume, by a container that is restarted there.
+// replace puts a mount that works in the place of a dead one. At no time does the target show nothing: that would be taken
+// for an empty volume, by a container that is restarted there.
 func (m *Manager) replace(ctx context.Context, r Request, rec record) error {
+	p := publication{Target: r.Target, VolumeID: r.VolumeID, Mount: rec.Name, ReadOnly: r.ReadOnly, SingleWriter: r.SingleWriter, Created: time.Now()}
+	if err := m.do(ctx, func() error { return m.store.writePublication(p) }); err != nil {
+		return err
+	}
+	failpoint.Here("replace.recorded")
+	mounts, err := m.Namespace.Mounts(ctx)
+	if err != nil {
+		return err
+	}
+	living, ok := mountedAt(mounts, m.store.sourceDir(rec.Name))
+	if !ok {
+		return fault.Errorf(fault.Unavailable, "the source of mount %s was unmounted by somebody else", rec.Name)
+	}
+	if top, ok := mountedAt(mounts, r.Target); ok && top.Minor == living.Minor && top.ReadOnly() == (r.ReadOnly || living.ReadOnly()) {
+		return nil // healed with the mount's other publications
+	}
+	// Whatever of ours it shows: of an earlier life, or, where the CO has changed its mind, of another volume.
+	dead := func(mnt host.Mount) bool {
+		_, ours := nameOfSource(mnt.Source)
+		return ours && mnt.ReadOnly() == (r.ReadOnly || living.ReadOnly()) && mnt.Minor != living.Minor
+	}
+	swapped, err := m.Namespace.SwapHere(ctx, host.Swap{Living: living, Dead: dead, Bound: lookupBound}, func(mnt host.Mount) bool { return mnt.Mountpoint == r.Target })
+	if err == nil && len(swapped) > 0 && !slices.ContainsFunc(swapped, func(s host.Swapped) bool { return s.Err != nil }) {
+		return m.shows(ctx, rec, r.Target)
+	}
+	klog.FromContext(ctx).Info("The dead mount at the target cannot be replaced in place; it is unmounted first", "mount", rec.Name, "error", err)
 	if err := m.unmountTarget(ctx, r.Target); err != nil {
 		return err
 	}
@@ -154,7 +182,7 @@ type shown int
 const (
 	shownNothing shown = iota
 	shownAlive         // the very volume that is asked for
-	shownDead          // a mount of ours whose client is dead
+	shownDead          // a mount of ours that is to be replaced: its client is dead, or not as it should be
 )
 
 // published tells whether the target already shows this volume alive, and refreshes its credentials then.
@@ -190,10 +218,7 @@ func (m *Manager) published(ctx context.Context, r Request, spec Spec) (shown, e
 		switch life, err := m.lifeOf(ctx, rec); {
 		case err != nil:
 			return shownNothing, err
-		case life == orphaned:
-			return shownNothing, fault.Errorf(fault.Unavailable, "target %s: the helper of mount %s died, and its client still serves, until its credentials expire: "+
-				"it is left alone while containers may use it; unpublish the target (delete the pod)", r.Target, name)
-		case life == dead:
+		case life != alive, rec.Superseded:
 		case p.Mount != name || p.VolumeID != r.VolumeID:
 			return shownNothing, fault.Errorf(fault.Exists, "target %s shows volume %s", r.Target, rec.VolumeID)
 		case rec.Spec.encode() != spec.encode():
@@ -202,10 +227,13 @@ func (m *Manager) published(ctx context.Context, r Request, spec Spec) (shown, e
 		case p.ReadOnly != r.ReadOnly:
 			return shownNothing, fault.Errorf(fault.Exists, "target %s shows the volume with readOnly=%t", r.Target, p.ReadOnly)
 		default:
+			if old, err := m.outdated(rec); err != nil || old {
+				return shownDead, err
+			}
 			return shownAlive, m.handKeys(ctx, r, rec)
 		}
 	}
-	klog.FromContext(ctx).Info("The mount at the target is dead; it is replaced", "mount", name)
+	klog.FromContext(ctx).Info("The mount at the target is dead, or not what it should be; it is replaced", "mount", name)
 	return shownDead, nil
 }
 
@@ -251,6 +279,7 @@ func (m *Manager) bind(ctx context.Context, r Request, rec record, target *os.Fi
 		if err := m.store.writePublication(p); err != nil {
 			return err
 		}
+		failpoint.Here("bind.recorded")
 		source, err := host.OpenDir(m.store.sourceDir(rec.Name))
 		if err != nil {
 			return err
@@ -261,14 +290,20 @@ func (m *Manager) bind(ctx context.Context, r Request, rec record, target *os.Fi
 	if err != nil {
 		return fmt.Errorf("binding the mount to target %s: %w", r.Target, err)
 	}
+	failpoint.Here("bind.bound")
+	return m.shows(ctx, rec, r.Target)
+}
+
+// shows is nil where a target shows a mount's living file system.
+func (m *Manager) shows(ctx context.Context, rec record, target string) error {
 	mounts, err := m.Namespace.Mounts(ctx)
 	if err != nil {
 		return err
 	}
 	source, ok := mountedAt(mounts, m.store.sourceDir(rec.Name))
-	top, shown := mountedAt(mounts, r.Target)
+	top, shown := mountedAt(mounts, target)
 	if !ok || !shown || source.Major != top.Major || source.Minor != top.Minor {
-		return fault.Errorf(fault.Unavailable, "the mount does not show at target %s: its client died meanwhile, or something was mounted over it", r.Target)
+		return fault.Errorf(fault.Unavailable, "the mount does not show at target %s: its client died meanwhile, or something was mounted over it", target)
 	}
 	return nil
 }

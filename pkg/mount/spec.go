@@ -10,9 +10,12 @@ import (
 	"encoding/base32"
 	"encoding/json"
 	"fmt"
+	"strconv"
 	"strings"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
+	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
 )
 
 // specSchema is the version of Spec's encoding. It changes every mount key, so it changes only when a field changes its
@@ -37,6 +40,11 @@ type Spec struct {
 	SELinuxContext      string   `json:"seLinuxContext,omitempty"`
 	Region              string   `json:"region,omitempty"`
 	ExpectedBucketOwner string   `json:"expectedBucketOwner,omitempty"`
+	MemoryLimit         uint64   `json:"memoryLimit,omitempty"` // bytes
+	CPUWeight           uint64   `json:"cpuWeight,omitempty"`
+	TasksMax            uint64   `json:"tasksMax,omitempty"`
+	Cache               bool     `json:"cache,omitempty"`
+	CacheSize           uint64   `json:"cacheSize,omitempty"` // bytes
 	// Source is where the credentials come from, and Identity an opaque name of whose they are: two identities never
 	// share a mount, and nobody can join a mount by naming an access key whose secret they do not have.
 	Source   string `json:"source"`
@@ -51,6 +59,8 @@ func newSpec(r Request, salt []byte) Spec {
 		UID: r.Attributes.UID, GID: r.Attributes.GID, DirMode: r.Attributes.DirMode, FileMode: r.Attributes.FileMode,
 		MountGroup: r.MountGroup, SELinuxContext: r.SELinuxContext,
 		Region: r.Attributes.Region, ExpectedBucketOwner: r.Attributes.ExpectedBucketOwner,
+		MemoryLimit: r.Attributes.MemoryLimit, CPUWeight: r.Attributes.CPUWeight, TasksMax: r.Attributes.TasksMax,
+		Cache: r.Attributes.Cache, CacheSize: r.Attributes.CacheSize,
 		Source: r.Source,
 	}
 	for _, o := range r.Options {
@@ -60,6 +70,11 @@ func newSpec(r Request, salt []byte) Spec {
 		s.Identity = r.Keys.Digest(salt)
 	}
 	return s
+}
+
+// limits are what the author lets the mount's processes use.
+func (s Spec) limits() launcher.Limits {
+	return launcher.Limits{MemoryMax: s.MemoryLimit, CPUWeight: s.CPUWeight, TasksMax: s.TasksMax}
 }
 
 // encode is the canonical form: Go's encoder writes struct fields in order, so equal specs have equal encodings.
@@ -97,6 +112,20 @@ func nameOfSource(source string) (name string, ok bool) {
 	}
 	name = source[strings.LastIndexByte(source, ':')+1:]
 	return name, validName(name)
+}
+
+// servedBy is the uid of the client that serves a mount of ours, as the mount table shows it.
+func servedBy(mnt host.Mount) (uid uint32, ok bool) {
+	if _, ours := nameOfSource(mnt.Source); !ours {
+		return 0, false
+	}
+	for option := range strings.SplitSeq(mnt.SuperOptions, ",") {
+		if value, found := strings.CutPrefix(option, "user_id="); found {
+			n, err := strconv.ParseUint(value, 10, 32)
+			return uint32(n), err == nil
+		}
+	}
+	return 0, false
 }
 
 // validName tells whether a name has the form <key>-<generation>; names come back from the kernel's table and from file

@@ -17,6 +17,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
@@ -25,8 +26,8 @@ import (
 )
 
 // start brings a new mount up and returns when a directory read through it has answered. On failure nothing of it is
-// left. The key's lock is held.
-func (m *Manager) start(ctx context.Context, r Request, spec Spec) (record, error) {
+// left. The key's lock is held. former are the mounts whose publications it is to take over.
+func (m *Manager) start(ctx context.Context, r Request, spec Spec, former ...string) (record, error) {
 	cl, err := m.clientOf(spec.Client)
 	if err != nil {
 		return record{}, err
@@ -39,15 +40,25 @@ func (m *Manager) start(ctx context.Context, r Request, spec Spec) (record, erro
 	if err != nil {
 		return record{}, err
 	}
+	release, err := m.starts.take(ctx, spec.Backend)
+	if err != nil {
+		return record{}, err
+	}
+	defer release()
 	rec, err := m.allocate(ctx, r, spec, cl)
 	if err != nil {
 		return record{}, err
 	}
+	rec.Former = former
+	failpoint.Here("start.allocated")
 	if err := m.bringUp(ctx, r, &rec, cl, be, keys); err != nil {
 		uctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoBound)
 		defer cancel()
 		return record{}, undone(err, m.discard(uctx, rec))
 	}
+	m.states.set(rec.Name, rec.Client, stateServing)
+	m.healed.first(rec.Name) // nothing of it is anywhere yet
+	m.watchers.follow(rec.Name)
 	klog.FromContext(ctx).Info("Mounted", "mount", rec.Name, "client", cl.Name, "bucket", spec.Bucket, "prefix", spec.Prefix,
 		"uid", rec.UID, "identity", r.Identity, "took", time.Since(rec.Created).Round(time.Millisecond))
 	return rec, nil
@@ -79,9 +90,21 @@ func (m *Manager) bringUp(ctx context.Context, r Request, rec *record, cl client
 		}
 		return err
 	}
-	rec.Command = cl.Command(m.invocation(*rec, cl, be, bucket, r.Options))
+	digest, err := be.MountDigest()
+	if err != nil {
+		fuse.Close()
+		return err
+	}
+	m.describe(rec, cl, be, digest, bucket, r.Options)
+	failpoint.Here("start.mounted")
 	if err := m.serve(ctx, *rec, keys, fuse); err != nil {
 		return err
+	}
+	failpoint.Here("start.serving")
+	if keepsOnDisk(cl, spec) {
+		if err := m.do(ctx, func() error { return m.store.keepRecord(*rec) }); err != nil {
+			return err
+		}
 	}
 	rec.Phase = phaseRunning
 	return m.remember(ctx, rec)
@@ -148,19 +171,11 @@ func (m *Manager) freeUID(ctx context.Context, key string, used map[uint32]bool)
 
 // launchHelper starts the mount's helper, which waits for a client to run.
 func (m *Manager) launchHelper(ctx context.Context, rec record, be backend.Backend) (err error) {
-	var ca []byte
-	if be.CAFile != "" {
-		if ca, err = os.ReadFile(be.CAFile); err != nil { // in the driver's own file system
-			return fault.Errorf(fault.Precondition, "backend %s: its caFile: %w", be.Name, err)
-		}
+	if err := m.writeCA(ctx, rec.Name, be); err != nil {
+		return err
 	}
 	var socket *os.File
 	err = m.do(ctx, func() (err error) {
-		if ca != nil {
-			if err := os.WriteFile(m.store.caFile(rec.Name), ca, 0o644); err != nil { // for the client's uid
-				return err
-			}
-		}
 		if err := ignoreMissing(os.Remove(m.store.socket(rec.Name))); err != nil { // of a helper that died
 			return err
 		}
@@ -173,12 +188,25 @@ func (m *Manager) launchHelper(ctx context.Context, rec record, be backend.Backe
 	defer socket.Close()
 	err = m.Launcher.Start(ctx, launcher.Unit{
 		Name: rec.Name, Description: fmt.Sprintf("S3 volume %s (%s)", rec.VolumeID, rec.Client),
-		UID: rec.UID, GID: rec.UID, StateDir: m.store.helperDir(rec.Name), Socket: socket,
+		UID: rec.UID, GID: rec.UID, StateDir: m.store.helperDir(rec.Name), CacheDir: m.store.cacheDir(rec.Name), Socket: socket,
+		Limits: rec.Spec.limits(),
 	})
 	if err != nil {
 		return fmt.Errorf("starting the helper: %w", err)
 	}
 	return nil
+}
+
+// writeCA puts the certificates that the backend is trusted by where the client can read them.
+func (m *Manager) writeCA(ctx context.Context, name string, be backend.Backend) error {
+	if be.CAFile == "" {
+		return nil
+	}
+	ca, err := os.ReadFile(be.CAFile) // in the driver's own file system
+	if err != nil {
+		return fault.Errorf(fault.Precondition, "backend %s: its caFile: %w", be.Name, err)
+	}
+	return m.do(ctx, func() error { return os.WriteFile(m.store.caFile(name), ca, 0o644) }) // for the client's uid
 }
 
 // mountSource mounts a new FUSE file system on the source. The descriptor is for the client.
@@ -233,6 +261,10 @@ func (m *Manager) invocation(rec record, cl client.Client, be backend.Backend, b
 		ExpectedBucketOwner: bucket.Owner, UserAgent: "s3-csi-driver/" + m.Version,
 		UID: rec.UID, GID: rec.UID, DirMode: 0o777, FileMode: 0o666,
 		StateDir: m.store.helperDir(rec.Name), CacheDir: m.store.cacheDir(rec.Name),
+		MemoryLimit: spec.MemoryLimit, Cache: spec.Cache, CacheSize: spec.CacheSize,
+	}
+	if in.MemoryLimit == 0 {
+		in.MemoryLimit = m.Limits.MemoryMax
 	}
 	if be.CAFile != "" {
 		in.CAFile = m.store.caFile(rec.Name)
@@ -328,6 +360,7 @@ func (m *Manager) discard(ctx context.Context, rec record) error {
 	if err := m.do(ctx, func() error { return m.store.remove(rec.Name) }); err != nil {
 		return fmt.Errorf("clearing away mount %s: %w", rec.Name, err)
 	}
+	m.forget(rec.Name)
 	return nil
 }
 
@@ -390,7 +423,7 @@ func (s store) remove(name string) error {
 	if err := ignoreMissing(os.Remove(s.sourceDir(name))); err != nil {
 		return err
 	}
-	if err := os.RemoveAll(s.cacheDir(name)); err != nil {
+	if err := errors.Join(ignoreMissing(os.Remove(s.keptRecord(name))), os.RemoveAll(s.cacheDir(name))); err != nil {
 		return err
 	}
 	entries, err := os.ReadDir(s.mountDir(name))

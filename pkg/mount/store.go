@@ -1,6 +1,7 @@
 package mount
 
 import (
+	"bytes"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
@@ -10,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -43,6 +45,15 @@ type record struct {
 	Spec    Spec      `json:"spec"`
 	Created time.Time `json:"created"`
 	Ending  time.Time `json:"ending,omitzero"`
+	// OOMKills is how many of the helper's processes had been killed for want of memory when the client was started.
+	OOMKills uint64 `json:"oomKills,omitempty"`
+	// Backend is the digest of what the backend's configuration was then; Region and Owner are what was known of the bucket.
+	Backend string `json:"backend,omitempty"`
+	Region  string `json:"region,omitempty"`
+	Owner   string `json:"owner,omitempty"`
+	// Former are the names of the mounts whose publications this one took over, and Superseded tells that another one does.
+	Former     []string `json:"former,omitempty"`
+	Superseded bool     `json:"superseded,omitempty"`
 	// Command is the client's, as it was started: what a new life of the client is started with.
 	Command client.Command `json:"command"`
 }
@@ -93,20 +104,31 @@ func (s store) prepare() error {
 	return nil
 }
 
-// salt is the node's random salt, made at first use.
+// salt is the node's random salt, made at first use. It outlives a reboot where the cache does: a mount that then still has
+// something to store is found again by its key.
 func (s store) salt() ([]byte, error) {
-	file := filepath.Join(s.dir, "salt")
-	salt, err := os.ReadFile(file)
-	if err == nil && len(salt) == 32 {
-		return salt, nil
+	files := []string{filepath.Join(s.dir, "salt"), filepath.Join(s.cache, "salt")}
+	var salt []byte
+	for _, file := range files {
+		b, err := os.ReadFile(file)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+		if len(b) == 32 && salt == nil {
+			salt = b
+		}
 	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
+	if salt == nil {
+		salt = make([]byte, 32)
+		_, _ = rand.Read(salt) // never fails (crypto/rand)
 	}
-	salt = make([]byte, 32)
-	_, _ = rand.Read(salt) // never fails (crypto/rand)
-	if err := writeFile(file, salt); err != nil {
-		return nil, err
+	for _, file := range files {
+		if b, err := os.ReadFile(file); err == nil && bytes.Equal(b, salt) {
+			continue
+		}
+		if err := writeDurably(file, salt); err != nil {
+			return nil, err
+		}
 	}
 	return salt, nil
 }
@@ -145,7 +167,7 @@ func mountName(key string, generation uint64) string {
 func (s store) record(name string) (r record, ok bool, err error) {
 	ok, err = readJSON(s.recordFile(name), &r)
 	if ok && r.Name != name {
-		return r, false, fmt.Errorf("%s describes another mount, %q", s.recordFile(name), r.Name)
+		return r, false, fmt.Errorf("%s is %w: it describes another mount, %q", s.recordFile(name), errDamaged, r.Name)
 	}
 	return r, ok, err
 }
@@ -169,8 +191,11 @@ func ownerOf(file string) (uint32, error) {
 	return st.Uid, nil
 }
 
-// records reads all mounts' records. Directories without one are mounts whose maker died at once; they are returned in
-// halfMade.
+// errDamaged is for a record that cannot be read: whose mount it was, only its name tells.
+var errDamaged = errors.New("damaged")
+
+// records reads all mounts' records. Directories without one are mounts whose maker died at once, or whose record somebody
+// damaged; they are returned in halfMade.
 func (s store) records() (records []record, halfMade []string, err error) {
 	entries, err := os.ReadDir(filepath.Join(s.dir, "mounts"))
 	if err != nil {
@@ -182,15 +207,66 @@ func (s store) records() (records []record, halfMade []string, err error) {
 		}
 		r, ok, err := s.record(e.Name())
 		switch {
-		case err != nil:
+		case err != nil && !errors.Is(err, errDamaged):
 			return nil, nil, err
-		case ok:
+		case ok && err == nil:
 			records = append(records, r)
 		default:
 			halfMade = append(halfMade, e.Name())
 		}
 	}
 	return records, halfMade, nil
+}
+
+// names are those of all mounts of which anything is there: a directory, a record, a mount point.
+func (s store) names() ([]string, error) {
+	var names []string
+	for _, dir := range []string{filepath.Join(s.dir, "mounts"), s.sources()} {
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			return nil, err
+		}
+		for _, e := range entries {
+			if validName(e.Name()) && !slices.Contains(names, e.Name()) {
+				names = append(names, e.Name())
+			}
+		}
+	}
+	return names, nil
+}
+
+// succeed makes the publications of those mounts whose successor a mount is its own. The file systems at their targets
+// follow later.
+func (s store) succeed(rec record) error {
+	for _, former := range rec.Former {
+		old, ok, err := s.record(former)
+		if err != nil && !errors.Is(err, errDamaged) {
+			return err
+		}
+		if ok && err == nil && !old.Superseded {
+			old.Superseded = true
+			if err := s.writeRecord(old); err != nil {
+				return err
+			}
+		}
+		pubs, err := s.publicationsOf(former)
+		if err != nil {
+			return err
+		}
+		for _, p := range pubs {
+			p.Mount = rec.Name
+			if err := s.writePublication(p); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// publicationsOf are those of one mount.
+func (s store) publicationsOf(name string) ([]publication, error) {
+	all, err := s.allPublications()
+	return slices.DeleteFunc(all, func(p publication) bool { return p.Mount != name }), err
 }
 
 func (s store) publication(target string) (p publication, ok bool, err error) {
@@ -240,6 +316,9 @@ func (s store) leftCaches() (dirs []string, err error) {
 		return nil, err
 	}
 	for _, e := range entries {
+		if !e.IsDir() {
+			continue
+		}
 		if _, err := os.Lstat(s.mountDir(e.Name())); errors.Is(err, fs.ErrNotExist) {
 			dirs = append(dirs, s.cacheDir(e.Name()))
 		}
@@ -273,7 +352,7 @@ func readJSON(file string, v any) (ok bool, err error) {
 		return false, err
 	}
 	if err := json.Unmarshal(b, v); err != nil {
-		return false, fmt.Errorf("%s is damaged: %w", file, err)
+		return false, fmt.Errorf("%s is %w: %w", file, errDamaged, err)
 	}
 	return true, nil
 }

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 )
@@ -68,6 +69,7 @@ func (m *Manager) unpublish(ctx context.Context, volumeID, target string) error 
 			return err
 		}
 	}
+	failpoint.Here("unpublish.unmounted")
 	if name != "" {
 		unlock, err := m.keys.Lock(ctx, keyOf(name))
 		if err != nil {
@@ -81,6 +83,7 @@ func (m *Manager) unpublish(ctx context.Context, volumeID, target string) error 
 		if err := m.release(ctx, rec, target); err != nil {
 			return err
 		}
+		failpoint.Here("unpublish.released")
 		klog.FromContext(ctx).Info("Unpublished", "mount", name)
 	}
 	return m.removeTarget(ctx, target)

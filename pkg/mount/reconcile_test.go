@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
@@ -17,9 +19,11 @@ import (
 // undying is a launcher whose processes never end.
 type undying struct{}
 
-func (undying) Start(context.Context, launcher.Unit) error  { return nil }
-func (undying) Alive(context.Context, uint32) (bool, error) { return true, nil }
-func (undying) Kill(ctx context.Context, _ uint32) error    { <-ctx.Done(); return ctx.Err() }
+func (undying) Start(context.Context, launcher.Unit) error               { return nil }
+func (undying) Alive(context.Context, uint32) (bool, error)              { return true, nil }
+func (undying) Kill(ctx context.Context, _ uint32) error                 { <-ctx.Done(); return ctx.Err() }
+func (undying) List(context.Context) ([]launcher.UnitInfo, error)        { return nil, nil }
+func (undying) OOMKills(context.Context, string, uint32) (uint64, error) { return 0, nil }
 
 // asked tells when the driver's own credentials are asked for.
 type asked struct{ keys chan struct{} }
@@ -39,7 +43,8 @@ func (asked) CheckAccess(context.Context, backend.Backend, credentials.Keys, str
 func TestAMountThatDrainsHoldsUpNoOther(t *testing.T) {
 	s := newStore(t)
 	backends := asked{make(chan struct{}, 1)}
-	m := &Manager{Options: Options{Namespace: host.Own(), Launcher: undying{}, Backends: backends, Client: client.Get}, store: s}
+	m := newManager(Options{Namespace: host.Own(), Launcher: undying{}, Backends: backends, Client: client.Get})
+	m.store = s
 	m.ctl = host.NewFusectl(m.Namespace, s.dir+"/fusectl")
 	for name, p := range map[string]phase{strings.Repeat("a", 24) + "-1": phaseEnding, strings.Repeat("b", 24) + "-2": phaseRunning} {
 		if err := os.Mkdir(s.mountDir(name), 0o700); err != nil {
@@ -50,14 +55,12 @@ func TestAMountThatDrainsHoldsUpNoOther(t *testing.T) {
 			t.Fatal(err)
 		}
 		if p == phaseRunning {
-			if err := s.writePublication(publication{Target: "/t", Mount: name}); err != nil {
-				t.Fatal(err)
-			}
+			show(t, m, rec)
 		}
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
-	go func() { defer close(done); _ = m.sweep(ctx) }()
+	go func() { defer close(done); _ = m.reconcile(ctx) }()
 	select {
 	case <-backends.keys:
 	case <-time.After(5 * time.Second):
@@ -65,4 +68,24 @@ func TestAMountThatDrainsHoldsUpNoOther(t *testing.T) {
 	}
 	cancel()
 	<-done
+}
+
+// show makes a mount show at a target, as far as the mount table is concerned.
+func show(t *testing.T, m *Manager, rec record) {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("needs root: it mounts a file system")
+	}
+	target := t.TempDir()
+	if err := unix.Mount(sourceName("default:bucket", rec.Name), target, "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(target, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := m.store.writePublication(publication{Target: target, Mount: rec.Name}); err != nil {
+		t.Fatal(err)
+	}
 }

@@ -1,0 +1,162 @@
+package mount
+
+import (
+	"context"
+	"errors"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
+)
+
+const (
+	// healRounds bounds how often a heal looks again for what came up meanwhile: a container that started on a dead mount.
+	healRounds = 5
+	// lookupBound is how long a client may take to find the directory that a subpath shows.
+	lookupBound = 10 * time.Second
+)
+
+// places are where a mount's publications may be seen.
+type places struct {
+	targets map[string]bool
+	pods    map[string]string // the directories of pods that have it published, by pod UID
+}
+
+// podOf reads pod directory and UID from a kubelet's target path: <root>/pods/<uid>/volumes/…
+func podOf(target string) (dir, uid string, ok bool) {
+	match := podPattern.FindStringSubmatch(target)
+	if match == nil {
+		return "", "", false
+	}
+	return match[1], match[2], true
+}
+
+var podPattern = regexp.MustCompile(`^(.*/pods/([0-9a-zA-Z][0-9a-zA-Z-]{7,62}))/volumes/`)
+
+func placesOf(pubs []publication) places {
+	p := places{targets: map[string]bool{}, pods: map[string]string{}}
+	for _, pub := range pubs {
+		p.targets[pub.Target] = true
+		if dir, uid, ok := podOf(pub.Target); ok {
+			p.pods[uid] = dir
+		}
+	}
+	return p
+}
+
+// here tells whether a mount of the host is a publication, or kubelet's bind of a directory of one.
+func (p places) here(mnt host.Mount) bool {
+	if p.targets[mnt.Mountpoint] {
+		return true
+	}
+	for _, dir := range p.pods {
+		if strings.HasPrefix(mnt.Mountpoint, dir+"/volume-subpaths/") {
+			return true
+		}
+	}
+	return false
+}
+
+// theirs tells whether a process is one of the pods' containers', by its cgroup: kubelet names it after the pod, and
+// systemd's names have underscores for dashes.
+func (p places) theirs(cgroup string) bool {
+	for uid := range p.pods {
+		if strings.Contains(cgroup, "pod"+uid) || strings.Contains(cgroup, "pod"+strings.ReplaceAll(uid, "-", "_")) {
+			return true
+		}
+	}
+	return false
+}
+
+// stale tells which mounts are to be replaced by a mount's living file system: those of its own name and another device,
+// which are of an earlier life of its client, and those of mounts that it is the successor of. No device number is ever
+// remembered: the kernel gives it out again.
+func stale(rec record, living host.Mount) func(host.Mount) bool {
+	former := slices.Clone(rec.Former)
+	return func(mnt host.Mount) bool {
+		name, ours := nameOfSource(mnt.Source)
+		if !ours || !strings.HasPrefix(mnt.FSType, "fuse") || mnt.Major == living.Major && mnt.Minor == living.Minor {
+			return false
+		}
+		return name == rec.Name || slices.Contains(former, name)
+	}
+}
+
+// heal puts the mount's living file system in the place of dead ones: at its targets, at kubelet's subpaths and in the
+// containers of the pods that use it. Elsewhere dead copies are detached, because they keep a dead connection. It can be
+// cut short anywhere and done again. The key's lock is held.
+func (m *Manager) heal(ctx context.Context, rec record) error {
+	var pubs []publication
+	if err := m.do(ctx, func() (err error) { pubs, err = m.store.publicationsOf(rec.Name); return err }); err != nil {
+		return err
+	}
+	return m.healAt(ctx, rec, placesOf(pubs))
+}
+
+func (m *Manager) healAt(ctx context.Context, rec record, at places) error {
+	var (
+		failures []host.Swapped
+		dead     func(host.Mount) bool
+	)
+	for range healRounds {
+		mounts, err := m.Namespace.Mounts(ctx)
+		if err != nil {
+			return err
+		}
+		living, ok := mountedAt(mounts, m.store.sourceDir(rec.Name))
+		if !ok {
+			return fault.Errorf(fault.Unavailable, "mount %s has no file system to heal its publications with", rec.Name)
+		}
+		dead = stale(rec, living)
+		swap := host.Swap{Living: living, Dead: dead, Bound: lookupBound}
+		onHost, err := m.Namespace.SwapHere(ctx, swap, at.here)
+		failpoint.Here("heal.host")
+		var inside []host.Swapped
+		if len(at.pods) > 0 {
+			var ierr error
+			inside, ierr = m.Namespace.SwapElsewhere(ctx, swap, at.theirs)
+			err = errors.Join(err, ierr)
+		}
+		failpoint.Here("heal.containers")
+		replaced := 0
+		failures = nil
+		for _, s := range slices.Concat(onHost, inside) {
+			place := "host"
+			if s.PID != 0 {
+				place = "container"
+			}
+			if s.Err != nil {
+				failures = append(failures, s)
+				m.metrics.heals.WithLabelValues(place, "failed").Inc()
+				continue
+			}
+			replaced++
+			m.metrics.heals.WithLabelValues(place, "replaced").Inc()
+			klog.FromContext(ctx).Info("Healed", "mount", rec.Name, "volume", rec.VolumeID, "at", s.Mountpoint, "pid", s.PID, "root", s.Root)
+		}
+		if err != nil {
+			return err
+		}
+		if replaced == 0 {
+			break
+		}
+	}
+	n, err := m.Namespace.DetachDead(ctx, dead, at.theirs)
+	if n > 0 {
+		m.metrics.heals.WithLabelValues("elsewhere", "detached").Add(float64(n))
+	}
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Dead copies of the mount in other mount namespaces could not be detached", "mount", rec.Name)
+	}
+	for _, s := range failures {
+		err := fault.Errorf(fault.Unavailable, "volume %s: the dead mount at %s (pid %d, showing %s) could not be replaced; restart the container: %w", rec.VolumeID, s.Mountpoint, s.PID, s.Root, s.Err)
+		m.complaints.log(ctx, rec.Name+" "+s.Mountpoint, err, "A dead mount is left", "mount", rec.Name)
+	}
+	return nil
+}

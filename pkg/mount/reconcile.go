@@ -1,0 +1,312 @@
+package mount
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/klog/v2"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
+)
+
+const (
+	reconcileEvery = time.Minute
+	reconcileBound = 2 * time.Minute
+	reconcileWidth = 100 // mounts that are looked at, or ended, at a time
+	// formerBound is for a mount that has a successor: files that are open in it keep it for as long as their owners like.
+	formerBound = 5 * time.Second
+	// staleAge is for a publication whose target is gone and that nobody unpublished.
+	staleAge = 10 * time.Minute
+)
+
+// reconcile compares what should be with what is, for every mount, and mends what differs.
+func (m *Manager) reconcile(ctx context.Context) error {
+	began := time.Now()
+	defer func() { m.metrics.reconcile.Observe(time.Since(began).Seconds()) }()
+	var names []string
+	if err := m.do(ctx, func() (err error) {
+		if _, err := m.store.restore(); err != nil {
+			return err
+		}
+		names, err = m.store.names()
+		return err
+	}); err != nil {
+		return err
+	}
+	// Side by side: one that takes long to end, or never does, must not keep the others from their credentials.
+	var g errgroup.Group
+	g.SetLimit(reconcileWidth)
+	for _, name := range names {
+		g.Go(func() error {
+			unlock, ok := m.keys.TryLock(keyOf(name)) // whoever is at work on it does what is to be done
+			if !ok {
+				return nil
+			}
+			defer unlock()
+			m.watchers.follow(name)
+			if _, err := m.tend(ctx, name); err != nil && ctx.Err() == nil {
+				m.complaints.log(ctx, name, err, "The mount is not as it should be; it is tried again", "mount", name, "in", reconcileEvery)
+			}
+			return nil
+		})
+	}
+	_ = g.Wait()
+	return m.clearLeftovers(ctx)
+}
+
+// view is what there is to see of one mount.
+type view struct {
+	rec    record
+	have   bool          // rec was read
+	pubs   []publication // whose targets show it, or should
+	living bool          // one of them does, or the mount shows somewhere else on the host
+	stale  bool          // a file system of an earlier life, or of a mount that this one succeeds, shows somewhere on the host
+}
+
+// look looks at one mount.
+func (m *Manager) look(ctx context.Context, name string) (v view, err error) {
+	if err := m.do(ctx, func() (err error) {
+		if v.rec, v.have, err = m.store.record(name); errors.Is(err, errDamaged) {
+			klog.FromContext(ctx).Error(err, "The mount's record is lost")
+			v.have, err = false, nil
+		}
+		if err != nil {
+			return err
+		}
+		if v.have && v.rec.Phase == phaseRunning {
+			if err := m.store.succeed(v.rec); err != nil {
+				return err
+			}
+		}
+		v.pubs, err = m.store.publicationsOf(name)
+		return err
+	}); err != nil {
+		return v, err
+	}
+	mounts, err := m.Namespace.Mounts(ctx)
+	if err != nil {
+		return v, err
+	}
+	source, mounted := mountedAt(mounts, m.store.sourceDir(name))
+	old := stale(v.rec, source)
+	at := placesOf(v.pubs)
+	for _, mnt := range mounts {
+		shown, ours := nameOfSource(mnt.Source)
+		if !ours || mnt.Mountpoint == m.store.sourceDir(shown) {
+			continue
+		}
+		// A publication that is being moved here still shows the mount that it comes from.
+		v.living = v.living || shown == name || at.targets[mnt.Mountpoint] && slices.Contains(v.rec.Former, shown)
+		v.stale = v.stale || mounted && v.have && old(mnt) && at.here(mnt)
+	}
+	return v, nil
+}
+
+// tend looks at one mount and mends what is not as it should be. It tells when to look again, 0: with the others. The
+// key's lock is held.
+func (m *Manager) tend(ctx context.Context, name string) (again time.Duration, err error) {
+	v, err := m.look(ctx, name)
+	switch {
+	case err != nil:
+		return 0, err
+	case !v.have && v.living:
+		return 0, nil // records are lost; the unpublish of its last target ends it
+	case !v.have:
+		rec, err := m.recordOf(ctx, name)
+		if err != nil {
+			return 0, err
+		}
+		return 0, m.endUnrecorded(ctx, rec)
+	case v.rec.Phase == phaseStarting:
+		klog.FromContext(ctx).Info("Clearing away a mount whose start was cut short", "mount", name, "volume", v.rec.VolumeID)
+		return 0, m.discard(ctx, v.rec)
+	case v.rec.Phase == phaseEnding && v.living:
+		return 0, nil // a retry of its unpublish goes on with it
+	case v.rec.Superseded && v.living:
+		return 0, nil // its successor takes its places
+	case v.rec.Superseded:
+		ctx, cancel := context.WithTimeout(ctx, formerBound)
+		defer cancel()
+		return 0, m.end(ctx, v.rec, successor{shown: true})
+	case v.rec.Phase == phaseEnding || !v.living:
+		return 0, m.end(ctx, v.rec, successor{})
+	}
+	return m.uphold(ctx, v)
+}
+
+// uphold keeps a mount that is in use serving, with current credentials, at all its places.
+func (m *Manager) uphold(ctx context.Context, v view) (again time.Duration, err error) {
+	rec := v.rec
+	life, err := m.lifeOf(ctx, rec)
+	if err != nil {
+		return 0, err
+	}
+	reason := reasonHelper
+	if life == alive {
+		m.states.set(rec.Name, rec.Client, stateServing)
+		if err := m.refresh(ctx, rec); err != nil {
+			return 0, err
+		}
+		old, err := m.outdated(rec)
+		if err != nil {
+			return 0, err
+		}
+		if !old {
+			return 0, m.healOnce(ctx, rec, v.stale)
+		}
+		reason = reasonConfig
+	}
+	if life == dead {
+		m.states.set(rec.Name, rec.Client, stateDead)
+		if !m.Heal {
+			return 0, nil // the next publication starts it
+		}
+	}
+	if wait := m.troubles.wait(rec.Name); wait > 0 {
+		klog.FromContext(ctx).Info("The client dies again and again, or cannot be started; it is left for a moment", "mount", rec.Name, "volume", rec.VolumeID, "for", wait.Round(time.Second))
+		return wait, nil
+	}
+	failpoint.Here("uphold.dead")
+	if life == dead {
+		err = m.restart(ctx, &rec, credentials.Keys{})
+	} else {
+		rec, err = m.renew(ctx, rec, credentials.Keys{}, reason)
+	}
+	if err != nil {
+		return m.troubles.wait(rec.Name), err
+	}
+	return 0, m.healOnce(ctx, rec, true)
+}
+
+// healOnce heals a mount's publications where that is known to be needed, or where this driver has not looked yet: the one
+// before it may have died over it.
+func (m *Manager) healOnce(ctx context.Context, rec record, needed bool) error {
+	if !m.Heal || !needed && !m.healed.first(rec.Name) {
+		return nil
+	}
+	return m.heal(ctx, rec)
+}
+
+// refresh gives a mount of the driver's own credentials the current ones.
+func (m *Manager) refresh(ctx context.Context, rec record) error {
+	if rec.Spec.Source != credentials.SourceDriver {
+		return nil
+	}
+	keys, err := m.Backends.DriverKeys(ctx)
+	if err != nil {
+		return fmt.Errorf("refreshing the credentials of mount %s (volume %s): %w", rec.Name, rec.VolumeID, err)
+	}
+	return m.giveKeys(ctx, rec, keys)
+}
+
+// clearLeftovers clears away what belongs to no mount: units, processes, publications whose targets are gone, programs of
+// older versions.
+func (m *Manager) clearLeftovers(ctx context.Context) error {
+	var errs []error
+	errs = append(errs, m.clearUnits(ctx), m.clearPublications(ctx))
+	if m.CleanPrograms != nil {
+		var used []string
+		err := m.do(ctx, func() error {
+			records, _, err := m.store.records()
+			for _, r := range records {
+				if len(r.Command.Argv) > 0 {
+					used = append(used, filepath.Dir(r.Command.Argv[0]))
+				}
+			}
+			return err
+		})
+		if err == nil {
+			err = m.CleanPrograms(ctx, used)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// clearUnits ends helpers of mounts that are not there: their directories are gone, by a crash or by somebody's hand. What
+// a file system of ours is still served by is left alone.
+func (m *Manager) clearUnits(ctx context.Context) error {
+	// In this order: a mount has its directory before its unit.
+	units, err := m.Launcher.List(ctx)
+	if err != nil {
+		return fmt.Errorf("looking for helpers that belong to no mount: %w", err)
+	}
+	var used map[uint32]bool
+	if err := m.do(ctx, func() (err error) { used, err = m.store.uids(); return err }); err != nil {
+		return err
+	}
+	mounts, err := m.Namespace.Mounts(ctx)
+	if err != nil {
+		return err
+	}
+	for _, mnt := range mounts {
+		if uid, ok := servedBy(mnt); ok {
+			used[uid] = true
+		}
+	}
+	var errs []error
+	for _, u := range units {
+		if used[u.UID] || u.UID < m.UIDs.First || u.UID > m.UIDs.Last {
+			continue
+		}
+		klog.FromContext(ctx).Info("Ending a helper that belongs to no mount", "unit", u.Name, "uid", u.UID)
+		errs = append(errs, m.Launcher.Kill(ctx, u.UID))
+	}
+	return errors.Join(errs...)
+}
+
+// clearPublications forgets publications whose target and whose mount are gone: nobody will unpublish them.
+func (m *Manager) clearPublications(ctx context.Context) error {
+	return m.do(ctx, func() error {
+		all, err := m.store.allPublications()
+		if err != nil {
+			return err
+		}
+		for _, p := range all {
+			if time.Since(p.Created) < staleAge {
+				continue
+			}
+			_, terr := os.Lstat(p.Target)
+			_, merr := os.Lstat(m.store.mountDir(p.Mount))
+			if errors.Is(terr, fs.ErrNotExist) && errors.Is(merr, fs.ErrNotExist) {
+				klog.FromContext(ctx).Info("Forgetting a publication whose target is gone", "volume", p.VolumeID, "target", p.Target)
+				if err := m.store.removePublication(p.Target); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// reportCaches says what of the cache belongs to no mount. It may be the only copy of a file, so it is for a human to remove.
+func (m *Manager) reportCaches(ctx context.Context) {
+	var left []string
+	err := m.do(ctx, func() (err error) { left, err = m.store.leftCaches(); return err })
+	switch {
+	case err != nil:
+		klog.FromContext(ctx).Error(err, "The cache directory cannot be looked at", "directory", m.CacheDir)
+	case len(left) > 0:
+		klog.FromContext(ctx).Info("Mounts that did not come to their end, by a reboot for example, left directories that may hold files that were never stored: "+
+			"look at them and remove them", "directories", left)
+	}
+}
+
+// gone tells whether a mount's directories are no more.
+func (m *Manager) gone(ctx context.Context, name string) bool {
+	gone := false
+	err := m.do(ctx, func() error {
+		_, err := os.Lstat(m.store.mountDir(name))
+		gone = errors.Is(err, fs.ErrNotExist)
+		return nil
+	})
+	return err == nil && gone
+}

@@ -1,0 +1,297 @@
+package mount
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/client"
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/helper"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
+)
+
+// killBound is how long a killed client may take to be gone, and whoever holds its last words to say so.
+const killBound = 5 * time.Second
+
+// errNoKeys is for a mount whose helper died, and with it the keys of a secret.
+var errNoKeys = errors.New("its helper died, and with it the secret's keys: publish the volume once more, or copy the files to the bucket by hand and remove the mount's directories")
+
+// cause is why a client has to be started again.
+type cause struct {
+	reason string // for the metric
+	how    string // for people
+}
+
+// causeOf finds out why a mount's client is dead.
+func (m *Manager) causeOf(ctx context.Context, rec record) cause {
+	if m.hangs.gaveUp(rec.Name) {
+		return cause{reasonHang, fmt.Sprintf("it answered nothing for %s", m.HangTimeout)}
+	}
+	if kills, err := m.Launcher.OOMKills(ctx, rec.Name, rec.UID); err == nil && kills > rec.OOMKills {
+		limit := "the node's memory was used up"
+		if rec.Spec.MemoryLimit != 0 {
+			limit = fmt.Sprintf("its volume's memoryLimit is %d MiB", rec.Spec.MemoryLimit>>20)
+		}
+		return cause{reasonOOM, "the kernel killed it for want of memory: " + limit}
+	}
+	hctx, cancel := context.WithTimeout(ctx, helperBound)
+	defer cancel()
+	switch status, err := m.peer(rec.Name).Hello(hctx); {
+	case errors.Is(err, helper.ErrGone):
+		if how, err := m.lastEnd(ctx, rec); err == nil && how != "" {
+			return cause{reasonHelper, "its helper ended, and it ended with " + how}
+		}
+		return cause{reasonHelper, "its helper ended"}
+	case err == nil && status.State == helper.StateExited:
+		return cause{reasonCrash, "it ended with " + lastWords(status)}
+	}
+	return cause{reasonSource, "its file system was unmounted or cut off by somebody else"}
+}
+
+// restart gives a mount whose client is dead another one, and its publications the new file system. The mount keeps its
+// name, its helper where that lives, its keys and its cache. The key's lock is held. keys are a secret's, if somebody has
+// them.
+func (m *Manager) restart(ctx context.Context, rec *record, keys credentials.Keys) error {
+	why := m.causeOf(ctx, *rec)
+	log := klog.FromContext(ctx).WithValues("mount", rec.Name, "volume", rec.VolumeID, "client", rec.Client, "bucket", rec.Spec.Bucket, "prefix", rec.Spec.Prefix)
+	log.Error(nil, "The client is dead; it is started again", "reason", why.reason, "how", why.how)
+	m.states.set(rec.Name, rec.Client, stateDead)
+	began := time.Now()
+	if err := m.relive(ctx, rec, keys); err != nil {
+		m.metrics.failures.WithLabelValues(rec.Client, why.reason).Inc()
+		m.troubles.failed(rec.Name)
+		return fault.Errorf(fault.Unavailable, "volume %s: client %s of mount %s is dead (%s) and could not be started again: %w", rec.VolumeID, rec.Client, rec.Name, why.how, err)
+	}
+	m.hangs.forget(rec.Name)
+	m.metrics.restarts.WithLabelValues(rec.Client, why.reason).Inc()
+	m.troubles.mended(rec.Name)
+	m.states.set(rec.Name, rec.Client, stateServing)
+	log.Info("The client was started again", "reason", why.reason, "took", time.Since(began).Round(time.Millisecond))
+	return nil
+}
+
+// relive starts a mount's client once more, on the same cache and behind a new connection. It stores what it finds there.
+func (m *Manager) relive(ctx context.Context, rec *record, keys credentials.Keys) error {
+	var noKeys error
+	if rec.Spec.Source == credentials.SourceDriver && keys.IsZero() {
+		if keys, noKeys = m.Backends.DriverKeys(ctx); noKeys != nil {
+			noKeys = fmt.Errorf("the driver's own credentials: %w", noKeys) // a helper that lives has some
+		}
+	}
+	be, err := m.Backends.Backend(rec.Spec.Backend)
+	if err != nil {
+		return err
+	}
+	if err := m.standIdle(ctx, *rec, be, keys); err != nil {
+		return errors.Join(err, noKeys)
+	}
+	failpoint.Here("restart.idle")
+	if err := m.update(ctx, rec, be, keys); err != nil {
+		return err
+	}
+	if err := m.clearSource(ctx, *rec); err != nil {
+		return err
+	}
+	failpoint.Here("restart.cleared")
+	if rec.OOMKills, err = m.Launcher.OOMKills(ctx, rec.Name, rec.UID); err != nil {
+		return fmt.Errorf("reading how often the kernel killed the client for want of memory: %w", err)
+	}
+	fuse, err := m.mountSource(ctx, *rec)
+	if err != nil {
+		return err
+	}
+	failpoint.Here("restart.mounted")
+	if err := m.remember(ctx, rec); err != nil {
+		fuse.Close()
+		return err
+	}
+	if err := m.serve(ctx, *rec, keys, fuse); err != nil {
+		// A mount that answers nothing would be taken for one that does. Without it the client ends by itself.
+		uctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoBound)
+		defer cancel()
+		return errors.Join(err, m.clearSource(uctx, *rec))
+	}
+	failpoint.Here("restart.serving")
+	return nil
+}
+
+// standIdle sees to it that the mount has a helper, with keys, that takes a new client.
+func (m *Manager) standIdle(ctx context.Context, rec record, be backend.Backend, keys credentials.Keys) error {
+	peer := m.peer(rec.Name)
+	hctx, cancel := context.WithTimeout(ctx, helperBound)
+	defer cancel()
+	status, err := peer.Hello(hctx)
+	if err == nil && status.State == helper.StateRunning {
+		if status, err = m.killClient(ctx, rec, peer, status); err != nil {
+			return err
+		}
+	}
+	switch {
+	case err == nil && status.State == helper.StateExited && (!status.Ending || endedBadly(status)):
+		return nil
+	case err == nil && status.State == helper.StateIdle && !status.Ending && !keys.IsZero():
+		return nil // it was started for this, and the client did not come to it
+	case err == nil, errors.Is(err, helper.ErrGone), ctx.Err() == nil: // also one that does not answer
+		if keys.IsZero() {
+			return errNoKeys
+		}
+		if err := m.Launcher.Kill(ctx, rec.UID); err != nil {
+			return err
+		}
+		return m.launchHelper(ctx, rec, be)
+	}
+	return err
+}
+
+func endedBadly(s helper.Status) bool { return s.ExitCode != 0 || s.Signal != "" }
+
+// killClient ends a client that runs without a file system, or does not answer, and gives its helper's status then. The
+// helper and its keys stay where it knows how to do that.
+func (m *Manager) killClient(ctx context.Context, rec record, peer *helper.Peer, status helper.Status) (helper.Status, error) {
+	ctx, cancel := context.WithTimeout(ctx, killBound)
+	defer cancel()
+	// It may be on its way out already: the kernel has told it that its connection ended.
+	if err := peer.Kill(ctx); fault.Is(err, fault.Unsupported) {
+		return status, fmt.Errorf("%w: %w", helper.ErrGone, m.Launcher.Kill(ctx, rec.UID))
+	} else if err != nil && !errors.Is(err, helper.ErrGone) {
+		return status, fmt.Errorf("killing the client: %w", err)
+	}
+	for status.State == helper.StateRunning {
+		next, err := peer.Status(ctx, status.Revision)
+		if err != nil {
+			return status, err
+		}
+		status = next
+	}
+	return status, nil
+}
+
+// clearSource unmounts what is mounted on the source: dead file systems, as nothing else is cleared.
+func (m *Manager) clearSource(ctx context.Context, rec record) error {
+	for {
+		mounts, err := m.Namespace.Mounts(ctx)
+		if err != nil {
+			return err
+		}
+		mnt, mounted := mountedAt(mounts, m.store.sourceDir(rec.Name))
+		if !mounted {
+			return nil
+		}
+		if err := m.unmount(ctx, mnt, func() error { return host.Unmount(mnt.Mountpoint) }); err != nil {
+			return err
+		}
+	}
+}
+
+// update makes the client's command line anew where the one in the record would not do any more: the backend is another
+// now, or the program is gone.
+func (m *Manager) update(ctx context.Context, rec *record, be backend.Backend, keys credentials.Keys) error {
+	digest, err := be.MountDigest()
+	if err != nil {
+		return err
+	}
+	var gone bool
+	if err := m.do(ctx, func() error {
+		_, err := os.Stat(rec.Command.Argv[0])
+		gone = errors.Is(err, fs.ErrNotExist)
+		return nil
+	}); err != nil {
+		return err
+	}
+	if digest == rec.Backend && !gone {
+		return nil
+	}
+	cl, err := m.clientOf(rec.Client)
+	if err != nil {
+		return err
+	}
+	options, err := volume.ParseMountOptions(rec.Spec.Options, "options")
+	if err != nil {
+		return err
+	}
+	bucket := backend.BucketInfo{Name: rec.Spec.Bucket, Region: rec.Region, Owner: rec.Owner}
+	if !keys.IsZero() {
+		if bucket, err = m.Backends.CheckAccess(ctx, be, keys, rec.Spec.Bucket, rec.Spec.Prefix, rec.Spec.Region, rec.Spec.ExpectedBucketOwner); err != nil {
+			return err
+		}
+	}
+	if err := m.writeCA(ctx, rec.Name, be); err != nil {
+		return err
+	}
+	m.describe(rec, cl, be, digest, bucket, options)
+	return nil
+}
+
+// describe writes into a record how its client reaches the bucket.
+func (m *Manager) describe(rec *record, cl client.Client, be backend.Backend, digest string, bucket backend.BucketInfo, options []volume.Option) {
+	rec.Command = cl.Command(m.invocation(*rec, cl, be, bucket, options))
+	rec.Backend, rec.Region, rec.Owner = digest, bucket.Region, bucket.Owner
+}
+
+// outdated tells whether a mount's backend is another now than when its client was started.
+func (m *Manager) outdated(rec record) (bool, error) {
+	if rec.Backend == "" {
+		return false, nil // started by a driver that did not write it down
+	}
+	be, err := m.Backends.Backend(rec.Spec.Backend)
+	if fault.Is(err, fault.Precondition) {
+		return false, nil // the operator took it away: what runs goes on
+	}
+	if err != nil {
+		return false, err
+	}
+	digest, err := be.MountDigest()
+	return digest != rec.Backend, err
+}
+
+// renew gives a mount that serves, but not as it should, a successor: another client in the same place where it may hold
+// back what it was given, because two of them on one prefix would store it in any order; else another mount, to which the
+// publications move, while files that are open go on with the old one until they are closed. The key's lock is held. keys
+// are a secret's.
+func (m *Manager) renew(ctx context.Context, rec record, keys credentials.Keys, reason string) (record, error) {
+	cl, err := m.clientOf(rec.Client)
+	if err != nil {
+		return record{}, err
+	}
+	if rec.Spec.Source != credentials.SourceDriver && keys.IsZero() {
+		return record{}, fault.Errorf(fault.Unavailable, "volume %s: mount %s is to be replaced (%s) and its keys are a secret's: the next publication brings them", rec.VolumeID, rec.Name, reason)
+	}
+	klog.FromContext(ctx).Info("The mount is replaced", "mount", rec.Name, "volume", rec.VolumeID, "client", rec.Client, "reason", reason)
+	if cl.Queue != nil && !rec.Spec.ReadOnly {
+		if err := m.relive(ctx, &rec, keys); err != nil {
+			m.metrics.failures.WithLabelValues(rec.Client, reason).Inc()
+			m.troubles.failed(rec.Name)
+			return record{}, err
+		}
+		m.metrics.restarts.WithLabelValues(rec.Client, reason).Inc()
+		return rec, nil
+	}
+	options, err := volume.ParseMountOptions(rec.Spec.Options, "options")
+	if err != nil {
+		return record{}, err
+	}
+	fresh, err := m.start(ctx, Request{
+		VolumeID: rec.VolumeID, Volume: volume.ID{Backend: rec.Spec.Backend, Bucket: rec.Spec.Bucket, Prefix: rec.Spec.Prefix},
+		Options: options, Source: rec.Spec.Source, Keys: keys, Identity: rec.Spec.Source,
+	}, rec.Spec, append(rec.Former, rec.Name)...)
+	if err != nil {
+		m.metrics.failures.WithLabelValues(rec.Client, reason).Inc()
+		m.troubles.failed(rec.Name)
+		return record{}, err
+	}
+	failpoint.Here("renew.started")
+	m.metrics.restarts.WithLabelValues(rec.Client, reason).Inc()
+	err = m.do(ctx, func() error { return m.store.succeed(fresh) })
+	failpoint.Here("renew.succeeded")
+	return fresh, err
+}
