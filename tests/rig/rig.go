@@ -252,7 +252,9 @@ func (r *Rig) Leftovers() []string {
 	for _, dir := range []string{filepath.Join(r.State, "mounts"), filepath.Join(r.State, "sources"), filepath.Join(r.State, "publications"), r.Cache} {
 		entries, _ := os.ReadDir(dir)
 		for _, e := range entries {
-			left = append(left, "file "+filepath.Join(dir, e.Name()))
+			if e.Name() != "salt" { // the node's, not a mount's
+				left = append(left, "file "+filepath.Join(dir, e.Name()))
+			}
 		}
 	}
 	return left
