@@ -179,7 +179,9 @@ func (m *Manager) cutOff(ctx context.Context, name string, mnt host.Mount) {
 	}
 	failpoint.Here("hang.found")
 	mounts, err := m.Namespace.Mounts(ctx) // the number is another's as soon as the mount is gone
-	if err != nil || !slices.ContainsFunc(mounts, func(now host.Mount) bool { return now.ID == mnt.ID && now.Minor == mnt.Minor && now.Source == mnt.Source }) {
+	if err != nil || !slices.ContainsFunc(mounts, func(now host.Mount) bool {
+		return now.ID == mnt.ID && now.Minor == mnt.Minor && now.Source == mnt.Source
+	}) {
 		return
 	}
 	m.states.set(name, rec.Client, stateHung)

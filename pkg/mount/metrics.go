@@ -86,13 +86,6 @@ func (s *states) drop(name string) {
 	delete(s.of, name)
 }
 
-// is is the state of a mount, "" where nothing is known.
-func (s *states) is(name string) string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.of[name].state
-}
-
 const mountsMetric = "s3csi_mounts"
 
 func mountsDesc() *prometheus.Desc {
