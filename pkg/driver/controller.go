@@ -141,6 +141,9 @@ func checkClientOptions(a volume.Attributes, capabilities []*csi.VolumeCapabilit
 		if err := named.CheckOwner(a.UID, a.GID, "parameters"); err != nil {
 			return err
 		}
+		if err := named.CheckLimits(a, a.MountOptions, "parameters"); err != nil {
+			return err
+		}
 	}
 	for i, c := range capabilities {
 		field := fmt.Sprintf("volume_capabilities[%d].mount.mount_flags", i)
@@ -161,6 +164,9 @@ func checkClientOptions(a volume.Attributes, capabilities []*csi.VolumeCapabilit
 			continue
 		}
 		if err := serves.Check(options, field); err != nil {
+			return err
+		}
+		if err := serves.CheckLimits(a, slices.Concat(a.MountOptions, options), "parameters"); err != nil {
 			return err
 		}
 	}

@@ -91,6 +91,13 @@ func TestCreateVolumeRefusesWhatItCannotDo(t *testing.T) {
 		{"broken SELinux context", func(r *csi.CreateVolumeRequest) {
 			r.VolumeCapabilities[0].GetMount().MountFlags = []string{"context=x"}
 		}, invalid, []string{"volume_capabilities[0].mount.mount_flags", "SELinux"}},
+		{"less memory than its client needs", func(r *csi.CreateVolumeRequest) {
+			r.Parameters["client"], r.Parameters["memoryLimit"] = "mountpoint-s3", "512Mi"
+		}, invalid, []string{"parameters.memoryLimit", "at least 640Mi"}},
+		{"less memory than a mount flag wants", func(r *csi.CreateVolumeRequest) {
+			r.Parameters["client"], r.Parameters["memoryLimit"] = "mountpoint-s3", "1Gi"
+			r.VolumeCapabilities[0].GetMount().MountFlags = []string{"memory-target=1024"}
+		}, invalid, []string{"parameters.memoryLimit", "memory-target=1024", "at least 1280Mi"}},
 		{"unknown client", func(r *csi.CreateVolumeRequest) { r.Parameters["client"] = "nosuch" }, invalid, []string{"parameters.client", "nosuch"}},
 		{"negative size", func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{RequiredBytes: -1} }, invalid, []string{"capacity_range.required_bytes: -1"}},
 		{"negative limit", func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{LimitBytes: -1} }, invalid, []string{"capacity_range.limit_bytes: -1"}},
