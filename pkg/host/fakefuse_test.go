@@ -3,8 +3,10 @@
 package host
 
 import (
+	"bytes"
 	"encoding/binary"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -13,10 +15,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fakeFuse serves an empty directory over /dev/fuse, as little of include/uapi/linux/fuse.h as that takes. It can
+// fakeFuse serves a few directories over /dev/fuse, as little of include/uapi/linux/fuse.h as that takes. It can
 // stop to answer without dying, which real clients do only by accident.
 type fakeFuse struct {
 	source string
+	cached uint64 // for how many seconds the kernel may keep names and attributes
+
+	mu     sync.Mutex
+	nodes  []fakeNode // the first is the root, whose id is 1
 	dev    *os.File
 	hung   chan struct{} // closed: no further request is read, so that its caller can still be killed
 	once   sync.Once
@@ -24,11 +30,30 @@ type fakeFuse struct {
 	served atomic.Int64
 }
 
+// fakeNode is a file or directory of a fakeFuse.
+type fakeNode struct {
+	parent uint64
+	name   string
+	mode   uint32
+}
+
+// fakeNodes are what every fakeFuse has.
+func fakeNodes() []fakeNode {
+	return []fakeNode{
+		{0, "", unix.S_IFDIR | 0o755},
+		{1, "sub", unix.S_IFDIR | 0o755},
+		{2, "deep", unix.S_IFDIR | 0o755},
+		{1, "file", unix.S_IFREG | 0o644},
+		{1, "link", unix.S_IFLNK | 0o777},
+	}
+}
+
 // The operations that are answered.
 const (
 	opLookup     = 1
 	opForget     = 2
 	opGetattr    = 3
+	opMkdir      = 9
 	opStatfs     = 17
 	opRelease    = 18
 	opInit       = 26
@@ -42,7 +67,13 @@ const (
 // mountFake mounts a served directory on dir through the calls under test.
 func mountFake(t *testing.T, n *Namespace, dir, source string) *fakeFuse {
 	t.Helper()
-	f := &fakeFuse{source: source, hung: make(chan struct{}), done: make(chan struct{})}
+	return startFake(t, n, dir, &fakeFuse{source: source, nodes: fakeNodes()})
+}
+
+// startFake is mountFake for one that is not like the others.
+func startFake(t *testing.T, n *Namespace, dir string, f *fakeFuse) *fakeFuse {
+	t.Helper()
+	f.hung, f.done = make(chan struct{}), make(chan struct{})
 	do(t, n, "mounting", func() error {
 		fuse, err := OpenFuse()
 		if err != nil {
@@ -54,7 +85,7 @@ func mountFake(t *testing.T, n *Namespace, dir, source string) *fakeFuse {
 			return err
 		}
 		defer place.Close()
-		if err := MountFuse(fuse, place, FuseMount{Source: source, UID: 65534, GID: 65533}); err != nil {
+		if err := MountFuse(fuse, place, FuseMount{Source: f.source, UID: 65534, GID: 65533}); err != nil {
 			return err
 		}
 		fd, err := unix.FcntlInt(fuse.Fd(), unix.F_DUPFD_CLOEXEC, 3)
@@ -101,7 +132,7 @@ func (f *fakeFuse) serve() {
 		}
 		f.served.Add(1)
 		op, unique := binary.LittleEndian.Uint32(buf[4:]), binary.LittleEndian.Uint64(buf[8:])
-		errno, body, silent := f.answer(op, buf[40:n])
+		errno, body, silent := f.answer(op, binary.LittleEndian.Uint64(buf[16:]), buf[40:n])
 		if silent {
 			continue
 		}
@@ -115,7 +146,7 @@ func (f *fakeFuse) serve() {
 }
 
 // answer gives the errno and body of an answer.
-func (f *fakeFuse) answer(op uint32, in []byte) (errno unix.Errno, body []byte, silent bool) {
+func (f *fakeFuse) answer(op uint32, node uint64, in []byte) (errno unix.Errno, body []byte, silent bool) {
 	switch op {
 	case opForget, opForgets, opInterrupt:
 		return 0, nil, true
@@ -126,12 +157,19 @@ func (f *fakeFuse) answer(op uint32, in []byte) (errno unix.Errno, body []byte, 
 		copy(body[8:12], in[8:12])                     // max_readahead
 		binary.LittleEndian.PutUint32(body[20:], 4096) // max_write
 		return 0, body, false
-	case opGetattr: // fuse_attr_out, not to be cached
+	case opGetattr: // fuse_attr_out
 		body = make([]byte, 104)
-		binary.LittleEndian.PutUint64(body[16:], 1)                     // ino
-		binary.LittleEndian.PutUint32(body[16+60:], unix.S_IFDIR|0o755) // mode
-		binary.LittleEndian.PutUint32(body[16+64:], 2)                  // nlink
+		binary.LittleEndian.PutUint64(body, f.cached)
+		f.attr(body[16:], node)
 		return 0, body, false
+	case opLookup:
+		return f.lookup(node, string(bytes.TrimRight(in, "\x00")))
+	case opMkdir: // fuse_mkdir_in, then the name
+		name := string(bytes.TrimRight(in[8:], "\x00"))
+		f.mu.Lock()
+		f.nodes = append(f.nodes, fakeNode{node, name, unix.S_IFDIR | 0o755})
+		f.mu.Unlock()
+		return f.lookup(node, name)
 	case opStatfs: // fuse_kstatfs
 		body = make([]byte, 80)
 		binary.LittleEndian.PutUint64(body[0:], 1000)  // blocks
@@ -143,8 +181,42 @@ func (f *fakeFuse) answer(op uint32, in []byte) (errno unix.Errno, body []byte, 
 		return 0, make([]byte, 16), false
 	case opReaddir, opRelease, opReleasedir:
 		return 0, nil, false
-	case opLookup:
-		return unix.ENOENT, nil, false
 	}
 	return unix.ENOSYS, nil, false
+}
+
+// attr fills in a fuse_attr.
+func (f *fakeFuse) attr(body []byte, node uint64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	binary.LittleEndian.PutUint64(body, node)                      // ino
+	binary.LittleEndian.PutUint32(body[60:], f.nodes[node-1].mode) // mode
+	binary.LittleEndian.PutUint32(body[64:], 1)                    // nlink
+}
+
+// lookup answers with a fuse_entry_out.
+func (f *fakeFuse) lookup(parent uint64, name string) (errno unix.Errno, body []byte, silent bool) {
+	f.mu.Lock()
+	i := slices.IndexFunc(f.nodes, func(node fakeNode) bool { return node.parent == parent && node.name == name })
+	f.mu.Unlock()
+	if i < 0 {
+		return unix.ENOENT, nil, false
+	}
+	body = make([]byte, 128)
+	binary.LittleEndian.PutUint64(body, uint64(i+1))   // nodeid
+	binary.LittleEndian.PutUint64(body[16:], f.cached) // entry_valid
+	binary.LittleEndian.PutUint64(body[24:], f.cached) // attr_valid
+	f.attr(body[40:], uint64(i+1))
+	return 0, body, false
+}
+
+// lose takes a file or directory out of the file system.
+func (f *fakeFuse) lose(name string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for i := range f.nodes {
+		if f.nodes[i].name == name {
+			f.nodes[i].parent = 0
+		}
+	}
 }

@@ -1,0 +1,300 @@
+//go:build linux
+
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+)
+
+// testCgroup makes a cgroup of a name that begins so, as a container runtime does, and gives its directory. It goes after
+// what the caller starts.
+func testCgroup(t *testing.T, n *Namespace, prefix string) string {
+	t.Helper()
+	var made string
+	err := n.Do(within(t, 10*time.Second), "making a cgroup", func() error {
+		var errs []error
+		for _, root := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup/pids"} {
+			dir, err := os.MkdirTemp(root, prefix)
+			if err == nil {
+				made = dir
+				if _, err = os.Stat(dir + "/cgroup.procs"); err == nil { // the first is a tmpfs with version 1
+					return nil
+				}
+				_ = os.Remove(dir)
+			}
+			errs = append(errs, err)
+		}
+		return errors.Join(errs...)
+	})
+	if err != nil {
+		t.Skipf("needs a cgroup that can be made: %v", err)
+	}
+	t.Cleanup(func() {
+		_ = n.Do(context.Background(), "removing a cgroup", func() error {
+			for i := 0; i < 200 && unix.Rmdir(made) != nil; i++ { // until the process has gone
+				time.Sleep(5 * time.Millisecond)
+			}
+			return nil
+		})
+	})
+	return made
+}
+
+// join puts a process into a cgroup.
+func join(t *testing.T, n *Namespace, cgroup string, pid int) {
+	t.Helper()
+	do(t, n, "joining a cgroup", func() error {
+		procs, err := os.OpenFile(cgroup+"/cgroup.procs", os.O_WRONLY, 0)
+		if err != nil {
+			return err
+		}
+		defer procs.Close()
+		_, err = procs.WriteString(strconv.Itoa(pid))
+		return err
+	})
+}
+
+// container is a process in a mount namespace of its own, made by a script after its mounts are private, and in a cgroup
+// of its own.
+func (r *swapRig) container(cgroup, script string) int {
+	r.t.Helper()
+	if cgroup != "" {
+		cgroup = testCgroup(r.t, r.n, cgroup)
+	}
+	pid := sleeperWith(r.t, r.n, "/", unix.CLONE_NEWNS, "mount --make-rprivate / && "+script+" echo ready; read -r _").Process.Pid
+	if cgroup != "" {
+		join(r.t, r.n, cgroup, pid)
+	}
+	return pid
+}
+
+// ofPod tells the cgroups that container made for "pod…".
+func ofPod(cgroup string) bool { return strings.Contains(cgroup, "/s3csitest-pod") }
+
+func (r *swapRig) elsewhere() []Swapped {
+	r.t.Helper()
+	swapped, err := r.n.SwapElsewhere(within(r.t, 20*time.Second), r.swap(), ofPod)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return swapped
+}
+
+func TestSwapElsewhereReplacesInTheirNamespacesAlone(t *testing.T) {
+	r := newSwapRig(t)
+	target, sub := r.bind("target", "/", BindAttrs{}), r.bind("of a subdirectory", "/sub", BindAttrs{ReadOnly: true})
+	pod := r.container("s3csitest-pod", "umount "+r.source+" && ")
+	other := r.container("s3csitest-pod", "umount "+r.source+" && umount -l /proc && ") // a container need not have one
+	// A namespace is theirs if any process in it is.
+	second := exec.Command("nsenter", "--mount="+procPath(pod, "ns", "mnt"), "sleep", "1000")
+	r.run(second.Start)
+	t.Cleanup(func() { _ = second.Process.Kill(); _ = second.Wait() })
+	agent := r.container("", "umount "+r.source+" && ")
+	r.restart()
+	r.all(r.elsewhere(), 4)
+	for _, pid := range []int{pod, other} {
+		for _, place := range []string{target, sub} {
+			r.onlyLiving(pid, place, 1)
+			r.alive(pid, place)
+		}
+		for _, m := range mountsOf(t, pid, r.name) {
+			if m.ReadOnly() != (m.Mountpoint == sub) || (m.Root == "/sub") != (m.Mountpoint == sub) || len(m.Optional) > 0 {
+				t.Errorf("%+v", m)
+			}
+		}
+	}
+	for _, pid := range []int{agent, 0} {
+		for _, m := range r.tableOf(pid) {
+			if m.Source == r.name && m.Mountpoint != r.source && sameDevice(m, r.living) {
+				t.Errorf("replaced for pid %d: %+v", pid, m)
+			}
+		}
+	}
+	if got := len(mountsOf(t, agent, r.name)); got != 2 {
+		t.Errorf("the agent has %d mounts, want 2", got)
+	}
+	r.all(r.elsewhere(), 0)
+	r.all(r.here(r.swap()), 2)
+
+	// What strangers have is detached, and nothing else.
+	count, err := r.n.DetachDead(within(t, 10*time.Second), r.swap().Dead, ofPod)
+	if count != 2 || err != nil {
+		t.Errorf("detached %d, %v, want 2", count, err)
+	}
+	if left := mountsOf(t, agent, r.name); len(left) != 0 {
+		t.Errorf("left: %+v", left)
+	}
+	r.onlyLiving(pod, target, 1)
+	r.onlyLiving(0, target, 1)
+}
+
+func TestDetachDeadSparesThoseItIsToldTo(t *testing.T) {
+	r := newSwapRig(t)
+	r.bind("target", "/", BindAttrs{})
+	pod := r.container("s3csitest-pod", "")
+	agent := r.container("", "")
+	r.restart()
+	count, err := r.n.DetachDead(within(t, 10*time.Second), r.swap().Dead, ofPod)
+	if count != 2 || err != nil { // its copies of the source and of the target
+		t.Errorf("detached %d, %v, want 2", count, err)
+	}
+	if got := len(mountsOf(t, pod, r.name)); got != 2 {
+		t.Errorf("the pod has %d mounts, want 2", got)
+	}
+	if got := len(mountsOf(t, agent, r.name)); got != 0 {
+		t.Errorf("the agent has %d mounts", got)
+	}
+	if m := mountAt(t, r.n, r.targets+"/target"); sameDevice(m, r.living) {
+		t.Errorf("%+v", m)
+	}
+}
+
+func TestSwapElsewhereKeepsAChildOfAContainer(t *testing.T) {
+	r := newSwapRig(t)
+	target := r.bind("target", "/", BindAttrs{})
+	volume := mkdir(t, r.dir, "volume")
+	r.run(func() error { return unix.Mount("tmpfs", volume, "tmpfs", 0, "") },
+		func() error { return os.WriteFile(volume+"/kept", nil, 0o644) })
+	pod := r.container("s3csitest-pod", fmt.Sprintf("umount %s && mount --bind %s %s/sub && ", r.source, volume, target))
+	r.restart()
+	r.all(r.elsewhere(), 1)
+	r.alive(pod, target)
+	if _, err := os.Stat(procPath(pod, "root", target, "sub/kept")); err != nil {
+		t.Error(err)
+	}
+}
+
+// userContainer is container in a user namespace of its own, whose root is this one's.
+func (r *swapRig) userContainer(script string) int {
+	r.t.Helper()
+	cgroup := testCgroup(r.t, r.n, "s3csitest-pod-user")
+	cmd := exec.Command("/bin/sh", "-c", script+" echo ready; read -r _")
+	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWUSER,
+		UidMappings: []syscall.SysProcIDMap{{Size: 1000}}, GidMappings: []syscall.SysProcIDMap{{Size: 1000}}}
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	if err := r.n.Do(within(r.t, 10*time.Second), "starting", cmd.Start); err != nil {
+		r.t.Skipf("needs user namespaces: %v", err)
+	}
+	r.t.Cleanup(func() { in.Close(); _ = cmd.Wait() })
+	if _, err := out.Read(make([]byte, 6)); err != nil {
+		r.t.Fatal(err)
+	}
+	join(r.t, r.n, cgroup, cmd.Process.Pid)
+	return cmd.Process.Pid
+}
+
+func TestInAUserNamespaceTheKernelDecides(t *testing.T) {
+	r := newSwapRig(t)
+	inherited, readOnly := r.bind("inherited", "/", BindAttrs{}), r.bind("read-only", "/", BindAttrs{ReadOnly: true})
+	bound := mkdir(t, r.dir, "bound")
+	pod := r.userContainer(fmt.Sprintf("mount --make-rprivate / && mount --bind %s %s &&", inherited, bound))
+	r.restart()
+	swapped := r.elsewhere()
+	for _, s := range swapped {
+		if want := s.Mountpoint == readOnly; want != (fault.KindOf(s.Err) == fault.Unsupported) {
+			t.Errorf("%+v", s)
+		}
+	}
+	r.alive(pod, inherited)
+	r.alive(pod, bound)
+	r.onlyLiving(pod, bound, 1) // mounted by the container's own root
+	for _, m := range mountsOf(t, pod, r.name) {
+		t.Logf("%+v", m)
+	}
+	for _, s := range r.elsewhere() {
+		if s.Mountpoint != readOnly {
+			t.Errorf("a second time: %+v", s)
+		}
+	}
+}
+
+func TestProcessesThatComeAndGoAreNoFailure(t *testing.T) {
+	r := newSwapRig(t)
+	target := r.bind("target", "/", BindAttrs{})
+	pod := r.container("s3csitest-pod", "umount "+r.source+" && ")
+	stop := make(chan struct{})
+	var all sync.WaitGroup
+	t.Cleanup(func() { close(stop); all.Wait() })
+	for range 3 {
+		all.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					_ = r.n.Do(context.Background(), "starting", func() error { return exec.Command("unshare", "--mount", "true").Run() })
+				}
+			}
+		})
+	}
+	for range 10 {
+		r.restart()
+		swapped, err := r.n.SwapElsewhere(within(t, 20*time.Second), r.swap(), func(string) bool { return true })
+		if err != nil {
+			t.Error(err)
+		}
+		for _, s := range swapped {
+			if s.Err != nil {
+				t.Errorf("%+v", s)
+			}
+		}
+		r.alive(pod, target)
+		if _, err := r.n.DetachDead(within(t, 20*time.Second), r.swap().Dead, nil); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func TestManyNamespacesTakeLittleTime(t *testing.T) {
+	r := newSwapRig(t)
+	target := r.bind("target", "/sub", BindAttrs{})
+	const many = 50
+	var pods []int
+	for range many {
+		pods = append(pods, sleeperWith(t, r.n, "/", unix.CLONE_NEWNS, "mount --make-rprivate / && umount "+r.source+" && echo ready; read -r _").Process.Pid)
+	}
+	everybody := func(string) bool { return true }
+	r.restart()
+	start := time.Now()
+	r.all(r.here(r.swap()), 1)
+	t.Logf("SwapHere of one mount: %s", time.Since(start))
+	start = time.Now()
+	swapped, err := r.n.SwapElsewhere(within(t, 20*time.Second), r.swap(), everybody)
+	took := time.Since(start)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.all(swapped, many)
+	t.Logf("SwapElsewhere in %d namespaces: %s", many, took)
+	for _, pid := range pods {
+		r.onlyLiving(pid, target, 1)
+	}
+	start = time.Now()
+	_, err = r.n.SwapElsewhere(within(t, 20*time.Second), r.swap(), everybody)
+	t.Logf("with nothing to do: %s, %v", time.Since(start), err)
+	if took > 10*time.Second {
+		t.Errorf("SwapElsewhere took %s", took)
+	}
+}
