@@ -296,6 +296,49 @@ func TestAKilledProcessLosesNothingThatTheNextOneFindsInItsCache(t *testing.T) {
 	s.want("vol/kept", data)
 }
 
+// The bound of the cache is one of what is stored.
+func TestAFullCacheKeepsWhatIsNotStored(t *testing.T) {
+	s := startS3(t)
+	k := s.control("addUser", "full", scopePolicy("vol/", `"s3:GetObject"`))
+	o := mountOptions{s3: s, keys: k, prefix: "vol/", args: []string{"--cache-size=1Mi", "--read-cache", "--write-back=100ms", "--debug"}}
+	m := startMount(t, o)
+	files := map[string][]byte{}
+	for _, name := range []string{"a", "b", "c", "d"} {
+		files[name] = payload(1<<20, name[0])
+		check(t, os.WriteFile(m.path(name), files[name], 0o644))
+	}
+	await := func(m *mount, what string, so func() bool) {
+		t.Helper()
+		for start := time.Now(); !so(); time.Sleep(10 * time.Millisecond) {
+			if time.Since(start) > 30*time.Second {
+				t.Fatalf("waited in vain until %s\n%s", what, m.log())
+			}
+		}
+	}
+	await(m, "all are in the queue", func() bool {
+		r := m.reports()
+		return len(r) > 0 && r[len(r)-1].Uploads == len(files)
+	})
+	check(t, m.cmd.Process.Kill())
+	<-m.done
+	_ = unix.Unmount(m.dir, unix.MNT_DETACH)
+
+	// The next process brings the cache down to its bound as soon as it has begun.
+	o.cache = m.cache
+	again := startMount(t, o)
+	await(again, "the cache was cleaned", func() bool { return strings.Contains(again.log(), "vfs cache: cleaned: objects 4 (was 4)") })
+	for name, want := range files {
+		if got, err := os.ReadFile(again.path(name)); err != nil || !bytes.Equal(got, want) {
+			t.Errorf("%s: %d bytes, %v", name, len(got), err)
+		}
+	}
+	s.control("setPolicy", "full", scopePolicy("vol/", `"s3:GetObject","s3:PutObject"`))
+	again.finish()
+	for name, want := range files {
+		s.want("vol/"+name, want)
+	}
+}
+
 func TestStrangeNamesAreStoredAndWaitedFor(t *testing.T) {
 	s := startS3(t)
 	part := payload(1<<20, 8)

@@ -60,6 +60,9 @@ func configureRclone(c config) error {
 	if c.caFile != "" {
 		ci.CaCert = []string{c.caFile}
 	}
+	if err := fs.LogReload(ci); err != nil { // or the level is the one of the start
+		return fmt.Errorf("rclone's log: %w", err)
+	}
 	return nil
 }
 
