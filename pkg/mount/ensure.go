@@ -53,16 +53,14 @@ func (m *Manager) reuse(ctx context.Context, r Request, rec record) (record, err
 	switch {
 	case err != nil:
 		return record{}, err
-	case life == dead:
-		err = m.restart(ctx, &rec, r.Keys)
 	case life == orphaned:
-		rec, err = m.renew(ctx, rec, r.Keys, reasonHelper)
-	case old:
-		rec, err = m.renew(ctx, rec, r.Keys, reasonConfig)
-	default:
+		return m.renew(ctx, rec, r.Keys, reasonHelper)
+	case life == alive && old:
+		return m.renew(ctx, rec, r.Keys, reasonConfig)
+	case life == alive:
 		return rec, m.handKeys(ctx, r, rec)
 	}
-	if err != nil {
+	if err := m.restart(ctx, &rec, r.Keys); err != nil {
 		return record{}, err
 	}
 	return rec, m.healOnce(ctx, rec, true)

@@ -23,6 +23,7 @@ const (
 	reconcileWidth = 100 // mounts that are looked at, or ended, at a time
 	// formerBound is for a mount that has a successor: files that are open in it keep it for as long as their owners like.
 	formerBound = 5 * time.Second
+	formerAgain = 15 * time.Second
 	// staleAge is for a publication whose target is gone and that nobody unpublished.
 	staleAge = 10 * time.Minute
 )
@@ -135,7 +136,10 @@ func (m *Manager) tend(ctx context.Context, name string) (again time.Duration, e
 	case v.rec.Superseded:
 		ctx, cancel := context.WithTimeout(ctx, formerBound)
 		defer cancel()
-		return 0, m.end(ctx, v.rec, successor{shown: true})
+		if err := m.end(ctx, v.rec, successor{shown: true}); err != nil {
+			return formerAgain, err
+		}
+		return 0, nil
 	case v.rec.Phase == phaseEnding || !v.living:
 		return 0, m.end(ctx, v.rec, successor{})
 	}
@@ -176,14 +180,15 @@ func (m *Manager) uphold(ctx context.Context, v view) (again time.Duration, err 
 	}
 	failpoint.Here("uphold.dead")
 	if life == dead {
-		err = m.restart(ctx, &rec, credentials.Keys{})
-	} else {
-		rec, err = m.renew(ctx, rec, credentials.Keys{}, reason)
+		if err := m.restart(ctx, &rec, credentials.Keys{}); err != nil {
+			return m.troubles.wait(rec.Name), err
+		}
+		return 0, m.healOnce(ctx, rec, true)
 	}
-	if err != nil {
+	if _, err := m.renew(ctx, rec, credentials.Keys{}, reason); err != nil {
 		return m.troubles.wait(rec.Name), err
 	}
-	return 0, m.healOnce(ctx, rec, true)
+	return time.Second, nil
 }
 
 // healOnce heals a mount's publications where that is known to be needed, or where this driver has not looked yet: the one

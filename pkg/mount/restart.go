@@ -267,14 +267,14 @@ func (m *Manager) renew(ctx context.Context, rec record, keys credentials.Keys, 
 		return record{}, fault.Errorf(fault.Unavailable, "volume %s: mount %s is to be replaced (%s) and its keys are a secret's: the next publication brings them", rec.VolumeID, rec.Name, reason)
 	}
 	klog.FromContext(ctx).Info("The mount is replaced", "mount", rec.Name, "volume", rec.VolumeID, "client", rec.Client, "reason", reason)
-	if cl.Queue != nil && !rec.Spec.ReadOnly {
+	if keepsOnDisk(cl, rec.Spec) {
 		if err := m.relive(ctx, &rec, keys); err != nil {
 			m.metrics.failures.WithLabelValues(rec.Client, reason).Inc()
 			m.troubles.failed(rec.Name)
 			return record{}, err
 		}
 		m.metrics.restarts.WithLabelValues(rec.Client, reason).Inc()
-		return rec, nil
+		return rec, m.healOnce(ctx, rec, true)
 	}
 	options, err := volume.ParseMountOptions(rec.Spec.Options, "options")
 	if err != nil {
@@ -291,7 +291,18 @@ func (m *Manager) renew(ctx context.Context, rec record, keys credentials.Keys, 
 	}
 	failpoint.Here("renew.started")
 	m.metrics.restarts.WithLabelValues(rec.Client, reason).Inc()
-	err = m.do(ctx, func() error { return m.store.succeed(fresh) })
+	if err := m.do(ctx, func() error { return m.store.succeed(fresh) }); err != nil {
+		return record{}, err
+	}
 	failpoint.Here("renew.succeeded")
-	return fresh, err
+	if err := m.healOnce(ctx, fresh, true); err != nil {
+		return record{}, err
+	}
+	rec.Superseded = true
+	ectx, cancel := context.WithTimeout(ctx, formerBound)
+	defer cancel()
+	if err := m.end(ectx, rec, successor{shown: true}); err != nil { // it is tried again and again
+		klog.FromContext(ctx).Info("The mount that was replaced has not ended yet", "mount", rec.Name, "reason", err.Error())
+	}
+	return fresh, nil
 }
