@@ -80,7 +80,7 @@ func (r *replacement) standIn(ctx context.Context, m Mount) (*os.File, error) {
 		return !sameDevice(s, m) || s.FSType != m.FSType || s.ID == m.ID || !isBelow(m.Root, s.Root)
 	})
 	slices.SortStableFunc(sources, func(a, b Mount) int { return len(b.Root) - len(a.Root) }) // the shortest way first
-	err := error(fault.Errorf(fault.Unsupported, "the host has its file system mounted nowhere else"))
+	err := fault.Errorf(fault.Unsupported, "the host has its file system mounted nowhere else")
 	for _, source := range sources[:min(len(sources), maxSources)] {
 		var clone *os.File
 		if clone, err = r.cloneFrom(ctx, source, m); err == nil {

@@ -31,7 +31,9 @@ func (n *Namespace) DetachDead(ctx context.Context, dead func(Mount) bool, spare
 }
 
 // copiedAs tells whether c is of the same file system as m. Both are needed: the device may be another's by now.
-func (m Mount) copiedAs(c Mount) bool { return sameDevice(c, m) && c.Source == m.Source && c.FSType == m.FSType }
+func (m Mount) copiedAs(c Mount) bool {
+	return sameDevice(c, m) && c.Source == m.Source && c.FSType == m.FSType
+}
 
 // sameDevice tells whether two mounts are of one file system.
 func sameDevice(a, b Mount) bool { return a.Major == b.Major && a.Minor == b.Minor }

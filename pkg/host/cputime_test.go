@@ -54,7 +54,7 @@ func TestStatCPUTime(t *testing.T) {
 	}{
 		{"plain", "12 (sh)" + rest + "7 5 100 100 20 0", 120 * time.Millisecond, false},
 		{"a name with brackets and blanks", "12 (a) b (c) 9 9)" + rest + "100 0 0", time.Second, false},
-		{"more than can be said", "12 (sh)" + rest + "4611686018427387903 4611686018427387903 0", (1<<63 - 1) / tick * tick, false},
+		{"more than can be said", "12 (sh)" + rest + "4611686018427387903 4611686018427387903 0", 922337203685 * tick, false},
 		{"no name", "12 sh S 1", 0, true},
 		{"too short", "12 (sh)" + rest + "7", 0, true},
 		{"no number", "12 (sh)" + rest + "7 x 0", 0, true},

@@ -111,6 +111,16 @@ func (f *fakeFuse) hang() {
 	<-f.done
 }
 
+// pause stops reading requests until resume. What comes meanwhile waits.
+func (f *fakeFuse) pause() { f.hang() }
+
+// resume answers again, also what has come since pause.
+func (f *fakeFuse) resume() {
+	f.hung, f.done, f.once = make(chan struct{}), make(chan struct{}), sync.Once{}
+	_ = f.dev.SetReadDeadline(time.Time{})
+	go f.serve()
+}
+
 // die closes the device, as the kernel does when a client is killed.
 func (f *fakeFuse) die() {
 	_ = f.dev.Close()
