@@ -26,24 +26,38 @@ import (
 const (
 	programs      = "/opt/s3-csi/test"
 	helperProgram = programs + "/s3-csi-helper"
-	rclone        = programs + "/s3-csi-rclone"
+	standIn       = programs + "/standin"
+	rclone        = built + "/s3-csi-rclone"
+	// built is the directory of what make has built.
+	built = "/opt/s3csi-built"
 )
 
 func TestMain(m *testing.M) { os.Exit(systemd.Main(m, install)) }
 
-// install builds the helper and takes the client that is there.
+// install builds the helper and a stand-in for its client, and takes what else is there.
 func install(dir string) (map[string]string, error) {
-	program := filepath.Join(dir, "helper")
-	build := exec.CommandContext(context.Background(), "go", "build", "-trimpath", "-o", program, "./helper")
+	const helper = "github.com/s3-csi/s3-csi-driver/cmd/s3-csi-helper"
+	build := exec.CommandContext(context.Background(), "go", "build", "-trimpath", "-o", dir+"/", helper, "./standin")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		return nil, fmt.Errorf("%w: %s", err, out)
 	}
-	files := map[string]string{helperProgram: program}
-	if bin := os.Getenv(rig.EnvBin); bin != "" {
-		files[rclone] = filepath.Join(bin, filepath.Base(rclone))
+	files := map[string]string{}
+	for _, program := range []string{helperProgram, standIn} {
+		files[program] = filepath.Join(dir, filepath.Base(program))
+	}
+	bin := os.Getenv(rig.EnvBin)
+	for _, name := range []string{"s3-csi-driver", "s3-csi-helper", "s3-csi-rclone", "test/s3server"} {
+		if path := filepath.Join(bin, name); bin != "" && exists(path) {
+			files[filepath.Join(built, name)] = path
+		}
 	}
 	return files, nil
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
 }
 
 // Every unit of these tests has a name and a uid that no other has.
@@ -160,7 +174,7 @@ func (u *unit) run(steps ...string) helper.Status {
 	defer fuse.Close()
 	s, err := u.peer.Start(bounded(u.t), helper.StartRequest{
 		Client: client.Default, Keys: keys,
-		Command: client.Command{Argv: append([]string{helperProgram, "stand-in"}, steps...)},
+		Command: client.Command{Argv: append([]string{standIn}, steps...)},
 	}, fuse)
 	if err != nil {
 		u.t.Fatal(err)

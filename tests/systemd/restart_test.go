@@ -13,6 +13,7 @@ import (
 const (
 	systemBus = "/run/dbus/system_bus_socket"
 	private   = "/run/systemd/private"
+	booted    = "/run/systemd/system" // says that the host was booted with systemd (sd_booted(3))
 )
 
 // TestUnitsOutliveRestarts starts and lists units all the time while systemd, or the bus, is restarted below them.
@@ -99,12 +100,11 @@ func TestWithoutABusSystemdItselfIsCalled(t *testing.T) {
 
 func TestAbsentSystemdIsSaidAtOnce(t *testing.T) {
 	l := newLauncher(t, launcher.WithSockets("/nowhere/bus", "/nowhere/private"))
-	const sign = "/run/systemd/system" // that the host was booted with systemd
-	if err := os.Rename(sign, sign+".gone"); err != nil {
+	if err := os.Rename(booted, booted+".gone"); err != nil {
 		t.Fatal(err)
 	}
 	defer func() {
-		if err := os.Rename(sign+".gone", sign); err != nil {
+		if err := os.Rename(booted+".gone", booted); err != nil {
 			t.Error(err)
 		}
 	}()

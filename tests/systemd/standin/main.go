@@ -1,3 +1,4 @@
+// Command standin is a stand-in for a client: it tries what a sandbox forbids, and waits, and eats memory, as it is told.
 package main
 
 import (
@@ -12,6 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 )
+
+func main() { os.Exit(standIn(os.Args[1:])) }
 
 // standIn does the steps one after the other, says how each went ("<step>: <error>") and gives an exit code:
 //

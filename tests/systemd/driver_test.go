@@ -1,0 +1,200 @@
+package systemd_test
+
+import (
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+
+	"github.com/s3-csi/s3-csi-driver/tests/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/s3server"
+	"github.com/s3-csi/s3-csi-driver/tests/systemd"
+)
+
+// newRig is a node with an S3 server; its drivers are the built ones.
+func newRig(t *testing.T) *rigtest.Node {
+	t.Helper()
+	systemd.Host(t)
+	for _, file := range []string{built + "/s3-csi-driver", rclone, built + "/test/s3server", "/dev/fuse"} {
+		if !exists(file) {
+			t.Skip("needs the built programs and FUSE (make test)")
+		}
+	}
+	t.Setenv(rig.EnvBin, built)
+	t.Setenv(s3server.EnvBinary, built+"/test/s3server")
+	t.Setenv(rig.EnvLauncher, rig.LauncherSystemd)
+	n := rigtest.New(t)
+	t.Cleanup(func() {
+		if t.Failed() {
+			out, _ := exec.Command("journalctl", "--no-pager", "-o", "cat", "-u", "s3csi-*").CombinedOutput()
+			t.Logf("the journal of helpers:\n%s", out)
+		}
+	})
+	return n
+}
+
+func static(name string) *csi.Volume {
+	return &csi.Volume{VolumeId: name, VolumeContext: map[string]string{"bucketName": rigtest.Bucket, "prefix": name + "/"}}
+}
+
+func web(t *testing.T, d *rig.Driver, path string) string {
+	t.Helper()
+	client := http.Client{Timeout: 10 * time.Second}
+	resp, err := client.Get("http://" + d.HTTP + path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(body)
+}
+
+// container starts the rig's drivers as a node's container: in a mount namespace of their own that has nothing of the host's
+// /run, /opt and cgroups, also not below what it shows in their place.
+func container(n *rigtest.Node) {
+	n.Wrapper = []string{"unshare", "--mount", "--propagation", "private", "sh", "-c",
+		`umount --recursive --lazy /run /sys/fs/cgroup && for d in /run /opt /sys/fs/cgroup; do mount -t tmpfs tmpfs $d; done && exec "$@"`, "container"}
+}
+
+// TestVolumeOutlivesTheDriver is the promise from one end to the other, on the host and out of a container.
+func TestVolumeOutlivesTheDriver(t *testing.T) {
+	for where, prepare := range map[string]func(*rigtest.Node){"on the host": func(*rigtest.Node) {}, "in a container": container} {
+		t.Run(where, func(t *testing.T) {
+			n := newRig(t)
+			prepare(n)
+			d := n.Drive(t, "node")
+			v, target := static("promise"), n.Target("a")
+			rigtest.Publish(t, d, v, target)
+			file := filepath.Join(target, "file")
+			if err := os.WriteFile(file, []byte("content"), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			units := systemctl(t, "list-units", "--plain", "--no-legend", "s3csi-*.service")
+			name, _, _ := strings.Cut(units, " ")
+			if strings.Count(units, "\n") != 0 || !strings.Contains(units, "running S3 volume promise (rclone)") {
+				t.Fatalf("units:\n%s", units)
+			}
+			pid := show(t, name, "MainPID")
+			if program, err := os.Readlink("/proc/" + pid + "/exe"); err != nil || !strings.HasPrefix(program, n.HostDir+"/s3.csi.driver/") || filepath.Base(program) != "s3-csi-helper" {
+				t.Errorf("the helper is %s (%v)", program, err)
+			}
+			for property, want := range map[string]string{"MemoryMax": "1073741824", "TasksMax": "1024", "Slice": "system-s3csi.slice"} {
+				if got := show(t, name, property); got != want {
+					t.Errorf("%s is %s, want %s", property, got, want)
+				}
+			}
+			if got := show(t, "system-s3csi.slice", "MemoryMax"); got == "infinity" {
+				t.Error("the slice has no limit")
+			}
+
+			d.Kill()
+			if got, err := os.ReadFile(file); err != nil || string(got) != "content" {
+				t.Errorf("without a driver: %q %v", got, err)
+			}
+			d = n.Drive(t, "node")
+			rigtest.Publish(t, d, v, target) // as kubelet does after a restart of its own
+			if got := show(t, name, "MainPID"); got != pid {
+				t.Errorf("the helper was %s and is %s", pid, got)
+			}
+			if ready := web(t, d, "/readyz"); !strings.Contains(ready, "note: the launcher is systemd 2") || strings.Contains(ready, "break mounts") {
+				t.Errorf("/readyz:\n%s", ready)
+			}
+			if m := web(t, d, "/metrics"); !strings.Contains(m, `s3csi_launcher_info{launcher="systemd",systemd_version="2`) {
+				t.Errorf("/metrics:\n%s", m)
+			}
+			rigtest.Unpublish(t, d, v, target)
+			if got := n.Object(t, rigtest.Bucket, "promise/file"); got != "content" {
+				t.Errorf("the object is %q", got)
+			}
+			n.NothingLeft(t)
+		})
+	}
+}
+
+// TestAutoTakesSystemdAndWaitsForIt starts a driver while systemd cannot be called, as it cannot while it executes itself
+// anew: that is no reason to take another launcher.
+func TestAutoTakesSystemdAndWaitsForIt(t *testing.T) {
+	n := newRig(t)
+	n.Launcher = "auto"
+	for _, socket := range []string{systemBus, private} {
+		if err := os.Rename(socket, socket+".away"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	back := time.AfterFunc(time.Second, func() {
+		for _, socket := range []string{systemBus, private} {
+			if err := os.Rename(socket+".away", socket); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	defer back.Stop()
+	d := n.Drive(t, "node", "--host-dir="+n.HostDir)
+	if m := web(t, d, "/metrics"); !strings.Contains(m, `s3csi_launcher_info{launcher="systemd"`) {
+		t.Errorf("/metrics:\n%s", m)
+	}
+}
+
+// TestWithoutSystemd starts drivers where nothing is to be called and nothing says that the host was booted with systemd.
+func TestWithoutSystemd(t *testing.T) {
+	n := newRig(t)
+	for _, path := range []string{systemBus, private, booted} {
+		if err := os.Rename(path, path+".away"); err != nil {
+			t.Fatal(err)
+		}
+		defer func() {
+			if err := os.Rename(path+".away", path); err != nil {
+				t.Error(err)
+			}
+		}()
+	}
+	if d, err := n.Start(t.Context(), "node"); err == nil {
+		d.Kill()
+		t.Error("--launcher=systemd starts without a systemd")
+	} else if log := n.Logs(); !strings.Contains(log, "--launcher=systemd: the host has no systemd that could launch helpers") {
+		t.Errorf("it does not say why it ended:\n%s", log)
+	}
+	n.Launcher = "auto"
+	d := n.Drive(t, "node", "--host-dir="+n.HostDir, "--memory-limit=2Gi")
+	if m := web(t, d, "/metrics"); !strings.Contains(m, `s3csi_launcher_info{launcher="process",systemd_version=""} 1`) {
+		t.Errorf("/metrics:\n%s", m)
+	}
+	ready := web(t, d, "/readyz")
+	for _, note := range []string{"note: the launcher is process: the host has no systemd", "cannot enforce limits, so these flags do nothing: --memory-limit"} {
+		if !strings.Contains(ready, note) {
+			t.Errorf("/readyz does not say %q:\n%s", note, ready)
+		}
+	}
+	if exists(n.HostDir) {
+		t.Error("programs were installed that run in place")
+	}
+}
+
+// TestHostThatDoesNotRunProgramsIsSaidAtTheStart puts the host directory on a file system without programs.
+func TestHostThatDoesNotRunProgramsIsSaidAtTheStart(t *testing.T) {
+	n := newRig(t)
+	if err := os.Mkdir(n.HostDir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("tmpfs", n.HostDir, "tmpfs", unix.MS_NOEXEC, "mode=755"); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Unmount(n.HostDir, unix.MNT_DETACH) }()
+	if d, err := n.Start(t.Context(), "node"); err == nil {
+		d.Kill()
+		t.Error("the driver starts")
+	} else if log := n.Logs(); !strings.Contains(log, "mounted noexec; choose a --host-dir elsewhere") {
+		t.Errorf("it does not say why it ended:\n%s", log)
+	}
+}
