@@ -15,6 +15,9 @@ PLATFORMS ?= linux/amd64,linux/arm64
 MINIO_VERSION := v0.0.0-20260212201848-7aac2a2c5b7c
 GOLANGCI_VERSION := v2.15.0
 
+# The packages of tests that hold for helpers as processes, which go test runs, and as units of systemd.
+BOTH_LAUNCHERS := ./node/... ./upgrade/...
+
 MODULES := . clients/rclone tests
 GO_BUILD := CGO_ENABLED=0 go build -trimpath
 LDFLAGS := -s -w -X main.version=$(VERSION)
@@ -60,6 +63,7 @@ test: test-parts ## Run every test of every module; what needs root or FUSE says
 	go test -race -timeout 15m ./...
 	cd clients/rclone && go vet ./... && go test -race -timeout 15m ./...
 	cd tests && go vet ./... && go test -race -count=1 -p 1 -timeout 30m ./...
+	cd tests && S3CSI_LAUNCHER=systemd go test -race -count=1 -p 1 -timeout 30m $(BOTH_LAUNCHERS)
 
 .PHONY: demo
 demo: build ## Show the whole way from nothing to files in S3, on this machine (as root)

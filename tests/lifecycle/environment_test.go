@@ -167,7 +167,7 @@ func TestTheNodeIsNamedAfterTheHostUnlessToldOtherwise(t *testing.T) {
 	t.Parallel()
 	n := rigtest.New(t)
 	endpoint, _ := socket(t)
-	p := launch(t, environment(n.Server), "node", "--endpoint="+endpoint, "--state-dir="+n.State, "--cache-dir="+n.Cache)
+	p := launch(t, environment(n.Server), "node", "--launcher=process", "--endpoint="+endpoint, "--state-dir="+n.State, "--cache-dir="+n.Cache)
 	c := dial(t, endpoint)
 	p.ready(t, c)
 	host, _ := os.Hostname()

@@ -239,10 +239,11 @@ func (e *env) client(client string) proc {
 	return all[0]
 }
 
-// kill ends a process by force and waits until its file system has noticed.
+// kill ends a process by force and waits until its file system has noticed. One that has just ended may be gone already: a
+// unit's client goes with its helper.
 func (e *env) kill(p proc) {
 	e.t.Helper()
-	if err := unix.Kill(p.pid, unix.SIGKILL); err != nil {
+	if err := unix.Kill(p.pid, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
 		e.t.Fatal(err)
 	}
 	e.await(10*time.Second, "the client's end", func() bool { return unix.Kill(p.pid, 0) != nil || isZombie(p.pid) })

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
+	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
 
 // unsent publishes a volume at the target and leaves a file in the client's cache that S3 does not take.
@@ -42,7 +43,7 @@ func TestWhatCouldNotBeStoredIsKept(t *testing.T) {
 	content := random(100 << 10)
 	target := e.unsent("kept", content)
 	e.killAll()
-	program := filepath.Join(e.Clients, programs[rclone])
+	program := e.ClientProgram(t, programs[rclone])
 	if err := os.Rename(program, program+".away"); err != nil {
 		t.Fatal(err)
 	}
@@ -239,6 +240,7 @@ func TestAnotherRangeOfUserIDs(t *testing.T) {
 
 // A client that lost its helper is left alone while its target is published, and ends in order after that.
 func TestAnOrphanedClientIsLeftAlone(t *testing.T) {
+	rigtest.ProcessOnly(t, "systemd ends what is left of a unit with its helper")
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		v := static("orphan", client)
 		target := e.publish(v, "t")

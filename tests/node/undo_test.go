@@ -2,7 +2,6 @@ package node
 
 import (
 	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -15,7 +14,7 @@ import (
 // program replaces a client's program.
 func (e *env) program(client, script string) {
 	e.t.Helper()
-	path := filepath.Join(e.Clients, programs[client])
+	path := e.ClientProgram(e.t, programs[client])
 	if err := os.Remove(path); err != nil {
 		e.t.Fatal(err)
 	}
@@ -55,7 +54,7 @@ func TestFailedPublicationsSayWhyAndLeaveNothing(t *testing.T) {
 		e := start(t)
 		e.program(rclone, "")
 		target := e.Target("t")
-		want(t, e.tryPublish(30*time.Second, static("v", rclone), target), codes.FailedPrecondition, filepath.Join(e.Clients, "s3-csi-rclone"))
+		want(t, e.tryPublish(30*time.Second, static("v", rclone), target), codes.FailedPrecondition, e.ClientProgram(t, programs[rclone]))
 		e.undone(target)
 	})
 	t.Run("the client never answers", func(t *testing.T) {

@@ -48,7 +48,7 @@ func (r *Rig) Start(ctx context.Context, mode string, flags ...string) (*Driver,
 		args = append(args, "--node-id=node-1", "--state-dir="+r.State, "--cache-dir="+r.Cache, "--client-dir="+r.Clients,
 			"--launcher="+r.Launcher, fmt.Sprintf("--uid-range=%d-%d", r.FirstUID, r.LastUID))
 	}
-	if mode != "controller" && r.Launcher == LauncherSystemd {
+	if mode != "controller" && r.HostDir != "" {
 		args = append(args, "--host-dir="+r.HostDir)
 	}
 	argv := slices.Concat(r.Wrapper, []string{r.Program}, args, flags)

@@ -69,7 +69,7 @@ type Rig struct {
 	S3      S3
 	// Launcher is --launcher.
 	Launcher string
-	HostDir  string // --host-dir, where the systemd of a rig's drivers finds the programs
+	HostDir  string // --host-dir, where systemd finds the programs; "": the flag is not given, to a driver without it
 	// Program is the driver's; helpers are made of the one beside it.
 	Program string
 	// Wrapper is a command that drivers are started through, such as "nsenter -t 12 --mount", whose end is theirs.
@@ -117,7 +117,7 @@ func New(s3 S3) (*Rig, error) {
 	}
 	r := &Rig{Dir: dir, S3: s3, Launcher: l, units: l == LauncherSystemd, Cache: filepath.Join(dir, "cache"), Clients: filepath.Join(dir, "bin")}
 	r.State, r.Program = filepath.Join("/run", filepath.Base(dir)), filepath.Join(r.Clients, driverProgram)
-	r.HostDir = filepath.Join("/opt", filepath.Base(dir))
+	r.HostDir = r.hostDir()
 	if err := r.takeUIDs(); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
@@ -126,6 +126,8 @@ func New(s3 S3) (*Rig, error) {
 	}
 	return r, nil
 }
+
+func (r *Rig) hostDir() string { return filepath.Join("/opt", filepath.Base(r.Dir)) }
 
 // launcher is what the environment says.
 func launcher() (string, error) {
@@ -189,6 +191,18 @@ func (r *Rig) InstallDriver(bin string) (program string, err error) {
 	err = errors.Join(os.Chmod(dir, 0o755), copyProgram(filepath.Join(bin, driverProgram), program),
 		copyProgram(filepath.Join(bin, helperProgram), filepath.Join(dir, helperProgram)))
 	return program, err
+}
+
+// Programs is where the running driver has helpers and clients from: Clients, or what it has installed on the host.
+func (r *Rig) Programs() (string, error) {
+	if r.Launcher != LauncherSystemd {
+		return r.Clients, nil
+	}
+	versions, err := filepath.Glob(filepath.Join(r.HostDir, "*", "*", helperProgram))
+	if err != nil || len(versions) != 1 {
+		return "", fmt.Errorf("the driver must have installed its programs below %s once: %q %w", r.HostDir, versions, err)
+	}
+	return filepath.Dir(versions[0]), nil
 }
 
 func copyProgram(from, to string) error {
@@ -342,7 +356,7 @@ func (r *Rig) Close() error {
 		}
 	}
 	if len(r.mounts()) == 0 { // never delete through a mount
-		errs = append(errs, os.RemoveAll(r.State), os.RemoveAll(r.HostDir), os.RemoveAll(r.Dir))
+		errs = append(errs, os.RemoveAll(r.State), os.RemoveAll(r.hostDir()), os.RemoveAll(r.Dir))
 	}
 	if err := r.uids.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
 		errs = append(errs, err)

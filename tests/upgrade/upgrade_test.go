@@ -31,6 +31,7 @@ type env struct {
 	client       string
 	older, newer string // the drivers' programs
 	launcher     string // the newer driver's
+	hostDir      string
 	volume       *csi.Volume
 }
 
@@ -55,6 +56,7 @@ func eachClient(t *testing.T, test func(t *testing.T, e *env)) {
 				t.Fatal(err)
 			}
 			e.older, e.newer, e.launcher = older, e.Program, e.Launcher
+			e.hostDir = e.HostDir
 			test(t, e)
 		})
 	}
@@ -63,9 +65,9 @@ func eachClient(t *testing.T, test func(t *testing.T, e *env)) {
 // drive starts the driver of that program. The older one knows no other launcher than processes.
 func (e *env) drive(program string) {
 	e.t.Helper()
-	e.Program, e.Launcher = program, e.launcher
+	e.Program, e.Launcher, e.HostDir = program, e.launcher, e.hostDir
 	if program == e.older {
-		e.Launcher = rig.LauncherProcess
+		e.Launcher, e.HostDir = rig.LauncherProcess, ""
 	}
 	e.Driver = e.Drive(e.t, "node")
 }
@@ -123,15 +125,19 @@ func (e *env) killClient() {
 	e.await("the client's end", func() bool { return !slices.Contains(e.pids(programs[e.client]), pids[0]) })
 }
 
-// helpersOf are the helpers that were started from a driver's directory.
-func (e *env) helpersOf(driver string) (pids []int) {
+// helpers are those that were started from the running driver's programs.
+func (e *env) helpers() (pids []int) {
 	e.t.Helper()
+	dir := filepath.Dir(e.Program)
+	if e.Launcher == rig.LauncherSystemd {
+		dir = filepath.Dir(e.ClientProgram(e.t, "s3-csi-helper"))
+	}
 	for _, pid := range e.pids("s3-csi-helper") {
 		exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
 		if err != nil {
 			e.t.Fatal(err)
 		}
-		if filepath.Dir(exe) == filepath.Dir(driver) {
+		if filepath.Dir(exe) == dir {
 			pids = append(pids, pid)
 		}
 	}
@@ -180,7 +186,7 @@ func (e *env) takenOver(from, to string) {
 	}
 	defer held.Close()
 	before := e.Processes()
-	if len(e.helpersOf(from)) != 1 {
+	if len(e.helpers()) != 1 {
 		t.Fatalf("the mount has no helper of its driver's version: %v", before)
 	}
 
@@ -212,7 +218,7 @@ func (e *env) takenOver(from, to string) {
 	// A mount of its own is made of its own programs.
 	c := e.publish("c")
 	e.reads(filepath.Join(c, "after"), "3")
-	if len(e.helpersOf(to)) != 1 {
+	if len(e.helpers()) != 1 {
 		t.Errorf("the new mount's helper is none of the new driver's: %v", e.Processes())
 	}
 	e.unpublish(c)

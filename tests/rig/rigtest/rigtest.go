@@ -6,6 +6,7 @@ import (
 	"context"
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -174,6 +175,16 @@ func (n *Node) Drive(t testing.TB, mode string, flags ...string) *rig.Driver {
 		t.Fatal(err)
 	}
 	return d
+}
+
+// ClientProgram is the path of a client's program as the running driver's mounts are started with it.
+func (n *Node) ClientProgram(t testing.TB, name string) string {
+	t.Helper()
+	dir, err := n.Programs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(dir, name)
 }
 
 // NothingLeft fails the test if the node holds anything of a mount.
