@@ -65,8 +65,8 @@ func programs(string) (map[string]string, error) {
 		files[filepath.Join(hostBin, name)] = path
 		return err
 	})
-	if real := os.Getenv(rig.EnvMountpoint); real != "" {
-		files[filepath.Join(hostBin, "mount-s3")] = real
+	if given := os.Getenv(rig.EnvMountpoint); given != "" {
+		files[filepath.Join(hostBin, "mount-s3")] = given
 	}
 	return files, err
 }
