@@ -80,8 +80,10 @@ func (e *env) process(options ...func(*processOptions)) *process {
 		option(&o)
 	}
 	h := &hooks{}
-	config := e.config(o.settings)
-	clients, err := backend.NewClients(config, backend.WithMiddleware(h.install))
+	if o.config == nil {
+		o.config = e.config(o.settings)
+	}
+	clients, err := backend.NewClients(o.config, backend.WithMiddleware(h.install))
 	if err != nil {
 		e.t.Fatal(err)
 	}
@@ -91,7 +93,7 @@ func (e *env) process(options ...func(*processOptions)) *process {
 		e.t.Fatal(err)
 	}
 	p, err := provision.New(provision.Options{
-		Config: config, Clients: clients, Buckets: buckets, DriverName: o.driver, ClusterID: o.cluster, Runs: o.runs, Workers: o.workers,
+		Config: o.config, Clients: clients, Buckets: buckets, DriverName: o.driver, ClusterID: o.cluster, Runs: o.runs, Workers: o.workers,
 	})
 	if err != nil {
 		e.t.Fatal(err)
@@ -120,6 +122,7 @@ func (p *process) start() {
 
 type processOptions struct {
 	driver, cluster, settings string
+	config                    backend.Configured // nil: of settings
 	run                       bool
 	runs, workers             int
 }
