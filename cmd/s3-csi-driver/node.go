@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/klog/v2"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
@@ -73,11 +72,9 @@ func addNode(ctx context.Context, cfg *driver.Config, o driver.Options, s storag
 	if err != nil {
 		return err
 	}
-	if c, ok := any(m).(interface{ Collectors() []prometheus.Collector }); ok {
-		for _, collector := range c.Collectors() {
-			if err := cfg.Metrics.Registerer().Register(collector); err != nil {
-				return fmt.Errorf("metrics of mounts: %w", err)
-			}
+	for _, collector := range m.Collectors() {
+		if err := cfg.Metrics.Registerer().Register(collector); err != nil {
+			return fmt.Errorf("metrics of mounts: %w", err)
 		}
 	}
 	cfg.Background = append(cfg.Background, driver.Background{Name: "looking after mounts", Run: m.Run})

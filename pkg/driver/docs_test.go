@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount"
 )
 
 var update = flag.Bool("update", false, "write docs/flags.md and docs/metrics.md instead of checking them")
@@ -103,6 +104,11 @@ func TestMetricsDocument(t *testing.T) {
 	}
 	if err := m.ShowLauncher(func() LauncherInfo { return LauncherInfo{LauncherSystemd, "252", []string{"IPAddressDeny"}} }); err != nil {
 		t.Fatal(err)
+	}
+	for _, c := range mount.SampleMetrics() {
+		if err := m.Registerer().Register(c); err != nil {
+			t.Fatal(err)
+		}
 	}
 	m.csi.RecordMetrics(csi.Identity_Probe_FullMethodName, nil, time.Millisecond)
 	families, err := m.Gatherer().Gather()
