@@ -66,6 +66,8 @@ type Launcher interface {
 // Backends is what the manager asks of the S3 services.
 type Backends interface {
 	Backend(name string) (backend.Backend, error)
+	// Changed is closed when Backend begins to answer something else.
+	Changed() <-chan struct{}
 	// CheckAccess proves that the keys can do below the prefix what a client will do, and tells the bucket's region and
 	// owner, of which "" is not known.
 	CheckAccess(ctx context.Context, be backend.Backend, keys credentials.Keys, bucket, prefix, region, owner string) (backend.BucketInfo, error)
@@ -242,6 +244,7 @@ func (m *Manager) Run(ctx context.Context) error {
 	ticker := time.NewTicker(reconcileEvery)
 	defer ticker.Stop()
 	for {
+		changed := m.Backends.Changed()
 		rctx, cancel := context.WithTimeout(ctx, reconcileBound)
 		if err := m.reconcile(rctx); err != nil && ctx.Err() == nil {
 			m.complaints.log(ctx, "reconcile", err, "Not everything is as it should be; it is tried again", "in", reconcileEvery)
@@ -251,6 +254,7 @@ func (m *Manager) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			m.targets.wait(undoBound)
 			return nil
+		case <-changed:
 		case <-ticker.C:
 		}
 	}

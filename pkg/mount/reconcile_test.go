@@ -35,6 +35,8 @@ func (a asked) DriverKeys(context.Context) (credentials.Keys, error) {
 
 func (asked) Backend(string) (backend.Backend, error) { return backend.Backend{}, nil }
 
+func (asked) Changed() <-chan struct{} { return nil }
+
 func (asked) CheckAccess(context.Context, backend.Backend, credentials.Keys, string, string, string, string) (backend.BucketInfo, error) {
 	return backend.BucketInfo{}, nil
 }
