@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
@@ -129,15 +130,18 @@ func (r *replacement) putInPlace(ctx context.Context, in inside) error {
 	if err != nil {
 		return err
 	}
+	failpoint.Here("swap.attached")
 	if err := moveChildren(r.below); err != nil {
 		return err
 	}
+	failpoint.Here("swap.moved")
 	if beneath {
 		// While the new one is still shared where its parent is, so that the dead one goes in the parent's peers and
 		// slaves too.
 		if err := in.detach(dead, r.stack[base]); err != nil {
 			return err
 		}
+		failpoint.Here("swap.detached")
 	}
 	return setPropagation(int(r.clone.Fd()), propagationOf(r.dead))
 }

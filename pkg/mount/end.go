@@ -117,9 +117,11 @@ func (m *Manager) drain(ctx context.Context, rec record, next successor) error {
 		if err := peer.End(ctx); err != nil && !errors.Is(err, helper.ErrGone) {
 			return fmt.Errorf("telling the helper of mount %s to end: %w", rec.Name, err)
 		}
+		failpoint.Here("drain.told")
 		if err := m.unmountSource(ctx, rec, next.shown); err != nil {
 			return m.draining(rec, err)
 		}
+		failpoint.Here("drain.unmounted")
 		how, err := m.awaitExit(ctx, rec, peer)
 		if err != nil {
 			return err

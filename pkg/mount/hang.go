@@ -190,6 +190,7 @@ func (m *Manager) cutOff(ctx context.Context, name string, mnt host.Mount) {
 		m.complaints.log(ctx, name, err, "The connection of a client that does not answer cannot be aborted", "mount", name, "volume", rec.VolumeID)
 		return
 	}
+	failpoint.Here("hang.aborted")
 	if err := m.giveUp(ctx, rec, "it has answered nothing"); err != nil {
 		m.complaints.log(ctx, name, err, "A client that does not answer cannot be killed", "mount", name, "volume", rec.VolumeID)
 	}

@@ -148,6 +148,7 @@ func (m *Manager) healAt(ctx context.Context, rec record, at places) error {
 		}
 	}
 	n, err := m.Namespace.DetachDead(ctx, dead, at.theirs)
+	failpoint.Here("heal.detached")
 	if n > 0 {
 		m.metrics.heals.WithLabelValues("elsewhere", "detached").Add(float64(n))
 	}

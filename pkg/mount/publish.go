@@ -94,6 +94,7 @@ func (m *Manager) publish(ctx context.Context, r Request, spec Spec) (err error)
 				err = undone(err, m.removeTarget(uctx, r.Target))
 			}
 		}()
+		failpoint.Here("publish.target")
 	}
 
 	key := spec.Key()

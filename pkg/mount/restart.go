@@ -135,6 +135,7 @@ func (m *Manager) standIdle(ctx context.Context, rec record, be backend.Backend,
 		if status, err = m.killClient(ctx, rec, peer, status); err != nil {
 			return err
 		}
+		failpoint.Here("restart.killed")
 	}
 	switch {
 	case err == nil && status.State == helper.StateExited && (!status.Ending || endedBadly(status)):
@@ -148,6 +149,7 @@ func (m *Manager) standIdle(ctx context.Context, rec record, be backend.Backend,
 		if err := m.Launcher.Kill(ctx, rec.UID); err != nil {
 			return err
 		}
+		failpoint.Here("restart.ended")
 		return m.launchHelper(ctx, rec, be)
 	}
 	return err

@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"k8s.io/klog/v2"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
 )
 
 // The state directory is gone with a reboot, as the mounts are; the cache directory is not. Beside the cache of a client
@@ -36,6 +38,7 @@ func writeDurably(file string, b []byte) error {
 	}
 	_, err = f.Write(b)
 	err = errors.Join(err, f.Sync(), f.Close())
+	failpoint.Here("write.durable")
 	if err == nil {
 		err = os.Rename(tmp, file)
 	}
@@ -97,6 +100,7 @@ func (s store) restoreOne(name string) (bool, error) {
 	if err := errors.Join(os.Chmod(s.mountDir(name), 0o711), os.Lchown(s.helperDir(name), int(uid), int(uid))); err != nil {
 		return false, err
 	}
+	failpoint.Here("restore.directories")
 	return true, s.writeRecord(rec)
 }
 

@@ -105,6 +105,7 @@ func (m *Manager) bringUp(ctx context.Context, r Request, rec *record, cl client
 		if err := m.do(ctx, func() error { return m.store.keepRecord(*rec) }); err != nil {
 			return err
 		}
+		failpoint.Here("start.kept")
 	}
 	rec.Phase = phaseRunning
 	return m.remember(ctx, rec)
@@ -186,6 +187,7 @@ func (m *Manager) launchHelper(ctx context.Context, rec record, be backend.Backe
 		return fmt.Errorf("preparing the helper: %w", err)
 	}
 	defer socket.Close()
+	failpoint.Here("launch.listening")
 	err = m.Launcher.Start(ctx, launcher.Unit{
 		Name: rec.Name, Description: fmt.Sprintf("S3 volume %s (%s)", rec.VolumeID, rec.Client),
 		UID: rec.UID, GID: rec.UID, StateDir: m.store.helperDir(rec.Name), CacheDir: m.store.cacheDir(rec.Name), Socket: socket,
@@ -194,6 +196,7 @@ func (m *Manager) launchHelper(ctx context.Context, rec record, be backend.Backe
 	if err != nil {
 		return fmt.Errorf("starting the helper: %w", err)
 	}
+	failpoint.Here("launch.started")
 	return nil
 }
 
@@ -232,6 +235,7 @@ func (m *Manager) mountSource(ctx context.Context, rec record) (*os.File, error)
 			fuse.Close()
 			return err
 		}
+		failpoint.Here("mount.mounted")
 		mounted <- fuse
 		return nil
 	})
@@ -245,6 +249,7 @@ func (m *Manager) mountSource(ctx context.Context, rec record) (*os.File, error)
 func (m *Manager) serve(ctx context.Context, rec record, keys credentials.Keys, fuse *os.File) error {
 	peer := m.peer(rec.Name)
 	status, err := peer.Start(ctx, helper.StartRequest{Client: rec.Client, Command: rec.Command, Keys: keys}, fuse)
+	failpoint.Here("serve.started")
 	fuse.Close() // only after ours is closed does the client's death end the connection
 	if err != nil {
 		return fmt.Errorf("starting client %s: %w", rec.Client, err)
@@ -354,9 +359,11 @@ func (m *Manager) discard(ctx context.Context, rec record) error {
 			return fmt.Errorf("ending the helper of mount %s: %w", rec.Name, err)
 		}
 	}
+	failpoint.Here("discard.killed")
 	if err := m.unmountSource(ctx, rec, false); err != nil {
 		return err
 	}
+	failpoint.Here("discard.unmounted")
 	if err := m.do(ctx, func() error { return m.store.remove(rec.Name) }); err != nil {
 		return fmt.Errorf("clearing away mount %s: %w", rec.Name, err)
 	}
@@ -403,9 +410,11 @@ func (s store) make(r record) error {
 	if err := os.Mkdir(s.mountDir(r.Name), 0o711); err != nil {
 		return err
 	}
+	failpoint.Here("make.directory")
 	if err := s.writeRecord(r); err != nil {
 		return err
 	}
+	failpoint.Here("make.recorded")
 	for _, dir := range []string{s.helperDir(r.Name), s.cacheDir(r.Name)} {
 		if err := os.Mkdir(dir, 0o700); err != nil {
 			return err
@@ -414,6 +423,7 @@ func (s store) make(r record) error {
 			return err
 		}
 	}
+	failpoint.Here("make.directories")
 	return os.Mkdir(s.sourceDir(r.Name), 0o700)
 }
 
@@ -423,9 +433,11 @@ func (s store) remove(name string) error {
 	if err := ignoreMissing(os.Remove(s.sourceDir(name))); err != nil {
 		return err
 	}
+	failpoint.Here("remove.source")
 	if err := errors.Join(ignoreMissing(os.Remove(s.keptRecord(name))), os.RemoveAll(s.cacheDir(name))); err != nil {
 		return err
 	}
+	failpoint.Here("remove.cache")
 	entries, err := os.ReadDir(s.mountDir(name))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -438,5 +450,6 @@ func (s store) remove(name string) error {
 	if err != nil {
 		return err
 	}
+	failpoint.Here("remove.files")
 	return os.RemoveAll(s.mountDir(name))
 }

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
+	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
 )
 
 // phase is where in its life a mount is.
@@ -248,6 +249,7 @@ func (s store) succeed(rec record) error {
 			if err := s.writeRecord(old); err != nil {
 				return err
 			}
+			failpoint.Here("succeed.superseded")
 		}
 		pubs, err := s.publicationsOf(former)
 		if err != nil {
@@ -258,6 +260,7 @@ func (s store) succeed(rec record) error {
 			if err := s.writePublication(p); err != nil {
 				return err
 			}
+			failpoint.Here("succeed.moved")
 		}
 	}
 	return nil
@@ -372,5 +375,6 @@ func writeFile(file string, b []byte) error {
 	if err := os.WriteFile(tmp, b, 0o600); err != nil {
 		return err
 	}
+	failpoint.Here("write.temporary")
 	return os.Rename(tmp, file)
 }

@@ -64,6 +64,7 @@ func (m *Manager) unpublish(ctx context.Context, volumeID, target string) error 
 			if err := m.do(ctx, func() error { return m.store.writePublication(p) }); err != nil {
 				return err
 			}
+			failpoint.Here("unpublish.recorded")
 		}
 		if err := m.unmountTarget(ctx, target); err != nil {
 			return err
@@ -121,6 +122,7 @@ func (m *Manager) release(ctx context.Context, rec record, target string) error 
 		if err := m.end(ctx, rec, successor{}); err != nil {
 			return err
 		}
+		failpoint.Here("release.ended")
 	}
 	return m.do(ctx, func() error { return m.store.removePublication(target) })
 }
