@@ -16,7 +16,10 @@ const cgroupRoot = "/sys/fs/cgroup"
 // removeCgroup removes what the runtime leaves of a container: the directories above its cgroup, which are its pod's, in
 // every hierarchy. Those that other containers are in stay.
 func removeCgroup(path string) error {
-	hierarchies := []string{cgroupRoot}
+	var hierarchies []string
+	if _, err := os.Lstat(cgroupRoot + "/cgroup.procs"); err == nil {
+		hierarchies = append(hierarchies, cgroupRoot)
+	}
 	if all, err := filepath.Glob(cgroupRoot + "/*/cgroup.procs"); err == nil {
 		for _, file := range all {
 			hierarchies = append(hierarchies, filepath.Dir(file))

@@ -89,8 +89,11 @@ func (o Options) spec(id, rootfs string) ociSpec {
 	s := ociSpec{
 		Version: "1.0.2", Root: ociRoot{Path: rootfs}, Hostname: "container",
 		Process: ociProcess{Args: []string{"/agent"}, Env: []string{"PATH=/"}, Cwd: "/", NoNewPrivileges: true},
-		Mounts:  []ociMount{{"/proc", "proc", "proc", []string{"nosuid", "noexec", "nodev"}}},
-		Linux:   ociLinux{CgroupsPath: o.Cgroup.path(o.PodUID, id)},
+		Mounts: []ociMount{
+			{"/proc", "proc", "proc", []string{"nosuid", "noexec", "nodev"}},
+			{"/dev", "tmpfs", "tmpfs", []string{"nosuid", "mode=755", "size=64k"}}, // the root's file system may allow no devices
+		},
+		Linux: ociLinux{CgroupsPath: o.Cgroup.path(o.PodUID, id)},
 	}
 	for _, ns := range []string{"pid", "mount", "ipc", "uts"} {
 		s.Linux.Namespaces = append(s.Linux.Namespaces, ociNamespace{ns})
