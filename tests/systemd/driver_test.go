@@ -1,11 +1,13 @@
 package systemd_test
 
 import (
+	"errors"
 	"io"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -115,6 +117,94 @@ func TestVolumeOutlivesTheDriver(t *testing.T) {
 			}
 			rigtest.Unpublish(t, d, v, target)
 			if got := n.Object(t, rigtest.Bucket, "promise/file"); got != "content" {
+				t.Errorf("the object is %q", got)
+			}
+			n.NothingLeft(t)
+		})
+	}
+}
+
+// TestMountsKeepTheirProgramsOverAnUpgrade replaces a client program between two drivers, as a new image does.
+func TestMountsKeepTheirProgramsOverAnUpgrade(t *testing.T) {
+	n := newRig(t)
+	versions := func() []string {
+		t.Helper()
+		dirs, err := filepath.Glob(filepath.Join(n.HostDir, "s3.csi.driver", "*"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return dirs
+	}
+	running := func() []string {
+		t.Helper()
+		var dirs []string
+		links, _ := filepath.Glob("/proc/[0-9]*/exe")
+		for _, link := range links {
+			program, _ := os.Readlink(link) // a process that has just ended
+			if dir, name := filepath.Split(program); name == "s3-csi-rclone" {
+				dirs = append(dirs, filepath.Clean(dir))
+			}
+		}
+		slices.Sort(dirs)
+		return slices.Compact(dirs)
+	}
+	d := n.Drive(t, "node")
+	first := versions()
+	old, fresh := static("old"), static("fresh")
+	rigtest.Publish(t, d, old, n.Target("old"))
+	d.Kill()
+
+	program, err := os.OpenFile(filepath.Join(n.Clients, "s3-csi-rclone"), os.O_WRONLY|os.O_APPEND, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = program.WriteString("newer")
+	if err := errors.Join(err, program.Close()); err != nil {
+		t.Fatal(err)
+	}
+	d = n.Drive(t, "node")
+	rigtest.Publish(t, d, fresh, n.Target("fresh"))
+	if both := versions(); len(first) != 1 || len(both) != 2 || !slices.Equal(running(), both) {
+		t.Fatalf("there was %v, there is %v, of which run %v", first, both, running())
+	}
+	rigtest.Unpublish(t, d, old, n.Target("old"))
+	d.Kill()
+	n.Drive(t, "node") // which looks at once at what is left
+	await(t, "the old version's end", func() bool { return !exists(first[0]) })
+	if now := versions(); len(now) != 1 || !slices.Equal(running(), now) {
+		t.Errorf("there is %v, of which run %v", now, running())
+	}
+}
+
+// TestMountsOutliveAChangeOfTheLauncher has the driver started with the other launcher, both ways.
+func TestMountsOutliveAChangeOfTheLauncher(t *testing.T) {
+	for from, to := range map[string]string{"systemd": "process", "process": "systemd"} {
+		t.Run("from "+from, func(t *testing.T) {
+			n := newRig(t)
+			hostDir := "--host-dir=" + n.HostDir
+			n.Launcher = from
+			d := n.Drive(t, "node", hostDir)
+			kept, ended := static("kept"), static("ended")
+			for _, v := range []*csi.Volume{kept, ended} {
+				rigtest.Publish(t, d, v, n.Target(v.GetVolumeId()))
+				if err := os.WriteFile(filepath.Join(n.Target(v.GetVolumeId()), "file"), []byte(from), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			before := n.Processes()
+			d.Kill()
+			n.Launcher = to
+			d = n.Drive(t, "node", hostDir)
+			rigtest.Publish(t, d, kept, n.Target("kept"))
+			if after := n.Processes(); !slices.Equal(before, after) {
+				t.Errorf("processes were %v and are %v", before, after)
+			}
+			fresh := static("fresh")
+			rigtest.Publish(t, d, fresh, n.Target("fresh"))
+			for _, v := range []*csi.Volume{kept, ended, fresh} {
+				rigtest.Unpublish(t, d, v, n.Target(v.GetVolumeId()))
+			}
+			if got := n.Object(t, rigtest.Bucket, "ended/file"); got != from {
 				t.Errorf("the object is %q", got)
 			}
 			n.NothingLeft(t)
