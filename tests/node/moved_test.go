@@ -64,7 +64,10 @@ func TestAMovedBackendTakesItsVolumesAlong(t *testing.T) {
 	kept := e.publish(secret, "kept", keys)
 
 	at(moved.Endpoint())
-	e.await(40*time.Second, "the mounts to be replaced", func() bool { return e.count("s3csi_mount_restarts_total", "backend") == 2 })
+	e.await(40*time.Second, "the mounts to be replaced", func() bool { return e.count("s3csi_mount_heals_total", "container", "replaced") == 2 })
+	if n := e.count("s3csi_mount_restarts_total", "backend"); n != 2 {
+		t.Errorf("%v replaced mounts are counted", n)
+	}
 	e.await(10*time.Second, "requests at the new endpoint", func() bool { return moved.Requests() > 0 })
 	for _, m := range all {
 		if got, err := io.ReadAll(m.open); m.client == mountpoint && (err != nil || string(got) != "content") {
