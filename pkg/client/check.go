@@ -70,10 +70,7 @@ func (c Client) CheckLimits(a volume.Attributes, options []volume.Option, field 
 	if a.TasksMax != 0 && a.TasksMax < c.MinTasks {
 		return fault.Field(field+".tasksMax", "%d processes and threads are too few for client %s: give it at least %d", a.TasksMax, c.Name, c.MinTasks)
 	}
-	given := make(map[string]string, len(options))
-	for _, o := range options {
-		given[o.Name] = o.Value
-	}
+	given := values(options)
 	if a.MemoryLimit != 0 && c.memory != nil {
 		if p := c.memory(a.MemoryLimit, given); p != "" {
 			return fault.Field(field+".memoryLimit", "%s %s", volume.FormatQuantity(a.MemoryLimit), p)
@@ -85,6 +82,24 @@ func (c Client) CheckLimits(a volume.Attributes, options []volume.Option, field 
 		}
 	}
 	return nil
+}
+
+// NeedsMemory is the least memory limit, in bytes, that passes CheckLimits with these options. Where a volume has no limit of
+// its own, a node's default below that is no use to anybody.
+func (c Client) NeedsMemory(options []volume.Option) uint64 {
+	if c.needs == nil {
+		return c.MinMemory
+	}
+	return max(c.MinMemory, c.needs(values(options)))
+}
+
+// values are the options' values by name.
+func values(options []volume.Option) map[string]string {
+	given := make(map[string]string, len(options))
+	for _, o := range options {
+		given[o.Name] = o.Value
+	}
+	return given
 }
 
 // refusal says why a name is not among the client's options. Values are not repeated: whoever misspells a name may

@@ -271,6 +271,37 @@ func TestMountpointsMemoryTargetFitsItsLimit(t *testing.T) {
 	}
 }
 
+func TestNeedsMemoryIsTheLeastThatPasses(t *testing.T) {
+	for _, tt := range []struct{ client, list string }{
+		{"mountpoint-s3", ""},
+		{"mountpoint-s3", "memory-target=512"},
+		{"mountpoint-s3", "memory-target=1001"},
+		{"mountpoint-s3", "memory-target=4096"},
+		{"mountpoint-s3", "part-size=209715200"},
+		{"mountpoint-s3", "part-size=400000001"},
+		{"mountpoint-s3", "write-part-size=800000000"},
+		{"mountpoint-s3", "memory-target=1048576"},
+		{"rclone", ""},
+		{"rclone", "part-size=64Mi"},
+	} {
+		c := get(t, tt.client)
+		var list []volume.Option
+		if tt.list != "" {
+			list = options(tt.list)
+		}
+		if err := c.Check(list, "m"); err != nil {
+			t.Fatal(err)
+		}
+		least := c.NeedsMemory(list)
+		if err := c.CheckLimits(volume.Attributes{MemoryLimit: least}, list, "p"); err != nil {
+			t.Errorf("%s %s: %d bytes are too few: %v", tt.client, tt.list, least, err)
+		}
+		if err := c.CheckLimits(volume.Attributes{MemoryLimit: least - uint64(mib)}, list, "p"); err == nil {
+			t.Errorf("%s %s: a MiB less than %d bytes is enough", tt.client, tt.list, least)
+		}
+	}
+}
+
 // samples are two good values of a type.
 func samples(t *testing.T, o OptionType) []string {
 	switch o.Kind {

@@ -88,6 +88,8 @@ type Client struct {
 	rules func(given map[string]string) (name, problem string)
 	// memory checks a memory limit of at least MinMemory against the values of options; "" is no objection.
 	memory func(limit uint64, given map[string]string) (problem string)
+	// needs is the least memory limit that the values of options fit; nil: MinMemory.
+	needs func(given map[string]string) uint64
 	// caching are the options that say in the client's own words what the volume's cache and cacheSize say.
 	caching []string
 }

@@ -102,6 +102,7 @@ func mountpointS3() Client {
 		},
 		rules:   mountpointRules,
 		memory:  mountpointFits,
+		needs:   mountpointNeeds,
 		caching: []string{"max-cache-size"},
 	}
 	refuse(c.Refused, "a volume names a backend; its endpoint, addressing and CA are in the driver's config file",
@@ -242,4 +243,15 @@ func mountpointFits(limit uint64, given map[string]string) (problem string) {
 			name, fits, free/mib, parts/mib)
 	}
 	return ""
+}
+
+// mountpointNeeds is the smallest limit in bytes that mountpointFits has no objection to.
+func mountpointNeeds(given map[string]string) uint64 {
+	_, target := number(given, 0, "memory-target")
+	if target == 0 {
+		_, parts, _ := mountpointParts(given, mountpointLeast)
+		room := (parts + mib - 1) / mib
+		target = max(mountpointLeast, room+128, (room*8+6)/7)
+	}
+	return uint64(mountpointLimitFor(target) * mib)
 }
