@@ -108,7 +108,7 @@ var errEnded = errors.New("the processes have ended")
 func (o *otherNamespace) open() (int, error) {
 	for _, pid := range o.pids {
 		fd, err := unix.Open(procPath(pid, "ns", "mnt"), unix.O_RDONLY|unix.O_CLOEXEC, 0)
-		if isGone(err) {
+		if isGone(err) || errors.Is(err, unix.EACCES) { // it could be looked into a moment ago: it is ending
 			continue
 		}
 		if err != nil {

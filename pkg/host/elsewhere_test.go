@@ -97,11 +97,19 @@ func (r *swapRig) elsewhere() []Swapped {
 func TestSwapElsewhereReplacesInTheirNamespacesAlone(t *testing.T) {
 	r := newSwapRig(t)
 	target, sub := r.bind("target", "/", BindAttrs{}), r.bind("of a subdirectory", "/sub", BindAttrs{ReadOnly: true})
-	pod := r.container("s3csitest-pod", "umount "+r.source+" && ")
-	other := r.container("s3csitest-pod", "umount "+r.source+" && umount -l /proc && ") // a container need not have one
+	other := r.container("s3csitest-pod", "umount "+r.source+" && (while umount -l /proc; do :; done) 2>&- ; ") // a container need not have one
+	cgroup := testCgroup(t, r.n, "s3csitest-pod")
 	// A namespace is theirs if any process in it is.
+	pod := r.container("", "umount "+r.source+" && ")
 	second := exec.Command("nsenter", "--mount="+procPath(pod, "ns", "mnt"), "sleep", "1000")
 	r.run(second.Start)
+	join(t, r.n, cgroup, second.Process.Pid)
+	for theirs := ""; ; time.Sleep(time.Millisecond) { // until it is there
+		own, err := os.Readlink(procPath(pod, "ns", "mnt"))
+		if theirs, _ = os.Readlink(procPath(second.Process.Pid, "ns", "mnt")); err != nil || theirs == own {
+			break
+		}
+	}
 	t.Cleanup(func() { _ = second.Process.Kill(); _ = second.Wait() })
 	agent := r.container("", "umount "+r.source+" && ")
 	r.restart()

@@ -19,7 +19,8 @@ import (
 // stop to answer without dying, which real clients do only by accident.
 type fakeFuse struct {
 	source string
-	cached uint64 // for how many seconds the kernel may keep names and attributes
+	cached uint64 // for how many seconds the kernel may keep attributes
+	names  uint64 // and names
 
 	mu     sync.Mutex
 	nodes  []fakeNode // the first is the root, whose id is 1
@@ -44,7 +45,9 @@ func fakeNodes() []fakeNode {
 		{1, "sub", unix.S_IFDIR | 0o755},
 		{2, "deep", unix.S_IFDIR | 0o755},
 		{1, "file", unix.S_IFREG | 0o644},
-		{1, "link", unix.S_IFLNK | 0o777},
+		{1, "link", unix.S_IFLNK | 0o777}, // to "real"
+		{1, "real", unix.S_IFDIR | 0o755},
+		{6, "deep", unix.S_IFDIR | 0o755},
 	}
 }
 
@@ -53,6 +56,7 @@ const (
 	opLookup     = 1
 	opForget     = 2
 	opGetattr    = 3
+	opReadlink   = 5
 	opMkdir      = 9
 	opStatfs     = 17
 	opRelease    = 18
@@ -174,6 +178,8 @@ func (f *fakeFuse) answer(op uint32, node uint64, in []byte) (errno unix.Errno, 
 		return 0, body, false
 	case opLookup:
 		return f.lookup(node, string(bytes.TrimRight(in, "\x00")))
+	case opReadlink:
+		return 0, []byte("real"), false
 	case opMkdir: // fuse_mkdir_in, then the name
 		name := string(bytes.TrimRight(in[8:], "\x00"))
 		f.mu.Lock()
@@ -214,7 +220,7 @@ func (f *fakeFuse) lookup(parent uint64, name string) (errno unix.Errno, body []
 	}
 	body = make([]byte, 128)
 	binary.LittleEndian.PutUint64(body, uint64(i+1))   // nodeid
-	binary.LittleEndian.PutUint64(body[16:], f.cached) // entry_valid
+	binary.LittleEndian.PutUint64(body[16:], f.names)  // entry_valid
 	binary.LittleEndian.PutUint64(body[24:], f.cached) // attr_valid
 	f.attr(body[40:], uint64(i+1))
 	return 0, body, false

@@ -139,6 +139,11 @@ func TestOnlyDeadMountsAreReplaced(t *testing.T) {
 			t.Errorf("%s is another mount", place)
 		}
 	}
+	other := s
+	other.Living.ID = before[living]
+	if _, err := r.n.SwapHere(within(t, 10*time.Second), other, func(Mount) bool { return true }); fault.KindOf(err) != fault.Busy {
+		t.Errorf("with another mount of the living client: %v", err)
+	}
 	s.Living.Minor++
 	if _, err := r.n.SwapHere(within(t, 10*time.Second), s, func(Mount) bool { return true }); fault.KindOf(err) != fault.Busy {
 		t.Errorf("with another living mount: %v", err)
@@ -250,18 +255,20 @@ func TestAStackOfDeadMountsIsReplacedByOne(t *testing.T) {
 }
 
 func TestOfAStackTheTopOneIsShownOn(t *testing.T) {
-	r := newSwapRig(t)
-	target := r.bind("target", "/", BindAttrs{})
-	r.bind("target", "/sub", BindAttrs{ReadOnly: true})
-	r.restart()
-	r.all(r.here(r.swap()), 1)
-	at := mountsAt(t, r.n, target)
-	top := newTree(r.tableOf(0)).top(at[0])
-	if !sameDevice(top, r.living) || top.Root != "/sub" || !top.ReadOnly() {
-		t.Errorf("%+v", at)
+	for _, attrs := range []BindAttrs{{ReadOnly: true}, {}} {
+		r := newSwapRig(t)
+		target := r.bind("target", "/", BindAttrs{})
+		r.bind("target", "/sub", attrs)
+		r.restart()
+		r.all(r.here(r.swap()), 1)
+		top := newTree(r.tableOf(0)).topAt(target)
+		if !sameDevice(top, r.living) || top.Root != "/sub" || top.ReadOnly() != attrs.ReadOnly {
+			t.Errorf("%+v", top)
+		}
+		r.onlyTop(0, target) // had the first been exposed, a run killed then would show the whole volume
+		r.alive(0, target)
+		r.all(r.here(r.swap()), 0)
 	}
-	r.alive(0, target)
-	r.all(r.here(r.swap()), 0)
 }
 
 func TestARunThatWasKilledIsFinished(t *testing.T) {

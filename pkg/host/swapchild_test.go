@@ -88,7 +88,7 @@ func TestAChildMovesItselfWhereTheKernelStillKnowsTheWay(t *testing.T) {
 	r := newSwapRig(t)
 	r.client.die()
 	do(t, r.n, "unmounting", func() error { return Unmount(r.source) })
-	r.start(3600)
+	r.start(3600, 3600)
 	target := r.bind("target", "/", BindAttrs{})
 	place := target + "/sub"
 	r.run(func() error { return unix.Mount("tmpfs", place, "tmpfs", 0, "") }, // the container's own
@@ -105,6 +105,10 @@ func TestAChildMovesItselfWhereTheKernelStillKnowsTheWay(t *testing.T) {
 
 func TestADeadMountIsLeftWhereAChildWouldBeLost(t *testing.T) {
 	r := newSwapRig(t)
+	r.client.die()
+	do(t, r.n, "unmounting", func() error { return Unmount(r.source) })
+	// The kernel would ask for names only, take the error for the removal of the directory, and detach what is on it.
+	r.start(3600, 0)
 	target, other := r.bind("target", "/", BindAttrs{}), r.bind("other", "/", BindAttrs{})
 	r.run(func() error { return unix.Mount("tmpfs", target+"/sub", "tmpfs", 0, "") })
 	r.restart()

@@ -35,14 +35,14 @@ func newSwapRig(t *testing.T) *swapRig {
 	sources := mkdir(t, dir, "sources")
 	do(t, n, "sharing", func() error { return SharedMountpoint(sources) })
 	r.source = mkdir(t, sources, "m")
-	r.start(0)
+	r.start(0, 0)
 	return r
 }
 
 // start mounts a client on the source.
-func (r *swapRig) start(cached uint64) {
+func (r *swapRig) start(cached, names uint64) {
 	r.t.Helper()
-	r.client = startFake(r.t, r.n, r.source, &fakeFuse{source: r.name, nodes: fakeNodes(), cached: cached})
+	r.client = startFake(r.t, r.n, r.source, &fakeFuse{source: r.name, nodes: fakeNodes(), cached: cached, names: names})
 	r.living = mountAt(r.t, r.n, r.source)
 }
 
@@ -59,7 +59,7 @@ func (r *swapRig) restart() {
 		}
 		return err
 	})
-	r.start(0)
+	r.start(0, 0)
 }
 
 // swap is the replacement of everything that is of the rig's mount and not of its living client.
