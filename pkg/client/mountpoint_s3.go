@@ -80,7 +80,7 @@ func mountpointS3() Client {
 			"negative-metadata-ttl":   ttl(0, "as metadata-ttl", "How long a file that was missing is taken to be missing."),
 			"max-cache-size":          {Kind: Integer, Unit: "MiB", Min: 1, Max: 16 << 20, Default: "no cache", Meaning: "Turns on a cache of object content of this size in the mount's cache directory, and metadata-ttl 60. The volume parameters cache and cacheSize do so for every client."},
 			"max-threads":             {Kind: Integer, Unit: "threads", Min: 1, Max: 256, Default: "16", Meaning: "How many file system requests are served at a time."},
-			"memory-target":           {Kind: Integer, Unit: "MiB", Min: mountpointLeast, Max: mountpointMost, Default: strconv.Itoa(mountpointMemory) + "; with a memoryLimit, what it leaves", Meaning: "What Mountpoint tries to stay within. It also limits the number of files open for writing (512: 47, 1024: 111)."},
+			"memory-target":           {Kind: Integer, Unit: "MiB", Min: mountpointLeast, Max: mountpointMost, Default: "what the memory limit leaves (" + strconv.FormatInt(mountpointTarget(uint64(gib)), 10) + " of 1 GiB); " + strconv.Itoa(mountpointMemory) + " without one", Meaning: "What Mountpoint tries to stay within. It also limits the number of files open for writing (512: 47, 1024: 111)."},
 			"maximum-throughput-gbps": {Kind: Integer, Unit: "Gbit/s", Min: 1, Max: 10000, Default: strconv.Itoa(mountpointGbps), Meaning: "How much bandwidth Mountpoint plans its connections for."},
 			"part-size":               partSize(5*mib, 5*gib, "Size of the parts that are read and written; not with read-part-size or write-part-size."),
 			"read-part-size":          partSize(mib, 5*gib, "Size of the parts that are read."),
