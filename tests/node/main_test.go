@@ -306,9 +306,9 @@ func read(t *testing.T, path string) string {
 	return string(b)
 }
 
-// eachClient runs a test for each client on a node of its own.
-func eachClient(t *testing.T, test func(t *testing.T, e *env, client string)) {
+// eachClient runs a test for each client on a node of its own, whose driver has these flags.
+func eachClient(t *testing.T, test func(t *testing.T, e *env, client string), flags ...string) {
 	for _, c := range clients {
-		t.Run(c, func(t *testing.T) { test(t, start(t), c) })
+		t.Run(c, func(t *testing.T) { test(t, start(t, flags...), c) })
 	}
 }
