@@ -55,7 +55,7 @@ func (e *env) awaitRead(limit time.Duration, path, content string) {
 // count is the sum of a metric's values over the labels that have all these words in them.
 func (e *env) count(name string, words ...string) float64 {
 	e.t.Helper()
-	resp, err := http.Get("http://" + e.HTTP + "/metrics") //nolint:noctx // of this test's own driver
+	resp, err := http.Get("http://" + e.HTTP + "/metrics")
 	if err != nil {
 		e.t.Fatal(err)
 	}
