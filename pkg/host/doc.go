@@ -8,4 +8,5 @@
 // the system call below it does not. Functions that say "call inside Do" are plain system calls on the calling thread.
 //
 // The kernel baseline is 5.12: openat2 (5.6), open_tree and move_mount (5.2), mount_setattr (5.12).
+// Dead mounts are replaced without leaving traces from 6.5 on (MOVE_MOUNT_BENEATH).
 package host

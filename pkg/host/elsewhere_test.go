@@ -104,13 +104,14 @@ func TestSwapElsewhereReplacesInTheirNamespacesAlone(t *testing.T) {
 	second := exec.Command("nsenter", "--mount="+procPath(pod, "ns", "mnt"), "sleep", "1000")
 	r.run(second.Start)
 	join(t, r.n, cgroup, second.Process.Pid)
-	for theirs := ""; ; time.Sleep(time.Millisecond) { // until it is there
+	entered := func() bool {
 		own, err := os.Readlink(procPath(pod, "ns", "mnt"))
-		if theirs, _ = os.Readlink(procPath(second.Process.Pid, "ns", "mnt")); err != nil || theirs == own {
-			break
-		}
+		theirs, _ := os.Readlink(procPath(second.Process.Pid, "ns", "mnt"))
+		return err != nil || theirs == own
 	}
-	t.Cleanup(func() { _ = second.Process.Kill(); _ = second.Wait() })
+	for !entered() {
+		time.Sleep(time.Millisecond)
+	}
 	agent := r.container("", "umount "+r.source+" && ")
 	r.restart()
 	r.all(r.elsewhere(), 4)

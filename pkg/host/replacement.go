@@ -154,13 +154,14 @@ func (r *replacement) settle(ctx context.Context, in inside, cause error) (bool,
 	}
 	tree := newTree(mounts)
 	if still, ok := tree.byID[r.dead.ID]; ok && sameDevice(still, r.dead) && still.Source == r.dead.Source {
-		switch top := tree.top(still); {
+		top := tree.top(still)
+		switch {
 		case sameDevice(top, r.Living):
 			return false, nil
 		case top.ID == still.ID:
 			return false, cause
 		}
-		return false, fault.Errorf(fault.Precondition, "%w; unmount that one", errHidden)
+		return false, fault.Errorf(fault.Precondition, "%w (%s); unmount that one", errHidden, top.Source)
 	}
 	for _, m := range mounts {
 		if m.Mountpoint != r.dead.Mountpoint || !sameDevice(m, r.Living) || m.Root != r.dead.Root || tree.top(m).ID != m.ID {

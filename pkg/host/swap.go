@@ -154,9 +154,6 @@ func (l *living) swapIn(ctx context.Context, at place, mounts []Mount, where fun
 
 // swapOne replaces one dead mount; false where there was nothing to do any more.
 func (l *living) swapOne(ctx context.Context, at place, tree mountTree, dead Mount) (bool, error) {
-	if tree.top(dead).ID != dead.ID {
-		return false, fault.Errorf(fault.Precondition, "%w, of %s; unmount that one", errHidden, tree.top(dead).Source)
-	}
 	if hasOption(dead.Options, "idmapped") {
 		return false, fault.Errorf(fault.Unsupported, "it is an id-mapped mount, whose mapping cannot be read back; restart the pod")
 	}
