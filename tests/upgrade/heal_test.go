@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
 
@@ -31,4 +33,36 @@ func (e *env) healed(from, to string) {
 
 func TestADeadClientOfAnOlderDriverIsHealed(t *testing.T) {
 	eachClient(t, func(_ *testing.T, e *env) { e.healed(e.older, e.newer) })
+}
+
+// A helper that does not know how to kill its client is no obstacle to cutting off one that hangs.
+func TestAHangingClientOfAnOlderDriverIsCutOff(t *testing.T) {
+	eachClient(t, func(t *testing.T, e *env) {
+		e.Put(t, rigtest.Bucket, "kept/file", "x")
+		e.drive(e.older)
+		a := e.publish("a")
+		e.Kill()
+		e.drive(e.newer, "--hang-timeout=2s")
+		pids := e.pids(programs[e.client])
+		if len(pids) != 1 {
+			t.Fatalf("the clients are %v, want one", pids)
+		}
+		if err := unix.Kill(pids[0], unix.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		freed := make(chan error, 1)
+		go func() {
+			_, err := os.ReadFile(filepath.Join(a, "file"))
+			freed <- err
+		}()
+		if err := <-freed; err == nil {
+			t.Error("the read through the hanging client succeeded")
+		}
+		e.await("the mount's recovery", func() bool {
+			content, err := os.ReadFile(filepath.Join(a, "file"))
+			return err == nil && string(content) == "x"
+		})
+		e.unpublish(a)
+		e.awaitNothingLeft()
+	})
 }

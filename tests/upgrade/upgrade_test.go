@@ -63,13 +63,13 @@ func eachClient(t *testing.T, test func(t *testing.T, e *env)) {
 }
 
 // drive starts the driver of that program. The older one knows no other launcher than processes.
-func (e *env) drive(program string) {
+func (e *env) drive(program string, flags ...string) {
 	e.t.Helper()
 	e.Program, e.Launcher, e.HostDir = program, e.launcher, e.hostDir
 	if program == e.older {
 		e.Launcher, e.HostDir = rig.LauncherProcess, ""
 	}
-	e.Driver = e.Drive(e.t, "node")
+	e.Driver = e.Drive(e.t, "node", flags...)
 }
 
 // publish publishes the volume at the target of that name.
