@@ -94,22 +94,27 @@ func (f *Fusectl) Abort(ctx context.Context, minor uint32) error {
 	})
 }
 
+// finds is how often the control file system is looked for when it vanishes: somebody may unmount the one that was found.
+const finds = 3
+
 // connection gives a connection's directory, "" where there is no such connection. It runs inside Do.
 func (f *Fusectl) connection(ctx context.Context, minor uint32) (string, error) {
-	root, err := f.root(ctx)
-	if err != nil {
-		return "", err
+	for range finds {
+		root, err := f.root(ctx)
+		if err != nil {
+			return "", err
+		}
+		dir := path.Join(root, strconv.FormatUint(uint64(minor), 10))
+		switch err := unix.Access(dir, unix.F_OK); {
+		case err == nil:
+			return dir, nil
+		case !errors.Is(err, unix.ENOENT):
+			return "", fmt.Errorf("looking for FUSE connection %d: %w", minor, err)
+		case isFusectl(root):
+			return "", nil
+		}
 	}
-	dir := path.Join(root, strconv.FormatUint(uint64(minor), 10))
-	switch err := unix.Access(dir, unix.F_OK); {
-	case err == nil:
-		return dir, nil
-	case !errors.Is(err, unix.ENOENT):
-		return "", fmt.Errorf("looking for FUSE connection %d: %w", minor, err)
-	case !isFusectl(root): // unmounted in between, so that nothing is known
-		return "", fault.Errorf(fault.Busy, "looking for FUSE connection %d: the control file system was unmounted from %s meanwhile", minor, root)
-	}
-	return "", nil
+	return "", fault.Errorf(fault.Busy, "looking for FUSE connection %d: the control file system is unmounted again and again", minor)
 }
 
 // root finds or mounts the control file system. It runs inside Do.

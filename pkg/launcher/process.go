@@ -57,6 +57,8 @@ type Process struct {
 	onHost  bool // program is a path on the host
 	uids    UIDRange
 
+	census census
+
 	mu       sync.Mutex
 	children map[int]struct{} // not reaped yet
 	moved    bool             // leaving the driver's cgroup was tried,

@@ -50,6 +50,7 @@ type Systemd struct {
 	defaults    Limits
 	extra       []Property
 	slots       chan struct{} // bounds the connections
+	census      census
 
 	mu         sync.Mutex
 	limited    bool              // sliceLimits are set
@@ -296,8 +297,8 @@ func (s *Systemd) Alive(ctx context.Context, uid uint32) (bool, error) {
 	if err := DefaultUIDs().check(uid); err != nil {
 		return false, fmt.Errorf("look for processes: %w", err)
 	}
-	pids, err := processesOf(ctx, uid)
-	return len(pids) > 0, err
+	alive, err := s.census.take(ctx)
+	return alive[uid], err
 }
 
 // Kill ends that uid's units and kills every process of it, and returns when nothing is left, or with ctx: a process that

@@ -48,8 +48,8 @@ func (p *Process) Alive(ctx context.Context, uid uint32) (bool, error) {
 		return false, fmt.Errorf("look for processes: %w", err)
 	}
 	p.reap()
-	pids, err := processesOf(ctx, uid)
-	return len(pids) > 0, err
+	alive, err := p.census.take(ctx)
+	return alive[uid], err
 }
 
 // Kill kills every process of that uid and returns when none is left, or with ctx: a process that hangs in the kernel,
@@ -64,16 +64,15 @@ func (p *Process) Kill(ctx context.Context, uid uint32) error {
 // List lists the uids of the launcher's range that have processes. Which mounts they are is for the caller to know.
 func (p *Process) List(ctx context.Context) ([]UnitInfo, error) {
 	p.reap()
+	alive, err := p.census.take(ctx)
+	if err != nil {
+		return nil, err
+	}
 	var list []UnitInfo
-	seen := map[uint32]bool{}
-	err := eachProcess(ctx, func(_ int, status []byte) {
-		if uid, ok := statusUID(status); ok && !seen[uid] && p.uids.check(uid) == nil && statusIsOf(status, uid) {
-			seen[uid] = true
+	for uid := range alive {
+		if p.uids.check(uid) == nil {
 			list = append(list, UnitInfo{UID: uid, Active: "active"})
 		}
-	})
-	if err != nil {
-		return nil, fmt.Errorf("look for helpers: %w", err)
 	}
 	slices.SortFunc(list, func(a, b UnitInfo) int { return cmp.Compare(a.UID, b.UID) })
 	return list, nil

@@ -146,16 +146,22 @@ func (m *Manager) drain(ctx context.Context, rec record, next successor) error {
 
 // remember writes down which device the source has now.
 func (m *Manager) remember(ctx context.Context, rec *record) error {
-	mounts, err := m.Namespace.Mounts(ctx)
-	if err != nil {
-		return err
+	r := *rec
+	err := m.do(ctx, func() error {
+		source, err := host.Look(m.store.sourceDir(r.Name))
+		if err != nil {
+			return err
+		}
+		if !source.Mountpoint {
+			return fault.Errorf(fault.Unavailable, "the source of mount %s was unmounted by somebody else", r.Name)
+		}
+		r.Minor = source.Minor
+		return m.store.writeRecord(r)
+	})
+	if err == nil {
+		*rec = r
 	}
-	mnt, ok := mountedAt(mounts, m.store.sourceDir(rec.Name))
-	if !ok {
-		return fault.Errorf(fault.Unavailable, "the source of mount %s was unmounted by somebody else", rec.Name)
-	}
-	rec.Minor = mnt.Minor
-	return m.do(ctx, func() error { return m.store.writeRecord(*rec) })
+	return err
 }
 
 // unmountSource unmounts the source once the kernel has no request left for the client, and detaches the copies that other

@@ -15,11 +15,11 @@ import (
 func (m *Manager) ensure(ctx context.Context, r Request, spec Spec) (record, error) {
 	key := spec.Key()
 	var all []record
-	if err := m.do(ctx, func() (err error) { all, _, err = m.store.records(); return err }); err != nil {
+	if err := m.do(ctx, func() (err error) { all, err = m.store.recordsOf(key); return err }); err != nil {
 		return record{}, err
 	}
 	for _, rec := range all {
-		if rec.Key != key || rec.Superseded {
+		if rec.Superseded {
 			continue
 		}
 		if rec.Spec.encode() != spec.encode() {

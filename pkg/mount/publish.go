@@ -50,6 +50,9 @@ func (m *Manager) checkClient(r Request) error {
 	if err := cl.CheckOwner(r.Attributes.UID, r.Attributes.GID, "volume_context"); err != nil {
 		return err
 	}
+	if err := cl.CheckLimits(r.Attributes, r.Options, "volume_context"); err != nil {
+		return err
+	}
 	if cl.CallerPIDs {
 		return host.HostPID()
 	}
@@ -188,6 +191,10 @@ const (
 
 // published tells whether the target already shows this volume alive, and refreshes its credentials then.
 func (m *Manager) published(ctx context.Context, r Request, spec Spec) (shown, error) {
+	var at host.Place
+	if err := m.do(ctx, func() (err error) { at, err = host.Look(r.Target); return ignoreMissing(err) }); err != nil || !at.Mountpoint {
+		return shownNothing, err
+	}
 	mounts, err := m.Namespace.Mounts(ctx)
 	if err != nil {
 		return shownNothing, err
@@ -297,14 +304,18 @@ func (m *Manager) bind(ctx context.Context, r Request, rec record, target *os.Fi
 
 // shows is nil where a target shows a mount's living file system.
 func (m *Manager) shows(ctx context.Context, rec record, target string) error {
-	mounts, err := m.Namespace.Mounts(ctx)
-	if err != nil {
-		return err
-	}
-	source, ok := mountedAt(mounts, m.store.sourceDir(rec.Name))
-	top, shown := mountedAt(mounts, target)
-	if !ok || !shown || source.Major != top.Major || source.Minor != top.Minor {
-		return fault.Errorf(fault.Unavailable, "the mount does not show at target %s: its client died meanwhile, or something was mounted over it", target)
-	}
-	return nil
+	return m.do(ctx, func() error {
+		source, err := host.Look(m.store.sourceDir(rec.Name))
+		if err != nil {
+			return err
+		}
+		top, err := host.Look(target)
+		if err != nil {
+			return err
+		}
+		if !source.Mountpoint || top != source {
+			return fault.Errorf(fault.Unavailable, "the mount does not show at target %s: its client died meanwhile, or something was mounted over it", target)
+		}
+		return nil
+	})
 }

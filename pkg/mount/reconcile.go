@@ -220,7 +220,7 @@ func (m *Manager) clearLeftovers(ctx context.Context) error {
 	if m.CleanPrograms != nil {
 		var used []string
 		err := m.do(ctx, func() error {
-			records, _, err := m.store.records()
+			records, err := m.store.records()
 			for _, r := range records {
 				if len(r.Command.Argv) > 0 {
 					used = append(used, filepath.Dir(r.Command.Argv[0]))

@@ -217,7 +217,7 @@ func (m *Manager) update(ctx context.Context, rec *record, be backend.Backend, k
 	if err != nil {
 		return err
 	}
-	options, err := volume.ParseMountOptions(rec.Spec.Options, "options")
+	options, err := rec.Spec.options()
 	if err != nil {
 		return err
 	}
@@ -278,7 +278,7 @@ func (m *Manager) renew(ctx context.Context, rec record, keys credentials.Keys, 
 		m.metrics.restarts.WithLabelValues(rec.Client, reason).Inc()
 		return rec, m.healOnce(ctx, rec, true)
 	}
-	options, err := volume.ParseMountOptions(rec.Spec.Options, "options")
+	options, err := rec.Spec.options()
 	if err != nil {
 		return record{}, err
 	}

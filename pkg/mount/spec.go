@@ -15,7 +15,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
-	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
 // specSchema is the version of Spec's encoding. It changes every mount key, so it changes only when a field changes its
@@ -72,9 +72,9 @@ func newSpec(r Request, salt []byte) Spec {
 	return s
 }
 
-// limits are what the author lets the mount's processes use.
-func (s Spec) limits() launcher.Limits {
-	return launcher.Limits{MemoryMax: s.MemoryLimit, CPUWeight: s.CPUWeight, TasksMax: s.TasksMax}
+// options are the author's, parsed once more: they were checked when the spec was made.
+func (s Spec) options() ([]volume.Option, error) {
+	return volume.ParseMountOptions(s.Options, "options")
 }
 
 // encode is the canonical form: Go's encoder writes struct fields in order, so equal specs have equal encodings.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -113,13 +114,32 @@ func (m *Manager) bringUp(ctx context.Context, r Request, rec *record, cl client
 
 // allocate gives a mount its generation, uid and directories.
 func (m *Manager) allocate(ctx context.Context, r Request, spec Spec, cl client.Client) (record, error) {
+	taken := map[uint32]bool{}
+	for {
+		rec, err := m.reserve(ctx, r, spec, cl, taken)
+		if err != nil {
+			return record{}, err
+		}
+		alive, err := m.Launcher.Alive(ctx, rec.UID)
+		if err == nil && !alive {
+			return rec, nil
+		}
+		taken[rec.UID] = true
+		uctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoBound)
+		rerr := m.do(uctx, func() error { return m.store.remove(rec.Name) })
+		cancel()
+		if err := errors.Join(err, rerr); err != nil {
+			return record{}, err
+		}
+	}
+}
+
+// reserve makes a mount's directories, by which others see that its name and its uid are taken.
+func (m *Manager) reserve(ctx context.Context, r Request, spec Spec, cl client.Client, taken map[uint32]bool) (record, error) {
 	m.alloc.Lock()
 	defer m.alloc.Unlock()
 	key := spec.Key()
-	var (
-		rec  record
-		used map[uint32]bool
-	)
+	var rec record
 	if err := m.do(ctx, func() error {
 		generation, err := m.store.nextGeneration(key)
 		if err != nil {
@@ -130,16 +150,16 @@ func (m *Manager) allocate(ctx context.Context, r Request, spec Spec, cl client.
 			Name: name, Key: key, Generation: generation, Phase: phaseStarting, VolumeID: r.VolumeID,
 			Source: sourceName(r.VolumeID, name), Client: cl.Name, Spec: spec, Created: time.Now(),
 		}
-		used, err = m.store.uids()
+		used, err := m.store.uids()
+		if err != nil {
+			return err
+		}
+		maps.Copy(used, taken)
+		rec.UID, err = m.freeUID(key, used)
 		return err
 	}); err != nil {
 		return record{}, fmt.Errorf("naming a new mount: %w", err)
 	}
-	uid, err := m.freeUID(ctx, key, used)
-	if err != nil {
-		return record{}, err
-	}
-	rec.UID = uid
 	if err := m.do(ctx, func() error { return m.store.make(rec) }); err != nil {
 		uctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoBound)
 		defer cancel()
@@ -148,30 +168,30 @@ func (m *Manager) allocate(ctx context.Context, r Request, spec Spec, cl client.
 	return rec, nil
 }
 
-// freeUID finds a uid of the range that no mount has and no process runs as. It begins at a place of the key's, so that
-// one volume tends to keep its uid.
-func (m *Manager) freeUID(ctx context.Context, key string, used map[uint32]bool) (uint32, error) {
+// freeUID finds a uid of the range that is not used. It begins at a place of the key's, so that one volume tends to keep its
+// uid.
+func (m *Manager) freeUID(key string, used map[uint32]bool) (uint32, error) {
 	h := fnv.New32a()
 	h.Write([]byte(key))
 	size := uint64(m.UIDs.Last-m.UIDs.First) + 1
 	for i := range size {
-		uid := m.UIDs.First + uint32((uint64(h.Sum32())+i)%size)
-		if used[uid] {
-			continue
+		if uid := m.UIDs.First + uint32((uint64(h.Sum32())+i)%size); !used[uid] {
+			return uid, nil
 		}
-		if alive, err := m.Launcher.Alive(ctx, uid); err != nil || alive {
-			if err != nil {
-				return 0, err
-			}
-			continue
-		}
-		return uid, nil
 	}
 	return 0, fault.Errorf(fault.Exhausted, "all %d user ids of --uid-range are taken by mounts: unpublish volumes or widen the range", size)
 }
 
 // launchHelper starts the mount's helper, which waits for a client to run.
 func (m *Manager) launchHelper(ctx context.Context, rec record, be backend.Backend) (err error) {
+	cl, err := m.clientOf(rec.Client)
+	if err != nil {
+		return err
+	}
+	options, err := rec.Spec.options()
+	if err != nil {
+		return err
+	}
 	if err := m.writeCA(ctx, rec.Name, be); err != nil {
 		return err
 	}
@@ -191,7 +211,7 @@ func (m *Manager) launchHelper(ctx context.Context, rec record, be backend.Backe
 	err = m.Launcher.Start(ctx, launcher.Unit{
 		Name: rec.Name, Description: fmt.Sprintf("S3 volume %s (%s)", rec.VolumeID, rec.Client),
 		UID: rec.UID, GID: rec.UID, StateDir: m.store.helperDir(rec.Name), CacheDir: m.store.cacheDir(rec.Name), Socket: socket,
-		Limits: rec.Spec.limits(),
+		Limits: m.limits(rec.Spec, cl, options),
 	})
 	if err != nil {
 		return fmt.Errorf("starting the helper: %w", err)
@@ -200,16 +220,26 @@ func (m *Manager) launchHelper(ctx context.Context, rec record, be backend.Backe
 	return nil
 }
 
+// limits are what a mount's processes may use: what its volume says, else what the node's operator does, though never less
+// memory than the client needs for its options.
+func (m *Manager) limits(spec Spec, cl client.Client, options []volume.Option) launcher.Limits {
+	l := launcher.Limits{MemoryMax: spec.MemoryLimit, CPUWeight: spec.CPUWeight, TasksMax: spec.TasksMax}
+	if l.MemoryMax == 0 && m.Limits.MemoryMax != 0 {
+		l.MemoryMax = max(m.Limits.MemoryMax, cl.NeedsMemory(options))
+	}
+	return l
+}
+
 // writeCA puts the certificates that the backend is trusted by where the client can read them.
 func (m *Manager) writeCA(ctx context.Context, name string, be backend.Backend) error {
 	if be.CAFile == "" {
 		return nil
 	}
-	ca, err := os.ReadFile(be.CAFile) // in the driver's own file system
+	ca, err := be.CA()
 	if err != nil {
-		return fault.Errorf(fault.Precondition, "backend %s: its caFile: %w", be.Name, err)
+		return err
 	}
-	return m.do(ctx, func() error { return os.WriteFile(m.store.caFile(name), ca, 0o644) }) // for the client's uid
+	return m.do(ctx, func() error { return os.WriteFile(m.store.caFile(name), []byte(ca), 0o644) }) // for the client's uid
 }
 
 // mountSource mounts a new FUSE file system on the source. The descriptor is for the client.
@@ -266,10 +296,7 @@ func (m *Manager) invocation(rec record, cl client.Client, be backend.Backend, b
 		ExpectedBucketOwner: bucket.Owner, UserAgent: "s3-csi-driver/" + m.Version,
 		UID: rec.UID, GID: rec.UID, DirMode: 0o777, FileMode: 0o666,
 		StateDir: m.store.helperDir(rec.Name), CacheDir: m.store.cacheDir(rec.Name),
-		MemoryLimit: spec.MemoryLimit, Cache: spec.Cache, CacheSize: spec.CacheSize,
-	}
-	if in.MemoryLimit == 0 {
-		in.MemoryLimit = m.Limits.MemoryMax
+		MemoryLimit: m.limits(spec, cl, options).MemoryMax, Cache: spec.Cache, CacheSize: spec.CacheSize,
 	}
 	if be.CAFile != "" {
 		in.CAFile = m.store.caFile(rec.Name)
@@ -373,36 +400,29 @@ func (m *Manager) discard(ctx context.Context, rec record) error {
 
 func (s store) caFile(name string) string { return filepath.Join(s.mountDir(name), "ca.pem") }
 
-// uids are those that mounts have, by their records or, where a record is lost, by their directories, and those whose
-// cache outlived a reboot: what is in it is not for another mount's client, and a mount's processes are found by its uid.
+// uids are those that mounts have, by the owners of their directories, and those whose cache outlived a reboot: what is in
+// it is not for another mount's client, and a mount's processes are found by its uid. A mount's cache is made under the
+// lock that its uid is chosen under, so nothing else need be read: a hundred mounts may come up at once.
 func (s store) uids() (map[uint32]bool, error) {
-	records, halfMade, err := s.records()
-	if err != nil {
-		return nil, err
-	}
 	used := map[uint32]bool{}
-	for _, r := range records {
-		used[r.UID] = true
-	}
-	for _, name := range halfMade {
-		uid, err := ownerOf(s.helperDir(name))
+	add := func(dir string, file func(name string) string) error {
+		entries, err := os.ReadDir(dir)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		used[uid] = true
-	}
-	entries, err := os.ReadDir(s.cache)
-	if err != nil {
-		return nil, err
-	}
-	for _, e := range entries {
-		uid, err := ownerOf(filepath.Join(s.cache, e.Name()))
-		if err != nil {
-			return nil, err
+		for _, e := range entries {
+			uid, err := ownerOf(file(e.Name()))
+			if err != nil {
+				return err
+			}
+			used[uid] = true
 		}
-		used[uid] = true
+		return nil
 	}
-	return used, nil
+	err := errors.Join(
+		add(filepath.Join(s.dir, "mounts"), s.helperDir),
+		add(s.cache, func(name string) string { return filepath.Join(s.cache, name) }))
+	return used, err
 }
 
 // make makes a mount's directories and, first of all, its record: whoever finds a directory knows whose it is.

@@ -196,27 +196,28 @@ func ownerOf(file string) (uint32, error) {
 var errDamaged = errors.New("damaged")
 
 // records reads all mounts' records. Directories without one are mounts whose maker died at once, or whose record somebody
-// damaged; they are returned in halfMade.
-func (s store) records() (records []record, halfMade []string, err error) {
+// damaged.
+func (s store) records() ([]record, error) { return s.recordsOf("") }
+
+// recordsOf reads those of one key, and fails where one of them is damaged: its mount would be started twice. "" is all keys.
+func (s store) recordsOf(key string) (records []record, err error) {
 	entries, err := os.ReadDir(filepath.Join(s.dir, "mounts"))
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	for _, e := range entries {
-		if !validName(e.Name()) {
+		if !validName(e.Name()) || key != "" && keyOf(e.Name()) != key {
 			continue
 		}
 		r, ok, err := s.record(e.Name())
-		switch {
-		case err != nil && !errors.Is(err, errDamaged):
-			return nil, nil, err
-		case ok && err == nil:
+		if err != nil && (key != "" || !errors.Is(err, errDamaged)) {
+			return nil, err
+		}
+		if ok && err == nil {
 			records = append(records, r)
-		default:
-			halfMade = append(halfMade, e.Name())
 		}
 	}
-	return records, halfMade, nil
+	return records, nil
 }
 
 // names are those of all mounts of which anything is there: a directory, a record, a mount point.

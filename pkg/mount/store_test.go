@@ -67,16 +67,19 @@ func TestRecordsComeBackAsTheyWere(t *testing.T) {
 	if err := os.Mkdir(s.mountDir(half), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	all, halfMade, err := s.records()
-	if err != nil || len(all) != 1 || all[0].Spec.encode() != spec.encode() || len(halfMade) != 1 || halfMade[0] != half {
-		t.Fatalf("%+v %v %v", all, halfMade, err)
+	all, err := s.records()
+	if err != nil || len(all) != 1 || all[0].Spec.encode() != spec.encode() {
+		t.Fatalf("%+v %v", all, err)
+	}
+	if names, err := s.names(); err != nil || !slices.Contains(names, half) || !slices.Contains(names, r.Name) || len(names) != 2 {
+		t.Errorf("names %v, %v", names, err)
 	}
 	for range 2 {
 		if err := s.remove(r.Name); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if all, _, _ := s.records(); len(all) != 0 {
+	if all, _ := s.records(); len(all) != 0 {
 		t.Error("a removed mount has a record")
 	}
 	if _, err := os.Lstat(s.cacheDir(r.Name)); !os.IsNotExist(err) {
@@ -102,6 +105,19 @@ func TestDamagedRecordsAreErrors(t *testing.T) {
 	}
 	if _, err := s.allPublications(); err == nil {
 		t.Error("a list that lacks one is given")
+	}
+	damaged := mountName(newSpec(request(), nil).Key(), 3)
+	if err := os.Mkdir(s.mountDir(damaged), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(s.recordFile(damaged), []byte(`{`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.recordsOf(keyOf(damaged)); !errors.Is(err, errDamaged) {
+		t.Errorf("a damaged record of the key: %v", err)
+	}
+	if _, err := s.records(); err != nil {
+		t.Errorf("it is in the way of all others: %v", err)
 	}
 	if err := s.removePublication("/t"); err != nil {
 		t.Fatal(err)

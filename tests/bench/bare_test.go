@@ -17,8 +17,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
 
-// bare starts and stops a client without the driver. Its directories are on the file systems that the driver's are on, and
-// its user id is of the node's range, so that whatever it left would show as a leftover.
+// bare starts and stops a client without the driver. Its directories are on the file systems that the driver's are on.
 type bare struct {
 	node    *rigtest.Node
 	command client.Command
@@ -26,6 +25,8 @@ type bare struct {
 	dir     string // the mount point
 	cache   string
 	process *os.Process
+
+	template client.Command // with places for the directories
 }
 
 // newBare makes one that does what the driver did for the only mount of the node: the command is read from that mount's
@@ -48,8 +49,33 @@ func newBare(b *testing.B, n *rigtest.Node) *bare {
 		b.Fatalf("%s has no command", records[0])
 	}
 	name := filepath.Base(filepath.Dir(records[0]))
-	work := filepath.Join(n.Dir, "bare")
-	c := &bare{node: n, uid: n.LastUID, dir: filepath.Join(n.Dir, "targets", "bare"), cache: filepath.Join(work, "cache")}
+	own := strings.NewReplacer(filepath.Join(n.Cache, name), placeCache, filepath.Join(n.State, "mounts", name, "state"), placeHome)
+	var command client.Command
+	for _, a := range record.Command.Argv {
+		command.Argv = append(command.Argv, own.Replace(a))
+	}
+	for _, e := range record.Command.Env {
+		command.Env = append(command.Env, own.Replace(e))
+	}
+	keys := n.Process.Keys()
+	command.Env = append(command.Env, "AWS_ACCESS_KEY_ID="+keys.AccessKeyID, "AWS_SECRET_ACCESS_KEY="+keys.SecretAccessKey)
+	return bareOf(b, n, command, 0)
+}
+
+// bareUID is the first user id of bare clients: not of a node, whose driver ends what it did not start.
+const bareUID = 2400000
+
+// What stands in a command for a client's own directories.
+const (
+	placeCache = "{cache}"
+	placeHome  = "{home}"
+)
+
+// bareOf makes the bare client of that number from a command.
+func bareOf(b *testing.B, n *rigtest.Node, command client.Command, number int) *bare {
+	b.Helper()
+	work := filepath.Join(n.Dir, fmt.Sprintf("bare-%d", number))
+	c := &bare{node: n, uid: bareUID + number, dir: filepath.Join(n.Dir, "targets", fmt.Sprintf("bare-%d", number)), cache: filepath.Join(work, "cache"), template: command}
 	home := filepath.Join(work, "home")
 	for _, dir := range []string{c.dir, home} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -59,15 +85,13 @@ func newBare(b *testing.B, n *rigtest.Node) *bare {
 	if err := os.Chown(home, c.uid, c.uid); err != nil {
 		b.Fatal(err)
 	}
-	own := strings.NewReplacer(filepath.Join(n.Cache, name), c.cache, filepath.Join(n.State, "mounts", name, "state"), home)
-	for _, a := range record.Command.Argv {
+	own := strings.NewReplacer(placeCache, c.cache, placeHome, home)
+	for _, a := range command.Argv {
 		c.command.Argv = append(c.command.Argv, own.Replace(a))
 	}
-	for _, e := range record.Command.Env {
+	for _, e := range command.Env {
 		c.command.Env = append(c.command.Env, own.Replace(e))
 	}
-	keys := n.Process.Keys()
-	c.command.Env = append(c.command.Env, "AWS_ACCESS_KEY_ID="+keys.AccessKeyID, "AWS_SECRET_ACCESS_KEY="+keys.SecretAccessKey)
 	b.Cleanup(func() {
 		if c.process != nil {
 			_ = c.process.Kill()

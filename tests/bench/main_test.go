@@ -1,0 +1,10 @@
+package bench
+
+import (
+	"os"
+	"testing"
+
+	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+)
+
+func TestMain(m *testing.M) { os.Exit(rigtest.Main(m)) }
