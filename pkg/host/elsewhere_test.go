@@ -101,8 +101,13 @@ func TestSwapElsewhereReplacesInTheirNamespacesAlone(t *testing.T) {
 	cgroup := testCgroup(t, r.n, "s3csitest-pod")
 	// A namespace is theirs if any process in it is.
 	pod := r.container("", "umount "+r.source+" && ")
-	second := exec.Command("nsenter", "--mount="+procPath(pod, "ns", "mnt"), "sleep", "1000")
+	second := exec.Command("nsenter", "--mount="+procPath(pod, "ns", "mnt"), "cat")
+	stdin, err := second.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
 	r.run(second.Start)
+	t.Cleanup(func() { stdin.Close(); _ = second.Wait() })
 	join(t, r.n, cgroup, second.Process.Pid)
 	entered := func() bool {
 		own, err := os.Readlink(procPath(pod, "ns", "mnt"))
