@@ -14,7 +14,6 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
-	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
 
 // unsent publishes a volume at the target and leaves a file in the client's cache that S3 does not take.
@@ -238,25 +237,37 @@ func TestAnotherRangeOfUserIDs(t *testing.T) {
 	})
 }
 
-// A client that lost its helper is left alone while its target is published, and ends in order after that.
-func TestAnOrphanedClientIsLeftAlone(t *testing.T) {
-	rigtest.ProcessOnly(t, "systemd ends what is left of a unit with its helper")
+// A client that lost its helper, which alone could renew its keys and end it, makes way for another one, and what it had to
+// store is stored. As a unit of systemd it ends with its helper.
+func TestAClientThatLostItsHelperIsReplaced(t *testing.T) {
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		v := static("orphan", client)
 		target := e.publish(v, "t")
 		write(t, filepath.Join(target, "file"), "x")
+		lost := e.client(client)
 		for _, p := range e.processes("s3-csi-helper") {
 			e.kill(p)
 		}
-		want(t, e.tryPublish(20*time.Second, v, target), codes.Unavailable, "helper", "delete the pod")
+		e.publish(v, "t")
 		if got := read(t, filepath.Join(target, "file")); got != "x" {
 			t.Errorf("the file reads %q", got)
+		}
+		if now := e.client(client); now == lost {
+			t.Errorf("the client %v still runs without a helper", now)
+		}
+		if helpers := e.processes("s3-csi-helper"); len(helpers) != 1 {
+			t.Errorf("the helpers: %v", helpers)
 		}
 		other := e.publish(v, "other")
 		write(t, filepath.Join(other, "more"), "y")
 		e.unpublish(v, other)
 		e.unpublish(v, target)
-		e.NothingLeft(t)
+		for name, content := range map[string]string{"file": "x", "more": "y"} {
+			if got := e.Object(t, bucket, "orphan/"+name); got != content {
+				t.Errorf("the object %s is %q", name, got)
+			}
+		}
+		e.awaitNothingLeft(5 * time.Second)
 	})
 }
 
