@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -134,14 +136,29 @@ func (m *Manager) drain(ctx context.Context, rec record, next successor) error {
 		if err != nil {
 			return err
 		}
-		if cl.Queue == nil || rec.Spec.ReadOnly {
+		if !keepsOnDisk(cl, rec.Spec) {
 			return nil // it holds nothing back: what was closed was stored by then
+		}
+		if gone, err := m.cacheGone(ctx, rec); err != nil || gone {
+			return err // it ended well before, and its directories were being cleared away
 		}
 		if err := m.relive(ctx, &rec, next.keys); err != nil {
 			return fault.Errorf(fault.Unavailable, "client %s ended with %s and may have files left to store, in %s; it could not be started again to store them: %w",
 				rec.Client, how, m.store.cacheDir(rec.Name), err)
 		}
 	}
+}
+
+// cacheGone tells whether a mount's cache, the first of its directories that is cleared away, is no more.
+func (m *Manager) cacheGone(ctx context.Context, rec record) (gone bool, err error) {
+	err = m.do(ctx, func() error {
+		_, err := os.Lstat(m.store.cacheDir(rec.Name))
+		if errors.Is(err, fs.ErrNotExist) {
+			gone, err = true, nil
+		}
+		return err
+	})
+	return gone, err
 }
 
 // remember writes down which device the source has now.
@@ -249,6 +266,7 @@ func (m *Manager) awaitExit(ctx context.Context, rec record, peer *helper.Peer) 
 			return "", m.draining(rec, describe(last.Queue, err))
 		case status.State == helper.StateRunning:
 			last = status
+			m.hangs.queued(rec.Name, status.Queue)
 		case status.State == helper.StateIdle: // started to bring the client back, which it did not come to
 			return lostEnd, nil
 		case endedBadly(status):

@@ -42,6 +42,7 @@ type hang struct {
 	worked   time.Time
 	cpu      time.Duration
 	revision uint64
+	queue    *client.Queue // what it said last
 }
 
 func (h *hangs) get(name string) *hang {
@@ -93,6 +94,22 @@ func (h *hangs) works(name string, status helper.Status, uid uint32, timeout tim
 		return true
 	}
 	return time.Since(s.worked) < timeout
+}
+
+// queued notes what a client that is to end has left to store; left gives it.
+func (h *hangs) queued(name string, q *client.Queue) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.get(name).queue = q
+}
+
+func (h *hangs) left(name string) *client.Queue {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.of[name] == nil {
+		return nil
+	}
+	return h.of[name].queue
 }
 
 func (h *hangs) giveUp(name string) {

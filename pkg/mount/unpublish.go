@@ -72,9 +72,9 @@ func (m *Manager) unpublish(ctx context.Context, volumeID, target string) error 
 	}
 	failpoint.Here("unpublish.unmounted")
 	if name != "" {
-		unlock, err := m.keys.Lock(ctx, keyOf(name))
+		unlock, err := m.lockEnding(ctx, name)
 		if err != nil {
-			return fault.Errorf(fault.Busy, "the mount is being started or ended: %w", err)
+			return err
 		}
 		defer unlock()
 		rec, err := m.recordOf(ctx, name)
@@ -88,6 +88,20 @@ func (m *Manager) unpublish(ctx context.Context, volumeID, target string) error 
 		klog.FromContext(ctx).Info("Unpublished", "mount", name)
 	}
 	return m.removeTarget(ctx, target)
+}
+
+// lockEnding locks a mount's key. Where somebody else is ending the mount, the error says what is left to store.
+func (m *Manager) lockEnding(ctx context.Context, name string) (unlock func(), err error) {
+	unlock, err = m.keys.Lock(ctx, keyOf(name))
+	if err == nil {
+		return unlock, nil
+	}
+	rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	if rec, rerr := m.recordOf(rctx, name); rerr == nil && rec.Phase == phaseEnding {
+		return nil, m.draining(rec, describe(m.hangs.left(name), err))
+	}
+	return nil, fault.Errorf(fault.Busy, "the mount is being started or ended: %w", err)
 }
 
 // recordOf is a mount's record, or as much of it as its name and its directory's owner tell.
