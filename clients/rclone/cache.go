@@ -106,6 +106,9 @@ const lost = "lost"
 // file, on which the next one removes the data as well. That happens when a file is first written to and when it is
 // closed. A closed file is complete: it is marked as such, and unsent. One with holes is not, and what is missing is not
 // known any more: it is put aside and never uploaded.
+//
+// Between the two, what rclone has written down is that the file has changes, and nothing of what they are; and close(2)
+// returns before rclone hears of it. All of the file is here, because handles fetches it before the first change.
 func (c *cache) repair() error {
 	if !c.used {
 		return nil
@@ -114,14 +117,18 @@ func (c *cache) repair() error {
 		if err != nil || entry.IsDir() {
 			return ignoreGone(err)
 		}
-		if _, err := readInfo(path); err == nil {
-			return nil
-		}
 		rel, err := filepath.Rel(c.meta, path)
 		if err != nil {
 			return err
 		}
-		return ignoreGone(c.repairFile(rel))
+		info, err := readInfo(path)
+		switch {
+		case err != nil:
+			err = c.repairFile(rel)
+		case info.Dirty:
+			err = c.complete(rel, info)
+		}
+		return ignoreGone(err)
 	})
 	return ignoreGone(err)
 }
@@ -147,8 +154,21 @@ func (c *cache) repairFile(rel string) error {
 		return os.Rename(data, aside)
 	}
 	fs.Logf(rel, "a process was killed when it had closed this file: it is taken up again")
-	info := vfscache.Info{ModTime: fi.ModTime(), ATime: fi.ModTime(), Size: fi.Size(), Dirty: true}
-	info.Rs.Insert(ranges.Range{Pos: 0, Size: fi.Size()})
+	return c.complete(rel, vfscache.Info{ModTime: fi.ModTime(), ATime: fi.ModTime(), Size: -1, Dirty: true}) // its size is still to be written down
+}
+
+// complete writes down that all of a changed file is in the cache, where that is not written down.
+func (c *cache) complete(rel string, info vfscache.Info) error {
+	fi, err := os.Lstat(filepath.Join(c.data, rel))
+	if err != nil {
+		return err
+	}
+	all := ranges.Range{Pos: 0, Size: fi.Size()}
+	if info.Size == fi.Size() && info.Rs.Present(all) {
+		return nil
+	}
+	info.Size, info.Rs = fi.Size(), nil
+	info.Rs.Insert(all)
 	b, err := json.Marshal(info)
 	if err != nil {
 		return err

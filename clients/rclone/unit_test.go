@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
+	"github.com/rclone/rclone/lib/ranges"
 )
 
 func TestParseArgsReadsEveryFlag(t *testing.T) {
@@ -188,6 +189,34 @@ func TestHandlesReleasesWhatTheKernelDidNot(t *testing.T) {
 	in.Valid = fuse.FATTR_SIZE
 	if status := h.SetAttr(nil, in, &fuse.AttrOut{}); !status.Ok() || len(fake.open) != 0 {
 		t.Errorf("a size set by path: %v, with %d files left open; want it set with the file open, and closed", status, len(fake.open))
+	}
+}
+
+// A process that is killed after close(2) has returned, and before it heard of it, has written down nothing but that there
+// are changes.
+func TestRepairTakesUpAllOfAChangedFile(t *testing.T) {
+	c := newCache(config{bucket: "b", prefix: "p/", cacheDir: t.TempDir()})
+	for _, d := range []string{c.data, c.meta} {
+		check(t, os.MkdirAll(d, 0o700))
+	}
+	for name, meta := range map[string]string{
+		"new": `{"Dirty":true}`, "older": `{"Dirty":true,"Size":7,"Fingerprint":"7,x","Rs":[{"Pos":0,"Size":7}]}`,
+		"sparse": `{"Dirty":true,"Size":1}`, "without-data": `{"Dirty":true}`,
+	} {
+		check(t, os.WriteFile(filepath.Join(c.meta, name), []byte(meta), 0o600))
+		if name != "without-data" {
+			check(t, os.WriteFile(filepath.Join(c.data, name), payload(64<<10, 1), 0o600))
+		}
+	}
+	check(t, os.Truncate(filepath.Join(c.data, "sparse"), 1<<20))
+	for range 2 {
+		check(t, c.repair())
+		for name, size := range map[string]int64{"new": 64 << 10, "older": 64 << 10, "sparse": 1 << 20} {
+			info, err := readInfo(filepath.Join(c.meta, name))
+			if err != nil || !info.Dirty || info.Size != size || !info.Rs.Present(ranges.Range{Size: size}) || info.Fingerprint != map[string]string{"older": "7,x"}[name] {
+				t.Errorf("%s: %+v, %v", name, info, err)
+			}
+		}
 	}
 }
 
