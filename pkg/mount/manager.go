@@ -163,6 +163,9 @@ func New(ctx context.Context, o Options) (*Manager, error) {
 		if m.lock, err = m.lockState(); err != nil {
 			return err
 		}
+		if err := m.store.clearTemporaries(); err != nil {
+			return err
+		}
 		if m.salt, err = m.store.salt(); err != nil {
 			return err
 		}

@@ -31,7 +31,7 @@ func (s store) keepRecord(rec record) error {
 
 // writeDurably is writeFile for what must be there after a power cut.
 func writeDurably(file string, b []byte) error {
-	tmp := file + ".tmp"
+	tmp := file + temporary
 	f, err := os.OpenFile(tmp, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
 		return err

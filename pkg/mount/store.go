@@ -105,6 +105,24 @@ func (s store) prepare() error {
 	return nil
 }
 
+// clearTemporaries removes files that a driver was writing when it died. Nobody else may be writing.
+func (s store) clearTemporaries() error {
+	for _, dir := range []string{s.dir, s.publications(), s.cache} {
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			return err
+		}
+		for _, e := range entries {
+			if e.Type().IsRegular() && strings.HasSuffix(e.Name(), temporary) {
+				if err := ignoreMissing(os.Remove(filepath.Join(dir, e.Name()))); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
 // salt is the node's random salt, made at first use. It outlives a reboot where the cache does: a mount that then still has
 // something to store is found again by its key.
 func (s store) salt() ([]byte, error) {
@@ -369,10 +387,13 @@ func writeJSON(file string, v any) error {
 	return writeFile(file, append(b, '\n'))
 }
 
+// temporary is the end of the names of files that are being written.
+const temporary = ".tmp"
+
 // writeFile replaces a file as a whole: a reader, or a driver that starts after a crash, sees the old or the new one. The
 // state directory does not outlive the kernel, so nothing is synced.
 func writeFile(file string, b []byte) error {
-	tmp := file + ".tmp" // one writer at a time: each file is written under its own lock
+	tmp := file + temporary // one writer at a time: each file is written under its own lock
 	if err := os.WriteFile(tmp, b, 0o600); err != nil {
 		return err
 	}
