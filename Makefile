@@ -16,7 +16,7 @@ MINIO_VERSION := v0.0.0-20260212201848-7aac2a2c5b7c
 GOLANGCI_VERSION := v2.15.0
 
 # The packages of tests that hold for helpers as processes, which go test runs, and as units of systemd.
-BOTH_LAUNCHERS := ./node/... ./upgrade/...
+BOTH_LAUNCHERS := ./faults/... ./node/... ./upgrade/...
 
 MODULES := . clients/rclone tests
 GO_BUILD := CGO_ENABLED=0 go build -trimpath
@@ -41,8 +41,9 @@ build: ## Build the driver, its helper and its rclone client into bin/
 	cd clients/rclone && $(GO_BUILD) -ldflags "-s -w" -o $(BIN)/s3-csi-rclone .
 
 .PHONY: test-parts
-test-parts: build $(TOOLS)/minio-$(MINIO_VERSION) $(OLD)/s3-csi-driver ## Build what the tests run beside the driver: S3 servers, the mount-s3 stand-in, an older driver
+test-parts: build $(TOOLS)/minio-$(MINIO_VERSION) $(OLD)/s3-csi-driver ## Build what the tests run beside the driver: S3 servers, the mount-s3 stand-in, an older driver, one that can be held
 	cd tests && $(GO_BUILD) -o $(BIN)/test/ ./cmd/...
+	$(GO_BUILD) -tags failpoints -o $(BIN)/test/failpoints/ ./cmd/...
 	ln -sf $(TOOLS)/minio-$(MINIO_VERSION) $(TOOLS)/minio
 
 # The driver and helper of which the tests upgrade, and to which they go back. hack/freeze makes the archive.

@@ -1,0 +1,27 @@
+package faults
+
+import (
+	"os"
+	"testing"
+
+	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+)
+
+// The clients, by the names that volumes give them, and the names of their processes. mount-s3 is the strict stand-in.
+const (
+	rclone     = "rclone"
+	mountpoint = "mountpoint-s3"
+)
+
+var (
+	clients  = []string{rclone, mountpoint}
+	programs = map[string]string{rclone: "s3-csi-rclone", mountpoint: "mount-s3"}
+)
+
+const (
+	helperProgram = "s3-csi-helper"
+	bucket        = rigtest.Bucket
+)
+
+// The suite holds for every launcher; see rigtest.Main.
+func TestMain(m *testing.M) { os.Exit(rigtest.Main(m)) }

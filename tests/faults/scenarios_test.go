@@ -1,0 +1,235 @@
+package faults
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/s3-csi/s3-csi-driver/tests/containers"
+)
+
+// scenarios bring the driver to a step, have the fault happen there, and see that what was to be done is done.
+var scenarios = map[string]func(*cell){
+	"publish":     publishScenario,
+	"share":       shareScenario,
+	"replace":     replaceScenario,
+	"unpublish":   unpublishScenario,
+	"unrecorded":  unrecordedScenario,
+	"heal":        func(c *cell) { c.healAfter(func() []proc { return c.processes(programs[c.client]) }) },
+	"heal of two": func(c *cell) { c.healAfter(func() []proc { return c.processes("") }) },
+	"hang":        hangScenario,
+	"renew":       renewScenario,
+	"discard":     discardScenario,
+	"restore":     restoreScenario,
+}
+
+// A first publication.
+func publishScenario(c *cell) {
+	c.arm()
+	asked := c.begin(c.publishing(c.target), c.fault == podGone)
+	c.strike()
+	if c.fault == podGone {
+		<-asked
+		return
+	}
+	c.must("publishing", asked)
+	c.works()
+}
+
+// A second publication of a mount.
+func shareScenario(c *cell) {
+	c.publish(c.target)
+	c.write("before", "written before it")
+	second := c.newTarget("b")
+	c.arm()
+	asked := c.begin(c.publishing(second), c.fault == podGone)
+	c.strike()
+	if c.fault == podGone {
+		<-asked
+		c.unpublish(second)
+	} else {
+		c.must("publishing", asked)
+		c.reads(second, "seed")
+	}
+	c.works()
+}
+
+// A publication that finds its target dead, where nobody else heals.
+func replaceScenario(c *cell) {
+	c.flags = []string{"--heal=false"}
+	c.restart(c.t)
+	defer func() {
+		c.flags = nil
+		c.restart(c.t)
+	}()
+	c.publish(c.target)
+	c.write("before", "written before it")
+	kill(c.t, c.processes(programs[c.client]))
+	c.arm()
+	asked := c.begin(c.publishing(c.target), false)
+	c.strike()
+	c.must("publishing", asked)
+	if c.fault != killDriver { // what was killed after the answer is for the next one
+		c.publish(c.target)
+	}
+	c.works()
+}
+
+// The last publication goes.
+func unpublishScenario(c *cell) {
+	c.publish(c.target)
+	c.write("before", "written before it")
+	c.arm()
+	asked := c.begin(c.unpublishing(c.target), false)
+	c.strike()
+	c.must("unpublishing", asked)
+}
+
+// A publication goes whose record was lost.
+func unrecordedScenario(c *cell) {
+	c.publish(c.target)
+	c.write("before", "written before it")
+	records, err := filepath.Glob(filepath.Join(c.State, "publications", "*.json"))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	for _, record := range records {
+		if b, err := os.ReadFile(record); err == nil && strings.Contains(string(b), c.target) {
+			if err := os.Remove(record); err != nil {
+				c.t.Fatal(err)
+			}
+		}
+	}
+	c.arm()
+	asked := c.begin(c.unpublishing(c.target), false)
+	c.strike()
+	c.must("unpublishing", asked)
+}
+
+// healAfter has processes die, of which the driver and the containers recover by themselves.
+func (c *cell) healAfter(victims func() []proc) {
+	c.publish(c.target)
+	c.write("before", "written before it")
+	if c.row.pod {
+		containers.Need(c.t)
+		c.startPod()
+	}
+	c.arm()
+	kill(c.t, victims())
+	c.strike()
+	c.works()
+}
+
+// A client does not answer.
+func hangScenario(c *cell) {
+	c.publish(c.target)
+	c.write("before", "written before it")
+	for _, p := range c.processes(programs[c.client]) {
+		if err := unix.Kill(p.pid, unix.SIGSTOP); err != nil {
+			c.t.Fatal(err)
+		}
+	}
+	answered := make(chan error, 1)
+	go func() {
+		_, err := os.Stat(filepath.Join(c.target, "nobody-has-asked-for-this"))
+		answered <- err
+	}()
+	c.arm()
+	c.strike()
+	select {
+	case <-answered:
+	case <-time.After(healBound):
+		c.t.Errorf("who asked the client that hangs still waits after %s", healBound)
+	}
+	c.works()
+}
+
+// The backend has moved while no driver was there.
+func renewScenario(c *cell) {
+	c.publish(c.target)
+	c.write("before", "written before it")
+	if c.row.pod {
+		containers.Need(c.t)
+		c.startPod()
+	}
+	c.driver.Load().Kill()
+	c.moveBackend(c.t)
+	c.release()
+	c.arm()
+	c.drive(c.t)
+	c.strike()
+	c.works()
+	await(c.t, healBound, "the former client to be gone", func() bool { return len(c.processes(programs[c.client])) == 1 })
+}
+
+// The driver that clears away what one before it left of a start.
+func discardScenario(c *cell) {
+	const left = "start.mounted"
+	c.hold(c.t, left)
+	asked := c.begin(c.publishing(c.target), true)
+	c.reached(left)
+	c.driver.Load().Kill()
+	<-asked
+	c.release()
+	c.arm()
+	c.drive(c.t)
+	c.strike()
+	if c.fault == podGone {
+		return
+	}
+	c.publish(c.target)
+	c.works()
+}
+
+// The driver that finds the cache of a mount, and nothing else of it, as after a reboot.
+func restoreScenario(c *cell) {
+	c.publish(c.target)
+	c.write("before", "written before it")
+	c.driver.Load().Kill()
+	kill(c.t, c.processes(""))
+	c.forget()
+	c.release()
+	c.arm()
+	c.drive(c.t)
+	c.strike()
+	if c.fault == podGone { // nobody asks
+		await(c.t, healBound, "what was left to be stored and cleared away", func() bool {
+			left, err := filepath.Glob(filepath.Join(c.State, "mounts", "*"))
+			return err == nil && len(left) == 1
+		})
+		return
+	}
+	c.publish(c.target)
+	c.works()
+}
+
+// forget takes away what a reboot does of the volume, whose client is dead.
+func (c *cell) forget() {
+	c.t.Helper()
+	if err := unix.Unmount(c.target, unix.UMOUNT_NOFOLLOW); err != nil {
+		c.t.Fatal(err)
+	}
+	var gone []string
+	for _, pattern := range []string{"mounts/*", "sources/*", "publications/*"} {
+		all, err := filepath.Glob(filepath.Join(c.State, pattern))
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		gone = append(gone, all...)
+	}
+	for _, path := range gone {
+		if b, _ := os.ReadFile(path); filepath.Base(path) == c.innocent.mount || strings.Contains(string(b), c.innocent.target) {
+			continue
+		}
+		_ = unix.Unmount(path, unix.UMOUNT_NOFOLLOW) // a source
+		if err := os.RemoveAll(path); err != nil {
+			c.t.Fatal(err)
+		}
+	}
+}
+
+// testName is a cell's.
+func (c *cell) testName() string { return c.row.step + "/" + string(c.fault) + "/" + c.client }
