@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"sync"
 	"syscall"
 
@@ -234,9 +235,13 @@ func (p *Process) exec(u Unit, program *os.File) (int, error) {
 	defer log.Close()
 	var pid int
 	err = withFDs(func(fds []uintptr) error {
-		var err error
+		high, err := outOfTheWay(fds[0], fds[1:])
+		if err != nil {
+			return err
+		}
+		defer unix.Close(high)
 		// /proc/self is the child here: the path is resolved after the fork.
-		pid, err = syscall.ForkExec(fmt.Sprintf("/proc/self/fd/%d", fds[0]),
+		pid, err = syscall.ForkExec(fmt.Sprintf("/proc/self/fd/%d", high),
 			[]string{filepath.Base(p.program), "helper", "--name", u.Name, "--state-dir", u.StateDir},
 			&syscall.ProcAttr{
 				Dir:   "/",
@@ -250,6 +255,19 @@ func (p *Process) exec(u Unit, program *os.File) (int, error) {
 		return 0, fmt.Errorf("execute %s as uid %d: %w", p.program, u.UID, err)
 	}
 	return pid, nil
+}
+
+// shuffled is how many descriptors above the highest one that it is given ForkExec may use in the child, to get all to their
+// places. Whatever is there in the child is closed: a program to be executed must not be.
+const shuffled = 16
+
+// outOfTheWay copies a descriptor to a number that ForkExec does not use when it passes others on.
+func outOfTheWay(fd uintptr, passed []uintptr) (int, error) {
+	high, err := unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, int(slices.Max(passed))+shuffled)
+	if err != nil {
+		return 0, fmt.Errorf("copy a descriptor: %w", err)
+	}
+	return high, nil
 }
 
 // openLog opens a unit's log for appending and gives it to the unit's uid. The directory is that uid's, so nothing in it
