@@ -98,16 +98,16 @@ func (m *Manager) bringUp(ctx context.Context, r Request, rec *record, cl client
 	}
 	m.describe(rec, cl, be, digest, bucket, r.Options)
 	failpoint.Here("start.mounted")
-	if err := m.serve(ctx, *rec, keys, fuse); err != nil {
+	var up errgroup.Group
+	if keepsOnDisk(cl, spec) { // on a disk, which takes its time
+		kept := *rec
+		up.Go(func() error { return m.do(ctx, func() error { return m.store.keepRecord(kept) }) })
+	}
+	up.Go(func() error { return m.serve(ctx, *rec, keys, fuse) })
+	if err := up.Wait(); err != nil {
 		return err
 	}
 	failpoint.Here("start.serving")
-	if keepsOnDisk(cl, spec) {
-		if err := m.do(ctx, func() error { return m.store.keepRecord(*rec) }); err != nil {
-			return err
-		}
-		failpoint.Here("start.kept")
-	}
 	rec.Phase = phaseRunning
 	return m.remember(ctx, rec)
 }
