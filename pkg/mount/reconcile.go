@@ -1,6 +1,7 @@
 package mount
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -45,22 +46,38 @@ func (m *Manager) reconcile(ctx context.Context) error {
 	// Side by side: one that takes long to end, or never does, must not keep the others from their credentials.
 	var g errgroup.Group
 	g.SetLimit(reconcileWidth)
-	for _, name := range names {
+	for key, lives := range livesByKey(names) {
 		g.Go(func() error {
-			unlock, ok := m.keys.TryLock(keyOf(name)) // whoever is at work on it does what is to be done
+			unlock, ok := m.keys.TryLock(key) // whoever is at work on it does what is to be done
 			if !ok {
 				return nil
 			}
 			defer unlock()
-			m.watchers.follow(name)
-			if _, err := m.tend(ctx, name); err != nil && ctx.Err() == nil {
-				m.complaints.log(ctx, name, err, "The mount is not as it should be; it is tried again", "mount", name, "in", reconcileEvery)
+			for _, name := range lives {
+				m.watchers.follow(name)
+				if _, err := m.tend(ctx, name); err != nil && ctx.Err() == nil {
+					m.complaints.log(ctx, name, err, "The mount is not as it should be; it is tried again", "mount", name, "in", reconcileEvery)
+				}
 			}
 			return nil
 		})
 	}
 	_ = g.Wait()
 	return m.clearLeftovers(ctx)
+}
+
+// livesByKey are the names of mounts by their keys, a successor before those whose places it takes: they end when it has them.
+func livesByKey(names []string) map[string][]string {
+	lives := map[string][]string{}
+	for _, name := range names {
+		lives[keyOf(name)] = append(lives[keyOf(name)], name)
+	}
+	for _, all := range lives {
+		slices.SortFunc(all, func(a, b string) int { // generations, without leading zeros
+			return cmp.Or(cmp.Compare(len(b), len(a)), cmp.Compare(b, a))
+		})
+	}
+	return lives
 }
 
 // view is what there is to see of one mount.

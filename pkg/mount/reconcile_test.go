@@ -3,6 +3,7 @@ package mount
 import (
 	"context"
 	"os"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -89,5 +90,13 @@ func show(t *testing.T, m *Manager, rec record) {
 	})
 	if err := m.store.writePublication(publication{Target: target, Mount: rec.Name}); err != nil {
 		t.Fatal(err)
+	}
+}
+
+func TestASuccessorIsTendedToFirst(t *testing.T) {
+	a, b := strings.Repeat("a", 24), strings.Repeat("b", 24)
+	got := livesByKey([]string{a + "-9", b + "-7", a + "-10", a + "-8"})
+	if want := map[string][]string{a: {a + "-10", a + "-9", a + "-8"}, b: {b + "-7"}}; !reflect.DeepEqual(got, want) {
+		t.Errorf("%v, want %v", got, want)
 	}
 }

@@ -14,6 +14,10 @@ import (
 // tendBound bounds what is done for a mount whose client died.
 const tendBound = 2 * time.Minute
 
+// goneAgain is when a mount that was as it should be is looked at again, if its helper is gone: nobody tells of its client's
+// death any more.
+const goneAgain = 3 * time.Second
+
 // watchers wait for the ends of mounts' clients, one for each mount, while the manager runs.
 type watchers struct {
 	mu    sync.Mutex
@@ -72,20 +76,21 @@ func (m *Manager) watch(ctx context.Context, name string) {
 		if gone {
 			return
 		}
+		without := again
 		if again == 0 {
-			again = reconcileEvery
+			again, without = reconcileEvery, goneAgain
 		}
 		since = 0
-		m.rest(ctx, peer, status.Revision, again)
+		m.rest(ctx, peer, status.Revision, again, without)
 	}
 }
 
-// rest waits for d, or until the helper has something new to tell.
-func (m *Manager) rest(ctx context.Context, peer *helper.Peer, since uint64, d time.Duration) {
+// rest waits for d, or until the helper has something new to tell, but no longer than without where there is no helper.
+func (m *Manager) rest(ctx context.Context, peer *helper.Peer, since uint64, d, without time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
-	for ctx.Err() == nil {
-		if _, err := peer.Status(ctx, since); err == nil {
+	for began := time.Now(); ctx.Err() == nil; {
+		if _, err := peer.Status(ctx, since); err == nil || errors.Is(err, helper.ErrGone) && time.Since(began) >= without {
 			return
 		}
 		select { // there is no helper: another one may come
