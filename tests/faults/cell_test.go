@@ -214,6 +214,12 @@ func (c *cell) write(name, content string) {
 		c.t.Fatal(err)
 	}
 	c.stored[name] = content
+	c.taken(name)
+}
+
+// taken waits until the client has a file that was closed.
+func (c *cell) taken(name string) {
+	c.t.Helper()
 	// The kernel tells the client of the close when it has already told us that it is done.
 	key := c.volume.GetVolumeId() + "/" + name
 	await(c.t, 10*time.Second, "the client to have taken "+name, func() bool {
@@ -271,7 +277,21 @@ func (c *cell) works() {
 	for name := range c.stored {
 		c.reads(c.target, name)
 	}
-	c.write("after", "written after it")
+	if c.row.readOnly {
+		return
+	}
+	// What died with the fault may still be on its way.
+	var err error
+	for end := time.Now().Add(healBound); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		if err = os.WriteFile(filepath.Join(c.target, "after"), []byte("written after it"), 0o644); err == nil {
+			break
+		}
+	}
+	if err != nil {
+		c.t.Fatalf("nothing can be written after %s: %v", healBound, err)
+	}
+	c.stored["after"] = "written after it"
+	c.taken("after")
 	c.reads(c.target, "after")
 }
 

@@ -293,3 +293,13 @@ func await(t *testing.T, limit time.Duration, what string, is func() bool) {
 		}
 	}
 }
+
+// stopped tells whether all threads of a process stand still.
+func stopped(pid int) bool {
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	return err == nil && len(threads) > 0 && !slices.ContainsFunc(threads, func(file string) bool {
+		stat, _ := os.ReadFile(file)
+		_, rest, _ := strings.Cut(string(stat), ") ")
+		return !strings.HasPrefix(rest, "T")
+	})
+}

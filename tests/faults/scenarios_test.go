@@ -131,6 +131,7 @@ func hangScenario(c *cell) {
 		if err := unix.Kill(p.pid, unix.SIGSTOP); err != nil {
 			c.t.Fatal(err)
 		}
+		await(c.t, 10*time.Second, "all of the client to stand still", func() bool { return stopped(p.pid) })
 	}
 	answered := make(chan error, 1)
 	go func() {
