@@ -11,14 +11,15 @@ func TestPausesGrowAndEnd(t *testing.T) {
 	if w := tr.wait("m"); w != 0 {
 		t.Errorf("the first restart waits %s", w)
 	}
-	for _, want := range []time.Duration{1, 2, 4, 8, 16, 32, 64, 120, 120} {
+	for _, seconds := range []int{1, 2, 4, 8, 16, 32, 64, 120, 120} {
+		want := time.Duration(seconds) * time.Second
 		tr.mended("m")
-		if w := tr.wait("m"); w != want*time.Second {
-			t.Errorf("a death at once: %s, want %s", w, want*time.Second)
+		if w := tr.wait("m"); w != want {
+			t.Errorf("a death at once: %s, want %s", w, want)
 		}
 		now = now.Add(want * time.Second)
 		if w := tr.wait("m"); w != 0 {
-			t.Errorf("after %s it still waits %s", want*time.Second, w)
+			t.Errorf("after %s it still waits %s", want, w)
 		}
 	}
 	tr.failed("m")

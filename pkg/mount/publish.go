@@ -241,6 +241,10 @@ func (m *Manager) published(ctx context.Context, r Request, spec Spec) (shown, e
 			if old, err := m.outdated(rec); err != nil || old {
 				return shownDead, err
 			}
+			// What lives may be a client that was started since the mount table was read, and the target not healed yet.
+			if err := m.shows(ctx, rec, r.Target); err != nil {
+				return shownDead, nil //nolint:nilerr // that is what is found out
+			}
 			return shownAlive, m.handKeys(ctx, r, rec)
 		}
 	}
