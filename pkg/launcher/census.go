@@ -32,7 +32,7 @@ func (c *census) take(ctx context.Context) (map[uint32]bool, error) {
 	if look == nil {
 		look = &count{done: make(chan struct{})}
 		c.next = look
-		go c.look(look)
+		go c.look(context.WithoutCancel(ctx), look) // it is not only this caller's
 	}
 	c.mu.Unlock()
 	select {
@@ -43,14 +43,14 @@ func (c *census) take(ctx context.Context) (map[uint32]bool, error) {
 	}
 }
 
-func (c *census) look(look *count) {
+func (c *census) look(ctx context.Context, look *count) {
 	c.turn.Lock()
 	defer c.turn.Unlock()
 	c.mu.Lock()
 	c.next = nil // whoever comes from now on has to see what begins from now on
 	c.mu.Unlock()
 	defer close(look.done)
-	ctx, cancel := context.WithTimeout(context.Background(), censusBound)
+	ctx, cancel := context.WithTimeout(ctx, censusBound)
 	defer cancel()
 	look.alive = map[uint32]bool{}
 	look.err = eachProcess(ctx, func(_ int, status []byte) {
