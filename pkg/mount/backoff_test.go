@@ -17,7 +17,7 @@ func TestPausesGrowAndEnd(t *testing.T) {
 		if w := tr.wait("m"); w != want {
 			t.Errorf("a death at once: %s, want %s", w, want)
 		}
-		now = now.Add(want * time.Second)
+		now = now.Add(want)
 		if w := tr.wait("m"); w != 0 {
 			t.Errorf("after %s it still waits %s", want, w)
 		}
