@@ -1,5 +1,5 @@
 // Command demo shows the whole way from nothing to files in S3 on this machine: a bucket on a real S3 server, a volume, a
-// pod-like directory, a crash of the driver, and the end of it all. Every step is printed and checked; the exit code is 0
+// pod-like directory, a crash of the driver, one of a client, and the end of it all. Every step is printed and checked; the exit code is 0
 // only if each did what it should, and nothing is left behind either way.
 //
 // DEMO_S3_ENDPOINT, with AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, optionally AWS_SESSION_TOKEN and AWS_REGION, runs it

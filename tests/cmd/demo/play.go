@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/service/s3"
@@ -24,7 +25,7 @@ const (
 // play is the demo itself.
 func (p *place) play(ctx context.Context) error {
 	for _, scene := range []func(context.Context) error{
-		p.makeBucket, p.startDriver, p.createVolume, p.publish, p.writeAndRead, p.showObjects, p.crash, p.unpublish, p.deleteVolume, p.stopDriver,
+		p.makeBucket, p.startDriver, p.createVolume, p.publish, p.writeAndRead, p.showObjects, p.crash, p.heal, p.unpublish, p.deleteVolume, p.stopDriver,
 	} {
 		if err := scene(ctx); err != nil {
 			return err
@@ -156,6 +157,43 @@ func (p *place) crash(ctx context.Context) error {
 	}
 	say("a new driver, pid %d, takes over", p.driver.PID())
 	return expect(p.published[1], "orphan.txt", "written without a driver\n")
+}
+
+// heal kills the FUSE client and waits until both pods read again.
+func (p *place) heal(ctx context.Context) error {
+	step("kill -9 of the FUSE client: another one takes its place, in every pod")
+	var client int
+	for _, line := range p.rig.Processes() {
+		if rest, ok := strings.CutPrefix(line, "s3-csi-rclone, pid "); ok {
+			if _, err := fmt.Sscan(strings.TrimSuffix(strings.Fields(rest)[0], ","), &client); err != nil {
+				return err
+			}
+		}
+	}
+	if client == 0 {
+		return errors.New("no client runs")
+	}
+	if err := syscall.Kill(client, syscall.SIGKILL); err != nil {
+		return err
+	}
+	died := time.Now()
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	for _, target := range p.published {
+		for {
+			err := expect(target, "greeting.txt", greeting)
+			if err == nil {
+				break
+			}
+			select {
+			case <-ctx.Done():
+				return fmt.Errorf("it did not come back: %w", err)
+			case <-time.After(time.Millisecond):
+			}
+		}
+	}
+	say("pid %d is gone; both pods read again after %d ms, and nobody was restarted", client, time.Since(died).Milliseconds())
+	return nil
 }
 
 func (p *place) unpublish(ctx context.Context) error {
