@@ -178,6 +178,10 @@ func New(ctx context.Context, o Options) (*Manager, error) {
 		return nil, fmt.Errorf("preparing the state directory %s: %w", o.StateDir, err)
 	}
 	m.ctl = host.NewFusectl(o.Namespace, filepath.Join(m.StateDir, "fusectl"))
+	// Before anybody can publish: what an earlier life has left to store must be stored before the next one serves.
+	if err := m.restore(ctx); err != nil {
+		klog.FromContext(ctx).Error(err, "Mounts that a reboot ended cannot be brought back; it is tried again", "in", reconcileEvery)
+	}
 	return m, nil
 }
 
@@ -235,9 +239,6 @@ func (m *Manager) real(target string) string {
 // its client ends. Then it waits a moment for what is under way; it never unmounts on its way out.
 func (m *Manager) Run(ctx context.Context) error {
 	defer m.lock.Close()
-	if err := m.restore(ctx); err != nil && ctx.Err() == nil {
-		klog.FromContext(ctx).Error(err, "Mounts that a reboot ended cannot be brought back; it is tried again", "in", reconcileEvery)
-	}
 	m.reportCaches(ctx)
 	m.watchers.start(func(name string) { m.watch(ctx, name) })
 	defer m.watchers.stop()
