@@ -168,25 +168,33 @@ func (c *cell) strike() {
 	c.reached(c.row.step)
 	switch c.fault {
 	case killDriver, podGone:
-		c.driver.Load().Kill()
+		c.crash(c.t)
 	case killHelper:
 		c.killProcesses(helperProgram)
 	case killClient:
 		c.killProcesses(programs[c.client])
 	case killAll:
-		c.driver.Load().Kill()
+		c.crash(c.t)
 		c.killProcesses("")
 	case reexec:
-		if _, err := systemctl("daemon-reexec"); err != nil {
-			c.t.Fatal(err)
-		}
+		await(c.t, 10*time.Second, "systemd to execute itself anew", func() bool {
+			_, err := systemctl("daemon-reexec")
+			return err == nil
+		})
 	case bus:
-		_, _ = systemctl("reset-failed", "dbus.service") // more restarts than its unit allows
-		if _, err := systemctl("restart", "dbus.service"); err != nil {
-			c.t.Fatal(err)
-		}
+		// It may lose its own connection over it.
+		before := mainPID()
+		await(c.t, 10*time.Second, "another bus", func() bool {
+			_, _ = systemctl("reset-failed", "dbus.service") // more restarts than its unit allows
+			if mainPID() == before {
+				_, _ = systemctl("restart", "dbus.service")
+			}
+			now := mainPID()
+			return now != before && now != "" && now != "0"
+		})
 	}
 	c.release()
+	c.driveNow(c.t)
 	select {
 	case <-c.driver.Load().Exited():
 		c.drive(c.t)

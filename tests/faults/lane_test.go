@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -41,6 +42,7 @@ type lane struct {
 	flags    []string
 	moves    int
 	driver   atomic.Pointer[rig.Driver]
+	starting chan started // a driver that is held before it is ready
 	innocent *innocent
 	base     snapshot // with nothing but the innocent volume
 }
@@ -95,22 +97,73 @@ func (l *lane) moveBackend(t *testing.T) {
 	}
 }
 
+// started is how a driver's start ended.
+type started struct {
+	driver *rig.Driver
+	err    error
+}
+
 // drive starts a driver; the previous one must be gone.
 func (l *lane) drive(t *testing.T) {
 	t.Helper()
+	l.driveLater(t)
+	l.driveNow(t)
+}
+
+// driveLater is drive without waiting, for a driver that is held before it is ready.
+func (l *lane) driveLater(t *testing.T) {
+	t.Helper()
 	flags := append([]string{"--default-client=" + rclone, "--config=" + l.config, fmt.Sprintf("--hang-timeout=%s", hangTimeout)}, l.flags...)
-	d, err := l.Start(context.WithoutCancel(t.Context()), "node", flags...)
-	if err != nil {
-		text := err.Error()
+	ctx := context.WithoutCancel(t.Context())
+	l.starting = make(chan started, 1)
+	go func(done chan<- started) {
+		d, err := l.Start(ctx, "node", flags...)
+		done <- started{d, err}
+	}(l.starting)
+}
+
+// driveNow waits for the driver that is being started, if one is.
+func (l *lane) driveNow(t *testing.T) {
+	t.Helper()
+	if l.starting == nil {
+		return
+	}
+	s := <-l.starting
+	l.starting = nil
+	if s.err != nil {
+		text := s.err.Error()
 		t.Fatalf("%s", text[max(0, len(text)-10000):])
 	}
-	l.driver.Store(d)
+	l.driver.Store(s.driver)
+}
+
+// crash kills the driver.
+func (l *lane) crash(t *testing.T) {
+	t.Helper()
+	if l.starting == nil {
+		l.driver.Load().Kill()
+		return
+	}
+	files, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		if b, _ := os.ReadFile(file); strings.HasPrefix(string(b), l.Program+"\x00") && strings.Contains(string(b), "\x00--state-dir="+l.State+"\x00") {
+			pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+			_ = unix.Kill(pid, unix.SIGKILL)
+		}
+	}
+	if s := <-l.starting; s.err == nil {
+		t.Fatal("the driver that was to be killed is ready")
+	}
+	l.starting = nil
 }
 
 // restart kills the driver as a crash does and starts another, which is held nowhere.
 func (l *lane) restart(t *testing.T) {
 	t.Helper()
-	l.driver.Load().Kill()
+	l.crash(t)
 	l.release()
 	l.drive(t)
 }

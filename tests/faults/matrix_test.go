@@ -46,7 +46,6 @@ func matrix() []row {
 		{step: "start.mounted", scenario: "publish", more: []fault{podGone, killHelper}},
 		{step: "serve.started", scenario: "publish", more: append([]fault{podGone}, all...)},
 		{step: "start.serving", scenario: "publish", more: append([]fault{podGone}, all...)},
-		{step: "start.kept", scenario: "publish", clients: one, more: []fault{podGone, killClient}},
 		{step: "write.durable", scenario: "publish", clients: one, more: []fault{podGone}},
 		{step: "bind.recorded", scenario: "publish", more: append([]fault{podGone}, all...)},
 		{step: "bind.bound", scenario: "publish", more: append([]fault{podGone}, all...)},
@@ -111,6 +110,7 @@ func matrix() []row {
 func cells() []*cell {
 	onSystemd := os.Getenv(rig.EnvLauncher) == rig.LauncherSystemd
 	var all []*cell
+	struck := map[string]bool{} // steps at which systemd and the bus are restarted
 	for _, r := range matrix() {
 		of := r.clients
 		if of == nil {
@@ -120,7 +120,8 @@ func cells() []*cell {
 			of = of[:1]
 		}
 		faults := append([]fault{killDriver}, r.more...)
-		if onSystemd {
+		if onSystemd && !struck[r.step] {
+			struck[r.step] = true
 			faults = append(faults, reexec, bus)
 		}
 		for _, f := range faults {
@@ -193,6 +194,9 @@ func TestFaultMatrix(t *testing.T) {
 	for _, l := range used {
 		c := &cell{lane: l, t: t}
 		c.must("unpublishing the innocent volume", c.begin(l.innocent.unpublishing(), false))
+	}
+	if t.Failed() {
+		return // lanes that failed are left as they are
 	}
 	for _, l := range used {
 		for _, what := range l.Leftovers() {

@@ -194,7 +194,7 @@ func restoreScenario(c *cell) {
 	c.forget()
 	c.release()
 	c.arm()
-	c.drive(c.t)
+	c.driveLater(c.t)
 	c.strike()
 	if c.fault == podGone { // nobody asks
 		await(c.t, healBound, "what was left to be stored and cleared away", func() bool {

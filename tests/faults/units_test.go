@@ -15,7 +15,14 @@ func (l *lane) units() []string {
 	if l.Launcher != rig.LauncherSystemd {
 		return nil
 	}
-	out, err := systemctl("show", "--property=Id,ActiveState,ExecStart,ControlGroup", "s3csi-*.service")
+	out, err := systemctl("show", "--property=Id,ActiveState,ExecStart", "s3csi-*.service")
+	for range 100 { // another cell restarts what is asked
+		if err == nil {
+			break
+		}
+		time.Sleep(20 * time.Millisecond)
+		out, err = systemctl("show", "--property=Id,ActiveState,ExecStart", "s3csi-*.service")
+	}
 	if err != nil {
 		return []string{err.Error()}
 	}
@@ -37,6 +44,12 @@ func (l *lane) units() []string {
 		units = append(units, id+", "+state)
 	}
 	return units
+}
+
+// mainPID is the bus's; "" where systemd does not answer.
+func mainPID() string {
+	out, _ := systemctl("show", "--value", "--property=MainPID", "dbus.service")
+	return strings.TrimSpace(out)
 }
 
 func systemctl(args ...string) (string, error) {
