@@ -26,6 +26,7 @@ type troubles struct {
 type trouble struct {
 	tries int       // since the last good life
 	last  time.Time // when it was last started again, or that failed
+	why   cause     // of a death that nothing has come back from yet
 }
 
 // wait is how long to wait before a mount's client is started again.
@@ -53,12 +54,36 @@ func (t *troubles) count(name string) {
 	if t.of == nil {
 		t.of = map[string]trouble{}
 	}
-	t.of[name] = trouble{tr.tries + 1, t.now()}
+	t.of[name] = trouble{tr.tries + 1, t.now(), tr.why}
+}
+
+// died notes of what a client died, and gives what it is put down to: until one serves again, those that could not be
+// started do not hide what ended the one before them.
+func (t *troubles) died(name string, why cause) cause {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	tr := t.of[name]
+	if tr.why.reason == "" || why.reason == reasonOOM {
+		tr.why = why
+	}
+	if t.of == nil {
+		t.of = map[string]trouble{}
+	}
+	t.of[name] = tr
+	return tr.why
 }
 
 // failed notes that a client could not be started again, mended that it was.
 func (t *troubles) failed(name string) { t.count(name) }
-func (t *troubles) mended(name string) { t.count(name) }
+
+func (t *troubles) mended(name string) {
+	t.count(name)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	tr := t.of[name]
+	tr.why = cause{}
+	t.of[name] = tr
+}
 
 func (t *troubles) forget(name string) {
 	t.mu.Lock()

@@ -33,3 +33,22 @@ func TestPausesGrowAndEnd(t *testing.T) {
 		t.Errorf("forgotten: %s", w)
 	}
 }
+
+// What could not be started again does not hide of what the one before it died.
+func TestADeathIsPutDownToItsFirstCause(t *testing.T) {
+	ts := troubles{now: time.Now}
+	crash, oom := cause{reasonCrash, "signal"}, cause{reasonOOM, "memory"}
+	for i, step := range []struct {
+		now, want cause
+		mended    bool
+	}{{oom, oom, false}, {crash, oom, false}, {crash, oom, true}, {crash, crash, false}, {oom, oom, false}, {crash, oom, true}, {crash, crash, true}} {
+		if got := ts.died("m", step.now); got != step.want {
+			t.Errorf("step %d: it is put down to %+v", i, got)
+		}
+		if step.mended {
+			ts.mended("m")
+		} else {
+			ts.failed("m")
+		}
+	}
+}

@@ -38,11 +38,7 @@ func (m *Manager) causeOf(ctx context.Context, rec record) cause {
 		return cause{reasonHang, fmt.Sprintf("it answered nothing for %s", m.HangTimeout)}
 	}
 	if kills, err := m.Launcher.OOMKills(ctx, rec.Name, rec.UID); err == nil && kills > rec.OOMKills {
-		limit := "the node's memory was used up"
-		if rec.Spec.MemoryLimit != 0 {
-			limit = fmt.Sprintf("its volume's memoryLimit is %d MiB", rec.Spec.MemoryLimit>>20)
-		}
-		return cause{reasonOOM, "the kernel killed it for want of memory: " + limit}
+		return cause{reasonOOM, "the kernel killed it for want of memory: " + m.memoryOf(rec)}
 	}
 	hctx, cancel := context.WithTimeout(ctx, helperBound)
 	defer cancel()
@@ -58,11 +54,23 @@ func (m *Manager) causeOf(ctx context.Context, rec record) cause {
 	return cause{reasonSource, "its file system was unmounted or cut off by somebody else"}
 }
 
+// memoryOf says for people what memory a mount may use.
+func (m *Manager) memoryOf(rec record) string {
+	own := "it has no limit of its own"
+	if rec.Spec.MemoryLimit != 0 {
+		own = fmt.Sprintf("its volume's memoryLimit is %d MiB", rec.Spec.MemoryLimit>>20)
+	} else if cl, err := m.clientOf(rec.Client); err == nil && m.Limits.MemoryMax != 0 {
+		options, _ := rec.Spec.options() // those that the client was started with
+		own = fmt.Sprintf("its limit is %d MiB, by the node's --memory-limit", m.limits(rec.Spec, cl, options).MemoryMax>>20)
+	}
+	return own + "; all mounts together have --slice-memory-limit"
+}
+
 // restart gives a mount whose client is dead another one, and its publications the new file system. The mount keeps its
 // name, its helper where that lives, its keys and its cache. The key's lock is held. keys are a secret's, if somebody has
 // them.
 func (m *Manager) restart(ctx context.Context, rec *record, keys credentials.Keys) error {
-	why := m.causeOf(ctx, *rec)
+	why := m.troubles.died(rec.Name, m.causeOf(ctx, *rec))
 	log := klog.FromContext(ctx).WithValues("mount", rec.Name, "volume", rec.VolumeID, "client", rec.Client, "bucket", rec.Spec.Bucket, "prefix", rec.Spec.Prefix)
 	log.Error(nil, "The client is dead; it is started again", "reason", why.reason, "how", why.how)
 	m.states.set(rec.Name, rec.Client, stateDead)
