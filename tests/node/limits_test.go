@@ -1,0 +1,340 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+
+	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
+	"github.com/s3-csi/s3-csi-driver/tests/rig"
+)
+
+// greed is what a client needs at least, and how often a file has to be opened until it needs more than that. Both
+// clients keep for each open file what they have read ahead.
+var greed = map[string]struct {
+	limit   string // the least memoryLimit
+	options string
+	opens   int
+}{
+	rclone:     {"128Mi", "read-ahead=64Mi", 16},
+	mountpoint: {"640Mi", "", 200},
+}
+
+// bigSize is that of the file, in bytes.
+const bigSize = 64 << 20
+
+// oomBound is how long a volume may be out of order after its client was killed for want of memory: the kernel takes a
+// moment to give back what it had.
+const oomBound = 3 * time.Second
+
+// units skips a test where no systemd holds clients to their limits.
+func units(t *testing.T) {
+	t.Helper()
+	if os.Getenv(rig.EnvLauncher) != rig.LauncherSystemd {
+		t.Skip("for the launcher systemd only: nothing holds plain processes to a limit")
+	}
+}
+
+// enforced skips a test where the host has no memory controller.
+func enforced(t *testing.T) {
+	t.Helper()
+	units(t)
+	if memoryFile("", "memory.limit_in_bytes", "memory.max") == "" {
+		t.Skip("no cgroup hierarchy of the host has a memory controller")
+	}
+}
+
+// memoryFile is that file of a cgroup, by its names in the two versions of cgroups; "": there is none.
+func memoryFile(group, v1, v2 string) string {
+	for _, path := range []string{filepath.Join("/sys/fs/cgroup/memory/system.slice", group, v1), filepath.Join("/sys/fs/cgroup/system.slice", group, v2)} {
+		if _, err := os.Stat(path); err == nil {
+			return path
+		}
+	}
+	return ""
+}
+
+// unitOf is the unit of the only mount of a volume.
+func (e *env) unitOf(volume string) string {
+	e.t.Helper()
+	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
+		return filepath.Dir(m.Mountpoint) != filepath.Join(e.State, "sources") || !strings.HasPrefix(m.Source, "s3csi:"+volume+":"), false
+	})
+	if err != nil || len(mounts) != 1 {
+		e.t.Fatalf("the mounts of volume %s: %v, %v", volume, mounts, err)
+	}
+	return "s3csi-" + filepath.Base(mounts[0].Mountpoint) + ".service"
+}
+
+// property is a unit's property.
+func property(t *testing.T, unit, name string) string {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), "systemctl", "show", "--value", "--property="+name, unit).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s of %s: %v: %s", name, unit, err, out)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// What a volume asks for, or the node's operator where it does not, is a property of its mount's unit, and the client is
+// told in its own words.
+func TestLimitsAreTheUnits(t *testing.T) {
+	units(t)
+	e := start(t, "--memory-limit=512Mi", "--cpu-weight=30", "--tasks-max=300", "--slice-memory-limit=4Gi")
+	for _, tc := range []struct {
+		volume *csi.Volume
+		want   map[string]string
+		told   string // in the client's command line or environment
+	}{
+		{
+			static("asks", rclone, "memoryLimit", "160Mi", "cpuWeight", "70", "tasksMax", "200"),
+			map[string]string{"MemoryMax": "167772160", "CPUWeight": "70", "TasksMax": "200"}, "GOMEMLIMIT=134217728",
+		}, {
+			static("asks-too", mountpoint, "memoryLimit", "800Mi", "cpuWeight", "10000"),
+			map[string]string{"MemoryMax": "838860800", "CPUWeight": "10000", "TasksMax": "300"}, "--memory-target=640",
+		}, {
+			static("modest", rclone),
+			map[string]string{"MemoryMax": "536870912", "CPUWeight": "30", "TasksMax": "300"}, "GOMEMLIMIT=429496730",
+		}, {
+			// The client does not start with as little as the operator gives, so it gets what it needs.
+			static("needs-more", mountpoint),
+			map[string]string{"MemoryMax": "671088640", "CPUWeight": "30", "TasksMax": "300"}, "--memory-target=512",
+		},
+	} {
+		t.Run(tc.volume.GetVolumeId(), func(t *testing.T) {
+			before := e.processes("")
+			target := e.publish(tc.volume, "t")
+			unit := e.unitOf(tc.volume.GetVolumeId())
+			tc.want["OOMPolicy"] = "continue" // else systemd ends the helper with the client
+			for name, want := range tc.want {
+				if got := property(t, unit, name); got != want {
+					t.Errorf("%s is %s, want %s", name, got, want)
+				}
+			}
+			if file := memoryFile("system-s3csi.slice/"+unit, "memory.limit_in_bytes", "memory.max"); file != "" {
+				if got := strings.TrimSpace(read(t, file)); got != tc.want["MemoryMax"] {
+					t.Errorf("the kernel's limit is %s", got)
+				}
+			}
+			var words []string
+			for _, p := range e.processes("") {
+				if p.name == "s3-csi-helper" || slices.Contains(before, p) {
+					continue
+				}
+				for _, file := range []string{"cmdline", "environ"} {
+					words = append(words, strings.Split(read(t, fmt.Sprintf("/proc/%d/%s", p.pid, file)), "\x00")...)
+				}
+			}
+			if !slices.Contains(words, tc.told) {
+				t.Errorf("the client is not told %s: %q", tc.told, words)
+			}
+			e.unpublish(tc.volume, target)
+		})
+	}
+	if got := property(t, "system-s3csi.slice", "MemoryMax"); got != "4294967296" {
+		t.Errorf("all mounts together may use %s", got)
+	}
+	e.awaitNothingLeft(5 * time.Second)
+}
+
+// greedy is a volume with a big file, whose client needs too much memory as soon as pods read it often enough.
+func (e *env) greedy(name, client string, pairs ...string) *csi.Volume {
+	e.t.Helper()
+	if client == mountpoint && os.Getenv(rig.EnvMountpoint) != "" {
+		e.t.Skip("the real mount-s3 stays within its memory, so far as is known; its stand-in does not")
+	}
+	e.Put(e.t, bucket, name+"/file", "content")
+	e.Put(e.t, bucket, name+"/big", string(make([]byte, bigSize)))
+	if g := greed[client]; g.options != "" {
+		pairs = append(pairs, "mountOptions", g.options)
+	}
+	return static(name, client, pairs...)
+}
+
+// feast opens a volume's big file again and again until its client is dead.
+func (e *env) feast(client, target string) {
+	e.t.Helper()
+	var open []*os.File
+	defer func() {
+		for _, f := range open {
+			f.Close()
+		}
+	}()
+	page := make([]byte, 4096)
+	dead := func(err error) bool { return errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ECONNABORTED) }
+	for i := range greed[client].opens { // an answer may come late, or be an error, before the end
+		f, err := os.Open(filepath.Join(target, "big"))
+		if err == nil {
+			open = append(open, f)
+			_, err = f.ReadAt(page, int64(i)<<16)
+		}
+		if dead(err) {
+			return
+		}
+		if err != nil {
+			e.t.Logf("a hungry client answers %v", err)
+		}
+	}
+	// What is read ahead comes a moment later.
+	e.await(20*time.Second, "the kernel to end the client", func() bool {
+		_, err := os.Stat(target)
+		return dead(err)
+	})
+}
+
+// stream reads a file over and over until stop is called, which tells how often that went well; any failure fails the test.
+func (e *env) stream(path, content string) (stop func() int64) {
+	ctx, cancel := context.WithCancel(e.t.Context())
+	done := make(chan struct{})
+	var reads atomic.Int64
+	go func() {
+		defer close(done)
+		for ctx.Err() == nil {
+			if b, err := os.ReadFile(path); err != nil || string(b) != content {
+				e.t.Errorf("%s reads %q, %v", path, b, err)
+				return
+			}
+			reads.Add(1)
+		}
+	}()
+	return func() int64 {
+		cancel()
+		<-done
+		return reads.Load()
+	}
+}
+
+// logged waits for a line of the drivers' log that has all these words in it.
+func (e *env) logged(words ...string) {
+	e.t.Helper()
+	e.await(10*time.Second, fmt.Sprintf("a line of the log with %q", words), func() bool {
+		for line := range strings.Lines(e.Logs()) {
+			if !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(line, w) }) {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// A client that needs more memory than its volume may use is killed by the kernel: it alone. Its volume comes back, and log
+// and metric tell this death from any other.
+func TestWantOfMemoryHitsNoNeighbour(t *testing.T) {
+	enforced(t)
+	eachClient(t, func(t *testing.T, e *env, client string) {
+		v, w := e.greedy("greedy", client, "memoryLimit", greed[client].limit), static("modest", client)
+		e.Put(t, bucket, "modest/file", "content")
+		a, b := e.publish(v, "a"), e.publish(w, "b")
+		open, err := os.Open(filepath.Join(b, "file"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer open.Close() // once more, where the test ends early
+		helper, neighbour := property(t, e.unitOf("greedy"), "MainPID"), property(t, e.unitOf("modest"), "MainPID")
+		stop := e.stream(filepath.Join(b, "file"), "content")
+		e.feast(client, a)
+		died := time.Now()
+		e.awaitRead(oomBound, filepath.Join(a, "file"), "content")
+		t.Logf("healed after %s", time.Since(died).Round(time.Millisecond))
+		if n := stop(); n == 0 {
+			t.Error("nobody read the neighbour")
+		}
+		if _, err := open.ReadAt(make([]byte, 7), 0); err != nil {
+			t.Errorf("the neighbour's open file: %v", err)
+		}
+		open.Close()
+		if now := property(t, e.unitOf("greedy"), "MainPID"); now != helper {
+			t.Errorf("the helper was %s and is %s", helper, now)
+		}
+		if now := property(t, e.unitOf("modest"), "MainPID"); now != neighbour {
+			t.Errorf("the neighbour's helper was %s and is %s", neighbour, now)
+		}
+		e.logged("The client is dead", `volume="greedy"`, `reason="oom"`, "for want of memory", "its volume's memoryLimit is "+strings.TrimSuffix(greed[client].limit, "Mi")+" MiB")
+		if n := e.count("s3csi_mount_restarts_total", client, "oom"); n != 1 {
+			t.Errorf("%v restarts for want of memory are counted", n)
+		}
+		if n := e.count("s3csi_mount_restarts_total") + e.count("s3csi_mount_restart_failures_total"); n != 1 {
+			t.Errorf("%v restarts are counted", n)
+		}
+		write(t, filepath.Join(a, "new"), "written after")
+
+		// The next death is an ordinary one, and the unit still counts the other.
+		e.unpublish(w, b)
+		e.kill(e.client(client))
+		e.awaitRead(oomBound, filepath.Join(a, "file"), "content")
+		if n := e.count("s3csi_mount_restarts_total", client, "crash"); n != 1 {
+			t.Errorf("%v crashes are counted", n)
+		}
+		if n := e.count("s3csi_mount_restarts_total", client, "oom"); n != 1 {
+			t.Errorf("%v restarts for want of memory are counted after a crash", n)
+		}
+		e.unpublish(v, a)
+		if got := e.Object(t, bucket, "greedy/new"); got != "written after" {
+			t.Errorf("the object is %q", got)
+		}
+		e.awaitNothingLeft(5 * time.Second)
+	})
+}
+
+// Where a client cannot be started again, whoever publishes its volume is told of what it died, however often that was tried.
+func TestWantOfMemoryIsToldWhenAVolumeDoesNotComeBack(t *testing.T) {
+	enforced(t)
+	const client = mountpoint // it gives up on an S3 that is away sooner than the other
+	e := start(t, "--memory-limit=128Mi", "--heal=false")
+	v := e.greedy("told", client)
+	a := e.publish(v, "a")
+	killed := e.client(client)
+	e.feast(client, a)
+	e.await(10*time.Second, "the client's end", func() bool { return unix.Kill(killed.pid, 0) != nil || isZombie(killed.pid) })
+	e.proxy.Set(faultproxy.Faults{Refuse: true}) // so no client starts
+	for range 2 {
+		want(t, e.tryPublish(50*time.Second, v, a), codes.Unavailable, "for want of memory", "its limit is 640 MiB, by the node's --memory-limit", "could not be started again")
+	}
+	if n := e.count("s3csi_mount_restart_failures_total", client, "oom"); n < 2 {
+		t.Errorf("%v failures after a want of memory are counted", n)
+	}
+	e.proxy.Set(faultproxy.Faults{})
+	e.publish(v, "a")
+	if n := e.count("s3csi_mount_restarts_total", client, "oom"); n != 1 {
+		t.Errorf("%v restarts for want of memory are counted", n)
+	}
+	e.unpublish(v, a)
+	e.awaitNothingLeft(5 * time.Second)
+}
+
+// All mounts together may use so much. Beyond it the kernel ends the largest client, and another one where that has not
+// helped at once; they come back like any other.
+func TestWhatAllMountsUseIsBounded(t *testing.T) {
+	enforced(t)
+	eachClient(t, func(t *testing.T, e *env, client string) {
+		v, w := e.greedy("greedy", client), static("modest", client)
+		e.Put(t, bucket, "modest/file", "content")
+		a, b := e.publish(v, "a"), e.publish(w, "b")
+		e.feast(client, a)
+		e.awaitRead(oomBound, filepath.Join(a, "file"), "content")
+		e.awaitRead(oomBound, filepath.Join(b, "file"), "content")
+		e.logged("The client is dead", `volume="greedy"`, `reason="oom"`, "--slice-memory-limit")
+		if n := e.count("s3csi_mount_restarts_total", client, "oom"); n == 0 {
+			t.Error("no restart for want of memory is counted")
+		}
+		if n := e.count("s3csi_mount_restarts_total", client, "crash"); n != 0 {
+			t.Errorf("%v crashes are counted", n)
+		}
+		e.unpublish(v, a)
+		e.unpublish(w, b)
+		e.awaitNothingLeft(5 * time.Second)
+	}, "--memory-limit=8Gi", "--slice-memory-limit=700Mi")
+}
