@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/systemd"
 )
 
 // The clients, by the names that volumes give them, and the names of their processes. mount-s3 is the strict stand-in.
@@ -24,4 +25,7 @@ const (
 )
 
 // The suite holds for every launcher; see rigtest.Main.
-func TestMain(m *testing.M) { os.Exit(rigtest.Main(m)) }
+func TestMain(m *testing.M) {
+	systemd.Init()
+	os.Exit(rigtest.Main(m))
+}

@@ -25,6 +25,7 @@ const (
 	envDir     = "S3CSI_SYSTEMD_DIR"
 	envCgroup  = "S3CSI_SYSTEMD_CGROUP"
 	envSkip    = "S3CSI_SYSTEMD_SKIP"
+	envKeep    = "S3CSI_SYSTEMD_KEEP"
 	roleInit   = "init"
 	roleInside = "inside"
 
@@ -49,11 +50,8 @@ type Install func(dir string) (map[string]string, error)
 // Main is the body of a TestMain: it boots the host and runs the tests on it; it returns the exit code. Where that cannot
 // be, the tests run here, and Host skips them.
 func Main(m *testing.M, install Install) int {
-	switch os.Getenv(envRole) {
-	case roleInit:
-		fmt.Fprintln(os.Stderr, "starting systemd:", becomeInit())
-		return 1
-	case roleInside:
+	Init()
+	if Inside() {
 		return m.Run()
 	}
 	if why := unusable(); why != "" {
@@ -69,6 +67,15 @@ func Main(m *testing.M, install Install) int {
 		return max(code, 1)
 	}
 	return code
+}
+
+// Init is the beginning of every TestMain of a binary that boots hosts: it does not return where the process is to become a
+// host's systemd.
+func Init() {
+	if os.Getenv(envRole) == roleInit {
+		fmt.Fprintln(os.Stderr, "starting systemd:", becomeInit())
+		os.Exit(1)
+	}
 }
 
 // Inside tells whether this process runs the tests on the host.
@@ -97,29 +104,23 @@ func unusable() string {
 // machine is a running host.
 type machine struct {
 	dir    string
+	keep   string // directory that is Kept on the host
 	cgroup string // the name of its directory in every hierarchy
 	init   *exec.Cmd
 	exited chan struct{}
 }
 
 func run(install Install) (code int, err error) {
-	h := &machine{cgroup: fmt.Sprintf("s3csi-test-%d", os.Getpid()), exited: make(chan struct{})}
+	h := &machine{cgroup: fmt.Sprintf("s3csi-test-%d", os.Getpid())}
 	if h.dir, err = os.MkdirTemp("", "s3csi-systemd-"); err != nil {
 		return 1, err
 	}
-	defer func() { err = errors.Join(err, h.stop()) }()
-	if err := os.MkdirAll(filepath.Join(h.dir, "host"), 0o755); err != nil {
-		return 1, err
-	}
+	defer func() { err = errors.Join(err, h.stop(stopTimeout), os.RemoveAll(h.dir)) }()
 	files, err := install(h.dir)
 	if err != nil {
 		return 1, fmt.Errorf("preparing the host's programs: %w", err)
 	}
-	var list strings.Builder
-	for to, from := range files {
-		fmt.Fprintf(&list, "%s\t%s\n", to, from)
-	}
-	if err := os.WriteFile(filepath.Join(h.dir, "files"), []byte(list.String()), 0o600); err != nil {
+	if err := h.prepare(files); err != nil {
 		return 1, err
 	}
 	if err := h.boot(); err != nil {
@@ -128,14 +129,27 @@ func run(install Install) (code int, err error) {
 	return h.tests()
 }
 
+// prepare writes down what a host is made of.
+func (h *machine) prepare(files map[string]string) error {
+	if err := os.MkdirAll(filepath.Join(h.dir, "host"), 0o755); err != nil {
+		return err
+	}
+	var list strings.Builder
+	for to, from := range files {
+		fmt.Fprintf(&list, "%s\t%s\n", to, from)
+	}
+	return os.WriteFile(filepath.Join(h.dir, "files"), []byte(list.String()), 0o600)
+}
+
 // boot starts systemd and waits until it is up.
 func (h *machine) boot() error {
 	started := make(chan error, 1)
+	h.exited = make(chan struct{})
 	go func() {
 		runtime.LockOSThread() // the death signal follows the thread
 		defer runtime.UnlockOSThread()
 		h.init = exec.CommandContext(context.Background(), "/proc/self/exe")
-		h.init.Env = append(os.Environ(), envRole+"="+roleInit, envDir+"="+h.dir, envCgroup+"="+h.cgroup)
+		h.init.Env = append(os.Environ(), envRole+"="+roleInit, envDir+"="+h.dir, envCgroup+"="+h.cgroup, envKeep+"="+h.keep)
 		h.init.Stderr, h.init.Dir = os.Stderr, "/"
 		h.init.SysProcAttr = &syscall.SysProcAttr{
 			Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC,
@@ -233,19 +247,23 @@ func (h *machine) enter(cmd *exec.Cmd) error {
 	return <-done
 }
 
-// stop powers the host off and takes away what is left of it.
-func (h *machine) stop() error {
+// stop powers the host off, at once where it may not take any time, and takes away what is left of it.
+func (h *machine) stop(within time.Duration) error {
 	var errs []error
 	if h.init != nil && h.init.Process != nil {
-		_ = unix.Kill(h.init.Process.Pid, powerOff) // it may have ended
+		if within > 0 {
+			_ = unix.Kill(h.init.Process.Pid, powerOff) // it may have ended
+		}
 		select {
 		case <-h.exited:
-		case <-time.After(stopTimeout):
-			errs = append(errs, fmt.Errorf("the host's systemd has not powered off within %s", stopTimeout))
+		case <-time.After(within):
+			if within > 0 {
+				errs = append(errs, fmt.Errorf("the host's systemd has not powered off within %s", within))
+			}
 			_ = unix.Kill(h.init.Process.Pid, unix.SIGKILL)
 			<-h.exited
 		}
 	}
-	errs = append(errs, removeCgroups(h.cgroup), os.RemoveAll(h.dir))
-	return errors.Join(errs...)
+	h.init = nil
+	return errors.Join(append(errs, removeCgroups(h.cgroup))...)
 }

@@ -107,6 +107,9 @@ func (n *node) look(ctx context.Context, name string) (dir bool, o object, errno
 }
 
 func (t *tree) failed(what, key string, err error) syscall.Errno {
+	if errors.Is(err, context.Canceled) {
+		return syscall.EINTR // a signal came to who asks, such as those by which Go's scheduler interrupts a thread
+	}
 	fmt.Printf("%s WARN %s of %q failed: %v\n", time.Now().UTC().Format(time.RFC3339Nano), what, key, err)
 	return syscall.EIO
 }

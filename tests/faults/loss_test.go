@@ -1,0 +1,194 @@
+package faults
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
+	"github.com/s3-csi/s3-csi-driver/tests/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+)
+
+// uploading is a node with a volume of which a file is being stored, slowly.
+type uploading struct {
+	*rigtest.Node
+	t       *testing.T
+	proxy   *faultproxy.Proxy
+	driver  *rig.Driver
+	volume  *csi.Volume
+	target  string
+	content []byte
+}
+
+// upload makes one; start starts its first driver. The upload takes about three seconds.
+func upload(t *testing.T, start func(n *rigtest.Node) *rig.Driver) *uploading {
+	t.Helper()
+	u := &uploading{Node: rigtest.New(t), t: t, volume: volume("slow", rclone), content: bytes.Repeat([]byte("0123456789abcdef"), 6<<20/16)}
+	var err error
+	if u.proxy, err = faultproxy.Start(u.Process.Endpoint()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := u.proxy.Stop(); err != nil {
+			t.Errorf("stopping the proxy: %v", err)
+		}
+	})
+	u.Rig.S3.Endpoint = u.proxy.Endpoint()
+	u.driver = start(u.Node)
+	u.target = u.Target("slow")
+	rigtest.Publish(t, u.driver, u.volume, u.target)
+	u.proxy.Set(faultproxy.Faults{Bandwidth: 2 << 20})
+	for name, b := range map[string][]byte{"big": u.content, "small": []byte("small")} {
+		if err := os.WriteFile(filepath.Join(u.target, name), b, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	requests := u.proxy.Requests()
+	await(t, 10*time.Second, "the upload to begin", func() bool { return u.proxy.Requests() > requests })
+	return u
+}
+
+func drive(t *testing.T) func(*rigtest.Node) *rig.Driver {
+	return func(n *rigtest.Node) *rig.Driver { return n.Drive(t, "node") }
+}
+
+// under fails the test if the upload is over already.
+func (u *uploading) under() {
+	u.t.Helper()
+	if keys := u.Keys(u.t, bucket, "slow/big"); len(keys) > 0 {
+		u.t.Fatal("the upload is over already: this test proves nothing")
+	}
+}
+
+// stored fails the test unless everything is.
+func (u *uploading) stored() {
+	u.t.Helper()
+	for name, want := range map[string][]byte{"big": u.content, "small": []byte("small")} {
+		if keys := u.Keys(u.t, bucket, "slow/"+name); len(keys) == 0 {
+			u.t.Errorf("%s is lost", name)
+		} else if got := u.Object(u.t, bucket, "slow/"+name); got != string(want) {
+			u.t.Errorf("%s has %d bytes of %d", name, len(got), len(want))
+		}
+	}
+}
+
+// unpublish tries until it succeeds, and calls between after each failure.
+func (u *uploading) unpublish(callBound time.Duration, between func()) (tries int) {
+	u.t.Helper()
+	for end := time.Now().Add(time.Minute); ; tries++ {
+		ctx, cancel := context.WithTimeout(u.t.Context(), callBound)
+		_, err := u.driver.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: u.volume.GetVolumeId(), TargetPath: u.target})
+		cancel()
+		if err == nil {
+			return tries
+		}
+		if time.Now().After(end) {
+			u.t.Fatal(err)
+		}
+		between()
+	}
+}
+
+// gone waits until nothing of the mount is left.
+func (u *uploading) gone() {
+	u.t.Helper()
+	for end := time.Now().Add(10 * time.Second); len(u.Leftovers()) > 0 && time.Now().Before(end); {
+		time.Sleep(20 * time.Millisecond)
+	}
+	u.NothingLeft(u.t)
+}
+
+// A driver that is killed again and again while a mount stores what it has left loses nothing, and an unpublish succeeds
+// not before all is stored.
+func TestDriversThatDieDuringADrainLoseNothing(t *testing.T) {
+	u := upload(t, drive(t))
+	u.under()
+	if tries := u.unpublish(400*time.Millisecond, func() {
+		u.driver.Kill()
+		u.driver = u.Drive(t, "node")
+	}); tries < 2 {
+		t.Errorf("only %d calls failed: the drain was over too soon", tries)
+	}
+	u.stored()
+	u.gone()
+}
+
+// The client, and with it what it was sending, dies again and again during a drain.
+func TestClientsThatDieDuringADrainLoseNothing(t *testing.T) {
+	for _, name := range []string{programs[rclone], helperProgram, ""} {
+		t.Run("killed: "+name, func(t *testing.T) {
+			u := upload(t, drive(t))
+			u.under()
+			left := 3
+			u.unpublish(700*time.Millisecond, func() {
+				if left--; left >= 0 {
+					l := lane{Rig: u.Rig}
+					kill(t, l.processes(name))
+				}
+			})
+			u.stored()
+			u.gone()
+		})
+	}
+}
+
+// The driver is upgraded, and then goes back, in the middle of an upload.
+func TestAnUpgradeDuringAnUploadLosesNothing(t *testing.T) {
+	for _, back := range []bool{false, true} {
+		name := map[bool]string{false: "upgrade", true: "rollback"}[back]
+		t.Run(name, func(t *testing.T) {
+			if back {
+				rigtest.ProcessOnly(t, "the older driver knows no other")
+			}
+			var older, newer, launcher, hostDir string
+			as := func(n *rigtest.Node, old bool) *rig.Driver {
+				n.Program, n.Launcher, n.HostDir = newer, launcher, hostDir
+				if old { // it knows no other launcher
+					n.Program, n.Launcher, n.HostDir = older, rig.LauncherProcess, ""
+				}
+				return n.Drive(t, "node")
+			}
+			u := upload(t, func(n *rigtest.Node) *rig.Driver {
+				var err error
+				if older, err = n.InstallDriver(filepath.Join(rigtest.Bin(t), "test", "old")); err != nil {
+					t.Fatalf("an older driver (make test-parts builds it): %v", err)
+				}
+				newer, launcher, hostDir = n.Program, n.Launcher, n.HostDir
+				return as(n, !back)
+			})
+			u.under()
+			u.driver.Kill()
+			u.driver = as(u.Node, back)
+			u.under()
+			u.unpublish(time.Second, func() {})
+			u.stored()
+			u.gone()
+		})
+	}
+}
+
+// A unit that is stopped while something uses its volume has nothing left to store when it is gone, or the driver brings it
+// back with it.
+func TestAStoppedUnitLosesNothing(t *testing.T) {
+	if os.Getenv(rig.EnvLauncher) != rig.LauncherSystemd {
+		t.Skip("needs units of systemd: run with " + rig.EnvLauncher + "=" + rig.LauncherSystemd)
+	}
+	u := upload(t, drive(t))
+	u.under()
+	if _, err := systemctl("kill", "--kill-whom=all", "--signal=TERM", "s3csi-*.service"); err != nil {
+		t.Fatal(err)
+	}
+	u.under()
+	if _, err := systemctl("kill", "--kill-whom=all", "--signal=KILL", "s3csi-*.service"); err != nil { // as after its patience
+		t.Fatal(err)
+	}
+	u.unpublish(2*time.Second, func() {})
+	u.stored()
+	u.gone()
+}
