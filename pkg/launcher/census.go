@@ -12,18 +12,36 @@ import (
 type census struct {
 	mu   sync.Mutex
 	next *count
+	last *count     // the latest that ended well
 	turn sync.Mutex // one look at a time
 }
 
 // count is one look. alive and err are final when done is closed.
 type count struct {
+	began time.Time
 	done  chan struct{}
 	alive map[uint32]bool
 	err   error
 }
 
-// censusBound bounds a look, which reads nothing but /proc.
-const censusBound = 30 * time.Second
+const (
+	// censusBound bounds a look, which reads nothing but /proc.
+	censusBound = 30 * time.Second
+	// censusAge is how old a look may be that says that a uid is free. Whoever looks after mounts looks more often.
+	censusAge = 3 * time.Minute
+)
+
+// free tells whether a uid is nobody's.
+func (c *census) free(ctx context.Context, uid uint32) (bool, error) {
+	c.mu.Lock()
+	last := c.last
+	c.mu.Unlock()
+	if last != nil && time.Since(last.began) < censusAge && !last.alive[uid] {
+		return true, nil
+	}
+	alive, err := c.take(ctx)
+	return err == nil && !alive[uid], err
+}
 
 // take gives the uids that have processes at a moment after the call.
 func (c *census) take(ctx context.Context) (map[uint32]bool, error) {
@@ -50,6 +68,7 @@ func (c *census) look(ctx context.Context, look *count) {
 	c.next = nil // whoever comes from now on has to see what begins from now on
 	c.mu.Unlock()
 	defer close(look.done)
+	look.began = time.Now()
 	ctx, cancel := context.WithTimeout(ctx, censusBound)
 	defer cancel()
 	look.alive = map[uint32]bool{}
@@ -58,4 +77,9 @@ func (c *census) look(ctx context.Context, look *count) {
 			look.alive[uid] = true
 		}
 	})
+	if look.err == nil {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.last = look
+	}
 }

@@ -301,6 +301,14 @@ func (s *Systemd) Alive(ctx context.Context, uid uint32) (bool, error) {
 	return alive[uid], err
 }
 
+// Free tells whether a uid that no mount has can be given to one: see Process.Free.
+func (s *Systemd) Free(ctx context.Context, uid uint32) (bool, error) {
+	if err := DefaultUIDs().check(uid); err != nil {
+		return false, fmt.Errorf("look for processes: %w", err)
+	}
+	return s.census.free(ctx, uid)
+}
+
 // Kill ends that uid's units and kills every process of it, and returns when nothing is left, or with ctx: a process that
 // hangs in the kernel, on a FUSE mount as a rule, goes only when that connection is aborted. It needs systemd's answer,
 // because a unit that is still being started has no process yet.

@@ -178,14 +178,27 @@ type UnitInfo struct {
 	Active string // as in Result
 }
 
-// List lists this driver's units, also those that have failed.
+// List lists this driver's units, also those that have failed, and, without a name, the uids of the launcher's range that
+// have processes and no unit: another launcher started them, or somebody took the unit away.
 func (s *Systemd) List(ctx context.Context) ([]UnitInfo, error) {
 	var list []UnitInfo
 	err := s.with(ctx, "list units", func(ctx context.Context, b *bus) (err error) {
 		list, err = b.list(ctx)
 		return err
 	})
-	return list, err
+	if err != nil {
+		return nil, err
+	}
+	alive, err := s.census.take(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for uid := range alive {
+		if s.uids.check(uid) == nil && !slices.ContainsFunc(list, func(u UnitInfo) bool { return u.UID == uid }) {
+			list = append(list, UnitInfo{UID: uid, Active: "active"})
+		}
+	}
+	return list, nil
 }
 
 // list lists this driver's units. It asks for single properties, because all of one unit cost systemd a millisecond.

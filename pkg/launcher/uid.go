@@ -52,6 +52,16 @@ func (p *Process) Alive(ctx context.Context, uid uint32) (bool, error) {
 	return alive[uid], err
 }
 
+// Free tells whether a uid that no mount has can be given to one: no process has it, or had it a few minutes ago, which is
+// as good, because nobody but this driver starts processes under it, and it ends them before it gives the uid up.
+func (p *Process) Free(ctx context.Context, uid uint32) (bool, error) {
+	if err := DefaultUIDs().check(uid); err != nil {
+		return false, fmt.Errorf("look for processes: %w", err)
+	}
+	p.reap()
+	return p.census.free(ctx, uid)
+}
+
 // Kill kills every process of that uid and returns when none is left, or with ctx: a process that hangs in the kernel,
 // on a FUSE mount as a rule, goes only when that connection is aborted.
 func (p *Process) Kill(ctx context.Context, uid uint32) error {

@@ -53,6 +53,8 @@ type Stats struct {
 // Launcher brings helpers to life. A mount's uid is its own, so a uid names all its processes.
 type Launcher interface {
 	Start(ctx context.Context, u launcher.Unit) error
+	// Free tells whether a uid that no mount has can be given to one: nobody's processes have it.
+	Free(ctx context.Context, uid uint32) (bool, error)
 	// Alive tells whether a process of that uid is there.
 	Alive(ctx context.Context, uid uint32) (bool, error)
 	// Kill ends them and returns when they are gone.

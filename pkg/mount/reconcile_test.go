@@ -22,6 +22,7 @@ type undying struct{}
 
 func (undying) Start(context.Context, launcher.Unit) error               { return nil }
 func (undying) Alive(context.Context, uint32) (bool, error)              { return true, nil }
+func (undying) Free(context.Context, uint32) (bool, error)               { return false, nil }
 func (undying) Kill(ctx context.Context, _ uint32) error                 { <-ctx.Done(); return ctx.Err() }
 func (undying) List(context.Context) ([]launcher.UnitInfo, error)        { return nil, nil }
 func (undying) OOMKills(context.Context, string, uint32) (uint64, error) { return 0, nil }

@@ -120,8 +120,8 @@ func (m *Manager) allocate(ctx context.Context, r Request, spec Spec, cl client.
 		if err != nil {
 			return record{}, err
 		}
-		alive, err := m.Launcher.Alive(ctx, rec.UID)
-		if err == nil && !alive {
+		free, err := m.Launcher.Free(ctx, rec.UID)
+		if err == nil && free {
 			return rec, nil
 		}
 		taken[rec.UID] = true
