@@ -35,6 +35,9 @@ type Unit struct {
 	StateDir string
 	// CacheDir is another such directory, or "". Beside StateDir it is all that a sandbox lets the helper write to.
 	CacheDir string
+	// Callers tells that the client looks up in /proc which processes call its file system (client.Client.CallerPIDs), so a
+	// sandbox has to let it see them.
+	Callers bool
 	// Limits are for launchers that have a cgroup for each helper.
 	Limits Limits
 	// Socket is the listening socket that helper.Listen made. It stays the caller's to close, after Start.

@@ -122,6 +122,9 @@ func (s *Systemd) properties(u Unit, socket dbus.UnixFD) []sd.Property {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, p := range sandbox(writable) {
+		if u.Callers && p.Name == "ProtectProc" {
+			continue // it would hide other users' processes; what they keep from others is kept anyway
+		}
 		if !p.mounts || !s.unshared {
 			props = append(props, p.Property)
 		}
