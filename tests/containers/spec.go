@@ -114,7 +114,11 @@ func (o Options) spec(id, rootfs string) ociSpec {
 		case "rslave", "rshared":
 			s.Linux.Propagation = max(s.Linux.Propagation, propagation)
 		}
-		s.Mounts = append(s.Mounts, ociMount{m.Target, "bind", m.Source, []string{"rbind", propagation, access}})
+		options := []string{"rbind", propagation, access}
+		if o.UserNamespace {
+			options = append(options, "nosuid", "nodev") // what the source has must be kept, which older runtimes do not do
+		}
+		s.Mounts = append(s.Mounts, ociMount{m.Target, "bind", m.Source, options})
 	}
 	return s
 }

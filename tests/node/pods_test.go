@@ -1,0 +1,407 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+
+	"github.com/s3-csi/s3-csi-driver/tests/containers"
+	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+)
+
+// refusal is a test that only wants to know whether something in it fails.
+type refusal struct {
+	testing.TB
+	why string
+}
+
+type refused struct{}
+
+func (r *refusal) Fatalf(format string, args ...any) {
+	r.why = fmt.Sprintf(format, args...)
+	panic(refused{})
+}
+
+// Errorf is for what cannot be taken away of something that never was.
+func (r *refusal) Errorf(format string, args ...any) {
+	if r.why == "" {
+		r.TB.Errorf(format, args...)
+	}
+}
+
+// tryContainer starts a container, as a kubelet does that tries again: why tells why not.
+func tryContainer(t *testing.T, o containers.Options) (c *containers.Container, why string) {
+	t.Helper()
+	r := &refusal{TB: t}
+	defer func() {
+		if p := recover(); p != nil {
+			if _, ok := p.(refused); !ok {
+				panic(p)
+			}
+			why = r.why
+		}
+	}()
+	return containers.Start(r, o), ""
+}
+
+// stop ends containers, as a kubelet does before it unpublishes their volumes.
+func stop(t *testing.T, cs ...*containers.Container) {
+	t.Helper()
+	for _, c := range cs {
+		if err := c.Stop(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// subpath is kubelet's bind of a directory of a pod's volume.
+func (e *env) subpath(uid, volume, dir string) string {
+	e.t.Helper()
+	subpath := filepath.Join(e.Dir, "targets", "pods", uid, "volume-subpaths", volume, "app", "0")
+	if err := os.MkdirAll(subpath, 0o755); err != nil {
+		e.t.Fatal(err)
+	}
+	if err := unix.Mount(filepath.Join(e.podTarget(uid, volume), dir), subpath, "", unix.MS_BIND, ""); err != nil {
+		e.t.Fatal(err)
+	}
+	e.t.Cleanup(func() { _ = unix.Unmount(subpath, unix.MNT_DETACH) }) // where the test ends early
+	return subpath
+}
+
+// reads waits until a file in a container reads so.
+func reads(t *testing.T, c *containers.Container, limit time.Duration, path, content string) {
+	t.Helper()
+	var got string
+	var err error
+	for end := time.Now().Add(limit); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		if got, err = c.Read(t.Context(), path); err == nil && got == content {
+			return
+		}
+	}
+	t.Errorf("for %s %s reads %q, %v", limit, path, got, err)
+}
+
+// ours are the mounts of this driver in the namespace of a process.
+func ours(t *testing.T, pid int) []*mountinfo.Info {
+	t.Helper()
+	f, err := os.Open(fmt.Sprintf("/proc/%d/mountinfo", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	found, err := mountinfo.GetMountsFromReader(f, func(m *mountinfo.Info) (skip, stop bool) { return !strings.HasPrefix(m.Source, "s3csi:"), false })
+	if err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+// Pods that share a mount all get the living one, whatever their cgroups are called and wherever they have it, and what is
+// mounted below it stays. (Nobody looks there meanwhile: for a moment after the death, such a look can make the kernel take
+// away what is mounted on a directory that the file system does not vouch for any more.)
+func TestPodsThatShareAMountAllHeal(t *testing.T) {
+	containers.Need(t)
+	eachClient(t, func(t *testing.T, e *env, client string) {
+		for key, content := range map[string]string{"file": "content", "sub/file": "in sub", "child/file": "under the child"} {
+			e.Put(t, bucket, "shared/"+key, content)
+		}
+		v := static("shared", client)
+		child := t.TempDir()
+		write(t, filepath.Join(child, "file"), "the child's")
+		var pods []*containers.Container
+		var targets []string
+		watches := map[*containers.Watch]string{}
+		for i, uid := range []string{podUID, otherPodUID} {
+			target := e.podTarget(uid, "pv")
+			e.publishAt(v, target)
+			targets = append(targets, target)
+			pod := containers.Start(t, containers.Options{
+				PodUID: uid, Cgroup: []containers.CgroupStyle{containers.CgroupFS, containers.CgroupSystemd}[i],
+				Mounts: []containers.Mount{
+					{Source: target, Target: "/one"},
+					{Source: target, Target: "/two", ReadOnly: true},
+					{Source: child, Target: "/one/child"},
+				},
+			})
+			pods = append(pods, pod)
+			for path, content := range map[string]string{"/one/file": "content", "/two/sub/file": "in sub"} {
+				w := pod.Watch(path)
+				watches[w] = content
+				if _, ok := w.Await(time.Time{}, 10*time.Second, containers.Reads(content)); !ok {
+					t.Fatalf("pod %d never read %s", i, path)
+				}
+			}
+		}
+		if n := e.count("s3csi_mounts"); n != 1 {
+			t.Fatalf("the pods have %v mounts", n)
+		}
+		e.kill(e.client(client))
+		died := time.Now()
+		for w, content := range watches {
+			look, ok := w.Await(died, 10*time.Second, containers.Reads(content))
+			if took := look.Ended.Sub(died); !ok || took > soon {
+				t.Errorf("%q is read again after %s (%t), want %s", content, took, ok, soon)
+			}
+		}
+		if n := e.count("s3csi_mount_heals_total", "container", "replaced"); n != 4 {
+			t.Errorf("%v mounts in containers are healed", n)
+		}
+		for w, content := range watches {
+			if bad := w.Unwanted(content); len(bad) > 0 {
+				t.Errorf("in place of %q was %+v", content, bad[0])
+			}
+			w.Stop()
+		}
+		for i, pod := range pods {
+			if n := len(ours(t, pod.PID)); n != 2 {
+				t.Errorf("pod %d has %d mounts of the volume", i, n)
+			}
+			for path, content := range map[string]string{"/one/child/file": "the child's", "/two/child/file": "under the child"} {
+				if got, err := pod.Read(t.Context(), path); err != nil || got != content {
+					t.Errorf("pod %d reads %q of %s, %v", i, got, path, err)
+				}
+			}
+			if err := pod.Write(t.Context(), fmt.Sprintf("/one/from-%d", i), "x"); err != nil {
+				t.Error(err)
+			}
+			stop(t, pod)
+			e.unpublish(v, targets[i])
+		}
+		for i := range pods {
+			e.Object(t, bucket, fmt.Sprintf("shared/from-%d", i))
+		}
+		e.awaitNothingLeft(5 * time.Second)
+	})
+}
+
+// An agent of somebody's that holds a private copy of the host's root keeps neither the dead connection nor, at the end, the
+// living one.
+func TestAnAgentWithACopyOfTheHostKeepsNothing(t *testing.T) {
+	eachClient(t, func(t *testing.T, e *env, client string) {
+		e.Put(t, bucket, "copied/file", "content")
+		v := static("copied", client)
+		target := e.podTarget(podUID, "pv")
+		e.publishAt(v, target)
+		agent := container(t)
+		before := ours(t, agent)
+		if len(before) != 2 {
+			t.Fatalf("the agent has %d copies of the mount", len(before))
+		}
+		e.kill(e.client(client))
+		e.awaitRead(soon, filepath.Join(target, "file"), "content")
+		e.await(5*time.Second, "the agent's dead copies to be detached", func() bool { return len(ours(t, agent)) == 0 })
+		dead := fmt.Sprintf("/sys/fs/fuse/connections/%d", before[0].Minor)
+		for _, now := range mountsAt(t, target) {
+			if now.Minor == before[0].Minor { // the number was given out again at once
+				dead = ""
+			}
+		}
+		if _, err := os.Stat(dead); dead != "" && !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("the dead connection is still there: %v", err)
+		}
+		late := container(t)
+		if n := len(ours(t, late)); n != 2 {
+			t.Errorf("a later agent has %d copies", n)
+		}
+		began := time.Now()
+		e.unpublish(v, target)
+		if took := time.Since(began); took > 5*time.Second {
+			t.Errorf("the unpublication took %s", took)
+		}
+		if n := len(ours(t, late)); n != 0 {
+			t.Errorf("the later agent still has %d copies", n)
+		}
+		e.awaitNothingLeft(5 * time.Second)
+	})
+}
+
+// In a container with a user namespace of its own what can be written to heals. What is mounted read-only there cannot be
+// replaced without its becoming writable: it stays dead until the container is started again.
+func TestAContainerInAUserNamespaceHealsWhatItMayWriteTo(t *testing.T) {
+	containers.Need(t)
+	rigtest.ProcessOnly(t, "the tests' host with a systemd has no whole /proc, without which the kernel lets nobody mount one in a user namespace")
+	eachClient(t, func(t *testing.T, e *env, client string) {
+		e.Put(t, bucket, "lesser/file", "content")
+		v := static("lesser", client)
+		target := e.podTarget(podUID, "pv")
+		e.publishAt(v, target)
+		options := containers.Options{PodUID: podUID, UserNamespace: true, Mounts: []containers.Mount{{Source: target, Target: "/data"}, {Source: target, Target: "/ro", ReadOnly: true}}}
+		pod := containers.Start(t, options)
+		for _, path := range []string{"/data/file", "/ro/file"} {
+			reads(t, pod, soon, path, "content")
+		}
+		e.kill(e.client(client))
+		reads(t, pod, soon, "/data/file", "content")
+		if err := pod.Write(t.Context(), "/data/new", "from the container"); err != nil {
+			t.Error(err)
+		}
+		e.logged("A dead mount is left", "at /ro ", "read-only mount in a user namespace", "restart the")
+		if _, err := pod.Read(t.Context(), "/ro/file"); !errors.Is(err, unix.ENOTCONN) {
+			t.Errorf("the read-only mount answers %v", err)
+		}
+		if n := e.count("s3csi_mount_heals_total", "container", "failed"); n == 0 {
+			t.Error("what is left dead is not counted")
+		}
+		stop(t, pod)
+		again := containers.Start(t, options)
+		reads(t, again, soon, "/ro/file", "content")
+		if err := again.Write(t.Context(), "/ro/new", "x"); !errors.Is(err, unix.EROFS) {
+			t.Errorf("writing to the read-only mount: %v", err)
+		}
+		stop(t, again)
+		e.unpublish(v, target)
+		if got := e.Object(t, bucket, "lesser/new"); got != "from the container" {
+			t.Errorf("the object is %q", got)
+		}
+		e.awaitNothingLeft(5 * time.Second)
+	})
+}
+
+// A container that is to start while its volume is dead does not start, or does and gets errors, where the runtime does not
+// notice; also on a subpath, for which kubelet makes no new bind. As soon as a driver has healed the volume both are well,
+// without any help.
+func TestAContainerIsWellOnceItsVolumeIsHealed(t *testing.T) {
+	containers.Need(t)
+	eachClient(t, func(t *testing.T, e *env, client string) {
+		e.Put(t, bucket, "late/sub/file", "content")
+		v := static("late", client)
+		target := e.podTarget(podUID, "pv")
+		e.publishAt(v, target)
+		subpath := e.subpath(podUID, "pv", "sub")
+		options := func(source string) containers.Options {
+			return containers.Options{PodUID: podUID, Mounts: []containers.Mount{{Source: source, Target: "/data"}}, Own: map[string]string{"data/file": "its own"}}
+		}
+		e.Kill() // so nobody heals
+		e.kill(e.client(client))
+		files := map[string]string{target: "/data/sub/file", subpath: "/data/file"}
+		early := map[string]*containers.Container{}
+		for source, file := range files {
+			c, why := tryContainer(t, options(source))
+			if why != "" {
+				continue
+			}
+			if _, err := c.Read(t.Context(), file); !errors.Is(err, unix.ENOTCONN) {
+				t.Errorf("a container on %s, which is dead, is answered %v", source, err)
+			}
+			early[source] = c
+		}
+		t.Logf("%d containers started on a dead volume", len(early))
+		e.drive()
+		for source, file := range files {
+			e.awaitRead(3*time.Second, filepath.Join(source, strings.TrimPrefix(file, "/data")), "content")
+			c := containers.Start(t, options(source))
+			reads(t, c, soon, file, "content")
+			stop(t, c)
+			if c := early[source]; c != nil {
+				reads(t, c, soon, file, "content")
+				stop(t, c)
+			}
+		}
+		if err := unix.Unmount(subpath, 0); err != nil {
+			t.Error(err)
+		}
+		e.unpublish(v, target)
+		e.awaitNothingLeft(5 * time.Second)
+	})
+}
+
+// A container that comes up while its volume dies and heals, at whichever moment, is healed like one that was there before.
+func TestContainersThatComeUpDuringAHealAreHealed(t *testing.T) {
+	containers.Need(t)
+	e := start(t)
+	e.Put(t, bucket, "meanwhile/file", "content")
+	v := static("meanwhile", mountpoint)
+	target := e.podTarget(podUID, "pv")
+	options := containers.Options{PodUID: podUID, Mounts: []containers.Mount{{Source: target, Target: "/data"}}, Own: map[string]string{"data/file": "its own"}}
+	started := 0
+	for i := range 16 {
+		e.publishAt(v, target)
+		dies := e.client(mountpoint)
+		killed := make(chan struct{})
+		go func() {
+			defer close(killed)
+			time.Sleep(time.Duration(i) * 8 * time.Millisecond) // any moment of the container's start will do
+			_ = unix.Kill(dies.pid, unix.SIGKILL)
+		}()
+		c, why := tryContainer(t, options)
+		<-killed
+		if why == "" {
+			started++
+			reads(t, c, 3*time.Second, "/data/file", "content")
+			stop(t, c)
+		}
+		e.awaitRead(3*time.Second, filepath.Join(target, "file"), "content")
+		e.unpublish(v, target)
+	}
+	t.Logf("%d containers started", started)
+	e.awaitNothingLeft(5 * time.Second)
+}
+
+// A pod that is deleted while its volume heals takes nothing from the others, and its unpublication waits for no more than
+// that.
+func TestAPodThatGoesDuringAHealHoldsUpNobody(t *testing.T) {
+	containers.Need(t)
+	eachClient(t, func(t *testing.T, e *env, client string) {
+		e.Put(t, bucket, "going/file", "content")
+		v := static("going", client)
+		stays, goes := e.podTarget(podUID, "pv"), e.podTarget(otherPodUID, "pv")
+		for i := range 5 {
+			e.publishAt(v, stays)
+			e.publishAt(v, goes)
+			pod := containers.Start(t, containers.Options{PodUID: podUID, Mounts: []containers.Mount{{Source: stays, Target: "/data"}}})
+			going := containers.Start(t, containers.Options{PodUID: otherPodUID, Cgroup: containers.CgroupSystemd, Mounts: []containers.Mount{{Source: goes, Target: "/data"}}})
+			w := pod.Watch("/data/file")
+			e.kill(e.client(client))
+			died := time.Now()
+			time.Sleep(time.Duration(i) * 15 * time.Millisecond) // any moment of the heal will do
+			var all sync.WaitGroup
+			all.Go(func() {
+				stop(t, going)
+				if err := e.tryUnpublish(20*time.Second, v, goes); err != nil {
+					t.Errorf("round %d: %v", i, err)
+				}
+			})
+			if _, ok := w.Await(died, 10*time.Second, containers.Reads("content")); !ok {
+				t.Errorf("round %d: the pod that stays does not read", i)
+			}
+			all.Wait()
+			if took := time.Since(died); took > 5*time.Second {
+				t.Errorf("round %d took %s", i, took)
+			}
+			if _, err := os.Lstat(goes); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("round %d: the target that goes is still there: %v", i, err)
+			}
+			stop(t, pod)
+			e.unpublish(v, stays)
+			e.awaitNothingLeft(5 * time.Second)
+		}
+	})
+}
+
+// The only pod is deleted while its volume heals: the mount ends, and does not come back.
+func TestTheLastPodGoesDuringAHeal(t *testing.T) {
+	eachClient(t, func(t *testing.T, e *env, client string) {
+		v := static("last", client)
+		for i := range 8 {
+			target := e.podTarget(podUID, "pv")
+			e.publishAt(v, target)
+			name := fmt.Sprintf("file-%d", i)
+			write(t, filepath.Join(target, name), "closed")
+			e.kill(e.client(client))
+			time.Sleep(time.Duration(i) * 15 * time.Millisecond)
+			e.unpublish(v, target)
+			if got := e.Object(t, bucket, "last/"+name); got != "closed" {
+				t.Errorf("round %d: the object is %q", i, got)
+			}
+			e.awaitNothingLeft(5 * time.Second)
+		}
+	})
+}
