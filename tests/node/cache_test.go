@@ -126,6 +126,11 @@ func TestACacheIsBounded(t *testing.T) {
 	if n := e.proxy.Requests() - before; n > 2 {
 		t.Errorf("a file that is in the cache takes %d requests", n)
 	}
+	e.kill(e.client(rclone)) // the next one uses what there is
+	e.awaitRead(soon, filepath.Join(target, "0"), string(make([]byte, each)))
+	if n := e.proxy.Requests() - before; n > 12 {
+		t.Errorf("a client that starts on a cache makes %d requests", n)
+	}
 	for i := range files {
 		readAll(i)
 	}
