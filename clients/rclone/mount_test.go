@@ -296,6 +296,52 @@ func TestAKilledProcessLosesNothingThatTheNextOneFindsInItsCache(t *testing.T) {
 	s.want("vol/kept", data)
 }
 
+// What the next process stores is there when it is opened only after that: new files, changed ones, and those in directories
+// that are not in S3 yet.
+func TestWhatAKilledProcessLeftCanBeOpenedAfterItIsStored(t *testing.T) {
+	s := startS3(t)
+	s.put("vol/changed", "what it was")
+	m := startMount(t, mountOptions{s3: s, prefix: "vol/", args: []string{"--write-back=1h"}})
+	check(t, os.Mkdir(m.path("dir"), 0o777))
+	files := map[string][]byte{"new": payload(200<<10, 6), "changed": []byte("what it is, which is longer"), "dir/new": payload(10, 7)}
+	for name, data := range files {
+		check(t, os.WriteFile(m.path(name), data, 0o644))
+	}
+	for start := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+		if r := m.reports(); len(r) > 0 && r[len(r)-1].Uploads == len(files) {
+			break
+		}
+		if time.Since(start) > 10*time.Second {
+			t.Fatal("what was written never shows in the queue")
+		}
+	}
+	check(t, m.cmd.Process.Kill())
+	<-m.done
+	_ = unix.Unmount(m.dir, unix.MNT_DETACH)
+	again := startMount(t, mountOptions{s3: s, prefix: "vol/", cache: m.cache})
+	for _, dir := range []string{"", "dir"} { // the file system learns of them before they are stored
+		_, err := os.ReadDir(again.path(dir))
+		check(t, err)
+	}
+	for start := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+		if r := again.reports(); len(r) > 1 && r[len(r)-1].Uploads == 0 {
+			break
+		}
+		if time.Since(start) > 20*time.Second {
+			t.Fatalf("the next process does not store it\n%s", again.log())
+		}
+	}
+	for name, data := range files {
+		if got, err := os.ReadFile(again.path(name)); err != nil || !bytes.Equal(got, data) {
+			t.Errorf("%s has %d bytes of %d, %v", name, len(got), len(data), err)
+		}
+	}
+	again.finish()
+	for name, data := range files {
+		s.want("vol/"+name, data)
+	}
+}
+
 // The bound of the cache is one of what is stored.
 func TestAFullCacheKeepsWhatIsNotStored(t *testing.T) {
 	s := startS3(t)

@@ -67,6 +67,7 @@ func run(ctx context.Context, c config, stdout io.Writer) error {
 	if err := cache.check(files); err != nil {
 		return err
 	}
+	taken := cache.takeUp(ctx, files)
 	server, open, err := newServer(c, files)
 	if err != nil {
 		return err
@@ -93,6 +94,7 @@ func run(ctx context.Context, c config, stdout io.Writer) error {
 		return err
 	}}
 	d.whileMounted(ctx, unmounted, signals)
+	taken()
 	if n := open.releaseAll(); n > 0 {
 		fs.Logf(nil, "%d files were still open when the file system was unmounted", n)
 	}
