@@ -73,7 +73,15 @@ func newLane(t, whole *testing.T, server *rigtest.Server) *lane {
 	l.restart(t) // so that nothing is known of its start, as after every cell
 	l.base = l.look()
 	for end := time.Now().Add(2 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
-		l.base = l.base.smaller(l.look()) // what belongs to the start goes
+		now := l.look()
+		l.base = l.base.smaller(now) // what belongs to the start goes
+		l.base.descriptors = now.descriptors
+	}
+	for range 20 { // connections to helpers are made anew now and then
+		if now := descriptors(l.driver.Load().PID()); len(now) > len(l.base.descriptors) {
+			l.base.descriptors = now
+		}
+		time.Sleep(10 * time.Millisecond)
 	}
 	return l
 }

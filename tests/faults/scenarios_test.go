@@ -32,7 +32,7 @@ func publishScenario(c *cell) {
 	asked := c.begin(c.publishing(c.target), c.fault == podGone)
 	c.strike()
 	if c.fault == podGone {
-		<-asked
+		_ = <-asked // as nobody asks any more
 		return
 	}
 	c.must("publishing", asked)
@@ -48,7 +48,7 @@ func shareScenario(c *cell) {
 	asked := c.begin(c.publishing(second), c.fault == podGone)
 	c.strike()
 	if c.fault == podGone {
-		<-asked
+		_ = <-asked // as nobody asks any more
 		c.unpublish(second)
 	} else {
 		c.must("publishing", asked)
@@ -121,6 +121,12 @@ func (c *cell) healAfter(victims func() []proc) {
 	kill(c.t, victims())
 	c.strike()
 	c.works()
+	if c.fault == killDriver && !c.row.pod { // also when it is not the client's cache alone that has it
+		await(c.t, healBound, "what was closed to be stored", func() bool {
+			return len(c.server.Keys(c.t, bucket, c.volume.GetVolumeId()+"/before")) > 0
+		})
+		c.reads(c.target, "before")
+	}
 }
 
 // A client does not answer.
@@ -141,7 +147,7 @@ func hangScenario(c *cell) {
 	c.arm()
 	c.strike()
 	select {
-	case <-answered:
+	case _ = <-answered:
 	case <-time.After(healBound):
 		c.t.Errorf("who asked the client that hangs still waits after %s", healBound)
 	}
@@ -173,7 +179,7 @@ func discardScenario(c *cell) {
 	asked := c.begin(c.publishing(c.target), true)
 	c.reached(left)
 	c.driver.Load().Kill()
-	<-asked
+	_ = <-asked // it was for the crash
 	c.release()
 	c.arm()
 	c.drive(c.t)

@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -20,8 +19,6 @@ type Machine struct {
 	h machine
 }
 
-var machines atomic.Uint32
-
 // NewMachine makes a host with those files (as Install gives them), which is off. Nothing of it is left after the test.
 func NewMachine(t testing.TB, files map[string]string) *Machine {
 	t.Helper()
@@ -32,7 +29,7 @@ func NewMachine(t testing.TB, files map[string]string) *Machine {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &Machine{t: t, h: machine{dir: dir, keep: filepath.Join(dir, "kept"), cgroup: fmt.Sprintf("s3csi-test-%d-%d", os.Getpid(), machines.Add(1))}}
+	m := &Machine{t: t, h: machine{dir: dir, keep: filepath.Join(dir, "kept"), cgroup: filepath.Base(dir)}}
 	t.Cleanup(func() {
 		if err := errors.Join(m.h.stop(0), os.RemoveAll(dir)); err != nil {
 			t.Errorf("taking the host away: %v", err)
