@@ -23,6 +23,8 @@ type options struct {
 	checkFuse      func(*os.File) error
 	idleLimit      time.Duration // without a client and without a question
 	endGrace       time.Duration // after the end, for somebody to read the final status
+	idleQueue      time.Duration // for how long a client does nothing before a helper that was asked to stop ends it:
+	idleSilent     time.Duration // one that says what it has left to store, and one that does not
 }
 
 // helper is the state of a helper process. Everything below mu is changed under it only.
@@ -45,6 +47,7 @@ type helper struct {
 	stopping  bool          // SIGTERM: end when there is no client
 	quitting  bool          // a quit request: likewise, and the client is killed
 	condemned bool          // the running client was killed for a kill request
+	released  bool          // the running client was killed because it had nothing left to do
 	told      bool          // the final status was read
 	finished  bool          // done is closed
 }
@@ -217,6 +220,8 @@ func (h *helper) recordEnd() {
 			end.Reason += " after the driver had told the helper to quit"
 		case h.condemned:
 			end.Reason += " after the driver had told the helper to kill it"
+		case h.released:
+			end.Reason += " because its helper was asked to stop and it had nothing left to store"
 		case !end.Expected:
 			end.Reason += " while it was mounted"
 		}

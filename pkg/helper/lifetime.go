@@ -45,6 +45,10 @@ func (h *helper) run(ctx context.Context, l *net.UnixListener, uid uint32, signa
 func (h *helper) live(ctx context.Context, signals <-chan os.Signal) bool {
 	cancelled, killed := ctx.Done(), h.killed
 	var overdue <-chan time.Time
+	var idle idleness
+	look := time.NewTicker(idleLook)
+	look.Stop() // until somebody asks the helper to stop
+	defer look.Stop()
 	for {
 		_, changed := h.snapshot()
 		var timer *time.Timer
@@ -64,10 +68,14 @@ func (h *helper) live(ctx context.Context, signals <-chan os.Signal) bool {
 		case s := <-signals:
 			if s != syscall.SIGPIPE && s != syscall.SIGHUP {
 				h.stop(s.String())
+				look.Reset(idleLook)
 			}
 		case <-cancelled:
 			cancelled = nil
 			h.stop("cancelled")
+			look.Reset(idleLook)
+		case <-look.C:
+			h.endIdle(&idle)
 		case <-killed:
 			killed, overdue = nil, time.After(quitGrace)
 		case <-overdue:

@@ -70,7 +70,7 @@ func newRig(t testing.TB, change ...func(*options)) *rig {
 		t.Fatal(err)
 	}
 	o := options{
-		name: "test", stateDir: state, stderr: log, now: time.Now, idleLimit: time.Minute, endGrace: time.Minute,
+		name: "test", stateDir: state, stderr: log, now: time.Now, idleLimit: time.Minute, endGrace: time.Minute, idleQueue: time.Minute, idleSilent: time.Minute,
 		checkFuse: func(*os.File) error { return nil },
 		lookup: func(name string) (client.Client, error) {
 			if name != "stand-in" {

@@ -55,7 +55,7 @@ func Run(ctx context.Context, version string, args []string) error {
 	}
 	h, err := newHelper(options{
 		name: *name, version: version, stateDir: *stateDir, stderr: os.Stderr, now: time.Now,
-		lookup: client.Get, checkFuse: checkFuse, idleLimit: idleLimit, endGrace: endGrace,
+		lookup: client.Get, checkFuse: checkFuse, idleLimit: idleLimit, endGrace: endGrace, idleQueue: idleQueue, idleSilent: idleSilent,
 	})
 	if err != nil {
 		return errors.Join(fmt.Errorf("helper %s: %w", *name, err), l.Close())

@@ -9,12 +9,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/cputime"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
-
-// tick is the unit of utime and stime in /proc/<pid>/stat: sysconf(_SC_CLK_TCK) is 100 on every architecture that Go
-// runs on (USER_HZ in the kernel's include/asm-generic/param.h).
-const tick = time.Second / 100
 
 // CPUTime is the user and system time that the process has used so far, all its threads together, in steps of 10 ms.
 // Where no process of that pid has that real uid, because it ended and the pid may be another's by now, the error is a
@@ -37,7 +34,7 @@ func CPUTime(pid int, uid uint32) (time.Duration, error) {
 	if owner != uid {
 		return 0, fault.Errorf(fault.NotFound, "process %d is not of uid %d but of %d", pid, uid, owner)
 	}
-	used, err := statCPUTime(string(stat))
+	used, err := cputime.Parse(string(stat))
 	if err != nil {
 		return 0, fmt.Errorf("finding the CPU time of process %d: %w", pid, err)
 	}
@@ -50,30 +47,6 @@ func noProcess(pid int, uid uint32, err error) error {
 		return fault.Errorf(fault.NotFound, "there is no process %d (of uid %d) any more: %w", pid, uid, err)
 	}
 	return fmt.Errorf("finding the CPU time of process %d: %w", pid, err)
-}
-
-// statCPUTime reads utime and stime, fields 14 and 15, from the text of /proc/<pid>/stat, proc_pid_stat(5).
-func statCPUTime(stat string) (time.Duration, error) {
-	// The second field is the program's name in brackets, and may hold brackets and blanks itself.
-	end := strings.LastIndexByte(stat, ')')
-	if end < 0 {
-		return 0, fmt.Errorf("stat has no program name: %q", stat)
-	}
-	fields := strings.Fields(stat[end+1:]) // from field 3 on
-	const utime, stime = 14 - 3, 15 - 3
-	if len(fields) <= stime {
-		return 0, fmt.Errorf("stat has %d fields after the program's name, too few: %q", len(fields), stat)
-	}
-	var ticks uint64
-	for _, field := range fields[utime : stime+1] {
-		value, err := strconv.ParseUint(field, 10, 62) // two of them cannot overflow
-		if err != nil {
-			return 0, fmt.Errorf("stat: %w", err)
-		}
-		ticks += value
-	}
-	const most = uint64((1<<63 - 1) / tick)
-	return time.Duration(min(ticks, most)) * tick, nil
 }
 
 // statusUID reads the real uid from the text of /proc/<pid>/status, proc_pid_status(5).

@@ -3,6 +3,7 @@
 package host
 
 import (
+	"github.com/s3-csi/s3-csi-driver/pkg/cputime"
 	"os"
 	"os/exec"
 	"strings"
@@ -54,13 +55,13 @@ func TestStatCPUTime(t *testing.T) {
 	}{
 		{"plain", "12 (sh)" + rest + "7 5 100 100 20 0", 120 * time.Millisecond, false},
 		{"a name with brackets and blanks", "12 (a) b (c) 9 9)" + rest + "100 0 0", time.Second, false},
-		{"more than can be said", "12 (sh)" + rest + "4611686018427387903 4611686018427387903 0", 922337203685 * tick, false},
+		{"more than can be said", "12 (sh)" + rest + "4611686018427387903 4611686018427387903 0", 922337203685 * 10 * time.Millisecond, false},
 		{"no name", "12 sh S 1", 0, true},
 		{"too short", "12 (sh)" + rest + "7", 0, true},
 		{"no number", "12 (sh)" + rest + "7 x 0", 0, true},
 		{"negative", "12 (sh)" + rest + "-7 1 0", 0, true},
 	} {
-		got, err := statCPUTime(tc.stat)
+		got, err := cputime.Parse(tc.stat)
 		if got != tc.want || (err != nil) != tc.fails {
 			t.Errorf("%s: %s, %v", tc.name, got, err)
 		}
@@ -90,7 +91,7 @@ func FuzzStat(f *testing.F) {
 	f.Add(string(status))
 	f.Add("1 ()) S")
 	f.Fuzz(func(t *testing.T, text string) {
-		if used, err := statCPUTime(text); err == nil && (used < 0 || !strings.Contains(text, ")")) {
+		if used, err := cputime.Parse(text); err == nil && (used < 0 || !strings.Contains(text, ")")) {
 			t.Errorf("%q: %s", text, used)
 		}
 		_, _ = statusUID(text)
