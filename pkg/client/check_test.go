@@ -317,7 +317,7 @@ func samples(t *testing.T, o OptionType) []string {
 		return []string{formatSize(o.Min), formatSize(o.Max)}
 	case Text:
 		for _, s := range []string{"STANDARD", "arn:aws:kms:eu-west-1:111122223333:key/k"} {
-			if o.Pattern().MatchString(s) {
+			if o.Pattern.MatchString(s) {
 				return []string{s}
 			}
 		}

@@ -33,9 +33,9 @@ const (
 	mountpointMaxTTL = 100 * 365 * 24 * 60 * 60
 )
 
-var (
-	storageClass = pattern(`^[A-Z][A-Z0-9_]{0,63}$`)
-	kmsKey       = pattern(`^arn:aws[a-z-]{0,16}:kms:[a-z0-9-]{1,32}:[0-9]{12}:key/[A-Za-z0-9-]{1,64}$`)
+const (
+	storageClass pattern = `^[A-Z][A-Z0-9_]{0,63}$`
+	kmsKey       pattern = `^arn:aws[a-z-]{0,16}:kms:[a-z0-9-]{1,32}:[0-9]{12}:key/[A-Za-z0-9-]{1,64}$`
 )
 
 // mountpointS3 is Mountpoint for Amazon S3, version 1.24 or newer (github.com/awslabs/mountpoint-s3, doc/CONFIGURATION.md).

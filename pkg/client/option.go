@@ -2,7 +2,6 @@ package client
 
 import (
 	"fmt"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -33,19 +32,19 @@ const (
 // space, control characters or a leading dash.
 type OptionType struct {
 	Kind     Kind
-	Min, Max int64                 // Integer: in Unit; Duration: milliseconds; Size: bytes
-	Unit     string                // Integer: what is counted, for people
-	Words    []string              // Enum: the values; Integer: values beside the numbers
-	Pattern  func() *regexp.Regexp // Text
-	Form     string                // Text: what Pattern asks for, for people
-	Default  string                // what holds where the author says nothing, for people
-	Meaning  string                // one sentence, for people
+	Min, Max int64    // Integer: in Unit; Duration: milliseconds; Size: bytes
+	Unit     string   // Integer: what is counted, for people
+	Words    []string // Enum: the values; Integer: values beside the numbers
+	Pattern  pattern  // Text
+	Form     string   // Text: what Pattern asks for, for people
+	Default  string   // what holds where the author says nothing, for people
+	Meaning  string   // one sentence, for people
 }
 
-var (
-	decimal  = pattern(`^(0|[1-9][0-9]{0,17})$`)
-	duration = pattern(`^([0-9]{1,9}(ms|h|m|s))+$`)
-	size     = pattern(`^([1-9][0-9]{0,11})(Ki|Mi|Gi|Ti)$`)
+const (
+	decimal  pattern = `^(0|[1-9][0-9]{0,17})$`
+	duration pattern = `^([0-9]{1,9}(ms|h|m|s))+$`
+	size     pattern = `^([1-9][0-9]{0,11})(Ki|Mi|Gi|Ti)$`
 )
 
 // Values says for people which values the option takes.
@@ -94,7 +93,7 @@ func (t OptionType) takes(value string) bool {
 		if slices.Contains(t.Words, value) {
 			return true
 		}
-		if !decimal().MatchString(value) {
+		if !decimal.MatchString(value) {
 			return false
 		}
 		n, err := strconv.ParseInt(value, 10, 64)
@@ -102,7 +101,7 @@ func (t OptionType) takes(value string) bool {
 	case Enum:
 		return slices.Contains(t.Words, value)
 	case Duration:
-		if !duration().MatchString(value) {
+		if !duration.MatchString(value) {
 			return false
 		}
 		d, err := time.ParseDuration(value)
@@ -111,7 +110,7 @@ func (t OptionType) takes(value string) bool {
 		n, ok := parseSize(value)
 		return ok && n >= t.Min && n <= t.Max
 	case Text:
-		return t.Pattern().MatchString(value)
+		return t.Pattern.MatchString(value)
 	}
 	return false
 }
@@ -131,7 +130,7 @@ func parseSize(value string) (int64, bool) {
 	if value == "0" {
 		return 0, true
 	}
-	m := size().FindStringSubmatch(value)
+	m := size.FindStringSubmatch(value)
 	if m == nil {
 		return 0, false
 	}

@@ -3,13 +3,13 @@
 package host
 
 import (
-	"github.com/s3-csi/s3-csi-driver/pkg/cputime"
 	"os"
 	"os/exec"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/cputime"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 

@@ -23,10 +23,10 @@ const (
 	BucketAccessPoint BucketKind = "access point alias"
 )
 
-var (
-	accountRegional = pattern(`^[a-z0-9][a-z0-9.-]*-[0-9]{12}-[a-z]{2,}(-[a-z]+)+-[0-9]+-an$`)
-	directory       = pattern(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?--[a-z0-9]+(-[a-z0-9]+)+--x-s3$`)
-	accessPoint     = pattern(`^[a-z0-9][a-z0-9-]*[a-z0-9]-s3alias$`)
+const (
+	accountRegional pattern = `^[a-z0-9][a-z0-9.-]*-[0-9]{12}-[a-z]{2,}(-[a-z]+)+-[0-9]+-an$`
+	directory       pattern = `^[a-z0-9]([a-z0-9-]*[a-z0-9])?--[a-z0-9]+(-[a-z0-9]+)+--x-s3$`
+	accessPoint     pattern = `^[a-z0-9][a-z0-9-]*[a-z0-9]-s3alias$`
 )
 
 // ValidateBucketName checks a bucket's name against the rules that Amazon S3 has for its kinds of buckets
@@ -52,17 +52,17 @@ func bucketKind(name string) (BucketKind, error) {
 	}
 	switch {
 	case strings.HasSuffix(name, "--x-s3"):
-		if !directory().MatchString(name) {
+		if !directory.MatchString(name) {
 			return "", errors.New("ends like a directory bucket's but is not <name>--<zone id>--x-s3")
 		}
 		return BucketDirectory, nil
 	case strings.HasSuffix(name, "-s3alias"):
-		if !accessPoint().MatchString(name) {
+		if !accessPoint.MatchString(name) {
 			return "", errors.New("ends like an access point alias but is not <name>-s3alias")
 		}
 		return BucketAccessPoint, nil
 	case strings.HasSuffix(name, "-an"):
-		if !accountRegional().MatchString(name) {
+		if !accountRegional.MatchString(name) {
 			return "", errors.New("ends in -an, which Amazon S3 keeps for <name>-<account id>-<region>-an")
 		}
 		return BucketAccountRegional, nil

@@ -13,9 +13,9 @@ const maxBackendName = 32
 
 // uuidEnd ends the handles that provisioners make of a PersistentVolumeClaim's uid; hash40 is what k8s-csi-s3 makes of
 // a name that is too long for a bucket.
-var (
-	uuidEnd = pattern(`^([a-z0-9][a-z0-9.-]*-)?[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
-	hash40  = pattern(`^[0-9a-f]{40}$`)
+const (
+	uuidEnd pattern = `^([a-z0-9][a-z0-9.-]*-)?[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`
+	hash40  pattern = `^[0-9a-f]{40}$`
 )
 
 // String is the volume_id: "<backend>:<bucket>" or "<backend>:<bucket>/<prefix>". Only an ID of ParseID or of
@@ -125,7 +125,7 @@ func LooksForeign(handle string) bool {
 	if _, err := legacyID(handle); err != nil {
 		return false
 	}
-	return strings.Contains(handle, "/") || uuidEnd().MatchString(handle) || hash40().MatchString(handle)
+	return strings.Contains(handle, "/") || uuidEnd.MatchString(handle) || hash40.MatchString(handle)
 }
 
 // legacyID reads the handles of k8s-csi-s3: "<bucket>" or "<bucket>/<path>", the path with or without its last slash.

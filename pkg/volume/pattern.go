@@ -1,11 +1,14 @@
 package volume
 
-import (
-	"regexp"
-	"sync"
-)
+import "regexp"
 
-// pattern compiles a regular expression when it is first used: every mount's helper links this package, and uses none.
-func pattern(text string) func() *regexp.Regexp {
-	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(text) })
+// pattern is a regular expression that is compiled when it is used: every mount's helper links this package, and uses none.
+type pattern string
+
+// MatchString is that of package regexp.
+func (p pattern) MatchString(s string) bool { return regexp.MustCompile(string(p)).MatchString(s) }
+
+// FindStringSubmatch is that of package regexp.
+func (p pattern) FindStringSubmatch(s string) []string {
+	return regexp.MustCompile(string(p)).FindStringSubmatch(s)
 }

@@ -27,12 +27,12 @@ const (
 	DefaultCacheSize = 1 << 30
 )
 
-var quantity = pattern(`^([1-9][0-9]{0,18})(Ki|Mi|Gi|Ti|K|M|G|T)?$`)
+const quantity pattern = `^([1-9][0-9]{0,18})(Ki|Mi|Gi|Ti|K|M|G|T)?$`
 
 // ParseQuantity reads an amount of bytes: a whole number above zero, alone or with one of the units Ki, Mi, Gi and Ti
 // (powers of 1024) or K, M, G and T (powers of 1000).
 func ParseQuantity(text string) (uint64, error) {
-	m := quantity().FindStringSubmatch(text)
+	m := quantity.FindStringSubmatch(text)
 	if m == nil {
 		return 0, errors.New("is not an amount of bytes, as 1073741824, 512Mi and 10Gi are (units: Ki, Mi, Gi, Ti, K, M, G, T)")
 	}
