@@ -154,7 +154,6 @@ func (c *computer) left() (left []string) {
 func TestShutdownWaitsForUploads(t *testing.T) {
 	c := newComputer(t)
 	c.start()
-	c.patience(15)
 	target := c.publish("calm")
 	// A container that has something to say at its end.
 	c.Run("systemd-run", "--quiet", "--unit=pod", "--slice=kubepods.slice", "--property=Type=notify", "--property=NotifyAccess=all", "sh", "-c",
@@ -173,6 +172,9 @@ func TestShutdownWaitsForUploads(t *testing.T) {
 	}
 	if took < 3*time.Second {
 		t.Errorf("the shutdown took %s: the upload cannot have been under way, so this test proves nothing", took)
+	}
+	if took > 30*time.Second {
+		t.Errorf("the shutdown took %s: it waits for more than the upload", took)
 	}
 	c.proxy.Set(faultproxy.Faults{})
 	c.start()

@@ -32,7 +32,7 @@ func publishScenario(c *cell) {
 	asked := c.begin(c.publishing(c.target), c.fault == podGone)
 	c.strike()
 	if c.fault == podGone {
-		_ = <-asked // as nobody asks any more
+		c.t.Log("what the CO gave up: ", <-asked)
 		return
 	}
 	c.must("publishing", asked)
@@ -48,7 +48,7 @@ func shareScenario(c *cell) {
 	asked := c.begin(c.publishing(second), c.fault == podGone)
 	c.strike()
 	if c.fault == podGone {
-		_ = <-asked // as nobody asks any more
+		c.t.Log("what the CO gave up: ", <-asked)
 		c.unpublish(second)
 	} else {
 		c.must("publishing", asked)
@@ -147,7 +147,8 @@ func hangScenario(c *cell) {
 	c.arm()
 	c.strike()
 	select {
-	case _ = <-answered:
+	case err := <-answered:
+		c.t.Log("who asked the client that hangs: ", err)
 	case <-time.After(healBound):
 		c.t.Errorf("who asked the client that hangs still waits after %s", healBound)
 	}
@@ -179,7 +180,7 @@ func discardScenario(c *cell) {
 	asked := c.begin(c.publishing(c.target), true)
 	c.reached(left)
 	c.driver.Load().Kill()
-	_ = <-asked // it was for the crash
+	c.t.Log("what the CO gave up: ", <-asked)
 	c.release()
 	c.arm()
 	c.drive(c.t)
