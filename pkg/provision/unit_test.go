@@ -261,7 +261,7 @@ func TestARunsFailureIsToldToWhoWaitsForTheNext(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	short, cancelShort := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	short, cancelShort := context.WithTimeout(t.Context(), time.Second)
 	defer cancelShort()
 	if err := rs.wait(short, r); !fault.Is(err, fault.Busy) || !strings.Contains(err.Error(), "locked") || short.Err() != nil {
 		t.Errorf("%v, %v", err, short.Err())
