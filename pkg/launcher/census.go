@@ -72,8 +72,8 @@ func (c *census) look(ctx context.Context, look *count) {
 	ctx, cancel := context.WithTimeout(ctx, censusBound)
 	defer cancel()
 	look.alive = map[uint32]bool{}
-	look.err = eachProcess(ctx, func(_ int, status []byte) {
-		if uid, ok := statusUID(status); ok && uid >= minUID && !look.alive[uid] && statusIsOf(status, uid) {
+	look.err = eachProcess(ctx, func(pid int, status []byte) {
+		if uid, ok := statusUID(status); ok && uid >= minUID && !look.alive[uid] && statusIsOf(status, uid) && sameUsers(pid) {
 			look.alive[uid] = true
 		}
 	})

@@ -141,7 +141,7 @@ func killIfOf(pid int, uid uint32) error {
 func processesOf(ctx context.Context, uid uint32) ([]int, error) {
 	var pids []int
 	err := eachProcess(ctx, func(pid int, status []byte) {
-		if statusIsOf(status, uid) {
+		if statusIsOf(status, uid) && sameUsers(pid) {
 			pids = append(pids, pid)
 		}
 	})
@@ -183,7 +183,19 @@ func eachProcess(ctx context.Context, fn func(pid int, status []byte)) error {
 // isOf tells whether a process is that uid's and lives.
 func isOf(pid int, uid uint32) (bool, error) {
 	status, err := statusOf(pid)
-	return statusIsOf(status, uid), err
+	return statusIsOf(status, uid) && sameUsers(pid), err
+}
+
+// sameUsers tells whether a process is in this one's user namespace. Containers with one of their own have the host's uids in
+// blocks, which may well be of the range that mounts have (kubelet's begin at 65536), and their processes are not mounts'.
+// Anybody may read the files, and nothing of the process is waited for.
+func sameUsers(pid int) bool {
+	theirs, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/uid_map")
+	if err != nil {
+		return !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ESRCH)
+	}
+	ours, err := os.ReadFile("/proc/self/uid_map")
+	return err != nil || bytes.Equal(theirs, ours)
 }
 
 // statusOf reads /proc/<pid>/status; nil: there is no such process.
