@@ -26,6 +26,7 @@ const (
 type places struct {
 	targets map[string]bool
 	pods    map[string]string // the directories of pods that have it published, by pod UID
+	others  bool              // a target is in no pod's directory: whose containers use it, nobody can tell
 }
 
 // podOf reads pod directory and UID from a kubelet's target path: <root>/pods/<uid>/volumes/…
@@ -45,6 +46,8 @@ func placesOf(pubs []publication) places {
 		p.targets[pub.Target] = true
 		if dir, uid, ok := podOf(pub.Target); ok {
 			p.pods[uid] = dir
+		} else {
+			p.others = true
 		}
 	}
 	return p
@@ -92,26 +95,41 @@ func stale(rec record, living host.Mount) func(host.Mount) bool {
 // containers of the pods that use it. Elsewhere dead copies are detached, because they keep a dead connection. It can be
 // cut short anywhere and done again. The key's lock is held.
 func (m *Manager) heal(ctx context.Context, rec record) error {
+	again := true
+	defer func() {
+		if again {
+			m.healed.forget(rec.Name) // it is looked at once more with the others
+		}
+	}()
 	var pubs []publication
 	if err := m.do(ctx, func() (err error) { pubs, err = m.store.publicationsOf(rec.Name); return err }); err != nil {
 		return err
 	}
-	return m.healAt(ctx, rec, placesOf(pubs))
+	failures, err := m.healAt(ctx, rec, placesOf(pubs))
+	again = err != nil || slices.ContainsFunc(failures, func(s host.Swapped) bool { return passes(s.Err) })
+	for _, s := range failures {
+		err := fault.Errorf(fault.Unavailable, "volume %s: the dead mount at %s (pid %d, showing %s) could not be replaced; restart the container: %w", rec.VolumeID, s.Mountpoint, s.PID, s.Root, s.Err)
+		m.complaints.log(ctx, rec.Name+" "+s.Mountpoint, err, "A dead mount is left", "mount", rec.Name)
+	}
+	return err
 }
 
-func (m *Manager) healAt(ctx context.Context, rec record, at places) error {
-	var (
-		failures []host.Swapped
-		dead     func(host.Mount) bool
-	)
+// passes tells whether a replacement that failed may succeed the next time, without anybody's doing.
+func passes(err error) bool {
+	return !fault.Is(err, fault.NotFound) && !fault.Is(err, fault.Precondition) && !fault.Is(err, fault.Unsupported)
+}
+
+// healAt is heal for these places. It gives the dead mounts that are left.
+func (m *Manager) healAt(ctx context.Context, rec record, at places) (failures []host.Swapped, err error) {
+	var dead func(host.Mount) bool
 	for range healRounds {
 		mounts, err := m.Namespace.Mounts(ctx)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		living, ok := mountedAt(mounts, m.store.sourceDir(rec.Name))
 		if !ok {
-			return fault.Errorf(fault.Unavailable, "mount %s has no file system to heal its publications with", rec.Name)
+			return nil, fault.Errorf(fault.Unavailable, "mount %s has no file system to heal its publications with", rec.Name)
 		}
 		dead = stale(rec, living)
 		swap := host.Swap{Living: living, Dead: dead, Bound: lookupBound}
@@ -141,11 +159,14 @@ func (m *Manager) healAt(ctx context.Context, rec record, at places) error {
 			klog.FromContext(ctx).Info("Healed", "mount", rec.Name, "volume", rec.VolumeID, "at", s.Mountpoint, "pid", s.PID, "root", s.Root)
 		}
 		if err != nil {
-			return err
+			return failures, err
 		}
 		if replaced == 0 {
 			break
 		}
+	}
+	if at.others { // detached in a container that runs, it would write into its own directory below
+		return failures, nil
 	}
 	n, err := m.Namespace.DetachDead(ctx, dead, at.theirs)
 	failpoint.Here("heal.detached")
@@ -155,9 +176,5 @@ func (m *Manager) healAt(ctx context.Context, rec record, at places) error {
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Dead copies of the mount in other mount namespaces could not be detached", "mount", rec.Name)
 	}
-	for _, s := range failures {
-		err := fault.Errorf(fault.Unavailable, "volume %s: the dead mount at %s (pid %d, showing %s) could not be replaced; restart the container: %w", rec.VolumeID, s.Mountpoint, s.PID, s.Root, s.Err)
-		m.complaints.log(ctx, rec.Name+" "+s.Mountpoint, err, "A dead mount is left", "mount", rec.Name)
-	}
-	return nil
+	return failures, nil
 }

@@ -23,6 +23,9 @@ import (
 // killBound is how long a killed client may take to be gone, and whoever holds its last words to say so.
 const killBound = 5 * time.Second
 
+// countBound is how long a launcher may take to say how many of a mount's processes were killed for want of memory.
+const countBound = 3 * time.Second
+
 // errNoKeys is for a mount whose helper died, and with it the keys of a secret.
 var errNoKeys = errors.New("its helper died, and with it the secret's keys: publish the volume once more, or copy the files to the bucket by hand and remove the mount's directories")
 
@@ -37,7 +40,7 @@ func (m *Manager) causeOf(ctx context.Context, rec record) cause {
 	if m.hangs.gaveUp(rec.Name) {
 		return cause{reasonHang, fmt.Sprintf("it answered nothing for %s", m.HangTimeout)}
 	}
-	if kills, err := m.Launcher.OOMKills(ctx, rec.Name, rec.UID); err == nil && kills > rec.OOMKills {
+	if m.oomKills(ctx, rec) > rec.OOMKills {
 		return cause{reasonOOM, "the kernel killed it for want of memory: " + m.memoryOf(rec)}
 	}
 	hctx, cancel := context.WithTimeout(ctx, helperBound)
@@ -64,6 +67,19 @@ func (m *Manager) memoryOf(rec record) string {
 		own = fmt.Sprintf("its limit is %d MiB, by the node's --memory-limit", m.limits(rec.Spec, cl, options).MemoryMax>>20)
 	}
 	return own + "; all mounts together have --slice-memory-limit"
+}
+
+// oomKills counts the mount's processes that the kernel has killed for want of memory. Nothing waits long for it, or fails
+// without it: it is only told to people. Where nobody says it is what it was.
+func (m *Manager) oomKills(ctx context.Context, rec record) uint64 {
+	ctx, cancel := context.WithTimeout(ctx, countBound)
+	defer cancel()
+	kills, err := m.Launcher.OOMKills(ctx, rec.Name, rec.UID)
+	if err != nil {
+		klog.FromContext(ctx).V(2).Info("Nobody says whether the kernel killed the client for want of memory", "mount", rec.Name, "error", err.Error())
+		return rec.OOMKills
+	}
+	return kills
 }
 
 // restart gives a mount whose client is dead another one, and its publications the new file system. The mount keeps its
@@ -100,20 +116,19 @@ func (m *Manager) relive(ctx context.Context, rec *record, keys credentials.Keys
 	if err != nil {
 		return err
 	}
+	// First of all: a client that serves yet is not ended for a backend that cannot be reached.
+	if err := m.update(ctx, rec, be, keys); err != nil {
+		return err
+	}
 	if err := m.standIdle(ctx, *rec, be, keys); err != nil {
 		return errors.Join(err, noKeys)
 	}
 	failpoint.Here("restart.idle")
-	if err := m.update(ctx, rec, be, keys); err != nil {
-		return err
-	}
 	if err := m.clearSource(ctx, *rec); err != nil {
 		return err
 	}
 	failpoint.Here("restart.cleared")
-	if rec.OOMKills, err = m.Launcher.OOMKills(ctx, rec.Name, rec.UID); err != nil {
-		return fmt.Errorf("reading how often the kernel killed the client for want of memory: %w", err)
-	}
+	rec.OOMKills = m.oomKills(ctx, *rec)
 	fuse, err := m.mountSource(ctx, *rec)
 	if err != nil {
 		return err
@@ -212,13 +227,16 @@ func (m *Manager) update(ctx context.Context, rec *record, be backend.Backend, k
 	}
 	var gone bool
 	if err := m.do(ctx, func() error {
-		_, err := os.Stat(rec.Command.Argv[0])
-		gone = errors.Is(err, fs.ErrNotExist)
+		gone = len(rec.Command.Argv) == 0
+		if !gone {
+			_, err := os.Stat(rec.Command.Argv[0])
+			gone = errors.Is(err, fs.ErrNotExist)
+		}
 		return nil
 	}); err != nil {
 		return err
 	}
-	if digest == rec.Backend && !gone {
+	if (digest == rec.Backend || rec.Backend == "") && !gone { // "": of a driver that did not write it down
 		return nil
 	}
 	cl, err := m.clientOf(rec.Client)

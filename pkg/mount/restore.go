@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"k8s.io/klog/v2"
 
@@ -91,7 +92,7 @@ func (s store) restoreOne(name string) (bool, error) {
 		// Nothing is left to store, or nobody knows where to: the directory, if there is one, is reported and kept.
 		return false, ignoreMissing(os.Remove(s.keptRecord(name)))
 	}
-	rec.Phase, rec.Minor, rec.OOMKills, rec.Superseded, rec.Former = phaseEnding, 0, 0, false, nil
+	rec.Phase, rec.Ending, rec.Minor, rec.OOMKills, rec.Superseded, rec.Former = phaseEnding, time.Now(), 0, 0, false, nil
 	for _, dir := range []string{s.mountDir(name), s.helperDir(name), s.sourceDir(name)} {
 		if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 			return false, err
