@@ -19,7 +19,7 @@ import (
 )
 
 // Publish makes the volume appear at the target. It is idempotent; a retry of the same request joins the one under way.
-// When it fails, everything that it did is undone.
+// When it fails, everything that it did is undone; a target that showed the volume before stays.
 func (m *Manager) Publish(ctx context.Context, r Request) error {
 	r.Target = m.real(r.Target)
 	if err := errors.Join(m.checkTarget(r.Target), m.checkClient(r)); err != nil {
@@ -77,6 +77,11 @@ func (m *Manager) publish(ctx context.Context, r Request, spec Spec) (err error)
 	defer unlockVolume()
 
 	before, err := m.published(ctx, r, spec)
+	defer func() {
+		if before != shownNothing {
+			err = passing(err)
+		}
+	}()
 	if err != nil || before == shownAlive {
 		return err
 	}
@@ -111,17 +116,30 @@ func (m *Manager) publish(ctx context.Context, r Request, spec Spec) (err error)
 		return err
 	}
 	if before == shownDead {
-		err = m.replace(ctx, r, rec)
-	} else {
-		err = m.bind(ctx, r, rec, target)
-	}
-	if err != nil {
+		// Not undone: the target is the CO's, and containers may run on copies of what it shows.
+		if err := m.replace(ctx, r, rec); err != nil {
+			return err
+		}
+	} else if err := m.bind(ctx, r, rec, target); err != nil {
 		uctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoBound)
 		defer cancel()
 		return undone(err, errors.Join(m.unmountTarget(uctx, r.Target), m.release(uctx, rec, r.Target)))
 	}
 	klog.FromContext(ctx).Info("Published", "mount", rec.Name, "client", rec.Client, "readOnly", r.ReadOnly)
 	return nil
+}
+
+// passing is the error of a publication whose target shows the volume, alive or dead, from before: never a final one, by
+// which the CO would take the target for unpublished and leave it as it is.
+func passing(err error) error {
+	switch fault.KindOf(err) {
+	case fault.Busy, fault.Timeout, fault.Unavailable:
+		return err
+	}
+	if err == nil {
+		return nil
+	}
+	return fault.Errorf(fault.Unavailable, "the target stays as it was: %w", err)
 }
 
 // replace puts a mount that works in the place of a dead one. At no time does the target show nothing: that would be taken

@@ -109,7 +109,7 @@ func (m *Manager) recordOf(ctx context.Context, name string) (record, error) {
 	var found record
 	if err := m.do(ctx, func() error {
 		rec, ok, err := m.store.record(name)
-		if err == nil && !ok {
+		if err == nil && !ok || errors.Is(err, errDamaged) {
 			rec = record{Name: name, Key: keyOf(name)}
 			rec.UID, err = m.store.owner(name)
 		}
@@ -133,12 +133,30 @@ func (m *Manager) release(ctx context.Context, rec record, target string) error 
 		return err
 	}
 	if !others {
+		// Those that it took over from may still store what was open when they were replaced.
+		for _, former := range rec.Former {
+			if err := m.endFormer(ctx, former); err != nil {
+				return err
+			}
+		}
 		if err := m.end(ctx, rec, successor{}); err != nil {
 			return err
 		}
 		failpoint.Here("release.ended")
 	}
 	return m.do(ctx, func() error { return m.store.removePublication(target) })
+}
+
+// endFormer ends a mount whose successor has no publication left, if it is still there.
+func (m *Manager) endFormer(ctx context.Context, name string) error {
+	var (
+		rec  record
+		have bool
+	)
+	if err := m.do(ctx, func() (err error) { rec, have, err = m.store.record(name); return err }); err != nil || !have {
+		return err
+	}
+	return m.end(ctx, rec, successor{})
 }
 
 // removeTarget removes the empty directory at the target, as the CSI specification asks of NodeUnpublishVolume.
