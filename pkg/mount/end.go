@@ -76,8 +76,13 @@ func (m *Manager) keepAside(ctx context.Context, rec record) error {
 	if err != nil || cl.Aside == "" {
 		return err
 	}
+	return m.keepDir(ctx, rec, cl.Aside)
+}
+
+// keepDir keeps a directory of a mount's cache, if it is there, and says so.
+func (m *Manager) keepDir(ctx context.Context, rec record, dir string) error {
 	var kept string
-	if err := m.do(ctx, func() (err error) { kept, err = m.store.keep(rec.Name, cl.Aside); return err }); err != nil {
+	if err := m.do(ctx, func() (err error) { kept, err = m.store.keep(rec.Name, dir); return err }); err != nil {
 		return fmt.Errorf("keeping what the client of mount %s put aside: %w", rec.Name, err)
 	}
 	if kept != "" {
@@ -109,6 +114,14 @@ func (m *Manager) endUnrecorded(ctx context.Context, rec record) error {
 		return fault.Errorf(fault.Precondition, "the record of mount %s is lost, and its client ended with %s: copy what it had left to store from %s to the bucket, then remove %s",
 			rec.Name, how, m.store.cacheDir(rec.Name), m.store.mountDir(rec.Name))
 	}
+	for _, cl := range client.All() { // it was one of them
+		if cl.Aside == "" {
+			continue
+		}
+		if err := m.keepDir(ctx, rec, cl.Aside); err != nil {
+			return err
+		}
+	}
 	return m.discard(ctx, rec)
 }
 
@@ -116,7 +129,8 @@ func (m *Manager) endUnrecorded(ctx context.Context, rec record) error {
 func (m *Manager) drain(ctx context.Context, rec record, next successor) error {
 	peer := m.peer(rec.Name)
 	for {
-		if err := peer.End(ctx); err != nil && !errors.Is(err, helper.ErrGone) {
+		// One that does not answer is not waited for: the client ends with its file system, whether it is expected or not.
+		if err := peer.End(ctx); err != nil && !errors.Is(err, helper.ErrGone) && (ctx.Err() != nil || !fault.Is(err, fault.Timeout)) {
 			return fmt.Errorf("telling the helper of mount %s to end: %w", rec.Name, err)
 		}
 		failpoint.Here("drain.told")
@@ -241,22 +255,29 @@ func (m *Manager) quiet(ctx context.Context, mnt host.Mount) error {
 	return nil
 }
 
-// awaitExit waits until the client has exited and tells how; "" is well. Where its helper is gone, the mount's processes are
-// waited for, and the helper's last file tells. A client that does nothing any more for --hang-timeout is killed.
+// awaitExit waits until the client has exited and tells how; "" is well. Where its helper is gone, or says nothing for
+// --hang-timeout, the mount's processes are waited for, and the helper's last file tells. A client that does nothing any more
+// for --hang-timeout is killed. What takes long gets new keys in between.
 func (m *Manager) awaitExit(ctx context.Context, rec record, peer *helper.Peer) (how string, err error) {
 	var last helper.Status
 	for {
+		if m.hangs.wantsKeys(rec.Name) {
+			if err := m.keepKeys(ctx, rec); err != nil && ctx.Err() == nil {
+				m.complaints.log(ctx, rec.Name+" keys", err, "A client that stores what it has gets no new keys", "mount", rec.Name, "volume", rec.VolumeID)
+			}
+		}
 		status, err := m.nextStatus(ctx, peer, last.Revision)
+		silent := m.hangs.heard(rec.Name, err == nil || last.State != "")
 		switch {
-		case errors.Is(err, helper.ErrGone):
-			if err := m.awaitGone(ctx, rec); err != nil {
+		case errors.Is(err, helper.ErrGone), errors.Is(err, errNoNews) && last.State == "" && m.HangTimeout != 0 && silent >= m.HangTimeout:
+			if err := m.awaitOrphan(ctx, rec); err != nil {
 				return "", err
 			}
 			return m.lastEnd(ctx, rec)
 		case ctx.Err() != nil:
 			return "", m.draining(rec, describe(last.Queue, errors.Join(err, context.Cause(ctx))))
 		case errors.Is(err, errNoNews):
-			if last.State != helper.StateRunning || m.hangs.works(rec.Name, last, rec.UID, m.HangTimeout) {
+			if last.State != helper.StateRunning || m.HangTimeout == 0 || m.hangs.works(rec.Name, last, rec.UID, m.HangTimeout) {
 				continue
 			}
 			if err := m.giveUp(ctx, rec, "it has stored nothing and done nothing"); err != nil {
@@ -282,9 +303,6 @@ var errNoNews = errors.New("the helper has nothing new to tell")
 
 // nextStatus waits for a status beyond since, though not for so long that a client which hangs would not be noticed.
 func (m *Manager) nextStatus(ctx context.Context, peer *helper.Peer, since uint64) (helper.Status, error) {
-	if m.HangTimeout == 0 {
-		return peer.Status(ctx, since)
-	}
 	sctx, cancel := context.WithTimeout(ctx, m.hangTick())
 	defer cancel()
 	status, err := peer.Status(sctx, since)
@@ -315,17 +333,25 @@ func (m *Manager) lastEnd(ctx context.Context, rec record) (how string, err erro
 	return lastWords(helper.Status{ExitCode: end.Code, Signal: end.Signal, Tail: end.Tail}), nil
 }
 
-// awaitGone waits until no process of the mount is left. A client whose helper is gone gets no keys any more: it is killed
+// awaitOrphan waits until no process is left of a mount whose helper is gone. Its client gets no keys any more: it is killed
 // when it cannot store anything with those that it has.
+func (m *Manager) awaitOrphan(ctx context.Context, rec record) error {
+	octx, cancel := context.WithDeadline(ctx, m.hangs.orphaned(rec.Name).Add(orphanBound))
+	defer cancel()
+	err := m.awaitGone(octx, rec)
+	if err == nil || octx.Err() == nil || ctx.Err() != nil {
+		return err
+	}
+	klog.FromContext(ctx).Error(nil, "The mount's helper is gone and its client's keys have expired: it is killed", "mount", rec.Name, "volume", rec.VolumeID, "client", rec.Client)
+	return m.Launcher.Kill(ctx, rec.UID)
+}
+
+// awaitGone waits until no process of the mount is left.
 func (m *Manager) awaitGone(ctx context.Context, rec record) error {
 	for {
 		alive, err := m.Launcher.Alive(ctx, rec.UID)
 		if err != nil || !alive {
 			return err
-		}
-		if !rec.Ending.IsZero() && time.Since(rec.Ending) > orphanBound {
-			klog.FromContext(ctx).Error(nil, "The mount's helper is gone and its client's keys have expired: it is killed", "mount", rec.Name, "volume", rec.VolumeID, "client", rec.Client)
-			return m.Launcher.Kill(ctx, rec.UID)
 		}
 		select {
 		case <-time.After(exitPause):

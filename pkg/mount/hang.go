@@ -3,6 +3,7 @@ package mount
 import (
 	"context"
 	"errors"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -25,6 +26,9 @@ const (
 
 // hangTick is the time between two looks.
 func (m *Manager) hangTick() time.Duration {
+	if m.HangTimeout == 0 {
+		return maxHangTick
+	}
 	return min(max(m.HangTimeout/hangLooks, minHangTick), maxHangTick)
 }
 
@@ -37,7 +41,12 @@ type hangs struct {
 type hang struct {
 	silent  time.Time // since when no request is answered; zero: they are
 	looking bool      // somebody asks right now
+	gone    bool      // nobody is interested any more, but for who asks
 	given   bool      // up
+	// Of a mount that is to end.
+	mute   time.Time // since when its helper says nothing; zero: it does
+	orphan time.Time // since when its helper is known to be gone
+	keyed  time.Time // when its client got new keys
 	// What was seen of a client that stores what it has, when it last did something.
 	worked   time.Time
 	cpu      time.Duration
@@ -73,6 +82,8 @@ func (h *hangs) end(name string, answered bool) (silent time.Duration) {
 	s := h.get(name)
 	s.looking = false
 	switch {
+	case s.gone:
+		delete(h.of, name)
 	case answered:
 		s.silent = time.Time{}
 	case s.silent.IsZero():
@@ -81,6 +92,45 @@ func (h *hangs) end(name string, answered bool) (silent time.Duration) {
 		silent = time.Since(s.silent)
 	}
 	return silent
+}
+
+// heard notes whether a helper that is to end its client says anything, and gives for how long it has not.
+func (h *hangs) heard(name string, anything bool) (silent time.Duration) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	s := h.get(name)
+	switch {
+	case anything:
+		s.mute, s.orphan = time.Time{}, time.Time{}
+	case s.mute.IsZero():
+		s.mute = time.Now()
+	default:
+		silent = time.Since(s.mute)
+	}
+	return silent
+}
+
+// orphaned is since when a client is known to have no helper.
+func (h *hangs) orphaned(name string) time.Time {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	s := h.get(name)
+	if s.orphan.IsZero() {
+		s.orphan = time.Now()
+	}
+	return s.orphan
+}
+
+// wantsKeys tells, each time that reconcileEvery has passed, that a client which is to end should get new keys.
+func (h *hangs) wantsKeys(name string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	s := h.get(name)
+	wants := !s.keyed.IsZero() && time.Since(s.keyed) >= reconcileEvery
+	if wants || s.keyed.IsZero() { // at first it has those of a moment ago
+		s.keyed = time.Now()
+	}
+	return wants
 }
 
 // works tells whether a client that is to end has done anything for so long: used the processor, or stored something.
@@ -129,7 +179,7 @@ func (h *hangs) forget(name string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if s := h.of[name]; s != nil && s.looking {
-		*s = hang{looking: true}
+		*s = hang{looking: true, gone: true}
 		return
 	}
 	delete(h.of, name)
@@ -195,15 +245,16 @@ func (m *Manager) cutOff(ctx context.Context, name string, mnt host.Mount) {
 		return
 	}
 	failpoint.Here("hang.found")
-	mounts, err := m.Namespace.Mounts(ctx) // the number is another's as soon as the mount is gone
-	if err != nil || !slices.ContainsFunc(mounts, func(now host.Mount) bool {
-		return now.ID == mnt.ID && now.Minor == mnt.Minor && now.Source == mnt.Source
-	}) {
+	release, ok := m.pin(ctx, mnt)
+	if !ok {
 		return
 	}
+	defer release()
 	m.states.set(name, rec.Client, stateHung)
 	m.hangs.giveUp(name)
-	if err := m.ctl.Abort(ctx, mnt.Minor); err != nil {
+	err = m.ctl.Abort(ctx, mnt.Minor)
+	release()
+	if err != nil {
 		m.complaints.log(ctx, name, err, "The connection of a client that does not answer cannot be aborted", "mount", name, "volume", rec.VolumeID)
 		return
 	}
@@ -211,6 +262,30 @@ func (m *Manager) cutOff(ctx context.Context, name string, mnt host.Mount) {
 	if err := m.giveUp(ctx, rec, "it has answered nothing"); err != nil {
 		m.complaints.log(ctx, name, err, "A client that does not answer cannot be killed", "mount", name, "volume", rec.VolumeID)
 	}
+}
+
+// pin keeps a mount, if it is still there, until it is released: its device's number is another's as soon as it is gone, and
+// the wrong connection would be aborted.
+func (m *Manager) pin(ctx context.Context, mnt host.Mount) (release func(), ok bool) {
+	drop := func(f *os.File) { f.Close() }
+	source, err := inHost(ctx, m.Namespace, "opening "+mnt.Mountpoint, drop, func() (*os.File, error) { return host.OpenDir(mnt.Mountpoint) })
+	if err != nil {
+		return nil, false
+	}
+	release = sync.OnceFunc(func() { source.Close() })
+	id, err := host.MountID(source)
+	if err == nil {
+		var mounts []host.Mount
+		mounts, err = m.Namespace.Mounts(ctx)
+		ok = slices.ContainsFunc(mounts, func(now host.Mount) bool {
+			return now.ID == id && now.ID == mnt.ID && now.Minor == mnt.Minor && now.Source == mnt.Source
+		})
+	}
+	if err != nil || !ok {
+		release()
+		return nil, false
+	}
+	return release, true
 }
 
 // giveUp kills a client that has done nothing for --hang-timeout, and says what that costs.

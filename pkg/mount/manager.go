@@ -116,8 +116,10 @@ type Manager struct {
 	targets flights         // what is under way, by target
 	volumes namedlock.Locks // by volume id: single-writer checks
 	keys    namedlock.Locks // by mount key: one life after the other
-	alloc   sync.Mutex      // generations and uids
 	starts  gates           // by backend: cold starts
+
+	alloc     sync.Mutex      // generations and uids
+	condemned map[uint32]bool // uids that are about to be cleared of leftovers; under alloc
 
 	watchers   watchers
 	hangs      hangs
@@ -130,7 +132,8 @@ type Manager struct {
 	salt []byte
 	lock *os.File // held until Run ends
 
-	givenRoot string // TargetRoot as the operator and the CO write it
+	tending   time.Duration // what a look at all mounts may take, and what it mends
+	givenRoot string        // TargetRoot as the operator and the CO write it
 }
 
 const (
@@ -189,7 +192,7 @@ func New(ctx context.Context, o Options) (*Manager, error) {
 
 // newManager is New without anything on disk.
 func newManager(o Options) *Manager {
-	m := &Manager{Options: o, store: store{dir: o.StateDir, cache: o.CacheDir}, givenRoot: o.TargetRoot}
+	m := &Manager{Options: o, store: store{dir: o.StateDir, cache: o.CacheDir}, givenRoot: o.TargetRoot, tending: reconcileBound}
 	m.troubles.now = time.Now
 	m.metrics = newMetrics(o.Namespace.Overdue)
 	m.states = m.metrics.states
@@ -251,11 +254,9 @@ func (m *Manager) Run(ctx context.Context) error {
 	defer ticker.Stop()
 	for {
 		changed := m.Backends.Changed()
-		rctx, cancel := context.WithTimeout(ctx, reconcileBound)
-		if err := m.reconcile(rctx); err != nil && ctx.Err() == nil {
+		if err := m.reconcile(ctx); err != nil && ctx.Err() == nil {
 			m.complaints.log(ctx, "reconcile", err, "Not everything is as it should be; it is tried again", "in", reconcileEvery)
 		}
-		cancel()
 		select {
 		case <-ctx.Done():
 			m.targets.wait(undoBound)

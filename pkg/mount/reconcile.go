@@ -16,6 +16,9 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
+	"github.com/s3-csi/s3-csi-driver/pkg/helper"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
+	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
 )
 
 const (
@@ -34,7 +37,9 @@ func (m *Manager) reconcile(ctx context.Context) error {
 	began := time.Now()
 	defer func() { m.metrics.reconcile.Observe(time.Since(began).Seconds()) }()
 	var names []string
-	if err := m.do(ctx, func() (err error) {
+	nctx, cancel := context.WithTimeout(ctx, reconcileBound)
+	defer cancel()
+	if err := m.do(nctx, func() (err error) {
 		if _, err := m.store.restore(); err != nil {
 			return err
 		}
@@ -43,7 +48,10 @@ func (m *Manager) reconcile(ctx context.Context) error {
 	}); err != nil {
 		return err
 	}
-	// Side by side: one that takes long to end, or never does, must not keep the others from their credentials.
+	// Side by side: one that takes long to end, or never does, must not keep the others from their credentials, nor
+	// what is left of crashes from being cleared away.
+	tctx, cancel := context.WithTimeout(ctx, m.tending)
+	defer cancel()
 	var g errgroup.Group
 	g.SetLimit(reconcileWidth)
 	for key, lives := range livesByKey(names) {
@@ -55,7 +63,7 @@ func (m *Manager) reconcile(ctx context.Context) error {
 			defer unlock()
 			for _, name := range lives {
 				m.watchers.follow(name)
-				if _, err := m.tend(ctx, name); err != nil && ctx.Err() == nil {
+				if _, err := m.tend(tctx, name); err != nil && ctx.Err() == nil {
 					m.complaints.log(ctx, name, err, "The mount is not as it should be; it is tried again", "mount", name, "in", reconcileEvery)
 				}
 			}
@@ -63,7 +71,9 @@ func (m *Manager) reconcile(ctx context.Context) error {
 		})
 	}
 	_ = g.Wait()
-	return m.clearLeftovers(ctx)
+	lctx, cancel := context.WithTimeout(ctx, reconcileBound)
+	defer cancel()
+	return m.clearLeftovers(lctx)
 }
 
 // livesByKey are the names of mounts by their keys, a successor before those whose places it takes: they end when it has them.
@@ -86,6 +96,7 @@ type view struct {
 	have   bool          // rec was read
 	pubs   []publication // whose targets show it, or should
 	living bool          // one of them does, or the mount shows somewhere else on the host
+	held   bool          // somebody unmounted one of them by hand, and the CO has not asked for that
 	stale  bool          // a file system of an earlier life, or of a mount that this one succeeds, shows somewhere on the host
 }
 
@@ -105,6 +116,7 @@ func (m *Manager) look(ctx context.Context, name string) (v view, err error) {
 			}
 		}
 		v.pubs, err = m.store.publicationsOf(name)
+		v.held = v.have && v.rec.Phase == phaseRunning && slices.ContainsFunc(v.pubs, held)
 		return err
 	}); err != nil {
 		return v, err
@@ -128,6 +140,17 @@ func (m *Manager) look(ctx context.Context, name string) (v view, err error) {
 	return v, nil
 }
 
+// held tells whether a publication is the CO's yet, whatever is mounted at its target. The CO has the directory removed when
+// it gives it up; until then a container may run on a copy of the mount, and would write into its own directory below if that
+// was taken away. Young ones may be of a start that was cut short, and that nobody asks for any more.
+func held(p publication) bool {
+	if time.Since(p.Created) < staleAge {
+		return false
+	}
+	_, err := host.Look(p.Target)
+	return err == nil
+}
+
 // tend looks at one mount and mends what is not as it should be. It tells when to look again, 0: with the others. The
 // key's lock is held.
 func (m *Manager) tend(ctx context.Context, name string) (again time.Duration, err error) {
@@ -147,17 +170,18 @@ func (m *Manager) tend(ctx context.Context, name string) (again time.Duration, e
 		klog.FromContext(ctx).Info("Clearing away a mount whose start was cut short", "mount", name, "volume", v.rec.VolumeID)
 		return 0, m.discard(ctx, v.rec)
 	case v.rec.Phase == phaseEnding && v.living:
-		return 0, nil // a retry of its unpublish goes on with it
+		return 0, m.keepKeys(ctx, v.rec) // a retry of its unpublish goes on with it
 	case v.rec.Superseded && v.living:
-		return 0, nil // its successor takes its places
+		return 0, m.keepKeys(ctx, v.rec) // its successor takes its places
 	case v.rec.Superseded:
+		kerr := m.keepKeys(ctx, v.rec)
 		ctx, cancel := context.WithTimeout(ctx, formerBound)
 		defer cancel()
 		if err := m.end(ctx, v.rec, successor{shown: true}); err != nil {
-			return formerAgain, err
+			return formerAgain, errors.Join(err, kerr)
 		}
 		return 0, nil
-	case v.rec.Phase == phaseEnding || !v.living:
+	case v.rec.Phase == phaseEnding || !v.living && !v.held:
 		return 0, m.end(ctx, v.rec, successor{})
 	}
 	return m.uphold(ctx, v)
@@ -187,9 +211,9 @@ func (m *Manager) uphold(ctx context.Context, v view) (again time.Duration, err 
 	}
 	if life == dead {
 		m.states.set(rec.Name, rec.Client, stateDead)
-		if !m.Heal {
-			return 0, nil // the next publication starts it
-		}
+	}
+	if !m.Heal {
+		return 0, nil // the next publication mends it
 	}
 	if wait := m.troubles.wait(rec.Name); wait > 0 {
 		klog.FromContext(ctx).Info("The client dies again and again, or cannot be started; it is left for a moment", "mount", rec.Name, "volume", rec.VolumeID, "for", wait.Round(time.Second))
@@ -229,6 +253,14 @@ func (m *Manager) refresh(ctx context.Context, rec record) error {
 	return m.giveKeys(ctx, rec, keys)
 }
 
+// keepKeys is refresh for a mount on its way out: what is open in it, or left to store, may outlast the keys that it has.
+func (m *Manager) keepKeys(ctx context.Context, rec record) error {
+	if err := m.refresh(ctx, rec); err != nil && !errors.Is(err, helper.ErrGone) {
+		return err
+	}
+	return nil
+}
+
 // clearLeftovers clears away what belongs to no mount: units, processes, publications whose targets are gone, programs of
 // older versions.
 func (m *Manager) clearLeftovers(ctx context.Context) error {
@@ -256,33 +288,54 @@ func (m *Manager) clearLeftovers(ctx context.Context) error {
 // clearUnits ends helpers of mounts that are not there: their directories are gone, by a crash or by somebody's hand. What
 // a file system of ours is still served by is left alone.
 func (m *Manager) clearUnits(ctx context.Context) error {
-	// In this order: a mount has its directory before its unit.
 	units, err := m.Launcher.List(ctx)
 	if err != nil {
 		return fmt.Errorf("looking for helpers that belong to no mount: %w", err)
 	}
+	strays, err := m.condemn(ctx, units)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, u := range strays {
+		klog.FromContext(ctx).Info("Ending a helper that belongs to no mount", "unit", u.Name, "uid", u.UID)
+		kctx, cancel := context.WithTimeout(ctx, undoBound) // one that hangs in the kernel must not keep the others
+		errs = append(errs, m.Launcher.Kill(kctx, u.UID))
+		cancel()
+		m.alloc.Lock()
+		delete(m.condemned, u.UID)
+		m.alloc.Unlock()
+	}
+	return errors.Join(errs...)
+}
+
+// condemn picks the units that belong to no mount, and keeps their uids from new ones until they are ended: a volume that is
+// mounted anew tends to get the uid that it had, and would be killed in the place of what had it before.
+func (m *Manager) condemn(ctx context.Context, units []launcher.UnitInfo) (strays []launcher.UnitInfo, err error) {
+	m.alloc.Lock()
+	defer m.alloc.Unlock()
+	// After the units were listed: a mount has its directory before its unit.
 	var used map[uint32]bool
 	if err := m.do(ctx, func() (err error) { used, err = m.store.uids(); return err }); err != nil {
-		return err
+		return nil, err
 	}
 	mounts, err := m.Namespace.Mounts(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for _, mnt := range mounts {
 		if uid, ok := servedBy(mnt); ok {
 			used[uid] = true
 		}
 	}
-	var errs []error
+	m.condemned = map[uint32]bool{}
 	for _, u := range units {
-		if used[u.UID] || u.UID < m.UIDs.First || u.UID > m.UIDs.Last {
-			continue
+		if !used[u.UID] && u.UID >= m.UIDs.First && u.UID <= m.UIDs.Last {
+			strays = append(strays, u)
+			m.condemned[u.UID] = true
 		}
-		klog.FromContext(ctx).Info("Ending a helper that belongs to no mount", "unit", u.Name, "uid", u.UID)
-		errs = append(errs, m.Launcher.Kill(ctx, u.UID))
 	}
-	return errors.Join(errs...)
+	return strays, nil
 }
 
 // clearPublications forgets publications whose target and whose mount are gone: nobody will unpublish them.
@@ -296,7 +349,7 @@ func (m *Manager) clearPublications(ctx context.Context) error {
 			if time.Since(p.Created) < staleAge {
 				continue
 			}
-			_, terr := os.Lstat(p.Target)
+			_, terr := host.Look(p.Target) // what is mounted there may hang
 			_, merr := os.Lstat(m.store.mountDir(p.Mount))
 			if errors.Is(terr, fs.ErrNotExist) && errors.Is(merr, fs.ErrNotExist) {
 				klog.FromContext(ctx).Info("Forgetting a publication whose target is gone", "volume", p.VolumeID, "target", p.Target)

@@ -47,7 +47,7 @@ func (asked) CheckAccess(context.Context, backend.Backend, credentials.Keys, str
 func TestAMountThatDrainsHoldsUpNoOther(t *testing.T) {
 	s := newStore(t)
 	backends := asked{make(chan struct{}, 1)}
-	m := newManager(Options{Namespace: host.Own(), Launcher: undying{}, Backends: backends, Client: client.Get})
+	m := newManager(Options{Namespace: host.Own(), Launcher: undying{}, Backends: backends, Client: client.Get, Heal: true})
 	m.store = s
 	m.ctl = host.NewFusectl(m.Namespace, s.dir+"/fusectl")
 	for name, p := range map[string]phase{strings.Repeat("a", 24) + "-1": phaseEnding, strings.Repeat("b", 24) + "-2": phaseRunning} {

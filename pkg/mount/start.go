@@ -155,6 +155,7 @@ func (m *Manager) reserve(ctx context.Context, r Request, spec Spec, cl client.C
 			return err
 		}
 		maps.Copy(used, taken)
+		maps.Copy(used, m.condemned)
 		rec.UID, err = m.freeUID(key, used)
 		return err
 	}); err != nil {
@@ -244,16 +245,16 @@ func (m *Manager) writeCA(ctx context.Context, name string, be backend.Backend) 
 
 // mountSource mounts a new FUSE file system on the source. The descriptor is for the client.
 func (m *Manager) mountSource(ctx context.Context, rec record) (*os.File, error) {
-	mounted := make(chan *os.File, 1)
-	err := m.Namespace.Do(ctx, "mounting "+rec.Source, func() error {
+	drop := func(f *os.File) { f.Close() } // which leaves a dead mount for whoever undoes the start
+	fuse, err := inHost(ctx, m.Namespace, "mounting "+rec.Source, drop, func() (*os.File, error) {
 		source, err := host.OpenDir(m.store.sourceDir(rec.Name))
 		if err != nil {
-			return err
+			return nil, err
 		}
 		defer source.Close()
 		fuse, err := host.OpenFuse()
 		if err != nil {
-			return err
+			return nil, err
 		}
 		err = host.MountFuse(fuse, source, host.FuseMount{
 			Source: rec.Source, UID: rec.UID, GID: rec.UID, ReadOnly: rec.Spec.ReadOnly, SELinuxContext: rec.Spec.SELinuxContext,
@@ -263,16 +264,15 @@ func (m *Manager) mountSource(ctx context.Context, rec record) (*os.File, error)
 		}
 		if err != nil {
 			fuse.Close()
-			return err
+			return nil, err
 		}
 		failpoint.Here("mount.mounted")
-		mounted <- fuse
-		return nil
+		return fuse, nil
 	})
 	if err != nil {
 		return nil, fmt.Errorf("mounting: %w", err)
 	}
-	return <-mounted, nil
+	return fuse, nil
 }
 
 // serve has the helper run the client on the FUSE descriptor, which it takes over, and waits until the mount answers.

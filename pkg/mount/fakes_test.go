@@ -1,0 +1,209 @@
+package mount
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/client"
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/helper"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
+	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
+)
+
+// uids is a launcher that starts nothing, with the uids that have processes.
+type uids struct {
+	mu     sync.Mutex
+	alive  map[uint32]bool
+	killed []uint32
+	onKill func(uid uint32) // may be nil
+}
+
+func (l *uids) Start(context.Context, launcher.Unit) error { return nil }
+
+func (l *uids) Alive(_ context.Context, uid uint32) (bool, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.alive[uid], nil
+}
+
+func (l *uids) Free(ctx context.Context, uid uint32) (bool, error) {
+	alive, err := l.Alive(ctx, uid)
+	return !alive, err
+}
+
+func (l *uids) Kill(_ context.Context, uid uint32) error {
+	if l.onKill != nil {
+		l.onKill(uid)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.alive, uid)
+	l.killed = append(l.killed, uid)
+	return nil
+}
+
+func (l *uids) List(context.Context) (list []launcher.UnitInfo, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for uid := range l.alive {
+		list = append(list, launcher.UnitInfo{UID: uid})
+	}
+	return list, nil
+}
+
+// OOMKills gives no answer, as a systemd that hangs.
+func (l *uids) OOMKills(ctx context.Context, _ string, _ uint32) (uint64, error) {
+	<-ctx.Done()
+	return 0, ctx.Err()
+}
+
+// s3 is a backend with the driver's own keys.
+type s3 struct {
+	access error // of every try of the keys
+}
+
+func (s3) Backend(name string) (backend.Backend, error) {
+	return backend.Backend{Name: name, Endpoint: "https://moved.example"}, nil
+}
+
+func (s3) Changed() <-chan struct{} { return nil }
+
+func (s3) DriverKeys(context.Context) (credentials.Keys, error) {
+	return credentials.Keys{AccessKeyID: "a", SecretAccessKey: "b"}, nil
+}
+
+func (s s3) CheckAccess(context.Context, backend.Backend, credentials.Keys, string, string, string, string) (backend.BucketInfo, error) {
+	return backend.BucketInfo{Region: "there"}, s.access
+}
+
+// newTestManager is a manager without anything behind it.
+func newTestManager(t *testing.T, l Launcher, b Backends) *Manager {
+	t.Helper()
+	m := newManager(Options{
+		Namespace: host.Own(), Launcher: l, Backends: b, Client: client.Get, DefaultClient: "mountpoint-s3",
+		UIDs: UIDRange{5000, 5001}, MountTimeout: time.Minute, Heal: true,
+	})
+	dir, err := os.MkdirTemp("", "m") //nolint:usetesting // sockets' paths are short
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = unix.Unmount(filepath.Join(dir, "state", "fusectl"), unix.MNT_DETACH) // where the host has none
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	m.store = store{dir: filepath.Join(dir, "state"), cache: filepath.Join(dir, "cache")}
+	if err := m.store.prepare(); err != nil {
+		t.Fatal(err)
+	}
+	m.StateDir, m.CacheDir = m.store.dir, m.store.cache
+	m.ctl = host.NewFusectl(m.Namespace, m.store.dir+"/fusectl")
+	return m
+}
+
+// mountOf makes the directories and the record of a mount that runs, as far as anybody can tell by them.
+func mountOf(t *testing.T, m *Manager, letter, generation, client string) record {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("needs root: a mount's directories belong to its own user")
+	}
+	name := strings.Repeat(letter, 24) + "-" + generation
+	rec := record{
+		Name: name, Key: keyOf(name), Phase: phaseRunning, VolumeID: "v", Source: sourceName("v", name), Client: client, UID: 5000,
+		Spec: Spec{Backend: "default", Bucket: "b", Source: credentials.SourceDriver}, Command: cmd("/bin/true"),
+	}
+	if err := m.store.make(rec); err != nil {
+		t.Fatal(err)
+	}
+	return rec
+}
+
+func cmd(argv ...string) client.Command { return client.Command{Argv: argv} }
+
+// helperOf answers for a mount's helper with a status, or not at all, and notes what it was asked.
+type helperOf struct {
+	mu     sync.Mutex
+	asked  []string
+	status *helper.Status // nil: it does not answer
+}
+
+func (h *helperOf) wasAsked(op string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Contains(h.asked, op)
+}
+
+// serve listens where the mount's helper does. A status that was seen stays what it is.
+func (h *helperOf) serve(t *testing.T, m *Manager, name string) {
+	t.Helper()
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: m.store.socket(name), Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	over := make(chan struct{})
+	t.Cleanup(func() { close(over); l.Close(); wg.Wait() })
+	wg.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			wg.Go(func() {
+				defer c.Close()
+				if err := h.answer(c, over); err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) {
+					t.Log("a helper's answer:", err)
+				}
+			})
+		}
+	})
+}
+
+func (h *helperOf) answer(c net.Conn, over <-chan struct{}) error {
+	var size [4]byte
+	if _, err := io.ReadFull(c, size[:]); err != nil {
+		return err
+	}
+	body := make([]byte, binary.BigEndian.Uint32(size[:]))
+	if _, err := io.ReadFull(c, body); err != nil {
+		return err
+	}
+	var req struct {
+		Op    string `json:"op"`
+		Since uint64 `json:"since"`
+	}
+	if err := json.Unmarshal(body, &req); err != nil {
+		return err
+	}
+	h.mu.Lock()
+	h.asked = append(h.asked, req.Op)
+	status := h.status
+	h.mu.Unlock()
+	if status == nil || req.Op == "status" && req.Since == status.Revision {
+		go func() { <-over; c.Close() }()
+		_, err := c.Read(make([]byte, 1)) // until whoever asked has given up
+		return err
+	}
+	reply, err := json.Marshal(map[string]any{"protocol": 1, "status": status})
+	if err != nil {
+		return err
+	}
+	_, err = c.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(reply))), reply...))
+	return err
+}
