@@ -155,8 +155,8 @@ func TestADeadMountStaysUntilItIsReplaced(t *testing.T) {
 	e := start(t)
 	v := static("stays", mountpoint)
 	target := e.publish(v, "t")
+	e.proxy.Set(faultproxy.Faults{Refuse: true}) // before it heals
 	e.kill(e.client(mountpoint))
-	e.proxy.Set(faultproxy.Faults{Refuse: true})
 	if err := e.tryPublish(20*time.Second, v, target); err == nil {
 		t.Fatal("published while S3 was away")
 	}
