@@ -172,7 +172,6 @@ func TestAConfigMapThatIsReplacedBehindItsLinksIsRead(t *testing.T) {
 
 func TestAConfigFileThatCannotBeUsedChangesNothing(t *testing.T) {
 	f := newLiveFile(t, good)
-	failures := 0.0
 	for name, spoil := range map[string]func(){
 		"broken":        func() { f.write("backends: {minio: {endpoint: 'http://127.0.0.1:2', regoin: x}}") },
 		"no YAML":       func() { f.write("backends: [") },
@@ -183,10 +182,10 @@ func TestAConfigFileThatCannotBeUsedChangesNothing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			changed, config := f.Changed(), f.Config()
+			failures := f.value("reloads_total", "failure") // putting a file back may look like one that is gone
 			spoil()
-			failures++
 			await(t, "the failure is told", func() bool {
-				return f.value("last_reload_successful") == 0 && f.value("reloads_total", "failure") == failures
+				return f.value("last_reload_successful") == 0 && f.value("reloads_total", "failure") > failures
 			})
 			if f.Config() != config || !f.has("minio", "http://127.0.0.1:1")() {
 				t.Error("another config is in force")
