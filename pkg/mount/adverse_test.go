@@ -330,6 +330,24 @@ func TestAMountIsHeldByATargetThatTheCOHas(t *testing.T) {
 	}
 }
 
+// An error that comes back each minute, only older, is logged once in a while.
+func TestComplaintsAreNotRepeatedForTheirNumbers(t *testing.T) {
+	var c complaints
+	logged := func(text string) bool {
+		before := c.said["m"]
+		c.log(t.Context(), "m", errors.New(text), "x")
+		return c.said["m"] != before
+	}
+	for _, step := range []struct {
+		text string
+		want bool
+	}{{"draining: 3 uploads (for 61s)", true}, {"draining: 2 uploads (for 121s)", false}, {"no answer", true}} {
+		if got := logged(step.text); got != step.want {
+			t.Errorf("%q: %t", step.text, got)
+		}
+	}
+}
+
 // Who looked at a mount that has gone meanwhile leaves nothing in memory.
 func TestHangsForgetWhatIsGone(t *testing.T) {
 	var h hangs

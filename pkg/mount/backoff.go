@@ -2,6 +2,7 @@ package mount
 
 import (
 	"context"
+	"strings"
 	"sync"
 	"time"
 
@@ -105,7 +106,8 @@ type complaint struct {
 	when time.Time
 }
 
-// log logs an error about a subject, unless it said the same a moment ago.
+// log logs an error about a subject, unless it said the same a moment ago. Numbers do not count: how long something has been
+// going on, and how much is left of it, is another each time.
 func (c *complaints) log(ctx context.Context, subject string, err error, message string, kv ...any) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -115,12 +117,18 @@ func (c *complaints) log(ctx context.Context, subject string, err error, message
 			delete(c.said, s)
 		}
 	}
-	if c.said[subject].text == err.Error() {
+	text := strings.Map(func(r rune) rune {
+		if r >= '0' && r <= '9' {
+			return -1
+		}
+		return r
+	}, err.Error())
+	if c.said[subject].text == text {
 		return
 	}
 	if c.said == nil {
 		c.said = map[string]complaint{}
 	}
-	c.said[subject] = complaint{err.Error(), now}
+	c.said[subject] = complaint{text, now}
 	klog.FromContext(ctx).Error(err, message, kv...)
 }

@@ -140,6 +140,7 @@ const (
 	// maxStateDir keeps the helpers' socket paths within sockaddr_un's 107 bytes (unix(7)).
 	maxStateDir = 48
 	undoBound   = 20 * time.Second
+	exitBound   = 3 * time.Second  // for what is under way when the driver ends, which takes no longer than 5 s for that
 	helperBound = 10 * time.Second // for a helper to answer what needs no client
 	answerBound = time.Second      // for a client to show that it is dead
 )
@@ -259,7 +260,7 @@ func (m *Manager) Run(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			m.targets.wait(undoBound)
+			m.targets.wait(exitBound)
 			return nil
 		case <-changed:
 		case <-ticker.C:

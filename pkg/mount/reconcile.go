@@ -104,7 +104,7 @@ type view struct {
 func (m *Manager) look(ctx context.Context, name string) (v view, err error) {
 	if err := m.do(ctx, func() (err error) {
 		if v.rec, v.have, err = m.store.record(name); errors.Is(err, errDamaged) {
-			klog.FromContext(ctx).Error(err, "The mount's record is lost")
+			m.complaints.log(ctx, name+" record", err, "The mount's record is lost", "mount", name)
 			v.have, err = false, nil
 		}
 		if err != nil {

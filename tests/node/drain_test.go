@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"crypto/rand"
 	"os"
 	"os/exec"
@@ -202,4 +203,33 @@ func (e *env) tryUnpublishFails(v *csi.Volume, target string) bool {
 		e.t.Fatal("unpublished while S3 was away")
 	}
 	return strings.Contains(err.Error(), "draining")
+}
+
+// A driver that is told to stop while a mount drains goes at once, and well; the next one goes on with it.
+func TestAStopDoesNotWaitForADrain(t *testing.T) {
+	e := start(t, "--shutdown-timeout=500ms")
+	v := static("stopped", rclone)
+	target := e.publish(v, "t")
+	e.proxy.Set(faultproxy.Faults{Refuse: true})
+	write(t, filepath.Join(target, "file"), "content")
+	asked := make(chan error, 1)
+	go func() { asked <- e.tryUnpublish(time.Minute, v, target) }()
+	e.await(10*time.Second, "the target to be unmounted", func() bool { return len(mountsAt(t, target)) == 0 })
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	began := time.Now()
+	if code, err := e.Stop(ctx); code != 0 || err != nil {
+		t.Errorf("exit code %d, %v", code, err)
+	}
+	if took := time.Since(began); took > 10*time.Second {
+		t.Errorf("it took %s", took)
+	}
+	<-asked
+	e.proxy.Set(faultproxy.Faults{})
+	e.drive()
+	e.unpublish(v, target)
+	if got := e.Object(t, bucket, "stopped/file"); got != "content" {
+		t.Errorf("the object is %q", got)
+	}
+	e.NothingLeft(t)
 }
