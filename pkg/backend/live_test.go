@@ -129,9 +129,9 @@ func TestAChangedConfigFileIsInForceSoon(t *testing.T) {
 		t.Error("the next change is told before it is there")
 	default:
 	}
-	if got := f.value("reloads_total", "success"); got != 1 || f.value("last_reload_successful") != 1 {
-		t.Errorf("%v reloads", got)
-	}
+	await(t, "the change is counted", func() bool {
+		return f.value("reloads_total", "success") == 1 && f.value("last_reload_successful") == 1
+	})
 
 	f.write("backends: {more: {}}")
 	await(t, "a backend that is not configured any more is refused", func() bool { _, err := f.Backend("minio"); return fault.Is(err, fault.Precondition) })
