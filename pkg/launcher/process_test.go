@@ -45,7 +45,10 @@ func links(t *testing.T, pid int) map[string]string {
 	}
 	found := map[string]string{}
 	for _, e := range entries {
-		found[e.Name()], _ = os.Readlink(filepath.Join(dir, e.Name()))
+		link, err := os.Readlink(filepath.Join(dir, e.Name()))
+		if err == nil { // else it was closed meanwhile
+			found[e.Name()] = link
+		}
 	}
 	return found
 }
