@@ -139,6 +139,10 @@ func TestADeadMountIsNotTakenFromAContainer(t *testing.T) {
 		pid := container(t)
 		inside := fmt.Sprintf("/proc/%d/root%s", pid, target)
 		e.kill(e.client(client))
+		e.await(10*time.Second, "the target to be dead", func() bool {
+			_, err := os.Lstat(filepath.Join(target, "file"))
+			return errors.Is(err, unix.ENOTCONN)
+		})
 		e.publish(v, "t")
 		write(t, filepath.Join(target, "file"), "x")
 		if err := os.WriteFile(filepath.Join(inside, "stray"), nil, 0o600); !errors.Is(err, unix.ENOTCONN) {
