@@ -350,7 +350,7 @@ func (m *Manager) clientOf(name string) (client.Client, error) {
 	return m.Client(name)
 }
 
-// secretOrDriver are the keys that a mount gets.
+// keysFor are the keys that a mount gets.
 func (m *Manager) keysFor(ctx context.Context, r Request) (credentials.Keys, error) {
 	if r.Source == credentials.SourceSecret {
 		return r.Keys, nil
@@ -362,7 +362,7 @@ func (m *Manager) keysFor(ctx context.Context, r Request) (credentials.Keys, err
 	return keys, nil
 }
 
-// mounted finds the mount of a source directory; ok is false when nothing is mounted there.
+// mountedAt finds the top mount on a path; ok is false when nothing is mounted there.
 func mountedAt(mounts []host.Mount, path string) (top host.Mount, ok bool) {
 	for _, mnt := range mounts {
 		if mnt.Mountpoint == path {
