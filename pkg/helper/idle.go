@@ -13,8 +13,9 @@ const (
 	idleLook   = 250 * time.Millisecond
 	idleQueue  = 3 * time.Second
 	idleSilent = 10 * time.Second
-	// idleUse is the time of processors that a client may use within idleLook without being taken for one at work.
-	idleUse = 10 * time.Millisecond
+	// idleUse is the time of processors that a client that does not say may use within idleLook without being taken for one
+	// at work. The kernel counts in steps of 10 ms, and may count one for a moment.
+	idleUse = 20 * time.Millisecond
 )
 
 // idleness is since when a client has done nothing.
@@ -28,17 +29,16 @@ type idleness struct {
 func (h *helper) idle(i *idleness) bool {
 	now := h.now()
 	cpu, err := cputime.Of(h.status.ClientPID)
-	q := h.status.Queue
+	q, limit := h.status.Queue, h.idleQueue
 	busy := q != nil && (q.Uploads > 0 || q.Bytes > 0)
-	if err != nil || busy || i.pid != h.status.ClientPID || cpu-i.cpu > idleUse {
+	if q == nil {
+		busy, limit = cpu-i.cpu > idleUse, h.idleSilent
+	}
+	if err != nil || busy || i.pid != h.status.ClientPID {
 		*i = idleness{h.status.ClientPID, now, cpu}
 		return false
 	}
 	i.cpu = cpu
-	limit := h.idleSilent
-	if q != nil {
-		limit = h.idleQueue
-	}
 	return now.Sub(i.since) >= limit
 }
 
