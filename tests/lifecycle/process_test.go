@@ -6,12 +6,14 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -210,6 +212,14 @@ func pause(t *testing.T, s *rigtest.Server) (resume func()) {
 	if err := syscall.Kill(s.PID(), syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
+	// The signal is sent to be obeyed by each thread when its turn comes.
+	eventually(t, "the server stands still", func() bool {
+		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", s.PID()))
+		return err == nil && len(threads) > 0 && !slices.ContainsFunc(threads, func(stat string) bool {
+			text, err := os.ReadFile(stat)
+			return err == nil && !strings.Contains(string(text), ") T ")
+		})
+	})
 	resume = func() {
 		if err := syscall.Kill(s.PID(), syscall.SIGCONT); err != nil && !errors.Is(err, syscall.ESRCH) {
 			t.Error(err)
