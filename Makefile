@@ -61,15 +61,9 @@ $(TOOLS)/minio-$(MINIO_VERSION):
 .PHONY: test
 test: test-parts ## Run every test of every module; what needs root or FUSE says so when it is skipped
 	for m in $(MODULES); do (cd $$m && go vet ./...); done
-	$(MAKE) -j2 --output-sync=line test-here test-systemd
-
-# The two wait more than they work, so they run side by side.
-.PHONY: test-here test-systemd
-test-here:
 	go test -race -timeout 15m ./...
 	cd clients/rclone && go test -race -timeout 15m ./...
 	cd tests && go test -race -count=1 -p 1 -timeout 30m ./...
-test-systemd:
 	cd tests && S3CSI_LAUNCHER=systemd go test -race -count=1 -p 1 -timeout 30m $(BOTH_LAUNCHERS)
 
 .PHONY: demo
