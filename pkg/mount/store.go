@@ -40,7 +40,10 @@ type record struct {
 	Source     string `json:"source"`   // in the mount table
 	// Minor is the source's device while it is mounted; the major number of FUSE is 0. The kernel gives it out again after
 	// that, so that it says something only together with Source.
-	Minor   uint32    `json:"minor,omitempty"`
+	Minor uint32 `json:"minor,omitempty"`
+	// Lives are the devices of the latest earlier lives of the client. With the source's name they tell a dead copy of this
+	// mount from a living one of another driver's, which may have the same name on the same machine.
+	Lives   []uint32  `json:"lives,omitempty"`
 	Client  string    `json:"client"` // the default resolved
 	UID     uint32    `json:"uid"`    // of the helper and the client
 	Spec    Spec      `json:"spec"`
