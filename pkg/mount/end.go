@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"slices"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -176,9 +175,6 @@ func (m *Manager) cacheGone(ctx context.Context, rec record) (gone bool, err err
 	return gone, err
 }
 
-// livesKept is how many earlier lives of a mount's client are remembered.
-const livesKept = 16
-
 // remember writes down which device the source has now.
 func (m *Manager) remember(ctx context.Context, rec *record) error {
 	r := *rec
@@ -189,9 +185,6 @@ func (m *Manager) remember(ctx context.Context, rec *record) error {
 		}
 		if !source.Mountpoint {
 			return fault.Errorf(fault.Unavailable, "the source of mount %s was unmounted by somebody else", r.Name)
-		}
-		if r.Minor != 0 && r.Minor != source.Minor {
-			r.Lives = append(slices.Clone(r.Lives[max(0, len(r.Lives)-livesKept+1):]), r.Minor)
 		}
 		r.Minor = source.Minor
 		return m.store.writeRecord(r)

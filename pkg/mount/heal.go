@@ -168,11 +168,7 @@ func (m *Manager) healAt(ctx context.Context, rec record, at places) (failures [
 	if at.others { // detached in a container that runs, it would write into its own directory below
 		return failures, nil
 	}
-	lives, err := m.livesOf(ctx, rec)
-	if err != nil {
-		return failures, err
-	}
-	n, err := m.Namespace.DetachDead(ctx, func(mnt host.Mount) bool { return dead(mnt) && slices.Contains(lives, mnt.Minor) }, at.theirs)
+	n, err := m.Namespace.DetachDead(ctx, dead, at.theirs)
 	failpoint.Here("heal.detached")
 	if n > 0 {
 		m.metrics.heals.WithLabelValues("elsewhere", "detached").Add(float64(n))
@@ -181,25 +177,4 @@ func (m *Manager) healAt(ctx context.Context, rec record, at places) (failures [
 		klog.FromContext(ctx).Error(err, "Dead copies of the mount in other mount namespaces could not be detached", "mount", rec.Name)
 	}
 	return failures, nil
-}
-
-// livesOf are the devices that a mount's earlier lives had, and those of the mounts that it succeeds.
-func (m *Manager) livesOf(ctx context.Context, rec record) ([]uint32, error) {
-	lives := slices.Clone(rec.Lives)
-	err := m.do(ctx, func() error {
-		for _, former := range rec.Former {
-			old, ok, err := m.store.record(former)
-			if err != nil && !errors.Is(err, errDamaged) {
-				return err
-			}
-			if ok && err == nil {
-				lives = append(append(lives, old.Lives...), old.Minor)
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		return nil, err
-	}
-	return lives, nil
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/rand"
 	"crypto/sha256"
+	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -40,10 +41,7 @@ type record struct {
 	Source     string `json:"source"`   // in the mount table
 	// Minor is the source's device while it is mounted; the major number of FUSE is 0. The kernel gives it out again after
 	// that, so that it says something only together with Source.
-	Minor uint32 `json:"minor,omitempty"`
-	// Lives are the devices of the latest earlier lives of the client. With the source's name they tell a dead copy of this
-	// mount from a living one of another driver's, which may have the same name on the same machine.
-	Lives   []uint32  `json:"lives,omitempty"`
+	Minor   uint32    `json:"minor,omitempty"`
 	Client  string    `json:"client"` // the default resolved
 	UID     uint32    `json:"uid"`    // of the helper and the client
 	Spec    Spec      `json:"spec"`
@@ -155,7 +153,9 @@ func (s store) salt() ([]byte, error) {
 	return salt, nil
 }
 
-// nextGeneration counts up for ever, across all keys. It skips numbers whose cache directory outlived a reboot.
+// nextGeneration counts up for ever, across all keys. It skips numbers whose cache directory outlived a reboot. It begins
+// anywhere: another driver, or another host that this one sees the processes of, may mount the very same volume, and what has
+// its mount's name is not this driver's.
 func (s store) nextGeneration(key string) (uint64, error) {
 	file := filepath.Join(s.dir, "generation")
 	var last uint64
@@ -164,7 +164,11 @@ func (s store) nextGeneration(key string) (uint64, error) {
 		if last, err = strconv.ParseUint(strings.TrimSpace(string(b)), 10, 63); err != nil {
 			return 0, fmt.Errorf("%s does not hold a number: %w", file, err)
 		}
-	case !errors.Is(err, fs.ErrNotExist):
+	case errors.Is(err, fs.ErrNotExist):
+		var start [4]byte
+		_, _ = rand.Read(start[:]) // never fails (crypto/rand)
+		last = uint64(binary.BigEndian.Uint32(start[:]))
+	default:
 		return 0, err
 	}
 	for {

@@ -19,10 +19,34 @@ func newStore(t *testing.T) store {
 	return s
 }
 
+// Two drivers on one machine that mount the same volume give their mounts different names: by these, copies are told apart.
+func TestNoTwoDriversNameTheirMountsAlike(t *testing.T) {
+	key := newSpec(request(), nil).Key()
+	names := map[string]bool{}
+	for range 20 {
+		s := newStore(t)
+		g, err := s.nextGeneration(key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		name := mountName(key, g)
+		if names[name] || !validName(name) {
+			t.Errorf("the name %s: another driver has it, or it is none", name)
+		}
+		names[name] = true
+		if path := len("/") + maxStateDir - 1 + len(s.socket(name)) - len(s.dir); path > 107 {
+			t.Errorf("a socket's path would have %d bytes", path)
+		}
+	}
+}
+
 func TestGenerationsOnlyGrow(t *testing.T) {
 	s := newStore(t)
 	key := newSpec(request(), nil).Key()
 	if err := os.Mkdir(s.cacheDir(mountName(key, 2)), 0o700); err != nil { // what a reboot left
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(s.dir+"/generation", []byte("0\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	var got []uint64
