@@ -40,7 +40,7 @@ func TestCheckAccessTriesWhatAClientWillDo(t *testing.T) {
 			if err != nil {
 				wantText(t, err, c.text)
 			}
-			for _, r := range f.asked {
+			for _, r := range f.asked() {
 				q := r.URL.Query()
 				list := r.Method == http.MethodGet && r.URL.Path == "/b" && q.Get("prefix") == "p/" && q.Get("max-keys") == "1"
 				head := r.Method == http.MethodHead && strings.HasPrefix(r.URL.Path, "/b/p/"+accessProbe)
@@ -53,9 +53,14 @@ func TestCheckAccessTriesWhatAClientWillDo(t *testing.T) {
 }
 
 func TestCheckAccessFollowsTheRegion(t *testing.T) {
+	wrong := make(chan struct{})
 	f, clients, be := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		switch {
 		case !strings.Contains(r.Header.Get("Authorization"), "/eu-west-3/s3/"):
+			if r.Method == http.MethodHead {
+				close(wrong)
+			}
+			<-wrong // both are asked
 			w.Header().Set("X-Amz-Bucket-Region", "eu-west-3")
 			refuse(w, r, 400, "AuthorizationHeaderMalformed")
 		case r.Method == http.MethodHead:

@@ -227,10 +227,10 @@ func TestEveryRequestForABucketNamesItsOwner(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if len(f.asked) < 8 {
+			if len(f.asked()) < 8 {
 				t.Errorf("only %v", f.requests())
 			}
-			for _, r := range f.asked {
+			for _, r := range f.asked() {
 				if got := r.Header.Get("X-Amz-Expected-Bucket-Owner"); got != c.want {
 					t.Errorf("%s %s: owner %q, want %q", r.Method, r.URL, got, c.want)
 				}

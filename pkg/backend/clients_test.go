@@ -39,7 +39,7 @@ func TestBackendsDoNotSeeTheEnvironmentsEndpoint(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if len(f.asked) != 2 || !strings.Contains(f.asked[1].Header.Get("Authorization"), "Credential=ENVKEY/") {
+	if len(f.asked()) != 2 || !strings.Contains(f.asked()[1].Header.Get("Authorization"), "Credential=ENVKEY/") {
 		t.Errorf("requests: %v", f.requests())
 	}
 
@@ -57,7 +57,7 @@ func TestBackendsDoNotSeeTheEnvironmentsEndpoint(t *testing.T) {
 	if err := operations["HeadBucket"](bounded(t), client); err != nil {
 		t.Fatal(err)
 	}
-	if host := amazon.asked[0].URL.Host; host != "bucket.s3.eu-west-1.amazonaws.com" {
+	if host := amazon.asked()[0].URL.Host; host != "bucket.s3.eu-west-1.amazonaws.com" {
 		t.Errorf("asked %s", host)
 	}
 }
@@ -106,7 +106,7 @@ func TestRequestsCarryTheUserAgentAndPassTheMiddleware(t *testing.T) {
 	if counted.Load() != 2 {
 		t.Errorf("%d requests counted", counted.Load())
 	}
-	r := f.asked[0]
+	r := f.asked()[0]
 	if got := r.Header.Get("User-Agent"); !strings.Contains(got, "s3-csi-driver/1.2.3") {
 		t.Errorf("user agent %q", got)
 	}
@@ -133,7 +133,7 @@ func TestAddressingPutsTheBucketIntoPathOrHost(t *testing.T) {
 		if err := operations["HeadBucket"](bounded(t), client); err != nil {
 			t.Fatal(err)
 		}
-		if got := f.asked[0].URL.String(); got != want {
+		if got := f.asked()[0].URL.String(); got != want {
 			t.Errorf("%s: asked %s, want %s", name, got, want)
 		}
 	}

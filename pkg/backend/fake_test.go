@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -23,12 +24,12 @@ var testKeys = credentials.Keys{AccessKeyID: "AKIDTEST", SecretAccessKey: "very-
 type fakeS3 struct {
 	mu     sync.Mutex
 	answer func(w http.ResponseWriter, r *http.Request)
-	asked  []*http.Request
+	seen   []*http.Request
 }
 
 func (f *fakeS3) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	f.mu.Lock()
-	f.asked = append(f.asked, r)
+	f.seen = append(f.seen, r)
 	answer := f.answer
 	f.mu.Unlock()
 	answer(w, r)
@@ -45,11 +46,16 @@ func (f *fakeS3) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, nil
 }
 
-func (f *fakeS3) requests() []string {
+// asked is what came so far. A request that was given up by its client may still come.
+func (f *fakeS3) asked() []*http.Request {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	return slices.Clone(f.seen)
+}
+
+func (f *fakeS3) requests() []string {
 	var all []string
-	for _, r := range f.asked {
+	for _, r := range f.asked() {
 		all = append(all, r.Method+" "+r.URL.Path)
 	}
 	return all

@@ -44,7 +44,7 @@ func TestOnAWSTheOwnerIsTheCallersAccountAndTheRegionIsFollowed(t *testing.T) {
 		t.Fatalf("got %+v, %v", info, err)
 	}
 	var hosts []string
-	for _, r := range f.asked {
+	for _, r := range f.asked() {
 		hosts = append(hosts, r.URL.Host)
 	}
 	if got := strings.Join(hosts, " "); got != "sts.us-east-1.amazonaws.com bucket.s3.us-east-1.amazonaws.com bucket.s3.eu-central-1.amazonaws.com" {
@@ -52,8 +52,8 @@ func TestOnAWSTheOwnerIsTheCallersAccountAndTheRegionIsFollowed(t *testing.T) {
 	}
 	// The account is remembered longer than the bucket.
 	now = now.Add(successTTL)
-	if _, err := buckets.Validate(bounded(t), be, testKeys, "bucket", ""); err != nil || len(f.asked) != 5 {
-		t.Errorf("%d requests, %v", len(f.asked), err)
+	if _, err := buckets.Validate(bounded(t), be, testKeys, "bucket", ""); err != nil || len(f.asked()) != 5 {
+		t.Errorf("%d requests, %v", len(f.asked()), err)
 	}
 }
 
