@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"sync"
 	"time"
 
@@ -211,6 +212,10 @@ func copyProgram(from, to string) error {
 		return err
 	}
 	defer in.Close()
+	// A child that another goroutine forks meanwhile has the file open for writing until it executes its own program, and a
+	// file that anybody has open for writing cannot be executed.
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
 	out, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o755)
 	if err != nil {
 		return err
