@@ -28,10 +28,10 @@ const (
 
 // Keys is one set of S3 credentials. The zero value is no credentials.
 type Keys struct {
-	AccessKeyID     string
-	SecretAccessKey string
-	SessionToken    string
-	Expires         time.Time // zero: they do not expire
+	AccessKeyID     string    `json:"accessKeyID"`
+	SecretAccessKey string    `json:"secretAccessKey"`
+	SessionToken    string    `json:"sessionToken,omitempty"`
+	Expires         time.Time `json:"expires,omitzero"` // zero: they do not expire
 }
 
 // IsZero tells whether there are no credentials.
