@@ -144,7 +144,7 @@ func (c *Container) bundle(o Options) error {
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(c.Root, "agent"), program, 0o755); err != nil {
+	if err := rig.WriteProgram(filepath.Join(c.Root, "agent"), program); err != nil {
 		return err
 	}
 	if err := os.Mkdir(filepath.Join(c.Root, "proc"), 0o755); err != nil {

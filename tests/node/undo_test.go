@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
+	"github.com/s3-csi/s3-csi-driver/tests/rig"
 )
 
 // program replaces a client's program.
@@ -21,7 +22,7 @@ func (e *env) program(client, script string) {
 	if script == "" {
 		return
 	}
-	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+script), 0o755); err != nil {
+	if err := rig.WriteProgram(path, []byte("#!/bin/sh\n"+script)); err != nil {
 		e.t.Fatal(err)
 	}
 }

@@ -207,21 +207,19 @@ func (r *Rig) Programs() (string, error) {
 }
 
 func copyProgram(from, to string) error {
-	in, err := os.Open(from)
+	program, err := os.ReadFile(from)
 	if err != nil {
 		return err
 	}
-	defer in.Close()
-	// A child that another goroutine forks meanwhile has the file open for writing until it executes its own program, and a
-	// file that anybody has open for writing cannot be executed.
+	return WriteProgram(to, program)
+}
+
+// WriteProgram makes a program that can be executed at once. A child that another goroutine forks while the file is open has
+// it open for writing too, until it executes its own program, and what anybody has open for writing cannot be executed.
+func WriteProgram(path string, program []byte) error {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
-	out, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o755)
-	if err != nil {
-		return err
-	}
-	_, err = io.Copy(out, in)
-	return errors.Join(err, out.Chmod(0o755), out.Close())
+	return errors.Join(os.WriteFile(path, program, 0o755), os.Chmod(path, 0o755))
 }
 
 // Target is a target path of that name, whose parent exists, as a CO makes it.
