@@ -33,8 +33,8 @@ func TestConcurrentPublicationsJoin(t *testing.T) {
 	if n := len(mountsAt(t, target)); n != 1 {
 		t.Errorf("%d mounts on the target", n)
 	}
-	if got := e.lives(); got != "1" {
-		t.Errorf("%s mounts were made", got)
+	if got := e.lives(); got != 1 {
+		t.Errorf("%d mounts were made", got)
 	}
 	e.client(rclone)
 	e.proxy.Set(faultproxy.Faults{})
@@ -53,8 +53,8 @@ func TestConcurrentPublicationsJoin(t *testing.T) {
 			t.Errorf("target %d: %v", i, err)
 		}
 	}
-	if got := e.lives(); got != "1" {
-		t.Errorf("%s mounts were made", got)
+	if got := e.lives(); got != 1 {
+		t.Errorf("%d mounts were made", got)
 	}
 	e.unpublish(v, target)
 	e.NothingLeft(t)
@@ -78,8 +78,8 @@ func TestAPublicationOutlivesItsCall(t *testing.T) {
 	if took := time.Since(began); took < 2*time.Second {
 		t.Errorf("it took %s: S3 was not slow", took)
 	}
-	if got := e.lives(); got != "1" {
-		t.Errorf("%s mounts were made", got)
+	if got := e.lives(); got != 1 {
+		t.Errorf("%d mounts were made", got)
 	}
 	e.proxy.Set(faultproxy.Faults{})
 	e.unpublish(v, target)

@@ -45,8 +45,8 @@ func TestInjectionIsRefused(t *testing.T) {
 		// Once in the volume, once with the publication.
 		want(t, e.tryPublish(10*time.Second, static("v", client, "mountOptions", "debug"), e.Target("t"), flags("debug")), codes.InvalidArgument, "debug")
 	}
-	if got := e.lives(); got != "" {
-		t.Errorf("%s mounts were made", got)
+	if got := e.lives(); got != 0 {
+		t.Errorf("%d mounts were made", got)
 	}
 }
 
@@ -108,8 +108,8 @@ func TestMalformedRequestsAreRefused(t *testing.T) {
 			e.undone(e.Target("t"))
 		})
 	}
-	if got := e.lives(); got != "" {
-		t.Errorf("%s mounts were made", got)
+	if got := e.lives(); got != 0 {
+		t.Errorf("%d mounts were made", got)
 	}
 	for _, req := range []*csi.NodeUnpublishVolumeRequest{{TargetPath: e.Target("t")}, {VolumeId: "v"}, {VolumeId: "v", TargetPath: "relative"}} {
 		_, err := e.NodeUnpublishVolume(rigtest.Context(t, 10*time.Second), req)

@@ -219,7 +219,7 @@ func TestAMountIsNotReplacedOnSuspicion(t *testing.T) {
 	before := e.lives()
 	e.publish(v, "t")
 	if after := e.lives(); after != before {
-		t.Errorf("the mount was replaced: %s lives, then %s", before, after)
+		t.Errorf("the mount was replaced: %d lives, then %d", before, after)
 	}
 	e.unpublish(v, target)
 	e.NothingLeft(t)
