@@ -143,16 +143,30 @@ func (c *Clients) service(b Backend) (*service, error) {
 // the process's own chain; region "" is the backend's. The error is a Precondition (unknown backend) or one of reading
 // the process's own AWS configuration; credentials are only looked for when the first request is sent.
 func (c *Clients) S3(ctx context.Context, b Backend, keys credentials.Keys, region string) (*s3.Client, error) {
-	return c.s3(ctx, b, keys, region)
+	return c.s3(ctx, b, c.credentials(keys), region)
 }
 
 // Bucket gives a client for a validated bucket: it works in the bucket's region and sends info.Owner as the expected
 // bucket owner with every request, so that no call can forget it.
 func (c *Clients) Bucket(ctx context.Context, b Backend, keys credentials.Keys, info BucketInfo) (*s3.Client, error) {
-	return c.s3(ctx, b, keys, info.Region, expectOwner(info.Owner)...)
+	return c.s3(ctx, b, c.credentials(keys), info.Region, expectOwner(info.Owner)...)
 }
 
-func (c *Clients) s3(ctx context.Context, b Backend, keys credentials.Keys, region string, more ...func(*middleware.Stack) error) (*s3.Client, error) {
+// KeySource gives the keys for a request that is about to be sent. Its errors have a fault kind, and become the request's.
+type KeySource func(context.Context) (credentials.Keys, error)
+
+// Retrieve implements aws.CredentialsProvider.
+func (s KeySource) Retrieve(ctx context.Context) (aws.Credentials, error) {
+	keys, err := s(ctx)
+	return aws.Credentials{AccessKeyID: keys.AccessKeyID, SecretAccessKey: keys.SecretAccessKey, SessionToken: keys.SessionToken}, err
+}
+
+// BucketWith is Bucket for work that may outlast a session: source is asked for each request.
+func (c *Clients) BucketWith(ctx context.Context, b Backend, source KeySource, info BucketInfo) (*s3.Client, error) {
+	return c.s3(ctx, b, source, info.Region, expectOwner(info.Owner)...)
+}
+
+func (c *Clients) s3(ctx context.Context, b Backend, provider aws.CredentialsProvider, region string, more ...func(*middleware.Stack) error) (*s3.Client, error) {
 	svc, err := c.service(b)
 	if err != nil {
 		return nil, err
@@ -168,7 +182,7 @@ func (c *Clients) s3(ctx context.Context, b Backend, keys credentials.Keys, regi
 			o.DisableS3ExpressSessionAuth = aws.Bool(true)
 		}
 		o.UsePathStyle = b.PathStyle
-		o.Credentials = c.credentials(keys)
+		o.Credentials = provider
 		o.HTTPClient = svc.http
 		o.Retryer, o.RetryMaxAttempts = svc.retryer, 0
 		// Many services refuse or ignore the newer checksums.

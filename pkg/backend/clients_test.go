@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
 	"github.com/aws/smithy-go/middleware"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
@@ -200,5 +202,37 @@ func TestAbsentCredentialsAreAClearErrorOfEveryRequest(t *testing.T) {
 	defer cancel()
 	if _, err := clients.DriverKeys(ctx); !fault.Is(err, fault.Timeout) || !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("got %v", err)
+	}
+}
+
+func TestAClientWithASourceAsksItForEachRequest(t *testing.T) {
+	hermetic(t)
+	fake, clients, be := serve(t, func(http.ResponseWriter, *http.Request) {}, "")
+	asked := 0
+	var refused error
+	client, err := clients.BucketWith(t.Context(), be, func(context.Context) (credentials.Keys, error) {
+		asked++
+		return credentials.Keys{AccessKeyID: fmt.Sprintf("KEY%d", asked), SecretAccessKey: "s", SessionToken: "t"}, refused
+	}, BucketInfo{Name: "b", Region: "us-east-1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	head := func() error {
+		_, err := client.HeadBucket(bounded(t), &s3.HeadBucketInput{Bucket: aws.String("b")})
+		return err
+	}
+	for range 2 {
+		if err := head(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, r := range fake.asked() {
+		if want := fmt.Sprintf("Credential=KEY%d/", i+1); !strings.Contains(r.Header.Get("Authorization"), want) || r.Header.Get("X-Amz-Security-Token") != "t" {
+			t.Errorf("request %d is not signed with %s: %v", i, want, r.Header)
+		}
+	}
+	refused = fault.Errorf(fault.Denied, "no session for you")
+	if err := Classify(head(), "looking"); !fault.Is(err, fault.Denied) || len(fake.asked()) != 2 {
+		t.Errorf("%v, after %d requests", err, len(fake.asked()))
 	}
 }
