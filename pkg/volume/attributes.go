@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
@@ -31,6 +32,9 @@ const (
 	keyTasksMax            = "tasksMax"
 	keyCache               = "cache"
 	keyCacheSize           = "cacheSize"
+	keyRoleARN             = "roleARN"
+	keyScope               = "scope"
+	keySessionDuration     = "sessionDuration"
 )
 
 // set reads one key into the attributes. handled is false for keys that are not an attribute. field names the key in
@@ -67,6 +71,12 @@ func (a *Attributes) set(key, value, field string) (handled bool, err error) {
 		a.Cache, err = parseBool(value, field)
 	case keyCacheSize:
 		a.CacheSize, err = parseBytes(value, field, MinCacheSize, MaxCacheSize)
+	case keyRoleARN:
+		a.RoleARN, err = parseRole(value, field)
+	case keyScope:
+		a.Scope, err = parseScope(value, field)
+	case keySessionDuration:
+		a.SessionDuration, err = parseSessionDuration(value, field)
 	default:
 		return false, nil
 	}
@@ -77,6 +87,9 @@ func (a *Attributes) set(key, value, field string) (handled bool, err error) {
 func (a Attributes) check(of string) error {
 	if a.CacheSize != 0 && !a.Cache {
 		return fault.Field(of+"."+keyCacheSize, "needs cache: \"true\" beside it")
+	}
+	if a.Scope == ScopeOff && a.Credentials != credentials.SourceWorkload && a.SessionDuration != 0 {
+		return fault.Field(of+"."+keySessionDuration, "means nothing beside scope: %s: no session is made", ScopeOff)
 	}
 	return nil
 }
@@ -94,6 +107,11 @@ func (a Attributes) context() map[string]string {
 	put(keyExpectedBucketOwner, a.ExpectedBucketOwner)
 	put(keyRegion, a.Region)
 	put(keyMountOptions, joinOptionList(a.MountOptions))
+	put(keyRoleARN, a.RoleARN)
+	put(keyScope, a.Scope)
+	if a.SessionDuration != 0 {
+		put(keySessionDuration, a.SessionDuration.String())
+	}
 	for key, yes := range map[string]bool{keyReadOnly: a.ReadOnly, keyCache: a.Cache} {
 		if yes {
 			put(key, "true")
@@ -131,12 +149,35 @@ func parseClient(value, field string) (string, error) {
 
 func parseCredentials(value, field string) (string, error) {
 	switch value {
-	case credentials.SourceDriver, credentials.SourceSecret:
+	case credentials.SourceDriver, credentials.SourceSecret, credentials.SourceWorkload:
 		return value, nil
-	case credentials.SourceWorkload:
-		return "", fault.Field(field, "%s is not available yet; use %s or %s", value, credentials.SourceDriver, credentials.SourceSecret)
 	}
-	return "", fault.Field(field, "%q is none of %s, %s", value, credentials.SourceDriver, credentials.SourceSecret)
+	return "", fault.Field(field, "%q is none of %s, %s, %s", value, credentials.SourceDriver, credentials.SourceSecret, credentials.SourceWorkload)
+}
+
+func parseRole(value, field string) (string, error) {
+	if err := Role(value).Check(); err != nil {
+		return "", fault.Field(field, "%q %w", printableRole(Role(value)), err)
+	}
+	return value, nil
+}
+
+func parseScope(value, field string) (string, error) {
+	switch value {
+	case ScopeRequired, ScopeAuto, ScopeOff:
+		return value, nil
+	}
+	return "", fault.Field(field, "%q is none of %s, %s, %s", value, ScopeRequired, ScopeAuto, ScopeOff)
+}
+
+// parseSessionDuration reads how long a session is to last. What the service allows, only it knows: AWS no less than 15
+// minutes, and no more than the role says.
+func parseSessionDuration(value, field string) (time.Duration, error) {
+	d, err := time.ParseDuration(value)
+	if err != nil || d < MinSessionDuration || d > MaxSessionDuration || d%time.Second != 0 {
+		return 0, fault.Field(field, "%q is not a duration of whole seconds from 1s to 36h, as 1h or 90m is", value)
+	}
+	return d, nil
 }
 
 // parseOwner reads a uid or gid. The highest number means "no id" to the kernel.

@@ -10,6 +10,7 @@ func TestParseContextReadsWhatCreateVolumeWrote(t *testing.T) {
 	p, err := ParseParameters(map[string]string{
 		"bucketName": "shared", "prefix": "base", "client": "rclone", "credentials": "driver", "uid": "1000", "gid": "2000", "dirMode": "750",
 		"fileMode": "0", "readOnly": "true", "mountOptions": "a,b=1,c=", "expectedBucketOwner": "111122223333",
+		"roleARN": "arn:aws:iam::111122223333:role/pods/${pod.namespace}.${pod.serviceAccountName}", "scope": "required", "sessionDuration": "90m",
 		"memoryLimit": "1073741824", "cpuWeight": "10000", "tasksMax": "32", "cache": "true", "cacheSize": "3G",
 	}, pvc)
 	if err != nil {
@@ -35,12 +36,12 @@ func TestParseContextReadsWhatCreateVolumeWrote(t *testing.T) {
 func TestVolumeContextIsMinimalAndStable(t *testing.T) {
 	p, err := ParseParameters(map[string]string{
 		"bucketName": "shared", "prefix": "base", "onDelete": "retain", "uid": "0", "dirMode": "755", "readOnly": "false", "mountOptions": "--a,--b=1", "backend": "minio",
-		"memoryLimit": "1048576K", "cpuWeight": "7", "cache": "true", "cacheSize": "2147483648",
+		"memoryLimit": "1048576K", "cpuWeight": "7", "cache": "true", "cacheSize": "2147483648", "sessionDuration": "3600s", "scope": "auto",
 	}, pvc)
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := map[string]string{"uid": "0", "dirMode": "0755", "mountOptions": "a,b=1", "memoryLimit": "1000Mi", "cpuWeight": "7", "cache": "true", "cacheSize": "2Gi"}
+	want := map[string]string{"uid": "0", "dirMode": "0755", "mountOptions": "a,b=1", "memoryLimit": "1000Mi", "cpuWeight": "7", "cache": "true", "cacheSize": "2Gi", "sessionDuration": "1h0m0s", "scope": "auto"}
 	if got := p.Context(); !reflect.DeepEqual(got, want) {
 		t.Errorf("context %v", got)
 	}
@@ -136,7 +137,14 @@ func TestParseContextRefuses(t *testing.T) {
 		"legacy handle that climbs":      {"bucket/../other", with(nil, "capacity", "1"), "volume_id", []string{".."}},
 		"legacy bad backend":             {"bucket/path", with(nil, "backend", "A"), "volume_context.backend", nil},
 		"bad uid":                        {"default:shared", with(nil, "uid", "x"), "volume_context.uid", nil},
-		"workload":                       {"default:shared", with(nil, "credentials", "workload"), "volume_context.credentials", []string{"not available yet"}},
+		"a source that is none":          {"default:shared", with(nil, "credentials", "pod"), "volume_context.credentials", []string{"driver", "secret", "workload"}},
+		"a role that is none":            {"default:shared", with(nil, "roleARN", "admin"), "volume_context.roleARN", []string{"arn:aws:iam"}},
+		"a role of another pod":          {"default:shared", with(nil, "roleARN", "arn:aws:iam::1:role/${pod.name}"), "volume_context.roleARN", []string{"${pod.name}", "${pod.serviceAccountName}"}},
+		"a scope that is none":           {"default:shared", with(nil, "scope", "none"), "volume_context.scope", []string{"required", "auto", "off"}},
+		"a session of no time":           {"default:shared", with(nil, "sessionDuration", "0s"), "volume_context.sessionDuration", []string{"1s to 36h"}},
+		"a session of days":              {"default:shared", with(nil, "sessionDuration", "37h"), "volume_context.sessionDuration", nil},
+		"a session without a unit":       {"default:shared", with(nil, "sessionDuration", "3600"), "volume_context.sessionDuration", nil},
+		"a duration of no session":       {"default:shared", with(nil, "sessionDuration", "1h", "scope", "off"), "volume_context.sessionDuration", []string{"scope: off"}},
 		"bad option":                     {"default:shared", with(nil, "mountOptions", "-o,x"), "volume_context.mountOptions[0]", nil},
 		"memory of nothing":              {"default:shared", with(nil, "memoryLimit", ""), "volume_context.memoryLimit", nil},
 		"cacheSize without cache":        {"default:shared", with(nil, "cacheSize", "1Gi"), "volume_context.cacheSize", nil},
@@ -160,6 +168,8 @@ func FuzzParseContext(f *testing.F) {
 	f.Add("default:shared/p/", "other", "", "dirMode", "755", "readOnly", "true")
 	f.Add("default:shared/p/", "", "", "cache", "true", "cacheSize", "10Gi")
 	f.Add("h", "shared", "", "memoryLimit", "1500M", "tasksMax", "64")
+	f.Add("h", "shared", "", "roleARN", "arn:aws:iam::111122223333:role/a/${pod.namespace}", "scope", "required")
+	f.Add("h", "shared", "", "sessionDuration", "15m", "credentials", "workload")
 	f.Add(pvc, "", "", "csi.storage.k8s.io/pod.name", "x", "client", "rclone")
 	f.Fuzz(func(t *testing.T, handle, bucket, prefix, k1, v1, k2, v2 string) {
 		context := map[string]string{k1: v1, k2: v2}

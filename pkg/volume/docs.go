@@ -37,7 +37,10 @@ func ParameterDocs() []ParameterDoc {
 		{keyExpectedBucketOwner, ScopeBoth, "the caller's own account where the backend can tell it", "AWS account id, 12 digits, that must own the bucket."},
 		{keyRegion, ScopeContext, "found out", "The bucket's region."},
 		{keyClient, ScopeBoth, "the driver's default client", "The FUSE client: `mountpoint-s3` or `rclone`."},
-		{keyCredentials, ScopeBoth, "`secret` if the request has a secret with keys, else `driver`", "Where the mount's credentials come from: `driver` (what the driver process itself has) or `secret` (the CSI secret). `workload` is reserved."},
+		{keyCredentials, ScopeBoth, "`secret` if the request has a secret with keys, else `driver`", "Where the mount's credentials come from: `driver` (what the driver process itself has), `secret` (the CSI secret) or `workload` (the token of the pod's service account, which is exchanged for a session)."},
+		{keyRoleARN, ScopeBoth, "`workload`: the backend's `workloadRoleARN`; `secret`: the secret's `roleARN`; else none", "ARN of the role to take on for the mount's sessions. May use `${pod.namespace}` and `${pod.serviceAccountName}` in the role's path and name."},
+		{keyScope, ScopeBoth, "the backend's `scope`", "Whether the mount's session reaches nothing but its volume: `required` (or the volume is not mounted), `auto` (where the backend's configuration says that the service can) or `off` (the credentials as they are). A volume can ask for more than its backend says, not for less."},
+		{keySessionDuration, ScopeBoth, "the service's default, an hour on AWS", "How long a session lasts before the next one is made: `15m`, `1h`, `12h`, from 1s to 36h. AWS allows no less than 15m, and no more than the role says."},
 		{keyUID, ScopeBoth, "the mount's own user", "Numeric user id that files are shown with."},
 		{keyGID, ScopeBoth, "the pod's fsGroup, else the mount's own group", "Numeric group id that files are shown with."},
 		{keyDirMode, ScopeBoth, "`0777`; with an fsGroup `0770`", "Permission bits of directories, octal, 0 to 0777."},
@@ -72,6 +75,8 @@ func suggestion(name string, scope Scope) string {
 		legacyMounter:          keyClient,
 		legacyOptions:          keyMountOptions,
 		"authenticationSource": keyCredentials,
+		"role":                 keyRoleARN,
+		"iamRole":              keyRoleARN,
 	}
 	nearest, ok := meant[name]
 	if !ok {

@@ -5,6 +5,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 )
 
 const pvc = "pvc-" + uuid
@@ -49,6 +50,9 @@ func TestParseParametersReadsEveryParameter(t *testing.T) {
 		"tasksMax":            "512",
 		"cache":               "true",
 		"cacheSize":           "20Gi",
+		"roleARN":             "arn:minio:iam:::role/${pod.namespace}",
+		"scope":               "auto",
+		"sessionDuration":     "1h",
 	}
 	got, err := ParseParameters(with(given, "csi.storage.k8s.io/pvc/name", "data", "csi.storage.k8s.io/something-new", "x"), pvc)
 	if err != nil {
@@ -61,6 +65,7 @@ func TestParseParametersReadsEveryParameter(t *testing.T) {
 			ReadOnly: true, ExpectedBucketOwner: "111122223333",
 			MountOptions: []Option{{Name: "allow-delete"}, {"uid", "7", true}},
 			MemoryLimit:  1 << 30, CPUWeight: 50, TasksMax: 512, Cache: true, CacheSize: 20 << 30,
+			RoleARN: "arn:minio:iam:::role/${pod.namespace}", Scope: ScopeAuto, SessionDuration: time.Hour,
 		},
 	}
 	if !reflect.DeepEqual(got, want) {
@@ -119,7 +124,10 @@ func TestParseParametersRefusesBadValuesByName(t *testing.T) {
 		"owner not digits":             {with(nil, "expectedBucketOwner", "11112222333a"), "parameters.expectedBucketOwner", nil},
 		"client":                       {with(nil, "client", "../bin/sh"), "parameters.client", nil},
 		"credentials":                  {with(nil, "credentials", "pod"), "parameters.credentials", []string{"driver", "secret"}},
-		"workload for later":           {with(nil, "credentials", "workload"), "parameters.credentials", []string{"not available yet"}},
+		"role":                         {with(nil, "roleARN", "arn:aws:iam::1:user/x"), "parameters.roleARN", []string{"arn:aws:iam::111122223333:role/name"}},
+		"empty role":                   {with(nil, "roleARN", ""), "parameters.roleARN", nil},
+		"scope":                        {with(nil, "scope", "Required"), "parameters.scope", []string{"required"}},
+		"session duration":             {with(nil, "sessionDuration", "1h0m0.5s"), "parameters.sessionDuration", []string{"whole seconds"}},
 		"uid negative":                 {with(nil, "uid", "-1"), "parameters.uid", nil},
 		"uid that means none":          {with(nil, "uid", "4294967295"), "parameters.uid", nil},
 		"uid octal":                    {with(nil, "uid", "0100"), "parameters.uid", nil},
@@ -384,6 +392,8 @@ func FuzzParseParameters(f *testing.F) {
 	f.Add("default", "", "x", "", "", "", "n--abc", "readOnly", "true")
 	f.Add("default", "", "x", "", "", "", "n", "memoryLimit", "1500M")
 	f.Add("default", "", "x", "", "", "", "n", "cache", "true")
+	f.Add("default", "", "x", "", "", "", "n", "roleARN", "arn:aws:iam::1:role/a${pod.serviceAccountName}b")
+	f.Add("default", "", "x", "", "", "", "n", "sessionDuration", "36h")
 	f.Add("default", strings.Repeat("k", 63), "", "${pvc.namespace}", strings.Repeat("n", 63), "d", strings.Repeat("v", 128), "unknown", "")
 	f.Fuzz(func(t *testing.T, backend, bucket, bucketPrefix, prefix, namespace, claim, name, key, value string) {
 		params := map[string]string{"csi.storage.k8s.io/pvc/namespace": namespace, "csi.storage.k8s.io/pvc/name": claim, "csi.storage.k8s.io/pv/name": name}

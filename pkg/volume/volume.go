@@ -1,6 +1,8 @@
 // Package volume holds what a volume is on paper: its id, its name, its parameters and its context. It is pure: no I/O.
 package volume
 
+import "time"
+
 // DefaultBackend is the backend that volumes use when they name none; it needs no configuration and is AWS.
 const DefaultBackend = "default"
 
@@ -9,6 +11,13 @@ const RecordPrefix = ".s3-csi"
 
 // MaxGeneration is the last life of a name that has a prefix of its own. Volume ids are made with room for it.
 const MaxGeneration = 9999
+
+// The bounds of Attributes.SessionDuration: the longest is that of GetFederationToken (STS API Reference), and the shortest
+// what can be told apart from none.
+const (
+	MinSessionDuration = time.Second
+	MaxSessionDuration = 36 * time.Hour
+)
 
 // Limits of the CSI specification ("Size Limits"), in bytes.
 const (
@@ -55,13 +64,18 @@ type Parameters struct {
 // to one by CreateVolume. Zero values are "not given"; nothing is defaulted here, because defaults must not decide a
 // mount key.
 type Attributes struct {
-	Client      string  // "mountpoint-s3", "rclone"; "" is the driver's default
-	Credentials string  // credentials.Source…; "": secret if the request has keys, else driver
-	UID, GID    *uint32 // owner that files are shown with
-	DirMode     *uint32 // permission bits
-	FileMode    *uint32
-	ReadOnly    bool   // the volume itself is read-only, whatever a publication says
-	Region      string // where a static volume's author knew it; "" is found out
+	Client      string // "mountpoint-s3", "rclone"; "" is the driver's default
+	Credentials string // credentials.Source…; "": secret if the request has keys, else driver
+	// RoleARN is the role to take on for the mount's sessions, Scope one of Scope…, SessionDuration how long a session lasts;
+	// "" and 0: as the backend's configuration says, and the service.
+	RoleARN         string // a Role
+	Scope           string
+	SessionDuration time.Duration
+	UID, GID        *uint32 // owner that files are shown with
+	DirMode         *uint32 // permission bits
+	FileMode        *uint32
+	ReadOnly        bool   // the volume itself is read-only, whatever a publication says
+	Region          string // where a static volume's author knew it; "" is found out
 	// ExpectedBucketOwner is sent with every request for the volume's bucket.
 	ExpectedBucketOwner string
 	// MountOptions are those of the context (parameter mountOptions); those of the capability come beside them.
