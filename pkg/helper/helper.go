@@ -239,9 +239,12 @@ func describe(code int, signal string) string {
 }
 
 // credentials replaces the client's keys.
-func (h *helper) credentials(keys credentials.Keys) error {
-	if keys.IsZero() {
+func (h *helper) credentials(keys credentials.Keys, order credentials.Order) error {
+	if keys.IsZero() && order.IsZero() {
 		return fault.Errorf(fault.Invalid, "the request has no keys")
+	}
+	if keys.IsZero() {
+		return nil
 	}
 	h.setKeys(keys)
 	h.log.printf("credentials replaced")

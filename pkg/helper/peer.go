@@ -56,6 +56,7 @@ func (p *Peer) Start(ctx context.Context, req StartRequest, fuse *os.File) (Stat
 		Op:    opStart,
 		Start: &wireStart{Client: req.Client, Argv: req.Command.Argv, Env: req.Command.Env},
 		Keys:  newWireKeys(req.Keys),
+		Order: newWireOrder(req.Order),
 	}, fuse, true)
 }
 
@@ -65,9 +66,25 @@ func (p *Peer) Status(ctx context.Context, since uint64) (Status, error) {
 	return p.call(ctx, request{Op: opStatus, Since: since}, nil, false)
 }
 
-// Credentials replaces the keys that the client is given from now on.
+// Credentials replaces the keys that the client is given from now on. A helper that makes sessions makes no more: these are
+// all until others come.
 func (p *Peer) Credentials(ctx context.Context, keys credentials.Keys) error {
 	_, err := p.call(ctx, request{Op: opCredentials, Keys: newWireKeys(keys)}, nil, true)
+	return err
+}
+
+// Renew replaces what the helper has: the session that the client is given from now on, and the order that the next ones are
+// made from. Keys that are zero leave the present session in use; then the order is tried at once if the present session
+// was not made from one, is over or could not be renewed, and otherwise when the session is due. An order that is zero is
+// Credentials.
+//
+// It is for helpers whose status has a Session: others ignore the order, and refuse (Invalid) a request without keys.
+func (p *Peer) Renew(ctx context.Context, keys credentials.Keys, order credentials.Order) error {
+	req := request{Op: opCredentials, Order: newWireOrder(order)}
+	if !keys.IsZero() {
+		req.Keys = newWireKeys(keys)
+	}
+	_, err := p.call(ctx, req, nil, true)
 	return err
 }
 

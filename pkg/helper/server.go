@@ -124,11 +124,11 @@ func (h *helper) handle(ctx context.Context, conn *net.UnixConn, req request, fu
 			_ = fuse.Close()
 			return fault.Errorf(fault.Invalid, "the request says nothing about the client to start")
 		}
-		return h.start(StartRequest{Client: req.Start.Client, Command: client.Command{Argv: req.Start.Argv, Env: req.Start.Env}, Keys: req.Keys.keys()}, fuse)
+		return h.start(StartRequest{Client: req.Start.Client, Command: client.Command{Argv: req.Start.Argv, Env: req.Start.Env}, Keys: req.Keys.keys(), Order: req.order()}, fuse)
 	case opStatus:
 		return h.await(ctx, conn, req.Since)
 	case opCredentials:
-		return h.credentials(req.Keys.keys())
+		return h.credentials(req.Keys.keys(), req.order())
 	case opEnd:
 		h.end()
 		return nil

@@ -1,6 +1,8 @@
 package helper
 
 import (
+	"time"
+
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 )
@@ -36,6 +38,43 @@ type Status struct {
 	Queue *client.Queue `json:"queue,omitempty"`
 	// Starts counts the clients that were started.
 	Starts int `json:"starts"`
+	// Session is what the mount's client works with; nil: this helper cannot make sessions, and whoever wants the client's
+	// keys renewed has to hand over new ones.
+	Session *SessionStatus `json:"session,omitempty"`
+}
+
+// SessionStatus is how a mount's session is doing. A change of it changes the revision; of failures in a row that say the
+// same, only the first does.
+type SessionStatus struct {
+	// Expires is when the session that the client has ends, by this machine's clock; zero: it does not, or there is none.
+	Expires time.Time `json:"expires,omitzero"`
+	// Made is since when the helper has it.
+	Made time.Time `json:"made,omitzero"`
+	// Renewals and Failures count the sessions that the helper has made, and its attempts that failed.
+	Renewals int `json:"renewals,omitempty"`
+	Failures int `json:"failures,omitempty"`
+	// Error is why there is no newer session; "" where nothing is wrong. Kind is its fault kind by name ("denied"), and FailedSince when that began: the first of the failures since the last success.
+	Error       string    `json:"error,omitempty"`
+	Kind        string    `json:"kind,omitempty"`
+	FailedSince time.Time `json:"failedSince,omitzero"`
+	// Over tells that the client has no session that is valid: it gets none until one is made.
+	Over bool `json:"over,omitempty"`
+	// OrderDigest is credentials.Order.Digest of the order that the helper makes sessions from, under Salt; "": it has none.
+	OrderDigest string `json:"orderDigest,omitempty"`
+	Salt        []byte `json:"salt,omitempty"`
+}
+
+// Fault is Error with its kind; nil where there is none.
+func (s *SessionStatus) Fault() error {
+	if s == nil || s.Error == "" {
+		return nil
+	}
+	return (&wireError{Kind: s.Kind, Text: s.Error}).fault()
+}
+
+// Has tells whether the helper makes its sessions from this order.
+func (s *SessionStatus) Has(o credentials.Order) bool {
+	return s != nil && s.OrderDigest != "" && s.OrderDigest == o.Digest(s.Salt)
 }
 
 // StartRequest is what a helper needs to run a client, beside the FUSE descriptor.
@@ -45,4 +84,7 @@ type StartRequest struct {
 	Client  string
 	Command client.Command
 	Keys    credentials.Keys // zero: those that the helper has
+	// Order is what further sessions are made from. Zero with keys: these are all, and what the helper had is forgotten. Zero
+	// without: what the helper has.
+	Order credentials.Order
 }

@@ -24,7 +24,7 @@ import (
 //	hello        the status
 //	start        run a client on the descriptor that comes along
 //	status       the status, once its revision differs from since
-//	credentials  replace the keys
+//	credentials  replace the keys, what sessions are made from, or both
 //	end          the mount is about to go; the client's exit is expected from now on
 //	kill         kill the client, if one runs, and live on (later than the others: the first helpers do not know it)
 //	quit         kill the client and end
@@ -49,6 +49,8 @@ type request struct {
 	Since    uint64     `json:"since,omitempty"` // status: answer when the revision differs
 	Start    *wireStart `json:"start,omitempty"`
 	Keys     *wireKeys  `json:"keys,omitempty"` // start, credentials
+	// Order, of start and credentials, is unknown to the first helpers, which ignore it.
+	Order *credentials.Order `json:"order,omitempty"`
 }
 
 type wireStart struct {
@@ -78,13 +80,15 @@ type wireError struct {
 // kindNames are the fault kinds that travel; a name that the other side does not know is Unknown there.
 func kindNames() map[fault.Kind]string {
 	return map[fault.Kind]string{
-		fault.Invalid:      "invalid",
-		fault.Exists:       "exists",
-		fault.Precondition: "precondition",
-		fault.Busy:         "busy",
-		fault.Denied:       "denied",
-		fault.Unavailable:  "unavailable",
-		fault.Unsupported:  "unsupported",
+		fault.Invalid:         "invalid",
+		fault.Exists:          "exists",
+		fault.Precondition:    "precondition",
+		fault.Busy:            "busy",
+		fault.Denied:          "denied",
+		fault.Unauthenticated: "unauthenticated",
+		fault.Unavailable:     "unavailable",
+		fault.Timeout:         "timeout",
+		fault.Unsupported:     "unsupported",
 	}
 }
 
@@ -110,6 +114,22 @@ func (k *wireKeys) keys() credentials.Keys {
 		return credentials.Keys{}
 	}
 	return credentials.Keys{AccessKeyID: k.AccessKeyID, SecretAccessKey: k.SecretAccessKey, SessionToken: k.SessionToken, Expires: k.Expires}
+}
+
+// newWireOrder is nil for no order.
+func newWireOrder(o credentials.Order) *credentials.Order {
+	if o.IsZero() {
+		return nil
+	}
+	return &o
+}
+
+// order is what a request brings to make sessions from; zero: nothing.
+func (r request) order() credentials.Order {
+	if r.Order == nil {
+		return credentials.Order{}
+	}
+	return *r.Order
 }
 
 func (s *wireStart) command() client.Command { return client.Command{Argv: s.Argv, Env: s.Env} }
