@@ -42,6 +42,16 @@ type Backend struct {
 	ControllerCredentials string
 	// ExpectedBucketOwner is the account id that must own every bucket; "" is the caller's own where STS tells it.
 	ExpectedBucketOwner string
+	// Scope is what a mount's session must be: one of volume.Scope…; "" was not given, see ScopeOf.
+	Scope string
+	// Allow are the operator's rules; nil: everything is allowed.
+	Allow *Allow
+	// WorkloadRoleARN is the role of workload volumes that name none, a volume.Role; "": they have to.
+	WorkloadRoleARN string
+	// ControllerRoleARN is the role that the controller takes on for its own work; "": none.
+	ControllerRoleARN string
+	// PodIdentityAgent is where EKS Pod Identity's agent answers on the nodes; "" is its usual place, see AgentURI.
+	PodIdentityAgent string
 
 	// What is in CAFile, once it was read: as it is, the trust that follows from it, and its hash.
 	ca    string
@@ -53,6 +63,12 @@ type Backend struct {
 type STS struct {
 	Endpoint string // URL; "" is AWS's of Region, or the backend's own endpoint where it has one
 	Region   string // "" is the backend's
+	// Kinds are how it makes sessions; none: the usual ones, see Backend.Makes.
+	Kinds []credentials.Kind
+	// Audience is that of service accounts' tokens for it; "" is AWS's own on AWS, and elsewhere there is none.
+	Audience string
+	// RoleOptional says that AssumeRole and AssumeRoleWithWebIdentity need no role here.
+	RoleOptional bool
 }
 
 // AWS tells whether the backend is Amazon S3 itself.
@@ -107,8 +123,13 @@ func (b Backend) Revision() string {
 	if b.STS != nil {
 		sts = *b.STS
 	}
-	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q %q %t %q %q %t %q %q %t %t %q %q", b.Name, b.Endpoint, b.Region, b.PathStyle, b.CAFile, b.caSum,
-		b.STS != nil, sts.Endpoint, sts.Region, b.SingleController, b.AdoptUntaggedBuckets, b.ControllerCredentials, b.ExpectedBucketOwner))
+	var allow Allow
+	if b.Allow != nil {
+		allow = *b.Allow
+	}
+	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q %q %t %q %q %t %q %q %q %q %t %t %t %q %q %q %t %q %q %q %q", b.Name, b.Endpoint, b.Region, b.PathStyle, b.CAFile, b.caSum,
+		b.STS != nil, sts.Endpoint, sts.Region, sts.Kinds, sts.Audience, sts.RoleOptional, b.SingleController, b.AdoptUntaggedBuckets, b.ControllerCredentials, b.ExpectedBucketOwner,
+		b.Scope, b.Allow != nil, allow, b.WorkloadRoleARN, b.ControllerRoleARN, b.PodIdentityAgent))
 	return hex.EncodeToString(sum[:16])
 }
 

@@ -54,10 +54,26 @@ type (
 		AdoptUntaggedBuckets  bool     `json:"adoptUntaggedBuckets"`
 		ControllerCredentials string   `json:"controllerCredentials"`
 		ExpectedBucketOwner   string   `json:"expectedBucketOwner"`
+
+		// config_sessions.go reads these.
+		Scope             string     `json:"scope"`
+		Allow             []fileRule `json:"allow"`
+		WorkloadRoleARN   string     `json:"workloadRoleARN"`
+		ControllerRoleARN string     `json:"controllerRoleARN"`
+		PodIdentityAgent  string     `json:"podIdentityAgent"`
 	}
 	fileSTS struct {
-		Endpoint string `json:"endpoint"`
-		Region   string `json:"region"`
+		Endpoint     string   `json:"endpoint"`
+		Region       string   `json:"region"`
+		Kinds        []string `json:"kinds"`
+		Audience     string   `json:"audience"`
+		RoleOptional bool     `json:"roleOptional"`
+	}
+	fileRule struct {
+		Namespaces []string `json:"namespaces"`
+		Buckets    []string `json:"buckets"`
+		Roles      []string `json:"roles"`
+		Sources    []string `json:"sources"`
 	}
 )
 
@@ -240,14 +256,8 @@ func (f fileBackend) backend(name string, place func(key string) string) (Backen
 	if f.ExpectedBucketOwner != "" && !accountID.MatchString(f.ExpectedBucketOwner) {
 		return Backend{}, fault.Field(place("expectedBucketOwner"), "must be an account id of 12 digits")
 	}
-	if f.STS != nil {
-		b.STS = &STS{Region: f.STS.Region}
-		if b.STS.Endpoint, err = checkEndpoint(place("sts.endpoint"), f.STS.Endpoint); err != nil {
-			return Backend{}, err
-		}
-		if err := checkRegion(place("sts.region"), f.STS.Region); err != nil {
-			return Backend{}, err
-		}
+	if err := f.sessions(&b, place); err != nil {
+		return Backend{}, err
 	}
 	return b, nil
 }

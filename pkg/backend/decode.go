@@ -2,6 +2,7 @@ package backend
 
 import (
 	"encoding/json"
+	"fmt"
 	"reflect"
 	"sort"
 	"strings"
@@ -38,6 +39,10 @@ func decodeKeys(place string, raw json.RawMessage, out any) error {
 			return fault.Field(at, "has no value; leave the key out for its default")
 		case value == `""`:
 			return fault.Field(at, "is empty; leave the key out for its default")
+		case field.Kind() == reflect.Slice:
+			if err := decodeList(at, keys[key], field); err != nil {
+				return err
+			}
 		case field.Kind() == reflect.Pointer:
 			field.Set(reflect.New(field.Type().Elem()))
 			if err := decodeKeys(at, keys[key], field.Interface()); err != nil {
@@ -49,6 +54,32 @@ func decodeKeys(place string, raw json.RawMessage, out any) error {
 			}
 		}
 	}
+	return nil
+}
+
+// decodeList fills a slice of strings or of structs.
+func decodeList(at string, raw json.RawMessage, field reflect.Value) error {
+	var items []json.RawMessage
+	if err := json.Unmarshal(raw, &items); err != nil {
+		return fault.Field(at, "must be a list")
+	}
+	if len(items) == 0 {
+		return fault.Field(at, "is empty; leave the key out for its default")
+	}
+	list := reflect.MakeSlice(field.Type(), len(items), len(items))
+	for i, item := range items {
+		at := fmt.Sprintf("%s[%d]", at, i)
+		if list.Index(i).Kind() == reflect.Struct {
+			if err := decodeKeys(at, item, list.Index(i).Addr().Interface()); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := json.Unmarshal(item, list.Index(i).Addr().Interface()); err != nil || string(item) == "null" || string(item) == `""` {
+			return fault.Field(at, "must be a string that is not empty; put it in quotes")
+		}
+	}
+	field.Set(list)
 	return nil
 }
 

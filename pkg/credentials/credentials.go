@@ -32,6 +32,8 @@ type Keys struct {
 	SecretAccessKey string    `json:"secretAccessKey"`
 	SessionToken    string    `json:"sessionToken,omitempty"`
 	Expires         time.Time `json:"expires,omitzero"` // zero: they do not expire
+	// Account is the account that a session belongs to, where the service that made it said so: 12 digits, or "".
+	Account string `json:"account,omitempty"`
 }
 
 // IsZero tells whether there are no credentials.

@@ -37,6 +37,18 @@ type Order struct {
 	STS      STSService    `json:"sts,omitzero"`
 	// AgentURI is where EKS Pod Identity's agent answers.
 	AgentURI string `json:"agentURI,omitempty"`
+	// Backend names the S3 service in messages.
+	Backend string `json:"backend,omitempty"`
+}
+
+// Class names whose sessions the order makes, and how, without their policy: orders of one class can do the same before it.
+// Nothing secret is in it.
+func (o Order) Class() string {
+	class := string(o.Kind) + " " + o.RoleARN
+	if o.Keys.SessionToken == "" { // else the id is new with each session
+		class += " " + o.Keys.AccessKeyID
+	}
+	return class
 }
 
 // STSService is how a security token service is reached.

@@ -1,0 +1,166 @@
+package backend
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+)
+
+// Allow are an operator's rules of who may use what: a use must match one of them. It does not change once it is made.
+type Allow struct{ rules []rule }
+
+// rule matches a use of which each value that it restricts matches one of its patterns.
+type rule struct{ Namespaces, Buckets, Roles, Sources []string }
+
+// Use is one use of a backend: a publication, or the creation of a volume.
+type Use struct {
+	Namespace string // the pod's or the claim's; "": not known
+	Bucket    string
+	RoleARN   string // of the session; "": keys without a role
+	Source    string // credentials.Source…
+	// Creation: nobody knows role and source yet, so that those that are "" are not looked at. Publications are held against the
+	// rules again.
+	Creation bool
+}
+
+// Allows tells whether the operator's rules allow the use. The error is Denied, says what was not allowed, and which rule comes
+// closest.
+func (b Backend) Allows(u Use) error {
+	if b.Allow == nil {
+		return nil
+	}
+	var nearest []string
+	at := 0
+	for i, r := range b.Allow.rules {
+		lacks := r.lacks(u)
+		if len(lacks) == 0 {
+			return nil
+		}
+		if nearest == nil || len(lacks) < len(nearest) {
+			nearest, at = lacks, i
+		}
+	}
+	return fault.Errorf(fault.Denied, "the operator's rules (allow of %s in the driver's config file) do not allow %s: backends.%s.allow[%d] comes closest and lacks %s: extend it or add a rule, if this is meant to work",
+		b, u, b.Name, at, strings.Join(nearest, " and "))
+}
+
+// String says what is used, for messages.
+func (u Use) String() string {
+	s := "bucket " + u.Bucket
+	if u.Namespace == "" {
+		s += " for a pod whose namespace is not known (podInfoOnMount: true in the CSIDriver object and --extra-create-metadata of external-provisioner tell it)"
+	} else {
+		s += " for namespace " + u.Namespace
+	}
+	if u.Source != "" {
+		s += " with credentials: " + u.Source
+	}
+	if u.RoleARN != "" {
+		s += " and role " + u.RoleARN
+	} else if !u.Creation {
+		s += " and no role"
+	}
+	return s
+}
+
+// lacks says which values of the use the rule does not match.
+func (r rule) lacks(u Use) (lacks []string) {
+	for _, c := range []struct {
+		key, value string
+		patterns   []string
+		later      bool
+	}{
+		{"namespaces", u.Namespace, r.Namespaces, false},
+		{"buckets", u.Bucket, r.Buckets, false},
+		{"roles", u.RoleARN, r.Roles, u.Creation},
+		{"sources", u.Source, r.Sources, u.Creation},
+	} {
+		if len(c.patterns) == 0 || c.value == "" && c.later || matchesAny(c.patterns, c.value) {
+			continue
+		}
+		lacks = append(lacks, fmt.Sprintf("%q in %s", c.value, c.key))
+	}
+	return lacks
+}
+
+func matchesAny(patterns []string, value string) bool {
+	for _, p := range patterns {
+		if p == "*" || value != "" && matches(p, value) {
+			return true
+		}
+	}
+	return false
+}
+
+// matches tells whether the pattern, in which * stands for any text, is the whole value.
+func matches(pattern, value string) bool {
+	parts := strings.Split(pattern, "*")
+	first, last := parts[0], parts[len(parts)-1]
+	if len(parts) == 1 {
+		return pattern == value
+	}
+	if len(value) < len(first)+len(last) || !strings.HasPrefix(value, first) || !strings.HasSuffix(value, last) {
+		return false
+	}
+	value = value[len(first) : len(value)-len(last)]
+	for _, part := range parts[1 : len(parts)-1] {
+		_, rest, found := strings.Cut(value, part)
+		if !found {
+			return false
+		}
+		value = rest
+	}
+	return true
+}
+
+// newAllow checks the file's rules. No rules are nil.
+func newAllow(files []fileRule, place string) (*Allow, error) {
+	if len(files) == 0 {
+		return nil, nil
+	}
+	a := &Allow{}
+	for i, f := range files {
+		at := fmt.Sprintf("%s[%d]", place, i)
+		r := rule(f)
+		if len(r.Namespaces)+len(r.Buckets)+len(r.Roles)+len(r.Sources) == 0 {
+			return nil, fault.Field(at, "restricts nothing, so that everything would be allowed: name namespaces, buckets, roles or sources, or leave allow out")
+		}
+		for _, list := range []struct {
+			key   string
+			items []string
+			chars string
+		}{
+			{"namespaces", r.Namespaces, "-"}, {"buckets", r.Buckets, "-._:/"}, {"roles", r.Roles, ":/+=,.@-_"}, {"sources", r.Sources, ""},
+		} {
+			for _, item := range list.items {
+				if err := checkPattern(item, list.chars); err != nil {
+					return nil, fault.Field(at+"."+list.key, "%q %w", clip(item, 100), err)
+				}
+			}
+		}
+		for _, s := range r.Sources {
+			switch s {
+			case credentials.SourceDriver, credentials.SourceSecret, credentials.SourceWorkload:
+			default:
+				return nil, fault.Field(at+".sources", "%q is none of %s, %s, %s", clip(s, 32), credentials.SourceDriver, credentials.SourceSecret, credentials.SourceWorkload)
+			}
+		}
+		a.rules = append(a.rules, r)
+	}
+	return a, nil
+}
+
+// checkPattern keeps out what looks like a pattern of another kind, and what no value can match.
+func checkPattern(p, chars string) error {
+	if len(p) > 2048 {
+		return errText("is too long")
+	}
+	for _, c := range p {
+		if c != '*' && (c < '0' || c > '9') && (c < 'A' || c > 'Z') && (c < 'a' || c > 'z') && !strings.ContainsRune(chars, c) {
+			return errText(fmt.Sprintf("holds %q: only * is a wildcard, and the rest must be what such a name can hold", c))
+		}
+	}
+	return nil
+}

@@ -1,0 +1,176 @@
+package backend
+
+import (
+	"net/netip"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
+)
+
+const (
+	// awsAudience is what AWS's STS wants to see in service accounts' tokens (Amazon EKS User Guide, "IAM roles for service
+	// accounts"); an IAM identity provider can be set to another.
+	awsAudience = "sts.amazonaws.com"
+	// maxAudience bounds one, in bytes, as IAM does for the client ids of an identity provider.
+	maxAudience = 255
+	// podIdentityAgent is where EKS Pod Identity's agent answers on every node that has it (Amazon EKS User Guide, "Understand
+	// how EKS Pod Identity works").
+	podIdentityAgent = "http://169.254.170.23/v1/credentials"
+	// podIdentityAgent6 is its address on nodes of IPv6 clusters, the one that is allowed without being link-local.
+	podIdentityAgent6 = "fd00:ec2::23"
+)
+
+// sessions reads what the file says about sessions and who may have them.
+func (f fileBackend) sessions(b *Backend, place func(key string) string) error {
+	if err := f.sts(b, place); err != nil {
+		return err
+	}
+	switch f.Scope {
+	case "", volume.ScopeOff, volume.ScopeAuto, volume.ScopeRequired:
+		b.Scope = f.Scope
+	default:
+		return fault.Field(place("scope"), "is %q, must be %s, %s or %s", clip(f.Scope, 32), volume.ScopeRequired, volume.ScopeAuto, volume.ScopeOff)
+	}
+	for _, role := range []struct {
+		key, value string
+		to         *string
+		templates  bool
+	}{
+		{"workloadRoleARN", f.WorkloadRoleARN, &b.WorkloadRoleARN, true},
+		{"controllerRoleARN", f.ControllerRoleARN, &b.ControllerRoleARN, false},
+	} {
+		if role.value == "" {
+			continue
+		}
+		if err := checkRole(*b, role.value, role.templates); err != nil {
+			return fault.Field(place(role.key), "%w", err)
+		}
+		*role.to = role.value
+	}
+	if f.PodIdentityAgent != "" {
+		if !b.AWS() {
+			return fault.Field(place("podIdentityAgent"), "is for backends that are AWS: EKS Pod Identity gives nothing that this service knows")
+		}
+		if err := CheckAgent(f.PodIdentityAgent); err != nil {
+			return fault.Field(place("podIdentityAgent"), "%w", err)
+		}
+		b.PodIdentityAgent = f.PodIdentityAgent
+	}
+	var err error
+	b.Allow, err = newAllow(f.Allow, place("allow"))
+	return err
+}
+
+func (f fileBackend) sts(b *Backend, place func(key string) string) (err error) {
+	if f.STS == nil {
+		return nil
+	}
+	b.STS = &STS{Region: f.STS.Region, Audience: f.STS.Audience, RoleOptional: f.STS.RoleOptional}
+	if b.STS.Endpoint, err = checkEndpoint(place("sts.endpoint"), f.STS.Endpoint); err != nil {
+		return err
+	}
+	if err := checkRegion(place("sts.region"), f.STS.Region); err != nil {
+		return err
+	}
+	for _, kind := range f.STS.Kinds {
+		switch k := credentials.Kind(kind); k {
+		case credentials.AssumeRole, credentials.WebIdentity, credentials.FederationToken:
+			if slices.Contains(b.STS.Kinds, k) {
+				return fault.Field(place("sts.kinds"), "name %s twice", k)
+			}
+			b.STS.Kinds = append(b.STS.Kinds, k)
+		default:
+			return fault.Field(place("sts.kinds"), "%q is none of %s, %s, %s", clip(kind, 32), credentials.AssumeRole, credentials.WebIdentity, credentials.FederationToken)
+		}
+	}
+	slices.Sort(b.STS.Kinds) // their order means nothing
+	for _, c := range f.STS.Audience {
+		if c <= ' ' || c > '~' || len(f.STS.Audience) > maxAudience {
+			return fault.Field(place("sts.audience"), "is not an audience: at most %d printable characters without a space", maxAudience)
+		}
+	}
+	switch {
+	case f.STS.Audience == credentials.PodIdentityAudience:
+		return fault.Field(place("sts.audience"), "is that of EKS Pod Identity, whose tokens go to its agent and to no STS")
+	case f.STS.RoleOptional && b.AWS():
+		return fault.Field(place("sts.roleOptional"), "is for services where AssumeRole needs no role, as MinIO; AWS refuses that")
+	}
+	return nil
+}
+
+// checkRole holds a role of the config against what the backend's service can have.
+func checkRole(b Backend, arn string, templates bool) error {
+	role := volume.Role(arn)
+	if err := role.Check(); err != nil {
+		return err
+	}
+	if role.Templated() && !templates {
+		return errText("must not hold templates: there is no pod here")
+	}
+	if err := CheckTemplates(arn); err != nil {
+		return err
+	}
+	expanded, err := role.Expand("x", "x")
+	if err != nil {
+		return err
+	}
+	return b.CheckRole(expanded)
+}
+
+// CheckRole tells whether the ARN is that of a role that this backend's service can have. The error continues a sentence about
+// the ARN.
+func (b Backend) CheckRole(arn string) error {
+	role, err := credentials.ParseRole(arn)
+	if err != nil {
+		return err
+	}
+	if b.AWS() && (role.Account == "" || !strings.HasPrefix(role.Partition, "aws")) {
+		return errText("is not a role of AWS, as arn:aws:iam::111122223333:role/name is")
+	}
+	return nil
+}
+
+// CheckTemplates refuses a role in which two pods could expand to the same name: between ${pod.namespace} and
+// ${pod.serviceAccountName} something must stand that neither can hold, so that "a-b" and "c" are not "a" and "b-c". The error
+// continues a sentence about the role.
+func CheckTemplates(role string) error {
+	pieces := strings.Split(role, "${")
+	for i := 1; i+1 < len(pieces); i++ {
+		name, between, _ := strings.Cut(pieces[i], "}")
+		next, _, _ := strings.Cut(pieces[i+1], "}")
+		if name == next { // the same value twice; what differs stands elsewhere
+			continue
+		}
+		holds := "abcdefghijklmnopqrstuvwxyz0123456789-" // a namespace is a DNS label
+		if !strings.HasSuffix(name, "namespace") {
+			holds += "." // a service account is a DNS name
+		}
+		if strings.Trim(between, holds) == "" {
+			return errText("could be one role for two pods: put a . after ${pod.namespace}, or a / or _ between the templates, so that namespace a-b with service account c is not namespace a with b-c")
+		}
+	}
+	return nil
+}
+
+// CheckAgent tells whether the URL is one that EKS Pod Identity's agent can have: on this very machine, so that a token for it
+// never travels. The error continues a sentence about the URL.
+func CheckAgent(uri string) error {
+	u, err := url.Parse(uri)
+	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.User != nil || u.RawQuery != "" || u.ForceQuery || strings.Contains(uri, "#") {
+		return errText("must be a URL of scheme, address, port and path")
+	}
+	ip, err := netip.ParseAddr(u.Hostname())
+	if err != nil || ip.Zone() != "" || !ip.IsLoopback() && !ip.IsLinkLocalUnicast() && ip != netip.MustParseAddr(podIdentityAgent6) {
+		return errText("must have a loopback or link-local address (or " + podIdentityAgent6 + "): the agent answers on the node itself, and a token for it must not leave the node")
+	}
+	return nil
+}
+
+// errText is an error that is nothing but its text.
+type errText string
+
+func (e errText) Error() string { return string(e) }

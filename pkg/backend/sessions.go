@@ -1,0 +1,120 @@
+package backend
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
+)
+
+// Makes tells whether the backend's token service makes sessions of that kind, as the operator says. AWS's makes all; another
+// makes what is declared, and where only sts is, those that are common: assumeRole and webIdentity.
+func (b Backend) Makes(kind credentials.Kind) bool {
+	switch {
+	case kind == credentials.AsIs:
+		return true
+	case kind == credentials.PodIdentity:
+		return b.AWS()
+	case b.STS != nil && len(b.STS.Kinds) > 0:
+		return slices.Contains(b.STS.Kinds, kind)
+	case b.AWS():
+		return true
+	case b.STS != nil:
+		return kind == credentials.AssumeRole || kind == credentials.WebIdentity
+	}
+	return false
+}
+
+// Audience is that of the service accounts' tokens that may be sent to the backend's token service; "": none may.
+func (b Backend) Audience() string {
+	switch {
+	case b.STS != nil && b.STS.Audience != "":
+		return b.STS.Audience
+	case b.AWS():
+		return awsAudience
+	}
+	return ""
+}
+
+// Audiences are those of all tokens that this backend has use for.
+func (b Backend) Audiences() []string {
+	var all []string
+	if a := b.Audience(); a != "" {
+		all = append(all, a)
+	}
+	if b.AWS() {
+		all = append(all, credentials.PodIdentityAudience)
+	}
+	return all
+}
+
+// RoleOptional tells whether the token service makes sessions without being told a role.
+func (b Backend) RoleOptional() bool { return b.STS != nil && b.STS.RoleOptional }
+
+// AgentURI is where EKS Pod Identity's agent answers.
+func (b Backend) AgentURI() string {
+	if b.PodIdentityAgent != "" {
+		return b.PodIdentityAgent
+	}
+	return podIdentityAgent
+}
+
+// Partition is the part of AWS that the backend's region is in, as ARNs name it; other services write "aws".
+func (b Backend) Partition() string {
+	if !b.AWS() {
+		return "aws"
+	}
+	// AWS General Reference, "AWS service endpoints"; the SDK knows the same by these beginnings.
+	for _, p := range []struct{ region, partition string }{
+		{"cn-", "aws-cn"}, {"us-gov-", "aws-us-gov"}, {"us-iso-", "aws-iso"}, {"us-isob-", "aws-iso-b"}, {"us-isof-", "aws-iso-f"},
+		{"eu-isoe-", "aws-iso-e"}, {"eusc-", "aws-eusc"},
+	} {
+		if strings.HasPrefix(b.StartRegion(), p.region) {
+			return p.partition
+		}
+	}
+	return "aws"
+}
+
+// ScopeOf is the scope of a volume that asks for wanted ("" asks for nothing). A volume can ask for more than its backend says
+// and never for less; the error is a Precondition.
+func (b Backend) ScopeOf(wanted string) (string, error) {
+	rank := map[string]int{volume.ScopeOff: 1, volume.ScopeAuto: 2, volume.ScopeRequired: 3}
+	switch {
+	case wanted == "" && b.Scope == "":
+		return volume.ScopeAuto, nil
+	case wanted == "":
+		return b.Scope, nil
+	case rank[wanted] == 0:
+		return "", fault.Field("scope", "is %q, must be %s, %s or %s", clip(wanted, 32), volume.ScopeRequired, volume.ScopeAuto, volume.ScopeOff)
+	case b.Scope != "" && rank[wanted] < rank[b.Scope]:
+		return "", fault.Errorf(fault.Precondition, "the volume says scope: %s, but %s demands at least scope: %s: take it out of the volume, or change scope of the backend in the driver's config file", wanted, b, b.Scope)
+	}
+	return wanted, nil
+}
+
+// STSService is how the backend's token service is reached, also from another process: with the CA certificates, and on AWS
+// with what the driver's environment says about endpoints. Errors are Precondition.
+func (c *Clients) STSService(ctx context.Context, b Backend) (credentials.STSService, error) {
+	ca, err := b.CA()
+	if err != nil {
+		return credentials.STSService{}, err
+	}
+	client, err := c.sts(ctx, b, credentials.Keys{})
+	if err != nil {
+		return credentials.STSService{}, err
+	}
+	o := client.Options()
+	return credentials.STSService{
+		Endpoint:  aws.ToString(o.BaseEndpoint),
+		Region:    o.Region,
+		CA:        ca,
+		FIPS:      o.EndpointOptions.UseFIPSEndpoint == aws.FIPSEndpointStateEnabled,
+		DualStack: o.EndpointOptions.UseDualStackEndpoint == aws.DualStackEndpointStateEnabled,
+	}, nil
+}
