@@ -27,6 +27,7 @@ const (
 type Process struct {
 	cmd      *exec.Cmd
 	endpoint string
+	sts      string
 	region   string
 	root     credentials.Keys
 
@@ -50,7 +51,7 @@ func StartProcess(ctx context.Context, opts Options) (*Process, error) {
 	}
 	// Not CommandContext: ctx bounds the start, not the life.
 	cmd := exec.Command(bin, "--control", "--dir", opts.Dir, "--addr", opts.Addr, "--region", opts.Region,
-		"--cert-file", opts.CertFile, "--key-file", opts.KeyFile)
+		"--cert-file", opts.CertFile, "--key-file", opts.KeyFile, "--sts-addr", opts.STSAddr)
 	cmd.Env = append(os.Environ(), EnvRootAccessKey+"="+root.AccessKeyID, EnvRootSecretKey+"="+root.SecretAccessKey)
 	cmd.Stderr = os.Stderr
 	// A process group of its own: Ctrl-C reaches the test, which stops the server when it is done with it.
@@ -74,7 +75,21 @@ func StartProcess(ctx context.Context, opts Options) (*Process, error) {
 		return nil, fmt.Errorf("s3server: the process said no endpoint: %w", errors.Join(ctx.Err(), err, cmd.Wait()))
 	}
 	p.endpoint = strings.TrimSpace(line)
+	if err := p.setUp(ctx, opts.STS); err != nil {
+		_ = cmd.Process.Kill()
+		return nil, errors.Join(err, cmd.Wait())
+	}
 	return p, nil
+}
+
+// setUp makes the security token service known and what it is to be.
+func (p *Process) setUp(ctx context.Context, behaviour STS) error {
+	rep, err := p.ask(request{Op: "sts"})
+	if err != nil {
+		return err
+	}
+	p.sts = rep.Text
+	return p.SetSTS(ctx, behaviour)
 }
 
 // Endpoint is the server's URL.
@@ -111,24 +126,65 @@ func (p *Process) RemoveKey(_ context.Context, name, accessKeyID string) error {
 	return err
 }
 
+// STS is Server.STS.
+func (p *Process) STS() string { return p.sts }
+
+// SetSTS is Server.SetSTS.
+func (p *Process) SetSTS(_ context.Context, behaviour STS) error {
+	_, err := p.ask(request{Op: "setSTS", STS: &behaviour})
+	return err
+}
+
+// STSCalls is Server.STSCalls.
+func (p *Process) STSCalls(context.Context) (STSCalls, error) {
+	rep, err := p.ask(request{Op: "stsCalls"})
+	if err != nil {
+		return STSCalls{}, err
+	}
+	return *rep.Calls, nil
+}
+
+// SetRole is Server.SetRole.
+func (p *Process) SetRole(_ context.Context, role Role) (arn string, err error) {
+	rep, err := p.ask(request{Op: "setRole", Role: &role})
+	return rep.Text, err
+}
+
+// AddIssuer is Server.AddIssuer.
+func (p *Process) AddIssuer(_ context.Context, url string, audiences ...string) error {
+	_, err := p.ask(request{Op: "addIssuer", URL: url, Audiences: audiences})
+	return err
+}
+
+// RevokeSessions is Server.RevokeSessions.
+func (p *Process) RevokeSessions(_ context.Context, arn string) error {
+	_, err := p.ask(request{Op: "revokeSessions", ARN: arn})
+	return err
+}
+
 func (p *Process) call(req request) (credentials.Keys, error) {
+	rep, err := p.ask(req)
+	return credentials.Keys{AccessKeyID: rep.AccessKeyID, SecretAccessKey: rep.SecretAccessKey}, err
+}
+
+func (p *Process) ask(req request) (reply, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err := json.NewEncoder(p.in).Encode(req); err != nil {
-		return credentials.Keys{}, fmt.Errorf("s3server: %w", err)
+		return reply{}, fmt.Errorf("s3server: %w", err)
 	}
 	line, err := p.out.ReadBytes('\n')
 	if err != nil {
-		return credentials.Keys{}, fmt.Errorf("s3server: no answer: %w", err)
+		return reply{}, fmt.Errorf("s3server: no answer: %w", err)
 	}
 	var rep reply
 	if err := json.Unmarshal(line, &rep); err != nil {
-		return credentials.Keys{}, fmt.Errorf("s3server: answer: %w", err)
+		return reply{}, fmt.Errorf("s3server: answer: %w", err)
 	}
 	if rep.Error != "" {
-		return credentials.Keys{}, errors.New(rep.Error)
+		return reply{}, errors.New(rep.Error)
 	}
-	return credentials.Keys{AccessKeyID: rep.AccessKeyID, SecretAccessKey: rep.SecretAccessKey}, nil
+	return rep, nil
 }
 
 // Stop ends the process, by force if it does not end by itself.

@@ -47,6 +47,8 @@ type Options struct {
 	RootSecretKey string // "": made up
 	CertFile      string // PEM certificate and key: the server speaks TLS
 	KeyFile       string
+	STSAddr       string // host:port of the security token service, as Addr
+	STS           STS    // how the security token service behaves at first
 }
 
 // Server is a running gateway.
@@ -55,6 +57,7 @@ type Server struct {
 	region   string
 	root     credentials.Keys
 	users    *users
+	sts      *front
 
 	cancel  context.CancelFunc
 	private *private.PrivateAPI
@@ -80,10 +83,11 @@ func Start(ctx context.Context, opts Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	store, backend, err := openStores(opts.Dir)
+	files, backend, err := openStores(opts.Dir)
 	if err != nil {
 		return nil, err
 	}
+	store := newStore(files)
 	// A UNIX socket's path is short (108 bytes), a test's directory often is not.
 	sockDir, err := os.MkdirTemp("", "s3server")
 	if err != nil {
@@ -97,13 +101,21 @@ func Start(ctx context.Context, opts Options) (*Server, error) {
 		return nil, fmt.Errorf("s3server: IAM: %w", err)
 	}
 
+	sts, err := newFront(opts.STSAddr, opts.CertFile, opts.KeyFile, &service{store: store, region: opts.Region, root: root, roles: map[string]Role{}})
+	if err == nil {
+		err = sts.set(opts.STS)
+	}
+	if err != nil {
+		os.RemoveAll(sockDir)
+		return nil, err
+	}
 	scheme := "http://"
 	if opts.CertFile != "" {
 		scheme = "https://"
 	}
 	runCtx, cancel := context.WithCancel(context.Background())
 	s := &Server{
-		endpoint: scheme + addr, region: opts.Region, root: root, users: &users{store: store},
+		endpoint: scheme + addr, region: opts.Region, root: root, users: &users{store: store}, sts: sts,
 		cancel: cancel, private: priv, sockDir: sockDir, done: make(chan error, 1),
 	}
 	iamDone := make(chan error, 1)
@@ -158,6 +170,34 @@ func (s *Server) RemoveKey(ctx context.Context, name, accessKeyID string) error 
 	return s.users.removeKey(ctx, name, accessKeyID)
 }
 
+// STS is the URL of the server's security token service, which knows the actions AssumeRole, AssumeRoleWithWebIdentity,
+// GetFederationToken and GetCallerIdentity.
+func (s *Server) STS() string { return s.sts.url() }
+
+// SetSTS changes how the security token service behaves, at once.
+func (s *Server) SetSTS(_ context.Context, behaviour STS) error { return s.sts.set(behaviour) }
+
+// STSCalls is what the security token service has been asked.
+func (s *Server) STSCalls(context.Context) (STSCalls, error) { return s.sts.asked(), nil }
+
+// SetRole makes a role, or replaces all that is known of one.
+func (s *Server) SetRole(ctx context.Context, role Role) (arn string, err error) {
+	return s.sts.service.setRole(ctx, role)
+}
+
+// AddIssuer makes the tokens known that an OpenID Connect issuer makes for these audiences. The issuer is asked for its keys
+// over plain HTTP if its URL says so.
+func (s *Server) AddIssuer(_ context.Context, url string, audiences ...string) error {
+	s.sts.service.issuers.add(url, audiences)
+	return nil
+}
+
+// RevokeSessions ends all sessions of a role, or of a user, that there are now.
+func (s *Server) RevokeSessions(_ context.Context, arn string) error {
+	s.sts.service.store.revoke(arn)
+	return nil
+}
+
 // Stop ends the server. What it has stored stays in its directory, and a server started there again has it.
 func (s *Server) Stop() error {
 	s.stop.Do(func() {
@@ -173,6 +213,7 @@ func (s *Server) Stop() error {
 
 func (s *Server) end() {
 	s.cancel()
+	s.sts.stop()
 	_ = s.private.Shutdown() // its listener dies with it; nothing is lost
 	os.RemoveAll(s.sockDir)
 }

@@ -20,14 +20,13 @@ const account = "000000000000"
 // policyName names the one inline policy that a test user has.
 const policyName = "test"
 
-// users writes to the IAM store that the gateway asks. Temporary sessions would be made in it too
-// (storage.Storer.CreateSession), by an STS front that shares this store.
+// users writes to the IAM store that the gateway asks. The security token service makes its sessions in it too.
 type users struct{ store storage.Storer }
 
 func (u *users) add(ctx context.Context, name, policy string) (credentials.Keys, error) {
 	_, err := u.store.CreateUser(ctx, types.User{
 		Path: "/", UserName: name, UserID: "AIDA" + randomBase32(), CreateDate: time.Now().UTC(),
-		Arn: "arn:aws:iam::" + account + ":user/" + name,
+		Arn: UserARN(name),
 	})
 	if err != nil {
 		return credentials.Keys{}, fmt.Errorf("s3server: user %s: %w", name, err)
@@ -66,6 +65,9 @@ func (u *users) removeKey(ctx context.Context, name, accessKeyID string) error {
 	}
 	return nil
 }
+
+// UserARN is the ARN of the user with that name.
+func UserARN(name string) string { return "arn:aws:iam::" + account + ":user/" + name }
 
 // newKeys makes keys that look like AWS's: tests that search logs for secrets must find what a real one looks like.
 func newKeys() credentials.Keys {

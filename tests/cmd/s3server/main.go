@@ -28,6 +28,7 @@ func run() error {
 	var control bool
 	flag.StringVar(&opts.Addr, "addr", "127.0.0.1:0", "address to listen on; port 0 chooses a free one")
 	flag.StringVar(&opts.Dir, "dir", "", "directory for objects, versions and users (required)")
+	flag.StringVar(&opts.STSAddr, "sts-addr", "", "address of the security token service; a free one without it")
 	flag.StringVar(&opts.Region, "region", s3server.DefaultRegion, "region")
 	flag.StringVar(&opts.CertFile, "cert-file", "", "PEM certificate: speak TLS")
 	flag.StringVar(&opts.KeyFile, "key-file", "", "the certificate's PEM key")
@@ -58,6 +59,9 @@ func run() error {
 		}
 	}
 	fmt.Fprintln(stdout, server.Endpoint())
+	if !control {
+		fmt.Fprintln(os.Stderr, "security token service:", server.STS())
+	}
 	if control {
 		ended := make(chan error, 1)
 		go func() { ended <- server.ServeControl(ctx, os.Stdin, stdout) }()

@@ -1,0 +1,111 @@
+package s3server
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/versity/versitygw/iamapi/storage"
+	"github.com/versity/versitygw/iamapi/types"
+)
+
+// store is the gateway's IAM store with what it lacks for a security token service: sessions of users, which
+// GetFederationToken makes, and sessions that are taken back.
+type store struct {
+	storage.Storer
+
+	mu      sync.Mutex
+	ends    map[string]time.Time // of all sessions, by access key: an ended one is told from one that never was
+	revoked map[string]time.Time // by ARN of role or user: sessions made before that time are over
+}
+
+// federated begins the name of the role that stands for a user in the user's sessions. No role can have it: a colon is not
+// allowed there.
+const federated = "user:"
+
+func newStore(s storage.Storer) *store {
+	return &store{Storer: s, ends: map[string]time.Time{}, revoked: map[string]time.Time{}}
+}
+
+// GetRole is asked for the policies of every session. For a user's session they are the user's of now.
+func (s *store) GetRole(ctx context.Context, name string) (*types.Role, error) {
+	user, ok := strings.CutPrefix(name, federated)
+	if !ok {
+		return s.Storer.GetRole(ctx, name)
+	}
+	u, err := s.GetUser(ctx, user)
+	if err != nil {
+		return nil, err
+	}
+	return &types.Role{Path: "/", RoleName: name, RoleID: u.UserID, Arn: u.Arn, Policies: u.Policies}, nil
+}
+
+// GetSession finds no session that was taken back.
+func (s *store) GetSession(ctx context.Context, accessKeyID string) (*types.Session, error) {
+	session, err := s.Storer.GetSession(ctx, accessKeyID)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !session.CreateDate.After(s.revoked[session.RoleArn]) {
+		return nil, storage.ErrSessionNotFound
+	}
+	return session, nil
+}
+
+// CreateSession notes the session's end.
+func (s *store) CreateSession(ctx context.Context, session types.Session) (*types.Session, error) {
+	made, err := s.Storer.CreateSession(ctx, session)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ends[session.AccessKeyId] = session.Expiration
+	return made, nil
+}
+
+// ended tells whether there was a session of that key and its time is over.
+func (s *store) ended(accessKeyID string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	end, ok := s.ends[accessKeyID]
+	return ok && !end.After(time.Now())
+}
+
+func (s *store) revoke(arn string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.revoked[arn] = time.Now()
+}
+
+// setRole makes a role, or gives one that is there another policy.
+func (s *store) setRole(ctx context.Context, name, policy string) (arn string, err error) {
+	arn = RoleARN(name)
+	if _, err := s.Storer.GetRole(ctx, name); err != nil {
+		_, err = s.CreateRole(ctx, types.Role{
+			Path: "/", RoleName: name, RoleID: "AROA" + randomBase32(), Arn: arn, CreateDate: time.Now().UTC(), MaxSessionDuration: 43200,
+			AssumeRolePolicyDocument: `{"Version":"2012-10-17","Statement":[]}`, // who may is for the front to judge
+		})
+		if err != nil {
+			return "", fmt.Errorf("s3server: role %s: %w", name, err)
+		}
+	}
+	if policy == "" {
+		policy = nothing
+	}
+	err = s.PutRolePolicy(ctx, storage.PutRolePolicyInput{RoleName: name, PolicyName: policyName, PolicyDocument: policy})
+	if err != nil {
+		return "", fmt.Errorf("s3server: policy of role %s: %w", name, err)
+	}
+	return arn, nil
+}
+
+// nothing is a policy that allows nothing.
+const nothing = `{"Version":"2012-10-17","Statement":[{"Effect":"Deny","Action":"*","Resource":"*"}]}`
+
+// RoleARN is the ARN of the role with that name.
+func RoleARN(name string) string { return "arn:aws:iam::" + account + ":role/" + name }
