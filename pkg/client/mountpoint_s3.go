@@ -34,8 +34,8 @@ const (
 )
 
 const (
-	storageClass pattern = `^[A-Z][A-Z0-9_]{0,63}$`
-	kmsKey       pattern = `^arn:aws[a-z-]{0,16}:kms:[a-z0-9-]{1,32}:[0-9]{12}:key/[A-Za-z0-9-]{1,64}$`
+	storageClass volume.Pattern = `^[A-Z][A-Z0-9_]{0,63}$`
+	kmsKey       volume.Pattern = `^arn:aws[a-z-]{0,16}:kms:[a-z0-9-]{1,32}:[0-9]{12}:key/[A-Za-z0-9-]{1,64}$`
 )
 
 // mountpointS3 is Mountpoint for Amazon S3, version 1.24 or newer (github.com/awslabs/mountpoint-s3, doc/CONFIGURATION.md).

@@ -32,19 +32,19 @@ const (
 // space, control characters or a leading dash.
 type OptionType struct {
 	Kind     Kind
-	Min, Max int64    // Integer: in Unit; Duration: milliseconds; Size: bytes
-	Unit     string   // Integer: what is counted, for people
-	Words    []string // Enum: the values; Integer: values beside the numbers
-	Pattern  pattern  // Text
-	Form     string   // Text: what Pattern asks for, for people
-	Default  string   // what holds where the author says nothing, for people
-	Meaning  string   // one sentence, for people
+	Min, Max int64          // Integer: in Unit; Duration: milliseconds; Size: bytes
+	Unit     string         // Integer: what is counted, for people
+	Words    []string       // Enum: the values; Integer: values beside the numbers
+	Pattern  volume.Pattern // Text
+	Form     string         // Text: what Pattern asks for, for people
+	Default  string         // what holds where the author says nothing, for people
+	Meaning  string         // one sentence, for people
 }
 
 const (
-	decimal  pattern = `^(0|[1-9][0-9]{0,17})$`
-	duration pattern = `^([0-9]{1,9}(ms|h|m|s))+$`
-	size     pattern = `^([1-9][0-9]{0,11})(Ki|Mi|Gi|Ti)$`
+	decimal  volume.Pattern = `^(0|[1-9][0-9]{0,17})$`
+	duration volume.Pattern = `^([0-9]{1,9}(ms|h|m|s))+$`
+	size     volume.Pattern = `^([1-9][0-9]{0,11})(Ki|Mi|Gi|Ti)$`
 )
 
 // Values says for people which values the option takes.

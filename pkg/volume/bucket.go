@@ -24,9 +24,9 @@ const (
 )
 
 const (
-	accountRegional pattern = `^[a-z0-9][a-z0-9.-]*-[0-9]{12}-[a-z]{2,}(-[a-z]+)+-[0-9]+-an$`
-	directory       pattern = `^[a-z0-9]([a-z0-9-]*[a-z0-9])?--[a-z0-9]+(-[a-z0-9]+)+--x-s3$`
-	accessPoint     pattern = `^[a-z0-9][a-z0-9-]*[a-z0-9]-s3alias$`
+	accountRegional Pattern = `^[a-z0-9][a-z0-9.-]*-[0-9]{12}-[a-z]{2,}(-[a-z]+)+-[0-9]+-an$`
+	directory       Pattern = `^[a-z0-9]([a-z0-9-]*[a-z0-9])?--[a-z0-9]+(-[a-z0-9]+)+--x-s3$`
+	accessPoint     Pattern = `^[a-z0-9][a-z0-9-]*[a-z0-9]-s3alias$`
 )
 
 // ValidateBucketName checks a bucket's name against the rules that Amazon S3 has for its kinds of buckets

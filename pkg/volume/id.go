@@ -14,8 +14,8 @@ const maxBackendName = 32
 // uuidEnd ends the handles that provisioners make of a PersistentVolumeClaim's uid; hash40 is what k8s-csi-s3 makes of
 // a name that is too long for a bucket.
 const (
-	uuidEnd pattern = `^([a-z0-9][a-z0-9.-]*-)?[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`
-	hash40  pattern = `^[0-9a-f]{40}$`
+	uuidEnd Pattern = `^([a-z0-9][a-z0-9.-]*-)?[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`
+	hash40  Pattern = `^[0-9a-f]{40}$`
 )
 
 // String is the volume_id: "<backend>:<bucket>" or "<backend>:<bucket>/<prefix>". Only an ID of ParseID or of

@@ -2,13 +2,14 @@ package volume
 
 import "regexp"
 
-// pattern is a regular expression that is compiled when it is used: every mount's helper links this package, and uses none.
-type pattern string
+// Pattern is a regular expression that is compiled when it is used: every mount's helper links packages that hold some, and uses
+// none.
+type Pattern string
 
 // MatchString is that of package regexp.
-func (p pattern) MatchString(s string) bool { return regexp.MustCompile(string(p)).MatchString(s) }
+func (p Pattern) MatchString(s string) bool { return regexp.MustCompile(string(p)).MatchString(s) }
 
 // FindStringSubmatch is that of package regexp.
-func (p pattern) FindStringSubmatch(s string) []string {
+func (p Pattern) FindStringSubmatch(s string) []string {
 	return regexp.MustCompile(string(p)).FindStringSubmatch(s)
 }

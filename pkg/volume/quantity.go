@@ -27,7 +27,7 @@ const (
 	DefaultCacheSize = 1 << 30
 )
 
-const quantity pattern = `^([1-9][0-9]{0,18})(Ki|Mi|Gi|Ti|K|M|G|T)?$`
+const quantity Pattern = `^([1-9][0-9]{0,18})(Ki|Mi|Gi|Ti|K|M|G|T)?$`
 
 // ParseQuantity reads an amount of bytes: a whole number above zero, alone or with one of the units Ki, Mi, Gi and Ti
 // (powers of 1024) or K, M, G and T (powers of 1000).

@@ -1,0 +1,122 @@
+package policy
+
+import "slices"
+
+// grants is what a policy allows. Patterns have their wildcards where they are meant, and all else is escaped.
+type grants struct {
+	listing  []string // actions that list keys
+	prefixes []string // patterns of the prefixes that may be listed; nil: all
+	bucket   []string // other actions on the bucket
+	objects  []objectGrant
+	except   string   // pattern of keys that are not to be touched or listed although they match; "": there are none
+	kms      []string // actions on KMS keys
+}
+
+// objectGrant allows actions on the objects whose keys match one of the patterns. No action is in two of them.
+type objectGrant struct{ actions, keys []string }
+
+// The parts of a policy (IAM User Guide, "IAM JSON policy elements reference"), in the order in which they are written.
+type (
+	document struct {
+		Version   string
+		Statement []statement
+	}
+	statement struct {
+		Effect      string
+		Action      oneOrMany  `json:",omitempty"`
+		NotAction   oneOrMany  `json:",omitempty"`
+		Resource    oneOrMany  `json:",omitempty"`
+		NotResource oneOrMany  `json:",omitempty"`
+		Condition   conditions `json:",omitempty"`
+	}
+	conditions map[string]map[string]oneOrMany // operator, key, values
+	oneOrMany  []string
+)
+
+// MarshalJSON writes a single value without brackets, to save space.
+func (o oneOrMany) MarshalJSON() ([]byte, error) {
+	if len(o) == 1 {
+		return encode(o[0])
+	}
+	return encode([]string(o))
+}
+
+const (
+	allow = "Allow"
+	deny  = "Deny"
+)
+
+func when(operator, key string, values ...string) conditions {
+	return conditions{operator: {key: values}}
+}
+
+// through are the services that use a KMS key for the session; S3's names of it have its region behind them.
+const through = "s3.*"
+
+// statements are what allows the grants, and denies all else: every other action, the same actions elsewhere, and listings of
+// other prefixes, of which one without a prefix is one.
+func (t target) statements(g grants) []statement {
+	var list conditions
+	if g.prefixes != nil {
+		list = when("StringLike", "s3:prefix", g.prefixes...)
+	}
+	all := []statement{{Effect: allow, Action: g.listing, Resource: t.buckets(), Condition: list}}
+	allowed := slices.Clone(g.listing)
+	if len(g.bucket) > 0 {
+		all = append(all, statement{Effect: allow, Action: g.bucket, Resource: t.buckets()})
+		allowed = append(allowed, g.bucket...)
+	}
+	within := t.buckets()
+	for _, o := range g.objects {
+		all = append(all, statement{Effect: allow, Action: o.actions, Resource: t.objects(o.keys)})
+		allowed = append(allowed, o.actions...)
+		within = append(within, t.objects(o.keys)...)
+	}
+	if len(g.kms) > 0 {
+		all = append(all, t.kmsUse(g.kms))
+		allowed = append(allowed, g.kms...)
+	}
+	all = append(all,
+		statement{Effect: deny, NotAction: unique(allowed), Resource: oneOrMany{"*"}},
+		statement{Effect: deny, Action: oneOrMany{"s3:*"}, NotResource: unique(t.elsewhere(within))})
+	for _, o := range g.objects {
+		if len(g.objects) > 1 {
+			all = append(all, statement{Effect: deny, Action: o.actions, NotResource: t.elsewhere(t.objects(o.keys))})
+		}
+	}
+	if g.prefixes != nil {
+		// An operator with Not holds where the request has no such key (IAM User Guide, "Condition operators").
+		all = append(all, statement{Effect: deny, Action: g.listing, Resource: oneOrMany{"*"}, Condition: when("StringNotLike", "s3:prefix", g.prefixes...)})
+	}
+	if g.except != "" {
+		all = append(all,
+			statement{Effect: deny, Action: oneOrMany{"s3:*"}, Resource: t.objects([]string{g.except})},
+			statement{Effect: deny, Action: g.listing, Resource: oneOrMany{"*"}, Condition: when("StringLike", "s3:prefix", g.except)})
+	}
+	if len(g.kms) > 0 {
+		// What S3 asks of KMS it asks for an object that the session may touch.
+		all = append(all, statement{Effect: deny, Action: oneOrMany{"kms:*"}, Resource: oneOrMany{"*"}, Condition: when("StringNotLike", "kms:ViaService", through)})
+	}
+	return append(all, t.guards()...)
+}
+
+// kmsUse allows actions on keys that are used through S3 for the bucket's objects: S3 tells KMS the object's ARN, or the bucket's
+// where it has an S3 Bucket Key (S3 User Guide, "Encryption context"). Which bucket an access point leads to is not known.
+func (t target) kmsUse(actions []string) statement {
+	c := when("StringLike", "kms:ViaService", through)
+	if t.accessPoint == "" {
+		c["StringLike"]["kms:EncryptionContext:aws:s3:arn"] = oneOrMany{t.bucket, t.bucket + "/*"}
+	}
+	return statement{Effect: allow, Action: actions, Resource: oneOrMany{"*"}, Condition: c}
+}
+
+// unique drops repetitions and keeps the order.
+func unique(values []string) []string {
+	var kept []string
+	for _, v := range values {
+		if !slices.Contains(kept, v) {
+			kept = append(kept, v)
+		}
+	}
+	return kept
+}
