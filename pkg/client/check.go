@@ -87,10 +87,10 @@ func (c Client) CheckLimits(a volume.Attributes, options []volume.Option, field 
 // NeedsMemory is the least memory limit, in bytes, that passes CheckLimits with these options. Where a volume has no limit of
 // its own, a node's default below that is no use to anybody.
 func (c Client) NeedsMemory(options []volume.Option) uint64 {
-	if c.needs == nil {
+	if c.least == nil {
 		return c.MinMemory
 	}
-	return max(c.MinMemory, c.needs(values(options)))
+	return max(c.MinMemory, c.least(values(options)))
 }
 
 // values are the options' values by name.

@@ -6,6 +6,7 @@
 package client
 
 import (
+	"github.com/s3-csi/s3-csi-driver/pkg/policy"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
@@ -88,10 +89,21 @@ type Client struct {
 	rules func(given map[string]string) (name, problem string)
 	// memory checks a memory limit of at least MinMemory against the values of options; "" is no objection.
 	memory func(limit uint64, given map[string]string) (problem string)
-	// needs is the least memory limit that the values of options fit; nil: MinMemory.
-	needs func(given map[string]string) uint64
+	// least is the least memory limit that the values of options fit; nil: MinMemory.
+	least func(given map[string]string) uint64
+	// access is what the client does to objects with these options, on a volume that can be written.
+	access func(options []volume.Option) policy.Needs
 	// caching are the options that say in the client's own words what the volume's cache and cacheSize say.
 	caching []string
+}
+
+// Needs is what the client does to a volume's objects beside reading and storing them, with options that have passed Check: no
+// session of a mount is given more.
+func (c Client) Needs(options []volume.Option, readOnly bool) policy.Needs {
+	if readOnly {
+		return policy.Needs{}
+	}
+	return c.access(options)
 }
 
 // Queue is what a client has accepted and not yet stored.

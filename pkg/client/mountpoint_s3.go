@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/policy"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
@@ -101,7 +102,8 @@ func mountpointS3() Client {
 		},
 		rules:   mountpointRules,
 		memory:  mountpointFits,
-		needs:   mountpointNeeds,
+		least:   mountpointLeastLimit,
+		access:  mountpointAccess,
 		caching: []string{"max-cache-size"},
 	}
 	refuse(c.Refused, "a volume names a backend; its endpoint, addressing and CA are in the driver's config file",
@@ -147,8 +149,7 @@ func mountpointCommand(c Client, in Invocation) Command {
 	// The flags that change data are on unless the author turned them off, and off where nothing can be written.
 	changing := []string{"allow-delete", "allow-overwrite", "incremental-upload"}
 	for _, name := range changing {
-		o, given := find(in.Options, name)
-		if !in.ReadOnly && (given && on(o) || !given && name != "incremental-upload") {
+		if !in.ReadOnly && changes(in.Options, name) {
 			argv = append(argv, "--"+name)
 		}
 	}
@@ -171,6 +172,20 @@ func mountpointCommand(c Client, in Invocation) Command {
 	argv = append(argv, "--", in.Bucket, fmt.Sprintf("/dev/fd/%d", FuseFD))
 
 	return Command{Argv: argv, Env: environment(in, fmt.Sprintf("AWS_MAX_ATTEMPTS=%d", mountpointAttempts))}
+}
+
+// changes tells whether a flag that changes data is on for a mount that can be written.
+func changes(options []volume.Option, name string) bool {
+	if o, given := find(options, name); given {
+		return on(o)
+	}
+	return name != "incremental-upload"
+}
+
+// mountpointAccess follows Mountpoint's doc/CONFIGURATION.md, "IAM permissions": an overwrite is an upload, only unlink and rmdir
+// delete. Renames are for directory buckets, whose policies know no actions on objects.
+func mountpointAccess(options []volume.Option) policy.Needs {
+	return policy.Needs{Delete: changes(options, "allow-delete")}
 }
 
 // mountpointRules holds what Mountpoint would refuse when it starts, or would start with and then serve badly.
@@ -244,8 +259,8 @@ func mountpointFits(limit uint64, given map[string]string) (problem string) {
 	return ""
 }
 
-// mountpointNeeds is the smallest limit in bytes that mountpointFits has no objection to.
-func mountpointNeeds(given map[string]string) uint64 {
+// mountpointLeastLimit is the smallest limit in bytes that mountpointFits has no objection to.
+func mountpointLeastLimit(given map[string]string) uint64 {
 	_, target := number(given, 0, "memory-target")
 	if target == 0 {
 		_, parts, _ := mountpointParts(given, mountpointLeast)

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/policy"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
@@ -68,7 +69,9 @@ func rclone() Client {
 			"config":             "rclone reads no configuration here",
 			"log-file":           "clients write no log files; their output goes to the helper",
 		},
-		Queue:   parseQueue,
+		Queue: parseQueue,
+		// Files can always be removed and renamed, which is a copy and a removal.
+		access:  func([]volume.Option) policy.Needs { return policy.Needs{Delete: true} },
 		Aside:   "lost",
 		caching: []string{"cache-size", "read-cache"},
 	}
