@@ -1,5 +1,5 @@
-// Command s3-csi-driver is a CSI driver for volumes in S3. Its modes are all, controller, node, and helper, which the
-// driver starts itself.
+// Command s3-csi-driver is a CSI driver for volumes in S3. Its modes are all, controller, node, and helper and
+// session, which the driver and its helpers start themselves.
 package main
 
 import (
@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"runtime/debug"
+	"time"
 
 	"github.com/spf13/pflag"
 	"k8s.io/klog/v2"
@@ -16,6 +17,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/driver"
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher/runas"
+	"github.com/s3-csi/s3-csi-driver/pkg/session"
 )
 
 // version is set with -ldflags "-X main.version=…".
@@ -34,11 +36,20 @@ func main() {
 		fmt.Fprintln(os.Stderr, "s3-csi-driver:", runas.Exec(os.Args))
 		os.Exit(exitFailure)
 	}
+	// It runs for each renewal of each mount, and shuts itself off before it is given anything.
+	if len(os.Args) > 1 && os.Args[1] == session.Mode {
+		time.AfterFunc(session.MainBound, func() { os.Exit(exitFailure) })
+		if err := session.Main(context.Background(), os.Stdin, os.Stdout); err != nil {
+			fmt.Fprintln(os.Stderr, "s3-csi-driver session:", err)
+			os.Exit(exitFailure)
+		}
+		os.Exit(exitOK)
+	}
 	info, _ := debug.ReadBuildInfo()
 	version := driver.VersionFrom(version, info)
 	// One helper runs per mount, so its mode comes before everything that takes memory.
 	if len(os.Args) > 1 && os.Args[1] == string(driver.ModeHelper) {
-		if err := helper.Run(context.Background(), version, os.Args[2:]); err != nil {
+		if err := helper.Run(context.Background(), helper.Program{Version: version, Exchange: "/proc/self/exe"}, os.Args[2:]); err != nil {
 			fmt.Fprintln(os.Stderr, "s3-csi-driver:", err)
 			os.Exit(exitFailure)
 		}

@@ -32,6 +32,7 @@ type Buckets struct {
 	versions *memo[bucketKey, Versioning]
 	locks    *memo[bucketKey, Retention]
 	accounts *memo[bucketKey, account]
+	proofs   *memo[bucketKey, struct{}]
 	told     sync.Map // backend names whose missing account was logged
 }
 
@@ -61,6 +62,7 @@ func NewBuckets(clients *Clients, now func() time.Time) (*Buckets, error) {
 		versions: newMemo[bucketKey](now, rememberedOf, callBound, keepShortly[Versioning]),
 		locks:    newMemo[bucketKey](now, rememberedOf, callBound, keepShortly[Retention]),
 		accounts: newMemo[bucketKey](now, rememberedOf, callBound, keepAccount),
+		proofs:   newMemo[bucketKey](now, rememberedOf, callBound, keepProof),
 	}, nil
 }
 
@@ -105,6 +107,7 @@ func (b *Buckets) Forget(be Backend, bucket string) {
 	b.infos.forget(match)
 	b.versions.forget(match)
 	b.locks.forget(match)
+	b.proofs.forget(match)
 }
 
 func (b *Buckets) validate(ctx context.Context, be Backend, keys credentials.Keys, info BucketInfo) (BucketInfo, error) {

@@ -50,6 +50,8 @@ func (b *Buckets) expectedOwner(ctx context.Context, be Backend, keys credential
 		return be.ExpectedBucketOwner, nil
 	case !be.AWS() && be.STS == nil:
 		return "", nil
+	case keys.Account != "": // whoever made the session told it
+		return keys.Account, nil
 	}
 	a, err := b.accounts.do(ctx, bucketKey{backend: be.Revision(), identity: b.identity(keys)}, func(ctx context.Context) (account, error) {
 		return b.askAccount(ctx, be, keys)

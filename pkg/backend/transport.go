@@ -66,13 +66,19 @@ func (b Backend) withCA() (Backend, error) {
 	return b, nil
 }
 
-// wrongServer keeps errors that no second attempt can change from being retried: a certificate that is not trusted, a server
-// without TLS.
-func wrongServer(err error) aws.Ternary {
+// WrongServer tells whether a request failed in a way that no second attempt can change: a certificate that is not trusted, a
+// server without TLS.
+func WrongServer(err error) bool {
 	if c := (*tls.CertificateVerificationError)(nil); errors.As(err, &c) || errors.Is(err, http.ErrSchemeMismatch) {
-		return aws.FalseTernary
+		return true
 	}
-	if r := (tls.RecordHeaderError{}); errors.As(err, &r) {
+	r := tls.RecordHeaderError{}
+	return errors.As(err, &r)
+}
+
+// wrongServer keeps such errors from being retried.
+func wrongServer(err error) aws.Ternary {
+	if WrongServer(err) {
 		return aws.FalseTernary
 	}
 	return aws.UnknownTernary

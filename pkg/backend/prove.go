@@ -1,0 +1,116 @@
+package backend
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
+)
+
+// proofTTL is long because a service does not stop enforcing policies from one moment to the next.
+const proofTTL = time.Hour
+
+// neighbour is added to a prefix for one that begins like it and is another. No volume's name ends so.
+const neighbour = "-s3-csi-scope-check/"
+
+func keepProof(_ struct{}, err error) time.Duration {
+	if err == nil {
+		return proofTTL
+	}
+	return keepShortly(struct{}{}, err)
+}
+
+// ProveScope makes sure that a session that was made for one prefix of a bucket, or for a whole bucket without the driver's own
+// records, cannot do what it must not: list the bucket's root, list a neighbour that begins with the same name, look at an object
+// outside. For a whole bucket it is the records that must be refused. It says nothing about what the session can do: see CheckAccess.
+//
+// It is asked for once per revision of the backend, bucket and class, which names the identity that sessions are made of
+// (credentials.Order.Class), and remembered. region and owner are those of CheckAccess's answer.
+//
+// Precondition: the session could do more than it may, because the service does not enforce session policies.
+func (b *Buckets) ProveScope(ctx context.Context, be Backend, keys credentials.Keys, class, bucket, prefix, region, owner string) error {
+	key := bucketKey{be.Revision(), bucket, class, owner}
+	if prefix == "" {
+		key.identity += " whole" // another policy
+	}
+	_, err := b.proofs.do(ctx, key, func(ctx context.Context) (struct{}, error) {
+		info := BucketInfo{Name: bucket, Region: region, Owner: owner}
+		if region == "" {
+			info.Region = be.StartRegion()
+		}
+		return struct{}{}, b.proveScope(ctx, be, keys, prefix, info)
+	})
+	return err
+}
+
+func (b *Buckets) proveScope(ctx context.Context, be Backend, keys credentials.Keys, prefix string, info BucketInfo) error {
+	lists := []string{"", strings.TrimSuffix(prefix, "/") + neighbour}
+	object := accessProbe + rand.Text()
+	if prefix == "" {
+		lists, object = []string{volume.RecordPrefix + "/"}, volume.RecordPrefix+"/"+object
+	}
+	client, err := b.clients.Bucket(ctx, be, keys, info)
+	if err != nil {
+		return err
+	}
+	asking, cancel := context.WithCancel(ctx)
+	defer cancel()
+	results := make(chan error, len(lists)+1)
+	for _, list := range lists {
+		go func() {
+			_, err := client.ListObjectsV2(asking, &s3.ListObjectsV2Input{Bucket: &info.Name, Prefix: optional(list), MaxKeys: aws.Int32(1)})
+			results <- refused(be, err, "list "+info.Name+"/"+list)
+		}()
+	}
+	go func() {
+		_, err := client.HeadObject(asking, &s3.HeadObjectInput{Bucket: &info.Name, Key: &object})
+		results <- refused(be, err, "look at objects like "+info.Name+"/"+object)
+	}()
+	var all []error
+	for range cap(results) {
+		all = append(all, <-results)
+	}
+	// What a session can do beyond its scope counts more than a service that did not answer.
+	for _, err := range all {
+		if fault.Is(err, fault.Precondition) {
+			return err
+		}
+	}
+	return first(all)
+}
+
+func first(all []error) error {
+	for _, err := range all {
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// refused judges the answer to a request that must be refused.
+func refused(be Backend, err error, what string) error {
+	if err == nil || IsNotFound(err) && !IsNoSuchBucket(err) {
+		return fault.Errorf(fault.Precondition, "%s does not enforce session policies: a session that was made for one volume can also %s. "+
+			"With this service mounts cannot be kept to their volumes by their credentials: say scope: off on the backend in the driver's config file, and give each volume a secret of its own", be, what)
+	}
+	var a answer
+	if a, _ = answered(err); a.status == http.StatusForbidden {
+		if _, other := meaningOf(a.code); !other {
+			return nil
+		}
+	}
+	if f := (*fault.Error)(nil); errors.As(err, &f) {
+		return err
+	}
+	return Classify(err, "trying whether "+be.String()+" keeps a session from what it must not do ("+what+")")
+}

@@ -1,0 +1,87 @@
+package session
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net/http"
+	"time"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+)
+
+// maxAgentAnswer bounds what is read of the agent's answer, in bytes.
+const maxAgentAnswer = 64 << 10
+
+// askAgent asks EKS Pod Identity's agent for what the pod's association gives (the container credentials protocol: SDKs and
+// Tools Reference Guide, "Container credential provider").
+func (m *Maker) askAgent(ctx context.Context, o credentials.Order) (credentials.Keys, error) {
+	if err := backend.CheckAgent(o.AgentURI); err != nil {
+		return credentials.Keys{}, fault.Errorf(fault.Precondition, "%s: podIdentityAgent of the backend %w", subject(o), err)
+	}
+	client := newHTTPClient(nil)
+	defer client.CloseIdleConnections()
+	if t, ok := client.Transport.(*http.Transport); ok {
+		t.Proxy = nil // it is on this machine
+	}
+	pause := 100 * time.Millisecond
+	for attempt := 1; ; attempt++ {
+		keys, err := m.agentOnce(ctx, client, o)
+		again := fault.Is(err, fault.Unavailable) || fault.Is(err, fault.Busy)
+		if err == nil || !again || attempt == attempts {
+			return keys, err
+		}
+		t := time.NewTimer(pause/2 + rand.N(pause/2)) //nolint:gosec // spreads requests
+		select {
+		case <-t.C:
+		case <-ctx.Done():
+			t.Stop()
+			return keys, err
+		}
+		pause = min(2*pause, m.backoff)
+	}
+}
+
+func (m *Maker) agentOnce(ctx context.Context, client *http.Client, o credentials.Order) (credentials.Keys, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, o.AgentURI, nil)
+	if err != nil {
+		return credentials.Keys{}, fault.Errorf(fault.Precondition, "%s: podIdentityAgent of the backend is not a usable URL", subject(o))
+	}
+	req.Header.Set("Authorization", o.Token)
+	sent := m.now()
+	resp, err := client.Do(req)
+	if err != nil {
+		return credentials.Keys{}, agentSilent(ctx, o, err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAgentAnswer))
+	if err != nil {
+		return credentials.Keys{}, agentSilent(ctx, o, err)
+	}
+	if resp.StatusCode != http.StatusOK {
+		return credentials.Keys{}, agentRefused(o, resp.StatusCode, body)
+	}
+	var answer struct {
+		AccessKeyID     string `json:"AccessKeyId"`
+		SecretAccessKey string
+		Token           string
+		AccountID       string `json:"AccountId"`
+		Expiration      time.Time
+	}
+	if err := json.Unmarshal(body, &answer); err != nil || answer.AccessKeyID == "" || answer.SecretAccessKey == "" || answer.Token == "" {
+		return credentials.Keys{}, unusable(o, "EKS Pod Identity's agent gave no session")
+	}
+	keys := credentials.Keys{AccessKeyID: answer.AccessKeyID, SecretAccessKey: answer.SecretAccessKey, SessionToken: answer.Token}
+	if !answer.Expiration.IsZero() {
+		keys.Expires = answer.Expiration.UTC() // the agent has this machine's clock
+		if !keys.Expires.After(sent) {
+			return credentials.Keys{}, unusable(o, "the session of EKS Pod Identity's agent was over when it came")
+		}
+	}
+	keys.Account = accountOf(fmt.Sprintf("arn:aws:sts::%s:x", answer.AccountID))
+	return keys, nil
+}

@@ -1,0 +1,148 @@
+package session
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+)
+
+const (
+	// budget is what making one session may take, with all attempts.
+	budget = 10 * time.Second
+	// answerBound is what one answer may take, so that there is time for a second attempt.
+	answerBound = 4 * time.Second
+	dialBound   = 3 * time.Second
+	// together is how many sessions of one service are made at a time. A service that issues a token within 50 ms serves more
+	// than a hundred mounts a second this way, and a node's start does not look like an attack.
+	together = 8
+	// services is how many services are remembered before all are forgotten: each change of a CA file makes another.
+	services = 32
+)
+
+// Maker makes sessions. It keeps connections to the services that it asks, and bounds how many sessions of one service are made
+// at a time. All methods may be called concurrently.
+type Maker struct {
+	userAgent string
+	now       func() time.Time
+	backoff   time.Duration
+
+	mu       sync.Mutex
+	services map[[sha256.Size]byte]*service
+}
+
+// service is what the orders for one service share.
+type service struct {
+	http  *http.Client
+	slots chan struct{}
+}
+
+// NewMaker makes a Maker that starts nothing. version is the driver's, for the services' logs.
+func NewMaker(version string) *Maker {
+	return &Maker{userAgent: version, now: time.Now, backoff: 2 * time.Second, services: map[[sha256.Size]byte]*service{}}
+}
+
+// Close closes idle connections. The Maker still works.
+func (m *Maker) Close() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, s := range m.services {
+		s.http.CloseIdleConnections()
+	}
+}
+
+// Make asks for what the order says. The end of the keys is in the time of this machine's clock, however wrong that is. It takes
+// at most some ten seconds, with all attempts, beside the wait for its turn.
+//
+// Denied: the service refuses. Unauthenticated: what the order holds is expired, revoked or not meant for this service. Busy: it
+// asks to slow down. Unavailable: it did not answer. Timeout: ctx ended. Precondition: the order cannot work until somebody
+// changes something. No text holds a secret.
+func (m *Maker) Make(ctx context.Context, o credentials.Order) (credentials.Keys, error) {
+	if o.Kind == credentials.AsIs {
+		return o.Keys, nil
+	}
+	s, err := m.service(o)
+	if err != nil {
+		return credentials.Keys{}, err
+	}
+	select {
+	case s.slots <- struct{}{}:
+		defer func() { <-s.slots }()
+	case <-ctx.Done():
+		return credentials.Keys{}, fault.Errorf(fault.Timeout, "%s: the time ran out while other sessions of the same service were being made", subject(o))
+	}
+	asking, cancel := context.WithTimeout(ctx, budget)
+	defer cancel()
+	if o.Kind == credentials.PodIdentity {
+		keys, err := m.askAgent(asking, o)
+		if err != nil || o.RoleARN == "" {
+			return keys, err
+		}
+		o.Kind, o.Keys, o.Token = credentials.AssumeRole, keys, ""
+	}
+	return m.ask(asking, s, o)
+}
+
+// Make is Maker.Make for a process that makes one session.
+func Make(ctx context.Context, o credentials.Order) (credentials.Keys, error) {
+	m := NewMaker("")
+	defer m.Close()
+	return m.Make(ctx, o)
+}
+
+// service finds or makes what the order's service shares.
+func (m *Maker) service(o credentials.Order) (*service, error) {
+	name, err := json.Marshal(o.STS)
+	if err != nil {
+		return nil, err
+	}
+	key := sha256.Sum256(name)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if s, ok := m.services[key]; ok {
+		return s, nil
+	}
+	var roots *x509.CertPool
+	if o.STS.CA != "" {
+		if roots, err = x509.SystemCertPool(); err != nil {
+			roots = x509.NewCertPool()
+		}
+		if !roots.AppendCertsFromPEM([]byte(o.STS.CA)) {
+			return nil, fault.Errorf(fault.Precondition, "%s: the caFile of the backend holds no PEM certificate", subject(o))
+		}
+	}
+	if len(m.services) >= services {
+		for key, old := range m.services {
+			old.http.CloseIdleConnections()
+			delete(m.services, key)
+		}
+	}
+	s := &service{http: newHTTPClient(roots), slots: make(chan struct{}, together)}
+	m.services[key] = s
+	return s, nil
+}
+
+func newHTTPClient(roots *x509.CertPool) *http.Client {
+	return &http.Client{
+		Transport: &http.Transport{
+			Proxy:                 http.ProxyFromEnvironment,
+			DialContext:           (&net.Dialer{Timeout: dialBound, KeepAlive: 30 * time.Second}).DialContext,
+			TLSClientConfig:       &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots},
+			TLSHandshakeTimeout:   dialBound,
+			ResponseHeaderTimeout: answerBound,
+			IdleConnTimeout:       90 * time.Second,
+			MaxIdleConnsPerHost:   together,
+			ForceAttemptHTTP2:     true,
+		},
+		// A followed redirect would carry a token, or a signature, to another host.
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	}
+}

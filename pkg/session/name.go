@@ -1,0 +1,70 @@
+package session
+
+import (
+	"io"
+	"os"
+	"strings"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+)
+
+// Bounds of session names in bytes: RoleSessionName, and Name of GetFederationToken (STS API Reference).
+const (
+	maxName           = 64
+	maxFederationName = 32
+)
+
+// ours begins the names of sessions that are not made for one pod.
+const ours = "s3csi"
+
+// sessionName is what the cloud's audit log shows: the pod where there is one, and the mount.
+func sessionName(r Request, kind credentials.Kind) string {
+	limit, who := maxName, ours
+	if kind == credentials.FederationToken {
+		limit = maxFederationName
+	}
+	if r.Source == credentials.SourceWorkload && r.Pod.Namespace != "" {
+		who = r.Pod.Namespace + "." + r.Pod.ServiceAccount
+	}
+	name := cut(clean(r.Name), limit/2)
+	if name == "" {
+		return cut(clean(who), limit)
+	}
+	// What tells mounts apart stays whole; the pod's name gives way.
+	return strings.TrimRight(cut(clean(who), limit-len(name)-1), ".-") + "." + name
+}
+
+// clean keeps what both kinds of names may hold: letters, digits, _ and +=,.@-
+func clean(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r < 0x80 && (r >= '0' && r <= '9' || r >= 'A' && r <= 'Z' || r >= 'a' && r <= 'z' || strings.ContainsRune("_+=,.@-", r)) {
+			return r
+		}
+		return '-'
+	}, s)
+}
+
+func cut(s string, limit int) string { return s[:min(len(s), limit)] }
+
+// maxTokenFile bounds the driver's own token, in bytes.
+const maxTokenFile = 16 << 10
+
+// readToken reads a file that kubelet keeps up to date.
+func readToken(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	token, err := io.ReadAll(io.LimitReader(f, maxTokenFile+1))
+	switch {
+	case err != nil:
+		return nil, err
+	case len(token) > maxTokenFile:
+		return nil, fault.Errorf(fault.Unauthenticated, "%s is too large for a token", path)
+	case strings.TrimSpace(string(token)) == "":
+		return nil, fault.Errorf(fault.Unauthenticated, "%s is empty", path)
+	}
+	return token, nil
+}

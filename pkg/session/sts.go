@@ -1,0 +1,174 @@
+package session
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	awsmiddleware "github.com/aws/aws-sdk-go-v2/aws/middleware"
+	"github.com/aws/aws-sdk-go-v2/aws/retry"
+	awscredentials "github.com/aws/aws-sdk-go-v2/credentials"
+	"github.com/aws/aws-sdk-go-v2/service/sts"
+	"github.com/aws/aws-sdk-go-v2/service/sts/types"
+	"github.com/aws/smithy-go/logging"
+	"github.com/aws/smithy-go/middleware"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+)
+
+// attempts is how often one order is asked for within the budget.
+const attempts = 5
+
+// asking is one order on its way.
+type asking struct {
+	sent time.Time // when the last attempt began
+	last error     // what the service answered to the last attempt that it answered
+}
+
+// ask exchanges an order for a session.
+func (m *Maker) ask(ctx context.Context, s *service, o credentials.Order) (credentials.Keys, error) {
+	a := &asking{}
+	client := m.client(s, o, a)
+	answer, metadata, user, err := exchange(ctx, client, o)
+	if err != nil {
+		return credentials.Keys{}, a.explain(ctx, o, err)
+	}
+	if answer == nil || aws.ToString(answer.AccessKeyId) == "" || aws.ToString(answer.SecretAccessKey) == "" || aws.ToString(answer.SessionToken) == "" {
+		return credentials.Keys{}, unusable(o, "the answer holds no session")
+	}
+	server, _ := awsmiddleware.GetServerTime(metadata)
+	keys := credentials.Keys{
+		AccessKeyID:     *answer.AccessKeyId,
+		SecretAccessKey: *answer.SecretAccessKey,
+		SessionToken:    *answer.SessionToken,
+		Account:         accountOf(user),
+	}
+	if answer.Expiration != nil {
+		if keys.Expires = localEnd(*answer.Expiration, server, a.sent, m.now()); !keys.Expires.After(m.now()) {
+			return credentials.Keys{}, unusable(o, "the session was over when it came")
+		}
+	}
+	return keys, nil
+}
+
+// exchange sends the order's request and gives the session, what belongs to the answer, and whose session it is.
+func exchange(ctx context.Context, client *sts.Client, o credentials.Order) (*types.Credentials, middleware.Metadata, string, error) {
+	var seconds *int32
+	if o.Duration > 0 {
+		seconds = aws.Int32(int32(o.Duration.Round(time.Second) / time.Second))
+	}
+	switch o.Kind {
+	case credentials.WebIdentity:
+		out, err := client.AssumeRoleWithWebIdentity(ctx, &sts.AssumeRoleWithWebIdentityInput{
+			RoleArn: aws.String(o.RoleARN), RoleSessionName: &o.Name, WebIdentityToken: &o.Token, Policy: optional(o.Policy), DurationSeconds: seconds,
+		})
+		if err != nil {
+			return nil, middleware.Metadata{}, "", err
+		}
+		return out.Credentials, out.ResultMetadata, assumed(out.AssumedRoleUser), nil
+	case credentials.FederationToken:
+		out, err := client.GetFederationToken(ctx, &sts.GetFederationTokenInput{Name: &o.Name, Policy: optional(o.Policy), DurationSeconds: seconds})
+		if err != nil {
+			return nil, middleware.Metadata{}, "", err
+		}
+		user := ""
+		if out.FederatedUser != nil {
+			user = aws.ToString(out.FederatedUser.Arn)
+		}
+		return out.Credentials, out.ResultMetadata, user, nil
+	case credentials.AssumeRole:
+		out, err := client.AssumeRole(ctx, &sts.AssumeRoleInput{RoleArn: aws.String(o.RoleARN), RoleSessionName: &o.Name, Policy: optional(o.Policy), DurationSeconds: seconds})
+		if err != nil {
+			return nil, middleware.Metadata{}, "", err
+		}
+		return out.Credentials, out.ResultMetadata, assumed(out.AssumedRoleUser), nil
+	}
+	return nil, middleware.Metadata{}, "", errUnknownKind(o)
+}
+
+func assumed(u *types.AssumedRoleUser) string {
+	if u == nil {
+		return ""
+	}
+	return aws.ToString(u.Arn)
+}
+
+// client is one for this order alone: its keys sign, and nothing of this process's environment counts.
+func (m *Maker) client(s *service, o credentials.Order, a *asking) *sts.Client {
+	return sts.New(sts.Options{}, func(c *sts.Options) {
+		c.Region = o.STS.Region
+		if o.STS.Endpoint != "" {
+			c.BaseEndpoint = aws.String(o.STS.Endpoint)
+		}
+		if o.STS.FIPS {
+			c.EndpointOptions.UseFIPSEndpoint = aws.FIPSEndpointStateEnabled
+		}
+		if o.STS.DualStack {
+			c.EndpointOptions.UseDualStackEndpoint = aws.DualStackEndpointStateEnabled
+		}
+		c.Credentials = aws.AnonymousCredentials{}
+		if o.Kind != credentials.WebIdentity {
+			c.Credentials = awscredentials.NewStaticCredentialsProvider(o.Keys.AccessKeyID, o.Keys.SecretAccessKey, o.Keys.SessionToken)
+		}
+		c.HTTPClient = s.http
+		c.Logger = logging.Nop{}
+		c.Retryer = retry.NewStandard(func(r *retry.StandardOptions) {
+			r.MaxAttempts, r.MaxBackoff = attempts, m.backoff
+			r.Retryables = append([]retry.IsErrorRetryable{retry.IsErrorRetryableFunc(a.retryable)}, r.Retryables...)
+		})
+		c.APIOptions = append(c.APIOptions, awsmiddleware.AddUserAgentKeyValue("s3-csi-driver", m.userAgent), a.time)
+	})
+}
+
+// time notes when each attempt begins.
+func (a *asking) time(s *middleware.Stack) error {
+	return s.Deserialize.Add(middleware.DeserializeMiddlewareFunc("TimeOfAttempt", func(ctx context.Context, in middleware.DeserializeInput, next middleware.DeserializeHandler) (middleware.DeserializeOutput, middleware.Metadata, error) {
+		a.sent = time.Now()
+		return next.HandleDeserialize(ctx, in)
+	}), middleware.After)
+}
+
+// retryable notes what an attempt came to, and adds to what the SDK tries again.
+func (a *asking) retryable(err error) aws.Ternary {
+	switch code := backend.ErrorCode(err); {
+	case code == "" && backend.WrongServer(err):
+		return aws.FalseTernary
+	case code == "":
+	case code == "IDPCommunicationError":
+		a.last = err
+		return aws.TrueTernary
+	default:
+		a.last = err
+	}
+	return aws.UnknownTernary
+}
+
+func optional(s string) *string {
+	if s == "" {
+		return nil
+	}
+	return &s
+}
+
+// accountOf is the account in arn:<partition>:sts::<account>:…, or "".
+func accountOf(arn string) string {
+	p := strings.SplitN(arn, ":", 6)
+	if len(p) != 6 || p[0] != "arn" || p[2] != "sts" || len(p[4]) != 12 || strings.Trim(p[4], "0123456789") != "" {
+		return ""
+	}
+	return p[4]
+}
+
+// localEnd is when a session ends, by this machine's clock. end and server are by the service's: server, from the answer's Date
+// header, in whole seconds and rounded down; zero is not known. The attempt was sent at sent and answered before now.
+//
+// Where the two clocks may agree, the end is taken as it is. Otherwise what is left of the session is counted from when it was
+// asked for, so that it never seems longer than it is.
+func localEnd(end, server, sent, now time.Time) time.Time {
+	if server.IsZero() || !server.Before(sent.Add(-time.Second)) && !server.After(now) {
+		return end.UTC()
+	}
+	return sent.Add(end.Sub(server) - time.Second).UTC().Round(0)
+}
