@@ -16,17 +16,22 @@ import (
 // Publication is a NodePublishVolumeRequest, parsed.
 type Publication struct {
 	VolumeID       string
-	Target         string            // target_path, clean and absolute
-	Volume         volume.ID         // where the data is
-	Attributes     volume.Attributes // from the volume context
-	Options        []volume.Option   // of the context, then of the capability
-	ReadOnly       bool              // this publication is read-only
-	SingleWriter   bool              // at most one publication of this volume on the node
-	MountGroup     *uint32           // VOLUME_MOUNT_GROUP
-	SELinuxContext string            // for mount(2)
-	Source         string            // credentials.SourceDriver or SourceSecret
-	Keys           credentials.Keys  // of SourceSecret
-	Identity       string            // for people: "driver", "secret:<access key id>"
+	Target         string             // target_path, clean and absolute
+	Volume         volume.ID          // where the data is
+	Attributes     volume.Attributes  // from the volume context
+	Options        []volume.Option    // of the context, then of the capability
+	ReadOnly       bool               // this publication is read-only
+	SingleWriter   bool               // at most one publication of this volume on the node
+	MountGroup     *uint32            // VOLUME_MOUNT_GROUP
+	SELinuxContext string             // for mount(2)
+	Source         string             // credentials.Source…
+	Keys           credentials.Keys   // of SourceSecret
+	SecretRoleARN  string             // the role that the secret names; "": none
+	Tokens         credentials.Tokens // of SourceWorkload
+	PodNamespace   string             // of the pod that it is for; "": not told
+	ServiceAccount string             // of that pod; "": not told
+	Ephemeral      bool               // an inline volume of the pod, which never gets the driver's own credentials
+	Identity       string             // for people: "driver", "secret:<access key id>", "workload:<namespace>/<service account>"
 }
 
 const capabilityField = "volume_capability"
@@ -50,7 +55,7 @@ func parsePublish(req *csi.NodePublishVolumeRequest) (p Publication, err error) 
 	if err := checkMap("volume_context", req.GetVolumeContext()); err != nil {
 		return p, err
 	}
-	if req.GetVolumeContext()[ephemeralKey] == "true" {
+	if p.Ephemeral = req.GetVolumeContext()[ephemeralKey] == "true"; p.Ephemeral {
 		return p, fault.Errorf(fault.Precondition, "inline volumes of pods are not enabled in this driver: use a PersistentVolumeClaim")
 	}
 	if p.Volume, p.Attributes, err = volume.ParseContext(p.VolumeID, req.GetVolumeContext()); err != nil {
@@ -59,7 +64,10 @@ func parsePublish(req *csi.NodePublishVolumeRequest) (p Publication, err error) 
 	if err := p.readCapability(c, req.GetReadonly()); err != nil {
 		return p, err
 	}
-	return p, p.readCredentials(req.GetSecrets())
+	if err := p.readPod(req.GetVolumeContext()); err != nil {
+		return p, err
+	}
+	return p, p.readCredentials(req.GetSecrets(), req.GetVolumeContext())
 }
 
 func (p *Publication) readCapability(c *csi.VolumeCapability, readOnly bool) error {
@@ -128,25 +136,30 @@ func isSELinuxContext(s string) bool {
 }
 
 // readCredentials decides whose credentials the mount gets. A volume that does not say takes the keys that it is given,
-// and the driver's where it is given none.
-func (p *Publication) readCredentials(secrets map[string]string) error {
+// and the driver's where it is given none. Tokens of a service account are read for volumes that say workload, and for no
+// others.
+func (p *Publication) readCredentials(secrets, context map[string]string) error {
 	own := maps.Clone(secrets)
-	// Tokens of the pod's service account come in the secrets on new kubelets; nothing uses them.
 	maps.DeleteFunc(own, func(key, _ string) bool { return strings.HasPrefix(key, metadataPrefix) })
 	keys, ok, err := requestKeys(own)
 	if err != nil {
 		return err
 	}
+	role, err := credentials.RoleFromSecret(own)
+	if err != nil {
+		return err
+	}
 	switch wanted := p.Attributes.Credentials; {
-	case wanted == credentials.SourceDriver && ok:
-		return fault.Field("secrets", "hold S3 keys, but the volume says credentials: driver: take nodePublishSecretRef out of the volume, or say credentials: secret")
+	case (wanted == credentials.SourceDriver || wanted == credentials.SourceWorkload) && ok:
+		return fault.Field("secrets", "hold S3 keys, but the volume says credentials: %s: take nodePublishSecretRef out of the volume, or say credentials: secret", wanted)
 	case wanted == credentials.SourceSecret && !ok:
 		return fault.Errorf(fault.Precondition, "the volume says credentials: secret, and the request has no secret: name one with %s and %s in the PersistentVolume's nodePublishSecretRef "+
 			"(StorageClass: csi.storage.k8s.io/node-publish-secret-name and -namespace)", credentials.SecretAccessKeyID, credentials.SecretSecretAccessKey)
 	case wanted == credentials.SourceWorkload:
-		return fault.Errorf(fault.Precondition, "the volume says credentials: workload, which this driver does not support yet")
+		return p.readWorkload(secrets, context)
 	case ok:
-		p.Source, p.Keys, p.Identity = credentials.SourceSecret, keys, credentials.SourceSecret+":"+keys.AccessKeyID
+		p.Source, p.Keys, p.SecretRoleARN = credentials.SourceSecret, keys, role
+		p.Identity = credentials.SourceSecret + ":" + keys.AccessKeyID
 	default:
 		p.Source, p.Identity = credentials.SourceDriver, credentials.SourceDriver
 	}

@@ -31,17 +31,22 @@ import (
 // Request is one publication to make: a NodePublishVolume, parsed.
 type Request struct {
 	VolumeID       string
-	Target         string            // target_path
-	Volume         volume.ID         // where the data is
-	Attributes     volume.Attributes // from the volume context
-	Options        []volume.Option   // of the context, then of the capability
-	ReadOnly       bool              // this publication is read-only
-	SingleWriter   bool              // at most one publication of this volume on the node
-	MountGroup     *uint32           // VOLUME_MOUNT_GROUP
-	SELinuxContext string            // for mount(2)
-	Source         string            // credentials.SourceDriver or SourceSecret
-	Keys           credentials.Keys  // of SourceSecret
-	Identity       string            // for people: "driver", "secret:<access key id>"
+	Target         string             // target_path
+	Volume         volume.ID          // where the data is
+	Attributes     volume.Attributes  // from the volume context
+	Options        []volume.Option    // of the context, then of the capability
+	ReadOnly       bool               // this publication is read-only
+	SingleWriter   bool               // at most one publication of this volume on the node
+	MountGroup     *uint32            // VOLUME_MOUNT_GROUP
+	SELinuxContext string             // for mount(2)
+	Source         string             // credentials.Source…
+	Keys           credentials.Keys   // of SourceSecret
+	SecretRoleARN  string             // the role that the secret names; "": none
+	Tokens         credentials.Tokens // of SourceWorkload
+	PodNamespace   string             // of the pod that it is for; "": not told
+	ServiceAccount string             // of that pod; "": not told
+	Ephemeral      bool               // an inline volume of the pod, which never gets the driver's own credentials
+	Identity       string             // for people: "driver", "secret:<access key id>", "workload:<namespace>/<service account>"
 }
 
 // Stats is what NodeGetVolumeStats reports.

@@ -1,0 +1,82 @@
+package driver
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"strings"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+)
+
+// What kubelet says of a pod, with podInfoOnMount: true (Kubernetes CSI documentation, "Pod Info on Mount").
+const (
+	podNamespaceKey   = metadataPrefix + "pod.namespace"
+	serviceAccountKey = metadataPrefix + "serviceAccount.name"
+)
+
+// readPod reads whose the publication is, where the CO says so.
+func (p *Publication) readPod(context map[string]string) error {
+	for key, to := range map[string]*string{podNamespaceKey: &p.PodNamespace, serviceAccountKey: &p.ServiceAccount} {
+		value := context[key]
+		if value != "" && (len(value) > 253 || checkAlphabet(value, "-.") != nil) {
+			return fault.Field("volume_context."+key, "%q is not a name of Kubernetes", value)
+		}
+		*to = value
+	}
+	return nil
+}
+
+// readWorkload reads the tokens of the pod's service account: from the secrets, where newer kubelets put them, else from the
+// volume context.
+func (p *Publication) readWorkload(secrets, context map[string]string) error {
+	if p.PodNamespace == "" || p.ServiceAccount == "" {
+		return fault.Errorf(fault.Precondition, "the volume says credentials: workload, and the request does not tell the pod's namespace and service account: "+
+			"set podInfoOnMount: true in the CSIDriver object")
+	}
+	field, text := "secrets", secrets[tokensKey]
+	if text == "" {
+		field, text = "volume_context", context[tokensKey]
+	}
+	if text == "" {
+		return fault.Errorf(fault.Precondition, "the volume says credentials: workload, and the request brings no token of service account %s/%s: "+
+			"list the token service's audience in tokenRequests of the CSIDriver object, with requiresRepublish: true", p.PodNamespace, p.ServiceAccount)
+	}
+	tokens, err := credentials.ParseTokens(text)
+	if err != nil {
+		return err
+	}
+	for audience, token := range tokens {
+		namespace, account, ok := subjectOf(token.Value)
+		if ok && (namespace != p.PodNamespace || account != p.ServiceAccount) {
+			return fault.Field(field+"."+tokensKey, "the token of audience %q is of service account %s/%s, and the pod's is %s/%s", audience, namespace, account, p.PodNamespace, p.ServiceAccount)
+		}
+	}
+	p.Source, p.Tokens = credentials.SourceWorkload, tokens
+	p.Identity = credentials.SourceWorkload + ":" + p.PodNamespace + "/" + p.ServiceAccount
+	return nil
+}
+
+// subjectOf reads whose a service account's token is (Kubernetes, "Managing Service Accounts"; RFC 7519, section 4.1.2). ok is
+// false for one that cannot be read, which is the token service's to judge. Nothing is verified: that is its matter, too.
+func subjectOf(token string) (namespace, account string, ok bool) {
+	parts := strings.Split(token, ".")
+	if len(parts) != 3 {
+		return "", "", false
+	}
+	payload, err := base64.RawURLEncoding.DecodeString(parts[1])
+	if err != nil {
+		return "", "", false
+	}
+	var claims struct {
+		Subject string `json:"sub"`
+	}
+	if json.Unmarshal(payload, &claims) != nil {
+		return "", "", false
+	}
+	rest, ok := strings.CutPrefix(claims.Subject, "system:serviceaccount:")
+	if !ok {
+		return "", "", false
+	}
+	return strings.Cut(rest, ":")
+}
