@@ -30,7 +30,8 @@ func main() {
 	case runas.Mode: // first of all: it gives up the privileges that systemd starts a unit with
 		err = runas.Exec(os.Args)
 	case "helper":
-		err = helper.Run(context.Background(), version, os.Args[2:])
+		exchange, _ := helper.ExchangeBeside() // "" where it cannot be found, and that is said
+		err = helper.Run(context.Background(), helper.Program{Version: version, Exchange: exchange}, os.Args[2:])
 	case "--version": // also how the driver finds out whether the host lets this program run
 		_, err = fmt.Println(version)
 	default:

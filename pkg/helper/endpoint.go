@@ -29,6 +29,11 @@ const (
 	toldLifetime = 15 * time.Minute
 	// connTimeout bounds one request.
 	connTimeout = 5 * time.Second
+	// renewalPatience is how long a client that has no valid session is made to wait for one that is being made. SDKs wait
+	// for two seconds at most before they ask again, some for one.
+	renewalPatience = 1500 * time.Millisecond
+	// maxPatient bounds how many requests wait for that at once.
+	maxPatient = 16
 	// maxReading bounds connections that have not shown a token yet; the oldest goes when a new one comes.
 	maxReading = 32
 	// Wrong tokens: so many at once, then one in wrongEvery, are told that they are wrong; more are told to wait.
@@ -42,11 +47,16 @@ type endpoint struct {
 	token    string
 	now      func() time.Time
 	log      *logger
+	// inVain is told that the client asked and there is no valid session, and tells whether one can be expected at once.
+	inVain func() bool
 
 	mu         sync.Mutex
 	keys       credentials.Keys
-	reading    []net.Conn // the oldest first
-	wrong      float64    // tokens left in the bucket
+	ends       time.Time     // of keys, by now's clock; zero: never
+	changed    chan struct{} // closed and replaced with every attempt to renew keys that ended
+	patient    int           // requests that wait for that
+	reading    []net.Conn    // the oldest first
+	wrong      float64       // tokens left in the bucket
 	wrongSince time.Time
 	conns      sync.WaitGroup
 }
@@ -61,24 +71,64 @@ func newEndpoint(log *logger, now func() time.Time) (*endpoint, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen for the client's credential requests: %w", err)
 	}
-	return &endpoint{listener: l, token: hex.EncodeToString(random[:]), now: now, log: log, wrong: wrongBurst, wrongSince: now()}, nil
+	return &endpoint{listener: l, token: hex.EncodeToString(random[:]), now: now, log: log, changed: make(chan struct{}), inVain: func() bool { return false }, wrong: wrongBurst, wrongSince: now()}, nil
 }
 
 // env is what a client has to be told, and what keeps it from looking for other credentials.
 func (e *endpoint) env() []string {
-	return []string{
-		envFullURI + "=http://" + e.listener.Addr().String() + endpointPath,
-		envAuthToken + "=" + e.token,
-		"AWS_CONFIG_FILE=/dev/null",
-		"AWS_SHARED_CREDENTIALS_FILE=/dev/null",
-		"AWS_EC2_METADATA_DISABLED=true",
+	return append(noOtherSources(), envFullURI+"=http://"+e.listener.Addr().String()+endpointPath, envAuthToken+"="+e.token)
+}
+
+// noOtherSources keeps SDKs from looking for credentials on the machine.
+func noOtherSources() []string {
+	return []string{"AWS_CONFIG_FILE=/dev/null", "AWS_SHARED_CREDENTIALS_FILE=/dev/null", "AWS_EC2_METADATA_DISABLED=true"}
+}
+
+// set replaces the keys, which end at a moment of now's clock; zero: never.
+func (e *endpoint) set(keys credentials.Keys, ends time.Time) {
+	e.mu.Lock()
+	e.keys, e.ends = keys, ends
+	e.mu.Unlock()
+	e.release()
+}
+
+// release answers requests that wait for new keys: there are none to be had now.
+func (e *endpoint) release() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	close(e.changed)
+	e.changed = make(chan struct{})
+}
+
+// current gives the keys, and whether they are valid.
+func (e *endpoint) current() (keys credentials.Keys, ends time.Time, valid bool, changed <-chan struct{}) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.keys, e.ends, !e.keys.IsZero() && (e.ends.IsZero() || e.now().Before(e.ends)), e.changed
+}
+
+// wait waits for an attempt to renew the keys, and for a while only.
+func (e *endpoint) wait(changed <-chan struct{}) {
+	if !e.inVain() || !e.countPatient(+1) {
+		return
+	}
+	defer e.countPatient(-1)
+	timer := time.NewTimer(renewalPatience)
+	defer timer.Stop()
+	select {
+	case <-changed:
+	case <-timer.C:
 	}
 }
 
-func (e *endpoint) set(keys credentials.Keys) {
+func (e *endpoint) countPatient(n int) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.keys = keys
+	if e.patient+n > maxPatient {
+		return false
+	}
+	e.patient += n
+	return true
 }
 
 // serve answers until close.
@@ -176,18 +226,19 @@ func (e *endpoint) respond(head []byte) (status string, body []byte) {
 	if req.method != "GET" {
 		return "405 Method Not Allowed", refusal("MethodNotAllowed", "only GET is answered")
 	}
-	e.mu.Lock()
-	keys := e.keys
-	e.mu.Unlock()
-	now := e.now()
-	// 503, because clients retry it and new keys may be on their way.
-	if keys.IsZero() {
-		return "503 Service Unavailable", refusal("NoCredentials", "this mount was given no credentials")
+	keys, ends, valid, changed := e.current()
+	if !valid {
+		e.wait(changed)
+		keys, ends, valid, _ = e.current()
 	}
-	if !keys.Expires.IsZero() && !keys.Expires.After(now) {
+	// 503, because clients retry it and new keys may be on their way.
+	switch {
+	case keys.IsZero():
+		return "503 Service Unavailable", refusal("NoCredentials", "this mount has no credentials")
+	case !valid:
 		return "503 Service Unavailable", refusal("ExpiredCredentials", "the mount's credentials expired at "+keys.Expires.UTC().Format(time.RFC3339)+" and were not renewed")
 	}
-	return "200 OK", document(keys, now)
+	return "200 OK", document(keys, ends, e.now())
 }
 
 // countWrong takes one from the bucket of wrong tokens; false: it is empty.
@@ -204,12 +255,14 @@ func (e *endpoint) countWrong() bool {
 	return true
 }
 
-// document is the answer with credentials. Expiration is required by some SDKs, whole seconds by others.
-func document(keys credentials.Keys, now time.Time) []byte {
-	told := now.Add(toldLifetime)
-	if !keys.Expires.IsZero() && keys.Expires.Before(told) {
-		told = keys.Expires
+// document is the answer with keys that end at a moment of now's clock. Expiration is required by some SDKs, whole seconds
+// by others.
+func document(keys credentials.Keys, ends, now time.Time) []byte {
+	left := toldLifetime
+	if !ends.IsZero() {
+		left = min(left, ends.Sub(now))
 	}
+	told := now.Add(left)
 	body, _ := json.Marshal(struct { //nolint:errchkjson // strings only
 		AccessKeyID     string `json:"AccessKeyId"`
 		SecretAccessKey string

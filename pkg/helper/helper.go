@@ -1,6 +1,9 @@
 package helper
 
 import (
+	"context"
+	"crypto/rand"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -25,6 +28,9 @@ type options struct {
 	endGrace       time.Duration // after the end, for somebody to read the final status
 	idleQueue      time.Duration // for how long a client does nothing before a helper that was asked to stop ends it:
 	idleSilent     time.Duration // one that says what it has left to store, and one that does not
+	// exchange makes a session from an order. It is bounded. nil: there is nothing that makes sessions.
+	exchange func(context.Context, credentials.Order) (credentials.Keys, error)
+	random   func() float64 // at least 0, less than 1
 }
 
 // helper is the state of a helper process. Everything below mu is changed under it only.
@@ -36,10 +42,12 @@ type helper struct {
 	tail     *tail
 	done     chan struct{}  // closed when the helper has to end
 	killed   chan struct{}  // closed by the first quit request
+	wake     chan struct{}  // to renew
 	runs     sync.WaitGroup // of clients' readers and waiters
 
 	mu        sync.Mutex
 	status    Status
+	session   session
 	changed   chan struct{} // closed and replaced with each revision
 	lastTalk  time.Time     // of the latest request, and of the end
 	waiting   int           // status requests that wait
@@ -59,12 +67,19 @@ func newHelper(o options) (*helper, error) {
 	if err != nil {
 		return nil, err
 	}
-	scrub.add(ep.token)
-	return &helper{
-		options: o, scrub: scrub, log: log, endpoint: ep, tail: &tail{},
+	scrub.hold(o.now(), "endpoint", ep.token)
+	salt := make([]byte, 16)
+	if _, err := rand.Read(salt); err != nil {
+		return nil, errors.Join(fmt.Errorf("make a salt: %w", err), ep.listener.Close())
+	}
+	h := &helper{
+		options: o, scrub: scrub, log: log, endpoint: ep, tail: &tail{}, wake: make(chan struct{}, 1),
 		done: make(chan struct{}), killed: make(chan struct{}), changed: make(chan struct{}), lastTalk: o.now(),
-		status: Status{Protocol: ProtocolVersion, Version: o.version, PID: os.Getpid(), Revision: 1, State: StateIdle},
-	}, nil
+		status:  Status{Protocol: ProtocolVersion, Version: o.version, PID: os.Getpid(), Revision: 1, State: StateIdle},
+		session: session{random: o.random, salt: salt},
+	}
+	ep.inVain = h.inVain
+	return h, nil
 }
 
 // bump tells everybody who waits that the status changed. Call under mu.
@@ -102,6 +117,9 @@ func (h *helper) snapshot() (Status, <-chan struct{}) {
 		s.Queue = &q
 	}
 	s.Tail = h.tail.snapshot()
+	if h.exchange != nil {
+		s.Session = h.session.status(h.now())
+	}
 	return s, h.changed
 }
 
@@ -149,8 +167,10 @@ func (h *helper) start(req StartRequest, fuse *os.File) error {
 	} else {
 		queue = c.Queue
 	}
-	if !req.Keys.IsZero() {
-		h.setKeys(req.Keys)
+	if !req.Keys.IsZero() || h.exchange != nil && !req.Order.IsZero() {
+		if err := h.give(req.Keys, req.Order); err != nil {
+			return err
+		}
 	}
 	if err := forgetEnd(h.stateDir); err != nil {
 		h.log.printf("remove what an earlier client left: %v", err)
@@ -166,6 +186,7 @@ func (h *helper) start(req StartRequest, fuse *os.File) error {
 	h.status.ExitCode, h.status.Signal, h.status.Queue = 0, "", nil
 	h.status.Starts++
 	h.bump()
+	h.poke()
 	h.runs.Go(func() {
 		code, signal := run.wait(func(line []byte, cut bool) { h.output(line, cut, queue) })
 		h.exited(code, signal)
@@ -238,22 +259,20 @@ func describe(code int, signal string) string {
 	return fmt.Sprintf("with exit code %d", code)
 }
 
-// credentials replaces the client's keys.
+// credentials replaces the client's keys, what its sessions are made from, or both.
 func (h *helper) credentials(keys credentials.Keys, order credentials.Order) error {
-	if keys.IsZero() && order.IsZero() {
-		return fault.Errorf(fault.Invalid, "the request has no keys")
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if err := h.give(keys, order); err != nil {
+		return err
 	}
 	if keys.IsZero() {
-		return nil
+		h.log.printf("what sessions are made from was replaced")
+	} else {
+		h.log.printf("credentials replaced")
 	}
-	h.setKeys(keys)
-	h.log.printf("credentials replaced")
+	h.bump()
 	return nil
-}
-
-func (h *helper) setKeys(keys credentials.Keys) {
-	h.scrub.add(keys.SecretAccessKey, keys.SessionToken)
-	h.endpoint.set(keys)
 }
 
 // end notes that the mount is going.

@@ -28,11 +28,17 @@ func (h *helper) run(ctx context.Context, l *net.UnixListener, uid uint32, signa
 		defer close(credentialsServed)
 		h.endpoint.serve()
 	}()
+	renewed := make(chan struct{})
+	go func() {
+		defer close(renewed)
+		h.renew(serveCtx)
+	}()
 	clean := h.live(ctx, signals)
 	cancel()
 	<-served
 	h.endpoint.close()
 	<-credentialsServed
+	<-renewed
 	if clean {
 		h.runs.Wait()
 		h.log.printf("ended")

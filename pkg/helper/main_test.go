@@ -71,6 +71,7 @@ func newRig(t testing.TB, change ...func(*options)) *rig {
 	}
 	o := options{
 		name: "test", stateDir: state, stderr: log, now: time.Now, idleLimit: time.Minute, endGrace: time.Minute, idleQueue: time.Minute, idleSilent: time.Minute,
+		random: func() float64 { return 0 },
 		checkFuse: func(*os.File) error { return nil },
 		lookup: func(name string) (client.Client, error) {
 			if name != "stand-in" {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/signal"
@@ -18,14 +19,22 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 )
 
-// Run is the `helper` mode of the program of that version: `--name <name> --state-dir <dir>`, the listening socket as
-// descriptor 0. It returns when the
-// helper has nothing left to do, and an error only if it could not begin. It changes its whole process (umask, limits,
+// Program is what a helper is made of.
+type Program struct {
+	Version string
+	// Exchange is the path of the program that makes sessions. Where it cannot be executed, or is "", the helper makes none
+	// and says so in its status (no Status.Session).
+	Exchange string
+}
+
+// Run is the `helper` mode of a program: `--name <name> --state-dir <dir>`, the listening socket as descriptor 0. It
+// returns when the helper has nothing left to do, and an error only if it could not begin. It changes its whole process (umask, limits,
 // dumpability, garbage collection, signals), so nothing else may run in it. A ctx that ends is taken as SIGTERM: the
 // helper goes on while a client runs.
-func Run(ctx context.Context, version string, args []string) error {
+func Run(ctx context.Context, program Program, args []string) error {
 	flags := flag.NewFlagSet("helper", flag.ContinueOnError)
 	name := flags.String("name", "", "name of the mount")
 	stateDir := flags.String("state-dir", "", "the mount's state directory")
@@ -53,16 +62,32 @@ func Run(ctx context.Context, version string, args []string) error {
 	if err != nil {
 		return fmt.Errorf("helper %s: descriptor 0: %w", *name, err)
 	}
+	exchange, exchangeErr := program.exchange()
 	h, err := newHelper(options{
-		name: *name, version: version, stateDir: *stateDir, stderr: os.Stderr, now: time.Now,
+		name: *name, version: program.Version, exchange: exchange, random: rand.Float64, stateDir: *stateDir, stderr: os.Stderr, now: time.Now,
 		lookup: client.Get, checkFuse: checkFuse, idleLimit: idleLimit, endGrace: endGrace, idleQueue: idleQueue, idleSilent: idleSilent,
 	})
 	if err != nil {
 		return errors.Join(fmt.Errorf("helper %s: %w", *name, err), l.Close())
 	}
 	h.log.printf("helper %s serves (pid %d, version %s)", *name, os.Getpid(), h.status.Version)
+	if exchangeErr != nil {
+		h.log.printf("no sessions can be made here, only the driver can bring some: %v", exchangeErr)
+	}
 	h.run(ctx, l, uid, signals)
 	return nil
+}
+
+// exchange is nil where nothing makes sessions.
+func (p Program) exchange() (func(context.Context, credentials.Order) (credentials.Keys, error), error) {
+	if p.Exchange == "" {
+		return nil, errors.New("the helper was made without a program for it")
+	}
+	x, err := newExchanger(p.Exchange)
+	if err != nil {
+		return nil, err
+	}
+	return x.make, nil
 }
 
 // beSmall trades a little CPU for memory: a helper is idle nearly always, and there may be a hundred.

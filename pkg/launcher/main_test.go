@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 	case helpertest.IsClient():
 		os.Exit(helpertest.Client())
 	case len(os.Args) > 1 && os.Args[1] == "helper":
-		if err := helper.Run(context.Background(), "test", os.Args[2:]); err != nil {
+		if err := helper.Run(context.Background(), helper.Program{Version: "test"}, os.Args[2:]); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
