@@ -33,11 +33,16 @@ func keepProof(_ struct{}, err error) time.Duration {
 // records, cannot do what it must not: list the bucket's root, list a neighbour that begins with the same name, look at an object
 // outside. For a whole bucket it is the records that must be refused. It says nothing about what the session can do: see CheckAccess.
 //
+// A directory bucket has nothing to prove: whoever may use it may use all of it.
+//
 // It is asked for once per revision of the backend, bucket and class, which names the identity that sessions are made of
 // (credentials.Order.Class), and remembered. region and owner are those of CheckAccess's answer.
 //
 // Precondition: the session could do more than it may, because the service does not enforce session policies.
 func (b *Buckets) ProveScope(ctx context.Context, be Backend, keys credentials.Keys, class, bucket, prefix, region, owner string) error {
+	if be.AWS() && strings.HasSuffix(bucket, directorySuffix) {
+		return nil // its sessions have no parts of the bucket in their policies
+	}
 	key := bucketKey{be.Revision(), bucket, class, owner}
 	if prefix == "" {
 		key.identity += " whole" // another policy
@@ -103,8 +108,7 @@ func refused(be Backend, err error, what string) error {
 		return fault.Errorf(fault.Precondition, "%s does not enforce session policies: a session that was made for one volume can also %s. "+
 			"With this service mounts cannot be kept to their volumes by their credentials: say scope: off on the backend in the driver's config file, and give each volume a secret of its own", be, what)
 	}
-	var a answer
-	if a, _ = answered(err); a.status == http.StatusForbidden {
+	if a, _ := answered(err); a.status == http.StatusForbidden {
 		if _, other := meaningOf(a.code); !other {
 			return nil
 		}

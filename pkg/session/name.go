@@ -1,6 +1,8 @@
 package session
 
 import (
+	"encoding/base64"
+	"encoding/json"
 	"io"
 	"os"
 	"strings"
@@ -67,4 +69,32 @@ func readToken(path string) ([]byte, error) {
 		return nil, fault.Errorf(fault.Unauthenticated, "%s is empty", path)
 	}
 	return token, nil
+}
+
+// audiences reads whom a token is for (RFC 7519, section 4.1.3: a string or a list of them). Nothing is verified: it only decides
+// who is not shown the token.
+func audiences(token string) []string {
+	parts := strings.Split(token, ".")
+	if len(parts) != 3 {
+		return nil
+	}
+	payload, err := base64.RawURLEncoding.DecodeString(strings.TrimRight(parts[1], "="))
+	if err != nil {
+		return nil
+	}
+	var claims struct {
+		Audience json.RawMessage `json:"aud"`
+	}
+	if json.Unmarshal(payload, &claims) != nil {
+		return nil
+	}
+	var one string
+	if json.Unmarshal(claims.Audience, &one) == nil {
+		return []string{one}
+	}
+	var all []string
+	if json.Unmarshal(claims.Audience, &all) != nil {
+		return nil
+	}
+	return all
 }

@@ -8,6 +8,7 @@ package session
 import (
 	"context"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -89,6 +90,11 @@ func (p *Planner) Plan(ctx context.Context, r Request) (credentials.Order, error
 		}
 	}
 	l := &plan{Request: r, planner: p, scope: scope, role: role}
+	if scope == volume.ScopeAuto && r.Policy != nil && cannotScope(r.Backend, r.Bucket) {
+		if _, err := r.Policy(true, r.Backend.Partition()); err != nil {
+			l.scope = volume.ScopeOff
+		}
+	}
 	var o credentials.Order
 	switch r.Source {
 	case credentials.SourceWorkload:
@@ -107,6 +113,13 @@ func (p *Planner) Plan(ctx context.Context, r Request) (credentials.Order, error
 		return o, nil
 	}
 	return l.complete(ctx, o)
+}
+
+// cannotScope tells of buckets of which policies on AWS cannot name every part: that a mount of one cannot be kept to its prefix is
+// known from its name.
+func cannotScope(b backend.Backend, bucket string) bool {
+	kind, err := volume.ValidateBucketName(bucket)
+	return err == nil && b.AWS() && (kind == volume.BucketDirectory || kind == volume.BucketAccessPoint)
 }
 
 // Role is the role that the request's sessions take on: the volume's, or the secret's, or for workload volumes the backend's,
@@ -148,14 +161,16 @@ type plan struct {
 func (l *plan) driver(ctx context.Context) (credentials.Order, error) {
 	// A role session of the driver that was made of a web identity token is made again of it, with the policy: no role has to
 	// trust itself for that. The token's file is nobody's but the driver's, so that its content goes along.
-	if own, tokenFile := l.planner.webIdentity(); tokenFile != "" && l.scope != volume.ScopeOff && (l.role == "" || l.role == own) &&
-		l.Backend.AWS() && l.Backend.Makes(credentials.WebIdentity) {
-		token, err := l.planner.readFile(tokenFile)
+	if own, tokenFile := l.planner.webIdentity(); tokenFile != "" && l.scope != volume.ScopeOff && (l.role == "" || l.role == own) && l.Backend.Makes(credentials.WebIdentity) {
+		raw, err := l.planner.readFile(tokenFile)
 		if err != nil {
 			return credentials.Order{}, fault.Errorf(fault.Unauthenticated, "reading the driver's own web identity token (AWS_WEB_IDENTITY_TOKEN_FILE): %w", err)
 		}
-		l.role = own
-		return credentials.Order{Kind: credentials.WebIdentity, Token: strings.TrimSpace(string(token))}, nil
+		token := strings.TrimSpace(string(raw))
+		if audience := l.Backend.Audience(); audience != "" && slices.Contains(audiences(token), audience) {
+			l.role = own
+			return credentials.Order{Kind: credentials.WebIdentity, Token: token}, nil
+		}
 	}
 	keys, err := l.planner.chain.DriverKeys(ctx)
 	if err != nil {
