@@ -16,6 +16,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
 	"github.com/s3-csi/s3-csi-driver/pkg/driver"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/helper"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/hostdir"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
@@ -33,9 +34,37 @@ const (
 // programs are what runs for mounts, in the driver's own view.
 type programs struct{ helper, clientDir string }
 
+// sessions is the program that helpers make sessions with: themselves where they are the driver, and otherwise the driver
+// beside them. "": there is none of that name, and only a driver that lives can renew sessions.
+func (p programs) sessions() string {
+	if filepath.Base(p.helper) != smallHelper {
+		return p.helper
+	}
+	path := filepath.Join(filepath.Dir(p.helper), helper.ExchangeProgram)
+	if fi, err := os.Stat(path); err != nil || !fi.Mode().IsRegular() {
+		return ""
+	}
+	return path
+}
+
+// exposed says what is wrong with the program that makes sessions where it was not installed on the host; "": nothing.
+func (p programs) exposed() string {
+	path := p.sessions()
+	if path == "" {
+		return "sessions are renewed only while the driver lives: there is no " + helper.ExchangeProgram + " beside " + p.helper
+	}
+	if fi, err := os.Stat(path); err == nil && fi.Mode().Perm()&0o004 != 0 {
+		return "a client could look into the process that renews its session, because everybody may read " + path + ": take that permission away (chmod 0711)"
+	}
+	return ""
+}
+
 // files are those that exist. A client that is missing is one that no volume may ask for.
 func (p programs) files() []string {
 	files := []string{p.helper}
+	if path := p.sessions(); path != "" && path != p.helper {
+		files = append(files, path)
+	}
 	for _, c := range client.All() {
 		path := filepath.Join(p.clientDir, c.Binary)
 		if fi, err := os.Stat(path); err == nil && fi.Mode().IsRegular() {
@@ -58,6 +87,7 @@ type launch struct {
 	why       string
 	limits    launcher.Limits // of mounts whose volumes give none
 	clientDir string          // where the host finds the clients
+	exposed   string          // what is wrong with the program that makes sessions
 	clean     func(ctx context.Context, used []string) error
 }
 
@@ -71,24 +101,27 @@ func launchOn(ctx context.Context, ns *host.Namespace, p programs, o driver.Opti
 	if l.systemd, l.why, err = findSystemd(ctx, ns, p.helper, o.Node, limits, slice); err != nil {
 		return l, err
 	}
-	helper, onHost := p.helper, launcher.Option(func(*launcher.Process) {})
+	program, onHost := p.helper, launcher.Option(func(*launcher.Process) {})
 	if l.systemd != nil || ns.Foreign() {
 		installed, err := install(ctx, ns, p, o, version, l.systemd != nil)
 		if err != nil {
 			return l, err
 		}
-		helper, onHost = installed.Path(filepath.Base(p.helper)), launcher.WithHostProgram()
+		program, onHost = installed.Path(filepath.Base(p.helper)), launcher.WithHostProgram()
 		l.clientDir = installed.Dir
 		l.clean = func(ctx context.Context, used []string) error {
 			return installed.Clean(ctx, ns, func(dir string) bool { return slices.Contains(used, dir) })
 		}
 	}
 	if l.systemd != nil {
-		l.systemd, err = l.systemd.With(helper)
+		l.systemd, err = l.systemd.With(program)
 		l.hostLauncher = l.systemd
 		return l, err
 	}
-	l.hostLauncher = launcher.NewProcess(ns, helper, launcher.WithUIDs(launcher.UIDRange(o.Node.UIDs)), onHost)
+	if !ns.Foreign() {
+		l.exposed = p.exposed()
+	}
+	l.hostLauncher = launcher.NewProcess(ns, program, launcher.WithUIDs(launcher.UIDRange(o.Node.UIDs)), onHost)
 	return l, nil
 }
 
@@ -106,11 +139,11 @@ func limitsOf(o driver.NodeOptions) (one, all launcher.Limits, err error) {
 
 // findSystemd is the host's systemd, or nil and why helpers are not launched by one. A systemd that is there and does not
 // answer is an error: mounts that it runs could not be told from ones that are gone.
-func findSystemd(ctx context.Context, ns *host.Namespace, helper string, o driver.NodeOptions, one, all launcher.Limits) (s *launcher.Systemd, why string, err error) {
+func findSystemd(ctx context.Context, ns *host.Namespace, program string, o driver.NodeOptions, one, all launcher.Limits) (s *launcher.Systemd, why string, err error) {
 	if o.Launcher == driver.LauncherProcess {
 		return nil, "it was chosen with --launcher", nil
 	}
-	s, err = launcher.NewSystemd(ns, helper, launcher.WithSystemdUIDs(launcher.UIDRange(o.UIDs)), launcher.WithDefaultLimits(one), launcher.WithSliceLimits(all))
+	s, err = launcher.NewSystemd(ns, program, launcher.WithSystemdUIDs(launcher.UIDRange(o.UIDs)), launcher.WithDefaultLimits(one), launcher.WithSliceLimits(all))
 	if err != nil {
 		return nil, "", err
 	}
@@ -157,7 +190,7 @@ func install(ctx context.Context, ns *host.Namespace, p programs, o driver.Optio
 	ctx, cancel := context.WithTimeout(ctx, installBound)
 	defer cancel()
 	installed, err := hostdir.Install(ctx, ns, hostdir.Options{
-		Dir: o.Node.HostDir, DriverName: o.Common.DriverName, Version: version, Files: p.files(), Sandboxed: sandboxed,
+		Dir: o.Node.HostDir, DriverName: o.Common.DriverName, Version: version, Files: p.files(), Closed: []string{p.sessions()}, Sandboxed: sandboxed,
 	})
 	if err != nil {
 		return installed, err
@@ -184,6 +217,10 @@ func (l launch) report(ctx context.Context, cfg *driver.Config, o driver.NodeOpt
 		if len(box.Missing) > 0 {
 			cfg.Health.Note("the host's systemd does not put up these parts of the sandbox: " + strings.Join(box.Missing, ", "))
 		}
+	}
+	if l.exposed != "" {
+		logger.Info("Sessions are less safe than they could be", "reason", l.exposed)
+		cfg.Health.Note(l.exposed)
 	}
 	if ok, why := l.SurvivesDriver(); !ok {
 		logger.Info("Restarts of the driver break mounts", "reason", why)

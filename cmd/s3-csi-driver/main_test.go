@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -189,5 +190,38 @@ func TestHelpersAreMadeOfTheSmallProgramWhereItIsInstalled(t *testing.T) {
 	}
 	if got := helperProgram(driver); got != small {
 		t.Errorf("with it: %s, want %s", got, small)
+	}
+}
+
+// The program that makes sessions comes along with helpers, once, and nobody but root can read it there.
+func TestTheProgramThatMakesSessionsIsInstalledBesideHelpers(t *testing.T) {
+	dir := t.TempDir()
+	path := func(name string) string { return filepath.Join(dir, name) }
+	touch := func(name string) {
+		if err := os.WriteFile(path(name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	touch("s3-csi-helper")
+	small := programs{helper: path("s3-csi-helper"), clientDir: dir}
+	if got := small.sessions(); got != "" || len(small.files()) != 1 || !strings.Contains(small.exposed(), "only while the driver lives") {
+		t.Errorf("without the driver beside the helper: %q, files %q", got, small.files())
+	}
+	touch("s3-csi-driver")
+	touch("mount-s3")
+	if got, files := small.sessions(), small.files(); got != path("s3-csi-driver") || !slices.Equal(files, []string{path("s3-csi-helper"), path("s3-csi-driver"), path("mount-s3")}) {
+		t.Errorf("%q, files %q", got, files)
+	}
+	alone := programs{helper: path("s3-csi-driver"), clientDir: dir}
+	if got, files := alone.sessions(), alone.files(); got != path("s3-csi-driver") || !slices.Equal(files, []string{path("s3-csi-driver"), path("mount-s3")}) {
+		t.Errorf("a driver that is its own helper: %q, files %q", got, files)
+	}
+	for mode, exposed := range map[os.FileMode]bool{0o755: true, 0o711: false} {
+		if err := os.Chmod(path("s3-csi-driver"), mode); err != nil {
+			t.Fatal(err)
+		}
+		if got := small.exposed(); (got != "") != exposed {
+			t.Errorf("mode %o: %q", mode, got)
+		}
 	}
 }

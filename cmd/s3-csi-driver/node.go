@@ -15,10 +15,13 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
 )
 
+// smallHelper is the file name of the program that does nothing but what helpers do.
+const smallHelper = "s3-csi-helper"
+
 // helperProgram is the program that mounts' helpers are made of: the small one beside this one, or, where a driver stands
 // alone, this one in its helper mode. They do the same; the small one starts faster and takes less memory.
 func helperProgram(executable string) string {
-	small := filepath.Join(filepath.Dir(executable), "s3-csi-helper")
+	small := filepath.Join(filepath.Dir(executable), smallHelper)
 	if fi, err := os.Stat(small); err == nil && fi.Mode().IsRegular() {
 		return small
 	}

@@ -30,8 +30,9 @@ import (
 //	quit         kill the client and end
 const ProtocolVersion = 1
 
-// maxMessage bounds a message without its length, in bytes.
-const maxMessage = 256 << 10
+// maxMessage bounds a message without its length, in bytes. The largest carry a token service's CA bundle; helpers from
+// before orders take a quarter.
+const maxMessage = 1 << 20
 
 const (
 	opHello       = "hello"
@@ -141,7 +142,7 @@ func encode(message any) ([]byte, error) {
 		return nil, fmt.Errorf("encode a helper message: %w", err)
 	}
 	if len(body) > maxMessage {
-		return nil, fault.Errorf(fault.Invalid, "a message for the helper has %d bytes, more than the %d that are allowed: shorten the mount's options", len(body), maxMessage)
+		return nil, fault.Errorf(fault.Invalid, "a message for the helper has %d bytes, more than the %d that are allowed: shorten the mount's options, or the CA bundle of its token service", len(body), maxMessage)
 	}
 	return append(binary.BigEndian.AppendUint32(make([]byte, 0, 4+len(body)), uint32(len(body))), body...), nil
 }

@@ -29,6 +29,7 @@ import (
 const (
 	modeDir     = 0o755 // clients of any uid pass through
 	modeProgram = 0o755
+	modeClosed  = 0o711 // may be executed by everybody and read by root
 	tempPrefix  = ".tmp-"
 	digestChars = 16
 	lockPause   = 20 * time.Millisecond
@@ -45,6 +46,9 @@ type Options struct {
 	DriverName string   // drivers of other names are left alone
 	Version    string   // for people; what counts is the digest of the programs
 	Files      []string // the programs, paths in this process's own view
+	// Closed are those of Files that nobody but root may read. Nobody can look into a process that runs one, not even
+	// another process of its user, from its first instruction on: the kernel does not make it dumpable (execve(2)).
+	Closed []string
 	// Sandboxed says that the programs are to run in the sandbox of systemd's units, which hides some directories.
 	Sandboxed bool
 }
@@ -81,6 +85,7 @@ var (
 type source struct {
 	name string
 	file *os.File
+	mode uint32
 	size int64
 	sum  [sha256.Size]byte
 }
@@ -93,7 +98,7 @@ func Install(ctx context.Context, ns Doer, o Options) (Installed, error) {
 	if err := o.check(); err != nil {
 		return Installed{}, err
 	}
-	sources, err := openSources(ctx, o.Files)
+	sources, err := openSources(ctx, o.Files, o.Closed)
 	defer closeSources(sources)
 	if err != nil {
 		return Installed{}, fmt.Errorf("read the programs to install on the host: %w", err)
@@ -144,9 +149,12 @@ func classify(err error) error {
 }
 
 // openSources opens the programs and learns their digests.
-func openSources(ctx context.Context, files []string) (sources []source, err error) {
+func openSources(ctx context.Context, files, closed []string) (sources []source, err error) {
 	for _, path := range files {
-		s := source{name: filepath.Base(path)}
+		s := source{name: filepath.Base(path), mode: modeProgram}
+		if slices.Contains(closed, path) {
+			s.mode = modeClosed
+		}
 		if !fileName.MatchString(s.name) || slices.ContainsFunc(sources, func(o source) bool { return o.name == s.name }) {
 			return sources, fmt.Errorf("%s: there is another program of that name, or it is no name for one", path)
 		}
@@ -200,7 +208,11 @@ func (b *untilDone) Read(p []byte) (int, error) {
 func (o Options) leaf(sources []source) string {
 	h := sha256.New()
 	for _, s := range slices.SortedFunc(slices.Values(sources), func(a, b source) int { return strings.Compare(a.name, b.name) }) {
-		fmt.Fprintf(h, "%s %x\n", s.name, s.sum)
+		if s.mode == modeProgram {
+			fmt.Fprintf(h, "%s %x\n", s.name, s.sum)
+		} else { // drivers that want it otherwise have another directory
+			fmt.Fprintf(h, "%s %x %o\n", s.name, s.sum, s.mode)
+		}
 	}
 	version := strings.Map(func(r rune) rune {
 		if r < 0x80 && (r >= '0' && r <= '9' || r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || strings.ContainsRune("._+", r)) {
@@ -257,7 +269,8 @@ func (o Options) install(ctx context.Context, sources []source) (Installed, erro
 	return i, err
 }
 
-// installed tells whether a file is the program, and may be executed by everybody and changed by root alone.
+// installed tells whether a file is the program, may be executed by everybody, read by whom it should, and changed by root
+// alone.
 func (s source) installed(ctx context.Context, path string) bool {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -265,7 +278,7 @@ func (s source) installed(ctx context.Context, path string) bool {
 	}
 	defer f.Close()
 	var st unix.Stat_t
-	if unix.Fstat(int(f.Fd()), &st) != nil || st.Mode != unix.S_IFREG|modeProgram || st.Uid != 0 || st.Nlink != 1 || st.Size != s.size {
+	if unix.Fstat(int(f.Fd()), &st) != nil || st.Mode != unix.S_IFREG|s.mode || st.Uid != 0 || st.Nlink != 1 || st.Size != s.size {
 		return false
 	}
 	sum, err := digest(ctx, io.Discard, f, s.size)
@@ -283,7 +296,7 @@ func (s source) write(ctx context.Context, dir string) error {
 		err = fmt.Errorf("%s has changed while it was read", s.file.Name())
 	}
 	if err == nil {
-		err = f.Chmod(modeProgram)
+		err = f.Chmod(os.FileMode(s.mode))
 	}
 	if err == nil {
 		err = f.Sync()

@@ -166,6 +166,38 @@ func TestProgramsAreInstalledOnceAndForAll(t *testing.T) {
 	p.program(second.Path("program-2"), "TWO")
 }
 
+func TestClosedProgramsAreReadByRootAlone(t *testing.T) {
+	p := newPlace(t, "one", "two")
+	p.Closed = p.Files[1:]
+	first := p.install()
+	p.program(first.Path("program-1"), "one")
+	path := first.Path("program-2")
+	mode := func() os.FileMode {
+		fi, err := os.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return fi.Mode()
+	}
+	if got := mode(); got != 0o711 || read(t, path) != "two" {
+		t.Errorf("mode %o", got)
+	}
+	was := inode(t, path)
+	if again := p.install(); again.Dir != first.Dir || inode(t, path) != was {
+		t.Error("it was installed again")
+	}
+	if err := os.Chmod(path, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if p.install(); mode() != 0o711 {
+		t.Errorf("what somebody opened stays open: mode %o", mode())
+	}
+	p.Closed = nil
+	if open := p.install(); open.Dir == first.Dir {
+		t.Error("a driver that does not close it would open it")
+	}
+}
+
 func TestDamageIsRepairedAndWhatRunsIsNotWrittenTo(t *testing.T) {
 	for what, damage := range map[string]func(path string) error{
 		"changed":       func(path string) error { return os.WriteFile(path, []byte("0ne"), 0o755) },
