@@ -66,22 +66,23 @@ func (t target) statements(g grants) []statement {
 		all = append(all, statement{Effect: allow, Action: g.bucket, Resource: t.buckets()})
 		allowed = append(allowed, g.bucket...)
 	}
-	within := t.buckets()
 	for _, o := range g.objects {
 		all = append(all, statement{Effect: allow, Action: o.actions, Resource: t.objects(o.keys)})
 		allowed = append(allowed, o.actions...)
-		within = append(within, t.objects(o.keys)...)
 	}
 	if len(g.kms) > 0 {
 		all = append(all, t.kmsUse(g.kms))
 		allowed = append(allowed, g.kms...)
 	}
-	all = append(all,
-		statement{Effect: deny, NotAction: unique(allowed), Resource: oneOrMany{"*"}},
-		statement{Effect: deny, Action: oneOrMany{"s3:*"}, NotResource: unique(t.elsewhere(within))})
+	all = append(all, statement{Effect: deny, NotAction: unique(allowed), Resource: oneOrMany{"*"}})
+	keys := []string{"*"}
+	if len(g.objects) == 1 {
+		keys = g.objects[0].keys
+	}
+	all = append(all, statement{Effect: deny, Action: oneOrMany{"s3:*"}, NotResource: unique(append(t.buckets(), t.objects(keys)...))})
 	for _, o := range g.objects {
 		if len(g.objects) > 1 {
-			all = append(all, statement{Effect: deny, Action: o.actions, NotResource: t.elsewhere(t.objects(o.keys))})
+			all = append(all, statement{Effect: deny, Action: o.actions, NotResource: t.objects(o.keys)})
 		}
 	}
 	if g.prefixes != nil {
@@ -90,7 +91,7 @@ func (t target) statements(g grants) []statement {
 	}
 	if g.except != "" {
 		all = append(all,
-			statement{Effect: deny, Action: oneOrMany{"s3:*"}, Resource: t.objects([]string{g.except})},
+			statement{Effect: deny, Action: oneOrMany{"s3:*"}, Resource: t.own([]string{g.except})},
 			statement{Effect: deny, Action: g.listing, Resource: oneOrMany{"*"}, Condition: when("StringLike", "s3:prefix", g.except)})
 	}
 	if len(g.kms) > 0 {

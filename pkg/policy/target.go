@@ -18,9 +18,6 @@ type target struct {
 	directory   string // ARN of a directory bucket, in whatever region and account: its name is unique among all
 }
 
-// anyBucket is the ARN of every bucket and object that is not named through an access point.
-func (s Scope) anyBucket() string { return "arn:" + s.partition() + ":s3:::*" }
-
 func (s Scope) partition() string {
 	if s.Partition == "" {
 		return "aws"
@@ -80,13 +77,21 @@ func (t target) buckets() []string {
 
 // objects are the resources of actions on objects whose keys match the patterns.
 func (t target) objects(keys []string) []string {
-	var all []string
-	for _, k := range keys {
-		if t.accessPoint != "" {
-			all = append(all, t.accessPoint+"/object/"+k, t.everyBucket()+"/"+k)
-		} else {
-			all = append(all, t.bucket+"/"+k)
-		}
+	if t.accessPoint != "" {
+		return append(t.own(keys), t.everyBucket())
+	}
+	return t.own(keys)
+}
+
+// own are the objects under the target's own name.
+func (t target) own(keys []string) []string {
+	base := t.bucket + "/"
+	if t.accessPoint != "" {
+		base = t.accessPoint + "/object/"
+	}
+	all := make([]string, len(keys))
+	for i, k := range keys {
+		all[i] = base + k
 	}
 	return all
 }
@@ -96,20 +101,6 @@ func (t target) everyBucket() string {
 	_, rest, _ := strings.Cut(t.accessPoint, ":")
 	partition, _, _ := strings.Cut(rest, ":")
 	return "arn:" + partition + ":s3:::*"
-}
-
-// elsewhere is what the resources of the Deny of all others spare. What is said of buckets behind an access point is in guards.
-func (t target) elsewhere(within []string) []string {
-	if t.accessPoint == "" {
-		return within
-	}
-	kept := []string{t.everyBucket()}
-	for _, r := range within {
-		if strings.HasPrefix(r, t.accessPoint) {
-			kept = append(kept, r)
-		}
-	}
-	return kept
 }
 
 // guards deny what goes to a bucket directly instead of through the access point.
