@@ -8,9 +8,9 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
-	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/driver"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision"
+	"github.com/s3-csi/s3-csi-driver/pkg/session"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
@@ -23,6 +23,7 @@ func serve(ctx context.Context, o driver.Options, version string) error {
 		return err
 	}
 	defer storage.clients.Close()
+	defer storage.sessions.Close()
 	metrics, err := driver.NewMetrics(o.Common.DriverName, version)
 	if err != nil {
 		return fmt.Errorf("metrics: %w", err)
@@ -62,6 +63,14 @@ type storage struct {
 	config  *backend.Live
 	clients *backend.Clients
 	buckets *backend.Buckets
+	// sessions decides about sessions and makes them.
+	sessions sessions
+}
+
+// sessions is pkg/session in one piece.
+type sessions struct {
+	*session.Planner
+	*session.Maker
 }
 
 func newStorage(o driver.Options, version string) (s storage, err error) {
@@ -71,6 +80,7 @@ func newStorage(o driver.Options, version string) (s storage, err error) {
 	if s.clients, err = backend.NewClients(s.config, backend.WithVersion(version)); err != nil {
 		return s, err
 	}
+	s.sessions = sessions{session.NewPlanner(s.clients), session.NewMaker(version)}
 	s.buckets, err = backend.NewBuckets(s.clients, time.Now)
 	return s, err
 }
@@ -80,6 +90,7 @@ func addController(cfg *driver.Config, o driver.Options, s storage) error {
 		Config:     s.config,
 		Clients:    s.clients,
 		Buckets:    s.buckets,
+		Sessions:   s.sessions,
 		DriverName: o.Common.DriverName,
 		ClusterID:  o.Controller.ClusterID,
 		Runs:       o.Controller.DeletionWorkers,
@@ -96,13 +107,15 @@ func addController(cfg *driver.Config, o driver.Options, s storage) error {
 type provisioner struct{ p *provision.Provisioner }
 
 func (a provisioner) Create(ctx context.Context, v driver.NewVolume) (volume.ID, error) {
-	return a.p.Create(ctx, provision.CreateRequest{Name: v.Name, Parameters: v.Parameters, Keys: v.Keys})
+	return a.p.Create(ctx, provision.CreateRequest{
+		Name: v.Name, Namespace: v.Namespace, Parameters: v.Parameters, Keys: v.Secret.Keys, RoleARN: v.Secret.RoleARN,
+	})
 }
 
-func (a provisioner) Delete(ctx context.Context, id volume.ID, keys credentials.Keys) error {
-	return a.p.Delete(ctx, provision.DeleteRequest{ID: id, Keys: keys})
+func (a provisioner) Delete(ctx context.Context, id volume.ID, secret driver.Secret) error {
+	return a.p.Delete(ctx, provision.DeleteRequest{ID: id, Keys: secret.Keys, RoleARN: secret.RoleARN})
 }
 
-func (a provisioner) Lookup(ctx context.Context, id volume.ID, keys credentials.Keys) error {
-	return a.p.Lookup(ctx, id, keys)
+func (a provisioner) Lookup(ctx context.Context, id volume.ID, secret driver.Secret) error {
+	return a.p.Lookup(ctx, provision.LookupRequest{ID: id, Keys: secret.Keys, RoleARN: secret.RoleARN})
 }

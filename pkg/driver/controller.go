@@ -19,8 +19,16 @@ import (
 // NewVolume is a volume to make: a CreateVolumeRequest, parsed.
 type NewVolume struct {
 	Name       string
+	Namespace  string // of the claim, where the CO tells it
 	Parameters volume.Parameters
-	Keys       credentials.Keys // zero: the driver's own
+	Secret     Secret
+}
+
+// Secret is what a request's secrets hold for the controller's work. The zero value is nothing: it works with the driver's own
+// credentials.
+type Secret struct {
+	Keys    credentials.Keys
+	RoleARN string // to take on with the keys; "": none
 }
 
 // Provisioner makes volumes and removes them. Its errors carry fault kinds; it does its own joining of retries of Delete.
@@ -29,10 +37,13 @@ type Provisioner interface {
 	// under that name is fault.Exists.
 	Create(ctx context.Context, v NewVolume) (volume.ID, error)
 	// Delete removes a volume; one that is not there is no error.
-	Delete(ctx context.Context, id volume.ID, keys credentials.Keys) error
+	Delete(ctx context.Context, id volume.ID, secret Secret) error
 	// Lookup is nil for a volume that exists and fault.NotFound for one that does not.
-	Lookup(ctx context.Context, id volume.ID, keys credentials.Keys) error
+	Lookup(ctx context.Context, id volume.ID, secret Secret) error
 }
+
+// claimNamespaceKey is where external-provisioner tells the claim's namespace, with --extra-create-metadata.
+const claimNamespaceKey = metadataPrefix + "pvc/namespace"
 
 // Backends knows the S3 services that the operator configured.
 type Backends interface {
@@ -94,7 +105,7 @@ func (c *Controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequ
 }
 
 func (c *Controller) parseCreate(req *csi.CreateVolumeRequest) (NewVolume, error) {
-	v := NewVolume{Name: req.GetName()}
+	v := NewVolume{Name: req.GetName(), Namespace: req.GetParameters()[claimNamespaceKey]}
 	if err := checkName(v.Name); err != nil {
 		return v, err
 	}
@@ -121,7 +132,7 @@ func (c *Controller) parseCreate(req *csi.CreateVolumeRequest) (NewVolume, error
 	if err := checkClientOptions(v.Parameters.Node, req.GetVolumeCapabilities()); err != nil {
 		return v, err
 	}
-	v.Keys, err = c.keys(v.Parameters.Backend, req.GetSecrets())
+	v.Secret, err = c.secret(v.Parameters.Backend, req.GetSecrets())
 	return v, err
 }
 
@@ -188,11 +199,11 @@ func (c *Controller) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequ
 		}
 		return &csi.DeleteVolumeResponse{}, nil
 	}
-	keys, err := c.keys(id.Backend, req.GetSecrets())
+	secret, err := c.secret(id.Backend, req.GetSecrets())
 	if err != nil {
 		return nil, fmt.Errorf("delete volume %q: %w", handle, err)
 	}
-	if err := c.volumes.Delete(ctx, id, keys); err != nil {
+	if err := c.volumes.Delete(ctx, id, secret); err != nil {
 		return nil, fmt.Errorf("delete volume %q: %w", handle, err)
 	}
 	return &csi.DeleteVolumeResponse{}, nil
@@ -221,11 +232,11 @@ func (c *Controller) ValidateVolumeCapabilities(ctx context.Context, req *csi.Va
 	if err != nil {
 		return nil, fault.Errorf(fault.NotFound, "volume %q does not exist: %w", handle, err)
 	}
-	keys, err := c.keys(id.Backend, req.GetSecrets())
+	secret, err := c.secret(id.Backend, req.GetSecrets())
 	if err != nil {
 		return nil, err
 	}
-	if err := c.volumes.Lookup(ctx, id, keys); err != nil {
+	if err := c.volumes.Lookup(ctx, id, secret); err != nil {
 		return nil, fmt.Errorf("look up volume %q: %w", handle, err)
 	}
 	if why := unsupported(req); why != "" {
@@ -260,25 +271,29 @@ func unsupported(req *csi.ValidateVolumeCapabilitiesRequest) string {
 	return ""
 }
 
-// keys chooses the credentials for work on a backend: by what its configuration says, never by what happens to be there.
-func (c *Controller) keys(backendName string, secrets map[string]string) (credentials.Keys, error) {
+// secret chooses the credentials for work on a backend: by what its configuration says, never by what happens to be there.
+func (c *Controller) secret(backendName string, secrets map[string]string) (Secret, error) {
 	b, err := c.backends.Backend(backendName)
 	if err != nil {
-		return credentials.Keys{}, err
+		return Secret{}, err
 	}
 	keys, ok, err := requestKeys(secrets)
 	if err != nil {
-		return credentials.Keys{}, err
+		return Secret{}, err
 	}
 	if ok && b.ControllerCredentials != credentials.SourceSecret {
-		return credentials.Keys{}, fault.Field("secrets", "hold S3 keys, but backend %q works with the controller's own credentials: "+
+		return Secret{}, fault.Field("secrets", "hold S3 keys, but backend %q works with the controller's own credentials: "+
 			"set controllerCredentials: secret for it in the driver's config file, or take the provisioner secret out of the StorageClass", b.Name)
 	}
 	if !ok && b.ControllerCredentials == credentials.SourceSecret {
-		return credentials.Keys{}, fault.Errorf(fault.Precondition, "backend %q works with the keys of the request's secret, and the request has none: "+
+		return Secret{}, fault.Errorf(fault.Precondition, "backend %q works with the keys of the request's secret, and the request has none: "+
 			"name one in the StorageClass with csi.storage.k8s.io/provisioner-secret-name and -namespace; for a deletion, the secret that the PersistentVolume's annotation "+
 			"volume.kubernetes.io/provisioner-deletion-secret-name names may be gone: create it again with %s and %s",
 			b.Name, credentials.SecretAccessKeyID, credentials.SecretSecretAccessKey)
 	}
-	return keys, nil
+	role, err := credentials.RoleFromSecret(secrets)
+	if err != nil {
+		return Secret{}, err
+	}
+	return Secret{Keys: keys, RoleARN: role}, nil
 }

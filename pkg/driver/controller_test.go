@@ -204,9 +204,34 @@ func TestVolumeContextIsStableAndHasNoSecrets(t *testing.T) {
 	if got, want := resp.GetVolume().GetVolumeContext(), map[string]string{"client": "rclone", "uid": "1000"}; !maps.Equal(got, want) {
 		t.Errorf("context %v, want %v", got, want)
 	}
-	if p.keys.AccessKeyID != "AKIA1" || p.keys.SecretAccessKey != "s" {
-		t.Errorf("keys %v", p.keys)
+	if p.secret.Keys.AccessKeyID != "AKIA1" || p.secret.Keys.SecretAccessKey != "s" {
+		t.Errorf("keys %v", p.secret)
 	}
+}
+
+func TestTheClaimsNamespaceAndTheSecretsRoleReachTheProvisioner(t *testing.T) {
+	c, p := newTestController(t)
+	role := "arn:aws:iam::111122223333:role/tenant"
+	req := createRequest()
+	req.Parameters = map[string]string{"bucketName": "bucket-1", "backend": "tenants", "csi.storage.k8s.io/pvc/namespace": "team-a"}
+	req.Secrets = map[string]string{"accessKeyID": "AKIA1", "secretAccessKey": "s", "roleARN": role}
+	resp, err := c.CreateVolume(t.Context(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p.last.Namespace != "team-a" || p.last.Secret.RoleARN != role {
+		t.Errorf("namespace %q, role %q", p.last.Namespace, p.last.Secret.RoleARN)
+	}
+	p.secret = Secret{}
+	if _, err := c.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: resp.GetVolume().GetVolumeId(), Secrets: req.Secrets}); err != nil || p.secret.RoleARN != role {
+		t.Errorf("deletion: %v, role %q", err, p.secret.RoleARN)
+	}
+	req.Secrets["roleARN"] = "arn:aws:iam::111122223333:user/tenant"
+	_, err = c.CreateVolume(t.Context(), req)
+	refused(t, "no role", csi.Controller_CreateVolume_FullMethodName, err, codes.InvalidArgument, "secrets.roleARN")
+	req.Secrets = map[string]string{"roleARN": role}
+	_, err = c.CreateVolume(t.Context(), req)
+	refused(t, "no keys", csi.Controller_CreateVolume_FullMethodName, err, codes.InvalidArgument, "secrets", "accessKeyID")
 }
 
 func TestSecondCreateOfANameInFlightIsAborted(t *testing.T) {

@@ -15,7 +15,7 @@ type fakeProvisioner struct {
 	mu      sync.Mutex
 	volumes map[string]string // volume id → digest
 	last    NewVolume
-	keys    credentials.Keys
+	secret  Secret
 	calls   int
 	err     error         // returned by every call
 	block   chan struct{} // calls wait until it is closed or ctx ends
@@ -24,7 +24,7 @@ type fakeProvisioner struct {
 
 func newFakeProvisioner() *fakeProvisioner { return &fakeProvisioner{volumes: map[string]string{}} }
 
-func (f *fakeProvisioner) enter(ctx context.Context, keys credentials.Keys) error {
+func (f *fakeProvisioner) enter(ctx context.Context, secret Secret) error {
 	if f.entered != nil {
 		f.entered <- struct{}{}
 	}
@@ -38,12 +38,12 @@ func (f *fakeProvisioner) enter(ctx context.Context, keys credentials.Keys) erro
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.calls++
-	f.keys = keys
+	f.secret = secret
 	return f.err
 }
 
 func (f *fakeProvisioner) Create(ctx context.Context, v NewVolume) (volume.ID, error) {
-	if err := f.enter(ctx, v.Keys); err != nil {
+	if err := f.enter(ctx, v.Secret); err != nil {
 		return volume.ID{}, err
 	}
 	f.mu.Lock()
@@ -57,8 +57,8 @@ func (f *fakeProvisioner) Create(ctx context.Context, v NewVolume) (volume.ID, e
 	return id, nil
 }
 
-func (f *fakeProvisioner) Delete(ctx context.Context, id volume.ID, keys credentials.Keys) error {
-	if err := f.enter(ctx, keys); err != nil {
+func (f *fakeProvisioner) Delete(ctx context.Context, id volume.ID, secret Secret) error {
+	if err := f.enter(ctx, secret); err != nil {
 		return err
 	}
 	f.mu.Lock()
@@ -67,8 +67,8 @@ func (f *fakeProvisioner) Delete(ctx context.Context, id volume.ID, keys credent
 	return nil
 }
 
-func (f *fakeProvisioner) Lookup(ctx context.Context, id volume.ID, keys credentials.Keys) error {
-	if err := f.enter(ctx, keys); err != nil {
+func (f *fakeProvisioner) Lookup(ctx context.Context, id volume.ID, secret Secret) error {
+	if err := f.enter(ctx, secret); err != nil {
 		return err
 	}
 	f.mu.Lock()

@@ -23,9 +23,15 @@ const (
 
 // createBucket makes a bucket volume. A bucket that is there already is the volume if it has exactly the volume's tags, and
 // somebody else's in every other case.
-func (p *Provisioner) createBucket(ctx context.Context, be backend.Backend, keys credentials.Keys, r CreateRequest) (volume.ID, error) {
+func (p *Provisioner) createBucket(ctx context.Context, be backend.Backend, who identity, keys credentials.Keys, r CreateRequest) (volume.ID, error) {
 	id := r.Parameters.ID(r.Name, 1)
 	b := bucketCreation{p: p, be: be, keys: keys, bucket: id.Bucket, owner: r.Parameters.ExpectedBucketOwner, want: p.volumeTags(r, id)}
+	if scopeRequired(be, r.Parameters) {
+		var err error
+		if b.proof, err = p.prepareProof(ctx, be, who, id.Bucket, r.Parameters); err != nil {
+			return volume.ID{}, err
+		}
+	}
 	release, err := p.locks.Lock(ctx, "bucket "+be.Name+" "+id.Bucket)
 	if err != nil {
 		return volume.ID{}, fault.Errorf(fault.Busy, "bucket %s is being worked on: %w", id.Bucket, err)
@@ -36,12 +42,19 @@ func (p *Provisioner) createBucket(ctx context.Context, be backend.Backend, keys
 	pl, err := p.place(ctx, be, keys, id.Bucket, r.Parameters.ExpectedBucketOwner)
 	switch {
 	case err == nil:
-		return id, b.found(ctx, pl)
+		if err = b.found(ctx, pl); err == nil {
+			err = b.limited(ctx, pl.info, false)
+		}
+		return id, err
 	case !fault.Is(err, fault.NotFound):
 		return volume.ID{}, err
 	}
 	defer p.forget(be, id.Bucket)
-	return id, b.create(ctx)
+	made, err := b.create(ctx)
+	if err == nil {
+		err = b.limited(ctx, backend.BucketInfo{Name: b.bucket, Region: be.StartRegion(), Owner: b.owner}, made)
+	}
+	return id, err
 }
 
 // bucketCreation is one CreateVolume of a bucket volume.
@@ -52,6 +65,7 @@ type bucketCreation struct {
 	bucket string
 	owner  string // account id that must own it, where the author said so
 	want   tags
+	proof  bucketProof // that sessions can be limited, which needs the bucket; nil: none is needed
 }
 
 // found decides about a bucket that is there.
@@ -93,25 +107,26 @@ func (b *bucketCreation) settled(ctx context.Context, client *s3.Client) (tags, 
 	}
 }
 
-// create makes a bucket where none was a moment ago.
-func (b *bucketCreation) create(ctx context.Context) error {
+// create makes a bucket where none was a moment ago. made is false where the volume's bucket turned out to be somebody else's
+// work, another controller's for example.
+func (b *bucketCreation) create(ctx context.Context) (made bool, err error) {
 	client, err := b.p.clients.S3(ctx, b.be, b.keys, "")
 	if err != nil {
-		return err
+		return false, err
 	}
 	err = b.send(ctx, client)
 	switch code := backend.ErrorCode(err); {
 	case code == "BucketAlreadyOwnedByYou":
-		return b.lost(ctx, client)
+		return false, b.lost(ctx, client)
 	case err != nil:
 		err = backend.Classify(err, "creating bucket "+b.bucket+" on "+b.be.String())
 		if !indeterminate(err) {
-			return err
+			return false, err
 		}
 		if have, readErr := readTags(ctx, client, b.bucket); readErr == nil && decideBucket(have, b.want, b.bucket) == nil {
-			return nil
+			return false, nil
 		}
-		return unknownOutcome(ctx, err)
+		return false, unknownOutcome(ctx, err)
 	}
 	undo := func(err error) error { return b.undo(ctx, client, err) }
 	reader := client
@@ -119,22 +134,42 @@ func (b *bucketCreation) create(ctx context.Context) error {
 		// CreateBucket cannot be told whose the bucket is to be; S3 refuses this where it came to be another's.
 		info := backend.BucketInfo{Name: b.bucket, Region: b.be.StartRegion(), Owner: b.owner}
 		if reader, err = b.p.clients.Bucket(ctx, b.be, b.keys, info); err != nil {
-			return undo(err)
+			return true, undo(err)
 		}
 	}
 	have, err := readTags(ctx, reader, b.bucket)
 	if err != nil {
 		if indeterminate(err) || fault.Is(err, fault.NotFound) {
-			return fault.Errorf(fault.Busy, "the bucket %s was made, and reading its tags back failed: %w", b.bucket, err)
+			return true, fault.Errorf(fault.Busy, "the bucket %s was made, and reading its tags back failed: %w", b.bucket, err)
 		}
-		return undo(err)
+		return true, undo(err)
 	}
 	// Only a bucket that this very call made is tagged afterwards. On AWS, which keeps tags, and which answers 200 for a bucket
 	// that one owns already (us-east-1), a bucket without them is not that one.
 	if len(have) == 0 && !b.be.AWS() {
-		return b.tag(ctx, client, undo)
+		return true, b.tag(ctx, client, undo)
 	}
-	return decideBucket(have, b.want, b.bucket)
+	return true, decideBucket(have, b.want, b.bucket)
+}
+
+// limited makes sure that sessions for the volume can be limited to it. A bucket that this very call made is removed again where they
+// cannot; behind any other one may be a volume that somebody has already, so that the error must not be final.
+func (b *bucketCreation) limited(ctx context.Context, info backend.BucketInfo, made bool) error {
+	if b.proof == nil {
+		return nil
+	}
+	err := b.proof(ctx, info)
+	switch {
+	case err == nil || indeterminate(err):
+		return err
+	case !made:
+		return fault.Errorf(fault.Busy, "the bucket %s is there for the volume, and cannot be used yet: %w", b.bucket, err)
+	}
+	client, clientErr := b.p.clients.S3(ctx, b.be, b.keys, "")
+	if clientErr != nil {
+		return fault.Errorf(fault.Busy, "%w; removing the bucket %s: %w", err, b.bucket, clientErr)
+	}
+	return b.undo(ctx, client, err)
 }
 
 // undo removes the bucket that this call made, because of err. S3 deletes no bucket that holds anything. A bucket that stays

@@ -15,8 +15,8 @@ import (
 const maxRaces = 4
 
 // createPrefix makes a prefix volume: one look at the place, then the record where none is.
-func (p *Provisioner) createPrefix(ctx context.Context, be backend.Backend, keys credentials.Keys, r CreateRequest) (volume.ID, error) {
-	pl, err := p.preparePlace(ctx, be, keys, r)
+func (p *Provisioner) createPrefix(ctx context.Context, be backend.Backend, who identity, keys credentials.Keys, r CreateRequest) (volume.ID, error) {
+	pl, err := p.preparePlace(ctx, be, who, keys, r)
 	if err != nil {
 		return volume.ID{}, err
 	}
@@ -29,7 +29,7 @@ func (p *Provisioner) createPrefix(ctx context.Context, be backend.Backend, keys
 }
 
 // preparePlace does what has to be done once per bucket and base prefix.
-func (p *Provisioner) preparePlace(ctx context.Context, be backend.Backend, keys credentials.Keys, r CreateRequest) (place, error) {
+func (p *Provisioner) preparePlace(ctx context.Context, be backend.Backend, who identity, keys credentials.Keys, r CreateRequest) (place, error) {
 	params := r.Parameters
 	pl, err := p.place(ctx, be, keys, params.BucketName, params.ExpectedBucketOwner)
 	if err != nil {
@@ -42,6 +42,9 @@ func (p *Provisioner) preparePlace(ctx context.Context, be backend.Backend, keys
 		return place{}, err
 	}
 	if err := p.notBucketVolume(ctx, pl); err != nil {
+		return place{}, err
+	}
+	if err := p.proveScope(ctx, pl, who, r); err != nil {
 		return place{}, err
 	}
 	if _, err := p.conditional(ctx, pl); err != nil {

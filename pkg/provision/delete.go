@@ -112,7 +112,7 @@ func (p *Provisioner) deletePrefix(ctx context.Context, be backend.Backend, run 
 }
 
 func (p *Provisioner) deletePrefixIn(ctx context.Context, be backend.Backend, run *run, id volume.ID) error {
-	pl, err := p.place(ctx, be, run.latestKeys(), id.Bucket, "")
+	pl, err := p.placeToDelete(ctx, be, run, id)
 	if err != nil {
 		return err
 	}

@@ -86,7 +86,11 @@ func (p *Provisioner) deleteBucket(ctx context.Context, be backend.Backend, run 
 }
 
 func (p *Provisioner) deleteBucketOnce(ctx context.Context, be backend.Backend, run *run, id volume.ID) error {
-	pl, have, err := p.placeAndTags(ctx, be, run.latestKeys(), id)
+	pl, err := p.placeToDelete(ctx, be, run, id)
+	if err != nil {
+		return err
+	}
+	have, err := readTags(ctx, pl.client, id.Bucket)
 	if err != nil || !have.of(p.owner, id) || have[tagState] == string(stateDeleted) {
 		return err
 	}

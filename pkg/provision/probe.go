@@ -34,7 +34,7 @@ func (p *Provisioner) conditional(ctx context.Context, pl place) (bool, error) {
 		}
 		defer release()
 		if proven, conditional = known(); !proven {
-			if conditional, err = proveConditional(ctx, pl); err != nil {
+			if conditional, err = proveConditional(ctx, pl.asOwn()); err != nil {
 				return false, err
 			}
 			p.known.see(pl.id(), func(f *facts) { f.proven, f.conditional = true, conditional })
@@ -122,7 +122,7 @@ func (p *Provisioner) uploadListing(ctx context.Context, pl place) (uploadListin
 	if how := known(); how != uploadsUnknown {
 		return how, nil
 	}
-	how, err := proveUploadListing(ctx, pl)
+	how, err := proveUploadListing(ctx, pl.asOwn())
 	if err != nil {
 		return 0, err
 	}

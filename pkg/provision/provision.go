@@ -8,6 +8,7 @@ package provision
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"strings"
 	"sync"
@@ -33,6 +34,8 @@ type Options struct {
 	Config  backend.Configured // required; asked at each call
 	Clients *backend.Clients   // required
 	Buckets *backend.Buckets   // required
+	// Sessions makes the sessions of roles and of deletions; required.
+	Sessions Sessions
 	// DriverName and ClusterID are the owner that records and tags name. Two clusters that share a bucket and have the same
 	// of both would delete each other's volumes. ClusterID may be empty.
 	DriverName string
@@ -46,16 +49,20 @@ type Options struct {
 
 // Provisioner creates and deletes volumes. All methods may be called concurrently.
 type Provisioner struct {
-	config  backend.Configured
-	clients *backend.Clients
-	buckets *backend.Buckets
-	owner   owner
-	now     func() time.Time
-	workers int
+	config   backend.Configured
+	clients  *backend.Clients
+	buckets  *backend.Buckets
+	sessions Sessions
+	owner    owner
+	now      func() time.Time
+	workers  int
+	salt     []byte // of identities' digests, which are kept in memory only
 
-	locks namedlock.Locks // a bucket's record writes where it has no conditional ones; what is found out once; bucket volumes
-	known *knowledge
-	runs  *runs
+	locks  namedlock.Locks // a bucket's record writes where it has no conditional ones; what is found out once; bucket volumes
+	known  *knowledge
+	proofs *proofs
+	roles  roles
+	runs   *runs
 
 	mu        sync.Mutex
 	throttles map[string]*throttle // by backend name
@@ -64,8 +71,8 @@ type Provisioner struct {
 // New makes a Provisioner. It starts nothing: deletions wait for Run.
 func New(o Options) (*Provisioner, error) {
 	switch {
-	case o.Config == nil || o.Clients == nil || o.Buckets == nil:
-		return nil, fault.Errorf(fault.Invalid, "a Provisioner needs Config, Clients and Buckets")
+	case o.Config == nil || o.Clients == nil || o.Buckets == nil || o.Sessions == nil:
+		return nil, fault.Errorf(fault.Invalid, "a Provisioner needs Config, Clients, Buckets and Sessions")
 	case o.Runs < 0 || o.Workers < 0:
 		return nil, fault.Errorf(fault.Invalid, "negative numbers of runs (%d) or workers (%d)", o.Runs, o.Workers)
 	}
@@ -82,51 +89,75 @@ func New(o Options) (*Provisioner, error) {
 	if o.Workers == 0 {
 		o.Workers = DefaultWorkers
 	}
+	salt := make([]byte, 16)
+	if _, err := rand.Read(salt); err != nil {
+		return nil, err
+	}
 	return &Provisioner{
-		config: o.Config, clients: o.Clients, buckets: o.Buckets, owner: who, now: o.Now, workers: o.Workers,
-		known: newKnowledge(o.Now), runs: newRuns(o.Runs), throttles: map[string]*throttle{},
+		config: o.Config, clients: o.Clients, buckets: o.Buckets, sessions: o.Sessions, owner: who, now: o.Now, workers: o.Workers, salt: salt,
+		known: newKnowledge(o.Now), proofs: newProofs(o.Now), roles: roles{all: map[roleKey]*lease{}}, runs: newRuns(o.Runs), throttles: map[string]*throttle{},
 	}, nil
 }
 
 // CreateRequest asks for a volume.
 type CreateRequest struct {
 	Name       string // as the CO gave it
+	Namespace  string // of the claim, where the CO tells it; it decides nothing but whether the operator's rules allow the volume
 	Parameters volume.Parameters
 	Keys       credentials.Keys // of the request's secret; zero: none
+	RoleARN    string           // of the request's secret; "": none
 }
 
 // DeleteRequest asks for a volume's end.
 type DeleteRequest struct {
-	ID   volume.ID
-	Keys credentials.Keys // of the request's secret; zero: none
+	ID      volume.ID
+	Keys    credentials.Keys // of the request's secret; zero: none
+	RoleARN string           // of the request's secret; "": none
 }
+
+// LookupRequest asks whether a volume is there.
+type LookupRequest = DeleteRequest
 
 // Create makes the volume of that name, or finds that it has been made with the same parameters. A warm call, in a bucket and
 // below a base prefix that were used before, is two S3 requests.
 //
-// Exists: something else has that name or place. Precondition: the bucket or its service cannot carry such a volume.
-func (p *Provisioner) Create(ctx context.Context, r CreateRequest) (volume.ID, error) {
-	be, keys, err := p.backend(r.Parameters.Backend, r.Keys)
+// Exists: something else has that name or place. Precondition: the bucket or its service cannot carry such a volume. Denied: a
+// rule of the operator, or the service, does not allow it.
+func (p *Provisioner) Create(ctx context.Context, r CreateRequest) (id volume.ID, err error) {
+	be, who, err := p.identify(r.Parameters.Backend, r.Keys, r.RoleARN)
 	if err != nil {
 		return volume.ID{}, err
 	}
-	if r.Parameters.BucketName == "" {
-		return p.createBucket(ctx, be, keys, r)
+	if err := admit(be, r); err != nil {
+		return volume.ID{}, err
 	}
-	return p.createPrefix(ctx, be, keys, r)
+	keys, err := p.keysOf(ctx, be, who)
+	if err != nil {
+		return volume.ID{}, err
+	}
+	defer func() { p.distrust(be, who, keys, err) }()
+	if r.Parameters.BucketName == "" {
+		return p.createBucket(ctx, be, who, keys, r)
+	}
+	return p.createPrefix(ctx, be, who, keys, r)
 }
 
 // Delete ends the volume as its record or its bucket's tags say (volume.OnDelete). nil: it is gone, or never was. While it is
 // under way the answer is Busy with the progress so far; it goes on without the caller, and calls for the same volume join it.
 // The work is done by Run: while that has not started, the answer is Busy too.
-func (p *Provisioner) Delete(ctx context.Context, r DeleteRequest) error {
-	be, keys, err := p.backend(r.ID.Backend, r.Keys)
+func (p *Provisioner) Delete(ctx context.Context, r DeleteRequest) (err error) {
+	be, who, err := p.identify(r.ID.Backend, r.Keys, r.RoleARN)
 	if err != nil {
 		return err
 	}
-	if run := p.runs.join(r.ID.String(), keys); run != nil {
+	if run := p.runs.join(r.ID.String(), who); run != nil {
 		return p.runs.wait(ctx, run)
 	}
+	keys, err := p.keysOf(ctx, be, who)
+	if err != nil {
+		return err
+	}
+	defer func() { p.distrust(be, who, keys, err) }()
 	job := p.deletePrefix
 	find := p.findPrefix
 	if r.ID.Prefix == "" {
@@ -137,7 +168,7 @@ func (p *Provisioner) Delete(ctx context.Context, r DeleteRequest) error {
 	if err != nil || state == stateGone {
 		return err
 	}
-	run, err := p.runs.start(r.ID.String(), keys, func(ctx context.Context, run *run) error {
+	run, err := p.runs.start(r.ID.String(), who, func(ctx context.Context, run *run) error {
 		return p.whileConfigured(ctx, be, func(ctx context.Context) error { return job(ctx, be, run, r.ID) })
 	})
 	if err != nil {
@@ -147,31 +178,26 @@ func (p *Provisioner) Delete(ctx context.Context, r DeleteRequest) error {
 }
 
 // Lookup tells whether this driver's volume of that id is there; one that is being deleted is not.
-func (p *Provisioner) Lookup(ctx context.Context, id volume.ID, keys credentials.Keys) error {
-	be, keys, err := p.backend(id.Backend, keys)
+func (p *Provisioner) Lookup(ctx context.Context, r LookupRequest) (err error) {
+	be, who, err := p.identify(r.ID.Backend, r.Keys, r.RoleARN)
 	if err != nil {
 		return err
 	}
+	keys, err := p.keysOf(ctx, be, who)
+	if err != nil {
+		return err
+	}
+	defer func() { p.distrust(be, who, keys, err) }()
 	find := p.lookPrefix
-	if id.Prefix == "" {
+	if r.ID.Prefix == "" {
 		find = p.lookBucket
 	}
-	return find(ctx, be, keys, id)
+	return find(ctx, be, keys, r.ID)
 }
 
 // Run does the deletions until ctx ends. What is not finished then is left as it is in S3, and the next DeleteVolume of any
 // process goes on with it. Run can be called once.
 func (p *Provisioner) Run(ctx context.Context) error { return p.runs.run(ctx) }
-
-// backend finds the volume's backend and the keys that the operator wants to be used there.
-func (p *Provisioner) backend(name string, secret credentials.Keys) (backend.Backend, credentials.Keys, error) {
-	be, err := p.config.Config().Backend(name)
-	if err != nil {
-		return backend.Backend{}, credentials.Keys{}, err
-	}
-	keys, err := be.ControllerKeys(secret)
-	return be, keys, err
-}
 
 // errReconfigured ends work on a backend that the config file describes differently by now.
 var errReconfigured = errors.New("the config file says something else about the backend by now")
@@ -215,6 +241,16 @@ type place struct {
 	keys   credentials.Keys
 	info   backend.BucketInfo
 	client *s3.Client
+	// own is a client of the controller's own identity, where client is a session's that reaches one volume only; nil: client is.
+	own *s3.Client
+}
+
+// asOwn is the place for what is found out about a bucket once, which is not one volume's business.
+func (pl place) asOwn() place {
+	if pl.own != nil {
+		pl.client = pl.own
+	}
+	return pl
 }
 
 func (pl place) bucket() *string { return &pl.info.Name }

@@ -11,7 +11,6 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
@@ -60,15 +59,15 @@ type run struct {
 	done     chan struct{} // closed when err is set
 
 	mu      sync.Mutex
-	keys    credentials.Keys // of the latest request: the first one's may expire
-	started time.Time        // zero: it waits for its turn
+	who     identity  // of the latest request: the first one's keys may expire
+	started time.Time // zero: it waits for its turn
 	err     error
 }
 
-func (r *run) latestKeys() credentials.Keys {
+func (r *run) latest() identity {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.keys
+	return r.who
 }
 
 // runs are the deletions of this process: one per volume, some at a time.
@@ -89,33 +88,33 @@ func newRuns(limit int) *runs {
 }
 
 // join gives the run of that volume that is under way or waiting, or nil.
-func (rs *runs) join(id string, keys credentials.Keys) *run {
+func (rs *runs) join(id string, who identity) *run {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
-	return rs.joinLocked(id, keys)
+	return rs.joinLocked(id, who)
 }
 
-func (rs *runs) joinLocked(id string, keys credentials.Keys) *run {
+func (rs *runs) joinLocked(id string, who identity) *run {
 	r := rs.byID[id]
 	if r != nil {
 		r.mu.Lock()
-		r.keys = keys
+		r.who = who
 		r.mu.Unlock()
 	}
 	return r
 }
 
 // start queues a run for that volume, or joins the one that is there.
-func (rs *runs) start(id string, keys credentials.Keys, job func(context.Context, *run) error) (*run, error) {
+func (rs *runs) start(id string, who identity, job func(context.Context, *run) error) (*run, error) {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
-	if r := rs.joinLocked(id, keys); r != nil {
+	if r := rs.joinLocked(id, who); r != nil {
 		return r, nil
 	}
 	if rs.ended {
 		return nil, fault.Errorf(fault.Busy, "deleting volume %s: the driver is shutting down, the next one goes on", id)
 	}
-	r := &run{id: id, job: job, keys: keys, done: make(chan struct{})}
+	r := &run{id: id, job: job, who: who, done: make(chan struct{})}
 	rs.byID[id] = r
 	rs.queue = append(rs.queue, r)
 	rs.wakeLocked()

@@ -14,7 +14,6 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 	"go.uber.org/goleak"
 
-	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
@@ -212,7 +211,7 @@ func TestRunsAreOnePerVolumeAndBounded(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 4 {
 		for _, id := range []string{"a", "b", "c", "d", "e"} {
-			r, err := rs.start(id, credentials.Keys{}, job)
+			r, err := rs.start(id, identity{}, job)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -250,14 +249,14 @@ func TestARunsFailureIsToldToWhoWaitsForTheNext(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	r, err := rs.start("v", credentials.Keys{}, func(context.Context, *run) error { return fault.Errorf(fault.Denied, "locked") })
+	r, err := rs.start("v", identity{}, func(context.Context, *run) error { return fault.Errorf(fault.Denied, "locked") })
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := rs.wait(t.Context(), r); !fault.Is(err, fault.Denied) || !strings.Contains(err.Error(), "deleting volume v") {
 		t.Errorf("%v", err)
 	}
-	r, err = rs.start("v", credentials.Keys{}, func(ctx context.Context, _ *run) error { <-ctx.Done(); return ctx.Err() })
+	r, err = rs.start("v", identity{}, func(ctx context.Context, _ *run) error { <-ctx.Done(); return ctx.Err() })
 	if err != nil {
 		t.Fatal(err)
 	}

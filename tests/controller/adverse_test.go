@@ -11,6 +11,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
@@ -161,7 +162,7 @@ func TestAVolumeIsNotGoneBecauseItsBucketWasNotThereAMomentAgo(t *testing.T) {
 			}
 			p, other := e.process(), e.process()
 			id := e.params("v", pairs...).ID("v", 1)
-			e.want(p.Lookup(e.ctx(), volume.ID{Backend: "lab", Bucket: id.Bucket, Prefix: "w/"}, e.keys), fault.NotFound)
+			e.want(p.Lookup(e.ctx(), provision.LookupRequest{ID: volume.ID{Backend: "lab", Bucket: id.Bucket, Prefix: "w/"}, Keys: e.keys}), fault.NotFound)
 			_, err := p.Create(e.ctx(), e.createRequest("w", "bucketName", id.Bucket)) // which remembers that there is no such bucket
 			e.want(err, fault.Precondition)
 			if !own {

@@ -12,6 +12,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
@@ -40,7 +41,7 @@ func TestABucketVolumeLivesAndDies(t *testing.T) {
 			if again := e.process().create("v", e.own("onDelete", onDelete)...); again != id {
 				t.Errorf("%v, then %v", id, again)
 			}
-			if err := p.Lookup(e.ctx(), id, e.keys); err != nil {
+			if err := p.Lookup(e.ctx(), provision.LookupRequest{ID: id, Keys: e.keys}); err != nil {
 				t.Error(err)
 			}
 			_, err := p.Create(e.ctx(), e.createRequest("v", e.own("onDelete", onDelete, "uid", "7")...))
@@ -54,7 +55,7 @@ func TestABucketVolumeLivesAndDies(t *testing.T) {
 				t.Error("the bucket is there")
 			}
 			p.delete(id)
-			e.want(p.Lookup(e.ctx(), id, e.keys), fault.NotFound)
+			e.want(p.Lookup(e.ctx(), provision.LookupRequest{ID: id, Keys: e.keys}), fault.NotFound)
 		}
 	})
 }

@@ -60,7 +60,7 @@ func TestABackendThatMovesIsUsedWhereItIsNow(t *testing.T) {
 		write(moved)
 		<-changed
 
-		err = p.Lookup(moved.ctx(), id, moved.keys)
+		err = p.Lookup(moved.ctx(), provision.LookupRequest{ID: id, Keys: moved.keys})
 		moved.want(err, fault.NotFound)
 		again, err := p.Create(moved.ctx(), moved.createRequest("v", "prefix", "base"))
 		if err != nil || again != id {
@@ -81,7 +81,7 @@ func TestABackendThatMovesIsUsedWhereItIsNow(t *testing.T) {
 		changed = config.Changed()
 		write(old)
 		<-changed
-		if err := p.Lookup(old.ctx(), id, old.keys); err != nil {
+		if err := p.Lookup(old.ctx(), provision.LookupRequest{ID: id, Keys: old.keys}); err != nil {
 			t.Error(err)
 		}
 		p.delete(id)

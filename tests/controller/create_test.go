@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
@@ -74,7 +75,7 @@ func TestAnotherOwnersVolumeIsRefused(t *testing.T) {
 		other := e.process(cluster("other"))
 		_, err := other.Create(e.ctx(), e.createRequest("v"))
 		e.want(err, fault.Exists, "cluster test", "cluster other")
-		e.want(other.Lookup(e.ctx(), id, e.keys), fault.NotFound)
+		e.want(other.Lookup(e.ctx(), provision.LookupRequest{ID: id, Keys: e.keys}), fault.NotFound)
 		e.put(id.Prefix + "data")
 		e.want(other.tryDelete(id), fault.Precondition, "nothing is deleted")
 		e.state("v", "active")
@@ -145,7 +146,7 @@ func TestUnicodeNamesWork(t *testing.T) {
 		for _, name := range []string{"größe & <mehr>", strings.Repeat("ä", 64), "../x", "a b", "x/y"} {
 			id := p.create(name, "prefix", "Straße/1/")
 			e.put(id.Prefix+"data", id.Prefix+"dir/")
-			if err := p.Lookup(e.ctx(), id, e.keys); err != nil {
+			if err := p.Lookup(e.ctx(), provision.LookupRequest{ID: id, Keys: e.keys}); err != nil {
 				t.Error(err)
 			}
 			p.delete(id)
@@ -231,7 +232,7 @@ func TestLookup(t *testing.T) {
 	each(t, func(t *testing.T, e *env) {
 		p := e.process()
 		id := p.create("v")
-		if err := p.Lookup(e.ctx(), id, e.keys); err != nil {
+		if err := p.Lookup(e.ctx(), provision.LookupRequest{ID: id, Keys: e.keys}); err != nil {
 			t.Error(err)
 		}
 		for _, other := range []volume.ID{
@@ -241,10 +242,10 @@ func TestLookup(t *testing.T) {
 			{Backend: "lab", Bucket: "not-there-" + e.bucket, Prefix: "v/"},
 			{Backend: "lab", Bucket: e.bucket},
 		} {
-			e.want(p.Lookup(e.ctx(), other, e.keys), fault.NotFound)
+			e.want(p.Lookup(e.ctx(), provision.LookupRequest{ID: other, Keys: e.keys}), fault.NotFound)
 		}
 		p.delete(id)
-		e.want(p.Lookup(e.ctx(), id, e.keys), fault.NotFound)
+		e.want(p.Lookup(e.ctx(), provision.LookupRequest{ID: id, Keys: e.keys}), fault.NotFound)
 	})
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision"
+	"github.com/s3-csi/s3-csi-driver/pkg/session"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
@@ -72,6 +73,12 @@ type process struct {
 	kill  func() // ends all that the process does, as if it had died
 }
 
+// sessions is pkg/session in one piece.
+type sessions struct {
+	*session.Planner
+	*session.Maker
+}
+
 // process starts a controller process.
 func (e *env) process(options ...func(*processOptions)) *process {
 	e.t.Helper()
@@ -92,8 +99,10 @@ func (e *env) process(options ...func(*processOptions)) *process {
 	if err != nil {
 		e.t.Fatal(err)
 	}
+	maker := session.NewMaker("test")
+	e.t.Cleanup(maker.Close)
 	p, err := provision.New(provision.Options{
-		Config: o.config, Clients: clients, Buckets: buckets, DriverName: o.driver, ClusterID: o.cluster, Runs: o.runs, Workers: o.workers,
+		Config: o.config, Clients: clients, Buckets: buckets, Sessions: sessions{session.NewPlanner(clients), maker}, DriverName: o.driver, ClusterID: o.cluster, Runs: o.runs, Workers: o.workers,
 	})
 	if err != nil {
 		e.t.Fatal(err)
