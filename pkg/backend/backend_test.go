@@ -3,8 +3,10 @@ package backend
 import (
 	"os"
 	"path/filepath"
+	"reflect"
 	"testing"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
@@ -37,6 +39,20 @@ func every() (base Backend, others map[string]Backend, mount map[string]bool) {
 		"SingleController":      func(b *Backend) { b.SingleController = true },
 		"AdoptUntaggedBuckets":  func(b *Backend) { b.AdoptUntaggedBuckets = true },
 		"ControllerCredentials": func(b *Backend) { b.ControllerCredentials = "secret" },
+		"STS.Kinds":             func(b *Backend) { b.STS = &STS{Kinds: []credentials.Kind{credentials.AssumeRole}} },
+		"STS.Audience":          func(b *Backend) { b.STS = &STS{Audience: "https://a"} },
+		"STS.RoleOptional":      func(b *Backend) { b.STS = &STS{RoleOptional: true} },
+		"Scope":                 func(b *Backend) { b.Scope = "off" },
+		"Allow":                 func(b *Backend) { b.Allow = &Allow{} },
+		"Allow.Namespaces":      func(b *Backend) { b.Allow = &Allow{[]rule{{Namespaces: []string{"a"}}}} },
+		"Allow.Buckets":         func(b *Backend) { b.Allow = &Allow{[]rule{{Buckets: []string{"a"}}}} },
+		"Allow, two":            func(b *Backend) { b.Allow = &Allow{[]rule{{Buckets: []string{"a"}}, {Buckets: []string{"a"}}}} },
+		"Allow, both":           func(b *Backend) { b.Allow = &Allow{[]rule{{Buckets: []string{"a", "a"}}}} },
+		"Allow.Roles":           func(b *Backend) { b.Allow = &Allow{[]rule{{Roles: []string{"a"}}}} },
+		"Allow.Sources":         func(b *Backend) { b.Allow = &Allow{[]rule{{Sources: []string{"a"}}}} },
+		"WorkloadRoleARN":       func(b *Backend) { b.WorkloadRoleARN = "arn" },
+		"ControllerRoleARN":     func(b *Backend) { b.ControllerRoleARN = "arn" },
+		"PodIdentityAgent":      func(b *Backend) { b.PodIdentityAgent = "arn" },
 		"ExpectedBucketOwner":   func(b *Backend) { b.ExpectedBucketOwner = "111122223333" },
 	} {
 		other := base
@@ -48,6 +64,16 @@ func every() (base Backend, others map[string]Backend, mount map[string]bool) {
 
 func TestARevisionIsOneSetOfSettings(t *testing.T) {
 	base, others, _ := every()
+	for _, s := range []struct {
+		of     reflect.Type
+		prefix string
+	}{{reflect.TypeFor[Backend](), ""}, {reflect.TypeFor[STS](), "STS."}, {reflect.TypeFor[rule](), "Allow."}} {
+		for f := range s.of.Fields() {
+			if _, ok := others[s.prefix+f.Name]; !ok && f.IsExported() {
+				t.Errorf("nothing tells what another %s does to the revision", s.prefix+f.Name)
+			}
+		}
+	}
 	seen := map[string]string{base.Revision(): "none"}
 	for name, other := range others {
 		if same, ok := seen[other.Revision()]; ok {

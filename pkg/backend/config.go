@@ -56,7 +56,7 @@ type (
 		ExpectedBucketOwner   string   `json:"expectedBucketOwner"`
 
 		// config_sessions.go reads these.
-		Scope             string     `json:"scope"`
+		Scope             fileScope  `json:"scope"`
 		Allow             []fileRule `json:"allow"`
 		WorkloadRoleARN   string     `json:"workloadRoleARN"`
 		ControllerRoleARN string     `json:"controllerRoleARN"`

@@ -1,6 +1,7 @@
 package backend
 
 import (
+	"encoding/json"
 	"net/netip"
 	"net/url"
 	"slices"
@@ -24,6 +25,18 @@ const (
 	podIdentityAgent6 = "fd00:ec2::23"
 )
 
+// fileScope is the key scope. The word off without quotes is a boolean in YAML, which is what nobody means here.
+type fileScope string
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (s *fileScope) UnmarshalJSON(raw []byte) error {
+	if string(raw) == "false" {
+		*s = volume.ScopeOff
+		return nil
+	}
+	return json.Unmarshal(raw, (*string)(s))
+}
+
 // sessions reads what the file says about sessions and who may have them.
 func (f fileBackend) sessions(b *Backend, place func(key string) string) error {
 	if err := f.sts(b, place); err != nil {
@@ -31,9 +44,9 @@ func (f fileBackend) sessions(b *Backend, place func(key string) string) error {
 	}
 	switch f.Scope {
 	case "", volume.ScopeOff, volume.ScopeAuto, volume.ScopeRequired:
-		b.Scope = f.Scope
+		b.Scope = string(f.Scope)
 	default:
-		return fault.Field(place("scope"), "is %q, must be %s, %s or %s", clip(f.Scope, 32), volume.ScopeRequired, volume.ScopeAuto, volume.ScopeOff)
+		return fault.Field(place("scope"), "is %q, must be %s, %s or %s", clip(string(f.Scope), 32), volume.ScopeRequired, volume.ScopeAuto, volume.ScopeOff)
 	}
 	for _, role := range []struct {
 		key, value string

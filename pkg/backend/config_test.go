@@ -81,7 +81,7 @@ func TestConfigErrorsAreInvalidAndNameTheirPlace(t *testing.T) {
 	}{
 		"unknown key at the top":       {"backend: {}", []string{"backend:", "unknown key", "backends"}},
 		"unknown key":                  {one("enpoint: https://a"), []string{"backends.minio.enpoint", "unknown key", "endpoint"}},
-		"unknown key in sts":           {one("sts: {audience: x}"), []string{"backends.minio.sts.audience", "unknown key"}},
+		"unknown key in sts":           {one("sts: {audiences: x}"), []string{"backends.minio.sts.audiences", "unknown key"}},
 		"key in another case":          {one("Region: a"), []string{"backends.minio.Region", "unknown key"}},
 		"duplicate key":                {one("region: a\n    region: b"), []string{"region"}},
 		"duplicate backend":            {"backends:\n  a: {}\n  a: {}\n", []string{`"a"`}},
@@ -202,6 +202,8 @@ func TestControllerKeysNeverComeFromTheOtherSource(t *testing.T) {
 func FuzzParseConfig(f *testing.F) {
 	f.Add("backends: {minio: {endpoint: 'https://a', sts: {}, region: x}}", "eu-west-1", "http://localhost:9000")
 	f.Add("backends:\n  a: {expectedBucketOwner: '123456789012', addressing: path, caFile: /dev/zero}\n", "", "")
+	f.Add("backends: {a: {endpoint: 'http://a', sts: {kinds: [assumeRole], audience: x, roleOptional: true}, scope: auto, allow: [{namespaces: ['*'], roles: ['arn:*']}]}}", "", "")
+	f.Add("backends: {default: {workloadRoleARN: 'arn:aws:iam::111122223333:role/${pod.namespace}', podIdentityAgent: 'http://[fd00:ec2::23]/v1/credentials'}}", "", "")
 	f.Add("backends: {a: &x {b: *x}}", "a/b", "http://u:p@h")
 	f.Add("---\nbackends: null\n...\n", "-", "https://[::1]:9000/")
 	f.Add("{\"backends\": {\"default\": {\"endpoint\": \"http://a:b\"}}}", "", "http://%zz")
@@ -240,7 +242,7 @@ func TestTheDocumentedConfigIsTheOneThatIsRead(t *testing.T) {
 	collect = func(place string, s reflect.Type) {
 		for f := range s.Fields() {
 			key := place + f.Tag.Get("json")
-			if f.Type.Kind() == reflect.Pointer {
+			if k := f.Type.Kind(); k == reflect.Pointer || k == reflect.Slice && f.Type.Elem().Kind() == reflect.Struct {
 				collect(key+".", f.Type.Elem())
 			} else {
 				want[key] = true
