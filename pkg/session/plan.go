@@ -112,7 +112,10 @@ func (p *Planner) Plan(ctx context.Context, r Request) (credentials.Order, error
 	if o.Kind == credentials.AsIs {
 		return o, nil
 	}
-	return l.complete(ctx, o)
+	if o, err = l.complete(ctx, o); err != nil {
+		return credentials.Order{}, err
+	}
+	return o, nil
 }
 
 // cannotScope tells of buckets of which policies on AWS cannot name every part: that a mount of one cannot be kept to its prefix is
