@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"html"
 	"net/http"
+	"net/url"
 	"strings"
 
 	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
@@ -194,7 +196,9 @@ func agentRefused(o credentials.Order, status int, body []byte) error {
 func scrub(o credentials.Order, text string) string {
 	const kept = 10 // bytes of a secret that do not occur by chance
 	for _, secret := range o.Secrets() {
-		text = strings.ReplaceAll(text, secret, "…")
+		for _, form := range []string{secret, url.QueryEscape(secret), html.EscapeString(secret)} {
+			text = strings.ReplaceAll(text, form, "…")
+		}
 		if len(secret) < 2*kept {
 			continue
 		}

@@ -18,7 +18,15 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// asMode makes the test binary the internal mode.
+const asMode = "S3CSI_TEST_AS_SESSION"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asMode) != "" {
+		runMode()
+	}
+	goleak.VerifyTestMain(m)
+}
 
 const (
 	roleA     = "arn:aws:iam::111122223333:role/a"

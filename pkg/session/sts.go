@@ -2,6 +2,7 @@ package session
 
 import (
 	"context"
+	"net/http"
 	"strings"
 	"time"
 
@@ -136,13 +137,19 @@ func (a *asking) retryable(err error) aws.Ternary {
 	case code == "" && backend.WrongServer(err):
 		return aws.FalseTernary
 	case code == "":
-	case code == "IDPCommunicationError":
+	case code == "IDPCommunicationError" || tooMany(err):
 		a.last = err
 		return aws.TrueTernary
 	default:
 		a.last = err
 	}
 	return aws.UnknownTernary
+}
+
+// tooMany tells whether the service asks to slow down with a status and whatever code it likes.
+func tooMany(err error) bool {
+	said, _ := answered(err)
+	return said.status == http.StatusTooManyRequests
 }
 
 func optional(s string) *string {
