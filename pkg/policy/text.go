@@ -14,6 +14,9 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
+// TrialPrefix is where an operator's trial of a service keeps what stands for volumes; no volume lies there.
+const TrialPrefix = volume.RecordPrefix + "/check/"
+
 // pattern is a policy's pattern for exactly that key, or beginning of keys. The error is a Precondition.
 func (s Scope) pattern(key string) (string, error) {
 	if problem := unfit(key); problem != "" {
@@ -23,7 +26,7 @@ func (s Scope) pattern(key string) (string, error) {
 		switch {
 		case !strings.HasSuffix(key, "/"):
 			return "", s.refusal(`has a prefix that does not end in "/"`, `end it in "/"`)
-		case key == volume.RecordPrefix+"/" || strings.HasPrefix(key, volume.RecordPrefix+"/"):
+		case strings.HasPrefix(key, volume.RecordPrefix+"/") && (!strings.HasPrefix(key, TrialPrefix) || key == TrialPrefix):
 			return "", s.refusal("lies where the driver keeps its records", "use another prefix")
 		}
 	}

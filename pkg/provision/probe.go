@@ -34,7 +34,7 @@ func (p *Provisioner) conditional(ctx context.Context, pl place) (bool, error) {
 		}
 		defer release()
 		if proven, conditional = known(); !proven {
-			if conditional, err = proveConditional(ctx, pl.asOwn()); err != nil {
+			if conditional, err = proveConditional(ctx, pl.asOwn(), probesPrefix); err != nil {
 				return false, err
 			}
 			p.known.see(pl.id(), func(f *facts) { f.proven, f.conditional = true, conditional })
@@ -47,9 +47,9 @@ func (p *Provisioner) conditional(ctx context.Context, pl place) (bool, error) {
 	return conditional, nil
 }
 
-// proveConditional writes a key of its own: once more where it must not be there, and once over a version that never was.
-func proveConditional(ctx context.Context, pl place) (honoured bool, err error) {
-	key := probesPrefix + rand.Text()
+// proveConditional writes a key of its own below a prefix: once more where it must not be there, and once over a version that never was.
+func proveConditional(ctx context.Context, pl place, below string) (honoured bool, err error) {
+	key := below + rand.Text()
 	what := "testing conditional writes with " + key + " in " + pl.String()
 	versions := map[string]bool{} // of the test object; "" where the bucket has none or it is not known
 	put := func(set func(*s3.PutObjectInput)) error {
@@ -122,7 +122,7 @@ func (p *Provisioner) uploadListing(ctx context.Context, pl place) (uploadListin
 	if how := known(); how != uploadsUnknown {
 		return how, nil
 	}
-	how, err := proveUploadListing(ctx, pl.asOwn())
+	how, err := proveUploadListing(ctx, pl.asOwn(), probesPrefix)
 	if err != nil {
 		return 0, err
 	}
@@ -133,8 +133,8 @@ func (p *Provisioner) uploadListing(ctx context.Context, pl place) (uploadListin
 	return how, nil
 }
 
-func proveUploadListing(ctx context.Context, pl place) (how uploadListing, err error) {
-	prefix := probesPrefix + rand.Text() + "/"
+func proveUploadListing(ctx context.Context, pl place, below string) (how uploadListing, err error) {
+	prefix := below + rand.Text() + "/"
 	key := prefix + "x"
 	what := "testing how unfinished uploads are listed with " + key + " in " + pl.String()
 	up, err := pl.client.CreateMultipartUpload(ctx, &s3.CreateMultipartUploadInput{Bucket: pl.bucket(), Key: &key}, once)
