@@ -1,6 +1,7 @@
 package backend
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 
@@ -155,11 +156,11 @@ func newAllow(files []fileRule, place string) (*Allow, error) {
 // checkPattern keeps out what looks like a pattern of another kind, and what no value can match.
 func checkPattern(p, chars string) error {
 	if len(p) > 2048 {
-		return errText("is too long")
+		return errors.New("is too long")
 	}
 	for _, c := range p {
 		if c != '*' && (c < '0' || c > '9') && (c < 'A' || c > 'Z') && (c < 'a' || c > 'z') && !strings.ContainsRune(chars, c) {
-			return errText(fmt.Sprintf("holds %q: only * is a wildcard, and the rest must be what such a name can hold", c))
+			return fmt.Errorf("holds %q: only * is a wildcard, and the rest must be what such a name can hold", c)
 		}
 	}
 	return nil

@@ -2,6 +2,7 @@ package backend
 
 import (
 	"encoding/json"
+	"errors"
 	"net/netip"
 	"net/url"
 	"slices"
@@ -122,7 +123,7 @@ func checkRole(b Backend, arn string, templates bool) error {
 		return err
 	}
 	if role.Templated() && !templates {
-		return errText("must not hold templates: there is no pod here")
+		return errors.New("must not hold templates: there is no pod here")
 	}
 	if err := CheckTemplates(arn); err != nil {
 		return err
@@ -142,7 +143,7 @@ func (b Backend) CheckRole(arn string) error {
 		return err
 	}
 	if b.AWS() && (role.Account == "" || !strings.HasPrefix(role.Partition, "aws")) {
-		return errText("is not a role of AWS, as arn:aws:iam::111122223333:role/name is")
+		return errors.New("is not a role of AWS, as arn:aws:iam::111122223333:role/name is")
 	}
 	return nil
 }
@@ -163,7 +164,7 @@ func CheckTemplates(role string) error {
 			holds += "." // a service account is a DNS name
 		}
 		if strings.Trim(between, holds) == "" {
-			return errText("could be one role for two pods: put a . after ${pod.namespace}, or a / or _ between the templates, so that namespace a-b with service account c is not namespace a with b-c")
+			return errors.New("could be one role for two pods: put a . after ${pod.namespace}, or a / or _ between the templates, so that namespace a-b with service account c is not namespace a with b-c")
 		}
 	}
 	return nil
@@ -174,16 +175,11 @@ func CheckTemplates(role string) error {
 func CheckAgent(uri string) error {
 	u, err := url.Parse(uri)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.User != nil || u.RawQuery != "" || u.ForceQuery || strings.Contains(uri, "#") {
-		return errText("must be a URL of scheme, address, port and path")
+		return errors.New("must be a URL of scheme, address, port and path")
 	}
 	ip, err := netip.ParseAddr(u.Hostname())
 	if err != nil || ip.Zone() != "" || !ip.IsLoopback() && !ip.IsLinkLocalUnicast() && ip != netip.MustParseAddr(podIdentityAgent6) {
-		return errText("must have a loopback or link-local address (or " + podIdentityAgent6 + "): the agent answers on the node itself, and a token for it must not leave the node")
+		return errors.New("must have a loopback or link-local address (or " + podIdentityAgent6 + "): the agent answers on the node itself, and a token for it must not leave the node")
 	}
 	return nil
 }
-
-// errText is an error that is nothing but its text.
-type errText string
-
-func (e errText) Error() string { return string(e) }

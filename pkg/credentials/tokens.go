@@ -15,7 +15,7 @@ import (
 
 // SecretTokens is the key under which kubelet puts the tokens of the pod's service account into a publication's secrets, or
 // else into its volume context (Kubernetes CSI documentation, "Token Requests").
-const SecretTokens = "csi.storage.k8s.io/serviceAccount.tokens"
+const SecretTokens = "csi.storage.k8s.io/serviceAccount.tokens" //nolint:gosec // a name, and no secret
 
 // PodIdentityAudience is the audience of tokens for EKS Pod Identity's agent, and for nobody else (Amazon EKS User Guide,
 // "Understand how EKS Pod Identity works").
@@ -153,7 +153,7 @@ func object(raw []byte) (map[string]json.RawMessage, error) {
 	if _, err := d.Token(); err != nil {
 		return nil, errors.New("it is cut off or malformed")
 	}
-	if _, err := d.Token(); err != io.EOF { //nolint:errorlint // Decoder gives it as it is
+	if _, err := d.Token(); err != io.EOF {
 		return nil, errors.New("something follows it")
 	}
 	return fields, nil

@@ -65,7 +65,8 @@ func mode(t *testing.T, order string) (line, complaint string, err error) {
 		t.Errorf("behind its answer it said %q", rest)
 	}
 	_ = in.Close()
-	return line, stderr.String(), cmd.Wait()
+	err = cmd.Wait()
+	return line, stderr.String(), err
 }
 
 func ordered(t *testing.T, o credentials.Order) string {
