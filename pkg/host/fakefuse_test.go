@@ -29,6 +29,8 @@ type fakeFuse struct {
 	once   sync.Once
 	done   chan struct{}
 	served atomic.Int64
+	// interrupted is how many requests are still answered as clients do that a signal broke off.
+	interrupted atomic.Int64
 }
 
 // fakeNode is a file or directory of a fakeFuse.
@@ -161,6 +163,12 @@ func (f *fakeFuse) serve() {
 
 // answer gives the errno and body of an answer.
 func (f *fakeFuse) answer(op uint32, node uint64, in []byte) (errno unix.Errno, body []byte, silent bool) {
+	switch op {
+	case opOpendir, opReaddir, opStatfs:
+		if f.interrupted.Add(-1) >= 0 {
+			return unix.EINTR, nil, false
+		}
+	}
 	switch op {
 	case opForget, opForgets, opInterrupt:
 		return 0, nil, true

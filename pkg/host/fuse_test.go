@@ -99,6 +99,24 @@ func TestFuseMountOptions(t *testing.T) {
 	}
 }
 
+func TestWhatASignalBrokeOffIsAskedAgain(t *testing.T) {
+	needMounts(t)
+	n := testNamespace(t)
+	place := mkdir(t, hostDir(t, n), "target")
+	f := mountFake(t, n, place, "s3csi:interrupted")
+	f.interrupted.Store(4)
+	if err := n.ReadRoot(within(t, 10*time.Second), place); err != nil {
+		t.Error(err)
+	}
+	f.interrupted.Store(4)
+	if _, err := n.Statfs(within(t, 10*time.Second), place); err != nil {
+		t.Error(err)
+	}
+	// A client that says so for ever is not asked for ever.
+	f.interrupted.Store(1 << 40)
+	hasErrno(t, n.ReadRoot(within(t, 10*time.Second), place), unix.EINTR)
+}
+
 func TestADeadMountCanBeOpenedBoundAndUnmounted(t *testing.T) {
 	needMounts(t)
 	n := testNamespace(t)

@@ -4,6 +4,7 @@ package host
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"golang.org/x/sys/unix"
@@ -25,7 +26,7 @@ func (n *Namespace) ReadRoot(ctx context.Context, dir string) error {
 func (n *Namespace) Statfs(ctx context.Context, dir string) (unix.Statfs_t, error) {
 	value, err := n.probe(ctx, "asking for the usage of "+dir, func() (any, error) {
 		var st unix.Statfs_t
-		err := unix.Statfs(dir, &st)
+		err := uninterrupted(func() error { return unix.Statfs(dir, &st) })
 		if err != nil {
 			err = fmt.Errorf("asking for the usage of %s: %w", dir, err)
 		}
@@ -73,14 +74,30 @@ func (n *Namespace) joinProbe(ctx context.Context, what string, fn func() (any, 
 
 // readRoot reads a directory's first entries.
 func readRoot(dir string) error {
-	fd, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
+	var fd int
+	if err := uninterrupted(func() (err error) {
+		fd, err = unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		return err
+	}); err != nil {
 		return fmt.Errorf("opening %s: %w", dir, err)
 	}
 	defer unix.Close(fd)
 	var buf [4096]byte
-	if _, err := unix.Getdents(fd, buf[:]); err != nil {
+	if err := uninterrupted(func() error {
+		_, err := unix.Getdents(fd, buf[:])
+		return err
+	}); err != nil {
 		return fmt.Errorf("reading %s: %w", dir, err)
 	}
 	return nil
+}
+
+// uninterrupted does a system call again that a signal broke off: Go's runtime sends its threads some, and a FUSE client is told of
+// them. A client that says so every time is not asked for ever.
+func uninterrupted(call func() error) error {
+	for try := 0; ; try++ {
+		if err := call(); try == openTries || !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
 }

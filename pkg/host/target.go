@@ -23,7 +23,7 @@ const (
 	openDir = unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC
 	// strictly is how the kernel resolves every component below the root: no symbolic link anywhere, no way out.
 	strictly = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS
-	// openTries bounds repetitions where the kernel saw a rename or mount while it resolved (EAGAIN).
+	// openTries bounds repetitions: the kernel saw a rename or mount while it resolved (EAGAIN), or a signal came (EINTR).
 	openTries = 16
 )
 
