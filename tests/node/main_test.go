@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -258,11 +259,39 @@ func isZombie(pid int) bool {
 // await waits until something is so.
 func (e *env) await(limit time.Duration, what string, is func() bool) {
 	e.t.Helper()
-	for end := time.Now().Add(limit); !is(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			e.t.Fatalf("waited %s in vain for %s", limit, what)
+	for since := now(); !is(); time.Sleep(10 * time.Millisecond) {
+		if since.within(limit) {
+			continue
 		}
+		e.t.Fatalf("waited %s in vain for %s", limit, what)
 	}
+}
+
+// moment is a point in time, and how long the machine had been short of CPUs until then.
+type moment struct {
+	time.Time
+	starved time.Duration
+}
+
+func now() moment { return moment{time.Now(), starved()} }
+
+// since is the time since then without that in which the machine had something to run and no CPU for it: what is promised
+// within a time is promised where it can run. It is a fifth of the whole time at least, so that it passes on the busiest machine.
+func (m moment) since() time.Duration {
+	all := time.Since(m.Time)
+	return max(all-(starved()-m.starved), all/5)
+}
+
+func (m moment) within(limit time.Duration) bool { return m.since() <= limit }
+
+// starved is how long, since the machine was started, something had to wait for a CPU (Linux, Documentation/accounting/psi.rst);
+// always 0 where the kernel does not tell.
+func starved() time.Duration {
+	pressure, _ := os.ReadFile("/proc/pressure/cpu")
+	some, _, _ := strings.Cut(string(pressure), "\n")
+	_, total, _ := strings.Cut(some, "total=")
+	us, _ := strconv.ParseInt(total, 10, 64)
+	return time.Duration(us) * time.Microsecond
 }
 
 // awaitNothingLeft waits until the driver has cleared away what it finds.
