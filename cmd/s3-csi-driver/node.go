@@ -56,7 +56,8 @@ func addNode(ctx context.Context, cfg *driver.Config, o driver.Options, s storag
 	m, err := mount.New(ctx, mount.Options{
 		Namespace:     namespace,
 		Launcher:      l,
-		Backends:      mountBackends{s.config, s.buckets, s.clients},
+		Backends:      mountBackends{s.config, s.buckets},
+		Sessions:      s.sessions,
 		Client:        client.Get,
 		StateDir:      o.Node.StateDir,
 		CacheDir:      o.Node.CacheDir,
@@ -105,5 +106,4 @@ func (a mounter) Stats(ctx context.Context, volumeID, path string) (driver.Stats
 type mountBackends struct {
 	*backend.Live
 	*backend.Buckets
-	*backend.Clients
 }

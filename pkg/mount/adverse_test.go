@@ -86,7 +86,7 @@ func TestAUIDThatIsClearedIsNotGivenOut(t *testing.T) {
 	l.alive[usual] = true
 	var given record
 	l.onKill = func(uint32) {
-		if given, err = m.reserve(t.Context(), Request{VolumeID: "v"}, spec, cl, nil); err != nil {
+		if given, err = m.reserve(t.Context(), "v", spec, cl, nil); err != nil {
 			t.Error(err)
 		}
 	}
@@ -99,7 +99,7 @@ func TestAUIDThatIsClearedIsNotGivenOut(t *testing.T) {
 	if err := m.store.remove(given.Name); err != nil {
 		t.Fatal(err)
 	}
-	if again, err := m.reserve(t.Context(), Request{VolumeID: "v"}, spec, cl, nil); err != nil || again.UID != usual {
+	if again, err := m.reserve(t.Context(), "v", spec, cl, nil); err != nil || again.UID != usual {
 		t.Errorf("afterwards it gets %d, %v", again.UID, err)
 	}
 }
@@ -158,7 +158,7 @@ func TestAClientIsNotEndedForABackendThatDoesNotAnswer(t *testing.T) {
 	rec.Backend = "another digest"
 	h := &helperOf{status: &helper.Status{Protocol: 1, Revision: 7, State: helper.StateRunning}}
 	h.serve(t, m, rec.Name)
-	if _, err := m.renew(t.Context(), rec, credentials.Keys{}, reasonConfig); err == nil {
+	if _, err := m.renew(t.Context(), rec, &supply{}, reasonConfig); err == nil {
 		t.Error("it was renewed")
 	}
 	if h.wasAsked("kill") || h.wasAsked("quit") {
@@ -172,11 +172,11 @@ func TestACommandOfAnOlderDriverIsKept(t *testing.T) {
 	m := newTestManager(t, &uids{}, s3{access: errors.New("nobody there")})
 	rec := mountOf(t, m, "a", "1", "rclone")
 	be, _ := m.Backends.Backend("default")
-	if err := m.update(t.Context(), &rec, be, credentials.Keys{AccessKeyID: "a"}); err != nil || !slices.Equal(rec.Command.Argv, cmd("/bin/true").Argv) {
+	if err := m.update(t.Context(), &rec, be, &supply{order: credentials.Order{Kind: credentials.AsIs, Keys: credentials.Keys{AccessKeyID: "a"}}}); err != nil || !slices.Equal(rec.Command.Argv, cmd("/bin/true").Argv) {
 		t.Errorf("%q, %v", rec.Command.Argv, err)
 	}
 	rec.Command.Argv = nil
-	if err := m.update(t.Context(), &rec, be, credentials.Keys{}); err != nil || len(rec.Command.Argv) == 0 {
+	if err := m.update(t.Context(), &rec, be, &supply{}); err != nil || len(rec.Command.Argv) == 0 {
 		t.Errorf("no command becomes %q, %v", rec.Command.Argv, err)
 	}
 }

@@ -11,7 +11,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
-	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
@@ -29,8 +28,8 @@ const (
 
 // successor is what a publication brings that an older life of its mount makes way for. Zero: there is none.
 type successor struct {
-	// keys are a secret's, of the mount's very spec: the helper's die with it.
-	keys credentials.Keys
+	// supply is of the mount's very spec: what its helper has dies with it. nil: it brings none.
+	supply *supply
 	// shown: a target that the mount was published at is still the CO's, and a container may run on a copy of it. On a dead
 	// one it gets errors; were it taken away, the container would write into its own directory below.
 	shown bool
@@ -156,7 +155,10 @@ func (m *Manager) drain(ctx context.Context, rec record, next successor) error {
 		if gone, err := m.cacheGone(ctx, rec); err != nil || gone {
 			return err // it ended well before, and its directories were being cleared away
 		}
-		if err := m.relive(ctx, &rec, next.keys); err != nil {
+		if next.supply == nil {
+			next.supply = &supply{}
+		}
+		if err := m.relive(ctx, &rec, next.supply); err != nil {
 			return fault.Errorf(fault.Unavailable, "client %s ended with %s and may have files left to store, in %s; it could not be started again to store them: %w",
 				rec.Client, how, m.store.cacheDir(rec.Name), err)
 		}
@@ -375,34 +377,4 @@ func (m *Manager) endHelper(ctx context.Context, rec record) error {
 		return fmt.Errorf("ending the helper of mount %s: %w", rec.Name, err)
 	}
 	return nil
-}
-
-// draining is the answer while a mount is on its way out: what is left, and for how long it has been going on.
-func (m *Manager) draining(rec record, err error) error {
-	return fault.Errorf(fault.Busy, "draining: %w (for %s; mount %s, client %s): it goes on, and a retry waits for it",
-		err, time.Since(rec.Ending).Round(time.Second), rec.Name, rec.Client)
-}
-
-func describe(q *client.Queue, err error) error {
-	if q == nil {
-		return fmt.Errorf("the client is still writing: %w", err)
-	}
-	return fmt.Errorf("%s: %w", queue(*q), err)
-}
-
-// queue says what is left to store: "3 uploads, 1.2 GiB".
-func queue(q client.Queue) string {
-	const units = "KMGTPE"
-	size, unit := float64(q.Bytes), ""
-	for i := 0; size >= 1024 && i < len(units); i++ {
-		size, unit = size/1024, units[i:i+1]+"i"
-	}
-	plural := "s"
-	if q.Uploads == 1 {
-		plural = ""
-	}
-	if unit == "" {
-		return fmt.Sprintf("%d upload%s, %d B", q.Uploads, plural, q.Bytes)
-	}
-	return fmt.Sprintf("%d upload%s, %.1f %sB", q.Uploads, plural, size, unit)
 }

@@ -9,13 +9,17 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
 )
 
 // ensure gives a running mount for the spec. The key's lock is held, so no other life of it begins or ends meanwhile.
-func (m *Manager) ensure(ctx context.Context, r Request, spec Spec) (record, error) {
+func (m *Manager) ensure(ctx context.Context, r Request, spec Spec, s *supply) (record, error) {
 	key := spec.Key()
 	var all []record
 	if err := m.do(ctx, func() (err error) { all, err = m.store.recordsOf(key); return err }); err != nil {
+		return record{}, err
+	}
+	if err := m.endRotated(ctx, spec, s); err != nil {
 		return record{}, err
 	}
 	for _, rec := range all {
@@ -25,6 +29,9 @@ func (m *Manager) ensure(ctx context.Context, r Request, spec Spec) (record, err
 		if rec.Spec.encode() != spec.encode() {
 			return record{}, fmt.Errorf("mount %s has this volume's key and another spec: remove %s once its pods are gone", rec.Name, m.store.mountDir(rec.Name))
 		}
+		if !rec.joinable(spec) {
+			continue // it serves another secret's owner by now
+		}
 		switch rec.Phase {
 		case phaseStarting:
 			if err := m.discard(ctx, rec); err != nil {
@@ -32,38 +39,41 @@ func (m *Manager) ensure(ctx context.Context, r Request, spec Spec) (record, err
 			}
 		case phaseEnding:
 			// What it was given must be stored before another life of it reads and writes the same prefix.
-			if err := m.end(ctx, rec, successor{keys: r.Keys}); err != nil {
+			if err := m.end(ctx, rec, successor{supply: s}); err != nil {
 				return record{}, fmt.Errorf("waiting for the mount's previous life to end: %w", err)
 			}
 		default:
-			return m.reuse(ctx, r, rec)
+			return rec, m.reuse(ctx, &rec, s)
 		}
 	}
-	return m.start(ctx, r, spec)
+	return m.start(ctx, birth{volumeID: r.VolumeID, identity: r.Identity, spec: spec, supply: s})
 }
 
-// reuse gives a mount that is there already, with current keys. Where its client is dead, or is not what it should be, it
-// is mended first, and so are its other publications.
-func (m *Manager) reuse(ctx context.Context, r Request, rec record) (record, error) {
-	life, err := m.lifeOf(ctx, rec)
+// reuse sees to it that a mount that is there already serves, with current credentials. Where its client is dead, or is not what
+// it should be, it is mended first, and so are its other publications; another mount may have taken its place then.
+func (m *Manager) reuse(ctx context.Context, rec *record, s *supply) error {
+	life, err := m.lifeOf(ctx, *rec)
 	if err != nil {
-		return record{}, err
+		return err
 	}
-	old, err := m.outdated(rec)
+	old, err := m.outdated(*rec)
+	if err != nil {
+		return err
+	}
 	switch {
-	case err != nil:
-		return record{}, err
 	case life == orphaned:
-		return m.renew(ctx, rec, r.Keys, reasonHelper)
+		*rec, err = m.renew(ctx, *rec, s, reasonHelper)
+		return err
 	case life == alive && old:
-		return m.renew(ctx, rec, r.Keys, reasonConfig)
+		*rec, err = m.renew(ctx, *rec, s, reasonConfig)
+		return err
 	case life == alive:
-		return rec, m.handKeys(ctx, r, rec)
+		return m.handOver(ctx, *rec, s)
 	}
-	if err := m.restart(ctx, &rec, r.Keys); err != nil {
-		return record{}, err
+	if err := m.restart(ctx, rec, s); err != nil {
+		return err
 	}
-	return rec, m.healOnce(ctx, rec, true)
+	return m.healOnce(ctx, *rec, true)
 }
 
 // life is what a mount's client is about.
@@ -93,11 +103,14 @@ func (m *Manager) lifeOf(ctx context.Context, rec record) (life, error) {
 	case status.State != helper.StateRunning || rec.Phase != phaseRunning:
 		return dead, nil
 	}
-	mounts, err := m.Namespace.Mounts(ctx)
-	if err != nil {
+	var source host.Place
+	if err := m.do(ctx, func() (err error) {
+		source, err = host.Look(m.store.sourceDir(rec.Name))
+		return ignoreMissing(err)
+	}); err != nil {
 		return dead, err
 	}
-	if _, mounted := mountedAt(mounts, m.store.sourceDir(rec.Name)); !mounted {
+	if !source.Mountpoint {
 		if now == alive {
 			now = dead
 		}

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -23,6 +24,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
+	"github.com/s3-csi/s3-csi-driver/pkg/session"
 )
 
 // uids is a launcher that starts nothing, with the uids that have processes.
@@ -72,9 +74,10 @@ func (l *uids) OOMKills(ctx context.Context, _ string, _ uint32) (uint64, error)
 	return 0, ctx.Err()
 }
 
-// s3 is a backend with the driver's own keys.
+// s3 is a backend.
 type s3 struct {
 	access error // of every try of the keys
+	wide   error // of every proof that they reach no further
 }
 
 func (s3) Backend(name string) (backend.Backend, error) {
@@ -83,19 +86,69 @@ func (s3) Backend(name string) (backend.Backend, error) {
 
 func (s3) Changed() <-chan struct{} { return nil }
 
-func (s3) DriverKeys(context.Context) (credentials.Keys, error) {
-	return credentials.Keys{AccessKeyID: "a", SecretAccessKey: "b"}, nil
-}
-
 func (s s3) CheckAccess(context.Context, backend.Backend, credentials.Keys, string, string, string, string) (backend.BucketInfo, error) {
 	return backend.BucketInfo{Region: "there"}, s.access
+}
+
+func (s s3) ProveScope(context.Context, backend.Backend, credentials.Keys, string, string, string, string, string) error {
+	return s.wide
+}
+
+// tokens is a token service, and the planner in front of it. Without an account it has nothing to exchange, and keys are used as
+// they are.
+type tokens struct {
+	mu      sync.Mutex
+	kind    credentials.Kind // of all orders; "": AsIs
+	refuse  error            // of every session
+	nothing error            // of every plan
+	planned []session.Request
+	made    []credentials.Order
+}
+
+func (f *tokens) Plan(_ context.Context, r session.Request) (credentials.Order, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.planned = append(f.planned, r)
+	keys := r.Keys
+	if r.Source == credentials.SourceDriver {
+		keys = credentials.Keys{AccessKeyID: "a", SecretAccessKey: "b"}
+	}
+	kind := f.kind
+	if kind == "" {
+		kind = credentials.AsIs
+	}
+	o := credentials.Order{Kind: kind, Keys: keys, RoleARN: r.RoleARN, Name: r.Name, Duration: r.Duration}
+	for _, t := range r.Tokens {
+		o.Token = t.Value
+	}
+	return o, f.nothing
+}
+
+func (f *tokens) Make(_ context.Context, o credentials.Order) (credentials.Keys, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if o.Kind == credentials.AsIs {
+		return o.Keys, nil
+	}
+	f.made = append(f.made, o)
+	if f.refuse != nil {
+		return credentials.Keys{}, f.refuse
+	}
+	return credentials.Keys{AccessKeyID: fmt.Sprint("ASIA", len(f.made)), SecretAccessKey: "s", SessionToken: "t", Expires: time.Now().Add(time.Hour)}, nil
+}
+
+// sessions is how many were asked for.
+func (f *tokens) sessions() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.made)
 }
 
 // newTestManager is a manager without anything behind it.
 func newTestManager(t *testing.T, l Launcher, b Backends) *Manager {
 	t.Helper()
 	m := newManager(Options{
-		Namespace: host.Own(), Launcher: l, Backends: b, Client: client.Get, DefaultClient: "mountpoint-s3",
+		Namespace: host.Own(), Launcher: l, Backends: b, Sessions: &tokens{}, Client: client.Get, DefaultClient: "mountpoint-s3",
 		UIDs: UIDRange{5000, 5001}, MountTimeout: time.Minute, Heal: true,
 	})
 	dir, err := os.MkdirTemp("", "m") //nolint:usetesting // sockets' paths are short

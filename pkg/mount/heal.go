@@ -106,9 +106,16 @@ func (m *Manager) heal(ctx context.Context, rec record) error {
 		return err
 	}
 	failures, err := m.healAt(ctx, rec, placesOf(pubs))
+	for _, p := range pubs {
+		if len(p.From) > 0 && err == nil {
+			var left []host.Swapped
+			left, err = m.healMoved(ctx, rec, p)
+			failures = append(failures, left...)
+		}
+	}
 	again = err != nil || slices.ContainsFunc(failures, func(s host.Swapped) bool { return passes(s.Err) })
 	for _, s := range failures {
-		err := fault.Errorf(fault.Unavailable, "volume %s: the dead mount at %s (pid %d, showing %s) could not be replaced; restart the container: %w", rec.VolumeID, s.Mountpoint, s.PID, s.Root, s.Err)
+		err := fault.Errorf(fault.Unavailable, "volume %s: the former mount at %s (pid %d, showing %s) could not be replaced; restart the container: %w", rec.VolumeID, s.Mountpoint, s.PID, s.Root, s.Err)
 		m.complaints.log(ctx, rec.Name+" "+s.Mountpoint, err, "A dead mount is left", "mount", rec.Name)
 	}
 	return err
@@ -121,17 +128,49 @@ func passes(err error) bool {
 
 // healAt is heal for these places. It gives the dead mounts that are left.
 func (m *Manager) healAt(ctx context.Context, rec record, at places) (failures []host.Swapped, err error) {
-	var dead func(host.Mount) bool
+	failures, dead, err := m.swapAt(ctx, rec, at, func(living host.Mount) func(host.Mount) bool { return stale(rec, living) })
+	if err != nil || at.others { // detached in a container that runs, it would write into its own directory below
+		return failures, err
+	}
+	n, err := m.Namespace.DetachDead(ctx, dead, at.theirs)
+	failpoint.Here("heal.detached")
+	if n > 0 {
+		m.metrics.heals.WithLabelValues("elsewhere", "detached").Add(float64(n))
+	}
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Dead copies of the mount in other mount namespaces could not be detached", "mount", rec.Name)
+	}
+	return failures, nil
+}
+
+// healMoved puts the mount in the place of those that one publication was moved away from, where that publication may be seen:
+// others have them, too. What else of them its pod has published goes along.
+func (m *Manager) healMoved(ctx context.Context, rec record, p publication) ([]host.Swapped, error) {
+	failures, _, err := m.swapAt(ctx, rec, placesOf([]publication{p}), func(living host.Mount) func(host.Mount) bool {
+		return stale(record{Former: p.From}, living)
+	})
+	return failures, err
+}
+
+// movingAway tells whether a mount, whose name is shown, is at a place of a publication that was moved away from it.
+func movingAway(pubs []publication, shown string, mnt host.Mount) bool {
+	return slices.ContainsFunc(pubs, func(p publication) bool {
+		return slices.Contains(p.From, shown) && placesOf([]publication{p}).here(mnt)
+	})
+}
+
+// swapAt replaces, at these places, the mounts that are dead beside the living one. It gives those that are left.
+func (m *Manager) swapAt(ctx context.Context, rec record, at places, which func(living host.Mount) func(host.Mount) bool) (failures []host.Swapped, dead func(host.Mount) bool, err error) {
 	for range healRounds {
 		mounts, err := m.Namespace.Mounts(ctx)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		living, ok := mountedAt(mounts, m.store.sourceDir(rec.Name))
 		if !ok {
-			return nil, fault.Errorf(fault.Unavailable, "mount %s has no file system to heal its publications with", rec.Name)
+			return nil, nil, fault.Errorf(fault.Unavailable, "mount %s has no file system to heal its publications with", rec.Name)
 		}
-		dead = stale(rec, living)
+		dead = which(living)
 		swap := host.Swap{Living: living, Dead: dead, Bound: lookupBound}
 		onHost, err := m.Namespace.SwapHere(ctx, swap, at.here)
 		failpoint.Here("heal.host")
@@ -159,22 +198,11 @@ func (m *Manager) healAt(ctx context.Context, rec record, at places) (failures [
 			klog.FromContext(ctx).Info("Healed", "mount", rec.Name, "volume", rec.VolumeID, "at", s.Mountpoint, "pid", s.PID, "root", s.Root)
 		}
 		if err != nil {
-			return failures, err
+			return failures, dead, err
 		}
 		if replaced == 0 {
 			break
 		}
 	}
-	if at.others { // detached in a container that runs, it would write into its own directory below
-		return failures, nil
-	}
-	n, err := m.Namespace.DetachDead(ctx, dead, at.theirs)
-	failpoint.Here("heal.detached")
-	if n > 0 {
-		m.metrics.heals.WithLabelValues("elsewhere", "detached").Add(float64(n))
-	}
-	if err != nil {
-		klog.FromContext(ctx).Error(err, "Dead copies of the mount in other mount namespaces could not be detached", "mount", rec.Name)
-	}
-	return failures, nil
+	return failures, dead, nil
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -17,100 +16,12 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
-	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
-	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
-	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
 	"github.com/s3-csi/s3-csi-driver/pkg/namedlock"
-	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
-
-// Request is one publication to make: a NodePublishVolume, parsed.
-type Request struct {
-	VolumeID       string
-	Target         string             // target_path
-	Volume         volume.ID          // where the data is
-	Attributes     volume.Attributes  // from the volume context
-	Options        []volume.Option    // of the context, then of the capability
-	ReadOnly       bool               // this publication is read-only
-	SingleWriter   bool               // at most one publication of this volume on the node
-	MountGroup     *uint32            // VOLUME_MOUNT_GROUP
-	SELinuxContext string             // for mount(2)
-	Source         string             // credentials.Source…
-	Keys           credentials.Keys   // of SourceSecret
-	SecretRoleARN  string             // the role that the secret names; "": none
-	Tokens         credentials.Tokens // of SourceWorkload
-	PodNamespace   string             // of the pod that it is for; "": not told
-	ServiceAccount string             // of that pod; "": not told
-	Ephemeral      bool               // an inline volume of the pod, which never gets the driver's own credentials
-	Identity       string             // for people: "driver", "secret:<access key id>", "workload:<namespace>/<service account>"
-}
-
-// Stats is what NodeGetVolumeStats reports.
-type Stats struct {
-	TotalBytes, UsedBytes, AvailableBytes int64
-	Inodes, InodesUsed, InodesFree        int64
-}
-
-// Launcher brings helpers to life. A mount's uid is its own, so a uid names all its processes.
-type Launcher interface {
-	Start(ctx context.Context, u launcher.Unit) error
-	// Free tells whether a uid that no mount has can be given to one: nobody's processes have it.
-	Free(ctx context.Context, uid uint32) (bool, error)
-	// Alive tells whether a process of that uid is there.
-	Alive(ctx context.Context, uid uint32) (bool, error)
-	// Kill ends them and returns when they are gone.
-	Kill(ctx context.Context, uid uint32) error
-	// List lists what was started and is there, whether it lives or not.
-	List(ctx context.Context) ([]launcher.UnitInfo, error)
-	// OOMKills counts a mount's processes that the kernel has killed for want of memory.
-	OOMKills(ctx context.Context, name string, uid uint32) (uint64, error)
-}
-
-// Backends is what the manager asks of the S3 services.
-type Backends interface {
-	Backend(name string) (backend.Backend, error)
-	// Changed is closed when Backend begins to answer something else.
-	Changed() <-chan struct{}
-	// CheckAccess proves that the keys can do below the prefix what a client will do, and tells the bucket's region and
-	// owner, of which "" is not known.
-	CheckAccess(ctx context.Context, be backend.Backend, keys credentials.Keys, bucket, prefix, region, owner string) (backend.BucketInfo, error)
-	// DriverKeys are the process's own credentials as they are now.
-	DriverKeys(ctx context.Context) (credentials.Keys, error)
-}
-
-// UIDRange is the range of user ids that mounts get, both ends included.
-type UIDRange struct{ First, Last uint32 }
-
-// Options are what a Manager is made of.
-type Options struct {
-	Namespace     *host.Namespace
-	Launcher      Launcher
-	Backends      Backends
-	Client        func(name string) (client.Client, error) // client.Get
-	StateDir      string                                   // on a tmpfs: gone with a reboot, as the mounts are
-	CacheDir      string                                   // on a disk
-	ClientDir     string                                   // the client programs
-	DefaultClient string
-	TargetRoot    string // targets must lie below it; "": anywhere
-	UIDs          UIDRange
-	MountTimeout  time.Duration // for a cold start
-	DrainTimeout  time.Duration // for an unpublish whose caller gave no deadline
-	Version       string        // the driver's
-	// Limits are what a mount may use whose volume does not say; 0: as much as it likes. The launcher may be one that cannot
-	// enforce them.
-	Limits launcher.Limits
-	// Heal puts living mounts in the place of dead ones, also in containers.
-	Heal bool
-	// HangTimeout is after how long without an answer a mount's connection is aborted; 0: never.
-	HangTimeout time.Duration
-	// CleanPrograms removes installed programs that no process runs, except those in the directories used; nil: none are
-	// installed.
-	CleanPrograms func(ctx context.Context, used []string) error
-}
 
 // Manager publishes and unpublishes volumes on this node.
 type Manager struct {
@@ -133,6 +44,7 @@ type Manager struct {
 	healed     seen // mounts whose publications this driver has looked at
 	metrics    *metrics
 	states     *states
+	sessions   *sessions
 
 	salt []byte
 	lock *os.File // held until Run ends
@@ -201,7 +113,7 @@ func newManager(o Options) *Manager {
 	m := &Manager{Options: o, store: store{dir: o.StateDir, cache: o.CacheDir}, givenRoot: o.TargetRoot, tending: reconcileBound}
 	m.troubles.now = time.Now
 	m.metrics = newMetrics(o.Namespace.Overdue)
-	m.states = m.metrics.states
+	m.states, m.sessions = m.metrics.states, m.metrics.sessions
 	return m
 }
 
@@ -211,6 +123,7 @@ func (m *Manager) Collectors() []prometheus.Collector { return m.metrics.collect
 // forget drops what this process remembers of a mount that is gone.
 func (m *Manager) forget(name string) {
 	m.states.drop(name)
+	m.sessions.forget(name)
 	m.hangs.forget(name)
 	m.troubles.forget(name)
 	m.healed.forget(name)
@@ -355,18 +268,6 @@ func (m *Manager) clientOf(name string) (client.Client, error) {
 	return m.Client(name)
 }
 
-// keysFor are the keys that a mount gets.
-func (m *Manager) keysFor(ctx context.Context, r Request) (credentials.Keys, error) {
-	if r.Source == credentials.SourceSecret {
-		return r.Keys, nil
-	}
-	keys, err := m.Backends.DriverKeys(ctx)
-	if err != nil {
-		return credentials.Keys{}, fmt.Errorf("the driver's own credentials: %w", err)
-	}
-	return keys, nil
-}
-
 // mountedAt finds the top mount on a path; ok is false when nothing is mounted there.
 func mountedAt(mounts []host.Mount, path string) (top host.Mount, ok bool) {
 	for _, mnt := range mounts {
@@ -386,55 +287,4 @@ func usedElsewhere(all []publication, name, target string) bool {
 func keyOf(name string) string {
 	key, _, _ := strings.Cut(name, "-")
 	return key
-}
-
-// Stats tells what the file system of a publication says of its size. The answer comes from the client, so it is waited
-// for only until ctx ends.
-func (m *Manager) Stats(ctx context.Context, volumeID, path string) (Stats, error) {
-	path = m.real(path)
-	var (
-		p  publication
-		ok bool
-	)
-	err := m.do(ctx, func() (err error) {
-		p, ok, err = m.store.publication(path)
-		return err
-	})
-	if err != nil {
-		return Stats{}, err
-	}
-	if !ok || p.VolumeID != volumeID {
-		return Stats{}, fault.Errorf(fault.NotFound, "volume %s is not published at %s on this node", volumeID, path)
-	}
-	mounts, err := m.Namespace.Mounts(ctx)
-	if err != nil {
-		return Stats{}, err
-	}
-	top, ok := mountedAt(mounts, path)
-	if name, ours := nameOfSource(top.Source); !ok || !ours || name != p.Mount {
-		return Stats{}, fault.Errorf(fault.NotFound, "volume %s: the mount at %s is gone; publishing it again brings it back", volumeID, path)
-	}
-	st, err := m.Namespace.Statfs(ctx, path)
-	switch {
-	case errors.Is(err, unix.ENOTCONN), errors.Is(err, unix.ECONNABORTED), errors.Is(err, unix.EIO):
-		return Stats{}, fault.Errorf(fault.Unavailable, "volume %s at %s: its client has died: %w", volumeID, path, err)
-	case errors.Is(err, fs.ErrNotExist):
-		return Stats{}, fault.Errorf(fault.NotFound, "volume %s: %w", volumeID, err)
-	case err != nil:
-		return Stats{}, fmt.Errorf("volume %s at %s does not answer: %w", volumeID, path, err)
-	}
-	bytes := func(blocks uint64) int64 { return saturate(blocks, uint64(st.Frsize)) }
-	return Stats{
-		TotalBytes: bytes(st.Blocks), UsedBytes: bytes(st.Blocks - min(st.Blocks, st.Bfree)), AvailableBytes: bytes(st.Bavail),
-		Inodes: saturate(st.Files, 1), InodesUsed: saturate(st.Files-min(st.Files, st.Ffree), 1), InodesFree: saturate(st.Ffree, 1),
-	}, nil
-}
-
-// saturate multiplies within an int64: object stores like to say that they have 2^63 blocks.
-func saturate(n, size uint64) int64 {
-	const limit = uint64(1<<63 - 1)
-	if size == 0 || n > limit/size {
-		return int64(limit)
-	}
-	return int64(n * size)
 }

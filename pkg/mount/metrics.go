@@ -33,6 +33,7 @@ type metrics struct {
 	lost      *prometheus.CounterVec // client
 	overdue   prometheus.GaugeFunc
 	states    *states
+	sessions  *sessions
 }
 
 func newMetrics(overdue func() int) *metrics {
@@ -56,13 +57,14 @@ func newMetrics(overdue func() int) *metrics {
 		overdue: prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "s3csi_overdue_calls", Help: "System calls that wait for a file system that does not answer, and that nobody waits for any more.",
 		}, func() float64 { return float64(overdue()) }),
-		states: &states{of: map[string]state{}},
+		states:   &states{of: map[string]state{}},
+		sessions: newSessions(),
 	}
 }
 
 // collectors are what a registry takes.
 func (m *metrics) collectors() []prometheus.Collector {
-	return []prometheus.Collector{m.reconcile, m.restarts, m.failures, m.heals, m.lost, m.overdue, m.states}
+	return []prometheus.Collector{m.reconcile, m.restarts, m.failures, m.heals, m.lost, m.overdue, m.states, m.sessions, m.sessions.renewals, m.sessions.failures}
 }
 
 // state is what is known of one mount.

@@ -1,6 +1,10 @@
 package mount
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/helper"
+)
 
 // SampleMetrics are the collectors of a manager that has one of everything to tell, for the page that describes them: a
 // vector without values shows nothing.
@@ -12,5 +16,6 @@ func SampleMetrics() []prometheus.Collector {
 	m.heals.WithLabelValues("host", "replaced")
 	m.lost.WithLabelValues(client)
 	m.states.set("", client, stateServing)
+	m.sessions.seen("", client, &helper.SessionStatus{})
 	return m.collectors()
 }

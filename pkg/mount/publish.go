@@ -16,6 +16,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
 // Publish makes the volume appear at the target. It is idempotent; a retry of the same request joins the one under way.
@@ -28,6 +29,13 @@ func (m *Manager) Publish(ctx context.Context, r Request) error {
 	if r.Source == credentials.SourceSecret && r.Keys.IsZero() {
 		return fault.Errorf(fault.Precondition, "volume %s takes its credentials from a secret, and the request has none: "+
 			"set node-publish-secret-name and -namespace on its StorageClass or nodePublishSecretRef on its PersistentVolume", r.VolumeID)
+	}
+	if r.Attributes.RoleARN != "" {
+		role, err := volume.Role(r.Attributes.RoleARN).Expand(r.PodNamespace, r.ServiceAccount)
+		if err != nil {
+			return err
+		}
+		r.Attributes.RoleARN = role
 	}
 	spec := newSpec(r, m.salt)
 	request := fmt.Sprintf("publish %s ro=%t single=%t %s", r.VolumeID, r.ReadOnly, r.SingleWriter, spec.encode())
@@ -78,18 +86,25 @@ func (m *Manager) publish(ctx context.Context, r Request, spec Spec) (err error)
 
 	before, err := m.published(ctx, r, spec)
 	defer func() {
-		if before != shownNothing {
+		if before.shows != shownNothing {
 			err = passing(err)
 		}
 	}()
-	if err != nil || before == shownAlive {
+	if err != nil || before.shows == shownAlive {
 		return err
+	}
+	s, err := m.plan(ctx, r, spec)
+	if err != nil {
+		return err
+	}
+	if before.shows == shownRotated {
+		return m.rotate(ctx, r, spec, before, s)
 	}
 	if err := m.checkSingleWriter(ctx, r); err != nil {
 		return err
 	}
 	var target *os.File
-	if before == shownNothing {
+	if before.shows == shownNothing {
 		var made bool
 		if target, made, err = m.openTarget(ctx, r.Target); err != nil {
 			return err
@@ -105,19 +120,18 @@ func (m *Manager) publish(ctx context.Context, r Request, spec Spec) (err error)
 		failpoint.Here("publish.target")
 	}
 
-	key := spec.Key()
-	unlockKey, err := m.keys.Lock(ctx, key)
+	unlockKey, err := m.keys.Lock(ctx, before.key(spec))
 	if err != nil {
 		return fault.Errorf(fault.Busy, "the mount of this volume is being started or ended: %w", err)
 	}
 	defer unlockKey()
-	rec, err := m.ensure(ctx, r, spec)
+	rec, err := m.ensureFor(ctx, r, spec, before, s)
 	if err != nil {
 		return err
 	}
-	if before == shownDead {
+	if before.shows == shownDead {
 		// Not undone: the target is the CO's, and containers may run on copies of what it shows.
-		if err := m.replace(ctx, r, rec); err != nil {
+		if err := m.replace(ctx, r, rec, before); err != nil {
 			return err
 		}
 	} else if err := m.bind(ctx, r, rec, target); err != nil {
@@ -127,6 +141,24 @@ func (m *Manager) publish(ctx context.Context, r Request, spec Spec) (err error)
 	}
 	klog.FromContext(ctx).Info("Published", "mount", rec.Name, "client", rec.Client, "readOnly", r.ReadOnly)
 	return nil
+}
+
+// ensureFor is ensure, or for a target whose mount was rotated to the very spec, that mount. The lock of before.key is held.
+func (m *Manager) ensureFor(ctx context.Context, r Request, spec Spec, before sight, s *supply) (record, error) {
+	if !before.rotatedTo(spec) {
+		return m.ensure(ctx, r, spec, s)
+	}
+	var (
+		rec  record
+		have bool
+	)
+	if err := m.do(ctx, func() (err error) { rec, have, err = m.store.record(before.rec.Name); return err }); err != nil {
+		return record{}, err
+	}
+	if !have || rec.Phase != phaseRunning || rec.Superseded {
+		return record{}, fault.Errorf(fault.Busy, "mount %s, which the target shows, is being ended", before.rec.Name)
+	}
+	return rec, m.reuse(ctx, &rec, s)
 }
 
 // passing is the error of a publication whose target shows the volume, alive or dead, from before: never a final one, by
@@ -144,8 +176,9 @@ func passing(err error) error {
 
 // replace puts a mount that works in the place of a dead one. At no time does the target show nothing: that would be taken
 // for an empty volume, by a container that is restarted there.
-func (m *Manager) replace(ctx context.Context, r Request, rec record) error {
-	p := publication{Target: r.Target, VolumeID: r.VolumeID, Mount: rec.Name, ReadOnly: r.ReadOnly, SingleWriter: r.SingleWriter, Created: time.Now()}
+func (m *Manager) replace(ctx context.Context, r Request, rec record, before sight) error {
+	p := r.publication(rec)
+	p.From = before.pub.From
 	if err := m.do(ctx, func() error { return m.store.writePublication(p) }); err != nil {
 		return err
 	}
@@ -198,6 +231,11 @@ func (m *Manager) openTarget(ctx context.Context, path string) (*os.File, bool, 
 	return o.dir, o.made, err
 }
 
+// publication is what is written down of a request that a mount is for.
+func (r Request) publication(rec record) publication {
+	return publication{Target: r.Target, VolumeID: r.VolumeID, Mount: rec.Name, ReadOnly: r.ReadOnly, SingleWriter: r.SingleWriter, Created: time.Now()}
+}
+
 // shown is what a target shows.
 type shown int
 
@@ -205,88 +243,108 @@ const (
 	shownNothing shown = iota
 	shownAlive         // the very volume that is asked for
 	shownDead          // a mount of ours that is to be replaced: its client is dead, or not as it should be
+	shownRotated       // the very volume, of whoever had the secret before
 )
 
-// published tells whether the target already shows this volume alive, and refreshes its credentials then.
-func (m *Manager) published(ctx context.Context, r Request, spec Spec) (shown, error) {
+// sight is what is known of a target.
+type sight struct {
+	shows shown
+	rec   record // of the mount that it shows; empty: there is none
+	pub   publication
+}
+
+// rotatedTo tells whether the mount at the target has another key than the spec, whose it is all the same.
+func (b sight) rotatedTo(spec Spec) bool {
+	return b.shows == shownDead && b.rec.Rotated != "" && !b.rec.Superseded && b.pub.Mount == b.rec.Name && b.rec.serves().encode() == spec.encode()
+}
+
+// key is that of the mount that is to be at the target.
+func (b sight) key(spec Spec) string {
+	if b.rotatedTo(spec) {
+		return b.rec.Key
+	}
+	return spec.Key()
+}
+
+// published tells what the target shows, and refreshes the volume's credentials where that is the volume, alive.
+func (m *Manager) published(ctx context.Context, r Request, spec Spec) (before sight, err error) {
 	var at host.Place
 	if err := m.do(ctx, func() error {
 		at, _ = host.Look(r.Target) // what is wrong with a path is found when it is opened
 		return nil
 	}); err != nil || !at.Mountpoint {
-		return shownNothing, err
+		return before, err
 	}
 	mounts, err := m.Namespace.Mounts(ctx)
 	if err != nil {
-		return shownNothing, err
+		return before, err
 	}
 	top, mounted := mountedAt(mounts, r.Target)
 	if !mounted {
-		return shownNothing, nil
+		return before, nil
 	}
 	name, ours := nameOfSource(top.Source)
 	if !ours {
-		return shownNothing, fault.Errorf(fault.Precondition, "something else is mounted at target %s (%s, type %s): unmount it first", r.Target, top.Source, top.FSType)
+		return before, fault.Errorf(fault.Precondition, "something else is mounted at target %s (%s, type %s): unmount it first", r.Target, top.Source, top.FSType)
 	}
-	var (
-		p    publication
-		rec  record
-		have bool
-	)
+	var have bool
 	if err := m.do(ctx, func() (err error) {
-		if p, _, err = m.store.publication(r.Target); err != nil {
+		if before.pub, _, err = m.store.publication(r.Target); err != nil {
 			return err
 		}
-		rec, have, err = m.store.record(name)
+		before.rec, have, err = m.store.record(name)
 		return err
 	}); err != nil {
-		return shownNothing, err
+		return before, err
 	}
+	rec, p := before.rec, before.pub
 	source, mounted := mountedAt(mounts, m.store.sourceDir(name))
 	if have && mounted && source.Major == top.Major && source.Minor == top.Minor {
-		switch life, err := m.lifeOf(ctx, rec); {
+		life, err := m.lifeOf(ctx, rec)
+		switch differs := rec.serves().encode() != spec.encode(); {
 		case err != nil:
-			return shownNothing, err
-		case life != alive, rec.Superseded:
+			return before, err
+		case rec.Superseded, slices.Contains(p.From, name): // its publication is another mount's by now
+		case differs && p.Mount == name && spec.rotatedFrom(rec.serves()) && (life == alive || m.holdsBack(rec)), !differs && rec.Rotating:
+			before.shows = shownRotated
+			return before, nil
+		case life != alive:
 		case p.Mount != name || p.VolumeID != r.VolumeID:
-			return shownNothing, fault.Errorf(fault.Exists, "target %s shows volume %s", r.Target, rec.VolumeID)
-		case rec.Spec.encode() != spec.encode():
-			return shownNothing, fault.Errorf(fault.Exists, "target %s shows the volume with other parameters, options or credentials; "+
+			return before, fault.Errorf(fault.Exists, "target %s shows volume %s", r.Target, rec.VolumeID)
+		case differs:
+			return before, fault.Errorf(fault.Exists, "target %s shows the volume with other parameters, options or credentials; "+
 				"they take effect when the target is unpublished and published again (delete the pod)", r.Target)
 		case p.ReadOnly != r.ReadOnly:
-			return shownNothing, fault.Errorf(fault.Exists, "target %s shows the volume with readOnly=%t", r.Target, p.ReadOnly)
+			return before, fault.Errorf(fault.Exists, "target %s shows the volume with readOnly=%t", r.Target, p.ReadOnly)
 		default:
 			if old, err := m.outdated(rec); err != nil || old {
-				return shownDead, err
+				before.shows = shownDead
+				return before, err
 			}
 			// What lives may be a client that was started since the mount table was read, and the target not healed yet.
 			if err := m.shows(ctx, rec, r.Target); err != nil {
-				return shownDead, nil //nolint:nilerr // that is what is found out
+				before.shows = shownDead
+				return before, nil //nolint:nilerr // that is what is found out
 			}
-			return shownAlive, m.handKeys(ctx, r, rec)
+			before.shows = shownAlive
+			return before, m.keepUp(ctx, r, spec, before)
 		}
 	}
 	klog.FromContext(ctx).Info("The mount at the target is dead, or not what it should be; it is replaced", "mount", name)
-	return shownDead, nil
+	before.shows = shownDead
+	return before, nil
 }
 
-// handKeys gives a running mount of the very same spec its current keys.
-func (m *Manager) handKeys(ctx context.Context, r Request, rec record) error {
-	keys, err := m.keysFor(ctx, r)
+// keepUp hands what the publication of a living mount brings to it, and to those that the publication came from.
+func (m *Manager) keepUp(ctx context.Context, r Request, spec Spec, before sight) error {
+	s, err := m.plan(ctx, r, spec)
 	if err != nil {
 		return err
 	}
-	return m.giveKeys(ctx, rec, keys)
-}
-
-// giveKeys replaces the keys of a running mount.
-func (m *Manager) giveKeys(ctx context.Context, rec record, keys credentials.Keys) error {
-	ctx, cancel := context.WithTimeout(ctx, helperBound)
-	defer cancel()
-	if err := m.peer(rec.Name).Credentials(ctx, keys); err != nil {
-		return fmt.Errorf("refreshing the credentials of mount %s (volume %s): %w", rec.Name, rec.VolumeID, err)
+	if err := m.stayed(ctx, before.pub, s); err != nil {
+		return err
 	}
-	return nil
+	return m.handOver(ctx, before.rec, s)
 }
 
 // checkSingleWriter enforces SINGLE_NODE_SINGLE_WRITER: the CSI specification wants FAILED_PRECONDITION for a second
@@ -307,7 +365,7 @@ func (m *Manager) checkSingleWriter(ctx context.Context, r Request) error {
 // bind records the publication and binds the source to the target, in this order: what a crash leaves between the two is
 // a record without a mount, which the next publish or unpublish completes.
 func (m *Manager) bind(ctx context.Context, r Request, rec record, target *os.File) error {
-	p := publication{Target: r.Target, VolumeID: r.VolumeID, Mount: rec.Name, ReadOnly: r.ReadOnly, SingleWriter: r.SingleWriter, Created: time.Now()}
+	p := r.publication(rec)
 	err := m.Namespace.Do(ctx, "binding "+rec.Name+" to "+strconv.Quote(r.Target), func() error {
 		if err := m.store.writePublication(p); err != nil {
 			return err

@@ -14,9 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
 
-	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
-	"github.com/s3-csi/s3-csi-driver/pkg/helper"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
 )
@@ -39,13 +37,10 @@ func (m *Manager) reconcile(ctx context.Context) error {
 	var names []string
 	nctx, cancel := context.WithTimeout(ctx, reconcileBound)
 	defer cancel()
-	if err := m.do(nctx, func() (err error) {
-		if _, err := m.store.restore(); err != nil {
-			return err
-		}
-		names, err = m.store.names()
+	if err := m.restore(nctx); err != nil {
 		return err
-	}); err != nil {
+	}
+	if err := m.do(nctx, func() (err error) { names, err = m.store.names(); return err }); err != nil {
 		return err
 	}
 	// Side by side: one that takes long to end, or never does, must not keep the others from their credentials, nor
@@ -98,6 +93,7 @@ type view struct {
 	living bool          // one of them does, or the mount shows somewhere else on the host
 	held   bool          // somebody unmounted one of them by hand, and the CO has not asked for that
 	stale  bool          // a file system of an earlier life, or of a mount that this one succeeds, shows somewhere on the host
+	left   bool          // publications were moved away from it, and it has none
 }
 
 // look looks at one mount.
@@ -115,7 +111,9 @@ func (m *Manager) look(ctx context.Context, name string) (v view, err error) {
 				return err
 			}
 		}
-		v.pubs, err = m.store.publicationsOf(name)
+		all, err := m.store.allPublications()
+		v.pubs = slices.DeleteFunc(slices.Clone(all), func(p publication) bool { return p.Mount != name })
+		v.left = len(v.pubs) == 0 && cameFrom(all, name, "")
 		v.held = v.have && v.rec.Phase == phaseRunning && slices.ContainsFunc(v.pubs, held)
 		return err
 	}); err != nil {
@@ -134,8 +132,9 @@ func (m *Manager) look(ctx context.Context, name string) (v view, err error) {
 			continue
 		}
 		// A publication that is being moved here still shows the mount that it comes from.
-		v.living = v.living || shown == name || at.targets[mnt.Mountpoint] && slices.Contains(v.rec.Former, shown)
-		v.stale = v.stale || mounted && v.have && old(mnt) && at.here(mnt)
+		moving := movingAway(v.pubs, shown, mnt)
+		v.living = v.living || shown == name || at.targets[mnt.Mountpoint] && (moving || slices.Contains(v.rec.Former, shown))
+		v.stale = v.stale || mounted && v.have && (moving || old(mnt) && at.here(mnt))
 	}
 	return v, nil
 }
@@ -173,7 +172,8 @@ func (m *Manager) tend(ctx context.Context, name string) (again time.Duration, e
 		return 0, m.keepKeys(ctx, v.rec) // a retry of its unpublish goes on with it
 	case v.rec.Superseded && v.living:
 		return 0, m.keepKeys(ctx, v.rec) // its successor takes its places
-	case v.rec.Superseded:
+	case v.rec.Superseded, v.left && !v.living:
+		v.rec.Superseded = true
 		kerr := m.keepKeys(ctx, v.rec)
 		ctx, cancel := context.WithTimeout(ctx, formerBound)
 		defer cancel()
@@ -221,12 +221,12 @@ func (m *Manager) uphold(ctx context.Context, v view) (again time.Duration, err 
 	}
 	failpoint.Here("uphold.dead")
 	if life == dead {
-		if err := m.restart(ctx, &rec, credentials.Keys{}); err != nil {
+		if err := m.restart(ctx, &rec, &supply{}); err != nil {
 			return m.troubles.wait(rec.Name), err
 		}
 		return 0, m.healOnce(ctx, rec, true)
 	}
-	if _, err := m.renew(ctx, rec, credentials.Keys{}, reason); err != nil {
+	if _, err := m.renew(ctx, rec, &supply{}, reason); err != nil {
 		return m.troubles.wait(rec.Name), err
 	}
 	return time.Second, nil
@@ -239,26 +239,6 @@ func (m *Manager) healOnce(ctx context.Context, rec record, needed bool) error {
 		return nil
 	}
 	return m.heal(ctx, rec)
-}
-
-// refresh gives a mount of the driver's own credentials the current ones.
-func (m *Manager) refresh(ctx context.Context, rec record) error {
-	if rec.Spec.Source != credentials.SourceDriver {
-		return nil
-	}
-	keys, err := m.Backends.DriverKeys(ctx)
-	if err != nil {
-		return fmt.Errorf("refreshing the credentials of mount %s (volume %s): %w", rec.Name, rec.VolumeID, err)
-	}
-	return m.giveKeys(ctx, rec, keys)
-}
-
-// keepKeys is refresh for a mount on its way out: what is open in it, or left to store, may outlast the keys that it has.
-func (m *Manager) keepKeys(ctx context.Context, rec record) error {
-	if err := m.refresh(ctx, rec); err != nil && !errors.Is(err, helper.ErrGone) {
-		return err
-	}
-	return nil
 }
 
 // clearLeftovers clears away what belongs to no mount: units, processes, publications whose targets are gone, programs of

@@ -10,11 +10,11 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
+	"github.com/s3-csi/s3-csi-driver/pkg/session"
 )
 
 // undying is a launcher whose processes never end.
@@ -28,26 +28,21 @@ func (undying) List(context.Context) ([]launcher.UnitInfo, error)        { retur
 func (undying) OOMKills(context.Context, string, uint32) (uint64, error) { return 0, nil }
 
 // asked tells when the driver's own credentials are asked for.
-type asked struct{ keys chan struct{} }
-
-func (a asked) DriverKeys(context.Context) (credentials.Keys, error) {
-	a.keys <- struct{}{}
-	return credentials.Keys{AccessKeyID: "a", SecretAccessKey: "b"}, nil
+type asked struct {
+	*tokens
+	keys chan struct{}
 }
 
-func (asked) Backend(string) (backend.Backend, error) { return backend.Backend{}, nil }
-
-func (asked) Changed() <-chan struct{} { return nil }
-
-func (asked) CheckAccess(context.Context, backend.Backend, credentials.Keys, string, string, string, string) (backend.BucketInfo, error) {
-	return backend.BucketInfo{}, nil
+func (a asked) Plan(ctx context.Context, r session.Request) (credentials.Order, error) {
+	a.keys <- struct{}{}
+	return a.tokens.Plan(ctx, r)
 }
 
 // A mount that does not come to its end must not keep others from their credentials, which would expire.
 func TestAMountThatDrainsHoldsUpNoOther(t *testing.T) {
 	s := newStore(t)
-	backends := asked{make(chan struct{}, 1)}
-	m := newManager(Options{Namespace: host.Own(), Launcher: undying{}, Backends: backends, Client: client.Get, Heal: true})
+	own := asked{&tokens{}, make(chan struct{}, 1)}
+	m := newManager(Options{Namespace: host.Own(), Launcher: undying{}, Backends: s3{}, Sessions: own, DefaultClient: "rclone", Client: client.Get, Heal: true})
 	m.store = s
 	m.ctl = host.NewFusectl(m.Namespace, s.dir+"/fusectl")
 	for name, p := range map[string]phase{strings.Repeat("a", 24) + "-1": phaseEnding, strings.Repeat("b", 24) + "-2": phaseRunning} {
@@ -66,7 +61,7 @@ func TestAMountThatDrainsHoldsUpNoOther(t *testing.T) {
 	done := make(chan struct{})
 	go func() { defer close(done); _ = m.reconcile(ctx) }()
 	select {
-	case <-backends.keys:
+	case <-own.keys:
 	case <-time.After(5 * time.Second):
 		t.Error("the other mount's credentials are not refreshed")
 	}

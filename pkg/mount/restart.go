@@ -17,7 +17,6 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
-	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
 // killBound is how long a killed client may take to be gone, and whoever holds its last words to say so.
@@ -26,8 +25,8 @@ const killBound = 5 * time.Second
 // countBound is how long a launcher may take to say how many of a mount's processes were killed for want of memory.
 const countBound = 3 * time.Second
 
-// errNoKeys is for a mount whose helper died, and with it the keys of a secret.
-var errNoKeys = errors.New("its helper died, and with it the secret's keys: publish the volume once more, or copy the files to the bucket by hand and remove the mount's directories")
+// errNoKeys is for a mount whose helper died, and with it a secret's keys or a pod's token.
+var errNoKeys = errors.New("its helper died, and with it what the publication had brought for its sessions: publish the volume once more, or copy the files to the bucket by hand and remove the mount's directories")
 
 // cause is why a client has to be started again.
 type cause struct {
@@ -83,15 +82,15 @@ func (m *Manager) oomKills(ctx context.Context, rec record) uint64 {
 }
 
 // restart gives a mount whose client is dead another one, and its publications the new file system. The mount keeps its
-// name, its helper where that lives, its keys and its cache. The key's lock is held. keys are a secret's, if somebody has
-// them.
-func (m *Manager) restart(ctx context.Context, rec *record, keys credentials.Keys) error {
+// name, its helper where that lives, its session and its cache. The key's lock is held. s is what a publication brings, if there
+// is one.
+func (m *Manager) restart(ctx context.Context, rec *record, s *supply) error {
 	why := m.troubles.died(rec.Name, m.causeOf(ctx, *rec))
 	log := klog.FromContext(ctx).WithValues("mount", rec.Name, "volume", rec.VolumeID, "client", rec.Client, "bucket", rec.Spec.Bucket, "prefix", rec.Spec.Prefix)
 	log.Error(nil, "The client is dead; it is started again", "reason", why.reason, "how", why.how)
 	m.states.set(rec.Name, rec.Client, stateDead)
 	began := time.Now()
-	if err := m.relive(ctx, rec, keys); err != nil {
+	if err := m.relive(ctx, rec, s); err != nil {
 		m.metrics.failures.WithLabelValues(rec.Client, why.reason).Inc()
 		m.troubles.failed(rec.Name)
 		return fault.Errorf(fault.Unavailable, "volume %s: client %s of mount %s is dead (%s) and could not be started again: %w", rec.VolumeID, rec.Client, rec.Name, why.how, err)
@@ -104,23 +103,30 @@ func (m *Manager) restart(ctx context.Context, rec *record, keys credentials.Key
 	return nil
 }
 
-// relive starts a mount's client once more, on the same cache and behind a new connection. It stores what it finds there.
-func (m *Manager) relive(ctx context.Context, rec *record, keys credentials.Keys) error {
+// relive starts a mount's client once more, on the same cache and behind a new connection. It stores what it finds there. A
+// helper that lives has what it makes sessions from; for one that died somebody has to bring it: a publication, or the driver
+// itself where the credentials are its own.
+func (m *Manager) relive(ctx context.Context, rec *record, s *supply) error {
 	var noKeys error
-	if rec.Spec.Source == credentials.SourceDriver && keys.IsZero() {
-		if keys, noKeys = m.Backends.DriverKeys(ctx); noKeys != nil {
-			noKeys = fmt.Errorf("the driver's own credentials: %w", noKeys) // a helper that lives has some
+	if s.order.IsZero() {
+		alone, err := m.planAlone(ctx, *rec)
+		if err == nil {
+			s = alone
 		}
+		noKeys = err // a helper that lives has some
+	}
+	if err := s.fit(ctx, *rec); err != nil {
+		return err
 	}
 	be, err := m.Backends.Backend(rec.Spec.Backend)
 	if err != nil {
 		return err
 	}
 	// First of all: a client that serves yet is not ended for a backend that cannot be reached.
-	if err := m.update(ctx, rec, be, keys); err != nil {
+	if err := m.update(ctx, rec, be, s); err != nil {
 		return err
 	}
-	if err := m.standIdle(ctx, *rec, be, keys); err != nil {
+	if err := m.standIdle(ctx, *rec, be, s); err != nil {
 		return errors.Join(err, noKeys)
 	}
 	failpoint.Here("restart.idle")
@@ -138,7 +144,7 @@ func (m *Manager) relive(ctx context.Context, rec *record, keys credentials.Keys
 		fuse.Close()
 		return err
 	}
-	if err := m.serve(ctx, *rec, keys, fuse); err != nil {
+	if err := m.serve(ctx, *rec, s, fuse); err != nil {
 		// A mount that answers nothing would be taken for one that does. Without it the client ends by itself.
 		uctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoBound)
 		defer cancel()
@@ -148,8 +154,9 @@ func (m *Manager) relive(ctx context.Context, rec *record, keys credentials.Keys
 	return nil
 }
 
-// standIdle sees to it that the mount has a helper, with keys, that takes a new client.
-func (m *Manager) standIdle(ctx context.Context, rec record, be backend.Backend, keys credentials.Keys) error {
+// standIdle sees to it that the mount has a helper that takes a new client, and has, or is about to be given, what that works
+// with.
+func (m *Manager) standIdle(ctx context.Context, rec record, be backend.Backend, s *supply) error {
 	peer := m.peer(rec.Name)
 	hctx, cancel := context.WithTimeout(ctx, helperBound)
 	defer cancel()
@@ -162,12 +169,20 @@ func (m *Manager) standIdle(ctx context.Context, rec record, be backend.Backend,
 	}
 	switch {
 	case err == nil && status.State == helper.StateExited && (!status.Ending || endedBadly(status)):
-		return nil
-	case err == nil && status.State == helper.StateIdle && !status.Ending && !keys.IsZero():
-		return nil // it was started for this, and the client did not come to it
+		if session := status.Session; session != nil && !session.Over && s.order.Kind != credentials.AsIs {
+			return nil // what it has goes on
+		}
+		_, err := m.take(ctx, s)
+		return err
+	case err == nil && status.State == helper.StateIdle && !status.Ending && !s.order.IsZero():
+		_, err := m.take(ctx, s)
+		return err // it was started for this, and the client did not come to it
 	case err == nil, errors.Is(err, helper.ErrGone), ctx.Err() == nil: // also one that does not answer
-		if keys.IsZero() {
+		if s.order.IsZero() {
 			return errNoKeys
+		}
+		if _, err := m.take(ctx, s); err != nil { // before anything is ended for it
+			return err
 		}
 		if err := m.Launcher.Kill(ctx, rec.UID); err != nil {
 			return err
@@ -219,8 +234,8 @@ func (m *Manager) clearSource(ctx context.Context, rec record) error {
 }
 
 // update makes the client's command line anew where the one in the record would not do any more: the backend is another
-// now, or the program is gone.
-func (m *Manager) update(ctx context.Context, rec *record, be backend.Backend, keys credentials.Keys) error {
+// now, or the program is gone. A session that there is something to make from is tried there first.
+func (m *Manager) update(ctx context.Context, rec *record, be backend.Backend, s *supply) error {
 	digest, err := be.MountDigest()
 	if err != nil {
 		return err
@@ -243,27 +258,28 @@ func (m *Manager) update(ctx context.Context, rec *record, be backend.Backend, k
 	if err != nil {
 		return err
 	}
-	options, err := rec.Spec.options()
-	if err != nil {
-		return err
-	}
 	bucket := backend.BucketInfo{Name: rec.Spec.Bucket, Region: rec.Region, Owner: rec.Owner}
-	if !keys.IsZero() {
-		if bucket, err = m.Backends.CheckAccess(ctx, be, keys, rec.Spec.Bucket, rec.Spec.Prefix, rec.Spec.Region, rec.Spec.ExpectedBucketOwner); err != nil {
+	if !s.order.IsZero() {
+		if err := m.prove(ctx, s, be, rec.Spec); err != nil {
 			return err
 		}
+		bucket = s.bucket
 	}
 	if err := m.writeCA(ctx, rec.Name, be); err != nil {
 		return err
 	}
-	m.describe(rec, cl, be, digest, bucket, options)
-	return nil
+	return m.describeFor(rec, cl, be, digest, bucket)
 }
 
-// describe writes into a record how its client reaches the bucket.
-func (m *Manager) describe(rec *record, cl client.Client, be backend.Backend, digest string, bucket backend.BucketInfo, options []volume.Option) {
+// describeFor writes into a record how its client reaches the bucket.
+func (m *Manager) describeFor(rec *record, cl client.Client, be backend.Backend, digest string, bucket backend.BucketInfo) error {
+	options, err := rec.Spec.options()
+	if err != nil {
+		return err
+	}
 	rec.Command = cl.Command(m.invocation(*rec, cl, be, bucket, options))
 	rec.Backend, rec.Region, rec.Owner = digest, bucket.Region, bucket.Owner
+	return nil
 }
 
 // outdated tells whether a mount's backend is another now than when its client was started.
@@ -284,38 +300,39 @@ func (m *Manager) outdated(rec record) (bool, error) {
 
 // renew gives a mount that serves, but not as it should, a successor: another client in the same place where it may hold
 // back what it was given, because two of them on one prefix would store it in any order; else another mount, to which the
-// publications move, while files that are open go on with the old one until they are closed. The key's lock is held. keys
-// are a secret's.
-func (m *Manager) renew(ctx context.Context, rec record, keys credentials.Keys, reason string) (record, error) {
+// publications move, while files that are open go on with the old one until they are closed. The key's lock is held. s is what
+// a publication brings, if there is one.
+func (m *Manager) renew(ctx context.Context, rec record, s *supply, reason string) (record, error) {
 	cl, err := m.clientOf(rec.Client)
 	if err != nil {
 		return record{}, err
 	}
-	if rec.Spec.Source != credentials.SourceDriver && keys.IsZero() {
-		return record{}, fault.Errorf(fault.Unavailable, "volume %s: mount %s is to be replaced (%s) and its keys are a secret's: the next publication brings them", rec.VolumeID, rec.Name, reason)
+	if rec.Spec.Source != credentials.SourceDriver && s.order.IsZero() {
+		return record{}, fault.Errorf(fault.Unavailable, "volume %s: mount %s is to be replaced (%s), and what its sessions are made from is its publications': the next one brings it", rec.VolumeID, rec.Name, reason)
 	}
 	klog.FromContext(ctx).Info("The mount is replaced", "mount", rec.Name, "volume", rec.VolumeID, "client", rec.Client, "reason", reason)
+	failed := func(err error) (record, error) {
+		m.metrics.failures.WithLabelValues(rec.Client, reason).Inc()
+		m.troubles.failed(rec.Name)
+		return record{}, err
+	}
 	if keepsOnDisk(cl, rec.Spec) {
-		if err := m.relive(ctx, &rec, keys); err != nil {
-			m.metrics.failures.WithLabelValues(rec.Client, reason).Inc()
-			m.troubles.failed(rec.Name)
-			return record{}, err
+		if err := m.relive(ctx, &rec, s); err != nil {
+			return failed(err)
 		}
 		m.metrics.restarts.WithLabelValues(rec.Client, reason).Inc()
 		return rec, m.healOnce(ctx, rec, true)
 	}
-	options, err := rec.Spec.options()
-	if err != nil {
-		return record{}, err
+	if s.order.IsZero() {
+		if s, err = m.planAlone(ctx, rec); err != nil {
+			return failed(err)
+		}
 	}
-	fresh, err := m.start(ctx, Request{
-		VolumeID: rec.VolumeID, Volume: volume.ID{Backend: rec.Spec.Backend, Bucket: rec.Spec.Bucket, Prefix: rec.Spec.Prefix},
-		Options: options, Source: rec.Spec.Source, Keys: keys, Identity: rec.Spec.Source,
-	}, rec.Spec, append(rec.Former, rec.Name)...)
+	fresh, err := m.start(ctx, birth{
+		volumeID: rec.VolumeID, identity: rec.Spec.Source, spec: rec.Spec, supply: s, former: append(rec.Former, rec.Name), rotated: rec.Rotated,
+	})
 	if err != nil {
-		m.metrics.failures.WithLabelValues(rec.Client, reason).Inc()
-		m.troubles.failed(rec.Name)
-		return record{}, err
+		return failed(err)
 	}
 	failpoint.Here("renew.started")
 	m.metrics.restarts.WithLabelValues(rec.Client, reason).Inc()
@@ -327,10 +344,16 @@ func (m *Manager) renew(ctx context.Context, rec record, keys credentials.Keys, 
 		return record{}, err
 	}
 	rec.Superseded = true
-	ectx, cancel := context.WithTimeout(ctx, formerBound)
+	m.endSoon(ctx, rec, successor{shown: true})
+	return fresh, nil
+}
+
+// endSoon ends a mount whose places others have taken, if it does so soon: files that are open in it keep it for as long as
+// their owners like, and it is tried again and again.
+func (m *Manager) endSoon(ctx context.Context, rec record, next successor) {
+	ctx, cancel := context.WithTimeout(ctx, formerBound)
 	defer cancel()
-	if err := m.end(ectx, rec, successor{shown: true}); err != nil { // it is tried again and again
+	if err := m.end(ctx, rec, next); err != nil {
 		klog.FromContext(ctx).Info("The mount that was replaced has not ended yet", "mount", rec.Name, "reason", err.Error())
 	}
-	return fresh, nil
 }

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
@@ -49,9 +50,13 @@ type Spec struct {
 	// share a mount, and nobody can join a mount by naming an access key whose secret they do not have.
 	Source   string `json:"source"`
 	Identity string `json:"identity,omitempty"`
+	// RoleARN is the volume's, with the pod's names in it; Scope and SessionDuration are the volume's.
+	RoleARN         string        `json:"roleARN,omitempty"`
+	Scope           string        `json:"scope,omitempty"`
+	SessionDuration time.Duration `json:"sessionDuration,omitempty"`
 }
 
-// newSpec makes the spec of a request. salt is the node's, for the identity.
+// newSpec makes the spec of a request, whose role is expanded. salt is the node's, for the identity.
 func newSpec(r Request, salt []byte) Spec {
 	s := Spec{
 		Schema: specSchema, Backend: r.Volume.Backend, Bucket: r.Volume.Bucket, Prefix: r.Volume.Prefix,
@@ -61,15 +66,30 @@ func newSpec(r Request, salt []byte) Spec {
 		Region: r.Attributes.Region, ExpectedBucketOwner: r.Attributes.ExpectedBucketOwner,
 		MemoryLimit: r.Attributes.MemoryLimit, CPUWeight: r.Attributes.CPUWeight, TasksMax: r.Attributes.TasksMax,
 		Cache: r.Attributes.Cache, CacheSize: r.Attributes.CacheSize,
-		Source: r.Source,
+		Source: r.Source, RoleARN: r.Attributes.RoleARN, Scope: r.Attributes.Scope, SessionDuration: r.Attributes.SessionDuration,
 	}
 	for _, o := range r.Options {
 		s.Options = append(s.Options, o.String())
 	}
-	if r.Source == credentials.SourceSecret {
+	switch r.Source {
+	case credentials.SourceSecret:
 		s.Identity = r.Keys.Digest(salt)
+		if r.SecretRoleARN != "" {
+			s.Identity += " " + r.SecretRoleARN
+		}
+	case credentials.SourceWorkload:
+		s.Identity = r.PodNamespace + "/" + r.ServiceAccount
 	}
 	return s
+}
+
+// rotatedFrom tells whether two specs differ in nothing but whose secret it is.
+func (s Spec) rotatedFrom(o Spec) bool {
+	if s.Source != credentials.SourceSecret || s.Identity == o.Identity {
+		return false
+	}
+	s.Identity = o.Identity
+	return s.encode() == o.encode()
 }
 
 // options are the author's, parsed once more: they were checked when the spec was made.

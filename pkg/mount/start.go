@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
-	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -17,7 +16,6 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
-	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
@@ -26,9 +24,21 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
+// birth is what a new mount is made from.
+type birth struct {
+	volumeID string
+	identity string // for people
+	spec     Spec
+	supply   *supply
+	// former are the mounts whose publications it is to take over, and rotated the identity that they serve.
+	former  []string
+	rotated string
+}
+
 // start brings a new mount up and returns when a directory read through it has answered. On failure nothing of it is
-// left. The key's lock is held. former are the mounts whose publications it is to take over.
-func (m *Manager) start(ctx context.Context, r Request, spec Spec, former ...string) (record, error) {
+// left. The key's lock is held.
+func (m *Manager) start(ctx context.Context, b birth) (record, error) {
+	spec := b.spec
 	cl, err := m.clientOf(spec.Client)
 	if err != nil {
 		return record{}, err
@@ -37,22 +47,18 @@ func (m *Manager) start(ctx context.Context, r Request, spec Spec, former ...str
 	if err != nil {
 		return record{}, err
 	}
-	keys, err := m.keysFor(ctx, r)
-	if err != nil {
-		return record{}, err
-	}
 	release, err := m.starts.take(ctx, spec.Backend)
 	if err != nil {
 		return record{}, err
 	}
 	defer release()
-	rec, err := m.allocate(ctx, r, spec, cl)
+	rec, err := m.allocate(ctx, b.volumeID, spec, cl)
 	if err != nil {
 		return record{}, err
 	}
-	rec.Former = former
+	rec.Former, rec.Rotated = b.former, b.rotated
 	failpoint.Here("start.allocated")
-	if err := m.bringUp(ctx, r, &rec, cl, be, keys); err != nil {
+	if err := m.bringUp(ctx, &rec, cl, be, b.supply); err != nil {
 		uctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoBound)
 		defer cancel()
 		return record{}, undone(err, m.discard(uctx, rec))
@@ -61,24 +67,20 @@ func (m *Manager) start(ctx context.Context, r Request, spec Spec, former ...str
 	m.healed.first(rec.Name) // nothing of it is anywhere yet
 	m.watchers.follow(rec.Name)
 	klog.FromContext(ctx).Info("Mounted", "mount", rec.Name, "client", cl.Name, "bucket", spec.Bucket, "prefix", spec.Prefix,
-		"uid", rec.UID, "identity", r.Identity, "took", time.Since(rec.Created).Round(time.Millisecond))
+		"uid", rec.UID, "identity", b.identity, "session", b.supply.order.Kind, "role", b.supply.order.RoleARN, "took", time.Since(rec.Created).Round(time.Millisecond))
 	return rec, nil
 }
 
 // bringUp does what can fail, and leaves the undoing to start.
-func (m *Manager) bringUp(ctx context.Context, r Request, rec *record, cl client.Client, be backend.Backend, keys credentials.Keys) error {
+func (m *Manager) bringUp(ctx context.Context, rec *record, cl client.Client, be backend.Backend, s *supply) error {
 	var (
 		spec   = rec.Spec
-		bucket backend.BucketInfo
 		fuse   *os.File
 		g, gtx = errgroup.WithContext(ctx)
 	)
-	// Whether the keys work is asked while the helper starts; the client is started only with keys that do.
-	g.Go(func() (err error) {
-		bucket, err = m.Backends.CheckAccess(gtx, be, keys, spec.Bucket, spec.Prefix, spec.Region, spec.ExpectedBucketOwner)
-		return err
-	})
-	// These two are short and leave something behind, so they are not cancelled but waited for when the keys are refused:
+	// The session is made and tried while the helper starts; the client is started only with one that does.
+	g.Go(func() error { return m.prove(gtx, s, be, spec) })
+	// These two are short and leave something behind, so they are not cancelled but waited for when the session is refused:
 	// what is given up on half-way is done after it was undone.
 	g.Go(func() error { return m.launchHelper(ctx, *rec, be) })
 	g.Go(func() (err error) {
@@ -92,18 +94,20 @@ func (m *Manager) bringUp(ctx context.Context, r Request, rec *record, cl client
 		return err
 	}
 	digest, err := be.MountDigest()
+	if err == nil {
+		err = m.describeFor(rec, cl, be, digest, s.bucket)
+	}
 	if err != nil {
 		fuse.Close()
 		return err
 	}
-	m.describe(rec, cl, be, digest, bucket, r.Options)
 	failpoint.Here("start.mounted")
 	var up errgroup.Group
 	if keepsOnDisk(cl, spec) { // on a disk, which takes its time
 		kept := *rec
 		up.Go(func() error { return m.do(ctx, func() error { return m.store.keepRecord(kept) }) })
 	}
-	up.Go(func() error { return m.serve(ctx, *rec, keys, fuse) })
+	up.Go(func() error { return m.serve(ctx, *rec, s, fuse) })
 	if err := up.Wait(); err != nil {
 		return err
 	}
@@ -113,10 +117,10 @@ func (m *Manager) bringUp(ctx context.Context, r Request, rec *record, cl client
 }
 
 // allocate gives a mount its generation, uid and directories.
-func (m *Manager) allocate(ctx context.Context, r Request, spec Spec, cl client.Client) (record, error) {
+func (m *Manager) allocate(ctx context.Context, volumeID string, spec Spec, cl client.Client) (record, error) {
 	taken := map[uint32]bool{}
 	for {
-		rec, err := m.reserve(ctx, r, spec, cl, taken)
+		rec, err := m.reserve(ctx, volumeID, spec, cl, taken)
 		if err != nil {
 			return record{}, err
 		}
@@ -135,7 +139,7 @@ func (m *Manager) allocate(ctx context.Context, r Request, spec Spec, cl client.
 }
 
 // reserve makes a mount's directories, by which others see that its name and its uid are taken.
-func (m *Manager) reserve(ctx context.Context, r Request, spec Spec, cl client.Client, taken map[uint32]bool) (record, error) {
+func (m *Manager) reserve(ctx context.Context, volumeID string, spec Spec, cl client.Client, taken map[uint32]bool) (record, error) {
 	m.alloc.Lock()
 	defer m.alloc.Unlock()
 	key := spec.Key()
@@ -147,8 +151,8 @@ func (m *Manager) reserve(ctx context.Context, r Request, spec Spec, cl client.C
 		}
 		name := mountName(key, generation)
 		rec = record{
-			Name: name, Key: key, Generation: generation, Phase: phaseStarting, VolumeID: r.VolumeID,
-			Source: sourceName(r.VolumeID, name), Client: cl.Name, Spec: spec, Created: time.Now(),
+			Name: name, Key: key, Generation: generation, Phase: phaseStarting, VolumeID: volumeID,
+			Source: sourceName(volumeID, name), Client: cl.Name, Spec: spec, Created: time.Now(),
 		}
 		used, err := m.store.uids()
 		if err != nil {
@@ -275,10 +279,11 @@ func (m *Manager) mountSource(ctx context.Context, rec record) (*os.File, error)
 	return fuse, nil
 }
 
-// serve has the helper run the client on the FUSE descriptor, which it takes over, and waits until the mount answers.
-func (m *Manager) serve(ctx context.Context, rec record, keys credentials.Keys, fuse *os.File) error {
+// serve has the helper run the client on the FUSE descriptor, which it takes over, and waits until the mount answers. A supply
+// whose keys nobody has made yet is for a helper that makes its own.
+func (m *Manager) serve(ctx context.Context, rec record, s *supply, fuse *os.File) error {
 	peer := m.peer(rec.Name)
-	status, err := peer.Start(ctx, helper.StartRequest{Client: rec.Client, Command: rec.Command, Keys: keys}, fuse)
+	status, err := peer.Start(ctx, helper.StartRequest{Client: rec.Client, Command: rec.Command, Keys: s.keys, Order: s.further()}, fuse)
 	failpoint.Here("serve.started")
 	fuse.Close() // only after ours is closed does the client's death end the connection
 	if err != nil {
@@ -396,80 +401,4 @@ func (m *Manager) discard(ctx context.Context, rec record) error {
 	}
 	m.forget(rec.Name)
 	return nil
-}
-
-func (s store) caFile(name string) string { return filepath.Join(s.mountDir(name), "ca.pem") }
-
-// uids are those that mounts have, by the owners of their directories, and those whose cache outlived a reboot: what is in
-// it is not for another mount's client, and a mount's processes are found by its uid. A mount's cache is made under the
-// lock that its uid is chosen under, so nothing else need be read: a hundred mounts may come up at once.
-func (s store) uids() (map[uint32]bool, error) {
-	used := map[uint32]bool{}
-	add := func(dir string, file func(name string) string) error {
-		entries, err := os.ReadDir(dir)
-		if err != nil {
-			return err
-		}
-		for _, e := range entries {
-			uid, err := ownerOf(file(e.Name()))
-			if err != nil {
-				return err
-			}
-			used[uid] = true
-		}
-		return nil
-	}
-	err := errors.Join(
-		add(filepath.Join(s.dir, "mounts"), s.helperDir),
-		add(s.cache, func(name string) string { return filepath.Join(s.cache, name) }))
-	return used, err
-}
-
-// make makes a mount's directories and, first of all, its record: whoever finds a directory knows whose it is.
-func (s store) make(r record) error {
-	if err := os.Mkdir(s.mountDir(r.Name), 0o711); err != nil {
-		return err
-	}
-	failpoint.Here("make.directory")
-	if err := s.writeRecord(r); err != nil {
-		return err
-	}
-	failpoint.Here("make.recorded")
-	for _, dir := range []string{s.helperDir(r.Name), s.cacheDir(r.Name)} {
-		if err := os.Mkdir(dir, 0o700); err != nil {
-			return err
-		}
-		if err := os.Lchown(dir, int(r.UID), int(r.UID)); err != nil {
-			return err
-		}
-	}
-	failpoint.Here("make.directories")
-	return os.Mkdir(s.sourceDir(r.Name), 0o700)
-}
-
-// remove removes a mount's directories, its record last. Nothing may be mounted on the source and none of the mount's
-// processes may be left: what is below the directories is theirs.
-func (s store) remove(name string) error {
-	if err := ignoreMissing(os.Remove(s.sourceDir(name))); err != nil {
-		return err
-	}
-	failpoint.Here("remove.source")
-	if err := errors.Join(ignoreMissing(os.Remove(s.keptRecord(name))), os.RemoveAll(s.cacheDir(name))); err != nil {
-		return err
-	}
-	failpoint.Here("remove.cache")
-	entries, err := os.ReadDir(s.mountDir(name))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	for _, e := range entries {
-		if path := filepath.Join(s.mountDir(name), e.Name()); path != s.recordFile(name) {
-			err = errors.Join(err, os.RemoveAll(path))
-		}
-	}
-	if err != nil {
-		return err
-	}
-	failpoint.Here("remove.files")
-	return os.RemoveAll(s.mountDir(name))
 }

@@ -71,6 +71,11 @@ func (m *Manager) unpublish(ctx context.Context, volumeID, target string) error 
 		}
 	}
 	failpoint.Here("unpublish.unmounted")
+	for _, from := range p.From {
+		if err := m.endLeft(ctx, from, target); err != nil {
+			return err
+		}
+	}
 	if name != "" {
 		unlock, err := m.lockEnding(ctx, name)
 		if err != nil {
@@ -124,15 +129,21 @@ func (m *Manager) recordOf(ctx context.Context, name string) (record, error) {
 // release gives up a publication. If it was the mount's last, the mount is ended first, so that the record stays until
 // all is stored. The key's lock is held.
 func (m *Manager) release(ctx context.Context, rec record, target string) error {
-	var others bool
+	var others, left bool
 	if err := m.do(ctx, func() error {
 		all, err := m.store.allPublications()
-		others = usedElsewhere(all, rec.Name, target)
+		others, left = usedElsewhere(all, rec.Name, target), cameFrom(all, rec.Name, target)
 		return err
 	}); err != nil {
 		return err
 	}
-	if !others {
+	switch {
+	case others:
+	case left && rec.Client != "":
+		if err := m.abandon(ctx, rec); err != nil {
+			return err
+		}
+	default:
 		// Those that it took over from may still store what was open when they were replaced.
 		for _, former := range rec.Former {
 			if err := m.endFormer(ctx, former); err != nil {
@@ -145,6 +156,58 @@ func (m *Manager) release(ctx context.Context, rec record, target string) error 
 		failpoint.Here("release.ended")
 	}
 	return m.do(ctx, func() error { return m.store.removePublication(target) })
+}
+
+// abandon gives up a mount whose last publication goes, while others were moved away from it: what they have open in it is
+// waited for by nobody here. All else was answered, and so is stored, because no client that holds something back is moved
+// away from.
+func (m *Manager) abandon(ctx context.Context, rec record) error {
+	if !rec.Superseded {
+		rec.Superseded = true
+		if err := m.do(ctx, func() error { return m.store.writeRecord(rec) }); err != nil {
+			return err
+		}
+	}
+	mounts, err := m.Namespace.Mounts(ctx)
+	if err != nil {
+		return err
+	}
+	if mnt, mounted := mountedAt(mounts, m.store.sourceDir(rec.Name)); mounted {
+		if err := m.quiet(ctx, mnt); err != nil {
+			return err
+		}
+	}
+	m.endSoon(ctx, rec, successor{shown: true})
+	return nil
+}
+
+// endLeft ends a mount that a publication was moved away from, if it is still there and nobody's: what was open in it then may
+// still be stored.
+func (m *Manager) endLeft(ctx context.Context, name, target string) error {
+	if m.gone(ctx, name) {
+		return nil
+	}
+	unlock, err := m.lockEnding(ctx, name)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	var (
+		rec    record
+		have   bool
+		others bool
+	)
+	if err := m.do(ctx, func() (err error) {
+		var all []publication
+		if rec, have, err = m.store.record(name); err == nil && have {
+			all, err = m.store.allPublications()
+		}
+		others = usedElsewhere(all, name, "") || cameFrom(all, name, target)
+		return err
+	}); err != nil || !have || others {
+		return err
+	}
+	return m.end(ctx, rec, successor{})
 }
 
 // endFormer ends a mount whose successor has no publication left, if it is still there.

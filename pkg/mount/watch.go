@@ -63,6 +63,9 @@ func (m *Manager) watch(ctx context.Context, name string) {
 	peer := m.peer(name)
 	for since := uint64(0); ctx.Err() == nil; {
 		status, err := peer.Status(ctx, since)
+		if err == nil {
+			m.observe(ctx, name, status)
+		}
 		switch {
 		case ctx.Err() != nil:
 			return
