@@ -33,10 +33,6 @@ func unusable(o credentials.Order, why string) error {
 	return fault.Errorf(fault.Unavailable, "%s: %s: check that sts.endpoint of the backend is a token service", subject(o), why)
 }
 
-func errUnknownKind(o credentials.Order) error {
-	return fault.Errorf(fault.Precondition, "%s: this program does not know how to make such a session: it is older than what asks it", subject(o))
-}
-
 // explain says what the end of an order's request means. The error stands for itself: nothing of the SDK's, which may hold what
 // the service echoed, stays in its chain.
 func (a *asking) explain(ctx context.Context, o credentials.Order, err error) error {
@@ -126,7 +122,7 @@ func (a answer) meaning(o credentials.Order) (fault.Kind, string) {
 		if o.Kind == credentials.WebIdentity && a.code == "InvalidParameterValue" { // MinIO says no more of a token that it does not take
 			return fault.Unauthenticated, "check that the service knows the token's issuer and audience, that the role exists, and that sessionDuration of the volume" + duration(o) + " is one that it allows"
 		}
-		return fault.Precondition, "check sessionDuration of the volume" + duration(o) + " against what the service and the role allow (AWS: at least 15m, at most the role's maximum, 1h for a session made with another one's keys), and the role's name"
+		return fault.Precondition, "check sessionDuration of the volume" + duration(o) + " against what the service and the role allow (AWS: at least 15m, at most the role's maximum, 1h for a session made with another one's keys), the role's name, and that the service makes sessions of this kind (sts.kinds of the backend)"
 	case "InvalidAction", "NotImplemented", "MethodNotAllowed":
 		return fault.Precondition, "nothing at this endpoint makes such sessions: correct sts.endpoint and sts.kinds of the backend, or take sts out where the service has none"
 	case "IDPCommunicationError", "STSNotInitialized":
@@ -161,7 +157,7 @@ func denied(o credentials.Order) string {
 		return "check the pod identity association of the pod's service account"
 	case credentials.AssumeRole:
 		if o.RoleARN == "" {
-			return "check that the keys of " + o.Keys.AccessKeyID + " are a user's: service accounts and sessions often cannot make sessions"
+			return "check that the secret access key of " + o.Keys.AccessKeyID + " is right, and that they are a user's: service accounts and sessions often cannot make sessions"
 		}
 		return "check that the role exists, that its trust policy trusts the owner of access key " + o.Keys.AccessKeyID + ", and that this owner may take it on (sts:AssumeRole)"
 	}

@@ -69,6 +69,9 @@ func (m *Maker) Make(ctx context.Context, o credentials.Order) (credentials.Keys
 	if o.Kind == credentials.AsIs {
 		return o.Keys, nil
 	}
+	if err := complete(o); err != nil {
+		return credentials.Keys{}, err
+	}
 	s, err := m.service(o)
 	if err != nil {
 		return credentials.Keys{}, err
@@ -96,6 +99,23 @@ func Make(ctx context.Context, o credentials.Order) (credentials.Keys, error) {
 	m := NewMaker("")
 	defer m.Close()
 	return m.Make(ctx, o)
+}
+
+// complete tells whether an order has what its kind needs.
+func complete(o credentials.Order) error {
+	switch o.Kind {
+	case credentials.AssumeRole, credentials.FederationToken:
+		if o.Keys.AccessKeyID == "" || o.Keys.SecretAccessKey == "" {
+			return fault.Errorf(fault.Unauthenticated, "%s: there are no keys to make it with", subject(o))
+		}
+	case credentials.WebIdentity, credentials.PodIdentity:
+		if o.Token == "" {
+			return fault.Errorf(fault.Unauthenticated, "%s: there is no token to make it with", subject(o))
+		}
+	default:
+		return fault.Errorf(fault.Precondition, "%s: this program does not know how to make such a session: it is older than what asks it", subject(o))
+	}
+	return nil
 }
 
 // service finds or makes what the order's service shares.

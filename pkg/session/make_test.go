@@ -188,6 +188,22 @@ func TestKeysAsTheyAreAskNobody(t *testing.T) {
 	}
 }
 
+func TestAnOrderWithoutItsMaterialAsksNobody(t *testing.T) {
+	f := serveSTS(t, issueForAnHour)
+	for kind, want := range map[credentials.Kind]fault.Kind{
+		credentials.AssumeRole: fault.Unauthenticated, credentials.FederationToken: fault.Unauthenticated, credentials.WebIdentity: fault.Unauthenticated,
+		credentials.PodIdentity: fault.Unauthenticated, "saml": fault.Precondition, "": fault.Precondition,
+	} {
+		_, err := maker(t).Make(t.Context(), credentials.Order{Kind: kind, RoleARN: roleA, Name: "name", STS: credentials.STSService{Endpoint: f.url, Region: "x"}})
+		if fault.KindOf(err) != want {
+			t.Errorf("%q: %v", kind, err)
+		}
+	}
+	if n := len(f.requests()); n != 0 {
+		t.Errorf("asked %d times", n)
+	}
+}
+
 func TestTheEndOfASessionIsInTheTimeOfThisMachine(t *testing.T) {
 	for name, skew := range map[string]time.Duration{"right": 0, "ahead": 10 * time.Minute, "behind": -3 * time.Minute, "a day off": 24 * time.Hour} {
 		t.Run(name, func(t *testing.T) {

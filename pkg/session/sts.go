@@ -79,14 +79,13 @@ func exchange(ctx context.Context, client *sts.Client, o credentials.Order) (*ty
 			user = aws.ToString(out.FederatedUser.Arn)
 		}
 		return out.Credentials, out.ResultMetadata, user, nil
-	case credentials.AssumeRole:
+	default:
 		out, err := client.AssumeRole(ctx, &sts.AssumeRoleInput{RoleArn: aws.String(o.RoleARN), RoleSessionName: &o.Name, Policy: optional(o.Policy), DurationSeconds: seconds})
 		if err != nil {
 			return nil, middleware.Metadata{}, "", err
 		}
 		return out.Credentials, out.ResultMetadata, assumed(out.AssumedRoleUser), nil
 	}
-	return nil, middleware.Metadata{}, "", errUnknownKind(o)
 }
 
 func assumed(u *types.AssumedRoleUser) string {
