@@ -1,0 +1,41 @@
+package session
+
+import (
+	"encoding/json"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+)
+
+// The examples in docs/credentials.md are what the driver, or at least a parser, takes.
+func TestTheDocumentedExamplesAreTaken(t *testing.T) {
+	doc, err := os.ReadFile("../../docs/credentials.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	configs := 0
+	for _, block := range regexp.MustCompile("(?s)```([a-z]+)\n(.*?)```").FindAllStringSubmatch(string(doc), -1) {
+		language, text := block[1], block[2]
+		var object map[string]any
+		switch {
+		case strings.HasPrefix(text, "backends:"):
+			configs++
+			_, err = backend.ParseConfig([]byte(text), "", "")
+		case language == "yaml":
+			err = yaml.UnmarshalStrict([]byte(text), &object)
+		case language == "json":
+			err = json.Unmarshal([]byte(text), &object)
+		}
+		if err != nil {
+			t.Errorf("%v:\n%s", err, text)
+		}
+	}
+	if configs < 3 {
+		t.Errorf("only %d configs are shown", configs)
+	}
+}
