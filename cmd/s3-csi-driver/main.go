@@ -1,5 +1,5 @@
-// Command s3-csi-driver is a CSI driver for volumes in S3. Its modes are all, controller, node, and helper and
-// session, which the driver and its helpers start themselves.
+// Command s3-csi-driver is a CSI driver for volumes in S3. Its modes are all, controller, node and check, and
+// helper and session, which the driver and its helpers start themselves.
 package main
 
 import (
@@ -78,6 +78,9 @@ func run(args []string, version string, stdout, stderr io.Writer) int {
 		os.Exit(code)
 	})
 	defer stop()
+	if o.Mode == driver.ModeCheck {
+		return checkAll(ctx, o, version, stdout, stderr)
+	}
 	if err := serve(ctx, o, version); err != nil {
 		klog.FromContext(ctx).Error(err, "The driver cannot go on")
 		return codeOf(err)

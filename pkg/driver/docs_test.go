@@ -43,7 +43,7 @@ func TestFlagsDocument(t *testing.T) {
 
 <!-- Written by: go test ./pkg/driver -run TestFlagsDocument -update -->
 
-` + "`s3-csi-driver [all|controller|node] [--flag=value …]`" + `. Without a mode it is ` + "`all`" + `. A flag of another mode is an error.
+` + "`s3-csi-driver [all|controller|node|check] [--flag=value …]`" + `. Without a mode it is ` + "`all`" + `. A flag of another mode is an error.
 
 Every flag can be set by an environment variable; the first of the list that is set and not empty counts, and the command
 line wins over all of them. Exit codes: 0 after an orderly end, 2 for a mistake on the command line or in the environment,
@@ -55,9 +55,10 @@ line wins over all of them. Exit codes: 0 after an orderly end, 2 for a mistake 
 		title string
 		add   func(*pflag.FlagSet)
 	}{
-		{"Every mode", o.Common.AddFlags},
+		{"Modes all, controller and node", o.Common.AddFlags},
 		{"Modes all and controller", o.Controller.AddFlags},
 		{"Modes all and node", o.Node.AddFlags},
+		{"Mode check", o.Check.AddFlags},
 	} {
 		fs := pflag.NewFlagSet("", pflag.ContinueOnError)
 		fs.SortFlags = false
@@ -75,6 +76,7 @@ line wins over all of them. Exit codes: 0 after an orderly end, 2 for a mistake 
 		})
 		b.WriteString("\n")
 	}
+	fmt.Fprintf(&b, "Mode [check](check.md) also takes, with the same meaning: %s. Its `--v` is 0 unless given, and its exit code is 1 where something that the driver needs is missing.\n\n", strings.Join(sharedWithCheck(), ", "))
 	fmt.Fprintf(&b, `## Variables without a flag
 
 They describe the backend `+"`default`"+` where the config file does not.
@@ -88,6 +90,19 @@ The controller's own credentials, and those of volumes with `+"`credentials: dri
 (`+"`AWS_ACCESS_KEY_ID`"+` and so on).
 `, "`"+strings.Join(regionVariables(), "`, `")+"`", "`"+strings.Join(endpointVariables(), "`, `")+"`")
 	checkDocument(t, "flags.md", b.String())
+}
+
+// sharedWithCheck are the flags of other modes that mode check has too.
+func sharedWithCheck() []string {
+	var names []string
+	own := pflag.NewFlagSet("", pflag.ContinueOnError)
+	new(CheckOptions).AddFlags(own)
+	new(Options).Flags(ModeCheck).VisitAll(func(f *pflag.Flag) {
+		if own.Lookup(f.Name) == nil {
+			names = append(names, "`--"+f.Name+"`")
+		}
+	})
+	return names
 }
 
 func TestMetricsDocument(t *testing.T) {

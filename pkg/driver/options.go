@@ -20,11 +20,13 @@ const (
 	ModeController Mode = "controller"
 	// ModeNode serves identity and node.
 	ModeNode Mode = "node"
+	// ModeCheck serves nothing: it tells an operator what backends and hosts can do.
+	ModeCheck Mode = "check"
 	// ModeHelper is started by the driver itself, one process per mount; it takes no flags of an operator.
 	ModeHelper Mode = "helper"
 )
 
-// Modes are those that an operator starts.
+// Modes are those that an operator starts to serve something.
 func Modes() []Mode { return []Mode{ModeAll, ModeController, ModeNode} }
 
 // Controller tells whether the mode serves the CSI Controller service.
@@ -49,7 +51,8 @@ type Options struct {
 	Mode       Mode
 	Common     CommonOptions
 	Controller ControllerOptions // meaningful where Mode.Controller()
-	Node       NodeOptions       // meaningful where Mode.Node()
+	Node       NodeOptions       // meaningful where Mode.Node(), and some of them with ModeCheck
+	Check      CheckOptions      // meaningful with ModeCheck
 	// DefaultRegion and DefaultEndpoint are those of the backend that needs no configuration, from AWS_REGION and
 	// AWS_ENDPOINT_URL.
 	DefaultRegion, DefaultEndpoint string
@@ -112,6 +115,10 @@ func (o *Options) Flags(mode Mode) *pflag.FlagSet {
 	fs := pflag.NewFlagSet(string(mode), pflag.ContinueOnError)
 	fs.SortFlags = false
 	fs.Usage = func() {} // the caller prints; pflag would write to stderr by itself
+	if mode == ModeCheck {
+		o.checkFlags(fs)
+		return fs
+	}
 	o.Common.AddFlags(fs)
 	if mode.Controller() {
 		o.Controller.AddFlags(fs)
@@ -162,8 +169,11 @@ func Parse(args []string, env Environment) (Options, error) {
 	if mode.Controller() {
 		o.Controller.validate(c)
 	}
-	if mode.Node() {
+	if mode.Node() || mode == ModeCheck {
 		o.Node.validate(c)
+	}
+	if mode == ModeCheck {
+		o.Check.validate(c)
 	}
 	return o, c.err()
 }
@@ -172,7 +182,7 @@ func Parse(args []string, env Environment) (Options, error) {
 func Usage(mode Mode) string {
 	var o Options
 	var b strings.Builder
-	fmt.Fprintf(&b, "s3-csi-driver [all|controller|node] [--flag=value ...]\n\n")
+	fmt.Fprintf(&b, "s3-csi-driver [all|controller|node|check] [--flag=value ...]\n\n")
 	fmt.Fprintf(&b, "Without a mode it is \"all\". These are the flags of mode %q; each can be set by its variable\nS3_CSI_<FLAG> (--http-endpoint: S3_CSI_HTTP_ENDPOINT); the command line wins.\n\n", mode)
 	b.WriteString(o.Flags(mode).FlagUsagesWrapped(100))
 	return b.String()
@@ -183,8 +193,8 @@ func splitMode(args []string) (Mode, []string, error) {
 		return ModeAll, args, nil
 	}
 	mode := Mode(args[0])
-	if mode != ModeHelper && !slices.Contains(Modes(), mode) {
-		return ModeAll, nil, usagef("unknown mode %q: the modes are all (the default), controller and node", args[0])
+	if mode != ModeHelper && mode != ModeCheck && !slices.Contains(Modes(), mode) {
+		return ModeAll, nil, usagef("unknown mode %q: the modes are all (the default), controller, node and check", args[0])
 	}
 	return mode, args[1:], nil
 }
@@ -200,7 +210,7 @@ func explainParse(mode Mode, err error) error {
 	}
 	name := unknown.GetSpecifiedName()
 	var owners []string
-	for _, m := range Modes() {
+	for _, m := range append(Modes(), ModeCheck) {
 		if m != mode && new(Options).Flags(m).Lookup(name) != nil {
 			owners = append(owners, string(m))
 		}

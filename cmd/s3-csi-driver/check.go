@@ -1,0 +1,101 @@
+package main
+
+import (
+	"context"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/check"
+	"github.com/s3-csi/s3-csi-driver/pkg/driver"
+	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
+	"github.com/s3-csi/s3-csi-driver/pkg/session"
+)
+
+// checkAll tells what backends and the host can do. The exit code says whether the driver can work.
+func checkAll(ctx context.Context, o driver.Options, version string, stdout, stderr io.Writer) int {
+	report, err := checks(ctx, o, version)
+	if err != nil {
+		return fail(stderr, err)
+	}
+	write := report.Table
+	if o.Check.Output == driver.OutputJSON {
+		write = report.JSON
+	}
+	if err := write(stdout); err != nil || !report.OK {
+		return exitFailure
+	}
+	return exitOK
+}
+
+func checks(ctx context.Context, o driver.Options, version string) (check.Report, error) {
+	config, err := backend.DefaultConfig(o.DefaultRegion, o.DefaultEndpoint)
+	if o.Common.Config != "" {
+		config, err = backend.LoadConfig(o.Common.Config, o.DefaultRegion, o.DefaultEndpoint)
+	}
+	if err != nil {
+		return check.Report{}, err
+	}
+	backends, err := chosen(config, o)
+	if err != nil {
+		return check.Report{}, err
+	}
+	clients, err := backend.NewClients(config, backend.WithVersion(version))
+	if err != nil {
+		return check.Report{}, err
+	}
+	defer clients.Close()
+	buckets, err := backend.NewBuckets(clients, time.Now)
+	if err != nil {
+		return check.Report{}, err
+	}
+	made := sessions{session.NewPlanner(clients), session.NewMaker(version)}
+	defer made.Close()
+	services := check.Services{Clients: clients, Buckets: buckets, Sessions: made, Bucket: o.Check.Bucket}
+	var sections []check.Section
+	for _, b := range backends {
+		sections = append(sections, services.Check(ctx, b))
+	}
+	if o.Check.Node {
+		node, err := nodeToCheck(o, version, backends)
+		if err != nil {
+			return check.Report{}, err
+		}
+		sections = append(sections, node.Check(ctx))
+	}
+	return check.NewReport(sections...), nil
+}
+
+// chosen are the backends to check. The backend "default", about which the config file says nothing, is left out where it declares
+// others.
+func chosen(config *backend.Config, o driver.Options) ([]backend.Backend, error) {
+	if o.Check.Backend != "" {
+		b, err := config.Backend(o.Check.Backend)
+		return []backend.Backend{b}, err
+	}
+	all := config.Backends()
+	undeclared, err := backend.DefaultConfig(o.DefaultRegion, o.DefaultEndpoint)
+	if err != nil || len(all) == 1 {
+		return all, err
+	}
+	same := func(b backend.Backend) bool { return b.Revision() == undeclared.Backends()[0].Revision() }
+	return slices.DeleteFunc(all, same), nil
+}
+
+func nodeToCheck(o driver.Options, version string, backends []backend.Backend) (check.Node, error) {
+	executable, err := os.Executable()
+	if err != nil {
+		return check.Node{}, err
+	}
+	n := check.Node{
+		Program: helperProgram(executable), ClientDir: o.Node.ClientDir, DefaultClient: o.Node.DefaultClient, StateDir: o.Node.StateDir, HostDir: o.Node.HostDir,
+		Launcher: o.Node.Launcher, UIDs: launcher.UIDRange(o.Node.UIDs), Version: version, Backends: backends,
+	}
+	if n.ClientDir == "" {
+		n.ClientDir = filepath.Dir(executable)
+	}
+	return n, nil
+}
