@@ -34,6 +34,9 @@ type Buckets struct {
 	accounts *memo[bucketKey, account]
 	proofs   *memo[bucketKey, struct{}]
 	told     sync.Map // backend names whose missing account was logged
+	now      func() time.Time
+	// mute are revisions of backends whose STS does not know the question for the account, until when that is believed.
+	mute sync.Map
 }
 
 // bucketKey is whom an answer is about and for. backend is a revision.
@@ -58,6 +61,7 @@ func NewBuckets(clients *Clients, now func() time.Time) (*Buckets, error) {
 	return &Buckets{
 		clients:  clients,
 		salt:     salt,
+		now:      now,
 		infos:    newMemo[bucketKey](now, rememberedOf, callBound, keepShortly[BucketInfo]),
 		versions: newMemo[bucketKey](now, rememberedOf, callBound, keepShortly[Versioning]),
 		locks:    newMemo[bucketKey](now, rememberedOf, callBound, keepShortly[Retention]),

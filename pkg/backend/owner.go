@@ -53,6 +53,13 @@ func (b *Buckets) expectedOwner(ctx context.Context, be Backend, keys credential
 	case keys.Account != "": // whoever made the session told it
 		return keys.Account, nil
 	}
+	// Each session has keys of its own, so that what does not depend on them is not asked anew for each.
+	if until, ok := b.mute.Load(be.Revision()); ok {
+		if until, ok := until.(time.Time); ok && b.now().Before(until) {
+			return "", nil
+		}
+		b.mute.Delete(be.Revision())
+	}
 	a, err := b.accounts.do(ctx, bucketKey{backend: be.Revision(), identity: b.identity(keys)}, func(ctx context.Context) (account, error) {
 		return b.askAccount(ctx, be, keys)
 	})
@@ -81,6 +88,9 @@ func (b *Buckets) askAccount(ctx context.Context, be Backend, keys credentials.K
 		}
 		if fault.Is(err, fault.Unauthenticated) {
 			return account{}, err // S3 would say the same, in worse words
+		}
+		if fault.Is(err, fault.Precondition) || fault.Is(err, fault.Unsupported) {
+			b.mute.Store(be.Revision(), b.now().Add(noAccountTTL))
 		}
 	}
 	if err == nil {

@@ -140,3 +140,38 @@ func TestAccountsOfDifferentKeysAreDifferent(t *testing.T) {
 		}
 	}
 }
+
+func TestAServiceThatDoesNotKnowTheQuestionIsNotAskedForEachSession(t *testing.T) {
+	asked := 0
+	status, code := http.StatusBadRequest, "InvalidParameterValue" // as MinIO answers
+	_, clients, be := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodPost {
+			say(w, emptyListing)
+			return
+		}
+		asked++
+		stsRefusal(w, status, code)
+	}, "    sts: {}\n")
+	now := time.Now()
+	b := newTestBuckets(t, clients, func() time.Time { return now })
+	ask := func(id string) {
+		t.Helper()
+		owner, err := b.expectedOwner(bounded(t), be, credentials.Keys{AccessKeyID: id, SecretAccessKey: "s", SessionToken: "t"}, "")
+		if err != nil || owner != "" {
+			t.Fatalf("got %q, %v", owner, err)
+		}
+	}
+	ask("one")
+	ask("two")
+	if asked != 1 {
+		t.Errorf("asked %d times", asked)
+	}
+	now = now.Add(noAccountTTL)
+	// A refusal may be meant for one identity alone.
+	status, code = http.StatusForbidden, "AccessDenied"
+	ask("three")
+	ask("four")
+	if asked != 3 {
+		t.Errorf("asked %d times", asked)
+	}
+}

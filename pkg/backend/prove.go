@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net/http"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -67,23 +68,19 @@ func (b *Buckets) proveScope(ctx context.Context, be Backend, keys credentials.K
 	if err != nil {
 		return err
 	}
-	asking, cancel := context.WithCancel(ctx)
-	defer cancel()
-	results := make(chan error, len(lists)+1)
-	for _, list := range lists {
-		go func() {
-			_, err := client.ListObjectsV2(asking, &s3.ListObjectsV2Input{Bucket: &info.Name, Prefix: optional(list), MaxKeys: aws.Int32(1)})
-			results <- refused(be, err, "list "+info.Name+"/"+list)
-		}()
+	all := make([]error, len(lists)+1)
+	var wg sync.WaitGroup
+	for i, list := range lists {
+		wg.Go(func() {
+			_, err := client.ListObjectsV2(ctx, &s3.ListObjectsV2Input{Bucket: &info.Name, Prefix: optional(list), MaxKeys: aws.Int32(1)})
+			all[i] = refused(be, err, "list "+info.Name+"/"+list)
+		})
 	}
-	go func() {
-		_, err := client.HeadObject(asking, &s3.HeadObjectInput{Bucket: &info.Name, Key: &object})
-		results <- refused(be, err, "look at objects like "+info.Name+"/"+object)
-	}()
-	var all []error
-	for range cap(results) {
-		all = append(all, <-results)
-	}
+	wg.Go(func() {
+		_, err := client.HeadObject(ctx, &s3.HeadObjectInput{Bucket: &info.Name, Key: &object})
+		all[len(lists)] = refused(be, err, "look at objects like "+info.Name+"/"+object)
+	})
+	wg.Wait()
 	// What a session can do beyond its scope counts more than a service that did not answer.
 	for _, err := range all {
 		if fault.Is(err, fault.Precondition) {
