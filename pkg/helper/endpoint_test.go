@@ -32,7 +32,7 @@ func serveEndpoint(t *testing.T) (e *endpoint, url string, clock *time.Time) {
 	return e, "http://" + e.listener.Addr().String() + endpointPath, &now
 }
 
-func get(t *testing.T, url, token string) (status int, body map[string]string) {
+func get(t testing.TB, url, token string) (status int, body map[string]string) {
 	t.Helper()
 	transport := &http.Transport{}
 	defer transport.CloseIdleConnections()

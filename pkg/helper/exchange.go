@@ -60,29 +60,28 @@ func ExchangeBeside() (string, error) {
 type exchanger struct {
 	program string
 	timeout time.Duration
-	ready   func(pid int) error // tells whether the process that has said that it is ready may have an order
+	// untraced refuses a process that another one may have a hold of; nil where nobody can get one.
+	untraced func(pid int) error
 }
 
 func newExchanger(program string) (*exchanger, error) {
 	if err := unix.Access(program, unix.X_OK); err != nil {
 		return nil, fmt.Errorf("%s cannot be executed: %w", program, err)
 	}
-	guarded := !readable(program)
-	return &exchanger{program: program, timeout: exchangeTimeout, ready: func(pid int) error { return alone(pid, guarded) }}, nil
+	x := &exchanger{program: program, timeout: exchangeTimeout}
+	if unix.Access(program, unix.R_OK) == nil {
+		x.untraced = untraced
+	}
+	return x, nil
 }
 
-// readable tells whether this process may read a program, so that others of the same user may look into one that runs.
-func readable(program string) bool { return unix.Access(program, unix.R_OK) == nil }
-
-// alone refuses a process that another one has a hold of. guarded: nobody could have got it.
-func alone(pid int, guarded bool) error {
-	path := "/proc/" + strconv.Itoa(pid) + "/status"
-	status, err := os.ReadFile(path)
+// untraced refuses a process that another one traces.
+func untraced(pid int) error {
+	status, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
 	switch {
-	case err != nil && guarded:
-		return nil // hidden, as processes that cannot be traced are in a sandbox's /proc
 	case errors.Is(err, fs.ErrNotExist):
-		return fault.Errorf(fault.Precondition, "nobody can tell whether another process looks into it, because it can be read by this user and is hidden in /proc: "+
+		// Hidden, as processes that cannot be traced are where /proc hides any.
+		return fault.Errorf(fault.Precondition, "nobody can tell whether another process looks into it, because this user can read it and /proc hides it: "+
 			"take the permission to read the program from all but root (chmod 0711)")
 	case err != nil:
 		return err
@@ -90,12 +89,12 @@ func alone(pid int, guarded bool) error {
 	for line := range bytes.Lines(status) {
 		if tracer, ok := bytes.CutPrefix(line, []byte("TracerPid:")); ok {
 			if tracer = bytes.TrimSpace(tracer); string(tracer) != "0" {
-				return fault.Errorf(fault.Denied, "process %s, of the mount's own user, traces it: nothing secret was given to it; look at what that process is, and end the mount", tracer)
+				return fault.Errorf(fault.Denied, "process %s traces it, so nothing secret was given to it: look at what that process is", tracer)
 			}
 			return nil
 		}
 	}
-	return fmt.Errorf("%s says nothing of a tracer", path)
+	return errors.New("its status says nothing of a tracer")
 }
 
 // make asks the program for a session.
@@ -122,7 +121,7 @@ func (x *exchanger) run(ctx context.Context, order []byte) (credentials.Keys, er
 	p.setDeadline(deadline)
 	stop := context.AfterFunc(ctx, func() { p.setDeadline(time.Unix(1, 0)) })
 	defer stop()
-	keys, err := p.converse(order, x.ready)
+	keys, err := p.converse(order, x.untraced)
 	complaint, ended := p.end()
 	switch {
 	case err == nil || fault.KindOf(err) != fault.Unknown && !errors.Is(err, os.ErrDeadlineExceeded):
@@ -194,7 +193,7 @@ type answer struct {
 }
 
 // converse waits for the program to be ready, gives it the order and reads its answer.
-func (p *exchangeProcess) converse(order []byte, ready func(pid int) error) (credentials.Keys, error) {
+func (p *exchangeProcess) converse(order []byte, untraced func(pid int) error) (credentials.Keys, error) {
 	out := bufio.NewReaderSize(p.out, maxAnswer)
 	line, err := out.ReadSlice('\n')
 	if err != nil {
@@ -203,8 +202,10 @@ func (p *exchangeProcess) converse(order []byte, ready func(pid int) error) (cre
 	if string(line) != "ready\n" {
 		return credentials.Keys{}, errors.New("it did not say that it is ready: it is not the program that belongs to this helper")
 	}
-	if err := ready(p.process.Pid); err != nil {
-		return credentials.Keys{}, fault.Errorf(fault.KindOf(err), "the program that makes sessions: %w", err)
+	if untraced != nil {
+		if err := untraced(p.process.Pid); err != nil {
+			return credentials.Keys{}, fault.Errorf(fault.KindOf(err), "the program that makes sessions: %w", err)
+		}
 	}
 	// One that has ended already says why.
 	_, writeErr := p.in.Write(order)

@@ -23,6 +23,16 @@ func TestMain(m *testing.M) {
 	if helpertest.IsClient() {
 		os.Exit(helpertest.Client())
 	}
+	if len(os.Args) > 1 {
+		switch os.Args[1] {
+		case ExchangeMode:
+			os.Exit(standInExchange())
+		case "helper":
+			os.Exit(realHelper())
+		case attackMode:
+			os.Exit(attack(os.Args[2], os.Args[3:]))
+		}
+	}
 	if flag.Parse(); flag.Lookup("test.fuzz").Value.String() != "" {
 		os.Exit(m.Run()) // the fuzzing engine leaves goroutines behind
 	}
@@ -71,7 +81,7 @@ func newRig(t testing.TB, change ...func(*options)) *rig {
 	}
 	o := options{
 		name: "test", stateDir: state, stderr: log, now: time.Now, idleLimit: time.Minute, endGrace: time.Minute, idleQueue: time.Minute, idleSilent: time.Minute,
-		random: func() float64 { return 0 },
+		random:    func() float64 { return 0 },
 		checkFuse: func(*os.File) error { return nil },
 		lookup: func(name string) (client.Client, error) {
 			if name != "stand-in" {
@@ -155,10 +165,17 @@ func (r *rig) tryStartWith(keys credentials.Keys, steps ...string) (Status, erro
 		return Status{}, err
 	}
 	defer null.Close()
-	return r.peer.Start(bounded(r.t), StartRequest{
-		Client: "stand-in", Keys: keys,
+	req := r.request(steps...)
+	req.Keys = keys
+	return r.peer.Start(bounded(r.t), req, null)
+}
+
+// request is for a stand-in.
+func (r *rig) request(steps ...string) StartRequest {
+	return StartRequest{
+		Client:  "stand-in",
 		Command: client.Command{Argv: helpertest.Argv(r.program, steps...), Env: []string{"PATH=/nowhere", "AWS_CONFIG_FILE=/etc/passwd", "GREETING=hello"}},
-	}, null)
+	}
 }
 
 // until waits for a status that pleases.

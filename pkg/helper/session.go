@@ -151,6 +151,18 @@ func (s *session) ended(now time.Time, j job, keys credentials.Keys, err error) 
 		s.due = now // it says nothing about the order of now
 		return outcome{}
 	}
+	s.due = now.Add(s.pause(now, err))
+	news := s.err == nil || s.err.Error() != err.Error() || fault.KindOf(s.err) != fault.KindOf(err)
+	if s.since.IsZero() {
+		s.since = now
+	}
+	s.row++
+	s.err = err
+	return outcome{news: news}
+}
+
+// pause is how long after a failed attempt the next one comes.
+func (s *session) pause(now time.Time, err error) time.Duration {
 	first, most := retryFirst, retryMost
 	if refused(err) {
 		first, most = refusedFirst, refusedMost
@@ -159,14 +171,11 @@ func (s *session) ended(now time.Time, j job, keys credentials.Keys, err error) 
 	if s.row < 16 {
 		pause = min(most, first<<s.row)
 	}
-	s.due = now.Add(time.Duration((1 + s.random()) / 2 * float64(pause)))
-	news := s.err == nil || s.err.Error() != err.Error() || fault.KindOf(s.err) != fault.KindOf(err)
-	if s.since.IsZero() {
-		s.since = now
+	// A service that is back shortly before the session's end is back in time.
+	if left := s.ends.Sub(now); left > 0 && !refused(err) {
+		pause = min(pause, max(retryFirst, left/4))
 	}
-	s.row++
-	s.err = err
-	return outcome{news: news}
+	return time.Duration((1 + s.random()) / 2 * float64(pause))
 }
 
 // usable refuses what is no session, or over already.

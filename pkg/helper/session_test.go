@@ -132,7 +132,7 @@ func TestFailuresAreRepeatedQuicklyAtFirstAndRefusalsSlower(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := newClocked(t)
 			c.random = func() float64 { return math.Nextafter(1, 0) }
-			c.give(c.now, c.keys("a", time.Hour), testOrder)
+			c.give(c.now, c.keys("a", 36*time.Hour), testOrder)
 			pauses := c.failTimes(40, tc.err)[1:]
 			near := func(a, b time.Duration) bool { return (a - b).Abs() < time.Millisecond }
 			if !near(pauses[0], tc.first) || !near(pauses[1], 2*tc.first) || !near(pauses[len(pauses)-1], tc.most) {
@@ -189,6 +189,24 @@ func TestTheOldSessionIsServedWhileItIsValidAndItsEndIsNoticedOnce(t *testing.T)
 	c.now = c.now.Add(time.Minute)
 	if !c.expire(c.now) || c.expire(c.now) {
 		t.Error("the second end")
+	}
+}
+
+func TestAServiceThatIsBackBeforeTheEndIsBackInTime(t *testing.T) {
+	for _, life := range []time.Duration{3 * time.Second, 15 * time.Minute, 12 * time.Hour} {
+		c := newClocked(t)
+		c.random = func() float64 { return math.Nextafter(1, 0) }
+		end := c.now.Add(life)
+		back := end.Add(-max(retryFirst, life/50))
+		c.give(c.now, c.keys("a", life), testOrder)
+		attempts := 0
+		for j, _ := c.untilAttempt(); c.now.Before(back); j, _ = c.untilAttempt() {
+			c.ended(c.now, j, credentials.Keys{}, fault.Errorf(fault.Unavailable, "down"))
+			attempts++
+		}
+		if c.over(c.now) {
+			t.Errorf("a session of %s: after %d attempts the service was back %s before the end, and nobody looked", life, attempts, end.Sub(back))
+		}
 	}
 }
 

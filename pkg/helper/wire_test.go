@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"net"
 	"os"
+	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
@@ -14,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
@@ -168,8 +171,111 @@ func TestStartRequestTravelsWhole(t *testing.T) {
 	}
 }
 
+// Drivers from before orders see none of what is new, and the keys they bring are all there is.
+func TestDriversFromBeforeOrdersAreUnderstood(t *testing.T) {
+	svc := &tokenService{life: time.Hour}
+	r := newRig(t, svc.options)
+	r.startSession(time.Hour, testOrder, "wait:/nowhere")
+	rep := r.ask(frame(`{"protocol":1,"op":"credentials","keys":{"accessKeyID":"AKIDOLD","secretAccessKey":"b"}}`))
+	if rep.Error != nil || rep.Status == nil || rep.Status.State != StateRunning || rep.Status.Session.OrderDigest != "" {
+		t.Errorf("%+v %+v", rep.Error, rep.Status)
+	}
+	if status, key := r.has(); status != 200 || key != "AKIDOLD" || svc.count() != 0 {
+		t.Errorf("%d %s, %d sessions were made", status, key, svc.count())
+	}
+	body, err := json.Marshal(rep)
+	var old struct {
+		Protocol int `json:"protocol"`
+		Status   struct {
+			Protocol  int    `json:"protocol"`
+			Revision  uint64 `json:"revision"`
+			State     State  `json:"state"`
+			ClientPID int    `json:"clientPID"`
+		} `json:"status"`
+	}
+	if err := errors.Join(err, json.Unmarshal(body, &old)); err != nil || old.Protocol != 1 || old.Status.Protocol != 1 || old.Status.State != StateRunning || old.Status.ClientPID == 0 {
+		t.Errorf("an old driver reads %+v, %v", old, err)
+	}
+}
+
+// What a helper from before orders gets has the keys where it looks for them.
+func TestHelpersFromBeforeOrdersFindTheirKeys(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "sock")
+	l, err := new(net.ListenConfig).Listen(t.Context(), "unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	bodies := make(chan []byte, 2)
+	go func() {
+		defer close(bodies)
+		for range cap(bodies) {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			body, files, err := receive(conn.(*net.UnixConn))
+			for _, f := range files {
+				_ = f.Close()
+			}
+			if err == nil {
+				_, _ = conn.Write(frame(`{"protocol":1,"status":{"protocol":1,"version":"older","state":"running"}}`))
+				bodies <- body
+			}
+			_ = conn.Close()
+		}
+	}()
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	peer := NewPeer(Dial(path))
+	s, err := peer.Start(bounded(t), StartRequest{Client: "c", Keys: testKeys, Order: testOrder}, null)
+	if err != nil || s.Session != nil {
+		t.Errorf("%+v, %v", s.Session, err)
+	}
+	if err := peer.Renew(bounded(t), testKeys, testOrder); err != nil {
+		t.Error(err)
+	}
+	for _, op := range []string{"start", "credentials"} {
+		var old struct {
+			Protocol int               `json:"protocol"`
+			Op       string            `json:"op"`
+			Keys     map[string]string `json:"keys"`
+		}
+		if err := json.Unmarshal(<-bodies, &old); err != nil || old.Protocol != 1 || old.Op != op || old.Keys["secretAccessKey"] != testKeys.SecretAccessKey {
+			t.Errorf("%s: an old helper reads protocol %d, %q: %v", op, old.Protocol, old.Op, err)
+		}
+	}
+}
+
+func TestOrdersTravelWhole(t *testing.T) {
+	order := credentials.Order{
+		Kind: credentials.AssumeRole, Keys: testKeys, Token: "t", RoleARN: "r", Name: "n", Policy: `{"a":"<b>&"}`, Duration: 90 * time.Second,
+		STS: credentials.STSService{Endpoint: "https://sts.example.com", Region: "r", CA: "-----BEGIN\n", FIPS: true, DualStack: true}, AgentURI: "u",
+	}
+	order.Keys.Expires = time.Now().Add(time.Hour) // with a zone and a monotonic clock, as it comes
+	message, err := encode(request{Protocol: 1, Op: opCredentials, Order: newWireOrder(order)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	req, err := decodeRequest(message[4:])
+	got := req.order()
+	if err != nil || got.Digest([]byte("salt")) != order.Digest([]byte("salt")) || !got.Keys.Expires.Equal(order.Keys.Expires) {
+		t.Errorf("%+v, %v", got, err)
+	}
+	got.Keys.Expires = order.Keys.Expires
+	if got != order {
+		t.Errorf("%#v", got)
+	}
+	if !(request{}).order().IsZero() || newWireOrder(credentials.Order{}) != nil || !req.Keys.keys().IsZero() {
+		t.Error("nothing is something")
+	}
+}
+
 func FuzzDecodeRequest(f *testing.F) {
-	for _, seed := range []string{`{"protocol":1,"op":"hello"}`, `{"protocol":1,"op":"kill"}`, `{"protocol":1,"op":"status","since":3}`, `{"protocol":2}`, `{"protocol":1,"op":"start","start":{"argv":["/a"],"env":["A=b"]},"keys":{"accessKeyID":"a","expires":"2030-01-02T03:04:05Z"}}`, `[]`, `{"protocol":1e9}`, ``} {
+	for _, seed := range []string{`{"protocol":1,"op":"hello"}`, `{"protocol":1,"op":"kill"}`, `{"protocol":1,"op":"credentials","order":{"kind":"webIdentity","token":"t","duration":3600000000000,"sts":{"endpoint":"https://x"}}}`, `{"protocol":1,"op":"credentials","order":{"kind":"assumeRole","keys":{"expires":"9999-12-31T23:59:59Z"}}}`, `{"protocol":1,"op":"status","since":3}`, `{"protocol":2}`, `{"protocol":1,"op":"start","start":{"argv":["/a"],"env":["A=b"]},"keys":{"accessKeyID":"a","expires":"2030-01-02T03:04:05Z"}}`, `[]`, `{"protocol":1e9}`, ``} {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
@@ -189,5 +295,8 @@ func FuzzDecodeRequest(f *testing.F) {
 			}
 		}
 		_ = req.Keys.keys()
+		if o := req.order(); !o.IsZero() && len(o.Digest(nil)) != 32 {
+			t.Errorf("an order without a digest: %s", body)
+		}
 	})
 }

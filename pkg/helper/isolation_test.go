@@ -1,0 +1,478 @@
+package helper
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/client"
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/helper/helpertest"
+)
+
+// These tests are of real processes with real users: a helper of a mount's uid, its client, and attackers of the same uid and
+// of another one.
+const (
+	mountUID = 2300001
+	otherUID = 2300002
+)
+
+// attackMode is this test binary's mode as an attacker.
+const attackMode = "attack"
+
+// exchangeVariable tells realHelper which program makes sessions.
+const exchangeVariable = "S3CSI_TEST_EXCHANGE"
+
+// realHelper is this test binary as a helper.
+func realHelper() int {
+	if err := Run(context.Background(), Program{Version: "test", Exchange: os.Getenv(exchangeVariable)}, os.Args[2:]); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+// attack prints a line for everything that it gets.
+func attack(how string, args []string) int {
+	switch how {
+	case "look": // into processes
+		for _, pid := range args {
+			lookInto(pid)
+		}
+	case "scan": // the ports around one of the machine's own address, for credentials
+		middle, _ := strconv.Atoi(args[0])
+		for port := max(1, middle-2000); port < min(middle+2000, 1<<16); port++ {
+			knock(port, "")
+		}
+		fmt.Println("scanned")
+	case "flood": // one port, until standard input ends
+		go func() { _, _ = io.Copy(io.Discard, os.Stdin); os.Exit(0) }()
+		port, _ := strconv.Atoi(args[0])
+		fmt.Println("flooding")
+		for {
+			knock(port, "")
+			knock(port, "Authorization: "+strings.Repeat("0", 64)+"\r\n")
+		}
+	case "connect": // to a socket
+		conn, err := net.Dial("unix", args[0]) //nolint:noctx // a test's process
+		if err != nil {
+			fmt.Println("refused", err)
+			return 0
+		}
+		_, _ = conn.Write(frame(`{"protocol":1,"op":"hello"}`))
+		rep, err := readReply(conn)
+		if err != nil || rep.Error == nil || rep.Status != nil {
+			fmt.Printf("GOT an answer: %+v %v\n", rep, err)
+			return 0
+		}
+		fmt.Println("refused", rep.Error.Text)
+	case "pounce": // on every new child of a process, until standard input ends
+		go func() { _, _ = io.Copy(io.Discard, os.Stdin); os.Exit(0) }()
+		pounce(args[0], args[1:])
+	}
+	return 0
+}
+
+// knock asks for credentials at a port.
+func knock(port int, header string) {
+	conn, err := net.DialTimeout("tcp4", "127.0.0.1:"+strconv.Itoa(port), time.Second) //nolint:noctx // a test's process
+	if err != nil {
+		return
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(time.Second))
+	_, _ = io.WriteString(conn, "GET "+endpointPath+" HTTP/1.1\r\nHost: x\r\n"+header+"\r\n")
+	answer, _ := io.ReadAll(io.LimitReader(conn, 4096))
+	if strings.Contains(string(answer), "SecretAccessKey") {
+		fmt.Printf("GOT credentials at %d\n", port)
+	}
+}
+
+// lookInto tries every way into a process that a user has.
+func lookInto(pid string) {
+	for _, name := range []string{"mem", "environ", "maps", "auxv", "syscall", "stack", "fd/0", "fd/3", "map_files", "pagemap", "io"} {
+		path := "/proc/" + pid + "/" + name
+		if f, err := os.OpenFile(path, os.O_RDONLY, 0); err == nil {
+			if n, _ := f.Read(make([]byte, 1)); n > 0 || name == "mem" { // nothing is at its beginning
+				fmt.Println("GOT", path)
+			}
+			_ = f.Close()
+		}
+		if link, err := os.Readlink(path); err == nil {
+			fmt.Println("GOT", path, "->", link)
+		}
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	n, _ := strconv.Atoi(pid)
+	if err := unix.PtraceSeize(n); err == nil {
+		fmt.Println("GOT a trace of", pid)
+	}
+	if err := unix.PtraceAttach(n); err == nil {
+		fmt.Println("GOT a trace of", pid)
+	}
+	local, remote := make([]byte, 1), unix.RemoteIovec{Base: 0x400000, Len: 1}
+	if _, err := unix.ProcessVMReadv(n, []unix.Iovec{{Base: &local[0], Len: 1}}, []unix.RemoteIovec{remote}, 0); err == nil {
+		fmt.Println("GOT memory of", pid)
+	}
+	if fd, err := unix.PidfdOpen(n, 0); err == nil {
+		if got, err := unix.PidfdGetfd(fd, 0, 0); err == nil {
+			fmt.Println("GOT a descriptor of", pid, got)
+		}
+	}
+	fmt.Println("looked into", pid)
+}
+
+// pounce attaches to every child of a process as soon as it is there, and holds on to it. Children of before are known.
+func pounce(parent string, known []string) {
+	runtime.LockOSThread()
+	said, held := map[int]bool{}, map[int]bool{}
+	var open []*os.File // what was got a hold of stays so
+	fmt.Println("pouncing")
+	for next := os.Getpid(); ; {
+		// What it holds goes on as if nothing were.
+		for {
+			var ws unix.WaitStatus
+			pid, err := unix.Wait4(-1, &ws, unix.WNOHANG|unix.WALL, nil)
+			if err != nil || pid <= 0 {
+				break
+			}
+			if ws.Stopped() {
+				_ = unix.PtraceCont(pid, int(ws.StopSignal()))
+			}
+		}
+		// New processes have the numbers after the latest one, as a rule.
+		for pid := next; pid < next+64; pid++ {
+			if held[pid] || unix.Kill(pid, 0) != nil || slices.Contains(known, strconv.Itoa(pid)) {
+				continue
+			}
+			status, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
+			if !strings.Contains(string(status), "\nTgid:\t"+strconv.Itoa(pid)+"\n") || !strings.Contains(string(status), "\nPPid:\t"+parent+"\n") {
+				next = max(next, pid-32) // a thread, or somebody else's
+				continue
+			}
+			if mem, err := os.Open("/proc/" + strconv.Itoa(pid) + "/mem"); err == nil {
+				open = append(open, mem)
+				fmt.Println("GOT the memory of", pid)
+			}
+			switch err := unix.PtraceSeize(pid); {
+			case err == nil:
+				held[pid] = true
+				fmt.Println("GOT a trace of", pid)
+			case errors.Is(err, unix.EPERM) && !said[pid]:
+				said[pid] = true
+				fmt.Println("missed", pid)
+			}
+		}
+	}
+}
+
+// isolated is a helper as a process of its own, with its client.
+type isolated struct {
+	t      *testing.T
+	dir    string // everybody can pass through
+	socket string
+	peer   *Peer
+	helper int
+	log    string
+}
+
+func newIsolated(t *testing.T, exchangeMode os.FileMode, how string) *isolated {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("needs root, to start processes of other users")
+	}
+	fuse, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
+	if err != nil {
+		t.Skipf("needs /dev/fuse: %v", err)
+	}
+	defer fuse.Close()
+	dir, err := os.MkdirTemp("", "isolation")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	i := &isolated{t: t, dir: dir, socket: dir + "/sock", log: dir + "/log"}
+	i.must(os.Chmod(dir, 0o755))
+	self, err := os.ReadFile("/proc/self/exe")
+	i.must(err)
+	i.must(os.WriteFile(dir+"/program", self, 0o755)) //nolint:gosec // clients of other users run it
+	exchange := dir + "/exchange" + how
+	i.must(os.WriteFile(exchange, self, 0o700)) //nolint:gosec // a program
+	i.must(os.Chmod(exchange, exchangeMode))
+	state := dir + "/state"
+	i.must(os.Mkdir(state, 0o700))
+	i.must(os.Chown(state, mountUID, mountUID))
+	socket, err := Listen(i.socket)
+	i.must(err)
+	defer socket.Close()
+	log, err := os.OpenFile(i.log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	i.must(err)
+	defer log.Close()
+	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), dir+"/program", "helper", "--name", "test", "--state-dir", state)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = socket, log, log
+	cmd.Env, cmd.SysProcAttr = []string{exchangeVariable + "=" + exchange}, as(mountUID)
+	i.must(cmd.Start())
+	i.helper, i.peer = cmd.Process.Pid, NewPeer(Dial(i.socket))
+	t.Cleanup(func() {
+		_ = i.peer.Quit(context.Background())
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("the helper: %v", err)
+		}
+	})
+	_, err = i.peer.Hello(bounded(t))
+	i.must(err)
+	return i
+}
+
+func as(uid uint32) *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{Setsid: true, Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+}
+
+func (i *isolated) must(err error) {
+	i.t.Helper()
+	if err != nil {
+		i.t.Fatal(err)
+	}
+}
+
+// start runs a client that only waits.
+func (i *isolated) start(keys credentials.Keys, order credentials.Order) Status {
+	i.t.Helper()
+	fuse, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
+	i.must(err)
+	defer fuse.Close()
+	s, err := i.peer.Start(bounded(i.t), StartRequest{
+		Client: "stand-in", Command: client.Command{Argv: helpertest.Argv(i.dir+"/program", "wait:/nowhere"), Env: []string{}}, Keys: keys, Order: order,
+	}, fuse)
+	i.must(err)
+	return s
+}
+
+// attacker is a process that tries something; its lines come one by one.
+type attacker struct {
+	lines *bufio.Scanner
+	stop  func()
+}
+
+func (i *isolated) attacker(uid uint32, args ...string) *attacker {
+	i.t.Helper()
+	cmd := exec.CommandContext(i.t.Context(), i.dir+"/program", append([]string{attackMode}, args...)...)
+	cmd.SysProcAttr = as(uid)
+	in, err := cmd.StdinPipe()
+	i.must(err)
+	out, err := cmd.StdoutPipe()
+	i.must(err)
+	i.must(cmd.Start())
+	a := &attacker{lines: bufio.NewScanner(out)}
+	stopped := false
+	a.stop = func() {
+		if !stopped {
+			stopped = true
+			_ = in.Close()
+			for a.lines.Scan() {
+				i.judge(uid, a.lines.Text())
+			}
+			_ = cmd.Wait()
+		}
+	}
+	i.t.Cleanup(a.stop)
+	return a
+}
+
+func (i *isolated) judge(uid uint32, line string) {
+	i.t.Helper()
+	if strings.HasPrefix(line, "GOT") {
+		i.t.Errorf("a process of uid %d: %s", uid, line)
+	}
+}
+
+// awaits reads an attacker's lines up to one.
+func (i *isolated) awaits(uid uint32, a *attacker, prefix string) string {
+	i.t.Helper()
+	for a.lines.Scan() {
+		if strings.HasPrefix(a.lines.Text(), prefix) {
+			return a.lines.Text()
+		}
+		i.judge(uid, a.lines.Text())
+	}
+	i.t.Fatalf("the attacker never says %q", prefix)
+	return ""
+}
+
+// environ is a variable of a process, as only root can read it.
+func (i *isolated) environ(pid int, name string) string {
+	i.t.Helper()
+	body, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
+	i.must(err)
+	for v := range strings.SplitSeq(string(body), "\x00") {
+		if value, ok := strings.CutPrefix(v, name+"="); ok {
+			return value
+		}
+	}
+	i.t.Fatalf("process %d has no %s", pid, name)
+	return ""
+}
+
+func TestNobodyWithoutTheTokenGetsASessionAndTheClientAlwaysDoes(t *testing.T) {
+	t.Parallel()
+	i := newIsolated(t, 0o711, "")
+	s := i.start(testKeys, credentials.Order{})
+	url, token := i.environ(s.ClientPID, envFullURI), i.environ(s.ClientPID, envAuthToken)
+	_, port, _ := strings.Cut(strings.TrimSuffix(strings.TrimPrefix(url, "http://"), endpointPath), ":")
+	var all []*attacker
+	for _, uid := range []uint32{mountUID, otherUID} {
+		a := i.attacker(uid, "flood", port)
+		i.awaits(uid, a, "flooding")
+		all = append(all, a)
+	}
+	scanner := i.attacker(otherUID, "scan", port)
+	// What a client gets while others try: everything, and soon, though all share two processors with other tests.
+	slow := 0
+	for range 50 {
+		began := time.Now()
+		if status, body := get(t, url, token); status != 200 || body["SecretAccessKey"] != testKeys.SecretAccessKey {
+			t.Fatalf("the client is answered %d", status)
+		}
+		if time.Since(began) > time.Second {
+			slow++
+		}
+	}
+	if slow > 5 {
+		t.Errorf("%d of 50 answers took more than a second", slow)
+	}
+	if status, _ := get(t, url, "wrong"); status != 429 && status != 403 {
+		t.Errorf("a wrong token: %d", status)
+	}
+	i.awaits(otherUID, scanner, "scanned")
+	for _, a := range append(all, scanner) {
+		a.stop()
+	}
+}
+
+func TestTheHelpersSocketIsForTheDriverAlone(t *testing.T) {
+	t.Parallel()
+	i := newIsolated(t, 0o711, "")
+	for _, open := range []bool{false, true} {
+		if open { // whatever the file's mode: the helper looks who asks
+			i.must(os.Chmod(i.socket, 0o666))
+		}
+		for _, uid := range []uint32{mountUID, otherUID} {
+			a := i.attacker(uid, "connect", i.socket)
+			line := i.awaits(uid, a, "refused")
+			if want := map[bool]string{false: "permission denied", true: "may not talk to this helper"}[open]; !strings.Contains(line, want) {
+				t.Errorf("uid %d, open %v: %s", uid, open, line)
+			}
+		}
+	}
+	if fi, err := os.Stat(i.dir + "/state"); err != nil || fi.Mode().Perm() != 0o700 {
+		t.Errorf("the state directory: %v, %v", fi.Mode(), err)
+	}
+}
+
+func TestNobodyLooksIntoAHelperOrAProgramThatMakesASession(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []os.FileMode{0o711, 0o755} {
+		i := newIsolated(t, mode, "")
+		pidFile := i.dir + "/state/exchange"
+		i.start(credentials.Keys{}, orderNamed("hang:"+pidFile))
+		exchange := pidIn(t, pidFile)
+		for _, uid := range []uint32{mountUID, otherUID} {
+			a := i.attacker(uid, "look", strconv.Itoa(i.helper), strconv.Itoa(exchange))
+			i.awaits(uid, a, "looked into "+strconv.Itoa(i.helper))
+			i.awaits(uid, a, "looked into "+strconv.Itoa(exchange))
+			a.stop()
+		}
+		for _, pid := range []int{i.helper, exchange} {
+			proc := "/proc/" + strconv.Itoa(pid)
+			limits, err := os.ReadFile(proc + "/limits")
+			i.must(err)
+			if !slices.ContainsFunc(strings.Split(string(limits), "\n"), func(l string) bool {
+				return slices.Equal(strings.Fields(l), []string{"Max", "core", "file", "size", "0", "0", "bytes"})
+			}) {
+				t.Errorf("process %d may dump core:\n%s", pid, limits)
+			}
+			for _, file := range []string{"cmdline", "environ"} {
+				if body, err := os.ReadFile(proc + "/" + file); err != nil || strings.Contains(string(body), "canary") {
+					t.Errorf("a secret is in %s of process %d: %q, %v", file, pid, body, err)
+				}
+			}
+		}
+	}
+}
+
+// A program that its user cannot read is closed from its first instruction on: whoever lies in wait for it gets nothing.
+func TestWhoeverLiesInWaitForAProgramThatMakesASessionMissesIt(t *testing.T) {
+	t.Parallel()
+	i := newIsolated(t, 0o711, "")
+	s := i.start(testKeys, credentials.Order{})
+	a := i.attacker(mountUID, "pounce", strconv.Itoa(i.helper), strconv.Itoa(s.ClientPID))
+	i.awaits(mountUID, a, "pouncing")
+	const sessions = 20
+	i.must(i.peer.Renew(bounded(t), credentials.Keys{}, orderNamed("ok:200ms")))
+	since := uint64(0)
+	for {
+		s, err := i.peer.Status(bounded(t), since)
+		i.must(err)
+		if since = s.Revision; s.Session.Renewals >= sessions {
+			break
+		}
+		if s.Session.Error != "" && s.Session.Kind != "unauthenticated" {
+			t.Fatalf("%+v", s.Session)
+		}
+	}
+	i.awaits(mountUID, a, "missed") // it was there
+	a.stop()
+}
+
+// Where the program can be read, as in a developer's directory, one that is traced gets no order.
+func TestAProgramThatIsTracedGetsNoOrder(t *testing.T) {
+	t.Parallel()
+	i := newIsolated(t, 0o755, "+slow")
+	s := i.start(testKeys, credentials.Order{})
+	a := i.attacker(mountUID, "pounce", strconv.Itoa(i.helper), strconv.Itoa(s.ClientPID))
+	i.awaits(mountUID, a, "pouncing")
+	i.must(i.peer.Renew(bounded(t), credentials.Keys{}, orderNamed("ok:1h")))
+	for !strings.Contains(i.awaits(mountUID, a, "GOT"), "a trace") {
+		continue
+	}
+	since := s.Revision
+	for {
+		s, err := i.peer.Status(bounded(t), since)
+		i.must(err)
+		if since = s.Revision; s.Session.Renewals > 0 {
+			t.Fatal("the traced program was given the order")
+		}
+		if s.Session.Failures > 0 {
+			if !fault.Is(s.Session.Fault(), fault.Denied) || !strings.Contains(s.Session.Error, "traces it") {
+				t.Errorf("%+v", s.Session)
+			}
+			break
+		}
+	}
+	a.quiet()
+}
+
+// quiet ends an attacker that was meant to get something.
+func (a *attacker) quiet() {
+	go func() {
+		for a.lines.Scan() {
+			continue
+		}
+	}()
+}
