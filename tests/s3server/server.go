@@ -17,6 +17,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/versity/versitygw/backend"
 	"github.com/versity/versitygw/backend/meta"
 	"github.com/versity/versitygw/backend/posix"
 	"github.com/versity/versitygw/embedgw"
@@ -83,7 +84,7 @@ func Start(ctx context.Context, opts Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	files, backend, err := openStores(opts.Dir)
+	files, buckets, err := openStores(opts.Dir)
 	if err != nil {
 		return nil, err
 	}
@@ -125,7 +126,7 @@ func Start(ctx context.Context, opts Options) (*Server, error) {
 		return nil, fmt.Errorf("s3server: IAM: %w", err)
 	}
 	go func() {
-		s.done <- embedgw.RunVersityGW(runCtx, backend, &embedgw.Config{
+		s.done <- embedgw.RunVersityGW(runCtx, buckets, &embedgw.Config{
 			RootUserAccess: root.AccessKeyID, RootUserSecret: root.SecretAccessKey, Region: opts.Region,
 			Ports: []string{addr}, MaxConnections: 4096, MaxRequests: 1024, MultipartMaxParts: 10000,
 			CertFile: opts.CertFile, KeyFile: opts.KeyFile,
@@ -250,7 +251,7 @@ func Healthy(ctx context.Context, url string) bool {
 	return resp.StatusCode == http.StatusOK
 }
 
-func openStores(dir string) (storage.Storer, *posix.Posix, error) {
+func openStores(dir string) (storage.Storer, backend.Backend, error) {
 	data, versions, iam := filepath.Join(dir, "data"), filepath.Join(dir, "versions"), filepath.Join(dir, "iam")
 	for _, d := range []string{data, versions, iam} {
 		if err := os.MkdirAll(d, 0o700); err != nil {
@@ -261,13 +262,13 @@ func openStores(dir string) (storage.Storer, *posix.Posix, error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("s3server: user store: %w", err)
 	}
-	backend, err := posix.New(data, meta.XattrMeta{}, posix.PosixOpts{
+	posix, err := posix.New(data, meta.XattrMeta{}, posix.PosixOpts{
 		VersioningDir: versions, CopyObjectThreshold: maxCopyObject, Concurrency: 512,
 	})
 	if err != nil {
 		return nil, nil, fmt.Errorf("s3server: object store in %s (does its file system have extended attributes?): %w", data, err)
 	}
-	return store, backend, nil
+	return store, objects{posix}, nil
 }
 
 // servePrivate calls private.PrivateAPI.ServeMultiPort, whose last parameter's type cannot be named here: inference can.

@@ -309,6 +309,22 @@ func TestSessionsChainWhereTheyMay(t *testing.T) {
 	}
 }
 
+// The account that the token service names is the one that owns the buckets.
+func TestBucketsAreTheAccounts(t *testing.T) {
+	t.Parallel()
+	r, ctx := newSTSRig(t), t.Context()
+	who, err := r.sts(r.user).GetCallerIdentity(ctx, &sts.GetCallerIdentityInput{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for owner, want := range map[string]bool{*who.Account: true, "999999999999": false} {
+		_, err := client(r, r.user).HeadBucket(ctx, &s3.HeadBucketInput{Bucket: aws.String("one"), ExpectedBucketOwner: &owner})
+		if (err == nil) != want {
+			t.Errorf("expecting the owner %s: %v", owner, err)
+		}
+	}
+}
+
 func TestTokensOfNewKeysAreBelieved(t *testing.T) {
 	t.Parallel()
 	r, ctx := newSTSRig(t), t.Context()
