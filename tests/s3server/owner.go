@@ -15,7 +15,7 @@ import (
 type objects struct{ *posix.Posix }
 
 // GetBucketAcl is asked for a bucket's owner.
-func (o objects) GetBucketAcl(ctx context.Context, in *s3.GetBucketAclInput) ([]byte, error) {
+func (o objects) GetBucketAcl(ctx context.Context, in *s3.GetBucketAclInput) ([]byte, error) { //nolint:revive // the name is the interface's
 	data, err := o.Posix.GetBucketAcl(ctx, in)
 	if err != nil {
 		return nil, err
