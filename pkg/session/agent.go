@@ -23,11 +23,8 @@ func (m *Maker) askAgent(ctx context.Context, o credentials.Order) (credentials.
 	if err := backend.CheckAgent(o.AgentURI); err != nil {
 		return credentials.Keys{}, fault.Errorf(fault.Precondition, "%s: podIdentityAgent of the backend %w", subject(o), err)
 	}
-	client := newHTTPClient(nil)
+	client := newHTTPClient(nil, nil) // it is on this machine: no proxy is on the way
 	defer client.CloseIdleConnections()
-	if t, ok := client.Transport.(*http.Transport); ok {
-		t.Proxy = nil // it is on this machine
-	}
 	pause := 100 * time.Millisecond
 	for attempt := 1; ; attempt++ {
 		keys, err := m.agentOnce(ctx, client, o)

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"net"
 	"net/http"
+	"net/url"
 	"sync"
 	"time"
 
@@ -145,15 +146,15 @@ func (m *Maker) service(o credentials.Order) (*service, error) {
 			delete(m.services, key)
 		}
 	}
-	s := &service{http: newHTTPClient(roots), slots: make(chan struct{}, together)}
+	s := &service{http: newHTTPClient(roots, http.ProxyFromEnvironment), slots: make(chan struct{}, together)}
 	m.services[key] = s
 	return s, nil
 }
 
-func newHTTPClient(roots *x509.CertPool) *http.Client {
+func newHTTPClient(roots *x509.CertPool, proxy func(*http.Request) (*url.URL, error)) *http.Client {
 	return &http.Client{
 		Transport: &http.Transport{
-			Proxy:                 http.ProxyFromEnvironment,
+			Proxy:                 proxy,
 			DialContext:           (&net.Dialer{Timeout: dialBound, KeepAlive: 30 * time.Second}).DialContext,
 			TLSClientConfig:       &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots},
 			TLSHandshakeTimeout:   dialBound,

@@ -398,6 +398,10 @@ func TestPoliciesFollowThePartitionAndRefuseWhatTheyCannotSay(t *testing.T) {
 	if err != nil || o.Policy != "policy true aws-cn" {
 		t.Errorf("got %q, %v", o.Policy, err)
 	}
+	o, err = p.Plan(t.Context(), Request{Backend: backends(t, "{}"), Source: credentials.SourceDriver, RoleARN: "arn:aws-us-gov:iam::111122223333:role/a", Policy: policyFor})
+	if err != nil || o.Policy != "policy true aws-us-gov" {
+		t.Errorf("with a role: %q, %v", o.Policy, err)
+	}
 	cannot := func(bool, string) (string, error) { return "", fault.Errorf(fault.Precondition, "cannot be said") }
 	for _, c := range []struct {
 		bucket, scope string
