@@ -130,6 +130,15 @@ func (e evaluator) all(questions ...asked) verdict {
 	return worst
 }
 
+// otherAction tells whether one of the questions is about an action that the policy allows nowhere.
+func (e evaluator) otherAction(questions []asked) bool {
+	return slices.ContainsFunc(questions, func(q asked) bool {
+		return !slices.ContainsFunc(e.statements, func(s evaluated) bool {
+			return s.effect == "Allow" && slices.ContainsFunc(s.action, func(p string) bool { return e.like(strings.ToLower(p), strings.ToLower(q.action)) })
+		})
+	})
+}
+
 func (e evaluator) applies(s evaluated, q asked) bool {
 	// Names of actions know no case.
 	action := func(p string) bool { return e.like(strings.ToLower(p), strings.ToLower(q.action)) }

@@ -129,12 +129,17 @@ func (s Scope) Deletion(recordKeys []string) (string, error) {
 		}
 		records = append(records, k)
 	}
-	g.objects = []objectGrant{{[]string{"s3:DeleteObject", "s3:DeleteObjectVersion", "s3:AbortMultipartUpload"}, unique(removed)}}
+	// The same for versions, and their tags: they are gone with the object.
+	g.objects = []objectGrant{{[]string{"s3:DeleteObject*", "s3:AbortMultipartUpload"}, unique(removed)}}
 	if len(records) > 0 {
 		g.objects = append(g.objects, objectGrant{[]string{"s3:GetObject", "s3:PutObject"}, unique(records)})
 	}
-	if g.prefixes != nil {
-		// Who cannot list a key is told 403 and not 404 where it is missing.
+	if s.KMS && s.AWS && len(records) > 0 {
+		// For the records, in a bucket that encrypts what is stored in it. To delete needs no key.
+		g.kms, g.kmsOpen = []string{"kms:Decrypt", "kms:GenerateDataKey"}, true
+	}
+	if g.prefixes != nil && !s.AWS {
+		// Who cannot list a key is told 403 and not 404 where it is missing. AWS does not look at conditions for that.
 		g.prefixes = append(g.prefixes, unique(records)...)
 	}
 	return s.finish(t.statements(g))

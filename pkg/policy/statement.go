@@ -10,6 +10,7 @@ type grants struct {
 	objects  []objectGrant
 	except   string   // pattern of keys that are not to be touched or listed although they match; "": there are none
 	kms      []string // actions on KMS keys
+	kmsOpen  bool     // a key's own policy may add to them, to save space
 }
 
 // objectGrant allows actions on the objects whose keys match one of the patterns. No action is in two of them.
@@ -74,7 +75,10 @@ func (t target) statements(g grants) []statement {
 		all = append(all, t.kmsUse(g.kms))
 		allowed = append(allowed, g.kms...)
 	}
-	all = append(all, statement{Effect: deny, NotAction: unique(allowed), Resource: oneOrMany{"*"}})
+	if !t.plain {
+		// Without it a bucket policy that names the session may add actions, on what is allowed here and nowhere else.
+		all = append(all, statement{Effect: deny, NotAction: unique(allowed), Resource: oneOrMany{"*"}})
+	}
 	keys := []string{"*"}
 	if len(g.objects) == 1 {
 		keys = g.objects[0].keys
@@ -94,7 +98,7 @@ func (t target) statements(g grants) []statement {
 			statement{Effect: deny, Action: oneOrMany{"s3:*"}, Resource: t.own([]string{g.except})},
 			statement{Effect: deny, Action: g.listing, Resource: oneOrMany{"*"}, Condition: when("StringLike", "s3:prefix", g.except)})
 	}
-	if len(g.kms) > 0 {
+	if len(g.kms) > 0 && !g.kmsOpen {
 		// What S3 asks of KMS it asks for an object that the session may touch.
 		all = append(all, statement{Effect: deny, Action: oneOrMany{"kms:*"}, Resource: oneOrMany{"*"}, Condition: when("StringNotLike", "kms:ViaService", through)})
 	}

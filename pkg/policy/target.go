@@ -6,8 +6,11 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
-// target is what a scope's bucket is called in policies. One of its fields is not "".
+// target is what a scope's bucket is called in policies. One of its names is not "".
 type target struct {
+	// plain tells that the service may not know NotAction: MinIO reads it and then refuses the policy, because its statement has
+	// no actions (github.com/minio/pkg, policy.Statement).
+	plain  bool
 	bucket string // ARN of a bucket
 	// accessPoint is the ARN of an access point.
 	//
@@ -64,7 +67,7 @@ func (s Scope) target() (target, error) {
 			return target{directory: "arn:" + s.partition() + ":s3express:*:*:bucket/" + s.Bucket}, nil
 		}
 	}
-	return target{bucket: "arn:" + s.partition() + ":s3:::" + s.Bucket}, nil
+	return target{plain: !s.AWS, bucket: "arn:" + s.partition() + ":s3:::" + s.Bucket}, nil
 }
 
 // buckets are the resources of actions on the bucket.
