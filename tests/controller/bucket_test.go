@@ -22,7 +22,7 @@ func (e *env) own(more ...string) []string {
 }
 
 func TestABucketVolumeLivesAndDies(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
+	eachWay(t, func(t *testing.T, e *env) {
 		for _, onDelete := range []string{"delete", "purge"} {
 			p := e.process()
 			id := p.create("v", e.own("onDelete", onDelete)...)
@@ -61,7 +61,7 @@ func TestABucketVolumeLivesAndDies(t *testing.T) {
 }
 
 func TestTagsOfOperatorsAreKept(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
+	eachWay(t, func(t *testing.T, e *env) {
 		p := e.process()
 		id := p.create("v", e.own("onDelete", "retain")...)
 		tags := []types.Tag{{Key: aws.String("cost-centre"), Value: aws.String("42")}}
@@ -196,7 +196,7 @@ func TestServicesWithoutTags(t *testing.T) {
 }
 
 func TestAVersionedBucketVolumeNeedsPurge(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
+	eachWay(t, func(t *testing.T, e *env) {
 		p := e.process()
 		id := p.create("v", e.own()...)
 		e.setVersioning(id.Bucket, types.BucketVersioningStatusEnabled)
@@ -218,7 +218,7 @@ func TestAVersionedBucketVolumeNeedsPurge(t *testing.T) {
 }
 
 func TestABucketVolumeThatMustBeEmpty(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
+	eachWay(t, func(t *testing.T, e *env) {
 		p := e.process()
 		id := p.create("v", e.own("onDelete", "requireEmpty")...)
 		e.putIn(id.Bucket, "data")

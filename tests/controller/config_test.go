@@ -23,7 +23,7 @@ func TestABackendThatMovesIsUsedWhereItIsNow(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = gateway.Stop() })
-		moved := newEnv(t, target{name: "moved", endpoint: gateway.Endpoint(), region: gateway.Region(), keys: gateway.Keys()})
+		moved := newEnv(t, target{name: "moved", endpoint: gateway.Endpoint(), region: gateway.Region(), keys: gateway.Keys(), root: gateway.Keys()})
 		moved.bucket = old.bucket
 		moved.makeBucket(moved.bucket)
 

@@ -16,7 +16,7 @@ import (
 )
 
 func TestDeleteTakesTheVolumeAndNothingElse(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
+	eachWay(t, func(t *testing.T, e *env) {
 		p := e.process()
 		neighbours := []string{"vol-10/data", "vol-1x", "vol-1", "vol-", "a", "z/vol-1/data"}
 		if e.name == "versitygw" || e.name == "minio" { // both keep objects as files: no object where a directory is
@@ -44,7 +44,7 @@ func TestDeleteTakesTheVolumeAndNothingElse(t *testing.T) {
 }
 
 func TestKeysThatXMLCannotHoldAreDeleted(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
+	eachWay(t, func(t *testing.T, e *env) {
 		p := e.process()
 		id := p.create("v")
 		e.put(id.Prefix+"a\x01b", id.Prefix+"c\uFFFEd", id.Prefix+"plain")
@@ -60,7 +60,7 @@ func TestKeysThatXMLCannotHoldAreDeleted(t *testing.T) {
 }
 
 func TestAnAbsentVolumeIsDeleted(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
+	eachWay(t, func(t *testing.T, e *env) {
 		p := e.process(notRunning) // no run is needed
 		for _, id := range []volume.ID{
 			{Backend: "lab", Bucket: e.bucket, Prefix: "v/"},
@@ -80,7 +80,7 @@ func TestAnAbsentVolumeIsDeleted(t *testing.T) {
 }
 
 func TestANameComesBackInAPlaceOfItsOwn(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
+	eachWay(t, func(t *testing.T, e *env) {
 		p := e.process()
 		first := p.create("v", "prefix", "base/")
 		e.put(first.Prefix + "data")
@@ -113,7 +113,7 @@ func TestDataWhereTheNextGenerationWouldBeIsNotTakenOver(t *testing.T) {
 }
 
 func TestRetainKeepsTheData(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
+	eachWay(t, func(t *testing.T, e *env) {
 		p := e.process()
 		id := p.create("v", "onDelete", "retain")
 		e.put(id.Prefix + "data")
@@ -137,7 +137,7 @@ func TestRetainKeepsTheData(t *testing.T) {
 }
 
 func TestRequireEmpty(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
+	eachWay(t, func(t *testing.T, e *env) {
 		p := e.process()
 		id := p.create("v", "onDelete", "requireEmpty")
 		e.put(id.Prefix + "data")
@@ -192,7 +192,7 @@ func (e *env) abortAll() {
 }
 
 func TestDeleteKeepsVersionsAndPurgeDoesNot(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
+	eachWay(t, func(t *testing.T, e *env) {
 		e.setVersioning(e.bucket, types.BucketVersioningStatusEnabled)
 		p := e.process()
 		kept, purged := p.create("kept"), p.create("purged", "onDelete", "purge")
@@ -217,7 +217,7 @@ func TestDeleteKeepsVersionsAndPurgeDoesNot(t *testing.T) {
 }
 
 func TestPurgeWorksWithoutVersions(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
+	eachWay(t, func(t *testing.T, e *env) {
 		p := e.process()
 		id := p.create("v", "onDelete", "purge")
 		e.put(numbered(id.Prefix, 30)...)
@@ -227,7 +227,7 @@ func TestPurgeWorksWithoutVersions(t *testing.T) {
 }
 
 func TestPurgeIsRefusedWhereARetentionForbidsIt(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
+	eachWay(t, func(t *testing.T, e *env) {
 		locked := e.bucket + "-locked"
 		_, err := e.s3.CreateBucket(e.ctx(), &s3.CreateBucketInput{Bucket: &locked, ObjectLockEnabledForBucket: aws.Bool(true)})
 		if err != nil {
@@ -252,7 +252,7 @@ func TestPurgeIsRefusedWhereARetentionForbidsIt(t *testing.T) {
 }
 
 func TestALegalHoldIsReportedAndNotBypassed(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
+	eachWay(t, func(t *testing.T, e *env) {
 		locked := e.bucket + "-locked"
 		_, err := e.s3.CreateBucket(e.ctx(), &s3.CreateBucketInput{Bucket: &locked, ObjectLockEnabledForBucket: aws.Bool(true)})
 		if err != nil {

@@ -42,7 +42,7 @@ func newEnv(t *testing.T, target target) *env {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if e.s3, err = clients.S3(t.Context(), be, e.keys, ""); err != nil {
+	if e.s3, err = clients.S3(t.Context(), be, e.root, ""); err != nil {
 		t.Fatal(err)
 	}
 	e.makeBucket(e.bucket)
@@ -53,6 +53,9 @@ func newEnv(t *testing.T, target target) *env {
 func (e *env) config(settings string) *backend.Config {
 	e.t.Helper()
 	text := fmt.Sprintf("backends:\n  lab:\n    endpoint: %s\n    region: %s\n    addressing: path\n    controllerCredentials: secret\n", e.endpoint, e.region)
+	if e.sts != "" {
+		text += "    sts: " + e.sts + "\n"
+	}
 	if settings != "" {
 		text += "    " + settings + "\n"
 	}
@@ -68,15 +71,11 @@ type process struct {
 	*provision.Provisioner
 	e     *env
 	hooks *hooks
-	stop  func() // ends Run and waits for it
-	life  context.Context
-	kill  func() // ends all that the process does, as if it had died
-}
-
-// sessions is pkg/session in one piece.
-type sessions struct {
-	*session.Planner
-	*session.Maker
+	// sessions are those that the process has asked for.
+	sessions *sessions
+	stop     func() // ends Run and waits for it
+	life     context.Context
+	kill     func() // ends all that the process does, as if it had died
 }
 
 // process starts a controller process.
@@ -101,13 +100,14 @@ func (e *env) process(options ...func(*processOptions)) *process {
 	}
 	maker := session.NewMaker("test")
 	e.t.Cleanup(maker.Close)
+	made := &sessions{Planner: session.NewPlanner(clients), maker: maker}
 	p, err := provision.New(provision.Options{
-		Config: o.config, Clients: clients, Buckets: buckets, Sessions: sessions{session.NewPlanner(clients), maker}, DriverName: o.driver, ClusterID: o.cluster, Runs: o.runs, Workers: o.workers,
+		Config: o.config, Clients: clients, Buckets: buckets, Sessions: made, DriverName: o.driver, ClusterID: o.cluster, Runs: o.runs, Workers: o.workers,
 	})
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	pr := &process{Provisioner: p, e: e, hooks: h, stop: func() {}}
+	pr := &process{Provisioner: p, e: e, hooks: h, sessions: made, stop: func() {}}
 	pr.life, pr.kill = context.WithCancel(context.Background())
 	e.t.Cleanup(pr.kill)
 	if o.run {
@@ -205,6 +205,7 @@ func (e *env) ctx() context.Context {
 // want fails the test unless err has that kind and its text holds all the words.
 func (e *env) want(err error, kind fault.Kind, words ...string) {
 	e.t.Helper()
+	canaries.check(e.t, fmt.Sprint(err))
 	if !fault.Is(err, kind) {
 		e.t.Fatalf("error of kind %d: %v; want kind %d", fault.KindOf(err), err, kind)
 	}

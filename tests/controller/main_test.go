@@ -6,6 +6,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"slices"
 	"testing"
 
 	"github.com/s3-csi/s3-csi-driver/tests/minio"
@@ -19,12 +20,23 @@ type target struct {
 	name     string
 	endpoint string
 	region   string
-	keys     credentials.Keys
-	skip     string // why it is not there
+	keys     credentials.Keys // the controller's
+	root     credentials.Keys // the test's own: versitygw looks users up for every request
+	sts      string           // setting of a backend: how its token service is to be used; "": it is not declared
+	skip     string           // why it is not there
 }
 
-// targets are started by TestMain.
-var targets []target
+// targets are started by TestMain. scoped are the same servers, with a user's keys and with the token service declared: there
+// deletions run on sessions.
+var targets, scoped []target
+
+// everything is the policy of a user who may do everything.
+const everything = `{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Action":["s3:*"],"Resource":["*"]}]}`
+
+const (
+	gatewaySTS = "{endpoint: %q, kinds: [assumeRole, webIdentity, federationToken]}"
+	minioSTS   = "{roleOptional: true}"
+)
 
 func TestMain(m *testing.M) {
 	// Tests mostly wait: for servers, for deadlines, for a service to be less busy.
@@ -54,27 +66,66 @@ func runWithServers(m *testing.M) (code int, err error) {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, gateway.Stop()) }()
-	targets = append(targets, target{name: "versitygw", endpoint: gateway.Endpoint(), region: gateway.Region(), keys: gateway.Keys()})
+	targets = append(targets, target{name: "versitygw", endpoint: gateway.Endpoint(), region: gateway.Region(), keys: gateway.Keys(), root: gateway.Keys()})
+	withSTS := targets[0]
+	withSTS.sts = fmt.Sprintf(gatewaySTS, gateway.STS())
+	if withSTS.keys, err = gateway.AddUser(ctx, "controller", everything); err != nil {
+		return 0, err
+	}
+	scoped = append(scoped, withSTS)
 
 	second, err := minio.Start(ctx, dir+"/minio")
 	switch {
 	case errors.Is(err, minio.ErrMissing):
 		targets = append(targets, target{name: "minio", skip: err.Error()})
+		scoped = append(scoped, targets[1])
 	case err != nil:
 		return 0, err
 	default:
 		defer func() { err = errors.Join(err, second.Stop()) }()
-		targets = append(targets, target{name: "minio", endpoint: second.Endpoint(), region: second.Region(), keys: second.Keys()})
+		targets = append(targets, target{name: "minio", endpoint: second.Endpoint(), region: second.Region(), keys: second.Keys(), root: second.Keys()})
+		withSTS := targets[1]
+		withSTS.sts = minioSTS
+		if withSTS.keys, err = second.AddUser(ctx, "controller", everything); err != nil {
+			return 0, err
+		}
+		scoped = append(scoped, withSTS)
 	}
-	return m.Run(), nil
+	for _, t := range slices.Concat(targets, scoped) {
+		canaries.add(t.keys)
+	}
+	return canaries.watch(m.Run)
 }
 
 // each runs a test on every server, with a bucket of its own, beside the other tests.
 func each(t *testing.T, test func(t *testing.T, e *env)) {
 	t.Helper()
 	t.Parallel()
+	on(t, targets, test)
+}
+
+// eachWay runs a test on every server, with sessions and without.
+func eachWay(t *testing.T, test func(t *testing.T, e *env)) {
+	t.Helper()
+	t.Parallel()
+	on(t, slices.Concat(targets, scoped), test)
+}
+
+// eachScoped runs a test on every server that can make sessions.
+func eachScoped(t *testing.T, test func(t *testing.T, e *env)) {
+	t.Helper()
+	t.Parallel()
+	on(t, scoped, test)
+}
+
+func on(t *testing.T, targets []target, test func(t *testing.T, e *env)) {
+	t.Helper()
 	for _, target := range targets {
-		t.Run(target.name, func(t *testing.T) {
+		label := target.name
+		if target.sts != "" {
+			label += "-scoped"
+		}
+		t.Run(label, func(t *testing.T) {
 			t.Helper()
 			if target.skip != "" {
 				t.Skip(target.skip)

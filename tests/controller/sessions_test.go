@@ -1,0 +1,38 @@
+package controller
+
+import (
+	"context"
+	"sync"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/session"
+)
+
+// sessions is pkg/session, and remembers what it made.
+type sessions struct {
+	*session.Planner
+	maker *session.Maker
+
+	mu     sync.Mutex
+	orders []credentials.Order
+	keys   []credentials.Keys
+}
+
+// Make implements provision.Sessions.
+func (s *sessions) Make(ctx context.Context, o credentials.Order) (credentials.Keys, error) {
+	keys, err := s.maker.Make(ctx, o)
+	if err == nil {
+		canaries.add(keys)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.orders, s.keys = append(s.orders, o), append(s.keys, keys)
+	}
+	return keys, err
+}
+
+// made are the sessions so far.
+func (s *sessions) made() []credentials.Keys {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return append([]credentials.Keys{}, s.keys...)
+}
