@@ -193,7 +193,41 @@ func cmd(argv ...string) client.Command { return client.Command{Argv: argv} }
 type helperOf struct {
 	mu     sync.Mutex
 	asked  []string
+	given  []given
 	status *helper.Status // nil: it does not answer
+	onGive func(*helper.SessionStatus)
+}
+
+// given is what a helper was given to work with.
+type given struct {
+	Keys  *credentials.Keys  `json:"keys"`
+	Order *credentials.Order `json:"order"`
+}
+
+// take does with it what a helper does that makes sessions. The status is another then.
+func (h *helperOf) take(g given) {
+	h.given = append(h.given, g)
+	if h.status == nil || h.status.Session == nil {
+		return
+	}
+	status, session := *h.status, *h.status.Session
+	session.OrderDigest = ""
+	if g.Order != nil {
+		session.OrderDigest = g.Order.Digest(session.Salt)
+	}
+	if h.onGive != nil {
+		h.onGive(&session)
+	}
+	status.Revision++
+	status.Session = &session
+	h.status = &status
+}
+
+// got is what it was given so far.
+func (h *helperOf) got() []given {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Clone(h.given)
 }
 
 func (h *helperOf) wasAsked(op string) bool {
@@ -240,12 +274,16 @@ func (h *helperOf) answer(c net.Conn, over <-chan struct{}) error {
 	var req struct {
 		Op    string `json:"op"`
 		Since uint64 `json:"since"`
+		given
 	}
 	if err := json.Unmarshal(body, &req); err != nil {
 		return err
 	}
 	h.mu.Lock()
 	h.asked = append(h.asked, req.Op)
+	if req.Op == "credentials" {
+		h.take(req.given)
+	}
 	status := h.status
 	h.mu.Unlock()
 	if status == nil || req.Op == "status" && req.Since == status.Revision {

@@ -14,6 +14,7 @@ const (
 	reasonHelper = "helper"  // its helper ended
 	reasonSource = "source"  // somebody unmounted the source
 	reasonConfig = "backend" // its backend is another now
+	reasonSecret = "secret"  // it works with a secret's keys that were changed since
 )
 
 // What state a mount is in, for operators.
@@ -43,7 +44,7 @@ func newMetrics(overdue func() int) *metrics {
 			Buckets: []float64{.005, .02, .1, .5, 2, 10, 30, 60, 120},
 		}),
 		restarts: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "s3csi_mount_restarts_total", Help: "Clients that were started in the place of one that died or was given up, by the reason: crash, oom (killed for want of memory), hang, helper (its helper ended), source (somebody unmounted it), backend (the backend is another now).",
+			Name: "s3csi_mount_restarts_total", Help: "Clients that were started in the place of one that died or was given up, by the reason: crash, oom (killed for want of memory), hang, helper (its helper ended), source (somebody unmounted it), backend (the backend is another now), secret (it held on to keys that its secret does not have any more).",
 		}, []string{"client", "reason"}),
 		failures: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "s3csi_mount_restart_failures_total", Help: "Tries to start a client again that failed; they are repeated, less and less often.",

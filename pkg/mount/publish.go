@@ -344,7 +344,10 @@ func (m *Manager) keepUp(ctx context.Context, r Request, spec Spec, before sight
 	if err := m.stayed(ctx, before.pub, s); err != nil {
 		return err
 	}
-	return m.handOver(ctx, before.rec, s)
+	if err := m.handOver(ctx, before.rec, s); err != nil {
+		return err
+	}
+	return m.checkTakenUp(ctx, before.rec, s)
 }
 
 // checkSingleWriter enforces SINGLE_NODE_SINGLE_WRITER: the CSI specification wants FAILED_PRECONDITION for a second

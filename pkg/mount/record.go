@@ -39,8 +39,9 @@ type record struct {
 	Owner   string `json:"owner,omitempty"`
 	// Rotated is the identity that the mount serves now in the place of Spec's: its only publications' secret was changed. ""
 	// is Spec's own. Rotating tells that nobody knows yet which of the two its client works with.
-	Rotated  string `json:"rotated,omitempty"`
-	Rotating bool   `json:"rotating,omitempty"`
+	Rotated   string    `json:"rotated,omitempty"`
+	Rotating  bool      `json:"rotating,omitempty"`
+	RotatedAt time.Time `json:"rotatedAt,omitzero"`
 	// Former are the names of the mounts whose publications this one took over, and Superseded tells that another one does.
 	Former     []string `json:"former,omitempty"`
 	Superseded bool     `json:"superseded,omitempty"`

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"time"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
@@ -22,12 +24,18 @@ import (
 //     its key, which is of the old secret, and one that was rotated is passed by. So is it by pods that begin with the new secret,
 //     whose key is another: they get a mount of their own, because a publication holds the lock of one key, and two that met on
 //     one mount by two keys could end it under each other.
+//     A client holds the keys that it was last given for a while (takeUpBound). Where it does so after the old ones were
+//     revoked, which shows in its answers, it is not waited for: another client takes its place.
 //   - Where others have the mount too, or a mount of the new secret is there already, this publication moves, as healing moves
 //     it: target, subpaths and the pod's containers show the other mount, and files that are open go on with the old one. When
 //     the last publication has moved away, the old mount is given the new session, so that it can store what is open in it
 //     after the old keys were revoked, and ends.
 //   - A client that holds back what was closed is never moved away from: two of them on one prefix would store what one pod
 //     wrote in any order. Its mount stays, and is given the new session once all of its publications have come with it.
+
+// takeUpBound is for how long a client may go on with keys that it was given before: helpers tell clients that what they get
+// lasts no longer.
+const takeUpBound = 15 * time.Minute
 
 // holdsBack tells whether a mount's client may hold back what was closed.
 func (m *Manager) holdsBack(rec record) bool {
@@ -112,7 +120,7 @@ func (m *Manager) rotateInPlace(ctx context.Context, r Request, spec Spec, befor
 	case len(others) > 0:
 		return false, m.wait(ctx, before, spec, others)
 	}
-	rec.Rotated, rec.Rotating = spec.Identity, true
+	rec.Rotated, rec.Rotating, rec.RotatedAt = spec.Identity, true, time.Now()
 	if err := m.rewrite(ctx, rec); err != nil {
 		return false, err
 	}
@@ -135,7 +143,45 @@ func (m *Manager) rotateInPlace(ctx context.Context, r Request, spec Spec, befor
 		return false, err
 	}
 	klog.FromContext(ctx).Info("The mount has the session of the changed secret", "mount", rec.Name, "volume", r.VolumeID, "identity", r.Identity)
-	return true, m.do(ctx, func() error { return m.store.unwant(pubs) })
+	if err := m.do(ctx, func() error { return m.store.unwant(pubs) }); err != nil {
+		return false, err
+	}
+	return true, m.takenUp(ctx, rec, s)
+}
+
+// takenUp sees that a mount whose session is another's now works with it. Its client may hold on to keys that are revoked. The
+// key's lock is held.
+func (m *Manager) takenUp(ctx context.Context, rec record, s *supply) error {
+	actx, cancel := context.WithTimeout(ctx, lookupBound)
+	defer cancel()
+	why := m.Namespace.ReadRoot(actx, m.store.sourceDir(rec.Name))
+	var errno unix.Errno
+	if why == nil || !errors.As(why, &errno) { // what does not answer is looked after elsewhere
+		return nil
+	}
+	be, err := m.Backends.Backend(rec.Spec.Backend)
+	if err != nil {
+		return err
+	}
+	if err := m.prove(ctx, s, be, rec.Spec); err != nil { // it is not for the old keys that nothing works
+		return err
+	}
+	klog.FromContext(ctx).Info("The client still works with the keys that its secret held before, and they are refused", "mount", rec.Name, "volume", rec.VolumeID, "answer", why.Error())
+	_, err = m.renew(ctx, rec, s, reasonSecret)
+	return err
+}
+
+// checkTakenUp is takenUp for a publication that comes again, for as long as it may be needed.
+func (m *Manager) checkTakenUp(ctx context.Context, rec record, s *supply) error {
+	if rec.RotatedAt.IsZero() || time.Since(rec.RotatedAt) > takeUpBound {
+		return nil
+	}
+	unlock, ok := m.keys.TryLock(rec.Key)
+	if !ok {
+		return nil
+	}
+	defer unlock()
+	return m.takenUp(ctx, rec, s)
 }
 
 // wait notes that a publication is to have the new session once the mount's others have asked for it too, and says so.

@@ -61,7 +61,9 @@ func (m *Manager) planFor(ctx context.Context, spec Spec, client string, fill fu
 		if err != nil {
 			return credentials.Order{}, err
 		}
-		fill(&q)
+		if fill != nil {
+			fill(&q)
+		}
 		order, err := m.Sessions.Plan(ctx, q)
 		if err != nil {
 			return credentials.Order{}, fmt.Errorf("credentials (%s): %w", spec.Source, err)

@@ -3,6 +3,7 @@ package mount
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
@@ -65,6 +66,11 @@ func TestWhatMakesAnotherMount(t *testing.T) {
 		{"a read-only volume", func(r *Request) { r.Attributes.ReadOnly = true }, false},
 		{"an SELinux context", func(r *Request) { r.SELinuxContext = "c" }, false},
 		{"a secret", secret, false},
+		{"a role", func(r *Request) { r.Attributes.RoleARN = "arn:aws:iam::1:role/a" }, false},
+		{"a scope", func(r *Request) { r.Attributes.Scope = volume.ScopeAuto }, false},
+		{"a session's length", func(r *Request) { r.Attributes.SessionDuration = time.Hour }, false},
+		{"a workload", workload("team-a", "app"), false},
+		{"the pod of a mount that is not its own", func(r *Request) { r.PodNamespace, r.ServiceAccount = "team-a", "app" }, true},
 		{"a read-only publication", func(r *Request) { r.ReadOnly = true }, true},
 		{"another target", func(r *Request) { r.Target = "/u" }, true},
 		{"another volume of the same place", func(r *Request) { r.VolumeID = "static" }, true},
@@ -78,6 +84,34 @@ func TestWhatMakesAnotherMount(t *testing.T) {
 			}
 		})
 	}
+	t.Run("another pod's service account", func(t *testing.T) {
+		keys := map[string]string{}
+		for _, pod := range [][2]string{{"team-a", "app"}, {"team-a", "other"}, {"team-b", "app"}} {
+			r := request()
+			workload(pod[0], pod[1])(&r)
+			key := newSpec(r, nil).Key()
+			if who, taken := keys[key]; taken {
+				t.Errorf("%v shares the mount of %s", pod, who)
+			}
+			keys[key] = pod[0] + "/" + pod[1]
+			r.Tokens = credentials.Tokens{"aud": {Value: "another"}}
+			if newSpec(r, nil).Key() != key {
+				t.Errorf("%v: a new token makes another mount", pod)
+			}
+		}
+	})
+	t.Run("the role of the same secret", func(t *testing.T) {
+		mine, theirs := request(), request()
+		secret(&mine)
+		secret(&theirs)
+		theirs.SecretRoleARN = "arn:aws:iam::1:role/a"
+		if newSpec(mine, nil).Key() == newSpec(theirs, nil).Key() {
+			t.Error("the role of a secret is everybody's who has its keys")
+		}
+		if !newSpec(mine, nil).rotatedFrom(newSpec(theirs, nil)) {
+			t.Error("a secret that gets a role is no rotation")
+		}
+	})
 	t.Run("the secret of a known access key", func(t *testing.T) {
 		mine, theirs := request(), request()
 		secret(&mine)
@@ -94,6 +128,62 @@ func TestWhatMakesAnotherMount(t *testing.T) {
 			t.Errorf("the spec shows a secret: %s", s)
 		}
 	})
+}
+
+func workload(namespace, account string) func(*Request) {
+	return func(r *Request) {
+		r.Source, r.PodNamespace, r.ServiceAccount = credentials.SourceWorkload, namespace, account
+		r.Tokens = credentials.Tokens{"aud": {Value: "token"}}
+	}
+}
+
+// Another secret of the same volume is a rotation; a volume that is another, or gets its credentials from elsewhere, is not.
+func TestWhatIsARotation(t *testing.T) {
+	of := func(change func(*Request)) Spec {
+		r := request()
+		r.Source, r.Keys = credentials.SourceSecret, credentials.Keys{AccessKeyID: "AKIA", SecretAccessKey: "s"}
+		change(&r)
+		return newSpec(r, []byte("n"))
+	}
+	before := of(func(*Request) {})
+	for what, tc := range map[string]struct {
+		change func(*Request)
+		want   bool
+	}{
+		"the same":         {func(*Request) {}, false},
+		"another secret":   {func(r *Request) { r.Keys.SecretAccessKey = "t" }, true},
+		"another key":      {func(r *Request) { r.Keys = credentials.Keys{AccessKeyID: "AKIB", SecretAccessKey: "t"} }, true},
+		"another role too": {func(r *Request) { r.Keys.SecretAccessKey, r.Attributes.RoleARN = "t", "arn:aws:iam::1:role/a" }, false},
+		"another prefix":   {func(r *Request) { r.Keys.SecretAccessKey, r.Volume.Prefix = "t", "x/" }, false},
+		"the driver's own": {func(r *Request) { r.Source, r.Keys = credentials.SourceDriver, credentials.Keys{} }, false},
+		"a workload's":     {workload("a", "b"), false},
+	} {
+		if got := of(tc.change).rotatedFrom(before); got != tc.want {
+			t.Errorf("%s: %t", what, got)
+		}
+	}
+}
+
+// A mount that was rotated is for those who have the new secret, and for nobody who has the old one.
+func TestWhoMayJoinARotatedMount(t *testing.T) {
+	old, now := Spec{Source: credentials.SourceSecret, Identity: "old"}, Spec{Source: credentials.SourceSecret, Identity: "new"}
+	for what, tc := range map[string]struct {
+		rec      record
+		old, now bool
+	}{
+		"as it was made":   {record{Spec: old}, true, true}, // its key is of the one spec only
+		"rotated":          {record{Spec: old, Rotated: "new"}, false, true},
+		"being rotated":    {record{Spec: old, Rotated: "new", Rotating: true}, false, false},
+		"rotated back":     {record{Spec: old, Rotated: "old"}, true, false},
+		"left by everyone": {record{Spec: old, Superseded: true}, false, false},
+	} {
+		if got := tc.rec.joinable(old); got != tc.old {
+			t.Errorf("%s: the old secret: %t", what, got)
+		}
+		if got := tc.rec.joinable(now); got != tc.now {
+			t.Errorf("%s: the new secret: %t", what, got)
+		}
+	}
 }
 
 func TestSourceNames(t *testing.T) {

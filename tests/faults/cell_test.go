@@ -13,6 +13,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/tests/containers"
 	"github.com/s3-csi/s3-csi-driver/tests/rig"
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
@@ -54,7 +55,9 @@ type cell struct {
 	client string
 
 	volume  *csi.Volume
-	target  string // the volume's first
+	secrets map[string]string // of each publication; nil: none
+	user    string            // whose they are
+	target  string            // the volume's first
 	targets []string
 	pod     *containers.Container
 	stored  map[string]string // what must be in the bucket in the end, by the name below the prefix
@@ -100,8 +103,31 @@ type call func(ctx context.Context, d *rig.Driver) error
 func (c *cell) publishing(target string) call {
 	return func(ctx context.Context, d *rig.Driver) error {
 		req := rigtest.PublishRequest(c.volume, target)
+		req.Secrets = c.secrets
 		_, err := d.NodePublishVolume(ctx, req)
 		return err
+	}
+}
+
+// rotation makes a user with two secrets, which may do everything.
+func (c *cell) rotation() (former, now map[string]string) {
+	c.t.Helper()
+	c.user = strings.NewReplacer(" ", "-", ".", "-").Replace(c.volume.GetVolumeId())
+	keys := func(k credentials.Keys, err error) map[string]string {
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		return map[string]string{"accessKeyID": k.AccessKeyID, "secretAccessKey": k.SecretAccessKey}
+	}
+	former = keys(c.server.AddUser(c.t.Context(), c.user, `{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Action":"s3:*","Resource":"*"}]}`))
+	return former, keys(c.server.AddKey(c.t.Context(), c.user))
+}
+
+// revoke makes a secret of that user worthless.
+func (c *cell) revoke(secret map[string]string) {
+	c.t.Helper()
+	if err := c.server.RemoveKey(c.t.Context(), c.user, secret["accessKeyID"]); err != nil {
+		c.t.Fatal(err)
 	}
 }
 

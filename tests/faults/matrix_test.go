@@ -98,6 +98,13 @@ func matrix() []row {
 		{step: "restart.killed", scenario: "renew", clients: one, more: []fault{killHelper}},
 		{step: "restart.cleared", scenario: "renew", clients: one, more: []fault{killAll}},
 		{step: "restart.serving", scenario: "renew", clients: one, pod: true, more: all},
+		// rotate: in place, or to another mount where the client keeps nothing back and others have the mount too
+		{step: "rotate.recorded", scenario: "rotate", more: []fault{killHelper, killClient}},
+		{step: "rotate.handed", scenario: "rotate", more: []fault{killHelper, killClient}},
+		{step: "rotate.started", scenario: "rotate shared", clients: two, more: all},
+		{step: "rotate.moved", scenario: "rotate shared", clients: two, pod: true, more: []fault{killClient}},
+		{step: "rotate.left", scenario: "rotate shared", clients: two, more: []fault{killHelper}},
+		{step: "rotate.handed", scenario: "rotate shared", clients: one, more: []fault{killAll}},
 		// reconcile
 		{step: "discard.killed", scenario: "discard", more: []fault{podGone}},
 		{step: "discard.unmounted", scenario: "discard", more: []fault{podGone}},

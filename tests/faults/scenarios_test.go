@@ -13,17 +13,19 @@ import (
 
 // scenarios bring the driver to a step, have the fault happen there, and see that what was to be done is done.
 var scenarios = map[string]func(*cell){
-	"publish":     publishScenario,
-	"share":       shareScenario,
-	"replace":     replaceScenario,
-	"unpublish":   unpublishScenario,
-	"unrecorded":  unrecordedScenario,
-	"heal":        func(c *cell) { c.healAfter(func() []proc { return c.processes(programs[c.client]) }) },
-	"heal of two": func(c *cell) { c.healAfter(func() []proc { return c.processes("") }) },
-	"hang":        hangScenario,
-	"renew":       renewScenario,
-	"discard":     discardScenario,
-	"restore":     restoreScenario,
+	"publish":       publishScenario,
+	"share":         shareScenario,
+	"replace":       replaceScenario,
+	"unpublish":     unpublishScenario,
+	"unrecorded":    unrecordedScenario,
+	"heal":          func(c *cell) { c.healAfter(func() []proc { return c.processes(programs[c.client]) }) },
+	"heal of two":   func(c *cell) { c.healAfter(func() []proc { return c.processes("") }) },
+	"hang":          hangScenario,
+	"renew":         renewScenario,
+	"rotate":        rotateScenario,
+	"rotate shared": rotateSharedScenario,
+	"discard":       discardScenario,
+	"restore":       restoreScenario,
 }
 
 // A first publication.
@@ -171,6 +173,67 @@ func renewScenario(c *cell) {
 	c.strike()
 	c.works()
 	await(c.t, healBound, "the former client to be gone", func() bool { return len(c.processes(programs[c.client])) == 1 })
+}
+
+// A publication comes with another secret.
+func rotateScenario(c *cell) {
+	former, now := c.rotation()
+	c.secrets = former
+	c.publish(c.target)
+	c.write("before", "written before it")
+	c.secrets = now
+	c.arm()
+	asked := c.begin(c.publishing(c.target), false)
+	c.strike()
+	c.must("publishing with the other secret", asked)
+	c.publish(c.target)
+	c.works()
+	c.outlive(former)
+}
+
+// outlive makes the former secret worthless. Within the next publications, as kubelet repeats them, the volume works: its client
+// may have listed the volume a moment ago and not ask for a while.
+func (c *cell) outlive(former map[string]string) {
+	c.t.Helper()
+	c.revoke(former)
+	for end := time.Now().Add(healBound); ; time.Sleep(500 * time.Millisecond) {
+		c.publish(c.target)
+		b, err := os.ReadFile(filepath.Join(c.target, "seed"))
+		if err == nil && string(b) == c.stored["seed"] {
+			break
+		}
+		if time.Now().After(end) {
+			c.t.Fatalf("the volume does not work without the former secret: %q, %v", b, err)
+		}
+	}
+	c.works()
+}
+
+// Two publications of one mount come with another secret, one after the other.
+func rotateSharedScenario(c *cell) {
+	former, now := c.rotation()
+	c.secrets = former
+	c.publish(c.target)
+	c.write("before", "written before it")
+	second := c.newTarget("b")
+	c.publish(second)
+	if c.row.pod {
+		containers.Need(c.t)
+		c.startPod()
+	}
+	c.secrets = now
+	c.arm()
+	// Each asks again and again, as kubelet does; a client that is not moved away from has the other secret when both have asked.
+	asked := []<-chan error{c.begin(c.publishing(c.target), false), c.begin(c.publishing(second), false)}
+	c.strike()
+	for _, a := range asked {
+		c.must("publishing with the other secret", a)
+	}
+	c.publish(c.target)
+	c.publish(second)
+	c.works()
+	c.reads(second, "seed")
+	c.outlive(former)
 }
 
 // The driver that clears away what one before it left of a start.
