@@ -3,6 +3,7 @@ package backend
 import (
 	"context"
 	"net/http"
+	"net/url"
 	"sync"
 	"time"
 
@@ -30,6 +31,7 @@ type Clients struct {
 	version    string
 	apiOptions []func(*middleware.Stack) error
 	transport  http.RoundTripper // nil: one for each backend
+	proxy      func(*http.Request) (*url.URL, error)
 	backoff    time.Duration
 
 	servicesMu sync.Mutex
@@ -72,7 +74,7 @@ func withoutWaiting() Option { return func(c *Clients) { c.backoff = time.Millis
 // NewClients prepares the clients of all backends in the config as it is now. It reads CA files that were not read yet, sends
 // nothing and starts nothing.
 func NewClients(configs Configured, opts ...Option) (*Clients, error) {
-	c := &Clients{configs: configs, version: "dev", backoff: maxBackoff, services: map[string]*service{}}
+	c := &Clients{configs: configs, version: "dev", backoff: maxBackoff, proxy: http.ProxyFromEnvironment, services: map[string]*service{}}
 	for _, opt := range opts {
 		opt(c)
 	}

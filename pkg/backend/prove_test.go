@@ -2,6 +2,8 @@ package backend
 
 import (
 	"net/http"
+	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -177,16 +179,28 @@ func TestATokenServiceIsDescribedWithWhatTheEnvironmentSays(t *testing.T) {
 	t.Setenv("AWS_USE_DUALSTACK_ENDPOINT", "true")
 	cfg, err := ParseConfig([]byte("backends: {default: {region: eu-west-1, sts: {region: eu-west-2}}, minio: {endpoint: 'http://minio:1'}, far: {endpoint: 'http://s3:1', sts: {endpoint: 'http://sts:1'}}}"), "", "")
 	check(t, err)
+	at := map[string]string{"default": "https://sts-fips.eu-west-2.api.aws", "minio": "http://minio:1", "far": "http://sts:1"}
 	for name, want := range map[string]credentials.STSService{
 		"default": {Region: "eu-west-2", FIPS: true, DualStack: true},
 		"minio":   {Endpoint: "http://minio:1", Region: "us-east-1"},
 		"far":     {Endpoint: "http://sts:1", Region: "us-east-1"},
 	} {
 		clients, be := newTestClients(t, cfg, name)
+		asked := ""
+		clients.proxy = func(r *http.Request) (*url.URL, error) {
+			asked = r.URL.String()
+			return nil, nil
+		}
 		got, err := clients.STSService(bounded(t), be)
 		check(t, err)
-		if got != want {
-			t.Errorf("%s: %+v, want %+v", name, got, want)
+		if got != want || asked != at[name] {
+			t.Errorf("%s: %+v at %s, want %+v", name, got, asked, want)
+		}
+		clients.proxy = func(*http.Request) (*url.URL, error) { return url.Parse("http://user:canary@proxy:3128") }
+		got, err = clients.STSService(bounded(t), be)
+		check(t, err)
+		if got.Proxy != "http://user:canary@proxy:3128" || !slices.Contains(credentials.Order{STS: got}.Secrets(), "canary") {
+			t.Errorf("%s: the proxy is %q", name, got.Proxy)
 		}
 	}
 }

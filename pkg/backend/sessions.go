@@ -2,10 +2,12 @@ package backend
 
 import (
 	"context"
+	"net/http"
 	"slices"
 	"strings"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/sts"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
@@ -98,8 +100,8 @@ func (b Backend) ScopeOf(wanted string) (string, error) {
 	return wanted, nil
 }
 
-// STSService is how the backend's token service is reached, also from another process: with the CA certificates, and on AWS
-// with what the driver's environment says about endpoints. Errors are Precondition.
+// STSService is how the backend's token service is reached, also from another process: with the CA certificates, the proxy
+// that the driver's environment names, and on AWS what that says about endpoints. Errors are Precondition.
 func (c *Clients) STSService(ctx context.Context, b Backend) (credentials.STSService, error) {
 	ca, err := b.CA()
 	if err != nil {
@@ -110,11 +112,23 @@ func (c *Clients) STSService(ctx context.Context, b Backend) (credentials.STSSer
 		return credentials.STSService{}, err
 	}
 	o := client.Options()
-	return credentials.STSService{
+	s := credentials.STSService{
 		Endpoint:  aws.ToString(o.BaseEndpoint),
 		Region:    o.Region,
 		CA:        ca,
 		FIPS:      o.EndpointOptions.UseFIPSEndpoint == aws.FIPSEndpointStateEnabled,
 		DualStack: o.EndpointOptions.UseDualStackEndpoint == aws.DualStackEndpointStateEnabled,
-	}, nil
+	}
+	at, err := o.EndpointResolverV2.ResolveEndpoint(ctx, sts.EndpointParameters{Region: &s.Region, Endpoint: o.BaseEndpoint, UseFIPS: &s.FIPS, UseDualStack: &s.DualStack})
+	if err != nil {
+		return s, fault.Errorf(fault.Precondition, "%s: there is no token service to ask in region %s: correct region or sts.region of the backend: %w", b, s.Region, err)
+	}
+	proxy, err := c.proxy(&http.Request{URL: &at.URI})
+	if err != nil {
+		return s, fault.Errorf(fault.Precondition, "the driver's environment names a proxy (HTTPS_PROXY, HTTP_PROXY) that is no URL")
+	}
+	if proxy != nil {
+		s.Proxy = proxy.String()
+	}
+	return s, nil
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -59,6 +60,8 @@ type STSService struct {
 	// FIPS and DualStack choose among AWS's own endpoints.
 	FIPS      bool `json:"fips,omitempty"`
 	DualStack bool `json:"dualStack,omitempty"`
+	// Proxy is the URL of an HTTP proxy on the way there, perhaps with a password; "" is none.
+	Proxy string `json:"proxy,omitempty"`
 }
 
 // String shows nothing secret.
@@ -67,12 +70,23 @@ func (o Order) String() string { return "Order(" + string(o.Kind) + " " + o.Role
 // GoString keeps %#v from printing secrets.
 func (o Order) GoString() string { return o.String() }
 
+// password is what stands with the user in the proxy's URL, if anything does.
+func (s STSService) password() string {
+	_, rest, _ := strings.Cut(s.Proxy, "://")
+	user, _, found := strings.Cut(rest, "@")
+	if !found {
+		return ""
+	}
+	_, password, _ := strings.Cut(user, ":")
+	return password
+}
+
 // IsZero tells whether there is no order.
 func (o Order) IsZero() bool { return o.Kind == "" }
 
 // Secrets are the values that must not be shown anywhere.
 func (o Order) Secrets() []string {
-	return slices.DeleteFunc([]string{o.Keys.SecretAccessKey, o.Keys.SessionToken, o.Token}, func(s string) bool { return s == "" })
+	return slices.DeleteFunc([]string{o.Keys.SecretAccessKey, o.Keys.SessionToken, o.Token, o.STS.password()}, func(s string) bool { return s == "" })
 }
 
 // Digest is an opaque name of the order under somebody's random salt: equal orders have equal digests, and nothing can be

@@ -146,7 +146,15 @@ func (m *Maker) service(o credentials.Order) (*service, error) {
 			delete(m.services, key)
 		}
 	}
-	s := &service{http: newHTTPClient(roots, http.ProxyFromEnvironment), slots: make(chan struct{}, together)}
+	var proxy func(*http.Request) (*url.URL, error)
+	if o.STS.Proxy != "" {
+		u, err := url.Parse(o.STS.Proxy)
+		if err != nil {
+			return nil, fault.Errorf(fault.Precondition, "%s: the proxy on the way to the token service is no URL", subject(o))
+		}
+		proxy = http.ProxyURL(u)
+	}
+	s := &service{http: newHTTPClient(roots, proxy), slots: make(chan struct{}, together)}
 	m.services[key] = s
 	return s, nil
 }

@@ -378,6 +378,23 @@ func TestARedirectIsNotFollowedWithAToken(t *testing.T) {
 	}
 }
 
+func TestTheProxyIsTheOrdersAndNotThatOfTheEnvironment(t *testing.T) {
+	proxy := serveSTS(t, issueForAnHour)
+	t.Setenv("HTTP_PROXY", "http://127.0.0.1:1")
+	o := orderFor(credentials.AssumeRole, "http://sts.example.com")
+	o.STS.Proxy = proxy.url
+	if _, err := maker(t).Make(bounded(t), o); err != nil {
+		t.Fatal(err)
+	}
+	if r := proxy.requests()[0]; r.Host != "sts.example.com" || r.URL.Host != "sts.example.com" {
+		t.Errorf("the proxy was asked for %s at %s", r.URL, r.Host)
+	}
+	o.STS.Proxy = "http://user:canary@%zz"
+	if _, err := maker(t).Make(bounded(t), o); !fault.Is(err, fault.Precondition) || strings.Contains(err.Error(), "canary") {
+		t.Errorf("got %v", err)
+	}
+}
+
 func TestNoTextHoldsWhatTheServiceEchoes(t *testing.T) {
 	all := orderFor(credentials.AssumeRole, "")
 	all.Keys, all.Token = session, token
