@@ -121,7 +121,7 @@ func startHelper(t *testing.T) (peer *helper.Peer, log string) {
 			t.Fatal(err)
 		}
 	}
-	dir, err := os.MkdirTemp("", "helper")
+	dir, err := os.MkdirTemp("", "helper") //nolint:usetesting // of which others cannot pass the parent
 	must(err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	must(os.Chmod(dir, 0o755))
@@ -130,8 +130,8 @@ func startHelper(t *testing.T) (peer *helper.Peer, log string) {
 	must(os.Chown(state, uid, uid))
 	self, err := os.ReadFile("/proc/self/exe")
 	must(err)
-	must(os.WriteFile(program, self, 0o700)) //nolint:gosec // a program
-	must(os.Chmod(program, 0o711))           // as it is installed on hosts
+	must(os.WriteFile(program, self, 0o700))
+	must(os.Chmod(program, 0o711)) // as it is installed on hosts
 	socket, err := helper.Listen(filepath.Join(dir, "sock"))
 	must(err)
 	defer socket.Close()

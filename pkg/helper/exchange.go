@@ -147,32 +147,35 @@ type exchangeProcess struct {
 }
 
 // startExchange starts the program in a process group of its own, with pipes as its standard descriptors and nothing else.
-func startExchange(program string) (p *exchangeProcess, err error) {
-	var files [6]*os.File // the ends of the pipes: to read and to write, for each standard descriptor
+func startExchange(program string) (*exchangeProcess, error) {
+	p := &exchangeProcess{}
+	var theirs [3]*os.File
 	defer func() {
-		for i, f := range files {
-			ours := i == 1 || i == 2 || i == 4
-			if f != nil && (err != nil || !ours) {
-				_ = f.Close()
-			}
+		for _, f := range theirs {
+			_ = f.Close()
 		}
 	}()
-	for i := 0; i < len(files); i += 2 {
-		if files[i], files[i+1], err = os.Pipe(); err != nil {
-			return nil, fmt.Errorf("make a pipe: %w", err)
-		}
+	var errs [3]error
+	theirs[0], p.in, errs[0] = os.Pipe()
+	p.out, theirs[1], errs[1] = os.Pipe()
+	p.errors, theirs[2], errs[2] = os.Pipe()
+	err := errors.Join(errs[:]...)
+	if err != nil {
+		p.close()
+		return nil, fmt.Errorf("make pipes: %w", err)
 	}
-	process, err := os.StartProcess(program, []string{program, ExchangeMode}, &os.ProcAttr{
+	p.process, err = os.StartProcess(program, []string{program, ExchangeMode}, &os.ProcAttr{
 		Dir:   "/",
 		Env:   exchangeEnvironment(),
-		Files: []*os.File{files[0], files[3], files[5]},
+		Files: theirs[:],
 		Sys:   &syscall.SysProcAttr{Setpgid: true},
 	})
 	if err != nil {
+		p.close()
 		return nil, fault.Errorf(fault.Precondition, "start the program that makes sessions: %w", err)
 	}
-	preferAsVictim(process.Pid)
-	return &exchangeProcess{process: process, in: files[1], out: files[2], errors: files[4]}, nil
+	preferAsVictim(p.process.Pid)
+	return p, nil
 }
 
 // exchangeEnvironment keeps the program small, and from every source of credentials but the order.
