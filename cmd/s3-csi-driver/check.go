@@ -8,6 +8,8 @@ import (
 	"slices"
 	"time"
 
+	"k8s.io/klog/v2"
+
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/check"
 	"github.com/s3-csi/s3-csi-driver/pkg/driver"
@@ -17,6 +19,9 @@ import (
 
 // checkAll tells what backends and the host can do. The exit code says whether the driver can work.
 func checkAll(ctx context.Context, o driver.Options, version string, stdout, stderr io.Writer) int {
+	if o.Common.Verbosity == 0 { // what the parts say in passing is in the result too
+		ctx = klog.NewContext(ctx, klog.Logger{})
+	}
 	report, err := checks(ctx, o, version)
 	if err != nil {
 		return fail(stderr, err)

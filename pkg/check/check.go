@@ -84,7 +84,8 @@ func (r Report) Table(w io.Writer) error {
 				mark = "!"
 				missing++
 			}
-			fmt.Fprintf(&b, "%s %-7s  %-*s  %s\n", mark, row.Result, widest, row.What, row.Why)
+			line := fmt.Sprintf("%s %-7s  %-*s  %s", mark, row.Result, widest, row.What, row.Why)
+			b.WriteString(strings.TrimRight(line, " ") + "\n")
 			if row.Advice != "" {
 				fmt.Fprintf(&b, "  %-7s  %-*s  -> %s\n", "", widest, "", row.Advice)
 			}

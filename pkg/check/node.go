@@ -113,7 +113,7 @@ func mountOnce(fuse *os.File, stateDir string, uid uint32) (err error) {
 	if _, statErr := os.Lstat(stateDir); errors.Is(statErr, os.ErrNotExist) {
 		defer func() { _ = os.Remove(stateDir) }()
 	}
-	if err := os.MkdirAll(stateDir, 0o755); err != nil { //nolint:gosec // as the node service makes it
+	if err := os.MkdirAll(stateDir, 0o755); err != nil {
 		return err
 	}
 	path, err := os.MkdirTemp(stateDir, "check-")

@@ -64,16 +64,22 @@ type trial struct {
 }
 
 // What is looked at, in the order of the table.
-func (t *trial) things() (reachable, identity, bucket, region thing) {
+func (t *trial) things() (reachable, identity, bucket thing) {
 	bucket = thing{"createBucket", "make a bucket", false}
 	if t.Bucket != "" {
 		bucket = thing{"bucket", "use the bucket " + t.Bucket, true}
 	}
-	return thing{"reachable", "the service answers", true}, thing{"credentials", "the driver's own credentials", true}, bucket, thing{"region", "the bucket's region", false}
+	return thing{"reachable", "the service answers", true}, thing{"credentials", "the driver's own credentials", true}, bucket
+}
+
+// What is known of a bucket.
+func bucketThings() (region, owner thing) {
+	return thing{"region", "the bucket's region", false}, thing{"bucketOwner", "whose the bucket is, is checked", false}
 }
 
 func (t *trial) run(ctx context.Context) {
-	reachable, identity, bucket, region := t.things()
+	reachable, identity, bucket := t.things()
+	region, owner := bucketThings()
 	keys, err := t.Clients.DriverKeys(ctx)
 	t.keys = keys
 	t.reach(ctx, reachable)
@@ -87,13 +93,13 @@ func (t *trial) run(ctx context.Context) {
 		if t.all[0].Result == No {
 			why = "the service does not answer"
 		}
-		t.unknown(why, append([]thing{bucket, region}, t.storageThings()...)...)
+		t.unknown(why, append([]thing{bucket, region, owner}, t.storageThings()...)...)
 		t.unknown(why, t.sessionThings()...)
 		return
 	}
-	t.bucket(ctx, bucket, region)
+	t.bucket(ctx, bucket)
 	if t.client == nil {
-		t.unknown("there is no bucket to try it in", append([]thing{region}, t.storageThings()...)...)
+		t.unknown("there is no bucket to try it in", append([]thing{region, owner}, t.storageThings()...)...)
 		t.sessions(ctx)
 		return
 	}
@@ -124,7 +130,7 @@ func (t *trial) reach(ctx context.Context, what thing) {
 }
 
 // bucket finds the bucket to try things in, or makes one.
-func (t *trial) bucket(ctx context.Context, what, region thing) {
+func (t *trial) bucket(ctx context.Context, what thing) {
 	if t.Bucket != "" {
 		info, err := t.Buckets.Validate(ctx, t.be, t.keys, t.Bucket, "")
 		if err == nil {
@@ -136,10 +142,34 @@ func (t *trial) bucket(ctx context.Context, what, region thing) {
 		}
 		t.info = info
 		t.add(what.row(Yes, t.written(), ""))
-	} else if !t.create(ctx, what) {
+		t.known(nil)
+		return
+	}
+	if t.create(ctx, what) {
+		info, err := t.Buckets.Validate(ctx, t.be, t.keys, t.info.Name, "")
+		if err == nil {
+			t.info = info
+			t.client, err = t.Clients.Bucket(ctx, t.be, t.keys, info)
+		}
+		t.known(err)
+	}
+}
+
+// known tells what was found out about the bucket, or err in place of that.
+func (t *trial) known(err error) {
+	region, owner := bucketThings()
+	if err != nil {
+		owner.needed = true
+		t.unknown("the driver cannot use the bucket", region)
+		t.add(owner.row(No, "the driver cannot use a bucket that it made: "+one(err), "give the account that owns the backend's buckets with expectedBucketOwner in the driver's config file, or correct sts of the backend"))
 		return
 	}
 	t.add(region.row(Yes, t.info.Region, ""))
+	if t.info.Owner == "" {
+		t.add(owner.row(No, "no account is known: buckets are used whoever owns them", ""))
+	} else {
+		t.add(owner.row(Yes, "account "+t.info.Owner, ""))
+	}
 }
 
 func (t *trial) written() string {
@@ -166,12 +196,6 @@ func (t *trial) create(ctx context.Context, what thing) bool {
 	}
 	t.made = true
 	t.info, t.client = backend.BucketInfo{Name: name, Region: t.be.StartRegion()}, client
-	info, err := t.Buckets.Validate(ctx, t.be, t.keys, name, "")
-	if err == nil {
-		if owned, ownedErr := t.Clients.Bucket(ctx, t.be, t.keys, info); ownedErr == nil {
-			t.info, t.client = info, owned
-		}
-	}
 	why := "made bucket " + name
 	if !tagged {
 		why += ", but not with tags"

@@ -3,6 +3,7 @@ package check
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -31,6 +32,8 @@ type stsTrial struct {
 	client *sts.Client
 	// order is one that has been seen to work, for a session without a policy; zero: there is none.
 	order credentials.Order
+	// odd is the code with which the service answers to an action that it does not have, where another one would do; "": it is not known.
+	odd string
 }
 
 func (t *trial) sessionThings() []thing {
@@ -77,7 +80,7 @@ func asked(what thing, err error, doing string) Row {
 	switch code := backend.ErrorCode(err); {
 	case code == "":
 		return what.row(Unknown, why, "")
-	case isInput(code), code == "AccessDenied" || code == "AccessDeniedException":
+	case isInput(code), code == "AccessDenied", code == "AccessDeniedException":
 		return what.row(Unknown, "it is not made for these credentials: "+why, "")
 	}
 	return what.row(No, why, "")
@@ -87,8 +90,7 @@ func asked(what thing, err error, doing string) Row {
 // Errors" and the errors of each action; MinIO's).
 func isInput(code string) bool {
 	switch code {
-	case "InvalidIdentityToken", "InvalidIdentityTokenException", "IDPRejectedClaim", "IDPCommunicationError", "ExpiredToken", "ExpiredTokenException", "ValidationError",
-		"ValidationException", "InvalidParameterValue", "MissingParameter", "InvalidClientTokenId", "MalformedPolicyDocument", "STSNotInitialized":
+	case "ExpiredToken", "ExpiredTokenException", "ValidationError", "ValidationException", "InvalidParameterValue", "MissingParameter", "InvalidClientTokenId", "STSNotInitialized":
 		return true
 	}
 	return false
@@ -103,6 +105,10 @@ func (s *stsTrial) callerIdentity(ctx context.Context, what thing) Row {
 	defer cancel()
 	out, err := s.client.GetCallerIdentity(ctx, &sts.GetCallerIdentityInput{})
 	row := asked(what, err, "asking who the caller is")
+	if code := backend.ErrorCode(err); isInput(code) && code != "InvalidClientTokenId" && !strings.HasPrefix(code, "ExpiredToken") {
+		s.odd, row.Result = code, No // it has no input that could be wrong
+		row.Why = one(backend.Classify(err, "asking who the caller is"))
+	}
 	switch {
 	case err == nil && aws.ToString(out.Account) != "":
 		row.Why = "account " + aws.ToString(out.Account) + ": buckets of other accounts are refused unless a volume names their owner"
@@ -158,17 +164,24 @@ func (s *stsTrial) undeclared(row Row, kind credentials.Kind) Row {
 }
 
 func (s *stsTrial) webIdentity(ctx context.Context, what thing) Row {
+	role := s.be.WorkloadRoleARN
+	if role == "" || volume.Role(role).Templated() {
+		role = nobody
+	}
 	ctx, cancel := s.bounded(ctx)
 	defer cancel()
-	_, err := s.client.AssumeRoleWithWebIdentity(ctx, &sts.AssumeRoleWithWebIdentityInput{RoleArn: aws.String(nobody), RoleSessionName: aws.String(sessionName), WebIdentityToken: aws.String(noToken)})
+	_, err := s.client.AssumeRoleWithWebIdentity(ctx, &sts.AssumeRoleWithWebIdentityInput{RoleArn: &role, RoleSessionName: aws.String(sessionName), WebIdentityToken: aws.String(noToken)})
 	if err == nil {
 		what.needed = true
 		return what.row(No, "the service gives a session for a token that nobody signed", "do not use this service's STS: take sts out of the backend")
 	}
-	if code := backend.ErrorCode(err); isInput(code) {
-		return s.undeclared(what.row(Yes, "it refuses a token that nobody signed; whether it takes your cluster's shows the first volume with credentials: workload", ""), credentials.WebIdentity)
+	switch backend.ErrorCode(err) {
+	case "InvalidIdentityToken", "InvalidIdentityTokenException", "IDPRejectedClaim", "IDPCommunicationError", "ExpiredToken", "ExpiredTokenException":
+		return s.undeclared(what.row(Yes, "it refuses a token that nobody signed; whether it takes your cluster's the first volume with credentials: workload shows", ""), credentials.WebIdentity)
+	case "InvalidParameterValue": // MinIO's, of a role that no identity provider is configured for, and of a token
+		return what.row(Unknown, "the service has it; whether it takes your cluster's tokens the first volume with credentials: workload shows: "+one(backend.Classify(err, "exchanging a token that nobody signed")), "")
 	}
-	return asked(what, err, "exchanging a token")
+	return asked(what, err, "exchanging a token that nobody signed")
 }
 
 func (s *stsTrial) federationToken(ctx context.Context, what thing) Row {
@@ -182,6 +195,8 @@ func (s *stsTrial) federationToken(ctx context.Context, what thing) Row {
 	if err == nil {
 		s.works(credentials.FederationToken, "")
 		row = s.undeclared(row, credentials.FederationToken)
+	} else if s.odd != "" && backend.ErrorCode(err) == s.odd {
+		row.Result, row.Why = No, one(backend.Classify(err, "asking for a federation token"))
 	}
 	return row
 }
@@ -243,8 +258,12 @@ func (s *stsTrial) planned(ctx context.Context, what thing) Row {
 	case o.Kind == credentials.AsIs && s.be.Scope == volume.ScopeOff:
 		return what.row(No, "the backend says scope: off: every client has the driver's own keys", "")
 	case o.Kind == credentials.AsIs:
+		how := "declare the backend's token service with sts"
+		if s.be.AWS() || s.be.STS != nil {
+			how = "name a role with roleARN in the volumes and controllerRoleARN on the backend"
+		}
 		return what.row(No, "no way to make them is configured: every client has the driver's own keys, and can reach all that they can",
-			"declare the backend's token service with sts, or give each volume a secret of its own; scope: required makes sure that no volume goes without")
+			how+", or give each volume a secret of its own; scope: required makes sure that no volume goes without")
 	}
 	return what.row(Yes, "of kind "+string(o.Kind), "")
 }

@@ -1,0 +1,138 @@
+package check
+
+import (
+	"encoding/json"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	awscredentials "github.com/aws/aws-sdk-go-v2/credentials"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+	"github.com/aws/smithy-go"
+)
+
+func example() Report {
+	return NewReport(
+		Section{Name: "backend lab (https://s3.example)", Rows: []Row{
+			thing{"reachable", "the service answers", true}.row(Yes, "https://s3.example", ""),
+			thing{"conditionalWrites", "conditional writes", true}.row(No, "two controllers could make the same volume twice", "set singleController: true"),
+			thing{"versioning", "versions", false}.row(Yes, "", ""),
+		}},
+		Section{Name: "node", Rows: []Row{
+			thing{"cgroups", "one hierarchy of cgroups", false}.row(No, "version 1 & <old>", ""),
+			thing{"fuseMount", "mounting FUSE", true}.row(Unknown, "there is no device", ""),
+		}},
+	)
+}
+
+func TestTheTableForPeople(t *testing.T) {
+	var b strings.Builder
+	if err := example().Table(&b); err != nil {
+		t.Fatal(err)
+	}
+	const want = `backend lab (https://s3.example)
+  yes      the service answers       https://s3.example
+! no       conditional writes        two controllers could make the same volume twice
+                                     -> set singleController: true
+  yes      versions
+
+node
+  no       one hierarchy of cgroups  version 1 & <old>
+! unknown  mounting FUSE             there is no device
+
+The driver needs what is marked with "!" (2), and it is not there or not known to be.
+`
+	if b.String() != want {
+		t.Errorf("got\n%s\nwant\n%s", b.String(), want)
+	}
+	b.Reset()
+	if err := NewReport(Section{Name: "node"}).Table(&b); err != nil || b.String() != "node\n\nEverything that the driver needs is there.\n" {
+		t.Errorf("%q, %v", b.String(), err)
+	}
+}
+
+func TestTheReportForPrograms(t *testing.T) {
+	var b strings.Builder
+	if err := example().JSON(&b); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(b.String(), "version 1 & <old>") {
+		t.Errorf("characters are escaped that need not be:\n%s", b.String())
+	}
+	var back struct {
+		OK       bool
+		Sections []struct {
+			Name string
+			Rows []map[string]any
+		}
+	}
+	if err := json.Unmarshal([]byte(b.String()), &back); err != nil {
+		t.Fatal(err)
+	}
+	row := back.Sections[0].Rows[1]
+	if back.OK || len(back.Sections) != 2 || row["check"] != "conditionalWrites" || row["result"] != "no" || row["needed"] != true || row["advice"] != "set singleController: true" {
+		t.Errorf("%+v", back)
+	}
+}
+
+func TestOnlyWhatIsNeededCounts(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		needed bool
+		result Result
+		want   bool
+	}{
+		{"there", true, Yes, true}, {"not there", true, No, false}, {"not known", true, Unknown, false},
+		{"not there and not needed", false, No, true}, {"not known and not needed", false, Unknown, true},
+	} {
+		if got := NewReport(Section{Rows: []Row{thing{"x", "x", tc.needed}.row(tc.result, "", "")}}).OK; got != tc.want {
+			t.Errorf("%s: %t", tc.name, got)
+		}
+	}
+}
+
+func TestWhatATokenServicesAnswerSays(t *testing.T) {
+	code := func(c string) error { return &smithy.GenericAPIError{Code: c, Message: "said so"} }
+	for _, tc := range []struct {
+		err  error
+		want Result
+	}{
+		{nil, Yes},
+		{code("AccessDenied"), Unknown},
+		{code("ValidationError"), Unknown},
+		{code("InvalidClientTokenId"), Unknown},
+		{code("InvalidAction"), No},
+		{code("NotImplemented"), No},
+		{code("MethodNotAllowed"), No},
+		{errors.New("connection reset"), Unknown},
+	} {
+		if got := asked(thing{"x", "x", false}, tc.err, "asking"); got.Result != tc.want || (tc.err != nil) != (got.Why != "") {
+			t.Errorf("%v: %+v", tc.err, got)
+		}
+	}
+}
+
+func TestNothingIsRemovedThatTheCheckDidNotWrite(t *testing.T) {
+	var removed []string
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.Method == http.MethodDelete:
+			removed = append(removed, r.URL.Path)
+			w.WriteHeader(http.StatusNoContent)
+		case r.URL.Query().Has("versions"):
+			w.WriteHeader(http.StatusNotImplemented)
+		default: // the listing of a service that does not look at the prefix
+			_, _ = w.Write([]byte(`<ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>precious</Key></Contents></ListBucketResult>`))
+		}
+	}))
+	defer server.Close()
+	client := s3.New(s3.Options{
+		BaseEndpoint: &server.URL, Region: "x", UsePathStyle: true, Credentials: awscredentials.NewStaticCredentialsProvider("a", "b", ""), Retryer: aws.NopRetryer{},
+	})
+	if err := removeBelow(t.Context(), client, "bucket", ".s3-csi/check/x/"); err == nil || len(removed) > 0 {
+		t.Errorf("%v, removed %q", err, removed)
+	}
+}

@@ -1,0 +1,90 @@
+package check
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/s3-csi/s3-csi-driver/tests/rig"
+
+	checks "github.com/s3-csi/s3-csi-driver/pkg/check"
+)
+
+func listen(t *testing.T, h http.Handler) string {
+	t.Helper()
+	s := httptest.NewServer(h)
+	t.Cleanup(s.Close)
+	return s.URL
+}
+
+func TestAHostThatCanServeVolumes(t *testing.T) {
+	t.Parallel()
+	if err := rig.Usable(); err != nil {
+		t.Skip(err)
+	}
+	g := newGateway(t)
+	dir, clients := t.TempDir(), t.TempDir()
+	if err := os.WriteFile(filepath.Join(clients, "s3-csi-rclone"), []byte("#!/bin/true\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range []string{dir, filepath.Dir(dir)} { // both are of this test; programs below them are run by another user
+		if err := os.Chmod(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r := run(t, g.user, g.backend(""), "--node", "--launcher=process", "--state-dir="+dir+"/state", "--host-dir="+dir+"/programs", "--client-dir="+clients, "--default-client=rclone")
+	if len(r.Sections) != 2 || r.Sections[1].Name != "node" {
+		t.Fatalf("%+v", r.Report)
+	}
+	if !r.OK || r.code != 0 {
+		t.Errorf("exit code %d\n%s", r.code, table(r.Sections[1]))
+		for _, row := range r.Sections[1].Rows {
+			t.Logf("%+v", row)
+		}
+	}
+	var names []string
+	for _, row := range r.Sections[1].Rows {
+		names = append(names, row.Check)
+	}
+	const want = "hostMounts fuseDevice fuseMount launcher sandbox survivesDriver hostPrograms hostPIDs openat2 openTree moveMount mountSetattr statxMountID moveMountBeneath cgroups client.mountpoint-s3 client.rclone dns.lab"
+	if got := strings.Join(names, " "); got != want {
+		t.Errorf("rows\n%s\nwant\n%s", got, want)
+	}
+	for check, want := range map[string]checks.Result{"fuseMount": checks.Yes, "hostPrograms": checks.Yes, "client.rclone": checks.Yes, "client.mountpoint-s3": checks.No, "dns.lab": checks.Yes} {
+		if got := row(t, r, check); got.Result != want {
+			t.Errorf("%+v", got)
+		}
+	}
+	left, err := os.ReadDir(dir)
+	if err != nil || len(left) != 0 {
+		t.Errorf("the check left %v, %v", left, err)
+	}
+	mounts, err := os.ReadFile("/proc/self/mounts")
+	if err != nil || strings.Contains(string(mounts), "s3csi-check") {
+		t.Errorf("a mount is left, %v", err)
+	}
+}
+
+func TestAHostThatCannotServeVolumesSaysWhy(t *testing.T) {
+	t.Parallel()
+	if err := rig.Usable(); err != nil {
+		t.Skip(err)
+	}
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	g := newGateway(t)
+	r := run(t, g.user, `  lab: {endpoint: "http://no-such-host.invalid:9000"}`+"\n", "--node", "--launcher=systemd", "--state-dir="+file+"/state", "--host-dir="+file+"/programs", "--client-dir="+t.TempDir())
+	for _, check := range []string{"fuseMount", "hostPrograms", "client.mountpoint-s3", "dns.lab"} {
+		if got := row(t, r, check); got.Result != checks.No || got.Why == "" {
+			t.Errorf("%+v", got)
+		}
+	}
+	if r.OK || r.code != 1 {
+		t.Errorf("exit code %d", r.code)
+	}
+}

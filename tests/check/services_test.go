@@ -1,0 +1,357 @@
+package check
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+	"github.com/aws/aws-sdk-go-v2/service/s3/types"
+
+	"github.com/s3-csi/s3-csi-driver/tests/minio"
+	"github.com/s3-csi/s3-csi-driver/tests/s3server"
+
+	checks "github.com/s3-csi/s3-csi-driver/pkg/check"
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+)
+
+// gateway is a versitygw with a security token service, a user and a role that the user can take on.
+type gateway struct {
+	*s3server.Process
+	user credentials.Keys
+	role string
+}
+
+func newGateway(t *testing.T) gateway {
+	t.Helper()
+	p, err := s3server.StartProcess(t.Context(), s3server.Options{Dir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := p.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	g := gateway{Process: p, user: must(p.AddUser(t.Context(), "alice", everything))(t)}
+	g.role = must(p.SetRole(t.Context(), s3server.Role{Name: "role", Policy: everything, Trust: s3server.Trust{Users: []string{"alice"}}}))(t)
+	return g
+}
+
+// backend is the gateway as a backend with these further settings.
+func (g gateway) backend(more string) string {
+	return fmt.Sprintf("  lab: {endpoint: %q, region: %s%s}\n", g.Endpoint(), g.Region(), more)
+}
+
+func (g gateway) sts(kinds string) string {
+	return fmt.Sprintf(", sts: {endpoint: %q, kinds: [%s]}", g.STS(), kinds)
+}
+
+// storage is what versitygw can do, where the check makes a bucket of its own.
+const storage = `
+	reachable yes
+	credentials yes
+	createBucket yes
+	region yes
+	bucketOwner yes
+	bucketTags yes
+	objects yes
+	conditionalWrites yes
+	missingKey yes
+	emptyListing yes
+	uploadListing yes
+	versioning yes
+`
+
+func TestAGatewayWithATokenService(t *testing.T) {
+	g := newGateway(t)
+	t.Cleanup(func() { nothingLeft(t, client(g.Endpoint(), g.Region(), g.Keys())) })
+
+	t.Run("with a role to take on", func(t *testing.T) {
+		r := run(t, g.user, g.backend(g.sts("assumeRole, webIdentity, federationToken")+", scope: required, controllerRoleARN: "+g.role))
+		expect(t, r, storage+`
+			callerIdentity yes
+			assumeRole yes
+			webIdentity yes
+			federationToken yes
+			leastSession yes
+			sessions yes
+			sessionPolicies yes`)
+		if least := row(t, r, "leastSession"); !strings.HasPrefix(least.Why, "1s ") {
+			t.Errorf("%+v", least)
+		}
+		if sessions := row(t, r, "sessions"); !strings.Contains(sessions.Why, "assumeRole") {
+			t.Errorf("%+v", sessions)
+		}
+	})
+
+	t.Run("without a role federation tokens are found", func(t *testing.T) {
+		r := run(t, g.user, g.backend(g.sts("assumeRole, federationToken")))
+		expect(t, r, storage+`
+			callerIdentity yes
+			assumeRole unknown
+			webIdentity yes
+			federationToken yes
+			leastSession yes
+			sessions yes
+			sessionPolicies yes`)
+		if web := row(t, r, "webIdentity"); !strings.Contains(web.Advice, "webIdentity to the backend's sts.kinds") {
+			t.Errorf("%+v", web)
+		}
+	})
+
+	t.Run("sessions are required and none can be made", func(t *testing.T) {
+		r := run(t, g.user, g.backend(g.sts("webIdentity")+", scope: required"))
+		expect(t, r, storage+`
+			callerIdentity yes
+			assumeRole unknown
+			webIdentity yes
+			federationToken yes
+			leastSession yes
+			sessions no !
+			sessionPolicies yes`)
+	})
+
+	t.Run("a bucket that is there", func(t *testing.T) {
+		c := client(g.Endpoint(), g.Region(), g.Keys())
+		if _, err := c.CreateBucket(t.Context(), &s3.CreateBucketInput{Bucket: aws.String("there")}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.PutBucketVersioning(t.Context(), &s3.PutBucketVersioningInput{Bucket: aws.String("there"), VersioningConfiguration: &types.VersioningConfiguration{Status: types.BucketVersioningStatusEnabled}}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.PutObject(t.Context(), &s3.PutObjectInput{Bucket: aws.String("there"), Key: aws.String(".s3-csi/check/mine"), Body: strings.NewReader("x")}); err != nil {
+			t.Fatal(err)
+		}
+		r := run(t, g.user, g.backend(g.sts("federationToken")), "--bucket=there")
+		expect(t, r, strings.Replace(strings.Replace(storage, "createBucket", "bucket", 1), "bucketTags yes", "bucketTags unknown", 1)+`
+			callerIdentity yes
+			assumeRole unknown
+			webIdentity yes
+			federationToken yes
+			leastSession yes
+			sessions yes
+			sessionPolicies yes`)
+		if v := row(t, r, "versioning"); !strings.Contains(v.Why, "enabled") {
+			t.Errorf("%+v", v)
+		}
+		left, err := c.ListObjectVersions(t.Context(), &s3.ListObjectVersionsInput{Bucket: aws.String("there")})
+		if err != nil || len(left.Versions) != 1 || aws.ToString(left.Versions[0].Key) != ".s3-csi/check/mine" || len(left.DeleteMarkers) != 0 {
+			t.Errorf("what was there before must be what is there after: %+v %+v, %v", left.Versions, left.DeleteMarkers, err)
+		}
+	})
+
+	t.Run("a bucket that is not there", func(t *testing.T) {
+		r := run(t, g.user, g.backend(""), "--bucket=not-there")
+		if b := row(t, r, "bucket"); b.Result != checks.No || r.OK || r.code != 1 {
+			t.Errorf("%+v, exit code %d", b, r.code)
+		}
+	})
+
+	t.Run("the table for people says the same", func(t *testing.T) {
+		cmd := command(t, g.user, g.backend(", scope: required"))
+		out, err := cmd.Output()
+		for _, want := range []string{"backend lab (" + g.Endpoint() + ")\n", "\n  yes      conditional writes", "\n! no       volumes with the driver's credentials get sessions", "sts: {roleOptional: true} for MinIO", `what is marked with "!"`} {
+			if !strings.Contains(string(out), want) {
+				t.Errorf("%q is not in\n%s", want, out)
+			}
+		}
+		if err == nil || cmd.ProcessState.ExitCode() != 1 {
+			t.Errorf("exit code %d", cmd.ProcessState.ExitCode())
+		}
+	})
+}
+
+func TestAServiceThatIgnoresSessionPoliciesIsFoundOut(t *testing.T) {
+	g := newGateway(t)
+	if err := g.SetSTS(t.Context(), s3server.STS{IgnorePolicies: true}); err != nil {
+		t.Fatal(err)
+	}
+	r := run(t, g.user, g.backend(g.sts("assumeRole")+", controllerRoleARN: "+g.role))
+	expect(t, r, storage+`
+		callerIdentity yes
+		assumeRole yes
+		webIdentity yes
+		federationToken yes
+		leastSession yes
+		sessions yes
+		sessionPolicies no !`)
+	nothingLeft(t, client(g.Endpoint(), g.Region(), g.Keys()))
+}
+
+func TestAGatewayWithoutATokenService(t *testing.T) {
+	g := newGateway(t)
+	r := run(t, g.user, g.backend(""))
+	expect(t, r, strings.Replace(storage, "bucketOwner yes", "bucketOwner no", 1)+`
+		callerIdentity no
+		assumeRole no
+		webIdentity no
+		federationToken no
+		leastSession unknown
+		sessions no
+		sessionPolicies unknown`)
+	nothingLeft(t, client(g.Endpoint(), g.Region(), g.Keys()))
+}
+
+func TestMinIO(t *testing.T) {
+	m, err := minio.Start(t.Context(), t.TempDir())
+	if errors.Is(err, minio.ErrMissing) {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := m.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	const can = `
+		reachable yes
+		credentials yes
+		createBucket yes
+		region yes
+		bucketOwner no
+		bucketTags no
+		objects yes
+		conditionalWrites yes
+		missingKey yes
+		emptyListing yes
+		uploadListing no
+		versioning yes
+		callerIdentity no
+		assumeRole yes
+		webIdentity unknown
+		federationToken no
+		leastSession yes
+	`
+	backend := func(more string) string { return fmt.Sprintf("  lab: {endpoint: %q%s}\n", m.Endpoint(), more) }
+	t.Run("declared", func(t *testing.T) {
+		r := run(t, m.Keys(), backend(", sts: {roleOptional: true}"))
+		expect(t, r, can+"sessions yes\nsessionPolicies yes")
+		if least := row(t, r, "leastSession"); !strings.HasPrefix(least.Why, "15m ") {
+			t.Errorf("%+v", least)
+		}
+	})
+	t.Run("not declared", func(t *testing.T) {
+		r := run(t, m.Keys(), backend(""))
+		expect(t, r, can+"sessions no\nsessionPolicies yes")
+		if role := row(t, r, "assumeRole"); !strings.Contains(role.Advice, "sts: {roleOptional: true}") {
+			t.Errorf("%+v", role)
+		}
+	})
+	nothingLeft(t, client(m.Endpoint(), m.Region(), m.Keys()))
+}
+
+func TestWhatCannotBeTriedIsUnknown(t *testing.T) {
+	t.Parallel()
+	const nothing = `
+		bucketOwner unknown
+		bucketTags unknown
+		objects unknown !
+		conditionalWrites unknown !
+		missingKey unknown !
+		emptyListing unknown !
+		uploadListing unknown
+		versioning unknown
+		callerIdentity unknown
+		assumeRole unknown
+		webIdentity unknown
+		federationToken unknown
+		leastSession unknown
+		sessions unknown
+		sessionPolicies unknown`
+	t.Run("a service that is not there", func(t *testing.T) {
+		r := run(t, credentials.Keys{AccessKeyID: "a", SecretAccessKey: "not-to-be-shown"}, `  lab: {endpoint: "http://127.0.0.1:1"}`+"\n")
+		expect(t, r, "reachable no !\ncredentials yes\ncreateBucket unknown\nregion unknown"+nothing)
+	})
+	t.Run("no credentials", func(t *testing.T) {
+		g := newGateway(t)
+		r := run(t, credentials.Keys{}, g.backend(""))
+		expect(t, r, "reachable yes\ncredentials no !\ncreateBucket unknown\nregion unknown"+nothing)
+	})
+	t.Run("credentials that may make no bucket", func(t *testing.T) {
+		g := newGateway(t)
+		poor := must(g.AddUser(t.Context(), "poor", ""))(t)
+		r := run(t, poor, g.backend(""))
+		if b := row(t, r, "createBucket"); b.Result != checks.No || !strings.Contains(b.Advice, "--bucket") {
+			t.Errorf("%+v", b)
+		}
+		if r.code != 1 {
+			t.Errorf("exit code %d", r.code)
+		}
+	})
+}
+
+func TestOnlyTheBackendThatIsNamedIsChecked(t *testing.T) {
+	t.Parallel()
+	g := newGateway(t)
+	r := run(t, g.user, g.backend("")+`  dead: {endpoint: "http://127.0.0.1:1"}`+"\n", "--backend=lab")
+	if len(r.Sections) != 1 || !strings.HasPrefix(r.Sections[0].Name, "backend lab ") || r.code != 0 {
+		t.Errorf("%+v, exit code %d", r.Report, r.code)
+	}
+	r = run(t, g.user, g.backend("")+`  dead: {endpoint: "http://127.0.0.1:1"}`+"\n")
+	if len(r.Sections) != 2 || r.code != 1 {
+		t.Errorf("all that are declared: %d sections, exit code %d", len(r.Sections), r.code)
+	}
+}
+
+// hold lets requests through to a service, but for the first that writes an object of a check: that waits.
+type hold struct {
+	http.Handler
+	once    sync.Once
+	reached chan struct{} // closed when it waits
+	release chan struct{} // lets it go on
+}
+
+func (h *hold) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.Method == http.MethodPut && strings.Contains(r.URL.Path, "/.s3-csi/check/") {
+		h.once.Do(func() {
+			close(h.reached)
+			<-h.release
+		})
+	}
+	h.Handler.ServeHTTP(w, r)
+}
+
+func TestAnInterruptedCheckLeavesNothing(t *testing.T) {
+	t.Parallel()
+	g := newGateway(t)
+	upstream := must(url.Parse(g.Endpoint()))(t)
+	h := &hold{reached: make(chan struct{}), release: make(chan struct{})}
+	h.Handler = &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) {
+		r.SetURL(upstream)
+		r.Out.Host = r.In.Host // it is signed
+	}}
+	server := listen(t, h)
+	cmd := command(t, g.user, fmt.Sprintf("  lab: {endpoint: %q, region: %s}\n", server, g.Region()))
+	var out strings.Builder
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-h.reached:
+	case <-t.Context().Done():
+	}
+	root := client(g.Endpoint(), g.Region(), g.Keys())
+	if all, err := root.ListBuckets(t.Context(), &s3.ListBucketsInput{}); err != nil || len(all.Buckets) != 1 {
+		t.Errorf("while it runs there must be its bucket: %+v, %v", all, err)
+	}
+	if err := cmd.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	close(h.release)
+	_ = cmd.Wait()
+	if code := cmd.ProcessState.ExitCode(); code != 1 {
+		t.Errorf("exit code %d\n%s", code, out.String())
+	}
+	nothingLeft(t, root)
+}
