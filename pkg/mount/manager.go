@@ -45,6 +45,7 @@ type Manager struct {
 	metrics    *metrics
 	states     *states
 	sessions   *sessions
+	handed     handed // to helpers that cannot make sessions
 
 	salt []byte
 	lock *os.File // held until Run ends
@@ -124,6 +125,7 @@ func (m *Manager) Collectors() []prometheus.Collector { return m.metrics.collect
 func (m *Manager) forget(name string) {
 	m.states.drop(name)
 	m.sessions.forget(name)
+	m.handed.forget(name)
 	m.hangs.forget(name)
 	m.troubles.forget(name)
 	m.healed.forget(name)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
@@ -182,6 +183,9 @@ func (m *Manager) give(ctx context.Context, rec record, s *supply) (helper.Statu
 	case err != nil:
 		return fail(err)
 	case status.Session == nil:
+		if !m.handed.due(rec.Name, s.order.Digest(m.salt), time.Now()) {
+			return status, nil
+		}
 		keys, err := m.take(ctx, s)
 		if err == nil {
 			err = peer.Credentials(hctx, keys)
@@ -189,6 +193,7 @@ func (m *Manager) give(ctx context.Context, rec record, s *supply) (helper.Statu
 		if err != nil {
 			return fail(err)
 		}
+		m.handed.note(rec.Name, s.order.Digest(m.salt), time.Now(), keys.Expires)
 	case !s.keys.IsZero(): // somebody needed them, and here they are
 		if err := peer.Renew(hctx, s.keys, s.order); err != nil {
 			return fail(err)
@@ -201,6 +206,40 @@ func (m *Manager) give(ctx context.Context, rec record, s *supply) (helper.Statu
 		return m.settled(ctx, peer, status), nil
 	}
 	return status, nil
+}
+
+// handed remembers the sessions that helpers of older drivers were given, so that not each minute asks for another.
+type handed struct {
+	mu sync.Mutex
+	of map[string]handedSession
+}
+
+type handedSession struct {
+	digest    string    // of its order
+	made, end time.Time // end is zero where it does not
+}
+
+// due tells whether a mount should be given a session: of another order, or because half of the time of the last one is over.
+func (h *handed) due(name, digest string, now time.Time) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	last, ok := h.of[name]
+	return !ok || last.digest != digest || !last.end.IsZero() && now.Sub(last.made) >= last.end.Sub(last.made)/2
+}
+
+func (h *handed) note(name, digest string, made, end time.Time) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.of == nil {
+		h.of = map[string]handedSession{}
+	}
+	h.of[name] = handedSession{digest, made, end}
+}
+
+func (h *handed) forget(name string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.of, name)
 }
 
 // settled waits, for a session that is in trouble, until the helper has tried an order that it was just given.

@@ -72,6 +72,21 @@ func TestAnOlderHelperIsGivenSessions(t *testing.T) {
 	if got := h.got(); len(got) != 1 || got[0].Keys == nil || got[0].Keys.AccessKeyID != "ASIA1" || got[0].Order != nil {
 		t.Errorf("it was given %+v", got)
 	}
+	// But not one for each look at it.
+	if err := m.refresh(t.Context(), rec); err != nil || service.sessions() != 1 {
+		t.Errorf("%d sessions, %v", service.sessions(), err)
+	}
+	now := time.Now()
+	for what, tc := range map[string]struct {
+		digest string
+		after  time.Duration
+		want   bool
+	}{"young": {"a", time.Minute, false}, "half over": {"a", 30 * time.Minute, true}, "another order": {"b", time.Minute, true}} {
+		m.handed.note("m", "a", now, now.Add(time.Hour))
+		if got := m.handed.due("m", tc.digest, now.Add(tc.after)); got != tc.want {
+			t.Errorf("%s: due: %t", what, got)
+		}
+	}
 }
 
 // Keys that nothing is made from are handed over as they are.
