@@ -83,16 +83,25 @@ func (m *Maker) Make(ctx context.Context, o credentials.Order) (credentials.Keys
 	case <-ctx.Done():
 		return credentials.Keys{}, fault.Errorf(fault.Timeout, "%s: the time ran out while other sessions of the same service were being made", subject(o))
 	}
-	asking, cancel := context.WithTimeout(ctx, budget)
+	keys, err := m.makeNow(ctx, s, o)
+	if ctx.Err() != nil && fault.Is(err, fault.Unavailable) {
+		err = fault.Errorf(fault.Timeout, "%w", err) // it may be the caller who had no time
+	}
+	return keys, err
+}
+
+// makeNow does what the order says, within the budget.
+func (m *Maker) makeNow(ctx context.Context, s *service, o credentials.Order) (credentials.Keys, error) {
+	ctx, cancel := context.WithTimeout(ctx, budget)
 	defer cancel()
 	if o.Kind == credentials.PodIdentity {
-		keys, err := m.askAgent(asking, o)
+		keys, err := m.askAgent(ctx, o)
 		if err != nil || o.RoleARN == "" {
 			return keys, err
 		}
 		o.Kind, o.Keys, o.Token = credentials.AssumeRole, keys, ""
 	}
-	return m.ask(asking, s, o)
+	return m.ask(ctx, s, o)
 }
 
 // Make is Maker.Make for a process that makes one session.

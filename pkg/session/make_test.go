@@ -359,6 +359,26 @@ func TestTheLastWordOfAServiceIsToldWhenTheTimeRunsOut(t *testing.T) {
 	}
 }
 
+func TestACallerWhoseTimeRunsOutIsToldSo(t *testing.T) {
+	here := make(chan struct{}, together)
+	f := serveSTS(t, func(_ http.ResponseWriter, r asked, _ int) {
+		here <- struct{}{}
+		<-r.Context().Done()
+	})
+	for _, kind := range []credentials.Kind{credentials.WebIdentity, credentials.PodIdentity} {
+		ctx, cancel := context.WithCancel(bounded(t))
+		go func() {
+			<-here
+			cancel()
+		}()
+		o := orderFor(kind, f.url)
+		o.AgentURI = f.url
+		if _, err := maker(t).Make(ctx, o); !fault.Is(err, fault.Timeout) || !strings.Contains(err.Error(), "backend x") {
+			t.Errorf("%s: %v of kind %d", kind, err, fault.KindOf(err))
+		}
+	}
+}
+
 func TestAServiceThatIsNotThereIsUnavailable(t *testing.T) {
 	server := httptest.NewServer(nil)
 	server.Close()
