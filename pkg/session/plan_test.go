@@ -429,4 +429,3 @@ func TestTheDriversOwnErrorIsTheAnswer(t *testing.T) {
 		t.Errorf("an unknown source: %v", err)
 	}
 }
-
