@@ -1,6 +1,7 @@
 package provision
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
@@ -62,7 +63,7 @@ func expressible(be backend.Backend, bucket, prefix string, node volume.Attribut
 	case credentials.SourceSecret:
 		kinds = []credentials.Kind{credentials.AssumeRole, credentials.FederationToken}
 	}
-	if !makesAny(be, kinds) {
+	if !slices.ContainsFunc(kinds, be.Makes) {
 		return fault.Errorf(fault.Precondition, "scope: required cannot be had with credentials: %s on %s: its service is not known to make sessions. "+
 			"If it has a security token service, declare it for the backend (sts, sts.kinds); else give the volume another scope", source, be)
 	}
@@ -77,13 +78,4 @@ func expressible(be backend.Backend, bucket, prefix string, node volume.Attribut
 		return fault.Errorf(fault.Precondition, "%s: scope: required cannot be had: %w", where, err)
 	}
 	return nil
-}
-
-func makesAny(be backend.Backend, kinds []credentials.Kind) bool {
-	for _, k := range kinds {
-		if be.Makes(k) {
-			return true
-		}
-	}
-	return false
 }

@@ -56,7 +56,7 @@ type proof struct {
 
 func newProofs(now func() time.Time) *proofs { return &proofs{now: now, all: map[proofKey]proof{}} }
 
-func (ps *proofs) get(key proofKey) (err error, known bool) { //nolint:revive // the error is what is remembered
+func (ps *proofs) get(key proofKey) (err error, known bool) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	was, ok := ps.all[key]

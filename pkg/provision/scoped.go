@@ -90,7 +90,7 @@ func (p *Provisioner) planDeletion(ctx context.Context, be backend.Backend, who 
 	}})
 	if inexpressible != nil {
 		klog.FromContext(ctx).Info("The volume is deleted without a session of its own: no policy can describe it", "volume", id.String(), "reason", inexpressible)
-		return credentials.Order{Kind: credentials.AsIs}, nil
+		return credentials.Order{Kind: credentials.AsIs}, nil //nolint:nilerr // it is said in the log, and decides the way
 	}
 	return order, err
 }

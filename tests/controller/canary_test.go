@@ -78,3 +78,11 @@ func (s *secrets) watch(run func() int) (int, error) {
 	}
 	return code, nil
 }
+
+// logged is what was logged so far.
+func (s *secrets) logged() string {
+	klog.Flush()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.log.String()
+}
