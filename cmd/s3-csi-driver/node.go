@@ -93,6 +93,10 @@ func (a mounter) Publish(ctx context.Context, p driver.Publication) error {
 	return a.m.Publish(ctx, mount.Request(p))
 }
 
+func (a mounter) Refusal(ctx context.Context, target string, err error) error {
+	return a.m.Refusal(ctx, target, err)
+}
+
 func (a mounter) Unpublish(ctx context.Context, volumeID, target string) error {
 	return a.m.Unpublish(ctx, volumeID, target)
 }

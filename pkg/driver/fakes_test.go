@@ -142,6 +142,15 @@ func (f *fakeMounter) Publish(ctx context.Context, p Publication) error {
 	return nil
 }
 
+func (f *fakeMounter) Refusal(_ context.Context, target string, err error) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if _, ok := f.published[target]; ok && fault.Is(err, fault.Precondition) {
+		return fault.Errorf(fault.Unavailable, "%w", err)
+	}
+	return err
+}
+
 func (f *fakeMounter) Unpublish(ctx context.Context, _, target string) error {
 	if err := f.enter(ctx); err != nil {
 		return err

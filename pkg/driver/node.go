@@ -15,6 +15,8 @@ import (
 // one that may have left something behind is Busy, Timeout or Unavailable.
 type Mounter interface {
 	Publish(ctx context.Context, p Publication) error
+	// Refusal is the error of a publication that is refused before Publish: one that is not final where target shows a volume.
+	Refusal(ctx context.Context, target string, err error) error
 	Unpublish(ctx context.Context, volumeID, target string) error
 	// Stats is fault.NotFound where the volume is not published at path.
 	Stats(ctx context.Context, volumeID, path string) (Stats, error)
@@ -65,6 +67,9 @@ func (n *Node) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeG
 // NodePublishVolume implements csi.NodeServer.
 func (n *Node) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
 	p, err := parsePublish(req)
+	if err != nil && p.Target != "" {
+		err = n.mounter.Refusal(ctx, p.Target, err)
+	}
 	if err != nil {
 		return nil, err
 	}

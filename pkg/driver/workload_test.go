@@ -93,6 +93,18 @@ func TestAWorkloadThatCannotBeOneIsRefused(t *testing.T) {
 	}
 }
 
+// What kubelet does not bring any more leaves a volume that is there where it is: after a final answer nobody would look after it.
+func TestAVolumeThatIsThereIsNotGivenUpForAToken(t *testing.T) {
+	n, _ := newTestNode(t)
+	if _, err := n.NodePublishVolume(t.Context(), workloadRequest()); err != nil {
+		t.Fatal(err)
+	}
+	req := workloadRequest()
+	delete(req.VolumeContext, tokensKey)
+	_, err := n.NodePublishVolume(t.Context(), req)
+	refused(t, "no token", csi.Node_NodePublishVolume_FullMethodName, err, codes.Unavailable, "tokenRequests")
+}
+
 // A volume that does not use tokens has none in memory, and is not refused for ones that cannot be read.
 func TestTokensThatNobodyAskedForAreDropped(t *testing.T) {
 	for _, source := range []string{"driver", "secret"} {

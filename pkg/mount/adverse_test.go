@@ -145,6 +145,15 @@ func TestAPublicationThatIsThereNeverFailsForGood(t *testing.T) {
 	if at, err := host.Look(r.Target); err != nil || !at.Mountpoint {
 		t.Errorf("the target shows nothing any more: %v", err)
 	}
+	without := r
+	without.Source = credentials.SourceSecret
+	if err := m.Publish(t.Context(), without); !fault.Is(err, fault.Unavailable) {
+		t.Errorf("without its secret: kind %d: %v", fault.KindOf(err), err)
+	}
+	without.Target = t.TempDir()
+	if err := m.Publish(t.Context(), without); !fault.Is(err, fault.Precondition) {
+		t.Errorf("without its secret, on a target that shows nothing: kind %d: %v", fault.KindOf(err), err)
+	}
 	r.Target = t.TempDir()
 	if err := m.publish(t.Context(), r, Spec{Bucket: "b"}); !fault.Is(err, fault.Denied) {
 		t.Errorf("a target that shows nothing: kind %d: %v", fault.KindOf(err), err)

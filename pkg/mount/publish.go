@@ -22,28 +22,61 @@ import (
 // Publish makes the volume appear at the target. It is idempotent; a retry of the same request joins the one under way.
 // When it fails, everything that it did is undone; a target that showed the volume before stays.
 func (m *Manager) Publish(ctx context.Context, r Request) error {
+	target := r.Target
 	r.Target = m.real(r.Target)
-	if err := errors.Join(m.checkTarget(r.Target), m.checkClient(r)); err != nil {
-		return err
+	spec, err := m.check(&r)
+	if err != nil {
+		return m.Refusal(ctx, target, err)
 	}
-	if r.Source == credentials.SourceSecret && r.Keys.IsZero() {
-		return fault.Errorf(fault.Precondition, "volume %s takes its credentials from a secret, and the request has none: "+
-			"set node-publish-secret-name and -namespace on its StorageClass or nodePublishSecretRef on its PersistentVolume", r.VolumeID)
-	}
-	if r.Attributes.RoleARN != "" {
-		role, err := volume.Role(r.Attributes.RoleARN).Expand(r.PodNamespace, r.ServiceAccount)
-		if err != nil {
-			return err
-		}
-		r.Attributes.RoleARN = role
-	}
-	spec := newSpec(r, m.salt)
 	request := fmt.Sprintf("publish %s ro=%t single=%t %s", r.VolumeID, r.ReadOnly, r.SingleWriter, spec.encode())
 	return m.targets.do(ctx, r.Target, request, func() error {
 		wctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.MountTimeout)
 		defer cancel()
 		return m.publish(wctx, r, spec)
 	})
+}
+
+// check checks a request, puts the pod's names into its role, and makes the spec of it.
+func (m *Manager) check(r *Request) (spec Spec, err error) {
+	if err := errors.Join(m.checkTarget(r.Target), m.checkClient(*r)); err != nil {
+		return spec, err
+	}
+	if r.Source == credentials.SourceSecret && r.Keys.IsZero() {
+		return spec, fault.Errorf(fault.Precondition, "volume %s takes its credentials from a secret, and the request has none: "+
+			"set node-publish-secret-name and -namespace on its StorageClass or nodePublishSecretRef on its PersistentVolume", r.VolumeID)
+	}
+	if r.Attributes.RoleARN != "" {
+		if r.Attributes.RoleARN, err = volume.Role(r.Attributes.RoleARN).Expand(r.PodNamespace, r.ServiceAccount); err != nil {
+			return spec, err
+		}
+	}
+	return newSpec(*r, m.salt), nil
+}
+
+// Refusal is the error of a publication that is refused before anything is done for it. Where its target shows a volume of ours,
+// alive or dead, one that is about what the CO or an operator has to bring is not final: the volume stays.
+func (m *Manager) Refusal(ctx context.Context, target string, err error) error {
+	switch fault.KindOf(err) {
+	case fault.Precondition, fault.Denied, fault.Unauthenticated:
+	default:
+		return err
+	}
+	target = m.real(target)
+	var at host.Place
+	_ = m.do(ctx, func() error { at, _ = host.Look(target); return nil }) // what cannot be looked at shows nothing
+	if !at.Mountpoint {
+		return err
+	}
+	mounts, merr := m.Namespace.Mounts(ctx)
+	if merr != nil {
+		return passing(err)
+	}
+	if top, mounted := mountedAt(mounts, target); mounted {
+		if _, ours := nameOfSource(top.Source); ours {
+			return passing(err)
+		}
+	}
+	return err
 }
 
 // checkClient checks what an author chose against the client that it is for.

@@ -197,15 +197,13 @@ func (m *Manager) uphold(ctx context.Context, v view) (again time.Duration, err 
 	reason := reasonHelper
 	if life == alive {
 		m.states.set(rec.Name, rec.Client, stateServing)
-		if err := m.refresh(ctx, rec); err != nil {
-			return 0, err
-		}
+		kerr := m.refresh(ctx, rec) // without new credentials it is healed all the same
 		old, err := m.outdated(rec)
-		if err != nil {
-			return 0, err
+		if err != nil || kerr != nil && old {
+			return 0, errors.Join(err, kerr)
 		}
 		if !old {
-			return 0, m.healOnce(ctx, rec, v.stale)
+			return 0, errors.Join(m.healOnce(ctx, rec, v.stale), kerr)
 		}
 		reason = reasonConfig
 	}
