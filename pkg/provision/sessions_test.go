@@ -200,7 +200,7 @@ func TestADeletionHasASessionWhereConfigurationAndIdentityAllow(t *testing.T) {
 			if o.Kind != c.want || o.RoleARN != c.role || o.Keys.AccessKeyID != "DRIVER" {
 				t.Errorf("%v of %v", o, o.Keys)
 			}
-			for _, part := range []string{c.id.Bucket + "/" + c.id.Prefix + "*", "s3:DeleteObjectVersion", `"Deny"`} {
+			for _, part := range []string{c.id.Bucket + "/" + c.id.Prefix + "*", "s3:DeleteObject*", `"Deny"`} {
 				if !strings.Contains(o.Policy, part) {
 					t.Errorf("the policy does not say %s: %s", part, o.Policy)
 				}
