@@ -36,17 +36,17 @@ func main() {
 		fmt.Fprintln(os.Stderr, "s3-csi-driver:", runas.Exec(os.Args))
 		os.Exit(exitFailure)
 	}
+	info, _ := debug.ReadBuildInfo()
+	version := driver.VersionFrom(version, info)
 	// It runs for each renewal of each mount, and shuts itself off before it is given anything.
 	if len(os.Args) > 1 && os.Args[1] == session.Mode {
 		time.AfterFunc(session.MainBound, func() { os.Exit(exitFailure) })
-		if err := session.Main(context.Background(), os.Stdin, os.Stdout); err != nil {
+		if err := session.Main(context.Background(), version, os.Stdin, os.Stdout); err != nil {
 			fmt.Fprintln(os.Stderr, "s3-csi-driver session:", err)
 			os.Exit(exitFailure)
 		}
 		os.Exit(exitOK)
 	}
-	info, _ := debug.ReadBuildInfo()
-	version := driver.VersionFrom(version, info)
 	// One helper runs per mount, so its mode comes before everything that takes memory.
 	if len(os.Args) > 1 && os.Args[1] == string(driver.ModeHelper) {
 		if err := helper.Run(context.Background(), helper.Program{Version: version, Exchange: "/proc/self/exe"}, os.Args[2:]); err != nil {

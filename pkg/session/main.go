@@ -35,10 +35,10 @@ type ReplyError struct {
 	Text string `json:"text"`
 }
 
-// Main is the internal mode session: it shuts this process off from others of its user, says "ready" on a line of its own, reads
+// Main is the internal mode session of a program of that version: it shuts this process off from others of its user, says "ready" on a line of its own, reads
 // an order as JSON, makes one session and answers with a Reply as one line of JSON. Helpers run it for each renewal. An error is
 // one of the protocol; that no session could be made is an answer.
-func Main(ctx context.Context, in io.Reader, out io.Writer) error {
+func Main(ctx context.Context, version string, in io.Reader, out io.Writer) error {
 	ctx, cancel := context.WithTimeout(ctx, MainBound)
 	defer cancel()
 	if err := Shut(); err != nil {
@@ -52,7 +52,9 @@ func Main(ctx context.Context, in io.Reader, out io.Writer) error {
 	if err := json.NewDecoder(io.LimitReader(in, maxOrder)).Decode(&o); err != nil || o.IsZero() {
 		return errors.New("what came is no order for a session")
 	}
-	keys, err := Make(ctx, o)
+	m := NewMaker(version)
+	defer m.Close()
+	keys, err := m.Make(ctx, o)
 	r := Reply{Keys: &keys}
 	if err != nil {
 		r = Reply{Error: &ReplyError{kindName(fault.KindOf(err)), err.Error()}}

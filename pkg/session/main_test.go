@@ -20,7 +20,7 @@ import (
 
 // runMode is the mode in a process of its own, which tells at its end what it is shut off from.
 func runMode() {
-	err := Main(context.Background(), os.Stdin, os.Stdout)
+	err := Main(context.Background(), "v2", os.Stdin, os.Stdout)
 	dumpable, _ := unix.PrctlRetInt(unix.PR_GET_DUMPABLE, 0, 0, 0, 0)
 	var core unix.Rlimit
 	_ = unix.Getrlimit(unix.RLIMIT_CORE, &core)
@@ -86,6 +86,9 @@ func TestTheModeAnswersOneOrderInOneLine(t *testing.T) {
 	}
 	if !strings.Contains(complaint, "dumpable 0 core 0 0 ") {
 		t.Errorf("others of its user can look into it: %s", complaint)
+	}
+	if agent := f.requests()[0].UserAgent(); !strings.Contains(agent, "s3-csi-driver/v2") {
+		t.Errorf("the user agent is %q", agent)
 	}
 	var r Reply
 	if err := json.Unmarshal([]byte(line), &r); err != nil || r.Error != nil || r.Keys == nil || r.Keys.SessionToken != "new-token" || r.Keys.Expires.IsZero() {
