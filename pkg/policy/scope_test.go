@@ -286,12 +286,17 @@ func FuzzSession(f *testing.F) {
 		{"vol-1/", "file", "vol-10/file"}, {"vol-1/", "", "vol-1"}, {"a*/", "x", "ab/x"}, {"a?/", "x", "ab/x"}, {"${*}/", "x", "*/x"}, {"$/", "$", "$$/"},
 		{`"\/`, `\"`, `\/`}, {"é/", "ü", "e/"}, {"", "x", ".s3-csi/x"}, {"a/", "../b/x", "b/x"}, {"${aws:username}/", "x", "root/x"}, {"😀&<>/", "\u2028", "x"},
 	} {
-		for flags := range uint8(16) {
+		for flags := range uint8(32) {
 			f.Add(seed.prefix, seed.suffix, seed.other, flags)
 		}
 	}
 	f.Fuzz(func(t *testing.T, prefix, suffix, other string, flags uint8) {
 		s := Scope{Bucket: "data", Prefix: prefix, ReadOnly: flags&1 != 0, AWS: flags&2 != 0, Needs: Needs{Delete: flags&4 != 0}, KMS: flags&8 != 0}
+		c, elsewhere := calls{bucket: "data"}, calls{bucket: "data2"}
+		if flags&16 != 0 {
+			s.Bucket, s.AWS = accessPoint, true
+			c.accessPoint, elsewhere = accessPoint, calls{bucket: "data"} // not through it
+		}
 		policy, err := s.Session()
 		again, _ := s.Session()
 		if policy != again {
@@ -309,7 +314,7 @@ func FuzzSession(f *testing.F) {
 		if !utf8.ValidString(suffix + other) {
 			return // no key of S3
 		}
-		e, c := newEvaluator(t, policy, s.AWS), calls{bucket: "data"}
+		e := newEvaluator(t, policy, s.AWS)
 		key := prefix + suffix
 		if record := strings.HasPrefix(key, ".s3-csi/"); !record {
 			reach(t, e, s, c, suffix)
@@ -328,6 +333,50 @@ func FuzzSession(f *testing.F) {
 				closed(t, e, c, k)
 			}
 		}
-		closed(t, e, calls{bucket: "data2"}, key)
+		closed(t, e, elsewhere, key)
+	})
+}
+
+// FuzzDeletion: whatever the prefix, a policy that is made lets everything below it be deleted, its record be written, and no other
+// key be touched.
+func FuzzDeletion(f *testing.F) {
+	for _, seed := range []struct{ prefix, record, other string }{
+		{"vol-1/", ".s3-csi/volumes/vol-1", "vol-10/x"}, {"a/vol-1/", ".s3-csi/volumes/vol-1", ".s3-csi/volumes/vol-10"}, {"a*/", "r*", "ab/x"}, {"${*}/", "$", "*/"},
+		{"a/", ".s3-csi/probe/", ".s3-csi/probe"}, {"\"/", "\\", "/"}, {"", "r", "x"},
+	} {
+		f.Add(seed.prefix, seed.record, seed.other, false)
+		f.Add(seed.prefix, seed.record, seed.other, true)
+	}
+	f.Fuzz(func(t *testing.T, prefix, record, other string, onAWS bool) {
+		s := Scope{Bucket: "data", Prefix: prefix, AWS: onAWS}
+		policy, err := s.Deletion([]string{record})
+		if err != nil {
+			if !fault.Is(err, fault.Precondition) {
+				t.Error(err)
+			}
+			return
+		}
+		if len(policy) > MaxSize || !utf8.ValidString(other) || record == "" {
+			return
+		}
+		e, c := newEvaluator(t, policy, onAWS), calls{bucket: "data"}
+		tests := strings.HasSuffix(record, "/")
+		for _, action := range []string{"DeleteObject", "DeleteObjectVersion", "AbortMultipartUpload"} {
+			expect(t, e, allowed, action, c.object("s3:"+action, prefix+other)...)
+			if inside := strings.HasPrefix(other, prefix) || tests && strings.HasPrefix(other, record); !inside {
+				expect(t, e, denied, action+" elsewhere", c.object("s3:"+action, other)...)
+			}
+		}
+		for _, action := range []string{"GetObject", "PutObject"} {
+			expect(t, e, allowed, action+" of the record", c.object("s3:"+action, record)...)
+			if other != record && (!tests || !strings.HasPrefix(other, record)) {
+				expect(t, e, denied, action+" elsewhere", c.object("s3:"+action, other)...)
+			}
+		}
+		if prefix != "" && !strings.HasPrefix(other, prefix) && other != record && (!tests || !strings.HasPrefix(other, record)) {
+			expect(t, e, denied, "a listing elsewhere", c.list("s3:ListBucket", other)...)
+			expect(t, e, denied, "a listing of versions elsewhere", c.list("s3:ListBucketVersions", other)...)
+			expect(t, e, denied, "a listing without a prefix", c.onBucket("s3:ListBucketVersions")...)
+		}
 	})
 }
