@@ -298,3 +298,12 @@ func (h *helperOf) answer(c net.Conn, over <-chan struct{}) error {
 	_, err = c.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(reply))), reply...))
 	return err
 }
+
+func mustBackend(t *testing.T, m *Manager) backend.Backend {
+	t.Helper()
+	be, err := m.Backends.Backend("default")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return be
+}

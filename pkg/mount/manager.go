@@ -61,6 +61,8 @@ const (
 	exitBound   = 3 * time.Second  // for what is under way when the driver ends, which takes no longer than 5 s for that
 	helperBound = 10 * time.Second // for a helper to answer what needs no client
 	answerBound = time.Second      // for a client to show that it is dead
+	lockBound   = time.Second      // for what a killed driver was starting
+	lockPause   = 20 * time.Millisecond
 )
 
 // New checks the options, prepares the state directory and locks it for Run. It starts nothing.
@@ -194,9 +196,15 @@ func (m *Manager) lockState() (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	if err == nil {
-		return f, nil
+	// A child that a driver was starting when it was killed has the lock until it executes its own program.
+	for end := time.Now().Add(lockBound); ; time.Sleep(lockPause) {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return f, nil
+		}
+		if !errors.Is(err, unix.EWOULDBLOCK) || time.Now().After(end) {
+			break
+		}
 	}
 	f.Close()
 	if errors.Is(err, unix.EWOULDBLOCK) {

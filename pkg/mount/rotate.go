@@ -154,9 +154,8 @@ func (m *Manager) rotateInPlace(ctx context.Context, r Request, spec Spec, befor
 func (m *Manager) takenUp(ctx context.Context, rec record, s *supply) error {
 	actx, cancel := context.WithTimeout(ctx, lookupBound)
 	defer cancel()
-	why := m.Namespace.ReadRoot(actx, m.store.sourceDir(rec.Name))
-	var errno unix.Errno
-	if why == nil || !errors.As(why, &errno) { // what does not answer is looked after elsewhere
+	why := m.Namespace.ReadRoot(actx, m.store.sourceDir(rec.Name))                                // what does not answer is looked after elsewhere
+	if !errors.Is(why, unix.EIO) && !errors.Is(why, unix.EACCES) && !errors.Is(why, unix.EPERM) { // what clients make of a refusal
 		return nil
 	}
 	be, err := m.Backends.Backend(rec.Spec.Backend)
@@ -167,6 +166,7 @@ func (m *Manager) takenUp(ctx context.Context, rec record, s *supply) error {
 		return err
 	}
 	klog.FromContext(ctx).Info("The client still works with the keys that its secret held before, and they are refused", "mount", rec.Name, "volume", rec.VolumeID, "answer", why.Error())
+	rec.RotatedAt = time.Time{} // the next client begins with the new session
 	_, err = m.renew(ctx, rec, s, reasonSecret)
 	return err
 }
