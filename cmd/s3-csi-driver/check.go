@@ -59,7 +59,7 @@ func checks(ctx context.Context, o driver.Options, version string) (check.Report
 	}
 	made := sessions{session.NewPlanner(clients), session.NewMaker(version)}
 	defer made.Close()
-	services := check.Services{Clients: clients, Buckets: buckets, Sessions: made, Bucket: o.Check.Bucket}
+	services := check.Services{Clients: clients, Buckets: buckets, Sessions: made, Bucket: o.Check.Bucket, NeedNoKeys: o.Check.Node}
 	var sections []check.Section
 	for _, b := range backends {
 		sections = append(sections, services.Check(ctx, b))

@@ -40,6 +40,8 @@ type Services struct {
 	// Bucket is one that is there already: only objects below a random prefix of policy.TrialPrefix are written in it. "": a bucket is made
 	// for each backend and removed again.
 	Bucket string
+	// NeedNoKeys says that the process may have no credentials, as nodes: then it is enough that the services answer.
+	NeedNoKeys bool
 }
 
 // Check checks one backend.
@@ -84,6 +86,7 @@ func (t *trial) run(ctx context.Context) {
 	t.keys = keys
 	t.reach(ctx, reachable)
 	if err != nil {
+		defer t.withoutKeys()
 		t.add(identity.row(No, one(err), "run the check with credentials for this backend in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, as its volumes will have them"))
 	} else {
 		t.add(identity.row(Yes, "access key "+keys.AccessKeyID, ""))
@@ -106,6 +109,15 @@ func (t *trial) run(ctx context.Context) {
 	defer t.cleanUp(ctx)
 	t.storage(ctx)
 	t.sessions(ctx)
+}
+
+// withoutKeys lets nothing count that takes credentials, where none are needed.
+func (t *trial) withoutKeys() {
+	for i := range t.all {
+		if t.NeedNoKeys && i > 0 {
+			t.all[i].Needed = false
+		}
+	}
 }
 
 // reach finds out whether anything that speaks S3 answers, with whatever credentials.

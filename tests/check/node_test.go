@@ -11,6 +11,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/tests/rig"
 
 	checks "github.com/s3-csi/s3-csi-driver/pkg/check"
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 )
 
 func listen(t *testing.T, h http.Handler) string {
@@ -68,6 +69,23 @@ func TestAHostThatCanServeVolumes(t *testing.T) {
 	}
 }
 
+func TestANodeNeedsNoCredentialsOfItsOwn(t *testing.T) {
+	t.Parallel()
+	g := newGateway(t)
+	r := run(t, credentials.Keys{}, g.backend(", scope: required"), "--node", "--state-dir="+t.TempDir(), "--host-dir="+t.TempDir())
+	if got := row(t, r, "reachable"); got.Result != checks.Yes {
+		t.Errorf("%+v", got)
+	}
+	for _, row := range r.Sections[0].Rows {
+		if row.Needed && row.Result != checks.Yes {
+			t.Errorf("%+v", row)
+		}
+	}
+	if got := row(t, r, "credentials"); got.Result != checks.No {
+		t.Errorf("%+v", got)
+	}
+}
+
 func TestAHostThatCannotServeVolumesSaysWhy(t *testing.T) {
 	t.Parallel()
 	if err := rig.Usable(); err != nil {
@@ -79,6 +97,9 @@ func TestAHostThatCannotServeVolumesSaysWhy(t *testing.T) {
 	}
 	g := newGateway(t)
 	r := run(t, g.user, `  lab: {endpoint: "http://no-such-host.invalid:9000"}`+"\n", "--node", "--launcher=systemd", "--state-dir="+file+"/state", "--host-dir="+file+"/programs", "--client-dir="+t.TempDir())
+	if got := row(t, r, "reachable"); got.Result != checks.No || !got.Needed {
+		t.Errorf("%+v", got)
+	}
 	for _, check := range []string{"fuseMount", "hostPrograms", "client.mountpoint-s3", "dns.lab"} {
 		if got := row(t, r, check); got.Result != checks.No || got.Why == "" {
 			t.Errorf("%+v", got)
