@@ -1,6 +1,8 @@
 package helper
 
 import (
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
@@ -51,7 +53,7 @@ type session struct {
 	due      time.Time // of the next attempt; zero: there is none to come
 	tried    time.Time // when the last attempt ended
 	row      int       // attempts that failed since the last success or the last order
-	err      error     // why there is no newer session; nil: there need not be one
+	err      error     // why there is no newer session, in the words of the first time; nil: there need not be one
 	since    time.Time // since when
 	renewals int
 	failures int
@@ -152,12 +154,14 @@ func (s *session) ended(now time.Time, j job, keys credentials.Keys, err error) 
 		return outcome{}
 	}
 	s.due = now.Add(s.pause(now, err))
-	news := s.err == nil || s.err.Error() != err.Error() || fault.KindOf(s.err) != fault.KindOf(err)
+	news := s.err == nil || fault.KindOf(s.err) != fault.KindOf(err) || shape(s.err.Error()) != shape(err.Error())
 	if s.since.IsZero() {
 		s.since = now
 	}
 	s.row++
-	s.err = err
+	if news {
+		s.err = err
+	}
 	return outcome{news: news}
 }
 
@@ -176,6 +180,13 @@ func (s *session) pause(now time.Time, err error) time.Duration {
 		pause = min(pause, max(retryFirst, left/4))
 	}
 	return time.Duration((1 + s.random()) / 2 * float64(pause))
+}
+
+// shape is what a text has in common with others that say the same of another moment: words with digits in them, such as
+// the number of a request, do not count.
+func shape(text string) string {
+	words := strings.FieldsFunc(text, func(r rune) bool { return r == ' ' || strings.ContainsRune(`"'(),;:`, r) })
+	return strings.Join(slices.DeleteFunc(words, func(w string) bool { return strings.ContainsAny(w, "0123456789") }), " ")
 }
 
 // usable refuses what is no session, or over already.

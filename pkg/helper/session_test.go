@@ -354,7 +354,7 @@ func TestOnlyNewsIsTold(t *testing.T) {
 	for i, tc := range []struct {
 		err  error
 		news bool
-	}{{down, true}, {down, false}, {down, false}, {denied, true}, {denied, false}, {fault.Errorf(fault.Busy, "no"), true}, {nil, true}, {nil, true}, {down, true}} {
+	}{{fault.Errorf(fault.Denied, "the service answered 403 (request 0a1b-2c)"), true}, {fault.Errorf(fault.Denied, "the service answered 403 (request 99fe-00)"), false}, {down, true}, {down, false}, {down, false}, {denied, true}, {denied, false}, {fault.Errorf(fault.Busy, "no"), true}, {nil, true}, {nil, true}, {down, true}} {
 		if got := attempt(tc.err); got != tc.news {
 			t.Errorf("attempt %d (%v): news %v", i, tc.err, got)
 		}
