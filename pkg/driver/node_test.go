@@ -69,6 +69,10 @@ func TestNodePublishRefusesBeforeItTouchesAnything(t *testing.T) {
 		{"another bucket", context("bucketName", "bucket-2"), invalid, []string{"volume_context.bucketName"}},
 		{"static without bucket", func(r *csi.NodePublishVolumeRequest) { r.VolumeId = "my-volume" }, invalid, []string{"volume_context.bucketName"}},
 		{"inline", context("csi.storage.k8s.io/ephemeral", "true"), precondition, []string{"inline volumes", "not enabled"}},
+		{"inline, and the CO does not say so", func(r *csi.NodePublishVolumeRequest) {
+			r.VolumeId = "csi-" + strings.Repeat("0123456789abcdef", 4)
+			r.VolumeContext = map[string]string{"bucketName": "bucket-1", "csi.storage.k8s.io/ephemeral": "false"}
+		}, precondition, []string{"inline volumes", "not enabled"}},
 		{"driver's and secret", func(r *csi.NodePublishVolumeRequest) { context("credentials", "driver")(r); r.Secrets = tenantKeys() }, invalid, []string{"secrets: hold S3 keys"}},
 		{"secret without keys", context("credentials", "secret"), precondition, []string{"nodePublishSecretRef"}},
 		{"misspelt secret", func(r *csi.NodePublishVolumeRequest) { r.Secrets = map[string]string{"accessKeyId": "canary"} }, invalid, []string{"secrets: hold neither", "accessKeyId"}},

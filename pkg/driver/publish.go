@@ -55,7 +55,7 @@ func parsePublish(req *csi.NodePublishVolumeRequest) (p Publication, err error) 
 	if err := checkMap("volume_context", req.GetVolumeContext()); err != nil {
 		return p, err
 	}
-	if p.Ephemeral = req.GetVolumeContext()[ephemeralKey] == "true"; p.Ephemeral {
+	if p.Ephemeral = req.GetVolumeContext()[ephemeralKey] == "true" || inlineHandle(p.VolumeID); p.Ephemeral {
 		return p, fault.Errorf(fault.Precondition, "inline volumes of pods are not enabled in this driver: use a PersistentVolumeClaim")
 	}
 	if p.Volume, p.Attributes, err = volume.ParseContext(p.VolumeID, req.GetVolumeContext()); err != nil {
@@ -68,6 +68,13 @@ func parsePublish(req *csi.NodePublishVolumeRequest) (p Publication, err error) 
 		return p, err
 	}
 	return p, p.readCredentials(req.GetSecrets(), req.GetVolumeContext())
+}
+
+// inlineHandle tells the handles that kubelet makes for inline volumes: "csi-" and the hash of pod and volume. It says what they are
+// in the context, too, but only with podInfoOnMount, and without that the rest of the context is the pod's author's.
+func inlineHandle(handle string) bool {
+	hash, ok := strings.CutPrefix(handle, "csi-")
+	return ok && len(hash) == 64 && strings.Trim(hash, "0123456789abcdef") == ""
 }
 
 func (p *Publication) readCapability(c *csi.VolumeCapability, readOnly bool) error {
