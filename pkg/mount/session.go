@@ -19,8 +19,8 @@ import (
 const (
 	// sessionNameLen is how much of a mount's key stands in the names of its sessions: enough to find the mount in a log.
 	sessionNameLen = 12
-	// settleBound is how long a helper may take that tries a new order at once.
-	settleBound = 5 * time.Second
+	// settleBound is how long a helper may take that tries to make a session: what an attempt may take.
+	settleBound = 10 * time.Second
 )
 
 // supply is what a mount's client is to work with: an order, and the session that was made from it once somebody needed one.
@@ -204,6 +204,8 @@ func (m *Manager) give(ctx context.Context, rec record, s *supply) (helper.Statu
 			return fail(err)
 		}
 		return m.settled(ctx, peer, status), nil
+	case status.Session.Over && status.Session.Error == "": // it ended during the first attempt to renew it
+		return m.settled(ctx, peer, status), nil
 	}
 	return status, nil
 }
@@ -242,7 +244,8 @@ func (h *handed) forget(name string) {
 	delete(h.of, name)
 }
 
-// settled waits, for a session that is in trouble, until the helper has tried an order that it was just given.
+// settled waits, for a session that is in trouble, until the helper has tried to make another: from an order that it was just
+// given, or because the session is over.
 func (m *Manager) settled(ctx context.Context, peer *helper.Peer, status helper.Status) helper.Status {
 	before := *status.Session
 	if !before.Over && before.Error == "" {
@@ -277,6 +280,8 @@ func sessionTrouble(rec record, status helper.Status) error {
 	}
 	why := s.Fault()
 	switch kind := fault.KindOf(why); {
+	case s.Over && why == nil && s.OrderDigest != "":
+		return fault.Errorf(fault.Unavailable, "the session of mount %s (volume %s) is over since %s, and the next one is being made", rec.Name, rec.VolumeID, stamp(s.Expires))
 	case s.Over && why == nil:
 		return fault.Errorf(fault.Unauthenticated, "the session of mount %s (volume %s) is over since %s, and nothing is there to make another from: %s", rec.Name, rec.VolumeID, stamp(s.Expires), remedy(rec))
 	case s.Over:

@@ -144,6 +144,7 @@ func TestWhatIsSaidOfASession(t *testing.T) {
 		"valid, refused another":      {&helper.SessionStatus{Expires: at, Error: "no such role", Kind: "denied", FailedSince: at}, fault.Denied, []string{"ends at 2026-01-02T03:04:05Z", "no such role", "team-a/app"}},
 		"over, refused another":       {&helper.SessionStatus{Over: true, Expires: at, Error: "token expired", Kind: "unauthenticated"}, fault.Unauthenticated, []string{"over since 2026-01-02T03:04:05Z", "token expired", "requiresRepublish"}},
 		"over, the service away":      {&helper.SessionStatus{Over: true, Expires: at, Error: "no answer", Kind: "unavailable"}, fault.Unavailable, []string{"no answer"}},
+		"over, another being made":    {&helper.SessionStatus{Over: true, Expires: at, OrderDigest: "x"}, fault.Unavailable, []string{"is being made"}},
 		"over, and nothing to make":   {&helper.SessionStatus{Over: true, Expires: at}, fault.Unauthenticated, []string{"over since"}},
 	} {
 		err := sessionTrouble(record{Name: "m", VolumeID: "v", Spec: Spec{Source: credentials.SourceWorkload, Identity: "team-a/app"}}, helper.Status{Session: tc.session})
