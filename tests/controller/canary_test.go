@@ -45,7 +45,7 @@ func (s *secrets) found(text string) string {
 	return ""
 }
 
-func (s *secrets) check(t *testing.T, text string) {
+func (s *secrets) check(t testing.TB, text string) {
 	t.Helper()
 	if c := s.found(text); c != "" {
 		t.Errorf("the secret %s is shown", c)

@@ -24,12 +24,12 @@ import (
 // env is a server and a bucket in it.
 type env struct {
 	target
-	t      *testing.T
+	t      testing.TB
 	bucket string
 	s3     *s3.Client // of the test itself; no hook sees its requests
 }
 
-func newEnv(t *testing.T, target target) *env {
+func newEnv(t testing.TB, target target) *env {
 	t.Helper()
 	e := &env{target: target, t: t, bucket: "b-" + strings.ToLower(rand.Text()[:16])}
 	config := e.config("")
