@@ -27,7 +27,7 @@ func attack(how string, args []string) int {
 		}
 	case "scan": // the ports around one of the machine's own address, for credentials
 		middle, _ := strconv.Atoi(args[0])
-		for port := max(1, middle-2000); port < min(middle+2000, 1<<16); port++ {
+		for port := max(1, middle-500); port < min(middle+500, 1<<16); port++ {
 			knock(port, "")
 		}
 		fmt.Println("scanned")

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -120,54 +121,62 @@ func (i *isolated) start(keys credentials.Keys, order credentials.Order) Status 
 	return s
 }
 
-// attacker is a process that tries something; its lines come one by one.
+// attacker is a process that tries something.
 type attacker struct {
-	lines *bufio.Scanner
-	stop  func()
+	i     *isolated
+	uid   uint32
+	lines chan string // that it says, until it ends
+	end   func()
+	fails bool // it is to get nothing
 }
 
 func (i *isolated) attacker(uid uint32, args ...string) *attacker {
 	i.t.Helper()
-	cmd := exec.CommandContext(i.t.Context(), i.dir+"/program", append([]string{attackMode}, args...)...)
+	cmd := exec.CommandContext(context.WithoutCancel(i.t.Context()), i.dir+"/program", append([]string{attackMode}, args...)...)
 	cmd.SysProcAttr = as(uid)
 	in, err := cmd.StdinPipe()
 	i.must(err)
 	out, err := cmd.StdoutPipe()
 	i.must(err)
 	i.must(cmd.Start())
-	a := &attacker{lines: bufio.NewScanner(out)}
-	stopped := false
-	a.stop = func() {
-		if !stopped {
-			stopped = true
-			_ = in.Close()
-			for a.lines.Scan() {
-				i.judge(uid, a.lines.Text())
-			}
-			_ = cmd.Wait()
+	a := &attacker{i: i, uid: uid, lines: make(chan string, 1), fails: true, end: sync.OnceFunc(func() { _ = in.Close() })}
+	go func() {
+		defer close(a.lines)
+		for s := bufio.NewScanner(out); s.Scan(); {
+			a.lines <- s.Text()
 		}
-	}
+		_ = cmd.Wait()
+	}()
 	i.t.Cleanup(a.stop)
 	return a
 }
 
-func (i *isolated) judge(uid uint32, line string) {
-	i.t.Helper()
-	if strings.HasPrefix(line, "GOT") {
-		i.t.Errorf("a process of uid %d: %s", uid, line)
+// stop ends it.
+func (a *attacker) stop() {
+	a.i.t.Helper()
+	a.end()
+	for line := range a.lines {
+		a.judge(line)
 	}
 }
 
-// awaits reads an attacker's lines up to one.
-func (i *isolated) awaits(uid uint32, a *attacker, prefix string) string {
-	i.t.Helper()
-	for a.lines.Scan() {
-		if strings.HasPrefix(a.lines.Text(), prefix) {
-			return a.lines.Text()
-		}
-		i.judge(uid, a.lines.Text())
+func (a *attacker) judge(line string) {
+	a.i.t.Helper()
+	if a.fails && strings.HasPrefix(line, "GOT") {
+		a.i.t.Errorf("a process of uid %d: %s", a.uid, line)
 	}
-	i.t.Fatalf("the attacker never says %q", prefix)
+}
+
+// awaits waits for it to say something.
+func (a *attacker) awaits(prefix string) string {
+	a.i.t.Helper()
+	for line := range a.lines {
+		if strings.HasPrefix(line, prefix) {
+			return line
+		}
+		a.judge(line)
+	}
+	a.i.t.Fatalf("the attacker never says %q", prefix)
 	return ""
 }
 
@@ -194,7 +203,7 @@ func TestNobodyWithoutTheTokenGetsASessionAndTheClientAlwaysDoes(t *testing.T) {
 	var all []*attacker
 	for _, uid := range []uint32{mountUID, otherUID} {
 		a := i.attacker(uid, "flood", port)
-		i.awaits(uid, a, "flooding")
+		a.awaits("flooding")
 		all = append(all, a)
 	}
 	scanner := i.attacker(otherUID, "scan", port)
@@ -215,7 +224,7 @@ func TestNobodyWithoutTheTokenGetsASessionAndTheClientAlwaysDoes(t *testing.T) {
 	if status, _ := get(t, url, "wrong"); status != 429 && status != 403 {
 		t.Errorf("a wrong token: %d", status)
 	}
-	i.awaits(otherUID, scanner, "scanned")
+	scanner.awaits("scanned")
 	for _, a := range append(all, scanner) {
 		a.stop()
 	}
@@ -230,7 +239,7 @@ func TestTheHelpersSocketIsForTheDriverAlone(t *testing.T) {
 		}
 		for _, uid := range []uint32{mountUID, otherUID} {
 			a := i.attacker(uid, "connect", i.socket)
-			line := i.awaits(uid, a, "refused")
+			line := a.awaits("refused")
 			if want := map[bool]string{false: "permission denied", true: "may not talk to this helper"}[open]; !strings.Contains(line, want) {
 				t.Errorf("uid %d, open %v: %s", uid, open, line)
 			}
@@ -250,8 +259,8 @@ func TestNobodyLooksIntoAHelperOrAProgramThatMakesASession(t *testing.T) {
 		exchange := pidIn(t, pidFile)
 		for _, uid := range []uint32{mountUID, otherUID} {
 			a := i.attacker(uid, "look", strconv.Itoa(i.helper), strconv.Itoa(exchange))
-			i.awaits(uid, a, "looked into "+strconv.Itoa(i.helper))
-			i.awaits(uid, a, "looked into "+strconv.Itoa(exchange))
+			a.awaits("looked into " + strconv.Itoa(i.helper))
+			a.awaits("looked into " + strconv.Itoa(exchange))
 			a.stop()
 		}
 		for _, pid := range []int{i.helper, exchange} {
@@ -278,8 +287,8 @@ func TestWhoeverLiesInWaitForAProgramThatMakesASessionMissesIt(t *testing.T) {
 	i := newIsolated(t, 0o711, "")
 	s := i.start(testKeys, credentials.Order{})
 	a := i.attacker(mountUID, "pounce", strconv.Itoa(i.helper), strconv.Itoa(s.ClientPID))
-	i.awaits(mountUID, a, "pouncing")
-	const sessions = 20
+	a.awaits("pouncing")
+	const sessions = 10
 	i.must(i.peer.Renew(bounded(t), credentials.Keys{}, orderNamed("ok:200ms")))
 	since := uint64(0)
 	for {
@@ -292,7 +301,7 @@ func TestWhoeverLiesInWaitForAProgramThatMakesASessionMissesIt(t *testing.T) {
 			t.Fatalf("%+v", s.Session)
 		}
 	}
-	i.awaits(mountUID, a, "missed") // it was there
+	a.awaits("missed") // it was there
 	a.stop()
 }
 
@@ -302,9 +311,10 @@ func TestAProgramThatIsTracedGetsNoOrder(t *testing.T) {
 	i := newIsolated(t, 0o755, "+slow")
 	s := i.start(testKeys, credentials.Order{})
 	a := i.attacker(mountUID, "pounce", strconv.Itoa(i.helper), strconv.Itoa(s.ClientPID))
-	i.awaits(mountUID, a, "pouncing")
+	a.awaits("pouncing")
+	a.fails = false
 	i.must(i.peer.Renew(bounded(t), credentials.Keys{}, orderNamed("ok:1h")))
-	for !strings.Contains(i.awaits(mountUID, a, "GOT"), "a trace") {
+	for !strings.Contains(a.awaits("GOT"), "a trace") {
 		continue
 	}
 	since := s.Revision
@@ -321,14 +331,4 @@ func TestAProgramThatIsTracedGetsNoOrder(t *testing.T) {
 			break
 		}
 	}
-	a.quiet()
-}
-
-// quiet ends an attacker that was meant to get something.
-func (a *attacker) quiet() {
-	go func() {
-		for a.lines.Scan() {
-			continue
-		}
-	}()
 }
