@@ -172,7 +172,13 @@ func startExchange(program string) (*exchangeProcess, error) {
 	})
 	if err != nil {
 		p.close()
-		return nil, fault.Errorf(fault.Precondition, "start the program that makes sessions: %w", err)
+		err = fmt.Errorf("start the program that makes sessions: %w", err)
+		for _, lasting := range []error{unix.ENOENT, unix.EACCES, unix.EPERM, unix.ENOEXEC, unix.ENOTDIR} {
+			if errors.Is(err, lasting) {
+				return nil, fault.Errorf(fault.Precondition, "%w", err)
+			}
+		}
+		return nil, err // as a limit of the mount's that is reached for now: memory, or tasksMax
 	}
 	preferAsVictim(p.process.Pid)
 	return p, nil
