@@ -29,7 +29,7 @@ type STS struct {
 	Fault string        `json:"fault,omitempty"`
 	Delay time.Duration `json:"delay,omitempty"` // before each answer
 	// ClockOffset is how far its clock is ahead of this machine's. Sessions last as long as asked for; only what it says
-	// about times is by its clock, and what it thinks of the times in requests and tokens.
+	// about times is by its clock, and what it thinks of the times of requests.
 	ClockOffset time.Duration `json:"clockOffset,omitempty"`
 	// MinDuration is the shortest session that can be had; 0: a second. AWS's is 15 minutes.
 	MinDuration time.Duration `json:"minDuration,omitempty"`

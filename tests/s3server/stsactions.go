@@ -184,7 +184,7 @@ func federatedARN(name string) string { return "arn:aws:sts::" + account + ":fed
 
 func (s *service) assumeRoleWithWebIdentity(ctx context.Context, c *call) (any, error) {
 	arn := c.form.Get("RoleArn")
-	claims, err := s.issuers.verify(ctx, c.form.Get("WebIdentityToken"), c.clock)
+	claims, err := s.issuers.verify(ctx, c.form.Get("WebIdentityToken"))
 	if err != nil {
 		return nil, err
 	}
