@@ -27,10 +27,7 @@ func (p *Provisioner) createBucket(ctx context.Context, be backend.Backend, who 
 	id := r.Parameters.ID(r.Name, 1)
 	b := bucketCreation{p: p, be: be, keys: keys, bucket: id.Bucket, owner: r.Parameters.ExpectedBucketOwner, want: p.volumeTags(r, id)}
 	if scopeRequired(be, r.Parameters) {
-		var err error
-		if b.proof, err = p.prepareProof(ctx, be, who, id.Bucket, r.Parameters); err != nil {
-			return volume.ID{}, err
-		}
+		b.proof, b.refused = p.prepareProof(ctx, be, who, id.Bucket, r.Parameters)
 	}
 	release, err := p.locks.Lock(ctx, "bucket "+be.Name+" "+id.Bucket)
 	if err != nil {
@@ -48,6 +45,8 @@ func (p *Provisioner) createBucket(ctx context.Context, be backend.Backend, who 
 		return id, err
 	case !fault.Is(err, fault.NotFound):
 		return volume.ID{}, err
+	case b.refused != nil:
+		return volume.ID{}, b.refused
 	}
 	defer p.forget(be, id.Bucket)
 	made, err := b.create(ctx)
@@ -65,7 +64,10 @@ type bucketCreation struct {
 	bucket string
 	owner  string // account id that must own it, where the author said so
 	want   tags
-	proof  bucketProof // that sessions can be limited, which needs the bucket; nil: none is needed
+	// proof is that sessions can be limited, which needs the bucket; nil: none is needed. refused is why they cannot, where that
+	// is known without the bucket.
+	proof   bucketProof
+	refused error
 }
 
 // found decides about a bucket that is there.
@@ -155,10 +157,10 @@ func (b *bucketCreation) create(ctx context.Context) (made bool, err error) {
 // limited makes sure that sessions for the volume can be limited to it. A bucket that this very call made is removed again where they
 // cannot; behind any other one may be a volume that somebody has already, so that the error must not be final.
 func (b *bucketCreation) limited(ctx context.Context, info backend.BucketInfo, made bool) error {
-	if b.proof == nil {
-		return nil
+	err := b.refused
+	if err == nil && b.proof != nil {
+		err = b.proof(ctx, info)
 	}
-	err := b.proof(ctx, info)
 	switch {
 	case err == nil || indeterminate(err):
 		return err
