@@ -12,6 +12,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
@@ -46,6 +47,9 @@ func (m *Manager) check(r *Request) (spec Spec, err error) {
 			"set node-publish-secret-name and -namespace on its StorageClass or nodePublishSecretRef on its PersistentVolume", r.VolumeID)
 	}
 	if r.Attributes.RoleARN != "" {
+		if err := backend.CheckTemplates(r.Attributes.RoleARN); err != nil { // which nobody can see in what they expand to
+			return spec, fault.Errorf(fault.Precondition, "roleARN of the volume: %q %w", r.Attributes.RoleARN, err)
+		}
 		if r.Attributes.RoleARN, err = volume.Role(r.Attributes.RoleARN).Expand(r.PodNamespace, r.ServiceAccount); err != nil {
 			return spec, err
 		}

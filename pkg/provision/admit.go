@@ -19,6 +19,9 @@ func admit(be backend.Backend, r CreateRequest) error {
 	if _, err := be.ScopeOf(node.Scope); err != nil {
 		return err
 	}
+	if err := backend.CheckTemplates(node.RoleARN); err != nil {
+		return fault.Field("parameters.roleARN", "%q %w", node.RoleARN, err)
+	}
 	return be.Allows(backend.Use{
 		Namespace: r.Namespace, Bucket: r.Parameters.BucketFor(r.Name), RoleARN: foreseeableRole(be, node, r.Namespace), Source: node.Credentials, Creation: true,
 	})

@@ -121,3 +121,12 @@ func TestScopeThatCannotBeHadIsFoundAtCreation(t *testing.T) {
 		})
 	}
 }
+
+func TestARoleThatTwoPodsWouldShareIsRefusedAtOnce(t *testing.T) {
+	for role, unique := range map[string]bool{"${pod.namespace}-${pod.serviceAccountName}": false, "${pod.namespace}.${pod.serviceAccountName}": true} {
+		err := admit(lab(t, ""), creation1(t, "team-a", "roleARN", "arn:aws:iam::111122223333:role/"+role))
+		if unique != (err == nil) || !unique && (!fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "parameters.roleARN")) {
+			t.Errorf("%s: %v", role, err)
+		}
+	}
+}
