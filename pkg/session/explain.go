@@ -7,6 +7,7 @@ import (
 	"html"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 
 	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
@@ -192,7 +193,8 @@ func agentRefused(o credentials.Order, status int, body []byte) error {
 func scrub(o credentials.Order, text string) string {
 	const kept = 10 // bytes of a secret that do not occur by chance
 	for _, secret := range o.Secrets() {
-		for _, form := range []string{secret, url.QueryEscape(secret), html.EscapeString(secret)} {
+		quoted := strconv.Quote(secret)
+		for _, form := range []string{secret, url.QueryEscape(secret), html.EscapeString(secret), quoted[1 : len(quoted)-1]} {
 			text = strings.ReplaceAll(text, form, "…")
 		}
 		if len(secret) < 2*kept {
@@ -203,7 +205,12 @@ func scrub(o credentials.Order, text string) string {
 			if at < 0 {
 				break
 			}
-			end := at + strings.IndexFunc(text[at:]+" ", func(r rune) bool { return strings.ContainsRune(" \t\r\n\"'<>,;()", r) })
+			// What follows may be more of it in another form, up to what ends a word. Keys may hold such characters themselves.
+			end := at + kept
+			for end < len(text) && end-at < len(secret) && text[end] == secret[end-at] {
+				end++
+			}
+			end += strings.IndexFunc(text[end:]+" ", func(r rune) bool { return strings.ContainsRune(" \t\r\n\"'<>,;()", r) })
 			text = text[:at] + "…" + text[min(end, len(text)):]
 		}
 	}

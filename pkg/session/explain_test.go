@@ -143,3 +143,22 @@ func TestNoTextHoldsWhatTheServiceEchoes(t *testing.T) {
 		}
 	}
 }
+
+// Keys of services that are not AWS may hold anything, also what ends a word.
+func TestNoPartOfASecretIsShown(t *testing.T) {
+	for _, secret := range []string{`(my)-long,secret"key'of-a user`, "abc,defghi;jklmnop<q>rstuvwxyz", `"quoted,secret,of-a-user-123"`} {
+		o := credentials.Order{Keys: credentials.Keys{SecretAccessKey: secret}}
+		for _, shown := range []string{secret, secret[:len(secret)-3], secret[:12], fmt.Sprintf("%q", secret)} {
+			got := make(chan string, 1)
+			go func() { got <- scrub(o, "it says "+shown+", and more") }()
+			select {
+			case s := <-got:
+				if strings.Contains(s, secret[4:8]) || strings.Contains(s, secret[10:14]) || !strings.HasPrefix(s, "it says ") || !strings.HasSuffix(s, ", and more") {
+					t.Errorf("%q shows as %q", shown, s)
+				}
+			case <-time.After(time.Minute):
+				t.Fatalf("%q is looked for without an end", shown)
+			}
+		}
+	}
+}
