@@ -312,8 +312,19 @@ func (m *Manager) stayed(ctx context.Context, p publication, s *supply) error {
 	if len(from) == len(p.From) && p.Wants == "" {
 		return nil
 	}
-	p.From, p.Wants = from, ""
-	return m.do(ctx, func() error { return m.store.writePublication(p) })
+	unlock, ok := m.keys.TryLock(keyOf(p.Mount)) // under which others write publications of the mount
+	if !ok {
+		return nil // the next publication does it
+	}
+	defer unlock()
+	return m.do(ctx, func() error {
+		now, ok, err := m.store.publication(p.Target)
+		if err != nil || !ok || now.Mount != p.Mount {
+			return err
+		}
+		now.From, now.Wants = from, ""
+		return m.store.writePublication(now)
+	})
 }
 
 // endRotated ends mounts of other keys that a rotation made the spec's, and that may have something left to store: as with those

@@ -31,6 +31,9 @@ type supply struct {
 	// client is what the order was planned for, whose sessions may do what it needs; plan plans for another.
 	client string
 	plan   func(ctx context.Context, client string) (credentials.Order, error)
+	// making is closed when the session that somebody has begun to make is there, or is not for err; nil: nobody has.
+	making chan struct{}
+	err    error
 	// bucket is what was learnt of it when the keys were tried; proven tells that they were.
 	bucket backend.BucketInfo
 	proven bool
@@ -115,6 +118,11 @@ func (m *Manager) sessionRequest(spec Spec, client string) (session.Request, err
 
 // take gives the keys of a supply, which are made now where nobody needed them yet; none where there is no order.
 func (m *Manager) take(ctx context.Context, s *supply) (credentials.Keys, error) {
+	if s.making != nil {
+		<-s.making // whoever began bounds it
+		s.making = nil
+		return s.keys, s.err
+	}
 	if !s.keys.IsZero() || s.order.IsZero() {
 		return s.keys, nil
 	}
@@ -123,6 +131,19 @@ func (m *Manager) take(ctx context.Context, s *supply) (credentials.Keys, error)
 		s.keys = keys
 	}
 	return keys, err
+}
+
+// begin has a supply's session made while other things are done, until take wants it. end gives it up, and has to be called.
+func (m *Manager) begin(ctx context.Context, s *supply) (end func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	making := make(chan struct{})
+	keys, order := s.keys, s.order
+	s.making = making
+	go func() {
+		defer close(making)
+		s.keys, s.err = m.take(ctx, &supply{keys: keys, order: order})
+	}()
+	return func() { cancel(); <-making }
 }
 
 // prove makes a supply's session and tries it with what the client will do, and, where it has to reach no further than the

@@ -207,6 +207,29 @@ func TestScopesAreProvenWhereTheyAreRequired(t *testing.T) {
 	}
 }
 
+// A session is made while other things are, once, and what is wrong with it is told to whoever wants it.
+func TestASessionIsMadeAhead(t *testing.T) {
+	m := newTestManager(t, &uids{}, s3{})
+	service := (&tokens{}).wants(credentials.AssumeRole)
+	m.Sessions = service
+	for _, refusal := range []error{nil, fault.Errorf(fault.Denied, "no")} {
+		service.refuse, service.made = refusal, nil
+		s, err := m.planFor(t.Context(), Spec{Bucket: "bucket", Source: credentials.SourceDriver}, "", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		end := m.begin(t.Context(), s)
+		keys, err := m.take(t.Context(), s)
+		if !errors.Is(err, refusal) || keys.IsZero() != (refusal != nil) {
+			t.Errorf("%v, %v", keys, err)
+		}
+		end()
+		if again, err := m.take(t.Context(), s); refusal == nil && (err != nil || again != keys || service.sessions() != 1) {
+			t.Errorf("once more: %v, %v, %d sessions", again, err, service.sessions())
+		}
+	}
+}
+
 // A session may do what the mount's client needs, which may be another client than the driver's default is by now.
 func TestSessionsFitTheClientThatRuns(t *testing.T) {
 	m := newTestManager(t, &uids{}, s3{})

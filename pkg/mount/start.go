@@ -51,6 +51,7 @@ func (m *Manager) start(ctx context.Context, b birth) (record, error) {
 		return record{}, err
 	}
 	defer release()
+	defer m.begin(ctx, b.supply)() // it takes as long as all else that a helper's start waits for
 	rec, err := m.allocate(ctx, b.volumeID, spec, cl)
 	if err != nil {
 		return record{}, err
