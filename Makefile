@@ -78,8 +78,8 @@ demo: build ## Show the whole way from nothing to files in S3, on this machine (
 	$(BIN)/test/demo
 
 .PHONY: bench
-bench: test-parts ## Measure the mount path against the bare client, in one run (as root)
-	cd tests && go test -run '^$$' -bench . -benchtime 1x -timeout 30m ./bench/...
+bench: test-parts ## Measure the mount path against the bare client, and the controller, in one run (as root)
+	cd tests && go test -run '^$$' -bench . -benchtime 1x -timeout 30m ./bench/... ./controller/...
 	cd tests && S3CSI_LAUNCHER=systemd go test -run '^$$' -bench 'Cold|Heal|Storm' -benchtime 1x -timeout 30m ./bench/...
 
 .PHONY: fuzz
