@@ -23,6 +23,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
+	"github.com/s3-csi/s3-csi-driver/pkg/session"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 	"github.com/s3-csi/s3-csi-driver/tests/s3server"
 )
@@ -54,10 +55,18 @@ func (c caching) Start(ctx context.Context, u launcher.Unit) error {
 type backends struct {
 	*backend.Config
 	*backend.Buckets
-	keys credentials.Keys
 }
 
-func (b backends) DriverKeys(context.Context) (credentials.Keys, error) { return b.keys, nil }
+// asTheyAre are keys that no session is made from.
+type asTheyAre credentials.Keys
+
+func (k asTheyAre) Plan(context.Context, session.Request) (credentials.Order, error) {
+	return credentials.Order{Kind: credentials.AsIs, Keys: credentials.Keys(k)}, nil
+}
+
+func (k asTheyAre) Make(context.Context, credentials.Order) (credentials.Keys, error) {
+	return credentials.Keys(k), nil
+}
 
 func newNode(t *testing.T) *node {
 	t.Helper()
@@ -118,7 +127,7 @@ func (n *node) manage(server *s3server.Server) {
 	}
 	first := uint32(firstUID + 5000)
 	n.Manager, err = mount.New(bounded(n.t), mount.Options{
-		Namespace: ns, Launcher: caching{n.l, filepath.Join(n.dir, "cache")}, Backends: backends{config, buckets, server.Keys()}, Client: client.Get,
+		Namespace: ns, Launcher: caching{n.l, filepath.Join(n.dir, "cache")}, Backends: backends{config, buckets}, Sessions: asTheyAre(server.Keys()), Client: client.Get,
 		StateDir: "/run/" + filepath.Base(n.dir), CacheDir: filepath.Join(n.dir, "cache"), ClientDir: built, DefaultClient: "rclone",
 		UIDs: mount.UIDRange{First: first, Last: first + 999}, MountTimeout: 30 * time.Second, DrainTimeout: 30 * time.Second, Version: "test",
 	})
