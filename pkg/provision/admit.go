@@ -70,7 +70,7 @@ func expressible(be backend.Backend, bucket, prefix string, node volume.Attribut
 		return fault.Errorf(fault.Precondition, "scope: required cannot be had with credentials: %s on %s: its service is not known to make sessions. "+
 			"If it has a security token service, declare it for the backend (sts, sts.kinds); else give the volume another scope", source, be)
 	}
-	_, err := policy.Scope{Partition: be.Partition(), Bucket: bucket, Prefix: prefix, ReadOnly: node.ReadOnly, KMS: be.AWS(), AWS: be.AWS()}.Session()
+	_, err := policy.Scope{Partition: be.Partition(), Bucket: bucket, Prefix: prefix, ReadOnly: node.ReadOnly, Needs: policy.Needs{Delete: true}, KMS: be.AWS(), AWS: be.AWS()}.Session() // the longest that a client may need
 	if err != nil {
 		where := "parameters.prefix"
 		if prefix == "" {
