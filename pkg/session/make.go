@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
+	"io"
 	"net"
 	"net/http"
 	"net/url"
@@ -27,6 +28,8 @@ const (
 	together = 8
 	// services is how many services are remembered before all are forgotten: each change of a CA file makes another.
 	services = 32
+	// maxServiceAnswer bounds what is read of an answer, in bytes: a session's has a few thousand.
+	maxServiceAnswer = 1 << 20
 )
 
 // Maker makes sessions. It keeps connections to the services that it asks, and bounds how many sessions of one service are made
@@ -170,7 +173,7 @@ func (m *Maker) service(o credentials.Order) (*service, error) {
 
 func newHTTPClient(roots *x509.CertPool, proxy func(*http.Request) (*url.URL, error)) *http.Client {
 	return &http.Client{
-		Transport: &http.Transport{
+		Transport: boundedAnswers{&http.Transport{
 			Proxy:                 proxy,
 			DialContext:           (&net.Dialer{Timeout: dialBound, KeepAlive: 30 * time.Second}).DialContext,
 			TLSClientConfig:       &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots},
@@ -179,8 +182,23 @@ func newHTTPClient(roots *x509.CertPool, proxy func(*http.Request) (*url.URL, er
 			IdleConnTimeout:       90 * time.Second,
 			MaxIdleConnsPerHost:   together,
 			ForceAttemptHTTP2:     true,
-		},
+		}},
 		// A followed redirect would carry a token, or a signature, to another host.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
+}
+
+// boundedAnswers cuts answers off that are longer than any session's: whoever reads them keeps all of it.
+type boundedAnswers struct{ *http.Transport }
+
+// RoundTrip implements http.RoundTripper.
+func (b boundedAnswers) RoundTrip(r *http.Request) (*http.Response, error) {
+	resp, err := b.Transport.RoundTrip(r)
+	if err == nil {
+		resp.Body = struct {
+			io.Reader
+			io.Closer
+		}{io.LimitReader(resp.Body, maxServiceAnswer), resp.Body}
+	}
+	return resp, err
 }

@@ -379,3 +379,26 @@ func TestAServiceIsTrustedByTheCertificatesOfTheOrder(t *testing.T) {
 		t.Errorf("with wrong ones: %v", err)
 	}
 }
+
+// An answer that has no end would fill the memory of whoever makes sessions.
+func TestAnAnswerIsReadUpToABound(t *testing.T) {
+	for _, status := range []int{http.StatusOK, http.StatusForbidden} {
+		var sent atomic.Int64
+		f := serveSTS(t, func(w http.ResponseWriter, _ asked, _ int) {
+			w.WriteHeader(status)
+			_, _ = io.WriteString(w, "<ErrorResponse><Error><Code>AccessDenied</Code><Message>")
+			for chunk := strings.Repeat("x", 1<<16); sent.Load() < 256<<20; {
+				n, err := io.WriteString(w, chunk)
+				if sent.Add(int64(n)); err != nil {
+					return
+				}
+			}
+		})
+		if _, err := maker(t).Make(bounded(t), orderFor(credentials.AssumeRole, f.url)); err == nil || len(err.Error()) > 4096 {
+			t.Errorf("%d: %.200v", status, err)
+		}
+		if sent.Load() > 128<<20 { // what is on its way in sockets counts too
+			t.Errorf("%d: %d bytes were taken", status, sent.Load())
+		}
+	}
+}
