@@ -39,6 +39,12 @@ type supply struct {
 	proven bool
 }
 
+// String shows nothing secret: fmt does not ask the fields for theirs.
+func (s supply) String() string { return "supply(" + s.order.String() + ")" }
+
+// GoString keeps %#v from printing secrets.
+func (s supply) GoString() string { return s.String() }
+
 // plan decides what the sessions of a publication's mount are made from. Nothing is asked of any service.
 func (m *Manager) plan(ctx context.Context, r Request, spec Spec) (*supply, error) {
 	return m.planFor(ctx, spec, spec.Client, func(q *session.Request) {
@@ -200,6 +206,13 @@ func (m *Manager) give(ctx context.Context, rec record, s *supply) (helper.Statu
 		return helper.Status{}, nil
 	}
 	status, err := peer.Hello(hctx)
+	if err == nil && status.Session != nil && status.Session.OrderDigest == "" {
+		if err = m.proveFirst(ctx, rec, s); err == nil { // which takes its time
+			cancel()
+			hctx, cancel = context.WithTimeout(ctx, helperBound)
+			defer cancel()
+		}
+	}
 	switch {
 	case err != nil:
 		return fail(err)
@@ -229,6 +242,19 @@ func (m *Manager) give(ctx context.Context, rec record, s *supply) (helper.Statu
 		return m.settled(ctx, peer, status), nil
 	}
 	return status, nil
+}
+
+// proveFirst is prove for a mount that ran on keys as they are and whose backend, or whose operator, now wants its session to
+// reach no further than the volume: nobody has tried yet whether the service sees to that.
+func (m *Manager) proveFirst(ctx context.Context, rec record, s *supply) error {
+	be, err := m.Backends.Backend(rec.Spec.Backend)
+	if err != nil {
+		return err
+	}
+	if scope, err := be.ScopeOf(rec.Spec.Scope); err != nil || scope != volume.ScopeRequired {
+		return err
+	}
+	return m.prove(ctx, s, be, rec.Spec)
 }
 
 // handed remembers the sessions that helpers of older drivers were given, so that not each minute asks for another.

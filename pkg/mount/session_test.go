@@ -2,6 +2,7 @@ package mount
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -310,4 +311,52 @@ func TestMetricsOfSessions(t *testing.T) {
 	shows(2, 3, sessionStatic)
 	s.forget("a")
 	shows(2, 3, "") // a mount that is gone has no session
+}
+
+// A mount that ran on keys as they are, and is to have a session that reaches no further than its volume, gets one that was tried.
+func TestASessionIsProvenBeforeItTakesThePlaceOfKeys(t *testing.T) {
+	wide := fault.Errorf(fault.Precondition, "does not enforce session policies")
+	for _, c := range []struct {
+		name, scope, digest string
+		wide                error
+		sessions            int // that the driver asks for
+	}{
+		{"required, and the service keeps to it", volume.ScopeRequired, "", nil, 1},
+		{"required, and it does not", volume.ScopeRequired, "", wide, 1},
+		{"required, and the helper makes sessions already", volume.ScopeRequired, "an older one", wide, 0},
+		{"auto", volume.ScopeAuto, "", wide, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			m := newTestManager(t, &uids{}, s3{wide: c.wide})
+			service := (&tokens{}).wants(credentials.AssumeRole)
+			m.Sessions = service
+			rec := mountOf(t, m, "a", "1", "mountpoint-s3")
+			rec.Spec.Scope = c.scope
+			h := &helperOf{status: &helper.Status{State: helper.StateRunning, Revision: 1, Session: &helper.SessionStatus{Salt: []byte("s"), OrderDigest: c.digest}}}
+			h.serve(t, m, rec.Name)
+			s, err := m.planFor(t.Context(), rec.Spec, "", nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			fails := c.wide != nil && c.sessions > 0
+			if err := m.handOver(t.Context(), rec, s); fails != (err != nil) || fails && !errors.Is(err, wide) {
+				t.Errorf("%v", err)
+			}
+			if given := len(h.got()); service.sessions() != c.sessions || (given == 0) != fails {
+				t.Errorf("%d sessions, given %d times", service.sessions(), given)
+			}
+		})
+	}
+}
+
+func TestWhatAMountIsSuppliedWithIsNotPrinted(t *testing.T) {
+	keys := credentials.Keys{AccessKeyID: "A", SecretAccessKey: "canary", SessionToken: "canary"}
+	s := supply{keys: keys, order: credentials.Order{Kind: credentials.WebIdentity, Keys: keys, Token: "canary"}}
+	for _, format := range []string{"%v", "%+v", "%#v"} {
+		for _, v := range []any{s, &s, birth{supply: &s}, successor{supply: &s}, Request{Keys: keys, Tokens: credentials.Tokens{"a": {Value: "canary"}}}} {
+			if shown := fmt.Sprintf(format, v); strings.Contains(shown, "canary") {
+				t.Errorf("%s of %T shows a secret", format, v)
+			}
+		}
+	}
 }
