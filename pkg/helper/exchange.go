@@ -33,7 +33,8 @@ import (
 // The client has the same uid. A process whose program its user may execute and not read (mode 0711, root's) is closed to
 // others of the same user from its first instruction on: the kernel never makes it dumpable (execve(2), ptrace(2)). That is
 // how the driver installs the program. Where it can be read, as in a developer's directory, there is a moment before "ready"
-// in which a client could get a hold of the process; one that still has it then is noticed, and no order is given.
+// in which a client could get a hold of the process. One that traces it is noticed, and no order is given; one that has opened
+// its memory (/proc/<pid>/mem, which is checked only then) is not. The driver says so when it starts.
 const (
 	// ExchangeProgram is the file name of the program that makes sessions, and ExchangeMode its argument.
 	ExchangeProgram = "s3-csi-driver"
