@@ -28,6 +28,8 @@ const (
 	together = 8
 	// services is how many services are remembered before all are forgotten: each change of a CA file makes another.
 	services = 32
+	// usualLife is how long services make a session last that are not asked for a duration, as a rule.
+	usualLife = time.Hour
 	// maxServiceAnswer bounds what is read of an answer, in bytes: a session's has a few thousand.
 	maxServiceAnswer = 1 << 20
 )
@@ -86,7 +88,15 @@ func (m *Maker) Make(ctx context.Context, o credentials.Order) (credentials.Keys
 	case <-ctx.Done():
 		return credentials.Keys{}, fault.Errorf(fault.Timeout, "%s: the time ran out while other sessions of the same service were being made", subject(o))
 	}
+	asked := m.now()
 	keys, err := m.makeNow(ctx, s, o)
+	if err == nil && keys.Expires.IsZero() { // it is not told, and all sessions end
+		life := o.Duration
+		if life == 0 {
+			life = usualLife
+		}
+		keys.Expires = asked.Add(life).UTC().Round(0)
+	}
 	if ctx.Err() != nil && fault.Is(err, fault.Unavailable) {
 		err = fault.Errorf(fault.Timeout, "%w", err) // it may be the caller who had no time
 	}

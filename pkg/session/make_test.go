@@ -402,3 +402,22 @@ func TestAnAnswerIsReadUpToABound(t *testing.T) {
 		}
 	}
 }
+
+// Every session ends. One of which nobody says when would never be renewed.
+func TestASessionWhoseEndIsNotToldEndsAllTheSame(t *testing.T) {
+	f := serveSTS(t, func(w http.ResponseWriter, r asked, _ int) {
+		b := httptest.NewRecorder()
+		issue(b, r, time.Now())
+		before, rest, _ := strings.Cut(b.Body.String(), "<Expiration>")
+		_, after, _ := strings.Cut(rest, "</Expiration>")
+		_, _ = io.WriteString(w, before+after)
+	})
+	for asked, want := range map[time.Duration]time.Duration{20 * time.Minute: 20 * time.Minute, 0: time.Hour} {
+		o := orderFor(credentials.AssumeRole, f.url)
+		o.Duration = asked
+		keys, err := maker(t).Make(bounded(t), o)
+		if left := time.Until(keys.Expires); err != nil || left > want || left < want-time.Minute {
+			t.Errorf("of %s: %v, ends in %s", asked, err, left)
+		}
+	}
+}
