@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -18,6 +17,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
 	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
+	"github.com/s3-csi/s3-csi-driver/tests/ports"
 	"github.com/s3-csi/s3-csi-driver/tests/rig"
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 	"github.com/s3-csi/s3-csi-driver/tests/s3server"
@@ -69,12 +69,11 @@ func newComputer(t *testing.T) *computer {
 func (c *computer) start() {
 	c.t.Helper()
 	c.Boot()
-	l, err := new(net.ListenConfig).Listen(c.t.Context(), "tcp", "127.0.0.1:0")
+	addr, err := ports.Free()
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	endpoint := "tcp://" + l.Addr().String()
-	l.Close()
+	endpoint := "tcp://" + addr
 	keys := c.server.Process.Keys()
 	c.Run("systemd-run", "--quiet", "--unit=driver", "--slice=kubepods.slice",
 		"--setenv=AWS_ENDPOINT_URL="+c.proxy.Endpoint(), "--setenv=AWS_REGION="+c.server.Region(), "--setenv=AWS_EC2_METADATA_DISABLED=true",

@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -19,7 +20,7 @@ var scenarios = map[string]func(*cell){
 	"unpublish":     unpublishScenario,
 	"unrecorded":    unrecordedScenario,
 	"heal":          func(c *cell) { c.healAfter(func() []proc { return c.processes(programs[c.client]) }) },
-	"heal of two":   func(c *cell) { c.healAfter(func() []proc { return c.processes("") }) },
+	"heal of two":   func(c *cell) { c.healAfter(c.bothAtOnce) },
 	"hang":          hangScenario,
 	"renew":         renewScenario,
 	"rotate":        rotateScenario,
@@ -131,11 +132,64 @@ func (c *cell) healAfter(victims func() []proc) {
 	}
 }
 
+// bothAtOnce are the client and its helper. The client is dead already, and nobody has heard of it: a driver that finds the
+// helper dead and the client alive would do something else.
+func (c *cell) bothAtOnce() []proc {
+	all := c.processes("")
+	for _, p := range c.processes("s3-csi-helper") {
+		if err := unix.Kill(p.pid, unix.SIGSTOP); err != nil {
+			c.t.Fatal(err)
+		}
+		await(c.t, 10*time.Second, "all of the helper to stand still", func() bool { return stopped(p.pid) })
+	}
+	kill(c.t, c.processes(programs[c.client]))
+	return all
+}
+
+// letDie sees that a driver that was killed can end: one of its calls may wait for the very client that does not answer, and the
+// kernel keeps the process until it has been. The client goes on for a moment then.
+func (c *cell) letDie(client []proc) (stop func()) {
+	all := func(sig unix.Signal) {
+		for _, p := range client {
+			_ = unix.Kill(p.pid, sig) // one that is gone holds up nobody
+		}
+	}
+	done := make(chan struct{})
+	var watcher sync.WaitGroup
+	watcher.Go(func() {
+		since := time.Now()
+		for {
+			select {
+			case <-done:
+				return
+			case <-time.After(100 * time.Millisecond):
+			}
+			pid := c.driver.Load().PID()
+			if !isZombie(pid) {
+				since = time.Now()
+				continue
+			}
+			if time.Since(since) < 5*time.Second {
+				continue
+			}
+			c.t.Log("the driver was killed and cannot end: the client goes on for a moment")
+			all(unix.SIGCONT)
+			for end := time.Now().Add(2 * time.Second); isZombie(pid) && time.Now().Before(end); {
+				time.Sleep(time.Millisecond)
+			}
+			all(unix.SIGSTOP)
+		}
+	})
+	return func() { close(done); watcher.Wait() }
+}
+
 // A client does not answer.
 func hangScenario(c *cell) {
 	c.publish(c.target)
 	c.write("before", "written before it")
-	for _, p := range c.processes(programs[c.client]) {
+	clients := c.processes(programs[c.client])
+	defer c.letDie(clients)()
+	for _, p := range clients {
 		if err := unix.Kill(p.pid, unix.SIGSTOP); err != nil {
 			c.t.Fatal(err)
 		}

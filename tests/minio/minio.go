@@ -9,7 +9,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -20,6 +19,7 @@ import (
 	"time"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/tests/ports"
 )
 
 // EnvBinary names the MinIO program.
@@ -53,7 +53,7 @@ func Start(ctx context.Context, dir string, env ...string) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	addr, err := freeAddr()
+	addr, err := ports.Free()
 	if err != nil {
 		return nil, err
 	}
@@ -164,16 +164,6 @@ func binary() (string, error) {
 		}
 	}
 	return "", ErrMissing
-}
-
-// freeAddr is free now; MinIO binds it a moment later.
-func freeAddr() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", fmt.Errorf("minio: %w", err)
-	}
-	defer l.Close()
-	return l.Addr().String(), nil
 }
 
 func random(n int) string {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os/exec"
 	"slices"
 	"strings"
@@ -15,6 +14,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/s3-csi/s3-csi-driver/tests/ports"
 )
 
 // Driver is a running driver process and a connection to it.
@@ -38,7 +39,7 @@ func (r *Rig) Start(ctx context.Context, mode string, flags ...string) (*Driver,
 	r.sockets++
 	n := r.sockets
 	r.mu.Unlock()
-	http, err := freePort()
+	http, err := ports.Free()
 	if err != nil {
 		return nil, err
 	}
@@ -148,15 +149,6 @@ func (d *Driver) Wait(ctx context.Context) (int, error) {
 
 // Exited is closed when the driver has ended.
 func (d *Driver) Exited() <-chan struct{} { return d.exited }
-
-func freePort() (string, error) {
-	l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	defer l.Close()
-	return l.Addr().String(), nil
-}
 
 // Mounter is the access of an ordinary read-write volume.
 func Mounter(mode csi.VolumeCapability_AccessMode_Mode, flags ...string) *csi.VolumeCapability {

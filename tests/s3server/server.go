@@ -26,12 +26,14 @@ import (
 	"github.com/versity/versitygw/iamapi/storage"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/tests/ports"
 )
 
 // DefaultRegion is the region that a server has when none is given.
 const DefaultRegion = "us-east-1"
 
 const (
+	anyPort      = "127.0.0.1:0"
 	healthPath   = "/s3server-health" // masks a bucket of that name, so it is not a likely one
 	startTimeout = 20 * time.Second
 	stopTimeout  = 20 * time.Second
@@ -307,17 +309,19 @@ func poll(ctx context.Context, what string, try func() (bool, error)) error {
 	}
 }
 
-// freeAddr turns a wish into an address with a port. The gateway binds by itself, so the port could be lost to another
-// process in between; the kernel hands out ephemeral ports in a way that makes this rare, and the start fails then.
+// freeAddr turns a wish into an address with a port: the gateway binds by itself, a moment later.
 func freeAddr(addr string) (string, error) {
 	if addr == "" {
-		addr = "127.0.0.1:0"
+		addr = anyPort
 	}
 	_, port, err := net.SplitHostPort(addr)
 	if err != nil {
 		return "", fmt.Errorf("s3server: address %q: %w", addr, err)
 	}
-	if port != "0" {
+	switch {
+	case addr == anyPort:
+		return ports.Free()
+	case port != "0":
 		return addr, nil
 	}
 	l, err := net.Listen("tcp", addr)

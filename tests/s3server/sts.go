@@ -77,10 +77,10 @@ func newFront(addr, certFile, keyFile string, s *service) (*front, error) {
 		}
 		f.scheme, f.tls = "https://", &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}
 	}
-	if addr == "" {
-		addr = "127.0.0.1:0"
+	var err error
+	if f.addr, err = freeAddr(addr); err != nil { // it is stopped and started again
+		return nil, err
 	}
-	f.addr = addr
 	return f, f.listen()
 }
 

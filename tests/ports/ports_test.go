@@ -1,0 +1,36 @@
+package ports_test
+
+import (
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/s3-csi/s3-csi-driver/tests/ports"
+)
+
+func TestAFreePortIsNobodysAndNotOneThatTheKernelGivesOut(t *testing.T) {
+	limits, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
+	if err != nil {
+		t.Skip("this system does not say which ports it gives out: ", err)
+	}
+	lowest, err := strconv.Atoi(strings.Fields(string(limits))[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 50 {
+		addr, err := ports.Free()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if a, err := net.ResolveTCPAddr("tcp", addr); err != nil || a.Port >= lowest {
+			t.Errorf("%s, %v: the kernel gives out ports from %d on", addr, err, lowest)
+		}
+		l, err := net.Listen("tcp", addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+	}
+}
