@@ -83,7 +83,7 @@ func TestACacheIsTheMountsOwn(t *testing.T) {
 				e.awaitRead(soon, filepath.Join(target, "file"), "content")
 			case "client and helper":
 				e.killAll()
-				e.awaitRead(3*time.Second, filepath.Join(target, "file"), "content")
+				e.awaitRead(10*time.Second, filepath.Join(target, "file"), "content") // nobody tells of a client whose helper is gone
 			case "everything":
 				e.Kill()
 				e.killAll()

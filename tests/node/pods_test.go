@@ -89,15 +89,15 @@ func reads(t *testing.T, c *containers.Container, limit time.Duration, path, con
 	t.Errorf("for %s %s reads %q, %v", limit, path, got, err)
 }
 
-// ours are the mounts of this driver in the namespace of a process.
-func ours(t *testing.T, pid int) []*mountinfo.Info {
+// ours are the mounts of a volume in the namespace of a process.
+func ours(t *testing.T, pid int, volume string) []*mountinfo.Info {
 	t.Helper()
 	f, err := os.Open(fmt.Sprintf("/proc/%d/mountinfo", pid))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	found, err := mountinfo.GetMountsFromReader(f, func(m *mountinfo.Info) (skip, stop bool) { return !strings.HasPrefix(m.Source, "s3csi:"), false })
+	found, err := mountinfo.GetMountsFromReader(f, func(m *mountinfo.Info) (skip, stop bool) { return !strings.HasPrefix(m.Source, "s3csi:"+volume+":"), false })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -161,7 +161,7 @@ func TestPodsThatShareAMountAllHeal(t *testing.T) {
 			w.Stop()
 		}
 		for i, pod := range pods {
-			if n := len(ours(t, pod.PID)); n != 2 {
+			if n := len(ours(t, pod.PID, "shared")); n != 2 {
 				t.Errorf("pod %d has %d mounts of the volume", i, n)
 			}
 			for path, content := range map[string]string{"/one/child/file": "the child's", "/two/child/file": "under the child"} {
@@ -191,13 +191,13 @@ func TestAnAgentWithACopyOfTheHostKeepsNothing(t *testing.T) {
 		target := e.podTarget(podUID, "pv")
 		e.publishAt(v, target)
 		agent := container(t)
-		before := ours(t, agent)
+		before := ours(t, agent, "copied")
 		if len(before) != 2 {
 			t.Fatalf("the agent has %d copies of the mount", len(before))
 		}
 		e.kill(e.client(client))
 		e.awaitRead(soon, filepath.Join(target, "file"), "content")
-		e.await(5*time.Second, "the agent's dead copies to be detached", func() bool { return len(ours(t, agent)) == 0 })
+		e.await(5*time.Second, "the agent's dead copies to be detached", func() bool { return len(ours(t, agent, "copied")) == 0 })
 		dead := fmt.Sprintf("/sys/fs/fuse/connections/%d", before[0].Minor)
 		for _, now := range mountsAt(t, target) {
 			if now.Minor == before[0].Minor { // the number was given out again at once
@@ -208,7 +208,7 @@ func TestAnAgentWithACopyOfTheHostKeepsNothing(t *testing.T) {
 			t.Errorf("the dead connection is still there: %v", err)
 		}
 		late := container(t)
-		if n := len(ours(t, late)); n != 2 {
+		if n := len(ours(t, late, "copied")); n != 2 {
 			t.Errorf("a later agent has %d copies", n)
 		}
 		began := time.Now()
@@ -216,7 +216,7 @@ func TestAnAgentWithACopyOfTheHostKeepsNothing(t *testing.T) {
 		if took := time.Since(began); took > 5*time.Second {
 			t.Errorf("the unpublication took %s", took)
 		}
-		if n := len(ours(t, late)); n != 0 {
+		if n := len(ours(t, late, "copied")); n != 0 {
 			t.Errorf("the later agent still has %d copies", n)
 		}
 		e.awaitNothingLeft(5 * time.Second)
