@@ -97,7 +97,9 @@ func ours(t *testing.T, pid int, volume string) []*mountinfo.Info {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	found, err := mountinfo.GetMountsFromReader(f, func(m *mountinfo.Info) (skip, stop bool) { return !strings.HasPrefix(m.Source, "s3csi:"+volume+":"), false })
+	found, err := mountinfo.GetMountsFromReader(f, func(m *mountinfo.Info) (skip, stop bool) {
+		return !strings.HasPrefix(m.Source, "s3csi:"+volume+":"), false
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
