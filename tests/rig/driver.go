@@ -53,14 +53,13 @@ func (r *Rig) Start(ctx context.Context, mode string, flags ...string) (*Driver,
 		args = append(args, "--host-dir="+r.HostDir)
 	}
 	argv := slices.Concat(r.Wrapper, []string{r.Program}, args, flags)
-	d.cmd, err = r.run(ctx, r.Environment(), argv[0], argv[1:]...)
+	d.cmd, err = r.run(ctx, d.exited, r.Environment(), argv[0], argv[1:]...)
 	if err != nil {
 		return nil, err
 	}
 	r.mu.Lock()
 	r.drivers = append(r.drivers, d)
 	r.mu.Unlock()
-	go func() { _ = d.cmd.Wait(); close(d.exited) }()
 	d.conn, err = Dial(d.Endpoint)
 	if err != nil {
 		return nil, err

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -367,14 +368,28 @@ func (r *Rig) Close() error {
 	return errors.Join(errs...)
 }
 
-// run starts a program whose output goes to the rig's log.
-func (r *Rig) run(ctx context.Context, env []string, path string, args ...string) (*exec.Cmd, error) {
+// run starts a program whose output goes to the rig's log, and waits for it: ended is closed then. It does not outlive the tests,
+// whatever ends them: a driver without its test would clear away what the next one that gets its user ids has.
+func (r *Rig) run(ctx context.Context, ended chan<- struct{}, env []string, path string, args ...string) (*exec.Cmd, error) {
 	log, err := os.OpenFile(r.logFile(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	defer log.Close()
 	cmd := exec.CommandContext(context.WithoutCancel(ctx), path, args...)
 	cmd.Env, cmd.Stdout, cmd.Stderr = env, log, log
-	return cmd, cmd.Start()
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	started := make(chan error, 1)
+	go func() {
+		// The signal comes when the thread ends that started the program, so it is kept.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := cmd.Start()
+		log.Close()
+		started <- err
+		if err == nil {
+			_ = cmd.Wait()
+			close(ended)
+		}
+	}()
+	return cmd, <-started
 }
