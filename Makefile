@@ -18,6 +18,9 @@ GOLANGCI_VERSION := v2.15.0
 # The packages of tests that hold for helpers as processes, which go test runs, and as units of systemd.
 BOTH_LAUNCHERS := ./faults/... ./node/... ./upgrade/...
 
+# The test of tests/credentials that looks for secrets in the properties of units, too.
+SECRETS := NothingSecret
+
 MODULES := . clients/rclone tests
 GO_BUILD := CGO_ENABLED=0 go build -trimpath
 LDFLAGS := -s -w -X main.version=$(VERSION)
@@ -69,6 +72,7 @@ test-modules:
 	go test -race -timeout 15m ./...
 	cd clients/rclone && go test -race -timeout 15m ./...
 	cd tests && S3CSI_LAUNCHER=systemd go test -race -count=1 -p 1 -timeout 30m $(BOTH_LAUNCHERS)
+	cd tests && S3CSI_LAUNCHER=systemd go test -race -count=1 -timeout 5m -run $(SECRETS) ./credentials
 test-whole:
 	cd tests && go test -race -count=1 -p 1 -timeout 30m ./...
 
