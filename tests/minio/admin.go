@@ -25,7 +25,27 @@ import (
 
 // AddUser makes a user who may do what the IAM policy document says. The access key is the user's name, so a user of MinIO
 // has one key; replacing the secret is SetSecret.
-func (s *Server) AddUser(ctx context.Context, name, policy string) (credentials.Keys, error) {
+func (s *Server) AddUser(ctx context.Context, name, policy string) (keys credentials.Keys, err error) {
+	// A MinIO that has just started may read its store once more, and forget for a moment what was added meanwhile.
+	for range addTries {
+		if keys, err = s.addUser(ctx, name, policy); err == nil {
+			return keys, nil
+		}
+		select {
+		case <-time.After(addPause):
+		case <-ctx.Done():
+			return credentials.Keys{}, err
+		}
+	}
+	return credentials.Keys{}, err
+}
+
+const (
+	addTries = 10
+	addPause = 200 * time.Millisecond
+)
+
+func (s *Server) addUser(ctx context.Context, name, policy string) (credentials.Keys, error) {
 	if err := s.admin(ctx, http.MethodPut, "add-canned-policy", url.Values{"name": {name}}, []byte(policy)); err != nil {
 		return credentials.Keys{}, err
 	}
