@@ -136,6 +136,9 @@ func (c *cache) repair() error {
 func (c *cache) repairFile(rel string) error {
 	data := filepath.Join(c.data, rel)
 	f, err := os.Open(data)
+	if errors.Is(err, iofs.ErrNotExist) {
+		return os.Remove(filepath.Join(c.meta, rel)) // it says nothing, of nothing
+	}
 	if err != nil {
 		return err
 	}
@@ -151,7 +154,10 @@ func (c *cache) repairFile(rel string) error {
 		if err := os.MkdirAll(filepath.Dir(aside), 0o700); err != nil {
 			return err
 		}
-		return os.Rename(data, aside)
+		if err := os.Rename(data, aside); err != nil {
+			return err
+		}
+		return os.Remove(filepath.Join(c.meta, rel)) // nobody can read it, and everybody would stumble over it
 	}
 	fs.Logf(rel, "a process was killed when it had closed this file: it is taken up again")
 	return c.complete(rel, vfscache.Info{ModTime: fi.ModTime(), ATime: fi.ModTime(), Size: -1, Dirty: true}) // its size is still to be written down

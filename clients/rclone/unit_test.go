@@ -233,14 +233,8 @@ func TestRepairTakesUpWholeFilesAndPutsTornOnesAside(t *testing.T) {
 	check(t, os.Truncate(filepath.Join(c.data, "torn"), 1<<20))
 	check(t, os.Truncate(filepath.Join(c.data, "empty"), 0))
 	check(t, os.WriteFile(filepath.Join(c.meta, "without-data"), nil, 0o600))
-	if err := c.repair(); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Remove(filepath.Join(c.meta, "torn")); err != nil { // as rclone does when it starts
-		t.Fatal(err)
-	}
-	check(t, os.Remove(filepath.Join(c.meta, "without-data")))
-	left, err := c.unsent()
+	check(t, c.repair())
+	left, err := c.unsent() // before rclone has seen the cache
 	if err != nil {
 		t.Fatal(err)
 	}
