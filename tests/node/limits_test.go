@@ -189,7 +189,7 @@ func (e *env) feast(client, target string) {
 		}
 	}
 	// What is read ahead comes a moment later.
-	e.await(20*time.Second, "the kernel to end the client", func() bool {
+	e.await(time.Minute, "the kernel to end the client", func() bool {
 		_, err := os.Stat(target)
 		return dead(err)
 	})
