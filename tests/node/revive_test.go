@@ -41,11 +41,11 @@ func TestWhatCouldNotBeStoredIsKept(t *testing.T) {
 	v := static("kept", rclone)
 	content := random(100 << 10)
 	target := e.unsent("kept", content)
-	e.killAll()
 	program := e.ClientProgram(t, programs[rclone])
-	if err := os.Rename(program, program+".away"); err != nil {
+	if err := os.Rename(program, program+".away"); err != nil { // before the driver can start another one
 		t.Fatal(err)
 	}
+	e.killAll()
 	want(t, e.tryUnpublish(20*time.Second, v, target), codes.Unavailable, "could not be started again")
 	want(t, e.tryUnpublish(20*time.Second, v, target), codes.Unavailable, "could not be started again")
 	e.restart()
