@@ -64,17 +64,11 @@ $(TOOLS)/minio-$(MINIO_VERSION):
 .PHONY: test
 test: test-parts ## Run every test of every module; what needs root or FUSE says so when it is skipped
 	for m in $(MODULES); do (cd $$m && go vet ./...); done
-	$(MAKE) --no-print-directory -j2 test-modules test-whole
-
-# The two wait more than they work, so they run side by side.
-.PHONY: test-modules test-whole
-test-modules:
 	go test -race -timeout 15m ./...
 	cd clients/rclone && go test -race -timeout 15m ./...
+	cd tests && go test -race -count=1 -p 1 -timeout 30m ./...
 	cd tests && S3CSI_LAUNCHER=systemd go test -race -count=1 -p 1 -timeout 30m $(BOTH_LAUNCHERS)
 	cd tests && S3CSI_LAUNCHER=systemd go test -race -count=1 -timeout 5m -run $(SECRETS) ./credentials
-test-whole:
-	cd tests && go test -race -count=1 -p 1 -timeout 30m ./...
 
 .PHONY: demo
 demo: build ## Show the whole way from nothing to files in S3, on this machine (as root)
