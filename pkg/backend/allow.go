@@ -137,7 +137,7 @@ func newAllow(files []fileRule, place string) (*Allow, error) {
 		} {
 			for _, item := range list.items {
 				if err := checkPattern(item, list.chars); err != nil {
-					return nil, fault.Field(at+"."+list.key, "%q %w", clip(item, 100), err)
+					return nil, fault.Field(at+"."+list.key, "%q %w", Clip(item, 100), err)
 				}
 			}
 		}
@@ -145,7 +145,7 @@ func newAllow(files []fileRule, place string) (*Allow, error) {
 			switch s {
 			case credentials.SourceDriver, credentials.SourceSecret, credentials.SourceWorkload:
 			default:
-				return nil, fault.Field(at+".sources", "%q is none of %s, %s, %s", clip(s, 32), credentials.SourceDriver, credentials.SourceSecret, credentials.SourceWorkload)
+				return nil, fault.Field(at+".sources", "%q is none of %s, %s, %s", Clip(s, 32), credentials.SourceDriver, credentials.SourceSecret, credentials.SourceWorkload)
 			}
 		}
 		a.rules = append(a.rules, r)

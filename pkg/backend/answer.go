@@ -63,12 +63,12 @@ func (a answer) String() string {
 	if a.status != 0 {
 		fmt.Fprintf(&s, " %d", a.status)
 	}
-	fmt.Fprintf(&s, " %s", clip(a.code, 80))
+	fmt.Fprintf(&s, " %s", Clip(a.code, 80))
 	if a.message != "" && a.message != a.code && a.message != http.StatusText(a.status) {
-		fmt.Fprintf(&s, " %q", clip(a.message, 300))
+		fmt.Fprintf(&s, " %q", Clip(a.message, 300))
 	}
 	if a.request != "" {
-		fmt.Fprintf(&s, " (request %s)", clip(a.request, 80))
+		fmt.Fprintf(&s, " (request %s)", Clip(a.request, 80))
 	}
 	return s.String()
 }

@@ -95,28 +95,28 @@ func networkVerdict(err error) (fault.Kind, string) {
 	)
 	switch {
 	case errors.As(err, &dns):
-		return fault.Unavailable, fmt.Sprintf("%s: the host name %s cannot be resolved (%s): check the endpoint and this host's DNS", endpoint, clip(dns.Name, 255), clip(dns.Err, 200))
+		return fault.Unavailable, fmt.Sprintf("%s: the host name %s cannot be resolved (%s): check the endpoint and this host's DNS", endpoint, Clip(dns.Name, 255), Clip(dns.Err, 200))
 	case errors.As(err, &unknown):
 		return fault.Unavailable, endpoint + ": its TLS certificate is signed by an authority that is not trusted here: set caFile on the backend"
 	case errors.As(err, &hostname):
-		return fault.Unavailable, endpoint + ": its TLS certificate is for another host name: " + clip(hostname.Error(), 300)
+		return fault.Unavailable, endpoint + ": its TLS certificate is for another host name: " + Clip(hostname.Error(), 300)
 	case errors.As(err, &invalid), errors.As(err, &verify):
-		return fault.Unavailable, endpoint + ": its TLS certificate is refused: " + clip(err.Error(), 300)
+		return fault.Unavailable, endpoint + ": its TLS certificate is refused: " + Clip(err.Error(), 300)
 	case errors.As(err, &record), errors.Is(err, http.ErrSchemeMismatch):
 		return fault.Unavailable, endpoint + ": it does not speak TLS: is it an http:// endpoint?"
 	case errors.As(err, &alert):
-		return fault.Unavailable, endpoint + ": the TLS handshake failed: " + clip(alert.Error(), 200)
+		return fault.Unavailable, endpoint + ": the TLS handshake failed: " + Clip(alert.Error(), 200)
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return fault.Unavailable, endpoint + ": connection refused: nothing listens there"
 	case errors.As(err, &netErr) && netErr.Timeout():
-		return fault.Unavailable, endpoint + ": it did not answer in time (" + clip(netErr.Error(), 300) + ")"
+		return fault.Unavailable, endpoint + ": it did not answer in time (" + Clip(netErr.Error(), 300) + ")"
 	case errors.As(err, &netErr):
-		return fault.Unavailable, endpoint + ": " + clip(netErr.Error(), 300)
+		return fault.Unavailable, endpoint + ": " + Clip(netErr.Error(), 300)
 	case errors.As(err, &decode), errors.As(err, &response): // an answer, but none that answered could read
-		return fault.Unavailable, "the answer was cut off or is not S3's: is the endpoint an S3 service? (" + clip(err.Error(), 300) + ")"
+		return fault.Unavailable, "the answer was cut off or is not S3's: is the endpoint an S3 service? (" + Clip(err.Error(), 300) + ")"
 	}
 	if s := (interface{ ConnectionError() bool })(nil); errors.As(err, &s) && s.ConnectionError() {
-		return fault.Unavailable, endpoint + ": " + clip(err.Error(), 300)
+		return fault.Unavailable, endpoint + ": " + Clip(err.Error(), 300)
 	}
-	return fault.Unknown, clip(err.Error(), 500)
+	return fault.Unknown, Clip(err.Error(), 500)
 }

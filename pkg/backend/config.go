@@ -190,7 +190,7 @@ func parseFile(data []byte) (map[string]fileBackend, error) {
 	}
 	for name, settings := range top.Backends {
 		if !backendName.MatchString(name) {
-			return nil, fault.Field("backends."+clip(name, 64), "is not a backend name: at most 32 of a-z, 0-9 and -, neither first nor last a -")
+			return nil, fault.Field("backends."+Clip(name, 64), "is not a backend name: at most 32 of a-z, 0-9 and -, neither first nor last a -")
 		}
 		var f fileBackend
 		if err := decodeKeys("backends."+name, settings, &f); err != nil {
@@ -241,7 +241,7 @@ func (f fileBackend) backend(name string, place func(key string) string) (Backen
 	case addressingPath, addressingVirtual:
 		b.PathStyle = f.Addressing == addressingPath
 	default:
-		return Backend{}, fault.Field(place("addressing"), "is %q, must be %s or %s", clip(f.Addressing, 32), addressingPath, addressingVirtual)
+		return Backend{}, fault.Field(place("addressing"), "is %q, must be %s or %s", Clip(f.Addressing, 32), addressingPath, addressingVirtual)
 	}
 	if f.CAFile != "" && !strings.HasPrefix(f.CAFile, "/") {
 		return Backend{}, fault.Field(place("caFile"), "must be an absolute path")
@@ -251,7 +251,7 @@ func (f fileBackend) backend(name string, place func(key string) string) (Backen
 	case credentials.SourceDriver, credentials.SourceSecret:
 		b.ControllerCredentials = f.ControllerCredentials
 	default:
-		return Backend{}, fault.Field(place("controllerCredentials"), "is %q, must be %s or %s", clip(f.ControllerCredentials, 32), credentials.SourceDriver, credentials.SourceSecret)
+		return Backend{}, fault.Field(place("controllerCredentials"), "is %q, must be %s or %s", Clip(f.ControllerCredentials, 32), credentials.SourceDriver, credentials.SourceSecret)
 	}
 	if f.ExpectedBucketOwner != "" && !accountID.MatchString(f.ExpectedBucketOwner) {
 		return Backend{}, fault.Field(place("expectedBucketOwner"), "must be an account id of 12 digits")
@@ -310,8 +310,8 @@ func readBounded(path string, limit int64) ([]byte, error) {
 	return data, err
 }
 
-// clip keeps a foreign text short and on one line in a message.
-func clip(s string, limit int) string {
+// Clip keeps a foreign text short and on one line in a message: at most limit bytes of it.
+func Clip(s string, limit int) string {
 	s = strings.Map(func(r rune) rune {
 		if r < ' ' || r == 0x7f {
 			return ' '

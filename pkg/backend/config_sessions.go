@@ -47,7 +47,7 @@ func (f fileBackend) sessions(b *Backend, place func(key string) string) error {
 	case "", volume.ScopeOff, volume.ScopeAuto, volume.ScopeRequired:
 		b.Scope = string(f.Scope)
 	default:
-		return fault.Field(place("scope"), "is %q, must be %s, %s or %s", clip(string(f.Scope), 32), volume.ScopeRequired, volume.ScopeAuto, volume.ScopeOff)
+		return fault.Field(place("scope"), "is %q, must be %s, %s or %s", Clip(string(f.Scope), 32), volume.ScopeRequired, volume.ScopeAuto, volume.ScopeOff)
 	}
 	for _, role := range []struct {
 		key, value string
@@ -98,7 +98,7 @@ func (f fileBackend) sts(b *Backend, place func(key string) string) (err error) 
 			}
 			b.STS.Kinds = append(b.STS.Kinds, k)
 		default:
-			return fault.Field(place("sts.kinds"), "%q is none of %s, %s, %s", clip(kind, 32), credentials.AssumeRole, credentials.WebIdentity, credentials.FederationToken)
+			return fault.Field(place("sts.kinds"), "%q is none of %s, %s, %s", Clip(kind, 32), credentials.AssumeRole, credentials.WebIdentity, credentials.FederationToken)
 		}
 	}
 	slices.Sort(b.STS.Kinds) // their order means nothing

@@ -24,11 +24,11 @@ func decodeKeys(place string, raw json.RawMessage, out any) error {
 	for _, key := range sortedKeys(keys) {
 		at := key
 		if place != "" {
-			at = place + "." + clip(key, 64)
+			at = place + "." + Clip(key, 64)
 		}
 		field, ok := fields[key]
 		if !ok {
-			return fault.Field(clip(at, 200), "unknown key; known here: %s", strings.Join(sortedKeys(fields), ", "))
+			return fault.Field(Clip(at, 200), "unknown key; known here: %s", strings.Join(sortedKeys(fields), ", "))
 		}
 		switch value := string(keys[key]); {
 		// An empty value is a template that was not filled in more often than a wish.

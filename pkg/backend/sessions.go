@@ -93,7 +93,7 @@ func (b Backend) ScopeOf(wanted string) (string, error) {
 	case wanted == "":
 		return b.Scope, nil
 	case rank[wanted] == 0:
-		return "", fault.Field("scope", "is %q, must be %s, %s or %s", clip(wanted, 32), volume.ScopeRequired, volume.ScopeAuto, volume.ScopeOff)
+		return "", fault.Field("scope", "is %q, must be %s, %s or %s", Clip(wanted, 32), volume.ScopeRequired, volume.ScopeAuto, volume.ScopeOff)
 	case b.Scope != "" && rank[wanted] < rank[b.Scope]:
 		return "", fault.Errorf(fault.Precondition, "the volume says scope: %s, but %s demands at least scope: %s: take it out of the volume, or change scope of the backend in the driver's config file", wanted, b, b.Scope)
 	}

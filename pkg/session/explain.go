@@ -82,13 +82,13 @@ func (a answer) text(o credentials.Order) string {
 		s += fmt.Sprintf(" %d", a.status)
 	}
 	if a.code != "" {
-		s += " " + clip(scrub(o, a.code), 80)
+		s += " " + backend.Clip(scrub(o, a.code), 80)
 	}
 	if a.message != "" && a.message != a.code {
-		s += fmt.Sprintf(" %q", clip(scrub(o, a.message), 400))
+		s += fmt.Sprintf(" %q", backend.Clip(scrub(o, a.message), 400))
 	}
 	if a.request != "" {
-		s += " (request " + clip(a.request, 80) + ")"
+		s += " (request " + backend.Clip(a.request, 80) + ")"
 	}
 	return s
 }
@@ -170,7 +170,7 @@ func agentSilent(ctx context.Context, o credentials.Order, err error) error {
 	if ctx.Err() != nil {
 		return fault.Errorf(fault.Unavailable, "%s: EKS Pod Identity's agent at %s did not answer in time: check that its pod runs on this node", subject(o), o.AgentURI)
 	}
-	return fault.Errorf(fault.Unavailable, "%s: EKS Pod Identity's agent at %s does not answer: check that its pod runs on this node: %s", subject(o), o.AgentURI, clip(scrub(o, err.Error()), 300))
+	return fault.Errorf(fault.Unavailable, "%s: EKS Pod Identity's agent at %s does not answer: check that its pod runs on this node: %s", subject(o), o.AgentURI, backend.Clip(scrub(o, err.Error()), 300))
 }
 
 // agentRefused is for an agent that answers, but not with a session.
@@ -186,7 +186,7 @@ func agentRefused(o credentials.Order, status int, body []byte) error {
 	case status == http.StatusForbidden, status == http.StatusBadRequest, status == http.StatusNotFound:
 		kind, advice = fault.Denied, denied(o)
 	}
-	return fault.Errorf(kind, "%s: EKS Pod Identity's agent at %s answered %d %q: %s", subject(o), o.AgentURI, status, clip(scrub(o, string(body)), 300), advice)
+	return fault.Errorf(kind, "%s: EKS Pod Identity's agent at %s answered %d %q: %s", subject(o), o.AgentURI, status, backend.Clip(scrub(o, string(body)), 300), advice)
 }
 
 // scrub takes the order's secrets out of a text, also where only their beginning was kept or where they were quoted or escaped.
@@ -215,18 +215,4 @@ func scrub(o credentials.Order, text string) string {
 		}
 	}
 	return text
-}
-
-// clip keeps a foreign text short and on one line.
-func clip(s string, limit int) string {
-	s = strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f {
-			return ' '
-		}
-		return r
-	}, s)
-	if len(s) > limit {
-		return strings.ToValidUTF8(s[:limit], "") + "…"
-	}
-	return strings.ToValidUTF8(s, "?")
 }
