@@ -16,7 +16,6 @@ import (
 	"github.com/rclone/rclone/lib/ranges"
 	"github.com/rclone/rclone/vfs"
 	"github.com/rclone/rclone/vfs/vfscache"
-	"golang.org/x/sys/unix"
 )
 
 // cache is rclone's cache directory, read from outside: for each file there is one with its data and one that says
@@ -71,11 +70,14 @@ func (c *cache) unsent() (map[string]bool, error) {
 		if _, err := os.Lstat(filepath.Join(c.data, rel)); err != nil {
 			return ignoreGone(err)
 		}
-		files[encoder.OS.ToStandardPath(filepath.ToSlash(rel))] = info.Fingerprint != ""
+		files[nameOf(rel)] = info.Fingerprint != ""
 		return nil
 	})
 	return files, ignoreGone(err)
 }
+
+// nameOf is a file's name in the file system, by its path in the cache.
+func nameOf(rel string) string { return encoder.OS.ToStandardPath(filepath.ToSlash(rel)) }
 
 func readInfo(path string) (vfscache.Info, error) {
 	var info vfscache.Info
@@ -103,16 +105,18 @@ const lost = "lost"
 // were open, only what is new is.
 //
 // rclone writes what it knows of a file over the old version, so a process that is killed in that moment leaves an empty
-// file, on which the next one removes the data as well. That happens when a file is first written to and when it is
-// closed. A closed file is complete: it is marked as such, and unsent. One with holes is not, and what is missing is not
-// known any more: it is put aside and never uploaded.
+// file, on which the next one removes the data as well. That happens when a file is opened, when it is first written to and
+// when it is closed. A closed file is complete: it is marked as such, and unsent. One with holes is not, and what is missing
+// is not known any more. It is forgotten where it is like its object, as one is that was only read; else it is put aside and
+// never uploaded.
 //
 // Between the two, what rclone has written down is that the file has changes, and nothing of what they are; and close(2)
 // returns before rclone hears of it. All of the file is here, because handles fetches it before the first change.
-func (c *cache) repair() error {
+func (c *cache) repair(ctx context.Context, remote fs.Fs) error {
 	if !c.used {
 		return nil
 	}
+	var torn []string
 	err := filepath.WalkDir(c.meta, func(path string, entry iofs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() {
 			return ignoreGone(err)
@@ -124,16 +128,27 @@ func (c *cache) repair() error {
 		info, err := readInfo(path)
 		switch {
 		case err != nil:
-			err = c.repairFile(rel)
+			torn = append(torn, rel)
+			err = nil
 		case info.Dirty:
 			err = c.complete(rel, info)
 		}
 		return ignoreGone(err)
 	})
-	return ignoreGone(err)
+	if err != nil {
+		return ignoreGone(err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, compareBound)
+	defer cancel()
+	for _, rel := range torn {
+		if err := ignoreGone(c.repairFile(ctx, remote, rel)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
-func (c *cache) repairFile(rel string) error {
+func (c *cache) repairFile(ctx context.Context, remote fs.Fs, rel string) error {
 	data := filepath.Join(c.data, rel)
 	f, err := os.Open(data)
 	if errors.Is(err, iofs.ErrNotExist) {
@@ -150,7 +165,11 @@ func (c *cache) repairFile(rel string) error {
 	// What was only read can have changed in S3 since, so it must not be written back.
 	if c.reads || !whole(f, fi.Size()) {
 		aside := filepath.Join(c.lost, rel)
-		fs.Errorf(rel, "a process was killed while it wrote to this file: what there is of it was put aside as %s and is not uploaded", aside)
+		err := stored(ctx, remote, nameOf(rel), f, fi.Size())
+		if err == nil {
+			return errors.Join(os.Remove(data), os.Remove(filepath.Join(c.meta, rel)))
+		}
+		fs.Errorf(rel, "a process was killed when it may have written to this file: what there is of it was put aside as %s and is not uploaded (compared with S3: %v)", aside, err)
 		if err := os.MkdirAll(filepath.Dir(aside), 0o700); err != nil {
 			return err
 		}
@@ -180,15 +199,6 @@ func (c *cache) complete(rel string, info vfscache.Info) error {
 		return err
 	}
 	return os.WriteFile(filepath.Join(c.meta, rel), b, 0o600)
-}
-
-// whole tells whether a file has no holes.
-func whole(f *os.File, size int64) bool {
-	if size == 0 {
-		return true
-	}
-	hole, err := unix.Seek(int(f.Fd()), 0, unix.SEEK_HOLE)
-	return err == nil && hole >= size
 }
 
 // retryRemote is how often S3 is asked at start when it does not answer.

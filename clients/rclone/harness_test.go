@@ -350,6 +350,14 @@ func (m *mount) unmount() {
 	check(m.t, err)
 }
 
+// kill kills the program and takes its dead file system away.
+func (m *mount) kill() {
+	m.t.Helper()
+	check(m.t, m.cmd.Process.Kill())
+	<-m.done
+	_ = unix.Unmount(m.dir, unix.MNT_DETACH)
+}
+
 // ended waits for the end and tells whether the exit code was 0.
 func (m *mount) ended(within time.Duration) (exited, ok bool) {
 	select {

@@ -3,6 +3,8 @@ package main
 import (
 	"bytes"
 	"errors"
+	"io"
+	iofs "io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -282,9 +284,7 @@ func TestAKilledProcessLosesNothingThatTheNextOneFindsInItsCache(t *testing.T) {
 			t.Fatal("a written file never shows in the queue")
 		}
 	}
-	check(t, m.cmd.Process.Kill())
-	<-m.done
-	_ = unix.Unmount(m.dir, unix.MNT_DETACH)
+	m.kill()
 	p.setDown(false)
 	again := startMount(t, mountOptions{s3: s, url: p.url, prefix: "vol/", cache: m.cache})
 	got, err := os.ReadFile(again.path("kept"))
@@ -315,9 +315,7 @@ func TestWhatAKilledProcessLeftCanBeOpenedAfterItIsStored(t *testing.T) {
 			t.Fatal("what was written never shows in the queue")
 		}
 	}
-	check(t, m.cmd.Process.Kill())
-	<-m.done
-	_ = unix.Unmount(m.dir, unix.MNT_DETACH)
+	m.kill()
 	again := startMount(t, mountOptions{s3: s, prefix: "vol/", cache: m.cache})
 	for _, dir := range []string{"", "dir"} { // the file system learns of them before they are stored
 		_, err := os.ReadDir(again.path(dir))
@@ -340,6 +338,47 @@ func TestWhatAKilledProcessLeftCanBeOpenedAfterItIsStored(t *testing.T) {
 	for name, data := range files {
 		s.want("vol/"+name, data)
 	}
+}
+
+// Of a process that is killed while it writes down what it knows of a file, that is empty. Files that were only read are no
+// reason for an alarm then.
+func TestAKilledProcessThatOnlyReadAlarmsNobody(t *testing.T) {
+	s := startS3(t)
+	large, small := payload(20<<20, 3), payload(3000, 4)
+	s.put("vol/large", string(large))
+	s.put("vol/dir/small", string(small))
+	m := startMount(t, mountOptions{s3: s, prefix: "vol/", args: []string{"--read-cache"}})
+	read := func(m *mount, name string, want []byte) {
+		t.Helper()
+		f, err := os.Open(m.path(name))
+		check(t, err)
+		defer f.Close()
+		got := make([]byte, len(want))
+		if _, err := io.ReadFull(f, got); err != nil || !bytes.Equal(got, want) {
+			t.Errorf("%s: something else was read, or %v", name, err)
+		}
+	}
+	read(m, "large", large[:5000])
+	read(m, "dir/small", small)
+	m.kill()
+	torn := 0
+	check(t, filepath.WalkDir(filepath.Join(m.cache, "vfsMeta"), func(path string, d iofs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		torn++
+		return os.Truncate(path, 0)
+	}))
+	if torn != 2 {
+		t.Errorf("%d files are in the cache", torn)
+	}
+	again := startMount(t, mountOptions{s3: s, prefix: "vol/", cache: m.cache, args: []string{"--read-cache"}})
+	read(again, "large", large)
+	read(again, "dir/small", small)
+	if _, err := os.Lstat(filepath.Join(m.cache, lost)); !errors.Is(err, os.ErrNotExist) || strings.Contains(again.log(), "put aside") {
+		t.Errorf("something was put aside: %v\n%s", err, again.log())
+	}
+	again.finish()
 }
 
 // The bound of the cache is one of what is stored.
@@ -365,9 +404,7 @@ func TestAFullCacheKeepsWhatIsNotStored(t *testing.T) {
 		r := m.reports()
 		return len(r) > 0 && r[len(r)-1].Uploads == len(files)
 	})
-	check(t, m.cmd.Process.Kill())
-	<-m.done
-	_ = unix.Unmount(m.dir, unix.MNT_DETACH)
+	m.kill()
 
 	// The next process brings the cache down to its bound as soon as it has begun.
 	o.cache = m.cache

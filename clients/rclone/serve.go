@@ -53,7 +53,7 @@ func run(ctx context.Context, c config, stdout io.Writer) error {
 		return err
 	}
 	cache := newCache(c)
-	if err := cache.repair(); err != nil {
+	if err := cache.repair(ctx, remote); err != nil {
 		return fmt.Errorf("cache of an earlier process: %w", err)
 	}
 	if err := cache.awaitRemote(ctx, remote); err != nil {
@@ -115,7 +115,11 @@ func newServer(c config, files *vfs.VFS) (*fuse.Server, *handles, error) {
 		MountOptions: fuse.MountOptions{
 			AllowOther: true, FsName: "s3csi", Name: "rclone",
 			DisableXAttrs: true, DisableReadDirPlus: true, MaxWrite: maxWrite,
-			Logger: log.New(withoutNoise{os.Stderr}, "fuse: ", 0),
+			// Containers with a user namespace get their volumes id-mapped, which the kernel (6.12 and newer) allows where it
+			// checks permissions itself (default_permissions) and is asked to. It then tells nothing of callers' ids, which
+			// nobody here wants to know.
+			IDMappedMount: true,
+			Logger:        log.New(withoutNoise{os.Stderr}, "fuse: ", 0),
 		},
 	}
 	raw := newHandles(fusefs.NewNodeFS(root, opt))

@@ -2,16 +2,23 @@ package main
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"io"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fuse"
+	"github.com/rclone/rclone/backend/local"
+	"github.com/rclone/rclone/fs"
+	"github.com/rclone/rclone/fs/config/configmap"
 	"github.com/rclone/rclone/lib/ranges"
 )
 
@@ -192,6 +199,14 @@ func TestHandlesReleasesWhatTheKernelDidNot(t *testing.T) {
 	}
 }
 
+// localRemote stands for S3: a directory.
+func localRemote(t *testing.T, dir string) fs.Fs {
+	t.Helper()
+	remote, err := local.NewFs(t.Context(), "local", dir, configmap.Simple{})
+	check(t, err)
+	return remote
+}
+
 // A process that is killed after close(2) has returned, and before it heard of it, has written down nothing but that there
 // are changes.
 func TestRepairTakesUpAllOfAChangedFile(t *testing.T) {
@@ -210,7 +225,7 @@ func TestRepairTakesUpAllOfAChangedFile(t *testing.T) {
 	}
 	check(t, os.Truncate(filepath.Join(c.data, "sparse"), 1<<20))
 	for range 2 {
-		check(t, c.repair())
+		check(t, c.repair(t.Context(), localRemote(t, t.TempDir())))
 		for name, size := range map[string]int64{"new": 64 << 10, "older": 64 << 10, "sparse": 1 << 20} {
 			info, err := readInfo(filepath.Join(c.meta, name))
 			if err != nil || !info.Dirty || info.Size != size || !info.Rs.Present(ranges.Range{Size: size}) || info.Fingerprint != map[string]string{"older": "7,x"}[name] {
@@ -233,7 +248,7 @@ func TestRepairTakesUpWholeFilesAndPutsTornOnesAside(t *testing.T) {
 	check(t, os.Truncate(filepath.Join(c.data, "torn"), 1<<20))
 	check(t, os.Truncate(filepath.Join(c.data, "empty"), 0))
 	check(t, os.WriteFile(filepath.Join(c.meta, "without-data"), nil, 0o600))
-	check(t, c.repair())
+	check(t, c.repair(t.Context(), localRemote(t, t.TempDir())))
 	left, err := c.unsent() // before rclone has seen the cache
 	if err != nil {
 		t.Fatal(err)
@@ -248,5 +263,96 @@ func TestRepairTakesUpWholeFilesAndPutsTornOnesAside(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(dir, lost, "torn")); err != nil {
 		t.Errorf("the torn file was not put aside: %v", err)
+	}
+}
+
+// away is an S3 that does not answer.
+type away struct{ fs.Fs }
+
+func (away) NewObject(ctx context.Context, _ string) (fs.Object, error) {
+	<-ctx.Done()
+	return nil, context.Cause(ctx)
+}
+
+// A mount does not wait for each of the files of which nobody knows whether they were only read.
+func TestRepairWaitsForS3Once(t *testing.T) {
+	c := newCache(config{bucket: "b", prefix: "p/", cacheDir: t.TempDir(), readCache: true})
+	for _, d := range []string{c.data, c.meta} {
+		check(t, os.MkdirAll(d, 0o700))
+		for i := range 10 {
+			check(t, os.WriteFile(filepath.Join(d, strconv.Itoa(i)), nil, 0o600))
+		}
+	}
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		check(t, c.repair(t.Context(), away{}))
+		if took := time.Since(began); took != compareBound {
+			t.Errorf("it took %s, want %s", took, compareBound)
+		}
+	})
+	if aside, err := os.ReadDir(c.lost); err != nil || len(aside) != 10 {
+		t.Errorf("put aside: %v, %v", aside, err)
+	}
+}
+
+// What was only read is like its object, as far as it is there. It is nothing to worry about, unlike what may have been written.
+func TestRepairForgetsWhatWasOnlyRead(t *testing.T) {
+	const size = 64 << 10
+	page := os.Getpagesize()
+	content := payload(size, 1)
+	part := func(from, to int) func(*os.File) error {
+		return func(f *os.File) error {
+			_, err := f.WriteAt(content[from:to], int64(from))
+			return err
+		}
+	}
+	other := func(at int64) func(*os.File) error {
+		return func(f *os.File) error {
+			_, err := f.WriteAt([]byte("written"), at)
+			return err
+		}
+	}
+	for name, c := range map[string]struct {
+		size  int64
+		has   []func(*os.File) error
+		aside bool
+	}{
+		"whole":          {size: size, has: []func(*os.File) error{part(0, size)}},
+		"nothing":        {size: size},
+		"parts":          {size: size, has: []func(*os.File) error{part(page, page+100), part(3*page, size)}},
+		"changed":        {size: size, has: []func(*os.File) error{part(0, size), other(100)}, aside: true},
+		"zeros in whole": {size: size, has: []func(*os.File) error{part(0, size-10)}, aside: true},
+		"changed part":   {size: size, has: []func(*os.File) error{part(page, 3*page), other(int64(2*page) - 7)}, aside: true},
+		"longer":         {size: size + 1, has: []func(*os.File) error{part(0, page)}, aside: true},
+		"shorter":        {size: int64(page), has: []func(*os.File) error{part(0, page)}, aside: true},
+		"not in S3":      {size: size, aside: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir, bucket := t.TempDir(), t.TempDir()
+			cache := newCache(config{bucket: "b", prefix: "p/", cacheDir: dir, readCache: true})
+			for _, d := range []string{cache.data, cache.meta} {
+				check(t, os.MkdirAll(d, 0o700))
+			}
+			if name != "not in S3" {
+				check(t, os.WriteFile(filepath.Join(bucket, "file"), content, 0o600))
+			}
+			f, err := os.Create(filepath.Join(cache.data, "file"))
+			check(t, err)
+			defer f.Close()
+			check(t, f.Truncate(c.size))
+			for _, put := range c.has {
+				check(t, put(f))
+			}
+			check(t, os.WriteFile(filepath.Join(cache.meta, "file"), nil, 0o600))
+			check(t, cache.repair(t.Context(), localRemote(t, bucket)))
+			if _, err := os.Stat(filepath.Join(cache.lost, "file")); (err == nil) != c.aside {
+				t.Errorf("put aside: %t, want %t", err == nil, c.aside)
+			}
+			for _, left := range []string{filepath.Join(cache.data, "file"), filepath.Join(cache.meta, "file")} {
+				if _, err := os.Lstat(left); !errors.Is(err, os.ErrNotExist) {
+					t.Errorf("%s is left: %v", left, err)
+				}
+			}
+		})
 	}
 }
