@@ -97,7 +97,7 @@ func nodeToCheck(o driver.Options, version string, backends []backend.Backend) (
 	}
 	n := check.Node{
 		Program: helperProgram(executable), ClientDir: o.Node.ClientDir, DefaultClient: o.Node.DefaultClient, StateDir: o.Node.StateDir, HostDir: o.Node.HostDir,
-		Launcher: o.Node.Launcher, UIDs: launcher.UIDRange(o.Node.UIDs), Version: version, Backends: backends,
+		Launcher: o.Node.Launcher, PodDNS: o.Node.DNS == driver.DNSPod, UIDs: launcher.UIDRange(o.Node.UIDs), Version: version, Backends: backends,
 	}
 	if n.ClientDir == "" {
 		n.ClientDir = filepath.Dir(executable)

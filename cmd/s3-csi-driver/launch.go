@@ -21,6 +21,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/hostdir"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
+	"github.com/s3-csi/s3-csi-driver/pkg/resolvconf"
 )
 
 const (
@@ -78,6 +79,7 @@ func (p programs) files() []string {
 type hostLauncher interface {
 	mount.Launcher
 	SurvivesDriver() (bool, string)
+	ResolvesBy() (bool, string)
 }
 
 // launch is how helpers come to life on this node: decided once, at the start.
@@ -85,9 +87,10 @@ type launch struct {
 	hostLauncher
 	systemd   *launcher.Systemd // nil: they are plain children
 	why       string
-	limits    launcher.Limits // of mounts whose volumes give none
-	clientDir string          // where the host finds the clients
-	exposed   string          // what is wrong with the program that makes sessions
+	limits    launcher.Limits  // of mounts whose volumes give none
+	clientDir string           // where the host finds the clients
+	dns       *resolvconf.Copy // nil: helpers resolve names as the host does
+	exposed   string           // what is wrong with the program that makes sessions
 	clean     func(ctx context.Context, used []string) error
 }
 
@@ -98,16 +101,22 @@ func launchOn(ctx context.Context, ns *host.Namespace, p programs, o driver.Opti
 		return l, err
 	}
 	l = launch{limits: limits, clientDir: p.clientDir}
-	if l.systemd, l.why, err = findSystemd(ctx, ns, p.helper, o.Node, limits, slice); err != nil {
+	if l.dns, err = ownDNS(ns, o.Node); err != nil {
 		return l, err
 	}
-	program, onHost := p.helper, launcher.Option(func(*launcher.Process) {})
+	if l.systemd, l.why, err = findSystemd(ctx, ns, p.helper, o.Node, limits, slice, l.dns); err != nil {
+		return l, err
+	}
+	program, options := p.helper, []launcher.Option{launcher.WithUIDs(launcher.UIDRange(o.Node.UIDs))}
+	if l.dns != nil {
+		options = append(options, launcher.WithResolver(l.dns))
+	}
 	if l.systemd != nil || ns.Foreign() {
 		installed, err := install(ctx, ns, p, o, version, l.systemd != nil)
 		if err != nil {
 			return l, err
 		}
-		program, onHost = installed.Path(filepath.Base(p.helper)), launcher.WithHostProgram()
+		program, options = installed.Path(filepath.Base(p.helper)), append(options, launcher.WithHostProgram())
 		l.clientDir = installed.Dir
 		l.clean = func(ctx context.Context, used []string) error {
 			return installed.Clean(ctx, ns, func(dir string) bool { return slices.Contains(used, dir) })
@@ -121,8 +130,20 @@ func launchOn(ctx context.Context, ns *host.Namespace, p programs, o driver.Opti
 	if !ns.Foreign() {
 		l.exposed = p.exposed()
 	}
-	l.hostLauncher = launcher.NewProcess(ns, program, launcher.WithUIDs(launcher.UIDRange(o.Node.UIDs)), onHost)
+	l.hostLauncher = launcher.NewProcess(ns, program, options...)
 	return l, nil
+}
+
+// ownDNS is the driver's resolv.conf for helpers, or nil: the host's. They are the same where the driver is in no container.
+func ownDNS(ns *host.Namespace, o driver.NodeOptions) (*resolvconf.Copy, error) {
+	if o.DNS != driver.DNSPod || !ns.Foreign() {
+		return nil, nil
+	}
+	dns, err := resolvconf.New(ns, o.StateDir)
+	if err != nil {
+		return nil, fmt.Errorf("--node-dns=pod: %w", err)
+	}
+	return dns, nil
 }
 
 // limitsOf are the limits of one mount and of all together, on this node.
@@ -139,11 +160,15 @@ func limitsOf(o driver.NodeOptions) (one, all launcher.Limits, err error) {
 
 // findSystemd is the host's systemd, or nil and why helpers are not launched by one. A systemd that is there and does not
 // answer is an error: mounts that it runs could not be told from ones that are gone.
-func findSystemd(ctx context.Context, ns *host.Namespace, program string, o driver.NodeOptions, one, all launcher.Limits) (s *launcher.Systemd, why string, err error) {
+func findSystemd(ctx context.Context, ns *host.Namespace, program string, o driver.NodeOptions, one, all launcher.Limits, dns *resolvconf.Copy) (s *launcher.Systemd, why string, err error) {
 	if o.Launcher == driver.LauncherProcess {
 		return nil, "it was chosen with --launcher", nil
 	}
-	s, err = launcher.NewSystemd(ns, program, launcher.WithSystemdUIDs(launcher.UIDRange(o.UIDs)), launcher.WithDefaultLimits(one), launcher.WithSliceLimits(all))
+	options := []launcher.SystemdOption{launcher.WithSystemdUIDs(launcher.UIDRange(o.UIDs)), launcher.WithDefaultLimits(one), launcher.WithSliceLimits(all)}
+	if dns != nil {
+		options = append(options, launcher.WithSystemdResolver(dns))
+	}
+	s, err = launcher.NewSystemd(ns, program, options...)
 	if err != nil {
 		return nil, "", err
 	}
@@ -218,6 +243,7 @@ func (l launch) report(ctx context.Context, cfg *driver.Config, o driver.NodeOpt
 			cfg.Health.Note("the host's systemd does not put up these parts of the sandbox: " + strings.Join(box.Missing, ", "))
 		}
 	}
+	l.reportDNS(ctx, cfg, o)
 	if l.exposed != "" {
 		logger.Info("Sessions are less safe than they could be", "reason", l.exposed)
 		cfg.Health.Note(l.exposed)
@@ -227,6 +253,24 @@ func (l launch) report(ctx context.Context, cfg *driver.Config, o driver.NodeOpt
 		cfg.Health.Note("restarts of the driver break mounts: " + why)
 	}
 	return cfg.Metrics.ShowLauncher(l.info)
+}
+
+// reportDNS says how helpers resolve names, where that was chosen.
+func (l launch) reportDNS(ctx context.Context, cfg *driver.Config, o driver.NodeOptions) {
+	if o.DNS != driver.DNSPod {
+		return
+	}
+	logger := klog.FromContext(ctx)
+	if l.dns == nil {
+		logger.Info("Mounts resolve names as the host does: the driver is in no container, and its resolv.conf is the host's")
+		return
+	}
+	if ok, why := l.ResolvesBy(); !ok {
+		logger.Info("Mounts resolve names as the host does, against --node-dns=pod", "reason", why)
+		cfg.Health.Note("--node-dns=pod is not in force, and names of the cluster's services are unknown to mounts: " + why)
+		return
+	}
+	logger.Info("Mounts that start from now on resolve names as the driver's container does")
 }
 
 // info is the launcher for metrics.

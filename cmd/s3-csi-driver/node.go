@@ -82,7 +82,10 @@ func addNode(ctx context.Context, cfg *driver.Config, o driver.Options, s storag
 		}
 	}
 	cfg.Background = append(cfg.Background, driver.Background{Name: "looking after mounts", Run: m.Run})
-	cfg.Node, err = driver.NewNode(mounter{m}, o.Node.NodeID, o.Node.VolumeAttachLimit)
+	if l.dns != nil {
+		cfg.Background = append(cfg.Background, driver.Background{Name: "keeping the resolv.conf of mounts", Run: l.dns.Run})
+	}
+	cfg.Node, err = driver.NewNode(mounter{m}, o.Common.DriverName, o.Node)
 	return err
 }
 

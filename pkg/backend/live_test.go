@@ -244,7 +244,7 @@ func TestARefusedConfigFileIsReportedOnce(t *testing.T) {
 func TestAFileThatIsBeingWrittenIsNotTaken(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "config.yaml")
 	check(t, os.WriteFile(path, []byte(good), 0o600))
-	l, err := NewLive(path, "", "", WithInterval(50*time.Millisecond))
+	l, err := NewLive(path, "", "", WithInterval(500*time.Millisecond)) // a busy machine leaves the file truncated for longer than a moment
 	check(t, err)
 	check(t, os.WriteFile(path, nil, 0o600)) // truncated: a good config by itself
 	looked := make(chan struct{})

@@ -71,12 +71,17 @@ func (b Backend) Partition() string {
 	if !b.AWS() {
 		return "aws"
 	}
+	return partitionOf(b.StartRegion())
+}
+
+// partitionOf is the partition of AWS that a region is in.
+func partitionOf(region string) string {
 	// AWS General Reference, "AWS service endpoints"; the SDK knows the same by these beginnings.
-	for _, p := range []struct{ region, partition string }{
+	for _, p := range []struct{ start, partition string }{
 		{"cn-", "aws-cn"}, {"us-gov-", "aws-us-gov"}, {"us-iso-", "aws-iso"}, {"us-isob-", "aws-iso-b"}, {"us-isof-", "aws-iso-f"},
 		{"eu-isoe-", "aws-iso-e"}, {"eusc-", "aws-eusc"},
 	} {
-		if strings.HasPrefix(b.StartRegion(), p.region) {
+		if strings.HasPrefix(region, p.start) {
 			return p.partition
 		}
 	}

@@ -4,44 +4,43 @@ package check
 
 import (
 	"context"
-	"errors"
+	"fmt"
 	"net"
 	"net/url"
-	"os"
-	"strings"
 	"time"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/resolvconf"
 )
 
-const (
-	dnsBound = 5 * time.Second
-	// maxResolvConf bounds the host's file, in bytes.
-	maxResolvConf = 64 << 10
-)
+const dnsBound = 5 * time.Second
 
-// dns looks the backends' host names up, as helpers do: units of systemd with the host's configuration, plain processes with that
-// of this process.
+// dns looks the backends' host names up, as helpers do: with the host's configuration, or with that of this process.
 func (t *nodeTrial) dns(ctx context.Context) {
-	resolver, where := net.DefaultResolver, "as this process does"
-	advice := "plain processes resolve names as the driver's pod does: with hostNetwork: true it needs dnsPolicy: ClusterFirstWithHostNet for names of the cluster"
-	if t.systemd && t.ns.Foreign() {
-		where, advice = "as the host does", "units of systemd resolve names as the host does, which does not know names of the cluster's services: give the backend an endpoint that the host knows, or its cluster IP"
-		servers, err := t.nameservers(ctx)
+	resolver, names := net.DefaultResolver, func(name string) []string { return []string{name} }
+	where, advice := "as this process does", "give the backend an endpoint that the host knows"
+	switch {
+	case t.ns == nil: // what the host does cannot be found out
+	case !t.ns.Foreign():
+		where = "as the host does"
+	case t.PodDNS && t.dnsErr == nil:
+		where = "as the driver's container does"
+		advice = "with hostNetwork: true the pod needs dnsPolicy: ClusterFirstWithHostNet for names of the cluster's services"
+	default:
+		where = "as the host does"
+		advice = "the host does not know names of the cluster's services as a rule: choose --node-dns=pod, or give the backend an endpoint that the host knows"
+		if t.PodDNS {
+			where = "as the host does, against --node-dns=pod: " + t.dnsErr.Error()
+			advice = "make the host's / a shared mount (mount --make-rshared /), as systemd does at boot, or choose --launcher=process, or give the backend an endpoint that the host knows"
+		}
+		config, err := t.hosts(ctx)
 		if err != nil {
 			for _, b := range t.Backends {
 				t.add(dnsThing(b).row(Unknown, one(err), ""))
 			}
 			return
 		}
-		resolver = &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (c net.Conn, err error) {
-			for _, s := range servers {
-				if c, err = new(net.Dialer).DialContext(ctx, network, net.JoinHostPort(s, "53")); err == nil {
-					return c, nil
-				}
-			}
-			return nil, err
-		}}
+		resolver, names = asking(config), config.Names
 	}
 	for _, b := range t.Backends {
 		what, name := dnsThing(b), hostName(b)
@@ -49,15 +48,38 @@ func (t *nodeTrial) dns(ctx context.Context) {
 			t.add(what.row(Yes, name+" is an address", ""))
 			continue
 		}
-		asking, cancel := context.WithTimeout(ctx, dnsBound)
-		addresses, err := resolver.LookupHost(asking, name)
-		cancel()
+		addresses, err := lookUp(ctx, resolver, names(name))
 		if err != nil {
-			t.add(what.row(No, one(err), advice))
+			t.add(what.row(No, one(err)+", "+where, advice))
 			continue
 		}
 		t.add(what.row(Yes, name+" is "+addresses[0]+", "+where, ""))
 	}
+}
+
+// lookUp gives the addresses of the first name that has some.
+func lookUp(ctx context.Context, resolver *net.Resolver, names []string) (addresses []string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, dnsBound)
+	defer cancel()
+	for _, name := range names {
+		if addresses, err = resolver.LookupHost(ctx, name); err == nil {
+			return addresses, nil
+		}
+	}
+	return nil, err
+}
+
+// asking is a resolver that asks the servers of a configuration. It knows its own domains no more than others': names have to
+// be rooted.
+func asking(config resolvconf.Config) *net.Resolver {
+	return &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (c net.Conn, err error) {
+		for _, s := range config.Nameservers {
+			if c, err = new(net.Dialer).DialContext(ctx, network, net.JoinHostPort(s, "53")); err == nil {
+				return c, nil
+			}
+		}
+		return nil, err
+	}}
 }
 
 func dnsThing(b backend.Backend) thing {
@@ -76,25 +98,16 @@ func hostName(b backend.Backend) string {
 	return name
 }
 
-// nameservers are those of the host (resolv.conf(5)).
-func (t *nodeTrial) nameservers(ctx context.Context) ([]string, error) {
-	found := make(chan []byte, 1)
-	err := t.ns.Do(ctx, "reading the host's /etc/resolv.conf", func() error {
-		data, err := os.ReadFile("/etc/resolv.conf")
-		found <- data[:min(len(data), maxResolvConf)]
+// hosts is the host's configuration.
+func (t *nodeTrial) hosts(ctx context.Context) (resolvconf.Config, error) {
+	found := make(chan resolvconf.Config, 1)
+	err := t.ns.Do(ctx, "reading the host's "+resolvconf.File, func() error {
+		config, err := resolvconf.Read(resolvconf.File)
+		found <- config
 		return err
 	})
 	if err != nil {
-		return nil, err
+		return resolvconf.Config{}, fmt.Errorf("the host's %w", err)
 	}
-	var servers []string
-	for line := range strings.Lines(string(<-found)) {
-		if f := strings.Fields(line); len(f) > 1 && f[0] == "nameserver" {
-			servers = append(servers, f[1])
-		}
-	}
-	if len(servers) == 0 {
-		return nil, errors.New("the host's /etc/resolv.conf names no server")
-	}
-	return servers, nil
+	return <-found, nil
 }

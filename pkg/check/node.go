@@ -18,6 +18,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/hostdir"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
+	"github.com/s3-csi/s3-csi-driver/pkg/resolvconf"
 )
 
 const (
@@ -36,6 +37,7 @@ type Node struct {
 	StateDir      string // on the host
 	HostDir       string // on the host
 	Launcher      string // "systemd", "process" or "auto"
+	PodDNS        bool   // helpers are to resolve names as this process does, not as the host
 	UIDs          launcher.UIDRange
 	Version       string
 	Backends      []backend.Backend
@@ -54,7 +56,8 @@ type nodeTrial struct {
 	Node
 	rows
 	ns      *host.Namespace
-	systemd bool // it is there and will launch helpers
+	systemd bool  // it is there and will launch helpers
+	dnsErr  error // why helpers resolve names as the host does, against PodDNS
 }
 
 func (t *nodeTrial) run(ctx context.Context) {
@@ -138,7 +141,11 @@ func (t *nodeTrial) launching(ctx context.Context) {
 	sandbox := thing{"sandbox", "the sandbox of systemd's units", false}
 	survives := thing{"survivesDriver", "mounts outlive the driver", false}
 	if t.Launcher != "process" {
-		s, err := launcher.NewSystemd(t.ns, t.Program, launcher.WithSystemdUIDs(t.UIDs))
+		options := []launcher.SystemdOption{launcher.WithSystemdUIDs(t.UIDs)}
+		if t.PodDNS && t.ns.Foreign() {
+			options = append(options, launcher.WithSystemdResolver(noBinds{}))
+		}
+		s, err := launcher.NewSystemd(t.ns, t.Program, options...)
 		var box launcher.Sandbox
 		if err == nil {
 			box, err = s.Check(ctx)
@@ -146,6 +153,9 @@ func (t *nodeTrial) launching(ctx context.Context) {
 		switch {
 		case err == nil:
 			t.systemd = true
+			if ok, why := s.ResolvesBy(); !ok && t.PodDNS && t.ns.Foreign() {
+				t.dnsErr = errors.New(why)
+			}
 			t.add(what.row(Yes, "systemd "+box.Version, ""))
 			if len(box.Missing) > 0 {
 				t.add(sandbox.row(No, "missing: "+strings.Join(box.Missing, ", "), "a newer systemd, the unified cgroup hierarchy, or a shared / on the host brings it; mounts work without"))
@@ -170,6 +180,11 @@ func (t *nodeTrial) launching(ctx context.Context) {
 		t.add(survives.row(Yes, "", ""))
 	}
 }
+
+// noBinds is for a launcher that starts nothing.
+type noBinds struct{}
+
+func (noBinds) Binds(context.Context) ([]resolvconf.Bind, error) { return nil, nil }
 
 // programs installs the helper's program on the host as the node service does, runs it there, and removes it.
 func (t *nodeTrial) programs(ctx context.Context) {

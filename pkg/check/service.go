@@ -22,6 +22,8 @@ const (
 	bound = 3 * time.Minute
 	// cleanupBound is what removing their traces may take, which happens even when the operator has had enough.
 	cleanupBound = 30 * time.Second
+	// straggling is how long a service may take to carry out a request that was broken off.
+	straggling = time.Second
 	// BucketPrefix begins the name of a bucket that is made for a check.
 	BucketPrefix = "s3-csi-check-"
 )
@@ -227,22 +229,37 @@ func definite(err error) bool {
 
 // cleanUp removes what was written, also where ctx has ended. What stays is told.
 func (t *trial) cleanUp(ctx context.Context) {
+	brokenOff := ctx.Err() != nil
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)
 	defer cancel()
 	what := thing{"removed", "nothing is left of the check", true}
-	err := removeBelow(ctx, t.client, t.info.Name, t.prefix)
+	err := t.remove(ctx)
+	if brokenOff {
+		// The service may carry out a request after nobody waits for it any more.
+		select {
+		case <-time.After(straggling):
+			err = t.remove(ctx)
+		case <-ctx.Done():
+		}
+	}
 	left := "below " + t.prefix + " in bucket " + t.info.Name
 	if t.made {
 		left = "bucket " + t.info.Name
-		if err == nil {
-			_, err = t.client.DeleteBucket(ctx, &s3.DeleteBucketInput{Bucket: &t.info.Name})
-		}
-		if backend.IsNoSuchBucket(err) {
-			err = nil
-		}
 	}
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "The check could not remove what it made", "left", left)
 		t.add(what.row(No, one(backend.Classify(err, "removing what was written")), "remove it by hand: "+left))
 	}
+}
+
+// remove removes what was written, and the bucket if the check has made it.
+func (t *trial) remove(ctx context.Context) error {
+	err := removeBelow(ctx, t.client, t.info.Name, t.prefix)
+	if t.made && err == nil {
+		_, err = t.client.DeleteBucket(ctx, &s3.DeleteBucketInput{Bucket: &t.info.Name})
+	}
+	if t.made && backend.IsNoSuchBucket(err) {
+		return nil
+	}
+	return err
 }

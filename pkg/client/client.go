@@ -95,6 +95,8 @@ type Client struct {
 	access func(options []volume.Option) policy.Needs
 	// caching are the options that say in the client's own words what the volume's cache and cacheSize say.
 	caching []string
+	// logging are the options that make the client say so much that it is of use to nobody but whoever reads the node's log.
+	logging []string
 }
 
 // Needs is what the client does to a volume's objects beside reading and storing them, with options that have passed Check: no

@@ -105,6 +105,7 @@ func mountpointS3() Client {
 		least:   mountpointLeastLimit,
 		access:  mountpointAccess,
 		caching: []string{"max-cache-size"},
+		logging: []string{"debug", "log-metrics"},
 	}
 	refuse(c.Refused, "a volume names a backend; its endpoint, addressing and CA are in the driver's config file",
 		"endpoint-url", "force-path-style", "ca-bundle")

@@ -74,6 +74,7 @@ func rclone() Client {
 		access:  func([]volume.Option) policy.Needs { return policy.Needs{Delete: true} },
 		Aside:   "lost",
 		caching: []string{"cache-size", "read-cache"},
+		logging: []string{"debug"},
 	}
 	refuseCommon(c.Refused)
 	c.rules = func(given map[string]string) (name, problem string) {

@@ -19,7 +19,8 @@ const (
 	SourceWorkload = "workload" // the pod's service-account token
 )
 
-// The keys of a CSI secret that are read; others are left alone.
+// The keys of a CSI secret that are read. Beside them it may say of which service they are (volume.SecretClaims), and which role
+// to take on (SecretRoleARN); others are left alone.
 const (
 	SecretAccessKeyID     = "accessKeyID"
 	SecretSecretAccessKey = "secretAccessKey"

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"k8s.io/klog/v2"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
@@ -49,6 +50,8 @@ const claimNamespaceKey = metadataPrefix + "pvc/namespace"
 type Backends interface {
 	// Backend is fault.Precondition for a name that is not configured.
 	Backend(name string) (backend.Backend, error)
+	// CheckClaims is fault.Precondition where the backend of that name is not what a volume's author says that it is.
+	CheckClaims(name string, claims []volume.Claim) error
 }
 
 // Controller is the CSI Controller service. It claims what it does and no more: S3 has no capacity to report, nothing to
@@ -93,6 +96,9 @@ func (c *Controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequ
 		return nil, fault.Errorf(fault.Busy, "volume %q is being created by an earlier request that has not ended", v.Name)
 	}
 	defer release()
+	if len(v.Parameters.Ignored) > 0 {
+		klog.FromContext(ctx).Info("Warning: the StorageClass was written for another driver, and some of it means nothing here and is ignored", "ignored", v.Parameters.Ignored)
+	}
 	id, err := c.volumes.Create(ctx, v)
 	if err != nil {
 		return nil, fmt.Errorf("create volume %q: %w", v.Name, err)
@@ -129,6 +135,9 @@ func (c *Controller) parseCreate(req *csi.CreateVolumeRequest) (NewVolume, error
 		return v, err
 	}
 	v.Parameters.CapacityBytes = capacity
+	if err := c.backends.CheckClaims(v.Parameters.Backend, v.Parameters.Claims); err != nil {
+		return v, err
+	}
 	if err := checkClientOptions(v.Parameters.Node, req.GetVolumeCapabilities()); err != nil {
 		return v, err
 	}
@@ -279,6 +288,9 @@ func (c *Controller) secret(backendName string, secrets map[string]string) (Secr
 	}
 	keys, ok, err := requestKeys(secrets)
 	if err != nil {
+		return Secret{}, err
+	}
+	if err := c.backends.CheckClaims(b.Name, volume.SecretClaims(secrets)); err != nil {
 		return Secret{}, err
 	}
 	if ok && b.ControllerCredentials != credentials.SourceSecret {

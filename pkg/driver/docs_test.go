@@ -3,7 +3,10 @@ package driver
 import (
 	"flag"
 	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -161,4 +164,109 @@ works less well than it could, a ` + "`note:`" + ` a line.
 	}
 	b.WriteString("| `go_*`, `process_*` | | | Those of the Go runtime and of the process. |\n")
 	checkDocument(t, "metrics.md", b.String())
+}
+
+// pages are all pages by their paths.
+func pages(t *testing.T) map[string]string {
+	t.Helper()
+	paths, err := filepath.Glob("../../docs/*.md")
+	if err != nil || len(paths) < 10 {
+		t.Fatalf("%d pages: %v", len(paths), err)
+	}
+	texts := map[string]string{}
+	for _, path := range append(paths, "../../README.md") {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		texts[path] = string(text)
+	}
+	return texts
+}
+
+// The page on the architecture names each directory of pkg that holds a package, and no other.
+func TestTheArchitectureNamesEveryPackage(t *testing.T) {
+	page := pages(t)["../../docs/architecture.md"]
+	named := map[string]bool{}
+	for _, m := range regexp.MustCompile("(?m)^\\| `(pkg/[a-z0-9]+)` \\| [^|]+ \\|$").FindAllStringSubmatch(page, -1) {
+		named[m[1]] = true
+	}
+	sources, err := filepath.Glob("../*/*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	there := map[string]bool{}
+	for _, path := range sources {
+		there["pkg/"+filepath.Base(filepath.Dir(path))] = true
+	}
+	for dir := range there {
+		if !named[dir] {
+			t.Errorf("docs/architecture.md does not say what %s does", dir)
+		}
+	}
+	for _, m := range regexp.MustCompile(`\bpkg/[a-z0-9]+`).FindAllString(page, -1) {
+		if !there[m] {
+			t.Errorf("docs/architecture.md tells of %s, which is no package", m)
+		}
+	}
+}
+
+// A metric that any page names is one that there is: alerts on others would never fire.
+func TestMetricsOfThePagesAreThere(t *testing.T) {
+	all := pages(t)
+	known := map[string]bool{}
+	for _, m := range regexp.MustCompile("(?m)^\\| `([a-z0-9_]+)` \\| ([a-z]+) \\|").FindAllStringSubmatch(all["../../docs/metrics.md"], -1) {
+		known[m[1]] = true
+		if m[2] == "histogram" {
+			for _, part := range []string{"_bucket", "_count", "_sum"} {
+				known[m[1]+part] = true
+			}
+		}
+	}
+	alerts := 0
+	for path, text := range all {
+		for _, name := range regexp.MustCompile(`\b(s3csi|csi_plugin)_[a-z0-9_]+`).FindAllString(text, -1) {
+			alerts++
+			if !known[name] {
+				t.Errorf("%s names the metric %s, which docs/metrics.md does not have", path, name)
+			}
+		}
+	}
+	if alerts < 20 {
+		t.Errorf("only %d metrics are named", alerts)
+	}
+}
+
+// A line of the log that the page on operations explains is one that the driver writes.
+func TestLogLinesOfThePagesAreWritten(t *testing.T) {
+	_, rest, found := strings.Cut(pages(t)["../../docs/operations.md"], "| line of the driver's log | it means |\n")
+	table, _, _ := strings.Cut(rest, "\n\n")
+	if !found {
+		t.Fatal("docs/operations.md has no table of lines of the log")
+	}
+	var code strings.Builder
+	err := filepath.WalkDir("..", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		source, err := os.ReadFile(path)
+		code.Write(source)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := 0
+	for row := range strings.Lines(table) {
+		cell, _, _ := strings.Cut(strings.TrimPrefix(row, "| "), " | ")
+		for _, m := range regexp.MustCompile("`([A-Z][^`]+)`").FindAllStringSubmatch(cell, -1) {
+			lines++
+			if !strings.Contains(code.String(), `"`+m[1]) {
+				t.Errorf("docs/operations.md explains the line %q, which nothing writes", m[1])
+			}
+		}
+	}
+	if lines < 10 {
+		t.Errorf("only %d lines are explained", lines)
+	}
 }

@@ -92,6 +92,16 @@ func (fakeBackends) Backend(name string) (backend.Backend, error) {
 	return backend.Backend{}, fault.Errorf(fault.Precondition, "there is no backend %q in the driver's config", name)
 }
 
+// CheckClaims knows one endpoint, that of all its backends.
+func (fakeBackends) CheckClaims(name string, claims []volume.Claim) error {
+	for _, c := range claims {
+		if c.Kind == volume.ClaimEndpoint && c.Value != "https://s3.example" {
+			return fault.Errorf(fault.Precondition, "%s: backend %s is elsewhere", c.Field, name)
+		}
+	}
+	return nil
+}
+
 // fakeMounter keeps publications in memory.
 type fakeMounter struct {
 	mu        sync.Mutex

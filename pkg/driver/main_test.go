@@ -59,7 +59,7 @@ func testConfig(endpoint string, m *fakeMounter) (Config, error) {
 	if err != nil {
 		return Config{}, err
 	}
-	node, err := NewNode(m, "node-1", 0)
+	node, err := NewNode(m, "s3.csi.driver", NodeOptions{NodeID: "node-1"})
 	if err != nil {
 		return Config{}, err
 	}

@@ -32,16 +32,18 @@ type Stats struct {
 type Node struct {
 	csi.UnimplementedNodeServer
 	mounter    Mounter
+	name       string // the driver's
 	id         string
 	maxVolumes int64
+	inline     bool
 }
 
-// NewNode makes the service. maxVolumes 0 leaves the limit to the CO.
-func NewNode(mounter Mounter, id string, maxVolumes int64) (*Node, error) {
-	if mounter == nil || id == "" || maxVolumes < 0 {
-		return nil, errors.New("the node service needs a mounter, a node id and a limit that is not negative")
+// NewNode makes the service of the driver of that name. Of the options, those count that say what requests are answered.
+func NewNode(mounter Mounter, driverName string, o NodeOptions) (*Node, error) {
+	if mounter == nil || driverName == "" || o.NodeID == "" || o.VolumeAttachLimit < 0 {
+		return nil, errors.New("the node service needs a mounter, the driver's name, a node id and a limit that is not negative")
 	}
-	return &Node{mounter: mounter, id: id, maxVolumes: maxVolumes}, nil
+	return &Node{mounter: mounter, name: driverName, id: o.NodeID, maxVolumes: o.VolumeAttachLimit, inline: o.InlineVolumes}, nil
 }
 
 // NodeGetCapabilities implements csi.NodeServer.
@@ -66,7 +68,7 @@ func (n *Node) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeG
 
 // NodePublishVolume implements csi.NodeServer.
 func (n *Node) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
-	p, err := parsePublish(req)
+	p, err := parsePublish(n.name, n.inline, req)
 	if err != nil && p.Target != "" {
 		err = n.mounter.Refusal(ctx, p.Target, err)
 	}

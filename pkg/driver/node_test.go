@@ -14,7 +14,7 @@ import (
 func newTestNode(t *testing.T) (*Node, *fakeMounter) {
 	t.Helper()
 	m := newFakeMounter()
-	n, err := NewNode(m, "node-1", 7)
+	n, err := NewNode(m, "s3.csi.driver", NodeOptions{NodeID: "node-1", VolumeAttachLimit: 7})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -143,7 +143,7 @@ func TestAccessModesAndReadOnly(t *testing.T) {
 			if _, err := n.NodePublishVolume(t.Context(), req); err != nil {
 				t.Errorf("%v: %v", mode, err)
 			}
-			if m.last.ReadOnly != (want.readOnly || readOnly) || m.last.SingleWriter != want.single {
+			if m.last.ReadOnly != (want.readOnly || readOnly) || m.last.Attributes.ReadOnly != want.readOnly || m.last.SingleWriter != want.single {
 				t.Errorf("%v, readonly %v: %+v", mode, readOnly, m.last)
 			}
 		}

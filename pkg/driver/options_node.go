@@ -20,6 +20,12 @@ const (
 	LauncherAuto    = "auto"    // systemd where the host has it
 )
 
+// Where the resolv.conf comes from by which helpers resolve names.
+const (
+	DNSHost = "host" // the host's
+	DNSPod  = "pod"  // the driver's own container's
+)
+
 // NodeOptions are those of the modes that serve the CSI Node service.
 type NodeOptions struct {
 	NodeID            string
@@ -28,10 +34,12 @@ type NodeOptions struct {
 	ClientDir         string // "": the directory of the driver's executable
 	DefaultClient     string
 	Launcher          string
+	DNS               string
 	HostDir           string
 	UIDs              UIDRange
 	TargetRoot        string // "": any
 	VolumeAttachLimit int64
+	InlineVolumes     bool // of pods
 	MountTimeout      time.Duration
 	DrainTimeout      time.Duration
 	HangTimeout       time.Duration // 0: never
@@ -52,10 +60,12 @@ func (o *NodeOptions) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.ClientDir, "client-dir", "", "directory of the client programs; none: the driver's own")
 	fs.StringVar(&o.DefaultClient, "default-client", "mountpoint-s3", "the client of volumes that name none")
 	fs.StringVar(&o.Launcher, "launcher", LauncherAuto, "how helpers come to life: systemd (transient units of the host's), process (plain children), or auto (systemd where the host has it; decided once, at the start)")
+	fs.StringVar(&o.DNS, "node-dns", DNSHost, "whose resolv.conf decides how mounts resolve names: host (the host's), or pod (the one of the driver's own container, which in Kubernetes knows the cluster's services; for mounts that start from then on)")
 	fs.StringVar(&o.HostDir, "host-dir", "/opt/s3-csi", "directory on the host where the programs of helpers and clients are installed, each version in one of its own; not used by the launcher process of a driver that is no container")
 	fs.Var(&o.UIDs, "uid-range", "user ids of the host, \"first-last\", that nobody else uses: every mount's client runs under one of its own")
 	fs.StringVar(&o.TargetRoot, "target-root", "", "directory below which every target path must be, for example /var/lib/kubelet; none: any")
 	fs.Int64Var(&o.VolumeAttachLimit, "volume-attach-limit", 0, "how many volumes the CO may put on this node; 0: it decides")
+	fs.BoolVar(&o.InlineVolumes, "inline-volumes", false, "publish volumes that pods define themselves (csi in a pod's volumes), never with the driver's own credentials; the CSIDriver object then needs the mode Ephemeral, and podInfoOnMount: true")
 	fs.DurationVar(&o.MountTimeout, "mount-timeout", 90*time.Second, "how long a client may take to serve a new mount")
 	fs.DurationVar(&o.DrainTimeout, "drain-timeout", 100*time.Second, "how long a NodeUnpublishVolume whose caller set no deadline waits for a client's uploads; they go on after it, and the retry waits for them again")
 	fs.BoolVar(&o.Heal, "heal", true, "start a client that died again, and put the living mount in the place of the dead one, also in containers that run")
@@ -75,6 +85,7 @@ func (o *NodeOptions) validate(c *checker) {
 	_, err := client.Get(o.DefaultClient)
 	c.check("default-client", err)
 	c.check("launcher", checkOneOf(o.Launcher, []string{LauncherSystemd, LauncherProcess, LauncherAuto}))
+	c.check("node-dns", checkOneOf(o.DNS, []string{DNSHost, DNSPod}))
 	c.check("target-root", optional(checkAbsolute, o.TargetRoot))
 	if o.VolumeAttachLimit < 0 {
 		c.check("volume-attach-limit", fmt.Errorf("%d is negative; 0 leaves the limit to the CO", o.VolumeAttachLimit))

@@ -87,8 +87,8 @@ func TestEveryFlagCanBeSetByItsVariable(t *testing.T) {
 	values := map[string]string{
 		"endpoint": "/tmp/x.sock", "driver-name": "a.b", "config": "/etc/c.yaml", "http-endpoint": "127.0.0.1:1", "logging-format": "json", "v": "3",
 		"shutdown-timeout": "3s", "cluster-id": "c1", "deletion-workers": "3", "node-id": "n", "state-dir": "/run/x", "cache-dir": "/var/x",
-		"client-dir": "/opt/x", "default-client": "rclone", "launcher": "process", "uid-range": "3000-3001", "target-root": "/var/lib/kubelet",
-		"volume-attach-limit": "3", "mount-timeout": "3s", "drain-timeout": "3s", "host-dir": "/opt/y", "heal": "false", "hang-timeout": "3s",
+		"client-dir": "/opt/x", "default-client": "rclone", "launcher": "process", "node-dns": "pod", "uid-range": "3000-3001", "target-root": "/var/lib/kubelet",
+		"volume-attach-limit": "3", "inline-volumes": "true", "mount-timeout": "3s", "drain-timeout": "3s", "host-dir": "/opt/y", "heal": "false", "hang-timeout": "3s",
 		"memory-limit": "2Gi", "cpu-weight": "3", "tasks-max": "64", "slice-memory-limit": "30%",
 	}
 	new(Options).Flags(ModeAll).VisitAll(func(f *pflag.Flag) {
@@ -149,6 +149,8 @@ func TestMistakesAreUsageErrorsThatNameTheirPlace(t *testing.T) {
 		{"node --client-dir=bin", nil, []string{"--client-dir", "absolute"}},
 		{"node --default-client=s3fs", nil, []string{"--default-client", "s3fs", "rclone"}},
 		{"node --launcher=docker", nil, []string{"--launcher", "docker", "systemd, process, auto"}},
+		{"node --node-dns=cluster", nil, []string{"--node-dns", "cluster", "host, pod"}},
+		{"controller --node-dns=pod", nil, []string{"--node-dns", "flag of modes"}},
 		{"node --host-dir=opt", nil, []string{"--host-dir", "absolute"}},
 		{"node --memory-limit=1MiB", nil, []string{"--memory-limit", "1MiB", "512Mi", "50%"}},
 		{"node --memory-limit=1Mi", nil, []string{"--memory-limit", "16Mi"}},

@@ -2,7 +2,6 @@ package driver
 
 import (
 	"maps"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -32,12 +31,15 @@ type Publication struct {
 	ServiceAccount string             // of that pod; "": not told
 	Ephemeral      bool               // an inline volume of the pod, which never gets the driver's own credentials
 	Identity       string             // for people: "driver", "secret:<access key id>", "workload:<namespace>/<service account>"
+	Claims         []volume.Claim     // what its author says of the service, to be held against the backend
+	Ignored        []string           // what its author wrote for another driver and means nothing here, for the log
 }
 
 const capabilityField = "volume_capability"
 
-// parsePublish checks a request and reads all of it; it touches nothing.
-func parsePublish(req *csi.NodePublishVolumeRequest) (p Publication, err error) {
+// parsePublish checks a request to the driver of that name and reads all of it; it touches nothing. inline tells whether pods may
+// define volumes themselves.
+func parsePublish(driverName string, inline bool, req *csi.NodePublishVolumeRequest) (p Publication, err error) {
 	p.VolumeID = req.GetVolumeId()
 	if err := checkVolumeID(p.VolumeID); err != nil {
 		return p, err
@@ -55,14 +57,26 @@ func parsePublish(req *csi.NodePublishVolumeRequest) (p Publication, err error) 
 	if err := checkMap("volume_context", req.GetVolumeContext()); err != nil {
 		return p, err
 	}
-	if p.Ephemeral = req.GetVolumeContext()[ephemeralKey] == "true" || inlineHandle(p.VolumeID); p.Ephemeral {
-		return p, fault.Errorf(fault.Precondition, "inline volumes of pods are not enabled in this driver: use a PersistentVolumeClaim")
+	if p.Ephemeral = isInline(p.VolumeID, req.GetVolumeContext()); p.Ephemeral {
+		if !inline {
+			return p, errInlineOff()
+		}
+		if err := checkInline(p.Target, req.GetVolumeContext()); err != nil {
+			return p, err
+		}
 	}
-	if p.Volume, p.Attributes, err = volume.ParseContext(p.VolumeID, req.GetVolumeContext()); err != nil {
+	flags, err := p.readCapability(c, req.GetReadonly())
+	if err != nil {
 		return p, err
 	}
-	if err := p.readCapability(c, req.GetReadonly()); err != nil {
+	if err := p.readVolume(driverName, req.GetVolumeContext(), flags); err != nil {
 		return p, err
+	}
+	// Of what is read-only by its mode, the file system itself is: kubelet tells the container runtime nothing of the mode,
+	// and a runtime that is asked for a writable bind mount (runc from 1.2 on) takes the read-only flag off a target's. And
+	// the author of an inline volume has said it of the volume, not one of several users: its session need not write, either.
+	if readOnlyMode(c) || p.Ephemeral && req.GetReadonly() {
+		p.Attributes.ReadOnly = true
 	}
 	if err := p.readPod(req.GetVolumeContext()); err != nil {
 		return p, err
@@ -70,40 +84,42 @@ func parsePublish(req *csi.NodePublishVolumeRequest) (p Publication, err error) 
 	return p, p.readCredentials(req.GetSecrets(), req.GetVolumeContext())
 }
 
-// inlineHandle tells the handles that kubelet makes for inline volumes: "csi-" and the hash of pod and volume. It says what they are
-// in the context, too, but only with podInfoOnMount, and without that the rest of the context is the pod's author's.
-func inlineHandle(handle string) bool {
-	hash, ok := strings.CutPrefix(handle, "csi-")
-	return ok && len(hash) == 64 && strings.Trim(hash, "0123456789abcdef") == ""
+// flagsField is what mount flags are called in errors.
+const flagsField = capabilityField + ".mount.mount_flags"
+
+// readVolume reads where the volume is, and how its author wants it served.
+func (p *Publication) readVolume(driverName string, context map[string]string, flags []string) error {
+	r, err := volume.Read(volume.Given{Handle: p.VolumeID, Context: context, Flags: flags, FlagsField: flagsField, DriverName: driverName})
+	if err != nil {
+		return err
+	}
+	p.Volume, p.Attributes, p.Options, p.Claims, p.Ignored = r.ID, r.Attributes, r.Options, r.Claims, r.Ignored
+	return nil
 }
 
-func (p *Publication) readCapability(c *csi.VolumeCapability, readOnly bool) error {
-	mode := c.GetAccessMode().GetMode()
-	p.ReadOnly = readOnly ||
-		mode == csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY ||
-		mode == csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
-	p.SingleWriter = mode == csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
+// readCapability reads all of a capability but the mount flags that are left in flags: they say what the volume's context says.
+func (p *Publication) readCapability(c *csi.VolumeCapability, readOnly bool) (flags []string, err error) {
+	p.ReadOnly = readOnly || readOnlyMode(c)
+	p.SingleWriter = c.GetAccessMode().GetMode() == csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
 
-	field := capabilityField + ".mount.mount_flags"
-	flags, selinux, err := splitSELinux(c.GetMount().GetMountFlags(), field)
-	if err != nil {
-		return err
+	if flags, p.SELinuxContext, err = splitSELinux(c.GetMount().GetMountFlags(), flagsField); err != nil {
+		return nil, err
 	}
-	p.SELinuxContext = selinux
-	options, err := volume.ParseMountOptions(flags, field)
-	if err != nil {
-		return err
-	}
-	p.Options = slices.Concat(p.Attributes.MountOptions, options)
 	if group := c.GetMount().GetVolumeMountGroup(); group != "" {
 		gid, err := strconv.ParseUint(group, 10, 32)
 		if err != nil || gid == 1<<32-1 {
-			return fault.Field(capabilityField+".mount.volume_mount_group", "%q is not a group id", group)
+			return nil, fault.Field(capabilityField+".mount.volume_mount_group", "%q is not a group id", group)
 		}
 		id := uint32(gid)
 		p.MountGroup = &id
 	}
-	return nil
+	return flags, nil
+}
+
+// readOnlyMode tells whether an access mode allows nothing but reading.
+func readOnlyMode(c *csi.VolumeCapability) bool {
+	mode := c.GetAccessMode().GetMode()
+	return mode == csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY || mode == csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
 }
 
 // splitSELinux takes "context=…" out of mount flags. kubelet writes its value in double quotes, because a label's level
@@ -142,9 +158,9 @@ func isSELinuxContext(s string) bool {
 	return true
 }
 
-// readCredentials decides whose credentials the mount gets. A volume that does not say takes the keys that it is given,
-// and the driver's where it is given none. Tokens of a service account are read for volumes that say workload, and for no
-// others.
+// readCredentials decides whose credentials the mount gets. A volume that does not say takes the keys that it is given, and where
+// it is given none the driver's, or, as an inline one, the pod's. Tokens of a service account are read for volumes of source
+// workload, and for no others.
 func (p *Publication) readCredentials(secrets, context map[string]string) error {
 	own := maps.Clone(secrets)
 	maps.DeleteFunc(own, func(key, _ string) bool { return strings.HasPrefix(key, metadataPrefix) })
@@ -156,12 +172,19 @@ func (p *Publication) readCredentials(secrets, context map[string]string) error 
 	if err != nil {
 		return err
 	}
-	switch wanted := p.Attributes.Credentials; {
+	p.Claims = append(p.Claims, volume.SecretClaims(own)...)
+	wanted := p.Attributes.Credentials
+	if p.Ephemeral {
+		if wanted, err = inlineSource(wanted, ok); err != nil {
+			return err
+		}
+	}
+	switch {
 	case (wanted == credentials.SourceDriver || wanted == credentials.SourceWorkload) && ok:
 		return fault.Field("secrets", "hold S3 keys, but the volume says credentials: %s: take nodePublishSecretRef out of the volume, or say credentials: secret", wanted)
 	case wanted == credentials.SourceSecret && !ok:
-		return fault.Errorf(fault.Precondition, "the volume says credentials: secret, and the request has no secret: name one with %s and %s in the PersistentVolume's nodePublishSecretRef "+
-			"(StorageClass: csi.storage.k8s.io/node-publish-secret-name and -namespace)", credentials.SecretAccessKeyID, credentials.SecretSecretAccessKey)
+		return fault.Errorf(fault.Precondition, "the volume says credentials: secret, and the request has no secret: name one with %s and %s in its nodePublishSecretRef "+
+			"(PersistentVolume or pod; StorageClass: csi.storage.k8s.io/node-publish-secret-name and -namespace)", credentials.SecretAccessKeyID, credentials.SecretSecretAccessKey)
 	case wanted == credentials.SourceWorkload:
 		return p.readWorkload(secrets, context)
 	case ok:

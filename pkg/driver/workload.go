@@ -31,7 +31,7 @@ func (p *Publication) readPod(context map[string]string) error {
 // volume context.
 func (p *Publication) readWorkload(secrets, context map[string]string) error {
 	if p.PodNamespace == "" || p.ServiceAccount == "" {
-		return fault.Errorf(fault.Precondition, "the volume says credentials: workload, and the request does not tell the pod's namespace and service account: "+
+		return fault.Errorf(fault.Precondition, "the volume has credentials: workload, and the request does not tell the pod's namespace and service account: "+
 			"set podInfoOnMount: true in the CSIDriver object")
 	}
 	field, text := "secrets", secrets[tokensKey]
@@ -39,7 +39,7 @@ func (p *Publication) readWorkload(secrets, context map[string]string) error {
 		field, text = "volume_context", context[tokensKey]
 	}
 	if text == "" {
-		return fault.Errorf(fault.Precondition, "the volume says credentials: workload, and the request brings no token of service account %s/%s: "+
+		return fault.Errorf(fault.Precondition, "the volume has credentials: workload, and the request brings no token of service account %s/%s: "+
 			"list the token service's audience in tokenRequests of the CSIDriver object, with requiresRepublish: true", p.PodNamespace, p.ServiceAccount)
 	}
 	tokens, err := credentials.ParseTokens(text)

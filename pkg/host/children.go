@@ -66,6 +66,9 @@ func (r *replacement) children(ctx context.Context, parent Mount, onto *os.File)
 
 // standIn makes a clone that shows what a child shows.
 func (r *replacement) standIn(ctx context.Context, m Mount) (*os.File, error) {
+	if hasOption(m.Options, idMapped) {
+		return nil, fault.Errorf(fault.Unsupported, "it is id-mapped, and only the mount itself can tell how")
+	}
 	if r.isDead(m) {
 		return r.living.clone(ctx, r.held, m)
 	}

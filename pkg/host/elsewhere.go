@@ -128,6 +128,26 @@ func isGone(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH)
 }
 
+// DoElsewhere runs fn in each other mount namespace whose mount table pick picks, as Do runs it in this one. who names the
+// namespace by one of its processes. Namespaces are found as DetachCopies finds them; where no process is left when it is
+// entered, there is nothing to do.
+func (n *Namespace) DoElsewhere(ctx context.Context, what string, pick func(mounts []Mount) bool, fn func(who string) error) error {
+	picked, err := n.holders(ctx, what, nil, func(_ *otherNamespace, mounts []Mount) bool { return pick(mounts) })
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, ns := range picked {
+		at := place{n, ns}
+		who := processName(at.pid())
+		err := at.do(ctx, what+at.name(), func(inside) error { return fn(who) })
+		if err != nil && !errors.Is(err, errEnded) {
+			errs = append(errs, fmt.Errorf("%s%s: %w", what, at.name(), err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // hostView is what of the host's mounts tells them from those of other namespaces.
 type hostView struct {
 	ids   map[int]bool

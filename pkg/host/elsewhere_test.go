@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -19,6 +20,45 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
+
+func TestWorkElsewhereIsDoneInThePickedNamespaces(t *testing.T) {
+	needMounts(t)
+	n := testNamespace(t)
+	dir := hostDir(t, n)
+	place := mkdir(t, dir, "place")
+	sleeper(t, n, "/", unix.CLONE_NEWNS)
+	const mount = "mount --make-rprivate / && mount -t tmpfs elsewhere %s && echo ready; read -r _"
+	want := map[string]bool{}
+	for range 2 {
+		cmd := sleeperWith(t, n, "/", unix.CLONE_NEWNS, fmt.Sprintf(mount, place))
+		want[processName(cmd.Process.Pid)] = true
+	}
+	picked := func(mounts []Mount) bool {
+		return slices.ContainsFunc(mounts, func(m Mount) bool { return m.Mountpoint == place && m.Source == "elsewhere" })
+	}
+	err := n.DoElsewhere(within(t, 10*time.Second), "looking around", picked, func(who string) error {
+		if !want[who] {
+			t.Errorf("work for %s", who)
+		}
+		delete(want, who)
+		var at unix.Statfs_t
+		if err := unix.Statfs(place, &at); err != nil || at.Type != unix.TMPFS_MAGIC {
+			t.Errorf("it is not done where %s is: %v", who, err)
+		}
+		return nil
+	})
+	if err != nil || len(want) > 0 {
+		t.Errorf("%v, without %v", err, want)
+	}
+	broken := errors.New("broken")
+	err = n.DoElsewhere(within(t, 10*time.Second), "failing", picked, func(string) error { return broken })
+	if !errors.Is(err, broken) || strings.Count(err.Error(), broken.Error()) != 2 {
+		t.Errorf("of two failures: %v", err)
+	}
+	if err := n.DoElsewhere(within(t, 10*time.Second), "nothing", func([]Mount) bool { return false }, func(string) error { return broken }); err != nil {
+		t.Error(err)
+	}
+}
 
 // testCgroup makes a cgroup of a name that begins so, as a container runtime does, and gives its directory. It goes after
 // what the caller starts.
@@ -192,14 +232,14 @@ func TestSwapElsewhereKeepsAChildOfAContainer(t *testing.T) {
 	}
 }
 
-// userContainer is container in a user namespace of its own, whose root is this one's.
-func (r *swapRig) userContainer(script string) int {
+// userContainer is container in a user namespace of its own, whose root is that user.
+func (r *swapRig) userContainer(root int, script string) int {
 	r.t.Helper()
 	cgroup := testCgroup(r.t, r.n, "s3csitest-pod-user")
 	cmd := exec.Command("/bin/sh", "-c", script+" echo ready; read -r _")
 	cmd.Stderr = os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWUSER,
-		UidMappings: []syscall.SysProcIDMap{{Size: 1000}}, GidMappings: []syscall.SysProcIDMap{{Size: 1000}}}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWUSER, Credential: &syscall.Credential{NoSetGroups: true},
+		UidMappings: []syscall.SysProcIDMap{{HostID: root, Size: 1000}}, GidMappings: []syscall.SysProcIDMap{{HostID: root, Size: 1000}}}
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		r.t.Fatal(err)
@@ -223,7 +263,7 @@ func TestInAUserNamespaceTheKernelDecides(t *testing.T) {
 	r := newSwapRig(t)
 	inherited, readOnly := r.bind("inherited", "/", BindAttrs{}), r.bind("read-only", "/", BindAttrs{ReadOnly: true})
 	bound := mkdir(t, r.dir, "bound")
-	pod := r.userContainer(fmt.Sprintf("mount --make-rprivate / && mount --bind %s %s &&", inherited, bound))
+	pod := r.userContainer(0, fmt.Sprintf("mount --make-rprivate / && mount --bind %s %s &&", inherited, bound))
 	r.restart()
 	swapped := r.elsewhere()
 	for _, s := range swapped {

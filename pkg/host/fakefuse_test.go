@@ -21,6 +21,7 @@ type fakeFuse struct {
 	source string
 	cached uint64 // for how many seconds the kernel may keep attributes
 	names  uint64 // and names
+	mapped bool   // it lets itself be id-mapped
 
 	mu     sync.Mutex
 	nodes  []fakeNode // the first is the root, whose id is 1
@@ -178,6 +179,10 @@ func (f *fakeFuse) answer(op uint32, node uint64, in []byte) (errno unix.Errno, 
 		binary.LittleEndian.PutUint32(body[4:], 31)
 		copy(body[8:12], in[8:12])                     // max_readahead
 		binary.LittleEndian.PutUint32(body[20:], 4096) // max_write
+		if f.mapped {
+			binary.LittleEndian.PutUint32(body[12:], 1<<30) // FUSE_INIT_EXT
+			binary.LittleEndian.PutUint32(body[32:], 1<<8)  // FUSE_ALLOW_IDMAP
+		}
 		return 0, body, false
 	case opGetattr: // fuse_attr_out
 		body = make([]byte, 104)

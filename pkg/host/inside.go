@@ -23,6 +23,7 @@ type inside struct {
 	// lesser tells that the namespace belongs to a user namespace below this process's: its root may change mounts
 	// that were not locked.
 	lesser bool
+	pids   []int // processes of another namespace than the Namespace's
 }
 
 // place is a mount namespace to work in.
@@ -55,6 +56,7 @@ func (p place) do(ctx context.Context, what string, fn func(in inside) error) er
 			return err
 		}
 		defer unix.Close(ns)
+		in.pids = p.other.pids
 		if in.lesser, err = belongsBelow(ns); err != nil {
 			return err
 		}

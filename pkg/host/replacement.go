@@ -120,6 +120,11 @@ func (r *replacement) putInPlace(ctx context.Context, in inside) error {
 	} else if !same {
 		return fault.Errorf(fault.NotFound, "what it shows was a directory and is a file in the volume now, or the other way round")
 	}
+	if hasOption(r.dead.Options, idMapped) {
+		if err := in.mapLike(dead, r.clone); err != nil {
+			return err
+		}
+	}
 	if err := r.openChildren(in, dead); err != nil {
 		return err
 	}

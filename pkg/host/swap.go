@@ -9,8 +9,6 @@ import (
 	"time"
 
 	"k8s.io/klog/v2"
-
-	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
 // Swap says which mounts are replaced by clones of which.
@@ -67,7 +65,8 @@ func (n *Namespace) SwapHere(ctx context.Context, s Swap, where func(Mount) bool
 // SwapElsewhere is SwapHere for the other mount namespaces of which a process satisfies theirs (the text of
 // /proc/<pid>/cgroup); all others are left alone. Mounts that go with the host's by propagation are the host's to
 // replace. In a namespace that is owned by another user namespace, mounts that are read-only (where the file system is
-// not) and id-mapped ones are left dead, fault.Unsupported: the first could be made writable by their container.
+// not) are left dead, fault.Unsupported: they could be made writable by their container. So are id-mapped ones where the
+// kernel does not tell their mapping, which it does since Linux 6.15, or no process there has it.
 func (n *Namespace) SwapElsewhere(ctx context.Context, s Swap, theirs func(cgroup string) bool) ([]Swapped, error) {
 	l, err := n.openLiving(ctx, s)
 	if err != nil {
@@ -154,9 +153,6 @@ func (l *living) swapIn(ctx context.Context, at place, mounts []Mount, where fun
 
 // swapOne replaces one dead mount; false where there was nothing to do any more.
 func (l *living) swapOne(ctx context.Context, at place, tree mountTree, dead Mount) (bool, error) {
-	if hasOption(dead.Options, "idmapped") {
-		return false, fault.Errorf(fault.Unsupported, "it is an id-mapped mount, whose mapping cannot be read back; restart the pod")
-	}
 	r := l.replace(tree, dead)
 	defer r.held.drop()
 	if err := r.prepare(ctx); err != nil {

@@ -22,6 +22,7 @@ type swapRig struct {
 	source  string // the mount point of the source
 	targets string
 	name    string // the source string
+	mapped  bool   // clients let themselves be id-mapped
 	client  *fakeFuse
 	living  Mount
 }
@@ -42,7 +43,7 @@ func newSwapRig(t *testing.T) *swapRig {
 // start mounts a client on the source.
 func (r *swapRig) start(cached, names uint64) {
 	r.t.Helper()
-	r.client = startFake(r.t, r.n, r.source, &fakeFuse{source: r.name, nodes: fakeNodes(), cached: cached, names: names})
+	r.client = startFake(r.t, r.n, r.source, &fakeFuse{source: r.name, nodes: fakeNodes(), cached: cached, names: names, mapped: r.mapped})
 	r.living = mountAt(r.t, r.n, r.source)
 }
 

@@ -20,6 +20,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/resolvconf"
 )
 
 // LogFile is the file in a mount's state directory that a helper of this launcher logs to; the helper bounds its size.
@@ -52,14 +53,15 @@ type Doer interface {
 }
 
 // Process launches helpers as children of the driver: each in a session of its own, under its mount's uid, without
-// capabilities or a way to get any, in the host's mount namespace and, where the driver is in a container or a systemd
+// capabilities or a way to get any, in the host's mount namespace (but see WithResolver) and, where the driver is in a container or a systemd
 // unit, in a cgroup outside. They go on when the driver is killed; init reaps them then. Before that the driver has to:
 // no goroutine waits for them, but each call of a method reaps what has ended.
 type Process struct {
-	ns      Doer
-	program string
-	onHost  bool // program is a path on the host
-	uids    UIDRange
+	ns       Doer
+	program  string
+	onHost   bool // program is a path on the host
+	uids     UIDRange
+	resolver Resolver // nil: names are resolved as the host does
 
 	census census
 
@@ -77,6 +79,18 @@ func WithUIDs(r UIDRange) Option { return func(p *Process) { p.uids = r } }
 
 // WithHostProgram says that the program's path is the host's. Without it, it is one in this process's own view.
 func WithHostProgram() Option { return func(p *Process) { p.onHost = true } }
+
+// WithResolver gives helpers a mount namespace of their own, in which they resolve names by what the Resolver says. Without it
+// they are in the host's, and resolve names as the host does.
+func WithResolver(r Resolver) Option { return func(p *Process) { p.resolver = r } }
+
+// ResolvesBy tells whether helpers resolve names by the launcher's Resolver, and why not.
+func (p *Process) ResolvesBy() (bool, string) {
+	if p.resolver == nil {
+		return false, "no other way is asked for"
+	}
+	return true, ""
+}
 
 // NewProcess makes a launcher of a helper program, whose mode is `helper`. It starts nothing.
 func NewProcess(ns Doer, program string, opts ...Option) *Process {
@@ -105,6 +119,13 @@ func (p *Process) Start(ctx context.Context, u Unit) error {
 		defer f.Close()
 		own = f
 	}
+	var binds []resolvconf.Bind
+	if p.resolver != nil {
+		var err error
+		if binds, err = p.resolver.Binds(ctx); err != nil {
+			return fmt.Errorf("start the helper of %s: %w", u.Name, err)
+		}
+	}
 	var pid int
 	var cgroupErr error
 	err := p.ns.Do(ctx, "starting the helper of "+u.Name, func() error {
@@ -121,7 +142,7 @@ func (p *Process) Start(ctx context.Context, u Unit) error {
 			program = f
 		}
 		var err error
-		pid, cgroupErr, err = p.startOnOwnThread(u, program)
+		pid, cgroupErr, err = p.startOnOwnThread(u, program, binds)
 		return err
 	})
 	if err != nil {
@@ -154,11 +175,16 @@ func (u Unit) check(uids UIDRange) error {
 
 // startOnOwnThread gives up on an OS thread what a helper must not have, starts it from there, and throws the thread
 // away.
-func (p *Process) startOnOwnThread(u Unit, program *os.File) (pid int, cgroupErr, err error) {
+func (p *Process) startOnOwnThread(u Unit, program *os.File, binds []resolvconf.Bind) (pid int, cgroupErr, err error) {
 	start := func() {
 		hostView := true
 		if p.ns.Foreign() {
 			hostView = enterHostCgroups()
+		}
+		if len(binds) > 0 {
+			if err = p.ownView(u, binds); err != nil {
+				return
+			}
 		}
 		if err = reduceThread(); err != nil {
 			return

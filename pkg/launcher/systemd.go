@@ -49,6 +49,7 @@ type Systemd struct {
 	sliceLimits Limits
 	defaults    Limits
 	extra       []Property
+	resolver    Resolver      // nil: names are resolved as the host does
 	slots       chan struct{} // bounds the connections
 	census      census
 
@@ -87,6 +88,10 @@ func WithDefaultLimits(l Limits) SystemdOption { return func(s *Systemd) { s.def
 
 // WithProperties sets more properties on every unit, where the host's systemd knows them.
 func WithProperties(p ...Property) SystemdOption { return func(s *Systemd) { s.extra = p } }
+
+// WithSystemdResolver has units resolve names by what the Resolver says. Without it, and where units get no mount namespace,
+// they do as the host does.
+func WithSystemdResolver(r Resolver) SystemdOption { return func(s *Systemd) { s.resolver = r } }
 
 // DefaultSockets are the system bus, and systemd's own socket for when the bus does not answer.
 func DefaultSockets() []string {
@@ -128,7 +133,7 @@ func (s *Systemd) With(program string) (*Systemd, error) {
 	defer s.mu.Unlock()
 	return &Systemd{
 		ns: s.ns, program: program, uids: s.uids, sockets: s.sockets, stopTimeout: s.stopTimeout, sliceLimits: s.sliceLimits, defaults: s.defaults,
-		extra: s.extra, slots: s.slots, limited: s.limited, unshared: s.unshared, version: s.version,
+		extra: s.extra, resolver: s.resolver, slots: s.slots, limited: s.limited, unshared: s.unshared, version: s.version,
 		lacking: maps.Clone(s.lacking), unenforced: maps.Clone(s.unenforced),
 	}, nil
 }
@@ -198,10 +203,14 @@ func (s *Systemd) start(ctx context.Context, b *bus, u Unit, socket uintptr, aga
 	if err := s.lookAtMounts(ctx); err != nil {
 		return 0, err
 	}
+	binds, err := s.binds(ctx)
+	if err != nil {
+		return 0, err
+	}
 	name := unitName(u.Name)
 	for cleared := false; ; {
 		job := make(chan string, 1) // the connection waits for whoever does not take a job's end
-		_, err := b.StartTransientUnitContext(ctx, name, "fail", s.properties(u, dbus.UnixFD(socket)), job)
+		_, err := b.StartTransientUnitContext(ctx, name, "fail", s.properties(u, binds, dbus.UnixFD(socket)), job)
 		switch {
 		case err == nil:
 			return s.awaitStart(ctx, b, u, job)

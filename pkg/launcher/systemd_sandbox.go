@@ -16,6 +16,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/resolvconf"
 )
 
 // metadata are the addresses where clouds hand out the node's own credentials.
@@ -78,6 +79,48 @@ func sandbox(writable []string) []sandboxed {
 	}
 }
 
+// bindProperty is the property by which units see the files of a Resolver.
+const bindProperty = "BindReadOnlyPaths"
+
+// parts are the sandbox, and what units see beside it.
+func (s *Systemd) parts(writable []string, binds []resolvconf.Bind) []sandboxed {
+	parts := sandbox(writable)
+	if s.resolver == nil {
+		return parts
+	}
+	seen := make([]bindMount, 0, len(binds))
+	for _, b := range binds {
+		seen = append(seen, bindMount{Source: b.Source, Target: b.Target})
+	}
+	return append(parts, sandboxed{Property: Property{bindProperty, seen}, mounts: true})
+}
+
+// binds are what a unit that is started now sees of the Resolver.
+func (s *Systemd) binds(ctx context.Context) ([]resolvconf.Bind, error) {
+	s.mu.Lock()
+	none := s.resolver == nil || s.unshared
+	s.mu.Unlock()
+	if none {
+		return nil, nil
+	}
+	return s.resolver.Binds(ctx)
+}
+
+// ResolvesBy tells whether units resolve names by the launcher's Resolver, and why not.
+func (s *Systemd) ResolvesBy() (bool, string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.resolver == nil:
+		return false, "no other way is asked for"
+	case s.lacking[bindProperty]:
+		return false, "the host's systemd " + s.version + " does not know " + bindProperty
+	case s.unshared:
+		return false, "the host's / is not a shared mount, so that units get no mount namespace"
+	}
+	return true, ""
+}
+
 // Sandbox is what of a unit's sandbox the host's systemd puts up.
 type Sandbox struct {
 	Version string   // of systemd
@@ -90,7 +133,7 @@ func (s *Systemd) Sandbox() Sandbox {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	box := Sandbox{Version: s.version}
-	for _, p := range sandbox(nil) {
+	for _, p := range s.parts(nil, nil) {
 		switch why, idle := s.unenforced[p.Name]; {
 		case s.lacking[p.Name]:
 			box.Missing = append(box.Missing, p.Name+" (unknown to systemd "+s.version+")")
@@ -115,7 +158,7 @@ func (s *Systemd) observe(seccomp bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !seccomp {
-		for _, p := range sandbox(nil) {
+		for _, p := range s.parts(nil, nil) {
 			if p.seccomp {
 				s.unenforced[p.Name] = "the host has no seccomp filters"
 			}
@@ -185,6 +228,9 @@ func (s *Systemd) lookAtMounts(ctx context.Context) error {
 	defer s.mu.Unlock()
 	if !shared && !s.unshared {
 		klog.FromContext(ctx).Info("The host's / is not a shared mount: units get no mount namespace, because it would keep unmounted volumes")
+		if s.resolver != nil {
+			klog.FromContext(ctx).Info("Units resolve names as the host does, because they get no mount namespace")
+		}
 	}
 	s.unshared = !shared
 	return nil
@@ -262,7 +308,7 @@ func (s *Systemd) Check(ctx context.Context) (Sandbox, error) {
 	s.version = version
 	clear(s.lacking)
 	clear(s.unenforced)
-	for _, p := range sandbox(nil) {
+	for _, p := range s.parts(nil, nil) {
 		_, knows := known[p.Name]
 		switch {
 		case !knows && !p.vital:
@@ -295,7 +341,7 @@ func (s *Systemd) learn(ctx context.Context, err error) bool {
 	}
 	dispensable := name == "OOMPolicy" || name == "CollectMode" ||
 		slices.ContainsFunc(s.extra, func(p Property) bool { return p.Name == name }) ||
-		slices.ContainsFunc(sandbox(nil), func(p sandboxed) bool { return p.Name == name && !p.vital })
+		slices.ContainsFunc(s.parts(nil, nil), func(p sandboxed) bool { return p.Name == name && !p.vital })
 	if !dispensable {
 		return false
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher/runas"
+	"github.com/s3-csi/s3-csi-driver/pkg/resolvconf"
 )
 
 // here is the namespace of a driver that is not in a container.
@@ -63,7 +64,7 @@ func TestOnlyWhatIsDispensableIsLearntToBeUnknown(t *testing.T) {
 			t.Errorf("%s: %v", name, got)
 		}
 	}
-	for _, p := range s.properties(Unit{Name: "a"}, 0) {
+	for _, p := range s.properties(Unit{Name: "a"}, nil, 0) {
 		if p.Name == "ProtectProc" || p.Name == "OOMPolicy" || p.Name == "Extra" {
 			t.Errorf("%s is still asked for", p.Name)
 		}
@@ -73,12 +74,68 @@ func TestOnlyWhatIsDispensableIsLearntToBeUnknown(t *testing.T) {
 	}
 }
 
+func TestUnitsSeeWhatTheResolverSaysWhereTheyHaveAMountNamespace(t *testing.T) {
+	plain, err := NewSystemd(here{}, "/helper")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := NewSystemd(here{}, "/helper", WithSystemdResolver(stub{{Source: "/run/s3-csi/resolv.conf", Target: "/etc/resolv.conf"}}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := s.With("/other")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		what     string
+		s        *Systemd
+		unshared bool
+		want     string
+	}{
+		{"without a resolver", plain, false, ""},
+		{"with one", s, false, "[{/run/s3-csi/resolv.conf /etc/resolv.conf false 0}]"},
+		{"with one, for another program", other, false, "[{/run/s3-csi/resolv.conf /etc/resolv.conf false 0}]"},
+		{"without a mount namespace", s, true, ""},
+	} {
+		c.s.unshared = c.unshared
+		binds, err := c.s.binds(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := ""
+		for _, p := range c.s.properties(Unit{Name: "a"}, binds, 0) {
+			if p.Name == bindProperty {
+				got = fmt.Sprint(p.Value.Value())
+				if signature := p.Value.Signature().String(); signature != "a(ssbt)" {
+					t.Errorf("%s: of the type %s", c.what, signature)
+				}
+			}
+		}
+		if got != c.want {
+			t.Errorf("%s: %s, want %s", c.what, got, c.want)
+		}
+		if ok, why := c.s.ResolvesBy(); ok != (c.want != "") || ok != (why == "") {
+			t.Errorf("%s: %v %q", c.what, ok, why)
+		}
+		missing := strings.Contains(strings.Join(c.s.Sandbox().Missing, " "), bindProperty+" (the host's / is not a shared mount)")
+		if missing != c.unshared {
+			t.Errorf("%s: missing: %v", c.what, c.s.Sandbox().Missing)
+		}
+	}
+}
+
+// stub is a Resolver that has nothing to do.
+type stub []resolvconf.Bind
+
+func (s stub) Binds(context.Context) ([]resolvconf.Bind, error) { return s, nil }
+
 func TestUnitCannotBringItsOwnVariablesOrLines(t *testing.T) {
 	s, err := NewSystemd(here{}, "/opt/s3-csi/s3-csi-helper")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, p := range s.properties(Unit{Name: "a-1", Description: "two\nlines\x00", StateDir: "/run/$HOME", UID: 5000, GID: 6000}, 0) {
+	for _, p := range s.properties(Unit{Name: "a-1", Description: "two\nlines\x00", StateDir: "/run/$HOME", UID: 5000, GID: 6000}, nil, 0) {
 		switch p.Name {
 		case "Description":
 			if got := p.Value.Value(); got != "two lines " {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher/runas"
+	"github.com/s3-csi/s3-csi-driver/pkg/resolvconf"
 )
 
 // Limits are what one helper and its client, or all of them, may use (systemd.resource-control(5)). Zero is no limit.
@@ -73,6 +74,11 @@ type (
 		Allow bool
 		Names []string
 	}
+	bindMount struct {
+		Source, Target string
+		IgnoreMissing  bool
+		Flags          uint64 // MS_REC, or 0
+	}
 	network struct {
 		Family int32
 		Addr   []byte
@@ -88,7 +94,7 @@ func containersEnd() []string {
 
 // properties are those of a unit, less what the host's systemd lacks. Whoever may ask systemd can read them: nothing in
 // them is secret.
-func (s *Systemd) properties(u Unit, socket dbus.UnixFD) []sd.Property {
+func (s *Systemd) properties(u Unit, binds []resolvconf.Bind, socket dbus.UnixFD) []sd.Property {
 	argv := runas.Argv(s.program, u.UID, u.GID, "helper", "--name", u.Name, "--state-dir", u.StateDir)
 	for i := range argv[1:] {
 		argv[i+1] = strings.ReplaceAll(argv[i+1], "$", "$$") // systemd would put a variable there
@@ -121,7 +127,7 @@ func (s *Systemd) properties(u Unit, socket dbus.UnixFD) []sd.Property {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, p := range sandbox(writable) {
+	for _, p := range s.parts(writable, binds) {
 		if u.Callers && p.Name == "ProtectProc" {
 			continue // it would hide other users' processes; what they keep from others is kept anyway
 		}

@@ -21,10 +21,12 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
 	"github.com/s3-csi/s3-csi-driver/pkg/session"
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
 // uids is a launcher that starts nothing, with the uids that have processes.
@@ -82,6 +84,14 @@ type s3 struct {
 
 func (s3) Backend(name string) (backend.Backend, error) {
 	return backend.Backend{Name: name, Endpoint: "https://moved.example"}, nil
+}
+
+// CheckClaims agrees with nobody who says anything.
+func (s3) CheckClaims(name string, claims []volume.Claim) error {
+	if len(claims) > 0 {
+		return fault.Errorf(fault.Precondition, "%s is not what backend %s is", claims[0].Field, name)
+	}
+	return nil
 }
 
 func (s3) Changed() <-chan struct{} { return nil }

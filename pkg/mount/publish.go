@@ -46,6 +46,9 @@ func (m *Manager) check(r *Request) (spec Spec, err error) {
 		return spec, fault.Errorf(fault.Precondition, "volume %s takes its credentials from a secret, and the request has none: "+
 			"set node-publish-secret-name and -namespace on its StorageClass or nodePublishSecretRef on its PersistentVolume", r.VolumeID)
 	}
+	if err := m.Backends.CheckClaims(r.Volume.Backend, r.Claims); err != nil {
+		return spec, fmt.Errorf("volume %s: %w", r.VolumeID, err)
+	}
 	if r.Attributes.RoleARN != "" {
 		if err := backend.CheckTemplates(r.Attributes.RoleARN); err != nil { // which nobody can see in what they expand to
 			return spec, fault.Errorf(fault.Precondition, "roleARN of the volume: %q %w", r.Attributes.RoleARN, err)
@@ -98,6 +101,11 @@ func (m *Manager) checkClient(r Request) error {
 	if err := cl.CheckLimits(r.Attributes, r.Options, "volume_context"); err != nil {
 		return err
 	}
+	if r.Ephemeral {
+		if err := cl.CheckInline(r.Attributes, r.Options, m.share()); err != nil {
+			return err
+		}
+	}
 	if cl.CallerPIDs {
 		return host.HostPID()
 	}
@@ -142,6 +150,9 @@ func (m *Manager) publish(ctx context.Context, r Request, spec Spec) (err error)
 	}
 	var target *os.File
 	if before.shows == shownNothing {
+		if len(r.Ignored) > 0 {
+			klog.FromContext(ctx).Info("Warning: the volume was written for another driver, and some of it means nothing here and is ignored", "ignored", r.Ignored)
+		}
 		var made bool
 		if target, made, err = m.openTarget(ctx, r.Target); err != nil {
 			return err

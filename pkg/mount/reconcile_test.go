@@ -76,15 +76,21 @@ func show(t *testing.T, m *Manager, rec record) {
 		t.Skip("needs root: it mounts a file system")
 	}
 	target := t.TempDir()
-	if err := unix.Mount(sourceName("default:bucket", rec.Name), target, "tmpfs", 0, ""); err != nil {
-		t.Fatal(err)
-	}
+	mountAt(t, rec, target)
 	t.Cleanup(func() {
 		if err := unix.Unmount(target, unix.MNT_DETACH); err != nil {
 			t.Error(err)
 		}
 	})
 	if err := m.store.writePublication(publication{Target: target, Mount: rec.Name}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// mountAt mounts something that is a mount's by its source.
+func mountAt(t *testing.T, rec record, target string) {
+	t.Helper()
+	if err := unix.Mount(sourceName("default:bucket", rec.Name), target, "tmpfs", 0, ""); err != nil {
 		t.Fatal(err)
 	}
 }

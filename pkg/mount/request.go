@@ -32,6 +32,8 @@ type Request struct {
 	ServiceAccount string             // of that pod; "": not told
 	Ephemeral      bool               // an inline volume of the pod, which never gets the driver's own credentials
 	Identity       string             // for people: "driver", "secret:<access key id>", "workload:<namespace>/<service account>"
+	Claims         []volume.Claim     // what its author says of the service: has to be what the backend says
+	Ignored        []string           // what its author wrote for another driver and means nothing here, for the log
 }
 
 // Stats is what NodeGetVolumeStats reports.
@@ -58,6 +60,8 @@ type Launcher interface {
 // Backends is what the manager asks of the S3 services.
 type Backends interface {
 	Backend(name string) (backend.Backend, error)
+	// CheckClaims is fault.Precondition where the backend of that name is not what a volume's author says that it is.
+	CheckClaims(name string, claims []volume.Claim) error
 	// Changed is closed when Backend begins to answer something else.
 	Changed() <-chan struct{}
 	// CheckAccess proves that the keys can do below the prefix what a client will do, and tells the bucket's region and

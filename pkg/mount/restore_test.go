@@ -1,6 +1,7 @@
 package mount
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -23,11 +24,13 @@ func rebooted(t *testing.T) (s store, rec record) {
 	if err := os.Chown(s.cacheDir(rec.Name), 5000, 5000); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.keepRecord(rec); err != nil {
+	if err := s.keepRecord(rec, true); err != nil {
 		t.Fatal(err)
 	}
 	return s, rec
 }
+
+func keeping(record) bool { return true }
 
 func TestAMountComesBackAfterAReboot(t *testing.T) {
 	s, rec := rebooted(t)
@@ -35,7 +38,7 @@ func TestAMountComesBackAfterAReboot(t *testing.T) {
 	if err := os.Mkdir(s.mountDir(rec.Name), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	names, err := s.restore()
+	names, err := s.restore(keeping)
 	if err != nil || !slices.Equal(names, []string{rec.Name}) {
 		t.Fatalf("%q, %v", names, err)
 	}
@@ -49,7 +52,7 @@ func TestAMountComesBackAfterAReboot(t *testing.T) {
 	if uid, err := s.owner(rec.Name); err != nil || uid != 5000 {
 		t.Errorf("its state directory is of uid %d, %v", uid, err)
 	}
-	if names, err := s.restore(); err != nil || len(names) != 0 {
+	if names, err := s.restore(keeping); err != nil || len(names) != 0 {
 		t.Errorf("it comes back twice: %q, %v", names, err)
 	}
 	if err := s.remove(rec.Name); err != nil {
@@ -71,7 +74,7 @@ func TestARecordWithoutACacheIsForgotten(t *testing.T) {
 			if err := spoil(s, rec); err != nil {
 				t.Fatal(err)
 			}
-			names, err := s.restore()
+			names, err := s.restore(keeping)
 			if err != nil || len(names) != 0 {
 				t.Errorf("%q, %v", names, err)
 			}
@@ -82,6 +85,41 @@ func TestARecordWithoutACacheIsForgotten(t *testing.T) {
 				t.Error("the cache, whose files may be the only copy, is gone")
 			}
 		})
+	}
+}
+
+// TestACacheOfCopiesGoesWithAReboot is about clients that store what is written before it is closed.
+func TestACacheOfCopiesGoesWithAReboot(t *testing.T) {
+	s, rec := rebooted(t)
+	if err := errors.Join(os.Mkdir(s.cacheDir(rec.Name)+"/blocks", 0o700), os.WriteFile(s.cacheDir(rec.Name)+"/blocks/1", []byte("a copy"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if names, err := s.restore(func(rec record) bool { return rec.Client != "rclone" }); err != nil || len(names) != 0 {
+		t.Errorf("%q, %v", names, err)
+	}
+	if left, _ := filepath.Glob(s.cache + "/*"); len(left) != 0 {
+		t.Errorf("left: %q", left)
+	}
+	if _, err := os.Lstat(s.mountDir(rec.Name)); err == nil {
+		t.Error("a mount came back")
+	}
+}
+
+func TestEmptyCachesAreRemoved(t *testing.T) {
+	s := newStore(t)
+	empty, full, live := strings.Repeat("b", 24)+"-1", strings.Repeat("b", 24)+"-2", strings.Repeat("b", 24)+"-3"
+	for _, dir := range []string{s.cacheDir(empty), s.cacheDir(full), s.cacheDir(full) + "/dir", s.mountDir(live), s.cacheDir(live)} {
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if left, err := s.leftCaches(); err != nil || !slices.Equal(left, []string{s.cacheDir(full)}) {
+		t.Errorf("%q, %v", left, err)
+	}
+	for name, want := range map[string]bool{empty: false, full: true, live: true} {
+		if _, err := os.Lstat(s.cacheDir(name)); (err == nil) != want {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }
 

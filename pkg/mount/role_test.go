@@ -4,7 +4,27 @@ import (
 	"testing"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
+
+// A volume whose author expects another service than its backend's is not mounted. What is expected is no part of the mount.
+func TestAVolumeIsHeldAgainstItsBackend(t *testing.T) {
+	m := newTestManager(t, &uids{}, s3{})
+	r := request()
+	r.Attributes.Client = "rclone"
+	before, err := m.check(&r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Ignored = []string{"something"}
+	if after, err := m.check(&r); err != nil || after.Key() != before.Key() {
+		t.Errorf("the key changed with what is ignored: %v", err)
+	}
+	r.Claims = []volume.Claim{{Kind: volume.ClaimEndpoint, Field: "secrets.endpoint", Value: "https://elsewhere.example"}}
+	if _, err := m.check(&r); !fault.Is(err, fault.Precondition) {
+		t.Errorf("mounted all the same: %v", err)
+	}
+}
 
 // A role in which two pods could expand to the same name is refused before its templates are gone: namespace a-b with service
 // account c is not namespace a with b-c.

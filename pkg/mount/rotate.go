@@ -199,7 +199,7 @@ func (m *Manager) wait(ctx context.Context, before sight, spec Spec, others []st
 func (m *Manager) rewrite(ctx context.Context, rec record) error {
 	return m.do(ctx, func() error {
 		if m.holdsBack(rec) {
-			if err := m.store.keepRecord(rec); err != nil {
+			if err := m.store.keepRecord(rec, true); err != nil {
 				return err
 			}
 		}
@@ -245,7 +245,7 @@ func (m *Manager) moveTo(ctx context.Context, r Request, spec Spec, before sight
 	failpoint.Here("rotate.started")
 	p := r.publication(rec)
 	p.From = append(slices.Clone(before.pub.From), before.rec.Name)
-	if err := m.do(ctx, func() error { return m.store.writePublication(p) }); err != nil {
+	if err := m.reassign(ctx, before, p); err != nil {
 		return err
 	}
 	failpoint.Here("rotate.moved")
@@ -254,6 +254,28 @@ func (m *Manager) moveTo(ctx context.Context, r Request, spec Spec, before sight
 	}
 	klog.FromContext(ctx).Info("Moved to a mount of the changed secret", "from", before.rec.Name, "mount", rec.Name, "volume", r.VolumeID, "identity", r.Identity)
 	return m.shows(ctx, rec, r.Target)
+}
+
+// reassign gives a publication to another mount, whose key's lock is held. So is the lock of the mount's that it comes from, for
+// that moment: whoever replaces that one gives its publications to its successor.
+func (m *Manager) reassign(ctx context.Context, before sight, p publication) error {
+	if from := keyOf(before.rec.Name); from != keyOf(p.Mount) {
+		unlock, ok := m.keys.TryLock(from) // waiting for a second key while one is held could wait for ever
+		if !ok {
+			return fault.Errorf(fault.Busy, "mount %s, which the target shows, is being replaced or ended", before.rec.Name)
+		}
+		defer unlock()
+	}
+	return m.do(ctx, func() error {
+		now, have, err := m.store.publication(p.Target)
+		if err != nil {
+			return err
+		}
+		if have && now.Mount != before.pub.Mount {
+			return fault.Errorf(fault.Busy, "mount %s, which the target showed, was replaced meanwhile by %s", before.rec.Name, now.Mount)
+		}
+		return m.store.writePublication(p)
+	})
 }
 
 // leave looks after a mount that a publication was moved away from. Where it was the last one, the mount is nobody's any more,

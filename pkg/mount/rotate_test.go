@@ -130,6 +130,38 @@ func TestARotationWaitsForAllWhereTheClientHoldsBack(t *testing.T) {
 	}
 }
 
+// A mount that is being replaced gives its publications to its successor. One that moves away in that moment would be lost.
+func TestAPublicationMovesWhileNobodyReplacesItsMount(t *testing.T) {
+	m := newTestManager(t, &uids{}, s3{})
+	rec, p := secretMount(t, m, "a", "mountpoint-s3")
+	before := sight{shows: shownRotated, rec: rec, pub: p}
+	moved := p
+	moved.Mount, moved.From = mountName(strings.Repeat("b", 24), 7), []string{rec.Name}
+	move := func(busy bool, mount string) {
+		t.Helper()
+		if err := m.reassign(t.Context(), before, moved); fault.Is(err, fault.Busy) != busy || err != nil && !busy {
+			t.Errorf("busy: %t, want %t: %v", fault.Is(err, fault.Busy), busy, err)
+		}
+		if now, _, err := m.store.publication(p.Target); err != nil || now.Mount != mount {
+			t.Errorf("the publication is %s's, not %s's; %v", now.Mount, mount, err)
+		}
+	}
+
+	unlock, err := m.keys.Lock(t.Context(), rec.Key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	move(true, rec.Name)
+	unlock()
+	fresh := record{Name: mountName(rec.Key, 2), Former: []string{rec.Name}}
+	if err := m.store.succeed(fresh); err != nil {
+		t.Fatal(err)
+	}
+	move(true, fresh.Name)
+	before.pub.Mount = fresh.Name // as the next try sees it
+	move(false, moved.Mount)
+}
+
 // What a rotated mount has left to store is stored before a pod with its new secret gets a mount of its own on the same prefix.
 func TestARotatedMountThatEndsIsWaitedFor(t *testing.T) {
 	m := newTestManager(t, &uids{}, s3{})

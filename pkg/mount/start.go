@@ -103,10 +103,10 @@ func (m *Manager) bringUp(ctx context.Context, rec *record, cl client.Client, be
 	}
 	failpoint.Here("start.mounted")
 	var up errgroup.Group
-	if keepsOnDisk(cl, spec) { // on a disk, which takes its time
-		kept := *rec
-		up.Go(func() error { return m.do(ctx, func() error { return m.store.keepRecord(kept) }) })
-	}
+	kept := *rec
+	up.Go(func() error { // on a disk, which takes its time
+		return m.do(ctx, func() error { return m.store.keepRecord(kept, keepsOnDisk(cl, spec)) })
+	})
 	up.Go(func() error { return m.serve(ctx, *rec, s, fuse) })
 	if err := up.Wait(); err != nil {
 		return err
@@ -233,6 +233,25 @@ func (m *Manager) limits(spec Spec, cl client.Client, options []volume.Option) l
 		l.MemoryMax = max(m.Limits.MemoryMax, cl.NeedsMemory(options))
 	}
 	return l
+}
+
+// What an inline volume may ask for where the operator leaves it to systemd: as much as every service has, and as many tasks as
+// --tasks-max is by default, because nobody knows systemd's number.
+const (
+	inlineCPUWeight = 100
+	inlineTasks     = 1024
+)
+
+// share is what the author of a pod may ask for: no more of the node than volumes get that say nothing.
+func (m *Manager) share() client.Share {
+	s := client.Share{Memory: m.Limits.MemoryMax, CPUWeight: m.Limits.CPUWeight, Tasks: m.Limits.TasksMax}
+	if s.CPUWeight == 0 {
+		s.CPUWeight = inlineCPUWeight
+	}
+	if s.Tasks == 0 {
+		s.Tasks = inlineTasks
+	}
+	return s
 }
 
 // writeCA puts the certificates that the backend is trusted by where the client can read them.

@@ -289,6 +289,7 @@ func (s store) allPublications() ([]publication, error) {
 }
 
 // leftCaches are the directories of the cache that belong to no mount: of mounts that a reboot ended, and what was kept.
+// Those that are empty are removed.
 func (s store) leftCaches() (dirs []string, err error) {
 	entries, err := os.ReadDir(s.cache)
 	if err != nil {
@@ -298,7 +299,8 @@ func (s store) leftCaches() (dirs []string, err error) {
 		if !e.IsDir() {
 			continue
 		}
-		if _, err := os.Lstat(s.mountDir(e.Name())); errors.Is(err, fs.ErrNotExist) {
+		// Of a mount that comes up now, the other directory is there first.
+		if _, err := os.Lstat(s.mountDir(e.Name())); errors.Is(err, fs.ErrNotExist) && os.Remove(s.cacheDir(e.Name())) != nil {
 			dirs = append(dirs, s.cacheDir(e.Name()))
 		}
 	}

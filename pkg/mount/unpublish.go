@@ -28,7 +28,7 @@ func (m *Manager) Unpublish(ctx context.Context, volumeID, target string) error 
 		deadline = time.Now().Add(m.DrainTimeout)
 	}
 	// The answer must still reach the caller, with what is left to do.
-	deadline = deadline.Add(-min(time.Second, time.Until(deadline)/10))
+	deadline = deadline.Add(-min(time.Second, time.Until(deadline)/2))
 	return m.targets.do(ctx, target, "unpublish "+volumeID, func() error {
 		wctx, cancel := context.WithDeadline(context.WithoutCancel(ctx), deadline)
 		defer cancel()
@@ -82,6 +82,23 @@ func (m *Manager) unpublish(ctx context.Context, volumeID, target string) error 
 			return err
 		}
 		defer unlock()
+		// Whoever had the lock may have given the publication to a successor, which has the same key, and healed the target.
+		var again host.Place
+		if err := m.do(ctx, func() (err error) {
+			again, _ = host.Look(target) // what is wrong with a path is found when it is removed
+			p, have, err = m.store.publication(target)
+			return err
+		}); err != nil {
+			return err
+		}
+		if have {
+			name = p.Mount
+		}
+		if again.Mountpoint {
+			if err := m.unmountTarget(ctx, target); err != nil {
+				return err
+			}
+		}
 		rec, err := m.recordOf(ctx, name)
 		if err != nil {
 			return err

@@ -264,20 +264,23 @@ func (l *plan) workload() (credentials.Order, error) {
 		return credentials.Order{Kind: credentials.WebIdentity, Token: sts.Value}, nil
 	case hasAgent && l.role == "" && l.scope != volume.ScopeOff:
 		return credentials.Order{}, fault.Errorf(fault.Precondition, "%s: what EKS Pod Identity gives can only be narrowed to the volume by taking on a role: name one with roleARN in the volume or workloadRoleARN on the backend "+
-			"that trusts the association's role, or say scope: off", b)
+			"that trusts the association's role (%s), or say scope: off", b, unreadAnnotation)
 	case hasAgent && l.role != "" && !b.Makes(credentials.AssumeRole):
 		return credentials.Order{}, fault.Errorf(fault.Precondition, "role %s is named for EKS Pod Identity's session to take on, and %s makes no sessions of kind %s: %s", l.role, b, credentials.AssumeRole, declare(b, credentials.AssumeRole))
 	case hasAgent:
 		return credentials.Order{Kind: credentials.PodIdentity, Token: agent.Value, AgentURI: b.AgentURI()}, nil
 	case !b.Makes(credentials.WebIdentity):
-		return credentials.Order{}, fault.Errorf(fault.Precondition, "the volume says credentials: workload, and %s exchanges no tokens: %s", b, declare(b, credentials.WebIdentity))
+		return credentials.Order{}, fault.Errorf(fault.Precondition, "the volume has credentials: workload, and %s exchanges no tokens: %s", b, declare(b, credentials.WebIdentity))
 	case b.Audience() == "":
-		return credentials.Order{}, fault.Errorf(fault.Precondition, "the volume says credentials: workload, and %s has no audience, so that no token may be sent to it: set sts.audience in the driver's config file, and the same in tokenRequests of the CSIDriver object", b)
+		return credentials.Order{}, fault.Errorf(fault.Precondition, "the volume has credentials: workload, and %s has no audience, so that no token may be sent to it: set sts.audience in the driver's config file, and the same in tokenRequests of the CSIDriver object", b)
 	case !hasSTS:
-		return credentials.Order{}, fault.Errorf(fault.Precondition, "the volume says credentials: workload, and the request brings no token of audience %s for %s (it brings %s): add the audience to tokenRequests of the CSIDriver object", b.Audience(), b, l.Tokens)
+		return credentials.Order{}, fault.Errorf(fault.Precondition, "the volume has credentials: workload, and the request brings no token of audience %s for %s (it brings %s): add the audience to tokenRequests of the CSIDriver object", b.Audience(), b, l.Tokens)
 	}
-	return credentials.Order{}, fault.Errorf(fault.Precondition, "the volume says credentials: workload, and no role is named that %s could give the pod: set roleARN in the volume, or workloadRoleARN on the backend in the driver's config file", b)
+	return credentials.Order{}, fault.Errorf(fault.Precondition, "the volume has credentials: workload, and no role is named that %s could give the pod: set roleARN in the volume (in a PersistentVolume that exists, mountOptions: [role-arn=<ARN>]), or workloadRoleARN on the backend in the driver's config file (%s)", b, unreadAnnotation)
 }
+
+// unreadAnnotation is for those who come from drivers that read it.
+const unreadAnnotation = "the annotation eks.amazonaws.com/role-arn of the pod's service account cannot be read: this driver does not talk to the Kubernetes API"
 
 // complete adds to an order what all kinds need.
 func (l *plan) complete(ctx context.Context, o credentials.Order) (credentials.Order, error) {

@@ -141,11 +141,11 @@ func TestHowSessionsAreMade(t *testing.T) {
 		{"no keys", aws, secret(credentials.Keys{}, ""), refused, refused, refused, "no keys"},
 
 		{"a token for AWS with a role", aws, workload(stsOnly, roleA), web, web, web, ""},
-		{"a token for AWS without a role", aws, workload(stsOnly, ""), refused, refused, refused, "workloadRoleARN"},
+		{"a token for AWS without a role", aws, workload(stsOnly, ""), refused, refused, refused, "workloadRoleARN on the backend in the driver's config file (the annotation eks.amazonaws.com/role-arn of the pod's service account cannot be read"},
 		{"a token for the agent with a role", aws, workload(agentOnly, roleA), agent, agent, agent, ""},
 		{"a token for the agent without a role", aws, workload(agentOnly, ""), agent, refused, refused, "narrowed"},
 		{"both tokens with a role", aws, workload(both, roleA), web, web, web, ""},
-		{"both tokens without a role", aws, workload(both, ""), agent, refused, refused, "narrowed"},
+		{"both tokens without a role", aws, workload(both, ""), agent, refused, refused, "annotation eks.amazonaws.com/role-arn"},
 		{"the agent's session where no role can be taken on", onlyFed, workload(agentOnly, roleA), refused, refused, refused, "assumeRole"},
 		{"no token", aws, workload(nil, roleA), refused, refused, refused, "no token of audience sts.amazonaws.com"},
 		{"a token of another audience", aws, workload(credentials.Tokens{"minio": {Value: "x"}}, roleA), refused, refused, refused, "no token of audience"},

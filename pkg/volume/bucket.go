@@ -85,6 +85,13 @@ func bucketKind(name string) (BucketKind, error) {
 }
 
 func checkBucketCharacters(name string) error {
+	if strings.HasPrefix(name, "arn:") {
+		return errors.New("is an ARN; write the alias of the access point (…-s3alias)")
+	}
+	if rest, ok := strings.CutPrefix(name, "s3://"); ok {
+		bucket, prefix, _ := strings.Cut(rest, "/")
+		return fmt.Errorf("is an S3 URI; write bucketName %q and prefix %q", printable(bucket), printable(prefix))
+	}
 	if len(name) < 3 || len(name) > 63 {
 		return fmt.Errorf("has %d characters, 3 to 63 are allowed", len(name))
 	}

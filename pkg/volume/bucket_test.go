@@ -57,7 +57,8 @@ func TestValidateBucketNameRefusesNamesThatNoVolumeCanHave(t *testing.T) {
 		"my-an":                   "-an",
 		"logs-1111-us-west-2-an":  "-an",
 		"a.b-s3alias":             "alias",
-		"arn:aws:s3:::my-bucket1": "a-z",
+		"arn:aws:s3:::my-bucket1": "alias of the access point",
+		"s3://my-bucket/a/b":      `bucketName "my-bucket" and prefix "a/b"`,
 	} {
 		_, err := ValidateBucketName(name)
 		wantInvalid(t, err, "", word)

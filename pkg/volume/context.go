@@ -9,42 +9,98 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
-// Keys that k8s-csi-s3 leaves in the volume contexts of its volumes.
-const (
-	legacyBucket   = "bucket"
-	legacyCapacity = "capacity"
-	legacyMounter  = "mounter"
-	legacyOptions  = "options"
-)
-
 // ignored tells the keys that the container orchestrator adds to a volume context. They say nothing about the volume;
 // what of them the driver needs it reads elsewhere.
 func ignored(key string) bool {
 	return strings.HasPrefix(key, metadataPrefix) || key == "storage.kubernetes.io/csiProvisionerIdentity"
 }
 
-// ParseContext reads a volume as a node gets it. The place comes from the handle if it is a volume id of this driver;
-// a context that says otherwise is refused. Else it comes from the context (a static volume: bucketName, and prefix,
-// backend), or, where that names no bucket, from the handle of k8s-csi-s3. Unknown keys are refused, except those that
-// the orchestrator adds. Errors are Invalid and name the field.
-func ParseContext(handle string, context map[string]string) (ID, Attributes, error) {
-	if err := checkHandle(handle); err != nil {
-		return ID{}, Attributes{}, err
+// Given is what a node is given of a volume.
+type Given struct {
+	Handle  string
+	Context map[string]string
+	// Flags are the capability's mount flags, and FlagsField is what they are called in errors.
+	Flags      []string
+	FlagsField string
+	// DriverName is the name of this driver.
+	DriverName string
+}
+
+// Reading is a volume as a node gets it, in this driver's words.
+type Reading struct {
+	ID         ID
+	Attributes Attributes
+	Options    []Option // for the client: those of the context, then those of the flags
+	// Claims are what the author says of the service. Whoever mounts the volume has to hold them against its backend.
+	Claims []Claim
+	// Ignored are what means nothing here, and why, for the log. They hold no values.
+	Ignored []string
+}
+
+// Read reads a volume as a node gets it. The place comes from the handle if it is a volume id of this driver; a context that
+// says otherwise is refused. Else it comes from the context (a static volume: bucketName, and prefix, backend), or, where that
+// names no bucket, from the handle of k8s-csi-s3. What other drivers call otherwise is read by the table ForeignDocs: attributes
+// always, mount flags where the handle is not a volume id of this driver. Unknown keys are refused, except those that the
+// orchestrator adds. Errors are Invalid and name the field.
+func Read(g Given) (Reading, error) {
+	if err := checkHandle(g.Handle); err != nil {
+		return Reading{}, err
 	}
-	given := maps.Clone(context)
+	given := maps.Clone(g.Context)
 	maps.DeleteFunc(given, func(key, _ string) bool { return ignored(key) })
 	if mapSize(given) > maxMap {
-		return ID{}, Attributes{}, fault.Field("volume_context", "has more than %d bytes", maxMap)
+		return Reading{}, fault.Field("volume_context", "has more than %d bytes", maxMap)
 	}
-	id, err := locate(handle, given)
+	if given == nil {
+		given = map[string]string{}
+	}
+	own, ownErr := ParseID(g.Handle)
+	t := newTranslation(given, ScopeContext)
+	legacy, err := t.all(g, ownErr != nil)
 	if err != nil {
-		return ID{}, Attributes{}, err
+		return Reading{}, err
 	}
-	attributes, err := parseAttributes(given)
-	if err != nil {
-		return ID{}, Attributes{}, err
+	r := Reading{Claims: t.claims, Ignored: t.ignored}
+	_, named := t.given[keyBucketName]
+	if r.ID, err = t.locate(g.Handle, own, ownErr); err != nil {
+		return Reading{}, err
 	}
-	return id, attributes, nil
+	if r.Attributes, err = t.attributes(legacy); err != nil {
+		return Reading{}, err
+	}
+	r.Options = slices.Concat(r.Attributes.MountOptions, t.options)
+	if g.DriverName == AWSDriverName && ownErr != nil && named && !t.legacy && r.Attributes.Client == "" {
+		r.awsDefaults()
+	}
+	return r, nil
+}
+
+// all translates the context and, of a static volume, the flags. legacy are options for the client that the context held in
+// other words.
+func (t *translation) all(g Given, static bool) (legacy []Option, err error) {
+	var words []word
+	if static {
+		if words, err = readFlags(g.Flags, g.FlagsField); err != nil {
+			return nil, err
+		}
+		t.chosen = slices.ContainsFunc(words, func(w word) bool { return w.name == keyClient })
+	}
+	t.keys(awsAttributes())
+	t.keys(k8sS3Parameters())
+	legacy, t.options = t.options, nil
+	if static {
+		t.flags(words)
+	} else if t.options, err = ParseMountOptions(g.Flags, g.FlagsField); err != nil {
+		return nil, err
+	}
+	t.finishCache()
+	return legacy, t.err()
+}
+
+// ParseContext is Read without mount flags.
+func ParseContext(handle string, context map[string]string) (ID, Attributes, error) {
+	r, err := Read(Given{Handle: handle, Context: context})
+	return r.ID, r.Attributes, err
 }
 
 // checkHandle refuses what the CSI specification does not allow in a volume_id.
@@ -60,57 +116,71 @@ func checkHandle(handle string) error {
 	return nil
 }
 
-// locate finds the place and takes the keys that it read out of given.
-func locate(handle string, given map[string]string) (ID, error) {
-	own, err := ParseID(handle)
-	switch _, named := given[keyBucketName]; {
-	case err == nil:
-		return ownPlace(own, given)
+// locate finds the place and takes the keys that it read out of what is given.
+func (t *translation) locate(handle string, own ID, ownErr error) (id ID, err error) {
+	_, named := t.given[keyBucketName]
+	switch {
+	case ownErr == nil:
+		id, err = t.ownPlace(own)
 	case named:
-		return staticPlace(given)
+		id, err = t.staticPlace()
 	case strings.Contains(handle, ":"):
-		return ID{}, err
+		err = ownErr
 	default:
-		return legacyPlace(handle, given)
+		id, err = t.legacyPlace(handle)
 	}
+	if err == nil && t.bucket.value != "" && t.bucket.value != id.Bucket {
+		err = fault.Field(t.bucket.field, "%q is not the bucket of the volume, %q", t.bucket.value, id.Bucket)
+	}
+	return id, err
 }
 
 // ownPlace holds the context against the volume id, which alone decides.
-func ownPlace(id ID, given map[string]string) (ID, error) {
+func (t *translation) ownPlace(id ID) (ID, error) {
 	said := map[string]string{keyBackend: id.Backend, keyBucketName: id.Bucket, keyPrefix: id.Prefix}
 	for _, key := range slices.Sorted(maps.Keys(said)) {
-		value, ok := given[key]
+		value, ok := t.given[key]
 		if key == keyPrefix {
 			value = withSlash(value)
 		}
 		if ok && value != said[key] {
-			return ID{}, fault.Field("volume_context."+key, "%q is not what the volume id %q says (%q); correct it, or give a static volume a handle without \":\"", given[key], id, said[key])
+			return ID{}, fault.Field(t.field(key), "%q is not what the volume id %q says (%q); correct it, or give a static volume a handle without \":\"", t.given[key], id, said[key])
 		}
-		delete(given, key)
+		delete(t.given, key)
 	}
 	return id, nil
 }
 
-func staticPlace(given map[string]string) (ID, error) {
-	id := ID{Backend: DefaultBackend, Bucket: given[keyBucketName], Prefix: withSlash(given[keyPrefix])}
-	if backend, ok := given[keyBackend]; ok {
-		if err := checkBackendName(backend); err != nil {
-			return ID{}, fault.Field("volume_context."+keyBackend, "%w", err)
-		}
-		id.Backend = backend
+func (t *translation) staticPlace() (ID, error) {
+	id := ID{Bucket: t.given[keyBucketName], Prefix: withSlash(t.given[keyPrefix])}
+	var err error
+	if id.Backend, err = t.backend(); err != nil {
+		return ID{}, err
 	}
 	if _, err := bucketKind(id.Bucket); err != nil {
-		return ID{}, fault.Field("volume_context."+keyBucketName, "%q %w", id.Bucket, err)
+		return ID{}, fault.Field(t.field(keyBucketName), "%q %w", id.Bucket, err)
 	}
 	if id.Prefix != "" {
 		if err := checkPrefix(id.Prefix); err != nil {
-			return ID{}, fault.Field("volume_context."+keyPrefix, "%q %w", given[keyPrefix], err)
+			return ID{}, fault.Field(t.field(keyPrefix), "%q %w", t.given[keyPrefix], err)
 		}
 	}
-	for _, key := range []string{keyBackend, keyBucketName, keyPrefix} {
-		delete(given, key)
-	}
+	delete(t.given, keyBucketName)
+	delete(t.given, keyPrefix)
 	return id, nil
+}
+
+// backend reads the backend of a volume whose handle names none.
+func (t *translation) backend() (string, error) {
+	name, ok := t.given[keyBackend]
+	delete(t.given, keyBackend)
+	if !ok {
+		return DefaultBackend, nil
+	}
+	if err := checkBackendName(name); err != nil {
+		return "", fault.Field(t.field(keyBackend), "%w", err)
+	}
+	return name, nil
 }
 
 func withSlash(prefix string) string {
@@ -122,64 +192,27 @@ func withSlash(prefix string) string {
 
 // legacyPlace reads a volume of k8s-csi-s3. A bare word is taken for a bucket only if it looks like a handle of that
 // driver or the context does: a static volume whose author forgot bucketName must not end up in a stranger's bucket.
-func legacyPlace(handle string, given map[string]string) (ID, error) {
-	telling := false
-	for _, key := range []string{legacyBucket, legacyCapacity, legacyMounter, legacyOptions} {
-		if _, ok := given[key]; ok {
-			telling = true
-		}
-	}
-	if !telling && !LooksForeign(handle) {
+func (t *translation) legacyPlace(handle string) (ID, error) {
+	if !t.legacy && !LooksForeign(handle) {
 		return ID{}, fault.Field("volume_context."+keyBucketName, "is missing, and the handle %q does not say where the volume is", handle)
 	}
-	if _, ok := given[keyPrefix]; ok {
-		return ID{}, fault.Field("volume_context."+keyPrefix, "needs bucketName beside it")
+	if _, ok := t.given[keyPrefix]; ok {
+		return ID{}, fault.Field(t.field(keyPrefix), "needs bucketName beside it")
 	}
 	id, err := legacyID(handle)
 	if err != nil {
 		return ID{}, fault.Field("volume_id", "%q says neither alone nor with bucketName in the volume context where the volume is: %w", handle, err)
 	}
-	if backend, ok := given[keyBackend]; ok {
-		if err := checkBackendName(backend); err != nil {
-			return ID{}, fault.Field("volume_context."+keyBackend, "%w", err)
-		}
-		id.Backend = backend
-		delete(given, keyBackend)
-	}
-	return id, legacyAttributes(id, given)
+	id.Backend, err = t.backend()
+	return id, err
 }
 
-// legacyAttributes turns the keys of k8s-csi-s3 into ours.
-func legacyAttributes(id ID, given map[string]string) error {
-	if bucket := given[legacyBucket]; bucket != "" && bucket != id.Bucket {
-		return fault.Field("volume_context."+legacyBucket, "%q is not the bucket of the handle, %q", bucket, id.Bucket)
-	}
-	if given[legacyOptions] != "" {
-		return fault.Field("volume_context."+legacyOptions, "belongs to the clients of k8s-csi-s3; write mountOptions, a comma-separated list of options of this driver's client, or leave it empty")
-	}
-	if mounter := given[legacyMounter]; mounter != "" {
-		clients := map[string]string{"rclone": "rclone", "mountpoint": "mountpoint-s3", "mountpoint-s3": "mountpoint-s3"}
-		client, ok := clients[mounter]
-		if !ok {
-			return fault.Field("volume_context."+legacyMounter, "%q is not a client of this driver; write client: mountpoint-s3 or client: rclone instead", mounter)
-		}
-		if other, ok := given[keyClient]; ok && other != client {
-			return fault.Field("volume_context."+legacyMounter, "%q contradicts client %q", mounter, other)
-		}
-		given[keyClient] = client
-	}
-	for _, key := range []string{legacyBucket, legacyCapacity, legacyMounter, legacyOptions} {
-		delete(given, key)
-	}
-	return nil
-}
-
-// parseAttributes reads the keys that locate left.
-func parseAttributes(given map[string]string) (Attributes, error) {
+// attributes reads the keys that locate left. more are options for the client that stood in the context in other words.
+func (t *translation) attributes(more []Option) (Attributes, error) {
 	var a Attributes
-	for _, key := range slices.Sorted(maps.Keys(given)) {
-		field := "volume_context." + printable(key)
-		handled, err := a.set(key, given[key], field)
+	for _, key := range slices.Sorted(maps.Keys(t.given)) {
+		field := t.field(key)
+		handled, err := a.set(key, t.given[key], field)
 		if err != nil {
 			return Attributes{}, err
 		}
@@ -187,8 +220,22 @@ func parseAttributes(given map[string]string) (Attributes, error) {
 			return Attributes{}, fault.Field(field, "is not a key of a volume context; %s", suggestion(key, ScopeContext))
 		}
 	}
+	if err := a.addOptions(more, "volume_context."); err != nil {
+		return Attributes{}, err
+	}
 	if err := a.check("volume_context"); err != nil {
 		return Attributes{}, err
 	}
 	return a, nil
+}
+
+// addOptions adds options that stood beside mountOptions in other words.
+func (a *Attributes) addOptions(more []Option, root string) error {
+	for _, o := range more {
+		if slices.ContainsFunc(a.MountOptions, func(other Option) bool { return other.Name == o.Name }) {
+			return fault.Field(root+keyMountOptions, "gives %s, which %s gives, too; remove one", o.Name, legacyOptions)
+		}
+	}
+	a.MountOptions = slices.Concat(a.MountOptions, more)
+	return nil
 }

@@ -71,9 +71,6 @@ func knownIn(name string, scope Scope) bool { return slices.Contains(names(scope
 // suggestion tells what the author of an unknown parameter may have meant.
 func suggestion(name string, scope Scope) string {
 	meant := map[string]string{
-		legacyBucket:           keyBucketName,
-		legacyMounter:          keyClient,
-		legacyOptions:          keyMountOptions,
 		"authenticationSource": keyCredentials,
 		"role":                 keyRoleARN,
 		"iamRole":              keyRoleARN,

@@ -23,25 +23,33 @@ const (
 )
 
 // ParseParameters reads the parameters of CreateVolume for the volume of that name. Keys below csi.storage.k8s.io/ are
-// the provisioner's metadata; every other key must be a parameter of the table ParameterDocs. What comes back makes
-// volume ids that ParseID reads, whatever the generation. Errors are Invalid and name the field.
+// the provisioner's metadata; every other key must be a parameter of the table ParameterDocs, or one of k8s-csi-s3 that the
+// table ForeignDocs knows. What comes back makes volume ids that ParseID reads, whatever the generation. Errors are Invalid and
+// name the field.
 func ParseParameters(params map[string]string, name string) (Parameters, error) {
 	if err := checkName(name); err != nil {
 		return Parameters{}, err
 	}
 	p := Parameters{Backend: DefaultBackend, OnDelete: OnDeleteDelete}
-	size := 0
-	for _, key := range slices.Sorted(maps.Keys(params)) {
-		if strings.HasPrefix(key, metadataPrefix) {
-			continue
-		}
-		if size += len(key) + len(params[key]); size > maxMap {
-			return Parameters{}, fault.Field("parameters", "have more than %d bytes", maxMap)
-		}
-		if err := p.set(key, params[key]); err != nil {
+	given := maps.Clone(params)
+	maps.DeleteFunc(given, func(key, _ string) bool { return strings.HasPrefix(key, metadataPrefix) })
+	if mapSize(given) > maxMap {
+		return Parameters{}, fault.Field("parameters", "have more than %d bytes", maxMap)
+	}
+	t := newTranslation(given, ScopeClass)
+	t.keys(k8sS3Parameters())
+	if err := t.err(); err != nil {
+		return Parameters{}, err
+	}
+	for _, key := range slices.Sorted(maps.Keys(given)) {
+		if err := p.set(key, given[key], t.field(key)); err != nil {
 			return Parameters{}, err
 		}
 	}
+	if err := p.Node.addOptions(t.options, "parameters."); err != nil {
+		return Parameters{}, err
+	}
+	p.Claims, p.Ignored = t.claims, t.ignored
 	p.ExpectedBucketOwner = p.Node.ExpectedBucketOwner
 	if err := p.Node.check("parameters"); err != nil {
 		return Parameters{}, err
@@ -72,8 +80,7 @@ func checkName(name string) error {
 }
 
 // set reads one parameter; the base prefix is left to place, which needs all of them.
-func (p *Parameters) set(key, value string) error {
-	field := "parameters." + printable(key)
+func (p *Parameters) set(key, value, field string) error {
 	if !knownIn(key, ScopeClass) {
 		return fault.Field(field, "is not a parameter of a StorageClass; %s", suggestion(key, ScopeClass))
 	}

@@ -103,7 +103,7 @@ func TestParseParametersRefusesBadValuesByName(t *testing.T) {
 	}{
 		"unknown with its nearest":     {with(nil, "bucketname", "b"), "parameters.bucketname", []string{"nearest is bucketName"}},
 		"unknown mode":                 {with(nil, "dirmode", "0755"), "parameters.dirmode", []string{"nearest is dirMode"}},
-		"k8s-csi-s3's bucket":          {with(nil, "bucket", "b"), "parameters.bucket", []string{"bucketName"}},
+		"k8s-csi-s3's bucket":          {with(nil, "bucket", "b"), "parameters.bucket", []string{"3 to 63"}},
 		"k8s-csi-s3's mounter":         {with(nil, "mounter", "geesefs"), "parameters.mounter", []string{"client"}},
 		"k8s-csi-s3's options":         {with(nil, "options", "-o x"), "parameters.options", []string{"mountOptions"}},
 		"region belongs to a backend":  {with(nil, "region", "us-east-1"), "parameters.region", nil},

@@ -58,6 +58,10 @@ type Parameters struct {
 	// requests for one name with different sizes ask for different volumes, so it counts in the digest.
 	CapacityBytes int64
 	Node          Attributes // what goes on into the volume context
+	// Claims are what a StorageClass that was written for another driver says of the service, and Ignored what of it means
+	// nothing here; see Reading.
+	Claims  []Claim
+	Ignored []string
 }
 
 // Attributes are what a node needs to know about a volume beside where it is: parsed from a volume context, and written

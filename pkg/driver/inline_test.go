@@ -1,0 +1,197 @@
+package driver
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"maps"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
+)
+
+const inlinePod = "0b9c7f1e-53a4-4f0b-8d1c-7e2a90c4d611"
+
+// inlineRequest is a publication of an inline volume as kubelet makes it (makeVolumeHandle and SetUpAt of Kubernetes' pkg/volume/csi):
+// with attributes of the pod's author, podInfoOnMount and tokenRequests.
+func inlineRequest(attributes map[string]string) *csi.NodePublishVolumeRequest {
+	context := map[string]string{"bucketName": "bucket-1", "prefix": "a"}
+	maps.Copy(context, attributes)
+	maps.Copy(context, map[string]string{
+		ephemeralKey: "true", metadataPrefix + "pod.name": "web-0", podUIDKey: inlinePod, podNamespaceKey: "team-a", serviceAccountKey: "app",
+	})
+	return &csi.NodePublishVolumeRequest{
+		VolumeId:         fmt.Sprintf("csi-%x", sha256.Sum256([]byte(inlinePod+"data"))),
+		TargetPath:       "/var/lib/kubelet/pods/" + inlinePod + "/volumes/kubernetes.io~csi/data/mount",
+		VolumeCapability: mountCapability(csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER),
+		VolumeContext:    context,
+		Secrets:          map[string]string{tokensKey: tokensOf(audience, tokenOf("system:serviceaccount:team-a:app"))},
+	}
+}
+
+func newInlineNode(t *testing.T) (*Node, *fakeMounter) {
+	t.Helper()
+	m := newFakeMounter()
+	n, err := NewNode(m, "s3.csi.driver", NodeOptions{NodeID: "node-1", InlineVolumes: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n, m
+}
+
+func TestAnInlineVolumeIsWhatThePodSays(t *testing.T) {
+	keys := func(r *csi.NodePublishVolumeRequest) { maps.Copy(r.Secrets, tenantKeys()) }
+	nothing := func(*csi.NodePublishVolumeRequest) {}
+	for _, tt := range []struct {
+		what       string
+		attributes map[string]string
+		change     func(*csi.NodePublishVolumeRequest)
+		identity   string
+		readOnly   bool // the volume itself
+	}{
+		{"nothing said", nil, nothing, "workload:team-a/app", false},
+		{"workload", map[string]string{"credentials": "workload"}, nothing, "workload:team-a/app", false},
+		{"a secret", nil, keys, "secret:AKIA1", false},
+		{"a secret, said", map[string]string{"credentials": "secret"}, keys, "secret:AKIA1", false},
+		{"read-only by its source", nil, func(r *csi.NodePublishVolumeRequest) { r.Readonly = true }, "workload:team-a/app", true},
+		{"read-only by its attributes", map[string]string{"readOnly": "true"}, nothing, "workload:team-a/app", true},
+	} {
+		n, m := newInlineNode(t)
+		req := inlineRequest(tt.attributes)
+		tt.change(req)
+		if _, err := n.NodePublishVolume(t.Context(), req); err != nil {
+			t.Errorf("%s: %v", tt.what, err)
+			continue
+		}
+		p := m.last
+		if !p.Ephemeral || p.Volume != (volume.ID{Backend: "default", Bucket: "bucket-1", Prefix: "a/"}) || p.SingleWriter || p.PodNamespace != "team-a" {
+			t.Errorf("%s: %+v", tt.what, p)
+		}
+		if p.Identity != tt.identity || p.Source == credentials.SourceDriver || p.Attributes.ReadOnly != tt.readOnly || p.ReadOnly != req.GetReadonly() {
+			t.Errorf("%s: identity %q of source %s, read-only %t", tt.what, p.Identity, p.Source, p.Attributes.ReadOnly)
+		}
+	}
+}
+
+// A volume of a class is read-only for one pod without being so for others: this is for inline volumes alone.
+func TestAPublicationThatIsReadOnlyMakesNoOtherVolumeSo(t *testing.T) {
+	n, m := newInlineNode(t)
+	req := publishRequest()
+	req.Readonly = true
+	if _, err := n.NodePublishVolume(t.Context(), req); err != nil {
+		t.Fatal(err)
+	}
+	if p := m.last; p.Ephemeral || p.Attributes.ReadOnly || !p.ReadOnly {
+		t.Errorf("%+v", p)
+	}
+}
+
+func TestInlineVolumesThatAreRefused(t *testing.T) {
+	const invalid, precondition, denied = codes.InvalidArgument, codes.FailedPrecondition, codes.PermissionDenied
+	set := func(pairs ...string) func(*csi.NodePublishVolumeRequest) {
+		return func(r *csi.NodePublishVolumeRequest) {
+			for i := 0; i < len(pairs); i += 2 {
+				r.VolumeContext[pairs[i]] = pairs[i+1]
+			}
+		}
+	}
+	unset := func(keys ...string) func(*csi.NodePublishVolumeRequest) {
+		return func(r *csi.NodePublishVolumeRequest) {
+			for _, key := range keys {
+				delete(r.VolumeContext, key)
+			}
+		}
+	}
+	for _, tt := range []struct {
+		what   string
+		change func(*csi.NodePublishVolumeRequest)
+		code   codes.Code
+		says   []string
+	}{
+		{"the driver's credentials", set("credentials", "driver"), denied, []string{"volume_context.credentials", "never use the driver's own"}},
+		{"the driver's credentials beside a secret", func(r *csi.NodePublishVolumeRequest) {
+			set("credentials", "driver")(r)
+			maps.Copy(r.Secrets, tenantKeys())
+		}, denied, []string{"never use the driver's own"}},
+		{"a secret that is not there", set("credentials", "secret"), precondition, []string{"nodePublishSecretRef", "pod"}},
+		{"no token", func(r *csi.NodePublishVolumeRequest) { r.Secrets = nil }, precondition, []string{"credentials: workload", "tokenRequests"}},
+		{"somebody else's token in the context", func(r *csi.NodePublishVolumeRequest) {
+			r.Secrets = nil
+			set(tokensKey, tokensOf(audience, tokenOf("system:serviceaccount:kube-system:admin")))(r)
+		}, invalid, []string{"kube-system/admin"}},
+		{"a secret beside workload", func(r *csi.NodePublishVolumeRequest) {
+			set("credentials", "workload")(r)
+			maps.Copy(r.Secrets, tenantKeys())
+		}, invalid, []string{"secrets: hold S3 keys"}},
+		{"no bucket", unset("bucketName"), invalid, []string{"volume_context.bucketName: is missing"}},
+		{"an empty bucket", set("bucketName", ""), invalid, []string{"volume_context.bucketName: is missing"}},
+		{"no bucket, and attributes of k8s-csi-s3", func(r *csi.NodePublishVolumeRequest) {
+			unset("bucketName")(r)
+			set("bucket", "bucket-1", "mounter", "rclone")(r)
+		}, invalid, []string{"volume_context.bucketName: is missing"}},
+		{"a misspelt attribute", set("prefx", "b/"), invalid, []string{"volume_context.prefx", "prefix"}},
+		{"the driver's own prefix", set("prefix", ".s3-csi/volumes"), invalid, []string{"volume_context.prefix"}},
+		{"no word of kubelet", unset(ephemeralKey, podUIDKey, podNamespaceKey, serviceAccountKey), precondition, []string{"podInfoOnMount"}},
+		{"another word than kubelet's", set(ephemeralKey, "false"), precondition, []string{"podInfoOnMount"}},
+		{"the author's word", func(r *csi.NodePublishVolumeRequest) {
+			unset(podUIDKey)(r)
+			set(podNamespaceKey, "kube-system", serviceAccountKey, "admin")(r)
+		}, precondition, []string{"podInfoOnMount"}},
+		{"the author's word, with a guess", set(podUIDKey, "0b9c7f1e-53a4-4f0b-8d1c-000000000000", podNamespaceKey, "kube-system"), precondition, []string{"podInfoOnMount"}},
+		{"a target that names no pod", func(r *csi.NodePublishVolumeRequest) { r.TargetPath = "/targets/" + inlinePod + "/mount" }, precondition, []string{"podInfoOnMount"}},
+		{"no UID, and a target that names no pod", func(r *csi.NodePublishVolumeRequest) {
+			unset(podUIDKey)(r)
+			r.TargetPath = "/mount"
+		}, precondition, []string{"podInfoOnMount"}},
+	} {
+		n, m := newInlineNode(t)
+		req := inlineRequest(nil)
+		tt.change(req)
+		_, err := n.NodePublishVolume(t.Context(), req)
+		refused(t, tt.what, csi.Node_NodePublishVolume_FullMethodName, err, tt.code, tt.says...)
+		if m.calls > 0 {
+			t.Errorf("%s: refused after the mounter was called", tt.what)
+		}
+	}
+}
+
+func TestInlineVolumesAreOffUnlessTheOperatorSaysSo(t *testing.T) {
+	if o := parse(t, "node", nil); o.Node.InlineVolumes {
+		t.Error("they are on by default")
+	}
+	for what, change := range map[string]func(*csi.NodePublishVolumeRequest){
+		"as kubelet asks":     func(*csi.NodePublishVolumeRequest) {},
+		"without its word":    func(r *csi.NodePublishVolumeRequest) { delete(r.VolumeContext, ephemeralKey) },
+		"with another handle": func(r *csi.NodePublishVolumeRequest) { r.VolumeId = "default:bucket-1/a/" },
+	} {
+		n, m := newTestNode(t)
+		req := inlineRequest(nil)
+		change(req)
+		_, err := n.NodePublishVolume(t.Context(), req)
+		refused(t, what, csi.Node_NodePublishVolume_FullMethodName, err, codes.FailedPrecondition, "not enabled", "inlineVolumes: true", "--inline-volumes")
+		if m.calls > 0 {
+			t.Errorf("%s: refused after the mounter was called", what)
+		}
+	}
+}
+
+func TestThePodOfATarget(t *testing.T) {
+	for target, want := range map[string]string{
+		"/var/lib/kubelet/pods/" + inlinePod + "/volumes/kubernetes.io~csi/data/mount": inlinePod,
+		"/pods/u/volumes/p/v/mount":                       "u",
+		"/var/lib/kubelet/pods/u/volumes/p/v":             "",
+		"/var/lib/kubelet/pods/u/volume-subpaths/p/v/0":   "",
+		"/pods/u/volumes/p/v/x/mount":                     "",
+		"/x/u/volumes/p/v/mount":                          "",
+		"/mount":                                          "",
+		strings.Repeat("/pods", 7) + "/volumes/p/v/mount": "pods",
+	} {
+		if got := podOf(target); got != want {
+			t.Errorf("%s: %q, want %q", target, got, want)
+		}
+	}
+}

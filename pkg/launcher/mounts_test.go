@@ -1,0 +1,219 @@
+package launcher_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/helper"
+	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
+	"github.com/s3-csi/s3-csi-driver/pkg/resolvconf"
+)
+
+// fixed is a Resolver that has nothing to do.
+type fixed []resolvconf.Bind
+
+func (f fixed) Binds(context.Context) ([]resolvconf.Bind, error) { return f, nil }
+
+// failing is a Resolver that cannot.
+type failing struct{ error }
+
+func (f failing) Binds(context.Context) ([]resolvconf.Bind, error) { return nil, f.error }
+
+// TestHelperWithAResolverHoldsNoMountsOfTheHost makes hosts of its own whose mounts propagate, and whose mounts do not.
+func TestHelperWithAResolverHoldsNoMountsOfTheHost(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root")
+	}
+	switch level := os.Getenv(containerLevel); level {
+	case "":
+		for _, level := range []string{"shared", "private"} {
+			out, err := respawn(level, t.Name(), syscall.CLONE_NEWNS)
+			if err != nil {
+				t.Errorf("on a host whose mounts are %s: %v\n%s", level, err, out)
+			}
+			if strings.Contains(out, "--- SKIP") {
+				t.Skip(out)
+			}
+		}
+	default:
+		for _, propagation := range []uintptr{unix.MS_PRIVATE, map[string]uintptr{"shared": unix.MS_SHARED, "private": unix.MS_PRIVATE}[level]} {
+			if err := unix.Mount("", "/", "", unix.MS_REC|propagation, ""); err != nil {
+				t.Fatal(err)
+			}
+		}
+		holdsNothing(t)
+	}
+}
+
+func holdsNothing(t *testing.T) {
+	u := prepare(t, firstUID+21)
+	write := func(path, content string) {
+		t.Helper()
+		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mount := func(fstype, path, options string) {
+		t.Helper()
+		if err := errors.Join(os.MkdirAll(path, 0o755), unix.Mount("volume", path, fstype, 0, options)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// What is needed is on mounts of its own, as on a host, and what is not: a disk, a client's file system that answers nothing,
+	// on top of another, below the disk, and hidden below another mount.
+	mount("tmpfs", u.dir, "mode=755")
+	t.Cleanup(func() { _ = unix.Unmount(u.dir, unix.MNT_DETACH) })
+	if err := os.WriteFile(filepath.Join(u.dir, "stand-in"), readAll(t, "/proc/self/exe"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	mount("tmpfs", u.state(), "mode=700")
+	if err := os.Chown(u.state(), int(u.uid), int(u.uid)); err != nil {
+		t.Fatal(err)
+	}
+	disk := filepath.Join(u.dir, "disk")
+	mount("tmpfs", disk, "")
+	if err := os.Mkdir(u.dir+"/hidden", 0o755); err != nil {
+		t.Fatal(err)
+	}
+	volumes := map[string]*volume{}
+	for _, path := range []string{disk + "/nested", u.dir + "/stacked", u.dir + "/stacked/", u.dir + "/hidden/below"} {
+		volumes[path] = mountVolume(t, path)
+	}
+	mount("tmpfs", u.dir+"/hidden", "")
+
+	own, target := filepath.Join(u.dir, "resolv.conf"), "/etc/resolv.conf"
+	before := string(readAll(t, target))
+	write(own, "nameserver 10.96.0.10\n")
+	if resolved, err := filepath.EvalSymlinks(target); err == nil {
+		target = resolved
+	}
+	p := launcher.NewProcess(plain{}, "/proc/self/exe", launcher.WithUIDs(launcher.UIDRange{First: u.uid, Last: u.uid}),
+		launcher.WithResolver(fixed{{Source: own, Target: own}, {Source: own, Target: target}}))
+	socket, err := helper.Listen(filepath.Join(u.dir, "sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer socket.Close()
+	if err := p.Start(bounded(t), launcher.Unit{Name: "test-1", UID: u.uid, GID: u.uid, StateDir: u.state(), Socket: socket}); err != nil {
+		t.Fatal(err)
+	}
+	s := u.run("credentials", "wait:"+u.state()+"/go")
+	if line := u.says("credentials "); !strings.HasPrefix(line, "credentials 200 ") {
+		t.Errorf("the client and its helper: %s", line)
+	}
+	for who, pid := range map[string]int{"helper": s.PID, "client": s.ClientPID} {
+		if got := field(t, pid, "CapBnd") + field(t, pid, "CapEff") + field(t, pid, "NoNewPrivs"); got != "000000000000000000000000000000001" {
+			t.Errorf("%s: privileges %s", who, got)
+		}
+		view := fmt.Sprintf("/proc/%d/root", pid)
+		if got := string(readAll(t, view+"/etc/resolv.conf")); got != "nameserver 10.96.0.10\n" {
+			t.Errorf("%s sees %q", who, got)
+		}
+		for _, path := range []string{"/proc/self/status", "/dev/null", "/sys/kernel", u.state()} {
+			if _, err := os.Stat(view + path); err != nil {
+				t.Errorf("%s: %v", who, err)
+			}
+		}
+	}
+	if got := string(readAll(t, "/etc/resolv.conf")); got != before {
+		t.Errorf("the host sees %q", got)
+	}
+	write(own, "nameserver 10.96.0.11\n")
+	if got := string(readAll(t, fmt.Sprintf("/proc/%d/root/etc/resolv.conf", s.ClientPID))); got != "nameserver 10.96.0.11\n" {
+		t.Errorf("after a change the client sees %q", got)
+	}
+	late := u.dir + "/late"
+	volumes[late] = mountVolume(t, late)
+	for line := range strings.SplitSeq(string(readAll(t, fmt.Sprintf("/proc/%d/mountinfo", s.PID))), "\n") {
+		if strings.Contains(line, " - fuse ") || strings.Contains(line, disk) || strings.Contains(line, late) || strings.Contains(line, "shared:") || strings.Contains(line, "master:") {
+			t.Errorf("the helper holds %s", line)
+		}
+	}
+
+	for _, path := range []string{u.dir + "/hidden", u.dir + "/hidden/below", u.dir + "/stacked", u.dir + "/stacked", disk + "/nested", disk, late} {
+		if err := unix.Unmount(path, 0); err != nil {
+			t.Errorf("unmounting %s: %v", path, err)
+		}
+	}
+	for path, v := range volumes {
+		if !v.over() {
+			t.Errorf("%s is unmounted, and its client does not end", path)
+		}
+	}
+	write(u.state()+"/go", "")
+	u.until("the client's end", exited)
+	if err := u.peer.Quit(bounded(t)); err != nil {
+		t.Error(err)
+	}
+	u.mustGo()
+}
+
+func readAll(t *testing.T, path string) []byte {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// volume is a FUSE file system whose client answers nothing.
+type volume struct{ dev int }
+
+func mountVolume(t *testing.T, path string) *volume {
+	t.Helper()
+	if err := unix.Mkdir(path, 0o755); err != nil && !errors.Is(err, unix.EEXIST) { // it asks nothing of what is mounted there
+		t.Fatal(err)
+	}
+	dev, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Skipf("needs /dev/fuse: %v", err)
+	}
+	t.Cleanup(func() { _ = unix.Close(dev) })
+	if err := unix.Mount("volume", path, "fuse", 0, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", dev)); err != nil {
+		t.Fatal(err)
+	}
+	return &volume{dev}
+}
+
+// over tells whether the client is told that its file system is gone, on which clients end.
+func (v *volume) over() bool {
+	buf := make([]byte, 1<<18)
+	for range 10 {
+		if _, err := unix.Read(v.dev, buf); errors.Is(err, unix.ENODEV) {
+			return true
+		} else if err != nil {
+			return false
+		}
+	}
+	return false
+}
+
+func TestAHelperWhoseNamesCannotBeResolvedIsNotStarted(t *testing.T) {
+	u := prepare(t, firstUID+22)
+	broken := errors.New("no resolv.conf")
+	for _, r := range []launcher.Resolver{failing{broken}, fixed{{Source: "/nowhere", Target: "/nowhere"}}} {
+		p := launcher.NewProcess(plain{}, "/proc/self/exe", launcher.WithUIDs(launcher.UIDRange{First: u.uid, Last: u.uid}), launcher.WithResolver(r))
+		socket, err := helper.Listen(filepath.Join(u.dir, "sock"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = p.Start(bounded(t), launcher.Unit{Name: "test-1", UID: u.uid, GID: u.uid, StateDir: u.state(), Socket: socket})
+		socket.Close()
+		_ = os.Remove(filepath.Join(u.dir, "sock"))
+		if err == nil || !errors.Is(err, broken) && !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%T: %v", r, err)
+		}
+		if u.alive() {
+			t.Errorf("%T: there is a process", r)
+		}
+	}
+}

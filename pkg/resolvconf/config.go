@@ -1,0 +1,99 @@
+package resolvconf
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// File is where resolvers look (resolv.conf(5)).
+const File = "/etc/resolv.conf"
+
+// Config is what of a resolv.conf says whom to ask, and for which names.
+type Config struct {
+	Nameservers []string // addresses
+	Search      []string // domains that names are looked for in
+	Dots        int      // a name with so many of them is tried as it is first ("ndots")
+}
+
+const (
+	maxNameservers = 3 // resolvers ask no more (MAXNS of resolv.h)
+	maxDots        = 15
+	maxBytes       = 64 << 10 // of a file
+)
+
+// Read reads a resolv.conf that names a server.
+func Read(file string) (Config, error) {
+	content, err := read(file)
+	return Parse(content), err
+}
+
+// read gives the content of a resolv.conf. One that names nobody to ask is half written, as a rule.
+func read(file string) ([]byte, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, fmt.Errorf("resolv.conf: %w", err)
+	}
+	defer f.Close()
+	content, err := io.ReadAll(io.LimitReader(f, maxBytes+1))
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("resolv.conf: %w", err)
+	case len(content) > maxBytes:
+		return nil, fmt.Errorf("%s is larger than %d bytes", file, maxBytes)
+	case len(Parse(content).Nameservers) == 0:
+		return nil, fmt.Errorf("%s names no server", file)
+	}
+	return content, nil
+}
+
+// Parse reads a resolv.conf as the C library does (resolv.conf(5)): what it cannot use, it passes over.
+func Parse(data []byte) Config {
+	c := Config{Dots: 1}
+	for line := range strings.Lines(string(data)) {
+		if strings.HasPrefix(line, "#") || strings.HasPrefix(line, ";") {
+			continue
+		}
+		f := strings.Fields(line)
+		if len(f) < 2 {
+			continue
+		}
+		switch f[0] {
+		case "nameserver":
+			if len(c.Nameservers) < maxNameservers {
+				c.Nameservers = append(c.Nameservers, f[1])
+			}
+		case "domain":
+			c.Search = f[1:2]
+		case "search":
+			c.Search = f[1:]
+		case "options":
+			for _, o := range f[1:] {
+				if n, err := strconv.Atoi(strings.TrimPrefix(o, "ndots:")); err == nil && strings.HasPrefix(o, "ndots:") && n >= 0 {
+					c.Dots = min(n, maxDots)
+				}
+			}
+		}
+	}
+	return c
+}
+
+// Names are the rooted names that a name stands for, in the order in which they are asked for.
+func (c Config) Names(name string) []string {
+	if strings.HasSuffix(name, ".") {
+		return []string{name}
+	}
+	var names []string
+	for _, domain := range c.Search {
+		if domain = strings.Trim(domain, "."); domain != "" {
+			names = append(names, name+"."+domain+".")
+		}
+	}
+	if strings.Count(name, ".") >= c.Dots {
+		return slices.Insert(names, 0, name+".")
+	}
+	return append(names, name+".")
+}

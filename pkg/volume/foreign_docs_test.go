@@ -1,0 +1,94 @@
+package volume
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const (
+	foreignFile  = "../../docs/migrating.md"
+	foreignBegin = "<!-- tables: go test ./pkg/volume -run TestDocsForeign -update -->\n"
+	foreignEnd   = "<!-- end of tables -->\n"
+)
+
+func TestDocsForeignWordsAreThoseOfTheCode(t *testing.T) {
+	text, err := os.ReadFile(foreignFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	head, rest, ok := strings.Cut(string(text), foreignBegin)
+	_, tail, closed := strings.Cut(rest, foreignEnd)
+	if !ok || !closed {
+		t.Fatalf("%s has lost the marks of its tables: %s…%s", foreignFile, foreignBegin, foreignEnd)
+	}
+	want := head + foreignBegin + foreignTables() + "\n" + foreignEnd + tail
+	if want == string(text) {
+		return
+	}
+	if !*update {
+		t.Fatalf("%s is not in step with ForeignDocs; run: go test ./pkg/volume -run TestDocsForeign -update", foreignFile)
+	}
+	if err := os.WriteFile(foreignFile, []byte(want), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// foreignTables is a table for each origin, with a line for all rows that say the same.
+func foreignTables() string {
+	var b strings.Builder
+	for _, part := range []struct {
+		origin       Origin
+		title, thing string
+	}{
+		{OriginAWSAttribute, "Volume attributes of the AWS driver", "attribute"},
+		{OriginAWSOption, "Mount options of the AWS driver", "option"},
+		{OriginOption, "Mount options that stand for attributes", "option"},
+		{OriginK8sS3, "Parameters and volume attributes of k8s-csi-s3", "name"},
+		{OriginSecret, "Secrets of k8s-csi-s3", "key"},
+		{OriginRclone, "`options` of k8s-csi-s3 with `mounter: rclone`", "option"},
+		{OriginGeeseFS, "`options` of k8s-csi-s3 with `mounter: geesefs`, or none", "option"},
+		{OriginS3FS, "`options` of k8s-csi-s3 with `mounter: s3fs`", "option"},
+	} {
+		fmt.Fprintf(&b, "\n### %s\n\n| %s | outcome | here |\n|---|---|---|\n", part.title, part.thing)
+		var lines []ForeignDoc
+		names := map[string][]string{}
+		for _, row := range ForeignDocs() {
+			if row.Origin != part.origin {
+				continue
+			}
+			line := string(row.Outcome) + row.Here
+			if names[line] == nil {
+				lines = append(lines, row)
+			}
+			name := "`" + row.Name + "`"
+			if row.Name == others {
+				name = "all others"
+			}
+			names[line] = append(names[line], name)
+		}
+		for _, row := range lines {
+			fmt.Fprintf(&b, "| %s | %s | %s |\n", strings.Join(names[string(row.Outcome)+row.Here], ", "), row.Outcome, row.Here)
+		}
+	}
+	return b.String()
+}
+
+// Each origin has rows and a title, so that no row is left out of the page.
+func TestDocsForeignHaveEveryOrigin(t *testing.T) {
+	page := foreignTables()
+	var origins []Origin
+	for _, row := range ForeignDocs() {
+		if row.Name != others && !strings.Contains(page, "`"+row.Name+"`") {
+			t.Errorf("%s %s is not on the page", row.Origin, row.Name)
+		}
+		if !slices.Contains(origins, row.Origin) {
+			origins = append(origins, row.Origin)
+		}
+	}
+	if titles := strings.Count(page, "\n### "); titles != len(origins) {
+		t.Errorf("%d tables for %d origins", titles, len(origins))
+	}
+}
