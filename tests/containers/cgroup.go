@@ -13,8 +13,7 @@ import (
 
 const cgroupRoot = "/sys/fs/cgroup"
 
-// removeCgroup removes what the runtime leaves of a container: the directories above its cgroup, which are its pod's, in
-// every hierarchy. Those that other containers are in stay.
+// removeCgroup removes what the runtime leaves of a container: the directories above its cgroup, in every hierarchy.
 func removeCgroup(path string) error {
 	var hierarchies []string
 	if _, err := os.Lstat(cgroupRoot + "/cgroup.procs"); err == nil {
@@ -30,9 +29,7 @@ func removeCgroup(path string) error {
 		for dir := path; dir != "/"; dir = filepath.Dir(dir) {
 			err := os.Remove(filepath.Join(h, dir))
 			if errors.Is(err, unix.EBUSY) || errors.Is(err, unix.ENOTEMPTY) {
-				if dir == path {
-					errs = append(errs, fmt.Errorf("the cgroup %s is still in use: %w", filepath.Join(h, dir), err))
-				}
+				errs = append(errs, fmt.Errorf("the cgroup %s is still in use: %w", filepath.Join(h, dir), err))
 				break
 			}
 			if err != nil && !errors.Is(err, fs.ErrNotExist) {

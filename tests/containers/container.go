@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/tests/containers/agent"
+	"github.com/s3-csi/s3-csi-driver/tests/output"
 	"github.com/s3-csi/s3-csi-driver/tests/rig"
 )
 
@@ -50,7 +51,7 @@ type Container struct {
 	t      testing.TB
 	dir    string
 	id     string
-	stderr lockedBuffer
+	stderr output.Buffer
 	cmd    *exec.Cmd
 	stdin  io.WriteCloser
 	done   chan struct{} // closed when its output has ended
@@ -295,22 +296,4 @@ func (c *Container) Stop() error {
 	errs = append(errs, removeCgroup(c.Cgroup), os.RemoveAll(c.dir))
 	c.dir = ""
 	return errors.Join(errs...)
-}
-
-// lockedBuffer is what a program wrote.
-type lockedBuffer struct {
-	mu sync.Mutex
-	b  strings.Builder
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }

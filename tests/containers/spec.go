@@ -8,21 +8,19 @@ import (
 // CgroupStyle is how the cgroup of a pod is named.
 type CgroupStyle int
 
-// The styles of the kubelet's cgroup drivers, below cgroupParent.
+// The styles of the kubelet's cgroup drivers.
 const (
 	CgroupFS      CgroupStyle = iota // /kubepods/burstable/pod<uid>/<id>
 	CgroupSystemd                    // …/kubepods-burstable-pod<uid, with _ for ->.slice/cri-containerd-<id>.scope
 )
 
-// cgroupParent is as the kubelet's --cgroup-root: what is below is the tests' own, also where a kubelet runs.
-const cgroupParent = "/s3csi-containers"
-
-// path is a container's cgroup.
+// path is a container's cgroup. What is above the kubelet's part of it, as with the kubelet's --cgroup-root, is the
+// container's own: it can be made and removed while other containers, of the same pod even, come and go.
 func (s CgroupStyle) path(podUID, id string) string {
 	if s == CgroupSystemd {
-		return fmt.Sprintf(cgroupParent+"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod%s.slice/cri-containerd-%s.scope", strings.ReplaceAll(podUID, "-", "_"), id)
+		return fmt.Sprintf("/%[1]s/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod%[2]s.slice/cri-containerd-%[1]s.scope", id, strings.ReplaceAll(podUID, "-", "_"))
 	}
-	return fmt.Sprintf(cgroupParent+"/kubepods/burstable/pod%s/%s", podUID, id)
+	return fmt.Sprintf("/%[1]s/kubepods/burstable/pod%[2]s/%[1]s", id, podUID)
 }
 
 // Mount is a bind mount, with all mounts below, as the kubelet asks for.

@@ -111,20 +111,20 @@ func (e *env) configure(aboutSTS string) {
 
 // start is newEnv with a driver in mode node. Nodes wait more than they work, so that some live at a time; a host with systemd is
 // one node's.
-func start(t *testing.T) *env {
+func start(t *testing.T, flags ...string) *env {
 	t.Helper()
 	if os.Getenv(rig.EnvLauncher) != rig.LauncherSystemd {
 		t.Parallel()
 	}
 	e := newEnv(t)
-	e.drive()
+	e.drive(flags...)
 	return e
 }
 
 // drive starts a driver; the previous one must be gone.
-func (e *env) drive() {
+func (e *env) drive(flags ...string) {
 	e.t.Helper()
-	e.Driver = e.Drive(e.t, "node", "--config="+e.config)
+	e.Driver = e.Drive(e.t, "node", append([]string{"--config=" + e.config}, flags...)...)
 }
 
 func (e *env) Endpoint() string { return e.Process.Endpoint() }

@@ -51,12 +51,15 @@ type Proxy struct {
 }
 
 // Start starts a proxy for the server at target ("http://host:port") on a free port of 127.0.0.1. It runs until Stop.
-func Start(target string) (*Proxy, error) {
+func Start(target string) (*Proxy, error) { return StartAt("127.0.0.1:0", target) }
+
+// StartAt is Start on an address of the machine's.
+func StartAt(addr, target string) (*Proxy, error) {
 	u, err := url.Parse(target)
 	if err != nil || u.Scheme != "http" || u.Host == "" {
 		return nil, fmt.Errorf("faultproxy: target %q must be http://host:port", target)
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := net.Listen("tcp", addr)
 	if err != nil {
 		return nil, fmt.Errorf("faultproxy: %w", err)
 	}

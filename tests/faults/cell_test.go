@@ -39,6 +39,8 @@ const (
 	killHelper fault = "helper"
 	killClient fault = "client"
 	killAll    fault = "everything"
+	// killNothing is for two things that the driver does at the same time.
+	killNothing fault = "nothing"
 	// podGone kills the driver, and the CO does not ask for the same again: the pod was deleted meanwhile.
 	podGone fault = "driver and pod"
 	// reexec and bus restart what the driver talks to, for which nothing is killed.

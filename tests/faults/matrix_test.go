@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/s3-csi/s3-csi-driver/tests/rig"
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
@@ -92,6 +93,7 @@ func matrix() []row {
 		{step: "succeed.moved", scenario: "renew", clients: one, readOnly: true},
 		{step: "renew.started", scenario: "renew", clients: two, more: all},
 		{step: "renew.started", scenario: "renew", clients: one, readOnly: true},
+		{step: "renew.started", scenario: "renew unused", clients: two, more: []fault{killNothing}},
 		{step: "renew.succeeded", scenario: "renew", clients: two, pod: true, more: all},
 		{step: "renew.succeeded", scenario: "renew", clients: one, readOnly: true},
 		{step: "end.drained", scenario: "renew", clients: two, more: []fault{killAll}},
@@ -182,6 +184,7 @@ func TestFaultMatrix(t *testing.T) {
 						if !t.Failed() {
 							return
 						}
+						time.Sleep(2 * time.Second) // a driver that heals says what the client died of
 						log := l.Logs()[from:]
 						t.Logf("the drivers' log:\n%s", log[max(0, len(log)-30000):])
 						l.driver.Load().Kill()

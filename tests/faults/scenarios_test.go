@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/tests/containers"
 )
 
@@ -23,6 +24,7 @@ var scenarios = map[string]func(*cell){
 	"heal of two":   func(c *cell) { c.healAfter(c.bothAtOnce) },
 	"hang":          hangScenario,
 	"renew":         renewScenario,
+	"renew unused":  renewUnusedScenario,
 	"rotate":        rotateScenario,
 	"rotate shared": rotateSharedScenario,
 	"discard":       discardScenario,
@@ -219,14 +221,34 @@ func renewScenario(c *cell) {
 		containers.Need(c.t)
 		c.startPod()
 	}
+	c.renew()
+	c.strike()
+	c.works()
+	await(c.t, healBound, "the former client to be gone", func() bool { return len(c.processes(programs[c.client])) == 1 })
+}
+
+// renew has a driver find the backend moved.
+func (c *cell) renew() {
 	c.driver.Load().Kill()
 	c.moveBackend(c.t)
 	c.release()
 	c.arm()
 	c.drive(c.t)
+}
+
+// The last publication of a mount goes while the mount is being replaced.
+func renewUnusedScenario(c *cell) {
+	c.publish(c.target)
+	c.write("before", "written before it")
+	c.renew()
+	c.reached(c.row.step)
+	asked := c.begin(c.unpublishing(c.target), false)
+	await(c.t, callBound, "the volume to be gone from its target", func() bool {
+		at, err := host.Look(c.target)
+		return err == nil && !at.Mountpoint
+	})
 	c.strike()
-	c.works()
-	await(c.t, healBound, "the former client to be gone", func() bool { return len(c.processes(programs[c.client])) == 1 })
+	c.must("unpublishing", asked)
 }
 
 // A publication comes with another secret.

@@ -10,40 +10,27 @@ import (
 	"github.com/s3-csi/s3-csi-driver/tests/rig"
 )
 
-// units are the names of the units, and the cgroups, of the lane's mounts: other lanes have theirs on the same host.
+// units are those of the lane's mounts: other lanes have theirs on the same host.
 func (l *lane) units() []string {
 	if l.Launcher != rig.LauncherSystemd {
 		return nil
 	}
-	out, err := systemctl("show", "--property=Id,ActiveState,ExecStart", "s3csi-*.service")
+	units, err := l.Units()
 	for range 100 { // another cell restarts what is asked
 		if err == nil {
 			break
 		}
 		time.Sleep(20 * time.Millisecond)
-		out, err = systemctl("show", "--property=Id,ActiveState,ExecStart", "s3csi-*.service")
+		units, err = l.Units()
 	}
 	if err != nil {
 		return []string{err.Error()}
 	}
-	var units []string
-	for unit := range strings.SplitSeq(out, "\n\n") {
-		if !strings.Contains(unit, l.State+"/") {
-			continue
-		}
-		var id, state string
-		for line := range strings.Lines(unit) {
-			name, value, _ := strings.Cut(strings.TrimSpace(line), "=")
-			switch name {
-			case "Id":
-				id = value
-			case "ActiveState":
-				state = value
-			}
-		}
-		units = append(units, id+", "+state)
+	var all []string
+	for name, state := range units {
+		all = append(all, name+", "+state)
 	}
-	return units
+	return all
 }
 
 // mainPID is the bus's; "" where systemd does not answer.

@@ -43,7 +43,7 @@ func TestEveryFlagRefusesABadValueOnTheCommandLineAndFromItsVariable(t *testing.
 		"v": "many", "shutdown-timeout": "-1s", "cluster-id": "two words", "deletion-workers": "65", "node-id": "two words",
 		"state-dir": "relative", "cache-dir": "/a/../b", "client-dir": "relative", "default-client": "no-such-client", "launcher": "systemctl",
 		"uid-range": "2000000", "target-root": "relative", "volume-attach-limit": "-1", "mount-timeout": "1ms", "drain-timeout": "soon",
-		"host-dir": "relative", "heal": "perhaps", "hang-timeout": "1ms", "memory-limit": "1MiB", "cpu-weight": "10001", "tasks-max": "31", "slice-memory-limit": "101%",
+		"host-dir": "relative", "heal": "perhaps", "node-dns": "cluster", "inline-volumes": "perhaps", "hang-timeout": "1ms", "memory-limit": "1MiB", "cpu-weight": "10001", "tasks-max": "31", "slice-memory-limit": "101%",
 	}
 	for _, mode := range []string{"all", "controller", "node"} {
 		for _, flag := range flagsOf(t, mode) {

@@ -3,7 +3,6 @@
 package lifecycle_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -14,7 +13,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -23,6 +21,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/s3-csi/s3-csi-driver/tests/output"
 	"github.com/s3-csi/s3-csi-driver/tests/ports"
 	"github.com/s3-csi/s3-csi-driver/tests/rig"
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
@@ -35,7 +34,7 @@ const endSignal = syscall.SIGTERM
 // process is a run of the driver's program.
 type process struct {
 	cmd            *exec.Cmd
-	stdout, stderr buffer
+	stdout, stderr output.Buffer
 	exited         chan struct{}
 }
 
@@ -91,15 +90,6 @@ func run(t *testing.T, env []string, args ...string) (code int, stdout, stderr s
 	code = p.exit(t)
 	return code, p.stdout.String(), p.stderr.String()
 }
-
-// buffer is a bytes.Buffer for two goroutines.
-type buffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *buffer) Write(p []byte) (int, error) { b.mu.Lock(); defer b.mu.Unlock(); return b.b.Write(p) }
-func (b *buffer) String() string              { b.mu.Lock(); defer b.mu.Unlock(); return b.b.String() }
 
 // connection is a CO's view of a driver.
 type connection struct {

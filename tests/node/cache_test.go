@@ -2,8 +2,10 @@ package node
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -55,6 +57,7 @@ func usage(t *testing.T, dir string) (bytes int64) {
 
 // A volume's cache is a directory of its mount's own, for nobody else to read, and gone with the mount, whatever ended before.
 func TestACacheIsTheMountsOwn(t *testing.T) {
+	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		e.Put(t, bucket, "cached/file", "content")
 		v := static("cached", client, "cache", "true", "cacheSize", "64Mi")
@@ -102,6 +105,7 @@ func TestACacheIsTheMountsOwn(t *testing.T) {
 // A cache does not grow beyond its size by what is read, while reads that are repeated come out of it. Only rclone has one
 // here: mount-s3's stand-in keeps nothing.
 func TestACacheIsBounded(t *testing.T) {
+	t.Parallel()
 	rigtest.ProcessOnly(t, "how much is kept is the client's own doing")
 	const size, files, each = 16 << 20, 24, 2 << 20
 	e := start(t)
@@ -135,6 +139,12 @@ func TestACacheIsBounded(t *testing.T) {
 		readAll(i)
 	}
 	// It is looked at now and then, so for a while there is more.
+	defer func() {
+		if t.Failed() {
+			out, err := exec.CommandContext(context.Background(), "sh", "-c", "cd $0 && find . -type f -printf '%k KiB of %s, read %A+: %p\n'; ls -l /proc/$1/fd", dir, fmt.Sprint(e.client(rclone).pid)).CombinedOutput()
+			t.Logf("the cache has, %v:\n%s", err, out)
+		}
+	}()
 	e.await(90*time.Second, "the cache to shrink to its size", func() bool { return usage(t, dir) <= size+size/8 })
 	if n := usage(t, dir); n < size/4 {
 		t.Errorf("only %d bytes are kept", n)

@@ -16,6 +16,7 @@ import (
 // However often the driver is killed, wherever it is in a publication or its end: what was written through a volume that
 // was published is stored, and in the end nothing is left.
 func TestKilledAnywhere(t *testing.T) {
+	t.Parallel()
 	e := start(t)
 	v := static("chaos", rclone)
 	wrote := map[string]string{}

@@ -15,6 +15,7 @@ import (
 
 // Identical publications at the same time are one piece of work.
 func TestConcurrentPublicationsJoin(t *testing.T) {
+	t.Parallel()
 	e := start(t)
 	v := static("join", rclone)
 	target := e.Target("t")
@@ -106,6 +107,7 @@ func TestAHangingVolumeKeepsNobodyWaiting(t *testing.T) {
 
 // Publications and unpublications of one target, whatever their order, leave it published or not, and nothing else.
 func TestPublishAndUnpublishInAnyOrder(t *testing.T) {
+	t.Parallel()
 	e := start(t)
 	v := static("churn", rclone)
 	var wg sync.WaitGroup
@@ -139,6 +141,7 @@ func TestPublishAndUnpublishInAnyOrder(t *testing.T) {
 
 // Two drivers cannot share a state directory.
 func TestASecondDriverIsRefused(t *testing.T) {
+	t.Parallel()
 	e := start(t)
 	v := static("first", rclone)
 	target := e.publish(v, "t")

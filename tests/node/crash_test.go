@@ -17,6 +17,7 @@ import (
 
 // Helpers, clients, mounts and open files outlive a driver that is killed; the next one shares the mount and ends it.
 func TestMountsSurviveTheDriver(t *testing.T) {
+	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		v := static("survive", client)
 		a := e.publish(v, "a")
@@ -57,6 +58,7 @@ func TestMountsSurviveTheDriver(t *testing.T) {
 
 // A driver that is killed anywhere in a cold start leaves nothing that the next one does not clear away by itself.
 func TestKilledInAColdStart(t *testing.T) {
+	t.Parallel()
 	e := start(t)
 	v := static("cold", rclone)
 	// What a moment of the start is known by, and what S3 does then.
@@ -102,6 +104,7 @@ func TestKilledInAColdStart(t *testing.T) {
 
 // The retry of a publication whose driver was killed need not wait for the tidying.
 func TestRetryAfterAKilledColdStart(t *testing.T) {
+	t.Parallel()
 	e := start(t)
 	v := static("retry", rclone)
 	for range 3 {
@@ -127,6 +130,7 @@ func TestRetryAfterAKilledColdStart(t *testing.T) {
 // Where the driver is not to heal by itself, a mount whose client died comes back with the next publication of its target,
 // and can be taken away without that.
 func TestDeadClient(t *testing.T) {
+	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		v := static("dead", client)
 		a, b := e.publish(v, "a"), e.publish(v, "b")
@@ -161,6 +165,7 @@ func TestDeadClient(t *testing.T) {
 
 // A helper that died with its client is no obstacle either.
 func TestDeadHelper(t *testing.T) {
+	t.Parallel()
 	e := start(t)
 	v := static("helperless", rclone)
 	target := e.publish(v, "a")

@@ -16,8 +16,12 @@ import (
 	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
 )
 
-// slow lets an upload of a few MiB take some seconds.
-var slow = faultproxy.Faults{Bandwidth: 2 << 20}
+// slow lets an upload of a few MiB take as many seconds.
+var slow = faultproxy.Faults{Bandwidth: 1 << 20}
+
+// brief is a deadline that passes while such an upload goes on. The driver answers a second before it, so that the answer
+// arrives on a machine with much else to do, too.
+const brief = 2 * time.Second
 
 func random(size int) string {
 	b := make([]byte, size)
@@ -31,17 +35,17 @@ func TestUnpublishWaitsUntilEverythingIsStored(t *testing.T) {
 	e := start(t)
 	for _, name := range []string{"calm", "crash"} {
 		v := static(name, rclone)
-		content := random(12 << 20)
+		content := random(8 << 20)
 		target := e.publish(v, v.GetVolumeId())
 		e.proxy.Set(slow)
 		write(t, filepath.Join(target, "data.bin"), content)
 		write(t, filepath.Join(target, "second"), "small")
 
 		began := time.Now()
-		err := e.tryUnpublish(time.Second, v, target)
+		err := e.tryUnpublish(brief, v, target)
 		want(t, err, codes.Aborted, "draining: ", "upload", " MiB", "a retry waits for it")
 		if took := time.Since(began); took > 4*time.Second {
-			t.Errorf("an unpublish with a deadline of 1 s took %s", took)
+			t.Errorf("an unpublish with a deadline of %s took %s", brief, took)
 		}
 		if keys := e.Keys(t, bucket, v.GetVolumeId()+"/data.bin"); len(keys) > 0 {
 			t.Fatalf("the upload is over already (%v): this test proves nothing", keys)
@@ -51,7 +55,7 @@ func TestUnpublishWaitsUntilEverythingIsStored(t *testing.T) {
 		}
 		if name == "crash" {
 			e.restart()
-			want(t, e.tryUnpublish(500*time.Millisecond, v, target), codes.Aborted, "draining: ")
+			want(t, e.tryUnpublish(brief, v, target), codes.Aborted, "draining: ")
 		}
 		e.unpublish(v, target)
 		if got := e.Object(t, bucket, v.GetVolumeId()+"/data.bin"); got != content {
@@ -67,13 +71,14 @@ func TestUnpublishWaitsUntilEverythingIsStored(t *testing.T) {
 
 // A publication that comes while the previous life of the mount drains waits, and sees what that stored.
 func TestPublishDuringADrainSeesAllThatWasWritten(t *testing.T) {
+	t.Parallel()
 	e := start(t)
 	v := static("again", rclone)
 	content := random(8 << 20)
 	target := e.publish(v, "a")
 	e.proxy.Set(slow)
 	write(t, filepath.Join(target, "data.bin"), content)
-	want(t, e.tryUnpublish(time.Second, v, target), codes.Aborted, "draining")
+	want(t, e.tryUnpublish(brief, v, target), codes.Aborted, "draining")
 	other := e.publish(v, "b")
 	e.proxy.Set(faultproxy.Faults{})
 	if got := read(t, filepath.Join(other, "data.bin")); got != content {
@@ -87,6 +92,7 @@ func TestPublishDuringADrainSeesAllThatWasWritten(t *testing.T) {
 // What a client stores only when a file is released must not be lost to an unmount that comes before: a shell's
 // redirection is closed by another process than the one that opened it, and an empty file is stored on release.
 func TestUnpublishWaitsForFilesThatAreBeingReleased(t *testing.T) {
+	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		v := static("release", client)
 		target := e.publish(v, "a")
@@ -108,12 +114,12 @@ func TestUnpublishWaitsForFilesThatAreBeingReleased(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		e.proxy.Set(faultproxy.Faults{Bandwidth: 2 << 20, Latency: 300 * time.Millisecond})
+		e.proxy.Set(faultproxy.Faults{Bandwidth: 1 << 20, Latency: 300 * time.Millisecond})
 		if err := cmd.Wait(); err != nil {
 			t.Fatal(err)
 		}
 		empty.Close()
-		if err := e.tryUnpublish(time.Second, v, target); err != nil {
+		if err := e.tryUnpublish(brief, v, target); err != nil {
 			want(t, err, codes.Aborted, "draining")
 		}
 		e.unpublish(v, target)
@@ -129,12 +135,13 @@ func TestUnpublishWaitsForFilesThatAreBeingReleased(t *testing.T) {
 
 // An outage of S3 while a mount drains is waited out.
 func TestDrainOutlastsAnOutage(t *testing.T) {
+	t.Parallel()
 	e := start(t)
 	v := static("outage", rclone)
 	target := e.publish(v, "a")
 	e.proxy.Set(faultproxy.Faults{Refuse: true})
 	write(t, filepath.Join(target, "file"), "kept")
-	want(t, e.tryUnpublish(2*time.Second, v, target), codes.Aborted, "draining: 1 upload, 4 B")
+	want(t, e.tryUnpublish(brief, v, target), codes.Aborted, "draining: 1 upload, 4 B")
 	e.proxy.Set(faultproxy.Faults{})
 	e.unpublish(v, target)
 	if got := e.Object(t, bucket, "outage/file"); got != "kept" {
@@ -146,6 +153,7 @@ func TestDrainOutlastsAnOutage(t *testing.T) {
 // A client that is killed with files to store is started again, until they are: by the unpublish, or by a publication
 // that comes first and must see them.
 func TestWhatAKilledClientHadToStoreIsStored(t *testing.T) {
+	t.Parallel()
 	for _, who := range []string{"client", "client and helper", "client, and the driver after it"} {
 		t.Run(who, func(t *testing.T) {
 			e := start(t)
@@ -198,7 +206,7 @@ func TestWhatAKilledClientHadToStoreIsStored(t *testing.T) {
 // tryUnpublishFails tells whether an unpublish says that it has something to wait for.
 func (e *env) tryUnpublishFails(v *csi.Volume, target string) bool {
 	e.t.Helper()
-	err := e.tryUnpublish(700*time.Millisecond, v, target)
+	err := e.tryUnpublish(brief, v, target)
 	if err == nil {
 		e.t.Fatal("unpublished while S3 was away")
 	}
@@ -207,6 +215,7 @@ func (e *env) tryUnpublishFails(v *csi.Volume, target string) bool {
 
 // A driver that is told to stop while a mount drains goes at once, and well; the next one goes on with it.
 func TestAStopDoesNotWaitForADrain(t *testing.T) {
+	t.Parallel()
 	e := start(t, "--shutdown-timeout=500ms")
 	v := static("stopped", rclone)
 	target := e.publish(v, "t")

@@ -84,6 +84,7 @@ func (e *env) count(name string, words ...string) float64 {
 
 // A client that dies is started again, and every target shows the new one, unasked.
 func TestADeadClientComesBackByItself(t *testing.T) {
+	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		e.Put(t, bucket, "heal/file", "content")
 		v := static("heal", client)
@@ -124,6 +125,7 @@ func TestADeadClientComesBackByItself(t *testing.T) {
 // Running containers get the new client too: without a restart, in all their mounts of the volume, and never see what lies
 // below. Nobody else's mounts are touched.
 func TestContainersHealWithoutARestart(t *testing.T) {
+	t.Parallel()
 	containers.Need(t)
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		e.Put(t, bucket, "pods/file", "content")
@@ -202,6 +204,7 @@ func TestContainersHealWithoutARestart(t *testing.T) {
 // The helper died as well: the driver's own credentials are there, so the mount comes back by itself; a secret's come with
 // the next publication.
 func TestAMountHealsWithoutItsHelper(t *testing.T) {
+	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		e.Put(t, bucket, "own/file", "content")
 		e.Put(t, bucket, "secret/file", "content")
@@ -226,6 +229,7 @@ func TestAMountHealsWithoutItsHelper(t *testing.T) {
 
 // What died while no driver ran is healed by the next one.
 func TestANewDriverHealsWhatDiedBefore(t *testing.T) {
+	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		e.Put(t, bucket, "before/file", "content")
 		v := static("before", client)
@@ -241,6 +245,7 @@ func TestANewDriverHealsWhatDiedBefore(t *testing.T) {
 
 // Healing can be turned off; then the next publication heals its own target.
 func TestHealingCanBeTurnedOff(t *testing.T) {
+	t.Parallel()
 	e := start(t, "--heal=false")
 	e.Put(t, bucket, "off/file", "content")
 	v := static("off", mountpoint)
@@ -260,6 +265,7 @@ func TestHealingCanBeTurnedOff(t *testing.T) {
 
 // A client that dies again and again is not spun on.
 func TestRepeatedDeathsBackOff(t *testing.T) {
+	t.Parallel()
 	e := start(t)
 	v := static("again", rclone)
 	a := e.publish(v, "a")

@@ -48,6 +48,7 @@ func in(t *testing.T, pid int, argv ...string) string {
 // A driver in a mount namespace of its own, as in a container, mounts in PID 1's: the host sees the volume, the container
 // has no copy of it, and another container of the driver's takes over.
 func TestADriverInAContainerMountsOnTheHost(t *testing.T) {
+	t.Parallel()
 	rigtest.ProcessOnly(t, "the small hosts of this test have no systemd; tests/systemd has a container on one that has")
 	eachContainerClient(t, func(t *testing.T, e *env, client string) {
 		pid := host(t)

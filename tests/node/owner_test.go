@@ -36,6 +36,7 @@ func look(t *testing.T, path string) string {
 
 // Whoever has the volume's group can use it, and nobody else can.
 func TestVolumeMountGroup(t *testing.T) {
+	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		e.Put(t, bucket, "group/dir/file", "x")
 		v := static("group", client)
@@ -67,6 +68,7 @@ func TestVolumeMountGroup(t *testing.T) {
 
 // Without a group any pod can read and write, root or not; the parameters change that.
 func TestOwnersAndModes(t *testing.T) {
+	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		plain := static("plain", client)
 		target := e.publish(plain, "plain")
@@ -113,6 +115,7 @@ func TestOwnersAndModes(t *testing.T) {
 
 // Root's ids are refused by name where a client cannot show them, and shown where it can.
 func TestRootAsOwner(t *testing.T) {
+	t.Parallel()
 	e := start(t)
 	v := static("rooted", mountpoint, "uid", "0")
 	want(t, e.tryPublish(10*time.Second, v, e.Target("t")), codes.InvalidArgument, "uid", mountpoint)
@@ -128,6 +131,7 @@ func TestRootAsOwner(t *testing.T) {
 
 // An SELinux context is an option of mount(2); a host without SELinux refuses it in words.
 func TestSELinuxContext(t *testing.T) {
+	t.Parallel()
 	e := start(t)
 	v := static("label", rclone)
 	const label = `context="system_u:object_r:container_file_t:s0:c1,c2"`

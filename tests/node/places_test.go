@@ -11,6 +11,7 @@ import (
 
 // The operator's own directories may be symbolic links.
 func TestDirectoriesBehindSymbolicLinks(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t)
 	links := filepath.Join(e.Rig.Dir, "links")
 	if err := os.Mkdir(links, 0o755); err != nil {
@@ -54,6 +55,7 @@ func TestDirectoriesBehindSymbolicLinks(t *testing.T) {
 
 // The driver's own directories are no targets, neither to publish nor to unpublish: there are the mounts behind all targets.
 func TestOwnDirectoriesAreNoTargets(t *testing.T) {
+	t.Parallel()
 	e := start(t)
 	v := static("own", rclone)
 	target := e.publish(v, "t")

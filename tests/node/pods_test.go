@@ -110,6 +110,7 @@ func ours(t *testing.T, pid int, volume string) []*mountinfo.Info {
 // mounted below it stays. (Nobody looks there meanwhile: for a moment after the death, such a look can make the kernel take
 // away what is mounted on a directory that the file system does not vouch for any more.)
 func TestPodsThatShareAMountAllHeal(t *testing.T) {
+	t.Parallel()
 	containers.Need(t)
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		for key, content := range map[string]string{"file": "content", "sub/file": "in sub", "child/file": "under the child"} {
@@ -228,6 +229,7 @@ func TestAnAgentWithACopyOfTheHostKeepsNothing(t *testing.T) {
 // In a container with a user namespace of its own what can be written to heals. What is mounted read-only there cannot be
 // replaced without its becoming writable: it stays dead until the container is started again.
 func TestAContainerInAUserNamespaceHealsWhatItMayWriteTo(t *testing.T) {
+	t.Parallel()
 	containers.Need(t)
 	rigtest.ProcessOnly(t, "the tests' host with a systemd has no whole /proc, without which the kernel lets nobody mount one in a user namespace")
 	eachClient(t, func(t *testing.T, e *env, client string) {
@@ -271,6 +273,7 @@ func TestAContainerInAUserNamespaceHealsWhatItMayWriteTo(t *testing.T) {
 // notice; also on a subpath, for which kubelet makes no new bind. As soon as a driver has healed the volume both are well,
 // without any help.
 func TestAContainerIsWellOnceItsVolumeIsHealed(t *testing.T) {
+	t.Parallel()
 	containers.Need(t)
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		e.Put(t, bucket, "late/sub/file", "content")
@@ -317,6 +320,7 @@ func TestAContainerIsWellOnceItsVolumeIsHealed(t *testing.T) {
 
 // A container that comes up while its volume dies and heals, at whichever moment, is healed like one that was there before.
 func TestContainersThatComeUpDuringAHealAreHealed(t *testing.T) {
+	t.Parallel()
 	containers.Need(t)
 	e := start(t)
 	e.Put(t, bucket, "meanwhile/file", "content")
@@ -390,6 +394,7 @@ func TestAPodThatGoesDuringAHealHoldsUpNobody(t *testing.T) {
 
 // The only pod is deleted while its volume heals: the mount ends, and does not come back.
 func TestTheLastPodGoesDuringAHeal(t *testing.T) {
+	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		v := static("last", client)
 		for i := range 8 {

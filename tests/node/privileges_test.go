@@ -54,6 +54,7 @@ func unixSockets(t *testing.T) map[string]string {
 
 // Helpers and clients have a user id of their own and no way to any other power.
 func TestClientsHaveNoPrivileges(t *testing.T) {
+	t.Parallel()
 	e := start(t)
 	volumes, targets := map[string]string{}, map[string]string{}
 	for _, client := range clients {
@@ -127,6 +128,7 @@ func TestClientsHaveNoPrivileges(t *testing.T) {
 
 // What a client could try on its own does not work: it cannot open /dev/fuse (where that is root's) nor mount.
 func TestClientsCannotMount(t *testing.T) {
+	t.Parallel()
 	e := start(t)
 	e.program(rclone, `
 ( : 9<>/dev/fuse ) && echo opened || echo refused
@@ -152,6 +154,7 @@ exit 3
 
 // Nothing secret is in any file that the driver or a mount has.
 func TestNoSecretOnDisk(t *testing.T) {
+	t.Parallel()
 	e := start(t)
 	secret := e.user("canary")
 	var targets []string
@@ -190,6 +193,7 @@ func TestNoSecretOnDisk(t *testing.T) {
 
 // A publication is nosuid and nodev whatever its author asks for.
 func TestPublicationsAreNosuidAndNodev(t *testing.T) {
+	t.Parallel()
 	e := start(t)
 	v := static("flags", rclone)
 	target := e.publish(v, "t")

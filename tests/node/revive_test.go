@@ -37,6 +37,7 @@ func (e *env) killAll() {
 // A helper that was started to bring a dead client back, and could not, has stored nothing: what the client had left is
 // kept until one does.
 func TestWhatCouldNotBeStoredIsKept(t *testing.T) {
+	t.Parallel()
 	e := start(t)
 	v := static("kept", rclone)
 	content := random(100 << 10)
@@ -62,6 +63,7 @@ func TestWhatCouldNotBeStoredIsKept(t *testing.T) {
 
 // The keys of a secret die with the helper; the next publication brings them back, and with them what was left is stored.
 func TestAPublicationBringsTheSecretBack(t *testing.T) {
+	t.Parallel()
 	e := start(t)
 	v := static("secretly", rclone)
 	secret := secrets(e.user("owner"))
@@ -84,6 +86,7 @@ func TestAPublicationBringsTheSecretBack(t *testing.T) {
 // What a dead client that several targets share had left is stored before another life of the mount serves the prefix: it
 // must not come later, over what was written since.
 func TestOldDataDoesNotComeAfterNew(t *testing.T) {
+	t.Parallel()
 	for _, who := range []string{"client", "client and helper"} {
 		t.Run(who, func(t *testing.T) {
 			e := start(t)
@@ -133,6 +136,7 @@ func container(t *testing.T) (pid int) {
 // Where the driver is not to heal by itself, a container that runs on a dead mount gets errors, as long as its volume is
 // published: taking the dead mount away there would let it write into its own directory below, and nobody would know.
 func TestADeadMountIsNotTakenFromAContainer(t *testing.T) {
+	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		v := static("shown", client)
 		target := e.publish(v, "t")
@@ -156,6 +160,7 @@ func TestADeadMountIsNotTakenFromAContainer(t *testing.T) {
 // As long as a dead mount cannot be replaced, its target goes on to show it: a container that is restarted there must not
 // find an empty directory.
 func TestADeadMountStaysUntilItIsReplaced(t *testing.T) {
+	t.Parallel()
 	e := start(t)
 	v := static("stays", mountpoint)
 	target := e.publish(v, "t")
@@ -176,6 +181,7 @@ func TestADeadMountStaysUntilItIsReplaced(t *testing.T) {
 
 // A driver that dies between unmounting the source and detaching the copies of it leaves the latter to the next one.
 func TestCopiesAreFoundAfterTheSourceIsGone(t *testing.T) {
+	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		v := static("pinned", client)
 		target := e.publish(v, "t")
@@ -200,6 +206,7 @@ func TestCopiesAreFoundAfterTheSourceIsGone(t *testing.T) {
 
 // A helper that does not answer may be busy or swapped out: a mount that works is not torn down for that.
 func TestAMountIsNotReplacedOnSuspicion(t *testing.T) {
+	t.Parallel()
 	e := start(t)
 	v := static("suspect", rclone)
 	target := e.publish(v, "t")
@@ -227,6 +234,7 @@ func TestAMountIsNotReplacedOnSuspicion(t *testing.T) {
 
 // Mounts from before a change of --uid-range can still be ended.
 func TestAnotherRangeOfUserIDs(t *testing.T) {
+	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		v := static("ranged", client)
 		middle := e.FirstUID + (e.LastUID-e.FirstUID)/2
@@ -244,6 +252,7 @@ func TestAnotherRangeOfUserIDs(t *testing.T) {
 // A client that lost its helper, which alone could renew its keys and end it, makes way for another one, and what it had to
 // store is stored. As a unit of systemd it ends with its helper.
 func TestAClientThatLostItsHelperIsReplaced(t *testing.T) {
+	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		v := static("orphan", client)
 		target := e.publish(v, "t")
@@ -277,6 +286,7 @@ func TestAClientThatLostItsHelperIsReplaced(t *testing.T) {
 
 // What a client put aside, because it could not store it, is kept for a human when its mount ends, and the log says where.
 func TestWhatAClientPutAsideIsKept(t *testing.T) {
+	t.Parallel()
 	e := start(t)
 	v := static("aside", rclone)
 	target := e.publish(v, "t")

@@ -33,6 +33,7 @@ func (e *env) revoke(name string, secret map[string]string) {
 
 // A publication that comes with another secret goes on with it, on the same client; nobody who has the old secret is let in.
 func TestARotatedSecretIsTakenOverInPlace(t *testing.T) {
+	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		first := e.user("owner")
 		second := e.anotherKey("owner")
@@ -86,6 +87,7 @@ func TestARotatedSecretIsTakenOverInPlace(t *testing.T) {
 
 // Where the old keys are worthless already, the volume works again as soon as the new ones come, in containers too.
 func TestASecretThatWasRotatedTooLate(t *testing.T) {
+	t.Parallel()
 	containers.Need(t)
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		const pod = "0b9c7f1e-53a4-4f0b-8d1c-7e2a90c4d61a"
@@ -118,6 +120,7 @@ func TestASecretThatWasRotatedTooLate(t *testing.T) {
 // Publications that share a mount get a new secret one after the other. Where the client keeps nothing back, each moves to a
 // mount of the new secret, and what is open stays open; else all of them stay, and have it when the last one has come with it.
 func TestARotatedSecretOfASharedMount(t *testing.T) {
+	t.Parallel()
 	containers.Need(t)
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		const pod = "0b9c7f1e-53a4-4f0b-8d1c-7e2a90c4d61b"
@@ -180,6 +183,7 @@ func TestARotatedSecretOfASharedMount(t *testing.T) {
 
 // A secret that does not work changes nothing for the publication, and the answer says so.
 func TestARotatedSecretThatIsRefused(t *testing.T) {
+	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		first, stranger := e.user("owner"), map[string]string{"accessKeyID": "AKIAUNKNOWN000000000", "secretAccessKey": "nobodys-secret"}
 		e.secrets = append(e.secrets, stranger["secretAccessKey"])

@@ -14,6 +14,7 @@ import (
 
 // Publications of equal specs share a client; a difference in what decides a mount, or in whose it is, separates them.
 func TestPublicationsShareAClientOnlyWithEqualSpecs(t *testing.T) {
+	t.Parallel()
 	e := start(t)
 	one, two := e.user("one"), e.user("two")
 	v := static("shared", rclone)
@@ -55,6 +56,7 @@ func TestPublicationsShareAClientOnlyWithEqualSpecs(t *testing.T) {
 
 // Whoever names an access key without knowing its secret does not get to see what its owner sees.
 func TestAnAccessKeyAloneOpensNothing(t *testing.T) {
+	t.Parallel()
 	e := start(t)
 	v := static("private", rclone)
 	owner := e.user("owner")
@@ -72,6 +74,7 @@ func TestAnAccessKeyAloneOpensNothing(t *testing.T) {
 
 // A read-only publication lies beside a read-write one of the same mount; a read-only volume cannot be written at all.
 func TestReadOnlyIsOfThePublicationOrOfTheVolume(t *testing.T) {
+	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		v := static("ro", client)
 		rw, ro := e.publish(v, "rw"), e.publish(v, "ro", readOnly)
@@ -107,6 +110,13 @@ func TestReadOnlyIsOfThePublicationOrOfTheVolume(t *testing.T) {
 			if err := os.WriteFile(filepath.Join(target, "other"), nil, 0o644); !errors.Is(err, unix.EROFS) {
 				t.Errorf("writing with access mode %s: %v", m, err)
 			}
+			// A container runtime may make a bind mount writable: the file system must not be.
+			if err := unix.Mount("", target, "", unix.MS_BIND|unix.MS_REMOUNT, ""); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(target, "other"), nil, 0o644); !errors.Is(err, unix.EROFS) {
+				t.Errorf("writing with access mode %s where the target was made writable: %v", m, err)
+			}
 			e.unpublish(v, target)
 		}
 		e.NothingLeft(t)
@@ -114,6 +124,7 @@ func TestReadOnlyIsOfThePublicationOrOfTheVolume(t *testing.T) {
 }
 
 func TestAccessModes(t *testing.T) {
+	t.Parallel()
 	e := start(t)
 	v := static("modes", rclone)
 	for _, m := range []csi.VolumeCapability_AccessMode_Mode{
@@ -154,6 +165,7 @@ func TestAccessModes(t *testing.T) {
 
 // A repeated publication changes nothing; one that asks for something else is told so.
 func TestRepublication(t *testing.T) {
+	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		v := static("again", client)
 		target := e.publish(v, "t")

@@ -21,6 +21,7 @@ func (e *env) stats(limit time.Duration, v *csi.Volume, path string) (*csi.NodeG
 }
 
 func TestVolumeStats(t *testing.T) {
+	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		v := static("stats", client)
 		target := e.publish(v, "t")
@@ -79,7 +80,7 @@ func TestAHungClientKeepsNobodyWaiting(t *testing.T) {
 		}
 		e.unpublish(other, fine)
 		// The driver's own call keeps the target busy until the client goes on.
-		want(t, e.tryUnpublish(time.Second, v, target), codes.Aborted, "the client gives no answer", target)
+		want(t, e.tryUnpublish(brief, v, target), codes.Aborted, "the client gives no answer", target)
 		if err := unix.Kill(hung.pid, unix.SIGCONT); err != nil {
 			t.Fatal(err)
 		}

@@ -17,6 +17,7 @@ import (
 // A target that is not a clean absolute path below the root, or that symbolic links lead to, is refused and nothing is
 // made.
 func TestTargetsThatAreRefused(t *testing.T) {
+	t.Parallel()
 	e := newEnv(t)
 	root := filepath.Join(e.Dir, "targets")
 	e.drive("--target-root=" + root)
@@ -70,6 +71,7 @@ func TestTargetsThatAreRefused(t *testing.T) {
 
 // A file that is the target of an unpublish, or a directory with files in it, is nobody's publication: it stays.
 func TestUnpublishRemovesOnlyEmptyTargets(t *testing.T) {
+	t.Parallel()
 	e := start(t)
 	v := static("v", rclone)
 	target := e.Target("t")
@@ -87,6 +89,7 @@ func TestUnpublishRemovesOnlyEmptyTargets(t *testing.T) {
 
 // A mount of somebody else on the target is left alone, and the error says what it is.
 func TestForeignMountsAreLeftAlone(t *testing.T) {
+	t.Parallel()
 	e := start(t)
 	v := static("v", rclone)
 	target := e.Target("t")
@@ -123,6 +126,7 @@ func TestForeignMountsAreLeftAlone(t *testing.T) {
 // The mount table alone is enough to unpublish, if the publication's record or the mount's is lost, and still nothing that
 // was written is.
 func TestUnpublishWithoutRecords(t *testing.T) {
+	t.Parallel()
 	const publication, mount = "publications/*.json", "mounts/*/mount.json"
 	for _, lost := range [][]string{{publication}, {mount}, {publication, mount}} {
 		t.Run(strings.Join(lost, " and "), func(t *testing.T) {
@@ -144,7 +148,7 @@ func TestUnpublishWithoutRecords(t *testing.T) {
 			content := random(3 << 20)
 			e.proxy.Set(slow)
 			write(t, filepath.Join(target, "file"), content)
-			if err := e.tryUnpublish(500*time.Millisecond, v, target); err != nil {
+			if err := e.tryUnpublish(brief, v, target); err != nil {
 				want(t, err, codes.Aborted, "draining")
 			}
 			e.proxy.Set(faultproxy.Faults{})
@@ -178,7 +182,7 @@ func TestUnpublishSaysWhoUsesTheTarget(t *testing.T) {
 			done := make(chan struct{})
 			go func() { defer close(done); _ = cmd.Wait() }()
 			time.Sleep(100 * time.Millisecond) // for tail to open it
-			err := e.tryUnpublish(time.Second, v, target)
+			err := e.tryUnpublish(brief, v, target)
 			_ = cmd.Process.Kill()
 			<-done
 			want(t, err, codes.Aborted, name+" (pid ", target)
@@ -190,6 +194,7 @@ func TestUnpublishSaysWhoUsesTheTarget(t *testing.T) {
 
 // A process that took a private copy of the mount into a namespace of its own does not keep the client alive.
 func TestPrivateCopiesDoNotKeepAMountAlive(t *testing.T) {
+	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		v := static("copied", client)
 		target := e.publish(v, "t")

@@ -28,6 +28,7 @@ func onThread(fn func()) (id int) {
 // it, as it goes in programs of many threads. Mountpoint has to see its callers for that: it takes the close of another
 // process for one of many.
 func TestAClosedFileIsStoredWhicheverThreadClosesIt(t *testing.T) {
+	t.Parallel()
 	e := start(t)
 	v := static("threads", mountpoint)
 	target := e.publish(v, "t")

@@ -29,6 +29,7 @@ func (e *env) program(client, script string) {
 
 // A publication that fails says why, in the client's own words where it is the client, and leaves nothing.
 func TestFailedPublicationsSayWhyAndLeaveNothing(t *testing.T) {
+	t.Parallel()
 	t.Run("the client says why it ends", func(t *testing.T) {
 		e := start(t)
 		e.program(rclone, "echo starting; echo 'cannot serve: the moon is full' >&2; exit 7\n")
@@ -77,6 +78,7 @@ func TestFailedPublicationsSayWhyAndLeaveNothing(t *testing.T) {
 
 // Wrong keys and missing buckets are found out before a client starts.
 func TestVolumesThatCannotBeReached(t *testing.T) {
+	t.Parallel()
 	e := start(t)
 	good := e.user("somebody")
 	blind, err := e.AddUser(t.Context(), "nobody", "")
@@ -134,6 +136,7 @@ func TestVolumesThatCannotBeReached(t *testing.T) {
 
 // Publish returns when a directory read through the mount has answered, however long that takes, and not before.
 func TestPublishReturnsWhenTheVolumeCanBeRead(t *testing.T) {
+	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		e.Put(t, bucket, "ready/there", "x")
 		v := static("ready", client)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -20,46 +21,77 @@ const (
 // unitGrace is how long systemd may take to clear away a unit whose processes have ended.
 const unitGrace = 5 * time.Second
 
-// unitsLeft describes the units of this host and their cgroups; those that are just going are waited for. A rig with units
-// is the only one on its host.
+// Units are the names and states of the units of this rig's mounts, by name.
+func (r *Rig) Units() (map[string]string, error) {
+	out, err := systemctl("show", "--property=Id,ActiveState,ExecStart", unitPattern)
+	if err != nil {
+		return nil, err
+	}
+	units := map[string]string{}
+	for unit := range strings.SplitSeq(out, "\n\n") {
+		properties := map[string]string{}
+		for line := range strings.Lines(unit) {
+			name, value, _ := strings.Cut(strings.TrimSpace(line), "=")
+			properties[name] = value
+		}
+		if strings.Contains(properties["ExecStart"], r.State+"/") {
+			units[properties["Id"]] = properties["ActiveState"]
+		}
+	}
+	return units, nil
+}
+
+// unitsLeft describes the rig's units and their cgroups; those that are just going are waited for.
 func (r *Rig) unitsLeft() []string {
 	if !r.units {
 		return nil
 	}
 	for end := time.Now().Add(unitGrace); ; time.Sleep(10 * time.Millisecond) {
-		left := unitsNow()
+		left := r.unitsNow()
 		if len(left) == 0 || time.Now().After(end) {
 			return left
 		}
 	}
 }
 
-func unitsNow() (left []string) {
-	out, err := systemctl("list-units", "--all", "--plain", "--no-legend", unitPattern)
-	if err != nil {
-		return []string{err.Error()}
-	}
-	for line := range strings.Lines(out) {
-		left = append(left, "unit "+strings.Join(strings.Fields(line), " "))
-	}
+// unitsNow also has the cgroups that are nobody's: those that have no unit.
+func (r *Rig) unitsNow() (left []string) {
+	var cgroups []string
 	// The unified hierarchy alone, or those of version 1 side by side.
 	for _, pattern := range []string{"/sys/fs/cgroup/" + cgroupPattern, "/sys/fs/cgroup/*/" + cgroupPattern} {
 		dirs, _ := filepath.Glob(pattern) // the pattern is well formed
-		for _, dir := range dirs {
+		cgroups = append(cgroups, dirs...)
+	}
+	all, err1 := systemctl("list-units", "--all", "--plain", "--no-legend", unitPattern)
+	own, err2 := r.Units()
+	if err := errors.Join(err1, err2); err != nil {
+		return []string{err.Error()}
+	}
+	for name, state := range own {
+		left = append(left, "unit "+name+", "+state)
+	}
+	for _, dir := range cgroups {
+		name := filepath.Base(dir)
+		if _, ours := own[name]; ours || !strings.Contains(all, name) {
 			left = append(left, "cgroup "+dir)
 		}
 	}
 	return left
 }
 
-// endUnits ends all units by force.
+// endUnits ends all of the rig's units by force.
 func (r *Rig) endUnits() error {
-	if !r.units || len(unitsNow()) == 0 {
+	if !r.units {
 		return nil
 	}
-	_, killed := systemctl("kill", "--signal=KILL", unitPattern)
-	_, stopped := systemctl("stop", unitPattern)
-	_, forgotten := systemctl("reset-failed", unitPattern)
+	units, err := r.Units()
+	if err != nil || len(units) == 0 {
+		return err
+	}
+	names := slices.Collect(maps.Keys(units))
+	_, killed := systemctl(append([]string{"kill", "--signal=KILL"}, names...)...)
+	_, stopped := systemctl(append([]string{"stop"}, names...)...)
+	_, forgotten := systemctl(append([]string{"reset-failed"}, names...)...)
 	if left := r.unitsLeft(); len(left) > 0 {
 		return errors.Join(fmt.Errorf("left on the host: %s", strings.Join(left, "; ")), killed, stopped, forgotten)
 	}

@@ -39,9 +39,11 @@ func layout() string {
 	return "hybrid"
 }
 
-// hierarchies are those in which the host gets a cgroup: all that are mounted, but for cpuset of version 1, where a cgroup
-// has to be prepared.
-func hierarchies() ([]hierarchy, error) {
+// cpuset is the hierarchy of version 1 in which a cgroup has to be prepared before a process can be in it.
+const cpuset = "cpuset"
+
+// hierarchies are those in which the host gets a cgroup: all that are mounted, cpuset of version 1 only where it is wanted.
+func hierarchies(withCPUSet bool) ([]hierarchy, error) {
 	body, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
 		return nil, err
@@ -49,7 +51,7 @@ func hierarchies() ([]hierarchy, error) {
 	var all []hierarchy
 	for line := range strings.Lines(string(body)) {
 		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
-		if len(parts) != 3 || parts[1] == "cpuset" {
+		if len(parts) != 3 || parts[1] == cpuset && !withCPUSet {
 			continue
 		}
 		h := hierarchy{name: parts[1], own: parts[2]}
@@ -73,8 +75,8 @@ func hierarchies() ([]hierarchy, error) {
 }
 
 // joinCgroups makes a cgroup of that name everywhere and moves this process there.
-func joinCgroups(name string) error {
-	all, err := hierarchies()
+func joinCgroups(name string, withCPUSet bool) error {
+	all, err := hierarchies(withCPUSet)
 	if err != nil {
 		return err
 	}
@@ -83,6 +85,11 @@ func joinCgroups(name string) error {
 		if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 			return err
 		}
+		if h.name == cpuset {
+			if err := inheritCPUs(dir); err != nil {
+				return err
+			}
+		}
 		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte("0"), 0); err != nil {
 			return err
 		}
@@ -90,9 +97,23 @@ func joinCgroups(name string) error {
 	return nil
 }
 
+// inheritCPUs lets a cgroup use what the one around it may use.
+func inheritCPUs(dir string) error {
+	for _, name := range []string{"cpuset.cpus", "cpuset.mems"} {
+		all, err := os.ReadFile(filepath.Join(filepath.Dir(dir), name))
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), all, 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // removeCgroups removes the cgroups of that name. Their processes have ended, but the kernel may take a moment.
-func removeCgroups(name string) error {
-	all, err := hierarchies()
+func removeCgroups(name string, withCPUSet bool) error {
+	all, err := hierarchies(withCPUSet)
 	if err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package systemd
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -43,7 +44,11 @@ RateLimitBurst=0
 // becomeInit makes the host's file systems around this process, PID 1 of its namespace, and becomes systemd.
 func becomeInit() error {
 	runtime.LockOSThread() // namespaces are the thread's, and exec takes those of this one
-	if err := joinCgroups(os.Getenv(envCgroup)); err != nil {
+	var o Options
+	if err := json.Unmarshal([]byte(os.Getenv(envOptions)), &o); err != nil {
+		return err
+	}
+	if err := joinCgroups(os.Getenv(envCgroup), o.Kubelet); err != nil {
 		return fmt.Errorf("cgroups: %w", err)
 	}
 	if err := unix.Unshare(unix.CLONE_NEWCGROUP); err != nil {
@@ -54,12 +59,12 @@ func becomeInit() error {
 		return err
 	}
 	dir := os.Getenv(envDir)
-	root, err := makeRoot(dir)
+	root, err := makeRoot(dir, o.Disk)
 	if err != nil {
 		return err
 	}
-	for _, step := range []func(root string) error{mountProc, mountDev, mountRest, mountKept, mountCgroups, configure} {
-		if err := step(root); err != nil {
+	for _, step := range []func(root string, o Options) error{mountProc, mountDev, mountRest, mountKept, mountCgroups, mountOptions, configure} {
+		if err := step(root, o); err != nil {
 			return err
 		}
 	}
@@ -76,19 +81,35 @@ func becomeInit() error {
 	return unix.Exec(manager, argv, []string{"container=s3csi-test", "PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8"})
 }
 
+// The directories of a host's files: hostDir holds all of them, upperDir in it what differs from the machine's root.
+const (
+	hostDir  = "host"
+	upperDir = "upper"
+)
+
+// mountDisk mounts what a host's files are on, which is empty.
+func mountDisk(dir string) error {
+	host := filepath.Join(dir, hostDir)
+	if err := unix.Mount("tmpfs", host, "tmpfs", 0, "mode=755"); err != nil {
+		return err
+	}
+	var errs []error
+	for _, name := range []string{upperDir, "work", "root"} {
+		errs = append(errs, os.Mkdir(filepath.Join(host, name), 0o755))
+	}
+	return errors.Join(errs...)
+}
+
 // makeRoot mounts an overlay of the machine's root and copies the listed files into it.
-func makeRoot(dir string) (string, error) {
-	host := filepath.Join(dir, "host")
+func makeRoot(dir string, kept bool) (string, error) {
+	host := filepath.Join(dir, hostDir)
+	upper, work, root := filepath.Join(host, upperDir), filepath.Join(host, "work"), filepath.Join(host, "root")
 	list, err := os.ReadFile(filepath.Join(dir, "files"))
 	if err != nil {
 		return "", err
 	}
-	if err := unix.Mount("tmpfs", host, "tmpfs", 0, "mode=755"); err != nil {
-		return "", err
-	}
-	upper, work, root := filepath.Join(host, "upper"), filepath.Join(host, "work"), filepath.Join(host, "root")
-	for _, d := range []string{upper, work, root} {
-		if err := os.Mkdir(d, 0o755); err != nil {
+	if !kept {
+		if err := mountDisk(dir); err != nil {
 			return "", err
 		}
 	}
@@ -122,7 +143,7 @@ func copyProgram(from, to string) error {
 }
 
 // mountProc mounts a /proc in which what belongs to the whole machine cannot be changed.
-func mountProc(root string) error {
+func mountProc(root string, o Options) error {
 	proc := filepath.Join(root, "proc")
 	if err := unix.Mount("proc", proc, "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
 		return err
@@ -139,15 +160,24 @@ func mountProc(root string) error {
 			return err
 		}
 	}
+	if o.Kubelet {
+		if err := satisfyKubelet(root); err != nil {
+			return err
+		}
+	}
 	return unix.Mount("sysfs", filepath.Join(root, "sys"), "sysfs", unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")
 }
 
-func mountDev(root string) error {
+func mountDev(root string, o Options) error {
 	dev := filepath.Join(root, "dev")
 	if err := unix.Mount("tmpfs", dev, "tmpfs", unix.MS_NOSUID, "mode=755"); err != nil {
 		return err
 	}
-	for _, name := range []string{"null", "zero", "full", "random", "urandom", "tty", "fuse"} {
+	devices := []string{"null", "zero", "full", "random", "urandom", "tty", "fuse"}
+	if o.Kubelet {
+		devices = append(devices, "kmsg")
+	}
+	for _, name := range devices {
 		from, to := filepath.Join("/dev", name), filepath.Join(dev, name)
 		if _, err := os.Lstat(from); err != nil {
 			continue
@@ -171,7 +201,7 @@ func mountDev(root string) error {
 		unix.Mount("tmpfs", filepath.Join(dev, "shm"), "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=1777"))
 }
 
-func mountRest(root string) error {
+func mountRest(root string, _ Options) error {
 	return errors.Join(
 		unix.Mount("tmpfs", filepath.Join(root, "run"), "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=755"),
 		os.Mkdir(filepath.Join(root, "run/lock"), 0o755),
@@ -179,7 +209,7 @@ func mountRest(root string) error {
 }
 
 // mountKept mounts the directory that outlives the host.
-func mountKept(root string) error {
+func mountKept(root string, _ Options) error {
 	from, to := os.Getenv(envKeep), filepath.Join(root, Kept)
 	if from == "" {
 		return nil
@@ -188,7 +218,7 @@ func mountKept(root string) error {
 }
 
 // mountCgroups mounts the hierarchies. In this cgroup namespace their roots are the host's own cgroups.
-func mountCgroups(root string) error {
+func mountCgroups(root string, o Options) error {
 	const flags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
 	base := filepath.Join(root, cgroupRoot)
 	if layout() == "unified" {
@@ -197,7 +227,7 @@ func mountCgroups(root string) error {
 	if err := unix.Mount("tmpfs", base, "tmpfs", flags, "mode=755"); err != nil {
 		return err
 	}
-	all, err := hierarchies()
+	all, err := hierarchies(o.Kubelet)
 	if err != nil {
 		return err
 	}
@@ -216,7 +246,7 @@ func mountCgroups(root string) error {
 	return nil
 }
 
-func configure(root string) error {
+func configure(root string, _ Options) error {
 	units := filepath.Join(root, "etc/systemd/system")
 	journald := filepath.Join(root, "etc/systemd/journald.conf.d")
 	for _, d := range []string{units, journald} {

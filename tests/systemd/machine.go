@@ -5,6 +5,7 @@ package systemd
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -26,6 +27,7 @@ const (
 	envCgroup  = "S3CSI_SYSTEMD_CGROUP"
 	envSkip    = "S3CSI_SYSTEMD_SKIP"
 	envKeep    = "S3CSI_SYSTEMD_KEEP"
+	envOptions = "S3CSI_SYSTEMD_OPTIONS"
 	roleInit   = "init"
 	roleInside = "inside"
 
@@ -106,6 +108,7 @@ type machine struct {
 	dir    string
 	keep   string // directory that is Kept on the host
 	cgroup string // the name of its directory in every hierarchy
+	opts   Options
 	init   *exec.Cmd
 	exited chan struct{}
 }
@@ -143,18 +146,23 @@ func (h *machine) prepare(files map[string]string) error {
 
 // boot starts systemd and waits until it is up.
 func (h *machine) boot() error {
+	opts, err := json.Marshal(h.opts)
+	if err != nil {
+		return err
+	}
+	flags := uintptr(syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC)
+	if h.opts.Network {
+		flags |= syscall.CLONE_NEWNET
+	}
 	started := make(chan error, 1)
 	h.exited = make(chan struct{})
 	go func() {
 		runtime.LockOSThread() // the death signal follows the thread
 		defer runtime.UnlockOSThread()
 		h.init = exec.CommandContext(context.Background(), "/proc/self/exe")
-		h.init.Env = append(os.Environ(), envRole+"="+roleInit, envDir+"="+h.dir, envCgroup+"="+h.cgroup, envKeep+"="+h.keep)
+		h.init.Env = append(os.Environ(), envRole+"="+roleInit, envDir+"="+h.dir, envCgroup+"="+h.cgroup, envKeep+"="+h.keep, envOptions+"="+string(opts))
 		h.init.Stderr, h.init.Dir = os.Stderr, "/"
-		h.init.SysProcAttr = &syscall.SysProcAttr{
-			Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC,
-			Pdeathsig:  syscall.SIGKILL, Setsid: true,
-		}
+		h.init.SysProcAttr = &syscall.SysProcAttr{Cloneflags: flags, Pdeathsig: syscall.SIGKILL, Setsid: true}
 		err := h.init.Start()
 		started <- err
 		if err != nil {
@@ -167,10 +175,7 @@ func (h *machine) boot() error {
 	if err := <-started; err != nil {
 		return fmt.Errorf("starting systemd: %w", err)
 	}
-	var (
-		state []byte
-		err   error
-	)
+	var state []byte
 	for end := time.Now().Add(startTimeout); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		select {
 		case <-h.exited:
@@ -238,7 +243,11 @@ func (h *machine) enter(cmd *exec.Cmd) error {
 			if err := unix.Unshare(unix.CLONE_FS); err != nil {
 				return err
 			}
-			if err := unix.Setns(fd, unix.CLONE_NEWPID|unix.CLONE_NEWNS|unix.CLONE_NEWUTS|unix.CLONE_NEWIPC|unix.CLONE_NEWCGROUP); err != nil {
+			namespaces := unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC | unix.CLONE_NEWCGROUP
+			if h.opts.Network {
+				namespaces |= unix.CLONE_NEWNET
+			}
+			if err := unix.Setns(fd, namespaces); err != nil {
 				return fmt.Errorf("entering the host's namespaces: %w", err)
 			}
 			return cmd.Run()
@@ -265,5 +274,5 @@ func (h *machine) stop(within time.Duration) error {
 		}
 	}
 	h.init = nil
-	return errors.Join(append(errs, removeCgroups(h.cgroup))...)
+	return errors.Join(append(errs, removeCgroups(h.cgroup, h.opts.Kubelet))...)
 }
