@@ -11,12 +11,18 @@ BIN := $(CURDIR)/bin
 OLD := $(BIN)/test/old
 IMAGE ?= s3-csi-driver
 PLATFORMS ?= linux/amd64,linux/arm64
+MOUNT_S3_VERSION ?= 1.24.0
 
 MINIO_VERSION := v0.0.0-20260212201848-7aac2a2c5b7c
 GOLANGCI_VERSION := v2.15.0
+HELM_VERSION := $(shell sed -n 's,^\thelm.sh/helm/v4 ,,p' tests/kubernetes/go.mod)
+KUBERNETES_VERSION := $(shell sed -n 's,^\tk8s.io/kubernetes ,,p' tests/kubernetes/go.mod)
 
 # The packages of tests that hold for helpers as processes, which go test runs, and as units of systemd.
 BOTH_LAUNCHERS := ./faults/... ./node/... ./upgrade/...
+
+# Which of the tests in a Kubernetes make e2e runs.
+E2E ?= .
 
 # The test of tests/credentials that looks for secrets in the properties of units, too.
 SECRETS := NothingSecret
@@ -24,6 +30,13 @@ SECRETS := NothingSecret
 MODULES := . clients/rclone tests
 GO_BUILD := CGO_ENABLED=0 go build -trimpath
 LDFLAGS := -s -w -X main.version=$(VERSION)
+
+# The chart is rendered and tested with these.
+export HELM := $(TOOLS)/helm-$(HELM_VERSION)
+export KUBECTL := $(TOOLS)/kubectl-$(KUBERNETES_VERSION)
+# The programs of the Kubernetes that make e2e runs. They are built anew when something changes that they are made of.
+CLUSTER := $(TOOLS)/kubernetes-$(shell cat hack/kubernetes $$(git ls-files tests/kubernetes) | sha256sum | cut -c1-16)
+export S3CSI_CLUSTER_BIN := $(CLUSTER)
 
 # Where tests and the demo find the programs.
 export S3CSI_CACHE
@@ -44,7 +57,7 @@ build: ## Build the driver, its helper and its rclone client into bin/
 	cd clients/rclone && $(GO_BUILD) -ldflags "-s -w" -o $(BIN)/s3-csi-rclone .
 
 .PHONY: test-parts
-test-parts: build $(TOOLS)/minio-$(MINIO_VERSION) $(OLD)/s3-csi-driver ## Build what the tests run beside the driver: S3 servers, the mount-s3 stand-in, an older driver, one that can be held
+test-parts: build $(TOOLS)/minio-$(MINIO_VERSION) $(HELM) $(KUBECTL) $(OLD)/s3-csi-driver ## Build what the tests run beside the driver: S3 servers, the mount-s3 stand-in, an older driver, one that can be held
 	cd tests && $(GO_BUILD) -o $(BIN)/test/ ./cmd/...
 	$(GO_BUILD) -tags failpoints -o $(BIN)/test/failpoints/ ./cmd/...
 	ln -sf $(TOOLS)/minio-$(MINIO_VERSION) $(TOOLS)/minio
@@ -62,13 +75,30 @@ $(TOOLS)/minio-$(MINIO_VERSION):
 	mv $(TOOLS)/.minio/minio $@
 
 .PHONY: test
-test: test-parts ## Run every test of every module; what needs root or FUSE says so when it is skipped
+test: test-parts ## Run every test of every module but those of make e2e; what needs root or FUSE says so when it is skipped
 	for m in $(MODULES); do (cd $$m && go vet ./...); done
 	go test -race -timeout 15m ./...
 	cd clients/rclone && go test -race -timeout 15m ./...
-	cd tests && go test -race -count=1 -p 1 -timeout 30m ./...
-	cd tests && S3CSI_LAUNCHER=systemd go test -race -count=1 -p 1 -timeout 30m $(BOTH_LAUNCHERS)
+	cd tests && go test -race -count=1 -p 1 -parallel 3 -timeout 30m $$(go list ./... | grep -v /e2e)
+	cd tests && S3CSI_LAUNCHER=systemd go test -race -count=1 -p 1 -parallel 3 -timeout 30m $(BOTH_LAUNCHERS)
 	cd tests && S3CSI_LAUNCHER=systemd go test -race -count=1 -timeout 5m -run $(SECRETS) ./credentials
+
+.PHONY: e2e
+e2e: test-parts $(CLUSTER) ## Deploy the driver with its chart in a real Kubernetes, built and run here, and use it (as root)
+	cd tests && go test -count=1 -v -timeout 60m -parallel 8 -run '$(E2E)' ./e2e
+
+$(CLUSTER):
+	rm -rf $(TOOLS)/kubernetes-*
+	hack/kubernetes $@.unfinished
+	mv $@.unfinished $@
+
+$(HELM):
+	mkdir -p $(TOOLS)
+	cd tests/kubernetes && $(GO_BUILD) -ldflags "-s -w" -o $@ helm.sh/helm/v4/cmd/helm
+
+$(KUBECTL):
+	mkdir -p $(TOOLS)
+	cd tests/kubernetes && $(GO_BUILD) -ldflags "-s -w" -o $@ k8s.io/kubernetes/cmd/kubectl
 
 .PHONY: demo
 demo: build ## Show the whole way from nothing to files in S3, on this machine (as root)
@@ -102,9 +132,14 @@ $(TOOLS)/golangci-lint-$(GOLANGCI_VERSION):
 docs: ## Render the reference pages that tests compare with the code
 	go test ./pkg/... -run Docs -update
 
+.PHONY: manifests
+manifests: $(HELM) ## Render the manifests of deploy/ from the chart
+	hack/render
+
 .PHONY: image
-image: ## Build the container image for PLATFORMS
-	docker buildx build --platform $(PLATFORMS) --build-arg VERSION=$(VERSION) -t $(IMAGE):$(VERSION) .
+image: ## Build the container image for PLATFORMS, with AWS's mount-s3 MOUNT_S3_VERSION
+	docker buildx build --platform $(PLATFORMS) --build-arg VERSION=$(VERSION) \
+		--build-arg MOUNT_S3_VERSION=$(MOUNT_S3_VERSION) $$(hack/mount-s3-digests $(MOUNT_S3_VERSION)) -t $(IMAGE):$(VERSION) .
 
 .PHONY: clean
 clean: ## Remove what was built here

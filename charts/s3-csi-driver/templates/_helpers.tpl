@@ -1,0 +1,172 @@
+{{/* Names and labels. */}}
+
+{{- define "s3csi.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 42 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "s3csi.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 42 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := include "s3csi.name" . -}}
+{{- if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 42 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 42 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* What never changes of a component's labels: its pods are found by them. Call with (list $ "controller"). */}}
+{{- define "s3csi.selectorLabels" -}}
+{{- $root := index . 0 -}}
+app.kubernetes.io/name: {{ include "s3csi.name" $root }}
+app.kubernetes.io/instance: {{ $root.Release.Name }}
+app.kubernetes.io/component: {{ index . 1 }}
+{{- end -}}
+
+{{/* Labels of an object. Call with (list $ "controller"), or (list $ "") for what is no component's. */}}
+{{- define "s3csi.labels" -}}
+{{- $root := index . 0 -}}
+app.kubernetes.io/name: {{ include "s3csi.name" $root }}
+app.kubernetes.io/instance: {{ $root.Release.Name }}
+{{- with index . 1 }}
+app.kubernetes.io/component: {{ . }}
+{{- end }}
+app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
+{{- with $root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "s3csi.serviceAccountName" -}}
+{{- $root := index . 0 -}}
+{{- $component := index . 1 -}}
+{{- (index $root.Values $component).serviceAccount.name | default (printf "%s-%s" (include "s3csi.fullname" $root) $component) -}}
+{{- end -}}
+
+{{/* Which parts are installed: "true" or "". */}}
+{{- define "s3csi.hasController" -}}{{ if not .Values.nodeComponentOnly }}true{{ end }}{{- end -}}
+{{- define "s3csi.hasNode" -}}{{ if not .Values.controllerOnly }}true{{ end }}{{- end -}}
+
+{{/* Whether two controllers must never work at a time. */}}
+{{- define "s3csi.singleController" -}}
+{{- range $name, $backend := .Values.backends }}{{ if $backend.singleController }}true{{ end }}{{ end -}}
+{{- end -}}
+
+{{- define "s3csi.image" -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end -}}
+
+{{/* Where the config file and the certificates are, in the driver's containers. */}}
+{{- define "s3csi.configDir" -}}/etc/s3-csi-driver{{- end -}}
+
+{{/*
+The address that an HTTP endpoint listens on. On the host's network it is the node's own, unless it is open to others: kubelet
+is on that network. Call with a dict of hostNetwork, open, port.
+*/}}
+{{- define "s3csi.address" -}}
+{{- if and .hostNetwork (not .open) }}127.0.0.1{{ end }}:{{ int .port }}
+{{- end -}}
+
+{{/* A probe of it. Call with a dict of hostNetwork, open, port (a name), path. */}}
+{{- define "s3csi.httpGet" -}}
+httpGet:
+  {{- if and .hostNetwork (not .open) }}
+  host: 127.0.0.1
+  {{- end }}
+  path: {{ .path }}
+  port: {{ .port }}
+{{- end -}}
+
+{{/* The driver's environment. Call with (list $ "controller"). */}}
+{{- define "s3csi.driverEnv" -}}
+{{- $root := index . 0 -}}
+{{- $component := index . 1 -}}
+{{- $c := $root.Values.driverCredentials -}}
+{{- if and $c.secretName (index $c $component) }}
+- name: AWS_ACCESS_KEY_ID
+  valueFrom:
+    secretKeyRef:
+      name: {{ $c.secretName }}
+      key: {{ $c.keys.accessKeyID }}
+- name: AWS_SECRET_ACCESS_KEY
+  valueFrom:
+    secretKeyRef:
+      name: {{ $c.secretName }}
+      key: {{ $c.keys.secretAccessKey }}
+{{- with $c.keys.sessionToken }}
+- name: AWS_SESSION_TOKEN
+  valueFrom:
+    secretKeyRef:
+      name: {{ $c.secretName }}
+      key: {{ . }}
+{{- end }}
+{{- end }}
+{{- with (index $root.Values $component).extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* The sidecar livenessprobe. Call with (list $ "controller"). */}}
+{{- define "s3csi.livenessProbe" -}}
+{{- $root := index . 0 -}}
+{{- $values := index $root.Values (index . 1) -}}
+{{- $sidecar := $root.Values.sidecars.livenessProbe -}}
+- name: liveness-probe
+  image: {{ $sidecar.image.repository }}:{{ $sidecar.image.tag }}
+  imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+  args:
+    - --csi-address=/csi/csi.sock
+    - --http-endpoint={{ include "s3csi.address" (dict "hostNetwork" $values.hostNetwork "open" false "port" $values.ports.liveness) }}
+    - --probe-timeout=3s
+    - --v={{ int $sidecar.logLevel }}
+    {{- with $sidecar.additionalArgs }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  volumeMounts:
+    - name: socket-dir
+      mountPath: /csi
+  {{- with $sidecar.resources }}
+  resources:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  securityContext:
+    {{- toYaml $sidecar.securityContext | nindent 4 }}
+{{- end -}}
+
+{{/* The rules of a role that reads Secrets. */}}
+{{- define "s3csi.secretRules" -}}
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [get]
+{{- end -}}
+
+{{/* Whether the provisioner has to read Secrets: "true" or "". */}}
+{{- define "s3csi.readsSecrets" -}}
+{{- $reads := .Values.rbac.secrets -}}
+{{- range .Values.storageClasses }}
+{{- if hasKey (.parameters | default dict) "csi.storage.k8s.io/provisioner-secret-name" }}{{ $reads = true }}{{ end -}}
+{{- end -}}
+{{- if $reads }}true{{ end -}}
+{{- end -}}
+
+{{/* tokenRequests of the CSIDriver object, as YAML; "" for none. */}}
+{{- define "s3csi.tokenRequests" -}}
+{{- $t := .Values.csiDriver.tokenRequests -}}
+{{- $audiences := list -}}
+{{- if $t.derive -}}
+{{- range $name, $backend := (.Values.backends | default (dict "default" dict)) -}}
+{{- $audience := dig "sts" "audience" "" $backend | default (ternary "" "sts.amazonaws.com" (hasKey $backend "endpoint")) -}}
+{{- if $audience }}{{ $audiences = append $audiences $audience }}{{ end -}}
+{{- end -}}
+{{- end -}}
+{{- if $t.podIdentity }}{{ $audiences = append $audiences "pods.eks.amazonaws.com" }}{{ end -}}
+{{- $requests := list -}}
+{{- $additional := list -}}
+{{- range $t.additional }}{{ $additional = append $additional .audience }}{{ end -}}
+{{- range ($audiences | uniq | sortAlpha) -}}
+{{- if not (has . $additional) }}{{ $requests = append $requests (dict "audience" . "expirationSeconds" (int64 $t.expirationSeconds)) }}{{ end -}}
+{{- end -}}
+{{- with concat $requests $t.additional }}{{ toYaml . }}{{ end -}}
+{{- end -}}

@@ -1,0 +1,173 @@
+package chart
+
+import (
+	"bytes"
+	"encoding/json"
+	"io/fs"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+)
+
+// deploy/ is what hack/render makes of the chart.
+func TestManifestsAreRendered(t *testing.T) {
+	dir := t.TempDir()
+	cmd := exec.CommandContext(t.Context(), root+"/hack/render", dir)
+	cmd.Env = append(os.Environ(), "HELM="+helm(t))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	rendered := 0
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		rendered++
+		name := strings.TrimPrefix(path, dir+"/")
+		want, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		have, err := os.ReadFile(filepath.Join(deployDir, name))
+		if err != nil || !bytes.Equal(have, want) {
+			t.Errorf("deploy/%s is not what the chart makes (%v): make manifests", name, err)
+		}
+		return nil
+	})
+	if err != nil || rendered < 8 {
+		t.Errorf("%d files: %v", rendered, err)
+	}
+	base, err := os.ReadDir(deployDir + "/kubernetes/base")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range base {
+		if _, err := os.Stat(filepath.Join(dir, "kubernetes/base", e.Name())); err != nil {
+			t.Errorf("deploy/kubernetes/base/%s is made by nothing: make manifests", e.Name())
+		}
+	}
+}
+
+// An overlay makes what the chart makes with the values file of the same meaning.
+func TestOverlaysAreVariants(t *testing.T) {
+	variantOf := map[string]string{
+		"../base":          "default",
+		"before-1.35":      "tokens-in-context",
+		"inline-volumes":   "inline-volumes",
+		"minio":            "minio",
+		"node-only":        "node-only",
+		"process-launcher": "process-launcher",
+	}
+	overlays, err := os.ReadDir(deployDir + "/kubernetes/overlays")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, o := range overlays {
+		if variantOf[o.Name()] == "" {
+			t.Errorf("overlay %s is compared with nothing", o.Name())
+		}
+	}
+	for overlay, variant := range variantOf {
+		t.Run(overlay, func(t *testing.T) {
+			t.Parallel()
+			have := normal(t, kustomize(t, deployDir+"/kubernetes/overlays/"+overlay))
+			want := normal(t, template(t, "--values", values(variant)))
+			for _, key := range slices.Sorted(maps.Keys(want)) {
+				if have[key] != want[key] {
+					t.Errorf("%s is\n%s\nand with values %s it is\n%s", key, have[key], variant, want[key])
+				}
+				delete(have, key)
+			}
+			for key := range have {
+				t.Errorf("%s is not there with values %s", key, variant)
+			}
+		})
+	}
+}
+
+func TestOffClusterObjects(t *testing.T) {
+	objects := kustomize(t, deployDir+"/off-cluster")
+	secret := one(t, objects, "Secret")
+	account := one(t, objects, "ServiceAccount")
+	if secret.Metadata.Annotations["kubernetes.io/service-account.name"] != account.Metadata.Name || secret.Metadata.Namespace != account.Metadata.Namespace {
+		t.Errorf("the token is not that of %s", account.Metadata.Name)
+	}
+	inside := template(t)
+	for _, kind := range []string{"ClusterRole", "Role"} {
+		if have, want := rights(objects, kind), rights(inside, kind); !slices.Equal(have, want) || len(have) == 0 {
+			t.Errorf("%s: %q, in the cluster %q", kind, have, want)
+		}
+	}
+	script, err := os.ReadFile(deployDir + "/off-cluster/kubeconfig")
+	if err != nil || !strings.Contains(string(script), "\nsecret="+secret.Metadata.Name+"\n") {
+		t.Errorf("deploy/off-cluster/kubeconfig does not read %s (%v)", secret.Metadata.Name, err)
+	}
+}
+
+func kustomize(t *testing.T, dir string) []object {
+	t.Helper()
+	out, all, err := run(t, kubectl(t), "kustomize", dir)
+	if err != nil {
+		t.Fatalf("%v\n%s", err, all)
+	}
+	return parse(t, out)
+}
+
+// normal is each object as JSON by its kind, namespace and name, without what means nothing: the objects' own labels, the
+// order of arguments, volumes and mounts, and the form of the config file.
+func normal(t *testing.T, objects []object) map[string]string {
+	t.Helper()
+	texts := map[string]string{}
+	for _, o := range objects {
+		if metadata, ok := o.raw["metadata"].(map[string]any); ok {
+			delete(metadata, "labels")
+		}
+		if data, ok := o.raw["data"].(map[string]any); ok {
+			for key, value := range data {
+				var content any
+				if text, ok := value.(string); ok && yaml.Unmarshal([]byte(text), &content) == nil {
+					data[key] = content
+				}
+			}
+		}
+		sortLists(t, o.raw)
+		b, err := json.MarshalIndent(o.raw, "", " ")
+		if err != nil {
+			t.Fatal(err)
+		}
+		texts[strings.Join([]string{o.Kind, o.Metadata.Namespace, o.Metadata.Name}, " ")] = string(b)
+	}
+	return texts
+}
+
+func sortLists(t *testing.T, value any) {
+	t.Helper()
+	switch v := value.(type) {
+	case map[string]any:
+		for key, inner := range v {
+			sortLists(t, inner)
+			if list, ok := inner.([]any); ok && slices.Contains([]string{"args", "volumes", "volumeMounts"}, key) {
+				slices.SortFunc(list, func(a, b any) int { return strings.Compare(text(t, a), text(t, b)) })
+			}
+		}
+	case []any:
+		for _, inner := range v {
+			sortLists(t, inner)
+		}
+	}
+}
+
+func text(t *testing.T, value any) string {
+	t.Helper()
+	b, err := json.Marshal(value)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}

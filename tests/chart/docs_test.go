@@ -1,0 +1,116 @@
+package chart
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func readDocument(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// What docs/install.md shows as values, the chart takes.
+func TestDocumentedValuesAreTaken(t *testing.T) {
+	text := readDocument(t, root+"/docs/install.md")
+	tried := 0
+	for _, block := range regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(text, -1) {
+		if strings.Contains(block[1], "kind: Kustomization") {
+			if image := "name: " + strings.Split(driverOf(t, one(t, template(t), "Deployment")).Image, ":")[0] + "\n"; !strings.Contains(block[1], image) {
+				t.Errorf("the overlay names no image of the base:\n%s", block[1])
+			}
+			continue
+		}
+		tried++
+		args := withValues(t, block[1])
+		if strings.Contains(block[1], "controllerCredentials: secret") && strings.Contains(block[1], "secretNamespaces") {
+			objects := template(t, args...)
+			if have := rights(objects, "Role"); !slices.Contains(have, "storage: /secrets[] get") {
+				t.Errorf("the provisioner may not read the Secrets: %q", have)
+			}
+		}
+		template(t, args...)
+	}
+	if tried < 3 {
+		t.Errorf("%d blocks of values", tried)
+	}
+	for _, set := range regexp.MustCompile(`--set ([\w.]+)=(\S+)`).FindAllStringSubmatch(text, -1) {
+		template(t, "--set", set[1]+"="+set[2])
+	}
+}
+
+// Values that the documents name are there.
+func TestDocumentsNameValues(t *testing.T) {
+	known := map[string]bool{}
+	roots := map[string]bool{}
+	for _, r := range rows(t) {
+		words := strings.Split(r.name, ".")
+		roots[words[0]] = true
+		for i := range words {
+			known[strings.Join(words[:i+1], ".")] = true
+		}
+	}
+	named := 0
+	for _, file := range []string{root + "/docs/install.md", root + "/README.md", chartDir + "/values.yaml", chartDir + "/templates/NOTES.txt", chartDir + "/templates/validate.yaml"} {
+		for _, word := range regexp.MustCompile(`(?:^|[^\w.$/-])(\w+(?:\.\w+)+)`).FindAllStringSubmatch(readDocument(t, file), -1) {
+			first, _, _ := strings.Cut(word[1], ".")
+			if !roots[first] || first == "backends" || known[word[1]] || strings.Contains(word[1], ".md") {
+				continue
+			}
+			t.Errorf("%s names %s, which is no value", file, word[1])
+		}
+		for name := range known {
+			if strings.Contains(name, ".") && strings.Contains(readDocument(t, file), name) {
+				named++
+			}
+		}
+	}
+	if named < 20 {
+		t.Errorf("%d values are named in all documents", named)
+	}
+}
+
+// Links of the documents lead somewhere.
+func TestLinks(t *testing.T) {
+	for _, file := range []string{root + "/docs/install.md", chartDir + "/README.md", root + "/README.md"} {
+		links := regexp.MustCompile(`\]\(([^)\s]+)\)`).FindAllStringSubmatch(readDocument(t, file), -1)
+		if len(links) == 0 {
+			t.Errorf("%s has no links", file)
+		}
+		for _, link := range links {
+			path, anchor, _ := strings.Cut(link[1], "#")
+			if strings.Contains(path, "://") {
+				continue
+			}
+			target := file
+			if path != "" {
+				target = filepath.Join(filepath.Dir(file), path)
+			}
+			if _, err := os.Stat(target); err != nil {
+				t.Errorf("%s: %v", file, err)
+				continue
+			}
+			if anchor != "" && !slices.Contains(anchors(readDocument(t, target)), anchor) {
+				t.Errorf("%s: %s has no heading #%s", file, target, anchor)
+			}
+		}
+	}
+}
+
+// anchors are the names that GitHub gives to headings.
+func anchors(markdown string) []string {
+	var list []string
+	for _, heading := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(markdown, -1) {
+		name := regexp.MustCompile(`[^\w -]`).ReplaceAllString(strings.ToLower(heading[1]), "")
+		list = append(list, strings.ReplaceAll(name, " ", "-"))
+	}
+	return list
+}

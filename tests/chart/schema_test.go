@@ -1,0 +1,234 @@
+package chart
+
+import (
+	"encoding/json"
+	"os"
+	"strings"
+	"testing"
+)
+
+// schema is a JSON schema, as far as the tests look into it.
+type schema struct {
+	Ref         string             `json:"$ref"`
+	Properties  map[string]*schema `json:"properties"`
+	Additional  json.RawMessage    `json:"additionalProperties"`
+	Items       *schema            `json:"items"`
+	Enum        []any              `json:"enum"`
+	Definitions map[string]*schema `json:"definitions"`
+}
+
+func readSchema(t *testing.T) *schema {
+	t.Helper()
+	text, err := os.ReadFile(chartDir + "/values.schema.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var s schema
+	if err := json.Unmarshal(text, &s); err != nil {
+		t.Fatal(err)
+	}
+	return &s
+}
+
+// at follows a path such as properties/node.
+func (s *schema) at(t *testing.T, path string) *schema {
+	t.Helper()
+	words := strings.Split(path, "/")
+	for len(words) > 0 && s != nil {
+		switch words[0] {
+		case "items":
+			s, words = s.Items, words[1:]
+		case "properties":
+			s, words = s.Properties[words[1]], words[2:]
+		case "definitions":
+			s, words = s.Definitions[words[1]], words[2:]
+		default:
+			t.Fatalf("%s: %s?", path, words[0])
+		}
+	}
+	if s == nil {
+		t.Fatalf("the schema has no %s", path)
+	}
+	return s
+}
+
+// resolve follows a reference.
+func (s *schema) resolve(t *testing.T, node *schema) *schema {
+	t.Helper()
+	if name, ok := strings.CutPrefix(node.Ref, "#/definitions/"); ok {
+		return s.at(t, "definitions/"+name)
+	}
+	return node
+}
+
+// Every object of the schema with keys of its own knows all of them.
+func TestSchemaIsClosed(t *testing.T) {
+	s := readSchema(t)
+	objects := 0
+	var walk func(path string, node *schema)
+	walk = func(path string, node *schema) {
+		if len(node.Properties) > 0 {
+			objects++
+			if string(node.Additional) != "false" && path != "/env/items" { // a variable, a volume and so on: Kubernetes' own objects
+				t.Errorf("%s takes any key", path)
+			}
+		}
+		for name, p := range node.Properties {
+			walk(path+"/"+name, p)
+		}
+		if node.Items != nil {
+			walk(path+"/items", node.Items)
+		}
+	}
+	walk("", s)
+	for name, d := range s.Definitions {
+		walk("/"+name, d)
+	}
+	if objects < 20 {
+		t.Errorf("%d objects", objects)
+	}
+}
+
+func TestSchemaRefuses(t *testing.T) {
+	for name, c := range map[string]struct{ values, want string }{
+		"an unknown key":              {"nodes: {}", "additional properties 'nodes' not allowed"},
+		"one of a node":               {"node: {lancher: process}", "additional properties 'lancher' not allowed"},
+		"one of a sidecar":            {"sidecars: {provisioner: {args: [-x]}}", "additional properties 'args' not allowed"},
+		"one of a backend":            {"backends: {a: {enpoint: 'https://x'}}", "additional properties 'enpoint' not allowed"},
+		"one of a backend's sts":      {"backends: {a: {sts: {audiences: [x]}}}", "additional properties 'audiences' not allowed"},
+		"one of a class":              {"storageClasses: [{name: a, provisioner: x}]", "additional properties 'provisioner' not allowed"},
+		"one of a secret":             {"secrets: [{name: a, data: {}}]", "additional properties 'data' not allowed"},
+		"a class without a name":      {"storageClasses: [{parameters: {}}]", "missing property 'name'"},
+		"a value that is taken away":  {"node: {heal: null}", "missing property 'heal'"},
+		"a driver name of another CO": {"driverName: My_Driver", "does not match pattern"},
+		"a text for a number":         {"controller: {replicas: '2'}", "got string, want integer"},
+		"a number for a text":         {"driverName: 1", "got number, want string"},
+		"a text for a boolean":        {"inlineVolumes: 'yes'", "got string, want boolean"},
+		"a parameter's number":        {"storageClasses: [{name: a, parameters: {uid: 1000}}]", "got number, want string"},
+		"an account's number":         {"backends: {a: {expectedBucketOwner: 111122223333}}", "got number, want string"},
+		"a list for a map":            {"commonLabels: [a]", "got array, want object"},
+		"a map for a list":            {"node: {extraArgs: {v: 5}}", "got object, want array"},
+		"an argument that is none":    {"node: {extraArgs: [all]}", "does not match pattern"},
+		"another launcher":            {"node: {launcher: docker}", "value must be one of 'auto', 'systemd', 'process'"},
+		"another client":              {"node: {defaultClient: goofys}", "value must be one of 'mountpoint-s3', 'rclone'"},
+		"another source":              {"backends: {a: {controllerCredentials: workload}}", "value must be one of 'driver', 'secret'"},
+		"another scope":               {"backends: {a: {scope: on}}", "value must be one of 'required', 'auto', 'off', false"},
+		"a rule that allows all":      {"backends: {a: {allow: [{}]}}", "minProperties"},
+		"an endpoint with a path":     {"backends: {a: {endpoint: 'https://x/y'}}", "does not match pattern"},
+		"a backend's name":            {"backends: {A: {}}", "does not match pattern"},
+		"a relative path":             {"node: {kubeletPath: kubelet}", "does not match pattern"},
+		"a slash at the end":          {"node: {kubeletPath: /var/lib/kubelet/}", "does not match pattern"},
+		"a duration without a unit":   {"node: {hangTimeout: 120}", "value must be 0"},
+		"a port for root only":        {"controller: {ports: {driver: 80}}", "minimum: got 80, want 1,024"},
+		"no port":                     {"node: {ports: {driver: 70000}}", "maximum: got 70,000, want 65,535"},
+		"too many workers":            {"controller: {deletionWorkers: 65}", "maximum: got 65, want 64"},
+		"root":                        {"controller: {runAsUser: 0}", "minimum: got 0, want 1"},
+		"a certificate that is none":  {"backends: {a: {}}\ncaCertificates: {a: xyz}", "does not match pattern '-----BEGIN CERTIFICATE-----'"},
+		"the config file's name":      {"backends: {a: {}}\ncaCertificates: {config.yaml: '-----BEGIN CERTIFICATE-----'}", "config.yaml"},
+		"tokens that are too short":   {"csiDriver: {tokenRequests: {expirationSeconds: 60}}", "minimum: got 60, want 600"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, all, err := tryTemplate(t, withValues(t, c.values)...)
+			if err == nil || !strings.Contains(all, "values don't meet the specifications of the schema") || !strings.Contains(all, c.want) {
+				t.Errorf("want %q, got %v:\n%.600s", c.want, err, all)
+			}
+		})
+	}
+}
+
+// What the schema cannot say, the templates do.
+func TestTemplatesRefuse(t *testing.T) {
+	for name, c := range map[string]struct{ values, want string }{
+		"both parts alone":          {"nodeComponentOnly: true\ncontrollerOnly: true", "nodeComponentOnly and controllerOnly exclude each other"},
+		"two controllers":           {"backends: {a: {singleController: true}}", "set controller.replicas to 1"},
+		"certificates for nobody":   {"caCertificates: {a: '-----BEGIN CERTIFICATE-----'}", "no backend that could use it"},
+		"a certificate that is not": {"backends: {a: {caFile: /etc/s3-csi-driver/b}}", `backends.a.caFile is /etc/s3-csi-driver/b, and caCertificates has no "b"`},
+		"a monitor of nothing":      {"metrics: {serviceMonitor: {enabled: true}}", "need metrics.enabled"},
+		"both monitors":             {"metrics: {enabled: true, serviceMonitor: {enabled: true}, podMonitor: {enabled: true}}", "enable one of them"},
+		"a port twice":              {"node: {ports: {driver: 9808}}", "node.ports names one port twice"},
+		"a port of both":            {"controller: {hostNetwork: true, ports: {driver: 9810}}", "controller.ports and node.ports name one port twice"},
+		"a socket that is too long": {"node: {kubeletPath: /var/snap/" + strings.Repeat("x", 60) + "/kubelet}", "longer than the 107 bytes"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, all, err := tryTemplate(t, withValues(t, c.values)...)
+			if err == nil || !strings.Contains(all, c.want) {
+				t.Errorf("want %q, got %v:\n%.600s", c.want, err, all)
+			}
+		})
+	}
+}
+
+func TestLint(t *testing.T) {
+	helm(t)
+	for _, variant := range variants(t) {
+		t.Run(variant, func(t *testing.T) {
+			t.Parallel()
+			_, all, err := run(t, helm(t), "lint", "--strict", chartDir, "--values", values(variant), "--kube-version", kubeVersion)
+			if err != nil || !strings.Contains(all, "0 chart(s) failed") {
+				t.Errorf("%v\n%s", err, all)
+			}
+		})
+	}
+}
+
+// The notes say what an operator has to know of what was installed.
+func TestNotes(t *testing.T) {
+	const (
+		none      = "The controller was given no credentials"
+		process   = "limits of memory, CPU and tasks are not enforced"
+		inline    = "whoever may create pods may name any bucket"
+		unread    = "the provisioner may read none"
+		everyone  = "may read the Secrets of every namespace"
+		metrics   = "of every node, without authentication"
+		nodeKeys  = "every node holds these keys"
+		inRelease = "Helm keeps their content"
+		network   = "mounts lose their network"
+	)
+	warnings := []string{none, process, inline, unread, everyone, metrics, nodeKeys, inRelease, network}
+	for name, c := range map[string]struct {
+		values string
+		want   []string
+	}{
+		"by default":            {"", []string{none}},
+		"a role":                {"controller: {serviceAccount: {annotations: {eks.amazonaws.com/role-arn: x}}}", nil},
+		"keys":                  {"driverCredentials: {secretName: x}", nil},
+		"keys on nodes":         {"driverCredentials: {secretName: x, node: true}", []string{nodeKeys}},
+		"keys not for it":       {"driverCredentials: {secretName: x, controller: false}", []string{none}},
+		"secrets that it reads": {"backends: {a: {controllerCredentials: secret}}\nrbac: {secretNamespaces: [x]}", nil},
+		"secrets unread":        {"backends: {a: {controllerCredentials: secret}}", []string{unread}},
+		"all secrets":           {"backends: {a: {controllerCredentials: secret}}\nrbac: {secrets: true}", []string{everyone}},
+		"process":               {"node: {launcher: process}", []string{none, process}},
+		"pod network":           {"node: {hostNetwork: false}", []string{none, network}},
+		"inline":                {"inlineVolumes: true", []string{none, inline}},
+		"metrics":               {"metrics: {enabled: true}", []string{none, metrics}},
+		"secrets in the chart":  {"secrets: [{name: a, stringData: {}}]", []string{none, inRelease}},
+		"nodes alone":           {"nodeComponentOnly: true", nil},
+		"controller alone":      {"controllerOnly: true\nnode: {launcher: process}\ninlineVolumes: true", []string{none}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			args := append([]string{"install", release, chartDir, "--namespace", namespace, "--dry-run=client"}, withValues(t, c.values)...)
+			out, all, err := run(t, helm(t), args...)
+			if err != nil {
+				t.Fatal(err, all)
+			}
+			_, notes, ok := strings.Cut(out, "\nNOTES:\n")
+			if !ok || !strings.Contains(notes, "The S3 CSI driver s3.csi.driver") || !strings.Contains(notes, "rollout status") {
+				t.Fatalf("no notes in:\n%s", all)
+			}
+			want := map[string]bool{}
+			for _, w := range c.want {
+				want[w] = true
+			}
+			for _, w := range warnings {
+				if strings.Contains(notes, w) != want[w] {
+					t.Errorf("%q: want %v in:\n%s", w, want[w], notes)
+				}
+			}
+			for _, word := range []string{"<no value>", "%!", "nil"} {
+				if strings.Contains(notes, word) {
+					t.Errorf("%q in:\n%s", word, notes)
+				}
+			}
+		})
+	}
+}
