@@ -1,0 +1,192 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/tests/e2e/cluster"
+	"github.com/s3-csi/s3-csi-driver/tests/rig"
+)
+
+const (
+	chart           = "../../charts/s3-csi-driver"
+	driverNamespace = "s3-csi"
+	release         = "s3-csi-driver"
+	csiName         = "s3.csi.driver"
+)
+
+// driverImages are the images that the chart names.
+type driverImages struct{ driver, provisioner, registrar, liveness string }
+
+// chartImages asks the chart, so that it is deployed with its own words.
+func (w *environment) chartImages(ctx context.Context) (i driverImages, err error) {
+	out, err := w.Helm(ctx, "template", release, chart, "--namespace", driverNamespace)
+	if err != nil {
+		return i, err
+	}
+	for _, m := range regexp.MustCompile(`(?m)^\s*image: "?([^\s"]+)"?$`).FindAllStringSubmatch(out, -1) {
+		switch name := m[1]; {
+		case strings.Contains(name, "csi-provisioner"):
+			i.provisioner = name
+		case strings.Contains(name, "registrar"):
+			i.registrar = name
+		case strings.Contains(name, "livenessprobe"):
+			i.liveness = name
+		default:
+			i.driver = name
+		}
+	}
+	if i.driver == "" || i.provisioner == "" || i.registrar == "" || i.liveness == "" {
+		return i, fmt.Errorf("images of the chart: %+v", i)
+	}
+	return i, nil
+}
+
+// driverImage is what the Dockerfile makes, but for the stand-in for mount-s3 and the C library, which that does not need.
+func driverImage(name, bin string) cluster.Image {
+	i := cluster.Image{
+		Name: name, Dirs: []string{"tmp", "csi", "etc", "var", "run"}, Files: map[string]string{}, Entrypoint: []string{"/usr/local/bin/s3-csi-driver"},
+	}
+	for _, program := range []string{"s3-csi-driver", "s3-csi-helper", "s3-csi-rclone", "test/mount-s3"} {
+		i.Files["usr/local/bin/"+filepath.Base(program)] = filepath.Join(bin, program)
+	}
+	i.Files["etc/ssl/certs/ca-certificates.crt"] = "/etc/ssl/certs/ca-certificates.crt"
+	return i
+}
+
+// importDriver brings the images that the chart names: the driver as it was built here, the real external-provisioner, and stand-ins for
+// node-driver-registrar and livenessprobe.
+func (w *environment) importDriver(ctx context.Context) (err error) {
+	if w.images, err = w.chartImages(ctx); err != nil {
+		return err
+	}
+	sidecar := func(name, program string) cluster.Image {
+		path := "/" + program
+		return cluster.Image{Name: name, Dirs: []string{"tmp"}, Files: map[string]string{path: w.Program(program)}, Entrypoint: []string{path}}
+	}
+	return w.Import(ctx,
+		driverImage(w.images.driver, os.Getenv(rig.EnvBin)),
+		sidecar(w.images.provisioner, "csi-provisioner"), sidecar(w.images.registrar, "registrar"), sidecar(w.images.liveness, "livenessprobe"))
+}
+
+// values are the chart's. They tell the driver of the S3 service by the names of Services in the cluster, which nodes cannot
+// resolve by themselves.
+const values = `
+backends:
+  default:
+    endpoint: http://s3.storage.svc:9000
+    region: us-east-1
+    sts:
+      endpoint: http://s3.storage.svc:9001
+      kinds: [assumeRole, webIdentity, federationToken]
+      audience: ` + audience + `
+  tenants:
+    endpoint: http://s3.storage.svc:9000
+    region: us-east-1
+    controllerCredentials: secret
+    sts:
+      endpoint: http://s3.storage.svc:9001
+      kinds: [assumeRole, webIdentity, federationToken]
+  slow:
+    endpoint: http://s3.storage.svc:9002
+    region: us-east-1
+    sts:
+      endpoint: http://s3.storage.svc:9001
+      kinds: [assumeRole, webIdentity, federationToken]
+  minio: # as examples/ have it
+    endpoint: http://s3.storage.svc:9000
+    region: us-east-1
+    controllerCredentials: secret
+    adoptUntaggedBuckets: true
+    sts:
+      endpoint: http://s3.storage.svc:9001
+      kinds: [federationToken]
+driverCredentials: {secretName: s3-keys, controller: true, node: true}
+rbac: {secrets: true}
+inlineVolumes: true
+`
+
+// audience is that of the tokens which the S3 service's STS takes.
+const audience = "s3.e2e.test"
+
+// s3Service lets pods find the S3 service, which is outside of the cluster, by a name.
+const s3Service = `
+apiVersion: v1
+kind: Namespace
+metadata: {name: storage}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: s3, namespace: storage}
+spec: {ports: [{name: s3, port: 9000}, {name: sts, port: 9001}, {name: slow, port: 9002}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: s3, namespace: storage, labels: {kubernetes.io/service-name: s3}}
+addressType: IPv4
+endpoints: [{addresses: [MACHINE]}]
+ports: [{name: s3, port: 9000}, {name: sts, port: 9001}, {name: slow, port: 9002}]
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: ` + driverNamespace + `, labels: {pod-security.kubernetes.io/enforce: privileged}}
+`
+
+// everything is the policy of the driver's own user.
+const everything = `{"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": ["s3:*", "sts:*"], "Resource": "*"}]}`
+
+// install installs the driver with the chart, and waits until it is there.
+func (w *environment) install(ctx context.Context) error {
+	k, err := w.s3.AddUser(ctx, "driver", everything)
+	if err != nil {
+		return err
+	}
+	if err := w.s3.AddIssuer(ctx, w.issuer.URL(), audience); err != nil {
+		return err
+	}
+	if _, err := w.Kubectl(ctx, []byte(strings.ReplaceAll(s3Service, "MACHINE", w.MachineIP())), "apply", "-f", "-"); err != nil {
+		return err
+	}
+	if _, err := w.Kubectl(ctx, []byte(secret("s3-keys", k)), "apply", "-n", driverNamespace, "-f", "-"); err != nil {
+		return err
+	}
+	return w.upgrade(ctx, "install")
+}
+
+// secret is a Secret with keys.
+func secret(name string, k credentials.Keys) string {
+	return fmt.Sprintf("apiVersion: v1\nkind: Secret\nmetadata: {name: %s}\nstringData: {accessKeyID: %q, secretAccessKey: %q}\n", name, k.AccessKeyID, k.SecretAccessKey)
+}
+
+// upgrade brings the driver to what the chart makes of the values and settings (name=value), and waits until it is there.
+func (w *environment) upgrade(ctx context.Context, verb string, settings ...string) error {
+	file := filepath.Join(w.Dir, "values.yaml")
+	if err := os.WriteFile(file, []byte(values), 0o600); err != nil {
+		return err
+	}
+	args := []string{verb, release, chart, "--namespace", driverNamespace, "--values", file}
+	for _, s := range settings {
+		args = append(args, "--set", s)
+	}
+	if _, err := w.Helm(ctx, args...); err != nil {
+		return err
+	}
+	return w.deployed(ctx)
+}
+
+// deployed waits until all pods of the driver are there and ready.
+func (w *environment) deployed(ctx context.Context) error {
+	for _, name := range []string{"daemonset/" + release + "-node", "deployment/" + release + "-controller"} {
+		if _, err := w.Kubectl(ctx, nil, "rollout", "status", "-n", driverNamespace, name, "--timeout=2m"); err != nil {
+			pods, _ := w.Kubectl(ctx, nil, "describe", "pods", "-n", driverNamespace)
+			logs, _ := w.Kubectl(ctx, nil, "logs", "-n", driverNamespace, name, "--all-containers", "--tail=30")
+			return fmt.Errorf("%w\n%s\n%s", err, pods, logs)
+		}
+	}
+	return nil
+}

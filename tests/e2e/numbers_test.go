@@ -1,0 +1,196 @@
+package e2e
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/s3-csi/s3-csi-driver/tests/e2e/cluster"
+)
+
+// rounds is how often each thing is measured. The median counts.
+const rounds = 5
+
+// change is what the API server said of an object, and when.
+type change struct {
+	at     time.Time
+	kind   string // ADDED, MODIFIED, DELETED
+	object object
+}
+
+// watch notes all changes of a kind of objects from now on, until the test ends.
+type watch struct {
+	mu      sync.Mutex
+	changes []change
+	more    chan struct{} // closed when there are more
+}
+
+func watchFor(t testing.TB, path string) *watch {
+	t.Helper()
+	events, err := world.Watch(t.Context(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &watch{more: make(chan struct{})}
+	go func() { // until the test ends, and its context with it
+		defer events.Close()
+		lines := bufio.NewReader(events)
+		for {
+			line, err := lines.ReadBytes('\n')
+			if err != nil {
+				return
+			}
+			c := change{at: time.Now()}
+			if json.Unmarshal(line, &struct {
+				Type   *string
+				Object *object
+			}{&c.kind, &c.object}) != nil {
+				return
+			}
+			w.mu.Lock()
+			w.changes = append(w.changes, c)
+			close(w.more)
+			w.more = make(chan struct{})
+			w.mu.Unlock()
+		}
+	}()
+	return w
+}
+
+// first is when the first change after a moment was seen for which is holds.
+func (w *watch) first(t testing.TB, what string, after time.Time, is func(change) bool) time.Time {
+	t.Helper()
+	timeout := time.After(patience)
+	for {
+		w.mu.Lock()
+		changes, more := w.changes, w.more
+		w.mu.Unlock()
+		for _, c := range changes {
+			if c.at.After(after) && is(c) {
+				return c.at
+			}
+		}
+		select {
+		case <-more:
+		case <-timeout:
+			t.Fatalf("waited in vain for %s", what)
+		}
+	}
+}
+
+// ready is when a pod became ready, after a moment.
+func (w *watch) ready(t testing.TB, name string, after time.Time) time.Time {
+	t.Helper()
+	return w.first(t, "pod "+name, after, func(c change) bool { return c.object.Metadata.Name == name && c.object.ready() })
+}
+
+// create creates an object and says when that was asked for.
+func create(t testing.TB, path, object string) time.Time {
+	t.Helper()
+	began := time.Now()
+	if err := world.Create(t.Context(), path, object); err != nil {
+		t.Fatal(err)
+	}
+	return began
+}
+
+// numbers are what was measured, in the order of the table.
+type numbers struct {
+	names  []string
+	values map[string][]time.Duration
+}
+
+func (n *numbers) add(name string, d time.Duration) {
+	if n.values == nil {
+		n.values = map[string][]time.Duration{}
+	}
+	if _, known := n.values[name]; !known {
+		n.names = append(n.names, name)
+	}
+	n.values[name] = append(n.values[name], d)
+}
+
+func (n *numbers) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%-62s%9s%9s%9s%5s\n", "", "median", "least", "most", "of")
+	for _, name := range n.names {
+		all := slices.Sorted(slices.Values(n.values[name]))
+		fmt.Fprintf(&b, "%-62s%7.2f s%7.2f s%7.2f s%5d\n", name, all[len(all)/2].Seconds(), all[0].Seconds(), all[len(all)-1].Seconds(), len(all))
+	}
+	return b.String()
+}
+
+// TestNumbers measures what users wait for, and shows it as a table (go test -v). The same pod without a volume of this driver is
+// measured beside, in turn: the difference is the driver's. The only thing that it asserts is that all of it happens.
+func TestNumbers(t *testing.T) {
+	ns := newNamespace(t)
+	b := bucket(t)
+	claims, pods := "/api/v1/namespaces/"+ns+"/persistentvolumeclaims", "/api/v1/namespaces/"+ns+"/pods"
+	claimed, started := watchFor(t, claims), watchFor(t, pods)
+	n := &numbers{}
+	pod := func(name, volume string) time.Duration {
+		began := create(t, pods, fmt.Sprintf(`
+apiVersion: v1
+kind: Pod
+metadata: {name: %s}
+spec:
+  terminationGracePeriodSeconds: 0
+  containers: [{name: c, image: %s, command: [sleep, "1000000"], volumeMounts: [{name: v, mountPath: /v}]}]
+  volumes: [{name: v, %s}]`, name, cluster.Busybox, volume))
+		return started.ready(t, name, began).Sub(began)
+	}
+	classes := map[string]string{}
+	clients := []string{"mountpoint-s3", "rclone"}
+	for _, client := range clients {
+		classes[client] = class(t, map[string]string{"bucketName": b, "client": client})
+	}
+	pod("first", "emptyDir: {}") // is not counted
+	for i := range rounds {
+		n.add("pod with an emptyDir: created to ready", pod(fmt.Sprintf("empty-%d", i), "emptyDir: {}"))
+		for _, client := range clients {
+			name := fmt.Sprintf("%s-%d", strings.ReplaceAll(client, "-", ""), i)
+			began := create(t, claims, fmt.Sprintf(`
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: %s}
+spec: {storageClassName: %s, accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}`, name, classes[client]))
+			n.add("claim: created to bound", claimed.first(t, "claim "+name, began, func(c change) bool {
+				return c.object.Metadata.Name == name && c.object.Status.Phase == "Bound"
+			}).Sub(began))
+			volume := "persistentVolumeClaim: {claimName: " + name + "}"
+			n.add(client+", first pod on the node: created to ready", pod(name+"-cold", volume))
+			n.add(client+", second pod, same mount: created to ready", pod(name+"-warm", volume))
+		}
+	}
+	driver := watchFor(t, "/api/v1/namespaces/"+driverNamespace+"/pods")
+	registered := watchFor(t, "/apis/storage.k8s.io/v1/csinodes")
+	has := func(c change) bool {
+		return slices.ContainsFunc(c.object.Spec.Drivers, func(d struct {
+			Name string `json:"name"`
+		}) bool {
+			return d.Name == csiName
+		})
+	}
+	for range rounds {
+		old := driverPod(t).Metadata.Name
+		began := time.Now()
+		kubectl(t, "delete", "pod", "-n", driverNamespace, old, "--wait=false")
+		away := registered.first(t, "the driver to be gone from the CSINode", began, func(c change) bool { return !has(c) })
+		name := ""
+		created := driver.first(t, "the new pod", began, func(c change) bool {
+			name = c.object.Metadata.Name
+			return c.kind == "ADDED" && c.object.Metadata.Labels["app.kubernetes.io/component"] == "node"
+		})
+		back := registered.first(t, "the driver in the CSINode", away, has)
+		ready := driver.ready(t, name, created)
+		n.add("driver's pod: created to registered (CSINode)", back.Sub(created))
+		n.add("driver's pod: created to ready", ready.Sub(created))
+		n.add("driver's pod deleted: volumes cannot be published for", back.Sub(away))
+	}
+	t.Logf("\n%s", n)
+}

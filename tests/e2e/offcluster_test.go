@@ -1,0 +1,203 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/tests/output"
+	"github.com/s3-csi/s3-csi-driver/tests/rig"
+)
+
+// What deploy/off-cluster is: objects for the cluster, and units for a machine.
+const (
+	offCluster     = "../../deploy/off-cluster"
+	offClusterUser = 65533 // who the units' processes run as
+)
+
+// TestOffClusterController: the controller and its provisioner run on a machine outside of the cluster, with the command lines and
+// the rights that deploy/off-cluster gives them, and make and delete volumes of the cluster's nodes.
+func TestOffClusterController(t *testing.T) {
+	ns := newNamespace(t)
+	b := bucket(t)
+	t.Cleanup(func() { // after all that the test starts has ended
+		if _, err := try("delete", "--ignore-not-found", "-k", offCluster); err != nil {
+			t.Error(err)
+		}
+		deploy(t)
+	})
+	if _, err := world.Helm(t.Context(), "upgrade", release, chart, "--namespace", driverNamespace, "--values", filepath.Join(world.Dir, "values.yaml"), "--set", "nodeComponentOnly=true"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the controllers in the cluster to be gone", func() error {
+		if pods := list(t, "pods", driverNamespace, "-l", "app.kubernetes.io/component=controller"); len(pods) > 0 {
+			return fmt.Errorf("there are %d", len(pods))
+		}
+		return nil
+	})
+	kubectl(t, "apply", "-k", offCluster)
+	dir := machineDir(t)
+	controller := dir.start(t, "s3-csi-controller", dir.keys(t))
+	provisioner := dir.start(t, "s3-csi-provisioner")
+
+	claim(t, ns, "data", class(t, map[string]string{"bucketName": b, "prefix": "${pvc.namespace}/", "client": "rclone"}), "ReadWriteMany")
+	claim(t, ns, "failing", class(t, map[string]string{"bucketName": b + "-gone"}), "ReadWriteMany")
+	v := bound(t, ns, "data")
+	if !strings.HasPrefix(v.Spec.CSI.VolumeHandle, "default:"+b+"/"+ns+"/") {
+		t.Errorf("the volume is %s", v.Spec.CSI.VolumeHandle)
+	}
+	event(t, ns, "failing", "parameters.bucketName")
+	_, prefix := place(t, v)
+	podSpec{name: "p", claims: map[string]string{"/v": "data"}, command: "echo written >/v/file && " + forever}.run(t, ns)
+	remove(t, "pod", ns, "p")
+	if all := keys(t, b, prefix); !slices.Equal(all, []string{prefix + "file"}) {
+		t.Errorf("S3 has %q", all)
+	}
+	remove(t, "pvc", ns, "data")
+	remove(t, "pvc", ns, "failing")
+	erased(t, v)
+	for _, p := range []*unitProcess{provisioner, controller} {
+		if said := p.said.String(); strings.Contains(said, "forbidden") {
+			t.Errorf("%s was refused something:\n%s", p.name, said)
+		}
+	}
+	_ = provisioner.stop(t) // how it ends is its own affair
+	if err := controller.stop(t); err != nil {
+		t.Errorf("the controller ended with %v:\n%s", err, controller.said.String())
+	}
+}
+
+// outside is a machine's directory with what docs/install.md has one put there.
+type outside string
+
+// machineDir makes it.
+func machineDir(t testing.TB) outside {
+	t.Helper()
+	path, err := os.MkdirTemp("", "s3csi-machine-") //nolint:usetesting // only root may enter t.TempDir
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(path) })
+	dir := outside(path)
+	config := fmt.Sprintf(`
+backends:
+  default:
+    endpoint: %s
+    region: %s
+    sts:
+      endpoint: %s
+      kinds: [assumeRole, webIdentity, federationToken]
+`, world.s3.Endpoint(), world.s3.Region(), world.s3.STS())
+	err = errors.Join(os.Chmod(path, 0o755), os.Mkdir(dir.in("run"), 0o755), os.Chmod(dir.in("run"), 0o700), os.Chown(dir.in("run"), offClusterUser, offClusterUser),
+		os.Mkdir(dir.in("bin"), 0o755), os.Symlink(world.Program("kube"), dir.in("bin/kubectl")),
+		copyProgram(filepath.Join(os.Getenv(rig.EnvBin), "s3-csi-driver"), dir.in("bin/s3-csi-driver")), copyProgram(world.Program("csi-provisioner"), dir.in("bin/csi-provisioner")),
+		os.WriteFile(dir.in("config.yaml"), []byte(config), 0o644))
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the provisioner's kubeconfig", func() error { // its token is made by a controller of the cluster
+		cmd := exec.CommandContext(t.Context(), filepath.Join(offCluster, "kubeconfig"))
+		cmd.Env = append(os.Environ(), "KUBECONFIG="+world.Kubeconfig(), "PATH="+dir.in("bin")+":"+os.Getenv("PATH"))
+		out, err := cmd.Output()
+		if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+			err = fmt.Errorf("%w: %s", err, exit.Stderr)
+		}
+		if err == nil {
+			err = errors.Join(os.WriteFile(dir.in("kubeconfig"), out, 0o600), os.Chown(dir.in("kubeconfig"), offClusterUser, offClusterUser))
+		}
+		return err
+	})
+	return dir
+}
+
+func (d outside) in(path string) string { return filepath.Join(string(d), path) }
+
+// keys are those of a user who is the controller's own, as the units' EnvironmentFile has them.
+func (d outside) keys(t testing.TB) credentials.Keys {
+	t.Helper()
+	k, err := world.s3.AddUser(t.Context(), "off-cluster", everything)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return k
+}
+
+func copyProgram(from, to string) error {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o755)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(out, in)
+	return errors.Join(err, out.Close())
+}
+
+// unitProcess is a unit's main process, started without systemd.
+type unitProcess struct {
+	name string
+	cmd  *exec.Cmd
+	said output.Buffer
+	done chan error
+}
+
+// start starts what a unit says, with the paths of this machine's directory, as a user without rights.
+func (d outside) start(t testing.TB, unit string, keys ...credentials.Keys) *unitProcess {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(offCluster, unit+".service"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	line := regexp.MustCompile(`(?m)^ExecStart=(.+)$`).FindSubmatch(text)
+	if line == nil {
+		t.Fatalf("%s.service starts nothing", unit)
+	}
+	argv := strings.Fields(strings.NewReplacer("/usr/local/bin/", d.in("bin")+"/", "/run/s3-csi-controller", d.in("run"), "/etc/s3-csi-driver", string(d),
+		"127.0.0.1:9811", "127.0.0.1:0").Replace(string(line[1])))
+	p := &unitProcess{name: unit, cmd: exec.Command(argv[0], argv[1:]...), done: make(chan error, 1)}
+	p.cmd.Env, p.cmd.Dir = []string{"PATH=/usr/bin:/bin"}, "/"
+	for _, k := range keys {
+		p.cmd.Env = append(p.cmd.Env, "AWS_ACCESS_KEY_ID="+k.AccessKeyID, "AWS_SECRET_ACCESS_KEY="+k.SecretAccessKey)
+	}
+	p.cmd.Stdout, p.cmd.Stderr = &p.said, &p.said
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL, Credential: &syscall.Credential{Uid: offClusterUser, Gid: offClusterUser}}
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	go func() { p.done <- p.cmd.Wait() }()
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("%s said:\n%s", p.name, p.said.String())
+		}
+		_ = p.cmd.Process.Kill() // where stop was not reached
+	})
+	return p
+}
+
+// stop ends the process as systemd does, and says how it ended.
+func (p *unitProcess) stop(t testing.TB) error {
+	t.Helper()
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		return err
+	}
+	select {
+	case err := <-p.done:
+		return err
+	case <-time.After(35 * time.Second): // TimeoutStopSec
+		t.Errorf("%s does not end", p.name)
+		return nil
+	}
+}
