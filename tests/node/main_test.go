@@ -267,27 +267,27 @@ func (e *env) await(limit time.Duration, what string, is func() bool) {
 	}
 }
 
-// moment is a point in time, and how long the machine had been short of CPUs until then.
+// moment is a point in time, and how long the machine had been short of CPUs, and of its disk, until then.
 type moment struct {
 	time.Time
-	starved time.Duration
+	cpu, disk time.Duration
 }
 
-func now() moment { return moment{time.Now(), starved()} }
+func now() moment { return moment{time.Now(), starved("cpu"), starved("io")} }
 
-// since is the time since then without that in which the machine had something to run and no CPU for it: what is promised
+// since is the time since then without that in which something had to wait for a CPU, or for the disk: what is promised
 // within a time is promised where it can run. It is a fifth of the whole time at least, so that it passes on the busiest machine.
 func (m moment) since() time.Duration {
 	all := time.Since(m.Time)
-	return max(all-(starved()-m.starved), all/5)
+	return max(all-max(starved("cpu")-m.cpu, starved("io")-m.disk), all/5)
 }
 
 func (m moment) within(limit time.Duration) bool { return m.since() <= limit }
 
-// starved is how long, since the machine was started, something had to wait for a CPU (Linux, Documentation/accounting/psi.rst);
-// always 0 where the kernel does not tell.
-func starved() time.Duration {
-	pressure, _ := os.ReadFile("/proc/pressure/cpu")
+// starved is how long, since the machine was started, something had to wait for a resource (Linux,
+// Documentation/accounting/psi.rst); always 0 where the kernel does not tell.
+func starved(of string) time.Duration {
+	pressure, _ := os.ReadFile("/proc/pressure/" + of)
 	some, _, _ := strings.Cut(string(pressure), "\n")
 	_, total, _ := strings.Cut(some, "total=")
 	us, _ := strconv.ParseInt(total, 10, 64)
