@@ -158,9 +158,9 @@ func (c *Copy) write(content []byte) error {
 	return nil
 }
 
-// overwrite changes a file that others read meanwhile. Nobody sees an empty file, which would send them to a server on this
-// host. Who reads in the moment of the change can see the beginning of one content and the end of the other; the file's time is
-// changed once more after that, so that they read it again.
+// overwrite changes a file that others read meanwhile. Nobody sees a file without a server, which would send them to one on
+// this host: at any moment either the old content is whole in it, or the new one is, behind what is being overwritten. Who
+// reads in between can see parts of both; the file's time is changed once more after that, so that they read it again.
 func overwrite(f *os.File, content []byte) error {
 	if err := f.Chmod(0o644); err != nil {
 		return err
@@ -169,8 +169,15 @@ func overwrite(f *os.File, content []byte) error {
 	if err != nil || bytes.Equal(old, content) {
 		return err
 	}
-	padded := append(slices.Clone(content), bytes.Repeat([]byte("\n"), max(0, len(old)-len(content)))...)
-	if _, err := f.WriteAt(padded, 0); err != nil {
+	end := max(len(old), len(content)) + 1
+	pad := func(n int) []byte { return bytes.Repeat([]byte("\n"), n) }
+	if len(old) > 0 {
+		if _, err := f.WriteAt(slices.Concat(pad(end-len(old)), content), int64(len(old))); err != nil {
+			return err
+		}
+		time.Sleep(tick) // a reader may have taken the file's former size, and read no further
+	}
+	if _, err := f.WriteAt(slices.Concat(content, pad(end-len(content))), 0); err != nil {
 		return err
 	}
 	if err := f.Truncate(int64(len(content))); err != nil {
