@@ -2,9 +2,12 @@ package mount
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
@@ -37,12 +40,17 @@ func (m *Manager) awaitReady(ctx context.Context, rec record, peer *helper.Peer,
 		if err == nil {
 			return nil
 		}
-		// A client that dies makes the read fail: its own words say more. A client that lives and cannot list its bucket
-		// is told by the read alone.
+		// A client that dies makes the read fail: its own words say more, and come as soon as its helper has written them
+		// down. A client that lives and cannot list its bucket is told by the read alone.
+		patience := 500 * time.Millisecond
+		if errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ECONNABORTED) {
+			patience = killBound
+		}
 		select {
 		case why := <-ended:
 			return why
-		case <-time.After(500 * time.Millisecond):
+		case <-time.After(patience):
+		case <-ctx.Done():
 		}
 		if ctx.Err() != nil {
 			err = fault.Errorf(fault.Timeout, "client %s did not answer within %s", rec.Client, m.MountTimeout)
