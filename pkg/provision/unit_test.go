@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -201,9 +202,11 @@ func TestRunsAreOnePerVolumeAndBounded(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- rs.run(ctx) }()
 	var now, most, jobs atomic.Int64
+	asked := make(chan struct{})
 	job := func(context.Context, *run) error {
 		jobs.Add(1)
 		most.Store(max(most.Load(), now.Add(1)))
+		<-asked // who comes when it is done gets another
 		time.Sleep(5 * time.Millisecond)
 		now.Add(-1)
 		return nil
@@ -222,6 +225,7 @@ func TestRunsAreOnePerVolumeAndBounded(t *testing.T) {
 			})
 		}
 	}
+	close(asked)
 	wg.Wait()
 	if most.Load() > 2 || jobs.Load() != 5 {
 		t.Errorf("%d jobs, %d at once", jobs.Load(), most.Load())
@@ -239,32 +243,34 @@ func TestRunsAreOnePerVolumeAndBounded(t *testing.T) {
 }
 
 func TestARunsFailureIsToldToWhoWaitsForTheNext(t *testing.T) {
-	rs := newRuns(1)
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- rs.run(ctx) }()
-	defer func() {
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
+	synctest.Test(t, func(t *testing.T) {
+		rs := newRuns(1)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- rs.run(ctx) }()
+		defer func() {
+			cancel()
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+		}()
+		r, err := rs.start("v", identity{}, func(context.Context, *run) error { return fault.Errorf(fault.Denied, "locked") })
+		if err != nil {
+			t.Fatal(err)
 		}
-	}()
-	r, err := rs.start("v", identity{}, func(context.Context, *run) error { return fault.Errorf(fault.Denied, "locked") })
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := rs.wait(t.Context(), r); !fault.Is(err, fault.Denied) || !strings.Contains(err.Error(), "deleting volume v") {
-		t.Errorf("%v", err)
-	}
-	r, err = rs.start("v", identity{}, func(ctx context.Context, _ *run) error { <-ctx.Done(); return ctx.Err() })
-	if err != nil {
-		t.Fatal(err)
-	}
-	short, cancelShort := context.WithTimeout(t.Context(), time.Second)
-	defer cancelShort()
-	if err := rs.wait(short, r); !fault.Is(err, fault.Busy) || !strings.Contains(err.Error(), "locked") || short.Err() != nil {
-		t.Errorf("%v, %v", err, short.Err())
-	}
+		if err := rs.wait(t.Context(), r); !fault.Is(err, fault.Denied) || !strings.Contains(err.Error(), "deleting volume v") {
+			t.Errorf("%v", err)
+		}
+		r, err = rs.start("v", identity{}, func(ctx context.Context, _ *run) error { <-ctx.Done(); return ctx.Err() })
+		if err != nil {
+			t.Fatal(err)
+		}
+		short, cancelShort := context.WithTimeout(t.Context(), time.Second)
+		defer cancelShort()
+		if err := rs.wait(short, r); !fault.Is(err, fault.Busy) || !strings.Contains(err.Error(), "locked") || short.Err() != nil {
+			t.Errorf("%v, %v", err, short.Err())
+		}
+	})
 }
 
 func TestKnowledgeIsBounded(t *testing.T) {
