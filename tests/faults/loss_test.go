@@ -3,8 +3,11 @@ package faults
 import (
 	"bytes"
 	"context"
+	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -26,7 +29,8 @@ type uploading struct {
 	content []byte
 }
 
-// upload makes one; start starts its first driver. The upload takes about three seconds.
+// upload makes one; start starts its first driver. The upload takes longer than what is done meanwhile on any machine, until
+// hurry: some 24 seconds.
 func upload(t *testing.T, start func(n *rigtest.Node) *rig.Driver) *uploading {
 	t.Helper()
 	u := &uploading{Node: rigtest.New(t), t: t, volume: volume("slow", rclone), content: bytes.Repeat([]byte("0123456789abcdef"), 6<<20/16)}
@@ -43,16 +47,24 @@ func upload(t *testing.T, start func(n *rigtest.Node) *rig.Driver) *uploading {
 	u.driver = start(u.Node)
 	u.target = u.Target("slow")
 	rigtest.Publish(t, u.driver, u.volume, u.target)
-	u.proxy.Set(faultproxy.Faults{Bandwidth: 2 << 20})
+	var begun atomic.Bool
+	u.proxy.Set(faultproxy.Faults{Bandwidth: 256 << 10, Match: func(r *http.Request) bool {
+		if r.Method == http.MethodPut && strings.HasSuffix(r.URL.Path, "/slow/big") {
+			begun.Store(true)
+		}
+		return false
+	}})
 	for name, b := range map[string][]byte{"big": u.content, "small": []byte("small")} {
 		if err := os.WriteFile(filepath.Join(u.target, name), b, 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
-	requests := u.proxy.Requests()
-	await(t, 10*time.Second, "the upload to begin", func() bool { return u.proxy.Requests() > requests })
+	await(t, 10*time.Second, "the upload to begin", begun.Load)
 	return u
 }
+
+// hurry has what is left of the upload take three seconds at most.
+func (u *uploading) hurry() { u.proxy.Set(faultproxy.Faults{Bandwidth: 2 << 20}) }
 
 func drive(t *testing.T) func(*rigtest.Node) *rig.Driver {
 	return func(n *rigtest.Node) *rig.Driver { return n.Drive(t, "node") }
@@ -109,7 +121,11 @@ func (u *uploading) gone() {
 func TestDriversThatDieDuringADrainLoseNothing(t *testing.T) {
 	u := upload(t, drive(t))
 	u.under()
+	failed := 0
 	if tries := u.unpublish(400*time.Millisecond, func() {
+		if failed++; failed == 2 {
+			u.hurry()
+		}
 		u.driver.Kill()
 		u.driver = u.Drive(t, "node")
 	}); tries < 2 {
@@ -130,6 +146,9 @@ func TestClientsThatDieDuringADrainLoseNothing(t *testing.T) {
 				if left--; left >= 0 {
 					l := lane{Rig: u.Rig}
 					kill(t, l.processes(name))
+				}
+				if left == 0 {
+					u.hurry()
 				}
 			})
 			u.stored()
@@ -166,6 +185,7 @@ func TestAnUpgradeDuringAnUploadLosesNothing(t *testing.T) {
 			u.driver.Kill()
 			u.driver = as(u.Node, back)
 			u.under()
+			u.hurry()
 			u.unpublish(time.Second, func() {})
 			u.stored()
 			if back { // what the older one does not know is for the newer one to clear away
@@ -191,6 +211,7 @@ func TestAStoppedUnitLosesNothing(t *testing.T) {
 	if _, err := systemctl("kill", "--kill-whom=all", "--signal=KILL", "s3csi-*.service"); err != nil { // as after its patience
 		t.Fatal(err)
 	}
+	u.hurry()
 	u.unpublish(2*time.Second, func() {})
 	u.stored()
 	u.gone()
