@@ -93,16 +93,16 @@ func Reads(content string) func(Look) bool {
 func Fails(l Look) bool { return !l.OK() }
 
 // Gap is the longest time from the end of one good look to that of the next: what came in between failed, or hung. Looks that
-// fail at the end count up to the last of them; whether it goes on is for Await to tell.
-func (w *Watch) Gap() time.Duration {
-	var longest time.Duration
-	var good time.Time
+// fail at the end count up to the last of them; whether it goes on is for Await to tell. Only time in which the machine could
+// run counts.
+func (w *Watch) Gap() (longest time.Duration) {
+	var good Look
 	for _, l := range w.Looks() {
-		if !good.IsZero() {
-			longest = max(longest, l.Ended.Sub(good))
+		if !good.Ended.IsZero() {
+			longest = max(longest, good.End().Until(l.End()))
 		}
 		if l.OK() {
-			good = l.Ended
+			good = l
 		}
 	}
 	return longest

@@ -70,8 +70,8 @@ func TestKilledInAColdStart(t *testing.T) {
 	}{
 		{"the mount has directories", hanging, func() bool { return len(e.Leftovers()) > 0 }},
 		{"the helper runs", hanging, func() bool { return len(e.processes("")) > 0 }},
-		// A helper and a client, whose every request takes half a second.
-		{"the client runs", faultproxy.Faults{Latency: 500 * time.Millisecond}, func() bool { return len(e.processes(programs[rclone])) > 0 }},
+		// A helper and a client, whose every request takes two seconds.
+		{"the client runs", faultproxy.Faults{Latency: 2 * time.Second}, func() bool { return len(e.processes(programs[rclone])) > 0 }},
 	}
 	for _, m := range moments {
 		t.Run(m.name, func(t *testing.T) {
@@ -108,7 +108,7 @@ func TestRetryAfterAKilledColdStart(t *testing.T) {
 	e := start(t)
 	v := static("retry", rclone)
 	for range 3 {
-		e.proxy.Set(faultproxy.Faults{Latency: 300 * time.Millisecond})
+		e.proxy.Set(faultproxy.Faults{Blackhole: true})
 		driver, done := e.Driver, make(chan error, 1)
 		go func() {
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)

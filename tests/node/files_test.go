@@ -23,8 +23,7 @@ var names = []string{
 }
 
 // What both clients promise: whole files, directories, names, sizes, deletion, overwriting.
-func TestFiles(t *testing.T) {
-	t.Parallel()
+func TestFiles(t *testing.T) { // alone: its big files keep the disk busy
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		v := static("files", client)
 		target := e.publish(v, "t")

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/tests/containers"
+	"github.com/s3-csi/s3-csi-driver/tests/pressure"
 )
 
 // soon is how long a death may be seen: new opens work within that time.
@@ -92,9 +93,9 @@ func TestADeadClientComesBackByItself(t *testing.T) {
 		b := e.publish(v, "b", readOnly)
 		for range 2 {
 			e.kill(e.client(client))
-			died := now()
+			died := pressure.Now()
 			e.awaitRead(soon, filepath.Join(a, "file"), "content")
-			e.awaitRead(soon-died.since(), filepath.Join(b, "file"), "content")
+			e.awaitRead(soon-died.Since(), filepath.Join(b, "file"), "content")
 			t.Logf("healed after %s", time.Since(died.Time).Round(time.Millisecond))
 			time.Sleep(1200 * time.Millisecond) // a second death in a row waits a moment
 		}
@@ -155,10 +156,10 @@ func TestContainersHealWithoutARestart(t *testing.T) {
 			}
 		}
 		e.kill(e.client(client))
-		died := now()
+		died := pressure.Now()
 		for path, content := range good {
 			look, ok := watches[path].Await(died.Time, 10*time.Second, containers.Reads(content))
-			if took := look.Ended.Sub(died.Time); !ok || took > soon && !died.within(soon) {
+			if took := died.Until(look.End()); !ok || took > soon {
 				t.Errorf("%s reads again after %s (%t), want %s", path, took, ok, soon)
 			}
 			if bad := watches[path].Unwanted(content); len(bad) > 0 {
@@ -296,9 +297,7 @@ func TestAHangingClientIsCutOff(t *testing.T) {
 		a := e.publish(v, "a")
 		stopped := e.client(client)
 		b := e.publish(w, "b")
-		if err := unix.Kill(stopped.pid, unix.SIGSTOP); err != nil {
-			t.Fatal(err)
-		}
+		e.stop(stopped)
 		hung := time.Now()
 		waiting := make(chan error, 1)
 		go func() {
@@ -339,9 +338,7 @@ func TestAHangingClientDoesNotHoldUpItsUnpublication(t *testing.T) {
 		if _, err := f.WriteString("not closed"); err != nil {
 			t.Fatal(err)
 		}
-		if err := unix.Kill(e.client(client).pid, unix.SIGSTOP); err != nil {
-			t.Fatal(err)
-		}
+		e.stop(e.client(client))
 		go f.Close() // waits for the client
 		began := time.Now()
 		e.await(20*time.Second, "the unpublication", func() bool { return e.tryUnpublish(5*time.Second, v, a) == nil })

@@ -175,7 +175,9 @@ func (e *env) feast(client, target string) {
 	}()
 	page := make([]byte, 4096)
 	before := len(e.Logs())
-	dead := func(err error) bool { return errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ECONNABORTED) }
+	dead := func(err error) bool {
+		return errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ECONNABORTED) || strings.Contains(e.Logs()[before:], `reason="oom"`) // healed between two looks
+	}
 	for i := range greed[client].opens { // an answer may come late, or be an error, before the end
 		f, err := os.Open(filepath.Join(target, "big"))
 		if err == nil {
@@ -192,7 +194,7 @@ func (e *env) feast(client, target string) {
 	// What is read ahead comes a moment later.
 	e.await(time.Minute, "the kernel to end the client", func() bool {
 		_, err := os.Stat(target)
-		return dead(err) || strings.Contains(e.Logs()[before:], `reason="oom"`) // healed between two looks
+		return dead(err)
 	})
 }
 

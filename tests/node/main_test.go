@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -18,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
+	"github.com/s3-csi/s3-csi-driver/tests/pressure"
 	"github.com/s3-csi/s3-csi-driver/tests/rig"
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
@@ -259,39 +259,12 @@ func isZombie(pid int) bool {
 // await waits until something is so.
 func (e *env) await(limit time.Duration, what string, is func() bool) {
 	e.t.Helper()
-	for since := now(); !is(); time.Sleep(10 * time.Millisecond) {
-		if since.within(limit) {
+	for began := pressure.Now(); !is(); time.Sleep(10 * time.Millisecond) {
+		if began.Since() <= limit {
 			continue
 		}
 		e.t.Fatalf("waited %s in vain for %s", limit, what)
 	}
-}
-
-// moment is a point in time, and how long the machine had been short of CPUs, and of its disk, until then.
-type moment struct {
-	time.Time
-	cpu, disk time.Duration
-}
-
-func now() moment { return moment{time.Now(), starved("cpu"), starved("io")} }
-
-// since is the time since then without that in which something had to wait for a CPU, or for the disk: what is promised
-// within a time is promised where it can run. It is a fifth of the whole time at least, so that it passes on the busiest machine.
-func (m moment) since() time.Duration {
-	all := time.Since(m.Time)
-	return max(all-max(starved("cpu")-m.cpu, starved("io")-m.disk), all/5)
-}
-
-func (m moment) within(limit time.Duration) bool { return m.since() <= limit }
-
-// starved is how long, since the machine was started, something had to wait for a resource (Linux,
-// Documentation/accounting/psi.rst); always 0 where the kernel does not tell.
-func starved(of string) time.Duration {
-	pressure, _ := os.ReadFile("/proc/pressure/" + of)
-	some, _, _ := strings.Cut(string(pressure), "\n")
-	_, total, _ := strings.Cut(some, "total=")
-	us, _ := strconv.ParseInt(total, 10, 64)
-	return time.Duration(us) * time.Microsecond
 }
 
 // awaitNothingLeft waits until the driver has cleared away what it finds.

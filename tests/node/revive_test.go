@@ -89,7 +89,7 @@ func TestOldDataDoesNotComeAfterNew(t *testing.T) {
 	t.Parallel()
 	for _, who := range []string{"client", "client and helper"} {
 		t.Run(who, func(t *testing.T) {
-			e := start(t)
+			e := start(t, "--heal=false") // so that the next life begins with the publication, when S3 is back
 			v := static("ordered", rclone)
 			b := e.publish(v, "b")
 			a := e.unsent("ordered", "old")
@@ -197,9 +197,7 @@ func TestCopiesAreFoundAfterTheSourceIsGone(t *testing.T) {
 			}
 		}
 		e.drive()
-		if err := e.tryUnpublish(5*time.Second, v, target); err != nil {
-			t.Fatal(err)
-		}
+		e.unpublish(v, target)
 		e.NothingLeft(t)
 	})
 }
@@ -251,8 +249,9 @@ func TestAnotherRangeOfUserIDs(t *testing.T) {
 
 // A client that lost its helper, which alone could renew its keys and end it, makes way for another one, and what it had to
 // store is stored. As a unit of systemd it ends with its helper.
+//
+// It runs alone: a namespace that another test makes meanwhile would keep a copy of the mount, and the old client with it.
 func TestAClientThatLostItsHelperIsReplaced(t *testing.T) {
-	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		v := static("orphan", client)
 		target := e.publish(v, "t")

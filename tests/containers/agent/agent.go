@@ -13,6 +13,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/s3-csi/s3-csi-driver/tests/pressure"
 )
 
 // The operations.
@@ -41,14 +43,15 @@ type Request struct {
 
 // Answer is one line of the output. Watches give one for each look.
 type Answer struct {
-	ID      uint64    `json:"id"`
-	Began   time.Time `json:"began"`
-	Ended   time.Time `json:"ended"`
-	Content string    `json:"content,omitempty"`
-	Names   []string  `json:"names,omitempty"`
-	Device  uint64    `json:"device,omitempty"` // of the file that was read
-	Errno   uint32    `json:"errno,omitempty"`
-	Error   string    `json:"error,omitempty"`
+	ID      uint64          `json:"id"`
+	Began   time.Time       `json:"began"`
+	Ended   time.Time       `json:"ended"`
+	Stalls  pressure.Stalls `json:"stalls"` // when it ended
+	Content string          `json:"content,omitempty"`
+	Names   []string        `json:"names,omitempty"`
+	Device  uint64          `json:"device,omitempty"` // of the file that was read
+	Errno   uint32          `json:"errno,omitempty"`
+	Error   string          `json:"error,omitempty"`
 }
 
 // Err is the error that the answer tells, which can be compared with errno values; nil: it went well.
@@ -61,6 +64,9 @@ func (a Answer) Err() error {
 	}
 	return nil
 }
+
+// End is the moment when it ended.
+func (a Answer) End() pressure.Moment { return pressure.Moment{Time: a.Ended, Stalls: a.Stalls} }
 
 // OK tells whether it went well.
 func (a Answer) OK() bool { return a.Err() == nil }
@@ -144,7 +150,7 @@ func do(req Request) Answer {
 	default:
 		err = fmt.Errorf("there is no operation %q", req.Op)
 	}
-	answer.Ended = time.Now()
+	answer.Ended, answer.Stalls = time.Now(), pressure.Read()
 	if err != nil {
 		answer.Error = err.Error()
 		if errno := syscall.Errno(0); errors.As(err, &errno) {
