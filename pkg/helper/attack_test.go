@@ -112,9 +112,10 @@ func lookInto(pid string) {
 // pounce attaches to every child of a process as soon as it is there, and holds on to it. Children of before are known.
 func pounce(parent string, known []string) {
 	runtime.LockOSThread()
-	said, held := map[int]bool{}, map[int]bool{}
+	said, held := map[string]bool{}, map[string]bool{}
+	strangers := map[string]bool{} // as far as they were there the last time
 	fmt.Println("pouncing")
-	for next := os.Getpid(); ; {
+	for {
 		// What it holds goes on as if nothing were.
 		for {
 			var ws unix.WaitStatus
@@ -126,20 +127,20 @@ func pounce(parent string, known []string) {
 				_ = unix.PtraceCont(pid, int(ws.StopSignal()))
 			}
 		}
-		// New processes have the numbers after the latest one, as a rule.
-		for pid := next; pid < next+64; pid++ {
-			if held[pid] || unix.Kill(pid, 0) != nil || slices.Contains(known, strconv.Itoa(pid)) {
+		still := map[string]bool{}
+		for _, pid := range processes() {
+			if held[pid] || slices.Contains(known, pid) {
 				continue
 			}
-			status, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
-			if !strings.Contains(string(status), "\nTgid:\t"+strconv.Itoa(pid)+"\n") || !strings.Contains(string(status), "\nPPid:\t"+parent+"\n") {
-				next = max(next, pid-32) // a thread, or somebody else's
+			if strangers[pid] || !isChild(pid, parent) {
+				still[pid] = true
 				continue
 			}
-			if _, err := unix.Open("/proc/"+strconv.Itoa(pid)+"/mem", unix.O_RDONLY, 0); err == nil { // and it stays open
+			if _, err := unix.Open("/proc/"+pid+"/mem", unix.O_RDONLY, 0); err == nil { // and it stays open
 				fmt.Println("GOT the memory of", pid)
 			}
-			switch err := unix.PtraceSeize(pid); {
+			n, _ := strconv.Atoi(pid)
+			switch err := unix.PtraceSeize(n); {
 			case err == nil:
 				held[pid] = true
 				fmt.Println("GOT a trace of", pid)
@@ -148,5 +149,22 @@ func pounce(parent string, known []string) {
 				fmt.Println("missed", pid)
 			}
 		}
+		strangers = still
 	}
+}
+
+// processes are the numbers of all that are there now.
+func processes() []string {
+	dir, err := os.Open("/proc")
+	if err != nil {
+		return nil
+	}
+	defer dir.Close()
+	names, _ := dir.Readdirnames(-1)
+	return slices.DeleteFunc(names, func(name string) bool { return name[0] < '0' || name[0] > '9' })
+}
+
+func isChild(pid, parent string) bool {
+	status, _ := os.ReadFile("/proc/" + pid + "/status")
+	return strings.Contains(string(status), "\nPPid:\t"+parent+"\n")
 }

@@ -108,10 +108,10 @@ func TestUnusedHelperGoes(t *testing.T) {
 }
 
 func TestHelperWithADeadClientStays(t *testing.T) {
-	r := newRig(t, func(o *options) { o.idleLimit, o.endGrace = 400*time.Millisecond, time.Millisecond })
+	r := newRig(t, func(o *options) { o.idleLimit, o.endGrace = 2*time.Second, time.Millisecond })
 	r.start("exit:1")
 	r.until("the exit", exited)
-	time.Sleep(600 * time.Millisecond)
+	time.Sleep(2500 * time.Millisecond)
 	r.mustLive()
 }
 
@@ -130,13 +130,13 @@ func TestNoClientStartsAfterEnd(t *testing.T) {
 
 // What a client that died while the mount was ending left undone is finished by another one, with the keys of before.
 func TestAClientThatEndedBadlyIsStartedAgainWhileEnding(t *testing.T) {
-	r := newRig(t, func(o *options) { o.idleLimit, o.endGrace = 200*time.Millisecond, time.Millisecond })
+	r := newRig(t, func(o *options) { o.idleLimit, o.endGrace = 2*time.Second, 2*time.Second })
 	r.start("exit:1")
 	r.until("the exit", exited)
 	if err := r.peer.End(bounded(t)); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(400 * time.Millisecond)
+	time.Sleep(2500 * time.Millisecond)
 	r.mustLive()
 	status, err := r.tryStart("exit:0")
 	if err != nil || !status.Ending {

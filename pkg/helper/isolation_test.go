@@ -170,14 +170,20 @@ func (a *attacker) judge(line string) {
 // awaits waits for it to say something.
 func (a *attacker) awaits(prefix string) string {
 	a.i.t.Helper()
-	for line := range a.lines {
-		if strings.HasPrefix(line, prefix) {
-			return line
+	for limit := time.After(time.Minute); ; {
+		select {
+		case line, more := <-a.lines:
+			switch {
+			case !more:
+				a.i.t.Fatalf("the attacker ended and never said %q", prefix)
+			case strings.HasPrefix(line, prefix):
+				return line
+			}
+			a.judge(line)
+		case <-limit:
+			a.i.t.Fatalf("the attacker does not say %q", prefix)
 		}
-		a.judge(line)
 	}
-	a.i.t.Fatalf("the attacker never says %q", prefix)
-	return ""
 }
 
 // environ is a variable of a process, as only root can read it.
@@ -288,8 +294,8 @@ func TestWhoeverLiesInWaitForAProgramThatMakesASessionMissesIt(t *testing.T) {
 	s := i.start(testKeys, credentials.Order{})
 	a := i.attacker(mountUID, "pounce", strconv.Itoa(i.helper), strconv.Itoa(s.ClientPID))
 	a.awaits("pouncing")
-	const sessions = 10
-	i.must(i.peer.Renew(bounded(t), credentials.Keys{}, orderNamed("ok:200ms")))
+	const sessions = 5
+	i.must(i.peer.Renew(bounded(t), credentials.Keys{}, orderNamed("ok:2s")))
 	since := uint64(0)
 	for {
 		s, err := i.peer.Status(bounded(t), since)

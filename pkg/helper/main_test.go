@@ -96,12 +96,13 @@ func newRig(t testing.TB, change ...func(*options)) *rig {
 	for _, c := range change {
 		c(&o)
 	}
+	program := helpertest.Program(t, dir) // which takes its time, and a helper's idle time counts from when it is made
 	h, err := newHelper(o)
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	r := &rig{t: t, h: h, peer: NewPeer(Dial(socket)), dir: state, socket: socket, program: helpertest.Program(t, dir), signals: make(chan os.Signal, 1), cancel: cancel, ended: make(chan struct{})}
+	r := &rig{t: t, h: h, peer: NewPeer(Dial(socket)), dir: state, socket: socket, program: program, signals: make(chan os.Signal, 1), cancel: cancel, ended: make(chan struct{})}
 	go func() {
 		defer close(r.ended)
 		h.run(ctx, l.(*net.UnixListener), uint32(os.Getuid()), r.signals)
