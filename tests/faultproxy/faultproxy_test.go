@@ -43,7 +43,7 @@ func setup(t *testing.T) (*faultproxy.Proxy, func() (int, []byte, error)) {
 		server.Close()
 	})
 	get := func() (int, []byte, error) {
-		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, p.Endpoint()+"/bucket/key", nil)
 		if err != nil {
@@ -79,7 +79,9 @@ func TestFaultsComeAndGo(t *testing.T) {
 		"bandwidth": {faultproxy.Faults{Bandwidth: 2 * size}, func(code int, body []byte, _ error, took time.Duration) bool {
 			return code == 200 && len(body) == size && took >= 450*time.Millisecond
 		}},
-		"refuse": {faultproxy.Faults{Refuse: true}, func(_ int, _ []byte, err error, took time.Duration) bool { return err != nil && took < time.Second }},
+		"refuse": {faultproxy.Faults{Refuse: true}, func(_ int, _ []byte, err error, took time.Duration) bool {
+			return err != nil && took < 2500*time.Millisecond
+		}},
 		"blackhole": {faultproxy.Faults{Blackhole: true}, func(_ int, _ []byte, err error, _ time.Duration) bool {
 			return errors.Is(err, context.DeadlineExceeded)
 		}},

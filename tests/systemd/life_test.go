@@ -99,7 +99,8 @@ func TestStopWaitsForTheClientAndOnlyAsksTheHelper(t *testing.T) {
 	u := start(t, newLauncher(t))
 	u.run("wait:"+u.CacheDir+"/go", "exit:0")
 	systemctl(t, "stop", "--no-block", u.name())
-	time.Sleep(300 * time.Millisecond)
+	await(t, "the unit to be stopped", func() bool { return u.result().Active == "deactivating" })
+	time.Sleep(300 * time.Millisecond) // whatever ends the client now has come to that by then
 	if s := u.hello(); s.State != helper.StateRunning {
 		t.Fatalf("the client was not left to finish: %+v", s)
 	}

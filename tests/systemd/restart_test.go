@@ -113,7 +113,7 @@ func TestAbsentSystemdIsSaidAtOnce(t *testing.T) {
 	if !fault.Is(err, fault.Precondition) {
 		t.Errorf("%v", err)
 	}
-	if took := time.Since(began); took > time.Second {
+	if took := time.Since(began); took > 5*time.Second {
 		t.Errorf("it took %s", took)
 	}
 	t.Log(err)

@@ -180,9 +180,7 @@ func TestUnitIsStoppedAfterTheContainersAndWithTimeToFlush(t *testing.T) {
 	if deny := show(t, u.name(), "IPAddressDeny"); !strings.Contains(deny, "169.254.169.254/32") || !strings.Contains(deny, "fd00:ec2::254/128") {
 		t.Errorf("IPAddressDeny is %q", deny)
 	}
-	if !strings.Contains(u.journal(), "helper "+u.Name+" serves") {
-		t.Errorf("the helper's log is not in the journal:\n%s", u.journal())
-	}
+	await(t, "the helper's log in the journal", func() bool { return strings.Contains(u.journal(), "helper "+u.Name+" serves") })
 }
 
 func TestNothingSecretIsInUnitCommandLineEnvironmentOrJournal(t *testing.T) {
