@@ -196,19 +196,20 @@ func TestAClientThatDrainsGetsNewKeys(t *testing.T) {
 	rec := mountOf(t, m, "a", "1", "rclone")
 	h := &helperOf{status: &helper.Status{Protocol: 1, Revision: 7, State: helper.StateRunning, Ending: true}}
 	h.serve(t, m, rec.Name)
-	wait := func() {
-		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-		defer cancel()
+	wait := func(ctx context.Context) {
+		t.Helper()
 		if how, err := m.awaitExit(ctx, rec, m.peer(rec.Name)); !fault.Is(err, fault.Busy) {
 			t.Errorf("%q, %v", how, err)
 		}
 	}
-	wait()
+	short, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	wait(short)
 	if h.wasAsked("credentials") {
 		t.Error("it has keys of a moment ago and gets new ones")
 	}
 	m.hangs.get(rec.Name).keyed = time.Now().Add(-reconcileEvery)
-	wait()
+	wait(until(t, func() bool { return h.wasAsked("credentials") }))
 	if !h.wasAsked("credentials") {
 		t.Errorf("its helper was asked only: %v", h.asked)
 	}
@@ -275,9 +276,8 @@ func TestFormerMountsEndWithTheLastPublication(t *testing.T) {
 	rec.Former = []string{mountName(rec.Key, 0), former.Name}
 	h := &helperOf{status: &helper.Status{Protocol: 1, Revision: 7, State: helper.StateRunning}}
 	h.serve(t, m, former.Name)
-	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-	defer cancel()
-	if err := m.release(ctx, rec, "/t"); !fault.Is(err, fault.Busy) {
+	awaited := func() bool { return h.wasAsked("status") } // which is after it was told to end
+	if err := m.release(until(t, awaited), rec, "/t"); !fault.Is(err, fault.Busy) {
 		t.Errorf("while the former one stores: %v", err)
 	}
 	if !h.wasAsked("end") {
@@ -332,8 +332,7 @@ func TestAMountIsHeldByATargetThatTheCOHas(t *testing.T) {
 	if err := os.Remove(p.Target); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-	defer cancel()
+	ctx := until(t, func() bool { return h.wasAsked("end") })
 	if _, err := m.tend(ctx, rec.Name); err == nil || !h.wasAsked("end") {
 		t.Errorf("it is not ended when the target is gone: %v", err)
 	}

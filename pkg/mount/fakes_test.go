@@ -246,6 +246,21 @@ func (h *helperOf) wasAsked(op string) bool {
 	return slices.Contains(h.asked, op)
 }
 
+// until is a context that ends once that has come to pass: what is to be cut short after it gets the time that it takes to get there.
+func until(t *testing.T, happened func() bool) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	var wg sync.WaitGroup
+	t.Cleanup(func() { cancel(); wg.Wait() })
+	wg.Go(func() {
+		for ctx.Err() == nil && !happened() {
+			time.Sleep(5 * time.Millisecond)
+		}
+		cancel()
+	})
+	return ctx
+}
+
 // serve listens where the mount's helper does. A status that was seen stays what it is.
 func (h *helperOf) serve(t *testing.T, m *Manager, name string) {
 	t.Helper()

@@ -62,7 +62,8 @@ func TestARotationThatIsCutShortIsDoneAgain(t *testing.T) {
 	h := renewing()
 	h.serve(t, m, rec.Name)
 	spec := newSecret(rec)
-	rotate := func(limit time.Duration) error {
+	rotate := func(ctx context.Context) error {
+		t.Helper()
 		s, err := m.planFor(t.Context(), spec, "", nil)
 		if err != nil {
 			t.Fatal(err)
@@ -70,8 +71,6 @@ func TestARotationThatIsCutShortIsDoneAgain(t *testing.T) {
 		if err := m.prove(t.Context(), s, mustBackend(t, m), spec); err != nil {
 			t.Fatal(err)
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), limit)
-		defer cancel()
 		done, err := m.rotateInPlace(ctx, Request{VolumeID: "v", Target: p.Target}, spec, sight{shows: shownRotated, rec: rec, pub: p}, s)
 		if err == nil && !done {
 			t.Error("it was not done")
@@ -82,7 +81,7 @@ func TestARotationThatIsCutShortIsDoneAgain(t *testing.T) {
 	good := h.status
 	h.status = nil
 	h.mu.Unlock()
-	if err := rotate(300 * time.Millisecond); err == nil {
+	if err := rotate(until(t, func() bool { return h.wasAsked("hello") })); err == nil {
 		t.Fatal("a helper that does not answer was given a session")
 	}
 	after, _, err := m.store.record(rec.Name)
@@ -92,7 +91,9 @@ func TestARotationThatIsCutShortIsDoneAgain(t *testing.T) {
 	h.mu.Lock()
 	h.status = good
 	h.mu.Unlock()
-	if err := rotate(3 * time.Second); err != nil {
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // for so long the client, which hangs, is asked whether it works
+	defer cancel()
+	if err := rotate(ctx); err != nil {
 		t.Fatal(err)
 	}
 	after, _, err = m.store.record(rec.Name)
@@ -181,8 +182,7 @@ func TestARotatedMountThatEndsIsWaitedFor(t *testing.T) {
 	unlock()
 	h := &helperOf{status: &helper.Status{Protocol: 1, Revision: 7, State: helper.StateRunning}}
 	h.serve(t, m, rec.Name)
-	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-	defer cancel()
+	ctx := until(t, func() bool { return h.wasAsked("end") })
 	if _, err := m.ensure(ctx, Request{VolumeID: "v"}, newSecret(rec), &supply{}); err == nil || !h.wasAsked("end") {
 		t.Errorf("it was not ended first: %v", err)
 	}
