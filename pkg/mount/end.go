@@ -166,15 +166,16 @@ func (m *Manager) drain(ctx context.Context, rec record, next successor) error {
 }
 
 // cacheGone tells whether a mount's cache, the first of its directories that is cleared away, is no more.
-func (m *Manager) cacheGone(ctx context.Context, rec record) (gone bool, err error) {
-	err = m.do(ctx, func() error {
+func (m *Manager) cacheGone(ctx context.Context, rec record) (bool, error) {
+	gone := false
+	if err := m.do(ctx, func() error {
 		_, err := os.Lstat(m.store.cacheDir(rec.Name))
-		if errors.Is(err, fs.ErrNotExist) {
-			gone, err = true, nil
-		}
-		return err
-	})
-	return gone, err
+		gone = errors.Is(err, fs.ErrNotExist)
+		return ignoreMissing(err)
+	}); err != nil {
+		return false, err
+	}
+	return gone, nil
 }
 
 // remember writes down which device the source has now.

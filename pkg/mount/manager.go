@@ -79,36 +79,46 @@ func New(ctx context.Context, o Options) (*Manager, error) {
 		return nil, fmt.Errorf("--default-client: %w", err)
 	}
 	m := newManager(o)
-	err := m.Namespace.Do(ctx, "preparing "+o.StateDir, func() (err error) {
-		if err := m.store.prepare(); err != nil {
-			return err
-		}
-		if err := m.resolve(); err != nil {
-			return err
-		}
-		if m.lock, err = m.lockState(); err != nil {
-			return err
-		}
-		if err := m.store.clearTemporaries(); err != nil {
-			return err
-		}
-		if m.salt, err = m.store.salt(); err != nil {
-			return err
-		}
-		return host.SharedMountpoint(m.store.sources())
-	})
+	lock, err := inHost(ctx, m.Namespace, "preparing "+o.StateDir, func(f *os.File) { f.Close() }, m.prepare)
 	if err != nil {
-		if m.lock != nil {
-			m.lock.Close()
-		}
 		return nil, fmt.Errorf("preparing the state directory %s: %w", o.StateDir, err)
 	}
+	m.lock = lock
 	m.ctl = host.NewFusectl(o.Namespace, filepath.Join(m.StateDir, "fusectl"))
 	// Before anybody can publish: what an earlier life has left to store must be stored before the next one serves.
 	if err := m.restore(ctx); err != nil {
 		klog.FromContext(ctx).Error(err, "Mounts that a reboot ended cannot be brought back; it is tried again", "in", reconcileEvery)
 	}
 	return m, nil
+}
+
+// prepare makes what the state directory is to have, and gives its lock.
+func (m *Manager) prepare() (_ *os.File, err error) {
+	if err := m.store.prepare(); err != nil {
+		return nil, err
+	}
+	if err := m.resolve(); err != nil {
+		return nil, err
+	}
+	lock, err := m.lockState()
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			lock.Close()
+		}
+	}()
+	if err := m.store.clearTemporaries(); err != nil {
+		return nil, err
+	}
+	if m.salt, err = m.store.salt(); err != nil {
+		return nil, err
+	}
+	if err := host.SharedMountpoint(m.store.sources()); err != nil {
+		return nil, err
+	}
+	return lock, nil
 }
 
 // newManager is New without anything on disk.

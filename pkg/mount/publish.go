@@ -70,8 +70,8 @@ func (m *Manager) Refusal(ctx context.Context, target string, err error) error {
 	}
 	target = m.real(target)
 	var at host.Place
-	_ = m.do(ctx, func() error { at, _ = host.Look(target); return nil }) // what cannot be looked at shows nothing
-	if !at.Mountpoint {
+	lerr := m.do(ctx, func() error { at, _ = host.Look(target); return nil })
+	if lerr != nil || !at.Mountpoint { // what cannot be looked at shows nothing
 		return err
 	}
 	mounts, merr := m.Namespace.Mounts(ctx)

@@ -41,27 +41,30 @@ func (b sight) key(spec Spec) string {
 }
 
 // published tells what the target shows, and refreshes the volume's credentials where that is the volume, alive.
-func (m *Manager) published(ctx context.Context, r Request, spec Spec) (before sight, err error) {
+func (m *Manager) published(ctx context.Context, r Request, spec Spec) (sight, error) {
 	var at host.Place
 	if err := m.do(ctx, func() error {
 		at, _ = host.Look(r.Target) // what is wrong with a path is found when it is opened
 		return nil
 	}); err != nil || !at.Mountpoint {
-		return before, err
+		return sight{}, err
 	}
 	mounts, err := m.Namespace.Mounts(ctx)
 	if err != nil {
-		return before, err
+		return sight{}, err
 	}
 	top, mounted := mountedAt(mounts, r.Target)
 	if !mounted {
-		return before, nil
+		return sight{}, nil
 	}
 	name, ours := nameOfSource(top.Source)
 	if !ours {
-		return before, fault.Errorf(fault.Precondition, "something else is mounted at target %s (%s, type %s): unmount it first", r.Target, top.Source, top.FSType)
+		return sight{}, fault.Errorf(fault.Precondition, "something else is mounted at target %s (%s, type %s): unmount it first", r.Target, top.Source, top.FSType)
 	}
-	var have bool
+	var (
+		before sight
+		have   bool
+	)
 	if err := m.do(ctx, func() (err error) {
 		if before.pub, _, err = m.store.publication(r.Target); err != nil {
 			return err
@@ -69,7 +72,7 @@ func (m *Manager) published(ctx context.Context, r Request, spec Spec) (before s
 		before.rec, have, err = m.store.record(name)
 		return err
 	}); err != nil {
-		return before, err
+		return sight{}, err
 	}
 	rec, p := before.rec, before.pub
 	source, mounted := mountedAt(mounts, m.store.sourceDir(name))

@@ -97,7 +97,8 @@ type view struct {
 }
 
 // look looks at one mount.
-func (m *Manager) look(ctx context.Context, name string) (v view, err error) {
+func (m *Manager) look(ctx context.Context, name string) (view, error) {
+	var v view
 	if err := m.do(ctx, func() (err error) {
 		if v.rec, v.have, err = m.store.record(name); errors.Is(err, errDamaged) {
 			m.complaints.log(ctx, name+" record", err, "The mount's record is lost", "mount", name)
@@ -117,11 +118,11 @@ func (m *Manager) look(ctx context.Context, name string) (v view, err error) {
 		v.held = v.have && v.rec.Phase == phaseRunning && slices.ContainsFunc(v.pubs, held)
 		return err
 	}); err != nil {
-		return v, err
+		return view{}, err
 	}
 	mounts, err := m.Namespace.Mounts(ctx)
 	if err != nil {
-		return v, err
+		return view{}, err
 	}
 	source, mounted := mountedAt(mounts, m.store.sourceDir(name))
 	old := stale(v.rec, source)

@@ -143,6 +143,7 @@ func (m *Manager) reserve(ctx context.Context, volumeID string, spec Spec, cl cl
 	m.alloc.Lock()
 	defer m.alloc.Unlock()
 	key := spec.Key()
+	condemned := maps.Clone(m.condemned) // which others change when this is given up
 	var rec record
 	if err := m.do(ctx, func() error {
 		generation, err := m.store.nextGeneration(key)
@@ -159,7 +160,7 @@ func (m *Manager) reserve(ctx context.Context, volumeID string, spec Spec, cl cl
 			return err
 		}
 		maps.Copy(used, taken)
-		maps.Copy(used, m.condemned)
+		maps.Copy(used, condemned)
 		rec.UID, err = m.freeUID(key, used)
 		return err
 	}); err != nil {
