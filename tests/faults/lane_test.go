@@ -235,7 +235,7 @@ func kill(t *testing.T, all []proc) {
 		}
 	}
 	for _, p := range all {
-		await(t, 10*time.Second, "the end of "+p.String(), func() bool { return unix.Kill(p.pid, 0) != nil || isZombie(p.pid) })
+		await(t, 10*time.Second, "the end of "+p.String(), func() bool { return rig.Ended(p.pid) })
 	}
 }
 
@@ -353,14 +353,4 @@ func await(t *testing.T, limit time.Duration, what string, is func() bool) {
 			t.Fatalf("waited %s in vain for %s", limit, what)
 		}
 	}
-}
-
-// stopped tells whether all threads of a process stand still.
-func stopped(pid int) bool {
-	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
-	return err == nil && len(threads) > 0 && !slices.ContainsFunc(threads, func(file string) bool {
-		stat, _ := os.ReadFile(file)
-		_, rest, _ := strings.Cut(string(stat), ") ")
-		return !strings.HasPrefix(rest, "T")
-	})
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/tests/containers"
+	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
 
 // scenarios bring the driver to a step, have the fault happen there, and see that what was to be done is done.
@@ -139,10 +140,7 @@ func (c *cell) healAfter(victims func() []proc) {
 func (c *cell) bothAtOnce() []proc {
 	all := c.processes("")
 	for _, p := range c.processes("s3-csi-helper") {
-		if err := unix.Kill(p.pid, unix.SIGSTOP); err != nil {
-			c.t.Fatal(err)
-		}
-		await(c.t, 10*time.Second, "all of the helper to stand still", func() bool { return stopped(p.pid) })
+		rigtest.Freeze(c.t, p.pid)
 	}
 	kill(c.t, c.processes(programs[c.client]))
 	return all
@@ -192,10 +190,7 @@ func hangScenario(c *cell) {
 	clients := c.processes(programs[c.client])
 	defer c.letDie(clients)()
 	for _, p := range clients {
-		if err := unix.Kill(p.pid, unix.SIGSTOP); err != nil {
-			c.t.Fatal(err)
-		}
-		await(c.t, 10*time.Second, "all of the client to stand still", func() bool { return stopped(p.pid) })
+		rigtest.Freeze(c.t, p.pid)
 	}
 	answered := make(chan error, 1)
 	go func() {

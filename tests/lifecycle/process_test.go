@@ -5,13 +5,11 @@ package lifecycle_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -198,17 +196,7 @@ func hasCode(t *testing.T, err error, want codes.Code, words ...string) {
 // pause stops the server's process as it stands, until the test's end or resume: requests to it hang.
 func pause(t *testing.T, s *rigtest.Server) (resume func()) {
 	t.Helper()
-	if err := syscall.Kill(s.PID(), syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
-	// The signal is sent to be obeyed by each thread when its turn comes.
-	eventually(t, "the server stands still", func() bool {
-		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", s.PID()))
-		return err == nil && len(threads) > 0 && !slices.ContainsFunc(threads, func(stat string) bool {
-			text, err := os.ReadFile(stat)
-			return err == nil && !strings.Contains(string(text), ") T ")
-		})
-	})
+	rigtest.Freeze(t, s.PID())
 	resume = func() {
 		if err := syscall.Kill(s.PID(), syscall.SIGCONT); err != nil && !errors.Is(err, syscall.ESRCH) {
 			t.Error(err)

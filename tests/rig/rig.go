@@ -250,7 +250,7 @@ func (r *Rig) Processes() []string {
 // Leftovers lists what mounts have left: in the mount table, among processes and units, in the state and cache directories. A
 // node without publications has none.
 func (r *Rig) Leftovers() []string {
-	// A driver reaps helpers a moment after they have ended.
+	// What was killed is gone when the last of its threads is.
 	for range 200 {
 		if !slices.ContainsFunc(r.processes(), func(p process) bool { return p.zombie }) {
 			break
@@ -314,21 +314,9 @@ func (r *Rig) processes() []process {
 		if err != nil {
 			continue
 		}
-		status, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "status"))
-		for line := range strings.Lines(string(status)) {
-			f := strings.Fields(line)
-			if len(f) < 2 {
-				continue
-			}
-			if f[0] == "State:" && (f[1] == "Z" || f[1] == "X") {
-				break
-			}
-			if f[0] != "Uid:" {
-				continue
-			}
-			if uid, _ := strconv.Atoi(f[1]); uid >= r.FirstUID && uid <= r.LastUID {
-				found = append(found, process{pid, uid, strings.Contains(string(status), "\nState:\tZ")})
-			}
+		status := statusOf(pid)
+		if uid, _ := strconv.Atoi(statusField(status, "Uid")); uid >= r.FirstUID && uid <= r.LastUID && !ended(status) {
+			found = append(found, process{pid, uid, statusField(status, "State") == "Z"})
 		}
 	}
 	return found

@@ -5,8 +5,6 @@ import (
 	"path/filepath"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
 
@@ -42,14 +40,12 @@ func TestAHangingClientOfAnOlderDriverIsCutOff(t *testing.T) {
 		e.drive(e.older)
 		a := e.publish("a")
 		e.Kill()
-		e.drive(e.newer, "--hang-timeout=2s")
+		e.drive(e.newer, "--hang-timeout=5s")
 		pids := e.pids(programs[e.client])
 		if len(pids) != 1 {
 			t.Fatalf("the clients are %v, want one", pids)
 		}
-		if err := unix.Kill(pids[0], unix.SIGSTOP); err != nil {
-			t.Fatal(err)
-		}
+		rigtest.Freeze(t, pids[0])
 		freed := make(chan error, 1)
 		go func() {
 			_, err := os.ReadFile(filepath.Join(a, "file"))

@@ -122,7 +122,7 @@ func (e *env) killClient() {
 	if err := unix.Kill(pids[0], unix.SIGKILL); err != nil {
 		e.t.Fatal(err)
 	}
-	e.await("the client's end", func() bool { return !slices.Contains(e.pids(programs[e.client]), pids[0]) })
+	e.await("the client's end", func() bool { return rig.Ended(pids[0]) })
 }
 
 // helpers are those that were started from the running driver's programs.

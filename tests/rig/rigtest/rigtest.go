@@ -4,6 +4,7 @@ package rigtest
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -16,6 +17,7 @@ import (
 	awscredentials "github.com/aws/aws-sdk-go-v2/credentials"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/tests/rig"
 	"github.com/s3-csi/s3-csi-driver/tests/s3server"
@@ -192,6 +194,27 @@ func (n *Node) NothingLeft(t testing.TB) {
 	t.Helper()
 	for _, what := range n.Leftovers() {
 		t.Errorf("left behind: %s", what)
+	}
+}
+
+// Freeze stops a process as it stands. Each of its threads obeys when its turn comes, and one of a client's may still answer
+// until then: it returns when all stand still.
+func Freeze(t testing.TB, pid int) {
+	t.Helper()
+	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+		if err == nil && len(threads) > 0 && !slices.ContainsFunc(threads, func(file string) bool {
+			stat, err := os.ReadFile(file)
+			return err == nil && !strings.Contains(string(stat), ") T ")
+		}) {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("process %d does not stand still", pid)
+		}
 	}
 }
 
