@@ -233,7 +233,7 @@ func (c *cell) strike() {
 func (c *cell) killProcesses(name string) {
 	c.t.Helper()
 	var all []proc
-	await(c.t, 2*time.Second, "something ("+name+") that can be killed", func() bool { // it may not have its name and user id yet
+	await(c.t, 10*time.Second, "something ("+name+") that can be killed", func() bool { // it may not have its name and user id yet
 		all = c.processes(name)
 		return len(all) > 0
 	})
