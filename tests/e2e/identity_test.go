@@ -346,20 +346,36 @@ func TestTokensOfServiceAccounts(t *testing.T) {
 // session is what a mount on the node works with, taken from where its client has it: root of the node can do that.
 type session struct{ keys credentials.Keys }
 
-// sessionOf is the session of the only mount of a volume.
-func sessionOf(t testing.TB, v object) session {
+// sessionOf is the session of a volume's mount. Where another takes its place, it is that of the one that serves then.
+func sessionOf(t testing.TB, v object) (s session) {
 	t.Helper()
-	m := mountOf(t, v)
-	uri, token := m.credentials(t)
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, uri, nil)
+	eventually(t, "volume "+v.Spec.CSI.VolumeHandle+" to be served with a session", func() (err error) {
+		all := recordsOf(t, v)
+		serving := slices.DeleteFunc(slices.Clone(all), func(m mountRecord) bool { return m.Phase != "running" || m.Superseded })
+		if len(serving) != 1 {
+			return fmt.Errorf("it has the mounts %+v, want one that serves", all)
+		}
+		s, err = serving[0].session(t.Context())
+		return err
+	})
+	return s
+}
+
+// session is what the mount's client is given when it asks.
+func (m mountRecord) session(ctx context.Context) (session, error) {
+	uri, token, err := m.credentials()
 	if err != nil {
-		t.Fatal(err)
+		return session{}, err
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, uri, nil)
+	if err != nil {
+		return session{}, err
 	}
 	req.Header.Set("Authorization", token)
 	c := http.Client{Transport: &http.Transport{DialContext: dialOnNode, DisableKeepAlives: true}, Timeout: 30 * time.Second}
 	resp, err := c.Do(req)
 	if err != nil {
-		t.Fatal(err)
+		return session{}, err
 	}
 	defer resp.Body.Close()
 	var got struct {
@@ -367,19 +383,25 @@ func sessionOf(t testing.TB, v object) session {
 		SecretAccessKey string
 		Token           string
 	}
-	if err := json.NewDecoder(resp.Body).Decode(&got); err != nil || resp.StatusCode != http.StatusOK || got.Token == "" {
-		t.Fatalf("the client's credentials: %s, %v", resp.Status, err)
+	err = json.NewDecoder(resp.Body).Decode(&got)
+	if err == nil && (resp.StatusCode != http.StatusOK || got.Token == "") {
+		err = errors.New("no session")
 	}
-	return session{credentials.Keys{AccessKeyID: got.AccessKeyID, SecretAccessKey: got.SecretAccessKey, SessionToken: got.Token}}
+	if err != nil {
+		return session{}, fmt.Errorf("the client's credentials: %s, %w", resp.Status, err)
+	}
+	return session{credentials.Keys{AccessKeyID: got.AccessKeyID, SecretAccessKey: got.SecretAccessKey, SessionToken: got.Token}}, nil
 }
 
 // credentials is where the mount's client gets its own from, as its environment says.
-func (m mountRecord) credentials(t testing.TB) (uri, token string) {
-	t.Helper()
-	client := m.process(t, clientPrograms()[m.Client])
+func (m mountRecord) credentials() (uri, token string, err error) {
+	client, err := m.findProcess(clientPrograms()[m.Client])
+	if err != nil {
+		return "", "", err
+	}
 	environ, err := os.ReadFile(world.Path(fmt.Sprintf("/proc/%d/environ", client.pid)))
 	if err != nil {
-		t.Fatal(err)
+		return "", "", err
 	}
 	for kv := range strings.SplitSeq(string(environ), "\x00") {
 		switch name, value, _ := strings.Cut(kv, "="); name {
@@ -390,9 +412,9 @@ func (m mountRecord) credentials(t testing.TB) (uri, token string) {
 		}
 	}
 	if uri == "" || token == "" {
-		t.Fatalf("%s has no endpoint for credentials", client)
+		return "", "", fmt.Errorf("%s has no endpoint for credentials", client)
 	}
-	return uri, token
+	return uri, token, nil
 }
 
 // dialOnNode connects from the node's network.

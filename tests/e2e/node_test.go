@@ -27,10 +27,12 @@ const (
 
 // mountRecord is what the driver on the node notes of a mount.
 type mountRecord struct {
-	Name     string `json:"name"`
-	VolumeID string `json:"volumeID"`
-	Client   string `json:"client"`
-	UID      int    `json:"uid"`
+	Name       string `json:"name"`
+	Phase      string `json:"phase"`
+	VolumeID   string `json:"volumeID"`
+	Client     string `json:"client"`
+	UID        int    `json:"uid"`
+	Superseded bool   `json:"superseded"` // by another mount, which has its places
 }
 
 // unit is what the launcher systemd calls the mount's processes.
@@ -58,15 +60,16 @@ func mountRecords(t testing.TB) []mountRecord {
 	return all
 }
 
+// recordsOf are those of the mounts of a volume.
+func recordsOf(t testing.TB, volume object) []mountRecord {
+	t.Helper()
+	return slices.DeleteFunc(mountRecords(t), func(m mountRecord) bool { return m.VolumeID != volume.Spec.CSI.VolumeHandle })
+}
+
 // mountOf is the only mount of a volume.
 func mountOf(t testing.TB, volume object) mountRecord {
 	t.Helper()
-	var found []mountRecord
-	for _, m := range mountRecords(t) {
-		if m.VolumeID == volume.Spec.CSI.VolumeHandle {
-			found = append(found, m)
-		}
-	}
+	found := recordsOf(t, volume)
 	if len(found) != 1 {
 		t.Fatalf("volume %s has the mounts %+v, want one", volume.Spec.CSI.VolumeHandle, found)
 	}
@@ -131,12 +134,20 @@ func (m mountRecord) processes() []process {
 // process is the mount's only one of that name.
 func (m mountRecord) process(t testing.TB, name string) process {
 	t.Helper()
+	p, err := m.findProcess(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func (m mountRecord) findProcess(name string) (process, error) {
 	all := m.processes()
 	own := slices.DeleteFunc(slices.Clone(all), func(p process) bool { return p.name != name })
 	if len(own) != 1 {
-		t.Fatalf("the processes of mount %s are %v, want one %s", m.Name, all, name)
+		return process{}, fmt.Errorf("the processes of mount %s are %v, want one %s", m.Name, all, name)
 	}
-	return own[0]
+	return own[0], nil
 }
 
 // kill kills a process of the node, as a crash does.
