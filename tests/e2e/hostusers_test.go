@@ -95,12 +95,13 @@ func TestUserNamespaces(t *testing.T) {
 		m := mountOf(t, v)
 		died := m.process(t, "s3-csi-rclone")
 		died.kill(t)
+		m.revived(t, died)
 		well := []string{"host"}
 		if kernel(t, 6, 15) { // it tells how a mount is mapped
 			well = append(well, "root", "user")
 		}
 		for _, name := range well {
-			within(t, healing, "pod "+name+" to be well", func() error {
+			eventually(t, "pod "+name+" to be well", func() error {
 				if p := m.processes(); len(p) != 2 || p[0] == died || p[1] == died {
 					return fmt.Errorf("there are %v", p)
 				}

@@ -55,7 +55,8 @@ func TestLauncherProcess(t *testing.T) {
 		for _, w := range units {
 			died := w.mount.process(t, clientPrograms()[w.mount.Client])
 			died.kill(t)
-			within(t, healing, w.name+" to be well again", func() error {
+			w.mount.revived(t, died)
+			eventually(t, w.name+" to be well again", func() error {
 				_, err := tryExecute(ns, w.name, "sh", "-c", "cat /v/given >/tmp/again && cat /v/file-1")
 				return err
 			})
