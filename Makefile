@@ -85,7 +85,7 @@ test: test-parts ## Run every test of every module but those of make e2e; what n
 
 .PHONY: e2e
 e2e: test-parts $(CLUSTER) ## Deploy the driver with its chart in a real Kubernetes, built and run here, and use it (as root)
-	cd tests && go test -count=1 -v -timeout 60m -parallel 8 -run '$(E2E)' ./e2e
+	cd tests && go test -count=1 -v -timeout 75m -parallel 8 -run '$(E2E)' ./e2e
 
 $(CLUSTER):
 	rm -rf $(TOOLS)/kubernetes-*

@@ -143,10 +143,10 @@ func explain(t testing.TB, namespace string) {
 	t.Logf("the node's driver:\n%s", driverLog(t, 40))
 }
 
-// driverLog is the end of what the driver on the node said.
-func driverLog(t testing.TB, lines int) string {
+// driverLog is the end of what the driver on the node said. Flags are those of kubectl logs.
+func driverLog(t testing.TB, lines int, flags ...string) string {
 	t.Helper()
-	out, err := world.Kubectl(context.Background(), nil, "logs", "-n", driverNamespace, "daemonset/"+release+"-node", "-c", "s3-csi-driver", fmt.Sprintf("--tail=%d", lines))
+	out, err := try(append([]string{"logs", "-n", driverNamespace, "daemonset/" + release + "-node", "-c", "s3-csi-driver", fmt.Sprintf("--tail=%d", lines)}, flags...)...)
 	if err != nil {
 		return err.Error()
 	}
@@ -580,15 +580,15 @@ func stored(t testing.TB, bucket, key, want string) {
 	})
 }
 
-// volumesGone waits until every volume is gone that goes with its claim, or each in one of those buckets.
+// volumesGone waits until every volume is gone that goes with its claim or is deleted, or each in one of those buckets.
 func volumesGone(t testing.TB, buckets ...string) {
 	t.Helper()
-	eventually(t, "the volumes to be gone that go with their claims", func() error {
+	eventually(t, "the volumes to be gone that go with their claims or are deleted", func() error {
 		for _, v := range list(t, "persistentvolumes", "") {
 			if b, _ := place(t, v); len(buckets) > 0 && !slices.Contains(buckets, b) {
 				continue
 			}
-			if v.Spec.PersistentVolumeReclaimPolicy == "Delete" {
+			if v.Spec.PersistentVolumeReclaimPolicy == "Delete" || v.Metadata.DeletionTimestamp != "" {
 				return fmt.Errorf("%s is %s; %s", v.Metadata.Name, v.Status.Phase, lastEvent(t, "default", v.Metadata.Name))
 			}
 		}

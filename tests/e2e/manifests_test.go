@@ -221,6 +221,7 @@ func clusterScoped(t *testing.T) []string {
 func secondRelease(t *testing.T, driverName, values string) (namespace string) {
 	t.Helper()
 	ns := newNamespace(t)
+	volumesGone(t) // those of the tests before, which the release would seem to take along
 	before := clusterScoped(t)
 	file := filepath.Join(t.TempDir(), "values.yaml")
 	if err := os.WriteFile(file, []byte(values), 0o600); err != nil {

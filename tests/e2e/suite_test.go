@@ -23,8 +23,9 @@ const (
 	// inlineBucket and inlineRole are those of the volumes that the suite's pods define themselves, as testdata has them.
 	inlineBucket = "external-storage-inline"
 	inlineRole   = "external-storage"
-	// suiteTimeout is how long one run of the suite's program may take, which most tests need a quarter of a minute for.
-	suiteTimeout = 8 * time.Minute
+	// suiteTimeout is how long one run of the suite's program may take, which most tests need a quarter of a minute for. Those that
+	// restart containers allow themselves more than a quarter of an hour.
+	suiteTimeout = 25 * time.Minute
 	// suiteRuns is how many are run at a time: they wait more than they work.
 	suiteRuns = 6
 	suiteName = "External Storage [Driver: " + csiName + "] "
