@@ -108,7 +108,7 @@ func TestFromAnotherNamespace(t *testing.T) {
 	case levelGuest:
 		t.Skip("runs in this one")
 	}
-	args := []string{"-test.v=" + fmt.Sprint(testing.Verbose()), "-test.run=^Test", "-test.skip=^TestFromAnotherNamespace$", "-test.timeout=2m"}
+	args := []string{"-test.v=" + fmt.Sprint(testing.Verbose()), "-test.run=^Test", "-test.skip=^TestFromAnotherNamespace$", "-test.timeout=10m"}
 	if code := respawn(levelGuest, syscall.CLONE_NEWNS, args); code != 0 {
 		t.Errorf("the tests fail through setns: exit code %d", code)
 	}
