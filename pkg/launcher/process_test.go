@@ -301,8 +301,8 @@ func TestClientThatDiesIsReportedAndReplaced(t *testing.T) {
 func TestWrongTokensDoNotKeepTheClientFromItsKeys(t *testing.T) {
 	u := start(t, firstUID+7)
 	u.run("wrong:1", "wrong:100", "credentials", "wait:/nowhere")
-	u.says("wrong 403")
-	u.says("wrong 429")
+	u.says("wrong [403]")
+	u.says("wrong [403 429]") // on a slow machine one of the last may be answered again
 	u.says("credentials 200 ")
 }
 

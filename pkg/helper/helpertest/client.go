@@ -6,10 +6,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"sort"
 	"strconv"
 	"strings"
@@ -30,7 +32,7 @@ const mode = "stand-in-client"
 //	exit:<code>        end
 //	credentials        ask for credentials, print the access key id, and how they expire
 //	leak               ask for credentials and print them all
-//	wrong:<n>          ask n times with a wrong token and print the last status
+//	wrong:<n>          ask n times with a wrong token and print the statuses that came
 //	fds                print every open descriptor and where it leads
 //	self               print what /proc/self/status says about privileges, on one line
 //	open:<path>        try to open a file and print how that went
@@ -88,11 +90,12 @@ func Client() int {
 			fmt.Printf("leak %s %s %s\n", c["SecretAccessKey"], c["Token"], os.Getenv("AWS_CONTAINER_AUTHORIZATION_TOKEN"))
 		case "wrong":
 			n, _ := strconv.Atoi(arg)
-			status := 0
+			came := map[int]bool{}
 			for range n {
-				_, status = ask("wrong")
+				_, status := ask("wrong")
+				came[status] = true
 			}
-			fmt.Printf("wrong %d\n", status)
+			fmt.Println("wrong", slices.Sorted(maps.Keys(came)))
 		case "fds":
 			fmt.Println("fds " + strings.Join(fds(), " "))
 		case "self":
