@@ -5,12 +5,14 @@ import (
 	"context"
 	"errors"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -85,14 +87,19 @@ func TestExitCodesAndMessages(t *testing.T) {
 	}
 }
 
+// freePort is an address below those that the kernel gives to whoever wishes for none, so that nobody gets it by chance before it
+// is bound.
 func freePort(t *testing.T) string {
 	t.Helper()
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for range 100 {
+		lis, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(10000+rand.IntN(22000))))
+		if err == nil {
+			_ = lis.Close()
+			return lis.Addr().String()
+		}
 	}
-	defer func() { _ = lis.Close() }()
-	return lis.Addr().String()
+	t.Fatal("no port is free")
+	return ""
 }
 
 func TestControllerModeServesUntilItIsTold(t *testing.T) {

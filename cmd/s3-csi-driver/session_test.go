@@ -21,7 +21,7 @@ import (
 )
 
 // sessionLife is how long the sessions of the tests' token service live.
-const sessionLife = 3 * time.Second
+const sessionLife = 6 * time.Second
 
 // tokenService answers AssumeRoleWithWebIdentity (STS API Reference), by a clock of its own.
 type tokenService struct {
