@@ -189,8 +189,10 @@ func confined(pid int, uid uint32) (ok, seccomp bool, err error) {
 // unified tells whether the host has the one hierarchy of cgroups that programs for addresses can be attached to.
 func (s *Systemd) unified(ctx context.Context) (bool, error) {
 	var st unix.Statfs_t
-	err := s.ns.Do(ctx, "looking at the host's cgroups", func() error { return unix.Statfs("/sys/fs/cgroup", &st) })
-	return st.Type == unix.CGROUP2_SUPER_MAGIC, err
+	if err := s.ns.Do(ctx, "looking at the host's cgroups", func() error { return unix.Statfs("/sys/fs/cgroup", &st) }); err != nil {
+		return false, err
+	}
+	return st.Type == unix.CGROUP2_SUPER_MAGIC, nil
 }
 
 // propagates tells whether what is unmounted on the host is unmounted in the mount namespaces of its services too, as it is
