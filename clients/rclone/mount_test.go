@@ -22,7 +22,8 @@ func TestServesAPrefixLikeADirectory(t *testing.T) {
 	s.put("vol/old.txt", "old")
 	s.put("vol2/other.txt", "other")
 	// Nothing of rclone's environment counts: this would have made the mount read-only, and another bucket's.
-	m := startMount(t, mountOptions{s3: s, prefix: "vol/", env: []string{"RCLONE_READ_ONLY=true", "RCLONE_S3_ENDPOINT=http://127.0.0.1:1", "RCLONE_CONFIG=/nonexistent/x"}})
+	// An upload that a removal or a rename breaks off can have been carried out by the server: so nothing is uploaded before the end.
+	m := startMount(t, mountOptions{s3: s, prefix: "vol/", args: []string{"--write-back=1h"}, env: []string{"RCLONE_READ_ONLY=true", "RCLONE_S3_ENDPOINT=http://127.0.0.1:1", "RCLONE_CONFIG=/nonexistent/x"}})
 
 	names, err := os.ReadDir(m.dir)
 	check(t, err)
@@ -126,16 +127,16 @@ func TestExitsOnlyWhenClosedFilesAreStored(t *testing.T) {
 	s := startS3(t)
 	p := startProxy(t, s.endpoint)
 	m := startMount(t, mountOptions{s3: s, url: p.url, prefix: "vol/"})
-	p.rate.Store(2 << 20)
+	p.rate.Store(1 << 20)
+	start := time.Now()
 	files := map[string][]byte{"one": payload(5<<20, 1), "two": payload(3<<20, 2), "empty": {}}
 	for name, data := range files {
 		check(t, os.WriteFile(m.path(name), data, 0o644))
 	}
 	check(t, m.cmd.Process.Signal(syscall.SIGTERM))
-	start := time.Now()
 	m.unmount()
-	if took := time.Since(start); took > 2*time.Second {
-		t.Errorf("the unmount took %v", took)
+	if _, ok := s.get("vol/one"); ok {
+		t.Errorf("the unmount waited for what is to be stored, %v", time.Since(start))
 	}
 	check(t, m.cmd.Process.Signal(syscall.SIGTERM))
 	check(t, m.cmd.Process.Signal(syscall.SIGINT))
@@ -143,7 +144,7 @@ func TestExitsOnlyWhenClosedFilesAreStored(t *testing.T) {
 	if !exited || !ok {
 		t.Fatalf("ended %v, with 0 %v", exited, ok)
 	}
-	if took := time.Since(start); took < 2*time.Second {
+	if took := time.Since(start); took < 5*time.Second {
 		t.Errorf("it ended after %v, sooner than the data can have been sent", took)
 	}
 	for name, data := range files {
