@@ -16,6 +16,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/tests/containers"
 	"github.com/s3-csi/s3-csi-driver/tests/pressure"
+	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
 
 // soon is how long a death may be seen: new opens work within that time.
@@ -297,7 +298,7 @@ func TestAHangingClientIsCutOff(t *testing.T) {
 		a := e.publish(v, "a")
 		stopped := e.client(client)
 		b := e.publish(w, "b")
-		e.stop(stopped)
+		rigtest.Freeze(t, stopped.pid)
 		hung := time.Now()
 		waiting := make(chan error, 1)
 		go func() {
@@ -338,7 +339,7 @@ func TestAHangingClientDoesNotHoldUpItsUnpublication(t *testing.T) {
 		if _, err := f.WriteString("not closed"); err != nil {
 			t.Fatal(err)
 		}
-		e.stop(e.client(client))
+		rigtest.Freeze(t, e.client(client).pid)
 		go f.Close() // waits for the client
 		began := time.Now()
 		e.await(20*time.Second, "the unpublication", func() bool { return e.tryUnpublish(5*time.Second, v, a) == nil })

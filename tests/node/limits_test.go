@@ -301,7 +301,7 @@ func TestWantOfMemoryIsToldWhenAVolumeDoesNotComeBack(t *testing.T) {
 	a := e.publish(v, "a")
 	killed := e.client(client)
 	e.feast(client, a)
-	e.await(10*time.Second, "the client's end", func() bool { return unix.Kill(killed.pid, 0) != nil || isZombie(killed.pid) })
+	e.await(10*time.Second, "the client's end", func() bool { return rig.Ended(killed.pid) })
 	e.proxy.Set(faultproxy.Faults{Refuse: true}) // so no client starts
 	for range 2 {
 		want(t, e.tryPublish(50*time.Second, v, a), codes.Unavailable, "for want of memory", "its limit is 640 MiB, by the node's --memory-limit", "could not be started again")

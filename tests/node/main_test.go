@@ -247,13 +247,7 @@ func (e *env) kill(p proc) {
 	if err := unix.Kill(p.pid, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
 		e.t.Fatal(err)
 	}
-	e.await(10*time.Second, "the client's end", func() bool { return unix.Kill(p.pid, 0) != nil || isZombie(p.pid) })
-}
-
-func isZombie(pid int) bool {
-	stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	_, rest, _ := strings.Cut(string(stat), ") ")
-	return strings.HasPrefix(rest, "Z")
+	e.await(10*time.Second, "the client's end", func() bool { return rig.Ended(p.pid) })
 }
 
 // await waits until something is so.

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
+	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
 
 // unsent publishes a volume at the target and leaves a file in the client's cache that S3 does not take.
@@ -210,7 +211,7 @@ func TestAMountIsNotReplacedOnSuspicion(t *testing.T) {
 	target := e.publish(v, "t")
 	write(t, filepath.Join(target, "file"), "x")
 	for _, p := range e.processes("s3-csi-helper") {
-		e.stop(p)
+		rigtest.Freeze(t, p.pid)
 	}
 	want(t, e.tryPublish(30*time.Second, v, target), codes.Unavailable, "does not say")
 	if got := read(t, filepath.Join(target, "file")); got != "x" {

@@ -1,11 +1,7 @@
 package node
 
 import (
-	"fmt"
-	"os"
 	"path/filepath"
-	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -65,7 +61,7 @@ func TestAHungClientKeepsNobodyWaiting(t *testing.T) {
 		v, other := static("hung", client), static("fine", client)
 		target := e.publish(v, "hung")
 		hung := e.client(client)
-		e.stop(hung)
+		rigtest.Freeze(t, hung.pid)
 		defer func() { _ = unix.Kill(hung.pid, unix.SIGCONT) }()
 		for range 3 {
 			began := pressure.Now()
@@ -87,20 +83,5 @@ func TestAHungClientKeepsNobodyWaiting(t *testing.T) {
 		}
 		e.unpublish(v, target)
 		e.NothingLeft(t)
-	})
-}
-
-// stop stops all threads of a process.
-func (e *env) stop(p proc) {
-	e.t.Helper()
-	if err := unix.Kill(p.pid, unix.SIGSTOP); err != nil {
-		e.t.Fatal(err)
-	}
-	e.await(10*time.Second, "all threads to stop", func() bool {
-		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", p.pid))
-		return err == nil && !slices.ContainsFunc(threads, func(file string) bool {
-			b, err := os.ReadFile(file)
-			return err == nil && !strings.Contains(string(b), ") T ")
-		})
 	})
 }
