@@ -3,6 +3,7 @@
 package resolvconf
 
 import (
+	"bytes"
 	"context"
 	"os"
 	"path/filepath"
@@ -206,6 +207,25 @@ func TestACopyThatChangesIsNeverEmptyAndAMixtureIsReadAgain(t *testing.T) {
 				mu.Unlock()
 			}
 			reads++
+		}
+	})
+	// One that does nothing else sees moments that a resolver hardly ever does.
+	open, err := os.Open(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer open.Close()
+	wg.Go(func() {
+		for buf := make([]byte, 4096); ; {
+			select {
+			case <-done:
+				return
+			default:
+			}
+			if n, err := open.ReadAt(buf, 0); !bytes.Contains(buf[:n], []byte("nameserver ")) {
+				t.Errorf("%q, %v", buf[:n], err)
+				return
+			}
 		}
 	})
 	for i := range 100 {
