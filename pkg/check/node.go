@@ -116,7 +116,7 @@ func mountOnce(fuse *os.File, stateDir string, uid uint32) (err error) {
 	if _, statErr := os.Lstat(stateDir); errors.Is(statErr, os.ErrNotExist) {
 		defer func() { _ = os.Remove(stateDir) }()
 	}
-	if err := os.MkdirAll(stateDir, 0o755); err != nil {
+	if err := os.MkdirAll(stateDir, 0o711); err != nil {
 		return err
 	}
 	path, err := os.MkdirTemp(stateDir, "check-")

@@ -18,10 +18,15 @@ import (
 // root makes the operator's directory, gives its path without symbolic links, and sees that nobody but root can put other
 // programs there, and that everybody can reach what is there.
 func (o Options) root() (string, error) {
-	for dir := range prefixes(filepath.Clean(o.Dir)) {
-		err := os.Mkdir(dir, modeDir)
+	own := filepath.Clean(o.Dir)
+	for dir := range prefixes(own) {
+		mode := os.FileMode(modeParent)
+		if dir == own {
+			mode = modeDir
+		}
+		err := os.Mkdir(dir, mode)
 		if err == nil {
-			err = os.Chmod(dir, modeDir) // whatever the umask
+			err = os.Chmod(dir, mode) // whatever the umask
 		}
 		if err != nil && !errors.Is(err, fs.ErrExist) {
 			return "", err

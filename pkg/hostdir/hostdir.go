@@ -27,7 +27,8 @@ import (
 )
 
 const (
-	modeDir     = 0o755 // clients of any uid pass through
+	modeParent  = 0o755 // of directories above the operator's
+	modeDir     = 0o711 // clients of any uid pass through; who may open a directory could also lock it against Install
 	modeProgram = 0o755
 	modeClosed  = 0o711 // may be executed by everybody and read by root
 	tempPrefix  = ".tmp-"

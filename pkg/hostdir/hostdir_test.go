@@ -145,8 +145,8 @@ func TestProgramsAreInstalledOnceAndForAll(t *testing.T) {
 	first := p.install()
 	p.program(first.Path("program-1"), "one")
 	p.program(first.Path("program-2"), "two")
-	for _, dir := range []string{filepath.Dir(p.Dir), p.Dir, filepath.Dir(first.Dir), first.Dir} {
-		if fi, err := os.Stat(dir); err != nil || fi.Mode() != os.ModeDir|0o755 {
+	for dir, mode := range map[string]os.FileMode{filepath.Dir(p.Dir): 0o755, p.Dir: 0o711, filepath.Dir(first.Dir): 0o711, first.Dir: 0o711} {
+		if fi, err := os.Stat(dir); err != nil || fi.Mode() != os.ModeDir|mode {
 			t.Errorf("%s: %v %v", dir, fi.Mode(), err)
 		}
 	}
@@ -233,7 +233,7 @@ func TestDamageIsRepairedAndWhatRunsIsNotWrittenTo(t *testing.T) {
 			}
 			p.install()
 			p.program(path, "one")
-			if fi, err := os.Stat(filepath.Dir(path)); err != nil || fi.Mode() != os.ModeDir|0o755 {
+			if fi, err := os.Stat(filepath.Dir(path)); err != nil || fi.Mode() != os.ModeDir|0o711 {
 				t.Errorf("the directory: %v %v", fi.Mode(), err)
 			}
 			after, err := io.ReadAll(io.NewSectionReader(old, 0, 1000))

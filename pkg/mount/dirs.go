@@ -38,7 +38,7 @@ func (s store) uids() (map[uint32]bool, error) {
 
 // make makes a mount's directories and, first of all, its record: whoever finds a directory knows whose it is.
 func (s store) make(r record) error {
-	if err := os.Mkdir(s.mountDir(r.Name), 0o711); err != nil {
+	if err := os.Mkdir(s.mountDir(r.Name), modeClosed); err != nil {
 		return err
 	}
 	failpoint.Here("make.directory")
@@ -46,8 +46,11 @@ func (s store) make(r record) error {
 		return err
 	}
 	failpoint.Here("make.recorded")
+	if err := s.admit(r.Name, int(r.UID)); err != nil {
+		return err
+	}
 	for _, dir := range []string{s.helperDir(r.Name), s.cacheDir(r.Name)} {
-		if err := os.Mkdir(dir, 0o700); err != nil {
+		if err := os.Mkdir(dir, modeClosed); err != nil {
 			return err
 		}
 		if err := os.Lchown(dir, int(r.UID), int(r.UID)); err != nil {
@@ -55,7 +58,7 @@ func (s store) make(r record) error {
 		}
 	}
 	failpoint.Here("make.directories")
-	return os.Mkdir(s.sourceDir(r.Name), 0o700)
+	return os.Mkdir(s.sourceDir(r.Name), modeClosed)
 }
 
 // remove removes a mount's directories, its record last. Nothing may be mounted on the source and none of the mount's

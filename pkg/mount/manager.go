@@ -84,7 +84,7 @@ func New(ctx context.Context, o Options) (*Manager, error) {
 		return nil, fmt.Errorf("preparing the state directory %s: %w", o.StateDir, err)
 	}
 	m.lock = lock
-	m.ctl = host.NewFusectl(o.Namespace, filepath.Join(m.StateDir, "fusectl"))
+	m.ctl = host.NewFusectl(o.Namespace, m.store.fusectl())
 	// Before anybody can publish: what an earlier life has left to store must be stored before the next one serves.
 	if err := m.restore(ctx); err != nil {
 		klog.FromContext(ctx).Error(err, "Mounts that a reboot ended cannot be brought back; it is tried again", "in", reconcileEvery)

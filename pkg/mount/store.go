@@ -27,6 +27,8 @@ import (
 //	mounts/<name>/state/        the helper's own directory, of the mount's uid
 //	sources/<name>              the mount point
 //	publications/<hash>.json    one for each target
+//
+// access.go has who may enter which of them.
 type store struct {
 	dir   string // --state-dir
 	cache string // --cache-dir: <name>/ holds what a client keeps on disk
@@ -44,16 +46,6 @@ func (s store) recordFile(name string) string { return filepath.Join(s.mountDir(
 func (s store) publicationFile(target string) string {
 	sum := sha256.Sum256([]byte(target))
 	return filepath.Join(s.publications(), hex.EncodeToString(sum[:16])+".json")
-}
-
-// prepare makes the directories. Helpers of other uids pass through them and cannot list them.
-func (s store) prepare() error {
-	for _, dir := range []string{s.dir, filepath.Join(s.dir, "mounts"), s.sources(), s.publications(), s.cache} {
-		if err := os.MkdirAll(dir, 0o711); err != nil {
-			return fmt.Errorf("making the state directory: %w", err)
-		}
-	}
-	return nil
 }
 
 // clearTemporaries removes files that a driver was writing when it died. Nobody else may be writing.
@@ -310,9 +302,13 @@ func (s store) leftCaches() (dirs []string, err error) {
 // keep moves a directory out of a mount's cache to one beside it and gives its path, "" where there is none. None of the
 // mount's processes may be left.
 func (s store) keep(name, dir string) (string, error) {
-	from, to := filepath.Join(s.cacheDir(name), dir), filepath.Join(s.cache, "kept-"+name)
+	from, to := filepath.Join(s.cacheDir(name), dir), filepath.Join(s.cache, keptPrefix+name)
 	if fi, err := os.Lstat(from); err != nil || !fi.IsDir() {
 		return "", ignoreMissing(err)
+	}
+	// The client chose its mode, and every user may pass through the cache directory.
+	if err := os.Chmod(from, modeClosed); err != nil {
+		return "", err
 	}
 	return to, os.Rename(from, to)
 }
