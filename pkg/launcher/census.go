@@ -7,9 +7,11 @@ import (
 	"time"
 )
 
-// census tells which uids have live processes. A look goes over all processes of the host, and when a hundred mounts start
-// at once a hundred ask: those that ask while a look is under way share the next one.
+// census finds which uids have live processes of mounts. A look goes over all processes of the host, and when a hundred mounts
+// start at once a hundred ask: those that ask while a look is under way share the next one.
 type census struct {
+	find finder // nil: findOnHost
+
 	mu   sync.Mutex
 	next *count
 	last *count     // the latest that ended well
@@ -31,7 +33,7 @@ const (
 	censusAge = 3 * time.Minute
 )
 
-// free tells whether a uid is nobody's.
+// free reports whether no process of a mount has a uid; see Process.Free.
 func (c *census) free(ctx context.Context, uid uint32) (bool, error) {
 	c.mu.Lock()
 	last := c.last
@@ -71,13 +73,23 @@ func (c *census) look(ctx context.Context, look *count) {
 	look.began = time.Now()
 	ctx, cancel := context.WithTimeout(ctx, censusBound)
 	defer cancel()
-	look.alive = map[uint32]bool{}
-	look.err = eachProcess(ctx, func(pid int, status []byte) {
-		if uid, ok := statusUID(status); ok && uid >= minUID && !look.alive[uid] && statusIsOf(status, uid) && sameUsers(pid) {
-			look.alive[uid] = true
-		}
+	find := c.find
+	if find == nil {
+		find = findOnHost
+	}
+	found := make(chan map[uint32]bool, 1) // after ctx's end nobody takes it
+	look.err = find(ctx, func(is member) error {
+		alive := map[uint32]bool{}
+		err := eachProcess(ctx, func(pid int, status []byte) {
+			if uid, ok := statusUID(status); ok && uid >= minUID && !alive[uid] && statusIsOf(status, uid) && is(pid, uid, status) {
+				alive[uid] = true
+			}
+		})
+		found <- alive
+		return err
 	})
 	if look.err == nil {
+		look.alive = <-found
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.last = look

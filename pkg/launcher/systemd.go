@@ -106,6 +106,7 @@ func NewSystemd(ns Doer, program string, opts ...SystemdOption) (*Systemd, error
 		ns: ns, program: program, uids: DefaultUIDs(), sockets: DefaultSockets(), stopTimeout: DefaultStopTimeout,
 		slots: make(chan struct{}, maxConnections), lacking: map[string]bool{}, unenforced: map[string]string{},
 	}
+	s.census.find = s.find
 	for _, o := range opts {
 		o(s)
 	}
@@ -131,11 +132,13 @@ func (s *Systemd) With(program string) (*Systemd, error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return &Systemd{
+	other := &Systemd{
 		ns: s.ns, program: program, uids: s.uids, sockets: s.sockets, stopTimeout: s.stopTimeout, sliceLimits: s.sliceLimits, defaults: s.defaults,
 		extra: s.extra, resolver: s.resolver, slots: s.slots, limited: s.limited, unshared: s.unshared, version: s.version,
 		lacking: maps.Clone(s.lacking), unenforced: maps.Clone(s.unenforced),
-	}, nil
+	}
+	other.census.find = other.find
+	return other, nil
 }
 
 // Program is the helper program that units are made of, a path on the host.
@@ -301,7 +304,7 @@ func (s *Systemd) failed(ctx context.Context, b *bus, name string) error {
 	return err
 }
 
-// Alive tells whether any process of that uid lives.
+// Alive reports whether any process of the mount with that uid is running: in a unit of this driver's, or left by another launcher.
 func (s *Systemd) Alive(ctx context.Context, uid uint32) (bool, error) {
 	if err := DefaultUIDs().check(uid); err != nil {
 		return false, fmt.Errorf("look for processes: %w", err)
@@ -310,7 +313,7 @@ func (s *Systemd) Alive(ctx context.Context, uid uint32) (bool, error) {
 	return alive[uid], err
 }
 
-// Free tells whether a uid that no mount has can be given to one: see Process.Free.
+// Free reports whether a uid that no mount has can be given to one: see Process.Free.
 func (s *Systemd) Free(ctx context.Context, uid uint32) (bool, error) {
 	if err := DefaultUIDs().check(uid); err != nil {
 		return false, fmt.Errorf("look for processes: %w", err)
@@ -318,7 +321,7 @@ func (s *Systemd) Free(ctx context.Context, uid uint32) (bool, error) {
 	return s.census.free(ctx, uid)
 }
 
-// Kill ends that uid's units and kills every process of it, and returns when nothing is left, or with ctx: a process that
+// Kill ends that uid's units and kills every process of the mount that has it, and returns when nothing is left, or with ctx: a process that
 // hangs in the kernel, on a FUSE mount as a rule, goes only when that connection is aborted. It needs systemd's answer,
 // because a unit that is still being started has no process yet.
 func (s *Systemd) Kill(ctx context.Context, uid uint32) error {
@@ -336,7 +339,7 @@ func (s *Systemd) Kill(ctx context.Context, uid uint32) error {
 				its = append(its, unitName(u.Name))
 			}
 		}
-		return s.end(ctx, b, its, func() error { return killAll(ctx, uid, func() {}) })
+		return s.end(ctx, b, its, func() error { return killAll(ctx, s.find, uid, func() {}) })
 	})
 }
 

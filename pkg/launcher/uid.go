@@ -17,8 +17,8 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
-// UIDRange is the uids that mounts have, both ends included. No user may have one of them: processes are found and
-// killed by uid.
+// UIDRange is the uids that mounts have, both ends included. No user of the host may have one of them: processes are found
+// and killed by uid, where member.go says that they are mounts'.
 type UIDRange struct{ First, Last uint32 }
 
 // DefaultUIDs is every uid that could be a mount's.
@@ -41,8 +41,8 @@ func (r UIDRange) check(uid uint32) error {
 // killPause is the time between two looks at what is left.
 const killPause = 20 * time.Millisecond
 
-// Alive tells whether any process of that uid lives; ended ones that nobody has reaped do not count. The uid may be
-// outside the launcher's range, as Kill's may: mounts outlive a change of it.
+// Alive reports whether any process of the mount with that uid is running; ended ones that nobody has reaped do not count. The
+// uid may be outside the launcher's range, as Kill's may: mounts outlive a change of it.
 func (p *Process) Alive(ctx context.Context, uid uint32) (bool, error) {
 	if err := DefaultUIDs().check(uid); err != nil {
 		return false, fmt.Errorf("look for processes: %w", err)
@@ -52,8 +52,10 @@ func (p *Process) Alive(ctx context.Context, uid uint32) (bool, error) {
 	return alive[uid], err
 }
 
-// Free tells whether a uid that no mount has can be given to one: no process has it, or had it a few minutes ago, which is
-// as good, because nobody but this driver starts processes under it, and it ends them before it gives the uid up.
+// Free reports whether a uid that no mount has can be given to one: no process is left of the mounts that had it before. An
+// answer of a few minutes ago is as good as one of now. Mounts' processes under that uid are started by this driver alone,
+// which waits for their end before it gives the uid up. Other processes can take the uid at any moment after any look: those
+// of pods do not count as a mount's, and do not reach what a mount has.
 func (p *Process) Free(ctx context.Context, uid uint32) (bool, error) {
 	if err := DefaultUIDs().check(uid); err != nil {
 		return false, fmt.Errorf("look for processes: %w", err)
@@ -62,13 +64,13 @@ func (p *Process) Free(ctx context.Context, uid uint32) (bool, error) {
 	return p.census.free(ctx, uid)
 }
 
-// Kill kills every process of that uid and returns when none is left, or with ctx: a process that hangs in the kernel,
-// on a FUSE mount as a rule, goes only when that connection is aborted.
+// Kill kills every process of the mount with that uid and returns when none is left, or with ctx: a process that hangs in the
+// kernel, on a FUSE mount as a rule, goes only when that connection is aborted.
 func (p *Process) Kill(ctx context.Context, uid uint32) error {
 	if err := DefaultUIDs().check(uid); err != nil {
 		return fmt.Errorf("kill processes: %w", err)
 	}
-	return killAll(ctx, uid, p.reap)
+	return killAll(ctx, findOnHost, uid, p.reap)
 }
 
 // List lists the uids of the launcher's range that have processes. Which mounts they are is for the caller to know.
@@ -97,18 +99,13 @@ func (p *Process) OOMKills(context.Context, string, uint32) (uint64, error) { re
 // Program is the helper program. It is a path on the host only WithHostProgram, or where the driver is on the host itself.
 func (p *Process) Program() string { return p.program }
 
-// killAll kills every process of a uid and returns when none is left. each is called before each look.
-func killAll(ctx context.Context, uid uint32, each func()) error {
+// killAll kills every process of a mount's uid and returns when none is left. each is called before each look.
+func killAll(ctx context.Context, find finder, uid uint32, each func()) error {
 	for {
 		each()
-		pids, err := processesOf(ctx, uid)
+		pids, err := killOnce(ctx, find, uid)
 		if err != nil || len(pids) == 0 {
 			return err
-		}
-		for _, pid := range pids {
-			if err := killIfOf(pid, uid); err != nil {
-				return fmt.Errorf("kill process %d of uid %d: %w", pid, uid, err)
-			}
 		}
 		select {
 		case <-ctx.Done():
@@ -118,8 +115,35 @@ func killAll(ctx context.Context, uid uint32, each func()) error {
 	}
 }
 
+// killOnce kills the processes that it finds, and returns their pids.
+func killOnce(ctx context.Context, find finder, uid uint32) ([]int, error) {
+	killed := make(chan []int, 1) // after ctx's end nobody takes it
+	err := find(ctx, func(is member) error {
+		var pids []int
+		err := eachProcess(ctx, func(pid int, status []byte) {
+			if statusIsOf(status, uid) && is(pid, uid, status) {
+				pids = append(pids, pid)
+			}
+		})
+		if err != nil {
+			return fmt.Errorf("look for processes of uid %d: %w", uid, err)
+		}
+		for _, pid := range pids {
+			if err := killIfOf(pid, uid, is); err != nil {
+				return fmt.Errorf("kill process %d of uid %d: %w", pid, uid, err)
+			}
+		}
+		killed <- pids
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return <-killed, nil
+}
+
 // killIfOf kills a process if it is still that uid's: the number may have gone to another meanwhile, a pidfd cannot.
-func killIfOf(pid int, uid uint32) error {
+func killIfOf(pid int, uid uint32, is member) error {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if errors.Is(err, unix.ESRCH) {
 		return nil
@@ -128,27 +152,14 @@ func killIfOf(pid int, uid uint32) error {
 		return err
 	}
 	defer unix.Close(fd)
-	if of, err := isOf(pid, uid); err != nil || !of {
+	status, err := statusOf(pid)
+	if err != nil || !statusIsOf(status, uid) || !is(pid, uid, status) {
 		return err
 	}
 	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
 		return err
 	}
 	return nil
-}
-
-// processesOf lists the live processes of a uid.
-func processesOf(ctx context.Context, uid uint32) ([]int, error) {
-	var pids []int
-	err := eachProcess(ctx, func(pid int, status []byte) {
-		if statusIsOf(status, uid) && sameUsers(pid) {
-			pids = append(pids, pid)
-		}
-	})
-	if err != nil {
-		return nil, fmt.Errorf("look for processes of uid %d: %w", uid, err)
-	}
-	return pids, nil
 }
 
 // eachProcess calls fn with the status of every process. It reads status files only: cmdline, environ and maps of a process
@@ -178,24 +189,6 @@ func eachProcess(ctx context.Context, fn func(pid int, status []byte)) error {
 		fn(pid, status)
 	}
 	return nil
-}
-
-// isOf tells whether a process is that uid's and lives.
-func isOf(pid int, uid uint32) (bool, error) {
-	status, err := statusOf(pid)
-	return statusIsOf(status, uid) && sameUsers(pid), err
-}
-
-// sameUsers tells whether a process is in this one's user namespace. Containers with one of their own have the host's uids in
-// blocks, which may well be of the range that mounts have (kubelet's begin at 65536), and their processes are not mounts'.
-// Anybody may read the files, and nothing of the process is waited for.
-func sameUsers(pid int) bool {
-	theirs, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/uid_map")
-	if err != nil {
-		return !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ESRCH)
-	}
-	ours, err := os.ReadFile("/proc/self/uid_map")
-	return err != nil || bytes.Equal(theirs, ours)
 }
 
 // statusOf reads /proc/<pid>/status; nil: there is no such process.

@@ -1,0 +1,124 @@
+package node
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/s3-csi/s3-csi-driver/tests/rig"
+)
+
+// pod starts processes of a uid that respawn, in a PID namespace that root made for them, as a pod's are that chooses its
+// uid freely. It returns when the first of them run.
+func pod(t *testing.T, uid int) {
+	t.Helper()
+	script := fmt.Sprintf(`for i in 1 2 3 4; do (while :; do setpriv --reuid %[1]d --regid %[1]d --clear-groups sleep 0.2; done) & done; wait`, uid)
+	spawn(t, exec.CommandContext(t.Context(), "sh", "-c", script), syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID})
+	awaitProcess(t, uid, "sleep")
+}
+
+// spawn starts a command, which ends with the test at the latest together with all that it started.
+func spawn(t *testing.T, cmd *exec.Cmd, attributes syscall.SysProcAttr) {
+	t.Helper()
+	attributes.Setpgid = true
+	cmd.SysProcAttr = &attributes
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL); _ = cmd.Wait() })
+}
+
+// awaitProcess waits for a process of a uid and a name.
+func awaitProcess(t *testing.T, uid int, name string) int {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		files, err := filepath.Glob("/proc/[0-9]*/status")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			status, err := os.ReadFile(file)
+			var pid int
+			if err == nil && strings.HasPrefix(string(status), "Name:\t"+name+"\n") && strings.Contains(string(status), fmt.Sprintf("\nUid:\t%d\t%[1]d\t", uid)) {
+				if _, err := fmt.Sscanf(file, "/proc/%d/status", &pid); err == nil {
+					return pid
+				}
+			}
+		}
+	}
+	t.Fatalf("no process %s of uid %d", name, uid)
+	return 0
+}
+
+// The uid is what stat of the volume shows, and a pod can have any. That must not hold up the volume's pods.
+func TestAPodWithAMountsUIDHoldsNothingUp(t *testing.T) {
+	t.Parallel()
+	e := start(t)
+	v := static("held", rclone)
+	target := e.publish(v, "t")
+	write(t, filepath.Join(target, "file"), "stored")
+	t.Run("while the pod runs", func(t *testing.T) {
+		pod(t, e.client(rclone).uid)
+		if err := e.tryUnpublish(20*time.Second, v, target); err != nil {
+			t.Fatal(err)
+		}
+		if err := e.tryPublish(20*time.Second, v, target); err != nil {
+			t.Fatal(err)
+		}
+		if got := read(t, filepath.Join(target, "file")); got != "stored" {
+			t.Errorf("the volume reads %q", got)
+		}
+		if err := e.tryUnpublish(20*time.Second, v, target); err != nil {
+			t.Fatal(err)
+		}
+	})
+	e.NothingLeft(t)
+}
+
+// What a crash left is killed, and a pod's process with a uid of the range is not.
+func TestAPodWithAUIDOfTheRangeIsNotALeftover(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t)
+	as := func(uid int) *syscall.Credential { return &syscall.Credential{Uid: uint32(uid), Gid: uint32(uid)} }
+	spawn(t, exec.CommandContext(t.Context(), "sleep", "1000"), syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID, Credential: as(e.FirstUID)})
+	theirs := awaitProcess(t, e.FirstUID, "sleep")
+	spawn(t, exec.CommandContext(t.Context(), "sleep", "1000"), syscall.SysProcAttr{Credential: as(e.FirstUID + 1)})
+	leftover := awaitProcess(t, e.FirstUID+1, "sleep")
+	e.drive()
+	e.await(30*time.Second, "the end of the leftover", func() bool { return rig.Ended(leftover) })
+	if rig.Ended(theirs) {
+		t.Errorf("the pod's process %d was killed", theirs)
+	}
+	if strings.Contains(e.Logs(), fmt.Sprintf("uid=%d", e.FirstUID)+"\n") {
+		t.Error("the pod's process was taken for a leftover")
+	}
+}
+
+// A client that was taken over hides a process in namespaces of its own making. It is killed with the mount: the next mount
+// may get the same uid.
+func TestAProcessThatHidesEndsWithItsMount(t *testing.T) {
+	t.Parallel()
+	e := start(t)
+	v := static("hiding", rclone)
+	target := e.publish(v, "t")
+	uid := e.client(rclone).uid
+	as := &syscall.Credential{Uid: uint32(uid), Gid: uint32(uid)}
+	try := exec.CommandContext(t.Context(), "unshare", "--user", "--pid", "--fork", "true")
+	try.SysProcAttr = &syscall.SysProcAttr{Credential: as}
+	if out, err := try.CombinedOutput(); err != nil {
+		t.Skipf("needs user namespaces that every user can make: %v %s", err, out)
+	}
+	spawn(t, exec.CommandContext(t.Context(), "unshare", "--user", "--map-root-user", "--pid", "--fork", "sleep", "1000"), syscall.SysProcAttr{Credential: as})
+	hidden := awaitProcess(t, uid, "sleep")
+	e.unpublish(v, target)
+	if !rig.Ended(hidden) {
+		t.Errorf("process %d of the mount's uid still runs", hidden)
+	}
+}
