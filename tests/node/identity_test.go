@@ -84,6 +84,36 @@ func TestAPodWithAMountsUIDHoldsNothingUp(t *testing.T) {
 	e.NothingLeft(t)
 }
 
+// With systemd, a mount's processes are those of its unit. One of another unit is not, though it is on the host, as a pod's
+// with hostPID is.
+func TestAnotherUnitWithAMountsUIDHoldsNothingUp(t *testing.T) {
+	t.Parallel()
+	e := start(t)
+	if e.Launcher != rig.LauncherSystemd {
+		t.Skip("for the launcher systemd only: the other one has no cgroups to tell processes by")
+	}
+	v := static("other-unit", rclone)
+	target := e.publish(v, "t")
+	uid := e.client(rclone).uid
+	unit := fmt.Sprintf("not-s3csi-%d.service", uid)
+	out, err := exec.CommandContext(t.Context(), "systemd-run", "--unit="+unit,
+		"setpriv", fmt.Sprintf("--reuid=%d", uid), fmt.Sprintf("--regid=%d", uid), "--clear-groups", "sleep", "1000").CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	stop := func() { _ = exec.Command("systemctl", "stop", unit).Run() } //nolint:noctx // when the test's context has ended
+	defer stop()
+	theirs := awaitProcess(t, uid, "sleep")
+	if err := e.tryUnpublish(20*time.Second, v, target); err != nil {
+		t.Fatal(err)
+	}
+	if rig.Ended(theirs) {
+		t.Errorf("the other unit's process %d was killed", theirs)
+	}
+	stop()
+	e.NothingLeft(t)
+}
+
 // What a crash left is killed, and a pod's process with a uid of the range is not.
 func TestAPodWithAUIDOfTheRangeIsNotALeftover(t *testing.T) {
 	t.Parallel()
