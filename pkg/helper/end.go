@@ -32,8 +32,34 @@ type End struct {
 	Starts   int       `json:"starts"`           // clients that this helper started; 0: the mount never came up
 }
 
-// writeEnd puts the file of this end in place, and takes the other one away.
+// writeEnd puts the file of this end in place, and takes the other one away. The space there is limited. Where the client has
+// used it up, its files give way: it has ended.
 func writeEnd(stateDir string, end End) error {
+	err := tryWriteEnd(stateDir, end)
+	if !errors.Is(err, unix.ENOSPC) {
+		return err
+	}
+	cleared := clearState(stateDir)
+	if err := tryWriteEnd(stateDir, end); err != nil {
+		return errors.Join(err, cleared)
+	}
+	return nil
+}
+
+// clearState removes everything from the state directory: the helper's log, if it is there, is no more than what was full.
+func clearState(stateDir string) error {
+	entries, err := os.ReadDir(stateDir)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, e := range entries {
+		errs = append(errs, os.RemoveAll(filepath.Join(stateDir, e.Name())))
+	}
+	return errors.Join(errs...)
+}
+
+func tryWriteEnd(stateDir string, end End) error {
 	name, other := FileError, FileExit
 	if end.Expected {
 		name, other = FileExit, FileError

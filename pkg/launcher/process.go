@@ -304,6 +304,9 @@ func outOfTheWay(fd uintptr, passed []uintptr) (int, error) {
 func openLog(u Unit) (*os.File, error) {
 	path := filepath.Join(u.StateDir, LogFile)
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
+	if errors.Is(err, unix.ENOSPC) { // the client has filled the directory, and must still be ended in order
+		return os.OpenFile(os.DevNull, os.O_WRONLY, 0)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("open the helper's log: %w", err)
 	}

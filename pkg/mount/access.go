@@ -36,6 +36,7 @@ func (s store) prepare() error {
 		mode os.FileMode
 	}{
 		{s.dir, modePassable}, {filepath.Join(s.dir, "mounts"), modePassable}, {s.cache, modePassable},
+		{s.scratch(), modePassable},
 		{s.sources(), modeClosed}, {s.publications(), modeClosed},
 	} {
 		if err := restrictDir(d.path, d.mode); err != nil {

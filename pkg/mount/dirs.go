@@ -49,13 +49,14 @@ func (s store) make(r record) error {
 	if err := s.admit(r.Name, int(r.UID)); err != nil {
 		return err
 	}
-	for _, dir := range []string{s.helperDir(r.Name), s.cacheDir(r.Name)} {
-		if err := os.Mkdir(dir, modeClosed); err != nil {
-			return err
-		}
-		if err := os.Lchown(dir, int(r.UID), int(r.UID)); err != nil {
-			return err
-		}
+	if err := s.makeHelperDir(r.Name, int(r.UID)); err != nil {
+		return err
+	}
+	if err := os.Mkdir(s.cacheDir(r.Name), modeClosed); err != nil {
+		return err
+	}
+	if err := os.Lchown(s.cacheDir(r.Name), int(r.UID), int(r.UID)); err != nil {
+		return err
 	}
 	failpoint.Here("make.directories")
 	return os.Mkdir(s.sourceDir(r.Name), modeClosed)
@@ -72,6 +73,9 @@ func (s store) remove(name string) error {
 		return err
 	}
 	failpoint.Here("remove.cache")
+	if err := s.removeScratch(name); err != nil {
+		return err
+	}
 	entries, err := os.ReadDir(s.mountDir(name))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil

@@ -115,8 +115,10 @@ func (m *Manager) prepare() (_ *os.File, err error) {
 	if m.salt, err = m.store.salt(); err != nil {
 		return nil, err
 	}
-	if err := host.SharedMountpoint(m.store.sources()); err != nil {
-		return nil, err
+	for _, dir := range []string{m.store.sources(), m.store.scratch()} {
+		if err := host.SharedMountpoint(dir); err != nil {
+			return nil, err
+		}
 	}
 	return lock, nil
 }
@@ -154,7 +156,7 @@ func (m *Manager) resolve() (err error) {
 	if m.CacheDir, err = filepath.EvalSymlinks(m.CacheDir); err != nil {
 		return err
 	}
-	m.store = store{dir: m.StateDir, cache: m.CacheDir}
+	m.store = store{dir: m.StateDir, cache: m.CacheDir, bounded: true}
 	if m.TargetRoot == "" {
 		return nil
 	}

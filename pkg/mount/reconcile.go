@@ -240,11 +240,11 @@ func (m *Manager) healOnce(ctx context.Context, rec record, needed bool) error {
 	return m.heal(ctx, rec)
 }
 
-// clearLeftovers clears away what belongs to no mount: units, processes, publications whose targets are gone, programs of
-// older versions.
+// clearLeftovers clears away what belongs to no mount: units, processes, publications whose targets are gone, file
+// systems of helpers, programs of older versions.
 func (m *Manager) clearLeftovers(ctx context.Context) error {
 	var errs []error
-	errs = append(errs, m.clearUnits(ctx), m.clearPublications(ctx))
+	errs = append(errs, m.clearUnits(ctx), m.clearPublications(ctx), m.do(ctx, m.store.clearScratch))
 	if m.CleanPrograms != nil {
 		var used []string
 		err := m.do(ctx, func() error {

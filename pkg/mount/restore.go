@@ -101,12 +101,12 @@ func (s store) restoreOne(name string, keeps func(record) bool) (bool, error) {
 		return false, errors.Join(os.RemoveAll(s.cacheDir(name)), ignoreMissing(os.Remove(s.keptRecord(name))))
 	}
 	rec.Phase, rec.Ending, rec.Minor, rec.OOMKills, rec.Superseded, rec.Former = phaseEnding, time.Now(), 0, 0, false, nil
-	for _, dir := range []string{s.mountDir(name), s.helperDir(name), s.sourceDir(name)} {
+	for _, dir := range []string{s.mountDir(name), s.sourceDir(name)} {
 		if err := os.Mkdir(dir, modeClosed); err != nil && !errors.Is(err, fs.ErrExist) {
 			return false, err
 		}
 	}
-	if err := errors.Join(s.admit(name, int(uid)), os.Lchown(s.helperDir(name), int(uid), int(uid))); err != nil {
+	if err := errors.Join(s.admit(name, int(uid)), s.makeHelperDir(name, int(uid))); err != nil {
 		return false, err
 	}
 	failpoint.Here("restore.directories")

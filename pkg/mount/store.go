@@ -24,7 +24,8 @@ import (
 //
 //	mounts/<name>/mount.json    the record
 //	mounts/<name>/helper.sock   the helper's socket
-//	mounts/<name>/state/        the helper's own directory, of the mount's uid
+//	mounts/<name>/state         the helper's own directory, of the mount's uid, or a link to
+//	scratch/<name>/             its file system
 //	sources/<name>              the mount point
 //	publications/<hash>.json    one for each target
 //
@@ -32,6 +33,8 @@ import (
 type store struct {
 	dir   string // --state-dir
 	cache string // --cache-dir: <name>/ holds what a client keeps on disk
+	// bounded: what mounts can write to in dir is limited, each in a file system of its own.
+	bounded bool
 }
 
 func (s store) mountDir(name string) string   { return filepath.Join(s.dir, "mounts", name) }

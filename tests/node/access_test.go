@@ -151,7 +151,7 @@ func (e *env) intruders() []intruder {
 func (e *env) ownOf(uid int) []string {
 	e.t.Helper()
 	var own []string
-	for _, pattern := range []string{filepath.Join(e.State, "mounts", "*", "state"), filepath.Join(e.Cache, "*")} {
+	for _, pattern := range []string{filepath.Join(e.State, "mounts", "*", "state"), filepath.Join(e.State, "scratch", "*"), filepath.Join(e.Cache, "*")} {
 		dirs, err := filepath.Glob(pattern)
 		if err != nil {
 			e.t.Fatal(err)

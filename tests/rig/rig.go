@@ -259,7 +259,7 @@ func (r *Rig) Leftovers() []string {
 	}
 	var left []string
 	for _, m := range r.mounts() {
-		if strings.HasPrefix(m.Source, "s3csi:") {
+		if strings.HasPrefix(m.Source, "s3csi:") || m.Source == "s3csi-scratch" {
 			left = append(left, "mount "+m.Mountpoint+" of "+m.Source)
 		}
 	}
@@ -267,7 +267,7 @@ func (r *Rig) Leftovers() []string {
 		left = append(left, "process "+p.String())
 	}
 	left = append(left, r.unitsLeft()...)
-	for _, dir := range []string{filepath.Join(r.State, "mounts"), filepath.Join(r.State, "sources"), filepath.Join(r.State, "publications"), r.Cache} {
+	for _, dir := range []string{filepath.Join(r.State, "mounts"), filepath.Join(r.State, "sources"), filepath.Join(r.State, "publications"), filepath.Join(r.State, "scratch"), r.Cache} {
 		entries, _ := os.ReadDir(dir)
 		for _, e := range entries {
 			if e.Name() != "salt" { // the node's, not a mount's

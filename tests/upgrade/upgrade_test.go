@@ -173,7 +173,7 @@ func (e *env) awaitNothingLeft() {
 		left := e.Leftovers()
 		if e.Program == e.older {
 			left = slices.DeleteFunc(left, func(what string) bool {
-				return strings.HasPrefix(what, "unit ") || strings.HasPrefix(what, "file "+e.Cache+"/") && strings.HasSuffix(what, ".json")
+				return strings.HasPrefix(what, "unit ") || strings.Contains(what, filepath.Join(e.State, "scratch")+"/") || strings.HasPrefix(what, "file "+e.Cache+"/") && strings.HasSuffix(what, ".json")
 			})
 		}
 		if len(left) == 0 {
