@@ -96,7 +96,8 @@ func nodeToCheck(o driver.Options, version string, backends []backend.Backend) (
 		return check.Node{}, err
 	}
 	n := check.Node{
-		Program: helperProgram(executable), ClientDir: o.Node.ClientDir, DefaultClient: o.Node.DefaultClient, StateDir: o.Node.StateDir, HostDir: o.Node.HostDir,
+		Program: helperProgram(executable), ClientDir: o.Node.ClientDir, DefaultClient: o.Node.DefaultClient, StateDir: o.Node.StateDir,
+		CacheDir: o.Node.CacheDir, HostDir: o.Node.HostDir, AllowIsolated: o.Node.AllowIsolated,
 		Launcher: o.Node.Launcher, PodDNS: o.Node.DNS == driver.DNSPod, UIDs: launcher.UIDRange(o.Node.UIDs), Version: version, Backends: backends,
 	}
 	if n.ClientDir == "" {

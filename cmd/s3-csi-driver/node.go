@@ -42,7 +42,8 @@ func addNode(ctx context.Context, cfg *driver.Config, o driver.Options, s storag
 	if err != nil {
 		return err
 	}
-	if err := host.HostPID(); err != nil {
+	isolated := isolation(ctx, namespace, cfg.Health, o.Node)
+	if err := host.HostPID(); err != nil && isolated == nil {
 		klog.FromContext(ctx).Info("Volumes of clients that must see their callers, mountpoint-s3 for one, cannot be published", "reason", err.Error())
 		cfg.Health.Note(err.Error())
 	}
@@ -85,14 +86,36 @@ func addNode(ctx context.Context, cfg *driver.Config, o driver.Options, s storag
 	if l.dns != nil {
 		cfg.Background = append(cfg.Background, driver.Background{Name: "keeping the resolv.conf of mounts", Run: l.dns.Run})
 	}
-	cfg.Node, err = driver.NewNode(mounter{m}, o.Common.DriverName, o.Node)
+	cfg.Node, err = driver.NewNode(mounter{m, isolated}, o.Common.DriverName, o.Node)
+	return err
+}
+
+// isolation returns why no volume may be published by a driver that cannot see the host, and reports it in the log and in /readyz.
+func isolation(ctx context.Context, namespace *host.Namespace, health *driver.Health, o driver.NodeOptions) error {
+	err := namespace.Isolated(ctx, host.OwnDir{Flag: "--state-dir", Path: o.StateDir}, host.OwnDir{Flag: "--cache-dir", Path: o.CacheDir})
+	switch {
+	case err == nil:
+		return nil
+	case o.AllowIsolated:
+		klog.FromContext(ctx).Info("Driver is isolated, publishing because of --allow-isolated", "reason", err.Error())
+		health.Note(err.Error())
+		return nil
+	}
+	klog.FromContext(ctx).Error(err, "Driver is isolated, refusing to publish volumes")
+	health.Unfit("no volume can be published: " + err.Error())
 	return err
 }
 
 // mounter is mount.Manager as the node service wants it.
-type mounter struct{ m *mount.Manager }
+type mounter struct {
+	m        *mount.Manager
+	isolated error // why nothing may be published; nil: it may
+}
 
 func (a mounter) Publish(ctx context.Context, p driver.Publication) error {
+	if a.isolated != nil {
+		return a.m.Refusal(ctx, p.Target, a.isolated)
+	}
 	return a.m.Publish(ctx, mount.Request(p))
 }
 

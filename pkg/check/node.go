@@ -35,7 +35,9 @@ type Node struct {
 	ClientDir     string // in this process's view
 	DefaultClient string
 	StateDir      string // on the host
+	CacheDir      string // on the host
 	HostDir       string // on the host
+	AllowIsolated bool   // the node service publishes even if it cannot see the host
 	Launcher      string // "systemd", "process" or "auto"
 	PodDNS        bool   // helpers are to resolve names as this process does, not as the host
 	UIDs          launcher.UIDRange
@@ -65,7 +67,7 @@ func (t *nodeTrial) run(ctx context.Context) {
 	var err error
 	if t.ns, err = host.NewNamespace(); err != nil {
 		t.add(what.row(No, one(err), ""))
-		t.unknown("the host's mount namespace cannot be entered", thing{"fuseDevice", "/dev/fuse", true}, thing{"fuseMount", "mounting FUSE", true},
+		t.unknown("the host's mount namespace cannot be entered", thing{"isolation", "the driver sees the host", true}, thing{"fuseDevice", "/dev/fuse", true}, thing{"fuseMount", "mounting FUSE", true},
 			thing{"launcher", "what launches helpers", true}, thing{"hostPrograms", "programs run from the host's directory", true})
 	} else {
 		how := "this process is in it"
@@ -73,6 +75,7 @@ func (t *nodeTrial) run(ctx context.Context) {
 			how = "it can be entered"
 		}
 		t.add(what.row(Yes, how, ""))
+		t.isolation(ctx)
 		t.fuse(ctx)
 		t.launching(ctx)
 		t.programs(ctx)
@@ -82,6 +85,17 @@ func (t *nodeTrial) run(ctx context.Context) {
 	t.cgroups(ctx)
 	t.clients()
 	t.dns(ctx)
+}
+
+// isolation finds out whether the node service would refuse to publish because it cannot see the host.
+func (t *nodeTrial) isolation(ctx context.Context) {
+	what := thing{"isolation", "the driver sees the host", !t.AllowIsolated}
+	err := t.ns.Isolated(ctx, host.OwnDir{Flag: "--state-dir", Path: t.StateDir}, host.OwnDir{Flag: "--cache-dir", Path: t.CacheDir})
+	if err != nil {
+		t.add(what.row(No, one(err), ""))
+		return
+	}
+	t.add(what.row(Yes, "", ""))
 }
 
 // fuse opens the device and mounts it on a directory of the state directory's, for a moment.

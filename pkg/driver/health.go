@@ -11,6 +11,7 @@ type Health struct {
 	mu       sync.Mutex
 	serving  bool
 	stopping bool
+	unfit    bool
 	notes    []string
 }
 
@@ -30,11 +31,27 @@ func (h *Health) Note(text string) {
 	}
 }
 
+// Unfit marks a driver that answers requests but must not publish volumes, and adds the reason to the notes. /readyz is not ready;
+// Probe still is: a CO would otherwise restart the plugin instead of showing the error of a publication.
+func (h *Health) Unfit(reason string) {
+	h.Note(reason)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.unfit = true
+}
+
 // Alive is false once the driver is stopping: /healthz.
 func (h *Health) Alive() bool { h.mu.Lock(); defer h.mu.Unlock(); return !h.stopping }
 
-// Ready tells whether requests are answered: Probe and /readyz.
+// Ready tells whether requests are answered: Probe.
 func (h *Health) Ready() bool { h.mu.Lock(); defer h.mu.Unlock(); return h.serving && !h.stopping }
+
+// Fit reports whether the driver is ready and nothing was reported by Unfit: /readyz.
+func (h *Health) Fit() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.serving && !h.stopping && !h.unfit
+}
 
 // Notes are the lines of Note.
 func (h *Health) Notes() []string { h.mu.Lock(); defer h.mu.Unlock(); return slices.Clone(h.notes) }

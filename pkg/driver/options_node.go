@@ -38,6 +38,7 @@ type NodeOptions struct {
 	HostDir           string
 	UIDs              UIDRange
 	TargetRoot        string // "": any
+	AllowIsolated     bool   // publish volumes even if the driver cannot see the host
 	VolumeAttachLimit int64
 	InlineVolumes     bool // of pods
 	MountTimeout      time.Duration
@@ -64,6 +65,7 @@ func (o *NodeOptions) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.HostDir, "host-dir", "/opt/s3-csi", "directory on the host where the programs of helpers and clients are installed, each version in one of its own; not used by the launcher process of a driver that is no container")
 	fs.Var(&o.UIDs, "uid-range", "user ids of the host, \"first-last\", that nobody else uses: every mount's client runs under one of its own")
 	fs.StringVar(&o.TargetRoot, "target-root", "", "directory below which every target path must be, for example /var/lib/kubelet; none: any")
+	fs.BoolVar(&o.AllowIsolated, "allow-isolated", false, "publish volumes even if the driver is in a container that cannot see the host (no hostPID: true, --pid=host or pid_mode = \"host\"); all mounts then end with the container, and files that are not stored yet are lost")
 	fs.Int64Var(&o.VolumeAttachLimit, "volume-attach-limit", 0, "how many volumes the CO may put on this node; 0: it decides")
 	fs.BoolVar(&o.InlineVolumes, "inline-volumes", false, "publish volumes that pods define themselves (csi in a pod's volumes), never with the driver's own credentials; the CSIDriver object then needs the mode Ephemeral, and podInfoOnMount: true")
 	fs.DurationVar(&o.MountTimeout, "mount-timeout", 90*time.Second, "how long a client may take to serve a new mount")

@@ -52,7 +52,7 @@ func (o *Options) checkFlags(fs *pflag.FlagSet) {
 	others.Lookup("v").DefValue = "0"
 	others.VisitAll(func(f *pflag.Flag) {
 		f.Changed = false
-		if slices.Contains([]string{"config", "logging-format", "v", "version", "state-dir", "client-dir", "default-client", "launcher", "node-dns", "host-dir", "uid-range"}, f.Name) {
+		if slices.Contains([]string{"config", "logging-format", "v", "version", "state-dir", "cache-dir", "client-dir", "default-client", "launcher", "node-dns", "host-dir", "uid-range", "allow-isolated"}, f.Name) {
 			fs.AddFlag(f)
 		}
 	})

@@ -181,7 +181,7 @@ func (s *Server) openHTTP(ctx context.Context) (*webServer, error) {
 	mux := http.NewServeMux()
 	s.cfg.Metrics.addTo(mux)
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { answer(w, s.cfg.Health.Alive(), nil) })
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { answer(w, s.cfg.Health.Ready(), s.cfg.Health.Notes()) })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { answer(w, s.cfg.Health.Fit(), s.cfg.Health.Notes()) })
 	return &webServer{lis: lis, server: &http.Server{
 		Handler:           mux,
 		ReadHeaderTimeout: 5 * time.Second,

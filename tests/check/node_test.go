@@ -36,7 +36,7 @@ func TestAHostThatCanServeVolumes(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	r := run(t, g.user, g.backend(""), "--node", "--launcher=process", "--state-dir="+dir+"/state", "--host-dir="+dir+"/programs", "--client-dir="+clients, "--default-client=rclone")
+	r := run(t, g.user, g.backend(""), append(rig.IsolationFlags(), "--node", "--launcher=process", "--state-dir="+dir+"/state", "--host-dir="+dir+"/programs", "--client-dir="+clients, "--default-client=rclone")...)
 	if len(r.Sections) != 2 || r.Sections[1].Name != "node" {
 		t.Fatalf("%+v", r.Report)
 	}
@@ -50,7 +50,7 @@ func TestAHostThatCanServeVolumes(t *testing.T) {
 	for _, row := range r.Sections[1].Rows {
 		names = append(names, row.Check)
 	}
-	const want = "hostMounts fuseDevice fuseMount launcher sandbox survivesDriver hostPrograms hostPIDs openat2 openTree moveMount mountSetattr statxMountID moveMountBeneath cgroups client.mountpoint-s3 client.rclone dns.lab"
+	const want = "hostMounts isolation fuseDevice fuseMount launcher sandbox survivesDriver hostPrograms hostPIDs openat2 openTree moveMount mountSetattr statxMountID moveMountBeneath cgroups client.mountpoint-s3 client.rclone dns.lab"
 	if got := strings.Join(names, " "); got != want {
 		t.Errorf("rows\n%s\nwant\n%s", got, want)
 	}

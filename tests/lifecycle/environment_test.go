@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -43,7 +44,7 @@ func TestEveryFlagRefusesABadValueOnTheCommandLineAndFromItsVariable(t *testing.
 		"v": "many", "shutdown-timeout": "-1s", "cluster-id": "two words", "deletion-workers": "65", "node-id": "two words",
 		"state-dir": "relative", "cache-dir": "/a/../b", "client-dir": "relative", "default-client": "no-such-client", "launcher": "systemctl",
 		"uid-range": "2000000", "target-root": "relative", "volume-attach-limit": "-1", "mount-timeout": "1ms", "drain-timeout": "soon",
-		"host-dir": "relative", "heal": "perhaps", "node-dns": "cluster", "inline-volumes": "perhaps", "hang-timeout": "1ms", "memory-limit": "1MiB", "cpu-weight": "10001", "tasks-max": "31", "slice-memory-limit": "101%",
+		"host-dir": "relative", "heal": "perhaps", "allow-isolated": "perhaps", "node-dns": "cluster", "inline-volumes": "perhaps", "hang-timeout": "1ms", "memory-limit": "1MiB", "cpu-weight": "10001", "tasks-max": "31", "slice-memory-limit": "101%",
 	}
 	for _, mode := range []string{"all", "controller", "node"} {
 		for _, flag := range flagsOf(t, mode) {
@@ -96,7 +97,8 @@ func TestEveryFlagCanBeSetByTheEnvironment(t *testing.T) {
 		"S3_CSI_LOGGING_FORMAT=json", "S3_CSI_V=5", "S3_CSI_SHUTDOWN_TIMEOUT=30s", "S3_CSI_CLUSTER_ID=cluster-of-env", "S3_CSI_DELETION_WORKERS=2",
 		"S3_CSI_NODE_ID=node-of-env", "S3_CSI_STATE_DIR="+n.State, "S3_CSI_CACHE_DIR="+n.Cache, "S3_CSI_CLIENT_DIR="+n.Clients, "S3_CSI_DEFAULT_CLIENT="+rigtest.Client,
 		"S3_CSI_LAUNCHER=process", fmt.Sprintf("S3_CSI_UID_RANGE=%d-%d", n.FirstUID, n.FirstUID+1), "S3_CSI_TARGET_ROOT="+targets, "S3_CSI_VOLUME_ATTACH_LIMIT=17",
-		"S3_CSI_MOUNT_TIMEOUT=30s", "S3_CSI_DRAIN_TIMEOUT=30s", "CSI_ENDPOINT=unix:///nonexistent/weaker.sock", "CSI_NODE_NAME=weaker"),
+		"S3_CSI_MOUNT_TIMEOUT=30s", "S3_CSI_DRAIN_TIMEOUT=30s", "CSI_ENDPOINT=unix:///nonexistent/weaker.sock", "CSI_NODE_NAME=weaker",
+		"S3_CSI_ALLOW_ISOLATED="+strconv.FormatBool(rig.Isolated())),
 	)
 	c := dial(t, endpoint)
 	p.ready(t, c)

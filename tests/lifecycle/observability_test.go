@@ -61,8 +61,8 @@ func TestJSONLogsAreOneObjectPerLine(t *testing.T) {
 	t.Parallel()
 	n := rigtest.New(t)
 	endpoint, _ := socket(t)
-	p := launch(t, environment(n.Server), "all", "--launcher=process", "--endpoint="+endpoint, "--logging-format=json", "--v=10", "--state-dir="+n.State, "--cache-dir="+n.Cache,
-		"--client-dir="+n.Clients, "--default-client="+rigtest.Client, "--uid-range="+strconv.Itoa(n.FirstUID)+"-"+strconv.Itoa(n.LastUID))
+	p := launch(t, environment(n.Server), append([]string{"all", "--launcher=process", "--endpoint=" + endpoint, "--logging-format=json", "--v=10", "--state-dir=" + n.State, "--cache-dir=" + n.Cache,
+		"--client-dir=" + n.Clients, "--default-client=" + rigtest.Client, "--uid-range=" + strconv.Itoa(n.FirstUID) + "-" + strconv.Itoa(n.LastUID)}, n.Isolation...)...)
 	c := dial(t, endpoint)
 	p.ready(t, c)
 	v := rigtest.Create(t, c, "vol")

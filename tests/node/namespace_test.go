@@ -52,6 +52,7 @@ func TestADriverInAContainerMountsOnTheHost(t *testing.T) {
 	rigtest.ProcessOnly(t, "the small hosts of this test have no systemd; tests/systemd has a container on one that has")
 	eachContainerClient(t, func(t *testing.T, e *env, client string) {
 		pid := host(t)
+		e.Isolation = []string{"--allow-isolated"} // the small host's PID 1 is no init, and no runtime made the container
 		// The container: a mount namespace below the host's, private to it.
 		e.Wrapper = []string{"nsenter", "-t", fmt.Sprint(pid), "--mount", "--pid", "unshare", "--mount", "--propagation", "private",
 			"setpriv", "--pdeathsig", "KILL"}

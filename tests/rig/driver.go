@@ -49,6 +49,9 @@ func (r *Rig) Start(ctx context.Context, mode string, flags ...string) (*Driver,
 		args = append(args, "--node-id=node-1", "--state-dir="+r.State, "--cache-dir="+r.Cache, "--client-dir="+r.Clients,
 			"--launcher="+r.Launcher, fmt.Sprintf("--uid-range=%d-%d", r.FirstUID, r.LastUID))
 	}
+	if mode != "controller" {
+		args = append(args, r.Isolation...)
+	}
 	if mode != "controller" && r.HostDir != "" {
 		args = append(args, "--host-dir="+r.HostDir)
 	}

@@ -74,6 +74,8 @@ type Rig struct {
 	HostDir  string // --host-dir, where systemd finds the programs; "": the flag is not given, to a driver without it
 	// Program is the driver's; helpers are made of the one beside it.
 	Program string
+	// Isolation are IsolationFlags, which nodes' drivers get; nil: none, as for an older driver, which does not know them.
+	Isolation []string
 	// Wrapper is a command that drivers are started through, such as "nsenter -t 12 --mount", whose end is theirs.
 	Wrapper []string
 
@@ -119,7 +121,7 @@ func New(s3 S3) (*Rig, error) {
 	}
 	r := &Rig{Dir: dir, S3: s3, Launcher: l, units: l == LauncherSystemd, Cache: filepath.Join(dir, "cache"), Clients: filepath.Join(dir, "bin")}
 	r.State, r.Program = filepath.Join("/run", filepath.Base(dir)), filepath.Join(r.Clients, driverProgram)
-	r.HostDir = r.hostDir()
+	r.HostDir, r.Isolation = r.hostDir(), IsolationFlags()
 	if err := r.takeUIDs(); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}

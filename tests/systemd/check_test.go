@@ -53,7 +53,7 @@ func TestACheckOfTheHostFindsItsSystemd(t *testing.T) {
 			n := newRig(t)
 			prepare(n)
 			rows := checkNode(t, n)
-			for _, name := range []string{"ok", "hostMounts", "fuseDevice", "fuseMount", "launcher", "survivesDriver", "hostPrograms", "client.rclone", "dns.default"} {
+			for _, name := range []string{"ok", "hostMounts", "isolation", "fuseDevice", "fuseMount", "launcher", "survivesDriver", "hostPrograms", "client.rclone", "dns.default"} {
 				if rows[name].Result != check.Yes {
 					t.Errorf("%s: %+v", name, rows[name])
 				}

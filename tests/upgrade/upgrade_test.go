@@ -65,9 +65,9 @@ func eachClient(t *testing.T, test func(t *testing.T, e *env)) {
 // drive starts the driver of that program. The older one knows no other launcher than processes.
 func (e *env) drive(program string, flags ...string) {
 	e.t.Helper()
-	e.Program, e.Launcher, e.HostDir = program, e.launcher, e.hostDir
+	e.Program, e.Launcher, e.HostDir, e.Isolation = program, e.launcher, e.hostDir, rig.IsolationFlags()
 	if program == e.older {
-		e.Launcher, e.HostDir = rig.LauncherProcess, ""
+		e.Launcher, e.HostDir, e.Isolation = rig.LauncherProcess, "", nil
 	}
 	e.Driver = e.Drive(e.t, "node", flags...)
 }

@@ -1,0 +1,195 @@
+//go:build linux
+
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+)
+
+// systemdBooted exists where systemd is the init of a system: sd_booted(3).
+const systemdBooted = "/run/systemd/system"
+
+// OwnDir is a directory of the driver's and the flag that sets it.
+type OwnDir struct{ Flag, Path string }
+
+// surroundings are the facts that decide whether the driver is on a host.
+type surroundings struct {
+	pid          int      // of this process, as it sees itself
+	procSelf     string   // where /proc/self points to
+	pidNamespace string   // "pid:[4026531836]"
+	init         string   // the command name of PID 1
+	booted       bool     // systemd booted the system that PID 1 sees
+	foreign      bool     // PID 1 is in another mount namespace than this process
+	madeThere    bool     // this process's root file system is mounted in PID 1's mount namespace too
+	layered      []OwnDir // directories on the writable layer of this process's container
+}
+
+// Isolated returns nil if this process sees the host, else a fault.Precondition that names the reason and the setting. The driver
+// takes PID 1's mount namespace for the host's and expects helpers to outlive the driver. In a container with a PID namespace of
+// its own both are wrong: volumes can be mounted, but all mounts end with the container, and files that clients have not stored by
+// then are lost. dirs are the directories that must outlive the driver.
+func (n *Namespace) Isolated(ctx context.Context, dirs ...OwnDir) error {
+	s, err := n.surroundings(ctx, dirs)
+	if err != nil {
+		return fault.Errorf(fault.Precondition, "cannot determine whether the driver is isolated from the host: %w; %s", err, isolationRemedy)
+	}
+	return s.isolated()
+}
+
+const isolationRemedy = `set hostPID: true on the node's pod (docker: --privileged --pid=host; Nomad: privileged = true and pid_mode = "host"); ` +
+	"see docs/operations.md#a-driver-that-cannot-see-the-host"
+
+// isolated decides. The initial PID namespace is the host's: its PID 1 is the machine's init, and the driver works in that one's
+// mount namespace. Any other PID namespace can be a container's, a pod's (shareProcessNamespace) or that of a host which is itself
+// a container (kind, LXC, systemd-nspawn). It passes for a host only by positive evidence, so that an unknown arrangement is
+// refused, which --allow-isolated overrides, and does not lose data:
+//   - PID 1 is a systemd that booted its system. tini, a shell and the pause container are not, even if they see the host's /run.
+//   - PID 1 is in another mount namespace, in which the root file system of this process's container is mounted: the container
+//     runtime runs there, so the driver is in a container of that host (k3d, or LXC with another init). The pause container of a
+//     pod does not have the file systems of the pod's other containers, and a copy of this mount namespace has the same root.
+//
+// The cgroup namespace is no evidence: by the runtime's default a container has the host's, or one of its own also with hostPID.
+//
+// Directories on an overlay root are reported only for a driver that is isolated anyway: hosts that are containers themselves, and
+// hosts with an immutable root, have an overlay root too, and it outlives their containers.
+func (s surroundings) isolated() error {
+	var why []string
+	switch {
+	case s.procSelf != strconv.Itoa(s.pid):
+		why = append(why, fmt.Sprintf("/proc belongs to another PID namespace: it shows pid %d as %s", s.pid, s.procSelf))
+	case s.pidNamespace == initPIDNamespace:
+		return nil
+	case s.pid == 1:
+		why = append(why, "the driver is PID 1 of a PID namespace of its own")
+	case s.init == "systemd" && s.booted, s.foreign && s.madeThere:
+		return nil
+	case s.foreign:
+		why = append(why, fmt.Sprintf("PID 1 of the driver's PID namespace (%s) is not the init of a host", s.init))
+	default:
+		why = append(why, fmt.Sprintf("PID 1 of the driver's PID namespace (%s) is not the init of a host, and is in the driver's container", s.init))
+	}
+	for _, d := range s.layered {
+		why = append(why, fmt.Sprintf("%s %s is on the container's own writable layer, which is removed with the container", d.Flag, d.Path))
+	}
+	return fault.Errorf(fault.Precondition, "the driver is isolated from the host, and its mounts and unsent files would be lost when its container ends: %s; %s",
+		strings.Join(why, "; "), isolationRemedy)
+}
+
+// surroundings reads the facts. In the initial PID namespace the others do not matter, and are not read.
+func (n *Namespace) surroundings(ctx context.Context, dirs []OwnDir) (s surroundings, err error) {
+	s.pid, s.foreign = os.Getpid(), n.foreign
+	if s.procSelf, err = os.Readlink("/proc/self"); err != nil {
+		return s, err
+	}
+	if s.pidNamespace, err = os.Readlink("/proc/self/ns/pid"); err != nil || s.pidNamespace == initPIDNamespace {
+		return s, err
+	}
+	first, err := os.ReadFile("/proc/1/comm")
+	if err != nil {
+		return s, err
+	}
+	s.init = strings.TrimSpace(string(first))
+	err = n.Do(ctx, "looking for "+systemdBooted, func() error {
+		fi, err := os.Stat(systemdBooted)
+		s.booted = err == nil && fi.IsDir()
+		if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
+			return nil
+		}
+		return err
+	})
+	if err != nil {
+		return s, err
+	}
+	if s.foreign {
+		s.madeThere, err = n.showsOwnRoot(ctx)
+		return s, err
+	}
+	err = n.Do(ctx, "looking at the driver's directories", func() (err error) {
+		s.layered, err = onLayer(dirs)
+		return err
+	})
+	return s, err
+}
+
+// showsOwnRoot reports whether this process's root file system is mounted in the namespace, other than as its root.
+func (n *Namespace) showsOwnRoot(ctx context.Context) (bool, error) {
+	own, err := readMounts(ctx, ownMountinfo)
+	if err != nil {
+		return false, err
+	}
+	theirs, err := n.Mounts(ctx)
+	if err != nil {
+		return false, err
+	}
+	return showsRoot(own, theirs), nil
+}
+
+// showsRoot is showsOwnRoot for two mount tables.
+func showsRoot(own, theirs []Mount) bool {
+	type device struct{ major, minor uint32 }
+	root := func(mounts []Mount) (d device, ok bool) {
+		for _, m := range mounts { // the last one is the uppermost
+			if m.Mountpoint == "/" {
+				d, ok = device{m.Major, m.Minor}, true
+			}
+		}
+		return d, ok
+	}
+	mine, ok := root(own)
+	if first, same := root(theirs); !ok || same && first == mine {
+		return false
+	}
+	for _, m := range theirs {
+		if (device{m.Major, m.Minor}) == mine {
+			return true
+		}
+	}
+	return false
+}
+
+// onLayer returns the directories on an overlay that is this process's root, which is a container's writable layer, and not on
+// a mount of their own. Of a directory that does not exist, the closest one above counts.
+func onLayer(dirs []OwnDir) (layered []OwnDir, err error) {
+	var fs unix.Statfs_t
+	if err := unix.Statfs("/", &fs); err != nil || fs.Type != unix.OVERLAYFS_SUPER_MAGIC {
+		return nil, err
+	}
+	root, err := mountID("/")
+	if err != nil {
+		return nil, err
+	}
+	for _, d := range dirs {
+		path := d.Path
+		at, err := mountID(path)
+		for errors.Is(err, os.ErrNotExist) && path != "/" {
+			path = filepath.Dir(path)
+			at, err = mountID(path)
+		}
+		if err != nil {
+			return nil, err
+		}
+		if at == root {
+			layered = append(layered, d)
+		}
+	}
+	return layered, nil
+}
+
+// mountID is the id of the mount that a path is on.
+func mountID(path string) (uint64, error) {
+	var st unix.Statx_t
+	if err := unix.Statx(unix.AT_FDCWD, path, unix.AT_STATX_DONT_SYNC, unix.STATX_MNT_ID, &st); err != nil {
+		return 0, &os.PathError{Op: "statx", Path: path, Err: err}
+	}
+	return st.Mnt_id, nil
+}
