@@ -3,6 +3,8 @@ package backend
 import (
 	"context"
 	"net/http"
+	"net/netip"
+	"net/url"
 	"slices"
 	"strings"
 
@@ -64,6 +66,29 @@ func (b Backend) AgentURI() string {
 		return b.PodIdentityAgent
 	}
 	return podIdentityAgent
+}
+
+// Addresses are those of the backend's services, as far as its configuration has them as addresses, and that of EKS Pod Identity's
+// agent for mounts whose credentials can be from there: their helpers ask it for each new session.
+func (b Backend) Addresses(source string) []netip.Addr {
+	urls := []string{b.Endpoint}
+	if b.STS != nil {
+		urls = append(urls, b.STS.Endpoint)
+	}
+	if source == credentials.SourceWorkload && b.Makes(credentials.PodIdentity) {
+		urls = append(urls, b.AgentURI())
+	}
+	var all []netip.Addr
+	for _, raw := range urls {
+		u, err := url.Parse(raw)
+		if err != nil {
+			continue // the configuration was read: it is no URL with an address
+		}
+		if a, err := netip.ParseAddr(u.Hostname()); err == nil {
+			all = append(all, a.Unmap().WithZone(""))
+		}
+	}
+	return all
 }
 
 // Partition is the part of AWS that the backend's region is in, as ARNs name it; other services write "aws".

@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -39,6 +40,8 @@ type Unit struct {
 	// Callers tells that the client looks up in /proc which processes call its file system (client.Client.CallerPIDs), so a
 	// sandbox has to let it see them.
 	Callers bool
+	// Needs are addresses that the mount must reach although a sandbox denies them to others, see metadata.
+	Needs []netip.Addr
 	// Limits are for launchers that have a cgroup for each helper.
 	Limits Limits
 	// Socket is the listening socket that helper.Listen made. It stays the caller's to close, after Start.

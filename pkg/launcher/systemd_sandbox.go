@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"net/netip"
 	"os"
 	"slices"
 	"strconv"
@@ -19,14 +20,6 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/resolvconf"
 )
 
-// metadata are the addresses where clouds hand out the node's own credentials.
-func metadata() []network {
-	return []network{
-		{unix.AF_INET, []byte{169, 254, 169, 254}, 32},
-		{unix.AF_INET6, []byte{0xfd, 0x00, 0x0e, 0xc2, 14: 0x02, 15: 0x54}, 128},
-	}
-}
-
 // sandboxed is a property that shuts a unit in.
 type sandboxed struct {
 	Property
@@ -36,11 +29,11 @@ type sandboxed struct {
 	vital   bool // without it there is no start
 }
 
-// sandbox is what a unit may not do, beside the directories that it may write to. Each property that hides or remounts
+// sandbox is what a unit may not do, beside the directories that it may write to and the addresses that it needs. Each property that hides or remounts
 // something costs every start a pass over all the host's mounts, so those are not here that only forbid once more what a user
 // without capabilities may not do (ProtectKernelTunables and its like: with them a start took 80 ms of CPU more on a host
 // with 200 mounts).
-func sandbox(writable []string) []sandboxed {
+func sandbox(writable []string, needs []netip.Addr) []sandboxed {
 	const setuid, setgid, setpcap = 1 << unix.CAP_SETUID, 1 << unix.CAP_SETGID, 1 << unix.CAP_SETPCAP
 	plain := func(name string, value any) sandboxed { return sandboxed{Property: Property{name, value}} }
 	vital := func(name string, value any) sandboxed { return sandboxed{Property: Property{name, value}, vital: true} }
@@ -75,7 +68,7 @@ func sandbox(writable []string) []sandboxed {
 		seccomp("SystemCallArchitectures", []string{"native"}),
 		plain("UMask", uint32(0o077)),
 		plain("LimitCORE", uint64(0)),
-		{Property: Property{"IPAddressDeny", metadata()}, unified: true},
+		{Property: Property{"IPAddressDeny", metadata(needs)}, unified: true},
 	}
 }
 
@@ -83,8 +76,8 @@ func sandbox(writable []string) []sandboxed {
 const bindProperty = "BindReadOnlyPaths"
 
 // parts are the sandbox, and what units see beside it.
-func (s *Systemd) parts(writable []string, binds []resolvconf.Bind) []sandboxed {
-	parts := sandbox(writable)
+func (s *Systemd) parts(writable []string, needs []netip.Addr, binds []resolvconf.Bind) []sandboxed {
+	parts := sandbox(writable, needs)
 	if s.resolver == nil {
 		return parts
 	}
@@ -133,7 +126,7 @@ func (s *Systemd) Sandbox() Sandbox {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	box := Sandbox{Version: s.version}
-	for _, p := range s.parts(nil, nil) {
+	for _, p := range s.parts(nil, nil, nil) {
 		switch why, idle := s.unenforced[p.Name]; {
 		case s.lacking[p.Name]:
 			box.Missing = append(box.Missing, p.Name+" (unknown to systemd "+s.version+")")
@@ -158,7 +151,7 @@ func (s *Systemd) observe(seccomp bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !seccomp {
-		for _, p := range s.parts(nil, nil) {
+		for _, p := range s.parts(nil, nil, nil) {
 			if p.seccomp {
 				s.unenforced[p.Name] = "the host has no seccomp filters"
 			}
@@ -310,7 +303,7 @@ func (s *Systemd) Check(ctx context.Context) (Sandbox, error) {
 	s.version = version
 	clear(s.lacking)
 	clear(s.unenforced)
-	for _, p := range s.parts(nil, nil) {
+	for _, p := range s.parts(nil, nil, nil) {
 		_, knows := known[p.Name]
 		switch {
 		case !knows && !p.vital:
@@ -343,7 +336,7 @@ func (s *Systemd) learn(ctx context.Context, err error) bool {
 	}
 	dispensable := name == "OOMPolicy" || name == "CollectMode" ||
 		slices.ContainsFunc(s.extra, func(p Property) bool { return p.Name == name }) ||
-		slices.ContainsFunc(s.parts(nil, nil), func(p sandboxed) bool { return p.Name == name && !p.vital })
+		slices.ContainsFunc(s.parts(nil, nil, nil), func(p sandboxed) bool { return p.Name == name && !p.vital })
 	if !dispensable {
 		return false
 	}

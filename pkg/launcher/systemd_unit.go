@@ -127,7 +127,7 @@ func (s *Systemd) properties(u Unit, binds []resolvconf.Bind, socket dbus.UnixFD
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, p := range s.parts(writable, binds) {
+	for _, p := range s.parts(writable, u.Needs, binds) {
 		if u.Callers && p.Name == "ProtectProc" {
 			continue // it would hide other users' processes; what they keep from others is kept anyway
 		}

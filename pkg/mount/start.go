@@ -217,7 +217,7 @@ func (m *Manager) launchHelper(ctx context.Context, rec record, be backend.Backe
 	err = m.Launcher.Start(ctx, launcher.Unit{
 		Name: rec.Name, Description: fmt.Sprintf("S3 volume %s (%s)", rec.VolumeID, rec.Client),
 		UID: rec.UID, GID: rec.UID, StateDir: m.store.helperDir(rec.Name), CacheDir: m.store.cacheDir(rec.Name), Socket: socket,
-		Callers: cl.CallerPIDs, Limits: m.limits(rec.Spec, cl, options),
+		Callers: cl.CallerPIDs, Needs: be.Addresses(rec.Spec.Source), Limits: m.limits(rec.Spec, cl, options),
 	})
 	if err != nil {
 		return fmt.Errorf("starting the helper: %w", err)

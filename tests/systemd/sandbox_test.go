@@ -2,6 +2,8 @@ package systemd_test
 
 import (
 	"fmt"
+	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -101,6 +103,52 @@ func TestClientReachesNothingBeyondItsOwn(t *testing.T) {
 	}
 }
 
+// metadata are the addresses where clouds, and agents on their nodes, hand out credentials.
+func metadata() []string {
+	return []string{"169.254.169.254", "fd00:ec2::254", "169.254.170.2", "169.254.170.23", "fd00:ec2::23", "100.100.100.200", "169.254.0.23", "fd20:ce::254"}
+}
+
+// routed reports whether this machine has a route to an address: without one nothing shows who is denied it.
+func routed(t *testing.T, addr string) bool {
+	t.Helper()
+	c, err := net.Dial("udp", net.JoinHostPort(addr, "80"))
+	if err != nil {
+		t.Logf("%s cannot be tried: %v", addr, err)
+		return false
+	}
+	_ = c.Close()
+	return true
+}
+
+// TestMountReachesTheAgentOfItsOwnCredentials has a unit that needs an address which is denied to others.
+func TestMountReachesTheAgentOfItsOwnCredentials(t *testing.T) {
+	l := newLauncher(t)
+	box, err := l.Check(bounded(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const agent, other = "169.254.170.23", "169.254.170.2"
+	u := prepare(t, l)
+	u.Needs = []netip.Addr{netip.MustParseAddr(agent)}
+	u.mustLaunch()
+	if deny := show(t, u.name(), "IPAddressDeny"); strings.Contains(deny, agent+"/32") || !strings.Contains(deny, other+"/32") {
+		t.Errorf("IPAddressDeny is %q", deny)
+	}
+	if !slices.Contains(box.Present, "IPAddressDeny") {
+		t.Skipf("the host's systemd cannot deny addresses: %v", box.Missing)
+	}
+	if !routed(t, other) {
+		t.Skip("needs a route to it")
+	}
+	u.run("send:"+agent, "send:"+other, "wait:/nowhere")
+	if said := u.said("send:" + agent); strings.Contains(said, "operation not permitted") {
+		t.Errorf("to the agent: %q", said)
+	}
+	if said := u.said("send:" + other); !strings.Contains(said, "operation not permitted") {
+		t.Errorf("elsewhere: %q", said)
+	}
+}
+
 func TestClientCannotReachTheMetadataOfTheCloud(t *testing.T) {
 	l := newLauncher(t)
 	box, err := l.Check(bounded(t))
@@ -111,9 +159,17 @@ func TestClientCannotReachTheMetadataOfTheCloud(t *testing.T) {
 		t.Skipf("the host's systemd cannot deny addresses: %v", box.Missing)
 	}
 	u := start(t, l)
-	u.run("send:169.254.169.254", "send:127.0.0.1", "wait:/nowhere")
-	if said := u.said("send:169.254.169.254"); !strings.Contains(said, "operation not permitted") {
-		t.Errorf("to the metadata: %q", said)
+	var steps []string
+	for _, a := range metadata() {
+		if routed(t, a) {
+			steps = append(steps, "send:"+a)
+		}
+	}
+	u.run(append(slices.Clone(steps), "send:127.0.0.1", "wait:/nowhere")...)
+	for _, step := range steps {
+		if said := u.said(step); !strings.Contains(said, "operation not permitted") {
+			t.Errorf("%s: %q", step, said)
+		}
 	}
 	if said := u.said("send:127.0.0.1"); said != "" {
 		t.Errorf("elsewhere: %q", said)
@@ -177,8 +233,11 @@ func TestUnitIsStoppedAfterTheContainersAndWithTimeToFlush(t *testing.T) {
 	if c := show(t, u.name(), "Conflicts"); c != "shutdown.target" {
 		t.Errorf("Conflicts is %q", c)
 	}
-	if deny := show(t, u.name(), "IPAddressDeny"); !strings.Contains(deny, "169.254.169.254/32") || !strings.Contains(deny, "fd00:ec2::254/128") {
-		t.Errorf("IPAddressDeny is %q", deny)
+	deny := strings.Fields(show(t, u.name(), "IPAddressDeny"))
+	for _, a := range metadata() {
+		if !slices.Contains(deny, a+"/32") && !slices.Contains(deny, a+"/128") {
+			t.Errorf("IPAddressDeny is %q: %s is missing", deny, a)
+		}
 	}
 	await(t, "the helper's log in the journal", func() bool { return strings.Contains(u.journal(), "helper "+u.Name+" serves") })
 }
