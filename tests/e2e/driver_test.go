@@ -29,7 +29,7 @@ func (w *environment) chartImages(ctx context.Context) (i driverImages, err erro
 	if err != nil {
 		return i, err
 	}
-	for _, m := range regexp.MustCompile(`(?m)^\s*image: "?([^\s"]+)"?$`).FindAllStringSubmatch(out, -1) {
+	for _, m := range regexp.MustCompile(`(?m)^\s*image: "?([^\s"]+)"?$`).FindAllStringSubmatch(pinned.ReplaceAllString(out, ""), -1) {
 		switch name := m[1]; {
 		case strings.Contains(name, "csi-provisioner"):
 			i.provisioner = name
@@ -109,7 +109,18 @@ backends:
 driverCredentials: {secretName: s3-keys, controller: true, node: true}
 rbac: {secrets: true}
 inlineVolumes: true
+` + noDigests
+
+// noDigests are values of the chart by which it names images by their tags alone: those of the tests' cluster are made here.
+const noDigests = `
+sidecars:
+  provisioner: {image: {digest: ""}}
+  nodeDriverRegistrar: {image: {digest: ""}}
+  livenessProbe: {image: {digest: ""}}
 `
+
+// pinned is an image's digest in a manifest.
+var pinned = regexp.MustCompile(`(?m)@sha256:[0-9a-f]{64}$`)
 
 // audience is that of the tokens which the S3 service's STS takes.
 const audience = "s3.e2e.test"

@@ -223,8 +223,8 @@ func secondRelease(t *testing.T, driverName, values string) (namespace string) {
 	ns := newNamespace(t)
 	volumesGone(t) // those of the tests before, which the release would seem to take along
 	before := clusterScoped(t)
-	file := filepath.Join(t.TempDir(), "values.yaml")
-	if err := os.WriteFile(file, []byte(values), 0o600); err != nil {
+	file, images := filepath.Join(t.TempDir(), "values.yaml"), filepath.Join(t.TempDir(), "images.yaml")
+	if err := errors.Join(os.WriteFile(file, []byte(values), 0o600), os.WriteFile(images, []byte(noDigests), 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -248,7 +248,7 @@ func secondRelease(t *testing.T, driverName, values string) (namespace string) {
 			return nil
 		})
 	})
-	_, err := world.Helm(t.Context(), "install", "second", chart, "--namespace", ns, "--values", variants+"/second-driver.yaml", "--values", file,
+	_, err := world.Helm(t.Context(), "install", "second", chart, "--namespace", ns, "--values", variants+"/second-driver.yaml", "--values", file, "--values", images,
 		"--set", "driverName="+driverName, "--wait", "--timeout=2m")
 	if err != nil {
 		t.Fatal(err)
@@ -398,6 +398,16 @@ func TestKustomize(t *testing.T) {
 		dir := filepath.Join(t.TempDir(), "kubernetes")
 		if err := os.CopyFS(dir, os.DirFS(deployDir+"/kubernetes")); err != nil {
 			t.Fatal(err)
+		}
+		for _, name := range []string{"base/controller-deployment.yaml", "base/node-daemonset.yaml"} { // the images are made here
+			file := filepath.Join(dir, name)
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(file, pinned.ReplaceAll(text, nil), 0o600); err != nil {
+				t.Fatal(err)
+			}
 		}
 		dir = filepath.Join(dir, "overlays/minio")
 		if err := os.WriteFile(filepath.Join(dir, "config.yaml"), []byte(serviceConfig), 0o600); err != nil {

@@ -54,8 +54,23 @@ app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
 {{- range $name, $backend := .Values.backends }}{{ if $backend.singleController }}true{{ end }}{{ end -}}
 {{- end -}}
 
+{{/*
+An image, pinned where it has a digest. A digest that names a tag belongs to that tag alone: container runtimes ignore the tag
+of an image with a digest, so that another tag with the chart's digest would pull the chart's version. Call with a dict of image, tag.
+*/}}
+{{- define "s3csi.reference" -}}
+{{ .image.repository }}:{{ .tag }}
+{{- $digest := trimPrefix (printf "%s@" .tag) .image.digest -}}
+{{- if hasPrefix "sha256:" $digest }}@{{ $digest }}{{ end -}}
+{{- end -}}
+
 {{- define "s3csi.image" -}}
-{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{ include "s3csi.reference" (dict "image" .Values.image "tag" (.Values.image.tag | default .Chart.AppVersion)) }}
+{{- end -}}
+
+{{/* A sidecar's image. Call with the sidecar's values. */}}
+{{- define "s3csi.sidecarImage" -}}
+{{ include "s3csi.reference" (dict "image" .image "tag" .image.tag) }}
 {{- end -}}
 
 {{/* Where the config file and the certificates are, in the driver's containers. */}}
@@ -114,7 +129,7 @@ httpGet:
 {{- $values := index $root.Values (index . 1) -}}
 {{- $sidecar := $root.Values.sidecars.livenessProbe -}}
 - name: liveness-probe
-  image: {{ $sidecar.image.repository }}:{{ $sidecar.image.tag }}
+  image: {{ include "s3csi.sidecarImage" $sidecar }}
   imagePullPolicy: {{ $root.Values.image.pullPolicy }}
   args:
     - --csi-address=/csi/csi.sock

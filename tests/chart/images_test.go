@@ -1,0 +1,164 @@
+package chart
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// pinned is an image of a tag and a digest.
+var pinned = regexp.MustCompile(`^[^@\s]+:[^@\s/]+@sha256:[0-9a-f]{64}$`)
+
+// images are those of all containers, by the containers' names.
+func images(objects []object) map[string]string {
+	all := map[string]string{}
+	for _, o := range workloads(objects) {
+		for _, c := range o.Spec.Template.Spec.Containers {
+			all[c.Name] = c.Image
+		}
+	}
+	return all
+}
+
+// What is pulled by default is what was tested. The driver's own image is built by whoever installs it.
+func TestImagesArePinned(t *testing.T) {
+	seen := 0
+	for name, image := range images(template(t)) {
+		if name == "s3-csi-driver" {
+			continue
+		}
+		seen++
+		if !pinned.MatchString(image) {
+			t.Errorf("%s has the image %q, without a digest", name, image)
+		}
+	}
+	if seen != 3 {
+		t.Errorf("%d sidecars", seen)
+	}
+}
+
+// The chart's digests are those of its tags, and of no others.
+func TestDigestsFollowTheTags(t *testing.T) {
+	const digest = "sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
+	const repository = "registry.k8s.io/sig-storage/csi-provisioner"
+	for _, tc := range []struct{ set, want string }{
+		{"sidecars.provisioner.image.tag=v6.2.0", repository + ":v6.2.0"},
+		{"sidecars.provisioner.image.tag=v6.2.0@" + digest, repository + ":v6.2.0@" + digest},
+		{"sidecars.provisioner.image.digest=", repository + ":v6.3.0"},
+		{"sidecars.provisioner.image.digest=" + digest, repository + ":v6.3.0@" + digest},
+		{"sidecars.provisioner.image.digest=v6.3.0@" + digest, repository + ":v6.3.0@" + digest},
+		{"sidecars.provisioner.image.digest=v6.2.0@" + digest, repository + ":v6.3.0"},
+	} {
+		if got := images(template(t, "--set", tc.set))["csi-provisioner"]; got != tc.want {
+			t.Errorf("%s: %q, want %q", tc.set, got, tc.want)
+		}
+	}
+	if got := images(template(t, "--set", "image.repository=mirror/driver,image.tag=v1,image.digest="+digest))["s3-csi-driver"]; got != "mirror/driver:v1@"+digest {
+		t.Errorf("the driver's image is %q", got)
+	}
+	if _, _, err := tryTemplate(t, "--set", "image.digest=sha256:short"); err == nil {
+		t.Error("a digest that is none is taken")
+	}
+}
+
+// The driver's image is built from images that are pinned, the frontend that reads the Dockerfile among them.
+func TestTheDockerfileNamesPinnedImages(t *testing.T) {
+	text, err := os.ReadFile(root + "/Dockerfile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := 0
+	for line := range strings.Lines(string(text)) {
+		var image string
+		switch fields := strings.Fields(line); {
+		case strings.HasPrefix(line, "# syntax="):
+			image = strings.TrimSpace(strings.TrimPrefix(line, "# syntax="))
+		case len(fields) < 2 || fields[0] != "FROM":
+			continue
+		case strings.HasPrefix(fields[1], "--"):
+			image = fields[2]
+		default:
+			image = fields[1]
+		}
+		seen++
+		if !pinned.MatchString(image) {
+			t.Errorf("the Dockerfile names %q", image)
+		}
+	}
+	if seen != 4 {
+		t.Errorf("%d images", seen)
+	}
+	module, err := os.ReadFile(root + "/go.mod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if version := regexp.MustCompile(`(?m)^go (\S+)$`).FindSubmatch(module); version == nil || !strings.Contains(string(text), "golang:"+string(version[1])+"-") {
+		t.Errorf("the Dockerfile has not the Go of go.mod: %q", version)
+	}
+}
+
+// hack/image-digests writes what the registries say, which here is a program of the test's.
+func TestDigestsAreRenewed(t *testing.T) {
+	const index = "application/vnd.oci.image.index.v1+json"
+	fresh := "sha256:" + strings.Repeat("b", 64)
+	dockerfile, values := "Dockerfile", "charts/s3-csi-driver/values.yaml"
+	for _, tc := range []struct {
+		name, answer string
+		args         []string
+		change       bool // a tag of values.yaml
+		fails        bool
+		writes       bool
+	}{
+		{"other digests", index + " " + fresh, nil, true, false, true},
+		{"a look at other digests", index + " " + fresh, []string{"--check"}, false, true, false},
+		{"an image of one platform", "application/vnd.oci.image.manifest.v1+json " + fresh, nil, false, true, false},
+		{"a registry that does not answer", "", nil, false, true, false},
+		{"what is no digest", index + " sha256:short", nil, false, true, false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			dir := t.TempDir()
+			before := map[string]string{}
+			for _, name := range []string{dockerfile, values, "hack/image-digests"} {
+				text, err := os.ReadFile(filepath.Join(root, name))
+				if err != nil {
+					t.Fatal(err)
+				}
+				before[name] = string(text)
+				if tc.change && name == values {
+					before[name] = strings.Replace(before[name], "tag: v6.3.0", "tag: v6.4.0", 1)
+				}
+				file := filepath.Join(dir, name)
+				if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(before[name]), 0o755)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := os.WriteFile(filepath.Join(dir, "docker"), []byte("#!/bin/sh\necho '"+tc.answer+"'\n"), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			cmd := exec.CommandContext(t.Context(), filepath.Join(dir, "hack/image-digests"), tc.args...)
+			cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"))
+			if out, err := cmd.CombinedOutput(); (err != nil) != tc.fails {
+				t.Errorf("%v\n%s", err, out)
+			}
+			for name, count := range map[string]int{dockerfile: 4, values: 3} {
+				text, err := os.ReadFile(filepath.Join(dir, name))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if got := strings.Count(string(text), "@"+fresh); tc.writes && got != count {
+					t.Errorf("%s has %d digests of now, want %d", name, got, count)
+				}
+				if !tc.writes && string(text) != before[name] {
+					t.Errorf("%s was changed", name)
+				}
+				if tc.change && name == values && !strings.Contains(string(text), "digest: v6.4.0@"+fresh) {
+					t.Errorf("the digest of another tag was not taken: %s", text)
+				}
+			}
+		})
+	}
+}
