@@ -88,7 +88,7 @@ func TestEveryFlagCanBeSetByItsVariable(t *testing.T) {
 		"endpoint": "/tmp/x.sock", "driver-name": "a.b", "config": "/etc/c.yaml", "http-endpoint": "127.0.0.1:1", "logging-format": "json", "v": "3",
 		"shutdown-timeout": "3s", "cluster-id": "c1", "deletion-workers": "3", "node-id": "n", "state-dir": "/run/x", "cache-dir": "/var/x",
 		"client-dir": "/opt/x", "default-client": "rclone", "launcher": "process", "node-dns": "pod", "uid-range": "3000-3001", "target-root": "/var/lib/kubelet",
-		"volume-attach-limit": "3", "inline-volumes": "true", "mount-timeout": "3s", "drain-timeout": "3s", "host-dir": "/opt/y", "heal": "false", "hang-timeout": "3s",
+		"volume-attach-limit": "3", "inline-volumes": "true", "mount-timeout": "3s", "drain-timeout": "3s", "host-dir": "/opt/y", "heal": "false", "hang-timeout": "3s", "allow-isolated": "true",
 		"memory-limit": "2Gi", "cpu-weight": "3", "tasks-max": "64", "slice-memory-limit": "30%",
 	}
 	new(Options).Flags(ModeAll).VisitAll(func(f *pflag.Flag) {
