@@ -12,14 +12,12 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 )
 
-// ensure gives a running mount for the spec. The key's lock is held, so no other life of it begins or ends meanwhile.
+// ensure gives a running mount for the spec. The key's lock is held, so no other life of it begins or ends meanwhile. Where
+// a mount of another key has to drain before a new one starts, the error is a drainsFirstError.
 func (m *Manager) ensure(ctx context.Context, r Request, spec Spec, s *supply) (record, error) {
 	key := spec.Key()
 	var all []record
 	if err := m.do(ctx, func() (err error) { all, err = m.store.recordsOf(key); return err }); err != nil {
-		return record{}, err
-	}
-	if err := m.endRotated(ctx, spec, s); err != nil {
 		return record{}, err
 	}
 	for _, rec := range all {
@@ -45,6 +43,9 @@ func (m *Manager) ensure(ctx context.Context, r Request, spec Spec, s *supply) (
 		default:
 			return rec, m.reuse(ctx, &rec, s)
 		}
+	}
+	if err := m.drainedFirst(ctx, spec); err != nil {
+		return record{}, err
 	}
 	return m.start(ctx, birth{volumeID: r.VolumeID, identity: r.Identity, spec: spec, supply: s})
 }

@@ -33,7 +33,16 @@ func (m *Manager) Publish(ctx context.Context, r Request) error {
 	return m.targets.do(ctx, r.Target, request, func() error {
 		wctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.MountTimeout)
 		defer cancel()
-		return m.publish(wctx, r, spec)
+		for {
+			err := m.publish(wctx, r, spec)
+			first := (*drainsFirstError)(nil)
+			if !errors.As(err, &first) {
+				return err
+			}
+			if err := m.awaitDrained(wctx, r, spec, first); err != nil { // no lock is held meanwhile
+				return err
+			}
+		}
 	})
 }
 

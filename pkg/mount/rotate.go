@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
-	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
@@ -347,34 +346,6 @@ func (m *Manager) stayed(ctx context.Context, p publication, s *supply) error {
 		now.From, now.Wants = from, ""
 		return m.store.writePublication(now)
 	})
-}
-
-// endRotated ends mounts of other keys that a rotation made the spec's, and that may have something left to store: as with those
-// of its own key, that has to be stored before another life reads and writes the same prefix.
-func (m *Manager) endRotated(ctx context.Context, spec Spec, s *supply) error {
-	cl, err := m.clientOf(spec.Client)
-	if err != nil || spec.Source != credentials.SourceSecret || !keepsOnDisk(cl, spec) {
-		return err
-	}
-	var all []record
-	if err := m.do(ctx, func() (err error) { all, err = m.store.records(); return err }); err != nil {
-		return err
-	}
-	for _, rec := range all {
-		if rec.Rotated == "" || rec.Phase != phaseEnding || rec.Key == spec.Key() || rec.serves().encode() != spec.encode() {
-			continue
-		}
-		unlock, ok := m.keys.TryLock(rec.Key) // waiting for a second key while one is held could wait for ever
-		if !ok {
-			return fault.Errorf(fault.Busy, "mount %s, which has the same secret and prefix, is ending, and may have something left to store", rec.Name)
-		}
-		err := m.end(ctx, rec, successor{supply: s})
-		unlock()
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // cameFrom tells whether a publication other than that at target was moved away from a mount.

@@ -1,0 +1,120 @@
+package node
+
+import (
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
+)
+
+// A publication waits for a draining mount below the same prefix, whatever differs otherwise, and its data stays.
+func TestAMountWaitsForADrainingMountOfAnotherKey(t *testing.T) {
+	t.Parallel()
+	const name = "shared"
+	volume := func(prefix, client string, pairs ...string) *csi.Volume {
+		v := static(name, client, pairs...)
+		v.VolumeContext["prefix"] = prefix
+		return v
+	}
+	for _, tc := range []struct {
+		what          string
+		second        *csi.Volume
+		first, change func(e *env) change
+		path          string // of the first volume's file in the second
+		readOnly      bool
+	}{
+		{what: "fsGroup", second: volume("shared/", rclone), first: groupOf("4001"), change: groupOf("4002"), path: "file"},
+		{what: "option", second: volume("shared/", rclone, "dirMode", "0750"), path: "file"},
+		{what: "secret", second: volume("shared/", rclone), first: secretOf("one"), change: secretOf("another"), path: "file"},
+		{what: "client", second: volume("shared/", mountpoint), path: "file", readOnly: true}, // it could not overwrite
+		{what: "read-only", second: volume("shared/", rclone, "readOnly", "true"), path: "file", readOnly: true},
+		{what: "prefix above", second: volume("", rclone), path: "shared/file"},
+	} {
+		t.Run(tc.what, func(t *testing.T) {
+			t.Parallel()
+			e := start(t, "--mount-timeout=10s")
+			none := func(*env) change { return func(*csi.NodePublishVolumeRequest) {} }
+			if tc.first == nil {
+				tc.first = none
+			}
+			if tc.change == nil {
+				tc.change = none
+			}
+			before, after := tc.first(e), tc.change(e)
+			v := static(name, rclone)
+			target := e.publish(v, "first", before)
+			e.proxy.Set(faultproxy.Faults{Reset: true, Match: uploads("/shared/file")})
+			write(t, filepath.Join(target, "file"), "old")
+			e.awaitBusy(v, target, "draining: 1 upload")
+
+			next := e.Target("next")
+			want(t, e.tryPublish(time.Minute, tc.second, next, after), codes.Aborted, "draining: 1 upload", name)
+			if len(mountsAt(t, next)) > 0 {
+				t.Error("the target is mounted beside a mount that drains")
+			}
+			e.restart("--mount-timeout=10s")
+			e.proxy.Set(faultproxy.Faults{})
+			e.await(2*time.Minute, "the publication", func() bool {
+				err := e.tryPublish(time.Minute, tc.second, next, after)
+				if err != nil && status.Code(err) != codes.Aborted {
+					t.Fatal(err)
+				}
+				return err == nil
+			})
+			if got := read(t, filepath.Join(next, tc.path)); got != "old" {
+				t.Errorf("the next mount reads %q", got)
+			}
+			expected := "old"
+			if !tc.readOnly {
+				expected = "newer"
+				write(t, filepath.Join(next, tc.path), expected)
+			}
+			e.unpublish(v, target)
+			e.unpublish(tc.second, next)
+			if got := e.Object(t, bucket, "shared/file"); got != expected {
+				t.Errorf("the object is %q, want %q", got, expected)
+			}
+			e.NothingLeft(t)
+		})
+	}
+}
+
+// Mounts that are in use share a prefix without waiting, and prefixes that do not overlap do not wait for a drain.
+func TestMountsThatNeedNotWait(t *testing.T) {
+	t.Parallel()
+	e := start(t)
+	v := static("a", rclone)
+	used := e.publish(v, "used", group("4001"))
+	e.publish(v, "beside", group("4002")) // would wait for as long as the first is used
+	e.unpublish(v, e.Target("beside"))
+
+	e.proxy.Set(faultproxy.Faults{Reset: true, Match: uploads("/a/file")})
+	write(t, filepath.Join(used, "file"), "old")
+	e.awaitBusy(v, used, "draining: 1 upload")
+	ab := static("ab", rclone)
+	e.publish(ab, "ab")
+	e.unpublish(ab, e.Target("ab"))
+	e.proxy.Set(faultproxy.Faults{})
+	e.unpublish(v, used)
+	e.NothingLeft(t)
+}
+
+func groupOf(gid string) func(*env) change {
+	return func(*env) change { return group(gid) }
+}
+
+func secretOf(user string) func(*env) change {
+	return func(e *env) change { return secrets(e.user(user)) }
+}
+
+// uploads are the requests that store an object whose path ends so.
+func uploads(path string) func(*http.Request) bool {
+	return func(r *http.Request) bool { return r.Method == http.MethodPut && strings.HasSuffix(r.URL.Path, path) }
+}
