@@ -59,23 +59,27 @@ func isLower(c byte) bool {
 	return 'a' <= c && c <= 'z' || '0' <= c && c <= '9'
 }
 
-// hashed is at most start readable bytes of s, "-" and a hash of s. Bytes that are not allowed become "-"; the readable
-// start begins with a letter or a digit ("v" if s has nothing to offer).
+// hashed is at most start readable bytes of s, "-" and a hash of s.
 func hashed(s string, start int, allowed func(byte) bool) string {
-	readable := make([]byte, 0, start)
-	for i := 0; i < len(s) && len(readable) < start; i++ {
+	return readable(s, start, allowed) + "-" + hash(s)
+}
+
+// readable is at most limit bytes of s in which bytes that are not allowed became "-". It begins with a letter or a digit
+// ("v" if s has nothing to offer).
+func readable(s string, limit int, allowed func(byte) bool) string {
+	kept := make([]byte, 0, limit)
+	for i := 0; i < len(s) && len(kept) < limit; i++ {
 		switch c := s[i]; {
-		case allowed(c) && (len(readable) > 0 || isAlphanumeric(c)):
-			readable = append(readable, c)
-		case len(readable) > 0 && readable[len(readable)-1] != '-':
-			readable = append(readable, '-')
+		case allowed(c) && (len(kept) > 0 || isAlphanumeric(c)):
+			kept = append(kept, c)
+		case len(kept) > 0 && kept[len(kept)-1] != '-':
+			kept = append(kept, '-')
 		}
 	}
-	text := strings.TrimRight(string(readable), "-._")
-	if text == "" {
-		text = "v"
+	if text := strings.TrimRight(string(kept), "-._"); text != "" {
+		return text
 	}
-	return text + "-" + hash(s)
+	return "v"
 }
 
 func hash(s string) string {

@@ -187,7 +187,9 @@ func (p Parameters) BucketFor(name string) string {
 	}
 	lower := func(c byte) bool { return isLower(c) || c == '-' }
 	start := min(maxSegment, 63-len(p.BucketNamePrefix)) - 1 - hashLen
-	bucket := p.BucketNamePrefix + hashed(name, start, lower)
+	// In lower case, because bucket names have no capitals. The hash is of the name itself: names that differ in nothing but
+	// case have different buckets.
+	bucket := p.BucketNamePrefix + readable(strings.ToLower(name), start, lower) + "-" + hash(name)
 	if _, err := bucketKind(bucket); err != nil {
 		// The readable start made a reserved name of it.
 		bucket = p.BucketNamePrefix + "v-" + hash(name)

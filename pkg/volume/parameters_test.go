@@ -271,7 +271,9 @@ func TestBucketForMakesValidNames(t *testing.T) {
 	for name, tt := range map[string]struct{ prefix, name, want string }{
 		"as it is":            {"", pvc, pvc},
 		"with prefix":         {"team-", "data", "team-data"},
-		"capitals":            {"team-", "Data", "team-ata-" + hash("Data")},
+		"capitals":            {"team-", "Data", "team-data-" + hash("Data")},
+		"more capitals":       {"", "CSIVolumeName", "csivolumename-" + hash("CSIVolumeName")},
+		"accented capitals":   {"", "ÄRGERE Dich", "rgere-dich-" + hash("ÄRGERE Dich")},
 		"dots":                {"", "a.b", "a-b-" + hash("a.b")},
 		"an address":          {"", "192.168.5.4", "192-168-5-4-" + hash("192.168.5.4")},
 		"too short":           {"", "ab", "ab-" + hash("ab")},
@@ -289,6 +291,9 @@ func TestBucketForMakesValidNames(t *testing.T) {
 		if kind, err := ValidateBucketName(got); err != nil || kind != BucketGeneralPurpose {
 			t.Errorf("%s: %q is %q, %v", name, got, kind, err)
 		}
+	}
+	if a, b := (Parameters{}).BucketFor("Data"), (Parameters{}).BucketFor("DATA"); a == b {
+		t.Errorf("names that differ in case share the bucket %s", a)
 	}
 	if got := (Parameters{BucketName: "shared"}).BucketFor("x"); got != "shared" {
 		t.Errorf("the given bucket became %q", got)
