@@ -220,6 +220,9 @@ func install(ctx context.Context, ns *host.Namespace, p programs, o driver.Optio
 	if err != nil {
 		return installed, err
 	}
+	if err := ns.Passable(ctx, installed.Dir, o.Node.UIDs.First); err != nil {
+		return installed, fmt.Errorf("--host-dir: %w", err)
+	}
 	return installed, installed.Try(ctx, ns, filepath.Base(p.helper))
 }
 

@@ -68,7 +68,7 @@ func (t *nodeTrial) run(ctx context.Context) {
 	if t.ns, err = host.NewNamespace(); err != nil {
 		t.add(what.row(No, one(err), ""))
 		t.unknown("the host's mount namespace cannot be entered", thing{"isolation", "the driver sees the host", true}, thing{"fuseDevice", "/dev/fuse", true}, thing{"fuseMount", "mounting FUSE", true},
-			thing{"launcher", "what launches helpers", true}, thing{"hostPrograms", "programs run from the host's directory", true})
+			stateDir, cacheDir, thing{"launcher", "what launches helpers", true}, thing{"hostPrograms", "programs run from the host's directory", true})
 	} else {
 		how := "this process is in it"
 		if t.ns.Foreign() {
@@ -77,6 +77,8 @@ func (t *nodeTrial) run(ctx context.Context) {
 		t.add(what.row(Yes, how, ""))
 		t.isolation(ctx)
 		t.fuse(ctx)
+		t.passable(ctx, stateDir, "--state-dir", t.StateDir)
+		t.passable(ctx, cacheDir, "--cache-dir", t.CacheDir)
 		t.launching(ctx)
 		t.programs(ctx)
 	}
@@ -149,6 +151,20 @@ func mountOnce(fuse *os.File, stateDir string, uid uint32) (err error) {
 	return unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 }
 
+var (
+	stateDir = thing{"stateDir", "clients reach the state directory", true}
+	cacheDir = thing{"cacheDir", "clients reach the cache directory", true}
+)
+
+// passable tries whether a mount's own user can get to one of the driver's directories.
+func (t *nodeTrial) passable(ctx context.Context, what thing, flag, dir string) {
+	if err := t.ns.Passable(ctx, dir, t.UIDs.First); err != nil {
+		t.add(what.row(No, flag+": "+one(err), ""))
+		return
+	}
+	t.add(what.row(Yes, dir, ""))
+}
+
 // launching finds out what launches helpers.
 func (t *nodeTrial) launching(ctx context.Context) {
 	what := thing{"launcher", "what launches helpers", true}
@@ -209,7 +225,9 @@ func (t *nodeTrial) programs(ctx context.Context) {
 	}) == nil
 	installed, err := hostdir.Install(ctx, t.ns, hostdir.Options{Dir: t.HostDir, DriverName: installName, Version: t.Version, Files: []string{t.Program}, Sandboxed: t.systemd})
 	if err == nil {
-		err = installed.Try(ctx, t.ns, filepath.Base(t.Program))
+		if err = t.ns.Passable(ctx, installed.Dir, t.UIDs.First); err == nil {
+			err = installed.Try(ctx, t.ns, filepath.Base(t.Program))
+		}
 		cleaning, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)
 		defer cancel()
 		removeErr := errors.Join(installed.Close(), t.ns.Do(cleaning, "removing "+installed.Dir, func() error {

@@ -72,7 +72,7 @@ func trusted(dir string) error {
 		return fault.Errorf(fault.Precondition, "%s can be changed by others than root (owner %d, mode %04o), and programs that root starts must not be there: "+
 			"give it to root and take the others' permission to write (chown root, chmod go-w), or choose another --host-dir", dir, st.Uid, st.Mode&0o7777)
 	case st.Mode&0o001 == 0:
-		return fault.Errorf(fault.Precondition, "%s is closed to clients, which run as users of their own (mode %04o): open it (chmod o+x), or choose another --host-dir", dir, st.Mode&0o7777)
+		return fault.Errorf(fault.Precondition, "%s is closed to clients, which run as users of their own (mode %04o, owner root): open it (chmod o+x), or choose another --host-dir", dir, st.Mode&0o7777)
 	}
 	return nil
 }

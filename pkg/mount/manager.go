@@ -63,6 +63,7 @@ const (
 	answerBound = time.Second      // for a client to show that it is dead
 	lockBound   = time.Second      // for what a killed driver was starting
 	lockPause   = 20 * time.Millisecond
+	passBound   = 10 * time.Second // for the file systems that the state and the cache directory are on
 )
 
 // New checks the options, prepares the state directory and locks it for Run. It starts nothing.
@@ -82,6 +83,10 @@ func New(ctx context.Context, o Options) (*Manager, error) {
 	lock, err := inHost(ctx, m.Namespace, "preparing "+o.StateDir, func(f *os.File) { f.Close() }, m.prepare)
 	if err != nil {
 		return nil, fmt.Errorf("preparing the state directory %s: %w", o.StateDir, err)
+	}
+	if err := m.checkPassable(ctx); err != nil {
+		lock.Close()
+		return nil, err
 	}
 	m.lock = lock
 	m.ctl = host.NewFusectl(o.Namespace, m.store.fusectl())
@@ -121,6 +126,18 @@ func (m *Manager) prepare() (_ *os.File, err error) {
 		}
 	}
 	return lock, nil
+}
+
+// checkPassable sees that mounts' own users can get to what is theirs in the state and the cache directory.
+func (m *Manager) checkPassable(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, passBound)
+	defer cancel()
+	for _, d := range []struct{ flag, dir string }{{"--state-dir", filepath.Join(m.StateDir, "mounts")}, {"--cache-dir", m.CacheDir}} {
+		if err := m.Namespace.Passable(ctx, d.dir, m.UIDs.First); err != nil {
+			return fmt.Errorf("%s: %w", d.flag, err)
+		}
+	}
+	return nil
 }
 
 // newManager is New without anything on disk.

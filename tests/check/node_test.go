@@ -50,11 +50,11 @@ func TestAHostThatCanServeVolumes(t *testing.T) {
 	for _, row := range r.Sections[1].Rows {
 		names = append(names, row.Check)
 	}
-	const want = "hostMounts isolation fuseDevice fuseMount launcher sandbox survivesDriver hostPrograms hostPIDs openat2 openTree moveMount mountSetattr statxMountID moveMountBeneath cgroups client.mountpoint-s3 client.rclone dns.lab"
+	const want = "hostMounts isolation fuseDevice fuseMount stateDir cacheDir launcher sandbox survivesDriver hostPrograms hostPIDs openat2 openTree moveMount mountSetattr statxMountID moveMountBeneath cgroups client.mountpoint-s3 client.rclone dns.lab"
 	if got := strings.Join(names, " "); got != want {
 		t.Errorf("rows\n%s\nwant\n%s", got, want)
 	}
-	for check, want := range map[string]checks.Result{"fuseMount": checks.Yes, "hostPrograms": checks.Yes, "client.rclone": checks.Yes, "client.mountpoint-s3": checks.No, "dns.lab": checks.Yes} {
+	for check, want := range map[string]checks.Result{"fuseMount": checks.Yes, "stateDir": checks.Yes, "cacheDir": checks.Yes, "hostPrograms": checks.Yes, "client.rclone": checks.Yes, "client.mountpoint-s3": checks.No, "dns.lab": checks.Yes} {
 		if got := row(t, r, check); got.Result != want {
 			t.Errorf("%+v", got)
 		}
@@ -107,5 +107,33 @@ func TestAHostThatCannotServeVolumesSaysWhy(t *testing.T) {
 	}
 	if r.OK || r.code != 1 {
 		t.Errorf("exit code %d", r.code)
+	}
+}
+
+func TestACheckNamesADirectoryThatClientsCannotReach(t *testing.T) {
+	t.Parallel()
+	if err := rig.Usable(); err != nil {
+		t.Skip(err)
+	}
+	dir := t.TempDir()
+	if err := os.Chmod(filepath.Dir(dir), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	closed := filepath.Join(dir, "closed")
+	if err := os.Mkdir(closed, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	g := newGateway(t)
+	r := run(t, g.user, g.backend(""), "--node", "--launcher=process", "--state-dir="+closed+"/state", "--cache-dir="+closed+"/cache", "--host-dir="+closed+"/programs")
+	for _, check := range []string{"stateDir", "cacheDir", "hostPrograms"} {
+		if got := row(t, r, check); got.Result != checks.No || !strings.Contains(got.Why, closed+" ") {
+			t.Errorf("%+v", got)
+		}
+	}
+	if r.OK || r.code != 1 {
+		t.Errorf("exit code %d", r.code)
+	}
+	if left, err := os.ReadDir(closed); err != nil || len(left) != 0 {
+		t.Errorf("the check left %v, %v", left, err)
 	}
 }

@@ -118,3 +118,50 @@ func secretOf(user string) func(*env) change {
 func uploads(path string) func(*http.Request) bool {
 	return func(r *http.Request) bool { return r.Method == http.MethodPut && strings.HasSuffix(r.URL.Path, path) }
 }
+
+// Publications that wait for each other's former mounts do not block each other.
+func TestPublicationsThatWaitForEachOther(t *testing.T) {
+	t.Parallel()
+	e := start(t)
+	v := static("crossed", rclone)
+	groups := []string{"4001", "4002"}
+	targets := map[string]string{}
+	for _, g := range groups {
+		targets[g] = e.publish(v, "first-"+g, group(g))
+		write(t, filepath.Join(targets[g], g), g)
+	}
+	e.proxy.Set(faultproxy.Faults{Reset: true, Match: func(r *http.Request) bool { return r.Method == http.MethodPut }})
+	for _, g := range groups {
+		write(t, filepath.Join(targets[g], "late-"+g), g)
+		e.awaitBusy(v, targets[g], "draining: ")
+	}
+	published := make(chan error, len(groups))
+	for _, g := range groups {
+		next := e.Target("next-" + g)
+		go func() { published <- e.tryPublish(2*time.Minute, v, next, group(g)) }()
+	}
+	e.await(20*time.Second, "a publication that waits", func() bool { return strings.Contains(e.Logs(), "Waiting for a draining mount") || e.requests("NodePublishVolume") == 4 })
+	e.proxy.Set(faultproxy.Faults{})
+	for range groups {
+		if err := <-published; err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, g := range groups {
+		for _, other := range groups {
+			if got := read(t, filepath.Join(e.Target("next-"+g), "late-"+other)); got != other {
+				t.Errorf("the mount of group %s reads %q", g, got)
+			}
+		}
+		e.unpublish(v, targets[g])
+	}
+	for _, g := range groups {
+		e.unpublish(v, e.Target("next-"+g))
+	}
+	e.NothingLeft(t)
+}
+
+// requests is how many calls of a method the drivers were asked for.
+func (e *env) requests(method string) int {
+	return strings.Count(e.Logs(), `"Request" method="`+method+`"`)
+}
