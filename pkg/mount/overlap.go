@@ -16,7 +16,6 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
-	"github.com/s3-csi/s3-csi-driver/pkg/host"
 )
 
 // A new mount must read all that pods have closed on this node before, and older data must never be stored over what it
@@ -39,42 +38,51 @@ func (e *drainsFirstError) Error() string {
 	return fmt.Sprintf("mount %s of volume %s overlaps in bucket %s and may still store files below %q", e.rec.Name, e.rec.VolumeID, e.rec.Spec.Bucket, e.rec.Spec.Prefix)
 }
 
-// drainedFirst is nil when a mount of the spec can start: no mount of another key that overlaps with it drains. Otherwise it
-// returns a drainsFirstError. Mounts of the same key are the caller's.
+// drainedFirst is nil when a mount of the spec can start: no mount that overlaps with it drains. Otherwise it returns a
+// drainsFirstError.
 func (m *Manager) drainedFirst(ctx context.Context, spec Spec) error {
 	var all []record
 	if err := m.do(ctx, func() (err error) { all, err = m.store.records(); return err }); err != nil {
 		return err
 	}
-	key := spec.Key()
+	all = slices.DeleteFunc(all, func(rec record) bool { return !m.overlap(spec, rec.Spec) })
+	rec, found, err := m.firstDraining(ctx, all)
+	if err != nil || !found {
+		return err
+	}
+	return fault.Errorf(fault.Busy, "%w", &drainsFirstError{rec})
+}
+
+// firstDraining returns the first of some mounts that its pods have left and that may still store something.
+func (m *Manager) firstDraining(ctx context.Context, all []record) (rec record, found bool, err error) {
+	var perhaps []record // in use, or left a moment ago
 	for _, rec := range all {
-		if rec.Key == key || !m.overlap(spec, rec.Spec) {
-			continue
-		}
-		if drains, err := m.drains(ctx, rec); err != nil {
-			return err
-		} else if drains {
-			return fault.Errorf(fault.Busy, "%w", &drainsFirstError{rec})
+		switch {
+		case rec.Spec.ReadOnly, rec.Phase == phaseStarting: // no pod could write to it
+		case rec.Phase == phaseEnding && !rec.Superseded:
+			return rec, true, nil
+		default:
+			perhaps = append(perhaps, rec)
 		}
 	}
-	return nil
-}
-
-// drains reports whether a mount is left by its pods and may still store something.
-func (m *Manager) drains(ctx context.Context, rec record) (bool, error) {
-	switch {
-	case rec.Spec.ReadOnly, rec.Phase == phaseStarting: // no pod could write to it
-		return false, nil
-	case rec.Phase == phaseEnding && !rec.Superseded:
-		return true, nil
+	if len(perhaps) == 0 {
+		return record{}, false, nil
 	}
-	shown, err := m.isShown(ctx, rec.Name)
-	return !shown, err
+	shown, err := m.shownMounts(ctx)
+	if err != nil {
+		return record{}, false, err
+	}
+	i := slices.IndexFunc(perhaps, func(rec record) bool { return !shown[rec.Name] })
+	if i < 0 {
+		return record{}, false, nil
+	}
+	return perhaps[i], true, nil
 }
 
-// isShown reports whether a pod may use a mount: it shows somewhere on the host, or a target that is mounted belongs to a
-// publication of it, of its successor, or of one that was moved away from it. Files may be open in it then.
-func (m *Manager) isShown(ctx context.Context, name string) (bool, error) {
+// shownMounts are the names of the mounts that pods may use: a mount shows somewhere on the host, or a target that is
+// mounted belongs to a publication of it, of its successor, or of one that was moved away from it. Files may be open in it
+// then.
+func (m *Manager) shownMounts(ctx context.Context) (map[string]bool, error) {
 	var (
 		pubs    []publication
 		records []record
@@ -85,27 +93,32 @@ func (m *Manager) isShown(ctx context.Context, name string) (bool, error) {
 		}
 		return err
 	}); err != nil {
-		return false, err
+		return nil, err
 	}
-	mounts, err := m.Namespace.Mounts(ctx)
+	mounts, err := m.Namespace.Mounts(ctx) // after the publications: a target is mounted after it is recorded
 	if err != nil {
-		return false, err
+		return nil, err
 	}
-	succeeds := func(by string) bool {
-		return slices.ContainsFunc(records, func(r record) bool { return r.Name == by && slices.Contains(r.Former, name) })
+	formers, targets, shown := map[string][]string{}, map[string]bool{}, map[string]bool{}
+	for _, rec := range records {
+		formers[rec.Name] = rec.Former
 	}
-	return slices.ContainsFunc(mounts, func(mnt host.Mount) bool {
-		shown, ours := nameOfSource(mnt.Source)
-		switch {
-		case !ours, mnt.Mountpoint == m.store.sourceDir(shown):
-			return false
-		case shown == name:
-			return true
+	for _, mnt := range mounts {
+		if name, ours := nameOfSource(mnt.Source); ours && mnt.Mountpoint != m.store.sourceDir(name) {
+			shown[name], targets[mnt.Mountpoint] = true, true
 		}
-		return slices.ContainsFunc(pubs, func(p publication) bool {
-			return p.Target == mnt.Mountpoint && (p.Mount == name || slices.Contains(p.From, name) || succeeds(p.Mount))
-		})
-	}), nil
+	}
+	for _, p := range pubs {
+		if targets[p.Target] {
+			for _, name := range append(slices.Clone(p.From), p.Mount) {
+				shown[name] = true
+				for _, former := range formers[name] {
+					shown[former] = true
+				}
+			}
+		}
+	}
+	return shown, nil
 }
 
 // awaitDrained returns when a mount does not drain any more, and ends it where no other call does. Its errors are never
@@ -149,23 +162,23 @@ func (m *Manager) endDraining(ctx context.Context, r Request, spec Spec, name st
 	if err := m.do(ctx, func() (err error) { rec, have, err = m.store.record(name); return err }); err != nil || !have {
 		return false, err
 	}
-	if drains, err := m.drains(ctx, rec); err != nil || !drains {
+	if _, drains, err := m.firstDraining(ctx, []record{rec}); err != nil || !drains {
 		return false, err
 	}
 	if rec.Phase != phaseEnding && !rec.Superseded {
 		return true, nil
 	}
-	s, err := m.supplyFor(ctx, r, spec, rec)
+	s, err := m.supplyFor(ctx, r, spec, &rec)
 	if err != nil {
 		return false, err
 	}
 	return false, m.end(ctx, rec, successor{supply: s, shown: rec.Superseded})
 }
 
-// supplyFor returns what a publication brings for a draining mount of another key, whose helper may have lost its
-// credentials in a crash or a reboot; nil: nothing. That is what comes from the same secret or service account, and what
-// comes from the volume's changed secret, because the former keys may not work any more. The lock of the mount's key is held.
-func (m *Manager) supplyFor(ctx context.Context, r Request, spec Spec, rec record) (*supply, error) {
+// supplyFor returns what a publication brings for a draining mount, whose helper may have lost its credentials in a crash or a
+// reboot; nil: nothing. That is what comes from the same secret or service account, and what comes from the volume's changed
+// secret, because the former keys may not work any more. The lock of the mount's key is held.
+func (m *Manager) supplyFor(ctx context.Context, r Request, spec Spec, rec *record) (*supply, error) {
 	serves := rec.serves()
 	same := spec.Source == serves.Source && spec.Identity == serves.Identity
 	changed := r.VolumeID == rec.VolumeID && spec.rotatedFrom(serves)
@@ -174,7 +187,7 @@ func (m *Manager) supplyFor(ctx context.Context, r Request, spec Spec, rec recor
 	}
 	s, err := m.plan(ctx, r, rec.Spec)
 	if err == nil {
-		err = s.fit(ctx, rec)
+		err = s.fit(ctx, *rec)
 	}
 	if err == nil && changed {
 		var be backend.Backend
@@ -183,16 +196,37 @@ func (m *Manager) supplyFor(ctx context.Context, r Request, spec Spec, rec recor
 		}
 	}
 	if err != nil { // the mount drains with what it has, if it can
-		klog.FromContext(ctx).Info("The publication's credentials are not for the draining mount", "mount", rec.Name, "reason", err.Error())
+		klog.FromContext(ctx).Info("The draining mount keeps its credentials", "mount", rec.Name, "reason", err.Error())
 		return nil, nil //nolint:nilnil // documented
 	}
-	if !changed {
-		return s, nil
+	if changed {
+		err = m.rotateDraining(ctx, rec, spec, s)
 	}
-	if _, err := m.give(ctx, rec, s); err != nil && !errors.Is(err, helper.ErrGone) {
-		return nil, err
+	return s, err
+}
+
+// rotateDraining gives a draining mount the session of its volume's changed secret. A client that keeps on disk what it has
+// to store is killed, once: clients hold the keys that they were last given (takeUpBound), and draining starts it again.
+func (m *Manager) rotateDraining(ctx context.Context, rec *record, spec Spec, s *supply) error {
+	_, err := m.give(ctx, *rec, s)
+	if err == nil && m.holdsBack(*rec) {
+		peer := m.peer(rec.Name)
+		hctx, cancel := context.WithTimeout(ctx, helperBound)
+		defer cancel()
+		var status helper.Status
+		if status, err = peer.Hello(hctx); err == nil && status.State == helper.StateRunning {
+			_, err = m.killClient(ctx, *rec, peer, status)
+		}
 	}
-	return s, nil
+	if err != nil && !errors.Is(err, helper.ErrGone) {
+		return err
+	}
+	rec.Rotated = spec.Identity
+	if rec.Rotated == rec.Spec.Identity {
+		rec.Rotated = ""
+	}
+	klog.FromContext(ctx).Info("The draining mount has the session of the changed secret", "mount", rec.Name, "volume", rec.VolumeID)
+	return m.rewrite(ctx, *rec)
 }
 
 // overlap reports whether two mounts can have an object in common: they are of the same bucket, and the prefix of one is

@@ -263,12 +263,15 @@ func TestWhatAPublicationBringsForADrainingMount(t *testing.T) {
 			rec := mountOf(t, m, "a", "1", "mountpoint-s3")
 			rec.Spec, rec.VolumeID = tc.drains, tc.volume
 			keys := credentials.Keys{AccessKeyID: "x", SecretAccessKey: "y"}
-			s, err := m.supplyFor(t.Context(), Request{VolumeID: "v", Keys: keys}, own, rec)
+			s, err := m.supplyFor(t.Context(), Request{VolumeID: "v", Keys: keys}, own, &rec)
 			if err != nil || (s != nil) != tc.brings {
 				t.Fatalf("%v, %v", s, err)
 			}
 			if s != nil && s.order.Keys != keys {
 				t.Errorf("it brings %v", s)
+			}
+			if now := rec.serves().Identity; tc.brings != (now == own.Identity) && tc.drains.Source == own.Source {
+				t.Errorf("the mount serves %s", now)
 			}
 		})
 	}

@@ -2,6 +2,7 @@ package mount
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -176,14 +177,15 @@ func TestARotatedMountThatEndsIsWaitedFor(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = m.ensure(t.Context(), Request{VolumeID: "v"}, newSecret(rec), &supply{})
-	if !fault.Is(err, fault.Busy) || !strings.Contains(err.Error(), rec.Name) {
-		t.Errorf("while somebody ends it: %v", err)
+	first := (*drainsFirstError)(nil)
+	if !errors.As(err, &first) || !fault.Is(err, fault.Busy) || !strings.Contains(err.Error(), rec.Name) {
+		t.Fatalf("while somebody ends it: %v", err)
 	}
 	unlock()
 	h := &helperOf{status: &helper.Status{Protocol: 1, Revision: 7, State: helper.StateRunning}}
 	h.serve(t, m, rec.Name)
 	ctx := until(t, func() bool { return h.wasAsked("end") })
-	if _, err := m.ensure(ctx, Request{VolumeID: "v"}, newSecret(rec), &supply{}); err == nil || !h.wasAsked("end") {
+	if err := m.awaitDrained(ctx, Request{VolumeID: "v"}, newSecret(rec), first); err == nil || !h.wasAsked("end") {
 		t.Errorf("it was not ended first: %v", err)
 	}
 }

@@ -2,6 +2,7 @@ package node
 
 import (
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -140,7 +141,9 @@ func TestPublicationsThatWaitForEachOther(t *testing.T) {
 		next := e.Target("next-" + g)
 		go func() { published <- e.tryPublish(2*time.Minute, v, next, group(g)) }()
 	}
-	e.await(20*time.Second, "a publication that waits", func() bool { return strings.Contains(e.Logs(), "Waiting for a draining mount") || e.requests("NodePublishVolume") == 4 })
+	e.await(20*time.Second, "a publication that waits", func() bool {
+		return strings.Contains(e.Logs(), "Waiting for a draining mount") || e.requests("NodePublishVolume") == 4
+	})
 	e.proxy.Set(faultproxy.Faults{})
 	for range groups {
 		if err := <-published; err != nil {
@@ -158,6 +161,63 @@ func TestPublicationsThatWaitForEachOther(t *testing.T) {
 	for _, g := range groups {
 		e.unpublish(v, e.Target("next-"+g))
 	}
+	e.NothingLeft(t)
+}
+
+// What drains with keys that are worth nothing any more is stored with those of the volume's changed secret.
+func TestADrainGoesOnWithTheChangedSecret(t *testing.T) {
+	t.Parallel()
+	for _, who := range []string{"the helper lives", "the helper is dead"} {
+		t.Run(who, func(t *testing.T) {
+			t.Parallel()
+			e := start(t)
+			former := e.user("owner")
+			changed := e.anotherKey("owner")
+			v := static("changed", rclone)
+			target := e.publish(v, "first", secrets(former))
+			e.proxy.Set(faultproxy.Faults{Reset: true, Match: uploads("/changed/file")})
+			write(t, filepath.Join(target, "file"), "old")
+			e.awaitBusy(v, target, "draining: 1 upload")
+			e.revoke("owner", former)
+			if who == "the helper is dead" {
+				for _, p := range e.processes("") {
+					e.kill(p)
+				}
+			}
+			e.proxy.Set(faultproxy.Faults{})
+			next := e.publish(v, "next", secrets(changed))
+			if got := read(t, filepath.Join(next, "file")); got != "old" {
+				t.Errorf("the next mount reads %q", got)
+			}
+			e.unpublish(v, target)
+			e.unpublish(v, next)
+			e.NothingLeft(t)
+		})
+	}
+}
+
+// A drain can be given up as docs/operations.md says, and nothing waits for it any more.
+func TestADrainThatIsGivenUp(t *testing.T) {
+	t.Parallel()
+	e := start(t)
+	v := static("given-up", rclone)
+	target := e.publish(v, "first", group("4001"))
+	e.proxy.Set(faultproxy.Faults{Reset: true, Match: uploads("/given-up/file")})
+	write(t, filepath.Join(target, "file"), "old")
+	e.awaitBusy(v, target, "draining: 1 upload")
+	caches, err := filepath.Glob(filepath.Join(e.Cache, "*-*[0-9]"))
+	if err != nil || len(caches) != 1 {
+		t.Fatal(caches, err)
+	}
+	if err := os.RemoveAll(caches[0]); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range e.processes("") {
+		e.kill(p)
+	}
+	next := e.publish(v, "next", group("4002"))
+	e.unpublish(v, target)
+	e.unpublish(v, next)
 	e.NothingLeft(t)
 }
 
