@@ -3,6 +3,7 @@
 package check
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -225,21 +226,18 @@ func (t *nodeTrial) programs(ctx context.Context) {
 	}) == nil
 	installed, err := hostdir.Install(ctx, t.ns, hostdir.Options{Dir: t.HostDir, DriverName: installName, Version: t.Version, Files: []string{t.Program}, Sandboxed: t.systemd})
 	if err == nil {
-		if err = t.ns.Passable(ctx, installed.Dir, t.UIDs.First); err == nil {
-			err = installed.Try(ctx, t.ns, filepath.Base(t.Program))
-		}
-		cleaning, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)
-		defer cancel()
-		removeErr := errors.Join(installed.Close(), t.ns.Do(cleaning, "removing "+installed.Dir, func() error {
-			if err := os.RemoveAll(filepath.Dir(installed.Dir)); err != nil || had {
-				return err
-			}
-			_ = os.Remove(t.HostDir) // not where somebody has put something there meanwhile
-			return nil
-		}))
-		if err == nil {
-			err = removeErr
-		}
+		err = t.ns.Passable(ctx, installed.Dir, t.UIDs.First)
+	}
+	if err == nil {
+		err = installed.Try(ctx, t.ns, filepath.Base(t.Program))
+	}
+	cleaning, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)
+	defer cancel()
+	if installed.Dir != "" {
+		err = cmp.Or(err, installed.Close(), t.ns.Do(cleaning, "removing "+installed.Dir, func() error { return os.RemoveAll(filepath.Dir(installed.Dir)) }))
+	}
+	if !had { // not where somebody has put something there meanwhile
+		_ = t.ns.Do(cleaning, "removing "+t.HostDir, func() error { return os.Remove(t.HostDir) })
 	}
 	if err != nil {
 		t.add(what.row(No, one(err), ""))
