@@ -5,10 +5,12 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -194,6 +196,54 @@ func TestADrainGoesOnWithTheChangedSecret(t *testing.T) {
 			e.NothingLeft(t)
 		})
 	}
+}
+
+// What a reboot left of a mount is stored before a mount of the volume's changed secret starts.
+func TestAMountWaitsForWhatARebootLeft(t *testing.T) {
+	t.Parallel()
+	e := start(t)
+	former := e.user("owner")
+	changed := e.anotherKey("owner")
+	v := static("rebooted", rclone)
+	target := e.publish(v, "first", secrets(former))
+	var tried atomic.Bool
+	of := uploads("/rebooted/file")
+	e.proxy.Set(faultproxy.Faults{Reset: true, Match: func(r *http.Request) bool {
+		match := of(r)
+		if match {
+			tried.Store(true)
+		}
+		return match
+	}})
+	write(t, filepath.Join(target, "file"), "old")
+	e.await(20*time.Second, "an upload", tried.Load)
+	e.Kill()
+	for _, p := range e.processes("") {
+		e.kill(p)
+	}
+	sources, err := filepath.Glob(filepath.Join(e.State, "sources", "*"))
+	if err != nil || len(sources) != 1 {
+		t.Fatal(sources, err)
+	}
+	for _, path := range []string{target, sources[0]} {
+		if err := unix.Unmount(path, unix.UMOUNT_NOFOLLOW); err != nil {
+			t.Fatal(path, err)
+		}
+	}
+	for _, gone := range []string{filepath.Join(e.State, "mounts"), sources[0], filepath.Join(e.State, "publications"), target} {
+		if err := os.RemoveAll(gone); err != nil {
+			t.Fatal(err)
+		}
+	}
+	e.revoke("owner", former)
+	e.proxy.Set(faultproxy.Faults{})
+	e.drive()
+	next := e.publish(v, "next", secrets(changed))
+	if got := read(t, filepath.Join(next, "file")); got != "old" {
+		t.Errorf("the next mount reads %q", got)
+	}
+	e.unpublish(v, next)
+	e.NothingLeft(t)
 }
 
 // A drain can be given up as docs/operations.md says, and nothing waits for it any more.
