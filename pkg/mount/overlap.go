@@ -183,7 +183,7 @@ func (m *Manager) supplyFor(ctx context.Context, r Request, spec Spec, rec *reco
 	same := spec.Source == serves.Source && spec.Identity == serves.Identity
 	changed := r.VolumeID == rec.VolumeID && spec.rotatedFrom(serves)
 	if spec.Source == credentials.SourceDriver || !same && !changed {
-		return nil, nil //nolint:nilnil // documented
+		return nil, nil
 	}
 	s, err := m.plan(ctx, r, rec.Spec)
 	if err == nil {
@@ -195,9 +195,9 @@ func (m *Manager) supplyFor(ctx context.Context, r Request, spec Spec, rec *reco
 			err = m.prove(ctx, s, be, rec.Spec)
 		}
 	}
-	if err != nil { // the mount drains with what it has, if it can
+	if err != nil {
 		klog.FromContext(ctx).Info("The draining mount keeps its credentials", "mount", rec.Name, "reason", err.Error())
-		return nil, nil //nolint:nilnil // documented
+		return nil, nil //nolint:nilerr // the mount drains with what it has, if it can
 	}
 	if changed {
 		err = m.rotateDraining(ctx, rec, spec, s)
