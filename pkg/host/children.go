@@ -24,6 +24,7 @@ type child struct {
 	rel   string   // below its parent
 	place *os.File // where it goes
 	clone *os.File // attached nowhere; nil: none could be made, see why
+	from  Mount    // what it was cloned from
 	why   error
 	below []*child // what goes below the clone
 	moved *os.File // the child itself, nil where it cannot be reached
@@ -45,7 +46,7 @@ func (r *replacement) children(ctx context.Context, parent Mount, onto *os.File)
 		if m = r.tree.top(m); m.ID != c.mount.ID {
 			c.mount = m // what is stacked there is not seen, and goes with the child only if that itself is moved
 		}
-		c.clone, c.why = r.standIn(ctx, m)
+		c.clone, c.from, c.why = r.standIn(ctx, m)
 		if c.why != nil && ctx.Err() != nil {
 			return nil, c.why
 		}
@@ -64,18 +65,19 @@ func (r *replacement) children(ctx context.Context, parent Mount, onto *os.File)
 	return all, nil
 }
 
-// standIn makes a clone that shows what a child shows.
-func (r *replacement) standIn(ctx context.Context, m Mount) (*os.File, error) {
+// standIn makes a clone that shows what a child shows, and says of which mount.
+func (r *replacement) standIn(ctx context.Context, m Mount) (clone *os.File, from Mount, err error) {
 	if hasOption(m.Options, idMapped) {
-		return nil, fault.Errorf(fault.Unsupported, "it is id-mapped, and only the mount itself can tell how")
+		return nil, Mount{}, fault.Errorf(fault.Unsupported, "it is id-mapped, and only the mount itself can tell how")
 	}
 	if r.isDead(m) {
-		return r.living.clone(ctx, r.held, m)
+		clone, err = r.living.clone(ctx, r.held, m)
+		return clone, r.Living, err
 	}
 	if r.table == nil {
 		table, err := r.n.Mounts(ctx)
 		if err != nil {
-			return nil, err
+			return nil, Mount{}, err
 		}
 		r.table = table
 	}
@@ -83,14 +85,13 @@ func (r *replacement) standIn(ctx context.Context, m Mount) (*os.File, error) {
 		return !sameDevice(s, m) || s.FSType != m.FSType || s.ID == m.ID || !isBelow(m.Root, s.Root)
 	})
 	slices.SortStableFunc(sources, func(a, b Mount) int { return len(b.Root) - len(a.Root) }) // the shortest way first
-	err := fault.Errorf(fault.Unsupported, "the host has its file system mounted nowhere else")
+	err = fault.Errorf(fault.Unsupported, "the host has its file system mounted nowhere else")
 	for _, source := range sources[:min(len(sources), maxSources)] {
-		var clone *os.File
 		if clone, err = r.cloneFrom(ctx, source, m); err == nil {
-			return clone, nil
+			return clone, source, nil
 		}
 	}
-	return nil, err
+	return nil, Mount{}, err
 }
 
 // cloneFrom makes a clone of what m shows from another mount of its file system, one of the host's.

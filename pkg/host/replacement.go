@@ -81,9 +81,10 @@ func (r *replacement) prepare(ctx context.Context) (err error) {
 // carryOut puts the clone in the place of the dead mount, in whose namespace the calling thread is; false where there
 // was nothing to do any more.
 func (r *replacement) carryOut(ctx context.Context, in inside) (bool, error) {
-	if in.lesser && hasOption(r.dead.Options, "ro") && !hasOption(r.Living.SuperOptions, "ro") {
-		return false, fault.Errorf(fault.Unsupported, "it is a read-only mount in a user namespace, where its replacement "+
-			"could be made writable; restart the pod")
+	if in.lesser {
+		if err := r.refuseWithoutLocks(); err != nil {
+			return false, err
+		}
 	}
 	err := r.putInPlace(ctx, in)
 	if errors.Is(err, errHidden) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
@@ -122,6 +123,11 @@ func (r *replacement) putInPlace(ctx context.Context, in inside) error {
 	}
 	if hasOption(r.dead.Options, idMapped) {
 		if err := in.mapLike(dead, r.clone); err != nil {
+			return err
+		}
+	}
+	if in.lesser {
+		if err := r.refuseLockedChildren(dead); err != nil {
 			return err
 		}
 	}

@@ -64,9 +64,10 @@ func (n *Namespace) SwapHere(ctx context.Context, s Swap, where func(Mount) bool
 
 // SwapElsewhere is SwapHere for the other mount namespaces of which a process satisfies theirs (the text of
 // /proc/<pid>/cgroup); all others are left alone. Mounts that go with the host's by propagation are the host's to
-// replace. In a namespace that is owned by another user namespace, mounts that are read-only (where the file system is
-// not) are left dead, fault.Unsupported: they could be made writable by their container. So are id-mapped ones where the
-// kernel does not tell their mapping, which it does since Linux 6.15, or no process there has it.
+// replace. In a namespace that is owned by another user namespace, mounts that are stricter than what they would be
+// replaced by (read-only, for example), and those with such a mount, or one that is locked to its place, below them, are
+// left as they are, fault.Unsupported: their container could take the restriction off the replacement. So are id-mapped
+// ones where the kernel does not tell their mapping, which it does since Linux 6.15, or no process there has it.
 func (n *Namespace) SwapElsewhere(ctx context.Context, s Swap, theirs func(cgroup string) bool) ([]Swapped, error) {
 	l, err := n.openLiving(ctx, s)
 	if err != nil {

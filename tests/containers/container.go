@@ -40,6 +40,12 @@ type Options struct {
 	// them there looks past the mount.
 	Own           map[string]string
 	UserNamespace bool // hostUsers: false
+	// Capabilities gives the process those that container runtimes give by default; without, it has none.
+	Capabilities bool
+	// ReadOnlyRoot is readOnlyRootFilesystem.
+	ReadOnlyRoot bool
+	// Fuse gives the container the device /dev/fuse, as device plugins do.
+	Fuse bool
 }
 
 // Container is a running one.
@@ -267,6 +273,19 @@ func (c *Container) Write(ctx context.Context, path, content string) error {
 func (c *Container) List(ctx context.Context, path string) ([]string, error) {
 	a, err := c.ask(ctx, agent.Request{Op: agent.OpList, Path: path})
 	return a.Names, errors.Join(err, a.Err())
+}
+
+// Nest starts a process in the container that is the root of user and mount namespaces of its own, as "unshare -Urm" does. What
+// Nested asks for is done there.
+func (c *Container) Nest(ctx context.Context) error {
+	a, err := c.ask(ctx, agent.Request{Op: agent.OpNest})
+	return errors.Join(err, a.Err())
+}
+
+// Nested has the nested process do something: one of agent's operations.
+func (c *Container) Nested(ctx context.Context, op, path, content string) (agent.Answer, error) {
+	a, err := c.ask(ctx, agent.Request{Op: op, Path: path, Content: content, Nested: true})
+	return a, errors.Join(err, a.Err())
 }
 
 // Stop ends the container and takes everything of it away. Stopping it again does nothing.

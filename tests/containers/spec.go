@@ -55,9 +55,17 @@ type (
 		Env             []string `json:"env"`
 		Cwd             string   `json:"cwd"`
 		NoNewPrivileges bool     `json:"noNewPrivileges"`
+
+		Capabilities *ociCapabilities `json:"capabilities,omitempty"`
+	}
+	ociCapabilities struct {
+		Bounding  []string `json:"bounding"`
+		Effective []string `json:"effective"`
+		Permitted []string `json:"permitted"`
 	}
 	ociRoot struct {
-		Path string `json:"path"`
+		Path     string `json:"path"`
+		ReadOnly bool   `json:"readonly,omitempty"`
 	}
 	ociMount struct {
 		Destination string   `json:"destination"`
@@ -70,8 +78,27 @@ type (
 		UIDs        []ociIDs       `json:"uidMappings,omitempty"`
 		GIDs        []ociIDs       `json:"gidMappings,omitempty"`
 		CgroupsPath string         `json:"cgroupsPath"`
+		Devices     []ociDevice    `json:"devices,omitempty"`
+		Resources   *ociResources  `json:"resources,omitempty"`
 		// Propagation of the root: containerd makes it rslave for containers with a mount that is not private.
 		Propagation string `json:"rootfsPropagation,omitempty"`
+	}
+	ociDevice struct {
+		Type  string `json:"type"`
+		Path  string `json:"path"`
+		Major int64  `json:"major"`
+		Minor int64  `json:"minor"`
+		Mode  uint32 `json:"fileMode"`
+	}
+	ociResources struct {
+		Devices []ociAccess `json:"devices"`
+	}
+	ociAccess struct {
+		Allow  bool   `json:"allow"`
+		Type   string `json:"type,omitempty"`
+		Major  *int64 `json:"major,omitempty"`
+		Minor  *int64 `json:"minor,omitempty"`
+		Access string `json:"access"`
 	}
 	ociNamespace struct {
 		Type string `json:"type"`
@@ -82,6 +109,15 @@ type (
 		Size        uint32 `json:"size"`
 	}
 )
+
+// defaultCapabilities are those of containerd's and CRI-O's default, which a container has that asks for none.
+var defaultCapabilities = []string{
+	"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FSETID", "CAP_FOWNER", "CAP_MKNOD", "CAP_NET_RAW", "CAP_SETGID", "CAP_SETUID", "CAP_SETFCAP",
+	"CAP_SETPCAP", "CAP_NET_BIND_SERVICE", "CAP_SYS_CHROOT", "CAP_KILL", "CAP_AUDIT_WRITE",
+}
+
+// The numbers of /dev/fuse, Documentation/admin-guide/devices.txt of the kernel.
+const fuseMajor, fuseMinor = int64(10), int64(229)
 
 func (o Options) spec(id, rootfs string) ociSpec {
 	s := ociSpec{
@@ -95,6 +131,15 @@ func (o Options) spec(id, rootfs string) ociSpec {
 	}
 	for _, ns := range []string{"pid", "mount", "ipc", "uts"} {
 		s.Linux.Namespaces = append(s.Linux.Namespaces, ociNamespace{ns})
+	}
+	s.Root.ReadOnly = o.ReadOnlyRoot
+	if o.Capabilities {
+		s.Process.Capabilities = &ociCapabilities{defaultCapabilities, defaultCapabilities, defaultCapabilities}
+	}
+	if o.Fuse {
+		major, minor := fuseMajor, fuseMinor
+		s.Linux.Devices = []ociDevice{{"c", "/dev/fuse", major, minor, 0o666}}
+		s.Linux.Resources = &ociResources{[]ociAccess{{Allow: true, Type: "c", Major: &major, Minor: &minor, Access: "rwm"}}}
 	}
 	if o.UserNamespace {
 		s.Linux.Namespaces = append(s.Linux.Namespaces, ociNamespace{"user"})

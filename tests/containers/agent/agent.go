@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/s3-csi/s3-csi-driver/tests/pressure"
 )
 
@@ -25,6 +27,14 @@ const (
 	OpWatch = "watch" // reads a file again and again, each time anew
 	OpPoke  = "poke"  // writes new files into a directory again and again, "<path>/poke-<n>"
 	OpStop  = "stop"  // ends the watch or poke of that number
+
+	// OpNest starts another agent in user and mount namespaces of its own, as "unshare -Urm" does. Requests that are Nested go
+	// to that one.
+	OpNest    = "nest"
+	OpBind    = "bind"    // binds Content to Path
+	OpRemount = "remount" // makes the bind mount at Path writable
+	OpFuse    = "fuse"    // mounts a FUSE file system at Path whose source is Content; no request of it is ever answered
+	OpDrop    = "drop"    // ends the FUSE file systems that the agent has mounted
 )
 
 // Pause is the time between two looks of a watch.
@@ -39,6 +49,7 @@ type Request struct {
 	Op      string `json:"op"`
 	Path    string `json:"path,omitempty"`
 	Content string `json:"content,omitempty"`
+	Nested  bool   `json:"nested,omitempty"`
 }
 
 // Answer is one line of the output. Watches give one for each look.
@@ -75,6 +86,8 @@ type agent struct {
 	mu    sync.Mutex // of out
 	out   *json.Encoder
 	stops map[uint64]chan struct{}
+	inner *json.Encoder // of the nested agent
+	fuse  []int         // descriptors of /dev/fuse
 }
 
 // Run serves until in ends.
@@ -97,7 +110,15 @@ func Run(in io.Reader, out io.Writer) error {
 }
 
 func (a *agent) handle(req Request) {
+	if req.Nested && a.inner != nil {
+		req.Nested = false
+		_ = a.inner.Encode(req) // one that has ended answers nothing
+		return
+	}
 	switch req.Op {
+	case OpNest, OpFuse, OpDrop:
+		began := time.Now()
+		a.say(answerOf(req, began, a.change(req)))
 	case OpWatch, OpPoke:
 		stop := make(chan struct{})
 		a.stops[req.ID] = stop
@@ -141,6 +162,10 @@ func do(req Request) Answer {
 		answer.Content, answer.Device, err = read(req.Path)
 	case OpWrite:
 		err = os.WriteFile(req.Path, []byte(req.Content), 0o666)
+	case OpBind:
+		err = bind(req.Content, req.Path)
+	case OpRemount:
+		err = unix.Mount("", req.Path, "", unix.MS_REMOUNT|unix.MS_BIND, "")
 	case OpList:
 		var entries []fs.DirEntry
 		entries, err = os.ReadDir(req.Path)
@@ -150,14 +175,24 @@ func do(req Request) Answer {
 	default:
 		err = fmt.Errorf("there is no operation %q", req.Op)
 	}
-	answer.Ended, answer.Stalls = time.Now(), pressure.Read()
+	return answer.end(err)
+}
+
+// answerOf is the answer to a request that only succeeds or fails.
+func answerOf(req Request, began time.Time, err error) Answer {
+	return Answer{ID: req.ID, Began: began}.end(err)
+}
+
+// end fills in how it went.
+func (a Answer) end(err error) Answer {
+	a.Ended, a.Stalls = time.Now(), pressure.Read()
 	if err != nil {
-		answer.Error = err.Error()
+		a.Error = err.Error()
 		if errno := syscall.Errno(0); errors.As(err, &errno) {
-			answer.Errno = uint32(errno)
+			a.Errno = uint32(errno)
 		}
 	}
-	return answer
+	return a
 }
 
 func read(path string) (content string, device uint64, err error) {
