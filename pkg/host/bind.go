@@ -80,6 +80,15 @@ func Unmount(target string) error {
 	return nil
 }
 
+// Detach unmounts the top mount at path lazily; call it inside Do. It is for mounts of file systems whose client has exited, of
+// which nothing can be lost. What is no mount point is unix.EINVAL, a missing path unix.ENOENT.
+func Detach(path string) error {
+	if err := unix.Unmount(path, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH); err != nil {
+		return fmt.Errorf("detaching %s: %w", path, err)
+	}
+	return nil
+}
+
 // UnmountTarget is Unmount for a target path: symbolic links are refused below root as OpenTarget refuses them.
 func UnmountTarget(root, target string) error {
 	parent, name, err := openParent(root, target)

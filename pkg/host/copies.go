@@ -45,7 +45,7 @@ func (n *Namespace) detachElsewhere(ctx context.Context, things string, match fu
 		return 0, err
 	}
 	holders, err := n.holders(ctx, "looking for "+things, spare, func(ns *otherNamespace, mounts []Mount) bool {
-		return !ns.marked && len(host.foreignTo(mounts, match)) > 0
+		return ns.marked == "" && len(host.foreignTo(mounts, match)) > 0
 	})
 	if err != nil {
 		return 0, err

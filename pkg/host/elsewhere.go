@@ -18,7 +18,7 @@ import (
 type otherNamespace struct {
 	link   string // what /proc/<pid>/ns/mnt reads
 	pids   []int  // some of its processes
-	marked bool   // the cgroup of one of its processes is as asked for
+	marked string // the text of /proc/<pid>/cgroup of one of its processes that is as asked for; "": of none
 }
 
 // maxLeads is how many processes of a namespace are remembered, of which one has to live until it is entered.
@@ -60,14 +60,16 @@ func (n *Namespace) otherNamespaces(ctx context.Context, what string, mark func(
 		if len(ns.pids) < maxLeads {
 			ns.pids = append(ns.pids, pid)
 		}
-		if mark == nil || ns.marked {
+		if mark == nil || ns.marked != "" {
 			continue
 		}
 		cgroup, err := os.ReadFile(procPath(pid, "cgroup"))
 		if err != nil && !isGone(err) {
 			return nil, fmt.Errorf("%s: the cgroup of %s: %w", what, processName(pid), err)
 		}
-		ns.marked = err == nil && mark(string(cgroup))
+		if err == nil && mark(string(cgroup)) {
+			ns.marked = string(cgroup)
+		}
 	}
 	if unreadable > 0 {
 		klog.FromContext(ctx).V(4).Info("Mount namespaces of some processes cannot be looked into", "processes", unreadable, "call", what)
@@ -126,6 +128,17 @@ func (o *otherNamespace) open() (int, error) {
 // isGone tells that a process ended while its files in /proc were looked at.
 func isGone(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH)
+}
+
+// ShownElsewhere tells whether other mount namespaces hold mounts for which match is true, except such as go with the host's
+// by propagation. Namespaces are found as DetachCopies finds them.
+func (n *Namespace) ShownElsewhere(ctx context.Context, what string, match func(Mount) bool) (bool, error) {
+	host, err := n.hostView(ctx)
+	if err != nil {
+		return false, err
+	}
+	holders, err := n.holders(ctx, what, nil, func(_ *otherNamespace, mounts []Mount) bool { return len(host.foreignTo(mounts, match)) > 0 })
+	return len(holders) > 0, err
 }
 
 // DoElsewhere runs fn in each other mount namespace whose mount table pick picks, as Do runs it in this one. who names the

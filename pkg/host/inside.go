@@ -76,6 +76,14 @@ func (p place) pid() int {
 	return p.other.pids[0]
 }
 
+// cgroup is the text by which the namespace was picked.
+func (p place) cgroup() string {
+	if p.other == nil {
+		return ""
+	}
+	return p.other.marked
+}
+
 // name is the namespace in messages: " in the mount namespace of sh (pid 12)", or "".
 func (p place) name() string {
 	if p.other == nil {

@@ -38,13 +38,43 @@ func (m Mount) stricterThan(source Mount) string {
 }
 
 // refuseWithoutLocks is nil where every clone that would be attached in a lesser user namespace allows no more than the mount
-// that it replaces. It changes nothing.
-func (r *replacement) refuseWithoutLocks() error {
+// that it replaces. It changes nothing. The calling thread is in that namespace.
+func (r *replacement) refuseWithoutLocks(in inside) error {
+	if hasOption(r.like.Options, "ro") && !hasOption(r.Living.SuperOptions, "ro") {
+		return fault.Errorf(fault.Unsupported, "it is a read-only mount in a user namespace, where its replacement could be made "+
+			"writable; restart the container")
+	}
 	if more := r.dead.stricterThan(r.Living); more != "" {
-		return fault.Errorf(fault.Unsupported, "it is a %s mount in a user namespace, where its container could take the restriction "+
-			"(%s) off the replacement; restart the container", describeStrict(more), more)
+		locked, err := in.isLocked(r.dead)
+		if err != nil {
+			return err
+		}
+		if locked {
+			return fault.Errorf(fault.Unsupported, "it is a mount in a user namespace with the restriction %s, which its container could "+
+				"take off the replacement; restart the container", more)
+		}
 	}
 	return refuseChildren(r.below, 0)
+}
+
+// isLocked tells whether the kernel has locked one of a mount's flags that a FUSE source does not have. The lock is the clone's
+// too, whoever asks for its removal (can_change_locked_flags in fs/namespace.c).
+func (in inside) isLocked(m Mount) (bool, error) {
+	f, err := in.open(m)
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	fd, err := unix.OpenTree(int(f.Fd()), "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
+	if err != nil {
+		return true, nil //nolint:nilerr // it is unbindable, or has locked children
+	}
+	defer unix.Close(fd)
+	err = unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_NOEXEC | unix.MOUNT_ATTR_NODIRATIME})
+	if err != nil && !errors.Is(err, unix.EPERM) {
+		return false, fmt.Errorf("finding out whether the mount is locked: %w", err)
+	}
+	return err != nil, nil
 }
 
 // refuseChildren is refuseWithoutLocks for what is mounted below.
@@ -66,14 +96,6 @@ func refuseChildren(children []*child, depth int) error {
 		}
 	}
 	return nil
-}
-
-// describeStrict names the most telling of a list of options.
-func describeStrict(more string) string {
-	if hasOption(more, "ro") {
-		return "read-only"
-	}
-	return "restricted"
 }
 
 // refuseLockedChildren is nil where none of the children that have to be cloned is locked to its place. The calling thread is

@@ -82,7 +82,8 @@ func (l *living) ask(ctx context.Context, what string, h *held, fn func(ctx cont
 	})
 }
 
-// clone makes a mount of the directory (or file) that dead shows, with dead's flags, which is attached nowhere yet.
+// clone makes a mount of the directory (or file) that dead shows, with dead's flags and always with nosuid and nodev, which is
+// attached nowhere yet.
 func (l *living) clone(ctx context.Context, h *held, dead Mount) (*os.File, error) {
 	rel := strings.TrimPrefix(dead.Root, "/")
 	if strings.HasSuffix(rel, "//deleted") { // as mount tables show it, proc_pid_mountinfo(5)
@@ -91,6 +92,7 @@ func (l *living) clone(ctx context.Context, h *held, dead Mount) (*os.File, erro
 	if l.hung != nil && rel != "" {
 		return nil, l.hung
 	}
+	dead.Options += ",nosuid,nodev"
 	var clone *os.File
 	err := l.ask(ctx, fmt.Sprintf("looking up %s in %s", dead.Root, l.Living.Mountpoint), h, func(context.Context) error {
 		dir := l.root

@@ -21,6 +21,7 @@ const moveBeneath = 0x200
 type replacement struct {
 	*living
 	dead Mount     // as it is seen
+	like Mount     // dead, with the flags that the replacement has
 	tree mountTree // of the dead mount's namespace
 	held *held
 	// stack are the dead mounts that go, from the top: dead, and those that lie under it and are just like it.
@@ -32,8 +33,11 @@ type replacement struct {
 }
 
 // replace plans the replacement of a dead mount.
-func (l *living) replace(tree mountTree, dead Mount) *replacement {
-	r := &replacement{living: l, dead: dead, tree: tree, held: hold(), stack: []Mount{dead}}
+func (l *living) replace(tree mountTree, dead Mount, readOnly bool) *replacement {
+	r := &replacement{living: l, dead: dead, like: dead, tree: tree, held: hold(), stack: []Mount{dead}}
+	if readOnly {
+		r.like.Options += ",ro"
+	}
 	for len(r.tree.below(dead)) == 0 { // what is mounted below has to go onto the new one, beneath the one it is on
 		under, ok := tree.under(dead)
 		if !ok || under.Root != dead.Root {
@@ -58,7 +62,7 @@ func (r *replacement) prepare(ctx context.Context) (err error) {
 	if r.settled.ID != 0 {
 		return nil
 	}
-	if r.clone, err = r.living.clone(ctx, r.held, r.dead); err != nil {
+	if r.clone, err = r.living.clone(ctx, r.held, r.like); err != nil {
 		return err
 	}
 	base := r.stack[len(r.stack)-1]
@@ -82,7 +86,7 @@ func (r *replacement) prepare(ctx context.Context) (err error) {
 // was nothing to do any more.
 func (r *replacement) carryOut(ctx context.Context, in inside) (bool, error) {
 	if in.lesser {
-		if err := r.refuseWithoutLocks(); err != nil {
+		if err := r.refuseWithoutLocks(in); err != nil {
 			return false, err
 		}
 	}

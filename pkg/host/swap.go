@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"k8s.io/klog/v2"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
 // Swap says which mounts are replaced by clones of which.
@@ -18,6 +20,11 @@ type Swap struct {
 	Living Mount
 	// Dead tells, by their table entries, the mounts that are replaced. Mounts of Living's device are never taken.
 	Dead func(Mount) bool
+	// Unknown tells mounts that look like dead ones and are reported, fault.Unsupported, but left alone. nil: none.
+	Unknown func(Mount) bool
+	// ReadOnly tells whether the replacement of a mount is read-only even where the dead one is not. cgroup is the text of
+	// /proc/<pid>/cgroup by which the mount's namespace was picked, "" for this namespace. nil: it never is.
+	ReadOnly func(m Mount, cgroup string) bool
 	// Bound is for each look-up inside the living file system, which its client has to answer, and for the work on
 	// each mount.
 	Bound time.Duration
@@ -37,11 +44,15 @@ type Swapped struct {
 	Err error
 }
 
+// errUnknown is for what Swap.Unknown tells.
+var errUnknown = fault.Errorf(fault.Unsupported, "it has the volume's name, but is not known to be of an earlier client of the volume: "+
+	"that one's mount was unmounted by someone else, or the name is forged")
+
 // SwapHere replaces mounts of this namespace for which s.Dead and where are true by clones of s.Living, and says what
 // became of each. Where nothing is left to do the list is empty.
 //
-// A replacement shows the same directory of the file system, with the same mount flags and type of propagation, and
-// what was mounted below the dead mount is below it. It is attached beneath the dead mount, which is then detached, so
+// A replacement shows the same directory of the file system, with the same mount flags and type of propagation (but always
+// with nosuid and nodev), and what was mounted below the dead mount is below it. It is attached beneath the dead mount, which is then detached, so
 // that nobody ever sees what lies under both. Before Linux 6.5 (and where the kernel refuses, as in a user namespace
 // that inherited the mount) it is attached on top: the dead mount stays in the table below it, out of everybody's
 // reach, as long as the living one is mounted; such mounts are left out of the list the next time. Where the parent is
@@ -80,7 +91,7 @@ func (n *Namespace) SwapElsewhere(ctx context.Context, s Swap, theirs func(cgrou
 	}
 	what := "looking for dead mounts of " + s.Living.Source
 	holders, err := n.holders(ctx, what, theirs, func(ns *otherNamespace, mounts []Mount) bool {
-		return ns.marked && len(host.foreignTo(mounts, l.isDead)) > 0
+		return ns.marked != "" && len(host.foreignTo(mounts, l.concerns)) > 0
 	})
 	if err != nil {
 		return nil, err
@@ -115,7 +126,7 @@ func (n *Namespace) swapInOther(ctx context.Context, l *living, at place, host h
 		return nil, err
 	}
 	own := map[int]bool{}
-	for _, m := range host.foreignTo(mounts, l.isDead) {
+	for _, m := range host.foreignTo(mounts, l.concerns) {
 		own[m.ID] = true
 	}
 	return l.swapIn(ctx, at, mounts, func(m Mount) bool { return own[m.ID] })
@@ -124,11 +135,22 @@ func (n *Namespace) swapInOther(ctx context.Context, l *living, at place, host h
 // isDead tells whether a mount is to be replaced, wherever it is.
 func (l *living) isDead(m Mount) bool { return !sameDevice(m, l.Living) && l.Dead(m) }
 
+// isUnknown tells whether a mount is to be reported, and not to be replaced.
+func (l *living) isUnknown(m Mount) bool {
+	return l.Unknown != nil && !sameDevice(m, l.Living) && !l.Dead(m) && l.Unknown(m)
+}
+
+// concerns tells whether anything is to be said of a mount.
+func (l *living) concerns(m Mount) bool { return l.isDead(m) || l.isUnknown(m) }
+
 // swapIn replaces the dead mounts of one namespace that where picks from its table.
 func (l *living) swapIn(ctx context.Context, at place, mounts []Mount, where func(Mount) bool) ([]Swapped, error) {
 	tree := newTree(mounts)
 	var all []Swapped
 	for _, dead := range mounts { // parents come first
+		if l.isUnknown(dead) && where(dead) {
+			all = append(all, Swapped{Mountpoint: dead.Mountpoint, PID: at.pid(), Root: dead.Root, Err: errUnknown})
+		}
 		if !l.isDead(dead) || !where(dead) {
 			continue
 		}
@@ -154,7 +176,7 @@ func (l *living) swapIn(ctx context.Context, at place, mounts []Mount, where fun
 
 // swapOne replaces one dead mount; false where there was nothing to do any more.
 func (l *living) swapOne(ctx context.Context, at place, tree mountTree, dead Mount) (bool, error) {
-	r := l.replace(tree, dead)
+	r := l.replace(tree, dead, l.ReadOnly != nil && l.ReadOnly(dead, at.cgroup()))
 	defer r.held.drop()
 	if err := r.prepare(ctx); err != nil {
 		return false, err

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -82,7 +83,7 @@ func TestSwapPutsTheSameInTheSamePlace(t *testing.T) {
 			r.all(r.here(r.swap()), 1)
 			after := mountAt(t, r.n, target)
 			r.alive(0, target)
-			if after.Root != before.Root || after.Options != before.Options || after.Parent != before.Parent {
+			if after.Root != before.Root || after.Options != asPublished(before.Options) || after.Parent != before.Parent {
 				t.Errorf("was %+v\nis  %+v", before, after)
 			}
 			types := func(m Mount) string {
@@ -99,6 +100,51 @@ func TestSwapPutsTheSameInTheSamePlace(t *testing.T) {
 				t.Error("it was replaced again")
 			}
 		})
+	}
+}
+
+// asPublished adds the flags to the options of a mount that every publication has.
+func asPublished(options string) string {
+	fields := strings.Split(options, ",")
+	rest := slices.DeleteFunc(fields[1:], func(o string) bool { return o == "nosuid" || o == "nodev" })
+	return strings.Join(append([]string{fields[0], "nosuid", "nodev"}, rest...), ",")
+}
+
+func TestAReplacementCanBeMadeReadOnly(t *testing.T) {
+	r := newSwapRig(t)
+	target, other := r.bind("target", "/", BindAttrs{}), r.bind("other", "/sub", BindAttrs{})
+	r.restart()
+	s := r.swap()
+	s.ReadOnly = func(m Mount, cgroup string) bool { return m.Mountpoint == target && cgroup == "" }
+	r.all(r.here(s), 2)
+	if m := mountAt(t, r.n, target); !m.ReadOnly() {
+		t.Errorf("%+v", m)
+	}
+	if m := mountAt(t, r.n, other); m.ReadOnly() {
+		t.Errorf("%+v", m)
+	}
+}
+
+func TestUnknownMountsAreReportedAndLeft(t *testing.T) {
+	r := newSwapRig(t)
+	target := r.bind("target", "/", BindAttrs{})
+	fake := mkdir(t, r.targets, "fake")
+	mountFake(t, r.n, fake, r.name).die()
+	before := mountAt(t, r.n, fake)
+	known := mountAt(t, r.n, target)
+	r.restart()
+	s := r.swap()
+	name := r.name
+	s.Dead = func(m Mount) bool { return sameDevice(m, known) }
+	s.Unknown = func(m Mount) bool { return m.Source == name && !sameDevice(m, known) }
+	for _, s := range r.here(s) {
+		if (s.Mountpoint == fake) != (fault.KindOf(s.Err) == fault.Unsupported) {
+			t.Errorf("%+v", s)
+		}
+	}
+	r.alive(0, target)
+	if after := mountAt(t, r.n, fake); after.ID != before.ID {
+		t.Errorf("%+v was replaced by %+v", before, after)
 	}
 }
 

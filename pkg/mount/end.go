@@ -208,6 +208,11 @@ func (m *Manager) unmountSource(ctx context.Context, rec record, shown bool) err
 		if err != nil {
 			return err
 		}
+		if shown {
+			if err := m.awaitSuccession(ctx, rec, mounts); err != nil {
+				return err
+			}
+		}
 		mnt, mounted := mountedAt(mounts, m.store.sourceDir(rec.Name))
 		if mounted {
 			if err := m.quiet(ctx, mnt); err != nil {
@@ -228,10 +233,20 @@ func (m *Manager) unmountSource(ctx context.Context, rec record, shown bool) err
 			}
 		}
 		if !mounted {
-			return nil
+			return m.unpinAll(ctx, rec.Name)
 		}
 		gone.Minor = 0
 	}
+}
+
+// awaitSuccession fails as long as something still shows the file systems of a mount whose places another takes: they are
+// recognized by the mount's source and pins.
+func (m *Manager) awaitSuccession(ctx context.Context, rec record, mounts []host.Mount) error {
+	shown, err := m.shownElsewhere(ctx, mounts, m.store.known(mounts, []string{rec.Name}, nil))
+	if err == nil && shown {
+		err = fault.Errorf(fault.Busy, "its places are not all taken by its successor yet")
+	}
+	return err
 }
 
 // quiet waits until the FUSE connection has had no request waiting for a moment. A RELEASE that is still queued would be

@@ -3,6 +3,7 @@ package mount
 import (
 	"context"
 	"errors"
+	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -18,6 +19,8 @@ import (
 const (
 	// healRounds bounds how often a heal looks again for what came up meanwhile: a container that started on a dead mount.
 	healRounds = 5
+	// maxReported bounds how many places are named that are left as they are: a container can make as many as it likes.
+	maxReported = 20
 	// lookupBound is how long a client may take to find the directory that a subpath shows.
 	lookupBound = 10 * time.Second
 )
@@ -27,6 +30,9 @@ type places struct {
 	targets map[string]bool
 	pods    map[string]string // the directories of pods that have it published, by pod UID
 	others  bool              // a target is in no pod's directory: whose containers use it, nobody can tell
+	// readOnlyTargets are the targets of read-only publications, writable the pods that have one that is not.
+	readOnlyTargets, writable map[string]bool
+	node                      string // the text of /proc/1/cgroup
 }
 
 // podOf reads pod directory and UID from a kubelet's target path: <root>/pods/<uid>/volumes/…
@@ -41,11 +47,13 @@ func podOf(target string) (dir, uid string, ok bool) {
 var podPattern = regexp.MustCompile(`^(.*/pods/([0-9a-zA-Z][0-9a-zA-Z-]{7,62}))/volumes/`)
 
 func placesOf(pubs []publication) places {
-	p := places{targets: map[string]bool{}, pods: map[string]string{}}
+	p := places{targets: map[string]bool{}, pods: map[string]string{}, readOnlyTargets: map[string]bool{}, writable: map[string]bool{}}
 	for _, pub := range pubs {
 		p.targets[pub.Target] = true
+		p.readOnlyTargets[pub.Target] = pub.ReadOnly
 		if dir, uid, ok := podOf(pub.Target); ok {
 			p.pods[uid] = dir
+			p.writable[uid] = p.writable[uid] || !pub.ReadOnly
 		} else {
 			p.others = true
 		}
@@ -66,29 +74,53 @@ func (p places) here(mnt host.Mount) bool {
 	return false
 }
 
-// theirs tells whether a process is one of the pods' containers', by its cgroup: kubelet names it after the pod, and
-// systemd's names have underscores for dashes.
+// podElement is a kubelet's name for a pod's cgroup: "pod<uid>" of its cgroup driver cgroupfs, "…-pod<uid>.slice", with underscores
+// for dashes, of systemd's (pkg/kubelet/cm/pod_container_manager_linux.go and cgroup_manager_linux.go of Kubernetes).
+var podElement = regexp.MustCompile(`^(?:pod([0-9a-fA-F-]{32,36})|(?:.*-)?pod([0-9a-fA-F_]{32,36})\.slice)$`)
+
+// podOfCgroup returns the UID of the pod that a process is in, by the text of its /proc/<pid>/cgroup, as the kubelet's cgroup driver
+// writes it. A container may make cgroups below its own, of any name: so the outermost pod's cgroup counts, except those that the
+// node itself is in, whose text is of PID 1.
+func podOfCgroup(text, node string) (uid string) {
+	for line := range strings.Lines(text) {
+		fields := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
+		if len(fields) < 3 {
+			continue
+		}
+		for element := range strings.SplitSeq(fields[2], "/") {
+			// A runtime that is told of systemd's names and uses cgroupfs makes one element of "slice:prefix:container".
+			element, _, _ = strings.Cut(element, ":")
+			match := podElement.FindStringSubmatch(element)
+			if match == nil || strings.Contains(node, "/"+element) {
+				continue
+			}
+			return match[1] + strings.ReplaceAll(match[2], "_", "-")
+		}
+	}
+	return ""
+}
+
+// theirs tells whether a process is one of the pods' containers', by its cgroup.
 func (p places) theirs(cgroup string) bool {
-	for uid := range p.pods {
-		if strings.Contains(cgroup, "pod"+uid) || strings.Contains(cgroup, "pod"+strings.ReplaceAll(uid, "-", "_")) {
-			return true
+	_, ours := p.pods[podOfCgroup(cgroup, p.node)]
+	return ours
+}
+
+// readOnly tells whether what replaces a mount must be read-only: a publication has its own flag, and a pod that has only
+// read-only publications can have no writable copy of one.
+func (p places) readOnly(mnt host.Mount, cgroup string) bool {
+	if cgroup != "" {
+		return !p.writable[podOfCgroup(cgroup, p.node)]
+	}
+	if p.targets[mnt.Mountpoint] {
+		return p.readOnlyTargets[mnt.Mountpoint]
+	}
+	for uid, dir := range p.pods {
+		if strings.HasPrefix(mnt.Mountpoint, dir+"/volume-subpaths/") {
+			return !p.writable[uid]
 		}
 	}
 	return false
-}
-
-// stale tells which mounts are to be replaced by a mount's living file system: those of its own name and another device,
-// which are of an earlier life of its client, and those of mounts that it is the successor of. No device number is ever
-// remembered: the kernel gives it out again.
-func stale(rec record, living host.Mount) func(host.Mount) bool {
-	former := slices.Clone(rec.Former)
-	return func(mnt host.Mount) bool {
-		name, ours := nameOfSource(mnt.Source)
-		if !ours || !strings.HasPrefix(mnt.FSType, "fuse") || mnt.Major == living.Major && mnt.Minor == living.Minor {
-			return false
-		}
-		return name == rec.Name || slices.Contains(former, name)
-	}
 }
 
 // heal puts the mount's living file system in the place of dead ones: at its targets, at kubelet's subpaths and in the
@@ -101,20 +133,24 @@ func (m *Manager) heal(ctx context.Context, rec record) error {
 			m.healed.forget(rec.Name) // it is looked at once more with the others
 		}
 	}()
-	var pubs []publication
-	if err := m.do(ctx, func() (err error) { pubs, err = m.store.publicationsOf(rec.Name); return err }); err != nil {
+	var all []publication
+	if err := m.do(ctx, func() (err error) { all, err = m.store.allPublications(); return err }); err != nil {
 		return err
 	}
+	pubs := slices.DeleteFunc(slices.Clone(all), func(p publication) bool { return p.Mount != rec.Name })
 	failures, err := m.healAt(ctx, rec, placesOf(pubs))
 	for _, p := range pubs {
 		if len(p.From) > 0 && err == nil {
 			var left []host.Swapped
-			left, err = m.healMoved(ctx, rec, p)
+			left, err = m.healMoved(ctx, rec, p, all)
 			failures = append(failures, left...)
 		}
 	}
+	if err == nil {
+		err = m.releasePins(ctx, rec.Name)
+	}
 	again = err != nil || slices.ContainsFunc(failures, func(s host.Swapped) bool { return passes(s.Err) })
-	for _, s := range failures {
+	for _, s := range failures[:min(len(failures), maxReported)] {
 		err := fault.Errorf(fault.Unavailable, "volume %s: the former mount at %s (pid %d, showing %s) could not be replaced; restart the container: %w", rec.VolumeID, s.Mountpoint, s.PID, s.Root, s.Err)
 		m.complaints.log(ctx, rec.Name+" "+s.Mountpoint, err, "A dead mount is left", "mount", rec.Name)
 	}
@@ -128,7 +164,7 @@ func passes(err error) bool {
 
 // healAt is heal for these places. It gives the dead mounts that are left.
 func (m *Manager) healAt(ctx context.Context, rec record, at places) (failures []host.Swapped, err error) {
-	failures, dead, err := m.swapAt(ctx, rec, at, func(living host.Mount) func(host.Mount) bool { return stale(rec, living) })
+	failures, dead, err := m.swapAt(ctx, rec, at, append([]string{rec.Name}, rec.Former...))
 	if err != nil || at.others { // detached in a container that runs, it would write into its own directory below
 		return failures, err
 	}
@@ -145,10 +181,10 @@ func (m *Manager) healAt(ctx context.Context, rec record, at places) (failures [
 
 // healMoved puts the mount in the place of those that one publication was moved away from, where that publication may be seen:
 // others have them, too. What else of them its pod has published goes along.
-func (m *Manager) healMoved(ctx context.Context, rec record, p publication) ([]host.Swapped, error) {
-	failures, _, err := m.swapAt(ctx, rec, placesOf([]publication{p}), func(living host.Mount) func(host.Mount) bool {
-		return stale(record{Former: p.From}, living)
-	})
+func (m *Manager) healMoved(ctx context.Context, rec record, p publication, all []publication) ([]host.Swapped, error) {
+	at := placesOf([]publication{p})
+	at.writable = placesOf(all).writable
+	failures, _, err := m.swapAt(ctx, rec, at, p.From)
 	return failures, err
 }
 
@@ -159,19 +195,18 @@ func movingAway(pubs []publication, shown string, mnt host.Mount) bool {
 	})
 }
 
-// swapAt replaces, at these places, the mounts that are dead beside the living one. It gives those that are left.
-func (m *Manager) swapAt(ctx context.Context, rec record, at places, which func(living host.Mount) func(host.Mount) bool) (failures []host.Swapped, dead func(host.Mount) bool, err error) {
+// swapAt replaces, at these places, the mounts of former file systems of the mounts of these names. It gives those that are left,
+// and tells which those file systems are.
+func (m *Manager) swapAt(ctx context.Context, rec record, at places, names []string) (failures []host.Swapped, dead func(host.Mount) bool, err error) {
+	if at.node, err = m.nodeCgroup(ctx); err != nil {
+		return nil, nil, err
+	}
 	for range healRounds {
-		mounts, err := m.Namespace.Mounts(ctx)
+		swap, err := m.swapOf(ctx, rec, at, names)
 		if err != nil {
 			return nil, nil, err
 		}
-		living, ok := mountedAt(mounts, m.store.sourceDir(rec.Name))
-		if !ok {
-			return nil, nil, fault.Errorf(fault.Unavailable, "mount %s has no file system to heal its publications with", rec.Name)
-		}
-		dead = which(living)
-		swap := host.Swap{Living: living, Dead: dead, Bound: lookupBound}
+		dead = swap.Dead
 		onHost, err := m.Namespace.SwapHere(ctx, swap, at.here)
 		failpoint.Here("heal.host")
 		var inside []host.Swapped
@@ -181,22 +216,8 @@ func (m *Manager) swapAt(ctx context.Context, rec record, at places, which func(
 			err = errors.Join(err, ierr)
 		}
 		failpoint.Here("heal.containers")
-		replaced := 0
-		failures = nil
-		for _, s := range slices.Concat(onHost, inside) {
-			place := "host"
-			if s.PID != 0 {
-				place = "container"
-			}
-			if s.Err != nil {
-				failures = append(failures, s)
-				m.metrics.heals.WithLabelValues(place, "failed").Inc()
-				continue
-			}
-			replaced++
-			m.metrics.heals.WithLabelValues(place, "replaced").Inc()
-			klog.FromContext(ctx).Info("Healed", "mount", rec.Name, "volume", rec.VolumeID, "at", s.Mountpoint, "pid", s.PID, "root", s.Root)
-		}
+		var replaced int
+		replaced, failures = m.healedAt(ctx, rec, slices.Concat(onHost, inside))
 		if err != nil {
 			return failures, dead, err
 		}
@@ -205,4 +226,57 @@ func (m *Manager) swapAt(ctx context.Context, rec record, at places, which func(
 		}
 	}
 	return failures, dead, nil
+}
+
+// swapOf says what of the mounts of these names is replaced by what, and pins that.
+func (m *Manager) swapOf(ctx context.Context, rec record, at places, names []string) (host.Swap, error) {
+	mounts, err := m.Namespace.Mounts(ctx)
+	if err != nil {
+		return host.Swap{}, err
+	}
+	living, ok := mountedAt(mounts, m.store.sourceDir(rec.Name))
+	if !ok {
+		return host.Swap{}, fault.Errorf(fault.Unavailable, "mount %s has no file system to heal its publications with", rec.Name)
+	}
+	if err := m.pinTargets(ctx, rec, names, at.targets, living, mounts); err != nil {
+		return host.Swap{}, err
+	}
+	if mounts, err = m.Namespace.Mounts(ctx); err != nil {
+		return host.Swap{}, err
+	}
+	// What the driver has for these names, and for the mount itself, which has the pins of targets.
+	former := m.store.known(mounts, append([]string{rec.Name}, names...), nil)
+	delete(former, living.Minor)
+	dead := func(mnt host.Mount) bool { return serves(mnt, names) && former.has(mnt) }
+	return host.Swap{
+		Living: living, Dead: dead, Bound: lookupBound, ReadOnly: at.readOnly,
+		Unknown: func(mnt host.Mount) bool { return serves(mnt, names) && !former.has(mnt) },
+	}, nil
+}
+
+// healedAt counts and logs what became of mounts, and gives those that are left.
+func (m *Manager) healedAt(ctx context.Context, rec record, all []host.Swapped) (replaced int, failures []host.Swapped) {
+	for _, s := range all {
+		place := "host"
+		if s.PID != 0 {
+			place = "container"
+		}
+		if s.Err != nil {
+			failures = append(failures, s)
+			m.metrics.heals.WithLabelValues(place, "failed").Inc()
+			continue
+		}
+		replaced++
+		m.metrics.heals.WithLabelValues(place, "replaced").Inc()
+		klog.FromContext(ctx).Info("Healed", "mount", rec.Name, "volume", rec.VolumeID, "at", s.Mountpoint, "pid", s.PID, "root", s.Root)
+	}
+	return replaced, failures
+}
+
+// nodeCgroup is the text of PID 1's cgroup.
+func (m *Manager) nodeCgroup(ctx context.Context) (string, error) {
+	return inHost(ctx, m.Namespace, "reading the cgroup of PID 1", func(string) {}, func() (string, error) {
+		text, err := os.ReadFile("/proc/1/cgroup")
+		return string(text), ignoreMissing(err)
+	})
 }

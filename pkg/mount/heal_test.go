@@ -40,24 +40,78 @@ func TestPlacesOfPods(t *testing.T) {
 	}
 }
 
-// What is stale is told by names and by the living device alone: a device number from before may be another's by now.
-func TestWhatIsStale(t *testing.T) {
-	name, former, other := strings.Repeat("a", 24)+"-2", strings.Repeat("a", 24)+"-1", strings.Repeat("b", 24)+"-3"
-	dead := stale(record{Name: name, Former: []string{former}}, host.Mount{Minor: 50})
-	for what, tc := range map[string]struct {
-		mnt  host.Mount
-		want bool
-	}{
-		"an earlier life":            {host.Mount{Minor: 49, Source: sourceName("v", name), FSType: "fuse"}, true},
-		"the living one":             {host.Mount{Minor: 50, Source: sourceName("v", name), FSType: "fuse"}, false},
-		"one that it succeeds":       {host.Mount{Minor: 48, Source: sourceName("v", former), FSType: "fuse"}, true},
-		"another mount":              {host.Mount{Minor: 49, Source: sourceName("v", other), FSType: "fuse"}, false},
-		"the same minor of a disk":   {host.Mount{Major: 8, Minor: 50, Source: sourceName("v", name), FSType: "fuse"}, true},
-		"somebody else's":            {host.Mount{Minor: 49, Source: "sshfs", FSType: "fuse.sshfs"}, false},
-		"a tmpfs with such a source": {host.Mount{Minor: 49, Source: sourceName("v", name), FSType: "tmpfs"}, false},
+// A container can make cgroups below its own, and call them what it likes.
+func TestACgroupIsAPodsByAWholeElement(t *testing.T) {
+	const other = "ffffffff-53a4-4f0b-8d1c-7e2a90c4d611"
+	under := strings.ReplaceAll(podUID, "-", "_")
+	at := placesOf([]publication{{Target: "/var/lib/kubelet/pods/" + podUID + "/volumes/kubernetes.io~csi/pv/mount"}})
+	at.node = "12:pids:/docker/kubepods/pod" + other + "/node/init.scope\n0::/\n"
+	for cgroup, want := range map[string]bool{
+		"0::/kubepods/pod" + podUID + "/abc":                                                         true,
+		"11:memory:/a/kubepods/besteffort/pod" + podUID + "/abc\n0::/\n":                             true,
+		"0::/kubepods.slice/kubepods-pod" + under + ".slice/crio-abc.scope":                          true,
+		"0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable-pod" + under + ".slice": true,
+		"0::/system.slice/kubepods-burstable-pod" + under + ".slice:cri-containerd:abc":              true,
+		"12:pids:/docker/kubepods/pod" + other + "/node/kubepods/pod" + podUID + "/abc":              true, // of a node that is a pod
+		"0::/kubepods/podffffffff-0000-4f0b-8d1c-7e2a90c4d611/abc/pod" + podUID:                      false,
+		"0::/kubepods/podffffffff-0000-4f0b-8d1c-7e2a90c4d611/kubepods-pod" + under + ".slice":       false,
+		"0::/user.slice/xpod" + podUID:                                                               false,
+		"0::/user.slice/pod" + podUID + "x":                                                          false,
+		"0::/user.slice/my-pod" + podUID + "-backup":                                                 false,
+		"0::/user.slice/a-pod" + under + ".sliced":                                                   false,
 	} {
-		if got := dead(tc.mnt); got != tc.want {
-			t.Errorf("%s: %t", what, got)
+		if got := at.theirs(cgroup); got != want {
+			t.Errorf("%s: %t", cgroup, got)
 		}
+	}
+}
+
+func TestAReplacementIsReadOnlyWhereThePublicationsAre(t *testing.T) {
+	const other = "ffffffff-53a4-4f0b-8d1c-7e2a90c4d611"
+	target := func(uid, volume string) string {
+		return "/k/pods/" + uid + "/volumes/kubernetes.io~csi/" + volume + "/mount"
+	}
+	at := placesOf([]publication{
+		{Target: target(podUID, "a"), ReadOnly: true},
+		{Target: target(other, "a"), ReadOnly: true}, {Target: target(other, "b")},
+	})
+	for _, tc := range []struct {
+		mountpoint, cgroup string
+		want               bool
+	}{
+		{target(podUID, "a"), "", true},
+		{target(other, "a"), "", true},
+		{target(other, "b"), "", false},
+		{"/k/pods/" + podUID + "/volume-subpaths/a/app/0", "", true},
+		{"/k/pods/" + other + "/volume-subpaths/a/app/0", "", false},
+		{"/data", "0::/kubepods/pod" + podUID + "/c", true},
+		{"/data", "0::/kubepods/pod" + other + "/c", false},
+	} {
+		if got := at.readOnly(host.Mount{Mountpoint: tc.mountpoint}, tc.cgroup); got != tc.want {
+			t.Errorf("%s in %q: %t", tc.mountpoint, tc.cgroup, got)
+		}
+	}
+}
+
+// Names prove nothing: only file systems that mounts of the driver's own pin are known.
+func TestWhichFileSystemsAreKnown(t *testing.T) {
+	name, former, other := strings.Repeat("a", 24)+"-2", strings.Repeat("a", 24)+"-1", strings.Repeat("b", 24)+"-3"
+	s := store{dir: "/run/s3-csi"}
+	known := s.known([]host.Mount{
+		{Mountpoint: s.sourceDir(name), Minor: 50, Source: sourceName("v", name), FSType: "fuse"},
+		{Mountpoint: s.pinDir(name, 49), Minor: 49, Source: sourceName("v", name), FSType: "fuse"},
+		{Mountpoint: s.sourceDir(former), Minor: 48, Source: sourceName("v", former), FSType: "fuse"},
+		{Mountpoint: "/target", Minor: 47, Source: sourceName("v", name), FSType: "fuse"},
+		{Mountpoint: "/no target", Minor: 46, Source: sourceName("v", name), FSType: "fuse"},
+		{Mountpoint: s.pinDir(other, 45), Minor: 45, Source: sourceName("v", other), FSType: "fuse"},
+		{Mountpoint: s.pinDir(name, 44), Minor: 44, Source: sourceName("v", name), FSType: "tmpfs"},
+	}, []string{name, former}, map[string]bool{"/target": true})
+	for minor, want := range map[uint32]bool{50: true, 49: true, 48: true, 47: true, 46: false, 45: false, 44: false} {
+		if known.has(host.Mount{Minor: minor}) != want {
+			t.Errorf("device 0:%d: %t", minor, !want)
+		}
+	}
+	if known.has(host.Mount{Major: 8, Minor: 50}) {
+		t.Error("a disk is taken for a FUSE file system")
 	}
 }

@@ -93,6 +93,7 @@ type view struct {
 	living bool          // one of them does, or the mount shows somewhere else on the host
 	held   bool          // somebody unmounted one of them by hand, and the CO has not asked for that
 	stale  bool          // a file system of an earlier life, or of a mount that this one succeeds, shows somewhere on the host
+	pinned bool          // former file systems of it are pinned, because something may still show them
 	left   bool          // publications were moved away from it, and it has none
 }
 
@@ -125,17 +126,20 @@ func (m *Manager) look(ctx context.Context, name string) (view, error) {
 		return view{}, err
 	}
 	source, mounted := mountedAt(mounts, m.store.sourceDir(name))
-	old := stale(v.rec, source)
 	at := placesOf(v.pubs)
+	names := append([]string{name}, v.rec.Former...)
+	former := m.store.known(mounts, names, at.targets)
+	delete(former, source.Minor)
+	v.pinned = len(m.store.pins(mounts, name)) > 0
 	for _, mnt := range mounts {
 		shown, ours := nameOfSource(mnt.Source)
-		if !ours || mnt.Mountpoint == m.store.sourceDir(shown) {
+		if !ours || m.store.own(mnt) {
 			continue
 		}
 		// A publication that is being moved here still shows the mount that it comes from.
 		moving := movingAway(v.pubs, shown, mnt)
 		v.living = v.living || shown == name || at.targets[mnt.Mountpoint] && (moving || slices.Contains(v.rec.Former, shown))
-		v.stale = v.stale || mounted && v.have && (moving || old(mnt) && at.here(mnt))
+		v.stale = v.stale || mounted && v.have && (moving || serves(mnt, names) && former.has(mnt) && at.here(mnt))
 	}
 	return v, nil
 }
@@ -204,7 +208,11 @@ func (m *Manager) uphold(ctx context.Context, v view) (again time.Duration, err 
 			return 0, errors.Join(err, kerr)
 		}
 		if !old {
-			return 0, errors.Join(m.healOnce(ctx, rec, v.stale), kerr)
+			herr := m.healOnce(ctx, rec, v.stale)
+			if v.pinned && herr == nil {
+				herr = m.releasePins(ctx, rec.Name)
+			}
+			return 0, errors.Join(herr, kerr)
 		}
 		reason = reasonConfig
 	}
@@ -244,7 +252,7 @@ func (m *Manager) healOnce(ctx context.Context, rec record, needed bool) error {
 // systems of helpers, programs of older versions.
 func (m *Manager) clearLeftovers(ctx context.Context) error {
 	var errs []error
-	errs = append(errs, m.clearUnits(ctx), m.clearPublications(ctx), m.do(ctx, m.store.clearScratch))
+	errs = append(errs, m.clearUnits(ctx), m.clearPublications(ctx), m.do(ctx, m.store.clearScratch), m.clearPins(ctx))
 	if m.CleanPrograms != nil {
 		var used []string
 		err := m.do(ctx, func() error {

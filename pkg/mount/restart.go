@@ -130,7 +130,7 @@ func (m *Manager) relive(ctx context.Context, rec *record, s *supply) error {
 		return errors.Join(err, noKeys)
 	}
 	failpoint.Here("restart.idle")
-	if err := m.clearSource(ctx, *rec); err != nil {
+	if err := m.clearSource(ctx, *rec, true); err != nil {
 		return err
 	}
 	failpoint.Here("restart.cleared")
@@ -148,7 +148,7 @@ func (m *Manager) relive(ctx context.Context, rec *record, s *supply) error {
 		// A mount that answers nothing would be taken for one that does. Without it the client ends by itself.
 		uctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoBound)
 		defer cancel()
-		return errors.Join(err, m.clearSource(uctx, *rec))
+		return errors.Join(err, m.clearSource(uctx, *rec, false))
 	}
 	failpoint.Here("restart.serving")
 	return nil
@@ -216,8 +216,9 @@ func (m *Manager) killClient(ctx context.Context, rec record, peer *helper.Peer,
 	return status, nil
 }
 
-// clearSource unmounts what is mounted on the source: dead file systems, as nothing else is cleared.
-func (m *Manager) clearSource(ctx context.Context, rec record) error {
+// clearSource unmounts what is mounted on the source: dead file systems, as nothing else is cleared. shown: publications may show
+// them, so they are pinned.
+func (m *Manager) clearSource(ctx context.Context, rec record, shown bool) error {
 	for {
 		mounts, err := m.Namespace.Mounts(ctx)
 		if err != nil {
@@ -226,6 +227,11 @@ func (m *Manager) clearSource(ctx context.Context, rec record) error {
 		mnt, mounted := mountedAt(mounts, m.store.sourceDir(rec.Name))
 		if !mounted {
 			return nil
+		}
+		if shown {
+			if err := m.pinFormer(ctx, rec.Name, mounts, mnt); err != nil {
+				return err
+			}
 		}
 		if err := m.unmount(ctx, mnt, func() error { return host.Unmount(mnt.Mountpoint) }); err != nil {
 			return err
