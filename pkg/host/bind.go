@@ -24,12 +24,15 @@ const threadMountinfo = "/proc/thread-self/mountinfo"
 // BindAttrs are a bind mount's own flags; nosuid and nodev are always set.
 type BindAttrs struct {
 	ReadOnly, NoExec bool
+	// Shared makes it the first of a peer group: what binds it may be its slave. Container runtimes refuse a HostToContainer mount of
+	// what is private.
+	Shared bool
 }
 
 // Bind mounts what source shows on target; call it inside Do. Both are O_PATH descriptors opened in the same
 // namespace, so that no file system is asked anything: the source may be a subdirectory, and dead. What is mounted
-// below the source is not taken along. The new mount is complete, with its flags, before anybody can see it, and
-// nothing is propagated from it or to it.
+// below the source is not taken along. The new mount is complete, with its flags, before anybody can see it. Nothing is
+// propagated to it, and unless it is Shared nothing from it.
 func Bind(source, target *os.File, attrs BindAttrs) error {
 	set := uint64(unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV)
 	if attrs.ReadOnly {
@@ -38,7 +41,11 @@ func Bind(source, target *os.File, attrs BindAttrs) error {
 	if attrs.NoExec {
 		set |= unix.MOUNT_ATTR_NOEXEC
 	}
-	if err := bind(source, target, set, unix.MS_PRIVATE); err != nil {
+	propagation := uint64(unix.MS_PRIVATE)
+	if attrs.Shared {
+		propagation = unix.MS_SHARED
+	}
+	if err := bind(source, target, set, propagation); err != nil {
 		return fmt.Errorf("binding %s to %s: %w", source.Name(), target.Name(), err)
 	}
 	return nil

@@ -94,16 +94,16 @@ func (l *living) clone(ctx context.Context, h *held, dead Mount) (*os.File, erro
 	}
 	dead.Options += ",nosuid,nodev"
 	var clone *os.File
-	err := l.ask(ctx, fmt.Sprintf("looking up %s in %s", dead.Root, l.Living.Mountpoint), h, func(context.Context) error {
-		dir := l.root
-		if rel != "" {
-			fd, err := openBelow(l.root, rel, openPlace)
+	err := l.ask(ctx, fmt.Sprintf("looking up %s in %s", dead.Root, l.Living.Mountpoint), h, func(ctx context.Context) error {
+		dir, of := l.origin(ctx, h, dead)
+		if rel := strings.TrimPrefix(strings.TrimPrefix(dead.Root, of.Root), "/"); rel != "" {
+			fd, err := openBelow(dir, rel, openPlace)
 			if err != nil {
 				return err
 			}
 			dir = h.add(fd, dead.Root)
 		}
-		mnt, err := cloneMount(h, dir, l.Living, dead)
+		mnt, err := cloneMount(h, dir, of, dead)
 		clone = mnt
 		return err
 	})

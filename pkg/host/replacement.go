@@ -211,8 +211,11 @@ func (r *replacement) attach(dead *os.File) (beneath bool, err error) {
 		}
 		// The kernel is older than 6.5; or the dead mount is locked, because it was there when the user namespace was
 		// made; or the parent propagates to it. On top, what is under both is not seen either, but the dead mount
-		// cannot be reached any more, not to detach it either. Nothing propagates from a private mount, so that copies
-		// in other namespaces are not replaced with it.
+		// cannot be reached any more, not to detach it either.
+	}
+	// Nothing propagates from a private mount, so that copies in other namespaces, which may be read-only, are not replaced with it.
+	if err := setPropagation(int(dead.Fd()), unix.MS_PRIVATE); err != nil {
+		return false, err
 	}
 	if err := unix.MoveMount(int(r.clone.Fd()), "", int(dead.Fd()), "", here); err != nil {
 		return false, fmt.Errorf("attaching the living mount on the dead one: %w", err)

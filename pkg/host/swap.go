@@ -25,6 +25,8 @@ type Swap struct {
 	// ReadOnly tells whether the replacement of a mount is read-only even where the dead one is not. cgroup is the text of
 	// /proc/<pid>/cgroup by which the mount's namespace was picked, "" for this namespace. nil: it never is.
 	ReadOnly func(m Mount, cgroup string) bool
+	// Groups are of mounts that this swap, or one before it, replaces: their slaves become slaves of the replacements. nil: none.
+	Groups *Groups
 	// Bound is for each look-up inside the living file system, which its client has to answer, and for the work on
 	// each mount.
 	Bound time.Duration

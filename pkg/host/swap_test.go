@@ -240,6 +240,13 @@ func TestNobodySeesWhatLiesUnderATarget(t *testing.T) {
 }
 
 func TestAReplacedMountIsInThePlaceInPeersAndSlavesToo(t *testing.T) {
+	for _, shared := range []bool{false, true} {
+		t.Run(fmt.Sprintf("shared %v", shared), func(t *testing.T) { testPeersAndSlaves(t, shared) })
+	}
+}
+
+func testPeersAndSlaves(t *testing.T, shared bool) {
+	t.Helper()
 	r := newSwapRig(t)
 	r.run(func() error { return unix.Mount("tmpfs", r.targets, "tmpfs", 0, "") },
 		func() error { return unix.Mount("", r.targets, "", unix.MS_SHARED, "") })
@@ -247,7 +254,7 @@ func TestAReplacedMountIsInThePlaceInPeersAndSlavesToo(t *testing.T) {
 	r.run(func() error { return unix.Mount(r.targets, again, "", unix.MS_BIND, "") })
 	peer := sleeperWith(t, r.n, "/", unix.CLONE_NEWNS, "echo ready; read -r _").Process.Pid
 	slave := sleeperWith(t, r.n, "/", unix.CLONE_NEWNS, "mount --make-rslave / && echo ready; read -r _").Process.Pid
-	late := r.bind("target", "/sub", BindAttrs{ReadOnly: true})
+	late := r.bind("target", "/sub", BindAttrs{ReadOnly: true, Shared: shared})
 	private := sleeper(t, r.n, "/", unix.CLONE_NEWNS).Process.Pid
 	twice := again + "/target"
 	for range 3 { // nothing piles up
@@ -264,8 +271,8 @@ func TestAReplacedMountIsInThePlaceInPeersAndSlavesToo(t *testing.T) {
 				r.alive(pid, place+"/deep")
 			}
 		}
-		if m := mountAt(t, r.n, late); len(m.Optional) != 0 {
-			t.Errorf("it is not private any more: %+v", m)
+		if m := mountAt(t, r.n, late); (peerGroup(m) != "") != shared || len(m.Optional) > 1 {
+			t.Errorf("its propagation has changed: %+v", m)
 		}
 	}
 	if got := mountsOf(t, private, r.name); slices.ContainsFunc(got, func(m Mount) bool { return sameDevice(m, r.living) && isBelow(m.Mountpoint, r.targets) }) {

@@ -201,12 +201,21 @@ func (m *Manager) swapAt(ctx context.Context, rec record, at places, names []str
 	if at.node, err = m.nodeCgroup(ctx); err != nil {
 		return nil, nil, err
 	}
+	var groups *host.Groups
 	for range healRounds {
-		swap, err := m.swapOf(ctx, rec, at, names)
+		swap, mounts, err := m.swapOf(ctx, rec, at, names)
 		if err != nil {
 			return nil, nil, err
 		}
 		dead = swap.Dead
+		if groups == nil {
+			shown := slices.DeleteFunc(mounts, func(mnt host.Mount) bool { return !dead(mnt) || !at.here(mnt) })
+			if groups, err = m.Namespace.HoldGroups(ctx, shown); err != nil {
+				return nil, nil, err
+			}
+			defer groups.Close()
+		}
+		swap.Groups = groups
 		onHost, err := m.Namespace.SwapHere(ctx, swap, at.here)
 		failpoint.Here("heal.host")
 		var inside []host.Swapped
@@ -228,21 +237,21 @@ func (m *Manager) swapAt(ctx context.Context, rec record, at places, names []str
 	return failures, dead, nil
 }
 
-// swapOf says what of the mounts of these names is replaced by what, and pins that.
-func (m *Manager) swapOf(ctx context.Context, rec record, at places, names []string) (host.Swap, error) {
+// swapOf says what of the mounts of these names is replaced by what, and pins that. It gives the host's mounts, too.
+func (m *Manager) swapOf(ctx context.Context, rec record, at places, names []string) (host.Swap, []host.Mount, error) {
 	mounts, err := m.Namespace.Mounts(ctx)
 	if err != nil {
-		return host.Swap{}, err
+		return host.Swap{}, nil, err
 	}
 	living, ok := mountedAt(mounts, m.store.sourceDir(rec.Name))
 	if !ok {
-		return host.Swap{}, fault.Errorf(fault.Unavailable, "mount %s has no file system to heal its publications with", rec.Name)
+		return host.Swap{}, nil, fault.Errorf(fault.Unavailable, "mount %s has no file system to heal its publications with", rec.Name)
 	}
 	if err := m.pinTargets(ctx, rec, names, at.targets, living, mounts); err != nil {
-		return host.Swap{}, err
+		return host.Swap{}, nil, err
 	}
 	if mounts, err = m.Namespace.Mounts(ctx); err != nil {
-		return host.Swap{}, err
+		return host.Swap{}, nil, err
 	}
 	// What the driver has for these names, and for the mount itself, which has the pins of targets.
 	former := m.store.known(mounts, append([]string{rec.Name}, names...), nil)
@@ -251,7 +260,7 @@ func (m *Manager) swapOf(ctx context.Context, rec record, at places, names []str
 	return host.Swap{
 		Living: living, Dead: dead, Bound: lookupBound, ReadOnly: at.readOnly,
 		Unknown: func(mnt host.Mount) bool { return serves(mnt, names) && !former.has(mnt) },
-	}, nil
+	}, mounts, nil
 }
 
 // healedAt counts and logs what became of mounts, and gives those that are left.

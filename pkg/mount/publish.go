@@ -322,7 +322,7 @@ func (m *Manager) bind(ctx context.Context, r Request, rec record, target *os.Fi
 			return err
 		}
 		defer source.Close()
-		return host.Bind(source, target, host.BindAttrs{ReadOnly: r.ReadOnly})
+		return host.Bind(source, target, host.BindAttrs{ReadOnly: r.ReadOnly, Shared: true})
 	})
 	if err != nil {
 		return fmt.Errorf("binding the mount to target %s: %w", r.Target, err)

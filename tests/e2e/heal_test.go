@@ -35,13 +35,20 @@ type patient struct {
 	volume           object
 	mount            mountRecord
 	container        string
+	propagation      string // mountPropagation of its volumeMounts
 }
 
 // newPatient makes a volume and starts its pod.
 func newPatient(t testing.TB, ns, name, client, class string) *patient {
 	t.Helper()
+	return newPatientWith(t, ns, name, client, class, "None")
+}
+
+// newPatientWith is newPatient with a mount propagation.
+func newPatientWith(t testing.TB, ns, name, client, class, propagation string) *patient {
+	t.Helper()
 	claim(t, ns, name, class, "ReadWriteMany")
-	p := &patient{ns: ns, name: name, client: client, volume: bound(t, ns, name)}
+	p := &patient{ns: ns, name: name, client: client, volume: bound(t, ns, name), propagation: propagation}
 	b, prefix := place(t, p.volume)
 	put(t, b, prefix+"file", "of the volume")
 	put(t, b, prefix+"dir/file", "of the directory")
@@ -51,8 +58,8 @@ kind: Pod
 metadata: {name: %[1]s}
 spec:
   terminationGracePeriodSeconds: 1
-  containers: [{name: c, image: %[2]s, command: [sleep, "1000000"], volumeMounts: [{name: v, mountPath: /v}, {name: v, mountPath: /s, subPath: dir}]}]
-  volumes: [{name: v, persistentVolumeClaim: {claimName: %[1]s}}]`, name, cluster.Busybox))
+  containers: [{name: c, image: %[2]s, command: [sleep, "1000000"], volumeMounts: [{name: v, mountPath: /v, mountPropagation: %[3]s}, {name: v, mountPath: /s, subPath: dir, mountPropagation: %[3]s}]}]
+  volumes: [{name: v, persistentVolumeClaim: {claimName: %[1]s}}]`, name, cluster.Busybox, propagation))
 	p.container = podReady(t, ns, name).Status.ContainerStatuses[0].ContainerID
 	p.mount = mountOf(t, p.volume)
 	p.well(t)
@@ -91,8 +98,11 @@ func (p *patient) die(t testing.TB) {
 		t.Errorf("the container has %d mounts of the volume, want two", len(table))
 	}
 	for _, m := range table {
-		if d := deviceOf(m); d != device || m.Optional != "" {
-			t.Errorf("%s is of device %s, want %s, and propagates as %q, want privately", m.Mountpoint, d, device, m.Optional)
+		if d := deviceOf(m); d != device {
+			t.Errorf("%s is of device %s, want %s", m.Mountpoint, d, device)
+		}
+		if slave := strings.HasPrefix(m.Optional, "master:"); slave != (p.propagation == "HostToContainer") || !slave && m.Optional != "" {
+			t.Errorf("%s propagates as %q, with mountPropagation %s", m.Mountpoint, m.Optional, p.propagation)
 		}
 	}
 }
@@ -120,6 +130,23 @@ func TestContainersHeal(t *testing.T) {
 			})
 			remove(t, "pod", ns, p.name)
 			remove(t, "pod", ns, other.name)
+			p.mount.gone(t)
+		})
+	}
+}
+
+// TestContainersWithHostToContainer starts containers whose mounts of a volume have that propagation, and kills their clients.
+func TestContainersWithHostToContainer(t *testing.T) {
+	t.Parallel()
+	ns := newNamespace(t)
+	b := bucket(t)
+	for client := range clientPrograms() {
+		t.Run(client, func(t *testing.T) {
+			name := strings.ReplaceAll(client, "-", "")
+			p := newPatientWith(t, ns, name, client, class(t, map[string]string{"bucketName": b, "client": client}), "HostToContainer")
+			p.die(t)
+			p.die(t)
+			remove(t, "pod", ns, p.name)
 			p.mount.gone(t)
 		})
 	}
