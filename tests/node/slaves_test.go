@@ -76,7 +76,9 @@ func TestContainersWithHostToContainerPropagation(t *testing.T) {
 			for path, content := range map[string]string{"/data/file": "content", "/ro/file": "content", "/sub/file": "in sub", "/private/file": "content"} {
 				reads(t, c, 10*soon, path, content)
 			}
-			e.await(10*soon, "the target to be healed", func() bool { return len(mountsAt(t, target)) == 1 && strings.HasPrefix(mountsAt(t, target)[0].Optional, "shared:") })
+			e.await(10*soon, "the target to be healed", func() bool {
+				return len(mountsAt(t, target)) == 1 && strings.HasPrefix(mountsAt(t, target)[0].Optional, "shared:")
+			})
 		}
 		if bad := watch.Unwanted("content"); len(bad) > 0 {
 			t.Errorf("the container saw %+v", bad[0])
