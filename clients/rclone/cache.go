@@ -23,6 +23,7 @@ import (
 type cache struct {
 	used       bool // false: there is none
 	reads      bool // what is only read is kept in it too
+	dir        string
 	data, meta string
 	lost       string
 }
@@ -30,7 +31,7 @@ type cache struct {
 func newCache(c config) *cache {
 	place := filepath.FromSlash(encoder.OS.FromStandardPath("s3/" + c.bucket + "/" + c.prefix))
 	return &cache{
-		used: c.needsCache(), reads: c.readCache, lost: filepath.Join(c.cacheDir, lost),
+		used: c.needsCache(), reads: c.readCache, dir: c.cacheDir, lost: filepath.Join(c.cacheDir, lost),
 		data: filepath.Join(c.cacheDir, "vfs", place), meta: filepath.Join(c.cacheDir, "vfsMeta", place),
 	}
 }
@@ -70,7 +71,7 @@ func (c *cache) unsent() (map[string]bool, error) {
 		if _, err := os.Lstat(filepath.Join(c.data, rel)); err != nil {
 			return ignoreGone(err)
 		}
-		files[nameOf(rel)] = info.Fingerprint != ""
+		files[nameOf(rel)] = objectVersion(info.Fingerprint).named()
 		return nil
 	})
 	return files, ignoreGone(err)
@@ -164,22 +165,26 @@ func (c *cache) repairFile(ctx context.Context, remote fs.Fs, rel string) error 
 	}
 	// What was only read can have changed in S3 since, so it must not be written back.
 	if c.reads || !whole(f, fi.Size()) {
-		aside := filepath.Join(c.lost, rel)
 		err := stored(ctx, remote, nameOf(rel), f, fi.Size())
 		if err == nil {
 			return errors.Join(os.Remove(data), os.Remove(filepath.Join(c.meta, rel)))
 		}
-		fs.Errorf(rel, "a process was killed when it may have written to this file: what there is of it was put aside as %s and is not uploaded (compared with S3: %v)", aside, err)
-		if err := os.MkdirAll(filepath.Dir(aside), 0o700); err != nil {
-			return err
+		aside, asideErr := c.asidePath(rel)
+		if asideErr != nil {
+			return asideErr
 		}
+		fs.Errorf(rel, "a process was killed when it may have written to this file: what there is of it was put aside as %s and is not uploaded (compared with S3: %v)", aside, err)
 		if err := os.Rename(data, aside); err != nil {
 			return err
 		}
 		return os.Remove(filepath.Join(c.meta, rel)) // nobody can read it, and everybody would stumble over it
 	}
 	fs.Logf(rel, "a process was killed when it had closed this file: it is taken up again")
-	return c.complete(rel, vfscache.Info{ModTime: fi.ModTime(), ATime: fi.ModTime(), Size: -1, Dirty: true}) // its size is still to be written down
+	// Which object it was made from is not known any more: one that was there before it was changed.
+	return c.complete(rel, vfscache.Info{
+		ModTime: fi.ModTime(), ATime: fi.ModTime(), Dirty: true, Fingerprint: string(storedBefore(fi.ModTime())),
+		Size: -1, // still to be written down
+	})
 }
 
 // complete writes down that all of a changed file is in the cache, where that is not written down.
@@ -194,11 +199,7 @@ func (c *cache) complete(rel string, info vfscache.Info) error {
 	}
 	info.Size, info.Rs = fi.Size(), nil
 	info.Rs.Insert(all)
-	b, err := json.Marshal(info)
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(filepath.Join(c.meta, rel), b, 0o600)
+	return c.writeInfo(filepath.Join(c.meta, rel), info)
 }
 
 // retryRemote is how often S3 is asked at start when it does not answer.

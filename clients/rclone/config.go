@@ -29,6 +29,8 @@ type config struct {
 	cacheDir  string
 	fuseFD    int
 	debug     bool
+	// conditionalWrites: the service honours If-Match and If-None-Match.
+	conditionalWrites bool
 
 	// Tuning: these may come from the author of a volume.
 	cacheSize        int64 // bytes of clean data kept in the cache
@@ -82,6 +84,7 @@ func flags(c *config, showVersion *bool) *flag.FlagSet {
 	add("cache-dir", "directory for data on its way to S3, used by this process alone (required)", (*stringValue)(&c.cacheDir))
 	add("fuse-fd", "number of the open and mounted /dev/fuse descriptor", (*intValue)(&c.fuseFD))
 	add("debug", "log everything", (*boolValue)(&c.debug))
+	add("conditional-writes", "the service honours If-Match and If-None-Match: a late upload uses them", (*boolValue)(&c.conditionalWrites))
 
 	add("cache-size", "how much uploaded or read data to keep in the cache; unsent data has no limit but the disk", (*sizeValue)(&c.cacheSize))
 	add("read-cache", "keep what is read in the cache too", (*boolValue)(&c.readCache))

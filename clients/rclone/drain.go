@@ -24,7 +24,10 @@ const (
 type drainer struct {
 	queue  *uploads
 	cache  *cache
+	guard  *guard
 	report *reporter
+	// forget makes the VFS read its directories again.
+	forget func()
 	// again replaces the VFS by a new one, which takes up what it finds in the cache.
 	again func(context.Context) error
 }
@@ -44,6 +47,9 @@ func (d *drainer) whileMounted(ctx context.Context, unmounted <-chan struct{}, s
 		case <-tick.C:
 		}
 		d.step(ctx, limit)
+		if d.guard.forget.Swap(false) {
+			d.forget()
+		}
 	}
 }
 
@@ -98,13 +104,15 @@ func (d *drainer) drain(ctx context.Context, signals <-chan os.Signal) error {
 	}
 }
 
-// step reports the queue, keeps its delays short, and gives the names in it.
+// step reports the queue and the conflicts, keeps the queue's delays short, and returns the names in it.
 func (d *drainer) step(ctx context.Context, limit float64) map[string]bool {
 	items, err := d.queue.items(ctx)
 	if err != nil {
 		fs.Errorf(nil, "%v", err)
 		return nil
 	}
+	d.guard.unsent.observe(items)
+	d.report.conflictCount(d.guard.conflicts.Load())
 	d.report.queue(time.Now(), summary(items))
 	if err := d.queue.hurry(ctx, items, limit); err != nil {
 		fs.Errorf(nil, "%v", err)

@@ -206,9 +206,10 @@ type mount struct {
 	start time.Time
 	ready time.Duration
 
-	mu     sync.Mutex
-	queue  []queueStatus
-	stderr bytes.Buffer
+	mu        sync.Mutex
+	queue     []queueStatus
+	conflicts int64
+	stderr    bytes.Buffer
 }
 
 type mountOptions struct {
@@ -300,6 +301,16 @@ func (m *mount) read(stdout io.Reader, ready chan<- struct{}) {
 			close(ready)
 			continue
 		}
+		if rest, ok := strings.CutPrefix(line, conflictsPrefix); ok {
+			var c conflictStatus
+			if err := json.Unmarshal([]byte(rest), &c); err != nil {
+				m.t.Errorf("conflicts: %q: %v", line, err)
+			}
+			m.mu.Lock()
+			m.conflicts = c.Files
+			m.mu.Unlock()
+			continue
+		}
 		rest, ok := strings.CutPrefix(line, queuePrefix)
 		var q queueStatus
 		if !ok || json.Unmarshal([]byte(rest), &q) != nil {
@@ -322,6 +333,13 @@ func (m *mount) reports() []queueStatus {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return append([]queueStatus(nil), m.queue...)
+}
+
+// conflictCount is how many files the program says that it has put aside.
+func (m *mount) conflictCount() int64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.conflicts
 }
 
 func (m *mount) cleanup() {

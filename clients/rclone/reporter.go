@@ -9,8 +9,9 @@ import (
 
 // The lines on standard output. Whoever supervises the program reads them.
 const (
-	readyLine   = "s3-csi-ready"
-	queuePrefix = "s3-csi-queue "
+	readyLine       = "s3-csi-ready"
+	queuePrefix     = "s3-csi-queue "
+	conflictsPrefix = "s3-csi-conflicts "
 )
 
 const (
@@ -25,9 +26,10 @@ type reporter struct {
 	done  chan struct{}
 	end   sync.Once
 
-	mu   sync.Mutex
-	last queueStatus
-	at   time.Time
+	mu        sync.Mutex
+	last      queueStatus
+	at        time.Time
+	conflicts conflictStatus // reported last
 }
 
 func newReporter(w io.Writer) *reporter {
@@ -42,10 +44,27 @@ func newReporter(w io.Writer) *reporter {
 	return r
 }
 
-func (r *reporter) say(line string) {
+// say reports whether the line was accepted.
+func (r *reporter) say(line string) bool {
 	select {
 	case r.lines <- line:
+		return true
 	default: // the reader is stuck; the next line is newer anyway
+		return false
+	}
+}
+
+// conflictCount reports how many files this process has put aside because of a conflict. The count must not be lost, so it is
+// reported again until the line is accepted.
+func (r *reporter) conflictCount(n int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := conflictStatus{Files: n}
+	if now == r.conflicts {
+		return
+	}
+	if line, err := json.Marshal(now); err == nil && r.say(conflictsPrefix+string(line)) {
+		r.conflicts = now
 	}
 }
 

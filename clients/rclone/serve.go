@@ -44,7 +44,7 @@ func run(ctx context.Context, c config, stdout io.Writer) error {
 		return err
 	}
 	defer unlock()
-	remote, err := newRemote(ctx, c)
+	plain, err := newRemote(ctx, c)
 	if err != nil {
 		return err
 	}
@@ -53,7 +53,14 @@ func run(ctx context.Context, c config, stdout io.Writer) error {
 		return err
 	}
 	cache := newCache(c)
+	remote, err := newGuard(ctx, c, plain, cache)
+	if err != nil {
+		return err
+	}
 	if err := cache.repair(ctx, remote); err != nil {
+		return fmt.Errorf("cache of an earlier process: %w", err)
+	}
+	if err := remote.unsent.takeOver(); err != nil {
 		return fmt.Errorf("cache of an earlier process: %w", err)
 	}
 	if err := cache.awaitRemote(ctx, remote); err != nil {
@@ -82,11 +89,14 @@ func run(ctx context.Context, c config, stdout io.Writer) error {
 	}()
 	report.say(readyLine)
 
-	d := &drainer{queue: queue, cache: cache, report: report, again: func(ctx context.Context) error {
+	d := &drainer{queue: queue, cache: cache, guard: remote, report: report, forget: files.FlushDirCache, again: func(ctx context.Context) error {
 		if err := cache.awaitRemote(ctx, remote); err != nil {
 			return err
 		}
 		files.Shutdown()
+		if err := remote.unsent.takeOver(); err != nil {
+			return err
+		}
 		fresh, err := newVFS(ctx, c, remote)
 		if err == nil {
 			files = fresh

@@ -1,0 +1,145 @@
+package main
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"os/exec"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+)
+
+// envMinio names MinIO's program. Without it the tests with MinIO are skipped.
+const envMinio = "MINIO_BIN"
+
+// startMinio starts another S3 service.
+func startMinio(t *testing.T) *s3d {
+	t.Helper()
+	if built.skip != "" {
+		t.Skip(built.skip)
+	}
+	program := os.Getenv(envMinio)
+	if program == "" {
+		t.Skip(envMinio + " is not set")
+	}
+	address := freeAddress(t)
+	cmd := exec.Command(program, "server", "--quiet", "--address", address, t.TempDir())
+	cmd.Env = append(os.Environ(), "MINIO_ROOT_USER="+rootKey, "MINIO_ROOT_PASSWORD="+rootSecret, "MINIO_BROWSER=off", "MINIO_UPDATE=off", "MINIO_CALLHOME_ENABLE=off")
+	check(t, cmd.Start())
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	s := &s3d{t: t, endpoint: "http://" + address}
+	await(t, 60*time.Second, "MinIO to answer", func() bool {
+		_, err := s.client().CreateBucket(t.Context(), &s3.CreateBucketInput{Bucket: aws.String(testBucket)})
+		return err == nil
+	})
+	return s
+}
+
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	srv := httptest.NewServer(nil)
+	defer srv.Close()
+	return srv.Listener.Addr().String()
+}
+
+// eachService runs a test on every service, with conditional writes and without.
+func eachService(t *testing.T, test func(t *testing.T, s *s3d, args ...string)) {
+	for name, start := range map[string]func(*testing.T) *s3d{"versitygw": startS3, "minio": startMinio} {
+		for mode, arg := range map[string]string{"conditional": "--conditional-writes", "compare": "--conditional-writes=false"} {
+			t.Run(name+"/"+mode, func(t *testing.T) {
+				t.Parallel()
+				test(t, start(t), arg, "--write-back=100ms")
+			})
+		}
+	}
+}
+
+// front forwards HTTP requests to an S3 server, with faults.
+type front struct {
+	url string
+
+	mu       sync.Mutex
+	down     bool
+	latency  time.Duration
+	requests []*http.Request
+	answer   func(*http.Request) bool                      // false: the answer is lost
+	refuse   func(http.ResponseWriter, *http.Request) bool // true: it has answered
+}
+
+func startFront(t *testing.T, s *s3d) *front {
+	t.Helper()
+	target, err := url.Parse(s.endpoint)
+	check(t, err)
+	f := &front{}
+	forward := &httputil.ReverseProxy{
+		Rewrite: func(r *httputil.ProxyRequest) {
+			r.Out.URL.Scheme, r.Out.URL.Host, r.Out.Host = target.Scheme, target.Host, r.In.Host // which is signed
+		},
+		ModifyResponse: func(r *http.Response) error {
+			latency, answer := f.faults()
+			time.Sleep(latency)
+			if answer != nil && !answer(r.Request) {
+				panic(http.ErrAbortHandler)
+			}
+			return nil
+		},
+		ErrorHandler: func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) },
+	}
+	srv := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		f.mu.Lock()
+		f.requests = append(f.requests, r)
+		down, refuse := f.down, f.refuse
+		f.mu.Unlock()
+		if down {
+			panic(http.ErrAbortHandler)
+		}
+		if refuse != nil && refuse(w, r) {
+			return
+		}
+		forward.ServeHTTP(w, r)
+	}))
+	srv.Config.ErrorLog = nil
+	t.Cleanup(srv.Close)
+	f.url = srv.URL
+	return f
+}
+
+func (f *front) faults() (time.Duration, func(*http.Request) bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.latency, f.answer
+}
+
+// set changes the faults.
+func (f *front) set(change func(*front)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	change(f)
+}
+
+// seen are the requests since the last call.
+func (f *front) seen() []*http.Request {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	r := f.requests
+	f.requests = nil
+	return r
+}
+
+func await(t *testing.T, within time.Duration, what string, ok func() bool) {
+	t.Helper()
+	for start := time.Now(); !ok(); time.Sleep(10 * time.Millisecond) {
+		if time.Since(start) > within {
+			t.Fatalf("waited %v for %s", within, what)
+		}
+	}
+}

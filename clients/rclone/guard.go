@@ -1,0 +1,224 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	smithyhttp "github.com/aws/smithy-go/transport/http"
+	"github.com/rclone/rclone/fs"
+	"github.com/rclone/rclone/fs/fserrors"
+	"github.com/rclone/rclone/fs/hash"
+)
+
+// guard is the S3 file system with guarded uploads.
+//
+// An upload that begins soon after its file was closed replaces whatever is there: the last writer wins. A late one, of a file
+// that was closed more than lateAfter ago or that an earlier process left, stores only over an object that the file's writers
+// knew. What else is there is a conflict: it stays, and the file is put aside.
+//
+// A late upload asks for the object first. If the service honours conditions, the upload then has one (If-Match, If-None-Match),
+// so that nothing can come in between: PutObject, or CompleteMultipartUpload of a large file.
+type guard struct {
+	fs.Fs
+	features *fs.Features
+	heads    *heads
+	cache    *cache
+	unsent   *unsentFiles
+
+	serverMtime bool
+	conditional atomic.Bool
+	conflicts   atomic.Int64 // of this process
+	forget      atomic.Bool  // directories have to be read again
+}
+
+func newGuard(ctx context.Context, c config, remote fs.Fs, cache *cache) (*guard, error) {
+	h, err := newHeads(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	g := &guard{Fs: remote, heads: h, cache: cache, unsent: newUnsentFiles(cache), serverMtime: c.serverMtime}
+	g.conditional.Store(c.conditionalWrites)
+	features := *remote.Features()
+	if copyObject := features.Copy; copyObject != nil {
+		features.Copy = func(ctx context.Context, src fs.Object, name string) (fs.Object, error) {
+			if o, ok := src.(*object); ok {
+				src = o.get()
+			}
+			return g.wrap(copyObject(ctx, src, name))
+		}
+	}
+	// Without these rclone uses List and Put, which are here.
+	features.ListR, features.ListP, features.OpenChunkWriter = nil, nil, nil
+	g.features = &features
+	return g, nil
+}
+
+// Features returns what the file system can do.
+func (g *guard) Features() *fs.Features { return g.features }
+
+// List lists a directory.
+func (g *guard) List(ctx context.Context, dir string) (fs.DirEntries, error) {
+	entries, err := g.Fs.List(ctx, dir)
+	for i, e := range entries {
+		if o, ok := e.(fs.Object); ok {
+			entries[i] = g.object(o)
+		}
+	}
+	return entries, err
+}
+
+// NewObject finds an object.
+func (g *guard) NewObject(ctx context.Context, name string) (fs.Object, error) {
+	return g.wrap(g.Fs.NewObject(ctx, name))
+}
+
+// Put stores a file that rclone knows no object of.
+func (g *guard) Put(ctx context.Context, in io.Reader, src fs.ObjectInfo, options ...fs.OpenOption) (fs.Object, error) {
+	return g.wrap(g.upload(ctx, in, src, options))
+}
+
+// upload stores a file, or finds that it must not, and returns the object that is there then.
+func (g *guard) upload(ctx context.Context, in io.Reader, src fs.ObjectInfo, options []fs.OpenOption) (fs.Object, error) {
+	if !g.cache.used {
+		return g.Fs.Put(ctx, in, src, options...)
+	}
+	name := src.Remote()
+	sum, err := src.Hash(ctx, hash.MD5)
+	if err == nil && sum == "" {
+		err = errors.New("rclone has none")
+	}
+	if err != nil { // without it the upload would have no Content-MD5
+		return nil, fmt.Errorf("MD5 of the file in the cache: %w", err)
+	}
+	known, deadline, late := g.unsent.late(name, src.ModTime(ctx))
+	if !late {
+		return g.put(ctx, in, src, options, sum, deadline)
+	}
+	d, err := g.decide(ctx, name, known, src.Size(), sum)
+	if err != nil {
+		return nil, err
+	}
+	switch d.verdict {
+	case alreadyStored:
+		fs.Logf(name, "The object has the content of the file already")
+		g.unsent.stored(name, contentVersion(src.Size(), sum))
+		return g.Fs.NewObject(ctx, name)
+	case conflict:
+		return g.putAside(ctx, name, src, d)
+	}
+	if !g.conditional.Load() {
+		return g.put(ctx, in, src, options, sum, time.Time{})
+	}
+	o, err := g.put(ctx, in, src, append(options[:len(options):len(options)], d.condition()), sum, time.Time{})
+	if err != nil {
+		return nil, g.refused(name, err)
+	}
+	return o, nil
+}
+
+// put sends a file. If it cannot begin before the deadline, which is zero for a late upload, it fails and is to be tried again.
+func (g *guard) put(ctx context.Context, in io.Reader, src fs.ObjectInfo, options []fs.OpenOption, sum string, deadline time.Time) (fs.Object, error) {
+	begun := func() {}
+	var tooLate atomic.Bool
+	if !deadline.IsZero() {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithCancel(ctx)
+		defer cancel()
+		// rclone makes requests wait after errors. There is no way to ask it when one begins, but it reads what it sends.
+		timer := time.AfterFunc(time.Until(deadline), func() { tooLate.Store(true); cancel() })
+		defer timer.Stop()
+		begun = func() { timer.Stop() }
+	}
+	name, v := src.Remote(), contentVersion(src.Size(), sum)
+	g.unsent.sending(name, v)
+	o, err := g.Fs.Put(ctx, &firstRead{Reader: in, begun: begun}, src, options...)
+	if err != nil && tooLate.Load() {
+		err = fserrors.RetryError(fmt.Errorf("the upload could not begin within %s: %w", lateAfter, err))
+	}
+	if err != nil {
+		return nil, err
+	}
+	g.unsent.stored(name, v)
+	return g.refresh(ctx, name, o, sum), nil
+}
+
+// firstRead calls begun before the first read.
+type firstRead struct {
+	io.Reader
+	once  sync.Once
+	begun func()
+}
+
+func (r *firstRead) Read(p []byte) (int, error) {
+	r.once.Do(r.begun)
+	return r.Reader.Read(p)
+}
+
+// refresh reads the time of an object that was just stored where that is shown: the answer to an upload does not have it. Of
+// another writer's object, it is of no use.
+func (g *guard) refresh(ctx context.Context, name string, o fs.Object, sum string) fs.Object {
+	if !g.serverMtime {
+		return o
+	}
+	now, err := g.Fs.NewObject(ctx, name)
+	if err != nil || now.Size() != o.Size() {
+		return o
+	}
+	if found, err := now.Hash(ctx, hash.MD5); err != nil || found != sum {
+		return o
+	}
+	return now
+}
+
+// refused decides what follows from a failed upload with a condition. An error that is to be tried again at once makes rclone call upload anew.
+func (g *guard) refused(name string, err error) error {
+	var answer *smithyhttp.ResponseError
+	if !errors.As(err, &answer) {
+		return err
+	}
+	switch answer.HTTPStatusCode() {
+	case http.StatusPreconditionFailed, http.StatusConflict, http.StatusNotFound: // something was stored, or removed, in between
+		return fserrors.RetryError(fmt.Errorf("the object changed while the file was being stored: %w", err))
+	case http.StatusNotImplemented:
+		if g.conditional.Swap(false) {
+			fs.Errorf(name, "The service refuses conditional writes: late uploads compare the object and are then stored without a condition: %v", err)
+		}
+		return fserrors.RetryError(err)
+	}
+	return err
+}
+
+// wrap is object, for what can fail.
+func (g *guard) wrap(o fs.Object, err error) (fs.Object, error) {
+	if err != nil || o == nil {
+		return nil, err
+	}
+	return g.object(o), nil
+}
+
+func (g *guard) object(o fs.Object) *object {
+	if own, ok := o.(*object); ok {
+		return own
+	}
+	return &object{guard: g, now: o}
+}
+
+// object is an object whose Update is guarded.
+type object struct {
+	guard *guard
+
+	mu  sync.Mutex
+	now fs.Object // rclone's; Update replaces it
+}
+
+func (o *object) get() fs.Object {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.now
+}

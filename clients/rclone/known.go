@@ -1,0 +1,116 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"github.com/rclone/rclone/fs"
+	"github.com/rclone/rclone/lib/encoder"
+)
+
+// left is a changed file that an earlier process left in the cache.
+type left struct {
+	known    objectVersion
+	modified time.Time
+}
+
+// keepVersions returns what is not stored, and makes sure that rclone does not take an object that it finds there for the one
+// that the file was made from.
+func (c *cache) keepVersions() (map[string]left, error) {
+	names, err := c.unsent()
+	if err != nil {
+		return nil, err
+	}
+	all := map[string]left{}
+	for name := range names {
+		path := c.metaOf(name)
+		info, err := readInfo(path)
+		if err != nil {
+			if ignoreGone(err) == nil {
+				continue
+			}
+			return nil, err
+		}
+		if info.Fingerprint == "" {
+			info.Fingerprint = string(noObject)
+			if err := c.writeInfo(path, info); err != nil {
+				return nil, err
+			}
+		}
+		all[name] = left{objectVersion(info.Fingerprint), info.ModTime}
+	}
+	return all, nil
+}
+
+// version is the version of the object that a file was made from, as rclone has written it down.
+func (c *cache) version(name string) objectVersion {
+	info, err := readInfo(c.metaOf(name))
+	if err != nil {
+		return noObject
+	}
+	return objectVersion(info.Fingerprint)
+}
+
+// renamedOver writes down that a new file was renamed: it may replace what was there under that name until then. (A file that
+// had an object is copied in S3, and rclone knows the copy.)
+func (c *cache) renamedOver(name string, now time.Time) {
+	path := c.metaOf(name)
+	info, err := readInfo(path)
+	if err != nil || !info.Dirty || objectVersion(info.Fingerprint).named() {
+		return
+	}
+	info.Fingerprint = string(storedBefore(now))
+	if err := c.writeInfo(path, info); err != nil {
+		fs.Errorf(name, "Cannot write down that the file was renamed: %v", err)
+	}
+}
+
+func (c *cache) metaOf(name string) string { return filepath.Join(c.meta, pathOf(name)) }
+func (c *cache) dataOf(name string) string { return filepath.Join(c.data, pathOf(name)) }
+
+// pathOf is a file's path in the cache, by its name in the file system.
+func pathOf(name string) string { return filepath.FromSlash(encoder.OS.FromStandardPath(name)) }
+
+// writeInfo replaces a file's metadata as a whole: a process that is killed leaves the old or the new.
+func (c *cache) writeInfo(path string, info any) error {
+	b, err := json.Marshal(info)
+	if err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(c.dir, "info-*") // not in the tree that rclone walks
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		_ = os.Remove(f.Name())
+	}
+	return err
+}
+
+// asidePath is a free path below lost for what is kept of a file.
+func (c *cache) asidePath(rel string) (string, error) {
+	base := filepath.Join(c.lost, rel)
+	if err := os.MkdirAll(filepath.Dir(base), 0o700); err != nil {
+		return "", err
+	}
+	path := base
+	for i := 1; ; i++ {
+		if _, err := os.Lstat(path); err != nil {
+			if ignoreGone(err) != nil {
+				return "", err
+			}
+			return path, nil
+		}
+		path = base + ".~" + strconv.Itoa(i) + "~"
+	}
+}

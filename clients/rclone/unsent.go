@@ -1,0 +1,141 @@
+package main
+
+import (
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/rclone/rclone/vfs/vfscache/writeback"
+)
+
+const (
+	// lateAfter is how long after a file was closed its upload is late: another writer has had the time to store a newer version.
+	lateAfter = 10 * time.Second
+	// rememberStored is how long the version of a file is remembered after it has left the queue.
+	rememberStored = time.Minute
+)
+
+// unsentFiles knows of each file in the upload queue when it was closed, and over which objects it may be stored.
+type unsentFiles struct {
+	cache *cache
+	now   func() time.Time
+
+	mu sync.Mutex
+	of map[string]unsentFile // by name
+}
+
+type unsentFile struct {
+	id     writeback.Handle // in rclone's queue; 0 is not known yet
+	queued bool             // it is in the queue
+	seen   time.Time        // in the queue, last
+	closed time.Time        // when it came into the queue
+	// earlier is the modification time of a file that an earlier process left; zero: it is this process's.
+	earlier time.Time
+	// known are the objects that its writers knew, or that this process sent itself. If the object is one of these, no other
+	// writer has stored anything since.
+	known []objectVersion
+}
+
+func newUnsentFiles(c *cache) *unsentFiles {
+	return &unsentFiles{cache: c, now: time.Now, of: map[string]unsentFile{}}
+}
+
+// takeOver notes what an earlier process left in the cache, or an earlier VFS: its uploads are late.
+func (u *unsentFiles) takeOver() error {
+	left, err := u.cache.keepVersions()
+	if err != nil {
+		return err
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for name, l := range left {
+		known := append(u.of[name].known, l.known)
+		u.of[name] = unsentFile{seen: u.now(), earlier: l.modified, known: known}
+	}
+	return nil
+}
+
+// observe takes note of the queue. It must be called often: what changes between two calls is not seen.
+func (u *unsentFiles) observe(queue []writeback.QueueInfo) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	now := u.now()
+	names := map[writeback.Handle]string{}
+	for name, f := range u.of {
+		if f.id != 0 && f.queued {
+			names[f.id] = name
+		}
+		f.queued = false
+		u.of[name] = f
+	}
+	for _, item := range queue {
+		f := u.of[item.Name]
+		was, known := names[item.ID]
+		switch {
+		case known && was == item.Name: // nothing is new
+		case f.id == 0 && !f.seen.IsZero(): // of an earlier process, or sent before it was seen here
+		default: // closed just now, or renamed: that counts as closed
+			if known {
+				u.cache.renamedOver(item.Name, now)
+			}
+			f.closed, f.earlier = now, time.Time{}
+			f.know(u.cache.version(item.Name))
+		}
+		f.id, f.queued, f.seen = item.ID, true, now
+		u.of[item.Name] = f
+	}
+	for name, f := range u.of {
+		if !f.queued && f.earlier.IsZero() && now.Sub(f.seen) > rememberStored {
+			delete(u.of, name)
+		}
+	}
+}
+
+// know adds a version.
+func (f *unsentFile) know(v objectVersion) {
+	if !slices.Contains(f.known, v) {
+		f.known = append(slices.Clone(f.known), v)
+	}
+}
+
+// late reports whether the upload of a file that was changed at a time may only replace the objects that are known, and which
+// these are. Otherwise it may begin until a deadline.
+func (u *unsentFiles) late(name string, modified time.Time) (known []objectVersion, deadline time.Time, late bool) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	f, ok := u.of[name]
+	now := u.now()
+	switch {
+	case !ok:
+		f.closed = now
+	case !f.earlier.IsZero() && modified.Sub(f.earlier).Abs() < time.Millisecond:
+		return f.known, time.Time{}, true
+	case modified.After(f.closed) && !modified.After(now): // changed again, and closed since the queue was looked at
+		f.closed = modified
+	}
+	deadline = f.closed.Add(lateAfter)
+	return f.known, deadline, !now.Before(deadline)
+}
+
+// sending notes what is sent: it can be stored without an answer.
+func (u *unsentFiles) sending(name string, v objectVersion) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	f, ok := u.of[name]
+	if !ok {
+		f.closed = u.now()
+		f.know(u.cache.version(name))
+	}
+	f.seen = u.now()
+	f.know(v)
+	u.of[name] = f
+}
+
+// stored notes what is stored now.
+func (u *unsentFiles) stored(name string, v objectVersion) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	f := u.of[name]
+	f.known, f.earlier, f.seen = []objectVersion{v}, time.Time{}, u.now()
+	u.of[name] = f
+}
