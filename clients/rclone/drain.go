@@ -44,6 +44,7 @@ func (d *drainer) whileMounted(ctx context.Context, unmounted <-chan struct{}, s
 		case s := <-signals:
 			fs.Logf(nil, "%v does not end the program: unmount the file system, and it ends when everything is stored", s)
 			limit = 0
+		case <-d.guard.unsent.changed:
 		case <-tick.C:
 		}
 		d.step(ctx, limit)

@@ -309,7 +309,7 @@ func TestAWritersOwnObjectsAreNoConflict(t *testing.T) {
 		for _, name := range []string{"lost", "lost and changed"} {
 			await(t, 20*time.Second, name, func() bool { _, ok := s.get("vol/" + name); return ok })
 		}
-		f.set(func(f *front) { f.down, f.answer = true, nil })
+		f.set(func(f *front) { f.down = true })
 		check(t, os.WriteFile(m.path("lost and changed"), []byte("and then it is changed"), 0o644))
 		check(t, os.WriteFile(m.path("repeated"), []byte("2, longer"), 0o644))
 		check(t, os.WriteFile(m.path("replaced.tmp"), []byte("as a whole"), 0o644))
@@ -317,7 +317,7 @@ func TestAWritersOwnObjectsAreNoConflict(t *testing.T) {
 		await(t, 10*time.Second, "the queue", func() bool { r := m.reports(); return len(r) > 0 && r[len(r)-1].Uploads == 4 })
 		closed := time.Now()
 		time.Sleep(time.Until(closed.Add(lateAfter + time.Second)))
-		f.set(func(f *front) { f.down = false })
+		f.set(func(f *front) { f.down, f.answer = false, nil })
 		m.finish()
 		for name, want := range map[string]string{
 			"repeated": "2, longer", "lost": "its answer is lost", "lost and changed": "and then it is changed", "replaced": "as a whole",

@@ -19,6 +19,9 @@ import (
 type handles struct {
 	fuse.RawFileSystem
 
+	// renaming is told the last part of a file's new name, before and after it is renamed; nil: nobody has to know.
+	renaming func(name string)
+
 	mu   sync.Mutex
 	open map[handle]*state
 }
@@ -87,6 +90,15 @@ func (h *handles) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string,
 func (h *handles) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
 	h.remove(handle{in.NodeId, in.Fh})
 	h.RawFileSystem.Release(cancel, in)
+}
+
+// Rename renames a file or directory.
+func (h *handles) Rename(cancel <-chan struct{}, in *fuse.RenameIn, oldName, newName string) fuse.Status {
+	if h.renaming != nil {
+		h.renaming(newName)
+		defer h.renaming(newName)
+	}
+	return h.RawFileSystem.Rename(cancel, in, oldName, newName)
 }
 
 // Write writes to a file, after fetching it.

@@ -54,15 +54,15 @@ func (c *cache) version(name string) objectVersion {
 	return objectVersion(info.Fingerprint)
 }
 
-// renamedOver writes down that a new file was renamed: it may replace what was there under that name until then. (A file that
+// renamedOver writes down that a new file was renamed at a time: it may replace what was there under that name until then. (A file that
 // had an object is copied in S3, and rclone knows the copy.)
-func (c *cache) renamedOver(name string, now time.Time) {
+func (c *cache) renamedOver(name string, at time.Time) {
 	path := c.metaOf(name)
 	info, err := readInfo(path)
 	if err != nil || !info.Dirty || objectVersion(info.Fingerprint).named() {
 		return
 	}
-	info.Fingerprint = string(storedBefore(now))
+	info.Fingerprint = string(storedBefore(at))
 	if err := c.writeInfo(path, info); err != nil {
 		fs.Errorf(name, "Cannot write down that the file was renamed: %v", err)
 	}

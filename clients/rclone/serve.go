@@ -80,6 +80,7 @@ func run(ctx context.Context, c config, stdout io.Writer) error {
 		return err
 	}
 
+	open.renaming = remote.unsent.renaming
 	report := newReporter(stdout)
 	defer report.close()
 	unmounted := make(chan struct{})

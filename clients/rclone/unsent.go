@@ -1,6 +1,8 @@
 package main
 
 import (
+	"maps"
+	"path"
 	"slices"
 	"sync"
 	"time"
@@ -13,6 +15,8 @@ const (
 	lateAfter = 10 * time.Second
 	// rememberStored is how long the version of a file is remembered after it has left the queue.
 	rememberStored = time.Minute
+	// rememberRenamed is how long a rename is remembered, of a file that is still open.
+	rememberRenamed = time.Hour
 )
 
 // unsentFiles knows of each file in the upload queue when it was closed, and over which objects it may be stored.
@@ -20,8 +24,12 @@ type unsentFiles struct {
 	cache *cache
 	now   func() time.Time
 
-	mu sync.Mutex
-	of map[string]unsentFile // by name
+	// changed tells that there is something to observe at once.
+	changed chan struct{}
+
+	mu      sync.Mutex
+	of      map[string]unsentFile // by name
+	renamed map[string]time.Time  // by the last part of the new name
 }
 
 type unsentFile struct {
@@ -37,7 +45,19 @@ type unsentFile struct {
 }
 
 func newUnsentFiles(c *cache) *unsentFiles {
-	return &unsentFiles{cache: c, now: time.Now, of: map[string]unsentFile{}}
+	return &unsentFiles{cache: c, now: time.Now, changed: make(chan struct{}, 1), of: map[string]unsentFile{}, renamed: map[string]time.Time{}}
+}
+
+// renaming notes that a file gets a name. A new file then may replace the object that had the name: that is how programs replace
+// a file as a whole. (The rest of the name is not known here, and not needed: the object must be older than the rename.)
+func (u *unsentFiles) renaming(name string) {
+	u.mu.Lock()
+	u.renamed[name] = u.now()
+	u.mu.Unlock()
+	select {
+	case u.changed <- struct{}{}:
+	default:
+	}
 }
 
 // takeOver notes what an earlier process left in the cache, or an earlier VFS: its uploads are late.
@@ -75,8 +95,8 @@ func (u *unsentFiles) observe(queue []writeback.QueueInfo) {
 		case known && was == item.Name: // nothing is new
 		case f.id == 0 && !f.seen.IsZero(): // of an earlier process, or sent before it was seen here
 		default: // closed just now, or renamed: that counts as closed
-			if known {
-				u.cache.renamedOver(item.Name, now)
+			if at, ok := u.renamed[path.Base(item.Name)]; ok {
+				u.cache.renamedOver(item.Name, at)
 			}
 			f.closed, f.earlier = now, time.Time{}
 			f.know(u.cache.version(item.Name))
@@ -84,6 +104,7 @@ func (u *unsentFiles) observe(queue []writeback.QueueInfo) {
 		f.id, f.queued, f.seen = item.ID, true, now
 		u.of[item.Name] = f
 	}
+	maps.DeleteFunc(u.renamed, func(_ string, at time.Time) bool { return now.Sub(at) > rememberRenamed })
 	for name, f := range u.of {
 		if !f.queued && f.earlier.IsZero() && now.Sub(f.seen) > rememberStored {
 			delete(u.of, name)

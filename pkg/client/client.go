@@ -34,6 +34,8 @@ type Invocation struct {
 	UserAgent string
 	StateDir  string // a directory that the client's uid can write; gone when the mount ends
 	CacheDir  string // likewise, for what must not be in memory
+	// ConditionalWrites tells that the service honours If-Match and If-None-Match, as far as the operator knows.
+	ConditionalWrites bool
 	// MemoryLimit is what the kernel lets the client and its helper have, in bytes, as CheckLimits has passed it; 0 is no
 	// limit.
 	MemoryLimit uint64
@@ -80,6 +82,9 @@ type Client struct {
 	// Queue reads what the client still has to upload from a line of its output; ok is false for any other line.
 	// nil: the client does not say.
 	Queue func(line string) (q Queue, ok bool)
+	// Conflicts reads from a line of its output how many files the client has put aside since it was started, because another
+	// writer had changed their objects. nil: the client has no such files.
+	Conflicts func(line string) (files int, ok bool)
 
 	// Aside is a directory in CacheDir where the client puts what it cannot store and a human may want; "": there is none.
 	Aside string

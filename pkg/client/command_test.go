@@ -24,6 +24,7 @@ func everything() Invocation {
 	in.CAFile = "/run/s3-csi/mounts/k-1/ca.pem"
 	in.ExpectedBucketOwner = "111122223333"
 	in.UserAgent = "s3-csi-driver/1.2.3"
+	in.ConditionalWrites = true
 	return in
 }
 
@@ -104,7 +105,7 @@ func TestCommandLines(t *testing.T) {
 		{"all that a volume and its backend can say", "rclone", readOnly(with(everything(), "cache-size=64Mi", "read-cache", "write-back=5s", "server-mtime=false")), []string{
 			"--fuse-fd=3", "--bucket=bucket", "--prefix=-o x/--endpoint-url=y/", "--region=eu-west-1", "--endpoint=https://s3.example:9000",
 			"--path-style", "--ca-file=/run/s3-csi/mounts/k-1/ca.pem", "--read-only", "--uid=1000", "--gid=2000", "--dir-mode=0755", "--file-mode=0644",
-			"--cache-dir=/var/cache/s3-csi/k-1", "--cache-size=64Mi", "--read-cache", "--write-back=5s",
+			"--cache-dir=/var/cache/s3-csi/k-1", "--conditional-writes", "--cache-size=64Mi", "--read-cache", "--write-back=5s",
 		}},
 	}
 	for _, tt := range tests {
@@ -231,4 +232,17 @@ func FuzzQueueLine(f *testing.F) {
 			t.Errorf("%q is %+v", line, q)
 		}
 	})
+}
+
+func TestRcloneSaysHowManyFilesItPutAside(t *testing.T) {
+	conflicts := get(t, "rclone").Conflicts
+	for line, want := range map[string]int{
+		`s3-csi-conflicts {"files":0}`: 0, "s3-csi-conflicts {\"files\":12}\n": 12,
+		`s3-csi-conflicts {"files":-1}`: -1, `s3-csi-conflicts {"files": 1}`: -1, `s3-csi-conflicts {"files":1,"x":2}`: -1,
+		`s3-csi-conflicts`: -1, ` s3-csi-conflicts {"files":1}`: -1, `s3-csi-queue {"uploads":1,"bytes":2}`: -1,
+	} {
+		if n, ok := conflicts(line); ok != (want >= 0) || ok && n != want {
+			t.Errorf("%q: %d, %t; want %d", line, n, ok, want)
+		}
+	}
 }

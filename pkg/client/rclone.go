@@ -60,6 +60,7 @@ func rclone() Client {
 			"ro":                 "use readOnly of the volume or of the pod's volume mount",
 			"cache-dir":          "the cache directory is the driver's",
 			"fuse-fd":            "the driver sets it for every mount",
+			"conditional-writes": "it follows from the backend in the driver's config file (singleController)",
 			"allow-other":        "the driver sets it for every mount",
 			"allow-non-empty":    "the driver sets it for every mount",
 			"daemon":             "the driver sets it for every mount",
@@ -69,7 +70,8 @@ func rclone() Client {
 			"config":             "rclone reads no configuration here",
 			"log-file":           "clients write no log files; their output goes to the helper",
 		},
-		Queue: parseQueue,
+		Queue:     parseQueue,
+		Conflicts: parseConflicts,
 		// Files can always be removed and renamed, which is a copy and a removal.
 		access:  func([]volume.Option) policy.Needs { return policy.Needs{Delete: true} },
 		Aside:   "lost",
@@ -103,6 +105,9 @@ func rcloneCommand(c Client, in Invocation) Command {
 	argv = append(argv, owner("gid", in.GID, c.MinOwner)...)
 	argv = append(argv, argument("dir-mode", mode(in.DirMode)), argument("file-mode", mode(in.FileMode)))
 	argv = append(argv, argument("cache-dir", in.CacheDir))
+	if in.ConditionalWrites {
+		argv = append(argv, "--conditional-writes")
+	}
 	if in.Cache {
 		for _, o := range []struct{ name, value string }{{"read-cache", "true"}, {"cache-size", volume.FormatQuantity(in.cacheSize())}} {
 			if _, given := find(in.Options, o.name); !given {
@@ -138,4 +143,25 @@ func parseQueue(line string) (Queue, bool) {
 		return Queue{}, false
 	}
 	return q, true
+}
+
+// conflictsLine starts a line that tells how many files were put aside because of a conflict.
+const conflictsLine = "s3-csi-conflicts "
+
+// parseConflicts reads "s3-csi-conflicts " and JSON in exactly the form that encoding/json gives it, like parseQueue.
+func parseConflicts(line string) (files int, ok bool) {
+	text, ok := strings.CutPrefix(strings.TrimRight(line, "\r\n"), conflictsLine)
+	if !ok || len(text) > 128 {
+		return 0, false
+	}
+	var c struct {
+		Files int `json:"files"`
+	}
+	if err := json.Unmarshal([]byte(text), &c); err != nil || c.Files < 0 {
+		return 0, false
+	}
+	if canonical, err := json.Marshal(c); err != nil || string(canonical) != text {
+		return 0, false
+	}
+	return c.Files, true
 }

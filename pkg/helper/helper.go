@@ -161,11 +161,9 @@ func (h *helper) start(req StartRequest, fuse *os.File) error {
 	case h.quitting || h.stopping:
 		return fault.Errorf(fault.Precondition, "the helper is ending: no client is started any more")
 	}
-	var queue func(string) (client.Queue, bool)
-	if c, err := h.lookup(req.Client); err != nil {
+	c, err := h.lookup(req.Client)
+	if err != nil {
 		h.log.printf("client %q is not known to this helper: its upload queue will not be reported", req.Client)
-	} else {
-		queue = c.Queue
 	}
 	if !req.Keys.IsZero() || h.exchange != nil && !req.Order.IsZero() {
 		if err := h.give(req.Keys, req.Order); err != nil {
@@ -185,20 +183,32 @@ func (h *helper) start(req StartRequest, fuse *os.File) error {
 	h.status.State, h.status.ClientPID = StateRunning, run.process.Pid
 	h.status.ExitCode, h.status.Signal, h.status.Queue = 0, "", nil
 	h.status.Starts++
+	before := h.status.Conflicts
 	h.bump()
 	h.poke()
 	h.runs.Go(func() {
-		code, signal := run.wait(func(line []byte, cut bool) { h.output(line, cut, queue) })
+		code, signal := run.wait(func(line []byte, cut bool) { h.output(line, cut, c, before) })
 		h.exited(code, signal)
 	})
 	return nil
 }
 
-// output takes a line of the client's.
-func (h *helper) output(raw []byte, cut bool, queue func(string) (client.Queue, bool)) {
+// output takes a line of the client's. Clients before it have put aside as many files as conflicts says.
+func (h *helper) output(raw []byte, cut bool, c client.Client, conflicts int) {
 	line := clean(raw)
-	if queue != nil {
-		if q, ok := queue(line); ok {
+	if c.Conflicts != nil {
+		if n, ok := c.Conflicts(line); ok {
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			if h.status.Conflicts != conflicts+n {
+				h.status.Conflicts = conflicts + n
+				h.bump()
+			}
+			return
+		}
+	}
+	if c.Queue != nil {
+		if q, ok := c.Queue(line); ok {
 			// Not kept as output: progress would push out the client's last words.
 			h.mu.Lock()
 			defer h.mu.Unlock()

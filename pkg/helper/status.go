@@ -36,6 +36,8 @@ type Status struct {
 	Tail []string `json:"tail,omitempty"`
 	// Queue is what the client last said it has still to upload; nil where it never said.
 	Queue *client.Queue `json:"queue,omitempty"`
+	// Conflicts counts the files that this helper's clients have put aside because another writer had changed their objects.
+	Conflicts int `json:"conflicts,omitempty"`
 	// Starts counts the clients that were started.
 	Starts int `json:"starts"`
 	// Session is what the mount's client works with; nil: this helper cannot make sessions, and whoever wants the client's

@@ -285,6 +285,9 @@ func (m *Manager) awaitExit(ctx context.Context, rec record, peer *helper.Peer) 
 			}
 		}
 		status, err := m.nextStatus(ctx, peer, last.Revision)
+		if err == nil {
+			m.observeConflicts(ctx, rec.Name, status)
+		}
 		silent := m.hangs.heard(rec.Name, err == nil || last.State != "")
 		switch {
 		case errors.Is(err, helper.ErrGone), errors.Is(err, errNoNews) && last.State == "" && m.HangTimeout != 0 && silent >= m.HangTimeout:

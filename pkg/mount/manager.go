@@ -156,6 +156,7 @@ func (m *Manager) Collectors() []prometheus.Collector { return m.metrics.collect
 func (m *Manager) forget(name string) {
 	m.states.drop(name)
 	m.sessions.forget(name)
+	m.metrics.conflicts.forget(name)
 	m.handed.forget(name)
 	m.hangs.forget(name)
 	m.troubles.forget(name)

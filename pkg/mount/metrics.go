@@ -35,6 +35,7 @@ type metrics struct {
 	overdue   prometheus.GaugeFunc
 	states    *states
 	sessions  *sessions
+	conflicts *conflicts
 }
 
 func newMetrics(overdue func() int) *metrics {
@@ -58,14 +59,15 @@ func newMetrics(overdue func() int) *metrics {
 		overdue: prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "s3csi_overdue_calls", Help: "System calls that wait for a file system that does not answer, and that nobody waits for any more.",
 		}, func() float64 { return float64(overdue()) }),
-		states:   &states{of: map[string]state{}},
-		sessions: newSessions(),
+		states:    &states{of: map[string]state{}},
+		sessions:  newSessions(),
+		conflicts: newConflicts(),
 	}
 }
 
 // collectors are what a registry takes.
 func (m *metrics) collectors() []prometheus.Collector {
-	return []prometheus.Collector{m.reconcile, m.restarts, m.failures, m.heals, m.lost, m.overdue, m.states, m.sessions, m.sessions.renewals, m.sessions.failures}
+	return []prometheus.Collector{m.reconcile, m.restarts, m.failures, m.heals, m.lost, m.overdue, m.states, m.sessions, m.sessions.renewals, m.sessions.failures, m.conflicts.files}
 }
 
 // state is what is known of one mount.

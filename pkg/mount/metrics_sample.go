@@ -17,5 +17,6 @@ func SampleMetrics() []prometheus.Collector {
 	m.lost.WithLabelValues(client)
 	m.states.set("", client, stateServing)
 	m.sessions.seen("", client, &helper.SessionStatus{})
+	m.conflicts.seen("", client, 0)
 	return m.collectors()
 }

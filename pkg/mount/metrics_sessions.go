@@ -131,9 +131,10 @@ func (s *sessions) stateOf(status helper.SessionStatus) string {
 	return sessionValid
 }
 
-// observe takes note of what a helper says of its session, and tells the log of troubles: once when they begin, and when they
-// are over.
+// observe takes note of what a helper says of its client's conflicts and of its session. It logs failures of the session once
+// when they begin, and when they are over.
 func (m *Manager) observe(ctx context.Context, name string, status helper.Status) {
+	m.observeConflicts(ctx, name, status)
 	session := status.Session
 	if session == nil || m.sessions.same(name, *session) {
 		return

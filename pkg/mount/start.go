@@ -322,6 +322,7 @@ func (m *Manager) invocation(rec record, cl client.Client, be backend.Backend, b
 		UID: rec.UID, GID: rec.UID, DirMode: 0o777, FileMode: 0o666,
 		StateDir: m.store.helperDir(rec.Name), CacheDir: m.store.cacheDir(rec.Name),
 		MemoryLimit: m.limits(spec, cl, options).MemoryMax, Cache: spec.Cache, CacheSize: spec.CacheSize,
+		ConditionalWrites: !be.SingleController,
 	}
 	if be.CAFile != "" {
 		in.CAFile = m.store.caFile(rec.Name)
