@@ -50,6 +50,16 @@ func (s store) makeHelperDir(name string, uid int) error {
 	return os.Lchown(s.helperDir(name), uid, uid) // by which owner finds it
 }
 
+// remountHelperDir mounts a mount's tmpfs again if somebody has unmounted it, or a reboot has that the state directory outlived.
+// A plain directory of an older driver stays.
+func (s store) remountHelperDir(name string, uid int) error {
+	fi, err := os.Lstat(s.helperDir(name))
+	if err != nil || fi.Mode()&os.ModeSymlink == 0 {
+		return err
+	}
+	return s.makeHelperDir(name, uid)
+}
+
 // removeScratch removes a mount's tmpfs, if it has one. Its files are removed first: whoever has a copy of the mount, such as a
 // container that began meanwhile, keeps an empty one.
 func (s store) removeScratch(name string) error {

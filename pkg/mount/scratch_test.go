@@ -90,7 +90,19 @@ func TestAHelpersFileSystemWithoutAMountIsRemoved(t *testing.T) {
 	s.mustHaveScratch(t, name, false)
 }
 
-// Mounts of an older driver have plain directories, and go as they came.
+func TestAHelpersFileSystemThatWasUnmountedComesBack(t *testing.T) {
+	s := boundedStore(t)
+	name := strings.Repeat("c", 24) + "-4"
+	if err := errors.Join(os.Mkdir(s.mountDir(name), 0o700), s.makeHelperDir(name, 7100), unix.Unmount(s.scratchDir(name), 0)); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.remountHelperDir(name, 7100); err != nil {
+		t.Fatal(err)
+	}
+	s.mustHaveScratch(t, name, true)
+}
+
+// Mounts of an older driver have plain directories, keep them, and go as they came.
 func TestAMountWithAPlainDirectoryIsRemoved(t *testing.T) {
 	s := boundedStore(t)
 	name := strings.Repeat("c", 24) + "-3"
@@ -99,6 +111,10 @@ func TestAMountWithAPlainDirectoryIsRemoved(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	if err := s.remountHelperDir(name, 7100); err != nil {
+		t.Fatal(err)
+	}
+	s.mustHaveScratch(t, name, false)
 	if err := s.remove(name); err != nil {
 		t.Fatal(err)
 	}

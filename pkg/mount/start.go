@@ -203,6 +203,9 @@ func (m *Manager) launchHelper(ctx context.Context, rec record, be backend.Backe
 	}
 	var socket *os.File
 	err = m.do(ctx, func() (err error) {
+		if err := m.store.remountHelperDir(rec.Name, int(rec.UID)); err != nil {
+			return err
+		}
 		if err := ignoreMissing(os.Remove(m.store.socket(rec.Name))); err != nil { // of a helper that died
 			return err
 		}

@@ -92,7 +92,7 @@ func TestClientsHaveNoPrivileges(t *testing.T) {
 		}
 		fuse := 0
 		for fd, link := range descriptors(t, p.pid) {
-			own := strings.HasPrefix(link, filepath.Join(e.State, "mounts")+"/") || strings.HasPrefix(link, e.Cache+"/")
+			own := strings.HasPrefix(link, filepath.Join(e.State, "scratch")+"/") || strings.HasPrefix(link, e.Cache+"/")
 			switch {
 			case link == "/dev/fuse":
 				fuse++
