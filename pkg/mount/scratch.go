@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
 )
 
 // The state directory is on the host's /run as a rule, and a client can write to its part of it. So that no client fills
@@ -44,6 +46,7 @@ func (s store) makeHelperDir(name string, uid int) error {
 			return fmt.Errorf("mounting a tmpfs on %s: %w", dir, err)
 		}
 	}
+	failpoint.Here("make.scratch")
 	if err := os.Symlink(filepath.Join("..", "..", "scratch", name), s.helperDir(name)); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
@@ -82,6 +85,7 @@ func (s store) removeScratch(name string) error {
 		if err := unix.Unmount(dir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
 			return fmt.Errorf("unmounting %s: %w", dir, err)
 		}
+		failpoint.Here("remove.scratch")
 	}
 	return ignoreMissing(os.Remove(dir))
 }
