@@ -26,7 +26,7 @@ const (
 func (s store) scratch() string               { return filepath.Join(s.dir, "scratch") }
 func (s store) scratchDir(name string) string { return filepath.Join(s.scratch(), name) }
 
-// makeHelperDir makes a mount's part of the state directory, of the mount's uid. What is there of an earlier try stays.
+// makeHelperDir makes a mount's part of the state directory, owned by the mount's uid. It can be repeated after a crash.
 func (s store) makeHelperDir(name string, uid int) error {
 	if !s.bounded {
 		if err := os.Mkdir(s.helperDir(name), modeClosed); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -63,8 +63,8 @@ func (s store) remountHelperDir(name string, uid int) error {
 	return s.makeHelperDir(name, uid)
 }
 
-// removeScratch removes a mount's tmpfs, if it has one. Its files are removed first: whoever has a copy of the mount, such as a
-// container that began meanwhile, keeps an empty one.
+// removeScratch removes a mount's tmpfs, if it has one. The files are removed first, so that a copy of the tmpfs in another mount
+// namespace, such as that of a container that sees the host's files, keeps no memory.
 func (s store) removeScratch(name string) error {
 	dir := s.scratchDir(name)
 	mounted, err := isMountPoint(dir)
