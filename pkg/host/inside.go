@@ -35,6 +35,9 @@ type place struct {
 // do runs fn on a thread of its own in the namespace. Otherwise it is Namespace.Do. Where no process leads there any
 // more the error is errEnded.
 func (p place) do(ctx context.Context, what string, fn func(in inside) error) error {
+	if p.other != nil { // its paths lead where its processes like, also through file systems of their own
+		ctx = For(ctx, accountOf(p.pid()))
+	}
 	in := inside{proc: -1}
 	enter := func() (err error) {
 		if in.proc, err = unix.Open(procDir, openDir, 0); err != nil {

@@ -75,7 +75,7 @@ func (l *living) open(ctx context.Context) error {
 // ask runs fn, which may have to wait for a client, in the namespace of the living mount and within the bound. What
 // it opens goes to h.
 func (l *living) ask(ctx context.Context, what string, h *held, fn func(ctx context.Context) error) error {
-	bounded, cancel := context.WithTimeout(ctx, l.Bound)
+	bounded, cancel := context.WithTimeout(For(ctx, "mount "+l.Living.Source), l.Bound)
 	defer cancel()
 	return l.n.Do(bounded, what, func() error {
 		return using(func() error { return fn(bounded) }, l.held, h)

@@ -27,6 +27,8 @@ const (
 	// maxOverdue bounds the threads that hung file systems can take from this process. A node has at most a few calls
 	// for each hung mount; the Go runtime dies at 10,000 threads.
 	maxOverdue = 1000
+	// maxOverdueEach bounds those on the account of one volume or pod, see For.
+	maxOverdueEach = 16
 	// probeTimeout bounds the trial at construction, which waits for nothing but the kernel.
 	probeTimeout = 10 * time.Second
 )
@@ -45,11 +47,27 @@ type Namespace struct {
 // call is one piece of work on a goroutine, and perhaps a thread, of its own.
 type call struct {
 	what    string
+	account string // "": nobody's
 	started time.Time
 	logger  klog.Logger
 	done    chan struct{} // closed when err and value are final
 	err     error
 	value   any // what a probe found
+}
+
+// accountKey is the context's key of For.
+type accountKey struct{}
+
+// For returns a context whose calls are on the account of one volume or pod, such as "pod <uid>". Calls whose context ended and
+// that still run are bounded for each account. Beyond that, further ones are refused, and those of others go on.
+func For(ctx context.Context, account string) context.Context {
+	return context.WithValue(ctx, accountKey{}, account)
+}
+
+// accountIn is the account of a context, "" where it has none.
+func accountIn(ctx context.Context) string {
+	account, _ := ctx.Value(accountKey{}).(string)
+	return account
 }
 
 // errUnfinished is what a call leaves behind that ended its goroutine instead of returning.
@@ -96,7 +114,7 @@ func (n *Namespace) Foreign() bool { return n.foreign }
 // When ctx ends first, Do returns an error that wraps ctx.Err() and names what (a phrase such as "unmounting /a/b"),
 // while fn runs on, because a system call that waits for a FUSE client cannot be interrupted; it is counted by
 // Overdue until it ends. fn must therefore leave alone what the caller uses after Do failed. With too many overdue
-// calls Do refuses to start another (fault.Exhausted).
+// calls, in sum or on the context's account (see For), Do refuses to start another (fault.Exhausted).
 func (n *Namespace) Do(ctx context.Context, what string, fn func() error) error {
 	return n.run(ctx, what, n.entry(), fn)
 }
@@ -127,12 +145,28 @@ func (n *Namespace) admit(ctx context.Context, what string) error {
 	if overdue := n.Overdue(); overdue >= maxOverdue {
 		return fault.Errorf(fault.Exhausted, "%s: not started: %d earlier calls still wait for file systems that do not answer", what, overdue)
 	}
+	account := accountIn(ctx)
+	if overdue := n.overdueOn(account); account != "" && overdue >= maxOverdueEach {
+		return fault.Errorf(fault.Exhausted, "%s: not started: %d earlier calls for %s still wait for file systems that do not answer", what, overdue, account)
+	}
 	return nil
+}
+
+// overdueOn counts the overdue calls of an account.
+func (n *Namespace) overdueOn(account string) (count int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for c := range n.overdue {
+		if c.account == account {
+			count++
+		}
+	}
+	return count
 }
 
 // newCall is a call that has not been started.
 func (n *Namespace) newCall(ctx context.Context, what string) *call {
-	return &call{what: what, started: time.Now(), logger: klog.FromContext(ctx), done: make(chan struct{}), err: errUnfinished}
+	return &call{what: what, account: accountIn(ctx), started: time.Now(), logger: klog.FromContext(ctx), done: make(chan struct{}), err: errUnfinished}
 }
 
 // start begins a call. What fn returns is in the call's err once done is closed.

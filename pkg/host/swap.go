@@ -101,8 +101,13 @@ func (n *Namespace) SwapElsewhere(ctx context.Context, s Swap, theirs func(cgrou
 	var all []Swapped
 	var errs []error
 	for _, ns := range holders {
-		swapped, err := n.swapInOther(ctx, l, place{n, ns}, host)
+		at := place{n, ns}
+		swapped, err := n.swapInOther(ctx, l, at, host)
 		all = append(all, swapped...)
+		if fault.Is(err, fault.Exhausted) { // that pod's own doing, which is to hold up no other
+			all = append(all, Swapped{PID: at.pid(), Err: err})
+			continue
+		}
 		if !errors.Is(err, errEnded) {
 			errs = append(errs, err)
 		}

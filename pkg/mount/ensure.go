@@ -117,7 +117,7 @@ func (m *Manager) lifeOf(ctx context.Context, rec record) (life, error) {
 		}
 		return now, nil
 	}
-	actx, cancel := context.WithTimeout(ctx, answerBound)
+	actx, cancel := context.WithTimeout(host.For(ctx, account(rec.Source)), answerBound)
 	defer cancel()
 	if _, err = m.Namespace.Statfs(actx, m.store.sourceDir(rec.Name)); errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ECONNABORTED) {
 		return dead, nil

@@ -3,7 +3,6 @@ package mount
 import (
 	"context"
 	"errors"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -74,35 +73,9 @@ func (p places) here(mnt host.Mount) bool {
 	return false
 }
 
-// podElement is a kubelet's name for a pod's cgroup: "pod<uid>" of its cgroup driver cgroupfs, "…-pod<uid>.slice", with underscores
-// for dashes, of systemd's (pkg/kubelet/cm/pod_container_manager_linux.go and cgroup_manager_linux.go of Kubernetes).
-var podElement = regexp.MustCompile(`^(?:pod([0-9a-fA-F-]{32,36})|(?:.*-)?pod([0-9a-fA-F_]{32,36})\.slice)$`)
-
-// podOfCgroup returns the UID of the pod that a process is in, by the text of its /proc/<pid>/cgroup, as the kubelet's cgroup driver
-// writes it. A container may make cgroups below its own, of any name: so the outermost pod's cgroup counts, except those that the
-// node itself is in, whose text is of PID 1.
-func podOfCgroup(text, node string) (uid string) {
-	for line := range strings.Lines(text) {
-		fields := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
-		if len(fields) < 3 {
-			continue
-		}
-		for element := range strings.SplitSeq(fields[2], "/") {
-			// A runtime that is told of systemd's names and uses cgroupfs makes one element of "slice:prefix:container".
-			element, _, _ = strings.Cut(element, ":")
-			match := podElement.FindStringSubmatch(element)
-			if match == nil || strings.Contains(node, "/"+element) {
-				continue
-			}
-			return match[1] + strings.ReplaceAll(match[2], "_", "-")
-		}
-	}
-	return ""
-}
-
 // theirs tells whether a process is one of the pods' containers', by its cgroup.
 func (p places) theirs(cgroup string) bool {
-	_, ours := p.pods[podOfCgroup(cgroup, p.node)]
+	_, ours := p.pods[host.PodOf(cgroup, p.node)]
 	return ours
 }
 
@@ -110,7 +83,7 @@ func (p places) theirs(cgroup string) bool {
 // read-only publications can have no writable copy of one.
 func (p places) readOnly(mnt host.Mount, cgroup string) bool {
 	if cgroup != "" {
-		return !p.writable[podOfCgroup(cgroup, p.node)]
+		return !p.writable[host.PodOf(cgroup, p.node)]
 	}
 	if p.targets[mnt.Mountpoint] {
 		return p.readOnlyTargets[mnt.Mountpoint]
@@ -198,9 +171,7 @@ func movingAway(pubs []publication, shown string, mnt host.Mount) bool {
 // swapAt replaces, at these places, the mounts of former file systems of the mounts of these names. It gives those that are left,
 // and tells which those file systems are.
 func (m *Manager) swapAt(ctx context.Context, rec record, at places, names []string) (failures []host.Swapped, dead func(host.Mount) bool, err error) {
-	if at.node, err = m.nodeCgroup(ctx); err != nil {
-		return nil, nil, err
-	}
+	at.node = host.NodeCgroup()
 	var groups *host.Groups
 	for range healRounds {
 		swap, mounts, err := m.swapOf(ctx, rec, at, names)
@@ -280,12 +251,4 @@ func (m *Manager) healedAt(ctx context.Context, rec record, all []host.Swapped) 
 		klog.FromContext(ctx).Info("Healed", "mount", rec.Name, "volume", rec.VolumeID, "at", s.Mountpoint, "pid", s.PID, "root", s.Root)
 	}
 	return replaced, failures
-}
-
-// nodeCgroup is the text of PID 1's cgroup.
-func (m *Manager) nodeCgroup(ctx context.Context) (string, error) {
-	return inHost(ctx, m.Namespace, "reading the cgroup of PID 1", func(string) {}, func() (string, error) {
-		text, err := os.ReadFile("/proc/1/cgroup")
-		return string(text), ignoreMissing(err)
-	})
 }

@@ -300,6 +300,9 @@ func (m *Manager) do(ctx context.Context, fn func() error) error {
 	return m.Namespace.Do(ctx, "reading or writing "+m.StateDir, fn)
 }
 
+// account is a mount's, by its source in the mount table, for calls that wait for its client: see host.For.
+func account(source string) string { return "mount " + source }
+
 // clientOf is the client of a volume, whose choice wins over the driver's.
 func (m *Manager) clientOf(name string) (client.Client, error) {
 	if name == "" {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
 )
 
 // awaitReady waits until a directory read through the mount answers or the client ends; then the error has its last words.
@@ -18,7 +19,7 @@ func (m *Manager) awaitReady(ctx context.Context, rec record, peer *helper.Peer,
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	read, ended := make(chan error, 1), make(chan error, 1)
-	go func() { read <- m.Namespace.ReadRoot(ctx, m.store.sourceDir(rec.Name)) }()
+	go func() { read <- m.Namespace.ReadRoot(host.For(ctx, account(rec.Source)), m.store.sourceDir(rec.Name)) }()
 	go func() {
 		for status.State == helper.StateRunning {
 			next, err := peer.Status(ctx, status.Revision)

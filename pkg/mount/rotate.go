@@ -13,6 +13,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
 )
 
 // A publication that comes again with another secret and is otherwise the same has had its secret rotated. Its new session is
@@ -151,7 +152,7 @@ func (m *Manager) rotateInPlace(ctx context.Context, r Request, spec Spec, befor
 // takenUp sees that a mount whose session is another's now works with it. Its client may hold on to keys that are revoked. The
 // key's lock is held.
 func (m *Manager) takenUp(ctx context.Context, rec record, s *supply) error {
-	actx, cancel := context.WithTimeout(ctx, lookupBound)
+	actx, cancel := context.WithTimeout(host.For(ctx, account(rec.Source)), lookupBound)
 	defer cancel()
 	why := m.Namespace.ReadRoot(actx, m.store.sourceDir(rec.Name))                                // what does not answer is looked after elsewhere
 	if !errors.Is(why, unix.EIO) && !errors.Is(why, unix.EACCES) && !errors.Is(why, unix.EPERM) { // what clients make of a refusal

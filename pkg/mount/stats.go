@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
 )
 
 // Stats tells what the file system of a publication says of its size. The answer comes from the client, so it is waited
@@ -37,7 +38,7 @@ func (m *Manager) Stats(ctx context.Context, volumeID, path string) (Stats, erro
 	if name, ours := nameOfSource(top.Source); !ok || !ours || name != p.Mount {
 		return Stats{}, fault.Errorf(fault.NotFound, "volume %s: the mount at %s is gone; publishing it again brings it back", volumeID, path)
 	}
-	st, err := m.Namespace.Statfs(ctx, path)
+	st, err := m.Namespace.Statfs(host.For(ctx, account(top.Source)), path)
 	switch {
 	case errors.Is(err, unix.ENOTCONN), errors.Is(err, unix.ECONNABORTED), errors.Is(err, unix.EIO):
 		return Stats{}, fault.Errorf(fault.Unavailable, "volume %s at %s: its client has died: %w", volumeID, path, err)

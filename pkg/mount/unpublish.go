@@ -272,7 +272,7 @@ func (m *Manager) unmountTarget(ctx context.Context, target string) error {
 // unmount unmounts one mount, not lazily, by once. While something uses it, it is tried again until ctx ends; the error tells who.
 func (m *Manager) unmount(ctx context.Context, mnt host.Mount, once func() error) error {
 	for wait := 5 * time.Millisecond; ; wait = min(2*wait, 250*time.Millisecond) {
-		err := m.Namespace.Do(ctx, "unmounting "+mnt.Mountpoint, once)
+		err := m.Namespace.Do(host.For(ctx, account(mnt.Source)), "unmounting "+mnt.Mountpoint, once)
 		switch {
 		case err == nil, errors.Is(err, unix.EINVAL): // EINVAL: not a mount point any more (umount(2))
 			return nil
