@@ -75,6 +75,7 @@ func matrix() []row {
 		{step: "restart.ended", scenario: "heal of two"},
 		{step: "restart.idle", scenario: "heal", more: []fault{killHelper, killAll}},
 		{step: "restart.idle", scenario: "heal of two", more: []fault{killAll}},
+		{step: "former.pinned", scenario: "heal", pod: true, more: []fault{killHelper, killAll}},
 		{step: "restart.cleared", scenario: "heal", more: []fault{killHelper}},
 		{step: "restart.mounted", scenario: "heal", more: []fault{killHelper, killAll}},
 		{step: "restart.serving", scenario: "heal", more: all},
