@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -15,8 +16,23 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 )
 
-// envMinio names MinIO's program. Without it the tests with MinIO are skipped.
-const envMinio = "MINIO_BIN"
+// minioProgram is MinIO's program: $MINIO_BIN, or what make test-parts has built.
+func minioProgram() (string, error) {
+	if program := os.Getenv("MINIO_BIN"); program != "" {
+		return program, nil
+	}
+	cache := os.Getenv("S3CSI_CACHE")
+	if cache == "" {
+		user, err := os.UserCacheDir()
+		if err != nil {
+			return "", err
+		}
+		cache = filepath.Join(user, "s3-csi-driver")
+	}
+	program := filepath.Join(cache, "bin", "minio")
+	_, err := os.Stat(program)
+	return program, err
+}
 
 // startMinio starts another S3 service.
 func startMinio(t *testing.T) *s3d {
@@ -24,9 +40,9 @@ func startMinio(t *testing.T) *s3d {
 	if built.skip != "" {
 		t.Skip(built.skip)
 	}
-	program := os.Getenv(envMinio)
-	if program == "" {
-		t.Skip(envMinio + " is not set")
+	program, err := minioProgram()
+	if err != nil {
+		t.Skipf("no MinIO program: make test-parts builds it: %v", err)
 	}
 	address := freeAddress(t)
 	cmd := exec.Command(program, "server", "--quiet", "--address", address, t.TempDir())

@@ -26,14 +26,14 @@ func TestParseArgsReadsEveryFlag(t *testing.T) {
 	c, err := parseArgs(strings.Fields(`--bucket=b-b --prefix=p/q/ --endpoint=https://s3:9000 --region=eu-1 --path-style
 		--read-only=false --uid=0 --gid=4294967294 --dir-mode=0700 --file-mode=600 --cache-dir=/c --cache-size=2Gi --fuse-fd=5
 		--read-cache --dir-cache-time=0s --write-back=2s --read-ahead=0 --transfers=8 --part-size=16Mi --server-mtime
-		--directory-markers --storage-class=STANDARD_IA --sse=aws:kms --sse-kms-key-id=arn:aws:kms:eu-1:1:key/a-b`))
+		--directory-markers --conditional-writes --storage-class=STANDARD_IA --sse=aws:kms --sse-kms-key-id=arn:aws:kms:eu-1:1:key/a-b`))
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := config{
 		bucket: "b-b", prefix: "p/q/", endpoint: "https://s3:9000", region: "eu-1", pathStyle: true, gid: 4294967294,
 		dirMode: 0o700, fileMode: 0o600, cacheDir: "/c", cacheSize: 2 << 30, fuseFD: 5, readCache: true, writeBack: 2 * time.Second,
-		transfers: 8, partSize: 16 << 20, serverMtime: true, directoryMarkers: true, storageClass: "STANDARD_IA",
+		transfers: 8, partSize: 16 << 20, serverMtime: true, directoryMarkers: true, conditionalWrites: true, storageClass: "STANDARD_IA",
 		sse: "aws:kms", sseKMSKeyID: "arn:aws:kms:eu-1:1:key/a-b",
 	}
 	if c != want {
