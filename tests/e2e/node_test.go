@@ -271,7 +271,7 @@ func leftovers() error {
 	for line := range strings.Lines(units) {
 		left = append(left, "unit "+strings.TrimSpace(line))
 	}
-	for _, dir := range []string{nodeStateDir + "/mounts", nodeStateDir + "/sources", nodeStateDir + "/publications", nodeCacheDir} {
+	for _, dir := range []string{nodeStateDir + "/mounts", nodeStateDir + "/scratch", nodeStateDir + "/sources", nodeStateDir + "/publications", nodeCacheDir} {
 		entries, err := os.ReadDir(world.Path(dir))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err

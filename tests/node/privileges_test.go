@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -197,16 +198,34 @@ func TestPublicationsAreNosuidAndNodev(t *testing.T) {
 	e := start(t)
 	v := static("flags", rclone)
 	target := e.publish(v, "t")
-	for _, path := range []string{target} {
-		for _, m := range mountsAt(t, path) {
-			checkOptions(t, m, "nosuid", "nodev", "rw")
-			if strings.Contains(m.Optional, "shared") {
-				t.Errorf("%s is shared: %s", m.Mountpoint, m.Optional)
-			}
+	for _, m := range mountsAt(t, target) {
+		checkOptions(t, m, "nosuid", "nodev", "rw")
+		// Containers can be its slaves. Nothing is mounted in it by what is mounted elsewhere.
+		if group, alone := strings.CutPrefix(m.Optional, "shared:"); !alone || strings.Contains(group, " ") {
+			t.Errorf("%s has the propagation %q, want that of a shared mount", m.Mountpoint, m.Optional)
+		}
+		if peers := peersOf(t, m); len(peers) > 0 {
+			t.Errorf("%s is not alone in its peer group: %v", m.Mountpoint, peers)
 		}
 	}
 	e.unpublish(v, target)
 	e.NothingLeft(t)
+}
+
+// peersOf returns the other mount points of a shared mount's peer group.
+func peersOf(t *testing.T, m *mountinfo.Info) []string {
+	t.Helper()
+	var peers []string
+	_, err := mountinfo.GetMounts(func(other *mountinfo.Info) (skip, stop bool) {
+		if other.ID != m.ID && slices.Contains(strings.Fields(other.Optional), m.Optional) {
+			peers = append(peers, other.Mountpoint)
+		}
+		return true, false
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return peers
 }
 
 func checkOptions(t *testing.T, m *mountinfo.Info, options ...string) {
