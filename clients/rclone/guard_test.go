@@ -75,7 +75,7 @@ func TestAnUploadNeverRemovesAnotherWritersObject(t *testing.T) {
 				if slices.Contains(versions, "(none)") {
 					t.Errorf("gap %v: the object was absent: %q", gap, versions)
 				}
-				if i := slices.Index(versions, "newer, and longer"); (i < 0 || i != len(versions)-1) {
+				if i := slices.Index(versions, "newer, and longer"); i < 0 || i != len(versions)-1 {
 					t.Errorf("gap %v: the newer version does not stay: %q", gap, versions)
 				}
 			}
