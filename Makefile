@@ -130,7 +130,8 @@ $(TOOLS)/golangci-lint-$(GOLANGCI_VERSION):
 
 .PHONY: docs
 docs: ## Render the reference pages that tests compare with the code
-	go test ./pkg/... -run Docs -update
+	go test ./pkg/client ./pkg/driver ./pkg/volume -run Doc -update
+	cd tests && go test ./chart -run TestReadme -update
 
 .PHONY: manifests
 manifests: $(HELM) ## Render the manifests of deploy/ from the chart
