@@ -68,13 +68,14 @@ func madeUsers(pid int, uid uint32) bool {
 }
 
 // madePIDs reports whether a process's PID namespace is below the host's, and every one on the way was made by uid. A user
-// without capabilities can make a PID namespace only in a user namespace of its own, which is its owner (ioctl_nsfs(2)).
+// without capabilities can make a PID namespace only in a user namespace of its own, which is its owner (ioctl_nsfs(2)). The
+// host's is this process's own: that of PID 1 cannot be read everywhere.
 func madePIDs(pid int, uid uint32) bool {
 	var own unix.Stat_t
 	if unix.Stat("/proc/self/ns/user", &own) != nil {
 		return false
 	}
-	return climb(pid, "pid", "/proc/1/ns/pid", func(namespace int) bool {
+	return climb(pid, "pid", "/proc/self/ns/pid", func(namespace int) bool {
 		users, err := unix.IoctlRetInt(namespace, unix.NS_GET_USERNS)
 		if err != nil {
 			return false
