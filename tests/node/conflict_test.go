@@ -40,7 +40,10 @@ func (e *env) powerCut(target string) {
 // kept for a human, and the metric and the log tell.
 func TestANodeThatComesBackReplacesNothingNewer(t *testing.T) {
 	t.Parallel()
-	e := start(t)
+	eachService(t, comesBack)
+}
+
+func comesBack(t *testing.T, e *env) {
 	e.Put(t, bucket, "back/removed", "first")
 	v := static("back", rclone)
 	target := e.publish(v, "t")

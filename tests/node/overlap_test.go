@@ -32,8 +32,10 @@ func TestAMountWaitsForADrainingMountOfAnotherKey(t *testing.T) {
 		first, change func(e *env) change
 		path          string // of the first volume's file in the second
 		readOnly      bool
+		minio         bool
 	}{
 		{what: "fsGroup", second: volume("shared/", rclone), first: groupOf("4001"), change: groupOf("4002"), path: "file"},
+		{what: "fsGroup, on MinIO", second: volume("shared/", rclone), first: groupOf("4001"), change: groupOf("4002"), path: "file", minio: true},
 		{what: "option", second: volume("shared/", rclone, "dirMode", "0750"), path: "file"},
 		{what: "secret", second: volume("shared/", rclone), first: secretOf("one"), change: secretOf("another"), path: "file"},
 		{what: "client", second: volume("shared/", mountpoint), path: "file", readOnly: true}, // it could not overwrite
@@ -42,7 +44,11 @@ func TestAMountWaitsForADrainingMountOfAnotherKey(t *testing.T) {
 	} {
 		t.Run(tc.what, func(t *testing.T) {
 			t.Parallel()
-			e := start(t, "--mount-timeout=10s")
+			begin := start
+			if tc.minio {
+				begin = startOnMinIO
+			}
+			e := begin(t, "--mount-timeout=10s")
 			none := func(*env) change { return func(*csi.NodePublishVolumeRequest) {} }
 			if tc.first == nil {
 				tc.first = none
