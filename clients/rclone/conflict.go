@@ -4,8 +4,10 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"slices"
+	"sync"
 
 	"github.com/rclone/rclone/fs"
 )
@@ -13,6 +15,31 @@ import (
 // conflictStatus is how many files a process has put aside because of a conflict.
 type conflictStatus struct {
 	Files int64 `json:"files"`
+}
+
+// conflictedFiles are the files that were put aside and that rclone still takes for objects. Once such an upload has left the queue, the
+// directories must be read again.
+type conflictedFiles struct {
+	mu    sync.Mutex
+	names map[string]bool
+}
+
+func (p *conflictedFiles) add(name string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.names == nil {
+		p.names = map[string]bool{}
+	}
+	p.names[name] = true
+}
+
+// settled forgets the files that are not in the queue any more, and reports whether there were any.
+func (p *conflictedFiles) settled(queued map[string]bool) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	before := len(p.names)
+	maps.DeleteFunc(p.names, func(name string, _ bool) bool { return !queued[name] })
+	return len(p.names) < before
 }
 
 // What a late upload may do.
@@ -81,7 +108,7 @@ func (g *guard) putAside(ctx context.Context, name string, src fs.ObjectInfo, d 
 	}
 	fs.Errorf(name, "Conflict, local copy put aside: object=%q file=%q size=%d modified=%q reason=%q", g.heads.url(name), aside, src.Size(), src.ModTime(ctx), why)
 	g.conflicts.Add(1)
-	g.forget.Store(true)
+	g.aside.add(name)
 	return absent{guard: g, name: name, size: src.Size(), time: src.ModTime(ctx)}, nil
 }
 

@@ -47,8 +47,7 @@ func (d *drainer) whileMounted(ctx context.Context, unmounted <-chan struct{}, s
 		case <-d.guard.unsent.changed:
 		case <-tick.C:
 		}
-		d.step(ctx, limit)
-		if d.guard.forget.Swap(false) {
+		if queued := d.step(ctx, limit); queued != nil && d.guard.aside.settled(queued) {
 			d.forget()
 		}
 	}

@@ -69,6 +69,8 @@ func freeAddress(t *testing.T) string {
 
 // eachService runs a test on every service, with conditional writes and without.
 func eachService(t *testing.T, test func(t *testing.T, s *s3d, args ...string)) {
+	t.Helper()
+	t.Parallel() // it waits most of the time
 	for name, start := range map[string]func(*testing.T) *s3d{"versitygw": startS3, "minio": startMinio} {
 		for mode, arg := range map[string]string{"conditional": "--conditional-writes", "compare": "--conditional-writes=false"} {
 			t.Run(name+"/"+mode, func(t *testing.T) {

@@ -34,7 +34,7 @@ type guard struct {
 	serverMtime bool
 	conditional atomic.Bool
 	conflicts   atomic.Int64 // of this process
-	forget      atomic.Bool  // directories have to be read again
+	aside       conflictedFiles
 }
 
 func newGuard(ctx context.Context, c config, remote fs.Fs, cache *cache) (*guard, error) {

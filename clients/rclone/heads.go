@@ -18,6 +18,7 @@ import (
 // heads asks S3 for objects' versions. rclone's S3 backend does not show ETags, which conditions need.
 type heads struct {
 	client         *awss3.Client
+	credentials    *lasting
 	bucket, prefix string
 	names          encoder.MultiEncoder
 }
@@ -41,6 +42,8 @@ func newHeads(ctx context.Context, c config) (*heads, error) {
 	if err != nil {
 		return nil, fmt.Errorf("AWS configuration: %w", err)
 	}
+	h.credentials = &lasting{from: conf.Credentials}
+	conf.Credentials = h.credentials
 	conf.HTTPClient, conf.RetryMaxAttempts = fshttp.NewClient(ctx), attempts
 	if c.region != "" {
 		conf.Region = c.region

@@ -66,6 +66,14 @@ func run(ctx context.Context, c config, stdout io.Writer) error {
 	if err := cache.awaitRemote(ctx, remote); err != nil {
 		return err
 	}
+	if cache.used {
+		if left, err := cache.unsent(); err == nil && len(left) > 0 { // whose uploads are late
+			remote.heads.credentials.renew(ctx)
+		}
+		kept, stop := context.WithCancel(ctx)
+		defer stop()
+		go remote.heads.credentials.keep(kept)
+	}
 	files, err := newVFS(ctx, c, remote)
 	if err != nil {
 		return err

@@ -51,6 +51,7 @@ func newCluster(t *testing.T, propagation string) *cluster {
 		})
 	} else {
 		c.enter = []string{"nsenter", "-t", fmt.Sprint(host(t)), "--mount", "--pid"}
+		c.Isolation = []string{"--allow-isolated"} // the small host's PID 1 is no init
 		// Its /etc and /run are its own.
 		upper := filepath.Join(c.Dir, "etc")
 		if err := os.Mkdir(upper, 0o755); err != nil {

@@ -1,0 +1,70 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+)
+
+// source gives credentials, or fails, and counts.
+type source struct {
+	next  aws.Credentials
+	err   error
+	calls int
+}
+
+func (s *source) Retrieve(context.Context) (aws.Credentials, error) {
+	s.calls++
+	return s.next, s.err
+}
+
+// A helper that has crashed gives no credentials any more. The last ones are used until they expire.
+func TestCredentialsOutliveTheHelperUntilTheyExpire(t *testing.T) {
+	keys := func(id string, left time.Duration) aws.Credentials {
+		return aws.Credentials{AccessKeyID: id, SecretAccessKey: "s", CanExpire: true, Expires: time.Now().Add(left)}
+	}
+	gone := errors.New("connection refused")
+	for name, tc := range map[string]struct {
+		last  aws.Credentials
+		since time.Duration // since they were fetched
+		next  aws.Credentials
+		err   error
+		want  string
+		calls int
+	}{
+		"first":                    {next: keys("new", time.Hour), want: "new", calls: 1},
+		"just fetched":             {last: keys("last", time.Hour), next: keys("new", time.Hour), want: "last"},
+		"fetched a while ago":      {last: keys("last", time.Hour), since: 2 * renewEvery, next: keys("new", time.Hour), want: "new", calls: 1},
+		"no helper, still valid":   {last: keys("last", time.Hour), since: 2 * renewEvery, err: gone, want: "last", calls: 1},
+		"no helper, expired":       {last: keys("last", -time.Second), since: 2 * renewEvery, err: gone, calls: 1},
+		"expired at once":          {last: keys("last", -time.Second), next: keys("new", time.Hour), want: "new", calls: 1},
+		"no helper from the start": {err: gone, calls: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := &source{next: tc.next, err: tc.err}
+			l := &lasting{from: s, last: tc.last, renewed: time.Now().Add(-tc.since)}
+			got, err := l.Retrieve(t.Context())
+			if got.AccessKeyID != tc.want || s.calls != tc.calls || (tc.want == "") != errors.Is(err, gone) {
+				t.Errorf("got %q, %v after %d calls, want %q after %d", got.AccessKeyID, err, s.calls, tc.want, tc.calls)
+			}
+		})
+	}
+}
+
+// Directories are read again after the last upload of a conflict, not before: rclone has its object until then.
+func TestDirectoriesAreReadAgainAfterTheUpload(t *testing.T) {
+	var files conflictedFiles
+	files.add("a")
+	files.add("b")
+	for _, step := range []struct {
+		queued map[string]bool
+		want   bool
+	}{{map[string]bool{"a": true, "b": true}, false}, {map[string]bool{"b": true}, true}, {map[string]bool{"b": true}, false}, {nil, true}, {nil, false}} {
+		if got := files.settled(step.queued); got != step.want {
+			t.Errorf("settled with %v queued: %v", step.queued, got)
+		}
+	}
+}
