@@ -130,15 +130,25 @@ func isGone(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH)
 }
 
-// ShownElsewhere tells whether other mount namespaces hold mounts for which match is true, except such as go with the host's
-// by propagation. Namespaces are found as DetachCopies finds them.
-func (n *Namespace) ShownElsewhere(ctx context.Context, what string, match func(Mount) bool) (bool, error) {
+// ShownElsewhere returns where other mount namespaces hold mounts for which match is true, except such as go with the host's by
+// propagation: one of the places, for an error; "" is nowhere. Namespaces are found as DetachCopies finds them.
+func (n *Namespace) ShownElsewhere(ctx context.Context, what string, match func(Mount) bool) (where string, err error) {
 	host, err := n.hostView(ctx)
 	if err != nil {
-		return false, err
+		return "", err
 	}
-	holders, err := n.holders(ctx, what, nil, func(_ *otherNamespace, mounts []Mount) bool { return len(host.foreignTo(mounts, match)) > 0 })
-	return len(holders) > 0, err
+	var found Mount
+	holders, err := n.holders(ctx, what, nil, func(_ *otherNamespace, mounts []Mount) bool {
+		copies := host.lastingAfter(mounts, match)
+		if len(copies) > 0 {
+			found = copies[0]
+		}
+		return len(copies) > 0
+	})
+	if err != nil || len(holders) == 0 {
+		return "", err
+	}
+	return found.Mountpoint + place{n, holders[len(holders)-1]}.name(), nil
 }
 
 // DoElsewhere runs fn in each other mount namespace whose mount table pick picks, as Do runs it in this one. who names the
@@ -212,4 +222,17 @@ func (h hostView) foreignTo(mounts []Mount, match func(Mount) bool) []Mount {
 		}
 	}
 	return own
+}
+
+// lastingAfter is foreignTo without the mounts that are unmounted with the host's: those on a slave of a mount of the host, as the
+// namespaces of systemd's units have (mount_namespaces(7)).
+func (h hostView) lastingAfter(mounts []Mount, match func(Mount) bool) []Mount {
+	follows := make(map[int]bool, len(mounts))
+	for _, p := range mounts {
+		follows[p.ID] = slices.ContainsFunc(p.Optional, func(field string) bool {
+			group, slave := strings.CutPrefix(field, "master:")
+			return slave && h.peers["shared:"+group]
+		})
+	}
+	return slices.DeleteFunc(h.foreignTo(mounts, match), func(m Mount) bool { return follows[m.Parent] })
 }

@@ -22,6 +22,8 @@ const (
 	quietPause = 5 * time.Millisecond  // between two of them
 	exitGrace  = 2 * time.Second       // for a helper that was told to quit
 	exitPause  = 10 * time.Millisecond // between two looks at processes
+	// copiesPause is between two looks at all mount namespaces.
+	copiesPause = 100 * time.Millisecond
 	// orphanBound is for a client without a helper: the keys that a client is told of expire after so long.
 	orphanBound = 15 * time.Minute
 )
@@ -204,14 +206,14 @@ func (m *Manager) unmountSource(ctx context.Context, rec record, shown bool) err
 	// What somebody before us unmounted may have copies yet. The device's number alone may be another's by now.
 	gone := host.Mount{Minor: rec.Minor, Source: rec.Source, FSType: "fuse"}
 	for {
+		if shown {
+			if err := m.awaitSuccession(ctx, rec); err != nil {
+				return err
+			}
+		}
 		mounts, err := m.Namespace.Mounts(ctx)
 		if err != nil {
 			return err
-		}
-		if shown {
-			if err := m.awaitSuccession(ctx, rec, mounts); err != nil {
-				return err
-			}
 		}
 		mnt, mounted := mountedAt(mounts, m.store.sourceDir(rec.Name))
 		if mounted {
@@ -239,14 +241,24 @@ func (m *Manager) unmountSource(ctx context.Context, rec record, shown bool) err
 	}
 }
 
-// awaitSuccession fails as long as something still shows the file systems of a mount whose places another takes: they are
-// recognized by the mount's source and pins.
-func (m *Manager) awaitSuccession(ctx context.Context, rec record, mounts []host.Mount) error {
-	shown, err := m.shownElsewhere(ctx, mounts, m.store.known(mounts, []string{rec.Name}, nil))
-	if err == nil && shown {
-		err = fault.Errorf(fault.Busy, "its places are not all taken by its successor yet")
+// awaitSuccession waits until nothing shows the file systems of a mount any more whose places another takes: they are recognized
+// by the mount's source and pins. A mount namespace that is being made, a unit's for example, has copies for a moment.
+func (m *Manager) awaitSuccession(ctx context.Context, rec record) error {
+	for {
+		mounts, err := m.Namespace.Mounts(ctx)
+		if err != nil {
+			return err
+		}
+		where, err := m.shownElsewhere(ctx, mounts, m.store.known(mounts, []string{rec.Name}, nil))
+		if err != nil || where == "" {
+			return err
+		}
+		select {
+		case <-time.After(copiesPause):
+		case <-ctx.Done():
+			return fault.Errorf(fault.Busy, "it still shows at %s, instead of its successor: %w", where, context.Cause(ctx))
+		}
 	}
-	return err
 }
 
 // quiet waits until the FUSE connection has had no request waiting for a moment. A RELEASE that is still queued would be

@@ -169,8 +169,8 @@ func (m *Manager) releasePins(ctx context.Context, name string) error {
 	}
 	var errs []error
 	for _, pin := range m.store.pins(mounts, name) {
-		shown, err := m.shownElsewhere(ctx, mounts, devices{pin.Minor: true})
-		if err == nil && !shown {
+		where, err := m.shownElsewhere(ctx, mounts, devices{pin.Minor: true})
+		if err == nil && where == "" {
 			err = m.unpin(ctx, pin)
 		}
 		errs = append(errs, err)
@@ -178,11 +178,13 @@ func (m *Manager) releasePins(ctx context.Context, name string) error {
 	return errors.Join(errs...)
 }
 
-// shownElsewhere reports whether one of these file systems has a mount other than the driver's sources and pins, in the host's
-// namespace or in another.
-func (m *Manager) shownElsewhere(ctx context.Context, mounts []host.Mount, of devices) (bool, error) {
-	if slices.ContainsFunc(mounts, func(mnt host.Mount) bool { return of.has(mnt) && !m.store.own(mnt) }) {
-		return true, nil
+// shownElsewhere returns where one of these file systems has a mount other than the driver's sources and pins, in the host's
+// namespace or in another; "" is nowhere.
+func (m *Manager) shownElsewhere(ctx context.Context, mounts []host.Mount, of devices) (where string, err error) {
+	for _, mnt := range mounts {
+		if of.has(mnt) && !m.store.own(mnt) {
+			return mnt.Mountpoint, nil
+		}
 	}
 	return m.Namespace.ShownElsewhere(ctx, "looking for copies of former mounts", of.has)
 }

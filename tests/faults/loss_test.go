@@ -167,9 +167,9 @@ func TestAnUpgradeDuringAnUploadLosesNothing(t *testing.T) {
 			}
 			var older, newer, launcher, hostDir string
 			as := func(n *rigtest.Node, old bool) *rig.Driver {
-				n.Program, n.Launcher, n.HostDir = newer, launcher, hostDir
-				if old { // it knows no other launcher
-					n.Program, n.Launcher, n.HostDir = older, rig.LauncherProcess, ""
+				n.Program, n.Launcher, n.HostDir, n.Isolation = newer, launcher, hostDir, rig.IsolationFlags()
+				if old { // it knows no other launcher, and not the flag
+					n.Program, n.Launcher, n.HostDir, n.Isolation = older, rig.LauncherProcess, "", nil
 				}
 				return n.Drive(t, "node")
 			}
