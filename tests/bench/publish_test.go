@@ -14,7 +14,7 @@ import (
 // their first request to S3. What the driver does beyond that is in its time: the call over gRPC, the check of the
 // credentials, the helper's start, the records, the bind mount.
 //
-// publish-ms and bare-ms are medians; publish/bare is their quotient.
+// publish-ms and bare-ms are medians; publish/bare is their quotient. unpublish-ms and bare-stop-ms are medians of the ends.
 func BenchmarkColdPublish(b *testing.B) {
 	const rounds = 61
 	n, d := setup(b)
@@ -24,21 +24,21 @@ func BenchmarkColdPublish(b *testing.B) {
 	byHand := newBare(b, n)
 	rigtest.Unpublish(b, d, v, target)
 
-	var published, bare []float64
+	var published, bare, unpublished, stopped []float64
 	inTurns(rounds, func(int) {
 		published = append(published, took(b, func() error {
 			rigtest.Publish(b, d, v, target)
 			return readRoot(target)
 		}))
-		rigtest.Unpublish(b, d, v, target)
+		unpublished = append(unpublished, took(b, func() error { rigtest.Unpublish(b, d, v, target); return nil }))
 	}, func(int) {
 		bare = append(bare, took(b, byHand.start))
-		if err := byHand.stop(); err != nil {
-			b.Fatal(err)
-		}
+		stopped = append(stopped, took(b, byHand.stop))
 	})
 	n.NothingLeft(b)
-	b.Logf("publish %s ms, bare %s ms", span(published), span(bare))
+	b.Logf("publish %s ms, bare %s ms; unpublish %s ms, bare %s ms", span(published), span(bare), span(unpublished), span(stopped))
+	b.ReportMetric(median(unpublished), "unpublish-ms")
+	b.ReportMetric(median(stopped), "bare-stop-ms")
 	b.ReportMetric(median(published), "publish-ms")
 	b.ReportMetric(median(bare), "bare-ms")
 	b.ReportMetric(median(published)/median(bare), "publish/bare")
