@@ -176,7 +176,7 @@ func (g *guard) refresh(ctx context.Context, name string, o fs.Object, sum strin
 	return now
 }
 
-// refused decides what follows from a failed upload with a condition. An error that is to be tried again at once makes rclone call upload anew.
+// refused decides what follows from a failed upload with a condition. rclone calls upload again for an error that may be retried at once.
 func (g *guard) refused(name string, err error) error {
 	var answer *smithyhttp.ResponseError
 	if !errors.As(err, &answer) {

@@ -19,7 +19,7 @@ import (
 type handles struct {
 	fuse.RawFileSystem
 
-	// renaming is told the last part of a file's new name, before and after it is renamed; nil: nobody has to know.
+	// renaming is called with the last part of a file's new name, before and after it is renamed; nil: it is not called.
 	renaming func(name string)
 
 	mu   sync.Mutex

@@ -236,7 +236,7 @@ func (t *nodeTrial) programs(ctx context.Context) {
 	if installed.Dir != "" {
 		err = cmp.Or(err, installed.Close(), t.ns.Do(cleaning, "removing "+installed.Dir, func() error { return os.RemoveAll(filepath.Dir(installed.Dir)) }))
 	}
-	if !had { // not where somebody has put something there meanwhile
+	if !had { // not if something was put there meanwhile
 		_ = t.ns.Do(cleaning, "removing "+t.HostDir, func() error { return os.Remove(t.HostDir) })
 	}
 	if err != nil {

@@ -43,7 +43,7 @@ func (h *Health) Unfit(reason string) {
 // Alive is false once the driver is stopping: /healthz.
 func (h *Health) Alive() bool { h.mu.Lock(); defer h.mu.Unlock(); return !h.stopping }
 
-// Ready tells whether requests are answered: Probe.
+// Ready reports whether requests are answered: Probe.
 func (h *Health) Ready() bool { h.mu.Lock(); defer h.mu.Unlock(); return h.serving && !h.stopping }
 
 // Fit reports whether the driver is ready and nothing was reported by Unfit: /readyz.

@@ -22,7 +22,7 @@ func PodOf(text, node string) (uid string) {
 			continue
 		}
 		for element := range strings.SplitSeq(fields[2], "/") {
-			// A runtime that is told of systemd's names and uses cgroupfs makes one element of "slice:prefix:container".
+			// A runtime that is given systemd's names and uses cgroupfs makes one element of "slice:prefix:container".
 			element, _, _ = strings.Cut(element, ":")
 			match := podElement.FindStringSubmatch(element)
 			if match == nil || strings.Contains(node, "/"+element) {

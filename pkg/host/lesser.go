@@ -57,8 +57,8 @@ func (r *replacement) refuseWithoutLocks(in inside) error {
 	return refuseChildren(r.below, 0)
 }
 
-// isLocked tells whether the kernel has locked one of a mount's flags that a FUSE source does not have. The lock is the clone's
-// too, whoever asks for its removal (can_change_locked_flags in fs/namespace.c).
+// isLocked reports whether the kernel has locked one of a mount's flags that a FUSE source does not have. The lock is the clone's
+// too, also for a process with all capabilities (can_change_locked_flags in fs/namespace.c).
 func (in inside) isLocked(m Mount) (bool, error) {
 	f, err := in.open(m)
 	if err != nil {

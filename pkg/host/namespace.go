@@ -47,7 +47,7 @@ type Namespace struct {
 // call is one piece of work on a goroutine, and perhaps a thread, of its own.
 type call struct {
 	what    string
-	account string // "": nobody's
+	account string // "": of no account
 	started time.Time
 	logger  klog.Logger
 	done    chan struct{} // closed when err and value are final

@@ -22,7 +22,7 @@ type Swap struct {
 	Dead func(Mount) bool
 	// Unknown tells mounts that look like dead ones and are reported, fault.Unsupported, but left alone. nil: none.
 	Unknown func(Mount) bool
-	// ReadOnly tells whether the replacement of a mount is read-only even where the dead one is not. cgroup is the text of
+	// ReadOnly reports whether the replacement of a mount is read-only even where the dead one is not. cgroup is the text of
 	// /proc/<pid>/cgroup by which the mount's namespace was picked, "" for this namespace. nil: it never is.
 	ReadOnly func(m Mount, cgroup string) bool
 	// Groups are of mounts that this swap, or one before it, replaces: their slaves become slaves of the replacements. nil: none.
@@ -142,12 +142,12 @@ func (n *Namespace) swapInOther(ctx context.Context, l *living, at place, host h
 // isDead tells whether a mount is to be replaced, wherever it is.
 func (l *living) isDead(m Mount) bool { return !sameDevice(m, l.Living) && l.Dead(m) }
 
-// isUnknown tells whether a mount is to be reported, and not to be replaced.
+// isUnknown reports whether a mount must be reported and not replaced.
 func (l *living) isUnknown(m Mount) bool {
 	return l.Unknown != nil && !sameDevice(m, l.Living) && !l.Dead(m) && l.Unknown(m)
 }
 
-// concerns tells whether anything is to be said of a mount.
+// concerns reports whether a mount must be replaced or reported.
 func (l *living) concerns(m Mount) bool { return l.isDead(m) || l.isUnknown(m) }
 
 // swapIn replaces the dead mounts of one namespace that where picks from its table.

@@ -104,7 +104,7 @@ func Install(ctx context.Context, ns Doer, o Options) (Installed, error) {
 	if err != nil {
 		return Installed{}, fmt.Errorf("read the programs to install on the host: %w", err)
 	}
-	done := make(chan Installed, 1) // after ctx's end nobody takes it, and the collector closes the file
+	done := make(chan Installed, 1) // buffered: after ctx ends, no caller receives it, and the collector closes the file
 	err = ns.Do(ctx, "installing programs in "+o.Dir, func() error {
 		i, err := o.install(ctx, sources)
 		done <- i

@@ -77,7 +77,7 @@ func (c *census) look(ctx context.Context, look *count) {
 	if find == nil {
 		find = findOnHost
 	}
-	found := make(chan map[uint32]bool, 1) // after ctx's end nobody takes it
+	found := make(chan map[uint32]bool, 1) // buffered: after ctx ends, no caller receives it
 	look.err = find(ctx, func(is member) error {
 		alive := map[uint32]bool{}
 		err := eachProcess(ctx, func(pid int, status []byte) {

@@ -41,7 +41,7 @@ func (r UIDRange) check(uid uint32) error {
 // killPause is the time between two looks at what is left.
 const killPause = 20 * time.Millisecond
 
-// Alive reports whether any process of the mount with that uid is running; ended ones that nobody has reaped do not count. The
+// Alive reports whether any process of the mount with that uid is running; processes that have ended and are not reaped do not count. The
 // uid may be outside the launcher's range, as Kill's may: mounts outlive a change of it.
 func (p *Process) Alive(ctx context.Context, uid uint32) (bool, error) {
 	if err := DefaultUIDs().check(uid); err != nil {
@@ -117,7 +117,7 @@ func killAll(ctx context.Context, find finder, uid uint32, each func()) error {
 
 // killOnce kills the processes that it finds, and returns their pids.
 func killOnce(ctx context.Context, find finder, uid uint32) ([]int, error) {
-	killed := make(chan []int, 1) // after ctx's end nobody takes it
+	killed := make(chan []int, 1) // buffered: after ctx ends, no caller receives it
 	err := find(ctx, func(is member) error {
 		var pids []int
 		err := eachProcess(ctx, func(pid int, status []byte) {

@@ -73,13 +73,13 @@ func (p places) here(mnt host.Mount) bool {
 	return false
 }
 
-// theirs tells whether a process is one of the pods' containers', by its cgroup.
+// theirs reports whether a process is one of the pods' containers', by its cgroup.
 func (p places) theirs(cgroup string) bool {
 	_, ours := p.pods[host.PodOf(cgroup, p.node)]
 	return ours
 }
 
-// readOnly tells whether what replaces a mount must be read-only: a publication has its own flag, and a pod that has only
+// readOnly reports whether what replaces a mount must be read-only: a publication has its own flag, and a pod that has only
 // read-only publications can have no writable copy of one.
 func (p places) readOnly(mnt host.Mount, cgroup string) bool {
 	if cgroup != "" {

@@ -53,7 +53,7 @@ func (s store) makeHelperDir(name string, uid int) error {
 	return os.Lchown(s.helperDir(name), uid, uid) // by which owner finds it
 }
 
-// remountHelperDir mounts a mount's tmpfs again if somebody has unmounted it, or a reboot has that the state directory outlived.
+// remountHelperDir mounts a mount's tmpfs again if it was unmounted, for example by a reboot that the state directory outlived.
 // A plain directory of an older driver stays.
 func (s store) remountHelperDir(name string, uid int) error {
 	fi, err := os.Lstat(s.helperDir(name))

@@ -24,7 +24,7 @@ func images(objects []object) map[string]string {
 	return all
 }
 
-// What is pulled by default is what was tested. The driver's own image is built by whoever installs it.
+// What is pulled by default is what was tested. The operator builds the driver's own image.
 func TestImagesArePinned(t *testing.T) {
 	seen := 0
 	for name, image := range images(template(t)) {

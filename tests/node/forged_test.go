@@ -20,7 +20,7 @@ import (
 func TestAForgedMountIsNotHealed(t *testing.T) {
 	t.Parallel()
 	containers.Need(t)
-	rigtest.ProcessOnly(t, "the tests' host with a systemd has no whole /proc, without which the kernel lets nobody mount one in a user namespace")
+	rigtest.ProcessOnly(t, "the tests' host with a systemd has no whole /proc, without which the kernel refuses to mount one in a user namespace")
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		e.Put(t, bucket, "victim/tenant/file", "of the tenant")
 		e.Put(t, bucket, "victim/other/file", "of another tenant")
@@ -73,7 +73,7 @@ func TestAForgedMountIsNotHealed(t *testing.T) {
 func TestFormerFileSystemsAreForgottenWhenNothingShowsThem(t *testing.T) {
 	t.Parallel()
 	containers.Need(t)
-	rigtest.ProcessOnly(t, "the tests' host with a systemd has no whole /proc, without which the kernel lets nobody mount one in a user namespace")
+	rigtest.ProcessOnly(t, "the tests' host with a systemd has no whole /proc, without which the kernel refuses to mount one in a user namespace")
 	e := start(t)
 	v := static("pins", mountpoint)
 	target := e.podTarget(podUID, "pv")

@@ -22,7 +22,7 @@ const nameTTL = 1500 * time.Millisecond
 func TestHealingTakesNoLockOffWhatIsMountedBelow(t *testing.T) {
 	t.Parallel()
 	containers.Need(t)
-	rigtest.ProcessOnly(t, "the tests' host with a systemd has no whole /proc, without which the kernel lets nobody mount one in a user namespace")
+	rigtest.ProcessOnly(t, "the tests' host with a systemd has no whole /proc, without which the kernel refuses to mount one in a user namespace")
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		e.Put(t, bucket, "locked/file", "content")
 		v, other := static("locked", client), static("other", client)
