@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -87,14 +88,7 @@ func stateOf(head *awss3.HeadObjectOutput) remoteState {
 	return s
 }
 
-func (s remoteState) hasMD5(sum string) bool {
-	for _, m := range s.md5 {
-		if m == sum {
-			return true
-		}
-	}
-	return false
-}
+func (s remoteState) hasMD5(sum string) bool { return slices.Contains(s.md5, sum) }
 
 // is reports whether the object that is there is this version.
 //

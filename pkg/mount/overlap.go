@@ -104,7 +104,7 @@ func (m *Manager) shownMounts(ctx context.Context) (map[string]bool, error) {
 		formers[rec.Name] = rec.Former
 	}
 	for _, mnt := range mounts {
-		if name, ours := nameOfSource(mnt.Source); ours && mnt.Mountpoint != m.store.sourceDir(name) {
+		if name, ours := nameOfSource(mnt.Source); ours && !m.store.own(mnt) {
 			shown[name], targets[mnt.Mountpoint] = true, true
 		}
 	}

@@ -3,6 +3,7 @@ package mount
 import (
 	"context"
 	"errors"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -87,6 +88,7 @@ func TestWhichMountsAMountWaitsFor(t *testing.T) {
 		"in use":                         {func(t *testing.T, m *Manager, rec *record) { show(t, m, *rec) }, false},
 		"its target is unmounted":        {func(t *testing.T, m *Manager, rec *record) { leaveTarget(t, m, *rec) }, true},
 		"it has no publication":          {func(*testing.T, *Manager, *record) {}, true},
+		"left, a former client's pinned": {func(t *testing.T, m *Manager, rec *record) { pin(t, m, *rec) }, true},
 		"replaced, its successor in use": {func(t *testing.T, m *Manager, rec *record) { replaced(t, m, rec, true) }, false},
 		"replaced, its successor left":   {func(t *testing.T, m *Manager, rec *record) { replaced(t, m, rec, false) }, true},
 		"moved away from, in use": {func(t *testing.T, m *Manager, rec *record) {
@@ -121,6 +123,24 @@ func TestWhichMountsAMountWaitsFor(t *testing.T) {
 			}
 		})
 	}
+}
+
+// pin has the driver keep a former file system of a mount.
+func pin(t *testing.T, m *Manager, rec record) {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("needs root: it mounts a file system")
+	}
+	dir := m.store.pinDir(rec.Name, 4711)
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	mountAt(t, rec, dir)
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // leaveTarget is a publication whose target shows nothing any more.
