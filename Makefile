@@ -8,7 +8,6 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 S3CSI_CACHE ?= $(HOME)/.cache/s3-csi-driver
 TOOLS := $(S3CSI_CACHE)/bin
 BIN := $(CURDIR)/bin
-OLD := $(BIN)/test/old
 IMAGE ?= s3-csi-driver
 PLATFORMS ?= linux/amd64,linux/arm64
 MOUNT_S3_VERSION ?= 1.24.0
@@ -18,17 +17,34 @@ GOLANGCI_VERSION := v2.15.0
 HELM_VERSION := $(shell sed -n 's,^\thelm.sh/helm/v4 ,,p' tests/kubernetes/go.mod)
 KUBERNETES_VERSION := $(shell sed -n 's,^\tk8s.io/kubernetes ,,p' tests/kubernetes/go.mod)
 
-# The packages of tests that hold for helpers as processes, which go test runs, and as units of systemd.
-BOTH_LAUNCHERS := ./faults/... ./node/... ./upgrade/...
+# make test runs the suites in this order, SUITE_JOBS at a time; most of them wait more than they compute. The packages of tests that
+# have namespaces of their own (tests/isolate) do not notice each other. process-% and systemd-% are a directory of tests with helpers
+# as processes and as units of systemd, race-% one whose driver, helpers and rclone clients have the race detector.
+SUITE_JOBS ?= 4
+APART := node faults lifecycle systemd credentials controller policy
+SUITES := race-node race-faults systemd-node systemd-faults clients controller process-systemd process-credentials units vet \
+	systemd-upgrade systemd-credentials process-others race-lifecycle race-rig
+
+# Tests that hold the driver to a time, such as a heal within a second. They run after all others, with nothing beside them.
+TIMED := ^TestTimed
+
+# The commit of whose driver tests upgrade; hack/older chooses one.
+OLDER ?=
 
 # Which of the tests in a Kubernetes make e2e runs.
 E2E ?= .
+# Those that restart the driver, kubelet or the node, or deploy it again, run one after the other in a cluster of their own.
+E2E_SERIAL := ^Test(AgentsWithTheNodesRoot|ADeletedPodWaitsForItsFiles|Examples|FilesGoOn|InlineVolumesOfNamespaces|Kustomize|LauncherProcess|OffClusterController|Reboot|SecondRelease|TokensOfServiceAccounts|UpgradeIsTried)$$
 
-# The test of tests/credentials that looks for secrets in the properties of units, too.
-SECRETS := NothingSecret
+# How many clusters run at a time: each needs about one processor.
+E2E_JOBS ?= 1
 
 MODULES := . clients/rclone tests
-GO_BUILD := CGO_ENABLED=0 go build -trimpath
+# One set of flags for building, vetting and testing, so that nothing is compiled twice.
+export CGO_ENABLED := 0
+export GOFLAGS := $(strip $(filter-out -trimpath,$(GOFLAGS)) -trimpath)
+# Tests that run the code in their own process do so with the race detector, which needs cgo.
+RACE_TEST := CGO_ENABLED=1 go test -race
 LDFLAGS := -s -w -X main.version=$(VERSION)
 
 # The chart is rendered and tested with these.
@@ -47,7 +63,7 @@ export S3SERVER_BIN := $(BIN)/test/s3server
 
 .PHONY: help
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
 
 .PHONY: setup
 setup: ## Install what a fresh Debian or Ubuntu machine lacks (as root), and download the Go modules
@@ -55,39 +71,100 @@ setup: ## Install what a fresh Debian or Ubuntu machine lacks (as root), and dow
 
 .PHONY: build
 build: ## Build the driver, its helper and its rclone client into bin/
-	$(GO_BUILD) -ldflags "$(LDFLAGS)" -o $(BIN)/ ./cmd/...
-	cd clients/rclone && $(GO_BUILD) -ldflags "-s -w" -o $(BIN)/s3-csi-rclone .
+	go build -ldflags "$(LDFLAGS)" -o $(BIN)/ ./cmd/...
+	cd clients/rclone && go build -ldflags "-s -w" -o $(BIN)/s3-csi-rclone .
 
 .PHONY: test-parts
-test-parts: build $(TOOLS)/minio-$(MINIO_VERSION) $(HELM) $(KUBECTL) $(OLD)/s3-csi-driver ## Build what the tests run beside the driver: S3 servers, the mount-s3 stand-in, an older driver, one that can be held
-	cd tests && $(GO_BUILD) -o $(BIN)/test/ ./cmd/...
-	$(GO_BUILD) -tags failpoints -o $(BIN)/test/failpoints/ ./cmd/...
-	ln -sf $(TOOLS)/minio-$(MINIO_VERSION) $(TOOLS)/minio
+test-parts: build stand-ins failpoints older $(TOOLS)/minio $(HELM) $(KUBECTL) ## Build what the tests run beside the driver: S3 servers, the mount-s3 stand-in, an older driver, one that can be held
 
-# The driver and helper of which the tests upgrade, and to which they go back. hack/freeze makes the archive.
-$(OLD)/s3-csi-driver: tests/upgrade/testdata/older.tar.gz
-	source=$$(mktemp -d); trap 'rm -rf "$$source"' EXIT; \
-		tar -xzf $< -C "$$source"; cd "$$source"; \
-		$(GO_BUILD) -ldflags "-s -w -X main.version=older" -o $(OLD)/ ./cmd/...
-	touch $@
+.PHONY: stand-ins failpoints older
+stand-ins:
+	cd tests && go build -o $(BIN)/test/ ./cmd/...
+
+failpoints:
+	go build -tags failpoints -o $(BIN)/test/failpoints/ ./cmd/...
+
+older:
+	hack/older $(BIN)/test/old $(OLDER)
+
+# The driver, its helper and its client with the race detector. tests/race has them report to the tests.
+.PHONY: race
+race: stand-ins older
+	mkdir -p $(BIN)/race/test
+	printf '{"Replace": {"%s/cmd/s3-csi-driver/race.go": "%s", "%s/cmd/s3-csi-helper/race.go": "%s", "%s/clients/rclone/race.go": "%s"}}' \
+		$(foreach n,1 2 3,$(CURDIR) $(CURDIR)/tests/race/report.go) >$(BIN)/race/overlay.json
+	CGO_ENABLED=1 go build -race -overlay $(BIN)/race/overlay.json -ldflags "$(LDFLAGS)" -o $(BIN)/race/ ./cmd/...
+	CGO_ENABLED=1 go build -race -overlay $(BIN)/race/overlay.json -tags failpoints -o $(BIN)/race/test/failpoints/ ./cmd/...
+	cd clients/rclone && CGO_ENABLED=1 go build -race -overlay $(BIN)/race/overlay.json -ldflags "-s -w" -o $(BIN)/race/s3-csi-rclone .
+	ln -sfn $(addprefix $(BIN)/test/,mount-s3 container-agent old) $(BIN)/race/test/
+
+.PHONY: $(TOOLS)/minio
+$(TOOLS)/minio: $(TOOLS)/minio-$(MINIO_VERSION)
+	ln -sf $< $@
 
 $(TOOLS)/minio-$(MINIO_VERSION):
 	mkdir -p $(TOOLS)
-	GOBIN=$(TOOLS)/.minio CGO_ENABLED=0 go install github.com/minio/minio@$(MINIO_VERSION)
+	GOBIN=$(TOOLS)/.minio go install github.com/minio/minio@$(MINIO_VERSION)
 	mv $(TOOLS)/.minio/minio $@
 
 .PHONY: test
-test: test-parts ## Run every test of every module but those of make e2e; what needs root or FUSE says so when it is skipped
-	for m in $(MODULES); do (cd $$m && go vet ./...); done
-	go test -race -timeout 15m ./...
-	cd clients/rclone && go test -race -parallel 8 -timeout 15m ./...
-	cd tests && go test -race -count=1 -p 1 -parallel 3 -timeout 30m $$(go list ./... | grep -v /e2e)
-	cd tests && S3CSI_LAUNCHER=systemd go test -race -count=1 -p 1 -parallel 3 -timeout 30m $(BOTH_LAUNCHERS)
-	cd tests && S3CSI_LAUNCHER=systemd go test -race -count=1 -timeout 5m -run $(SECRETS) ./credentials
+test: suites ## Run every test of every module but those of make e2e; what needs root or FUSE says so when it is skipped
+	$(MAKE) --no-print-directory timed
 
-.PHONY: e2e
+.PHONY: suites
+suites: test-parts
+	$(MAKE) --no-print-directory -j$(SUITE_JOBS) -Otarget -k $(SUITES)
+
+.PHONY: vet
+vet:
+	for m in $(MODULES); do (cd $$m && go vet ./...); done
+
+.PHONY: units clients controller process-others systemd-credentials timed
+units:
+	$(RACE_TEST) -timeout 15m ./...
+
+clients:
+	cd clients/rclone && $(RACE_TEST) -parallel 8 -timeout 15m ./...
+
+controller:
+	cd tests && $(RACE_TEST) -count=1 -timeout 20m ./controller/... ./policy/...
+
+race-%: export S3CSI_BIN := $(BIN)/race
+race-%: export S3CSI_RACE := 1
+race-%: race
+	cd tests && go test -count=1 -parallel 3 -timeout 30m -skip '$(TIMED)' ./$*/...
+
+process-%:
+	cd tests && go test -count=1 -parallel 3 -timeout 30m -skip '$(TIMED)' ./$*/...
+
+systemd-%:
+	cd tests && S3CSI_LAUNCHER=systemd go test -count=1 -parallel 3 -timeout 30m -skip '$(TIMED)' ./$*/...
+
+process-others:
+	cd tests && apart='$(APART)' && go test -count=1 -p 2 -parallel 3 -timeout 30m $$(go list ./... | grep -vE "/tests/(e2e|$${apart// /|})(/|$$)")
+
+systemd-credentials: # the test that looks for secrets in the properties of units, too
+	cd tests && S3CSI_LAUNCHER=systemd go test -count=1 -timeout 5m -run NothingSecret ./credentials
+
+timed: test-parts
+	cd tests && go test -count=1 -parallel 2 -timeout 10m -run '$(TIMED)' ./node
+	cd tests && S3CSI_LAUNCHER=systemd go test -count=1 -parallel 2 -timeout 10m -run '$(TIMED)' ./node
+
+.PHONY: e2e e2e-serial e2e-parallel e2e-some
 e2e: test-parts $(CLUSTER) ## Deploy the driver with its chart in a real Kubernetes, built and run here, and use it (as root)
-	cd tests && go test -count=1 -v -timeout 75m -parallel 8 -run '$(E2E)' ./e2e
+	$(MAKE) --no-print-directory -j$(E2E_JOBS) -Otarget -k $(if $(filter .,$(E2E)),e2e-serial e2e-parallel,e2e-some)
+
+e2e-serial:
+	cd tests && go test -count=1 -v -timeout 40m -run '$(E2E_SERIAL)' ./e2e
+
+e2e-parallel:
+	cd tests && go test -count=1 -v -timeout 40m -parallel 10 -skip '$(E2E_SERIAL)' ./e2e
+
+e2e-some:
+	cd tests && go test -count=1 -v -timeout 75m -parallel 10 -run '$(E2E)' ./e2e
+
+.PHONY: cluster
+cluster: $(CLUSTER)
 
 $(CLUSTER):
 	rm -rf $(TOOLS)/kubernetes-*
@@ -96,21 +173,22 @@ $(CLUSTER):
 
 $(HELM):
 	mkdir -p $(TOOLS)
-	cd tests/kubernetes && $(GO_BUILD) -ldflags "-s -w" -o $@ helm.sh/helm/v4/cmd/helm
+	cd tests/kubernetes && go build -ldflags "-s -w" -o $@ helm.sh/helm/v4/cmd/helm
 
 $(KUBECTL):
 	mkdir -p $(TOOLS)
-	cd tests/kubernetes && $(GO_BUILD) -ldflags "-s -w" -o $@ k8s.io/kubernetes/cmd/kubectl
+	cd tests/kubernetes && go build -ldflags "-s -w" -o $@ k8s.io/kubernetes/cmd/kubectl
 
 .PHONY: demo
 demo: build ## Show the whole way from nothing to files in S3, on this machine (as root)
-	cd tests && $(GO_BUILD) -o $(BIN)/test/ ./cmd/s3server ./cmd/demo
+	cd tests && go build -o $(BIN)/test/ ./cmd/s3server ./cmd/demo
 	$(BIN)/test/demo
 
 .PHONY: bench
-bench: test-parts ## Measure the mount path against the bare client, and the controller, in one run (as root)
+bench: test-parts $(CLUSTER) ## Measure the mount path against the bare client, the controller, and what users of a Kubernetes wait for, in one run (as root)
 	cd tests && go test -run '^$$' -bench . -benchtime 1x -timeout 30m ./bench/... ./controller/...
 	cd tests && S3CSI_LAUNCHER=systemd go test -run '^$$' -bench 'Cold|Heal|Storm' -benchtime 1x -timeout 30m ./bench/...
+	cd tests && go test -run '^$$' -bench . -benchtime 1x -timeout 30m ./e2e
 
 .PHONY: fuzz
 fuzz: ## Run every fuzz target for FUZZTIME (10s)

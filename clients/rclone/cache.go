@@ -18,11 +18,11 @@ import (
 	"github.com/rclone/rclone/vfs/vfscache"
 )
 
-// cache is rclone's cache directory, read from outside: for each file there is one with its data and one that says
-// whether it is stored.
+// cache reads rclone's cache directory. For each file, it has a data file and a metadata file, which says whether the data is
+// uploaded (not dirty).
 type cache struct {
-	used       bool // false: there is none
-	reads      bool // what is only read is kept in it too
+	used       bool // false: the mount has no cache
+	reads      bool // it also has data that was only read
 	dir        string
 	data, meta string
 	lost       string
@@ -36,7 +36,7 @@ func newCache(c config) *cache {
 	}
 }
 
-// check makes sure that this is the directory that rclone uses: looking into another one would find nothing unsent.
+// check returns an error if rclone uses another directory, where unsent would not find its files.
 func (c *cache) check(files *vfs.VFS) error {
 	if !c.used {
 		return nil
@@ -48,8 +48,7 @@ func (c *cache) check(files *vfs.VFS) error {
 	return nil
 }
 
-// unsent is the files with data that is not stored, by their names below the root, and whether an older version of
-// them is in S3.
+// unsent returns the files that are not uploaded, by name, and for each whether S3 has an older version.
 func (c *cache) unsent() (map[string]bool, error) {
 	files := map[string]bool{}
 	if !c.used {
@@ -67,7 +66,7 @@ func (c *cache) unsent() (map[string]bool, error) {
 		if err != nil {
 			return err
 		}
-		// Without data it was removed: that needs no upload.
+		// A file without data was removed and needs no upload.
 		if _, err := os.Lstat(filepath.Join(c.data, rel)); err != nil {
 			return ignoreGone(err)
 		}
@@ -77,7 +76,7 @@ func (c *cache) unsent() (map[string]bool, error) {
 	return files, ignoreGone(err)
 }
 
-// nameOf is a file's name in the file system, by its path in the cache.
+// nameOf returns the name in the file system of a path in the cache.
 func nameOf(rel string) string { return encoder.OS.ToStandardPath(filepath.ToSlash(rel)) }
 
 func readInfo(path string) (vfscache.Info, error) {
@@ -99,20 +98,17 @@ func ignoreGone(err error) error {
 	return err
 }
 
-// lost is the directory in the cache for what cannot be stored without a human.
+// lost is the directory in the cache for files that a user must deal with.
 const lost = "lost"
 
-// repair makes the cache of a killed process whole: what was closed then is stored by the next process. Of files that
-// were open, only what is new is.
+// repair repairs the cache of a killed process, so that this process uploads the files that were closed:
 //
-// rclone writes what it knows of a file over the old version, so a process that is killed in that moment leaves an empty
-// file, on which the next one removes the data as well. That happens when a file is opened, when it is first written to and
-// when it is closed. A closed file is complete: it is marked as such, and unsent. One with holes is not, and what is missing
-// is not known any more. It is forgotten where it is like its object, as one is that was only read; else it is put aside and
-// never uploaded.
-//
-// Between the two, what rclone has written down is that the file has changes, and nothing of what they are; and close(2)
-// returns before rclone hears of it. All of the file is here, because handles fetches it before the first change.
+//   - Metadata of a changed file may not list all of its data: rclone records that a file is dirty at the first change, but the
+//     changes only after close(2) has returned. The data is complete, because handles fetches a file before its first change, so
+//     repair marks all of it as present.
+//   - Metadata may be empty: rclone overwrites it when a file is opened, first changed and closed, and can be killed meanwhile.
+//     rclone would then remove the data. If the data has no holes, the file was closed, and repair marks it as dirty. If it
+//     equals its object, it was only read, and repair removes it. Otherwise repair moves it to lost, and it is never uploaded.
 func (c *cache) repair(ctx context.Context, remote fs.Fs) error {
 	if !c.used {
 		return nil
@@ -153,7 +149,7 @@ func (c *cache) repairFile(ctx context.Context, remote fs.Fs, rel string) error 
 	data := filepath.Join(c.data, rel)
 	f, err := os.Open(data)
 	if errors.Is(err, iofs.ErrNotExist) {
-		return os.Remove(filepath.Join(c.meta, rel)) // it says nothing, of nothing
+		return os.Remove(filepath.Join(c.meta, rel))
 	}
 	if err != nil {
 		return err
@@ -163,7 +159,7 @@ func (c *cache) repairFile(ctx context.Context, remote fs.Fs, rel string) error 
 	if err != nil {
 		return err
 	}
-	// What was only read can have changed in S3 since, so it must not be written back.
+	// A file that was only read must not be uploaded, because its object may have changed since.
 	if c.reads || !whole(f, fi.Size()) {
 		err := stored(ctx, remote, nameOf(rel), f, fi.Size())
 		if err == nil {
@@ -173,21 +169,21 @@ func (c *cache) repairFile(ctx context.Context, remote fs.Fs, rel string) error 
 		if asideErr != nil {
 			return asideErr
 		}
-		fs.Errorf(rel, "a process was killed when it may have written to this file: what there is of it was put aside as %s and is not uploaded (compared with S3: %v)", aside, err)
+		fs.Errorf(rel, "File may be incomplete, local copy put aside: file=%q reason=%q", aside, err.Error())
 		if err := os.Rename(data, aside); err != nil {
 			return err
 		}
-		return os.Remove(filepath.Join(c.meta, rel)) // nobody can read it, and everybody would stumble over it
+		return os.Remove(filepath.Join(c.meta, rel))
 	}
-	fs.Logf(rel, "a process was killed when it had closed this file: it is taken up again")
-	// Which object it was made from is not known any more: one that was there before it was changed.
+	fs.Logf(rel, "Recovered a file of an earlier process")
+	// The object that it was made from is unknown, but was stored before the file was changed.
 	return c.complete(rel, vfscache.Info{
 		ModTime: fi.ModTime(), ATime: fi.ModTime(), Dirty: true, Fingerprint: string(storedBefore(fi.ModTime())),
-		Size: -1, // still to be written down
+		Size: -1, // complete sets it
 	})
 }
 
-// complete writes down that all of a changed file is in the cache, where that is not written down.
+// complete marks all data of a changed file as present.
 func (c *cache) complete(rel string, info vfscache.Info) error {
 	fi, err := os.Lstat(filepath.Join(c.data, rel))
 	if err != nil {
@@ -202,25 +198,24 @@ func (c *cache) complete(rel string, info vfscache.Info) error {
 	return c.writeInfo(filepath.Join(c.meta, rel), info)
 }
 
-// retryRemote is how often S3 is asked at start when it does not answer.
+// retryRemote is the interval between requests to S3 at start, if it does not respond.
 const retryRemote = 3 * time.Second
 
-// awaitRemote waits until S3 answers, if the cache holds changes of objects that are in S3: left by a process that was
-// killed. rclone takes them up when it starts, and if it cannot see the object then, it takes the changed parts for the
-// whole file and uploads it with holes.
+// awaitRemote waits until S3 responds, if a killed process has left changes of existing objects. rclone reads these objects when
+// it starts. If that failed, it would take the changed parts for the whole file and upload it with holes.
 func (c *cache) awaitRemote(ctx context.Context, remote fs.Fs) error {
 	left, err := c.unsent()
 	if err != nil {
 		return fmt.Errorf("cache of an earlier process: %w", err)
 	}
 	for name, stored := range left {
-		fs.Logf(name, "was written earlier and is not stored yet")
+		fs.Logf(name, "Found a file of an earlier process that is not uploaded")
 		for stored {
 			_, err := remote.NewObject(ctx, name)
 			if err == nil || errors.Is(err, fs.ErrorObjectNotFound) {
 				break
 			}
-			fs.Errorf(name, "the cache has changes of it, and S3 does not answer: %v", err)
+			fs.Errorf(name, "Cannot read the object of a changed file, retrying: %v", err)
 			select {
 			case <-ctx.Done():
 				return ctx.Err()

@@ -12,13 +12,13 @@ import (
 	"github.com/rclone/rclone/fs"
 )
 
-// conflictStatus is how many files a process has put aside because of a conflict.
+// conflictStatus is the number of files that a process has put aside because of a conflict.
 type conflictStatus struct {
 	Files int64 `json:"files"`
 }
 
-// conflictedFiles are the files that were put aside and that rclone still takes for objects. Once such an upload has left the queue, the
-// directories must be read again.
+// conflictedFiles are the files that were put aside, but still have an object for rclone. When such an upload has left the queue,
+// the directories must be listed again.
 type conflictedFiles struct {
 	mu    sync.Mutex
 	names map[string]bool
@@ -33,7 +33,7 @@ func (p *conflictedFiles) add(name string) {
 	p.names[name] = true
 }
 
-// settled forgets the files that are not in the queue any more, and reports whether there were any.
+// settled removes the files that are no longer in the queue, and reports whether there were any.
 func (p *conflictedFiles) settled(queued map[string]bool) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -42,7 +42,7 @@ func (p *conflictedFiles) settled(queued map[string]bool) bool {
 	return len(p.names) < before
 }
 
-// What a late upload may do.
+// Verdicts on a late upload.
 const (
 	mayStore = iota
 	alreadyStored
@@ -54,7 +54,7 @@ type decision struct {
 	remote  remoteState
 }
 
-// condition makes the upload depend on the object that was found, or on there being none.
+// condition makes the upload fail unless the object is still the one that was found, or still absent.
 func (d decision) condition() fs.OpenOption {
 	if !d.remote.exists {
 		return &fs.HTTPOption{Key: "If-None-Match", Value: "*"}
@@ -62,11 +62,11 @@ func (d decision) condition() fs.OpenOption {
 	return &fs.HTTPOption{Key: "If-Match", Value: d.remote.etag}
 }
 
-// decide compares the object that is there with the versions that are known, and then with the file itself.
+// decide compares the current object with the known versions, and then with the file itself.
 func (g *guard) decide(ctx context.Context, name string, known []objectVersion, size int64, sum string) (decision, error) {
 	remote, err := g.heads.state(ctx, name)
 	if err != nil {
-		return decision{}, fmt.Errorf("looking at the object before a late upload: %w", err)
+		return decision{}, fmt.Errorf("read the object before a late upload: %w", err)
 	}
 	d := decision{remote: remote}
 	switch {
@@ -82,7 +82,7 @@ func (g *guard) decide(ctx context.Context, name string, known []objectVersion, 
 	return d, nil
 }
 
-// sameContent reads the object. Its ETag need not be an MD5.
+// sameContent compares the object's content with the file. An ETag need not be an MD5.
 func (g *guard) sameContent(ctx context.Context, name string, size int64) bool {
 	f, err := os.Open(g.cache.dataOf(name))
 	if err != nil {
@@ -92,15 +92,15 @@ func (g *guard) sameContent(ctx context.Context, name string, size int64) bool {
 	return stored(ctx, g.Fs, name, f, size) == nil
 }
 
-// putAside keeps a copy of a file that must not be stored. The file in the cache stays until it is opened the next time: it can
-// be open. If the copy cannot be made, the upload fails, and is tried again.
+// putAside copies a file that must not be uploaded to lost. The file stays in the cache until it is opened the next time, because
+// it can be open. If the copy fails, the upload fails and is retried.
 func (g *guard) putAside(ctx context.Context, name string, src fs.ObjectInfo, d decision) (fs.Object, error) {
 	aside, err := g.cache.asidePath(pathOf(name))
 	if err == nil {
 		err = copyFile(g.cache.dataOf(name), aside)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("conflict: the object is not the one that the file was made from, and the file cannot be put aside: %w", err)
+		return nil, fmt.Errorf("the object was changed by another writer, and the local copy cannot be put aside: %w", err)
 	}
 	why := "another writer stored the object"
 	if !d.remote.exists {
@@ -112,7 +112,7 @@ func (g *guard) putAside(ctx context.Context, name string, src fs.ObjectInfo, d 
 	return absent{guard: g, name: name, size: src.Size(), time: src.ModTime(ctx)}, nil
 }
 
-// copyFile copies a file and its times, and returns when the copy is on disk.
+// copyFile copies a file and its modification time, and syncs the copy to disk.
 func copyFile(from, to string) error {
 	in, err := os.Open(from)
 	if err != nil {

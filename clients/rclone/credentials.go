@@ -8,21 +8,21 @@ import (
 	"github.com/aws/aws-sdk-go-v2/aws"
 )
 
-// renewEvery is how often credentials are fetched again. The endpoint of the helper says that they expire after fifteen minutes
-// at most, so nearly all of that is left whenever the helper crashes.
+// renewEvery is the interval at which credentials are refreshed. The helper's endpoint issues them for up to fifteen minutes, so
+// almost all of that is left if the helper crashes.
 const renewEvery = time.Minute
 
-// renewBound is how long fetching credentials may take where files wait for them.
+// renewBound is the timeout for fetching credentials that uploads wait for.
 const renewBound = 10 * time.Second
 
-// lasting keeps credentials that are valid for a while. The SDK's own cache fetches new ones only when a request needs them: if the
-// helper has crashed by then, closed files could not be compared with their objects any more, and not be stored.
+// lasting refreshes credentials early. The SDK's own cache fetches new ones only when a request needs them: if the helper has
+// crashed by then, late uploads could not be compared with their objects and would fail.
 type lasting struct {
 	from aws.CredentialsProvider
 
 	mu      sync.Mutex
 	last    aws.Credentials
-	renewed time.Time // when they were fetched, or could not be
+	renewed time.Time // last attempt
 }
 
 // Retrieve returns the credentials of the last minute, or fetches new ones. If that fails, it returns the last ones until they expire.

@@ -11,28 +11,28 @@ import (
 const (
 	pollQueue = 250 * time.Millisecond
 	pollDrain = 50 * time.Millisecond
-	// maxRetryDelay bounds the time between two attempts to upload a file, in seconds, so that an outage of S3 is not
-	// followed by another of our own.
+	// maxRetryDelay limits the delay before the next attempt to upload a file, in seconds. rclone's own limit is five minutes.
 	maxRetryDelay = 30.0
-	// againEvery is how often a VFS that has given up on a file is replaced.
+	// againEvery is the interval at which a VFS that has given up on files is replaced.
 	againEvery = 10 * time.Second
-	// sayEvery is how often the log says what an unmounted file system waits for.
+	// sayEvery is the interval between log lines about the progress of a drain.
 	sayEvery = 30 * time.Second
 )
 
-// drainer watches over what was written until it is stored.
+// drainer waits until all changes are uploaded.
 type drainer struct {
 	queue  *uploads
 	cache  *cache
 	guard  *guard
 	report *reporter
-	// forget makes the VFS read its directories again.
+	// forget makes the VFS list its directories again.
 	forget func()
-	// again replaces the VFS by a new one, which takes up what it finds in the cache.
+	// again replaces the VFS by a new one, which uploads what it finds in the cache.
 	again func(context.Context) error
 }
 
-// whileMounted reports and hurries the queue until the file system is unmounted. A signal only starts waiting uploads.
+// whileMounted reports the queue and limits its delays until the file system is unmounted. A signal starts the waiting uploads
+// and does nothing else.
 func (d *drainer) whileMounted(ctx context.Context, unmounted <-chan struct{}, signals <-chan os.Signal) {
 	tick := time.NewTicker(pollQueue)
 	defer tick.Stop()
@@ -42,7 +42,7 @@ func (d *drainer) whileMounted(ctx context.Context, unmounted <-chan struct{}, s
 		case <-unmounted:
 			return
 		case s := <-signals:
-			fs.Logf(nil, "%v does not end the program: unmount the file system, and it ends when everything is stored", s)
+			fs.Logf(nil, "Signal ignored, unmount the file system to end: signal=%v", s)
 			limit = 0
 		case <-d.guard.unsent.changed:
 		case <-tick.C:
@@ -53,7 +53,7 @@ func (d *drainer) whileMounted(ctx context.Context, unmounted <-chan struct{}, s
 	}
 }
 
-// drain waits until everything that was written is stored, however long that takes.
+// drain waits until all changes are uploaded, without a time limit.
 func (d *drainer) drain(ctx context.Context, signals <-chan os.Signal) error {
 	tick := time.NewTicker(pollDrain)
 	defer tick.Stop()
@@ -62,9 +62,9 @@ func (d *drainer) drain(ctx context.Context, signals <-chan os.Signal) error {
 	for {
 		waiting, err := d.queue.items(ctx)
 		if err != nil {
-			return err // there is no VFS any more: cannot happen
+			return err // cannot happen: there is always a VFS
 		}
-		// What waits for --write-back starts now. After a failure there is a delay, or S3 would be hammered.
+		// Uploads that wait for --write-back start now. After a failure there is still a delay.
 		for i, item := range waiting {
 			if item.Tries == 0 && !hurried[uint64(item.ID)] {
 				hurried[uint64(item.ID)] = true
@@ -77,15 +77,15 @@ func (d *drainer) drain(ctx context.Context, signals <-chan os.Signal) error {
 		if len(names) == 0 {
 			left, err := d.cache.unsent()
 			if err == nil && len(left) == 0 {
-				fs.Infof(nil, "everything is stored, %v after the end of the file system", since(start))
+				fs.Infof(nil, "Drain complete: duration=%v", since(start))
 				return nil
 			}
 			if err != nil {
-				fs.Errorf(nil, "looking for unsent data in the cache: %v", err)
+				fs.Errorf(nil, "Cannot read the cache: %v", err)
 			}
-			// Left by a process that was killed, and not to be completed when this one started. A new VFS tries again.
+			// A killed process left files that could not be read from S3 when this process started. A new VFS tries again.
 			if err == nil && time.Since(renewed) >= againEvery {
-				fs.Logf(nil, "%d files in the cache are not stored and not in the queue: trying again", len(left))
+				fs.Logf(nil, "Retrying files that are not in the upload queue: files=%d", len(left))
 				if err := d.again(ctx); err != nil {
 					return err
 				}
@@ -94,17 +94,18 @@ func (d *drainer) drain(ctx context.Context, signals <-chan os.Signal) error {
 		}
 		if time.Since(said) >= sayEvery {
 			said = time.Now()
-			fs.Logf(nil, "unmounted %v ago, %d files are still to be stored", since(start), len(names))
+			fs.Logf(nil, "Draining: duration=%v files=%d", since(start), len(names))
 		}
 		select {
 		case s := <-signals:
-			fs.Logf(nil, "%v does not end the program: %d files are still to be stored", s, len(names))
+			fs.Logf(nil, "Signal ignored while draining: signal=%v files=%d", s, len(names))
 		case <-tick.C:
 		}
 	}
 }
 
-// step reports the queue and the conflicts, keeps the queue's delays short, and returns the names in it.
+// step reports the queue and the conflicts, limits the queue's delays, and returns the names in it. The names are nil if the queue
+// cannot be read.
 func (d *drainer) step(ctx context.Context, limit float64) map[string]bool {
 	items, err := d.queue.items(ctx)
 	if err != nil {

@@ -8,12 +8,12 @@ import (
 	"syscall"
 )
 
-// noConfig tells rclone that there is no configuration file, before it has looked for one.
+// noConfig keeps rclone from looking for a configuration file.
 const noConfig = "RCLONE_CONFIG=/dev/null"
 
-// leaveEnvironment makes sure that no RCLONE_* variable and no configuration file decides anything. rclone reads both
-// while its packages are initialised, before main, so the only way to be rid of them is to start again without. A
-// supervisor that sets RCLONE_CONFIG=/dev/null, some HOME and nothing else of rclone's saves that.
+// leaveEnvironment makes rclone ignore RCLONE_* variables and configuration files. rclone reads both while its packages are
+// initialised, before main, so the program executes itself again without them. A supervisor that sets RCLONE_CONFIG=/dev/null,
+// HOME and no other variable of rclone avoids that.
 func leaveEnvironment() error {
 	env := os.Environ()
 	clean := cleanEnvironment(env)
@@ -22,12 +22,12 @@ func leaveEnvironment() error {
 	}
 	// The FUSE descriptor is inherited: nothing has set close-on-exec on it yet.
 	if err := syscall.Exec("/proc/self/exe", os.Args, clean); err != nil { //nolint:gosec // this very program, with its own arguments
-		return fmt.Errorf("starting again without RCLONE_* variables (unset them instead): %w", err)
+		return fmt.Errorf("restart without RCLONE_* variables: %w; unset them", err)
 	}
 	return nil
 }
 
-// cleanEnvironment is the environment that the program runs in; it is its own clean environment.
+// cleanEnvironment returns the environment to run in. It is idempotent.
 func cleanEnvironment(env []string) []string {
 	clean := make([]string, 0, len(env)+2)
 	home, none := false, false
@@ -44,7 +44,7 @@ func cleanEnvironment(env []string) []string {
 		clean = append(clean, noConfig)
 	}
 	if !home {
-		// Without one rclone runs other programs to find it.
+		// Without HOME, rclone runs other programs to find it.
 		clean = append(slices.DeleteFunc(clean, func(kv string) bool { return kv == "HOME=" }), "HOME=/nonexistent")
 	}
 	return clean

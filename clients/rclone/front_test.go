@@ -16,7 +16,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 )
 
-// minioProgram is MinIO's program: $MINIO_BIN, or what make test-parts has built.
+// minioProgram returns the path of MinIO: $MINIO_BIN, or the program that make test-parts builds.
 func minioProgram() (string, error) {
 	if program := os.Getenv("MINIO_BIN"); program != "" {
 		return program, nil
@@ -34,7 +34,7 @@ func minioProgram() (string, error) {
 	return program, err
 }
 
-// startMinio starts another S3 service.
+// startMinio starts MinIO.
 func startMinio(t *testing.T) *s3d {
 	t.Helper()
 	if built.skip != "" {
@@ -89,8 +89,8 @@ type front struct {
 	down     bool
 	latency  time.Duration
 	requests []*http.Request
-	answer   func(*http.Request) bool                      // false: the answer is lost
-	refuse   func(http.ResponseWriter, *http.Request) bool // true: it has answered
+	answer   func(*http.Request) bool                      // false: the response is lost
+	refuse   func(http.ResponseWriter, *http.Request) bool // true: it has responded
 }
 
 func startFront(t *testing.T, s *s3d) *front {
@@ -144,7 +144,7 @@ func (f *front) set(change func(*front)) {
 	change(f)
 }
 
-// seen are the requests since the last call.
+// seen returns the requests since the last call.
 func (f *front) seen() []*http.Request {
 	f.mu.Lock()
 	defer f.mu.Unlock()

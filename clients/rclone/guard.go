@@ -18,18 +18,21 @@ import (
 
 // guard is the S3 file system with guarded uploads.
 //
-// An upload that begins soon after its file was closed replaces whatever is there: the last writer wins. A late one, of a file
-// that was closed more than lateAfter ago or that an earlier process left, stores only over an object that the file's writers
-// knew. What else is there is a conflict: it stays, and the file is put aside.
+// An upload that begins soon after its file was closed replaces any object: the last writer wins. A late upload, of a file that was
+// closed more than lateAfter ago or that an earlier process left, replaces only an object that the file's writers knew. Any other
+// object is a conflict: it stays, and the file is put aside.
 //
-// A late upload asks for the object first. If the service honours conditions, the upload then has one (If-Match, If-None-Match),
-// so that nothing can come in between: PutObject, or CompleteMultipartUpload of a large file.
+// A late upload reads the object's metadata first. If the service honours conditions, its PutObject, or the
+// CompleteMultipartUpload of a large file, has one (If-Match, If-None-Match), so that no other writer can interfere.
 type guard struct {
 	fs.Fs
 	features *fs.Features
 	heads    *heads
 	cache    *cache
 	unsent   *unsentFiles
+
+	// takenUp: the files of an earlier process are taken up. A file that is uploaded earlier would be shown as empty: see takeUp.
+	takenUp atomic.Bool
 
 	serverMtime bool
 	conditional atomic.Bool
@@ -53,7 +56,7 @@ func newGuard(ctx context.Context, c config, remote fs.Fs, cache *cache) (*guard
 			return g.wrap(copyObject(ctx, src, name))
 		}
 	}
-	// Without these rclone uses List and Put, which are here.
+	// Without these, rclone uses List and Put.
 	features.ListR, features.ListP, features.OpenChunkWriter = nil, nil, nil
 	g.features = &features
 	return g, nil
@@ -78,23 +81,26 @@ func (g *guard) NewObject(ctx context.Context, name string) (fs.Object, error) {
 	return g.wrap(g.Fs.NewObject(ctx, name))
 }
 
-// Put stores a file that rclone knows no object of.
+// Put stores a file that has no object for rclone.
 func (g *guard) Put(ctx context.Context, in io.Reader, src fs.ObjectInfo, options ...fs.OpenOption) (fs.Object, error) {
 	return g.wrap(g.upload(ctx, in, src, options))
 }
 
-// upload stores a file, or finds that it must not, and returns the object that is there then.
+// upload stores a file, or decides that it must not, and returns the resulting object.
 func (g *guard) upload(ctx context.Context, in io.Reader, src fs.ObjectInfo, options []fs.OpenOption) (fs.Object, error) {
 	if !g.cache.used {
 		return g.Fs.Put(ctx, in, src, options...)
 	}
+	if !g.takenUp.Load() { // rclone tries again after --write-back
+		return nil, fmt.Errorf("the files of an earlier process are not taken up yet: %w", context.Canceled)
+	}
 	name := src.Remote()
 	sum, err := src.Hash(ctx, hash.MD5)
 	if err == nil && sum == "" {
-		err = errors.New("rclone has none")
+		err = errors.New("rclone did not compute it")
 	}
 	if err != nil { // without it the upload would have no Content-MD5
-		return nil, fmt.Errorf("MD5 of the file in the cache: %w", err)
+		return nil, fmt.Errorf("MD5 of the cached file: %w", err)
 	}
 	known, deadline, late := g.unsent.late(name, src.ModTime(ctx))
 	if !late {
@@ -106,7 +112,7 @@ func (g *guard) upload(ctx context.Context, in io.Reader, src fs.ObjectInfo, opt
 	}
 	switch d.verdict {
 	case alreadyStored:
-		fs.Logf(name, "The object has the content of the file already")
+		fs.Logf(name, "The object already has this content")
 		g.unsent.stored(name, contentVersion(src.Size(), sum))
 		return g.Fs.NewObject(ctx, name)
 	case conflict:
@@ -122,7 +128,7 @@ func (g *guard) upload(ctx context.Context, in io.Reader, src fs.ObjectInfo, opt
 	return o, nil
 }
 
-// put sends a file. If it cannot begin before the deadline, which is zero for a late upload, it fails and is to be tried again.
+// put sends a file. It fails with a retryable error if it cannot begin before the deadline, which is zero for a late upload.
 func (g *guard) put(ctx context.Context, in io.Reader, src fs.ObjectInfo, options []fs.OpenOption, sum string, deadline time.Time) (fs.Object, error) {
 	begun := func() {}
 	var tooLate atomic.Bool
@@ -130,7 +136,7 @@ func (g *guard) put(ctx context.Context, in io.Reader, src fs.ObjectInfo, option
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithCancel(ctx)
 		defer cancel()
-		// rclone makes requests wait after errors. There is no way to ask it when one begins, but it reads what it sends.
+		// rclone delays requests after errors. The upload has begun when rclone reads the file.
 		timer := time.AfterFunc(time.Until(deadline), func() { tooLate.Store(true); cancel() })
 		defer timer.Stop()
 		begun = func() { timer.Stop() }
@@ -139,7 +145,7 @@ func (g *guard) put(ctx context.Context, in io.Reader, src fs.ObjectInfo, option
 	g.unsent.sending(name, v)
 	o, err := g.Fs.Put(ctx, &firstRead{Reader: in, begun: begun}, src, options...)
 	if err != nil && tooLate.Load() {
-		err = fserrors.RetryError(fmt.Errorf("the upload could not begin within %s: %w", lateAfter, err))
+		err = fserrors.RetryError(fmt.Errorf("upload did not begin within %s: %w", lateAfter, err))
 	}
 	if err != nil {
 		return nil, err
@@ -160,8 +166,8 @@ func (r *firstRead) Read(p []byte) (int, error) {
 	return r.Reader.Read(p)
 }
 
-// refresh reads the time of an object that was just stored where that is shown: the answer to an upload does not have it. Of
-// another writer's object, it is of no use.
+// refresh returns an object with the time of its upload, if the mount shows that: the response to an upload does not have it. It
+// ignores the object of another writer.
 func (g *guard) refresh(ctx context.Context, name string, o fs.Object, sum string) fs.Object {
 	if !g.serverMtime {
 		return o
@@ -176,25 +182,25 @@ func (g *guard) refresh(ctx context.Context, name string, o fs.Object, sum strin
 	return now
 }
 
-// refused decides what follows from a failed upload with a condition. rclone calls upload again for an error that may be retried at once.
+// refused classifies the error of an upload with a condition. rclone calls upload again for a retryable error.
 func (g *guard) refused(name string, err error) error {
 	var answer *smithyhttp.ResponseError
 	if !errors.As(err, &answer) {
 		return err
 	}
 	switch answer.HTTPStatusCode() {
-	case http.StatusPreconditionFailed, http.StatusConflict, http.StatusNotFound: // something was stored, or removed, in between
-		return fserrors.RetryError(fmt.Errorf("the object changed while the file was being stored: %w", err))
+	case http.StatusPreconditionFailed, http.StatusConflict, http.StatusNotFound: // another writer stored or removed the object
+		return fserrors.RetryError(fmt.Errorf("the object changed during the upload: %w", err))
 	case http.StatusNotImplemented:
 		if g.conditional.Swap(false) {
-			fs.Errorf(name, "The service refuses conditional writes: late uploads compare the object and are then stored without a condition: %v", err)
+			fs.Errorf(name, "The service refuses conditional writes, continuing without: %v", err)
 		}
 		return fserrors.RetryError(err)
 	}
 	return err
 }
 
-// wrap is object, for what can fail.
+// wrap returns the guarded object, or the error.
 func (g *guard) wrap(o fs.Object, err error) (fs.Object, error) {
 	if err != nil || o == nil {
 		return nil, err

@@ -7,19 +7,16 @@ import (
 	"github.com/hanwen/go-fuse/v2/fuse"
 )
 
-// handles knows the open files of a FUSE file system, and does for them what rclone's VFS leaves undone.
+// handles tracks the open files of a FUSE file system, and works around two limitations of rclone's VFS:
 //
-// The kernel sends RELEASE in the background and drops what it has not sent when the file system is unmounted. A file
-// whose RELEASE is lost would stay open, and open files are not uploaded. So what is still open when the connection has
-// ended is released here.
-//
-// rclone fetches what a changed file still lacks when the file is closed. If that fails there is nobody left to tell: the
-// file is never uploaded, and the next to open it finds the change gone. So here a file is fetched before it is changed
-// for the first time, and who writes gets the error.
+//   - The kernel sends RELEASE in the background and drops pending requests at unmount. rclone does not upload open files, so
+//     releaseAll releases the remaining ones after the connection has ended.
+//   - rclone fetches the missing parts of a changed file when the file is closed. If that fails, the error is lost, the file is
+//     never uploaded and the change is discarded. So handles fetches a file before its first change, and the writer gets the error.
 type handles struct {
 	fuse.RawFileSystem
 
-	// renaming is called with the last part of a file's new name, before and after it is renamed; nil: it is not called.
+	// renaming, if not nil, is called with the last part of a file's new name, before and after it is renamed.
 	renaming func(name string)
 
 	mu   sync.Mutex
@@ -28,7 +25,7 @@ type handles struct {
 
 type handle struct{ node, fh uint64 }
 
-// state is what is known of an open file.
+// state is the state of an open file.
 type state struct {
 	mu    sync.Mutex
 	whole bool // all of it is in the cache
@@ -59,7 +56,7 @@ func (h *handles) remove(k handle) {
 // Open opens a file.
 func (h *handles) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	if in.Flags&syscall.O_ACCMODE == syscall.O_WRONLY {
-		// To be fetched it must be readable here. Whether the caller may read was for the kernel to check.
+		// fetch must be able to read it. The kernel has checked the caller's permissions.
 		readable := *in
 		readable.Flags = in.Flags&^syscall.O_ACCMODE | syscall.O_RDWR
 		in = &readable
@@ -80,13 +77,13 @@ func (h *handles) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string,
 	}
 	status := h.RawFileSystem.Create(cancel, in, name, out)
 	if status.Ok() {
-		// The file may have come into being elsewhere since the kernel looked, so it is not taken for empty.
+		// Another writer may have created the file since the kernel's lookup, so it may not be empty.
 		h.add(handle{out.NodeId, out.Fh}, &state{whole: in.Flags&syscall.O_TRUNC != 0})
 	}
 	return status
 }
 
-// Release closes a file. It is forgotten first: the number is free for another file as soon as it is closed.
+// Release closes a file. Its handle is removed first, because its number can be reused as soon as it is closed.
 func (h *handles) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
 	h.remove(handle{in.NodeId, in.Fh})
 	h.RawFileSystem.Release(cancel, in)
@@ -111,8 +108,8 @@ func (h *handles) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (
 
 // SetAttr changes a file's size or time.
 //
-// A size that is set by path, with no descriptor, is set with the file open all the same: of a file that is not open
-// rclone knows only the object in S3, and while a newer version waits to be stored that is the wrong one, or none.
+// A size that is set by path is set with the file open: for a file that is not open, rclone uses the object in S3, which is
+// outdated or absent while a newer version waits for its upload.
 func (h *handles) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.AttrOut) fuse.Status {
 	if in.Valid&fuse.FATTR_SIZE == 0 {
 		return h.RawFileSystem.SetAttr(cancel, in, out)
@@ -134,10 +131,10 @@ func (h *handles) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.
 	return h.RawFileSystem.SetAttr(cancel, in, out)
 }
 
-// fetchSize is how much is read at once to bring a file into the cache.
+// fetchSize is the size of the reads that fetch a file, in bytes.
 const fetchSize = 1 << 20
 
-// fetch brings all of an open file into the cache, once.
+// fetch reads all of an open file into the cache, once.
 func (h *handles) fetch(cancel <-chan struct{}, header fuse.InHeader, fh uint64) fuse.Status {
 	s := h.get(handle{header.NodeId, fh})
 	if s == nil {
@@ -167,7 +164,7 @@ func (h *handles) fetch(cancel <-chan struct{}, header fuse.InHeader, fh uint64)
 		}
 		if n == 0 {
 			if offset < attr.Size {
-				return fuse.EIO // it must not be taken for shorter than it is
+				return fuse.EIO // a short read must not truncate the file
 			}
 			s.whole = true
 			return fuse.OK
@@ -176,7 +173,7 @@ func (h *handles) fetch(cancel <-chan struct{}, header fuse.InHeader, fh uint64)
 	}
 }
 
-// releaseAll closes what is open and says how much that was. No request may be under way any more.
+// releaseAll closes all open files and returns their number. No request may be in flight.
 func (h *handles) releaseAll() int {
 	h.mu.Lock()
 	left := h.open

@@ -25,7 +25,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The uid that the program runs with: nobody's, without any capability.
+// The program runs as this unprivileged user.
 const clientUID = 65534
 
 const (
@@ -34,7 +34,7 @@ const (
 	rootSecret = "root-secret-root-secret-root-secret"
 )
 
-// parts are what the mount tests need and build once.
+// parts are the programs of the mount tests, which are built once.
 type parts struct {
 	dir      string // reachable by every uid
 	program  string
@@ -74,7 +74,7 @@ func build(dir string) parts {
 	} else {
 		f.Close()
 	}
-	cmd := exec.Command("go", "build", "-o", p.program, ".")
+	cmd := exec.Command("go", "build", "-trimpath", "-o", p.program, ".")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		p.skip = fmt.Sprintf("the program does not build: %v\n%s", err, out)
@@ -82,7 +82,7 @@ func build(dir string) parts {
 	}
 	if p.s3server == "" {
 		p.s3server = filepath.Join(dir, "s3server")
-		cmd := exec.Command("go", "build", "-o", p.s3server, "./cmd/s3server")
+		cmd := exec.Command("go", "build", "-trimpath", "-o", p.s3server, "./cmd/s3server")
 		cmd.Dir = filepath.Join("..", "..", "tests")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			p.skip = fmt.Sprintf("the S3 server in tests/ does not build: %v\n%s", err, out)
@@ -91,7 +91,7 @@ func build(dir string) parts {
 	return p
 }
 
-// s3d is an S3 server in a process of its own.
+// s3d is an S3 server in a separate process.
 type s3d struct {
 	t        *testing.T
 	endpoint string
@@ -125,7 +125,7 @@ func startS3(t *testing.T) *s3d {
 	return s
 }
 
-// control asks the server for users and policies.
+// control sends the server a request for a user or a policy.
 func (s *s3d) control(op, name, policy string) keys {
 	s.t.Helper()
 	check(s.t, json.NewEncoder(s.in).Encode(map[string]string{"op": op, "name": name, "policy": policy}))
@@ -152,7 +152,7 @@ func (s *s3d) put(key, body string) {
 	check(s.t, err)
 }
 
-// get is an object's content; ok is false when there is none.
+// get returns an object's content; ok is false if there is no object.
 func (s *s3d) get(key string) (body []byte, ok bool) {
 	s.t.Helper()
 	out, err := s.client().GetObject(context.Background(), &s3.GetObjectInput{Bucket: aws.String(testBucket), Key: &key})
@@ -178,7 +178,7 @@ func (s *s3d) want(key string, body []byte) {
 	}
 }
 
-// keys are credentials that the program gets from a container-credentials endpoint, as in production.
+// keys are credentials from a container-credentials endpoint, as in production.
 type keys struct{ id, secret string }
 
 func credentialsServer(t *testing.T, k keys) *httptest.Server {
@@ -214,7 +214,7 @@ type mount struct {
 
 type mountOptions struct {
 	s3     *s3d
-	url    string // "" is the server's own
+	url    string // "" is the server's
 	keys   keys   // zero: root's
 	prefix string
 	cache  string // "" is a new one
@@ -247,7 +247,7 @@ func startMount(t *testing.T, o mountOptions) *mount {
 
 	m.cmd = exec.Command(built.program, append([]string{
 		"--bucket=" + testBucket, "--prefix=" + o.prefix, "--endpoint=" + o.url, "--region=us-east-1", "--path-style",
-		"--cache-dir=" + m.cache, "--fuse-fd=3", "--uid=1001", "--gid=1002", "--dir-mode=0750", "--file-mode=0640",
+		"--cache-dir=" + m.cache, "--fuse-fd=3", "--uid=1001", "--gid=1002", "--dir-mode=0750", "--file-mode=0640", "--low-level-retries=1",
 	}, o.args...)...)
 	m.cmd.ExtraFiles = []*os.File{fuseFile}
 	m.cmd.Env = append([]string{
@@ -261,7 +261,7 @@ func startMount(t *testing.T, o mountOptions) *mount {
 	check(t, err)
 	m.start = time.Now()
 	check(t, m.cmd.Start())
-	check(t, fuseFile.Close()) // or its death would not end the connection
+	check(t, fuseFile.Close()) // otherwise the connection outlives the program
 	ready := make(chan struct{})
 	read := make(chan struct{})
 	go func() {
@@ -335,7 +335,7 @@ func (m *mount) reports() []queueStatus {
 	return append([]queueStatus(nil), m.queue...)
 }
 
-// conflictCount is how many files the program says that it has put aside.
+// conflictCount returns the number of files that the program reports as put aside.
 func (m *mount) conflictCount() int64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -355,7 +355,7 @@ func (m *mount) cleanup() {
 	}
 }
 
-// unmount is umount(2), retried while the kernel's own work on the file system goes on.
+// unmount calls umount(2), and retries while the kernel uses the file system.
 func (m *mount) unmount() {
 	m.t.Helper()
 	var err error
@@ -368,7 +368,7 @@ func (m *mount) unmount() {
 	check(m.t, err)
 }
 
-// kill kills the program and takes its dead file system away.
+// kill kills the program and unmounts its file system.
 func (m *mount) kill() {
 	m.t.Helper()
 	check(m.t, m.cmd.Process.Kill())
@@ -376,7 +376,7 @@ func (m *mount) kill() {
 	_ = unix.Unmount(m.dir, unix.MNT_DETACH)
 }
 
-// ended waits for the end and tells whether the exit code was 0.
+// ended waits for the exit and reports whether the exit code was 0.
 func (m *mount) ended(within time.Duration) (exited, ok bool) {
 	select {
 	case <-m.done:
@@ -386,7 +386,7 @@ func (m *mount) ended(within time.Duration) (exited, ok bool) {
 	}
 }
 
-// finish unmounts and wants a clean end.
+// finish unmounts, and fails the test unless the program exits with 0.
 func (m *mount) finish() {
 	m.t.Helper()
 	m.unmount()
@@ -404,7 +404,7 @@ func check(t *testing.T, err error) {
 	}
 }
 
-// payload is data that does not repeat.
+// payload returns non-repeating data.
 func payload(n int, seed byte) []byte {
 	b := make([]byte, n)
 	x := uint32(seed) + 1

@@ -15,7 +15,7 @@ import (
 	"github.com/rclone/rclone/lib/encoder"
 )
 
-// heads asks S3 for objects' versions. rclone's S3 backend does not show ETags, which conditions need.
+// heads reads the metadata of objects. rclone's S3 backend does not expose ETags, which conditions need.
 type heads struct {
 	client         *awss3.Client
 	credentials    *lasting
@@ -33,7 +33,7 @@ func newHeads(ctx context.Context, c config) (*heads, error) {
 		if info.Options[i].Name == "encoding" {
 			names, ok := info.Options[i].Default.(encoder.MultiEncoder)
 			if !ok {
-				return nil, fmt.Errorf("rclone's S3 backend has an encoding of type %T", info.Options[i].Default)
+				return nil, fmt.Errorf("rclone's S3 backend: unexpected encoding of type %T", info.Options[i].Default)
 			}
 			h.names = names
 		}
@@ -44,7 +44,7 @@ func newHeads(ctx context.Context, c config) (*heads, error) {
 	}
 	h.credentials = &lasting{from: conf.Credentials}
 	conf.Credentials = h.credentials
-	conf.HTTPClient, conf.RetryMaxAttempts = fshttp.NewClient(ctx), attempts
+	conf.HTTPClient, conf.RetryMaxAttempts = fshttp.NewClient(ctx), c.attempts
 	if c.region != "" {
 		conf.Region = c.region
 	}
@@ -66,7 +66,7 @@ func (h *heads) key(name string) string { return h.names.FromStandardPath(h.pref
 
 func (h *heads) url(name string) string { return "s3://" + h.bucket + "/" + h.key(name) }
 
-// state is the object that is there now.
+// state returns the state of the current object.
 func (h *heads) state(ctx context.Context, name string) (remoteState, error) {
 	key := h.key(name)
 	head, err := h.client.HeadObject(ctx, &awss3.HeadObjectInput{Bucket: &h.bucket, Key: &key})

@@ -12,13 +12,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mapped is where the ids of a container with a user namespace begin on the host; it has as many as kubelet gives it.
+// mapped is the first ID on the host of a container's user namespace, which has as many IDs as kubelet assigns.
 const (
 	mapped      = 1 << 20
 	mappedCount = 1 << 16
 )
 
-// idMap puts an id-mapped clone of a mount at another place, as container runtimes do.
+// idMap mounts an ID-mapped clone of a mount, as container runtimes do.
 func idMap(t *testing.T, from, to string) error {
 	t.Helper()
 	ids := []syscall.SysProcIDMap{{HostID: mapped, Size: mappedCount}}
@@ -43,7 +43,7 @@ func idMap(t *testing.T, from, to string) error {
 	return nil
 }
 
-// shell runs a shell's command as a user whose group has the next number.
+// shell runs a shell command as a user, whose group is the next number.
 func shell(uid uint32, script string) ([]byte, error) {
 	cmd := exec.Command("sh", "-c", script)
 	cmd.Dir = "/"
@@ -51,9 +51,10 @@ func shell(uid uint32, script string) ([]byte, error) {
 	return cmd.CombinedOutput()
 }
 
-// TestIDMappedMounts uses a mount as a container with a user namespace has it: the files' owner 1001 is the container's, whom the host
-// knows by another number.
+// TestIDMappedMounts uses a mount like a container with a user namespace: the files' owner is user 1001 of the container, which is
+// another user on the host.
 func TestIDMappedMounts(t *testing.T) {
+	t.Parallel()
 	s := startS3(t)
 	s.put("vol/old", "old")
 	m := startMount(t, mountOptions{s3: s, prefix: "vol/"})
@@ -73,7 +74,7 @@ func TestIDMappedMounts(t *testing.T) {
 	if out, err := shell(mapped+1001, work); err != nil || string(out) != "oldmore\nnew\n" {
 		t.Errorf("the owner: %v, %q", err, out)
 	}
-	// On the host that number is nobody's, as the owner's is in the container.
+	// Other users have no access, on the host and in the container.
 	for uid, dir := range map[uint32]string{mapped + 1001: m.dir, 1001: at} {
 		if out, err := shell(uid, "cat "+filepath.Join(dir, "old")); err == nil {
 			t.Errorf("user %d reads %q in %s", uid, out, filepath.Base(dir))

@@ -11,14 +11,14 @@ import (
 	"github.com/rclone/rclone/lib/encoder"
 )
 
-// left is a changed file that an earlier process left in the cache.
+// left is a changed file of an earlier process.
 type left struct {
 	known    objectVersion
 	modified time.Time
 }
 
-// keepVersions returns what is not stored, and makes sure that rclone does not take an object that it finds there for the one
-// that the file was made from.
+// keepVersions returns the files that are not uploaded. Files without a recorded object get noObject, so that rclone does not take
+// an object that it finds later for the one that the file was made from.
 func (c *cache) keepVersions() (map[string]left, error) {
 	names, err := c.unsent()
 	if err != nil {
@@ -45,7 +45,7 @@ func (c *cache) keepVersions() (map[string]left, error) {
 	return all, nil
 }
 
-// version is the version of the object that a file was made from, as rclone has written it down.
+// version returns the version of the object that a file was made from, as rclone recorded it.
 func (c *cache) version(name string) objectVersion {
 	info, err := readInfo(c.metaOf(name))
 	if err != nil {
@@ -54,8 +54,8 @@ func (c *cache) version(name string) objectVersion {
 	return objectVersion(info.Fingerprint)
 }
 
-// renamedOver writes down that a new file was renamed at a time: it may replace what was there under that name until then. (A file that
-// had an object is copied in S3, and rclone knows the copy.)
+// renamedOver records when a new file was renamed: it may replace an object of that name that is older. A file that had an object
+// is copied in S3 instead, and rclone knows the copy.
 func (c *cache) renamedOver(name string, at time.Time) {
 	path := c.metaOf(name)
 	info, err := readInfo(path)
@@ -64,17 +64,17 @@ func (c *cache) renamedOver(name string, at time.Time) {
 	}
 	info.Fingerprint = string(storedBefore(at))
 	if err := c.writeInfo(path, info); err != nil {
-		fs.Errorf(name, "Cannot write down that the file was renamed: %v", err)
+		fs.Errorf(name, "Cannot record that the file was renamed: %v", err)
 	}
 }
 
 func (c *cache) metaOf(name string) string { return filepath.Join(c.meta, pathOf(name)) }
 func (c *cache) dataOf(name string) string { return filepath.Join(c.data, pathOf(name)) }
 
-// pathOf is a file's path in the cache, by its name in the file system.
+// pathOf returns the path in the cache of a name in the file system.
 func pathOf(name string) string { return filepath.FromSlash(encoder.OS.FromStandardPath(name)) }
 
-// writeInfo replaces a file's metadata as a whole: a process that is killed leaves the old or the new.
+// writeInfo replaces a file's metadata atomically.
 func (c *cache) writeInfo(path string, info any) error {
 	b, err := json.Marshal(info)
 	if err != nil {
@@ -97,7 +97,7 @@ func (c *cache) writeInfo(path string, info any) error {
 	return err
 }
 
-// asidePath is a free path below lost for what is kept of a file.
+// asidePath returns an unused path below lost for a file.
 func (c *cache) asidePath(rel string) (string, error) {
 	base := filepath.Join(c.lost, rel)
 	if err := os.MkdirAll(filepath.Dir(base), 0o700); err != nil {

@@ -1,13 +1,12 @@
-// Command s3-csi-rclone serves one prefix of an S3 bucket on a FUSE descriptor that it is given.
+// Command s3-csi-rclone serves one prefix of an S3 bucket on an open FUSE descriptor.
 //
-// It is rclone's S3 backend, VFS and mount2 file system behind a command line of its own, made for a supervisor:
+// It is rclone's S3 backend, VFS and mount2 file system with a command line of its own, to be run by a supervisor:
 //
 //   - it runs in the foreground, needs no privileges and no fusermount, and reads no configuration file;
 //   - credentials come from the AWS default chain, never from its command line;
-//   - it says "s3-csi-ready" on standard output when it serves, and what it still has to upload as
+//   - it writes "s3-csi-ready" to standard output when it is ready, and reports pending uploads as
 //     `s3-csi-queue {"uploads":3,"bytes":1288490188}`;
-//   - it ends by being unmounted: it exits with 0 only after everything that was written is stored in S3. SIGTERM is not
-//     a way to end it.
+//   - it exits after it was unmounted, with 0 only if all changes are stored in S3. It ignores SIGTERM.
 package main
 
 import (

@@ -14,15 +14,18 @@ import (
 	"testing"
 	"time"
 
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
 	"golang.org/x/sys/unix"
 )
 
 func TestServesAPrefixLikeADirectory(t *testing.T) {
+	t.Parallel()
 	s := startS3(t)
 	s.put("vol/old.txt", "old")
 	s.put("vol2/other.txt", "other")
-	// Nothing of rclone's environment counts: this would have made the mount read-only, and another bucket's.
-	// An upload that a removal or a rename breaks off can have been carried out by the server: so nothing is uploaded before the end.
+	// rclone's environment variables are ignored: these would make the mount read-only, and use another server.
+	// Nothing is uploaded before the end, because the server may complete an upload that a removal or rename cancels.
 	m := startMount(t, mountOptions{s3: s, prefix: "vol/", args: []string{"--write-back=1h"}, env: []string{"RCLONE_READ_ONLY=true", "RCLONE_S3_ENDPOINT=http://127.0.0.1:1", "RCLONE_CONFIG=/nonexistent/x"}})
 
 	names, err := os.ReadDir(m.dir)
@@ -124,12 +127,13 @@ func wantStat(t *testing.T, path string, mode os.FileMode) {
 }
 
 func TestExitsOnlyWhenClosedFilesAreStored(t *testing.T) {
+	t.Parallel()
 	s := startS3(t)
 	p := startProxy(t, s.endpoint)
 	m := startMount(t, mountOptions{s3: s, url: p.url, prefix: "vol/"})
 	p.rate.Store(1 << 20)
 	start := time.Now()
-	files := map[string][]byte{"one": payload(5<<20, 1), "two": payload(3<<20, 2), "empty": {}}
+	files := map[string][]byte{"one": payload(2<<20, 1), "two": payload(1<<20, 2), "empty": {}}
 	for name, data := range files {
 		check(t, os.WriteFile(m.path(name), data, 0o644))
 	}
@@ -144,7 +148,7 @@ func TestExitsOnlyWhenClosedFilesAreStored(t *testing.T) {
 	if !exited || !ok {
 		t.Fatalf("ended %v, with 0 %v", exited, ok)
 	}
-	if took := time.Since(start); took < 5*time.Second {
+	if took := time.Since(start); took < 2*time.Second {
 		t.Errorf("it ended after %v, sooner than the data can have been sent", took)
 	}
 	for name, data := range files {
@@ -156,20 +160,20 @@ func TestExitsOnlyWhenClosedFilesAreStored(t *testing.T) {
 		most.Uploads, most.Bytes = max(most.Uploads, r.Uploads), max(most.Bytes, r.Bytes)
 	}
 	// The empty file can be stored before a report.
-	if most.Uploads < 2 || most.Bytes != 8<<20 || q[len(q)-1] != (queueStatus{}) {
-		t.Errorf("queue reports %v, want up to 8 MiB in 2 or 3 uploads, and an empty one at the end", q)
+	if most.Uploads < 2 || most.Bytes != 3<<20 || q[len(q)-1] != (queueStatus{}) {
+		t.Errorf("queue reports %v, want up to 3 MiB in 2 or 3 uploads, and an empty one at the end", q)
 	}
 }
 
 func TestKeepsEverythingWhileS3IsAway(t *testing.T) {
+	t.Parallel()
 	s := startS3(t)
 	part := payload(4<<20, 7)
 	s.put("vol/changed", string(part))
 	p := startProxy(t, s.endpoint)
-	m := startMount(t, mountOptions{s3: s, url: p.url, prefix: "vol/"})
-	_, err := os.ReadDir(m.dir) // it is in the directory cache
+	m := startMount(t, mountOptions{s3: s, url: p.url, prefix: "vol/", args: []string{"--write-back=100ms"}})
+	_, err := os.ReadDir(m.dir) // it is cached then
 	check(t, err)
-	// The end of a file that is in S3: the rest has to be fetched before the whole can be stored, and that fails.
 	f, err := os.OpenFile(m.path("changed"), os.O_RDWR, 0)
 	check(t, err)
 	_, err = f.WriteAt([]byte("tail"), int64(len(part))-4)
@@ -184,9 +188,7 @@ func TestKeepsEverythingWhileS3IsAway(t *testing.T) {
 		t.Logf("write: %v", err)
 	}
 	m.unmount()
-	if exited, _ := m.ended(5 * time.Second); exited {
-		t.Fatal("it ended with data that is not stored")
-	}
+	m.awaitFailedUploads(2)
 	p.setDown(false)
 	if exited, ok := m.ended(120 * time.Second); !exited || !ok {
 		t.Fatalf("after S3 was back: ended %v, with 0 %v", exited, ok)
@@ -195,16 +197,24 @@ func TestKeepsEverythingWhileS3IsAway(t *testing.T) {
 	s.want("vol/written", data)
 }
 
+// awaitFailedUploads waits until the program has tried to upload files that often without success. It must not exit.
+func (m *mount) awaitFailedUploads(n int) {
+	m.t.Helper()
+	await(m.t, 60*time.Second, "failed uploads", func() bool { return strings.Count(m.log(), "failed to upload try #") >= n })
+	if exited, _ := m.ended(2 * pollDrain); exited {
+		m.t.Fatal("it ended with data that is not stored")
+	}
+}
+
 func TestNeverGivesUpWhenS3Refuses(t *testing.T) {
+	t.Parallel()
 	s := startS3(t)
 	k := s.control("addUser", "reader", scopePolicy("vol/", `"s3:GetObject"`))
 	m := startMount(t, mountOptions{s3: s, keys: k, prefix: "vol/", args: []string{"--write-back=100ms"}})
 	data := payload(100_000, 3)
 	check(t, os.WriteFile(m.path("refused"), data, 0o644))
 	m.unmount()
-	if exited, _ := m.ended(4 * time.Second); exited {
-		t.Fatal("it ended with data that is not stored")
-	}
+	m.awaitFailedUploads(3)
 	if log := m.log(); !strings.Contains(log, "refused") || !strings.Contains(log, "AccessDenied") {
 		t.Error("the log does not say what is refused, and how")
 	}
@@ -216,6 +226,7 @@ func TestNeverGivesUpWhenS3Refuses(t *testing.T) {
 }
 
 func TestAChangeThatCannotBeCompletedIsRefusedAtOnce(t *testing.T) {
+	t.Parallel()
 	s := startS3(t)
 	old := payload(1<<20, 3)
 	s.put("vol/old", string(old))
@@ -242,6 +253,7 @@ func TestAChangeThatCannotBeCompletedIsRefusedAtOnce(t *testing.T) {
 }
 
 func TestWorksWithASessionForItsPrefixAlone(t *testing.T) {
+	t.Parallel()
 	s := startS3(t)
 	k := s.control("addUser", "scoped", scopePolicy("vol/", `"s3:GetObject","s3:PutObject","s3:DeleteObject","s3:AbortMultipartUpload"`))
 	m := startMount(t, mountOptions{s3: s, keys: k, prefix: "vol/"})
@@ -258,33 +270,33 @@ func TestWorksWithASessionForItsPrefixAlone(t *testing.T) {
 }
 
 func TestStoresLargeFilesInParts(t *testing.T) {
-	if testing.Short() {
-		t.Skip("writes 260 MiB")
-	}
+	t.Parallel()
 	s := startS3(t)
-	m := startMount(t, mountOptions{s3: s, prefix: "vol/", args: []string{"--part-size=8Mi"}})
-	data := payload(260<<20, 5)
+	m := startMount(t, mountOptions{s3: s, prefix: "vol/", args: []string{"--part-size=5Mi", "--upload-cutoff=8Mi"}})
+	data := payload(32<<20, 5) // more parts than are sent at the same time
 	check(t, os.WriteFile(m.path("large"), data, 0o644))
 	m.finish()
 	s.want("vol/large", data)
+	head, err := s.client().HeadObject(t.Context(), &s3.HeadObjectInput{Bucket: aws.String(testBucket), Key: aws.String("vol/large"), PartNumber: aws.Int32(1)})
+	check(t, err)
+	if parts := aws.ToInt32(head.PartsCount); parts != 7 {
+		t.Errorf("stored in %d parts, want 7", parts)
+	}
 }
 
 func TestAKilledProcessLosesNothingThatTheNextOneFindsInItsCache(t *testing.T) {
+	t.Parallel()
 	s := startS3(t)
 	p := startProxy(t, s.endpoint)
 	m := startMount(t, mountOptions{s3: s, url: p.url, prefix: "vol/"})
-	_, err := os.ReadDir(m.dir) // from now on nothing has to be asked to make a file
+	_, err := os.ReadDir(m.dir) // later, creating a file needs no request
 	check(t, err)
 	p.setDown(true)
 	data := payload(200<<10, 6)
 	if err := os.WriteFile(m.path("kept"), data, 0o644); err != nil {
 		t.Logf("write: %v", err)
 	}
-	for start := time.Now(); len(m.reports()) == 0; time.Sleep(10 * time.Millisecond) {
-		if time.Since(start) > 10*time.Second {
-			t.Fatal("a written file never shows in the queue")
-		}
-	}
+	await(t, 10*time.Second, "the file in the queue", func() bool { return len(m.reports()) > 0 })
 	m.kill()
 	p.setDown(false)
 	again := startMount(t, mountOptions{s3: s, url: p.url, prefix: "vol/", cache: m.cache})
@@ -297,9 +309,10 @@ func TestAKilledProcessLosesNothingThatTheNextOneFindsInItsCache(t *testing.T) {
 	s.want("vol/kept", data)
 }
 
-// What the next process stores is there when it is opened only after that: new files, changed ones, and those in directories
-// that are not in S3 yet.
+// Files that the next process has uploaded can be opened afterwards: new files, changed ones, and those in directories that are not
+// in S3 yet.
 func TestWhatAKilledProcessLeftCanBeOpenedAfterItIsStored(t *testing.T) {
+	t.Parallel()
 	s := startS3(t)
 	s.put("vol/changed", "what it was")
 	m := startMount(t, mountOptions{s3: s, prefix: "vol/", args: []string{"--write-back=1h"}})
@@ -308,28 +321,17 @@ func TestWhatAKilledProcessLeftCanBeOpenedAfterItIsStored(t *testing.T) {
 	for name, data := range files {
 		check(t, os.WriteFile(m.path(name), data, 0o644))
 	}
-	for start := time.Now(); ; time.Sleep(10 * time.Millisecond) {
-		if r := m.reports(); len(r) > 0 && r[len(r)-1].Uploads == len(files) {
-			break
-		}
-		if time.Since(start) > 10*time.Second {
-			t.Fatal("what was written never shows in the queue")
-		}
-	}
+	m.awaitQueue(len(files))
 	m.kill()
 	again := startMount(t, mountOptions{s3: s, prefix: "vol/", cache: m.cache})
-	for _, dir := range []string{"", "dir"} { // the file system learns of them before they are stored
+	for _, dir := range []string{"", "dir"} { // lists them before they are uploaded
 		_, err := os.ReadDir(again.path(dir))
 		check(t, err)
 	}
-	for start := time.Now(); ; time.Sleep(10 * time.Millisecond) {
-		if r := again.reports(); len(r) > 1 && r[len(r)-1].Uploads == 0 {
-			break
-		}
-		if time.Since(start) > 20*time.Second {
-			t.Fatalf("the next process does not store it\n%s", again.log())
-		}
-	}
+	await(t, 20*time.Second, "the next process to store the files", func() bool {
+		r := again.reports()
+		return len(r) > 1 && r[len(r)-1].Uploads == 0
+	})
 	for name, data := range files {
 		if got, err := os.ReadFile(again.path(name)); err != nil || !bytes.Equal(got, data) {
 			t.Errorf("%s has %d bytes of %d, %v", name, len(got), len(data), err)
@@ -341,9 +343,10 @@ func TestWhatAKilledProcessLeftCanBeOpenedAfterItIsStored(t *testing.T) {
 	}
 }
 
-// Of a process that is killed while it writes down what it knows of a file, that is empty. Files that were only read are no
-// reason for an alarm then.
+// A process that is killed while it writes the metadata of a file leaves an empty metadata file. If the file was only read, nothing
+// is logged or put aside.
 func TestAKilledProcessThatOnlyReadAlarmsNobody(t *testing.T) {
+	t.Parallel()
 	s := startS3(t)
 	large, small := payload(20<<20, 3), payload(3000, 4)
 	s.put("vol/large", string(large))
@@ -382,8 +385,9 @@ func TestAKilledProcessThatOnlyReadAlarmsNobody(t *testing.T) {
 	again.finish()
 }
 
-// The bound of the cache is one of what is stored.
+// The size of the cache limits only uploaded data.
 func TestAFullCacheKeepsWhatIsNotStored(t *testing.T) {
+	t.Parallel()
 	s := startS3(t)
 	k := s.control("addUser", "full", scopePolicy("vol/", `"s3:GetObject"`))
 	o := mountOptions{s3: s, keys: k, prefix: "vol/", args: []string{"--cache-size=1Mi", "--read-cache", "--write-back=100ms", "--debug"}}
@@ -393,24 +397,13 @@ func TestAFullCacheKeepsWhatIsNotStored(t *testing.T) {
 		files[name] = payload(1<<20, name[0])
 		check(t, os.WriteFile(m.path(name), files[name], 0o644))
 	}
-	await := func(m *mount, what string, so func() bool) {
-		t.Helper()
-		for start := time.Now(); !so(); time.Sleep(10 * time.Millisecond) {
-			if time.Since(start) > 30*time.Second {
-				t.Fatalf("waited in vain until %s\n%s", what, m.log())
-			}
-		}
-	}
-	await(m, "all are in the queue", func() bool {
-		r := m.reports()
-		return len(r) > 0 && r[len(r)-1].Uploads == len(files)
-	})
+	m.awaitQueue(len(files))
 	m.kill()
 
-	// The next process brings the cache down to its bound as soon as it has begun.
+	// The next process reduces the cache to its size when it starts.
 	o.cache = m.cache
 	again := startMount(t, o)
-	await(again, "the cache was cleaned", func() bool { return strings.Contains(again.log(), "vfs cache: cleaned: objects 4 (was 4)") })
+	await(t, 30*time.Second, "the cache to be cleaned", func() bool { return strings.Contains(again.log(), "vfs cache: cleaned: objects 4 (was 4)") })
 	for name, want := range files {
 		if got, err := os.ReadFile(again.path(name)); err != nil || !bytes.Equal(got, want) {
 			t.Errorf("%s: %d bytes, %v", name, len(got), err)
@@ -424,6 +417,7 @@ func TestAFullCacheKeepsWhatIsNotStored(t *testing.T) {
 }
 
 func TestStrangeNamesAreStoredAndWaitedFor(t *testing.T) {
+	t.Parallel()
 	s := startS3(t)
 	part := payload(1<<20, 8)
 	for _, prefix := range []string{"with space/ü ' \" [x] $y *?/", ".hidden/-x/~/", "%41+&#/", "end./ /"} {
@@ -438,6 +432,7 @@ func TestStrangeNamesAreStoredAndWaitedFor(t *testing.T) {
 }
 
 func TestAnAbortedConnectionStillStoresWhatWasClosed(t *testing.T) {
+	t.Parallel()
 	s := startS3(t)
 	p := startProxy(t, s.endpoint)
 	m := startMount(t, mountOptions{s3: s, url: p.url, prefix: "vol/"})
@@ -457,7 +452,7 @@ func TestAnAbortedConnectionStillStoresWhatWasClosed(t *testing.T) {
 	s.want("vol/open", []byte("so far"))
 }
 
-// abort ends a FUSE connection from outside, as for a mount that hangs.
+// abort aborts a FUSE connection, as the driver does for an unresponsive mount.
 func abort(t *testing.T, dir string) error {
 	t.Helper()
 	var st unix.Stat_t
@@ -471,6 +466,7 @@ func abort(t *testing.T, dir string) error {
 }
 
 func TestReadOnlyRefusesWritesAndNeedsNoCache(t *testing.T) {
+	t.Parallel()
 	s := startS3(t)
 	s.put("vol/x", "x")
 	m := startMount(t, mountOptions{s3: s, prefix: "vol/", args: []string{"--read-only"}})
@@ -489,6 +485,7 @@ func TestReadOnlyRefusesWritesAndNeedsNoCache(t *testing.T) {
 }
 
 func TestDirectoryMarkersKeepEmptyDirectories(t *testing.T) {
+	t.Parallel()
 	s := startS3(t)
 	m := startMount(t, mountOptions{s3: s, prefix: "vol/", args: []string{"--directory-markers"}})
 	check(t, os.Mkdir(m.path("empty"), 0o755))

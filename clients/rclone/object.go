@@ -5,13 +5,14 @@ import (
 	"io"
 	"time"
 
+	"github.com/rclone/rclone/backend/s3"
 	"github.com/rclone/rclone/fs"
 	"github.com/rclone/rclone/fs/hash"
 )
 
 // Update stores another content.
 func (o *object) Update(ctx context.Context, in io.Reader, src fs.ObjectInfo, options ...fs.OpenOption) error {
-	// A new object of rclone's: who has the file open goes on reading the one that is known now, and its size.
+	// This creates a new object of rclone's, because open files continue to read the current one.
 	now, err := o.guard.upload(ctx, in, src, options)
 	if err != nil {
 		return err
@@ -20,6 +21,26 @@ func (o *object) Update(ctx context.Context, in io.Reader, src fs.ObjectInfo, op
 	defer o.mu.Unlock()
 	o.now = now
 	return nil
+}
+
+// with calls fn with a copy of rclone's object. It writes down in the copy what an answer of the service says, without a lock, while
+// others read the object. If fn succeeds, the copy replaces the object.
+func with[R any](o *object, fn func(fs.Object) (R, error)) (R, error) {
+	known := o.get()
+	shared, ok := known.(*s3.Object)
+	if !ok {
+		return fn(known)
+	}
+	own := *shared
+	result, err := fn(&own)
+	if err == nil {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		if o.now == known {
+			o.now = &own
+		}
+	}
+	return result, err
 }
 
 // Fs returns the file system.
@@ -32,13 +53,18 @@ func (o *object) String() string { return o.get().String() }
 func (o *object) Remote() string { return o.get().Remote() }
 
 // ModTime returns the modification time.
-func (o *object) ModTime(ctx context.Context) time.Time { return o.get().ModTime(ctx) }
+func (o *object) ModTime(ctx context.Context) time.Time {
+	modified, _ := with(o, func(now fs.Object) (time.Time, error) { return now.ModTime(ctx), nil })
+	return modified
+}
 
 // Size returns the size.
 func (o *object) Size() int64 { return o.get().Size() }
 
 // Hash returns the MD5, or "".
-func (o *object) Hash(ctx context.Context, t hash.Type) (string, error) { return o.get().Hash(ctx, t) }
+func (o *object) Hash(ctx context.Context, t hash.Type) (string, error) {
+	return with(o, func(now fs.Object) (string, error) { return now.Hash(ctx, t) })
+}
 
 // Storable reports that it can be stored.
 func (o *object) Storable() bool { return o.get().Storable() }
@@ -50,14 +76,14 @@ func (o *object) SetModTime(ctx context.Context, t time.Time) error {
 
 // Open reads the object.
 func (o *object) Open(ctx context.Context, options ...fs.OpenOption) (io.ReadCloser, error) {
-	return o.get().Open(ctx, options...)
+	return with(o, func(now fs.Object) (io.ReadCloser, error) { return now.Open(ctx, options...) })
 }
 
 // Remove removes the object.
 func (o *object) Remove(ctx context.Context) error { return o.get().Remove(ctx) }
 
-// absent takes the place of an object that must be looked up again: after a conflict. Nothing has its fingerprint, so the file
-// in the cache is not taken for the content of the object that is there.
+// absent is a placeholder for the object after a conflict, until it is looked up again. Its fingerprint matches no object, so
+// rclone does not take the file in the cache for the content of the current object.
 type absent struct {
 	guard *guard
 	name  string

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// proxy forwards TCP to an S3 server, slowly or not at all.
+// proxy forwards TCP connections to an S3 server, with a rate limit or not at all.
 type proxy struct {
 	url    string
 	target string
@@ -42,7 +42,7 @@ func startProxy(t *testing.T, endpoint string) *proxy {
 	return p
 }
 
-// setDown makes every connection fail, the open ones too, or lets new ones through again.
+// setDown closes all connections and rejects new ones, or accepts new ones again.
 func (p *proxy) setDown(down bool) {
 	p.down.Store(down)
 	if down {

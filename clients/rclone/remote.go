@@ -17,17 +17,12 @@ import (
 )
 
 const (
-	// A request without progress for this long is tried again. rclone's own five minutes are longer than what waits for
-	// a mount has patience for.
+	// A request without progress for this long is retried. rclone's default of five minutes exceeds the timeouts of a mount.
 	connectTimeout = 15 * time.Second
 	idleTimeout    = 60 * time.Second
-	// Attempts of one request. Uploads are tried again beyond that, for ever.
-	attempts = 5
-	// attrTime is how long the kernel may keep what it was told of a file, as in rclone's own mount command.
+	// attrTime is how long the kernel may cache attributes and names, as in rclone's own mount command.
 	attrTime = time.Second
-	// cachePoll is how often the cache is brought down to its size.
-	cachePoll = 30 * time.Second
-	// cacheAge is how long clean data that nobody reads stays in the cache.
+	// cacheAge is how long unused clean data stays in the cache.
 	cacheAge = time.Hour
 )
 
@@ -41,7 +36,7 @@ func configureRclone(c config) error {
 			return fmt.Errorf("--cache-dir: %w", err)
 		}
 	}
-	// On a signal rclone would end the process, and abort the uploads under way.
+	// On a signal, rclone would exit and abort uploads.
 	atexit.IgnoreSignals()
 
 	ci := fs.GetConfig(context.Background())
@@ -52,26 +47,25 @@ func configureRclone(c config) error {
 	ci.UserAgent = "s3-csi-rclone/" + version
 	ci.ConnectTimeout = fs.Duration(connectTimeout)
 	ci.Timeout = fs.Duration(idleTimeout)
-	ci.LowLevelRetries = attempts
-	ci.Transfers = int(c.transfers)
-	ci.BufferSize = fs.SizeSuffix(c.readAhead)
+	ci.LowLevelRetries = c.attempts
+	ci.Transfers = c.transfers
+	ci.BufferSize = c.readAhead
 	ci.UseServerModTime = c.serverMtime
 	ci.AskPassword = false
-	// After an upload rclone would compare size and hash of the object that is there. If another writer has stored the same
-	// file meanwhile, it would call that corruption, delete the other writer's object and upload its own, older version again.
-	// The transfer is guarded without that: each request that carries data has Content-MD5 of what was read from the cache, so
-	// the service refuses what arrives differently. (See guard.go for what else depends on it.)
+	// After an upload, rclone would compare the size and hash of the current object. If another writer has replaced it meanwhile,
+	// rclone would treat that as corruption, delete the object and upload its own, older version again. The transfer is protected
+	// without that: each request with data has the Content-MD5 of the cached file, so the service rejects corrupted data.
 	ci.IgnoreSize, ci.IgnoreChecksum = true, true
 	if c.caFile != "" {
 		ci.CaCert = []string{c.caFile}
 	}
-	if err := fs.LogReload(ci); err != nil { // or the level is the one of the start
+	if err := fs.LogReload(ci); err != nil { // applies the level
 		return fmt.Errorf("rclone's log: %w", err)
 	}
 	return nil
 }
 
-// newRemote makes the S3 file system. It makes no request: whether the bucket is there shows when it is read.
+// newRemote returns the S3 file system. It makes no request, so it does not notice a missing bucket.
 func newRemote(ctx context.Context, c config) (fs.Fs, error) {
 	options := s3Options(c)
 	info, err := fs.Find("s3")
@@ -88,8 +82,8 @@ func newRemote(ctx context.Context, c config) (fs.Fs, error) {
 		}
 		all[name] = value
 	}
-	// The slash at the end says that it is a directory. Without it rclone asks S3 whether it is an object, which a
-	// session for the prefix alone may not do.
+	// The slash at the end marks a directory. Without it, rclone checks whether it is an object, which a session that is limited
+	// to the prefix may not do.
 	remote, err := s3.NewFs(ctx, "s3", c.bucket+"/"+c.prefix, all)
 	if err != nil {
 		return nil, fmt.Errorf("s3://%s/%s: %w", c.bucket, c.prefix, err)
@@ -103,19 +97,20 @@ func s3Options(c config) map[string]string {
 		"env_auth":         "true",
 		"region":           c.region,
 		"force_path_style": strconv.FormatBool(c.pathStyle),
-		"no_check_bucket":  "true", // or every upload would try to create it
-		// What is known of an object after its upload comes from the answer to that upload: a HEAD can find another writer's
-		// object, and the file in the cache would be taken for its content.
+		"no_check_bucket":  "true", // otherwise every upload tries to create it
+		// After an upload, rclone uses the response instead of a HEAD request: that can find another writer's object, and rclone
+		// would take the cached file for its content.
 		"no_head":           "true",
-		"chunk_size":        strconv.FormatInt(c.partSize, 10) + "B",
+		"chunk_size":        inBytes(c.partSize),
+		"upload_cutoff":     inBytes(c.uploadCutoff),
 		"directory_markers": strconv.FormatBool(c.directoryMarkers),
 		"storage_class":     c.storageClass,
 	}
 	o["server_side_encryption"] = c.sse
 	o["sse_kms_key_id"] = c.sseKMSKeyID
 	if c.endpoint != "" {
-		// "Other" is the careful profile. Listing is what every current service does in the second version and encoded,
-		// without which a key with a control character makes a directory unreadable.
+		// "Other" is the most compatible profile. All current services support version 2 of listing, and encoded keys: without
+		// encoding, a key with a control character makes a directory unreadable.
 		o["provider"] = "Other"
 		o["endpoint"] = c.endpoint
 		o["list_version"] = "2"
@@ -124,27 +119,30 @@ func s3Options(c config) map[string]string {
 	return o
 }
 
-// newVFS puts rclone's VFS on the remote, and so the cache at work.
+// inBytes is a size as rclone reads it back without loss.
+func inBytes(s fs.SizeSuffix) string { return strconv.FormatInt(int64(s), 10) + "B" }
+
+// newVFS returns rclone's VFS on the remote, and starts its cache.
 func newVFS(ctx context.Context, c config, remote fs.Fs) (*vfs.VFS, error) {
 	opt := vfscommon.Opt // the defaults
 	opt.ReadOnly = c.readOnly
-	opt.UID, opt.GID, opt.Umask = c.uid, c.gid, 0
-	opt.DirPerms, opt.FilePerms = vfscommon.FileMode(c.dirMode), vfscommon.FileMode(c.fileMode)
+	opt.UID, opt.GID, opt.Umask = uint32(c.uid), uint32(c.gid), 0
+	opt.DirPerms, opt.FilePerms = c.dirMode, c.fileMode
 	opt.DirCacheTime = fs.Duration(c.dirCacheTime)
-	opt.PollInterval = 0 // S3 cannot be asked for changes
+	opt.PollInterval = 0 // S3 does not report changes
 	opt.WriteBack = fs.Duration(c.writeBack)
-	opt.CacheMaxSize = fs.SizeSuffix(c.cacheSize)
+	opt.CacheMaxSize = c.cacheSize
 	opt.CacheMaxAge = fs.Duration(cacheAge)
-	opt.CachePollInterval = fs.Duration(cachePoll)
-	// Or a file that is opened again right after it changed in S3 is taken for empty.
+	opt.CachePollInterval = fs.Duration(c.cachePoll)
+	// Otherwise a file that is opened again right after it changed in S3 is shown as empty.
 	opt.HandleCaching = 0
 	opt.CacheMode = cacheMode(c)
 	want := opt.CacheMode
 	v := vfs.New(ctx, remote, &opt)
-	// rclone goes on without a cache when it cannot make one, and then without random writes or retries.
+	// rclone continues without a cache if it cannot create one, and then without random writes and retries.
 	if v.Opt.CacheMode != want {
 		v.Shutdown()
-		return nil, fmt.Errorf("the cache in %s cannot be used, see above", c.cacheDir)
+		return nil, fmt.Errorf("cannot use the cache in %s; the log has the reason", c.cacheDir)
 	}
 	return v, nil
 }

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// The lines on standard output. Whoever supervises the program reads them.
+// The lines on standard output, which the supervisor reads.
 const (
 	readyLine       = "s3-csi-ready"
 	queuePrefix     = "s3-csi-queue "
@@ -15,12 +15,11 @@ const (
 )
 
 const (
-	reportEvery = time.Second     // between two lines that only tell of progress
-	flushWait   = 2 * time.Second // for a supervisor that does not read, at the end
+	reportEvery = time.Second     // between two lines that only report progress
+	flushWait   = 2 * time.Second // at exit, for a supervisor that does not read
 )
 
-// reporter writes lines without ever holding up who reports: a reader that is stuck or gone must not keep data from
-// being uploaded.
+// reporter writes lines without blocking its callers: a supervisor that does not read must not delay uploads.
 type reporter struct {
 	lines chan string
 	done  chan struct{}
@@ -37,7 +36,7 @@ func newReporter(w io.Writer) *reporter {
 	go func() {
 		defer close(r.done)
 		for line := range r.lines {
-			// A reader that is gone is no reason to do anything else.
+			// Uploads continue if the supervisor has exited.
 			_, _ = io.WriteString(w, line+"\n")
 		}
 	}()
@@ -49,13 +48,13 @@ func (r *reporter) say(line string) bool {
 	select {
 	case r.lines <- line:
 		return true
-	default: // the reader is stuck; the next line is newer anyway
+	default: // the supervisor does not read
 		return false
 	}
 }
 
-// conflictCount reports how many files this process has put aside because of a conflict. The count must not be lost, so it is
-// reported again until the line is accepted.
+// conflictCount reports the number of files that this process has put aside because of a conflict. It is reported again until the
+// line is accepted.
 func (r *reporter) conflictCount(n int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -68,7 +67,7 @@ func (r *reporter) conflictCount(n int64) {
 	}
 }
 
-// queue reports the queue: at once when it becomes empty or not empty, else at most once a second, and only changes.
+// queue reports a changed queue: at once if it became empty or non-empty, otherwise at most once a second.
 func (r *reporter) queue(now time.Time, q queueStatus) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -79,12 +78,12 @@ func (r *reporter) queue(now time.Time, q queueStatus) {
 	r.last, r.at = q, now
 	line, err := json.Marshal(q)
 	if err != nil {
-		return // it is two numbers
+		return // cannot happen: it is two numbers
 	}
 	r.say(queuePrefix + string(line))
 }
 
-// close waits for what was said to be written, for a while.
+// close waits up to flushWait until all lines are written.
 func (r *reporter) close() {
 	r.end.Do(func() { close(r.lines) })
 	select {

@@ -26,11 +26,16 @@ import (
 // maxWrite is the largest read or write that the kernel sends.
 const maxWrite = 1 << 20
 
-// run serves until the file system is unmounted and everything is stored.
+// run serves until the file system is unmounted and all changes are uploaded:
+//
+//  1. It configures rclone and locks the cache.
+//  2. It repairs what an earlier process left in the cache, and waits for S3 if that is needed to upload it.
+//  3. It starts the VFS, takes up the files of the earlier process, and serves.
+//  4. After the unmount, it closes files that are still open and drains the upload queue.
 func run(ctx context.Context, c config, stdout io.Writer) error {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
-	// A supervisor that is gone must not take the data with it.
+	// If the supervisor has exited, uploads continue.
 	signal.Ignore(syscall.SIGPIPE)
 
 	if err := checkFuse(c.fuseFD); err != nil {
@@ -57,19 +62,10 @@ func run(ctx context.Context, c config, stdout io.Writer) error {
 	if err != nil {
 		return err
 	}
-	if err := cache.repair(ctx, remote); err != nil {
-		return fmt.Errorf("cache of an earlier process: %w", err)
-	}
-	if err := remote.unsent.takeOver(); err != nil {
-		return fmt.Errorf("cache of an earlier process: %w", err)
-	}
-	if err := cache.awaitRemote(ctx, remote); err != nil {
+	if err := recoverCache(ctx, cache, remote); err != nil {
 		return err
 	}
 	if cache.used {
-		if left, err := cache.unsent(); err == nil && len(left) > 0 { // whose uploads are late
-			remote.heads.credentials.renew(ctx)
-		}
 		kept, stop := context.WithCancel(ctx)
 		defer stop()
 		go remote.heads.credentials.keep(kept)
@@ -82,7 +78,8 @@ func run(ctx context.Context, c config, stdout io.Writer) error {
 	if err := cache.check(files); err != nil {
 		return err
 	}
-	taken := cache.takeUp(ctx, files)
+	stopTakeUp := cache.takeUp(ctx, files)
+	remote.takenUp.Store(true)
 	server, open, err := newServer(c, files)
 	if err != nil {
 		return err
@@ -113,14 +110,31 @@ func run(ctx context.Context, c config, stdout io.Writer) error {
 		return err
 	}}
 	d.whileMounted(ctx, unmounted, signals)
-	taken()
+	stopTakeUp()
 	if n := open.releaseAll(); n > 0 {
-		fs.Logf(nil, "%d files were still open when the file system was unmounted", n)
+		fs.Logf(nil, "Closed files that were open at unmount: files=%d", n)
 	}
 	return d.drain(ctx, signals)
 }
 
-// newServer takes over the FUSE descriptor. The kernel's first request is answered when it returns.
+// recoverCache prepares the cache of an earlier process for the upload of its files.
+func recoverCache(ctx context.Context, cache *cache, remote *guard) error {
+	if err := cache.repair(ctx, remote); err != nil {
+		return fmt.Errorf("cache of an earlier process: %w", err)
+	}
+	if err := remote.unsent.takeOver(); err != nil {
+		return fmt.Errorf("cache of an earlier process: %w", err)
+	}
+	if err := cache.awaitRemote(ctx, remote); err != nil {
+		return err
+	}
+	if left, err := cache.unsent(); err == nil && len(left) > 0 { // their uploads are late and need credentials at once
+		remote.heads.credentials.renew(ctx)
+	}
+	return nil
+}
+
+// newServer takes over the FUSE descriptor, and returns after it has answered the kernel's INIT request.
 func newServer(c config, files *vfs.VFS) (*fuse.Server, *handles, error) {
 	mountOpt := mountlib.Options{AttrTimeout: fs.Duration(attrTime), AllowOther: true}
 	root, err := mount2.NewFS(files, &mountOpt).Root()
@@ -129,14 +143,13 @@ func newServer(c config, files *vfs.VFS) (*fuse.Server, *handles, error) {
 	}
 	timeout := attrTime
 	opt := &fusefs.Options{
-		EntryTimeout: &timeout, AttrTimeout: &timeout, UID: c.uid, GID: c.gid,
-		NullPermissions: true, // show a mode of 0000 as that
+		EntryTimeout: &timeout, AttrTimeout: &timeout, UID: uint32(c.uid), GID: uint32(c.gid),
+		NullPermissions: true, // otherwise mode 0000 is replaced by a default
 		MountOptions: fuse.MountOptions{
 			AllowOther: true, FsName: "s3csi", Name: "rclone",
 			DisableXAttrs: true, DisableReadDirPlus: true, MaxWrite: maxWrite,
-			// Containers with a user namespace get their volumes id-mapped, which the kernel (6.12 and newer) allows where it
-			// checks permissions itself (default_permissions) and is asked to. It then tells nothing of callers' ids, which
-			// nobody here wants to know.
+			// Containers with a user namespace need ID-mapped volumes. Linux 6.12 and newer allow that with default_permissions,
+			// and then omit the callers' IDs, which are not used here.
 			IDMappedMount: true,
 			Logger:        log.New(withoutNoise{os.Stderr}, "fuse: ", 0),
 		},
@@ -149,8 +162,7 @@ func newServer(c config, files *vfs.VFS) (*fuse.Server, *handles, error) {
 	return server, raw, nil
 }
 
-// withoutNoise leaves out what go-fuse says of every request that it does not implement. The kernel asks once and then
-// does without.
+// withoutNoise drops the log lines of go-fuse about requests that it does not implement. The kernel sends each of them once.
 type withoutNoise struct{ w io.Writer }
 
 func (n withoutNoise) Write(p []byte) (int, error) {
@@ -160,22 +172,22 @@ func (n withoutNoise) Write(p []byte) (int, error) {
 	return n.w.Write(p)
 }
 
-// checkFuse tells a wrong descriptor from the errors that reading a FUSE request from it would give, or from waiting for
-// one for ever.
+// checkFuse returns an error if a descriptor is not /dev/fuse. Otherwise reading requests would fail with an unclear error, or wait
+// forever.
 func checkFuse(fd int) error {
-	const fuseMajor, fuseMinor = 10, 229 // of /dev/fuse, fixed in the kernel's list of devices
+	const fuseMajor, fuseMinor = 10, 229 // device number of /dev/fuse
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		return fmt.Errorf("--fuse-fd %d: %w", fd, err)
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFCHR || unix.Major(st.Rdev) != fuseMajor || unix.Minor(st.Rdev) != fuseMinor {
-		return fmt.Errorf("--fuse-fd %d: is not /dev/fuse", fd)
+		return fmt.Errorf("--fuse-fd %d: not /dev/fuse", fd)
 	}
 	unix.CloseOnExec(fd)
 	return nil
 }
 
-// lockCache keeps a second process out of the cache: two would upload and remove each other's data.
+// lockCache prevents a second process from using the cache: two would upload and remove each other's data.
 func lockCache(c config) (func(), error) {
 	if !c.needsCache() {
 		return func() {}, nil
@@ -191,12 +203,12 @@ func lockCache(c config) (func(), error) {
 	if err != nil {
 		f.Close()
 		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, fmt.Errorf("--cache-dir %s: is used by another process", c.cacheDir)
+			return nil, fmt.Errorf("--cache-dir %s: in use by another process", c.cacheDir)
 		}
 		return nil, fmt.Errorf("--cache-dir: lock: %w", err)
 	}
 	return func() { f.Close() }, nil
 }
 
-// since is a duration for a log line.
+// since returns a duration for a log line.
 func since(t time.Time) time.Duration { return time.Since(t).Round(time.Second) }

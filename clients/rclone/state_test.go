@@ -9,7 +9,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/aws"
 )
 
-// source gives credentials, or fails, and counts.
+// source returns credentials or an error, and counts calls.
 type source struct {
 	next  aws.Credentials
 	err   error
@@ -21,7 +21,7 @@ func (s *source) Retrieve(context.Context) (aws.Credentials, error) {
 	return s.next, s.err
 }
 
-// A helper that has crashed gives no credentials any more. The last ones are used until they expire.
+// If the helper has crashed, the last credentials are used until they expire.
 func TestCredentialsOutliveTheHelperUntilTheyExpire(t *testing.T) {
 	keys := func(id string, left time.Duration) aws.Credentials {
 		return aws.Credentials{AccessKeyID: id, SecretAccessKey: "s", CanExpire: true, Expires: time.Now().Add(left)}
@@ -54,7 +54,7 @@ func TestCredentialsOutliveTheHelperUntilTheyExpire(t *testing.T) {
 	}
 }
 
-// Directories are read again after the last upload of a conflict, not before: rclone has its object until then.
+// Directories are listed again after the upload of a conflict has left the queue, because rclone has its object until then.
 func TestDirectoriesAreReadAgainAfterTheUpload(t *testing.T) {
 	var files conflictedFiles
 	files.add("a")

@@ -14,19 +14,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// compareBound is how long it may take to compare files of the cache with their objects: all of them, because a mount waits for
-// it. What is left then counts as different.
+// compareBound is the timeout for comparing all cached files with their objects, because the mount waits for it. Files that are
+// not compared by then count as different.
 const compareBound = 5 * time.Second
 
-// stored is nil where all that the cache has of a file is in its object too: it was only read, or is stored already. Else it
-// tells what is different, or why that is not known.
+// stored returns nil if all cached data of a file is also in its object, because it was only read or is already uploaded. Otherwise
+// it returns the difference, or why the comparison failed.
 func stored(ctx context.Context, remote fs.Fs, name string, f *os.File, size int64) error {
 	object, err := remote.NewObject(ctx, name)
 	if err != nil {
 		return err
 	}
 	if object.Size() != size {
-		return fmt.Errorf("it has %d bytes, and %d in S3", size, object.Size())
+		return fmt.Errorf("it has %d bytes, but %d in S3", size, object.Size())
 	}
 	sparse := !whole(f, size)
 	for end := int64(0); ; {
@@ -41,16 +41,16 @@ func stored(ctx context.Context, remote fs.Fs, name string, f *os.File, size int
 	}
 }
 
-// whole tells whether a file has no holes.
+// whole reports whether a file has no holes.
 func whole(f *os.File, size int64) bool {
 	start, end, err := extent(f, 0, size)
 	return err == nil && start == 0 && end == size
 }
 
-// extent is the next part of a file, from an offset on, that is not a hole. It is empty where there is none.
+// extent returns the next part of a file, from an offset on, that is not a hole. The part is empty if there is none.
 func extent(f *os.File, from, size int64) (start, end int64, err error) {
 	start, err = unix.Seek(int(f.Fd()), from, unix.SEEK_DATA)
-	if errors.Is(err, unix.ENXIO) || err == nil && start >= size { // only a hole is left (lseek(2))
+	if errors.Is(err, unix.ENXIO) || err == nil && start >= size { // only a hole follows (lseek(2))
 		return size, size, nil
 	}
 	if err != nil {
@@ -60,7 +60,7 @@ func extent(f *os.File, from, size int64) (start, end int64, err error) {
 	return start, min(end, size), err
 }
 
-// same compares a part of a file with its object. Of a sparse file, a page may end in zeros where it was not read to its end.
+// same compares a part of a file with its object. In a sparse file, the last page of a part may be incomplete and end in zeros.
 func same(ctx context.Context, object fs.Object, f *os.File, start, end int64, sparse bool) error {
 	body, err := object.Open(ctx, &fs.RangeOption{Start: start, End: end - 1})
 	if err != nil {
@@ -83,7 +83,7 @@ func same(ctx context.Context, object fs.Object, f *os.File, start, end int64, s
 			known = bytes.TrimRight(known, "\x00")
 		}
 		if !bytes.HasPrefix(b[:n], known) {
-			return fmt.Errorf("it differs from what is in S3, after %d bytes", at)
+			return fmt.Errorf("it differs from the object after %d bytes", at)
 		}
 	}
 	return nil

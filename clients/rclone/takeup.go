@@ -12,19 +12,18 @@ import (
 	"github.com/rclone/rclone/vfs"
 )
 
-// retryTakeUp is how often a file is tried again that could not be opened: its directory is listed for that.
+// retryTakeUp is the interval between attempts to open a file.
 const retryTakeUp = time.Second
 
-// takeUp opens each file once that an earlier process left unsent. What it cannot open it goes on trying until the function
-// is called that it returns.
+// takeUp opens each file once that an earlier process did not upload. It retries files that it cannot open until the returned
+// function is called.
 //
-// rclone takes such files up by itself, but behind the back of its file system, which is never told of the object in S3:
-// as soon as it is stored, the file would be taken for one that was removed in S3, and who opens it would find it empty.
-// A file that the file system has closed is told.
+// rclone uploads such files by itself, but its VFS learns of the new object only if it has opened the file before. Otherwise
+// the VFS takes the uploaded file for one that was removed from S3, and shows it as empty.
 func (c *cache) takeUp(ctx context.Context, files *vfs.VFS) (stop func()) {
 	left, err := c.unsent()
 	if err != nil {
-		fs.Errorf(nil, "looking for unsent data in the cache: %v", err)
+		fs.Errorf(nil, "Cannot read the cache: %v", err)
 	}
 	for name := range left {
 		if touch(files, name) == nil {
@@ -46,15 +45,15 @@ func (c *cache) takeUp(ctx context.Context, files *vfs.VFS) (stop func()) {
 	return func() { cancel(); wg.Wait() }
 }
 
-// takeUpLate tries once more, and takes out of left what needs no further try.
+// takeUpLate tries again, and removes the files from left that need no further attempt.
 func (c *cache) takeUpLate(files *vfs.VFS, left map[string]bool) {
 	unsent, err := c.unsent()
 	if err != nil {
-		return // it is tried again
+		return // the next attempt reads it again
 	}
 	for name := range left {
 		if _, still := unsent[name]; !still {
-			files.FlushDirCache() // the next look at the directory finds the object
+			files.FlushDirCache() // the next listing finds the object
 		} else if touch(files, name) != nil {
 			continue
 		}
@@ -62,11 +61,11 @@ func (c *cache) takeUpLate(files *vfs.VFS, left map[string]bool) {
 	}
 }
 
-// touch opens and closes a file. It is opened in earnest only when it is read.
+// touch opens and closes a file. rclone opens it only when it is read.
 func touch(files *vfs.VFS, name string) error {
 	fh, err := files.OpenFile(name, os.O_RDWR, 0)
 	if err != nil {
-		fs.Errorf(name, "was written earlier and cannot be opened yet: %v", err)
+		fs.Errorf(name, "Cannot open a file of an earlier process yet: %v", err)
 		return err
 	}
 	_, err = fh.ReadAt(make([]byte, 1), 0)
@@ -74,7 +73,7 @@ func touch(files *vfs.VFS, name string) error {
 		err = nil
 	}
 	if err = errors.Join(err, fh.Close()); err != nil {
-		fs.Errorf(name, "was written earlier and cannot be opened yet: %v", err)
+		fs.Errorf(name, "Cannot open a file of an earlier process yet: %v", err)
 	}
 	return err
 }

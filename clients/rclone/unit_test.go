@@ -26,14 +26,14 @@ func TestParseArgsReadsEveryFlag(t *testing.T) {
 	c, err := parseArgs(strings.Fields(`--bucket=b-b --prefix=p/q/ --endpoint=https://s3:9000 --region=eu-1 --path-style
 		--read-only=false --uid=0 --gid=4294967294 --dir-mode=0700 --file-mode=600 --cache-dir=/c --cache-size=2Gi --fuse-fd=5
 		--read-cache --dir-cache-time=0s --write-back=2s --read-ahead=0 --transfers=8 --part-size=16Mi --server-mtime
-		--directory-markers --conditional-writes --storage-class=STANDARD_IA --sse=aws:kms --sse-kms-key-id=arn:aws:kms:eu-1:1:key/a-b`))
+		--directory-markers --conditional-writes --storage-class=STANDARD_IA --sse=aws:kms --sse-kms-key-id=arn:aws:kms:eu-1:1:key/a-b --cache-poll-interval=1m --upload-cutoff=8Mi --low-level-retries=3`))
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := config{
 		bucket: "b-b", prefix: "p/q/", endpoint: "https://s3:9000", region: "eu-1", pathStyle: true, gid: 4294967294,
-		dirMode: 0o700, fileMode: 0o600, cacheDir: "/c", cacheSize: 2 << 30, fuseFD: 5, readCache: true, writeBack: 2 * time.Second,
-		transfers: 8, partSize: 16 << 20, serverMtime: true, directoryMarkers: true, conditionalWrites: true, storageClass: "STANDARD_IA",
+		dirMode: 0o700, fileMode: 0o600, cacheDir: "/c", cacheSize: 2 * fs.Gibi, fuseFD: 5, readCache: true, writeBack: 2 * time.Second,
+		transfers: 8, partSize: 16 * fs.Mebi, cachePoll: time.Minute, uploadCutoff: 8 * fs.Mebi, attempts: 3, serverMtime: true, directoryMarkers: true, conditionalWrites: true, storageClass: "STANDARD_IA",
 		sse: "aws:kms", sseKMSKeyID: "arn:aws:kms:eu-1:1:key/a-b",
 	}
 	if c != want {
@@ -63,7 +63,8 @@ func TestParseArgsRefusesAndNamesTheFlag(t *testing.T) {
 		"--bucket=b --cache-dir=/c --bucket=c":                "bucket",
 		"--bucket=b --cache-dir=/c --read-only --read-only":   "read-only",
 		"--bucket=b --cache-dir=/c --read-only=yes":           "read-only",
-		"--bucket=b --cache-dir=/c --cache-size=1G":           "cache-size",
+		"--bucket=b --cache-dir=/c --cache-size=1X":           "cache-size",
+		"--bucket=b --cache-dir=/c --cache-size=off":          "--cache-size",
 		"--bucket=b --cache-dir=/c --cache-size=9999999999Ti": "cache-size",
 		"--bucket=b --cache-dir=/c --cache-size=1":            "--cache-size",
 		"--bucket=b --cache-dir=/c --dir-cache-time=10":       "dir-cache-time",
@@ -99,19 +100,13 @@ func FuzzParseArgs(f *testing.F) {
 	})
 }
 
-func FuzzSizesReadBackAsThemselves(f *testing.F) {
-	for _, s := range []string{"0", "1", "1Ki", "3Mi", "1023Gi", "8388607Ti", "8388608Ti"} {
-		f.Add(s)
+func TestSizesAreInBytes(t *testing.T) {
+	for text, want := range map[string]fs.SizeSuffix{"0": 0, "1073741824": fs.Gibi, "5242880": 5 * fs.Mebi, "512Ki": 512 * fs.Kibi, "16Mi": 16 * fs.Mebi, "1.5Gi": 3 * fs.Gibi / 2, "2Ti": 2 * fs.Tebi} {
+		var got fs.SizeSuffix
+		if err := (*size)(&got).Set(text); err != nil || got != want {
+			t.Errorf("%s is %d, %v; want %d", text, got, err, want)
+		}
 	}
-	f.Fuzz(func(t *testing.T, s string) {
-		n, err := parseSize(s)
-		if err != nil {
-			return
-		}
-		if back, err := parseSize(formatSize(n)); err != nil || back != n || n < 0 {
-			t.Errorf("%q is %d, shown as %q, read as %d (%v)", s, n, formatSize(n), back, err)
-		}
-	})
 }
 
 func TestCleanEnvironmentIsWithoutRcloneAndStable(t *testing.T) {
@@ -120,7 +115,7 @@ func TestCleanEnvironmentIsWithoutRcloneAndStable(t *testing.T) {
 		t.Errorf("got %q, want %q", clean, want)
 	}
 	if again := cleanEnvironment(clean); !slices.Equal(again, clean) {
-		t.Errorf("cleaned again it is %q: the program would start itself for ever", again)
+		t.Errorf("cleaned again it is %q: the program would execute itself forever", again)
 	}
 }
 
@@ -149,7 +144,7 @@ func TestReporterIsThrottledAndNeverBlocks(t *testing.T) {
 	}
 }
 
-// fakeFS counts what is open.
+// fakeFS counts open files.
 type fakeFS struct {
 	fuse.RawFileSystem
 	mu   sync.Mutex
@@ -199,7 +194,7 @@ func TestHandlesReleasesWhatTheKernelDidNot(t *testing.T) {
 	}
 }
 
-// localRemote stands for S3: a directory.
+// localRemote returns a directory that replaces S3.
 func localRemote(t *testing.T, dir string) fs.Fs {
 	t.Helper()
 	remote, err := local.NewFs(t.Context(), "local", dir, configmap.Simple{})
@@ -207,8 +202,7 @@ func localRemote(t *testing.T, dir string) fs.Fs {
 	return remote
 }
 
-// A process that is killed after close(2) has returned, and before it heard of it, has written down nothing but that there
-// are changes.
+// A process that is killed right after close(2) has recorded only that the file is dirty.
 func TestRepairTakesUpAllOfAChangedFile(t *testing.T) {
 	c := newCache(config{bucket: "b", prefix: "p/", cacheDir: t.TempDir()})
 	for _, d := range []string{c.data, c.meta} {
@@ -266,7 +260,7 @@ func TestRepairTakesUpWholeFilesAndPutsTornOnesAside(t *testing.T) {
 	}
 }
 
-// away is an S3 that does not answer.
+// away is an S3 service that does not respond.
 type away struct{ fs.Fs }
 
 func (away) NewObject(ctx context.Context, _ string) (fs.Object, error) {
@@ -274,7 +268,7 @@ func (away) NewObject(ctx context.Context, _ string) (fs.Object, error) {
 	return nil, context.Cause(ctx)
 }
 
-// A mount does not wait for each of the files of which nobody knows whether they were only read.
+// The comparison of files with their objects has one timeout for all files.
 func TestRepairWaitsForS3Once(t *testing.T) {
 	c := newCache(config{bucket: "b", prefix: "p/", cacheDir: t.TempDir(), readCache: true})
 	for _, d := range []string{c.data, c.meta} {
@@ -295,7 +289,7 @@ func TestRepairWaitsForS3Once(t *testing.T) {
 	}
 }
 
-// What was only read is like its object, as far as it is there. It is nothing to worry about, unlike what may have been written.
+// A file that was only read equals its object as far as it is cached, and is removed. A file that may have changed is put aside.
 func TestRepairForgetsWhatWasOnlyRead(t *testing.T) {
 	const size = 64 << 10
 	page := os.Getpagesize()

@@ -11,20 +11,20 @@ import (
 )
 
 const (
-	// lateAfter is how long after a file was closed its upload is late: another writer has had the time to store a newer version.
+	// lateAfter is the time after closing a file at which its upload is late: another writer may have stored a newer version.
 	lateAfter = 10 * time.Second
-	// rememberStored is how long the version of a file is remembered after it has left the queue.
+	// rememberStored is how long the version of a file is kept after it has left the queue.
 	rememberStored = time.Minute
-	// rememberRenamed is how long a rename is remembered, of a file that is still open.
+	// rememberRenamed is how long the rename of a file that is still open is kept.
 	rememberRenamed = time.Hour
 )
 
-// unsentFiles knows of each file in the upload queue when it was closed, and over which objects it may be stored.
+// unsentFiles records when each file in the upload queue was closed, and which objects it may replace.
 type unsentFiles struct {
 	cache *cache
 	now   func() time.Time
 
-	// changed tells that there is something to observe at once.
+	// changed requests a call of observe at once.
 	changed chan struct{}
 
 	mu      sync.Mutex
@@ -33,14 +33,14 @@ type unsentFiles struct {
 }
 
 type unsentFile struct {
-	id     writeback.Handle // in rclone's queue; 0 is not known yet
+	id     writeback.Handle // in rclone's queue; 0 if not known yet
 	queued bool             // it is in the queue
-	seen   time.Time        // in the queue, last
-	closed time.Time        // when it came into the queue
-	// earlier is the modification time of a file that an earlier process left; zero: it is this process's.
+	seen   time.Time        // last time in the queue
+	closed time.Time        // when it was added to the queue
+	// earlier is the modification time of a file of an earlier process; zero for a file of this process.
 	earlier time.Time
-	// known are the objects that its writers knew, or that this process sent itself. If the object is one of these, no other
-	// writer has stored anything since.
+	// known are the objects that its writers knew, or that this process sent itself. If the current object is one of these, no
+	// other writer has stored a newer version.
 	known []objectVersion
 }
 
@@ -48,8 +48,8 @@ func newUnsentFiles(c *cache) *unsentFiles {
 	return &unsentFiles{cache: c, now: time.Now, changed: make(chan struct{}, 1), of: map[string]unsentFile{}, renamed: map[string]time.Time{}}
 }
 
-// renaming notes that a file gets a name. A new file then may replace the object that had the name: that is how programs replace
-// a file as a whole. (The rest of the name is not known here, and not needed: the object must be older than the rename.)
+// renaming records that a file gets a name. A new file then may replace the object of that name, because programs replace files by
+// renaming. The last part of the name is enough: the object must also be older than the rename.
 func (u *unsentFiles) renaming(name string) {
 	u.mu.Lock()
 	u.renamed[name] = u.now()
@@ -60,7 +60,7 @@ func (u *unsentFiles) renaming(name string) {
 	}
 }
 
-// takeOver notes what an earlier process left in the cache, or an earlier VFS: its uploads are late.
+// takeOver records the files of an earlier process or VFS: their uploads are late.
 func (u *unsentFiles) takeOver() error {
 	left, err := u.cache.keepVersions()
 	if err != nil {
@@ -75,7 +75,7 @@ func (u *unsentFiles) takeOver() error {
 	return nil
 }
 
-// observe takes note of the queue. It must be called often: what changes between two calls is not seen.
+// observe records the queue. It must be called often, because it misses changes between two calls.
 func (u *unsentFiles) observe(queue []writeback.QueueInfo) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -92,9 +92,9 @@ func (u *unsentFiles) observe(queue []writeback.QueueInfo) {
 		f := u.of[item.Name]
 		was, known := names[item.ID]
 		switch {
-		case known && was == item.Name: // nothing is new
-		case f.id == 0 && !f.seen.IsZero(): // of an earlier process, or sent before it was seen here
-		default: // closed just now, or renamed: that counts as closed
+		case known && was == item.Name: // unchanged
+		case f.id == 0 && !f.seen.IsZero(): // of an earlier process, or sent before it was observed
+		default: // closed or renamed, which counts as closed
 			if at, ok := u.renamed[path.Base(item.Name)]; ok {
 				u.cache.renamedOver(item.Name, at)
 			}
@@ -119,8 +119,8 @@ func (f *unsentFile) know(v objectVersion) {
 	}
 }
 
-// late reports whether the upload of a file that was changed at a time may only replace the objects that are known, and which
-// these are. Otherwise it may begin until a deadline.
+// late reports whether the upload of a file is late, and returns the known objects that it may replace then. Otherwise the upload
+// must begin before the deadline. modified is the file's modification time.
 func (u *unsentFiles) late(name string, modified time.Time) (known []objectVersion, deadline time.Time, late bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -131,14 +131,14 @@ func (u *unsentFiles) late(name string, modified time.Time) (known []objectVersi
 		f.closed = now
 	case !f.earlier.IsZero() && modified.Sub(f.earlier).Abs() < time.Millisecond:
 		return f.known, time.Time{}, true
-	case modified.After(f.closed) && !modified.After(now): // changed again, and closed since the queue was looked at
+	case modified.After(f.closed) && !modified.After(now): // changed and closed again since the queue was observed
 		f.closed = modified
 	}
 	deadline = f.closed.Add(lateAfter)
 	return f.known, deadline, !now.Before(deadline)
 }
 
-// sending notes what is sent: it can be stored without an answer.
+// sending records the version that is sent: S3 may store it although the response is lost.
 func (u *unsentFiles) sending(name string, v objectVersion) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -152,7 +152,7 @@ func (u *unsentFiles) sending(name string, v objectVersion) {
 	u.of[name] = f
 }
 
-// stored notes what is stored now.
+// stored records the version that was stored.
 func (u *unsentFiles) stored(name string, v objectVersion) {
 	u.mu.Lock()
 	defer u.mu.Unlock()

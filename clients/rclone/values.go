@@ -2,30 +2,30 @@ package main
 
 import (
 	"errors"
+	"flag"
 	"fmt"
 	"math"
 	"strconv"
-	"strings"
-	"time"
+
+	"github.com/rclone/rclone/fs"
 )
 
-// once refuses a flag that is given twice: on a command line put together from several sources the second would win
-// without a word.
+// once refuses a flag that is given twice. Otherwise the last one would win silently if a command line is assembled from
+// several sources.
 type once struct {
-	Value interface {
-		String() string
-		Set(string) error
-	}
+	flag.Value
 	set bool
 }
 
+// String returns the value.
 func (o *once) String() string {
 	if o.Value == nil {
-		return "" // the flag package asks a zero value
+		return "" // the flag package calls String on a zero value
 	}
 	return o.Value.String()
 }
 
+// Set sets the value, once.
 func (o *once) Set(s string) error {
 	if o.set {
 		return errors.New("given twice")
@@ -34,121 +34,38 @@ func (o *once) Set(s string) error {
 	return o.Value.Set(s)
 }
 
+// IsBoolFlag reports whether the flag can be given without a value.
 func (o *once) IsBoolFlag() bool {
-	_, ok := o.Value.(*boolValue)
-	return ok
+	b, ok := o.Value.(interface{ IsBoolFlag() bool })
+	return ok && b.IsBoolFlag()
 }
 
-type stringValue string
+// size is a number of bytes in rclone's notation, except that a number without a unit is in bytes, not KiB.
+type size fs.SizeSuffix
 
-func (v *stringValue) String() string     { return string(*v) }
-func (v *stringValue) Set(s string) error { *v = stringValue(s); return nil }
+// String returns the size with the largest unit that fits.
+func (v *size) String() string { return fs.SizeSuffix(*v).String() }
 
-type boolValue bool
-
-func (v *boolValue) String() string { return strconv.FormatBool(bool(*v)) }
-func (v *boolValue) Set(s string) error {
-	switch s {
-	case "true":
-		*v = true
-	case "false":
-		*v = false
-	default:
-		return errors.New("must be true or false")
+// Set parses a size.
+func (v *size) Set(s string) error {
+	if _, err := strconv.ParseUint(s, 10, 63); err == nil {
+		s += "B"
 	}
-	return nil
+	return (*fs.SizeSuffix)(v).Set(s)
 }
 
-type intValue int
+// id is a user or group ID. The largest one is not valid: for the kernel it is -1, no ID.
+type id uint32
 
-func (v *intValue) String() string { return strconv.Itoa(int(*v)) }
-func (v *intValue) Set(s string) error {
-	n, err := strconv.Atoi(s)
-	if err != nil {
-		return errors.New("must be a number")
-	}
-	*v = intValue(n)
-	return nil
-}
+// String returns the number.
+func (v *id) String() string { return strconv.FormatUint(uint64(*v), 10) }
 
-// idValue is a number like a user's id. The last one, -1 for the kernel, means nobody.
-type idValue uint32
-
-func (v *idValue) String() string { return strconv.FormatUint(uint64(*v), 10) }
-func (v *idValue) Set(s string) error {
+// Set parses a number.
+func (v *id) Set(s string) error {
 	n, err := strconv.ParseUint(s, 10, 32)
 	if err != nil || n == math.MaxUint32 {
 		return fmt.Errorf("must be a number from 0 to %d", uint32(math.MaxUint32-1))
 	}
-	*v = idValue(n)
+	*v = id(n)
 	return nil
-}
-
-type modeValue uint32
-
-func (v *modeValue) String() string { return fmt.Sprintf("%04o", uint32(*v)) }
-func (v *modeValue) Set(s string) error {
-	n, err := strconv.ParseUint(s, 8, 32)
-	if err != nil || n > 0o777 {
-		return errors.New("must be octal permission bits, 0000 to 0777")
-	}
-	*v = modeValue(n)
-	return nil
-}
-
-type durationValue time.Duration
-
-func (v *durationValue) String() string { return time.Duration(*v).String() }
-func (v *durationValue) Set(s string) error {
-	d, err := time.ParseDuration(s)
-	if err != nil {
-		return errors.New("must be a duration like 10s")
-	}
-	*v = durationValue(d)
-	return nil
-}
-
-// sizeValue is a number of bytes, with Ki, Mi, Gi or Ti for powers of 1024.
-type sizeValue int64
-
-func (v *sizeValue) String() string { return formatSize(int64(*v)) }
-func (v *sizeValue) Set(s string) error {
-	n, err := parseSize(s)
-	if err != nil {
-		return err
-	}
-	*v = sizeValue(n)
-	return nil
-}
-
-type sizeUnit struct {
-	suffix string
-	shift  uint
-}
-
-// sizeUnits are the largest first.
-func sizeUnits() []sizeUnit { return []sizeUnit{{"Ti", 40}, {"Gi", 30}, {"Mi", 20}, {"Ki", 10}} }
-
-func parseSize(s string) (int64, error) {
-	var shift uint
-	for _, u := range sizeUnits() {
-		if rest, ok := strings.CutSuffix(s, u.suffix); ok {
-			s, shift = rest, u.shift
-			break
-		}
-	}
-	n, err := strconv.ParseUint(s, 10, 63)
-	if err != nil || n > math.MaxInt64>>shift {
-		return 0, errors.New("must be a number of bytes like 1073741824 or 1Gi")
-	}
-	return int64(n) << shift, nil
-}
-
-func formatSize(n int64) string {
-	for _, u := range sizeUnits() {
-		if n != 0 && n%(1<<u.shift) == 0 {
-			return strconv.FormatInt(n>>u.shift, 10) + u.suffix
-		}
-	}
-	return strconv.FormatInt(n, 10)
 }

@@ -14,24 +14,24 @@ import (
 	awss3 "github.com/aws/aws-sdk-go-v2/service/s3"
 )
 
-// A version identifies the object that a file in the cache was made from. rclone keeps it in the file's metadata, as the
-// fingerprint "size,modification time,MD5"; "" means that there was no object. The forms below are our own. rclone replaces them
-// after the upload and compares them with nothing before.
+// An objectVersion identifies the object that a file in the cache was made from. rclone stores it in the file's metadata, as the
+// fingerprint "size,modification time,MD5"; "" means that there was no object. The forms below are not rclone's. rclone replaces
+// them after the upload and does not compare them before.
 type objectVersion string
 
 const (
-	// noObject means that there was no object. Unlike "", rclone does not replace it by the object that it finds later.
+	// noObject means that there was no object. Unlike "", rclone does not replace it with an object that it finds later.
 	noObject objectVersion = "none"
 	// beforePrefix and a time mean any object that was stored before that time, or none.
 	beforePrefix = "before:"
 )
 
-// storedBefore is any object that was stored before a time, or none.
+// storedBefore returns the version of any object that was stored before a time, or none.
 func storedBefore(t time.Time) objectVersion {
 	return objectVersion(beforePrefix + t.UTC().Format(time.RFC3339Nano))
 }
 
-// contentVersion is an object by its content.
+// contentVersion returns the version of an object by its content.
 func contentVersion(size int64, md5 string) objectVersion {
 	return objectVersion(fmt.Sprintf("%d,,%s", size, md5))
 }
@@ -41,19 +41,19 @@ func (v objectVersion) named() bool {
 	return v != "" && v != noObject && !strings.HasPrefix(string(v), beforePrefix)
 }
 
-// remoteState is what HEAD reports of an object.
+// remoteState is the state of an object according to a HEAD request.
 type remoteState struct {
 	exists   bool
-	etag     string // as it was sent, with quotes
+	etag     string // with quotes
 	size     int64
-	md5      []string  // what can be the MD5 of its content: rclone's metadata, and the ETag if it has the form of one
-	modified time.Time // by the service, to the second
-	mtime    time.Time // by rclone's metadata; zero: there is none
+	md5      []string  // candidates for the MD5 of its content: rclone's metadata, and the ETag if it looks like one
+	modified time.Time // according to the service, in full seconds
+	mtime    time.Time // from rclone's metadata; zero if absent
 }
 
 var md5Form = regexp.MustCompile(`^[0-9a-f]{32}$`)
 
-// Names of rclone's metadata.
+// Keys of rclone's metadata.
 const (
 	metaMtime = "mtime"     // seconds since 1970 with a fraction
 	metaMD5   = "md5chksum" // base64
@@ -90,17 +90,17 @@ func stateOf(head *awss3.HeadObjectOutput) remoteState {
 
 func (s remoteState) hasMD5(sum string) bool { return slices.Contains(s.md5, sum) }
 
-// is reports whether the object that is there is this version.
+// is reports whether the current object is this version.
 //
-// The MD5 decides if the version has one: rclone's own objects do, in parts too, and so does every object that was stored in
-// one piece. For others it is the size and the time.
+// If the version has an MD5, that is compared: rclone's own objects have one, and so does every object that was stored with one
+// request. For other objects, the size and the time are compared.
 func (s remoteState) is(v objectVersion) bool {
 	switch {
 	case v == "" || v == noObject:
 		return !s.exists
 	case strings.HasPrefix(string(v), beforePrefix):
 		t, err := time.Parse(time.RFC3339Nano, strings.TrimPrefix(string(v), beforePrefix))
-		return !s.exists || err == nil && !s.modified.IsZero() && !s.modified.Add(time.Second).After(t) // it is cut to the second
+		return !s.exists || err == nil && !s.modified.IsZero() && !s.modified.Add(time.Second).After(t) // modified is truncated to seconds
 	case !s.exists:
 		return false
 	}

@@ -57,7 +57,7 @@ func TestVersionsAreRecognised(t *testing.T) {
 	}
 }
 
-// The time of the last close counts, not how often an upload was tried, nor the time that a program has given the file.
+// The time of the last close counts, not the number of attempts or the file's modification time.
 func TestAnUploadIsLateTenSecondsAfterTheClose(t *testing.T) {
 	c := newCache(config{bucket: "b", prefix: "p/", cacheDir: t.TempDir()})
 	check(t, os.MkdirAll(c.meta, 0o700))

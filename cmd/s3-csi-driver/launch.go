@@ -20,7 +20,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/hostdir"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
-	"github.com/s3-csi/s3-csi-driver/pkg/mount"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/runner"
 	"github.com/s3-csi/s3-csi-driver/pkg/resolvconf"
 )
 
@@ -35,12 +35,8 @@ const (
 // programs are what runs for mounts, in the driver's own view.
 type programs struct{ helper, clientDir string }
 
-// sessions is the program that helpers make sessions with: themselves where they are the driver, and otherwise the driver
-// beside them. "": there is none of that name, and only a driver that lives can renew sessions.
+// sessions is the program that helpers make sessions with: the driver's, beside theirs. "": there is none of that name.
 func (p programs) sessions() string {
-	if filepath.Base(p.helper) != smallHelper {
-		return p.helper
-	}
 	path := filepath.Join(filepath.Dir(p.helper), helper.ExchangeProgram)
 	if fi, err := os.Stat(path); err != nil || !fi.Mode().IsRegular() {
 		return ""
@@ -52,7 +48,7 @@ func (p programs) sessions() string {
 func (p programs) exposed() string {
 	path := p.sessions()
 	if path == "" {
-		return "sessions are renewed only while the driver lives: there is no " + helper.ExchangeProgram + " beside " + p.helper
+		return "sessions cannot be renewed: there is no " + helper.ExchangeProgram + " beside " + p.helper
 	}
 	if fi, err := os.Stat(path); err == nil && fi.Mode().Perm()&0o004 != 0 {
 		return "a client could look into the process that renews its session, because everybody may read " + path + ": take that permission away (chmod 0711)"
@@ -63,7 +59,7 @@ func (p programs) exposed() string {
 // files are those that exist. A client that is missing is one that no volume may ask for.
 func (p programs) files() []string {
 	files := []string{p.helper}
-	if path := p.sessions(); path != "" && path != p.helper {
+	if path := p.sessions(); path != "" {
 		files = append(files, path)
 	}
 	for _, c := range client.All() {
@@ -77,7 +73,7 @@ func (p programs) files() []string {
 
 // hostLauncher is what both launchers are.
 type hostLauncher interface {
-	mount.Launcher
+	runner.Launcher
 	SurvivesDriver() (bool, string)
 	ResolvesBy() (bool, string)
 }

@@ -1,5 +1,5 @@
-// Command s3-csi-driver is a CSI driver for volumes in S3. Its modes are all, controller, node and check, and
-// helper and session, which the driver and its helpers start themselves.
+// Command s3-csi-driver is a CSI driver for volumes in S3. Its modes are all, controller, node and check, and session, which
+// helpers start for each session that they need.
 package main
 
 import (
@@ -15,8 +15,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/driver"
-	"github.com/s3-csi/s3-csi-driver/pkg/helper"
-	"github.com/s3-csi/s3-csi-driver/pkg/launcher/runas"
 	"github.com/s3-csi/s3-csi-driver/pkg/session"
 )
 
@@ -31,11 +29,6 @@ const (
 )
 
 func main() {
-	// First of all: it gives up the privileges that systemd starts a helper's unit with.
-	if len(os.Args) > 1 && os.Args[1] == runas.Mode {
-		fmt.Fprintln(os.Stderr, "s3-csi-driver:", runas.Exec(os.Args))
-		os.Exit(exitFailure)
-	}
 	info, _ := debug.ReadBuildInfo()
 	version := driver.VersionFrom(version, info)
 	// It runs for each renewal of each mount, and shuts itself off before it is given anything.
@@ -43,14 +36,6 @@ func main() {
 		time.AfterFunc(session.MainBound, func() { os.Exit(exitFailure) })
 		if err := session.Main(context.Background(), version, os.Stdin, os.Stdout); err != nil {
 			fmt.Fprintln(os.Stderr, "s3-csi-driver session:", err)
-			os.Exit(exitFailure)
-		}
-		os.Exit(exitOK)
-	}
-	// One helper runs per mount, so its mode comes before everything that takes memory.
-	if len(os.Args) > 1 && os.Args[1] == string(driver.ModeHelper) {
-		if err := helper.Run(context.Background(), helper.Program{Version: version, Exchange: "/proc/self/exe"}, os.Args[2:]); err != nil {
-			fmt.Fprintln(os.Stderr, "s3-csi-driver:", err)
 			os.Exit(exitFailure)
 		}
 		os.Exit(exitOK)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
@@ -24,13 +25,24 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/helper"
 	"github.com/s3-csi/s3-csi-driver/pkg/session"
 )
 
-// asDriver makes the test binary the driver itself.
-const asDriver = "S3CSI_TEST_AS_DRIVER"
+// The variables that make the test binary the driver or a helper.
+const (
+	asDriver = "S3CSI_TEST_AS_DRIVER"
+	asHelper = "S3CSI_TEST_AS_HELPER"
+)
 
 func TestMain(m *testing.M) {
+	if os.Getenv(asHelper) != "" && len(os.Args) > 1 && os.Args[1] == "helper" {
+		if err := helper.Run(context.Background(), helper.Program{Exchange: "/proc/self/exe"}, os.Args[2:]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	if os.Getenv(asDriver) != "" || len(os.Args) > 1 && os.Args[1] == session.Mode { // a helper gives that no variables
 		main()
 	}
@@ -65,8 +77,8 @@ func TestExitCodesAndMessages(t *testing.T) {
 		{"controller --config=" + broken, nil, 1, "", "endpont"},
 		{"controller --config=/nonexistent/config.yaml", nil, 1, "", "/nonexistent/config.yaml"},
 		{"controller --endpoint=/nonexistent/csi.sock", nil, 1, "", "does not exist"},
-		{"helper", nil, 1, "", "helper"},
-		{"run-as 0 0 helper", nil, 1, "", "run-as"},
+		{"helper", nil, 2, "", "unknown mode"},
+		{"run-as 0 0 helper", nil, 2, "", "unknown mode"},
 	}
 	for _, tt := range tests {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -188,20 +200,6 @@ func fetch(t *testing.T, url string) string {
 	return string(body)
 }
 
-func TestHelpersAreMadeOfTheSmallProgramWhereItIsInstalled(t *testing.T) {
-	driver := filepath.Join(t.TempDir(), "s3-csi-driver")
-	if got := helperProgram(driver); got != driver {
-		t.Errorf("without it: %s, want the driver itself", got)
-	}
-	small := filepath.Join(filepath.Dir(driver), "s3-csi-helper")
-	if err := os.WriteFile(small, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if got := helperProgram(driver); got != small {
-		t.Errorf("with it: %s, want %s", got, small)
-	}
-}
-
 // The program that makes sessions comes along with helpers, once, and nobody but root can read it there.
 func TestTheProgramThatMakesSessionsIsInstalledBesideHelpers(t *testing.T) {
 	dir := t.TempDir()
@@ -213,17 +211,13 @@ func TestTheProgramThatMakesSessionsIsInstalledBesideHelpers(t *testing.T) {
 	}
 	touch("s3-csi-helper")
 	small := programs{helper: path("s3-csi-helper"), clientDir: dir}
-	if got := small.sessions(); got != "" || len(small.files()) != 1 || !strings.Contains(small.exposed(), "only while the driver lives") {
+	if got := small.sessions(); got != "" || len(small.files()) != 1 || !strings.Contains(small.exposed(), "cannot be renewed") {
 		t.Errorf("without the driver beside the helper: %q, files %q", got, small.files())
 	}
 	touch("s3-csi-driver")
 	touch("mount-s3")
 	if got, files := small.sessions(), small.files(); got != path("s3-csi-driver") || !slices.Equal(files, []string{path("s3-csi-helper"), path("s3-csi-driver"), path("mount-s3")}) {
 		t.Errorf("%q, files %q", got, files)
-	}
-	alone := programs{helper: path("s3-csi-driver"), clientDir: dir}
-	if got, files := alone.sessions(), alone.files(); got != path("s3-csi-driver") || !slices.Equal(files, []string{path("s3-csi-driver"), path("mount-s3")}) {
-		t.Errorf("a driver that is its own helper: %q, files %q", got, files)
 	}
 	for mode, exposed := range map[os.FileMode]bool{0o755: true, 0o711: false} {
 		if err := os.Chmod(path("s3-csi-driver"), mode); err != nil {

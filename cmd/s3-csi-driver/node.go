@@ -12,27 +12,24 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
 	"github.com/s3-csi/s3-csi-driver/pkg/driver"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
-	"github.com/s3-csi/s3-csi-driver/pkg/mount"
+	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
+	"github.com/s3-csi/s3-csi-driver/pkg/node"
 )
 
-// smallHelper is the file name of the program that does nothing but what helpers do.
-const smallHelper = "s3-csi-helper"
-
-// helperProgram is the program that mounts' helpers are made of: the small one beside this one, or, where a driver stands
-// alone, this one in its helper mode. They do the same; the small one starts faster and takes less memory.
+// helperProgram returns the helper's program, which is installed beside the driver's.
 func helperProgram(executable string) string {
-	small := filepath.Join(filepath.Dir(executable), smallHelper)
-	if fi, err := os.Stat(small); err == nil && fi.Mode().IsRegular() {
-		return small
-	}
-	return executable
+	return filepath.Join(filepath.Dir(executable), "s3-csi-helper")
 }
 
 // addNode adds the node service. What it gives, the end of the process releases.
 func addNode(ctx context.Context, cfg *driver.Config, o driver.Options, s storage, version string) error {
 	executable, err := os.Executable()
 	if err != nil {
-		return fmt.Errorf("find the driver's own program, which helpers are made of: %w", err)
+		return fmt.Errorf("find the driver's own program, beside which the helper's is: %w", err)
+	}
+	program := helperProgram(executable)
+	if _, err := os.Stat(program); err != nil {
+		return fmt.Errorf("find the helper program: %w; install it in the directory of s3-csi-driver", err)
 	}
 	clientDir := o.Node.ClientDir
 	if clientDir == "" {
@@ -47,14 +44,14 @@ func addNode(ctx context.Context, cfg *driver.Config, o driver.Options, s storag
 		klog.FromContext(ctx).Info("Volumes of clients that must see their callers, mountpoint-s3 for one, cannot be published", "reason", err.Error())
 		cfg.Health.Note(err.Error())
 	}
-	l, err := launchOn(ctx, namespace, programs{helperProgram(executable), clientDir}, o, version)
+	l, err := launchOn(ctx, namespace, programs{program, clientDir}, o, version)
 	if err != nil {
 		return err
 	}
 	if err := l.report(ctx, cfg, o.Node); err != nil {
 		return err
 	}
-	m, err := mount.New(ctx, mount.Options{
+	m, err := node.New(ctx, node.Options{
 		Namespace:     namespace,
 		Launcher:      l,
 		Backends:      mountBackends{s.config, s.buckets},
@@ -65,7 +62,7 @@ func addNode(ctx context.Context, cfg *driver.Config, o driver.Options, s storag
 		ClientDir:     l.clientDir,
 		DefaultClient: o.Node.DefaultClient,
 		TargetRoot:    o.Node.TargetRoot,
-		UIDs:          mount.UIDRange(o.Node.UIDs),
+		UIDs:          launcher.UIDRange(o.Node.UIDs),
 		MountTimeout:  o.Node.MountTimeout,
 		DrainTimeout:  o.Node.DrainTimeout,
 		Version:       version,
@@ -73,6 +70,7 @@ func addNode(ctx context.Context, cfg *driver.Config, o driver.Options, s storag
 		Heal:          o.Node.Heal,
 		HangTimeout:   o.Node.HangTimeout,
 		CleanPrograms: l.clean,
+		Refused:       isolated,
 	})
 	if err != nil {
 		return err
@@ -86,7 +84,7 @@ func addNode(ctx context.Context, cfg *driver.Config, o driver.Options, s storag
 	if l.dns != nil {
 		cfg.Background = append(cfg.Background, driver.Background{Name: "keeping the resolv.conf of mounts", Run: l.dns.Run})
 	}
-	cfg.Node, err = driver.NewNode(mounter{m, isolated}, o.Common.DriverName, o.Node)
+	cfg.Node, err = driver.NewNode(m, o.Common.DriverName, o.Node)
 	return err
 }
 
@@ -106,33 +104,7 @@ func isolation(ctx context.Context, namespace *host.Namespace, health *driver.He
 	return err
 }
 
-// mounter is mount.Manager as the node service wants it.
-type mounter struct {
-	m        *mount.Manager
-	isolated error // why nothing may be published; nil: it may
-}
-
-func (a mounter) Publish(ctx context.Context, p driver.Publication) error {
-	if a.isolated != nil {
-		return a.m.Refusal(ctx, p.Target, a.isolated)
-	}
-	return a.m.Publish(ctx, mount.Request(p))
-}
-
-func (a mounter) Refusal(ctx context.Context, target string, err error) error {
-	return a.m.Refusal(ctx, target, err)
-}
-
-func (a mounter) Unpublish(ctx context.Context, volumeID, target string) error {
-	return a.m.Unpublish(ctx, volumeID, target)
-}
-
-func (a mounter) Stats(ctx context.Context, volumeID, path string) (driver.Stats, error) {
-	s, err := a.m.Stats(ctx, volumeID, path)
-	return driver.Stats(s), err
-}
-
-// mountBackends is S3 as the mount manager sees it: each part has what its name says.
+// mountBackends are the S3 services as the node sees them.
 type mountBackends struct {
 	*backend.Live
 	*backend.Buckets

@@ -50,8 +50,8 @@ func (s *tokenService) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		n, now.Add(sessionLife).Format(time.RFC3339))
 }
 
-// A helper that is the driver's own program keeps its client in sessions, as a user without rights, with nobody to help it,
-// whatever the token service's clock says.
+// An unprivileged helper renews its client's sessions with the driver's program and without a driver that runs, whatever the
+// token service's clock says.
 func TestAHelperRenewsSessionsWithTheDriversProgram(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root, to start a helper as its own user")
@@ -81,7 +81,7 @@ func TestAHelperRenewsSessionsWithTheDriversProgram(t *testing.T) {
 			await := func(what string, ok func(s *helper.SessionStatus) bool) *helper.SessionStatus {
 				t.Helper()
 				for since := uint64(0); ; {
-					s, err := peer.Status(ctx, since)
+					s, err := peer.WaitStatus(ctx, since)
 					if err != nil {
 						t.Fatalf("waiting for %s: %v\n%s", what, err, contents(t, log))
 					}
@@ -111,7 +111,7 @@ func TestAHelperRenewsSessionsWithTheDriversProgram(t *testing.T) {
 	}
 }
 
-// startHelper starts this test binary as a driver in its helper mode, under an own uid.
+// startHelper starts this test binary as a helper with a uid of its own.
 func startHelper(t *testing.T) (peer *helper.Peer, log string) {
 	t.Helper()
 	const uid = 2300011
@@ -140,7 +140,7 @@ func startHelper(t *testing.T) (peer *helper.Peer, log string) {
 	must(err)
 	defer out.Close()
 	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), program, "helper", "--name", "test", "--state-dir", state)
-	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = []string{asDriver + "=1"}, socket, out, out
+	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = []string{asHelper + "=1"}, socket, out, out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Credential: &syscall.Credential{Uid: uid, Gid: uid}}
 	must(cmd.Start())
 	peer = helper.NewPeer(helper.Dial(filepath.Join(dir, "sock")))

@@ -1,7 +1,6 @@
-// Command s3-csi-helper is the process beside each mount's FUSE client: the driver's helper mode in a program of its own.
-// The driver starts it instead of itself where both are in one directory. There is one for every mount, and it comes to
-// life while a pod waits, so nothing may be linked into it that it does not need: in the driver's program the libraries of
-// Kubernetes, gRPC and AWS take longer to initialise than everything else of a publication together, and most of the memory.
+// Command s3-csi-helper is the process beside each mount's FUSE client. The driver starts one for every mount, from its own
+// directory. A pod waits for it to start, so nothing may be linked into it that it does not need: the driver's libraries
+// (Kubernetes, gRPC, AWS) would take more time and memory than everything else that a publication does.
 package main
 
 import (
@@ -27,15 +26,15 @@ func main() {
 	}
 	var err error
 	switch os.Args[1] {
-	case runas.Mode: // first of all: it gives up the privileges that systemd starts a unit with
+	case runas.Mode: // first: drop the privileges that systemd starts a unit with
 		err = runas.Exec(os.Args)
 	case "helper":
-		exchange, _ := helper.ExchangeBeside() // "" where it cannot be found, and that is said
+		exchange, _ := helper.ExchangeBeside() // "" if unknown: then renewals fail, and the status says why
 		err = helper.Run(context.Background(), helper.Program{Version: version, Exchange: exchange}, os.Args[2:])
-	case "--version": // also how the driver finds out whether the host lets this program run
+	case "--version": // the driver also uses it to test whether the host executes this program
 		_, err = fmt.Println(version)
 	default:
-		fmt.Fprintln(os.Stderr, "s3-csi-helper: is started by the driver, one for each mount; there is nothing to do with it by hand")
+		fmt.Fprintln(os.Stderr, "s3-csi-helper: the driver starts it for each mount; do not run it by hand")
 		os.Exit(exitUsage)
 	}
 	if err != nil {

@@ -28,8 +28,8 @@ func TestModes(t *testing.T) {
 		{[]string{"--version"}, 0, "devel\n"},
 		{[]string{"run-as", "0", "0", "helper"}, 1, "run-as"},
 		{[]string{"helper"}, 1, "--name"},
-		{[]string{"version"}, 2, "is started by the driver"},
-		{nil, 2, "is started by the driver"},
+		{[]string{"version"}, 2, "the driver starts it"},
+		{nil, 2, "the driver starts it"},
 	} {
 		cmd := exec.CommandContext(t.Context(), os.Args[0], tt.args...)
 		cmd.Env = []string{asProgram + "=1"}

@@ -12,16 +12,16 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
-// accessProbe begins the name of a key that nobody has; CheckAccess adds something random. It is not below ".s3-csi/", which
+// accessProbe is the prefix of a key that does not exist; CheckAccess adds a random part. It is not below ".s3-csi/", which the
 // sessions of mounts may not read.
 const accessProbe = "s3-csi-access-check-"
 
-// CheckAccess tries what a mount's client will do with these keys: list one key below prefix, and HEAD a key below it that
-// does not exist, which must be a 404. It writes nothing. prefix is "" or ends in "/"; region "" is the backend's, and is
-// followed where the service names another; owner is as in Validate. Nothing is remembered, because a session's rights are what
-// is asked for. What it learnt of the bucket is returned.
+// CheckAccess tries what a mount's client will do with these keys: list one key below prefix, and HEAD a key below it that does
+// not exist, which must be a 404. It writes nothing and returns what it learnt about the bucket. prefix is "" or ends in "/";
+// region "" is the backend's, and is corrected if the service names another; owner is as in Validate. The answer is not cached,
+// because it is about one session's permissions.
 //
-// Both are asked at once where the region is not a guess. Where both fail, the listing's failure is the answer.
+// Both requests are sent at once unless the region is a guess. If both fail, the listing's error is returned.
 //
 // NotFound: there is no such bucket. Denied: the keys are not enough for a mount.
 func (b *Buckets) CheckAccess(ctx context.Context, be Backend, keys credentials.Keys, bucket, prefix, region, owner string) (BucketInfo, error) {
@@ -48,7 +48,7 @@ func (b *Buckets) CheckAccess(ctx context.Context, be Backend, keys credentials.
 		defer func() { cancel(); <-asked }()
 	}
 	if info, err = b.inRegion(be, info, func(info BucketInfo) (string, error) { return "", c.list(ctx, info) }); err != nil {
-		return BucketInfo{}, ownerHint(Classify(err, "trying whether the mount's credentials can list "+c.place(info)), owner)
+		return BucketInfo{}, ownerHint(Classify(err, "list with the mount's credentials "+c.place(info)), owner)
 	}
 	if guessed || info != early {
 		err = c.head(ctx, info)
@@ -59,7 +59,7 @@ func (b *Buckets) CheckAccess(ctx context.Context, be Backend, keys credentials.
 	return c.judge(info, err)
 }
 
-// accessCheck is what the requests of one CheckAccess have in common.
+// accessCheck is shared by the requests of one CheckAccess.
 type accessCheck struct {
 	b      *Buckets
 	be     Backend
@@ -90,15 +90,15 @@ func (c *accessCheck) head(ctx context.Context, info BucketInfo) error {
 	return err
 }
 
-// judge says what the answer to head means for a prefix that can be listed.
+// judge interprets the answer to head for a prefix that can be listed.
 func (c *accessCheck) judge(info BucketInfo, err error) (BucketInfo, error) {
 	if err == nil || IsNotFound(err) {
 		return info, nil
 	}
-	what := "trying whether the mount's credentials can read below " + c.place(info)
+	what := "read with the mount's credentials below " + c.place(info)
 	if a, ok := answered(err); ok && a.status == http.StatusForbidden {
-		return BucketInfo{}, ownerHint(fault.Errorf(fault.Denied, "%w; the prefix can be listed, but HEAD of a key that does not exist must be a 404: "+
-			"either s3:GetObject is not allowed below the prefix, or the service answers 403 for missing keys because it does not see the permission to list, as some older ones do",
+		return BucketInfo{}, ownerHint(fault.Errorf(fault.Denied, "%w; the prefix can be listed, but HEAD of a missing key must be a 404: "+
+			"either s3:GetObject is not allowed below the prefix, or the service is one of those that answer 403 for missing keys despite the permission to list",
 			Classify(err, what)), info.Owner)
 	}
 	return BucketInfo{}, Classify(err, what)

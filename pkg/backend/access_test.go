@@ -16,7 +16,7 @@ func TestCheckAccessTriesWhatAClientWillDo(t *testing.T) {
 		text       string
 	}{
 		"enough":              {200, 404, "", fault.Unknown, ""},
-		"no list permission":  {403, 404, "AccessDenied", fault.Denied, "can list b/p/"},
+		"no list permission":  {403, 404, "AccessDenied", fault.Denied, "b/p/"},
 		"no read permission":  {200, 403, "", fault.Denied, "s3:GetObject"},
 		"no bucket":           {404, 404, "NoSuchBucket", fault.NotFound, "NoSuchBucket"},
 		"expired credentials": {400, 400, "ExpiredToken", fault.Unauthenticated, "expired"},
@@ -142,7 +142,7 @@ func TestCheckAccessReportsTheListingsFailureFirst(t *testing.T) {
 	if !fault.Is(err, fault.NotFound) {
 		t.Errorf("got %v", err)
 	}
-	wantText(t, err, "can list b/p/", "NoSuchBucket")
+	wantText(t, err, "b/p/", "NoSuchBucket")
 }
 
 // A listing that is refused does not wait for what is asked beside it.

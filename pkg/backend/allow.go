@@ -9,25 +9,23 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
-// Allow are an operator's rules of who may use what: a use must match one of them. It does not change once it is made.
+// Allow is an operator's list of rules. A use must match one of them. It is immutable.
 type Allow struct{ rules []rule }
 
-// rule matches a use of which each value that it restricts matches one of its patterns.
+// rule matches a use if each value that it restricts matches one of its patterns.
 type rule struct{ Namespaces, Buckets, Roles, Sources []string }
 
 // Use is one use of a backend: a publication, or the creation of a volume.
 type Use struct {
-	Namespace string // the pod's or the claim's; "": not known
+	Namespace string // the pod's or the claim's; "": unknown
 	Bucket    string
 	RoleARN   string // of the session; "": keys without a role
 	Source    string // credentials.Source…
-	// Creation: nobody knows role and source yet, so that those that are "" are not looked at. Publications are held against the
-	// rules again.
+	// Creation of a volume: an empty role or source is not yet known and not checked. Publications are checked again.
 	Creation bool
 }
 
-// Allows tells whether the operator's rules allow the use. The error is Denied, says what was not allowed, and which rule comes
-// closest.
+// Allows refuses a use that the operator's rules do not allow. The error is Denied and names the closest rule.
 func (b Backend) Allows(u Use) error {
 	if b.Allow == nil {
 		return nil
@@ -43,15 +41,15 @@ func (b Backend) Allows(u Use) error {
 			nearest, at = lacks, i
 		}
 	}
-	return fault.Errorf(fault.Denied, "the operator's rules (allow of %s in the driver's config file) do not allow %s: backends.%s.allow[%d] comes closest and lacks %s: extend it or add a rule, if this is meant to work",
+	return fault.Errorf(fault.Denied, "the operator's rules (allow of %s in the driver's config file) do not allow %s: the closest rule, backends.%s.allow[%d], lacks %s; extend it or add a rule",
 		b, u, b.Name, at, strings.Join(nearest, " and "))
 }
 
-// String says what is used, for messages.
+// String describes the use in messages.
 func (u Use) String() string {
 	s := "bucket " + u.Bucket
 	if u.Namespace == "" {
-		s += " for a pod whose namespace is not known (podInfoOnMount: true in the CSIDriver object and --extra-create-metadata of external-provisioner tell it)"
+		s += " for an unknown namespace (needs podInfoOnMount: true in the CSIDriver object and --extra-create-metadata of external-provisioner)"
 	} else {
 		s += " for namespace " + u.Namespace
 	}
@@ -66,7 +64,7 @@ func (u Use) String() string {
 	return s
 }
 
-// lacks says which values of the use the rule does not match.
+// lacks returns the values of the use that the rule does not match.
 func (r rule) lacks(u Use) (lacks []string) {
 	for _, c := range []struct {
 		key, value string
@@ -95,7 +93,7 @@ func matchesAny(patterns []string, value string) bool {
 	return false
 }
 
-// matches tells whether the pattern, in which * stands for any text, is the whole value.
+// matches reports whether the pattern, in which * stands for any text, matches the whole value.
 func matches(pattern, value string) bool {
 	parts := strings.Split(pattern, "*")
 	first, last := parts[0], parts[len(parts)-1]
@@ -126,7 +124,7 @@ func newAllow(files []fileRule, place string) (*Allow, error) {
 		at := fmt.Sprintf("%s[%d]", place, i)
 		r := rule(f)
 		if len(r.Namespaces)+len(r.Buckets)+len(r.Roles)+len(r.Sources) == 0 {
-			return nil, fault.Field(at, "restricts nothing, so that everything would be allowed: name namespaces, buckets, roles or sources, or leave allow out")
+			return nil, fault.Field(at, "restricts nothing, so it would allow everything; add namespaces, buckets, roles or sources, or omit allow")
 		}
 		for _, list := range []struct {
 			key   string
@@ -153,14 +151,14 @@ func newAllow(files []fileRule, place string) (*Allow, error) {
 	return a, nil
 }
 
-// checkPattern keeps out what looks like a pattern of another kind, and what no value can match.
+// checkPattern refuses patterns of other syntaxes and those that no value can match.
 func checkPattern(p, chars string) error {
 	if len(p) > 2048 {
 		return errors.New("is too long")
 	}
 	for _, c := range p {
 		if c != '*' && (c < '0' || c > '9') && (c < 'A' || c > 'Z') && (c < 'a' || c > 'z') && !strings.ContainsRune(chars, c) {
-			return fmt.Errorf("holds %q: only * is a wildcard, and the rest must be what such a name can hold", c)
+			return fmt.Errorf("contains %q; only * is a wildcard, and other characters must be valid in the name", c)
 		}
 	}
 	return nil

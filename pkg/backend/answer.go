@@ -12,17 +12,17 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
-// answer is what a service said when it refused a request.
+// answer is a service's error response.
 type answer struct {
-	code    string // "AccessDenied"; for an answer without a body the SDK makes one of the status
+	code    string // "AccessDenied"; without a body the SDK derives it from the status
 	message string
-	status  int    // HTTP status; 0: not known
+	status  int    // HTTP status; 0: unknown
 	head    bool   // of a HEAD request, whose answer has no body
 	request string // the service's id of the request
 	header  http.Header
 }
 
-// answered finds a service's answer in err's chain.
+// answered returns the service's answer in err's chain.
 func answered(err error) (answer, bool) {
 	var a answer
 	if api, ok := errors.AsType[smithy.APIError](err); ok {
@@ -35,21 +35,21 @@ func answered(err error) (answer, bool) {
 		a.head = r.Request != nil && r.Request.Method == http.MethodHead
 	}
 	if a.head {
-		// MinIO's way to give a reason without a body.
+		// MinIO's header for the reason without a body.
 		if code := a.header.Get("X-Minio-Error-Code"); code != "" {
 			a.code, a.message = code, a.header.Get("X-Minio-Error-Desc")
 		}
 	}
 	if a.status < 300 {
-		if a.code == "" { // a 2xx whose body could not be read is no answer
+		if a.code == "" { // a 2xx with an unreadable body is not an answer
 			return a, false
 		}
-		a.status = 0 // an error in the body of a 200: S3 does that where it had to answer before it knew
+		a.status = 0 // an error in the body of a 200, which S3 uses for long operations
 	}
 	return a, a.code != "" || a.status != 0
 }
 
-// region is where the service says the bucket is, or "". It goes into a host name, so that it is checked.
+// region returns the bucket's region as named by the service, or "". It becomes part of a host name, so it is validated.
 func (a answer) region() string {
 	if r := a.header.Get(regionHeader); regionName.MatchString(r) {
 		return r
@@ -73,23 +73,23 @@ func (a answer) String() string {
 	return s.String()
 }
 
-// Advice that several codes share.
+// Advice for several codes.
 const (
-	adviceKeys   = "check the credentials: they are unknown to this service, disabled, or mistyped"
+	adviceKeys   = "check the credentials; they are unknown to this service, disabled or mistyped"
 	adviceExpiry = "the credentials have expired and were not renewed"
-	adviceClock  = "the clock of this host and the service's differ by more than the service allows: check time synchronisation on both"
-	adviceRegion = "the request was made for another region than the bucket's: set region on the backend"
-	adviceSlow   = "the service asks to slow down or is overloaded; it is tried again"
+	adviceClock  = "the clocks of this host and of the service differ too much; check time synchronisation on both"
+	adviceRegion = "the bucket is in another region; set region on the backend"
+	adviceSlow   = "the service is overloaded or asks to slow down; the driver retries"
 )
 
-// meaning is what a code says beyond its status.
+// meaning is the kind of an answer and what to do about it.
 type meaning struct {
 	kind   fault.Kind
 	advice string
 }
 
-// meaningOf holds the codes whose status alone would mislead or says too little. S3's are listed in its API reference under
-// "Error responses"; the others are STS's and MinIO's.
+// meaningOf returns the meaning of codes for which the status is misleading or too vague. S3's are listed in its API reference
+// under "Error responses"; the others are STS's and MinIO's.
 func meaningOf(code string) (meaning, bool) {
 	switch code {
 	case "NoSuchBucket", "NoSuchKey", "NoSuchUpload", "NoSuchVersion":
@@ -97,11 +97,11 @@ func meaningOf(code string) (meaning, bool) {
 	case "InvalidAccessKeyId", "InvalidClientTokenId", "UnrecognizedClientException", "MissingAuthenticationToken", "MissingSecurityHeader", "NotSignedUp":
 		return meaning{fault.Unauthenticated, adviceKeys}, true
 	case "SignatureDoesNotMatch":
-		return meaning{fault.Unauthenticated, "the secret access key is not the one that belongs to the access key id, or a proxy changed the request"}, true
+		return meaning{fault.Unauthenticated, "the secret access key does not belong to the access key id, or a proxy changed the request"}, true
 	case "ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired":
 		return meaning{fault.Unauthenticated, adviceExpiry}, true
 	case "InvalidToken", "InvalidIdentityToken", "XMinioInvalidToken":
-		return meaning{fault.Unauthenticated, "the session token is not valid here: check that keys and token belong together and to this service"}, true
+		return meaning{fault.Unauthenticated, "the session token is not valid; check that keys and token belong together and to this service"}, true
 	case "RequestTimeTooSkewed", "RequestExpired":
 		return meaning{fault.Precondition, adviceClock}, true
 	case "SlowDown", "SlowDownRead", "SlowDownWrite", "ServiceUnavailable", "RequestLimitExceeded", "Throttling", "ThrottlingException", "ThrottledException",
@@ -110,11 +110,11 @@ func meaningOf(code string) (meaning, bool) {
 	case "RequestTimeout", "RequestTimeoutException", "IncompleteBody", "BadDigest", "XMinioServerNotInitialized":
 		return meaning{fault.Unavailable, ""}, true
 	case "BucketAlreadyExists":
-		return meaning{fault.Exists, "a bucket of that name belongs to somebody else"}, true
+		return meaning{fault.Exists, "a bucket of that name belongs to another account"}, true
 	case "BucketAlreadyOwnedByYou":
 		return meaning{fault.Exists, ""}, true
 	case "BucketNotEmpty":
-		return meaning{fault.Precondition, "objects, versions or unfinished uploads are left in the bucket"}, true
+		return meaning{fault.Precondition, "the bucket still has objects, versions or unfinished uploads"}, true
 	case "TooManyBuckets", "QuotaExceeded", "XMinioAdminBucketQuotaExceeded", "XMinioStorageFull", "ServiceQuotaExceededException":
 		return meaning{fault.Exhausted, ""}, true
 	case "PermanentRedirect", "TemporaryRedirect", "Redirect", "AuthorizationHeaderMalformed", "InvalidRegion", "IllegalLocationConstraintException":
@@ -142,21 +142,21 @@ func (a answer) verdict() (fault.Kind, string) {
 	return m.kind, text
 }
 
-// byStatus is for codes that are not known and answers that have none.
+// byStatus returns the meaning of unknown codes and of answers without one.
 func (a answer) byStatus() meaning {
 	switch {
 	case a.status == http.StatusNotFound && !a.absent():
-		return meaning{fault.Unavailable, "this 404 is not S3's: is the endpoint an S3 service?"}
+		return meaning{fault.Unavailable, "this 404 is not from S3; check that the endpoint is an S3 service"}
 	case a.absent():
 		return meaning{fault.NotFound, ""}
 	case a.status == http.StatusUnauthorized:
 		return meaning{fault.Unauthenticated, adviceKeys}
 	case a.status == http.StatusForbidden && a.head:
-		return meaning{fault.Denied, "the credentials are not valid here or lack a permission; an answer to HEAD does not say which"}
+		return meaning{fault.Denied, "the credentials are invalid or lack a permission; an answer to HEAD does not say which"}
 	case a.status == http.StatusForbidden, a.status == 0 && (a.code == "AccessDenied" || a.code == "Forbidden"):
 		return meaning{fault.Denied, "the credentials lack a permission, or a policy forbids it"}
 	case a.status == http.StatusBadRequest && a.head:
-		return meaning{fault.Precondition, "an answer to HEAD has no reason: expired credentials, a wrong region and a wrong clock look like this"}
+		return meaning{fault.Precondition, "an answer to HEAD has no reason; it may be expired credentials, a wrong region or a wrong clock"}
 	case a.status == http.StatusMovedPermanently, a.status == http.StatusPermanentRedirect:
 		return meaning{fault.Precondition, adviceRegion}
 	case a.status == http.StatusTemporaryRedirect, a.status == http.StatusRequestTimeout:
@@ -166,9 +166,9 @@ func (a answer) byStatus() meaning {
 	case a.status == http.StatusMethodNotAllowed, a.status == http.StatusNotImplemented:
 		return meaning{fault.Unsupported, "the service does not have this operation"}
 	case a.status == http.StatusConflict, a.status == 0 && a.code == "OperationAborted":
-		return meaning{fault.Busy, "another request on the same thing is under way"}
+		return meaning{fault.Busy, "another request for the same object is in progress"}
 	case a.status == http.StatusPreconditionFailed, a.status == 0 && a.code == "PreconditionFailed":
-		return meaning{fault.Busy, "somebody else changed it first"}
+		return meaning{fault.Busy, "another writer changed it first"}
 	case a.status == http.StatusInsufficientStorage:
 		return meaning{fault.Exhausted, "the service has no space left"}
 	case a.status >= 500, a.status == 0 && a.code == "InternalError":
@@ -179,10 +179,10 @@ func (a answer) byStatus() meaning {
 	return meaning{fault.Unknown, ""}
 }
 
-// absent tells whether the service says that something is not there. A HEAD's 404 has nothing but its status. Elsewhere S3
-// names what is missing, and a web server or a proxy in its place does not.
+// absent reports whether the answer means that an object does not exist. The 404 of a HEAD has only its status. Otherwise S3
+// names what is missing, unlike other web servers and proxies.
 func (a answer) absent() bool {
-	// Some services refuse an unknown key with 404, for example.
+	// Some services answer 404 for an unknown access key, for example.
 	if m, ok := meaningOf(a.code); ok {
 		return m.kind == fault.NotFound
 	}
@@ -193,36 +193,36 @@ func (a answer) absent() bool {
 	return a.status == http.StatusNotFound
 }
 
-// IsNotFound tells whether S3 said that a bucket, key, upload or configuration is not there. A 403 never is.
+// IsNotFound reports whether S3 answered that a bucket, key, upload or configuration does not exist. A 403 never means that.
 func IsNotFound(err error) bool {
 	a, ok := answered(err)
 	return ok && a.absent()
 }
 
-// IsNoSuchBucket tells whether S3 named the bucket itself as missing. A HEAD's 404 cannot.
+// IsNoSuchBucket reports whether S3 answered that the bucket itself does not exist, which the 404 of a HEAD cannot say.
 func IsNoSuchBucket(err error) bool { return ErrorCode(err) == "NoSuchBucket" }
 
-// IsPreconditionFailed tells whether a conditional request's condition did not hold (412). After a retry inside the SDK it
-// may have been this request's own first attempt that changed the thing.
+// IsPreconditionFailed reports whether the condition of a request did not hold (412). After a retry inside the SDK the first
+// attempt of the same request may have made the change.
 func IsPreconditionFailed(err error) bool {
 	a, ok := answered(err)
 	return ok && (a.code == "PreconditionFailed" || a.status == http.StatusPreconditionFailed)
 }
 
-// IsConflict tells whether another request on the same thing was under way, so that trying again may help (409).
+// IsConflict reports whether another request for the same object was in progress (409), so that a retry may succeed.
 func IsConflict(err error) bool {
 	a, ok := answered(err)
 	return ok && (a.code == "ConditionalRequestConflict" || a.code == "OperationAborted")
 }
 
-// IsNotImplemented tells whether the service does not have the operation, or a header of it (501, 405).
+// IsNotImplemented reports whether the service does not have the operation or one of its headers (501, 405).
 func IsNotImplemented(err error) bool {
 	a, ok := answered(err)
 	return ok && (a.code == "NotImplemented" || a.code == "MethodNotAllowed" || a.status == http.StatusNotImplemented || a.status == http.StatusMethodNotAllowed)
 }
 
-// ErrorCode is the service's code in err's chain ("AccessDenied"), or "" where no service answered. For an answer without a
-// body it is made of the status ("NotFound").
+// ErrorCode returns the service's code in err's chain ("AccessDenied"), or "" if no service answered. Without a body it is
+// derived from the status ("NotFound").
 func ErrorCode(err error) string {
 	a, ok := answered(err)
 	if !ok {

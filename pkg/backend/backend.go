@@ -1,7 +1,7 @@
-// Package backend is the driver's knowledge of S3 services: which ones the operator configured, how to talk to them, what
-// their errors mean, and whether a bucket is one that a volume can live in.
+// Package backend is about S3 services: which ones the operator configured, how to talk to them, what their errors mean, and
+// whether a bucket can be used for volumes.
 //
-// It knows nothing of volumes' lives (pkg/provision) and nothing of CSI. Every error that leaves it has a pkg/fault kind.
+// It knows nothing of provisioning and of CSI. All its errors have a pkg/fault kind.
 package backend
 
 import (
@@ -14,46 +14,45 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
-// fallbackRegion is where requests are signed for while nobody said otherwise. AWS answers there with a bucket's real
-// region, and services without regions accept it.
+// fallbackRegion is the region for signing requests if none is configured. AWS answers there with a bucket's real region, and
+// services without regions accept it.
 const fallbackRegion = "us-east-1"
 
-// Backend is one S3 service, as the operator configured it. Values come from a Config; a zero field was not given.
+// Backend is the configuration of one S3 service. Values come from a Config; zero fields were not set.
 type Backend struct {
-	// Name is what volumes call it.
+	// Name is the name that volumes use.
 	Name string
 	// Endpoint is a URL of scheme and host; "" is AWS.
 	Endpoint string
-	// Region is where requests go or are signed for until a bucket's own is known; "" is not known.
+	// Region is used until a bucket's own region is known; "" is unknown.
 	Region string
 	// PathStyle puts the bucket into the path instead of the host name.
 	PathStyle bool
 	// CAFile is an absolute path of PEM certificates that are trusted for Endpoint instead of the system's; "" is the
 	// system's.
 	CAFile string
-	// STS is where the service's security token service is; nil: not declared. AWS has one anyway.
+	// STS is the security token service; nil: not declared. AWS always has one.
 	STS *STS
-	// SingleController promises that one controller at a time works on this backend, for services without conditional
-	// writes.
+	// SingleController asserts that only one controller at a time uses this backend, for services without conditional writes.
 	SingleController bool
-	// AdoptUntaggedBuckets lets CreateVolume take over an empty bucket without tags, for services that drop tags.
+	// AdoptUntaggedBuckets allows CreateVolume to use an existing empty bucket without tags, for services that drop tags.
 	AdoptUntaggedBuckets bool
 	// ControllerCredentials is the controller's source: credentials.SourceDriver or credentials.SourceSecret.
 	ControllerCredentials string
-	// ExpectedBucketOwner is the account id that must own every bucket; "" is the caller's own where STS tells it.
+	// ExpectedBucketOwner is the account id that must own every bucket; "" is the caller's own, if STS reports it.
 	ExpectedBucketOwner string
-	// Scope is what a mount's session must be: one of volume.Scope…; "" was not given, see ScopeOf.
+	// Scope is one of volume.Scope…; "" was not set, see ScopeOf.
 	Scope string
 	// Allow are the operator's rules; nil: everything is allowed.
 	Allow *Allow
-	// WorkloadRoleARN is the role of workload volumes that name none, a volume.Role; "": they have to.
+	// WorkloadRoleARN is the default role of workload volumes, a volume.Role; "": there is none.
 	WorkloadRoleARN string
-	// ControllerRoleARN is the role that the controller takes on for its own work; "": none.
+	// ControllerRoleARN is the role that the controller assumes for its own work; "": none.
 	ControllerRoleARN string
-	// PodIdentityAgent is where EKS Pod Identity's agent answers on the nodes; "" is its usual place, see AgentURI.
+	// PodIdentityAgent is the URL of EKS Pod Identity's agent on the nodes; "" is the default, see AgentURI.
 	PodIdentityAgent string
 
-	// What is in CAFile, once it was read: as it is, the trust that follows from it, and its hash.
+	// The content of CAFile once it was read, its certificates, and its hash.
 	ca    string
 	roots *x509.CertPool
 	caSum string
@@ -61,20 +60,20 @@ type Backend struct {
 
 // STS is a backend's security token service.
 type STS struct {
-	Endpoint string // URL; "" is AWS's of Region, or the backend's own endpoint where it has one
+	Endpoint string // URL; "" is the backend's own endpoint, or AWS's of Region
 	Region   string // "" is the backend's
-	// Kinds are how it makes sessions; none: the usual ones, see Backend.Makes.
+	// Kinds are the kinds of sessions that it makes; none: the usual ones, see Backend.Makes.
 	Kinds []credentials.Kind
-	// Audience is that of service accounts' tokens for it; "" is AWS's own on AWS, and elsewhere there is none.
+	// Audience is that of service accounts' tokens for it; "" is the default on AWS and none elsewhere.
 	Audience string
-	// RoleOptional says that AssumeRole and AssumeRoleWithWebIdentity need no role here.
+	// RoleOptional means that AssumeRole and AssumeRoleWithWebIdentity need no role.
 	RoleOptional bool
 }
 
-// AWS tells whether the backend is Amazon S3 itself.
+// AWS reports whether the backend is Amazon S3 itself.
 func (b Backend) AWS() bool { return b.Endpoint == "" }
 
-// StartRegion is the region to begin with when a bucket's is not known; never empty.
+// StartRegion returns the region to use while a bucket's is unknown; never "".
 func (b Backend) StartRegion() string {
 	if b.Region != "" {
 		return b.Region
@@ -82,22 +81,22 @@ func (b Backend) StartRegion() string {
 	return fallbackRegion
 }
 
-// CA is the content of CAFile as it was when the config was read, "" where the operator gave none. It is read now where that
-// did not happen; the error is a Precondition.
+// CA returns the content of CAFile as of when the config was read, or "". It reads the file if the config did not; the error is
+// a Precondition.
 func (b Backend) CA() (string, error) {
 	if b.ca != "" || b.CAFile == "" {
 		return b.ca, nil
 	}
 	pem, err := readBounded(b.CAFile, maxCAFileSize)
 	if err != nil {
-		return "", fault.Errorf(fault.Precondition, "%s: reading its caFile: %w", b, err)
+		return "", fault.Errorf(fault.Precondition, "%s: read caFile: %w", b, err)
 	}
 	return string(pem), nil
 }
 
-// MountDigest is a hash of what decides how the client of a mount reaches the service, and of nothing else: endpoint, region,
-// addressing and the certificates to trust. It stays the same over upgrades of the driver, so a mount that was made with
-// another digest runs against what the config no longer says. The error is CA's.
+// MountDigest returns a hash of the settings with which the client of a mount reaches the service: endpoint, region, addressing
+// and trusted certificates. It is stable over upgrades of the driver, so a mount with another digest uses settings that are
+// no longer configured. The error is CA's.
 func (b Backend) MountDigest() (string, error) {
 	ca, err := b.CA()
 	if err != nil {
@@ -115,9 +114,8 @@ func (b Backend) MountDigest() (string, error) {
 	return "v1:" + hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// Revision names all that the operator says about the backend: values with one revision are one service with one set of
-// settings. What is remembered of a service is remembered under it, so that nothing learnt at an old endpoint is believed
-// of a new one. It means nothing outside of this process.
+// Revision identifies the backend's complete configuration. Caches use it in their keys, so that answers of an old endpoint are
+// not used for a new one. It is valid in this process only.
 func (b Backend) Revision() string {
 	var sts STS
 	if b.STS != nil {
@@ -141,20 +139,19 @@ func (b Backend) String() string {
 	return "backend " + b.Name + " (" + b.Endpoint + ")"
 }
 
-// ControllerKeys chooses the keys for a controller's work: the zero value (the driver's own chain) or those of the
-// request's secret, as ControllerCredentials says and never by what happens to be there. Where the two disagree the error
-// is a Precondition that says what to change.
+// ControllerKeys returns the keys for a controller's work, as ControllerCredentials says: the zero value (the driver's own chain)
+// or those of the request's secret. A Precondition means that the request does not match ControllerCredentials.
 func (b Backend) ControllerKeys(secret credentials.Keys) (credentials.Keys, error) {
 	if b.ControllerCredentials == credentials.SourceSecret {
 		if secret.IsZero() {
-			return credentials.Keys{}, fault.Errorf(fault.Precondition, "%s takes the controller's credentials from the request's secret, and there is none: "+
-				"check that the StorageClass names a provisioner secret and that the secret still exists with %s and %s",
+			return credentials.Keys{}, fault.Errorf(fault.Precondition, "%s takes the controller's credentials from the request's secret, but the request has none; "+
+				"check that the StorageClass names a provisioner secret and that the secret exists with %s and %s",
 				b, credentials.SecretAccessKeyID, credentials.SecretSecretAccessKey)
 		}
 		return secret, nil
 	}
 	if !secret.IsZero() {
-		return credentials.Keys{}, fault.Errorf(fault.Precondition, "the request brings S3 keys in a secret, but %s uses the driver's own credentials: "+
+		return credentials.Keys{}, fault.Errorf(fault.Precondition, "the request has S3 keys in a secret, but %s uses the driver's own credentials; "+
 			"set controllerCredentials: secret for it in the driver's config file, or remove the provisioner secret from the StorageClass", b)
 	}
 	return credentials.Keys{}, nil

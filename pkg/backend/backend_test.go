@@ -22,7 +22,7 @@ func TestMountDigestNeverChanges(t *testing.T) {
 	}
 }
 
-// every is a backend and all those that differ from it in one setting; mount tells which a mount must be made anew for.
+// every is a backend and all those that differ from it in one setting; mount marks those for which a mount must be replaced.
 func every() (base Backend, others map[string]Backend, mount map[string]bool) {
 	base = Backend{Name: "b", Endpoint: "https://a", Region: "r", PathStyle: true, CAFile: "/ca.pem", ca: "PEM", caSum: "1", ControllerCredentials: "driver"}
 	others = map[string]Backend{}

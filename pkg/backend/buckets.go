@@ -12,44 +12,45 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/ttlcache"
 )
 
-// How long answers are kept, and how many. Failures are kept for a moment only, so that an operator's fix is seen while a
-// crowd of retries is not passed on.
+// How long answers are cached, and how many. Failures are cached briefly, so that a fix takes effect soon and retries of many
+// callers do not all reach the service.
 const (
 	successTTL   = 5 * time.Minute
 	failureTTL   = 10 * time.Second
 	rememberedOf = 2048             // of each kind
-	callBound    = 45 * time.Second // of one call, whose askers may allow more
+	callBound    = 45 * time.Second // of one request, whose callers may allow more
 )
 
-// Buckets finds out about buckets and remembers it for a short time, for each identity apart. Calls that ask for the same at
-// the same time are one. All methods may be called concurrently; it has no goroutine of its own.
+// Buckets gets information about buckets and caches it for a short time, separately for each identity. Concurrent calls with the
+// same key share one request. It is safe for concurrent use and has no goroutine of its own.
 type Buckets struct {
 	clients  *Clients
 	salt     []byte // of identities' digests, which are kept in memory only
-	infos    *memo[bucketKey, BucketInfo]
-	versions *memo[bucketKey, Versioning]
-	locks    *memo[bucketKey, Retention]
-	accounts *memo[bucketKey, account]
-	proofs   *memo[bucketKey, struct{}]
+	infos    *ttlcache.Cache[bucketKey, BucketInfo]
+	versions *ttlcache.Cache[bucketKey, Versioning]
+	locks    *ttlcache.Cache[bucketKey, Retention]
+	accounts *ttlcache.Cache[bucketKey, account]
+	proofs   *ttlcache.Cache[bucketKey, struct{}]
 	told     sync.Map // backend names whose missing account was logged
 	now      func() time.Time
-	// mute are revisions of backends whose STS does not know the question for the account, until when that is believed.
+	// mute has the revisions of backends whose STS does not support GetCallerIdentity, and until when that is assumed.
 	mute sync.Map
 }
 
-// bucketKey is whom an answer is about and for. backend is a revision.
+// bucketKey is the key of an answer. backend is a revision.
 type bucketKey struct{ backend, bucket, identity, owner string }
 
-// BucketInfo is what validation found out.
+// BucketInfo is the result of a validation.
 type BucketInfo struct {
 	Name   string
-	Region string // what requests are signed for, and on AWS where they go; never empty
-	Owner  string // account id that every request names as the expected bucket owner; "": none is named
+	Region string // for signing requests, and on AWS for their host; never ""
+	Owner  string // account id that requests send as the expected bucket owner; "": none
 }
 
-// NewBuckets starts nothing. now is the clock; nil is time.Now.
+// NewBuckets returns a Buckets. now is the clock; nil is time.Now.
 func NewBuckets(clients *Clients, now func() time.Time) (*Buckets, error) {
 	if now == nil {
 		now = time.Now
@@ -62,11 +63,11 @@ func NewBuckets(clients *Clients, now func() time.Time) (*Buckets, error) {
 		clients:  clients,
 		salt:     salt,
 		now:      now,
-		infos:    newMemo[bucketKey](now, rememberedOf, callBound, keepShortly[BucketInfo]),
-		versions: newMemo[bucketKey](now, rememberedOf, callBound, keepShortly[Versioning]),
-		locks:    newMemo[bucketKey](now, rememberedOf, callBound, keepShortly[Retention]),
-		accounts: newMemo[bucketKey](now, rememberedOf, callBound, keepAccount),
-		proofs:   newMemo[bucketKey](now, rememberedOf, callBound, keepProof),
+		infos:    ttlcache.New[bucketKey](now, rememberedOf, callBound, keepShortly[BucketInfo]),
+		versions: ttlcache.New[bucketKey](now, rememberedOf, callBound, keepShortly[Versioning]),
+		locks:    ttlcache.New[bucketKey](now, rememberedOf, callBound, keepShortly[Retention]),
+		accounts: ttlcache.New[bucketKey](now, rememberedOf, callBound, keepAccount),
+		proofs:   ttlcache.New[bucketKey](now, rememberedOf, callBound, keepProof),
 	}, nil
 }
 
@@ -74,13 +75,13 @@ func keepShortly[V any](_ V, err error) time.Duration {
 	switch {
 	case err == nil:
 		return successTTL
-	case fault.Is(err, fault.Timeout): // says more about the asker than about the bucket
+	case fault.Is(err, fault.Timeout): // about the caller, not about the bucket
 		return 0
 	}
 	return failureTTL
 }
 
-// identity names keys without giving them away; all that use the process's own chain are one.
+// identity returns an opaque name of the keys; all users of the process's own chain have the same.
 func (b *Buckets) identity(keys credentials.Keys) string {
 	if keys.IsZero() {
 		return "driver"
@@ -88,14 +89,14 @@ func (b *Buckets) identity(keys credentials.Keys) string {
 	return keys.Digest(b.salt)
 }
 
-// Validate makes sure that the bucket is there and that keys may list it, and finds its region. owner is the account id that
-// must own it; "" is the backend's expectedBucketOwner, or else the caller's own account where STS tells it.
+// Validate checks that the bucket exists and that keys may list it, and returns its region. owner is the account id that must own
+// it; "" is the backend's expectedBucketOwner, or else the caller's own account if STS reports it.
 //
-// NotFound: the service says that there is no such bucket. Denied: it may be there, but not for these keys or not of that
-// owner. Answers are remembered: see Forget.
+// NotFound: there is no such bucket. Denied: it may exist, but not for these keys or not with that owner. Answers are cached:
+// see Forget.
 func (b *Buckets) Validate(ctx context.Context, be Backend, keys credentials.Keys, bucket, owner string) (BucketInfo, error) {
 	key := bucketKey{be.Revision(), bucket, b.identity(keys), owner}
-	return b.infos.do(ctx, key, func(ctx context.Context) (BucketInfo, error) {
+	return b.infos.Get(ctx, key, func(ctx context.Context) (BucketInfo, error) {
 		owner, err := b.expectedOwner(ctx, be, keys, owner)
 		if err != nil {
 			return BucketInfo{}, err
@@ -104,14 +105,14 @@ func (b *Buckets) Validate(ctx context.Context, be Backend, keys credentials.Key
 	})
 }
 
-// Forget drops what is remembered of a bucket for every identity, after it was created, deleted or changed.
+// Forget drops the cached answers about a bucket for every identity, after it was created, deleted or changed.
 func (b *Buckets) Forget(be Backend, bucket string) {
 	revision := be.Revision()
 	match := func(k bucketKey) bool { return k.backend == revision && k.bucket == bucket }
-	b.infos.forget(match)
-	b.versions.forget(match)
-	b.locks.forget(match)
-	b.proofs.forget(match)
+	b.infos.Invalidate(match)
+	b.versions.Invalidate(match)
+	b.locks.Invalidate(match)
+	b.proofs.Invalidate(match)
 }
 
 func (b *Buckets) validate(ctx context.Context, be Backend, keys credentials.Keys, info BucketInfo) (BucketInfo, error) {
@@ -129,10 +130,10 @@ func (b *Buckets) validate(ctx context.Context, be Backend, keys credentials.Key
 	return info, nil
 }
 
-// head asks whether the bucket is there, and gives the region that the answer names.
+// head checks that the bucket exists and returns the region that the answer names.
 //
-// An answer to HEAD has no body, so that a refusal has no reason, and a 404 may come from any web server. Then a listing of
-// one key, which needs the same permission, gets the words. It costs a request on the way to an error only.
+// An answer to HEAD has no body, so it has no reason for an error, and a 404 may come from any web server. In that case a
+// listing of one key, which needs the same permission, gets the reason.
 func head(ctx context.Context, client *s3.Client, bucket string) (string, error) {
 	out, err := client.HeadBucket(ctx, &s3.HeadBucketInput{Bucket: &bucket})
 	if err == nil {
@@ -150,7 +151,7 @@ func head(ctx context.Context, client *s3.Client, bucket string) (string, error)
 	_, why := client.ListObjectsV2(ctx, &s3.ListObjectsV2Input{Bucket: &bucket, MaxKeys: aws.Int32(1)})
 	if why == nil {
 		if a.absent() {
-			return "", fault.Errorf(fault.Busy, "the bucket was not there and then it was: it has just been created, or the service is not consistent: try again")
+			return "", fault.Errorf(fault.Busy, "the bucket did not exist and then did: it was just created, or the service is not consistent; try again")
 		}
 		return "", err
 	}
@@ -160,11 +161,11 @@ func head(ctx context.Context, client *s3.Client, bucket string) (string, error)
 	return "", why
 }
 
-// ownerHint adds to a refusal what the expected owner may have to do with it: S3 answers 403 where it differs.
+// ownerHint adds the expected owner to a refusal: S3 answers 403 if it differs.
 func ownerHint(err error, owner string) error {
 	if owner == "" || !fault.Is(err, fault.Denied) {
 		return err
 	}
-	return fault.Errorf(fault.Denied, "%w; the request also demanded that account %s owns the bucket (expectedBucketOwner; the caller's own account where nobody set it), "+
-		"and a bucket of another account is refused in the same way", err, owner)
+	return fault.Errorf(fault.Denied, "%w; the request also requires that account %s owns the bucket (expectedBucketOwner, by default the caller's own account), "+
+		"and buckets of other accounts are refused in the same way", err, owner)
 }

@@ -166,7 +166,7 @@ func TestValidateGetsTheReasonThatHEADCannotGive(t *testing.T) {
 		"clock":                   {403, 403, "RequestTimeTooSkewed", fault.Precondition, "clock"},
 		"absent":                  {404, 404, "NoSuchBucket", fault.NotFound, "NoSuchBucket"},
 		"absent, but for others":  {404, 403, "AccessDenied", fault.Denied, "AccessDenied"},
-		"a web server":            {404, 404, "", fault.Unavailable, "is the endpoint an S3 service"},
+		"a web server":            {404, 404, "", fault.Unavailable, "the endpoint is an S3 service"},
 		"appeared meanwhile":      {404, 200, "", fault.Busy, "try again"},
 		"listing works, HEAD not": {403, 200, "", fault.Denied, "HEAD"},
 	} {

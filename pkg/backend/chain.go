@@ -17,13 +17,13 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
-// expiryWindow is how long before their end the process's own credentials are renewed.
+// expiryWindow is how long before their expiry the process's own credentials are renewed.
 const expiryWindow = 3 * time.Minute
 
-// chainTimeout bounds one request to a service that issues them.
+// chainTimeout bounds a request to a service that issues them.
 const chainTimeout = 10 * time.Second
 
-// chain is the process's own credential chain, loaded when it is first asked. Its errors say what an operator can do.
+// chain is the process's own credential chain, loaded on first use.
 type chain struct{ clients *Clients }
 
 // Retrieve implements aws.CredentialsProvider.
@@ -37,18 +37,18 @@ func (p chain) Retrieve(ctx context.Context) (aws.Credentials, error) {
 	case err == nil && got.HasKeys():
 		return got, nil
 	case err == nil:
-		err = errors.New("the chain gave an empty key")
+		err = errors.New("the chain returned an empty key")
 	case ctx.Err() != nil:
-		return aws.Credentials{}, fault.Errorf(fault.Timeout, "looking for the driver's own AWS credentials: %w", err)
+		return aws.Credentials{}, fault.Errorf(fault.Timeout, "get the driver's own AWS credentials: %w", err)
 	case tokenServiceFailed(err):
-		return aws.Credentials{}, fault.Errorf(fault.Unavailable, "the service that issues the driver's own AWS credentials did not give any: %w", err)
+		return aws.Credentials{}, fault.Errorf(fault.Unavailable, "get the driver's own AWS credentials: the service that issues them failed: %w", err)
 	}
-	return aws.Credentials{}, fault.Errorf(fault.Unauthenticated, "the driver has no AWS credentials of its own: give its process some (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "+
+	return aws.Credentials{}, fault.Errorf(fault.Unauthenticated, "the driver has no AWS credentials of its own; supply some (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "+
 		"a role for its service account, an instance profile), or give the volume a secret and, for the controller, set controllerCredentials: secret on the backend: %w", err)
 }
 
-// tokenServiceFailed tells whether a credential service that the environment names did not answer. The instance metadata
-// service is not meant: away from EC2 it never answers, and that is no outage.
+// tokenServiceFailed reports whether a credential service that the environment names did not answer. The instance metadata
+// service does not count: outside of EC2 it never answers.
 func tokenServiceFailed(err error) bool {
 	var op *smithy.OperationError
 	if !errors.As(err, &op) || strings.EqualFold(op.ServiceID, "ec2imds") {
@@ -58,8 +58,7 @@ func tokenServiceFailed(err error) bool {
 	return kind == fault.Unavailable
 }
 
-// DriverKeys gives what the process's own chain gives right now, for mounts that use the driver's credentials.
-// Unauthenticated: the process has none.
+// DriverKeys returns the current keys of the process's own chain. Unauthenticated: there are none.
 func (c *Clients) DriverKeys(ctx context.Context) (credentials.Keys, error) {
 	got, err := chain{c}.Retrieve(ctx)
 	if err != nil {
@@ -86,8 +85,8 @@ func (c *Clients) chainProvider(ctx context.Context) (aws.CredentialsProvider, e
 	return cfg.Credentials, nil
 }
 
-// sdkConfig loads the SDK's config from the process's environment and files, which asks no network, and keeps it once that
-// succeeded, as long as the default backend's region stays.
+// sdkConfig loads the SDK's config from the process's environment and files, without network access. It keeps the config as long
+// as the default backend's region stays the same.
 func (c *Clients) sdkConfig(ctx context.Context) (aws.Config, error) {
 	region := fallbackRegion
 	if b, err := c.configs.Config().Backend(volume.DefaultBackend); err == nil {
@@ -101,13 +100,13 @@ func (c *Clients) sdkConfig(ctx context.Context) (aws.Config, error) {
 	cfg, err := config.LoadDefaultConfig(ctx,
 		config.WithDefaultRegion(region), // web identity needs one
 		config.WithLogger(logging.Nop{}),
-		// The SDK shares one look-up among all that ask and detaches it from their contexts, so that it needs a bound of
-		// its own. The type is one that the SDK can give AWS_CA_BUNDLE and the short dial time of instance metadata to.
+		// The SDK shares a lookup among callers and detaches it from their contexts, so it needs a bound of its own. With
+		// this type the SDK can set AWS_CA_BUNDLE and the short dial timeout of instance metadata.
 		config.WithHTTPClient(awshttp.NewBuildableClient().WithTimeout(chainTimeout)),
 		config.WithCredentialsCacheOptions(func(o *aws.CredentialsCacheOptions) { o.ExpiryWindow = expiryWindow }),
 	)
 	if err != nil {
-		return aws.Config{}, fault.Errorf(fault.Precondition, "reading the driver's own AWS configuration (AWS_* variables, shared config files): %w", err)
+		return aws.Config{}, fault.Errorf(fault.Precondition, "read the driver's own AWS configuration (AWS_* variables, shared config files): %w", err)
 	}
 	c.config, c.region = &cfg, region
 	return cfg, nil

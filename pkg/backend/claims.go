@@ -12,9 +12,8 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
-// CheckClaims holds what a volume's author says of the service against what the config says of the backend of that name. It
-// decides nothing: requests and keys go where the backend says, and a volume or secret that expects them elsewhere is not used
-// at all. The error is a Precondition that says what to write, because the config may be what is wrong.
+// CheckClaims checks what a volume or secret says about the service against the config of the backend. Requests and keys always
+// go where the backend says; a volume or secret that expects another service is refused with a Precondition.
 func (c *Config) CheckClaims(name string, claims []volume.Claim) error {
 	if len(claims) == 0 {
 		return nil
@@ -31,12 +30,12 @@ func (c *Config) CheckClaims(name string, claims []volume.Claim) error {
 	return nil
 }
 
-// CheckClaims is Config.CheckClaims with the config as it is now.
+// CheckClaims is Config.CheckClaims with the current config.
 func (l *Live) CheckClaims(name string, claims []volume.Claim) error {
 	return l.Config().CheckClaims(name, claims)
 }
 
-// problem says what is wrong with a claim; "" is nothing.
+// problem returns what is wrong with a claim, or "".
 func (c *Config) problem(b Backend, claim volume.Claim) string {
 	switch claim.Kind {
 	case volume.ClaimEndpoint:
@@ -45,40 +44,40 @@ func (c *Config) problem(b Backend, claim volume.Claim) string {
 		if b.AWS() || claim.Value == b.StartRegion() {
 			return ""
 		}
-		return fmt.Sprintf("%q is not the region of %s, %s: give the backend that region in the driver's config file, or take it out here", Clip(claim.Value, 64), b, b.StartRegion())
+		return fmt.Sprintf("%q is not the region of %s, %s; set that region for the backend in the driver's config file, or remove it here", Clip(claim.Value, 64), b, b.StartRegion())
 	case volume.ClaimPathStyle:
 		if b.AWS() || b.PathStyle || claim.Value == "false" {
 			return ""
 		}
-		return fmt.Sprintf("%s puts the bucket into the host's name: give it addressing: path in the driver's config file, or take this out", b)
+		return fmt.Sprintf("%s uses virtual-hosted addressing; set addressing: path in the driver's config file, or remove this", b)
 	case volume.ClaimInsecure:
 		return insecureProblem(b, claim.Value)
 	}
-	return fmt.Sprintf("nobody can tell whether %s is what it says", b)
+	return fmt.Sprintf("unknown kind of claim about %s", b)
 }
 
 func (c *Config) endpointProblem(b Backend, endpoint string) string {
 	wanted, err := canonical(endpoint)
 	if err != nil {
-		return "is no endpoint that a backend can have: it has to be http:// or https://, a host, and perhaps a port. Requests go where the volume's backend says, " + b.String() + ": take it out"
+		return "must be http:// or https://, a host, and optionally a port; requests go to " + b.String() + ", so remove it"
 	}
 	if b.isAt(wanted) {
 		return ""
 	}
-	advice := fmt.Sprintf("declare a backend with endpoint: %s in the driver's config file, and write backend: with its name into the volume or its StorageClass "+
-		"(into a PersistentVolume that exists, mountOptions: [backend=<name>]), or give backend %s this endpoint for all volumes that name none", wanted, volume.DefaultBackend)
+	advice := fmt.Sprintf("declare a backend with endpoint: %s in the driver's config file and set backend in the volume or its StorageClass to its name "+
+		"(in an existing PersistentVolume, mountOptions: [backend=<name>]), or set this endpoint for backend %s, which volumes use by default", wanted, volume.DefaultBackend)
 	for _, other := range c.Backends() {
 		if other.isAt(wanted) {
-			advice = "write backend: " + other.Name + ", which is there, into the volume or its StorageClass (into a PersistentVolume that exists, mountOptions: [backend=" + other.Name + "])"
+			advice = "set backend: " + other.Name + " in the volume or its StorageClass (in an existing PersistentVolume, mountOptions: [backend=" + other.Name + "])"
 			break
 		}
 	}
-	return fmt.Sprintf("names the service at %s, and the volume is of %s. Requests and keys go where a backend says, never where a volume or a secret does: %s, or take it out if %s is meant",
+	return fmt.Sprintf("names the service at %s, but the volume uses %s, and only a backend decides where requests and keys go; %s, or remove it if %s is right",
 		wanted, b, advice, b)
 }
 
-// isAt tells whether a canonical endpoint is the backend's, or for AWS, one of Amazon S3's in the backend's partition: keys are
-// good for all of them, and requests go to that of the bucket's region anyway.
+// isAt reports whether a canonical endpoint is the backend's or, for AWS, one of Amazon S3 in the backend's partition, where the
+// same keys are valid and requests go to the bucket's region.
 func (b Backend) isAt(endpoint string) bool {
 	if !b.AWS() {
 		own, err := canonical(b.Endpoint)
@@ -98,7 +97,7 @@ func (b Backend) isAt(endpoint string) bool {
 // endpoints and quotas").
 var awsEndpoint = regexp.MustCompile(`^https://s3(?:[.-]([a-z]{2,5}(?:-[a-z]+)+-[0-9]{1,2}))?\.(amazonaws\.com|amazonaws\.com\.cn|amazonaws\.eu)$`)
 
-// canonical is an endpoint in the form in which two are compared.
+// canonical returns an endpoint in a form for comparison.
 func canonical(endpoint string) (string, error) {
 	endpoint, err := checkEndpoint("endpoint", strings.TrimSpace(endpoint))
 	if err != nil {
@@ -124,13 +123,13 @@ func insecureProblem(b Backend, value string) string {
 	switch strings.ToLower(value) {
 	case "1", "t", "true":
 	default:
-		return "" // k8s-csi-s3 takes what is no boolean for false
+		return "" // k8s-csi-s3 treats other values as false
 	}
 	if b.AWS() {
-		return "certificates are always checked, and Amazon S3's can be: take it out"
+		return "certificates are always verified; remove it"
 	}
 	if b.CAFile == "" && strings.HasPrefix(b.Endpoint, "https://") {
-		return fmt.Sprintf("certificates are always checked: give %s a caFile in the driver's config file, or take this out if the system's certificates are enough", b)
+		return fmt.Sprintf("certificates are always verified; set caFile for %s in the driver's config file, or remove this if the system's certificates suffice", b)
 	}
 	return ""
 }

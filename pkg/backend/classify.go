@@ -19,12 +19,12 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
-// Classify puts a fault kind and a text for an operator on an error of an S3 or STS request. what says what was tried and on
-// which bucket: "reading the volume record .s3-csi/volumes/x of bucket b". The S3 code and the request id stay in the text,
-// and the original error in the chain. An error that has a kind already keeps it; nil stays nil.
+// Classify adds a fault kind and a text for operators to an error of an S3 or STS request. what names the operation and its
+// object: "reading the volume record .s3-csi/volumes/x of bucket b". The text keeps the S3 code and the request id, the chain
+// the original error. An error that has a kind keeps it; nil stays nil.
 //
-// Unavailable, Timeout and Busy leave open whether a write happened; the other kinds are the service's word that it did not.
-// A failed condition (412) that the caller did not expect is Busy: somebody changed the same thing.
+// After Unavailable, Timeout and Busy a write may have happened; the other kinds mean that it did not. An unexpected failed
+// condition (412) is Busy, because another writer made a change.
 func Classify(err error, what string) error {
 	if err == nil {
 		return nil
@@ -33,7 +33,7 @@ func Classify(err error, what string) error {
 	return fault.Errorf(kind, "%s: %w", what, &explained{why, err})
 }
 
-// explained shows a readable text in place of the SDK's long one, which stays reachable.
+// explained replaces the SDK's long text and keeps its error in the chain.
 type explained struct {
 	text string
 	err  error
@@ -50,13 +50,13 @@ func verdict(err error) (fault.Kind, string) {
 		return a.verdict()
 	}
 	if canceled(err) {
-		return fault.Timeout, "the time ran out before the service answered"
+		return fault.Timeout, "timed out waiting for the service"
 	}
 	return networkVerdict(err)
 }
 
-// canceled tells whether the caller's context ended. Timeouts of dials and of answers also claim to be
-// context.DeadlineExceeded, so the SDK's own types are asked first: it says RequestSendError only while the context lives.
+// canceled reports whether the caller's context ended. Timeouts of dials and answers also match context.DeadlineExceeded, so the
+// SDK's own types come first: it uses RequestSendError only while the context is valid.
 func canceled(err error) bool {
 	if c := (*smithy.CanceledError)(nil); errors.As(err, &c) {
 		return true
@@ -95,25 +95,25 @@ func networkVerdict(err error) (fault.Kind, string) {
 	)
 	switch {
 	case errors.As(err, &dns):
-		return fault.Unavailable, fmt.Sprintf("%s: the host name %s cannot be resolved (%s): check the endpoint and this host's DNS", endpoint, Clip(dns.Name, 255), Clip(dns.Err, 200))
+		return fault.Unavailable, fmt.Sprintf("%s: cannot resolve host name %s (%s); check the endpoint and this host's DNS", endpoint, Clip(dns.Name, 255), Clip(dns.Err, 200))
 	case errors.As(err, &unknown):
-		return fault.Unavailable, endpoint + ": its TLS certificate is signed by an authority that is not trusted here: set caFile on the backend"
+		return fault.Unavailable, endpoint + ": its TLS certificate is signed by an untrusted authority; set caFile on the backend"
 	case errors.As(err, &hostname):
 		return fault.Unavailable, endpoint + ": its TLS certificate is for another host name: " + Clip(hostname.Error(), 300)
 	case errors.As(err, &invalid), errors.As(err, &verify):
-		return fault.Unavailable, endpoint + ": its TLS certificate is refused: " + Clip(err.Error(), 300)
+		return fault.Unavailable, endpoint + ": its TLS certificate is invalid: " + Clip(err.Error(), 300)
 	case errors.As(err, &record), errors.Is(err, http.ErrSchemeMismatch):
-		return fault.Unavailable, endpoint + ": it does not speak TLS: is it an http:// endpoint?"
+		return fault.Unavailable, endpoint + ": it does not use TLS; check whether it is an http:// endpoint"
 	case errors.As(err, &alert):
 		return fault.Unavailable, endpoint + ": the TLS handshake failed: " + Clip(alert.Error(), 200)
 	case errors.Is(err, syscall.ECONNREFUSED):
-		return fault.Unavailable, endpoint + ": connection refused: nothing listens there"
+		return fault.Unavailable, endpoint + ": connection refused"
 	case errors.As(err, &netErr) && netErr.Timeout():
 		return fault.Unavailable, endpoint + ": it did not answer in time (" + Clip(netErr.Error(), 300) + ")"
 	case errors.As(err, &netErr):
 		return fault.Unavailable, endpoint + ": " + Clip(netErr.Error(), 300)
-	case errors.As(err, &decode), errors.As(err, &response): // an answer, but none that answered could read
-		return fault.Unavailable, "the answer was cut off or is not S3's: is the endpoint an S3 service? (" + Clip(err.Error(), 300) + ")"
+	case errors.As(err, &decode), errors.As(err, &response): // an answer in an unknown format
+		return fault.Unavailable, "the answer is incomplete or not from S3; check that the endpoint is an S3 service (" + Clip(err.Error(), 300) + ")"
 	}
 	if s := (interface{ ConnectionError() bool })(nil); errors.As(err, &s) && s.ConnectionError() {
 		return fault.Unavailable, endpoint + ": " + Clip(err.Error(), 300)

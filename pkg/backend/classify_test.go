@@ -88,15 +88,15 @@ func TestClassifyAnswersOfAService(t *testing.T) {
 		{"PutObject", 502, "", fault.Unavailable, 0, "502"},
 		{"PutObject", 400, "RequestTimeout", fault.Unavailable, 0, "RequestTimeout"},
 		{"PutObject", 412, "PreconditionFailed", fault.Busy, preconditionFailed, "first"},
-		{"PutObject", 409, "ConditionalRequestConflict", fault.Busy, conflict, "under way"},
-		{"PutObject", 409, "OperationAborted", fault.Busy, conflict, "under way"},
+		{"PutObject", 409, "ConditionalRequestConflict", fault.Busy, conflict, "in progress"},
+		{"PutObject", 409, "OperationAborted", fault.Busy, conflict, "in progress"},
 		{"PutObject", 301, "PermanentRedirect", fault.Precondition, 0, "region"},
 		{"PutObject", 400, "AuthorizationHeaderMalformed", fault.Precondition, 0, "region"},
 		{"PutObject", 501, "NotImplemented", fault.Unsupported, notImplemented, "does not have"},
 		{"PutObject", 405, "MethodNotAllowed", fault.Unsupported, notImplemented, "does not have"},
 		{"PutObject", 400, "KMS.DisabledException", fault.Precondition, 0, "KMS.DisabledException"},
 		{"PutObject", 507, "XMinioStorageFull", fault.Exhausted, 0, "XMinioStorageFull"},
-		{"PutObject", 409, "BucketAlreadyExists", fault.Exists, 0, "somebody else"},
+		{"PutObject", 409, "BucketAlreadyExists", fault.Exists, 0, "another account"},
 	} {
 		t.Run(fmt.Sprint(c.operation, c.status, c.code), func(t *testing.T) {
 			_, clients, be := serve(t, func(w http.ResponseWriter, r *http.Request) { refuse(w, r, c.status, c.code) }, "")
@@ -180,7 +180,7 @@ func TestClassifyNamesTheEndpointThatCannotBeReached(t *testing.T) {
 	}()
 	for name, c := range map[string]struct{ endpoint, text string }{
 		"refused":         {closed.URL, "connection refused"},
-		"unknown host":    {"http://no-such-host.invalid", "cannot be resolved"},
+		"unknown host":    {"http://no-such-host.invalid", "cannot resolve"},
 		"untrusted":       {tls.URL, "caFile"},
 		"http, not https": {strings.Replace(plain.URL, "http:", "https:", 1), "http://"},
 		"hangs up":        {"http://" + hangup.Addr().String(), ""},

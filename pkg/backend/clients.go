@@ -24,8 +24,8 @@ import (
 // userAgent names the driver in a service's access logs.
 const userAgent = "s3-csi-driver"
 
-// Clients makes S3 clients that share, for each backend, connections and a retry budget. A client is cheap: make one for
-// a piece of work and drop it. All methods may be called concurrently.
+// Clients returns S3 clients that share connections and a retry budget per backend. Clients are cheap; use one per piece of
+// work. All methods are safe for concurrent use.
 type Clients struct {
 	configs    Configured
 	version    string
@@ -38,12 +38,12 @@ type Clients struct {
 	services   map[string]*service // by the backend's revision
 
 	mu       sync.Mutex
-	provider aws.CredentialsProvider // the process's own chain, once it was needed
-	config   *aws.Config             // the SDK's config from environment and files, once it was needed
-	region   string                  // that config was made for
+	provider aws.CredentialsProvider // the process's own chain, loaded on first use
+	config   *aws.Config             // the SDK's config from environment and files, loaded on first use
+	region   string                  // of config
 }
 
-// service is what the clients of one revision of a backend share.
+// service is shared by the clients of one revision of a backend.
 type service struct {
 	http    *http.Client
 	retryer aws.Retryer
@@ -52,27 +52,27 @@ type service struct {
 // Option changes how Clients works.
 type Option func(*Clients)
 
-// WithVersion puts the driver's version into the user agent.
+// WithVersion sets the driver's version in the user agent.
 func WithVersion(version string) Option { return func(c *Clients) { c.version = version } }
 
-// WithMiddleware adds to the middleware stack of every request, S3's and STS's. Tests count requests with it.
+// WithMiddleware adds to the middleware stack of every S3 and STS request.
 func WithMiddleware(f func(*middleware.Stack) error) Option {
 	return func(c *Clients) { c.apiOptions = append(c.apiOptions, f) }
 }
 
-// WithCredentials stands in for the process's own credential chain.
+// WithCredentials replaces the process's own credential chain.
 func WithCredentials(provider aws.CredentialsProvider) Option {
 	return func(c *Clients) { c.provider = aws.NewCredentialsCache(provider) }
 }
 
-// withTransport sends every backend's requests through rt; tests stand in for AWS with it.
+// withTransport sends all requests through rt, for tests.
 func withTransport(rt http.RoundTripper) Option { return func(c *Clients) { c.transport = rt } }
 
-// withoutWaiting retries at once.
+// withoutWaiting retries without backoff.
 func withoutWaiting() Option { return func(c *Clients) { c.backoff = time.Millisecond } }
 
-// NewClients prepares the clients of all backends in the config as it is now. It reads CA files that were not read yet, sends
-// nothing and starts nothing.
+// NewClients prepares the clients of all backends in the current config. It reads CA files that were not read yet and sends no
+// requests.
 func NewClients(configs Configured, opts ...Option) (*Clients, error) {
 	c := &Clients{configs: configs, version: "dev", backoff: maxBackoff, proxy: http.ProxyFromEnvironment, services: map[string]*service{}}
 	for _, opt := range opts {
@@ -86,8 +86,8 @@ func NewClients(configs Configured, opts ...Option) (*Clients, error) {
 	return c, nil
 }
 
-// newRetryer allows few attempts, because every RPC has a deadline and a caller that comes again. The budget of retries is
-// one per backend, so that a broken service is not asked three times by everybody.
+// newRetryer allows few attempts, because every RPC has a deadline and is repeated by its caller. The retry budget is shared per
+// backend, so that a broken service does not get three times the requests.
 func newRetryer(backoff time.Duration) aws.Retryer {
 	return retry.NewStandard(func(o *retry.StandardOptions) {
 		o.MaxAttempts = maxAttempts
@@ -96,7 +96,7 @@ func newRetryer(backoff time.Duration) aws.Retryer {
 	})
 }
 
-// Close closes idle connections. Clients made before still work.
+// Close closes idle connections. Existing clients remain usable.
 func (c *Clients) Close() {
 	c.servicesMu.Lock()
 	defer c.servicesMu.Unlock()
@@ -105,8 +105,8 @@ func (c *Clients) Close() {
 	}
 }
 
-// service finds or makes what the clients of b share. Making one drops those of backends that the config does not have any
-// more: work that began with them goes on, and gets a new one if it must.
+// service returns what the clients of b share. A new one replaces those of backends that are no longer configured; their clients
+// remain usable.
 func (c *Clients) service(b Backend) (*service, error) {
 	revision := b.Revision()
 	c.servicesMu.Lock()
@@ -141,20 +141,20 @@ func (c *Clients) service(b Backend) (*service, error) {
 	return s, nil
 }
 
-// S3 gives a client that checks no bucket owner: for what is not about one bucket, and for CreateBucket. keys' zero value is
-// the process's own chain; region "" is the backend's. The error is a Precondition (unknown backend) or one of reading
-// the process's own AWS configuration; credentials are only looked for when the first request is sent.
+// S3 returns a client that does not check the bucket owner, for requests that are not about one bucket and for CreateBucket. Zero
+// keys are the process's own chain; region "" is the backend's. The error is a Precondition (unknown backend) or one of
+// reading the process's own AWS configuration. Credentials are loaded with the first request.
 func (c *Clients) S3(ctx context.Context, b Backend, keys credentials.Keys, region string) (*s3.Client, error) {
 	return c.s3(ctx, b, c.credentials(keys), region)
 }
 
-// Bucket gives a client for a validated bucket: it works in the bucket's region and sends info.Owner as the expected
-// bucket owner with every request, so that no call can forget it.
+// Bucket returns a client for a validated bucket. It uses the bucket's region and sends info.Owner as the expected bucket owner
+// with every request.
 func (c *Clients) Bucket(ctx context.Context, b Backend, keys credentials.Keys, info BucketInfo) (*s3.Client, error) {
 	return c.s3(ctx, b, c.credentials(keys), info.Region, expectOwner(info.Owner)...)
 }
 
-// KeySource gives the keys for a request that is about to be sent. Its errors have a fault kind, and become the request's.
+// KeySource returns the keys for a request. Its errors have a fault kind and become the request's.
 type KeySource func(context.Context) (credentials.Keys, error)
 
 // Retrieve implements aws.CredentialsProvider.
@@ -163,7 +163,7 @@ func (s KeySource) Retrieve(ctx context.Context) (aws.Credentials, error) {
 	return aws.Credentials{AccessKeyID: keys.AccessKeyID, SecretAccessKey: keys.SecretAccessKey, SessionToken: keys.SessionToken}, err
 }
 
-// BucketWith is Bucket for work that may outlast a session: source is asked for each request.
+// BucketWith is Bucket for work that may outlast a session: source is called for each request.
 func (c *Clients) BucketWith(ctx context.Context, b Backend, source KeySource, info BucketInfo) (*s3.Client, error) {
 	return c.s3(ctx, b, source, info.Region, expectOwner(info.Owner)...)
 }
@@ -178,7 +178,7 @@ func (c *Clients) s3(ctx context.Context, b Backend, provider aws.CredentialsPro
 	}
 	set := func(o *s3.Options) {
 		o.Region = region
-		o.BaseEndpoint = nil // AWS_ENDPOINT_URL is the default backend's business, and came to it by the config
+		o.BaseEndpoint = nil // AWS_ENDPOINT_URL applies to the default backend only, through the config
 		if !b.AWS() {
 			o.BaseEndpoint = aws.String(b.Endpoint)
 			o.DisableS3ExpressSessionAuth = aws.Bool(true)
@@ -197,7 +197,7 @@ func (c *Clients) s3(ctx context.Context, b Backend, provider aws.CredentialsPro
 	if !b.AWS() {
 		return s3.New(s3.Options{}, set), nil
 	}
-	// On AWS the environment's wishes count (FIPS and dual-stack endpoints, for example).
+	// On AWS use the environment's settings (FIPS and dual-stack endpoints, for example).
 	cfg, err := c.sdkConfig(ctx)
 	if err != nil {
 		return nil, err
@@ -205,7 +205,7 @@ func (c *Clients) s3(ctx context.Context, b Backend, provider aws.CredentialsPro
 	return s3.NewFromConfig(cfg, set), nil
 }
 
-// sts gives a client of the backend's security token service.
+// sts returns a client of the backend's security token service.
 func (c *Clients) sts(ctx context.Context, b Backend, keys credentials.Keys) (*sts.Client, error) {
 	svc, err := c.service(b)
 	if err != nil {
@@ -240,7 +240,7 @@ func (c *Clients) sts(ctx context.Context, b Backend, keys credentials.Keys) (*s
 	return sts.NewFromConfig(cfg, set), nil
 }
 
-// credentials are the given keys, or the process's own where there are none.
+// credentials returns a provider of the keys, or of the process's own if they are zero.
 func (c *Clients) credentials(keys credentials.Keys) aws.CredentialsProvider {
 	if keys.IsZero() {
 		return chain{c}
@@ -248,13 +248,13 @@ func (c *Clients) credentials(keys credentials.Keys) aws.CredentialsProvider {
 	return awscredentials.NewStaticCredentialsProvider(keys.AccessKeyID, keys.SecretAccessKey, keys.SessionToken)
 }
 
-// stack is a fresh list of what every client adds to its middleware.
+// stack returns the additions to every client's middleware.
 func (c *Clients) stack() []func(*middleware.Stack) error {
 	return append([]func(*middleware.Stack) error{awsmiddleware.AddUserAgentKeyValue(userAgent, c.version)}, c.apiOptions...)
 }
 
-// expectOwner adds the header that makes S3 refuse (403) where another account owns the bucket. The SDK has it as an input
-// of each operation, where it can be forgotten. It is set before signing.
+// expectOwner adds the header with which S3 refuses (403) buckets of other accounts to every request. The SDK has it as an input
+// of each operation. It is set before signing.
 func expectOwner(owner string) []func(*middleware.Stack) error {
 	if owner == "" {
 		return nil

@@ -114,7 +114,7 @@ func TestRequestsCarryTheUserAgentAndPassTheMiddleware(t *testing.T) {
 	}
 	for name := range r.Header {
 		if strings.HasPrefix(strings.ToLower(name), "x-amz-checksum") || strings.EqualFold(name, "x-amz-trailer") {
-			t.Errorf("a checksum that nobody asked for: %s", name)
+			t.Errorf("an unexpected checksum: %s", name)
 		}
 	}
 }

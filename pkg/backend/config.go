@@ -18,7 +18,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
-// maxConfigSize bounds the config file, in bytes; a hundred backends fit many times over.
+// maxConfigSize bounds the config file, in bytes. It is enough for several hundred backends.
 const maxConfigSize = 256 << 10
 
 // Values of the key addressing.
@@ -29,17 +29,17 @@ const (
 
 var (
 	backendName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$`)
-	// A region becomes part of a host name on AWS and of a signature everywhere.
+	// A region becomes part of signatures and, on AWS, of a host name.
 	regionName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9_-]{0,62}[A-Za-z0-9])?$`)
 	accountID  = regexp.MustCompile(`^[0-9]{12}$`)
 )
 
-// Config is what the operator says about S3 services. It does not change once it is made.
+// Config is the operator's configuration of S3 services. It is immutable.
 type Config struct {
 	backends map[string]Backend
 }
 
-// The file's form. docs/configuration.md describes exactly these keys.
+// The keys of the file, which docs/configuration.md describes.
 type (
 	fileConfig struct {
 		Backends map[string]json.RawMessage `json:"backends"`
@@ -78,12 +78,12 @@ type (
 )
 
 // LoadConfig reads the config file and the CA files that it names. region and endpoint are the environment's (AWS_REGION,
-// AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL) for the backend "default", where the file does not say otherwise; "" is not given.
-// Errors are Invalid and name the key, or Precondition for a file that cannot be read.
+// AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL): defaults for the backend "default", or "". Errors are Invalid and name the key,
+// or Precondition for a file that cannot be read.
 func LoadConfig(path, region, endpoint string) (*Config, error) {
 	data, err := readBounded(path, maxConfigSize)
 	if err != nil {
-		return nil, fault.Errorf(fault.Precondition, "reading the config file: %w", err)
+		return nil, fault.Errorf(fault.Precondition, "read the config file: %w", err)
 	}
 	c, err := ParseConfig(data, region, endpoint)
 	if err != nil {
@@ -97,12 +97,12 @@ func LoadConfig(path, region, endpoint string) (*Config, error) {
 	return c, nil
 }
 
-// DefaultConfig is the config without a file: the backend "default" alone.
+// DefaultConfig returns the config without a file: only the backend "default".
 func DefaultConfig(region, endpoint string) (*Config, error) {
 	return ParseConfig(nil, region, endpoint)
 }
 
-// ParseConfig reads a config file's content as LoadConfig does, without looking at the CA files.
+// ParseConfig is LoadConfig for a file's content. It does not read CA files.
 func ParseConfig(data []byte, region, endpoint string) (*Config, error) {
 	files, err := parseFile(data)
 	if err != nil {
@@ -115,7 +115,7 @@ func ParseConfig(data []byte, region, endpoint string) (*Config, error) {
 	for name, f := range files {
 		place := func(key string) string { return "backends." + name + "." + key }
 		if name == volume.DefaultBackend {
-			// A wrong value is reported where it came from.
+			// Errors name the source of a value.
 			given := map[string]string{}
 			if f.Endpoint == "" && endpoint != "" {
 				f.Endpoint, given["endpoint"] = endpoint, "the environment's S3 endpoint (AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL)"
@@ -137,8 +137,7 @@ func ParseConfig(data []byte, region, endpoint string) (*Config, error) {
 	return c, nil
 }
 
-// Backend gives the backend of that name. A name that the config does not have is a Precondition: volumes outlive config
-// files.
+// Backend returns the backend of that name. An unknown name is a Precondition, because volumes outlive config files.
 func (c *Config) Backend(name string) (Backend, error) {
 	if b, ok := c.backends[name]; ok {
 		return b, nil
@@ -147,17 +146,17 @@ func (c *Config) Backend(name string) (Backend, error) {
 	for _, b := range c.Backends() {
 		known = append(known, b.Name)
 	}
-	return Backend{}, fault.Errorf(fault.Precondition, "there is no backend %q in the driver's config (known: %s): add it to the config file of every controller and node, which read it again by themselves",
+	return Backend{}, fault.Errorf(fault.Precondition, "there is no backend %q in the driver's config (known: %s); add it to the config file of every controller and node, which reload it automatically",
 		name, strings.Join(known, ", "))
 }
 
-// Config is c itself: it is Configured for ever.
+// Config implements Configured.
 func (c *Config) Config() *Config { return c }
 
-// Changed is a channel that is never closed.
+// Changed implements Configured: a Config never changes.
 func (c *Config) Changed() <-chan struct{} { return nil }
 
-// Backends gives all of them, sorted by name.
+// Backends returns all backends, sorted by name.
 func (c *Config) Backends() []Backend {
 	all := make([]Backend, 0, len(c.backends))
 	for _, b := range c.backends {
@@ -167,12 +166,12 @@ func (c *Config) Backends() []Backend {
 	return all
 }
 
-// parseFile reads the YAML into the file's form and checks keys and types, but no values.
+// parseFile decodes the YAML and checks keys and types, but not values.
 func parseFile(data []byte) (map[string]fileBackend, error) {
 	if len(data) > maxConfigSize {
 		return nil, fault.Errorf(fault.Invalid, "the config file has %d bytes, more than the %d allowed", len(data), maxConfigSize)
 	}
-	// The YAML library reads the first document and is silent about others.
+	// The YAML library ignores all documents but the first.
 	if err := oneDocument(string(data)); err != nil {
 		return nil, err
 	}
@@ -190,7 +189,7 @@ func parseFile(data []byte) (map[string]fileBackend, error) {
 	}
 	for name, settings := range top.Backends {
 		if !backendName.MatchString(name) {
-			return nil, fault.Field("backends."+Clip(name, 64), "is not a backend name: at most 32 of a-z, 0-9 and -, neither first nor last a -")
+			return nil, fault.Field("backends."+Clip(name, 64), "is not a backend name: at most 32 of a-z, 0-9 and -, not - at the start or end")
 		}
 		var f fileBackend
 		if err := decodeKeys("backends."+name, settings, &f); err != nil {
@@ -216,7 +215,7 @@ func oneDocument(text string) error {
 	return nil
 }
 
-// backend checks the values of one backend and fills in what follows from them.
+// backend checks the values of one backend and applies defaults.
 func (f fileBackend) backend(name string, place func(key string) string) (Backend, error) {
 	b := Backend{
 		Name:                  name,
@@ -269,8 +268,8 @@ func checkRegion(place, region string) error {
 	return nil
 }
 
-// checkEndpoint gives the URL in its canonical form: scheme and host, no trailing slash. Texts do not repeat the value,
-// which may hold a password.
+// checkEndpoint returns the URL in its canonical form: scheme and host, no trailing slash. Errors do not repeat the value, which
+// may contain a password.
 func checkEndpoint(place, endpoint string) (string, error) {
 	if endpoint == "" {
 		return "", nil
@@ -280,11 +279,11 @@ func checkEndpoint(place, endpoint string) (string, error) {
 	case err != nil:
 		return "", fault.Field(place, "is not a URL")
 	case u.Scheme != "http" && u.Scheme != "https":
-		return "", fault.Field(place, "must begin with https:// or http://")
+		return "", fault.Field(place, "must start with https:// or http://")
 	case u.User != nil:
-		return "", fault.Field(place, "must not hold a user or password: keys come from a secret or the driver's own environment")
+		return "", fault.Field(place, "must not contain a user or password; keys come from a secret or the driver's own environment")
 	case u.Hostname() == "" || strings.ContainsAny(u.Host, "\\%*?# "):
-		return "", fault.Field(place, "has no usable host")
+		return "", fault.Field(place, "has no valid host")
 	case u.Path != "" && u.Path != "/", u.RawQuery != "", u.ForceQuery, strings.Contains(endpoint, "#"):
 		return "", fault.Field(place, "must be scheme, host and port only, without a path or query")
 	}
@@ -293,7 +292,7 @@ func checkEndpoint(place, endpoint string) (string, error) {
 
 // readBounded reads a regular file of at most limit bytes.
 func readBounded(path string, limit int64) ([]byte, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a FIFO is refused below, not waited for
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0) // do not block on a FIFO, which is refused below
 	if err != nil {
 		return nil, err
 	}
@@ -310,7 +309,7 @@ func readBounded(path string, limit int64) ([]byte, error) {
 	return data, err
 }
 
-// Clip keeps a foreign text short and on one line in a message: at most limit bytes of it.
+// Clip returns at most limit bytes of a foreign text, on one line, for messages.
 func Clip(s string, limit int) string {
 	s = strings.Map(func(r rune) rune {
 		if r < ' ' || r == 0x7f {

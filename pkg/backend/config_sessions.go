@@ -14,19 +14,19 @@ import (
 )
 
 const (
-	// awsAudience is what AWS's STS wants to see in service accounts' tokens (Amazon EKS User Guide, "IAM roles for service
-	// accounts"); an IAM identity provider can be set to another.
+	// awsAudience is the default audience of service accounts' tokens for AWS's STS (Amazon EKS User Guide, "IAM roles for
+	// service accounts").
 	awsAudience = "sts.amazonaws.com"
-	// maxAudience bounds one, in bytes, as IAM does for the client ids of an identity provider.
+	// maxAudience bounds an audience in bytes, like IAM's client ids of an identity provider.
 	maxAudience = 255
-	// podIdentityAgent is where EKS Pod Identity's agent answers on every node that has it (Amazon EKS User Guide, "Understand
-	// how EKS Pod Identity works").
+	// podIdentityAgent is the URL of EKS Pod Identity's agent on nodes (Amazon EKS User Guide, "Understand how EKS Pod Identity
+	// works").
 	podIdentityAgent = "http://169.254.170.23/v1/credentials"
-	// podIdentityAgent6 is its address on nodes of IPv6 clusters, the one that is allowed without being link-local.
+	// podIdentityAgent6 is its address on nodes of IPv6 clusters. It is allowed although it is not link-local.
 	podIdentityAgent6 = "fd00:ec2::23"
 )
 
-// fileScope is the key scope. The word off without quotes is a boolean in YAML, which is what nobody means here.
+// fileScope is the key scope. YAML reads an unquoted off as false.
 type fileScope string
 
 // UnmarshalJSON implements json.Unmarshaler.
@@ -38,7 +38,7 @@ func (s *fileScope) UnmarshalJSON(raw []byte) error {
 	return json.Unmarshal(raw, (*string)(s))
 }
 
-// sessions reads what the file says about sessions and who may have them.
+// sessions reads the settings of sessions and their rules.
 func (f fileBackend) sessions(b *Backend, place func(key string) string) error {
 	if err := f.sts(b, place); err != nil {
 		return err
@@ -67,7 +67,7 @@ func (f fileBackend) sessions(b *Backend, place func(key string) string) error {
 	}
 	if f.PodIdentityAgent != "" {
 		if !b.AWS() {
-			return fault.Field(place("podIdentityAgent"), "is for backends that are AWS: EKS Pod Identity gives nothing that this service knows")
+			return fault.Field(place("podIdentityAgent"), "is only for AWS, because other services do not accept credentials of EKS Pod Identity")
 		}
 		if err := CheckAgent(f.PodIdentityAgent); err != nil {
 			return fault.Field(place("podIdentityAgent"), "%w", err)
@@ -94,36 +94,36 @@ func (f fileBackend) sts(b *Backend, place func(key string) string) (err error) 
 		switch k := credentials.Kind(kind); k {
 		case credentials.AssumeRole, credentials.WebIdentity, credentials.FederationToken:
 			if slices.Contains(b.STS.Kinds, k) {
-				return fault.Field(place("sts.kinds"), "name %s twice", k)
+				return fault.Field(place("sts.kinds"), "has %s twice", k)
 			}
 			b.STS.Kinds = append(b.STS.Kinds, k)
 		default:
 			return fault.Field(place("sts.kinds"), "%q is none of %s, %s, %s", Clip(kind, 32), credentials.AssumeRole, credentials.WebIdentity, credentials.FederationToken)
 		}
 	}
-	slices.Sort(b.STS.Kinds) // their order means nothing
+	slices.Sort(b.STS.Kinds) // for Revision
 	for _, c := range f.STS.Audience {
 		if c <= ' ' || c > '~' || len(f.STS.Audience) > maxAudience {
-			return fault.Field(place("sts.audience"), "is not an audience: at most %d printable characters without a space", maxAudience)
+			return fault.Field(place("sts.audience"), "is not an audience: at most %d printable characters without spaces", maxAudience)
 		}
 	}
 	switch {
 	case f.STS.Audience == credentials.PodIdentityAudience:
-		return fault.Field(place("sts.audience"), "is that of EKS Pod Identity, whose tokens go to its agent and to no STS")
+		return fault.Field(place("sts.audience"), "is that of EKS Pod Identity, whose tokens go to its agent and not to STS")
 	case f.STS.RoleOptional && b.AWS():
-		return fault.Field(place("sts.roleOptional"), "is for services where AssumeRole needs no role, as MinIO; AWS refuses that")
+		return fault.Field(place("sts.roleOptional"), "is for services where AssumeRole needs no role, such as MinIO; AWS needs one")
 	}
 	return nil
 }
 
-// checkRole holds a role of the config against what the backend's service can have.
+// checkRole checks a role of the config.
 func checkRole(b Backend, arn string, templates bool) error {
 	role := volume.Role(arn)
 	if err := role.Check(); err != nil {
 		return err
 	}
 	if role.Templated() && !templates {
-		return errors.New("must not hold templates: there is no pod here")
+		return errors.New("must not contain templates, because there is no pod")
 	}
 	if err := CheckTemplates(arn); err != nil {
 		return err
@@ -135,8 +135,7 @@ func checkRole(b Backend, arn string, templates bool) error {
 	return b.CheckRole(expanded)
 }
 
-// CheckRole tells whether the ARN is that of a role that this backend's service can have. The error continues a sentence about
-// the ARN.
+// CheckRole refuses an ARN that is not of a role of this backend's service. The error continues a sentence about the ARN.
 func (b Backend) CheckRole(arn string) error {
 	role, err := credentials.ParseRole(arn)
 	if err != nil {
@@ -148,15 +147,15 @@ func (b Backend) CheckRole(arn string) error {
 	return nil
 }
 
-// CheckTemplates refuses a role in which two pods could expand to the same name: between ${pod.namespace} and
-// ${pod.serviceAccountName} something must stand that neither can hold, so that "a-b" and "c" are not "a" and "b-c". The error
+// CheckTemplates refuses a role that could expand to the same name for two pods: ${pod.namespace} and ${pod.serviceAccountName}
+// must be separated by a character that neither can contain, so that "a-b" and "c" differ from "a" and "b-c". The error
 // continues a sentence about the role.
 func CheckTemplates(role string) error {
 	pieces := strings.Split(role, "${")
 	for i := 1; i+1 < len(pieces); i++ {
 		name, between, _ := strings.Cut(pieces[i], "}")
 		next, _, _ := strings.Cut(pieces[i+1], "}")
-		if name == next { // the same value twice; what differs stands elsewhere
+		if name == next { // the same value twice
 			continue
 		}
 		holds := "abcdefghijklmnopqrstuvwxyz0123456789-" // a namespace is a DNS label
@@ -164,22 +163,22 @@ func CheckTemplates(role string) error {
 			holds += "." // a service account is a DNS name
 		}
 		if strings.Trim(between, holds) == "" {
-			return errors.New("could be one role for two pods: put a . after ${pod.namespace}, or a / or _ between the templates, so that namespace a-b with service account c is not namespace a with b-c")
+			return errors.New("could be the same role for two pods; put a . after ${pod.namespace}, or a / or _ between the templates, so that namespace a-b with service account c differs from namespace a with b-c")
 		}
 	}
 	return nil
 }
 
-// CheckAgent tells whether the URL is one that EKS Pod Identity's agent can have: on this very machine, so that a token for it
-// never travels. The error continues a sentence about the URL.
+// CheckAgent refuses a URL of EKS Pod Identity's agent that is not on this machine, so that tokens for it stay on the node. The
+// error continues a sentence about the URL.
 func CheckAgent(uri string) error {
 	u, err := url.Parse(uri)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.User != nil || u.RawQuery != "" || u.ForceQuery || strings.Contains(uri, "#") {
-		return errors.New("must be a URL of scheme, address, port and path")
+		return errors.New("must be a URL with scheme, address, port and path only")
 	}
 	ip, err := netip.ParseAddr(u.Hostname())
 	if err != nil || ip.Zone() != "" || !ip.IsLoopback() && !ip.IsLinkLocalUnicast() && ip != netip.MustParseAddr(podIdentityAgent6) {
-		return errors.New("must have a loopback or link-local address (or " + podIdentityAgent6 + "): the agent answers on the node itself, and a token for it must not leave the node")
+		return errors.New("must have a loopback or link-local address (or " + podIdentityAgent6 + "), because a token for the agent must not leave the node")
 	}
 	return nil
 }

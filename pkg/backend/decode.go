@@ -10,15 +10,15 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
-// decodeKeys fills the struct that out points to from a JSON object, key by key, so that every error names its place.
-// encoding/json alone would take "Region" for "region" and would not say where an unknown key is.
+// decodeKeys fills the struct that out points to from a JSON object, key by key. Unlike encoding/json it is case-sensitive, and
+// all its errors name the place.
 func decodeKeys(place string, raw json.RawMessage, out any) error {
 	var keys map[string]json.RawMessage
 	if err := json.Unmarshal(raw, &keys); err != nil || keys == nil {
 		if place == "" {
 			return fault.Errorf(fault.Invalid, "the config file must be a map with the key backends")
 		}
-		return fault.Field(place, "must be a map of settings; write {} for one without any")
+		return fault.Field(place, "must be a map of settings; use {} for an empty one")
 	}
 	fields := fieldsByKey(out)
 	for _, key := range sortedKeys(keys) {
@@ -31,14 +31,14 @@ func decodeKeys(place string, raw json.RawMessage, out any) error {
 			return fault.Field(Clip(at, 200), "unknown key; known here: %s", strings.Join(sortedKeys(fields), ", "))
 		}
 		switch value := string(keys[key]); {
-		// An empty value is a template that was not filled in more often than a wish.
+		// An empty value is probably a template that was not filled in.
 		case value == "null":
 			if field.Kind() == reflect.Map {
 				continue
 			}
-			return fault.Field(at, "has no value; leave the key out for its default")
+			return fault.Field(at, "has no value; omit the key for its default")
 		case value == `""`:
-			return fault.Field(at, "is empty; leave the key out for its default")
+			return fault.Field(at, "is empty; omit the key for its default")
 		case field.Kind() == reflect.Slice:
 			if err := decodeList(at, keys[key], field); err != nil {
 				return err
@@ -64,7 +64,7 @@ func decodeList(at string, raw json.RawMessage, field reflect.Value) error {
 		return fault.Field(at, "must be a list")
 	}
 	if len(items) == 0 {
-		return fault.Field(at, "is empty; leave the key out for its default")
+		return fault.Field(at, "is empty; omit the key for its default")
 	}
 	list := reflect.MakeSlice(field.Type(), len(items), len(items))
 	for i, item := range items {
@@ -76,7 +76,7 @@ func decodeList(at string, raw json.RawMessage, field reflect.Value) error {
 			continue
 		}
 		if err := json.Unmarshal(item, list.Index(i).Addr().Interface()); err != nil || string(item) == "null" || string(item) == `""` {
-			return fault.Field(at, "must be a string that is not empty; put it in quotes")
+			return fault.Field(at, "must be a non-empty string in quotes")
 		}
 	}
 	field.Set(list)
@@ -94,7 +94,7 @@ func wanted(kind reflect.Kind) string {
 	}
 }
 
-// fieldsByKey gives the fields of the struct that v points to by their keys in the file.
+// fieldsByKey returns the fields of the struct that v points to by their keys in the file.
 func fieldsByKey(v any) map[string]reflect.Value {
 	fields := map[string]reflect.Value{}
 	s := reflect.ValueOf(v).Elem()

@@ -11,13 +11,13 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 )
 
-// directorySuffix ends the names of directory buckets, which have neither versions nor locks.
+// directorySuffix is the suffix of directory buckets, which have neither versions nor locks.
 const directorySuffix = "--x-s3"
 
-// Versioning is a bucket's versioning state. The zero value never had versions.
+// Versioning is a bucket's versioning state. The zero value is a bucket that never had versions.
 type Versioning struct {
 	Enabled   bool // every overwrite and delete keeps a version
-	Suspended bool // was enabled before: old versions may be there
+	Suspended bool // was enabled before, so there may be old versions
 	MFADelete bool // no program can delete versions
 }
 
@@ -29,14 +29,14 @@ type Retention struct {
 	Years   int    // in years
 }
 
-// Versioning asks for the bucket's versioning state. The answer is remembered as Validate's is. A service that does not have
-// the operation has no versions.
+// Versioning returns the bucket's versioning state, which is cached like Validate's answer. A service without the operation has no
+// versions.
 func (b *Buckets) Versioning(ctx context.Context, be Backend, keys credentials.Keys, info BucketInfo) (Versioning, error) {
 	if strings.HasSuffix(info.Name, directorySuffix) {
 		return Versioning{}, nil
 	}
 	key := bucketKey{be.Revision(), info.Name, b.identity(keys), info.Owner}
-	return b.versions.do(ctx, key, func(ctx context.Context) (Versioning, error) {
+	return b.versions.Get(ctx, key, func(ctx context.Context) (Versioning, error) {
 		client, err := b.clients.Bucket(ctx, be, keys, info)
 		if err != nil {
 			return Versioning{}, err
@@ -56,14 +56,14 @@ func (b *Buckets) Versioning(ctx context.Context, be Backend, keys credentials.K
 	})
 }
 
-// Retention asks for the bucket's object lock and default retention. The answer is remembered as Validate's is. A service that
-// does not have the operation, and a bucket without the configuration, have no lock.
+// Retention returns the bucket's object lock and default retention, which is cached like Validate's answer. A service without the
+// operation and a bucket without the configuration have no lock.
 func (b *Buckets) Retention(ctx context.Context, be Backend, keys credentials.Keys, info BucketInfo) (Retention, error) {
 	if strings.HasSuffix(info.Name, directorySuffix) {
 		return Retention{}, nil
 	}
 	key := bucketKey{be.Revision(), info.Name, b.identity(keys), info.Owner}
-	return b.locks.do(ctx, key, func(ctx context.Context) (Retention, error) {
+	return b.locks.Get(ctx, key, func(ctx context.Context) (Retention, error) {
 		client, err := b.clients.Bucket(ctx, be, keys, info)
 		if err != nil {
 			return Retention{}, err

@@ -13,24 +13,23 @@ import (
 )
 
 const (
-	// lookInterval is how often the config file is read again. It is read as a whole: a ConfigMap is replaced behind symbolic
-	// links, and CA files have their own.
+	// lookInterval is how often the config file is read. It is polled because a ConfigMap is replaced behind symbolic links and
+	// CA files may be elsewhere.
 	lookInterval = 10 * time.Second
-	// settleTime is how long a new content must stay the same: a file that is written in place is read half done otherwise,
-	// and half a config may be a good one.
+	// settleTime is how long a new content must stay the same. Otherwise a file that is written in place could be read half
+	// done, and half a config may be valid.
 	settleTime = time.Second
 )
 
-// Configured is a config that may be replaced by another: ask at each use.
+// Configured is a config that may change: get it for each use.
 type Configured interface {
-	// Config is the current one.
+	// Config returns the current config.
 	Config() *Config
-	// Changed is closed when Config is not what it is now any more; nil: never.
+	// Changed returns a channel that is closed when Config changes; nil: never.
 	Changed() <-chan struct{}
 }
 
-// Live is the config file over time. What is in force is always a good config: a file that becomes unusable changes nothing
-// until it is usable again.
+// Live reloads the config file. An invalid file is ignored: the last valid config stays in use.
 type Live struct {
 	path, region, endpoint string
 	interval               time.Duration
@@ -48,18 +47,17 @@ type LiveOption func(*Live)
 // WithInterval sets how often the file is read.
 func WithInterval(d time.Duration) LiveOption { return func(l *Live) { l.interval = d } }
 
-// NewLive reads the config file as LoadConfig does; path "" is the config without a file. An error is that of LoadConfig: what
-// is not usable at start is not started with.
+// NewLive reads the config file like LoadConfig and returns its errors; path "" is the config without a file.
 func NewLive(path, region, endpoint string, opts ...LiveOption) (*Live, error) {
 	l := &Live{
 		path: path, region: region, endpoint: endpoint, interval: lookInterval, changed: make(chan struct{}),
 		reloads: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "s3csi_config_reloads_total",
-			Help: "Contents of the config file and its CA files that were new since the start: taken over (success), or refused because they cannot be used (failure).",
+			Help: "Reloads of a changed config file or CA file, by result: success or failure (the file is invalid).",
 		}, []string{"result"}),
 		successful: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "s3csi_config_last_reload_successful",
-			Help: "1 if the driver works with the config file as it is now, 0 if that cannot be used and an older one is in force.",
+			Help: "Whether the current config file is in use: 1, or 0 if it is invalid and the last valid one is in use.",
 		}),
 	}
 	for _, opt := range opts {
@@ -96,23 +94,23 @@ func (l *Live) Register(r prometheus.Registerer) error {
 // Config implements Configured.
 func (l *Live) Config() *Config { return l.current.Load() }
 
-// Changed implements Configured. Whoever waits for it asks for it first and for Config then, or may miss a change.
+// Changed implements Configured. Call it before Config, or a change may be missed.
 func (l *Live) Changed() <-chan struct{} {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.changed
 }
 
-// Backend gives the backend of that name as it is configured now. A name that the config does not have is a Precondition.
+// Backend returns the current backend of that name. An unknown name is a Precondition.
 func (l *Live) Backend(name string) (Backend, error) { return l.Config().Backend(name) }
 
-// Run looks at the file until ctx ends.
+// Run reloads the file until ctx ends.
 func (l *Live) Run(ctx context.Context) error {
 	if l.path == "" {
 		<-ctx.Done()
 		return nil
 	}
-	refused := "" // why, while the file as it is cannot be used
+	refused := "" // why the current file is invalid
 	for wait(ctx, l.interval) {
 		refused = l.look(ctx, refused)
 	}
@@ -126,13 +124,13 @@ func (l *Live) load() (*Config, error) {
 	return LoadConfig(l.path, l.region, l.endpoint)
 }
 
-// look reads the file once, and a new content twice. It tells why the file cannot be used; "" is no reason.
+// look reads the file, and a new content twice. It returns why the file is invalid, or "".
 func (l *Live) look(ctx context.Context, refused string) string {
 	logger := klog.FromContext(ctx).WithValues("file", l.path)
 	c, err := l.load()
 	if err == nil && c.same(l.Config()) {
 		if refused != "" {
-			logger.Info("The config file is again as it was when it could be used last")
+			logger.Info("Config file is valid again and unchanged")
 			l.successful.Set(1)
 		}
 		return ""
@@ -144,7 +142,7 @@ func (l *Live) look(ctx context.Context, refused string) string {
 	switch {
 	case err != nil && errAgain != nil && err.Error() == errAgain.Error():
 		if err.Error() != refused {
-			logger.Error(err, "The config file cannot be used any more; the last one that could stays in force until it is corrected")
+			logger.Error(err, "Config file is invalid, keeping the last valid one")
 			l.reloads.WithLabelValues(resultFailure).Inc()
 			l.successful.Set(0)
 		}
@@ -153,14 +151,14 @@ func (l *Live) look(ctx context.Context, refused string) string {
 		l.take(logger, again)
 		return ""
 	}
-	return refused // it is being written: the next look sees more
+	return refused // it is being written: check again at the next interval
 }
 
-// take puts a config in force.
+// take makes a config the current one.
 func (l *Live) take(logger klog.Logger, c *Config) {
 	old := l.current.Swap(c)
 	added, removed, changed := c.since(old)
-	logger.Info("The config file changed and is in force", "added", added, "removed", removed, "changed", changed)
+	logger.Info("Config file reloaded", "added", added, "removed", removed, "changed", changed)
 	l.reloads.WithLabelValues(resultSuccess).Inc()
 	l.successful.Set(1)
 	l.mu.Lock()
@@ -169,7 +167,7 @@ func (l *Live) take(logger klog.Logger, c *Config) {
 	l.changed = make(chan struct{})
 }
 
-// same tells whether two configs say the same.
+// same reports whether two configs are equal.
 func (c *Config) same(other *Config) bool {
 	return maps.Equal(c.revisions(), other.revisions())
 }
@@ -182,7 +180,7 @@ func (c *Config) revisions() map[string]string {
 	return all
 }
 
-// since compares with an older config: the names of backends that are new, gone and different.
+// since returns the names of backends that were added, removed and changed since an older config.
 func (c *Config) since(old *Config) (added, removed, changed []string) {
 	now, before := c.revisions(), old.revisions()
 	for _, name := range slices.Sorted(maps.Keys(now)) {
@@ -201,7 +199,7 @@ func (c *Config) since(old *Config) (added, removed, changed []string) {
 	return added, removed, changed
 }
 
-// wait tells whether d passed before ctx ended.
+// wait reports whether d passed before ctx ended.
 func wait(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()

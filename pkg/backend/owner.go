@@ -14,15 +14,15 @@ import (
 )
 
 const (
-	// accountTTL is long because a key never changes its account.
+	// accountTTL is long because the account of a key never changes.
 	accountTTL = time.Hour
-	// noAccountTTL is long because networks without a way to STS stay so, and each question costs stsBound.
+	// noAccountTTL is long because a network without access to STS rarely gets it, and each attempt takes stsBound.
 	noAccountTTL = 10 * time.Minute
-	// stsBound is what finding the account may take of an RPC's time.
+	// stsBound bounds the request for the account.
 	stsBound = 3 * time.Second
 )
 
-// account is a caller's account id; "" where it cannot be known.
+// account is a caller's account id; "" if it is unknown.
 type account struct{ id string }
 
 func keepAccount(a account, err error) time.Duration {
@@ -35,13 +35,12 @@ func keepAccount(a account, err error) time.Duration {
 	return accountTTL
 }
 
-// expectedOwner is the account that must own a bucket: as given, as configured, or the caller's own. "" sends no
-// expectation.
+// expectedOwner returns the account that must own a bucket: the given one, the configured one, or the caller's own. "" disables
+// the check.
 //
-// The caller's own account is asked for on AWS and where the backend declares an STS. A service whose STS refuses the question
-// has no answer (MinIO's does not know it), and so has AWS where its STS cannot be reached: private networks often have a
-// way to S3 only. Only an STS that the operator declared and that does not answer is an error, because an outage
-// must not take the check away silently.
+// The caller's own account is requested on AWS and if the backend declares an STS. It is unknown if the STS refuses the request
+// (MinIO's does not support it), and on AWS if STS cannot be reached, because private networks often have access to S3 only.
+// But a declared STS that does not answer is an error: an outage must not disable the check silently.
 func (b *Buckets) expectedOwner(ctx context.Context, be Backend, keys credentials.Keys, given string) (string, error) {
 	switch {
 	case given != "":
@@ -50,17 +49,17 @@ func (b *Buckets) expectedOwner(ctx context.Context, be Backend, keys credential
 		return be.ExpectedBucketOwner, nil
 	case !be.AWS() && be.STS == nil:
 		return "", nil
-	case keys.Account != "": // whoever made the session told it
+	case keys.Account != "": // from the service that made the session
 		return keys.Account, nil
 	}
-	// Each session has keys of its own, so that what does not depend on them is not asked anew for each.
+	// Each session has keys of its own, so an answer that does not depend on them is cached separately.
 	if until, ok := b.mute.Load(be.Revision()); ok {
 		if until, ok := until.(time.Time); ok && b.now().Before(until) {
 			return "", nil
 		}
 		b.mute.Delete(be.Revision())
 	}
-	a, err := b.accounts.do(ctx, bucketKey{backend: be.Revision(), identity: b.identity(keys)}, func(ctx context.Context) (account, error) {
+	a, err := b.accounts.Get(ctx, bucketKey{backend: be.Revision(), identity: b.identity(keys)}, func(ctx context.Context) (account, error) {
 		return b.askAccount(ctx, be, keys)
 	})
 	return a.id, err
@@ -79,27 +78,27 @@ func (b *Buckets) askAccount(ctx context.Context, be Backend, keys credentials.K
 	}
 	if err != nil {
 		if ctx.Err() != nil {
-			return account{}, Classify(err, "asking STS of "+be.String()+" for the caller's account")
+			return account{}, Classify(err, "get the caller's account from STS of "+be.String())
 		}
-		err = Classify(err, "asking STS of "+be.String()+" for the caller's account")
+		err = Classify(err, "get the caller's account from STS of "+be.String())
 		unanswered := fault.Is(err, fault.Unavailable) || fault.Is(err, fault.Timeout) || fault.Is(err, fault.Unknown)
 		if be.STS != nil && unanswered {
-			return account{}, fault.Errorf(fault.Unavailable, "%w; without it the bucket's owner cannot be checked: set expectedBucketOwner on the backend to need no STS", err)
+			return account{}, fault.Errorf(fault.Unavailable, "%w; the bucket's owner cannot be checked without it, unless expectedBucketOwner is set on the backend", err)
 		}
 		if fault.Is(err, fault.Unauthenticated) {
-			return account{}, err // S3 would say the same, in worse words
+			return account{}, err // S3 would refuse the keys, too
 		}
 		if fault.Is(err, fault.Precondition) || fault.Is(err, fault.Unsupported) {
 			b.mute.Store(be.Revision(), b.now().Add(noAccountTTL))
 		}
 	}
 	if err == nil {
-		err = errors.New("STS named no account")
+		err = errors.New("STS returned no account")
 	}
 	if _, said := b.told.LoadOrStore(be.Name, true); said {
 		return account{}, nil
 	}
-	klog.FromContext(ctx).Info("The caller's account is not known; buckets are used whoever owns them. Set expectedBucketOwner on the backend to have it checked.",
+	klog.FromContext(ctx).Info("Bucket owner is not checked, caller's account unknown",
 		"backend", be.Name, "reason", err)
 	return account{}, nil
 }

@@ -17,10 +17,10 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
-// proofTTL is long because a service does not stop enforcing policies from one moment to the next.
+// proofTTL is long because services rarely stop enforcing policies.
 const proofTTL = time.Hour
 
-// neighbour is added to a prefix for one that begins like it and is another. No volume's name ends so.
+// neighbour is appended to a prefix to get a different prefix with the same beginning. No volume's name ends like this.
 const neighbour = "-s3-csi-scope-check/"
 
 func keepProof(_ struct{}, err error) time.Duration {
@@ -30,25 +30,25 @@ func keepProof(_ struct{}, err error) time.Duration {
 	return keepShortly(struct{}{}, err)
 }
 
-// ProveScope makes sure that a session that was made for one prefix of a bucket, or for a whole bucket without the driver's own
-// records, cannot do what it must not: list the bucket's root, list a neighbour that begins with the same name, look at an object
-// outside. For a whole bucket it is the records that must be refused. It says nothing about what the session can do: see CheckAccess.
+// ProveScope checks that a session for one prefix of a bucket cannot list the bucket's root, list a neighbour prefix with the same
+// beginning, or read an object outside. For a session for a whole bucket it checks that the driver's records are refused. For
+// what the session can do see CheckAccess.
 //
-// A directory bucket has nothing to prove: whoever may use it may use all of it.
+// Directory buckets are not checked, because their sessions are for the whole bucket.
 //
-// It is asked for once per revision of the backend, bucket and class, which names the identity that sessions are made of
-// (credentials.Order.Class), and remembered. region and owner are those of CheckAccess's answer.
+// The answer is cached per revision of the backend, bucket and class, which names the identity that sessions are made from
+// (credentials.Order.Class). region and owner are those of CheckAccess's answer.
 //
-// Precondition: the session could do more than it may, because the service does not enforce session policies.
+// Precondition: the service does not enforce session policies.
 func (b *Buckets) ProveScope(ctx context.Context, be Backend, keys credentials.Keys, class, bucket, prefix, region, owner string) error {
 	if be.AWS() && strings.HasSuffix(bucket, directorySuffix) {
-		return nil // its sessions have no parts of the bucket in their policies
+		return nil // policies of its sessions cannot name parts of the bucket
 	}
 	key := bucketKey{be.Revision(), bucket, class, owner}
 	if prefix == "" {
 		key.identity += " whole" // another policy
 	}
-	_, err := b.proofs.do(ctx, key, func(ctx context.Context) (struct{}, error) {
+	_, err := b.proofs.Get(ctx, key, func(ctx context.Context) (struct{}, error) {
 		info := BucketInfo{Name: bucket, Region: region, Owner: owner}
 		if region == "" {
 			info.Region = be.StartRegion()
@@ -81,7 +81,7 @@ func (b *Buckets) proveScope(ctx context.Context, be Backend, keys credentials.K
 		all[len(lists)] = refused(be, err, "look at objects like "+info.Name+"/"+object)
 	})
 	wg.Wait()
-	// What a session can do beyond its scope counts more than a service that did not answer.
+	// A session that exceeds its scope matters more than a service that did not answer.
 	for _, err := range all {
 		if fault.Is(err, fault.Precondition) {
 			return err
@@ -99,11 +99,11 @@ func first(all []error) error {
 	return nil
 }
 
-// refused judges the answer to a request that must be refused.
+// refused interprets the answer to a request that must be refused.
 func refused(be Backend, err error, what string) error {
 	if err == nil || IsNotFound(err) && !IsNoSuchBucket(err) {
-		return fault.Errorf(fault.Precondition, "%s does not enforce session policies: a session that was made for one volume can also %s. "+
-			"With this service mounts cannot be kept to their volumes by their credentials: say scope: off on the backend in the driver's config file, and give each volume a secret of its own", be, what)
+		return fault.Errorf(fault.Precondition, "%s does not enforce session policies: a session for one volume can also %s; "+
+			"set scope: off on the backend in the driver's config file, and give each volume a secret of its own", be, what)
 	}
 	if a, _ := answered(err); a.status == http.StatusForbidden {
 		if _, other := meaningOf(a.code); !other {
@@ -113,5 +113,5 @@ func refused(be Backend, err error, what string) error {
 	if f := (*fault.Error)(nil); errors.As(err, &f) {
 		return err
 	}
-	return Classify(err, "trying whether "+be.String()+" keeps a session from what it must not do ("+what+")")
+	return Classify(err, "check that "+be.String()+" enforces session policies ("+what+")")
 }

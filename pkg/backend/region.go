@@ -11,14 +11,14 @@ import (
 	smithyhttp "github.com/aws/smithy-go/transport/http"
 )
 
-// regionHeader is where S3 names the region of a bucket, in answers of every kind.
+// regionHeader has the region of the bucket in all answers of S3.
 const regionHeader = "X-Amz-Bucket-Region"
 
-// maxErrorBody is how much of an error's body is looked at, in bytes.
+// maxErrorBody bounds the part of an error's body that is read, in bytes.
 const maxErrorBody = 64 << 10
 
-// inRegion does try for info, and once more where the service says that the bucket is in another region. try gives the
-// region that an answer names. On success the region in info is the one to use.
+// inRegion calls try for info, and again if the service says that the bucket is in another region. try returns the region that an
+// answer names. On success the region in the result is the one to use.
 func (b *Buckets) inRegion(be Backend, info BucketInfo, try func(BucketInfo) (string, error)) (BucketInfo, error) {
 	named, err := try(info)
 	if err != nil {
@@ -31,15 +31,15 @@ func (b *Buckets) inRegion(be Backend, info BucketInfo, try func(BucketInfo) (st
 			return info, err
 		}
 	}
-	// What worked is right, except on AWS, where a bucket may answer in a region that is not its own. Other services put
-	// anything into that header.
+	// The region of a successful request is right, except on AWS, where a bucket may answer in another region. Other services
+	// may set the header to anything.
 	if be.AWS() && regionName.MatchString(named) {
 		info.Region = named
 	}
 	return info, nil
 }
 
-// movedTo is the region that a refusal in region says the bucket is in, or "".
+// movedTo returns the region that an error of a request in region names for the bucket, or "".
 func movedTo(err error, region string) string {
 	a, ok := answered(err)
 	if !ok || a.region() == region {
@@ -52,8 +52,8 @@ func movedTo(err error, region string) string {
 	return ""
 }
 
-// nameRegion puts a bucket's region into the header where a service names it in an error's body only, from which the SDK
-// takes no more than code and message.
+// nameRegion sets the header if a service names a bucket's region only in an error's body, from which the SDK reads no more than
+// code and message.
 func nameRegion(s *middleware.Stack) error {
 	return s.Deserialize.Add(middleware.DeserializeMiddlewareFunc("NameRegion", func(ctx context.Context, in middleware.DeserializeInput, next middleware.DeserializeHandler) (middleware.DeserializeOutput, middleware.Metadata, error) {
 		out, metadata, err := next.HandleDeserialize(ctx, in)
@@ -69,7 +69,7 @@ func nameRegion(s *middleware.Stack) error {
 		if readErr == nil && xml.Unmarshal(body, &named) == nil && named.Code == "AuthorizationHeaderMalformed" && named.Region != "" {
 			resp.Header.Set(regionHeader, named.Region)
 		}
-		// What was read goes before what is left, or before the error that ended it.
+		// Put what was read before the rest, or before the error that ended it.
 		resp.Body = struct {
 			io.Reader
 			io.Closer

@@ -16,8 +16,8 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
-// Makes tells whether the backend's token service makes sessions of that kind, as the operator says. AWS's makes all; another
-// makes what is declared, and where only sts is, those that are common: assumeRole and webIdentity.
+// Makes reports whether the backend's token service makes sessions of that kind. AWS's makes all kinds, other services those that
+// are declared, by default assumeRole and webIdentity.
 func (b Backend) Makes(kind credentials.Kind) bool {
 	switch {
 	case kind == credentials.AsIs:
@@ -34,7 +34,7 @@ func (b Backend) Makes(kind credentials.Kind) bool {
 	return false
 }
 
-// Audience is that of the service accounts' tokens that may be sent to the backend's token service; "": none may.
+// Audience returns the audience of tokens that may be sent to the backend's token service; "": none may.
 func (b Backend) Audience() string {
 	switch {
 	case b.STS != nil && b.STS.Audience != "":
@@ -45,7 +45,7 @@ func (b Backend) Audience() string {
 	return ""
 }
 
-// Audiences are those of all tokens that this backend has use for.
+// Audiences returns the audiences of all tokens that this backend can use.
 func (b Backend) Audiences() []string {
 	var all []string
 	if a := b.Audience(); a != "" {
@@ -57,10 +57,10 @@ func (b Backend) Audiences() []string {
 	return all
 }
 
-// RoleOptional tells whether the token service makes sessions without being told a role.
+// RoleOptional reports whether the token service makes sessions without a role.
 func (b Backend) RoleOptional() bool { return b.STS != nil && b.STS.RoleOptional }
 
-// AgentURI is where EKS Pod Identity's agent answers.
+// AgentURI returns the URL of EKS Pod Identity's agent.
 func (b Backend) AgentURI() string {
 	if b.PodIdentityAgent != "" {
 		return b.PodIdentityAgent
@@ -68,8 +68,8 @@ func (b Backend) AgentURI() string {
 	return podIdentityAgent
 }
 
-// Addresses are those of the backend's services, as far as its configuration has them as addresses, and that of EKS Pod Identity's
-// agent for mounts whose credentials can be from there: their helpers ask it for each new session.
+// Addresses returns the IP addresses in the backend's configuration, and that of EKS Pod Identity's agent if helpers of mounts
+// with these credentials may use it.
 func (b Backend) Addresses(source string) []netip.Addr {
 	urls := []string{b.Endpoint}
 	if b.STS != nil {
@@ -82,7 +82,7 @@ func (b Backend) Addresses(source string) []netip.Addr {
 	for _, raw := range urls {
 		u, err := url.Parse(raw)
 		if err != nil {
-			continue // the configuration was read: it is no URL with an address
+			continue // validated when the config was read
 		}
 		if a, err := netip.ParseAddr(u.Hostname()); err == nil {
 			all = append(all, a.Unmap().WithZone(""))
@@ -91,7 +91,7 @@ func (b Backend) Addresses(source string) []netip.Addr {
 	return all
 }
 
-// Partition is the part of AWS that the backend's region is in, as ARNs name it; other services write "aws".
+// Partition returns the AWS partition of the backend's region for ARNs; "aws" for other services.
 func (b Backend) Partition() string {
 	if !b.AWS() {
 		return "aws"
@@ -99,9 +99,9 @@ func (b Backend) Partition() string {
 	return partitionOf(b.StartRegion())
 }
 
-// partitionOf is the partition of AWS that a region is in.
+// partitionOf returns the AWS partition of a region.
 func partitionOf(region string) string {
-	// AWS General Reference, "AWS service endpoints"; the SDK knows the same by these beginnings.
+	// AWS General Reference, "AWS service endpoints".
 	for _, p := range []struct{ start, partition string }{
 		{"cn-", "aws-cn"}, {"us-gov-", "aws-us-gov"}, {"us-iso-", "aws-iso"}, {"us-isob-", "aws-iso-b"}, {"us-isof-", "aws-iso-f"},
 		{"eu-isoe-", "aws-iso-e"}, {"eusc-", "aws-eusc"},
@@ -113,8 +113,8 @@ func partitionOf(region string) string {
 	return "aws"
 }
 
-// ScopeOf is the scope of a volume that asks for wanted ("" asks for nothing). A volume can ask for more than its backend says
-// and never for less; the error is a Precondition.
+// ScopeOf returns the scope of a volume that asks for wanted, or "" for the default. A volume can be stricter than its backend and
+// never less strict; the error is a Precondition.
 func (b Backend) ScopeOf(wanted string) (string, error) {
 	rank := map[string]int{volume.ScopeOff: 1, volume.ScopeAuto: 2, volume.ScopeRequired: 3}
 	switch {
@@ -125,13 +125,13 @@ func (b Backend) ScopeOf(wanted string) (string, error) {
 	case rank[wanted] == 0:
 		return "", fault.Field("scope", "is %q, must be %s, %s or %s", Clip(wanted, 32), volume.ScopeRequired, volume.ScopeAuto, volume.ScopeOff)
 	case b.Scope != "" && rank[wanted] < rank[b.Scope]:
-		return "", fault.Errorf(fault.Precondition, "the volume says scope: %s, but %s demands at least scope: %s: take it out of the volume, or change scope of the backend in the driver's config file", wanted, b, b.Scope)
+		return "", fault.Errorf(fault.Precondition, "the volume has scope: %s, but %s requires at least scope: %s; remove it from the volume, or change scope of the backend in the driver's config file", wanted, b, b.Scope)
 	}
 	return wanted, nil
 }
 
-// STSService is how the backend's token service is reached, also from another process: with the CA certificates, the proxy
-// that the driver's environment names, and on AWS what that says about endpoints. Errors are Precondition.
+// STSService returns how another process can reach the backend's token service: with the CA certificates, the proxy and the
+// endpoint settings of the driver's environment. Errors are Precondition.
 func (c *Clients) STSService(ctx context.Context, b Backend) (credentials.STSService, error) {
 	ca, err := b.CA()
 	if err != nil {
@@ -151,11 +151,11 @@ func (c *Clients) STSService(ctx context.Context, b Backend) (credentials.STSSer
 	}
 	at, err := o.EndpointResolverV2.ResolveEndpoint(ctx, sts.EndpointParameters{Region: &s.Region, Endpoint: o.BaseEndpoint, UseFIPS: &s.FIPS, UseDualStack: &s.DualStack})
 	if err != nil {
-		return s, fault.Errorf(fault.Precondition, "%s: there is no token service to ask in region %s: correct region or sts.region of the backend: %w", b, s.Region, err)
+		return s, fault.Errorf(fault.Precondition, "%s: no token service in region %s; correct region or sts.region of the backend: %w", b, s.Region, err)
 	}
 	proxy, err := c.proxy(&http.Request{URL: &at.URI})
 	if err != nil {
-		return s, fault.Errorf(fault.Precondition, "the driver's environment names a proxy (HTTPS_PROXY, HTTP_PROXY) that is no URL")
+		return s, fault.Errorf(fault.Precondition, "the proxy in the driver's environment (HTTPS_PROXY, HTTP_PROXY) is not a URL")
 	}
 	if proxy != nil {
 		s.Proxy = proxy.String()

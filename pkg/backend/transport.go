@@ -14,8 +14,8 @@ import (
 	"github.com/aws/aws-sdk-go-v2/aws"
 )
 
-// Bounds of one request. The caller's context is the real deadline; these tell a dead endpoint from a slow one early
-// enough for a second attempt. Listings and deletions of a thousand keys may take long to answer.
+// Bounds of one request. The caller's context is the deadline; these detect an endpoint that does not answer early enough for a
+// second attempt. Listings and deletions of a thousand keys may take long.
 const (
 	dialTimeout     = 4 * time.Second
 	tlsTimeout      = 4 * time.Second
@@ -23,7 +23,7 @@ const (
 	maxAttempts     = 3
 	maxBackoff      = 2 * time.Second
 
-	maxCAFileSize = 512 << 10 // bytes; a whole system bundle is half of that. What sessions are made from brings it to helpers in one message.
+	maxCAFileSize = 512 << 10 // bytes; twice a system bundle. Orders for helpers contain it in one message.
 )
 
 func newHTTPClient(roots *x509.CertPool) *http.Client {
@@ -41,7 +41,7 @@ func newHTTPClient(roots *x509.CertPool) *http.Client {
 			MaxIdleConnsPerHost:   32,
 			ForceAttemptHTTP2:     true,
 		},
-		// S3 answers with redirects to say where a bucket is. A followed one would carry a signature for another host.
+		// S3 redirects to a bucket's region. Following would send a signature to another host.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 }
@@ -59,15 +59,14 @@ func (b Backend) withCA() (Backend, error) {
 		b.roots = x509.NewCertPool() // a minimal image has none
 	}
 	if !b.roots.AppendCertsFromPEM(pem) {
-		return b, fmt.Errorf("%s holds no PEM certificate", b.CAFile)
+		return b, fmt.Errorf("%s has no PEM certificate", b.CAFile)
 	}
 	sum := sha256.Sum256(pem)
 	b.ca, b.caSum = string(pem), hex.EncodeToString(sum[:])
 	return b, nil
 }
 
-// WrongServer tells whether a request failed in a way that no second attempt can change: a certificate that is not trusted, a
-// server without TLS.
+// WrongServer reports whether a request failed permanently because of the server: an untrusted certificate, or no TLS.
 func WrongServer(err error) bool {
 	if c := (*tls.CertificateVerificationError)(nil); errors.As(err, &c) || errors.Is(err, http.ErrSchemeMismatch) {
 		return true

@@ -1,8 +1,7 @@
-// Package check finds out what S3 services and hosts can do for this driver, and says it to an operator: before there is a volume,
-// or when one does not work.
+// Package check reports to an operator what S3 services and hosts can do for this driver, before there are volumes or when one
+// does not work.
 //
-// It tries things instead of believing what is said about them, and removes what it made, whatever happens. What the other packages
-// know it asks them.
+// It tries each feature, with the code of the other packages where there is some, and always removes what it created.
 package check
 
 import (
@@ -12,30 +11,30 @@ import (
 	"strings"
 )
 
-// Result is what a check came to.
+// Result is the result of a check.
 type Result string
 
 // The results.
 const (
 	Yes     Result = "yes"
 	No      Result = "no"
-	Unknown Result = "unknown" // it could not be tried
+	Unknown Result = "unknown" // it could not be checked
 )
 
-// Row is one thing that was looked at.
+// Row is the result of one item.
 type Row struct {
 	Check  string `json:"check"` // a stable name
 	What   string `json:"what"`
 	Result Result `json:"result"`
-	// Needed tells that, as things are configured, the driver does not work without.
+	// Needed means that the driver does not work without it with the current configuration.
 	Needed bool `json:"needed"`
-	// Why is what was seen and what it means.
+	// Why is the observation and what it means.
 	Why string `json:"why"`
-	// Advice is what to do about it; "": nothing.
+	// Advice is what to do; "": nothing.
 	Advice string `json:"advice,omitempty"`
 }
 
-// Section is what belongs to one backend, or to the host.
+// Section has the rows of one backend or of the host.
 type Section struct {
 	Name string `json:"name"` // "backend default", "node"
 	Rows []Row  `json:"rows"`
@@ -43,11 +42,11 @@ type Section struct {
 
 // Report is the outcome of all checks.
 type Report struct {
-	OK       bool      `json:"ok"` // all that is needed is there
+	OK       bool      `json:"ok"` // no needed item failed
 	Sections []Section `json:"sections"`
 }
 
-// NewReport judges sections.
+// NewReport returns the report of sections.
 func NewReport(sections ...Section) Report {
 	r := Report{OK: true, Sections: sections}
 	for _, s := range sections {
@@ -58,7 +57,7 @@ func NewReport(sections ...Section) Report {
 	return r
 }
 
-// JSON writes the report for programs.
+// JSON writes the report as JSON.
 func (r Report) JSON(w io.Writer) error {
 	e := json.NewEncoder(w)
 	e.SetEscapeHTML(false)
@@ -66,7 +65,7 @@ func (r Report) JSON(w io.Writer) error {
 	return e.Encode(r)
 }
 
-// Table writes the report for people: what is missing although it is needed is marked.
+// Table writes the report as text. It marks needed items that failed.
 func (r Report) Table(w io.Writer) error {
 	widest := 0
 	for _, s := range r.Sections {
@@ -93,35 +92,35 @@ func (r Report) Table(w io.Writer) error {
 		b.WriteByte('\n')
 	}
 	if missing == 0 {
-		b.WriteString("Everything that the driver needs is there.\n")
+		b.WriteString("Everything that the driver needs is available.\n")
 	} else {
-		fmt.Fprintf(&b, "The driver needs what is marked with \"!\" (%d), and it is not there or not known to be.\n", missing)
+		fmt.Fprintf(&b, "The driver needs what is marked with \"!\" (%d), which is missing or unknown.\n", missing)
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
 }
 
-// rows collects what one section finds out.
+// rows collects the rows of a section.
 type rows struct{ all []Row }
 
 func (r *rows) add(row Row) { r.all = append(r.all, row) }
 
-// unknown adds rows for what could not be tried.
-func (r *rows) unknown(why string, checks ...thing) {
+// unknown adds rows for items that could not be checked.
+func (r *rows) unknown(why string, checks ...item) {
 	for _, c := range checks {
 		r.add(c.row(Unknown, why, ""))
 	}
 }
 
-// thing is a row before its result is known.
-type thing struct {
+// item is a row without its result.
+type item struct {
 	check, what string
 	needed      bool
 }
 
-func (t thing) row(result Result, why, advice string) Row {
-	return Row{Check: t.check, What: t.what, Result: result, Needed: t.needed, Why: why, Advice: advice}
+func (i item) row(result Result, why, advice string) Row {
+	return Row{Check: i.check, What: i.what, Result: result, Needed: i.needed, Why: why, Advice: advice}
 }
 
-// one is an error's text for a row: on one line.
+// one returns an error's text on one line.
 func one(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }

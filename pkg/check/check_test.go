@@ -17,13 +17,13 @@ import (
 func example() Report {
 	return NewReport(
 		Section{Name: "backend lab (https://s3.example)", Rows: []Row{
-			thing{"reachable", "the service answers", true}.row(Yes, "https://s3.example", ""),
-			thing{"conditionalWrites", "conditional writes", true}.row(No, "two controllers could make the same volume twice", "set singleController: true"),
-			thing{"versioning", "versions", false}.row(Yes, "", ""),
+			item{"reachable", "the service answers", true}.row(Yes, "https://s3.example", ""),
+			item{"conditionalWrites", "conditional writes", true}.row(No, "two controllers could make the same volume twice", "set singleController: true"),
+			item{"versioning", "versions", false}.row(Yes, "", ""),
 		}},
 		Section{Name: "node", Rows: []Row{
-			thing{"cgroups", "one hierarchy of cgroups", false}.row(No, "version 1 & <old>", ""),
-			thing{"fuseMount", "mounting FUSE", true}.row(Unknown, "there is no device", ""),
+			item{"cgroups", "one hierarchy of cgroups", false}.row(No, "version 1 & <old>", ""),
+			item{"fuseMount", "mounting FUSE", true}.row(Unknown, "there is no device", ""),
 		}},
 	)
 }
@@ -43,13 +43,13 @@ node
   no       one hierarchy of cgroups  version 1 & <old>
 ! unknown  mounting FUSE             there is no device
 
-The driver needs what is marked with "!" (2), and it is not there or not known to be.
+The driver needs what is marked with "!" (2), which is missing or unknown.
 `
 	if b.String() != want {
 		t.Errorf("got\n%s\nwant\n%s", b.String(), want)
 	}
 	b.Reset()
-	if err := NewReport(Section{Name: "node"}).Table(&b); err != nil || b.String() != "node\n\nEverything that the driver needs is there.\n" {
+	if err := NewReport(Section{Name: "node"}).Table(&b); err != nil || b.String() != "node\n\nEverything that the driver needs is available.\n" {
 		t.Errorf("%q, %v", b.String(), err)
 	}
 }
@@ -88,7 +88,7 @@ func TestOnlyWhatIsNeededCounts(t *testing.T) {
 		{"there", true, Yes, true}, {"not there", true, No, false}, {"not known", true, Unknown, false},
 		{"not there and not needed", false, No, true}, {"not known and not needed", false, Unknown, true},
 	} {
-		if got := NewReport(Section{Rows: []Row{thing{"x", "x", tc.needed}.row(tc.result, "", "")}}).OK; got != tc.want {
+		if got := NewReport(Section{Rows: []Row{item{"x", "x", tc.needed}.row(tc.result, "", "")}}).OK; got != tc.want {
 			t.Errorf("%s: %t", tc.name, got)
 		}
 	}
@@ -109,7 +109,7 @@ func TestWhatATokenServicesAnswerSays(t *testing.T) {
 		{code("MethodNotAllowed"), No},
 		{errors.New("connection reset"), Unknown},
 	} {
-		if got := asked(thing{"x", "x", false}, tc.err, "asking"); got.Result != tc.want || (tc.err != nil) != (got.Why != "") {
+		if got := asked(item{"x", "x", false}, tc.err, "asking"); got.Result != tc.want || (tc.err != nil) != (got.Why != "") {
 			t.Errorf("%v: %+v", tc.err, got)
 		}
 	}

@@ -15,49 +15,49 @@ import (
 
 const dnsBound = 5 * time.Second
 
-// dns looks the backends' host names up, as helpers do: with the host's configuration, or with that of this process.
-func (t *nodeTrial) dns(ctx context.Context) {
+// dns resolves the backends' host names like helpers: with the configuration of the host or of this process.
+func (r *nodeRun) dns(ctx context.Context) {
 	resolver, names := net.DefaultResolver, func(name string) []string { return []string{name} }
-	where, advice := "as this process does", "give the backend an endpoint that the host knows"
+	where, advice := "as this process does", "use an endpoint that the host can resolve"
 	switch {
-	case t.ns == nil: // what the host does cannot be found out
-	case !t.ns.Foreign():
+	case r.ns == nil: // the host's configuration is unknown
+	case !r.ns.Foreign():
 		where = "as the host does"
-	case t.PodDNS && t.dnsErr == nil:
+	case r.PodDNS && r.dnsErr == nil:
 		where = "as the driver's container does"
 		advice = "with hostNetwork: true the pod needs dnsPolicy: ClusterFirstWithHostNet for names of the cluster's services"
 	default:
 		where = "as the host does"
-		advice = "the host does not know names of the cluster's services as a rule: choose --node-dns=pod, or give the backend an endpoint that the host knows"
-		if t.PodDNS {
-			where = "as the host does, against --node-dns=pod: " + t.dnsErr.Error()
-			advice = "make the host's / a shared mount (mount --make-rshared /), as systemd does at boot, or choose --launcher=process, or give the backend an endpoint that the host knows"
+		advice = "hosts usually cannot resolve names of the cluster's services; set --node-dns=pod, or use an endpoint that the host can resolve"
+		if r.PodDNS {
+			where = "as the host does despite --node-dns=pod: " + r.dnsErr.Error()
+			advice = "make the host's / a shared mount (mount --make-rshared /), as systemd does at boot, or set --launcher=process, or use an endpoint that the host can resolve"
 		}
-		config, err := t.hosts(ctx)
+		config, err := r.hosts(ctx)
 		if err != nil {
-			for _, b := range t.Backends {
-				t.add(dnsThing(b).row(Unknown, one(err), ""))
+			for _, b := range r.Backends {
+				r.add(dnsItem(b).row(Unknown, one(err), ""))
 			}
 			return
 		}
-		resolver, names = asking(config), config.Names
+		resolver, names = resolverOf(config), config.Names
 	}
-	for _, b := range t.Backends {
-		what, name := dnsThing(b), hostName(b)
+	for _, b := range r.Backends {
+		what, name := dnsItem(b), hostName(b)
 		if net.ParseIP(name) != nil {
-			t.add(what.row(Yes, name+" is an address", ""))
+			r.add(what.row(Yes, name+" is an address", ""))
 			continue
 		}
 		addresses, err := lookUp(ctx, resolver, names(name))
 		if err != nil {
-			t.add(what.row(No, one(err)+", "+where, advice))
+			r.add(what.row(No, one(err)+", "+where, advice))
 			continue
 		}
-		t.add(what.row(Yes, name+" is "+addresses[0]+", "+where, ""))
+		r.add(what.row(Yes, name+" is "+addresses[0]+", "+where, ""))
 	}
 }
 
-// lookUp gives the addresses of the first name that has some.
+// lookUp returns the addresses of the first name that has some.
 func lookUp(ctx context.Context, resolver *net.Resolver, names []string) (addresses []string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, dnsBound)
 	defer cancel()
@@ -69,9 +69,8 @@ func lookUp(ctx context.Context, resolver *net.Resolver, names []string) (addres
 	return nil, err
 }
 
-// asking is a resolver that asks the servers of a configuration. It knows its own domains no more than others': names have to
-// be rooted.
-func asking(config resolvconf.Config) *net.Resolver {
+// resolverOf returns a resolver with the servers of a configuration. It ignores search domains, so names must be rooted.
+func resolverOf(config resolvconf.Config) *net.Resolver {
 	return &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (c net.Conn, err error) {
 		for _, s := range config.Nameservers {
 			if c, err = new(net.Dialer).DialContext(ctx, network, net.JoinHostPort(s, "53")); err == nil {
@@ -82,11 +81,11 @@ func asking(config resolvconf.Config) *net.Resolver {
 	}}
 }
 
-func dnsThing(b backend.Backend) thing {
-	return thing{"dns." + b.Name, "DNS of backend " + b.Name, true}
+func dnsItem(b backend.Backend) item {
+	return item{"dns." + b.Name, "DNS of backend " + b.Name, true}
 }
 
-// hostName is where the backend's requests go; on AWS to names below this one.
+// hostName returns the host of the backend's requests; on AWS they go to names below it.
 func hostName(b backend.Backend) string {
 	if u, err := url.Parse(b.Endpoint); err == nil && !b.AWS() {
 		return u.Hostname()
@@ -98,10 +97,10 @@ func hostName(b backend.Backend) string {
 	return name
 }
 
-// hosts is the host's configuration.
-func (t *nodeTrial) hosts(ctx context.Context) (resolvconf.Config, error) {
+// hosts returns the host's configuration.
+func (r *nodeRun) hosts(ctx context.Context) (resolvconf.Config, error) {
 	found := make(chan resolvconf.Config, 1)
-	err := t.ns.Do(ctx, "reading the host's "+resolvconf.File, func() error {
+	err := r.ns.Do(ctx, "read the host's "+resolvconf.File, func() error {
 		config, err := resolvconf.Read(resolvconf.File)
 		found <- config
 		return err

@@ -28,7 +28,7 @@ func TestEveryRowIsDocumentedAndNoOther(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	row := regexp.MustCompile(`\bthing\{"([A-Za-z0-9.]+)"|\{"([A-Za-z0-9]+)", "[^"]+", [a-z!]`)
+	row := regexp.MustCompile(`\bitem\{"([A-Za-z0-9.]+)"|\{"([A-Za-z0-9]+)", "[^"]+", [a-z!]`)
 	for _, path := range sources {
 		if strings.HasSuffix(path, "_test.go") {
 			continue

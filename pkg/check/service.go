@@ -18,31 +18,31 @@ import (
 )
 
 const (
-	// bound is what all checks of one backend may take.
+	// bound limits all checks of one backend.
 	bound = 3 * time.Minute
-	// cleanupBound is what removing their traces may take, which happens even when the operator has had enough.
+	// cleanupBound limits the cleanup, which also happens after an interrupt.
 	cleanupBound = 30 * time.Second
-	// straggling is how long a service may take to carry out a request that was broken off.
+	// straggling is how long to wait for the service to carry out an interrupted request.
 	straggling = time.Second
-	// BucketPrefix begins the name of a bucket that is made for a check.
+	// BucketPrefix is the prefix of buckets that checks create.
 	BucketPrefix = "s3-csi-check-"
 )
 
-// Sessions decides how sessions are made and makes them (session.Planner and session.Maker).
+// Sessions plans and makes sessions (session.Planner and session.Maker).
 type Sessions interface {
 	Plan(ctx context.Context, r session.Request) (credentials.Order, error)
 	Make(ctx context.Context, o credentials.Order) (credentials.Keys, error)
 }
 
-// Services checks backends. It uses the credentials of this process.
+// Services checks backends with the credentials of this process.
 type Services struct {
 	Clients  *backend.Clients
 	Buckets  *backend.Buckets
 	Sessions Sessions
-	// Bucket is one that is there already: only objects below a random prefix of policy.TrialPrefix are written in it. "": a bucket is made
-	// for each backend and removed again.
+	// Bucket is an existing bucket, in which only objects below a random prefix of policy.TrialPrefix are written. "": each backend
+	// gets a temporary bucket.
 	Bucket string
-	// NeedNoKeys says that the process may have no credentials, as nodes: then it is enough that the services answer.
+	// NeedNoKeys means that the process, like a node, needs no credentials: then services only have to answer.
 	NeedNoKeys bool
 }
 
@@ -50,175 +50,175 @@ type Services struct {
 func (s Services) Check(ctx context.Context, be backend.Backend) Section {
 	ctx, cancel := context.WithTimeout(ctx, bound)
 	defer cancel()
-	t := &trial{Services: s, be: be, prefix: policy.TrialPrefix + strings.ToLower(rand.Text()) + "/"}
-	t.run(ctx)
-	return Section{Name: be.String(), Rows: t.all}
+	r := &run{Services: s, be: be, prefix: policy.TrialPrefix + strings.ToLower(rand.Text()) + "/"}
+	r.do(ctx)
+	return Section{Name: be.String(), Rows: r.all}
 }
 
-// trial is the check of one backend.
-type trial struct {
+// run is one check of a backend.
+type run struct {
 	Services
 	rows
 	be     backend.Backend
 	keys   credentials.Keys // this process's own
 	info   backend.BucketInfo
 	client *s3.Client // of the bucket
-	prefix string     // of all that is written
-	made   bool       // the bucket is this check's own
+	prefix string     // of everything that is written
+	made   bool       // the check created the bucket
 }
 
-// What is looked at, in the order of the table.
-func (t *trial) things() (reachable, identity, bucket thing) {
-	bucket = thing{"createBucket", "make a bucket", false}
-	if t.Bucket != "" {
-		bucket = thing{"bucket", "use the bucket " + t.Bucket, true}
+// items returns the first items of the table.
+func (r *run) items() (reachable, identity, bucket item) {
+	bucket = item{"createBucket", "make a bucket", false}
+	if r.Bucket != "" {
+		bucket = item{"bucket", "use the bucket " + r.Bucket, true}
 	}
-	return thing{"reachable", "the service answers", true}, thing{"credentials", "the driver's own credentials", true}, bucket
+	return item{"reachable", "the service answers", true}, item{"credentials", "the driver's own credentials", true}, bucket
 }
 
-// What is known of a bucket.
-func bucketThings() (region, owner thing) {
-	return thing{"region", "the bucket's region", false}, thing{"bucketOwner", "whose the bucket is, is checked", false}
+// bucketItems returns the items about a bucket.
+func bucketItems() (region, owner item) {
+	return item{"region", "the bucket's region", false}, item{"bucketOwner", "whose the bucket is, is checked", false}
 }
 
-func (t *trial) run(ctx context.Context) {
-	reachable, identity, bucket := t.things()
-	region, owner := bucketThings()
-	keys, err := t.Clients.DriverKeys(ctx)
-	t.keys = keys
-	t.reach(ctx, reachable)
+func (r *run) do(ctx context.Context) {
+	reachable, identity, bucket := r.items()
+	region, owner := bucketItems()
+	keys, err := r.Clients.DriverKeys(ctx)
+	r.keys = keys
+	r.reach(ctx, reachable)
 	if err != nil {
-		defer t.withoutKeys()
-		t.add(identity.row(No, one(err), "run the check with credentials for this backend in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, as its volumes will have them"))
+		defer r.withoutKeys()
+		r.add(identity.row(No, one(err), "run the check with credentials for this backend in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, like those of its volumes"))
 	} else {
-		t.add(identity.row(Yes, "access key "+keys.AccessKeyID, ""))
+		r.add(identity.row(Yes, "access key "+keys.AccessKeyID, ""))
 	}
-	if err != nil || t.all[0].Result == No {
-		why := "there are no credentials to try it with"
-		if t.all[0].Result == No {
+	if err != nil || r.all[0].Result == No {
+		why := "there are no credentials"
+		if r.all[0].Result == No {
 			why = "the service does not answer"
 		}
-		t.unknown(why, append([]thing{bucket, region, owner}, t.storageThings()...)...)
-		t.unknown(why, t.sessionThings()...)
+		r.unknown(why, append([]item{bucket, region, owner}, r.storageItems()...)...)
+		r.unknown(why, r.sessionItems()...)
 		return
 	}
-	t.bucket(ctx, bucket)
-	if t.client == nil {
-		t.unknown("there is no bucket to try it in", append([]thing{region, owner}, t.storageThings()...)...)
-		t.sessions(ctx)
+	r.bucket(ctx, bucket)
+	if r.client == nil {
+		r.unknown("there is no bucket for it", append([]item{region, owner}, r.storageItems()...)...)
+		r.sessions(ctx)
 		return
 	}
-	defer t.cleanUp(ctx)
-	t.storage(ctx)
-	t.sessions(ctx)
+	defer r.cleanUp(ctx)
+	r.storage(ctx)
+	r.sessions(ctx)
 }
 
-// withoutKeys lets nothing count that takes credentials, where none are needed.
-func (t *trial) withoutKeys() {
-	for i := range t.all {
-		if t.NeedNoKeys && i > 0 {
-			t.all[i].Needed = false
+// withoutKeys marks items that need credentials as not needed if NeedNoKeys is set.
+func (r *run) withoutKeys() {
+	for i := range r.all {
+		if r.NeedNoKeys && i > 0 {
+			r.all[i].Needed = false
 		}
 	}
 }
 
-// reach finds out whether anything that speaks S3 answers, with whatever credentials.
-func (t *trial) reach(ctx context.Context, what thing) {
-	keys := t.keys
+// reach checks whether an S3 service answers, with any credentials.
+func (r *run) reach(ctx context.Context, what item) {
+	keys := r.keys
 	if keys.IsZero() {
 		keys = credentials.Keys{AccessKeyID: "s3-csi-check", SecretAccessKey: "none"}
 	}
-	client, err := t.Clients.S3(ctx, t.be, keys, "")
+	client, err := r.Clients.S3(ctx, r.be, keys, "")
 	if err == nil {
 		_, err = client.ListBuckets(ctx, &s3.ListBucketsInput{})
 	}
-	where := "AWS in region " + t.be.StartRegion()
-	if !t.be.AWS() {
-		where = t.be.Endpoint
+	where := "AWS in region " + r.be.StartRegion()
+	if !r.be.AWS() {
+		where = r.be.Endpoint
 	}
 	if err == nil || backend.ErrorCode(err) != "" {
-		t.add(what.row(Yes, where, ""))
+		r.add(what.row(Yes, where, ""))
 		return
 	}
-	t.add(what.row(No, one(backend.Classify(err, "asking "+where)), "correct endpoint and caFile of the backend in the driver's config file; check the network, proxies and firewalls from here"))
+	r.add(what.row(No, one(backend.Classify(err, "list buckets of "+where)), "check endpoint and caFile of the backend in the driver's config file, and network, proxies and firewalls"))
 }
 
-// bucket finds the bucket to try things in, or makes one.
-func (t *trial) bucket(ctx context.Context, what thing) {
-	if t.Bucket != "" {
-		info, err := t.Buckets.Validate(ctx, t.be, t.keys, t.Bucket, "")
+// bucket validates the given bucket, or creates one.
+func (r *run) bucket(ctx context.Context, what item) {
+	if r.Bucket != "" {
+		info, err := r.Buckets.Validate(ctx, r.be, r.keys, r.Bucket, "")
 		if err == nil {
-			t.client, err = t.Clients.Bucket(ctx, t.be, t.keys, info)
+			r.client, err = r.Clients.Bucket(ctx, r.be, r.keys, info)
 		}
 		if err != nil {
-			t.add(what.row(No, one(err), ""))
+			r.add(what.row(No, one(err), ""))
 			return
 		}
-		t.info = info
-		t.add(what.row(Yes, t.written(), ""))
-		t.known(nil)
+		r.info = info
+		r.add(what.row(Yes, r.written(), ""))
+		r.known(nil)
 		return
 	}
-	if t.create(ctx, what) {
-		info, err := t.Buckets.Validate(ctx, t.be, t.keys, t.info.Name, "")
+	if r.create(ctx, what) {
+		info, err := r.Buckets.Validate(ctx, r.be, r.keys, r.info.Name, "")
 		if err == nil {
-			t.info = info
-			t.client, err = t.Clients.Bucket(ctx, t.be, t.keys, info)
+			r.info = info
+			r.client, err = r.Clients.Bucket(ctx, r.be, r.keys, info)
 		}
-		t.known(err)
+		r.known(err)
 	}
 }
 
-// known tells what was found out about the bucket, or err in place of that.
-func (t *trial) known(err error) {
-	region, owner := bucketThings()
+// known adds the rows about the bucket, or err.
+func (r *run) known(err error) {
+	region, owner := bucketItems()
 	if err != nil {
 		owner.needed = true
-		t.unknown("the driver cannot use the bucket", region)
-		t.add(owner.row(No, "the driver cannot use a bucket that it made: "+one(err), "give the account that owns the backend's buckets with expectedBucketOwner in the driver's config file, or correct sts of the backend"))
+		r.unknown("the driver cannot use the bucket", region)
+		r.add(owner.row(No, "the driver cannot use a bucket that it created: "+one(err), "set expectedBucketOwner of the backend in the driver's config file, or correct its sts"))
 		return
 	}
-	t.add(region.row(Yes, t.info.Region, ""))
-	if t.info.Owner == "" {
-		t.add(owner.row(No, "no account is known: buckets are used whoever owns them", ""))
+	r.add(region.row(Yes, r.info.Region, ""))
+	if r.info.Owner == "" {
+		r.add(owner.row(No, "the account is unknown, so the owner of buckets is not checked", ""))
 	} else {
-		t.add(owner.row(Yes, "account "+t.info.Owner, ""))
+		r.add(owner.row(Yes, "account "+r.info.Owner, ""))
 	}
 }
 
-func (t *trial) written() string {
-	return fmt.Sprintf("what is written in bucket %s is below %s and is removed", t.info.Name, t.prefix)
+func (r *run) written() string {
+	return fmt.Sprintf("what is written in bucket %s is below %s and is removed", r.info.Name, r.prefix)
 }
 
-// create makes a bucket for this check alone.
-func (t *trial) create(ctx context.Context, what thing) bool {
+// create creates a bucket for this check.
+func (r *run) create(ctx context.Context, what item) bool {
 	name := BucketPrefix + strings.ToLower(rand.Text())
-	client, err := t.Clients.S3(ctx, t.be, t.keys, "")
+	client, err := r.Clients.S3(ctx, r.be, r.keys, "")
 	var tagged bool
 	if err == nil {
-		tagged, err = createBucket(ctx, client, t.be, name)
+		tagged, err = createBucket(ctx, client, r.be, name)
 	}
 	if err != nil {
-		if !definite(err) { // it may come to be
-			t.info, t.made = backend.BucketInfo{Name: name, Region: t.be.StartRegion()}, true
-			t.client = client
-			t.cleanUp(ctx)
-			t.client = nil
+		if !definite(err) { // it may still be created
+			r.info, r.made = backend.BucketInfo{Name: name, Region: r.be.StartRegion()}, true
+			r.client = client
+			r.cleanUp(ctx)
+			r.client = nil
 		}
-		t.add(what.row(No, one(backend.Classify(err, "making bucket "+name)), "volumes that are prefixes of a bucket do not need it: name one that is there with --bucket, and the rest is tried in it"))
+		r.add(what.row(No, one(backend.Classify(err, "create bucket "+name)), "volumes with bucketName do not need it; use --bucket to check the rest in an existing bucket"))
 		return false
 	}
-	t.made = true
-	t.info, t.client = backend.BucketInfo{Name: name, Region: t.be.StartRegion()}, client
-	why := "made bucket " + name
+	r.made = true
+	r.info, r.client = backend.BucketInfo{Name: name, Region: r.be.StartRegion()}, client
+	why := "created bucket " + name
 	if !tagged {
-		why += ", but not with tags"
+		why += ", without tags"
 	}
-	t.add(what.row(Yes, why, ""))
+	r.add(what.row(Yes, why, ""))
 	return true
 }
 
-// definite tells whether a refused request had no effect.
+// definite reports whether a failed request had no effect.
 func definite(err error) bool {
 	switch fault.KindOf(backend.Classify(err, "")) {
 	case fault.Unavailable, fault.Timeout, fault.Busy, fault.Unknown:
@@ -227,38 +227,38 @@ func definite(err error) bool {
 	return true
 }
 
-// cleanUp removes what was written, also where ctx has ended. What stays is told.
-func (t *trial) cleanUp(ctx context.Context) {
-	brokenOff := ctx.Err() != nil
+// cleanUp removes what was written, even if ctx has ended, and reports what is left.
+func (r *run) cleanUp(ctx context.Context) {
+	interrupted := ctx.Err() != nil
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)
 	defer cancel()
-	what := thing{"removed", "nothing is left of the check", true}
-	err := t.remove(ctx)
-	if brokenOff {
-		// The service may carry out a request after nobody waits for it any more.
+	what := item{"removed", "nothing is left of the check", true}
+	err := r.remove(ctx)
+	if interrupted {
+		// The service may still carry out an interrupted request.
 		select {
 		case <-time.After(straggling):
-			err = t.remove(ctx)
+			err = r.remove(ctx)
 		case <-ctx.Done():
 		}
 	}
-	left := "below " + t.prefix + " in bucket " + t.info.Name
-	if t.made {
-		left = "bucket " + t.info.Name
+	left := "below " + r.prefix + " in bucket " + r.info.Name
+	if r.made {
+		left = "bucket " + r.info.Name
 	}
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "The check could not remove what it made", "left", left)
-		t.add(what.row(No, one(backend.Classify(err, "removing what was written")), "remove it by hand: "+left))
+		klog.FromContext(ctx).Error(err, "Cleanup after check failed", "left", left)
+		r.add(what.row(No, one(backend.Classify(err, "remove what was written")), "remove it manually: "+left))
 	}
 }
 
-// remove removes what was written, and the bucket if the check has made it.
-func (t *trial) remove(ctx context.Context) error {
-	err := removeBelow(ctx, t.client, t.info.Name, t.prefix)
-	if t.made && err == nil {
-		_, err = t.client.DeleteBucket(ctx, &s3.DeleteBucketInput{Bucket: &t.info.Name})
+// remove removes what was written, and the bucket if the check created it.
+func (r *run) remove(ctx context.Context) error {
+	err := removeBelow(ctx, r.client, r.info.Name, r.prefix)
+	if r.made && err == nil {
+		_, err = r.client.DeleteBucket(ctx, &s3.DeleteBucketInput{Bucket: &r.info.Name})
 	}
-	if t.made && backend.IsNoSuchBucket(err) {
+	if r.made && backend.IsNoSuchBucket(err) {
 		return nil
 	}
 	return err

@@ -16,29 +16,29 @@ import (
 )
 
 const (
-	// stsBound is what one question to a token service may take.
+	// stsBound limits one request to a token service.
 	stsBound = 15 * time.Second
-	// sessionName is what the service's log shows.
+	// sessionName is the name of sessions in the service's log.
 	sessionName = "s3csi.check"
-	// nobody is a role that there is not, for a token that is not valid.
-	nobody = "arn:aws:iam::000000000000:role/s3-csi-check"
-	// noToken looks like a service account's token (RFC 7519) and is signed by nobody.
+	// noRole is a role that does not exist, for a token that is invalid.
+	noRole = "arn:aws:iam::000000000000:role/s3-csi-check"
+	// noToken looks like a service account's token (RFC 7519) and has no valid signature.
 	noToken = "eyJhbGciOiJSUzI1NiIsInR5cCI6IkpXVCJ9.eyJpc3MiOiJodHRwczovL3MzLWNzaS1jaGVjay5pbnZhbGlkIiwic3ViIjoiczMtY3NpLWNoZWNrIn0.AAAA" //nolint:gosec // see above
 )
 
-// stsTrial is the trial of a token service.
-type stsTrial struct {
-	*trial
+// stsRun checks a token service.
+type stsRun struct {
+	*run
 	client *sts.Client
-	// order is one that has been seen to work, for a session without a policy; zero: there is none.
+	// order is one that worked, for a session without a policy; zero: none did.
 	order credentials.Order
-	// odd is the code with which the service answers to an action that it does not have, where another one would do; "": it is not known.
+	// odd is the unspecific code that the service answers to an unknown action; "": unknown.
 	odd string
 }
 
-func (t *trial) sessionThings() []thing {
-	required := t.be.Scope == volume.ScopeRequired
-	return []thing{
+func (r *run) sessionItems() []item {
+	required := r.be.Scope == volume.ScopeRequired
+	return []item{
 		{"callerIdentity", "STS GetCallerIdentity", false},
 		{"assumeRole", "STS AssumeRole", false},
 		{"webIdentity", "STS AssumeRoleWithWebIdentity", false},
@@ -49,30 +49,30 @@ func (t *trial) sessionThings() []thing {
 	}
 }
 
-// sessions tries the backend's token service, declared or not, and what its sessions are good for.
-func (t *trial) sessions(ctx context.Context) {
-	things := t.sessionThings()
-	client, err := t.Clients.STS(ctx, t.be, t.keys)
+// sessions checks the backend's token service, even if it is not declared, and its sessions.
+func (r *run) sessions(ctx context.Context) {
+	items := r.sessionItems()
+	client, err := r.Clients.STS(ctx, r.be, r.keys)
 	if err != nil {
-		t.unknown(one(err), things...)
+		r.unknown(one(err), items...)
 		return
 	}
-	s := &stsTrial{trial: t, client: client}
-	tries := map[string]func(context.Context, thing) Row{
+	s := &stsRun{run: r, client: client}
+	tries := map[string]func(context.Context, item) Row{
 		"callerIdentity": s.callerIdentity, "assumeRole": s.assumeRole, "webIdentity": s.webIdentity, "federationToken": s.federationToken,
 		"leastSession": s.leastSession, "sessions": s.planned, "sessionPolicies": s.enforced,
 	}
-	for _, what := range things {
+	for _, what := range items {
 		if ctx.Err() != nil {
-			t.unknown("the check was stopped before", what)
+			r.unknown("the check was stopped before", what)
 			continue
 		}
-		t.add(tries[what.check](ctx, what))
+		r.add(tries[what.check](ctx, what))
 	}
 }
 
-// asked tells what an answer says about an action: that it is there and did what was asked, that it is there, or neither.
-func asked(what thing, err error, doing string) Row {
+// asked returns the row for an answer: yes if the action worked, unknown if it exists, no otherwise.
+func asked(what item, err error, doing string) Row {
 	if err == nil {
 		return what.row(Yes, "", "")
 	}
@@ -81,12 +81,12 @@ func asked(what thing, err error, doing string) Row {
 	case code == "":
 		return what.row(Unknown, why, "")
 	case isInput(code), code == "AccessDenied", code == "AccessDeniedException":
-		return what.row(Unknown, "it is not made for these credentials: "+why, "")
+		return what.row(Unknown, "not for these credentials: "+why, "")
 	}
 	return what.row(No, why, "")
 }
 
-// isInput tells the codes of a token service that knows the action and not what it was asked with (STS API Reference, "Common
+// isInput reports whether a code means that the service knows the action and rejects its input (STS API Reference, "Common
 // Errors" and the errors of each action; MinIO's).
 func isInput(code string) bool {
 	switch code {
@@ -96,39 +96,39 @@ func isInput(code string) bool {
 	return false
 }
 
-func (s *stsTrial) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+func (s *stsRun) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, stsBound)
 }
 
-func (s *stsTrial) callerIdentity(ctx context.Context, what thing) Row {
+func (s *stsRun) callerIdentity(ctx context.Context, what item) Row {
 	ctx, cancel := s.bounded(ctx)
 	defer cancel()
 	out, err := s.client.GetCallerIdentity(ctx, &sts.GetCallerIdentityInput{})
-	row := asked(what, err, "asking who the caller is")
+	row := asked(what, err, "get the caller's identity")
 	if code := backend.ErrorCode(err); isInput(code) && code != "InvalidClientTokenId" && !strings.HasPrefix(code, "ExpiredToken") {
-		s.odd, row.Result = code, No // it has no input that could be wrong
-		row.Why = one(backend.Classify(err, "asking who the caller is"))
+		s.odd, row.Result = code, No // it has no input to reject
+		row.Why = one(backend.Classify(err, "get the caller's identity"))
 	}
 	switch {
 	case err == nil && aws.ToString(out.Account) != "":
-		row.Why = "account " + aws.ToString(out.Account) + ": buckets of other accounts are refused unless a volume names their owner"
+		row.Why = "account " + aws.ToString(out.Account) + "; buckets of other accounts are refused unless a volume has expectedBucketOwner"
 	case err == nil:
-		row.Result, row.Why = No, "the service names no account"
+		row.Result, row.Why = No, "the service returns no account"
 	case s.be.ExpectedBucketOwner == "":
-		row.Why += "; buckets are used whoever owns them"
+		row.Why += "; the owner of buckets is not checked"
 	}
 	return row
 }
 
-func (s *stsTrial) assumeRole(ctx context.Context, what thing) Row {
+func (s *stsRun) assumeRole(ctx context.Context, what item) Row {
 	role := s.be.ControllerRoleARN
 	if role == "" && s.be.AWS() {
-		return what.row(Unknown, "the backend has no controllerRoleARN to try it with", "")
+		return what.row(Unknown, "the backend has no controllerRoleARN", "")
 	}
 	ctx, cancel := s.bounded(ctx)
 	defer cancel()
 	_, err := s.client.AssumeRole(ctx, &sts.AssumeRoleInput{RoleArn: &role, RoleSessionName: aws.String(sessionName)})
-	row := asked(what, err, "taking on a role")
+	row := asked(what, err, "assume a role")
 	if err != nil {
 		return row
 	}
@@ -140,15 +140,15 @@ func (s *stsTrial) assumeRole(ctx context.Context, what thing) Row {
 	return s.undeclared(row, credentials.AssumeRole)
 }
 
-// works notes a way to a session.
-func (s *stsTrial) works(kind credentials.Kind, role string) {
+// works records an order that worked.
+func (s *stsRun) works(kind credentials.Kind, role string) {
 	if s.order.IsZero() {
 		s.order = credentials.Order{Kind: kind, Keys: s.keys, RoleARN: role, Name: sessionName, Backend: s.be.String()}
 	}
 }
 
-// undeclared adds what to do about a way to sessions that the operator has not declared.
-func (s *stsTrial) undeclared(row Row, kind credentials.Kind) Row {
+// undeclared adds advice for a kind of sessions that is not declared.
+func (s *stsRun) undeclared(row Row, kind credentials.Kind) Row {
 	switch {
 	case s.be.Makes(kind) && (kind != credentials.AssumeRole || s.be.AWS() || s.be.ControllerRoleARN != "" || s.be.RoleOptional()):
 	case s.be.STS == nil && kind == credentials.AssumeRole && s.be.ControllerRoleARN == "":
@@ -163,46 +163,46 @@ func (s *stsTrial) undeclared(row Row, kind credentials.Kind) Row {
 	return row
 }
 
-func (s *stsTrial) webIdentity(ctx context.Context, what thing) Row {
+func (s *stsRun) webIdentity(ctx context.Context, what item) Row {
 	role := s.be.WorkloadRoleARN
 	if role == "" || volume.Role(role).Templated() {
-		role = nobody
+		role = noRole
 	}
 	ctx, cancel := s.bounded(ctx)
 	defer cancel()
 	_, err := s.client.AssumeRoleWithWebIdentity(ctx, &sts.AssumeRoleWithWebIdentityInput{RoleArn: &role, RoleSessionName: aws.String(sessionName), WebIdentityToken: aws.String(noToken)})
 	if err == nil {
 		what.needed = true
-		return what.row(No, "the service gives a session for a token that nobody signed", "do not use this service's STS: take sts out of the backend")
+		return what.row(No, "the service accepts a token with an invalid signature", "do not use this service's STS; remove sts from the backend")
 	}
 	switch backend.ErrorCode(err) {
 	case "InvalidIdentityToken", "InvalidIdentityTokenException", "IDPRejectedClaim", "IDPCommunicationError", "ExpiredToken", "ExpiredTokenException":
-		return s.undeclared(what.row(Yes, "it refuses a token that nobody signed; whether it takes your cluster's the first volume with credentials: workload shows", ""), credentials.WebIdentity)
+		return s.undeclared(what.row(Yes, "it refuses a token with an invalid signature; the first volume with credentials: workload shows whether it accepts your cluster's", ""), credentials.WebIdentity)
 	case "InvalidParameterValue": // MinIO's, of a role that no identity provider is configured for, and of a token
-		return what.row(Unknown, "the service has it; whether it takes your cluster's tokens the first volume with credentials: workload shows: "+one(backend.Classify(err, "exchanging a token that nobody signed")), "")
+		return what.row(Unknown, "the service has it; the first volume with credentials: workload shows whether it accepts your cluster's tokens: "+one(backend.Classify(err, "exchange a token with an invalid signature")), "")
 	}
-	return asked(what, err, "exchanging a token that nobody signed")
+	return asked(what, err, "exchange a token with an invalid signature")
 }
 
-func (s *stsTrial) federationToken(ctx context.Context, what thing) Row {
+func (s *stsRun) federationToken(ctx context.Context, what item) Row {
 	if s.keys.SessionToken != "" {
-		return what.row(Unknown, "it is for keys of a user, and the driver's own are a session's", "")
+		return what.row(Unknown, "it needs keys of a user, and the driver has a session", "")
 	}
 	ctx, cancel := s.bounded(ctx)
 	defer cancel()
 	_, err := s.client.GetFederationToken(ctx, &sts.GetFederationTokenInput{Name: aws.String(sessionName), DurationSeconds: aws.Int32(int32(time.Hour / time.Second))})
-	row := asked(what, err, "asking for a federation token")
+	row := asked(what, err, "get a federation token")
 	if err == nil {
 		s.works(credentials.FederationToken, "")
 		row = s.undeclared(row, credentials.FederationToken)
 	} else if s.odd != "" && backend.ErrorCode(err) == s.odd {
-		row.Result, row.Why = No, one(backend.Classify(err, "asking for a federation token"))
+		row.Result, row.Why = No, one(backend.Classify(err, "get a federation token"))
 	}
 	return row
 }
 
-// leastSession finds the shortest session of a few. On AWS it is documented (STS API Reference, AssumeRole).
-func (s *stsTrial) leastSession(ctx context.Context, what thing) Row {
+// leastSession finds the shortest of some durations. AWS documents it (STS API Reference, AssumeRole).
+func (s *stsRun) leastSession(ctx context.Context, what item) Row {
 	if s.be.AWS() {
 		return what.row(Yes, "15m, as AWS documents", "")
 	}
@@ -212,16 +212,16 @@ func (s *stsTrial) leastSession(ctx context.Context, what thing) Row {
 	var last error
 	for _, d := range []time.Duration{time.Second, 10 * time.Second, time.Minute, 5 * time.Minute, 15 * time.Minute, time.Hour} {
 		if last = s.lasting(ctx, d); last == nil {
-			return what.row(Yes, fmt.Sprintf("%s is given; a volume's sessionDuration can be as short", short(d)), "")
+			return what.row(Yes, fmt.Sprintf("%s is possible; a volume's sessionDuration can be as short", short(d)), "")
 		}
 		if backend.ErrorCode(last) == "" {
 			break
 		}
 	}
-	return failed(what, last, "asking for sessions of different lengths")
+	return failed(what, last, "get sessions of different durations")
 }
 
-func (s *stsTrial) lasting(ctx context.Context, d time.Duration) error {
+func (s *stsRun) lasting(ctx context.Context, d time.Duration) error {
 	ctx, cancel := s.bounded(ctx)
 	defer cancel()
 	seconds := aws.Int32(int32(d / time.Second))
@@ -233,7 +233,7 @@ func (s *stsTrial) lasting(ctx context.Context, d time.Duration) error {
 	return err
 }
 
-// short is a duration without the zeros at its end.
+// short formats a duration without trailing zeros.
 func short(d time.Duration) string {
 	switch {
 	case d >= time.Hour:
@@ -244,10 +244,10 @@ func short(d time.Duration) string {
 	return fmt.Sprintf("%ds", d/time.Second)
 }
 
-// planned tells what a volume with credentials: driver would get as things are configured.
-func (s *stsTrial) planned(ctx context.Context, what thing) Row {
+// planned returns what volumes with credentials: driver get with the current configuration.
+func (s *stsRun) planned(ctx context.Context, what item) Row {
 	if s.info.Name == "" {
-		return what.row(Unknown, "there is no bucket to try it in", "")
+		return what.row(Unknown, "there is no bucket for it", "")
 	}
 	o, err := s.plan(ctx)
 	switch {
@@ -256,14 +256,14 @@ func (s *stsTrial) planned(ctx context.Context, what thing) Row {
 	case err != nil:
 		return what.row(Unknown, one(err), "")
 	case o.Kind == credentials.AsIs && s.be.Scope == volume.ScopeOff:
-		return what.row(No, "the backend says scope: off: every client has the driver's own keys", "")
+		return what.row(No, "the backend has scope: off, so every client has the driver's own keys", "")
 	case o.Kind == credentials.AsIs:
 		how := "declare the backend's token service with sts"
 		if s.be.AWS() || s.be.STS != nil {
-			how = "name a role with roleARN in the volumes and controllerRoleARN on the backend"
+			how = "set roleARN in the volumes and controllerRoleARN on the backend"
 		}
-		return what.row(No, "no way to make them is configured: every client has the driver's own keys, and can reach all that they can",
-			how+", or give each volume a secret of its own; scope: required makes sure that no volume goes without")
+		return what.row(No, "none can be made with this configuration, so every client has the driver's own keys and all their permissions",
+			how+", or give each volume a secret of its own; scope: required refuses volumes without a session")
 	}
 	return what.row(Yes, "of kind "+string(o.Kind), "")
 }

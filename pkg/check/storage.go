@@ -19,18 +19,18 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/provision"
 )
 
-// testTag is on a bucket that a check makes.
+// testTag is the tag of buckets that checks create.
 func testTag() types.Tag {
 	return types.Tag{Key: aws.String("s3.csi/check"), Value: aws.String("can-be-removed")}
 }
 
 const content = "A check of what the service can do. It can be removed.\n"
 
-func (t *trial) storageThings() []thing {
-	return []thing{
+func (r *run) storageItems() []item {
+	return []item{
 		{"bucketTags", "tags at the creation of a bucket", false},
 		{"objects", "store, read and list an object", true},
-		{"conditionalWrites", "conditional writes (If-None-Match, If-Match)", !t.be.SingleController},
+		{"conditionalWrites", "conditional writes (If-None-Match, If-Match)", !r.be.SingleController},
 		{"missingKey", "HEAD of a missing key is a 404", true},
 		{"emptyListing", "listings of no keys (max-keys=0)", true},
 		{"uploadListing", "unfinished uploads are listed by prefix", false},
@@ -38,49 +38,49 @@ func (t *trial) storageThings() []thing {
 	}
 }
 
-// storage tries what the controller and the clients ask of a bucket.
-func (t *trial) storage(ctx context.Context) {
-	tries := map[string]func(context.Context, thing) Row{
-		"bucketTags": t.tags, "objects": t.objects, "conditionalWrites": t.conditional, "missingKey": t.missingKey, "emptyListing": t.emptyListing,
-		"uploadListing": t.uploadListing, "versioning": t.versioning,
+// storage checks what the controller and the clients need of a bucket.
+func (r *run) storage(ctx context.Context) {
+	tries := map[string]func(context.Context, item) Row{
+		"bucketTags": r.tags, "objects": r.objects, "conditionalWrites": r.conditional, "missingKey": r.missingKey, "emptyListing": r.emptyListing,
+		"uploadListing": r.uploadListing, "versioning": r.versioning,
 	}
-	for _, what := range t.storageThings() {
+	for _, what := range r.storageItems() {
 		if ctx.Err() != nil {
-			t.unknown("the check was stopped before", what)
+			r.unknown("the check was stopped before", what)
 			continue
 		}
-		t.add(tries[what.check](ctx, what))
+		r.add(tries[what.check](ctx, what))
 	}
 }
 
-// failed is the row of a trial that came to neither a yes nor a no.
-func failed(what thing, err error, doing string) Row {
+// failed returns the row of a check without a result.
+func failed(what item, err error, doing string) Row {
 	return what.row(Unknown, one(backend.Classify(err, doing)), "")
 }
 
-func (t *trial) tags(ctx context.Context, what thing) Row {
-	if !t.made {
-		return what.row(Unknown, "a bucket is only made without --bucket", "")
+func (r *run) tags(ctx context.Context, what item) Row {
+	if !r.made {
+		return what.row(Unknown, "only checked without --bucket", "")
 	}
 	const use = "use bucketName in StorageClasses, so that volumes are prefixes of a bucket"
-	have, err := t.client.GetBucketTagging(ctx, &s3.GetBucketTaggingInput{Bucket: &t.info.Name})
+	have, err := r.client.GetBucketTagging(ctx, &s3.GetBucketTaggingInput{Bucket: &r.info.Name})
 	switch {
 	case err == nil && hasTag(have.TagSet):
-		return what.row(Yes, "volumes can be buckets of their own, whose tags say whose they are", "")
+		return what.row(Yes, "volumes can be buckets of their own, identified by tags", "")
 	case err != nil && !backend.IsNotFound(err) && backend.ErrorCode(err) == "":
-		return failed(what, err, "reading the tags of the bucket")
+		return failed(what, err, "read the tags of the bucket")
 	}
-	_, err = t.client.PutBucketTagging(ctx, &s3.PutBucketTaggingInput{Bucket: &t.info.Name, Tagging: &types.Tagging{TagSet: []types.Tag{testTag()}}})
+	_, err = r.client.PutBucketTagging(ctx, &s3.PutBucketTaggingInput{Bucket: &r.info.Name, Tagging: &types.Tagging{TagSet: []types.Tag{testTag()}}})
 	if err == nil {
-		have, err = t.client.GetBucketTagging(ctx, &s3.GetBucketTaggingInput{Bucket: &t.info.Name})
+		have, err = r.client.GetBucketTagging(ctx, &s3.GetBucketTaggingInput{Bucket: &r.info.Name})
 	}
 	switch {
 	case err != nil:
-		return what.row(No, "and none afterwards either: "+one(backend.Classify(err, "tagging the bucket")), use)
+		return what.row(No, "not afterwards either: "+one(backend.Classify(err, "tag the bucket")), use)
 	case !hasTag(have.TagSet):
-		return what.row(No, "the service accepts tags and loses them, so that nothing says whose a bucket is", use)
+		return what.row(No, "the service accepts tags and drops them", use)
 	}
-	return what.row(No, "but afterwards: the driver tags buckets after it made them", "")
+	return what.row(No, "only afterwards: the driver tags buckets after creating them", "")
 }
 
 func hasTag(tags []types.Tag) bool {
@@ -89,7 +89,7 @@ func hasTag(tags []types.Tag) bool {
 	})
 }
 
-// createBucket makes a bucket with a tag, or without where the service does not take it.
+// createBucket creates a bucket with a tag, or without if the service refuses it.
 func createBucket(ctx context.Context, client *s3.Client, be backend.Backend, name string) (tagged bool, err error) {
 	in := &s3.CreateBucketInput{Bucket: &name, CreateBucketConfiguration: &types.CreateBucketConfiguration{Tags: []types.Tag{testTag()}}}
 	if region := be.StartRegion(); region != "us-east-1" { // which is the absence of a location
@@ -110,89 +110,89 @@ func createBucket(ctx context.Context, client *s3.Client, be backend.Backend, na
 	return err == nil, err
 }
 
-func (t *trial) put(ctx context.Context, client *s3.Client, key string) error {
-	_, err := client.PutObject(ctx, &s3.PutObjectInput{Bucket: &t.info.Name, Key: &key, Body: strings.NewReader(content)})
+func (r *run) put(ctx context.Context, client *s3.Client, key string) error {
+	_, err := client.PutObject(ctx, &s3.PutObjectInput{Bucket: &r.info.Name, Key: &key, Body: strings.NewReader(content)})
 	return err
 }
 
-func (t *trial) get(ctx context.Context, client *s3.Client, key string) error {
-	out, err := client.GetObject(ctx, &s3.GetObjectInput{Bucket: &t.info.Name, Key: &key})
+func (r *run) get(ctx context.Context, client *s3.Client, key string) error {
+	out, err := client.GetObject(ctx, &s3.GetObjectInput{Bucket: &r.info.Name, Key: &key})
 	if err != nil {
 		return err
 	}
 	defer out.Body.Close()
 	data, err := io.ReadAll(io.LimitReader(out.Body, int64(len(content))+1))
 	if err == nil && !bytes.Equal(data, []byte(content)) {
-		err = errors.New("the object does not hold what was written")
+		err = errors.New("the object differs from what was written")
 	}
 	return err
 }
 
-func (t *trial) objects(ctx context.Context, what thing) Row {
-	key := t.prefix + "object"
-	if err := t.put(ctx, t.client, key); err != nil {
-		return what.row(No, one(backend.Classify(err, "writing "+key)), "")
+func (r *run) objects(ctx context.Context, what item) Row {
+	key := r.prefix + "object"
+	if err := r.put(ctx, r.client, key); err != nil {
+		return what.row(No, one(backend.Classify(err, "write "+key)), "")
 	}
-	if err := t.get(ctx, t.client, key); err != nil {
-		return what.row(No, one(backend.Classify(err, "reading "+key)), "")
+	if err := r.get(ctx, r.client, key); err != nil {
+		return what.row(No, one(backend.Classify(err, "read "+key)), "")
 	}
-	out, err := t.client.ListObjectsV2(ctx, &s3.ListObjectsV2Input{Bucket: &t.info.Name, Prefix: &t.prefix})
+	out, err := r.client.ListObjectsV2(ctx, &s3.ListObjectsV2Input{Bucket: &r.info.Name, Prefix: &r.prefix})
 	switch {
 	case err != nil:
-		return what.row(No, one(backend.Classify(err, "listing "+t.prefix)), "")
+		return what.row(No, one(backend.Classify(err, "list "+r.prefix)), "")
 	case len(out.Contents) != 1 || aws.ToString(out.Contents[0].Key) != key:
-		return what.row(No, "an object that was written is not in a listing right after it", "the driver and its clients need a service that is consistent")
+		return what.row(No, "a new object is missing in a listing", "the driver and its clients need a service with strong consistency")
 	}
 	return what.row(Yes, "", "")
 }
 
-func (t *trial) trial() provision.Trial {
-	return provision.Trial{Backend: t.be, Client: t.client, Bucket: t.info, Prefix: t.prefix}
+func (r *run) probe() provision.Trial {
+	return provision.Trial{Backend: r.be, Client: r.client, Bucket: r.info, Prefix: r.prefix}
 }
 
-func (t *trial) conditional(ctx context.Context, what thing) Row {
-	honoured, err := t.trial().ConditionalWrites(ctx)
+func (r *run) conditional(ctx context.Context, what item) Row {
+	honoured, err := r.probe().ConditionalWrites(ctx)
 	switch {
 	case err != nil:
 		return failed(what, err, "testing conditional writes")
 	case honoured:
 		return what.row(Yes, "several controllers can work on this backend", "")
-	case t.be.SingleController:
+	case r.be.SingleController:
 		return what.row(No, "the backend says singleController: true, and must keep to it", "")
 	}
 	return what.row(No, "two controllers could make the same volume twice", "if only one controller of one cluster ever works on this backend, set singleController: true for it in the driver's config file")
 }
 
-func (t *trial) missingKey(ctx context.Context, what thing) Row {
-	key := t.prefix + "missing-" + rand.Text()
-	_, err := t.client.HeadObject(ctx, &s3.HeadObjectInput{Bucket: &t.info.Name, Key: &key})
+func (r *run) missingKey(ctx context.Context, what item) Row {
+	key := r.prefix + "missing-" + rand.Text()
+	_, err := r.client.HeadObject(ctx, &s3.HeadObjectInput{Bucket: &r.info.Name, Key: &key})
 	switch {
 	case backend.IsNotFound(err):
 		return what.row(Yes, "", "")
 	case err == nil:
-		return what.row(No, "the service says that there is an object", "")
+		return what.row(No, "the service reports an object", "")
 	case fault.Is(backend.Classify(err, ""), fault.Denied):
-		return what.row(No, "it is a 403: clients cannot make new files, because they cannot know that there are none", "allow the credentials to list the bucket (s3:ListBucket); some older services answer so in any case, and cannot be used with mountpoint-s3")
+		return what.row(No, "it is a 403, so clients cannot create files", "allow the credentials to list the bucket (s3:ListBucket); services that always answer 403 cannot be used with mountpoint-s3")
 	}
-	return failed(what, err, "asking for a missing key")
+	return failed(what, err, "head a missing key")
 }
 
-func (t *trial) emptyListing(ctx context.Context, what thing) Row {
-	out, err := t.client.ListObjectsV2(ctx, &s3.ListObjectsV2Input{Bucket: &t.info.Name, Prefix: &t.prefix, MaxKeys: aws.Int32(0)})
+func (r *run) emptyListing(ctx context.Context, what item) Row {
+	out, err := r.client.ListObjectsV2(ctx, &s3.ListObjectsV2Input{Bucket: &r.info.Name, Prefix: &r.prefix, MaxKeys: aws.Int32(0)})
 	switch {
 	case err == nil && len(out.Contents) == 0:
 		return what.row(Yes, "", "")
 	case err == nil:
 		what.needed = false
-		return what.row(No, "the service lists some even so: mounting with mountpoint-s3 takes a little longer", "")
+		return what.row(No, "the service lists some anyway, so mounting with mountpoint-s3 takes a little longer", "")
 	case backend.ErrorCode(err) != "":
-		return what.row(No, "mountpoint-s3 begins with one: "+one(backend.Classify(err, "listing no keys")), "use the client rclone")
+		return what.row(No, "mountpoint-s3 starts with one: "+one(backend.Classify(err, "list no keys")), "use the client rclone")
 	}
-	return failed(what, err, "listing no keys")
+	return failed(what, err, "list no keys")
 }
 
-func (t *trial) uploadListing(ctx context.Context, what thing) Row {
-	byPrefix, atAll, err := t.trial().UploadListing(ctx)
+func (r *run) uploadListing(ctx context.Context, what item) Row {
+	byPrefix, atAll, err := r.probe().UploadListing(ctx)
 	switch {
 	case err != nil:
 		return failed(what, err, "testing how unfinished uploads are listed")
@@ -204,22 +204,22 @@ func (t *trial) uploadListing(ctx context.Context, what thing) Row {
 	return what.row(No, "unfinished uploads of deleted volumes stay until the service expires them", "set a lifecycle rule that aborts incomplete uploads, if the service has such")
 }
 
-func (t *trial) versioning(ctx context.Context, what thing) Row {
-	out, err := t.client.GetBucketVersioning(ctx, &s3.GetBucketVersioningInput{Bucket: &t.info.Name})
+func (r *run) versioning(ctx context.Context, what item) Row {
+	out, err := r.client.GetBucketVersioning(ctx, &s3.GetBucketVersioningInput{Bucket: &r.info.Name})
 	switch {
 	case backend.IsNotImplemented(err):
 		return what.row(No, "the service has no versions", "")
 	case err != nil && fault.Is(backend.Classify(err, ""), fault.Denied):
-		return what.row(Unknown, one(backend.Classify(err, "reading the versioning state")), "allow s3:GetBucketVersioning, or the driver cannot tell what onDelete leaves behind")
+		return what.row(Unknown, one(backend.Classify(err, "read the versioning state")), "allow s3:GetBucketVersioning; otherwise the driver does not know what onDelete leaves behind")
 	case err != nil:
-		return failed(what, err, "reading the versioning state")
+		return failed(what, err, "read the versioning state")
 	case out.Status == "":
 		return what.row(Yes, "the bucket has no versions", "")
 	}
 	return what.row(Yes, "the bucket's versioning is "+strings.ToLower(string(out.Status))+": onDelete: delete leaves versions behind, purge does not", "")
 }
 
-// removeBelow removes everything below a prefix: unfinished uploads, objects, versions of objects.
+// removeBelow removes all objects and versions below a prefix.
 func removeBelow(ctx context.Context, client *s3.Client, bucket, prefix string) error {
 	found := map[string]string{} // key and version
 	versions, err := client.ListObjectVersions(ctx, &s3.ListObjectVersionsInput{Bucket: &bucket, Prefix: &prefix})
@@ -249,7 +249,7 @@ func removeBelow(ctx context.Context, client *s3.Client, bucket, prefix string) 
 	for _, id := range slices.Sorted(maps.Keys(found)) {
 		key, _, _ := strings.Cut(id, "\x00")
 		if !strings.HasPrefix(key, prefix) {
-			return errors.New("the service listed " + key + ", which is not below " + prefix + ": nothing more is removed")
+			return errors.New("the service listed " + key + ", which is not below " + prefix + "; stopped the cleanup")
 		}
 		in := &s3.DeleteObjectInput{Bucket: &bucket, Key: &key}
 		if v := found[id]; v != "" && v != "null" {

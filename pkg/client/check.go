@@ -10,10 +10,10 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
-// Check refuses, as fault.Invalid, options that an author may not pass to this client: unknown names, names that belong
-// to the driver, values of the wrong type, duplicates and contradictions. The error names "field[i]".
+// Check refuses options that are not allowed for this client: unknown names, names that the driver sets, values of the wrong
+// type, duplicates and contradictions. The error is Invalid and names "field[i]".
 //
-// What passes is safe to put on a command line: it is one argument and means what its name says.
+// Options that pass are safe on a command line: each is one argument and cannot be taken for another option.
 func (c Client) Check(options []volume.Option, field string) error {
 	at := make(map[string]int, len(options))
 	given := make(map[string]string, len(options))
@@ -44,31 +44,31 @@ func (c Client) Check(options []volume.Option, field string) error {
 	return nil
 }
 
-// CheckOwner refuses, as fault.Invalid, a uid or gid that the client cannot show files with; nil is "not given". The
-// error names "<field>.uid" or "<field>.gid".
+// CheckOwner refuses a uid or gid that the client does not support as owner of files; nil is unset. The error is Invalid and names
+// "<field>.uid" or "<field>.gid".
 func (c Client) CheckOwner(uid, gid *uint32, field string) error {
 	for _, id := range []struct {
 		name  string
 		value *uint32
 	}{{"uid", uid}, {"gid", gid}} {
 		if id.value != nil && *id.value < c.MinOwner {
-			return fault.Field(field+"."+id.name, "client %s cannot show files with %s %d: use %d or more, or another client (root may read and write anyway)",
+			return fault.Field(field+"."+id.name, "client %s does not support %s %d; use %d or more, or another client (root can read and write anyway)",
 				c.Name, id.name, *id.value, c.MinOwner)
 		}
 	}
 	return nil
 }
 
-// CheckLimits refuses, as fault.Invalid, a memory limit or number of tasks that the client does not work within, a memory
-// limit that contradicts the options, and a cache that is given both as a parameter and as an option. Limits are those of
-// a, 0 is none; options have passed Check. The error names "<field>.memoryLimit", "<field>.tasksMax" or "<field>.cache".
+// CheckLimits refuses memory and task limits in a that are too low for the client or its options, and a cache that is set both as
+// a parameter and as an option. A limit of 0 is none; options have passed Check. The error is Invalid and names
+// "<field>.memoryLimit", "<field>.tasksMax" or "<field>.cache".
 func (c Client) CheckLimits(a volume.Attributes, options []volume.Option, field string) error {
 	if a.MemoryLimit != 0 && a.MemoryLimit < c.MinMemory {
-		return fault.Field(field+".memoryLimit", "%s is too little for client %s: give it at least %s",
+		return fault.Field(field+".memoryLimit", "%s is too low for client %s; use at least %s",
 			volume.FormatQuantity(a.MemoryLimit), c.Name, volume.FormatQuantity(c.MinMemory))
 	}
 	if a.TasksMax != 0 && a.TasksMax < c.MinTasks {
-		return fault.Field(field+".tasksMax", "%d processes and threads are too few for client %s: give it at least %d", a.TasksMax, c.Name, c.MinTasks)
+		return fault.Field(field+".tasksMax", "%d processes and threads are too few for client %s; use at least %d", a.TasksMax, c.Name, c.MinTasks)
 	}
 	given := values(options)
 	if a.MemoryLimit != 0 && c.memory != nil {
@@ -78,14 +78,13 @@ func (c Client) CheckLimits(a volume.Attributes, options []volume.Option, field 
 	}
 	for _, name := range c.caching {
 		if _, ok := given[name]; ok && a.Cache {
-			return fault.Field(field+".cache", "stands beside the mount option %s of client %s, which says the same: remove one of them", name, c.Name)
+			return fault.Field(field+".cache", "duplicates the mount option %s of client %s; remove one of them", name, c.Name)
 		}
 	}
 	return nil
 }
 
-// NeedsMemory is the least memory limit, in bytes, that passes CheckLimits with these options. Where a volume has no limit of
-// its own, a node's default below that is no use to anybody.
+// NeedsMemory returns the lowest memory limit, in bytes, that passes CheckLimits with these options.
 func (c Client) NeedsMemory(options []volume.Option) uint64 {
 	if c.least == nil {
 		return c.MinMemory
@@ -93,7 +92,7 @@ func (c Client) NeedsMemory(options []volume.Option) uint64 {
 	return max(c.MinMemory, c.least(values(options)))
 }
 
-// values are the options' values by name.
+// values returns the options' values by name.
 func values(options []volume.Option) map[string]string {
 	given := make(map[string]string, len(options))
 	for _, o := range options {
@@ -102,51 +101,16 @@ func values(options []volume.Option) map[string]string {
 	return given
 }
 
-// refusal says why a name is not among the client's options. Values are not repeated: whoever misspells a name may
-// have put a secret behind it.
+// refusal returns why a name is not an option of the client. It does not show the value, which may be a secret after a misspelled
+// name.
 func (c Client) refusal(name string) string {
 	plain := strings.ReplaceAll(strings.ToLower(name), "_", "-")
 	if reason, ok := c.Refused[plain]; ok {
-		return fmt.Sprintf("option %s may not be passed to client %s: %s", quote(name), c.Name, reason)
+		return fmt.Sprintf("option %s is not allowed for client %s: %s", quote(name), c.Name, reason)
 	}
 	known := slices.Sorted(maps.Keys(c.Options))
-	if near := nearest(plain, known); near != "" {
+	if near, edits := volume.Nearest(plain, known); len(plain) <= 64 && edits <= len(plain)/2 { // else it would be a guess
 		return fmt.Sprintf("client %s has no option %s; did you mean %q?", c.Name, quote(name), near)
 	}
 	return fmt.Sprintf("client %s has no option %s; it takes %s", c.Name, quote(name), strings.Join(known, ", "))
-}
-
-// nearest is the known name that takes the fewest edits from name, or "" where that would be a guess.
-func nearest(name string, known []string) string {
-	if len(name) > 64 {
-		return ""
-	}
-	best, least := "", len(name)/2+1
-	for _, k := range known {
-		if d := distance(name, k); d < least {
-			best, least = k, d
-		}
-	}
-	return best
-}
-
-// distance is the Levenshtein distance of two short names.
-func distance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			d := diagonal
-			if a[i] != b[j] {
-				d++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(d, row[j]+1, diagonal+1)
-		}
-	}
-	return row[len(b)]
 }

@@ -95,7 +95,7 @@ func TestCheckRefusesAndSaysWhereAndWhy(t *testing.T) {
 		{"rclone", "cache-dir=/etc", "m[0]", "directory"},
 		{"rclone", "fuse-fd=0", "m[0]", "driver"},
 		{"rclone", "config=/etc/passwd", "m[0]", "configuration"},
-		// Names that nobody has.
+		// Unknown names.
 		{"mountpoint-s3", "alow-delete", "m[0]", `"allow-delete"`},
 		{"mountpoint-s3", "allow_delete", "m[0]", `"allow-delete"`},
 		{"mountpoint-s3", "o=allow_other", "m[0]", "one by one"},

@@ -1,8 +1,7 @@
 // Package client declares the FUSE clients that can serve a mount.
 //
-// A client is one small declaration in a file of its own: how its command line is built, which options an author may
-// pass, how it takes the FUSE descriptor and how it tells what it still has to write. Command lines are argument
-// vectors; no shell is ever involved.
+// A client is one declaration in a file of its own: how its command line is built, which options are allowed, how it gets the
+// FUSE descriptor and how it reports its upload queue. Command lines are argument vectors; there is no shell.
 package client
 
 import (
@@ -13,7 +12,7 @@ import (
 // FuseFD is the number of the FUSE descriptor in every client process.
 const FuseFD = 3
 
-// Invocation is what a command line is built from: a mount spec with everything resolved.
+// Invocation is the input of a command line: a mount spec with everything resolved.
 type Invocation struct {
 	Binary    string // absolute path of the client's program
 	Bucket    string
@@ -27,24 +26,22 @@ type Invocation struct {
 	DirMode   uint32 // permission bits
 	FileMode  uint32
 	Options   []volume.Option // in the author's order, already checked by Check
-	// ExpectedBucketOwner is the AWS account that must own the bucket; "" is not checked. Only clients that can send it
-	// with every request use it.
+	// ExpectedBucketOwner is the AWS account that must own the bucket; "" is not checked. Not all clients can send it.
 	ExpectedBucketOwner string
-	// UserAgent is a product token such as "s3-csi-driver/1.2.3" that goes before the client's own; "" adds nothing.
+	// UserAgent is a product token such as "s3-csi-driver/1.2.3" in front of the client's own; "" adds nothing.
 	UserAgent string
-	StateDir  string // a directory that the client's uid can write; gone when the mount ends
-	CacheDir  string // likewise, for what must not be in memory
-	// ConditionalWrites tells that the service honours If-Match and If-None-Match, as far as the operator knows.
+	StateDir  string // writable for the client's uid; removed when the mount ends
+	CacheDir  string // likewise, on disk
+	// ConditionalWrites means that, according to the config, the service supports If-Match and If-None-Match.
 	ConditionalWrites bool
-	// MemoryLimit is what the kernel lets the client and its helper have, in bytes, as CheckLimits has passed it; 0 is no
-	// limit.
+	// MemoryLimit is the memory limit of the client and its helper in bytes, which has passed CheckLimits; 0 is none.
 	MemoryLimit uint64
-	// Cache asks for a cache of what is read, in CacheDir; CacheSize bounds it, in bytes, and 0 is volume.DefaultCacheSize.
+	// Cache enables a read cache in CacheDir; CacheSize bounds it in bytes, 0 is volume.DefaultCacheSize.
 	Cache     bool
 	CacheSize uint64
 }
 
-// cacheSize is the bound of the cache in bytes.
+// cacheSize returns the bound of the cache in bytes.
 func (in Invocation) cacheSize() uint64 {
 	if in.CacheSize == 0 {
 		return volume.DefaultCacheSize
@@ -52,60 +49,57 @@ func (in Invocation) cacheSize() uint64 {
 	return in.CacheSize
 }
 
-// Command is a process to start: nothing in it is secret.
+// Command is a process to start. It contains no secrets.
 type Command struct {
-	Argv []string // Argv[0] is the absolute path of the program
-	Env  []string // the whole environment, "K=V"; credentials are added by the helper
+	Argv []string `json:"argv"` // Argv[0] is the absolute path of the program
+	Env  []string `json:"env"`  // the whole environment, "K=V"; the helper adds credentials
 }
 
 // Client is the declaration of one FUSE client.
 type Client struct {
-	// Name is what volumes call it, for example "mountpoint-s3".
+	// Name is the name that volumes use, for example "mountpoint-s3".
 	Name string
-	// Binary is the file name of its program in the directory of client programs.
+	// Binary is the file name of its program.
 	Binary string
-	// Options are the mount options that an author may pass, by name without dashes.
+	// Options are the allowed mount options, by name without dashes.
 	Options map[string]OptionType
-	// Refused are options that an author might well try and may not pass, with the reason and what to use instead. Every
-	// other unknown name is refused too.
+	// Refused has reasons and alternatives for some options that are not allowed. All other unknown names are refused, too.
 	Refused map[string]string
-	// MinOwner is the smallest uid and gid that the client can show files with.
+	// MinOwner is the lowest uid and gid that the client supports as owner of files.
 	MinOwner uint32
-	// MinMemory and MinTasks are the smallest limits that the client works within, its helper's needs included: bytes, and
-	// processes and threads.
+	// MinMemory (bytes) and MinTasks (processes and threads) are the lowest limits for the client and its helper.
 	MinMemory, MinTasks uint64
-	// CallerPIDs tells that the client must see the pids of the processes that call it, so the driver has to mount in the
-	// host's PID namespace: Mountpoint takes a flush by another process for the end of a file's upload.
+	// CallerPIDs means that the client must see the pids of its callers, so the driver must mount in the host's PID namespace.
+	// Mountpoint completes an upload when the process that wrote the file flushes it.
 	CallerPIDs bool
-	// Command builds the process from an invocation. It must not fail: everything was checked before.
+	// Command builds the process from an invocation that was checked before.
 	Command func(Invocation) Command
-	// Queue reads what the client still has to upload from a line of its output; ok is false for any other line.
-	// nil: the client does not say.
+	// Queue parses the upload queue from a line of the client's output; ok is false for other lines. nil: the client does not
+	// report it.
 	Queue func(line string) (q Queue, ok bool)
-	// Conflicts reads from a line of its output how many files the client has put aside since it was started, because another
-	// writer had changed their objects. nil: the client has no such files.
+	// Conflicts parses from a line of output how many files the client has quarantined since its start, because another writer
+	// had changed their objects. nil: the client does not do that.
 	Conflicts func(line string) (files int, ok bool)
 
-	// Aside is a directory in CacheDir where the client puts what it cannot store and a human may want; "": there is none.
-	Aside string
+	// Quarantine is the quarantine: a directory in CacheDir for files that the client could not upload; "": there is none.
+	Quarantine string
 
-	// rules checks options against each other, after each was checked alone: given holds the values as they were
-	// written. It names the option to blame; problem "" is no objection.
+	// rules checks options against each other, after each was checked alone. It returns the wrong option and the problem, or "".
 	rules func(given map[string]string) (name, problem string)
-	// memory checks a memory limit of at least MinMemory against the values of options; "" is no objection.
+	// memory checks a memory limit of at least MinMemory against the values of options and returns the problem, or "".
 	memory func(limit uint64, given map[string]string) (problem string)
-	// least is the least memory limit that the values of options fit; nil: MinMemory.
+	// least returns the lowest memory limit for the values of options; nil: MinMemory.
 	least func(given map[string]string) uint64
-	// access is what the client does to objects with these options, on a volume that can be written.
+	// access returns the permissions that the client needs with these options on a writable volume.
 	access func(options []volume.Option) policy.Needs
-	// caching are the options that say in the client's own words what the volume's cache and cacheSize say.
+	// caching are the client's own options for the volume's cache and cacheSize.
 	caching []string
-	// logging are the options that make the client say so much that it is of use to nobody but whoever reads the node's log.
+	// logging are the options for verbose logs, which only readers of the node's log can use.
 	logging []string
 }
 
-// Needs is what the client does to a volume's objects beside reading and storing them, with options that have passed Check: no
-// session of a mount is given more.
+// Needs returns the permissions that the client needs in addition to reading and writing objects, with options that have passed
+// Check. Sessions of mounts get no more.
 func (c Client) Needs(options []volume.Option, readOnly bool) policy.Needs {
 	if readOnly {
 		return policy.Needs{}
@@ -113,7 +107,7 @@ func (c Client) Needs(options []volume.Option, readOnly bool) policy.Needs {
 	return c.access(options)
 }
 
-// Queue is what a client has accepted and not yet stored.
+// Queue is what a client has accepted and not yet uploaded.
 type Queue struct {
 	Uploads int   `json:"uploads"` // files
 	Bytes   int64 `json:"bytes"`

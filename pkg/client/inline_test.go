@@ -28,14 +28,14 @@ func TestWhatAnInlineVolumeMayHave(t *testing.T) {
 		{"rclone", volume.Attributes{TasksMax: 1025}, nil, share, "volume_context.tasksMax: 1025"},
 		{"rclone", volume.Attributes{Cache: true, CacheSize: 2 << 30}, nil, share, "volume_context.cacheSize: 2Gi"},
 		{"mountpoint-s3", volume.Attributes{}, []string{"max-cache-size=1024"}, share, ""},
-		{"mountpoint-s3", volume.Attributes{}, []string{"max-cache-size=1025"}, share, "mountOptions: they ask for a cache of 1025Mi"},
+		{"mountpoint-s3", volume.Attributes{}, []string{"max-cache-size=1025"}, share, "mountOptions: a cache of 1025Mi"},
 		{"rclone", volume.Attributes{}, []string{"cache-size=1Gi", "read-cache"}, share, ""},
-		{"rclone", volume.Attributes{}, []string{"read-cache", "cache-size=1025Mi"}, share, "mountOptions: they ask for a cache of 1025Mi"},
+		{"rclone", volume.Attributes{}, []string{"read-cache", "cache-size=1025Mi"}, share, "mountOptions: a cache of 1025Mi"},
 		{"mountpoint-s3", volume.Attributes{}, []string{"memory-target=819"}, share, ""},
-		{"mountpoint-s3", volume.Attributes{}, []string{"memory-target=100000"}, share, "mountOptions: they need a memoryLimit of"},
-		{"mountpoint-s3", volume.Attributes{}, []string{"part-size=419430400"}, share, "mountOptions: they need a memoryLimit of"},
+		{"mountpoint-s3", volume.Attributes{}, []string{"memory-target=100000"}, share, "mountOptions: the required memoryLimit of"},
+		{"mountpoint-s3", volume.Attributes{}, []string{"part-size=419430400"}, share, "mountOptions: the required memoryLimit of"},
 		{"mountpoint-s3", volume.Attributes{MemoryLimit: 1 << 40}, []string{"memory-target=100000"}, Share{CPUWeight: 100, Tasks: 1024}, ""}, // no limit
-		// A node whose limit no client can live with gives more to all, and so to inline volumes.
+		// A node limit below the client's minimum is raised for all volumes, inline volumes included.
 		{"mountpoint-s3", volume.Attributes{MemoryLimit: 640 << 20}, nil, Share{Memory: 64 << 20}, ""},
 		{"mountpoint-s3", volume.Attributes{MemoryLimit: 641 << 20}, nil, Share{Memory: 64 << 20}, "volume_context.memoryLimit: 641Mi"},
 		{"mountpoint-s3", volume.Attributes{}, []string{"debug"}, share, `mountOptions: option "debug"`},
@@ -69,7 +69,7 @@ func TestTheOptionsThatInlineVolumesAreCheckedForAreThere(t *testing.T) {
 				t.Errorf("%s has no option %s", c.Name, name)
 			} else if o.Kind != Flag {
 				if bounded++; o.bytes("7Mi") == 0 && o.bytes("7") == 0 {
-					t.Errorf("%s: nobody knows how many bytes %s asks for", c.Name, name)
+					t.Errorf("%s: unknown number of bytes in %s", c.Name, name)
 				}
 			}
 		}

@@ -15,22 +15,22 @@ const (
 	// a second, doubles up to 20 s and is fully jittered, so 8 attempts last 26 s on average and 52 s at most: long
 	// enough to sit out throttling, short enough that a mount that cannot reach S3 fails within one publish call.
 	mountpointAttempts = 8
-	// mountpointMemory is the memory target in MiB where the author gives neither one nor a limit. Mountpoint's own default
-	// is 95 % of the machine, which is wrong as soon as a node has two mounts.
+	// mountpointMemory is the default memory target in MiB without a limit. Mountpoint's own default is 95 % of the machine,
+	// which is too much for more than one mount.
 	mountpointMemory = 1024
-	// mountpointLeast is the smallest memory target in MiB that Mountpoint takes.
+	// mountpointLeast is Mountpoint's minimum memory target in MiB.
 	mountpointLeast = 512
-	// mountpointRoom is the least, in MiB, that a memory limit leaves beside the target: for the helper and for what
-	// Mountpoint does not count. The target is one, not a limit (its doc/CONFIGURATION.md).
+	// mountpointRoom is the minimum difference between memory limit and target in MiB, for the helper and for memory that
+	// Mountpoint does not count: the target is not a limit (its doc/CONFIGURATION.md).
 	mountpointRoom = 128
-	// mountpointMost is the largest that makes sense to anybody.
+	// mountpointMost is the maximum memory target in MiB.
 	mountpointMost = 1 << 20
-	// mountpointTasks is the least number of processes and threads, those of the helper included.
+	// mountpointTasks is the minimum number of processes and threads, with those of the helper.
 	mountpointTasks = 64
-	// mountpointGbps is Mountpoint's own default off EC2; given always, because finding a better one asks the instance
+	// mountpointGbps is Mountpoint's default outside of EC2. It is always set, because otherwise Mountpoint asks the instance
 	// metadata service.
 	mountpointGbps = 10
-	// mountpointMaxTTL is its hundred years.
+	// mountpointMaxTTL is Mountpoint's maximum, a hundred years.
 	mountpointMaxTTL = 100 * 365 * 24 * 60 * 60
 )
 
@@ -41,9 +41,9 @@ const (
 
 // mountpointS3 is Mountpoint for Amazon S3, version 1.24 or newer (github.com/awslabs/mountpoint-s3, doc/CONFIGURATION.md).
 //
-// It takes the mounted FUSE descriptor as its mount point, in which case it refuses to be told --read-only or
-// --auto-unmount: those belong to whoever mounts. It refuses uid and gid 0. SIGTERM makes it say that it unmounts, which
-// it cannot do with a descriptor: it serves on and ends with 0 when the mount has gone.
+// Its mount point is the mounted FUSE descriptor. Then it refuses --read-only and --auto-unmount, which are options of the mount.
+// It refuses uid and gid 0. On SIGTERM it logs that it unmounts, which it cannot do with a descriptor: it continues to serve
+// and exits with 0 when the mount is gone.
 func mountpointS3() Client {
 	partSize := func(least, most int64, meaning string) OptionType {
 		return OptionType{Kind: Integer, Unit: "bytes", Min: least, Max: most, Default: "8388608", Meaning: meaning}
@@ -92,10 +92,10 @@ func mountpointS3() Client {
 			"read-only":             "use readOnly of the volume or of the pod's volume mount",
 			"ro":                    "use readOnly of the volume or of the pod's volume mount",
 			"cache":                 "use the volume parameters cache and cacheSize; where the cache lies is the driver's",
-			"cache-xz":              "a shared cache would put the volume's content where others can read it",
+			"cache-xz":              "others could read the volume's content in a shared cache",
 			"bind":                  "network interfaces belong to the node, not to a volume",
 			"debug-crt":             "its output holds session tokens; use debug",
-			"no-log":                "the driver needs the client's last words",
+			"no-log":                "the driver needs the client's output",
 			"otlp-endpoint":         "a volume may not choose where data is sent",
 			"otlp-export-interval":  "a volume may not choose where data is sent",
 			"user-agent-prefix":     "the driver sets it",
@@ -117,7 +117,7 @@ func mountpointS3() Client {
 	return c
 }
 
-// refuseCommon adds what no client takes from an author.
+// refuseCommon adds options that are not allowed for any client.
 func refuseCommon(refused map[string]string) {
 	refuse(refused, "use the volume parameter of the same purpose: uid, gid, dirMode or fileMode",
 		"uid", "gid", "dir-mode", "file-mode", "umask", "dir-perms", "file-perms")
@@ -147,7 +147,7 @@ func mountpointCommand(c Client, in Invocation) Command {
 	argv = append(argv, owner("gid", in.GID, c.MinOwner)...)
 	argv = append(argv, argument("dir-mode", mode(in.DirMode)), argument("file-mode", mode(in.FileMode)))
 
-	// The flags that change data are on unless the author turned them off, and off where nothing can be written.
+	// Flags that allow changes of data are on by default, and off for read-only mounts.
 	changing := []string{"allow-delete", "allow-overwrite", "incremental-upload"}
 	for _, name := range changing {
 		if !in.ReadOnly && changes(in.Options, name) {
@@ -163,7 +163,7 @@ func mountpointCommand(c Client, in Invocation) Command {
 		}
 	}
 	rest := slices.DeleteFunc(slices.Clone(in.Options), func(o volume.Option) bool { return slices.Contains(changing, o.Name) })
-	// It makes a directory of its own in the one that it is given, and empties it when it starts.
+	// Mountpoint creates a directory in it and empties that when it starts.
 	if _, sized := find(rest, "max-cache-size"); sized {
 		argv = append(argv, argument("cache", in.CacheDir))
 	} else if in.Cache {
@@ -175,7 +175,7 @@ func mountpointCommand(c Client, in Invocation) Command {
 	return Command{Argv: argv, Env: environment(in, fmt.Sprintf("AWS_MAX_ATTEMPTS=%d", mountpointAttempts))}
 }
 
-// changes tells whether a flag that changes data is on for a mount that can be written.
+// changes reports whether a flag that allows changes of data is on for a writable mount.
 func changes(options []volume.Option, name string) bool {
 	if o, given := find(options, name); given {
 		return on(o)
@@ -183,17 +183,17 @@ func changes(options []volume.Option, name string) bool {
 	return name != "incremental-upload"
 }
 
-// mountpointAccess follows Mountpoint's doc/CONFIGURATION.md, "IAM permissions": an overwrite is an upload, only unlink and rmdir
-// delete. Renames are for directory buckets, whose policies know no actions on objects.
+// mountpointAccess follows Mountpoint's doc/CONFIGURATION.md, "IAM permissions": only unlink and rmdir delete; an overwrite is an
+// upload. Renames need a directory bucket, whose policies have no actions on objects.
 func mountpointAccess(options []volume.Option) policy.Needs {
 	return policy.Needs{Delete: changes(options, "allow-delete")}
 }
 
-// mountpointRules holds what Mountpoint would refuse when it starts, or would start with and then serve badly.
+// mountpointRules refuses combinations that Mountpoint refuses or does not work well with.
 func mountpointRules(given map[string]string) (name, problem string) {
 	for _, n := range []string{"read-part-size", "write-part-size"} {
 		if given[n] != "" && given["part-size"] != "" {
-			return n, "cannot be given beside part-size; give read-part-size and write-part-size"
+			return n, "cannot be combined with part-size; use read-part-size and write-part-size"
 		}
 	}
 	if given["sse-kms-key-id"] != "" && !strings.HasPrefix(given["sse"], "aws:kms") {
@@ -201,16 +201,15 @@ func mountpointRules(given map[string]string) (name, problem string) {
 	}
 	_, memory := number(given, mountpointMemory, "memory-target")
 	if name, parts, free := mountpointParts(given, memory); parts > free {
-		return name, fmt.Sprintf("asks for parts that do not fit: a memory-target of %d MiB leaves %d MiB, and one part to read and one to write take %d MiB; raise memory-target",
+		return name, fmt.Sprintf("is too large: a memory-target of %d MiB leaves %d MiB, but one part to read and one to write need %d MiB; raise memory-target",
 			memory, free/mib, parts/mib)
 	}
 	return "", ""
 }
 
-// mountpointParts are the bytes that one part to read and one to write take, the option that asks for the larger one, and
-// the bytes that a memory target of so many MiB has for them. Mountpoint keeps an eighth of its memory, and at least
-// 128 MiB, for itself; from the rest it needs one part to read and one for each file that is open for writing (its
-// doc/CONFIGURATION.md).
+// mountpointParts returns the bytes of one part to read and one to write, the option for the larger one, and the bytes that a
+// memory target in MiB has for them. Mountpoint reserves an eighth of its memory, and at least 128 MiB; from the rest it
+// needs one part to read and one for each file that is open for writing (its doc/CONFIGURATION.md).
 func mountpointParts(given map[string]string, memory int64) (name string, parts, free int64) {
 	readName, read := number(given, 8*mib, "read-part-size", "part-size")
 	name, write := number(given, 8*mib, "write-part-size", "part-size")
@@ -220,7 +219,7 @@ func mountpointParts(given map[string]string, memory int64) (name string, parts,
 	return name, read + write, memory*mib - max(128*mib, memory*mib/8)
 }
 
-// number reads the first of the options that is given, and tells which.
+// number returns the value and the name of the first option that is set.
 func number(given map[string]string, byDefault int64, names ...string) (string, int64) {
 	for _, n := range names {
 		if v, err := strconv.ParseInt(given[n], 10, 64); err == nil {
@@ -230,8 +229,8 @@ func number(given map[string]string, byDefault int64, names ...string) (string, 
 	return "", byDefault
 }
 
-// mountpointTarget is the memory target in MiB that fits a limit in bytes: a fifth of the limit, and at least
-// mountpointRoom, is left beside it.
+// mountpointTarget returns the memory target in MiB for a limit in bytes. It leaves a fifth of the limit, and at least
+// mountpointRoom.
 func mountpointTarget(limit uint64) int64 {
 	if limit == 0 {
 		return mountpointMemory
@@ -240,27 +239,27 @@ func mountpointTarget(limit uint64) int64 {
 	return min(max(all-max(mountpointRoom, (all+4)/5), mountpointLeast), mountpointMost)
 }
 
-// mountpointLimitFor is the smallest limit in MiB that a memory target in MiB fits.
+// mountpointLimitFor returns the lowest limit in MiB for a memory target in MiB.
 func mountpointLimitFor(target int64) int64 { return max(target+mountpointRoom, (target*5+3)/4) }
 
-// mountpointFits holds a memory limit against the options that use the memory.
+// mountpointFits checks a memory limit against the options that use memory.
 func mountpointFits(limit uint64, given map[string]string) (problem string) {
 	fits := mountpointTarget(limit)
 	if _, wants := number(given, 0, "memory-target"); wants != 0 {
 		if wants > fits {
-			return fmt.Sprintf("is too little for the mount option memory-target=%d: give it at least %dMi, or leave the option out, and it follows the limit",
+			return fmt.Sprintf("is too low for the mount option memory-target=%d; set at least %dMi, or omit the option",
 				wants, mountpointLimitFor(wants))
 		}
 		return ""
 	}
 	if name, parts, free := mountpointParts(given, fits); parts > free {
-		return fmt.Sprintf("is too little for the mount option %s: it makes a memory-target of %d MiB, which leaves %d MiB, and one part to read and one to write take %d MiB",
+		return fmt.Sprintf("is too low for the mount option %s: it allows a memory-target of %d MiB, which leaves %d MiB, but one part to read and one to write need %d MiB",
 			name, fits, free/mib, parts/mib)
 	}
 	return ""
 }
 
-// mountpointLeastLimit is the smallest limit in bytes that mountpointFits has no objection to.
+// mountpointLeastLimit returns the lowest limit in bytes that passes mountpointFits.
 func mountpointLeastLimit(given map[string]string) uint64 {
 	_, target := number(given, 0, "memory-target")
 	if target == 0 {

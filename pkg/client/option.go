@@ -115,7 +115,7 @@ func (t OptionType) takes(value string) bool {
 	return false
 }
 
-// on tells whether a flag is set.
+// on reports whether a flag is set.
 func on(o volume.Option) bool { return !o.HasValue || o.Value == "true" }
 
 const (

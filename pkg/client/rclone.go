@@ -12,19 +12,17 @@ import (
 )
 
 const (
-	// rcloneMemory is the smallest memory limit: the program and its helper take some 60 MiB idle, a large file that is
-	// being stored four parts of 5 MiB.
+	// rcloneMemory is the minimum memory limit: the program and its helper take about 60 MiB when idle, the upload of a large
+	// file four parts of 5 MiB.
 	rcloneMemory = uint64(128 * mib)
-	// rcloneRoom is the least that a memory limit leaves beside the Go heap: for the helper.
+	// rcloneRoom is the minimum difference between memory limit and Go heap, for the helper.
 	rcloneRoom = uint64(32 * mib)
-	// rcloneTasks is the least number of processes and threads, those of the helper included.
+	// rcloneTasks is the minimum number of processes and threads, with those of the helper.
 	rcloneTasks = 64
 )
 
-// rclone is our own small program around rclone's S3 backend and its FUSE server (clients/rclone). It exits only when
-// everything that was written is stored, and says on its output what is left.
-//
-// Its defaults and limits are its own and repeated here.
+// rclone is our own program around rclone's S3 backend and its FUSE server (clients/rclone). It exits only when everything is
+// uploaded, and reports its upload queue on its output. Its defaults and limits are repeated here.
 func rclone() Client {
 	flag := func(meaning string) OptionType {
 		return OptionType{Kind: Flag, Default: "false", Meaning: meaning}
@@ -72,11 +70,11 @@ func rclone() Client {
 		},
 		Queue:     parseQueue,
 		Conflicts: parseConflicts,
-		// Files can always be removed and renamed, which is a copy and a removal.
-		access:  func([]volume.Option) policy.Needs { return policy.Needs{Delete: true} },
-		Aside:   "lost",
-		caching: []string{"cache-size", "read-cache"},
-		logging: []string{"debug"},
+		// Files can always be deleted and renamed; a rename is a copy and a delete.
+		access:     func([]volume.Option) policy.Needs { return policy.Needs{Delete: true} },
+		Quarantine: "lost",
+		caching:    []string{"cache-size", "read-cache"},
+		logging:    []string{"debug"},
 	}
 	refuseCommon(c.Refused)
 	c.rules = func(given map[string]string) (name, problem string) {
@@ -116,20 +114,20 @@ func rcloneCommand(c Client, in Invocation) Command {
 		}
 	}
 	argv = append(argv, authored(c.Options, in.Options)...)
-	// Without it the program starts itself a second time, to keep rclone's packages from looking for a configuration.
+	// Without it the program starts itself again, to keep rclone's packages from looking for a configuration.
 	env := environment(in, "RCLONE_CONFIG=/dev/null")
 	if in.MemoryLimit != 0 {
-		// A soft limit: near it the program collects its garbage more often, instead of growing until the kernel kills it.
+		// A soft limit: near it the garbage collector runs more often, before the process is OOM-killed.
 		env = append(env, fmt.Sprintf("GOMEMLIMIT=%d", in.MemoryLimit-min(max(rcloneRoom, in.MemoryLimit/5), in.MemoryLimit/2)))
 	}
 	return Command{Argv: argv, Env: env}
 }
 
-// queueLine starts a line that tells the queue.
+// queueLine is the prefix of a line with the queue.
 const queueLine = "s3-csi-queue "
 
-// parseQueue reads "s3-csi-queue " and the JSON of a Queue in exactly the form that encoding/json gives it. A line that
-// is anything else, such as a file name in a log message, is no report.
+// parseQueue parses "s3-csi-queue " and the JSON of a Queue in exactly the format of encoding/json. Other lines, such as a log
+// message with a file name, are not reports.
 func parseQueue(line string) (Queue, bool) {
 	text, ok := strings.CutPrefix(strings.TrimRight(line, "\r\n"), queueLine)
 	if !ok || len(text) > 128 {
@@ -145,10 +143,10 @@ func parseQueue(line string) (Queue, bool) {
 	return q, true
 }
 
-// conflictsLine starts a line that tells how many files were put aside because of a conflict.
+// conflictsLine is the prefix of a line with the number of quarantined files.
 const conflictsLine = "s3-csi-conflicts "
 
-// parseConflicts reads "s3-csi-conflicts " and JSON in exactly the form that encoding/json gives it, like parseQueue.
+// parseConflicts parses "s3-csi-conflicts " and JSON like parseQueue.
 func parseConflicts(line string) (files int, ok bool) {
 	text, ok := strings.CutPrefix(strings.TrimRight(line, "\r\n"), conflictsLine)
 	if !ok || len(text) > 128 {

@@ -69,7 +69,7 @@ func authored(types map[string]OptionType, options []volume.Option) []string {
 	return args
 }
 
-// find gives an option by name.
+// find returns an option by name.
 func find(options []volume.Option, name string) (volume.Option, bool) {
 	for _, o := range options {
 		if o.Name == name {
@@ -79,8 +79,8 @@ func find(options []volume.Option, name string) (volume.Option, bool) {
 	return volume.Option{}, false
 }
 
-// environment is the whole environment of a client: it inherits nothing, finds no programs and no configuration, writes
-// only in its own directory, and gets no credentials but those that the helper adds.
+// environment returns the whole environment of a client. It has no path to programs or configuration, and no credentials: the
+// helper adds them.
 func environment(in Invocation, more ...string) []string {
 	return append([]string{
 		"PATH=/nonexistent",

@@ -13,33 +13,33 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
-// SecretTokens is the key under which kubelet puts the tokens of the pod's service account into a publication's secrets, or
-// else into its volume context (Kubernetes CSI documentation, "Token Requests").
+// SecretTokens is the key of the pod's service account tokens in the secrets or the volume context of NodePublishVolume (Kubernetes
+// CSI documentation, "Token Requests").
 const SecretTokens = "csi.storage.k8s.io/serviceAccount.tokens" //nolint:gosec // a name, and no secret
 
-// PodIdentityAudience is the audience of tokens for EKS Pod Identity's agent, and for nobody else (Amazon EKS User Guide,
-// "Understand how EKS Pod Identity works").
+// PodIdentityAudience is the audience of tokens for EKS Pod Identity's agent only (Amazon EKS User Guide, "Understand how EKS Pod
+// Identity works").
 const PodIdentityAudience = "pods.eks.amazonaws.com"
 
-// Bounds of what is read, in bytes. A token of Kubernetes has one or two thousand.
+// Bounds in bytes. A token of Kubernetes has one or two thousand.
 const (
 	maxTokens = 256 << 10
 	maxToken  = 16 << 10
 )
 
-// Token is a service account's token for one audience. It formats as nothing.
+// Token is a service account's token for one audience. It formats without its value.
 type Token struct {
 	Value   string
-	Expires time.Time // zero: not told
+	Expires time.Time // zero: unknown
 }
 
-// String shows nothing of the token.
+// String hides the token.
 func (t Token) String() string { return "Token" }
 
-// GoString keeps %#v from printing it.
+// GoString hides the token from %#v.
 func (t Token) GoString() string { return t.String() }
 
-// MarshalJSON keeps it out of structured logs.
+// MarshalJSON hides the token from structured logs.
 func (t Token) MarshalJSON() ([]byte, error) { return json.Marshal(t.String()) }
 
 // Tokens are a service account's tokens, by audience. They format as their audiences.
@@ -53,7 +53,7 @@ func (t Tokens) String() string {
 // GoString keeps %#v from printing the tokens.
 func (t Tokens) GoString() string { return t.String() }
 
-// Only are the tokens of these audiences; "" is none. What a volume's services do not ask for is not kept.
+// Only returns the tokens of these audiences; "" is none.
 func (t Tokens) Only(audiences ...string) Tokens {
 	kept := Tokens{}
 	for _, a := range audiences {
@@ -64,7 +64,7 @@ func (t Tokens) Only(audiences ...string) Tokens {
 	return kept
 }
 
-// Secrets are the values that must not be shown anywhere.
+// Secrets returns the values that must not be shown.
 func (t Tokens) Secrets() []string {
 	var all []string
 	for _, token := range t {
@@ -73,14 +73,14 @@ func (t Tokens) Secrets() []string {
 	return all
 }
 
-// ParseTokens reads the tokens of a service account as kubelet writes them: an object of audiences, each with an object of
-// token and expirationTimestamp (RFC 3339). "" has none. Errors are Invalid and repeat nothing of the value.
+// ParseTokens parses the tokens of a service account as kubelet writes them: an object of audiences, each with an object of token
+// and expirationTimestamp (RFC 3339). "" has none. Errors are Invalid and do not show the value.
 func ParseTokens(text string) (Tokens, error) {
 	if text == "" {
 		return Tokens{}, nil
 	}
 	if len(text) > maxTokens {
-		return nil, fault.Field(SecretTokens, "have %d bytes, more than the %d that are read", len(text), maxTokens)
+		return nil, fault.Field(SecretTokens, "have %d bytes, the maximum is %d", len(text), maxTokens)
 	}
 	audiences, err := object([]byte(text))
 	if err != nil {
@@ -105,61 +105,61 @@ func parseToken(raw json.RawMessage) (Token, error) {
 	var t Token
 	value, ok := fields["token"]
 	if !ok || json.Unmarshal(value, &t.Value) != nil || t.Value == "" {
-		return Token{}, errors.New("is missing or no text")
+		return Token{}, errors.New("is missing or not a string")
 	}
 	if len(t.Value) > maxToken {
 		return Token{}, errors.New("is too long")
 	}
-	// The token goes into a header or a form. RFC 7519 makes it of base64url and dots; RFC 6750 allows a little more.
+	// The token goes into a header or a form. RFC 7519 uses base64url and dots; RFC 6750 allows a few more characters.
 	for _, c := range []byte(t.Value) {
 		if (c < '0' || c > '9') && (c < 'A' || c > 'Z') && (c < 'a' || c > 'z') && !strings.ContainsRune("-._~+/=", rune(c)) {
-			return Token{}, errors.New("holds a character that no token has")
+			return Token{}, errors.New("contains a character that tokens cannot have")
 		}
 	}
 	if value, ok := fields["expirationTimestamp"]; ok {
 		var at string
 		if json.Unmarshal(value, &at) != nil {
-			return Token{}, errors.New("has an expirationTimestamp that is no text")
+			return Token{}, errors.New("has an expirationTimestamp that is not a string")
 		}
 		if t.Expires, err = time.Parse(time.RFC3339, at); err != nil {
-			return Token{}, errors.New("has an expirationTimestamp that is no time")
+			return Token{}, errors.New("has an invalid expirationTimestamp")
 		}
 	}
 	return t, nil
 }
 
-// object reads exactly one JSON object, with each key once and in its own letter case.
+// object decodes exactly one JSON object with unique, case-sensitive keys.
 func object(raw []byte) (map[string]json.RawMessage, error) {
 	d := json.NewDecoder(bytes.NewReader(raw))
 	if begin, err := d.Token(); err != nil || begin != json.Delim('{') {
-		return nil, errors.New("it is none")
+		return nil, errors.New("not an object")
 	}
 	fields := map[string]json.RawMessage{}
 	for d.More() {
 		key, err := d.Token()
 		name, ok := key.(string)
 		if err != nil || !ok {
-			return nil, errors.New("it is cut off or malformed")
+			return nil, errors.New("incomplete or malformed")
 		}
 		if _, twice := fields[name]; twice {
-			return nil, errors.New("a key is there twice")
+			return nil, errors.New("duplicate key")
 		}
 		var value json.RawMessage
 		if err := d.Decode(&value); err != nil {
-			return nil, errors.New("it is cut off or malformed")
+			return nil, errors.New("incomplete or malformed")
 		}
 		fields[name] = value
 	}
 	if _, err := d.Token(); err != nil {
-		return nil, errors.New("it is cut off or malformed")
+		return nil, errors.New("incomplete or malformed")
 	}
 	if _, err := d.Token(); err != io.EOF {
-		return nil, errors.New("something follows it")
+		return nil, errors.New("trailing data")
 	}
 	return fields, nil
 }
 
-// shorten keeps a foreign name from filling a message.
+// shorten limits a foreign name in a message.
 func shorten(s string) string {
 	if len(s) > 100 {
 		return strings.ToValidUTF8(s[:100], "") + "…"

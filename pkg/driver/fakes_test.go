@@ -7,6 +7,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
@@ -105,8 +106,8 @@ func (fakeBackends) CheckClaims(name string, claims []volume.Claim) error {
 // fakeMounter keeps publications in memory.
 type fakeMounter struct {
 	mu        sync.Mutex
-	published map[string]Publication // by target
-	last      Publication
+	published map[string]mount.Request // by target
+	last      mount.Request
 	calls     int
 	err       error
 	panics    any
@@ -115,7 +116,7 @@ type fakeMounter struct {
 	stubborn  bool // with block: do not even listen to ctx
 }
 
-func newFakeMounter() *fakeMounter { return &fakeMounter{published: map[string]Publication{}} }
+func newFakeMounter() *fakeMounter { return &fakeMounter{published: map[string]mount.Request{}} }
 
 func (f *fakeMounter) enter(ctx context.Context) error {
 	if f.entered != nil {
@@ -138,7 +139,10 @@ func (f *fakeMounter) enter(ctx context.Context) error {
 	return f.err
 }
 
-func (f *fakeMounter) Publish(ctx context.Context, p Publication) error {
+func (f *fakeMounter) Publish(ctx context.Context, p mount.Request, refused error) error {
+	if refused != nil {
+		return f.refuse(p.Target, refused)
+	}
 	f.mu.Lock()
 	f.calls++
 	f.last = p
@@ -152,7 +156,7 @@ func (f *fakeMounter) Publish(ctx context.Context, p Publication) error {
 	return nil
 }
 
-func (f *fakeMounter) Refusal(_ context.Context, target string, err error) error {
+func (f *fakeMounter) refuse(target string, err error) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if _, ok := f.published[target]; ok && fault.Is(err, fault.Precondition) {
@@ -171,14 +175,14 @@ func (f *fakeMounter) Unpublish(ctx context.Context, _, target string) error {
 	return nil
 }
 
-func (f *fakeMounter) Stats(ctx context.Context, volumeID, path string) (Stats, error) {
+func (f *fakeMounter) Stats(ctx context.Context, volumeID, path string) (mount.Stats, error) {
 	if err := f.enter(ctx); err != nil {
-		return Stats{}, err
+		return mount.Stats{}, err
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if p, ok := f.published[path]; !ok || p.VolumeID != volumeID {
-		return Stats{}, fault.Errorf(fault.NotFound, "not published there")
+		return mount.Stats{}, fault.Errorf(fault.NotFound, "not published there")
 	}
-	return Stats{TotalBytes: 6, UsedBytes: 1, AvailableBytes: 5, Inodes: 60, InodesUsed: 10, InodesFree: 50}, nil
+	return mount.Stats{TotalBytes: 6, UsedBytes: 1, AvailableBytes: 5, Inodes: 60, InodesUsed: 10, InodesFree: 50}, nil
 }

@@ -98,7 +98,7 @@ func TestStorageClassesOfK8sCSIS3SayWhatToWriteInstead(t *testing.T) {
 	req := createRequest()
 	req.Parameters = map[string]string{"mounter": "geesefs", "options": "--memory-limit 1000 --dir-mode 0777 --file-mode 0666"}
 	_, err := c.CreateVolume(t.Context(), req)
-	refused(t, "geesefs", csi.Controller_CreateVolume_FullMethodName, err, codes.InvalidArgument, "parameters.mounter", "client: rclone", "memoryLimit", "dirMode", "fileMode")
+	refused(t, "geesefs", csi.Controller_CreateVolume_FullMethodName, err, codes.InvalidArgument, "parameters.mounter", "client: rclone", "memory-limit", "dir-mode", "file-mode")
 	if p.calls > 0 {
 		t.Error("refused after a side effect")
 	}

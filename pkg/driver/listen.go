@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/flock"
 )
 
 // maxSocketPath is what fits into sockaddr_un.sun_path with its final zero (unix(7)).
@@ -179,8 +181,12 @@ func lockFile(path string) (*os.File, error) {
 		if err != nil {
 			return nil, fmt.Errorf("make the socket's lock file: %w", err)
 		}
-		if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-			return nil, errors.Join(fmt.Errorf("another driver serves this socket: %s is locked (%w): stop that process first", path, err), f.Close())
+		ok, err := flock.TryLock(f)
+		if err == nil && !ok {
+			err = fmt.Errorf("another driver serves this socket and holds the lock %s: stop that driver first", path)
+		}
+		if err != nil {
+			return nil, errors.Join(err, f.Close())
 		}
 		// A holder that ended between our open and our lock has removed the file: what we hold then has no name.
 		ours, err1 := f.Stat()

@@ -4,7 +4,6 @@ import (
 	"fmt"
 
 	logsapi "k8s.io/component-base/logs/api/v1"
-	// The blank import makes --logging-format=json known to logsapi.
 	_ "k8s.io/component-base/logs/json/register"
 )
 

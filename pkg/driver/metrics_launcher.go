@@ -1,8 +1,6 @@
 package driver
 
-import (
-	"github.com/prometheus/client_golang/prometheus"
-)
+import "github.com/prometheus/client_golang/prometheus"
 
 // LauncherInfo is how helpers come to life on this node, for metrics.
 type LauncherInfo struct {

@@ -9,23 +9,17 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount"
 )
 
 // Mounter makes volumes appear at targets. It joins retries and locks targets itself; its errors carry fault kinds, and
 // one that may have left something behind is Busy, Timeout or Unavailable.
 type Mounter interface {
-	Publish(ctx context.Context, p Publication) error
-	// Refusal is the error of a publication that is refused before Publish: one that is not final where target shows a volume.
-	Refusal(ctx context.Context, target string, err error) error
+	// Publish refuses the request if refused is not nil, with an error that is not final if the target shows a volume.
+	Publish(ctx context.Context, r mount.Request, refused error) error
 	Unpublish(ctx context.Context, volumeID, target string) error
 	// Stats is fault.NotFound where the volume is not published at path.
-	Stats(ctx context.Context, volumeID, path string) (Stats, error)
-}
-
-// Stats is what a volume's file system says of itself. S3 has no bounds, so totals are the client's inventions.
-type Stats struct {
-	TotalBytes, UsedBytes, AvailableBytes int64
-	Inodes, InodesUsed, InodesFree        int64
+	Stats(ctx context.Context, volumeID, path string) (mount.Stats, error)
 }
 
 // Node is the CSI Node service. There is no staging: targets of one volume share a mount without it.
@@ -68,14 +62,11 @@ func (n *Node) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeG
 
 // NodePublishVolume implements csi.NodeServer.
 func (n *Node) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
-	p, err := parsePublish(n.name, n.inline, req)
-	if err != nil && p.Target != "" {
-		err = n.mounter.Refusal(ctx, p.Target, err)
+	p, refused := parsePublish(n.name, n.inline, req)
+	if p.Target == "" {
+		return nil, refused
 	}
-	if err != nil {
-		return nil, err
-	}
-	if err := n.mounter.Publish(ctx, p); err != nil {
+	if err := n.mounter.Publish(ctx, p, refused); err != nil {
 		return nil, fmt.Errorf("publish volume %q at %s: %w", p.VolumeID, p.Target, err)
 	}
 	return &csi.NodePublishVolumeResponse{}, nil

@@ -22,8 +22,6 @@ const (
 	ModeNode Mode = "node"
 	// ModeCheck serves nothing: it tells an operator what backends and hosts can do.
 	ModeCheck Mode = "check"
-	// ModeHelper is started by the driver itself, one process per mount; it takes no flags of an operator.
-	ModeHelper Mode = "helper"
 )
 
 // Modes are those that an operator starts to serve something.
@@ -143,9 +141,6 @@ func Parse(args []string, env Environment) (Options, error) {
 		return Options{}, err
 	}
 	o := Options{Mode: mode}
-	if mode == ModeHelper {
-		return o, nil
-	}
 	fs := o.Flags(mode)
 	if err := fs.Parse(args); err != nil {
 		return o, explainParse(mode, err)
@@ -193,7 +188,7 @@ func splitMode(args []string) (Mode, []string, error) {
 		return ModeAll, args, nil
 	}
 	mode := Mode(args[0])
-	if mode != ModeHelper && mode != ModeCheck && !slices.Contains(Modes(), mode) {
+	if mode != ModeCheck && !slices.Contains(Modes(), mode) {
 		return ModeAll, nil, usagef("unknown mode %q: the modes are all (the default), controller, node and check", args[0])
 	}
 	return mode, args[1:], nil

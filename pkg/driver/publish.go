@@ -9,68 +9,55 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
-
-// Publication is a NodePublishVolumeRequest, parsed.
-type Publication struct {
-	VolumeID       string
-	Target         string             // target_path, clean and absolute
-	Volume         volume.ID          // where the data is
-	Attributes     volume.Attributes  // from the volume context
-	Options        []volume.Option    // of the context, then of the capability
-	ReadOnly       bool               // this publication is read-only
-	SingleWriter   bool               // at most one publication of this volume on the node
-	MountGroup     *uint32            // VOLUME_MOUNT_GROUP
-	SELinuxContext string             // for mount(2)
-	Source         string             // credentials.Source…
-	Keys           credentials.Keys   // of SourceSecret
-	SecretRoleARN  string             // the role that the secret names; "": none
-	Tokens         credentials.Tokens // of SourceWorkload
-	PodNamespace   string             // of the pod that it is for; "": not told
-	ServiceAccount string             // of that pod; "": not told
-	Ephemeral      bool               // an inline volume of the pod, which never gets the driver's own credentials
-	Identity       string             // for people: "driver", "secret:<access key id>", "workload:<namespace>/<service account>"
-	Claims         []volume.Claim     // what its author says of the service, to be held against the backend
-	Ignored        []string           // what its author wrote for another driver and means nothing here, for the log
-}
 
 const capabilityField = "volume_capability"
 
 // parsePublish checks a request to the driver of that name and reads all of it; it touches nothing. inline tells whether pods may
 // define volumes themselves.
-func parsePublish(driverName string, inline bool, req *csi.NodePublishVolumeRequest) (p Publication, err error) {
+func parsePublish(driverName string, inline bool, req *csi.NodePublishVolumeRequest) (mount.Request, error) {
+	var p publication
+	err := p.parse(driverName, inline, req)
+	return p.Request, err
+}
+
+// publication is a NodePublishVolumeRequest while it is parsed.
+type publication struct{ mount.Request }
+
+func (p *publication) parse(driverName string, inline bool, req *csi.NodePublishVolumeRequest) (err error) {
 	p.VolumeID = req.GetVolumeId()
 	if err := checkVolumeID(p.VolumeID); err != nil {
-		return p, err
+		return err
 	}
 	if p.Target, err = cleanPath("target_path", req.GetTargetPath()); err != nil {
-		return p, err
+		return err
 	}
 	c := req.GetVolumeCapability()
 	if err := checkCapability(capabilityField, c); err != nil {
-		return p, err
+		return err
 	}
 	if c.GetBlock() != nil {
-		return p, errBlock(capabilityField)
+		return errBlock(capabilityField)
 	}
 	if err := checkMap("volume_context", req.GetVolumeContext()); err != nil {
-		return p, err
+		return err
 	}
 	if p.Ephemeral = isInline(p.VolumeID, req.GetVolumeContext()); p.Ephemeral {
 		if !inline {
-			return p, errInlineOff()
+			return errInlineOff()
 		}
 		if err := checkInline(p.Target, req.GetVolumeContext()); err != nil {
-			return p, err
+			return err
 		}
 	}
 	flags, err := p.readCapability(c, req.GetReadonly())
 	if err != nil {
-		return p, err
+		return err
 	}
 	if err := p.readVolume(driverName, req.GetVolumeContext(), flags); err != nil {
-		return p, err
+		return err
 	}
 	// Of what is read-only by its mode, the file system itself is: kubelet tells the container runtime nothing of the mode,
 	// and a runtime that is asked for a writable bind mount (runc from 1.2 on) takes the read-only flag off a target's. And
@@ -79,16 +66,16 @@ func parsePublish(driverName string, inline bool, req *csi.NodePublishVolumeRequ
 		p.Attributes.ReadOnly = true
 	}
 	if err := p.readPod(req.GetVolumeContext()); err != nil {
-		return p, err
+		return err
 	}
-	return p, p.readCredentials(req.GetSecrets(), req.GetVolumeContext())
+	return p.readCredentials(req.GetSecrets(), req.GetVolumeContext())
 }
 
 // flagsField is what mount flags are called in errors.
 const flagsField = capabilityField + ".mount.mount_flags"
 
 // readVolume reads where the volume is, and how its author wants it served.
-func (p *Publication) readVolume(driverName string, context map[string]string, flags []string) error {
+func (p *publication) readVolume(driverName string, context map[string]string, flags []string) error {
 	r, err := volume.Read(volume.Given{Handle: p.VolumeID, Context: context, Flags: flags, FlagsField: flagsField, DriverName: driverName})
 	if err != nil {
 		return err
@@ -98,7 +85,7 @@ func (p *Publication) readVolume(driverName string, context map[string]string, f
 }
 
 // readCapability reads all of a capability but the mount flags that are left in flags: they say what the volume's context says.
-func (p *Publication) readCapability(c *csi.VolumeCapability, readOnly bool) (flags []string, err error) {
+func (p *publication) readCapability(c *csi.VolumeCapability, readOnly bool) (flags []string, err error) {
 	p.ReadOnly = readOnly || readOnlyMode(c)
 	p.SingleWriter = c.GetAccessMode().GetMode() == csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
 
@@ -161,7 +148,7 @@ func isSELinuxContext(s string) bool {
 // readCredentials decides whose credentials the mount gets. A volume that does not say takes the keys that it is given, and where
 // it is given none the driver's, or, as an inline one, the pod's. Tokens of a service account are read for volumes of source
 // workload, and for no others.
-func (p *Publication) readCredentials(secrets, context map[string]string) error {
+func (p *publication) readCredentials(secrets, context map[string]string) error {
 	own := maps.Clone(secrets)
 	maps.DeleteFunc(own, func(key, _ string) bool { return strings.HasPrefix(key, metadataPrefix) })
 	keys, ok, err := requestKeys(own)

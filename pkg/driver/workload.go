@@ -16,7 +16,7 @@ const (
 )
 
 // readPod reads whose the publication is, where the CO says so.
-func (p *Publication) readPod(context map[string]string) error {
+func (p *publication) readPod(context map[string]string) error {
 	for key, to := range map[string]*string{podNamespaceKey: &p.PodNamespace, serviceAccountKey: &p.ServiceAccount} {
 		value := context[key]
 		if value != "" && (len(value) > 253 || checkAlphabet(value, "-.") != nil) {
@@ -29,7 +29,7 @@ func (p *Publication) readPod(context map[string]string) error {
 
 // readWorkload reads the tokens of the pod's service account: from the secrets, where newer kubelets put them, else from the
 // volume context.
-func (p *Publication) readWorkload(secrets, context map[string]string) error {
+func (p *publication) readWorkload(secrets, context map[string]string) error {
 	if p.PodNamespace == "" || p.ServiceAccount == "" {
 		return fault.Errorf(fault.Precondition, "the volume has credentials: workload, and the request does not tell the pod's namespace and service account: "+
 			"set podInfoOnMount: true in the CSIDriver object")

@@ -1,8 +1,8 @@
 //go:build !failpoints
 
-// Package failpoint marks the steps between which a crash must do no harm. Only programs built with the tag failpoints, for
-// tests, can be held at such a step.
+// Package failpoint marks steps at which a crash must do no harm. Tests hold a program at such a step and kill it. Only programs
+// built with the tag failpoints can be held.
 package failpoint
 
-// Here is a step. In programs for users it is nothing.
+// Here marks a step. It does nothing in programs for users.
 func Here(string) {}

@@ -1,7 +1,7 @@
 //go:build failpoints
 
-// Package failpoint marks the steps between which a crash must do no harm. Only programs built with the tag failpoints, for
-// tests, can be held at such a step.
+// Package failpoint marks steps at which a crash must do no harm. Tests hold a program at such a step and kill it. Only programs
+// built with the tag failpoints can be held.
 package failpoint
 
 import (
@@ -10,11 +10,11 @@ import (
 	"time"
 )
 
-// EnvDir names a directory. A step is held there for as long as the file "hold-<step>" exists in it, and shows that with the
-// file "at-<step>".
+// EnvDir is the environment variable with a directory. A step is held as long as the file "hold-<step>" exists there. A held step
+// creates the file "at-<step>".
 const EnvDir = "S3CSI_FAILPOINTS"
 
-// Here is a step.
+// Here marks a step, and waits as long as a test holds the step.
 func Here(step string) {
 	dir := os.Getenv(EnvDir)
 	if dir == "" {
@@ -22,7 +22,7 @@ func Here(step string) {
 	}
 	hold, at := filepath.Join(dir, "hold-"+step), filepath.Join(dir, "at-"+step)
 	for ; exists(hold); time.Sleep(2 * time.Millisecond) {
-		_ = os.WriteFile(at, nil, 0o600) // a directory that is gone holds nobody
+		_ = os.WriteFile(at, nil, 0o600) // a removed directory holds no step
 	}
 	_ = os.Remove(at)
 }

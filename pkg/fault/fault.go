@@ -1,4 +1,4 @@
-// Package fault gives errors a kind, so that the RPC edge can choose a status code without reading texts.
+// Package fault adds kinds to errors, from which the RPC edge derives status codes.
 //
 // Inner packages return fault errors and know nothing of gRPC; pkg/driver maps kinds to codes in one place.
 // A kind survives wrapping with %w; the outermost kind wins.
@@ -8,23 +8,24 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 )
 
-// Kind says what an error means for the caller of an RPC.
+// Kind is what an error means for the caller of an RPC.
 type Kind uint8
 
 const (
-	// Unknown is an error that nobody classified; the outcome of the call is not known.
+	// Unknown is an unclassified error; the outcome of the call is not known.
 	Unknown Kind = iota
 	// Invalid is bad input; the text names the field.
 	Invalid
-	// NotFound is a volume, bucket or path that is not there.
+	// NotFound is a volume, bucket or path that does not exist.
 	NotFound
-	// Exists is something of that name that differs from, or is not, what was asked for.
+	// Exists is an object of that name that differs from the requested one.
 	Exists
-	// Precondition is a state that an operator has to change before a retry can work.
+	// Precondition is a state that an operator must change before a retry can succeed.
 	Precondition
-	// Busy is work that is under way or contended; a retry will find out.
+	// Busy is work that is in flight or contended; retry.
 	Busy
 	// Denied is a refusal by the storage service or by a policy of the operator.
 	Denied
@@ -36,11 +37,52 @@ const (
 	Timeout
 	// Exhausted is a limit that was reached.
 	Exhausted
-	// OutOfRange is a capacity that cannot be had.
+	// OutOfRange is a capacity that cannot be provided.
 	OutOfRange
-	// Unsupported is a thing that this driver does not do.
+	// Unsupported is something that this driver does not do.
 	Unsupported
 )
+
+// kindNames are the kinds' names, in their order. They travel between the driver and its helpers.
+func kindNames() []string {
+	return []string{
+		"unknown", "invalid", "not-found", "exists", "precondition", "busy", "denied", "unauthenticated",
+		"unavailable", "timeout", "exhausted", "out-of-range", "unsupported",
+	}
+}
+
+// String returns the kind's name.
+func (k Kind) String() string {
+	names := kindNames()
+	if int(k) >= len(names) {
+		return names[Unknown]
+	}
+	return names[k]
+}
+
+// ParseKind is the inverse of String; Unknown for any other name.
+func ParseKind(name string) Kind {
+	return Kind(max(0, slices.Index(kindNames(), name)))
+}
+
+// MarshalText implements encoding.TextMarshaler with the kind's name.
+func (k Kind) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
+
+// UnmarshalText implements encoding.TextUnmarshaler like ParseKind.
+func (k *Kind) UnmarshalText(name []byte) error {
+	*k = ParseKind(string(name))
+	return nil
+}
+
+// Permanent reports whether a retry keeps failing until the request, a permission or a configuration changes.
+func (k Kind) Permanent() bool {
+	switch k {
+	case Invalid, NotFound, Exists, Precondition, Denied, Unauthenticated, OutOfRange, Unsupported:
+		return true
+	default:
+		return false
+	}
+}
 
 // Error is an error with a kind and, for Invalid, the field that is wrong.
 type Error struct {
@@ -57,7 +99,7 @@ func (e *Error) Error() string {
 	return e.err.Error()
 }
 
-// Unwrap gives the error that the kind was put on.
+// Unwrap returns the error that the kind was added to.
 func (e *Error) Unwrap() error { return e.err }
 
 // Errorf is fmt.Errorf with a kind.
@@ -70,8 +112,8 @@ func Field(field, format string, args ...any) error {
 	return &Error{Kind: Invalid, Field: field, err: fmt.Errorf(format, args...)}
 }
 
-// KindOf is the kind of the outermost fault error in err's chain. Where there is none, a context's end is Timeout and
-// the rest Unknown.
+// KindOf returns the kind of the outermost fault error in err's chain. Without one, a context error is Timeout and any
+// other error Unknown.
 func KindOf(err error) Kind {
 	if f := (*Error)(nil); errors.As(err, &f) {
 		return f.Kind
@@ -82,5 +124,17 @@ func KindOf(err error) Kind {
 	return Unknown
 }
 
-// Is tells whether err is of that kind.
+// Is reports whether err is of that kind.
 func Is(err error, kind Kind) bool { return err != nil && KindOf(err) == kind }
+
+// Message is an error as it travels to another process: its kind and its text, without the chain.
+type Message struct {
+	Kind Kind   `json:"kind"`
+	Text string `json:"text"`
+}
+
+// MessageOf returns the message for an error.
+func MessageOf(err error) *Message { return &Message{KindOf(err), err.Error()} }
+
+// Err returns the error that the message describes.
+func (m *Message) Err() error { return Errorf(m.Kind, "%s", m.Text) }

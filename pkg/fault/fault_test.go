@@ -39,3 +39,25 @@ func TestKindOf(t *testing.T) {
 		t.Error("nil has no kind")
 	}
 }
+
+func TestEveryKindHasANameOfItsOwn(t *testing.T) {
+	seen := map[string]bool{}
+	for k := Unknown; k <= Unsupported; k++ {
+		if name := k.String(); name == "" || seen[name] || ParseKind(name) != k {
+			t.Errorf("kind %d is called %q, which is parsed as %d", k, name, ParseKind(name))
+		}
+		seen[k.String()] = true
+	}
+	if len(kindNames()) != int(Unsupported)+1 || ParseKind("other") != Unknown || Kind(200).String() != Unknown.String() {
+		t.Error("names and kinds differ")
+	}
+}
+
+func TestPermanent(t *testing.T) {
+	for k := Unknown; k <= Unsupported; k++ {
+		transient := k == Unknown || k == Busy || k == Unavailable || k == Timeout || k == Exhausted
+		if k.Permanent() == transient {
+			t.Errorf("%s: permanent %v", k, !transient)
+		}
+	}
+}

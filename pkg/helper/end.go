@@ -10,30 +10,32 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/atomicfile"
 )
 
-// The files in the state directory that tell how a client ended, for whoever comes after the helper.
+// The files in the state directory that record how a client exited. They outlive the helper.
 const (
-	FileExit  = "mount.exit"  // it was expected to end
+	FileExit  = "mount.exit"  // the exit was expected
 	FileError = "mount.error" // it was not
 )
 
 // maxEnd bounds such a file, in bytes.
 const maxEnd = 64 << 10
 
-// End is how a mount's client ended.
+// End is how a mount's client exited.
 type End struct {
 	Expected bool      `json:"-"` // which of the files it is
 	Code     int       `json:"code"`
 	Signal   string    `json:"signal,omitempty"`
 	When     time.Time `json:"when"`
 	Reason   string    `json:"reason,omitempty"` // for an operator; empty after a clean exit
-	Tail     []string  `json:"tail,omitempty"`   // the client's last words, if it did not end cleanly
-	Starts   int       `json:"starts"`           // clients that this helper started; 0: the mount never came up
+	Tail     []string  `json:"tail,omitempty"`   // the end of the client's output, unless it exited cleanly
+	Starts   int       `json:"starts"`           // clients that this helper started; 0: the mount was never ready
 }
 
-// writeEnd puts the file of this end in place, and takes the other one away. The space there is limited. Where the client has
-// used it up, its files give way: it has ended.
+// writeEnd writes the file of this exit and removes the other one. The space in the directory is limited: if the client used it
+// up, its files are removed, because it has exited.
 func writeEnd(stateDir string, end End) error {
 	err := tryWriteEnd(stateDir, end)
 	if !errors.Is(err, unix.ENOSPC) {
@@ -46,7 +48,7 @@ func writeEnd(stateDir string, end End) error {
 	return nil
 }
 
-// clearState removes everything from the state directory: the helper's log, if it is there, is no more than what was full.
+// clearState removes everything from the state directory, the helper's log included.
 func clearState(stateDir string) error {
 	entries, err := os.ReadDir(stateDir)
 	if err != nil {
@@ -68,19 +70,14 @@ func tryWriteEnd(stateDir string, end End) error {
 	if err != nil {
 		return fmt.Errorf("encode %s: %w", name, err)
 	}
-	path := filepath.Join(stateDir, name)
-	temp := path + ".new"
-	if err := os.WriteFile(temp, append(body, '\n'), 0o600); err != nil {
-		return fmt.Errorf("write %s: %w", name, err)
-	}
-	if err := os.Rename(temp, path); err != nil {
+	if err := (atomicfile.Writer{}).Write(filepath.Join(stateDir, name), append(body, '\n')); err != nil {
 		return fmt.Errorf("write %s: %w", name, err)
 	}
 	return removeIfThere(filepath.Join(stateDir, other))
 }
 
-// forgetEnd removes what an earlier client left.
-func forgetEnd(stateDir string) error {
+// removeEnd removes the records of an earlier client.
+func removeEnd(stateDir string) error {
 	return errors.Join(removeIfThere(filepath.Join(stateDir, FileExit)), removeIfThere(filepath.Join(stateDir, FileError)))
 }
 
@@ -91,9 +88,8 @@ func removeIfThere(path string) error {
 	return nil
 }
 
-// ReadEnd reads how the last client ended from a mount's state directory; ok is false where there is no such file. The
-// directory belongs to the mount's uid, so nothing in it is followed or believed beyond what it says about that mount,
-// and the read is bounded.
+// ReadEnd reads how the last client exited from a mount's state directory; ok is false if there is no record. The directory
+// belongs to the mount's uid, so links are not followed and the read is bounded.
 func ReadEnd(stateDir string) (end End, ok bool, err error) {
 	for _, name := range []string{FileExit, FileError} {
 		end, err := readEnd(filepath.Join(stateDir, name))
@@ -110,14 +106,14 @@ func ReadEnd(stateDir string) (end End, ok bool, err error) {
 }
 
 func readEnd(path string) (End, error) {
-	// NONBLOCK: a FIFO in that place must not hang us.
+	// NONBLOCK: a FIFO with this name must not block.
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return End{}, err
 	}
 	defer f.Close()
 	if fi, err := f.Stat(); err != nil || !fi.Mode().IsRegular() {
-		return End{}, errors.Join(errors.New("it is not a regular file"), err)
+		return End{}, errors.Join(errors.New("not a regular file"), err)
 	}
 	body, err := io.ReadAll(io.LimitReader(f, maxEnd))
 	if err != nil {
@@ -125,7 +121,7 @@ func readEnd(path string) (End, error) {
 	}
 	var end End
 	if err := json.Unmarshal(body, &end); err != nil {
-		return End{}, fmt.Errorf("it cannot be read: %w", err)
+		return End{}, fmt.Errorf("not a valid record: %w", err)
 	}
 	return end, nil
 }

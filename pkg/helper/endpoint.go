@@ -24,37 +24,37 @@ const (
 )
 
 const (
-	// toldLifetime is how long a client is told that keys are good for, at most, so that changed keys reach it soon.
-	// Mountpoint's SDK asks again from five minutes before.
-	toldLifetime = 15 * time.Minute
+	// advertisedLifetime is the longest validity that a client is told, so that changed keys reach it soon. Mountpoint's SDK
+	// asks again five minutes before the end.
+	advertisedLifetime = 15 * time.Minute
 	// connTimeout bounds one request.
 	connTimeout = 5 * time.Second
-	// renewalPatience is how long a client that has no valid session is made to wait for one that is being made. SDKs wait
-	// for two seconds at most before they ask again, some for one.
-	renewalPatience = 1500 * time.Millisecond
-	// maxPatient bounds how many requests wait for that at once.
-	maxPatient = 16
-	// maxReading bounds connections that have not shown a token yet; the oldest goes when a new one comes.
+	// renewalWait is how long a request waits for a session that is being made, if there is no valid one. SDKs give up after
+	// one or two seconds and ask again.
+	renewalWait = 1500 * time.Millisecond
+	// maxWaiting bounds how many requests wait for that at once.
+	maxWaiting = 16
+	// maxReading bounds connections that have not sent a token yet; a new one replaces the oldest.
 	maxReading = 32
-	// Wrong tokens: so many at once, then one in wrongEvery, are told that they are wrong; more are told to wait.
+	// Rate limit for wrong tokens: a burst, then one per wrongEvery. Requests beyond it get 429.
 	wrongBurst = 10
 	wrongEvery = time.Second
 )
 
-// endpoint gives a client its credentials. The right token is never made to wait.
+// endpoint serves credentials to a client. Requests with the right token are never rate limited.
 type endpoint struct {
 	listener net.Listener
 	token    string
 	now      func() time.Time
 	log      *logger
-	// inVain is told that the client asked and there is no valid session, and tells whether one can be expected at once.
-	inVain func() bool
+	// sessionMissing is called if the client asks and there is no valid session. It reports whether one is expected soon.
+	sessionMissing func() bool
 
 	mu         sync.Mutex
 	keys       credentials.Keys
-	ends       time.Time     // of keys, by now's clock; zero: never
-	changed    chan struct{} // closed and replaced with every attempt to renew keys that ended
-	patient    int           // requests that wait for that
+	ends       time.Time     // of keys, by the clock now; zero: never
+	changed    chan struct{} // closed and replaced after every attempt to renew the keys
+	waiting    int           // requests that wait for changed
 	reading    []net.Conn    // the oldest first
 	wrong      float64       // tokens left in the bucket
 	wrongSince time.Time
@@ -65,26 +65,26 @@ type endpoint struct {
 func newEndpoint(log *logger, now func() time.Time) (*endpoint, error) {
 	var random [32]byte
 	if _, err := rand.Read(random[:]); err != nil {
-		return nil, fmt.Errorf("make the credential endpoint's token: %w", err)
+		return nil, fmt.Errorf("create the token of the credential endpoint: %w", err)
 	}
 	l, err := net.ListenTCP("tcp4", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {
 		return nil, fmt.Errorf("listen for the client's credential requests: %w", err)
 	}
-	return &endpoint{listener: l, token: hex.EncodeToString(random[:]), now: now, log: log, changed: make(chan struct{}), inVain: func() bool { return false }, wrong: wrongBurst, wrongSince: now()}, nil
+	return &endpoint{listener: l, token: hex.EncodeToString(random[:]), now: now, log: log, changed: make(chan struct{}), sessionMissing: func() bool { return false }, wrong: wrongBurst, wrongSince: now()}, nil
 }
 
-// env is what a client has to be told, and what keeps it from looking for other credentials.
+// env returns the variables that point a client to the endpoint and keep it from other sources of credentials.
 func (e *endpoint) env() []string {
 	return append(noOtherSources(), envFullURI+"=http://"+e.listener.Addr().String()+endpointPath, envAuthToken+"="+e.token)
 }
 
-// noOtherSources keeps SDKs from looking for credentials on the machine.
+// noOtherSources returns the variables that keep SDKs from looking for credentials on the machine.
 func noOtherSources() []string {
 	return []string{"AWS_CONFIG_FILE=/dev/null", "AWS_SHARED_CREDENTIALS_FILE=/dev/null", "AWS_EC2_METADATA_DISABLED=true"}
 }
 
-// set replaces the keys, which end at a moment of now's clock; zero: never.
+// set replaces the keys, which expire at ends by the clock now; zero: never.
 func (e *endpoint) set(keys credentials.Keys, ends time.Time) {
 	e.mu.Lock()
 	e.keys, e.ends = keys, ends
@@ -92,7 +92,7 @@ func (e *endpoint) set(keys credentials.Keys, ends time.Time) {
 	e.release()
 }
 
-// release answers requests that wait for new keys: there are none to be had now.
+// release wakes requests that wait for new keys.
 func (e *endpoint) release() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -100,20 +100,20 @@ func (e *endpoint) release() {
 	e.changed = make(chan struct{})
 }
 
-// current gives the keys, and whether they are valid.
+// current returns the keys and reports whether they are valid.
 func (e *endpoint) current() (keys credentials.Keys, ends time.Time, valid bool, changed <-chan struct{}) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.keys, e.ends, !e.keys.IsZero() && (e.ends.IsZero() || e.now().Before(e.ends)), e.changed
 }
 
-// wait waits for an attempt to renew the keys, and for a while only.
+// wait waits for the end of an attempt to renew the keys, for renewalWait at most.
 func (e *endpoint) wait(changed <-chan struct{}) {
-	if !e.inVain() || !e.countPatient(+1) {
+	if !e.sessionMissing() || !e.countWaiting(+1) {
 		return
 	}
-	defer e.countPatient(-1)
-	timer := time.NewTimer(renewalPatience)
+	defer e.countWaiting(-1)
+	timer := time.NewTimer(renewalWait)
 	defer timer.Stop()
 	select {
 	case <-changed:
@@ -121,17 +121,17 @@ func (e *endpoint) wait(changed <-chan struct{}) {
 	}
 }
 
-func (e *endpoint) countPatient(n int) bool {
+func (e *endpoint) countWaiting(n int) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.patient+n > maxPatient {
+	if e.waiting+n > maxWaiting {
 		return false
 	}
-	e.patient += n
+	e.waiting += n
 	return true
 }
 
-// serve answers until close.
+// serve answers requests until close.
 func (e *endpoint) serve() {
 	defer e.conns.Wait()
 	for {
@@ -141,7 +141,7 @@ func (e *endpoint) serve() {
 		}
 		if err != nil {
 			e.log.printf("credential endpoint: %v", err)
-			time.Sleep(100 * time.Millisecond) // out of descriptors, as a rule
+			time.Sleep(100 * time.Millisecond) // usually out of descriptors
 			continue
 		}
 		_ = conn.SetDeadline(time.Now().Add(connTimeout))
@@ -172,7 +172,7 @@ func (e *endpoint) admit(conn net.Conn) {
 	e.reading = append(e.reading, conn)
 }
 
-func (e *endpoint) haveRead(conn net.Conn) {
+func (e *endpoint) headRead(conn net.Conn) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for i, c := range e.reading {
@@ -185,7 +185,7 @@ func (e *endpoint) haveRead(conn net.Conn) {
 
 func (e *endpoint) answer(conn net.Conn) {
 	head, err := readHead(conn)
-	e.haveRead(conn)
+	e.headRead(conn)
 	var status string
 	var body []byte
 	switch {
@@ -199,7 +199,7 @@ func (e *endpoint) answer(conn net.Conn) {
 	if _, err := conn.Write(httpAnswer(status, body)); err != nil {
 		return
 	}
-	// Closing with unread bytes would reset the connection and could take the answer with it.
+	// Closing with unread bytes would reset the connection, and the answer could be lost.
 	if tcp, ok := conn.(*net.TCPConn); ok {
 		_ = tcp.CloseWrite()
 		_ = tcp.SetReadDeadline(time.Now().Add(time.Second))
@@ -207,7 +207,7 @@ func (e *endpoint) answer(conn net.Conn) {
 	}
 }
 
-// respond makes the answer to a request's head.
+// respond returns the answer to a request.
 func (e *endpoint) respond(head []byte) (status string, body []byte) {
 	req, err := parseHead(head)
 	if err != nil {
@@ -217,21 +217,21 @@ func (e *endpoint) respond(head []byte) (status string, body []byte) {
 		if !e.countWrong() {
 			return "429 Too Many Requests", refusal("TooManyRequests", "too many requests with a wrong token")
 		}
-		e.log.printf("credential endpoint: refused a request without the right token; only the client of this mount may ask here")
-		return "403 Forbidden", refusal("AccessDenied", "the authorization token is wrong")
+		e.log.printf("credential endpoint: refused request with wrong token")
+		return "403 Forbidden", refusal("AccessDenied", "wrong authorization token")
 	}
 	if req.path != endpointPath {
 		return "404 Not Found", refusal("NotFound", "credentials are at "+endpointPath)
 	}
 	if req.method != "GET" {
-		return "405 Method Not Allowed", refusal("MethodNotAllowed", "only GET is answered")
+		return "405 Method Not Allowed", refusal("MethodNotAllowed", "only GET is supported")
 	}
 	keys, ends, valid, changed := e.current()
 	if !valid {
 		e.wait(changed)
 		keys, ends, valid, _ = e.current()
 	}
-	// 503, because clients retry it and new keys may be on their way.
+	// 503 because clients retry it, and a session may be in the making.
 	switch {
 	case keys.IsZero():
 		return "503 Service Unavailable", refusal("NoCredentials", "this mount has no credentials")
@@ -241,7 +241,7 @@ func (e *endpoint) respond(head []byte) (status string, body []byte) {
 	return "200 OK", document(keys, ends, e.now())
 }
 
-// countWrong takes one from the bucket of wrong tokens; false: it is empty.
+// countWrong takes one from the rate limit for wrong tokens and reports whether there was one left.
 func (e *endpoint) countWrong() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -255,24 +255,24 @@ func (e *endpoint) countWrong() bool {
 	return true
 }
 
-// document is the answer with keys that end at a moment of now's clock. Expiration is required by some SDKs, whole seconds
-// by others.
+// document returns the answer with keys that expire at ends by the clock now. Some SDKs require Expiration, others whole
+// seconds.
 func document(keys credentials.Keys, ends, now time.Time) []byte {
-	left := toldLifetime
+	left := advertisedLifetime
 	if !ends.IsZero() {
 		left = min(left, ends.Sub(now))
 	}
-	told := now.Add(left)
+	expires := now.Add(left)
 	body, _ := json.Marshal(struct { //nolint:errchkjson // strings only
 		AccessKeyID     string `json:"AccessKeyId"`
 		SecretAccessKey string
 		Token           string `json:",omitempty"`
 		Expiration      string
-	}{keys.AccessKeyID, keys.SecretAccessKey, keys.SessionToken, told.UTC().Format(time.RFC3339)})
+	}{keys.AccessKeyID, keys.SecretAccessKey, keys.SessionToken, expires.UTC().Format(time.RFC3339)})
 	return body
 }
 
-// refusal is an error as aws-sdk-go reads it.
+// refusal returns an error in the format of aws-sdk-go.
 func refusal(code, message string) []byte {
 	body, _ := json.Marshal(struct { //nolint:errchkjson // strings only
 		Code    string `json:"code"`

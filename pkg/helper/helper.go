@@ -16,7 +16,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
-// options are what a helper is made from; tests replace the parts that need a real mount.
+// options configure a helper. Tests replace the parts that need a real mount.
 type options struct {
 	name, stateDir string
 	version        string // of the program
@@ -24,40 +24,40 @@ type options struct {
 	now            func() time.Time
 	lookup         func(name string) (client.Client, error)
 	checkFuse      func(*os.File) error
-	idleLimit      time.Duration // without a client and without a question
-	endGrace       time.Duration // after the end, for somebody to read the final status
-	idleQueue      time.Duration // for how long a client does nothing before a helper that was asked to stop ends it:
-	idleSilent     time.Duration // one that says what it has left to store, and one that does not
-	// exchange makes a session from an order. It is bounded. nil: there is nothing that makes sessions.
+	idleLimit      time.Duration // without a client and without a request
+	endGrace       time.Duration // after the client's exit, for the driver to read the final status
+	idleQueue      time.Duration // how long a client must be idle before a helper that was asked to stop kills it:
+	idleSilent     time.Duration // a client that reports its upload queue, and one that does not
+	// exchange makes a session from an order. It is bounded.
 	exchange func(context.Context, credentials.Order) (credentials.Keys, error)
 	random   func() float64 // at least 0, less than 1
 }
 
-// helper is the state of a helper process. Everything below mu is changed under it only.
+// helper is the state of a helper process. mu guards everything below it.
 type helper struct {
 	options
 	scrub    *scrubber
 	log      *logger
 	endpoint *endpoint
 	tail     *tail
-	done     chan struct{}  // closed when the helper has to end
+	done     chan struct{}  // closed when the helper must exit
 	killed   chan struct{}  // closed by the first quit request
 	wake     chan struct{}  // to renew
 	runs     sync.WaitGroup // of clients' readers and waiters
 
-	mu        sync.Mutex
-	status    Status
-	session   session
-	changed   chan struct{} // closed and replaced with each revision
-	lastTalk  time.Time     // of the latest request, and of the end
-	waiting   int           // status requests that wait
-	pgid      int           // of the running client
-	stopping  bool          // SIGTERM: end when there is no client
-	quitting  bool          // a quit request: likewise, and the client is killed
-	condemned bool          // the running client was killed for a kill request
-	released  bool          // the running client was killed because it had nothing left to do
-	told      bool          // the final status was read
-	finished  bool          // done is closed
+	mu            sync.Mutex
+	status        Status
+	session       session
+	changed       chan struct{} // closed and replaced with each revision
+	lastTalk      time.Time     // of the latest request or the client's exit
+	waiting       int           // status requests that wait
+	pgid          int           // of the running client
+	stopping      bool          // SIGTERM: exit when there is no client
+	quitting      bool          // a quit request: likewise, and the client is killed
+	killRequested bool          // the running client was killed for a kill request
+	idleKilled    bool          // the running client was killed because it was idle
+	finalRead     bool          // the final status was read
+	finished      bool          // done is closed
 }
 
 func newHelper(o options) (*helper, error) {
@@ -70,7 +70,7 @@ func newHelper(o options) (*helper, error) {
 	scrub.hold(o.now(), "endpoint", ep.token)
 	salt := make([]byte, 16)
 	if _, err := rand.Read(salt); err != nil {
-		return nil, errors.Join(fmt.Errorf("make a salt: %w", err), ep.listener.Close())
+		return nil, errors.Join(fmt.Errorf("create a salt: %w", err), ep.listener.Close())
 	}
 	h := &helper{
 		options: o, scrub: scrub, log: log, endpoint: ep, tail: &tail{}, wake: make(chan struct{}, 1),
@@ -78,36 +78,36 @@ func newHelper(o options) (*helper, error) {
 		status:  Status{Protocol: ProtocolVersion, Version: o.version, PID: os.Getpid(), Revision: 1, State: StateIdle},
 		session: session{random: o.random, salt: salt},
 	}
-	ep.inVain = h.inVain
+	ep.sessionMissing = h.sessionMissing
 	return h, nil
 }
 
-// bump tells everybody who waits that the status changed. Call under mu.
-func (h *helper) bump() {
+// changeStatus starts a new revision and wakes requests that wait for it. Call under mu.
+func (h *helper) changeStatus() {
 	h.status.Revision++
 	close(h.changed)
 	h.changed = make(chan struct{})
-	h.settle()
+	h.exitIfDone()
 }
 
-// settle ends the helper when nothing keeps it. Call under mu.
-func (h *helper) settle() {
+// exitIfDone ends the helper if nothing is left to do. Call under mu.
+func (h *helper) exitIfDone() {
 	if h.finished || h.status.State == StateRunning {
 		return
 	}
-	if h.quitting || h.stopping || h.status.Ending && h.told && !h.endedBadly() {
+	if h.quitting || h.stopping || h.status.Ending && h.finalRead && !h.exitedAbnormally() {
 		h.finished = true
 		close(h.done)
 	}
 }
 
-// endedBadly tells whether the last client may have left something undone: then it can be started again even while the
-// mount is ending, and the keys for that are kept. Call under mu.
-func (h *helper) endedBadly() bool {
+// exitedAbnormally reports whether the last client may have left uploads unfinished. Then another client can be started even
+// while the mount is ending, and the keys are kept for it. Call under mu.
+func (h *helper) exitedAbnormally() bool {
 	return h.status.State == StateExited && (h.status.ExitCode != 0 || h.status.Signal != "")
 }
 
-// snapshot is the status and the channel that tells of the next one.
+// snapshot returns the status and a channel that is closed with the next revision.
 func (h *helper) snapshot() (Status, <-chan struct{}) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -117,32 +117,29 @@ func (h *helper) snapshot() (Status, <-chan struct{}) {
 		s.Queue = &q
 	}
 	s.Tail = h.tail.snapshot()
-	if h.exchange != nil {
-		s.Session = h.session.status(h.now())
-	}
+	s.Session = h.session.status(h.now())
 	return s, h.changed
 }
 
-// talked notes that the driver is interested in this helper; waiters is by how much the number of waiting requests
-// changes.
-func (h *helper) talked(waiters int) {
+// noteRequest records that the driver still uses this helper. waiters is the change in the number of waiting requests.
+func (h *helper) noteRequest(waiters int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.lastTalk = h.now()
 	h.waiting += waiters
 }
 
-// delivered notes that somebody read this status.
+// delivered records that the driver read this status.
 func (h *helper) delivered(s Status) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if s.Ending && s.State != StateRunning {
-		h.told = true
-		h.settle()
+		h.finalRead = true
+		h.exitIfDone()
 	}
 }
 
-// start runs a client and takes over fuse.
+// start runs a client. It closes fuse.
 func (h *helper) start(req StartRequest, fuse *os.File) error {
 	defer fuse.Close()
 	if err := h.checkFuse(fuse); err != nil {
@@ -155,37 +152,37 @@ func (h *helper) start(req StartRequest, fuse *os.File) error {
 	defer h.mu.Unlock()
 	switch {
 	case h.status.State == StateRunning:
-		return fault.Errorf(fault.Exists, "a client runs already (pid %d)", h.status.ClientPID)
-	case h.status.Ending && !h.endedBadly():
-		return fault.Errorf(fault.Precondition, "the mount is ending: no client is started any more")
+		return fault.Errorf(fault.Exists, "a client is already running (pid %d)", h.status.ClientPID)
+	case h.status.Ending && !h.exitedAbnormally():
+		return fault.Errorf(fault.Precondition, "the mount is ending, so no client can be started")
 	case h.quitting || h.stopping:
-		return fault.Errorf(fault.Precondition, "the helper is ending: no client is started any more")
+		return fault.Errorf(fault.Precondition, "the helper is exiting, so no client can be started")
 	}
 	c, err := h.lookup(req.Client)
 	if err != nil {
-		h.log.printf("client %q is not known to this helper: its upload queue will not be reported", req.Client)
+		h.log.printf("unknown client, upload queue not reported: client=%q", req.Client)
 	}
-	if !req.Keys.IsZero() || h.exchange != nil && !req.Order.IsZero() {
+	if !req.Keys.IsZero() || !req.Order.IsZero() {
 		if err := h.give(req.Keys, req.Order); err != nil {
 			return err
 		}
 	}
-	if err := forgetEnd(h.stateDir); err != nil {
-		h.log.printf("remove what an earlier client left: %v", err)
+	if err := removeEnd(h.stateDir); err != nil {
+		h.log.printf("removing the previous exit record failed: %v", err)
 	}
 	h.tail.reset()
 	run, err := startProcess(req.Command, h.endpoint.env(), fuse)
 	if err != nil {
 		return fault.Errorf(fault.Precondition, "start the client %s: %w", req.Command.Argv[0], err)
 	}
-	h.log.printf("client %s started as pid %d", filepath.Base(req.Command.Argv[0]), run.process.Pid)
-	h.pgid, h.condemned = run.process.Pid, false
+	h.log.printf("client started: program=%s pid=%d", filepath.Base(req.Command.Argv[0]), run.process.Pid)
+	h.pgid, h.killRequested = run.process.Pid, false
 	h.status.State, h.status.ClientPID = StateRunning, run.process.Pid
 	h.status.ExitCode, h.status.Signal, h.status.Queue = 0, "", nil
 	h.status.Starts++
 	before := h.status.Conflicts
-	h.bump()
-	h.poke()
+	h.changeStatus()
+	h.wakeRenewal()
 	h.runs.Go(func() {
 		code, signal := run.wait(func(line []byte, cut bool) { h.output(line, cut, c, before) })
 		h.exited(code, signal)
@@ -193,7 +190,7 @@ func (h *helper) start(req StartRequest, fuse *os.File) error {
 	return nil
 }
 
-// output takes a line of the client's. Clients before it have put aside as many files as conflicts says.
+// output handles a line of the client's output. conflicts is the number of conflicts that previous clients reported.
 func (h *helper) output(raw []byte, cut bool, c client.Client, conflicts int) {
 	line := clean(raw)
 	if c.Conflicts != nil {
@@ -202,19 +199,19 @@ func (h *helper) output(raw []byte, cut bool, c client.Client, conflicts int) {
 			defer h.mu.Unlock()
 			if h.status.Conflicts != conflicts+n {
 				h.status.Conflicts = conflicts + n
-				h.bump()
+				h.changeStatus()
 			}
 			return
 		}
 	}
 	if c.Queue != nil {
 		if q, ok := c.Queue(line); ok {
-			// Not kept as output: progress would push out the client's last words.
+			// Not kept as output: progress would displace the lines that explain an exit.
 			h.mu.Lock()
 			defer h.mu.Unlock()
 			if h.status.Queue == nil || *h.status.Queue != q {
 				h.status.Queue = &q
-				h.bump()
+				h.changeStatus()
 			}
 			return
 		}
@@ -227,7 +224,7 @@ func (h *helper) output(raw []byte, cut bool, c client.Client, conflicts int) {
 	h.log.line("client: " + line)
 }
 
-// exited notes the end of the running client.
+// exited records the exit of the running client.
 func (h *helper) exited(code int, signal string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -235,41 +232,41 @@ func (h *helper) exited(code int, signal string) {
 	h.status.State, h.status.ClientPID = StateExited, 0
 	h.status.ExitCode, h.status.Signal = code, signal
 	h.lastTalk = h.now()
-	h.log.printf("client ended: %s", describe(code, signal))
+	h.log.printf("client exited: %s", describe(code, signal))
 	h.recordEnd()
-	h.bump()
+	h.changeStatus()
 }
 
-// recordEnd writes how the last client ended. Call under mu.
+// recordEnd writes how the last client exited. Call under mu.
 func (h *helper) recordEnd() {
 	end := End{Expected: h.status.Ending, Code: h.status.ExitCode, Signal: h.status.Signal, When: h.now().UTC(), Starts: h.status.Starts}
 	if !end.Expected || end.Code != 0 {
 		end.Tail = h.tail.snapshot()
-		end.Reason = "the client ended " + describe(end.Code, end.Signal)
+		end.Reason = "the client exited " + describe(end.Code, end.Signal)
 		switch {
 		case h.quitting:
-			end.Reason += " after the driver had told the helper to quit"
-		case h.condemned:
-			end.Reason += " after the driver had told the helper to kill it"
-		case h.released:
-			end.Reason += " because its helper was asked to stop and it had nothing left to store"
+			end.Reason += " after a quit request of the driver"
+		case h.killRequested:
+			end.Reason += " after a kill request of the driver"
+		case h.idleKilled:
+			end.Reason += " because its helper was asked to stop and it was idle"
 		case !end.Expected:
 			end.Reason += " while it was mounted"
 		}
 	}
 	if err := writeEnd(h.stateDir, end); err != nil {
-		h.log.printf("record the client's end in %s: %v", h.stateDir, err)
+		h.log.printf("recording the client's exit failed: dir=%s: %v", h.stateDir, err)
 	}
 }
 
 func describe(code int, signal string) string {
 	if signal != "" {
-		return "by signal " + signal
+		return "on signal " + signal
 	}
 	return fmt.Sprintf("with exit code %d", code)
 }
 
-// credentials replaces the client's keys, what its sessions are made from, or both.
+// credentials replaces the client's keys, its order, or both.
 func (h *helper) credentials(keys credentials.Keys, order credentials.Order) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -277,15 +274,15 @@ func (h *helper) credentials(keys credentials.Keys, order credentials.Order) err
 		return err
 	}
 	if keys.IsZero() {
-		h.log.printf("what sessions are made from was replaced")
+		h.log.printf("order replaced")
 	} else {
 		h.log.printf("credentials replaced")
 	}
-	h.bump()
+	h.changeStatus()
 	return nil
 }
 
-// end notes that the mount is going.
+// end records that the mount is ending.
 func (h *helper) end() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -293,65 +290,65 @@ func (h *helper) end() {
 		return
 	}
 	h.status.Ending = true
-	h.log.printf("the mount is ending")
+	h.log.printf("mount is ending")
 	if h.status.State != StateRunning {
 		h.recordEnd()
 	}
-	h.bump()
+	h.changeStatus()
 }
 
-// quit ends the helper, and kills a client that runs. The caller's answer goes out before.
+// quit ends the helper and kills a running client. Call it after the answer was sent.
 func (h *helper) quit() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if !h.quitting {
 		h.quitting = true
 		close(h.killed)
-		h.log.printf("told to quit")
+		h.log.printf("quit requested")
 	}
 	if h.pgid != 0 {
 		killGroup(h.pgid)
 	}
-	h.settle()
+	h.exitIfDone()
 }
 
-// kill kills a client that runs. One that hangs in the kernel ends when its connection does; the status tells when.
+// kill kills a running client. One that is blocked in the kernel exits when its FUSE connection ends; the status shows when.
 func (h *helper) kill() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.pgid == 0 {
 		return
 	}
-	h.condemned = true
-	h.log.printf("told to kill the client (pid %d)", h.pgid)
+	h.killRequested = true
+	h.log.printf("killing client on request: pid=%d", h.pgid)
 	killGroup(h.pgid)
 }
 
-// stop is a signal: ends the helper as soon as no client runs.
+// stop ends the helper as soon as no client runs.
 func (h *helper) stop(why string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if !h.stopping && h.status.State == StateRunning {
-		h.log.printf("%s: will end when the client does", why)
+		h.log.printf("exiting when the client does: signal=%q", why)
 	}
 	h.stopping = true
-	h.settle()
+	h.exitIfDone()
 }
 
-// checkCommand refuses what exec would misunderstand.
+// checkCommand refuses commands that exec cannot pass on as they are.
 func checkCommand(c client.Command) error {
 	if len(c.Argv) == 0 || !filepath.IsAbs(c.Argv[0]) {
-		return fault.Errorf(fault.Invalid, "the client's command line does not begin with an absolute path")
+		return fault.Errorf(fault.Invalid, "the client's program is not an absolute path")
 	}
 	for _, s := range c.Argv {
 		if strings.IndexByte(s, 0) >= 0 {
-			return fault.Errorf(fault.Invalid, "an argument of the client holds a NUL byte")
+			return fault.Errorf(fault.Invalid, "an argument of the client contains a NUL byte")
 		}
 	}
 	for _, s := range c.Env {
 		name, _, ok := strings.Cut(s, "=")
 		if !ok || name == "" || strings.IndexByte(s, 0) >= 0 {
-			return fault.Errorf(fault.Invalid, "the client's environment holds something other than NAME=value")
+			return fault.Errorf(fault.Invalid, "the client's environment has an entry other than NAME=value")
 		}
 	}
 	return nil

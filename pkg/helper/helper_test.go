@@ -80,7 +80,7 @@ func TestExpectedExitIsRecordedAndTheHelperGoesOnceItWasRead(t *testing.T) {
 		t.Errorf("final status: %+v", s)
 	}
 	r.mustEnd()
-	if _, err := r.peer.Hello(bounded(t)); !errors.Is(err, ErrGone) {
+	if _, err := r.peer.Status(bounded(t)); !errors.Is(err, ErrGone) {
 		t.Errorf("after the end: %v, want ErrGone", err)
 	}
 	end, ok, err := ReadEnd(r.dir)
@@ -89,30 +89,45 @@ func TestExpectedExitIsRecordedAndTheHelperGoesOnceItWasRead(t *testing.T) {
 	}
 }
 
-func TestHelperThatNobodyAsksGoesAfterTheEndAndLeavesItsRecord(t *testing.T) {
-	r := newRig(t, func(o *options) { o.endGrace = 150 * time.Millisecond })
-	r.start("wait:" + r.dir + "/go")
-	if err := r.peer.End(bounded(t)); err != nil {
-		t.Fatal(err)
-	}
-	touch(t, r.dir+"/go")
-	r.mustEnd()
-	if end, ok, err := ReadEnd(r.dir); err != nil || !ok || !end.Expected {
-		t.Errorf("record: %+v, %v, %v", end, ok, err)
-	}
+func TestAHelperThatIsNotAskedExitsAfterTheEnd(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bubble) {
+		b.run()
+		b.h.end()
+		time.Sleep(time.Hour)
+		if !b.lives() {
+			t.Fatal("it exited before its client")
+		}
+		b.h.exited(0, "")
+		began := time.Now()
+		<-b.ended
+		if took := time.Since(began); took != endGrace {
+			t.Errorf("it exited after %s", took)
+		}
+		if end, ok, err := ReadEnd(b.h.stateDir); err != nil || !ok || !end.Expected {
+			t.Errorf("record: %+v, %v, %v", end, ok, err)
+		}
+	})
 }
 
-func TestUnusedHelperGoes(t *testing.T) {
-	r := newRig(t, func(o *options) { o.idleLimit = 150 * time.Millisecond })
-	r.mustEnd()
+func TestAnUnusedHelperExits(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bubble) {
+		began := time.Now()
+		<-b.ended
+		if took := time.Since(began); took != idleLimit {
+			t.Errorf("it exited after %s", took)
+		}
+	})
 }
 
-func TestHelperWithADeadClientStays(t *testing.T) {
-	r := newRig(t, func(o *options) { o.idleLimit, o.endGrace = 2*time.Second, time.Millisecond })
-	r.start("exit:1")
-	r.until("the exit", exited)
-	time.Sleep(2500 * time.Millisecond)
-	r.mustLive()
+func TestAHelperStaysAfterAnUnexpectedExit(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bubble) {
+		b.run()
+		b.h.exited(1, "")
+		time.Sleep(24 * time.Hour)
+		if !b.lives() {
+			t.Error("it exited")
+		}
+	})
 }
 
 func TestNoClientStartsAfterEnd(t *testing.T) {
@@ -128,25 +143,26 @@ func TestNoClientStartsAfterEnd(t *testing.T) {
 	}
 }
 
-// What a client that died while the mount was ending left undone is finished by another one, with the keys of before.
-func TestAClientThatEndedBadlyIsStartedAgainWhileEnding(t *testing.T) {
-	r := newRig(t, func(o *options) { o.idleLimit, o.endGrace = 2*time.Second, 2*time.Second })
-	r.start("exit:1")
-	r.until("the exit", exited)
-	if err := r.peer.End(bounded(t)); err != nil {
-		t.Fatal(err)
-	}
-	time.Sleep(2500 * time.Millisecond)
-	r.mustLive()
-	status, err := r.tryStart("exit:0")
-	if err != nil || !status.Ending {
-		t.Fatalf("start: %+v, %v", status, err)
-	}
-	r.until("the exit", exited)
-	r.mustEnd()
-	if end, ok, err := ReadEnd(r.dir); err != nil || !ok || !end.Expected || end.Code != 0 || end.Starts != 2 {
-		t.Errorf("record: %+v, %v, %v", end, ok, err)
-	}
+// After an abnormal exit while the mount is ending, the helper stays until another client has exited cleanly.
+func TestAClientIsStartedAgainAfterAnAbnormalExitWhileEnding(t *testing.T) {
+	inBubble(t, func(t *testing.T, b *bubble) {
+		b.run()
+		b.h.exited(1, "")
+		b.h.end()
+		time.Sleep(24 * time.Hour)
+		if !b.lives() {
+			t.Fatal("it exited")
+		}
+		b.run()
+		b.h.exited(0, "")
+		b.h.delivered(b.status())
+		if b.lives() {
+			t.Error("it stays")
+		}
+		if end, ok, err := ReadEnd(b.h.stateDir); err != nil || !ok || !end.Expected || end.Code != 0 || end.Starts != 2 {
+			t.Errorf("record: %+v, %v, %v", end, ok, err)
+		}
+	})
 }
 
 func TestSecondStartIsRefusedWhileAClientRuns(t *testing.T) {
@@ -157,7 +173,7 @@ func TestSecondStartIsRefusedWhileAClientRuns(t *testing.T) {
 	}
 }
 
-func TestProgramThatCannotStartIsSaid(t *testing.T) {
+func TestProgramsThatCannotStart(t *testing.T) {
 	r := newRig(t)
 	null, err := os.Open(os.DevNull)
 	if err != nil {
@@ -178,7 +194,7 @@ func TestProgramThatCannotStartIsSaid(t *testing.T) {
 			t.Errorf("%q: %v, want kind %d", tc.argv, err, tc.kind)
 		}
 	}
-	if s, err := r.peer.Hello(bounded(t)); err != nil || s.State != StateIdle {
+	if s, err := r.peer.Status(bounded(t)); err != nil || s.State != StateIdle {
 		t.Errorf("after failed starts: %+v, %v", s, err)
 	}
 	r.start("exit:0")
@@ -217,7 +233,7 @@ func TestQuitKillsTheClientAndWhatItStarted(t *testing.T) {
 		t.Errorf("the client's process group: %v", err)
 	}
 	end, ok, err := ReadEnd(r.dir)
-	if err != nil || !ok || end.Expected || end.Signal != "SIGKILL" || !strings.Contains(end.Reason, "quit") {
+	if err != nil || !ok || end.Expected || end.Signal != "SIGKILL" || !strings.Contains(end.Reason, "quit request") {
 		t.Errorf("record: %+v, %v, %v", end, ok, err)
 	}
 }
@@ -238,7 +254,7 @@ func TestQueueIsReportedAndNotKeptAsOutput(t *testing.T) {
 		t.Errorf("queue: %+v", s.Queue)
 	}
 	r.says("other")
-	if s, _ := r.peer.Hello(bounded(t)); len(s.Tail) != 1 {
+	if s, _ := r.peer.Status(bounded(t)); len(s.Tail) != 1 {
 		t.Errorf("tail: %q", s.Tail)
 	}
 }
@@ -279,16 +295,16 @@ func TestReplacedKeysReachTheClient(t *testing.T) {
 
 func TestStatusWaitsForAChange(t *testing.T) {
 	r := newRig(t)
-	s, err := r.peer.Hello(bounded(t))
+	s, err := r.peer.Status(bounded(t))
 	if err != nil {
 		t.Fatal(err)
 	}
 	short, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 	defer cancel()
-	if _, err := r.peer.Status(short, s.Revision); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := r.peer.WaitStatus(short, s.Revision); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("without a change: %v", err)
 	}
-	if got, err := r.peer.Status(bounded(t), s.Revision+100); err != nil || got.Revision != s.Revision {
+	if got, err := r.peer.WaitStatus(bounded(t), s.Revision+100); err != nil || got.Revision != s.Revision {
 		t.Errorf("a revision of another helper's: %+v, %v", got, err)
 	}
 	type answer struct {
@@ -297,7 +313,7 @@ func TestStatusWaitsForAChange(t *testing.T) {
 	}
 	answers := make(chan answer, 1)
 	go func() {
-		got, err := r.peer.Status(bounded(t), s.Revision)
+		got, err := r.peer.WaitStatus(bounded(t), s.Revision)
 		answers <- answer{got, err}
 	}()
 	time.Sleep(20 * time.Millisecond)
@@ -307,9 +323,9 @@ func TestStatusWaitsForAChange(t *testing.T) {
 	}
 }
 
-func TestPeerTellsThatNobodyIsThere(t *testing.T) {
+func TestPeerReportsThatNoHelperAnswers(t *testing.T) {
 	dir := t.TempDir()
-	if _, err := NewPeer(Dial(dir + "/none")).Hello(bounded(t)); !errors.Is(err, ErrGone) {
+	if _, err := NewPeer(Dial(dir + "/none")).Status(bounded(t)); !errors.Is(err, ErrGone) {
 		t.Errorf("no socket: %v", err)
 	}
 	f, err := Listen(dir + "/sock")
@@ -324,11 +340,11 @@ func TestPeerTellsThatNobodyIsThere(t *testing.T) {
 	}
 	short, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
 	defer cancel()
-	if _, err := NewPeer(Dial(dir + "/sock")).Hello(short); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("a socket that nobody serves yet: %v", err)
+	if _, err := NewPeer(Dial(dir + "/sock")).Status(short); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a socket without a helper: %v", err)
 	}
 	_ = f.Close()
-	if _, err := NewPeer(Dial(dir + "/sock")).Hello(bounded(t)); !errors.Is(err, ErrGone) {
+	if _, err := NewPeer(Dial(dir + "/sock")).Status(bounded(t)); !errors.Is(err, ErrGone) {
 		t.Errorf("a socket left behind: %v", err)
 	}
 }

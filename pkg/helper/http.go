@@ -11,19 +11,19 @@ import (
 // maxHead bounds the head of a request to the credential endpoint, in bytes.
 const maxHead = 8 << 10
 
-// httpRequest is as much of an HTTP/1 request as the endpoint needs.
+// httpRequest is the part of an HTTP/1 request that the endpoint needs.
 type httpRequest struct {
 	method, path  string
 	authorization string
 }
 
 var (
-	errHeadTooLong = errors.New("the request's head is too long")
-	errBadRequest  = errors.New("the request is not HTTP/1 as this endpoint speaks it")
+	errHeadTooLong = errors.New("request header too long")
+	errBadRequest  = errors.New("malformed HTTP/1 request")
 )
 
-// readHead reads a request's head, up to and with the empty line. Bytes after it are dropped: the endpoint answers one
-// request without a body per connection.
+// readHead reads a request up to and including the empty line. Bytes after it are dropped: a connection carries one request
+// without a body.
 func readHead(r io.Reader) ([]byte, error) {
 	buf := make([]byte, 0, 1024)
 	for {
@@ -45,7 +45,7 @@ func readHead(r io.Reader) ([]byte, error) {
 	}
 }
 
-// parseHead reads a head (RFC 9112), strictly: what is in doubt is refused, since only SDKs ask here.
+// parseHead parses a request strictly (RFC 9112), because only SDKs send requests here.
 func parseHead(head []byte) (httpRequest, error) {
 	lines := strings.Split(strings.TrimSuffix(string(head), "\r\n\r\n"), "\r\n")
 	parts := strings.Split(lines[0], " ")
@@ -57,7 +57,7 @@ func parseHead(head []byte) (httpRequest, error) {
 	seen := false
 	for _, line := range lines[1:] {
 		name, value, ok := strings.Cut(line, ":")
-		if !ok || !isToken(name) { // a folded line begins with white space, which no token holds
+		if !ok || !isToken(name) { // also refuses folded lines, which begin with white space
 			return httpRequest{}, errBadRequest
 		}
 		value = strings.Trim(value, " \t")
@@ -103,7 +103,7 @@ func isVisible(s string) bool {
 	return true
 }
 
-// httpAnswer is a whole answer; the connection is closed after it.
+// httpAnswer returns a whole answer, after which the connection is closed.
 func httpAnswer(status string, body []byte) []byte {
 	var b bytes.Buffer
 	b.WriteString("HTTP/1.1 " + status + "\r\n")

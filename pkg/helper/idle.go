@@ -3,36 +3,36 @@ package helper
 import (
 	"time"
 
-	"github.com/s3-csi/s3-csi-driver/pkg/cputime"
+	"github.com/s3-csi/s3-csi-driver/pkg/proc"
 )
 
-// Whoever stops a helper, systemd at a shutdown as a rule, has ended the containers before, but nobody unmounts the file
-// system until all services are gone, and only that would end the client. So a client that has stored everything and does
-// nothing any more is ended by its helper. One that is at work keeps the time that it is given.
+// At a shutdown systemd stops helpers after containers, and unmounts file systems only when all services have stopped. So the
+// client would run until it is killed. A helper that was asked to stop kills its client once that has uploaded everything and
+// is idle; a busy client keeps the time that systemd gives it.
 const (
-	idleLook   = 250 * time.Millisecond
-	idleQueue  = 3 * time.Second
-	idleSilent = 10 * time.Second
-	// idleUse is the time of processors that a client that does not say may use within idleLook without being taken for one
-	// at work. The kernel counts in steps of 10 ms, and may count one for a moment.
-	idleUse = 20 * time.Millisecond
+	idleInterval = 250 * time.Millisecond
+	idleQueue    = 3 * time.Second
+	idleSilent   = 10 * time.Second
+	// idleCPU is the CPU time that a client without a reported queue may use within idleInterval and still be idle. The
+	// kernel counts in steps of 10 ms.
+	idleCPU = 20 * time.Millisecond
 )
 
-// idleness is since when a client has done nothing.
+// idleness records since when a client has been idle.
 type idleness struct {
 	pid   int
 	since time.Time
-	cpu   time.Duration // used by the last look
+	cpu   time.Duration // CPU time used until the last check
 }
 
-// idle looks at the running client, and tells whether it has been idle for long enough. Call under mu.
+// idle checks the running client and reports whether it has been idle for long enough. Call under mu.
 func (h *helper) idle(i *idleness) bool {
 	now := h.now()
-	cpu, err := cputime.Of(h.status.ClientPID)
+	cpu, err := proc.CPUTime(h.status.ClientPID)
 	q, limit := h.status.Queue, h.idleQueue
 	busy := q != nil && (q.Uploads > 0 || q.Bytes > 0)
 	if q == nil {
-		busy, limit = cpu-i.cpu > idleUse, h.idleSilent
+		busy, limit = cpu-i.cpu > idleCPU, h.idleSilent
 	}
 	if err != nil || busy || i.pid != h.status.ClientPID {
 		*i = idleness{h.status.ClientPID, now, cpu}
@@ -42,14 +42,14 @@ func (h *helper) idle(i *idleness) bool {
 	return now.Sub(i.since) >= limit
 }
 
-// endIdle kills the client of a helper that was asked to stop once it has nothing left to do.
+// endIdle kills the client of a helper that was asked to stop once it is idle.
 func (h *helper) endIdle(i *idleness) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if !h.stopping || h.pgid == 0 || !h.idle(i) {
 		return
 	}
-	h.log.printf("the client has nothing left to store and does nothing: it is ended")
-	h.released = true
+	h.log.printf("killing idle client")
+	h.idleKilled = true
 	killGroup(h.pgid)
 }

@@ -7,9 +7,10 @@ import (
 	"time"
 )
 
-// At a shutdown nobody unmounts the file system before all services have ended: the helper must not wait for that when all
-// is stored, and must wait as long as something is not.
+// At a shutdown file systems are unmounted after all services have stopped. The helper must not wait for that once everything is
+// uploaded.
 func TestAHelperThatIsStoppedEndsAClientThatHasStoredEverything(t *testing.T) {
+	t.Parallel()
 	short := func(o *options) { o.idleQueue = 600 * time.Millisecond }
 	r := newRig(t, short)
 	r.start("print:queue 2 100", "wait:"+r.dir+"/stored", "print:queue 0 0", "wait:/nowhere")
@@ -20,21 +21,23 @@ func TestAHelperThatIsStoppedEndsAClientThatHasStoredEverything(t *testing.T) {
 	touch(t, r.dir+"/stored")
 	r.mustEnd()
 	end, ok, err := ReadEnd(r.h.stateDir)
-	if err != nil || !ok || end.Signal != "SIGKILL" || !strings.Contains(end.Reason, "nothing left to store") {
+	if err != nil || !ok || end.Signal != "SIGKILL" || !strings.Contains(end.Reason, "it was idle") {
 		t.Errorf("record: %+v, %v, %v", end, ok, err)
 	}
 }
 
 func TestAClientThatSaysNothingIsEndedWhenItDoesNothing(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, func(o *options) { o.idleSilent = 600 * time.Millisecond })
 	r.start("wait:/nowhere")
 	time.Sleep(3 * 600 * time.Millisecond)
-	r.mustLive() // nobody asked it to stop
+	r.mustLive() // no request to stop
 	r.signals <- syscall.SIGTERM
 	r.mustEnd()
 }
 
 func TestAClientAtWorkIsLeftAlone(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, func(o *options) { o.idleSilent = 600 * time.Millisecond })
 	r.start("work:"+r.dir+"/done", "wait:/nowhere")
 	r.signals <- syscall.SIGTERM

@@ -27,7 +27,7 @@ const (
 	otherUID = 2300002
 )
 
-// exchangeVariable tells realHelper which program makes sessions.
+// exchangeVariable names the exchange program for realHelper.
 const exchangeVariable = "S3CSI_TEST_EXCHANGE"
 
 // realHelper is this test binary as a helper.
@@ -92,7 +92,7 @@ func newIsolated(t *testing.T, exchangeMode os.FileMode, how string) *isolated {
 			t.Errorf("the helper: %v", err)
 		}
 	})
-	_, err = i.peer.Hello(bounded(t))
+	_, err = i.peer.Status(bounded(t))
 	i.must(err)
 	return i
 }
@@ -200,7 +200,7 @@ func (i *isolated) environ(pid int, name string) string {
 	return ""
 }
 
-func TestNobodyWithoutTheTokenGetsASessionAndTheClientAlwaysDoes(t *testing.T) {
+func TestOnlyTheTokenGetsASessionAlsoUnderLoad(t *testing.T) {
 	t.Parallel()
 	i := newIsolated(t, 0o711, "")
 	s := i.start(testKeys, credentials.Order{})
@@ -256,7 +256,7 @@ func TestTheHelpersSocketIsForTheDriverAlone(t *testing.T) {
 	}
 }
 
-func TestNobodyLooksIntoAHelperOrAProgramThatMakesASession(t *testing.T) {
+func TestHelperAndExchangeProgramCannotBeTraced(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []os.FileMode{0o711, 0o755} {
 		i := newIsolated(t, mode, "")
@@ -287,8 +287,8 @@ func TestNobodyLooksIntoAHelperOrAProgramThatMakesASession(t *testing.T) {
 	}
 }
 
-// A program that its user cannot read is closed from its first instruction on: whoever lies in wait for it gets nothing.
-func TestWhoeverLiesInWaitForAProgramThatMakesASessionMissesIt(t *testing.T) {
+// A program that its user cannot read is protected from its first instruction on.
+func TestAnUnreadableExchangeProgramCannotBeCaughtAtItsStart(t *testing.T) {
 	t.Parallel()
 	i := newIsolated(t, 0o711, "")
 	s := i.start(testKeys, credentials.Order{})
@@ -298,7 +298,7 @@ func TestWhoeverLiesInWaitForAProgramThatMakesASessionMissesIt(t *testing.T) {
 	i.must(i.peer.Renew(bounded(t), credentials.Keys{}, orderNamed("ok:2s")))
 	since := uint64(0)
 	for {
-		s, err := i.peer.Status(bounded(t), since)
+		s, err := i.peer.WaitStatus(bounded(t), since)
 		i.must(err)
 		if since = s.Revision; s.Session.Renewals >= sessions {
 			break
@@ -312,7 +312,7 @@ func TestWhoeverLiesInWaitForAProgramThatMakesASessionMissesIt(t *testing.T) {
 }
 
 // Where the program can be read, as in a developer's directory, one that is traced gets no order.
-func TestAProgramThatIsTracedGetsNoOrder(t *testing.T) {
+func TestATracedExchangeProgramGetsNoOrder(t *testing.T) {
 	t.Parallel()
 	i := newIsolated(t, 0o755, "+slow")
 	s := i.start(testKeys, credentials.Order{})
@@ -325,7 +325,7 @@ func TestAProgramThatIsTracedGetsNoOrder(t *testing.T) {
 	}
 	since := s.Revision
 	for {
-		s, err := i.peer.Status(bounded(t), since)
+		s, err := i.peer.WaitStatus(bounded(t), since)
 		i.must(err)
 		if since = s.Revision; s.Session.Renewals > 0 {
 			t.Fatal("the traced program was given the order")

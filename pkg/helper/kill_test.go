@@ -3,7 +3,6 @@ package helper
 import (
 	"context"
 	"errors"
-	"net"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -31,7 +30,7 @@ func TestKillEndsTheClientAndWhatItStartedAndNotTheHelper(t *testing.T) {
 		t.Errorf("the client's process group: %v", err)
 	}
 	end, ok, err := ReadEnd(r.dir)
-	if err != nil || !ok || end.Expected || end.Signal != "SIGKILL" || !strings.Contains(end.Reason, "to kill it") {
+	if err != nil || !ok || end.Expected || end.Signal != "SIGKILL" || !strings.Contains(end.Reason, "kill request") {
 		t.Errorf("record: %+v, %v, %v", end, ok, err)
 	}
 	if err := r.peer.Kill(bounded(t)); err != nil {
@@ -68,39 +67,6 @@ func TestKillWhileEndingLeavesTheHelperToFinish(t *testing.T) {
 	r.start("exit:0")
 	r.until("the second exit", func(s Status) bool { return exited(s) && s.Starts == 2 })
 	r.mustEnd()
-}
-
-// The answer is what helpers from before the request give it.
-func TestKillIsUnsupportedByOlderHelpers(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "sock")
-	l, err := new(net.ListenConfig).Listen(t.Context(), "unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	done := make(chan request, 1)
-	go func() {
-		conn, err := l.Accept()
-		if err != nil {
-			close(done)
-			return
-		}
-		defer conn.Close()
-		body, _, err := receive(conn.(*net.UnixConn))
-		if err != nil {
-			close(done)
-			return
-		}
-		req, _ := decodeRequest(body)
-		_, _ = conn.Write(frame(`{"protocol":1,"error":{"kind":"unsupported","text":"this helper does not know the request \"kill\": it was started by an older driver; end the mount and publish it again"}}`))
-		done <- req
-	}()
-	if err := NewPeer(Dial(path)).Kill(bounded(t)); !fault.Is(err, fault.Unsupported) {
-		t.Errorf("%v, want Unsupported", err)
-	}
-	if req := <-done; req.Op != opKill || req.Protocol != 1 {
-		t.Errorf("it asked %+v", req)
-	}
 }
 
 func TestKillOfAHelperThatIsGone(t *testing.T) {

@@ -11,13 +11,13 @@ import (
 const (
 	idleLimit = 2 * time.Minute
 	endGrace  = time.Minute
-	// quitGrace is how long a killed client is waited for. One that hangs in the kernel goes when its connection does.
+	// quitGrace is how long to wait for a killed client. One that is blocked in the kernel exits when its FUSE connection ends.
 	quitGrace = 5 * time.Second
 )
 
-// run serves everything until the helper has to end. signals are those that ask it to stop.
+// run serves everything until the helper must exit. signals are those that ask it to stop.
 func (h *helper) run(ctx context.Context, l *net.UnixListener, uid uint32, signals <-chan os.Signal) {
-	serveCtx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // ctx only asks to stop
+	serveCtx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // ctx is a request to stop, not an end
 	served := make(chan struct{})
 	go func() {
 		defer close(served)
@@ -41,25 +41,25 @@ func (h *helper) run(ctx context.Context, l *net.UnixListener, uid uint32, signa
 	<-renewed
 	if clean {
 		h.runs.Wait()
-		h.log.printf("ended")
+		h.log.printf("exiting")
 	} else {
-		h.log.printf("ended while the killed client still hangs in the kernel")
+		h.log.printf("exiting: killed client still blocked in the kernel")
 	}
 }
 
-// live returns when the helper has to end; false: a client that was killed is still there.
+// live returns when the helper must exit, and reports whether the client has exited.
 func (h *helper) live(ctx context.Context, signals <-chan os.Signal) bool {
 	cancelled, killed := ctx.Done(), h.killed
 	var overdue <-chan time.Time
 	var idle idleness
-	look := time.NewTicker(idleLook)
-	look.Stop() // until somebody asks the helper to stop
+	look := time.NewTicker(idleInterval)
+	look.Stop() // started by a request to stop
 	defer look.Stop()
 	for {
 		_, changed := h.snapshot()
 		var timer *time.Timer
 		var expired <-chan time.Time
-		if wait, bounded := h.patience(); bounded {
+		if wait, bounded := h.untilExit(); bounded {
 			if wait <= 0 {
 				return true
 			}
@@ -70,16 +70,16 @@ func (h *helper) live(ctx context.Context, signals <-chan os.Signal) bool {
 		case <-h.done:
 			return true
 		case <-changed:
-		case <-expired: // look again: somebody may have talked meanwhile
+		case <-expired: // check again: a request may have come
 		case s := <-signals:
 			if s != syscall.SIGPIPE && s != syscall.SIGHUP {
 				h.stop(s.String())
-				look.Reset(idleLook)
+				look.Reset(idleInterval)
 			}
 		case <-cancelled:
 			cancelled = nil
 			h.stop("cancelled")
-			look.Reset(idleLook)
+			look.Reset(idleInterval)
 		case <-look.C:
 			h.endIdle(&idle)
 		case <-killed:
@@ -93,8 +93,8 @@ func (h *helper) live(ctx context.Context, signals <-chan os.Signal) bool {
 	}
 }
 
-// patience is how long the helper lives on if nothing happens.
-func (h *helper) patience() (wait time.Duration, bounded bool) {
+// untilExit returns how long the helper stays if nothing happens.
+func (h *helper) untilExit() (wait time.Duration, bounded bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	idle := h.now().Sub(h.lastTalk)
@@ -102,8 +102,8 @@ func (h *helper) patience() (wait time.Duration, bounded bool) {
 	case h.status.State == StateRunning:
 		return 0, false
 	case h.waiting > 0:
-		return h.idleLimit, true // look again then
-	case h.status.Ending && !h.endedBadly():
+		return h.idleLimit, true // check again then
+	case h.status.Ending && !h.exitedAbnormally():
 		return h.endGrace - idle, true
 	case h.status.State == StateIdle:
 		return h.idleLimit - idle, true

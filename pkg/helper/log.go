@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// maxLog bounds the helper's log where it is a regular file (the process launcher's; it lies in memory as a rule), in
-// bytes. A journal bounds itself.
+// maxLog bounds the helper's log in bytes if it is a regular file, as with the process launcher (usually on a tmpfs). A journal
+// has limits of its own.
 const maxLog = 256 << 10
 
 // logger writes plain lines: time, then text. Everything goes through the scrubber.
@@ -33,16 +33,15 @@ func (l *logger) printf(format string, args ...any) {
 	l.line(l.scrub.scrub(clean(fmt.Appendf(nil, format, args...)), false))
 }
 
-// line writes a line that is clean and scrubbed already. Errors are not worth ending a mount for.
+// line writes a line that is cleaned and scrubbed. Errors are ignored: a mount is worth more than its log.
 func (l *logger) line(text string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	stamp := l.now().UTC().Format(time.RFC3339)
 	if l.regular && l.size > maxLog {
-		// The launcher opened it for appending, so what is written next lands at the start. The newest lines are in
-		// the status anyway.
+		// The launcher opened it for appending, so the next line is written at the start.
 		if l.out.Truncate(0) == nil {
-			n, _ := l.out.WriteString(stamp + " (earlier lines were dropped to bound this file)\n")
+			n, _ := l.out.WriteString(stamp + " (log truncated)\n")
 			l.size = int64(n)
 		}
 	}

@@ -58,6 +58,24 @@ type rig struct {
 
 var testKeys = credentials.Keys{AccessKeyID: "AKIDCANARY", SecretAccessKey: "canary/secret+key=1", SessionToken: "canary-session-token//=="}
 
+// testOptions are those of a helper that needs no real mount.
+func testOptions(stateDir string, log *os.File) options {
+	return options{
+		name: "test", stateDir: stateDir, stderr: log, now: time.Now, idleLimit: time.Minute, endGrace: time.Minute, idleQueue: time.Minute, idleSilent: time.Minute,
+		random:    func() float64 { return 0 },
+		checkFuse: func(*os.File) error { return nil },
+		lookup: func(name string) (client.Client, error) {
+			if name != "stand-in" {
+				return client.Client{}, errors.New("unknown")
+			}
+			return client.Client{Name: name, Queue: func(line string) (q client.Queue, ok bool) {
+				_, err := fmt.Sscanf(line, "queue %d %d", &q.Uploads, &q.Bytes)
+				return q, err == nil
+			}}, nil
+		},
+	}
+}
+
 func newRig(t testing.TB, change ...func(*options)) *rig {
 	t.Helper()
 	dir := t.TempDir()
@@ -79,20 +97,7 @@ func newRig(t testing.TB, change ...func(*options)) *rig {
 	if err := os.Mkdir(state, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	o := options{
-		name: "test", stateDir: state, stderr: log, now: time.Now, idleLimit: time.Minute, endGrace: time.Minute, idleQueue: time.Minute, idleSilent: time.Minute,
-		random:    func() float64 { return 0 },
-		checkFuse: func(*os.File) error { return nil },
-		lookup: func(name string) (client.Client, error) {
-			if name != "stand-in" {
-				return client.Client{}, errors.New("unknown")
-			}
-			return client.Client{Name: name, Queue: func(line string) (q client.Queue, ok bool) {
-				_, err := fmt.Sscanf(line, "queue %d %d", &q.Uploads, &q.Bytes)
-				return q, err == nil
-			}}, nil
-		},
-	}
+	o := testOptions(state, log)
 	for _, c := range change {
 		c(&o)
 	}
@@ -186,7 +191,7 @@ func (r *rig) until(what string, ok func(Status) bool) Status {
 	var s Status
 	for since := uint64(0); ; since = s.Revision {
 		var err error
-		if s, err = r.peer.Status(ctx, since); err != nil {
+		if s, err = r.peer.WaitStatus(ctx, since); err != nil {
 			r.t.Fatalf("waiting for %s: %v (last: %+v)\n%s", what, err, s, r.log())
 		}
 		if ok(s) {
@@ -199,7 +204,7 @@ func (r *rig) until(what string, ok func(Status) bool) Status {
 func (r *rig) says(prefix string) string {
 	r.t.Helper()
 	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-		s, err := r.peer.Hello(bounded(r.t))
+		s, err := r.peer.Status(bounded(r.t))
 		if err != nil {
 			r.t.Fatal(err)
 		}

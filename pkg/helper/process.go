@@ -15,9 +15,9 @@ import (
 )
 
 const (
-	// victimPoints is how much likelier than its helper the kernel's OOM killer takes a client (0 to 1000).
-	victimPoints = 200
-	// outputGrace is how long output is waited for after the client's end, if somebody else still holds the pipe.
+	// clientOOMPoints is added to a client's oom_score_adj (0 to 1000), so that the OOM killer prefers it to its helper.
+	clientOOMPoints = 200
+	// outputGrace is how long to wait for output after the exit if another process still has the pipe open.
 	outputGrace = 500 * time.Millisecond
 )
 
@@ -27,9 +27,9 @@ type run struct {
 	output  *os.File
 }
 
-// startProcess starts a client: in "/", in a process group of its own, with nothing on stdin, its output in a pipe, the
-// FUSE descriptor as client.FuseFD and nothing else. extra comes on top of the command's environment and wins. It
-// returns when the program has been executed.
+// startProcess starts a client in "/", in a process group of its own, with /dev/null as stdin, a pipe for its output, the FUSE
+// descriptor as client.FuseFD and no other descriptor. extra overrides the command's environment. It returns when the
+// program has been executed.
 func startProcess(c client.Command, extra []string, fuse *os.File) (*run, error) {
 	null, err := os.Open(os.DevNull)
 	if err != nil {
@@ -38,7 +38,7 @@ func startProcess(c client.Command, extra []string, fuse *os.File) (*run, error)
 	defer null.Close()
 	r, w, err := os.Pipe()
 	if err != nil {
-		return nil, fmt.Errorf("make a pipe for its output: %w", err)
+		return nil, fmt.Errorf("create a pipe for its output: %w", err)
 	}
 	defer w.Close()
 	files := make([]*os.File, client.FuseFD+1)
@@ -56,11 +56,11 @@ func startProcess(c client.Command, extra []string, fuse *os.File) (*run, error)
 		}
 		return nil, err
 	}
-	preferAsVictim(p.Pid)
+	raiseOOMScore(p.Pid)
 	return &run{process: p, output: r}, nil
 }
 
-// environment is base without the names in extra, then extra.
+// environment returns base without the names in extra, then extra.
 func environment(base, extra []string) []string {
 	ours := make(map[string]bool, len(extra))
 	for _, s := range extra {
@@ -76,8 +76,8 @@ func environment(base, extra []string) []string {
 	return append(env, extra...)
 }
 
-// wait reads the client's output until it has ended and gives its exit code, or -1 and the name of the signal that
-// ended it.
+// wait reads the client's output until it has exited and returns its exit code, or -1 and the name of the signal that killed
+// it.
 func (r *run) wait(line func(raw []byte, cut bool)) (code int, signal string) {
 	read := make(chan struct{})
 	go func() {
@@ -85,7 +85,7 @@ func (r *run) wait(line func(raw []byte, cut bool)) (code int, signal string) {
 		readLines(r.output, line)
 	}()
 	state, err := r.process.Wait()
-	// Whatever the client left behind holds the FUSE connection.
+	// Its children may have the FUSE descriptor open.
 	killGroup(r.process.Pid)
 	_ = r.output.SetReadDeadline(time.Now().Add(outputGrace))
 	<-read
@@ -99,12 +99,12 @@ func (r *run) wait(line func(raw []byte, cut bool)) (code int, signal string) {
 	return state.ExitCode(), ""
 }
 
-// killGroup kills a client with what it started. Running as the mount's own uid, it can hit nobody else's process.
+// killGroup kills a client and its children. With the mount's own uid it cannot hit processes of other mounts.
 func killGroup(pgid int) { _ = unix.Kill(-pgid, unix.SIGKILL) }
 
-// preferAsVictim raises the client's OOM score above ours; raising needs no privilege. Without it both are equal, which
-// is worth a mount's keys but not its start.
-func preferAsVictim(pid int) {
+// raiseOOMScore raises the client's OOM score above the helper's, which needs no privilege. Errors are ignored: then both have
+// the same score.
+func raiseOOMScore(pid int) {
 	own, err := os.ReadFile("/proc/self/oom_score_adj")
 	if err != nil {
 		return
@@ -113,5 +113,5 @@ func preferAsVictim(pid int) {
 	if err != nil {
 		return
 	}
-	_ = os.WriteFile("/proc/"+strconv.Itoa(pid)+"/oom_score_adj", strconv.AppendInt(nil, int64(min(1000, n+victimPoints)), 10), 0)
+	_ = os.WriteFile("/proc/"+strconv.Itoa(pid)+"/oom_score_adj", strconv.AppendInt(nil, int64(min(1000, n+clientOOMPoints)), 10), 0)
 }

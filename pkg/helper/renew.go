@@ -8,11 +8,10 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
-// loggedLife is the shortest life of a session whose making is worth a line.
+// loggedLife is the shortest validity of a session whose renewal is logged.
 const loggedLife = 5 * time.Minute
 
-// renew makes sessions, each ahead of the end of the one before, until ctx ends: as long as there is a client, or can be
-// one again. It needs no driver.
+// renew makes sessions, each before the previous one expires, until ctx ends. It needs no driver.
 func (h *helper) renew(ctx context.Context) {
 	for {
 		j, begin, wait := h.nextJob()
@@ -36,37 +35,37 @@ func (h *helper) renew(ctx context.Context) {
 	}
 }
 
-// nextJob notices the end of a session, and gives the attempt to begin now.
+// nextJob records that a session has expired and returns the attempt to start now, if one is due.
 func (h *helper) nextJob() (j job, begin bool, wait time.Duration) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	now := h.now()
 	h.scrub.forget(now)
 	if h.status.Ending && h.status.State != StateRunning {
-		return job{}, false, lookAgain // nobody needs a session; a client that is started wakes us
+		return job{}, false, maxWait // no client needs a session; a start wakes renew
 	}
 	if h.session.expire(now) {
-		h.sayExpired()
-		h.bump()
+		h.logExpired()
+		h.changeStatus()
 	}
-	return h.session.next(now) // where nothing makes sessions, there is no order
+	return h.session.next(now)
 }
 
-// sayExpired logs that the client has no session any more. Call under mu.
-func (h *helper) sayExpired() {
+// logExpired logs that the client's session has expired. Call under mu.
+func (h *helper) logExpired() {
 	s := &h.session
 	at := s.ends.UTC().Format(time.RFC3339)
 	switch {
 	case s.order.IsZero():
-		h.log.printf("the client's credentials expired at %s and nobody gave new ones: S3 refuses the client's requests until the driver brings some", at)
+		h.log.printf("credentials expired: at=%s, no order to make others", at)
 	case s.err != nil:
-		h.log.printf("the client's session expired at %s: S3 refuses the client's requests until one can be made, which fails since %s: %v", at, s.since.UTC().Format(time.RFC3339), s.err)
+		h.log.printf("session expired: at=%s, renewal failing since %s: %v", at, s.since.UTC().Format(time.RFC3339), s.err)
 	default:
-		h.log.printf("the client's session expired at %s before a new one was made: S3 refuses the client's requests until then", at)
+		h.log.printf("session expired: at=%s, renewal in progress", at)
 	}
 }
 
-// jobEnded takes the outcome of an attempt to make a session.
+// jobEnded handles the outcome of an attempt to make a session.
 func (h *helper) jobEnded(j job, keys credentials.Keys, err error) {
 	if err != nil {
 		err = fault.Errorf(fault.KindOf(err), "%s", shorten(h.scrub.scrub(clean([]byte(err.Error())), false)))
@@ -80,31 +79,28 @@ func (h *helper) jobEnded(j job, keys credentials.Keys, err error) {
 		h.scrub.hold(now, "session", keys.SecretAccessKey, keys.SessionToken)
 		h.serveSession()
 		if !out.failed.IsZero() {
-			h.log.printf("the client has a new session, until %s; it could not be renewed since %s", keys.Expires.UTC().Format(time.RFC3339), out.failed.UTC().Format(time.RFC3339))
+			h.log.printf("session renewed: until=%s, renewal had failed since %s", keys.Expires.UTC().Format(time.RFC3339), out.failed.UTC().Format(time.RFC3339))
 		} else if keys.Expires.IsZero() || keys.Expires.Sub(now) > loggedLife {
-			h.log.printf("the client's session was renewed, until %s", keys.Expires.UTC().Format(time.RFC3339))
+			h.log.printf("session renewed: until=%s", keys.Expires.UTC().Format(time.RFC3339))
 		}
 	case out.news:
-		h.log.printf("the client's session cannot be renewed, and that is tried again: %v", h.session.err)
+		h.log.printf("session renewal failed, retrying: %v", h.session.err)
 	}
 	if out.news {
-		h.bump()
+		h.changeStatus()
 	}
 	if !out.taken {
 		h.endpoint.release()
 	}
 }
 
-// give takes keys, an order, or both, from a request. Call under mu.
+// give uses the keys and the order of a request. Call under mu.
 func (h *helper) give(keys credentials.Keys, order credentials.Order) error {
 	if order.Kind == credentials.AsIs {
-		return fault.Errorf(fault.Invalid, "an order of kind %s makes no session: its keys have to be given as they are", order.Kind)
-	}
-	if h.exchange == nil {
-		order = credentials.Order{} // as helpers from before orders do, and the status says so
+		return fault.Errorf(fault.Invalid, "an order of kind %s makes no session; send its keys instead", order.Kind)
 	}
 	if keys.IsZero() && order.IsZero() {
-		return fault.Errorf(fault.Invalid, "the request has no keys")
+		return fault.Errorf(fault.Invalid, "the request has neither keys nor an order")
 	}
 	now := h.now()
 	if !keys.IsZero() {
@@ -116,24 +112,24 @@ func (h *helper) give(keys credentials.Keys, order credentials.Order) error {
 	return nil
 }
 
-// serveSession gives the session of now to whoever asks, and wakes whoever makes the next. Call under mu.
+// serveSession passes the session to the endpoint and wakes renew. Call under mu.
 func (h *helper) serveSession() {
 	h.endpoint.set(h.session.keys, h.session.ends)
-	h.poke()
+	h.wakeRenewal()
 }
 
-// poke makes renew look again.
-func (h *helper) poke() {
+// wakeRenewal makes renew check again.
+func (h *helper) wakeRenewal() {
 	select {
 	case h.wake <- struct{}{}:
 	default:
 	}
 }
 
-// inVain notes that the client asked and there is no valid session, and tells whether one can be expected at once.
-func (h *helper) inVain() bool {
+// sessionMissing records that the client asked without a valid session, and reports whether one is expected soon.
+func (h *helper) sessionMissing() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	defer h.poke()
+	defer h.wakeRenewal()
 	return h.session.asked(h.now())
 }

@@ -19,21 +19,20 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
-	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 )
 
-// Program is what a helper is made of.
+// Program describes the programs of a helper.
 type Program struct {
 	Version string
-	// Exchange is the path of the program that makes sessions. Where it cannot be executed, or is "", the helper makes none
-	// and says so in its status (no Status.Session).
+	// Exchange is the path of the program that makes sessions. If it cannot be executed, sessions are not renewed and the
+	// status says why.
 	Exchange string
 }
 
-// Run is the `helper` mode of a program: `--name <name> --state-dir <dir>`, the listening socket as descriptor 0. It
-// returns when the helper has nothing left to do, and an error only if it could not begin. It changes its whole process (umask, limits,
-// dumpability, garbage collection, signals), so nothing else may run in it. A ctx that ends is taken as SIGTERM: the
-// helper goes on while a client runs.
+// Run runs a helper with the arguments `--name <name> --state-dir <dir>` and the listening socket as descriptor 0. It returns
+// when the helper is done; an error means that it could not start. It changes the whole process (umask, limits,
+// dumpability, garbage collection, signals), so nothing else may run there. The end of ctx is treated like SIGTERM: the
+// helper continues while a client runs.
 func Run(ctx context.Context, program Program, args []string) error {
 	flags := flag.NewFlagSet("helper", flag.ContinueOnError)
 	name := flags.String("name", "", "name of the mount")
@@ -49,7 +48,7 @@ func Run(ctx context.Context, program Program, args []string) error {
 	case !filepath.IsAbs(*stateDir):
 		return errors.New("helper: --state-dir is not an absolute path")
 	}
-	beSmall()
+	limitMemory()
 	if err := harden(); err != nil {
 		return fmt.Errorf("helper %s: %w", *name, err)
 	}
@@ -62,65 +61,48 @@ func Run(ctx context.Context, program Program, args []string) error {
 	if err != nil {
 		return fmt.Errorf("helper %s: descriptor 0: %w", *name, err)
 	}
-	exchange, exchangeErr := program.exchange()
 	h, err := newHelper(options{
-		name: *name, version: program.Version, exchange: exchange, random: rand.Float64, stateDir: *stateDir, stderr: os.Stderr, now: time.Now,
+		name: *name, version: program.Version, exchange: newExchanger(program.Exchange).make, random: rand.Float64, stateDir: *stateDir, stderr: os.Stderr, now: time.Now,
 		lookup: client.Get, checkFuse: checkFuse, idleLimit: idleLimit, endGrace: endGrace, idleQueue: idleQueue, idleSilent: idleSilent,
 	})
 	if err != nil {
 		return errors.Join(fmt.Errorf("helper %s: %w", *name, err), l.Close())
 	}
 	h.log.printf("helper %s serves (pid %d, version %s)", *name, os.Getpid(), h.status.Version)
-	if exchangeErr != nil {
-		h.log.printf("no sessions can be made here, only the driver can bring some: %v", exchangeErr)
-	}
 	h.run(ctx, l, uid, signals)
 	return nil
 }
 
-// exchange is nil where nothing makes sessions.
-func (p Program) exchange() (func(context.Context, credentials.Order) (credentials.Keys, error), error) {
-	if p.Exchange == "" {
-		return nil, errors.New("the helper was made without a program for it")
-	}
-	x, err := newExchanger(p.Exchange)
-	if err != nil {
-		return nil, err
-	}
-	return x.make, nil
-}
-
-// beSmall trades a little CPU for memory: a helper is idle nearly always, and there may be a hundred.
-func beSmall() {
+// limitMemory trades CPU for memory: helpers are idle most of the time, and a node may run a hundred.
+func limitMemory() {
 	runtime.GOMAXPROCS(1)
 	debug.SetGCPercent(25)
 	debug.SetMemoryLimit(8 << 20)
 	debug.FreeOSMemory()
 }
 
-// harden keeps the keys in this process to itself and what it makes to its uid.
+// harden protects the keys in this process's memory and limits the files it creates to its uid.
 func harden() error {
 	unix.Umask(0o077)
-	// Executed through a descriptor, it would be called by the descriptor's number in ps. Not worth failing for.
+	// If it was executed through a descriptor, ps would show the descriptor's number as its name. Errors do not matter.
 	_ = os.WriteFile("/proc/self/comm", []byte("s3-csi-helper"), 0)
-	// Not dumpable: no core, no ptrace, and /proc/<pid>/mem belongs to root, even for the client, which has our uid. An
-	// exec makes the client dumpable again, so that it can open /dev/fd/N.
+	// Not dumpable: no core dump, no ptrace, and /proc/<pid>/mem belongs to root; the client has the same uid. An exec makes
+	// the client dumpable again, so that it can open /dev/fd/N.
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return fmt.Errorf("make the process not dumpable: %w", err)
 	}
 	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
-		return fmt.Errorf("forbid core dumps: %w", err)
+		return fmt.Errorf("disable core dumps: %w", err)
 	}
 	return closeInherited()
 }
 
-// closeInherited closes what came through the exec beside the standard descriptors: something that whoever started the
-// driver had left open, and that would be kept from going for as long as the mount lives. What this process opened
-// itself is close-on-exec.
+// closeInherited closes inherited descriptors other than the standard ones, which would otherwise stay open as long as the
+// mount exists. Descriptors that this process opened itself are close-on-exec.
 func closeInherited() error {
 	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
-		return fmt.Errorf("look for inherited descriptors: %w", err)
+		return fmt.Errorf("list inherited descriptors: %w", err)
 	}
 	for _, e := range entries {
 		fd, err := strconv.Atoi(e.Name())
@@ -134,13 +116,13 @@ func closeInherited() error {
 	return nil
 }
 
-// takeListener makes a listener of descriptor fd, puts /dev/null in its place, and gives the uid that called listen:
-// the driver's.
+// takeListener returns a listener for descriptor fd, which it replaces with /dev/null, and the uid that called listen: the
+// driver's.
 func takeListener(fd int) (*net.UnixListener, uint32, error) {
 	if listening, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ACCEPTCONN); err != nil || listening != 1 {
-		return nil, 0, errors.Join(errors.New("is not a listening socket; a launcher has to start this mode"), err)
+		return nil, 0, errors.Join(errors.New("not a listening socket; only a launcher may start this program"), err)
 	}
-	// A copy, because an os.File closes its descriptor when it is collected, and this one's number stays in use.
+	// A copy, because an os.File closes its descriptor when it is collected, and descriptor fd stays in use.
 	dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 3)
 	if err != nil {
 		return nil, 0, err
@@ -153,7 +135,7 @@ func takeListener(fd int) (*net.UnixListener, uint32, error) {
 	}
 	l, ok := listener.(*net.UnixListener)
 	if !ok {
-		return nil, 0, errors.Join(errors.New("is not a UNIX socket"), listener.Close())
+		return nil, 0, errors.Join(errors.New("not a UNIX socket"), listener.Close())
 	}
 	uid, err := peerUID(l)
 	if err != nil {

@@ -9,32 +9,32 @@ import (
 
 const (
 	redacted = "[redacted]"
-	// formerSecrets is how many secrets that are not in use any more are remembered, and formerAge for how long: a client may
-	// print a key that was replaced a while ago, which it uses for as long as it was told to.
-	formerSecrets = 16
-	formerAge     = toldLifetime
+	// maxRetired is how many replaced secrets are remembered, and retiredAge for how long: a client uses a replaced key, and
+	// may print it, until the validity that it was told ends.
+	maxRetired = 16
+	retiredAge = advertisedLifetime
 )
 
-// scrubber takes the secrets that the helper knows out of text.
+// scrubber removes the secrets that the helper knows from text.
 type scrubber struct {
-	mu     sync.Mutex
-	held   map[string][]string // in use, by what they are of
-	former []formerSecret      // the oldest first
+	mu      sync.Mutex
+	held    map[string][]string // in use, by owner
+	retired []retiredSecret     // the oldest first
 }
 
-type formerSecret struct {
+type retiredSecret struct {
 	text  string
 	until time.Time
 }
 
-// hold learns the secrets that something has from now on. Those that it had before are forgotten after a while.
-func (s *scrubber) hold(now time.Time, of string, secrets ...string) {
+// hold sets the secrets of an owner. Its previous secrets are retired.
+func (s *scrubber) hold(now time.Time, owner string, secrets ...string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.held == nil {
 		s.held = map[string][]string{}
 	}
-	before := s.held[of]
+	before := s.held[owner]
 	var texts []string
 	for _, secret := range secrets {
 		if secret == "" {
@@ -45,30 +45,30 @@ func (s *scrubber) hold(now time.Time, of string, secrets ...string) {
 			texts = append(texts, e)
 		}
 	}
-	s.held[of] = texts
+	s.held[owner] = texts
 	for _, text := range before {
 		if !slices.Contains(texts, text) {
-			s.former = append(s.former, formerSecret{text, now.Add(formerAge)})
+			s.retired = append(s.retired, retiredSecret{text, now.Add(retiredAge)})
 		}
 	}
-	if n := len(s.former) - formerSecrets; n > 0 {
-		s.former = slices.Delete(s.former, 0, n)
+	if n := len(s.retired) - maxRetired; n > 0 {
+		s.retired = slices.Delete(s.retired, 0, n)
 	}
 }
 
-// forget drops what has been out of use for long.
+// forget drops secrets that were retired long ago.
 func (s *scrubber) forget(now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	n := 0
-	for n < len(s.former) && !now.Before(s.former[n].until) {
+	for n < len(s.retired) && !now.Before(s.retired[n].until) {
 		n++
 	}
-	s.former = slices.Delete(s.former, 0, n)
+	s.retired = slices.Delete(s.retired, 0, n)
 }
 
-// scrub gives line without known secrets. cut tells that the line's end is missing: then a secret's beginning at its
-// end goes, too.
+// scrub returns line without known secrets. If the end of the line was cut off, it also removes the beginning of a secret at
+// the end.
 func (s *scrubber) scrub(line string, cut bool) string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -94,12 +94,12 @@ func (s *scrubber) each(fn func(secret string)) {
 			fn(text)
 		}
 	}
-	for _, f := range s.former {
+	for _, f := range s.retired {
 		fn(f.text)
 	}
 }
 
-// percentEncode is how a secret looks in a URL's query; session tokens hold "+", "/" and "=".
+// percentEncode returns a secret as it appears in the query of a URL; session tokens contain "+", "/" and "=".
 func percentEncode(s string) string {
 	const hex = "0123456789ABCDEF"
 	var b strings.Builder

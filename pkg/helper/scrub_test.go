@@ -30,23 +30,23 @@ func TestReplacedSecretsAreScrubbedForAWhileAndThenForgotten(t *testing.T) {
 	var s scrubber
 	now := time.Now()
 	shown := func(secret string) bool { return strings.Contains(s.scrub("x "+secret, false), secret) }
-	s.hold(now, "endpoint", "for ever")
+	s.hold(now, "endpoint", "forever")
 	s.hold(now, "session", "old")
 	s.hold(now, "session", "new")
-	s.forget(now.Add(formerAge - time.Second))
-	if shown("old") || shown("new") || shown("for ever") {
+	s.forget(now.Add(retiredAge - time.Second))
+	if shown("old") || shown("new") || shown("forever") {
 		t.Error("a secret is shown soon after it was replaced")
 	}
-	s.forget(now.Add(formerAge))
-	if !shown("old") || shown("new") || shown("for ever") {
+	s.forget(now.Add(retiredAge))
+	if !shown("old") || shown("new") || shown("forever") {
 		t.Error("what is not in use any more has to go, and nothing else")
 	}
 	// Many sessions in a short time do not fill the memory, and push out nothing that is in use.
-	for i := range 10 * formerSecrets {
+	for i := range 10 * maxRetired {
 		s.hold(now, "session", fmt.Sprintf("session-%03d", i))
 	}
-	if len(s.former) != formerSecrets || shown("for ever") || shown("session-159") || shown("session-158") || !shown("session-001") {
-		t.Errorf("%d former secrets", len(s.former))
+	if len(s.retired) != maxRetired || shown("forever") || shown("session-159") || shown("session-158") || !shown("session-001") {
+		t.Errorf("%d former secrets", len(s.retired))
 	}
 	// The same secret once more is in use, and stays so.
 	s.hold(now, "order", "token", "key")

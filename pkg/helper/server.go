@@ -8,18 +8,17 @@ import (
 	"sync"
 	"time"
 
-	"github.com/s3-csi/s3-csi-driver/pkg/client"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
 const (
-	// requestTimeout bounds the reading of a request and the writing of its answer.
+	// requestTimeout bounds reading a request and writing its answer.
 	requestTimeout = 10 * time.Second
-	// maxRequests bounds requests that are open at once, waiting ones included; more wait in the socket's queue.
+	// maxRequests bounds concurrent requests, waiting ones included; more wait in the socket's queue.
 	maxRequests = 32
 )
 
-// serve answers requests until ctx ends and closes the listener. uid 0 and uid may ask, nobody else.
+// serve answers requests until ctx ends, and closes the listener. Only uid 0 and uid may send requests.
 func (h *helper) serve(ctx context.Context, l *net.UnixListener, uid uint32) {
 	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
 	defer stop()
@@ -32,8 +31,8 @@ func (h *helper) serve(ctx context.Context, l *net.UnixListener, uid uint32) {
 			return
 		}
 		if err != nil {
-			h.log.printf("accept a request: %v", err)
-			time.Sleep(100 * time.Millisecond) // out of descriptors, as a rule
+			h.log.printf("accepting a request failed: %v", err)
+			time.Sleep(100 * time.Millisecond) // usually out of descriptors
 			continue
 		}
 		select {
@@ -56,7 +55,7 @@ func (h *helper) serveConn(ctx context.Context, conn *net.UnixConn, allowed uint
 	defer stop()
 	uid, err := peerUID(conn)
 	if err != nil || uid != 0 && uid != allowed {
-		h.log.printf("refused a request of uid %d", uid)
+		h.log.printf("request refused: uid=%d", uid)
 		h.reply(conn, Status{}, fault.Errorf(fault.Denied, "uid %d may not talk to this helper", uid))
 		return
 	}
@@ -72,7 +71,7 @@ func (h *helper) serveConn(ctx context.Context, conn *net.UnixConn, allowed uint
 		}
 		return
 	}
-	h.talked(0)
+	h.noteRequest(0)
 	req, err := decodeRequest(body)
 	if err == nil {
 		var take *os.File
@@ -96,7 +95,7 @@ func (h *helper) serveConn(ctx context.Context, conn *net.UnixConn, allowed uint
 	}
 }
 
-// takeFile gives the one descriptor of a start request to its handler. What is left is to be closed.
+// takeFile returns the one descriptor of a start request. The caller closes what is left.
 func takeFile(req request, files []*os.File) (take *os.File, left []*os.File, err error) {
 	want := 0
 	if req.Op == opStart {
@@ -111,10 +110,10 @@ func takeFile(req request, files []*os.File) (take *os.File, left []*os.File, er
 	return nil, nil, nil
 }
 
-// errHungUp: the one who asked does not wait any more.
+// errHungUp means that the caller has closed the connection.
 var errHungUp = errors.New("the caller hung up")
 
-// handle does what a request asks for; it owns fuse.
+// handle carries out a request. It closes fuse.
 func (h *helper) handle(ctx context.Context, conn *net.UnixConn, req request, fuse *os.File) error {
 	switch req.Op {
 	case opHello:
@@ -122,13 +121,14 @@ func (h *helper) handle(ctx context.Context, conn *net.UnixConn, req request, fu
 	case opStart:
 		if req.Start == nil {
 			_ = fuse.Close()
-			return fault.Errorf(fault.Invalid, "the request says nothing about the client to start")
+			return fault.Errorf(fault.Invalid, "the request does not describe the client to start")
 		}
-		return h.start(StartRequest{Client: req.Start.Client, Command: client.Command{Argv: req.Start.Argv, Env: req.Start.Env}, Keys: req.Keys.keys(), Order: req.order()}, fuse)
+		req.Start.Keys, req.Start.Order = req.Keys, req.Order
+		return h.start(*req.Start, fuse)
 	case opStatus:
 		return h.await(ctx, conn, req.Since)
 	case opCredentials:
-		return h.credentials(req.Keys.keys(), req.order())
+		return h.credentials(req.Keys, req.Order)
 	case opEnd:
 		h.end()
 		return nil
@@ -138,22 +138,22 @@ func (h *helper) handle(ctx context.Context, conn *net.UnixConn, req request, fu
 	case opQuit:
 		return nil // once the answer is out
 	}
-	return fault.Errorf(fault.Unsupported, "this helper does not know the request %.20q: it was started by an older driver; end the mount and publish it again", req.Op)
+	return fault.Errorf(fault.Unsupported, "this helper does not know the request %.20q, because an older driver started it; unpublish and republish the volume", req.Op)
 }
 
-// await returns when the revision is another than since, or the helper ends.
+// await returns when the revision differs from since, or the helper exits.
 func (h *helper) await(ctx context.Context, conn *net.UnixConn, since uint64) error {
 	status, changed := h.snapshot()
 	if status.Revision != since {
 		return nil
 	}
-	h.talked(+1)
-	defer h.talked(-1)
+	h.noteRequest(+1)
+	defer h.noteRequest(-1)
 	_ = conn.SetReadDeadline(time.Time{})
 	if ctx.Err() != nil {
 		return nil
 	}
-	// The only thing that can come now is the caller's end.
+	// Nothing more can come but the end of the connection.
 	gone := make(chan struct{})
 	go func() {
 		defer close(gone)
@@ -174,15 +174,15 @@ func (h *helper) await(ctx context.Context, conn *net.UnixConn, since uint64) er
 	return nil
 }
 
-// reply sends an answer; false: it could not be.
+// reply sends an answer and reports whether that succeeded.
 func (h *helper) reply(conn *net.UnixConn, status Status, err error) bool {
 	rep := reply{Protocol: 1, Status: &status}
 	if err != nil {
-		rep = reply{Protocol: 1, Error: newWireError(err)}
+		rep = reply{Protocol: 1, Error: fault.MessageOf(err)}
 	}
 	message, err := encode(rep)
 	if err != nil {
-		h.log.printf("answer a request: %v", err)
+		h.log.printf("answering a request failed: %v", err)
 		return false
 	}
 	_ = conn.SetWriteDeadline(time.Now().Add(requestTimeout))

@@ -37,7 +37,7 @@ func (c *clocked) begin() job {
 	return j
 }
 
-// idle sees that there is nothing to do until the next attempt, and gives how long.
+// idle checks that no attempt is due, and returns how long to wait.
 func (c *clocked) idle() time.Duration {
 	c.t.Helper()
 	_, begin, wait := c.next(c.now)
@@ -94,7 +94,7 @@ func TestKeysWithoutEndAreNotRenewed(t *testing.T) {
 	keys.Expires = time.Time{}
 	c.give(c.now, keys, testOrder)
 	for range 100 {
-		if wait := c.idle(); wait != lookAgain {
+		if wait := c.idle(); wait != maxWait {
 			t.Fatalf("looks again after %s", wait)
 		}
 		c.now = c.now.Add(time.Hour)
@@ -104,7 +104,7 @@ func TestKeysWithoutEndAreNotRenewed(t *testing.T) {
 	}
 }
 
-// failTimes lets n attempts fail with an error, and gives the pauses between them.
+// failTimes lets n attempts fail with an error, and returns the pauses between them.
 func (c *clocked) failTimes(n int, err error) (pauses []time.Duration) {
 	c.t.Helper()
 	for range n {
@@ -142,7 +142,7 @@ func TestFailuresAreRepeatedQuicklyAtFirstAndRefusalsSlower(t *testing.T) {
 			if p := c.failTimes(2, tc.err); !near(p[1], tc.most/2) {
 				t.Errorf("with the most jitter: %v, want half of %s", p, tc.most)
 			}
-			if s := c.status(c.now); s.Failures != 42 || s.Renewals != 0 || s.Error != tc.err.Error() || s.Kind != kindNames()[fault.KindOf(tc.err)] {
+			if s := c.status(c.now); s.Failures != 42 || s.Renewals != 0 || s.Error != tc.err.Error() || s.Kind != fault.KindOf(tc.err).String() {
 				t.Errorf("status: %+v", s)
 			}
 		})
@@ -205,7 +205,7 @@ func TestAServiceThatIsBackBeforeTheEndIsBackInTime(t *testing.T) {
 			attempts++
 		}
 		if c.over(c.now) {
-			t.Errorf("a session of %s: after %d attempts the service was back %s before the end, and nobody looked", life, attempts, end.Sub(back))
+			t.Errorf("a session of %s: after %d attempts the service was back %s before the end, and no attempt was made", life, attempts, end.Sub(back))
 		}
 	}
 }
@@ -235,7 +235,7 @@ func TestANewOrderIsTriedAtOnceOnlyWhereTheSessionIsInTrouble(t *testing.T) {
 		if j.order != other {
 			t.Error("the old order is tried")
 		}
-		// Failures begin anew, and began when they did.
+		// The count of failures starts again; their start time stays.
 		c.ended(c.now, j, credentials.Keys{}, fault.Errorf(fault.Unauthenticated, "expired"))
 		if _, after := c.untilAttempt(); after > refusedFirst {
 			t.Errorf("the next attempt comes after %s", after)
@@ -258,7 +258,7 @@ func TestANewOrderIsTriedAtOnceOnlyWhereTheSessionIsInTrouble(t *testing.T) {
 			t.Errorf("%+v %+v", out, c.status(c.now))
 		}
 	})
-	t.Run("the keys were nobody's session", func(t *testing.T) {
+	t.Run("the keys were not a session", func(t *testing.T) {
 		c := newClocked(t)
 		keys := c.keys("a", 0)
 		keys.Expires = time.Time{}
@@ -372,7 +372,7 @@ func TestAnAnswerThatIsNoSessionIsAFailure(t *testing.T) {
 	}
 }
 
-// A clock that is set makes no session end, and none be served for longer than it lives.
+// Setting the clock neither expires a session early nor extends it.
 func TestTheMonotonicClockDecides(t *testing.T) {
 	start := time.Now()
 	s := session{random: func() float64 { return 0 }}

@@ -13,28 +13,28 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
-// maxFDs is how many descriptors a request can bring before the kernel drops the rest; all but one are refused anyway.
+// maxFDs is how many descriptors of a request are received; more than one are refused anyway.
 const maxFDs = 4
 
-// Listen makes a helper's listening socket at path, for its owner only (mode 0600), close-on-exec. In a container it
-// has to be called in the host's mount namespace. A path that exists is an error: names are never reused.
+// Listen creates a helper's listening socket at path, with mode 0600 and close-on-exec. In a container it must be called in
+// the host's mount namespace. An existing path is an error: names are never reused.
 //
-// The caller hands the file to a launcher and then closes its own copy: while that is open, the socket accepts
-// connections that nobody serves after the helper's death.
+// The caller passes the file to a launcher and then closes its own copy. While that is open, the socket still accepts
+// connections after the helper has exited.
 func Listen(path string) (*os.File, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return nil, fmt.Errorf("make the helper's socket %s: %w", path, err)
+		return nil, fmt.Errorf("create the helper's socket %s: %w", path, err)
 	}
 	f := os.NewFile(uintptr(fd), path)
-	// bind gives the file the socket's own mode less the umask, so it is never open to others, not even for a moment.
+	// bind applies the socket's mode to the file, so it is never open to others.
 	if err := errors.Join(unix.Fchmod(fd, 0o600), unix.Bind(fd, &unix.SockaddrUnix{Name: path}), unix.Listen(fd, 64)); err != nil {
-		return nil, errors.Join(fmt.Errorf("make the helper's socket %s: %w", path, err), f.Close())
+		return nil, errors.Join(fmt.Errorf("create the helper's socket %s: %w", path, err), f.Close())
 	}
 	return f, nil
 }
 
-// peerUID is the uid at the other end of a connection or, of a listening socket, of the process that called listen.
+// peerUID returns the uid of the peer or, for a listening socket, of the process that called listen.
 func peerUID(c syscall.Conn) (uint32, error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -46,13 +46,12 @@ func peerUID(c syscall.Conn) (uint32, error) {
 		return 0, err
 	}
 	if inner != nil {
-		return 0, fmt.Errorf("who is at the other end of the socket: %w", inner)
+		return 0, fmt.Errorf("get the peer's uid: %w", inner)
 	}
 	return cred.Uid, nil
 }
 
-// receive reads a request and the descriptors that came with its first byte. The caller closes the files, in the error
-// case too.
+// receive reads a request and the descriptors that came with its first byte. The caller closes the files, even after an error.
 func receive(conn *net.UnixConn) (body []byte, files []*os.File, err error) {
 	var head [4]byte
 	oob := make([]byte, unix.CmsgSpace(maxFDs*4))
@@ -65,7 +64,7 @@ func receive(conn *net.UnixConn) (body []byte, files []*os.File, err error) {
 		return nil, files, err
 	}
 	if flags&unix.MSG_CTRUNC != 0 {
-		return nil, files, fault.Errorf(fault.Invalid, "the request brings more than %d descriptors", maxFDs)
+		return nil, files, fault.Errorf(fault.Invalid, "the request has more than %d descriptors", maxFDs)
 	}
 	if n == 0 {
 		return nil, files, io.EOF
@@ -78,14 +77,14 @@ func receive(conn *net.UnixConn) (body []byte, files []*os.File, err error) {
 		return nil, files, err
 	}
 	body = make([]byte, size)
-	// A plain read: the kernel closes descriptors that come with later bytes.
+	// With a plain read the kernel closes descriptors that come with later bytes.
 	if _, err := io.ReadFull(conn, body); err != nil {
 		return nil, files, err
 	}
 	return body, files, nil
 }
 
-// filesOf takes the descriptors out of control messages; they are close-on-exec already (net sets MSG_CMSG_CLOEXEC).
+// filesOf returns the descriptors in control messages; net has made them close-on-exec (MSG_CMSG_CLOEXEC).
 func filesOf(oob []byte) ([]*os.File, error) {
 	if len(oob) == 0 {
 		return nil, nil
@@ -107,7 +106,7 @@ func filesOf(oob []byte) ([]*os.File, error) {
 	return files, nil
 }
 
-// send writes a message, a descriptor with its first byte if there is one.
+// send writes a message, with a descriptor on its first byte if there is one.
 func send(conn *net.UnixConn, message []byte, f *os.File) error {
 	if f == nil {
 		_, err := conn.Write(message)
@@ -130,7 +129,7 @@ func send(conn *net.UnixConn, message []byte, f *os.File) error {
 	return err
 }
 
-// checkFuse refuses a descriptor that is not an open /dev/fuse: Mountpoint wants it to have exactly this name.
+// checkFuse refuses a descriptor that is not an open /dev/fuse. Mountpoint requires exactly this name.
 func checkFuse(f *os.File) error {
 	raw, err := f.SyscallConn()
 	if err != nil {
@@ -147,11 +146,11 @@ func checkFuse(f *os.File) error {
 		return err
 	}
 	if inner != nil {
-		return fmt.Errorf("look at the descriptor: %w", inner)
+		return fmt.Errorf("stat the descriptor: %w", inner)
 	}
 	// 10:229 is the device number of /dev/fuse (the kernel's Documentation/admin-guide/devices.txt).
 	if st.Mode&unix.S_IFMT != unix.S_IFCHR || unix.Major(st.Rdev) != 10 || unix.Minor(st.Rdev) != 229 || link != "/dev/fuse" {
-		return fault.Errorf(fault.Invalid, "the descriptor that came with the request is not /dev/fuse but %q", link)
+		return fault.Errorf(fault.Invalid, "the descriptor of the request is %q, want /dev/fuse", link)
 	}
 	return nil
 }

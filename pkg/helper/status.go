@@ -5,6 +5,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
 // State is what a helper's client is doing.
@@ -14,10 +15,10 @@ type State string
 const (
 	StateIdle    State = "idle"    // no client was started yet
 	StateRunning State = "running" // a client runs
-	StateExited  State = "exited"  // the last client has ended; a new one can be started, while Ending only after a bad end
+	StateExited  State = "exited"  // the last client has exited; another can be started, while Ending only after an abnormal exit
 )
 
-// Status is what a helper says of itself. Fields that a helper of another version does not know are zero.
+// Status is a helper's status. Fields that a helper of another version does not know are zero.
 type Status struct {
 	Protocol int    `json:"protocol"` // the highest protocol that the helper speaks
 	Version  string `json:"version"`  // of the helper's program
@@ -25,68 +26,67 @@ type Status struct {
 	// Revision grows with every change of what follows; it starts at 1.
 	Revision uint64 `json:"revision"`
 	State    State  `json:"state"`
-	// Ending: the helper was told that the mount is going; an exit of the client is expected.
+	// Ending means that the mount is ending and an exit of the client is expected.
 	Ending    bool `json:"ending,omitempty"`
 	ClientPID int  `json:"clientPID,omitempty"` // of the running client
-	// ExitCode and Signal are those of the client that ended last; a client that was killed has the signal's name and
-	// the code -1.
+	// ExitCode and Signal are those of the last client that exited. A client that was killed by a signal has the signal's name
+	// and the code -1.
 	ExitCode int    `json:"exitCode"`
 	Signal   string `json:"signal,omitempty"`
-	// Tail is the end of the client's output, cleaned of control characters and of the secrets that the helper knows.
+	// Tail is the end of the client's output, without control characters and the secrets that the helper knows.
 	Tail []string `json:"tail,omitempty"`
-	// Queue is what the client last said it has still to upload; nil where it never said.
+	// Queue is the upload queue that the client last reported; nil if it never did.
 	Queue *client.Queue `json:"queue,omitempty"`
-	// Conflicts counts the files that this helper's clients have put aside because another writer had changed their objects.
+	// Conflicts counts the files that this helper's clients have quarantined because another writer had changed their objects.
 	Conflicts int `json:"conflicts,omitempty"`
 	// Starts counts the clients that were started.
 	Starts int `json:"starts"`
-	// Session is what the mount's client works with; nil: this helper cannot make sessions, and whoever wants the client's
-	// keys renewed has to hand over new ones.
+	// Session is the state of the client's session.
 	Session *SessionStatus `json:"session,omitempty"`
 }
 
-// SessionStatus is how a mount's session is doing. A change of it changes the revision; of failures in a row that say the
-// same, only the first does.
+// SessionStatus is the state of a mount's session. A change of it changes the revision; of consecutive equal failures only the
+// first does.
 type SessionStatus struct {
-	// Expires is when the session that the client has ends, by this machine's clock; zero: it does not, or there is none.
+	// Expires is when the client's session expires, by this machine's clock; zero: never, or there is none.
 	Expires time.Time `json:"expires,omitzero"`
-	// Made is since when the helper has it.
+	// Made is when the helper got it.
 	Made time.Time `json:"made,omitzero"`
-	// Renewals and Failures count the sessions that the helper has made, and its attempts that failed.
+	// Renewals and Failures count the sessions that the helper has made and its failed attempts.
 	Renewals int `json:"renewals,omitempty"`
 	Failures int `json:"failures,omitempty"`
-	// Error is why there is no newer session; "" where nothing is wrong. Kind is its fault kind by name ("denied"), and FailedSince when that began: the first of the failures since the last success.
+	// Error is why there is no newer session; "" if nothing is wrong. Kind is the name of its fault kind ("denied"), and
+	// FailedSince the time of the first failure since the last success.
 	Error       string    `json:"error,omitempty"`
 	Kind        string    `json:"kind,omitempty"`
 	FailedSince time.Time `json:"failedSince,omitzero"`
-	// Over tells that the client has no session that is valid: it gets none until one is made.
+	// Over reports whether the client has no valid session.
 	Over bool `json:"over,omitempty"`
-	// OrderDigest is credentials.Order.Digest of the order that the helper makes sessions from, under Salt; "": it has none.
+	// OrderDigest is credentials.Order.Digest, with Salt, of the order from which the helper makes sessions; "": it has none.
 	OrderDigest string `json:"orderDigest,omitempty"`
 	Salt        []byte `json:"salt,omitempty"`
 }
 
-// Fault is Error with its kind; nil where there is none.
+// Fault returns Error with its kind, or nil.
 func (s *SessionStatus) Fault() error {
 	if s == nil || s.Error == "" {
 		return nil
 	}
-	return (&wireError{Kind: s.Kind, Text: s.Error}).fault()
+	return fault.Errorf(fault.ParseKind(s.Kind), "%s", s.Error)
 }
 
-// Has tells whether the helper makes its sessions from this order.
+// Has reports whether the helper makes its sessions from this order.
 func (s *SessionStatus) Has(o credentials.Order) bool {
 	return s != nil && s.OrderDigest != "" && s.OrderDigest == o.Digest(s.Salt)
 }
 
-// StartRequest is what a helper needs to run a client, beside the FUSE descriptor.
+// StartRequest is what a helper needs to run a client in addition to the FUSE descriptor.
 type StartRequest struct {
-	// Client is the client's declared name. A helper that does not know it runs the command all the same and only
-	// cannot read the queue from its output.
-	Client  string
-	Command client.Command
-	Keys    credentials.Keys // zero: those that the helper has
-	// Order is what further sessions are made from. Zero with keys: these are all, and what the helper had is forgotten. Zero
-	// without: what the helper has.
-	Order credentials.Order
+	// Client is the client's name. A helper that does not know it runs the command and cannot read its upload queue.
+	Client         string           `json:"client"`
+	client.Command                  // in the same JSON object
+	Keys           credentials.Keys `json:"-"` // zero: the helper keeps its own
+	// Order is what further sessions are made from. If it is zero, keys replace the helper's order as well; without keys the
+	// helper keeps what it has.
+	Order credentials.Order `json:"-"`
 }

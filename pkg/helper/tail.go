@@ -10,24 +10,24 @@ import (
 )
 
 const (
-	tailLines = 40      // of the client's output that are kept
-	tailBytes = 400     // of each line
-	maxLine   = 8 << 10 // of a line that are looked at; the rest is dropped
+	tailLines = 40      // lines of the client's output that are kept
+	tailBytes = 400     // bytes of each line
+	maxLine   = 8 << 10 // bytes of a line that are read; the rest is dropped
 )
 
-// tail keeps the last lines of a client's output, and of a crash the line that says why: what Go prints after it is
-// longer than the tail.
+// tail keeps the last lines of a client's output. After a crash it also keeps the line with the reason, because the stack trace
+// that follows is longer than the tail.
 type tail struct {
 	mu    sync.Mutex
 	lines []string // the oldest first
-	crash string   // the latest that began a crash, once it has left lines
+	crash string   // the latest first line of a crash that has left lines
 }
 
 func (t *tail) add(line string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if len(t.lines) == tailLines {
-		if beginsCrash(t.lines[0]) {
+		if startsCrash(t.lines[0]) {
 			t.crash = t.lines[0]
 		}
 		copy(t.lines, t.lines[1:])
@@ -45,9 +45,9 @@ func (t *tail) snapshot() []string {
 	return append([]string{t.crash}, t.lines...)
 }
 
-// beginsCrash tells whether a line is the first that a Go program (rclone) or a Rust one (Mountpoint) prints when it
-// gives up.
-func beginsCrash(line string) bool {
+// startsCrash reports whether a line is the first that a Go program (rclone) or a Rust program (Mountpoint) prints when it
+// crashes.
+func startsCrash(line string) bool {
 	return strings.HasPrefix(line, "panic: ") || strings.HasPrefix(line, "fatal error: ") ||
 		strings.HasPrefix(line, "thread '") && strings.Contains(line, " panicked at")
 }
@@ -58,8 +58,8 @@ func (t *tail) reset() {
 	t.lines, t.crash = nil, ""
 }
 
-// readLines calls each for every line of r, without its end and cut at maxLine bytes, until r ends or fails. cut tells
-// that the line goes on.
+// readLines calls each for every line of r until r ends or fails. Lines come without their end, cut off at maxLine bytes; cut
+// reports that.
 func readLines(r io.Reader, each func(line []byte, cut bool)) {
 	buf := make([]byte, 0, 512)
 	chunk := make([]byte, 4096)
@@ -83,7 +83,7 @@ func readLines(r io.Reader, each func(line []byte, cut bool)) {
 			}
 			each(buf, cut)
 			if cap(buf) > 1024 {
-				buf = make([]byte, 0, 512) // one long line must not cost memory for ever
+				buf = make([]byte, 0, 512) // release the memory of a long line
 			}
 			buf, cut, rest = buf[:0], false, rest[end+1:]
 		}
@@ -96,8 +96,8 @@ func readLines(r io.Reader, each func(line []byte, cut bool)) {
 	}
 }
 
-// clean makes one printable line of whatever a client printed: terminal sequences and everything that does not print
-// are dropped, tabs become spaces, broken UTF-8 becomes "?".
+// clean makes a printable line of a client's output: it drops terminal sequences and unprintable characters and replaces tabs
+// by spaces and invalid UTF-8 by "?".
 func clean(raw []byte) string {
 	var b strings.Builder
 	b.Grow(len(raw))
@@ -120,7 +120,7 @@ func clean(raw []byte) string {
 	return strings.TrimSpace(b.String())
 }
 
-// escapeLen is the length of the terminal sequence that raw begins with: ESC [ parameters final (ECMA-48), or ESC alone.
+// escapeLen returns the length of the terminal sequence at the start of raw: ESC [ parameters final (ECMA-48), or ESC alone.
 func escapeLen(raw []byte) int {
 	if len(raw) < 2 || raw[1] != '[' {
 		return 1
@@ -136,7 +136,7 @@ func escapeLen(raw []byte) int {
 	return len(raw)
 }
 
-// shorten cuts a line to tailBytes, at a rune's start.
+// shorten cuts a line to tailBytes at the start of a rune.
 func shorten(line string) string {
 	if len(line) <= tailBytes {
 		return line

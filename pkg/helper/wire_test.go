@@ -4,10 +4,8 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/json"
-	"errors"
 	"net"
 	"os"
-	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
@@ -71,7 +69,7 @@ func TestRequestsThatAHelperCannotTakeAreRefusedClearly(t *testing.T) {
 		"start without fd":       {frame(`{"protocol":1,"op":"start","start":{"argv":["/bin/true"]}}`), nil, fault.Invalid, "0 descriptors"},
 		"start with two fds":     {frame(`{"protocol":1,"op":"start","start":{"argv":["/bin/true"]}}`), []int{fd, fd}, fault.Invalid, "2 descriptors"},
 		"start with very many":   {frame(`{"protocol":1,"op":"start"}`), []int{fd, fd, fd, fd, fd, fd, fd, fd}, fault.Invalid, "more than 4"},
-		"start without a client": {frame(`{"protocol":1,"op":"start"}`), []int{fd}, fault.Invalid, "nothing about the client"},
+		"start without a client": {frame(`{"protocol":1,"op":"start"}`), []int{fd}, fault.Invalid, "client to start"},
 		"hello with an fd":       {frame(`{"protocol":1,"op":"hello"}`), []int{fd}, fault.Invalid, "1 descriptors"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -80,7 +78,7 @@ func TestRequestsThatAHelperCannotTakeAreRefusedClearly(t *testing.T) {
 			if rep.Error == nil || rep.Status != nil {
 				t.Fatalf("answer: %+v", rep)
 			}
-			if err := rep.Error.fault(); !fault.Is(err, tc.kind) || !strings.Contains(err.Error(), tc.text) {
+			if err := rep.Error.Err(); !fault.Is(err, tc.kind) || !strings.Contains(err.Error(), tc.text) {
 				t.Errorf("error: %v", err)
 			}
 			for end := time.Now().Add(5 * time.Second); openFDs(t) > before && time.Now().Before(end); time.Sleep(time.Millisecond) {
@@ -150,7 +148,7 @@ func TestSlowCallerDoesNotHoldUpOthers(t *testing.T) {
 		defer conn.Close()
 		_, _ = conn.Write([]byte{0})
 	}
-	if _, err := r.peer.Hello(bounded(t)); err != nil {
+	if _, err := r.peer.Status(bounded(t)); err != nil {
 		t.Error(err)
 	}
 }
@@ -158,95 +156,17 @@ func TestSlowCallerDoesNotHoldUpOthers(t *testing.T) {
 func TestStartRequestTravelsWhole(t *testing.T) {
 	keys := testKeys
 	keys.Expires = time.Date(2030, 1, 2, 3, 4, 5, 6, time.UTC)
-	message, err := encode(request{Protocol: 1, Op: opStart, Start: &wireStart{Client: "c", Argv: []string{"/a", "b"}, Env: []string{"C=d"}}, Keys: newWireKeys(keys)})
+	want := StartRequest{Client: "c", Command: client.Command{Argv: []string{"/a", "b"}, Env: []string{"C=d"}}}
+	message, err := encode(request{Protocol: 1, Op: opStart, Start: &want, Keys: keys})
 	if err != nil {
 		t.Fatal(err)
 	}
 	req, err := decodeRequest(message[4:])
-	if err != nil || req.Op != opStart || req.Keys.keys() != keys || !reflect.DeepEqual(req.Start.command(), client.Command{Argv: []string{"/a", "b"}, Env: []string{"C=d"}}) {
+	if err != nil || req.Op != opStart || req.Keys != keys || !reflect.DeepEqual(*req.Start, want) {
 		t.Errorf("%+v, %v", req, err)
 	}
 	if _, err := encode(request{Op: strings.Repeat("x", maxMessage)}); !fault.Is(err, fault.Invalid) {
 		t.Errorf("too long: %v", err)
-	}
-}
-
-// Drivers from before orders see none of what is new, and the keys they bring are all there is.
-func TestDriversFromBeforeOrdersAreUnderstood(t *testing.T) {
-	svc := &tokenService{life: time.Hour}
-	r := newRig(t, svc.options)
-	r.startSession(time.Hour, testOrder, "wait:/nowhere")
-	rep := r.ask(frame(`{"protocol":1,"op":"credentials","keys":{"accessKeyID":"AKIDOLD","secretAccessKey":"b"}}`))
-	if rep.Error != nil || rep.Status == nil || rep.Status.State != StateRunning || rep.Status.Session.OrderDigest != "" {
-		t.Errorf("%+v %+v", rep.Error, rep.Status)
-	}
-	if status, key := r.has(); status != 200 || key != "AKIDOLD" || svc.count() != 0 {
-		t.Errorf("%d %s, %d sessions were made", status, key, svc.count())
-	}
-	body, err := json.Marshal(rep)
-	var old struct {
-		Protocol int `json:"protocol"`
-		Status   struct {
-			Protocol  int    `json:"protocol"`
-			Revision  uint64 `json:"revision"`
-			State     State  `json:"state"`
-			ClientPID int    `json:"clientPID"`
-		} `json:"status"`
-	}
-	if err := errors.Join(err, json.Unmarshal(body, &old)); err != nil || old.Protocol != 1 || old.Status.Protocol != 1 || old.Status.State != StateRunning || old.Status.ClientPID == 0 {
-		t.Errorf("an old driver reads %+v, %v", old, err)
-	}
-}
-
-// What a helper from before orders gets has the keys where it looks for them.
-func TestHelpersFromBeforeOrdersFindTheirKeys(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "sock")
-	l, err := new(net.ListenConfig).Listen(t.Context(), "unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	bodies := make(chan []byte, 2)
-	go func() {
-		defer close(bodies)
-		for range cap(bodies) {
-			conn, err := l.Accept()
-			if err != nil {
-				return
-			}
-			body, files, err := receive(conn.(*net.UnixConn))
-			for _, f := range files {
-				_ = f.Close()
-			}
-			if err == nil {
-				_, _ = conn.Write(frame(`{"protocol":1,"status":{"protocol":1,"version":"older","state":"running"}}`))
-				bodies <- body
-			}
-			_ = conn.Close()
-		}
-	}()
-	null, err := os.Open(os.DevNull)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer null.Close()
-	peer := NewPeer(Dial(path))
-	s, err := peer.Start(bounded(t), StartRequest{Client: "c", Keys: testKeys, Order: testOrder}, null)
-	if err != nil || s.Session != nil {
-		t.Errorf("%+v, %v", s.Session, err)
-	}
-	if err := peer.Renew(bounded(t), testKeys, testOrder); err != nil {
-		t.Error(err)
-	}
-	for _, op := range []string{"start", "credentials"} {
-		var old struct {
-			Protocol int               `json:"protocol"`
-			Op       string            `json:"op"`
-			Keys     map[string]string `json:"keys"`
-		}
-		if err := json.Unmarshal(<-bodies, &old); err != nil || old.Protocol != 1 || old.Op != op || old.Keys["secretAccessKey"] != testKeys.SecretAccessKey {
-			t.Errorf("%s: an old helper reads protocol %d, %q: %v", op, old.Protocol, old.Op, err)
-		}
 	}
 }
 
@@ -256,21 +176,18 @@ func TestOrdersTravelWhole(t *testing.T) {
 		STS: credentials.STSService{Endpoint: "https://sts.example.com", Region: "r", CA: "-----BEGIN\n", FIPS: true, DualStack: true}, AgentURI: "u",
 	}
 	order.Keys.Expires = time.Now().Add(time.Hour) // with a zone and a monotonic clock, as it comes
-	message, err := encode(request{Protocol: 1, Op: opCredentials, Order: newWireOrder(order)})
+	message, err := encode(request{Protocol: 1, Op: opCredentials, Order: order})
 	if err != nil {
 		t.Fatal(err)
 	}
 	req, err := decodeRequest(message[4:])
-	got := req.order()
+	got := req.Order
 	if err != nil || got.Digest([]byte("salt")) != order.Digest([]byte("salt")) || !got.Keys.Expires.Equal(order.Keys.Expires) {
 		t.Errorf("%+v, %v", got, err)
 	}
 	got.Keys.Expires = order.Keys.Expires
 	if got != order {
 		t.Errorf("%#v", got)
-	}
-	if !(request{}).order().IsZero() || newWireOrder(credentials.Order{}) != nil || !req.Keys.keys().IsZero() {
-		t.Error("nothing is something")
 	}
 }
 
@@ -294,8 +211,7 @@ func FuzzDecodeRequest(f *testing.F) {
 				t.Errorf("%s is not read again: %v", again, err)
 			}
 		}
-		_ = req.Keys.keys()
-		if o := req.order(); !o.IsZero() && len(o.Digest(nil)) != 32 {
+		if o := req.Order; !o.IsZero() && len(o.Digest(nil)) != 32 {
 			t.Errorf("an order without a digest: %s", body)
 		}
 	})

@@ -14,8 +14,8 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
-// TestOneHungFileSystemTakesOnlySoManyThreads asks a file system that never answers, on one account.
-func TestOneHungFileSystemTakesOnlySoManyThreads(t *testing.T) {
+// TestOverdueCallsAreBoundedPerAccount asks a file system that never answers, on one account.
+func TestOverdueCallsAreBoundedPerAccount(t *testing.T) {
 	needMounts(t)
 	n := testNamespace(t)
 	dir := mkdir(t, hostDir(t, n), "hung")
@@ -44,7 +44,7 @@ func TestOneHungFileSystemTakesOnlySoManyThreads(t *testing.T) {
 	if err := n.Do(within(t, 10*time.Second), "working", func() error { return nil }); err != nil {
 		t.Errorf("without an account: %v", err)
 	}
-	f.die()
+	f.exit()
 	for n.Overdue() > 0 {
 		time.Sleep(time.Millisecond)
 	}
@@ -53,8 +53,8 @@ func TestOneHungFileSystemTakesOnlySoManyThreads(t *testing.T) {
 	}
 }
 
-// TestAPodThatHangsHoldsUpNoOther has a pod whose mounts are behind a file system of its own that never answers.
-func TestAPodThatHangsHoldsUpNoOther(t *testing.T) {
+// TestUnresponsivePodDelaysNoOtherPod has a pod whose mounts are behind a file system of its own that never answers.
+func TestUnresponsivePodDelaysNoOtherPod(t *testing.T) {
 	r := newSwapRig(t)
 	target := r.bind("target", "/", BindAttrs{})
 	outer := mkdir(t, r.dir, "outer")
@@ -67,13 +67,13 @@ func TestAPodThatHangsHoldsUpNoOther(t *testing.T) {
 	r.container("s3csitest-pod-hung", "umount "+r.source+" && "+hide)
 	pod := r.container("s3csitest-pod-well", "umount "+r.source+" && umount "+outer+" && ")
 	own.pause()
-	t.Cleanup(own.die)
+	t.Cleanup(own.exit)
 	refused := false
 	for range maxOverdueEach/len(places) + 2 {
 		r.restart()
 		s := r.swap()
-		s.Bound = 100 * time.Millisecond
-		swapped, err := r.n.SwapElsewhere(within(t, 20*time.Second), s, ofPod)
+		s.Bound = 250 * time.Millisecond
+		swapped, err := r.n.SwapInOtherNamespaces(within(t, 20*time.Second), s, ofPod)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -85,7 +85,7 @@ func TestAPodThatHangsHoldsUpNoOther(t *testing.T) {
 	if got := r.n.Overdue(); got > maxOverdueEach || !refused {
 		t.Errorf("%d calls are overdue, refused: %t", got, refused)
 	}
-	own.die()
+	own.exit()
 	for r.n.Overdue() > 0 {
 		time.Sleep(time.Millisecond)
 	}

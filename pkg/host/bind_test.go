@@ -74,7 +74,7 @@ func TestBindHasItsOwnFlags(t *testing.T) {
 	}
 }
 
-func TestBindIsPrivateAlsoBelowASharedMount(t *testing.T) {
+func TestBindIsPrivateBelowASharedMount(t *testing.T) {
 	needMounts(t)
 	n := testNamespace(t)
 	dir := hostDir(t, n)
@@ -92,7 +92,7 @@ func TestBindIsPrivateAlsoBelowASharedMount(t *testing.T) {
 	}
 }
 
-func TestBindOfASubdirectoryLeavesMountsBelowBehind(t *testing.T) {
+func TestBindOfASubdirectoryExcludesMountsBelow(t *testing.T) {
 	needMounts(t)
 	n := testNamespace(t)
 	dir := hostDir(t, n)
@@ -115,31 +115,6 @@ func TestBindOfASubdirectoryLeavesMountsBelowBehind(t *testing.T) {
 	}
 }
 
-func TestUnmountIsNotLazyAndNamesItsUsers(t *testing.T) {
-	needMounts(t)
-	n := testNamespace(t)
-	dir := hostDir(t, n)
-	source := mkdir(t, dir, "source")
-	mountFake(t, n, source, "s3csi:busy")
-	m := mountAt(t, n, source)
-	var open *os.File
-	do(t, n, "opening", func() (err error) {
-		open, err = os.Open(source)
-		return err
-	})
-	defer open.Close()
-	hasErrno(t, n.Do(t.Context(), "unmounting", func() error { return Unmount(source) }), unix.EBUSY)
-	users, err := n.Users(within(t, 10*time.Second), m)
-	if self := processName(os.Getpid()); err != nil || !slices.Contains(users, self) {
-		t.Errorf("users %q, %v, want %q", users, err, self)
-	}
-	open.Close()
-	if users, err := n.Users(within(t, 10*time.Second), m); err != nil || len(users) != 0 {
-		t.Errorf("users %q, %v", users, err)
-	}
-	do(t, n, "unmounting", func() error { return Unmount(source) })
-}
-
 func TestUsersAreFoundByTheirWorkingDirectory(t *testing.T) {
 	needMounts(t)
 	n := testNamespace(t)
@@ -153,7 +128,7 @@ func TestUsersAreFoundByTheirWorkingDirectory(t *testing.T) {
 	}
 }
 
-func TestSharedMountpointTakesCopiesAlong(t *testing.T) {
+func TestUnmountBelowASharedMountpointRemovesCopies(t *testing.T) {
 	needMounts(t)
 	n := testNamespace(t)
 	for name, around := range map[string]func(string){
@@ -181,14 +156,14 @@ func TestSharedMountpointTakesCopiesAlong(t *testing.T) {
 			t.Errorf("%s: propagation %v became %v", name, m.Optional, again.Optional)
 		}
 
-		// Publications are binds from there, and nobody's copies.
+		// Publications are binds from there, not copies.
 		if err := bindDirs(t, n, sources+"/a", dir+"/target", BindAttrs{}); err != nil {
 			t.Fatal(err)
 		}
 		if m := mountAt(t, n, dir+"/target"); m.Source != "s3csi:shared" || len(m.Optional) != 0 {
 			t.Errorf("%s: %+v", name, m)
 		}
-		// Somebody has the state directory with what is mounted in it.
+		// Another mount shows the state directory with the mounts in it.
 		view := mkdir(t, dir, "view")
 		do(t, n, "binding", func() error { return unix.Mount(state, view, "", unix.MS_BIND|unix.MS_REC, "") })
 		mountAt(t, n, view+"/sources/a")
@@ -200,7 +175,7 @@ func TestSharedMountpointTakesCopiesAlong(t *testing.T) {
 	}
 }
 
-func TestSharedMountpointFinishesWhatWasBegun(t *testing.T) {
+func TestSharedMountpointCompletesAnInterruptedCall(t *testing.T) {
 	needMounts(t)
 	n := testNamespace(t)
 	for name, propagation := range map[string]uintptr{"of the mount around it": 0, "private": unix.MS_PRIVATE, "unbindable": unix.MS_UNBINDABLE} {
@@ -223,7 +198,7 @@ func TestSharedMountpointFinishesWhatWasBegun(t *testing.T) {
 	}
 }
 
-func TestSharedMountpointHidesNothing(t *testing.T) {
+func TestSharedMountpointRefusesToHideMounts(t *testing.T) {
 	needMounts(t)
 	n := testNamespace(t)
 	dir := hostDir(t, n)

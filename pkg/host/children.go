@@ -13,46 +13,47 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/proc"
 )
 
-// child is a mount below a dead one. No path leads to it any more, because the dead file system answers no look-up,
-// and the kernel knows no other way to open a mount. So what is put below the living mount is either the child itself,
-// where the kernel has the names on the way still cached, or a clone of the same directory of the same file system,
-// found where the host has that mounted, as it has all volumes of a pod.
+// child is a mount below a stale one. Usually no path leads to it, because the stale file system answers no look-up, and the kernel
+// has no other way to open a mount. If the kernel still has the names on the way in its cache, the child itself is moved below the
+// healthy mount. Otherwise a clone takes its place: the same directory of the same file system, from where the host has that
+// mounted, as it has all volumes of a pod.
 type child struct {
 	mount Mount
-	rel   string   // below its parent
-	place *os.File // where it goes
-	clone *os.File // attached nowhere; nil: none could be made, see why
-	from  Mount    // what it was cloned from
+	rel   string   // path below its parent
+	place *os.File // what it is attached to
+	clone *os.File // unattached; nil: it could not be made, see why
+	from  Mount    // the mount that it was cloned from
 	why   error
-	below []*child // what goes below the clone
-	moved *os.File // the child itself, nil where it cannot be reached
+	below []*child // children of the clone
+	moved *os.File // the child itself, nil if it cannot be opened
 }
 
-// resolveCached is RESOLVE_CACHED of include/uapi/linux/openat2.h, since Linux 5.12: fail (EAGAIN) instead of asking a
-// file system.
+// resolveCached is RESOLVE_CACHED of include/uapi/linux/openat2.h, since Linux 5.12: fail with EAGAIN instead of sending a request to
+// a file system.
 const resolveCached = 0x20
 
-// maxSources bounds in how many places of the host a child's file system is looked for.
+// maxSources bounds the mounts of the host from which a child is tried to be cloned.
 const maxSources = 8
 
-// children prepares what goes below onto, which takes the place of parent.
+// children prepares the mounts below parent for onto, which replaces parent.
 func (r *replacement) children(ctx context.Context, parent Mount, onto *os.File) ([]*child, error) {
 	var all []*child
 	for _, m := range r.tree.below(parent) {
 		c := &child{mount: m, rel: strings.TrimPrefix(m.Mountpoint, strings.TrimSuffix(parent.Mountpoint, "/")+"/")}
 		all = append(all, c)
 		if m = r.tree.top(m); m.ID != c.mount.ID {
-			c.mount = m // what is stacked there is not seen, and goes with the child only if that itself is moved
+			c.mount = m // mounts under it are hidden, and are kept only if the child itself is moved
 		}
 		c.clone, c.from, c.why = r.standIn(ctx, m)
 		if c.why != nil && ctx.Err() != nil {
 			return nil, c.why
 		}
 		if err := r.findPlace(ctx, c, onto); err != nil {
-			return nil, fault.Errorf(fault.Precondition, "%s (%s) is mounted below it and would be lost, because the living "+
-				"file system has no place for it: %w", m.Mountpoint, m.Source, err)
+			return nil, fault.Errorf(fault.Precondition, "%s (%s) is mounted below it and would be lost, because the healthy "+
+				"file system has no directory for it: %w", m.Mountpoint, m.Source, err)
 		}
 		if c.clone == nil {
 			continue
@@ -65,14 +66,14 @@ func (r *replacement) children(ctx context.Context, parent Mount, onto *os.File)
 	return all, nil
 }
 
-// standIn makes a clone that shows what a child shows, and says of which mount.
+// standIn makes a clone of the directory that a child shows, and returns the mount that it cloned.
 func (r *replacement) standIn(ctx context.Context, m Mount) (clone *os.File, from Mount, err error) {
 	if hasOption(m.Options, idMapped) {
-		return nil, Mount{}, fault.Errorf(fault.Unsupported, "it is id-mapped, and only the mount itself can tell how")
+		return nil, Mount{}, fault.Errorf(fault.Unsupported, "it is id-mapped, with a mapping that cannot be read")
 	}
-	if r.isDead(m) {
-		clone, err = r.living.clone(ctx, r.held, m)
-		return clone, r.Living, err
+	if r.isStale(m) {
+		clone, err = r.source.clone(ctx, r.files, m)
+		return clone, r.Source, err
 	}
 	if r.table == nil {
 		table, err := r.n.Mounts(ctx)
@@ -84,8 +85,8 @@ func (r *replacement) standIn(ctx context.Context, m Mount) (clone *os.File, fro
 	sources := slices.DeleteFunc(slices.Clone(r.table), func(s Mount) bool {
 		return !sameDevice(s, m) || s.FSType != m.FSType || s.ID == m.ID || !isBelow(m.Root, s.Root)
 	})
-	slices.SortStableFunc(sources, func(a, b Mount) int { return len(b.Root) - len(a.Root) }) // the shortest way first
-	err = fault.Errorf(fault.Unsupported, "the host has its file system mounted nowhere else")
+	slices.SortStableFunc(sources, func(a, b Mount) int { return len(b.Root) - len(a.Root) }) // the shortest path first
+	err = fault.Errorf(fault.Unsupported, "its file system is not mounted anywhere else on the host")
 	for _, source := range sources[:min(len(sources), maxSources)] {
 		if clone, err = r.cloneFrom(ctx, source, m); err == nil {
 			return clone, source, nil
@@ -94,17 +95,17 @@ func (r *replacement) standIn(ctx context.Context, m Mount) (clone *os.File, fro
 	return nil, Mount{}, err
 }
 
-// cloneFrom makes a clone of what m shows from another mount of its file system, one of the host's.
+// cloneFrom makes a clone of the directory that m shows from another mount of its file system on the host.
 func (r *replacement) cloneFrom(ctx context.Context, source, m Mount) (*os.File, error) {
 	var clone *os.File
 	what := fmt.Sprintf("looking up %s in %s", m.Root, source.Mountpoint)
-	err := r.ask(ctx, what, r.held, func(context.Context) error {
-		proc, err := unix.Open(procDir, openDir, 0)
+	err := r.ask(ctx, what, r.files, func(context.Context) error {
+		procDir, err := unix.Open(proc.Dir, openDir, 0)
 		if err != nil {
 			return err
 		}
-		defer unix.Close(proc)
-		top, err := inside{proc: proc}.open(source)
+		defer unix.Close(procDir)
+		top, err := nsHandle{proc: procDir}.open(source)
 		if err != nil {
 			return err
 		}
@@ -115,9 +116,9 @@ func (r *replacement) cloneFrom(ctx context.Context, source, m Mount) (*os.File,
 			if err != nil {
 				return fmt.Errorf("%s: %w", what, err)
 			}
-			dir = r.held.add(fd, m.Root)
+			dir = r.files.add(fd, m.Root)
 		}
-		clone, err = cloneMount(r.held, dir, source, m)
+		clone, err = cloneMount(r.files, dir, source, m)
 		return err
 	})
 	if err != nil {
@@ -126,10 +127,10 @@ func (r *replacement) cloneFrom(ctx context.Context, source, m Mount) (*os.File,
 	return clone, nil
 }
 
-// findPlace opens the directory or file that a child goes onto, by asking the living file system.
+// findPlace looks up the directory or file in the healthy file system that a child is attached to.
 func (r *replacement) findPlace(ctx context.Context, c *child, onto *os.File) error {
-	what := fmt.Sprintf("looking up %s in %s", c.rel, r.Living.Mountpoint)
-	return r.ask(ctx, what, r.held, func(ctx context.Context) error {
+	what := fmt.Sprintf("looking up %s in %s", c.rel, r.Source.Mountpoint)
+	return r.ask(ctx, what, r.files, func(ctx context.Context) error {
 		fd, err := openBelow(onto, c.rel, openPlace)
 		if errors.Is(err, unix.ENOENT) && c.clone != nil {
 			fd, err = r.makePlace(ctx, c, onto)
@@ -137,13 +138,13 @@ func (r *replacement) findPlace(ctx context.Context, c *child, onto *os.File) er
 		if err != nil {
 			return fmt.Errorf("%s: %w", what, err)
 		}
-		c.place = r.held.add(fd, c.rel)
+		c.place = r.files.add(fd, c.rel)
 		return nil
 	})
 }
 
-// makePlace makes the directories that lead to a child, as whoever mounted it had to: an empty directory is nothing that
-// S3 could keep, and some clients forget theirs when they end.
+// makePlace makes the directories that lead to a child. They existed before, but S3 does not store empty directories, and some
+// clients lose them when they exit.
 func (r *replacement) makePlace(ctx context.Context, c *child, onto *os.File) (int, error) {
 	if st, err := cachedStat(c.clone); err != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR {
 		return -1, errors.Join(unix.ENOENT, err)
@@ -155,25 +156,25 @@ func (r *replacement) makePlace(ctx context.Context, c *child, onto *os.File) (i
 		}
 		err := unix.Mkdirat(int(dir.Fd()), name, 0o755)
 		if err != nil && !errors.Is(err, unix.EEXIST) {
-			return -1, fmt.Errorf("making directory %s: %w", name, err)
+			return -1, fmt.Errorf("creating directory %s: %w", name, err)
 		}
 		fd, err := openBelow(dir, name, openPlace|unix.O_DIRECTORY)
 		if err != nil {
 			return -1, err
 		}
-		dir = r.held.add(fd, name)
+		dir = r.files.add(fd, name)
 	}
 	return unix.FcntlInt(dir.Fd(), unix.F_DUPFD_CLOEXEC, 0)
 }
 
-// openChildren opens those children themselves that the kernel can find without asking the dead file system. A look-up
-// that asks it would not only fail: the kernel takes the failure for a removed directory and detaches what is on it.
-func (r *replacement) openChildren(in inside, dead *os.File) error {
+// openChildren opens the children that the kernel finds in its cache. A request to the stale file system would not only fail: the
+// kernel would take the failure for a removed directory and detach the mounts on it.
+func (r *replacement) openChildren(h nsHandle, stale *os.File) error {
 	for _, c := range r.below {
 		how := unix.OpenHow{Flags: openPlace, Resolve: lookUp&^unix.RESOLVE_NO_XDEV | resolveCached}
-		if fd, err := unix.Openat2(int(dead.Fd()), c.rel, &how); err == nil {
-			f := r.held.add(fd, c.rel)
-			if in.check(f, c.mount) == nil {
+		if fd, err := unix.Openat2(int(stale.Fd()), c.rel, &how); err == nil {
+			f := r.files.add(fd, c.rel)
+			if h.check(f, c.mount) == nil {
 				c.moved = f
 			}
 		}
@@ -182,23 +183,23 @@ func (r *replacement) openChildren(in inside, dead *os.File) error {
 			what = c.clone
 		}
 		if what == nil {
-			return fault.Errorf(fault.Precondition, "%s (%s) is mounted below it and would be lost: it can neither be "+
-				"reached through a dead file system nor be mounted once more; unmount it or restart the pod: %w",
+			return fault.Errorf(fault.Precondition, "%s (%s) is mounted below it and would be lost, because it can be "+
+				"neither opened nor mounted again; unmount it or restart the pod: %w",
 				c.mount.Mountpoint, c.mount.Source, c.why)
 		}
 		if same, err := sameType(what, c.place); err != nil || !same {
-			return fault.Errorf(fault.Precondition, "%s (%s) is mounted below it and does not fit to what the volume has there "+
-				"(one is a directory, the other is not): %w", c.mount.Mountpoint, c.mount.Source, errors.Join(unix.ENOTDIR, err))
+			return fault.Errorf(fault.Precondition, "%s (%s) is mounted below it and cannot be attached to the volume "+
+				"(one of both is a directory, the other is not): %w", c.mount.Mountpoint, c.mount.Source, errors.Join(unix.ENOTDIR, err))
 		}
 	}
 	// The kernel does not move children of a shared mount.
 	if len(r.below) > 0 {
-		return setPropagation(int(dead.Fd()), unix.MS_PRIVATE)
+		return setPropagation(int(stale.Fd()), unix.MS_PRIVATE)
 	}
 	return nil
 }
 
-// moveChildren puts children where they go.
+// moveChildren attaches children, or their clones, to the healthy mount.
 func moveChildren(children []*child) error {
 	const here = unix.MOVE_MOUNT_F_EMPTY_PATH | unix.MOVE_MOUNT_T_EMPTY_PATH
 	for _, c := range children {
@@ -206,10 +207,10 @@ func moveChildren(children []*child) error {
 			continue
 		}
 		if c.clone == nil {
-			return fmt.Errorf("moving %s to the living mount: %w", c.mount.Mountpoint, unix.EINVAL)
+			return fmt.Errorf("moving %s to the healthy mount: %w", c.mount.Mountpoint, unix.EINVAL)
 		}
 		if err := unix.MoveMount(int(c.clone.Fd()), "", int(c.place.Fd()), "", here); err != nil {
-			return fmt.Errorf("mounting %s below the living mount: %w", c.mount.Mountpoint, err)
+			return fmt.Errorf("mounting %s below the healthy mount: %w", c.mount.Mountpoint, err)
 		}
 		if err := moveChildren(c.below); err != nil {
 			return err

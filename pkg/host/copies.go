@@ -10,41 +10,39 @@ import (
 	"sync/atomic"
 )
 
-// DetachCopies detaches the copies of a FUSE mount that other mount namespaces hold, and says how many. A copy arises
-// when a namespace is made while the mount exists, and keeps the client alive after the host has unmounted
-// everything. A copy has m's device and m's source string; the device alone may be somebody else's as soon as the
-// last mount of it is gone.
+// DetachCopies detaches the copies of a FUSE mount in other mount namespaces, and returns how many. A namespace that is made while
+// the mount exists gets a copy, which keeps the client running after the host has unmounted everything. A copy has m's device and
+// source; the device alone may be another file system's as soon as its last mount is gone.
 //
-// Namespaces are found by their processes; those that no process is in, and those of processes that this one may not
-// look into, are not seen (the latter are counted in the log). The host's own namespace is left alone, and so are
-// mounts that go with the host's by propagation. What could not be detached is in the error, beside the number of
-// what was.
+// Namespaces are found by their processes. Namespaces without processes, and those of processes that this one may not inspect, are
+// not seen; the number of the latter is logged. Mounts of the host's own namespace, and mounts that are unmounted with them by
+// propagation, are not touched. The error lists the copies that could not be detached.
 func (n *Namespace) DetachCopies(ctx context.Context, m Mount) (int, error) {
-	return n.detachElsewhere(ctx, "copies of "+m.Source, m.copiedAs, nil)
+	return n.detachInOthers(ctx, "copies of "+m.Source, m.copiedAs, nil)
 }
 
-// DetachDead detaches mounts for which dead is true in those other mount namespaces of which no process satisfies
-// spare (the text of /proc/<pid>/cgroup), and says how many. It finds namespaces and treats mounts as DetachCopies
-// does. What is mounted below a dead mount goes with it. spare may be nil.
-func (n *Namespace) DetachDead(ctx context.Context, dead func(Mount) bool, spare func(cgroup string) bool) (int, error) {
-	return n.detachElsewhere(ctx, "dead mounts", dead, spare)
+// DetachStale detaches the mounts for which stale reports true, and what is mounted below them, in other mount namespaces, and returns
+// how many. It skips namespaces with a process for whose text of /proc/<pid>/cgroup spare reports true; spare may be nil. Otherwise
+// it is like DetachCopies.
+func (n *Namespace) DetachStale(ctx context.Context, stale func(Mount) bool, spare func(cgroup string) bool) (int, error) {
+	return n.detachInOthers(ctx, "stale mounts", stale, spare)
 }
 
-// copiedAs tells whether c is of the same file system as m. Both are needed: the device may be another's by now.
+// copiedAs reports whether c is of the same file system as m. The device alone is not enough, because the kernel reuses it.
 func (m Mount) copiedAs(c Mount) bool {
 	return sameDevice(c, m) && c.Source == m.Source && c.FSType == m.FSType
 }
 
-// sameDevice tells whether two mounts are of one file system.
+// sameDevice reports whether two mounts have the same device.
 func sameDevice(a, b Mount) bool { return a.Major == b.Major && a.Minor == b.Minor }
 
-// detachElsewhere detaches mounts that match in other namespaces than those with a process that satisfies spare.
-func (n *Namespace) detachElsewhere(ctx context.Context, things string, match func(Mount) bool, spare func(cgroup string) bool) (int, error) {
+// detachInOthers detaches mounts that match in other namespaces, except those with a process that satisfies spare.
+func (n *Namespace) detachInOthers(ctx context.Context, things string, match func(Mount) bool, spare func(cgroup string) bool) (int, error) {
 	host, err := n.hostView(ctx)
 	if err != nil {
 		return 0, err
 	}
-	holders, err := n.holders(ctx, "looking for "+things, spare, func(ns *otherNamespace, mounts []Mount) bool {
+	holders, err := n.holders(ctx, "searching for "+things, spare, func(ns *otherNamespace, mounts []Mount) bool {
 		return ns.marked == "" && len(host.foreignTo(mounts, match)) > 0
 	})
 	if err != nil {
@@ -53,11 +51,11 @@ func (n *Namespace) detachElsewhere(ctx context.Context, things string, match fu
 	detached := 0
 	var errs []error
 	for _, ns := range holders {
-		at := place{n, ns}
+		at := namespaceRef{n, ns}
 		what := "detaching " + things + at.name()
 		var done atomic.Int64 // the call may outlive this function
-		err := at.do(ctx, what, func(in inside) error {
-			if err := in.detachAll(ctx, host, match, &done); err != nil {
+		err := at.do(ctx, what, func(h nsHandle) error {
+			if err := h.detachAll(ctx, host, match, &done); err != nil {
 				return fmt.Errorf("%s: %w", what, err)
 			}
 			return nil
@@ -70,7 +68,7 @@ func (n *Namespace) detachElsewhere(ctx context.Context, things string, match fu
 	return detached, errors.Join(errs...)
 }
 
-// holders are the other namespaces that pick picks by their mount tables; mark is for otherNamespace.marked.
+// holders returns the other namespaces for whose mount tables pick reports true; mark sets otherNamespace.marked.
 func (n *Namespace) holders(ctx context.Context, what string, mark func(cgroup string) bool,
 	pick func(ns *otherNamespace, mounts []Mount) bool,
 ) ([]*otherNamespace, error) {
@@ -98,10 +96,9 @@ func (n *Namespace) holders(ctx context.Context, what string, mark func(cgroup s
 	return holders, nil
 }
 
-// detachAll detaches the namespace's own mounts that match. The last mounted come first, so that what lies on top goes
-// first.
-func (in inside) detachAll(ctx context.Context, host hostView, match func(Mount) bool, detached *atomic.Int64) error {
-	mounts, err := in.mounts(ctx)
+// detachAll detaches the namespace's own mounts that match, those on top of others first.
+func (h nsHandle) detachAll(ctx context.Context, host hostView, match func(Mount) bool, detached *atomic.Int64) error {
+	mounts, err := h.mounts(ctx)
 	if err != nil {
 		return err
 	}
@@ -110,7 +107,7 @@ func (in inside) detachAll(ctx context.Context, host hostView, match func(Mount)
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := in.detachOne(m); err != nil {
+		if err := h.detachOne(m); err != nil {
 			failed[m.ID] = fmt.Errorf("%s: %w", m.Mountpoint, err)
 			continue
 		}
@@ -119,8 +116,8 @@ func (in inside) detachAll(ctx context.Context, host hostView, match func(Mount)
 	if len(failed) == 0 {
 		return nil
 	}
-	// Its owner may have unmounted it meanwhile.
-	if mounts, err = in.mounts(ctx); err != nil {
+	// The owner may have unmounted it in between.
+	if mounts, err = h.mounts(ctx); err != nil {
 		return err
 	}
 	var errs []error
@@ -131,11 +128,11 @@ func (in inside) detachAll(ctx context.Context, host hostView, match func(Mount)
 }
 
 // detachOne opens a mount and detaches it.
-func (in inside) detachOne(m Mount) error {
-	f, err := in.open(m)
+func (h nsHandle) detachOne(m Mount) error {
+	f, err := h.open(m)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	return in.detach(f, m)
+	return h.detach(f, m)
 }

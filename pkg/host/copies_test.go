@@ -12,10 +12,12 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/proc"
 )
 
-// sleeper is a process that waits in a directory until the test ends, in new namespaces if wanted. Its mounts are
-// private where they are its own.
+// sleeper starts a process that waits in a directory until the test ends, in new namespaces if requested. A new mount namespace is
+// private.
 func sleeper(t *testing.T, n *Namespace, dir string, namespaces uintptr) *exec.Cmd {
 	t.Helper()
 	script := "echo ready; read -r _"
@@ -28,7 +30,7 @@ func sleeper(t *testing.T, n *Namespace, dir string, namespaces uintptr) *exec.C
 // sleeperWith is sleeper with a script, which says "ready" and then waits for its input to end.
 func sleeperWith(t *testing.T, n *Namespace, dir string, namespaces uintptr, script string) *exec.Cmd {
 	t.Helper()
-	// It goes there by itself: until the exec the child stops a part of the Go runtime, and here that serves the mount.
+	// The script changes its directory itself: until the exec, the child blocks a part of the Go runtime, which serves the mount here.
 	cmd := exec.Command("/bin/sh", "-c", `cd "$0" && `+script, dir)
 	cmd.Dir, cmd.Stderr = "/", os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: namespaces}
@@ -51,10 +53,10 @@ func sleeperWith(t *testing.T, n *Namespace, dir string, namespaces uintptr, scr
 	return cmd
 }
 
-// mountsOf are the mounts of a source that a process sees.
+// mountsOf returns the mounts of a source that a process sees.
 func mountsOf(t *testing.T, pid int, source string) []Mount {
 	t.Helper()
-	mounts, err := readMounts(t.Context(), procPath(pid, "mountinfo"))
+	mounts, err := readMounts(t.Context(), proc.Path(pid, "mountinfo"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,7 +113,7 @@ func TestCopiesInOtherNamespacesAreDetached(t *testing.T) {
 	_ = f
 }
 
-func TestTheClientEndsOnceCopiesAreDetached(t *testing.T) {
+func TestClientExitsWhenCopiesAreDetached(t *testing.T) {
 	needMounts(t)
 	n := testNamespace(t)
 	dir := hostDir(t, n)
@@ -138,7 +140,7 @@ func TestTheClientEndsOnceCopiesAreDetached(t *testing.T) {
 	}
 }
 
-func TestAHiddenCopyIsReported(t *testing.T) {
+func TestHiddenCopyIsReported(t *testing.T) {
 	needMounts(t)
 	n := testNamespace(t)
 	dir := hostDir(t, n)
@@ -152,7 +154,7 @@ func TestAHiddenCopyIsReported(t *testing.T) {
 	}
 }
 
-func TestMountsThatGoWithTheHostsAreLeftAlone(t *testing.T) {
+func TestPropagatedMountsAreNotDetached(t *testing.T) {
 	needMounts(t)
 	n := testNamespace(t)
 	dir := hostDir(t, n)

@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fakeFuse serves a few directories over /dev/fuse, as little of include/uapi/linux/fuse.h as that takes. It can
-// stop to answer without dying, which real clients do only by accident.
+// fakeFuse serves a few directories over /dev/fuse, with the smallest part of include/uapi/linux/fuse.h. It can become unresponsive
+// without exiting.
 type fakeFuse struct {
 	source string
 	cached uint64 // for how many seconds the kernel may keep attributes
@@ -30,7 +30,7 @@ type fakeFuse struct {
 	once   sync.Once
 	done   chan struct{}
 	served atomic.Int64
-	// interrupted is how many requests are still answered as clients do that a signal broke off.
+	// interrupted is the number of further requests that are answered with EINTR.
 	interrupted atomic.Int64
 }
 
@@ -41,7 +41,7 @@ type fakeNode struct {
 	mode   uint32
 }
 
-// fakeNodes are what every fakeFuse has.
+// fakeNodes are the files and directories of every fakeFuse.
 func fakeNodes() []fakeNode {
 	return []fakeNode{
 		{0, "", unix.S_IFDIR | 0o755},
@@ -54,7 +54,7 @@ func fakeNodes() []fakeNode {
 	}
 }
 
-// The operations that are answered.
+// The supported operations.
 const (
 	opLookup     = 1
 	opForget     = 2
@@ -77,7 +77,7 @@ func mountFake(t *testing.T, n *Namespace, dir, source string) *fakeFuse {
 	return startFake(t, n, dir, &fakeFuse{source: source, nodes: fakeNodes()})
 }
 
-// startFake is mountFake for one that is not like the others.
+// startFake is mountFake for a prepared fakeFuse.
 func startFake(t *testing.T, n *Namespace, dir string, f *fakeFuse) *fakeFuse {
 	t.Helper()
 	f.hung, f.done = make(chan struct{}), make(chan struct{})
@@ -107,29 +107,29 @@ func startFake(t *testing.T, n *Namespace, dir string, f *fakeFuse) *fakeFuse {
 		return nil
 	})
 	go f.serve()
-	t.Cleanup(f.die)
+	t.Cleanup(f.exit)
 	return f
 }
 
-// hang stops reading requests. One that comes now waits until the connection is aborted.
+// hang stops reading requests, so that further ones wait until the connection is aborted.
 func (f *fakeFuse) hang() {
 	f.once.Do(func() { close(f.hung) })
 	_ = f.dev.SetReadDeadline(time.Now())
 	<-f.done
 }
 
-// pause stops reading requests until resume. What comes meanwhile waits.
+// pause stops reading requests until resume. Requests in between wait.
 func (f *fakeFuse) pause() { f.hang() }
 
-// resume answers again, also what has come since pause.
+// resume answers requests again, including those since pause.
 func (f *fakeFuse) resume() {
 	f.hung, f.done, f.once = make(chan struct{}), make(chan struct{}), sync.Once{}
 	_ = f.dev.SetReadDeadline(time.Time{})
 	go f.serve()
 }
 
-// die closes the device, as the kernel does when a client is killed.
-func (f *fakeFuse) die() {
+// exit closes the device, as the kernel does when a client is killed.
+func (f *fakeFuse) exit() {
 	_ = f.dev.Close()
 	<-f.done
 }
@@ -162,7 +162,7 @@ func (f *fakeFuse) serve() {
 	}
 }
 
-// answer gives the errno and body of an answer.
+// answer returns the errno and body of an answer.
 func (f *fakeFuse) answer(op uint32, node uint64, in []byte) (errno unix.Errno, body []byte, silent bool) {
 	switch op {
 	case opOpendir, opReaddir, opStatfs:
@@ -239,7 +239,7 @@ func (f *fakeFuse) lookup(parent uint64, name string) (errno unix.Errno, body []
 	return 0, body, false
 }
 
-// lose takes a file or directory out of the file system.
+// lose removes a file or directory from the file system.
 func (f *fakeFuse) lose(name string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

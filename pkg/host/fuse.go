@@ -16,8 +16,8 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
-// FuseDevice is where clients expect the FUSE device to come from: Mountpoint for Amazon S3 refuses a descriptor
-// whose link in /proc/self/fd reads otherwise.
+// FuseDevice is the path of the FUSE device. Mountpoint for Amazon S3 refuses a descriptor whose link in /proc/self/fd is another
+// path.
 const FuseDevice = "/dev/fuse"
 
 // maxRead is the largest read request, in bytes, that the kernel sends (its own limit is 1 MiB: FUSE_MAX_MAX_PAGES).
@@ -25,19 +25,19 @@ const maxRead = 1 << 20
 
 // FuseMount is how a FUSE file system is mounted.
 type FuseMount struct {
-	// Source is what mount tables show: "s3csi:…". No commas, no control characters.
+	// Source is shown in mount tables: "s3csi:…". It must not contain commas or control characters.
 	Source string
-	// UID and GID are the client's process; the kernel shows them as the mount's owner.
+	// UID and GID are those of the client's process. The kernel shows them as the mount's owner.
 	UID, GID uint32
 	ReadOnly bool
-	// SELinuxContext labels every file, quoted or not; "" is no option. SELinux must be enabled on the host.
+	// SELinuxContext labels every file; it may be quoted. "" sets no label. SELinux must be enabled on the host.
 	SELinuxContext string
 }
 
-// OpenFuse opens the FUSE device for one mount; call it inside Do, so that it is the host's. The descriptor is
-// blocking, as clients expect, and not inherited. The connection lives as long as any copy of it.
+// OpenFuse opens the host's FUSE device for one mount; call it inside Do. The descriptor is blocking, as clients expect, and
+// close-on-exec. The connection ends with the last copy of the descriptor.
 func OpenFuse() (*os.File, error) {
-	// Not os.OpenFile: that makes the open file non-blocking, for the client's copies too.
+	// Not os.OpenFile, which makes the open file non-blocking, for the client's copies, too.
 	fd, err := unix.Open(FuseDevice, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	switch {
 	case err == nil:
@@ -50,9 +50,8 @@ func OpenFuse() (*os.File, error) {
 	return nil, fmt.Errorf("opening %s: %w", FuseDevice, err)
 }
 
-// MountFuse mounts the connection of an open FUSE device on a directory, both from inside the same Do. It returns
-// before the client has said anything: the kernel's first request waits in the device. Set-user-ID programs, devices
-// and access times are off.
+// MountFuse mounts the connection of an open FUSE device on a directory, both opened inside the same Do. It returns before the
+// client answers: the kernel's first request waits in the device. Set-user-ID programs, devices and access times are off.
 func MountFuse(fuse, dir *os.File, m FuseMount) error {
 	data, err := m.data(fuse.Fd())
 	if err != nil {
@@ -77,18 +76,18 @@ func MountFuse(fuse, dir *os.File, m FuseMount) error {
 	return fmt.Errorf("mounting %s on %s: %w", m.Source, dir.Name(), err)
 }
 
-// selinuxContext is user:role:type, mostly with a level such as s0-s0:c0.c1023 or s0:c1,c2. Quotes and white space
-// would end the option.
+// selinuxContext is user:role:type, usually with a level such as s0-s0:c0.c1023 or s0:c1,c2. Quotes and white space would end the
+// mount option.
 var selinuxContext = regexp.MustCompile(`^[A-Za-z0-9_.-]+:[A-Za-z0-9_.-]+:[A-Za-z0-9_.-]+(:[A-Za-z0-9_.,:-]+)?$`)
 
-// data is the option string of mount(2) for a device that is open as fd.
+// data returns the option string of mount(2) for a device that is open as fd.
 func (m FuseMount) data(fd uintptr) (string, error) {
 	unsafe := func(r rune) bool { return r == ',' || r < ' ' || r == 0x7f || r == utf8.RuneError }
 	if m.Source == "" || strings.ContainsFunc(m.Source, unsafe) {
-		return "", fault.Errorf(fault.Invalid, "mount source %q: it must have no commas and no control characters", m.Source)
+		return "", fault.Errorf(fault.Invalid, "mount source %q: must not contain commas or control characters", m.Source)
 	}
-	// rootmode is S_IFDIR: the client tells the permissions later. allow_other lets in everybody, default_permissions
-	// makes the kernel check the modes that the client shows.
+	// rootmode is S_IFDIR; the client reports the permissions later. allow_other admits all users, and default_permissions makes
+	// the kernel check the modes that the client reports.
 	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=%d,group_id=%d,allow_other,default_permissions,max_read=%d",
 		fd, m.UID, m.GID, maxRead)
 	if m.SELinuxContext == "" {
@@ -105,11 +104,11 @@ func (m FuseMount) data(fd uintptr) (string, error) {
 	return options + `,context="` + context + `"`, nil
 }
 
-// selinuxEnabled tells whether the running kernel has SELinux on.
+// selinuxEnabled reports whether SELinux is enabled in the running kernel.
 func selinuxEnabled() bool {
 	known, err := os.ReadFile("/proc/filesystems")
 	return err == nil && bytes.Contains(known, []byte("\tselinuxfs\n"))
 }
 
-// fdPath is a path for system calls that take no descriptor. It needs the host's /proc.
+// fdPath returns a path to an open file, for system calls that take no descriptor. It needs the host's /proc.
 func fdPath(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }

@@ -16,7 +16,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
-func TestMountFuseMountsWhatItIsTold(t *testing.T) {
+func TestMountFuse(t *testing.T) {
 	needMounts(t)
 	n := testNamespace(t)
 	dir := hostDir(t, n)
@@ -99,7 +99,7 @@ func TestFuseMountOptions(t *testing.T) {
 	}
 }
 
-func TestWhatASignalBrokeOffIsAskedAgain(t *testing.T) {
+func TestInterruptedCallsAreRepeated(t *testing.T) {
 	needMounts(t)
 	n := testNamespace(t)
 	place := mkdir(t, hostDir(t, n), "target")
@@ -112,30 +112,30 @@ func TestWhatASignalBrokeOffIsAskedAgain(t *testing.T) {
 	if _, err := n.Statfs(within(t, 10*time.Second), place); err != nil {
 		t.Error(err)
 	}
-	// A client that says so for ever is not asked for ever.
+	// The retries are bounded.
 	f.interrupted.Store(1 << 40)
 	hasErrno(t, n.ReadRoot(within(t, 10*time.Second), place), unix.EINTR)
 }
 
-func TestADeadMountCanBeOpenedBoundAndUnmounted(t *testing.T) {
+func TestStaleMountCanBeOpenedBoundAndUnmounted(t *testing.T) {
 	needMounts(t)
 	n := testNamespace(t)
 	dir := hostDir(t, n)
 	place := mkdir(t, dir, "target")
-	f := mountFake(t, n, place, "s3csi:dead")
+	f := mountFake(t, n, place, "s3csi:stale")
 	if err := n.ReadRoot(within(t, 10*time.Second), place); err != nil {
 		t.Fatal(err)
 	}
-	f.die()
+	f.exit()
 	hasErrno(t, n.ReadRoot(within(t, 10*time.Second), place), unix.ENOTCONN)
 	m := mountAt(t, n, place)
-	do(t, n, "using the dead mount", func() error {
-		dead, err := OpenTarget(dir, place, true)
+	do(t, n, "using the stale mount", func() error {
+		stale, err := OpenTarget(dir, place, true)
 		if err != nil {
 			return err
 		}
-		defer dead.Close()
-		if id, err := MountID(dead); err != nil || id != m.ID {
+		defer stale.Close()
+		if id, err := MountID(stale); err != nil || id != m.ID {
 			t.Errorf("mount %d, %v, want %d", id, err, m.ID)
 		}
 		other, err := OpenTarget(dir, dir+"/other", true)
@@ -143,7 +143,7 @@ func TestADeadMountCanBeOpenedBoundAndUnmounted(t *testing.T) {
 			return err
 		}
 		defer other.Close()
-		return Bind(dead, other, BindAttrs{})
+		return Bind(stale, other, BindAttrs{})
 	})
 	if mountAt(t, n, dir+"/other").Minor != m.Minor {
 		t.Error("another file system was bound")
@@ -156,7 +156,7 @@ func TestADeadMountCanBeOpenedBoundAndUnmounted(t *testing.T) {
 	hasErrno(t, n.Do(t.Context(), "unmounting", func() error { return Unmount(dir + "/other") }), unix.EINVAL)
 }
 
-func TestAHungMountHoldsOneCallForEachQuestion(t *testing.T) {
+func TestUnresponsiveMountBlocksOneCallPerProbe(t *testing.T) {
 	needMounts(t)
 	n := testNamespace(t)
 	dir := hostDir(t, n)
@@ -168,7 +168,7 @@ func TestAHungMountHoldsOneCallForEachQuestion(t *testing.T) {
 	m := mountAt(t, n, place)
 	f.hang()
 
-	// All who come while nobody has given up wait together, on one call.
+	// Concurrent callers share one call.
 	var group sync.WaitGroup
 	for range 5 {
 		group.Go(func() {
@@ -182,7 +182,7 @@ func TestAHungMountHoldsOneCallForEachQuestion(t *testing.T) {
 	if n.Overdue() != 1 {
 		t.Errorf("overdue: %q", n.OverdueCalls())
 	}
-	// Later ones do not wait at all.
+	// Later calls fail at once.
 	started := time.Now()
 	_, err := n.Statfs(within(t, time.Minute), place)
 	if !fault.Is(err, fault.Timeout) || time.Since(started) > 5*time.Second {
@@ -195,7 +195,7 @@ func TestAHungMountHoldsOneCallForEachQuestion(t *testing.T) {
 		t.Errorf("overdue: %q", n.OverdueCalls())
 	}
 
-	// What must work on a hung mount.
+	// These calls must work on an unresponsive mount.
 	do(t, n, "opening", func() error {
 		target, err := OpenTarget(dir, place, true)
 		if err == nil {
@@ -219,7 +219,7 @@ func TestAHungMountHoldsOneCallForEachQuestion(t *testing.T) {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	// Nothing sticks to the path.
+	// No probe remains for the path.
 	_, err = n.Statfs(within(t, 5*time.Second), place)
 	hasErrno(t, err, unix.ENOTCONN)
 }

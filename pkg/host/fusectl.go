@@ -20,38 +20,37 @@ import (
 // fusectlMagic is FUSE_CTL_SUPER_MAGIC of the kernel's fs/fuse/control.c.
 const fusectlMagic = 0x65735543
 
-// Fusectl is the kernel's control file system for FUSE connections (Documentation/filesystems/fuse.rst). A connection
-// is named by its mount's minor device number; the major one of a FUSE mount is 0. The kernel gives a number out
-// again as soon as the mount is gone, so a number is worth something only while one sees its mount. Safe for
-// concurrent use.
+// Fusectl is the kernel's control file system for FUSE connections (Documentation/filesystems/fuse.rst). A connection is named by
+// its mount's minor device number; the major number of a FUSE mount is 0. The kernel reuses a number as soon as the mount is gone,
+// so a number is valid only as long as its mount is in the mount table. It is safe for concurrent use.
 type Fusectl struct {
 	namespace *Namespace
 	dir       string
 
 	mu    sync.Mutex
-	found string // where it was seen last
+	found string // where it was found last
 }
 
-// NewFusectl uses the control file system where the host has mounted it (/sys/fs/fuse/connections mostly), else
-// mounts it on dir, a directory of the driver's own that is made if missing, when it is first asked.
+// NewFusectl uses the control file system where the host has mounted it (usually /sys/fs/fuse/connections). If it is not mounted,
+// the first call mounts it on dir, a directory of the driver's own that is made if it does not exist.
 func NewFusectl(n *Namespace, dir string) *Fusectl { return &Fusectl{namespace: n, dir: dir} }
 
-// Waiting counts the connection's requests that wait for the client or are being worked on. ok is false where there
-// is no such connection (any more).
+// Waiting returns the number of the connection's requests that the client has not answered. ok is false if the connection does not
+// exist.
 func (f *Fusectl) Waiting(ctx context.Context, minor uint32) (waiting int, ok bool, err error) {
 	type answer struct {
 		waiting int
 		ok      bool
 	}
 	var got answer
-	what := fmt.Sprintf("asking for the waiting requests of FUSE connection %d", minor)
+	what := fmt.Sprintf("reading the waiting requests of FUSE connection %d", minor)
 	err = f.namespace.Do(ctx, what, func() error {
 		dir, err := f.connection(ctx, minor)
 		if err != nil || dir == "" {
 			return err
 		}
 		text, err := os.ReadFile(path.Join(dir, "waiting"))
-		if errors.Is(err, unix.ENOENT) || err == nil && len(text) == 0 { // gone in between: an open file of it reads as empty
+		if errors.Is(err, unix.ENOENT) || err == nil && len(text) == 0 { // the connection ended in between: its open files are empty
 			return nil
 		}
 		if err != nil {
@@ -70,8 +69,8 @@ func (f *Fusectl) Waiting(ctx context.Context, minor uint32) (waiting int, ok bo
 	return got.waiting, got.ok, nil
 }
 
-// Abort ends a connection: every request that waits, and every later one, fails, and processes that hang in them are
-// let go. A connection that is gone already is fine.
+// Abort ends a connection: every waiting and every later request fails, which unblocks the processes that wait for them. A missing
+// connection is not an error.
 func (f *Fusectl) Abort(ctx context.Context, minor uint32) error {
 	what := fmt.Sprintf("aborting FUSE connection %d", minor)
 	return f.namespace.Do(ctx, what, func() error {
@@ -94,12 +93,12 @@ func (f *Fusectl) Abort(ctx context.Context, minor uint32) error {
 	})
 }
 
-// finds is how often the control file system is looked for when it vanishes: somebody may unmount the one that was found.
-const finds = 3
+// maxFinds bounds the searches for the control file system, which another process may unmount after it was found.
+const maxFinds = 3
 
-// connection gives a connection's directory, "" where there is no such connection. It runs inside Do.
+// connection returns a connection's directory, "" if there is no such connection. It runs inside Do.
 func (f *Fusectl) connection(ctx context.Context, minor uint32) (string, error) {
-	for range finds {
+	for range maxFinds {
 		root, err := f.root(ctx)
 		if err != nil {
 			return "", err
@@ -114,7 +113,7 @@ func (f *Fusectl) connection(ctx context.Context, minor uint32) (string, error) 
 			return "", nil
 		}
 	}
-	return "", fault.Errorf(fault.Busy, "looking for FUSE connection %d: the control file system is unmounted again and again", minor)
+	return "", fault.Errorf(fault.Busy, "looking for FUSE connection %d: another process keeps unmounting the control file system", minor)
 }
 
 // root finds or mounts the control file system. It runs inside Do.
@@ -129,14 +128,14 @@ func (f *Fusectl) root(ctx context.Context) (string, error) {
 		return "", err
 	}
 	for _, m := range mounts {
-		// Others may mount it read-only, which leaves aborts impossible, or hide it below another mount.
+		// It may be mounted read-only, which prevents aborts, or be hidden below another mount.
 		if m.FSType == "fusectl" && m.Root == "/" && !m.ReadOnly() && isFusectl(m.Mountpoint) {
 			f.found = m.Mountpoint
 			return f.found, nil
 		}
 	}
 	if err := os.MkdirAll(f.dir, 0o700); err != nil {
-		return "", fmt.Errorf("making the mount point of FUSE's control file system: %w", err)
+		return "", fmt.Errorf("creating the mount point of FUSE's control file system: %w", err)
 	}
 	if err := unix.Mount("fusectl", f.dir, "fusectl", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
 		return "", fault.Errorf(fault.Precondition, "mounting FUSE's control file system on %s (modprobe fuse?): %w", f.dir, err)
@@ -145,7 +144,7 @@ func (f *Fusectl) root(ctx context.Context) (string, error) {
 	return f.found, nil
 }
 
-// isFusectl tells whether a path shows the control file system itself.
+// isFusectl reports whether the control file system is mounted at a path.
 func isFusectl(dir string) bool {
 	var st unix.Statfs_t
 	return unix.Statfs(dir, &st) == nil && st.Type == fusectlMagic

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestFusectlKnowsLiveConnections(t *testing.T) {
+func TestFusectlWaiting(t *testing.T) {
 	needMounts(t)
 	n := testNamespace(t)
 	dir := hostDir(t, n)
@@ -41,9 +41,9 @@ func TestFusectlKnowsLiveConnections(t *testing.T) {
 		t.Error("it was mounted twice")
 	}
 	for tries := 0; ; tries++ {
-		f.die()
+		f.exit()
 		if waiting, ok, err := ctl.Waiting(t.Context(), m.Minor); waiting != 0 || !ok || err != nil {
-			t.Errorf("dead but mounted: %d %v %v", waiting, ok, err)
+			t.Errorf("stale but mounted: %d %v %v", waiting, ok, err)
 		}
 		do(t, n, "unmounting", func() error { return Unmount(place) })
 		waiting, ok, err := ctl.Waiting(t.Context(), m.Minor)
@@ -60,7 +60,7 @@ func TestFusectlKnowsLiveConnections(t *testing.T) {
 	if err := ctl.Abort(t.Context(), 1<<20-1); err != nil { // the last number, which no mount gets: one that is free now could be another's
 		t.Errorf("aborting what is gone: %v", err)
 	}
-	// Somebody takes the control file system away: that is not taken for the end of every connection.
+	// If the control file system is unmounted, connections do not count as ended.
 	mountFake(t, n, place, "s3csi:ctl2")
 	m = mountAt(t, n, place)
 	do(t, n, "unmounting", func() error { return Unmount(dir + "/made/when needed") })
@@ -83,7 +83,7 @@ func TestFusectlAbortEndsAConnection(t *testing.T) {
 	hasErrno(t, err, unix.ENOTCONN)
 }
 
-// unmountFusectl makes the test's namespace one where nobody has mounted the control file system: most machines have it.
+// unmountFusectl unmounts the control file system in the test's namespace.
 func unmountFusectl(t *testing.T, n *Namespace) {
 	t.Helper()
 	mounts, err := n.Mounts(t.Context())

@@ -9,24 +9,26 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/proc"
 )
 
-// Groups keeps peer groups of mounts for as long as those mounts are being replaced. When the last mount of a group goes, its
-// slaves, which containers with HostToContainer have, become private, and nothing tells any more whose slaves they were.
+// Groups keeps the peer groups of mounts while those mounts are replaced. When the last mount of a group goes, its slaves, which
+// containers with HostToContainer have, become private, and the kernel forgets their master.
 type Groups struct {
-	held   *held
-	places map[string]string // where a mount of a group is, or was, by the group's number in mount tables
+	files  *openFiles
+	places map[string]string // where a mount of a group is or was, by the group's number in mount tables
 }
 
-// HoldGroups keeps the groups of those of the namespace's mounts that are shared, until Close.
+// HoldGroups keeps the groups of the shared ones of the namespace's mounts until Close.
 func (n *Namespace) HoldGroups(ctx context.Context, mounts []Mount) (*Groups, error) {
-	g := &Groups{held: hold(), places: map[string]string{}}
+	g := &Groups{files: newOpenFiles(), places: map[string]string{}}
 	shared := slices.DeleteFunc(slices.Clone(mounts), func(m Mount) bool { return peerGroup(m) == "" })
 	if len(shared) == 0 {
 		return g, nil
 	}
 	err := n.Do(ctx, "keeping the peer groups of mounts", func() error {
-		return using(func() error { return g.add(shared) }, g.held)
+		return using(func() error { return g.add(shared) }, g.files)
 	})
 	if err != nil {
 		g.Close()
@@ -35,37 +37,37 @@ func (n *Namespace) HoldGroups(ctx context.Context, mounts []Mount) (*Groups, er
 	return g, nil
 }
 
-// add clones mounts. A clone that is attached nowhere is in the group of its original.
+// add clones mounts. An unattached clone is in the group of its original.
 func (g *Groups) add(shared []Mount) error {
-	proc, err := unix.Open(procDir, openDir, 0)
+	procDir, err := unix.Open(proc.Dir, openDir, 0)
 	if err != nil {
 		return err
 	}
-	defer unix.Close(proc)
+	defer unix.Close(procDir)
 	for _, m := range shared {
 		number := strings.TrimPrefix(peerGroup(m), "shared:")
 		if g.places[number] != "" {
 			continue
 		}
-		f, err := inside{proc: proc}.open(m)
+		f, err := nsHandle{proc: procDir}.open(m)
 		if err != nil {
-			continue // hidden, or unmounted meanwhile
+			continue // hidden, or unmounted in between
 		}
 		fd, err := unix.OpenTree(int(f.Fd()), "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
 		f.Close()
 		if err != nil {
 			continue // its slaves become private
 		}
-		g.held.add(fd, m.Mountpoint)
+		g.files.add(fd, m.Mountpoint)
 		g.places[number] = m.Mountpoint
 	}
 	return nil
 }
 
-// Close lets go of the groups.
-func (g *Groups) Close() { g.held.drop() }
+// Close releases the groups.
+func (g *Groups) Close() { g.files.release() }
 
-// masterOf is where a mount is, or was, whose slave m is; "": that is not known.
+// masterOf returns where the master of a mount is or was, "" if it is unknown.
 func (g *Groups) masterOf(m Mount) string {
 	if g == nil {
 		return ""
@@ -78,25 +80,25 @@ func (g *Groups) masterOf(m Mount) string {
 	return ""
 }
 
-// origin is what the replacement of a mount is cloned from: the living mount, or where the replaced one is a slave, the living
-// mount that now is where its master was, so that it becomes a slave of that.
-func (l *living) origin(ctx context.Context, h *held, dead Mount) (*os.File, Mount) {
-	place := l.Groups.masterOf(dead)
+// origin returns the directory that the replacement of a mount is cloned from, and its mount. That is the healthy mount or, if the
+// stale mount is a slave, the healthy mount where its master was, so that the replacement becomes a slave of that.
+func (src *source) origin(ctx context.Context, files *openFiles, stale Mount) (*os.File, Mount) {
+	place := src.Groups.masterOf(stale)
 	if place == "" {
-		return l.root, l.Living
+		return src.root, src.Source
 	}
 	fd, err := unix.Open(place, openPlace, 0)
 	if err != nil {
-		return l.root, l.Living
+		return src.root, src.Source
 	}
-	root := h.add(fd, place)
+	root := files.add(fd, place)
 	mounts, err := readMounts(ctx, threadMountinfo)
 	if err != nil {
-		return l.root, l.Living
+		return src.root, src.Source
 	}
 	top, err := mountOf(root, mounts)
-	if err != nil || top.Mountpoint != place || !sameDevice(top, l.Living) || !isBelow(dead.Root, top.Root) {
-		return l.root, l.Living
+	if err != nil || top.Mountpoint != place || !sameDevice(top, src.Source) || !isBelow(stale.Root, top.Root) {
+		return src.root, src.Source
 	}
 	return root, top
 }

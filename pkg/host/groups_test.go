@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestASlaveOfATargetIsASlaveOfItsReplacement has slaves of a target, as containers with HostToContainer have.
-func TestASlaveOfATargetIsASlaveOfItsReplacement(t *testing.T) {
+// TestSlaveOfATargetBecomesASlaveOfItsReplacement has slaves of a target, as containers with HostToContainer have.
+func TestSlaveOfATargetBecomesASlaveOfItsReplacement(t *testing.T) {
 	for _, onTop := range []bool{false, true} {
 		r := newSwapRig(t)
 		target := r.bind("target", "/", BindAttrs{Shared: true})
@@ -49,7 +49,7 @@ func TestASlaveOfATargetIsASlaveOfItsReplacement(t *testing.T) {
 				}
 			}
 		}
-		// What is mounted in the volume on the host is in the slaves, and goes with the host's.
+		// A mount in the volume on the host propagates to the slaves, and so does its unmount.
 		r.run(func() error { return unix.Mount("tmpfs", target+"/sub/deep", "tmpfs", 0, "") })
 		for _, place := range []string{slave + "/sub/deep", sub + "/deep"} {
 			if m := r.seenAt(place); m.FSType != "tmpfs" {

@@ -11,15 +11,14 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
-// initPIDNamespace is the inode number of the machine's first PID namespace (PROC_PID_INIT_INO in the kernel's
-// include/linux/proc_ns.h), which is the same on every machine.
+// initPIDNamespace is the link of the machine's first PID namespace, whose inode number is the same on every machine
+// (PROC_PID_INIT_INO in the kernel's include/linux/proc_ns.h).
 const initPIDNamespace = "pid:[4026531836]"
 
-// HostPID tells whether FUSE clients will see the pids of the processes that call them: nil, or a fault.Precondition
-// that says why not. The kernel translates pids into the PID namespace in which the file system was mounted, so this
-// process must be in the host's. Nested hosts (a Kubernetes node that is itself a container) have another PID
-// namespace than the machine's first one; there it is refused only where it is plain that the namespace is a
-// container's or a pod's own.
+// HostPID returns nil if FUSE clients see the pids of the processes that call them, else a fault.Precondition with the reason. The
+// kernel translates pids into the PID namespace in which the file system was mounted, so this process must be in the host's. The
+// PID namespace of a nested host (a Kubernetes node that is a container) is not the machine's first one; it is refused only if it
+// is clearly a container's or a pod's own.
 func HostPID() error {
 	self, err := os.Readlink("/proc/self")
 	if err != nil {
@@ -36,14 +35,13 @@ func HostPID() error {
 	return hostPID(os.Getpid(), self, link, strings.TrimSpace(string(first)))
 }
 
-// hostPID judges what HostPID found: this process's pid, what /proc/self points to, the PID namespace, and the name
-// of PID 1.
+// hostPID is HostPID for given facts: this process's pid, the target of /proc/self, the PID namespace, and the name of PID 1.
 func hostPID(pid int, self, namespace, first string) error {
 	const remedy = "set hostPID: true on the node's pod (or --pid=host on its container)"
 	var why string
 	switch {
 	case self != strconv.Itoa(pid):
-		why = fmt.Sprintf("/proc is of another PID namespace than this process: it calls pid %d %s", pid, self)
+		why = fmt.Sprintf("/proc belongs to another PID namespace than this process: it shows pid %d as %s", pid, self)
 	case namespace == initPIDNamespace:
 		return nil
 	case pid == 1:
@@ -53,5 +51,5 @@ func hostPID(pid int, self, namespace, first string) error {
 	default:
 		return nil
 	}
-	return fault.Errorf(fault.Precondition, "FUSE clients would not see the pids of their callers: %s; %s", why, remedy)
+	return fault.Errorf(fault.Precondition, "FUSE clients cannot see the pids of their callers: %s; %s", why, remedy)
 }

@@ -17,14 +17,14 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
-// idMapped is what mount tables show of an id-mapped mount, mount_setattr(2).
+// idMapped is the option that mount tables show of an id-mapped mount (mount_setattr(2)).
 const idMapped = "idmapped"
 
-// idMapping is how an id-mapped mount shows users and groups, as files uid_map and gid_map say it, user_namespaces(7): the
-// first id of the file system, the first one in its place, and how many. The order of the lines means nothing.
+// idMapping is the mapping of users and groups of an id-mapped mount, as lines of uid_map and gid_map (user_namespaces(7)): the first
+// id in the file system, the first one shown, and their number. The order of the lines has no meaning.
 type idMapping struct{ users, groups []string }
 
-// newIDMapping brings the lines of a mapping into one form.
+// newIDMapping normalizes the lines of a mapping.
 func newIDMapping(users, groups []string) idMapping {
 	one := func(lines []string) []string {
 		all := make([]string, 0, len(lines))
@@ -43,39 +43,39 @@ func (m idMapping) equal(other idMapping) bool {
 	return slices.Equal(m.users, other.users) && slices.Equal(m.groups, other.groups)
 }
 
-// mapLike id-maps a clone, which is attached nowhere yet, as the mount of the namespace that like was opened on. A mount's
-// mapping is always a user namespace's: here that of one of the processes that lead to the namespace, as container runtimes
-// make it. Where none has the same one, the mount is not to be had again, fault.Unsupported.
-func (in inside) mapLike(like, clone *os.File) error {
+// mapLike id-maps an unattached clone like the mount that like was opened on. A mapping is always that of a user namespace; container
+// runtimes use the container's. So one of the known processes of the namespace must have the same mapping, else the error is a
+// fault.Unsupported.
+func (h nsHandle) mapLike(like, clone *os.File) error {
 	mapping, err := mappingOf(like)
 	if err != nil {
 		return err
 	}
-	users, err := in.userNamespace(mapping)
+	users, err := h.userNamespace(mapping)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(users)
 	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_IDMAP, Userns_fd: uint64(users)}
 	if err := unix.MountSetattr(int(clone.Fd()), "", unix.AT_EMPTY_PATH, &attr); err != nil {
-		return fmt.Errorf("id-mapping the living mount: %w", err)
+		return fmt.Errorf("id-mapping the clone: %w", err)
 	}
 	return nil
 }
 
-// userNamespace opens the user namespace with a mapping that one of the processes is in which lead to the namespace. The
-// error is errEnded where none of them lives any more.
-func (in inside) userNamespace(want idMapping) (int, error) {
-	ended := len(in.pids) > 0
-	for _, pid := range in.pids {
-		users, err := unix.Openat(in.proc, strconv.Itoa(pid)+"/ns/user", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+// userNamespace opens the user namespace with a mapping, that of one of the known processes of the namespace. The error is errEnded
+// if all of them have exited.
+func (h nsHandle) userNamespace(want idMapping) (int, error) {
+	ended := len(h.pids) > 0
+	for _, pid := range h.pids {
+		users, err := unix.Openat(h.proc, strconv.Itoa(pid)+"/ns/user", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 		if err != nil {
-			continue // it has ended
+			continue // it has exited
 		}
 		ended = false
-		have, err := in.mappingOfProcess(pid)
-		// The pid may have become another process's in between.
-		if again, reErr := in.sameNamespace(pid, users); err == nil && reErr == nil && again && have.equal(want) {
+		have, err := h.mappingOfProcess(pid)
+		// The pid may have been reused in between.
+		if again, reErr := h.sameNamespace(pid, users); err == nil && reErr == nil && again && have.equal(want) {
 			return users, nil
 		}
 		unix.Close(users)
@@ -83,23 +83,23 @@ func (in inside) userNamespace(want idMapping) (int, error) {
 	if ended {
 		return -1, errEnded
 	}
-	return -1, fault.Errorf(fault.Unsupported, "it is an id-mapped mount, and no process there has the mapping (users %q, groups %q); restart the pod", want.users, want.groups)
+	return -1, fault.Errorf(fault.Unsupported, "it is id-mapped, and no process there has its mapping (users %q, groups %q); restart the pod", want.users, want.groups)
 }
 
-// mappingOfProcess is the one of a process's user namespace.
-func (in inside) mappingOfProcess(pid int) (idMapping, error) {
-	users, err := readAt(in.proc, strconv.Itoa(pid)+"/uid_map")
+// mappingOfProcess returns the mapping of a process's user namespace.
+func (h nsHandle) mappingOfProcess(pid int) (idMapping, error) {
+	users, err := readAt(h.proc, strconv.Itoa(pid)+"/uid_map")
 	if err != nil {
 		return idMapping{}, err
 	}
-	groups, err := readAt(in.proc, strconv.Itoa(pid)+"/gid_map")
+	groups, err := readAt(h.proc, strconv.Itoa(pid)+"/gid_map")
 	return newIDMapping(strings.Split(string(users), "\n"), strings.Split(string(groups), "\n")), err
 }
 
-// sameNamespace tells whether a process is in a user namespace that is open.
-func (in inside) sameNamespace(pid, users int) (bool, error) {
+// sameNamespace reports whether a process is in an open user namespace.
+func (h nsHandle) sameNamespace(pid, users int) (bool, error) {
 	var open, its unix.Stat_t
-	if err := errors.Join(unix.Fstat(users, &open), unix.Fstatat(in.proc, strconv.Itoa(pid)+"/ns/user", &its, 0)); err != nil {
+	if err := errors.Join(unix.Fstat(users, &open), unix.Fstatat(h.proc, strconv.Itoa(pid)+"/ns/user", &its, 0)); err != nil {
 		return false, err
 	}
 	return open.Dev == its.Dev && open.Ino == its.Ino, nil
@@ -116,7 +116,7 @@ const (
 	statmountGroups  = 160
 	statmountStrings = 512
 
-	// maxMapping is more than the 340 lines that a mapping can have take for users and groups.
+	// maxMapping is larger than two mappings of 340 lines, the maximum, for users and groups.
 	maxMapping = 64 << 10
 )
 
@@ -126,10 +126,10 @@ type mountRequest struct {
 	id, param uint64
 }
 
-var errMappingUnknown = fault.Errorf(fault.Unsupported, "it is an id-mapped mount, whose mapping cannot be read back before Linux 6.15; restart the pod")
+var errMappingUnknown = fault.Errorf(fault.Unsupported, "it is id-mapped, with a mapping that cannot be read before Linux 6.15; restart the pod")
 
-// mappingOf reads the mapping of an id-mapped mount of the calling thread's namespace. The ids in the place of the file
-// system's are those of this process's user namespace.
+// mappingOf reads the mapping of an id-mapped mount in the calling thread's namespace. The shown ids are those of this process's user
+// namespace.
 func mappingOf(f *os.File) (idMapping, error) {
 	var st unix.Statx_t
 	if err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC|unix.AT_NO_AUTOMOUNT, unix.STATX_MNT_ID_UNIQUE, &st); err != nil {
@@ -143,7 +143,7 @@ func mappingOf(f *os.File) (idMapping, error) {
 	buf := make([]byte, statmountStrings+maxMapping)
 	_, _, errno := unix.Syscall6(unix.SYS_STATMOUNT, uintptr(unsafe.Pointer(&req)), uintptr(unsafe.Pointer(&buf[0])), uintptr(len(buf)), 0, 0, 0) //nolint:gosec // x/sys has no call for it
 	switch {
-	case errno == unix.ENOSYS: // or a seccomp profile says so
+	case errno == unix.ENOSYS: // or a seccomp profile refuses the call
 		return idMapping{}, errMappingUnknown
 	case errno != 0:
 		return idMapping{}, fmt.Errorf("reading the id-mapping of the mount %s: %w", f.Name(), errno)
@@ -151,7 +151,7 @@ func mappingOf(f *os.File) (idMapping, error) {
 	return parseStatmount(buf)
 }
 
-// parseStatmount reads the mapping in a struct statmount.
+// parseStatmount reads the mapping from a struct statmount.
 func parseStatmount(buf []byte) (idMapping, error) {
 	if mask := binary.NativeEndian.Uint64(buf[statmountMask:]); mask&statmountUIDMap == 0 || mask&statmountGIDMap == 0 {
 		return idMapping{}, errMappingUnknown
@@ -164,7 +164,7 @@ func parseStatmount(buf []byte) (idMapping, error) {
 	return newIDMapping(users, groups), err
 }
 
-// statmountList reads a list of strings, each of which ends with a NUL, of which a struct statmount has number and offset.
+// statmountList reads a list of NUL-terminated strings. A struct statmount has their number and offset at at.
 func statmountList(buf []byte, at int) ([]string, error) {
 	number, offset := binary.NativeEndian.Uint32(buf[at:]), binary.NativeEndian.Uint32(buf[at+4:])
 	rest := string(buf[statmountStrings+min(int(offset), len(buf)-statmountStrings):])

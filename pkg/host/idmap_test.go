@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/proc"
 )
 
 // idMap mounts a target on a path of a process's namespace (0: the namespace itself), id-mapped with the user namespace of another process, as
@@ -26,7 +27,7 @@ func (r *swapRig) idMap(target string, pid, users int, at string, more uint64) {
 		return err
 	})
 	defer unix.Close(clone)
-	ns, err := unix.Open(procPath(users, "ns", "user"), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	ns, err := unix.Open(proc.Path(users, "ns", "user"), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -35,15 +36,15 @@ func (r *swapRig) idMap(target string, pid, users int, at string, more uint64) {
 	if err := unix.MountSetattr(clone, "", unix.AT_EMPTY_PATH, &attr); err != nil {
 		r.t.Skipf("needs a kernel that id-maps FUSE file systems: %v", err)
 	}
-	into := place{n: r.n}
+	into := namespaceRef{n: r.n}
 	if pid != 0 {
-		link, err := os.Readlink(procPath(pid, "ns", "mnt"))
+		link, err := os.Readlink(proc.Path(pid, "ns", "mnt"))
 		if err != nil {
 			r.t.Fatal(err)
 		}
 		into.other = &otherNamespace{link: link, pids: []int{pid}}
 	}
-	err = into.do(within(r.t, 10*time.Second), "mounting", func(inside) error {
+	err = into.do(within(r.t, 10*time.Second), "mounting", func(nsHandle) error {
 		return unix.MoveMount(clone, "", unix.AT_FDCWD, at, unix.MOVE_MOUNT_F_EMPTY_PATH)
 	})
 	if err != nil {
@@ -51,15 +52,15 @@ func (r *swapRig) idMap(target string, pid, users int, at string, more uint64) {
 	}
 }
 
-// ownerOf is who owns a path that a process sees.
+// ownerOf returns the owner of a path that a process sees.
 func (r *swapRig) ownerOf(pid int, path string) (uid, gid uint32) {
 	r.t.Helper()
 	var st unix.Stat_t
-	r.run(func() error { return unix.Stat(procPath(pid, "root")+path, &st) })
+	r.run(func() error { return unix.Stat(proc.Path(pid, "root")+path, &st) })
 	return st.Uid, st.Gid
 }
 
-func TestAnIDMappedMountIsReplacedByOneThatIsMappedAlike(t *testing.T) {
+func TestReplacementOfAnIDMappedMountHasTheSameMapping(t *testing.T) {
 	r := newSwapRig(t)
 	r.mapped = true
 	r.restart()
@@ -87,7 +88,7 @@ func TestAnIDMappedMountIsReplacedByOneThatIsMappedAlike(t *testing.T) {
 	}
 	for _, place := range []string{whole, sub} {
 		r.alive(pod, place)
-		r.onlyLiving(pod, place, 1)
+		r.onlyHealthy(pod, place, 1)
 		if uid, gid := r.ownerOf(pod, place); uid != 300_000 || gid != 300_000 {
 			t.Errorf("%s is %d:%d's, want the container's root's", place, uid, gid)
 		}
@@ -95,14 +96,14 @@ func TestAnIDMappedMountIsReplacedByOneThatIsMappedAlike(t *testing.T) {
 	if after := newTree(r.tableOf(pod)).topAt(sub); after.Options != before.Options || after.Root != "/sub" {
 		t.Errorf("was %+v\nis  %+v", before, after)
 	}
-	// A second death is like the first.
+	// A second exit of the client is handled like the first.
 	r.restart()
 	r.elsewhere()
-	r.onlyLiving(pod, whole, 1)
+	r.onlyHealthy(pod, whole, 1)
 	r.alive(pod, sub)
 }
 
-func TestAnIDMappedMountOfTheNamespaceItselfIsLeftDead(t *testing.T) {
+func TestIDMappedMountOfTheHostStaysStale(t *testing.T) {
 	r := newSwapRig(t)
 	r.mapped = true
 	r.restart()
@@ -121,7 +122,7 @@ func TestAnIDMappedMountOfTheNamespaceItselfIsLeftDead(t *testing.T) {
 	r.alive(0, target)
 }
 
-func TestADeadMountIsLeftWhereAnIDMappedChildWouldLoseItsMapping(t *testing.T) {
+func TestMountStaysStaleIfAnIDMappedChildWouldLoseItsMapping(t *testing.T) {
 	r := newSwapRig(t)
 	r.mapped = true
 	r.restart()
@@ -146,7 +147,7 @@ func TestADeadMountIsLeftWhereAnIDMappedChildWouldLoseItsMapping(t *testing.T) {
 	}
 }
 
-func TestMappingsAreComparedAsTheyAreWritten(t *testing.T) {
+func TestMappingsAreNormalized(t *testing.T) {
 	one := newIDMapping([]string{"0 1000 10", "10 5000 1"}, []string{"0 1000 10"})
 	for _, tt := range []struct {
 		users, groups string
@@ -164,7 +165,7 @@ func TestMappingsAreComparedAsTheyAreWritten(t *testing.T) {
 	}
 }
 
-// statmountAnswer is what the kernel writes for a mapping.
+// statmountAnswer returns the kernel's answer for a mapping.
 func statmountAnswer(mask uint64, users, groups []string) []byte {
 	buf := make([]byte, statmountStrings, statmountStrings+maxMapping)
 	binary.NativeEndian.PutUint64(buf[statmountMask:], mask)
@@ -193,7 +194,7 @@ func FuzzStatmount(f *testing.F) {
 	})
 }
 
-func TestStatmountOfAMapping(t *testing.T) {
+func TestParseStatmount(t *testing.T) {
 	const both = statmountUIDMap | statmountGIDMap
 	users, groups := []string{"0 300000 1000", "1000 5000 1"}, []string{"0 300000 1001"}
 	m, err := parseStatmount(statmountAnswer(both, users, groups))
@@ -208,6 +209,6 @@ func TestStatmountOfAMapping(t *testing.T) {
 	buf := statmountAnswer(both, users, groups)
 	binary.NativeEndian.PutUint32(buf[statmountUsers+4:], 1<<31)
 	if m, err := parseStatmount(buf); err == nil {
-		t.Errorf("an offset outside gives %v", m)
+		t.Errorf("an offset outside returns %v", m)
 	}
 }

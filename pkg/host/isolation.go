@@ -19,16 +19,16 @@ import (
 // systemdBooted exists where systemd is the init of a system: sd_booted(3).
 const systemdBooted = "/run/systemd/system"
 
-// OwnDir is a directory of the driver's and the flag that sets it.
+// OwnDir is a directory of the driver and the flag that sets it.
 type OwnDir struct{ Flag, Path string }
 
 // surroundings are the facts that decide whether the driver is on a host.
 type surroundings struct {
-	pid          int      // of this process, as it sees itself
-	procSelf     string   // where /proc/self points to
+	pid          int      // of this process
+	procSelf     string   // the target of /proc/self
 	pidNamespace string   // "pid:[4026531836]"
 	init         string   // the command name of PID 1
-	booted       bool     // systemd booted the system that PID 1 sees
+	booted       bool     // systemd booted PID 1's system
 	foreign      bool     // PID 1 is in another mount namespace than this process
 	madeThere    bool     // this process's root file system is mounted in PID 1's mount namespace too
 	layered      []OwnDir // directories on the writable layer of this process's container
@@ -49,10 +49,10 @@ func (n *Namespace) Isolated(ctx context.Context, dirs ...OwnDir) error {
 const isolationRemedy = `set hostPID: true on the node's pod (docker: --privileged --pid=host; Nomad: privileged = true and pid_mode = "host"); ` +
 	"see docs/operations.md#a-driver-that-cannot-see-the-host"
 
-// isolated decides. The initial PID namespace is the host's: its PID 1 is the machine's init, and the driver works in that one's
-// mount namespace. Any other PID namespace can be a container's, a pod's (shareProcessNamespace) or that of a host which is itself
-// a container (kind, LXC, systemd-nspawn). It passes for a host only by positive evidence, so that an unknown arrangement is
-// refused, which --allow-isolated overrides, and does not lose data:
+// isolated decides. The initial PID namespace is the host's: its PID 1 is the machine's init, and the driver works in that process's
+// mount namespace. Any other PID namespace can belong to a container, a pod (shareProcessNamespace) or a host that is itself a
+// container (kind, LXC, systemd-nspawn). It counts as a host only by positive evidence, so that an unknown arrangement is refused
+// (--allow-isolated overrides that) and loses no data:
 //   - PID 1 is a systemd that booted its system. tini, a shell and the pause container are not, even if they see the host's /run.
 //   - PID 1 is in another mount namespace, in which the root file system of this process's container is mounted: the container
 //     runtime runs there, so the driver is in a container of that host (k3d, or LXC with another init). The pause container of a
@@ -99,7 +99,7 @@ func (n *Namespace) surroundings(ctx context.Context, dirs []OwnDir) (s surround
 		return s, err
 	}
 	s.init = strings.TrimSpace(string(first))
-	err = n.Do(ctx, "looking for "+systemdBooted, func() error {
+	err = n.Do(ctx, "checking "+systemdBooted, func() error {
 		fi, err := os.Stat(systemdBooted)
 		s.booted = err == nil && fi.IsDir()
 		if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
@@ -114,7 +114,7 @@ func (n *Namespace) surroundings(ctx context.Context, dirs []OwnDir) (s surround
 		s.madeThere, err = n.showsOwnRoot(ctx)
 		return s, err
 	}
-	err = n.Do(ctx, "looking at the driver's directories", func() (err error) {
+	err = n.Do(ctx, "checking the driver's directories", func() (err error) {
 		s.layered, err = onLayer(dirs)
 		return err
 	})

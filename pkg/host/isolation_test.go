@@ -72,7 +72,7 @@ func TestShowsRoot(t *testing.T) {
 	}
 }
 
-// The tests run as PID 1 of a namespace of their own, or in a copy of its mount namespace: neither is a host.
+// The tests run as PID 1 of their own namespace, or in a copy of its mount namespace. Neither is a host.
 func TestIsolatedHere(t *testing.T) {
 	if os.Getenv(levelEnv) == "" {
 		t.Skip("needs root")

@@ -20,8 +20,8 @@ import (
 )
 
 // The tests mount for real. As root they run in a PID and mount namespace of their own, whose PID 1 is the test
-// process: that is "the host" then, and whatever a failure leaves behind goes with it. TestFromAnotherNamespace runs
-// them once more from a mount namespace below that one, so that every call goes through setns.
+// process. That namespace is "the host" then, and ends with everything that a failure leaves. TestFromAnotherNamespace runs them
+// again from a mount namespace below that one, so that every call goes through setns.
 const (
 	levelEnv   = "S3_CSI_TEST_HOST_LEVEL"
 	levelHost  = "host"
@@ -60,7 +60,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// fuzzing tells whether fuzz workers talk over inherited descriptors, which a respawned test would not have.
+// fuzzing reports whether fuzz workers use inherited descriptors, which a respawned test would not have.
 func fuzzing() bool {
 	for _, arg := range os.Args[1:] {
 		if strings.HasPrefix(arg, "-test.fuzz") && !strings.HasPrefix(arg, "-test.fuzzcachedir") {
@@ -70,7 +70,7 @@ func fuzzing() bool {
 	return false
 }
 
-// respawn runs this test binary again in new namespaces and gives its exit code.
+// respawn runs this test binary again in new namespaces and returns its exit code.
 func respawn(level string, namespaces uintptr, args []string) int {
 	runtime.LockOSThread() // the death signal follows the thread
 	defer runtime.UnlockOSThread()
@@ -89,7 +89,7 @@ func respawn(level string, namespaces uintptr, args []string) int {
 	return 0
 }
 
-// isolate makes the new mount namespace the tests' own, with a /proc of the new PID namespace.
+// isolate makes the new mount namespace private, with a /proc of the new PID namespace.
 func isolate() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return err
@@ -125,7 +125,7 @@ func needMounts(t *testing.T) {
 	}
 }
 
-// testNamespace is the namespace under test, with a check that nothing is overdue in the end.
+// testNamespace returns the namespace under test, and checks at the end that no call is overdue.
 func testNamespace(t *testing.T) *Namespace {
 	t.Helper()
 	n, err := NewNamespace()
@@ -147,7 +147,7 @@ func testNamespace(t *testing.T) *Namespace {
 	return n
 }
 
-// within gives a context that ends after d, or with the test.
+// within returns a context that ends after d, or with the test.
 func within(t *testing.T, d time.Duration) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), d)
@@ -163,7 +163,7 @@ func do(t *testing.T, n *Namespace, what string, fn func() error) {
 	}
 }
 
-// hostDir is a temporary directory whose mounts go with the test.
+// hostDir returns a temporary directory whose mounts are removed with the test.
 func hostDir(t *testing.T, n *Namespace) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -197,7 +197,7 @@ func mkdir(t *testing.T, dir, name string) string {
 	return path
 }
 
-// mountsAt are the namespace's mounts on a path.
+// mountsAt returns the namespace's mounts on a path.
 func mountsAt(t *testing.T, n *Namespace, path string) []Mount {
 	t.Helper()
 	mounts, err := n.Mounts(within(t, 10*time.Second))
@@ -213,7 +213,7 @@ func mountsAt(t *testing.T, n *Namespace, path string) []Mount {
 	return at
 }
 
-// mountAt is the one mount on a path.
+// mountAt returns the only mount on a path.
 func mountAt(t *testing.T, n *Namespace, path string) Mount {
 	t.Helper()
 	at := mountsAt(t, n, path)

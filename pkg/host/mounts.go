@@ -18,9 +18,9 @@ import (
 // Mount is one line of a mountinfo file, unescaped. See proc_pid_mountinfo(5).
 type Mount struct {
 	ID, Parent   int
-	Major, Minor uint32 // the file system's device; the kernel gives the number out again as soon as the mount is gone
-	Root         string // what of the file system is mounted: "/" or a directory in it
-	Mountpoint   string // seen from the root of the process whose file was read
+	Major, Minor uint32 // the file system's device; the kernel reuses the number as soon as the mount is gone
+	Root         string // the mounted directory of the file system
+	Mountpoint   string // as seen from the root of the process whose file was read
 	Options      string // the mount's own: "ro,nosuid,nodev"
 	FSType       string
 	Source       string
@@ -28,29 +28,28 @@ type Mount struct {
 	Optional     []string // propagation: "shared:7", "master:3", "unbindable"; none is private
 }
 
-// ReadOnly tells whether nothing can be written through this mount: the mount or its file system is read-only.
+// ReadOnly reports whether the mount or its file system is read-only.
 func (m Mount) ReadOnly() bool {
 	return hasOption(m.Options, "ro") || hasOption(m.SuperOptions, "ro")
 }
 
-// hasOption tells whether an option is in a comma-separated list.
+// hasOption reports whether an option is in a comma-separated list.
 func hasOption(options, name string) bool {
 	return slices.Contains(strings.Split(options, ","), name)
 }
 
 const (
-	// maxReads bounds how often a mount table is read until two reads agree. Each takes about a millisecond per
-	// thousand mounts, so that only a table that changes all the time gets there.
+	// maxReads bounds the reads of a mount table until two agree. A read takes about a millisecond per thousand mounts, so only a
+	// table that keeps changing reaches the bound.
 	maxReads = 50
-	// maxLine is what of a line is parsed; longer ones (overlays of hundreds of layers) lose the end of SuperOptions,
-	// the last field.
+	// maxLine bounds the parsed part of a line. Longer lines (overlays of hundreds of layers) lose the end of SuperOptions, the
+	// last field.
 	maxLine = 48 << 10
 )
 
-// Mounts reads the namespace's mount table. The kernel hands it out in pieces and others mount in between, so that
-// one read can miss a mount that was there all the time; it is therefore read until two reads in a row agree. Where
-// they do not for many tries the error is a fault.Busy: a list that may lack a line would be taken for an unmounted
-// volume.
+// Mounts reads the namespace's mount table. The kernel returns it in pieces, so a read can miss a mount while other mounts change.
+// It is therefore read until two reads in a row agree. If none do, the error is a fault.Busy, because a missing line would look
+// like an unmounted volume.
 func (n *Namespace) Mounts(ctx context.Context) ([]Mount, error) {
 	var mounts []Mount
 	err := n.run(ctx, "reading "+n.mountinfo, nil, func() (err error) {
@@ -68,7 +67,7 @@ func readMounts(ctx context.Context, path string) ([]Mount, error) {
 	return stableMounts(ctx, path, func() ([]byte, error) { return os.ReadFile(path) })
 }
 
-// stableMounts is readMounts with the reading itself as a parameter.
+// stableMounts is readMounts with the read function as a parameter.
 func stableMounts(ctx context.Context, name string, read func() ([]byte, error)) ([]Mount, error) {
 	var last []byte
 	for i := range maxReads {
@@ -84,7 +83,7 @@ func stableMounts(ctx context.Context, name string, read func() ([]byte, error))
 		}
 		last = data
 	}
-	return nil, fault.Errorf(fault.Busy, "reading %s: no two of %d reads agree, the mount table keeps changing", name, maxReads)
+	return nil, fault.Errorf(fault.Busy, "reading %s: the mount table keeps changing: %d reads in a row differ", name, maxReads)
 }
 
 // parseMounts parses a whole mountinfo file.
@@ -106,7 +105,7 @@ func parseMounts(data []byte) ([]Mount, error) {
 	return mounts, nil
 }
 
-// cutLines cuts lines at maxLine, which the parser's scanner would otherwise fail on.
+// cutLines cuts lines at maxLine, because the parser's scanner fails on longer ones.
 func cutLines(data []byte) []byte {
 	if len(data) <= maxLine {
 		return data

@@ -59,7 +59,7 @@ func FuzzParseMounts(f *testing.F) {
 	})
 }
 
-func TestReadOnlyIsOfTheMountOrItsFileSystem(t *testing.T) {
+func TestReadOnly(t *testing.T) {
 	for _, tc := range []struct {
 		options, super string
 		want           bool

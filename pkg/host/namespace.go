@@ -24,30 +24,30 @@ const (
 	hostMountinfo = "/proc/1/mountinfo"
 	ownMountinfo  = "/proc/self/mountinfo"
 
-	// maxOverdue bounds the threads that hung file systems can take from this process. A node has at most a few calls
-	// for each hung mount; the Go runtime dies at 10,000 threads.
+	// maxOverdue bounds the threads that unresponsive file systems can block. A node has a few calls for each unresponsive mount;
+	// the Go runtime aborts at 10,000 threads.
 	maxOverdue = 1000
-	// maxOverdueEach bounds those on the account of one volume or pod, see For.
+	// maxOverdueEach bounds the overdue calls on the account of one volume or pod, see For.
 	maxOverdueEach = 16
-	// probeTimeout bounds the trial at construction, which waits for nothing but the kernel.
+	// probeTimeout bounds the trial in NewNamespace, which waits only for the kernel.
 	probeTimeout = 10 * time.Second
 )
 
-// Namespace is a mount namespace in which this process does its mount work: PID 1's. It also keeps account of the calls
-// that hung file systems have not let go of. It is safe for concurrent use.
+// Namespace is the mount namespace in which this process does its mount work: PID 1's. It counts the calls that unresponsive file
+// systems still block. It is safe for concurrent use.
 type Namespace struct {
 	foreign   bool
-	mountinfo string // the file that shows this namespace's mounts
+	mountinfo string // the file with this namespace's mount table
 
 	mu      sync.Mutex
 	overdue map[*call]struct{}
-	probes  map[string]*call // calls of which there is at most one for each directory
+	probes  map[string]*call // calls of which one at most runs for each directory
 }
 
-// call is one piece of work on a goroutine, and perhaps a thread, of its own.
+// call is one piece of work on its own goroutine, and perhaps its own thread.
 type call struct {
 	what    string
-	account string // "": of no account
+	account string // "": none
 	started time.Time
 	logger  klog.Logger
 	done    chan struct{} // closed when err and value are final
@@ -58,24 +58,24 @@ type call struct {
 // accountKey is the context's key of For.
 type accountKey struct{}
 
-// For returns a context whose calls are on the account of one volume or pod, such as "pod <uid>". Calls whose context ended and
-// that still run are bounded for each account. Beyond that, further ones are refused, and those of others go on.
+// For returns a context whose calls are on the account of one volume or pod, such as "pod <uid>". The number of overdue calls is
+// bounded for each account. At the bound, Do refuses further calls on that account only.
 func For(ctx context.Context, account string) context.Context {
 	return context.WithValue(ctx, accountKey{}, account)
 }
 
-// accountIn is the account of a context, "" where it has none.
+// accountIn returns the account of a context, "" if it has none.
 func accountIn(ctx context.Context) string {
 	account, _ := ctx.Value(accountKey{}).(string)
 	return account
 }
 
-// errUnfinished is what a call leaves behind that ended its goroutine instead of returning.
+// errUnfinished is the error of a call that ended its goroutine instead of returning.
 var errUnfinished = errors.New("the call ended without a result")
 
-// NewNamespace finds PID 1's mount namespace and decides, once, how it is reached: by plain calls where this process
-// is in it already, else by setns on threads of their own, which is tried here. Where that is not permitted the error
-// is a fault.Precondition that says what the container lacks.
+// NewNamespace finds PID 1's mount namespace and decides how calls reach it: plainly if this process is in it already, else by
+// setns on threads of their own, which it tries. If that is not permitted, the error is a fault.Precondition that says what the
+// container lacks.
 func NewNamespace() (*Namespace, error) {
 	same, err := inHostNamespace()
 	if err != nil {
@@ -87,39 +87,37 @@ func NewNamespace() (*Namespace, error) {
 	n := &Namespace{foreign: true, mountinfo: hostMountinfo, overdue: map[*call]struct{}{}, probes: map[string]*call{}}
 	ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
 	defer cancel()
-	if err := n.Do(ctx, "trying the host's mount namespace", func() error { return nil }); err != nil {
+	if err := n.Do(ctx, "entering the host's mount namespace", func() error { return nil }); err != nil {
 		return nil, fault.Errorf(fault.Precondition, "this process is not in the host's mount namespace and cannot enter it; "+
 			"the node's pod needs hostPID: true and its container privileged: true (CAP_SYS_ADMIN, CAP_SYS_CHROOT, CAP_SYS_PTRACE): %w", err)
 	}
 	return n, nil
 }
 
-// Own is the mount namespace that this process is in, whatever PID 1's is: for tests and for development, where a
-// mount namespace of one's own keeps mounts from the host.
+// Own is the mount namespace of this process, whatever PID 1's is. It is for tests and development in a private mount namespace.
 func Own() *Namespace {
 	return &Namespace{mountinfo: ownMountinfo, overdue: map[*call]struct{}{}, probes: map[string]*call{}}
 }
 
-// Foreign tells whether work is done through setns, because this process is in another mount namespace than PID 1.
+// Foreign reports whether Do uses setns, because this process is in another mount namespace than PID 1.
 func (n *Namespace) Foreign() bool { return n.foreign }
 
 // Do runs fn in the namespace and returns its error as it is.
 //
-// Where the namespace is foreign, fn runs on an OS thread that entered it and that is thrown away afterwards: its
-// root and working directory are the host's, and so is what it forks, because a child is forked from the calling
-// thread and inherits its namespace. Goroutines that fn starts are on other threads and do not see it. A child must
-// not have a parent death signal: that follows the thread. Where the namespace is this process's own, fn runs on a
-// plain goroutine.
+// If the namespace is foreign, fn runs on an OS thread that entered it and that ends afterwards. The thread's root and working
+// directory are the host's, and children that fn forks inherit them. Goroutines that fn starts run on other threads, outside the
+// namespace. A child must not have a parent death signal, because that follows the thread. If the namespace is this process's
+// own, fn runs on a plain goroutine.
 //
-// When ctx ends first, Do returns an error that wraps ctx.Err() and names what (a phrase such as "unmounting /a/b"),
-// while fn runs on, because a system call that waits for a FUSE client cannot be interrupted; it is counted by
-// Overdue until it ends. fn must therefore leave alone what the caller uses after Do failed. With too many overdue
-// calls, in sum or on the context's account (see For), Do refuses to start another (fault.Exhausted).
+// If ctx ends first, Do returns an error that wraps ctx.Err() and names what (a phrase such as "unmounting /a/b"). fn runs on,
+// because a system call that waits for a FUSE client cannot be interrupted, and Overdue counts it until it ends. So fn must not
+// change what the caller uses after Do has failed. With too many overdue calls, in total or on the context's account (see For),
+// Do starts no further ones (fault.Exhausted).
 func (n *Namespace) Do(ctx context.Context, what string, fn func() error) error {
 	return n.run(ctx, what, n.entry(), fn)
 }
 
-// entry is the way into the namespace, nil where this process is in it.
+// entry returns the function that enters the namespace, nil if this process is in it.
 func (n *Namespace) entry() func() error {
 	if n.foreign {
 		return enterHost
@@ -127,7 +125,7 @@ func (n *Namespace) entry() func() error {
 	return nil
 }
 
-// run is Do with the way into a namespace: nil is a plain call, else a thread is thrown away after enter and fn.
+// run is Do with the function that enters a namespace. If enter is nil, fn runs plainly, else on a thread that ends afterwards.
 func (n *Namespace) run(ctx context.Context, what string, enter, fn func() error) error {
 	if err := n.admit(ctx, what); err != nil {
 		return err
@@ -137,17 +135,17 @@ func (n *Namespace) run(ctx context.Context, what string, enter, fn func() error
 	return n.wait(ctx, c)
 }
 
-// admit tells whether one more call may start.
+// admit returns an error if no further call may start.
 func (n *Namespace) admit(ctx context.Context, what string) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("%s: not started: %w", what, err)
 	}
 	if overdue := n.Overdue(); overdue >= maxOverdue {
-		return fault.Errorf(fault.Exhausted, "%s: not started: %d earlier calls still wait for file systems that do not answer", what, overdue)
+		return fault.Errorf(fault.Exhausted, "%s: not started: %d earlier calls still wait for unresponsive file systems", what, overdue)
 	}
 	account := accountIn(ctx)
 	if overdue := n.overdueOn(account); account != "" && overdue >= maxOverdueEach {
-		return fault.Errorf(fault.Exhausted, "%s: not started: %d earlier calls for %s still wait for file systems that do not answer", what, overdue, account)
+		return fault.Errorf(fault.Exhausted, "%s: not started: %d earlier calls for %s still wait for unresponsive file systems", what, overdue, account)
 	}
 	return nil
 }
@@ -164,12 +162,12 @@ func (n *Namespace) overdueOn(account string) (count int) {
 	return count
 }
 
-// newCall is a call that has not been started.
+// newCall returns a call that has not started.
 func (n *Namespace) newCall(ctx context.Context, what string) *call {
 	return &call{what: what, account: accountIn(ctx), started: time.Now(), logger: klog.FromContext(ctx), done: make(chan struct{}), err: errUnfinished}
 }
 
-// start begins a call. What fn returns is in the call's err once done is closed.
+// start starts a call. The result of fn is in the call's err when done is closed.
 func (n *Namespace) start(c *call, enter, fn func() error) {
 	go func() {
 		defer n.finish(c)
@@ -177,7 +175,7 @@ func (n *Namespace) start(c *call, enter, fn func() error) {
 			c.err = fn()
 			return
 		}
-		onThrowawayThread(func() {
+		OnThrowawayThread(func() {
 			if err := enter(); err != nil {
 				c.err = fmt.Errorf("%s: %w", c.what, err)
 				return
@@ -197,7 +195,7 @@ func (n *Namespace) wait(ctx context.Context, c *call) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	select {
-	case <-c.done: // closed under the lock, so it is either finished now or will find itself among the overdue
+	case <-c.done: // closed under the lock: the call has finished, or it finds itself in overdue when it does
 		return c.err
 	default:
 	}
@@ -205,7 +203,7 @@ func (n *Namespace) wait(ctx context.Context, c *call) error {
 	return fmt.Errorf("%s: no answer for %s, the call still runs: %w", c.what, age(c), ctx.Err())
 }
 
-// finish publishes a call's result and takes it off the overdue ones.
+// finish publishes a call's result and removes it from overdue.
 func (n *Namespace) finish(c *call) {
 	n.mu.Lock()
 	_, late := n.overdue[c]
@@ -216,18 +214,18 @@ func (n *Namespace) finish(c *call) {
 	close(c.done)
 	n.mu.Unlock()
 	if late {
-		c.logger.Info("A call that was given up on has ended", "call", c.what, "after", age(c), "err", c.err)
+		c.logger.Info("Overdue call has ended", "call", c.what, "after", age(c), "err", c.err)
 	}
 }
 
-// Overdue counts the calls whose context ended before they did and that still run.
+// Overdue returns the number of calls that still run after their context has ended.
 func (n *Namespace) Overdue() int {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return len(n.overdue)
 }
 
-// OverdueCalls names the calls that Overdue counts, with their ages.
+// OverdueCalls returns the names and ages of the calls that Overdue counts.
 func (n *Namespace) OverdueCalls() []string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -239,30 +237,30 @@ func (n *Namespace) OverdueCalls() []string {
 	return names
 }
 
-// age is how long ago a call was started, as people read it.
+// age is the time since a call was started, rounded for messages.
 func age(c *call) time.Duration { return time.Since(c.started).Round(time.Millisecond) }
 
-// onThrowawayThread runs fn on a locked thread whose root, working directory and namespaces fn may change: the caller's
-// goroutine ends with the thread, because a locked thread dies with its goroutine. It returns when fn has.
+// OnThrowawayThread runs fn on an OS thread that ends with it, so that fn may change the thread's root, working directory, namespaces
+// and privileges. It returns when fn has.
 //
-// The thread is never the process's first one. That one is not destroyed but parked for ever, and /proc/self shows its
-// namespace and root, so everybody would take the whole process to be where fn went.
-func onThrowawayThread(fn func()) {
-	runtime.LockOSThread()
-	if unix.Gettid() != os.Getpid() {
-		fn()
-		return
-	}
+// The process's first thread is never used: the runtime does not end it, and /proc/self shows its state, which would then look like
+// the whole process's.
+func OnThrowawayThread(fn func()) {
 	done := make(chan struct{})
-	go func() { // on another thread, since this one is held until it is done
+	go func() {
 		defer close(done)
-		onThrowawayThread(fn)
+		runtime.LockOSThread() // never unlocked, so the thread ends with this goroutine
+		if unix.Gettid() == os.Getpid() {
+			OnThrowawayThread(fn) // this thread is locked until then, so fn gets another one
+			runtime.UnlockOSThread()
+			return
+		}
+		fn()
 	}()
 	<-done
-	runtime.UnlockOSThread()
 }
 
-// enterHost takes the calling thread, which must be a throwaway, into PID 1's mount namespace.
+// enterHost moves the calling thread, which must end afterwards, into PID 1's mount namespace.
 func enterHost() error {
 	fd, err := unix.Open(hostNamespace, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -272,8 +270,8 @@ func enterHost() error {
 	return enterNamespace(fd)
 }
 
-// enterNamespace takes the calling thread, which must be a throwaway, into the mount namespace behind fd. The kernel
-// wants a thread whose root and working directory are shared with no other for that.
+// enterNamespace moves the calling thread, which must end afterwards, into the mount namespace behind fd. The kernel requires a
+// thread that shares its root and working directory with no other.
 func enterNamespace(fd int) error {
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return fmt.Errorf("unsharing the thread's root and working directory: %w", err)
@@ -284,9 +282,9 @@ func enterNamespace(fd int) error {
 	return nil
 }
 
-// inHostNamespace tells whether this process is in PID 1's mount namespace. The links of the namespaces say so, where
-// they can be read. They cannot when PID 1 has a capability that this process lacks; then the mount tables do,
-// because a mount's id belongs to one namespace alone.
+// inHostNamespace reports whether this process is in PID 1's mount namespace. It compares the links of the namespaces. If PID 1 has
+// a capability that this process lacks, its link cannot be read; then the mount tables are compared, because a mount's id belongs
+// to one namespace only.
 func inHostNamespace() (bool, error) {
 	own, err := os.Readlink(ownNamespace)
 	if err != nil {
@@ -309,8 +307,8 @@ func inHostNamespace() (bool, error) {
 	return shareMounts(ownMounts, hostMounts), nil
 }
 
-// shareMounts tells whether two mount tables are of one namespace: most of the smaller is in the other. One common id
-// alone could be one that was freed and given out again between the two reads.
+// shareMounts reports whether two mount tables belong to one namespace: most mounts of the smaller one are in the other. A single
+// common id proves nothing, because the kernel may have reused it between the two reads.
 func shareMounts(a, b []Mount) bool {
 	if len(a) > len(b) {
 		a, b = b, a

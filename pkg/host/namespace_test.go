@@ -18,7 +18,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
-func TestDoReturnsWhatTheCallReturns(t *testing.T) {
+func TestDoReturnsTheErrorOfTheCall(t *testing.T) {
 	n := testNamespace(t)
 	want := errors.New("mine")
 	if err := n.Do(t.Context(), "failing", func() error { return want }); !errors.Is(err, want) {
@@ -29,7 +29,7 @@ func TestDoReturnsWhatTheCallReturns(t *testing.T) {
 	}
 }
 
-func TestDoDoesNotStartAfterTheContextsEnd(t *testing.T) {
+func TestDoDoesNotStartAfterTheContextEnded(t *testing.T) {
 	n := testNamespace(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -40,7 +40,7 @@ func TestDoDoesNotStartAfterTheContextsEnd(t *testing.T) {
 	}
 }
 
-func TestDoNamesAndCountsWhatOverstaysTheContext(t *testing.T) {
+func TestDoCountsOverdueCalls(t *testing.T) {
 	n := testNamespace(t)
 	release := make(chan struct{})
 	err := n.Do(within(t, time.Second), "unmounting /a", func() error { <-release; return nil })
@@ -54,7 +54,7 @@ func TestDoNamesAndCountsWhatOverstaysTheContext(t *testing.T) {
 	close(release) // testNamespace checks that it is taken off
 }
 
-func TestDoRefusesMoreWhenTooManyAreOverdue(t *testing.T) {
+func TestDoRefusesFurtherCallsAtTheBound(t *testing.T) {
 	n := Own()
 	for range maxOverdue {
 		n.overdue[&call{}] = struct{}{}
@@ -66,15 +66,15 @@ func TestDoRefusesMoreWhenTooManyAreOverdue(t *testing.T) {
 
 func TestDoSurvivesACallThatEndsItsGoroutine(t *testing.T) {
 	n := testNamespace(t)
-	dead := make(chan struct{})
+	stale := make(chan struct{})
 	go func() { // a stand-in for the test's own FailNow
-		defer close(dead)
+		defer close(stale)
 		err := n.Do(context.Background(), "leaving", func() error { runtime.Goexit(); return nil })
 		if !errors.Is(err, errUnfinished) {
 			t.Errorf("got %v", err)
 		}
 	}()
-	<-dead
+	<-stale
 }
 
 func TestDoWorksInTheNamespaceOfPID1(t *testing.T) {
@@ -108,7 +108,7 @@ func TestDoWorksInTheNamespaceOfPID1(t *testing.T) {
 	}
 }
 
-func TestTheHostsNamespaceIsFoundAlsoWhereItsLinkCannotBeRead(t *testing.T) {
+func TestHostNamespaceIsFoundWithoutItsLink(t *testing.T) {
 	needMounts(t)
 	n := testNamespace(t)
 	for _, tc := range []struct {
@@ -130,7 +130,7 @@ func TestTheHostsNamespaceIsFoundAlsoWhereItsLinkCannotBeRead(t *testing.T) {
 	}
 }
 
-func TestThreadsAndDescriptorsAreGivenBack(t *testing.T) {
+func TestThreadsAndDescriptorsAreReleased(t *testing.T) {
 	needMounts(t)
 	n := testNamespace(t)
 	dir := hostDir(t, n)
@@ -148,7 +148,7 @@ func TestThreadsAndDescriptorsAreGivenBack(t *testing.T) {
 		}
 		do(t, n, "unmounting", func() error { return UnmountTarget(dir, dir+"/m") })
 		do(t, n, "removing", func() error { return RemoveTarget(dir, dir+"/m") })
-		f.die()
+		f.exit()
 	}
 	work()
 	fds, threads := count(t, "/proc/self/fd"), count(t, "/proc/self/task")
@@ -165,7 +165,7 @@ func TestThreadsAndDescriptorsAreGivenBack(t *testing.T) {
 	t.Errorf("%d descriptors, had %d; %d threads, had no more than %d", count(t, "/proc/self/fd"), fds, count(t, "/proc/self/task"), threads)
 }
 
-func TestAMountTableShowsWhoseItIs(t *testing.T) {
+func TestShareMounts(t *testing.T) {
 	a := []Mount{{ID: 1}, {ID: 2}, {ID: 3}}
 	for _, tc := range []struct {
 		name string

@@ -16,17 +16,17 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
-// Passable is a fault.Precondition that names the first directory on the way to path, or path itself, through which a user
-// without rights cannot pass. Symbolic links are resolved first; what does not exist yet is left out.
+// Passable returns nil if an unprivileged user can pass through every directory on the way to path, and path itself, else a
+// fault.Precondition that names the first that the user cannot. It resolves symbolic links first, and ignores what does not exist.
 //
-// The kernel is asked in the user's name, so that access control lists and security modules count, too: modes alone could
-// mislead. The user is of its own group and of no other.
+// It tries the access as that user, so that access control lists and security modules count, not only modes. The user is in its own
+// group only.
 func (n *Namespace) Passable(ctx context.Context, path string, uid uint32) error {
 	enter := n.entry()
 	if enter == nil {
-		enter = func() error { return nil } // the thread is thrown away all the same: it becomes the user's
+		enter = func() error { return nil } // the thread must end afterwards: it becomes the user's
 	}
-	return n.run(ctx, fmt.Sprintf("trying whether uid %d can pass through %s", uid, path), enter, func() error {
+	return n.run(ctx, fmt.Sprintf("checking whether uid %d can pass through %s", uid, path), enter, func() error {
 		dirs, err := openWay(path)
 		defer func() {
 			for _, d := range dirs {
@@ -41,7 +41,7 @@ func (n *Namespace) Passable(ctx context.Context, path string, uid uint32) error
 		}
 		for _, d := range dirs {
 			var st unix.Stat_t
-			switch err := unix.Fstatat(int(d.Fd()), ".", &st, unix.AT_SYMLINK_NOFOLLOW); { // looked up in d, which takes the right to search it
+			switch err := unix.Fstatat(int(d.Fd()), ".", &st, unix.AT_SYMLINK_NOFOLLOW); { // a look-up in d needs the permission to search it
 			case errors.Is(err, unix.EACCES), errors.Is(err, unix.EPERM):
 				return closed(d, uid, err)
 			case err != nil:
@@ -52,8 +52,7 @@ func (n *Namespace) Passable(ctx context.Context, path string, uid uint32) error
 	})
 }
 
-// openWay opens the directories that lead to a path, and itself where it exists. Those that it opened are the caller's to
-// close, also where it fails.
+// openWay opens the directories that lead to a path, and the path itself if it exists. The caller closes them, also after an error.
 func openWay(path string) (dirs []*os.File, err error) {
 	for {
 		resolved, err := filepath.EvalSymlinks(path)
@@ -81,26 +80,25 @@ func openWay(path string) (dirs []*os.File, err error) {
 	}
 }
 
-// becomeUser has this thread access files as a user without rights: a file system uid other than 0 takes the capabilities
-// that override permissions from it (capabilities(7)). The thread cannot be used for anything else afterwards.
+// becomeUser makes this thread access files as an unprivileged user: a file system uid other than 0 removes the capabilities that
+// override permissions (capabilities(7)). The thread must not be used for anything else afterwards.
 func becomeUser(uid uint32) error {
 	// Not Go's own wrapper, which changes the groups of all threads.
 	if _, _, errno := unix.RawSyscall(unix.SYS_SETGROUPS, 0, 0, 0); errno != 0 {
-		return fmt.Errorf("become a user without rights: setgroups: %w", errno)
+		return fmt.Errorf("become an unprivileged user: setgroups: %w", errno)
 	}
 	for what, set := range map[string]func(int) (int, error){"setfsgid": unix.SetfsgidRetGid, "setfsuid": unix.SetfsuidRetUid} {
 		if _, err := set(int(uid)); err != nil {
-			return fmt.Errorf("become a user without rights: %s: %w", what, err)
+			return fmt.Errorf("become an unprivileged user: %s: %w", what, err)
 		}
-		if now, err := set(-1); err != nil || now != int(uid) { // setfsuid(2) tells no other way whether it succeeded
-			return fmt.Errorf("become a user without rights: %s: the id is still %d: %w", what, now, errors.Join(err, unix.EPERM))
+		if now, err := set(-1); err != nil || now != int(uid) { // the only way to see whether setfsuid(2) succeeded
+			return fmt.Errorf("become an unprivileged user: %s: the id is still %d: %w", what, now, errors.Join(err, unix.EPERM))
 		}
 	}
 	return nil
 }
 
-// closed is the error of a directory that a user cannot pass through. Its inode is looked at by descriptor, which takes no
-// right.
+// closed returns the error for a directory that a user cannot pass through. Reading its inode by descriptor needs no permission.
 func closed(d *os.File, uid uint32, err error) error {
 	var st unix.Stat_t
 	if serr := unix.Fstat(int(d.Fd()), &st); serr != nil {
@@ -110,10 +108,10 @@ func closed(d *os.File, uid uint32, err error) error {
 	if st.Uid == 0 {
 		owner = "root"
 	}
-	what := "open it for them (chmod o+x)"
+	what := "open it to them (chmod o+x)"
 	if st.Mode&0o001 != 0 {
-		what = "its access control list or a security module of the host refuses uid " + fmt.Sprint(uid) + ": allow it there"
+		what = "its access control list or a security module of the host denies uid " + fmt.Sprint(uid) + ": allow it there"
 	}
-	return fault.Errorf(fault.Precondition, "clients, which run as users of their own, cannot pass through %s (mode %04o, owner %s): %w: %s, or choose another directory",
+	return fault.Errorf(fault.Precondition, "clients, which do not run as root, cannot pass through %s (mode %04o, owner %s): %w: %s, or choose another directory",
 		d.Name(), st.Mode&0o7777, owner, err, what)
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
-func TestPassableNamesTheDirectoryThatIsClosed(t *testing.T) {
+func TestPassableNamesTheClosedDirectory(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: it acts as another user")
 	}
@@ -35,7 +35,7 @@ func TestPassableNamesTheDirectoryThatIsClosed(t *testing.T) {
 		"behind a link": {path: "link/c", closed: "a/b", spoil: func(root string) error {
 			return firstError(os.Symlink("a/b", filepath.Join(root, "link")), os.Chmod(filepath.Join(root, "a/b"), 0o700))
 		}},
-		// The path is resolved once, by root: clients never pass where the link itself lies.
+		// Root resolves the path once: clients do not pass through the directory of the link.
 		"a link in a closed directory": {path: "hidden/link", spoil: func(root string) error {
 			return firstError(os.Mkdir(filepath.Join(root, "hidden"), 0o700), os.Symlink("../a/b/c", filepath.Join(root, "hidden/link")))
 		}},
@@ -70,7 +70,7 @@ func TestPassableNamesTheDirectoryThatIsClosed(t *testing.T) {
 	}
 }
 
-// What the thread became must not outlive the call.
+// The changes to the thread must end with the call.
 func TestPassableLeavesTheProcessRoot(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: it acts as another user")
@@ -105,7 +105,7 @@ func firstError(errs ...error) error {
 	return nil
 }
 
-// forbid sets an access control list that gives everybody but one user the right to pass (acl(5); the attribute's form is
+// forbid sets an access control list that lets all users but one pass (acl(5); the attribute's form is
 // include/uapi/linux/posix_acl_xattr.h: version 2, then tag, permissions and id of each entry).
 func forbid(dir string, uid uint32) error {
 	const userObj, user, groupObj, mask, other, anyone = 0x01, 0x02, 0x04, 0x10, 0x20, ^uint32(0)

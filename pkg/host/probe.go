@@ -12,23 +12,23 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
-// ReadRoot opens a directory and reads its first entries through the mount, which proves that the client answers and
-// reaches its bucket; stat and statfs prove neither. The errno stays in the chain. Like Statfs it is bounded by ctx
-// and holds at most one thread for a directory.
+// ReadRoot opens a directory and reads its first entries through the mount. That proves that the client answers and reaches its
+// bucket; stat and statfs prove neither. The errno stays in the chain. Like Statfs, it is bounded by ctx and blocks at most one
+// thread for a directory.
 func (n *Namespace) ReadRoot(ctx context.Context, dir string) error {
 	_, err := n.probe(ctx, "reading directory "+dir, func() (any, error) { return nil, readRoot(dir) })
 	return err
 }
 
-// Statfs is statfs(2) of a directory, bounded by ctx. While a call for the same directory runs, others wait for that
-// one's answer; once somebody has given up on it, they fail at once (fault.Timeout) until it ends. So a hung file
-// system holds one thread, however often it is asked. The errno stays in the chain.
+// Statfs is statfs(2) of a directory, bounded by ctx. Concurrent calls for one directory share one system call. When that is
+// overdue, further calls fail at once (fault.Timeout) until it ends, so that an unresponsive file system blocks one thread only.
+// The errno stays in the chain.
 func (n *Namespace) Statfs(ctx context.Context, dir string) (unix.Statfs_t, error) {
-	value, err := n.probe(ctx, "asking for the usage of "+dir, func() (any, error) {
+	value, err := n.probe(ctx, "reading the usage of "+dir, func() (any, error) {
 		var st unix.Statfs_t
 		err := uninterrupted(func() error { return unix.Statfs(dir, &st) })
 		if err != nil {
-			err = fmt.Errorf("asking for the usage of %s: %w", dir, err)
+			err = fmt.Errorf("reading the usage of %s: %w", dir, err)
 		}
 		return st, err
 	})
@@ -38,7 +38,7 @@ func (n *Namespace) Statfs(ctx context.Context, dir string) (unix.Statfs_t, erro
 	return value.(unix.Statfs_t), nil //nolint:forcetypeassert // what the function above returns
 }
 
-// probe runs fn in the namespace and gives what it found. Calls with the same what share one run of it.
+// probe runs fn in the namespace and returns its value. Calls with the same what share one run.
 func (n *Namespace) probe(ctx context.Context, what string, fn func() (any, error)) (any, error) {
 	if err := n.admit(ctx, what); err != nil {
 		return nil, err
@@ -53,13 +53,13 @@ func (n *Namespace) probe(ctx context.Context, what string, fn func() (any, erro
 	return c.value, nil
 }
 
-// joinProbe finds the running call for what or starts it.
+// joinProbe returns the running call for what, or starts one.
 func (n *Namespace) joinProbe(ctx context.Context, what string, fn func() (any, error)) (*call, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if c, ok := n.probes[what]; ok {
 		if _, overdue := n.overdue[c]; overdue {
-			return nil, fault.Errorf(fault.Timeout, "%s: an earlier call has had no answer for %s", what, age(c))
+			return nil, fault.Errorf(fault.Timeout, "%s: an earlier call has not been answered for %s", what, age(c))
 		}
 		return c, nil
 	}
@@ -92,8 +92,8 @@ func readRoot(dir string) error {
 	return nil
 }
 
-// uninterrupted does a system call again that a signal broke off: Go's runtime sends its threads some, and a FUSE client is told of
-// them. A client that says so every time is not asked for ever.
+// uninterrupted repeats a system call that a signal interrupted. Go's runtime sends signals to its threads, and the kernel reports
+// them to the FUSE client. The repetitions are bounded, for clients that always return EINTR.
 func uninterrupted(call func() error) error {
 	for try := 0; ; try++ {
 		if err := call(); try == openTries || !errors.Is(err, unix.EINTR) {

@@ -17,131 +17,137 @@ import (
 // moveBeneath is MOVE_MOUNT_BENEATH of include/uapi/linux/mount.h, since Linux 6.5.
 const moveBeneath = 0x200
 
-// replacement is what takes the place of one dead mount.
+// replacement replaces one stale mount.
 type replacement struct {
-	*living
-	dead Mount     // as it is seen
-	like Mount     // dead, with the flags that the replacement has
-	tree mountTree // of the dead mount's namespace
-	held *held
-	// stack are the dead mounts that go, from the top: dead, and those that lie under it and are just like it.
+	*source
+	stale Mount     // the top one on its mount point
+	like  Mount     // stale, with the flags that the replacement has
+	tree  mountTree // of the stale mount's namespace
+	files *openFiles
+	// stack are the stale mounts to detach, from the top: stale, and equal ones under it.
 	stack []Mount
-	// settled: a living mount lies under the stack already, because an earlier run was killed after it attached it.
+	// settled is a healthy mount under the stack already, from an earlier run that was killed after it attached that.
 	settled Mount
-	clone   *os.File // attached nowhere
+	clone   *os.File // unattached
 	below   []*child
 }
 
-// replace plans the replacement of a dead mount.
-func (l *living) replace(tree mountTree, dead Mount, readOnly bool) *replacement {
-	r := &replacement{living: l, dead: dead, like: dead, tree: tree, held: hold(), stack: []Mount{dead}}
+// replace plans the replacement of a stale mount.
+func (src *source) replace(tree mountTree, stale Mount, readOnly bool) *replacement {
+	r := &replacement{source: src, stale: stale, like: stale, tree: tree, files: newOpenFiles(), stack: []Mount{stale}}
 	if readOnly {
 		r.like.Options += ",ro"
 	}
-	for len(r.tree.below(dead)) == 0 { // what is mounted below has to go onto the new one, beneath the one it is on
-		under, ok := tree.under(dead)
-		if !ok || under.Root != dead.Root {
+	for len(r.tree.below(stale)) == 0 { // a mount with children cannot be skipped: they move to the new mount
+		under, ok := tree.under(stale)
+		if !ok || under.Root != stale.Root {
 			break
 		}
-		if sameDevice(under, l.Living) {
+		if sameDevice(under, src.Source) {
 			r.settled = under
 			break
 		}
-		if !l.isDead(under) || under.Options != dead.Options {
+		if !src.isStale(under) || under.Options != stale.Options {
 			break
 		}
-		dead = under
-		r.stack = append(r.stack, dead)
+		stale = under
+		r.stack = append(r.stack, stale)
 	}
 	return r
 }
 
-// prepare makes the clone and finds what goes below it. All that a client has to answer is asked here, before anything
-// is changed.
+// prepare makes the clone and the children for it. All requests to a client are made here, before anything changes.
 func (r *replacement) prepare(ctx context.Context) (err error) {
 	if r.settled.ID != 0 {
 		return nil
 	}
-	if r.clone, err = r.living.clone(ctx, r.held, r.like); err != nil {
+	if r.clone, err = r.source.clone(ctx, r.files, r.like); err != nil {
 		return err
 	}
 	base := r.stack[len(r.stack)-1]
 	if r.below, err = r.children(ctx, base, r.clone); err != nil || len(r.below) == 0 {
 		return err
 	}
-	// An earlier run was killed while it moved children onto one that cannot be reached any more.
+	// An earlier run was killed while it moved children to a mount that cannot be opened any more.
 	under, ok := r.tree.under(base)
-	if !ok || !sameDevice(under, r.Living) {
+	if !ok || !sameDevice(under, r.Source) {
 		return nil
 	}
-	if second, ok := r.tree.under(under); ok && sameDevice(second, r.Living) {
-		return fault.Errorf(fault.Precondition, "what is mounted below it could not be moved to a living mount twice; restart the pod")
+	if second, ok := r.tree.under(under); ok && sameDevice(second, r.Source) {
+		return fault.Errorf(fault.Precondition, "two attempts to move the mounts below it were interrupted; restart the pod")
 	}
 	moved, err := r.children(ctx, under, r.clone)
 	r.below = append(r.below, moved...)
 	return err
 }
 
-// carryOut puts the clone in the place of the dead mount, in whose namespace the calling thread is; false where there
-// was nothing to do any more.
-func (r *replacement) carryOut(ctx context.Context, in inside) (bool, error) {
-	if in.lesser {
-		if err := r.refuseWithoutLocks(in); err != nil {
+// carryOut replaces the stale mount with the clone. The calling thread is in its namespace. It returns false if there was nothing to
+// do any more.
+func (r *replacement) carryOut(ctx context.Context, h nsHandle) (bool, error) {
+	if h.inUserNS {
+		if err := r.refuseWithoutLocks(h); err != nil {
 			return false, err
 		}
 	}
-	err := r.putInPlace(ctx, in)
+	err := r.putInPlace(ctx, h)
 	if errors.Is(err, errHidden) || errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) {
-		return r.settle(ctx, in, err)
+		return r.settle(ctx, h, err)
 	}
 	return err == nil, err
 }
 
-// putInPlace is carryOut where the dead mount is as it was when it was planned.
-func (r *replacement) putInPlace(ctx context.Context, in inside) error {
-	// Those on top of one that is just like them hide nothing; so none is left below the living one.
+// putInPlace is carryOut for a stale mount that has not changed since it was planned. The steps are:
+//  1. detach equal stale mounts on top; if an earlier run has attached a replacement already, only set its propagation type,
+//  2. check the types, the id-mapping and, in a user namespace below the driver's, the locks,
+//  3. attach the clone, beneath the stale mount if the kernel can,
+//  4. move the children,
+//  5. detach the stale mount, if the clone is beneath it.
+//
+// From step 3 on it ignores the end of ctx.
+func (r *replacement) putInPlace(ctx context.Context, h nsHandle) error {
+	// They hide nothing but an equal mount. Detaching them leaves none below the replacement.
 	base := len(r.stack) - 1
-	for i, dead := range r.stack {
+	for i, stale := range r.stack {
 		if i == base && r.settled.ID == 0 {
 			break
 		}
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := in.detachOne(dead); err != nil {
+		if err := h.detachOne(stale); err != nil {
 			return err
 		}
 	}
 	if r.settled.ID != 0 {
-		return in.setPropagation(r.settled, propagationOf(r.dead))
+		return h.setPropagation(r.settled, propagationOf(r.stale))
 	}
-	dead, err := in.open(r.stack[base])
+	stale, err := h.open(r.stack[base])
 	if err != nil {
 		return err
 	}
-	defer dead.Close()
-	if same, err := sameType(dead, r.clone); err != nil {
+	defer stale.Close()
+	if same, err := sameType(stale, r.clone); err != nil {
 		return err
 	} else if !same {
-		return fault.Errorf(fault.NotFound, "what it shows was a directory and is a file in the volume now, or the other way round")
+		return fault.Errorf(fault.NotFound, "it was a directory and is a file in the volume now, or the other way round")
 	}
-	if hasOption(r.dead.Options, idMapped) {
-		if err := in.mapLike(dead, r.clone); err != nil {
+	if hasOption(r.stale.Options, idMapped) {
+		if err := h.mapLike(stale, r.clone); err != nil {
 			return err
 		}
 	}
-	if in.lesser {
-		if err := r.refuseLockedChildren(dead); err != nil {
+	if h.inUserNS {
+		if err := r.refuseLockedChildren(stale); err != nil {
 			return err
 		}
 	}
-	if err := r.openChildren(in, dead); err != nil {
+	if err := r.openChildren(h, stale); err != nil {
 		return err
 	}
-	if err := ctx.Err(); err != nil { // the last moment for it: from here on it is finished
+	if err := ctx.Err(); err != nil { // the last chance: what is begun after this is finished
 		return err
 	}
-	beneath, err := r.attach(dead)
+	beneath, err := r.attach(stale)
 	if err != nil {
 		return err
 	}
@@ -151,27 +157,26 @@ func (r *replacement) putInPlace(ctx context.Context, in inside) error {
 	}
 	failpoint.Here("swap.moved")
 	if beneath {
-		// While the new one is still shared where its parent is, so that the dead one goes in the parent's peers and
-		// slaves too.
-		if err := in.detach(dead, r.stack[base]); err != nil {
+		// The clone is still shared if its parent is, so the stale mount goes in the parent's peers and slaves, too.
+		if err := h.detach(stale, r.stack[base]); err != nil {
 			return err
 		}
 		failpoint.Here("swap.detached")
 	}
-	return setPropagation(int(r.clone.Fd()), propagationOf(r.dead))
+	return setPropagation(int(r.clone.Fd()), propagationOf(r.stale))
 }
 
-// settle finds out what became of a dead mount that is not where it was.
-func (r *replacement) settle(ctx context.Context, in inside, cause error) (bool, error) {
-	mounts, err := in.mounts(ctx)
+// settle finds out what happened to a stale mount that is not at its mount point any more.
+func (r *replacement) settle(ctx context.Context, h nsHandle, cause error) (bool, error) {
+	mounts, err := h.mounts(ctx)
 	if err != nil {
 		return false, err
 	}
 	tree := newTree(mounts)
-	if still, ok := tree.byID[r.dead.ID]; ok && sameDevice(still, r.dead) && still.Source == r.dead.Source {
+	if still, ok := tree.byID[r.stale.ID]; ok && sameDevice(still, r.stale) && still.Source == r.stale.Source {
 		top := tree.top(still)
 		switch {
-		case sameDevice(top, r.Living):
+		case sameDevice(top, r.Source):
 			return false, nil
 		case top.ID == still.ID:
 			return false, cause
@@ -179,18 +184,18 @@ func (r *replacement) settle(ctx context.Context, in inside, cause error) (bool,
 		return false, fault.Errorf(fault.Precondition, "%w (%s); unmount that one", errHidden, top.Source)
 	}
 	for _, m := range mounts {
-		if m.Mountpoint != r.dead.Mountpoint || !sameDevice(m, r.Living) || m.Root != r.dead.Root || tree.top(m).ID != m.ID {
+		if m.Mountpoint != r.stale.Mountpoint || !sameDevice(m, r.Source) || m.Root != r.stale.Root || tree.top(m).ID != m.ID {
 			continue
 		}
-		// Its parent is a peer of another one's, or it was a child of one, and it was replaced with that.
-		return true, in.setPropagation(m, propagationOf(r.dead))
+		// It was replaced together with its parent, or with a peer of its parent.
+		return true, h.setPropagation(m, propagationOf(r.stale))
 	}
 	return false, nil // its owner has unmounted it
 }
 
 // setPropagation sets a mount's propagation type.
-func (in inside) setPropagation(m Mount, propagation uint64) error {
-	f, err := in.open(m)
+func (h nsHandle) setPropagation(m Mount, propagation uint64) error {
+	f, err := h.open(m)
 	if err != nil {
 		return err
 	}
@@ -198,32 +203,31 @@ func (in inside) setPropagation(m Mount, propagation uint64) error {
 	return setPropagation(int(f.Fd()), propagation)
 }
 
-// attach puts the clone beneath the dead mount, or on top of it where that cannot be.
-func (r *replacement) attach(dead *os.File) (beneath bool, err error) {
+// attach attaches the clone beneath the stale mount, or on top of it if the kernel refuses that.
+func (r *replacement) attach(stale *os.File) (beneath bool, err error) {
 	const here = unix.MOVE_MOUNT_F_EMPTY_PATH | unix.MOVE_MOUNT_T_EMPTY_PATH
 	if !r.onTop {
-		err = unix.MoveMount(int(r.clone.Fd()), "", int(dead.Fd()), "", here|moveBeneath)
+		err = unix.MoveMount(int(r.clone.Fd()), "", int(stale.Fd()), "", here|moveBeneath)
 		if err == nil {
 			return true, nil
 		}
 		if !errors.Is(err, unix.EINVAL) {
-			return false, fmt.Errorf("attaching the living mount beneath the dead one: %w", err)
+			return false, fmt.Errorf("attaching the healthy mount beneath the stale one: %w", err)
 		}
-		// The kernel is older than 6.5; or the dead mount is locked, because it was there when the user namespace was
-		// made; or the parent propagates to it. On top, what is under both is not seen either, but the dead mount
-		// cannot be reached any more, not to detach it either.
+		// The kernel is older than 6.5, or the stale mount is locked because it is older than its user namespace, or the
+		// parent propagates to it. On top, the clone hides the stale mount, which then cannot be detached any more.
 	}
-	// Nothing propagates from a private mount, so that copies in other namespaces, which may be read-only, are not replaced with it.
-	if err := setPropagation(int(dead.Fd()), unix.MS_PRIVATE); err != nil {
+	// A private mount does not propagate the change to copies in other namespaces, which may be read-only.
+	if err := setPropagation(int(stale.Fd()), unix.MS_PRIVATE); err != nil {
 		return false, err
 	}
-	if err := unix.MoveMount(int(r.clone.Fd()), "", int(dead.Fd()), "", here); err != nil {
-		return false, fmt.Errorf("attaching the living mount on the dead one: %w", err)
+	if err := unix.MoveMount(int(r.clone.Fd()), "", int(stale.Fd()), "", here); err != nil {
+		return false, fmt.Errorf("attaching the healthy mount on the stale one: %w", err)
 	}
 	return false, nil
 }
 
-// sameType tells whether both are directories, or neither is.
+// sameType reports whether both are directories, or neither is.
 func sameType(a, b *os.File) (bool, error) {
 	one, err := cachedStat(a)
 	if err != nil {

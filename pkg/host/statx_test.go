@@ -11,12 +11,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestLookTellsMountpoints(t *testing.T) {
+func TestLookReportsMountPoints(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: it mounts a file system")
 	}
 	dir := t.TempDir()
-	before, err := Look(dir)
+	before, err := Inspect(dir)
 	if err != nil || before.Mountpoint {
 		t.Fatalf("%+v, %v", before, err)
 	}
@@ -24,22 +24,22 @@ func TestLookTellsMountpoints(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
-	if p, err := Look(dir); err != nil || !p.Mountpoint || p.Minor == before.Minor && p.Major == before.Major {
+	if p, err := Inspect(dir); err != nil || !p.Mountpoint || p.Minor == before.Minor && p.Major == before.Major {
 		t.Errorf("a mount point: %+v, %v", p, err)
 	}
 	if err := os.Mkdir(filepath.Join(dir, "sub"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if p, err := Look(filepath.Join(dir, "sub")); err != nil || p.Mountpoint {
+	if p, err := Inspect(filepath.Join(dir, "sub")); err != nil || p.Mountpoint {
 		t.Errorf("a directory of it: %+v, %v", p, err)
 	}
 	if err := os.Symlink(dir, filepath.Join(dir, "link")); err != nil {
 		t.Fatal(err)
 	}
-	if p, err := Look(filepath.Join(dir, "link")); err != nil || p.Mountpoint {
+	if p, err := Inspect(filepath.Join(dir, "link")); err != nil || p.Mountpoint {
 		t.Errorf("a link to it: %+v, %v", p, err)
 	}
-	if _, err := Look(filepath.Join(dir, "none")); !errors.Is(err, unix.ENOENT) {
+	if _, err := Inspect(filepath.Join(dir, "none")); !errors.Is(err, unix.ENOENT) {
 		t.Errorf("a missing path: %v", err)
 	}
 }

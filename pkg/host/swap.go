@@ -13,87 +13,91 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
-// Swap says which mounts are replaced by clones of which.
+// Swap is the replacement of stale mounts by clones of a healthy one.
 type Swap struct {
-	// Living is the top mount on Living.Mountpoint in this namespace, as read from its table: the whole file system
-	// (root "/"). It is checked again (id and device) when it is opened.
-	Living Mount
-	// Dead tells, by their table entries, the mounts that are replaced. Mounts of Living's device are never taken.
-	Dead func(Mount) bool
-	// Unknown tells mounts that look like dead ones and are reported, fault.Unsupported, but left alone. nil: none.
+	// Source is the healthy mount: the top mount on its mount point in this namespace, as read from the mount table, of a whole
+	// file system (root "/"). Its id and device are checked again when it is opened.
+	Source Mount
+	// Stale reports whether a mount, by its line in the mount table, is stale and must be replaced. Mounts of Source's device never
+	// are.
+	Stale func(Mount) bool
+	// Unknown reports whether a mount that looks stale must be reported (fault.Unsupported) and not replaced. nil: no mount.
 	Unknown func(Mount) bool
-	// ReadOnly reports whether the replacement of a mount is read-only even where the dead one is not. cgroup is the text of
-	// /proc/<pid>/cgroup by which the mount's namespace was picked, "" for this namespace. nil: it never is.
+	// ReadOnly reports whether the replacement of a mount must be read-only even if the stale one is not. cgroup is the text of
+	// /proc/<pid>/cgroup by which the mount's namespace was selected, "" for this namespace. nil: none must.
 	ReadOnly func(m Mount, cgroup string) bool
-	// Groups are of mounts that this swap, or one before it, replaces: their slaves become slaves of the replacements. nil: none.
+	// Groups are the peer groups of mounts that this swap, or one before it, replaces. Their slaves become slaves of the
+	// replacements. nil: none.
 	Groups *Groups
-	// Bound is for each look-up inside the living file system, which its client has to answer, and for the work on
-	// each mount.
+	// Bound limits each look-up inside the healthy file system, which its client must answer, and the work on each mount.
 	Bound time.Duration
 
-	onTop bool // as on kernels without MOVE_MOUNT_BENEATH, for tests
+	onTop bool // as on kernels without MOVE_MOUNT_BENEATH; for tests
 }
 
-// Swapped is what became of one mount.
+// Swapped is the result for one mount.
 type Swapped struct {
-	Mountpoint string // as the namespace shows it
-	PID        int    // 0: in the namespace itself; else a process of the mount namespace
-	Root       string // which directory (or file) of the file system it shows
-	// Err is nil where a living mount is in its place. Else the dead one is left as it was: fault.NotFound where the
-	// living file system lacks the directory (or file) that it shows, fault.Precondition where another mount or a
-	// mount below it is in the way, fault.Unsupported where the kernel cannot do it, fault.Timeout where the client
-	// or the kernel did not answer within the bound.
+	Mountpoint string // as seen in the namespace
+	PID        int    // 0: in this namespace; else a process of the mount's namespace
+	Root       string // the directory (or file) of the file system that it shows
+	// Err is nil if the mount was replaced. Otherwise the stale mount is unchanged, and Err is
+	//   - fault.NotFound if the healthy file system lacks its directory (or file),
+	//   - fault.Precondition if another mount, or a mount below it, prevents the replacement,
+	//   - fault.Unsupported if the kernel cannot replace it,
+	//   - fault.Timeout if the client or the kernel did not answer within the bound.
 	Err error
 }
 
-// errUnknown is for what Swap.Unknown tells.
-var errUnknown = fault.Errorf(fault.Unsupported, "it has the volume's name, but is not known to be of an earlier client of the volume: "+
-	"that one's mount was unmounted by someone else, or the name is forged")
+// errUnknown is the result for a mount that Swap.Unknown reports.
+var errUnknown = fault.Errorf(fault.Unsupported, "it has the volume's name, but no earlier client of the volume is known to have served it: "+
+	"another process unmounted that client's mount, or the name is forged")
 
-// SwapHere replaces mounts of this namespace for which s.Dead and where are true by clones of s.Living, and says what
-// became of each. Where nothing is left to do the list is empty.
+// SwapHere replaces the stale mounts of this namespace for which where reports true, and returns the result for each. The list is
+// empty if there was nothing to do.
 //
-// A replacement shows the same directory of the file system, with the same mount flags and type of propagation (but always
-// with nosuid and nodev), and what was mounted below the dead mount is below it. It is attached beneath the dead mount, which is then detached, so
-// that nobody ever sees what lies under both. Before Linux 6.5 (and where the kernel refuses, as in a user namespace
-// that inherited the mount) it is attached on top: the dead mount stays in the table below it, out of everybody's
-// reach, as long as the living one is mounted; such mounts are left out of the list the next time. Where the parent is
-// shared, the kernel does the same to the copies of the mount in the parent's peers and slaves.
+// A replacement shows the same directory with the same mount flags (and always nosuid and nodev) and propagation type, and keeps the
+// mounts below the stale mount. It is attached beneath the stale mount, which is then detached, so that no process sees what both
+// cover. Before Linux 6.5, and if the kernel refuses that (in a user namespace that inherited the mount), it is attached on top. The
+// stale mount then stays in the mount table, unreachable, as long as the healthy one is mounted, and later lists leave it out. If the
+// parent is shared, the kernel replaces the copies of the mount in the parent's peers and slaves, too.
 //
-// Processes that have the dead mount as working directory or files open on it keep those, dead. Killed at any point,
-// the next run finishes. When ctx ends, what was begun on one mount is finished, the rest is not begun.
+// Processes keep a stale working directory and stale open files. If a run is killed at any point, the next one completes it. When ctx
+// ends, a replacement that has begun is completed, and no other begins.
 func (n *Namespace) SwapHere(ctx context.Context, s Swap, where func(Mount) bool) ([]Swapped, error) {
-	l, err := n.openLiving(ctx, s)
+	src, err := n.openSource(ctx, s)
 	if err != nil {
 		return nil, err
 	}
-	defer l.held.drop()
+	defer src.files.release()
 	mounts, err := n.Mounts(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return l.swapIn(ctx, place{n: n}, mounts, where)
+	return src.swapIn(ctx, namespaceRef{n: n}, mounts, where)
 }
 
-// SwapElsewhere is SwapHere for the other mount namespaces of which a process satisfies theirs (the text of
-// /proc/<pid>/cgroup); all others are left alone. Mounts that go with the host's by propagation are the host's to
-// replace. In a namespace that is owned by another user namespace, mounts that are stricter than what they would be
-// replaced by (read-only, for example), and those with such a mount, or one that is locked to its place, below them, are
-// left as they are, fault.Unsupported: their container could take the restriction off the replacement. So are id-mapped
-// ones where the kernel does not tell their mapping, which it does since Linux 6.15, or no process there has it.
-func (n *Namespace) SwapElsewhere(ctx context.Context, s Swap, theirs func(cgroup string) bool) ([]Swapped, error) {
-	l, err := n.openLiving(ctx, s)
+// SwapInOtherNamespaces is SwapHere for the other mount namespaces that have a process for whose text of /proc/<pid>/cgroup theirs reports
+// true. Mounts that propagate from the host are replaced with the host's.
+//
+// In a namespace that another user namespace owns, these mounts are not replaced (fault.Unsupported), because their container could
+// take a restriction off the replacement:
+//   - mounts that are stricter than their replacement would be (read-only, for example),
+//   - mounts with such a mount, or one that is locked to its mount point, below them.
+//
+// Neither are id-mapped mounts whose mapping the kernel does not report (it does since Linux 6.15), or no process there has.
+func (n *Namespace) SwapInOtherNamespaces(ctx context.Context, s Swap, theirs func(cgroup string) bool) ([]Swapped, error) {
+	src, err := n.openSource(ctx, s)
 	if err != nil {
 		return nil, err
 	}
-	defer l.held.drop()
+	defer src.files.release()
 	host, err := n.hostView(ctx)
 	if err != nil {
 		return nil, err
 	}
-	what := "looking for dead mounts of " + s.Living.Source
+	what := "searching for stale mounts of " + s.Source.Source
 	holders, err := n.holders(ctx, what, theirs, func(ns *otherNamespace, mounts []Mount) bool {
-		return ns.marked != "" && len(host.foreignTo(mounts, l.concerns)) > 0
+		return ns.marked != "" && len(host.foreignTo(mounts, src.concerns)) > 0
 	})
 	if err != nil {
 		return nil, err
@@ -101,10 +105,10 @@ func (n *Namespace) SwapElsewhere(ctx context.Context, s Swap, theirs func(cgrou
 	var all []Swapped
 	var errs []error
 	for _, ns := range holders {
-		at := place{n, ns}
-		swapped, err := n.swapInOther(ctx, l, at, host)
+		at := namespaceRef{n, ns}
+		swapped, err := n.swapInOther(ctx, src, at, host)
 		all = append(all, swapped...)
-		if fault.Is(err, fault.Exhausted) { // that pod's own doing, which is to hold up no other
+		if fault.Is(err, fault.Exhausted) { // caused by that pod, so the others go on
 			all = append(all, Swapped{PID: at.pid(), Err: err})
 			continue
 		}
@@ -119,101 +123,101 @@ func (n *Namespace) SwapElsewhere(ctx context.Context, s Swap, theirs func(cgrou
 }
 
 // swapInOther replaces the mounts of one other namespace.
-func (n *Namespace) swapInOther(ctx context.Context, l *living, at place, host hostView) ([]Swapped, error) {
-	// Not from /proc/<pid>/mountinfo, whose paths are from that process's root.
+func (n *Namespace) swapInOther(ctx context.Context, src *source, at namespaceRef, host hostView) ([]Swapped, error) {
+	// Not from /proc/<pid>/mountinfo, whose paths begin at that process's root.
 	var mounts []Mount
 	what := "reading the mount table" + at.name()
-	bounded, cancel := context.WithTimeout(ctx, l.Bound)
+	bounded, cancel := context.WithTimeout(ctx, src.Bound)
 	defer cancel()
-	err := at.do(bounded, what, func(in inside) (err error) {
-		mounts, err = in.mounts(bounded)
+	err := at.do(bounded, what, func(h nsHandle) (err error) {
+		mounts, err = h.mounts(bounded)
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
 	own := map[int]bool{}
-	for _, m := range host.foreignTo(mounts, l.concerns) {
+	for _, m := range host.foreignTo(mounts, src.concerns) {
 		own[m.ID] = true
 	}
-	return l.swapIn(ctx, at, mounts, func(m Mount) bool { return own[m.ID] })
+	return src.swapIn(ctx, at, mounts, func(m Mount) bool { return own[m.ID] })
 }
 
-// isDead tells whether a mount is to be replaced, wherever it is.
-func (l *living) isDead(m Mount) bool { return !sameDevice(m, l.Living) && l.Dead(m) }
+// isStale reports whether a mount must be replaced, wherever it is.
+func (src *source) isStale(m Mount) bool { return !sameDevice(m, src.Source) && src.Stale(m) }
 
 // isUnknown reports whether a mount must be reported and not replaced.
-func (l *living) isUnknown(m Mount) bool {
-	return l.Unknown != nil && !sameDevice(m, l.Living) && !l.Dead(m) && l.Unknown(m)
+func (src *source) isUnknown(m Mount) bool {
+	return src.Unknown != nil && !sameDevice(m, src.Source) && !src.Stale(m) && src.Unknown(m)
 }
 
 // concerns reports whether a mount must be replaced or reported.
-func (l *living) concerns(m Mount) bool { return l.isDead(m) || l.isUnknown(m) }
+func (src *source) concerns(m Mount) bool { return src.isStale(m) || src.isUnknown(m) }
 
-// swapIn replaces the dead mounts of one namespace that where picks from its table.
-func (l *living) swapIn(ctx context.Context, at place, mounts []Mount, where func(Mount) bool) ([]Swapped, error) {
+// swapIn replaces the stale mounts in the table of one namespace for which where reports true.
+func (src *source) swapIn(ctx context.Context, at namespaceRef, mounts []Mount, where func(Mount) bool) ([]Swapped, error) {
 	tree := newTree(mounts)
 	var all []Swapped
-	for _, dead := range mounts { // parents come first
-		if l.isUnknown(dead) && where(dead) {
-			all = append(all, Swapped{Mountpoint: dead.Mountpoint, PID: at.pid(), Root: dead.Root, Err: errUnknown})
+	for _, stale := range mounts { // parents come first
+		if src.isUnknown(stale) && where(stale) {
+			all = append(all, Swapped{Mountpoint: stale.Mountpoint, PID: at.pid(), Root: stale.Root, Err: errUnknown})
 		}
-		if !l.isDead(dead) || !where(dead) {
+		if !src.isStale(stale) || !where(stale) {
 			continue
 		}
-		if top := tree.top(dead); top.ID != dead.ID && (l.isDead(top) || sameDevice(top, l.Living)) {
-			continue // it is replaced with the one on top, or was
+		if top := tree.top(stale); top.ID != stale.ID && (src.isStale(top) || sameDevice(top, src.Source)) {
+			continue // it is, or was, replaced with the one on top
 		}
 		if err := ctx.Err(); err != nil {
-			return all, fmt.Errorf("replacing dead mounts of %s%s: %w", l.Living.Source, at.name(), err)
+			return all, fmt.Errorf("replacing stale mounts of %s%s: %w", src.Source.Source, at.name(), err)
 		}
-		done, err := l.swapOne(ctx, at, tree, dead)
+		done, err := src.swapOne(ctx, at, tree, stale)
 		if errors.Is(err, errEnded) {
 			return all, err
 		}
 		if err != nil {
-			err = fmt.Errorf("replacing the dead mount %s of %s%s: %w", dead.Mountpoint, dead.Source, at.name(), err)
+			err = fmt.Errorf("replacing the stale mount %s of %s%s: %w", stale.Mountpoint, stale.Source, at.name(), err)
 		}
 		if done || err != nil {
-			all = append(all, Swapped{Mountpoint: dead.Mountpoint, PID: at.pid(), Root: dead.Root, Err: err})
+			all = append(all, Swapped{Mountpoint: stale.Mountpoint, PID: at.pid(), Root: stale.Root, Err: err})
 		}
 	}
 	return all, nil
 }
 
-// swapOne replaces one dead mount; false where there was nothing to do any more.
-func (l *living) swapOne(ctx context.Context, at place, tree mountTree, dead Mount) (bool, error) {
-	r := l.replace(tree, dead, l.ReadOnly != nil && l.ReadOnly(dead, at.cgroup()))
-	defer r.held.drop()
+// swapOne replaces one stale mount. It returns false if there was nothing to do any more.
+func (src *source) swapOne(ctx context.Context, at namespaceRef, tree mountTree, stale Mount) (bool, error) {
+	r := src.replace(tree, stale, src.ReadOnly != nil && src.ReadOnly(stale, at.cgroup()))
+	defer r.files.release()
 	if err := r.prepare(ctx); err != nil {
 		return false, err
 	}
-	what := fmt.Sprintf("replacing the dead mount %s%s", dead.Mountpoint, at.name())
-	bounded, cancel := context.WithTimeout(ctx, l.Bound)
+	what := fmt.Sprintf("replacing the stale mount %s%s", stale.Mountpoint, at.name())
+	bounded, cancel := context.WithTimeout(ctx, src.Bound)
 	defer cancel()
 	done := false
-	err := at.do(bounded, what, func(in inside) error {
+	err := at.do(bounded, what, func(h nsHandle) error {
 		return using(func() (err error) {
-			done, err = r.carryOut(bounded, in)
+			done, err = r.carryOut(bounded, h)
 			return err
-		}, r.held)
+		}, r.files)
 	})
 	if err != nil {
 		return false, err
 	}
 	if done {
-		klog.FromContext(ctx).V(2).Info("A dead mount was replaced by a living one", "mountpoint", dead.Mountpoint, "pid", at.pid(), "source", dead.Source, "root", dead.Root)
+		klog.FromContext(ctx).V(2).Info("Replaced a stale mount", "mountpoint", stale.Mountpoint, "pid", at.pid(), "source", stale.Source, "root", stale.Root)
 	}
 	return done, nil
 }
 
-// mountTree is a mount table by what is mounted on what.
+// mountTree is a mount table as a tree.
 type mountTree struct {
 	byID     map[int]Mount
 	children map[int][]Mount
 }
 
-// newTree makes the tree of a mount table.
+// newTree returns the tree of a mount table.
 func newTree(mounts []Mount) mountTree {
 	t := mountTree{byID: make(map[int]Mount, len(mounts)), children: make(map[int][]Mount, len(mounts))}
 	for _, m := range mounts {
@@ -223,7 +227,7 @@ func newTree(mounts []Mount) mountTree {
 	return t
 }
 
-// top is the mount that is seen where m is mounted: m, or the last of those stacked on its root.
+// top returns the visible mount where m is mounted: m, or the last one stacked on it.
 func (t mountTree) top(m Mount) Mount {
 	for range len(t.byID) { // no stack is longer
 		over, ok := t.over(m)
@@ -235,7 +239,7 @@ func (t mountTree) top(m Mount) Mount {
 	return m
 }
 
-// over is the mount that is stacked on m's root.
+// over returns the mount that is stacked on m.
 func (t mountTree) over(m Mount) (Mount, bool) {
 	for _, c := range t.children[m.ID] {
 		if c.Mountpoint == m.Mountpoint && c.ID != m.ID {
@@ -245,13 +249,13 @@ func (t mountTree) over(m Mount) (Mount, bool) {
 	return Mount{}, false
 }
 
-// under is the mount on whose root m is stacked.
+// under returns the mount that m is stacked on.
 func (t mountTree) under(m Mount) (Mount, bool) {
 	u, ok := t.byID[m.Parent]
 	return u, ok && u.ID != m.ID && u.Mountpoint == m.Mountpoint
 }
 
-// below are the mounts on directories and files of m.
+// below returns the mounts on directories and files of m.
 func (t mountTree) below(m Mount) []Mount {
 	var below []Mount
 	for _, c := range t.children[m.ID] {

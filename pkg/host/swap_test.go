@@ -16,7 +16,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
-func TestSwapPutsTheSameInTheSamePlace(t *testing.T) {
+func TestReplacementShowsTheSameDirectory(t *testing.T) {
 	propagation := func(flags ...uintptr) func(r *swapRig) {
 		return func(r *swapRig) {
 			r.run(func() error { return unix.Mount("tmpfs", r.targets, "tmpfs", 0, "") })
@@ -110,7 +110,7 @@ func asPublished(options string) string {
 	return strings.Join(append([]string{fields[0], "nosuid", "nodev"}, rest...), ",")
 }
 
-func TestAReplacementCanBeMadeReadOnly(t *testing.T) {
+func TestReplacementCanBeReadOnly(t *testing.T) {
 	r := newSwapRig(t)
 	target, other := r.bind("target", "/", BindAttrs{}), r.bind("other", "/sub", BindAttrs{})
 	r.restart()
@@ -125,17 +125,17 @@ func TestAReplacementCanBeMadeReadOnly(t *testing.T) {
 	}
 }
 
-func TestUnknownMountsAreReportedAndLeft(t *testing.T) {
+func TestUnknownMountsAreReportedAndNotReplaced(t *testing.T) {
 	r := newSwapRig(t)
 	target := r.bind("target", "/", BindAttrs{})
 	fake := mkdir(t, r.targets, "fake")
-	mountFake(t, r.n, fake, r.name).die()
+	mountFake(t, r.n, fake, r.name).exit()
 	before := mountAt(t, r.n, fake)
 	known := mountAt(t, r.n, target)
 	r.restart()
 	s := r.swap()
 	name := r.name
-	s.Dead = func(m Mount) bool { return sameDevice(m, known) }
+	s.Stale = func(m Mount) bool { return sameDevice(m, known) }
 	s.Unknown = func(m Mount) bool { return m.Source == name && !sameDevice(m, known) }
 	for _, s := range r.here(s) {
 		if (s.Mountpoint == fake) != (fault.KindOf(s.Err) == fault.Unsupported) {
@@ -164,41 +164,41 @@ func TestASlaveStaysASlave(t *testing.T) {
 	}
 }
 
-func TestOnlyDeadMountsAreReplaced(t *testing.T) {
+func TestOnlyStaleMountsAreReplaced(t *testing.T) {
 	r := newSwapRig(t)
-	dead, elsewhere := r.bind("dead", "/", BindAttrs{}), mkdir(t, r.dir, "elsewhere")
+	stale, elsewhere := r.bind("stale", "/", BindAttrs{}), mkdir(t, r.dir, "elsewhere")
 	r.run(func() error { return unix.Mount(r.source, elsewhere, "", unix.MS_BIND, "") })
 	mountFake(t, r.n, mkdir(t, r.targets, "other"), "s3csi:other")
 	r.restart()
-	living := r.bind("living", "/", BindAttrs{})
+	healthy := r.bind("healthy", "/", BindAttrs{})
 	before := map[string]int{}
-	for _, place := range []string{living, elsewhere, r.targets + "/other", r.source} {
+	for _, place := range []string{healthy, elsewhere, r.targets + "/other", r.source} {
 		before[place] = mountAt(t, r.n, place).ID
 	}
 	s := r.swap()
 	name := r.name
-	s.Dead = func(m Mount) bool { return m.Source == name } // says so of the living ones too
+	s.Stale = func(m Mount) bool { return m.Source == name } // also true for healthy ones
 	r.all(r.here(s), 1)
-	r.alive(0, dead)
+	r.alive(0, stale)
 	for place, id := range before {
 		if got := mountAt(t, r.n, place).ID; got != id {
 			t.Errorf("%s is another mount", place)
 		}
 	}
 	other := s
-	other.Living.ID = before[living]
+	other.Source.ID = before[healthy]
 	if _, err := r.n.SwapHere(within(t, 10*time.Second), other, func(Mount) bool { return true }); fault.KindOf(err) != fault.Busy {
-		t.Errorf("with another mount of the living client: %v", err)
+		t.Errorf("with another mount of the healthy client: %v", err)
 	}
-	s.Living.Minor++
+	s.Source.Minor++
 	if _, err := r.n.SwapHere(within(t, 10*time.Second), s, func(Mount) bool { return true }); fault.KindOf(err) != fault.Busy {
-		t.Errorf("with another living mount: %v", err)
+		t.Errorf("with another healthy mount: %v", err)
 	}
 }
 
-// TestNobodySeesWhatLiesUnderATarget has a process try all the time to open a file that lies in the directory that a
+// TestTargetIsNeverUncoveredDuringAReplacement has a process that keeps trying to open a file in the directory that a
 // target is mounted on.
-func TestNobodySeesWhatLiesUnderATarget(t *testing.T) {
+func TestTargetIsNeverUncoveredDuringAReplacement(t *testing.T) {
 	for _, onTop := range []bool{false, true} {
 		t.Run(fmt.Sprintf("on top %v", onTop), func(t *testing.T) {
 			r := newSwapRig(t)
@@ -239,7 +239,7 @@ func TestNobodySeesWhatLiesUnderATarget(t *testing.T) {
 	}
 }
 
-func TestAReplacedMountIsInThePlaceInPeersAndSlavesToo(t *testing.T) {
+func TestCopiesInPeersAndSlavesAreReplaced(t *testing.T) {
 	for _, shared := range []bool{false, true} {
 		t.Run(fmt.Sprintf("shared %v", shared), func(t *testing.T) { testPeersAndSlaves(t, shared) })
 	}
@@ -250,7 +250,7 @@ func testPeersAndSlaves(t *testing.T, shared bool) {
 	r := newSwapRig(t)
 	r.run(func() error { return unix.Mount("tmpfs", r.targets, "tmpfs", 0, "") },
 		func() error { return unix.Mount("", r.targets, "", unix.MS_SHARED, "") })
-	again := mkdir(t, r.dir, "again") // the same once more in this namespace
+	again := mkdir(t, r.dir, "again") // the same mount again in this namespace
 	r.run(func() error { return unix.Mount(r.targets, again, "", unix.MS_BIND, "") })
 	peer := sleeperWith(t, r.n, "/", unix.CLONE_NEWNS, "echo ready; read -r _").Process.Pid
 	slave := sleeperWith(t, r.n, "/", unix.CLONE_NEWNS, "mount --make-rslave / && echo ready; read -r _").Process.Pid
@@ -267,7 +267,7 @@ func testPeersAndSlaves(t *testing.T, shared bool) {
 		r.all(swapped, 2)
 		for _, pid := range []int{0, peer, slave} {
 			for _, place := range []string{late, twice} {
-				r.onlyLiving(pid, place, 1)
+				r.onlyHealthy(pid, place, 1)
 				r.alive(pid, place+"/deep")
 			}
 		}
@@ -275,16 +275,16 @@ func testPeersAndSlaves(t *testing.T, shared bool) {
 			t.Errorf("its propagation has changed: %+v", m)
 		}
 	}
-	if got := mountsOf(t, private, r.name); slices.ContainsFunc(got, func(m Mount) bool { return sameDevice(m, r.living) && isBelow(m.Mountpoint, r.targets) }) {
+	if got := mountsOf(t, private, r.name); slices.ContainsFunc(got, func(m Mount) bool { return sameDevice(m, r.healthy) && isBelow(m.Mountpoint, r.targets) }) {
 		t.Errorf("a private copy was replaced: %+v", got)
 	}
 	r.run(func() error { return Unmount(late) })
 	for _, pid := range []int{0, peer, slave} {
-		r.onlyLiving(pid, late, 0)
+		r.onlyHealthy(pid, late, 0)
 	}
 }
 
-func TestAStackOfDeadMountsIsReplacedByOne(t *testing.T) {
+func TestStackOfStaleMountsIsReplacedByOneMount(t *testing.T) {
 	for _, shared := range []bool{false, true} {
 		t.Run(fmt.Sprintf("shared %v", shared), func(t *testing.T) {
 			r := newSwapRig(t)
@@ -293,7 +293,7 @@ func TestAStackOfDeadMountsIsReplacedByOne(t *testing.T) {
 			}
 			target := r.bind("target", "/sub", BindAttrs{})
 			r.bind("target", "/sub", BindAttrs{})
-			r.client.die()
+			r.client.exit()
 			r.restart()
 			r.bind("target", "/sub", BindAttrs{}) // and one of another life
 			r.restart()
@@ -307,7 +307,7 @@ func TestAStackOfDeadMountsIsReplacedByOne(t *testing.T) {
 	}
 }
 
-func TestOfAStackTheTopOneIsShownOn(t *testing.T) {
+func TestTopOfAStackDecidesWhatIsShown(t *testing.T) {
 	for _, attrs := range []BindAttrs{{ReadOnly: true}, {}} {
 		r := newSwapRig(t)
 		target := r.bind("target", "/", BindAttrs{})
@@ -315,7 +315,7 @@ func TestOfAStackTheTopOneIsShownOn(t *testing.T) {
 		r.restart()
 		r.all(r.here(r.swap()), 1)
 		top := newTree(r.tableOf(0)).topAt(target)
-		if !sameDevice(top, r.living) || top.Root != "/sub" || top.ReadOnly() != attrs.ReadOnly {
+		if !sameDevice(top, r.healthy) || top.Root != "/sub" || top.ReadOnly() != attrs.ReadOnly {
 			t.Errorf("%+v", top)
 		}
 		r.onlyTop(0, target) // had the first been exposed, a run killed then would show the whole volume
@@ -324,38 +324,38 @@ func TestOfAStackTheTopOneIsShownOn(t *testing.T) {
 	}
 }
 
-func TestARunThatWasKilledIsFinished(t *testing.T) {
+func TestNextRunCompletesAKilledOne(t *testing.T) {
 	r := newSwapRig(t)
 	sharedTmpfs(t, r.n, r.targets)
 	peer := sleeperWith(t, r.n, "/", unix.CLONE_NEWNS, "echo ready; read -r _").Process.Pid
 	target := r.bind("target", "/sub", BindAttrs{})
 	r.restart()
-	// Attached beneath, and no further.
+	// Attached beneath, but nothing after that.
 	r.run(func() error {
 		dir, err := os.Open(r.source + "/sub")
 		if err != nil {
 			return err
 		}
 		defer dir.Close()
-		h := hold()
-		defer h.drop()
-		clone, err := cloneMount(h, dir, r.living, r.living)
+		h := newOpenFiles()
+		defer h.release()
+		clone, err := cloneMount(h, dir, r.healthy, r.healthy)
 		if err != nil {
 			return err
 		}
-		dead, err := OpenDir(target)
+		stale, err := OpenDir(target)
 		if err != nil {
 			return err
 		}
-		defer dead.Close()
-		return unix.MoveMount(int(clone.Fd()), "", int(dead.Fd()), "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH|moveBeneath)
+		defer stale.Close()
+		return unix.MoveMount(int(clone.Fd()), "", int(stale.Fd()), "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH|moveBeneath)
 	})
 	if at := mountsAt(t, r.n, target); len(at) != 2 {
 		t.Fatalf("%+v", at)
 	}
 	r.all(r.here(r.swap()), 1)
 	for _, pid := range []int{0, peer} {
-		r.onlyLiving(pid, target, 1)
+		r.onlyHealthy(pid, target, 1)
 		r.alive(pid, target)
 	}
 	if m := mountAt(t, r.n, target); len(m.Optional) != 0 {
@@ -363,7 +363,7 @@ func TestARunThatWasKilledIsFinished(t *testing.T) {
 	}
 }
 
-func TestOnTopWhereThereIsNoBeneath(t *testing.T) {
+func TestReplacementIsOnTopBeforeLinux65(t *testing.T) {
 	r := newSwapRig(t)
 	target := r.bind("target", "/", BindAttrs{})
 	for range 2 {
@@ -372,7 +372,7 @@ func TestOnTopWhereThereIsNoBeneath(t *testing.T) {
 		s.onTop = true
 		r.all(r.here(s), 1)
 		r.alive(0, target)
-		r.all(r.here(s), 0) // the dead one below is out of reach
+		r.all(r.here(s), 0) // the stale one below is out of reach
 		if at := mountsAt(t, r.n, target); len(at) != 2 {
 			t.Errorf("they pile up: %+v", at)
 		}

@@ -26,7 +26,7 @@ func (r *swapRig) volumeBelow(place string) {
 		})
 }
 
-// seenAt is the mount that a path leads to.
+// seenAt returns the mount that a path leads to.
 func (r *swapRig) seenAt(place string) Mount {
 	r.t.Helper()
 	var seen Mount
@@ -47,7 +47,7 @@ func (r *swapRig) seenAt(place string) Mount {
 	return seen
 }
 
-func TestWhatIsMountedBelowADeadMountIsBelowTheLivingOne(t *testing.T) {
+func TestChildrenMoveToTheReplacement(t *testing.T) {
 	for _, shared := range []bool{false, true} {
 		for _, onTop := range []bool{false, true} {
 			r := newSwapRig(t)
@@ -72,7 +72,7 @@ func TestWhatIsMountedBelowADeadMountIsBelowTheLivingOne(t *testing.T) {
 			if !sameDevice(inner, innerAfter) || innerAfter.Options != inner.Options {
 				t.Errorf("was %+v\nis  %+v", inner, innerAfter)
 			}
-			if top := newTree(r.tableOf(0)).byID[after.Parent]; !sameDevice(top, r.living) {
+			if top := newTree(r.tableOf(0)).byID[after.Parent]; !sameDevice(top, r.healthy) {
 				t.Errorf("it is mounted on %+v", top)
 			}
 			if got := len(mountsAt(t, r.n, place)); !onTop && got != 1 {
@@ -84,9 +84,9 @@ func TestWhatIsMountedBelowADeadMountIsBelowTheLivingOne(t *testing.T) {
 	}
 }
 
-func TestAChildMovesItselfWhereTheKernelStillKnowsTheWay(t *testing.T) {
+func TestCachedChildIsMovedItself(t *testing.T) {
 	r := newSwapRig(t)
-	r.client.die()
+	r.client.exit()
 	do(t, r.n, "unmounting", func() error { return Unmount(r.source) })
 	r.start(3600, 3600)
 	target := r.bind("target", "/", BindAttrs{})
@@ -103,11 +103,11 @@ func TestAChildMovesItselfWhereTheKernelStillKnowsTheWay(t *testing.T) {
 	}
 }
 
-func TestADeadMountIsLeftWhereAChildWouldBeLost(t *testing.T) {
+func TestMountStaysStaleIfAChildWouldBeLost(t *testing.T) {
 	r := newSwapRig(t)
-	r.client.die()
+	r.client.exit()
 	do(t, r.n, "unmounting", func() error { return Unmount(r.source) })
-	// The kernel would ask for names only, take the error for the removal of the directory, and detach what is on it.
+	// A look-up would fail, and the kernel would take that for a removed directory and detach the mounts on it.
 	r.start(3600, 0)
 	target, other := r.bind("target", "/", BindAttrs{}), r.bind("other", "/", BindAttrs{})
 	r.run(func() error { return unix.Mount("tmpfs", target+"/sub", "tmpfs", 0, "") })
@@ -130,7 +130,7 @@ func TestADeadMountIsLeftWhereAChildWouldBeLost(t *testing.T) {
 	r.alive(0, other)
 }
 
-func TestThePlaceOfAChildIsMadeWhereTheClientForgotIt(t *testing.T) {
+func TestMissingMountPointOfAChildIsMade(t *testing.T) {
 	r := newSwapRig(t)
 	target := r.bind("target", "/", BindAttrs{})
 	r.run(func() error { return os.MkdirAll(target+"/made/by runtime", 0o755) })
@@ -140,7 +140,7 @@ func TestThePlaceOfAChildIsMadeWhereTheClientForgotIt(t *testing.T) {
 	r.run(func() error { _, err := os.Stat(target + "/made/by runtime/kept"); return err })
 }
 
-func TestADeadMountBelowADeadOneIsReplacedWithIt(t *testing.T) {
+func TestStaleChildIsReplacedWithItsParent(t *testing.T) {
 	r := newSwapRig(t)
 	target := r.bind("target", "/", BindAttrs{})
 	r.bind("target/sub", "/sub", BindAttrs{ReadOnly: true})

@@ -16,9 +16,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/proc"
 )
 
-func TestABusyDeadMountIsReplaced(t *testing.T) {
+func TestBusyStaleMountIsReplaced(t *testing.T) {
 	r := newSwapRig(t)
 	target := r.bind("target", "/", BindAttrs{})
 	holder := exec.Command("/bin/sh", "-c", "cd "+target+" && exec 3<. && echo ready && read -r _")
@@ -37,14 +38,14 @@ func TestABusyDeadMountIsReplaced(t *testing.T) {
 	}
 	r.restart()
 	r.all(r.here(r.swap()), 1)
-	r.onlyLiving(0, target, 1)
+	r.onlyHealthy(0, target, 1)
 	r.alive(0, target)
-	if _, err := os.Stat(procPath(holder.Process.Pid, "cwd")); !errors.Is(err, unix.ENOTCONN) {
-		t.Errorf("the working directory of a process: %v, it was said to stay dead", err)
+	if _, err := os.Stat(proc.Path(holder.Process.Pid, "cwd")); !errors.Is(err, unix.ENOTCONN) {
+		t.Errorf("the working directory of a process: %v, it was said to stay stale", err)
 	}
 }
 
-func TestWhatIsGoneFromTheVolumeIsLeftDead(t *testing.T) {
+func TestMountOfARemovedDirectoryStaysStale(t *testing.T) {
 	for _, tc := range []struct{ name, root, lost, remade string }{
 		{"a directory", "/sub", "sub", ""},
 		{"one above it", "/sub/deep", "sub", ""},
@@ -73,7 +74,7 @@ func TestWhatIsGoneFromTheVolumeIsLeftDead(t *testing.T) {
 			r.alive(0, whole)
 			after := mountAt(t, r.n, target)
 			if before.ID != after.ID {
-				t.Errorf("the dead one was replaced by %+v", after)
+				t.Errorf("the stale one was replaced by %+v", after)
 			}
 			i := slices.IndexFunc(swapped, func(s Swapped) bool { return s.Mountpoint == target })
 			if i < 0 || fault.KindOf(swapped[i].Err) != fault.NotFound || swapped[i].Root != tc.root || !strings.Contains(swapped[i].Err.Error(), target) {
@@ -83,7 +84,7 @@ func TestWhatIsGoneFromTheVolumeIsLeftDead(t *testing.T) {
 	}
 }
 
-func TestAHiddenDeadMountIsReported(t *testing.T) {
+func TestHiddenStaleMountIsReported(t *testing.T) {
 	r := newSwapRig(t)
 	target := r.bind("target", "/", BindAttrs{})
 	r.restart()
@@ -97,7 +98,7 @@ func TestAHiddenDeadMountIsReported(t *testing.T) {
 	}
 }
 
-func TestAHungClientHoldsNothingUp(t *testing.T) {
+func TestUnresponsiveClientDelaysNothingElse(t *testing.T) {
 	r := newSwapRig(t)
 	whole, target := r.bind("whole", "/", BindAttrs{}), r.bind("a target", "/sub", BindAttrs{})
 	more := r.bind("another", "/sub/deep", BindAttrs{})
@@ -115,24 +116,24 @@ func TestAHungClientHoldsNothingUp(t *testing.T) {
 			t.Errorf("%+v", s)
 		}
 	}
-	if len(swapped) != 3 || !sameDevice(mountAt(t, r.n, whole), r.living) {
+	if len(swapped) != 3 || !sameDevice(mountAt(t, r.n, whole), r.healthy) {
 		t.Errorf("%+v", swapped)
 	}
 	if count := r.n.Overdue(); count > 1 {
 		t.Errorf("%d calls are overdue: %q", count, r.n.OverdueCalls())
 	}
-	r.client.die()
+	r.client.exit()
 	for r.n.Overdue() > 0 {
 		time.Sleep(time.Millisecond)
 	}
 	for _, place := range []string{target, more} { // nothing was attached when the call came back
-		if m := mountAt(t, r.n, place); sameDevice(m, r.living) {
+		if m := mountAt(t, r.n, place); sameDevice(m, r.healthy) {
 			t.Errorf("%+v", m)
 		}
 	}
 }
 
-func TestNothingIsReplacedAfterTheCallerGaveUp(t *testing.T) {
+func TestNothingIsReplacedAfterTheContextEnded(t *testing.T) {
 	r := newSwapRig(t)
 	target := r.bind("target", "/", BindAttrs{})
 	r.restart()
@@ -147,7 +148,7 @@ func TestNothingIsReplacedAfterTheCallerGaveUp(t *testing.T) {
 	if !errors.Is(err, context.Canceled) || len(swapped) != 0 {
 		t.Errorf("%+v, %v", swapped, err)
 	}
-	if m := mountAt(t, r.n, target); sameDevice(m, r.living) {
+	if m := mountAt(t, r.n, target); sameDevice(m, r.healthy) {
 		t.Errorf("%+v", m)
 	}
 }
@@ -171,15 +172,15 @@ func TestAnOverdueReplacementAttachesNothing(t *testing.T) {
 	for r.n.Overdue() > 0 {
 		time.Sleep(time.Millisecond)
 	}
-	if m := mountAt(t, r.n, target); sameDevice(m, r.living) {
+	if m := mountAt(t, r.n, target); sameDevice(m, r.healthy) {
 		t.Errorf("%+v", m)
 	}
 	r.all(r.here(r.swap()), 1)
 	r.alive(0, target)
 }
 
-// TestKilledAnywhereTheNextRunFinishes kills processes that replace mounts.
-func TestKilledAnywhereTheNextRunFinishes(t *testing.T) {
+// TestNextRunCompletesARunKilledAtAnyStep kills processes that replace mounts.
+func TestNextRunCompletesARunKilledAtAnyStep(t *testing.T) {
 	r := newSwapRig(t)
 	sharedTmpfs(t, r.n, r.targets)
 	peer := sleeperWith(t, r.n, "/", unix.CLONE_NEWNS, "echo ready; read -r _").Process.Pid
@@ -215,8 +216,8 @@ func TestKilledAnywhereTheNextRunFinishes(t *testing.T) {
 			}
 		}
 		for _, target := range targets {
-			r.onlyLiving(0, target, 1)
-			r.onlyLiving(peer, target, 1)
+			r.onlyHealthy(0, target, 1)
+			r.onlyHealthy(peer, target, 1)
 			r.alive(peer, target)
 		}
 	}
@@ -235,7 +236,7 @@ func swapUntilKilled(source, targets, name string) error {
 		return errors.New("no source")
 	}
 	fmt.Println("ready")
-	_, err = n.SwapHere(context.Background(), Swap{Living: mounts[i], Bound: time.Minute, Dead: func(m Mount) bool { return m.Source == name }},
+	_, err = n.SwapHere(context.Background(), Swap{Source: mounts[i], Bound: time.Minute, Stale: func(m Mount) bool { return m.Source == name }},
 		func(m Mount) bool { return isBelow(m.Mountpoint, targets) })
 	return err
 }

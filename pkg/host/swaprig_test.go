@@ -11,10 +11,12 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/proc"
 )
 
-// swapRig is a mount whose client can be restarted, with a directory for its targets. Sources share what is mounted
-// there, as the driver's do.
+// swapRig is a mount whose client can be restarted, with a directory for its targets. The sources directory is shared, as the
+// driver's is.
 type swapRig struct {
 	t       *testing.T
 	n       *Namespace
@@ -24,7 +26,7 @@ type swapRig struct {
 	name    string // the source string
 	mapped  bool   // clients let themselves be id-mapped
 	client  *fakeFuse
-	living  Mount
+	healthy Mount
 }
 
 func newSwapRig(t *testing.T) *swapRig {
@@ -44,14 +46,14 @@ func newSwapRig(t *testing.T) *swapRig {
 func (r *swapRig) start(cached, names uint64) {
 	r.t.Helper()
 	r.client = startFake(r.t, r.n, r.source, &fakeFuse{source: r.name, nodes: fakeNodes(), cached: cached, names: names, mapped: r.mapped})
-	r.living = mountAt(r.t, r.n, r.source)
+	r.healthy = mountAt(r.t, r.n, r.source)
 }
 
-// restart kills the client and puts a new one in its place, on the source alone.
+// restart kills the client and mounts a new one, on the source only.
 func (r *swapRig) restart() {
 	r.t.Helper()
-	r.client.die()
-	do(r.t, r.n, "unmounting the dead source", func() (err error) {
+	r.client.exit()
+	do(r.t, r.n, "unmounting the stale source", func() (err error) {
 		for range 1000 { // a process that was just forked has all descriptors until it execs
 			if err = Unmount(r.source); !errors.Is(err, unix.EBUSY) {
 				break
@@ -63,13 +65,13 @@ func (r *swapRig) restart() {
 	r.start(0, 0)
 }
 
-// swap is the replacement of everything that is of the rig's mount and not of its living client.
+// swap replaces every mount of the rig that is not of its healthy client.
 func (r *swapRig) swap() Swap {
-	living, name := r.living, r.name
-	return Swap{Living: living, Bound: 5 * time.Second, Dead: func(m Mount) bool { return m.Source == name && !sameDevice(m, living) }}
+	healthy, name := r.healthy, r.name
+	return Swap{Source: healthy, Bound: 5 * time.Second, Stale: func(m Mount) bool { return m.Source == name && !sameDevice(m, healthy) }}
 }
 
-// here runs SwapHere for the targets and fails the test with an error of the whole.
+// here runs SwapHere for the targets, and fails the test with its error.
 func (r *swapRig) here(s Swap) []Swapped {
 	r.t.Helper()
 	targets := r.targets
@@ -80,7 +82,7 @@ func (r *swapRig) here(s Swap) []Swapped {
 	return swapped
 }
 
-// all fails the test if not just that many mounts were replaced.
+// all fails the test unless exactly that many mounts were replaced.
 func (r *swapRig) all(swapped []Swapped, want int) {
 	r.t.Helper()
 	for _, s := range swapped {
@@ -121,13 +123,13 @@ func (r *swapRig) bind(name, root string, attrs BindAttrs) string {
 	return target
 }
 
-// alive fails the test if a path does not lead to the living file system, seen from a process (0: the namespace).
+// alive fails the test if a path does not lead to the healthy file system, seen from a process (0: the namespace).
 func (r *swapRig) alive(pid int, target string) {
 	r.t.Helper()
 	var st unix.Stat_t
 	err := r.n.Do(within(r.t, 10*time.Second), "stat", func() error {
 		if pid != 0 {
-			target = procPath(pid, "root") + target
+			target = proc.Path(pid, "root") + target
 		}
 		return unix.Stat(target, &st)
 	})
@@ -135,13 +137,13 @@ func (r *swapRig) alive(pid int, target string) {
 		r.t.Errorf("%s: %v", target, err)
 		return
 	}
-	if dev := (Mount{Major: unix.Major(st.Dev), Minor: unix.Minor(st.Dev)}); !sameDevice(dev, r.living) {
-		r.t.Errorf("%s is on device %d:%d, want %d:%d", target, dev.Major, dev.Minor, r.living.Major, r.living.Minor)
+	if dev := (Mount{Major: unix.Major(st.Dev), Minor: unix.Minor(st.Dev)}); !sameDevice(dev, r.healthy) {
+		r.t.Errorf("%s is on device %d:%d, want %d:%d", target, dev.Major, dev.Minor, r.healthy.Major, r.healthy.Minor)
 	}
 }
 
-// onlyLiving fails the test if a process sees another number of mounts of the rig on a place, or a dead one.
-func (r *swapRig) onlyLiving(pid int, target string, want int) {
+// onlyHealthy fails the test if a process sees another number of mounts of the rig on a place, or a stale one.
+func (r *swapRig) onlyHealthy(pid int, target string, want int) {
 	r.t.Helper()
 	var at []Mount
 	for _, m := range r.tableOf(pid) {
@@ -149,8 +151,8 @@ func (r *swapRig) onlyLiving(pid int, target string, want int) {
 			at = append(at, m)
 		}
 	}
-	if len(at) != want || slices.ContainsFunc(at, func(m Mount) bool { return !sameDevice(m, r.living) }) {
-		r.t.Errorf("pid %d sees on %s %+v, want %d on %d:%d", pid, target, at, want, r.living.Major, r.living.Minor)
+	if len(at) != want || slices.ContainsFunc(at, func(m Mount) bool { return !sameDevice(m, r.healthy) }) {
+		r.t.Errorf("pid %d sees on %s %+v, want %d on %d:%d", pid, target, at, want, r.healthy.Major, r.healthy.Minor)
 	}
 }
 
@@ -159,7 +161,7 @@ func (r *swapRig) tableOf(pid int) []Mount {
 	r.t.Helper()
 	mounts, err := r.n.Mounts(within(r.t, 10*time.Second))
 	if pid != 0 {
-		mounts, err = readMounts(within(r.t, 10*time.Second), procPath(pid, "mountinfo"))
+		mounts, err = readMounts(within(r.t, 10*time.Second), proc.Path(pid, "mountinfo"))
 	}
 	if err != nil {
 		r.t.Fatal(err)
@@ -180,7 +182,7 @@ func (r *swapRig) run(steps ...func() error) {
 	})
 }
 
-// topAt is the mount that is seen on a place, none where there is none.
+// topAt returns the visible mount on a path, if there is one.
 func (t mountTree) topAt(place string) Mount {
 	for _, m := range t.byID {
 		if m.Mountpoint == place {
@@ -190,13 +192,13 @@ func (t mountTree) topAt(place string) Mount {
 	return Mount{}
 }
 
-// onlyTop fails the test if what a process sees on a place is not living, on a dead one.
+// onlyTop fails the test unless a process sees a healthy mount on a path, with a stale one below it.
 func (r *swapRig) onlyTop(pid int, place string) {
 	r.t.Helper()
 	tree := newTree(r.tableOf(pid))
 	top := tree.topAt(place)
 	under, ok := tree.under(top)
-	if !sameDevice(top, r.living) || !ok || sameDevice(under, r.living) {
+	if !sameDevice(top, r.healthy) || !ok || sameDevice(under, r.healthy) {
 		r.t.Errorf("pid %d sees on %s %+v, on %+v", pid, place, top, under)
 	}
 }

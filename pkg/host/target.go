@@ -16,25 +16,23 @@ import (
 
 const (
 	targetField = "target_path"
-	// targetMode is for a directory that this driver makes as a mount point; what is mounted on it has its own mode.
+	// targetMode is the mode of a target directory that the driver makes. The mounted file system has its own mode.
 	targetMode = 0o750
-	// openDir opens directories for their place alone: nothing on a mounted file system is asked, even where it hangs
-	// or is dead.
+	// openDir opens a directory as a location only, without a request to its file system, which may be unresponsive or stale.
 	openDir = unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC
-	// strictly is how the kernel resolves every component below the root: no symbolic link anywhere, no way out.
+	// strictly makes the kernel refuse symbolic links in every component below the root, and ways out of it.
 	strictly = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS
-	// openTries bounds repetitions: the kernel saw a rename or mount while it resolved (EAGAIN), or a signal came (EINTR).
+	// openTries bounds retries after a rename or mount during the resolution (EAGAIN), or a signal (EINTR).
 	openTries = 16
 )
 
-// OpenTarget opens the directory of a target path as an O_PATH descriptor; call it inside Do. Symbolic links are
-// refused in every component below root, so that whoever owns a directory on the way cannot lead a mount elsewhere.
-// The root itself ("" is "/") is the operator's and may be one; path must lie below it. What is mounted on the target
-// is opened, even where it is dead, without a call to its file system.
+// OpenTarget opens the directory of a target path as an O_PATH descriptor; call it inside Do. It refuses symbolic links in every
+// component below root, so that the owner of a directory on the way cannot redirect a mount. The root itself ("" is "/") is the
+// operator's and may be a symbolic link; target must lie below it. If something is mounted on the target, that is opened, even if
+// it is stale, without a request to its file system.
 //
-// With create the last directory is made (0750) where it is missing; its parent must exist. Without, a missing target
-// is a fault.NotFound. What is wrong with the path itself is a fault.Invalid for target_path. The cause stays in the
-// chain (errors.Is(err, unix.ENOENT)).
+// With create, a missing last directory is made (0750); its parent must exist. Without, a missing target is a fault.NotFound. An
+// invalid path is a fault.Invalid for target_path. The cause stays in the chain (errors.Is(err, unix.ENOENT)).
 func OpenTarget(root, target string, create bool) (*os.File, error) {
 	parent, name, err := openParent(root, target)
 	if err != nil {
@@ -46,7 +44,7 @@ func OpenTarget(root, target string, create bool) (*os.File, error) {
 	defer parent.Close()
 	if create {
 		if err := unix.Mkdirat(int(parent.Fd()), name, targetMode); err != nil && !errors.Is(err, unix.EEXIST) {
-			return nil, fmt.Errorf("making target %s: %w", target, err)
+			return nil, fmt.Errorf("creating target %s: %w", target, err)
 		}
 	}
 	fd, err := openStrictly(int(parent.Fd()), name)
@@ -63,9 +61,9 @@ func OpenTarget(root, target string, create bool) (*os.File, error) {
 	return nil, fmt.Errorf("opening target %s: %w", target, err)
 }
 
-// RemoveTarget removes the empty directory of a target after it was unmounted; call it inside Do. A missing one is
-// fine. Nothing else is removed: a directory that holds something, is still a mount point (unix.EBUSY) or is no
-// directory is an error. Symbolic links are refused as OpenTarget refuses them.
+// RemoveTarget removes the empty directory of an unmounted target; call it inside Do. A missing target is not an error. A directory
+// that is not empty, is still a mount point (unix.EBUSY) or is not a directory is an error. Symbolic links are refused as by
+// OpenTarget.
 func RemoveTarget(root, target string) error {
 	parent, name, err := openParent(root, target)
 	if err != nil {
@@ -80,16 +78,15 @@ func RemoveTarget(root, target string) error {
 	case err == nil, errors.Is(err, unix.ENOENT):
 		return nil
 	case errors.Is(err, unix.ENOTDIR):
-		return fault.Field(targetField, "%s is not a directory, it is left alone: %w", target, err)
+		return fault.Field(targetField, "%s is not a directory and was not removed: %w", target, err)
 	case errors.Is(err, unix.ENOTEMPTY):
-		return fault.Errorf(fault.Precondition, "target %s is not mounted and not empty; it is left alone, look at what is in it: %w", target, err)
+		return fault.Errorf(fault.Precondition, "target %s is not mounted and not empty, so it was not removed; check its content: %w", target, err)
 	}
 	return fmt.Errorf("removing target %s: %w", target, err)
 }
 
-// OpenDir opens a directory of the driver's own as an O_PATH descriptor; call it inside Do. Symbolic links are
-// followed: where the driver keeps its state is the operator's choice. Nothing on a file system that is mounted there
-// is asked.
+// OpenDir opens a directory of the driver's own as an O_PATH descriptor, without a request to its file system; call it inside Do.
+// It follows symbolic links, because the operator chooses where the driver keeps its state.
 func OpenDir(dir string) (*os.File, error) {
 	fd, err := unix.Open(dir, openDir, 0)
 	if err != nil {
@@ -98,7 +95,7 @@ func OpenDir(dir string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), dir), nil
 }
 
-// openParent opens the directory that a target is in and gives the target's name there.
+// openParent opens the parent directory of a target and returns the target's name in it.
 func openParent(root, target string) (*os.File, string, error) {
 	if root == "" {
 		root = "/"
@@ -109,7 +106,7 @@ func openParent(root, target string) (*os.File, string, error) {
 	}
 	rootFD, err := unix.Open(root, openDir, 0)
 	if err != nil {
-		return nil, "", fault.Errorf(fault.Precondition, "opening %s, below which targets must be: %w", root, err)
+		return nil, "", fault.Errorf(fault.Precondition, "opening %s, the root of all targets: %w", root, err)
 	}
 	defer unix.Close(rootFD)
 	dir, name := path.Split(rel)
@@ -132,17 +129,17 @@ func openParent(root, target string) (*os.File, string, error) {
 	return nil, "", fmt.Errorf("opening %s, the parent of the target: %w", parent, err)
 }
 
-// below checks a target path and gives it relative to root.
+// below checks a target path and returns it relative to root.
 func below(root, target string) (string, error) {
 	switch {
 	case target == "":
 		return "", fault.Field(targetField, "is empty")
 	case strings.ContainsRune(target, 0):
-		return "", fault.Field(targetField, "%q holds a NUL", target)
+		return "", fault.Field(targetField, "%q contains a NUL byte", target)
 	case !path.IsAbs(target):
 		return "", fault.Field(targetField, "%q is not an absolute path", target)
 	case path.Clean(target) != target:
-		return "", fault.Field(targetField, "%q is not a clean path, that is %q", target, path.Clean(target))
+		return "", fault.Field(targetField, "%q is not a clean path; use %q", target, path.Clean(target))
 	case len(path.Base(target)) > unix.NAME_MAX || len(target) >= unix.PathMax:
 		return "", fault.Field(targetField, "the path is too long (%d bytes)", len(target))
 	}
@@ -154,7 +151,7 @@ func below(root, target string) (string, error) {
 	return rel, nil
 }
 
-// openStrictly opens a directory below another one, symbolic links refused.
+// openStrictly opens a directory below another one and refuses symbolic links.
 func openStrictly(dir int, rel string) (int, error) {
 	how := unix.OpenHow{Flags: openDir, Resolve: strictly}
 	for try := 0; ; try++ {
@@ -166,7 +163,7 @@ func openStrictly(dir int, rel string) (int, error) {
 	}
 }
 
-// firstSymlink finds the part of rel, from its start, that ends in the first symbolic link, for an error text.
+// firstSymlink returns the part of rel up to its first symbolic link, for an error text.
 func firstSymlink(dir int, rel string) string {
 	names := strings.Split(rel, "/")
 	for i := range names {

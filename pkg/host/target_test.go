@@ -12,7 +12,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
-func TestTargetPathsThatAreRefused(t *testing.T) {
+func TestInvalidTargetPaths(t *testing.T) {
 	dir := t.TempDir()
 	mkdir(t, dir, "root/parent/dir")
 	mkdir(t, dir, "elsewhere/sub")
@@ -62,7 +62,7 @@ func TestTargetPathsThatAreRefused(t *testing.T) {
 	}
 }
 
-func TestTargetIsMadeAndRemoved(t *testing.T) {
+func TestTargetIsCreatedAndRemoved(t *testing.T) {
 	dir := t.TempDir()
 	mkdir(t, dir, "root")
 	if err := os.Symlink("root", dir+"/linked"); err != nil {

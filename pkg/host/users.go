@@ -7,19 +7,20 @@ import (
 	"fmt"
 	"os"
 	"strings"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/proc"
 )
 
-// maxUsers bounds how many users of a mount are named.
+// maxUsers bounds the users of a mount that are named.
 const maxUsers = 10
 
-// Users names processes that keep a mount busy: a working or root directory, an executable or an open file on it. It
-// reads only links and fdinfo of /proc, never a file on the mount, so that it answers for a hung mount too. At most
-// ten are named, as "bash (pid 12)"; processes that this one may not look into, and memory maps of closed files, are
-// not seen.
+// Users returns up to ten processes that keep a mount busy, as "bash (pid 12)": their working or root directory, executable or an
+// open file is on it. It reads only links and fdinfo in /proc, and so answers for an unresponsive mount, too. It does not see
+// processes that this one may not inspect, nor memory maps of closed files.
 func (n *Namespace) Users(ctx context.Context, m Mount) ([]string, error) {
 	var users []string
-	err := n.run(ctx, "looking for users of "+m.Mountpoint, nil, func() error {
-		pids, err := processes()
+	err := n.run(ctx, "searching for users of "+m.Mountpoint, nil, func() error {
+		pids, err := proc.PIDs()
 		if err != nil {
 			return err
 		}
@@ -41,20 +42,20 @@ func (n *Namespace) Users(ctx context.Context, m Mount) ([]string, error) {
 	return users, nil
 }
 
-// usesMount tells whether a process keeps a mount busy.
+// usesMount reports whether a process keeps a mount busy.
 func usesMount(pid int, m Mount) bool {
 	for _, link := range []string{"cwd", "root", "exe"} {
-		place, err := os.Readlink(procPath(pid, link))
+		place, err := os.Readlink(proc.Path(pid, link))
 		if err == nil && isBelow(place, m.Mountpoint) && seesMount(pid, m) {
 			return true
 		}
 	}
-	fds, err := os.ReadDir(procPath(pid, "fdinfo"))
+	fds, err := os.ReadDir(proc.Path(pid, "fdinfo"))
 	if err != nil {
 		return false
 	}
 	for _, fd := range fds {
-		info, err := os.ReadFile(procPath(pid, "fdinfo", fd.Name()))
+		info, err := os.ReadFile(proc.Path(pid, "fdinfo", fd.Name()))
 		if err != nil {
 			continue
 		}
@@ -65,10 +66,10 @@ func usesMount(pid int, m Mount) bool {
 	return false
 }
 
-// seesMount tells whether a mount is in a process's namespace: paths of other namespaces can read alike.
+// seesMount reports whether a mount is in a process's namespace. A path alone could be one of another namespace.
 func seesMount(pid int, m Mount) bool {
-	// One line is looked for, so a list that changes meanwhile does no harm worth a second read.
-	table, err := os.ReadFile(procPath(pid, "mountinfo"))
+	// One line is enough, so a table that changes during the read is not read again.
+	table, err := os.ReadFile(proc.Path(pid, "mountinfo"))
 	if err != nil {
 		return false
 	}
@@ -81,7 +82,7 @@ func seesMount(pid int, m Mount) bool {
 	return false
 }
 
-// isBelow tells whether place is dir or in it.
+// isBelow reports whether place is dir or in it.
 func isBelow(place, dir string) bool {
 	return place == dir || strings.HasPrefix(place, strings.TrimSuffix(dir, "/")+"/")
 }

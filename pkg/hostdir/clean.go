@@ -7,20 +7,20 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 
-	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/flock"
+	"github.com/s3-csi/s3-csi-driver/pkg/proc"
 )
 
-// Clean removes the other versions of this driver's programs, except those for which inUse is true, those that a process
-// runs, and those of a driver that runs. It removes nothing that Install did not make. inUse is called with the version's
-// directory.
+// Clean removes the other versions of this driver's programs, unless inUse reports true for the version's directory, a process
+// runs one of its programs, or a running driver holds it. It removes only what Install made.
 func (i Installed) Clean(ctx context.Context, ns Doer, inUse func(dir string) bool) error {
 	base := filepath.Dir(i.Dir)
 	removed := make(chan []string, 1)
-	err := ns.Do(ctx, "removing programs that nobody runs from "+base, func() error {
+	err := ns.Do(ctx, "removing unused programs from "+base, func() error {
 		dirs, err := i.clean(ctx, base, inUse)
 		removed <- dirs
 		return err
@@ -28,12 +28,12 @@ func (i Installed) Clean(ctx context.Context, ns Doer, inUse func(dir string) bo
 	select {
 	case dirs := <-removed:
 		if len(dirs) > 0 {
-			klog.FromContext(ctx).Info("Removed programs of other versions, which nothing runs any more", "directories", dirs)
+			klog.FromContext(ctx).Info("Removed unused programs of other versions", "directories", dirs)
 		}
-	default: // it goes on without us
+	default: // the abandoned call still runs
 	}
 	if err != nil {
-		return fmt.Errorf("remove programs that nobody runs from %s: %w", base, err)
+		return fmt.Errorf("remove unused programs from %s: %w", base, err)
 	}
 	return nil
 }
@@ -51,7 +51,7 @@ func (i Installed) clean(ctx context.Context, base string, inUse func(dir string
 		return dirs, err
 	}
 	if dirs, err := unused(); err != nil || len(dirs) == 0 {
-		return nil, err // as nearly always
+		return nil, err // the usual case
 	}
 	lock, err := lockDir(ctx, base)
 	if err != nil {
@@ -80,28 +80,19 @@ func (i Installed) clean(ctx context.Context, base string, inUse func(dir string
 	return removed, errors.Join(errs...)
 }
 
-// running are the directories below base that processes run programs of. It reads nothing of a process but the link to its
-// program, which never blocks. A link that cannot be read is of a process with more privileges than this one has, and so of
-// none that was started from here.
+// running returns the directories below base from which processes run programs. It reads only the link to a process's program,
+// which never blocks. If a link cannot be read, the process has more privileges than this one and was not started from base.
 func running(ctx context.Context, base string) (map[string]bool, error) {
-	proc, err := os.Open("/proc")
-	if err != nil {
-		return nil, err
-	}
-	defer proc.Close()
-	names, err := proc.Readdirnames(-1)
+	pids, err := proc.PIDs()
 	if err != nil {
 		return nil, err
 	}
 	dirs := map[string]bool{}
-	for _, name := range names {
-		if _, err := strconv.Atoi(name); err != nil {
-			continue
-		}
+	for _, pid := range pids {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		program, err := os.Readlink("/proc/" + name + "/exe")
+		program, err := os.Readlink(proc.Path(pid, "exe"))
 		if err != nil {
 			continue
 		}
@@ -113,18 +104,15 @@ func running(ctx context.Context, base string) (map[string]bool, error) {
 	return dirs, nil
 }
 
-// remove removes a version that no driver holds and that has nothing in it but programs.
+// remove removes a version that no driver holds and that contains only programs.
 func remove(dir string) (gone bool, err error) {
 	f, err := openDir(dir)
 	if err != nil {
 		return false, err
 	}
 	defer f.Close()
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		if errors.Is(err, unix.EWOULDBLOCK) {
-			return false, nil // a driver's that runs
-		}
-		return false, err
+	if ok, err := flock.TryLock(f); err != nil || !ok {
+		return false, err // locked by a driver that runs
 	}
 	entries, err := f.ReadDir(-1)
 	if err != nil {
@@ -132,7 +120,7 @@ func remove(dir string) (gone bool, err error) {
 	}
 	for _, e := range entries {
 		if !e.Type().IsRegular() {
-			return false, fmt.Errorf("%s is left alone: %s in it is no program", dir, e.Name())
+			return false, fmt.Errorf("%s is left alone: %s in it is not a program", dir, e.Name())
 		}
 	}
 	for _, e := range entries {

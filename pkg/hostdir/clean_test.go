@@ -19,7 +19,7 @@ func (p *place) version(v string) Installed {
 	return p.install()
 }
 
-func TestOnlyWhatNobodyUsesIsRemoved(t *testing.T) {
+func TestOnlyUnusedVersionsAreRemoved(t *testing.T) {
 	p := newPlace(t)
 	sleep, err := exec.LookPath("sleep")
 	if err != nil {
@@ -90,7 +90,7 @@ func TestOnlyWhatNobodyUsesIsRemoved(t *testing.T) {
 	p.program(now.Path("client"), "of v5")
 }
 
-func TestCleaningGoesOnWhereItWasCutShort(t *testing.T) {
+func TestCleanContinuesAfterAnInterruption(t *testing.T) {
 	p := newPlace(t, "helper", "client")
 	old := p.version("v1")
 	if err := errors.Join(old.Close(), os.Remove(old.Path("program-1"))); err != nil {
@@ -105,7 +105,7 @@ func TestCleaningGoesOnWhereItWasCutShort(t *testing.T) {
 	}
 }
 
-func TestRollingBackFindsOrBringsTheOldPrograms(t *testing.T) {
+func TestRollbackFindsOrInstallsTheOldPrograms(t *testing.T) {
 	p := newPlace(t, "helper", "client")
 	first := p.version("v1")
 	if err := first.Close(); err != nil {

@@ -3,20 +3,19 @@ package hostdir
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/flock"
 )
 
-// root makes the operator's directory, gives its path without symbolic links, and sees that nobody but root can put other
-// programs there, and that everybody can reach what is there.
+// root makes the operator's directory and returns its path without symbolic links. It refuses a directory in which other users
+// than root could replace programs, or that clients cannot reach.
 func (o Options) root() (string, error) {
 	own := filepath.Clean(o.Dir)
 	for dir := range prefixes(own) {
@@ -47,7 +46,7 @@ func (o Options) root() (string, error) {
 	return root, nil
 }
 
-// prefixes are the directories that lead to a clean absolute path, and itself.
+// prefixes yields the directories above a clean absolute path, and the path itself.
 func prefixes(path string) func(yield func(string) bool) {
 	return func(yield func(string) bool) {
 		for i := 1; i < len(path); i++ {
@@ -59,7 +58,7 @@ func prefixes(path string) func(yield func(string) bool) {
 	}
 }
 
-// trusted refuses a directory in which others than root could replace what root runs, or that clients cannot pass.
+// trusted refuses a directory in which other users than root could replace programs, or that clients cannot pass through.
 func trusted(dir string) error {
 	var st unix.Stat_t
 	if err := unix.Lstat(dir, &st); err != nil {
@@ -69,15 +68,15 @@ func trusted(dir string) error {
 	case st.Mode&unix.S_IFMT != unix.S_IFDIR:
 		return fault.Errorf(fault.Precondition, "%s is not a directory", dir)
 	case st.Uid != 0 || st.Mode&0o022 != 0 && st.Mode&unix.S_ISVTX == 0:
-		return fault.Errorf(fault.Precondition, "%s can be changed by others than root (owner %d, mode %04o), and programs that root starts must not be there: "+
-			"give it to root and take the others' permission to write (chown root, chmod go-w), or choose another --host-dir", dir, st.Uid, st.Mode&0o7777)
+		return fault.Errorf(fault.Precondition, "%s can be changed by others than root (owner %d, mode %04o), which is not safe for programs that root starts: "+
+			"make root its only writer (chown root, chmod go-w), or choose another --host-dir", dir, st.Uid, st.Mode&0o7777)
 	case st.Mode&0o001 == 0:
-		return fault.Errorf(fault.Precondition, "%s is closed to clients, which run as users of their own (mode %04o, owner root): open it (chmod o+x), or choose another --host-dir", dir, st.Mode&0o7777)
+		return fault.Errorf(fault.Precondition, "%s is closed to clients, which do not run as root (mode %04o, owner root): open it (chmod o+x), or choose another --host-dir", dir, st.Mode&0o7777)
 	}
 	return nil
 }
 
-// makeDir makes one of this package's own directories, or sees that it is what it was made.
+// makeDir makes one of this package's own directories, or checks an existing one.
 func makeDir(dir string) error {
 	if err := os.Mkdir(dir, modeDir); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
@@ -93,42 +92,24 @@ func makeDir(dir string) error {
 	return trusted(dir)
 }
 
-// openDir opens a directory itself, not one that a link leads to.
+// openDir opens a directory, and refuses a symbolic link to one.
 func openDir(dir string) (*os.File, error) {
 	return os.OpenFile(dir, os.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW, 0)
 }
 
-func syncDir(dir string) error {
-	f, err := openDir(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(f.Sync(), f.Close())
-}
-
-// lockDir waits until no other driver installs or removes programs in a directory. Closing the file ends that.
+// lockDir waits until no other driver installs or removes programs in a directory. Closing the file releases the lock.
 func lockDir(ctx context.Context, dir string) (*os.File, error) {
 	f, err := openDir(dir)
 	if err != nil {
 		return nil, err
 	}
-	for {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil {
-			return f, nil
-		}
-		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
-			return nil, errors.Join(fmt.Errorf("lock %s: %w", dir, err), f.Close())
-		}
-		select {
-		case <-time.After(lockPause):
-		case <-ctx.Done():
-			return nil, errors.Join(fmt.Errorf("lock %s, which another driver holds: %w", dir, ctx.Err()), f.Close())
-		}
+	if err := flock.Lock(ctx, f); err != nil {
+		return nil, errors.Join(err, f.Close())
 	}
+	return f, nil
 }
 
-// removeTemps removes what installations that were killed left behind. The lock is held.
+// removeTemps removes the temporary files of killed installations. The lock is held.
 func removeTemps(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {

@@ -1,9 +1,7 @@
-// Package hostdir keeps the programs of helpers and clients on the host, so that what runs there outlives the container that
-// brought it.
+// Package hostdir installs the programs of helpers and clients on the host, so that they outlive the driver's container.
 //
-// Every version has a directory of its own, <dir>/<driver name>/<version>-<digest>/, whose files are never written again:
-// they may be running. A mount keeps the programs that it was started with until it ends; what no mount uses is removed by
-// Clean.
+// Every version has its own directory, <dir>/<driver name>/<version>-<digest>/. Its files are never written to again, because
+// they may be running. A mount keeps using the programs that it was started with. Clean removes unused versions.
 package hostdir
 
 import (
@@ -23,17 +21,18 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/atomicfile"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/flock"
 )
 
 const (
 	modeParent  = 0o755 // of directories above the operator's
-	modeDir     = 0o711 // clients of any uid pass through; who may open a directory could also lock it against Install
+	modeDir     = 0o711 // clients of any uid pass through; a user who may open a directory could lock it against Install
 	modeProgram = 0o755
-	modeClosed  = 0o711 // may be executed by everybody and read by root
+	modeClosed  = 0o711 // executable by every user, readable by root
 	tempPrefix  = ".tmp-"
 	digestChars = 16
-	lockPause   = 20 * time.Millisecond
 )
 
 // Doer does work in the host's mount namespace (host.Namespace).
@@ -41,32 +40,32 @@ type Doer interface {
 	Do(ctx context.Context, what string, fn func() error) error
 }
 
-// Options say what is installed, and where.
+// Options are what is installed, and where.
 type Options struct {
-	Dir        string   // on the host, absolute; it is made if it is missing
-	DriverName string   // drivers of other names are left alone
-	Version    string   // for people; what counts is the digest of the programs
-	Files      []string // the programs, paths in this process's own view
-	// Closed are those of Files that nobody but root may read. Nobody can look into a process that runs one, not even
-	// another process of its user, from its first instruction on: the kernel does not make it dumpable (execve(2)).
+	Dir        string   // on the host, absolute; it is made if it does not exist
+	DriverName string   // separates this driver from other drivers on the host
+	Version    string   // for people only; the digest of the programs identifies them
+	Files      []string // the programs, as paths that this process sees
+	// Closed are those of Files that only root may read. The kernel does not make their processes dumpable (execve(2)), so no
+	// process of the same user can inspect them, not even at their first instruction.
 	Closed []string
-	// Sandboxed says that the programs are to run in the sandbox of systemd's units, which hides some directories.
+	// Sandboxed means that the programs run in the sandbox of systemd units, which hides some directories.
 	Sandboxed bool
 }
 
-// Installed is a version on the host. It counts as used until Close.
+// Installed is a version on the host. No driver removes it before Close.
 type Installed struct {
 	Dir  string   // the version's directory on the host, without symbolic links
-	hold *os.File // has a shared lock on Dir
+	hold *os.File // holds a shared lock on Dir
 }
 
-// Close lets other drivers remove the version once nothing runs from it.
+// Close allows other drivers to remove the version when no process runs its programs.
 func (i Installed) Close() error { return i.hold.Close() }
 
-// Path is where a program of that file name is on the host.
+// Path returns the path of a program on the host.
 func (i Installed) Path(name string) string { return filepath.Join(i.Dir, name) }
 
-// Hidden tells whether units in systemd's sandbox cannot see a path, and below which directory that is.
+// Hidden reports whether the sandbox of systemd units hides a path, and the directory that hides it.
 func Hidden(path string) (below string, hidden bool) {
 	for _, dir := range []string{"/tmp", "/var/tmp", "/home", "/root", "/run/user", "/dev", "/proc", "/sys"} {
 		if path == dir || strings.HasPrefix(path, dir+"/") {
@@ -78,7 +77,7 @@ func Hidden(path string) (below string, hidden bool) {
 
 var (
 	fileName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$`)
-	// versionName are the directories that Clean may remove.
+	// versionName matches the directories that Clean may remove.
 	versionName = regexp.MustCompile(fmt.Sprintf(`^[A-Za-z0-9._+-]{1,64}-[0-9a-f]{%d}$`, digestChars))
 )
 
@@ -91,9 +90,8 @@ type source struct {
 	sum  [sha256.Size]byte
 }
 
-// Install puts the programs on the host, or finds that they are there, unchanged: what has been damaged is replaced. It can be
-// killed anywhere and called by several drivers at a time. An error of the host's directory is a fault.Precondition that says
-// what to do.
+// Install installs the programs on the host, and replaces damaged ones. It can be killed at any point, and several drivers can
+// call it at the same time. If the host's directory is unsuitable, the error is a fault.Precondition that says what to do.
 func Install(ctx context.Context, ns Doer, o Options) (Installed, error) {
 	began := time.Now()
 	if err := o.check(); err != nil {
@@ -104,7 +102,7 @@ func Install(ctx context.Context, ns Doer, o Options) (Installed, error) {
 	if err != nil {
 		return Installed{}, fmt.Errorf("read the programs to install on the host: %w", err)
 	}
-	done := make(chan Installed, 1) // buffered: after ctx ends, no caller receives it, and the collector closes the file
+	done := make(chan Installed, 1) // buffered: after ctx ends, no caller receives it, and the garbage collector closes the file
 	err = ns.Do(ctx, "installing programs in "+o.Dir, func() error {
 		i, err := o.install(ctx, sources)
 		done <- i
@@ -114,7 +112,7 @@ func Install(ctx context.Context, ns Doer, o Options) (Installed, error) {
 		return Installed{}, fmt.Errorf("install programs on the host below %s (--host-dir): %w", o.Dir, classify(err))
 	}
 	i := <-done
-	klog.FromContext(ctx).V(2).Info("Programs are installed on the host", "directory", i.Dir, "took", time.Since(began).Round(time.Millisecond))
+	klog.FromContext(ctx).V(2).Info("Installed programs on the host", "directory", i.Dir, "took", time.Since(began).Round(time.Millisecond))
 	return i, nil
 }
 
@@ -125,31 +123,31 @@ func (o Options) check() error {
 	case !fileName.MatchString(o.DriverName):
 		return fmt.Errorf("install programs: %q cannot be the name of a directory", o.DriverName)
 	case len(o.Files) == 0:
-		return errors.New("install programs: there is none")
+		return errors.New("install programs: no files are given")
 	}
 	return o.visible(o.Dir)
 }
 
-// visible refuses a directory that the programs could not be started from.
+// visible refuses a directory that the sandbox hides.
 func (o Options) visible(dir string) error {
 	if below, hidden := Hidden(dir); o.Sandboxed && hidden {
-		return fault.Errorf(fault.Precondition, "%s is below %s, which is hidden from the units of launcher systemd: choose another --host-dir, as /opt/s3-csi", dir, below)
+		return fault.Errorf(fault.Precondition, "%s is below %s, which is hidden from the units of launcher systemd: choose another --host-dir, such as /opt/s3-csi", dir, below)
 	}
 	return nil
 }
 
-// classify says whose a failure is: the host's file system is for its operator to mend.
+// classify makes every failure a fault.Precondition: the host's operator must repair its file system.
 func classify(err error) error {
 	switch {
 	case fault.KindOf(err) != fault.Unknown:
 		return err
 	case errors.Is(err, unix.EROFS):
-		return fault.Errorf(fault.Precondition, "%w: choose a --host-dir that can be written on this host", err)
+		return fault.Errorf(fault.Precondition, "%w: choose a --host-dir that is writable on this host", err)
 	}
 	return fault.Errorf(fault.Precondition, "%w", err)
 }
 
-// openSources opens the programs and learns their digests.
+// openSources opens the programs and computes their digests.
 func openSources(ctx context.Context, files, closed []string) (sources []source, err error) {
 	for _, path := range files {
 		s := source{name: filepath.Base(path), mode: modeProgram}
@@ -157,7 +155,7 @@ func openSources(ctx context.Context, files, closed []string) (sources []source,
 			s.mode = modeClosed
 		}
 		if !fileName.MatchString(s.name) || slices.ContainsFunc(sources, func(o source) bool { return o.name == s.name }) {
-			return sources, fmt.Errorf("%s: there is another program of that name, or it is no name for one", path)
+			return sources, fmt.Errorf("%s: its file name is invalid, or used by another program", path)
 		}
 		if s.file, err = os.Open(path); err != nil {
 			return sources, err
@@ -169,7 +167,7 @@ func openSources(ctx context.Context, files, closed []string) (sources []source,
 			return sources, err
 		}
 		if !fi.Mode().IsRegular() {
-			return sources, fmt.Errorf("%s is not a file", path)
+			return sources, fmt.Errorf("%s is not a regular file", path)
 		}
 		last.size = fi.Size()
 		if last.sum, err = digest(ctx, io.Discard, s.file, last.size); err != nil {
@@ -185,7 +183,7 @@ func closeSources(sources []source) {
 	}
 }
 
-// digest copies a file from its beginning, and gives the SHA-256 of what it copied.
+// digest copies a file from its beginning, and returns the SHA-256 of the copied bytes.
 func digest(ctx context.Context, to io.Writer, from io.ReaderAt, size int64) (sum [sha256.Size]byte, err error) {
 	h := sha256.New()
 	_, err = io.Copy(io.MultiWriter(to, h), &untilDone{ctx, io.NewSectionReader(from, 0, size)})
@@ -205,13 +203,13 @@ func (b *untilDone) Read(p []byte) (int, error) {
 	return b.Reader.Read(p)
 }
 
-// leaf is the name of the version's directory.
+// leaf returns the name of the version's directory.
 func (o Options) leaf(sources []source) string {
 	h := sha256.New()
 	for _, s := range slices.SortedFunc(slices.Values(sources), func(a, b source) int { return strings.Compare(a.name, b.name) }) {
 		if s.mode == modeProgram {
 			fmt.Fprintf(h, "%s %x\n", s.name, s.sum)
-		} else { // drivers that want it otherwise have another directory
+		} else { // another mode is another version
 			fmt.Fprintf(h, "%s %x %o\n", s.name, s.sum, s.mode)
 		}
 	}
@@ -259,19 +257,22 @@ func (o Options) install(ctx context.Context, sources []source) (Installed, erro
 		}
 	}
 	for _, dir := range []string{i.Dir, base, root} {
-		if err := syncDir(dir); err != nil {
+		if err := atomicfile.SyncDir(dir); err != nil {
 			return Installed{}, err
 		}
 	}
-	i.hold, err = openDir(i.Dir)
-	if err == nil {
-		err = unix.Flock(int(i.hold.Fd()), unix.LOCK_SH|unix.LOCK_NB) // Clean has it only with the lock that is held here
+	if i.hold, err = openDir(i.Dir); err != nil {
+		return i, err
+	}
+	// Clean takes it only while it holds the lock that is held here.
+	ok, err := flock.TryRLock(i.hold)
+	if err == nil && !ok {
+		err = fmt.Errorf("%s is locked by another driver: %w", i.Dir, unix.EWOULDBLOCK)
 	}
 	return i, err
 }
 
-// installed tells whether a file is the program, may be executed by everybody, read by whom it should, and changed by root
-// alone.
+// installed reports whether a file is the program, unchanged, with the right mode, and owned by root.
 func (s source) installed(ctx context.Context, path string) bool {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -286,27 +287,14 @@ func (s source) installed(ctx context.Context, path string) bool {
 	return err == nil && sum == s.sum
 }
 
-// write puts the program into dir as a whole: whoever opens it gets the old or the new one.
+// write puts the program into dir. The directory's lock is held.
 func (s source) write(ctx context.Context, dir string) error {
-	f, err := os.CreateTemp(dir, tempPrefix+"*") // O_EXCL, 0600
-	if err != nil {
+	w := atomicfile.Writer{Mode: os.FileMode(s.mode), Durable: true, Temp: tempPrefix + s.name}
+	return w.WriteFrom(filepath.Join(dir, s.name), func(to io.Writer) error {
+		sum, err := digest(ctx, to, s.file, s.size)
+		if err == nil && sum != s.sum {
+			err = fmt.Errorf("%s changed while it was read", s.file.Name())
+		}
 		return err
-	}
-	sum, err := digest(ctx, f, s.file, s.size)
-	if err == nil && sum != s.sum {
-		err = fmt.Errorf("%s has changed while it was read", s.file.Name())
-	}
-	if err == nil {
-		err = f.Chmod(os.FileMode(s.mode))
-	}
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(f.Name(), filepath.Join(dir, s.name))
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
-	}
-	return nil
+	})
 }

@@ -139,7 +139,7 @@ func (p *place) program(path, content string) {
 	}
 }
 
-func TestProgramsAreInstalledOnceAndForAll(t *testing.T) {
+func TestProgramsAreInstalledOnce(t *testing.T) {
 	p := newPlace(t, "one", "two")
 	defer unix.Umask(unix.Umask(0o077)) // as of a careful container
 	first := p.install()
@@ -166,7 +166,7 @@ func TestProgramsAreInstalledOnceAndForAll(t *testing.T) {
 	p.program(second.Path("program-2"), "TWO")
 }
 
-func TestClosedProgramsAreReadByRootAlone(t *testing.T) {
+func TestOnlyRootReadsClosedPrograms(t *testing.T) {
 	p := newPlace(t, "one", "two")
 	p.Closed = p.Files[1:]
 	first := p.install()
@@ -190,7 +190,7 @@ func TestClosedProgramsAreReadByRootAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	if p.install(); mode() != 0o711 {
-		t.Errorf("what somebody opened stays open: mode %o", mode())
+		t.Errorf("a program that others could read stays readable: mode %o", mode())
 	}
 	p.Closed = nil
 	if open := p.install(); open.Dir == first.Dir {
@@ -198,7 +198,7 @@ func TestClosedProgramsAreReadByRootAlone(t *testing.T) {
 	}
 }
 
-func TestDamageIsRepairedAndWhatRunsIsNotWrittenTo(t *testing.T) {
+func TestDamageIsRepairedAndRunningProgramsAreNotWrittenTo(t *testing.T) {
 	for what, damage := range map[string]func(path string) error{
 		"changed":       func(path string) error { return os.WriteFile(path, []byte("0ne"), 0o755) },
 		"cut":           func(path string) error { return os.Truncate(path, 1) },
@@ -247,7 +247,7 @@ func TestDamageIsRepairedAndWhatRunsIsNotWrittenTo(t *testing.T) {
 	}
 }
 
-func TestWhereProgramsMayNotBe(t *testing.T) {
+func TestUnsuitableDirectoriesAreRefused(t *testing.T) {
 	for what, c := range map[string]struct {
 		change func(*place) error
 		words  string
@@ -266,12 +266,12 @@ func TestWhereProgramsMayNotBe(t *testing.T) {
 		"a link of ours": {func(p *place) error {
 			return errors.Join(os.MkdirAll(p.Dir, 0o755), os.Symlink("/bin", filepath.Join(p.Dir, p.DriverName)))
 		}, "not a directory"},
-		"read-only":     {func(p *place) error { return p.tmpfs(unix.MS_RDONLY) }, "choose a --host-dir that can be written"},
+		"read-only":     {func(p *place) error { return p.tmpfs(unix.MS_RDONLY) }, "--host-dir that is writable"},
 		"driver's name": {func(p *place) error { p.DriverName = "../x"; return nil }, "cannot be the name"},
-		"no programs":   {func(p *place) error { p.Files = nil; return nil }, "there is none"},
+		"no programs":   {func(p *place) error { p.Files = nil; return nil }, "no files"},
 		"missing one":   {func(p *place) error { p.Files = append(p.Files, "/nowhere/x"); return nil }, "/nowhere/x"},
-		"same name":     {func(p *place) error { p.Files = append(p.Files, p.Files[0]); return nil }, "another program of that name"},
-		"directory":     {func(p *place) error { p.Files = []string{"/bin"}; return nil }, "not a file"},
+		"same name":     {func(p *place) error { p.Files = append(p.Files, p.Files[0]); return nil }, "used by another program"},
+		"directory":     {func(p *place) error { p.Files = []string{"/bin"}; return nil }, "not a regular file"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			p := newPlace(t, "one")
@@ -305,7 +305,7 @@ func (p *place) tmpfs(flags uintptr) error {
 	return unix.Mount("tmpfs", p.Dir, "tmpfs", flags, "mode=755")
 }
 
-func TestDriversInstallSideBySide(t *testing.T) {
+func TestDriversInstallConcurrently(t *testing.T) {
 	p := newPlace(t, strings.Repeat("one", 1<<20), "two")
 	var wg sync.WaitGroup
 	dirs := make([]string, 8)
@@ -331,7 +331,7 @@ func TestDriversInstallSideBySide(t *testing.T) {
 	p.program(filepath.Join(dirs[0], "program-2"), "two")
 }
 
-func TestADriverThatIsKilledLeavesNothingThatMatters(t *testing.T) {
+func TestKilledInstallationIsRepaired(t *testing.T) {
 	p := newPlace(t, strings.Repeat("one", 1<<18), "two")
 	p.DriverName, p.Version = "d", "1"
 	for n := range 20 {
@@ -357,7 +357,7 @@ func TestADriverThatIsKilledLeavesNothingThatMatters(t *testing.T) {
 	}
 }
 
-func TestNamesOfVersions(t *testing.T) {
+func TestVersionDirectoryNames(t *testing.T) {
 	for version, want := range map[string]string{
 		"v1.2.3": "v1.2.3-", "v0.0.0-20260101+dirty": "v0.0.0-20260101+dirty-", "": "devel-", "../../x": "x-", "a b/c": "a-b-c-",
 		strings.Repeat("é", 80): "devel-", strings.Repeat("x", 80): strings.Repeat("x", 64) + "-",
@@ -380,7 +380,7 @@ func FuzzNamesOfVersions(f *testing.F) {
 	})
 }
 
-func TestWhatKeepsAProgramFromRunningIsSaid(t *testing.T) {
+func TestErrorSaysWhyAProgramCannotRun(t *testing.T) {
 	for what, c := range map[string]struct {
 		program string
 		change  func(*place) error
@@ -389,7 +389,7 @@ func TestWhatKeepsAProgramFromRunningIsSaid(t *testing.T) {
 		"nothing":            {"#!/bin/sh\nexit 0\n", nil, ""},
 		"a file system":      {"#!/bin/sh\nexit 0\n", func(p *place) error { return p.tmpfs(unix.MS_NOEXEC) }, "mounted noexec"},
 		"its own failure":    {"#!/bin/sh\necho no way >&2; exit 3\n", nil, `exit status 3: "no way"`},
-		"another machine's":  {"\x7fELF, perhaps", nil, "no program for this machine"},
+		"another machine's":  {"\x7fELF, perhaps", nil, "not built for this machine"},
 		"its own privileges": {"#!/bin/sh\nid -u; exit 1\n", nil, `"65534"`},
 	} {
 		t.Run(what, func(t *testing.T) {

@@ -19,12 +19,12 @@ import (
 
 const (
 	tryTimeout = 20 * time.Second
-	tryUID     = 65534 // nobody: a user without rights, as clients are
+	tryUID     = 65534 // nobody, unprivileged like clients
 	busyPause  = 20 * time.Millisecond
 )
 
-// Try runs the program of that name on the host, as a user without rights, with the only argument --version. What keeps it
-// from running is a fault.Precondition that says what to do about it.
+// Try runs a program on the host as an unprivileged user, with the argument --version. If the program cannot run, the error is a
+// fault.Precondition that says what to do.
 func (i Installed) Try(ctx context.Context, ns Doer, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
 	defer cancel()
@@ -32,7 +32,7 @@ func (i Installed) Try(ctx context.Context, ns Doer, name string) error {
 	err := ns.Do(ctx, "trying "+path, func() error {
 		for {
 			err := run(ctx, path)
-			// While this process forks, the child has our descriptors until it executes: also one that wrote the program.
+			// A child that another thread forks has this process's descriptors, also one that wrote the program, until it executes.
 			if !errors.Is(err, unix.ETXTBSY) {
 				return explain(i.Dir, err)
 			}
@@ -49,13 +49,13 @@ func (i Installed) Try(ctx context.Context, ns Doer, name string) error {
 	return nil
 }
 
-// exitError is a program that was executed and failed.
+// exitError means that the program ran and failed.
 type exitError struct {
 	state  string
 	output []byte
 }
 
-func (e *exitError) Error() string { return fmt.Sprintf("it ended with %s: %q", e.state, e.output) }
+func (e *exitError) Error() string { return fmt.Sprintf("it exited with %s: %q", e.state, e.output) }
 
 func run(ctx context.Context, path string) error {
 	r, w, err := os.Pipe()
@@ -63,7 +63,7 @@ func run(ctx context.Context, path string) error {
 		return err
 	}
 	defer r.Close()
-	// Files, not buffers: those would be filled by goroutines, and this thread may be the only one on the host.
+	// A pipe, not buffers: goroutines would fill those on other threads, which may not be in the host's mount namespace.
 	cmd := exec.CommandContext(ctx, path, "--version")
 	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = "/", []string{"PATH=/usr/bin:/bin"}, w, w
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Credential: &syscall.Credential{Uid: tryUID, Gid: tryUID}}
@@ -72,14 +72,14 @@ func run(ctx context.Context, path string) error {
 		return err
 	}
 	err = cmd.Wait()
-	output, _ := io.ReadAll(io.LimitReader(r, 1024)) // less than a pipe holds, so it has not waited for us
+	output, _ := io.ReadAll(io.LimitReader(r, 1024)) // less than a pipe holds, so the program did not wait for a reader
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
 		return &exitError{exit.String(), bytes.TrimSpace(output)}
 	}
 	return err
 }
 
-// explain says what keeps the host from running a program, and what can be done.
+// explain returns the reason why the host does not run a program, with the remedy.
 func explain(dir string, err error) error {
 	var (
 		st   unix.Statfs_t
@@ -95,12 +95,12 @@ func explain(dir string, err error) error {
 		err = fmt.Errorf("%w: its file system is mounted noexec; choose a --host-dir elsewhere, or mount it with exec", err)
 	case !permitted && bytes.HasPrefix(enforcing, []byte("1")):
 		base := filepath.Dir(filepath.Dir(dir))
-		err = fmt.Errorf("%w: SELinux is enforcing and may forbid it (ausearch -m avc -ts recent says so); label the directory as one of programs "+
+		err = fmt.Errorf("%w: SELinux is enforcing and may forbid it (see ausearch -m avc -ts recent); label the directory for programs "+
 			"(semanage fcontext -a -t bin_t '%s(/.*)?' && restorecon -R %s), or choose another --host-dir", err, base, base)
 	case !permitted:
 		err = fmt.Errorf("%w: the file system, or a security module of the host (AppArmor, fapolicyd), forbids it; allow it there, or choose another --host-dir", err)
 	case errors.Is(err, unix.ENOEXEC):
-		err = fmt.Errorf("%w: it is no program for this machine; the driver's image must be of the machine's architecture", err)
+		err = fmt.Errorf("%w: the program is not built for this machine; the driver's image must match its architecture", err)
 	case errors.As(err, &exit):
 	default:
 		return err

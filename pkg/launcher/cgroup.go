@@ -14,30 +14,32 @@ import (
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/proc"
 )
 
-// cgroupName is the cgroup for helpers at the root of a unified hierarchy. In hierarchies of version 1 they go to the
-// root itself: a new directory there can need preparation (cpuset).
+// cgroupName is the cgroup of helpers at the root of a unified hierarchy. In hierarchies of version 1 helpers go to the root itself,
+// because a new directory there can need preparation (cpuset).
 const cgroupName = "s3-csi-helpers"
 
-// probeTimeout bounds the look at the cgroup file systems; the kernel answers for those.
+// probeTimeout bounds the check of the cgroup file systems, which waits only for the kernel.
 const probeTimeout = 5 * time.Second
 
-// SurvivesDriver tells whether helpers go on when the driver is restarted, and why not. At the end of a container, and of
-// a systemd unit, everything in its cgroup is killed; a driver in one moves helpers out at their start. Until one was
-// started the answer is whether that looks possible. The network of a pod ends with it, too.
+// SurvivesDriver reports whether helpers survive a restart of the driver, and if not, why. When a container or a systemd unit ends,
+// every process in its cgroup is killed, so the driver moves helpers out of its own. Before the first start, the answer is whether
+// that looks possible. The network of a pod ends with the pod, too.
 func (p *Process) SurvivesDriver() (bool, string) {
 	if err := p.sameNetwork(); err != nil {
 		return false, err.Error()
 	}
-	const why = "helpers stay in the driver's cgroup, and all of that is killed when the driver's container or unit ends: "
+	const why = "helpers stay in the driver's cgroup and are killed when the driver's container or unit ends: "
 	p.mu.Lock()
 	started, err := p.moved, p.moveErr
 	p.mu.Unlock()
 	if !started {
 		ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
 		defer cancel()
-		err = p.ns.Do(ctx, "looking at the host's cgroups", p.probeCgroups)
+		err = p.ns.Do(ctx, "checking the host's cgroups", p.probeCgroups)
 	}
 	if err != nil {
 		return false, why + err.Error()
@@ -45,8 +47,8 @@ func (p *Process) SurvivesDriver() (bool, string) {
 	return true, ""
 }
 
-// sameNetwork refuses a driver in a container with a network of its own: its helpers share that, and it is gone with the
-// container's pod.
+// sameNetwork refuses a driver in a container with its own network, because its helpers share that, and it ends with the container's
+// pod.
 func (p *Process) sameNetwork() error {
 	if !p.ns.Foreign() {
 		return nil
@@ -60,12 +62,12 @@ func (p *Process) sameNetwork() error {
 		return fmt.Errorf("finding the host's network: %w", err)
 	}
 	if own != host {
-		return errors.New("helpers are in the network of the driver's pod, which ends with it: set hostNetwork: true on the node's pod")
+		return errors.New("helpers use the network of the driver's pod, which ends with the pod: set hostNetwork: true on the node's pod")
 	}
 	return nil
 }
 
-// confined tells whether the driver's cgroup is one that is killed as a whole.
+// confined reports whether the driver's cgroup is killed as a whole.
 func (p *Process) confined() (bool, error) {
 	if p.ns.Foreign() {
 		return true, nil
@@ -77,7 +79,7 @@ func (p *Process) confined() (bool, error) {
 	return inUnit(parseCgroups(own)), nil
 }
 
-// inUnit tells whether cgroups are those of a systemd service.
+// inUnit reports whether cgroups are those of a systemd service.
 func inUnit(cgroups map[string]string) bool {
 	for _, hierarchy := range []string{"", "name=systemd"} {
 		for part := range strings.SplitSeq(cgroups[hierarchy], "/") {
@@ -89,7 +91,7 @@ func inUnit(cgroups map[string]string) bool {
 	return false
 }
 
-// probeCgroups tries everything of leaving a cgroup but that.
+// probeCgroups tries everything that leaving a cgroup needs, without leaving it.
 func (p *Process) probeCgroups() error {
 	confined, err := p.confined()
 	if err != nil || !confined {
@@ -110,9 +112,8 @@ func (p *Process) probeCgroups() error {
 	return errors.Join(errs...)
 }
 
-// leaveCgroup moves a helper out of the driver's cgroup where that is killed with the driver, and notes whether it went.
-// It has to be called on the thread that started the helper. hostView tells that this thread is in the host's cgroup
-// namespace.
+// leaveCgroup moves a helper out of the driver's cgroup if that is killed with the driver, and records the result. Call it on the
+// thread that started the helper. hostView means that this thread is in the host's cgroup namespace.
 func (p *Process) leaveCgroup(pid int, hostView bool) error {
 	err := func() error {
 		confined, err := p.confined()
@@ -135,15 +136,15 @@ func (p *Process) leaveCgroup(pid int, hostView bool) error {
 	return err
 }
 
-// hasLeft looks whether a helper is anywhere in a cgroup of the driver's; moveErr says why it may be.
+// hasLeft returns an error if a helper is in any cgroup of the driver; moveErr is the likely cause.
 func hasLeft(pid int, hostView bool, moveErr error) error {
-	own, err := os.ReadFile("/proc/" + strconv.Itoa(os.Getpid()) + "/cgroup")
+	own, err := os.ReadFile(proc.Path(os.Getpid(), "cgroup"))
 	if err != nil {
 		return err
 	}
-	its, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/cgroup")
-	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
-		return nil // ended already
+	its, err := os.ReadFile(proc.Path(pid, "cgroup"))
+	if proc.Gone(err) {
+		return nil // it has exited
 	}
 	if err != nil {
 		return err
@@ -154,8 +155,8 @@ func hasLeft(pid int, hostView bool, moveErr error) error {
 	return nil
 }
 
-// sharedCgroups names the hierarchies in which two processes are in the same cgroup. The root does not count, unless "/"
-// is only what a container's cgroup namespace calls its own.
+// sharedCgroups returns the hierarchies in which two processes are in the same cgroup. The root does not count, unless "/" is only the
+// root of a container's cgroup namespace.
 func sharedCgroups(a, b map[string]string, hostView bool) []string {
 	var shared []string
 	for hierarchy, path := range a {
@@ -170,7 +171,7 @@ func sharedCgroups(a, b map[string]string, hostView bool) []string {
 	return shared
 }
 
-// parseCgroups reads /proc/<pid>/cgroup (cgroups(7)): the path by controllers, "" is the unified hierarchy.
+// parseCgroups reads /proc/<pid>/cgroup (cgroups(7)): the paths by controllers, where "" is the unified hierarchy.
 func parseCgroups(file []byte) map[string]string {
 	cgroups := map[string]string{}
 	lines := bufio.NewScanner(bytes.NewReader(file))
@@ -182,8 +183,7 @@ func parseCgroups(file []byte) map[string]string {
 	return cgroups
 }
 
-// cgroupFiles are the files to write a pid to, so that it leaves its cgroups: one for each hierarchy that this thread
-// sees whole.
+// cgroupFiles returns the files to which a pid is written to leave its cgroups: one for each hierarchy that this thread sees whole.
 func cgroupFiles() ([]string, error) {
 	f, err := os.Open("/proc/thread-self/mountinfo")
 	if err != nil {
@@ -205,7 +205,7 @@ func cgroupFiles() ([]string, error) {
 		if m.FSType == "cgroup2" {
 			dir = filepath.Join(dir, cgroupName)
 			if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
-				return nil, fmt.Errorf("make a cgroup for helpers: %w", err)
+				return nil, fmt.Errorf("create a cgroup for helpers: %w", err)
 			}
 		}
 		files = append(files, filepath.Join(dir, "cgroup.procs"))
@@ -213,8 +213,8 @@ func cgroupFiles() ([]string, error) {
 	return files, nil
 }
 
-// enterHostCgroups takes this thread, a throwaway, into the host's cgroup namespace: on a unified hierarchy with
-// delegation boundaries nobody else may move a process beyond a container's own cgroup. false: it could not.
+// enterHostCgroups moves this thread, which ends afterwards, into the host's cgroup namespace, and reports whether it could. On a
+// unified hierarchy with delegation boundaries, only a process there may move a process out of a container's cgroup.
 func enterHostCgroups() bool {
 	fd, err := unix.Open("/proc/1/ns/cgroup", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {

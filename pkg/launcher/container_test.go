@@ -18,7 +18,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
 )
 
-// containerLevel tells the processes of TestHelperOfAContainerLivesOnTheHost apart.
+// containerLevel tells the processes of TestHelperOfAContainerRunsOnTheHost apart.
 const containerLevel = "S3_CSI_TEST_CONTAINER"
 
 // respawn runs one test of this binary again in new namespaces.
@@ -32,9 +32,9 @@ func respawn(level, test string, namespaces uintptr) (string, error) {
 	return string(out), err
 }
 
-// TestHelperOfAContainerLivesOnTheHost makes a host of its own (PID and mount namespaces) and in it a container (another
+// TestHelperOfAContainerRunsOnTheHost makes a host of its own (PID and mount namespaces) and in it a container (another
 // mount namespace) whose program the host cannot see by its path.
-func TestHelperOfAContainerLivesOnTheHost(t *testing.T) {
+func TestHelperOfAContainerRunsOnTheHost(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root")
 	}

@@ -9,7 +9,7 @@ import (
 
 // ForkExec moves the descriptors that it passes on through numbers just above them: a program that is executed through such a
 // number would be gone by then, which happens when many start at once.
-func TestTheProgramIsOutOfTheWayOfWhatIsPassedOn(t *testing.T) {
+func TestProgramDescriptorIsAboveThePassedOnes(t *testing.T) {
 	program, err := os.Open("/proc/self/exe")
 	if err != nil {
 		t.Fatal(err)

@@ -11,7 +11,7 @@ import (
 )
 
 // A helper starts without a log where the client before it has left no space for one.
-func TestAHelperStartsWithoutSpaceForItsLog(t *testing.T) {
+func TestHelperStartsOnAFullDisk(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: it mounts a file system")
 	}

@@ -135,7 +135,7 @@ func (u *unit) state() string { return filepath.Join(u.dir, "state") }
 
 func (u *unit) hello() helper.Status {
 	u.t.Helper()
-	s, err := u.peer.Hello(bounded(u.t))
+	s, err := u.peer.Status(bounded(u.t))
 	if err != nil {
 		u.t.Fatalf("%v\n%s", err, u.log())
 	}
@@ -160,7 +160,7 @@ func (u *unit) until(what string, ok func(helper.Status) bool) helper.Status {
 	u.t.Helper()
 	ctx := bounded(u.t)
 	for since := uint64(0); ; {
-		s, err := u.peer.Status(ctx, since)
+		s, err := u.peer.WaitStatus(ctx, since)
 		if err != nil {
 			u.t.Fatalf("waiting for %s: %v\n%s", what, err, u.log())
 		}

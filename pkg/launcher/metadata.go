@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// instanceMetadata are the addresses where clouds hand out the node's own credentials. No mount needs them.
+// instanceMetadata are the addresses where clouds serve the node's own credentials. No mount needs them.
 func instanceMetadata() []netip.Addr {
 	return []netip.Addr{
 		netip.MustParseAddr("169.254.169.254"), // AWS, Azure, GCP and most others
@@ -15,7 +15,7 @@ func instanceMetadata() []netip.Addr {
 	}
 }
 
-// otherMetadata are further such addresses, and those of agents that hand out a container's credentials.
+// otherMetadata are further such addresses, and those of agents that serve a container's credentials.
 func otherMetadata() []netip.Addr {
 	return []netip.Addr{
 		netip.MustParseAddr("169.254.170.2"),   // Amazon ECS Developer Guide, "Task IAM role"
@@ -27,7 +27,7 @@ func otherMetadata() []netip.Addr {
 	}
 }
 
-// metadata are the addresses that a unit is denied, less those that it needs.
+// metadata returns the addresses that a unit is denied, except those that it needs.
 func metadata(needs []netip.Addr) []network {
 	denied := instanceMetadata()
 	for _, a := range otherMetadata() {

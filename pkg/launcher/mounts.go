@@ -15,33 +15,32 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/resolvconf"
 )
 
-// Resolver says what helpers see in the place of the host's files, so that names are resolved otherwise than the host does
+// Resolver returns the files that helpers see instead of the host's, so that they resolve names in another way than the host
 // (resolvconf.Copy).
 type Resolver interface {
 	Binds(ctx context.Context) ([]resolvconf.Bind, error)
 }
 
-// certificates is where /etc/ssl leads on some distributions.
+// certificates is the target of links in /etc/ssl on some distributions.
 const certificates = "/var/lib/ca-certificates"
 
-// system are the directories below which programs, their libraries and their configuration are, and the kernel's own file
-// systems: whatever is mounted there is there for good.
+// system are the directories of programs, libraries, configuration and the kernel's own file systems. Mounts there are permanent.
 func system() []string {
 	return []string{"/bin", "/dev", "/etc", "/gnu", "/lib", "/lib32", "/lib64", "/libx32", "/nix", "/proc", "/sbin", "/sys", "/usr"}
 }
 
-// leaveMounts takes this thread, a throwaway, into a mount namespace of its own that has no more than a helper needs: the
-// root, what is mounted below the system's directories, and what the paths lead over.
+// leaveMounts moves this thread, which ends afterwards, into a new mount namespace with only the mounts that a helper needs: the root,
+// those below the system's directories, and those on the way to the given paths.
 //
-// A copy of any other mount would keep its file system for as long as the helper lives: a FUSE client would never end, and a
-// disk could not be taken away. Where mounts are private, as on hosts without systemd, nothing that is done on the host ever
-// removes a copy; so none is made, and what the host mounts later does not arrive. The copies that unshare(2) makes go with
-// the old root, also those that are hidden below others. No file system but those that stay is asked anything.
+// A copy of any other mount would pin its file system as long as the helper runs: a FUSE client would never exit, and a disk could
+// not be removed. If mounts are private, as on hosts without systemd, an unmount on the host does not remove the copy. So no copies
+// are kept, and later mounts of the host do not propagate. The copies that unshare(2) makes are removed with the old root, also
+// hidden ones. There are no requests to file systems that are not kept.
 func leaveMounts(paths []string) error {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("make a mount namespace: %w", err)
 	}
-	// First of all: what is unmounted here must not be unmounted on the host.
+	// First, so that an unmount here does not propagate to the host.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make the mounts private: %w", err)
 	}
@@ -54,7 +53,7 @@ func leaveMounts(paths []string) error {
 		return err
 	}
 	defer unix.Close(root)
-	// The copy lies on the old root. Paths from "/" lead through the old one, those from here through the new one.
+	// The copy is on top of the old root. Paths from "/" resolve in the old one, those from here in the new one.
 	if err := unix.Fchdir(root); err != nil {
 		return fmt.Errorf("enter the copy of the root: %w", err)
 	}
@@ -71,14 +70,14 @@ func leaveMounts(paths []string) error {
 	if err := unix.PivotRoot(".", "."); err != nil {
 		return fmt.Errorf("change the root: %w", err)
 	}
-	// The old root lies on the new one now, and is what the working directory leads to.
+	// The old root is on top of the new one now, and the working directory is in it.
 	if err := errors.Join(unix.Unmount(".", unix.MNT_DETACH), unix.Chdir("/")); err != nil {
 		return fmt.Errorf("leave the old root: %w", err)
 	}
 	return nil
 }
 
-// moveCopy mounts what is mounted on a path on another, without what is mounted below it, and gives its root.
+// moveCopy copies the mount on one path to another, without the mounts below it, and returns its root.
 func moveCopy(from, to string) (int, error) {
 	tree, err := unix.OpenTree(unix.AT_FDCWD, from, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_NO_AUTOMOUNT)
 	if err != nil {
@@ -90,7 +89,7 @@ func moveCopy(from, to string) (int, error) {
 	return tree, nil
 }
 
-// staying are the mount points, but for the root, that this thread's namespace is to have; those above others come first.
+// staying returns the mount points, except the root, that this thread's namespace keeps, parents first.
 func staying(paths []string) ([]string, error) {
 	f, err := os.Open("/proc/thread-self/mountinfo")
 	if err != nil {
@@ -125,7 +124,7 @@ func stays(m *mountinfo.Info, paths []string) bool {
 
 func atOrBelow(path, dir string) bool { return path == dir || strings.HasPrefix(path, dir+"/") }
 
-// ownView takes this thread, a throwaway, to where a unit's helper sees the files of its Resolver.
+// ownView moves this thread, which ends afterwards, into a mount namespace with the files of a unit's Resolver.
 func (p *Process) ownView(u Unit, binds []resolvconf.Bind) error {
 	paths := []string{u.StateDir, filepath.Dir(p.program), certificates}
 	if u.CacheDir != "" {

@@ -184,7 +184,7 @@ func mountVolume(t *testing.T, path string) *volume {
 	return &volume{dev}
 }
 
-// over tells whether the client is told that its file system is gone, on which clients end.
+// over reports whether the client learns that its file system is gone, which makes clients exit.
 func (v *volume) over() bool {
 	buf := make([]byte, 1<<18)
 	for range 10 {
@@ -197,7 +197,7 @@ func (v *volume) over() bool {
 	return false
 }
 
-func TestAHelperWhoseNamesCannotBeResolvedIsNotStarted(t *testing.T) {
+func TestHelperIsNotStartedWhenTheResolverFails(t *testing.T) {
 	u := prepare(t, firstUID+22)
 	broken := errors.New("no resolv.conf")
 	for _, r := range []launcher.Resolver{failing{broken}, fixed{{Source: "/nowhere", Target: "/nowhere"}}} {

@@ -4,45 +4,30 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/proc"
 )
 
-func status(state, uids, threads string) []byte {
-	return []byte("Name:\tUid:\t5000\nState:\t" + state + "\nUid:\t" + uids + "\nThreads:\t" + threads + "\n")
-}
-
-func TestOnlyLiveProcessesOfTheUIDCount(t *testing.T) {
-	for _, tc := range []struct {
-		what string
-		file []byte
-		want bool
-	}{
-		{"sleeping", status("S (sleeping)", "5000\t5000\t5000\t5000", "3"), true},
-		{"hanging", status("D (disk sleep)", "5000\t5000\t5000\t5000", "1"), true},
-		{"another's", status("S (sleeping)", "500\t500\t500\t500", "1"), false},
-		{"another's that borrows the uid", status("S (sleeping)", "1000\t5000\t5000\t5000", "1"), false},
-		{"another's that lends it", status("S (sleeping)", "5000\t0\t0\t0", "1"), false},
-		{"zombie", status("Z (zombie)", "5000\t5000\t5000\t5000", "1"), false},
-		{"zombie with a thread that hangs", status("Z (zombie)", "5000\t5000\t5000\t5000", "2"), true},
-		{"dead", status("X (dead)", "5000\t5000\t5000\t5000", "1"), false},
-		{"empty", nil, false},
+func TestOnlyProcessesWithBothUIDsBelongToAMount(t *testing.T) {
+	for uids, want := range map[string]bool{
+		"5000\t5000\t5000\t5000": true,
+		"500\t500\t500\t500":     false,
+		"1000\t5000\t5000\t5000": false,
+		"5000\t0\t0\t0":          false,
 	} {
-		if got := statusIsOf(tc.file, 5000); got != tc.want {
-			t.Errorf("%s: %v", tc.what, got)
+		for state, runs := range map[string]bool{"S (sleeping)": true, "Z (zombie)": false} {
+			status := proc.Status("Name:\tUid:\t5000\nState:\t" + state + "\nUid:\t" + uids + "\nThreads:\t1\n")
+			if got := runsAs(status, 5000); got != (want && runs) {
+				t.Errorf("%q, %s: %v", uids, state, got)
+			}
 		}
+	}
+	if runsAs(nil, 0) {
+		t.Error("a process that has exited runs as root")
 	}
 }
 
-func FuzzStatusIsOf(f *testing.F) {
-	f.Add(status("S (sleeping)", "5000\t5000\t5000\t5000", "3"))
-	f.Add([]byte("Uid:\t5000"))
-	f.Fuzz(func(t *testing.T, file []byte) {
-		if statusIsOf(file, 5000) && !strings.Contains(string(file), "5000") {
-			t.Error("a uid that is not there")
-		}
-	})
-}
-
-func TestCgroupsThatEndWithTheDriverAreSeen(t *testing.T) {
+func TestCgroupsSharedWithTheDriverAreFound(t *testing.T) {
 	const container = "12:memory:/kubepods/pod1/c1\n1:name=systemd:/kubepods/pod1/c1\n0::/\n"
 	const out = "12:memory:/\n1:name=systemd:/\n0::/s3-csi-helpers\n"
 	own := parseCgroups([]byte(container))

@@ -1,8 +1,7 @@
-// Package launcher brings helpers to life on a host and finds and ends the processes of a mount.
+// Package launcher starts helpers on a host, and finds and kills the processes of a mount.
 //
-// Systemd starts them as transient services of the host's systemd. Process starts them as plain children, for hosts
-// without systemd, for development and for the demo. A mount is known to a launcher by its uid, which no other mount and no
-// user has.
+// Systemd starts helpers as transient services of the host's systemd. Process starts them as plain children, for hosts without
+// systemd, for development and for the demo. A launcher identifies a mount by its uid, which no other mount and no user has.
 package launcher
 
 import (
@@ -12,7 +11,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"sync"
 	"syscall"
@@ -21,44 +19,45 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/resolvconf"
 )
 
-// LogFile is the file in a mount's state directory that a helper of this launcher logs to; the helper bounds its size.
-// It is not the driver's own standard error, because that ends with the driver and the helper does not.
+// LogFile is the file in a mount's state directory to which a helper of Process logs; the helper bounds its size. The driver's
+// standard error would end with the driver.
 const LogFile = "helper.log"
 
 // Unit is one helper to start.
 type Unit struct {
 	Name, Description string
-	// UID and GID are the mount's own. The helper and its client have these and no further groups.
+	// UID and GID are the mount's own. The helper and its client run with these and no further groups.
 	UID, GID uint32
-	// StateDir is an absolute path in the host's mount namespace, of a directory that UID owns.
+	// StateDir is the absolute path, in the host's mount namespace, of a directory that UID owns.
 	StateDir string
-	// CacheDir is another such directory, or "". Beside StateDir it is all that a sandbox lets the helper write to.
+	// CacheDir is another such directory, or "". A sandbox lets the helper write only to these two.
 	CacheDir string
-	// Callers tells that the client looks up in /proc which processes call its file system (client.Client.CallerPIDs), so a
-	// sandbox has to let it see them.
+	// Callers means that the client looks up the callers of its file system in /proc (client.Client.CallerPIDs), so a sandbox
+	// must not hide them.
 	Callers bool
-	// Needs are addresses that the mount must reach although a sandbox denies them to others, see metadata.
+	// Needs are addresses that the mount must reach although the sandbox denies them by default, see metadata.
 	Needs []netip.Addr
-	// Limits are for launchers that have a cgroup for each helper.
+	// Limits are enforced by launchers with a cgroup for each helper.
 	Limits Limits
-	// Socket is the listening socket that helper.Listen made. It stays the caller's to close, after Start.
+	// Socket is the listening socket of helper.Listen. The caller closes it after Start.
 	Socket *os.File
 }
 
-// Doer does work in the host's mount namespace (host.Namespace). Where Foreign, the function runs on an OS thread that
-// is thrown away afterwards, in a mount namespace other than the process's.
+// Doer runs functions in the host's mount namespace (host.Namespace). If it is Foreign, the function runs on an OS thread that ends
+// afterwards, in another mount namespace than the process's.
 type Doer interface {
 	Do(ctx context.Context, what string, fn func() error) error
 	Foreign() bool
 }
 
-// Process launches helpers as children of the driver: each in a session of its own, under its mount's uid, without
-// capabilities or a way to get any, in the host's mount namespace (but see WithResolver) and, where the driver is in a container or a systemd
-// unit, in a cgroup outside. They go on when the driver is killed; init reaps them then. Before that the driver has to:
-// no goroutine waits for them, but each call of a method reaps what has ended.
+// Process launches helpers as children of the driver. Each runs in its own session, as its mount's uid, without capabilities or a
+// way to get any, in the host's mount namespace (but see WithResolver). If the driver is in a container or a systemd unit, helpers
+// run in a cgroup outside of that. They survive the driver, and init reaps them then. Until then each method call reaps exited
+// helpers.
 type Process struct {
 	ns       Doer
 	program  string
@@ -66,7 +65,7 @@ type Process struct {
 	uids     UIDRange
 	resolver Resolver // nil: names are resolved as the host does
 
-	census census
+	scan processScan
 
 	mu       sync.Mutex
 	children map[int]struct{} // not reaped yet
@@ -74,28 +73,28 @@ type Process struct {
 	moveErr  error            // with this outcome
 }
 
-// Option changes how a launcher works.
+// Option changes a Process.
 type Option func(*Process)
 
-// WithUIDs bounds the uids that are started. Without it, it is DefaultUIDs.
+// WithUIDs bounds the uids of helpers to start. The default is DefaultUIDs.
 func WithUIDs(r UIDRange) Option { return func(p *Process) { p.uids = r } }
 
-// WithHostProgram says that the program's path is the host's. Without it, it is one in this process's own view.
+// WithHostProgram makes the program's path one on the host. By default it is one that this process sees.
 func WithHostProgram() Option { return func(p *Process) { p.onHost = true } }
 
-// WithResolver gives helpers a mount namespace of their own, in which they resolve names by what the Resolver says. Without it
-// they are in the host's, and resolve names as the host does.
+// WithResolver gives helpers a mount namespace of their own, with the files of the Resolver. By default they are in the host's, and
+// resolve names as the host does.
 func WithResolver(r Resolver) Option { return func(p *Process) { p.resolver = r } }
 
-// ResolvesBy tells whether helpers resolve names by the launcher's Resolver, and why not.
+// ResolvesBy reports whether helpers resolve names by the launcher's Resolver, and if not, why.
 func (p *Process) ResolvesBy() (bool, string) {
 	if p.resolver == nil {
-		return false, "no other way is asked for"
+		return false, "not requested"
 	}
 	return true, ""
 }
 
-// NewProcess makes a launcher of a helper program, whose mode is `helper`. It starts nothing.
+// NewProcess returns a launcher of a program that is a helper in its mode `helper`. It starts nothing.
 func NewProcess(ns Doer, program string, opts ...Option) *Process {
 	p := &Process{ns: ns, program: program, uids: DefaultUIDs(), children: map[int]struct{}{}}
 	for _, o := range opts {
@@ -104,15 +103,14 @@ func NewProcess(ns Doer, program string, opts ...Option) *Process {
 	return p
 }
 
-// Start starts a unit's helper and returns when its program has been executed; whether it serves is for helper.Peer to
-// find out. After an error that wraps ctx's, the helper may come to life yet: Kill the uid before it is used again.
+// Start starts a unit's helper and returns when its program has been executed; helper.Peer shows whether it serves. After an error
+// that wraps ctx's, the helper may still start: Kill the uid before it is used again.
 func (p *Process) Start(ctx context.Context, u Unit) error {
 	p.reap()
 	if err := u.check(p.uids); err != nil {
 		return err
 	}
-	// It is executed through a descriptor: the path may not exist on the host, and the mount's uid need not be able to
-	// reach it.
+	// It is executed through a descriptor, because its path may not exist on the host, or not be accessible to the mount's uid.
 	var own *os.File
 	if !p.onHost {
 		f, err := os.Open(p.program)
@@ -133,7 +131,7 @@ func (p *Process) Start(ctx context.Context, u Unit) error {
 	var cgroupErr error
 	err := p.ns.Do(ctx, "starting the helper of "+u.Name, func() error {
 		if err := ctx.Err(); err != nil {
-			return err // nobody waits any more
+			return err // the caller has stopped waiting
 		}
 		program := own
 		if p.onHost {
@@ -153,7 +151,7 @@ func (p *Process) Start(ctx context.Context, u Unit) error {
 	}
 	log := klog.FromContext(ctx).WithValues("unit", u.Name, "pid", pid, "uid", u.UID)
 	if cgroupErr != nil {
-		log.Error(cgroupErr, "The helper stays in the driver's cgroup: the end of the driver's container or unit will end the mount")
+		log.Error(cgroupErr, "Helper stays in the driver's cgroup", "effect", "the mount ends with the driver's container or unit")
 	}
 	log.V(2).Info("Helper started")
 	return nil
@@ -162,13 +160,13 @@ func (p *Process) Start(ctx context.Context, u Unit) error {
 func (u Unit) check(uids UIDRange) error {
 	switch {
 	case u.Name == "":
-		return errors.New("start a helper: it has no name")
+		return errors.New("start a helper: no name is given")
 	case u.Socket == nil:
-		return fmt.Errorf("start the helper of %s: there is no socket", u.Name)
+		return fmt.Errorf("start the helper of %s: no socket is given", u.Name)
 	case !filepath.IsAbs(u.StateDir):
 		return fmt.Errorf("start the helper of %s: the state directory %q is not an absolute path", u.Name, u.StateDir)
 	case u.GID == 0:
-		return fault.Errorf(fault.Invalid, "start the helper of %s: gid 0 is not for mounts", u.Name)
+		return fault.Errorf(fault.Invalid, "start the helper of %s: gid 0 is not allowed", u.Name)
 	}
 	if err := uids.check(u.UID); err != nil {
 		return fmt.Errorf("start the helper of %s: %w", u.Name, err)
@@ -176,8 +174,8 @@ func (u Unit) check(uids UIDRange) error {
 	return nil
 }
 
-// startOnOwnThread gives up on an OS thread what a helper must not have, starts it from there, and throws the thread
-// away.
+// startOnOwnThread drops on an OS thread what a helper must not have, starts the helper from there, and ends the thread. The steps
+// are: the host's cgroup namespace, the Resolver's files, the capabilities, execution, and the helper's cgroup.
 func (p *Process) startOnOwnThread(u Unit, program *os.File, binds []resolvconf.Bind) (pid int, cgroupErr, err error) {
 	start := func() {
 		hostView := true
@@ -201,32 +199,15 @@ func (p *Process) startOnOwnThread(u Unit, program *os.File, binds []resolvconf.
 		cgroupErr = p.leaveCgroup(pid, hostView)
 	}
 	if p.ns.Foreign() {
-		start() // on the throwaway that entered the host's mount namespace; another thread would be in the container's
+		start() // on the thread that has entered the host's mount namespace; another one would be in the container's
 	} else {
-		onThrowaway(start)
+		host.OnThrowawayThread(start)
 	}
 	return pid, cgroupErr, err
 }
 
-// onThrowaway runs fn on an OS thread that ends with it: it is never unlocked. The process's first thread does not end
-// but would show in /proc/self with what fn did to it, so it is held while another one is used.
-func onThrowaway(fn func()) {
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		runtime.LockOSThread()
-		if unix.Gettid() == os.Getpid() {
-			onThrowaway(fn)
-			runtime.UnlockOSThread()
-			return
-		}
-		fn()
-	}()
-	<-done
-}
-
-// reduceThread takes from this thread, and so from what it starts, every way to privileges. It keeps its effective set,
-// which changing the uid needs; the uid's change empties that.
+// reduceThread removes every way to privileges from this thread and its future children. It keeps the effective set, which the change
+// of the uid needs and then empties.
 func reduceThread() error {
 	if err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0); err != nil {
 		return fmt.Errorf("clear ambient capabilities: %w", err)
@@ -258,7 +239,7 @@ func reduceThread() error {
 	return nil
 }
 
-// exec starts the helper from this thread. Descriptors other than the socket and the log are close-on-exec.
+// exec starts the helper from this thread. All descriptors but the socket and the log are close-on-exec.
 func (p *Process) exec(u Unit, program *os.File) (int, error) {
 	log, err := openLog(u)
 	if err != nil {
@@ -289,11 +270,11 @@ func (p *Process) exec(u Unit, program *os.File) (int, error) {
 	return pid, nil
 }
 
-// shuffled is how many descriptors above the highest one that it is given ForkExec may use in the child, to get all to their
-// places. Whatever is there in the child is closed: a program to be executed must not be.
+// shuffled is the number of descriptors above the highest passed one that ForkExec may use in the child to reorder them. It closes
+// what is there in the child, so the program's descriptor must be above.
 const shuffled = 16
 
-// outOfTheWay copies a descriptor to a number that ForkExec does not use when it passes others on.
+// outOfTheWay copies a descriptor to a number that ForkExec does not use for the passed ones.
 func outOfTheWay(fd uintptr, passed []uintptr) (int, error) {
 	high, err := unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, int(slices.Max(passed))+shuffled)
 	if err != nil {
@@ -302,12 +283,12 @@ func outOfTheWay(fd uintptr, passed []uintptr) (int, error) {
 	return high, nil
 }
 
-// openLog opens a unit's log for appending and gives it to the unit's uid. The directory is that uid's, so nothing in it
-// is followed or trusted.
+// openLog opens a unit's log for appending and makes the unit's uid its owner. That uid owns the directory, so nothing in it is
+// followed or trusted.
 func openLog(u Unit) (*os.File, error) {
 	path := filepath.Join(u.StateDir, LogFile)
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
-	if errors.Is(err, unix.ENOSPC) { // the client has filled the directory, and must still be ended in order
+	if errors.Is(err, unix.ENOSPC) { // the client has filled the disk, and still needs a helper to end it cleanly
 		return os.OpenFile(os.DevNull, os.O_WRONLY, 0)
 	}
 	if err != nil {
@@ -318,7 +299,7 @@ func openLog(u Unit) (*os.File, error) {
 		err = errors.New("it is not a regular file")
 	}
 	if st, ok := fi.Sys().(*syscall.Stat_t); err == nil && ok && st.Nlink != 1 {
-		err = errors.New("it has a second name") // a link to a file of somebody else's must not change hands
+		err = errors.New("it has more than one hard link") // the owner of another user's file, linked there, must not change
 	}
 	if err == nil {
 		err = f.Chown(int(u.UID), int(u.GID))
@@ -353,7 +334,7 @@ func withFDs(fn func(fds []uintptr) error, files ...*os.File) error {
 	return next()
 }
 
-// reap collects children that have ended.
+// reap waits for exited children.
 func (p *Process) reap() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

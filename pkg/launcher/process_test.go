@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"os/exec"
@@ -108,7 +109,7 @@ func TestHelperAndClientHaveNoPrivilegesAndTheirOwnUID(t *testing.T) {
 	}
 }
 
-func TestClientIsTheLikelierVictimOfMemoryPressure(t *testing.T) {
+func TestClientIsOOMKilledBeforeTheHelper(t *testing.T) {
 	u := start(t, firstUID+1)
 	s := u.run("wait:/nowhere")
 	score := func(pid int) (n int) {
@@ -124,7 +125,7 @@ func TestClientIsTheLikelierVictimOfMemoryPressure(t *testing.T) {
 	}
 }
 
-func TestNoKeyIsInCommandLinesEnvironmentsOrFiles(t *testing.T) {
+func TestKeysAreNotInCommandLinesEnvironmentsOrFiles(t *testing.T) {
 	u := start(t, firstUID+2)
 	s := u.run("credentials", "leak", "wait:/nowhere")
 	if line := u.says("credentials "); !strings.HasPrefix(line, "credentials 200 AKIDCANARY ") {
@@ -168,7 +169,7 @@ func TestOnlyTheDriversUserIsAnswered(t *testing.T) {
 	}
 	for who, uid := range map[string]int{"the client's own uid": firstUID + 3, "a stranger": 65534} {
 		var out strings.Builder
-		cmd := exec.Command(u.program, "-test.run=TestDialAsSomebody$", "-test.v")
+		cmd := exec.Command(u.program, "-test.run=TestDialAsAnotherUser$", "-test.v")
 		cmd.Dir, cmd.Stdout, cmd.Stderr = "/", &out, &out
 		cmd.Env = []string{"DIAL=" + filepath.Join(u.dir, "sock")}
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: 65534}}
@@ -181,24 +182,24 @@ func TestOnlyTheDriversUserIsAnswered(t *testing.T) {
 	}
 }
 
-// TestDialAsSomebody is run by another test, as another user.
-func TestDialAsSomebody(t *testing.T) {
+// TestDialAsAnotherUser is run by another test, as another user.
+func TestDialAsAnotherUser(t *testing.T) {
 	path := os.Getenv("DIAL")
 	if path == "" {
 		t.Skip("is a part of TestOnlyTheDriversUserIsAnswered")
 	}
 	// The socket was made by root, as a driver's is, so this side has no objection.
-	_, err := helper.NewPeer(helper.Dial(path)).Hello(bounded(t))
+	_, err := helper.NewPeer(helper.Dial(path)).Status(bounded(t))
 	if !fault.Is(err, fault.Denied) {
 		t.Fatalf("answered: %v", err)
 	}
 	fmt.Println("refused:", err)
 }
 
-func TestASocketOfSomebodyElsesGetsNoKeys(t *testing.T) {
+func TestSocketOfAnotherUserGetsNoKeys(t *testing.T) {
 	u := prepare(t, firstUID+4)
 	path := filepath.Join(u.state(), "sock")
-	cmd := exec.Command(u.program, "-test.run=TestListenAsSomebody$", "-test.v")
+	cmd := exec.Command(u.program, "-test.run=TestListenAsAnotherUser$", "-test.v")
 	cmd.Dir = "/"
 	cmd.Env = []string{"LISTEN=" + path}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: firstUID + 4, Gid: firstUID + 4}}
@@ -206,22 +207,23 @@ func TestASocketOfSomebodyElsesGetsNoKeys(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	var err error
 	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-		if _, err := os.Stat(path); err == nil {
+		err = helper.NewPeer(helper.Dial(path)).Credentials(bounded(t), keys)
+		if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ECONNREFUSED) { // it does not listen yet
 			break
 		}
 	}
-	err := helper.NewPeer(helper.Dial(path)).Credentials(bounded(t), keys)
 	if !fault.Is(err, fault.Denied) {
 		t.Errorf("keys for a stranger's socket: %v", err)
 	}
 }
 
-// TestListenAsSomebody is run by another test, as another user.
-func TestListenAsSomebody(t *testing.T) {
+// TestListenAsAnotherUser is run by another test, as another user.
+func TestListenAsAnotherUser(t *testing.T) {
 	path := os.Getenv("LISTEN")
 	if path == "" {
-		t.Skip("is a part of TestASocketOfSomebodyElsesGetsNoKeys")
+		t.Skip("is a part of TestSocketOfAnotherUserGetsNoKeys")
 	}
 	l, err := net.Listen("unix", path)
 	if err != nil {
@@ -231,7 +233,7 @@ func TestListenAsSomebody(t *testing.T) {
 	time.Sleep(time.Minute)
 }
 
-func TestHelperSurvivesItsDriverAndTakesAnotherClient(t *testing.T) {
+func TestHelperSurvivesItsDriverAndStartsAnotherClient(t *testing.T) {
 	u := prepare(t, firstUID+5)
 	cmd := exec.Command("/proc/self/exe", "driver", "test-1", u.dir, fmt.Sprint(u.uid))
 	out, err := cmd.StdoutPipe()
@@ -278,7 +280,7 @@ func TestHelperSurvivesItsDriverAndTakesAnotherClient(t *testing.T) {
 	}
 }
 
-func TestClientThatDiesIsReportedAndReplaced(t *testing.T) {
+func TestExitedClientIsReportedAndReplaced(t *testing.T) {
 	u := start(t, firstUID+6)
 	s := u.run("print:last words", "wait:/nowhere")
 	u.says("last words")
@@ -319,7 +321,7 @@ func TestKillEndsHelperAndClient(t *testing.T) {
 	if u.alive() {
 		t.Error("still alive")
 	}
-	if _, err := u.peer.Hello(bounded(t)); !errors.Is(err, helper.ErrGone) {
+	if _, err := u.peer.Status(bounded(t)); !errors.Is(err, helper.ErrGone) {
 		t.Errorf("socket: %v", err)
 	}
 	if err := u.p.Kill(bounded(t), u.uid); err != nil {
@@ -327,7 +329,7 @@ func TestKillEndsHelperAndClient(t *testing.T) {
 	}
 }
 
-func TestKillCannotHitUsers(t *testing.T) {
+func TestKillRefusesUIDsOfUsers(t *testing.T) {
 	p := launcher.NewProcess(plain{}, "/proc/self/exe", launcher.WithUIDs(launcher.UIDRange{First: 5000, Last: 6000}))
 	for _, uid := range []uint32{0, 1, 999, 65534, 65535, 1<<32 - 1, 1<<32 - 2} {
 		if err := p.Kill(bounded(t), uid); !fault.Is(err, fault.Invalid) {
@@ -340,7 +342,7 @@ func TestKillCannotHitUsers(t *testing.T) {
 }
 
 // A mount from before a change of the range must still be found and ended.
-func TestOnlyStartingIsBoundByTheRange(t *testing.T) {
+func TestUIDRangeLimitsOnlyStart(t *testing.T) {
 	u := start(t, firstUID+90)
 	u.hello()
 	other := launcher.NewProcess(plain{}, "/proc/self/exe", launcher.WithUIDs(launcher.UIDRange{First: u.uid + 1, Last: u.uid + 1}))
@@ -374,7 +376,7 @@ func TestBadUnitsAreRefused(t *testing.T) {
 	}
 }
 
-func TestEndedHelpersAreReaped(t *testing.T) {
+func TestExitedHelpersAreReaped(t *testing.T) {
 	u := start(t, firstUID+9)
 	pid := u.hello().PID
 	if err := u.peer.Quit(bounded(t)); err != nil {
@@ -392,7 +394,7 @@ func TestEndedHelpersAreReaped(t *testing.T) {
 	}
 }
 
-func TestAPlantedLogIsNotFollowed(t *testing.T) {
+func TestLogIsNotOpenedThroughLinks(t *testing.T) {
 	for name, plant := range map[string]func(victim, path string) error{
 		"symlink": os.Symlink, "hard link": os.Link,
 		"fifo": func(_, path string) error { return unix.Mkfifo(path, 0o600) },
@@ -416,7 +418,7 @@ func TestAPlantedLogIsNotFollowed(t *testing.T) {
 	}
 }
 
-func TestIdleHelperIsSmall(t *testing.T) {
+func TestIdleHelperUsesLittleMemory(t *testing.T) {
 	u := start(t, firstUID+11)
 	s := u.run("credentials", "wait:/nowhere")
 	u.says("credentials 200 ")
@@ -454,7 +456,7 @@ func TestStartStopsWithItsContext(t *testing.T) {
 	}
 }
 
-func TestListNamesTheUIDsThatHaveProcesses(t *testing.T) {
+func TestListReturnsTheUIDsThatHaveProcesses(t *testing.T) {
 	u, other := start(t, firstUID+60), start(t, firstUID+61)
 	narrow := launcher.NewProcess(plain{}, "/proc/self/exe", launcher.WithUIDs(launcher.UIDRange{First: firstUID + 60, Last: firstUID + 60}))
 	want := []launcher.UnitInfo{{UID: u.uid, Active: "active"}}

@@ -4,10 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"path/filepath"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/godbus/dbus/v5"
@@ -16,7 +15,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
-// Names on the host. The slice is below system.slice, because a dash is a level (systemd.slice(5)).
+// Names on the host. A dash in a slice's name is a level, so the slice is below system.slice (systemd.slice(5)).
 const (
 	Slice      = "system-s3csi.slice"
 	unitPrefix = "s3csi-"
@@ -24,41 +23,33 @@ const (
 )
 
 const (
-	// DefaultStopTimeout is how long a unit that systemd stops, at shutdown as a rule, may store what it has left before
-	// it is killed.
+	// DefaultStopTimeout is the time that a unit has to store its data when systemd stops it, usually at a shutdown, before it
+	// is killed.
 	DefaultStopTimeout = 2 * time.Minute
-	// minSystemd is the first version with Type=exec, without which a failed start is not told.
+	// minSystemd is the first version with Type=exec, without which a failed start is not reported.
 	minSystemd = 240
-	// statePause is the time between two looks at a unit whose signals may have been lost.
+	// statePause is the interval between two reads of a unit's state, in case its signals were lost.
 	statePause = 100 * time.Millisecond
-	// confinePause is the time between two looks at a process that is giving up its privileges.
+	// confinePause is the interval between two checks of a process that drops its privileges.
 	confinePause = 2 * time.Millisecond
-	// maxUnitName leaves room below systemd's own 255 bytes.
+	// maxUnitName leaves room within systemd's limit of 255 bytes.
 	maxUnitName = 200
 )
 
-// Systemd launches helpers as transient services of the host's systemd: each in a sandbox and a cgroup of its own, under its
-// mount's uid, logging to the journal. They have nothing to do with the driver's life. It keeps no connection and no
-// process: each call dials systemd, and dials again while systemd or the bus restarts, until ctx ends or patience does.
+// Systemd launches helpers as transient services of the host's systemd. Each has its own sandbox and cgroup, runs as its mount's uid,
+// and logs to the journal. They do not depend on the driver. Each call connects to systemd, and retries while systemd or the bus
+// restarts, until ctx or patience ends.
 type Systemd struct {
 	ns          Doer
 	program     string
 	uids        UIDRange
-	sockets     []string
 	stopTimeout time.Duration
 	sliceLimits Limits
 	defaults    Limits
-	extra       []Property
-	resolver    Resolver      // nil: names are resolved as the host does
-	slots       chan struct{} // bounds the connections
-	census      census
-
-	mu         sync.Mutex
-	limited    bool              // sliceLimits are set
-	unshared   bool              // the host's / is no shared mount
-	version    string            // of the systemd that answered last
-	lacking    map[string]bool   // properties that it does not know
-	unenforced map[string]string // properties that do nothing on this host, and why
+	systemd     *dialer
+	sandbox     *hostSandbox
+	scan        processScan
+	limited     atomic.Bool // sliceLimits are set
 }
 
 // Property is a unit property as systemd's D-Bus interface takes it (org.freedesktop.systemd1(5)).
@@ -67,53 +58,57 @@ type Property struct {
 	Value any
 }
 
-// SystemdOption changes how a Systemd works.
+// SystemdOption changes a Systemd.
 type SystemdOption func(*Systemd)
 
-// WithSystemdUIDs bounds the uids that are started, looked for and killed. Without it, it is DefaultUIDs.
+// WithSystemdUIDs bounds the uids of helpers to start and list. The default is DefaultUIDs.
 func WithSystemdUIDs(r UIDRange) SystemdOption { return func(s *Systemd) { s.uids = r } }
 
-// WithSockets are the paths, on the host, where systemd is called; the first that answers is used. Without it they are
-// DefaultSockets. One whose name is "private" is taken for systemd's own, the others for a bus.
-func WithSockets(paths ...string) SystemdOption { return func(s *Systemd) { s.sockets = paths } }
+// WithSockets sets the paths, on the host, of the sockets to call systemd; the first that answers is used. The default is
+// DefaultSockets. A socket named "private" is systemd's own, any other is a bus.
+func WithSockets(paths ...string) SystemdOption {
+	return func(s *Systemd) { s.systemd.sockets = paths }
+}
 
-// WithStopTimeout is how long a helper that systemd stops may take. Without it, it is DefaultStopTimeout.
+// WithStopTimeout sets the time that a helper has when systemd stops it. The default is DefaultStopTimeout.
 func WithStopTimeout(d time.Duration) SystemdOption { return func(s *Systemd) { s.stopTimeout = d } }
 
-// WithSliceLimits bounds all helpers together. A zero field leaves what the host's administrator has set.
+// WithSliceLimits limits all helpers together. A zero field keeps the administrator's setting.
 func WithSliceLimits(l Limits) SystemdOption { return func(s *Systemd) { s.sliceLimits = l } }
 
-// WithDefaultLimits are the limits of units that have none of their own.
+// WithDefaultLimits sets the limits of units without their own.
 func WithDefaultLimits(l Limits) SystemdOption { return func(s *Systemd) { s.defaults = l } }
 
-// WithProperties sets more properties on every unit, where the host's systemd knows them.
-func WithProperties(p ...Property) SystemdOption { return func(s *Systemd) { s.extra = p } }
+// WithProperties sets further properties on every unit, if the host's systemd knows them.
+func WithProperties(p ...Property) SystemdOption { return func(s *Systemd) { s.sandbox.extra = p } }
 
-// WithSystemdResolver has units resolve names by what the Resolver says. Without it, and where units get no mount namespace,
-// they do as the host does.
-func WithSystemdResolver(r Resolver) SystemdOption { return func(s *Systemd) { s.resolver = r } }
+// WithSystemdResolver makes units resolve names by the files of the Resolver. By default, and if units get no mount namespace, they
+// resolve names as the host does.
+func WithSystemdResolver(r Resolver) SystemdOption {
+	return func(s *Systemd) { s.sandbox.resolver = r }
+}
 
-// DefaultSockets are the system bus, and systemd's own socket for when the bus does not answer.
+// DefaultSockets are the system bus and, in case that does not answer, systemd's own socket.
 func DefaultSockets() []string {
 	return []string{"/run/dbus/system_bus_socket", "/run/systemd/private"}
 }
 
-// NewSystemd makes a launcher of a helper program, an absolute path on the host that the units' uids can execute. Its
-// main function calls runas.Exec for the mode runas.Mode, and helper.Run for `helper`. NewSystemd does not call systemd:
-// Check does.
+// NewSystemd returns a launcher of a helper program, an absolute path on the host that the units' uids can execute. The program calls
+// runas.Exec in the mode runas.Mode, and helper.Run in the mode `helper`. NewSystemd does not call systemd; Check does.
 func NewSystemd(ns Doer, program string, opts ...SystemdOption) (*Systemd, error) {
 	s := &Systemd{
-		ns: ns, program: program, uids: DefaultUIDs(), sockets: DefaultSockets(), stopTimeout: DefaultStopTimeout,
-		slots: make(chan struct{}, maxConnections), lacking: map[string]bool{}, unenforced: map[string]string{},
+		ns: ns, program: program, uids: DefaultUIDs(), stopTimeout: DefaultStopTimeout,
+		systemd: &dialer{ns: ns, sockets: DefaultSockets(), slots: make(chan struct{}, maxConnections)},
+		sandbox: &hostSandbox{lacking: map[string]bool{}, unenforced: map[string]string{}},
 	}
-	s.census.find = s.find
+	s.scan.find = s.find
 	for _, o := range opts {
 		o(s)
 	}
 	if !filepath.IsAbs(program) {
 		return nil, fmt.Errorf("launch helpers with systemd: the program %q is not an absolute path", program)
 	}
-	if len(s.sockets) == 0 {
+	if len(s.systemd.sockets) == 0 {
 		return nil, errors.New("launch helpers with systemd: no socket is given")
 	}
 	for _, l := range []Limits{s.sliceLimits, s.defaults} {
@@ -124,32 +119,30 @@ func NewSystemd(ns Doer, program string, opts ...SystemdOption) (*Systemd, error
 	return s, nil
 }
 
-// With is the same launcher, and what it knows of the host, for another program: Check needs none, and where the program is
-// can depend on what Check says.
+// With returns the same launcher, with its knowledge of the host, for another program. Check needs no program, and its result can
+// decide where the program is.
 func (s *Systemd) With(program string) (*Systemd, error) {
 	if !filepath.IsAbs(program) {
 		return nil, fmt.Errorf("launch helpers with systemd: the program %q is not an absolute path", program)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	other := &Systemd{
-		ns: s.ns, program: program, uids: s.uids, sockets: s.sockets, stopTimeout: s.stopTimeout, sliceLimits: s.sliceLimits, defaults: s.defaults,
-		extra: s.extra, resolver: s.resolver, slots: s.slots, limited: s.limited, unshared: s.unshared, version: s.version,
-		lacking: maps.Clone(s.lacking), unenforced: maps.Clone(s.unenforced),
+		ns: s.ns, program: program, uids: s.uids, stopTimeout: s.stopTimeout, sliceLimits: s.sliceLimits, defaults: s.defaults,
+		systemd: s.systemd, sandbox: s.sandbox.clone(),
 	}
-	other.census.find = other.find
+	other.limited.Store(s.limited.Load())
+	other.scan.find = other.find
 	return other, nil
 }
 
-// Program is the helper program that units are made of, a path on the host.
+// Program returns the path of the helper program on the host.
 func (s *Systemd) Program() string { return s.program }
 
-// SurvivesDriver tells that helpers go on when the driver ends.
+// SurvivesDriver reports that helpers survive the driver.
 func (s *Systemd) SurvivesDriver() (bool, string) { return true, "" }
 
-// Start starts a unit's helper and returns when its program runs, under its uid and without privileges; whether it serves
-// is for helper.Peer to find out. A unit of that name that has ended is replaced, one that lives is an error (fault.Exists).
-// After an error that wraps ctx's, the helper may come to life yet: Kill the uid before it is used again.
+// Start starts a unit's helper and returns when its program runs as its uid and without privileges; helper.Peer shows whether it
+// serves. A unit of that name that has ended is replaced; one that runs is an error (fault.Exists). After an error that wraps ctx's,
+// the helper may still start: Kill the uid before it is used again.
 func (s *Systemd) Start(ctx context.Context, u Unit) error {
 	if err := s.check(u); err != nil {
 		return err
@@ -157,9 +150,9 @@ func (s *Systemd) Start(ctx context.Context, u Unit) error {
 	var pid int
 	err := withFDs(func(fds []uintptr) error {
 		again := false
-		return s.with(ctx, "start the helper of "+u.Name, func(ctx context.Context, b *bus) (err error) {
+		return s.systemd.call(ctx, "start the helper of "+u.Name, func(ctx context.Context, b *bus) (err error) {
 			pid, err = s.start(ctx, b, u, fds[0], again)
-			again = true // the unit may be there when systemd's answer was lost
+			again = true // the unit may exist if systemd's answer was lost
 			return err
 		})
 	}, u.Socket)
@@ -181,14 +174,14 @@ func (s *Systemd) check(u Unit) error {
 	case !validUnitName(u.Name):
 		return fault.Errorf(fault.Invalid, "start a helper: %q cannot be the name of a unit", u.Name)
 	case u.GID < minUID:
-		return fault.Errorf(fault.Invalid, "start the helper of %s: gid %d is not a mount's", u.Name, u.GID)
+		return fault.Errorf(fault.Invalid, "start the helper of %s: gid %d is not in the range of mounts", u.Name, u.GID)
 	case u.CacheDir != "" && !filepath.IsAbs(u.CacheDir):
 		return fmt.Errorf("start the helper of %s: the cache directory %q is not an absolute path", u.Name, u.CacheDir)
 	}
 	return nil
 }
 
-// validUnitName tells whether a name stands for itself within a unit's name.
+// validUnitName reports whether a name needs no escapes within a unit's name.
 func validUnitName(name string) bool {
 	return name != "" && len(name) <= maxUnitName && !strings.ContainsFunc(name, func(r rune) bool {
 		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune("-_.", r)
@@ -197,40 +190,40 @@ func validUnitName(name string) bool {
 
 func unitName(name string) string { return unitPrefix + name + unitSuffix }
 
-// start asks for the unit, without the properties that systemd turns out not to know, and waits for its process. again
-// tells that an earlier try may have been heard.
+// start starts the unit and waits for its process. It retries without each property that systemd does not know, and after it has
+// removed an ended unit of that name. again means that an earlier attempt may have started the unit.
 func (s *Systemd) start(ctx context.Context, b *bus, u Unit, socket uintptr, again bool) (pid int, err error) {
 	if err := s.limitSlice(ctx, b); err != nil {
 		return 0, err
 	}
-	if err := s.lookAtMounts(ctx); err != nil {
+	if err := s.checkMounts(ctx); err != nil {
 		return 0, err
 	}
-	binds, err := s.binds(ctx)
+	binds, err := s.sandbox.binds(ctx)
 	if err != nil {
 		return 0, err
 	}
 	name := unitName(u.Name)
 	for cleared := false; ; {
-		job := make(chan string, 1) // the connection waits for whoever does not take a job's end
+		job := make(chan string, 1) // buffered, so that the connection never waits for a receiver
 		_, err := b.StartTransientUnitContext(ctx, name, "fail", s.properties(u, binds, dbus.UnixFD(socket)), job)
 		switch {
 		case err == nil:
 			return s.awaitStart(ctx, b, u, job)
-		case isDBusError(err, errReadOnly) && s.learn(ctx, err):
+		case isDBusError(err, errReadOnly) && s.sandbox.learn(ctx, err):
 		case isDBusError(err, errUnitExists):
 			state, serr := b.unit(ctx, name)
 			switch {
 			case serr != nil:
 				return 0, serr
 			case !state.ours():
-				return 0, fault.Errorf(fault.Exists, "the host has a unit %s that is not this driver's", name)
+				return 0, fault.Errorf(fault.Exists, "unit %s exists and was not started by this driver", name)
 			case !state.dead() && again:
 				return s.awaitStart(ctx, b, u, nil)
 			case !state.dead():
 				return 0, fault.Errorf(fault.Exists, "unit %s exists and is %s", name, state.active())
 			case cleared:
-				return 0, fault.Errorf(fault.Busy, "unit %s has ended and does not go away", name)
+				return 0, fault.Errorf(fault.Busy, "unit %s has ended and systemd does not remove it", name)
 			}
 			cleared = true
 			if err := b.forget(ctx, name); err != nil {
@@ -242,8 +235,8 @@ func (s *Systemd) start(ctx context.Context, b *bus, u Unit, socket uintptr, aga
 	}
 }
 
-// awaitStart waits until the unit's process is the helper, confined. job may be nil: then, and where its end is missed, the
-// unit's state tells.
+// awaitStart waits until the unit's process is the helper, without privileges. If job is nil, or its end is missed, the unit's state
+// shows the end of the start.
 func (s *Systemd) awaitStart(ctx context.Context, b *bus, u Unit, job <-chan string) (pid int, err error) {
 	name := unitName(u.Name)
 	var state unitState
@@ -255,7 +248,7 @@ func (s *Systemd) awaitStart(ctx context.Context, b *bus, u Unit, job <-chan str
 		case <-ctx.Done():
 			return 0, fmt.Errorf("wait for systemd to start it: %w", context.Cause(ctx))
 		}
-		// Without what is particular to services: that costs systemd a look at the unit's cgroup.
+		// Not all properties of a service, for which systemd would read the unit's cgroup.
 		if state, err = b.GetUnitPropertiesContext(ctx, name); err != nil {
 			return 0, err
 		}
@@ -269,17 +262,17 @@ func (s *Systemd) awaitStart(ctx context.Context, b *bus, u Unit, job <-chan str
 		pid = int(n)
 	}
 	if state.active() != "active" || pid == 0 {
-		return 0, s.failed(ctx, b, name)
+		return 0, b.failed(ctx, name, s.program)
 	}
 	for {
 		confined, seccomp, err := confined(pid, u.UID)
 		if confined {
-			s.observe(seccomp)
+			s.sandbox.observe(seccomp)
 			return pid, nil
 		}
-		if err != nil { // it has ended
+		if err != nil { // it has exited
 			if state, serr := b.unit(ctx, name); serr == nil && state.active() != "active" {
-				return 0, s.failed(ctx, b, name)
+				return 0, b.failed(ctx, name, s.program)
 			}
 		}
 		select {
@@ -290,45 +283,31 @@ func (s *Systemd) awaitStart(ctx context.Context, b *bus, u Unit, job <-chan str
 	}
 }
 
-// failed says why a unit did not start, and takes it away.
-func (s *Systemd) failed(ctx context.Context, b *bus, name string) error {
-	state, err := b.unit(ctx, name)
-	if err != nil {
-		return err
-	}
-	r := state.result()
-	err = fault.Errorf(fault.Precondition, "systemd could not start %s on the host: %s; journalctl -u %s says more", s.program, r, name)
-	if ferr := b.forget(ctx, name); ferr != nil {
-		klog.FromContext(ctx).Error(ferr, "A unit that failed could not be taken away", "unit", name)
-	}
-	return err
-}
-
-// Alive reports whether any process of the mount with that uid is running: in a unit of this driver's, or left by another launcher.
+// Alive reports whether any process of the mount with that uid runs, in a unit of this driver or started by another launcher.
 func (s *Systemd) Alive(ctx context.Context, uid uint32) (bool, error) {
 	if err := DefaultUIDs().check(uid); err != nil {
 		return false, fmt.Errorf("look for processes: %w", err)
 	}
-	alive, err := s.census.take(ctx)
+	alive, err := s.scan.uids(ctx)
 	return alive[uid], err
 }
 
-// Free reports whether a uid that no mount has can be given to one: see Process.Free.
+// Free reports whether a new mount can have an unused uid; see Process.Free.
 func (s *Systemd) Free(ctx context.Context, uid uint32) (bool, error) {
 	if err := DefaultUIDs().check(uid); err != nil {
 		return false, fmt.Errorf("look for processes: %w", err)
 	}
-	return s.census.free(ctx, uid)
+	return s.scan.free(ctx, uid)
 }
 
-// Kill ends that uid's units and kills every process of the mount that has it, and returns when nothing is left, or with ctx: a process that
-// hangs in the kernel, on a FUSE mount as a rule, goes only when that connection is aborted. It needs systemd's answer,
-// because a unit that is still being started has no process yet.
+// Kill ends that uid's units and kills every process of its mount. It returns when none is left or ctx ends. A process that is blocked
+// in the kernel, usually by a FUSE mount, exits only when that connection is aborted. Kill needs systemd, because a unit that is still
+// starting has no process yet.
 func (s *Systemd) Kill(ctx context.Context, uid uint32) error {
 	if err := DefaultUIDs().check(uid); err != nil {
 		return fmt.Errorf("kill processes: %w", err)
 	}
-	return s.with(ctx, fmt.Sprintf("kill the processes of uid %d", uid), func(ctx context.Context, b *bus) error {
+	return s.systemd.call(ctx, fmt.Sprintf("kill the processes of uid %d", uid), func(ctx context.Context, b *bus) error {
 		units, err := b.list(ctx)
 		if err != nil {
 			return err
@@ -339,78 +318,37 @@ func (s *Systemd) Kill(ctx context.Context, uid uint32) error {
 				its = append(its, unitName(u.Name))
 			}
 		}
-		return s.end(ctx, b, its, func() error { return killAll(ctx, s.find, uid, func() {}) })
+		return b.end(ctx, its, func() error { return killAll(ctx, s.find, uid, func() {}) })
 	})
 }
 
-// Remove ends the unit of that name, alive or not, and forgets it. One that is not there is no error; one that is not this
-// driver's is left alone (fault.Exists).
+// Remove ends and removes the unit of that name. A missing unit is not an error. A unit that this driver did not start is not touched
+// (fault.Exists).
 func (s *Systemd) Remove(ctx context.Context, name string) error {
 	if !validUnitName(name) {
 		return fault.Errorf(fault.Invalid, "end a unit: %q cannot be the name of one", name)
 	}
-	return s.with(ctx, "end unit "+unitName(name), func(ctx context.Context, b *bus) error {
+	return s.systemd.call(ctx, "end unit "+unitName(name), func(ctx context.Context, b *bus) error {
 		state, err := b.unit(ctx, unitName(name))
 		if err != nil || !state.loaded() {
 			return err
 		}
 		if !state.ours() {
-			return fault.Errorf(fault.Exists, "the host's unit %s is not this driver's", unitName(name))
+			return fault.Errorf(fault.Exists, "unit %s was not started by this driver", unitName(name))
 		}
-		return s.end(ctx, b, []string{unitName(name)}, func() error { return nil })
+		return b.end(ctx, []string{unitName(name)}, func() error { return nil })
 	})
 }
 
-// end stops units without mercy: a start that is queued is cancelled, processes are killed, then kill is called, and the
-// units are waited for and forgotten.
-func (s *Systemd) end(ctx context.Context, b *bus, units []string, kill func() error) error {
-	for _, name := range units {
-		if _, err := b.StopUnitContext(ctx, name, "replace", nil); err != nil && !isDBusError(err, errNoSuchUnit) {
-			return fmt.Errorf("stop %s: %w", name, err)
-		}
-		if err := b.kill(ctx, name); err != nil {
-			return fmt.Errorf("kill %s: %w", name, err)
-		}
-	}
-	if err := kill(); err != nil {
-		return err
-	}
-	for _, name := range units {
-		for {
-			state, err := b.unit(ctx, name)
-			if err != nil {
-				return err
-			}
-			if state.dead() {
-				break
-			}
-			select {
-			case <-time.After(killPause):
-			case <-ctx.Done():
-				return fmt.Errorf("unit %s is still %s: %w", name, state.active(), context.Cause(ctx))
-			}
-		}
-		if err := b.forget(ctx, name); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// limitSlice bounds all helpers together, once. systemd keeps that for as long as the host is up.
+// limitSlice sets the limits of all helpers together, once. systemd keeps them until the host reboots.
 func (s *Systemd) limitSlice(ctx context.Context, b *bus) error {
-	s.mu.Lock()
-	done := s.limited
-	s.mu.Unlock()
 	props := s.sliceLimits.properties()
-	if done || len(props) == 0 {
-		return nil // the first service makes the slice
+	if s.limited.Load() || len(props) == 0 {
+		return nil // systemd creates the slice with the first service
 	}
 	if err := b.SetUnitPropertiesContext(ctx, Slice, true, wire(props)...); err != nil {
 		return fmt.Errorf("limit %s: %w", Slice, err)
 	}
-	s.mu.Lock()
-	s.limited = true
-	s.mu.Unlock()
+	s.limited.Store(true)
 	return nil
 }

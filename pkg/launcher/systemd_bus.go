@@ -19,26 +19,26 @@ import (
 	sd "github.com/coreos/go-systemd/v22/dbus"
 	"github.com/godbus/dbus/v5"
 	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
 const (
-	// maxConnections bounds what is asked of systemd at a time. Each call takes two connections, and a bus allows a user
-	// 256 of them as a rule.
+	// maxConnections bounds the concurrent calls. Each takes two connections, and a bus usually allows a user 256 of them.
 	maxConnections = 24
-	// dialTimeout bounds the handshake with one socket, so that a hung bus does not keep from trying the next.
+	// dialTimeout bounds the handshake with one socket, so that the next is tried if a bus is unresponsive.
 	dialTimeout = 5 * time.Second
-	// patience is how long a lost connection is dialled again: a bus that restarts is back in less.
+	// patience bounds the retries after a lost connection. A bus restarts in less.
 	patience = 15 * time.Second
-	// callTimeout bounds a call whose ctx has no end.
+	// callTimeout bounds a call whose ctx has no deadline.
 	callTimeout = 2 * time.Minute
 	redialPause = 50 * time.Millisecond
 )
 
 // Names of D-Bus errors: those of the specification, and systemd's (its bus-common-errors.h).
 const (
-	errReadOnly       = "org.freedesktop.DBus.Error.PropertyReadOnly" // also: an unknown one
+	errReadOnly       = "org.freedesktop.DBus.Error.PropertyReadOnly" // also for an unknown property
 	errUnitExists     = "org.freedesktop.systemd1.UnitExists"
 	errNoSuchUnit     = "org.freedesktop.systemd1.NoSuchUnit"
 	errNoSuchProcess  = "org.freedesktop.systemd1.NoSuchProcess"
@@ -48,7 +48,14 @@ const (
 	errAccessDenied   = "org.freedesktop.DBus.Error.AccessDenied"
 )
 
-// bus is a connection to systemd for the length of one call.
+// dialer connects to systemd for each call. It keeps no connection.
+type dialer struct {
+	ns      Doer
+	sockets []string      // on the host; the first that answers is used
+	slots   chan struct{} // bounds the connections
+}
+
+// bus is a connection to systemd for one call.
 type bus struct {
 	*sd.Conn
 	cancel context.CancelFunc
@@ -59,18 +66,18 @@ func (b *bus) close() {
 	b.cancel()
 }
 
-// with connects and calls fn, and does so again while systemd or the bus restarts. what is the whole for errors.
-func (s *Systemd) with(ctx context.Context, what string, fn func(context.Context, *bus) error) error {
+// call connects and calls fn. It retries while systemd or the bus restarts. Errors begin with what.
+func (d *dialer) call(ctx context.Context, what string, fn func(context.Context, *bus) error) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	select {
-	case s.slots <- struct{}{}:
-		defer func() { <-s.slots }()
+	case d.slots <- struct{}{}:
+		defer func() { <-d.slots }()
 	case <-ctx.Done():
-		return fmt.Errorf("%s: %d other calls of systemd are under way: %w", what, maxConnections, context.Cause(ctx))
+		return fmt.Errorf("%s: %d other calls to systemd are in flight: %w", what, maxConnections, context.Cause(ctx))
 	}
 	for end := time.Now().Add(patience); ; {
-		err := s.once(ctx, fn)
+		err := d.once(ctx, fn)
 		switch {
 		case err == nil:
 			return nil
@@ -82,7 +89,7 @@ func (s *Systemd) with(ctx context.Context, what string, fn func(context.Context
 		case !lost(err):
 			return fmt.Errorf("%s: %w", what, classify(err))
 		case time.Now().After(end):
-			return fault.Errorf(fault.Unavailable, "%s: systemd has not answered for %s: %w", what, patience, err)
+			return fault.Errorf(fault.Unavailable, "%s: systemd did not answer for %s: %w", what, patience, err)
 		}
 		select {
 		case <-time.After(redialPause):
@@ -91,8 +98,9 @@ func (s *Systemd) with(ctx context.Context, what string, fn func(context.Context
 	}
 }
 
-func (s *Systemd) once(ctx context.Context, fn func(context.Context, *bus) error) error {
-	b, err := s.connect(ctx)
+// once connects and calls fn.
+func (d *dialer) once(ctx context.Context, fn func(context.Context, *bus) error) error {
+	b, err := d.connect(ctx)
 	if err != nil {
 		return err
 	}
@@ -100,11 +108,11 @@ func (s *Systemd) once(ctx context.Context, fn func(context.Context, *bus) error
 	return fn(ctx, b)
 }
 
-// connect dials the sockets one after the other. The connection ends with ctx, and with it every call that waits.
-func (s *Systemd) connect(ctx context.Context) (*bus, error) {
+// connect tries one socket after the other. The connection, and every call that waits on it, ends with ctx.
+func (d *dialer) connect(ctx context.Context) (*bus, error) {
 	var failed connectError
-	for _, path := range s.sockets {
-		b, err := s.dial(ctx, path)
+	for _, path := range d.sockets {
+		b, err := d.dial(ctx, path)
 		if err == nil {
 			return b, nil
 		}
@@ -113,8 +121,7 @@ func (s *Systemd) connect(ctx context.Context) (*bus, error) {
 	return nil, failed
 }
 
-// connectError is why none of the sockets led to systemd, one error for each. A bus that is going or coming answers all
-// sorts of things.
+// connectError has the error of each socket, if none led to systemd. A bus that stops or starts can return any error.
 type connectError []error
 
 func (e connectError) Error() string {
@@ -127,18 +134,19 @@ func (e connectError) Error() string {
 
 func (e connectError) Unwrap() []error { return e }
 
-// absent tells whether there was nothing behind any of the sockets: neither one that is busy, nor one that is forbidden.
+// absent reports whether no process listens on any of the sockets. A busy or forbidden socket is not absent.
 func (e connectError) absent() bool {
 	return !slices.ContainsFunc(e, func(err error) bool {
 		return !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ECONNREFUSED)
 	})
 }
 
-func (s *Systemd) dial(ctx context.Context, path string) (*bus, error) {
+// dial connects to one socket within dialTimeout.
+func (d *dialer) dial(ctx context.Context, path string) (*bus, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	overdue := time.AfterFunc(dialTimeout, cancel)
-	conn, err := sd.NewConnection(func() (*dbus.Conn, error) { return s.dialBus(ctx, path) })
-	if !overdue.Stop() { // what it did to the handshake does not matter
+	conn, err := sd.NewConnection(func() (*dbus.Conn, error) { return d.dialBus(ctx, path) })
+	if !overdue.Stop() { // the result of the handshake does not matter
 		if err == nil {
 			conn.Close()
 		}
@@ -151,11 +159,11 @@ func (s *Systemd) dial(ctx context.Context, path string) (*bus, error) {
 	return &bus{conn, cancel}, nil
 }
 
-// dialBus makes one connection. The path is the host's: a container needs no mount of it, which a restart of the bus would
-// make stale.
-func (s *Systemd) dialBus(ctx context.Context, path string) (*dbus.Conn, error) {
-	dialled := make(chan *dbus.Conn, 1) // one that nobody waits for any more ends with ctx
-	err := s.ns.Do(ctx, "connecting to "+path, func() error {
+// dialBus makes one connection. The path is opened on the host, because a restart of the bus would make a container's mount of it
+// stale.
+func (d *dialer) dialBus(ctx context.Context, path string) (*dbus.Conn, error) {
+	dialled := make(chan *dbus.Conn, 1) // an abandoned connection ends with ctx
+	err := d.ns.Do(ctx, "connecting to "+path, func() error {
 		c, err := dbus.Dial("unix:path="+dbus.EscapeBusAddressValue(path), dbus.WithContext(ctx))
 		if err == nil {
 			dialled <- c
@@ -167,7 +175,7 @@ func (s *Systemd) dialBus(ctx context.Context, path string) (*dbus.Conn, error) 
 	}
 	c := <-dialled
 	err = c.Auth([]dbus.Auth{dbus.AuthExternal(strconv.Itoa(os.Geteuid()))})
-	if err == nil && filepath.Base(path) != "private" { // there is no bus behind that one to be greeted
+	if err == nil && filepath.Base(path) != "private" { // systemd's own socket is not a bus
 		err = c.Hello()
 	}
 	if err != nil {
@@ -177,13 +185,13 @@ func (s *Systemd) dialBus(ctx context.Context, path string) (*dbus.Conn, error) 
 	return c, nil
 }
 
-// isDBusError tells whether err is an answer of that name.
+// isDBusError reports whether err is a D-Bus error with one of the names.
 func isDBusError(err error, names ...string) bool {
 	var answer dbus.Error
 	return errors.As(err, &answer) && slices.Contains(names, answer.Name)
 }
 
-// lost tells whether an error is of the connection, or the bus's answer for a systemd that is about to be back.
+// lost reports whether the connection was lost, or the bus waits for a systemd that restarts.
 func lost(err error) bool {
 	if c := (connectError)(nil); errors.As(err, &c) {
 		return true
@@ -203,18 +211,18 @@ func lost(err error) bool {
 	return false
 }
 
-// classify puts a kind on what systemd answered.
+// classify gives an answer of systemd its kind.
 func classify(err error) error {
 	switch {
 	case isDBusError(err, errShuttingDown, errDestructive):
 		return fault.Errorf(fault.Unavailable, "the host is shutting down: %w", err)
 	case isDBusError(err, errAccessDenied):
-		return fault.Errorf(fault.Precondition, "the host does not let this process start units (it must be root there, and no SELinux or D-Bus policy in between): %w", err)
+		return fault.Errorf(fault.Precondition, "the host does not let this process start units (it must be root there, and SELinux and D-Bus policies must allow it): %w", err)
 	}
 	return err
 }
 
-// unknownProperty finds the name in systemd's answer, which carries it in its text alone.
+// unknownProperty returns the name of the property in systemd's answer, which has it only in its text.
 func unknownProperty(err error) (string, bool) {
 	const text = `^Cannot set property ([A-Za-z0-9]+), or unknown property`
 	m := regexp.MustCompile(text).FindStringSubmatch(err.Error())
@@ -233,12 +241,12 @@ func (b *bus) kill(ctx context.Context, name string) error {
 	return err
 }
 
-// forget lets go of a unit that has ended, if systemd has not done that already.
+// forget makes systemd remove a unit that has ended, unless it has already.
 func (b *bus) forget(ctx context.Context, name string) error {
 	if err := b.ResetFailedUnitContext(ctx, name); err != nil && !isDBusError(err, errNoSuchUnit) {
 		return fmt.Errorf("forget %s: %w", name, err)
 	}
-	// It goes a moment later, and until then the name is taken.
+	// systemd removes it a moment later, and the name is in use until then.
 	for {
 		state, err := b.unit(ctx, name)
 		if err != nil || !state.transient() || !state.dead() {
@@ -250,4 +258,54 @@ func (b *bus) forget(ctx context.Context, name string) error {
 			return fmt.Errorf("forget %s: %w", name, context.Cause(ctx))
 		}
 	}
+}
+
+// end kills units: it cancels queued starts, kills the units' processes, calls kill, waits until the units have ended, and
+// forgets them.
+func (b *bus) end(ctx context.Context, units []string, kill func() error) error {
+	for _, name := range units {
+		if _, err := b.StopUnitContext(ctx, name, "replace", nil); err != nil && !isDBusError(err, errNoSuchUnit) {
+			return fmt.Errorf("stop %s: %w", name, err)
+		}
+		if err := b.kill(ctx, name); err != nil {
+			return fmt.Errorf("kill %s: %w", name, err)
+		}
+	}
+	if err := kill(); err != nil {
+		return err
+	}
+	for _, name := range units {
+		for {
+			state, err := b.unit(ctx, name)
+			if err != nil {
+				return err
+			}
+			if state.dead() {
+				break
+			}
+			select {
+			case <-time.After(killPause):
+			case <-ctx.Done():
+				return fmt.Errorf("unit %s is still %s: %w", name, state.active(), context.Cause(ctx))
+			}
+		}
+		if err := b.forget(ctx, name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// failed returns the reason why a unit did not start its program, and forgets the unit.
+func (b *bus) failed(ctx context.Context, name, program string) error {
+	state, err := b.unit(ctx, name)
+	if err != nil {
+		return err
+	}
+	r := state.result()
+	err = fault.Errorf(fault.Precondition, "systemd could not start %s on the host: %s; see journalctl -u %s", program, r, name)
+	if ferr := b.forget(ctx, name); ferr != nil {
+		klog.FromContext(ctx).Error(ferr, "Cannot remove a failed unit", "unit", name)
+	}
+	return err
 }

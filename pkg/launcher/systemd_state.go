@@ -19,19 +19,20 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher/runas"
 )
 
-// unitState is what systemd tells of a unit: its properties.
+// unitState are the properties of a unit.
 type unitState map[string]any
 
+// unit reads the state of a unit.
 func (b *bus) unit(ctx context.Context, name string) (unitState, error) {
 	props, err := b.GetAllPropertiesContext(ctx, name)
 	if err != nil {
-		return nil, fmt.Errorf("look at %s: %w", name, err)
+		return nil, fmt.Errorf("read the state of %s: %w", name, err)
 	}
 	return props, nil
 }
 
 func (u unitState) text(name string) string {
-	s, _ := u[name].(string) // "" is what a unit without it has
+	s, _ := u[name].(string) // "" if the unit does not have it
 	return s
 }
 
@@ -40,7 +41,7 @@ func (u unitState) loaded() bool    { return u.text("LoadState") != "not-found" 
 func (u unitState) dead() bool      { return u.active() == "inactive" || u.active() == "failed" }
 func (u unitState) transient() bool { t, _ := u["Transient"].(bool); return t }
 
-// ours tells that this driver started the unit: it is transient, and in the slice.
+// ours reports whether this driver started the unit: it is transient and in the slice.
 func (u unitState) ours() bool { return u.transient() && u.text("Slice") == Slice }
 
 func (u unitState) hasJob() bool {
@@ -48,7 +49,7 @@ func (u unitState) hasJob() bool {
 	return len(job) > 0 && job[0] != uint32(0)
 }
 
-// uidOf is the uid in a unit's command line, the value of its ExecStart.
+// uidOf returns the uid in a unit's command line, the value of its ExecStart.
 func uidOf(execStart any) (uint32, bool) {
 	lines, _ := execStart.([][]any)
 	if len(lines) != 1 || len(lines[0]) < 2 {
@@ -59,28 +60,28 @@ func uidOf(execStart any) (uint32, bool) {
 	return uid, ok
 }
 
-// Result is the state of a unit and how its helper ended, if it has.
+// Result is the state of a unit and, if its helper has exited, how.
 type Result struct {
 	Active   string // "active", "activating", "deactivating", "failed", "inactive"
-	Result   string // systemd's word: "success", "exit-code", "signal", "core-dump", "oom-kill", "timeout", …
-	ExitCode int    // of the helper, 0 while it lives or where a signal ended it
-	Signal   string // that ended the helper: "SIGKILL"
-	// OOMKills counts the unit's processes that the kernel killed for want of memory: clients, as a rule. It is known for
-	// as long as a process is left. Reading it twice, before and after a client's end, tells an OOM kill from a crash.
+	Result   string // of systemd: "success", "exit-code", "signal", "core-dump", "oom-kill", "timeout", …
+	ExitCode int    // of the helper, 0 while it runs or if a signal killed it
+	Signal   string // that killed the helper: "SIGKILL"
+	// OOMKills is the number of the unit's processes that the kernel OOM-killed, usually clients. It is known as long as a process
+	// is left. The difference before and after a client's exit tells an OOM kill from a crash.
 	OOMKills uint64
 }
 
-// OOM tells whether a process of the unit was killed for want of memory.
+// OOM reports whether a process of the unit was OOM-killed.
 func (r Result) OOM() bool { return r.Result == "oom-kill" || r.OOMKills > 0 }
 
-// String is the end in words.
+// String describes the exit.
 func (r Result) String() string {
 	var how string
 	switch {
 	case r.Result == "oom-kill":
-		how = "killed for want of memory"
+		how = "OOM-killed"
 	case r.Signal != "":
-		how = "ended by " + r.Signal
+		how = "killed by " + r.Signal
 	case r.ExitCode != 0:
 		how = fmt.Sprintf("exit status %d", r.ExitCode)
 		if step := execSteps(r.ExitCode); step != "" {
@@ -92,16 +93,16 @@ func (r Result) String() string {
 		how = "it is " + r.Active + ", result " + r.Result
 	}
 	if r.OOMKills > 0 {
-		how += fmt.Sprintf(", %d of its processes killed for want of memory", r.OOMKills)
+		how += fmt.Sprintf(", %d of its processes OOM-killed", r.OOMKills)
 	}
 	return how
 }
 
-// execSteps are the exit statuses of systemd's own process before it executes the program (systemd.exec(5)).
+// execSteps explains the exit statuses of systemd's own process before it executes the program (systemd.exec(5)).
 func execSteps(status int) string {
 	switch status {
 	case 203:
-		return "EXEC: the program is missing, not executable, on a file system mounted noexec, or forbidden by SELinux"
+		return "EXEC: the program is missing, not executable, on a file system mounted noexec, or denied by SELinux"
 	case 205:
 		return "LIMITS"
 	case 208:
@@ -115,14 +116,14 @@ func execSteps(status int) string {
 	case 219:
 		return "CGROUP"
 	case 226:
-		return "NAMESPACE: its mount namespace could not be set up; a directory of the mount is missing, or a mount on the host cannot be passed"
+		return "NAMESPACE: its mount namespace could not be set up; a directory of the mount is missing, or a mount on the host is inaccessible"
 	case 228:
 		return "SECCOMP"
 	}
 	return ""
 }
 
-// result reads how a unit's main process ended. The codes are those of waitid(2).
+// result returns how a unit's main process exited. The codes are those of waitid(2).
 func (u unitState) result() Result {
 	const exited, killed, dumped = 1, 2, 3
 	r := Result{Active: u.active(), Result: u.text("Result")}
@@ -137,32 +138,32 @@ func (u unitState) result() Result {
 	return r
 }
 
-// Result tells how the unit of that name is, or how it ended. A unit that ended well, or that was never there, is a
-// fault.NotFound; one that failed is kept until Remove, Kill or Start.
+// Result returns the state of the unit of that name. A unit that exited cleanly, or never existed, is a fault.NotFound; one that
+// failed is kept until Remove, Kill or Start.
 func (s *Systemd) Result(ctx context.Context, name string) (Result, error) {
 	if !validUnitName(name) {
-		return Result{}, fault.Errorf(fault.Invalid, "ask for a unit: %q cannot be the name of one", name)
+		return Result{}, fault.Errorf(fault.Invalid, "read the state of a unit: %q cannot be the name of one", name)
 	}
 	var r Result
-	err := s.with(ctx, "ask for unit "+unitName(name), func(ctx context.Context, b *bus) error {
+	err := s.systemd.call(ctx, "read the state of unit "+unitName(name), func(ctx context.Context, b *bus) error {
 		state, err := b.unit(ctx, unitName(name))
 		if err != nil {
 			return err
 		}
 		if !state.loaded() || !state.ours() {
-			return fault.Errorf(fault.NotFound, "there is no such unit of this driver's")
+			return fault.Errorf(fault.NotFound, "this driver has no such unit")
 		}
 		r = state.result()
 		if group := state.text("ControlGroup"); group != "" {
-			r.OOMKills, err = s.oomKills(ctx, group)
+			r.OOMKills, err = oomKills(ctx, s.ns, group)
 		}
 		return err
 	})
 	return r, err
 }
 
-// OOMKills counts the processes of the unit of that name that the kernel has killed for want of memory so far. It is 0 where
-// nobody counts: on a host without a memory controller, and once the unit has ended.
+// OOMKills returns the number of processes of the unit of that name that the kernel has OOM-killed so far. It is 0 on a host without a
+// memory controller, and after the unit has ended.
 func (s *Systemd) OOMKills(ctx context.Context, name string, _ uint32) (uint64, error) {
 	r, err := s.Result(ctx, name)
 	if fault.Is(err, fault.NotFound) {
@@ -173,23 +174,23 @@ func (s *Systemd) OOMKills(ctx context.Context, name string, _ uint32) (uint64, 
 
 // UnitInfo is a helper in a list.
 type UnitInfo struct {
-	Name   string // the Unit's; "": the launcher does not know it
+	Name   string // of the Unit; "": unknown
 	UID    uint32
 	Active string // as in Result
 }
 
-// List lists this driver's units, also those that have failed, and, without a name, the uids of the launcher's range that
-// have processes and no unit: another launcher started them, or somebody took the unit away.
+// List returns this driver's units, including failed ones. It also returns, without a name, the uids of the launcher's range that have
+// processes but no unit: another launcher started them, or their unit was removed.
 func (s *Systemd) List(ctx context.Context) ([]UnitInfo, error) {
 	var list []UnitInfo
-	err := s.with(ctx, "list units", func(ctx context.Context, b *bus) (err error) {
+	err := s.systemd.call(ctx, "list units", func(ctx context.Context, b *bus) (err error) {
 		list, err = b.list(ctx)
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	alive, err := s.census.take(ctx)
+	alive, err := s.scan.uids(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -201,7 +202,7 @@ func (s *Systemd) List(ctx context.Context) ([]UnitInfo, error) {
 	return list, nil
 }
 
-// list lists this driver's units. It asks for single properties, because all of one unit cost systemd a millisecond.
+// list returns this driver's units. It reads single properties, because all properties of a unit take systemd a millisecond.
 func (b *bus) list(ctx context.Context) ([]UnitInfo, error) {
 	found, err := b.ListUnitsByPatternsContext(ctx, nil, []string{unitPrefix + "*" + unitSuffix})
 	if err != nil {
@@ -216,13 +217,13 @@ func (b *bus) list(ctx context.Context) ([]UnitInfo, error) {
 		for _, name := range []string{"ExecStart", "Slice"} {
 			p, err := b.GetServicePropertyContext(ctx, u.Name, name)
 			if err != nil {
-				return nil, fmt.Errorf("look at %s: %w", u.Name, err)
+				return nil, fmt.Errorf("read the state of %s: %w", u.Name, err)
 			}
 			value[name] = p.Value.Value()
 		}
 		p, err := b.GetUnitPropertyContext(ctx, u.Name, "Transient")
 		if err != nil {
-			return nil, fmt.Errorf("look at %s: %w", u.Name, err)
+			return nil, fmt.Errorf("read the state of %s: %w", u.Name, err)
 		}
 		value["Transient"] = p.Value.Value()
 		if uid, ok := uidOf(value["ExecStart"]); ok && unitState(value).ours() {
@@ -232,12 +233,12 @@ func (b *bus) list(ctx context.Context) ([]UnitInfo, error) {
 	return list, nil
 }
 
-// oomKills reads the counter of a cgroup, in whichever hierarchy counts; 0 where none does or the cgroup is gone.
-func (s *Systemd) oomKills(ctx context.Context, group string) (uint64, error) {
+// oomKills reads the counter of a cgroup, 0 if no hierarchy counts or the cgroup does not exist.
+func oomKills(ctx context.Context, ns Doer, group string) (uint64, error) {
 	found := make(chan uint64, 1)
-	err := s.ns.Do(ctx, "reading the OOM kills of "+group, func() error {
-		if s.ns.Foreign() {
-			enterHostCgroups() // else paths begin at the container's own
+	err := ns.Do(ctx, "reading the OOM kills of "+group, func() error {
+		if ns.Foreign() {
+			enterHostCgroups() // else paths begin at the container's cgroup
 		}
 		n, err := readOOMKills(group)
 		found <- n
@@ -269,7 +270,7 @@ func readOOMKills(group string) (uint64, error) {
 		}
 		body, err := os.ReadFile(filepath.Join(m.Mountpoint, group, file))
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
-			continue // gone, or the hierarchy has no memory controller
+			continue // the cgroup has ended, or the hierarchy has no memory controller
 		}
 		if err != nil {
 			return 0, err

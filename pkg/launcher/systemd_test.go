@@ -25,7 +25,7 @@ type here struct{}
 func (here) Foreign() bool                                         { return false }
 func (here) Do(_ context.Context, _ string, fn func() error) error { return fn() }
 
-func TestVersionsOfSystemdAreRead(t *testing.T) {
+func TestParseVersion(t *testing.T) {
 	for text, want := range map[string]int{"252.38-1~deb12u1": 252, "v255": 255, "249 (249-10.el9)": 249, "258": 258, "": -1, "devel": -1} {
 		if got, err := parseVersion(text); (err != nil) != (want < 0) || err == nil && got != want {
 			t.Errorf("%q: %d %v", text, got, err)
@@ -33,7 +33,7 @@ func TestVersionsOfSystemdAreRead(t *testing.T) {
 	}
 }
 
-func TestUnknownPropertyIsFoundInTheAnswerOfThatNameAlone(t *testing.T) {
+func TestUnknownPropertyIsReadFromTheRightErrorOnly(t *testing.T) {
 	answer := func(name, text string) error { return dbus.Error{Name: name, Body: []any{text}} }
 	for _, c := range []struct {
 		err  error
@@ -50,7 +50,7 @@ func TestUnknownPropertyIsFoundInTheAnswerOfThatNameAlone(t *testing.T) {
 	}
 }
 
-func TestOnlyWhatIsDispensableIsLearntToBeUnknown(t *testing.T) {
+func TestOnlyDispensablePropertiesAreLeftOut(t *testing.T) {
 	s, err := NewSystemd(here{}, "/helper", WithProperties(Property{"Extra", true}))
 	if err != nil {
 		t.Fatal(err)
@@ -60,7 +60,7 @@ func TestOnlyWhatIsDispensableIsLearntToBeUnknown(t *testing.T) {
 		"NoNewPrivileges": false, "CapabilityBoundingSet": false, "ExecStart": false, "StandardInputFileDescriptor": false, "MemoryMax": false, "NeverHeardOf": false,
 	} {
 		err := dbus.Error{Name: errReadOnly, Body: []any{"Cannot set property " + name + ", or unknown property."}}
-		if got := s.learn(t.Context(), err); got != want {
+		if got := s.sandbox.learn(t.Context(), err); got != want {
 			t.Errorf("%s: %v", name, got)
 		}
 	}
@@ -74,7 +74,7 @@ func TestOnlyWhatIsDispensableIsLearntToBeUnknown(t *testing.T) {
 	}
 }
 
-func TestUnitsSeeWhatTheResolverSaysWhereTheyHaveAMountNamespace(t *testing.T) {
+func TestUnitsWithAMountNamespaceSeeTheResolversFiles(t *testing.T) {
 	plain, err := NewSystemd(here{}, "/helper")
 	if err != nil {
 		t.Fatal(err)
@@ -98,8 +98,8 @@ func TestUnitsSeeWhatTheResolverSaysWhereTheyHaveAMountNamespace(t *testing.T) {
 		{"with one, for another program", other, false, "[{/run/s3-csi/resolv.conf /etc/resolv.conf false 0}]"},
 		{"without a mount namespace", s, true, ""},
 	} {
-		c.s.unshared = c.unshared
-		binds, err := c.s.binds(t.Context())
+		c.s.sandbox.unshared = c.unshared
+		binds, err := c.s.sandbox.binds(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -130,7 +130,7 @@ type stub []resolvconf.Bind
 
 func (s stub) Binds(context.Context) ([]resolvconf.Bind, error) { return s, nil }
 
-func TestUnitCannotBringItsOwnVariablesOrLines(t *testing.T) {
+func TestUnitTextsAreEscaped(t *testing.T) {
 	s, err := NewSystemd(here{}, "/opt/s3-csi/s3-csi-helper")
 	if err != nil {
 		t.Fatal(err)
@@ -150,7 +150,7 @@ func TestUnitCannotBringItsOwnVariablesOrLines(t *testing.T) {
 	}
 }
 
-func TestUnitsUIDIsReadFromItsCommandLine(t *testing.T) {
+func TestUIDOfAUnit(t *testing.T) {
 	line := func(argv ...string) any { return [][]any{{"/helper", argv, false}} }
 	for _, c := range []struct {
 		value any
@@ -168,7 +168,7 @@ func TestUnitsUIDIsReadFromItsCommandLine(t *testing.T) {
 	}
 }
 
-func TestNamesThatStandForThemselvesInAUnitsName(t *testing.T) {
+func TestValidUnitNames(t *testing.T) {
 	for name, want := range map[string]bool{
 		"zm2ncgjtzq7yf3wnb72dclmm-1": true, "A_b.c": true, "": false, "a/b": false, "a@b": false, `a\x2d`: false, "a b": false, "é": false, strings.Repeat("a", 201): false,
 	} {
@@ -178,7 +178,7 @@ func TestNamesThatStandForThemselvesInAUnitsName(t *testing.T) {
 	}
 }
 
-func TestLimitsAreBoundedAndFilledIn(t *testing.T) {
+func TestLimitsAreCheckedAndDefaulted(t *testing.T) {
 	for _, l := range []Limits{{MemoryMax: 1}, {MemoryHigh: 1}, {CPUWeight: 10001}, {TasksMax: 1}} {
 		if err := l.check(); !fault.Is(err, fault.Invalid) {
 			t.Errorf("%+v: %v", l, err)
@@ -192,7 +192,7 @@ func TestLimitsAreBoundedAndFilledIn(t *testing.T) {
 	}
 }
 
-func TestOOMKillsOfBothVersions(t *testing.T) {
+func TestOOMKillsOfBothCgroupVersions(t *testing.T) {
 	for body, want := range map[string]uint64{
 		"low 0\nhigh 12\nmax 3\noom 2\noom_kill 1\noom_group_kill 0\n": 1,
 		"oom_kill_disable 0\nunder_oom 0\noom_kill 7\n":                7,
@@ -204,14 +204,14 @@ func TestOOMKillsOfBothVersions(t *testing.T) {
 	}
 }
 
-func TestEndsInWords(t *testing.T) {
+func TestResultString(t *testing.T) {
 	for want, r := range map[string]Result{
-		"killed for want of memory": {Active: "failed", Result: "oom-kill", Signal: "SIGKILL"},
-		"ended by SIGSEGV":          {Active: "failed", Result: "core-dump", Signal: "SIGSEGV"},
-		"exit status 1":             {Active: "failed", Result: "exit-code", ExitCode: 1},
-		"exit status 217 (USER)":    {Active: "failed", Result: "exit-code", ExitCode: 217},
-		"it is active, 2 of its processes killed for want of memory": {Active: "active", Result: "success", OOMKills: 2},
-		"it is failed, result timeout":                               {Active: "failed", Result: "timeout"},
+		"OOM-killed":             {Active: "failed", Result: "oom-kill", Signal: "SIGKILL"},
+		"killed by SIGSEGV":      {Active: "failed", Result: "core-dump", Signal: "SIGSEGV"},
+		"exit status 1":          {Active: "failed", Result: "exit-code", ExitCode: 1},
+		"exit status 217 (USER)": {Active: "failed", Result: "exit-code", ExitCode: 217},
+		"it is active, 2 of its processes OOM-killed": {Active: "active", Result: "success", OOMKills: 2},
+		"it is failed, result timeout":                {Active: "failed", Result: "timeout"},
 	} {
 		if got := r.String(); got != want {
 			t.Errorf("%+v: %q, want %q", r, got, want)
@@ -219,7 +219,7 @@ func TestEndsInWords(t *testing.T) {
 	}
 }
 
-func TestWhatIsTriedAgain(t *testing.T) {
+func TestLostConnectionsAreRetried(t *testing.T) {
 	for _, err := range []error{
 		dbus.ErrClosed, fmt.Errorf("x: %w", io.EOF), syscall.ECONNRESET, connectError{errors.New("dbus: authentication failed")},
 		dbus.Error{Name: "org.freedesktop.DBus.Error.NoReply"}, dbus.Error{Name: "org.freedesktop.DBus.Error.NameHasNoOwner"},
@@ -235,7 +235,7 @@ func TestWhatIsTriedAgain(t *testing.T) {
 	}
 }
 
-func TestAnswersAreClassified(t *testing.T) {
+func TestDBusErrorsHaveKinds(t *testing.T) {
 	for name, want := range map[string]fault.Kind{errShuttingDown: fault.Unavailable, errDestructive: fault.Unavailable, errAccessDenied: fault.Precondition, "x": fault.Unknown} {
 		if got := fault.KindOf(classify(dbus.Error{Name: name})); got != want {
 			t.Errorf("%s: %d", name, got)
@@ -243,7 +243,7 @@ func TestAnswersAreClassified(t *testing.T) {
 	}
 }
 
-func TestLauncherThatCannotWorkIsRefused(t *testing.T) {
+func TestInvalidOptionsAreRefused(t *testing.T) {
 	for what, create := range map[string]func() (*Systemd, error){
 		"relative program": func() (*Systemd, error) { return NewSystemd(here{}, "helper") },
 		"no socket":        func() (*Systemd, error) { return NewSystemd(here{}, "/helper", WithSockets()) },
@@ -258,7 +258,7 @@ func TestLauncherThatCannotWorkIsRefused(t *testing.T) {
 	}
 }
 
-func TestSystemdThatDoesNotAnswerIsGivenUpInTime(t *testing.T) {
+func TestCallsToAnUnresponsiveSystemdEndWithTheContext(t *testing.T) {
 	dir := t.TempDir()
 	// A socket that accepts and says nothing.
 	l := listen(t, dir+"/private")
@@ -294,7 +294,7 @@ func listen(t *testing.T, path string) net.Listener {
 	return l
 }
 
-func TestOnlyNothingAtAllIsNoSystemd(t *testing.T) {
+func TestAbsentSystemd(t *testing.T) {
 	gone, refused, hung := fmt.Errorf("x: %w", syscall.ENOENT), fmt.Errorf("x: %w", syscall.ECONNREFUSED), fmt.Errorf("x: %w", os.ErrDeadlineExceeded)
 	for _, c := range []struct {
 		err    connectError
@@ -309,12 +309,12 @@ func TestOnlyNothingAtAllIsNoSystemd(t *testing.T) {
 	}
 }
 
-func TestTheSameLauncherForAnotherProgramKnowsWhatTheFirstDid(t *testing.T) {
+func TestWithCopiesTheKnowledgeOfTheHost(t *testing.T) {
 	s, err := NewSystemd(here{}, "/helper", WithDefaultLimits(Limits{TasksMax: 64}))
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.version, s.lacking["ProtectProc"] = "252", true
+	s.sandbox.version, s.sandbox.lacking["ProtectProc"] = "252", true
 	other, err := s.With("/other")
 	if err != nil {
 		t.Fatal(err)
@@ -325,7 +325,7 @@ func TestTheSameLauncherForAnotherProgramKnowsWhatTheFirstDid(t *testing.T) {
 	if box := other.Sandbox(); box.Version != "252" || len(box.Missing) != 1 {
 		t.Errorf("%+v", box)
 	}
-	other.lacking["ProtectHome"] = true
+	other.sandbox.lacking["ProtectHome"] = true
 	if len(s.Sandbox().Missing) != 1 {
 		t.Error("they share what they learn later")
 	}

@@ -2,7 +2,6 @@ package launcher
 
 import (
 	"path/filepath"
-	"slices"
 	"strings"
 
 	sd "github.com/coreos/go-systemd/v22/dbus"
@@ -13,15 +12,15 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/resolvconf"
 )
 
-// Limits are what one helper and its client, or all of them, may use (systemd.resource-control(5)). Zero is no limit.
+// Limits are the limits of one helper and its client, or of all of them (systemd.resource-control(5)). Zero is no limit.
 type Limits struct {
-	MemoryMax  uint64 // bytes; beyond, the kernel kills the client
-	MemoryHigh uint64 // bytes; beyond, the kernel slows the client down; needs the unified hierarchy
-	CPUWeight  uint64 // 1 to 10000, 100 is everybody's
+	MemoryMax  uint64 // bytes; above it, the kernel kills the client
+	MemoryHigh uint64 // bytes; above it, the kernel slows the client down; needs the unified hierarchy
+	CPUWeight  uint64 // 1 to 10000; the default is 100
 	TasksMax   uint64 // processes and threads
 }
 
-// minMemory is what a helper and the smallest client need to come to life.
+// minMemory is what a helper and the smallest client need to start.
 const minMemory = 16 << 20
 
 func (l Limits) check() error {
@@ -38,7 +37,7 @@ func (l Limits) check() error {
 	return nil
 }
 
-// or fills in what is not set.
+// or returns l with the unset limits of d.
 func (l Limits) or(d Limits) Limits {
 	for _, f := range []struct{ to, from *uint64 }{
 		{&l.MemoryMax, &d.MemoryMax}, {&l.MemoryHigh, &d.MemoryHigh}, {&l.CPUWeight, &d.CPUWeight}, {&l.TasksMax, &d.TasksMax},
@@ -86,18 +85,18 @@ type (
 	}
 )
 
-// containersEnd are the units after whose end the last container is gone, so that helpers are stopped later. Containers are
-// scopes below kubepods.slice, and a slice ends after what is in it.
+// containersEnd are the units that end after the last container; helpers are stopped after them. Containers are scopes below
+// kubepods.slice, and a slice ends after its units.
 func containersEnd() []string {
 	return []string{"containerd.service", "crio.service", "docker.service", "kubelet.service", "kubepods.slice"}
 }
 
-// properties are those of a unit, less what the host's systemd lacks. Whoever may ask systemd can read them: nothing in
-// them is secret.
+// properties returns the properties of a unit, without those that the host's systemd does not know. Every user who may call systemd
+// can read them, so they contain no secret.
 func (s *Systemd) properties(u Unit, binds []resolvconf.Bind, socket dbus.UnixFD) []sd.Property {
 	argv := runas.Argv(s.program, u.UID, u.GID, "helper", "--name", u.Name, "--state-dir", u.StateDir)
 	for i := range argv[1:] {
-		argv[i+1] = strings.ReplaceAll(argv[i+1], "$", "$$") // systemd would put a variable there
+		argv[i+1] = strings.ReplaceAll(argv[i+1], "$", "$$") // systemd would replace it by a variable
 	}
 	argv[0] = filepath.Base(s.program)
 	props := []Property{
@@ -109,13 +108,13 @@ func (s *Systemd) properties(u Unit, binds []resolvconf.Bind, socket dbus.UnixFD
 		{"StandardOutput", "journal"},
 		{"StandardError", "journal"},
 		{"SyslogIdentifier", unitPrefix + u.Name},
-		// A clean end vanishes; a failure stays to be read, until Remove, Kill or the next Start.
+		// systemd removes a unit that exits cleanly, and keeps a failed one until Remove, Kill or the next Start.
 		{"CollectMode", "inactive"},
-		// The helper alone is asked, and it ends when its client has; what is left then, or is late, is killed.
+		// Only the helper gets the signal, and it exits after its client. The rest, or a late helper, is killed.
 		{"KillMode", "mixed"},
 		{"SendSIGKILL", true},
 		{"TimeoutStopUSec", uint64(s.stopTimeout.Microseconds())},
-		// An OOM kill takes the client; the helper lives to tell, and has the keys.
+		// An OOM kill hits the client. The helper must survive to report it, and has the credentials.
 		{"OOMPolicy", "continue"},
 		{"MemoryAccounting", true},
 		{"Before", containersEnd()},
@@ -125,18 +124,7 @@ func (s *Systemd) properties(u Unit, binds []resolvconf.Bind, socket dbus.UnixFD
 	if u.CacheDir != "" {
 		writable = append(writable, u.CacheDir)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, p := range s.parts(writable, u.Needs, binds) {
-		if u.Callers && p.Name == "ProtectProc" {
-			continue // it would hide other users' processes; what they keep from others is kept anyway
-		}
-		if !p.mounts || !s.unshared {
-			props = append(props, p.Property)
-		}
-	}
-	props = append(props, s.extra...)
-	return wire(slices.DeleteFunc(props, func(p Property) bool { return s.lacking[p.Name] }))
+	return wire(s.sandbox.complete(props, u, writable, binds))
 }
 
 func wire(props []Property) []sd.Property {
@@ -147,7 +135,7 @@ func wire(props []Property) []sd.Property {
 	return list
 }
 
-// oneLine makes a text fit for a unit's description.
+// oneLine replaces control characters, which a unit's description must not have.
 func oneLine(text string) string {
 	return strings.Map(func(r rune) rune {
 		if r < ' ' || r == 0x7f {

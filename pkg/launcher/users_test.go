@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/proc"
 )
 
 // plainDoer is the namespace of a driver that is not in a container.
@@ -36,7 +38,7 @@ func TestProcessesOfOtherUserNamespacesAreLeftAlone(t *testing.T) {
 		t.Skipf("needs user namespaces: %v", err)
 	}
 	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
-	if status, err := statusOf(cmd.Process.Pid); err != nil || !statusIsOf(status, uid) {
+	if status, err := statusOf(cmd.Process.Pid); err != nil || !runsAs(status, uid) {
 		t.Fatalf("the process is not of uid %d: %v", uid, err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
@@ -51,7 +53,7 @@ func TestProcessesOfOtherUserNamespacesAreLeftAlone(t *testing.T) {
 	if err := p.Kill(ctx, uid); err != nil {
 		t.Fatal(err)
 	}
-	if status, err := statusOf(cmd.Process.Pid); err != nil || !statusIsOf(status, uid) {
+	if status, err := statusOf(cmd.Process.Pid); err != nil || !runsAs(status, uid) {
 		t.Errorf("it was killed: %v", err)
 	}
 }
@@ -61,9 +63,9 @@ func sleeperOf(t *testing.T, uid uint32, seconds string, level int) int {
 	t.Helper()
 	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 		found := 0
-		if err := eachProcess(t.Context(), func(pid int, status []byte) {
+		if err := eachProcess(t.Context(), func(pid int, status proc.Status) {
 			cmdline, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/cmdline")
-			if statusIsOf(status, uid) && pidNamespaces(status) == level && strings.HasPrefix(string(cmdline), "sleep\x00"+seconds) {
+			if runsAs(status, uid) && pidNamespaces(status) == level && strings.HasPrefix(string(cmdline), "sleep\x00"+seconds) {
 				found = pid
 			}
 		}); err != nil {
@@ -141,14 +143,14 @@ func leftAlone(t *testing.T, uid uint32, pids ...int) {
 		t.Errorf("Kill: %v", err)
 	}
 	for _, pid := range pids {
-		if status, err := statusOf(pid); err != nil || !statusIsOf(status, uid) {
+		if status, err := statusOf(pid); err != nil || !runsAs(status, uid) {
 			t.Errorf("process %d was killed: %v", pid, err)
 		}
 	}
 }
 
 // A client that was taken over cannot escape by making namespaces of its own.
-func TestProcessesThatHideAreKilled(t *testing.T) {
+func TestProcessesInTheirOwnNamespacesAreKilled(t *testing.T) {
 	const uid = 2_124_569
 	if os.Getuid() != 0 {
 		t.Skip("needs root: it starts processes as other users")
@@ -185,7 +187,7 @@ func TestProcessesThatHideAreKilled(t *testing.T) {
 			if err := p.Kill(ctx, uid); err != nil {
 				t.Errorf("Kill: %v", err)
 			}
-			if status, err := statusOf(pid); err != nil || statusIsOf(status, uid) {
+			if status, err := statusOf(pid); err != nil || runsAs(status, uid) {
 				t.Errorf("it was not killed: %v", err)
 			}
 		})

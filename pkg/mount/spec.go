@@ -1,8 +1,7 @@
-// Package mount makes volumes appear at target paths and takes them away again.
+// Package mount defines what a mount is: its specification, its key and its names. It does no I/O.
 //
-// A mount is one FUSE process and its mount point, the source; publications are bind mounts of it. The Manager keeps no
-// state of its own: what it must know is in the state directory, in the kernel's mount table and with the helpers, so a
-// new driver goes on where a dead one stopped.
+// A mount is one FUSE process and its mount point, the source. Publications are bind mounts of the source. Publications with
+// equal specifications share a mount.
 package mount
 
 import (
@@ -10,12 +9,10 @@ import (
 	"encoding/base32"
 	"encoding/json"
 	"fmt"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
-	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
@@ -56,8 +53,8 @@ type Spec struct {
 	SessionDuration time.Duration `json:"sessionDuration,omitempty"`
 }
 
-// newSpec makes the spec of a request, whose role is expanded. salt is the node's, for the identity.
-func newSpec(r Request, salt []byte) Spec {
+// NewSpec makes the spec of a request, whose role is expanded. salt is the node's, for the identity.
+func NewSpec(r Request, salt []byte) Spec {
 	s := Spec{
 		Schema: specSchema, Backend: r.Volume.Backend, Bucket: r.Volume.Bucket, Prefix: r.Volume.Prefix,
 		Client: r.Attributes.Client, ReadOnly: r.Attributes.ReadOnly,
@@ -83,22 +80,22 @@ func newSpec(r Request, salt []byte) Spec {
 	return s
 }
 
-// rotatedFrom tells whether two specs differ in nothing but whose secret it is.
-func (s Spec) rotatedFrom(o Spec) bool {
+// RotatedFrom reports whether two specs differ only in the secret's identity.
+func (s Spec) RotatedFrom(o Spec) bool {
 	if s.Source != credentials.SourceSecret || s.Identity == o.Identity {
 		return false
 	}
 	s.Identity = o.Identity
-	return s.encode() == o.encode()
+	return s.Encode() == o.Encode()
 }
 
-// options are the author's, parsed once more: they were checked when the spec was made.
-func (s Spec) options() ([]volume.Option, error) {
+// ParseOptions parses the author's options again: they were checked when the spec was made.
+func (s Spec) ParseOptions() ([]volume.Option, error) {
 	return volume.ParseMountOptions(s.Options, "options")
 }
 
-// encode is the canonical form: Go's encoder writes struct fields in order, so equal specs have equal encodings.
-func (s Spec) encode() string {
+// Encode is the canonical form: Go's encoder writes struct fields in order, so equal specs have equal encodings.
+func (s Spec) Encode() string {
 	b, err := json.Marshal(s)
 	if err != nil {
 		panic(fmt.Sprintf("a mount spec cannot fail to encode: %v", err)) // plain strings, numbers and booleans only
@@ -108,62 +105,6 @@ func (s Spec) encode() string {
 
 // Key names what a FUSE process does: mounts with equal specs have equal keys. 24 characters of a file name's safe set.
 func (s Spec) Key() string {
-	sum := sha256.Sum256([]byte(s.encode()))
+	sum := sha256.Sum256([]byte(s.Encode()))
 	return strings.ToLower(base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(sum[:15]))
-}
-
-// sourceName is what the mount table shows for a mount: whose it is and which life of it.
-func sourceName(volumeID, name string) string {
-	safe := strings.Map(func(r rune) rune {
-		if r > ' ' && r < 0x7f && r != ',' && r != '\\' {
-			return r
-		}
-		return '_'
-	}, volumeID)
-	return sourcePrefix + safe + ":" + name
-}
-
-const sourcePrefix = "s3csi:"
-
-// nameOfSource reads the mount's name back from the mount table's source; ok is false for mounts of others.
-func nameOfSource(source string) (name string, ok bool) {
-	if !strings.HasPrefix(source, sourcePrefix) {
-		return "", false
-	}
-	name = source[strings.LastIndexByte(source, ':')+1:]
-	return name, validName(name)
-}
-
-// servedBy is the uid of the client that serves a mount of ours, as the mount table shows it.
-func servedBy(mnt host.Mount) (uid uint32, ok bool) {
-	if _, ours := nameOfSource(mnt.Source); !ours {
-		return 0, false
-	}
-	for option := range strings.SplitSeq(mnt.SuperOptions, ",") {
-		if value, found := strings.CutPrefix(option, "user_id="); found {
-			n, err := strconv.ParseUint(value, 10, 32)
-			return uint32(n), err == nil
-		}
-	}
-	return 0, false
-}
-
-// validName tells whether a name has the form <key>-<generation>; names come back from the kernel's table and from file
-// names, and become paths.
-func validName(name string) bool {
-	key, generation, ok := strings.Cut(name, "-")
-	if !ok || len(key) != 24 || len(generation) == 0 || len(generation) > 19 {
-		return false
-	}
-	for _, c := range key {
-		if (c < 'a' || c > 'z') && (c < '2' || c > '7') {
-			return false
-		}
-	}
-	for _, c := range generation {
-		if c < '0' || c > '9' {
-			return false
-		}
-	}
-	return true
 }

@@ -35,11 +35,11 @@ func TestKeysNeverChange(t *testing.T) {
 		{"everything", full, "uxxcvfs7oion3h6qfau44yi6"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			spec := newSpec(tc.r, []byte("salt"))
+			spec := NewSpec(tc.r, []byte("salt"))
 			if got := spec.Key(); got != tc.want {
-				t.Errorf("key %s, want %s for %s", got, tc.want, spec.encode())
+				t.Errorf("key %s, want %s for %s", got, tc.want, spec.Encode())
 			}
-			if !validName(mountName(spec.Key(), 1)) {
+			if !ValidName(Name(spec.Key(), 1)) {
 				t.Error("the name is not valid")
 			}
 		})
@@ -79,7 +79,7 @@ func TestWhatMakesAnotherMount(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			r := request()
 			tc.change(&r)
-			if same := newSpec(r, nil).Key() == newSpec(base, nil).Key(); same != tc.same {
+			if same := NewSpec(r, nil).Key() == NewSpec(base, nil).Key(); same != tc.same {
 				t.Errorf("same mount: %t, want %t", same, tc.same)
 			}
 		})
@@ -89,13 +89,13 @@ func TestWhatMakesAnotherMount(t *testing.T) {
 		for _, pod := range [][2]string{{"team-a", "app"}, {"team-a", "other"}, {"team-b", "app"}} {
 			r := request()
 			workload(pod[0], pod[1])(&r)
-			key := newSpec(r, nil).Key()
+			key := NewSpec(r, nil).Key()
 			if who, taken := keys[key]; taken {
 				t.Errorf("%v shares the mount of %s", pod, who)
 			}
 			keys[key] = pod[0] + "/" + pod[1]
 			r.Tokens = credentials.Tokens{"aud": {Value: "another"}}
-			if newSpec(r, nil).Key() != key {
+			if NewSpec(r, nil).Key() != key {
 				t.Errorf("%v: a new token makes another mount", pod)
 			}
 		}
@@ -105,10 +105,10 @@ func TestWhatMakesAnotherMount(t *testing.T) {
 		secret(&mine)
 		secret(&theirs)
 		theirs.SecretRoleARN = "arn:aws:iam::1:role/a"
-		if newSpec(mine, nil).Key() == newSpec(theirs, nil).Key() {
+		if NewSpec(mine, nil).Key() == NewSpec(theirs, nil).Key() {
 			t.Error("the role of a secret is everybody's who has its keys")
 		}
-		if !newSpec(mine, nil).rotatedFrom(newSpec(theirs, nil)) {
+		if !NewSpec(mine, nil).RotatedFrom(NewSpec(theirs, nil)) {
 			t.Error("a secret that gets a role is no rotation")
 		}
 	})
@@ -117,14 +117,14 @@ func TestWhatMakesAnotherMount(t *testing.T) {
 		secret(&mine)
 		secret(&theirs)
 		theirs.Keys.SecretAccessKey = "guess"
-		if newSpec(mine, []byte("n")).Key() == newSpec(theirs, []byte("n")).Key() {
+		if NewSpec(mine, []byte("n")).Key() == NewSpec(theirs, []byte("n")).Key() {
 			t.Error("whoever names an access key joins its mount")
 		}
 	})
 	t.Run("nothing secret is encoded", func(t *testing.T) {
 		r := request()
 		r.Source, r.Keys = credentials.SourceSecret, credentials.Keys{AccessKeyID: "AKIACANARY", SecretAccessKey: "canary-secret", SessionToken: "canary-token"}
-		if s := newSpec(r, []byte("n")).encode(); strings.Contains(strings.ToLower(s), "canary") {
+		if s := NewSpec(r, []byte("n")).Encode(); strings.Contains(strings.ToLower(s), "canary") {
 			t.Errorf("the spec shows a secret: %s", s)
 		}
 	})
@@ -143,7 +143,7 @@ func TestWhatIsARotation(t *testing.T) {
 		r := request()
 		r.Source, r.Keys = credentials.SourceSecret, credentials.Keys{AccessKeyID: "AKIA", SecretAccessKey: "s"}
 		change(&r)
-		return newSpec(r, []byte("n"))
+		return NewSpec(r, []byte("n"))
 	}
 	before := of(func(*Request) {})
 	for what, tc := range map[string]struct {
@@ -158,42 +158,20 @@ func TestWhatIsARotation(t *testing.T) {
 		"the driver's own": {func(r *Request) { r.Source, r.Keys = credentials.SourceDriver, credentials.Keys{} }, false},
 		"a workload's":     {workload("a", "b"), false},
 	} {
-		if got := of(tc.change).rotatedFrom(before); got != tc.want {
+		if got := of(tc.change).RotatedFrom(before); got != tc.want {
 			t.Errorf("%s: %t", what, got)
 		}
 	}
 }
 
-// A mount that was rotated is for those who have the new secret, and for nobody who has the old one.
-func TestWhoMayJoinARotatedMount(t *testing.T) {
-	old, now := Spec{Source: credentials.SourceSecret, Identity: "old"}, Spec{Source: credentials.SourceSecret, Identity: "new"}
-	for what, tc := range map[string]struct {
-		rec      record
-		old, now bool
-	}{
-		"as it was made":   {record{Spec: old}, true, true}, // its key is of the one spec only
-		"rotated":          {record{Spec: old, Rotated: "new"}, false, true},
-		"being rotated":    {record{Spec: old, Rotated: "new", Rotating: true}, false, false},
-		"rotated back":     {record{Spec: old, Rotated: "old"}, true, false},
-		"left by everyone": {record{Spec: old, Superseded: true}, false, false},
-	} {
-		if got := tc.rec.joinable(old); got != tc.old {
-			t.Errorf("%s: the old secret: %t", what, got)
-		}
-		if got := tc.rec.joinable(now); got != tc.now {
-			t.Errorf("%s: the new secret: %t", what, got)
-		}
-	}
-}
-
 func TestSourceNames(t *testing.T) {
-	name := mountName(newSpec(request(), nil).Key(), 7)
+	name := Name(NewSpec(request(), nil).Key(), 7)
 	for _, tc := range []struct {
 		source string
 		ok     bool
 	}{
-		{sourceName("default:bucket/pvc-1/", name), true},
-		{sourceName("a b,c\\d\n\u00e9", name), true},
+		{SourceName("default:bucket/pvc-1/", name), true},
+		{SourceName("a b,c\\d\n\u00e9", name), true},
 		{"s3csi:" + name, true},
 		{"s3csi:x:../../etc", false},
 		{"s3csi:x:" + strings.ToUpper(name), false},
@@ -202,7 +180,7 @@ func TestSourceNames(t *testing.T) {
 		{"mountpoint-s3", false},
 		{"", false},
 	} {
-		got, ok := nameOfSource(tc.source)
+		got, ok := NameOf(tc.source)
 		if ok != tc.ok || ok && got != name {
 			t.Errorf("%q: %q %t", tc.source, got, ok)
 		}
@@ -213,10 +191,10 @@ func TestSourceNames(t *testing.T) {
 }
 
 func FuzzNameOfSource(f *testing.F) {
-	f.Add("s3csi:default:bucket/pvc-1/:" + mountName(newSpec(request(), nil).Key(), 1))
+	f.Add("s3csi:default:bucket/pvc-1/:" + Name(NewSpec(request(), nil).Key(), 1))
 	f.Add("s3csi:x:../..-1")
 	f.Fuzz(func(t *testing.T, source string) {
-		if name, ok := nameOfSource(source); ok && strings.ContainsAny(name, "/.\x00") {
+		if name, ok := NameOf(source); ok && strings.ContainsAny(name, "/.\x00") {
 			t.Errorf("%q gives the name %q, which is no file name of ours", source, name)
 		}
 	})

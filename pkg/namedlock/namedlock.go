@@ -1,4 +1,4 @@
-// Package namedlock locks names: one holder per name, as many names at once as there are.
+// Package namedlock provides locks by name. A name has one holder at a time; different names are independent.
 package namedlock
 
 import (
@@ -6,7 +6,7 @@ import (
 	"sync"
 )
 
-// Locks is a set of named locks. The zero value is ready for use; names that nobody holds take no memory.
+// Locks is a set of named locks. The zero value is ready for use. Unused names take no memory.
 type Locks struct {
 	mu    sync.Mutex
 	names map[string]*lock
@@ -17,8 +17,8 @@ type lock struct {
 	users int           // holder and waiters
 }
 
-// Lock takes the lock of name and returns what releases it, or ctx's error if the lock was not to be had before ctx
-// ended. The release function may be called once.
+// Lock acquires the lock of name and returns the function that releases it, which must be called once. If ctx ends first, Lock
+// returns its cause.
 func (l *Locks) Lock(ctx context.Context, name string) (release func(), err error) {
 	k := l.join(name)
 	select {
@@ -30,7 +30,7 @@ func (l *Locks) Lock(ctx context.Context, name string) (release func(), err erro
 	}
 }
 
-// TryLock takes the lock of name if nobody holds it.
+// TryLock acquires the lock of name if it is free.
 func (l *Locks) TryLock(name string) (release func(), ok bool) {
 	k := l.join(name)
 	select {

@@ -37,23 +37,23 @@ func TestNamesAreIndependent(t *testing.T) {
 	var locks Locks
 	a, ok := locks.TryLock("a")
 	if !ok {
-		t.Fatal("a free name is not to be had")
+		t.Fatal("a free name could not be locked")
 	}
 	if _, ok := locks.TryLock("a"); ok {
-		t.Fatal("a held name was given twice")
+		t.Fatal("a held name was locked twice")
 	}
 	b, ok := locks.TryLock("b")
 	if !ok {
-		t.Fatal("another name is not to be had")
+		t.Fatal("another name could not be locked")
 	}
 	b()
 	a()
 	if _, ok := locks.TryLock("a"); !ok {
-		t.Fatal("a released name is not to be had")
+		t.Fatal("a released name could not be locked")
 	}
 }
 
-func TestAWaiterGivesUpWithItsContext(t *testing.T) {
+func TestWaiterStopsWithItsContext(t *testing.T) {
 	var locks Locks
 	release, _ := locks.TryLock("a")
 	ctx, cancel := context.WithCancel(t.Context())

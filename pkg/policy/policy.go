@@ -1,9 +1,9 @@
-// Package policy makes session policies: from what a mount or a deletion may touch to the smallest IAM policy that says so.
+// Package policy makes session policies: the smallest IAM policy for what a mount or a deletion may touch.
 //
 // It is pure. A policy that is given to a security token service together with a request for a session makes the session's
 // rights the intersection of the policy and of what the role or user may do (IAM User Guide, "Session policies"). That alone is
-// not enough: a bucket policy that names the session itself adds to it. So everything else is denied as well, which nothing can
-// take back.
+// not enough: a bucket policy that names the session itself adds to it. So everything else is denied as well, which no other
+// policy can undo.
 package policy
 
 import (
@@ -13,8 +13,8 @@ import (
 )
 
 // MaxSize is how many characters a session policy may have (STS API Reference, AssumeRole, "Policy"). AWS has a second limit, on
-// a packed form of the policy that only STS can compute and that it tells as PackedPolicySize in its answer; short policies keep
-// within it.
+// a packed form of the policy that only STS can compute; its answer has the share used as PackedPolicySize. Short policies stay below
+// it.
 const MaxSize = 2048
 
 // Scope is what a mount, or a deletion, may touch.
@@ -29,22 +29,22 @@ type Scope struct {
 	Needs    Needs
 	// KMS also allows the use of KMS keys, through S3 and for this bucket alone. AWS only; ignored elsewhere.
 	KMS bool
-	// AWS tells that the policy is for AWS. Other services know neither the escapes of wildcards in policies nor access points
-	// and directory buckets.
+	// AWS is set if the policy is for AWS. Other services support neither escaped wildcards in policies nor access points and directory
+	// buckets.
 	AWS bool
 }
 
 // Needs is what a client does to objects beside reading them and storing new ones, which includes multipart uploads and copies
 // within the volume.
 type Needs struct {
-	Delete bool // it removes objects; a rename does too
+	Delete bool // it deletes objects; a rename does too
 }
 
-// Session is the policy of a mount, as compact JSON in ASCII: equal scopes have equal texts. It allows to list what is below the
-// prefix, to read it and, unless the mount is read-only, to store, and denies all else. A whole bucket is all but the driver's
-// records (volume.RecordPrefix): their names can be seen in a listing of all keys, and nothing else of them.
+// Session is the policy of a mount, as compact JSON in ASCII: equal scopes have equal texts. It allows listing and
+// reading below the prefix and, unless the mount is read-only, writing, and denies everything else. A whole bucket excludes the
+// driver's records (volume.RecordPrefix): only their names can be seen, in a listing of all keys.
 //
-// The error is a Precondition: the policy cannot say it. Its text tells what to do.
+// The error is a Precondition: no policy can express the scope. Its text says what to do.
 func (s Scope) Session() (string, error) {
 	t, err := s.target()
 	if err != nil {
@@ -84,22 +84,22 @@ func (s Scope) Session() (string, error) {
 	return s.finish(t.statements(g))
 }
 
-// Deletion is the policy of what removes a volume's data, as compact JSON: to list objects, versions and unfinished uploads and
-// to delete them below the prefix, and to read and write the objects recordKeys. Below a record key that ends in "/" everything
-// can be written and deleted too: that is for tests of what the service can do.
+// Deletion is the policy for deleting a volume's data, as compact JSON. It allows listing objects, versions and unfinished uploads,
+// deleting them below the prefix, and reading and writing the objects recordKeys. Below a record key that ends in "/" it allows writing
+// and deleting too, for tests of what the service can do.
 //
-// A whole bucket can be deleted itself, and its tags read and written. Unfinished uploads are listed without regard to the
-// prefix, because IAM has no condition for it: names of uploads of other volumes of the bucket can be seen. The existence of the
-// bucket (HeadBucket) cannot be asked for a prefix.
+// For a whole bucket it also allows deleting the bucket, and reading and writing its tags. Unfinished uploads are listed for the whole
+// bucket, because IAM has no condition on their prefix: names of uploads of other volumes can be seen. HeadBucket is not allowed for a
+// prefix.
 //
-// The error is a Precondition: the policy cannot say it. Its text tells what to do.
+// The error is a Precondition: no policy can express the scope. Its text says what to do.
 func (s Scope) Deletion(recordKeys []string) (string, error) {
 	t, err := s.target()
 	if err != nil {
 		return "", err
 	}
 	if t.directory != "" {
-		return "", s.refusal("has to delete from a directory bucket, where a policy can say nothing about objects", scopeOff)
+		return "", s.refusal("has to delete from a directory bucket, where a policy cannot restrict objects", scopeOff)
 	}
 	p, err := s.pattern(s.Prefix)
 	if err != nil {
@@ -129,17 +129,17 @@ func (s Scope) Deletion(recordKeys []string) (string, error) {
 		}
 		records = append(records, k)
 	}
-	// The same for versions, and their tags: they are gone with the object.
+	// The wildcard covers versions, and tags, which are deleted with the object.
 	g.objects = []objectGrant{{[]string{"s3:DeleteObject*", "s3:AbortMultipartUpload"}, unique(removed)}}
 	if len(records) > 0 {
 		g.objects = append(g.objects, objectGrant{[]string{"s3:GetObject", "s3:PutObject"}, unique(records)})
 	}
 	if s.KMS && s.AWS && len(records) > 0 {
-		// For the records, in a bucket that encrypts what is stored in it. To delete needs no key.
+		// For the records, in an encrypted bucket. Deleting needs no key.
 		g.kms, g.kmsOpen = []string{"kms:Decrypt", "kms:GenerateDataKey"}, true
 	}
 	if g.prefixes != nil && !s.AWS {
-		// Who cannot list a key is told 403 and not 404 where it is missing. AWS does not look at conditions for that.
+		// Without permission to list a key, the answer for a missing one is 403, not 404. AWS ignores conditions there.
 		g.prefixes = append(g.prefixes, unique(records)...)
 	}
 	return s.finish(t.statements(g))

@@ -2,15 +2,15 @@ package policy
 
 import "slices"
 
-// grants is what a policy allows. Patterns have their wildcards where they are meant, and all else is escaped.
+// grants is what a policy allows. Patterns have unescaped wildcards where these are meant.
 type grants struct {
 	listing  []string // actions that list keys
 	prefixes []string // patterns of the prefixes that may be listed; nil: all
 	bucket   []string // other actions on the bucket
 	objects  []objectGrant
-	except   string   // pattern of keys that are not to be touched or listed although they match; "": there are none
+	except   string   // pattern of keys that are excluded although they match; "": none
 	kms      []string // actions on KMS keys
-	kmsOpen  bool     // a key's own policy may add to them, to save space
+	kmsOpen  bool     // to save space, nothing is denied: a key's own policy may allow more
 }
 
 // objectGrant allows actions on the objects whose keys match one of the patterns. No action is in two of them.
@@ -51,11 +51,11 @@ func when(operator, key string, values ...string) conditions {
 	return conditions{operator: {key: values}}
 }
 
-// through are the services that use a KMS key for the session; S3's names of it have its region behind them.
+// through matches the services that use a KMS key for the session; their names end in a region.
 const through = "s3.*"
 
-// statements are what allows the grants, and denies all else: every other action, the same actions elsewhere, and listings of
-// other prefixes, of which one without a prefix is one.
+// statements returns the statements that allow the grants and deny everything else: every other action, the same actions elsewhere, and
+// listings of other prefixes or of none.
 func (t target) statements(g grants) []statement {
 	var list conditions
 	if g.prefixes != nil {
@@ -76,7 +76,7 @@ func (t target) statements(g grants) []statement {
 		allowed = append(allowed, g.kms...)
 	}
 	if !t.plain {
-		// Without it a bucket policy that names the session may add actions, on what is allowed here and nowhere else.
+		// Otherwise a bucket policy that names the session could add actions on what is allowed here.
 		all = append(all, statement{Effect: deny, NotAction: unique(allowed), Resource: oneOrMany{"*"}})
 	}
 	keys := []string{"*"}
@@ -99,14 +99,14 @@ func (t target) statements(g grants) []statement {
 			statement{Effect: deny, Action: g.listing, Resource: oneOrMany{"*"}, Condition: when("StringLike", "s3:prefix", g.except)})
 	}
 	if len(g.kms) > 0 && !g.kmsOpen {
-		// What S3 asks of KMS it asks for an object that the session may touch.
+		// S3 uses KMS only for objects that the session may touch.
 		all = append(all, statement{Effect: deny, Action: oneOrMany{"kms:*"}, Resource: oneOrMany{"*"}, Condition: when("StringNotLike", "kms:ViaService", through)})
 	}
 	return append(all, t.guards()...)
 }
 
-// kmsUse allows actions on keys that are used through S3 for the bucket's objects: S3 tells KMS the object's ARN, or the bucket's
-// where it has an S3 Bucket Key (S3 User Guide, "Encryption context"). Which bucket an access point leads to is not known.
+// kmsUse allows actions on keys that are used through S3 for the bucket's objects: S3 sends KMS the object's ARN, or the bucket's where it
+// has an S3 Bucket Key (S3 User Guide, "Encryption context"). The bucket of an access point is unknown.
 func (t target) kmsUse(actions []string) statement {
 	c := when("StringLike", "kms:ViaService", through)
 	if t.accessPoint == "" {
@@ -115,7 +115,7 @@ func (t target) kmsUse(actions []string) statement {
 	return statement{Effect: allow, Action: actions, Resource: oneOrMany{"*"}, Condition: c}
 }
 
-// unique drops repetitions and keeps the order.
+// unique drops duplicates and keeps the order.
 func unique(values []string) []string {
 	var kept []string
 	for _, v := range values {

@@ -6,15 +6,15 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
-// target is what a scope's bucket is called in policies. One of its names is not "".
+// target is the name of a scope's bucket in policies. Exactly one of its names is set.
 type target struct {
-	// plain tells that the service may not know NotAction: MinIO reads it and then refuses the policy, because its statement has
+	// plain is set if the service may not support NotAction: MinIO parses it and then refuses the policy, because the statement has
 	// no actions (github.com/minio/pkg, policy.Statement).
 	plain  bool
 	bucket string // ARN of a bucket
 	// accessPoint is the ARN of an access point.
 	//
-	// S3 asks twice about a request through one: about the access point's own ARN and, unless the bucket's policy leaves that to
+	// S3 authorizes a request through one twice: about the access point's own ARN and, unless the bucket's policy delegates to
 	// the access point, about the bucket's, with the condition key s3:DataAccessPointArn (S3 User Guide, "Configuring IAM policies
 	// for using access points"). So both have to be allowed, the second for any bucket, but only through the access point.
 	accessPoint string
@@ -31,20 +31,20 @@ func (s Scope) partition() string {
 const (
 	partitionName    volume.Pattern = `^aws(-[a-z]{1,8}){0,3}$`
 	accessPointARN   volume.Pattern = `^arn:(aws[a-z-]*):s3:([a-z0-9-]{1,32}):([0-9]{12}):accesspoint[/:]([a-z0-9]([a-z0-9-]{1,48}[a-z0-9]))$`
-	directoryBuckets                = "a directory bucket has no prefixes to its policies: use the whole bucket as the volume, a bucket of another kind, or scope: off"
-	scopeOff                        = "use scope: off for the volume, where its backend lets it"
+	directoryBuckets                = "policies of directory buckets know no prefixes: use the whole bucket as the volume, a bucket of another kind, or scope: off"
+	scopeOff                        = "use scope: off for the volume, if its backend allows it"
 )
 
-// target finds out what the scope's bucket is. The error is a Precondition.
+// target returns the name of the scope's bucket in policies. The error is a Precondition.
 func (s Scope) target() (target, error) {
 	if !partitionName.MatchString(s.partition()) || !s.AWS && s.partition() != "aws" {
-		return target{}, s.refusal("is in the unknown partition "+quote(s.Partition), "there are aws, aws-cn and aws-us-gov, and services that are not AWS have no other than aws")
+		return target{}, s.refusal("is in the unknown partition "+quote(s.Partition), "use aws, aws-cn or aws-us-gov, or aws for services other than AWS")
 	}
 	if strings.HasPrefix(s.Bucket, "arn:") {
 		part := accessPointARN.FindStringSubmatch(s.Bucket)
 		switch {
 		case !s.AWS:
-			return target{}, s.refusal("is given by an ARN, which only AWS knows", "use the bucket's name")
+			return target{}, s.refusal("is given by an ARN, which only AWS supports", "use the bucket's name")
 		case part == nil:
 			return target{}, s.refusal("has an ARN that is not an access point's (arn:<partition>:s3:<region>:<account>:accesspoint/<name>)", "use the bucket's name or an access point's ARN")
 		case part[1] != s.partition():
@@ -59,7 +59,7 @@ func (s Scope) target() (target, error) {
 	if s.AWS {
 		switch kind {
 		case volume.BucketAccessPoint:
-			return target{}, s.refusal("is given by an access point's alias, which policies do not know", "use the name of its bucket, or "+scopeOff)
+			return target{}, s.refusal("is given by an access point's alias, which policies do not support", "use the name of its bucket, or "+scopeOff)
 		case volume.BucketDirectory:
 			if s.Prefix != "" {
 				return target{}, s.refusal("is a prefix of a directory bucket", directoryBuckets)
@@ -106,7 +106,7 @@ func (t target) everyBucket() string {
 	return "arn:" + partition + ":s3:::*"
 }
 
-// guards deny what goes to a bucket directly instead of through the access point.
+// guards deny access to a bucket that bypasses the access point.
 func (t target) guards() []statement {
 	if t.accessPoint == "" {
 		return nil
@@ -114,8 +114,8 @@ func (t target) guards() []statement {
 	return []statement{{Effect: deny, Action: oneOrMany{"s3:*"}, Resource: oneOrMany{t.everyBucket()}, Condition: when("StringNotEquals", "s3:DataAccessPointArn", t.accessPoint)}}
 }
 
-// directorySession is a mount's policy for a directory bucket, which knows one action for all: to get a session of its own
-// (S3 User Guide, "Authorizing Zonal endpoint API operations with CreateSession"). Nothing in it can be kept from the client.
+// directorySession is a mount's policy for a directory bucket, which has one action for everything: creating a session of its own
+// (S3 User Guide, "Authorizing Zonal endpoint API operations with CreateSession"). The client can reach everything in it.
 func (t target) directorySession(readOnly, kms bool) []statement {
 	const create = "s3express:CreateSession"
 	grant := statement{Effect: allow, Action: oneOrMany{create}, Resource: oneOrMany{t.directory}}
@@ -124,7 +124,7 @@ func (t target) directorySession(readOnly, kms bool) []statement {
 	}
 	all, allowed := []statement{grant}, []string{create}
 	if kms {
-		// The keys of a directory bucket are used when the session is made, for reading and for writing (S3 User Guide, "Setting
+		// The keys of a directory bucket are used when the session is created, for reading and for writing (S3 User Guide, "Setting
 		// default server-side encryption behavior for directory buckets").
 		use := []string{"kms:Decrypt", "kms:GenerateDataKey"}
 		c := when("StringLike", "kms:ViaService", throughExpress)

@@ -14,10 +14,10 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
-// TrialPrefix is where an operator's trial of a service keeps what stands for volumes; no volume lies there.
+// TrialPrefix is where a check of a service keeps its test volumes; no real volume is there.
 const TrialPrefix = volume.RecordPrefix + "/check/"
 
-// pattern is a policy's pattern for exactly that key, or beginning of keys. The error is a Precondition.
+// pattern returns a policy's pattern for exactly that key, or prefix of keys. The error is a Precondition.
 func (s Scope) pattern(key string) (string, error) {
 	if problem := unfit(key); problem != "" {
 		return "", s.refusal(problem, "use another prefix")
@@ -27,20 +27,20 @@ func (s Scope) pattern(key string) (string, error) {
 		case !strings.HasSuffix(key, "/"):
 			return "", s.refusal(`has a prefix that does not end in "/"`, `end it in "/"`)
 		case strings.HasPrefix(key, volume.RecordPrefix+"/") && (!strings.HasPrefix(key, TrialPrefix) || key == TrialPrefix):
-			return "", s.refusal("lies where the driver keeps its records", "use another prefix")
+			return "", s.refusal("is where the driver keeps its records", "use another prefix")
 		}
 	}
 	if !strings.ContainsAny(key, "*?$") {
 		return key, nil
 	}
 	if !s.AWS {
-		return "", s.refusal("has one of * ? $ in its prefix, which a policy of a service that is not AWS takes for a wildcard or a variable", "use another prefix, or "+scopeOff)
+		return "", s.refusal("has one of * ? $ in its prefix, which services other than AWS read as a wildcard or a variable", "use another prefix, or "+scopeOff)
 	}
 	// IAM User Guide, "Policy variables", "Special characters".
 	return strings.NewReplacer("*", "${*}", "?", "${?}", "$", "${$}").Replace(key), nil
 }
 
-// unfit tells what no policy can say of a key; "" is nothing.
+// unfit returns why no policy can describe a key; "": it can.
 func unfit(key string) string {
 	switch {
 	case !utf8.ValidString(key):
@@ -62,15 +62,15 @@ func unfit(key string) string {
 	return ""
 }
 
-// finish writes the policy, in ASCII: that is what every service reads and what STS counts.
+// finish returns the policy in ASCII, which every service reads and which STS counts.
 func (s Scope) finish(statements []statement) (string, error) {
 	plain, err := encode(document{Version: "2012-10-17", Statement: statements})
 	if err != nil {
-		return "", fault.Errorf(fault.Unknown, "writing a session policy: %w", err)
+		return "", fault.Errorf(fault.Unknown, "encoding a session policy: %w", err)
 	}
 	text := ascii(string(plain))
 	if len(text) > MaxSize {
-		return "", s.refusal(fmt.Sprintf("needs %d characters, and a security token service takes %d", len(text), MaxSize), "use a shorter prefix, or "+scopeOff)
+		return "", s.refusal(fmt.Sprintf("needs %d characters, and a security token service accepts %d", len(text), MaxSize), "use a shorter prefix, or "+scopeOff)
 	}
 	return text, nil
 }
@@ -84,7 +84,7 @@ func encode(v any) ([]byte, error) {
 	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), err
 }
 
-// ascii writes what is not ASCII in a JSON text with JSON's escapes.
+// ascii escapes what is not ASCII in a JSON text.
 func ascii(text string) string {
 	var b strings.Builder
 	for _, r := range text {
@@ -99,12 +99,12 @@ func ascii(text string) string {
 	return b.String()
 }
 
-// refusal is the error of a policy that cannot be made.
+// refusal is the error for a scope that no policy can express.
 func (s Scope) refusal(problem, advice string) error {
-	return fault.Errorf(fault.Precondition, "there can be no session that is scoped to %s: it %s; %s", quote(s.Bucket+"/"+s.Prefix), problem, advice)
+	return fault.Errorf(fault.Precondition, "no session policy can be limited to %s: it %s; %s", quote(s.Bucket+"/"+s.Prefix), problem, advice)
 }
 
-// quote is a foreign text for a message: short, and on one line.
+// quote shortens and quotes a text of a user for a message.
 func quote(text string) string {
 	if len(text) > 200 {
 		text = strings.ToValidUTF8(text[:200], "") + "…"

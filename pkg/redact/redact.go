@@ -1,8 +1,7 @@
-// Package redact is the one way from a CSI message to a log line.
+// Package redact is the only way to log a CSI message.
 //
-// It hides what the CSI specification marks as secret and what it does not: service-account tokens that kubelet puts into
-// a volume context, keys that an author put among parameters by mistake, and the values of mount flags, which the
-// specification allows to be sensitive.
+// It hides fields that the CSI specification marks as secret, and service account tokens in volume contexts, credentials in
+// parameters, and the values of mount flags, which may be sensitive.
 package redact
 
 import (
@@ -14,11 +13,11 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// Stripped stands where something was hidden; it is protosanitizer's word.
+// Stripped replaces hidden values; it is the text of protosanitizer.
 const Stripped = "***stripped***"
 
-// Message shows a CSI message as one line of JSON without its secrets. The work is done when the result is printed, and
-// on a copy: the live message is never changed. What is not a protobuf message shows as its type only.
+// Message formats a CSI message as one line of JSON without its secrets. It works on a copy, when the result is printed. Other
+// values show only their type.
 func Message(msg any) fmt.Stringer {
 	m, _ := msg.(proto.Message)
 	return message{m, msg}
@@ -39,10 +38,10 @@ func (m message) String() string {
 	return protosanitizer.StripSecrets(safe).String()
 }
 
-// GoString keeps %#v from printing the live message.
+// GoString redacts %#v.
 func (m message) GoString() string { return m.String() }
 
-// MarshalJSON is the JSON logger's way; it must not find the live message either.
+// MarshalText redacts the output of the JSON logger.
 func (m message) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
 
 // strip hides sensitive map values and mount flags anywhere in a message.
@@ -80,14 +79,14 @@ func stripMap(field protoreflect.FieldDescriptor, m protoreflect.Map) {
 func stripFlags(flags protoreflect.List) {
 	for i := range flags.Len() {
 		flag := flags.Get(i).String()
-		// "name=value", "--name value" and a value in front of nothing at all: the name is the first word.
+		// "name=value", "--name value", or a value alone: the name is the first word.
 		if end := strings.IndexAny(strings.TrimLeft(flag, " "), "= \t\n"); end >= 0 {
 			flags.Set(i, protoreflect.ValueOfString(strings.TrimLeft(flag, " ")[:end+1]+Stripped))
 		}
 	}
 }
 
-// Sensitive tells whether the value under a key of a context or of parameters may be a secret, by the key.
+// Sensitive reports whether a key of a context or of parameters may have a secret value.
 func Sensitive(key string) bool {
 	key = strings.NewReplacer("-", "", "_", "", ".", "").Replace(strings.ToLower(key))
 	for _, word := range []string{"token", "secret", "password", "passwd", "passphrase", "privatekey", "accesskey", "sessionkey", "apikey", "customerkey"} {

@@ -9,29 +9,29 @@ import (
 	"strings"
 )
 
-// File is where resolvers look (resolv.conf(5)).
+// File is the configuration of resolvers (resolv.conf(5)).
 const File = "/etc/resolv.conf"
 
-// Config is what of a resolv.conf says whom to ask, and for which names.
+// Config is the part of a resolv.conf that decides which servers are asked for which names.
 type Config struct {
 	Nameservers []string // addresses
-	Search      []string // domains that names are looked for in
-	Dots        int      // a name with so many of them is tried as it is first ("ndots")
+	Search      []string // domains that are appended to names
+	Dots        int      // a name with this many dots is tried as it is first ("ndots")
 }
 
 const (
-	maxNameservers = 3 // resolvers ask no more (MAXNS of resolv.h)
+	maxNameservers = 3 // resolvers use no more (MAXNS of resolv.h)
 	maxDots        = 15
 	maxBytes       = 64 << 10 // of a file
 )
 
-// Read reads a resolv.conf that names a server.
+// Read reads a resolv.conf, which must name a server.
 func Read(file string) (Config, error) {
 	content, err := read(file)
 	return Parse(content), err
 }
 
-// read gives the content of a resolv.conf. One that names nobody to ask is half written, as a rule.
+// read returns the content of a resolv.conf. A file without a server is usually half written, so it is an error.
 func read(file string) ([]byte, error) {
 	f, err := os.Open(file)
 	if err != nil {
@@ -50,7 +50,7 @@ func read(file string) ([]byte, error) {
 	return content, nil
 }
 
-// Parse reads a resolv.conf as the C library does (resolv.conf(5)): what it cannot use, it passes over.
+// Parse reads a resolv.conf as the C library does (resolv.conf(5)): it ignores what it does not understand.
 func Parse(data []byte) Config {
 	c := Config{Dots: 1}
 	for line := range strings.Lines(string(data)) {
@@ -81,7 +81,7 @@ func Parse(data []byte) Config {
 	return c
 }
 
-// Names are the rooted names that a name stands for, in the order in which they are asked for.
+// Names returns the rooted names that a resolver tries for a name, in order.
 func (c Config) Names(name string) []string {
 	if strings.HasSuffix(name, ".") {
 		return []string{name}

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-func TestAConfigIsReadAsTheCLibraryReadsIt(t *testing.T) {
+func TestParseReadsLikeTheCLibrary(t *testing.T) {
 	for text, want := range map[string]Config{
 		"":                        {Dots: 1},
 		"nameserver 10.96.0.10\n": {Nameservers: []string{"10.96.0.10"}, Dots: 1},
@@ -31,7 +31,7 @@ func TestAConfigIsReadAsTheCLibraryReadsIt(t *testing.T) {
 	}
 }
 
-func TestNamesAreLookedForInTheDomains(t *testing.T) {
+func TestNamesFollowTheSearchDomains(t *testing.T) {
 	pod := Config{Search: []string{"x.svc.cluster.local", "cluster.local.", "."}, Dots: 5}
 	host := Config{Search: []string{"example.org"}, Dots: 1}
 	for _, c := range []struct {

@@ -1,12 +1,11 @@
 //go:build linux
 
-// Package resolvconf lets helpers, and what they start, resolve names as the driver's container does instead of as the host
-// does: the driver keeps a copy of its resolv.conf in the state directory, and a helper that is started so sees that in the
-// place of the host's.
+// Package resolvconf lets helpers and their clients resolve names as the driver's container does, not as the host does. The
+// driver keeps a copy of its resolv.conf in the state directory, and helpers see that copy instead of the host's file.
 //
-// The file is written in place, so that who has it mounted sees what changes. What is mounted on a file goes when somebody
-// puts another file in its place on the host (rename(2) takes mounts off in all namespaces but its own), which is how most
-// programs write a resolv.conf. So the driver looks at the host's, and mounts the copy again where it was taken off.
+// The copy is written in place, so that a process that has it mounted sees every change. Most programs replace the host's
+// resolv.conf by rename(2), which removes the mounts on it in all other mount namespaces. So the driver watches the host's file,
+// and mounts the copy again where it was removed.
 package resolvconf
 
 import (
@@ -32,34 +31,34 @@ import (
 
 const (
 	copyName = "resolv.conf" // in the state directory
-	// inPlace is a directory of the state directory. It is put in the place of those of the host's services that resolve names,
-	// and holds the copy under the names that systemd-resolved has for its own (systemd-resolved.service(8)).
-	inPlace  = "resolve"
-	resolved = "/run/systemd/resolve"
+	// resolveDir is a directory in the state directory. Helpers see it instead of the directories of the host's resolving services.
+	// It holds the copy under the names that systemd-resolved uses for its files (systemd-resolved.service(8)).
+	resolveDir = "resolve"
+	resolved   = "/run/systemd/resolve"
 
-	every = time.Minute
-	bound = 20 * time.Second
-	tick  = 20 * time.Millisecond // a file's time is as exact as the kernel's clock tick, which is shorter
+	refreshInterval = time.Minute
+	refreshTimeout  = 20 * time.Second
+	tick            = 20 * time.Millisecond // longer than the kernel's clock tick, which is the resolution of file times
 )
 
-// services are the directories with the sockets of services that answer in the place of a name server, and do so as the host
-// does: where /etc/nsswitch.conf says "resolve", and where nscd runs.
+// services are the directories of the sockets of services that resolve names as the host does: systemd-resolved, which
+// /etc/nsswitch.conf calls "resolve", and nscd.
 func services() []string { return []string{resolved, "/var/run/nscd"} }
 
-// Bind is a file or directory of the host that a helper sees at another place, too. Both paths are free of symbolic links.
+// Bind is a file or directory of the host that a helper also sees at Target. Neither path has a symbolic link.
 type Bind struct{ Source, Target string }
 
 // Copy is the driver's resolv.conf on the host.
 type Copy struct {
 	ns       *host.Namespace
 	dir      string
-	own      string        // what is copied
-	hosts    string        // what it takes the place of
-	services []string      // and of these
-	turn     chan struct{} // who writes
+	own      string        // the file that is copied
+	hosts    string        // the host's file, which the copy hides
+	services []string      // directories of the host that resolveDir hides
+	turn     chan struct{} // held while the copy is written
 }
 
-// New finds the driver's resolv.conf, of which it makes no copy yet. stateDir is the driver's, on the host.
+// New checks the driver's resolv.conf. It makes no copy yet. stateDir is the driver's state directory on the host.
 func New(ns *host.Namespace, stateDir string) (*Copy, error) {
 	c := &Copy{ns: ns, dir: stateDir, own: File, hosts: File, services: services(), turn: make(chan struct{}, 1)}
 	if _, err := c.read(); err != nil {
@@ -77,28 +76,29 @@ func (c *Copy) read() ([]byte, error) {
 	return content, nil
 }
 
-// Binds brings the copy up to date and gives what a helper has to see where. The copy on itself is among it: by that a mount
-// namespace is known as one that has the copy.
+// Binds updates the copy and returns what a helper must see. The first Bind mounts the copy on itself: it marks the mount
+// namespaces that use the copy.
 func (c *Copy) Binds(ctx context.Context) ([]Bind, error) {
 	v, err := c.refresh(ctx)
 	return v.binds, err
 }
 
-// view is the copy as it is on the host.
+// view is the state of the copy on the host.
 type view struct {
 	binds  []Bind
-	copied string // its path
+	copied string // the path of the copy
 	file   fileID
-	// state changes with every file that something is to be mounted on.
+	// state changes when a file that is mounted on is replaced.
 	state string
 }
 
-// fileID is a file for as long as it exists.
+// fileID identifies a file as long as it exists.
 type fileID struct {
 	dev uint64
 	ino uint64
 }
 
+// refresh updates the copy and returns its state.
 func (c *Copy) refresh(ctx context.Context) (view, error) {
 	select {
 	case c.turn <- struct{}{}:
@@ -123,15 +123,15 @@ func (c *Copy) refresh(ctx context.Context) (view, error) {
 	if err != nil {
 		return view{}, errors.Join(fmt.Errorf("the driver's resolv.conf for helpers: %w", err), unread)
 	}
-	if unread != nil { // what was copied before is better than nothing
-		klog.FromContext(ctx).Error(unread, "Helpers go on with an older copy")
+	if unread != nil {
+		klog.FromContext(ctx).Error(unread, "Cannot read the driver's resolv.conf, keeping its copy")
 	}
 	return <-result, nil
 }
 
-// write makes the copy, or changes the one that is there. Call it inside Do.
+// write makes or updates the copy. Call it inside Do.
 func (c *Copy) write(content []byte) error {
-	dir := filepath.Join(c.dir, inPlace)
+	dir := filepath.Join(c.dir, resolveDir)
 	if err := os.MkdirAll(c.dir, 0o711); err != nil {
 		return err
 	}
@@ -158,9 +158,12 @@ func (c *Copy) write(content []byte) error {
 	return nil
 }
 
-// overwrite changes a file that others read meanwhile. Nobody sees a file without a server, which would send them to one on
-// this host: at any moment either the old content is whole in it, or the new one is, behind what is being overwritten. Who
-// reads in between can see parts of both; the file's time is changed once more after that, so that they read it again.
+// overwrite replaces the content of a file that resolvers read at the same time. A file without a server would send them to
+// localhost, so the file holds the whole old or the whole new content at any moment. A reader can see parts of both; the file's
+// time changes again afterwards, so that this reader reads the file again. The steps are:
+//  1. append the new content behind both the old content and the space that the new content needs,
+//  2. write the new content to the beginning,
+//  3. cut off the rest, and change the time.
 func overwrite(f *os.File, content []byte) error {
 	if err := f.Chmod(0o644); err != nil {
 		return err
@@ -175,7 +178,7 @@ func overwrite(f *os.File, content []byte) error {
 		if _, err := f.WriteAt(slices.Concat(pad(end-len(old)), content), int64(len(old))); err != nil {
 			return err
 		}
-		time.Sleep(tick) // a reader may have taken the file's former size, and read no further
+		time.Sleep(tick) // a reader may have read the former size, and read no further
 	}
 	if _, err := f.WriteAt(slices.Concat(content, pad(end-len(content))), 0); err != nil {
 		return err
@@ -187,7 +190,7 @@ func overwrite(f *os.File, content []byte) error {
 	return os.Chtimes(f.Name(), time.Time{}, time.Now())
 }
 
-// link makes a second name for a file, unless it is one already.
+// link makes name a hard link to the file at path, unless it is one already.
 func link(f *os.File, path, name string) error {
 	fi, err := f.Stat()
 	if err != nil {
@@ -202,7 +205,7 @@ func link(f *os.File, path, name string) error {
 	return os.Link(path, name)
 }
 
-// look finds the copy and what it has to be mounted on. Call it inside Do.
+// look finds the copy and the files that it must be mounted on. Call it inside Do.
 func (c *Copy) look() (v view, err error) {
 	dir, err := filepath.EvalSymlinks(c.dir)
 	if err != nil {
@@ -214,7 +217,7 @@ func (c *Copy) look() (v view, err error) {
 		return v, err
 	}
 	if !fi.Mode().IsRegular() {
-		return v, fmt.Errorf("%s is no regular file", v.copied)
+		return v, fmt.Errorf("%s is not a regular file", v.copied)
 	}
 	v.file = idOf(fi)
 	v.binds = []Bind{{v.copied, v.copied}}
@@ -227,17 +230,17 @@ func (c *Copy) look() (v view, err error) {
 			return v, err
 		}
 		if fi, err := os.Lstat(at); err == nil && fi.IsDir() {
-			v.binds = append(v.binds, Bind{filepath.Join(dir, inPlace), at})
+			v.binds = append(v.binds, Bind{filepath.Join(dir, resolveDir), at})
 		}
 	}
 	target, err := c.target()
 	if err != nil {
 		return v, err
 	}
-	covered := slices.ContainsFunc(v.binds[1:], func(b Bind) bool { return isIn(filepath.Join(dir, inPlace), b.Target, target) })
+	covered := slices.ContainsFunc(v.binds[1:], func(b Bind) bool { return isIn(filepath.Join(dir, resolveDir), b.Target, target) })
 	if !covered {
 		if fi, err := os.Lstat(target); err == nil && !fi.Mode().IsRegular() {
-			return v, fault.Errorf(fault.Precondition, "the host's %s is no regular file", target)
+			return v, fault.Errorf(fault.Precondition, "the host's %s is not a regular file", target)
 		}
 		v.binds = append(v.binds, Bind{v.copied, target})
 	}
@@ -245,7 +248,7 @@ func (c *Copy) look() (v view, err error) {
 	return v, err
 }
 
-// target is the file that the host's resolv.conf is in the end. It need not be there, for a moment, where a link leads to it.
+// target resolves the host's resolv.conf. If it is a symbolic link, the file that it leads to may be missing for a moment.
 func (c *Copy) target() (string, error) {
 	target, err := filepath.EvalSymlinks(c.hosts)
 	if err == nil {
@@ -260,10 +263,10 @@ func (c *Copy) target() (string, error) {
 			return filepath.Join(dir, filepath.Base(link)), nil
 		}
 	}
-	return "", fault.Errorf(fault.Precondition, "the host has no %s that the driver's could take the place of: %w", c.hosts, err)
+	return "", fault.Errorf(fault.Precondition, "the host has no %s to mount the driver's on: %w", c.hosts, err)
 }
 
-// isIn tells whether what a directory holds is what target will be, once the directory is in the place of another.
+// isIn reports whether dir, once it is mounted on other, provides the file target.
 func isIn(dir, other, target string) bool {
 	if filepath.Dir(target) != other {
 		return false
@@ -272,19 +275,19 @@ func isIn(dir, other, target string) bool {
 	return err == nil
 }
 
-// stateOf tells files that are mounted on from those that took their places.
+// stateOf identifies the files that are mounted on. The result changes when one of them is replaced.
 func stateOf(binds []Bind) (string, error) {
 	var state strings.Builder
 	for _, b := range binds[1:] {
 		fi, err := os.Lstat(b.Target)
 		if err != nil {
-			return "", fault.Errorf(fault.Precondition, "the host has no %s that the driver's resolv.conf could take the place of: %w", b.Target, err)
+			return "", fault.Errorf(fault.Precondition, "the host has no %s to mount the driver's resolv.conf on: %w", b.Target, err)
 		}
 		st, ok := fi.Sys().(*syscall.Stat_t)
 		if !ok {
-			return "", fmt.Errorf("%s: nothing is known of it", b.Target)
+			return "", fmt.Errorf("%s: its inode is unknown", b.Target)
 		}
-		// The number of a file that is gone is given out again, but not at the same time.
+		// An inode number is used again after its file is removed, but with another change time.
 		fmt.Fprintf(&state, "%s %d %d %d.%09d\n", b.Target, st.Dev, st.Ino, st.Ctim.Sec, st.Ctim.Nsec)
 	}
 	return state.String(), nil
@@ -298,14 +301,14 @@ func idOf(fi fs.FileInfo) fileID {
 	return fileID{st.Dev, st.Ino}
 }
 
-// Run keeps the copy current, and where helpers have to see it, until ctx ends: at once and each minute.
+// Run updates the copy, and mounts it again where helpers have lost it, at once and every minute until ctx ends.
 func (c *Copy) Run(ctx context.Context) error {
-	ticker := time.NewTicker(every)
+	ticker := time.NewTicker(refreshInterval)
 	defer ticker.Stop()
-	var k keeper
+	var r refresher
 	for {
-		if err := k.keep(ctx, c); err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).Error(err, "What helpers resolve names with is not as it should be; it is tried again", "in", every)
+		if err := r.run(ctx, c); err != nil && ctx.Err() == nil {
+			klog.FromContext(ctx).Error(err, "Cannot refresh resolv.conf for helpers", "retryIn", refreshInterval)
 		}
 		select {
 		case <-ctx.Done():
@@ -315,55 +318,56 @@ func (c *Copy) Run(ctx context.Context) error {
 	}
 }
 
-// keeper remembers what the host looked like when all helpers were known to have the copy in its place.
-type keeper struct{ state string }
+// refresher remembers the state of the host in which all helpers were last known to see the copy.
+type refresher struct{ state string }
 
-func (k *keeper) keep(ctx context.Context, c *Copy) error {
-	ctx, cancel := context.WithTimeout(ctx, bound)
+// run updates the copy. If the host's files have changed, it repairs the mounts of helpers, too.
+func (r *refresher) run(ctx context.Context, c *Copy) error {
+	ctx, cancel := context.WithTimeout(ctx, refreshTimeout)
 	defer cancel()
 	v, err := c.refresh(ctx)
-	if err != nil || v.state == k.state {
+	if err != nil || v.state == r.state {
 		return err
 	}
-	if err := c.mend(ctx, v); err != nil {
+	if err := c.repair(ctx, v); err != nil {
 		return err
 	}
-	k.state = v.state
+	r.state = v.state
 	return nil
 }
 
-// mend mounts the copy again in the namespaces that had it where it is not seen any more.
-func (c *Copy) mend(ctx context.Context, v view) error {
+// repair mounts the copy again in the mount namespaces that have lost it.
+func (c *Copy) repair(ctx context.Context, v view) error {
 	all, err := c.ns.Mounts(ctx)
 	if err != nil {
 		return err
 	}
 	of, ok := mountOf(all, v.copied)
 	if !ok {
-		return fmt.Errorf("%s is on none of the host's mounts", v.copied)
+		return fmt.Errorf("no mount of the host holds %s", v.copied)
 	}
 	has := func(mounts []host.Mount) bool {
 		return slices.ContainsFunc(mounts, func(m host.Mount) bool {
 			return m.Mountpoint == v.copied && m.Major == of.Major && m.Minor == of.Minor && filepath.Base(m.Root) == copyName
 		})
 	}
-	return c.ns.DoElsewhere(ctx, "giving helpers the driver's resolv.conf", has, func(who string) error {
+	return c.ns.DoInOtherNamespaces(ctx, "mounting the driver's resolv.conf for helpers", has, func(who string) error {
 		fi, err := os.Lstat(v.copied)
 		if err != nil {
 			return err
 		}
 		if idOf(fi) != v.file {
-			return nil // an earlier one, or nobody's that has to do with this driver
+			return nil // an earlier copy, or another driver's
 		}
-		places, err := again(v.binds)
-		if places > 0 {
-			klog.FromContext(ctx).Info("The host has a new resolv.conf; a helper that had lost the driver's has it again", "process", who, "places", places)
+		remounted, err := remount(v.binds)
+		if remounted > 0 {
+			klog.FromContext(ctx).Info("Remounted resolv.conf for a helper", "process", who, "mounts", remounted)
 		}
 		return err
 	})
 }
 
-// mountOf is the mount that a path without symbolic links is on.
+// mountOf returns the mount that holds a path without symbolic links.
 func mountOf(all []host.Mount, path string) (found host.Mount, ok bool) {
 	for _, m := range all { // later entries lie on top
 		at := strings.TrimSuffix(m.Mountpoint, "/")
@@ -374,7 +378,7 @@ func mountOf(all []host.Mount, path string) (found host.Mount, ok bool) {
 	return found, ok
 }
 
-// Apply mounts in the mount namespace of the calling thread, which must be nobody else's.
+// Apply mounts in the mount namespace of the calling thread, which must not be shared with other threads.
 func Apply(binds []Bind) error {
 	for _, b := range binds {
 		if err := b.mount(); err != nil {
@@ -384,8 +388,8 @@ func Apply(binds []Bind) error {
 	return nil
 }
 
-// again mounts what is not seen at its place any more, and says how much that was.
-func again(binds []Bind) (done int, err error) {
+// remount mounts what is not visible at its target any more, and returns how many mounts it made.
+func remount(binds []Bind) (done int, err error) {
 	for _, b := range binds {
 		from, err := os.Stat(b.Source)
 		if err != nil {
@@ -393,7 +397,7 @@ func again(binds []Bind) (done int, err error) {
 		}
 		to, err := os.Stat(b.Target)
 		if from.IsDir() && errors.Is(err, fs.ErrNotExist) {
-			continue // a service that has come since then, where the helper does not see it
+			continue // the service appeared later, and the helper does not see it
 		}
 		if err != nil {
 			return done, err

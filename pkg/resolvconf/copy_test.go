@@ -85,7 +85,7 @@ func (s *small) want(pairs ...string) {
 	}
 }
 
-func TestTheCopyTakesThePlaceOfTheHostsFileWhereverThatIs(t *testing.T) {
+func TestCopyHidesTheHostsFileAlsoBehindLinks(t *testing.T) {
 	s := newSmall(t)
 	own := []string{"state/resolv.conf", "state/resolv.conf"}
 	s.want(append(own, "state/resolv.conf", "host/resolv.conf")...)
@@ -115,7 +115,7 @@ func TestTheCopyTakesThePlaceOfTheHostsFileWhereverThatIs(t *testing.T) {
 	}
 }
 
-func TestAHostWithoutAFileIsRefused(t *testing.T) {
+func TestHostWithoutResolvConfIsRefused(t *testing.T) {
 	s := newSmall(t)
 	for _, to := range []string{"nowhere.conf", "/nowhere/resolv.conf", "resolv.conf", "run"} {
 		s.link(to, "host/resolv.conf")
@@ -129,7 +129,7 @@ func TestAHostWithoutAFileIsRefused(t *testing.T) {
 	}
 }
 
-func TestTheCopyIsChangedInPlaceUnderAllItsNames(t *testing.T) {
+func TestCopyIsUpdatedInPlaceUnderAllItsNames(t *testing.T) {
 	s := newSmall(t)
 	s.must()
 	names := []string{"state/resolv.conf", "state/resolve/resolv.conf", "state/resolve/stub-resolv.conf"}
@@ -154,7 +154,7 @@ func TestTheCopyIsChangedInPlaceUnderAllItsNames(t *testing.T) {
 			}
 		}
 	}
-	// What somebody removed is there again.
+	// A removed file is made again.
 	for _, name := range names {
 		if err := os.Remove(s.path(name)); err != nil {
 			t.Fatal(err)
@@ -171,8 +171,8 @@ func TestTheCopyIsChangedInPlaceUnderAllItsNames(t *testing.T) {
 	}
 }
 
-// A file without a server would send its reader to one on the same host. Who saw a mixture has to see that it is to be read again.
-func TestACopyThatChangesIsNeverEmptyAndAMixtureIsReadAgain(t *testing.T) {
+// A file without a server would send its reader to localhost. A reader that saw a mixture must notice that the file has changed.
+func TestCopyIsNeverEmptyWhileItChangesAndAMixtureIsReadAgain(t *testing.T) {
 	s := newSmall(t)
 	s.must()
 	file := s.path("state/resolv.conf")
@@ -209,7 +209,7 @@ func TestACopyThatChangesIsNeverEmptyAndAMixtureIsReadAgain(t *testing.T) {
 			reads++
 		}
 	})
-	// One that does nothing else sees moments that a resolver hardly ever does.
+	// A reader in a tight loop sees states that a resolver hardly ever sees.
 	open, err := os.Open(file)
 	if err != nil {
 		t.Fatal(err)
@@ -237,7 +237,7 @@ func TestACopyThatChangesIsNeverEmptyAndAMixtureIsReadAgain(t *testing.T) {
 		now := modified()
 		mu.Lock()
 		if content, ok := mixtures[now]; ok {
-			t.Errorf("who has read %q takes it for what is there now", content)
+			t.Errorf("a reader of %q takes it for the current content", content)
 		}
 		mu.Unlock()
 	}
@@ -246,8 +246,8 @@ func TestACopyThatChangesIsNeverEmptyAndAMixtureIsReadAgain(t *testing.T) {
 	t.Logf("%d reads, %d mixtures", reads, len(mixtures))
 }
 
-// As a hundred pods start at once on a node that has just come up.
-func TestManyAskForTheCopyBeforeItIsThere(t *testing.T) {
+// Many pods start at once on a node that has just booted.
+func TestConcurrentFirstCallsMakeTheCopy(t *testing.T) {
 	s := newSmall(t)
 	var wg sync.WaitGroup
 	for range 50 {
@@ -260,7 +260,7 @@ func TestManyAskForTheCopyBeforeItIsThere(t *testing.T) {
 	wg.Wait()
 }
 
-func TestADriverWhoseFileCannotBeUsedKeepsWhatItCopied(t *testing.T) {
+func TestUnusableFileKeepsTheEarlierCopy(t *testing.T) {
 	s := newSmall(t)
 	for _, content := range []string{"", "search nowhere\n", "nameserver 10.0.0.1\n" + strings.Repeat("#\n", maxBytes)} {
 		s.put("container/resolv.conf", content)
@@ -277,32 +277,32 @@ func TestADriverWhoseFileCannotBeUsedKeepsWhatItCopied(t *testing.T) {
 	}
 }
 
-func TestTheKeeperLooksAtNamespacesWhenTheHostsFileIsAnother(t *testing.T) {
+func TestRefresherNoticesThatTheHostsFileWasReplaced(t *testing.T) {
 	s := newSmall(t)
-	var k keeper
-	keep := func() string {
+	var r refresher
+	refresh := func() string {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		defer cancel()
-		if err := k.keep(ctx, s.Copy); err != nil {
+		if err := r.run(ctx, s.Copy); err != nil {
 			t.Fatal(err)
 		}
-		return k.state
+		return r.state
 	}
-	first := keep()
-	if again := keep(); first == "" || again != first {
+	first := refresh()
+	if again := refresh(); first == "" || again != first {
 		t.Errorf("nothing changed: %q, %q", first, again)
 	}
 	s.put("host/new", "nameserver 192.0.2.1\n")
 	if err := os.Rename(s.path("host/new"), s.path("host/resolv.conf")); err != nil {
 		t.Fatal(err)
 	}
-	if again := keep(); again == first {
-		t.Errorf("another file is taken for the same: %q", again)
+	if again := refresh(); again == first {
+		t.Errorf("the replaced file was not noticed: %q", again)
 	}
 }
 
-func TestThePathsMountIsTheOneThatIsNearest(t *testing.T) {
+func TestMountOfReturnsTheNearestMount(t *testing.T) {
 	all := []host.Mount{{ID: 1, Mountpoint: "/"}, {ID: 2, Mountpoint: "/run"}, {ID: 3, Mountpoint: "/run/s3"}, {ID: 4, Mountpoint: "/run/s3-csi"}, {ID: 5, Mountpoint: "/run"}}
 	for path, want := range map[string]int{"/run/s3-csi/resolv.conf": 4, "/run/s3-csix": 5, "/var": 1, "/run": 5} {
 		if m, ok := mountOf(all, path); !ok || m.ID != want {

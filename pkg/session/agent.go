@@ -14,16 +14,16 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
-// maxAgentAnswer bounds what is read of the agent's answer, in bytes.
+// maxAgentAnswer bounds the agent's answer, in bytes.
 const maxAgentAnswer = 64 << 10
 
-// askAgent asks EKS Pod Identity's agent for what the pod's association gives (the container credentials protocol: SDKs and
-// Tools Reference Guide, "Container credential provider").
+// askAgent gets the session of the pod's association from EKS Pod Identity's agent (the container credentials protocol: SDKs
+// and Tools Reference Guide, "Container credential provider").
 func (m *Maker) askAgent(ctx context.Context, o credentials.Order) (credentials.Keys, error) {
 	if err := backend.CheckAgent(o.AgentURI); err != nil {
 		return credentials.Keys{}, fault.Errorf(fault.Precondition, "%s: podIdentityAgent of the backend %w", subject(o), err)
 	}
-	client := newHTTPClient(nil, nil) // it is on this machine: no proxy is on the way
+	client := newHTTPClient(nil, nil) // it is on this machine: no proxy
 	defer client.CloseIdleConnections()
 	pause := 100 * time.Millisecond
 	for attempt := 1; ; attempt++ {
@@ -46,7 +46,7 @@ func (m *Maker) askAgent(ctx context.Context, o credentials.Order) (credentials.
 func (m *Maker) agentOnce(ctx context.Context, client *http.Client, o credentials.Order) (credentials.Keys, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, o.AgentURI, nil)
 	if err != nil {
-		return credentials.Keys{}, fault.Errorf(fault.Precondition, "%s: podIdentityAgent of the backend is not a usable URL", subject(o))
+		return credentials.Keys{}, fault.Errorf(fault.Precondition, "%s: podIdentityAgent of the backend is not a valid URL", subject(o))
 	}
 	req.Header.Set("Authorization", o.Token)
 	sent := m.now()
@@ -70,13 +70,13 @@ func (m *Maker) agentOnce(ctx context.Context, client *http.Client, o credential
 		Expiration      time.Time
 	}
 	if err := json.Unmarshal(body, &answer); err != nil || answer.AccessKeyID == "" || answer.SecretAccessKey == "" || answer.Token == "" {
-		return credentials.Keys{}, unusable(o, "EKS Pod Identity's agent gave no session")
+		return credentials.Keys{}, unusable(o, "the answer of EKS Pod Identity's agent has no session")
 	}
 	keys := credentials.Keys{AccessKeyID: answer.AccessKeyID, SecretAccessKey: answer.SecretAccessKey, SessionToken: answer.Token}
 	if !answer.Expiration.IsZero() {
-		keys.Expires = answer.Expiration.UTC() // the agent has this machine's clock
+		keys.Expires = answer.Expiration.UTC() // by this machine's clock, because the agent runs here
 		if !keys.Expires.After(sent) {
-			return credentials.Keys{}, unusable(o, "the session of EKS Pod Identity's agent was over when it came")
+			return credentials.Keys{}, unusable(o, "the session of EKS Pod Identity's agent had already expired")
 		}
 	}
 	keys.Account = accountOf(fmt.Sprintf("arn:aws:sts::%s:x", answer.AccountID))

@@ -48,9 +48,9 @@ func TestRefusalsHaveAKindAndSayWhatToDo(t *testing.T) {
 		{assume, 404, "NoSuchBucket", fault.Precondition, "sts.endpoint"},
 		{assume, 400, "SomethingNew", fault.Precondition, "sts.endpoint"},
 		{assume, 403, "SomethingNew", fault.Denied, "trust policy"},
-		{web, 400, "IDPCommunicationError", fault.Unavailable, "tried again"},
-		{assume, 500, "InternalFailure", fault.Unavailable, "tried again"},
-		{assume, 503, "STSNotInitialized", fault.Unavailable, "tried again"},
+		{web, 400, "IDPCommunicationError", fault.Unavailable, "retries"},
+		{assume, 500, "InternalFailure", fault.Unavailable, "retries"},
+		{assume, 503, "STSNotInitialized", fault.Unavailable, "retries"},
 	} {
 		t.Run(fmt.Sprint(c.kind, c.status, c.code), func(t *testing.T) {
 			t.Parallel()
@@ -91,7 +91,7 @@ func TestTheLastWordOfAServiceIsToldWhenTheTimeRunsOut(t *testing.T) {
 }
 
 func TestACallerWhoseTimeRunsOutIsToldSo(t *testing.T) {
-	here := make(chan struct{}, together)
+	here := make(chan struct{}, maxConcurrent)
 	f := serveSTS(t, func(_ http.ResponseWriter, r asked, _ int) {
 		here <- struct{}{}
 		<-r.Context().Done()

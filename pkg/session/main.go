@@ -14,30 +14,18 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
-// Mode is the argument that makes the driver's program make one session.
+// Mode is the driver's argument for making one session.
 const Mode = "session"
 
-// maxOrder bounds an order's JSON, in bytes: a CA bundle is most of the largest.
+// maxOrder bounds an order's JSON, in bytes. The largest have a CA bundle.
 const maxOrder = 8 << 20
 
-// MainBound is what the mode may take as a whole.
+// MainBound bounds the duration of the mode.
 const MainBound = 30 * time.Second
 
-// Reply is what the mode answers: keys or an error.
-type Reply struct {
-	Keys  *credentials.Keys `json:"keys,omitempty"`
-	Error *ReplyError       `json:"error,omitempty"`
-}
-
-// ReplyError is an error with the name of its fault kind, as helpers write them.
-type ReplyError struct {
-	Kind string `json:"kind"`
-	Text string `json:"text"`
-}
-
-// Main is the internal mode session of a program of that version: it shuts this process off from others of its user, says "ready" on a line of its own, reads
-// an order as JSON, makes one session and answers with a Reply as one line of JSON. Helpers run it for each renewal. An error is
-// one of the protocol; that no session could be made is an answer.
+// Main is the internal mode session, which helpers run for each renewal. It makes this process not dumpable, prints the line
+// "ready", reads an order as JSON, makes one session and prints a credentials.Reply as one line of JSON. Errors are those of
+// the protocol: a session that could not be made is a reply.
 func Main(ctx context.Context, version string, in io.Reader, out io.Writer) error {
 	ctx, cancel := context.WithTimeout(ctx, MainBound)
 	defer cancel()
@@ -45,56 +33,37 @@ func Main(ctx context.Context, version string, in io.Reader, out io.Writer) erro
 		return err
 	}
 	if _, err := io.WriteString(out, "ready\n"); err != nil {
-		return fmt.Errorf("say that the order can come: %w", err)
+		return fmt.Errorf("print ready: %w", err)
 	}
 	var o credentials.Order
-	// What was read is not repeated: it is secret.
+	// The error does not repeat the input, which is secret.
 	if err := json.NewDecoder(io.LimitReader(in, maxOrder)).Decode(&o); err != nil || o.IsZero() {
-		return errors.New("what came is no order for a session")
+		return errors.New("the input is not an order")
 	}
 	m := NewMaker(version)
 	defer m.Close()
 	keys, err := m.Make(ctx, o)
-	r := Reply{Keys: &keys}
+	r := credentials.Reply{Keys: &keys}
 	if err != nil {
-		r = Reply{Error: &ReplyError{kindName(fault.KindOf(err)), err.Error()}}
+		r = credentials.Reply{Error: fault.MessageOf(err)}
 	}
 	line, err := json.Marshal(r)
 	if err != nil {
-		return fmt.Errorf("write the answer: %w", err)
+		return fmt.Errorf("print the reply: %w", err)
 	}
 	if _, err := out.Write(append(line, '\n')); err != nil {
-		return fmt.Errorf("write the answer: %w", err)
+		return fmt.Errorf("print the reply: %w", err)
 	}
 	return nil
 }
 
-// Shut keeps other processes of this user from looking into this one (ptrace(2), proc(5)), and its memory out of core dumps.
+// Shut makes this process not dumpable (ptrace(2), proc(5)) and disables core dumps.
 func Shut() error {
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
-		return fmt.Errorf("make this process one that others cannot look into: %w", err)
+		return fmt.Errorf("make the process not dumpable: %w", err)
 	}
 	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
-		return fmt.Errorf("forbid core dumps: %w", err)
+		return fmt.Errorf("disable core dumps: %w", err)
 	}
 	return nil
-}
-
-// kindName is a fault kind as helpers name it.
-func kindName(k fault.Kind) string {
-	switch k {
-	case fault.Denied:
-		return "denied"
-	case fault.Unauthenticated:
-		return "unauthenticated"
-	case fault.Precondition:
-		return "precondition"
-	case fault.Busy:
-		return "busy"
-	case fault.Timeout:
-		return "timeout"
-	case fault.Invalid:
-		return "invalid"
-	}
-	return "unavailable"
 }

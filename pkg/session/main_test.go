@@ -90,19 +90,19 @@ func TestTheModeAnswersOneOrderInOneLine(t *testing.T) {
 	if agent := f.requests()[0].UserAgent(); !strings.Contains(agent, "s3-csi-driver/v2") {
 		t.Errorf("the user agent is %q", agent)
 	}
-	var r Reply
+	var r credentials.Reply
 	if err := json.Unmarshal([]byte(line), &r); err != nil || r.Error != nil || r.Keys == nil || r.Keys.SessionToken != "new-token" || r.Keys.Expires.IsZero() {
 		t.Errorf("it answered %q, %v", line, err)
 	}
 }
 
-func TestTheModeTellsWhatWentWrongByTheNamesThatHelpersKnow(t *testing.T) {
-	for code, want := range map[string]string{"AccessDenied": "denied", "InvalidIdentityToken": "unauthenticated", "PackedPolicyTooLarge": "precondition"} {
+func TestTheModeRepliesWithKinds(t *testing.T) {
+	for code, want := range map[string]fault.Kind{"AccessDenied": fault.Denied, "InvalidIdentityToken": fault.Unauthenticated, "PackedPolicyTooLarge": fault.Precondition} {
 		t.Run(code, func(t *testing.T) {
 			t.Parallel()
 			f := serveSTS(t, func(w http.ResponseWriter, _ asked, _ int) { refuseSTS(w, 400, code, "no to "+token) })
 			line, complaint, err := mode(t, ordered(t, orderFor(credentials.WebIdentity, f.url)))
-			var r Reply
+			var r credentials.Reply
 			if err != nil || json.Unmarshal([]byte(line), &r) != nil || r.Keys != nil || r.Error == nil {
 				t.Fatalf("it answered %q, %v: %s", line, err, complaint)
 			}
@@ -111,17 +111,12 @@ func TestTheModeTellsWhatWentWrongByTheNamesThatHelpersKnow(t *testing.T) {
 			}
 		})
 	}
-	for kind, want := range map[fault.Kind]string{fault.Busy: "busy", fault.Unavailable: "unavailable", fault.Timeout: "timeout", fault.Invalid: "invalid", fault.Unknown: "unavailable"} {
-		if got := kindName(kind); got != want {
-			t.Errorf("kind %d is called %s, want %s", kind, got, want)
-		}
-	}
 }
 
-func TestWhatIsNoOrderEndsTheModeWithoutRepeatingIt(t *testing.T) {
+func TestInvalidOrdersAreNotRepeated(t *testing.T) {
 	for _, order := range []string{"", "canary\n", "{}\n", `{"kind":7,"token":"canary"}` + "\n", "[\"canary\"]\n"} {
 		line, complaint, err := mode(t, order)
-		if err == nil || line != "" || strings.Contains(complaint, "canary") || !strings.Contains(complaint, "no order") {
+		if err == nil || line != "" || strings.Contains(complaint, "canary") || !strings.Contains(complaint, "not an order") {
 			t.Errorf("%q: it answered %q, %v: %s", order, line, err, complaint)
 		}
 	}

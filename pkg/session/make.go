@@ -18,24 +18,24 @@ import (
 )
 
 const (
-	// budget is what making one session may take, with all attempts.
+	// budget bounds making one session, with all attempts.
 	budget = 10 * time.Second
-	// answerBound is what one answer may take, so that there is time for a second attempt.
+	// answerBound bounds one answer, so that there is time for a second attempt.
 	answerBound = 4 * time.Second
 	dialBound   = 3 * time.Second
-	// together is how many sessions of one service are made at a time. A service that issues a token within 50 ms serves more
-	// than a hundred mounts a second this way, and a node's start does not look like an attack.
-	together = 8
-	// services is how many services are remembered before all are forgotten: each change of a CA file makes another.
+	// maxConcurrent is how many sessions of one service are made at a time. With 50 ms for a session that is more than a
+	// hundred a second, and the start of a node does not look like an attack.
+	maxConcurrent = 8
+	// services is how many services are kept before all are dropped: each change of a CA file makes another.
 	services = 32
-	// usualLife is how long services make a session last that are not asked for a duration, as a rule.
-	usualLife = time.Hour
-	// maxServiceAnswer bounds what is read of an answer, in bytes: a session's has a few thousand.
+	// defaultDuration is the usual validity of sessions without a requested duration.
+	defaultDuration = time.Hour
+	// maxServiceAnswer bounds an answer, in bytes. A session takes a few thousand.
 	maxServiceAnswer = 1 << 20
 )
 
-// Maker makes sessions. It keeps connections to the services that it asks, and bounds how many sessions of one service are made
-// at a time. All methods may be called concurrently.
+// Maker makes sessions. It keeps connections to token services and bounds how many sessions of a service are made at a time. It
+// is safe for concurrent use.
 type Maker struct {
 	userAgent string
 	now       func() time.Time
@@ -45,18 +45,18 @@ type Maker struct {
 	services map[[sha256.Size]byte]*service
 }
 
-// service is what the orders for one service share.
+// service is shared by the orders for one token service.
 type service struct {
 	http  *http.Client
 	slots chan struct{}
 }
 
-// NewMaker makes a Maker that starts nothing. version is the driver's, for the services' logs.
+// NewMaker returns a Maker. version is the driver's, for the user agent.
 func NewMaker(version string) *Maker {
 	return &Maker{userAgent: version, now: time.Now, backoff: 2 * time.Second, services: map[[sha256.Size]byte]*service{}}
 }
 
-// Close closes idle connections. The Maker still works.
+// Close closes idle connections. The Maker remains usable.
 func (m *Maker) Close() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -65,12 +65,12 @@ func (m *Maker) Close() {
 	}
 }
 
-// Make asks for what the order says. The end of the keys is in the time of this machine's clock, however wrong that is. It takes
-// at most some ten seconds, with all attempts, beside the wait for its turn.
+// Make makes a session from an order. The keys expire by this machine's clock, even if that is wrong. It takes about ten seconds
+// at most, in addition to the wait for a free slot.
 //
-// Denied: the service refuses. Unauthenticated: what the order holds is expired, revoked or not meant for this service. Busy: it
-// asks to slow down. Unavailable: it did not answer. Timeout: ctx ended. Precondition: the order cannot work until somebody
-// changes something. No text holds a secret.
+// Denied: the service refuses. Unauthenticated: the order's credentials have expired, are revoked or of another service. Busy:
+// the service asks to slow down. Unavailable: it did not answer. Timeout: ctx ended. Precondition: the order cannot work with
+// the current configuration. Errors contain no secrets.
 func (m *Maker) Make(ctx context.Context, o credentials.Order) (credentials.Keys, error) {
 	if o.Kind == credentials.AsIs {
 		return o.Keys, nil
@@ -86,24 +86,24 @@ func (m *Maker) Make(ctx context.Context, o credentials.Order) (credentials.Keys
 	case s.slots <- struct{}{}:
 		defer func() { <-s.slots }()
 	case <-ctx.Done():
-		return credentials.Keys{}, fault.Errorf(fault.Timeout, "%s: the time ran out while other sessions of the same service were being made", subject(o))
+		return credentials.Keys{}, fault.Errorf(fault.Timeout, "%s: timed out waiting for other sessions of the same service", subject(o))
 	}
-	asked := m.now()
+	sent := m.now()
 	keys, err := m.makeNow(ctx, s, o)
-	if err == nil && keys.Expires.IsZero() { // it is not told, and all sessions end
+	if err == nil && keys.Expires.IsZero() { // the service named no expiry, and all sessions expire
 		life := o.Duration
 		if life == 0 {
-			life = usualLife
+			life = defaultDuration
 		}
-		keys.Expires = asked.Add(life).UTC().Round(0)
+		keys.Expires = sent.Add(life).UTC().Round(0)
 	}
 	if ctx.Err() != nil && fault.Is(err, fault.Unavailable) {
-		err = fault.Errorf(fault.Timeout, "%w", err) // it may be the caller who had no time
+		err = fault.Errorf(fault.Timeout, "%w", err) // the caller may have had too little time
 	}
 	return keys, err
 }
 
-// makeNow does what the order says, within the budget.
+// makeNow makes a session within the budget.
 func (m *Maker) makeNow(ctx context.Context, s *service, o credentials.Order) (credentials.Keys, error) {
 	ctx, cancel := context.WithTimeout(ctx, budget)
 	defer cancel()
@@ -117,31 +117,31 @@ func (m *Maker) makeNow(ctx context.Context, s *service, o credentials.Order) (c
 	return m.ask(ctx, s, o)
 }
 
-// Make is Maker.Make for a process that makes one session.
+// Make is Maker.Make for a single session.
 func Make(ctx context.Context, o credentials.Order) (credentials.Keys, error) {
 	m := NewMaker("")
 	defer m.Close()
 	return m.Make(ctx, o)
 }
 
-// complete tells whether an order has what its kind needs.
+// complete refuses an order that lacks what its kind needs.
 func complete(o credentials.Order) error {
 	switch o.Kind {
 	case credentials.AssumeRole, credentials.FederationToken:
 		if o.Keys.AccessKeyID == "" || o.Keys.SecretAccessKey == "" {
-			return fault.Errorf(fault.Unauthenticated, "%s: there are no keys to make it with", subject(o))
+			return fault.Errorf(fault.Unauthenticated, "%s: no keys", subject(o))
 		}
 	case credentials.WebIdentity, credentials.PodIdentity:
 		if o.Token == "" {
-			return fault.Errorf(fault.Unauthenticated, "%s: there is no token to make it with", subject(o))
+			return fault.Errorf(fault.Unauthenticated, "%s: no token", subject(o))
 		}
 	default:
-		return fault.Errorf(fault.Precondition, "%s: this program does not know how to make such a session: it is older than what asks it", subject(o))
+		return fault.Errorf(fault.Precondition, "%s: unknown kind of session, this program is older than its caller", subject(o))
 	}
 	return nil
 }
 
-// service finds or makes what the order's service shares.
+// service returns the order's service.
 func (m *Maker) service(o credentials.Order) (*service, error) {
 	name, err := json.Marshal(o.STS)
 	if err != nil {
@@ -159,7 +159,7 @@ func (m *Maker) service(o credentials.Order) (*service, error) {
 			roots = x509.NewCertPool()
 		}
 		if !roots.AppendCertsFromPEM([]byte(o.STS.CA)) {
-			return nil, fault.Errorf(fault.Precondition, "%s: the caFile of the backend holds no PEM certificate", subject(o))
+			return nil, fault.Errorf(fault.Precondition, "%s: caFile of the backend has no PEM certificate", subject(o))
 		}
 	}
 	if len(m.services) >= services {
@@ -172,11 +172,11 @@ func (m *Maker) service(o credentials.Order) (*service, error) {
 	if o.STS.Proxy != "" {
 		u, err := url.Parse(o.STS.Proxy)
 		if err != nil {
-			return nil, fault.Errorf(fault.Precondition, "%s: the proxy on the way to the token service is no URL", subject(o))
+			return nil, fault.Errorf(fault.Precondition, "%s: the proxy for the token service is not a URL", subject(o))
 		}
 		proxy = http.ProxyURL(u)
 	}
-	s := &service{http: newHTTPClient(roots, proxy), slots: make(chan struct{}, together)}
+	s := &service{http: newHTTPClient(roots, proxy), slots: make(chan struct{}, maxConcurrent)}
 	m.services[key] = s
 	return s, nil
 }
@@ -190,15 +190,15 @@ func newHTTPClient(roots *x509.CertPool, proxy func(*http.Request) (*url.URL, er
 			TLSHandshakeTimeout:   dialBound,
 			ResponseHeaderTimeout: answerBound,
 			IdleConnTimeout:       90 * time.Second,
-			MaxIdleConnsPerHost:   together,
+			MaxIdleConnsPerHost:   maxConcurrent,
 			ForceAttemptHTTP2:     true,
 		}},
-		// A followed redirect would carry a token, or a signature, to another host.
+		// Following a redirect would send a token or a signature to another host.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 }
 
-// boundedAnswers cuts answers off that are longer than any session's: whoever reads them keeps all of it.
+// boundedAnswers cuts off answers that are longer than any session's, because the SDK reads them into memory.
 type boundedAnswers struct{ *http.Transport }
 
 // RoundTrip implements http.RoundTripper.

@@ -329,7 +329,7 @@ func TestManyMountsDoNotHammerAService(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if most.Load() > together || len(f.requests()) != 100 {
+	if most.Load() > maxConcurrent || len(f.requests()) != 100 {
 		t.Errorf("%d at a time, %d in all", most.Load(), len(f.requests()))
 	}
 }
@@ -342,7 +342,7 @@ func TestATurnThatDoesNotComeIsATimeout(t *testing.T) {
 	})
 	m := maker(t)
 	var wg sync.WaitGroup
-	for range together {
+	for range maxConcurrent {
 		wg.Go(func() { _, _ = m.Make(bounded(t), orderFor(credentials.AssumeRole, f.url)) })
 	}
 	o := orderFor(credentials.AssumeRole, f.url)
@@ -350,7 +350,7 @@ func TestATurnThatDoesNotComeIsATimeout(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for len(s.slots) < together {
+	for len(s.slots) < maxConcurrent {
 		time.Sleep(time.Millisecond)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
@@ -380,7 +380,7 @@ func TestAServiceIsTrustedByTheCertificatesOfTheOrder(t *testing.T) {
 	}
 }
 
-// An answer that has no end would fill the memory of whoever makes sessions.
+// An endless answer must not fill the memory.
 func TestAnAnswerIsReadUpToABound(t *testing.T) {
 	for _, status := range []int{http.StatusOK, http.StatusForbidden} {
 		var sent atomic.Int64
@@ -403,7 +403,7 @@ func TestAnAnswerIsReadUpToABound(t *testing.T) {
 	}
 }
 
-// Every session ends. One of which nobody says when would never be renewed.
+// A session without a known expiry would never be renewed.
 func TestASessionWhoseEndIsNotToldEndsAllTheSame(t *testing.T) {
 	f := serveSTS(t, func(w http.ResponseWriter, r asked, _ int) {
 		b := httptest.NewRecorder()

@@ -17,10 +17,10 @@ const (
 	maxFederationName = 32
 )
 
-// ours begins the names of sessions that are not made for one pod.
+// ours is the prefix of names of sessions that are not for one pod.
 const ours = "s3csi"
 
-// sessionName is what the cloud's audit log shows: the pod where there is one, and the mount.
+// sessionName returns the name that the cloud's audit log shows: the pod, if there is one, and the mount.
 func sessionName(r Request, kind credentials.Kind) string {
 	limit, who := maxName, ours
 	if kind == credentials.FederationToken {
@@ -33,11 +33,11 @@ func sessionName(r Request, kind credentials.Kind) string {
 	if name == "" {
 		return cut(clean(who), limit)
 	}
-	// What tells mounts apart stays whole; the pod's name gives way.
+	// The mount's name must stay whole, so the pod's is cut.
 	return strings.TrimRight(cut(clean(who), limit-len(name)-1), ".-") + "." + name
 }
 
-// clean keeps what both kinds of names may hold: letters, digits, _ and +=,.@-
+// clean replaces characters that one of the kinds does not allow. Letters, digits, _ and +=,.@- are allowed.
 func clean(s string) string {
 	return strings.Map(func(r rune) rune {
 		if r < 0x80 && (r >= '0' && r <= '9' || r >= 'A' && r <= 'Z' || r >= 'a' && r <= 'z' || strings.ContainsRune("_+=,.@-", r)) {
@@ -52,7 +52,7 @@ func cut(s string, limit int) string { return s[:min(len(s), limit)] }
 // maxTokenFile bounds the driver's own token, in bytes.
 const maxTokenFile = 16 << 10
 
-// readToken reads a file that kubelet keeps up to date.
+// readToken reads a token file, which kubelet keeps up to date.
 func readToken(path string) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -71,8 +71,8 @@ func readToken(path string) ([]byte, error) {
 	return token, nil
 }
 
-// audiences reads whom a token is for (RFC 7519, section 4.1.3: a string or a list of them). Nothing is verified: it only decides
-// who is not shown the token.
+// audiences returns a token's audiences (RFC 7519, section 4.1.3: a string or a list). It verifies nothing: the result only
+// decides which services do not get the token.
 func audiences(token string) []string {
 	parts := strings.Split(token, ".")
 	if len(parts) != 3 {

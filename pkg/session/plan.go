@@ -1,8 +1,8 @@
-// Package session makes a mount's credentials: it decides how (Planner), as an order that can be given to another process, and
-// asks the token service for what the order says (Maker). Main is the internal mode that makes one session for a helper.
+// Package session makes a mount's credentials. The Planner decides how, in the form of an order that another process can use;
+// the Maker gets a session for the order from the token service. Main is the internal mode that makes one session for a helper.
 //
-// What is decided follows from the backend's configuration and from the material alone: nothing is tried and nothing falls
-// back on something else after a refusal.
+// The backend's configuration and the type of the credentials alone decide: the Planner tries nothing, and a refused order is
+// not replaced by another kind.
 package session
 
 import (
@@ -18,10 +18,10 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
-// Pod is who uses a mount, as far as the request tells; "" is not known.
+// Pod is the user of a mount, as far as the request names it; "" is unknown.
 type Pod struct{ Namespace, ServiceAccount string }
 
-// Request is all that a mount's sessions depend on.
+// Request is everything that a mount's sessions depend on.
 type Request struct {
 	Backend backend.Backend
 	Source  string           // credentials.Source…
@@ -35,46 +35,46 @@ type Request struct {
 	Scope    string        // of the volume, one of volume.Scope…; "": as the backend says
 	Duration time.Duration // of a session; 0: the service's default
 	Bucket   string
-	// Policy gives the session policy. It is called only where a session is made that it narrows.
+	// Policy returns the session policy. It is called only if the session is narrowed.
 	Policy func(aws bool, partition string) (string, error)
-	// Name is the last part of the session's name, which tells mounts apart: letters, digits, and - . _ = , + @.
+	// Name is the last part of the session's name and unique for the mount: letters, digits, and - . _ = , + @.
 	Name string
-	// Ephemeral is an inline volume of a pod: it never gets what the driver itself has.
+	// Ephemeral marks an inline volume of a pod, which never uses the driver's own credentials.
 	Ephemeral bool
-	// Allowed says that the operator's rules have been asked already, as for the controller's own work and for what runs.
+	// Allowed skips the operator's rules, for the controller's own work and for running mounts.
 	Allowed bool
 }
 
-// Chain is what the driver's process itself has.
+// Chain is the driver's own credential chain.
 type Chain interface {
-	// DriverKeys are its own credentials as they are now.
+	// DriverKeys returns the driver's current credentials.
 	DriverKeys(ctx context.Context) (credentials.Keys, error)
-	// STSService is how a backend's token service is reached.
+	// STSService returns how a backend's token service is reached.
 	STSService(ctx context.Context, b backend.Backend) (credentials.STSService, error)
 }
 
-// Planner decides how sessions are made. All methods may be called concurrently.
+// Planner decides how sessions are made. It is safe for concurrent use.
 type Planner struct {
 	chain    Chain
 	env      func(string) string
 	readFile func(string) ([]byte, error)
 }
 
-// NewPlanner makes one for this process: its environment and its files are the driver's own.
+// NewPlanner returns a planner that reads this process's environment and files.
 func NewPlanner(chain Chain) *Planner {
 	return &Planner{chain: chain, env: os.Getenv, readFile: readToken}
 }
 
-// chained is how long a session of AWS can last that was made with the keys of another (IAM User Guide, "Role chaining").
+// chained is the maximum validity of a session of AWS that was made with the keys of another session (IAM User Guide, "Role chaining").
 const chained = time.Hour
 
-// Plan decides how the request's sessions are made. It asks nobody but the driver's own credential chain.
+// Plan decides how the request's sessions are made. It sends no requests but those of the driver's own credential chain.
 //
-// Denied: the operator's rules do not allow it. Precondition: there is no way as things are configured, and the text says what
-// to change. Unauthenticated: there is nothing to make a session of.
+// Denied: the operator's rules do not allow it. Precondition: the configuration does not allow it, and the text says what to
+// change. Unauthenticated: there are no credentials to make a session from.
 func (p *Planner) Plan(ctx context.Context, r Request) (credentials.Order, error) {
 	if r.Ephemeral && r.Source == credentials.SourceDriver {
-		return credentials.Order{}, fault.Errorf(fault.Precondition, "inline volumes of pods never use the driver's own credentials: say credentials: workload, or give the volume a secret with nodePublishSecretRef")
+		return credentials.Order{}, fault.Errorf(fault.Precondition, "inline volumes cannot use the driver's own credentials; set credentials: workload, or give the volume a secret with nodePublishSecretRef")
 	}
 	scope, err := r.Backend.ScopeOf(r.Scope)
 	if err != nil {
@@ -104,7 +104,7 @@ func (p *Planner) Plan(ctx context.Context, r Request) (credentials.Order, error
 	case credentials.SourceDriver:
 		o, err = l.driver(ctx)
 	default:
-		err = fault.Errorf(fault.Invalid, "there are no credentials of source %q", r.Source)
+		err = fault.Errorf(fault.Invalid, "unknown credential source %q", r.Source)
 	}
 	if err != nil {
 		return credentials.Order{}, err
@@ -118,15 +118,14 @@ func (p *Planner) Plan(ctx context.Context, r Request) (credentials.Order, error
 	return o, nil
 }
 
-// cannotScope tells of buckets of which policies on AWS cannot name every part: that a mount of one cannot be kept to its prefix is
-// known from its name.
+// cannotScope reports whether policies on AWS cannot name prefixes of the bucket, which its name shows.
 func cannotScope(b backend.Backend, bucket string) bool {
 	kind, err := volume.ValidateBucketName(bucket)
 	return err == nil && b.AWS() && (kind == volume.BucketDirectory || kind == volume.BucketAccessPoint)
 }
 
-// Role is the role that the request's sessions take on: the volume's, or the secret's, or for workload volumes the backend's,
-// with the pod's namespace and service account in it. "": none is named.
+// Role returns the role of the request's sessions: the volume's, the secret's, or for workload volumes the backend's, with the
+// pod's namespace and service account filled in. "": there is none.
 func Role(r Request) (string, error) {
 	named, where := r.RoleARN, "roleARN of the volume"
 	switch {
@@ -152,7 +151,7 @@ func Role(r Request) (string, error) {
 	return role, nil
 }
 
-// plan is one run of Plan.
+// plan is the state of one call of Plan.
 type plan struct {
 	Request
 	planner *Planner
@@ -160,14 +159,14 @@ type plan struct {
 	role    string
 }
 
-// driver plans with what the driver's process has.
+// driver plans with the driver's own credentials.
 func (l *plan) driver(ctx context.Context) (credentials.Order, error) {
-	// A role session of the driver that was made of a web identity token is made again of it, with the policy: no role has to
-	// trust itself for that. The token's file is nobody's but the driver's, so that its content goes along.
+	// If the driver's own credentials come from a web identity token, use that token with the policy: assuming the role with
+	// its own session would need a role that trusts itself. The order has the token, because only the driver can read its file.
 	if own, tokenFile := l.planner.webIdentity(); tokenFile != "" && l.scope != volume.ScopeOff && (l.role == "" || l.role == own) && l.Backend.Makes(credentials.WebIdentity) {
 		raw, err := l.planner.readFile(tokenFile)
 		if err != nil {
-			return credentials.Order{}, fault.Errorf(fault.Unauthenticated, "reading the driver's own web identity token (AWS_WEB_IDENTITY_TOKEN_FILE): %w", err)
+			return credentials.Order{}, fault.Errorf(fault.Unauthenticated, "read the driver's own web identity token (AWS_WEB_IDENTITY_TOKEN_FILE): %w", err)
 		}
 		token := strings.TrimSpace(string(raw))
 		if audience := l.Backend.Audience(); audience != "" && slices.Contains(audiences(token), audience) {
@@ -182,8 +181,8 @@ func (l *plan) driver(ctx context.Context) (credentials.Order, error) {
 	return l.narrow(keys)
 }
 
-// webIdentity is the role and the token file of the driver's process, if that is where the SDK takes its credentials from: keys
-// in the environment come before it.
+// webIdentity returns the role and the token file of the driver's process, if the SDK uses them: keys in the environment take
+// precedence.
 func (p *Planner) webIdentity() (role, file string) {
 	id, secret := p.env("AWS_ACCESS_KEY_ID"), p.env("AWS_SECRET_ACCESS_KEY")
 	if id == "" {
@@ -199,18 +198,18 @@ func (p *Planner) webIdentity() (role, file string) {
 	return role, file
 }
 
-// narrow plans for keys. A role that is named is taken on whatever the scope is; the scope decides about the policy.
+// narrow plans for keys. A named role is assumed with every scope; the scope decides about the policy.
 func (l *plan) narrow(keys credentials.Keys) (credentials.Order, error) {
 	b := l.Backend
 	static := keys.SessionToken == ""
 	o := credentials.Order{Keys: keys}
 	switch {
 	case keys.IsZero():
-		return o, fault.Errorf(fault.Unauthenticated, "there are no keys to use %s with", b)
+		return o, fault.Errorf(fault.Unauthenticated, "no keys for %s", b)
 	case l.role != "" && b.Makes(credentials.AssumeRole):
 		o.Kind = credentials.AssumeRole
 	case l.role != "":
-		return o, fault.Errorf(fault.Precondition, "role %s is named, and %s makes no sessions of kind %s: %s, or take roleARN out of the volume and the secret", l.role, b, credentials.AssumeRole, declare(b, credentials.AssumeRole))
+		return o, fault.Errorf(fault.Precondition, "role %s cannot be assumed, because %s makes no sessions of kind %s; %s, or remove roleARN from the volume and the secret", l.role, b, credentials.AssumeRole, declare(b, credentials.AssumeRole))
 	case l.scope == volume.ScopeOff:
 		o.Kind = credentials.AsIs
 	case static && b.Makes(credentials.FederationToken):
@@ -218,33 +217,33 @@ func (l *plan) narrow(keys credentials.Keys) (credentials.Order, error) {
 	case static && b.RoleOptional() && b.Makes(credentials.AssumeRole):
 		o.Kind = credentials.AssumeRole
 	case l.scope == volume.ScopeRequired:
-		return o, l.noWay(static)
+		return o, l.noSessionError(static)
 	default:
 		o.Kind = credentials.AsIs
 	}
 	return o, nil
 }
 
-// noWay says what has to be configured for scope: required.
-func (l *plan) noWay(static bool) error {
+// noSessionError returns what must be configured for scope: required.
+func (l *plan) noSessionError(static bool) error {
 	b := l.Backend
-	why := "scope: required asks for a session of the mount's own, and there is no way to make one: "
+	why := "scope: required needs a session, and none can be made: "
 	switch {
 	case !b.AWS() && b.STS == nil:
-		why += "the backend declares no token service: set sts for it in the driver's config file (sts: {roleOptional: true} for MinIO), if the service has one that enforces session policies"
+		why += "the backend declares no token service; if the service has one that enforces session policies, set sts in the driver's config file (sts: {roleOptional: true} for MinIO)"
 	case static && !b.Makes(credentials.AssumeRole):
-		why += "the backend's sts.kinds name neither assumeRole nor federationToken"
+		why += "the backend's sts.kinds has neither assumeRole nor federationToken"
 	case static:
-		why += "name a role with roleARN in the volume or the secret, or add federationToken to the backend's sts.kinds (roleOptional: true where AssumeRole needs no role, as on MinIO)"
+		why += "set roleARN in the volume or the secret, or add federationToken to the backend's sts.kinds (roleOptional: true if AssumeRole needs no role, as on MinIO)"
 	case b.AWS():
-		why += "these keys are a session's already and can only be narrowed by taking on a role: name one with roleARN in the volume or the secret that trusts their role"
+		why += "session keys can only be narrowed by assuming a role; set roleARN in the volume or the secret to a role that trusts theirs"
 	default:
-		why += "these keys are a session's already and no role is named with roleARN that they could take on: give the volume keys of a user"
+		why += "session keys can only be narrowed by assuming a role, and there is no roleARN; give the volume keys of a user"
 	}
 	return fault.Errorf(fault.Precondition, "%s: %s", b, why)
 }
 
-// declare says how a backend gets a kind of session.
+// declare returns how to enable a kind of session for a backend.
 func declare(b backend.Backend, kind credentials.Kind) string {
 	if b.STS == nil && !b.AWS() {
 		return "declare the backend's token service with sts in the driver's config file"
@@ -252,7 +251,7 @@ func declare(b backend.Backend, kind credentials.Kind) string {
 	return "add " + string(kind) + " to the backend's sts.kinds in the driver's config file"
 }
 
-// workload plans with the pod's own tokens. They are always exchanged: there are no keys to use as they are.
+// workload plans with the pod's tokens.
 func (l *plan) workload() (credentials.Order, error) {
 	b := l.Backend
 	tokens := l.Tokens.Only(b.Audiences()...)
@@ -263,26 +262,26 @@ func (l *plan) workload() (credentials.Order, error) {
 	case toSTS:
 		return credentials.Order{Kind: credentials.WebIdentity, Token: sts.Value}, nil
 	case hasAgent && l.role == "" && l.scope != volume.ScopeOff:
-		return credentials.Order{}, fault.Errorf(fault.Precondition, "%s: what EKS Pod Identity gives can only be narrowed to the volume by taking on a role: name one with roleARN in the volume or workloadRoleARN on the backend "+
-			"that trusts the association's role (%s), or say scope: off", b, unreadAnnotation)
+		return credentials.Order{}, fault.Errorf(fault.Precondition, "%s: a session of EKS Pod Identity can only be narrowed by assuming a role; set roleARN in the volume or workloadRoleARN on the backend to a role "+
+			"that trusts the association's role (%s), or set scope: off", b, unreadAnnotation)
 	case hasAgent && l.role != "" && !b.Makes(credentials.AssumeRole):
-		return credentials.Order{}, fault.Errorf(fault.Precondition, "role %s is named for EKS Pod Identity's session to take on, and %s makes no sessions of kind %s: %s", l.role, b, credentials.AssumeRole, declare(b, credentials.AssumeRole))
+		return credentials.Order{}, fault.Errorf(fault.Precondition, "role %s cannot be assumed with the session of EKS Pod Identity, because %s makes no sessions of kind %s; %s", l.role, b, credentials.AssumeRole, declare(b, credentials.AssumeRole))
 	case hasAgent:
 		return credentials.Order{Kind: credentials.PodIdentity, Token: agent.Value, AgentURI: b.AgentURI()}, nil
 	case !b.Makes(credentials.WebIdentity):
-		return credentials.Order{}, fault.Errorf(fault.Precondition, "the volume has credentials: workload, and %s exchanges no tokens: %s", b, declare(b, credentials.WebIdentity))
+		return credentials.Order{}, fault.Errorf(fault.Precondition, "the volume has credentials: workload, but %s exchanges no tokens; %s", b, declare(b, credentials.WebIdentity))
 	case b.Audience() == "":
-		return credentials.Order{}, fault.Errorf(fault.Precondition, "the volume has credentials: workload, and %s has no audience, so that no token may be sent to it: set sts.audience in the driver's config file, and the same in tokenRequests of the CSIDriver object", b)
+		return credentials.Order{}, fault.Errorf(fault.Precondition, "the volume has credentials: workload, but %s has no audience; set sts.audience in the driver's config file and the same audience in tokenRequests of the CSIDriver object", b)
 	case !hasSTS:
-		return credentials.Order{}, fault.Errorf(fault.Precondition, "the volume has credentials: workload, and the request brings no token of audience %s for %s (it brings %s): add the audience to tokenRequests of the CSIDriver object", b.Audience(), b, l.Tokens)
+		return credentials.Order{}, fault.Errorf(fault.Precondition, "the volume has credentials: workload, but the request has no token of audience %s for %s (it has %s); add the audience to tokenRequests of the CSIDriver object", b.Audience(), b, l.Tokens)
 	}
-	return credentials.Order{}, fault.Errorf(fault.Precondition, "the volume has credentials: workload, and no role is named that %s could give the pod: set roleARN in the volume (in a PersistentVolume that exists, mountOptions: [role-arn=<ARN>]), or workloadRoleARN on the backend in the driver's config file (%s)", b, unreadAnnotation)
+	return credentials.Order{}, fault.Errorf(fault.Precondition, "the volume has credentials: workload, but there is no role for %s; set roleARN in the volume (in an existing PersistentVolume, mountOptions: [role-arn=<ARN>]) or workloadRoleARN on the backend in the driver's config file (%s)", b, unreadAnnotation)
 }
 
-// unreadAnnotation is for those who come from drivers that read it.
-const unreadAnnotation = "the annotation eks.amazonaws.com/role-arn of the pod's service account cannot be read: this driver does not talk to the Kubernetes API"
+// unreadAnnotation is for users of drivers that read the annotation.
+const unreadAnnotation = "the driver does not use the Kubernetes API, so it cannot read the annotation eks.amazonaws.com/role-arn of the service account"
 
-// complete adds to an order what all kinds need.
+// complete sets the fields of an order that all kinds need.
 func (l *plan) complete(ctx context.Context, o credentials.Order) (credentials.Order, error) {
 	b := l.Backend
 	o.RoleARN, o.Backend = l.role, b.String()
@@ -305,15 +304,15 @@ func (l *plan) complete(ctx context.Context, o credentials.Order) (credentials.O
 		o.Duration = time.Hour // the service's default is half a day
 	}
 	if o.Kind == credentials.PodIdentity && o.RoleARN == "" {
-		return o, nil // only the agent is asked
+		return o, nil // no token service is used
 	}
 	var err error
 	o.STS, err = l.planner.chain.STSService(ctx, b)
 	return o, err
 }
 
-// checkDuration refuses what AWS would refuse, in better words (STS API Reference: AssumeRole, AssumeRoleWithWebIdentity,
-// GetFederationToken). Other services have bounds of their own and say so.
+// checkDuration refuses durations that AWS would refuse (STS API Reference: AssumeRole, AssumeRoleWithWebIdentity,
+// GetFederationToken). Other services have limits of their own.
 func (l *plan) checkDuration(o credentials.Order) error {
 	d := l.Duration
 	if d == 0 || !l.Backend.AWS() {
@@ -324,15 +323,15 @@ func (l *plan) checkDuration(o credentials.Order) error {
 	case o.Kind == credentials.FederationToken:
 		longest, why = volume.MaxSessionDuration, "for keys of a user"
 	case o.Keys.SessionToken != "" || o.Kind == credentials.PodIdentity:
-		longest, why = chained, "because it is made with the keys of another session (role chaining)"
+		longest, why = chained, "because of role chaining"
 	}
 	if d < 15*time.Minute || d > longest {
-		return fault.Errorf(fault.Precondition, "sessionDuration %s: AWS makes this session for 15m to %s, %s: change sessionDuration of the volume", d, short(longest), why)
+		return fault.Errorf(fault.Precondition, "sessionDuration %s is not within AWS's limits for this session, 15m to %s %s; change sessionDuration of the volume", d, short(longest), why)
 	}
 	return nil
 }
 
-// short is a duration without the zeros at its end.
+// short formats a duration without trailing zeros.
 func short(d time.Duration) string {
 	return strings.TrimSuffix(strings.TrimSuffix(d.String(), "0s"), "0m")
 }

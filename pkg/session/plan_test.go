@@ -57,7 +57,7 @@ func (fakeChain) STSService(_ context.Context, b backend.Backend) (credentials.S
 	return credentials.STSService{Endpoint: "sts-of-" + b.Name, Region: b.StartRegion()}, nil
 }
 
-// backends gives the backend of the settings, as YAML.
+// backends returns the backend with the settings, in YAML.
 func backends(t *testing.T, settings string) backend.Backend {
 	t.Helper()
 	cfg, err := backend.ParseConfig([]byte("backends: {x: "+settings+"}"), "", "")
@@ -88,7 +88,7 @@ func policyFor(aws bool, partition string) (string, error) {
 	return fmt.Sprintf("policy %t %s", aws, partition), nil
 }
 
-// jwt is a token with an audience; nobody signed it.
+// jwt is a token with an audience; it is not signed.
 func jwt(audience string) string {
 	return "h." + base64.RawURLEncoding.EncodeToString([]byte(`{"aud":`+audience+`}`)) + ".s"
 }
@@ -141,7 +141,7 @@ func TestHowSessionsAreMade(t *testing.T) {
 		{"no keys", aws, secret(credentials.Keys{}, ""), refused, refused, refused, "no keys"},
 
 		{"a token for AWS with a role", aws, workload(stsOnly, roleA), web, web, web, ""},
-		{"a token for AWS without a role", aws, workload(stsOnly, ""), refused, refused, refused, "workloadRoleARN on the backend in the driver's config file (the annotation eks.amazonaws.com/role-arn of the pod's service account cannot be read"},
+		{"a token for AWS without a role", aws, workload(stsOnly, ""), refused, refused, refused, "workloadRoleARN"},
 		{"a token for the agent with a role", aws, workload(agentOnly, roleA), agent, agent, agent, ""},
 		{"a token for the agent without a role", aws, workload(agentOnly, ""), agent, refused, refused, "narrowed"},
 		{"both tokens with a role", aws, workload(both, roleA), web, web, web, ""},
@@ -231,20 +231,20 @@ func TestADriverWithAWebIdentityGivesItToItsOwnTokenServiceOnly(t *testing.T) {
 		token                string
 		want                 credentials.Kind
 	}{
-		"its own role":              {aws, "", "", env, one + "\n", credentials.WebIdentity},
-		"several audiences":         {aws, "", "", env, jwt(`["x","sts.amazonaws.com"]`), credentials.WebIdentity},
-		"its own role by name":      {aws, "", roleA, env, one, credentials.WebIdentity},
-		"another role":              {aws, "", roleB, env, one, credentials.AssumeRole},
-		"scope off":                 {aws, "off", "", env, one, credentials.AsIs},
-		"keys come first":           {aws, "", "", with("AWS_ACCESS_KEY_ID", "x", "AWS_SECRET_ACCESS_KEY", "y"), one, credentials.AsIs},
-		"half a set of keys":        {aws, "", "", with("AWS_ACCESS_KEY_ID", "x"), one, credentials.WebIdentity},
-		"no role":                   {aws, "", "", map[string]string{"AWS_WEB_IDENTITY_TOKEN_FILE": "/token"}, one, credentials.AsIs},
-		"no exchange of tokens":     {"{sts: {kinds: [assumeRole]}}", "", "", env, one, credentials.AsIs},
-		"another service":           {minio, "", "", env, one, credentials.AsIs},
-		"another service's token":   {minio, "", "", env, jwt(`"minio"`), credentials.WebIdentity},
-		"no token of known form":    {aws, "", "", env, "opaque", credentials.AsIs},
-		"a service without a name":  {"{endpoint: 'http://minio:9000', sts: {}}", "", "", env, jwt(`""`), credentials.AsIs},
-		"a token for somebody else": {aws, "", "", env, jwt(`"vault"`), credentials.AsIs},
+		"its own role":                 {aws, "", "", env, one + "\n", credentials.WebIdentity},
+		"several audiences":            {aws, "", "", env, jwt(`["x","sts.amazonaws.com"]`), credentials.WebIdentity},
+		"its own role by name":         {aws, "", roleA, env, one, credentials.WebIdentity},
+		"another role":                 {aws, "", roleB, env, one, credentials.AssumeRole},
+		"scope off":                    {aws, "off", "", env, one, credentials.AsIs},
+		"keys come first":              {aws, "", "", with("AWS_ACCESS_KEY_ID", "x", "AWS_SECRET_ACCESS_KEY", "y"), one, credentials.AsIs},
+		"half a set of keys":           {aws, "", "", with("AWS_ACCESS_KEY_ID", "x"), one, credentials.WebIdentity},
+		"no role":                      {aws, "", "", map[string]string{"AWS_WEB_IDENTITY_TOKEN_FILE": "/token"}, one, credentials.AsIs},
+		"no exchange of tokens":        {"{sts: {kinds: [assumeRole]}}", "", "", env, one, credentials.AsIs},
+		"another service":              {minio, "", "", env, one, credentials.AsIs},
+		"another service's token":      {minio, "", "", env, jwt(`"minio"`), credentials.WebIdentity},
+		"no token of known form":       {aws, "", "", env, "opaque", credentials.AsIs},
+		"a service without a name":     {"{endpoint: 'http://minio:9000', sts: {}}", "", "", env, jwt(`""`), credentials.AsIs},
+		"a token for another audience": {aws, "", "", env, jwt(`"vault"`), credentials.AsIs},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := planner(session, c.env, map[string]string{"/token": c.token})

@@ -19,25 +19,25 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 )
 
-// attempts is how often one order is asked for within the budget.
+// attempts bounds the attempts for one order.
 const attempts = 5
 
-// asking is one order on its way.
-type asking struct {
-	sent time.Time // when the last attempt began
-	last error     // what the service answered to the last attempt that it answered
+// stsCall is the request for one order.
+type stsCall struct {
+	sent time.Time // when the last attempt started
+	last error     // the last answer of the service
 }
 
 // ask exchanges an order for a session.
 func (m *Maker) ask(ctx context.Context, s *service, o credentials.Order) (credentials.Keys, error) {
-	a := &asking{}
+	a := &stsCall{}
 	client := m.client(s, o, a)
 	answer, metadata, user, err := exchange(ctx, client, o)
 	if err != nil {
 		return credentials.Keys{}, a.explain(ctx, o, err)
 	}
 	if answer == nil || aws.ToString(answer.AccessKeyId) == "" || aws.ToString(answer.SecretAccessKey) == "" || aws.ToString(answer.SessionToken) == "" {
-		return credentials.Keys{}, unusable(o, "the answer holds no session")
+		return credentials.Keys{}, unusable(o, "the answer has no session")
 	}
 	server, _ := awsmiddleware.GetServerTime(metadata)
 	keys := credentials.Keys{
@@ -48,13 +48,13 @@ func (m *Maker) ask(ctx context.Context, s *service, o credentials.Order) (crede
 	}
 	if answer.Expiration != nil {
 		if keys.Expires = localEnd(*answer.Expiration, server, a.sent, m.now()); !keys.Expires.After(m.now()) {
-			return credentials.Keys{}, unusable(o, "the session was over when it came")
+			return credentials.Keys{}, unusable(o, "the session had already expired")
 		}
 	}
 	return keys, nil
 }
 
-// exchange sends the order's request and gives the session, what belongs to the answer, and whose session it is.
+// exchange sends the order's request and returns the session, the metadata of the answer and the ARN of the session's user.
 func exchange(ctx context.Context, client *sts.Client, o credentials.Order) (*types.Credentials, middleware.Metadata, string, error) {
 	var seconds *int32
 	if o.Duration > 0 {
@@ -95,8 +95,8 @@ func assumed(u *types.AssumedRoleUser) string {
 	return aws.ToString(u.Arn)
 }
 
-// client is one for this order alone: its keys sign, and nothing of this process's environment counts.
-func (m *Maker) client(s *service, o credentials.Order, a *asking) *sts.Client {
+// client returns a client for this order alone. It signs with the order's keys and ignores this process's environment.
+func (m *Maker) client(s *service, o credentials.Order, a *stsCall) *sts.Client {
 	return sts.New(sts.Options{}, func(c *sts.Options) {
 		c.Region = o.STS.Region
 		if o.STS.Endpoint != "" {
@@ -122,21 +122,21 @@ func (m *Maker) client(s *service, o credentials.Order, a *asking) *sts.Client {
 	})
 }
 
-// time notes when each attempt begins.
-func (a *asking) time(s *middleware.Stack) error {
+// time records when each attempt starts.
+func (a *stsCall) time(s *middleware.Stack) error {
 	return s.Deserialize.Add(middleware.DeserializeMiddlewareFunc("TimeOfAttempt", func(ctx context.Context, in middleware.DeserializeInput, next middleware.DeserializeHandler) (middleware.DeserializeOutput, middleware.Metadata, error) {
 		a.sent = time.Now()
 		return next.HandleDeserialize(ctx, in)
 	}), middleware.After)
 }
 
-// retryable notes what an attempt came to, and adds to what the SDK tries again.
-func (a *asking) retryable(err error) aws.Ternary {
+// retryable records the answer to an attempt, and adds to what the SDK retries.
+func (a *stsCall) retryable(err error) aws.Ternary {
 	switch code := backend.ErrorCode(err); {
 	case code == "" && backend.WrongServer(err):
 		return aws.FalseTernary
 	case code == "":
-	case code == "IDPCommunicationError" || tooMany(err):
+	case code == "IDPCommunicationError" || throttled(err):
 		a.last = err
 		return aws.TrueTernary
 	default:
@@ -145,8 +145,8 @@ func (a *asking) retryable(err error) aws.Ternary {
 	return aws.UnknownTernary
 }
 
-// tooMany tells whether the service asks to slow down with a status and whatever code it likes.
-func tooMany(err error) bool {
+// throttled reports whether the service asks to slow down by status, whatever the code.
+func throttled(err error) bool {
 	said, _ := answered(err)
 	return said.status == http.StatusTooManyRequests
 }
@@ -158,7 +158,7 @@ func optional(s string) *string {
 	return &s
 }
 
-// accountOf is the account in arn:<partition>:sts::<account>:…, or "".
+// accountOf returns the account in arn:<partition>:sts::<account>:…, or "".
 func accountOf(arn string) string {
 	p := strings.SplitN(arn, ":", 6)
 	if len(p) != 6 || p[0] != "arn" || p[2] != "sts" || len(p[4]) != 12 || strings.Trim(p[4], "0123456789") != "" {
@@ -167,11 +167,10 @@ func accountOf(arn string) string {
 	return p[4]
 }
 
-// localEnd is when a session ends, by this machine's clock. end and server are by the service's: server, from the answer's Date
-// header, in whole seconds and rounded down; zero is not known. The attempt was sent at sent and answered before now.
+// localEnd returns when a session expires by this machine's clock. end and server are by the service's clock: server is the
+// answer's Date header, in whole seconds and rounded down; zero is unknown. The attempt was sent at sent and answered before now.
 //
-// Where the two clocks may agree, the end is taken as it is. Otherwise what is left of the session is counted from when it was
-// asked for, so that it never seems longer than it is.
+// If the clocks may agree, the result is end. Otherwise the validity is counted from sent, so that it is never too long.
 func localEnd(end, server, sent, now time.Time) time.Time {
 	if server.IsZero() || !server.Before(sent.Add(-time.Second)) && !server.After(now) {
 		return end.UTC()

@@ -37,8 +37,7 @@ const (
 	keySessionDuration     = "sessionDuration"
 )
 
-// set reads one key into the attributes. handled is false for keys that are not an attribute. field names the key in
-// errors.
+// set parses one attribute and reports whether key is one. field names the key in errors.
 func (a *Attributes) set(key, value, field string) (handled bool, err error) {
 	switch key {
 	case keyClient:
@@ -83,18 +82,18 @@ func (a *Attributes) set(key, value, field string) (handled bool, err error) {
 	return true, err
 }
 
-// check holds the attributes against each other, when all are set. of is what their names stand behind in errors.
+// check checks the attributes against each other. of is the prefix of their names in errors.
 func (a Attributes) check(of string) error {
 	if a.CacheSize != 0 && !a.Cache {
-		return fault.Field(of+"."+keyCacheSize, "needs cache: \"true\" beside it")
+		return fault.Field(of+"."+keyCacheSize, "needs cache: \"true\"")
 	}
 	if a.Scope == ScopeOff && a.Credentials != credentials.SourceWorkload && a.SessionDuration != 0 {
-		return fault.Field(of+"."+keySessionDuration, "means nothing beside scope: %s: no session is made", ScopeOff)
+		return fault.Field(of+"."+keySessionDuration, "has no effect with scope: %s, because no session is made", ScopeOff)
 	}
 	return nil
 }
 
-// context writes what was given, and nothing else, as set reads it.
+// context returns the attributes that were set, in the form that set parses.
 func (a Attributes) context() map[string]string {
 	context := map[string]string{}
 	put := func(key, value string) {
@@ -142,7 +141,7 @@ func (a Attributes) context() map[string]string {
 
 func parseClient(value, field string) (string, error) {
 	if !isName(value, 32) {
-		return "", fault.Field(field, "%q is not the name of a client, as mountpoint-s3 is", value)
+		return "", fault.Field(field, "%q is not a client name such as mountpoint-s3", value)
 	}
 	return value, nil
 }
@@ -170,17 +169,17 @@ func parseScope(value, field string) (string, error) {
 	return "", fault.Field(field, "%q is none of %s, %s, %s", value, ScopeRequired, ScopeAuto, ScopeOff)
 }
 
-// parseSessionDuration reads how long a session is to last. What the service allows, only it knows: AWS no less than 15
-// minutes, and no more than the role says.
+// parseSessionDuration parses the duration of sessions. Services have limits of their own: AWS at least 15 minutes and at most
+// the role's maximum.
 func parseSessionDuration(value, field string) (time.Duration, error) {
 	d, err := time.ParseDuration(value)
 	if err != nil || d < MinSessionDuration || d > MaxSessionDuration || d%time.Second != 0 {
-		return 0, fault.Field(field, "%q is not a duration of whole seconds from 1s to 36h, as 1h or 90m is", value)
+		return 0, fault.Field(field, "%q is not a duration of whole seconds from 1s to 36h, such as 1h or 90m", value)
 	}
 	return d, nil
 }
 
-// parseOwner reads a uid or gid. The highest number means "no id" to the kernel.
+// parseOwner parses a uid or gid. The highest number means "no id" to the kernel.
 func parseOwner(value, field string) (*uint32, error) {
 	n, err := strconv.ParseUint(value, 10, 32)
 	if err != nil || strconv.FormatUint(n, 10) != value || n == 1<<32-1 {
@@ -193,7 +192,7 @@ func parseOwner(value, field string) (*uint32, error) {
 func parseMode(value, field string) (*uint32, error) {
 	n, err := strconv.ParseUint(value, 8, 32)
 	if err != nil || n > 0o777 || len(value) > 4 {
-		return nil, fault.Field(field, "%q is not an octal number from 0 to 0777, as 0755 is", value)
+		return nil, fault.Field(field, "%q is not an octal number from 0 to 0777, such as 0755", value)
 	}
 	mode := uint32(n)
 	return &mode, nil
@@ -209,7 +208,7 @@ func parseBool(value, field string) (bool, error) {
 	return false, fault.Field(field, "%q is neither true nor false", value)
 }
 
-// parseBytes reads an amount of bytes; most 0 is no bound.
+// parseBytes parses an amount of bytes; most 0 is no bound.
 func parseBytes(value, field string, least, most uint64) (uint64, error) {
 	bytes, err := ParseQuantity(value)
 	if err == nil {
@@ -236,10 +235,10 @@ func parseAccount(value, field string) (string, error) {
 	return value, nil
 }
 
-// parseRegion is wide enough for services that are not AWS ("RegionOne", "garage").
+// parseRegion also accepts regions of services that are not AWS ("RegionOne", "garage").
 func parseRegion(value, field string) (string, error) {
 	if !isSegment(value, 64) {
-		return "", fault.Field(field, "%q is not a region's name, as us-east-1 is", value)
+		return "", fault.Field(field, "%q is not a region's name such as us-east-1", value)
 	}
 	return value, nil
 }

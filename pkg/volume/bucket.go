@@ -9,7 +9,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
-// BucketKind is what a bucket's name says about the bucket.
+// BucketKind is the kind of a bucket, according to its name.
 type BucketKind string
 
 const (
@@ -31,7 +31,7 @@ const (
 
 // ValidateBucketName checks a bucket's name against the rules that Amazon S3 has for its kinds of buckets
 // (https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html and, for directory buckets,
-// directory-bucket-naming-rules.html there) and tells the kind. The error is Invalid.
+// directory-bucket-naming-rules.html there) and returns the kind. The error is Invalid.
 func ValidateBucketName(name string) (BucketKind, error) {
 	kind, err := bucketKind(name)
 	if err != nil {
@@ -47,27 +47,27 @@ func bucketKind(name string) (BucketKind, error) {
 	}
 	for _, prefix := range []string{"xn--", "sthree-", "amzn-s3-demo-"} {
 		if strings.HasPrefix(name, prefix) {
-			return "", fmt.Errorf("begins with %q, which Amazon S3 reserves", prefix)
+			return "", fmt.Errorf("starts with %q, which Amazon S3 reserves", prefix)
 		}
 	}
 	switch {
 	case strings.HasSuffix(name, "--x-s3"):
 		if !directory.MatchString(name) {
-			return "", errors.New("ends like a directory bucket's but is not <name>--<zone id>--x-s3")
+			return "", errors.New("ends in --x-s3 but is not <name>--<zone id>--x-s3")
 		}
 		return BucketDirectory, nil
 	case strings.HasSuffix(name, "-s3alias"):
 		if !accessPoint.MatchString(name) {
-			return "", errors.New("ends like an access point alias but is not <name>-s3alias")
+			return "", errors.New("ends in -s3alias but is not <name>-s3alias")
 		}
 		return BucketAccessPoint, nil
 	case strings.HasSuffix(name, "-an"):
 		if !accountRegional.MatchString(name) {
-			return "", errors.New("ends in -an, which Amazon S3 keeps for <name>-<account id>-<region>-an")
+			return "", errors.New("ends in -an, which Amazon S3 reserves for <name>-<account id>-<region>-an")
 		}
 		return BucketAccountRegional, nil
 	}
-	for suffix, thing := range map[string]string{
+	for suffix, kind := range map[string]string{
 		"--xa-s3":    "an access point of a directory bucket",
 		"--ol-s3":    "an Object Lambda access point",
 		"--op-s3":    "an access point on Outposts",
@@ -75,7 +75,7 @@ func bucketKind(name string) (BucketKind, error) {
 		"--table-s3": "a table bucket",
 	} {
 		if strings.HasSuffix(name, suffix) {
-			return "", fmt.Errorf("is that of %s, which cannot be a volume", thing)
+			return "", fmt.Errorf("names %s, which cannot be a volume", kind)
 		}
 	}
 	if _, err := netip.ParseAddr(name); err == nil {
@@ -86,25 +86,25 @@ func bucketKind(name string) (BucketKind, error) {
 
 func checkBucketCharacters(name string) error {
 	if strings.HasPrefix(name, "arn:") {
-		return errors.New("is an ARN; write the alias of the access point (…-s3alias)")
+		return errors.New("is an ARN; use the alias of the access point (…-s3alias)")
 	}
 	if rest, ok := strings.CutPrefix(name, "s3://"); ok {
 		bucket, prefix, _ := strings.Cut(rest, "/")
-		return fmt.Errorf("is an S3 URI; write bucketName %q and prefix %q", printable(bucket), printable(prefix))
+		return fmt.Errorf("is an S3 URI; use bucketName %q and prefix %q", printable(bucket), printable(prefix))
 	}
 	if len(name) < 3 || len(name) > 63 {
 		return fmt.Errorf("has %d characters, 3 to 63 are allowed", len(name))
 	}
 	for i := range len(name) {
 		if c := name[i]; !isLower(c) && c != '-' && c != '.' {
-			return errors.New(`may hold only a-z, 0-9, "-" and "."`)
+			return errors.New(`may contain only a-z, 0-9, "-" and "."`)
 		}
 	}
 	if !isLower(name[0]) || !isLower(name[len(name)-1]) {
-		return errors.New("must begin and end with a letter or a digit")
+		return errors.New("must start and end with a letter or a digit")
 	}
 	if strings.Contains(name, "..") {
-		return errors.New("holds two dots in a row")
+		return errors.New("contains two dots in a row")
 	}
 	return nil
 }

@@ -9,39 +9,41 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
-// ignored tells the keys that the container orchestrator adds to a volume context. They say nothing about the volume;
-// what of them the driver needs it reads elsewhere.
+// ignored reports whether the container orchestrator adds the key to volume contexts. Such keys are not about the volume.
 func ignored(key string) bool {
 	return strings.HasPrefix(key, metadataPrefix) || key == "storage.kubernetes.io/csiProvisionerIdentity"
 }
 
-// Given is what a node is given of a volume.
+// Given is a volume in a request to a node.
 type Given struct {
 	Handle  string
 	Context map[string]string
-	// Flags are the capability's mount flags, and FlagsField is what they are called in errors.
+	// Flags are the capability's mount flags, FlagsField is their name in errors.
 	Flags      []string
 	FlagsField string
 	// DriverName is the name of this driver.
 	DriverName string
 }
 
-// Reading is a volume as a node gets it, in this driver's words.
+// Reading is a parsed volume, after the conversion from other drivers.
 type Reading struct {
 	ID         ID
 	Attributes Attributes
 	Options    []Option // for the client: those of the context, then those of the flags
-	// Claims are what the author says of the service. Whoever mounts the volume has to hold them against its backend.
+	// Claims are what the author says about the service. They must be checked against the volume's backend.
 	Claims []Claim
-	// Ignored are what means nothing here, and why, for the log. They hold no values.
+	// Ignored names the settings that have no effect, with the reason, for the log. It shows no values.
 	Ignored []string
 }
 
-// Read reads a volume as a node gets it. The place comes from the handle if it is a volume id of this driver; a context that
-// says otherwise is refused. Else it comes from the context (a static volume: bucketName, and prefix, backend), or, where that
-// names no bucket, from the handle of k8s-csi-s3. What other drivers call otherwise is read by the table ForeignDocs: attributes
-// always, mount flags where the handle is not a volume id of this driver. Unknown keys are refused, except those that the
-// orchestrator adds. Errors are Invalid and name the field.
+// Read parses a volume. Its place comes from
+//
+//   - the handle, if that is a volume id of this driver; a context that differs is refused,
+//   - otherwise the context of a static volume (bucketName, prefix, backend),
+//   - or, without bucketName, the handle of k8s-csi-s3.
+//
+// Settings of other drivers are converted by the table ForeignDocs: attributes always, mount flags unless the handle is a volume
+// id of this driver. Unknown keys are refused, except those that the orchestrator adds. Errors are Invalid and name the field.
 func Read(g Given) (Reading, error) {
 	if err := checkHandle(g.Handle); err != nil {
 		return Reading{}, err
@@ -55,46 +57,46 @@ func Read(g Given) (Reading, error) {
 		given = map[string]string{}
 	}
 	own, ownErr := ParseID(g.Handle)
-	t := newTranslation(given, ScopeContext)
-	legacy, err := t.all(g, ownErr != nil)
+	c := newConversion(given, ScopeContext)
+	legacy, err := c.all(g, ownErr != nil)
 	if err != nil {
 		return Reading{}, err
 	}
-	r := Reading{Claims: t.claims, Ignored: t.ignored}
-	_, named := t.given[keyBucketName]
-	if r.ID, err = t.locate(g.Handle, own, ownErr); err != nil {
+	r := Reading{Claims: c.claims, Ignored: c.ignored}
+	_, named := c.given[keyBucketName]
+	if r.ID, err = c.locate(g.Handle, own, ownErr); err != nil {
 		return Reading{}, err
 	}
-	if r.Attributes, err = t.attributes(legacy); err != nil {
+	if r.Attributes, err = c.attributes(legacy); err != nil {
 		return Reading{}, err
 	}
-	r.Options = slices.Concat(r.Attributes.MountOptions, t.options)
-	if g.DriverName == AWSDriverName && ownErr != nil && named && !t.legacy && r.Attributes.Client == "" {
+	r.Options = slices.Concat(r.Attributes.MountOptions, c.options)
+	if g.DriverName == AWSDriverName && ownErr != nil && named && !c.legacy && r.Attributes.Client == "" {
 		r.awsDefaults()
 	}
 	return r, nil
 }
 
-// all translates the context and, of a static volume, the flags. legacy are options for the client that the context held in
-// other words.
-func (t *translation) all(g Given, static bool) (legacy []Option, err error) {
-	var words []word
+// all converts the context and, for a static volume, the flags. legacy are options for the client that were converted from the
+// context.
+func (c *conversion) all(g Given, static bool) (legacy []Option, err error) {
+	var words []legacyKey
 	if static {
 		if words, err = readFlags(g.Flags, g.FlagsField); err != nil {
 			return nil, err
 		}
-		t.chosen = slices.ContainsFunc(words, func(w word) bool { return w.name == keyClient })
+		c.chosen = slices.ContainsFunc(words, func(k legacyKey) bool { return k.name == keyClient })
 	}
-	t.keys(awsAttributes())
-	t.keys(k8sS3Parameters())
-	legacy, t.options = t.options, nil
+	c.keys(awsAttributes())
+	c.keys(k8sS3Parameters())
+	legacy, c.options = c.options, nil
 	if static {
-		t.flags(words)
-	} else if t.options, err = ParseMountOptions(g.Flags, g.FlagsField); err != nil {
+		c.flags(words)
+	} else if c.options, err = ParseMountOptions(g.Flags, g.FlagsField); err != nil {
 		return nil, err
 	}
-	t.finishCache()
-	return legacy, t.err()
+	c.finishCache()
+	return legacy, c.err()
 }
 
 // ParseContext is Read without mount flags.
@@ -103,82 +105,82 @@ func ParseContext(handle string, context map[string]string) (ID, Attributes, err
 	return r.ID, r.Attributes, err
 }
 
-// checkHandle refuses what the CSI specification does not allow in a volume_id.
+// checkHandle checks a volume_id against the CSI specification.
 func checkHandle(handle string) error {
 	switch {
 	case handle == "":
 		return fault.Field("volume_id", "is missing")
 	case len(handle) > maxString:
-		return fault.Field("volume_id", "has %d bytes, %d at most are allowed", len(handle), maxString)
+		return fault.Field("volume_id", "has %d bytes, the maximum is %d", len(handle), maxString)
 	case !utf8.ValidString(handle) || strings.ContainsFunc(handle, isBreak):
-		return fault.Field("volume_id", "%q holds a control character or is not UTF-8", handle)
+		return fault.Field("volume_id", "%q contains a control character or is not UTF-8", handle)
 	}
 	return nil
 }
 
-// locate finds the place and takes the keys that it read out of what is given.
-func (t *translation) locate(handle string, own ID, ownErr error) (id ID, err error) {
-	_, named := t.given[keyBucketName]
+// locate returns the volume's place and removes the keys that it used.
+func (c *conversion) locate(handle string, own ID, ownErr error) (id ID, err error) {
+	_, named := c.given[keyBucketName]
 	switch {
 	case ownErr == nil:
-		id, err = t.ownPlace(own)
+		id, err = c.ownPlace(own)
 	case named:
-		id, err = t.staticPlace()
+		id, err = c.staticPlace()
 	case strings.Contains(handle, ":"):
 		err = ownErr
 	default:
-		id, err = t.legacyPlace(handle)
+		id, err = c.legacyPlace(handle)
 	}
-	if err == nil && t.bucket.value != "" && t.bucket.value != id.Bucket {
-		err = fault.Field(t.bucket.field, "%q is not the bucket of the volume, %q", t.bucket.value, id.Bucket)
+	if err == nil && c.bucket.value != "" && c.bucket.value != id.Bucket {
+		err = fault.Field(c.bucket.field, "%q is not the bucket of the volume, %q", c.bucket.value, id.Bucket)
 	}
 	return id, err
 }
 
-// ownPlace holds the context against the volume id, which alone decides.
-func (t *translation) ownPlace(id ID) (ID, error) {
+// ownPlace checks the context against the volume id, which decides.
+func (c *conversion) ownPlace(id ID) (ID, error) {
 	said := map[string]string{keyBackend: id.Backend, keyBucketName: id.Bucket, keyPrefix: id.Prefix}
 	for _, key := range slices.Sorted(maps.Keys(said)) {
-		value, ok := t.given[key]
+		value, ok := c.given[key]
 		if key == keyPrefix {
 			value = withSlash(value)
 		}
 		if ok && value != said[key] {
-			return ID{}, fault.Field(t.field(key), "%q is not what the volume id %q says (%q); correct it, or give a static volume a handle without \":\"", t.given[key], id, said[key])
+			return ID{}, fault.Field(c.field(key), "%q differs from the volume id %q (%q); correct it, or use a handle without \":\" for a static volume", c.given[key], id, said[key])
 		}
-		delete(t.given, key)
+		delete(c.given, key)
 	}
 	return id, nil
 }
 
-func (t *translation) staticPlace() (ID, error) {
-	id := ID{Bucket: t.given[keyBucketName], Prefix: withSlash(t.given[keyPrefix])}
+func (c *conversion) staticPlace() (ID, error) {
+	id := ID{Bucket: c.given[keyBucketName], Prefix: withSlash(c.given[keyPrefix])}
 	var err error
-	if id.Backend, err = t.backend(); err != nil {
+	if id.Backend, err = c.backend(); err != nil {
 		return ID{}, err
 	}
 	if _, err := bucketKind(id.Bucket); err != nil {
-		return ID{}, fault.Field(t.field(keyBucketName), "%q %w", id.Bucket, err)
+		return ID{}, fault.Field(c.field(keyBucketName), "%q %w", id.Bucket, err)
 	}
 	if id.Prefix != "" {
 		if err := checkPrefix(id.Prefix); err != nil {
-			return ID{}, fault.Field(t.field(keyPrefix), "%q %w", t.given[keyPrefix], err)
+			return ID{}, fault.Field(c.field(keyPrefix), "%q %w", c.given[keyPrefix], err)
 		}
 	}
-	delete(t.given, keyBucketName)
-	delete(t.given, keyPrefix)
+	delete(c.given, keyBucketName)
+	delete(c.given, keyPrefix)
 	return id, nil
 }
 
-// backend reads the backend of a volume whose handle names none.
-func (t *translation) backend() (string, error) {
-	name, ok := t.given[keyBackend]
-	delete(t.given, keyBackend)
+// backend returns the backend of a volume whose handle does not name one.
+func (c *conversion) backend() (string, error) {
+	name, ok := c.given[keyBackend]
+	delete(c.given, keyBackend)
 	if !ok {
 		return DefaultBackend, nil
 	}
 	if err := checkBackendName(name); err != nil {
-		return "", fault.Field(t.field(keyBackend), "%w", err)
+		return "", fault.Field(c.field(keyBackend), "%w", err)
 	}
 	return name, nil
 }
@@ -190,29 +192,29 @@ func withSlash(prefix string) string {
 	return prefix + "/"
 }
 
-// legacyPlace reads a volume of k8s-csi-s3. A bare word is taken for a bucket only if it looks like a handle of that
-// driver or the context does: a static volume whose author forgot bucketName must not end up in a stranger's bucket.
-func (t *translation) legacyPlace(handle string) (ID, error) {
-	if !t.legacy && !LooksForeign(handle) {
-		return ID{}, fault.Field("volume_context."+keyBucketName, "is missing, and the handle %q does not say where the volume is", handle)
+// legacyPlace returns the place of a volume of k8s-csi-s3. A handle counts as a bucket only if it or the context looks like that
+// driver's: a static volume without bucketName must not use an unrelated bucket.
+func (c *conversion) legacyPlace(handle string) (ID, error) {
+	if !c.legacy && !LooksForeign(handle) {
+		return ID{}, fault.Field("volume_context."+keyBucketName, "is missing, and the handle %q does not name the bucket", handle)
 	}
-	if _, ok := t.given[keyPrefix]; ok {
-		return ID{}, fault.Field(t.field(keyPrefix), "needs bucketName beside it")
+	if _, ok := c.given[keyPrefix]; ok {
+		return ID{}, fault.Field(c.field(keyPrefix), "needs bucketName")
 	}
 	id, err := legacyID(handle)
 	if err != nil {
-		return ID{}, fault.Field("volume_id", "%q says neither alone nor with bucketName in the volume context where the volume is: %w", handle, err)
+		return ID{}, fault.Field("volume_id", "%q does not name the bucket, and the volume context has no bucketName: %w", handle, err)
 	}
-	id.Backend, err = t.backend()
+	id.Backend, err = c.backend()
 	return id, err
 }
 
-// attributes reads the keys that locate left. more are options for the client that stood in the context in other words.
-func (t *translation) attributes(more []Option) (Attributes, error) {
+// attributes parses the remaining keys. more are options for the client that were converted from the context.
+func (c *conversion) attributes(more []Option) (Attributes, error) {
 	var a Attributes
-	for _, key := range slices.Sorted(maps.Keys(t.given)) {
-		field := t.field(key)
-		handled, err := a.set(key, t.given[key], field)
+	for _, key := range slices.Sorted(maps.Keys(c.given)) {
+		field := c.field(key)
+		handled, err := a.set(key, c.given[key], field)
 		if err != nil {
 			return Attributes{}, err
 		}
@@ -229,11 +231,11 @@ func (t *translation) attributes(more []Option) (Attributes, error) {
 	return a, nil
 }
 
-// addOptions adds options that stood beside mountOptions in other words.
+// addOptions adds options that were converted from other keys.
 func (a *Attributes) addOptions(more []Option, root string) error {
 	for _, o := range more {
 		if slices.ContainsFunc(a.MountOptions, func(other Option) bool { return other.Name == o.Name }) {
-			return fault.Field(root+keyMountOptions, "gives %s, which %s gives, too; remove one", o.Name, legacyOptions)
+			return fault.Field(root+keyMountOptions, "sets %s, which %s sets, too; remove one", o.Name, legacyOptions)
 		}
 	}
 	a.MountOptions = slices.Concat(a.MountOptions, more)

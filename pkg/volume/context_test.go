@@ -129,7 +129,7 @@ func TestParseContextRefuses(t *testing.T) {
 		"a key that looks like the CO's": {"h", with(static, "csi.storage.k8s.io", "x"), "volume_context.csi.storage.k8s.io", nil},
 		"AWS's authenticationSource":     {"h", with(static, "authenticationSource", "node"), "volume_context.authenticationSource", []string{"credentials"}},
 		"legacy key on a static volume":  {"h", with(static, "mounter", "s3fs"), "volume_context.mounter", []string{"client"}},
-		"legacy options":                 {"bucket/path", with(nil, "options", "--memory-limit 1000"), "volume_context.options", []string{"memoryLimit"}},
+		"legacy options":                 {"bucket/path", with(nil, "options", "--memory-limit 1000"), "volume_context.options", []string{"memory-limit"}},
 		"legacy geesefs":                 {"bucket/path", with(nil, "mounter", "geesefs"), "volume_context.mounter", []string{"client: "}},
 		"legacy mounter against client":  {"bucket/path", with(nil, "mounter", "rclone", "client", "mountpoint-s3"), "volume_context.mounter", []string{"contradicts"}},
 		"legacy bucket against handle":   {"bucket/path", with(nil, "bucket", "other"), "volume_context.bucket", nil},

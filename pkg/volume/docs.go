@@ -77,14 +77,21 @@ func suggestion(name string, scope Scope) string {
 	}
 	nearest, ok := meant[name]
 	if !ok {
-		best := len(name) + 100
-		for _, known := range names(scope) {
-			if d := distance(strings.ToLower(name), strings.ToLower(known)); d < best {
-				nearest, best = known, d
-			}
-		}
+		nearest, _ = Nearest(name, names(scope))
 	}
 	return "the nearest is " + nearest + " (all: " + strings.Join(names(scope), ", ") + ")"
+}
+
+// Nearest returns the known name that takes the fewest edits from name, and their number, in the first 64 bytes and regardless
+// of case.
+func Nearest(name string, known []string) (nearest string, edits int) {
+	edits = len(name) + 100
+	for _, k := range known {
+		if d := distance(strings.ToLower(name), strings.ToLower(k)); d < edits {
+			nearest, edits = k, d
+		}
+	}
+	return nearest, edits
 }
 
 // distance is the Levenshtein distance in bytes, of the first 64 of each.

@@ -7,11 +7,11 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
-// AWSDriverName is the name of the AWS Mountpoint S3 CSI driver. Under that name, a static volume that names no client is one
-// of that driver's, with its defaults.
+// AWSDriverName is the name of the AWS Mountpoint S3 CSI driver. With that name, a static volume without a client has
+// that driver's defaults.
 const AWSDriverName = "s3.csi.aws.com"
 
-// Origin is whose word a row of ForeignDocs explains.
+// Origin is where the setting of a row of ForeignDocs comes from.
 type Origin string
 
 // The origins, in the order of the table.
@@ -22,55 +22,54 @@ const (
 	OriginK8sS3        Origin = "StorageClass parameter and volume attribute of k8s-csi-s3"
 	OriginSecret       Origin = "key of a secret of k8s-csi-s3"
 	OriginRclone       Origin = "options of k8s-csi-s3, mounter rclone"
-	OriginGeeseFS      Origin = "options of k8s-csi-s3, mounter geesefs"
-	OriginS3FS         Origin = "options of k8s-csi-s3, mounter s3fs"
+	OriginOtherMounter Origin = "options of k8s-csi-s3, mounters geesefs and s3fs"
 )
 
-// Outcome is what becomes of another driver's word.
+// Outcome is what happens to a setting of another driver.
 type Outcome string
 
 const (
-	// Same means here what it means there, or is so with every mount.
+	// Same has the same meaning here, or is always on.
 	Same Outcome = "same"
-	// Passed is the client's option of that name, which decides about its value.
+	// Passed is the client's option of that name, which checks the value.
 	Passed Outcome = "passed"
-	// Mapped becomes what the row says.
+	// Mapped is converted as the row says.
 	Mapped Outcome = "mapped"
-	// Checked decides nothing: it has to be what the backend says.
+	// Checked must match the backend.
 	Checked Outcome = "checked"
-	// Ignored means nothing here; the node's log says so.
+	// Ignored has no effect, which is logged on the node.
 	Ignored Outcome = "ignored"
-	// Refused is an error, which says what the row says.
+	// Refused is an error with the advice of the row.
 	Refused Outcome = "refused"
 )
 
-// ForeignDoc is one row of the table of other drivers' words.
+// ForeignDoc is one row of the table of other drivers' settings.
 type ForeignDoc struct {
 	Origin  Origin
 	Name    string
 	Outcome Outcome
-	Here    string // what it is here, or what to write instead: for errors and logs, too
+	Here    string // what it becomes, or what to write instead; also for errors and logs
 
-	only  Scope     // where it can stand; "": wherever its origin says
-	key   string    // of a Mapped one: the attribute that it becomes
+	only  Scope     // where it is allowed; "": everywhere
+	key   string    // of a Mapped one: the attribute
 	claim ClaimKind // of a Checked one
-	// read is for what needs more than that.
-	read func(t *translation, w word)
+	// read handles the setting if the fields above are not enough.
+	read func(c *conversion, k legacyKey)
 }
 
-// others is the Name of a row for all that no other row names.
+// others is the Name of a row for settings without a row of their own.
 const others = "others"
 
-// ForeignDocs is the table of other drivers' words. The parsers work by it, and docs/migrating.md is rendered from it.
+// ForeignDocs returns the table of other drivers' settings. The parsers use it, and docs/migrating.md is rendered from it.
 func ForeignDocs() []ForeignDoc {
 	var table []ForeignDoc
-	for _, rows := range [][]ForeignDoc{awsAttributes(), awsOptions(), attributeOptions(), k8sS3Parameters(), k8sS3Secrets(), rcloneOptions(), geesefsOptions(), s3fsOptions()} {
+	for _, rows := range [][]ForeignDoc{awsAttributes(), awsOptions(), attributeOptions(), k8sS3Parameters(), k8sS3Secrets(), rcloneOptions(), otherMounterOptions()} {
 		table = append(table, rows...)
 	}
 	return table
 }
 
-// rowNamed gives the row of that name, or the one for others.
+// rowNamed returns the row of that name, or the one for others.
 func rowNamed(rows []ForeignDoc, name string) (ForeignDoc, bool) {
 	for _, row := range rows {
 		if row.Name == name {
@@ -85,26 +84,26 @@ func rowNamed(rows []ForeignDoc, name string) (ForeignDoc, bool) {
 	return ForeignDoc{}, false
 }
 
-// ClaimKind is what a Claim is about.
+// ClaimKind is the subject of a Claim.
 type ClaimKind string
 
 // The kinds.
 const (
 	ClaimEndpoint  ClaimKind = "endpoint"  // URL of the service
-	ClaimRegion    ClaimKind = "region"    // to sign requests for
+	ClaimRegion    ClaimKind = "region"    // for signing requests
 	ClaimPathStyle ClaimKind = "pathStyle" // the bucket is in the path
-	ClaimInsecure  ClaimKind = "insecure"  // "true": certificates are not checked
+	ClaimInsecure  ClaimKind = "insecure"  // "true": certificates are not verified
 )
 
-// Claim is what a volume's author says of the service. It never decides where requests and credentials go: whoever uses the
-// volume has to hold it against the backend.
+// Claim is a statement of a volume's author about the service. It never decides where requests and credentials go; it must be
+// checked against the backend.
 type Claim struct {
 	Kind  ClaimKind
 	Field string // for errors
 	Value string
 }
 
-// SecretClaims are those of a CSI secret, as k8s-csi-s3 has them beside the keys.
+// SecretClaims returns the claims in a secret of k8s-csi-s3.
 func SecretClaims(secrets map[string]string) []Claim {
 	var claims []Claim
 	for _, row := range k8sS3Secrets() {
@@ -115,27 +114,26 @@ func SecretClaims(secrets map[string]string) []Claim {
 	return claims
 }
 
-// word is one thing that an author wrote for another driver.
-type word struct {
+// legacyKey is one setting for another driver.
+type legacyKey struct {
 	field    string // for errors
 	name     string
 	value    string
 	hasValue bool
 }
 
-// translation is what an author wrote, on its way into this driver's words.
-type translation struct {
-	given map[string]string // by the names of attributes or parameters of this driver
-	from  map[string]string // the field of what an author wrote in other words, by those names
+// conversion converts a volume's settings to this driver's.
+type conversion struct {
+	given map[string]string // by attribute or parameter of this driver
+	from  map[string]string // the original field of converted settings, by attribute
 	scope Scope
 
 	mounter string // k8s-csi-s3's
-	legacy  bool   // the context is one of k8s-csi-s3
-	chosen  bool   // a mount option names the client, in the place of k8s-csi-s3's
+	legacy  bool   // the context is from k8s-csi-s3
+	chosen  bool   // a mount option names the client and overrides k8s-csi-s3's mounter
 
-	// What has to be seen together, or with the volume's place: k8s-csi-s3's bucket of a volume context, and the bounds of the
-	// AWS driver's cache.
-	bucket, cacheLimit, maxCache word
+	// Settings that depend on others: k8s-csi-s3's bucket of a volume context, and the bounds of the AWS driver's cache.
+	bucket, cacheLimit, maxCache legacyKey
 
 	options []Option // for the client
 	claims  []Claim
@@ -143,100 +141,100 @@ type translation struct {
 	refused []refusal
 }
 
-// refusal is an objection to what an author wrote.
+// refusal is an error in a setting.
 type refusal struct {
 	field string
 	err   error
 }
 
-func newTranslation(given map[string]string, scope Scope) *translation {
-	t := &translation{given: given, from: map[string]string{}, scope: scope, mounter: given[legacyMounter]}
+func newConversion(given map[string]string, scope Scope) *conversion {
+	c := &conversion{given: given, from: map[string]string{}, scope: scope, mounter: given[legacyMounter]}
 	for _, row := range k8sS3Parameters() {
 		if _, ok := given[row.Name]; ok {
-			t.legacy = true
+			c.legacy = true
 		}
 	}
-	return t
+	return c
 }
 
-// root is what fields begin with.
-func (t *translation) root() string {
-	if t.scope == ScopeClass {
+// root returns the prefix of fields in errors.
+func (c *conversion) root() string {
+	if c.scope == ScopeClass {
 		return "parameters."
 	}
 	return "volume_context."
 }
 
-// field names an attribute in errors as its author wrote it.
-func (t *translation) field(key string) string {
-	if from, ok := t.from[key]; ok {
+// field returns the name of an attribute as its author wrote it, for errors.
+func (c *conversion) field(key string) string {
+	if from, ok := c.from[key]; ok {
 		return from
 	}
-	return t.root() + printable(key)
+	return c.root() + printable(key)
 }
 
-// keys reads the attributes or parameters that rows know, and takes them out of what is given.
-func (t *translation) keys(rows []ForeignDoc) {
+// keys converts the attributes or parameters that have rows, and removes the originals.
+func (c *conversion) keys(rows []ForeignDoc) {
 	for _, row := range rows {
-		value, ok := t.given[row.Name]
-		if !ok || row.Outcome == Same && row.read == nil || row.only != "" && row.only != t.scope {
+		value, ok := c.given[row.Name]
+		if !ok || row.Outcome == Same && row.read == nil || row.only != "" && row.only != c.scope {
 			continue
 		}
-		// First, because some have a name of this driver's for what they become.
-		delete(t.given, row.Name)
-		t.take(row, word{field: t.root() + row.Name, name: row.Name, value: value, hasValue: true})
+		// First, because the converted setting may have the same name.
+		delete(c.given, row.Name)
+		c.take(row, legacyKey{field: c.root() + row.Name, name: row.Name, value: value, hasValue: true})
 	}
 }
 
-func (t *translation) take(row ForeignDoc, w word) {
+func (c *conversion) take(row ForeignDoc, k legacyKey) {
 	switch {
 	case row.read != nil:
-		row.read(t, w)
+		row.read(c, k)
 	case row.Outcome == Mapped:
-		t.put(row.key, w)
+		c.put(row.key, k)
 	case row.Outcome == Checked:
-		t.claims = append(t.claims, Claim{Kind: row.claim, Field: w.field, Value: w.value})
+		c.claims = append(c.claims, Claim{Kind: row.claim, Field: k.field, Value: k.value})
 	case row.Outcome == Ignored:
-		t.ignore(w, row.Here)
+		c.ignore(k, row.Here)
 	case row.Outcome == Refused:
-		t.refuse(w, "%s is not taken over: %s", w.name, row.Here)
+		c.refuse(k, "%s is not supported: %s", k.name, row.Here)
 	}
 }
 
-// put says in this driver's words what w says.
-func (t *translation) put(key string, w word) {
-	if !w.hasValue {
-		t.refuse(w, "%s needs a value", w.name)
+// put sets the attribute key to the value of k.
+func (c *conversion) put(key string, k legacyKey) {
+	if !k.hasValue {
+		c.refuse(k, "%s needs a value", k.name)
 		return
 	}
-	value := w.value
+	value := k.value
 	if key == keyPrefix {
 		value = withSlash(value)
 	}
-	if have, ok := t.given[key]; ok && have != value && (key != keyPrefix || withSlash(have) != value) {
-		t.refuse(w, "%s contradicts %s, which the volume has, too: remove one of them", w.name, key)
+	if have, ok := c.given[key]; ok && have != value && (key != keyPrefix || withSlash(have) != value) {
+		c.refuse(k, "%s contradicts %s; remove one of them", k.name, key)
 		return
 	}
-	t.given[key], t.from[key] = value, w.field
+	c.given[key], c.from[key] = value, k.field
 }
 
-// ignore makes a note for the log. It shows no value.
-func (t *translation) ignore(w word, here string) {
-	t.ignored = append(t.ignored, fmt.Sprintf("%s: %s: %s", w.field, w.name, here))
+// ignore adds a note for the log, without the value.
+func (c *conversion) ignore(k legacyKey, here string) {
+	c.ignored = append(c.ignored, fmt.Sprintf("%s: %s: %s", k.field, k.name, here))
 }
 
-func (t *translation) refuse(w word, format string, args ...any) {
-	t.refused = append(t.refused, refusal{w.field, fmt.Errorf(format, args...)})
+func (c *conversion) refuse(k legacyKey, format string, args ...any) {
+	c.refused = append(c.refused, refusal{k.field, fmt.Errorf(format, args...)})
 }
 
-// err is all that was refused in one error, so that an author has to write things anew only once.
-func (t *translation) err() error {
-	if len(t.refused) == 0 {
+// err returns all refusals in one error, so that an author can correct them at once.
+func (c *conversion) err() error {
+	if len(c.refused) == 0 {
 		return nil
 	}
-	first := t.refused[0].field
-	texts := make([]string, len(t.refused))
-	for i, r := range t.refused {
+	first := c.refused[0].field
+	texts := make([]string, len(c.refused))
+	for i, r := range c.refused {
 		texts[i] = r.err.Error()
 		if r.field != first {
 			texts[i] = r.field + ": " + texts[i]

@@ -18,13 +18,13 @@ func awsAttributes() []ForeignDoc {
 	row := func(name string, outcome Outcome, here string) ForeignDoc {
 		return ForeignDoc{Origin: OriginAWSAttribute, Name: name, Outcome: outcome, Here: here}
 	}
-	mapped := func(name, here string, read func(t *translation, w word)) ForeignDoc {
+	mapped := func(name, here string, read func(c *conversion, k legacyKey)) ForeignDoc {
 		return ForeignDoc{Origin: OriginAWSAttribute, Name: name, Outcome: Mapped, Here: here, read: read}
 	}
 	medium := row("cacheEmptyDirMedium", Refused, "with Memory: caches lie on the node's disk; leave it out, and put the driver's --cache-dir on a tmpfs where they may not; empty it means nothing")
-	medium.read = func(t *translation, w word) {
-		if w.value != "" {
-			t.refuse(w, "%s is not taken over: %s", w.name, medium.Here)
+	medium.read = func(c *conversion, k legacyKey) {
+		if k.value != "" {
+			c.refuse(k, "%s is not supported: %s", k.name, medium.Here)
 		}
 	}
 	const noPods, noProxy = "clients are no pods", "a volume may not choose where its data goes, and clients use no proxy: leave it out, and give the backend an endpoint that nodes reach without one"
@@ -33,7 +33,7 @@ func awsAttributes() []ForeignDoc {
 		mapped("authenticationSource", "driver is credentials: driver, and pod is credentials: workload, with the role that roleARN of the volume or workloadRoleARN of the backend names: the annotation eks.amazonaws.com/role-arn of service accounts cannot be read", awsSource),
 		row("stsRegion", Ignored, "sessions are asked for where sts of the backend says"),
 		mapped(keyCache, `emptyDir and ephemeral are cache: "true", on the node's disk below the driver's --cache-dir`, awsCache),
-		mapped("cacheEmptyDirSizeLimit", "cacheSize, beside cache: emptyDir; else nothing", func(t *translation, w word) { t.cacheLimit = w }),
+		mapped("cacheEmptyDirSizeLimit", "cacheSize, beside cache: emptyDir; else nothing", func(c *conversion, k legacyKey) { c.cacheLimit = k }),
 		medium,
 		row("cacheEphemeralStorageClassName", Ignored, "caches lie below the driver's --cache-dir"),
 		row("cacheEphemeralStorageResourceRequest", Ignored, "caches lie on the node's disk, where cacheSize bounds them; write cacheSize if 1Gi is not what you want"),
@@ -41,7 +41,7 @@ func awsAttributes() []ForeignDoc {
 		row("mountpointContainerResourcesRequestsCpu", Ignored, noPods+"; cpuWeight is the share of a mount on a busy node"),
 		row("mountpointContainerResourcesRequestsMemory", Ignored, noPods+"; memoryLimit bounds the memory of a mount"),
 		row("mountpointContainerResourcesLimitsCpu", Ignored, noPods+"; cpuWeight is the share of a mount on a busy node"),
-		mapped("mountpointContainerResourcesLimitsMemory", "memoryLimit", func(t *translation, w word) { t.putBytes(keyMemoryLimit, w) }),
+		mapped("mountpointContainerResourcesLimitsMemory", "memoryLimit", func(c *conversion, k legacyKey) { c.putBytes(keyMemoryLimit, k) }),
 		row("mountpointEnv.HTTPS_PROXY", Refused, noProxy),
 		row("mountpointEnv.NO_PROXY", Refused, noProxy),
 	}
@@ -66,7 +66,7 @@ func awsOptions() []ForeignDoc {
 			rows = append(rows, ForeignDoc{Origin: OriginAWSOption, Name: name, Outcome: outcome, Here: here})
 		}
 	}
-	mapped := func(name, key, here string, read func(t *translation, w word)) {
+	mapped := func(name, key, here string, read func(c *conversion, k legacyKey)) {
 		if here == "" {
 			here = key
 		}
@@ -82,11 +82,11 @@ func awsOptions() []ForeignDoc {
 	mapped("dir-mode", keyDirMode, "", nil)
 	mapped("file-mode", keyFileMode, "", nil)
 	mapped("expected-bucket-owner", keyExpectedBucketOwner, "", nil)
-	mapped("read-only", keyReadOnly, `readOnly: "true"`, func(t *translation, w word) { t.putFlag(keyReadOnly, w) })
-	mapped("cache", keyCache, `cache: "true"; where the cache lies is the driver's matter`, func(t *translation, w word) {
-		t.put(keyCache, word{field: w.field, name: w.name, value: "true", hasValue: true})
+	mapped("read-only", keyReadOnly, `readOnly: "true"`, func(c *conversion, k legacyKey) { c.putFlag(keyReadOnly, k) })
+	mapped("cache", keyCache, `cache: "true"; where the cache lies is the driver's matter`, func(c *conversion, k legacyKey) {
+		c.put(keyCache, legacyKey{field: k.field, name: k.name, value: "true", hasValue: true})
 	})
-	mapped("max-cache-size", keyCacheSize, "cacheSize, beside a cache; else the client's option of this name, which turns a cache on", func(t *translation, w word) { t.maxCache = w })
+	mapped("max-cache-size", keyCacheSize, "cacheSize, beside a cache; else the client's option of this name, which turns a cache on", func(c *conversion, k legacyKey) { c.maxCache = k })
 	checked("endpoint-url", ClaimEndpoint, "it has to be the endpoint of the volume's backend, or any of Amazon S3's own where that is AWS: declare another service as a backend in the driver's config file, and name it with backend")
 	checked("force-path-style", ClaimPathStyle, "addressing of the volume's backend has to be path; with AWS it means nothing")
 	const changes = "the client's option of this name; when the driver is called " + AWSDriverName + " and the volume names no client it is off unless given, as there"
@@ -112,50 +112,50 @@ func awsOptions() []ForeignDoc {
 	return rows
 }
 
-func awsSource(t *translation, w word) {
-	source := map[string]string{"driver": credentials.SourceDriver, "pod": credentials.SourceWorkload}[w.value]
+func awsSource(c *conversion, k legacyKey) {
+	source := map[string]string{"driver": credentials.SourceDriver, "pod": credentials.SourceWorkload}[k.value]
 	switch {
 	case source != "":
-		w.value = source
-		t.put(keyCredentials, w)
-	case w.value != "":
-		t.refuse(w, "%q is neither driver nor pod; write credentials: %s, %s or %s instead", printable(w.value), credentials.SourceDriver, credentials.SourceSecret, credentials.SourceWorkload)
+		k.value = source
+		c.put(keyCredentials, k)
+	case k.value != "":
+		c.refuse(k, "%q is neither driver nor pod; write credentials: %s, %s or %s instead", printable(k.value), credentials.SourceDriver, credentials.SourceSecret, credentials.SourceWorkload)
 	}
 }
 
-func awsCache(t *translation, w word) {
-	switch w.value {
+func awsCache(c *conversion, k legacyKey) {
+	switch k.value {
 	case "":
 		return
 	case "emptyDir", "ephemeral":
-		w.value = "true"
+		k.value = "true"
 	}
-	t.put(keyCache, w)
+	c.put(keyCache, k)
 }
 
-// finishCache reads the bounds of a cache, which mean something only beside one. The smaller one holds.
-func (t *translation) finishCache() {
-	limit, most := t.cacheLimit, t.maxCache
-	if t.given[keyCache] != "true" {
+// finishCache applies the bounds of a cache, if there is one. The smaller bound wins.
+func (c *conversion) finishCache() {
+	limit, most := c.cacheLimit, c.maxCache
+	if c.given[keyCache] != "true" {
 		if limit.hasValue {
-			t.ignore(limit, "there is no cache: emptyDir beside it")
+			c.ignore(limit, "there is no cache: emptyDir beside it")
 		}
 		if most.field == "" {
 			return
 		}
 		o, err := parseOption(most.option())
 		if err != nil {
-			t.refuse(most, "%s %w", most.name, err)
+			c.refuse(most, "%s %w", most.name, err)
 			return
 		}
-		t.options = append(t.options, o)
+		c.options = append(c.options, o)
 		return
 	}
 	var bytes uint64
 	if limit.hasValue {
 		n, err := kubernetesBytes(limit.value)
 		if err != nil {
-			t.refuse(limit, "%q %w", printable(limit.value), err)
+			c.refuse(limit, "%q %w", printable(limit.value), err)
 			return
 		}
 		bytes = n
@@ -163,7 +163,7 @@ func (t *translation) finishCache() {
 	if most.field != "" {
 		mib, err := strconv.ParseUint(most.value, 10, 24)
 		if err != nil || mib == 0 {
-			t.refuse(most, "%s needs a number of MiB", most.name)
+			c.refuse(most, "%s needs a number of MiB", most.name)
 			return
 		}
 		if mib <<= 20; bytes == 0 || mib < bytes {
@@ -172,12 +172,12 @@ func (t *translation) finishCache() {
 	}
 	if bytes != 0 {
 		limit.value, limit.hasValue = FormatQuantity(bytes), true
-		t.put(keyCacheSize, limit)
+		c.put(keyCacheSize, limit)
 	}
 }
 
-// awsDefaults are those of the AWS driver for a volume that was written for it: its client is Mountpoint, whatever the node's
-// default is, because its options are that one's; and pods may change nothing that is stored unless the volume says so.
+// awsDefaults applies the defaults of the AWS driver: the client is Mountpoint, and objects cannot be changed unless the volume
+// allows it.
 func (r *Reading) awsDefaults() {
 	r.Attributes.Client = "mountpoint-s3"
 	for _, name := range []string{"allow-delete", "allow-overwrite"} {
@@ -187,111 +187,111 @@ func (r *Reading) awsDefaults() {
 	}
 }
 
-// readFlags reads the mount flags of a static volume. They may be in the AWS driver's spellings: "name value" beside
-// "--name value", white space around both, one-letter options.
-func readFlags(flags []string, field string) ([]word, error) {
+// readFlags parses the mount flags of a static volume, also in the AWS driver's spellings: "name value", "--name value", white
+// space around both, one-letter options.
+func readFlags(flags []string, field string) ([]legacyKey, error) {
 	size := 0
 	seen := map[string]int{}
-	words := make([]word, 0, len(flags))
+	words := make([]legacyKey, 0, len(flags))
 	for i, flag := range flags {
 		if size += len(flag); size > maxMap {
 			return nil, fault.Field(field, "has more than %d bytes", maxMap)
 		}
 		at := fmt.Sprintf("%s[%d]", field, i)
-		w, err := readFlag(flag)
+		k, err := readFlag(flag)
 		if err != nil {
 			return nil, fault.Field(at, "%q %w", withoutValue(flag), err)
 		}
-		w.field = at
-		if first, ok := seen[w.name]; ok {
-			return nil, fault.Field(at, "gives %s again, which is in [%d] already", w.name, first)
+		k.field = at
+		if first, ok := seen[k.name]; ok {
+			return nil, fault.Field(at, "repeats %s, which is in [%d]", k.name, first)
 		}
-		seen[w.name] = i
-		words = append(words, w)
+		seen[k.name] = i
+		words = append(words, k)
 	}
 	return words, nil
 }
 
-// flags takes over the mount flags of a static volume. What no row knows is the client's.
-func (t *translation) flags(words []word) {
+// flags converts the mount flags of a static volume. Flags without a row are options of the client.
+func (c *conversion) flags(words []legacyKey) {
 	rows := slices.Concat(attributeOptions(), awsOptions())
-	for _, w := range words {
-		if row, ok := rowNamed(rows, w.name); ok && row.Outcome != Passed {
-			t.take(row, w)
+	for _, k := range words {
+		if row, ok := rowNamed(rows, k.name); ok && row.Outcome != Passed {
+			c.take(row, k)
 			continue
 		}
-		option, err := parseOption(w.option())
+		option, err := parseOption(k.option())
 		if err != nil {
-			t.refuse(w, "%s %w", w.name, err)
+			c.refuse(k, "%s %w", k.name, err)
 			continue
 		}
-		t.options = append(t.options, option)
+		c.options = append(c.options, option)
 	}
 }
 
-// option is the word in this driver's spelling.
-func (w word) option() string {
-	return Option{Name: w.name, Value: w.value, HasValue: w.hasValue}.String()
+// option returns the key in this driver's spelling.
+func (k legacyKey) option() string {
+	return Option{Name: k.name, Value: k.value, HasValue: k.hasValue}.String()
 }
 
-// readFlag reads one mount option as the AWS driver does (its pkg/mountpoint/args.go): what is before the first space or equals
-// sign is the name, with or without dashes. Errors continue a sentence about the flag.
-func readFlag(flag string) (word, error) {
+// readFlag parses one mount option like the AWS driver (its pkg/mountpoint/args.go): the name, with or without dashes, ends at the
+// first space or equals sign. Errors continue a sentence about the flag.
+func readFlag(flag string) (legacyKey, error) {
 	if err := checkOptionText(flag); err != nil {
-		return word{}, err
+		return legacyKey{}, err
 	}
 	text := strings.Trim(flag, " ")
 	end := strings.IndexAny(text, " =")
 	if end < 0 {
 		end = len(text)
 	}
-	w := word{name: text[:end]}
+	k := legacyKey{name: text[:end]}
 	if rest := text[end:]; rest != "" {
-		w.value, w.hasValue = strings.Trim(rest[1:], " "), true
-		if rest[0] == ' ' && strings.HasPrefix(w.value, "-") {
-			return word{}, errors.New("looks like two options; list them one by one")
+		k.value, k.hasValue = strings.Trim(rest[1:], " "), true
+		if rest[0] == ' ' && strings.HasPrefix(k.value, "-") {
+			return legacyKey{}, errors.New("looks like two options; list them one by one")
 		}
 	}
-	if short, ok := strings.CutPrefix(w.name, "-"); ok && len(short) == 1 {
+	if short, ok := strings.CutPrefix(k.name, "-"); ok && len(short) == 1 {
 		long, known := map[string]string{"f": "foreground", "d": "debug", "l": "log-directory", "h": "help", "v": "version", "V": "version", "o": "o"}[short]
 		if !known {
-			return word{}, errors.New("is no option of one letter that Mountpoint has; write its long name")
+			return legacyKey{}, errors.New("is not a short option of Mountpoint; use the long name")
 		}
-		w.name = long
+		k.name = long
 	}
-	w.name = strings.TrimPrefix(w.name, "--")
-	if !isOptionName(w.name) {
-		return word{}, errors.New("has no option name of a-z, 0-9 and inner dashes in front")
+	k.name = strings.TrimPrefix(k.name, "--")
+	if !isOptionName(k.name) {
+		return legacyKey{}, errors.New("does not start with an option name of a-z, 0-9 and inner dashes")
 	}
-	return w, nil
+	return k, nil
 }
 
 // putFlag is put for options that are true without a value.
-func (t *translation) putFlag(key string, w word) {
-	if !w.hasValue {
-		w.value, w.hasValue = "true", true
+func (c *conversion) putFlag(key string, k legacyKey) {
+	if !k.hasValue {
+		k.value, k.hasValue = "true", true
 	}
-	t.put(key, w)
+	c.put(key, k)
 }
 
-// putBytes is put for amounts as Kubernetes writes them.
-func (t *translation) putBytes(key string, w word) {
-	bytes, err := kubernetesBytes(w.value)
+// putBytes is put for quantities of Kubernetes.
+func (c *conversion) putBytes(key string, k legacyKey) {
+	bytes, err := kubernetesBytes(k.value)
 	if err != nil {
-		t.refuse(w, "%q %w", printable(w.value), err)
+		c.refuse(k, "%q %w", printable(k.value), err)
 		return
 	}
-	w.value = FormatQuantity(bytes)
-	t.put(key, w)
+	k.value = FormatQuantity(bytes)
+	c.put(key, k)
 }
 
 const kubernetesQuantity Pattern = `^([0-9]{1,15}(?:\.[0-9]{1,9})?)(Ki|Mi|Gi|Ti|k|K|M|G|T)?$`
 
-// kubernetesBytes reads an amount of bytes in the usual forms of a Kubernetes quantity, "1.5Gi" and "500M" among them.
+// kubernetesBytes parses an amount of bytes in the usual forms of a Kubernetes quantity, such as "1.5Gi" and "500M".
 func kubernetesBytes(text string) (uint64, error) {
 	m := kubernetesQuantity.FindStringSubmatch(text)
 	if m == nil {
-		return 0, errors.New("is not an amount of bytes, as 1073741824, 512Mi and 1.5Gi are")
+		return 0, errors.New("is not an amount of bytes such as 1073741824, 512Mi or 1.5Gi")
 	}
 	number, ok := new(big.Rat).SetString(m[1])
 	unit, err := ParseQuantity("1" + strings.Replace(m[2], "k", "K", 1))
@@ -301,7 +301,7 @@ func kubernetesBytes(text string) (uint64, error) {
 	number.Mul(number, new(big.Rat).SetUint64(unit))
 	whole := new(big.Int).Quo(number.Num(), number.Denom())
 	if !whole.IsInt64() || whole.Sign() == 0 {
-		return 0, errors.New("is no amount of bytes that can be counted")
+		return 0, errors.New("is out of range")
 	}
 	return whole.Uint64(), nil
 }

@@ -49,8 +49,7 @@ func foreignTables() string {
 		{OriginK8sS3, "Parameters and volume attributes of k8s-csi-s3", "name"},
 		{OriginSecret, "Secrets of k8s-csi-s3", "key"},
 		{OriginRclone, "`options` of k8s-csi-s3 with `mounter: rclone`", "option"},
-		{OriginGeeseFS, "`options` of k8s-csi-s3 with `mounter: geesefs`, or none", "option"},
-		{OriginS3FS, "`options` of k8s-csi-s3 with `mounter: s3fs`", "option"},
+		{OriginOtherMounter, "`options` of k8s-csi-s3 with another `mounter`, or none", "option"},
 	} {
 		fmt.Fprintf(&b, "\n### %s\n\n| %s | outcome | here |\n|---|---|---|\n", part.title, part.thing)
 		var lines []ForeignDoc

@@ -14,34 +14,34 @@ const (
 func k8sS3Parameters() []ForeignDoc {
 	mounter := ForeignDoc{Origin: OriginK8sS3, Name: legacyMounter, Outcome: Mapped,
 		Here: "rclone is client: rclone. There is no client geesefs or s3fs: write client: rclone, which writes files as freely as they do, or client: mountpoint-s3, which streams large ones (for a PersistentVolume that exists, mountOptions: [client=rclone])"}
-	mounter.read = func(t *translation, w word) {
-		if t.chosen {
-			t.ignore(w, "the mount option client stands in its place")
+	mounter.read = func(c *conversion, k legacyKey) {
+		if c.chosen {
+			c.ignore(k, "the mount option client stands in its place")
 			return
 		}
-		switch w.value {
+		switch k.value {
 		case "":
 		case "rclone", "mountpoint-s3":
-			t.put(keyClient, w)
+			c.put(keyClient, k)
 		case "mountpoint":
-			w.value = "mountpoint-s3"
-			t.put(keyClient, w)
+			k.value = "mountpoint-s3"
+			c.put(keyClient, k)
 		default:
-			t.refuse(w, "%q is not a client of this driver: %s", printable(w.value), mounter.Here)
+			c.refuse(k, "%q is not a client of this driver: %s", printable(k.value), mounter.Here)
 		}
 	}
 	return []ForeignDoc{
-		{Origin: OriginK8sS3, Name: legacyBucket, Outcome: Mapped, Here: "bucketName of a StorageClass; of a volume it has to be the bucket of the handle", read: func(t *translation, w word) {
+		{Origin: OriginK8sS3, Name: legacyBucket, Outcome: Mapped, Here: "bucketName of a StorageClass; of a volume it has to be the bucket of the handle", read: func(c *conversion, k legacyKey) {
 			switch {
-			case t.scope == ScopeContext:
-				t.bucket = w
-			case w.value != "":
-				t.put(keyBucketName, w)
+			case c.scope == ScopeContext:
+				c.bucket = k
+			case k.value != "":
+				c.put(keyBucketName, k)
 			}
 		}},
 		mounter,
 		{Origin: OriginK8sS3, Name: legacyOptions, Outcome: Mapped, Here: "one by one, as the tables of the mounters' options say; empty it means nothing", read: readLegacyOptions},
-		{Origin: OriginK8sS3, Name: legacyCapacity, Outcome: Same, Here: "nothing: S3 has no sizes", only: ScopeContext, read: func(*translation, word) {}},
+		{Origin: OriginK8sS3, Name: legacyCapacity, Outcome: Same, Here: "nothing: S3 has no sizes", only: ScopeContext, read: func(*conversion, legacyKey) {}},
 	}
 }
 
@@ -56,16 +56,10 @@ func k8sS3Secrets() []ForeignDoc {
 	}
 }
 
-// legacyWord is one option in the options of k8s-csi-s3.
-type legacyWord struct {
-	name, value string
-	hasValue    bool
-}
-
 // splitLegacyOptions splits the options of k8s-csi-s3: words between white space, of which double quotes can hold some.
 // Options begin with a dash; what follows one without is its value. Those of s3fs, "-o name=value,name", come one by one.
-func splitLegacyOptions(text string) []legacyWord {
-	var words []legacyWord
+func splitLegacyOptions(text string) []legacyKey {
+	var words []legacyKey
 	afterO := false
 	for _, w := range splitQuoted(text) {
 		switch last := len(words) - 1; {
@@ -75,15 +69,15 @@ func splitLegacyOptions(text string) []legacyWord {
 		case afterO:
 			for part := range strings.SplitSeq(w, ",") {
 				name, value, has := strings.Cut(part, "=")
-				words = append(words, legacyWord{name, value, has})
+				words = append(words, legacyKey{name: name, value: value, hasValue: has})
 			}
 		case strings.HasPrefix(w, "-"):
 			name, value, has := strings.Cut(strings.TrimLeft(w, "-"), "=")
-			words = append(words, legacyWord{name, value, has})
+			words = append(words, legacyKey{name: name, value: value, hasValue: has})
 		case last >= 0 && !words[last].hasValue:
 			words[last].value, words[last].hasValue = w, true
 		default:
-			words = append(words, legacyWord{name: w})
+			words = append(words, legacyKey{name: w})
 		}
 		afterO = false
 	}
@@ -124,23 +118,21 @@ func splitQuoted(text string) []string {
 }
 
 // readLegacyOptions reads options by the table of the volume's mounter.
-func readLegacyOptions(t *translation, w word) {
-	if t.chosen {
-		if w.value != "" {
-			t.ignore(w, "the mount option client stands in their place: write mountOptions for that client")
+func readLegacyOptions(c *conversion, k legacyKey) {
+	if c.chosen {
+		if k.value != "" {
+			c.ignore(k, "the mount option client stands in their place: write mountOptions for that client")
 		}
 		return
 	}
-	rows := geesefsOptions() // which k8s-csi-s3 takes where no mounter is named
-	switch t.mounter {
-	case "rclone":
+	rows := otherMounterOptions() // k8s-csi-s3 uses geesefs if no mounter is named
+	if c.mounter == "rclone" {
 		rows = rcloneOptions()
-	case "s3fs":
-		rows = s3fsOptions()
 	}
-	for _, l := range splitLegacyOptions(w.value) {
+	for _, l := range splitLegacyOptions(k.value) {
 		if row, ok := rowNamed(rows, l.name); ok {
-			t.take(row, word{field: w.field, name: printable(l.name), value: l.value, hasValue: l.hasValue})
+			l.field, l.name = k.field, printable(l.name)
+			c.take(row, l)
 		}
 	}
 }

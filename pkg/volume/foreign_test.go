@@ -14,7 +14,7 @@ func withFlags(flags ...string) (Reading, error) {
 	return Read(Given{Handle: "s3-csi-driver-volume", Context: map[string]string{"bucketName": "shared"}, Flags: flags, FlagsField: flagsField, DriverName: "s3.csi.driver"})
 }
 
-// foreignCase is one thing that somebody wrote for another driver.
+// foreignCase is a volume for another driver.
 type foreignCase struct {
 	origin Origin
 	name   string            // of its row
@@ -62,12 +62,12 @@ func TestWhatWasWrittenForOtherDriversIsMapped(t *testing.T) {
 		"a cache on a volume":           ignored(attribute("cache", Attributes{Cache: true}, "cache", "ephemeral", "cacheEphemeralStorageClassName", "gp2"), "volume_context.cacheEphemeralStorageClassName: cacheEphemeralStorageClassName: caches lie below the driver's --cache-dir"),
 		"no cache":                      attribute("cache", Attributes{}, "cache", ""),
 		"a cache of ours":               attribute("cache", Attributes{Cache: true}, "cache", "true"),
-		"a cache of nobody's":           refused(attribute("cache", Attributes{}, "cache", "Memory"), "neither true nor false"),
+		"an unknown cache":              refused(attribute("cache", Attributes{}, "cache", "Memory"), "neither true nor false"),
 		"a cache's bound":               attribute("cacheEmptyDirSizeLimit", Attributes{Cache: true, CacheSize: 2 << 30}, "cache", "emptyDir", "cacheEmptyDirSizeLimit", "2Gi"),
 		"a cache's bound with a dot":    attribute("cacheEmptyDirSizeLimit", Attributes{Cache: true, CacheSize: 3 << 29}, "cache", "emptyDir", "cacheEmptyDirSizeLimit", "1.5Gi"),
 		"a cache's bound in thousands":  attribute("cacheEmptyDirSizeLimit", Attributes{Cache: true, CacheSize: 5000 * 1000}, "cache", "emptyDir", "cacheEmptyDirSizeLimit", "5000k"),
 		"a bound that is none":          refused(attribute("cacheEmptyDirSizeLimit", Attributes{}, "cache", "emptyDir", "cacheEmptyDirSizeLimit", "lots"), "is not an amount of bytes"),
-		"a bound of nothing":            refused(attribute("cacheEmptyDirSizeLimit", Attributes{}, "cache", "emptyDir", "cacheEmptyDirSizeLimit", "0"), "no amount of bytes"),
+		"a bound of nothing":            refused(attribute("cacheEmptyDirSizeLimit", Attributes{}, "cache", "emptyDir", "cacheEmptyDirSizeLimit", "0"), "out of range"),
 		"a bound without a cache":       ignored(attribute("cacheEmptyDirSizeLimit", Attributes{}, "cacheEmptyDirSizeLimit", "2Gi"), "volume_context.cacheEmptyDirSizeLimit: cacheEmptyDirSizeLimit: there is no cache: emptyDir beside it"),
 		"two bounds":                    refused(attribute("cacheEmptyDirSizeLimit", Attributes{}, "cache", "emptyDir", "cacheEmptyDirSizeLimit", "2Gi", "cacheSize", "1Gi"), "contradicts cacheSize"),
 		"a limit of memory":             attribute("mountpointContainerResourcesLimitsMemory", Attributes{MemoryLimit: 1 << 30}, "mountpointContainerResourcesLimitsMemory", "1Gi"),
@@ -77,7 +77,7 @@ func TestWhatWasWrittenForOtherDriversIsMapped(t *testing.T) {
 		"a cache where the node says":   attribute("cacheEmptyDirMedium", Attributes{Cache: true}, "cache", "emptyDir", "cacheEmptyDirMedium", ""),
 
 		"region":                          flag("region", Attributes{Region: "us-west-2"}, "region us-west-2"),
-		"region of an attribute, too":     refused(flag("region", Attributes{}, "region us-west-2", "--region us-west-1"), "again"),
+		"region of an attribute, too":     refused(flag("region", Attributes{}, "region us-west-2", "--region us-west-1"), "repeats"),
 		"region that is none":             refused(flag("region", Attributes{}, "region us west"), "not a region's name"),
 		"region without a value":          refused(flag("region", Attributes{}, "region"), "needs a value"),
 		"uid":                             flag("uid", Attributes{UID: new(uint32(1000))}, "uid=1000"),
@@ -108,8 +108,8 @@ func TestWhatWasWrittenForOtherDriversIsMapped(t *testing.T) {
 		"mounter s3fs":          refused(legacy("mounter", Attributes{}, "mounter", "s3fs", "client", "rclone"), "write client: rclone"),
 		"mounter and client":    refused(legacy("mounter", Attributes{}, "mounter", "rclone", "client", "mountpoint-s3"), "contradicts client"),
 		"no options":            legacy("options", Attributes{}, "options", ""),
-		"options of geesefs":    refused(legacy("options", Attributes{}, "options", "--memory-limit 1000 --dir-mode 0777"), "memory-limit is not taken over: it bounded a cache in memory"),
-		"options of s3fs":       refused(legacy("options", Attributes{}, "mounter", "s3fs", "options", "-o use_cache=/tmp,umask=0"), "umask is not taken over: write dirMode and fileMode"),
+		"options of geesefs":    refused(legacy("options", Attributes{}, "options", "--memory-limit 1000 --dir-mode 0777"), "memory-limit is not supported: see docs/migrating.md"),
+		"options of s3fs":       refused(legacy("options", Attributes{}, "mounter", "s3fs", "options", "-o use_cache=/tmp,umask=0"), "umask is not supported: see docs/migrating.md"),
 
 		"rclone's uid":                    option("uid", "--uid 1000", Attributes{UID: new(uint32(1000))}),
 		"rclone's gid":                    option("gid", "--gid=5", Attributes{GID: new(uint32(5))}),
@@ -135,7 +135,7 @@ func TestWhatWasWrittenForOtherDriversIsMapped(t *testing.T) {
 		"rclone's chunks":                 option("s3-chunk-size", "--s3-chunk-size 16Mi", ours(Option{"part-size", "16Mi", true})),
 		"rclone's server times":           option("use-server-modtime", "--use-server-modtime", ours(Option{"server-mtime", "true", true})),
 		"rclone's directory markers":      option("s3-directory-markers", "--s3-directory-markers=false", ours(Option{"directory-markers", "false", true})),
-		"an option beside one of ours":    refused(foreignCase{origin: OriginRclone, name: "transfers", given: with(nil, "mounter", "rclone", "options", "--transfers 8", "mountOptions", "transfers=9")}, "which options gives, too"),
+		"an option beside one of ours":    refused(foreignCase{origin: OriginRclone, name: "transfers", given: with(nil, "mounter", "rclone", "options", "--transfers 8", "mountOptions", "transfers=9")}, "which options sets, too"),
 		"options with quotes":             option("s3-storage-class", `--s3-storage-class "STAND"ARD`, ours(Option{"storage-class", "STANDARD", true})),
 		"an option with an escaped quote": refused(option("transfers", `--transfers "a \" b"`, Attributes{}), "white space"),
 
@@ -217,10 +217,8 @@ func written(row ForeignDoc) Given {
 		g.Handle, g.Context, g.Flags = "s3-csi-driver-volume", map[string]string{"bucketName": "bucket"}, []string{name + "=hidden"}
 	case OriginRclone:
 		g.Context = map[string]string{"mounter": "rclone", "options": "--" + name + "=hidden"}
-	case OriginGeeseFS:
+	case OriginOtherMounter:
 		g.Context = map[string]string{"options": "--" + name + " hidden"}
-	case OriginS3FS:
-		g.Context = map[string]string{"mounter": "s3fs", "options": "-o " + name + "=hidden"}
 	}
 	return g
 }
@@ -329,7 +327,7 @@ func TestMountFlagsOfStaticVolumesHideNoSecondOption(t *testing.T) {
 		wantInvalid(t, err, flagsField+"[1]")
 	}
 	_, err := withFlags("uid 1", "--uid=1")
-	wantInvalid(t, err, flagsField+"[1]", "again")
+	wantInvalid(t, err, flagsField+"[1]", "repeats")
 	_, err = withFlags("a="+strings.Repeat("x", 2100), "b="+strings.Repeat("x", 2100))
 	wantInvalid(t, err, flagsField, "4096")
 	for _, flag := range []string{"-o password=hidden", "password hidden again", "pass_word hidden", "password --hidden"} {
@@ -379,7 +377,7 @@ func TestUnderTheAWSDriversNameItsVolumesKeepItsDefaults(t *testing.T) {
 
 func TestAllThatIsRefusedIsSaidAtOnce(t *testing.T) {
 	_, err := Read(Given{Handle: "bucket/path", Context: map[string]string{"mounter": "geesefs", "options": "--memory-limit 1000 --dir-mode 0777 --no-systemd --what"}})
-	wantInvalid(t, err, "volume_context.mounter", "client: rclone", "volume_context.options: memory-limit", "write dirMode", "--launcher", "what is not taken over")
+	wantInvalid(t, err, "volume_context.mounter", "client: rclone", "volume_context.options: memory-limit", "dir-mode", "no-systemd", "what is not supported")
 }
 
 func TestParametersOfK8sCSIS3(t *testing.T) {
@@ -405,13 +403,13 @@ func TestParametersOfK8sCSIS3(t *testing.T) {
 		field  string
 		words  []string
 	}{
-		"geesefs":             {with(nil, "mounter", "geesefs", "options", "--memory-limit 1000"), "parameters.mounter", []string{"client: rclone", "parameters.options", "memoryLimit"}},
+		"geesefs":             {with(nil, "mounter", "geesefs", "options", "--memory-limit 1000"), "parameters.mounter", []string{"client: rclone", "parameters.options", "memory-limit"}},
 		"two buckets":         {with(nil, "bucket", "one-bucket", "bucketName", "other"), "parameters.bucket", []string{"contradicts bucketName"}},
 		"capacity":            {with(nil, "capacity", "1"), "parameters.capacity", []string{"is not a parameter"}},
 		"the AWS driver's":    {with(nil, "authenticationSource", "pod"), "parameters.authenticationSource", []string{"nearest is credentials"}},
 		"a value of options":  {with(nil, "mounter", "rclone", "options", "--uid root"), "parameters.options", []string{"whole number"}},
 		"an option and ours":  {with(nil, "mounter", "rclone", "options", "--transfers 1", "mountOptions", "transfers=2"), "parameters.mountOptions", []string{"transfers"}},
-		"an option elsewhere": {with(nil, "mounter", "rclone", "options", "--s3-endpoint http://x"), "parameters.options", []string{"write backend"}},
+		"an option elsewhere": {with(nil, "mounter", "rclone", "options", "--s3-endpoint http://x"), "parameters.options", []string{"s3-endpoint is not supported"}},
 	} {
 		_, err := ParseParameters(tt.params, pvc)
 		if err == nil {

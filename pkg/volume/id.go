@@ -11,15 +11,15 @@ import (
 
 const maxBackendName = 32
 
-// uuidEnd ends the handles that provisioners make of a PersistentVolumeClaim's uid; hash40 is what k8s-csi-s3 makes of
-// a name that is too long for a bucket.
+// uuidEnd matches handles that provisioners derive from a PersistentVolumeClaim's uid; hash40 those that k8s-csi-s3 derives from
+// long names.
 const (
 	uuidEnd Pattern = `^([a-z0-9][a-z0-9.-]*-)?[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`
 	hash40  Pattern = `^[0-9a-f]{40}$`
 )
 
-// String is the volume_id: "<backend>:<bucket>" or "<backend>:<bucket>/<prefix>". Only an ID of ParseID or of
-// Parameters.ID is known to be one that ParseID reads; that of a static volume may be longer than a volume_id can be.
+// String returns the volume_id: "<backend>:<bucket>" or "<backend>:<bucket>/<prefix>". ParseID accepts those of ParseID and
+// Parameters.ID; that of a static volume may be too long.
 func (id ID) String() string {
 	if id.Prefix == "" {
 		return id.Backend + ":" + id.Bucket
@@ -27,7 +27,7 @@ func (id ID) String() string {
 	return id.Backend + ":" + id.Bucket + "/" + id.Prefix
 }
 
-// ParseID reads a volume_id that this driver made. It is strict: what it accepts is what String gives back. The error
+// ParseID parses a volume_id of this driver. It is strict: it accepts only what String returns. The error
 // is Invalid and names volume_id.
 func ParseID(s string) (ID, error) {
 	id, err := parseID(s)
@@ -39,11 +39,11 @@ func ParseID(s string) (ID, error) {
 
 func parseID(s string) (ID, error) {
 	if len(s) > maxString {
-		return ID{}, fmt.Errorf("it has %d bytes, %d at most are allowed", len(s), maxString)
+		return ID{}, fmt.Errorf("it has %d bytes, the maximum is %d", len(s), maxString)
 	}
 	backend, place, ok := strings.Cut(s, ":")
 	if !ok {
-		return ID{}, errors.New(`it holds no ":"`)
+		return ID{}, errors.New(`it contains no ":"`)
 	}
 	if err := checkBackendName(backend); err != nil {
 		return ID{}, err
@@ -63,8 +63,8 @@ func parseID(s string) (ID, error) {
 	return ID{Backend: backend, Bucket: bucket, Prefix: prefix}, nil
 }
 
-// ValidateBackendName tells whether a backend can be called so: 1 to 32 bytes of [a-z0-9-] that begin and end with a
-// letter or a digit, because backend names stand in volume ids. The error is Invalid.
+// ValidateBackendName checks a backend's name, which is part of volume ids: 1 to 32 bytes of [a-z0-9-] with a letter or a digit at
+// both ends. The error is Invalid.
 func ValidateBackendName(name string) error {
 	if err := checkBackendName(name); err != nil {
 		return fault.Errorf(fault.Invalid, "%w", err)
@@ -79,7 +79,7 @@ func checkBackendName(name string) error {
 	return nil
 }
 
-// isName tells whether s is [a-z0-9] with inner dashes.
+// isName reports whether s is [a-z0-9] with inner dashes.
 func isName(s string, limit int) bool {
 	if s == "" || len(s) > limit || s[0] == '-' || s[len(s)-1] == '-' {
 		return false
@@ -92,8 +92,8 @@ func isName(s string, limit int) bool {
 	return true
 }
 
-// NameSegment reads the last path element of the volume's prefix, "<segment>" or "<segment>@<generation>" as
-// Parameters.VolumePrefix wrote it. ok is false for a whole bucket and for prefixes that VolumePrefix does not write.
+// NameSegment parses the last path element of the volume's prefix, "<segment>" or "<segment>@<generation>", which
+// Parameters.VolumePrefix wrote. ok is false for a whole bucket and for other prefixes.
 func (id ID) NameSegment() (segment string, generation int, ok bool) {
 	last := strings.TrimSuffix(id.Prefix, "/")
 	if last == id.Prefix {
@@ -115,9 +115,8 @@ func (id ID) NameSegment() (segment string, generation int, ok bool) {
 	return segment, generation, true
 }
 
-// LooksForeign tells whether a handle is one that an S3 CSI driver of another make may have issued: "pvc-<uuid>",
-// another name that ends in a uuid, the hash of a long name, or "<bucket>/<path>". Such a volume can hold somebody's
-// data although this driver has no record of it. A handle that is neither ours nor like that is just absent.
+// LooksForeign reports whether another S3 CSI driver may have issued a handle: "pvc-<uuid>", another name that ends in a uuid, the
+// hash of a long name, or "<bucket>/<path>". Such a volume may contain data although this driver has no record of it.
 func LooksForeign(handle string) bool {
 	if strings.Contains(handle, ":") || len(handle) > maxString {
 		return false
@@ -128,7 +127,7 @@ func LooksForeign(handle string) bool {
 	return strings.Contains(handle, "/") || uuidEnd.MatchString(handle) || hash40.MatchString(handle)
 }
 
-// legacyID reads the handles of k8s-csi-s3: "<bucket>" or "<bucket>/<path>", the path with or without its last slash.
+// legacyID parses handles of k8s-csi-s3: "<bucket>" or "<bucket>/<path>", with or without a final slash.
 func legacyID(handle string) (ID, error) {
 	bucket, path, hasPath := strings.Cut(handle, "/")
 	if _, err := bucketKind(bucket); err != nil {
@@ -139,7 +138,7 @@ func legacyID(handle string) (ID, error) {
 	}
 	path = strings.TrimSuffix(path, "/") + "/"
 	if err := checkPrefix(path); err != nil {
-		return ID{}, fmt.Errorf("the path behind the bucket %w", err)
+		return ID{}, fmt.Errorf("the path after the bucket %w", err)
 	}
 	return ID{Backend: DefaultBackend, Bucket: bucket, Prefix: path}, nil
 }

@@ -13,10 +13,9 @@ const (
 	shortStartLen = 7  // readable bytes in front of a hashed template value
 )
 
-// NameSegment is the volume's name as one path segment, for prefixes and for the keys of volume records: at most 40
-// bytes of [A-Za-z0-9._-] that begin with a letter or a digit. A name that is that already is its own segment. Any other
-// becomes a readable start, "-" and a hash of the whole name. A name that looks like such a result is hashed as well, so
-// that no two names share a segment short of a collision of the hash.
+// NameSegment returns the volume's name as a path segment for prefixes and keys of volume records: at most 40 bytes of
+// [A-Za-z0-9._-] that start with a letter or a digit. Other names become a readable start, "-" and a hash of the name. So do
+// names that look like the result, so that two names have the same segment only if the hashes collide.
 func NameSegment(name string) string {
 	if isSegment(name, maxSegment) && !looksHashed(name) {
 		return name
@@ -24,8 +23,8 @@ func NameSegment(name string) string {
 	return hashed(name, maxSegment-1-hashLen, isSegmentByte)
 }
 
-// element is the last path element of a volume's prefix. The separator "@" is in no segment, so that no name's later
-// generation is another name's first.
+// element returns the last path element of a volume's prefix. Segments do not contain "@", so a later generation of one name
+// cannot be the first of another.
 func element(segment string, generation int) string {
 	if generation > 1 {
 		segment += "@" + strconv.Itoa(generation)
@@ -33,7 +32,7 @@ func element(segment string, generation int) string {
 	return segment + "/"
 }
 
-// isSegment tells whether s can stand in a prefix as it is.
+// isSegment reports whether s is valid as a path segment.
 func isSegment(s string, limit int) bool {
 	if s == "" || len(s) > limit || !isAlphanumeric(s[0]) {
 		return false
@@ -54,18 +53,18 @@ func isAlphanumeric(c byte) bool {
 	return isLower(c) || 'A' <= c && c <= 'Z'
 }
 
-// isLower tells lower-case letters and digits.
+// isLower reports whether c is a lower-case letter or a digit.
 func isLower(c byte) bool {
 	return 'a' <= c && c <= 'z' || '0' <= c && c <= '9'
 }
 
-// hashed is at most start readable bytes of s, "-" and a hash of s.
+// hashed returns at most start readable bytes of s, "-" and a hash of s.
 func hashed(s string, start int, allowed func(byte) bool) string {
 	return readable(s, start, allowed) + "-" + hash(s)
 }
 
-// readable is at most limit bytes of s in which bytes that are not allowed became "-". It begins with a letter or a digit
-// ("v" if s has nothing to offer).
+// readable returns at most limit bytes of s with other bytes replaced by "-". It starts with a letter or a digit ("v" if there is
+// none).
 func readable(s string, limit int, allowed func(byte) bool) string {
 	kept := make([]byte, 0, limit)
 	for i := 0; i < len(s) && len(kept) < limit; i++ {
@@ -87,7 +86,7 @@ func hash(s string) string {
 	return strings.ToLower(base32.StdEncoding.EncodeToString(sum[:])[:hashLen])
 }
 
-// looksHashed tells whether s ends like the results of hashed do.
+// looksHashed reports whether s ends like a result of hashed.
 func looksHashed(s string) bool {
 	at := len(s) - hashLen
 	if at < 2 || s[at-1] != '-' {

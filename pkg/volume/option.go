@@ -10,16 +10,16 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
-// Option is one mount option as its author wrote it in a StorageClass or PersistentVolume: "allow-delete" or
-// "uid=1000", with or without leading dashes, or separated by one space as "--uid 1000".
+// Option is one mount option of a StorageClass or PersistentVolume: "allow-delete" or "uid=1000", with or without leading dashes,
+// or separated by one space as in "--uid 1000".
 type Option struct {
 	Name  string // without leading dashes
 	Value string // meaningful if HasValue
-	// HasValue tells "name=" apart from "name".
+	// HasValue distinguishes "name=" from "name".
 	HasValue bool
 }
 
-// String is the option as "name" or "name=value".
+// String returns "name" or "name=value".
 func (o Option) String() string {
 	if o.HasValue {
 		return o.Name + "=" + o.Value
@@ -28,9 +28,9 @@ func (o Option) String() string {
 }
 
 // ParseMountOptions splits mount options into names and values: "allow-delete", "--allow-delete", "uid=1000",
-// "--uid=1000" and "--uid 1000" are options, anything else is an Invalid error that names field[i]. Nothing that an
-// option parser could take for a second option gets through: no single dash, no white space inside a value, no control
-// character, no name twice. Which options a client knows, and which values, is not decided here.
+// "--uid=1000" and "--uid 1000" are options, anything else is an Invalid error that names field[i]. Options that a parser could
+// take for two are refused: a single dash, white space inside a value, control characters, duplicate names. Clients check
+// names and values.
 func ParseMountOptions(flags []string, field string) ([]Option, error) {
 	size := 0
 	seen := make(map[string]int, len(flags))
@@ -44,7 +44,7 @@ func ParseMountOptions(flags []string, field string) ([]Option, error) {
 			return nil, fault.Field(fmt.Sprintf("%s[%d]", field, i), "%q %w", withoutValue(flag), err)
 		}
 		if first, ok := seen[option.Name]; ok {
-			return nil, fault.Field(fmt.Sprintf("%s[%d]", field, i), "gives %s again, which is in [%d] already", option.Name, first)
+			return nil, fault.Field(fmt.Sprintf("%s[%d]", field, i), "repeats %s, which is in [%d]", option.Name, first)
 		}
 		seen[option.Name] = i
 		options = append(options, option)
@@ -55,8 +55,7 @@ func ParseMountOptions(flags []string, field string) ([]Option, error) {
 	return options, nil
 }
 
-// withoutValue is an option for an error's text: mount flags may hold secrets (CSI specification, MountVolume.mount_flags),
-// and of one that cannot be read nobody knows what is in it.
+// withoutValue returns an option for an error text: mount flags may contain secrets (CSI specification, MountVolume.mount_flags).
 func withoutValue(flag string) string {
 	text := strings.TrimLeft(flag, " ")
 	if end := strings.IndexAny(text, "= \t\n\x00"); end >= 0 && end+1 < len(text) {
@@ -71,7 +70,7 @@ func parseOption(flag string) (Option, error) {
 	}
 	text, dashed := strings.CutPrefix(flag, "--")
 	if !dashed && strings.HasPrefix(flag, "-") {
-		return Option{}, errors.New(`begins with a single dash; write the option's long name, as in "allow-delete" or "uid=1000"`)
+		return Option{}, errors.New(`starts with a single dash; write the option's long name, as in "allow-delete" or "uid=1000"`)
 	}
 	end := strings.IndexAny(text, "= ")
 	if end < 0 {
@@ -79,7 +78,7 @@ func parseOption(flag string) (Option, error) {
 	}
 	name, rest := text[:end], text[end:]
 	if !isOptionName(name) {
-		return Option{}, errors.New("has no option name of a-z, 0-9 and inner dashes in front")
+		return Option{}, errors.New("does not start with an option name of a-z, 0-9 and inner dashes")
 	}
 	if rest == "" {
 		return Option{Name: name}, nil
@@ -87,22 +86,21 @@ func parseOption(flag string) (Option, error) {
 	separator, value := rest[0], rest[1:]
 	switch {
 	case strings.Contains(value, " "):
-		return Option{}, errors.New("holds white space in its value or more than one space before it")
+		return Option{}, errors.New("contains white space in its value or more than one space before it")
 	case separator == '=':
 	case !dashed:
 		return Option{}, fmt.Errorf("separates name and value by a space; write %s=…", name)
 	case value == "":
 		return Option{}, errors.New("ends in a space")
 	case value[0] == '=':
-		return Option{}, errors.New("holds a space before the equals sign")
+		return Option{}, errors.New("contains a space before the equals sign")
 	case value[0] == '-':
 		return Option{}, errors.New("looks like two options; list them one by one")
 	}
 	return Option{Name: name, Value: value, HasValue: true}, nil
 }
 
-// checkOptionText refuses every character that has no business in an option. The one space that "--name value" may
-// hold is left to the caller.
+// checkOptionText refuses characters that are not allowed in an option. The caller checks spaces.
 func checkOptionText(flag string) error {
 	if flag == "" {
 		return errors.New("is empty")
@@ -112,13 +110,13 @@ func checkOptionText(flag string) error {
 	}
 	for _, r := range flag {
 		if r != ' ' && !unicode.IsPrint(r) {
-			return fmt.Errorf("holds %U, which is a control character, white space or invisible", r)
+			return fmt.Errorf("contains %U, which is a control character, white space or invisible", r)
 		}
 	}
 	return nil
 }
 
-// isOptionName tells whether s is [a-z][a-z0-9-]* that does not end in a dash.
+// isOptionName reports whether s is [a-z][a-z0-9-]* without a dash at the end.
 func isOptionName(s string) bool {
 	return isName(s, 64) && 'a' <= s[0] && s[0] <= 'z'
 }

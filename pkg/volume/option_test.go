@@ -82,7 +82,7 @@ func TestParseMountOptionsRefusesWhatCouldHoldAnotherOption(t *testing.T) {
 func TestParseMountOptionsRefusesANameTwice(t *testing.T) {
 	for _, flags := range [][]string{{"uid=1", "uid=1"}, {"uid=1", "--uid 2"}, {"--a", "b", "a=1"}} {
 		_, err := ParseMountOptions(flags, "f")
-		wantInvalid(t, err, fmt.Sprintf("f[%d]", len(flags)-1), "again")
+		wantInvalid(t, err, fmt.Sprintf("f[%d]", len(flags)-1), "repeats")
 	}
 }
 

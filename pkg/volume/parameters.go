@@ -36,20 +36,20 @@ func ParseParameters(params map[string]string, name string) (Parameters, error) 
 	if mapSize(given) > maxMap {
 		return Parameters{}, fault.Field("parameters", "have more than %d bytes", maxMap)
 	}
-	t := newTranslation(given, ScopeClass)
-	t.keys(k8sS3Parameters())
-	if err := t.err(); err != nil {
+	c := newConversion(given, ScopeClass)
+	c.keys(k8sS3Parameters())
+	if err := c.err(); err != nil {
 		return Parameters{}, err
 	}
 	for _, key := range slices.Sorted(maps.Keys(given)) {
-		if err := p.set(key, given[key], t.field(key)); err != nil {
+		if err := p.set(key, given[key], c.field(key)); err != nil {
 			return Parameters{}, err
 		}
 	}
-	if err := p.Node.addOptions(t.options, "parameters."); err != nil {
+	if err := p.Node.addOptions(c.options, "parameters."); err != nil {
 		return Parameters{}, err
 	}
-	p.Claims, p.Ignored = t.claims, t.ignored
+	p.Claims, p.Ignored = c.claims, c.ignored
 	p.ExpectedBucketOwner = p.Node.ExpectedBucketOwner
 	if err := p.Node.check("parameters"); err != nil {
 		return Parameters{}, err
@@ -70,11 +70,11 @@ func checkName(name string) error {
 	case name == "":
 		return fault.Field("name", "is missing")
 	case len(name) > maxString:
-		return fault.Field("name", "has %d bytes, %d at most are allowed", len(name), maxString)
+		return fault.Field("name", "has %d bytes, the maximum is %d", len(name), maxString)
 	case !utf8.ValidString(name):
 		return fault.Field("name", "is not UTF-8")
 	case strings.ContainsFunc(name, func(r rune) bool { return unicode.IsControl(r) && !strings.ContainsRune("\t\n\r", r) }):
-		return fault.Field("name", "%q holds a control character", name)
+		return fault.Field("name", "%q contains a control character", name)
 	}
 	return nil
 }
@@ -121,18 +121,18 @@ func (p *Parameters) set(key, value, field string) error {
 func checkBucketNamePrefix(value, field string) error {
 	for i := range len(value) {
 		if !isLower(value[i]) && value[i] != '-' {
-			return fault.Field(field, `%q may hold only a-z, 0-9 and "-"`, value)
+			return fault.Field(field, `%q may contain only a-z, 0-9 and "-"`, value)
 		}
 	}
 	if strings.HasPrefix(value, "-") {
-		return fault.Field(field, "%q begins with a dash", value)
+		return fault.Field(field, "%q starts with a dash", value)
 	}
 	if over := len(value) - maxBucketNamePrefix; over > 0 {
 		return fault.Field(field, "is too long by %d bytes, %d are allowed", over, maxBucketNamePrefix)
 	}
 	for _, reserved := range []string{"xn--", "sthree-", "amzn-s3-demo-"} {
 		if strings.HasPrefix(value, reserved) {
-			return fault.Field(field, "%q begins with %q, which Amazon S3 reserves", value, reserved)
+			return fault.Field(field, "%q starts with %q, which Amazon S3 reserves", value, reserved)
 		}
 	}
 	return nil

@@ -10,37 +10,37 @@ import (
 	"unicode/utf8"
 )
 
-// checkPrefix refuses prefixes that no volume of any origin can have. prefix is not empty and ends in "/". Errors
-// continue a sentence about the prefix.
+// checkPrefix refuses prefixes that are invalid for volumes of any origin. prefix is not empty and ends in "/". Errors continue a
+// sentence about the prefix.
 func checkPrefix(prefix string) error {
 	switch {
 	case !utf8.ValidString(prefix):
 		return errors.New("is not UTF-8")
 	case strings.HasPrefix(prefix, "/"):
-		return errors.New(`begins with "/"`)
+		return errors.New(`starts with "/"`)
 	case strings.Contains(prefix, "//"):
-		return errors.New(`holds "//"`)
+		return errors.New(`contains "//"`)
 	case strings.HasPrefix(prefix, RecordPrefix):
-		return fmt.Errorf("begins with %q, where the driver keeps its records", RecordPrefix)
+		return fmt.Errorf("starts with %q, where the driver keeps its records", RecordPrefix)
 	}
 	for _, r := range prefix {
 		if isBreak(r) {
-			return fmt.Errorf("holds the control character %U", r)
+			return fmt.Errorf("contains the control character %U", r)
 		}
 	}
 	for segment := range strings.SplitSeq(prefix, "/") {
 		if segment == "." || segment == ".." {
-			return fmt.Errorf("holds the path segment %q", segment)
+			return fmt.Errorf("contains the path segment %q", segment)
 		}
 	}
 	return nil
 }
 
-// isBreak tells control characters. Line and paragraph separators break log lines just as they do.
+// isBreak reports whether r is a control character or another character that breaks log lines.
 func isBreak(r rune) bool { return unicode.IsControl(r) || r == '\u2028' || r == '\u2029' }
 
-// checkBaseLiteral refuses, on top of checkPrefix, what a prefix that the driver makes volumes below must not hold: what
-// separates generations, what a session policy takes for a wildcard or a variable, and what nobody can see.
+// checkBaseLiteral refuses characters that a base prefix must not contain in addition to checkPrefix: the separator of generations,
+// wildcards and variables of session policies, and invisible characters.
 func checkBaseLiteral(text string) error {
 	if !utf8.ValidString(text) {
 		return errors.New("is not UTF-8")
@@ -48,11 +48,11 @@ func checkBaseLiteral(text string) error {
 	for _, r := range text {
 		switch {
 		case r == '@':
-			return errors.New(`holds "@", which separates a volume's name from its generation`)
+			return errors.New(`contains "@", which separates a volume's name from its generation`)
 		case strings.ContainsRune("*?$\"\\`", r):
-			return fmt.Errorf("holds %q, which a session policy cannot express safely", r)
+			return fmt.Errorf("contains %q, which a session policy cannot express safely", r)
 		case !unicode.IsPrint(r):
-			return fmt.Errorf("holds %U, which is a control or invisible character", r)
+			return fmt.Errorf("contains %U, which is a control or invisible character", r)
 		}
 	}
 	return nil
@@ -74,7 +74,7 @@ type piece struct {
 	template string // "" for literal text
 }
 
-// splitTemplate splits a base prefix as its author wrote it and looks the values up.
+// splitTemplate splits a base prefix and looks up the values of its templates.
 func splitTemplate(prefix string, params map[string]string) ([]piece, error) {
 	var pieces []piece
 	for prefix != "" {
@@ -88,16 +88,16 @@ func splitTemplate(prefix string, params map[string]string) ([]piece, error) {
 		}
 		name, rest, closed := strings.Cut(rest, "}")
 		if !closed {
-			return nil, errors.New(`holds "${" without "}"`)
+			return nil, errors.New(`contains "${" without "}"`)
 		}
 		keys := metadataKeys()
 		key, known := keys[name]
 		if !known {
-			return nil, fmt.Errorf("holds the unknown template ${%s}; there are ${%s}", printable(name), strings.Join(slices.Sorted(maps.Keys(keys)), "}, ${"))
+			return nil, fmt.Errorf("contains the unknown template ${%s}; there are ${%s}", printable(name), strings.Join(slices.Sorted(maps.Keys(keys)), "}, ${"))
 		}
 		value := params[key]
 		if value == "" {
-			return nil, fmt.Errorf("holds ${%s}, but the request has no %s: external-provisioner must run with --extra-create-metadata", name, key)
+			return nil, fmt.Errorf("contains ${%s}, but the request has no %s: external-provisioner must run with --extra-create-metadata", name, key)
 		}
 		pieces = append(pieces, piece{text: value, template: name})
 		prefix = rest
@@ -105,15 +105,15 @@ func splitTemplate(prefix string, params map[string]string) ([]piece, error) {
 	return pieces, nil
 }
 
-// expandBase is the base prefix that params give, at most budget bytes with its last slash. Template values that cannot
-// stand in a prefix are hashed; if the whole is too long, so are the long ones, the namespace last, because it is what
-// volumes have in common. over is by how many bytes it is too long even then.
+// expandBase returns the expanded base prefix, with its last slash, of at most budget bytes. Template values that are not valid in a
+// prefix are hashed. If the result is too long, long values are hashed as well, the namespace last. over is the number of
+// bytes by which it is still too long.
 func expandBase(prefix string, params map[string]string, budget int) (base string, over int, err error) {
 	if prefix == "" {
 		return "", 0, nil
 	}
 	if strings.TrimSpace(prefix) != prefix {
-		return "", 0, errors.New("begins or ends in white space")
+		return "", 0, errors.New("starts or ends with white space")
 	}
 	pieces, err := splitTemplate(prefix, params)
 	if err != nil {
@@ -142,7 +142,7 @@ func expandBase(prefix string, params map[string]string, budget int) (base strin
 	return base, max(0, len(base)-budget), nil
 }
 
-// join is the prefix that the pieces make, with its last slash.
+// join returns the prefix of the pieces, with its last slash.
 func join(pieces []piece) string {
 	var b strings.Builder
 	for _, p := range pieces {
@@ -154,7 +154,7 @@ func join(pieces []piece) string {
 	return b.String() + "/"
 }
 
-// printable is an author's key for an error text: without what could break a line, and not longer than one.
+// printable returns an author's text for an error, on one line and of limited length.
 func printable(s string) string {
 	if len(s) > 64 {
 		s = s[:64] + "…"

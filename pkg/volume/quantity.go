@@ -7,23 +7,21 @@ import (
 	"strconv"
 )
 
-// What the limits of a volume may be. The least are those of the launcher, which no client can do without; what one client
-// needs beyond is its own to say.
+// The bounds of a volume's limits. Clients may have higher minimums.
 const (
 	// MinMemoryLimit is the smallest memoryLimit, in bytes.
 	MinMemoryLimit = 16 << 20
 	// MinTasksMax is the smallest tasksMax.
 	MinTasksMax = 32
-	// MaxTasksMax is the largest: the kernel has no more pids (PID_MAX_LIMIT).
+	// MaxTasksMax is the largest tasksMax: the kernel's PID_MAX_LIMIT.
 	MaxTasksMax = 4 << 20
 	// MaxCPUWeight is the largest cpuWeight; the smallest is 1 (systemd.resource-control(5), CPUWeight=).
 	MaxCPUWeight = 10000
 	// MinCacheSize is the smallest cacheSize, in bytes.
 	MinCacheSize = 1 << 20
-	// MaxCacheSize is the largest, in bytes.
+	// MaxCacheSize is the largest cacheSize, in bytes.
 	MaxCacheSize = 16 << 40
-	// DefaultCacheSize is how much a cache without a cacheSize holds, in bytes. Every cache has a bound: they all share one
-	// disk of the node.
+	// DefaultCacheSize is the default of cacheSize, in bytes. Every cache has a bound, because all share one disk of the node.
 	DefaultCacheSize = 1 << 30
 )
 
@@ -34,12 +32,12 @@ const quantity Pattern = `^([1-9][0-9]{0,18})(Ki|Mi|Gi|Ti|K|M|G|T)?$`
 func ParseQuantity(text string) (uint64, error) {
 	m := quantity.FindStringSubmatch(text)
 	if m == nil {
-		return 0, errors.New("is not an amount of bytes, as 1073741824, 512Mi and 10Gi are (units: Ki, Mi, Gi, Ti, K, M, G, T)")
+		return 0, errors.New("is not an amount of bytes such as 1073741824, 512Mi or 10Gi (units: Ki, Mi, Gi, Ti, K, M, G, T)")
 	}
 	units := map[string]uint64{"": 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 	n, err := strconv.ParseUint(m[1], 10, 64)
 	if err != nil || n > math.MaxInt64/units[m[2]] {
-		return 0, errors.New("is more bytes than can be counted")
+		return 0, errors.New("is too large")
 	}
 	return n * units[m[2]], nil
 }
@@ -58,7 +56,7 @@ func FormatQuantity(bytes uint64) string {
 	return strconv.FormatUint(bytes, 10)
 }
 
-// checkRange says what is wrong with an amount of bytes; nil is nothing.
+// checkRange refuses amounts of bytes out of range.
 func checkRange(bytes, least, most uint64) error {
 	if bytes < least || most != 0 && bytes > most {
 		if most == 0 {

@@ -7,42 +7,41 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
-// The values of parameter scope: whether a mount gets a session that reaches no further than its volume.
+// The values of parameter scope: whether a mount gets a session that is limited to its volume.
 const (
-	ScopeRequired = "required" // it does, or it is not made
-	ScopeAuto     = "auto"     // it does where the backend's configuration says that the service can
-	ScopeOff      = "off"      // it gets the credentials as they are
+	ScopeRequired = "required" // always, or the mount is refused
+	ScopeAuto     = "auto"     // if the backend's configuration allows it
+	ScopeOff      = "off"      // never
 )
 
-// maxRole bounds a role's ARN, in bytes: IAM's longest path and name, and what is in front of them (IAM User Guide, "IAM and
-// AWS STS quotas").
+// maxRole bounds a role's ARN, in bytes, including IAM's longest path and name (IAM User Guide, "IAM and AWS STS quotas").
 const maxRole = 640
 
-// The templates of a role, and where kubelet tells their values (with podInfoOnMount).
+// The templates of a role, and the keys with which kubelet sends their values (podInfoOnMount).
 const (
 	roleNamespace      = "pod.namespace"
 	roleServiceAccount = "pod.serviceAccountName"
 )
 
-// Role is the ARN of a role as an author or an operator wrote it: in its path and name it may hold the templates
-// ${pod.namespace} and ${pod.serviceAccountName}. "" is none.
+// Role is the ARN of a role, whose path and name may contain the templates ${pod.namespace} and ${pod.serviceAccountName}. "" is
+// none.
 type Role string
 
 // rolePiece is a part of a role: literal text, or the name of a template.
 type rolePiece struct{ text, template string }
 
-// Check tells whether a role has the form of one: arn:<partition>:iam::<account>:role/<path and name>, where services other
-// than AWS leave the account empty or have names for it. The error continues a sentence about the role.
+// Check refuses a role that is not arn:<partition>:iam::<account>:role/<path and name>. On services other than AWS the account may
+// be empty or a name. The error continues a sentence about the role.
 func (r Role) Check() error {
 	_, err := r.split()
 	return err
 }
 
-// Templated tells whether a role depends on the pod.
+// Templated reports whether a role depends on the pod.
 func (r Role) Templated() bool { return strings.Contains(string(r), "${") }
 
-// Expand puts a pod's namespace and service account in the place of the templates. It is Precondition where they are needed
-// and not known.
+// Expand replaces the templates by a pod's namespace and service account. The error is a Precondition if they are needed and
+// unknown.
 func (r Role) Expand(namespace, serviceAccount string) (string, error) {
 	pieces, err := r.split()
 	if err != nil {
@@ -59,10 +58,10 @@ func (r Role) Expand(namespace, serviceAccount string) (string, error) {
 		}
 		if p.template != "" && !isSegment(value, 253) { // a DNS name (Kubernetes, "Object Names and IDs")
 			if value == "" {
-				return "", fault.Errorf(fault.Precondition, "role %s needs the pod's namespace and service account, and the request does not tell them: "+
+				return "", fault.Errorf(fault.Precondition, "role %s needs the pod's namespace and service account, and the request does not have them; "+
 					"set podInfoOnMount: true in the CSIDriver object, or name a role without templates", r)
 			}
-			return "", fault.Errorf(fault.Precondition, "role %s: %q, which the request gives for ${%s}, cannot stand in a role's name", r, printable(value), p.template)
+			return "", fault.Errorf(fault.Precondition, "role %s: %q, the value of ${%s} in the request, is not valid in a role's name", r, printable(value), p.template)
 		}
 		b.WriteString(value)
 	}
@@ -71,7 +70,7 @@ func (r Role) Expand(namespace, serviceAccount string) (string, error) {
 
 func (r Role) split() (pieces []rolePiece, err error) {
 	if len(r) > maxRole {
-		return nil, fmt.Errorf("has %d bytes, %d at most are allowed", len(r), maxRole)
+		return nil, fmt.Errorf("has %d bytes, the maximum is %d", len(r), maxRole)
 	}
 	const form = "is not a role's ARN, as arn:aws:iam::111122223333:role/name is"
 	parts := strings.SplitN(string(r), ":", 6)
@@ -87,7 +86,7 @@ func (r Role) split() (pieces []rolePiece, err error) {
 		literal, rest, found := strings.Cut(name, "${")
 		for i := range len(literal) {
 			if c := literal[i]; !isSegmentByte(c) && !strings.ContainsRune("+=,@/", rune(c)) {
-				return nil, fmt.Errorf("holds %q, which no role's name can hold", c)
+				return nil, fmt.Errorf("contains %q, which is not valid in a role's name", c)
 			}
 		}
 		pieces = append(pieces, rolePiece{text: literal})
@@ -97,9 +96,9 @@ func (r Role) split() (pieces []rolePiece, err error) {
 		template, rest, closed := strings.Cut(rest, "}")
 		switch {
 		case !closed:
-			return nil, fmt.Errorf(`holds "${" without "}"`)
+			return nil, fmt.Errorf(`contains "${" without "}"`)
 		case template != roleNamespace && template != roleServiceAccount:
-			return nil, fmt.Errorf("holds the unknown template ${%s}; there are ${%s}, ${%s}", printable(template), roleNamespace, roleServiceAccount)
+			return nil, fmt.Errorf("contains the unknown template ${%s}; there are ${%s}, ${%s}", printable(template), roleNamespace, roleServiceAccount)
 		}
 		pieces = append(pieces, rolePiece{template: template})
 		name = rest
@@ -107,5 +106,5 @@ func (r Role) split() (pieces []rolePiece, err error) {
 	return pieces, nil
 }
 
-// printableRole keeps what is no role from breaking lines.
+// printableRole returns a role for an error text, on one line.
 func printableRole(r Role) string { return printable(string(r)) }

@@ -1,4 +1,4 @@
-// Package volume holds what a volume is on paper: its id, its name, its parameters and its context. It is pure: no I/O.
+// Package volume parses and writes ids, names, parameters and contexts of volumes. It does no I/O.
 package volume
 
 import "time"
@@ -6,14 +6,13 @@ import "time"
 // DefaultBackend is the backend that volumes use when they name none; it needs no configuration and is AWS.
 const DefaultBackend = "default"
 
-// RecordPrefix is where a bucket keeps what this driver knows about its volumes. No volume lies there.
+// RecordPrefix is the prefix of the driver's records in a bucket. No volume is below it.
 const RecordPrefix = ".s3-csi"
 
-// MaxGeneration is the last life of a name that has a prefix of its own. Volume ids are made with room for it.
+// MaxGeneration is the last generation of a name with a prefix of its own. Volume ids have room for it.
 const MaxGeneration = 9999
 
-// The bounds of Attributes.SessionDuration: the longest is that of GetFederationToken (STS API Reference), and the shortest
-// what can be told apart from none.
+// The bounds of Attributes.SessionDuration. The maximum is that of GetFederationToken (STS API Reference).
 const (
 	MinSessionDuration = time.Second
 	MaxSessionDuration = 36 * time.Hour
@@ -25,7 +24,7 @@ const (
 	maxMap    = 4096
 )
 
-// ID is what a volume_id says: where the volume's data is, and nothing else.
+// ID is a parsed volume_id: the place of the volume's data.
 type ID struct {
 	Backend string
 	Bucket  string
@@ -46,7 +45,7 @@ const (
 	OnDeleteRequireEmpty OnDelete = "requireEmpty"
 )
 
-// Parameters are those of CreateVolume (a StorageClass's), parsed and checked.
+// Parameters are the parsed parameters of CreateVolume, that is, of a StorageClass.
 type Parameters struct {
 	Backend             string // never "" after ParseParameters
 	BucketName          string // "": a bucket of its own

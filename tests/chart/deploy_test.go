@@ -15,7 +15,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// deploy/ is what hack/render makes of the chart.
+// deploy/ equals the output of hack/render.
 func TestManifestsAreRendered(t *testing.T) {
 	dir := t.TempDir()
 	cmd := exec.CommandContext(t.Context(), root+"/hack/render", dir)
@@ -54,7 +54,7 @@ func TestManifestsAreRendered(t *testing.T) {
 	}
 }
 
-// An overlay makes what the chart makes with the values file of the same meaning.
+// An overlay and the chart with the corresponding values file produce the same objects.
 func TestOverlaysAreVariants(t *testing.T) {
 	variantOf := map[string]string{
 		"../base":          "default",
@@ -119,8 +119,8 @@ func kustomize(t *testing.T, dir string) []object {
 	return parse(t, out)
 }
 
-// normal is each object as JSON by its kind, namespace and name, without what means nothing: the objects' own labels, the
-// order of arguments, volumes and mounts, and the form of the config file.
+// normal returns each object as JSON by kind, namespace and name, without irrelevant differences: labels of objects, the order of
+// arguments, volumes and mounts, and the format of the config file.
 func normal(t *testing.T, objects []object) map[string]string {
 	t.Helper()
 	texts := map[string]string{}

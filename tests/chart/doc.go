@@ -1,6 +1,6 @@
-// Package chart proves that the Helm chart, the manifests of deploy/ that are rendered from it, their documents and the driver
-// say the same, and that what is rendered gives nobody more than it needs.
+// Package chart tests that the Helm chart, the manifests in deploy/, their documentation and the driver agree, and that rendered
+// objects have no more permissions than needed.
 //
-// It renders every file of testdata/ with the helm of HELM, and builds the overlays with the kubectl of KUBECTL or the one
-// beside that helm. Nothing of it needs a cluster.
+// It renders every file of testdata/ with $HELM, and builds the overlays with $KUBECTL or the kubectl next to helm. It needs no
+// cluster.
 package chart

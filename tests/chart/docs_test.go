@@ -18,7 +18,7 @@ func readDocument(t *testing.T, path string) string {
 	return string(text)
 }
 
-// What docs/install.md shows as values, the chart takes.
+// The chart accepts the values in docs/install.md.
 func TestDocumentedValuesAreTaken(t *testing.T) {
 	text := readDocument(t, root+"/docs/install.md")
 	tried := 0
@@ -47,7 +47,7 @@ func TestDocumentedValuesAreTaken(t *testing.T) {
 	}
 }
 
-// Values that the documents name are there.
+// Values that the documentation mentions exist.
 func TestDocumentsNameValues(t *testing.T) {
 	known := map[string]bool{}
 	roots := map[string]bool{}
@@ -78,7 +78,7 @@ func TestDocumentsNameValues(t *testing.T) {
 	}
 }
 
-// Links of the documents lead somewhere.
+// Links in the documentation work.
 func TestLinks(t *testing.T) {
 	for _, file := range []string{root + "/docs/install.md", chartDir + "/README.md", root + "/README.md"} {
 		links := regexp.MustCompile(`\]\(([^)\s]+)\)`).FindAllStringSubmatch(readDocument(t, file), -1)
@@ -105,7 +105,7 @@ func TestLinks(t *testing.T) {
 	}
 }
 
-// anchors are the names that GitHub gives to headings.
+// anchors returns the anchors that GitHub generates for headings.
 func anchors(markdown string) []string {
 	var list []string
 	for _, heading := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(markdown, -1) {

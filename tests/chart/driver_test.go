@@ -29,7 +29,7 @@ func environment() driver.Environment {
 	}
 }
 
-// The driver takes what the chart passes.
+// The driver accepts the arguments that the chart passes.
 func TestFlagsAreTheDrivers(t *testing.T) {
 	eachVariant(t, func(t *testing.T, variant string, objects []object) {
 		for _, o := range workloads(objects) {
@@ -49,7 +49,7 @@ func TestFlagsAreTheDrivers(t *testing.T) {
 	})
 }
 
-// Where nothing is said, the chart says what the driver says.
+// The chart and the driver have the same defaults.
 func TestDefaultsAreTheDrivers(t *testing.T) {
 	own := map[string]string{ // what the driver cannot know by itself
 		"controller --http-endpoint": ":9811",
@@ -82,7 +82,7 @@ func TestDefaultsAreTheDrivers(t *testing.T) {
 	}
 }
 
-// Every variable that the chart sets by itself is one that the driver or the AWS SDK reads.
+// The driver or the AWS SDK reads every variable that the chart sets.
 func TestVariables(t *testing.T) {
 	known := []string{"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION"}
 	known = append(known, driver.FlagVariables("node-id")...)
@@ -105,7 +105,7 @@ func TestVariables(t *testing.T) {
 	}
 }
 
-// The driver takes the config file that the chart makes.
+// The driver accepts the config file that the chart renders.
 func TestBackendsAreTheDrivers(t *testing.T) {
 	eachVariant(t, func(t *testing.T, variant string, objects []object) {
 		for _, o := range of(objects, "ConfigMap") {
@@ -129,7 +129,7 @@ func TestBackendsAreTheDrivers(t *testing.T) {
 	})
 }
 
-// The schema knows the keys of backends that the driver knows, and no others.
+// The schema has exactly the backend keys of the driver.
 func TestSchemaHasTheKeysOfBackends(t *testing.T) {
 	s := readSchema(t)
 	for at, c := range map[string]struct{ config, path string }{
@@ -188,7 +188,7 @@ func sorted(values []any) []string {
 	return texts
 }
 
-// Volumes of StorageClasses that the variants show can be made.
+// The driver accepts the StorageClasses of the variants.
 func TestStorageClassesAreTheDrivers(t *testing.T) {
 	checked := 0
 	helm(t)
@@ -306,7 +306,7 @@ func TestInlineVolumes(t *testing.T) {
 	}
 }
 
-// The units for a controller outside of the cluster start what the chart starts in it.
+// The units of an off-cluster controller pass the same arguments as the chart.
 func TestOffClusterUnits(t *testing.T) {
 	deployment := one(t, template(t), "Deployment")
 	for unit, check := range map[string]func(args []string){

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -20,7 +21,7 @@ const (
 	kubeVersion = "1.36.0"
 )
 
-// helm is the program to render with; without it the test is skipped.
+// helm returns the path of helm, or skips the test.
 func helm(t *testing.T) string {
 	t.Helper()
 	path := os.Getenv("HELM")
@@ -33,7 +34,7 @@ func helm(t *testing.T) string {
 	return path
 }
 
-// kubectl is the program to build overlays with; without it the test is skipped.
+// kubectl returns the path of kubectl, or skips the test.
 func kubectl(t *testing.T) string {
 	t.Helper()
 	if path := os.Getenv("KUBECTL"); path != "" {
@@ -46,7 +47,7 @@ func kubectl(t *testing.T) string {
 	return path
 }
 
-// run gives what a program writes to its standard output, and all that it writes.
+// run runs a program, and returns its standard output and its whole output.
 func run(t *testing.T, name string, args ...string) (out, all string, err error) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), name, args...)
@@ -56,7 +57,7 @@ func run(t *testing.T, name string, args ...string) (out, all string, err error)
 	return stdout.String(), stdout.String() + stderr.String(), err
 }
 
-// variants are the values files of testdata, by their names without .yaml.
+// variants returns the names of the values files in testdata, without .yaml.
 func variants(t *testing.T) []string {
 	t.Helper()
 	files, err := filepath.Glob("testdata/*.yaml")
@@ -83,13 +84,22 @@ func template(t *testing.T, args ...string) []object {
 	return parse(t, out)
 }
 
+// tryTemplate runs helm once for the same arguments, whichever tests need the result.
 func tryTemplate(t *testing.T, args ...string) (out, all string, err error) {
 	t.Helper()
-	args = append([]string{"template", release, chartDir, "--namespace", namespace, "--kube-version", kubeVersion}, args...)
-	return run(t, helm(t), args...)
+	program := helm(t)
+	render, _ := rendered.LoadOrStore(strings.Join(args, "\x00"), sync.OnceValues(func() ([2]string, error) {
+		out, all, err := run(t, program, append([]string{"template", release, chartDir, "--namespace", namespace, "--kube-version", kubeVersion}, args...)...)
+		return [2]string{out, all}, err
+	}))
+	texts, err := render.(func() ([2]string, error))()
+	return texts[0], texts[1], err
 }
 
-// withValues writes a values file and gives the arguments that name it.
+// rendered has the results of helm by its arguments.
+var rendered sync.Map
+
+// withValues writes a values file, and returns the arguments to use it.
 func withValues(t *testing.T, yaml string) []string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "values.yaml")
@@ -99,7 +109,7 @@ func withValues(t *testing.T, yaml string) []string {
 	return []string{"--values", file}
 }
 
-// eachVariant runs a test for what each values file makes.
+// eachVariant runs a test with the objects of each values file.
 func eachVariant(t *testing.T, test func(t *testing.T, variant string, objects []object)) {
 	t.Helper()
 	helm(t)

@@ -10,10 +10,10 @@ import (
 	"testing"
 )
 
-// pinned is an image of a tag and a digest.
+// pinned matches an image with a tag and a digest.
 var pinned = regexp.MustCompile(`^[^@\s]+:[^@\s/]+@sha256:[0-9a-f]{64}$`)
 
-// images are those of all containers, by the containers' names.
+// images returns the images of all containers, by container name.
 func images(objects []object) map[string]string {
 	all := map[string]string{}
 	for _, o := range workloads(objects) {
@@ -24,7 +24,7 @@ func images(objects []object) map[string]string {
 	return all
 }
 
-// What is pulled by default is what was tested. The operator builds the driver's own image.
+// By default, sidecar images are pinned by digest. The operator builds the driver's image.
 func TestImagesArePinned(t *testing.T) {
 	seen := 0
 	for name, image := range images(template(t)) {
@@ -41,7 +41,7 @@ func TestImagesArePinned(t *testing.T) {
 	}
 }
 
-// The chart's digests are those of its tags, and of no others.
+// The chart's digests apply to its own tags only.
 func TestDigestsFollowTheTags(t *testing.T) {
 	const digest = "sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
 	const repository = "registry.k8s.io/sig-storage/csi-provisioner"
@@ -65,7 +65,7 @@ func TestDigestsFollowTheTags(t *testing.T) {
 	}
 }
 
-// The driver's image is built from images that are pinned, the frontend that reads the Dockerfile among them.
+// The driver's image is built from pinned images, including the Dockerfile frontend.
 func TestTheDockerfileNamesPinnedImages(t *testing.T) {
 	text, err := os.ReadFile(root + "/Dockerfile")
 	if err != nil {
@@ -101,7 +101,7 @@ func TestTheDockerfileNamesPinnedImages(t *testing.T) {
 	}
 }
 
-// hack/image-digests writes what the registries say, which here is a program of the test's.
+// hack/image-digests writes the digests of the registries, which a program of the test replaces.
 func TestDigestsAreRenewed(t *testing.T) {
 	const index = "application/vnd.oci.image.index.v1+json"
 	fresh := "sha256:" + strings.Repeat("b", 64)

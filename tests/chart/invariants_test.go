@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// What holds whatever the values are.
+// Properties of the rendered objects that hold for all values.
 func TestNobodyGetsMoreThanTheyNeed(t *testing.T) {
 	eachVariant(t, func(t *testing.T, variant string, objects []object) {
 		if len(workloads(objects)) == 0 {
@@ -43,7 +43,7 @@ func TestNobodyGetsMoreThanTheyNeed(t *testing.T) {
 	})
 }
 
-// checkHostPaths allows two directories of the host to the node's pods, and none to others.
+// checkHostPaths allows two host directories for the node's pods, and none for others.
 func checkHostPaths(t *testing.T, o object, objects []object) {
 	t.Helper()
 	var have []string
@@ -139,7 +139,7 @@ func TestServiceAccountsHaveTheirRightsAndNoOthers(t *testing.T) {
 	})
 }
 
-// rights are the rules of roles of a kind, as "place: groups/resources[names] verbs", sorted.
+// rights returns the rules of all roles of a kind, as "place: groups/resources[names] verbs", sorted.
 func rights(objects []object, kind string) []string {
 	var list []string
 	for _, role := range of(objects, kind) {
@@ -197,7 +197,7 @@ func TestRightsOfTheProvisioner(t *testing.T) {
 	}
 }
 
-// Secrets are in Secret objects, and in nothing else that is rendered.
+// Secrets are rendered only into Secret objects.
 func TestSecretsAreNowhereElse(t *testing.T) {
 	eachVariant(t, func(t *testing.T, variant string, objects []object) {
 		for _, o := range objects {
@@ -271,7 +271,7 @@ func TestPortsAreUniqueOnTheHostNetwork(t *testing.T) {
 	})
 }
 
-// A probe asks a port of the container, at the address that something listens on.
+// Probes use a port of the container, and the address that it listens on.
 func TestProbesAskWhereSomebodyListens(t *testing.T) {
 	eachVariant(t, func(t *testing.T, variant string, objects []object) {
 		for _, o := range workloads(objects) {
@@ -348,7 +348,7 @@ func TestPartsAreInstalledAlone(t *testing.T) {
 	})
 }
 
-// Pods are found by labels that they have and that no value changes.
+// Selectors match the pods' labels and do not depend on values.
 func TestSelectors(t *testing.T) {
 	eachVariant(t, func(t *testing.T, variant string, objects []object) {
 		for _, o := range append(workloads(objects), of(objects, "PodDisruptionBudget")...) {
@@ -373,7 +373,7 @@ func TestSelectors(t *testing.T) {
 	})
 }
 
-// The config and the certificates are where the driver and the backends look for them.
+// The config and the certificates are mounted where the driver and the backends expect them.
 func TestConfigIsMounted(t *testing.T) {
 	eachVariant(t, func(t *testing.T, variant string, objects []object) {
 		for _, o := range workloads(objects) {
@@ -421,7 +421,7 @@ func TestDisruptionBudget(t *testing.T) {
 	}
 }
 
-// Names are resolved as the operator chose, by the driver and its helpers alike.
+// Driver and helpers resolve names as configured.
 func TestNames(t *testing.T) {
 	for _, c := range []struct{ network, dns, want string }{
 		{"true", "pod", "ClusterFirstWithHostNet"}, {"true", "host", "Default"}, {"false", "pod", "ClusterFirst"}, {"false", "host", "Default"},
@@ -433,7 +433,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// Services and monitors name ports that the pods have, and nothing is served to anybody without being asked for.
+// Services and monitors use ports of the pods, and metrics are exposed only if enabled.
 func TestMetrics(t *testing.T) {
 	for variant, want := range map[string]struct{ services, serviceMonitors, podMonitors int }{
 		"default":         {0, 0, 0},

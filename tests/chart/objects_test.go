@@ -8,7 +8,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// object is a Kubernetes object with those of its fields that the tests look at.
+// object is a Kubernetes object with the fields that the tests use.
 type object struct {
 	raw map[string]any
 
@@ -141,7 +141,7 @@ type probe struct {
 	} `json:"httpGet"`
 }
 
-// parse reads a stream of YAML documents.
+// parse parses a stream of YAML documents.
 func parse(t *testing.T, stream string) []object {
 	t.Helper()
 	var objects []object
@@ -164,7 +164,7 @@ func parse(t *testing.T, stream string) []object {
 	return objects
 }
 
-// of are the objects of a kind.
+// of returns the objects of a kind.
 func of(objects []object, kind string) []object {
 	var found []object
 	for _, o := range objects {
@@ -175,7 +175,7 @@ func of(objects []object, kind string) []object {
 	return found
 }
 
-// one is the only object of a kind.
+// one returns the only object of a kind.
 func one(t *testing.T, objects []object, kind string) object {
 	t.Helper()
 	found := of(objects, kind)
@@ -185,12 +185,12 @@ func one(t *testing.T, objects []object, kind string) object {
 	return found[0]
 }
 
-// workloads are the objects with pods.
+// workloads returns the objects with pods.
 func workloads(objects []object) []object {
 	return append(of(objects, "Deployment"), of(objects, "DaemonSet")...)
 }
 
-// driverOf is the container of the driver.
+// driverOf returns the driver's container.
 func driverOf(t *testing.T, o object) container {
 	t.Helper()
 	return containerOf(t, o, "s3-csi-driver")
@@ -205,7 +205,7 @@ func containerOf(t *testing.T, o object, name string) container {
 	return o.Spec.Template.Spec.Containers[i]
 }
 
-// flag is the value that a container's argument gives a flag; "" without one.
+// flag returns the value of a flag in a container's arguments, or "".
 func (c container) flag(name string) string {
 	for _, arg := range c.Args {
 		if value, ok := strings.CutPrefix(arg, "--"+name+"="); ok {

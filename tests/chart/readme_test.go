@@ -18,10 +18,10 @@ const (
 	tableEnd   = "<!-- end of values -->\n"
 )
 
-// row is one value of the chart.
+// row describes one value of the chart.
 type row struct{ name, value, meaning string }
 
-// rows reads values.yaml: a comment that begins with -- makes a row of its key.
+// rows reads values.yaml: a key whose comment begins with -- becomes a row.
 func rows(t *testing.T) []row {
 	t.Helper()
 	text, err := os.ReadFile(chartDir + "/values.yaml")
@@ -57,7 +57,7 @@ func rows(t *testing.T) []row {
 			case value.Kind == yaml.MappingNode && len(value.Content) > 0:
 				walk(name+".", value)
 			default:
-				t.Errorf("values.yaml says nothing about %s", name)
+				t.Errorf("values.yaml does not document %s", name)
 			}
 		}
 	}
@@ -89,7 +89,7 @@ func TestReadme(t *testing.T) {
 		return
 	}
 	if b.String() != string(text) {
-		t.Errorf("%s is not what values.yaml says; write it with: go test ./chart -run %s -update", file, t.Name())
+		t.Errorf("%s does not match values.yaml; update it with: go test ./chart -run %s -update", file, t.Name())
 	}
 }
 

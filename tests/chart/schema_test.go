@@ -3,11 +3,13 @@ package chart
 import (
 	"encoding/json"
 	"os"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
 
-// schema is a JSON schema, as far as the tests look into it.
+// schema is a JSON schema with the fields that the tests use.
 type schema struct {
 	Ref         string             `json:"$ref"`
 	Properties  map[string]*schema `json:"properties"`
@@ -30,7 +32,7 @@ func readSchema(t *testing.T) *schema {
 	return &s
 }
 
-// at follows a path such as properties/node.
+// at returns the schema at a path such as properties/node.
 func (s *schema) at(t *testing.T, path string) *schema {
 	t.Helper()
 	words := strings.Split(path, "/")
@@ -52,7 +54,7 @@ func (s *schema) at(t *testing.T, path string) *schema {
 	return s
 }
 
-// resolve follows a reference.
+// resolve resolves a reference.
 func (s *schema) resolve(t *testing.T, node *schema) *schema {
 	t.Helper()
 	if name, ok := strings.CutPrefix(node.Ref, "#/definitions/"); ok {
@@ -61,7 +63,7 @@ func (s *schema) resolve(t *testing.T, node *schema) *schema {
 	return node
 }
 
-// Every object of the schema with keys of its own knows all of them.
+// Every object of the schema with properties rejects unknown ones.
 func TestSchemaIsClosed(t *testing.T) {
 	s := readSchema(t)
 	objects := 0
@@ -136,18 +138,18 @@ func TestSchemaRefuses(t *testing.T) {
 	}
 }
 
-// What the schema cannot say, the templates do.
+// The templates reject values that the schema cannot.
 func TestTemplatesRefuse(t *testing.T) {
 	for name, c := range map[string]struct{ values, want string }{
-		"both parts alone":          {"nodeComponentOnly: true\ncontrollerOnly: true", "nodeComponentOnly and controllerOnly exclude each other"},
+		"both parts alone":          {"nodeComponentOnly: true\ncontrollerOnly: true", "nodeComponentOnly and controllerOnly"},
 		"two controllers":           {"backends: {a: {singleController: true}}", "set controller.replicas to 1"},
-		"certificates for nobody":   {"caCertificates: {a: '-----BEGIN CERTIFICATE-----'}", "no backend that could use it"},
-		"a certificate that is not": {"backends: {a: {caFile: /etc/s3-csi-driver/b}}", `backends.a.caFile is /etc/s3-csi-driver/b, and caCertificates has no "b"`},
-		"a monitor of nothing":      {"metrics: {serviceMonitor: {enabled: true}}", "need metrics.enabled"},
-		"both monitors":             {"metrics: {enabled: true, serviceMonitor: {enabled: true}, podMonitor: {enabled: true}}", "enable one of them"},
-		"a port twice":              {"node: {ports: {driver: 9808}}", "node.ports names one port twice"},
-		"a port of both":            {"controller: {hostNetwork: true, ports: {driver: 9810}}", "controller.ports and node.ports name one port twice"},
-		"a socket that is too long": {"node: {kubeletPath: /var/snap/" + strings.Repeat("x", 60) + "/kubelet}", "longer than the 107 bytes"},
+		"certificates for nobody":   {"caCertificates: {a: '-----BEGIN CERTIFICATE-----'}", "caCertificates is set"},
+		"a certificate that is not": {"backends: {a: {caFile: /etc/s3-csi-driver/b}}", `backends.a.caFile is /etc/s3-csi-driver/b, but caCertificates has no "b"`},
+		"a monitor of nothing":      {"metrics: {serviceMonitor: {enabled: true}}", "require metrics.enabled"},
+		"both monitors":             {"metrics: {enabled: true, serviceMonitor: {enabled: true}, podMonitor: {enabled: true}}", "enable only one of them"},
+		"a port twice":              {"node: {ports: {driver: 9808}}", "node.ports has the same port twice"},
+		"a port of both":            {"controller: {hostNetwork: true, ports: {driver: 9810}}", "controller.ports and node.ports have a port in common"},
+		"a socket that is too long": {"node: {kubeletPath: /var/snap/" + strings.Repeat("x", 60) + "/kubelet}", "longer than 107 bytes"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, all, err := tryTemplate(t, withValues(t, c.values)...)
@@ -171,20 +173,19 @@ func TestLint(t *testing.T) {
 	}
 }
 
-// The notes say what an operator has to know of what was installed.
+// The notes warn about values that an operator should know the consequences of.
 func TestNotes(t *testing.T) {
 	const (
-		none      = "The controller was given no credentials"
-		process   = "limits of memory, CPU and tasks are not enforced"
-		inline    = "whoever may create pods may name any bucket"
-		unread    = "the provisioner may read none"
-		everyone  = "may read the Secrets of every namespace"
-		metrics   = "of every node, without authentication"
-		nodeKeys  = "every node holds these keys"
-		inRelease = "Helm keeps their content"
-		network   = "mounts lose their network"
+		none      = "driverCredentials"
+		process   = "node.launcher"
+		inline    = "inlineVolumes"
+		unread    = "rbac.secretNamespaces"
+		everyone  = "rbac.secrets"
+		metrics   = "metrics.enabled"
+		nodeKeys  = "driverCredentials.node"
+		inRelease = "secrets"
+		network   = "node.hostNetwork"
 	)
-	warnings := []string{none, process, inline, unread, everyone, metrics, nodeKeys, inRelease, network}
 	for name, c := range map[string]struct {
 		values string
 		want   []string
@@ -215,14 +216,12 @@ func TestNotes(t *testing.T) {
 			if !ok || !strings.Contains(notes, "The S3 CSI driver s3.csi.driver") || !strings.Contains(notes, "rollout status") {
 				t.Fatalf("no notes in:\n%s", all)
 			}
-			want := map[string]bool{}
-			for _, w := range c.want {
-				want[w] = true
+			var warned []string
+			for _, m := range regexp.MustCompile(`(?m)^- ([A-Za-z.]+): `).FindAllStringSubmatch(notes, -1) {
+				warned = append(warned, m[1])
 			}
-			for _, w := range warnings {
-				if strings.Contains(notes, w) != want[w] {
-					t.Errorf("%q: want %v in:\n%s", w, want[w], notes)
-				}
+			if !slices.Equal(warned, c.want) {
+				t.Errorf("warnings about %q, want %q in:\n%s", warned, c.want, notes)
 			}
 			for _, word := range []string{"<no value>", "%!", "nil"} {
 				if strings.Contains(notes, word) {

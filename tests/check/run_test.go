@@ -23,7 +23,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 )
 
-// everything is the policy of somebody who may do everything.
+// everything is a policy that allows everything.
 const everything = `{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Action":["s3:*"],"Resource":["*"]}]}`
 
 // bound is what one run may take on a busy machine.

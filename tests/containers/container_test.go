@@ -14,7 +14,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/tests/containers"
+	"github.com/s3-csi/s3-csi-driver/tests/isolate"
 )
+
+func TestMain(m *testing.M) { os.Exit(isolate.Main(m.Run)) }
 
 const podUID = "6f4b1c9e-0d7a-4a8f-9c36-2b1de00f7a55"
 

@@ -98,7 +98,7 @@ func (e *env) process(options ...func(*processOptions)) *process {
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	maker := session.NewMaker("test")
+	maker := session.NewMaker("test").WithBackoff(50 * time.Millisecond)
 	e.t.Cleanup(maker.Close)
 	made := &sessions{Planner: session.NewPlanner(clients), maker: maker}
 	p, err := provision.New(provision.Options{

@@ -104,6 +104,13 @@ func each(t *testing.T, test func(t *testing.T, e *env)) {
 	on(t, targets, test)
 }
 
+// one runs a test on one server: what it proves does not depend on the server.
+func one(t *testing.T, test func(t *testing.T, e *env)) {
+	t.Helper()
+	t.Parallel()
+	on(t, targets[:1], test)
+}
+
 // eachWay runs a test on every server, with sessions and without.
 func eachWay(t *testing.T, test func(t *testing.T, e *env)) {
 	t.Helper()

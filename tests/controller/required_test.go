@@ -4,9 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
-	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 	"github.com/s3-csi/s3-csi-driver/tests/s3server"
 )
 
@@ -129,33 +127,7 @@ func TestAProofThatCannotBeMadeNow(t *testing.T) {
 		p.create(name, "scope", "required", "credentials", "workload")
 		l.behave(s3server.STS{})
 	}
-	if !strings.Contains(canaries.logged(), "left to the nodes to prove") {
+	if !strings.Contains(canaries.logged(), "Leaving the proof of scope to nodes") {
 		t.Error("the log does not say that nodes prove it")
 	}
 }
-
-func TestTheOperatorsRulesHoldForCreation(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		p := e.process(settings("allow: [{namespaces: [team-*], buckets: [" + e.bucket + "], sources: [workload, secret]}]"))
-		create := func(namespace string, pairs ...string) (volume.ID, error) {
-			r := e.createRequest("v-"+e.bucket, pairs...)
-			r.Namespace = namespace
-			return p.Create(e.ctx(), r)
-		}
-		for what, err := range map[string]error{
-			"namespace": second(create("stranger")), "unknown namespace": second(create("")),
-			"bucket": second(create("team-a", "bucketName", "")), "source": second(create("team-a", "credentials", credentials.SourceDriver)),
-		} {
-			t.Log(what)
-			e.want(err, fault.Denied, "allow")
-		}
-		e.same("requests", p.hooks.sent(), []string{})
-		id, err := create("team-a", "credentials", credentials.SourceWorkload)
-		if err != nil {
-			t.Fatal(err)
-		}
-		p.delete(id) // which rules do not hold up
-	})
-}
-
-func second(_ volume.ID, err error) error { return err }

@@ -18,7 +18,7 @@ type sessions struct {
 	keys   []credentials.Keys
 }
 
-// Make implements provision.Sessions.
+// Make implements identity.Sessions.
 func (s *sessions) Make(ctx context.Context, o credentials.Order) (credentials.Keys, error) {
 	keys, err := s.maker.Make(ctx, o)
 	if err == nil {

@@ -105,7 +105,7 @@ func TestNothingSecretIsSeen(t *testing.T) {
 	e.noSecretsIn(c)
 }
 
-// fail makes publications fail in every way that has to do with credentials, and gives the errors.
+// fail makes publications fail in every way that involves credentials, and returns the errors.
 func (e *env) fail(add func(source) source) string {
 	e.t.Helper()
 	var said strings.Builder

@@ -162,7 +162,7 @@ func TestInlineVolumesThatAreTurnedOffStayUntilTheirPodsEnd(t *testing.T) {
 		t.Fatalf("stopping the driver: %d, %v", code, err)
 	}
 	e.drive()
-	if _, _, err := e.tryInline(podUID(1), attributes, nil); status.Code(err) != codes.Unavailable || !says(err, "stays as it was", "not enabled") {
+	if _, _, err := e.tryInline(podUID(1), attributes, nil); status.Code(err) != codes.Unavailable || !says(err, "left unchanged", "not enabled") {
 		t.Errorf("publishing what is there: %v", err)
 	}
 	if _, _, err := e.tryInline(podUID(2), attributes, nil); status.Code(err) != codes.FailedPrecondition || !says(err, "not enabled", "--inline-volumes") {
@@ -178,7 +178,7 @@ func TestInlineVolumesThatAreTurnedOffStayUntilTheirPodsEnd(t *testing.T) {
 	}
 }
 
-// says tells whether an error's text holds all of that.
+// says reports whether an error's text contains all of that.
 func says(err error, words ...string) bool {
 	for _, w := range words {
 		if err == nil || !strings.Contains(err.Error(), w) {

@@ -167,7 +167,7 @@ func volume(name, client string, pairs ...string) *csi.Volume {
 // source is where a publication's credentials come from.
 type source struct {
 	name string
-	// bring adds them to a publication. It is asked anew for each: kubelet brings new tokens.
+	// bring adds them to a publication. It is called for each publication, because kubelet supplies new tokens.
 	bring func(r *csi.NodePublishVolumeRequest)
 }
 
@@ -238,7 +238,7 @@ func (e *env) tryPublish(v *csi.Volume, target string, from source) error {
 	return err
 }
 
-// publish publishes a volume at the target of that name and gives its path.
+// publish publishes a volume at the target of that name and returns its path.
 func (e *env) publish(v *csi.Volume, name string, from source) string {
 	e.t.Helper()
 	target := e.Target(name)
@@ -270,7 +270,7 @@ func (e *env) process(name string) int {
 	return found[0]
 }
 
-// session is what the helper gives the only client of that kind, from where the client has it.
+// session returns the credentials that the helper serves to the only client of that kind.
 func (e *env) session(client string) credentials.Keys {
 	e.t.Helper()
 	environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", e.process(programs[client])))
@@ -314,7 +314,7 @@ func (e *env) await(limit time.Duration, what string, is func() bool) {
 	e.t.Helper()
 	for end := time.Now().Add(limit); !is(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(end) {
-			e.t.Fatalf("waited %s in vain for %s; %s", limit, what, e.states())
+			e.t.Fatalf("timed out after %s waiting for %s; %s", limit, what, e.states())
 		}
 	}
 }
@@ -335,7 +335,7 @@ func (e *env) states() string {
 	return strings.Join(said, ", ")
 }
 
-// sessions tells whether so many mounts of that client have a session in that state, and none has one in another.
+// sessions reports whether exactly n mounts of that client have a session, all in that state.
 func (e *env) sessions(client, state string, n int) bool {
 	e.t.Helper()
 	total := 0

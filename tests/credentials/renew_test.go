@@ -16,8 +16,8 @@ import (
 	"github.com/s3-csi/s3-csi-driver/tests/s3server"
 )
 
-// Whoever works in a mount does not notice that its session is renewed, that the token service is away for a while, that its
-// clock is minutes off, or that there is no driver for longer than a session lasts.
+// Work in a mount continues while its session is renewed, the token service is unavailable, its clock is minutes off, or the driver
+// is down for longer than a session is valid.
 func TestSessionsAreRenewedUnderWork(t *testing.T) {
 	e := start(t)
 	const lasts = 6 * time.Second
@@ -102,7 +102,7 @@ func TestADrainOutlastsItsSession(t *testing.T) {
 // A session that is over is told by the metric, the log and the next publication, and comes back by itself.
 func TestAnExpiredSessionIsAClearState(t *testing.T) {
 	e := start(t)
-	told := func() int { return strings.Count(e.Logs(), "The mount's session is over") }
+	told := func() int { return strings.Count(e.Logs(), "Session expired") }
 	for _, tt := range []struct{ fault, word string }{{s3server.FaultDown, "connection refused"}, {s3server.FaultRefuse, "AccessDenied"}} {
 		t.Run(tt.fault, func(t *testing.T) {
 			e.t = t
@@ -136,7 +136,7 @@ func TestAnExpiredSessionIsAClearState(t *testing.T) {
 				if err == nil {
 					return false // what was answered just before the fault was one more session
 				}
-				if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "is over since") {
+				if status.Code(err) != codes.Unavailable || !strings.Contains(err.Error(), "expired at") {
 					t.Fatalf("publishing again: %v", err)
 				}
 				return strings.Contains(err.Error(), tt.word) // not before an attempt has failed

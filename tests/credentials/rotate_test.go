@@ -71,7 +71,7 @@ func TestASecretIsRotatedUnderWork(t *testing.T) {
 	}
 }
 
-// Where two pods have the mount, each goes on working whoever gets the new secret first.
+// If two pods share the mount, both continue to work whichever gets the new secret first.
 func TestASharedSecretIsRotatedUnderWork(t *testing.T) {
 	for _, client := range []string{rclone, mountpoint} {
 		t.Run(client, func(t *testing.T) {

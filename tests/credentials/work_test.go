@@ -86,7 +86,7 @@ func (w *worker) stored(t testing.TB, s *rigtest.Server, name string) {
 	}
 }
 
-// more tells whether so many sessions of each name that begins so have been made since it was asked for.
+// more returns a function that reports whether n more sessions of each name prefix have been made since the call.
 func (e *env) more(n int, names ...string) func() bool {
 	count := func(begin string) (made int) {
 		for _, name := range e.named() {

@@ -74,7 +74,7 @@ func testOncePod(t *testing.T, ns, c string) {
 
 	event(t, ns, "once-second", "ReadWriteOncePod")
 	event(t, ns, "once-placed", "ReadWriteOncePod", "already in use by another pod")
-	event(t, ns, "once-again", "the volume is for a single writer and is published at", "already")
+	event(t, ns, "once-again", "the volume allows a single writer and is already published at", "already")
 	for _, pod := range []string{"once-second", "once-placed", "once-again"} {
 		if o := get(t, "pod", ns, pod); o.ready() {
 			t.Errorf("pod %s has the volume too", pod)

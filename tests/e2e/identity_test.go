@@ -162,7 +162,7 @@ func TestSecretRotation(t *testing.T) {
 	// What is in the secret and is no good changes nothing, and is said.
 	apply(t, ns, secret("s3-keys", credentials.Keys{AccessKeyID: "AKIANOBODYSKEY000000", SecretAccessKey: "nobodys"}))
 	for name := range claims {
-		t.Log(event(t, ns, name, "secret has changed", "does not work"))
+		t.Log(event(t, ns, name, "secret has changed", "do not work"))
 	}
 	before := map[string]string{}
 	for name, v := range claims {

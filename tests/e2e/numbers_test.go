@@ -125,9 +125,15 @@ func (n *numbers) String() string {
 	return b.String()
 }
 
-// TestNumbers measures what users wait for, and shows it as a table (go test -v). The same pod without a volume of this driver is
-// measured beside, in turn: the difference is the driver's. The only thing that it asserts is that all of it happens.
-func TestNumbers(t *testing.T) {
+// BenchmarkWaits measures what users wait for, and shows it as a table. The same pod without a volume of this driver is measured
+// beside, in turn: the difference is the driver's.
+func BenchmarkWaits(b *testing.B) {
+	for b.Loop() {
+		measureWaits(b)
+	}
+}
+
+func measureWaits(t testing.TB) {
 	ns := newNamespace(t)
 	b := bucket(t)
 	claims, pods := "/api/v1/namespaces/"+ns+"/persistentvolumeclaims", "/api/v1/namespaces/"+ns+"/pods"

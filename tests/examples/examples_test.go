@@ -1,4 +1,4 @@
-// Package examples proves that the files in examples/ are what the driver takes.
+// Package examples tests that the driver accepts the files in examples/ and the YAML in docs/.
 package examples
 
 import (
@@ -58,11 +58,11 @@ type object struct {
 	} `json:"spec"`
 }
 
-// example is one file.
+// example is one file of examples/.
 type example struct {
 	t       *testing.T
 	objects []object
-	config  *backend.Config // of the file's directory; nil: a part of a page, which does not show all
+	config  *backend.Config // of the file's directory; nil for a fragment of a page
 }
 
 func TestEveryExampleIsAccepted(t *testing.T) {
@@ -95,13 +95,13 @@ func TestEveryExampleIsAccepted(t *testing.T) {
 	}
 	for kind, least := range map[string]int{config: 2, "StorageClass": 5, "PersistentVolume": 4, "Secret": 4, "Pod": 4, "inline volume": 2} {
 		if seen[kind] < least {
-			t.Errorf("%d of %s, where there are at least %d: the rest is not looked at", seen[kind], kind, least)
+			t.Errorf("checked %d of %s, want at least %d", seen[kind], kind, least)
 		}
 	}
 }
 
-// In the pages, each block of YAML can be read, config files are valid, and classes and volumes are what the driver takes.
-func TestTheExamplesOfThePagesAreTaken(t *testing.T) {
+// Every block of YAML in docs/ is well-formed, and the driver accepts its config files, StorageClasses and volumes.
+func TestTheExamplesOfThePagesAreAccepted(t *testing.T) {
 	pages, err := filepath.Glob("../../docs/*.md")
 	if err != nil {
 		t.Fatal(err)
@@ -118,7 +118,7 @@ func TestTheExamplesOfThePagesAreTaken(t *testing.T) {
 				if bytes.HasPrefix(m[1], []byte("backends:")) {
 					configs++
 					text := m[1]
-					if filepath.Base(page) == "install.md" { // values of the chart, which hold other things beside
+					if filepath.Base(page) == "install.md" { // values of the chart
 						text = onlyBackends(t, text)
 					}
 					if _, err := backend.ParseConfig(text, "", ""); err != nil {
@@ -128,7 +128,7 @@ func TestTheExamplesOfThePagesAreTaken(t *testing.T) {
 				}
 				for doc := range bytes.SplitSeq(m[1], []byte("\n---\n")) {
 					var o object
-					if !bytes.HasPrefix(doc, []byte("apiVersion:")) { // a part of something
+					if !bytes.HasPrefix(doc, []byte("apiVersion:")) { // a fragment
 						var part any
 						if err := yaml.UnmarshalStrict(doc, &part); err != nil {
 							t.Errorf("%v:\n%s", err, doc)
@@ -157,11 +157,11 @@ func TestTheExamplesOfThePagesAreTaken(t *testing.T) {
 		}
 	}
 	if configs < 5 || classes < 1 || volumes < 1 || inlines < 1 {
-		t.Errorf("%d config files, %d classes, %d volumes and %d that pods define: the rest is not looked at", configs, classes, volumes, inlines)
+		t.Errorf("checked only %d config files, %d classes, %d volumes and %d inline volumes", configs, classes, volumes, inlines)
 	}
 }
 
-// onlyBackends is the part of the chart's values that becomes the config file.
+// onlyBackends returns the part of the chart's values that becomes the config file.
 func onlyBackends(t *testing.T, values []byte) []byte {
 	t.Helper()
 	var v struct {
@@ -208,8 +208,8 @@ func read(t *testing.T, path string) example {
 	return e
 }
 
-// check holds an object against the driver's own parsers, and against the objects of the file that it names. It tells how many
-// volumes a pod defines itself.
+// check validates an object with the driver's own parsers, and its references to other objects of the file. It returns the number of
+// inline volumes.
 func (e example) check(o object) (inlines int) {
 	e.t.Helper()
 	switch {
@@ -223,7 +223,7 @@ func (e example) check(o object) (inlines int) {
 		}
 	case o.Kind == "PersistentVolumeClaim" && o.Spec.VolumeName != "":
 		if pv := e.named("PersistentVolume", o.Spec.VolumeName); pv.Spec.ClaimRef.Name != o.Metadata.Name {
-			e.t.Errorf("claim %s is for a volume that is for claim %q", o.Metadata.Name, pv.Spec.ClaimRef.Name)
+			e.t.Errorf("claim %s names a volume whose claimRef is %q", o.Metadata.Name, pv.Spec.ClaimRef.Name)
 		}
 	}
 	for _, v := range o.Spec.Volumes {
@@ -252,7 +252,7 @@ func (e example) named(kind, name string) object {
 func (e example) checkClass(o object) {
 	e.t.Helper()
 	params := maps.Clone(o.Parameters)
-	maps.DeleteFunc(params, func(key, _ string) bool { return strings.HasPrefix(key, "csi.storage.k8s.io/") }) // external-provisioner keeps them to itself
+	maps.DeleteFunc(params, func(key, _ string) bool { return strings.HasPrefix(key, "csi.storage.k8s.io/") }) // external-provisioner does not pass them on
 	params["csi.storage.k8s.io/pvc/namespace"] = "default"
 	params["csi.storage.k8s.io/pvc/name"] = "data"
 	params["csi.storage.k8s.io/pv/name"] = "pvc-5b4a4d0e-8a55-4d0c-b6a4-cf1f6fd5e0a1"
@@ -281,7 +281,7 @@ func (e example) checkVolume(o object) {
 	checkClient(e.t, r.Attributes, r.Options)
 }
 
-// checkClaims holds what a volume and its secret say of the service against the config.
+// checkClaims compares the service that a volume and its Secret name with the config.
 func (e example) checkClaims(backendName, secret string, claims []volume.Claim) {
 	e.t.Helper()
 	if e.config == nil {

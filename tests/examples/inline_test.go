@@ -10,9 +10,10 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/driver"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount"
 )
 
-// inline is a volume that a pod defines itself.
+// inline is an inline volume of a pod.
 type inline struct {
 	Driver           string            `json:"driver"`
 	ReadOnly         bool              `json:"readOnly"`
@@ -55,7 +56,7 @@ func (e example) checkInline(name string, v inline) {
 	}); err != nil {
 		e.t.Fatalf("volume %s: %v", name, err)
 	}
-	p := published.Publication
+	p := published.Request
 	if p.Source != source {
 		e.t.Errorf("volume %s has credentials of source %s, want %s", name, p.Source, source)
 	}
@@ -70,15 +71,13 @@ func (e example) checkInline(name string, v inline) {
 	e.checkClaims(p.Volume.Backend, v.Secret.Name, p.Claims)
 }
 
-// recorder keeps what is to be published.
+// recorder records the request of a publication.
 type recorder struct {
 	driver.Mounter
-	driver.Publication
+	mount.Request
 }
 
-func (r *recorder) Publish(_ context.Context, p driver.Publication) error {
-	r.Publication = p
-	return nil
+func (r *recorder) Publish(_ context.Context, p mount.Request, refused error) error {
+	r.Request = p
+	return refused
 }
-
-func (r *recorder) Refusal(_ context.Context, _ string, err error) error { return err }

@@ -59,7 +59,7 @@ func upload(t *testing.T, start func(n *rigtest.Node) *rig.Driver) *uploading {
 			t.Fatal(err)
 		}
 	}
-	await(t, 10*time.Second, "the upload to begin", begun.Load)
+	rigtest.Await(t, 10*time.Second, "the upload to begin", begun.Load)
 	return u
 }
 
@@ -144,8 +144,8 @@ func TestClientsThatDieDuringADrainLoseNothing(t *testing.T) {
 			left := 3
 			u.unpublish(700*time.Millisecond, func() {
 				if left--; left >= 0 {
-					l := lane{Rig: u.Rig}
-					kill(t, l.processes(name))
+					l := testNode{Rig: u.Rig}
+					rigtest.Kill(t, l.processes(name)...)
 				}
 				if left == 0 {
 					u.hurry()
@@ -162,14 +162,11 @@ func TestAnUpgradeDuringAnUploadLosesNothing(t *testing.T) {
 	for _, back := range []bool{false, true} {
 		name := map[bool]string{false: "upgrade", true: "rollback"}[back]
 		t.Run(name, func(t *testing.T) {
-			if back {
-				rigtest.ProcessOnly(t, "the older driver knows no other")
-			}
-			var older, newer, launcher, hostDir string
+			var older, newer string
 			as := func(n *rigtest.Node, old bool) *rig.Driver {
-				n.Program, n.Launcher, n.HostDir, n.Isolation = newer, launcher, hostDir, rig.IsolationFlags()
-				if old { // it knows no other launcher, and not the flag
-					n.Program, n.Launcher, n.HostDir, n.Isolation = older, rig.LauncherProcess, "", nil
+				n.Program = newer
+				if old {
+					n.Program = older
 				}
 				return n.Drive(t, "node")
 			}
@@ -178,7 +175,7 @@ func TestAnUpgradeDuringAnUploadLosesNothing(t *testing.T) {
 				if older, err = n.InstallDriver(filepath.Join(rigtest.Bin(t), "test", "old")); err != nil {
 					t.Fatalf("an older driver (make test-parts builds it): %v", err)
 				}
-				newer, launcher, hostDir = n.Program, n.Launcher, n.HostDir
+				newer = n.Program
 				return as(n, !back)
 			})
 			u.under()
@@ -188,10 +185,6 @@ func TestAnUpgradeDuringAnUploadLosesNothing(t *testing.T) {
 			u.hurry()
 			u.unpublish(time.Second, func() {})
 			u.stored()
-			if back { // what the older one does not know is for the newer one to clear away
-				u.driver.Kill()
-				u.driver = as(u.Node, false)
-			}
 			u.gone()
 		})
 	}

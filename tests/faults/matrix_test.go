@@ -17,10 +17,10 @@ import (
 	"github.com/s3-csi/s3-csi-driver/tests/systemd"
 )
 
-// row is a step of the driver's, and how it gets there.
-type row struct {
-	step, scenario string
-	clients        []string // nil: each
+// testCase is a step of the driver's, and how it gets there.
+type testCase struct {
+	step, operation string
+	clients         []string // nil: each
 	// more are the faults beside killDriver: where a helper or a client is there whose end makes a difference.
 	more     []fault
 	readOnly bool // the whole volume is
@@ -32,96 +32,96 @@ var (
 	two = []string{mountpoint}
 )
 
-func matrix() []row {
+func matrix() []testCase {
 	all := []fault{killHelper, killClient, killAll}
-	return []row{
-		// publish
-		{step: "publish.target", scenario: "publish", more: []fault{podGone}},
-		{step: "make.directory", scenario: "publish", more: []fault{podGone}},
-		{step: "make.recorded", scenario: "publish", more: []fault{podGone}},
-		{step: "make.scratch", scenario: "publish", more: []fault{podGone}},
-		{step: "make.directories", scenario: "publish", more: []fault{podGone}},
-		{step: "start.allocated", scenario: "publish", more: []fault{podGone}},
-		{step: "launch.listening", scenario: "publish", more: []fault{podGone}},
-		{step: "launch.started", scenario: "publish", more: []fault{podGone, killHelper, killAll}},
-		{step: "mount.mounted", scenario: "publish", more: []fault{podGone}},
-		{step: "start.mounted", scenario: "publish", more: []fault{podGone, killHelper}},
-		{step: "serve.started", scenario: "publish", more: append([]fault{podGone}, all...)},
-		{step: "start.serving", scenario: "publish", more: append([]fault{podGone}, all...)},
-		{step: "write.durable", scenario: "publish", clients: one, more: []fault{podGone}},
-		{step: "bind.recorded", scenario: "publish", more: append([]fault{podGone}, all...)},
-		{step: "bind.bound", scenario: "publish", more: append([]fault{podGone}, all...)},
-		{step: "write.temporary", scenario: "publish", more: []fault{podGone}},
-		{step: "write.temporary", scenario: "share", more: []fault{podGone}},
-		{step: "bind.recorded", scenario: "share", more: []fault{podGone, killClient}},
-		{step: "replace.recorded", scenario: "replace", more: all},
+	return []testCase{
+		// publish; the clients differ from launch.started on
+		{step: "publish.target", operation: "publish", clients: one, more: []fault{podGone}},
+		{step: "make.directory", operation: "publish", clients: one, more: []fault{podGone}},
+		{step: "make.recorded", operation: "publish", clients: one, more: []fault{podGone}},
+		{step: "make.scratch", operation: "publish", clients: one, more: []fault{podGone}},
+		{step: "make.directories", operation: "publish", clients: one, more: []fault{podGone}},
+		{step: "start.allocated", operation: "publish", clients: one, more: []fault{podGone}},
+		{step: "launch.listening", operation: "publish", clients: one, more: []fault{podGone}},
+		{step: "launch.started", operation: "publish", more: []fault{podGone, killHelper, killAll}},
+		{step: "mount.mounted", operation: "publish", more: []fault{podGone}},
+		{step: "start.mounted", operation: "publish", more: []fault{podGone, killHelper}},
+		{step: "serve.started", operation: "publish", more: append([]fault{podGone}, all...)},
+		{step: "start.serving", operation: "publish", more: append([]fault{podGone}, all...)},
+		{step: "write.durable", operation: "publish", clients: one, more: []fault{podGone}},
+		{step: "bind.recorded", operation: "publish", more: append([]fault{podGone}, all...)},
+		{step: "bind.bound", operation: "publish", more: append([]fault{podGone}, all...)},
+		{step: "write.temporary", operation: "publish", more: []fault{podGone}},
+		{step: "write.temporary", operation: "share", more: []fault{podGone}},
+		{step: "bind.recorded", operation: "share", more: []fault{podGone, killClient}},
+		{step: "replace.recorded", operation: "replace", more: all},
 		// unpublish
-		{step: "unpublish.unmounted", scenario: "unpublish", more: all},
-		{step: "unpublish.recorded", scenario: "unrecorded", more: []fault{killAll}},
-		{step: "write.temporary", scenario: "unrecorded"},
-		{step: "end.recorded", scenario: "unpublish", more: all},
-		{step: "drain.told", scenario: "unpublish", more: []fault{killHelper, killClient}},
-		{step: "drain.unmounted", scenario: "unpublish"},
-		{step: "end.drained", scenario: "unpublish"},
-		{step: "end.helper", scenario: "unpublish"},
-		{step: "remove.source", scenario: "unpublish"},
-		{step: "remove.cache", scenario: "unpublish"},
-		{step: "remove.scratch", scenario: "unpublish"},
-		{step: "remove.files", scenario: "unpublish"},
-		{step: "release.ended", scenario: "unpublish"},
-		{step: "unpublish.released", scenario: "unpublish"},
+		{step: "unpublish.unmounted", operation: "unpublish", more: all},
+		{step: "unpublish.recorded", operation: "unrecorded", more: []fault{killAll}},
+		{step: "write.temporary", operation: "unrecorded"},
+		{step: "end.recorded", operation: "unpublish", more: all},
+		{step: "drain.told", operation: "unpublish", more: []fault{killHelper, killClient}},
+		{step: "drain.unmounted", operation: "unpublish"},
+		{step: "end.drained", operation: "unpublish"},
+		{step: "end.helper", operation: "unpublish"},
+		{step: "remove.source", operation: "unpublish"},
+		{step: "remove.cache", operation: "unpublish"},
+		{step: "remove.scratch", operation: "unpublish"},
+		{step: "remove.files", operation: "unpublish"},
+		{step: "release.ended", operation: "unpublish"},
+		{step: "unpublish.released", operation: "unpublish"},
 		// heal
-		{step: "uphold.dead", scenario: "heal", more: []fault{killHelper, killAll}},
-		{step: "restart.ended", scenario: "heal of two"},
-		{step: "restart.idle", scenario: "heal", more: []fault{killHelper, killAll}},
-		{step: "restart.idle", scenario: "heal of two", more: []fault{killAll}},
-		{step: "former.pinned", scenario: "heal", pod: true, more: []fault{killHelper, killAll}},
-		{step: "restart.cleared", scenario: "heal", more: []fault{killHelper}},
-		{step: "restart.mounted", scenario: "heal", more: []fault{killHelper, killAll}},
-		{step: "restart.serving", scenario: "heal", more: all},
-		{step: "swap.attached", scenario: "heal", pod: true, more: []fault{killClient, killAll}},
-		{step: "swap.moved", scenario: "heal", pod: true},
-		{step: "swap.detached", scenario: "heal", pod: true, more: []fault{killClient}},
-		{step: "heal.host", scenario: "heal", pod: true, more: all},
-		{step: "heal.containers", scenario: "heal", pod: true, more: []fault{killClient}},
-		{step: "heal.detached", scenario: "heal", pod: true, more: []fault{killClient}},
+		{step: "uphold.dead", operation: "heal", more: []fault{killHelper, killAll}},
+		{step: "restart.ended", operation: "heal of two"},
+		{step: "restart.idle", operation: "heal", more: []fault{killHelper, killAll}},
+		{step: "restart.idle", operation: "heal of two", more: []fault{killAll}},
+		{step: "former.pinned", operation: "heal", pod: true, more: []fault{killHelper, killAll}},
+		{step: "restart.cleared", operation: "heal", more: []fault{killHelper}},
+		{step: "restart.mounted", operation: "heal", more: []fault{killHelper, killAll}},
+		{step: "restart.serving", operation: "heal", more: all},
+		{step: "swap.attached", operation: "heal", pod: true, more: []fault{killClient, killAll}},
+		{step: "swap.moved", operation: "heal", pod: true},
+		{step: "swap.detached", operation: "heal", pod: true, more: []fault{killClient}},
+		{step: "heal.host", operation: "heal", pod: true, more: all},
+		{step: "heal.containers", operation: "heal", pod: true, more: []fault{killClient}},
+		{step: "heal.detached", operation: "heal", pod: true, more: []fault{killClient}},
 		// hang
-		{step: "hang.found", scenario: "hang", more: all},
-		{step: "hang.aborted", scenario: "hang", more: all},
-		{step: "restart.idle", scenario: "hang"},
+		{step: "hang.found", operation: "hang", more: all},
+		{step: "hang.aborted", operation: "hang", more: all},
+		{step: "restart.idle", operation: "hang"},
 		// renew: another mount where the client keeps nothing back, else another client
-		{step: "succeed.superseded", scenario: "renew", clients: two, more: []fault{killHelper}},
-		{step: "succeed.superseded", scenario: "renew", clients: one, readOnly: true},
-		{step: "succeed.moved", scenario: "renew", clients: two, more: []fault{killClient}},
-		{step: "succeed.moved", scenario: "renew", clients: one, readOnly: true},
-		{step: "renew.started", scenario: "renew", clients: two, more: all},
-		{step: "renew.started", scenario: "renew", clients: one, readOnly: true},
-		{step: "renew.started", scenario: "renew unused", clients: two, more: []fault{killNothing}},
-		{step: "renew.succeeded", scenario: "renew", clients: two, pod: true, more: all},
-		{step: "renew.succeeded", scenario: "renew", clients: one, readOnly: true},
-		{step: "end.drained", scenario: "renew", clients: two, more: []fault{killAll}},
-		{step: "restart.killed", scenario: "renew", clients: one, more: []fault{killHelper}},
-		{step: "restart.cleared", scenario: "renew", clients: one, more: []fault{killAll}},
-		{step: "restart.serving", scenario: "renew", clients: one, pod: true, more: all},
+		{step: "succeed.superseded", operation: "renew", clients: two, more: []fault{killHelper}},
+		{step: "succeed.superseded", operation: "renew", clients: one, readOnly: true},
+		{step: "succeed.moved", operation: "renew", clients: two, more: []fault{killClient}},
+		{step: "succeed.moved", operation: "renew", clients: one, readOnly: true},
+		{step: "renew.started", operation: "renew", clients: two, more: all},
+		{step: "renew.started", operation: "renew", clients: one, readOnly: true},
+		{step: "renew.started", operation: "renew unused", clients: two, more: []fault{killNothing}},
+		{step: "renew.succeeded", operation: "renew", clients: two, pod: true, more: all},
+		{step: "renew.succeeded", operation: "renew", clients: one, readOnly: true},
+		{step: "end.drained", operation: "renew", clients: two, more: []fault{killAll}},
+		{step: "restart.killed", operation: "renew", clients: one, more: []fault{killHelper}},
+		{step: "restart.cleared", operation: "renew", clients: one, more: []fault{killAll}},
+		{step: "restart.serving", operation: "renew", clients: one, pod: true, more: all},
 		// rotate: in place, or to another mount where the client keeps nothing back and others have the mount too
-		{step: "rotate.recorded", scenario: "rotate", more: []fault{killHelper, killClient}},
-		{step: "rotate.handed", scenario: "rotate", more: []fault{killHelper, killClient}},
-		{step: "rotate.started", scenario: "rotate shared", clients: two, more: all},
-		{step: "rotate.moved", scenario: "rotate shared", clients: two, pod: true, more: []fault{killClient}},
-		{step: "rotate.left", scenario: "rotate shared", clients: two, more: []fault{killHelper}},
-		{step: "rotate.handed", scenario: "rotate shared", clients: one, more: []fault{killAll}},
+		{step: "rotate.recorded", operation: "rotate", more: []fault{killHelper, killClient}},
+		{step: "rotate.handed", operation: "rotate", more: []fault{killHelper, killClient}},
+		{step: "rotate.started", operation: "rotate shared", clients: two, more: all},
+		{step: "rotate.moved", operation: "rotate shared", clients: two, pod: true, more: []fault{killClient}},
+		{step: "rotate.left", operation: "rotate shared", clients: two, more: []fault{killHelper}},
+		{step: "rotate.handed", operation: "rotate shared", clients: one, more: []fault{killAll}},
 		// reconcile
-		{step: "discard.killed", scenario: "discard", more: []fault{podGone}},
-		{step: "discard.unmounted", scenario: "discard", more: []fault{podGone}},
-		{step: "remove.cache", scenario: "discard", more: []fault{podGone}},
-		{step: "restore.directories", scenario: "restore", clients: one, more: []fault{podGone}},
+		{step: "discard.killed", operation: "discard", more: []fault{podGone}},
+		{step: "discard.unmounted", operation: "discard", more: []fault{podGone}},
+		{step: "remove.cache", operation: "discard", more: []fault{podGone}},
+		{step: "restore.directories", operation: "restore", clients: one, more: []fault{podGone}},
 	}
 }
 
-// cells are the matrix's, for this launcher.
-func cells() []*cell {
+// scenarios are the matrix's, for this launcher.
+func scenarios() []*scenario {
 	onSystemd := os.Getenv(rig.EnvLauncher) == rig.LauncherSystemd
-	var all []*cell
+	var all []*scenario
 	struck := map[string]bool{} // steps at which systemd and the bus are restarted
 	for _, r := range matrix() {
 		of := r.clients
@@ -138,15 +138,15 @@ func cells() []*cell {
 		}
 		for _, f := range faults {
 			for _, client := range of {
-				all = append(all, &cell{row: r, fault: f, client: client})
+				all = append(all, &scenario{testCase: r, fault: f, client: client})
 			}
 		}
 	}
 	return all
 }
 
-// lanes is how many nodes the cells share: they wait for most of the time.
-const lanes = 4
+// testNodes is how many nodes the scenarios share: they wait for most of the time.
+const testNodes = 4
 
 // Whatever is killed or restarted, at whatever step of its work the driver is: what was to be done is done in the end,
 // nothing that was closed is lost, a volume that has nothing to do with it works all the time, and nothing is left of
@@ -161,27 +161,27 @@ func TestFaultMatrix(t *testing.T) {
 		t.Skip(err)
 	}
 	server := rigtest.StartServer(t, s3server.Options{})
-	work := make(chan *cell)
+	work := make(chan *scenario)
 	go func() {
 		defer close(work)
-		for _, c := range cells() {
+		for _, c := range scenarios() {
 			work <- c
 		}
 	}()
 	var (
-		used []*lane
+		used []*testNode
 		mu   sync.Mutex
 		wg   sync.WaitGroup
 	)
-	for range lanes {
+	for range testNodes {
 		wg.Go(func() {
-			var l *lane
+			var l *testNode
 			for c := range work {
 				t.Run(c.testName(), func(t *testing.T) {
 					if l == nil {
-						l = newLane(t, whole, server)
+						l = newTestNode(t, whole, server)
 					}
-					c.lane, c.t = l, t
+					c.testNode, c.t = l, t
 					from := len(l.Logs())
 					defer func() {
 						if !t.Failed() {
@@ -191,7 +191,7 @@ func TestFaultMatrix(t *testing.T) {
 						log := l.Logs()[from:]
 						t.Logf("the drivers' log:\n%s", log[max(0, len(log)-30000):])
 						l.driver.Load().Kill()
-						l = nil // the next cell has another node
+						l = nil // the next scenario has another node
 					}()
 					c.run()
 				})
@@ -205,11 +205,11 @@ func TestFaultMatrix(t *testing.T) {
 	}
 	wg.Wait()
 	for _, l := range used {
-		c := &cell{lane: l, t: t}
-		c.must("unpublishing the innocent volume", c.begin(l.innocent.unpublishing(), false))
+		c := &scenario{testNode: l, t: t}
+		c.must("unpublishing the control volume", c.begin(l.controlVolume.unpublishing(), false))
 	}
 	if t.Failed() {
-		return // lanes that failed are left as they are
+		return // test nodes that failed are left as they are
 	}
 	for _, l := range used {
 		for _, what := range l.Leftovers() {
@@ -222,7 +222,7 @@ func TestFaultMatrix(t *testing.T) {
 func TestEveryStepIsInTheMatrix(t *testing.T) {
 	rigtest.ProcessOnly(t, "it reads the source")
 	pattern := regexp.MustCompile(`failpoint\.Here\("([^"]*)"\)`)
-	var source, rows []string
+	var source, steps []string
 	for _, dir := range []string{"../../pkg", "../../cmd"} {
 		err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 			if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
@@ -242,19 +242,19 @@ func TestEveryStepIsInTheMatrix(t *testing.T) {
 		}
 	}
 	for _, r := range matrix() {
-		rows = append(rows, r.step)
+		steps = append(steps, r.step)
 		if !slices.Contains(source, r.step) {
 			t.Errorf("step %s of the matrix is not in the source", r.step)
 		}
-		if scenarios[r.scenario] == nil {
-			t.Errorf("step %s: there is no scenario %q", r.step, r.scenario)
+		if operations[r.operation] == nil {
+			t.Errorf("step %s: there is no operation %q", r.step, r.operation)
 		}
 	}
 	if len(source) == 0 {
 		t.Error("no step was found")
 	}
 	for _, step := range source {
-		if !slices.Contains(rows, step) {
+		if !slices.Contains(steps, step) {
 			t.Errorf("step %s is not in the matrix", step)
 		}
 	}

@@ -85,7 +85,7 @@ func (c *computer) start() {
 	}
 	c.t.Cleanup(func() { _ = c.conn.Close() })
 	c.node = csi.NewNodeClient(c.conn)
-	await(c.t, 30*time.Second, "the driver on the host", func() bool {
+	rigtest.Await(c.t, 30*time.Second, "the driver on the host", func() bool {
 		ctx, cancel := context.WithTimeout(c.t.Context(), time.Second)
 		defer cancel()
 		_, err := csi.NewIdentityClient(c.conn).Probe(ctx, &csi.ProbeRequest{})
@@ -179,7 +179,7 @@ func TestShutdownWaitsForUploads(t *testing.T) {
 	}
 	c.proxy.Set(faultproxy.Faults{})
 	c.start()
-	await(t, 30*time.Second, "nothing to be left of the mount", func() bool { return len(c.left()) == 0 })
+	rigtest.Await(t, 30*time.Second, "nothing to be left of the mount", func() bool { return len(c.left()) == 0 })
 }
 
 // What was closed and not stored when the power went is stored after the next boot, although nobody asks for it.
@@ -209,8 +209,8 @@ func TestWhatAPowerCutKeptFromBeingStoredIsStoredLater(t *testing.T) {
 			}
 			c.proxy.Set(faultproxy.Faults{})
 			c.start()
-			await(t, 40*time.Second, "the files to be stored", func() bool { return c.stored("cut/big", content) && c.stored("cut/small", []byte("small")) })
-			await(t, 30*time.Second, "nothing to be left of the mount", func() bool { return len(c.left()) == 0 })
+			rigtest.Await(t, 40*time.Second, "the files to be stored", func() bool { return c.stored("cut/big", content) && c.stored("cut/small", []byte("small")) })
+			rigtest.Await(t, 30*time.Second, "nothing to be left of the mount", func() bool { return len(c.left()) == 0 })
 			target = c.publish("cut")
 			if b, err := os.ReadFile(c.Path(filepath.Join(target, "small"))); err != nil || string(b) != "small" {
 				t.Errorf("the volume reads %q, %v", b, err)

@@ -10,13 +10,13 @@ import (
 	"github.com/s3-csi/s3-csi-driver/tests/rig"
 )
 
-// units are those of the lane's mounts: other lanes have theirs on the same host.
-func (l *lane) units() []string {
+// units are those of the test node's mounts: other test nodes have theirs on the same host.
+func (l *testNode) units() []string {
 	if l.Launcher != rig.LauncherSystemd {
 		return nil
 	}
 	units, err := l.Units()
-	for range 100 { // another cell restarts what is asked
+	for range 100 { // another scenario restarts what is asked
 		if err == nil {
 			break
 		}

@@ -19,11 +19,14 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/s3-csi/s3-csi-driver/tests/isolate"
 	"github.com/s3-csi/s3-csi-driver/tests/output"
 	"github.com/s3-csi/s3-csi-driver/tests/ports"
 	"github.com/s3-csi/s3-csi-driver/tests/rig"
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
+
+func TestMain(m *testing.M) { os.Exit(isolate.Main(m.Run)) }
 
 const patience = 20 * time.Second // for what takes much less
 
@@ -46,6 +49,9 @@ func launchProgram(t *testing.T, program string, env []string, args ...string) *
 	t.Helper()
 	p := &process{cmd: exec.Command(program, args...), exited: make(chan struct{})}
 	p.cmd.Env, p.cmd.Stdout, p.cmd.Stderr = append([]string{}, env...), &p.stdout, &p.stderr
+	if os.Getenv(rig.EnvRace) != "" {
+		p.cmd.Env = append(p.cmd.Env, "GORACE=atexit_sleep_ms=50")
+	}
 	// A helper has the driver's stderr until its own log is open: do not wait for it.
 	p.cmd.WaitDelay = time.Second
 	if err := p.cmd.Start(); err != nil {
@@ -55,6 +61,9 @@ func launchProgram(t *testing.T, program string, env []string, args ...string) *
 	t.Cleanup(func() {
 		_ = p.cmd.Process.Kill()
 		<-p.exited
+		if strings.Contains(p.stderr.String(), "DATA RACE") {
+			t.Error("the driver has a data race")
+		}
 		if t.Failed() {
 			t.Logf("%s %v wrote:\n%s%s", program, args, p.stdout.String(), p.stderr.String())
 		}

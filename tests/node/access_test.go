@@ -125,18 +125,18 @@ func (e *env) everything(volumes []string) map[string]fs.FileMode {
 func (e *env) intruders() []intruder {
 	e.t.Helper()
 	var all []intruder
-	for _, p := range e.processes("") {
-		own := e.ownOf(p.uid)
-		for _, in := range []int{0, p.pid} {
+	for _, p := range e.Running("") {
+		own := e.ownOf(p.UID)
+		for _, in := range []int{0, p.PID} {
 			where := "on the host"
 			if in != 0 {
-				where = "in the namespace of " + p.name
+				where = "in the namespace of " + p.Name
 			}
-			all = append(all, intruder{fmt.Sprintf("%s, as the mount's user %d", where, p.uid), p.uid, in, own},
+			all = append(all, intruder{fmt.Sprintf("%s, as the mount's user %d", where, p.UID), p.UID, in, own},
 				intruder{fmt.Sprintf("%s, as nobody", where), nobody, in, nil})
-			for _, other := range e.processes("") {
-				if other.uid != p.uid {
-					all = append(all, intruder{fmt.Sprintf("%s, as the user %d of another mount", where, other.uid), other.uid, in, e.ownOf(other.uid)})
+			for _, other := range e.Running("") {
+				if other.UID != p.UID {
+					all = append(all, intruder{fmt.Sprintf("%s, as the user %d of another mount", where, other.UID), other.UID, in, e.ownOf(other.UID)})
 				}
 			}
 		}

@@ -65,10 +65,10 @@ func TestACacheIsTheMountsOwn(t *testing.T) {
 			target := e.publish(v, "t")
 			dir, uid := e.cacheOf()
 			p := e.client(client)
-			if int(uid) != p.uid {
-				t.Errorf("the cache is user %d's, and the client user %d", uid, p.uid)
+			if int(uid) != p.UID {
+				t.Errorf("the cache is user %d's, and the client user %d", uid, p.UID)
 			}
-			argv := strings.Split(read(t, fmt.Sprintf("/proc/%d/cmdline", p.pid)), "\x00")
+			argv := strings.Split(read(t, fmt.Sprintf("/proc/%d/cmdline", p.PID)), "\x00")
 			for _, arg := range map[string][]string{
 				rclone:     {"--cache-dir=" + dir, "--read-cache", "--cache-size=64Mi"},
 				mountpoint: {"--cache=" + dir, "--max-cache-size=64"},
@@ -82,8 +82,8 @@ func TestACacheIsTheMountsOwn(t *testing.T) {
 			}
 			switch ended {
 			case "client":
-				e.kill(p)
-				e.awaitRead(soon, filepath.Join(target, "file"), "content")
+				rigtest.Kill(e.t, p)
+				e.awaitRead(eventually, filepath.Join(target, "file"), "content")
 			case "client and helper":
 				e.killAll()
 				e.awaitRead(10*time.Second, filepath.Join(target, "file"), "content") // nobody tells of a client whose helper is gone
@@ -130,8 +130,8 @@ func TestACacheIsBounded(t *testing.T) {
 	if n := e.proxy.Requests() - before; n > 2 {
 		t.Errorf("a file that is in the cache takes %d requests", n)
 	}
-	e.kill(e.client(rclone)) // the next one uses what there is
-	e.awaitRead(soon, filepath.Join(target, "0"), string(make([]byte, each)))
+	rigtest.Kill(e.t, e.client(rclone)) // the next one uses what there is
+	e.awaitRead(eventually, filepath.Join(target, "0"), string(make([]byte, each)))
 	if n := e.proxy.Requests() - before; n > 12 {
 		t.Errorf("a client that starts on a cache makes %d requests", n)
 	}
@@ -141,7 +141,7 @@ func TestACacheIsBounded(t *testing.T) {
 	// It is looked at now and then, so for a while there is more.
 	defer func() {
 		if t.Failed() {
-			out, err := exec.CommandContext(context.Background(), "sh", "-c", "cd $0 && find . -type f -printf '%k KiB of %s, read %A+: %p\n'; ls -l /proc/$1/fd", dir, fmt.Sprint(e.client(rclone).pid)).CombinedOutput()
+			out, err := exec.CommandContext(context.Background(), "sh", "-c", "cd $0 && find . -type f -printf '%k KiB of %s, read %A+: %p\n'; ls -l /proc/$1/fd", dir, fmt.Sprint(e.client(rclone).PID)).CombinedOutput()
 			t.Logf("the cache has, %v:\n%s", err, out)
 		}
 	}()

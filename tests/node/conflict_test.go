@@ -82,7 +82,7 @@ func comesBack(t *testing.T, e *env) {
 	if n := e.count("s3csi_mount_conflicts_total", rclone); n != 2 {
 		t.Errorf("%v conflicts are counted, want 2", n)
 	}
-	if !strings.Contains(e.Logs(), "Conflict, local copies put aside") {
+	if !strings.Contains(e.Logs(), "Write conflict, local copies quarantined") {
 		t.Error("the log does not tell of the conflicts")
 	}
 	if err := os.RemoveAll(kept[0]); err != nil {

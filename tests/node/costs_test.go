@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
 
 // What a client's death costs is what docs/clients.md says: nothing that was closed; of what was open for writing, with
@@ -41,8 +43,8 @@ func TestWhatADeathCosts(t *testing.T) {
 			}
 			writing = append(writing, f)
 		}
-		e.kill(e.client(client))
-		e.awaitRead(soon, filepath.Join(target, "just-closed"), "closed too")
+		rigtest.Kill(e.t, e.client(client))
+		e.awaitRead(eventually, filepath.Join(target, "just-closed"), "closed too")
 		if _, err := reading.ReadAt(make([]byte, 1), 0); !errors.Is(err, unix.ENOTCONN) {
 			t.Errorf("the file that was open for reading answers %v", err)
 		}

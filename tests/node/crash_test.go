@@ -27,7 +27,7 @@ func TestMountsSurviveTheDriver(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer held.Close()
-		before := e.processes("")
+		before := e.Running("")
 
 		e.Kill()
 		write(t, filepath.Join(a, "without"), "2")
@@ -43,7 +43,7 @@ func TestMountsSurviveTheDriver(t *testing.T) {
 		if got := read(t, filepath.Join(b, "without")); got != "2" {
 			t.Errorf("the new publication reads %q", got)
 		}
-		if after := e.processes(""); !slices.Equal(before, after) {
+		if after := e.Running(""); !slices.Equal(before, after) {
 			t.Errorf("before the crash %v ran, after it %v: the mount is not shared", before, after)
 		}
 		e.unpublish(v, a)
@@ -69,9 +69,9 @@ func TestKilledInAColdStart(t *testing.T) {
 		now    func() bool
 	}{
 		{"the mount has directories", hanging, func() bool { return len(e.Leftovers()) > 0 }},
-		{"the helper runs", hanging, func() bool { return len(e.processes("")) > 0 }},
+		{"the helper runs", hanging, func() bool { return len(e.Running("")) > 0 }},
 		// A helper and a client, whose every request takes two seconds.
-		{"the client runs", faultproxy.Faults{Latency: 2 * time.Second}, func() bool { return len(e.processes(programs[rclone])) > 0 }},
+		{"the client runs", faultproxy.Faults{Latency: 2 * time.Second}, func() bool { return len(e.Running(programs[rclone])) > 0 }},
 	}
 	for _, m := range moments {
 		t.Run(m.name, func(t *testing.T) {
@@ -116,7 +116,7 @@ func TestRetryAfterAKilledColdStart(t *testing.T) {
 			_, err := driver.NodePublishVolume(ctx, rigtest.PublishRequest(v, e.Target("t")))
 			done <- err
 		}()
-		e.await(20*time.Second, "the helper", func() bool { return len(e.processes("")) > 0 })
+		e.await(20*time.Second, "the helper", func() bool { return len(e.Running("")) > 0 })
 		e.restart()
 		if err := <-done; err == nil {
 			t.Error("the publication was over before the driver was killed")
@@ -136,7 +136,7 @@ func TestDeadClient(t *testing.T) {
 		a, b := e.publish(v, "a"), e.publish(v, "b")
 		write(t, filepath.Join(a, "file"), "x")
 		e.await(20*time.Second, "the upload", func() bool { return len(e.Keys(t, bucket, "dead/file")) > 0 })
-		e.kill(e.client(client))
+		rigtest.Kill(e.t, e.client(client))
 		e.await(5*time.Second, "ENOTCONN: the driver must hold no copy of the FUSE descriptor", func() bool {
 			_, err := os.Stat(filepath.Join(a, "file"))
 			return errors.Is(err, unix.ENOTCONN)
@@ -156,7 +156,7 @@ func TestDeadClient(t *testing.T) {
 			t.Errorf("the other target reads %q", got)
 		}
 		e.client(client) // the two share one again
-		e.kill(e.client(client))
+		rigtest.Kill(e.t, e.client(client))
 		e.unpublish(v, a)
 		e.unpublish(v, b)
 		e.awaitNothingLeft(time.Second)
@@ -169,14 +169,14 @@ func TestDeadHelper(t *testing.T) {
 	e := start(t)
 	v := static("helperless", rclone)
 	target := e.publish(v, "a")
-	for _, p := range e.processes("") {
-		e.kill(p)
+	for _, p := range e.Running("") {
+		rigtest.Kill(e.t, p)
 	}
 	e.publish(v, "a")
 	write(t, filepath.Join(target, "file"), "x")
-	for _, p := range e.processes("") {
-		if p.name != programs[rclone] {
-			e.kill(p)
+	for _, p := range e.Running("") {
+		if p.Name != programs[rclone] {
+			rigtest.Kill(e.t, p)
 		}
 	}
 	// The client lives on without its helper; what it was given is stored all the same.

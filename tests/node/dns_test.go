@@ -109,14 +109,14 @@ func (c *cluster) linkHosts(to string) {
 }
 
 // seen is a process's resolv.conf.
-func (c *cluster) seen(p proc) string {
-	content, _ := run(c.t, "nsenter", "-t", fmt.Sprint(p.pid), "--mount", "cat", resolvConf) // a link leads somewhere there
+func (c *cluster) seen(p rig.Process) string {
+	content, _ := run(c.t, "nsenter", "-t", fmt.Sprint(p.PID), "--mount", "cat", resolvConf) // a link leads somewhere there
 	return content
 }
 
 // byTheCLibrary is an address as programs find it that use the C library, which mount-s3 does: where a client is.
-func (c *cluster) byTheCLibrary(p proc, name string) (string, error) {
-	out, err := run(c.t, "nsenter", "-t", fmt.Sprint(p.pid), "--mount", "getent", "ahostsv4", name)
+func (c *cluster) byTheCLibrary(p rig.Process, name string) (string, error) {
+	out, err := run(c.t, "nsenter", "-t", fmt.Sprint(p.PID), "--mount", "getent", "ahostsv4", name)
 	address, _, _ := strings.Cut(out, " ")
 	return address, err
 }
@@ -155,7 +155,7 @@ func TestClientsResolveNamesAsNodeDNSSays(t *testing.T) {
 			if got, err := c.byTheCLibrary(before, service); err != nil || got != "127.0.0.1" {
 				t.Errorf("the C library finds %q, %v", got, err)
 			}
-			if helper := c.processes("s3-csi-helper"); len(helper) != 1 || c.seen(helper[0]) != read(t, c.own) {
+			if helper := c.Running("s3-csi-helper"); len(helper) != 1 || c.seen(helper[0]) != read(t, c.own) {
 				t.Errorf("helpers: %v", helper)
 			}
 
@@ -242,7 +242,7 @@ func TestAResolvConfThatIsALinkIsReplacedWhereItLeads(t *testing.T) {
 			}
 			for _, socket := range []string{"/run/systemd/resolve/io.systemd.Resolve", "/run/nscd/socket"} {
 				c.await(20*time.Second, socket+", which answers as the host does, to be hidden", func() bool {
-					_, err := os.Lstat(fmt.Sprintf("/proc/%d/root%s", client.pid, socket))
+					_, err := os.Lstat(fmt.Sprintf("/proc/%d/root%s", client.PID, socket))
 					return os.IsNotExist(err)
 				})
 			}
@@ -270,7 +270,7 @@ func TestHelpersThatResolveNamesByThePodKeepNoMount(t *testing.T) {
 			}
 			for left, v := range volumes {
 				c.unpublish(v, c.Target(v.GetVolumeId()))
-				if lives := c.processes(programs[rclone]); len(lives) != len(volumes)-left-1 {
+				if lives := c.Running(programs[rclone]); len(lives) != len(volumes)-left-1 {
 					t.Errorf("%s is unpublished, and there are %v", v.GetVolumeId(), lives)
 				}
 				if got := c.Object(t, bucket, v.GetVolumeId()+"/file"); got != "content" {
@@ -294,7 +294,7 @@ func TestADriverInNoContainerHasTheHostsResolvConf(t *testing.T) {
 		}
 		return link
 	}
-	if e.Launcher == rig.LauncherProcess && namespace(e.client(rclone).pid) != namespace("self") {
+	if e.Launcher == rig.LauncherProcess && namespace(e.client(rclone).PID) != namespace("self") {
 		t.Error("the client is in a mount namespace of its own")
 	}
 	if _, err := os.Lstat(filepath.Join(e.State, "resolv.conf")); !os.IsNotExist(err) {

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
+	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
 
 // slow lets an upload of a few MiB take as many seconds, crawling longer than anybody looks at it.
@@ -58,7 +59,7 @@ func TestUnpublishWaitsUntilEverythingIsStored(t *testing.T) {
 	e := start(t)
 	for _, name := range []string{"calm", "crash"} {
 		v := static(name, rclone)
-		content := random(8 << 20)
+		content := random(3 << 20)
 		target := e.publish(v, v.GetVolumeId())
 		e.proxy.Set(crawling)
 		write(t, filepath.Join(target, "data.bin"), content)
@@ -93,7 +94,7 @@ func TestPublishDuringADrainSeesAllThatWasWritten(t *testing.T) {
 	t.Parallel()
 	e := start(t)
 	v := static("again", rclone)
-	content := random(8 << 20)
+	content := random(3 << 20)
 	target := e.publish(v, "a")
 	e.proxy.Set(crawling)
 	write(t, filepath.Join(target, "data.bin"), content)
@@ -184,11 +185,11 @@ func TestWhatAKilledClientHadToStoreIsStored(t *testing.T) {
 			write(t, filepath.Join(target, "file"), content)
 			e.awaitBusy(v, target, "draining") // the file's close has arrived
 			if who == "client and helper" {
-				for _, p := range e.processes("") {
-					e.kill(p)
+				for _, p := range e.Running("") {
+					rigtest.Kill(e.t, p)
 				}
 			} else {
-				e.kill(e.client(rclone))
+				rigtest.Kill(e.t, e.client(rclone))
 			}
 			if who == "client, and the driver after it" {
 				e.restart()
@@ -209,7 +210,7 @@ func TestWhatAKilledClientHadToStoreIsStored(t *testing.T) {
 		e.proxy.Set(slow)
 		write(t, filepath.Join(target, "file"), content)
 		time.Sleep(300 * time.Millisecond) // the close is asynchronous where the kernel is concerned
-		e.kill(e.client(rclone))
+		rigtest.Kill(e.t, e.client(rclone))
 		e.proxy.Set(faultproxy.Faults{})
 		e.publish(v, "t")
 		if got := read(t, filepath.Join(target, "file")); got != content {

@@ -42,9 +42,9 @@ func TestAForgedMountIsNotHealed(t *testing.T) {
 		if _, err := c.Nested(t.Context(), agent.OpDrop, "", ""); err != nil {
 			t.Fatal(err)
 		}
-		e.kill(e.client(client))
-		reads(t, c, soon, "/sub/file", "of the tenant")
-		e.await(10*soon, "the containers to be looked at", func() bool { return e.count("s3csi_mount_heals_total", "container", "failed") > 0 })
+		rigtest.Kill(e.t, e.client(client))
+		reads(t, c, eventually, "/sub/file", "of the tenant")
+		e.await(eventually, "the containers to be looked at", func() bool { return e.count("s3csi_mount_heals_total", "container", "failed") > 0 })
 		for _, path := range []string{"/fake/other/file", "/fake/file"} {
 			if got, err := c.Nested(t.Context(), agent.OpRead, path, ""); !errors.Is(err, unix.ENOTCONN) {
 				t.Errorf("%s reads %q, %v", path, got.Content, err)
@@ -59,13 +59,13 @@ func TestAForgedMountIsNotHealed(t *testing.T) {
 		if err := c.Write(t.Context(), "/sub/new", "x"); !errors.Is(err, unix.EROFS) {
 			t.Errorf("writing to the read-only subpath: %v", err)
 		}
-		e.logged("A dead mount is left", "at /fake ", "forged")
+		e.logged("Stale mount not replaced", "at /fake ", "forged")
 		stop(t, c)
 		if err := unix.Unmount(subpath, 0); err != nil {
 			t.Error(err)
 		}
 		e.unpublish(v, target)
-		e.awaitNothingLeft(5 * soon)
+		e.awaitNothingLeft(eventually)
 	})
 }
 
@@ -87,18 +87,18 @@ func TestFormerFileSystemsAreForgottenWhenNothingShowsThem(t *testing.T) {
 	}
 	kill := func() {
 		t.Helper()
-		e.kill(e.client(mountpoint))
-		e.await(10*soon, "the target to be healed", func() bool {
+		rigtest.Kill(e.t, e.client(mountpoint))
+		e.await(eventually, "the target to be healed", func() bool {
 			_, err := os.Stat(target)
 			return err == nil
 		})
 	}
 	kill()
-	e.await(5*soon, "the former file system to be forgotten", func() bool { return len(pins()) == 0 })
+	e.await(eventually, "the former file system to be forgotten", func() bool { return len(pins()) == 0 })
 	// A read-only copy in a user namespace is left until its container ends.
 	c := containers.Start(t, containers.Options{PodUID: podUID, UserNamespace: true, Mounts: []containers.Mount{{Source: target, Target: "/ro", ReadOnly: true}}})
 	kill()
-	e.logged("A dead mount is left", "at /ro ")
+	e.logged("Stale mount not replaced", "at /ro ")
 	if got := pins(); len(got) != 1 {
 		t.Errorf("pinned: %q", got)
 	}
@@ -111,7 +111,7 @@ func TestFormerFileSystemsAreForgottenWhenNothingShowsThem(t *testing.T) {
 	if got := pins(); len(got) != 0 {
 		t.Errorf("left: %q", got)
 	}
-	e.awaitNothingLeft(5 * soon)
+	e.awaitNothingLeft(eventually)
 }
 
 // Where the source was unmounted by hand the host's targets still tell which file system is the volume's.
@@ -124,18 +124,18 @@ func TestAVolumeHealsWhoseSourceWasUnmountedByHand(t *testing.T) {
 		target := e.podTarget(podUID, "pv")
 		e.publishAt(v, target)
 		c := containers.Start(t, containers.Options{PodUID: podUID, Mounts: []containers.Mount{{Source: target, Target: "/data"}}})
-		reads(t, c, soon, "/data/file", "content")
+		reads(t, c, eventually, "/data/file", "content")
 		e.Kill()
-		e.kill(e.client(client))
+		rigtest.Kill(e.t, e.client(client))
 		shown := mountsAt(t, target)[0].Source
 		source := filepath.Join(e.State, "sources", shown[strings.LastIndexByte(shown, ':')+1:])
 		if err := unix.Unmount(source, unix.UMOUNT_NOFOLLOW); err != nil {
 			t.Fatal(fmt.Errorf("unmounting %s: %w", source, err))
 		}
 		e.drive()
-		reads(t, c, 5*soon, "/data/file", "content")
+		reads(t, c, eventually, "/data/file", "content")
 		stop(t, c)
 		e.unpublish(v, target)
-		e.awaitNothingLeft(5 * soon)
+		e.awaitNothingLeft(eventually)
 	})
 }

@@ -19,8 +19,12 @@ import (
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
 
-// soon is how long a death may be seen: new opens work within that time.
+// soon is how long the failure of a client may be seen: new opens work within that time. Tests that assert it, or another time, are
+// named TestTimed…: make test runs them when nothing else runs.
 const soon = time.Second
+
+// eventually bounds waits for what an event causes. It is less than the minute between two reconcile passes.
+const eventually = 20 * time.Second
 
 const (
 	podUID      = "0b9c7f1e-53a4-4f0b-8d1c-7e2a90c4d611"
@@ -85,7 +89,7 @@ func (e *env) count(name string, words ...string) float64 {
 }
 
 // A client that dies is started again, and every target shows the new one, unasked.
-func TestADeadClientComesBackByItself(t *testing.T) {
+func TestTimedRestartOfACrashedClient(t *testing.T) {
 	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		e.Put(t, bucket, "heal/file", "content")
@@ -93,7 +97,7 @@ func TestADeadClientComesBackByItself(t *testing.T) {
 		a := e.publish(v, "a")
 		b := e.publish(v, "b", readOnly)
 		for range 2 {
-			e.kill(e.client(client))
+			rigtest.Kill(e.t, e.client(client))
 			died := pressure.Now()
 			e.awaitRead(soon, filepath.Join(a, "file"), "content")
 			e.awaitRead(soon-died.Since(), filepath.Join(b, "file"), "content")
@@ -112,7 +116,7 @@ func TestADeadClientComesBackByItself(t *testing.T) {
 		if n := e.count("s3csi_mount_restarts_total", client, "crash"); n != 2 {
 			t.Errorf("%v restarts are counted", n)
 		}
-		if n := e.count("s3csi_mounts", client, "serving"); n != 1 {
+		if n := e.count("s3csi_mounts", client, "healthy"); n != 1 {
 			t.Errorf("%v mounts are counted", n)
 		}
 		e.unpublish(v, a)
@@ -126,7 +130,7 @@ func TestADeadClientComesBackByItself(t *testing.T) {
 
 // Running containers get the new client too: without a restart, in all their mounts of the volume, and never see what lies
 // below. Nobody else's mounts are touched.
-func TestContainersHealWithoutARestart(t *testing.T) {
+func TestTimedHealOfContainers(t *testing.T) {
 	t.Parallel()
 	containers.Need(t)
 	eachClient(t, func(t *testing.T, e *env, client string) {
@@ -156,7 +160,7 @@ func TestContainersHealWithoutARestart(t *testing.T) {
 				t.Fatalf("%s was never read", path)
 			}
 		}
-		e.kill(e.client(client))
+		rigtest.Kill(e.t, e.client(client))
 		died := pressure.Now()
 		for path, content := range good {
 			look, ok := watches[path].Await(died.Time, 10*time.Second, containers.Reads(content))
@@ -237,7 +241,7 @@ func TestANewDriverHealsWhatDiedBefore(t *testing.T) {
 		v := static("before", client)
 		a := e.publish(v, "a")
 		e.Kill()
-		e.kill(e.client(client))
+		rigtest.Kill(e.t, e.client(client))
 		e.drive()
 		e.awaitRead(3*time.Second, filepath.Join(a, "file"), "content")
 		e.unpublish(v, a)
@@ -252,7 +256,7 @@ func TestHealingCanBeTurnedOff(t *testing.T) {
 	e.Put(t, bucket, "off/file", "content")
 	v := static("off", mountpoint)
 	a := e.publish(v, "a")
-	e.kill(e.client(mountpoint))
+	rigtest.Kill(e.t, e.client(mountpoint))
 	time.Sleep(2 * soon)
 	if _, err := os.ReadFile(filepath.Join(a, "file")); err == nil {
 		t.Error("the mount was healed")
@@ -272,8 +276,8 @@ func TestRepeatedDeathsBackOff(t *testing.T) {
 	v := static("again", rclone)
 	a := e.publish(v, "a")
 	for end := time.Now().Add(6 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-		for _, p := range e.processes(programs[rclone]) {
-			_ = unix.Kill(p.pid, unix.SIGKILL) // it may be dead by now
+		for _, p := range e.Running(programs[rclone]) {
+			_ = unix.Kill(p.PID, unix.SIGKILL) // it may be dead by now
 		}
 	}
 	if n := e.count("s3csi_mount_restarts_total") + e.count("s3csi_mount_restart_failures_total"); n < 2 || n > 5 {
@@ -288,7 +292,7 @@ func TestRepeatedDeathsBackOff(t *testing.T) {
 }
 
 // A client that answers nothing any more is cut off and started again, unasked, and whoever waited for it is freed.
-func TestAHangingClientIsCutOff(t *testing.T) {
+func TestTimedRestartOfAnUnresponsiveClient(t *testing.T) {
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		e.Kill()
 		e.drive("--hang-timeout=2s")
@@ -298,7 +302,7 @@ func TestAHangingClientIsCutOff(t *testing.T) {
 		a := e.publish(v, "a")
 		stopped := e.client(client)
 		b := e.publish(w, "b")
-		rigtest.Freeze(t, stopped.pid)
+		rigtest.Freeze(t, stopped.PID)
 		hung := time.Now()
 		waiting := make(chan error, 1)
 		go func() {
@@ -339,7 +343,7 @@ func TestAHangingClientDoesNotHoldUpItsUnpublication(t *testing.T) {
 		if _, err := f.WriteString("not closed"); err != nil {
 			t.Fatal(err)
 		}
-		rigtest.Freeze(t, e.client(client).pid)
+		rigtest.Freeze(t, e.client(client).PID)
 		go f.Close() // waits for the client
 		began := time.Now()
 		e.await(20*time.Second, "the unpublication", func() bool { return e.tryUnpublish(5*time.Second, v, a) == nil })

@@ -68,7 +68,7 @@ func TestAPodWithAMountsUIDHoldsNothingUp(t *testing.T) {
 	target := e.publish(v, "t")
 	write(t, filepath.Join(target, "file"), "stored")
 	t.Run("while the pod runs", func(t *testing.T) {
-		pod(t, e.client(rclone).uid)
+		pod(t, e.client(rclone).UID)
 		if err := e.tryUnpublish(20*time.Second, v, target); err != nil {
 			t.Fatal(err)
 		}
@@ -95,7 +95,7 @@ func TestAnotherUnitWithAMountsUIDHoldsNothingUp(t *testing.T) {
 	}
 	v := static("other-unit", rclone)
 	target := e.publish(v, "t")
-	uid := e.client(rclone).uid
+	uid := e.client(rclone).UID
 	unit := fmt.Sprintf("not-s3csi-%d.service", uid)
 	out, err := exec.CommandContext(t.Context(), "systemd-run", "--unit="+unit,
 		"setpriv", fmt.Sprintf("--reuid=%d", uid), fmt.Sprintf("--regid=%d", uid), "--clear-groups", "sleep", "1000").CombinedOutput()
@@ -144,7 +144,7 @@ func TestAProcessThatHidesIsItsMounts(t *testing.T) {
 	e.await(30*time.Second, "the end of the leftover", func() bool { return rig.Ended(leftover) })
 	v := static("hiding", rclone)
 	target := e.publish(v, "t")
-	hidden := hide(t, e.client(rclone).uid)
+	hidden := hide(t, e.client(rclone).UID)
 	// The driver waits for it, or kills it: that depends on which of helper and driver saw the client's end first.
 	err := e.tryUnpublish(3*time.Second, v, target)
 	switch code := status.Code(err); {

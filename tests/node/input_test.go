@@ -76,7 +76,7 @@ func TestWordsOfTheAWSDriverReachNoClient(t *testing.T) {
 		v := static("v-"+client, client)
 		target := e.publish(v, client, flags("-f", "--region="+e.Region(), "--allow-root", "--auto-unmount", "--log-directory=/etc/log", "--cache=/etc/cache", "--uid=1000", "--read-only", " debug ",
 			"--storage-class  STANDARD", "--debug-crt", "--user-agent-prefix=x", "aws-max-attempts 99", "endpoint-url "+e.proxy.Endpoint()))
-		argv := strings.Split(strings.TrimRight(read(t, fmt.Sprintf("/proc/%d/cmdline", e.client(client).pid)), "\x00"), "\x00")
+		argv := strings.Split(strings.TrimRight(read(t, fmt.Sprintf("/proc/%d/cmdline", e.client(client).PID)), "\x00"), "\x00")
 		for _, arg := range argv {
 			for _, written := range []string{"-f", "/etc", "allow-root", "auto-unmount", "log-directory", "debug-crt", "agent-prefix=x", "max-attempts"} {
 				if arg == written || len(written) > 2 && strings.Contains(arg, written) {
@@ -104,7 +104,7 @@ func TestOptionsReachTheClient(t *testing.T) {
 	for client, options := range map[string][]string{rclone: {"transfers=3", "debug"}, mountpoint: {"max-threads=3", "debug"}} {
 		v := static("v-"+client, client, "mountOptions", options[0])
 		target := e.publish(v, client, flags("--"+options[1]))
-		argv := strings.Split(read(t, fmt.Sprintf("/proc/%d/cmdline", e.client(client).pid)), "\x00")
+		argv := strings.Split(read(t, fmt.Sprintf("/proc/%d/cmdline", e.client(client).PID)), "\x00")
 		for _, o := range options {
 			if !strings.Contains(strings.Join(argv, " ")+" ", " --"+o+" ") {
 				t.Errorf("client %s was started without %s: %q", client, o, argv)

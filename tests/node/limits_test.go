@@ -20,6 +20,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
 	"github.com/s3-csi/s3-csi-driver/tests/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
 
 // greed is what a client needs at least, and how often a file has to be opened until it needs more than that. Both
@@ -115,7 +116,7 @@ func TestLimitsAreTheUnits(t *testing.T) {
 		},
 	} {
 		t.Run(tc.volume.GetVolumeId(), func(t *testing.T) {
-			before := e.processes("")
+			before := e.Running("")
 			target := e.publish(tc.volume, "t")
 			unit := e.unitOf(tc.volume.GetVolumeId())
 			tc.want["OOMPolicy"] = "continue" // else systemd ends the helper with the client
@@ -130,12 +131,12 @@ func TestLimitsAreTheUnits(t *testing.T) {
 				}
 			}
 			var words []string
-			for _, p := range e.processes("") {
-				if p.name == "s3-csi-helper" || slices.Contains(before, p) {
+			for _, p := range e.Running("") {
+				if p.Name == "s3-csi-helper" || slices.Contains(before, p) {
 					continue
 				}
 				for _, file := range []string{"cmdline", "environ"} {
-					words = append(words, strings.Split(read(t, fmt.Sprintf("/proc/%d/%s", p.pid, file)), "\x00")...)
+					words = append(words, strings.Split(read(t, fmt.Sprintf("/proc/%d/%s", p.PID, file)), "\x00")...)
 				}
 			}
 			if !slices.Contains(words, tc.told) {
@@ -265,7 +266,7 @@ func TestWantOfMemoryHitsNoNeighbour(t *testing.T) {
 		if now := property(t, e.unitOf("modest"), "MainPID"); now != neighbour {
 			t.Errorf("the neighbour's helper was %s and is %s", neighbour, now)
 		}
-		e.logged("The client is dead", `volume="greedy"`, `reason="oom"`, "for want of memory", "its volume's memoryLimit is "+strings.TrimSuffix(greed[client].limit, "Mi")+" MiB")
+		e.logged("Client exited, restarting it", `volume="greedy"`, `reason="oom"`, "OOM-killed", "the memoryLimit of its volume is "+strings.TrimSuffix(greed[client].limit, "Mi")+" MiB")
 		if n := e.count("s3csi_mount_restarts_total", client, "oom"); n != 1 {
 			t.Errorf("%v restarts for want of memory are counted", n)
 		}
@@ -276,7 +277,7 @@ func TestWantOfMemoryHitsNoNeighbour(t *testing.T) {
 
 		// The next death is an ordinary one, and the unit still counts the other.
 		e.unpublish(w, b)
-		e.kill(e.client(client))
+		rigtest.Kill(e.t, e.client(client))
 		e.awaitRead(oomBound, filepath.Join(a, "file"), "content")
 		if n := e.count("s3csi_mount_restarts_total", client, "crash"); n != 1 {
 			t.Errorf("%v crashes are counted", n)
@@ -301,10 +302,10 @@ func TestWantOfMemoryIsToldWhenAVolumeDoesNotComeBack(t *testing.T) {
 	a := e.publish(v, "a")
 	killed := e.client(client)
 	e.feast(client, a)
-	e.await(10*time.Second, "the client's end", func() bool { return rig.Ended(killed.pid) })
+	e.await(10*time.Second, "the client's end", func() bool { return rig.Ended(killed.PID) })
 	e.proxy.Set(faultproxy.Faults{Refuse: true}) // so no client starts
 	for range 2 {
-		want(t, e.tryPublish(50*time.Second, v, a), codes.Unavailable, "for want of memory", "its limit is 640 MiB, by the node's --memory-limit", "could not be started again")
+		want(t, e.tryPublish(50*time.Second, v, a), codes.Unavailable, "OOM-killed", "its limit is 640 MiB, by the node's --memory-limit", "restarting client")
 	}
 	if n := e.count("s3csi_mount_restart_failures_total", client, "oom"); n < 2 {
 		t.Errorf("%v failures after a want of memory are counted", n)
@@ -329,7 +330,7 @@ func TestWhatAllMountsUseIsBounded(t *testing.T) {
 		e.feast(client, a)
 		e.awaitRead(oomBound, filepath.Join(a, "file"), "content")
 		e.awaitRead(oomBound, filepath.Join(b, "file"), "content")
-		e.logged("The client is dead", `volume="greedy"`, `reason="oom"`, "--slice-memory-limit")
+		e.logged("Client exited, restarting it", `volume="greedy"`, `reason="oom"`, "--slice-memory-limit")
 		if n := e.count("s3csi_mount_restarts_total", client, "oom"); n == 0 {
 			t.Error("no restart for want of memory is counted")
 		}

@@ -78,9 +78,9 @@ func TestHealingTakesNoLockOffWhatIsMountedBelow(t *testing.T) {
 			pods[name] = victim{c, tc.place, !tc.free}
 		}
 		time.Sleep(nameTTL) // until then the kernel moves what is mounted below as it is
-		e.kill(served)
+		rigtest.Kill(e.t, served)
 		outcomes := func() float64 { return e.count("s3csi_mount_heals_total", "container") }
-		e.await(10*soon, "the containers to be healed", func() bool { return outcomes() >= float64(2*len(pods)) })
+		e.await(eventually, "the containers to be healed", func() bool { return outcomes() >= float64(2*len(pods)) })
 		for name, pod := range pods {
 			_, err := pod.Nested(t.Context(), agent.OpRemount, pod.place, "")
 			if pod.refused && err == nil {
@@ -93,12 +93,12 @@ func TestHealingTakesNoLockOffWhatIsMountedBelow(t *testing.T) {
 			if got, err := pod.Nested(t.Context(), agent.OpRead, "/data/file", ""); !pod.refused && got.Content != "content" {
 				t.Errorf("%s: the volume reads %q, %v", name, got.Content, err)
 			}
-			reads(t, pod.Container, soon, "/data/file", "content") // in the container's own namespace nothing is locked
+			reads(t, pod.Container, eventually, "/data/file", "content") // in the container's own namespace nothing is locked
 			stop(t, pod.Container)
 		}
-		e.logged("A dead mount is left", "mounted below it in a user namespace", "restart the container")
+		e.logged("Stale mount not replaced", "mounted below it in a user namespace", "restart the container")
 		e.unpublish(other, claim)
 		e.unpublish(v, target)
-		e.awaitNothingLeft(5 * soon)
+		e.awaitNothingLeft(eventually)
 	})
 }

@@ -3,7 +3,6 @@ package node
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,12 +11,10 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"github.com/moby/sys/mountinfo"
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
-	"github.com/s3-csi/s3-csi-driver/tests/pressure"
 	"github.com/s3-csi/s3-csi-driver/tests/rig"
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
@@ -208,66 +205,24 @@ func (e *env) undone(target string) {
 	}
 }
 
-// proc is a process of a mount.
-type proc struct {
-	name     string
-	pid, uid int
-}
-
-// processes are the mounts' processes of that name; "" is all.
-func (e *env) processes(name string) []proc {
-	var all []proc
-	for _, line := range e.Processes() {
-		comm, rest, _ := strings.Cut(line, ", pid ")
-		p := proc{name: comm}
-		if _, err := fmt.Sscanf(rest, "%d, uid %d", &p.pid, &p.uid); err != nil {
-			e.t.Fatalf("process %q: %v", line, err)
-		}
-		if name == "" || name == comm {
-			all = append(all, p)
-		}
-	}
-	return all
-}
-
 // client is the only process of that client.
-func (e *env) client(client string) proc {
+func (e *env) client(client string) rig.Process {
 	e.t.Helper()
-	all := e.processes(programs[client])
+	all := e.Running(programs[client])
 	if len(all) != 1 {
 		e.t.Fatalf("%d processes of client %s, want one: %v", len(all), client, e.Processes())
 	}
 	return all[0]
 }
 
-// kill ends a process by force and waits until its file system has noticed. One that has just ended may be gone already: a
-// unit's client goes with its helper.
-func (e *env) kill(p proc) {
-	e.t.Helper()
-	if err := unix.Kill(p.pid, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
-		e.t.Fatal(err)
-	}
-	e.await(10*time.Second, "the client's end", func() bool { return rig.Ended(p.pid) })
-}
-
-// await waits until something is so.
 func (e *env) await(limit time.Duration, what string, is func() bool) {
 	e.t.Helper()
-	for began := pressure.Now(); !is(); time.Sleep(10 * time.Millisecond) {
-		if began.Since() <= limit {
-			continue
-		}
-		e.t.Fatalf("waited %s in vain for %s", limit, what)
-	}
+	rigtest.Await(e.t, limit, what, is)
 }
 
-// awaitNothingLeft waits until the driver has cleared away what it finds.
 func (e *env) awaitNothingLeft(limit time.Duration) {
 	e.t.Helper()
-	for end := time.Now().Add(limit); len(e.Leftovers()) > 0 && time.Now().Before(end); {
-		time.Sleep(20 * time.Millisecond)
-	}
-	e.NothingLeft(e.t)
+	e.AwaitNothingLeft(e.t, limit)
 }
 
 // mountsAt are the mounts on exactly that path, the lowest first.

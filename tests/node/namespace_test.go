@@ -75,7 +75,7 @@ func TestADriverInAContainerMountsOnTheHost(t *testing.T) {
 				t.Error("the container has a copy of the mount")
 			}
 		}
-		clientMounts := read(t, fmt.Sprintf("/proc/%d/mountinfo", e.client(client).pid))
+		clientMounts := read(t, fmt.Sprintf("/proc/%d/mountinfo", e.client(client).PID))
 		if !strings.Contains(clientMounts, " "+target+" ") {
 			t.Error("the client is not in the host's mount namespace")
 		}

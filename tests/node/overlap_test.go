@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
+	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
 
 // A publication waits for a draining mount below the same prefix, whatever differs otherwise, and its data stays.
@@ -150,7 +151,7 @@ func TestPublicationsThatWaitForEachOther(t *testing.T) {
 		go func() { published <- e.tryPublish(2*time.Minute, v, next, group(g)) }()
 	}
 	e.await(20*time.Second, "a publication that waits", func() bool {
-		return strings.Contains(e.Logs(), "Waiting for a draining mount") || e.requests("NodePublishVolume") == 4
+		return strings.Contains(e.Logs(), "Waiting for draining mount") || e.requests("NodePublishVolume") == 4
 	})
 	e.proxy.Set(faultproxy.Faults{})
 	for range groups {
@@ -188,8 +189,8 @@ func TestADrainGoesOnWithTheChangedSecret(t *testing.T) {
 			e.awaitBusy(v, target, "draining: 1 upload")
 			e.revoke("owner", former)
 			if who == "the helper is dead" {
-				for _, p := range e.processes("") {
-					e.kill(p)
+				for _, p := range e.Running("") {
+					rigtest.Kill(e.t, p)
 				}
 			}
 			e.proxy.Set(faultproxy.Faults{})
@@ -224,8 +225,8 @@ func TestAMountWaitsForWhatARebootLeft(t *testing.T) {
 	write(t, filepath.Join(target, "file"), "old")
 	e.await(20*time.Second, "an upload", tried.Load)
 	e.Kill()
-	for _, p := range e.processes("") {
-		e.kill(p)
+	for _, p := range e.Running("") {
+		rigtest.Kill(e.t, p)
 	}
 	sources, err := filepath.Glob(filepath.Join(e.State, "sources", "*"))
 	if err != nil || len(sources) != 1 {
@@ -268,8 +269,8 @@ func TestADrainThatIsGivenUp(t *testing.T) {
 	if err := os.RemoveAll(caches[0]); err != nil {
 		t.Fatal(err)
 	}
-	for _, p := range e.processes("") {
-		e.kill(p)
+	for _, p := range e.Running("") {
+		rigtest.Kill(e.t, p)
 	}
 	next := e.publish(v, "next", group("4002"))
 	e.unpublish(v, target)

@@ -41,7 +41,7 @@ func TestVolumeMountGroup(t *testing.T) {
 		e.Put(t, bucket, "group/dir/file", "x")
 		v := static("group", client)
 		target := e.publish(v, "t", group("4321"))
-		uid := e.client(client).uid
+		uid := e.client(client).UID
 		for path, mode := range map[string]string{"": "0770", "dir": "0770", "dir/file": "0660"} {
 			if got, want := look(t, filepath.Join(target, path)), fmt.Sprintf("%d:4321 %s", uid, mode); got != want {
 				t.Errorf("%q is shown as %s, want %s", path, got, want)
@@ -105,7 +105,7 @@ func TestOwnersAndModes(t *testing.T) {
 		// What the author says wins over the group.
 		both := static("both", client, "gid", "2345", "dirMode", "0755")
 		target = e.publish(both, "both", group("4321"))
-		if got, want := look(t, target), fmt.Sprintf("%d:2345 0755", e.client(client).uid); got != want {
+		if got, want := look(t, target), fmt.Sprintf("%d:2345 0755", e.client(client).UID); got != want {
 			t.Errorf("gid, dirMode and a group: %s, want %s", got, want)
 		}
 		e.unpublish(both, target)

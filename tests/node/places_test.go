@@ -64,7 +64,7 @@ func TestOwnDirectoriesAreNoTargets(t *testing.T) {
 		t.Fatalf("sources: %v, %v", sources, err)
 	}
 	for _, own := range []string{sources[0], e.State, e.Cache} {
-		want(t, e.tryUnpublish(10*time.Second, v, own), codes.InvalidArgument, "target_path", "the driver's own")
+		want(t, e.tryUnpublish(10*time.Second, v, own), codes.InvalidArgument, "target_path", "of the driver itself")
 	}
 	write(t, filepath.Join(target, "file"), "x")
 	e.unpublish(v, target)

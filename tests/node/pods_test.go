@@ -111,7 +111,7 @@ func ours(t *testing.T, pid int, volume string) []*mountinfo.Info {
 // Pods that share a mount all get the living one, whatever their cgroups are called and wherever they have it, and what is
 // mounted below it stays. (Nobody looks there meanwhile: for a moment after the death, such a look can make the kernel take
 // away what is mounted on a directory that the file system does not vouch for any more.)
-func TestPodsThatShareAMountAllHeal(t *testing.T) {
+func TestTimedHealOfPodsThatShareAMount(t *testing.T) {
 	t.Parallel()
 	containers.Need(t)
 	eachClient(t, func(t *testing.T, e *env, client string) {
@@ -148,7 +148,7 @@ func TestPodsThatShareAMountAllHeal(t *testing.T) {
 		if n := e.count("s3csi_mounts"); n != 1 {
 			t.Fatalf("the pods have %v mounts", n)
 		}
-		e.kill(e.client(client))
+		rigtest.Kill(e.t, e.client(client))
 		died := pressure.Now()
 		for w, content := range watches {
 			look, ok := w.Await(died.Time, 10*time.Second, containers.Reads(content))
@@ -157,7 +157,7 @@ func TestPodsThatShareAMountAllHeal(t *testing.T) {
 			}
 		}
 		// They are counted when the dead ones are detached, too, all at once.
-		e.await(5*time.Second, "four mounts in containers to be replaced", func() bool { return e.count("s3csi_mount_heals_total", "container", "replaced") == 4 })
+		e.await(eventually, "four mounts in containers to be replaced", func() bool { return e.count("s3csi_mount_heals_total", "container", "replaced") == 4 })
 		for w, content := range watches {
 			if bad := w.Unwanted(content); len(bad) > 0 {
 				t.Errorf("in place of %q was %+v", content, bad[0])
@@ -208,8 +208,8 @@ func TestAnAgentWithACopyOfTheHostKeepsNothing(t *testing.T) {
 		if _, err := os.Stat(dead); err != nil {
 			t.Fatal(err)
 		}
-		e.kill(e.client(client))
-		e.awaitRead(soon, filepath.Join(target, "file"), "content")
+		rigtest.Kill(e.t, e.client(client))
+		e.awaitRead(eventually, filepath.Join(target, "file"), "content")
 		e.await(5*time.Second, "the agent's dead copies to be detached", func() bool { return len(ours(t, agent, "copied")) == 0 })
 		for _, now := range mountsAt(t, target) {
 			if now.Minor == before[0].Minor { // the number was given out again at once
@@ -249,14 +249,14 @@ func TestAContainerInAUserNamespaceHealsWhatItMayWriteTo(t *testing.T) {
 		options := containers.Options{PodUID: podUID, UserNamespace: true, Mounts: []containers.Mount{{Source: target, Target: "/data"}, {Source: target, Target: "/ro", ReadOnly: true}}}
 		pod := containers.Start(t, options)
 		for _, path := range []string{"/data/file", "/ro/file"} {
-			reads(t, pod, soon, path, "content")
+			reads(t, pod, eventually, path, "content")
 		}
-		e.kill(e.client(client))
-		reads(t, pod, soon, "/data/file", "content")
+		rigtest.Kill(e.t, e.client(client))
+		reads(t, pod, eventually, "/data/file", "content")
 		if err := pod.Write(t.Context(), "/data/new", "from the container"); err != nil {
 			t.Error(err)
 		}
-		e.logged("A dead mount is left", "at /ro ", "read-only mount in a user namespace", "restart the")
+		e.logged("Stale mount not replaced", "at /ro ", "read-only mount in a user namespace", "restart the")
 		if _, err := pod.Read(t.Context(), "/ro/file"); !errors.Is(err, unix.ENOTCONN) {
 			t.Errorf("the read-only mount answers %v", err)
 		}
@@ -265,7 +265,7 @@ func TestAContainerInAUserNamespaceHealsWhatItMayWriteTo(t *testing.T) {
 		}
 		stop(t, pod)
 		again := containers.Start(t, options)
-		reads(t, again, soon, "/ro/file", "content")
+		reads(t, again, eventually, "/ro/file", "content")
 		if err := again.Write(t.Context(), "/ro/new", "x"); !errors.Is(err, unix.EROFS) {
 			t.Errorf("writing to the read-only mount: %v", err)
 		}
@@ -294,7 +294,7 @@ func TestAContainerIsWellOnceItsVolumeIsHealed(t *testing.T) {
 			return containers.Options{PodUID: podUID, Mounts: []containers.Mount{{Source: source, Target: "/data"}}, Own: map[string]string{"data/file": "its own"}}
 		}
 		e.Kill() // so nobody heals
-		e.kill(e.client(client))
+		rigtest.Kill(e.t, e.client(client))
 		files := map[string]string{target: "/data/sub/file", subpath: "/data/file"}
 		early := map[string]*containers.Container{}
 		for source, file := range files {
@@ -312,10 +312,10 @@ func TestAContainerIsWellOnceItsVolumeIsHealed(t *testing.T) {
 		for source, file := range files {
 			e.awaitRead(3*time.Second, filepath.Join(source, strings.TrimPrefix(file, "/data")), "content")
 			c := containers.Start(t, options(source))
-			reads(t, c, soon, file, "content")
+			reads(t, c, eventually, file, "content")
 			stop(t, c)
 			if c := early[source]; c != nil {
-				reads(t, c, soon, file, "content")
+				reads(t, c, eventually, file, "content")
 				stop(t, c)
 			}
 		}
@@ -344,7 +344,7 @@ func TestContainersThatComeUpDuringAHealAreHealed(t *testing.T) {
 		go func() {
 			defer close(killed)
 			time.Sleep(time.Duration(i) * 8 * time.Millisecond) // any moment of the container's start will do
-			_ = unix.Kill(dies.pid, unix.SIGKILL)
+			_ = unix.Kill(dies.PID, unix.SIGKILL)
 		}()
 		c, why := tryContainer(t, options)
 		<-killed
@@ -362,7 +362,7 @@ func TestContainersThatComeUpDuringAHealAreHealed(t *testing.T) {
 
 // A pod that is deleted while its volume heals takes nothing from the others, and its unpublication waits for no more than
 // that.
-func TestAPodThatGoesDuringAHealHoldsUpNobody(t *testing.T) {
+func TestTimedUnpublishDuringAHeal(t *testing.T) {
 	containers.Need(t)
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		e.Put(t, bucket, "going/file", "content")
@@ -374,7 +374,7 @@ func TestAPodThatGoesDuringAHealHoldsUpNobody(t *testing.T) {
 			pod := containers.Start(t, containers.Options{PodUID: podUID, Mounts: []containers.Mount{{Source: stays, Target: "/data"}}})
 			going := containers.Start(t, containers.Options{PodUID: otherPodUID, Cgroup: containers.CgroupSystemd, Mounts: []containers.Mount{{Source: goes, Target: "/data"}}})
 			w := pod.Watch("/data/file")
-			e.kill(e.client(client))
+			rigtest.Kill(e.t, e.client(client))
 			died := time.Now()
 			time.Sleep(time.Duration(i) * 15 * time.Millisecond) // any moment of the heal will do
 			var all sync.WaitGroup
@@ -411,7 +411,7 @@ func TestTheLastPodGoesDuringAHeal(t *testing.T) {
 			e.publishAt(v, target)
 			name := fmt.Sprintf("file-%d", i)
 			write(t, filepath.Join(target, name), "closed")
-			e.kill(e.client(client))
+			rigtest.Kill(e.t, e.client(client))
 			time.Sleep(time.Duration(i) * 15 * time.Millisecond)
 			e.unpublish(v, target)
 			if got := e.Object(t, bucket, "last/"+name); got != "closed" {

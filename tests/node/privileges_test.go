@@ -65,22 +65,22 @@ func TestClientsHaveNoPrivileges(t *testing.T) {
 	seen := map[int]string{}
 	for _, client := range clients {
 		c := e.client(client)
-		if other := seen[c.uid]; other != "" {
-			t.Errorf("clients %s and %s have the same uid %d", client, other, c.uid)
+		if other := seen[c.UID]; other != "" {
+			t.Errorf("clients %s and %s have the same uid %d", client, other, c.UID)
 		}
-		seen[c.uid] = client
-		if c.uid < e.FirstUID || c.uid > e.LastUID {
-			t.Errorf("client %s: uid %d is not of --uid-range", client, c.uid)
+		seen[c.UID] = client
+		if c.UID < e.FirstUID || c.UID > e.LastUID {
+			t.Errorf("client %s: uid %d is not of --uid-range", client, c.UID)
 		}
 	}
-	all := e.processes("")
+	all := e.Running("")
 	if len(all) != 2*len(clients) {
 		t.Errorf("processes: %v", all)
 	}
 	sockets := unixSockets(t)
 	for _, p := range all {
-		status := statusOf(t, p.pid)
-		uid := fmt.Sprint(p.uid)
+		status := statusOf(t, p.PID)
+		uid := fmt.Sprint(p.UID)
 		ids := strings.Join([]string{uid, uid, uid, uid}, " ")
 		for field, want := range map[string]string{
 			"Uid": ids, "Gid": ids, "Groups": "", "NoNewPrivs": "1",
@@ -88,11 +88,11 @@ func TestClientsHaveNoPrivileges(t *testing.T) {
 			"CapBnd": strings.Repeat("0", 16), "CapAmb": strings.Repeat("0", 16),
 		} {
 			if got, ok := status[field]; !ok || got != want {
-				t.Errorf("%s: %s is %q, want %q", p.name, field, got, want)
+				t.Errorf("%s: %s is %q, want %q", p.Name, field, got, want)
 			}
 		}
 		fuse := 0
-		for fd, link := range descriptors(t, p.pid) {
+		for fd, link := range descriptors(t, p.PID) {
 			own := strings.HasPrefix(link, filepath.Join(e.State, "scratch")+"/") || strings.HasPrefix(link, e.Cache+"/")
 			switch {
 			case link == "/dev/fuse":
@@ -100,20 +100,20 @@ func TestClientsHaveNoPrivileges(t *testing.T) {
 			case own, link == os.DevNull, link == "/dev/urandom", strings.HasPrefix(link, "pipe:"), strings.HasPrefix(link, "anon_inode:"):
 			case strings.HasPrefix(link, "socket:"):
 				if path := sockets[link]; path != "" && !strings.HasPrefix(path, filepath.Join(e.State, "mounts")+"/") {
-					t.Errorf("%s: descriptor %s is the socket %s", p.name, fd, path)
+					t.Errorf("%s: descriptor %s is the socket %s", p.Name, fd, path)
 				}
 			case strings.HasPrefix(link, "/proc/"), strings.HasPrefix(link, "/sys/fs/cgroup"): // a runtime's looks at itself
 			default:
-				t.Errorf("%s: descriptor %s is %s", p.name, fd, link)
+				t.Errorf("%s: descriptor %s is %s", p.Name, fd, link)
 			}
 		}
-		if isClient := seen[p.uid] != "" && p.name == programs[seen[p.uid]]; isClient && fuse != 1 || !isClient && fuse != 0 {
-			t.Errorf("%s has %d FUSE descriptors", p.name, fuse)
+		if isClient := seen[p.UID] != "" && p.Name == programs[seen[p.UID]]; isClient && fuse != 1 || !isClient && fuse != 0 {
+			t.Errorf("%s has %d FUSE descriptors", p.Name, fuse)
 		}
-		e.noSecretIn(p.name+"'s command line", []byte(read(t, fmt.Sprintf("/proc/%d/cmdline", p.pid))))
-		e.noSecretIn(p.name+"'s environment", []byte(read(t, fmt.Sprintf("/proc/%d/environ", p.pid))))
-		if strings.Contains(read(t, fmt.Sprintf("/proc/%d/environ", p.pid)), e.Rig.S3.Keys.AccessKeyID) {
-			t.Errorf("%s's environment holds an access key", p.name)
+		e.noSecretIn(p.Name+"'s command line", []byte(read(t, fmt.Sprintf("/proc/%d/cmdline", p.PID))))
+		e.noSecretIn(p.Name+"'s environment", []byte(read(t, fmt.Sprintf("/proc/%d/environ", p.PID))))
+		if strings.Contains(read(t, fmt.Sprintf("/proc/%d/environ", p.PID)), e.Rig.S3.Keys.AccessKeyID) {
+			t.Errorf("%s's environment holds an access key", p.Name)
 		}
 	}
 	for fd, link := range descriptors(t, e.PID()) {

@@ -30,8 +30,8 @@ func (e *env) unsent(name, content string, changes ...change) (target string) {
 
 func (e *env) killAll() {
 	e.t.Helper()
-	for _, p := range e.processes("") {
-		e.kill(p)
+	for _, p := range e.Running("") {
+		rigtest.Kill(e.t, p)
 	}
 }
 
@@ -48,8 +48,8 @@ func TestWhatCouldNotBeStoredIsKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	e.killAll()
-	want(t, e.tryUnpublish(20*time.Second, v, target), codes.Unavailable, "could not be started again")
-	want(t, e.tryUnpublish(20*time.Second, v, target), codes.Unavailable, "could not be started again")
+	want(t, e.tryUnpublish(20*time.Second, v, target), codes.Unavailable, "starting it again")
+	want(t, e.tryUnpublish(20*time.Second, v, target), codes.Unavailable, "starting it again")
 	e.restart()
 	if err := os.Rename(program+".away", program); err != nil {
 		t.Fatal(err)
@@ -72,7 +72,7 @@ func TestAPublicationBringsTheSecretBack(t *testing.T) {
 	target := e.unsent("secretly", content, secret)
 	e.killAll()
 	e.proxy.Set(faultproxy.Faults{})
-	want(t, e.tryUnpublish(20*time.Second, v, target), codes.Unavailable, "publish the volume once more")
+	want(t, e.tryUnpublish(20*time.Second, v, target), codes.Unavailable, "republish the volume")
 	e.publish(v, "t", secret)
 	if got := read(t, filepath.Join(target, "file")); got != content {
 		t.Errorf("the file has %d bytes, equal: %t", len(got), got == content)
@@ -95,7 +95,7 @@ func TestOldDataDoesNotComeAfterNew(t *testing.T) {
 			b := e.publish(v, "b")
 			a := e.unsent("ordered", "old")
 			if who == "client" {
-				e.kill(e.client(rclone))
+				rigtest.Kill(e.t, e.client(rclone))
 			} else {
 				e.killAll()
 			}
@@ -143,7 +143,7 @@ func TestADeadMountIsNotTakenFromAContainer(t *testing.T) {
 		target := e.publish(v, "t")
 		pid := container(t)
 		inside := fmt.Sprintf("/proc/%d/root%s", pid, target)
-		e.kill(e.client(client))
+		rigtest.Kill(e.t, e.client(client))
 		e.await(10*time.Second, "the target to be dead", func() bool {
 			_, err := os.Lstat(filepath.Join(target, "file"))
 			return errors.Is(err, unix.ENOTCONN)
@@ -166,7 +166,7 @@ func TestADeadMountStaysUntilItIsReplaced(t *testing.T) {
 	v := static("stays", mountpoint)
 	target := e.publish(v, "t")
 	e.proxy.Set(faultproxy.Faults{Refuse: true}) // before it heals
-	e.kill(e.client(mountpoint))
+	rigtest.Kill(e.t, e.client(mountpoint))
 	if err := e.tryPublish(20*time.Second, v, target); err == nil {
 		t.Fatal("published while S3 was away")
 	}
@@ -210,15 +210,15 @@ func TestAMountIsNotReplacedOnSuspicion(t *testing.T) {
 	v := static("suspect", rclone)
 	target := e.publish(v, "t")
 	write(t, filepath.Join(target, "file"), "x")
-	for _, p := range e.processes("s3-csi-helper") {
-		rigtest.Freeze(t, p.pid)
+	for _, p := range e.Running("s3-csi-helper") {
+		rigtest.Freeze(t, p.PID)
 	}
-	want(t, e.tryPublish(30*time.Second, v, target), codes.Unavailable, "does not say")
+	want(t, e.tryPublish(30*time.Second, v, target), codes.Unavailable, "does not answer")
 	if got := read(t, filepath.Join(target, "file")); got != "x" {
 		t.Errorf("the file reads %q", got)
 	}
-	for _, p := range e.processes("s3-csi-helper") {
-		if err := unix.Kill(p.pid, unix.SIGCONT); err != nil {
+	for _, p := range e.Running("s3-csi-helper") {
+		if err := unix.Kill(p.PID, unix.SIGCONT); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -258,8 +258,8 @@ func TestAClientThatLostItsHelperIsReplaced(t *testing.T) {
 		target := e.publish(v, "t")
 		write(t, filepath.Join(target, "file"), "x")
 		lost := e.client(client)
-		for _, p := range e.processes("s3-csi-helper") {
-			e.kill(p)
+		for _, p := range e.Running("s3-csi-helper") {
+			rigtest.Kill(e.t, p)
 		}
 		e.publish(v, "t")
 		if got := read(t, filepath.Join(target, "file")); got != "x" {
@@ -268,7 +268,7 @@ func TestAClientThatLostItsHelperIsReplaced(t *testing.T) {
 		if now := e.client(client); now == lost {
 			t.Errorf("the client %v still runs without a helper", now)
 		}
-		if helpers := e.processes("s3-csi-helper"); len(helpers) != 1 {
+		if helpers := e.Running("s3-csi-helper"); len(helpers) != 1 {
 			t.Errorf("the helpers: %v", helpers)
 		}
 		other := e.publish(v, "other")

@@ -56,7 +56,7 @@ func TestARotatedSecretIsTakenOverInPlace(t *testing.T) {
 			t.Errorf("%d mounts were made", n)
 		}
 		e.publish(v, "b", secrets(first))
-		if n := len(e.processes(programs[client])); n != 2 {
+		if n := len(e.Running(programs[client])); n != 2 {
 			t.Errorf("with the old secret there are %d clients", n)
 		}
 		e.unpublish(v, e.Target("b"))
@@ -64,13 +64,13 @@ func TestARotatedSecretIsTakenOverInPlace(t *testing.T) {
 		e.Kill()
 		e.drive()
 		e.publish(v, "a", secrets(second))
-		if n := len(e.processes(programs[client])); n != 1 {
+		if n := len(e.Running(programs[client])); n != 1 {
 			t.Errorf("after a restart of the driver there are %d clients", n)
 		}
 		// And back again: the first secret is as good as any.
 		e.publish(v, "a", secrets(first))
 		e.publish(v, "c", secrets(first))
-		if n := len(e.processes(programs[client])); n != 1 {
+		if n := len(e.Running(programs[client])); n != 1 {
 			t.Errorf("back with the first secret there are %d clients", n)
 		}
 		open.Close()
@@ -104,8 +104,8 @@ func TestASecretThatWasRotatedTooLate(t *testing.T) {
 			return err != nil
 		})
 		e.publishAt(v, target, secrets(second))
-		e.awaitRead(soon, filepath.Join(target, "file"), "content")
-		e.await(soon, "the container to read again", func() bool {
+		e.awaitRead(eventually, filepath.Join(target, "file"), "content")
+		e.await(eventually, "the container to read again", func() bool {
 			got, err := c.Read(t.Context(), "/data/file")
 			return err == nil && got == "content"
 		})
@@ -113,7 +113,7 @@ func TestASecretThatWasRotatedTooLate(t *testing.T) {
 			t.Error(err)
 		}
 		e.unpublish(v, target)
-		e.awaitNothingLeft(soon)
+		e.awaitNothingLeft(eventually)
 	})
 }
 
@@ -174,7 +174,7 @@ func TestARotatedSecretOfASharedMount(t *testing.T) {
 		if err := c.Stop(); err != nil {
 			t.Error(err)
 		}
-		e.await(time.Minute, "the former mount to end", func() bool { return len(e.processes(programs[client])) == 1 })
+		e.await(time.Minute, "the former mount to end", func() bool { return len(e.Running(programs[client])) == 1 })
 		e.unpublish(v, a)
 		e.unpublish(v, b)
 		e.NothingLeft(t)
@@ -190,7 +190,7 @@ func TestARotatedSecretThatIsRefused(t *testing.T) {
 		v := static("refused", client)
 		target := e.publish(v, "a", secrets(first))
 		write(t, filepath.Join(target, "file"), "content")
-		want(t, e.tryPublish(time.Minute, v, target, secrets(stranger)), codes.Unavailable, "secret has changed", "keeps the session")
+		want(t, e.tryPublish(time.Minute, v, target, secrets(stranger)), codes.Unavailable, "secret has changed", "keeps its session")
 		e.publish(v, "a", secrets(first))
 		if got := read(t, filepath.Join(target, "file")); got != "content" {
 			t.Errorf("it reads %q", got)

@@ -60,7 +60,7 @@ func TestAClientCannotFillTheStateDirectory(t *testing.T) {
 		if err != nil || len(states) != 1 {
 			t.Fatalf("states %q, %v", states, err)
 		}
-		bytes, files, err := fill(states[0], c.uid, 64<<20)
+		bytes, files, err := fill(states[0], c.UID, 64<<20)
 		if !errors.Is(err, unix.ENOSPC) {
 			t.Errorf("after %d bytes and %d files: %v", bytes, files, err)
 		}

@@ -40,7 +40,7 @@ func TestPublicationsShareAClientOnlyWithEqualSpecs(t *testing.T) {
 	}
 	for _, p := range publications {
 		e.publish(p.volume, p.target, p.changes...)
-		if n := len(e.processes(programs[rclone])); n != p.clients {
+		if n := len(e.Running(programs[rclone])); n != p.clients {
 			t.Errorf("after publication %s %d clients run, want %d", p.target, n, p.clients)
 		}
 	}
@@ -63,7 +63,7 @@ func TestAnAccessKeyAloneOpensNothing(t *testing.T) {
 	a := e.publish(v, "a", secrets(owner))
 	thief := map[string]string{"accessKeyID": owner["accessKeyID"], "secretAccessKey": "not-the-secret-of-this-access-key-0000"}
 	want(t, e.tryPublish(30*time.Second, v, e.Target("b"), secrets(thief)), codes.Unauthenticated)
-	want(t, e.tryPublish(30*time.Second, v, a, secrets(thief)), codes.Unavailable, "keeps the session")
+	want(t, e.tryPublish(30*time.Second, v, a, secrets(thief)), codes.Unavailable, "keeps its session")
 	write(t, filepath.Join(a, "file"), "still works")
 	e.unpublish(v, a)
 	e.NothingLeft(t)

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/tests/containers"
+	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
 
 // Container runtimes refuse a HostToContainer mount unless the target is shared or a slave. Such a container starts, sees what is
@@ -59,24 +60,24 @@ func TestContainersWithHostToContainerPropagation(t *testing.T) {
 				t.Error(err)
 			}
 			for _, path := range []string{"/data/sub/file", "/ro/sub/file", "/sub/file", "/private/sub/file"} {
-				reads(t, c, 5*soon, path, "in sub")
+				reads(t, c, eventually, path, "in sub")
 			}
 		}
 		propagates("before")
 		watch := c.Watch("/data/file")
-		if _, ok := watch.Await(time.Time{}, 10*soon, containers.Reads("content")); !ok {
+		if _, ok := watch.Await(time.Time{}, eventually, containers.Reads("content")); !ok {
 			t.Fatal("the file was never read")
 		}
 		for range 2 {
 			died := time.Now()
-			e.kill(e.client(client))
-			if _, ok := watch.Await(died, 10*soon, containers.Fails); !ok {
+			rigtest.Kill(e.t, e.client(client))
+			if _, ok := watch.Await(died, eventually, containers.Fails); !ok {
 				t.Fatal("the client's death was not noticed")
 			}
 			for path, content := range map[string]string{"/data/file": "content", "/ro/file": "content", "/sub/file": "in sub", "/private/file": "content"} {
-				reads(t, c, 10*soon, path, content)
+				reads(t, c, eventually, path, content)
 			}
-			e.await(10*soon, "the target to be healed", func() bool {
+			e.await(eventually, "the target to be healed", func() bool {
 				return len(mountsAt(t, target)) == 1 && strings.HasPrefix(mountsAt(t, target)[0].Optional, "shared:")
 			})
 		}
@@ -96,6 +97,6 @@ func TestContainersWithHostToContainerPropagation(t *testing.T) {
 			t.Error(err)
 		}
 		e.unpublish(v, target)
-		e.awaitNothingLeft(5 * soon)
+		e.awaitNothingLeft(eventually)
 	})
 }

@@ -44,10 +44,10 @@ func TestVolumeStats(t *testing.T) {
 				want(t, err, codes.NotFound)
 			}
 		}
-		e.kill(e.client(client))
+		rigtest.Kill(e.t, e.client(client))
 		e.await(10*time.Second, "the end of the connection", func() bool { _, err := e.stats(5*time.Second, v, target); return err != nil })
 		_, err = e.stats(5*time.Second, v, target)
-		want(t, err, codes.Unavailable, "died", target)
+		want(t, err, codes.Unavailable, "exited", target)
 		e.unpublish(v, target)
 		_, err = e.stats(10*time.Second, v, target)
 		want(t, err, codes.NotFound, target)
@@ -56,13 +56,13 @@ func TestVolumeStats(t *testing.T) {
 }
 
 // A client that does not answer costs its own volume's calls their deadlines, and nobody else anything.
-func TestAHungClientKeepsNobodyWaiting(t *testing.T) {
+func TestTimedStatsOfAnUnresponsiveClient(t *testing.T) {
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		v, other := static("hung", client), static("fine", client)
 		target := e.publish(v, "hung")
 		hung := e.client(client)
-		rigtest.Freeze(t, hung.pid)
-		defer func() { _ = unix.Kill(hung.pid, unix.SIGCONT) }()
+		rigtest.Freeze(t, hung.PID)
+		defer func() { _ = unix.Kill(hung.PID, unix.SIGCONT) }()
 		for range 3 {
 			began := pressure.Now()
 			_, err := e.stats(time.Second, v, target)
@@ -77,8 +77,8 @@ func TestAHungClientKeepsNobodyWaiting(t *testing.T) {
 		}
 		e.unpublish(other, fine)
 		// The driver's own call keeps the target busy until the client goes on.
-		e.awaitBusy(v, target, "the client gives no answer", target)
-		if err := unix.Kill(hung.pid, unix.SIGCONT); err != nil {
+		e.awaitBusy(v, target, "this driver", target)
+		if err := unix.Kill(hung.PID, unix.SIGCONT); err != nil {
 			t.Fatal(err)
 		}
 		e.unpublish(v, target)

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
 
 // onThread calls fn on an OS thread of its own and gives the thread's id.
@@ -55,7 +57,7 @@ func TestAClosedFileIsStoredWhicheverThreadClosesIt(t *testing.T) {
 		if closer := onThread(func() { err = f.Close() }); err != nil || closer == opener {
 			t.Fatalf("thread %d opened, thread %d closed: %v", opener, closer, err)
 		}
-		e.kill(e.client(mountpoint)) // so it stores nothing any more
+		rigtest.Kill(e.t, e.client(mountpoint)) // so it stores nothing any more
 		if got := e.Object(t, bucket, "threads/"+name); got != "closed" {
 			t.Errorf("the object is %q", got)
 		}

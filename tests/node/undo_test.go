@@ -49,7 +49,7 @@ func TestFailedPublicationsSayWhyAndLeaveNothing(t *testing.T) {
 		e := start(t)
 		e.program(rclone, "exit 0\n")
 		target := e.Target("t")
-		want(t, e.tryPublish(30*time.Second, static("v", rclone), target), codes.Unavailable, "ended before the mount answered")
+		want(t, e.tryPublish(30*time.Second, static("v", rclone), target), codes.Unavailable, "exited before the mount was ready")
 		e.undone(target)
 	})
 	t.Run("the program is missing", func(t *testing.T) {

@@ -83,11 +83,10 @@ func Dial(endpoint string) (*grpc.ClientConn, error) {
 
 // Environment is what the rig's drivers are started with.
 func (r *Rig) Environment() []string {
-	return []string{
+	return append(r.raceEnvironment(),
 		"PATH=/usr/bin:/bin", "HOME=/nonexistent", "AWS_EC2_METADATA_DISABLED=true",
-		"AWS_REGION=" + r.S3.Region, "AWS_ENDPOINT_URL=" + r.S3.Endpoint,
-		"AWS_ACCESS_KEY_ID=" + r.S3.Keys.AccessKeyID, "AWS_SECRET_ACCESS_KEY=" + r.S3.Keys.SecretAccessKey, "AWS_SESSION_TOKEN=" + r.S3.Keys.SessionToken,
-	}
+		"AWS_REGION="+r.S3.Region, "AWS_ENDPOINT_URL="+r.S3.Endpoint,
+		"AWS_ACCESS_KEY_ID="+r.S3.Keys.AccessKeyID, "AWS_SECRET_ACCESS_KEY="+r.S3.Keys.SecretAccessKey, "AWS_SESSION_TOKEN="+r.S3.Keys.SessionToken)
 }
 
 func (d *Driver) awaitReady(ctx context.Context) error {

@@ -1,6 +1,7 @@
 package rig
 
 import (
+	"fmt"
 	"os/exec"
 	"testing"
 	"time"
@@ -37,5 +38,30 @@ func TestEnded(t *testing.T) {
 	_ = cmd.Wait()
 	if !Ended(pid) {
 		t.Error("it was reaped and has not ended")
+	}
+}
+
+func TestOnlyRacesWithinTheVFSAreLeftOut(t *testing.T) {
+	const report = `
+WARNING: DATA RACE
+Read at 0x00c002380ee8 by goroutine 916:
+  %s()
+      somewhere/item.go:834 +0xf45
+
+Previous write at 0x00c002380ee8 by goroutine 928:
+  %s()
+      somewhere/item.go:1550 +0x17e
+
+Goroutine 916 (running) created at:
+  github.com/rclone/rclone/vfs.New()
+`
+	const vfs, s3, own = "github.com/rclone/rclone/vfs/vfscache.(*Item).rename", "github.com/rclone/rclone/backend/s3.(*Object).Size", "main.(*guard).upload"
+	for functions, want := range map[[2]string]bool{{vfs, vfs}: true, {vfs, own}: false, {s3, vfs}: false, {own, own}: false} {
+		if got := ofVFS(fmt.Sprintf(report, functions[0], functions[1])); got != want {
+			t.Errorf("%q: %t, want %t", functions, got, want)
+		}
+	}
+	if ofVFS("fatal error: something else") {
+		t.Error("what is no race is left out")
 	}
 }

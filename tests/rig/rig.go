@@ -74,7 +74,7 @@ type Rig struct {
 	HostDir  string // --host-dir, where systemd finds the programs; "": the flag is not given, to a driver without it
 	// Program is the driver's; helpers are made of the one beside it.
 	Program string
-	// Isolation are IsolationFlags, which nodes' drivers get; nil: none, as for an older driver, which does not know them.
+	// Isolation are IsolationFlags, which nodes' drivers get; nil: none.
 	Isolation []string
 	// Wrapper is a command that drivers are started through, such as "nsenter -t 12 --mount", whose end is theirs.
 	Wrapper []string
@@ -168,6 +168,9 @@ func (r *Rig) install(bin string) error {
 			return err
 		}
 	}
+	if err := r.makeRaces(); err != nil {
+		return err
+	}
 	mountpoint := os.Getenv(EnvMountpoint)
 	if mountpoint == "" {
 		mountpoint = filepath.Join(bin, "test", "mount-s3")
@@ -209,7 +212,16 @@ func (r *Rig) Programs() (string, error) {
 	return filepath.Dir(versions[0]), nil
 }
 
+// copyProgram gives a program another name, which takes nothing, or makes a copy that other users may execute.
 func copyProgram(from, to string) error {
+	from, err := filepath.EvalSymlinks(from)
+	if err != nil {
+		return err
+	}
+	var st unix.Stat_t
+	if unix.Stat(from, &st) == nil && st.Uid == 0 && st.Mode&0o777 == 0o755 && os.Link(from, to) == nil {
+		return nil
+	}
 	program, err := os.ReadFile(from)
 	if err != nil {
 		return err
@@ -222,6 +234,9 @@ func copyProgram(from, to string) error {
 func WriteProgram(path string, program []byte) error {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) { // the file may have another name
+		return err
+	}
 	return errors.Join(os.WriteFile(path, program, 0o755), os.Chmod(path, 0o755))
 }
 
@@ -243,10 +258,15 @@ func (r *Rig) logFile() string { return filepath.Join(r.Dir, "driver.log") }
 // Processes describes what runs for mounts: "s3-csi-rclone, pid 12, uid 2100007".
 func (r *Rig) Processes() []string {
 	var all []string
-	for _, p := range r.processes() {
+	for _, p := range r.Running("") {
 		all = append(all, p.String())
 	}
 	return all
+}
+
+// Running are the mounts' processes of a name; "" is any.
+func (r *Rig) Running(name string) []Process {
+	return slices.DeleteFunc(r.processes(), func(p Process) bool { return name != "" && p.Name != name })
 }
 
 // Leftovers lists what mounts have left: in the mount table, among processes and units, in the state and cache directories. A
@@ -254,7 +274,7 @@ func (r *Rig) Processes() []string {
 func (r *Rig) Leftovers() []string {
 	// What was killed is gone when the last of its threads is.
 	for range 200 {
-		if !slices.ContainsFunc(r.processes(), func(p process) bool { return p.zombie }) {
+		if !slices.ContainsFunc(r.processes(), func(p Process) bool { return p.zombie }) {
 			break
 		}
 		time.Sleep(10 * time.Millisecond)
@@ -292,14 +312,15 @@ func (r *Rig) mounts() []*mountinfo.Info {
 	return all
 }
 
-type process struct {
-	pid, uid int
+// Process is a process of a mount.
+type Process struct {
+	Name     string
+	PID, UID int
 	zombie   bool
 }
 
-func (p process) String() string {
-	comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", p.pid))
-	text := fmt.Sprintf("%s, pid %d, uid %d", strings.TrimSpace(string(comm)), p.pid, p.uid)
+func (p Process) String() string {
+	text := fmt.Sprintf("%s, pid %d, uid %d", p.Name, p.PID, p.UID)
 	if p.zombie {
 		text += ", a zombie"
 	}
@@ -308,9 +329,9 @@ func (p process) String() string {
 
 // processes are those that run as a uid of the rig's range. One that has ended and that nobody has reaped yet is not among
 // them: after a crash of the driver that is for the machine's init to do.
-func (r *Rig) processes() []process {
+func (r *Rig) processes() []Process {
 	entries, _ := os.ReadDir("/proc")
-	var found []process
+	var found []Process
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
 		if err != nil {
@@ -318,13 +339,14 @@ func (r *Rig) processes() []process {
 		}
 		status := statusOf(pid)
 		if uid, _ := strconv.Atoi(statusField(status, "Uid")); uid >= r.FirstUID && uid <= r.LastUID && !ended(status) {
-			found = append(found, process{pid, uid, statusField(status, "State") == "Z"})
+			comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+			found = append(found, Process{strings.TrimSpace(string(comm)), pid, uid, statusField(status, "State") == "Z"})
 		}
 	}
 	return found
 }
 
-// Close ends everything by force and removes the directories.
+// Close ends everything by force and removes the directories. Data races that were reported are an error.
 func (r *Rig) Close() error {
 	r.mu.Lock()
 	drivers := r.drivers
@@ -339,11 +361,11 @@ func (r *Rig) Close() error {
 			break
 		}
 		for _, p := range left {
-			_ = unix.Kill(p.pid, unix.SIGKILL)
+			_ = unix.Kill(p.PID, unix.SIGKILL)
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
-	errs = append(errs, r.endUnits())
+	errs = append(errs, r.endUnits(), r.Races())
 	for _, m := range r.mounts() {
 		if err := unix.Unmount(m.Mountpoint, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) {
 			errs = append(errs, fmt.Errorf("unmounting %s: %w", m.Mountpoint, err))

@@ -61,7 +61,7 @@ func TestACheckLooksNamesUpAsHelpersWill(t *testing.T) {
 		{"host", "process", false, check.No, "as the host does"},
 		{"pod", "systemd", false, check.Yes, "as the driver's container does"},
 		{"pod", "process", false, check.Yes, "as the driver's container does"},
-		{"pod", "systemd", true, check.No, "against --node-dns=pod: the host's / is not a shared mount"},
+		{"pod", "systemd", true, check.No, "despite --node-dns=pod: the host's / is not a shared mount"},
 	} {
 		name := c.dns + ", " + c.launcher
 		if c.private {

@@ -154,12 +154,9 @@ func TestMountsKeepTheirProgramsOverAnUpgrade(t *testing.T) {
 	rigtest.Publish(t, d, old, n.Target("old"))
 	d.Kill()
 
-	program, err := os.OpenFile(filepath.Join(n.Clients, "s3-csi-rclone"), os.O_WRONLY|os.O_APPEND, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = program.WriteString("newer")
-	if err := errors.Join(err, program.Close()); err != nil {
+	path := filepath.Join(n.Clients, "s3-csi-rclone")
+	program, err := os.ReadFile(path)
+	if err := errors.Join(err, rig.WriteProgram(path, append(program, "newer"...))); err != nil {
 		t.Fatal(err)
 	}
 	d = n.Drive(t, "node")

@@ -114,10 +114,11 @@ type machine struct {
 }
 
 func run(install Install) (code int, err error) {
-	h := &machine{cgroup: fmt.Sprintf("s3csi-test-%d", os.Getpid())}
+	h := &machine{}
 	if h.dir, err = os.MkdirTemp("", "s3csi-systemd-"); err != nil {
 		return 1, err
 	}
+	h.cgroup = filepath.Base(h.dir) // process IDs repeat from one PID namespace to the next
 	defer func() { err = errors.Join(err, h.stop(stopTimeout), os.RemoveAll(h.dir)) }()
 	files, err := install(h.dir)
 	if err != nil {

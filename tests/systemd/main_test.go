@@ -18,7 +18,9 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
+	"github.com/s3-csi/s3-csi-driver/tests/isolate"
 	"github.com/s3-csi/s3-csi-driver/tests/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 	"github.com/s3-csi/s3-csi-driver/tests/systemd"
 )
 
@@ -32,7 +34,9 @@ const (
 	built = "/opt/s3csi-built"
 )
 
-func TestMain(m *testing.M) { os.Exit(systemd.Main(m, install)) }
+func TestMain(m *testing.M) {
+	os.Exit(isolate.Main(func() int { return systemd.Main(m, install) }))
+}
 
 // install builds the helper and a stand-in for its client, and takes what else is there.
 func install(dir string) (map[string]string, error) {
@@ -157,7 +161,7 @@ func (u *unit) mustLaunch() {
 
 func (u *unit) hello() helper.Status {
 	u.t.Helper()
-	s, err := u.peer.Hello(bounded(u.t))
+	s, err := u.peer.Status(bounded(u.t))
 	if err != nil {
 		u.t.Fatal(err)
 	}
@@ -186,7 +190,7 @@ func (u *unit) run(steps ...string) helper.Status {
 func (u *unit) until(what string, ok func(helper.Status) bool) helper.Status {
 	u.t.Helper()
 	for since := uint64(0); ; {
-		s, err := u.peer.Status(bounded(u.t), since)
+		s, err := u.peer.WaitStatus(bounded(u.t), since)
 		if err != nil {
 			u.t.Fatalf("waiting for %s: %v", what, err)
 		}
@@ -287,14 +291,9 @@ func kill(t *testing.T, pid int, sig unix.Signal) {
 	}
 }
 
-// await waits until something is so.
 func await(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !is(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("waited in vain for %s", what)
-		}
-	}
+	rigtest.Await(t, 20*time.Second, what, is)
 }
 
 func bounded(t *testing.T) context.Context {

@@ -23,6 +23,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
+	mountnode "github.com/s3-csi/s3-csi-driver/pkg/node"
 	"github.com/s3-csi/s3-csi-driver/pkg/session"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 	"github.com/s3-csi/s3-csi-driver/tests/s3server"
@@ -30,9 +31,9 @@ import (
 
 const bucket = "volumes"
 
-// node is a mount manager on the host, and an S3 server.
+// node is a node of the driver on the host, and an S3 server.
 type node struct {
-	*mount.Manager
+	*mountnode.Node
 	t      *testing.T
 	l      *launcher.Systemd
 	s3     *s3.Client
@@ -126,10 +127,10 @@ func (n *node) manage(server *s3server.Server) {
 		n.t.Fatal(err)
 	}
 	first := uint32(firstUID + 5000)
-	n.Manager, err = mount.New(bounded(n.t), mount.Options{
+	n.Node, err = mountnode.New(bounded(n.t), mountnode.Options{
 		Namespace: ns, Launcher: caching{n.l, filepath.Join(n.dir, "cache")}, Backends: backends{config, buckets}, Sessions: asTheyAre(server.Keys()), Client: client.Get,
 		StateDir: "/run/" + filepath.Base(n.dir), CacheDir: filepath.Join(n.dir, "cache"), ClientDir: built, DefaultClient: "rclone",
-		UIDs: mount.UIDRange{First: first, Last: first + 999}, MountTimeout: 30 * time.Second, DrainTimeout: 30 * time.Second, Version: "test",
+		UIDs: launcher.UIDRange{First: first, Last: first + 999}, MountTimeout: 30 * time.Second, DrainTimeout: 30 * time.Second, Version: "test",
 	})
 	if err != nil {
 		n.t.Fatal(err)
@@ -146,7 +147,7 @@ func (n *node) request(name string) mount.Request {
 func (n *node) publish(name string) (target string) {
 	n.t.Helper()
 	r := n.request(name)
-	if err := n.Publish(bounded(n.t), r); err != nil {
+	if err := n.Publish(bounded(n.t), r, nil); err != nil {
 		for _, u := range n.units() {
 			n.t.Logf("%+v:\n%s", u, (&unit{t: n.t, Unit: launcher.Unit{Name: u.Name}}).journal())
 		}

@@ -1,3 +1,3 @@
-// Package upgrade tests that drivers of different versions take over each other's mounts. The older version is that of
-// testdata/older.tar.gz, which make builds; hack/freeze makes the archive of a commit.
+// Package upgrade tests that drivers of different versions take over each other's mounts. The older version is that of an earlier
+// commit, which hack/older chooses and builds.
 package upgrade

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/tests/rig"
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
@@ -30,8 +29,6 @@ type env struct {
 	t            *testing.T
 	client       string
 	older, newer string // the drivers' programs
-	launcher     string // the newer driver's
-	hostDir      string
 	volume       *csi.Volume
 }
 
@@ -55,20 +52,16 @@ func eachClient(t *testing.T, test func(t *testing.T, e *env)) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			e.older, e.newer, e.launcher = older, e.Program, e.Launcher
-			e.hostDir = e.HostDir
+			e.older, e.newer = older, e.Program
 			test(t, e)
 		})
 	}
 }
 
-// drive starts the driver of that program. The older one knows no other launcher than processes.
+// drive starts the driver of that program.
 func (e *env) drive(program string, flags ...string) {
 	e.t.Helper()
-	e.Program, e.Launcher, e.HostDir, e.Isolation = program, e.launcher, e.hostDir, rig.IsolationFlags()
-	if program == e.older {
-		e.Launcher, e.HostDir, e.Isolation = rig.LauncherProcess, "", nil
-	}
+	e.Program = program
 	e.Driver = e.Drive(e.t, "node", flags...)
 }
 
@@ -88,60 +81,38 @@ func (e *env) unpublish(target string) {
 	}
 }
 
-// await waits until something is so.
 func (e *env) await(what string, is func() bool) {
 	e.t.Helper()
-	for end := time.Now().Add(20 * time.Second); !is(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			e.t.Fatalf("waited in vain for %s", what)
-		}
-	}
-}
-
-// pids are those of the mounts' processes of a name.
-func (e *env) pids(name string) (pids []int) {
-	for _, line := range e.Processes() {
-		if comm, rest, _ := strings.Cut(line, ", pid "); comm == name {
-			var pid int
-			if _, err := fmt.Sscanf(rest, "%d,", &pid); err != nil {
-				e.t.Fatalf("process %q: %v", line, err)
-			}
-			pids = append(pids, pid)
-		}
-	}
-	return pids
+	rigtest.Await(e.t, 20*time.Second, what, is)
 }
 
 // killClient kills the only client as a crash does, and waits until it is gone.
 func (e *env) killClient() {
 	e.t.Helper()
-	pids := e.pids(programs[e.client])
-	if len(pids) != 1 {
-		e.t.Fatalf("the clients are %v, want one", pids)
+	clients := e.Running(programs[e.client])
+	if len(clients) != 1 {
+		e.t.Fatalf("the clients are %v, want one", clients)
 	}
-	if err := unix.Kill(pids[0], unix.SIGKILL); err != nil {
-		e.t.Fatal(err)
-	}
-	e.await("the client's end", func() bool { return rig.Ended(pids[0]) })
+	rigtest.Kill(e.t, clients...)
 }
 
 // helpers are those that were started from the running driver's programs.
-func (e *env) helpers() (pids []int) {
+func (e *env) helpers() (all []rig.Process) {
 	e.t.Helper()
-	dir := filepath.Dir(e.Program)
-	if e.Launcher == rig.LauncherSystemd {
-		dir = filepath.Dir(e.ClientProgram(e.t, "s3-csi-helper"))
-	}
-	for _, pid := range e.pids("s3-csi-helper") {
-		exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
+	for _, p := range e.Running("s3-csi-helper") {
+		exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", p.PID))
 		if err != nil {
 			e.t.Fatal(err)
 		}
-		if filepath.Dir(exe) == dir {
-			pids = append(pids, pid)
+		own := filepath.Dir(exe) == filepath.Dir(e.Program)
+		if e.Launcher == rig.LauncherSystemd { // each version is installed in a directory of its own
+			own = strings.HasPrefix(filepath.Base(filepath.Dir(exe)), "older-") == (e.Program == e.older)
+		}
+		if own {
+			all = append(all, p)
 		}
 	}
-	return pids
+	return all
 }
 
 func (e *env) write(path, content string) {
@@ -163,40 +134,6 @@ func (e *env) stored(name, want string) {
 	if got := e.Object(e.t, rigtest.Bucket, "kept/"+name); got != want {
 		e.t.Errorf("the object %s is %q, want %q", name, got, want)
 	}
-}
-
-// awaitNothingLeft waits until the driver has cleared away what it finds. What the older driver knows nothing of is for the
-// newer one, once it is back: see returns.
-func (e *env) awaitNothingLeft() {
-	e.t.Helper()
-	for end := time.Now().Add(5 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-		left := e.Leftovers()
-		if e.Program == e.older {
-			left = slices.DeleteFunc(left, func(what string) bool {
-				return strings.HasPrefix(what, "unit ") || strings.Contains(what, filepath.Join(e.State, "scratch")+"/") || strings.HasPrefix(what, "file "+e.Cache+"/") && strings.HasSuffix(what, ".json")
-			})
-		}
-		if len(left) == 0 {
-			return
-		}
-		if time.Now().After(end) {
-			e.t.Errorf("left behind: %s", strings.Join(left, "; "))
-			return
-		}
-	}
-}
-
-// returns brings the newer driver back after a rollback: it clears away what the older one could not.
-func (e *env) returns() {
-	e.t.Helper()
-	e.Kill()
-	e.drive(e.newer)
-	e.awaitNothingLeft()
-	a := e.publish("returned")
-	e.write(filepath.Join(a, "returned"), "z")
-	e.unpublish(a)
-	e.awaitNothingLeft()
-	e.stored("returned", "z")
 }
 
 // takenOver has one version make a mount, and everything that follows done by the other one.
@@ -235,7 +172,7 @@ func (e *env) takenOver(from, to string) {
 	e.unpublish(a)
 	e.write(filepath.Join(b, "after"), "3")
 	e.unpublish(b)
-	e.awaitNothingLeft()
+	e.AwaitNothingLeft(e.t, limit)
 	for name, content := range map[string]string{"before": "1", "without": "2", "after": "3"} {
 		e.stored(name, content)
 	}
@@ -247,7 +184,7 @@ func (e *env) takenOver(from, to string) {
 		t.Errorf("the new mount's helper is none of the new driver's: %v", e.Processes())
 	}
 	e.unpublish(c)
-	e.awaitNothingLeft()
+	e.AwaitNothingLeft(e.t, limit)
 }
 
 func TestMountsSurviveAnUpgrade(t *testing.T) {
@@ -255,35 +192,45 @@ func TestMountsSurviveAnUpgrade(t *testing.T) {
 }
 
 func TestMountsSurviveARollback(t *testing.T) {
-	eachClient(t, func(_ *testing.T, e *env) {
-		e.takenOver(e.newer, e.older)
-		e.returns()
-	})
-}
-
-// deadClient has one version make a mount whose client dies under the other one.
-func (e *env) deadClient(from, to string) {
-	e.drive(from)
-	a := e.publish("a")
-	e.write(filepath.Join(a, "file"), "x")
-	e.await("the upload", func() bool { return len(e.Keys(e.t, rigtest.Bucket, "kept/file")) > 0 })
-	e.Kill()
-	e.drive(to)
-	e.killClient()
-	e.publish("a")
-	e.reads(filepath.Join(a, "file"), "x")
-	e.killClient()
-	e.unpublish(a)
-	e.awaitNothingLeft()
+	eachClient(t, func(_ *testing.T, e *env) { e.takenOver(e.newer, e.older) })
 }
 
 func TestADeadClientAfterAnUpgrade(t *testing.T) {
-	eachClient(t, func(_ *testing.T, e *env) { e.deadClient(e.older, e.newer) })
+	eachClient(t, func(t *testing.T, e *env) {
+		e.drive(e.older)
+		a := e.publish("a")
+		e.write(filepath.Join(a, "file"), "x")
+		e.await("the upload", func() bool { return len(e.Keys(t, rigtest.Bucket, "kept/file")) > 0 })
+		e.Kill()
+		e.drive(e.newer)
+		e.killClient()
+		e.publish("a")
+		e.reads(filepath.Join(a, "file"), "x")
+		e.killClient()
+		e.unpublish(a)
+		e.AwaitNothingLeft(e.t, limit)
+	})
 }
 
-func TestADeadClientAfterARollback(t *testing.T) {
+// A mount of the older driver whose client crashes under the newer one is healed without being published again.
+func TestADeadClientOfAnOlderDriverIsHealed(t *testing.T) {
 	eachClient(t, func(_ *testing.T, e *env) {
-		e.deadClient(e.newer, e.older)
-		e.returns()
+		e.drive(e.older)
+		a := e.publish("a")
+		e.write(filepath.Join(a, "file"), "x")
+		e.await("the upload", func() bool { return len(e.Keys(e.t, rigtest.Bucket, "kept/file")) > 0 })
+		e.Kill()
+		e.drive(e.newer)
+		for range 2 {
+			e.killClient()
+			e.await("the mount's recovery", func() bool {
+				content, err := os.ReadFile(filepath.Join(a, "file"))
+				return err == nil && string(content) == "x"
+			})
+		}
+		e.write(filepath.Join(a, "after"), "y")
+		e.unpublish(a)
+		e.AwaitNothingLeft(e.t, limit)
+		e.stored("after", "y")
 	})
 }

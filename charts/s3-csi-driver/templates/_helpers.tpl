@@ -17,7 +17,7 @@
 {{- end -}}
 {{- end -}}
 
-{{/* What never changes of a component's labels: its pods are found by them. Call with (list $ "controller"). */}}
+{{/* Immutable labels that select a component's pods. Call with (list $ "controller"). */}}
 {{- define "s3csi.selectorLabels" -}}
 {{- $root := index . 0 -}}
 app.kubernetes.io/name: {{ include "s3csi.name" $root }}
@@ -25,7 +25,7 @@ app.kubernetes.io/instance: {{ $root.Release.Name }}
 app.kubernetes.io/component: {{ index . 1 }}
 {{- end -}}
 
-{{/* Labels of an object. Call with (list $ "controller"), or (list $ "") for what is no component's. */}}
+{{/* Labels of an object. Call with (list $ "controller"), or (list $ "") for an object of no component. */}}
 {{- define "s3csi.labels" -}}
 {{- $root := index . 0 -}}
 app.kubernetes.io/name: {{ include "s3csi.name" $root }}
@@ -49,14 +49,14 @@ app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
 {{- define "s3csi.hasController" -}}{{ if not .Values.nodeComponentOnly }}true{{ end }}{{- end -}}
 {{- define "s3csi.hasNode" -}}{{ if not .Values.controllerOnly }}true{{ end }}{{- end -}}
 
-{{/* Whether two controllers must never work at a time. */}}
+{{/* Whether only one controller may run. */}}
 {{- define "s3csi.singleController" -}}
 {{- range $name, $backend := .Values.backends }}{{ if $backend.singleController }}true{{ end }}{{ end -}}
 {{- end -}}
 
 {{/*
-An image, pinned where it has a digest. A digest that names a tag belongs to that tag alone: container runtimes ignore the tag
-of an image with a digest, so that another tag with the chart's digest would pull the chart's version. Call with a dict of image, tag.
+An image reference, with its digest if there is one. A digest with a tag is used only for that tag: container runtimes ignore the
+tag of an image with a digest, so another tag with the chart's digest would pull the chart's version. Call with a dict of image, tag.
 */}}
 {{- define "s3csi.reference" -}}
 {{ .image.repository }}:{{ .tag }}
@@ -73,18 +73,18 @@ of an image with a digest, so that another tag with the chart's digest would pul
 {{ include "s3csi.reference" (dict "image" .image "tag" .image.tag) }}
 {{- end -}}
 
-{{/* Where the config file and the certificates are, in the driver's containers. */}}
+{{/* Directory of the config file and the certificates in the driver's containers. */}}
 {{- define "s3csi.configDir" -}}/etc/s3-csi-driver{{- end -}}
 
 {{/*
-The address that an HTTP endpoint listens on. On the host's network it is the node's own, unless it is open to others: kubelet
-is on that network. Call with a dict of hostNetwork, open, port.
+The address that an HTTP endpoint listens on. On the host network, which kubelet uses too, it is the loopback address unless the
+endpoint is open. Call with a dict of hostNetwork, open, port.
 */}}
 {{- define "s3csi.address" -}}
 {{- if and .hostNetwork (not .open) }}127.0.0.1{{ end }}:{{ int .port }}
 {{- end -}}
 
-{{/* A probe of it. Call with a dict of hostNetwork, open, port (a name), path. */}}
+{{/* A probe of such an endpoint. Call with a dict of hostNetwork, open, port (a name), path. */}}
 {{- define "s3csi.httpGet" -}}
 httpGet:
   {{- if and .hostNetwork (not .open) }}
@@ -157,7 +157,7 @@ httpGet:
   verbs: [get]
 {{- end -}}
 
-{{/* Whether the provisioner has to read Secrets: "true" or "". */}}
+{{/* Whether the provisioner must read Secrets: "true" or "". */}}
 {{- define "s3csi.readsSecrets" -}}
 {{- $reads := .Values.rbac.secrets -}}
 {{- range .Values.storageClasses }}

@@ -43,10 +43,10 @@ func Argv(program string, steps ...string) []string {
 	return append([]string{program, mode}, steps...)
 }
 
-// IsClient tells whether this process was started as a stand-in.
+// IsClient reports whether this process was started as a stand-in.
 func IsClient() bool { return len(os.Args) > 1 && os.Args[1] == mode }
 
-// Program copies the running binary to dir, executable for everybody, and gives its path.
+// Program copies the running binary to dir, executable for all users, and returns its path.
 func Program(t testing.TB, dir string) string {
 	t.Helper()
 	self, err := os.ReadFile("/proc/self/exe")
@@ -60,7 +60,7 @@ func Program(t testing.TB, dir string) string {
 	return path
 }
 
-// Client is the stand-in's main function; it gives the exit code.
+// Client is the stand-in's main function; it returns the exit code.
 func Client() int {
 	for _, step := range os.Args[2:] {
 		name, arg, _ := strings.Cut(step, ":")

@@ -1,9 +1,8 @@
-// Package runas turns a process that systemd started into one of a mount's own uid, for good, and executes the same
-// program once more.
+// Package runas irrevocably changes a process that systemd started to a mount's own uid, and executes the same program again.
 //
-// systemd's User= takes no number that the host's user database does not know (the unit fails with 217/USER), and mounts'
-// uids are in no database. So a unit's first process is root with the three capabilities that the way down takes, inside
-// the whole sandbox, and this package is the first thing that runs in it.
+// systemd's User= refuses a number that is not in the host's user database (the unit fails with 217/USER), and mounts' uids are in
+// no database. So a unit's first process is root, inside the whole sandbox, with only the three capabilities that the change needs.
+// This package is the first code that runs in it.
 package runas
 
 import (
@@ -16,18 +15,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Mode is the first argument of a program that is to call Exec.
+// Mode is the first argument of a program that must call Exec.
 const Mode = "run-as"
 
-// minID is the lowest uid and gid; below are root and the system's services.
+// minID is the smallest uid and gid of mounts; smaller ones belong to root and the system's services.
 const minID = 1000
 
-// Argv is the command line of a program that becomes uid and gid and goes on with args.
+// Argv returns the command line of a program that becomes uid and gid and continues with args.
 func Argv(program string, uid, gid uint32, args ...string) []string {
 	return append([]string{program, Mode, strconv.FormatUint(uint64(uid), 10), strconv.FormatUint(uint64(gid), 10)}, args...)
 }
 
-// Parse reads a command line of Argv's; ok is false for any other.
+// Parse reads a command line that Argv returned; ok is false for any other.
 func Parse(argv []string) (uid, gid uint32, args []string, ok bool) {
 	if len(argv) < 4 || argv[1] != Mode {
 		return 0, 0, nil, false
@@ -37,26 +36,26 @@ func Parse(argv []string) (uid, gid uint32, args []string, ok bool) {
 	return u, g, argv[4:], uerr == nil && gerr == nil
 }
 
-// id reads a uid or gid in its only spelling.
+// id reads a uid or gid in its canonical form.
 func id(s string) (uint32, error) {
 	n, err := strconv.ParseUint(s, 10, 32)
 	if err != nil {
 		return 0, err
 	}
 	if n < minID || n == 1<<32-1 || strconv.FormatUint(n, 10) != s {
-		return 0, fmt.Errorf("%s is not the number of a mount's user", s)
+		return 0, fmt.Errorf("%s is not the uid or gid of a mount", s)
 	}
 	return uint32(n), nil
 }
 
-// Exec gives up every privilege for good, becomes the uid and gid of a command line of Argv's and executes the running
-// program with the rest of it. It returns only an error.
+// Exec irrevocably drops every privilege, becomes the uid and gid of a command line that Argv returned, and executes the running
+// program with the rest of it. It returns only after an error.
 func Exec(argv []string) error {
 	uid, gid, args, ok := Parse(argv)
 	if !ok {
-		return errors.New("run-as: want a uid and a gid, both at least 1000, and the arguments to go on with")
+		return errors.New("run-as: want a uid and a gid, both at least 1000, and the arguments to continue with")
 	}
-	// What follows changes this thread; the exec ends all others.
+	// The following changes only this thread; the exec ends all others.
 	runtime.LockOSThread()
 	if err := become(int(uid), int(gid)); err != nil {
 		return fmt.Errorf("run-as %d: %w", uid, err)
@@ -65,6 +64,7 @@ func Exec(argv []string) error {
 	return fmt.Errorf("run-as %d: execute this program again: %w", uid, err)
 }
 
+// become changes the thread to an unprivileged uid and gid, and checks that no capability is left.
 func become(uid, gid int) error {
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("set no_new_privs: %w", err)
@@ -87,7 +87,7 @@ func become(uid, gid int) error {
 	if err := unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0); err != nil {
 		return fmt.Errorf("clear ambient capabilities: %w", err)
 	}
-	// Leaving uid 0 empties the permitted and the effective set, and empties them before anybody else's code runs.
+	// The kernel empties the permitted and the effective set when the uid is no longer 0.
 	if err := unix.Setresuid(uid, uid, uid); err != nil {
 		return fmt.Errorf("become uid %d: %w", uid, err)
 	}

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/s3-csi/s3-csi-driver/tests/isolate"
 	"github.com/s3-csi/s3-csi-driver/tests/rig"
 	"github.com/s3-csi/s3-csi-driver/tests/s3server"
 	"github.com/s3-csi/s3-csi-driver/tests/systemd"
@@ -15,9 +16,11 @@ import (
 // hostBin is where the programs are on a host of the tests' own.
 const hostBin = "/opt/s3csi-built"
 
-// Main is the body of a TestMain of a package whose tests hold for every launcher: they run here, or, where
-// S3CSI_LAUNCHER=systemd says so, on a host of their own with a real systemd. It returns the exit code.
-func Main(m *testing.M) int {
+// Main is the body of a TestMain of a package whose tests hold for every launcher: they run in namespaces of their own, and,
+// where S3CSI_LAUNCHER=systemd says so, there on a host with a real systemd. It returns the exit code.
+func Main(m *testing.M) int { return isolate.Main(func() int { return run(m) }) }
+
+func run(m *testing.M) int {
 	if !onHost() {
 		return m.Run()
 	}
@@ -58,6 +61,9 @@ func programs(string) (map[string]string, error) {
 		return files, nil // every test is skipped
 	}
 	err := filepath.WalkDir(bin, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.IsDir() && path == filepath.Join(bin, "race") {
+			return filepath.SkipDir // the same programs once more, for tests without a host
+		}
 		if err != nil || !d.Type().IsRegular() {
 			return err
 		}

@@ -4,6 +4,7 @@ package rigtest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -18,7 +19,10 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
+	"github.com/s3-csi/s3-csi-driver/tests/pressure"
 	"github.com/s3-csi/s3-csi-driver/tests/rig"
 	"github.com/s3-csi/s3-csi-driver/tests/s3server"
 	"github.com/s3-csi/s3-csi-driver/tests/systemd"
@@ -197,6 +201,38 @@ func (n *Node) NothingLeft(t testing.TB) {
 	}
 }
 
+// Await waits until something holds. Time for which the machine keeps all from running does not count.
+func Await(t testing.TB, limit time.Duration, what string, holds func() bool) {
+	t.Helper()
+	for began := pressure.Now(); !holds(); time.Sleep(10 * time.Millisecond) {
+		if began.Since() > limit {
+			t.Fatalf("timed out after %s waiting for %s", limit, what)
+		}
+	}
+}
+
+// Kill ends processes as a crash does, and waits until they are gone. Some may be gone already: a unit's client goes with its helper.
+func Kill(t testing.TB, processes ...rig.Process) {
+	t.Helper()
+	for _, p := range processes {
+		if err := unix.Kill(p.PID, unix.SIGKILL); err != nil && !errors.Is(err, unix.ESRCH) {
+			t.Fatal(err)
+		}
+	}
+	for _, p := range processes {
+		Await(t, 10*time.Second, "the end of "+p.String(), func() bool { return rig.Ended(p.PID) })
+	}
+}
+
+// AwaitNothingLeft waits until the driver has cleared away what it finds, and fails the test if it does not.
+func (n *Node) AwaitNothingLeft(t testing.TB, limit time.Duration) {
+	t.Helper()
+	for began := pressure.Now(); len(n.Leftovers()) > 0 && began.Since() <= limit; {
+		time.Sleep(20 * time.Millisecond)
+	}
+	n.NothingLeft(t)
+}
+
 // Freeze stops a process as it stands. Each of its threads obeys when its turn comes, and one of a client's may still answer
 // until then: it returns when all stand still.
 func Freeze(t testing.TB, pid int) {
@@ -238,19 +274,34 @@ func CreateRequest(name string, parameters ...string) *csi.CreateVolumeRequest {
 // Create makes a prefix volume in Bucket.
 func Create(t testing.TB, d csi.ControllerClient, name string, parameters ...string) *csi.Volume {
 	t.Helper()
-	resp, err := d.CreateVolume(Context(t, time.Minute), CreateRequest(name, parameters...))
-	if err != nil {
-		t.Fatal(err)
+	return insist(t, func(ctx context.Context) (*csi.CreateVolumeResponse, error) {
+		return d.CreateVolume(ctx, CreateRequest(name, parameters...))
+	}).GetVolume()
+}
+
+// insist makes a call again while its outcome is open, as a CO does: S3 services refuse one of two requests that meet.
+func insist[R any](t testing.TB, call func(context.Context) (R, error)) R {
+	t.Helper()
+	ctx := Context(t, time.Minute)
+	for {
+		resp, err := call(ctx)
+		switch status.Code(err) {
+		case codes.OK:
+			return resp
+		case codes.Aborted, codes.Unavailable:
+			time.Sleep(100 * time.Millisecond)
+		default:
+			t.Fatal(err)
+		}
 	}
-	return resp.GetVolume()
 }
 
 // Delete deletes a volume.
 func Delete(t testing.TB, d csi.ControllerClient, id string) {
 	t.Helper()
-	if _, err := d.DeleteVolume(Context(t, time.Minute), &csi.DeleteVolumeRequest{VolumeId: id}); err != nil {
-		t.Fatal(err)
-	}
+	insist(t, func(ctx context.Context) (*csi.DeleteVolumeResponse, error) {
+		return d.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id})
+	})
 }
 
 // PublishRequest asks for a volume at a target, for any number of writers.

@@ -1,0 +1,206 @@
+//go:build linux
+
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+)
+
+// lookUp makes the kernel resolve names inside one file system only, without symbolic links that a container may have put there.
+const lookUp = unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV
+
+// openPlace opens a file of any kind as a location only.
+const openPlace = unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC
+
+// source is the healthy mount that stale ones are replaced with, opened.
+type source struct {
+	Swap
+	n     *Namespace
+	files *openFiles
+	root  *os.File // in n's namespace
+	hung  error    // of a look-up that the client did not answer in time; further ones are not tried
+	// table is the mount table of n, for what is mounted below stale mounts. It is read when it is needed.
+	table []Mount
+}
+
+// openSource opens s.Source and checks that it is still the mount that the caller read.
+func (n *Namespace) openSource(ctx context.Context, s Swap) (*source, error) {
+	if s.Source.Root != "/" || s.Bound <= 0 || s.Stale == nil {
+		return nil, fault.Errorf(fault.Invalid, "replacing stale mounts with %s: it must be a whole file system (it is %q), "+
+			"with a bound (%s) and a rule for stale mounts", s.Source.Mountpoint, s.Source.Root, s.Bound)
+	}
+	src := &source{Swap: s, n: n, files: newOpenFiles()}
+	what := "opening the healthy mount " + s.Source.Mountpoint
+	err := n.Do(ctx, what, func() error {
+		return using(func() error { return src.open(ctx) }, src.files)
+	})
+	if err != nil {
+		src.files.release()
+		return nil, fmt.Errorf("%s: %w", what, err)
+	}
+	return src, nil
+}
+
+// open opens the root of the healthy mount.
+func (src *source) open(ctx context.Context) error {
+	fd, err := unix.Open(src.Source.Mountpoint, openPlace|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return err
+	}
+	root := src.files.add(fd, src.Source.Mountpoint)
+	mounts, err := readMounts(ctx, threadMountinfo)
+	if err != nil {
+		return err
+	}
+	top, err := mountOf(root, mounts)
+	if err != nil {
+		return err
+	}
+	if top.ID != src.Source.ID || !sameDevice(top, src.Source) || top.Root != src.Source.Root {
+		return fault.Errorf(fault.Busy, "another mount (%s) has replaced it", top.Source)
+	}
+	src.root = root
+	return nil
+}
+
+// ask runs fn, which may wait for the client, in the namespace of the healthy mount and within the bound. fn adds what it opens to
+// files.
+func (src *source) ask(ctx context.Context, what string, files *openFiles, fn func(ctx context.Context) error) error {
+	bounded, cancel := context.WithTimeout(For(ctx, "mount "+src.Source.Source), src.Bound)
+	defer cancel()
+	return src.n.Do(bounded, what, func() error {
+		return using(func() error { return fn(bounded) }, src.files, files)
+	})
+}
+
+// clone makes an unattached mount of the directory (or file) that a stale mount shows, with the stale mount's flags, nosuid and
+// nodev.
+func (src *source) clone(ctx context.Context, files *openFiles, stale Mount) (*os.File, error) {
+	rel := strings.TrimPrefix(stale.Root, "/")
+	if strings.HasSuffix(rel, "//deleted") { // as mount tables show it, proc_pid_mountinfo(5)
+		return nil, fault.Errorf(fault.NotFound, "its directory (%s) was removed before", stale.Root)
+	}
+	if src.hung != nil && rel != "" {
+		return nil, src.hung
+	}
+	stale.Options += ",nosuid,nodev"
+	var clone *os.File
+	err := src.ask(ctx, fmt.Sprintf("looking up %s in %s", stale.Root, src.Source.Mountpoint), files, func(ctx context.Context) error {
+		dir, of := src.origin(ctx, files, stale)
+		if rel := strings.TrimPrefix(strings.TrimPrefix(stale.Root, of.Root), "/"); rel != "" {
+			fd, err := openBelow(dir, rel, openPlace)
+			if err != nil {
+				return err
+			}
+			dir = files.add(fd, stale.Root)
+		}
+		mnt, err := cloneMount(files, dir, of, stale)
+		clone = mnt
+		return err
+	})
+	switch {
+	case err == nil:
+		return clone, nil
+	case isMissing(err):
+		return nil, fault.Errorf(fault.NotFound, "%s does not exist in the volume any more: %w", stale.Root, err)
+	case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
+		src.hung = err
+	}
+	return nil, err
+}
+
+// isMissing reports whether a look-up found nothing, or only a symbolic link.
+func isMissing(err error) bool {
+	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP)
+}
+
+// openBelow opens rel below a directory, resolved by lookUp.
+func openBelow(dir *os.File, rel string, flags uint64) (int, error) {
+	how := unix.OpenHow{Flags: flags, Resolve: lookUp}
+	for try := 0; ; try++ {
+		fd, err := unix.Openat2(int(dir.Fd()), rel, &how)
+		if try < openTries && (errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR)) {
+			continue
+		}
+		return fd, err
+	}
+}
+
+// cloneMount makes an unattached mount of dir, which is on the mount of, with the flags of like. It is in no peer group. If like is a
+// slave, it is a slave of of's group, if there is one.
+func cloneMount(files *openFiles, dir *os.File, of, like Mount) (*os.File, error) {
+	fd, err := unix.OpenTree(int(dir.Fd()), "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
+	if err != nil {
+		return nil, fmt.Errorf("cloning the mount: %w", err)
+	}
+	clone := files.add(fd, dir.Name()) // an unattached clone is removed with its descriptor
+	attr := flagsOf(of, like)
+	attr.Propagation = unix.MS_PRIVATE
+	if isSlave(like) {
+		attr.Propagation = unix.MS_SLAVE
+	}
+	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &attr); err != nil {
+		return nil, fmt.Errorf("setting mount flags: %w", err)
+	}
+	return clone, nil
+}
+
+// flagsOf returns the change that gives a clone of of the flags that mount tables show of like.
+func flagsOf(of, like Mount) unix.MountAttr {
+	attr := unix.MountAttr{Attr_clr: unix.MOUNT_ATTR__ATIME}
+	for _, flag := range []struct {
+		option string
+		bit    uint64
+	}{
+		{"ro", unix.MOUNT_ATTR_RDONLY},
+		{"nosuid", unix.MOUNT_ATTR_NOSUID},
+		{"nodev", unix.MOUNT_ATTR_NODEV},
+		{"noexec", unix.MOUNT_ATTR_NOEXEC},
+		{"nodiratime", unix.MOUNT_ATTR_NODIRATIME},
+		{"nosymfollow", unix.MOUNT_ATTR_NOSYMFOLLOW}, // Linux 5.14: used only if a mount table shows it
+	} {
+		switch {
+		case hasOption(like.Options, flag.option):
+			attr.Attr_set |= flag.bit
+		case hasOption(of.Options, flag.option):
+			attr.Attr_clr |= flag.bit
+		}
+	}
+	switch {
+	case hasOption(like.Options, "noatime"):
+		attr.Attr_set |= unix.MOUNT_ATTR_NOATIME
+	case hasOption(like.Options, "relatime"):
+		attr.Attr_set |= unix.MOUNT_ATTR_RELATIME
+	default: // mount tables show no option for strict access times
+		attr.Attr_set |= unix.MOUNT_ATTR_STRICTATIME
+	}
+	return attr
+}
+
+// isSlave reports whether mounts propagate to m from a master.
+func isSlave(m Mount) bool {
+	return slices.ContainsFunc(m.Optional, func(field string) bool { return strings.HasPrefix(field, "master:") })
+}
+
+// propagationOf returns the propagation type for the attached replacement of m. A mount that was attached below a shared mount has
+// become shared, in a group of its own.
+func propagationOf(m Mount) uint64 {
+	switch {
+	case slices.Contains(m.Optional, "unbindable"):
+		return unix.MS_UNBINDABLE
+	case peerGroup(m) != "":
+		return unix.MS_SHARED // and it stays a slave if it is one
+	case isSlave(m):
+		return unix.MS_SLAVE
+	}
+	return unix.MS_PRIVATE
+}

@@ -1,0 +1,118 @@
+//go:build linux
+
+package host
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+)
+
+// In a mount namespace that belongs to a user namespace below the driver's, the kernel has locked the inherited mounts: their flags
+// cannot be cleared, and they cannot be unmounted to see what they cover (mount_namespaces(7), "Restrictions on mount namespaces").
+// A clone that the driver attaches there has no locks: the root of the user namespace may remount it with other flags, or unmount
+// it. So the driver replaces no mount there whose clone would have a restriction less.
+
+// restrictions are the mount flags that the kernel locks, except read-only, which stricterThan checks against the file system.
+var restrictions = []string{"nosuid", "nodev", "noexec", "noatime", "nodiratime"}
+
+// stricterThan returns the options of m that a container could take off a clone of source: "ro", unless the file system itself is
+// read-only, and the restrictions that source does not have.
+func (m Mount) stricterThan(source Mount) string {
+	var more []string
+	if hasOption(m.Options, "ro") && !hasOption(source.SuperOptions, "ro") {
+		more = append(more, "ro")
+	}
+	for _, option := range restrictions {
+		if hasOption(m.Options, option) && !hasOption(source.Options, option) {
+			more = append(more, option)
+		}
+	}
+	return strings.Join(more, ",")
+}
+
+// refuseWithoutLocks returns an error if a clone, attached in a user namespace below the driver's, would allow more than the mount that it
+// replaces. It changes nothing. The calling thread is in that namespace.
+func (r *replacement) refuseWithoutLocks(h nsHandle) error {
+	if hasOption(r.like.Options, "ro") && !hasOption(r.Source.SuperOptions, "ro") {
+		return fault.Errorf(fault.Unsupported, "it is a read-only mount in a user namespace, where its replacement could be made "+
+			"writable; restart the container")
+	}
+	if more := r.stale.stricterThan(r.Source); more != "" {
+		locked, err := h.isLocked(r.stale)
+		if err != nil {
+			return err
+		}
+		if locked {
+			return fault.Errorf(fault.Unsupported, "it is a mount in a user namespace with the restriction %s, which its container could "+
+				"take off the replacement; restart the container", more)
+		}
+	}
+	return refuseChildren(r.below, 0)
+}
+
+// isLocked reports whether the kernel has locked a flag of a mount that a FUSE source does not have. A clone keeps the lock, which
+// holds for a process with all capabilities, too (can_change_locked_flags in fs/namespace.c).
+func (h nsHandle) isLocked(m Mount) (bool, error) {
+	f, err := h.open(m)
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	fd, err := unix.OpenTree(int(f.Fd()), "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
+	if err != nil {
+		return true, nil //nolint:nilerr // it is unbindable, or has locked children
+	}
+	defer unix.Close(fd)
+	err = unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_NOEXEC | unix.MOUNT_ATTR_NODIRATIME})
+	if err != nil && !errors.Is(err, unix.EPERM) {
+		return false, fmt.Errorf("finding out whether the mount is locked: %w", err)
+	}
+	return err != nil, nil
+}
+
+// refuseChildren is refuseWithoutLocks for the children.
+func refuseChildren(children []*child, depth int) error {
+	for _, c := range children {
+		if c.clone == nil {
+			continue // only the mount itself can be moved
+		}
+		if more := c.mount.stricterThan(c.from); more != "" {
+			return fault.Errorf(fault.Unsupported, "%s (%s, %s) is mounted below it in a user namespace, where its container could take "+
+				"the restriction (%s) off the replacement; restart the container", c.mount.Mountpoint, c.mount.Source, c.mount.Options, more)
+		}
+		if depth > 0 { // its locks are unknown, because no path leads to its mount point
+			return fault.Errorf(fault.Unsupported, "%s (%s) is mounted two levels below it in a user namespace, where its container could "+
+				"unmount the replacement to see what is under it; restart the container", c.mount.Mountpoint, c.mount.Source)
+		}
+		if err := refuseChildren(c.below, depth+1); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// refuseLockedChildren returns an error if one of the children to clone is locked to its mount point. The calling thread is in the
+// mount's namespace.
+func (r *replacement) refuseLockedChildren(stale *os.File) error {
+	if len(r.below) == 0 {
+		return nil
+	}
+	// The kernel refuses a clone without the children if that would uncover what a locked child covers (has_locked_children in
+	// fs/namespace.c). The clone is removed with its descriptor.
+	fd, err := unix.OpenTree(int(stale.Fd()), "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
+	if err == nil {
+		unix.Close(fd)
+		return nil
+	}
+	if !errors.Is(err, unix.EINVAL) {
+		return fmt.Errorf("finding out whether mounts below it are locked: %w", err)
+	}
+	return fault.Errorf(fault.Unsupported, "mounts below it are locked to their places in a user namespace, where their container could "+
+		"unmount the replacements to see what is under them; restart the container")
+}

@@ -1,0 +1,161 @@
+package launcher
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+)
+
+// ErrNoSystemd means that the host has no systemd, or one that is too old.
+var ErrNoSystemd = errors.New("the host has no systemd that could launch helpers")
+
+// Check asks the host's systemd for its version and the properties that it knows. An error wraps ErrNoSystemd if the host has no
+// systemd, or one that is too old.
+func (s *Systemd) Check(ctx context.Context) (Sandbox, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	var version, features string
+	var known map[string]any
+	check := func(ctx context.Context, b *bus) error {
+		for to, name := range map[*string]string{&version: "Version", &features: "Features"} {
+			if err := b.manager(name, to); err != nil {
+				return err
+			}
+		}
+		var err error // systemd lists the properties of a service that does not exist, too
+		known, err = b.GetUnitTypePropertiesContext(ctx, unitName("probe"), "Service")
+		return err
+	}
+	// If no socket answers and systemd did not boot the host, there is nothing to wait for. A systemd that re-executes itself is
+	// back in a moment.
+	err := s.systemd.once(ctx, check)
+	if none := (connectError)(nil); errors.As(err, &none) && none.absent() {
+		booted, berr := bootedWithSystemd(ctx, s.ns)
+		if berr != nil {
+			return Sandbox{}, berr
+		}
+		if !booted {
+			return Sandbox{}, fault.Errorf(fault.Precondition, "%w: %w", ErrNoSystemd, err)
+		}
+	}
+	if err != nil {
+		err = s.systemd.call(ctx, "read the properties of systemd", check)
+	}
+	if err != nil {
+		return Sandbox{}, err
+	}
+	number, err := parseVersion(version)
+	if err != nil {
+		return Sandbox{}, err
+	}
+	if number < minSystemd {
+		return Sandbox{}, fault.Errorf(fault.Precondition, "%w: its systemd is version %s, but %d is needed", ErrNoSystemd, version, minSystemd)
+	}
+	unified, err := unifiedCgroups(ctx, s.ns)
+	if err != nil {
+		return Sandbox{}, fmt.Errorf("read the host's cgroups: %w", err)
+	}
+	if err := s.checkMounts(ctx); err != nil {
+		return Sandbox{}, err
+	}
+	s.sandbox.update(version, features, known, unified)
+	return s.Sandbox(), nil
+}
+
+// manager reads a property of systemd's manager. It ends with the connection.
+func (b *bus) manager(name string, to *string) error {
+	quoted, err := b.GetManagerProperty(name)
+	if err != nil {
+		return fmt.Errorf("read systemd's %s: %w", name, err)
+	}
+	*to, err = strconv.Unquote(quoted)
+	return err
+}
+
+// checkMounts finds out whether new units may have a mount namespace.
+func (s *Systemd) checkMounts(ctx context.Context) error {
+	shared, err := sharedRoot(ctx, s.ns)
+	if err == nil {
+		s.sandbox.setShared(ctx, shared)
+	}
+	return err
+}
+
+// ResolvesBy reports whether units resolve names by the launcher's Resolver, and if not, why.
+func (s *Systemd) ResolvesBy() (bool, string) { return s.sandbox.resolves() }
+
+// Sandbox returns what the last Check and the starts since then have shown.
+func (s *Systemd) Sandbox() Sandbox { return s.sandbox.report() }
+
+// parseVersion returns the number at the beginning of a version: "252.38-1~deb12u1", "v255", "249 (249-10.el9)".
+func parseVersion(version string) (int, error) {
+	digits := strings.TrimPrefix(version, "v")
+	if end := strings.IndexFunc(digits, func(r rune) bool { return r < '0' || r > '9' }); end >= 0 {
+		digits = digits[:end]
+	}
+	n, err := strconv.Atoi(digits)
+	if err != nil {
+		return 0, fmt.Errorf("%q is not a systemd version", version)
+	}
+	return n, nil
+}
+
+// unifiedCgroups reports whether the host has the unified cgroup hierarchy, which filters of addresses need.
+func unifiedCgroups(ctx context.Context, ns Doer) (bool, error) {
+	var st unix.Statfs_t
+	if err := ns.Do(ctx, "reading the host's cgroups", func() error { return unix.Statfs("/sys/fs/cgroup", &st) }); err != nil {
+		return false, err
+	}
+	return st.Type == unix.CGROUP2_SUPER_MAGIC, nil
+}
+
+// sharedRoot reports whether the host's / is a shared mount, so that an unmount on the host propagates to the mount namespaces of
+// its services. That is systemd's default. A mount namespace begins with copies of all mounts. If / is private, the copies stay
+// after an unmount, and those that systemd (before 254 at least) hides below the new root cannot be reached. Each copy pins its
+// file system as long as the service runs, so the client would never exit.
+func sharedRoot(ctx context.Context, ns Doer) (bool, error) {
+	shared := make(chan bool, 1)
+	err := ns.Do(ctx, "reading the host's mount table", func() error {
+		f, err := os.Open("/proc/thread-self/mountinfo")
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		root, err := mountinfo.GetMountsFromReader(f, mountinfo.SingleEntryFilter("/"))
+		if err != nil {
+			return fmt.Errorf("find the root: %w", err)
+		}
+		shared <- len(root) > 0 && strings.Contains(root[len(root)-1].Optional, "shared:")
+		return nil
+	})
+	if err != nil {
+		return false, err
+	}
+	return <-shared, nil
+}
+
+// bootedWithSystemd reports whether systemd booted the host, as sd_booted(3) does.
+func bootedWithSystemd(ctx context.Context, ns Doer) (bool, error) {
+	const sign = "/run/systemd/system"
+	var fi fs.FileInfo
+	err := ns.Do(ctx, "checking for systemd on the host", func() (err error) {
+		fi, err = os.Lstat(sign)
+		return err
+	})
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("check for systemd on the host: %w", err)
+	}
+	return fi.IsDir(), nil
+}

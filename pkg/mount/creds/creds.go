@@ -1,0 +1,294 @@
+// Package creds plans, makes, proves and delivers the credentials of mounts.
+package creds
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/client"
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/helper"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
+	"github.com/s3-csi/s3-csi-driver/pkg/policy"
+	"github.com/s3-csi/s3-csi-driver/pkg/session"
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
+)
+
+const (
+	// sessionNameLen is how much of a mount's key is in the names of its sessions: enough to find the mount in a log.
+	sessionNameLen = 12
+	helperBound    = 10 * time.Second // for a helper to answer
+	settleBound    = 10 * time.Second // for a helper's attempt to make a session
+)
+
+// Backends are the S3 services.
+type Backends interface {
+	Backend(name string) (backend.Backend, error)
+	// CheckAccess proves that the keys can do below the prefix what a client will do, and returns the bucket's region and owner,
+	// "" if unknown.
+	CheckAccess(ctx context.Context, be backend.Backend, keys credentials.Keys, bucket, prefix, region, owner string) (backend.BucketInfo, error)
+	// ProveScope proves that a session reaches no further than its prefix. class names the identity that it is made from; a proof is
+	// remembered for it.
+	ProveScope(ctx context.Context, be backend.Backend, keys credentials.Keys, class, bucket, prefix, region, owner string) error
+}
+
+// Sessions is the token service, and the rules of what it is asked for.
+type Sessions interface {
+	// Plan decides what a mount's sessions are made from. It asks no service but the driver's own credential chain.
+	Plan(ctx context.Context, r session.Request) (credentials.Order, error)
+	// Make asks the token service for a session. The keys of an order of kind AsIs are its own.
+	Make(ctx context.Context, o credentials.Order) (credentials.Keys, error)
+}
+
+// Provider plans, makes, proves and delivers credentials.
+type Provider struct {
+	backends Backends
+	sessions Sessions
+	clients  client.Registry
+	peer     func(name string) *helper.Peer
+}
+
+// New returns a provider. peer returns the helper of a mount.
+func New(backends Backends, sessions Sessions, clients client.Registry, peer func(name string) *helper.Peer) *Provider {
+	return &Provider{backends: backends, sessions: sessions, clients: clients, peer: peer}
+}
+
+// Plan decides what the sessions of a publication's mount are made from. No service is asked.
+func (p *Provider) Plan(ctx context.Context, r mount.Request, spec mount.Spec) (*Grant, error) {
+	return p.planFor(ctx, spec, spec.Client, func(q *session.Request) {
+		q.Keys, q.SecretRoleARN, q.Tokens, q.Ephemeral = r.Keys, r.SecretRoleARN, r.Tokens, r.Ephemeral
+		q.Pod = session.Pod{Namespace: r.PodNamespace, ServiceAccount: r.ServiceAccount}
+	})
+}
+
+// PlanOwn is Plan without a publication, for a mount with the driver's own credentials: they were allowed when it was published.
+// For other mounts the grant is empty.
+func (p *Provider) PlanOwn(ctx context.Context, m state.Mount) (*Grant, error) {
+	if m.Spec.Source != credentials.SourceDriver {
+		return &Grant{}, nil
+	}
+	return p.planFor(ctx, m.Spec, m.Client, func(q *session.Request) { q.Allowed = true })
+}
+
+func (p *Provider) planFor(ctx context.Context, spec mount.Spec, clientName string, fill func(*session.Request)) (*Grant, error) {
+	if clientName == "" {
+		clientName = p.clients.Default
+	}
+	g := &Grant{client: clientName, plan: func(ctx context.Context, clientName string) (credentials.Order, error) {
+		q, err := p.request(spec, clientName)
+		if err != nil {
+			return credentials.Order{}, err
+		}
+		fill(&q)
+		order, err := p.sessions.Plan(ctx, q)
+		if err != nil {
+			return credentials.Order{}, fmt.Errorf("credentials (%s): %w", spec.Source, err)
+		}
+		return order, nil
+	}}
+	var err error
+	g.order, err = g.plan(ctx, clientName)
+	g.state = planned
+	return g, err
+}
+
+// request is what a spec asks for in the sessions of its mount with that client.
+func (p *Provider) request(spec mount.Spec, clientName string) (session.Request, error) {
+	be, err := p.backends.Backend(spec.Backend)
+	if err != nil {
+		return session.Request{}, err
+	}
+	cl, err := p.clients.Of(clientName)
+	if err != nil {
+		return session.Request{}, err
+	}
+	options, err := spec.ParseOptions()
+	if err != nil {
+		return session.Request{}, err
+	}
+	return session.Request{
+		Backend: be, Source: spec.Source, RoleARN: spec.RoleARN, Scope: spec.Scope, Duration: spec.SessionDuration, Bucket: spec.Bucket,
+		Policy: func(aws bool, partition string) (string, error) {
+			return policy.Scope{
+				Partition: partition, Bucket: spec.Bucket, Prefix: spec.Prefix, ReadOnly: spec.ReadOnly,
+				Needs: cl.Needs(options, spec.ReadOnly), KMS: aws, AWS: aws,
+			}.Session()
+		},
+		Name: spec.Key()[:sessionNameLen],
+	}, nil
+}
+
+// Keys returns the keys of a grant, which are made now if they were not before; none for an empty grant.
+func (p *Provider) Keys(ctx context.Context, g *Grant) (credentials.Keys, error) {
+	switch {
+	case g.state == making:
+		return g.wait()
+	case g.state == planned && !g.IsEmpty():
+		keys, err := p.sessions.Make(ctx, g.order)
+		if err == nil {
+			g.keys, g.state = keys, made
+		}
+		return keys, err
+	default:
+		return g.keys, nil
+	}
+}
+
+// Begin makes the keys of a grant in the background, until Keys wants them. end cancels that and must be called.
+func (p *Provider) Begin(ctx context.Context, g *Grant) (end func()) {
+	if g.state != planned {
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	result := make(chan madeKeys, 1)
+	g.state, g.pending = making, result
+	order := g.order
+	go func() {
+		var r madeKeys
+		r.keys, r.err = p.sessions.Make(ctx, order)
+		result <- r
+	}()
+	return func() {
+		cancel()
+		if g.state == making {
+			_, _ = g.wait()
+		}
+	}
+}
+
+// Prove makes the keys of a grant and tries them with what the client will do and, if they must reach no further than the volume,
+// with what they must not be able to do.
+func (p *Provider) Prove(ctx context.Context, g *Grant, be backend.Backend, spec mount.Spec) error {
+	if g.state == proven {
+		return nil
+	}
+	keys, err := p.Keys(ctx, g)
+	if err != nil {
+		return err
+	}
+	if g.bucket, err = p.backends.CheckAccess(ctx, be, keys, spec.Bucket, spec.Prefix, spec.Region, spec.ExpectedBucketOwner); err != nil {
+		return err
+	}
+	scope, err := be.ScopeOf(spec.Scope)
+	if err != nil {
+		return err
+	}
+	if scope == volume.ScopeRequired && g.order.Kind != credentials.AsIs {
+		if err := p.backends.ProveScope(ctx, be, keys, g.order.Class(), spec.Bucket, spec.Prefix, g.bucket.Region, g.bucket.Owner); err != nil {
+			return err
+		}
+	}
+	if g.state == made {
+		g.state = proven
+	}
+	return nil
+}
+
+// Deliver gives a grant to the helper of a running mount. The helper makes the sessions; the one that the client has stays until it
+// expires. If it has expired, or could not be renewed, the helper tries at once, and the status is that of afterwards.
+func (p *Provider) Deliver(ctx context.Context, m state.Mount, g *Grant) (helper.Status, error) {
+	status, err := p.deliver(ctx, m, g)
+	if err != nil {
+		return helper.Status{}, fmt.Errorf("refreshing the credentials of mount %s (volume %s): %w", m.Name, m.VolumeID, err)
+	}
+	return status, nil
+}
+
+func (p *Provider) deliver(ctx context.Context, m state.Mount, g *Grant) (helper.Status, error) {
+	if err := g.Fit(ctx, m.Client); err != nil {
+		return helper.Status{}, err
+	}
+	peer := p.peer(m.Name)
+	bounded, cancel := context.WithTimeout(ctx, helperBound)
+	defer cancel()
+	if g.order.Kind == credentials.AsIs {
+		return helper.Status{}, peer.Credentials(bounded, g.order.Keys)
+	}
+	status, err := peer.Status(bounded)
+	if err != nil {
+		return helper.Status{}, err
+	}
+	if status.Session != nil && status.Session.OrderDigest == "" {
+		if err := p.proveFirst(ctx, m, g); err != nil {
+			return helper.Status{}, err
+		}
+		bounded, cancel = context.WithTimeout(ctx, helperBound) // the proof took its time
+		defer cancel()
+	}
+	switch {
+	case g.hasKeys():
+		return helper.Status{}, peer.Renew(bounded, g.keys, g.order)
+	case status.Session == nil || !status.Session.Has(g.order):
+		if err := peer.Renew(bounded, credentials.Keys{}, g.order); err != nil {
+			return helper.Status{}, err
+		}
+		return p.settle(ctx, peer, status), nil
+	case status.Session.Over && status.Session.Error == "": // it expired during the first attempt to renew it
+		return p.settle(ctx, peer, status), nil
+	}
+	return status, nil
+}
+
+// proveFirst is Prove for a mount that ran on keys as they are, and whose session must now reach no further than the volume: it is
+// unknown yet whether the service enforces that.
+func (p *Provider) proveFirst(ctx context.Context, m state.Mount, g *Grant) error {
+	be, err := p.backends.Backend(m.Spec.Backend)
+	if err != nil {
+		return err
+	}
+	if scope, err := be.ScopeOf(m.Spec.Scope); err != nil || scope != volume.ScopeRequired {
+		return err
+	}
+	return p.Prove(ctx, g, be, m.Spec)
+}
+
+// settle waits, for a session that has expired or could not be renewed, until the helper has tried to make another.
+func (p *Provider) settle(ctx context.Context, peer *helper.Peer, status helper.Status) helper.Status {
+	if status.Session == nil || !status.Session.Over && status.Session.Error == "" {
+		return status
+	}
+	before := *status.Session
+	sctx, cancel := context.WithTimeout(ctx, settleBound)
+	defer cancel()
+	for {
+		next, err := peer.WaitStatus(sctx, status.Revision)
+		if err != nil { // a repeated failure changes no revision
+			break
+		}
+		status = next
+		if s := status.Session; s == nil || s.Renewals != before.Renewals || s.Failures != before.Failures {
+			return status
+		}
+	}
+	lctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	if last, err := peer.Status(lctx); err == nil {
+		return last
+	}
+	return status
+}
+
+// Refresh gives a mount with the driver's own credentials the current ones. Other mounts get theirs from their publications.
+func (p *Provider) Refresh(ctx context.Context, m state.Mount) error {
+	g, err := p.PlanOwn(ctx, m)
+	if err != nil {
+		return fmt.Errorf("refreshing the credentials of mount %s (volume %s): %w", m.Name, m.VolumeID, err)
+	}
+	if g.IsEmpty() {
+		return nil
+	}
+	_, err = p.Deliver(ctx, m, g)
+	return err
+}
+
+// RefreshDraining is Refresh for a mount that is ending: what it has left to store may outlast its credentials.
+func (p *Provider) RefreshDraining(ctx context.Context, m state.Mount) error {
+	if err := p.Refresh(ctx, m); err != nil && !errors.Is(err, helper.ErrGone) {
+		return err
+	}
+	return nil
+}

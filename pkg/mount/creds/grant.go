@@ -1,0 +1,86 @@
+package creds
+
+import (
+	"context"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+)
+
+// grantState is how far the credentials of a grant are.
+type grantState int
+
+const (
+	empty   grantState = iota // there is no order: the mount's helper has all there is
+	planned                   // there is an order
+	making                    // keys are being made; pending
+	made                      // there are keys
+	proven                    // the keys were tried, and the bucket is known
+)
+
+// Grant is what a mount's client works with: an order, and the session that was made from it once it was needed. The zero value is
+// empty. A grant is used by one goroutine.
+type Grant struct {
+	state   grantState
+	order   credentials.Order
+	keys    credentials.Keys // in states made and proven
+	pending chan madeKeys    // in state making
+	bucket  backend.BucketInfo
+	// The order depends on the client, whose sessions may do what it needs. plan plans for another one.
+	client string
+	plan   func(ctx context.Context, client string) (credentials.Order, error)
+}
+
+type madeKeys struct {
+	keys credentials.Keys
+	err  error
+}
+
+// IsEmpty reports whether there is nothing to make credentials from.
+func (g *Grant) IsEmpty() bool { return g.order.IsZero() }
+
+// Order returns the order, zero for an empty grant.
+func (g *Grant) Order() credentials.Order { return g.order }
+
+// RenewalOrder returns the order from which a helper makes further sessions; zero if the keys are used as they are.
+func (g *Grant) RenewalOrder() credentials.Order {
+	if g.order.Kind == credentials.AsIs {
+		return credentials.Order{}
+	}
+	return g.order
+}
+
+// Made returns the keys, if they were made.
+func (g *Grant) Made() credentials.Keys { return g.keys }
+
+// Bucket returns what was learnt of the bucket when the keys were proven.
+func (g *Grant) Bucket() backend.BucketInfo { return g.bucket }
+
+// Fit plans again if the mount's client is another than the grant's: the driver's default client may have changed since.
+func (g *Grant) Fit(ctx context.Context, client string) (err error) {
+	if g.plan == nil || g.client == client {
+		return nil
+	}
+	g.client, g.keys, g.state = client, credentials.Keys{}, planned
+	g.order, err = g.plan(ctx, client)
+	return err
+}
+
+// String shows nothing secret: fmt does not call the fields' methods.
+func (g Grant) String() string { return "grant(" + g.order.String() + ")" }
+
+// GoString keeps %#v from printing secrets.
+func (g Grant) GoString() string { return g.String() }
+
+func (g *Grant) hasKeys() bool { return g.state == made || g.state == proven }
+
+// wait waits for the keys that are being made; Begin's context bounds that. After a failure they can be made again.
+func (g *Grant) wait() (credentials.Keys, error) {
+	r := <-g.pending
+	g.pending = nil
+	g.state = planned
+	if r.err == nil {
+		g.keys, g.state = r.keys, made
+	}
+	return r.keys, r.err
+}

@@ -1,0 +1,308 @@
+// Package drain stops a mount without losing data: it unmounts the source, waits until the client has stored everything and has
+// exited, and removes what is left. A client that exits before it is done is started again.
+package drain
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/client"
+	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/helper"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/runner"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
+)
+
+const (
+	exitGrace = 2 * time.Second       // for a helper that was asked to quit
+	exitPause = 10 * time.Millisecond // between two checks for processes
+	// orphanBound is how long a client without a helper may go on: the credentials that it was last given expire after that.
+	orphanBound = 15 * time.Minute
+	// refreshEvery is how often a draining client gets new credentials.
+	refreshEvery = time.Minute
+	// statusBound bounds the wait for a helper's status if the hang timeout is off.
+	statusBound = 15 * time.Second
+)
+
+// Options say how a mount is stopped.
+type Options struct {
+	// Grant supplies credentials to a client that has to be started again; nil: there are none.
+	Grant *creds.Grant
+	// Replaced: another mount has taken over the targets, and containers may still show copies of this one. Those are replaced and
+	// not detached, because a container without its mount would write into its own directory below.
+	Replaced bool
+}
+
+// Drainer stops mounts. The caller of a method that is given a mount holds the lock of the mount's key.
+type Drainer struct {
+	runner.Options
+	runner                    *runner.Runner
+	checkEvery, hangTimeout   time.Duration
+	refreshEvery, orphanBound time.Duration
+}
+
+// New returns a drainer. checkEvery is the time between two checks of a client's progress; without progress for hangTimeout the
+// client is killed; 0: never.
+func New(r *runner.Runner, checkEvery, hangTimeout time.Duration) *Drainer {
+	if hangTimeout == 0 {
+		checkEvery = statusBound
+	}
+	return &Drainer{
+		Options: r.Options, runner: r, checkEvery: checkEvery, hangTimeout: hangTimeout, refreshEvery: refreshEvery, orphanBound: orphanBound,
+	}
+}
+
+// Stop stops a mount without publications: everything that was written and closed is stored, the client has exited and nothing is
+// left. It can be interrupted anywhere, by ctx or by a crash, and repeated.
+func (d *Drainer) Stop(ctx context.Context, m state.Mount, o Options) error {
+	if m.Client == "" {
+		return d.StopUnrecorded(ctx, m)
+	}
+	if m.Phase != state.Ending {
+		m.Phase, m.Ending = state.Ending, time.Now()
+		if err := d.Store.Write(ctx, m); err != nil {
+			return err
+		}
+	}
+	d.Tracker.Mount(m.Name).Set(m.Client, tracker.Draining)
+	failpoint.Here("end.recorded")
+	if err := d.drain(ctx, m, o); err != nil {
+		return err
+	}
+	failpoint.Here("end.drained")
+	if err := d.stopHelper(ctx, m); err != nil {
+		return err
+	}
+	failpoint.Here("end.helper")
+	cl, err := d.Clients.Of(m.Client)
+	if err != nil {
+		return err
+	}
+	if err := d.keepQuarantined(ctx, m, cl); err != nil {
+		return err
+	}
+	if err := d.Store.Remove(ctx, m.Name); err != nil {
+		return fmt.Errorf("removing mount %s: %w", m.Name, err)
+	}
+	d.Tracker.Forget(m.Name)
+	klog.FromContext(ctx).Info("Unmounted", "mount", m.Name, "client", m.Client, "bucket", m.Spec.Bucket, "prefix", m.Spec.Prefix,
+		"took", time.Since(m.Ending).Round(time.Millisecond))
+	return nil
+}
+
+// keepQuarantined moves what a client quarantined for its owner out of the cache, before that is removed.
+func (d *Drainer) keepQuarantined(ctx context.Context, m state.Mount, cl client.Client) error {
+	if cl.Quarantine == "" {
+		return nil
+	}
+	kept, err := d.Store.Keep(ctx, m.Name, cl.Quarantine)
+	if err != nil {
+		return fmt.Errorf("keeping the files that the client of mount %s quarantined: %w", m.Name, err)
+	}
+	if kept != "" {
+		klog.FromContext(ctx).Error(nil, "Quarantined files are kept, inspect and remove them", "mount", m.Name,
+			"volume", m.VolumeID, "bucket", m.Spec.Bucket, "prefix", m.Spec.Prefix, "directory", kept)
+	}
+	return nil
+}
+
+// quarantineDir is where a mount's client quarantines files; "" if it has none.
+func (d *Drainer) quarantineDir(m state.Mount) string {
+	cl, err := d.Clients.Of(m.Client)
+	if err != nil || cl.Quarantine == "" {
+		return ""
+	}
+	return filepath.Join(d.Store.CacheDir(m.Name), cl.Quarantine)
+}
+
+// StopUnrecorded stops a mount whose record is lost, or was never written. Its client, if there is one, still gets the time to store
+// its data; it cannot be started again.
+func (d *Drainer) StopUnrecorded(ctx context.Context, m state.Mount) error {
+	if m.UID == 0 { // nothing was started
+		return d.runner.Discard(ctx, m)
+	}
+	m.Client, m.Ending = "unknown", time.Now()
+	if err := d.Peer(m.Name).End(ctx); err != nil && !errors.Is(err, helper.ErrGone) {
+		return fmt.Errorf("asking the helper of mount %s to end: %w", m.Name, err)
+	}
+	if err := d.Sources.Unmount(ctx, m, false); err != nil {
+		return InProgress(m, err)
+	}
+	how, err := d.awaitExit(ctx, m)
+	if err != nil {
+		return err
+	}
+	if how != "" {
+		return fault.Errorf(fault.Precondition, "the record of mount %s is lost, and its client exited abnormally (%s): copy the files that it did not store from %s to the bucket, then remove %s",
+			m.Name, how, d.Store.CacheDir(m.Name), d.Store.MountDir(m.Name))
+	}
+	for _, cl := range client.All() { // it was one of them
+		if err := d.keepQuarantined(ctx, m, cl); err != nil {
+			return err
+		}
+	}
+	return d.runner.Discard(ctx, m)
+}
+
+// drain returns when the client has stored everything and has exited.
+func (d *Drainer) drain(ctx context.Context, m state.Mount, o Options) error {
+	for {
+		// A helper that does not answer is not waited for: the client ends with its file system in any case.
+		if err := d.Peer(m.Name).End(ctx); err != nil && !errors.Is(err, helper.ErrGone) && (ctx.Err() != nil || !fault.Is(err, fault.Timeout)) {
+			return fmt.Errorf("asking the helper of mount %s to end: %w", m.Name, err)
+		}
+		failpoint.Here("drain.told")
+		if err := d.Sources.Unmount(ctx, m, o.Replaced); err != nil {
+			return InProgress(m, err)
+		}
+		failpoint.Here("drain.unmounted")
+		how, err := d.awaitExit(ctx, m)
+		if err != nil || how == "" {
+			return err
+		}
+		klog.FromContext(ctx).Info("Client exited abnormally while draining", "mount", m.Name, "volume", m.VolumeID, "client", m.Client, "how", how)
+		cl, err := d.Clients.Of(m.Client)
+		if err != nil {
+			return err
+		}
+		if !mount.KeepsOnDisk(cl, m.Spec) {
+			return nil // what was closed was stored by then
+		}
+		if exists, err := d.Store.CacheExists(ctx, m.Name); err != nil || !exists {
+			return err // it exited cleanly before, and its directories were being removed
+		}
+		if o.Grant == nil {
+			o.Grant = &creds.Grant{}
+		}
+		if err := d.runner.Restart(ctx, &m, o.Grant); err != nil {
+			return fault.Errorf(fault.Unavailable, "client %s exited abnormally (%s) and may have files left to store in %s; starting it again to store them: %w",
+				m.Client, how, d.Store.CacheDir(m.Name), err)
+		}
+	}
+}
+
+// awaitExit waits until the client has exited and returns its exit summary, "" for a clean exit. Without a helper, or if that does
+// not answer for the hang timeout, it waits for the mount's processes and reads the helper's exit file. A client that makes no
+// progress for the hang timeout is killed. A drain that takes long gets new credentials.
+func (d *Drainer) awaitExit(ctx context.Context, m state.Mount) (how string, err error) {
+	entry := d.Tracker.Mount(m.Name)
+	var last helper.Status
+	for {
+		if entry.RefreshDue(d.refreshEvery) {
+			if err := d.Creds.RefreshDraining(ctx, m); err != nil && ctx.Err() == nil {
+				d.Tracker.LogError(ctx, m.Name+" keys", err, "Cannot refresh credentials of draining client", "mount", m.Name, "volume", m.VolumeID)
+			}
+		}
+		status, err := d.nextStatus(ctx, m, last.Revision)
+		if err == nil {
+			d.Tracker.LogConflicts(ctx, m, status.Conflicts, d.quarantineDir(m))
+		}
+		silent := entry.HelperAnswered(err == nil || last.State != "")
+		switch {
+		case errors.Is(err, helper.ErrGone), errors.Is(err, errNoNews) && last.State == "" && d.hangTimeout != 0 && silent >= d.hangTimeout:
+			if err := d.awaitOrphan(ctx, m); err != nil {
+				return "", err
+			}
+			return d.runner.LastExit(ctx, m)
+		case ctx.Err() != nil:
+			return "", InProgress(m, WithQueue(last.Queue, errors.Join(err, context.Cause(ctx))))
+		case errors.Is(err, errNoNews):
+			if last.State != helper.StateRunning || d.hangTimeout == 0 || d.makesProgress(m, last) {
+				continue
+			}
+			if err := d.runner.KillUnresponsive(ctx, m, "it makes no progress"); err != nil {
+				return "", err
+			}
+		case err != nil:
+			return "", InProgress(m, WithQueue(last.Queue, err))
+		case status.State == helper.StateRunning:
+			last = status
+			entry.Queued(status.Queue)
+		case status.State == helper.StateIdle: // started for a restart of the client that was interrupted
+			return runner.ExitUnknown, nil
+		case runner.ExitedAbnormally(status):
+			return runner.ExitSummary(status), nil
+		default:
+			return "", nil
+		}
+	}
+}
+
+// makesProgress reports whether a client has used CPU time, or stored something, within the hang timeout.
+func (d *Drainer) makesProgress(m state.Mount, status helper.Status) bool {
+	entry := d.Tracker.Mount(m.Name)
+	cpu, err := host.CPUTime(status.ClientPID, m.UID)
+	if err != nil {
+		entry.Active()
+		return true
+	}
+	return entry.Progress(cpu, status.Revision) < d.hangTimeout
+}
+
+// errNoNews is the error of a status that has not changed in time.
+var errNoNews = errors.New("the helper's status has not changed")
+
+// nextStatus waits for a status after since, for at most checkEvery.
+func (d *Drainer) nextStatus(ctx context.Context, m state.Mount, since uint64) (helper.Status, error) {
+	sctx, cancel := context.WithTimeout(ctx, d.checkEvery)
+	defer cancel()
+	status, err := d.Peer(m.Name).WaitStatus(sctx, since)
+	if err != nil && sctx.Err() != nil && ctx.Err() == nil {
+		err = errNoNews
+	}
+	return status, err
+}
+
+// awaitOrphan waits until the processes of a mount without a helper have exited. Its client gets no new credentials: when those that
+// it has have expired it is killed, because it cannot store anything any more.
+func (d *Drainer) awaitOrphan(ctx context.Context, m state.Mount) error {
+	octx, cancel := context.WithDeadline(ctx, d.Tracker.Mount(m.Name).OrphanedSince().Add(d.orphanBound))
+	defer cancel()
+	err := d.awaitGone(octx, m)
+	if err == nil || octx.Err() == nil || ctx.Err() != nil {
+		return err
+	}
+	klog.FromContext(ctx).Error(nil, "Credentials of orphaned client expired, killing it", "mount", m.Name, "volume", m.VolumeID, "client", m.Client)
+	return d.Launcher.Kill(ctx, m.UID)
+}
+
+// awaitGone waits until no process of a mount is left.
+func (d *Drainer) awaitGone(ctx context.Context, m state.Mount) error {
+	for {
+		alive, err := d.Launcher.Alive(ctx, m.UID)
+		if err != nil || !alive {
+			return err
+		}
+		select {
+		case <-time.After(exitPause):
+		case <-ctx.Done():
+			return InProgress(m, fmt.Errorf("its processes (uid %d) have not exited: %w", m.UID, context.Cause(ctx)))
+		}
+	}
+}
+
+// stopHelper stops the helper of a client that has exited.
+func (d *Drainer) stopHelper(ctx context.Context, m state.Mount) error {
+	if err := d.Peer(m.Name).Quit(ctx); err == nil {
+		gctx, cancel := context.WithTimeout(ctx, exitGrace)
+		err := d.awaitGone(gctx, m)
+		cancel()
+		if err == nil {
+			return nil
+		}
+	}
+	if err := d.Launcher.Kill(ctx, m.UID); err != nil {
+		return fmt.Errorf("killing the helper of mount %s: %w", m.Name, err)
+	}
+	return nil
+}

@@ -1,0 +1,99 @@
+package drain
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/client"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/helper"
+	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest/parts"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/runner"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
+)
+
+func newDrainer(t *testing.T, l runner.Launcher, hangTimeout time.Duration) (*Drainer, *parts.Parts) {
+	t.Helper()
+	p := parts.New(t, mounttest.S3{}, runner.Peers)
+	r := runner.New(runner.Options{
+		Namespace: p.Namespace, Launcher: l, Backends: p.Backends, Clients: p.Clients, Store: p.Store, Sources: p.Sources, Creds: p.Creds,
+		Tracker: p.Tracker, Peer: p.Peer, UIDs: launcher.UIDRange{First: parts.UID, Last: parts.UID + 1}, HangTimeout: hangTimeout,
+	})
+	return New(r, hangTimeout/8, hangTimeout), p
+}
+
+// A drain can take longer than the credentials that the client was started with are valid.
+func TestDrainingClientsGetNewCredentials(t *testing.T) {
+	d, p := newDrainer(t, &mounttest.UIDs{}, 0)
+	d.refreshEvery = time.Hour
+	m := p.Mount("a", "1", "rclone", nil)
+	h := &mounttest.Helper{Status: &helper.Status{Protocol: 1, Revision: 7, State: helper.StateRunning, Ending: true}}
+	h.Serve(t, p.Store.Socket(m.Name))
+	wait := func(ctx context.Context) {
+		t.Helper()
+		if how, err := d.awaitExit(ctx, m); !fault.Is(err, fault.Busy) {
+			t.Errorf("%q, %v", how, err)
+		}
+	}
+	wait(mounttest.Until(t, func() bool { return h.WasAsked("status") }))
+	if h.WasAsked("credentials") {
+		t.Error("it gets new credentials at once")
+	}
+	d.refreshEvery = time.Millisecond
+	wait(mounttest.Until(t, func() bool { return h.WasAsked("credentials") }))
+	if !h.WasAsked("credentials") {
+		t.Errorf("its helper was asked only: %v", h.Asked)
+	}
+}
+
+func TestUnresponsiveHelperDoesNotBlockADrain(t *testing.T) {
+	d, p := newDrainer(t, &mounttest.UIDs{}, 100*time.Millisecond)
+	m := p.Mount("a", "1", "rclone", nil)
+	(&mounttest.Helper{}).Serve(t, p.Store.Socket(m.Name))
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if how, err := d.awaitExit(ctx, m); how != runner.ExitUnknown || err != nil {
+		t.Errorf("%q, %v", how, err)
+	}
+}
+
+// A client without a helper may store its data for as long as its credentials are valid, however long its mount has been draining.
+func TestOrphanedClientsMayUseTheirCredentials(t *testing.T) {
+	l := &mounttest.UIDs{Live: map[uint32]bool{parts.UID: true}}
+	d, p := newDrainer(t, l, 0)
+	m := p.Mount("a", "1", "mountpoint-s3", func(m *state.Mount) {
+		m.Phase, m.Ending = state.Ending, time.Now().Add(-2*orphanBound)
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if _, err := d.awaitExit(ctx, m); !fault.Is(err, fault.Busy) || len(l.Killed) > 0 {
+		t.Errorf("killed: %v, %v", l.Killed, err)
+	}
+	d.orphanBound = 0
+	if _, err := d.awaitExit(t.Context(), m); err != nil || len(l.Killed) != 1 {
+		t.Errorf("killed: %v, %v", l.Killed, err)
+	}
+}
+
+// The text that kubelet shows in an event while a pod waits for its uploads.
+func TestQueueTexts(t *testing.T) {
+	for want, q := range map[string]client.Queue{
+		"1 upload, 17 B": {Uploads: 1, Bytes: 17}, "3 uploads, 1.2 GiB": {Uploads: 3, Bytes: 1288490189}, "2 uploads, 1.0 KiB": {Uploads: 2, Bytes: 1024},
+	} {
+		if got := formatQueue(q); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+	synctest.Test(t, func(t *testing.T) {
+		m := state.Mount{Name: "m", Client: "rclone", Ending: time.Now()}
+		time.Sleep(90 * time.Second)
+		want := "draining: 3 uploads, 1.2 GiB: context deadline exceeded (for 1m30s; mount m, client rclone); the drain goes on, and a retry waits for it"
+		if err := InProgress(m, WithQueue(&client.Queue{Uploads: 3, Bytes: 1288490189}, context.DeadlineExceeded)); err.Error() != want || !fault.Is(err, fault.Busy) {
+			t.Errorf("%v", err)
+		}
+	})
+}

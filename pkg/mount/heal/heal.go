@@ -1,0 +1,253 @@
+// Package heal replaces stale bind mounts of volumes: at targets, at kubelet's subpaths and inside running containers.
+//
+// A bind mount is stale if it shows a former file system of its mount: the client was restarted, or another mount replaced the
+// one that was published. It is replaced in one step, so that a place never shows the directory below. The package knows
+// publications and file systems, but neither clients nor credentials.
+package heal
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/pins"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
+)
+
+const (
+	// maxRounds bounds how often Heal looks again for places that appeared meanwhile, such as a container that was just started.
+	maxRounds = 5
+	// maxReported bounds the places that are logged as not replaced: a container can make as many as it likes.
+	maxReported = 20
+	// lookupBound bounds a client's lookup of the directory that a subpath shows.
+	lookupBound = 10 * time.Second
+)
+
+// Healer replaces stale bind mounts. The caller of a method that is given a mount holds the lock of the mount's key.
+type Healer struct {
+	enabled bool
+	ns      *host.Namespace
+	store   *state.Store
+	pins    *pins.Pins
+	tracker *tracker.Tracker
+}
+
+// New returns a healer. If it is not enabled, only ReplaceTarget replaces anything.
+func New(enabled bool, ns *host.Namespace, store *state.Store, p *pins.Pins, t *tracker.Tracker) *Healer {
+	return &Healer{enabled: enabled, ns: ns, store: store, pins: p, tracker: t}
+}
+
+// Enabled reports whether stale bind mounts are replaced (--heal).
+func (h *Healer) Enabled() bool { return h.enabled }
+
+// HealOnce is Heal if that is needed, or if this process has not healed the mount before: the previous one may have been stopped
+// before it was done.
+func (h *Healer) HealOnce(ctx context.Context, m state.Mount, needed bool) error {
+	if !h.enabled || !needed && !h.tracker.Mount(m.Name).NeedsHealing() {
+		return nil
+	}
+	return h.Heal(ctx, m)
+}
+
+// Heal replaces the stale mounts of all publications of a mount with its file system. Stale copies in other mount namespaces are
+// detached, because they keep a dead connection. It can be interrupted anywhere and repeated.
+func (h *Healer) Heal(ctx context.Context, m state.Mount) error {
+	again := true
+	defer func() {
+		if again {
+			h.tracker.Mount(m.Name).HealAgain() // with the next reconcile pass
+		}
+	}()
+	all, err := h.store.Pubs.All(ctx)
+	if err != nil {
+		return err
+	}
+	pubs := slices.DeleteFunc(slices.Clone(all), func(p state.Publication) bool { return p.Mount != m.Name })
+	failures, err := h.healAt(ctx, m, PlacesOf(pubs))
+	for _, p := range pubs {
+		if len(p.MovedFrom) > 0 && err == nil {
+			var left []host.Swapped
+			left, err = h.healMoved(ctx, m, p, all)
+			failures = append(failures, left...)
+		}
+	}
+	if err == nil {
+		err = h.pins.Release(ctx, m.Name)
+	}
+	again = err != nil || slices.ContainsFunc(failures, func(s host.Swapped) bool { return isTransient(s.Err) })
+	for _, s := range failures[:min(len(failures), maxReported)] {
+		err := fault.Errorf(fault.Unavailable, "volume %s: replacing the stale mount at %s (pid %d, showing %s): %w; restart the container", m.VolumeID, s.Mountpoint, s.PID, s.Root, s.Err)
+		h.tracker.LogError(ctx, m.Name+" "+s.Mountpoint, err, "Stale mount not replaced", "mount", m.Name)
+	}
+	return err
+}
+
+// isTransient reports whether a replacement that failed may succeed without a change by a user.
+func isTransient(err error) bool {
+	return !fault.Is(err, fault.NotFound) && !fault.Is(err, fault.Precondition) && !fault.Is(err, fault.Unsupported)
+}
+
+// healAt heals these places and returns what could not be replaced.
+func (h *Healer) healAt(ctx context.Context, m state.Mount, at Places) (failures []host.Swapped, err error) {
+	failures, stale, err := h.swapAt(ctx, m, at, append([]string{m.Name}, m.Predecessors...))
+	if err != nil || at.others { // a container without its mount would write into its own directory below
+		return failures, err
+	}
+	n, err := h.ns.DetachStale(ctx, stale, at.inPods)
+	failpoint.Here("heal.detached")
+	if n > 0 {
+		h.tracker.CountHeals("elsewhere", "detached", n)
+	}
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot detach stale mounts in other namespaces", "mount", m.Name)
+	}
+	return failures, nil
+}
+
+// healMoved replaces the mounts that one publication was moved away from, at the places of that publication alone: others may
+// still have them. Other publications of its pod move along.
+func (h *Healer) healMoved(ctx context.Context, m state.Mount, p state.Publication, all []state.Publication) ([]host.Swapped, error) {
+	at := PlacesOf([]state.Publication{p})
+	at.writable = PlacesOf(all).writable
+	failures, _, err := h.swapAt(ctx, m, at, p.MovedFrom)
+	return failures, err
+}
+
+// swapAt replaces, at these places, the former file systems of the mounts of these names. It returns what could not be replaced,
+// and which mounts are stale.
+func (h *Healer) swapAt(ctx context.Context, m state.Mount, at Places, names []string) (failures []host.Swapped, stale func(host.Mount) bool, err error) {
+	at.node = host.NodeCgroup()
+	var groups *host.Groups
+	for range maxRounds {
+		swap, mounts, err := h.swapOf(ctx, m, at, names)
+		if err != nil {
+			return nil, nil, err
+		}
+		stale = swap.Stale
+		if groups == nil {
+			shown := slices.DeleteFunc(mounts, func(mnt host.Mount) bool { return !stale(mnt) || !at.Has(mnt) })
+			if groups, err = h.ns.HoldGroups(ctx, shown); err != nil {
+				return nil, nil, err
+			}
+			defer groups.Close()
+		}
+		swap.Groups = groups
+		onHost, err := h.ns.SwapHere(ctx, swap, at.Has)
+		failpoint.Here("heal.host")
+		var inContainers []host.Swapped
+		if len(at.pods) > 0 {
+			var cerr error
+			inContainers, cerr = h.ns.SwapInOtherNamespaces(ctx, swap, at.inPods)
+			err = errors.Join(err, cerr)
+		}
+		failpoint.Here("heal.containers")
+		var replaced int
+		replaced, failures = h.count(ctx, m, slices.Concat(onHost, inContainers))
+		if err != nil {
+			return failures, stale, err
+		}
+		if replaced == 0 {
+			break
+		}
+	}
+	return failures, stale, nil
+}
+
+// swapOf describes which mounts of these names are replaced and by what, and pins the former file systems. It returns the host's
+// mount table, too.
+func (h *Healer) swapOf(ctx context.Context, m state.Mount, at Places, names []string) (host.Swap, []host.Mount, error) {
+	mounts, err := h.ns.Mounts(ctx)
+	if err != nil {
+		return host.Swap{}, nil, err
+	}
+	source, ok := mount.TopAt(mounts, h.store.SourceDir(m.Name))
+	if !ok {
+		return host.Swap{}, nil, fault.Errorf(fault.Unavailable, "mount %s has no file system to heal its publications with", m.Name)
+	}
+	if err := h.pins.PinTargets(ctx, m.Name, names, at.Targets, source, mounts); err != nil {
+		return host.Swap{}, nil, err
+	}
+	if mounts, err = h.ns.Mounts(ctx); err != nil {
+		return host.Swap{}, nil, err
+	}
+	// Targets are pinned under the mount's own name.
+	former := h.pins.Known(mounts, append([]string{m.Name}, names...), nil)
+	delete(former, source.Minor)
+	return host.Swap{
+		Source: source, Bound: lookupBound, ReadOnly: at.readOnly,
+		Stale:   func(mnt host.Mount) bool { return pins.Serves(mnt, names) && former.Has(mnt) },
+		Unknown: func(mnt host.Mount) bool { return pins.Serves(mnt, names) && !former.Has(mnt) },
+	}, mounts, nil
+}
+
+// count counts and logs replacements and returns those that failed.
+func (h *Healer) count(ctx context.Context, m state.Mount, all []host.Swapped) (replaced int, failures []host.Swapped) {
+	for _, s := range all {
+		place := "host"
+		if s.PID != 0 {
+			place = "container"
+		}
+		if s.Err != nil {
+			failures = append(failures, s)
+			h.tracker.CountHeals(place, "failed", 1)
+			continue
+		}
+		replaced++
+		h.tracker.CountHeals(place, "replaced", 1)
+		klog.FromContext(ctx).Info("Replaced stale mount", "mount", m.Name, "volume", m.VolumeID, "at", s.Mountpoint, "pid", s.PID, "root", s.Root)
+	}
+	return replaced, failures
+}
+
+// ReplaceTarget replaces the stale mount at a target with a mount's file system. done is false if it cannot be replaced in place.
+func (h *Healer) ReplaceTarget(ctx context.Context, m state.Mount, target string, readOnly bool) (done bool, err error) {
+	mounts, err := h.ns.Mounts(ctx)
+	if err != nil {
+		return false, err
+	}
+	source, ok := mount.TopAt(mounts, h.store.SourceDir(m.Name))
+	if !ok {
+		return false, fault.Errorf(fault.Unavailable, "the source of mount %s was unmounted by another process", m.Name)
+	}
+	readOnly = readOnly || source.ReadOnly()
+	if top, ok := mount.TopAt(mounts, target); ok && top.Minor == source.Minor && top.ReadOnly() == readOnly {
+		return true, nil // healed with the mount's other publications
+	}
+	// Any mount of ours: of an earlier generation or, if the CO has changed its mind, of another volume.
+	stale := func(mnt host.Mount) bool {
+		_, ours := mount.NameOf(mnt.Source)
+		return ours && mnt.ReadOnly() == readOnly && mnt.Minor != source.Minor
+	}
+	swapped, err := h.ns.SwapHere(ctx, host.Swap{Source: source, Stale: stale, Bound: lookupBound}, func(mnt host.Mount) bool { return mnt.Mountpoint == target })
+	if err == nil && len(swapped) > 0 && !slices.ContainsFunc(swapped, func(s host.Swapped) bool { return s.Err != nil }) {
+		return true, h.CheckTarget(ctx, m, target)
+	}
+	klog.FromContext(ctx).Info("Cannot replace stale target in place, unmounting it", "mount", m.Name, "error", err)
+	return false, nil
+}
+
+// CheckTarget returns nil if a target shows a mount's current file system.
+func (h *Healer) CheckTarget(ctx context.Context, m state.Mount, target string) error {
+	return h.ns.Do(ctx, "looking at target "+target, func() error {
+		source, err := host.Inspect(h.store.SourceDir(m.Name))
+		if err != nil {
+			return err
+		}
+		top, err := host.Inspect(target)
+		if err != nil {
+			return err
+		}
+		if !source.Mountpoint || top != source {
+			return fault.Errorf(fault.Unavailable, "target %s does not show mount %s: its client exited meanwhile, or something was mounted over it", target, m.Name)
+		}
+		return nil
+	})
+}

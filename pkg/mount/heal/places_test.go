@@ -1,0 +1,95 @@
+package heal
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
+)
+
+const podUID = "0b9c7f1e-53a4-4f0b-8d1c-7e2a90c4d611"
+
+func TestPlacesOfPods(t *testing.T) {
+	at := PlacesOf([]state.Publication{
+		{Target: "/var/lib/kubelet/pods/" + podUID + "/volumes/kubernetes.io~csi/pv/mount"},
+		{Target: "/opt/nomad/alloc/volumes/x"},
+		{Target: "/a/pods/x/volumes/y"}, // too short for a UID: it would be found in other cgroups
+	})
+	for where, want := range map[string]bool{
+		"/var/lib/kubelet/pods/" + podUID + "/volumes/kubernetes.io~csi/pv/mount": true,
+		"/opt/nomad/alloc/volumes/x":                                                   true,
+		"/var/lib/kubelet/pods/" + podUID + "/volume-subpaths/pv/app/0":                true,
+		"/var/lib/kubelet/pods/" + podUID + "/volumes/kubernetes.io~csi/other/mount":   false,
+		"/var/lib/kubelet/pods/ffffffff-53a4-4f0b-8d1c-7e2a90c4d611/volume-subpaths/x": false,
+		"/opt/nomad/alloc/volumes/xy":                                                  false,
+	} {
+		if got := at.Has(host.Mount{Mountpoint: where}); got != want {
+			t.Errorf("%s: %t", where, got)
+		}
+	}
+	for cgroup, want := range map[string]bool{
+		"0::/kubepods/burstable/pod" + podUID + "/abc": true,
+		"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod" + strings.ReplaceAll(podUID, "-", "_") + ".slice/cri-x.scope": true,
+		"0::/kubepods/podffffffff-53a4-4f0b-8d1c-7e2a90c4d611/abc":                                                                         false,
+		"0::/system.slice/agent.service": false,
+		"0::/":                           false,
+	} {
+		if got := at.inPods(cgroup); got != want {
+			t.Errorf("%s: %t", cgroup, got)
+		}
+	}
+}
+
+// A container can make cgroups with any name below its own.
+func TestPodsAreMatchedByWholeElementsOfACgroup(t *testing.T) {
+	const other = "ffffffff-53a4-4f0b-8d1c-7e2a90c4d611"
+	under := strings.ReplaceAll(podUID, "-", "_")
+	at := PlacesOf([]state.Publication{{Target: "/var/lib/kubelet/pods/" + podUID + "/volumes/kubernetes.io~csi/pv/mount"}})
+	at.node = "12:pids:/docker/kubepods/pod" + other + "/node/init.scope\n0::/\n"
+	for cgroup, want := range map[string]bool{
+		"0::/kubepods/pod" + podUID + "/abc":                                                         true,
+		"11:memory:/a/kubepods/besteffort/pod" + podUID + "/abc\n0::/\n":                             true,
+		"0::/kubepods.slice/kubepods-pod" + under + ".slice/crio-abc.scope":                          true,
+		"0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable-pod" + under + ".slice": true,
+		"0::/system.slice/kubepods-burstable-pod" + under + ".slice:cri-containerd:abc":              true,
+		"12:pids:/docker/kubepods/pod" + other + "/node/kubepods/pod" + podUID + "/abc":              true, // of a node that is a pod
+		"0::/kubepods/podffffffff-0000-4f0b-8d1c-7e2a90c4d611/abc/pod" + podUID:                      false,
+		"0::/kubepods/podffffffff-0000-4f0b-8d1c-7e2a90c4d611/kubepods-pod" + under + ".slice":       false,
+		"0::/user.slice/xpod" + podUID:                                                               false,
+		"0::/user.slice/pod" + podUID + "x":                                                          false,
+		"0::/user.slice/my-pod" + podUID + "-backup":                                                 false,
+		"0::/user.slice/a-pod" + under + ".sliced":                                                   false,
+	} {
+		if got := at.inPods(cgroup); got != want {
+			t.Errorf("%s: %t", cgroup, got)
+		}
+	}
+}
+
+func TestReplacementsAreReadOnlyAsPublicationsAre(t *testing.T) {
+	const other = "ffffffff-53a4-4f0b-8d1c-7e2a90c4d611"
+	target := func(uid, volume string) string {
+		return "/k/pods/" + uid + "/volumes/kubernetes.io~csi/" + volume + "/mount"
+	}
+	at := PlacesOf([]state.Publication{
+		{Target: target(podUID, "a"), ReadOnly: true},
+		{Target: target(other, "a"), ReadOnly: true}, {Target: target(other, "b")},
+	})
+	for _, tc := range []struct {
+		mountpoint, cgroup string
+		want               bool
+	}{
+		{target(podUID, "a"), "", true},
+		{target(other, "a"), "", true},
+		{target(other, "b"), "", false},
+		{"/k/pods/" + podUID + "/volume-subpaths/a/app/0", "", true},
+		{"/k/pods/" + other + "/volume-subpaths/a/app/0", "", false},
+		{"/data", "0::/kubepods/pod" + podUID + "/c", true},
+		{"/data", "0::/kubepods/pod" + other + "/c", false},
+	} {
+		if got := at.readOnly(host.Mount{Mountpoint: tc.mountpoint}, tc.cgroup); got != tc.want {
+			t.Errorf("%s in %q: %t", tc.mountpoint, tc.cgroup, got)
+		}
+	}
+}

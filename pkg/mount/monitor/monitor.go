@@ -1,0 +1,210 @@
+// Package monitor notices what has to be reconciled: clients and helpers that exit, clients that do not answer, and what no mount owns
+// any more. Package supervisor decides what is done about a mount.
+package monitor
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/klog/v2"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/client"
+	"github.com/s3-csi/s3-csi-driver/pkg/helper"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/pins"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
+)
+
+const (
+	reconcileEvery = time.Minute
+	reconcileBound = 2 * time.Minute
+	reconcileWidth = 100 // mounts that are reconciled at a time
+)
+
+// Mounts decides what is done about a mount. Package supervisor implements it.
+type Mounts interface {
+	// Reconcile reconciles a mount as soon as no other call works on it. again is when to do so next; 0: with the others.
+	Reconcile(ctx context.Context, name string) (again time.Duration, gone bool, err error)
+	// TryReconcile reconciles the mounts of one key unless another call works on the key.
+	TryReconcile(ctx context.Context, key string, names []string, failed func(name string, err error))
+}
+
+// Killer kills clients and helpers. Package runner implements it.
+type Killer interface {
+	// KillUnresponsive kills a client that has not answered for the hang timeout.
+	KillUnresponsive(ctx context.Context, m state.Mount, why string) error
+	// KillOrphans kills helpers that belong to no mount.
+	KillOrphans(ctx context.Context) error
+}
+
+// Options are the parts and settings of a Monitor.
+type Options struct {
+	Namespace *host.Namespace
+	Fusectl   *host.Fusectl
+	Store     *state.Store
+	Pins      *pins.Pins
+	Tracker   *tracker.Tracker
+	Clients   client.Registry
+	Peer      func(name string) *helper.Peer
+	Mounts    Mounts
+	Killer    Killer
+	Watchers  *Watchers
+	// Changed returns a channel that is closed when the configuration of a backend changes.
+	Changed func() <-chan struct{}
+	// StaleAge is the age from which a publication without a target is removed.
+	StaleAge time.Duration
+	// HangTimeout is after how long without an answer a mount's connection is aborted; 0: never.
+	HangTimeout time.Duration
+	// CleanPrograms removes installed programs that no process runs, except those in the directories used; nil: there are none.
+	CleanPrograms func(ctx context.Context, used []string) error
+}
+
+// Monitor notices what has to be reconciled.
+type Monitor struct {
+	Options
+	bound time.Duration // of the reconciliation of all mounts in one pass
+}
+
+// New returns a monitor that does nothing before Run.
+func New(o Options) *Monitor { return &Monitor{o, reconcileBound} }
+
+// Run reconciles all mounts at once and then each minute, and a single mount as soon as its client exits, until ctx ends. It never
+// unmounts anything because it ends.
+func (m *Monitor) Run(ctx context.Context) {
+	m.reportOrphanedCaches(ctx)
+	m.Watchers.start(func(name string) { m.watch(ctx, name) })
+	defer m.Watchers.stop()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { m.watchHangs(ctx) })
+	ticker := time.NewTicker(reconcileEvery)
+	defer ticker.Stop()
+	for {
+		changed := m.Changed()
+		if err := m.reconcile(ctx); err != nil && ctx.Err() == nil {
+			m.Tracker.LogError(ctx, "reconcile", err, "Reconcile pass failed", "retryIn", reconcileEvery)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-changed:
+		case <-ticker.C:
+		}
+	}
+}
+
+// Restore restores the mounts that a reboot ended and whose clients may hold files that are not stored.
+func Restore(ctx context.Context, store *state.Store, clients client.Registry) error {
+	names, err := store.Restore(ctx, func(m state.Mount) bool {
+		cl, err := clients.Of(m.Client)
+		return err != nil || mount.KeepsOnDisk(cl, m.Spec)
+	})
+	if len(names) > 0 {
+		klog.FromContext(ctx).Info("Restored mounts to store their files", "mounts", names)
+	}
+	return err
+}
+
+// reconcile is one reconcile pass over all mounts, followed by the removal of what no mount owns.
+func (m *Monitor) reconcile(ctx context.Context) error {
+	began := time.Now()
+	defer func() { m.Tracker.CountReconcile(time.Since(began)) }()
+	names, err := m.list(ctx)
+	if err != nil {
+		return err
+	}
+	// Concurrently: a mount that drains for long must not delay the credentials of others, nor the garbage collection.
+	rctx, cancel := context.WithTimeout(ctx, m.bound)
+	defer cancel()
+	var g errgroup.Group
+	g.SetLimit(reconcileWidth)
+	for key, generations := range byKey(names) {
+		for _, name := range generations {
+			m.Watchers.Follow(name)
+		}
+		g.Go(func() error {
+			m.Mounts.TryReconcile(rctx, key, generations, func(name string, err error) {
+				if ctx.Err() == nil {
+					m.Tracker.LogError(ctx, name, err, "Reconcile of mount failed", "mount", name, "retryIn", reconcileEvery)
+				}
+			})
+			return nil
+		})
+	}
+	_ = g.Wait()
+	cctx, cancel := context.WithTimeout(ctx, reconcileBound)
+	defer cancel()
+	return m.collectGarbage(cctx)
+}
+
+func (m *Monitor) list(ctx context.Context) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, reconcileBound)
+	defer cancel()
+	if err := Restore(ctx, m.Store, m.Clients); err != nil {
+		return nil, err
+	}
+	return m.Store.Names(ctx)
+}
+
+// byKey returns the names of mounts by their keys, a successor before its predecessors: those stop when it has their publications.
+func byKey(names []string) map[string][]string {
+	generations := map[string][]string{}
+	for _, name := range names {
+		generations[mount.KeyOf(name)] = append(generations[mount.KeyOf(name)], name)
+	}
+	for _, all := range generations {
+		slices.SortFunc(all, func(a, b string) int { // the numbers of generations have no leading zeros
+			return cmp.Or(cmp.Compare(len(b), len(a)), cmp.Compare(b, a))
+		})
+	}
+	return generations
+}
+
+// collectGarbage removes what belongs to no mount: processes, publications without targets, file systems of helpers, pins, programs of
+// older versions.
+func (m *Monitor) collectGarbage(ctx context.Context) error {
+	return errors.Join(
+		m.Killer.KillOrphans(ctx),
+		m.Store.Pubs.RemoveStale(ctx, m.StaleAge),
+		m.Store.RemoveOrphans(ctx),
+		m.Pins.Clear(ctx, func(ctx context.Context, name string) bool { return !m.Store.Exists(ctx, name) }),
+		m.cleanPrograms(ctx),
+	)
+}
+
+func (m *Monitor) cleanPrograms(ctx context.Context) error {
+	if m.CleanPrograms == nil {
+		return nil
+	}
+	mounts, err := m.Store.Mounts(ctx)
+	if err != nil {
+		return err
+	}
+	var used []string
+	for _, mnt := range mounts {
+		if len(mnt.Command.Argv) > 0 {
+			used = append(used, filepath.Dir(mnt.Command.Argv[0]))
+		}
+	}
+	return m.CleanPrograms(ctx, used)
+}
+
+// reportOrphanedCaches logs what is left in the cache and belongs to no mount. It may be the only copy of a file, so it is never
+// removed automatically.
+func (m *Monitor) reportOrphanedCaches(ctx context.Context) {
+	left, err := m.Store.OrphanedCaches(ctx)
+	switch {
+	case err != nil:
+		klog.FromContext(ctx).Error(err, "Cannot read cache directory", "directory", m.Store.Cache)
+	case len(left) > 0:
+		klog.FromContext(ctx).Info("Orphaned cache directories may hold unstored files", "directories", left)
+	}
+}

@@ -1,0 +1,110 @@
+package monitor
+
+import (
+	"context"
+	"errors"
+	"reflect"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/mount"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest/parts"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/runner"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
+)
+
+// fakeMounts are mounts of which one never finishes to drain.
+type fakeMounts struct {
+	blocked string // its key
+
+	mu         sync.Mutex
+	reconciled []string
+}
+
+func (f *fakeMounts) Reconcile(context.Context, string) (time.Duration, bool, error) {
+	return 0, true, nil
+}
+
+func (f *fakeMounts) TryReconcile(ctx context.Context, key string, names []string, failed func(string, error)) {
+	if key == f.blocked {
+		<-ctx.Done()
+		failed(names[0], errors.New("draining"))
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.reconciled = append(f.reconciled, names...)
+}
+
+// fakeKiller counts kills of orphans.
+type fakeKiller struct{ orphans int }
+
+func (*fakeKiller) KillUnresponsive(context.Context, state.Mount, string) error { return nil }
+
+func (f *fakeKiller) KillOrphans(context.Context) error {
+	f.orphans++
+	return nil
+}
+
+// A mount that never finishes to drain delays neither the others, whose credentials would expire, nor the garbage collection.
+func TestDrainingMountDelaysNothing(t *testing.T) {
+	p := parts.New(t, mounttest.S3{}, runner.Peers)
+	mounts, killer := &fakeMounts{blocked: strings.Repeat("a", 24)}, &fakeKiller{}
+	m := New(Options{
+		Namespace: p.Namespace, Store: p.Store, Pins: p.Pins, Tracker: p.Tracker, Clients: p.Clients, Peer: p.Peer, Mounts: mounts, Killer: killer,
+		Watchers: NewWatchers(), StaleAge: time.Hour,
+	})
+	m.bound = 100 * time.Millisecond
+	p.Mount("a", "1", "rclone", nil)
+	other := p.Mount("b", "2", "rclone", nil)
+	if err := m.reconcile(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if !reflect.DeepEqual(mounts.reconciled, []string{other.Name}) || killer.orphans != 1 {
+		t.Errorf("reconciled: %v; orphans killed %d times", mounts.reconciled, killer.orphans)
+	}
+}
+
+// Publications are removed only if their target and their mount are gone. The target is not opened: an unresponsive client would block
+// one call after the other.
+func TestStalePublicationsAreRemoved(t *testing.T) {
+	p := parts.New(t, mounttest.S3{}, runner.Peers)
+	m := p.Mount("a", "1", "mountpoint-s3", nil)
+	shown := t.TempDir()
+	p.HangAt(m, shown)
+	gone := mount.Name(m.Key, 99)
+	old := time.Now().Add(-2 * time.Hour)
+	for _, tc := range []struct {
+		target, mount string
+		created       time.Time
+		kept          bool
+	}{
+		{shown, m.Name, old, true},
+		{shown, gone, old, true},
+		{"/gone", m.Name, old, true},
+		{"/gone", gone, time.Now(), true},
+		{"/gone", gone, old, false},
+	} {
+		p.Publish(state.Publication{Target: tc.target, VolumeID: "v", Mount: tc.mount, Created: tc.created})
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		err := p.Store.Pubs.RemoveStale(ctx, time.Hour)
+		cancel()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, kept, _ := p.Store.Pubs.Get(t.Context(), tc.target); kept != tc.kept {
+			t.Errorf("%+v: kept: %t", tc, kept)
+		}
+	}
+}
+
+func TestSuccessorsAreReconciledFirst(t *testing.T) {
+	a, b := strings.Repeat("a", 24), strings.Repeat("b", 24)
+	got := byKey([]string{a + "-9", b + "-7", a + "-10", a + "-8"})
+	if want := map[string][]string{a: {a + "-10", a + "-9", a + "-8"}, b: {b + "-7"}}; !reflect.DeepEqual(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+}

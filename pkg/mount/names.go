@@ -1,0 +1,92 @@
+package mount
+
+import (
+	"strconv"
+	"strings"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/client"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
+)
+
+// SourceName is the source of a mount in the mount table: its volume and its name.
+func SourceName(volumeID, name string) string {
+	safe := strings.Map(func(r rune) rune {
+		if r > ' ' && r < 0x7f && r != ',' && r != '\\' {
+			return r
+		}
+		return '_'
+	}, volumeID)
+	return sourcePrefix + safe + ":" + name
+}
+
+const sourcePrefix = "s3csi:"
+
+// NameOf returns the name of the mount that a source in the mount table belongs to; ok is false for mounts of others.
+func NameOf(source string) (name string, ok bool) {
+	if !strings.HasPrefix(source, sourcePrefix) {
+		return "", false
+	}
+	name = source[strings.LastIndexByte(source, ':')+1:]
+	return name, ValidName(name)
+}
+
+// ClientUID returns the uid of the client that serves a mount of ours, as the mount table shows it.
+func ClientUID(mnt host.Mount) (uid uint32, ok bool) {
+	if _, ours := NameOf(mnt.Source); !ours {
+		return 0, false
+	}
+	for option := range strings.SplitSeq(mnt.SuperOptions, ",") {
+		if value, found := strings.CutPrefix(option, "user_id="); found {
+			n, err := strconv.ParseUint(value, 10, 32)
+			return uint32(n), err == nil
+		}
+	}
+	return 0, false
+}
+
+// ValidName reports whether a name has the form <key>-<generation>. Names are read from the mount table and from file names,
+// and become paths.
+func ValidName(name string) bool {
+	key, generation, ok := strings.Cut(name, "-")
+	if !ok || len(key) != 24 || len(generation) == 0 || len(generation) > 19 {
+		return false
+	}
+	for _, c := range key {
+		if (c < 'a' || c > 'z') && (c < '2' || c > '7') {
+			return false
+		}
+	}
+	for _, c := range generation {
+		if c < '0' || c > '9' {
+			return false
+		}
+	}
+	return true
+}
+
+// Account is what calls that wait for a mount's client are accounted to, by the mount's source: see host.For.
+func Account(source string) string { return "mount " + source }
+
+// TopAt returns the topmost mount on a path; ok is false if nothing is mounted there.
+func TopAt(mounts []host.Mount, path string) (top host.Mount, ok bool) {
+	for _, mnt := range mounts {
+		if mnt.Mountpoint == path {
+			top, ok = mnt, true // later entries lie on top
+		}
+	}
+	return top, ok
+}
+
+// KeyOf returns the key in a mount's name.
+func KeyOf(name string) string {
+	key, _, _ := strings.Cut(name, "-")
+	return key
+}
+
+// Name is the name of a generation of the mount with that key.
+func Name(key string, generation uint64) string {
+	return key + "-" + strconv.FormatUint(generation, 10)
+}
+
+// KeepsOnDisk reports whether a client may hold closed files in its cache directory that are not stored yet.
+func KeepsOnDisk(cl client.Client, spec Spec) bool { return cl.Queue != nil && !spec.ReadOnly }

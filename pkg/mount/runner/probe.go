@@ -1,0 +1,130 @@
+package runner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/helper"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
+)
+
+const (
+	answerBound = time.Second     // for a file system to report that its client has exited
+	oomBound    = 3 * time.Second // for the launcher to count OOM kills
+)
+
+// Probe returns the health of a mount's client: mount.Down, mount.Healthy or mount.Orphaned. The file system is asked, too, because
+// a helper reports an exit a moment later. A helper that does not answer is an error, not an exit.
+func (r *Runner) Probe(ctx context.Context, m state.Mount) (mount.Health, error) {
+	hctx, cancel := context.WithTimeout(ctx, helperBound)
+	defer cancel()
+	status, err := r.Peer(m.Name).Status(hctx)
+	health := mount.Healthy
+	switch {
+	case errors.Is(err, helper.ErrGone):
+		if alive, err := r.Launcher.Alive(ctx, m.UID); err != nil || !alive {
+			return mount.Down, err
+		}
+		health = mount.Orphaned
+	case err != nil:
+		return mount.Down, fault.Errorf(fault.Unavailable, "checking the client of mount %s: its helper does not answer: %w", m.Name, err)
+	case status.State != helper.StateRunning || m.Phase != state.Running:
+		return mount.Down, nil
+	}
+	mounted, err := r.Sources.Mounted(ctx, m)
+	if err != nil {
+		return mount.Down, err
+	}
+	if !mounted {
+		if health == mount.Healthy {
+			health = mount.Down
+		}
+		return health, nil
+	}
+	actx, cancel := context.WithTimeout(host.For(ctx, m.Account()), answerBound)
+	defer cancel()
+	if _, err = r.Namespace.Statfs(actx, r.Store.SourceDir(m.Name)); isConnectionGone(err) {
+		return mount.Down, nil
+	}
+	return health, nil
+}
+
+// CauseOf returns why a mount's client must be restarted.
+func (r *Runner) CauseOf(ctx context.Context, m state.Mount) tracker.Cause {
+	if r.Tracker.Mount(m.Name).WasKilled() {
+		return tracker.Cause{Reason: tracker.ReasonHang, Detail: fmt.Sprintf("it was unresponsive for %s", r.HangTimeout)}
+	}
+	if r.oomKills(ctx, m) > m.OOMKills {
+		return tracker.Cause{Reason: tracker.ReasonOOM, Detail: "it was OOM-killed: " + r.memoryLimit(m)}
+	}
+	hctx, cancel := context.WithTimeout(ctx, helperBound)
+	defer cancel()
+	switch status, err := r.Peer(m.Name).Status(hctx); {
+	case errors.Is(err, helper.ErrGone):
+		if how, err := r.LastExit(ctx, m); err == nil && how != "" {
+			return tracker.Cause{Reason: tracker.ReasonHelper, Detail: "its helper exited; the client: " + how}
+		}
+		return tracker.Cause{Reason: tracker.ReasonHelper, Detail: "its helper exited"}
+	case err == nil && status.State == helper.StateExited:
+		return tracker.Cause{Reason: tracker.ReasonCrash, Detail: ExitSummary(status)}
+	}
+	return tracker.Cause{Reason: tracker.ReasonSource, Detail: "its file system was unmounted or aborted by another process"}
+}
+
+// ExitUnknown is the exit summary of a client whose helper exited, too.
+const ExitUnknown = "exit status unknown, because its helper exited, too"
+
+// LastExit returns the exit summary of a mount's last client from the file that its helper left; "" is a clean exit.
+func (r *Runner) LastExit(ctx context.Context, m state.Mount) (how string, err error) {
+	type found struct {
+		end  helper.End
+		left bool
+	}
+	f, err := host.Call(ctx, r.Namespace, "reading the exit status of "+m.Name, nil, func() (f found, err error) {
+		f.end, f.left, err = helper.ReadEnd(r.Store.HelperDir(m.Name))
+		return f, err
+	})
+	if err != nil {
+		return "", err
+	}
+	switch {
+	case !f.left || f.end.Starts == 0: // without a start it is that of a helper that ran no client
+		return ExitUnknown, nil
+	case f.end.Code == 0 && f.end.Signal == "":
+		return "", nil
+	}
+	return ExitSummary(helper.Status{ExitCode: f.end.Code, Signal: f.end.Signal, Tail: f.end.Tail}), nil
+}
+
+// memoryLimit describes a mount's memory limit.
+func (r *Runner) memoryLimit(m state.Mount) string {
+	own := "it has no limit of its own"
+	if m.Spec.MemoryLimit != 0 {
+		own = fmt.Sprintf("the memoryLimit of its volume is %d MiB", m.Spec.MemoryLimit>>20)
+	} else if cl, err := r.Clients.Of(m.Client); err == nil && r.Limits.MemoryMax != 0 {
+		options, _ := m.Spec.ParseOptions() // those that the client was started with
+		own = fmt.Sprintf("its limit is %d MiB, by the node's --memory-limit", r.limits(m.Spec, cl, options).MemoryMax>>20)
+	}
+	return own + "; --slice-memory-limit limits all mounts together"
+}
+
+// oomKills returns how many of a mount's processes were OOM-killed. It is for messages and metrics, so it is bounded tightly, and if
+// it cannot be determined the number is what it was.
+func (r *Runner) oomKills(ctx context.Context, m state.Mount) uint64 {
+	ctx, cancel := context.WithTimeout(ctx, oomBound)
+	defer cancel()
+	kills, err := r.Launcher.OOMKills(ctx, m.Name, m.UID)
+	if err != nil {
+		klog.FromContext(ctx).V(2).Info("Cannot determine whether the client was OOM-killed", "mount", m.Name, "error", err.Error())
+		return m.OOMKills
+	}
+	return kills
+}

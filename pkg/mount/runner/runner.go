@@ -1,0 +1,149 @@
+// Package runner starts, probes, restarts and kills one mount: its uid, its helper, its client and its FUSE file system. It decides
+// nothing: when a client is restarted, and with which credentials, is up to its caller. It knows no publications.
+package runner
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/client"
+	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
+	"github.com/s3-csi/s3-csi-driver/pkg/helper"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
+	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/source"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
+)
+
+const (
+	cleanupBound = 20 * time.Second // for the clean-up of a failed start
+	helperBound  = 10 * time.Second // for a helper's answer to a request that involves no client
+	killBound    = 5 * time.Second  // for a killed client to exit
+)
+
+// Launcher starts helpers. Each mount has a uid of its own, so a uid identifies all processes of a mount.
+type Launcher interface {
+	Start(ctx context.Context, u launcher.Unit) error
+	// Free reports whether a uid that no mount has can be given to one: no process has it.
+	Free(ctx context.Context, uid uint32) (bool, error)
+	// Alive reports whether a process has the uid.
+	Alive(ctx context.Context, uid uint32) (bool, error)
+	// Kill kills the processes of a uid and returns when they have exited.
+	Kill(ctx context.Context, uid uint32) error
+	// List returns what was started and still exists, running or not.
+	List(ctx context.Context) ([]launcher.UnitInfo, error)
+	// OOMKills returns the number of a mount's processes that the kernel has OOM-killed.
+	OOMKills(ctx context.Context, name string, uid uint32) (uint64, error)
+}
+
+// Backends are the S3 services of the config file.
+type Backends interface {
+	Backend(name string) (backend.Backend, error)
+}
+
+// Options are the parts and settings of a Runner.
+type Options struct {
+	Namespace *host.Namespace
+	Launcher  Launcher
+	Backends  Backends
+	Clients   client.Registry
+	Store     *state.Store
+	Sources   *source.Sources
+	Creds     *creds.Provider
+	Tracker   *tracker.Tracker
+	Peer      func(name string) *helper.Peer // the helper of a mount, see Peers
+	UIDs      launcher.UIDRange
+	ClientDir string // the directory of the client programs
+	Version   string // the driver's
+	// Limits are those of mounts whose volumes set none; 0 is unlimited. The launcher may be unable to enforce them.
+	Limits       launcher.Limits
+	MountTimeout time.Duration // of a cold start, for error messages
+	HangTimeout  time.Duration // for error messages
+	// Started is called with the name of each mount that was started.
+	Started func(name string)
+}
+
+// Runner starts, probes, restarts and kills mounts. The caller of a method that is given a mount holds the lock of the mount's key.
+type Runner struct {
+	Options
+	uids   uids
+	starts startLimiter
+}
+
+// New returns a runner.
+func New(o Options) *Runner {
+	return &Runner{Options: o, uids: uids{Options: &o}}
+}
+
+// Peers returns a function that returns the helper of a mount.
+func Peers(ns *host.Namespace, paths state.Paths) func(name string) *helper.Peer {
+	return func(name string) *helper.Peer {
+		return helper.NewPeer(func(ctx context.Context) (*net.UnixConn, error) {
+			return host.Call(ctx, ns, "connecting to a helper", func(c *net.UnixConn) { c.Close() }, func() (*net.UnixConn, error) {
+				return net.DialUnix("unix", nil, &net.UnixAddr{Name: paths.Socket(name), Net: "unix"})
+			})
+		})
+	}
+}
+
+// Discard removes a mount that no pod has written to. It can be repeated.
+func (r *Runner) Discard(ctx context.Context, m state.Mount) error {
+	if !mount.ValidName(m.Name) { // its paths could be any
+		return fmt.Errorf("removing a mount: %q is not a mount's name", m.Name)
+	}
+	if m.UID != 0 {
+		if err := r.Launcher.Kill(ctx, m.UID); err != nil {
+			return fmt.Errorf("killing the helper of mount %s: %w", m.Name, err)
+		}
+	}
+	failpoint.Here("discard.killed")
+	if err := r.Sources.Unmount(ctx, m, false); err != nil {
+		return err
+	}
+	failpoint.Here("discard.unmounted")
+	if err := r.Store.Remove(ctx, m.Name); err != nil {
+		return fmt.Errorf("removing mount %s: %w", m.Name, err)
+	}
+	r.Tracker.Forget(m.Name)
+	return nil
+}
+
+// KillUnresponsive kills a client that has done nothing for the hang timeout, and logs what that loses.
+func (r *Runner) KillUnresponsive(ctx context.Context, m state.Mount, why string) error {
+	ctx, cancel := context.WithTimeout(ctx, cleanupBound)
+	defer cancel()
+	lost := "data written to files that were not closed"
+	if m.KeepsOnDisk(r.Clients) {
+		lost = "nothing that was closed: it is in the mount's cache and is stored after the restart"
+	}
+	if m.Spec.ReadOnly {
+		lost = "nothing: the mount is read-only"
+	} else {
+		r.Tracker.CountUnflushed(m.Client)
+	}
+	klog.FromContext(ctx).Error(nil, "Client unresponsive, killing it", "mount", m.Name, "volume", m.VolumeID, "client", m.Client, "for", r.HangTimeout, "why", why, "lost", lost)
+	r.Tracker.Mount(m.Name).Killed()
+	if err := r.Peer(m.Name).Kill(ctx); err == nil {
+		return nil
+	}
+	return r.Launcher.Kill(ctx, m.UID) // the helper does not answer either
+}
+
+// limits are what a mount's processes may use: the volume's limits, or else the node's. The memory is never less than the client
+// needs for its options.
+func (r *Runner) limits(spec mount.Spec, cl client.Client, options []volume.Option) launcher.Limits {
+	l := launcher.Limits{MemoryMax: spec.MemoryLimit, CPUWeight: spec.CPUWeight, TasksMax: spec.TasksMax}
+	if l.MemoryMax == 0 && r.Limits.MemoryMax != 0 {
+		l.MemoryMax = max(r.Limits.MemoryMax, cl.NeedsMemory(options))
+	}
+	return l
+}

@@ -1,0 +1,125 @@
+package runner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest/parts"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
+)
+
+func newRunner(t *testing.T, l Launcher, b creds.Backends) (*Runner, *parts.Parts) {
+	t.Helper()
+	p := parts.New(t, b, Peers)
+	return New(Options{
+		Namespace: p.Namespace, Launcher: l, Backends: b, Clients: p.Clients, Store: p.Store, Sources: p.Sources, Creds: p.Creds, Tracker: p.Tracker,
+		Peer: p.Peer, UIDs: launcher.UIDRange{First: parts.UID, Last: parts.UID + 1}, MountTimeout: time.Minute,
+	}), p
+}
+
+// A new mount of the same volume tends to get the same uid. While the processes of the former one are being killed it gets another:
+// the new client would be killed, too.
+func TestQuarantinedUIDsAreNotAllocated(t *testing.T) {
+	l := &mounttest.UIDs{Live: map[uint32]bool{}}
+	r, p := newRunner(t, l, mounttest.S3{})
+	spec := mount.Spec{Bucket: "b"}
+	cl, err := p.Clients.Of("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	usual, err := r.uids.freeUID(spec.Key(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Live[usual] = true
+	var given state.Mount
+	l.OnKill = func(uint32) {
+		if given, err = r.uids.reserve(t.Context(), "v", spec, cl, nil); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := r.KillOrphans(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(l.Killed, []uint32{usual}) || given.UID == usual || given.UID == 0 {
+		t.Fatalf("killed: %v; meanwhile a mount got uid %d", l.Killed, given.UID)
+	}
+	if err := p.Store.Remove(t.Context(), given.Name); err != nil {
+		t.Fatal(err)
+	}
+	if again, err := r.uids.reserve(t.Context(), "v", spec, cl, nil); err != nil || again.UID != usual {
+		t.Errorf("afterwards it gets %d, %v", again.UID, err)
+	}
+}
+
+// A removed program, and a changed backend, make a new command line.
+func TestCommandsAreUpdated(t *testing.T) {
+	r, p := newRunner(t, &mounttest.UIDs{}, mounttest.S3{Access: errors.New("connection refused")})
+	for what, tc := range map[string]struct {
+		change func(*state.Mount)
+		want   bool
+	}{
+		"as it was":         {func(*state.Mount) {}, false},
+		"no command":        {func(m *state.Mount) { m.Command.Argv = nil }, true},
+		"a removed program": {func(m *state.Mount) { m.Command.Argv = []string{"/no/such/program"} }, true},
+		"another backend":   {func(m *state.Mount) { m.Backend = "another digest" }, true},
+	} {
+		m := p.Mount("a", "1", "rclone", nil)
+		before := m.Command.Argv
+		tc.change(&m)
+		if err := r.updateCommand(t.Context(), &m, p.Backend(), &creds.Grant{}); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		if changed := !slices.Equal(m.Command.Argv, before); changed != tc.want || len(m.Command.Argv) == 0 {
+			t.Errorf("%s: %q", what, m.Command.Argv)
+		}
+		if err := p.Store.Remove(t.Context(), m.Name); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// The OOM kill count is for messages: a launcher that does not answer delays no restart for long.
+func TestUnresponsiveLauncherDelaysNoRestart(t *testing.T) {
+	r, _ := newRunner(t, &mounttest.UIDs{}, mounttest.S3{})
+	began := time.Now()
+	if n := r.oomKills(t.Context(), state.Mount{OOMKills: 3}); n != 3 || time.Since(began) > 2*oomBound {
+		t.Errorf("%d after %s", n, time.Since(began))
+	}
+}
+
+// units is a launcher that records what it is asked to start.
+type units struct {
+	mounttest.UIDs
+	started []launcher.Unit
+}
+
+func (l *units) Start(_ context.Context, u launcher.Unit) error {
+	l.started = append(l.started, u)
+	return nil
+}
+
+// The helper of a mount with its pod's own credentials may reach the agent of EKS Pod Identity; that of any other mount may not.
+func TestHelpersMayReachTheirCredentialSource(t *testing.T) {
+	for source, want := range map[string]string{credentials.SourceWorkload: "[169.254.170.23]", credentials.SourceSecret: "[]", credentials.SourceDriver: "[]"} {
+		l := &units{}
+		r, p := newRunner(t, l, mounttest.S3{})
+		m := p.Mount("a", "1", "rclone", func(m *state.Mount) { m.Spec.Source = source })
+		if err := r.launchHelper(t.Context(), m, backend.Backend{Name: "default"}); err != nil {
+			t.Fatal(err)
+		}
+		if len(l.started) != 1 || fmt.Sprint(l.started[0].Needs) != want {
+			t.Errorf("%s: %+v, want the needs %s", source, l.started, want)
+		}
+	}
+}

@@ -1,0 +1,229 @@
+package runner
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/klog/v2"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/client"
+	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
+	"github.com/s3-csi/s3-csi-driver/pkg/helper"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
+	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
+)
+
+// StartParams are the parameters of a new mount.
+type StartParams struct {
+	VolumeID string
+	Identity string // whose credentials they are, for the log
+	Spec     mount.Spec
+	Grant    *creds.Grant
+	// Predecessors are the mounts whose publications the new one takes over, and Rotated the identity that they serve.
+	Predecessors []string
+	Rotated      string
+}
+
+// Start starts a new mount and returns when a directory read through it has succeeded. On failure nothing of it is left.
+//
+// Its steps: allocate name, uid and directories; beside each other make and prove the credentials, launch the helper and mount the
+// FUSE file system; start the client; read the root; record that it runs.
+func (r *Runner) Start(ctx context.Context, p StartParams) (state.Mount, error) {
+	cl, err := r.Clients.Of(p.Spec.Client)
+	if err != nil {
+		return state.Mount{}, err
+	}
+	be, err := r.Backends.Backend(p.Spec.Backend)
+	if err != nil {
+		return state.Mount{}, err
+	}
+	release, err := r.starts.acquire(ctx, p.Spec.Backend)
+	if err != nil {
+		return state.Mount{}, err
+	}
+	defer release()
+	defer r.Creds.Begin(ctx, p.Grant)() // it takes as long as everything else that precedes the client's start
+	m, err := r.uids.allocate(ctx, p.VolumeID, p.Spec, cl)
+	if err != nil {
+		return state.Mount{}, err
+	}
+	m.Predecessors, m.Rotated = p.Predecessors, p.Rotated
+	failpoint.Here("start.allocated")
+	if err := r.bringUp(ctx, &m, cl, be, p.Grant); err != nil {
+		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)
+		defer cancel()
+		return state.Mount{}, mount.WithCleanupError(err, r.Discard(cctx, m))
+	}
+	entry := r.Tracker.Mount(m.Name)
+	entry.Set(m.Client, tracker.Healthy)
+	entry.NeedsHealing() // it has no bind mounts yet
+	r.Started(m.Name)
+	klog.FromContext(ctx).Info("Mounted", "mount", m.Name, "client", cl.Name, "bucket", p.Spec.Bucket, "prefix", p.Spec.Prefix,
+		"uid", m.UID, "identity", p.Identity, "session", p.Grant.Order().Kind, "role", p.Grant.Order().RoleARN, "took", time.Since(m.Created).Round(time.Millisecond))
+	return m, nil
+}
+
+// bringUp does the steps of Start that need a clean-up when they fail.
+func (r *Runner) bringUp(ctx context.Context, m *state.Mount, cl client.Client, be backend.Backend, grant *creds.Grant) error {
+	var (
+		fuse   *os.File
+		g, gtx = errgroup.WithContext(ctx)
+	)
+	g.Go(func() error { return r.Creds.Prove(gtx, grant, be, m.Spec) })
+	// These two are short and leave something behind. They are not cancelled, but waited for when the credentials are refused:
+	// an abandoned step would finish after the clean-up.
+	g.Go(func() error { return r.launchHelper(ctx, *m, be) })
+	g.Go(func() (err error) {
+		fuse, err = r.Sources.Mount(ctx, *m)
+		return err
+	})
+	if err := g.Wait(); err != nil {
+		if fuse != nil {
+			fuse.Close()
+		}
+		return err
+	}
+	digest, err := be.MountDigest()
+	if err == nil {
+		err = r.setCommand(m, cl, be, digest, grant.Bucket())
+	}
+	if err != nil {
+		fuse.Close()
+		return err
+	}
+	failpoint.Here("start.mounted")
+	var up errgroup.Group
+	kept := *m
+	up.Go(func() error { return r.Store.WriteCopy(ctx, kept, mount.KeepsOnDisk(cl, kept.Spec)) }) // on a disk, which is slow
+	up.Go(func() error { return r.serve(ctx, kept, grant, fuse) })
+	if err := up.Wait(); err != nil {
+		return err
+	}
+	failpoint.Here("start.serving")
+	m.Phase = state.Running
+	return r.recordMounted(ctx, m)
+}
+
+// recordMounted writes a mount's record with the device number of its source.
+func (r *Runner) recordMounted(ctx context.Context, m *state.Mount) error {
+	written, mounted, err := r.Store.Mounted(ctx, *m)
+	switch {
+	case err != nil:
+		return err
+	case !mounted:
+		return sourceGone(m.Name)
+	}
+	*m = written
+	return nil
+}
+
+// launchHelper starts a mount's helper, without a client.
+func (r *Runner) launchHelper(ctx context.Context, m state.Mount, be backend.Backend) error {
+	cl, err := r.Clients.Of(m.Client)
+	if err != nil {
+		return err
+	}
+	options, err := m.Spec.ParseOptions()
+	if err != nil {
+		return err
+	}
+	if err := r.writeCA(ctx, m.Name, be); err != nil {
+		return err
+	}
+	if err := r.Store.RestoreHelperDir(ctx, m); err != nil {
+		return fmt.Errorf("preparing the helper's directory: %w", err)
+	}
+	socket, err := host.Call(ctx, r.Namespace, "listening for helper "+m.Name, func(f *os.File) { f.Close() }, func() (*os.File, error) {
+		if err := os.Remove(r.Store.Socket(m.Name)); err != nil && !os.IsNotExist(err) { // of a helper that exited
+			return nil, err
+		}
+		return helper.Listen(r.Store.Socket(m.Name))
+	})
+	if err != nil {
+		return fmt.Errorf("making the helper's socket: %w", err)
+	}
+	defer socket.Close()
+	failpoint.Here("launch.listening")
+	err = r.Launcher.Start(ctx, launcher.Unit{
+		Name: m.Name, Description: fmt.Sprintf("S3 volume %s (%s)", m.VolumeID, m.Client),
+		UID: m.UID, GID: m.UID, StateDir: r.Store.HelperDir(m.Name), CacheDir: r.Store.CacheDir(m.Name), Socket: socket,
+		Callers: cl.CallerPIDs, Needs: be.Addresses(m.Spec.Source), Limits: r.limits(m.Spec, cl, options),
+	})
+	if err != nil {
+		return fmt.Errorf("starting the helper: %w", err)
+	}
+	failpoint.Here("launch.started")
+	return nil
+}
+
+// writeCA writes the certificates of the backend where the client can read them.
+func (r *Runner) writeCA(ctx context.Context, name string, be backend.Backend) error {
+	if be.CAFile == "" {
+		return nil
+	}
+	ca, err := be.CA()
+	if err != nil {
+		return err
+	}
+	return r.Store.WriteCA(ctx, name, ca)
+}
+
+// serve has the helper run the client on the FUSE descriptor, which it takes over, and waits until the mount answers. If the keys of
+// the grant are not made yet, the helper makes them or has some.
+func (r *Runner) serve(ctx context.Context, m state.Mount, grant *creds.Grant, fuse *os.File) error {
+	peer := r.Peer(m.Name)
+	status, err := peer.Start(ctx, helper.StartRequest{Client: m.Client, Command: m.Command, Keys: grant.Made(), Order: grant.RenewalOrder()}, fuse)
+	failpoint.Here("serve.started")
+	fuse.Close() // the connection ends with the client only if the driver has no descriptor of it
+	if err != nil {
+		return fmt.Errorf("starting client %s: %w", m.Client, err)
+	}
+	return r.awaitReady(ctx, m, peer, status)
+}
+
+// setCommand sets a mount's command line and what it depends on.
+func (r *Runner) setCommand(m *state.Mount, cl client.Client, be backend.Backend, digest string, bucket backend.BucketInfo) error {
+	options, err := m.Spec.ParseOptions()
+	if err != nil {
+		return err
+	}
+	m.Command = cl.Command(r.invocation(*m, cl, be, bucket, options))
+	m.Backend, m.Region, m.Owner = digest, bucket.Region, bucket.Owner
+	return nil
+}
+
+// invocation returns what a client is started with: the spec, and the defaults for what it does not set.
+func (r *Runner) invocation(m state.Mount, cl client.Client, be backend.Backend, bucket backend.BucketInfo, options []volume.Option) client.Invocation {
+	spec := m.Spec
+	in := client.Invocation{
+		Binary: filepath.Join(r.ClientDir, cl.Binary), Bucket: spec.Bucket, Prefix: spec.Prefix, Region: bucket.Region,
+		Endpoint: be.Endpoint, PathStyle: be.PathStyle, ReadOnly: spec.ReadOnly, Options: options,
+		ExpectedBucketOwner: bucket.Owner, UserAgent: "s3-csi-driver/" + r.Version,
+		UID: m.UID, GID: m.UID, DirMode: 0o777, FileMode: 0o666,
+		StateDir: r.Store.HelperDir(m.Name), CacheDir: r.Store.CacheDir(m.Name),
+		MemoryLimit: r.limits(spec, cl, options).MemoryMax, Cache: spec.Cache, CacheSize: spec.CacheSize,
+		ConditionalWrites: !be.SingleController,
+	}
+	if be.CAFile != "" {
+		in.CAFile = r.Store.CAFile(m.Name)
+	}
+	if spec.MountGroup != nil {
+		in.GID, in.DirMode, in.FileMode = *spec.MountGroup, 0o770, 0o660
+	}
+	for _, given := range []struct{ to, from *uint32 }{{&in.UID, spec.UID}, {&in.GID, spec.GID}, {&in.DirMode, spec.DirMode}, {&in.FileMode, spec.FileMode}} {
+		if given.from != nil {
+			*given.to = *given.from
+		}
+	}
+	return in
+}

@@ -1,0 +1,119 @@
+package state
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount"
+)
+
+// Who may enter the driver's directories. The root of a volume is open to every user by default, because pods run as any
+// user. So what keeps the other users of the host out is a closed directory on the way to each place where a volume is
+// mounted. The mount table, which every process can read, shows the names of those places.
+const (
+	modeClosed   = 0o700 // sources, publications: only the driver passes
+	modeAdmit    = 0o710 // mounts/<name>: the mount's own group passes too
+	modePassable = 0o711 // directories on the way to those of mounts: every user passes, only the driver lists them
+)
+
+// keptPrefix begins the names of directories of the cache with what a client could not store.
+const keptPrefix = "kept-"
+
+// prepare makes the directories and closes them to other users. It changes the modes of those that exist too: older drivers
+// left sources and publications passable, and a changed mode takes effect at once, whatever is mounted below.
+func (f files) prepare() error {
+	for _, d := range []struct {
+		path string
+		mode os.FileMode
+	}{
+		{f.Dir, modePassable}, {f.MountsDir(), modePassable}, {f.Cache, modePassable},
+		{f.scratch(), modePassable},
+		{f.SourcesDir(), modeClosed}, {f.publications(), modeClosed},
+	} {
+		if err := restrictDir(d.path, d.mode); err != nil {
+			return fmt.Errorf("making the state directory: %w", err)
+		}
+	}
+	if err := f.restrictMounts(); err != nil {
+		return fmt.Errorf("closing the directories of mounts to other users: %w", err)
+	}
+	return f.restrictKept()
+}
+
+// restrictDir makes a directory, or takes from one that exists what mode does not allow. The directory becomes the driver's
+// own user's.
+func restrictDir(dir string, mode os.FileMode) error {
+	if err := os.MkdirAll(dir, mode); err != nil {
+		return err
+	}
+	fi, err := os.Stat(dir)
+	if err != nil {
+		return err
+	}
+	if fi.Mode()&os.ModeSticky != 0 && fi.Mode()&0o002 != 0 {
+		return fault.Errorf(fault.Precondition, "%s is a directory that all users of the host share: choose one that only the driver uses", dir)
+	}
+	if st, ok := fi.Sys().(*syscall.Stat_t); !ok || int(st.Uid) != os.Geteuid() {
+		if err := os.Chown(dir, os.Geteuid(), os.Getegid()); err != nil {
+			return err
+		}
+	}
+	if fi.Mode().Perm()&^mode == 0 {
+		return nil
+	}
+	return os.Chmod(dir, fi.Mode().Perm()&mode)
+}
+
+// admit lets the mount's own group, which is its helper's and its client's, pass through the mount's directory.
+func (f files) admit(name string, gid int) error {
+	dir := f.MountDir(name)
+	return errors.Join(os.Lchown(dir, -1, gid), os.Chmod(dir, modeAdmit))
+}
+
+// restrictMounts closes the directories of mounts that an older driver made, to all but their own groups.
+func (f files) restrictMounts() error {
+	entries, err := os.ReadDir(f.MountsDir())
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if !mount.ValidName(e.Name()) || !e.IsDir() {
+			continue
+		}
+		uid, err := f.owner(e.Name()) // a mount's gid is its uid
+		switch {
+		case err != nil:
+		case uid == 0: // nothing was ever started that would pass
+			err = os.Chmod(f.MountDir(e.Name()), modeClosed)
+		default:
+			err = f.admit(e.Name(), int(uid))
+		}
+		if err = ignoreMissing(err); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// restrictKept closes what older drivers kept with the modes that clients chose.
+func (f files) restrictKept() error {
+	entries, err := os.ReadDir(f.Cache)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), keptPrefix) || !e.IsDir() {
+			continue
+		}
+		if err := os.Chmod(filepath.Join(f.Cache, e.Name()), modeClosed); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("closing what was kept in the cache directory: %w", err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,88 @@
+package state
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+)
+
+// wantMode fails the test unless a directory has that mode.
+func wantMode(t *testing.T, dir string, mode os.FileMode) {
+	t.Helper()
+	if fi, err := os.Stat(dir); err != nil || fi.Mode().Perm() != mode {
+		t.Errorf("%s has mode %v, %v; want %v", dir, fi.Mode(), err, mode)
+	}
+}
+
+func TestDirectoriesThatExistAreClosed(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root: directories of mounts belong to mounts' own users")
+	}
+	base := t.TempDir()
+	s := files{Paths: Paths{Dir: filepath.Join(base, "state"), Cache: filepath.Join(base, "cache")}}
+	name, started, kept := strings.Repeat("b", 24)+"-1", strings.Repeat("b", 24)+"-2", s.CacheDir(keptPrefix+"x-1")
+	for _, dir := range []string{s.HelperDir(name), s.MountDir(started), s.SourcesDir(), s.publications(), kept} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for dir, uid := range map[string]int{s.HelperDir(name): 7001, s.SourcesDir(): 7002, kept: 7003} {
+		if err := os.Chown(dir, uid, uid); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 2 {
+		if err := s.prepare(); err != nil {
+			t.Fatal(err)
+		}
+		for dir, mode := range map[string]os.FileMode{
+			s.Dir: 0o711, s.Cache: 0o711, s.MountsDir(): 0o711,
+			s.SourcesDir(): 0o700, s.publications(): 0o700, s.MountDir(name): 0o710, s.MountDir(started): 0o700, kept: 0o700,
+		} {
+			wantMode(t, dir, mode)
+		}
+	}
+	if uid, err := ownerOf(s.SourcesDir()); err != nil || uid != 0 {
+		t.Errorf("the sources are of uid %d, %v", uid, err)
+	}
+	if uid, err := ownerOf(kept); err != nil || uid != 7003 {
+		t.Errorf("what was kept is of uid %d, %v: its uid is not for another mount", uid, err)
+	}
+}
+
+// An operator's stricter mode is not widened, and a directory that everybody uses is not the driver's to close.
+func TestDirectoriesOfTheOperator(t *testing.T) {
+	base := t.TempDir()
+	s := files{Paths: Paths{Dir: filepath.Join(base, "state"), Cache: filepath.Join(base, "cache")}}
+	if err := os.Mkdir(s.Cache, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.prepare(); err != nil {
+		t.Fatal(err)
+	}
+	wantMode(t, s.Cache, 0o700)
+	if err := os.Chmod(s.Cache, 0o777|os.ModeSticky); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.prepare(); !fault.Is(err, fault.Precondition) {
+		t.Errorf("a shared directory: %v", err)
+	}
+	wantMode(t, s.Cache, 0o777)
+}
+
+// What a client put aside has the mode that the client chose, and lies where every user passes.
+func TestWhatIsKeptIsClosed(t *testing.T) {
+	s := newFiles(t)
+	name := strings.Repeat("b", 24) + "-1"
+	if err := os.MkdirAll(filepath.Join(s.CacheDir(name), "lost"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	kept, err := s.keep(name, "lost")
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantMode(t, kept, 0o700)
+}

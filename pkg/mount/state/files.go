@@ -1,0 +1,333 @@
+package state
+
+import (
+	"bytes"
+	"crypto/rand"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/atomicfile"
+	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount"
+)
+
+// files is the state directory. Its methods do plain file I/O and must be called in the host's mount namespace.
+//
+//	mounts/<name>/mount.json    the record
+//	mounts/<name>/helper.sock   the helper's socket
+//	mounts/<name>/state         the helper's own directory, of the mount's uid, or a link to
+//	scratch/<name>/             its file system
+//	sources/<name>              the mount point
+//	publications/<hash>.json    one for each target
+//
+// access.go has who may enter which of them.
+type files struct {
+	Paths
+	// bounded: what mounts can write to in dir is limited, each in a file system of its own.
+	bounded bool
+}
+
+// clearTemporaries removes files that a driver was writing when it exited. There must be no other writer.
+func (f files) clearTemporaries() error {
+	for _, dir := range []string{f.Dir, f.publications(), f.Cache} {
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			return err
+		}
+		for _, e := range entries {
+			if e.Type().IsRegular() && strings.HasSuffix(e.Name(), atomicfile.Suffix) {
+				if err := ignoreMissing(os.Remove(filepath.Join(dir, e.Name()))); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// readSalt returns the node's random salt, which is made at first use. It survives a reboot if the cache does: a mount that still has
+// data to store is found by its key then.
+func (f files) readSalt() ([]byte, error) {
+	files := []string{filepath.Join(f.Dir, "salt"), filepath.Join(f.Cache, "salt")}
+	var salt []byte
+	for _, file := range files {
+		b, err := os.ReadFile(file)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+		if len(b) == 32 && salt == nil {
+			salt = b
+		}
+	}
+	if salt == nil {
+		salt = make([]byte, 32)
+		_, _ = rand.Read(salt) // never fails (crypto/rand)
+	}
+	for _, file := range files {
+		if b, err := os.ReadFile(file); err == nil && bytes.Equal(b, salt) {
+			continue
+		}
+		if err := writeDurably(file, salt); err != nil {
+			return nil, err
+		}
+	}
+	return salt, nil
+}
+
+// nextGeneration counts up, across all keys. It skips numbers whose cache directory survived a reboot. It starts at a random number:
+// another driver, or another host whose processes this one sees, may mount the same volume, and its mounts' names must differ.
+func (f files) nextGeneration(key string) (uint64, error) {
+	file := filepath.Join(f.Dir, "generation")
+	var last uint64
+	switch b, err := os.ReadFile(file); {
+	case err == nil:
+		if last, err = strconv.ParseUint(strings.TrimSpace(string(b)), 10, 63); err != nil {
+			return 0, fmt.Errorf("%s does not hold a number: %w", file, err)
+		}
+	case errors.Is(err, fs.ErrNotExist):
+		var start [4]byte
+		_, _ = rand.Read(start[:]) // never fails (crypto/rand)
+		last = uint64(binary.BigEndian.Uint32(start[:]))
+	default:
+		return 0, err
+	}
+	for {
+		last++
+		_, err := os.Lstat(f.CacheDir(mount.Name(key, last)))
+		if errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+		if err != nil {
+			return 0, err
+		}
+	}
+	return last, writeFile(file, []byte(strconv.FormatUint(last, 10)+"\n"))
+}
+
+// record reads one mount's record; ok is false if there is none. A record that cannot be read is an error and never counts as absent.
+func (f files) record(name string) (r Mount, ok bool, err error) {
+	ok, err = readJSON(f.recordFile(name), &r)
+	if ok && r.Name != name {
+		return r, false, fmt.Errorf("%s is %w: it describes another mount, %q", f.recordFile(name), ErrDamaged, r.Name)
+	}
+	return r, ok, err
+}
+
+func (f files) writeRecord(r Mount) error { return writeJSON(f.recordFile(r.Name), r) }
+
+// owner returns a mount's uid by its helper's directory, for a mount whose record is lost; 0: no helper was ever started.
+func (f files) owner(name string) (uint32, error) { return ownerOf(f.HelperDir(name)) }
+
+// ownerOf returns the uid of a file's owner; 0: there is no such file.
+func ownerOf(file string) (uint32, error) {
+	fi, err := os.Lstat(file)
+	if err != nil {
+		return 0, ignoreMissing(err)
+	}
+	st, ok := fi.Sys().(*syscall.Stat_t)
+	if !ok {
+		return 0, fmt.Errorf("%s: its owner is unknown", file)
+	}
+	return st.Uid, nil
+}
+
+// ErrDamaged is the error of a record that cannot be read. Only its file's name shows whose it is.
+var ErrDamaged = errors.New("damaged")
+
+// records reads the records of all mounts. A directory without a readable record is of a driver that exited while it made the mount,
+// or its record was damaged.
+func (f files) records() ([]Mount, error) { return f.recordsOf("") }
+
+// recordsOf reads those of one key, and fails if one of them is damaged: its mount would be started twice. "" is all keys.
+func (f files) recordsOf(key string) (records []Mount, err error) {
+	entries, err := os.ReadDir(f.MountsDir())
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		if !mount.ValidName(e.Name()) || key != "" && mount.KeyOf(e.Name()) != key {
+			continue
+		}
+		r, ok, err := f.record(e.Name())
+		if err != nil && (key != "" || !errors.Is(err, ErrDamaged)) {
+			return nil, err
+		}
+		if ok && err == nil {
+			records = append(records, r)
+		}
+	}
+	return records, nil
+}
+
+// names returns the names of all mounts of which anything exists: a directory, a record, a mount point.
+func (f files) names() ([]string, error) {
+	var names []string
+	for _, dir := range []string{f.MountsDir(), f.SourcesDir()} {
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			return nil, err
+		}
+		for _, e := range entries {
+			if mount.ValidName(e.Name()) && !slices.Contains(names, e.Name()) {
+				names = append(names, e.Name())
+			}
+		}
+	}
+	return names, nil
+}
+
+// succeed moves the publications of a mount's predecessors to it. The file systems at their targets follow later.
+func (f files) succeed(rec Mount) error {
+	for _, former := range rec.Predecessors {
+		old, ok, err := f.record(former)
+		if err != nil && !errors.Is(err, ErrDamaged) {
+			return err
+		}
+		if ok && err == nil && !old.Superseded {
+			old.Superseded = true
+			if err := f.writeRecord(old); err != nil {
+				return err
+			}
+			failpoint.Here("succeed.superseded")
+		}
+		pubs, err := f.publicationsOf(former)
+		if err != nil {
+			return err
+		}
+		for _, p := range pubs {
+			p.Mount = rec.Name
+			if err := f.writePublication(p); err != nil {
+				return err
+			}
+			failpoint.Here("succeed.moved")
+		}
+	}
+	return nil
+}
+
+// publicationsOf reads those of one mount.
+func (f files) publicationsOf(name string) ([]Publication, error) {
+	all, err := f.allPublications()
+	return slices.DeleteFunc(all, func(p Publication) bool { return p.Mount != name }), err
+}
+
+func (f files) publication(target string) (p Publication, ok bool, err error) {
+	file := f.publicationFile(target)
+	ok, err = readJSON(file, &p)
+	if ok && p.Target != target {
+		return p, false, fmt.Errorf("%s describes another target, %q", file, p.Target)
+	}
+	return p, ok, err
+}
+
+func (f files) writePublication(p Publication) error {
+	return writeJSON(f.publicationFile(p.Target), p)
+}
+
+func (f files) removePublication(target string) error {
+	return ignoreMissing(os.Remove(f.publicationFile(target)))
+}
+
+// allPublications reads the records of all targets.
+func (f files) allPublications() ([]Publication, error) {
+	entries, err := os.ReadDir(f.publications())
+	if err != nil {
+		return nil, err
+	}
+	var all []Publication
+	for _, e := range entries {
+		if !strings.HasSuffix(e.Name(), ".json") {
+			continue
+		}
+		var p Publication
+		ok, err := readJSON(filepath.Join(f.publications(), e.Name()), &p)
+		if err != nil {
+			return nil, err
+		}
+		if ok {
+			all = append(all, p)
+		}
+	}
+	return all, nil
+}
+
+// leftCaches returns the directories of the cache that belong to no mount: of mounts that a reboot ended, and those that were kept.
+// Empty ones are removed.
+func (f files) leftCaches() (dirs []string, err error) {
+	entries, err := os.ReadDir(f.Cache)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		if !e.IsDir() {
+			continue
+		}
+		// A mount that is being started has its other directory first.
+		if _, err := os.Lstat(f.MountDir(e.Name())); errors.Is(err, fs.ErrNotExist) && os.Remove(f.CacheDir(e.Name())) != nil {
+			dirs = append(dirs, f.CacheDir(e.Name()))
+		}
+	}
+	return dirs, nil
+}
+
+// keep moves a directory out of a mount's cache to one beside it and returns its path; "" if there is none. None of the mount's
+// processes may be left.
+func (f files) keep(name, dir string) (string, error) {
+	from, to := filepath.Join(f.CacheDir(name), dir), filepath.Join(f.Cache, keptPrefix+name)
+	if fi, err := os.Lstat(from); err != nil || !fi.IsDir() {
+		return "", ignoreMissing(err)
+	}
+	// The client chose its mode, and every user may pass through the cache directory.
+	if err := os.Chmod(from, modeClosed); err != nil {
+		return "", err
+	}
+	return to, os.Rename(from, to)
+}
+
+func ignoreMissing(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+func readJSON(file string, v any) (ok bool, err error) {
+	b, err := os.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	if err := json.Unmarshal(b, v); err != nil {
+		return false, fmt.Errorf("%s is %w: %w", file, ErrDamaged, err)
+	}
+	return true, nil
+}
+
+func writeJSON(file string, v any) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	return writeFile(file, append(b, '\n'))
+}
+
+// writeFile replaces a file as a whole. The state directory does not outlive the kernel, so nothing is synced.
+func writeFile(file string, b []byte) error {
+	return atomicfile.Writer{BeforeRename: func() { failpoint.Here("write.temporary") }}.Write(file, b)
+}
+
+// writeDurably is writeFile for what must survive a power cut.
+func writeDurably(file string, b []byte) error {
+	return atomicfile.Writer{Durable: true, BeforeRename: func() { failpoint.Here("write.durable") }}.Write(file, b)
+}

@@ -1,0 +1,196 @@
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/drain"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/runner"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/want"
+)
+
+// Ensure ensures a running mount for a publication and binds it to the target, both under the lock of the mount's key. If bind fails
+// and returns an undo, that is called and the publication is released.
+func (s *Supervisor) Ensure(ctx context.Context, w want.Mount, bind func(ctx context.Context, m state.Mount) (undo func(context.Context) error, err error)) error {
+	unlock, err := s.keys.lock(ctx, w.Key())
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	m, err := s.ensureFor(ctx, w)
+	if err != nil {
+		return err
+	}
+	undo, err := bind(ctx, m)
+	if err != nil && undo != nil {
+		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)
+		defer cancel()
+		return mount.WithCleanupError(err, errors.Join(undo(cctx), s.release(cctx, m, w.Publication.Target)))
+	}
+	return err
+}
+
+// ensureFor returns a running mount for a publication: the one at its target if that was rotated to the spec, else one of the spec's
+// key.
+func (s *Supervisor) ensureFor(ctx context.Context, w want.Mount) (state.Mount, error) {
+	if w.At == "" {
+		return s.ensure(ctx, w)
+	}
+	m, ok, err := s.Store.Mount(ctx, w.At)
+	if err != nil {
+		return state.Mount{}, err
+	}
+	if !ok || m.Phase != state.Running || m.Superseded {
+		return state.Mount{}, fault.Errorf(fault.Busy, "mount %s, which the target shows, is being stopped", w.At)
+	}
+	return m, s.join(ctx, &m, w.Grant)
+}
+
+// ensure returns a running mount of the spec's key. If a mount of another key has to drain before a new one starts, the error is a
+// drainFirstError.
+func (s *Supervisor) ensure(ctx context.Context, w want.Mount) (state.Mount, error) {
+	all, err := s.Store.MountsOf(ctx, w.Spec.Key())
+	if err != nil {
+		return state.Mount{}, err
+	}
+	for _, m := range all {
+		if m.Superseded {
+			continue
+		}
+		if m.Spec.Encode() != w.Spec.Encode() {
+			return state.Mount{}, fmt.Errorf("mount %s has this volume's key and another spec: delete its pods, then remove %s", m.Name, s.Store.MountDir(m.Name))
+		}
+		if !m.Joinable(w.Spec) {
+			continue // it was rotated to another identity
+		}
+		switch m.Phase {
+		case state.Starting:
+			if err := s.Runner.Discard(ctx, m); err != nil {
+				return state.Mount{}, err
+			}
+		case state.Ending:
+			// What it has left must be stored before another generation reads and writes the same prefix.
+			if err := s.Drainer.Stop(ctx, m, drain.Options{Grant: w.Grant}); err != nil {
+				return state.Mount{}, fmt.Errorf("waiting for the mount's previous generation: %w", err)
+			}
+		default:
+			return m, s.join(ctx, &m, w.Grant)
+		}
+	}
+	if err := (drainOrder{&s.Options}).checkDrained(ctx, w.Spec); err != nil {
+		return state.Mount{}, err
+	}
+	return s.Runner.Start(ctx, runner.StartParams{VolumeID: w.Publication.VolumeID, Identity: w.Identity, Spec: w.Spec, Grant: w.Grant})
+}
+
+// join ensures that an existing mount serves with the grant's credentials. If its client has exited or is outdated, it is restarted
+// or replaced first, and so are the mount's other publications. m is the mount to use then.
+func (s *Supervisor) join(ctx context.Context, m *state.Mount, grant *creds.Grant) error {
+	health, err := s.Health(ctx, *m)
+	if err != nil {
+		return err
+	}
+	switch health {
+	case mount.Orphaned:
+		*m, err = s.replace(ctx, *m, grant, tracker.ReasonHelper)
+		return err
+	case mount.Outdated:
+		*m, err = s.replace(ctx, *m, grant, tracker.ReasonConfig)
+		return err
+	case mount.Healthy:
+		return s.refreshCredentials(ctx, *m, grant)
+	}
+	if err := s.restart(ctx, m, grant); err != nil {
+		return err
+	}
+	return s.Healer.HealOnce(ctx, *m, true)
+}
+
+// refreshCredentials gives a running mount a grant and returns what is wrong with its session.
+func (s *Supervisor) refreshCredentials(ctx context.Context, m state.Mount, grant *creds.Grant) error {
+	status, err := s.Creds.Deliver(ctx, m, grant)
+	if err != nil {
+		return err
+	}
+	return creds.Trouble(m, status)
+}
+
+// restart restarts the client of a mount that is down, and counts and logs why. grant may be empty.
+func (s *Supervisor) restart(ctx context.Context, m *state.Mount, grant *creds.Grant) error {
+	entry := s.Tracker.Mount(m.Name)
+	why := entry.Exited(s.Runner.CauseOf(ctx, *m))
+	log := klog.FromContext(ctx).WithValues("mount", m.Name, "volume", m.VolumeID, "client", m.Client, "bucket", m.Spec.Bucket, "prefix", m.Spec.Prefix)
+	log.Error(nil, "Client exited, restarting it", "reason", why.Reason, "how", why.Detail)
+	entry.Set(m.Client, tracker.Failed)
+	began := time.Now()
+	err := s.Runner.Restart(ctx, m, grant)
+	s.Tracker.CountRestart(m.Client, why.Reason, err == nil)
+	entry.RestartDone(err == nil)
+	if err != nil {
+		return fault.Errorf(fault.Unavailable, "volume %s: restarting client %s of mount %s, which exited (%s): %w", m.VolumeID, m.Client, m.Name, why.Detail, err)
+	}
+	entry.Restarted()
+	entry.Set(m.Client, tracker.Healthy)
+	log.Info("Restarted client", "reason", why.Reason, "took", time.Since(began).Round(time.Millisecond))
+	return nil
+}
+
+// replace replaces a mount that serves but has to be started again. If its client may hold closed files, only the client is replaced,
+// because two clients on one prefix would store them in any order. Otherwise another mount takes over the publications, and open
+// files stay with the old one until they are closed. grant may be empty.
+func (s *Supervisor) replace(ctx context.Context, m state.Mount, grant *creds.Grant, reason string) (state.Mount, error) {
+	if m.Spec.Source != credentials.SourceDriver && grant.IsEmpty() {
+		return state.Mount{}, fault.Errorf(fault.Unavailable, "volume %s: mount %s must be replaced (%s); waiting for the next republish to supply credentials", m.VolumeID, m.Name, reason)
+	}
+	klog.FromContext(ctx).Info("Replacing mount", "mount", m.Name, "volume", m.VolumeID, "client", m.Client, "reason", reason)
+	failed := func(err error) (state.Mount, error) {
+		s.Tracker.CountRestart(m.Client, reason, false)
+		s.Tracker.Mount(m.Name).RestartDone(false)
+		return state.Mount{}, err
+	}
+	cl, err := s.Clients.Of(m.Client)
+	if err != nil {
+		return state.Mount{}, err
+	}
+	if mount.KeepsOnDisk(cl, m.Spec) {
+		if err := s.Runner.Restart(ctx, &m, grant); err != nil {
+			return failed(err)
+		}
+		s.Tracker.CountRestart(m.Client, reason, true)
+		return m, s.Healer.HealOnce(ctx, m, true)
+	}
+	if grant.IsEmpty() {
+		if grant, err = s.Creds.PlanOwn(ctx, m); err != nil {
+			return failed(err)
+		}
+	}
+	successor, err := s.Runner.Start(ctx, runner.StartParams{
+		VolumeID: m.VolumeID, Identity: m.Spec.Source, Spec: m.Spec, Grant: grant, Predecessors: append(m.Predecessors, m.Name), Rotated: m.Rotated,
+	})
+	if err != nil {
+		return failed(err)
+	}
+	failpoint.Here("renew.started")
+	s.Tracker.CountRestart(m.Client, reason, true)
+	if err := s.Store.Pubs.Succeed(ctx, successor); err != nil {
+		return state.Mount{}, err
+	}
+	failpoint.Here("renew.succeeded")
+	if err := s.Healer.HealOnce(ctx, successor, true); err != nil {
+		return state.Mount{}, err
+	}
+	m.Superseded = true
+	s.stopReplaced(ctx, m, nil)
+	return successor, nil
+}

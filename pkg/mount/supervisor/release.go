@@ -1,0 +1,110 @@
+package supervisor
+
+import (
+	"context"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/drain"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
+)
+
+// Release removes a publication. If it was its mount's last one, the mount is stopped first, so that the publication's record stays
+// until everything is stored. unmount unmounts the target; it is called under the lock of the mount's key, because the call
+// that held the lock before may have healed the target.
+func (s *Supervisor) Release(ctx context.Context, p state.Publication, unmount func(context.Context) error) error {
+	for _, from := range p.MovedFrom {
+		if err := s.stopPrevious(ctx, from, p.Target); err != nil {
+			return err
+		}
+	}
+	unlock, err := s.keys.lockToStop(ctx, p.Mount)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	// The call that held the lock before may have moved the publication to a successor, which has the same key.
+	name := p.Mount
+	if now, ok, err := s.Store.Pubs.Get(ctx, p.Target); err != nil {
+		return err
+	} else if ok {
+		name = now.Mount
+	}
+	if err := unmount(ctx); err != nil {
+		return err
+	}
+	m, err := s.Store.MountOrRemains(ctx, name)
+	if err != nil {
+		return err
+	}
+	if err := s.release(ctx, m, p.Target); err != nil {
+		return err
+	}
+	failpoint.Here("unpublish.released")
+	return nil
+}
+
+// release removes the publication of a mount at a target.
+func (s *Supervisor) release(ctx context.Context, m state.Mount, target string) error {
+	all, err := s.Store.Pubs.All(ctx)
+	if err != nil {
+		return err
+	}
+	switch {
+	case usedElsewhere(all, m.Name, target):
+	case movedElsewhere(all, m.Name, target) && m.Client != "":
+		if err := s.abandon(ctx, m); err != nil {
+			return err
+		}
+	default:
+		// Its predecessors may still store files that were open when they were replaced.
+		for _, name := range m.Predecessors {
+			predecessor, ok, err := s.Store.Mount(ctx, name)
+			if err == nil && ok {
+				err = s.Drainer.Stop(ctx, predecessor, drain.Options{})
+			}
+			if err != nil {
+				return err
+			}
+		}
+		if err := s.Drainer.Stop(ctx, m, drain.Options{}); err != nil {
+			return err
+		}
+		failpoint.Here("release.ended")
+	}
+	return s.Store.Pubs.Remove(ctx, target)
+}
+
+// abandon gives up a mount without publications that others were moved away from. What those have open in it is not waited for.
+// Everything that was closed is stored, because publications are never moved away from a client that may hold closed files.
+func (s *Supervisor) abandon(ctx context.Context, m state.Mount) error {
+	if err := s.Store.Supersede(ctx, &m); err != nil {
+		return err
+	}
+	if err := s.Sources.WaitIdle(ctx, m); err != nil {
+		return err
+	}
+	s.stopReplaced(ctx, m, nil)
+	return nil
+}
+
+// stopPrevious stops a mount that the publication at a target was moved away from, if it still exists and no other publication uses
+// it: files that were open then may not be stored yet.
+func (s *Supervisor) stopPrevious(ctx context.Context, name, target string) error {
+	if !s.Store.Exists(ctx, name) {
+		return nil
+	}
+	unlock, err := s.keys.lockToStop(ctx, name)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	m, ok, err := s.Store.Mount(ctx, name)
+	if err != nil || !ok {
+		return err
+	}
+	all, err := s.Store.Pubs.All(ctx)
+	if err != nil || usedElsewhere(all, name, "") || movedElsewhere(all, name, target) {
+		return err
+	}
+	return s.Drainer.Stop(ctx, m, drain.Options{})
+}

@@ -1,0 +1,332 @@
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/helper"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/want"
+)
+
+// A republish with another secret, and otherwise the same request, is a secret rotation. Its new session is made and proven before
+// anything is changed; credentials that do not work change nothing. Then:
+//
+//   - If the mount has no other publication, it stays and gets the new session. Its record has the new identity (Rotated), so that
+//     the next republish finds it healthy, and no publication with the old secret joins it. Pods that start with the new secret do
+//     not join it either, because its key is of the old secret: a publication holds the lock of one key, and two that met on one
+//     mount by two keys could stop it under each other. They get a mount of their own.
+//     A client uses the keys that it was last given for a while (rotationBound). If it gets refusals after the old ones were
+//     revoked, it is replaced at once.
+//   - If the mount has other publications, or a mount of the new secret runs already, this publication moves, as healing moves it:
+//     target, subpaths and the pod's containers show the other mount, and open files stay with the old one. When the last
+//     publication has moved away, the old mount gets the new session, so that it can store open files after the old keys were
+//     revoked, and stops.
+//   - A publication is never moved away from a client that may hold closed files: two clients on one prefix would store what one pod
+//     wrote in any order. Such a mount stays, and gets the new session once all of its publications have been republished with it.
+
+// rotationBound is how long a client may use keys that it was given before: helpers report them to clients as valid for that long.
+const rotationBound = 15 * time.Minute
+
+// rotation is the rotation of one publication to another secret.
+type rotation struct {
+	*Supervisor
+	w     want.Mount
+	shown state.Mount       // at the target
+	pub   state.Publication // as it is recorded
+}
+
+// Rotate gives a publication, whose target shows a mount, the session of its new secret.
+func (s *Supervisor) Rotate(ctx context.Context, w want.Mount, shown state.Mount, pub state.Publication) error {
+	r := rotation{s, w, shown, pub}
+	be, err := s.Backends.Backend(w.Spec.Backend)
+	if err != nil {
+		return err
+	}
+	if err := s.Creds.Prove(ctx, w.Grant, be, w.Spec); err != nil {
+		return fault.Errorf(fault.KindOf(err), "the volume's secret has changed, and its new credentials do not work; mount %s keeps its session: %w", shown.Name, err)
+	}
+	klog.FromContext(ctx).Info("Secret rotated", "mount", shown.Name, "volume", w.Publication.VolumeID, "identity", w.Identity)
+	if !shown.KeepsOnDisk(s.Clients) {
+		if runs, err := r.targetRuns(ctx); err != nil {
+			return err
+		} else if runs {
+			return r.move(ctx)
+		}
+	}
+	if done, err := r.inPlace(ctx); done || err != nil {
+		return err
+	}
+	return r.move(ctx)
+}
+
+// targetRuns reports whether a mount of the new secret runs.
+func (r rotation) targetRuns(ctx context.Context) (bool, error) {
+	all, err := r.Store.MountsOf(ctx, r.w.Spec.Key())
+	if err != nil {
+		return false, err
+	}
+	for _, m := range all {
+		if m.Phase != state.Running || !m.Joinable(r.w.Spec) {
+			continue
+		}
+		if health, err := r.Runner.Probe(ctx, m); err != nil || health == mount.Healthy {
+			return err == nil, err
+		}
+	}
+	return false, nil
+}
+
+// inPlace gives the mount at the target the new session. done is false if other publications still use the old secret, and this one
+// can be moved away.
+func (r rotation) inPlace(ctx context.Context) (done bool, err error) {
+	unlock, err := r.keys.lock(ctx, r.shown.Key)
+	if err != nil {
+		return false, err
+	}
+	defer unlock()
+	m, ok, err := r.Store.Mount(ctx, r.shown.Name)
+	if err != nil {
+		return false, err
+	}
+	pubs, err := r.Store.Pubs.Of(ctx, r.shown.Name)
+	if err != nil {
+		return false, err
+	}
+	if !ok || m.Phase != state.Running || m.Superseded {
+		return false, fault.Errorf(fault.Busy, "mount %s, which the target shows, is being stopped", r.shown.Name)
+	}
+	var others []string
+	for _, p := range pubs {
+		if p.Target != r.w.Publication.Target && p.PendingIdentity != r.w.Spec.Identity {
+			others = append(others, p.Target)
+		}
+	}
+	switch {
+	case len(others) > 0 && !m.KeepsOnDisk(r.Clients):
+		return false, nil
+	case len(others) > 0:
+		return false, r.postpone(ctx, others)
+	}
+	m.Rotated, m.Rotating, m.RotatedAt = r.w.Spec.Identity, true, time.Now()
+	if err := r.write(ctx, m); err != nil {
+		return false, err
+	}
+	failpoint.Here("rotate.recorded")
+	health, err := r.Runner.Probe(ctx, m)
+	if err == nil && health == mount.Healthy {
+		_, err = r.Creds.Deliver(ctx, m, r.w.Grant)
+	} else if err == nil {
+		err = r.join(ctx, &m, r.w.Grant)
+	}
+	if err != nil {
+		return false, err
+	}
+	failpoint.Here("rotate.handed")
+	m.Rotating = false
+	if m.Rotated == m.Spec.Identity {
+		m.Rotated = ""
+	}
+	if err := r.write(ctx, m); err != nil {
+		return false, err
+	}
+	klog.FromContext(ctx).Info("Rotated credentials of mount", "mount", m.Name, "volume", m.VolumeID, "identity", r.w.Identity)
+	for _, p := range pubs {
+		if p.PendingIdentity == "" {
+			continue
+		}
+		p.PendingIdentity = ""
+		if err := r.Store.Pubs.Write(ctx, p); err != nil {
+			return false, err
+		}
+	}
+	return true, r.verifyRotation(ctx, m, r.w.Grant)
+}
+
+// postpone records that the publication waits for the new session until the mount's others ask for it, and returns that as an error.
+func (r rotation) postpone(ctx context.Context, others []string) error {
+	p := r.pub
+	p.PendingIdentity = r.w.Spec.Identity
+	if err := r.Store.Pubs.Write(ctx, p); err != nil {
+		return err
+	}
+	return fault.Errorf(fault.Unavailable, "the volume's secret has changed and its new keys work, but mount %s has publications with the old keys (%s), and its client %s may hold closed files: "+
+		"it keeps the old session until all of them are republished with the new secret, which kubelet does within minutes, or are unpublished", r.shown.Name, strings.Join(others, ", "), r.shown.Client)
+}
+
+// write writes a mount's record, and its copy that outlives a reboot if that is needed.
+func (s *Supervisor) write(ctx context.Context, m state.Mount) error {
+	if m.KeepsOnDisk(s.Clients) {
+		return s.Store.WriteBoth(ctx, m)
+	}
+	return s.Store.Write(ctx, m)
+}
+
+// verifyRotation checks that the client of a rotated mount uses its new credentials, and replaces it if it uses revoked ones.
+func (s *Supervisor) verifyRotation(ctx context.Context, m state.Mount, grant *creds.Grant) error {
+	actx, cancel := context.WithTimeout(host.For(ctx, m.Account()), lookupBound)
+	defer cancel()
+	answer := s.Namespace.ReadRoot(actx, s.Store.SourceDir(m.Name)) // the hang watch handles a client that does not answer
+	// The errors that clients report for refused credentials.
+	if !errors.Is(answer, unix.EIO) && !errors.Is(answer, unix.EACCES) && !errors.Is(answer, unix.EPERM) {
+		return nil
+	}
+	be, err := s.Backends.Backend(m.Spec.Backend)
+	if err != nil {
+		return err
+	}
+	if err := s.Creds.Prove(ctx, grant, be, m.Spec); err != nil { // the old keys are not the reason
+		return err
+	}
+	klog.FromContext(ctx).Info("Client uses revoked keys of its former secret", "mount", m.Name, "volume", m.VolumeID, "answer", answer.Error())
+	m.RotatedAt = time.Time{} // the next client starts with the new session
+	_, err = s.replace(ctx, m, grant, tracker.ReasonSecret)
+	return err
+}
+
+// Refresh gives a healthy mount, and those that its publication was moved away from, the credentials that a republish supplies.
+func (s *Supervisor) Refresh(ctx context.Context, m state.Mount, p state.Publication, grant *creds.Grant) error {
+	if err := s.cleanUpPrevious(ctx, p, grant); err != nil {
+		return err
+	}
+	if err := s.refreshCredentials(ctx, m, grant); err != nil {
+		return err
+	}
+	if m.RotatedAt.IsZero() || time.Since(m.RotatedAt) > rotationBound {
+		return nil
+	}
+	unlock, ok := s.keys.TryLock(m.Key)
+	if !ok {
+		return nil
+	}
+	defer unlock()
+	return s.verifyRotation(ctx, m, grant)
+}
+
+// move moves the publication to a mount of the new secret.
+func (r rotation) move(ctx context.Context) error {
+	if !r.Healer.Enabled() {
+		return fault.Errorf(fault.Unavailable, "the volume's secret has changed, and mount %s has other publications with the old one: with --heal=false mounts in containers are not replaced, so the publication keeps its session; delete the pod", r.shown.Name)
+	}
+	if err := r.moveTo(ctx); err != nil {
+		return err
+	}
+	return r.leave(ctx, r.shown.Name, r.w.Grant, true)
+}
+
+func (r rotation) moveTo(ctx context.Context) error {
+	unlock, err := r.keys.lock(ctx, r.w.Spec.Key())
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	m, err := r.ensure(ctx, r.w)
+	if err != nil {
+		return err
+	}
+	failpoint.Here("rotate.started")
+	p := r.w.PublicationOn(m)
+	p.MovedFrom = append(slices.Clone(r.pub.MovedFrom), r.shown.Name)
+	if err := r.reassign(ctx, p); err != nil {
+		return err
+	}
+	failpoint.Here("rotate.moved")
+	if err := r.Healer.Heal(ctx, m); err != nil {
+		return err
+	}
+	klog.FromContext(ctx).Info("Moved publication to mount of new secret", "from", r.shown.Name, "mount", m.Name, "volume", p.VolumeID, "identity", r.w.Identity)
+	return r.Healer.CheckTarget(ctx, m, p.Target)
+}
+
+// reassign records the publication's new mount, whose key's lock is held. The lock of the former mount's key is taken for that moment:
+// a call that replaces that mount moves its publications to the successor.
+func (r rotation) reassign(ctx context.Context, p state.Publication) error {
+	if from := mount.KeyOf(r.shown.Name); from != mount.KeyOf(p.Mount) {
+		unlock, ok := r.keys.TryLock(from) // waiting for a second key's lock could deadlock
+		if !ok {
+			return fault.Errorf(fault.Busy, "mount %s, which the target shows, is being replaced or stopped", r.shown.Name)
+		}
+		defer unlock()
+	}
+	now, ok, err := r.Store.Pubs.Get(ctx, p.Target)
+	if err != nil {
+		return err
+	}
+	if ok && now.Mount != r.pub.Mount {
+		return fault.Errorf(fault.Busy, "mount %s, which the target showed, was replaced by %s meanwhile", r.shown.Name, now.Mount)
+	}
+	return r.Store.Pubs.Write(ctx, p)
+}
+
+// leave cleans up after a publication was moved away from a mount. If it was the last one, the mount is superseded, gets the grant and,
+// if stop is set, is stopped. A call that holds the lock of the mount's key does what is needed instead.
+func (s *Supervisor) leave(ctx context.Context, name string, grant *creds.Grant, stop bool) error {
+	unlock, ok := s.keys.TryLock(mount.KeyOf(name))
+	if !ok {
+		return nil
+	}
+	defer unlock()
+	m, ok, err := s.Store.Mount(ctx, name)
+	if err != nil || !ok {
+		return err
+	}
+	if pubs, err := s.Store.Pubs.Of(ctx, name); err != nil || len(pubs) > 0 {
+		return err
+	}
+	if !m.Superseded { // first, so that no publication with the old secret joins it
+		if err := s.Store.Supersede(ctx, &m); err != nil {
+			return err
+		}
+		failpoint.Here("rotate.left")
+	}
+	if _, err := s.Creds.Deliver(ctx, m, grant); err != nil && !errors.Is(err, helper.ErrGone) {
+		klog.FromContext(ctx).Info("Former mount keeps its old session", "mount", name, "reason", err.Error())
+	}
+	if stop {
+		s.stopReplaced(ctx, m, grant)
+	}
+	return nil
+}
+
+// cleanUpPrevious cleans up the mounts that a healthy publication was moved away from, and its pending rotation.
+func (s *Supervisor) cleanUpPrevious(ctx context.Context, p state.Publication, grant *creds.Grant) error {
+	if len(p.MovedFrom) == 0 && p.PendingIdentity == "" {
+		return nil
+	}
+	var left []string
+	for _, name := range p.MovedFrom {
+		if !s.Store.Exists(ctx, name) {
+			continue
+		}
+		left = append(left, name)
+		if err := s.leave(ctx, name, grant, false); err != nil {
+			return err
+		}
+	}
+	if len(left) == len(p.MovedFrom) && p.PendingIdentity == "" {
+		return nil
+	}
+	unlock, ok := s.keys.TryLock(mount.KeyOf(p.Mount)) // of writers of the mount's publications
+	if !ok {
+		return nil // the next republish does it
+	}
+	defer unlock()
+	now, ok, err := s.Store.Pubs.Get(ctx, p.Target)
+	if err != nil || !ok || now.Mount != p.Mount {
+		return err
+	}
+	now.MovedFrom, now.PendingIdentity = left, ""
+	return s.Store.Pubs.Write(ctx, now)
+}

@@ -1,0 +1,112 @@
+// Package supervisor decides what happens to mounts: when one is started, joined, restarted, replaced, rotated to other credentials
+// and stopped. It does so under the lock of the mount's key. Package runner does the work for one mount, package heal replaces bind
+// mounts, and package monitor notices what has to be reconciled.
+package supervisor
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/client"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/drain"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/heal"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/pins"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/runner"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/source"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
+)
+
+const (
+	cleanupBound = 20 * time.Second // for the clean-up after a failure
+	// replacedBound bounds a call's wait for a mount that was replaced: open files keep it for as long as their processes like.
+	replacedBound = 5 * time.Second
+	// replacedAgain is when that mount is reconciled next.
+	replacedAgain = 15 * time.Second
+	// lookupBound bounds the answer of a client to a directory read.
+	lookupBound = 10 * time.Second
+)
+
+// Backends are the S3 services of the config file.
+type Backends interface {
+	Backend(name string) (backend.Backend, error)
+}
+
+// Options are the parts of a Supervisor.
+type Options struct {
+	Namespace *host.Namespace
+	Backends  Backends
+	Clients   client.Registry
+	Store     *state.Store
+	Sources   *source.Sources
+	Pins      *pins.Pins
+	Creds     *creds.Provider
+	Tracker   *tracker.Tracker
+	Runner    *runner.Runner
+	Drainer   *drain.Drainer
+	Healer    *heal.Healer
+}
+
+// Supervisor decides what happens to mounts.
+type Supervisor struct {
+	Options
+	keys keyLocks
+}
+
+// New returns a supervisor.
+func New(o Options) *Supervisor {
+	return &Supervisor{Options: o, keys: keyLocks{store: o.Store, tracker: o.Tracker}}
+}
+
+// Health returns the health of a mount.
+func (s *Supervisor) Health(ctx context.Context, m state.Mount) (mount.Health, error) {
+	health, err := s.Runner.Probe(ctx, m)
+	if err != nil || health != mount.Healthy {
+		return health, err
+	}
+	if old, err := outdated(s.Backends, m); err != nil || old {
+		return mount.Outdated, err
+	}
+	return health, nil
+}
+
+// outdated reports whether a mount's backend has another configuration than when its client was started.
+func outdated(backends Backends, m state.Mount) (bool, error) {
+	be, err := backends.Backend(m.Spec.Backend)
+	if fault.Is(err, fault.Precondition) {
+		return false, nil // removed from the config file: running mounts go on
+	}
+	if err != nil {
+		return false, err
+	}
+	digest, err := be.MountDigest()
+	return digest != m.Backend, err
+}
+
+// stopReplaced stops a mount whose targets others have taken over, if that takes no longer than a moment. Otherwise each reconcile
+// pass tries again.
+func (s *Supervisor) stopReplaced(ctx context.Context, m state.Mount, grant *creds.Grant) {
+	ctx, cancel := context.WithTimeout(ctx, replacedBound)
+	defer cancel()
+	if err := s.Drainer.Stop(ctx, m, drain.Options{Grant: grant, Replaced: true}); err != nil {
+		klog.FromContext(ctx).Info("Replaced mount is still in use", "mount", m.Name, "reason", err.Error())
+	}
+}
+
+// usedElsewhere reports whether a mount has a publication at another target than this one; "": at any target.
+func usedElsewhere(all []state.Publication, name, target string) bool {
+	return slices.ContainsFunc(all, func(p state.Publication) bool { return p.Mount == name && p.Target != target })
+}
+
+// movedElsewhere reports whether a publication at another target than this one was moved away from a mount.
+func movedElsewhere(all []state.Publication, name, target string) bool {
+	return slices.ContainsFunc(all, func(p state.Publication) bool { return p.Target != target && slices.Contains(p.MovedFrom, name) })
+}

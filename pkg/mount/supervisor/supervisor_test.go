@@ -1,0 +1,165 @@
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/helper"
+	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/drain"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/heal"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest/parts"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/runner"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
+)
+
+func newSupervisor(t *testing.T, l runner.Launcher, b creds.Backends) (*Supervisor, *parts.Parts) {
+	t.Helper()
+	p := parts.New(t, b, runner.Peers)
+	r := runner.New(runner.Options{
+		Namespace: p.Namespace, Launcher: l, Backends: b, Clients: p.Clients, Store: p.Store, Sources: p.Sources, Creds: p.Creds, Tracker: p.Tracker,
+		Peer: p.Peer, UIDs: launcher.UIDRange{First: parts.UID, Last: parts.UID + 1}, MountTimeout: time.Minute, Started: func(string) {},
+	})
+	return New(Options{
+		Namespace: p.Namespace, Backends: b, Clients: p.Clients, Store: p.Store, Sources: p.Sources, Pins: p.Pins, Creds: p.Creds, Tracker: p.Tracker,
+		Runner: r, Drainer: drain.New(r, 0, 0), Healer: heal.New(true, p.Namespace, p.Store, p.Pins, p.Tracker),
+	}), p
+}
+
+// running is a helper with a running client and static credentials.
+func running() *mounttest.Helper {
+	return &mounttest.Helper{Status: &helper.Status{Protocol: 1, Revision: 7, State: helper.StateRunning}}
+}
+
+// A client that serves is not killed for a changed backend that cannot be reached.
+func TestUnreachableBackendKillsNoClient(t *testing.T) {
+	s, p := newSupervisor(t, &mounttest.UIDs{}, mounttest.S3{Access: errors.New("connection refused")})
+	m := p.Mount("a", "1", "rclone", func(m *state.Mount) { m.Backend = "another digest" })
+	h := running()
+	h.Serve(t, p.Store.Socket(m.Name))
+	if _, err := s.replace(t.Context(), m, &creds.Grant{}, tracker.ReasonConfig); err == nil {
+		t.Error("it was replaced")
+	}
+	if h.WasAsked("kill") || h.WasAsked("quit") {
+		t.Errorf("its helper was asked: %v", h.Asked)
+	}
+}
+
+// A replaced mount gets credentials for as long as it shows somewhere: files are open in it.
+func TestReplacedMountsGetCredentials(t *testing.T) {
+	s, p := newSupervisor(t, &mounttest.UIDs{}, mounttest.S3{})
+	m := p.Mount("a", "1", "mountpoint-s3", func(m *state.Mount) { m.Superseded = true })
+	p.Show(m)
+	h := running()
+	h.Serve(t, p.Store.Socket(m.Name))
+	if _, err := s.reconcileMount(t.Context(), m.Name); err != nil {
+		t.Fatal(err)
+	}
+	if !h.WasAsked("credentials") {
+		t.Errorf("its helper was asked only: %v", h.Asked)
+	}
+}
+
+// The last unpublish waits for predecessors, too: files that were open when they were replaced may not be stored yet.
+func TestPredecessorsAreStoppedWithTheLastPublication(t *testing.T) {
+	s, p := newSupervisor(t, &mounttest.UIDs{}, mounttest.S3{})
+	former := p.Mount("a", "1", "mountpoint-s3", func(m *state.Mount) { m.Superseded = true })
+	m := p.Mount("a", "2", "mountpoint-s3", func(m *state.Mount) { m.Predecessors = []string{mount.Name(m.Key, 0), former.Name} })
+	h := running()
+	h.Serve(t, p.Store.Socket(former.Name))
+	waited := func() bool { return h.WasAsked("status") } // after it was asked to end
+	if err := s.release(mounttest.Until(t, waited), m, "/t"); !fault.Is(err, fault.Busy) {
+		t.Errorf("while the predecessor drains: %v", err)
+	}
+	if !h.WasAsked("end") {
+		t.Error("the predecessor was not asked to end")
+	}
+}
+
+// A mount may be replaced while its last publication is released. Its successor has the publication then, and may have healed the
+// target: it is unmounted again and stopped, too.
+func TestReleaseFollowsAReplacement(t *testing.T) {
+	s, p := newSupervisor(t, &mounttest.UIDs{}, mounttest.S3{})
+	old := p.Mount("a", "1", "mountpoint-s3", nil)
+	pub := state.Publication{Target: t.TempDir(), VolumeID: "v", Mount: old.Name}
+	p.Publish(pub)
+	unlock, err := s.keys.Lock(t.Context(), old.Key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	done, unmounted := make(chan error, 1), false
+	go func() {
+		done <- s.Release(t.Context(), pub, func(context.Context) error { unmounted = true; return nil })
+	}()
+	successor := p.Mount("a", "2", "mountpoint-s3", func(m *state.Mount) { m.Predecessors = []string{old.Name} })
+	if err := p.Store.Pubs.Succeed(t.Context(), successor); err != nil {
+		t.Fatal(err)
+	}
+	if len(done) > 0 {
+		t.Error("it did not wait for the replacement")
+	}
+	unlock()
+	if err := <-done; err != nil || !unmounted {
+		t.Errorf("unmounted: %t, %v", unmounted, err)
+	}
+	if names, err := p.Store.Names(t.Context()); err != nil || len(names) > 0 {
+		t.Errorf("left: %v, %v", names, err)
+	}
+	if pubs, err := p.Store.Pubs.All(t.Context()); err != nil || len(pubs) > 0 {
+		t.Errorf("publications left: %v, %v", pubs, err)
+	}
+}
+
+// A target that was unmounted by hand is still the CO's: a container may run on a copy of the mount.
+func TestMountsAreHeldByTargetsOfTheCO(t *testing.T) {
+	s, p := newSupervisor(t, &mounttest.UIDs{}, mounttest.S3{})
+	m := p.Mount("a", "1", "mountpoint-s3", nil)
+	h := running()
+	h.Serve(t, p.Store.Socket(m.Name))
+	p.HangAt(m, p.Store.SourceDir(m.Name))
+	target := t.TempDir() + "/target"
+	mustMkdir(t, target)
+	p.Publish(state.Publication{Target: target, VolumeID: "v", Mount: m.Name, Created: time.Now().Add(-2 * StaleAge)})
+	if _, err := s.reconcileMount(t.Context(), m.Name); err != nil {
+		t.Fatal(err)
+	}
+	if h.WasAsked("end") {
+		t.Error("it is stopped")
+	}
+	mustRemove(t, target)
+	ctx := mounttest.Until(t, func() bool { return h.WasAsked("end") })
+	if _, err := s.reconcileMount(ctx, m.Name); err == nil || !h.WasAsked("end") {
+		t.Errorf("it is not stopped although the target is gone: %v", err)
+	}
+}
+
+// A mount is healthy, outdated or down; an outdated one of a secret waits for the credentials of a republish.
+func TestHealth(t *testing.T) {
+	s, p := newSupervisor(t, &mounttest.UIDs{}, mounttest.S3{})
+	m := p.Mount("a", "1", "mountpoint-s3", nil)
+	if health, err := s.Health(t.Context(), m); err != nil || health != mount.Down {
+		t.Errorf("a mount without processes: %d, %v", health, err)
+	}
+	h := running()
+	h.Serve(t, p.Store.Socket(m.Name))
+	p.HangAt(m, p.Store.SourceDir(m.Name))
+	if health, err := s.Health(t.Context(), m); err != nil || health != mount.Healthy {
+		t.Errorf("a mount whose helper runs a client: %d, %v", health, err)
+	}
+	m.Backend = "another digest"
+	if health, err := s.Health(t.Context(), m); err != nil || health != mount.Outdated {
+		t.Errorf("a mount of an older configuration: %d, %v", health, err)
+	}
+	m.Spec.Source = credentials.SourceSecret
+	if _, err := s.replace(t.Context(), m, &creds.Grant{}, tracker.ReasonConfig); !fault.Is(err, fault.Unavailable) {
+		t.Errorf("replaced without credentials: %v", err)
+	}
+}

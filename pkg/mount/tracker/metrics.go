@@ -1,0 +1,196 @@
+package tracker
+
+import (
+	"reflect"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/helper"
+)
+
+// The states of a mount's session, as operators see them.
+const (
+	sessionValid   = "valid"
+	sessionFailing = "failing" // valid, but it could not be renewed
+	sessionExpired = "expired"
+	sessionStatic  = "static" // keys that do not expire
+)
+
+type metrics struct {
+	reconcile       prometheus.Histogram
+	restarts        *prometheus.CounterVec // client, reason
+	restartFailures *prometheus.CounterVec // client, reason
+	heals           *prometheus.CounterVec // place, result
+	unflushed       *prometheus.CounterVec // client
+	overdue         prometheus.GaugeFunc
+	renewals        *prometheus.CounterVec // client
+	renewalFailures *prometheus.CounterVec // client
+	conflicts       *prometheus.CounterVec // client
+}
+
+func newMetrics(overdue func() int) metrics {
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+	}
+	return metrics{
+		reconcile: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "s3csi_reconcile_duration_seconds", Help: "Duration of a full reconcile pass, in seconds.",
+			Buckets: []float64{.005, .02, .1, .5, 2, 10, 30, 60, 120},
+		}),
+		restarts: counter("s3csi_mount_restarts_total",
+			"Clients restarted or replaced, by reason: crash, oom (OOM-killed), hang (unresponsive), helper (its helper exited), source (unmounted by another process), backend (its configuration changed), secret (it used keys that were rotated).",
+			"client", "reason"),
+		restartFailures: counter("s3csi_mount_restart_failures_total", "Failed restarts of clients, which are retried with backoff.", "client", "reason"),
+		heals: counter("s3csi_mount_heals_total",
+			"Stale bind mounts by place (host: targets and subpaths; container; elsewhere: namespaces that do not use the volume) and result (replaced, detached, failed).",
+			"place", "result"),
+		unflushed: counter("s3csi_mount_unflushed_total", "Clients killed while they may have held unstored data of open files.", "client"),
+		overdue: prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "s3csi_overdue_calls", Help: "System calls blocked by an unresponsive file system after their callers timed out.",
+		}, func() float64 { return float64(overdue()) }),
+		renewals:        counter("s3csi_mount_session_renewals_total", "Sessions of mounts renewed.", "client"),
+		renewalFailures: counter("s3csi_mount_session_failures_total", "Failed renewals of sessions of mounts, which are retried.", "client"),
+		conflicts: counter("s3csi_mount_conflicts_total",
+			"Files not stored because another writer had changed the object; the local copies are quarantined on the node.", "client"),
+	}
+}
+
+// Collectors returns the metrics of mounts.
+func (t *Tracker) Collectors() []prometheus.Collector {
+	m := &t.metrics
+	return []prometheus.Collector{
+		m.reconcile, m.restarts, m.restartFailures, m.heals, m.unflushed, m.overdue, m.renewals, m.renewalFailures, m.conflicts, gauges{t},
+	}
+}
+
+// SampleCollectors returns the metrics of mounts with one value each, for the page that documents them: a vector without values
+// shows nothing.
+func SampleCollectors() []prometheus.Collector {
+	t := New(func() int { return 0 })
+	const client = "rclone"
+	t.CountRestart(client, ReasonCrash, true)
+	t.CountRestart(client, ReasonCrash, false)
+	t.CountHeals("host", "replaced", 1)
+	t.CountUnflushed(client)
+	m := t.Mount("")
+	m.Set(client, Healthy)
+	m.Session(client, helper.SessionStatus{})
+	m.Conflicts(client, 0)
+	return t.Collectors()
+}
+
+// CountReconcile counts a reconcile pass.
+func (t *Tracker) CountReconcile(took time.Duration) { t.metrics.reconcile.Observe(took.Seconds()) }
+
+// CountRestart counts a restart of a client.
+func (t *Tracker) CountRestart(client, reason string, succeeded bool) {
+	if succeeded {
+		t.metrics.restarts.WithLabelValues(client, reason).Inc()
+	} else {
+		t.metrics.restartFailures.WithLabelValues(client, reason).Inc()
+	}
+}
+
+// CountHeals counts stale bind mounts.
+func (t *Tracker) CountHeals(place, result string, n int) {
+	t.metrics.heals.WithLabelValues(place, result).Add(float64(n))
+}
+
+// CountUnflushed counts a client that was killed while it may have held unstored data.
+func (t *Tracker) CountUnflushed(client string) { t.metrics.unflushed.WithLabelValues(client).Inc() }
+
+// Session notes what a helper reports of its client's session. It returns the trouble to log, "" if there is none any more, and
+// whether that has changed.
+func (m *Mount) Session(client string, status helper.SessionStatus) (trouble string, changed bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var old session
+	if m.session != nil {
+		old = *m.session
+		addDelta(m.t.metrics.renewals.WithLabelValues(client), old.status.Renewals, status.Renewals)
+		addDelta(m.t.metrics.renewalFailures.WithLabelValues(client), old.status.Failures, status.Failures)
+	} else { // what happened before this process started is not counted
+		m.t.metrics.renewals.WithLabelValues(client)
+		m.t.metrics.renewalFailures.WithLabelValues(client)
+	}
+	trouble = status.Kind + status.Error
+	if status.Over {
+		trouble += " over"
+	}
+	m.client, m.session = client, &session{status, trouble}
+	return trouble, trouble != old.trouble
+}
+
+// SessionChanged reports whether a helper reports something new of its client's session.
+func (m *Mount) SessionChanged(status helper.SessionStatus) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.session == nil {
+		return true
+	}
+	old := m.session.status
+	status.Salt, old.Salt = nil, nil
+	return !reflect.DeepEqual(old, status)
+}
+
+// addDelta adds what a helper has counted since it was last asked. One that was restarted counts from zero.
+func addDelta(c prometheus.Counter, before, now int) {
+	if now < before {
+		before = 0
+	}
+	c.Add(float64(now - before))
+}
+
+// gauges counts mounts and their sessions by state.
+type gauges struct{ t *Tracker }
+
+func mountsDesc() *prometheus.Desc {
+	return prometheus.NewDesc("s3csi_mounts",
+		"Mounts on this node by client and state: healthy, failed (its client has exited and is not restarted yet), unresponsive (its client does not answer), draining (no publication is left, and its client stores what it has).",
+		[]string{"client", "state"}, nil)
+}
+
+func sessionsDesc() *prometheus.Desc {
+	return prometheus.NewDesc("s3csi_mount_sessions",
+		"Sessions of mounts on this node by client and state: valid, failing (valid, but it could not be renewed), expired, static (keys that do not expire).",
+		[]string{"client", "state"}, nil)
+}
+
+// Describe implements prometheus.Collector.
+func (g gauges) Describe(ch chan<- *prometheus.Desc) {
+	ch <- mountsDesc()
+	ch <- sessionsDesc()
+}
+
+// Collect implements prometheus.Collector.
+func (g gauges) Collect(ch chan<- prometheus.Metric) {
+	type key struct{ client, state string }
+	mounts, sessions := map[key]int{}, map[key]int{}
+	now := g.t.now()
+	g.t.each(func(m *Mount) {
+		if m.state != "" {
+			mounts[key{m.client, string(m.state)}]++
+		}
+		if m.session != nil {
+			sessions[key{m.client, stateOf(m.session.status, now)}]++
+		}
+	})
+	for desc, counts := range map[*prometheus.Desc]map[key]int{mountsDesc(): mounts, sessionsDesc(): sessions} {
+		for k, n := range counts {
+			ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, float64(n), k.client, k.state)
+		}
+	}
+}
+
+func stateOf(s helper.SessionStatus, now time.Time) string {
+	switch {
+	case s.Over, !s.Expires.IsZero() && !now.Before(s.Expires):
+		return sessionExpired
+	case s.Error != "":
+		return sessionFailing
+	case s.Expires.IsZero() && s.OrderDigest == "":
+		return sessionStatic
+	}
+	return sessionValid
+}

@@ -1,0 +1,273 @@
+// Package tracker keeps what this process remembers of each mount, in one entry per mount, and the metrics of mounts.
+//
+// Nothing here is needed after a restart of the driver: what must survive is in package state, in the kernel's mount table and
+// with the helpers.
+package tracker
+
+import (
+	"sync"
+	"time"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/client"
+	"github.com/s3-csi/s3-csi-driver/pkg/helper"
+)
+
+// State is the state of a mount, as operators see it.
+type State string
+
+const (
+	Healthy      State = "healthy"
+	Failed       State = "failed"       // its client has exited and is not restarted yet
+	Unresponsive State = "unresponsive" // its client does not answer
+	Draining     State = "draining"     // it has no publication, and its client stores what it has
+)
+
+// Tracker has the entries of all mounts.
+type Tracker struct {
+	metrics metrics
+	log     logDeduper
+	now     func() time.Time
+
+	mu     sync.Mutex
+	mounts map[string]*Mount
+}
+
+// New returns a tracker without entries. overdue counts the system calls that no process waits for any more.
+func New(overdue func() int) *Tracker {
+	return &Tracker{metrics: newMetrics(overdue), now: time.Now, mounts: map[string]*Mount{}}
+}
+
+// Mount returns the entry of a mount, which is made if there is none.
+func (t *Tracker) Mount(name string) *Mount {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	m := t.mounts[name]
+	if m == nil {
+		m = &Mount{t: t}
+		t.mounts[name] = m
+	}
+	return m
+}
+
+// Forget removes the entry of a mount that is gone.
+func (t *Tracker) Forget(name string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.mounts, name)
+}
+
+func (t *Tracker) each(visit func(m *Mount)) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, m := range t.mounts {
+		m.mu.Lock()
+		visit(m)
+		m.mu.Unlock()
+	}
+}
+
+// Mount is the entry of one mount. Its methods can be called by several goroutines.
+type Mount struct {
+	t *Tracker
+
+	mu        sync.Mutex
+	client    string
+	state     State // "": unknown
+	healed    bool
+	session   *session
+	conflicts int
+	backoff   backoff
+	hang      hang
+	drain     drain
+}
+
+// Set notes the state of the mount.
+func (m *Mount) Set(client string, state State) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.client, m.state = client, state
+}
+
+// NeedsHealing reports whether this process has not healed the mount's publications yet, and notes that it does so now.
+func (m *Mount) NeedsHealing() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	needs := !m.healed
+	m.healed = true
+	return needs
+}
+
+// HealAgain makes NeedsHealing report true again.
+func (m *Mount) HealAgain() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.healed = false
+}
+
+// Conflicts notes the number of conflicts that a mount's helper reports, and returns how many of them are new. Those from before
+// this process started are new to it: it may not have been running when they happened.
+func (m *Mount) Conflicts(client string, files int) (added int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	before := m.conflicts
+	if files < before { // another helper, which counts from zero
+		before = 0
+	}
+	m.conflicts = files
+	m.t.metrics.conflicts.WithLabelValues(client).Add(float64(files - before))
+	return files - before
+}
+
+// ConflictsChanged reports whether a helper reports another number of conflicts than before.
+func (m *Mount) ConflictsChanged(files int) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.conflicts != files
+}
+
+// drain is what was seen of a client that is to end.
+type drain struct {
+	silent    time.Time // since when the helper does not answer; zero: it does
+	orphaned  time.Time // since when the helper is known to have exited
+	refreshed time.Time // when the client got credentials
+	active    time.Time // when the client last did something
+	cpu       time.Duration
+	revision  uint64
+	queue     *client.Queue // what it reported last
+}
+
+// HelperAnswered notes whether the helper of a draining mount answered, and returns for how long it has not.
+func (m *Mount) HelperAnswered(answered bool) (silent time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch {
+	case answered:
+		m.drain.silent, m.drain.orphaned = time.Time{}, time.Time{}
+	case m.drain.silent.IsZero():
+		m.drain.silent = time.Now()
+	default:
+		silent = time.Since(m.drain.silent)
+	}
+	return silent
+}
+
+// OrphanedSince returns since when the client of a draining mount is known to have no helper. The first call notes that.
+func (m *Mount) OrphanedSince() time.Time {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.drain.orphaned.IsZero() {
+		m.drain.orphaned = time.Now()
+	}
+	return m.drain.orphaned
+}
+
+// RefreshDue reports, each time that every has passed, that a draining mount should get new credentials.
+func (m *Mount) RefreshDue(every time.Duration) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	first := m.drain.refreshed.IsZero() // it was just given some
+	due := !first && time.Since(m.drain.refreshed) >= every
+	if first || due {
+		m.drain.refreshed = time.Now()
+	}
+	return due
+}
+
+// Progress notes the CPU time of a draining mount's client and the revision of its helper's status, and returns for how long
+// neither has changed.
+func (m *Mount) Progress(cpu time.Duration, revision uint64) (idle time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	d := &m.drain
+	if d.active.IsZero() || cpu != d.cpu || revision != d.revision {
+		d.active, d.cpu, d.revision = time.Now(), cpu, revision
+		return 0
+	}
+	return time.Since(d.active)
+}
+
+// Active notes that the client of a draining mount did something, as far as is known.
+func (m *Mount) Active() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.drain.active = time.Now()
+}
+
+// Queued notes what the client of a draining mount has left to store.
+func (m *Mount) Queued(q *client.Queue) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.drain.queue = q
+}
+
+// Queue returns what the client of a draining mount has left to store; nil: unknown.
+func (m *Mount) Queue() *client.Queue {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.drain.queue
+}
+
+// hang is what was seen of a client that should serve.
+type hang struct {
+	silent  time.Time // since when no request is answered; zero: they are
+	probing bool
+	stale   bool // the probe is of a client before this one
+	killed  bool
+}
+
+// BeginProbe reports whether the caller is to probe the client: no other probe is in flight. EndProbe must follow.
+func (m *Mount) BeginProbe() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.hang.probing {
+		return false
+	}
+	m.hang.probing = true
+	return true
+}
+
+// EndProbe notes the result of a probe and returns for how long no probe was answered.
+func (m *Mount) EndProbe(answered bool) (silent time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.hang.probing = false
+	switch {
+	case m.hang.stale:
+		m.hang = hang{}
+	case answered:
+		m.hang.silent = time.Time{}
+	case m.hang.silent.IsZero():
+		m.hang.silent = time.Now()
+	default:
+		silent = time.Since(m.hang.silent)
+	}
+	return silent
+}
+
+// Killed notes that the client was killed because it was unresponsive.
+func (m *Mount) Killed() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.hang.killed = true
+}
+
+// WasKilled reports whether the client was killed because it was unresponsive.
+func (m *Mount) WasKilled() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.hang.killed
+}
+
+// Restarted forgets what was seen of the client that ran before.
+func (m *Mount) Restarted() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.hang = hang{probing: m.hang.probing, stale: m.hang.probing}
+	m.drain = drain{}
+}
+
+// session is what a helper reported of its client's session.
+type session struct {
+	status  helper.SessionStatus
+	trouble string // what was logged; "": nothing
+}

@@ -1,0 +1,169 @@
+package tracker
+
+import (
+	"maps"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/helper"
+)
+
+func TestRestartPausesGrowAndEnd(t *testing.T) {
+	now := time.Unix(1_800_000_000, 0)
+	tr := New(nil)
+	tr.now = func() time.Time { return now }
+	wants := func(when string, want time.Duration) {
+		t.Helper()
+		if got := tr.Mount("m").RestartPause(); got != want {
+			t.Errorf("%s: %s, want %s", when, got, want)
+		}
+	}
+	wants("the first restart", 0)
+	for _, seconds := range []int{1, 2, 4, 8, 16, 32, 64, 120, 120} {
+		want := time.Duration(seconds) * time.Second
+		tr.Mount("m").RestartDone(true)
+		wants("an exit at once", want)
+		now = now.Add(want)
+		wants("after the pause", 0)
+	}
+	tr.Mount("m").RestartDone(false)
+	now = now.Add(stable)
+	tr.Mount("m").RestartDone(true)
+	wants("after a stable run", firstPause)
+	tr.Forget("m")
+	wants("forgotten", 0)
+}
+
+// A restart that failed does not hide why the client before it exited.
+func TestTheFirstCauseIsReported(t *testing.T) {
+	m := New(nil).Mount("m")
+	crash, oom := Cause{ReasonCrash, "signal"}, Cause{ReasonOOM, "memory"}
+	for i, step := range []struct {
+		now, want Cause
+		restarted bool
+	}{{oom, oom, false}, {crash, oom, false}, {crash, oom, true}, {crash, crash, false}, {oom, oom, false}, {crash, oom, true}, {crash, crash, true}} {
+		if got := m.Exited(step.now); got != step.want {
+			t.Errorf("step %d: %+v", i, got)
+		}
+		m.RestartDone(step.restarted)
+	}
+}
+
+// An error that recurs each minute with other numbers is logged once in a while.
+func TestErrorsAreNotRepeatedForTheirNumbers(t *testing.T) {
+	var d logDeduper
+	now := time.Now()
+	for _, step := range []struct {
+		after time.Duration
+		text  string
+		want  bool
+	}{
+		{0, "draining: 3 uploads (for 61s)", true}, {time.Minute, "draining: 2 uploads (for 121s)", false}, {time.Minute, "no answer", true},
+		{repeatAfter, "no answer", true},
+	} {
+		now = now.Add(step.after)
+		if got := d.isNew("m", step.text, now); got != step.want {
+			t.Errorf("%q: %t", step.text, got)
+		}
+	}
+}
+
+// A probe of a client that was replaced meanwhile says nothing about the one that runs.
+func TestAProbeIsOfOneClient(t *testing.T) {
+	tr := New(nil)
+	m := tr.Mount("m")
+	if !m.BeginProbe() || m.BeginProbe() {
+		t.Fatal("one probe at a time")
+	}
+	m.EndProbe(false)
+	m.Killed()
+	m.BeginProbe()
+	m.Restarted()
+	if silent := m.EndProbe(false); silent != 0 || m.WasKilled() {
+		t.Errorf("silent for %s, killed %t", silent, m.WasKilled())
+	}
+	m.BeginProbe()
+	if silent := m.EndProbe(false); silent != 0 {
+		t.Errorf("the first probe of the new client: silent for %s", silent)
+	}
+	m.BeginProbe()
+	tr.Forget("m")
+	m.EndProbe(false)
+	if len(tr.mounts) > 0 {
+		t.Errorf("left: %v", tr.mounts)
+	}
+}
+
+// Conflicts from before this process, and those of a helper that counts from zero, are counted once.
+func TestConflictsAreCountedOnce(t *testing.T) {
+	m := New(nil).Mount("m")
+	for i, step := range []struct{ files, added int }{{2, 2}, {2, 0}, {3, 1}, {1, 1}} {
+		if changed := m.ConflictsChanged(step.files); changed != (step.added > 0) {
+			t.Errorf("step %d: changed %t", i, changed)
+		}
+		if added := m.Conflicts("rclone", step.files); added != step.added {
+			t.Errorf("step %d: %d, want %d", i, added, step.added)
+		}
+	}
+}
+
+func TestMetricsOfSessions(t *testing.T) {
+	tr := New(func() int { return 0 })
+	now := time.Now()
+	tr.now = func() time.Time { return now }
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(gauges{tr}, tr.metrics.renewals, tr.metrics.renewalFailures)
+	shows := func(renewals, failures float64, state string) {
+		t.Helper()
+		families, err := registry.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := map[string]float64{}
+		for _, f := range families {
+			for _, metric := range f.GetMetric() {
+				name := f.GetName()
+				for _, label := range metric.GetLabel() {
+					name += " " + label.GetValue()
+				}
+				got[name] = metric.GetCounter().GetValue() + metric.GetGauge().GetValue()
+			}
+		}
+		want := map[string]float64{"s3csi_mount_session_renewals_total rclone": renewals, "s3csi_mount_session_failures_total rclone": failures}
+		if state != "" {
+			want["s3csi_mount_sessions rclone "+state] = 1
+		}
+		if !maps.Equal(got, want) {
+			t.Errorf("%v, want %v", got, want)
+		}
+	}
+	say := func(status helper.SessionStatus, trouble bool) {
+		t.Helper()
+		if !tr.Mount("a").SessionChanged(status) {
+			t.Errorf("%+v is nothing new", status)
+		}
+		if _, changed := tr.Mount("a").Session("rclone", status); changed != trouble {
+			t.Errorf("%+v: said: %t", status, changed)
+		}
+	}
+	valid := helper.SessionStatus{Expires: now.Add(time.Hour), OrderDigest: "x", Renewals: 5}
+	say(valid, false)
+	shows(0, 0, sessionValid) // what was before is not counted
+	failing := valid
+	failing.Error, failing.Kind, failing.Failures = "no", "denied", 1
+	say(failing, true)
+	failing.Failures, failing.Renewals = 3, 6
+	say(failing, false) // the same trouble is said once
+	shows(1, 3, sessionFailing)
+	now = now.Add(time.Hour)
+	shows(1, 3, sessionExpired)
+	failing.Over = true
+	say(failing, true)
+	fresh := helper.SessionStatus{Renewals: 1} // another helper
+	say(fresh, true)
+	shows(2, 3, sessionStatic)
+	tr.Forget("a")
+	shows(2, 3, "") // a mount that is gone has no session
+}

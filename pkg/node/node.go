@@ -1,0 +1,162 @@
+// Package node assembles the parts of the driver that run on a node, from the publisher down to the store.
+package node
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"k8s.io/klog/v2"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/client"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
+	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/drain"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/heal"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/monitor"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/pins"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/runner"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/source"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/supervisor"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
+	"github.com/s3-csi/s3-csi-driver/pkg/publish"
+)
+
+const (
+	// exitBound bounds the requests in flight when the driver stops.
+	exitBound = 3 * time.Second
+	// What an inline volume may ask for if the operator sets no limits: the CPU weight of every systemd unit, and the default of
+	// --tasks-max, because systemd's own is unknown.
+	inlineCPUWeight = 100
+	inlineTasks     = 1024
+)
+
+// Backends are the S3 services of the config file.
+type Backends interface {
+	creds.Backends
+	publish.Backends
+	// Changed returns a channel that is closed when the configuration of a backend changes.
+	Changed() <-chan struct{}
+}
+
+// Options are the settings of a node, and what it works with.
+type Options struct {
+	Namespace     *host.Namespace
+	Launcher      runner.Launcher
+	Backends      Backends
+	Sessions      creds.Sessions
+	Client        func(name string) (client.Client, error) // client.Get
+	StateDir      string                                   // on a tmpfs: it is gone with a reboot, as the mounts are
+	CacheDir      string                                   // on a disk
+	ClientDir     string                                   // the client programs
+	DefaultClient string
+	TargetRoot    string // targets must be below it; "": anywhere
+	UIDs          launcher.UIDRange
+	MountTimeout  time.Duration // for a publish
+	DrainTimeout  time.Duration // for an unpublish whose caller gave no deadline
+	Version       string        // the driver's
+	// Limits are those of mounts whose volumes set none; 0 is unlimited. The launcher may be unable to enforce them.
+	Limits launcher.Limits
+	// Heal replaces stale bind mounts, also in containers.
+	Heal bool
+	// HangTimeout is after how long without an answer a mount's connection is aborted; 0: never.
+	HangTimeout time.Duration
+	// CleanPrograms removes installed programs that no process runs, except those in the directories used; nil: there are none.
+	CleanPrograms func(ctx context.Context, used []string) error
+	// Refused is why nothing can be published on this node; nil: it can.
+	Refused error
+}
+
+// Node is the driver's part on a node.
+type Node struct {
+	*publish.Publisher
+	store   *state.Store
+	tracker *tracker.Tracker
+	monitor *monitor.Monitor
+}
+
+// New checks the options, prepares the state directory and locks it for Run. It starts nothing.
+func New(ctx context.Context, o Options) (*Node, error) {
+	if o.UIDs.First < 1000 || o.UIDs.Last < o.UIDs.First {
+		return nil, fmt.Errorf("--uid-range %d-%d: it must begin at 1000 or above and not be empty", o.UIDs.First, o.UIDs.Last)
+	}
+	if _, err := o.Client(o.DefaultClient); err != nil {
+		return nil, fmt.Errorf("--default-client: %w", err)
+	}
+	store, err := state.Open(ctx, o.Namespace, o.StateDir, o.CacheDir, o.UIDs.First)
+	if err != nil {
+		return nil, err
+	}
+	n, err := assemble(ctx, o, store)
+	if err != nil {
+		store.Close()
+		return nil, err
+	}
+	return n, nil
+}
+
+func assemble(ctx context.Context, o Options, store *state.Store) (*Node, error) {
+	var (
+		clients  = client.Registry{Get: o.Client, Default: o.DefaultClient}
+		fusectl  = host.NewFusectl(o.Namespace, store.FusectlDir())
+		peer     = runner.Peers(o.Namespace, store.Paths)
+		track    = tracker.New(o.Namespace.Overdue)
+		pinned   = pins.New(o.Namespace, store.SourcesDir())
+		sources  = source.New(o.Namespace, fusectl, store, pinned)
+		provider = creds.New(o.Backends, o.Sessions, clients, peer)
+		healer   = heal.New(o.Heal, o.Namespace, store, pinned, track)
+		watchers = monitor.NewWatchers()
+	)
+	run := runner.New(runner.Options{
+		Namespace: o.Namespace, Launcher: o.Launcher, Backends: o.Backends, Clients: clients, Store: store, Sources: sources, Creds: provider,
+		Tracker: track, Peer: peer, UIDs: o.UIDs, ClientDir: o.ClientDir, Version: o.Version, Limits: o.Limits,
+		MountTimeout: o.MountTimeout, HangTimeout: o.HangTimeout, Started: watchers.Follow,
+	})
+	super := supervisor.New(supervisor.Options{
+		Namespace: o.Namespace, Backends: o.Backends, Clients: clients, Store: store, Sources: sources, Pins: pinned, Creds: provider,
+		Tracker: track, Runner: run, Drainer: drain.New(run, monitor.ProbeEvery(o.HangTimeout), o.HangTimeout), Healer: healer,
+	})
+	// Before anything is published: what an earlier generation has left to store must be stored before the next one serves.
+	if err := monitor.Restore(ctx, store, clients); err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot restore mounts of before the reboot, will retry")
+	}
+	publisher, err := publish.New(ctx, publish.Options{
+		Namespace: o.Namespace, Store: store, Mounts: super, Targets: healer, Backends: o.Backends, Planner: provider, Clients: clients,
+		TargetRoot: o.TargetRoot, MountTimeout: o.MountTimeout, DrainTimeout: o.DrainTimeout, Share: share(o.Limits), Refused: o.Refused,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &Node{publisher, store, track, monitor.New(monitor.Options{
+		Namespace: o.Namespace, Fusectl: fusectl, Store: store, Pins: pinned, Tracker: track, Clients: clients, Peer: peer,
+		Mounts: super, Killer: run, Watchers: watchers, Changed: o.Backends.Changed, StaleAge: supervisor.StaleAge,
+		HangTimeout: o.HangTimeout, CleanPrograms: o.CleanPrograms,
+	})}, nil
+}
+
+// share is what the author of a pod may ask for: no more of the node than volumes get that set no limits.
+func share(l launcher.Limits) client.Share {
+	s := client.Share{Memory: l.MemoryMax, CPUWeight: l.CPUWeight, Tasks: l.TasksMax}
+	if s.CPUWeight == 0 {
+		s.CPUWeight = inlineCPUWeight
+	}
+	if s.Tasks == 0 {
+		s.Tasks = inlineTasks
+	}
+	return s
+}
+
+// Collectors returns the metrics of mounts.
+func (n *Node) Collectors() []prometheus.Collector { return n.tracker.Collectors() }
+
+// Run keeps all mounts reconciled until ctx ends, and waits a moment for requests in flight. It never unmounts anything because it
+// ends.
+func (n *Node) Run(ctx context.Context) error {
+	defer n.store.Close()
+	n.monitor.Run(ctx)
+	n.Wait(exitBound)
+	return nil
+}

@@ -1,0 +1,126 @@
+package proc
+
+import (
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestStatCPUTime(t *testing.T) {
+	rest := " S 1 1 1 0 -1 4194560 1 2 3 4 "
+	for _, tc := range []struct {
+		name, stat string
+		want       time.Duration
+		fails      bool
+	}{
+		{"plain", "12 (sh)" + rest + "7 5 100 100 20 0", 120 * time.Millisecond, false},
+		{"a name with brackets and spaces", "12 (a) b (c) 9 9)" + rest + "100 0 0", time.Second, false},
+		{"more than a Duration can hold", "12 (sh)" + rest + "4611686018427387903 4611686018427387903 0", 922337203685 * 10 * time.Millisecond, false},
+		{"no name", "12 sh S 1", 0, true},
+		{"too short", "12 (sh)" + rest + "7", 0, true},
+		{"no number", "12 (sh)" + rest + "7 x 0", 0, true},
+		{"negative", "12 (sh)" + rest + "-7 1 0", 0, true},
+	} {
+		got, err := parseCPUTime(tc.stat)
+		if got != tc.want || (err != nil) != tc.fails {
+			t.Errorf("%s: %s, %v", tc.name, got, err)
+		}
+	}
+}
+
+func status(state, uids, threads string) Status {
+	return Status("Name:\tUid:\t5000\nState:\t" + state + "\nUid:\t" + uids + "\nThreads:\t" + threads + "\n")
+}
+
+func TestStatusShowsWhetherAProcessRuns(t *testing.T) {
+	for _, tc := range []struct {
+		what, state, threads string
+		want                 bool
+	}{
+		{"sleeping", "S (sleeping)", "3", true},
+		{"blocked in the kernel", "D (disk sleep)", "1", true},
+		{"zombie", "Z (zombie)", "1", false},
+		{"zombie with a thread that is blocked", "Z (zombie)", "2", true},
+		{"dead", "X (dead)", "1", false},
+		{"no state", "", "1", false},
+	} {
+		if got := status(tc.state, "1\t1\t1\t1", tc.threads).Running(); got != tc.want {
+			t.Errorf("%s: %v", tc.what, got)
+		}
+	}
+	if Status(nil).Running() {
+		t.Error("an empty status runs")
+	}
+}
+
+func TestStatusUIDs(t *testing.T) {
+	ruid, euid, ok := status("S", "7\t8\t9\t10", "1").UIDs()
+	if ruid != 7 || euid != 8 || !ok {
+		t.Errorf("%d, %d, %t", ruid, euid, ok)
+	}
+	for _, uids := range []string{"", "7", "-1\t0\t0\t0", "0\tx\t0\t0", "4294967296\t0\t0\t0"} {
+		if ruid, euid, ok := status("S", uids, "1").UIDs(); ok {
+			t.Errorf("%q: %d, %d", uids, ruid, euid)
+		}
+	}
+	if _, _, ok := Status("Name:\tUid: 4 4 4 4\n").UIDs(); ok {
+		t.Error("the name is taken for the uid")
+	}
+}
+
+func TestThisProcess(t *testing.T) {
+	pid := os.Getpid()
+	pids, err := PIDs()
+	if err != nil || !slices.Contains(pids, pid) {
+		t.Errorf("%d is not in %v, %v", pid, pids, err)
+	}
+	s, err := ReadStatus(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ruid, euid, ok := s.UIDs(); !ok || int(ruid) != os.Getuid() || int(euid) != os.Geteuid() || !s.Running() || s.Field("TracerPid") == "" || s.Field("Missing") != "" {
+		t.Errorf("%s", s)
+	}
+	if used, err := CPUTime(pid); err != nil || used < 0 {
+		t.Errorf("%s, %v", used, err)
+	}
+}
+
+func TestProcessThatHasExitedIsGone(t *testing.T) {
+	cmd := exec.Command("true")
+	if err := cmd.Run(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ReadStatus(cmd.Process.Pid); !Gone(err) {
+		t.Errorf("its status: %v", err)
+	}
+	if _, err := CPUTime(cmd.Process.Pid); !Gone(err) {
+		t.Errorf("its CPU time: %v", err)
+	}
+}
+
+func FuzzStat(f *testing.F) {
+	stat, _ := os.ReadFile("/proc/self/stat")
+	f.Add(string(stat))
+	f.Add("1 ()) S")
+	f.Fuzz(func(t *testing.T, text string) {
+		if used, err := parseCPUTime(text); err == nil && (used < 0 || !strings.Contains(text, ")")) {
+			t.Errorf("%q: %s", text, used)
+		}
+	})
+}
+
+func FuzzStatus(f *testing.F) {
+	f.Add([]byte(status("S (sleeping)", "5000\t5000\t5000\t5000", "3")))
+	f.Add([]byte("Uid:\t5000"))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		s := Status(text)
+		_ = s.Running()
+		if ruid, _, ok := s.UIDs(); ok && ruid == 5000 && !strings.Contains(string(text), "5000") {
+			t.Error("a uid that is not there")
+		}
+	})
+}

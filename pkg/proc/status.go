@@ -1,0 +1,46 @@
+package proc
+
+import (
+	"bytes"
+	"os"
+	"strconv"
+	"strings"
+)
+
+// Status is the text of /proc/<pid>/status (proc_pid_status(5)).
+type Status []byte
+
+// ReadStatus reads the status of a process. Gone reports whether an error means that the process has exited.
+func ReadStatus(pid int) (Status, error) { return os.ReadFile(Path(pid, "status")) }
+
+// Field returns the value of a field, "" if the kernel does not show it. The first field, Name, is the process's to choose, but it
+// cannot hold a line break. It is not returned.
+func (s Status) Field(name string) string {
+	_, rest, _ := bytes.Cut(s, []byte("\n"+name+":"))
+	line, _, _ := bytes.Cut(rest, []byte("\n"))
+	return string(bytes.TrimSpace(line))
+}
+
+// UIDs returns the real and the effective uid.
+func (s Status) UIDs() (ruid, euid uint32, ok bool) {
+	fields := strings.Fields(s.Field("Uid"))
+	if len(fields) != 4 {
+		return 0, 0, false
+	}
+	r, rerr := strconv.ParseUint(fields[0], 10, 32)
+	e, eerr := strconv.ParseUint(fields[1], 10, 32)
+	return uint32(r), uint32(e), rerr == nil && eerr == nil
+}
+
+// Running reports whether the process, or a thread of it, has not exited.
+func (s Status) Running() bool {
+	state, threads := s.Field("State"), s.Field("Threads")
+	switch {
+	case state == "" || state[0] == 'X':
+		return false
+	case state[0] != 'Z':
+		return true
+	}
+	// The first thread of this zombie has exited. Others that still run, or hang, are counted.
+	return threads != "" && threads != "0" && threads != "1"
+}

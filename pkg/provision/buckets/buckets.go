@@ -1,0 +1,139 @@
+// Package buckets is access to one bucket: it opens and lists it, and finds out what its service can do. It knows no volumes.
+package buckets
+
+import (
+	"bytes"
+	"context"
+	"crypto/md5" //nolint:gosec // Content-MD5 guards against damage in transit, nothing else
+	"encoding/base64"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/namedlock"
+)
+
+// Bucket is a bucket with all that is needed to work on it.
+type Bucket struct {
+	Backend backend.Backend
+	Keys    credentials.Keys
+	Info    backend.BucketInfo
+	Client  *s3.Client
+	// Own is a client of the controller's own identity, where Client has a session that reaches one volume only; nil: Client is.
+	Own *s3.Client
+}
+
+// asOwn returns the bucket with the client for tests of the service, whose objects are outside any volume.
+func (b Bucket) asOwn() Bucket {
+	if b.Own != nil {
+		b.Client = b.Own
+	}
+	return b
+}
+
+// Name returns the bucket's name, as requests want it.
+func (b Bucket) Name() *string { return &b.Info.Name }
+
+// String names the bucket in messages.
+func (b Bucket) String() string { return "bucket " + b.Info.Name + " of " + b.Backend.String() }
+
+// Opener opens buckets and remembers what was found out about them. All methods may be called concurrently.
+type Opener struct {
+	clients   *backend.Clients
+	validator *backend.Buckets
+	cache     *bucketCache
+	locks     namedlock.Locks
+}
+
+// NewOpener starts nothing. now is the clock.
+func NewOpener(clients *backend.Clients, validator *backend.Buckets, now func() time.Time) *Opener {
+	return &Opener{clients: clients, validator: validator, cache: newBucketCache(now)}
+}
+
+// Open validates the bucket and makes a client for it. NotFound: there is no such bucket.
+func (o *Opener) Open(ctx context.Context, be backend.Backend, keys credentials.Keys, name, expectedOwner string) (Bucket, error) {
+	info, err := o.validator.Validate(ctx, be, keys, name, expectedOwner)
+	if err != nil {
+		return Bucket{}, err
+	}
+	client, err := o.clients.Bucket(ctx, be, keys, info)
+	if err != nil {
+		return Bucket{}, err
+	}
+	return Bucket{Backend: be, Keys: keys, Info: info, Client: client}, nil
+}
+
+// OpenUncached is Open where a cached NotFound is no proof: it asks the service again.
+func (o *Opener) OpenUncached(ctx context.Context, be backend.Backend, keys credentials.Keys, name string) (Bucket, error) {
+	b, err := o.Open(ctx, be, keys, name, "")
+	if fault.Is(err, fault.NotFound) {
+		o.Invalidate(be, name)
+		b, err = o.Open(ctx, be, keys, name, "")
+	}
+	return b, err
+}
+
+// Lock keeps this process from creating and deleting a bucket at the same time.
+func (o *Opener) Lock(ctx context.Context, be backend.Backend, name string) (release func(), err error) {
+	return o.locks.Lock(ctx, be.Name+" "+name)
+}
+
+// Invalidate drops what is known of a bucket that was, or may have been, created or deleted.
+func (o *Opener) Invalidate(be backend.Backend, name string) {
+	o.validator.Forget(be, name)
+	o.cache.invalidate(bucketID{be.Revision(), name})
+}
+
+// Once calls do, unless it succeeded for that bucket and that fact within ttl. Concurrent callers share one call; one whose shared
+// call failed makes its own, because its credentials may be others.
+func (o *Opener) Once(ctx context.Context, b Bucket, fact string, ttl time.Duration, do func(context.Context) error) error {
+	_, err := o.cache.get(ctx, b, fact, func(ctx context.Context) (known, error) { return known{ttl: ttl}, do(ctx) })
+	return err
+}
+
+// NoRetry sends a request without retries of the SDK.
+func NoRetry(o *s3.Options) { o.Retryer, o.RetryMaxAttempts = aws.NopRetryer{}, 0 }
+
+// PutInput returns a PutObject request with a checksum that every service knows.
+func PutInput(b Bucket, key string, data []byte) *s3.PutObjectInput {
+	sum := md5.Sum(data) //nolint:gosec // Content-MD5 guards against damage in transit, nothing else
+	return &s3.PutObjectInput{
+		Bucket: b.Name(), Key: &key, Body: bytes.NewReader(data), ContentType: aws.String("application/json"),
+		// Buckets with a default retention refuse objects without a checksum.
+		ContentMD5: aws.String(base64.StdEncoding.EncodeToString(sum[:])),
+	}
+}
+
+// Indeterminate reports whether a request that failed with err may have had its effect.
+func Indeterminate(err error) bool {
+	switch fault.KindOf(err) {
+	case fault.Unavailable, fault.Timeout, fault.Busy, fault.Unknown:
+		return true
+	}
+	return false
+}
+
+// UnknownOutcome marks err as that of a request which may have had its effect: Busy, or Timeout where ctx has ended.
+func UnknownOutcome(ctx context.Context, err error) error {
+	kind := fault.Busy
+	if ctx.Err() != nil {
+		kind = fault.Timeout
+	}
+	return fault.Errorf(kind, "the outcome is unknown, a retry will determine it: %w", err)
+}
+
+// Sleep waits for d. It returns false if ctx ends first.
+func Sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

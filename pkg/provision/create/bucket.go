@@ -1,0 +1,306 @@
+package create
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+	"github.com/aws/aws-sdk-go-v2/service/s3/types"
+	"k8s.io/klog/v2"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/identity"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/proofs"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/records"
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
+)
+
+const (
+	// settleTime is how long a bucket may be without the tags that another controller is about to set.
+	settleTime  = 3 * time.Second
+	settleEvery = 250 * time.Millisecond
+)
+
+// createBucket creates a bucket volume:
+//
+//  1. prove that sessions can be limited to it, as far as that works without the bucket
+//  2. if the bucket exists: it is the volume if it has exactly the volume's tags, else it belongs to someone else
+//  3. else create it with its tags, or tag it afterwards where the service drops them
+//  4. finish the proof; if it fails, remove the bucket that this call created
+func (c *Creator) createBucket(ctx context.Context, be backend.Backend, who identity.Identity, keys credentials.Keys, r Request) (volume.ID, error) {
+	id := r.Parameters.ID(r.Name, 1)
+	v := bucketCreation{Creator: c, be: be, keys: keys, bucket: id.Bucket, owner: r.Parameters.ExpectedBucketOwner, want: records.NewTags(c.Records.Owner, r.Name, id, r.Parameters)}
+	v.proof, v.refused = c.Proofs.Bucket(ctx, be, who, id.Bucket, r.Parameters)
+	release, err := c.Opener.Lock(ctx, be, id.Bucket)
+	if err != nil {
+		return volume.ID{}, fault.Errorf(fault.Busy, "bucket %s: another call is creating or deleting it: %w", id.Bucket, err)
+	}
+	defer release()
+	// Another process may have created or removed the bucket a moment ago.
+	c.Opener.Invalidate(be, id.Bucket)
+	b, err := c.Opener.Open(ctx, be, keys, id.Bucket, r.Parameters.ExpectedBucketOwner)
+	switch {
+	case err == nil:
+		if err = v.found(ctx, b); err == nil {
+			err = v.limited(ctx, b.Info, false)
+		}
+		return id, err
+	case !fault.Is(err, fault.NotFound):
+		return volume.ID{}, err
+	case v.refused != nil:
+		return volume.ID{}, v.refused
+	}
+	defer c.Opener.Invalidate(be, id.Bucket)
+	made, err := v.create(ctx)
+	if err == nil {
+		err = v.limited(ctx, backend.BucketInfo{Name: v.bucket, Region: be.StartRegion(), Owner: v.owner}, made)
+	}
+	return id, err
+}
+
+// bucketCreation is one CreateVolume of a bucket volume.
+type bucketCreation struct {
+	*Creator
+	be     backend.Backend
+	keys   credentials.Keys
+	bucket string
+	owner  string // account id that must own it, where the class says so
+	want   records.Tags
+	// proof is the part of the proof of scope that needs the bucket; nil: none. refused is why it failed without the bucket.
+	proof   proofs.BucketProof
+	refused error
+}
+
+// found decides about a bucket that exists.
+func (c *bucketCreation) found(ctx context.Context, b buckets.Bucket) error {
+	have, err := c.settled(ctx, b.Client)
+	if err != nil {
+		return err
+	}
+	if len(have) > 0 || !c.be.AdoptUntaggedBuckets {
+		err := decideBucket(have, c.want, c.bucket)
+		if len(have) == 0 && err != nil {
+			return fault.Errorf(fault.Exists, "%w; if a controller was stopped while it created this bucket on a service that drops tags, set adoptUntaggedBuckets: true for %s, or remove the empty bucket", err, c.be.Name)
+		}
+		return err
+	}
+	empty, err := buckets.IsEmpty(ctx, b, "")
+	if err != nil {
+		return err
+	}
+	if !empty {
+		return fault.Errorf(fault.Exists, "bucket %s exists without tags and is not empty: only an empty one is adopted", c.bucket)
+	}
+	klog.FromContext(ctx).Info("Adopting empty bucket without tags", "bucket", c.bucket, "backend", c.be.Name)
+	return c.tag(ctx, b.Client, func(err error) error { return err })
+}
+
+// settled reads the bucket's tags, repeatedly for settleTime where there are none: on a service that drops tags at creation another
+// controller may be about to tag the bucket.
+func (c *bucketCreation) settled(ctx context.Context, client *s3.Client) (records.Tags, error) {
+	until := time.Now().Add(settleTime)
+	for {
+		have, err := records.ReadTags(ctx, client, c.bucket)
+		if err != nil || len(have) > 0 || c.be.AWS() || time.Now().After(until) {
+			return have, err
+		}
+		if !buckets.Sleep(ctx, settleEvery) {
+			return nil, fault.Errorf(fault.Timeout, "waiting for the tags of bucket %s: %w", c.bucket, ctx.Err())
+		}
+	}
+}
+
+// create creates a bucket where none was a moment ago. made is false where another controller, for example, created it.
+func (c *bucketCreation) create(ctx context.Context) (made bool, err error) {
+	client, err := c.Clients.S3(ctx, c.be, c.keys, "")
+	if err != nil {
+		return false, err
+	}
+	err = c.send(ctx, client)
+	switch code := backend.ErrorCode(err); {
+	case code == "BucketAlreadyOwnedByYou":
+		return false, c.lost(ctx, client)
+	case err != nil:
+		err = backend.Classify(err, "creating bucket "+c.bucket+" on "+c.be.String())
+		if !buckets.Indeterminate(err) {
+			return false, err
+		}
+		if have, readErr := records.ReadTags(ctx, client, c.bucket); readErr == nil && decideBucket(have, c.want, c.bucket) == nil {
+			return false, nil
+		}
+		return false, buckets.UnknownOutcome(ctx, err)
+	}
+	undo := func(err error) error { return c.undo(ctx, client, err) }
+	reader := client
+	if c.owner != "" {
+		// CreateBucket has no expected owner. S3 refuses this request if another account owns the bucket.
+		info := backend.BucketInfo{Name: c.bucket, Region: c.be.StartRegion(), Owner: c.owner}
+		if reader, err = c.Clients.Bucket(ctx, c.be, c.keys, info); err != nil {
+			return true, undo(err)
+		}
+	}
+	have, err := records.ReadTags(ctx, reader, c.bucket)
+	if err != nil {
+		if buckets.Indeterminate(err) || fault.Is(err, fault.NotFound) {
+			return true, fault.Errorf(fault.Busy, "bucket %s was created, and reading its tags failed: %w", c.bucket, err)
+		}
+		return true, undo(err)
+	}
+	// Only a bucket that this call created is tagged afterwards. AWS keeps tags, and answers 200 for a bucket that the caller owns
+	// already (us-east-1), so a bucket without tags is not one that this call created.
+	if len(have) == 0 && !c.be.AWS() {
+		return true, c.tag(ctx, client, undo)
+	}
+	return true, decideBucket(have, c.want, c.bucket)
+}
+
+// limited makes sure that sessions for the volume can be limited to it. If not, it removes a bucket that this call created. Any other
+// bucket may be a volume that is in use, so the error must not be final.
+func (c *bucketCreation) limited(ctx context.Context, info backend.BucketInfo, made bool) error {
+	err := c.refused
+	if err == nil && c.proof != nil {
+		err = c.proof(ctx, info)
+	}
+	switch {
+	case err == nil || buckets.Indeterminate(err):
+		return err
+	case !made:
+		return fault.Errorf(fault.Busy, "bucket %s exists for the volume and cannot be used yet: %w", c.bucket, err)
+	}
+	client, clientErr := c.Clients.S3(ctx, c.be, c.keys, "")
+	if clientErr != nil {
+		return fault.Errorf(fault.Busy, "%w; removing the bucket %s: %w", err, c.bucket, clientErr)
+	}
+	return c.undo(ctx, client, err)
+}
+
+// undo removes the bucket that this call created, because of err. S3 deletes only empty buckets. If the bucket stays, the error must
+// not be final, because the CO would never ask for its deletion.
+func (c *bucketCreation) undo(ctx context.Context, client *s3.Client, err error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), buckets.CleanupBound)
+	defer cancel()
+	if _, delErr := client.DeleteBucket(ctx, &s3.DeleteBucketInput{Bucket: &c.bucket}); delErr != nil && !backend.IsNotFound(delErr) {
+		return fault.Errorf(fault.Busy, "%w; bucket %s, which was created for the volume, is left: %w", err, c.bucket, backend.Classify(delErr, "removing it"))
+	}
+	return err
+}
+
+// lost decides about a bucket that was created between the check and CreateBucket.
+func (c *bucketCreation) lost(ctx context.Context, client *s3.Client) error {
+	have, err := c.settled(ctx, client)
+	switch {
+	case err != nil:
+		return err
+	case len(have) == 0:
+		return fault.Errorf(fault.Busy, "bucket %s was created by another client just now and is not tagged yet", c.bucket)
+	}
+	return decideBucket(have, c.want, c.bucket)
+}
+
+// send sends CreateBucket, and again without what the service does not accept.
+func (c *bucketCreation) send(ctx context.Context, client *s3.Client) error {
+	in := &s3.CreateBucketInput{Bucket: &c.bucket, CreateBucketConfiguration: &types.CreateBucketConfiguration{Tags: c.want.Set()}}
+	region := c.be.StartRegion()
+	if region != "us-east-1" { // it is named by leaving the location out
+		in.CreateBucketConfiguration.LocationConstraint = types.BucketLocationConstraint(region)
+	}
+	var err error
+	for range 3 {
+		_, err = client.CreateBucket(ctx, in, buckets.NoRetry)
+		if c.be.AWS() {
+			return err
+		}
+		switch code := backend.ErrorCode(err); {
+		case code == "InvalidLocationConstraint" && in.CreateBucketConfiguration.LocationConstraint != "":
+			in.CreateBucketConfiguration.LocationConstraint = ""
+		case in.CreateBucketConfiguration.Tags != nil && (backend.IsNotImplemented(err) || code == "MalformedXML" || code == "InvalidArgument" || code == "InvalidRequest"):
+			in.CreateBucketConfiguration.Tags = nil
+		default:
+			return err
+		}
+		if conf := in.CreateBucketConfiguration; conf.Tags == nil && conf.LocationConstraint == "" {
+			in = &s3.CreateBucketInput{Bucket: &c.bucket, CreateBucketConfiguration: nil}
+			_, err = client.CreateBucket(ctx, in, buckets.NoRetry)
+			return err
+		}
+	}
+	return err
+}
+
+// tag tags a bucket that has no tags and reads them back. It calls undo for a bucket that cannot be tagged: without tags its owner
+// would be unknown.
+func (c *bucketCreation) tag(ctx context.Context, client *s3.Client, undo func(error) error) error {
+	err := records.WriteTags(ctx, client, c.bucket, c.want)
+	var have records.Tags
+	if err == nil {
+		have, err = records.ReadTags(ctx, client, c.bucket)
+	}
+	switch {
+	case err == nil && maps.Equal(have.Ours(), c.want):
+		return nil
+	case err != nil && buckets.Indeterminate(err):
+		return fault.Errorf(fault.Busy, "bucket %s was created, but it is unknown whether it is tagged: %w", c.bucket, err)
+	case err == nil && len(have) > 0:
+		return decideBucket(have, c.want, c.bucket)
+	}
+	if err != nil {
+		return undo(fault.Errorf(fault.Precondition, "%s keeps no bucket tags, which prove who owns a bucket: use bucketName, so that volumes are prefixes of a bucket: %w", c.be, err))
+	}
+	return undo(fault.Errorf(fault.Precondition, "%s accepts bucket tags and loses them, which prove who owns a bucket: use bucketName, so that volumes are prefixes of a bucket", c.be))
+}
+
+// notBucketVolume refuses a bucket that is itself a volume, of any owner: volumes must not be nested. Another bucket cannot become
+// one later, because bucket volumes are created with their bucket.
+func (c *Creator) notBucketVolume(ctx context.Context, b buckets.Bucket) error {
+	err := c.Opener.Once(ctx, b, "its tags", buckets.Unlimited, func(ctx context.Context) error { return c.readNotBucketVolume(ctx, b) })
+	if errors.Is(err, errTagsDenied) {
+		return nil
+	}
+	return err
+}
+
+// errTagsDenied says that these credentials may not read tags: they create no bucket volumes. Others may, so that it is not kept.
+var errTagsDenied = errors.New("reading tags is denied")
+
+func (c *Creator) readNotBucketVolume(ctx context.Context, b buckets.Bucket) error {
+	have, err := records.ReadTags(ctx, b.Client, b.Info.Name)
+	switch fault.KindOf(err) {
+	case fault.Denied:
+		return errTagsDenied
+	case fault.Unsupported:
+		// A service without tags has no bucket volumes.
+	case fault.NotFound:
+		return c.noBucket(b, err)
+	default:
+		if err != nil {
+			return err
+		}
+	}
+	if mine := have.Ours(); len(mine) > 0 {
+		return fault.Errorf(fault.Precondition, "parameters.bucketName: %s is itself volume %q of %s: volumes cannot be nested, choose another bucket", b, mine[records.TagVolume], mine.Owner())
+	}
+	return nil
+}
+
+// decideBucket decides what the tags of an existing bucket mean for a CreateVolume with tags want; nil: it is the volume itself.
+func decideBucket(have, want records.Tags, bucket string) error {
+	mine := have.Ours()
+	switch {
+	case maps.Equal(mine, want):
+		return nil
+	case len(mine) == 0:
+		return fault.Errorf(fault.Exists, "bucket %s exists and is not tagged as a volume of this driver: it is not adopted; choose another bucketNamePrefix or volume name", bucket)
+	case mine[records.TagVolume] != want[records.TagVolume] || mine.Owner() != want.Owner():
+		return fault.Errorf(fault.Exists, "bucket %s is tagged as volume %q of %s, not as volume %q of %s", bucket, mine[records.TagVolume], mine.Owner(), want[records.TagVolume], want.Owner())
+	case mine[records.TagState] == string(records.StateDeleting):
+		return fault.Errorf(fault.Busy, "volume %s is being deleted", want[records.TagVolume])
+	case mine[records.TagState] == string(records.StateDeleted):
+		return fault.Errorf(fault.Exists, "bucket %s was retained when its volume was deleted (onDelete: %s): it is not reused; choose another volume name, or remove the bucket", bucket, mine[records.TagOnDelete])
+	}
+	return fault.Errorf(fault.Exists, "volume %s exists with another name or other parameters", want[records.TagVolume])
+}

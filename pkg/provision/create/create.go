@@ -1,0 +1,71 @@
+// Package create creates volumes: a prefix of a bucket with its record, or a bucket with its tags. A call that finds the volume it
+// would create returns it.
+package create
+
+import (
+	"context"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/identity"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/proofs"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/records"
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
+)
+
+// Request asks for a volume.
+type Request struct {
+	Name       string // as the CO gave it
+	Namespace  string // of the claim, where the CO passes it; it only decides whether the operator's rules allow the volume
+	Parameters volume.Parameters
+	Keys       credentials.Keys // of the request's secret; zero: none
+	RoleARN    string           // of the request's secret; "": none
+}
+
+// Service knows what a bucket's service says about it; *backend.Buckets does.
+type Service interface {
+	Validate(ctx context.Context, be backend.Backend, keys credentials.Keys, bucket, owner string) (backend.BucketInfo, error)
+	Versioning(ctx context.Context, be backend.Backend, keys credentials.Keys, info backend.BucketInfo) (backend.Versioning, error)
+	Retention(ctx context.Context, be backend.Backend, keys credentials.Keys, info backend.BucketInfo) (backend.Retention, error)
+}
+
+// Proofs proves that sessions can be limited to a volume, where it needs that; *proofs.Prover does.
+type Proofs interface {
+	Prefix(ctx context.Context, b buckets.Bucket, who identity.Identity, name string, params volume.Parameters) error
+	Bucket(ctx context.Context, be backend.Backend, who identity.Identity, bucket string, params volume.Parameters) (proofs.BucketProof, error)
+}
+
+// Creator creates volumes. All methods may be called concurrently.
+type Creator struct {
+	Identities *identity.Identities
+	Clients    *backend.Clients
+	Service    Service
+	Opener     *buckets.Opener
+	Records    *records.Store
+	Proofs     Proofs
+}
+
+// Create makes the volume of that name, or finds that it has been made with the same parameters. A warm call, in a bucket and
+// below a base prefix that were used before, is two S3 requests.
+//
+// Exists: something else has that name or place. Precondition: the bucket or its service cannot carry such a volume. Denied: a
+// rule of the operator, or the service, does not allow it.
+func (c *Creator) Create(ctx context.Context, r Request) (id volume.ID, err error) {
+	be, who, err := c.Identities.Find(r.Parameters.Backend, r.Keys, r.RoleARN)
+	if err != nil {
+		return volume.ID{}, err
+	}
+	if err := admit(be, r); err != nil {
+		return volume.ID{}, err
+	}
+	keys, err := c.Identities.Keys(ctx, be, who)
+	if err != nil {
+		return volume.ID{}, err
+	}
+	defer func() { c.Identities.Invalidate(be, who, keys, err) }()
+	if r.Parameters.BucketName == "" {
+		return c.createBucket(ctx, be, who, keys, r)
+	}
+	return c.createPrefix(ctx, be, who, keys, r)
+}

@@ -1,0 +1,208 @@
+package create
+
+import (
+	"context"
+	"errors"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/identity"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/records"
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
+)
+
+// maxRaces is how often a decision is repeated because a record changed meanwhile.
+const maxRaces = 4
+
+// createPrefix creates a prefix volume:
+//
+//  1. once per bucket and base prefix: check that volumes can be there and be deleted, reserve the names of the base prefix
+//  2. check that the prefix is empty, and write the record where there is none
+//  3. if there is a record: it is the volume itself, or a tombstone that the next generation replaces, or a conflict
+func (c *Creator) createPrefix(ctx context.Context, be backend.Backend, who identity.Identity, keys credentials.Keys, r Request) (volume.ID, error) {
+	b, err := c.prepareBucket(ctx, be, who, keys, r)
+	if err != nil {
+		return volume.ID{}, err
+	}
+	v := creation{Creator: c, b: b, r: r, segment: volume.NameSegment(r.Name), digest: r.Parameters.Digest()}
+	id, err := v.run(ctx)
+	if backend.IsNoSuchBucket(err) {
+		err = c.noBucket(b, err)
+	}
+	return id, err
+}
+
+// prepareBucket does what is needed once per bucket and base prefix.
+func (c *Creator) prepareBucket(ctx context.Context, be backend.Backend, who identity.Identity, keys credentials.Keys, r Request) (buckets.Bucket, error) {
+	params := r.Parameters
+	b, err := c.Opener.Open(ctx, be, keys, params.BucketName, params.ExpectedBucketOwner)
+	if err != nil {
+		if fault.Is(err, fault.NotFound) {
+			err = fault.Errorf(fault.Precondition, "parameters.bucketName: bucket %s must exist: %w", params.BucketName, err)
+		}
+		return buckets.Bucket{}, err
+	}
+	if err := c.deletableLater(ctx, b, params); err != nil {
+		return buckets.Bucket{}, err
+	}
+	if err := c.notBucketVolume(ctx, b); err != nil {
+		return buckets.Bucket{}, err
+	}
+	if err := c.Proofs.Prefix(ctx, b, who, r.Name, params); err != nil {
+		return buckets.Bucket{}, err
+	}
+	if _, err := c.Opener.Conditional(ctx, b); err != nil {
+		return buckets.Bucket{}, err
+	}
+	return b, c.reserveBase(ctx, b, params.Prefix, volume.NameSegment(r.Name))
+}
+
+// deletableLater refuses volumes that DeleteVolume could not delete as onDelete says.
+func (c *Creator) deletableLater(ctx context.Context, b buckets.Bucket, params volume.Parameters) error {
+	// DeleteVolume does not get the parameters, and expects the owner that the backend names.
+	if params.ExpectedBucketOwner != "" && params.ExpectedBucketOwner != b.Backend.ExpectedBucketOwner {
+		if _, err := c.Service.Validate(ctx, b.Backend, b.Keys, params.BucketName, ""); err != nil {
+			if fault.Is(err, fault.Denied) {
+				return fault.Errorf(fault.Precondition, "parameters.expectedBucketOwner: the volume could be created but not deleted, because DeleteVolume does not get this parameter: set expectedBucketOwner on %s: %w", b.Backend, err)
+			}
+			return err
+		}
+	}
+	if params.OnDelete != volume.OnDeletePurge {
+		return nil
+	}
+	versioning, err := c.Service.Versioning(ctx, b.Backend, b.Keys, b.Info)
+	if err != nil {
+		return err
+	}
+	if versioning.MFADelete {
+		return fault.Errorf(fault.Precondition, "parameters.onDelete: purge cannot work in %s: deleting versions needs MFA; use onDelete: delete, which leaves versions", b)
+	}
+	retention, err := c.Service.Retention(ctx, b.Backend, b.Keys, b.Info)
+	if err != nil {
+		return err
+	}
+	if retention.Mode != "" {
+		return fault.Errorf(fault.Precondition, "parameters.onDelete: purge cannot work in %s: its object lock keeps every version (%s, %d days, %d years by default), and this driver bypasses no retention; use onDelete: delete, which leaves versions",
+			b, retention.Mode, retention.Days, retention.Years)
+	}
+	return nil
+}
+
+// creation is one CreateVolume of a prefix volume.
+type creation struct {
+	*Creator
+	b       buckets.Bucket
+	r       Request
+	segment string
+	digest  string
+}
+
+func (c *creation) run(ctx context.Context) (volume.ID, error) {
+	id := c.r.Parameters.ID(c.r.Name, 1)
+	empty, err := c.isFree(ctx, id.Prefix)
+	if err != nil {
+		return volume.ID{}, err
+	}
+	if empty {
+		if err := c.write(ctx, id, records.Stored{}); !errors.Is(err, records.ErrChanged) {
+			return id, err
+		}
+	}
+	for range maxRaces {
+		found, err := c.Records.Read(ctx, c.b, c.segment)
+		switch {
+		case fault.Is(err, fault.NotFound) && !backend.IsNoSuchBucket(err):
+			if empty {
+				return volume.ID{}, fault.Errorf(fault.Busy, "the record of volume %q in %s appeared and disappeared: retry", c.r.Name, c.b)
+			}
+			return volume.ID{}, c.unexplained(id)
+		case err != nil:
+			return volume.ID{}, err
+		}
+		next, err := c.decideCreate(found.Record, c.r.Name, c.digest)
+		if err != nil {
+			return volume.ID{}, err
+		}
+		id = c.r.Parameters.ID(c.r.Name, found.Generation)
+		if !next {
+			if found.VolumeID != id.String() {
+				return volume.ID{}, fault.Errorf(fault.Exists, "the record of volume %q in %s names %s instead of %s: it was not written for these parameters", c.r.Name, c.b, found.VolumeID, id)
+			}
+			return id, nil
+		}
+		id = c.r.Parameters.ID(c.r.Name, found.Generation+1)
+		if empty, err = c.isFree(ctx, id.Prefix); err != nil {
+			return volume.ID{}, err
+		}
+		if !empty {
+			// Another controller may have created that generation just now, and a pod may have written to it.
+			again, err := c.Records.Read(ctx, c.b, c.segment)
+			if err == nil && again.ETag == found.ETag {
+				err = c.unexplained(id)
+			}
+			if err != nil {
+				return volume.ID{}, err
+			}
+			continue
+		}
+		if err := c.write(ctx, id, found); !errors.Is(err, records.ErrChanged) {
+			return id, err
+		}
+	}
+	return volume.ID{}, fault.Errorf(fault.Busy, "the record of volume %q in %s keeps changing: other controllers use the same name", c.r.Name, c.b)
+}
+
+// isFree reports whether deleting the volume would delete nothing that existed before it: one request. Deleted objects can be restored
+// from their versions, and a purge would delete those.
+func (c *creation) isFree(ctx context.Context, prefix string) (bool, error) {
+	if c.r.Parameters.OnDelete == volume.OnDeletePurge {
+		versioning, err := c.Service.Versioning(ctx, c.b.Backend, c.b.Keys, c.b.Info) // cached since deletableLater
+		if err != nil {
+			return false, err
+		}
+		if versioning.Enabled || versioning.Suspended {
+			return buckets.IsUnused(ctx, c.b, prefix)
+		}
+	}
+	return buckets.IsEmpty(ctx, c.b, prefix)
+}
+
+func (c *creation) unexplained(id volume.ID) error {
+	return fault.Errorf(fault.Exists, "below %q in %s there is data that no record of this driver explains: it is not adopted; move it away, or use it as a static volume", id.Prefix, c.b)
+}
+
+// write writes the record of a new generation, where there is none or over a tombstone.
+func (c *creation) write(ctx context.Context, id volume.ID, over records.Stored) error {
+	r := records.New(c.Records.Owner, c.r.Name, id, c.r.Parameters, c.Records.Now())
+	if over.ETag != "" {
+		r.FirstPrefix, r.PreviousVolumeID = over.FirstPrefix, over.VolumeID
+	}
+	return c.Records.Write(ctx, c.b, c.segment, over.ETag, r)
+}
+
+// decideCreate decides what a record means for a CreateVolume of that name and digest. nil: it is the volume itself or, with next, a
+// tombstone that the next generation may replace.
+func (c *Creator) decideCreate(r records.Record, name, digest string) (next bool, err error) {
+	switch {
+	case r.State == records.StateReserved:
+		return false, fault.Errorf(fault.Exists, "the name %q is a directory of a base prefix (parameters.prefix) of other volumes in this bucket, which would then be inside this volume: choose another name, or another bucket", name)
+	case r.State == records.StateDeleted:
+		// The owner does not matter: nothing is left of the volume, and deleting it again does not reach the next generation.
+		if r.Generation >= volume.MaxGeneration {
+			return false, fault.Errorf(fault.Exhausted, "the volume name %q was used %d times in this bucket, which is the limit: choose another name", name, r.Generation)
+		}
+		return true, nil
+	case r.Owner() != c.Records.Owner:
+		return false, fault.Errorf(fault.Exists, "the volume name %q is taken in this bucket by %s (%s); this is %s", name, r.Owner(), r.VolumeID, c.Records.Owner)
+	case r.Name != name:
+		return false, fault.Errorf(fault.Exists, "the volume names %q and %q have the same prefix, and the first one uses it (%s): choose another name", r.Name, name, r.VolumeID)
+	case r.State == records.StateDeleting:
+		return false, fault.Errorf(fault.Busy, "volume %s of that name is being deleted", r.VolumeID)
+	case r.ParametersDigest != digest:
+		return false, fault.Errorf(fault.Exists, "volume %q exists (%s) with other parameters", name, r.VolumeID)
+	}
+	return false, nil
+}

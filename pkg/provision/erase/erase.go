@@ -1,0 +1,279 @@
+// Package erase removes everything below a prefix of a bucket: unfinished uploads, objects, versions. It knows no volumes.
+package erase
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+	"golang.org/x/sync/errgroup"
+	"k8s.io/klog/v2"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
+)
+
+const (
+	// maxPasses is how often a prefix is listed. Two are usual: the second pass finds nothing. More mean that something still
+	// writes there.
+	maxPasses = 10
+	// roundPages is how many pages of versions are read before they are deleted. Unlike a continuation token, a marker names a
+	// version, and not every service can continue from one that no longer exists.
+	roundPages = 8
+	// shownErrors is how many refusals an error shows.
+	shownErrors = 3
+)
+
+// Eraser removes everything below a prefix. All methods may be called concurrently.
+type Eraser struct {
+	uploads Uploads
+	workers int
+
+	mu        sync.Mutex
+	throttles map[string]*throttle // by backend name
+}
+
+// Uploads lists unfinished uploads; *buckets.Opener does.
+type Uploads interface {
+	UploadsBelow(ctx context.Context, b buckets.Bucket, prefix string, each func(key, id string) error) error
+}
+
+// New returns an Eraser that has up to workers requests in flight per backend.
+func New(uploads Uploads, workers int) *Eraser {
+	return &Eraser{uploads: uploads, workers: workers, throttles: map[string]*throttle{}}
+}
+
+// throttle returns that of the backend, which all its deletions share.
+func (e *Eraser) throttle(backend string) *throttle {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	t := e.throttles[backend]
+	if t == nil {
+		t = newThrottle(e.workers)
+		e.throttles[backend] = t
+	}
+	return t
+}
+
+// Task is what to erase.
+type Task struct {
+	Bucket   buckets.Bucket
+	Prefix   string // "" is the whole bucket; otherwise it ends in "/"
+	Versions bool   // versions and delete markers too
+	Progress *Progress
+	// Still makes sure, before each page and each upload, that the place is still the one to be erased; nil: it cannot be another.
+	Still func(context.Context) error
+}
+
+// Erase returns nil when a listing showed that nothing is left.
+func (e *Eraser) Erase(ctx context.Context, t Task) error {
+	return (&erasure{Task: t, uploads: e.uploads, workers: e.workers, throttle: e.throttle(t.Bucket.Backend.Name)}).run(ctx)
+}
+
+// erasure is one Task in progress.
+type erasure struct {
+	Task
+	uploads  Uploads
+	workers  int
+	throttle *throttle
+
+	mu      sync.Mutex
+	single  bool // the service has no multi-delete
+	refused refusals
+}
+
+// refusals are the keys that a pass could not delete.
+type refusals struct {
+	count  int
+	first  []string
+	denied bool
+}
+
+func (r *refusals) add(what, code, message string) {
+	r.count++
+	r.denied = r.denied || code == "AccessDenied"
+	if len(r.first) < shownErrors {
+		r.first = append(r.first, fmt.Sprintf("%q: %s %s", what, code, strings.TrimSpace(message)))
+	}
+}
+
+// run goes through the prefix again and again: uploads first, then objects.
+func (e *erasure) run(ctx context.Context) error {
+	log := klog.FromContext(ctx)
+	for pass := 1; ; pass++ {
+		e.refused = refusals{}
+		e.Progress.refused.Store(0)
+		aborted, err := e.abortUploads(ctx)
+		if err != nil {
+			return err
+		}
+		found, removed, err := e.removeObjects(ctx)
+		if err != nil {
+			return err
+		}
+		if aborted == 0 && found == 0 {
+			return nil
+		}
+		log.V(2).Info("Finished erasing pass", "pass", pass, "found", found, "removed", removed, "uploads", aborted, "refused", e.refused.count)
+		switch {
+		case e.refused.count > 0 && removed == 0:
+			kind := fault.Busy // a directory that a pod still writes to, for example
+			if e.refused.denied {
+				kind = fault.Denied
+			}
+			return fault.Errorf(kind, "%s of %s could not be deleted from %s: %s", Count(e.refused.count, "object"), e.Bucket.Info.Name+"/"+e.Prefix, e.Bucket.Backend, strings.Join(e.refused.first, "; "))
+		case pass == maxPasses:
+			return fault.Errorf(fault.Busy, "after %d passes objects are still below %q in %s: something still writes there, or the service does not delete what it reports as deleted", pass, e.Prefix, e.Bucket)
+		}
+	}
+}
+
+// abortUploads aborts unfinished uploads: first of all, so that none can be completed afterwards.
+func (e *erasure) abortUploads(ctx context.Context) (aborted int, err error) {
+	err = e.uploads.UploadsBelow(ctx, e.Bucket, e.Prefix, func(key, id string) error {
+		if err := buckets.CheckBelow(e.Prefix, key); err != nil {
+			return err
+		}
+		if e.Still != nil {
+			if err := e.Still(ctx); err != nil {
+				return err
+			}
+		}
+		err := e.send(ctx, func(ctx context.Context) error {
+			_, err := e.Bucket.Client.AbortMultipartUpload(ctx, &s3.AbortMultipartUploadInput{Bucket: e.Bucket.Name(), Key: &key, UploadId: &id}, buckets.NoRetry)
+			if backend.IsNotFound(err) && !backend.IsNoSuchBucket(err) {
+				return nil
+			}
+			return err
+		})
+		if err == nil {
+			aborted++
+			e.Progress.uploads.Add(1)
+		}
+		return err
+	})
+	return aborted, backend.Classify(err, "aborting unfinished uploads below "+e.Bucket.Info.Name+"/"+e.Prefix)
+}
+
+// removeObjects lists the prefix once and deletes what it finds.
+func (e *erasure) removeObjects(ctx context.Context) (found, removed int, err error) {
+	before := e.Progress.objects.Load()
+	if e.Versions {
+		found, err = e.removeVersions(ctx)
+		if backend.IsNotImplemented(err) {
+			e.Versions = false
+		}
+	}
+	if !e.Versions {
+		found, err = e.removeCurrent(ctx)
+	}
+	return found, int(e.Progress.objects.Load() - before), backend.Classify(err, "deleting what is below "+e.Bucket.Info.Name+"/"+e.Prefix)
+}
+
+// removeCurrent deletes while it lists.
+func (e *erasure) removeCurrent(ctx context.Context) (found int, err error) {
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(e.workers) // Go waits for a free worker, so the listing never runs far ahead
+	next, more := buckets.CurrentObjects(e.Bucket, e.Prefix, 0), true
+	for more && err == nil {
+		var page []buckets.Object
+		if page, more, err = e.page(ctx, next); err == nil && len(page) > 0 {
+			found += len(page)
+			g.Go(func() error { return e.remove(ctx, page) })
+		}
+	}
+	// The workers' error comes first: the listing may have ended only because of it.
+	if workErr := g.Wait(); workErr != nil {
+		return found, workErr
+	}
+	return found, err
+}
+
+// removeVersions reads some pages, deletes them, and begins again, until nothing is left or nothing more can be deleted.
+func (e *erasure) removeVersions(ctx context.Context) (found int, err error) {
+	next, more := buckets.AllVersions(e.Bucket, e.Prefix, 0), true
+	var last buckets.Object // the first of the last round
+	for more {
+		var round [][]buckets.Object
+		for more && len(round) < roundPages {
+			var page []buckets.Object
+			if page, more, err = e.page(ctx, next); err != nil {
+				return found, err
+			}
+			if len(page) > 0 {
+				round = append(round, page)
+				found += len(page)
+			}
+		}
+		if len(round) == 0 {
+			return found, nil
+		}
+		refused := e.refused.count
+		g, gctx := errgroup.WithContext(ctx)
+		g.SetLimit(e.workers)
+		for _, page := range round {
+			g.Go(func() error { return e.remove(gctx, page) })
+		}
+		if err := g.Wait(); err != nil {
+			return found, err
+		}
+		// If all of them are deleted, the next ones are at the beginning.
+		if first := round[0][0]; more && e.refused.count == refused && first != last {
+			next, last = buckets.AllVersions(e.Bucket, e.Prefix, 0), first
+		}
+	}
+	return found, nil
+}
+
+// page reads a page and makes sure that it may be deleted.
+func (e *erasure) page(ctx context.Context, next buckets.Pager) (page []buckets.Object, more bool, err error) {
+	err = e.send(ctx, func(ctx context.Context) error {
+		page, more, err = next(ctx)
+		return err
+	})
+	if err != nil {
+		return nil, false, err
+	}
+	for _, o := range page {
+		if err := buckets.CheckBelow(e.Prefix, o.Key); err != nil {
+			return nil, false, err
+		}
+	}
+	return page, more, nil
+}
+
+// Progress counts what an erasure has done.
+type Progress struct {
+	objects atomic.Int64 // or versions and delete markers, removed
+	uploads atomic.Int64 // aborted
+	refused atomic.Int64 // objects that the service refused to delete, in this pass
+}
+
+// String returns "1,234 objects removed".
+func (p *Progress) String() string {
+	s := Count(int(p.objects.Load()), "object") + " removed"
+	if n := p.uploads.Load(); n > 0 {
+		s += ", " + Count(int(n), "unfinished upload") + " aborted"
+	}
+	if n := p.refused.Load(); n > 0 {
+		s += ", " + Count(int(n), "object") + " refused by the service"
+	}
+	return s
+}
+
+// Count returns "1,234 objects".
+func Count(n int, what string) string {
+	digits := strconv.Itoa(n)
+	for i := len(digits) - 3; i > 0; i -= 3 {
+		digits = digits[:i] + "," + digits[i:]
+	}
+	if n != 1 {
+		what += "s"
+	}
+	return digits + " " + what
+}

@@ -1,0 +1,147 @@
+// Package identity decides as whom the controller works on a backend, and makes and renews its sessions.
+package identity
+
+import (
+	"context"
+	"crypto/rand"
+	"sync"
+	"time"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/session"
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
+)
+
+// Sessions decides how sessions are made, and makes them.
+type Sessions interface {
+	// Plan asks no service but the process's own credential chain. An order of kind credentials.AsIs says that no session is made.
+	Plan(ctx context.Context, r session.Request) (credentials.Order, error)
+	// Make asks the security token service. A refusal is Denied or Unauthenticated, a service that is too busy Busy, one that
+	// does not answer Unavailable or Timeout.
+	Make(ctx context.Context, o credentials.Order) (credentials.Keys, error)
+}
+
+// cachedRoles is how many identities' role sessions are kept.
+const cachedRoles = 256
+
+// Identity is as whom the controller works on a backend.
+type Identity struct {
+	Keys credentials.Keys // of the request's secret; zero: the process's own chain
+	Role string           // ARN of the role to assume with them; "": none
+}
+
+// Identities finds identities and their credentials. All methods may be called concurrently.
+type Identities struct {
+	config   backend.Configured
+	sessions Sessions
+	now      func() time.Time
+	salt     []byte // of digests, which are kept in memory only
+
+	mu    sync.Mutex
+	roles map[roleKey]*Session
+}
+
+// roleKey says whose session it is. backend is a revision, keys a digest.
+type roleKey struct{ backend, keys, role string }
+
+// New starts nothing. config is asked at each call; now is the clock.
+func New(config backend.Configured, sessions Sessions, now func() time.Time) (*Identities, error) {
+	salt := make([]byte, 16)
+	if _, err := rand.Read(salt); err != nil {
+		return nil, err
+	}
+	return &Identities{config: config, sessions: sessions, now: now, salt: salt, roles: map[roleKey]*Session{}}, nil
+}
+
+// Find returns the backend, and as whom the operator wants the controller to work there: with the request's secret or without
+// one, and in the secret's role or else in the backend's.
+func (i *Identities) Find(name string, secret credentials.Keys, secretRole string) (backend.Backend, Identity, error) {
+	be, err := i.config.Config().Backend(name)
+	if err != nil {
+		return backend.Backend{}, Identity{}, err
+	}
+	keys, err := be.ControllerKeys(secret)
+	if err != nil {
+		return backend.Backend{}, Identity{}, err
+	}
+	who := Identity{Keys: keys, Role: secretRole}
+	if who.Role == "" {
+		who.Role = be.ControllerRoleARN
+	}
+	return be, who, nil
+}
+
+// Digest names keys in memory without revealing them.
+func (i *Identities) Digest(keys credentials.Keys) string {
+	if keys.IsZero() {
+		return "driver"
+	}
+	return keys.Digest(i.salt)
+}
+
+// Keys returns the keys that the identity works with for now; zero: the process's own chain.
+func (i *Identities) Keys(ctx context.Context, be backend.Backend, who Identity) (credentials.Keys, error) {
+	if who.Role == "" {
+		return who.Keys, nil
+	}
+	return i.role(be, who).Keys(ctx)
+}
+
+// Invalidate drops the session that a request used, where its error says that the service does not accept it (any more): the
+// next request gets a new one.
+func (i *Identities) Invalidate(be backend.Backend, who Identity, used credentials.Keys, err error) {
+	if who.Role != "" && fault.Is(err, fault.Unauthenticated) {
+		i.role(be, who).drop(used.AccessKeyID)
+	}
+}
+
+// role returns the session of the identity's role, which all requests of that identity share.
+func (i *Identities) role(be backend.Backend, who Identity) *Session {
+	key := roleKey{be.Revision(), i.Digest(who.Keys), who.Role}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	s := i.roles[key]
+	if s == nil {
+		if len(i.roles) >= cachedRoles {
+			clear(i.roles)
+		}
+		s = i.NewSession("the controller's role "+who.Role, func(ctx context.Context) (credentials.Keys, error) { return i.assume(ctx, be, who) })
+		i.roles[key] = s
+	}
+	return s
+}
+
+// assume makes a session of the identity's role that may do all that the role may.
+func (i *Identities) assume(ctx context.Context, be backend.Backend, who Identity) (credentials.Keys, error) {
+	order, err := i.Plan(ctx, be, who, SessionRequest{Name: "controller"})
+	var keys credentials.Keys
+	if err == nil {
+		keys, err = i.Make(ctx, order)
+	}
+	if err != nil {
+		return credentials.Keys{}, fault.Errorf(fault.KindOf(err), "%s: the controller could not assume role %s: %w", be, who.Role, err)
+	}
+	return keys, nil
+}
+
+// SessionRequest is a session that the controller wants for itself.
+type SessionRequest struct {
+	Bucket string
+	Name   string                                           // what the service's audit log shows beside the driver's name
+	Policy func(aws bool, partition string) (string, error) // nil: it may do all that the identity may
+}
+
+// Plan decides how the controller makes a session. A backend's rules and its least scope are about mounts.
+func (i *Identities) Plan(ctx context.Context, be backend.Backend, who Identity, r SessionRequest) (credentials.Order, error) {
+	be.Scope = volume.ScopeAuto
+	return i.sessions.Plan(ctx, session.Request{
+		Backend: be, Source: be.ControllerCredentials, Keys: who.Keys, RoleARN: who.Role, Bucket: r.Bucket, Policy: r.Policy, Name: r.Name, Allowed: true,
+	})
+}
+
+// Make makes a session that was planned.
+func (i *Identities) Make(ctx context.Context, o credentials.Order) (credentials.Keys, error) {
+	return i.sessions.Make(ctx, o)
+}

@@ -1,0 +1,232 @@
+// Package proofs proves, for volumes with scope: required, that a session can be limited to the volume: it lists the volume's prefix
+// and not its neighbour. Otherwise a service that accepts a session policy and does not enforce it would be found by an attacker.
+package proofs
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+	"k8s.io/klog/v2"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/policy"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/identity"
+	"github.com/s3-csi/s3-csi-driver/pkg/ttlcache"
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
+)
+
+const (
+	provenTTL    = time.Hour        // a service does not unlearn it
+	disprovenTTL = 10 * time.Second // an operator's fix is seen soon, and a crowd of retries is not passed on
+	cachedProofs = 1024
+	proofBound   = 45 * time.Second // of one proof, whatever its callers allow
+	// neutralPrefix is what a proof looks at in a bucket that has just been made for a volume.
+	neutralPrefix = "s3-csi-scope-check/"
+)
+
+// Prover makes proofs and remembers them. All methods may be called concurrently.
+type Prover struct {
+	identities *identity.Identities
+	clients    *backend.Clients
+	scopes     Scopes
+	cache      *ttlcache.Cache[proofKey, struct{}]
+}
+
+// Scopes proves that keys are limited to a prefix; *backend.Buckets does.
+type Scopes interface {
+	ProveScope(ctx context.Context, be backend.Backend, keys credentials.Keys, class, bucket, prefix, region, owner string) error
+}
+
+// New starts nothing. now is the clock.
+func New(identities *identity.Identities, clients *backend.Clients, scopes Scopes, now func() time.Time) *Prover {
+	return &Prover{identities: identities, clients: clients, scopes: scopes, cache: ttlcache.New[proofKey](now, cachedProofs, proofBound, keep)}
+}
+
+func keep(_ struct{}, err error) time.Duration {
+	switch {
+	case err == nil:
+		return provenTTL
+	case fault.Is(err, fault.Timeout): // says more about the caller than about the service
+		return 0
+	}
+	return disprovenTTL
+}
+
+// proofKey says what a proof is about. backend is a revision, who a digest.
+type proofKey struct {
+	backend, who, role, bucket string
+	lenient                    bool
+}
+
+func (p *Prover) key(be backend.Backend, who identity.Identity, bucket string, params volume.Parameters) proofKey {
+	return proofKey{be.Revision(), p.identities.Digest(who.Keys), proofRole(who, params), bucket, lenient(be, params)}
+}
+
+// Required reports whether mounts of the volume must have a session that is limited to the volume.
+func Required(be backend.Backend, params volume.Parameters) bool {
+	scope, err := be.ScopeOf(params.Node.Scope)
+	return err == nil && scope == volume.ScopeRequired
+}
+
+// Prefix is the proof for the prefix volume of that name, where it needs one. Warm, it sends nothing.
+func (p *Prover) Prefix(ctx context.Context, b buckets.Bucket, who identity.Identity, name string, params volume.Parameters) error {
+	if !Required(b.Backend, params) {
+		return nil
+	}
+	prefix := params.VolumePrefix(name, 1)
+	if err := expressible(b.Backend, b.Info.Name, prefix, params.Node); err != nil {
+		return err
+	}
+	key := p.key(b.Backend, who, b.Info.Name, params)
+	_, err := p.cache.Get(ctx, key, func(ctx context.Context) (struct{}, error) {
+		s, err := p.session(ctx, b.Backend, who, b.Info.Name, prefix, params)
+		if err == nil && !s.keys.IsZero() {
+			err = p.reachesNoFurther(ctx, b, s, prefix, key.lenient)
+		}
+		return struct{}{}, err
+	})
+	return err
+}
+
+// BucketProof is the part of a proof that needs the bucket.
+type BucketProof func(context.Context, backend.BucketInfo) error
+
+// Bucket is the proof for a bucket volume, where it needs one, as far as it goes without the bucket; nil: nothing is left to prove.
+// What holds for one bucket that the driver made holds for all.
+func (p *Prover) Bucket(ctx context.Context, be backend.Backend, who identity.Identity, bucket string, params volume.Parameters) (BucketProof, error) {
+	if !Required(be, params) {
+		return nil, nil
+	}
+	if err := expressible(be, bucket, "", params.Node); err != nil {
+		return nil, err
+	}
+	key := p.key(be, who, "", params)
+	if _, known, err := p.cache.Peek(key); known {
+		return nil, err
+	}
+	s, err := p.session(ctx, be, who, bucket, neutralPrefix, params)
+	if err != nil || s.keys.IsZero() {
+		p.cache.Put(key, struct{}{}, err)
+		return nil, err
+	}
+	return func(ctx context.Context, info backend.BucketInfo) error {
+		err := p.reachesNoFurther(ctx, buckets.Bucket{Backend: be, Info: info}, s, neutralPrefix, key.lenient)
+		if fault.Is(err, fault.NotFound) {
+			err = fault.Errorf(fault.Busy, "%w; the bucket has just been created", err)
+		}
+		p.cache.Put(key, struct{}{}, err)
+		return err
+	}, nil
+}
+
+// expressible refuses a volume that no session can be limited to, whatever it is made from: the backend's service makes none, or no
+// policy can describe the place.
+func expressible(be backend.Backend, bucket, prefix string, node volume.Attributes) error {
+	source := node.Credentials
+	if source == "" {
+		source = credentials.SourceDriver // or a secret, which is the same here
+	}
+	kinds := []credentials.Kind{credentials.AssumeRole, credentials.WebIdentity, credentials.FederationToken}
+	switch source {
+	case credentials.SourceWorkload:
+		kinds = []credentials.Kind{credentials.WebIdentity, credentials.PodIdentity}
+	case credentials.SourceSecret:
+		kinds = []credentials.Kind{credentials.AssumeRole, credentials.FederationToken}
+	}
+	if !slices.ContainsFunc(kinds, be.Makes) {
+		return fault.Errorf(fault.Precondition, "scope: required is impossible with credentials: %s on %s: its service is not known to make sessions; "+
+			"if it has a security token service, declare it for the backend (sts, sts.kinds), else use another scope", source, be)
+	}
+	_, err := policy.Scope{Partition: be.Partition(), Bucket: bucket, Prefix: prefix, ReadOnly: node.ReadOnly, Needs: policy.Needs{Delete: true}, KMS: be.AWS(), AWS: be.AWS()}.Session() // the longest that a client may need
+	if err != nil {
+		where := "parameters.prefix"
+		if prefix == "" {
+			where = "parameters.bucketNamePrefix"
+		} else if strings.HasSuffix(bucket, "--x-s3") {
+			where = "parameters.bucketName"
+		}
+		return fault.Errorf(fault.Precondition, "%s: scope: required is impossible: %w", where, err)
+	}
+	return nil
+}
+
+// lenient reports whether nodes make the sessions of the volume from credentials that the controller does not have. They prove them
+// with each mount, so the controller proves what it can.
+func lenient(be backend.Backend, params volume.Parameters) bool {
+	switch params.Node.Credentials {
+	case credentials.SourceWorkload:
+		return true
+	case credentials.SourceSecret:
+		return be.ControllerCredentials != credentials.SourceSecret
+	}
+	return false
+}
+
+// proofRole is the role that a proof's session assumes: the controller's, or else the volume's, where the controller works with
+// what nodes work with.
+func proofRole(who identity.Identity, params volume.Parameters) string {
+	if role := volume.Role(params.Node.RoleARN); who.Role == "" && params.Node.Credentials != credentials.SourceWorkload && !role.Templated() {
+		return string(role)
+	}
+	return who.Role
+}
+
+// proofSession is a session for one prefix, with the class of its order. Without keys it is none.
+type proofSession struct {
+	keys  credentials.Keys
+	class string
+}
+
+// leftToNodes is the log message of a proof that the controller cannot make and need not: nodes prove the scope with each mount.
+const leftToNodes = "Leaving the proof of scope to nodes"
+
+// session makes a session for the prefix, or none where the controller cannot make one, and need not.
+func (p *Prover) session(ctx context.Context, be backend.Backend, who identity.Identity, bucket, prefix string, params volume.Parameters) (proofSession, error) {
+	who.Role = proofRole(who, params)
+	order, err := p.identities.Plan(ctx, be, who, identity.SessionRequest{Bucket: bucket, Name: "scope-check", Policy: func(aws bool, partition string) (string, error) {
+		return policy.Scope{Partition: partition, Bucket: bucket, Prefix: prefix, ReadOnly: true, AWS: aws}.Session()
+	}})
+	if err == nil && order.Kind == credentials.AsIs {
+		err = fault.Errorf(fault.Precondition, "the controller's own credentials cannot be narrowed: set controllerRoleARN on %s to a role that they may assume, "+
+			"or name a roleARN in the StorageClass, or declare in sts.kinds how the service makes sessions, or use scope: auto, which needs no proof", be)
+	}
+	var keys credentials.Keys
+	if err == nil {
+		keys, err = p.identities.Make(ctx, order)
+	}
+	switch {
+	case err == nil:
+		return proofSession{keys, order.Class()}, nil
+	case lenient(be, params) && !fault.Is(err, fault.Timeout):
+		klog.FromContext(ctx).Info(leftToNodes, "backend", be.Name, "bucket", bucket, "credentials", params.Node.Credentials, "reason", err)
+		return proofSession{}, nil
+	}
+	return proofSession{}, fault.Errorf(fault.KindOf(err), "scope: required needs a proof that a session can be limited to a prefix of bucket %s: %w", bucket, err)
+}
+
+// reachesNoFurther tests whether the session for prefix lists it, and nothing else.
+func (p *Prover) reachesNoFurther(ctx context.Context, b buckets.Bucket, s proofSession, prefix string, lenient bool) error {
+	client, err := p.clients.Bucket(ctx, b.Backend, s.keys, b.Info)
+	if err != nil {
+		return err
+	}
+	_, err = client.ListObjectsV2(ctx, &s3.ListObjectsV2Input{Bucket: b.Name(), Prefix: &prefix, MaxKeys: aws.Int32(1)})
+	err = backend.Classify(err, "scope: required needs a proof that a session can be limited to a prefix: listing "+b.Info.Name+"/"+prefix+" of "+b.Backend.String()+" with a session for it")
+	switch {
+	case err == nil:
+		return p.scopes.ProveScope(ctx, b.Backend, s.keys, s.class, b.Info.Name, prefix, b.Info.Region, b.Info.Owner)
+	case !fault.Is(err, fault.Denied):
+		return err
+	case lenient:
+		klog.FromContext(ctx).Info(leftToNodes, "backend", b.Backend.Name, "bucket", b.Info.Name, "reason", err)
+		return nil
+	}
+	return fault.Errorf(fault.Denied, "%w; allow s3:ListBucket to the controller's identity, or to the role that it assumes", err)
+}

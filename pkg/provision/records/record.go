@@ -1,0 +1,184 @@
+// Package records is what proves that this driver made a volume: the record of a prefix volume, an object of its own, and the tags
+// of a bucket volume. It decides nothing from them.
+package records
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
+)
+
+const (
+	// version is the form of the records that this version writes, and the only one that it reads.
+	version = 1
+	// maxRecord bounds a record in bytes; the longest possible one is below 2 KiB.
+	maxRecord = 8 << 10
+)
+
+// State is where a volume's name is in its life cycle.
+type State string
+
+// States of records and tags.
+const (
+	StateActive   State = "active"
+	StateDeleting State = "deleting"
+	// StateDeleted is a tombstone: the volume is deleted, and the next one of its name gets another generation.
+	StateDeleted State = "deleted"
+	// StateReserved is of a name that is a directory of a base prefix: no volume can have it.
+	StateReserved State = "base"
+	// StateGone is not stored: there is nothing to delete.
+	StateGone State = ""
+)
+
+// Record proves that this driver made a prefix volume, and with what parameters. It is data, never authority: no backend,
+// bucket or prefix is ever taken from it. A reservation (StateReserved) has only an owner, its name and times.
+type Record struct {
+	Version          int             `json:"version"`
+	Driver           string          `json:"driver"`
+	Cluster          string          `json:"cluster"`
+	Name             string          `json:"name"` // the volume's, as the CO gave it
+	VolumeID         string          `json:"volumeID,omitempty"`
+	ParametersDigest string          `json:"parametersDigest,omitempty"`
+	OnDelete         volume.OnDelete `json:"onDelete,omitempty"`
+	State            State           `json:"state"`
+	Generation       int             `json:"generation,omitempty"`
+	// FirstPrefix is where generation 1 was. It is the only one that can contain a base prefix, and a later generation may be in
+	// another place.
+	FirstPrefix string `json:"firstPrefix,omitempty"`
+	// PreviousVolumeID is that of the generation before, for late retries of its deletion.
+	PreviousVolumeID string    `json:"previousVolumeID,omitempty"`
+	Created          time.Time `json:"created"` // this generation
+	Updated          time.Time `json:"updated"`
+}
+
+// Key returns the object key of the record of the volume name with that segment.
+func Key(segment string) string { return volume.RecordPrefix + "/volumes/" + segment }
+
+// New returns the record of a new volume, in its first generation unless the id says otherwise.
+func New(o Owner, name string, id volume.ID, params volume.Parameters, now time.Time) Record {
+	_, generation, _ := id.NameSegment()
+	return Record{
+		Version: version, Driver: o.Driver, Cluster: o.Cluster, Name: name, VolumeID: id.String(), ParametersDigest: params.Digest(),
+		OnDelete: params.OnDelete, State: StateActive, Generation: generation, FirstPrefix: id.Prefix, Created: now, Updated: now,
+	}
+}
+
+// NewReservation returns the record that takes a name away from all volumes.
+func NewReservation(o Owner, name string, now time.Time) Record {
+	return Record{Version: version, Driver: o.Driver, Cluster: o.Cluster, Name: name, State: StateReserved, Created: now, Updated: now}
+}
+
+// Owner returns the owner that the record names.
+func (r Record) Owner() Owner { return Owner{Driver: r.Driver, Cluster: r.Cluster} }
+
+// Outlived reports whether the volume with that id had this name before, and was deleted.
+func (r Record) Outlived(id volume.ID) bool {
+	if r.State == StateReserved || r.Generation == 1 {
+		return false
+	}
+	first := id
+	first.Prefix = r.FirstPrefix
+	return id.String() == r.PreviousVolumeID || id == first
+}
+
+// With returns the record in another state.
+func (r Record) With(s State, now time.Time) Record {
+	r.State, r.Updated = s, now
+	return r
+}
+
+func (r Record) encode() ([]byte, error) {
+	if err := r.check(); err != nil {
+		return nil, err
+	}
+	data, err := json.MarshalIndent(r, "", "  ")
+	return append(data, '\n'), err
+}
+
+// decode reads a record strictly: what is not exactly of the form that this version writes is an error.
+func decode(data []byte) (Record, error) {
+	if len(data) > maxRecord {
+		return Record{}, fmt.Errorf("more than %d bytes", maxRecord)
+	}
+	if !utf8.Valid(data) { // encoding/json would replace what is not UTF-8, and two names could become one
+		return Record{}, errors.New("not UTF-8")
+	}
+	var form struct {
+		Version int `json:"version"`
+	}
+	if err := json.Unmarshal(data, &form); err != nil {
+		return Record{}, err
+	}
+	if form.Version != version {
+		return Record{}, fmt.Errorf("version %d, this driver reads version %d: another version of the driver wrote it", form.Version, version)
+	}
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.DisallowUnknownFields()
+	var r Record
+	if err := d.Decode(&r); err != nil {
+		return Record{}, err
+	}
+	if _, err := d.Token(); err != io.EOF {
+		return Record{}, errors.New("data after the JSON object")
+	}
+	return r, r.check()
+}
+
+// check reports what makes no sense in the record.
+func (r Record) check() error {
+	switch {
+	case r.Version != version:
+		return fmt.Errorf("version %d", r.Version)
+	case r.Driver == "":
+		return errors.New("driver is missing")
+	case r.Name == "" || !utf8.ValidString(r.Name):
+		return fmt.Errorf("the name %q is empty or not UTF-8", r.Name)
+	case r.Created.IsZero() || r.Updated.IsZero():
+		return errors.New("created or updated is missing")
+	}
+	if r.State == StateReserved {
+		if r.VolumeID != "" || r.ParametersDigest != "" || r.OnDelete != "" || r.Generation != 0 || r.FirstPrefix != "" || r.PreviousVolumeID != "" {
+			return errors.New("a reservation has fields of a volume")
+		}
+		return nil
+	}
+	return r.checkVolume()
+}
+
+func (r Record) checkVolume() error {
+	switch r.State {
+	case StateActive, StateDeleting, StateDeleted:
+	default:
+		return fmt.Errorf("unknown state %q", r.State)
+	}
+	switch r.OnDelete {
+	case volume.OnDeleteDelete, volume.OnDeletePurge, volume.OnDeleteRetain, volume.OnDeleteRequireEmpty:
+	default:
+		return fmt.Errorf("unknown onDelete %q", r.OnDelete)
+	}
+	id, err := volume.ParseID(r.VolumeID)
+	if err != nil {
+		return err
+	}
+	segment, generation, ok := id.NameSegment()
+	switch {
+	case !ok || segment != volume.NameSegment(r.Name) || generation != r.Generation:
+		return fmt.Errorf("the volume id %q is not that of generation %d of the name %q", r.VolumeID, r.Generation, r.Name)
+	case r.ParametersDigest == "":
+		return errors.New("parametersDigest is missing")
+	case r.Generation == 1 && r.FirstPrefix != id.Prefix:
+		return fmt.Errorf("the first prefix %q is not that of the volume id %q", r.FirstPrefix, r.VolumeID)
+	case !strings.HasSuffix(r.FirstPrefix, "/"):
+		return fmt.Errorf(`the first prefix %q does not end in "/"`, r.FirstPrefix)
+	case (r.PreviousVolumeID == "") != (r.Generation == 1):
+		return fmt.Errorf("generation %d follows %q", r.Generation, r.PreviousVolumeID)
+	}
+	return nil
+}

@@ -1,0 +1,212 @@
+package records
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"time"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/namedlock"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
+)
+
+// ErrChanged says that a conditional write found another state than it was made for: read and decide again.
+var ErrChanged = errors.New("another controller changed the record first")
+
+// ErrNotOurs says that no record of this owner is for exactly that volume id.
+var ErrNotOurs = errors.New("no record of this driver")
+
+// writeAttempts is how often a write is sent whose outcome is unknown and that has not happened.
+const writeAttempts = 3
+
+// Stored is a record as it was read.
+type Stored struct {
+	Record
+	ETag string
+}
+
+// Conditions reports whether a bucket's service honours conditional writes.
+type Conditions interface {
+	Conditional(ctx context.Context, b buckets.Bucket) (bool, error)
+}
+
+// Store reads and writes the records of one owner.
+type Store struct {
+	Owner      Owner
+	conditions Conditions
+	now        func() time.Time
+	locks      namedlock.Locks // a bucket's writes, where it has no conditional ones
+}
+
+// NewStore starts nothing. now is the clock.
+func NewStore(owner Owner, conditions Conditions, now func() time.Time) *Store {
+	return &Store{Owner: owner, conditions: conditions, now: now}
+}
+
+// Now returns the time for a record.
+func (s *Store) Now() time.Time { return s.now().UTC() }
+
+// Read reads a record. NotFound: there is none. Precondition: what is there cannot be read as one.
+func (s *Store) Read(ctx context.Context, b buckets.Bucket, segment string) (Stored, error) {
+	data, etag, err := readObject(ctx, b, Key(segment))
+	if err != nil {
+		return Stored{}, err
+	}
+	r, err := decode(data)
+	if err != nil {
+		return Stored{}, fault.Errorf(fault.Precondition, "%s in %s is not a volume record that this driver can read: %w; nothing was changed: find out what wrote it before you change it", Key(segment), b, err)
+	}
+	return Stored{r, etag}, nil
+}
+
+// ReadOwn reads the record of exactly that id, made by this owner, or that of a later generation, which proves that this one
+// was deleted. ErrNotOurs: there is neither. NotFound: there is no bucket.
+func (s *Store) ReadOwn(ctx context.Context, b buckets.Bucket, id volume.ID) (Stored, error) {
+	segment, _, ok := id.NameSegment()
+	if !ok {
+		return Stored{}, ErrNotOurs
+	}
+	found, err := s.Read(ctx, b, segment)
+	switch {
+	case backend.IsNoSuchBucket(err):
+		return Stored{}, err
+	case fault.Is(err, fault.NotFound):
+		return Stored{}, ErrNotOurs
+	case err != nil:
+		return Stored{}, err
+	case found.Outlived(id):
+		return found, nil
+	case found.State == StateReserved || found.Record.Owner() != s.Owner || found.VolumeID != id.String():
+		return Stored{}, ErrNotOurs
+	}
+	return found, nil
+}
+
+func readObject(ctx context.Context, b buckets.Bucket, key string) (data []byte, etag string, err error) {
+	what := "reading " + key + " of " + b.String()
+	out, err := b.Client.GetObject(ctx, &s3.GetObjectInput{Bucket: b.Name(), Key: &key})
+	if err != nil {
+		return nil, "", backend.Classify(err, what)
+	}
+	defer out.Body.Close()
+	data, err = io.ReadAll(io.LimitReader(out.Body, maxRecord+1))
+	if err != nil {
+		return nil, "", fault.Errorf(fault.Unavailable, "%s: %w", what, err)
+	}
+	return data, aws.ToString(out.ETag), nil
+}
+
+// Write writes a record under the condition that there is none (etag "") or that it is still the one with that etag.
+//
+// nil: it is written. ErrChanged: the condition does not hold. If the outcome is unknown it reads the record; if that fails too, the
+// error is Busy or Timeout, because the write may still happen.
+func (s *Store) Write(ctx context.Context, b buckets.Bucket, segment, etag string, r Record) error {
+	data, err := r.encode()
+	if err != nil {
+		return fault.Errorf(fault.Unknown, "record of volume %q: %w", r.Name, err)
+	}
+	conditional, err := s.conditions.Conditional(ctx, b)
+	if err != nil {
+		return err
+	}
+	put := s.putIf
+	if !conditional {
+		put = s.putEmulated
+	}
+	key := Key(segment)
+	what := "writing " + key + " of " + b.String()
+	for attempt := range writeAttempts {
+		err = put(ctx, b, key, etag, data)
+		switch {
+		case err == nil, errors.Is(err, ErrChanged):
+			return err
+		case backend.IsConflict(err):
+			return fault.Errorf(fault.Busy, "%s: another controller writes it at the same time: %w", what, err)
+		}
+		err = backend.Classify(err, what)
+		if !buckets.Indeterminate(err) {
+			if attempt > 0 { // the previous attempt may still arrive
+				return buckets.UnknownOutcome(ctx, err)
+			}
+			return err
+		}
+		happened, settleErr := settle(ctx, b, key, etag, data)
+		if settleErr != nil && !errors.Is(settleErr, ErrChanged) {
+			return buckets.UnknownOutcome(ctx, err)
+		}
+		if happened || settleErr != nil {
+			return settleErr
+		}
+		if !buckets.Sleep(ctx, 100*time.Millisecond) {
+			break
+		}
+	}
+	return buckets.UnknownOutcome(ctx, err)
+}
+
+// settle reports whether a write has happened. false, nil: it has not happened yet.
+func settle(ctx context.Context, b buckets.Bucket, key, etag string, data []byte) (happened bool, err error) {
+	now, nowEtag, err := readObject(ctx, b, key)
+	switch {
+	case fault.Is(err, fault.NotFound) && !backend.IsNoSuchBucket(err):
+		if etag == "" {
+			return false, nil
+		}
+		return false, ErrChanged
+	case err != nil:
+		return false, err
+	case bytes.Equal(now, data): // it has the time of the write, so it is this one
+		return true, nil
+	case etag != "" && nowEtag == etag:
+		return false, nil
+	}
+	return false, ErrChanged
+}
+
+// putIf is a conditional write. It is sent once: a retry inside the SDK would hide that its first attempt succeeded.
+func (s *Store) putIf(ctx context.Context, b buckets.Bucket, key, etag string, data []byte) error {
+	in := buckets.PutInput(b, key, data)
+	if etag == "" {
+		in.IfNoneMatch = aws.String("*")
+	} else {
+		in.IfMatch = &etag
+	}
+	_, err := b.Client.PutObject(ctx, in, buckets.NoRetry)
+	switch {
+	case backend.IsPreconditionFailed(err):
+		return ErrChanged
+	case etag != "" && backend.IsNotFound(err) && !backend.IsNoSuchBucket(err):
+		return ErrChanged // S3's answer to If-Match on a missing key
+	}
+	return err
+}
+
+// putEmulated is for services without conditional writes, where the operator promised that this is the only controller: then a lock in
+// this process and a read before the write are equivalent.
+func (s *Store) putEmulated(ctx context.Context, b buckets.Bucket, key, etag string, data []byte) error {
+	release, err := s.locks.Lock(ctx, "write "+b.Backend.Name+" "+b.Info.Name)
+	if err != nil {
+		return err
+	}
+	defer release()
+	_, now, err := readObject(ctx, b, key)
+	switch {
+	case fault.Is(err, fault.NotFound) && !backend.IsNoSuchBucket(err):
+		if etag != "" {
+			return ErrChanged
+		}
+	case err != nil:
+		return err
+	case now != etag || etag == "":
+		return ErrChanged
+	}
+	_, err = b.Client.PutObject(ctx, buckets.PutInput(b, key, data), buckets.NoRetry)
+	return err
+}

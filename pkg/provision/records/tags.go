@@ -1,0 +1,148 @@
+package records
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"maps"
+	"slices"
+	"strings"
+	"unicode"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+	"github.com/aws/aws-sdk-go-v2/service/s3/types"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
+)
+
+// The tags that prove that this driver made a bucket for a volume.
+const (
+	TagPrefix     = "s3.csi/"
+	TagDriver     = TagPrefix + "driver"
+	TagCluster    = TagPrefix + "cluster" // left out when there is no cluster id: some services refuse empty values
+	TagVolume     = TagPrefix + "volume"  // the volume id
+	TagName       = TagPrefix + "name"    // the volume's name
+	TagParameters = TagPrefix + "parameters"
+	TagOnDelete   = TagPrefix + "on-delete"
+	TagState      = TagPrefix + "state"
+)
+
+// Tags are a bucket's.
+type Tags map[string]string
+
+// tagRune reports whether a character can stand in a tag's value everywhere
+// (https://docs.aws.amazon.com/AmazonS3/latest/userguide/tagging.html).
+func tagRune(r rune) bool {
+	return 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || strings.ContainsRune(" +-=._:/@", r)
+}
+
+// tagValue returns s, or a hash of it where a tag cannot hold it.
+func tagValue(s string) string {
+	if len(s) <= 128 && strings.TrimSpace(s) == s && !strings.ContainsFunc(s, func(r rune) bool { return !tagRune(r) || unicode.IsSpace(r) }) {
+		return s
+	}
+	sum := sha256.Sum256([]byte(s))
+	return volume.NameSegment(s) + "/" + hex.EncodeToString(sum[:16])
+}
+
+// NewTags returns the tags of a new bucket volume.
+func NewTags(o Owner, name string, id volume.ID, params volume.Parameters) Tags {
+	t := Tags{
+		TagDriver: o.Driver, TagVolume: id.String(), TagName: tagValue(name), TagParameters: params.Digest(),
+		TagOnDelete: string(params.OnDelete), TagState: string(StateActive),
+	}
+	if o.Cluster != "" {
+		t[TagCluster] = o.Cluster
+	}
+	return t
+}
+
+// Ours returns the tags that this driver could have written; the others are the operator's and stay as they are.
+func (t Tags) Ours() Tags {
+	mine := Tags{}
+	for k, v := range t {
+		if strings.HasPrefix(k, TagPrefix) {
+			mine[k] = v
+		}
+	}
+	return mine
+}
+
+// Owner returns the owner that the tags name.
+func (t Tags) Owner() Owner { return Owner{Driver: t[TagDriver], Cluster: t[TagCluster]} }
+
+// Of reports whether the tags are those of exactly that volume of that owner.
+func (t Tags) Of(o Owner, id volume.ID) bool {
+	return t.Owner() == o && t[TagVolume] == id.String()
+}
+
+// Set returns the tags as requests want them.
+func (t Tags) Set() []types.Tag {
+	list := make([]types.Tag, 0, len(t))
+	for _, k := range slices.Sorted(maps.Keys(t)) {
+		list = append(list, types.Tag{Key: aws.String(k), Value: aws.String(t[k])})
+	}
+	return list
+}
+
+// ReadTags reads a bucket's tags; no tags are not an error. NotFound: there is no such bucket, where the service says so.
+func ReadTags(ctx context.Context, client *s3.Client, bucket string) (Tags, error) {
+	out, err := client.GetBucketTagging(ctx, &s3.GetBucketTaggingInput{Bucket: &bucket})
+	switch {
+	case backend.IsNotFound(err) && !backend.IsNoSuchBucket(err):
+		return Tags{}, nil
+	case err != nil:
+		return nil, backend.Classify(err, "reading the tags of bucket "+bucket)
+	}
+	t := Tags{}
+	for _, tag := range out.TagSet {
+		t[aws.ToString(tag.Key)] = aws.ToString(tag.Value)
+	}
+	return t, nil
+}
+
+// WriteTags replaces a bucket's tags, of which there is no conditional form.
+func WriteTags(ctx context.Context, client *s3.Client, bucket string, t Tags) error {
+	_, err := client.PutBucketTagging(ctx, &s3.PutBucketTaggingInput{Bucket: &bucket, Tagging: &types.Tagging{TagSet: t.Set()}})
+	return backend.Classify(err, "tagging bucket "+bucket)
+}
+
+// SetState changes the state in the tags and leaves all others as they are.
+func SetState(ctx context.Context, b buckets.Bucket, t Tags, s State) error {
+	t = maps.Clone(t)
+	t[TagState] = string(s)
+	return WriteTags(ctx, b.Client, b.Info.Name, t)
+}
+
+// Owner is the driver and the cluster that a volume belongs to. Cluster may be empty.
+type Owner struct{ Driver, Cluster string }
+
+// maxOwner bounds both halves: they become values of bucket tags.
+const maxOwner = 128
+
+// Check refuses what cannot be the value of a tag.
+func (o Owner) Check() error {
+	if o.Driver == "" {
+		return fault.Errorf(fault.Invalid, "driver name is empty")
+	}
+	for what, s := range map[string]string{"driver name": o.Driver, "cluster id": o.Cluster} {
+		if len(s) > maxOwner {
+			return fault.Errorf(fault.Invalid, "%s has more than %d bytes", what, maxOwner)
+		}
+		if strings.ContainsFunc(s, func(r rune) bool { return !tagRune(r) || r == ' ' }) {
+			return fault.Errorf(fault.Invalid, "%s %q: bucket tags allow only letters, digits and + - = . _ : / @", what, s)
+		}
+	}
+	return nil
+}
+
+func (o Owner) String() string {
+	if o.Cluster == "" {
+		return "driver " + o.Driver + " without a cluster id"
+	}
+	return "driver " + o.Driver + " of cluster " + o.Cluster
+}

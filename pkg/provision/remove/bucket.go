@@ -1,0 +1,182 @@
+package remove
+
+import (
+	"context"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/erase"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/records"
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
+)
+
+// findBucket returns the state of a bucket volume, or records.StateGone if there is nothing to delete. An error is a refusal.
+func (r *Remover) findBucket(ctx context.Context, be backend.Backend, keys credentials.Keys, id volume.ID) (records.State, error) {
+	b, have, err := r.openWithTags(ctx, be, keys, id)
+	if bucketIsGone(err) {
+		r.Opener.Invalidate(be, id.Bucket)
+		return records.StateGone, nil
+	}
+	if err != nil {
+		return records.StateGone, err
+	}
+	if have.Of(r.Records.Owner, id) {
+		switch s := records.State(have[records.TagState]); s {
+		case records.StateDeleted:
+			return records.StateGone, nil // it was retained
+		case records.StateDeleting:
+			return s, nil
+		default: // without the tag it is still a volume
+			return records.StateActive, nil
+		}
+	}
+	empty, err := buckets.IsEmpty(ctx, b, "")
+	switch {
+	case bucketIsGone(err):
+		r.Opener.Invalidate(be, id.Bucket)
+		return records.StateGone, nil
+	case err != nil:
+		return records.StateGone, err
+	case !empty:
+		return records.StateGone, fault.Errorf(fault.Precondition, "volume %s: there is data in %s, and its tags do not say that %s created it for this volume: nothing is deleted; "+
+			"delete the bucket by hand if it is unused, or set the PersistentVolume's reclaim policy to Retain", id, b, r.Records.Owner)
+	}
+	return records.StateGone, nil
+}
+
+func (r *Remover) openWithTags(ctx context.Context, be backend.Backend, keys credentials.Keys, id volume.ID) (buckets.Bucket, records.Tags, error) {
+	b, err := r.Opener.OpenUncached(ctx, be, keys, id.Bucket)
+	if err != nil {
+		return buckets.Bucket{}, nil, err
+	}
+	have, err := records.ReadTags(ctx, b.Client, id.Bucket)
+	return b, have, err
+}
+
+// lookBucket is Lookup for a bucket volume.
+func (r *Remover) lookBucket(ctx context.Context, be backend.Backend, keys credentials.Keys, id volume.ID) error {
+	_, have, err := r.openWithTags(ctx, be, keys, id)
+	switch {
+	case bucketIsGone(err):
+		r.Opener.Invalidate(be, id.Bucket)
+		return err
+	case err != nil:
+		return err
+	case !have.Of(r.Records.Owner, id) || have[records.TagState] != string(records.StateActive):
+		return fault.Errorf(fault.NotFound, "there is no volume %s of %s", id, r.Records.Owner)
+	}
+	return nil
+}
+
+// deleteBucket deletes a bucket volume, from whatever state an earlier attempt left it in. Its tags are the record.
+func (r *Remover) deleteBucket(ctx context.Context, be backend.Backend, d *deletion, id volume.ID) error {
+	release, err := r.Opener.Lock(ctx, be, id.Bucket)
+	if err != nil {
+		return err
+	}
+	defer release()
+	err = r.deleteBucketOnce(ctx, be, d, id)
+	if err == nil || bucketIsGone(err) {
+		r.Opener.Invalidate(be, id.Bucket)
+		return nil
+	}
+	return err
+}
+
+func (r *Remover) deleteBucketOnce(ctx context.Context, be backend.Backend, d *deletion, id volume.ID) error {
+	b, err := r.openToDelete(ctx, be, d, id)
+	if err != nil {
+		return err
+	}
+	have, err := records.ReadTags(ctx, b.Client, id.Bucket)
+	if err != nil || !have.Of(r.Records.Owner, id) || have[records.TagState] == string(records.StateDeleted) {
+		return err
+	}
+	onDelete := volume.OnDelete(have[records.TagOnDelete])
+	switch onDelete {
+	case volume.OnDeleteRetain:
+		return records.SetState(ctx, b, have, records.StateDeleted)
+	case volume.OnDeleteRequireEmpty:
+		if err := r.requireEmpty(ctx, b, id); err != nil {
+			return stillActive(ctx, b, have, err)
+		}
+	case volume.OnDeleteDelete, volume.OnDeletePurge:
+	default:
+		return fault.Errorf(fault.Precondition, "tag %s of %s is %q: set it to delete, purge, retain or requireEmpty", records.TagOnDelete, b, onDelete)
+	}
+	if have[records.TagState] != string(records.StateDeleting) {
+		if err := records.SetState(ctx, b, have, records.StateDeleting); err != nil {
+			return err
+		}
+	}
+	if onDelete == volume.OnDeleteRequireEmpty {
+		if err := r.requireEmpty(ctx, b, id); err != nil {
+			return stillActive(ctx, b, have, err)
+		}
+		err := dropBucket(ctx, b, id)
+		if backend.ErrorCode(err) == "BucketNotEmpty" {
+			return stillActive(ctx, b, have, fault.Errorf(fault.Precondition, "volume %s is not empty and its onDelete is %s: remove the objects, or versions of objects, that are left: %w", id, onDelete, err))
+		}
+		return err
+	}
+	return r.emptyAndDrop(ctx, b, d, id, onDelete)
+}
+
+// stillActive makes a volume usable again that is not deleted because of err.
+func stillActive(ctx context.Context, b buckets.Bucket, have records.Tags, err error) error {
+	if !fault.Is(err, fault.Precondition) {
+		return err
+	}
+	if stateErr := records.SetState(ctx, b, have, records.StateActive); stateErr != nil {
+		return fault.Errorf(fault.Busy, "%w; making the volume usable again: %w", err, stateErr)
+	}
+	return err
+}
+
+// emptyAndDrop removes all that is in the bucket, then the bucket.
+//
+// A bucket's name has no generations. So each upload, each page and the bucket itself are deleted only while the tags still say that
+// this volume is being deleted: a delayed deletion stops if the volume was created again. The moment between that check and the
+// request after it remains.
+func (r *Remover) emptyAndDrop(ctx context.Context, b buckets.Bucket, d *deletion, id volume.ID, onDelete volume.OnDelete) error {
+	still := func(ctx context.Context) error {
+		have, err := records.ReadTags(ctx, b.Client, b.Info.Name)
+		if err == nil && !(have.Of(r.Records.Owner, id) && have[records.TagState] == string(records.StateDeleting)) {
+			err = fault.Errorf(fault.Busy, "the tags of %s no longer say that volume %s is being deleted: another controller uses it", b, id)
+		}
+		return err
+	}
+	task := erase.Task{Bucket: b, Versions: onDelete == volume.OnDeletePurge, Progress: &d.progress, Still: still}
+	var err error
+	for range maxRaces {
+		if err = r.Eraser.Erase(ctx, task); err != nil {
+			return err
+		}
+		if err = still(ctx); err != nil {
+			return err
+		}
+		if err = dropBucket(ctx, b, id); backend.ErrorCode(err) != "BucketNotEmpty" {
+			return err
+		}
+		if onDelete == volume.OnDeleteDelete && hasVersions(ctx, b) {
+			return fault.Errorf(fault.Precondition, "volume %s: its objects are deleted, but versions of them keep %s from being deleted: to delete versions too, set the bucket's tag %s to %s: %w",
+				id, b, records.TagOnDelete, volume.OnDeletePurge, err)
+		}
+	}
+	return fault.Errorf(fault.Busy, "volume %s: something still writes to %s: %w", id, b, err)
+}
+
+func dropBucket(ctx context.Context, b buckets.Bucket, id volume.ID) error {
+	_, err := b.Client.DeleteBucket(ctx, &s3.DeleteBucketInput{Bucket: b.Name()})
+	return backend.Classify(err, "deleting the bucket of volume "+id.String())
+}
+
+func hasVersions(ctx context.Context, b buckets.Bucket) bool {
+	out, err := b.Client.ListObjectVersions(ctx, &s3.ListObjectVersionsInput{Bucket: b.Name(), MaxKeys: aws.Int32(1)})
+	return err == nil && len(out.Versions)+len(out.DeleteMarkers) > 0
+}

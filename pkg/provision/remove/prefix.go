@@ -1,0 +1,167 @@
+package remove
+
+import (
+	"context"
+	"errors"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/erase"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/records"
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
+)
+
+// maxRaces is how often a decision is repeated because a record or a bucket changed meanwhile.
+const maxRaces = 4
+
+// findPrefix returns the volume's state, or records.StateGone if there is nothing to delete. An error is a refusal.
+func (r *Remover) findPrefix(ctx context.Context, be backend.Backend, keys credentials.Keys, id volume.ID) (records.State, error) {
+	b, err := r.Opener.OpenUncached(ctx, be, keys, id.Bucket)
+	if err == nil {
+		var found records.Stored
+		found, err = r.Records.ReadOwn(ctx, b, id)
+		if err == nil {
+			if found.State == records.StateDeleted || found.VolumeID != id.String() {
+				return records.StateGone, nil
+			}
+			return found.State, nil
+		}
+		if errors.Is(err, records.ErrNotOurs) {
+			var empty bool
+			if empty, err = buckets.IsEmpty(ctx, b, id.Prefix); err == nil && !empty {
+				return records.StateGone, fault.Errorf(fault.Precondition, "volume %s: there is data below %q in %s, and no record says that %s created this volume: nothing is deleted; "+
+					"delete the data by hand if it is unused, or set the PersistentVolume's reclaim policy to Retain", id, id.Prefix, b, r.Records.Owner)
+			}
+		}
+	}
+	if bucketIsGone(err) {
+		return records.StateGone, r.bucketGone(be, id, err)
+	}
+	return records.StateGone, err
+}
+
+// bucketGone decides about a prefix volume whose bucket does not exist: it is gone too, unless the bucket was named by an access point
+// and may still exist.
+func (r *Remover) bucketGone(be backend.Backend, id volume.ID, err error) error {
+	r.Opener.Invalidate(be, id.Bucket)
+	if kind, nameErr := volume.ValidateBucketName(id.Bucket); nameErr == nil && kind == volume.BucketAccessPoint {
+		return fault.Errorf(fault.Precondition, "volume %s: the access point does not exist, and the data in its bucket may: nothing is deleted; "+
+			"create the access point again, or delete the data by hand and set the PersistentVolume's reclaim policy to Retain: %w", id, err)
+	}
+	return nil
+}
+
+// bucketIsGone reports whether the service said that there is no such bucket.
+func bucketIsGone(err error) bool { return fault.Is(err, fault.NotFound) }
+
+// lookPrefix is Lookup for a prefix volume.
+func (r *Remover) lookPrefix(ctx context.Context, be backend.Backend, keys credentials.Keys, id volume.ID) error {
+	b, err := r.Opener.Open(ctx, be, keys, id.Bucket, "")
+	if err != nil {
+		return err
+	}
+	found, err := r.Records.ReadOwn(ctx, b, id)
+	switch {
+	case errors.Is(err, records.ErrNotOurs), err == nil && (found.State != records.StateActive || found.VolumeID != id.String()):
+		return fault.Errorf(fault.NotFound, "there is no volume %s of %s", id, r.Records.Owner)
+	case bucketIsGone(err):
+		r.Opener.Invalidate(be, id.Bucket)
+	}
+	return err
+}
+
+// deletePrefix deletes a prefix volume, from whatever state an earlier attempt left it in:
+//
+//  1. check that it is empty, where onDelete is requireEmpty
+//  2. write the state deleting
+//  3. erase its data, as onDelete says
+//  4. write the tombstone, last: until it exists, every attempt begins again and does what is left
+func (r *Remover) deletePrefix(ctx context.Context, be backend.Backend, d *deletion, id volume.ID) error {
+	err := r.deletePrefixIn(ctx, be, d, id)
+	if bucketIsGone(err) {
+		return r.bucketGone(be, id, err)
+	}
+	return err
+}
+
+func (r *Remover) deletePrefixIn(ctx context.Context, be backend.Backend, d *deletion, id volume.ID) error {
+	b, err := r.openToDelete(ctx, be, d, id)
+	if err != nil {
+		return err
+	}
+	segment, _, _ := id.NameSegment()
+	for range maxRaces {
+		found, err := r.Records.ReadOwn(ctx, b, id)
+		switch {
+		case errors.Is(err, records.ErrNotOurs): // another process deleted it, and its name was used again
+			return nil
+		case err != nil:
+			return err
+		case found.State == records.StateDeleted, found.VolumeID != id.String():
+			return nil
+		}
+		if found.State == records.StateActive && found.OnDelete != volume.OnDeleteRetain {
+			if found.OnDelete == volume.OnDeleteRequireEmpty {
+				if err := r.requireEmpty(ctx, b, id); err != nil {
+					return err
+				}
+			}
+			// The next turn reads the record again, because the next write needs its new ETag.
+			if err := r.Records.Write(ctx, b, segment, found.ETag, found.With(records.StateDeleting, r.Records.Now())); err != nil && !errors.Is(err, records.ErrChanged) {
+				return err
+			}
+			continue
+		}
+		if err := r.removeData(ctx, b, d, id, segment, found); err != nil {
+			return err
+		}
+		err = r.Records.Write(ctx, b, segment, found.ETag, found.With(records.StateDeleted, r.Records.Now()))
+		if !errors.Is(err, records.ErrChanged) {
+			return err
+		}
+	}
+	return fault.Errorf(fault.Busy, "the record of volume %s keeps changing: another controller uses it", id)
+}
+
+// removeData does what onDelete says with the data of a volume that is being deleted.
+func (r *Remover) removeData(ctx context.Context, b buckets.Bucket, d *deletion, id volume.ID, segment string, found records.Stored) error {
+	switch found.OnDelete {
+	case volume.OnDeleteRetain:
+		return nil
+	case volume.OnDeleteRequireEmpty:
+		// A pod may have written between the first check and the change of state.
+		notEmpty := r.requireEmpty(ctx, b, id)
+		if !fault.Is(notEmpty, fault.Precondition) {
+			return notEmpty
+		}
+		if err := r.Records.Write(ctx, b, segment, found.ETag, found.With(records.StateActive, r.Records.Now())); err != nil {
+			return fault.Errorf(fault.Busy, "%w; making the volume usable again: %w", notEmpty, err)
+		}
+		return notEmpty
+	}
+	return r.Eraser.Erase(ctx, erase.Task{Bucket: b, Prefix: id.Prefix, Versions: found.OnDelete == volume.OnDeletePurge, Progress: &d.progress})
+}
+
+var errStop = errors.New("stop")
+
+// requireEmpty returns a Precondition if an object or an unfinished upload is below the volume's prefix.
+func (r *Remover) requireEmpty(ctx context.Context, b buckets.Bucket, id volume.ID) error {
+	empty, err := buckets.IsEmpty(ctx, b, id.Prefix)
+	if err != nil {
+		return err
+	}
+	left := "objects"
+	if empty {
+		err := r.Opener.UploadsBelow(ctx, b, id.Prefix, func(string, string) error { return errStop })
+		switch {
+		case err == nil:
+			return nil
+		case !errors.Is(err, errStop):
+			return backend.Classify(err, "listing unfinished uploads below "+b.Info.Name+"/"+id.Prefix)
+		}
+		left = "unfinished uploads"
+	}
+	return fault.Errorf(fault.Precondition, "volume %s is not empty and its onDelete is %s: remove the %s below %s/%s first", id, volume.OnDeleteRequireEmpty, left, b.Info.Name, id.Prefix)
+}

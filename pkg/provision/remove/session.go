@@ -1,0 +1,105 @@
+package remove
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+
+	"k8s.io/klog/v2"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/policy"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/identity"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/records"
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
+)
+
+// Where the backend can make one, a deletion uses a session that reaches its volume and its record and nothing else: then a bug in this
+// program, or a service that lists wrong keys, cannot delete another volume's data. The backend's configuration and the controller's
+// identity decide whether there is a session; the service's answers never do.
+
+// openToDelete opens the bucket of a deletion's volume. Its clients ask for keys with each request, because a deletion may take longer
+// than a session lasts.
+func (r *Remover) openToDelete(ctx context.Context, be backend.Backend, d *deletion, id volume.ID) (buckets.Bucket, error) {
+	own := func(ctx context.Context) (credentials.Keys, error) {
+		keys, err := r.Identities.Keys(ctx, be, d.latest())
+		if err == nil && keys.IsZero() {
+			keys, err = r.Clients.DriverKeys(ctx)
+		}
+		return keys, err
+	}
+	keys, err := r.Identities.Keys(ctx, be, d.latest())
+	if err != nil {
+		return buckets.Bucket{}, err
+	}
+	b, err := r.Opener.Open(ctx, be, keys, id.Bucket, "")
+	if err != nil {
+		return buckets.Bucket{}, err
+	}
+	if b.Client, err = r.Clients.BucketWith(ctx, be, own, b.Info); err != nil {
+		return buckets.Bucket{}, err
+	}
+	scoped, err := r.deletionKeys(ctx, be, d, id)
+	if err != nil || scoped == nil {
+		return b, err
+	}
+	b.Own = b.Client
+	b.Client, err = r.Clients.BucketWith(ctx, be, scoped, b.Info)
+	return b, err
+}
+
+// deletionKeys returns the sessions for a deletion, of which it makes the first; nil: there is no way to make one.
+func (r *Remover) deletionKeys(ctx context.Context, be backend.Backend, d *deletion, id volume.ID) (backend.KeySource, error) {
+	if be.Scope == volume.ScopeOff {
+		return nil, nil
+	}
+	order, err := r.planDeletion(ctx, be, d.latest(), id)
+	if err != nil || order.Kind == credentials.AsIs {
+		return nil, err
+	}
+	session := r.Identities.NewSession("deleting volume "+id.String(), func(ctx context.Context) (credentials.Keys, error) {
+		order, err := r.planDeletion(ctx, be, d.latest(), id)
+		var keys credentials.Keys
+		switch {
+		case err == nil && order.Kind == credentials.AsIs:
+			err = fault.Errorf(fault.Busy, "the latest request has credentials of another kind: a retry uses them")
+		case err == nil:
+			keys, err = r.Identities.Make(ctx, order)
+		}
+		if err != nil {
+			return credentials.Keys{}, fault.Errorf(fault.KindOf(err), "making a session that reaches volume %s and nothing else, to delete it: %w", id, err)
+		}
+		return keys, nil
+	})
+	_, err = session.Keys(ctx)
+	return session.Keys, err
+}
+
+// planDeletion plans the session for a deletion. A volume that no policy can describe was created without scope and is deleted without a
+// session: the order is AsIs.
+func (r *Remover) planDeletion(ctx context.Context, be backend.Backend, who identity.Identity, id volume.ID) (credentials.Order, error) {
+	var keys []string
+	if segment, _, ok := id.NameSegment(); ok {
+		keys = []string{records.Key(segment)}
+	}
+	var inexpressible error
+	order, err := r.Identities.Plan(ctx, be, who, identity.SessionRequest{Bucket: id.Bucket, Name: "delete-" + shortHash(id.String()), Policy: func(aws bool, partition string) (text string, err error) {
+		text, err = policy.Scope{Partition: partition, Bucket: id.Bucket, Prefix: id.Prefix, KMS: aws, AWS: aws}.Deletion(keys)
+		inexpressible = err
+		return text, err
+	}})
+	if inexpressible != nil {
+		klog.FromContext(ctx).Info("Deleting volume without a scoped session", "volume", id.String(), "reason", inexpressible)
+		return credentials.Order{Kind: credentials.AsIs}, nil //nolint:nilerr // it is logged, and decides how to delete
+	}
+	return order, err
+}
+
+// shortHash returns a name for a session's name, which is short.
+func shortHash(s string) string {
+	sum := sha256.Sum256([]byte(s))
+	return hex.EncodeToString(sum[:6])
+}

@@ -1,0 +1,369 @@
+// Package publish serves NodePublishVolume, NodeUnpublishVolume and NodeGetVolumeStats for targets. It parses and checks requests,
+// finds out what targets show, and binds mounts to them. What happens to the mounts themselves is up to package supervisor, which it
+// knows only as Mounts.
+package publish
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/client"
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/want"
+	"github.com/s3-csi/s3-csi-driver/pkg/namedlock"
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
+)
+
+// cleanupBound bounds the clean-up after a failed publish.
+const cleanupBound = 20 * time.Second
+
+// Mounts are the mounts of the node. Package supervisor implements it.
+type Mounts interface {
+	// Health returns the health of a mount.
+	Health(ctx context.Context, m state.Mount) (mount.Health, error)
+	// Refresh gives a healthy mount the credentials that a republish supplies.
+	Refresh(ctx context.Context, m state.Mount, p state.Publication, grant *creds.Grant) error
+	// Rotate gives a publication, whose target shows a mount, the session of its new secret.
+	Rotate(ctx context.Context, w want.Mount, shown state.Mount, p state.Publication) error
+	// Ensure ensures a running mount and binds it to the target. If bind fails, undo is called, unless it is nil.
+	Ensure(ctx context.Context, w want.Mount, bind func(ctx context.Context, m state.Mount) (undo func(context.Context) error, err error)) error
+	// AwaitDrained waits for a mount that has to drain before Ensure or Rotate, which failed, can succeed. again: they can be repeated.
+	AwaitDrained(ctx context.Context, w want.Mount, failed error) (again bool, err error)
+	// Release removes a publication and, if it was the mount's last one, stops the mount.
+	Release(ctx context.Context, p state.Publication, unmount func(context.Context) error) error
+}
+
+// Targets replaces and checks bind mounts at targets. Package heal implements it.
+type Targets interface {
+	// ReplaceTarget replaces the stale mount at a target. done is false if it cannot be replaced in place.
+	ReplaceTarget(ctx context.Context, m state.Mount, target string, readOnly bool) (done bool, err error)
+	// CheckTarget returns nil if a target shows a mount's current file system.
+	CheckTarget(ctx context.Context, m state.Mount, target string) error
+}
+
+// Backends are the S3 services of the config file.
+type Backends interface {
+	// CheckClaims returns fault.Precondition if the backend is not what the volume's author says that it is.
+	CheckClaims(name string, claims []volume.Claim) error
+}
+
+// Planner plans the credentials of mounts. Package creds implements it.
+type Planner interface {
+	Plan(ctx context.Context, r mount.Request, spec mount.Spec) (*creds.Grant, error)
+}
+
+// Options are the parts and settings of a Publisher.
+type Options struct {
+	Namespace    *host.Namespace
+	Store        *state.Store
+	Mounts       Mounts
+	Targets      Targets
+	Backends     Backends
+	Planner      Planner
+	Clients      client.Registry
+	TargetRoot   string        // targets must be below it; "": anywhere
+	MountTimeout time.Duration // for a publish
+	DrainTimeout time.Duration // for an unpublish whose caller gave no deadline
+	// Share is what inline volumes may ask for.
+	Share client.Share
+	// Refused is why nothing can be published on this node; nil: it can.
+	Refused error
+}
+
+// Publisher serves publish, unpublish and stats.
+type Publisher struct {
+	Options
+	targets  inflight
+	volumes  namedlock.Locks // by volume id: single-writer checks
+	realRoot string          // TargetRoot without symbolic links, as the mount table shows it
+}
+
+// New returns a publisher.
+func New(ctx context.Context, o Options) (*Publisher, error) {
+	p := &Publisher{Options: o, realRoot: o.TargetRoot}
+	if o.TargetRoot == "" {
+		return p, nil
+	}
+	root, err := host.Call(ctx, o.Namespace, "resolving "+o.TargetRoot, nil, func() (string, error) { return filepath.EvalSymlinks(o.TargetRoot) })
+	switch {
+	case err == nil:
+		p.realRoot = root
+	case !errors.Is(err, os.ErrNotExist): // the CO may make it later, as a plain directory
+		return nil, fmt.Errorf("resolving the root of targets: %w", err)
+	}
+	return p, nil
+}
+
+// Wait waits until no request is in flight, for at most d.
+func (p *Publisher) Wait(d time.Duration) { p.targets.wait(d) }
+
+// resolveTarget returns a target's path as the mount table shows it.
+func (p *Publisher) resolveTarget(target string) string {
+	if rest, below := strings.CutPrefix(target, p.TargetRoot+"/"); below && p.TargetRoot != "" {
+		return filepath.Join(p.realRoot, rest)
+	}
+	return target
+}
+
+// Publish makes a volume appear at its target. It is idempotent; a retry of the same request joins the one in flight. On failure,
+// everything that it did is undone; a target that showed the volume before keeps it. refused is why the request must not be served,
+// nil: it can be; Publish decides whether that is final for the target.
+//
+// Its steps: check the request; look at the target; if it shows the volume, refresh the credentials; if the secret was rotated, rotate;
+// otherwise ensure a running mount and bind it, or replace the stale one.
+func (p *Publisher) Publish(ctx context.Context, r mount.Request, refused error) error {
+	r.Target = p.resolveTarget(r.Target)
+	var spec mount.Spec
+	err := errors.Join(refused, p.Refused)
+	if err == nil {
+		spec, err = p.check(&r)
+	}
+	if err != nil {
+		return gradeError(err, p.showsVolume(ctx, r.Target))
+	}
+	request := fmt.Sprintf("publish %s ro=%t single=%t %s", r.VolumeID, r.ReadOnly, r.SingleWriter, spec.Encode())
+	return p.targets.do(ctx, r.Target, request, func() error {
+		wctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.MountTimeout)
+		defer cancel()
+		w := want.Mount{
+			Publication: state.Publication{Target: r.Target, VolumeID: r.VolumeID, ReadOnly: r.ReadOnly, SingleWriter: r.SingleWriter},
+			Identity:    r.Identity, Spec: spec,
+			Plan: func(ctx context.Context, spec mount.Spec) (*creds.Grant, error) { return p.Planner.Plan(ctx, r, spec) },
+		}
+		for {
+			err := p.publish(wctx, w, r.Ignored)
+			if err == nil {
+				return nil
+			}
+			if again, err := p.Mounts.AwaitDrained(wctx, w, err); !again { // no lock is held meanwhile
+				return err
+			}
+		}
+	})
+}
+
+// gradeError decides whether an error of a publish is final. After a final one, the CO takes the target for unpublished and does not
+// clean it up. So if the target shows a volume, only errors in the request itself are final.
+func gradeError(err error, shown bool) error {
+	if !shown || err == nil {
+		return err
+	}
+	switch fault.KindOf(err) {
+	case fault.Busy, fault.Timeout, fault.Unavailable, fault.Invalid, fault.Exists:
+		return err
+	}
+	return fault.Errorf(fault.Unavailable, "the target is left unchanged: %w", err)
+}
+
+// check checks a request, expands its role's templates and returns its spec.
+func (p *Publisher) check(r *mount.Request) (spec mount.Spec, err error) {
+	if err := errors.Join(p.checkTarget(r.Target), p.checkClient(*r)); err != nil {
+		return spec, err
+	}
+	if r.Source == credentials.SourceSecret && r.Keys.IsZero() {
+		return spec, fault.Errorf(fault.Precondition, "volume %s takes its credentials from a secret, and the request has none: "+
+			"set node-publish-secret-name and -namespace on its StorageClass, or nodePublishSecretRef on its PersistentVolume", r.VolumeID)
+	}
+	if err := p.Backends.CheckClaims(r.Volume.Backend, r.Claims); err != nil {
+		return spec, fmt.Errorf("volume %s: %w", r.VolumeID, err)
+	}
+	if r.Attributes.RoleARN != "" {
+		if err := backend.CheckTemplates(r.Attributes.RoleARN); err != nil { // which the expanded role does not show
+			return spec, fault.Errorf(fault.Precondition, "roleARN of the volume: %q %w", r.Attributes.RoleARN, err)
+		}
+		if r.Attributes.RoleARN, err = volume.Role(r.Attributes.RoleARN).Expand(r.PodNamespace, r.ServiceAccount); err != nil {
+			return spec, err
+		}
+	}
+	return mount.NewSpec(*r, p.Store.Salt()), nil
+}
+
+// checkClient checks the volume's options against its client.
+func (p *Publisher) checkClient(r mount.Request) error {
+	cl, err := p.Clients.Of(r.Attributes.Client)
+	if err != nil {
+		return err
+	}
+	if err := cl.Check(r.Options, "mountOptions"); err != nil {
+		return err
+	}
+	if err := cl.CheckOwner(r.Attributes.UID, r.Attributes.GID, "volume_context"); err != nil {
+		return err
+	}
+	if err := cl.CheckLimits(r.Attributes, r.Options, "volume_context"); err != nil {
+		return err
+	}
+	if r.Ephemeral {
+		if err := cl.CheckInline(r.Attributes, r.Options, p.Share); err != nil {
+			return err
+		}
+	}
+	if cl.CallerPIDs {
+		return host.HostPID()
+	}
+	return nil
+}
+
+// checkTarget refuses targets in the driver's own directories; host.OpenTarget checks the rest.
+func (p *Publisher) checkTarget(target string) error {
+	if dir, owns := p.Store.Owns(target); owns {
+		return fault.Field("target_path", "%s is inside %s, a directory of the driver itself", target, dir)
+	}
+	return nil
+}
+
+func (p *Publisher) publish(ctx context.Context, w want.Mount, ignored []string) (err error) {
+	unlock, err := p.volumes.Lock(ctx, w.Publication.VolumeID)
+	if err != nil {
+		return fault.Errorf(fault.Busy, "another publish of the volume is in flight: %w", err)
+	}
+	defer unlock()
+
+	at, err := p.look(ctx, w)
+	defer func() { err = gradeError(err, at.state != absent) }()
+	if err != nil {
+		return err
+	}
+	if w.Grant, err = w.Plan(ctx, w.Spec); err != nil {
+		return err
+	}
+	switch at.state {
+	case healthy:
+		return p.Mounts.Refresh(ctx, at.mount, at.pub, w.Grant)
+	case rotated:
+		w.Publication.Created = time.Now()
+		return p.Mounts.Rotate(ctx, w, at.mount, at.pub)
+	}
+	if err := p.checkSingleWriter(ctx, w.Publication); err != nil {
+		return err
+	}
+	w.Publication.Created = time.Now()
+	if at.state == stale {
+		if at.rotatedTo(w.Spec) {
+			w.At = at.mount.Name
+		}
+		return p.Mounts.Ensure(ctx, w, func(ctx context.Context, m state.Mount) (func(context.Context) error, error) {
+			// Not undone: containers may run on copies of what the target shows.
+			return nil, logPublished(ctx, m, w, p.replace(ctx, w, m, at))
+		})
+	}
+	if len(ignored) > 0 {
+		klog.FromContext(ctx).Info("Ignoring attributes of another driver", "ignored", ignored)
+	}
+	target, made, err := p.openTarget(ctx, w.Publication.Target)
+	if err != nil {
+		return err
+	}
+	defer target.Close()
+	defer func() {
+		if err != nil && made {
+			cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)
+			defer cancel()
+			err = mount.WithCleanupError(err, p.removeTarget(cctx, w.Publication.Target))
+		}
+	}()
+	failpoint.Here("publish.target")
+	return p.Mounts.Ensure(ctx, w, func(ctx context.Context, m state.Mount) (func(context.Context) error, error) {
+		undo := func(ctx context.Context) error { return p.unmountTarget(ctx, w.Publication.Target) }
+		return undo, logPublished(ctx, m, w, p.bind(ctx, w, m, target))
+	})
+}
+
+func logPublished(ctx context.Context, m state.Mount, w want.Mount, err error) error {
+	if err == nil {
+		klog.FromContext(ctx).Info("Published", "mount", m.Name, "client", m.Client, "readOnly", w.Publication.ReadOnly)
+	}
+	return err
+}
+
+// replace replaces the stale mount at a target. The target always shows a mount: without one, a container that is restarted would see
+// an empty volume.
+func (p *Publisher) replace(ctx context.Context, w want.Mount, m state.Mount, at target) error {
+	pub := w.PublicationOn(m)
+	pub.MovedFrom = at.pub.MovedFrom
+	if err := p.Store.Pubs.Write(ctx, pub); err != nil {
+		return err
+	}
+	failpoint.Here("replace.recorded")
+	if done, err := p.Targets.ReplaceTarget(ctx, m, pub.Target, pub.ReadOnly); done || err != nil {
+		return err
+	}
+	if err := p.unmountTarget(ctx, pub.Target); err != nil {
+		return err
+	}
+	dir, _, err := p.openTarget(ctx, pub.Target)
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return p.bind(ctx, w, m, dir)
+}
+
+// openTarget opens the target's directory, which is made if it is missing.
+func (p *Publisher) openTarget(ctx context.Context, path string) (dir *os.File, made bool, err error) {
+	type opened struct {
+		dir  *os.File
+		made bool
+	}
+	o, err := host.Call(ctx, p.Namespace, "opening the target", func(o opened) { o.dir.Close() }, func() (o opened, err error) {
+		if o.dir, err = host.OpenTarget(p.realRoot, path, false); fault.Is(err, fault.NotFound) {
+			o.made = true
+			o.dir, err = host.OpenTarget(p.realRoot, path, true)
+		}
+		return o, err
+	})
+	return o.dir, o.made, err
+}
+
+// checkSingleWriter enforces SINGLE_NODE_SINGLE_WRITER: the CSI specification requires FAILED_PRECONDITION for a second publication of
+// the same volume on the node. The volume's lock is held.
+func (p *Publisher) checkSingleWriter(ctx context.Context, pub state.Publication) error {
+	all, err := p.Store.Pubs.All(ctx)
+	if err != nil {
+		return err
+	}
+	for _, other := range all {
+		if other.VolumeID == pub.VolumeID && other.Target != pub.Target && (other.SingleWriter || pub.SingleWriter) {
+			return fault.Errorf(fault.Precondition, "the volume allows a single writer and is already published at %s", other.Target)
+		}
+	}
+	return nil
+}
+
+// bind records the publication and binds the mount to the target. The record is written first: after a crash in between, the next
+// publish or unpublish finds a record without a mount and repairs it.
+func (p *Publisher) bind(ctx context.Context, w want.Mount, m state.Mount, target *os.File) error {
+	pub := w.PublicationOn(m)
+	if err := p.Store.Pubs.Write(ctx, pub); err != nil {
+		return err
+	}
+	failpoint.Here("bind.recorded")
+	err := p.Namespace.Do(ctx, "binding "+m.Name+" to "+strconv.Quote(pub.Target), func() error {
+		source, err := host.OpenDir(p.Store.SourceDir(m.Name))
+		if err != nil {
+			return err
+		}
+		defer source.Close()
+		return host.Bind(source, target, host.BindAttrs{ReadOnly: pub.ReadOnly, Shared: true})
+	})
+	if err != nil {
+		return fmt.Errorf("binding mount %s to target %s: %w", m.Name, pub.Target, err)
+	}
+	failpoint.Here("bind.bound")
+	return p.Targets.CheckTarget(ctx, m, pub.Target)
+}

@@ -1,0 +1,273 @@
+package publish
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/client"
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest/parts"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/runner"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/want"
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
+)
+
+// fakeMounts are mounts without processes.
+type fakeMounts struct {
+	mount  state.Mount // that Ensure binds
+	err    error       // of Ensure
+	health mount.Health
+	called []string
+	undone bool
+	again  bool // AwaitDrained succeeds once
+}
+
+func (f *fakeMounts) Health(context.Context, state.Mount) (mount.Health, error) {
+	return f.health, nil
+}
+
+func (f *fakeMounts) Refresh(context.Context, state.Mount, state.Publication, *creds.Grant) error {
+	f.called = append(f.called, "refresh")
+	return nil
+}
+
+func (f *fakeMounts) Rotate(context.Context, want.Mount, state.Mount, state.Publication) error {
+	f.called = append(f.called, "rotate")
+	return nil
+}
+
+func (f *fakeMounts) Ensure(ctx context.Context, _ want.Mount, bind func(context.Context, state.Mount) (func(context.Context) error, error)) error {
+	f.called = append(f.called, "ensure")
+	if f.err != nil {
+		return f.err
+	}
+	undo, err := bind(ctx, f.mount)
+	if err != nil && undo != nil {
+		f.undone = true
+		return errors.Join(err, undo(ctx))
+	}
+	return err
+}
+
+func (f *fakeMounts) AwaitDrained(_ context.Context, _ want.Mount, failed error) (bool, error) {
+	if f.again {
+		f.again, f.err = false, nil
+		return true, nil
+	}
+	return false, failed
+}
+
+func (f *fakeMounts) Release(ctx context.Context, _ state.Publication, unmount func(context.Context) error) error {
+	f.called = append(f.called, "release")
+	return unmount(ctx)
+}
+
+// fakeTargets accept every target.
+type fakeTargets struct{}
+
+func (fakeTargets) ReplaceTarget(context.Context, state.Mount, string, bool) (bool, error) {
+	return true, nil
+}
+func (fakeTargets) CheckTarget(context.Context, state.Mount, string) error { return nil }
+
+func newPublisher(t *testing.T, change func(*Options)) (*Publisher, *parts.Parts, *fakeMounts) {
+	t.Helper()
+	p, mounts := parts.New(t, mounttest.S3{}, runner.Peers), &fakeMounts{health: mount.Healthy}
+	o := Options{
+		Namespace: p.Namespace, Store: p.Store, Mounts: mounts, Targets: fakeTargets{}, Backends: mounttest.S3{}, Planner: p.Creds, Clients: p.Clients,
+		MountTimeout: time.Minute, DrainTimeout: time.Minute, Share: client.Share{CPUWeight: 100, Tasks: 1024},
+	}
+	if change != nil {
+		change(&o)
+	}
+	pub, err := New(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pub, p, mounts
+}
+
+func requestFor(target string) mount.Request {
+	r := mounttest.Request()
+	r.Target, r.Attributes.Client = target, "rclone"
+	return r
+}
+
+// After a final error the CO takes a target for unpublished, and leaves it as it is. So if the target shows a volume, only errors in
+// the request itself are final.
+func TestErrorsAtShownTargetsAreNotFinal(t *testing.T) {
+	denied := fault.Errorf(fault.Denied, "no")
+	p, all, mounts := newPublisher(t, nil)
+	mounts.err, mounts.health = denied, mount.Down
+	shown := all.Show(all.Mount("a", "1", "mountpoint-s3", nil)).Target
+	withoutSecret := func(r *mount.Request) { r.Source = credentials.SourceSecret }
+	for what, tc := range map[string]struct {
+		change        func(*mount.Request)
+		refused       error
+		absent, shown fault.Kind
+	}{
+		"credentials denied": {func(*mount.Request) {}, nil, fault.Denied, fault.Unavailable},
+		"no secret":          {withoutSecret, nil, fault.Precondition, fault.Unavailable},
+		"an invalid option":  {func(r *mount.Request) { r.Options = []volume.Option{{Name: "no-such-option"}} }, nil, fault.Invalid, fault.Invalid},
+		"refused":            {func(*mount.Request) {}, fault.Errorf(fault.Precondition, "isolated"), fault.Precondition, fault.Unavailable},
+		"refused as invalid": {func(*mount.Request) {}, fault.Errorf(fault.Invalid, "x"), fault.Invalid, fault.Invalid},
+		"refused, unknown":   {func(*mount.Request) {}, errors.New("x"), fault.Unknown, fault.Unavailable},
+	} {
+		for target, kind := range map[string]fault.Kind{filepath.Join(t.TempDir(), "absent"): tc.absent, shown: tc.shown} {
+			r := requestFor(target)
+			tc.change(&r)
+			if err := p.Publish(t.Context(), r, tc.refused); err == nil || fault.KindOf(err) != kind {
+				t.Errorf("%s at %s: kind %s, want %s: %v", what, target, fault.KindOf(err), kind, err)
+			}
+		}
+	}
+	if at, err := host.Inspect(shown); err != nil || !at.Mountpoint {
+		t.Errorf("the target is not mounted any more: %v", err)
+	}
+}
+
+// What is impossible by configuration is found out before anything is made for it.
+func TestNothingIsMadeForImpossibleCredentials(t *testing.T) {
+	p, all, mounts := newPublisher(t, nil)
+	all.Tokens.Nothing = fault.Errorf(fault.Precondition, "no way")
+	target := filepath.Join(t.TempDir(), "target")
+	if err := p.Publish(t.Context(), requestFor(target), nil); !fault.Is(err, fault.Precondition) {
+		t.Errorf("kind %s: %v", fault.KindOf(err), err)
+	}
+	if _, err := os.Lstat(target); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the target was made: %v", err)
+	}
+	if len(mounts.called) > 0 {
+		t.Errorf("called: %v", mounts.called)
+	}
+}
+
+// A publish whose mount has to wait for another one to drain is repeated, and one that cannot bind is undone.
+func TestPublishWaitsAndIsUndone(t *testing.T) {
+	p, all, mounts := newPublisher(t, nil)
+	mounts.mount = all.Mount("a", "1", "rclone", nil)
+	mounts.err, mounts.again = fault.Errorf(fault.Busy, "another mount drains"), true
+	bound := filepath.Join(t.TempDir(), "target")
+	if err := p.Publish(t.Context(), requestFor(bound), nil); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := host.Unmount(bound); err != nil {
+			t.Error(err)
+		}
+	})
+	if _, ok, err := p.Store.Pubs.Get(t.Context(), bound); !ok || err != nil || len(mounts.called) != 2 {
+		t.Errorf("recorded: %t, %v; called: %v", ok, err, mounts.called)
+	}
+	mounts.mount.Name = "gone"
+	target := filepath.Join(t.TempDir(), "target")
+	if err := p.Publish(t.Context(), requestFor(target), nil); err == nil || !mounts.undone {
+		t.Errorf("undone: %t, %v", mounts.undone, err)
+	}
+	if _, err := os.Lstat(target); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the target is left: %v", err)
+	}
+}
+
+// An inline volume, whose author is a pod's, gets no more of the node than volumes that set no limits.
+func TestInlineVolumesGetNoMoreThanOthers(t *testing.T) {
+	p, _, _ := newPublisher(t, func(o *Options) { o.Share = client.Share{Memory: 1 << 30, CPUWeight: 100, Tasks: 200} })
+	for _, tt := range []struct {
+		memory, weight, tasks uint64
+		denied                string
+	}{
+		{1 << 30, 100, 200, ""},
+		{2 << 30, 0, 0, "memoryLimit"},
+		{0, 101, 0, "cpuWeight"},
+		{0, 0, 201, "tasksMax"},
+	} {
+		for _, inline := range []bool{true, false} {
+			r := requestFor("/t")
+			r.Ephemeral = inline
+			r.Attributes.MemoryLimit, r.Attributes.CPUWeight, r.Attributes.TasksMax = tt.memory, tt.weight, tt.tasks
+			_, err := p.check(&r)
+			if want := inline && tt.denied != ""; want != (err != nil) || want && (!fault.Is(err, fault.Denied) || !strings.Contains(err.Error(), tt.denied)) {
+				t.Errorf("%+v, inline %t: %v", tt, inline, err)
+			}
+		}
+	}
+}
+
+// A label for mount(2) comes from kubelet alone: among the attributes, which are the pod author's, no client has such an option.
+func TestInlineVolumesSetNoSELinuxLabel(t *testing.T) {
+	p, _, _ := newPublisher(t, nil)
+	for _, name := range []string{"rclone", "mountpoint-s3"} {
+		r := requestFor("/t")
+		r.Attributes.Client, r.Ephemeral = name, true
+		r.Options = []volume.Option{{Name: "context", Value: "system_u:object_r:shadow_t:s0", HasValue: true}}
+		if _, err := p.check(&r); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "context") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// Pods with the same volume and identity share a mount, whatever their volume handles are.
+func TestVolumeHandlesDoNotChangeTheKey(t *testing.T) {
+	p, _, _ := newPublisher(t, nil)
+	keys := map[string]bool{}
+	for _, handle := range []string{"csi-1", "csi-2", "static"} {
+		r := requestFor("/t")
+		r.VolumeID, r.Ephemeral = handle, handle != "static"
+		spec, err := p.check(&r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		keys[spec.Key()] = true
+	}
+	if len(keys) != 1 {
+		t.Errorf("%d mounts: %v", len(keys), keys)
+	}
+}
+
+// A volume whose author expects another service than its backend's is not mounted. What is ignored is no part of the mount.
+func TestClaimsAreChecked(t *testing.T) {
+	p, _, _ := newPublisher(t, nil)
+	r := requestFor("/t")
+	before, err := p.check(&r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Ignored = []string{"something"}
+	if after, err := p.check(&r); err != nil || after.Key() != before.Key() {
+		t.Errorf("the key changed with what is ignored: %v", err)
+	}
+	r.Claims = []volume.Claim{{Kind: volume.ClaimEndpoint, Field: "secrets.endpoint", Value: "https://elsewhere.example"}}
+	if _, err := p.check(&r); !fault.Is(err, fault.Precondition) {
+		t.Errorf("%v", err)
+	}
+}
+
+// A role in which two pods could expand to the same name is refused before its templates are expanded: namespace a-b with service
+// account c is not namespace a with b-c.
+func TestRolesAreUniqueToAPod(t *testing.T) {
+	p, _, _ := newPublisher(t, nil)
+	for role, unique := range map[string]bool{
+		"arn:aws:iam::111122223333:role/${pod.namespace}-${pod.serviceAccountName}": false,
+		"arn:aws:iam::111122223333:role/${pod.namespace}${pod.serviceAccountName}":  false,
+		"arn:aws:iam::111122223333:role/${pod.serviceAccountName}.${pod.namespace}": false,
+		"arn:aws:iam::111122223333:role/${pod.namespace}.${pod.serviceAccountName}": true,
+		"arn:aws:iam::111122223333:role/${pod.namespace}":                           true,
+	} {
+		r := requestFor("/t")
+		r.Attributes.RoleARN, r.PodNamespace, r.ServiceAccount = role, "a-b", "c"
+		if _, err := p.check(&r); unique != (err == nil) || !unique && !fault.Is(err, fault.Precondition) {
+			t.Errorf("%s: %v", role, err)
+		}
+	}
+}

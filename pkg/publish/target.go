@@ -1,0 +1,120 @@
+package publish
+
+import (
+	"context"
+	"slices"
+
+	"k8s.io/klog/v2"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/want"
+)
+
+// targetState is what a target shows.
+type targetState int
+
+const (
+	absent  targetState = iota // no mount of ours
+	healthy                    // the volume of the request
+	stale                      // a mount of ours that must be replaced: its client has exited, or it is not what is wanted
+	rotated                    // the volume of the request, with the credentials of its former secret
+)
+
+// target is what is known of a target.
+type target struct {
+	state targetState
+	mount state.Mount       // that it shows; empty if its record is lost
+	pub   state.Publication // empty if its record is lost
+}
+
+// rotatedTo reports whether the target's mount must be restarted and serves the spec, although it has the key of a former secret.
+func (t target) rotatedTo(spec mount.Spec) bool {
+	return t.state == stale && t.mount.Rotated != "" && !t.mount.Superseded && t.pub.Mount == t.mount.Name && t.mount.Serves().Encode() == spec.Encode()
+}
+
+// mountAt returns the top mount on a target.
+func (p *Publisher) mountAt(ctx context.Context, path string) (top host.Mount, mounts []host.Mount, mounted bool, err error) {
+	at, err := host.Call(ctx, p.Namespace, "looking at target "+path, nil, func() (host.PathState, error) {
+		at, _ := host.Inspect(path) // an invalid path is reported when it is opened
+		return at, nil
+	})
+	if err != nil || !at.Mountpoint {
+		return host.Mount{}, nil, false, err
+	}
+	if mounts, err = p.Namespace.Mounts(ctx); err != nil {
+		return host.Mount{}, nil, false, err
+	}
+	top, mounted = mount.TopAt(mounts, path)
+	return top, mounts, mounted, nil
+}
+
+// showsVolume reports whether a target shows a volume of ours, or cannot be determined not to.
+func (p *Publisher) showsVolume(ctx context.Context, path string) bool {
+	top, _, mounted, err := p.mountAt(ctx, path)
+	_, ours := mount.NameOf(top.Source)
+	return err != nil || mounted && ours
+}
+
+// look returns what a target shows.
+func (p *Publisher) look(ctx context.Context, w want.Mount) (target, error) {
+	path := w.Publication.Target
+	top, mounts, mounted, err := p.mountAt(ctx, path)
+	if err != nil || !mounted {
+		return target{}, err
+	}
+	name, ours := mount.NameOf(top.Source)
+	if !ours {
+		return target{}, fault.Errorf(fault.Precondition, "target %s has another mount (%s, type %s): unmount it first", path, top.Source, top.FSType)
+	}
+	t := target{state: stale}
+	if t.pub, _, err = p.Store.Pubs.Get(ctx, path); err != nil {
+		return t, err
+	}
+	var have bool
+	if t.mount, have, err = p.Store.Mount(ctx, name); err != nil {
+		return t, err
+	}
+	source, mounted := mount.TopAt(mounts, p.Store.SourceDir(name))
+	if have && mounted && source.Major == top.Major && source.Minor == top.Minor {
+		if t.state, err = p.compare(ctx, w, t); err != nil || t.state != stale {
+			return t, err
+		}
+	}
+	klog.FromContext(ctx).Info("Mount at target is stale, replacing it", "mount", name)
+	return t, nil
+}
+
+// compare compares a target, which shows the file system of its mount, with what is wanted.
+func (p *Publisher) compare(ctx context.Context, w want.Mount, t target) (targetState, error) {
+	m, pub := t.mount, t.pub
+	health, err := p.Mounts.Health(ctx, m)
+	if err != nil {
+		return stale, err
+	}
+	differs := m.Serves().Encode() != w.Spec.Encode()
+	switch {
+	case m.Superseded, slices.Contains(pub.MovedFrom, m.Name): // the publication is another mount's by now
+		return stale, nil
+	case differs && pub.Mount == m.Name && w.Spec.RotatedFrom(m.Serves()) && (health.Serves() || m.KeepsOnDisk(p.Clients)), !differs && m.Rotating:
+		return rotated, nil
+	case !health.Serves():
+		return stale, nil
+	case pub.Mount != m.Name || pub.VolumeID != w.Publication.VolumeID:
+		return stale, fault.Errorf(fault.Exists, "target %s shows volume %s", pub.Target, m.VolumeID)
+	case differs:
+		return stale, fault.Errorf(fault.Exists, "target %s shows the volume with other parameters, options or credentials; "+
+			"they take effect when the target is unpublished and published again (delete the pod)", pub.Target)
+	case pub.ReadOnly != w.Publication.ReadOnly:
+		return stale, fault.Errorf(fault.Exists, "target %s shows the volume with readOnly=%t", pub.Target, pub.ReadOnly)
+	case health == mount.Outdated:
+		return stale, nil
+	}
+	// The client may have been restarted since the mount table was read, and the target not be healed yet.
+	if err := p.Targets.CheckTarget(ctx, m, w.Publication.Target); err != nil {
+		return stale, nil //nolint:nilerr // that is the result
+	}
+	return healthy, nil
+}

@@ -1,0 +1,163 @@
+// Package ttlcache is a read-through cache: it keeps answers for a time and loads each key once, however many callers ask.
+package ttlcache
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+)
+
+// Cache keeps answers, errors included, and shares one load among concurrent callers of the same key.
+//
+// Unlike a load of x/sync/singleflight, one of a Cache is cancelled when its last caller leaves, and its answer is not kept if
+// the key was invalidated meanwhile.
+type Cache[K comparable, V any] struct {
+	now   func() time.Time
+	size  int
+	bound time.Duration
+	keep  func(V, error) time.Duration
+	mu    sync.Mutex
+	known map[K]entry[V]
+	loads map[K]*load[V]
+}
+
+type entry[V any] struct {
+	value V
+	err   error
+	until time.Time
+}
+
+type load[V any] struct {
+	callers int
+	cancel  context.CancelFunc
+	done    chan struct{} // closed when value and err are set
+	value   V
+	err     error
+}
+
+// New returns a cache of at most size answers. bound limits one load, whatever its callers allow; keep returns how long an
+// answer is kept, 0 for not at all.
+func New[K comparable, V any](now func() time.Time, size int, bound time.Duration, keep func(V, error) time.Duration) *Cache[K, V] {
+	return &Cache[K, V]{now: now, size: size, bound: bound, keep: keep, known: map[K]entry[V]{}, loads: map[K]*load[V]{}}
+}
+
+// Get returns the kept answer, or that of the load in flight, or that of fn. It returns a Timeout when ctx ends. The context of
+// fn has the values of the first caller's.
+func (c *Cache[K, V]) Get(ctx context.Context, key K, fn func(context.Context) (V, error)) (V, error) {
+	var none V
+	if err := ctx.Err(); err != nil {
+		return none, fault.Errorf(fault.Timeout, "%w", err)
+	}
+	c.mu.Lock()
+	if e, ok := c.peek(key); ok {
+		c.mu.Unlock()
+		return e.value, e.err
+	}
+	l, ok := c.loads[key]
+	if !ok {
+		l = &load[V]{done: make(chan struct{})}
+		var loading context.Context
+		loading, l.cancel = context.WithTimeout(context.WithoutCancel(ctx), c.bound) //nolint:gosec // run and leave cancel it
+		c.loads[key] = l
+		go c.run(loading, key, l, fn)
+	}
+	l.callers++
+	c.mu.Unlock()
+
+	select {
+	case <-l.done:
+		return l.value, l.err
+	case <-ctx.Done():
+		c.leave(key, l)
+		return none, fault.Errorf(fault.Timeout, "%w", ctx.Err())
+	}
+}
+
+// Peek returns the kept answer, if there is one. It does not load.
+func (c *Cache[K, V]) Peek(key K) (value V, ok bool, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	e, ok := c.peek(key)
+	return e.value, ok, e.err
+}
+
+func (c *Cache[K, V]) peek(key K) (entry[V], bool) {
+	e, ok := c.known[key]
+	if ok && !c.now().Before(e.until) {
+		delete(c.known, key)
+		return entry[V]{}, false
+	}
+	return e, ok
+}
+
+// Put keeps an answer that was found without Get, for as long as keep says.
+func (c *Cache[K, V]) Put(key K, value V, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.put(key, value, err)
+}
+
+// put makes room by dropping what has expired, or else what would expire first.
+func (c *Cache[K, V]) put(key K, value V, err error) {
+	now, ttl := c.now(), c.keep(value, err)
+	if ttl <= 0 {
+		return
+	}
+	if _, ok := c.known[key]; !ok && len(c.known) >= c.size {
+		var first K
+		var found bool
+		for k, old := range c.known {
+			if !now.Before(old.until) {
+				delete(c.known, k)
+			} else if !found || old.until.Before(c.known[first].until) {
+				first, found = k, true
+			}
+		}
+		if len(c.known) >= c.size {
+			delete(c.known, first)
+		}
+	}
+	c.known[key] = entry[V]{value, err, now.Add(ttl)}
+}
+
+func (c *Cache[K, V]) run(ctx context.Context, key K, l *load[V], fn func(context.Context) (V, error)) {
+	defer l.cancel()
+	l.value, l.err = fn(ctx)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.loads[key] == l { // else it was abandoned or invalidated meanwhile, and its answer must not be kept
+		delete(c.loads, key)
+		c.put(key, l.value, l.err)
+	}
+	close(l.done)
+}
+
+func (c *Cache[K, V]) leave(key K, l *load[V]) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if l.callers--; l.callers > 0 {
+		return
+	}
+	l.cancel()
+	if c.loads[key] == l {
+		delete(c.loads, key)
+	}
+}
+
+// Invalidate drops the answers of all keys that match, and those of loads in flight when they come.
+func (c *Cache[K, V]) Invalidate(match func(K) bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for k := range c.known {
+		if match(k) {
+			delete(c.known, k)
+		}
+	}
+	for k := range c.loads {
+		if match(k) {
+			delete(c.loads, k)
+		}
+	}
+}

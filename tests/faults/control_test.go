@@ -1,0 +1,99 @@
+package faults
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/s3-csi/s3-csi-driver/tests/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+)
+
+// longest is how long the control volume may take to answer on a machine that is busy with everything else.
+const longest = 5 * time.Second
+
+// controlVolume is a volume that must not notice anything.
+type controlVolume struct {
+	id, target, mount string // of the volume; the mount's name
+	uid               int
+}
+
+// volume is one that no controller made: the prefix "<name>/" of the bucket.
+func volume(name, client string, pairs ...string) *csi.Volume {
+	c := map[string]string{"bucketName": bucket, "prefix": name + "/", "client": client}
+	for i := 0; i+1 < len(pairs); i += 2 {
+		c[pairs[i]] = pairs[i+1]
+	}
+	return &csi.Volume{VolumeId: name, VolumeContext: c}
+}
+
+func publishControl(t *testing.T, l *testNode) *controlVolume {
+	t.Helper()
+	name := "control-" + filepath.Base(l.Dir)
+	target := l.Target("control")
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if _, err := l.driver.Load().NodePublishVolume(ctx, rigtest.PublishRequest(volume(name, rclone), target)); err != nil {
+		t.Fatalf("publishing the control volume: %v", err)
+	}
+	if err := os.WriteFile(filepath.Join(target, "file"), []byte("content"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	entries, err := os.ReadDir(filepath.Join(l.State, "mounts"))
+	procs := l.processes(helperProgram)
+	if err != nil || len(entries) != 1 || len(procs) != 1 {
+		t.Fatalf("one mount with one helper was made: %v, %v, %v", entries, procs, err)
+	}
+	return &controlVolume{id: name, target: target, mount: entries[0].Name(), uid: procs[0].UID}
+}
+
+func (i *controlVolume) unpublishing() call {
+	return func(ctx context.Context, d *rig.Driver) error {
+		_, err := d.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: i.id, TargetPath: i.target})
+		return err
+	}
+}
+
+// use uses the volume until stop is called, which tells what went wrong.
+func (i *controlVolume) use() (stop func() error) {
+	done, ended := make(chan struct{}), make(chan error, 1)
+	go func() {
+		ended <- func() error {
+			for n := 0; ; n++ {
+				began := time.Now()
+				b, err := os.ReadFile(filepath.Join(i.target, "file"))
+				if err == nil && string(b) != "content" {
+					err = fmt.Errorf("it reads %q", b)
+				}
+				if err == nil && n%20 == 0 {
+					err = os.WriteFile(filepath.Join(i.target, "more"), []byte(fmt.Sprint(n)), 0o644)
+				}
+				if err != nil {
+					return err
+				}
+				if took := time.Since(began); took > longest {
+					return fmt.Errorf("it took %s to answer", took)
+				}
+				select {
+				case <-done:
+					return nil
+				case <-time.After(20 * time.Millisecond):
+				}
+			}
+		}()
+	}()
+	return func() error {
+		close(done)
+		select {
+		case err := <-ended:
+			return err
+		case <-time.After(longest):
+			return fmt.Errorf("it has not answered for %s", longest)
+		}
+	}
+}
