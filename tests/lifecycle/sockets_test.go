@@ -43,7 +43,7 @@ func TestTheSocketOfALivingDriverIsNotStolen(t *testing.T) {
 	if code := second.exit(t); code == 0 {
 		t.Error("the second driver's exit code is 0")
 	}
-	contains(t, second.stderr.String(), path, "stop that process first")
+	contains(t, second.stderr.String(), path, "stop that driver first")
 	_, err := dial(t, endpoint).GetPluginInfo(rigtest.Context(t, patience), &csi.GetPluginInfoRequest{})
 	if err != nil {
 		t.Errorf("the first driver cannot be reached any more: %v", err)

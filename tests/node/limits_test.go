@@ -68,11 +68,11 @@ func memoryFile(group, v1, v2 string) string {
 	return ""
 }
 
-// unitOf is the unit of the only mount of a volume.
+// unitOf is the unit of the only mount of a volume, whose sources directory may also hold pins: their names have a dot.
 func (e *env) unitOf(volume string) string {
 	e.t.Helper()
 	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
-		return filepath.Dir(m.Mountpoint) != filepath.Join(e.State, "sources") || !strings.HasPrefix(m.Source, "s3csi:"+volume+":"), false
+		return filepath.Dir(m.Mountpoint) != filepath.Join(e.State, "sources") || !strings.HasPrefix(m.Source, "s3csi:"+volume+":") || strings.Contains(filepath.Base(m.Mountpoint), "."), false
 	})
 	if err != nil || len(mounts) != 1 {
 		e.t.Fatalf("the mounts of volume %s: %v, %v", volume, mounts, err)

@@ -52,7 +52,7 @@ func (f *fakeKiller) KillOrphans(context.Context) error {
 // A mount that never finishes to drain delays neither the others, whose credentials would expire, nor the garbage collection.
 func TestDrainingMountDelaysNothing(t *testing.T) {
 	p := parts.New(t, mounttest.S3{}, runner.Peers)
-	mounts, killer := &fakeMounts{blocked: strings.Repeat("a", 24)}, &fakeKiller{}
+	mounts, killer := &fakeMounts{blocked: parts.Key("a")}, &fakeKiller{}
 	m := New(Options{
 		Namespace: p.Namespace, Store: p.Store, Pins: p.Pins, Tracker: p.Tracker, Clients: p.Clients, Peer: p.Peer, Mounts: mounts, Killer: killer,
 		Watchers: NewWatchers(), StaleAge: time.Hour,

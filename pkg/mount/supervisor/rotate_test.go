@@ -131,7 +131,7 @@ func TestPublicationsMoveOnlyFromUnlockedMounts(t *testing.T) {
 	m, pub := p.Secret("a", "mountpoint-s3")
 	r := rotationOf(t, s, p, m, pub)
 	moved := pub
-	moved.Mount, moved.MovedFrom = mount.Name(strings.Repeat("b", 24), 7), []string{m.Name}
+	moved.Mount, moved.MovedFrom = mount.Name(parts.Key("b"), 7), []string{m.Name}
 	move := func(busy bool, mount string) {
 		t.Helper()
 		if err := r.reassign(t.Context(), moved); fault.Is(err, fault.Busy) != busy || err != nil && !busy {
@@ -196,7 +196,7 @@ func TestFormerMountsGetTheNewSession(t *testing.T) {
 	if now := left(); now.Superseded || len(h.Given()) > 0 {
 		t.Errorf("it has a publication, and was left: %+v", now)
 	}
-	pub.Mount, pub.MovedFrom = strings.Repeat("b", 24)+"-2", []string{m.Name}
+	pub.Mount, pub.MovedFrom = mount.Name(parts.Key("b"), 2), []string{m.Name}
 	p.Publish(pub)
 	if now := left(); !now.Superseded || len(h.Given()) != 1 || h.Given()[0].Order == nil {
 		t.Errorf("%+v; the helper was given %+v", now, h.Given())

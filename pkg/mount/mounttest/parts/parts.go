@@ -6,6 +6,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -84,10 +85,17 @@ func New(t *testing.T, b creds.Backends, peers func(*host.Namespace, state.Paths
 	return p
 }
 
-// Mount makes the directories and the record of a running mount, without processes. Its key consists of the letter. change may be nil.
+// Key is a mount's key of the letter and of letters of this process's own: tests of other packages that run meanwhile have mounts in the
+// same mount table.
+func Key(letter string) string {
+	own := strings.NewReplacer("0", "k", "1", "l", "8", "m", "9", "n").Replace(strconv.Itoa(os.Getpid()))
+	return strings.Repeat(letter, 24-len(own)) + own
+}
+
+// Mount makes the directories and the record of a running mount, without processes. Its key is that of the letter. change may be nil.
 func (p *Parts) Mount(letter, generation, client string, change func(*state.Mount)) state.Mount {
 	p.t.Helper()
-	name := strings.Repeat(letter, 24) + "-" + generation
+	name := Key(letter) + "-" + generation
 	m := state.Mount{
 		Name: name, Key: mount.KeyOf(name), Phase: state.Running, VolumeID: "v", Source: mount.SourceName("v", name), Client: client, UID: UID,
 		Spec: mount.Spec{Backend: "default", Bucket: "b", Source: credentials.SourceDriver}, Backend: p.digest(),
