@@ -48,6 +48,9 @@ func Main(run func() int) int {
 	return code
 }
 
+// Inside reports whether this process runs in namespaces that Main made.
+func Inside() bool { return os.Getenv(envRole) == roleInside }
+
 func self(role string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...) //nolint:gosec,noctx // this binary with its own arguments
 	cmd.Env = append(os.Environ(), envRole+"="+role)

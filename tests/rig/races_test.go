@@ -8,8 +8,12 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/s3-csi/s3-csi-driver/tests/isolate"
 	"github.com/s3-csi/s3-csi-driver/tests/rig"
 )
+
+// A rig that ends kills what runs as one of its users, in the PID namespaces below its own, too.
+func TestMain(m *testing.M) { os.Exit(isolate.Main(m.Run)) }
 
 // A race in any of the programs fails the test whose rig they belong to, also when they run as a mount's user.
 func TestRacesAreReported(t *testing.T) {

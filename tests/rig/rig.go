@@ -41,8 +41,8 @@ const (
 	LauncherSystemd = "systemd"
 )
 
-// The user ids that mounts get: every rig that lives at the same time has a block of its own, also those of other
-// processes, because a user id is how a mount's processes are found.
+// The user ids that mounts get: of all rigs that live at the same time in a network namespace, each has a block of its own,
+// because a user id is how a mount's processes are found.
 const (
 	firstUID  = 2100000
 	uidBlock  = 1000
@@ -145,8 +145,8 @@ func launcher() (string, error) {
 	}
 }
 
-// takeUIDs takes the first block of user ids that no other rig on this machine has. The sign is an abstract UNIX socket,
-// which vanishes with its process.
+// takeUIDs takes the first block of user ids that no other rig in this network namespace has. The sign is an abstract UNIX
+// socket, which vanishes with its process.
 func (r *Rig) takeUIDs() error {
 	for block := range uidBlocks {
 		sign, err := new(net.ListenConfig).Listen(context.Background(), "unix", fmt.Sprintf("@s3csi-rig-uids-%d", block))

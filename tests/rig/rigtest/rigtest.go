@@ -23,6 +23,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/s3-csi/s3-csi-driver/tests/pressure"
+	"github.com/s3-csi/s3-csi-driver/tests/isolate"
 	"github.com/s3-csi/s3-csi-driver/tests/rig"
 	"github.com/s3-csi/s3-csi-driver/tests/s3server"
 	"github.com/s3-csi/s3-csi-driver/tests/systemd"
@@ -155,6 +156,9 @@ func New(t testing.TB) *Node {
 // On is New with a server that is there.
 func On(t testing.TB, server *Server) *Node {
 	t.Helper()
+	if !isolate.Inside() {
+		t.Fatal("the package's TestMain must be isolate.Main: drivers kill what runs as their users, in all PID namespaces below")
+	}
 	r, err := rig.New(rig.S3{Endpoint: server.Endpoint(), Region: server.Region(), Keys: server.Process.Keys()})
 	if err != nil {
 		t.Fatal(err)
