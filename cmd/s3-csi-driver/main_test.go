@@ -56,7 +56,8 @@ func driverCommand(ctx context.Context, env []string, args ...string) *exec.Cmd 
 }
 
 func TestExitCodesAndMessages(t *testing.T) {
-	broken := filepath.Join(t.TempDir(), "config.yaml")
+	dir := t.TempDir()
+	broken := filepath.Join(dir, "config.yaml")
 	if err := os.WriteFile(broken, []byte("backends:\n  default:\n    endpont: https://s3.example.com\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -68,13 +69,15 @@ func TestExitCodesAndMessages(t *testing.T) {
 		stderr string
 	}{
 		{"--help", nil, 0, "--endpoint", ""},
+		{"controller --help", nil, 0, `mode "controller"`, ""},
 		{"node --help", nil, 0, "--uid-range", ""},
 		{"--version", nil, 0, "\n", ""},
+		{"node --version", nil, 0, "\n", ""},
 		{"contoller", nil, 2, "", "unknown mode"},
 		{"controller --uid-range=2000-3000", nil, 2, "", "is a flag of modes all and node"},
 		{"controller --endpoint=tcp://0.0.0.0:1", nil, 2, "", "loopback"},
 		{"controller", []string{"S3_CSI_V=loud"}, 2, "", "S3_CSI_V"},
-		{"controller --config=" + broken, nil, 1, "", "endpont"},
+		{"controller --endpoint=" + dir + "/csi.sock --config=" + broken, nil, 1, "", broken + ": backends.default.endpont"},
 		{"controller --config=/nonexistent/config.yaml", nil, 1, "", "/nonexistent/config.yaml"},
 		{"controller --endpoint=/nonexistent/csi.sock", nil, 1, "", "does not exist"},
 		{"helper", nil, 2, "", "unknown mode"},
@@ -96,6 +99,12 @@ func TestExitCodesAndMessages(t *testing.T) {
 		if !strings.Contains(stdout.String(), tt.stdout) || !strings.Contains(stderr.String(), tt.stderr) {
 			t.Errorf("%s: stdout %q, stderr %q", tt.args, stdout.String(), stderr.String())
 		}
+		if failed := tt.code != 0; failed && stdout.Len() > 0 || !failed && stderr.Len() > 0 {
+			t.Errorf("%s: not only on its own stream: stdout %q, stderr %q", tt.args, stdout.String(), stderr.String())
+		}
+	}
+	if left, _ := os.ReadDir(dir); len(left) != 1 {
+		t.Errorf("a driver that did not start left %v", left)
 	}
 }
 
@@ -149,6 +158,11 @@ func TestControllerModeServesUntilItIsTold(t *testing.T) {
 			if left, _ := os.ReadDir(dir); len(left) > 0 {
 				t.Errorf("left behind: %v", left)
 			}
+			lis, err := net.Listen(scheme, strings.TrimPrefix(target, "unix://"))
+			if err != nil {
+				t.Fatalf("another one cannot have the place at once: %v", err)
+			}
+			_ = lis.Close()
 			for line := range strings.Lines(log.String()) {
 				if !strings.HasPrefix(line, "{") {
 					t.Errorf("not a JSON log line: %s", line)
@@ -169,6 +183,9 @@ func ask(ctx context.Context, t *testing.T, target string) {
 	info, err := csi.NewIdentityClient(conn).GetPluginInfo(ctx, &csi.GetPluginInfoRequest{}, grpc.WaitForReady(true))
 	if err != nil || info.GetName() != "test.csi" || info.GetVendorVersion() == "" {
 		t.Errorf("GetPluginInfo: %v, %v", info, err)
+	}
+	if version, err := driverCommand(ctx, nil, "--version").Output(); err != nil || string(version) != info.GetVendorVersion()+"\n" {
+		t.Errorf("GetPluginInfo says version %s, and --version %q, %v", info.GetVendorVersion(), version, err)
 	}
 	caps, err := csi.NewIdentityClient(conn).GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
 	if err != nil || len(caps.GetCapabilities()) != 1 {

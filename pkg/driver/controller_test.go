@@ -77,6 +77,9 @@ func TestCreateVolumeRefusesWhatItCannotDo(t *testing.T) {
 		{"oversize mount flags", func(r *csi.CreateVolumeRequest) {
 			r.VolumeCapabilities[0].GetMount().MountFlags = []string{strings.Repeat("x", 4097)}
 		}, invalid, []string{"volume_capabilities[0].mount.mount_flags", "4097"}},
+		{"oversize mount flags together", func(r *csi.CreateVolumeRequest) {
+			r.VolumeCapabilities[0].GetMount().MountFlags = []string{"a=" + strings.Repeat("x", 2046), "b=" + strings.Repeat("x", 2047)}
+		}, invalid, []string{"volume_capabilities[0].mount.mount_flags", "4097"}},
 		{"injected mount flag", func(r *csi.CreateVolumeRequest) {
 			r.VolumeCapabilities[0].GetMount().MountFlags = []string{"allow-delete", "-oallow_root"}
 		}, invalid, []string{"volume_capabilities[0].mount.mount_flags[1]"}},
@@ -108,6 +111,8 @@ func TestCreateVolumeRefusesWhatItCannotDo(t *testing.T) {
 		{"mutable parameters", func(r *csi.CreateVolumeRequest) { r.MutableParameters = map[string]string{"a": "b"} }, invalid, []string{"mutable_parameters"}},
 		{"oversize parameters", func(r *csi.CreateVolumeRequest) { r.Parameters["prefix"] = strings.Repeat("x", 4096) }, invalid, []string{"parameters: has"}},
 		{"unknown parameter", func(r *csi.CreateVolumeRequest) { r.Parameters["bucketNam"] = "x" }, invalid, []string{"parameters.bucketNam", "bucketName"}},
+		{"bad onDelete", func(r *csi.CreateVolumeRequest) { r.Parameters["onDelete"] = "perhaps" }, invalid, []string{"parameters.onDelete"}},
+		{"injected mount option", func(r *csi.CreateVolumeRequest) { r.Parameters["mountOptions"] = "debug,--config /etc/passwd extra" }, invalid, []string{"parameters.mountOptions[1]"}},
 		{"unknown backend", func(r *csi.CreateVolumeRequest) { r.Parameters["backend"] = "gone" }, codes.FailedPrecondition, []string{`"gone"`}},
 		{"secret that is not asked for", func(r *csi.CreateVolumeRequest) { r.Secrets = tenantKeys() }, invalid, []string{"secrets: hold S3 keys", "controllerCredentials: secret"}},
 		{"secret that is missing", func(r *csi.CreateVolumeRequest) { r.Parameters["backend"] = "tenants" }, codes.FailedPrecondition,
@@ -140,8 +145,15 @@ func TestCreateVolumeRefusesWhatItCannotDo(t *testing.T) {
 
 func TestCreateVolumeAcceptsWhatTheSpecificationAllows(t *testing.T) {
 	for what, change := range map[string]func(*csi.CreateVolumeRequest){
-		"plain":         func(*csi.CreateVolumeRequest) {},
-		"longest name":  func(r *csi.CreateVolumeRequest) { r.Name = strings.Repeat("n", 128) },
+		"plain":        func(*csi.CreateVolumeRequest) {},
+		"longest name": func(r *csi.CreateVolumeRequest) { r.Name = strings.Repeat("n", 128) },
+		"longest place": func(r *csi.CreateVolumeRequest) {
+			r.Name, r.Parameters["bucketName"] = strings.Repeat("ü", 64), strings.Repeat("b", 63)
+		},
+		"longest base prefix": func(r *csi.CreateVolumeRequest) {
+			r.Name, r.Parameters["prefix"] = strings.Repeat("ü", 64), "base/${pvc.namespace}/"
+			r.Parameters["csi.storage.k8s.io/pvc/namespace"] = strings.Repeat("namespace", 7)
+		},
 		"Unicode name":  func(r *csi.CreateVolumeRequest) { r.Name = "große Daten/日本" },
 		"every mode":    func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities = everyMode() },
 		"a file system": func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0].GetMount().FsType = "ext4" },
@@ -162,6 +174,9 @@ func TestCreateVolumeAcceptsWhatTheSpecificationAllows(t *testing.T) {
 		if err != nil {
 			t.Errorf("%s: %v", what, err)
 			continue
+		}
+		if id := resp.GetVolume().GetVolumeId(); len(id) > 128 || strings.ContainsFunc(id, func(r rune) bool { return r <= ' ' || r > '~' }) {
+			t.Errorf("%s: the volume id %q is too long, or has what COs cannot put into file names, labels and logs", what, id)
 		}
 		again, err := c.CreateVolume(t.Context(), req)
 		if err != nil || !proto.Equal(resp, again) {
@@ -186,6 +201,11 @@ func TestCapacityIsHonouredAndTellsVolumesApart(t *testing.T) {
 	resp, err := c.CreateVolume(t.Context(), req)
 	if err != nil || resp.GetVolume().GetCapacityBytes() != 10 {
 		t.Fatalf("%v, %v", resp, err)
+	}
+	if resp, err := c.CreateVolume(t.Context(), &csi.CreateVolumeRequest{
+		Name: "pvc-2", VolumeCapabilities: req.GetVolumeCapabilities(), CapacityRange: &csi.CapacityRange{RequiredBytes: 1 << 30, LimitBytes: 2 << 30},
+	}); err != nil || resp.GetVolume().GetCapacityBytes() < 1<<30 || resp.GetVolume().GetCapacityBytes() > 2<<30 {
+		t.Errorf("a range: %v, %v", resp, err)
 	}
 	req.CapacityRange = &csi.CapacityRange{RequiredBytes: 20, LimitBytes: 20}
 	_, err = c.CreateVolume(t.Context(), req)
@@ -270,6 +290,8 @@ func TestDeleteVolume(t *testing.T) {
 		{"ours with keys", "tenants:bucket-1/pvc-1/", tenantKeys(), codes.OK, true, ""},
 		{"no id", "", nil, codes.InvalidArgument, false, "volume_id: is missing"},
 		{"long id", strings.Repeat("x", 129), nil, codes.InvalidArgument, false, "volume_id: has 129 bytes"},
+		{"an id that the driver cannot have made", "default:bucket-1/a/../pvc-1/", nil, codes.OK, false, ""},
+		{"an id without its slash", "default:bucket-1/pvc-1", nil, codes.OK, false, ""},
 		{"sanity's", "fake-vol-id", nil, codes.OK, false, ""},
 		{"nonsense with a colon", "x y:z", nil, codes.OK, false, ""},
 		{"another driver's", "pvc-0f1e2d3c-1111-2222-3333-444455556666", nil, codes.FailedPrecondition, false, "another S3 driver"},
@@ -298,7 +320,9 @@ func TestDeleteVolume(t *testing.T) {
 
 func TestValidateVolumeCapabilities(t *testing.T) {
 	c, _ := newTestController(t)
-	created, err := c.CreateVolume(t.Context(), createRequest())
+	made := createRequest()
+	made.Parameters["uid"] = "1000"
+	created, err := c.CreateVolume(t.Context(), made)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -312,7 +336,7 @@ func TestValidateVolumeCapabilities(t *testing.T) {
 		code codes.Code
 		says string // part of the error, or of the message of an unconfirmed answer
 	}{
-		{"confirmed", &csi.ValidateVolumeCapabilitiesRequest{VolumeId: id, VolumeCapabilities: everyMode(), Parameters: createRequest().GetParameters()}, codes.OK, ""},
+		{"confirmed", &csi.ValidateVolumeCapabilitiesRequest{VolumeId: id, VolumeCapabilities: everyMode(), Parameters: made.GetParameters(), VolumeContext: created.GetVolume().GetVolumeContext()}, codes.OK, ""},
 		{"block", &csi.ValidateVolumeCapabilitiesRequest{VolumeId: id, VolumeCapabilities: []*csi.VolumeCapability{good, block}}, codes.OK, "volume_capabilities[1].block"},
 		{"mutable", &csi.ValidateVolumeCapabilitiesRequest{VolumeId: id, VolumeCapabilities: one(good), MutableParameters: map[string]string{"a": "b"}}, codes.OK, "mutable_parameters"},
 		{"context", &csi.ValidateVolumeCapabilitiesRequest{VolumeId: id, VolumeCapabilities: one(good), VolumeContext: map[string]string{"x": "y"}}, codes.OK, "volume_context"},

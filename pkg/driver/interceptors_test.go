@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
@@ -38,6 +39,36 @@ func TestFailureIsLoggedOnceWithWhatItIsAbout(t *testing.T) {
 	}
 	if lines[0][0] != 'I' {
 		t.Errorf("what every CO meets is not the driver's fault: %s", lines[0])
+	}
+}
+
+func TestVerbosityDecidesWhatIsLogged(t *testing.T) {
+	for verbosity, want := range map[int]struct{ says, silent []string }{
+		0: {nil, []string{`"Done"`, `"Request"`, `"Response"`}},
+		2: {[]string{`"Done" method="NodePublishVolume"`}, []string{`"Request"`, `"Response"`}},
+		4: {[]string{`"Request" method="NodePublishVolume"`}, []string{`"Response"`, `method="Probe"`}},
+		5: {[]string{`"Request" method="NodePublishVolume"`, `"Response" method="NodePublishVolume"`}, []string{`method="Probe"`}},
+		6: {[]string{`"Request" method="Probe"`, `"Response" method="Probe"`}, nil},
+	} {
+		log := &logBuffer{}
+		handler := logRequests(textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(log), textlogger.Verbosity(verbosity))), &inflight{})
+		call := func(method string, req any, err error) {
+			_, _ = handler(t.Context(), req, &grpc.UnaryServerInfo{FullMethod: method}, func(context.Context, any) (any, error) { return &csi.ProbeResponse{}, err })
+		}
+		call(csi.Identity_Probe_FullMethodName, &csi.ProbeRequest{}, nil)
+		call(csi.Node_NodePublishVolume_FullMethodName, publishRequest(), nil)
+		call(csi.Controller_CreateVolume_FullMethodName, createRequest(), status.Error(codes.InvalidArgument, "a reason"))
+		// What went wrong is always there.
+		for _, word := range append(want.says, `"Request not served" method="CreateVolume"`, "a reason") {
+			if !strings.Contains(log.String(), word) {
+				t.Errorf("%s is not logged at verbosity %d:\n%s", word, verbosity, log)
+			}
+		}
+		for _, word := range want.silent {
+			if strings.Contains(log.String(), word) {
+				t.Errorf("%s is logged at verbosity %d:\n%s", word, verbosity, log)
+			}
+		}
 	}
 }
 

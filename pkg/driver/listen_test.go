@@ -165,16 +165,17 @@ func TestLiveSocketIsNotStolen(t *testing.T) {
 }
 
 func TestWhatIsNotASocketIsNeverRemoved(t *testing.T) {
-	for kind, create := range map[string]func(string) error{
+	for what, create := range map[string]func(string) error{
 		"a regular file": func(p string) error { return os.WriteFile(p, []byte("data"), 0o600) },
 		"a directory":    func(p string) error { return os.Mkdir(p, 0o700) },
 		"a symbolic link": func(p string) error {
 			leaveStaleSocket(t, p+".real")
 			return os.Symlink(p+".real", p)
 		},
-		"a special file": func(p string) error { return syscall.Mkfifo(p, 0o600) },
+		"a symbolic link to nothing": func(p string) error { return os.Symlink("elsewhere", p) },
+		"a special file":             func(p string) error { return syscall.Mkfifo(p, 0o600) },
 	} {
-		path := socketPath(t)
+		kind, path := strings.TrimSuffix(what, " to nothing"), socketPath(t)
 		if err := create(path); err != nil {
 			t.Fatal(err)
 		}
@@ -183,10 +184,10 @@ func TestWhatIsNotASocketIsNeverRemoved(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, _, err := Listen(t.Context(), path); err == nil || !strings.Contains(err.Error(), "is not a socket but "+kind) {
-			t.Errorf("%s: got %v", kind, err)
+			t.Errorf("%s: got %v", what, err)
 		}
 		if after, err := os.Lstat(path); err != nil || !os.SameFile(before, after) {
-			t.Errorf("%s was touched: %v", kind, err)
+			t.Errorf("%s was touched: %v", what, err)
 		}
 	}
 }

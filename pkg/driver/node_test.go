@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"reflect"
 	"strings"
 	"testing"
 
@@ -50,6 +51,7 @@ func TestNodePublishRefusesBeforeItTouchesAnything(t *testing.T) {
 		{"long target", func(r *csi.NodePublishVolumeRequest) { r.TargetPath = "/" + strings.Repeat("x", 4095) }, invalid, []string{"target_path: has 4096"}},
 		{"no capability", func(r *csi.NodePublishVolumeRequest) { r.VolumeCapability = nil }, invalid, []string{"volume_capability: is missing"}},
 		{"no mode", func(r *csi.NodePublishVolumeRequest) { r.VolumeCapability.AccessMode = nil }, invalid, []string{"volume_capability.access_mode"}},
+		{"access mode of the future", func(r *csi.NodePublishVolumeRequest) { r.VolumeCapability.AccessMode.Mode = 99 }, invalid, []string{"volume_capability.access_mode"}},
 		{"block", func(r *csi.NodePublishVolumeRequest) {
 			r.VolumeCapability.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
 		}, invalid, []string{"volume_capability.block"}},
@@ -123,6 +125,30 @@ func TestNodePublishReadsTheWholeRequest(t *testing.T) {
 	}
 	if !p.SingleWriter || p.ReadOnly {
 		t.Errorf("modes: %+v", p)
+	}
+}
+
+// A CO may say the same thing in other words when it publishes again.
+func TestRequestsThatMeanTheSameAreTheSame(t *testing.T) {
+	n, m := newTestNode(t)
+	for what, change := range map[string]func(*csi.NodePublishVolumeRequest){
+		"a slash at the end": func(r *csi.NodePublishVolumeRequest) { r.TargetPath += "/" },
+		"pod information": func(r *csi.NodePublishVolumeRequest) {
+			r.VolumeContext = map[string]string{"csi.storage.k8s.io/pod.name": "pod"}
+		},
+		"another fs_type": func(r *csi.NodePublishVolumeRequest) { r.VolumeCapability.GetMount().FsType = "ext4" },
+		"another access mode": func(r *csi.NodePublishVolumeRequest) {
+			r.VolumeCapability.AccessMode.Mode = csi.VolumeCapability_AccessMode_SINGLE_NODE_MULTI_WRITER
+		},
+	} {
+		if _, err := n.NodePublishVolume(t.Context(), publishRequest()); err != nil {
+			t.Fatal(err)
+		}
+		first, again := m.last, publishRequest()
+		change(again)
+		if _, err := n.NodePublishVolume(t.Context(), again); err != nil || !reflect.DeepEqual(first, m.last) {
+			t.Errorf("%s: %+v, %v; want %+v", what, m.last, err, first)
+		}
 	}
 }
 

@@ -74,8 +74,14 @@ func TestCommandLineWinsOverEnvironmentWhichWinsOverDefaults(t *testing.T) {
 		t.Errorf("default backend: %q %q", o.DefaultRegion, o.DefaultEndpoint)
 	}
 	delete(vars, "S3_CSI_ENDPOINT")
-	if o := parse(t, "node", vars); o.Common.Endpoint != "unix:///other/csi.sock" {
+	delete(vars, "AWS_REGION")
+	vars["AWS_ENDPOINT_URL_S3"] = "https://other.example.com"
+	o = parse(t, "node", vars)
+	if o.Common.Endpoint != "unix:///other/csi.sock" {
 		t.Errorf("CSI_ENDPOINT: %s", o.Common.Endpoint)
+	}
+	if o.DefaultRegion != "us-west-2" || o.DefaultEndpoint != "https://other.example.com" {
+		t.Errorf("default backend: %q %q", o.DefaultRegion, o.DefaultEndpoint)
 	}
 	vars["S3_CSI_NODE_ID"] = "node-8"
 	if o := parse(t, "node", vars); o.Node.NodeID != "node-8" {
@@ -83,33 +89,45 @@ func TestCommandLineWinsOverEnvironmentWhichWinsOverDefaults(t *testing.T) {
 	}
 }
 
-func TestEveryFlagCanBeSetByItsVariable(t *testing.T) {
-	values := map[string]string{
-		"endpoint": "/tmp/x.sock", "driver-name": "a.b", "config": "/etc/c.yaml", "http-endpoint": "127.0.0.1:1", "logging-format": "json", "v": "3",
-		"shutdown-timeout": "3s", "cluster-id": "c1", "deletion-workers": "3", "node-id": "n", "state-dir": "/run/x", "cache-dir": "/var/x",
-		"client-dir": "/opt/x", "default-client": "rclone", "launcher": "process", "node-dns": "pod", "uid-range": "3000-3001", "target-root": "/var/lib/kubelet",
-		"volume-attach-limit": "3", "inline-volumes": "true", "mount-timeout": "3s", "drain-timeout": "3s", "host-dir": "/opt/y", "heal": "false", "hang-timeout": "3s", "allow-isolated": "true",
-		"memory-limit": "2Gi", "cpu-weight": "3", "tasks-max": "64", "slice-memory-limit": "30%",
+func TestEveryFlagCanBeSetByItsVariableAndBothRefuseABadValue(t *testing.T) {
+	values := map[string]struct{ good, bad string }{
+		"endpoint": {"/tmp/x.sock", "relative/path"}, "driver-name": {"a.b", "a_b"}, "config": {"/etc/c.yaml", "relative.yaml"}, "http-endpoint": {"127.0.0.1:1", "nowhere"},
+		"logging-format": {"json", "xml"}, "v": {"3", "many"}, "shutdown-timeout": {"3s", "-1s"}, "cluster-id": {"c1", "two words"}, "deletion-workers": {"3", "65"},
+		"node-id": {"n", "two words"}, "state-dir": {"/run/x", "relative"}, "cache-dir": {"/var/x", "/a/../b"}, "client-dir": {"/opt/x", "relative"},
+		"default-client": {"rclone", "no-such-client"}, "launcher": {"process", "systemctl"}, "node-dns": {"pod", "cluster"}, "uid-range": {"3000-3001", "2000000"},
+		"target-root": {"/var/lib/kubelet", "relative"}, "volume-attach-limit": {"3", "-1"}, "inline-volumes": {"true", "perhaps"}, "mount-timeout": {"3s", "1ms"},
+		"drain-timeout": {"3s", "soon"}, "host-dir": {"/opt/y", "relative"}, "heal": {"false", "perhaps"}, "hang-timeout": {"3s", "1ms"}, "allow-isolated": {"true", "perhaps"},
+		"memory-limit": {"2Gi", "1MiB"}, "cpu-weight": {"3", "10001"}, "tasks-max": {"64", "31"}, "slice-memory-limit": {"30%", "101%"},
 	}
-	new(Options).Flags(ModeAll).VisitAll(func(f *pflag.Flag) {
-		if f.Name == "version" {
-			return
-		}
-		value, ok := values[f.Name]
-		if !ok {
-			t.Errorf("add a value for --%s to this test", f.Name)
-			return
-		}
-		var o Options
-		fs := o.Flags(ModeAll)
-		c := &checker{origin: map[string]string{}}
-		if err := o.applyEnvironment(fs, environment(map[string]string{FlagVariables(f.Name)[0]: value}), c); err != nil {
-			t.Errorf("%s: %v", f.Name, err)
-		}
-		if got := fs.Lookup(f.Name).Value.String(); got != value {
-			t.Errorf("--%s from %s: %q, want %q", f.Name, FlagVariables(f.Name)[0], got, value)
-		}
-	})
+	for _, mode := range Modes() {
+		new(Options).Flags(mode).VisitAll(func(f *pflag.Flag) {
+			if f.Name == "version" {
+				return
+			}
+			value, ok := values[f.Name]
+			if !ok {
+				t.Errorf("add values for --%s to this test", f.Name)
+				return
+			}
+			variable := FlagVariables(f.Name)[0]
+			var o Options
+			fs := o.Flags(mode)
+			c := &checker{origin: map[string]string{}}
+			if err := o.applyEnvironment(fs, environment(map[string]string{variable: value.good}), c); err != nil {
+				t.Errorf("%s: %v", f.Name, err)
+			}
+			if got := fs.Lookup(f.Name).Value.String(); got != value.good {
+				t.Errorf("--%s from %s: %q, want %q", f.Name, variable, got, value.good)
+			}
+			_, given := Parse([]string{string(mode), "--" + f.Name + "=" + value.bad}, environment(nil))
+			_, set := Parse([]string{string(mode)}, environment(map[string]string{variable: value.bad}))
+			for place, err := range map[string]error{"--" + f.Name: given, variable: set} {
+				if usage := (*UsageError)(nil); !errors.As(err, &usage) || !strings.Contains(err.Error(), place) || !strings.Contains(err.Error(), value.bad) {
+					t.Errorf("mode %s, %s is %q: %v, want a usage error that names both", mode, place, value.bad, err)
+				}
+			}
+		})
+	}
 }
 
 func TestMistakesAreUsageErrorsThatNameTheirPlace(t *testing.T) {
@@ -168,6 +186,9 @@ func TestMistakesAreUsageErrorsThatNameTheirPlace(t *testing.T) {
 		{"node --volume-attach-limit=-1", nil, []string{"--volume-attach-limit", "negative"}},
 		{"node --mount-timeout=0s", nil, []string{"--mount-timeout"}},
 		{"node --drain-timeout=2h", nil, []string{"--drain-timeout"}},
+		{"controller --v=11 --driver-name=- --deletion-workers=0", nil, []string{"--v", "--driver-name", "--deletion-workers"}},
+		{"--v=2 node", nil, []string{`"node"`, "the mode comes first"}},
+		{"--endpoint", nil, []string{"--endpoint"}},
 		{"node --state-dir=x --cache-dir=y", nil, []string{"--state-dir", "--cache-dir"}},
 	}
 	for _, tt := range tests {
@@ -191,6 +212,13 @@ func TestVersionAndHelpNeedNothingElse(t *testing.T) {
 	}
 	if _, err := Parse([]string{"--help"}, environment(nil)); !errors.Is(err, pflag.ErrHelp) {
 		t.Errorf("--help: %v", err)
+	}
+	for _, mode := range Modes() {
+		for _, part := range []string{"--endpoint", "S3_CSI_", `mode "` + string(mode) + `"`} {
+			if text := Usage(mode); !strings.Contains(text, part) {
+				t.Errorf("the help of mode %s does not say %s:\n%s", mode, part, text)
+			}
+		}
 	}
 	if text := Usage(ModeNode); !strings.Contains(text, "--uid-range") || strings.Contains(text, "--cluster-id") {
 		t.Errorf("the help of mode node shows the wrong flags:\n%s", text)

@@ -245,6 +245,11 @@ func TestHTTPShowsMetricsAndHealth(t *testing.T) {
 		m.block, m.entered = make(chan struct{}), make(chan struct{}, 1)
 	})
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	for range 2 {
+		if _, err := csi.NewNodeClient(r.conn).NodeGetInfo(t.Context(), &csi.NodeGetInfoRequest{}); err != nil {
+			t.Fatal(err)
+		}
+	}
 	get := func(path string) (int, string) {
 		resp, err := client.Get("http://" + address + path)
 		if err != nil {
@@ -266,10 +271,16 @@ func TestHTTPShowsMetricsAndHealth(t *testing.T) {
 	if code, body := get("/readyz"); code != 200 || body != "ok\nnote: restarts of the driver break mounts\n" {
 		t.Errorf("/readyz: %d %q", code, body)
 	}
+	for _, path := range []string{"/", "/debug/pprof/"} {
+		if code, _ := get(path); code != http.StatusNotFound {
+			t.Errorf("%s: %d", path, code)
+		}
+	}
 	_, metrics := get("/metrics")
 	for _, part := range []string{
 		`csi_plugin_operations_seconds_count{driver_name="s3.csi.driver",grpc_status_code="Unimplemented",method_name="/csi.v1.Node/NodeStageVolume"} 1`,
-		`s3csi_build_info{driver_name="s3.csi.driver",go_version="go`, `version="v0.0.0-test"} 1`, "go_goroutines ", "process_start_time_seconds ",
+		`csi_plugin_operations_seconds_count{driver_name="s3.csi.driver",grpc_status_code="OK",method_name="/csi.v1.Node/NodeGetInfo"} 2`,
+		`s3csi_build_info{driver_name="s3.csi.driver",go_version="go`, `version="v0.0.0-test"} 1`, "go_goroutines ", "process_start_time_seconds ", "process_resident_memory_bytes ",
 	} {
 		if !strings.Contains(metrics, part) {
 			t.Errorf("/metrics does not have %s", part)
@@ -292,18 +303,20 @@ func TestAddressInUseIsAnErrorThatLeavesNoSocket(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = lis.Close() }()
-	path := socketPath(t)
-	cfg, err := testConfig(path, newFakeMounter())
-	if err != nil {
-		t.Fatal(err)
-	}
-	cfg.HTTPEndpoint = lis.Addr().String()
-	server, err := NewServer(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := server.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "--http-endpoint") {
-		t.Errorf("Run: %v", err)
+	path, taken := socketPath(t), lis.Addr().String()
+	for _, c := range []struct{ endpoint, http, says string }{{path, taken, "--http-endpoint"}, {"tcp://" + taken, "", "listen on tcp://" + taken}} {
+		cfg, err := testConfig(c.endpoint, newFakeMounter())
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg.HTTPEndpoint = c.http
+		server, err := NewServer(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := server.Run(t.Context()); err == nil || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), taken) {
+			t.Errorf("Run: %v", err)
+		}
 	}
 	if _, err := os.Lstat(path); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the socket is left: %v", err)

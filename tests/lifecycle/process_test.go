@@ -1,5 +1,5 @@
-// Package lifecycle_test holds the driver's program to what is promised of it as a process: modes, flags, environment,
-// signals, sockets, logs, metrics, secrets.
+// Package lifecycle_test holds the driver's program to what is promised of it as a process: what it passes on, signals,
+// sockets, sessions, secrets, and calls that race.
 package lifecycle_test
 
 import (
@@ -42,12 +42,7 @@ type process struct {
 // launch starts the driver's program with exactly this environment; it is killed at the test's end.
 func launch(t *testing.T, env []string, args ...string) *process {
 	t.Helper()
-	return launchProgram(t, filepath.Join(rigtest.Bin(t), "s3-csi-driver"), env, args...)
-}
-
-func launchProgram(t *testing.T, program string, env []string, args ...string) *process {
-	t.Helper()
-	p := &process{cmd: exec.Command(program, args...), exited: make(chan struct{})}
+	p := &process{cmd: exec.Command(filepath.Join(rigtest.Bin(t), "s3-csi-driver"), args...), exited: make(chan struct{})}
 	p.cmd.Env, p.cmd.Stdout, p.cmd.Stderr = append([]string{}, env...), &p.stdout, &p.stderr
 	if os.Getenv(rig.EnvRace) != "" {
 		p.cmd.Env = append(p.cmd.Env, "GORACE=atexit_sleep_ms=50")
@@ -65,7 +60,7 @@ func launchProgram(t *testing.T, program string, env []string, args ...string) *
 			t.Error("the driver has a data race")
 		}
 		if t.Failed() {
-			t.Logf("%s %v wrote:\n%s%s", program, args, p.stdout.String(), p.stderr.String())
+			t.Logf("the driver with %v wrote:\n%s%s", args, p.stdout.String(), p.stderr.String())
 		}
 	})
 	return p
@@ -88,14 +83,6 @@ func (p *process) signal(t *testing.T, s os.Signal) {
 	if err := p.cmd.Process.Signal(s); err != nil {
 		t.Fatal(err)
 	}
-}
-
-// run runs the program to its end.
-func run(t *testing.T, env []string, args ...string) (code int, stdout, stderr string) {
-	t.Helper()
-	p := launch(t, env, args...)
-	code = p.exit(t)
-	return code, p.stdout.String(), p.stderr.String()
 }
 
 // connection is a CO's view of a driver.
@@ -198,6 +185,16 @@ func hasCode(t *testing.T, err error, want codes.Code, words ...string) {
 	for _, w := range words {
 		if !strings.Contains(status.Convert(err).Message(), w) {
 			t.Errorf("the message does not say %q: %v", w, err)
+		}
+	}
+}
+
+// contains fails the test if a text lacks one of the words.
+func contains(t *testing.T, text string, words ...string) {
+	t.Helper()
+	for _, w := range words {
+		if !strings.Contains(text, w) {
+			t.Errorf("%q is not in: %s", w, text)
 		}
 	}
 }

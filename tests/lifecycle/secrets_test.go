@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/s3-csi/s3-csi-driver/tests/rig"
@@ -261,6 +262,7 @@ func TestTheDriversOwnRefusedCredentialsAreNotShown(t *testing.T) {
 	p.ready(t, d)
 	_, err := d.CreateVolume(rigtest.Context(t, patience), rigtest.CreateRequest("vol"))
 	c.inError(err)
+	hasCode(t, err, codes.Unauthenticated, rigtest.Bucket)
 	_, err = d.DeleteVolume(rigtest.Context(t, patience), &csi.DeleteVolumeRequest{VolumeId: "default:" + rigtest.Bucket + "/vol/"})
 	c.inError(err)
 	_, body := get(t, http, "/metrics")
