@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
@@ -138,8 +137,8 @@ func (p *Publisher) Stats(ctx context.Context, volumeID, path string) (mount.Sta
 	}
 	st, err := p.Namespace.Statfs(host.For(ctx, mount.Account(top.Source)), path)
 	switch {
-	case errors.Is(err, unix.ENOTCONN), errors.Is(err, unix.ECONNABORTED), errors.Is(err, unix.EIO):
-		return mount.Stats{}, fault.Errorf(fault.Unavailable, "volume %s at %s: its client has exited: %w", volumeID, path, err)
+	case host.IsCorruptedMount(err):
+		return mount.Stats{}, fault.Errorf(fault.Unavailable, "volume %s at %s: the mount is unusable, its client has exited or fails: %w", volumeID, path, err)
 	case errors.Is(err, fs.ErrNotExist):
 		return mount.Stats{}, fault.Errorf(fault.NotFound, "volume %s: %w", volumeID, err)
 	case err != nil:

@@ -121,7 +121,7 @@ func TestClaimsThatFail(t *testing.T) {
 		parameters map[string]string
 		words      []string
 	}{
-		{"no-bucket", map[string]string{"bucketName": b + "-gone"}, []string{"FailedPrecondition", "parameters.bucketName", "there must be a bucket " + b + "-gone"}},
+		{"no-bucket", map[string]string{"bucketName": b + "-gone"}, []string{"FailedPrecondition", "parameters.bucketName", b + "-gone"}},
 		{"bad-name", map[string]string{"bucketName": "Not_A_Bucket"}, []string{"InvalidArgument", "parameters.bucketName"}},
 		{"misspelt", map[string]string{"bucketname": b}, []string{"InvalidArgument", "parameters.bucketname", "the nearest is bucketName"}},
 		{"bad-value", map[string]string{"bucketName": b, "onDelete": "remove"}, []string{"InvalidArgument", "parameters.onDelete", "requireEmpty"}},
