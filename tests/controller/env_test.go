@@ -185,7 +185,7 @@ func (p *process) create(name string, pairs ...string) volume.ID {
 	return id
 }
 
-// tryCreate is ask for who knows the id.
+// tryCreate is ask without the id.
 func (p *process) tryCreate(name string, pairs ...string) error {
 	_, err := p.ask(name, pairs...)
 	return err
