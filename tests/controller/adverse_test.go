@@ -40,7 +40,8 @@ func TestAnswersThatDoNotProveThatNothingIsLeft(t *testing.T) {
 		more    = `<ListResult><IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken><NextKeyMarker>k</NextKeyMarker></ListResult>`
 		nowhere = `<ListResult><IsTruncated>true</IsTruncated></ListResult>`
 		astray  = `<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Contents><Key>%[1]s/a</Key></Contents><Contents><Key>%[1]s0/a</Key></Contents></ListBucketResult>`
-		none    = `<DeleteResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Error><Key>%[1]s/a</Key><Code>AccessDenied</Code><Message>no</Message></Error><Error><Key>%[1]s/b</Key><Code>AccessDenied</Code><Message>no</Message></Error></DeleteResult>`
+		none    = `<DeleteResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Error><Key>%[1]s/a</Key><Code>AccessDenied</Code><Message>no</Message></Error>` +
+			`<Error><Key>%[1]s/b</Key><Code>AccessDenied</Code><Message>no</Message></Error></DeleteResult>`
 	)
 	one(t, func(t *testing.T, e *env) {
 		for name, c := range map[string]struct {
