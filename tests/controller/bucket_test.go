@@ -1,18 +1,12 @@
 package controller
 
 import (
-	"errors"
-	"fmt"
 	"net/http"
-	"sync"
 	"testing"
 
-	"github.com/aws/aws-sdk-go-v2/aws"
-	"github.com/aws/aws-sdk-go-v2/service/s3"
 	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
-	"github.com/s3-csi/s3-csi-driver/pkg/provision"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
@@ -24,8 +18,9 @@ func (e *env) own(more ...string) []string {
 func TestABucketVolumeLivesAndDies(t *testing.T) {
 	eachWay(t, func(t *testing.T, e *env) {
 		for _, onDelete := range []string{"delete", "purge"} {
-			p := e.process()
-			id := p.create("v", e.own("onDelete", onDelete)...)
+			p, other := e.process(), e.process(cluster("other"))
+			pairs := e.own("onDelete", onDelete)
+			id := p.create("v", pairs...)
 			if want := (volume.ID{Backend: "lab", Bucket: e.bucket + "-v"}); id != want {
 				t.Fatalf("%v, want %v", id, want)
 			}
@@ -38,24 +33,18 @@ func TestABucketVolumeLivesAndDies(t *testing.T) {
 					t.Errorf("tag %s is %q, want %q", key, tags[key], want)
 				}
 			}
-			if again := e.process().create("v", e.own("onDelete", onDelete)...); again != id {
+			if again := e.process().create("v", pairs...); again != id {
 				t.Errorf("%v, then %v", id, again)
 			}
-			if err := p.Lookup(e.ctx(), provision.LookupRequest{ID: id, Keys: e.keys}); err != nil {
-				t.Error(err)
-			}
-			_, err := p.Create(e.ctx(), e.createRequest("v", e.own("onDelete", onDelete, "uid", "7")...))
-			e.want(err, fault.Exists, "other parameters")
-			_, err = e.process(cluster("other")).Create(e.ctx(), e.createRequest("v", e.own("onDelete", onDelete)...))
-			e.want(err, fault.Exists, "cluster other")
-			e.putIn(id.Bucket, numbered("", 20)...)
-			e.want(e.process(cluster("other")).tryDelete(id), fault.Precondition, "nothing is deleted")
+			p.there(id)
+			e.want(p.tryCreate("v", append(pairs, "uid", "7")...), fault.Exists, "other parameters")
+			e.want(other.tryCreate("v", pairs...), fault.Exists, "cluster other")
+			e.in(id.Bucket).put(numbered("", 20)...)
+			e.want(other.tryDelete(id), fault.Precondition, "nothing is deleted")
 			p.delete(id)
-			if e.bucketExists(id.Bucket) {
-				t.Error("the bucket is there")
-			}
+			e.gone(id.Bucket)
 			p.delete(id)
-			e.want(p.Lookup(e.ctx(), provision.LookupRequest{ID: id, Keys: e.keys}), fault.NotFound)
+			e.want(p.lookup(id), fault.NotFound)
 		}
 	})
 }
@@ -63,42 +52,33 @@ func TestABucketVolumeLivesAndDies(t *testing.T) {
 func TestTagsOfOperatorsAreKept(t *testing.T) {
 	eachWay(t, func(t *testing.T, e *env) {
 		p := e.process()
-		id := p.create("v", e.own("onDelete", "retain")...)
-		tags := []types.Tag{{Key: aws.String("cost-centre"), Value: aws.String("42")}}
-		for k, v := range e.bucketTags(id.Bucket) {
-			tags = append(tags, types.Tag{Key: aws.String(k), Value: aws.String(v)})
-		}
-		e.tagBucket(id.Bucket, tags)
-		p.create("v", e.own("onDelete", "retain")...)
+		pairs := e.own("onDelete", "retain")
+		id := p.create("v", pairs...)
+		e.retag(id.Bucket, map[string]string{"cost-centre": "42"})
+		tags := e.bucketTags(id.Bucket)
+		p.create("v", pairs...)
 		p.delete(id)
 		have := e.bucketTags(id.Bucket)
 		if have["cost-centre"] != "42" || have["s3.csi/state"] != "deleted" || len(have) != len(tags) {
 			t.Errorf("tags: %v", have)
 		}
-		_, err := p.Create(e.ctx(), e.createRequest("v", e.own("onDelete", "retain")...))
-		e.want(err, fault.Exists, "onDelete: retain")
+		e.want(p.tryCreate("v", pairs...), fault.Exists, "onDelete: retain")
 		p.delete(id)
 	})
 }
 
-func (e *env) tagBucket(bucket string, tags []types.Tag) {
-	e.t.Helper()
-	if _, err := e.s3.PutBucketTagging(e.ctx(), &s3.PutBucketTaggingInput{Bucket: &bucket, Tagging: &types.Tagging{TagSet: tags}}); err != nil {
-		e.t.Fatal(err)
-	}
-}
-
 func TestAForeignBucketIsNeverTouched(t *testing.T) {
 	each(t, func(t *testing.T, e *env) {
-		untagged, tagged := e.bucket+"-untagged", e.bucket+"-tagged"
-		e.makeBucket(untagged)
-		e.makeBucket(tagged)
-		e.tagBucket(tagged, []types.Tag{{Key: aws.String("team"), Value: aws.String("a")}})
-		e.putIn(untagged, "data")
-		p := e.process()
+		untagged, tagged, empty := e.bucket+"-untagged", e.bucket+"-tagged", e.bucket+"-empty"
+		for _, bucket := range []string{untagged, tagged, empty} {
+			e.makeBucket(bucket)
+		}
+		e.retag(tagged, map[string]string{"team": "a"})
+		e.in(untagged).put("data")
+		p, adopting := e.process(), e.process(settings("adoptUntaggedBuckets: true"))
 		for _, name := range []string{"untagged", "tagged"} {
-			_, err := p.Create(e.ctx(), e.createRequest(name, e.own()...))
-			e.want(err, fault.Exists, "bucketNamePrefix")
+			e.want(p.tryCreate(name, e.own()...), fault.Exists, "bucketNamePrefix")
+			e.want(adopting.tryCreate(name, e.own()...), fault.Exists)
 		}
 		if tags := e.bucketTags(untagged); len(tags) != 0 {
 			t.Errorf("tags %v", tags)
@@ -108,63 +88,18 @@ func TestAForeignBucketIsNeverTouched(t *testing.T) {
 		if !e.bucketExists(tagged) {
 			t.Error("a foreign bucket is gone")
 		}
-		e.same("data", e.keysIn(untagged, ""), []string{"data"})
-	})
-}
+		e.same("data", e.in(untagged).keysBelow(""), []string{"data"})
 
-func TestAnUntaggedEmptyBucketIsAdoptedOnRequest(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		e.makeBucket(e.bucket + "-empty")
-		e.makeBucket(e.bucket + "-full")
-		e.putIn(e.bucket+"-full", "data")
-		e.makeBucket(e.bucket + "-tagged")
-		e.tagBucket(e.bucket+"-tagged", []types.Tag{{Key: aws.String("team"), Value: aws.String("a")}})
-		p := e.process(settings("adoptUntaggedBuckets: true"))
-		id := p.create("empty", e.own()...)
-		for _, name := range []string{"full", "tagged"} {
-			_, err := p.Create(e.ctx(), e.createRequest(name, e.own()...))
-			e.want(err, fault.Exists)
-		}
-		p.delete(id)
-		if e.bucketExists(id.Bucket) {
-			t.Error("the bucket is there")
-		}
-	})
-}
-
-func TestRacingControllersMakeOneBucket(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		for round := range 4 {
-			processes := []*process{e.process(), e.process(), e.process()}
-			var wg sync.WaitGroup
-			errs := make([]error, 6)
-			for i := range errs {
-				wg.Go(func() {
-					_, errs[i] = processes[i%3].settled(fmt.Sprint("v", round), e.own()...)
-				})
-			}
-			wg.Wait()
-			if err := errors.Join(errs...); err != nil {
-				t.Fatal(err)
-			}
-			processes[0].delete(volume.ID{Backend: "lab", Bucket: fmt.Sprint(e.bucket, "-v", round)})
-		}
+		// An empty one without tags is adopted on request.
+		adopting.delete(adopting.create("empty", e.own()...))
+		e.gone(empty)
 	})
 }
 
 func TestServicesThatRefuseTagsAtCreation(t *testing.T) {
 	each(t, func(t *testing.T, e *env) {
 		p := e.process()
-		refused := false
-		p.hooks.set(func(h *hooks) {
-			h.answer = func(_ int, operation string) *http.Response {
-				if operation == "CreateBucket" && !refused {
-					refused = true
-					return refusal(400, "MalformedXML")
-				}
-				return nil
-			}
-		})
+		p.refuseFirst(1, 400, "MalformedXML", "CreateBucket")
 		id := p.create("v", e.own()...)
 		if e.bucketTags(id.Bucket)["s3.csi/volume"] != id.String() {
 			t.Error("the bucket is not tagged")
@@ -173,26 +108,53 @@ func TestServicesThatRefuseTagsAtCreation(t *testing.T) {
 	})
 }
 
-func TestServicesWithoutTags(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		p := e.process()
-		p.hooks.set(func(h *hooks) {
-			h.answer = func(_ int, operation string) *http.Response {
-				switch operation {
-				case "PutBucketTagging":
-					return refusal(501, "NotImplemented")
-				case "GetBucketTagging":
-					return refusal(404, "NoSuchTagSet")
+// A bucket that cannot be proven to be the volume's is removed if this call made it, and only then. If it stays, somebody asks again.
+func TestABucketWhoseTagsProveNothing(t *testing.T) {
+	const stranger = "999999999999"
+	type refused struct {
+		status int
+		code   string
+	}
+	denied := refused{403, "AccessDenied"}
+	for name, c := range map[string]struct {
+		there bool               // before the call
+		owner string             // expectedBucketOwner, which the service refuses
+		says  map[string]refused // by operation
+		kind  fault.Kind
+		words []string
+		left  bool
+	}{
+		"adopted": {there: true, says: map[string]refused{"PutBucketTagging": denied}, kind: fault.Precondition, words: []string{"bucket tags"}, left: true},
+		"secret":  {says: map[string]refused{"GetBucketTagging": denied}, kind: fault.Denied, words: []string{"reading the tags"}},
+		"stuck": {says: map[string]refused{"GetBucketTagging": denied, "DeleteBucket": denied}, kind: fault.Busy,
+			words: []string{"reading the tags", "left"}, left: true},
+		"forgetful": {says: map[string]refused{"PutBucketTagging": {501, "NotImplemented"}, "GetBucketTagging": {404, "NoSuchTagSet"}}, kind: fault.Precondition,
+			words: []string{"keeps no bucket tags"}},
+		"foreign": {owner: stranger, says: map[string]refused{"GetBucketTagging": denied}, kind: fault.Denied, words: []string{"reading the tags"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			each(t, func(t *testing.T, e *env) {
+				bucket, pairs, p := e.bucket+"-v", e.own(), e.process()
+				if c.there {
+					e.makeBucket(bucket)
+					p = e.process(settings("adoptUntaggedBuckets: true"))
 				}
-				return nil
-			}
+				if c.owner != "" {
+					pairs = append(pairs, "expectedBucketOwner", c.owner)
+				}
+				p.answers(func(operation string, h http.Header) *http.Response {
+					if r, ok := c.says[operation]; ok && (c.owner == "" || h.Get("X-Amz-Expected-Bucket-Owner") == c.owner) { // as S3 does
+						return refusal(r.status, r.code)
+					}
+					return nil
+				})
+				e.want(p.tryCreate("v", pairs...), c.kind, c.words...)
+				if e.bucketExists(bucket) != c.left {
+					t.Errorf("the bucket is there: %t, want %t", !c.left, c.left)
+				}
+			})
 		})
-		_, err := p.Create(e.ctx(), e.createRequest("v", e.own()...))
-		e.want(err, fault.Precondition, "keeps no bucket tags")
-		if e.bucketExists(e.bucket + "-v") {
-			t.Error("the bucket is left behind")
-		}
-	})
+	}
 }
 
 func TestAVersionedBucketVolumeNeedsPurge(t *testing.T) {
@@ -200,20 +162,12 @@ func TestAVersionedBucketVolumeNeedsPurge(t *testing.T) {
 		p := e.process()
 		id := p.create("v", e.own()...)
 		e.setVersioning(id.Bucket, types.BucketVersioningStatusEnabled)
-		e.putIn(id.Bucket, "a", "b")
+		e.in(id.Bucket).put("a", "b")
 		e.want(p.tryDelete(id), fault.Precondition, "s3.csi/on-delete", "purge")
-		tags := []types.Tag{}
-		for k, v := range e.bucketTags(id.Bucket) {
-			if k == "s3.csi/on-delete" {
-				v = "purge"
-			}
-			tags = append(tags, types.Tag{Key: aws.String(k), Value: aws.String(v)})
-		}
-		e.tagBucket(id.Bucket, tags)
+		// Without the tag of its state it is still a volume.
+		e.retag(id.Bucket, map[string]string{"s3.csi/on-delete": "purge", "s3.csi/state": ""})
 		p.delete(id)
-		if e.bucketExists(id.Bucket) {
-			t.Error("the bucket is there")
-		}
+		e.gone(id.Bucket)
 	})
 }
 
@@ -221,40 +175,16 @@ func TestABucketVolumeThatMustBeEmpty(t *testing.T) {
 	eachWay(t, func(t *testing.T, e *env) {
 		p := e.process()
 		id := p.create("v", e.own("onDelete", "requireEmpty")...)
-		e.putIn(id.Bucket, "data")
+		at := e.in(id.Bucket)
+		at.put("data")
 		e.want(p.tryDelete(id), fault.Precondition, "not empty")
 		if s := e.bucketTags(id.Bucket)["s3.csi/state"]; s != "active" {
 			t.Errorf("state %q", s)
 		}
-		e.same("data", e.keysIn(id.Bucket, ""), []string{"data"})
-		if _, err := e.s3.DeleteObject(e.ctx(), &s3.DeleteObjectInput{Bucket: &id.Bucket, Key: aws.String("data")}); err != nil {
-			t.Fatal(err)
-		}
+		e.same("data", at.keysBelow(""), []string{"data"})
+		at.remove("data")
 		p.delete(id)
-		if e.bucketExists(id.Bucket) {
-			t.Error("the bucket is there")
-		}
-	})
-}
-
-func TestABucketDeletionKilledAnywhereIsFinishedByAnother(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		var id volume.ID
-		other := e.process()
-		work := func(p *process, round string) error {
-			id = other.create(round, e.own()...)
-			e.putIn(id.Bucket, numbered("", 5)...)
-			return p.tryDelete(id)
-		}
-		deaths(t, e, work, func(round string, err error) {
-			if fault.Is(err, fault.Precondition) || fault.Is(err, fault.Exists) || fault.Is(err, fault.NotFound) {
-				t.Errorf("%s: a final error: %v", round, err)
-			}
-			other.delete(id)
-			if e.bucketExists(id.Bucket) {
-				t.Errorf("%s: the bucket is there", round)
-			}
-		})
+		e.gone(id.Bucket)
 	})
 }
 
@@ -269,11 +199,10 @@ func TestABucketCreationWhoseAnswerIsLost(t *testing.T) {
 				return nil
 			}
 		})
-		id, err := p.Create(e.ctx(), e.createRequest("v", e.own()...))
+		id, err := p.ask("v", e.own()...)
 		if e.name == "minio" { // it has dropped the tags, so that nobody can tell whose it is
 			e.want(err, fault.Busy)
-			_, err = e.process().Create(e.ctx(), e.createRequest("v", e.own()...))
-			e.want(err, fault.Exists, "adoptUntaggedBuckets")
+			e.want(e.process().tryCreate("v", e.own()...), fault.Exists, "adoptUntaggedBuckets")
 			id = e.process(settings("adoptUntaggedBuckets: true")).create("v", e.own()...)
 		} else if err != nil {
 			t.Fatal(err)
@@ -282,30 +211,28 @@ func TestABucketCreationWhoseAnswerIsLost(t *testing.T) {
 	})
 }
 
-func TestAHeldUpDeleterStopsAtANewVolumeOfThatName(t *testing.T) {
+// A deletion that was held up stops where a volume of that name was made meanwhile.
+func TestAHeldUpDeleterTouchesNothingOfANewVolume(t *testing.T) {
 	each(t, func(t *testing.T, e *env) {
-		slow, fast := e.process(), e.process()
-		id := slow.create("v", e.own()...)
-		e.putIn(id.Bucket, "old")
-		listed, resume := make(chan struct{}), make(chan struct{})
-		var once sync.Once
-		slow.hooks.set(func(h *hooks) {
-			h.after = func(_ int, operation string) error {
-				if operation == "ListMultipartUploads" {
-					once.Do(func() { close(listed); <-resume })
-				}
-				return nil
-			}
-		})
-		result := make(chan error, 1)
-		go func() { result <- slow.tryDelete(id) }()
-		<-listed
-		fast.delete(id)
-		fast.create("v", e.own()...)
-		e.putIn(id.Bucket, "new")
-		close(resume)
-		e.want(<-result, fault.Busy, "another controller")
-		e.same("data", e.keysIn(id.Bucket, ""), []string{"new"})
-		fast.delete(id)
+		for operation, use := range map[string]func(at *env){
+			"PutBucketTagging":     func(at *env) { at.upload("new") },
+			"ListMultipartUploads": func(at *env) { at.put("new") },
+		} {
+			slow, fast := e.process(), e.process()
+			id := slow.create("v", e.own()...)
+			at := e.in(id.Bucket)
+			at.put("old")
+			held, resume := slow.holds(1, operation, true)
+			result := make(chan error, 1)
+			go func() { result <- slow.tryDelete(id) }()
+			<-held
+			fast.delete(id)
+			fast.create("v", e.own()...)
+			use(at)
+			resume()
+			e.want(<-result, fault.Busy, "another controller")
+			e.same("objects and uploads", append(at.keysBelow(""), at.uploads()...), []string{"new"})
+			fast.delete(id)
+		}
 	})
 }

@@ -1,75 +1,39 @@
 package controller
 
 import (
-	"context"
-	"fmt"
-	"os"
-	"path/filepath"
+	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
-	"github.com/s3-csi/s3-csi-driver/pkg/provision"
-	"github.com/s3-csi/s3-csi-driver/tests/s3server"
 )
+
+// moving is a config that a test replaces, between deletions.
+type moving struct{ atomic.Pointer[backend.Config] }
+
+func (m *moving) Config() *backend.Config { return m.Load() }
+
+func (*moving) Changed() <-chan struct{} { return nil }
 
 // An operator moves a backend to another endpoint while the controller runs. What the controller knows of a bucket at the old
 // one is wrong for its namesake at the new one.
 func TestABackendThatMovesIsUsedWhereItIsNow(t *testing.T) {
 	each(t, func(t *testing.T, old *env) {
-		gateway, err := s3server.StartProcess(t.Context(), s3server.Options{Dir: t.TempDir()})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = gateway.Stop() })
-		moved := newEnv(t, target{name: "moved", endpoint: gateway.Endpoint(), region: gateway.Region(), keys: gateway.Keys(), root: gateway.Keys()})
-		moved.bucket = old.bucket
+		moved := newLab(t, everything).in(old.bucket)
 		moved.makeBucket(moved.bucket)
-
-		path := filepath.Join(t.TempDir(), "config.yaml")
-		write := func(e *env) {
-			t.Helper()
-			text := fmt.Sprintf("backends:\n  lab:\n    endpoint: %s\n    region: %s\n    addressing: path\n    controllerCredentials: secret\n", e.endpoint, e.region)
-			if err := os.WriteFile(path+".new", []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.Rename(path+".new", path); err != nil {
-				t.Fatal(err)
-			}
-		}
-		write(old)
-		config, err := backend.NewLive(path, "", "", backend.WithInterval(5*time.Millisecond))
-		if err != nil {
-			t.Fatal(err)
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan error, 1)
-		go func() { ended <- config.Run(ctx) }()
-		defer func() {
-			cancel()
-			if err := <-ended; err != nil {
-				t.Errorf("reading the config file ended with %v", err)
-			}
-		}()
-		p := old.process(func(o *processOptions) { o.config = config })
-
+		config := &moving{}
+		p := old.process(func(o *processOptions) { o.config = config; config.Store(old.config("")) })
 		id := p.create("v", "prefix", "base")
 		old.put(id.Prefix + "data")
-		changed := config.Changed()
-		write(moved)
-		<-changed
 
-		err = p.Lookup(moved.ctx(), provision.LookupRequest{ID: id, Keys: moved.keys})
-		moved.want(err, fault.NotFound)
-		again, err := p.Create(moved.ctx(), moved.createRequest("v", "prefix", "base"))
-		if err != nil || again != id {
-			t.Fatalf("%s, %v", again, err)
+		config.Store(moved.config(""))
+		p.e = moved
+		moved.want(p.lookup(id), fault.NotFound)
+		if again := p.create("v", "prefix", "base"); again != id {
+			t.Fatalf("%s, then %s", id, again)
 		}
 		moved.put(id.Prefix + "data")
-		if err := p.Delete(moved.ctx(), provision.DeleteRequest{ID: id, Keys: moved.keys}); err != nil {
-			t.Fatal(err)
-		}
+		p.delete(id)
 		if left := moved.keysBelow(id.Prefix); len(left) > 0 {
 			t.Errorf("left at the new place: %q", left)
 		}
@@ -78,12 +42,9 @@ func TestABackendThatMovesIsUsedWhereItIsNow(t *testing.T) {
 		}
 
 		// Back again, the volume is what it was.
-		changed = config.Changed()
-		write(old)
-		<-changed
-		if err := p.Lookup(old.ctx(), provision.LookupRequest{ID: id, Keys: old.keys}); err != nil {
-			t.Error(err)
-		}
+		config.Store(old.config(""))
+		p.e = old
+		p.there(id)
 		p.delete(id)
 	})
 }

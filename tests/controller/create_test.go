@@ -2,12 +2,10 @@ package controller
 
 import (
 	"fmt"
-	"net/http"
 	"strings"
 	"testing"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
-	"github.com/s3-csi/s3-csi-driver/pkg/provision"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
@@ -15,93 +13,36 @@ func TestWarmCreateIsTwoRequests(t *testing.T) {
 	each(t, func(t *testing.T, e *env) {
 		p := e.process()
 		p.create("first", "prefix", "team/a/")
-		p.hooks.reset()
-		id := p.create("second", "prefix", "team/a/")
-		e.same("requests", p.hooks.sent(), []string{"ListObjectsV2", "PutObject"})
-		if want := "lab:" + e.bucket + "/team/a/second/"; id.String() != want {
-			t.Errorf("volume id %s, want %s", id, want)
-		}
-		p.hooks.reset()
-		p.create("third", "onDelete", "requireEmpty")
-		e.same("requests", p.hooks.sent(), []string{"ListObjectsV2", "PutObject"})
-	})
-}
-
-func TestWarmCreateForPurgeIsTwoRequests(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		p := e.process()
-		p.create("first", "onDelete", "purge")
-		p.hooks.reset()
-		p.create("second", "onDelete", "purge")
-		e.same("requests", p.hooks.sent(), []string{"ListObjectsV2", "PutObject"})
-	})
-}
-
-func TestNothingIsLeftOfTheTests(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		e.setVersioning(e.bucket, "Enabled")
-		p := e.process()
-		id := p.create("v")
-		p.delete(id) // tests uploads, too
-		e.same("versions of test objects", e.versionsIn(e.bucket, ".s3-csi/probe/"), nil)
-		e.same("uploads", e.uploads(), []string{})
-	})
-}
-
-func TestCreateIsIdempotentAcrossProcesses(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		id := e.process().create("v", "uid", "1000")
-		e.put(id.Prefix + "data")
-		if again := e.process().create("v", "uid", "1000"); again != id {
-			t.Errorf("%s, then %s", id, again)
+		p.create("first-to-purge", "onDelete", "purge")
+		for name, pairs := range map[string][]string{"base": {"prefix", "team/a/"}, "empty": {"onDelete", "requireEmpty"}, "purge": {"onDelete", "purge"}} {
+			p.hooks.reset()
+			id := p.create(name, pairs...)
+			e.same("requests", p.hooks.sent(), []string{"ListObjectsV2", "PutObject"})
+			if want := "lab:" + e.bucket + "/team/a/base/"; name == "base" && id.String() != want {
+				t.Errorf("volume id %s, want %s", id, want)
+			}
 		}
 	})
 }
 
-func TestOtherParametersAreRefused(t *testing.T) {
-	one(t, func(t *testing.T, e *env) {
-		p := e.process()
-		p.create("v")
-		for _, pairs := range [][]string{{"onDelete", "retain"}, {"prefix", "elsewhere/"}, {"uid", "7"}} {
-			_, err := p.Create(e.ctx(), e.createRequest("v", pairs...))
-			e.want(err, fault.Exists, "other parameters")
+// Data that no record explains is somebody else's: no volume takes it over, and no deletion takes it away.
+func TestUnexplainedDataIsNotTouched(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		p, other := e.process(), e.process(cluster("other"))
+		p.delete(p.create("next"))
+		taken := p.create("taken")
+		e.put("v/data", "next@2/data", "taken/data")
+		before := e.keysBelow("")
+		for _, name := range []string{"v", "next"} {
+			e.want(p.tryCreate(name), fault.Exists, "no record of this driver explains")
 		}
-	})
-}
-
-func TestAnotherOwnersVolumeIsRefused(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		id := e.process().create("v")
-		other := e.process(cluster("other"))
-		_, err := other.Create(e.ctx(), e.createRequest("v"))
-		e.want(err, fault.Exists, "cluster test", "cluster other")
-		e.want(other.Lookup(e.ctx(), provision.LookupRequest{ID: id, Keys: e.keys}), fault.NotFound)
-		e.put(id.Prefix + "data")
-		e.want(other.tryDelete(id), fault.Precondition, "nothing is deleted")
-		e.state("v", "active")
-		e.same("data", e.keysBelow(id.Prefix), []string{id.Prefix + "data"})
-	})
-}
-
-func TestDataWithoutARecordIsNotTakenOver(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		e.put("v/data")
-		p := e.process()
-		_, err := p.Create(e.ctx(), e.createRequest("v"))
-		e.want(err, fault.Exists, "no record of this driver explains")
-		if r := e.record("v"); r != "" {
-			t.Errorf("a record was written: %s", r)
-		}
-		id := e.params("v").ID("v", 1)
-		e.want(p.tryDelete(id), fault.Precondition, "nothing is deleted")
-		e.same("data", e.keysBelow("v/"), []string{"v/data"})
-	})
-}
-
-func TestAMissingBucketIsAPrecondition(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		_, err := e.process().Create(e.ctx(), e.createRequest("v", "bucketName", "not-there-"+e.bucket))
-		e.want(err, fault.Precondition, "parameters.bucketName")
+		e.want(p.tryDelete(e.params("v").ID("v", 1)), fault.Precondition, "nothing is deleted")
+		e.want(other.tryCreate("taken"), fault.Exists, "cluster test", "cluster other")
+		e.want(other.lookup(taken), fault.NotFound)
+		e.want(other.tryDelete(taken), fault.Precondition, "nothing is deleted")
+		e.same("objects", e.keysBelow(""), before)
+		e.state("next", "deleted")
+		e.state("taken", "active")
 	})
 }
 
@@ -109,15 +50,15 @@ func TestABucketThatWentAwayIsNoticed(t *testing.T) {
 	each(t, func(t *testing.T, e *env) {
 		p := e.process()
 		id := p.create("v", "prefix", "base/")
-		gone := e.params("w").ID("w", 1)
-		e.emptyAndRemove(e.bucket)
-		_, err := p.Create(e.ctx(), e.createRequest("w", "prefix", "base/"))
-		e.want(err, fault.Precondition, "parameters.bucketName")
+		for _, key := range e.keysBelow("") {
+			e.remove(key)
+		}
+		e.removeBucket()
+		e.want(p.tryCreate("w", "prefix", "base/"), fault.Precondition, "parameters.bucketName")
 		p.delete(id)
-		p.delete(gone)
+		p.delete(e.params("w").ID("w", 1))
 		e.makeBucket(e.bucket)
-		p = e.process()
-		p.create("w", "prefix", "base/")
+		e.process().create("w", "prefix", "base/")
 		e.state("base", "base")
 	})
 }
@@ -126,15 +67,11 @@ func TestARecordThatCannotBeReadIsNotTouched(t *testing.T) {
 	one(t, func(t *testing.T, e *env) {
 		p := e.process()
 		id := p.create("v")
-		e.put(id.Prefix + "data")
-		for _, text := range []string{"", "{}", "not JSON", strings.Replace(e.record("v"), `"name": "v"`, `"name": "w"`, 1), `{"version":2}`, e.record("v") + "{}", strings.Repeat(" ", 10000)} {
-			e.putText(".s3-csi/volumes/v", text)
-			_, err := p.Create(e.ctx(), e.createRequest("v"))
-			e.want(err, fault.Precondition, "not a volume record")
-			e.want(p.tryDelete(id), fault.Precondition, "not a volume record")
-			if e.record("v") != text {
-				t.Error("the record was changed")
-			}
+		e.put(id.Prefix+"data", ".s3-csi/volumes/v") // which is "x" now
+		e.want(p.tryCreate("v"), fault.Precondition, "not a volume record")
+		e.want(p.tryDelete(id), fault.Precondition, "not a volume record")
+		if text := e.record("v"); text != "x" {
+			t.Errorf("the record was changed: %s", text)
 		}
 		e.same("data", e.keysBelow(id.Prefix), []string{id.Prefix + "data"})
 	})
@@ -146,11 +83,9 @@ func TestUnicodeNamesWork(t *testing.T) {
 		for _, name := range []string{"größe & <mehr>", strings.Repeat("ä", 64), "../x", "a b", "x/y"} {
 			id := p.create(name, "prefix", "Straße/1/")
 			e.put(id.Prefix+"data", id.Prefix+"dir/")
-			if err := p.Lookup(e.ctx(), provision.LookupRequest{ID: id, Keys: e.keys}); err != nil {
-				t.Error(err)
-			}
+			p.there(id)
 			p.delete(id)
-			e.same("data", e.keysBelow(id.Prefix), []string{})
+			e.same("data", e.keysBelow(id.Prefix), nil)
 		}
 	})
 }
@@ -161,7 +96,7 @@ func TestALostAnswerToTheRecordsWriteIsResolved(t *testing.T) {
 			p := e.process()
 			p.create(fmt.Sprint("warm-", happened))
 			lost := 0
-			lose := func(n int, operation string) error {
+			lose := func(_ int, operation string) error {
 				if operation == "PutObject" && lost == 0 {
 					lost++
 					return cut()
@@ -176,9 +111,10 @@ func TestALostAnswerToTheRecordsWriteIsResolved(t *testing.T) {
 				}
 			})
 			name := fmt.Sprint("v-", happened)
-			id := p.create(name)
+			id := p.create(name, "uid", "1000")
 			e.state(name, "active")
-			if again := e.process().create(name); again != id {
+			e.put(id.Prefix + "data") // by a pod, before the next call
+			if again := e.process().create(name, "uid", "1000"); again != id {
 				t.Errorf("%s, then %s", id, again)
 			}
 			want := []string{"ListObjectsV2", "PutObject", "GetObject"}
@@ -196,55 +132,58 @@ func TestAnUnknownOutcomeIsNeverFinal(t *testing.T) {
 		p.create("warm")
 		p.hooks.set(func(h *hooks) {
 			h.log = nil
-			h.after = func(n int, operation string) error {
+			h.after = func(n int, _ string) error {
 				if n >= 2 { // the record's write, and every look at what became of it
 					return cut()
 				}
 				return nil
 			}
 		})
-		_, err := p.Create(e.ctx(), e.createRequest("v"))
-		e.want(err, fault.Busy)
+		e.want(p.tryCreate("v"), fault.Busy)
 		e.state("v", "active")
 		p.hooks.set(func(h *hooks) { h.after = nil })
 		p.create("v")
-	})
-}
 
-func TestAConditionalConflictIsBusy(t *testing.T) {
-	one(t, func(t *testing.T, e *env) {
-		p := e.process()
-		p.create("warm")
+		// A first attempt on the way, of which nobody knows whether it still arrives, and a refusal of the second one.
+		writes := 0
+		p.refuse(403, "AccessDenied", "PutObject")
 		p.hooks.set(func(h *hooks) {
-			h.answer = func(n int, operation string) *http.Response {
+			h.before = func(_ int, operation string) error {
 				if operation == "PutObject" {
-					return refusal(409, "ConditionalRequestConflict")
+					if writes++; writes == 1 {
+						return cut()
+					}
 				}
 				return nil
 			}
 		})
-		_, err := p.Create(e.ctx(), e.createRequest("v"))
-		e.want(err, fault.Busy, "another controller")
+		e.want(p.tryCreate("w"), fault.Busy)
+		if writes != 2 {
+			t.Errorf("%d writes", writes)
+		}
+		p.refuse(409, "ConditionalRequestConflict", "PutObject")
+		e.want(p.tryCreate("w"), fault.Busy, "another controller")
 	})
 }
 
-func TestLookup(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		p := e.process()
-		id := p.create("v")
-		if err := p.Lookup(e.ctx(), provision.LookupRequest{ID: id, Keys: e.keys}); err != nil {
-			t.Error(err)
+func TestAnAbsentVolumeIsNotFoundAndIsDeleted(t *testing.T) {
+	eachWay(t, func(t *testing.T, e *env) {
+		p := e.process(notRunning) // no run is needed
+		at := func(bucket, prefix string) volume.ID {
+			return volume.ID{Backend: "lab", Bucket: bucket, Prefix: prefix}
 		}
-		for _, other := range []volume.ID{
-			{Backend: "lab", Bucket: e.bucket, Prefix: "w/"},
-			{Backend: "lab", Bucket: e.bucket, Prefix: "x/v/"},
-			{Backend: "lab", Bucket: e.bucket, Prefix: "v@2/"},
-			{Backend: "lab", Bucket: "not-there-" + e.bucket, Prefix: "v/"},
-			{Backend: "lab", Bucket: e.bucket},
-		} {
-			e.want(p.Lookup(e.ctx(), provision.LookupRequest{ID: other, Keys: e.keys}), fault.NotFound)
+		gone := "not-there-" + e.bucket
+		for _, id := range []volume.ID{at(e.bucket, "v/"), at(e.bucket, "x/y/v@3/"), at(e.bucket, "x/no segment!/"), at(gone, "v/"), at(gone, ""), at(e.bucket, "")} {
+			e.want(p.lookup(id), fault.NotFound)
+			p.delete(id)
 		}
-		p.delete(id)
-		e.want(p.Lookup(e.ctx(), provision.LookupRequest{ID: id, Keys: e.keys}), fault.NotFound)
+		e.same("objects", e.keysBelow(""), nil)
+		if !e.bucketExists(e.bucket) {
+			t.Error("the bucket is gone")
+		}
+		p.there(p.create("v"))
+		for _, prefix := range []string{"w/", "x/v/", "v@2/", ""} {
+			e.want(p.lookup(at(e.bucket, prefix)), fault.NotFound)
+		}
 	})
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
+	"io"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -19,6 +21,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/provision"
 	"github.com/s3-csi/s3-csi-driver/pkg/session"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
+	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
 
 // env is a server and a bucket in it.
@@ -49,6 +52,13 @@ func newEnv(t testing.TB, target target) *env {
 	return e
 }
 
+// in is the same server with another bucket.
+func (e *env) in(bucket string) *env {
+	other := *e
+	other.bucket = bucket
+	return &other
+}
+
 // config is the driver's config file, with more settings of the backend ("singleController: true").
 func (e *env) config(settings string) *backend.Config {
 	e.t.Helper()
@@ -70,6 +80,7 @@ func (e *env) config(settings string) *backend.Config {
 type process struct {
 	*provision.Provisioner
 	e     *env
+	role  string // that its requests' secrets name
 	hooks *hooks
 	// sessions are those that the process has asked for.
 	sessions *sessions
@@ -157,24 +168,33 @@ func (e *env) params(name string, pairs ...string) volume.Parameters {
 	return p
 }
 
-func (e *env) createRequest(name string, pairs ...string) provision.CreateRequest {
-	return provision.CreateRequest{Name: name, Parameters: e.params(name, pairs...), Keys: e.keys}
+// ask asks for a volume once.
+func (p *process) ask(name string, pairs ...string) (volume.ID, error) {
+	ctx, cancel := context.WithTimeout(p.life, time.Minute)
+	defer cancel()
+	return p.Create(ctx, provision.CreateRequest{Name: name, Parameters: p.e.params(name, pairs...), Keys: p.e.keys, RoleARN: p.role})
 }
 
 // create makes a volume that must come to be.
 func (p *process) create(name string, pairs ...string) volume.ID {
 	p.e.t.Helper()
-	id, err := p.Create(p.e.ctx(), p.e.createRequest(name, pairs...))
+	id, err := p.ask(name, pairs...)
 	if err != nil {
 		p.e.t.Fatalf("creating %s %v: %v", name, pairs, err)
 	}
 	return id
 }
 
+// tryCreate is ask without the id.
+func (p *process) tryCreate(name string, pairs ...string) error {
+	_, err := p.ask(name, pairs...)
+	return err
+}
+
 // settled creates a volume, again while the answer is Busy, as a provisioner does.
 func (p *process) settled(name string, pairs ...string) (volume.ID, error) {
 	for {
-		id, err := p.Create(p.e.ctx(), p.e.createRequest(name, pairs...))
+		id, err := p.ask(name, pairs...)
 		if !fault.Is(err, fault.Busy) {
 			return id, err
 		}
@@ -193,7 +213,19 @@ func (p *process) delete(id volume.ID) {
 func (p *process) tryDelete(id volume.ID) error {
 	ctx, cancel := context.WithTimeout(p.life, time.Minute)
 	defer cancel()
-	return p.Delete(ctx, provision.DeleteRequest{ID: id, Keys: p.e.keys})
+	return p.Delete(ctx, provision.DeleteRequest{ID: id, Keys: p.e.keys, RoleARN: p.role})
+}
+
+func (p *process) lookup(id volume.ID) error {
+	return p.Lookup(p.e.ctx(), provision.LookupRequest{ID: id, Keys: p.e.keys, RoleARN: p.role})
+}
+
+// there fails the test unless the volume is.
+func (p *process) there(id volume.ID) {
+	p.e.t.Helper()
+	if err := p.lookup(id); err != nil {
+		p.e.t.Errorf("looking %s up: %v", id, err)
+	}
 }
 
 func (e *env) ctx() context.Context {
@@ -216,10 +248,25 @@ func (e *env) want(err error, kind fault.Kind, words ...string) {
 	}
 }
 
+// notFinal fails the test if nobody would ask again after err.
+func (e *env) notFinal(what string, err error) {
+	e.t.Helper()
+	if slices.Contains([]fault.Kind{fault.Invalid, fault.NotFound, fault.Exists, fault.Precondition, fault.Denied}, fault.KindOf(err)) {
+		e.t.Errorf("%s: a final error: %v", what, err)
+	}
+}
+
 // makeBucket makes a bucket that is emptied and removed after the test.
 func (e *env) makeBucket(name string) {
 	e.t.Helper()
 	if _, err := e.s3.CreateBucket(e.ctx(), &s3.CreateBucketInput{Bucket: &name}); err != nil {
+		e.t.Fatal(err)
+	}
+}
+
+func (e *env) removeBucket() {
+	e.t.Helper()
+	if _, err := e.s3.DeleteBucket(e.ctx(), &s3.DeleteBucketInput{Bucket: &e.bucket}); err != nil {
 		e.t.Fatal(err)
 	}
 }
@@ -232,9 +279,7 @@ func (e *env) setVersioning(bucket string, status types.BucketVersioningStatus) 
 	}
 }
 
-func (e *env) put(keys ...string) { e.putIn(e.bucket, keys...) }
-
-func (e *env) putIn(bucket string, keys ...string) {
+func (e *env) put(keys ...string) {
 	e.t.Helper()
 	ctx := e.ctx()
 	var wg sync.WaitGroup
@@ -246,7 +291,7 @@ func (e *env) putIn(bucket string, keys ...string) {
 				if strings.HasSuffix(key, "/") {
 					body = "" // versitygw keeps directories' objects as directories
 				}
-				if _, err := e.s3.PutObject(ctx, &s3.PutObjectInput{Bucket: &bucket, Key: &key, Body: strings.NewReader(body)}); err != nil {
+				if _, err := e.s3.PutObject(ctx, &s3.PutObjectInput{Bucket: &e.bucket, Key: &key, Body: strings.NewReader(body)}); err != nil {
 					e.t.Errorf("putting %q: %v", key, err)
 				}
 			}
@@ -257,6 +302,13 @@ func (e *env) putIn(bucket string, keys ...string) {
 	}
 	close(next)
 	wg.Wait()
+}
+
+func (e *env) remove(key string) {
+	e.t.Helper()
+	if _, err := e.s3.DeleteObject(e.ctx(), &s3.DeleteObjectInput{Bucket: &e.bucket, Key: &key}); err != nil {
+		e.t.Fatal(err)
+	}
 }
 
 // upload begins an upload and leaves it.
@@ -283,31 +335,18 @@ func (e *env) uploads() []string {
 }
 
 // keysBelow are the current objects below a prefix.
-func (e *env) keysBelow(prefix string) []string { return e.keysIn(e.bucket, prefix) }
-
-func (e *env) keysIn(bucket, prefix string) []string {
+func (e *env) keysBelow(prefix string) []string {
 	e.t.Helper()
-	keys := []string{}
-	pages := s3.NewListObjectsV2Paginator(e.s3, &s3.ListObjectsV2Input{Bucket: &bucket, Prefix: &prefix})
-	for pages.HasMorePages() {
-		page, err := pages.NextPage(e.ctx())
-		if err != nil {
-			e.t.Fatal(err)
-		}
-		for _, o := range page.Contents {
-			keys = append(keys, *o.Key)
-		}
-	}
-	return keys
+	return (&rigtest.Server{S3: e.s3}).Keys(e.t, e.bucket, prefix)
 }
 
-// versionsBelow is the number of versions and delete markers below a prefix.
-func (e *env) versionsBelow(bucket, prefix string) (n int) { return len(e.versionsIn(bucket, prefix)) }
+// volumes are the records of volumes.
+func (e *env) volumes() []string { return e.keysBelow(".s3-csi/volumes/") }
 
-// versionsIn are the versions and delete markers below a prefix.
-func (e *env) versionsIn(bucket, prefix string) (list []string) {
+// versions are the versions and delete markers below a prefix.
+func (e *env) versions(prefix string) (list []string) {
 	e.t.Helper()
-	pages := s3.NewListObjectVersionsPaginator(e.s3, &s3.ListObjectVersionsInput{Bucket: &bucket, Prefix: &prefix})
+	pages := s3.NewListObjectVersionsPaginator(e.s3, &s3.ListObjectVersionsInput{Bucket: &e.bucket, Prefix: &prefix})
 	for pages.HasMorePages() {
 		page, err := pages.NextPage(e.ctx())
 		if err != nil {
@@ -335,15 +374,11 @@ func (e *env) record(segment string) string {
 		e.t.Fatal(err)
 	}
 	defer out.Body.Close()
-	var b strings.Builder
-	buf := make([]byte, 4096)
-	for {
-		n, err := out.Body.Read(buf)
-		b.Write(buf[:n])
-		if err != nil {
-			return b.String()
-		}
+	text, err := io.ReadAll(out.Body)
+	if err != nil {
+		e.t.Fatal(err)
 	}
+	return string(text)
 }
 
 // state fails the test unless the volume's record has that state.
@@ -377,6 +412,23 @@ func (e *env) bucketTags(bucket string) map[string]string {
 	return tags
 }
 
+// retag changes some tags of a bucket; "" takes one away.
+func (e *env) retag(bucket string, changes map[string]string) {
+	e.t.Helper()
+	tags := map[string]string{}
+	maps.Copy(tags, e.bucketTags(bucket))
+	maps.Copy(tags, changes)
+	set := []types.Tag{}
+	for key, value := range tags {
+		if value != "" {
+			set = append(set, types.Tag{Key: aws.String(key), Value: aws.String(value)})
+		}
+	}
+	if _, err := e.s3.PutBucketTagging(e.ctx(), &s3.PutBucketTaggingInput{Bucket: &bucket, Tagging: &types.Tagging{TagSet: set}}); err != nil {
+		e.t.Fatal(err)
+	}
+}
+
 func (e *env) bucketExists(bucket string) bool {
 	e.t.Helper()
 	_, err := e.s3.HeadBucket(e.ctx(), &s3.HeadBucketInput{Bucket: &bucket})
@@ -386,6 +438,14 @@ func (e *env) bucketExists(bucket string) bool {
 	return err == nil
 }
 
+// gone fails the test if the bucket is there.
+func (e *env) gone(bucket string) {
+	e.t.Helper()
+	if e.bucketExists(bucket) {
+		e.t.Errorf("bucket %s is there", bucket)
+	}
+}
+
 // numbered are n keys below a prefix.
 func numbered(prefix string, n int) []string {
 	keys := make([]string, n)
@@ -393,23 +453,4 @@ func numbered(prefix string, n int) []string {
 		keys[i] = fmt.Sprintf("%sd%02d/f%05d", prefix, i%7, i)
 	}
 	return keys
-}
-
-func (e *env) putText(key, text string) {
-	e.t.Helper()
-	if _, err := e.s3.PutObject(e.ctx(), &s3.PutObjectInput{Bucket: &e.bucket, Key: &key, Body: strings.NewReader(text)}); err != nil {
-		e.t.Fatal(err)
-	}
-}
-
-func (e *env) emptyAndRemove(bucket string) {
-	e.t.Helper()
-	for _, key := range e.keysIn(bucket, "") {
-		if _, err := e.s3.DeleteObject(e.ctx(), &s3.DeleteObjectInput{Bucket: &bucket, Key: &key}); err != nil {
-			e.t.Fatal(err)
-		}
-	}
-	if _, err := e.s3.DeleteBucket(e.ctx(), &s3.DeleteBucketInput{Bucket: &bucket}); err != nil {
-		e.t.Fatal(err)
-	}
 }

@@ -5,7 +5,9 @@ import (
 	"context"
 	"errors"
 	"io"
+	"math"
 	"net/http"
+	"slices"
 	"sync"
 
 	awsmiddleware "github.com/aws/aws-sdk-go-v2/aws/middleware"
@@ -16,13 +18,13 @@ import (
 // hooks watch and disturb the requests of one process, at the place where they leave it.
 type hooks struct {
 	mu     sync.Mutex
-	log    []string                              // operations, in the order in which they were sent
-	strip  []string                              // headers that are not sent
-	header func(operation string, h http.Header) // sees what is sent
+	log    []string // operations, in the order in which they were sent
+	strip  []string // headers that are not sent
 	before func(n int, operation string) error
 	after  func(n int, operation string) error // the request was answered, and the answer is lost
-	answer func(n int, operation string) *http.Response
-	wait   func(ctx context.Context, operation string) // holds a request up
+	// answer sees what is sent, and may answer for the service.
+	answer func(operation string, h http.Header) *http.Response
+	wait   func(ctx context.Context, operation string, done bool) // holds a request up, before it is sent and after it is done
 }
 
 func (h *hooks) set(f func(*hooks)) {
@@ -65,14 +67,15 @@ func (h *hooks) install(s *middleware.Stack) error {
 		h.mu.Lock()
 		h.log = append(h.log, operation)
 		n := len(h.log)
-		before, after, answer, wait, header := h.before, h.after, h.answer, h.wait, h.header
+		before, after, answer, wait := h.before, h.after, h.answer, h.wait
 		h.mu.Unlock()
-		if req, ok := in.Request.(*smithyhttp.Request); ok && header != nil {
-			header(operation, req.Header)
+		var header http.Header
+		if req, ok := in.Request.(*smithyhttp.Request); ok {
+			header = req.Header
 		}
 		var out middleware.DeserializeOutput
 		if wait != nil {
-			wait(ctx, operation)
+			wait(ctx, operation, false)
 		}
 		if before != nil {
 			if err := before(n, operation); err != nil {
@@ -80,12 +83,15 @@ func (h *hooks) install(s *middleware.Stack) error {
 			}
 		}
 		if answer != nil {
-			if r := answer(n, operation); r != nil {
+			if r := answer(operation, header); r != nil {
 				out.RawResponse = &smithyhttp.Response{Response: r}
 				return out, middleware.Metadata{}, nil
 			}
 		}
 		out, metadata, err := next.HandleDeserialize(ctx, in)
+		if wait != nil {
+			wait(ctx, operation, true)
+		}
 		if after != nil {
 			if lost := after(n, operation); lost != nil {
 				return middleware.DeserializeOutput{}, metadata, lost
@@ -97,11 +103,76 @@ func (h *hooks) install(s *middleware.Stack) error {
 
 // refusal is an answer of S3.
 func refusal(status int, code string) *http.Response {
-	body := `<?xml version="1.0" encoding="UTF-8"?><Error><Code>` + code + `</Code><Message>said the test</Message><RequestId>TEST</RequestId></Error>`
+	return answer(status, `<?xml version="1.0" encoding="UTF-8"?><Error><Code>`+code+`</Code><Message>said the test</Message><RequestId>TEST</RequestId></Error>`)
+}
+
+func answer(status int, body string) *http.Response {
 	return &http.Response{
 		StatusCode: status, Status: http.StatusText(status), Header: http.Header{"Content-Type": {"application/xml"}},
 		Body: io.NopCloser(bytes.NewReader([]byte(body))), ContentLength: int64(len(body)), Request: &http.Request{Method: http.MethodPost},
 	}
 }
 
-func readCloser(s string) io.ReadCloser { return io.NopCloser(bytes.NewReader([]byte(s))) }
+// answers lets f see what the process sends and answer for the service; nil ends that.
+func (p *process) answers(f func(operation string, h http.Header) *http.Response) {
+	p.hooks.set(func(h *hooks) { h.answer = f })
+}
+
+// refuse refuses some operations for the service.
+func (p *process) refuse(status int, code string, operations ...string) {
+	p.refuseFirst(math.MaxInt, status, code, operations...)
+}
+
+// refuseFirst refuses the first n requests of each of the operations.
+func (p *process) refuseFirst(n, status int, code string, operations ...string) {
+	var mu sync.Mutex
+	seen := map[string]int{}
+	p.answers(func(operation string, _ http.Header) *http.Response {
+		mu.Lock()
+		defer mu.Unlock()
+		if seen[operation]++; slices.Contains(operations, operation) && seen[operation] <= n {
+			return refusal(status, code)
+		}
+		return nil
+	})
+}
+
+// says answers an operation for the service with these bodies, in turn.
+func (p *process) says(operation string, bodies ...string) {
+	var mu sync.Mutex
+	n := 0
+	p.answers(func(o string, _ http.Header) *http.Response {
+		if o != operation {
+			return nil
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		n++
+		return answer(http.StatusOK, bodies[(n-1)%len(bodies)])
+	})
+}
+
+// holds holds up the n-th request of an operation, before it is sent or when it is done, until resume is called or its context ends.
+func (p *process) holds(n int, operation string, done bool) (reached <-chan struct{}, resume func()) {
+	held, gate := make(chan struct{}), make(chan struct{})
+	var mu sync.Mutex
+	seen := 0
+	nth := func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		seen++
+		return seen == n
+	}
+	p.hooks.set(func(h *hooks) {
+		h.wait = func(ctx context.Context, o string, d bool) {
+			if o == operation && d == done && nth() {
+				close(held)
+				select {
+				case <-gate:
+				case <-ctx.Done():
+				}
+			}
+		}
+	})
+	return held, func() { close(gate) }
+}

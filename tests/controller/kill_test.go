@@ -8,7 +8,6 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 
-	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
@@ -54,80 +53,71 @@ func deaths(t *testing.T, e *env, work func(p *process, round string) error, nex
 }
 
 func TestADeletionKilledAnywhereIsFinishedByAnother(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		for _, onDelete := range []string{"delete", "retain", "requireEmpty"} {
-			var id volume.ID
-			other := e.process()
-			begin := func(round string) {
-				name := onDelete + "-" + round
-				id = other.create(name, "onDelete", onDelete)
-				neighbour := other.create(name + "x")
-				e.put(neighbour.Prefix + "data")
-				if onDelete != "requireEmpty" {
-					e.put(numbered(id.Prefix, 5)...)
-					e.upload(id.Prefix + "unfinished")
+	for name, c := range map[string]struct {
+		onDelete string
+		own      bool // it has a bucket of its own
+	}{
+		"delete": {"delete", false}, "retain": {"retain", false}, "requireEmpty": {"requireEmpty", false}, "purge": {"purge", false}, "bucket": {"delete", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			each(t, func(t *testing.T, e *env) {
+				pairs := []string{"onDelete", c.onDelete}
+				if c.own {
+					pairs = e.own(pairs...)
 				}
-			}
-			work := func(p *process, round string) error {
-				begin(round)
-				return p.tryDelete(id)
-			}
-			deaths(t, e, work, func(round string, err error) {
-				name := onDelete + "-" + round
-				if err != nil && slices.Contains([]fault.Kind{fault.Invalid, fault.NotFound, fault.Exists, fault.Precondition, fault.Denied}, fault.KindOf(err)) {
-					t.Errorf("%s: a final error: %v", name, err)
+				if c.onDelete == "purge" {
+					e.setVersioning(e.bucket, types.BucketVersioningStatusEnabled)
 				}
-				if next, createErr := other.Create(e.ctx(), e.createRequest(name, "onDelete", onDelete)); createErr == nil && err != nil {
-					// Not yet begun, or done but for the answer.
-					if next != id && next.Prefix != name+"@2/" {
-						t.Errorf("%s: meanwhile %s", name, next)
+				var id volume.ID
+				other := e.process()
+				work := func(p *process, round string) error {
+					id = other.create(round, pairs...)
+					e.put(other.create(round+"x").Prefix + "data")
+					if c.onDelete != "requireEmpty" {
+						at := e.in(id.Bucket)
+						at.put(numbered(id.Prefix, 5)...)
+						at.upload(id.Prefix + "unfinished")
 					}
-				}
-				other.delete(id)
-				if onDelete == "retain" {
-					if n := len(e.keysBelow(id.Prefix)); n != 5 {
-						t.Errorf("%s: %d objects are left, want all 5", name, n)
+					if c.onDelete == "purge" {
+						e.put(id.Prefix+"b", numbered(id.Prefix, 1)[0])
+						e.remove(id.Prefix + "b")
 					}
-				} else {
-					e.same(name+": data", e.keysBelow(id.Prefix), []string{})
-					e.same(name+": uploads", slices.DeleteFunc(e.uploads(), func(k string) bool { return k != id.Prefix+"unfinished" }), []string{})
+					return p.tryDelete(id)
 				}
-				e.same(name+": neighbour", e.keysBelow(name+"x/"), []string{name + "x/data"})
+				deaths(t, e, work, func(round string, err error) {
+					e.notFinal(round, err)
+					if !c.own && err != nil {
+						// Not yet begun, or done but for the answer.
+						if next, createErr := other.ask(round, pairs...); createErr == nil && next != id && next.Prefix != round+"@2/" {
+							t.Errorf("%s: meanwhile %s", round, next)
+						}
+					}
+					other.delete(id)
+					e.same(round+": neighbour", e.keysBelow(round+"x/"), []string{round + "x/data"})
+					switch {
+					case c.own:
+						e.gone(id.Bucket)
+						return
+					case c.onDelete == "retain":
+						e.same(round+": data", e.keysBelow(id.Prefix), numbered(id.Prefix, 5))
+						return
+					case c.onDelete == "purge":
+						e.same(round+": versions", e.versions(id.Prefix), nil)
+					}
+					e.same(round+": data", e.keysBelow(id.Prefix), nil)
+					e.same(round+": uploads", slices.DeleteFunc(e.uploads(), func(k string) bool { return k != id.Prefix+"unfinished" }), nil)
+				})
 			})
-		}
-	})
-}
-
-func TestAPurgeKilledAnywhereIsFinishedByAnother(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		e.setVersioning(e.bucket, types.BucketVersioningStatusEnabled)
-		var id volume.ID
-		other := e.process()
-		work := func(p *process, round string) error {
-			id = other.create(round, "onDelete", "purge")
-			e.put(id.Prefix+"a", id.Prefix+"b")
-			e.put(id.Prefix + "a")
-			e.remove(id.Prefix + "b")
-			return p.tryDelete(id)
-		}
-		deaths(t, e, work, func(round string, _ error) {
-			other.delete(id)
-			e.same(round+": versions", e.versionsIn(e.bucket, id.Prefix), nil)
 		})
-	})
+	}
 }
 
 func TestACreationKilledAnywhereIsFinishedByAnother(t *testing.T) {
 	each(t, func(t *testing.T, e *env) {
 		other := e.process()
-		work := func(p *process, round string) error {
-			_, err := p.Create(p.life, e.createRequest(round, "prefix", "base/"+round+"-dir/"))
-			return err
-		}
+		work := func(p *process, round string) error { return p.tryCreate(round, "prefix", "base/"+round+"-dir/") }
 		deaths(t, e, work, func(round string, err error) {
-			if err != nil && slices.Contains([]fault.Kind{fault.Invalid, fault.NotFound, fault.Exists, fault.Precondition, fault.Denied}, fault.KindOf(err)) {
-				t.Errorf("%s: a final error: %v", round, err)
-			}
+			e.notFinal(round, err)
 			other.delete(other.create(round, "prefix", "base/"+round+"-dir/"))
 		})
 	})

@@ -66,30 +66,21 @@ func runWithServers(m *testing.M) (code int, err error) {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, gateway.Stop()) }()
-	targets = append(targets, target{name: "versitygw", endpoint: gateway.Endpoint(), region: gateway.Region(), keys: gateway.Keys(), root: gateway.Keys()})
-	withSTS := targets[0]
-	withSTS.sts = fmt.Sprintf(gatewaySTS, gateway.STS())
-	if withSTS.keys, err = gateway.AddUser(ctx, "controller", everything); err != nil {
+	if err := add("versitygw", fmt.Sprintf(gatewaySTS, gateway.STS()), gateway); err != nil {
 		return 0, err
 	}
-	scoped = append(scoped, withSTS)
-
 	second, err := minio.Start(ctx, dir+"/minio")
 	switch {
 	case errors.Is(err, minio.ErrMissing):
-		targets = append(targets, target{name: "minio", skip: err.Error()})
-		scoped = append(scoped, targets[1])
+		missing := target{name: "minio", skip: err.Error()}
+		targets, scoped = append(targets, missing), append(scoped, missing)
 	case err != nil:
 		return 0, err
 	default:
 		defer func() { err = errors.Join(err, second.Stop()) }()
-		targets = append(targets, target{name: "minio", endpoint: second.Endpoint(), region: second.Region(), keys: second.Keys(), root: second.Keys()})
-		withSTS := targets[1]
-		withSTS.sts = minioSTS
-		if withSTS.keys, err = second.AddUser(ctx, "controller", everything); err != nil {
+		if err := add("minio", minioSTS, second); err != nil {
 			return 0, err
 		}
-		scoped = append(scoped, withSTS)
 	}
 	for _, t := range slices.Concat(targets, scoped) {
 		canaries.add(t.keys)
@@ -97,36 +88,42 @@ func runWithServers(m *testing.M) (code int, err error) {
 	return canaries.watch(m.Run)
 }
 
-// each runs a test on every server, with a bucket of its own, beside the other tests.
-func each(t *testing.T, test func(t *testing.T, e *env)) {
-	t.Helper()
-	t.Parallel()
-	on(t, targets, test)
+// server is what a target needs of one.
+type server interface {
+	Endpoint() string
+	Region() string
+	Keys() credentials.Keys
+	AddUser(ctx context.Context, name, policy string) (credentials.Keys, error)
 }
 
-// one runs a test on one server: what it proves does not depend on the server.
-func one(t *testing.T, test func(t *testing.T, e *env)) {
-	t.Helper()
-	t.Parallel()
-	on(t, targets[:1], test)
+// add makes targets of a server.
+func add(name, sts string, s server) error {
+	plain := target{name: name, endpoint: s.Endpoint(), region: s.Region(), keys: s.Keys(), root: s.Keys()}
+	withSTS := plain
+	withSTS.sts = sts
+	var err error
+	withSTS.keys, err = s.AddUser(context.Background(), "controller", everything)
+	targets, scoped = append(targets, plain), append(scoped, withSTS)
+	return err
 }
+
+// each runs a test on every server, with a bucket of its own, beside the other tests.
+func each(t *testing.T, test func(t *testing.T, e *env)) { on(t, targets, test) }
+
+// one runs a test on one server: what it proves does not depend on the server.
+func one(t *testing.T, test func(t *testing.T, e *env)) { on(t, targets[:1], test) }
 
 // eachWay runs a test on every server, with sessions and without.
 func eachWay(t *testing.T, test func(t *testing.T, e *env)) {
-	t.Helper()
-	t.Parallel()
 	on(t, slices.Concat(targets, scoped), test)
 }
 
 // eachScoped runs a test on every server that can make sessions.
-func eachScoped(t *testing.T, test func(t *testing.T, e *env)) {
-	t.Helper()
-	t.Parallel()
-	on(t, scoped, test)
-}
+func eachScoped(t *testing.T, test func(t *testing.T, e *env)) { on(t, scoped, test) }
 
 func on(t *testing.T, targets []target, test func(t *testing.T, e *env)) {
 	t.Helper()
+	t.Parallel()
 	for _, target := range targets {
 		label := target.name
 		if target.sts != "" {

@@ -11,35 +11,72 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
+// race does n things at once.
+func race(n int, do func(i int) error) []error {
+	errs := make([]error, n)
+	var wg sync.WaitGroup
+	for i := range errs {
+		wg.Go(func() { errs[i] = do(i) })
+	}
+	wg.Wait()
+	return errs
+}
+
+// winner is the only one without an error. The others' errors must be of that kind.
+func (e *env) winner(errs []error, kind fault.Kind, words ...string) int {
+	e.t.Helper()
+	won := []int{}
+	for i, err := range errs {
+		if err == nil {
+			won = append(won, i)
+		} else {
+			e.want(err, kind, words...)
+		}
+	}
+	if len(won) != 1 {
+		e.t.Fatalf("%d winners: %v", len(won), errs)
+	}
+	return won[0]
+}
+
 func TestRacingControllersMakeOneVolume(t *testing.T) {
 	each(t, func(t *testing.T, e *env) {
 		processes := []*process{e.process(), e.process()}
 		for round := range 12 {
 			name := fmt.Sprint("v", round)
+			want := name + "/"
 			if round%2 == 1 { // a tombstone is there: they race for generation 2
 				id := processes[0].create(name)
 				e.put(id.Prefix + "data")
 				processes[1].delete(id)
+				want = name + "@2/"
 			}
-			var wg sync.WaitGroup
-			ids := make([]volume.ID, 6)
-			errs := make([]error, len(ids))
-			for i := range ids {
-				wg.Go(func() { ids[i], errs[i] = processes[i%2].settled(name) })
-			}
-			wg.Wait()
+			errs := race(6, func(i int) error {
+				id, err := processes[i%2].settled(name)
+				if err == nil && id.Prefix != want {
+					err = fmt.Errorf("prefix %q, want %q", id.Prefix, want)
+				}
+				return err
+			})
 			if err := errors.Join(errs...); err != nil {
 				t.Fatal(err)
 			}
-			want := name + "/"
-			if round%2 == 1 {
-				want = name + "@2/"
+		}
+	})
+}
+
+func TestRacingControllersMakeOneBucket(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		for round := range 4 {
+			processes := []*process{e.process(), e.process(), e.process()}
+			errs := race(6, func(i int) error {
+				_, err := processes[i%3].settled(fmt.Sprint("v", round), e.own()...)
+				return err
+			})
+			if err := errors.Join(errs...); err != nil {
+				t.Fatal(err)
 			}
-			for _, id := range ids {
-				if id.Prefix != want {
-					t.Errorf("prefix %q, want %q", id.Prefix, want)
-				}
-			}
+			processes[0].delete(volume.ID{Backend: "lab", Bucket: fmt.Sprint(e.bucket, "-v", round)})
 		}
 	})
 }
@@ -48,26 +85,11 @@ func TestRacingControllersWithOtherParametersHaveOneWinner(t *testing.T) {
 	each(t, func(t *testing.T, e *env) {
 		processes := []*process{e.process(), e.process()}
 		for round := range 12 {
-			name := fmt.Sprint("v", round)
-			var wg sync.WaitGroup
-			errs := make([]error, 6)
-			for i := range errs {
-				wg.Go(func() {
-					_, errs[i] = processes[i%2].settled(name, "uid", fmt.Sprint(i))
-				})
-			}
-			wg.Wait()
-			won := 0
-			for _, err := range errs {
-				if err == nil {
-					won++
-				} else {
-					e.want(err, fault.Exists, "other parameters")
-				}
-			}
-			if won != 1 {
-				t.Errorf("round %d has %d winners: %v", round, won, errs)
-			}
+			errs := race(6, func(i int) error {
+				_, err := processes[i%2].settled(fmt.Sprint("v", round), "uid", fmt.Sprint(i))
+				return err
+			})
+			e.winner(errs, fault.Exists, "other parameters")
 		}
 	})
 }
@@ -77,22 +99,15 @@ func TestAVolumeAndABasePrefixOfItsNameRace(t *testing.T) {
 		processes := []*process{e.process(), e.process()}
 		for round := range 12 {
 			name := fmt.Sprint("n", round)
-			var wg sync.WaitGroup
-			var outer, inner error
-			wg.Go(func() { _, outer = processes[0].settled(name) })
-			wg.Go(func() {
-				_, inner = processes[1].settled("inner-"+name, "prefix", name+"/deep/")
+			volumes := [][]string{{name, "", ""}, {"inner-" + name, "prefix", name + "/deep/"}}
+			errs := race(2, func(i int) error {
+				_, err := processes[i].settled(volumes[i][0], volumes[i][1:]...)
+				return err
 			})
-			wg.Wait()
-			switch {
-			case outer == nil && inner == nil:
-				t.Fatalf("round %d: a volume lies in another", round)
-			case outer != nil && inner != nil:
-				t.Errorf("round %d: nobody won: %v; %v", round, outer, inner)
-			case outer != nil:
-				e.want(outer, fault.Exists, "base prefix")
-			default:
-				e.want(inner, fault.Precondition, "lies inside volume")
+			if errs[0] == nil {
+				e.winner(errs, fault.Precondition, "lies inside volume")
+			} else {
+				e.winner(errs, fault.Exists, "base prefix")
 			}
 		}
 	})
@@ -102,22 +117,20 @@ func TestVolumesAreNotNested(t *testing.T) {
 	each(t, func(t *testing.T, e *env) {
 		p := e.process()
 		outer := p.create("outer", "prefix", "a/b/")
-		for _, base := range []string{"a/b/outer/", "a/b/outer/c/d/"} {
-			_, err := e.process().Create(e.ctx(), e.createRequest("inner", "prefix", base))
-			e.want(err, fault.Precondition, "parameters.prefix", "lies inside volume")
+		bases := []string{"a/b/outer/", "a/b/outer/c/d/"}
+		for _, base := range bases {
+			e.want(e.process().tryCreate("inner", "prefix", base), fault.Precondition, "parameters.prefix", "lies inside volume")
 		}
 		// The same directory name elsewhere is harmless.
 		p.create("inner", "prefix", "x/outer/y/")
 		for _, name := range []string{"a", "b", "x", "y"} {
-			_, err := e.process().Create(e.ctx(), e.createRequest(name))
-			e.want(err, fault.Exists, "base prefix")
+			e.want(e.process().tryCreate(name), fault.Exists, "base prefix")
 		}
 		// A deleter of the first generation may still be at work there.
 		p.delete(outer)
 		p.create("outer")
-		for _, base := range []string{"a/b/outer/", "a/b/outer/c/d/"} {
-			_, err := e.process().Create(e.ctx(), e.createRequest("inner2", "prefix", base))
-			e.want(err, fault.Precondition, "before it was deleted")
+		for _, base := range bases {
+			e.want(e.process().tryCreate("inner2", "prefix", base), fault.Precondition, "before it was deleted")
 		}
 		// The second generation is called otherwise.
 		p.create("inner3", "prefix", "outer/")
@@ -134,8 +147,7 @@ func TestABasePrefixMayHoldTheVolumesOwnName(t *testing.T) {
 				t.Errorf("prefix %q, want %q", id.Prefix, want)
 			}
 			p.create("v", with...)
-			_, err := e.process().Create(e.ctx(), e.createRequest("v"))
-			e.want(err, fault.Exists, "other parameters")
+			e.want(e.process().tryCreate("v"), fault.Exists, "other parameters")
 			p.delete(id)
 		}
 		p.create("v") // x/v/ cannot lie in a later generation
@@ -143,51 +155,26 @@ func TestABasePrefixMayHoldTheVolumesOwnName(t *testing.T) {
 	})
 }
 
-func TestABucketVolumeHoldsNoPrefixVolumes(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		p := e.process()
-		id := p.create("own", "bucketName", "", "bucketNamePrefix", e.bucket+"-")
-		_, err := p.Create(e.ctx(), e.createRequest("v", "bucketName", id.Bucket))
-		e.want(err, fault.Precondition, "cannot be nested")
-		p.delete(id)
-	})
-}
-
 func TestAServiceWithoutConditionalWritesNeedsASingleController(t *testing.T) {
 	each(t, func(t *testing.T, e *env) {
-		strip := func(p *process) {
+		stripped := func(options ...func(*processOptions)) *process {
+			p := e.process(options...)
 			p.hooks.set(func(h *hooks) { h.strip = []string{"If-None-Match", "If-Match"} })
+			return p
 		}
-		p := e.process()
-		strip(p)
-		_, err := p.Create(e.ctx(), e.createRequest("v"))
-		e.want(err, fault.Precondition, "singleController: true")
-		e.same("objects", e.keysBelow(""), []string{})
+		e.want(stripped().tryCreate("v"), fault.Precondition, "singleController: true")
+		e.same("objects", e.keysBelow(""), nil)
 
-		p = e.process(settings("singleController: true"))
-		strip(p)
-		var wg sync.WaitGroup
-		errs := make([]error, 8)
-		for i := range errs {
-			wg.Go(func() { _, errs[i] = p.settled("v", "uid", fmt.Sprint(i)) })
-		}
-		wg.Wait()
-		won := 0
-		for i, err := range errs {
-			if err != nil {
-				e.want(err, fault.Exists)
-				continue
-			}
-			won++
-			id := p.create("v", "uid", fmt.Sprint(i))
-			e.put(id.Prefix + "data")
-			p.delete(id)
-			e.state("v", "deleted")
-			e.same("data", e.keysBelow("v"), []string{})
-		}
-		if won != 1 {
-			t.Errorf("%d winners: %v", won, errs)
-		}
+		p := stripped(settings("singleController: true"))
+		won := e.winner(race(8, func(i int) error {
+			_, err := p.settled("v", "uid", fmt.Sprint(i))
+			return err
+		}), fault.Exists)
+		id := p.create("v", "uid", fmt.Sprint(won))
+		e.put(id.Prefix + "data")
+		p.delete(id)
+		e.state("v", "deleted")
+		e.same("data", e.keysBelow("v"), nil)
 		if id := p.create("v"); !strings.HasSuffix(id.Prefix, "@2/") {
 			t.Errorf("after a tombstone comes %s", id)
 		}

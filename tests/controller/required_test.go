@@ -1,7 +1,6 @@
 package controller
 
 import (
-	"strings"
 	"testing"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
@@ -10,55 +9,27 @@ import (
 
 func TestRequiredScopeIsProvenOnce(t *testing.T) {
 	eachScoped(t, func(t *testing.T, e *env) {
-		p := e.process()
-		p.create("first", "scope", "required")
-		if n := len(p.sessions.made()); n != 1 {
-			t.Errorf("%d sessions were made for the proof", n)
+		for _, own := range []bool{false, true} {
+			p, pairs := e.process(), []string{"scope", "required"}
+			if own {
+				p, pairs = e.process(settings("scope: required")), []string{"bucketName", ""}
+			}
+			first := p.create("v-"+e.bucket, pairs...)
+			p.hooks.reset()
+			second := p.create("w-"+e.bucket, pairs...)
+			if !own {
+				e.same("requests", p.hooks.sent(), []string{"ListObjectsV2", "PutObject"})
+				p.create("x-"+e.bucket, append(pairs, "credentials", "secret")...)
+			}
+			p.create("v-"+e.bucket, pairs...)
+			if n := len(p.sessions.made()); n != 1 {
+				t.Errorf("%d sessions were made for the proof, with a bucket of its own: %t", n, own)
+			}
+			p.delete(first)
+			p.delete(second)
 		}
-		p.hooks.reset()
-		id := p.create("second", "scope", "required")
-		e.same("requests", p.hooks.sent(), []string{"ListObjectsV2", "PutObject"})
-		p.create("third", "scope", "required", "credentials", "secret")
-		if n := len(p.sessions.made()); n != 1 {
-			t.Errorf("%d sessions were made", n)
-		}
-		p.delete(id)
 	})
 }
-
-func TestRequiredScopeOfABucketVolumeIsProven(t *testing.T) {
-	eachScoped(t, func(t *testing.T, e *env) {
-		p := e.process(settings("scope: required"))
-		id := p.create("v-"+e.bucket, "bucketName", "")
-		if n := len(p.sessions.made()); n != 1 {
-			t.Errorf("%d sessions were made for the proof", n)
-		}
-		other := p.create("w-"+e.bucket, "bucketName", "")
-		if n := len(p.sessions.made()); n != 1 {
-			t.Errorf("%d sessions were made for a second bucket", n)
-		}
-		p.create("v-"+e.bucket, "bucketName", "")
-		p.delete(id)
-		p.delete(other)
-	})
-}
-
-func TestRequiredScopeCannotBeHadWithoutATokenService(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		p := e.process()
-		for _, pairs := range [][]string{nil, {"credentials", "workload"}, {"bucketName", ""}} {
-			_, err := p.Create(e.ctx(), e.createRequest("v-"+e.bucket, append(pairs, "scope", "required")...))
-			e.want(err, fault.Precondition, "sts")
-		}
-		if e.bucketExists("v-" + e.bucket) {
-			t.Error("a bucket was made")
-		}
-		e.same("objects", volumes(e), []string{})
-	})
-}
-
-// volumes are the records of volumes.
-func volumes(e *env) []string { return e.keysBelow(".s3-csi/volumes/") }
 
 func TestAServiceThatIgnoresPoliciesIsFound(t *testing.T) {
 	t.Parallel()
@@ -66,68 +37,28 @@ func TestAServiceThatIgnoresPoliciesIsFound(t *testing.T) {
 	l.behave(s3server.STS{IgnorePolicies: true})
 	p := l.process()
 	for _, pairs := range [][]string{{"bucketName", l.bucket}, {"credentials", "workload"}, {"bucketName", ""}} {
-		_, err := p.Create(l.ctx(), l.createRequest("v-"+l.bucket, append(pairs, "scope", "required")...))
-		l.want(err, fault.Precondition, "does not enforce session policies", "scope")
+		l.want(p.tryCreate("v-"+l.bucket, append(pairs, "scope", "required")...), fault.Precondition, "does not enforce session policies", "scope")
 	}
-	if l.bucketExists("v-" + l.bucket) {
-		t.Error("the bucket is left")
-	}
-	l.same("records", volumes(l.env), []string{})
+	l.gone("v-" + l.bucket)
+	l.same("records", l.volumes(), nil)
 	made := l.sessionsMade()
-	_, err := p.Create(l.ctx(), l.createRequest("w", "scope", "required"))
-	l.want(err, fault.Precondition)
+	l.want(p.tryCreate("w", "scope", "required"), fault.Precondition)
 	if n := l.sessionsMade(); n != made {
 		t.Errorf("%d more sessions were made for what was known", n-made)
 	}
 	p.create("auto")
 	l.behave(s3server.STS{})
 	l.process().create("w", "scope", "required")
-}
 
-// The bucket of a volume may be there already, by an earlier call whose answer was lost: then the refusal is not final.
-func TestABucketThatIsThereIsNotRefusedForGood(t *testing.T) {
-	t.Parallel()
-	l := newLab(t, everything)
-	name := "v-" + l.bucket
-	id := l.process().create(name, "bucketName", "", "scope", "required")
+	// The bucket of a volume may be there already, by an earlier call whose answer was lost: then the refusal is not final.
+	pairs := []string{"bucketName", "", "scope", "required"}
+	id := l.process().create("x-"+l.bucket, pairs...)
 	l.behave(s3server.STS{IgnorePolicies: true})
-	p := l.process()
+	p = l.process()
 	for range 2 { // the second one knows
-		_, err := p.Create(l.ctx(), l.createRequest(name, "bucketName", "", "scope", "required"))
-		l.want(err, fault.Busy, "does not enforce session policies")
+		l.want(p.tryCreate("x-"+l.bucket, pairs...), fault.Busy, "does not enforce session policies")
 	}
 	if !l.bucketExists(id.Bucket) {
 		t.Error("a volume's bucket was removed")
-	}
-}
-
-func TestAProofThatCannotBeMadeNow(t *testing.T) {
-	t.Parallel()
-	l := newLab(t, everything)
-	for name, c := range map[string]struct {
-		behaviour s3server.STS
-		kind      fault.Kind
-	}{
-		"refused":   {s3server.STS{Fault: s3server.FaultRefuse}, fault.Denied},
-		"throttled": {s3server.STS{Fault: s3server.FaultThrottle}, fault.Busy},
-		"down":      {s3server.STS{Fault: s3server.FaultDown}, fault.Unavailable},
-	} {
-		l.behave(c.behaviour)
-		p := l.process(settings("expectedBucketOwner: '000000000000'")) // or it is asked for, too
-		_, err := p.Create(l.ctx(), l.createRequest(name, "scope", "required"))
-		l.want(err, c.kind, "scope: required")
-		if name == "refused" {
-			_, err = p.Create(l.ctx(), l.createRequest(name+"-"+l.bucket, "scope", "required", "bucketName", ""))
-			l.want(err, c.kind, "scope: required")
-			if l.bucketExists(name + "-" + l.bucket) {
-				t.Error("a bucket was made")
-			}
-		}
-		// Pods' tokens are nodes' business: a volume for them does not wait for the controller's way to a session.
-		p.create(name, "scope", "required", "credentials", "workload")
-		l.behave(s3server.STS{})
-	}
-	if !strings.Contains(canaries.logged(), "Leaving the proof of scope to nodes") {
-		t.Error("the log does not say that nodes prove it")
 	}
 }

@@ -3,14 +3,13 @@ package controller
 import (
 	"fmt"
 	"net/http"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/aws/aws-sdk-go-v2/service/s3"
-
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
-	"github.com/s3-csi/s3-csi-driver/pkg/provision"
 	"github.com/s3-csi/s3-csi-driver/tests/s3server"
 )
 
@@ -70,35 +69,22 @@ func (l *lab) sessionsMade() int {
 func TestTheControllerTakesOnARole(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, "")
-	backendRole := l.role("csi-controller", everything, "controller")
-	secretRole := l.role("tenant", everything, "controller")
+	backendRole, foreign := l.role("csi-controller", everything, "controller"), l.role("foreign", everything, "somebody")
 	for name, c := range map[string]struct{ settings, secret string }{
-		"of the backend": {"controllerRoleARN: " + backendRole, ""},
-		"of the secret":  {"", secretRole},
+		"backend": {"controllerRoleARN: " + backendRole, ""},
+		"secret":  {"", l.role("tenant", everything, "controller")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := l.process(settings(c.settings))
+			p.role = c.secret
 			before := l.sessionsMade()
-			request := func(name string) provision.CreateRequest {
-				r := l.createRequest(name)
-				r.RoleARN = c.secret
-				return r
-			}
 			for i := range 4 {
-				name := fmt.Sprintf("%s-%d", name[len(name)-6:], i)
-				id, err := p.Create(l.ctx(), request(name))
-				if err != nil {
-					t.Fatal(err)
-				}
-				if err := p.Lookup(l.ctx(), provision.LookupRequest{ID: id, Keys: l.keys, RoleARN: c.secret}); err != nil {
-					t.Error(err)
-				}
+				id := p.create(fmt.Sprintf("%s-%d", name, i))
+				p.there(id)
 				l.put(id.Prefix + "data")
 				if i == 0 {
-					if err := p.Delete(l.ctx(), provision.DeleteRequest{ID: id, Keys: l.keys, RoleARN: c.secret}); err != nil {
-						t.Error(err)
-					}
-					l.same("data", l.keysBelow(id.Prefix), []string{})
+					p.delete(id)
+					l.same("data", l.keysBelow(id.Prefix), nil)
 				}
 			}
 			// One for all the work, one for the deletion.
@@ -107,97 +93,28 @@ func TestTheControllerTakesOnARole(t *testing.T) {
 			}
 		})
 	}
-	_, err := l.process().Create(l.ctx(), l.createRequest("without-a-role"))
-	l.want(err, fault.Denied)
-}
+	l.want(l.process().tryCreate("without-a-role"), fault.Denied)
+	l.want(l.process(settings("controllerRoleARN: "+foreign)).tryCreate("v"), fault.Denied, foreign)
 
-func TestARoleThatCannotBeHad(t *testing.T) {
-	t.Parallel()
-	l := newLab(t, "")
-	role := l.role("csi-controller", everything, "controller")
-	foreign := l.role("foreign", everything, "somebody")
-	_, err := l.process(settings("controllerRoleARN: "+foreign)).Create(l.ctx(), l.createRequest("v"))
-	l.want(err, fault.Denied, foreign)
-	for name, c := range map[string]struct {
-		behaviour s3server.STS
-		kind      fault.Kind
-	}{
-		"refused":     {s3server.STS{Fault: s3server.FaultRefuse}, fault.Denied},
-		"throttled":   {s3server.STS{Fault: s3server.FaultThrottle}, fault.Busy},
-		"unavailable": {s3server.STS{Fault: s3server.FaultUnavailable}, fault.Unavailable},
-		"down":        {s3server.STS{Fault: s3server.FaultDown}, fault.Unavailable},
-	} {
-		p := l.process(settings("controllerRoleARN: " + role))
-		l.behave(c.behaviour)
-		_, err := p.Create(l.ctx(), l.createRequest(name))
-		l.want(err, c.kind, role)
-		if r := l.record(name); r != "" {
-			t.Errorf("%s: there is a record: %s", name, r)
-		}
-		l.behave(s3server.STS{})
-		p.create(name) // it recovers by itself
-	}
-}
-
-func TestARolesSessionIsRenewed(t *testing.T) {
-	t.Parallel()
-	l := newLab(t, "")
-	role := l.role("csi-controller", everything, "controller")
-	p := l.process(settings("controllerRoleARN: " + role))
-	p.create("first")
 	// Somebody takes all its sessions back, as an operator does after a break-in.
-	if err := l.server.RevokeSessions(l.t.Context(), role); err != nil {
+	p := l.process(settings("controllerRoleARN: " + backendRole))
+	before := l.sessionsMade()
+	p.create("first")
+	if err := l.server.RevokeSessions(l.t.Context(), backendRole); err != nil {
 		t.Fatal(err)
 	}
-	_, err := p.Create(l.ctx(), l.createRequest("second"))
-	l.want(err, fault.Unauthenticated)
+	l.want(p.tryCreate("second"), fault.Unauthenticated)
 	p.create("second")
-	if n := l.sessionsMade(); n != 2 {
+	if n := l.sessionsMade() - before; n != 2 {
 		t.Errorf("%d sessions, want 2", n)
 	}
-	// Short ones are renewed ahead of their end, also by a clock of the service that is minutes off.
-	l.behave(s3server.STS{MaxDuration: 10 * time.Second, ClockOffset: 4 * time.Minute})
-	p = l.process(settings("controllerRoleARN: " + role))
-	began := time.Now()
-	p.create("many")
-	// One lasts for 8 or 9 seconds by the driver's count, and the next one is due after four fifths of that.
-	first := time.Now()
-	for i, due := 0, false; !due; i++ {
-		time.Sleep(250 * time.Millisecond) // it is the time that passes that is tested
-		due = time.Since(first) > 9*time.Second
-		p.create(fmt.Sprint("many-", i))
-	}
-	if n, took := l.sessionsMade()-2, time.Since(began); n < 2 || n > 1+int(took/(6*time.Second)) {
-		t.Errorf("%d sessions were made in %v", n, took)
-	}
 }
 
-func TestASessionInTheSecretThatIsOverIsUnauthenticated(t *testing.T) {
+// What needs a session fails as its service does, leaves no trace, and works when the service does.
+func TestATokenServiceThatMakesNoSession(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, everything)
-	role := l.role("short", everything, "controller")
-	l.behave(s3server.STS{MaxDuration: 5 * time.Second})
-	p := l.process(settings("controllerRoleARN: " + role))
-	p.create("v")
-	session := p.sessions.made()[0]
-	over := l.as(session)
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-		if _, err := over.HeadBucket(l.ctx(), &s3.HeadBucketInput{Bucket: &l.bucket}); err != nil {
-			break
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("a session of five seconds does not end")
-		}
-	}
-	r := l.createRequest("w")
-	r.Keys = session
-	_, err := l.process().Create(l.ctx(), r)
-	l.want(err, fault.Unauthenticated)
-}
-
-func TestADeletionWithoutAnSTSFailsInWordsAndGoesOnLater(t *testing.T) {
-	t.Parallel()
-	l := newLab(t, everything)
+	role := l.role("csi-controller", everything, "controller")
 	for name, c := range map[string]struct {
 		behaviour s3server.STS
 		kind      fault.Kind
@@ -207,17 +124,33 @@ func TestADeletionWithoutAnSTSFailsInWordsAndGoesOnLater(t *testing.T) {
 		"unavailable": {s3server.STS{Fault: s3server.FaultUnavailable}, fault.Unavailable},
 		"down":        {s3server.STS{Fault: s3server.FaultDown}, fault.Unavailable},
 	} {
-		p := l.process()
-		id := p.create(name)
+		inRole, deleter, prover := l.process(settings("controllerRoleARN: "+role)), l.process(), l.process(settings("expectedBucketOwner: '000000000000'")) // or it is asked for, too
+		id := deleter.create(name)
 		l.put(id.Prefix + "data")
+		before := l.volumes()
 		l.behave(c.behaviour)
-		err := p.tryDelete(id)
-		l.want(err, c.kind, id.String())
+		l.want(inRole.tryCreate(name+"-role"), c.kind, role)
+		l.want(deleter.tryDelete(id), c.kind, id.String())
+		l.want(prover.tryCreate(name+"-scoped", "scope", "required"), c.kind, "scope: required")
+		if name == "refused" {
+			l.want(prover.tryCreate(name+"-"+l.bucket, "scope", "required", "bucketName", ""), c.kind, "scope: required")
+			if slices.Contains(prover.hooks.sent(), "CreateBucket") {
+				t.Error("a bucket was made")
+			}
+		}
+		l.same("records", l.volumes(), before)
 		l.state(name, "active")
 		l.same("data", l.keysBelow(id.Prefix), []string{id.Prefix + "data"})
+		// Pods' tokens are nodes' business: a volume for them does not wait for the controller's way to a session.
+		prover.create(name+"-pods", "scope", "required", "credentials", "workload")
+
 		l.behave(s3server.STS{})
-		p.delete(id)
-		l.same("data", l.keysBelow(id.Prefix), []string{})
+		inRole.create(name + "-role") // it recovers by itself
+		deleter.delete(id)
+		l.same("data", l.keysBelow(id.Prefix), nil)
+	}
+	if !strings.Contains(canaries.logged(), "Leaving the proof of scope to nodes") {
+		t.Error("the log does not say that nodes prove it")
 	}
 }
 
@@ -233,8 +166,13 @@ func TestALongDeletionOutlivesItsSession(t *testing.T) {
 	var mu sync.Mutex
 	used := map[string]bool{}
 	p.hooks.set(func(h *hooks) {
-		h.answer = func(_ int, operation string) *http.Response {
-			if operation == "DeleteObjects" {
+		h.answer = func(operation string, header http.Header) *http.Response {
+			switch operation {
+			case "DeleteObject":
+				mu.Lock()
+				defer mu.Unlock()
+				used[header.Get("X-Amz-Security-Token")] = true
+			case "DeleteObjects":
 				return refusal(501, "NotImplemented") // so that it is one request for each object
 			}
 			return nil
@@ -245,16 +183,9 @@ func TestALongDeletionOutlivesItsSession(t *testing.T) {
 			}
 			return nil
 		}
-		h.header = func(operation string, header http.Header) {
-			if operation == "DeleteObject" {
-				mu.Lock()
-				defer mu.Unlock()
-				used[header.Get("X-Amz-Security-Token")] = true
-			}
-		}
 	})
 	p.delete(id)
-	l.same("data", l.keysBelow(id.Prefix), []string{})
+	l.same("data", l.keysBelow(id.Prefix), nil)
 	l.state("v", "deleted")
 	if len(used) < 2 {
 		t.Errorf("%d sessions deleted objects", len(used))

@@ -13,9 +13,8 @@ type sessions struct {
 	*session.Planner
 	maker *session.Maker
 
-	mu     sync.Mutex
-	orders []credentials.Order
-	keys   []credentials.Keys
+	mu   sync.Mutex
+	keys []credentials.Keys
 }
 
 // Make implements identity.Sessions.
@@ -25,7 +24,7 @@ func (s *sessions) Make(ctx context.Context, o credentials.Order) (credentials.K
 		canaries.add(keys)
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.orders, s.keys = append(s.orders, o), append(s.keys, keys)
+		s.keys = append(s.keys, keys)
 	}
 	return keys, err
 }

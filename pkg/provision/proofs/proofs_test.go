@@ -10,6 +10,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/identity"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/identity/identitytest"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
@@ -61,6 +62,20 @@ func TestAnImpossibleScopeIsRefused(t *testing.T) {
 				t.Errorf("%v, want %q", err, c.says)
 			}
 		})
+	}
+}
+
+// Nothing is asked of any service: the Prover has no clients.
+func TestAnImpossibleScopeIsRefusedFirst(t *testing.T) {
+	_, be := identitytest.Lab(t, "endpoint: 'http://127.0.0.1:1', region: x")
+	p := New(nil, nil, nil, time.Now)
+	for _, source := range []string{"", credentials.SourceWorkload} {
+		params := volume.Parameters{Node: volume.Attributes{Scope: volume.ScopeRequired, Credentials: source}}
+		prefix := p.Prefix(t.Context(), buckets.Bucket{Backend: be}, identity.Identity{}, "v", params)
+		_, whole := p.Bucket(t.Context(), be, identity.Identity{}, "data", params)
+		if !fault.Is(prefix, fault.Precondition) || !fault.Is(whole, fault.Precondition) {
+			t.Errorf("credentials %q: %v; %v", source, prefix, whole)
+		}
 	}
 }
 
