@@ -33,11 +33,12 @@ OLDER ?=
 
 # Which of the tests in a Kubernetes make e2e runs.
 E2E ?= .
-# Those that restart the driver, kubelet or the node, or deploy it again, run one after the other in a cluster of their own.
-E2E_SERIAL := ^Test(AgentsWithTheNodesRoot|ADeletedPodWaitsForItsFiles|Examples|FilesGoOn|InlineVolumesOfNamespaces|Kustomize|LauncherProcess|OffClusterController|Reboot|SecondRelease|TokensOfServiceAccounts|UpgradeIsTried)$$
+# Those that deploy the driver again, and those that restart it, kubelet or the node, run one after the other in a cluster of their own.
+E2E_DEPLOY := ^Test(Examples|InlineVolumesOfNamespaces|Kustomize|OffClusterController|SecondRelease|UpgradeIsTried)$$
+E2E_DISRUPT := ^Test(AgentsWithTheNodesRoot|ADeletedPodWaitsForItsFiles|FilesGoOn|LauncherProcess|Reboot|TokensOfServiceAccounts)$$
 
-# How many clusters run at a time: each needs about one processor.
-E2E_JOBS ?= 1
+# How many clusters run at a time: each uses less than one processor, and 3 GB.
+E2E_JOBS ?= 3
 
 MODULES := . clients/rclone tests
 # One set of flags for building, vetting and testing, so that nothing is compiled twice.
@@ -150,15 +151,18 @@ timed: test-parts
 	cd tests && go test -count=1 -parallel 2 -timeout 10m -run '$(TIMED)' ./node
 	cd tests && S3CSI_LAUNCHER=systemd go test -count=1 -parallel 2 -timeout 10m -run '$(TIMED)' ./node
 
-.PHONY: e2e e2e-serial e2e-parallel e2e-some
+.PHONY: e2e e2e-deploy e2e-disrupt e2e-share e2e-some
 e2e: test-parts $(CLUSTER) ## Deploy the driver with its chart in a real Kubernetes, built and run here, and use it (as root)
-	$(MAKE) --no-print-directory -j$(E2E_JOBS) -Otarget -k $(if $(filter .,$(E2E)),e2e-serial e2e-parallel,e2e-some)
+	$(MAKE) --no-print-directory -j$(E2E_JOBS) -Otarget -k $(if $(filter .,$(E2E)),e2e-disrupt e2e-share e2e-deploy,e2e-some)
 
-e2e-serial:
-	cd tests && go test -count=1 -v -timeout 40m -run '$(E2E_SERIAL)' ./e2e
+e2e-deploy:
+	cd tests && go test -count=1 -v -timeout 40m -run '$(E2E_DEPLOY)' ./e2e
 
-e2e-parallel:
-	cd tests && go test -count=1 -v -timeout 40m -parallel 10 -skip '$(E2E_SERIAL)' ./e2e
+e2e-disrupt:
+	cd tests && go test -count=1 -v -timeout 40m -run '$(E2E_DISRUPT)' ./e2e
+
+e2e-share:
+	cd tests && go test -count=1 -v -timeout 40m -parallel 10 -skip '$(E2E_DEPLOY)|$(E2E_DISRUPT)' ./e2e
 
 e2e-some:
 	cd tests && go test -count=1 -v -timeout 75m -parallel 10 -run '$(E2E)' ./e2e

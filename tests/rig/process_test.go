@@ -1,8 +1,11 @@
 package rig
 
 import (
+	"errors"
 	"fmt"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"testing"
 	"time"
 )
@@ -63,5 +66,31 @@ Goroutine 916 (running) created at:
 	}
 	if ofVFS("fatal error: something else") {
 		t.Error("what is no race is left out")
+	}
+}
+
+// Reports of rclone's own races are left out, and the line that counts them.
+func TestRacesOfVFSAreLeftOut(t *testing.T) {
+	const vfs, client = "github.com/rclone/rclone/vfs.(*File).Path()", "main.(*fs).Release()"
+	report := func(first, second string) string {
+		return "==================\nWARNING: DATA RACE\nWrite at 0x00c0 by goroutine 1:\n  " + first + "\n      file.go:1 +0x1\n\nPrevious read at 0x00c0 by goroutine 2:\n  " + second +
+			"\n      file.go:2 +0x1\n==================\n"
+	}
+	for _, tc := range []struct {
+		text string
+		want bool
+	}{
+		{report(vfs, vfs) + "Found 1 data race(s)\n", false},
+		{report(vfs, client) + "Found 1 data race(s)\n", true},
+		{report(vfs, vfs) + report(client, client) + "Found 2 data race(s)\n", true},
+		{"FATAL: ThreadSanitizer: out of memory\n", true},
+	} {
+		r := &Rig{Dir: t.TempDir()}
+		if err := errors.Join(r.makeRaces(), os.WriteFile(filepath.Join(r.races(), "s3-csi-rclone.1"), []byte(tc.text), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.Races(); (err != nil) != tc.want {
+			t.Errorf("%q: %v", tc.text, err)
+		}
 	}
 }

@@ -30,13 +30,14 @@ func (r *Rig) raceEnvironment() []string {
 
 // Races is an error if a driver, helper or client of the rig reported a data race.
 func (r *Rig) Races() error {
+	total := regexp.MustCompile(`^Found \d+ data race\(s\)$`) // the last line of a program that ends
 	files, err := filepath.Glob(filepath.Join(r.races(), "*"))
 	for _, file := range files {
 		text, e := os.ReadFile(file)
 		err = errors.Join(err, e)
 		for report := range strings.SplitSeq(string(text), "==================") {
-			if strings.TrimSpace(report) != "" && !ofVFS(report) {
-				err = errors.Join(err, fmt.Errorf("%s:%s", filepath.Base(file), report))
+			if report = strings.TrimSpace(report); report != "" && !total.MatchString(report) && !ofVFS(report) {
+				err = errors.Join(err, fmt.Errorf("%s: %s", filepath.Base(file), report))
 			}
 		}
 	}
