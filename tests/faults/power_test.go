@@ -57,14 +57,7 @@ func newComputer(t *testing.T) *computer {
 			t.Errorf("taking the host away: %v", err)
 		}
 	})
-	if c.proxy, err = faultproxy.Start(c.server.Endpoint()); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := c.proxy.Stop(); err != nil {
-			t.Errorf("stopping the proxy: %v", err)
-		}
-	})
+	c.proxy = rigtest.Proxy(t, c.server.Endpoint())
 	return c
 }
 

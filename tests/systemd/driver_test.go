@@ -3,8 +3,6 @@ package systemd_test
 import (
 	"errors"
 	"fmt"
-	"io"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -43,24 +41,7 @@ func newRig(t *testing.T) *rigtest.Node {
 	return n
 }
 
-func static(name string) *csi.Volume {
-	return &csi.Volume{VolumeId: name, VolumeContext: map[string]string{"bucketName": rigtest.Bucket, "prefix": name + "/"}}
-}
-
-func web(t *testing.T, d *rig.Driver, path string) string {
-	t.Helper()
-	client := http.Client{Timeout: 10 * time.Second}
-	resp, err := client.Get("http://" + d.HTTP + path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(body)
-}
+func static(name string) *csi.Volume { return rigtest.Static(name, rigtest.Client) }
 
 // unitOf is the unit of a volume's mount, and its helper.
 func unitOf(t *testing.T, volume string) (name string, pid int) {
@@ -131,12 +112,12 @@ func TestVolumeOutlivesTheDriver(t *testing.T) {
 				return err == nil && string(got) == "content"
 			})
 			await(t, "a crash, which is no want of memory, to be counted", func() bool {
-				return strings.Contains(web(t, d, "/metrics"), `s3csi_mount_restarts_total{client="rclone",reason="crash"} 1`)
+				return strings.Contains(rigtest.Get(t, d, "/metrics"), `s3csi_mount_restarts_total{client="rclone",reason="crash"} 1`)
 			})
-			if ready := web(t, d, "/readyz"); !strings.Contains(ready, "note: the launcher is systemd 2") || strings.Contains(ready, "break mounts") {
+			if ready := rigtest.Get(t, d, "/readyz"); !strings.Contains(ready, "note: the launcher is systemd 2") || strings.Contains(ready, "break mounts") {
 				t.Errorf("/readyz:\n%s", ready)
 			}
-			if m := web(t, d, "/metrics"); !strings.Contains(m, `s3csi_launcher_info{launcher="systemd",systemd_version="2`) {
+			if m := rigtest.Get(t, d, "/metrics"); !strings.Contains(m, `s3csi_launcher_info{launcher="systemd",systemd_version="2`) {
 				t.Errorf("/metrics:\n%s", m)
 			}
 			rigtest.Unpublish(t, d, v, target)
@@ -252,7 +233,7 @@ func TestAutoTakesSystemdAndWaitsForIt(t *testing.T) {
 	})
 	defer back.Stop()
 	d := n.Drive(t, "node", "--host-dir="+n.HostDir)
-	if m := web(t, d, "/metrics"); !strings.Contains(m, `s3csi_launcher_info{launcher="systemd"`) {
+	if m := rigtest.Get(t, d, "/metrics"); !strings.Contains(m, `s3csi_launcher_info{launcher="systemd"`) {
 		t.Errorf("/metrics:\n%s", m)
 	}
 }
@@ -281,10 +262,10 @@ func TestWithoutSystemd(t *testing.T) {
 	}
 	n.Launcher = "auto"
 	d := n.Drive(t, "node", "--host-dir="+n.HostDir, "--memory-limit=2Gi")
-	if m := web(t, d, "/metrics"); !strings.Contains(m, `s3csi_launcher_info{launcher="process",systemd_version=""} 1`) {
+	if m := rigtest.Get(t, d, "/metrics"); !strings.Contains(m, `s3csi_launcher_info{launcher="process",systemd_version=""} 1`) {
 		t.Errorf("/metrics:\n%s", m)
 	}
-	ready := web(t, d, "/readyz")
+	ready := rigtest.Get(t, d, "/readyz")
 	for _, note := range []string{"note: the launcher is process: the host has no systemd", "cannot enforce limits, so these flags do nothing: --memory-limit"} {
 		if !strings.Contains(ready, note) {
 			t.Errorf("/readyz does not say %q:\n%s", note, ready)

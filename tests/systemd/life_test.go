@@ -241,7 +241,7 @@ func TestCallsLeaveNothingOpen(t *testing.T) {
 			t.Fatal(err)
 		}
 		u.result()
-		if err := u.launch(bounded(t)); err == nil || !strings.Contains(err.Error(), "exists") {
+		if err := u.launch(bounded(t)); !fault.Is(err, fault.Exists) {
 			t.Fatal(err)
 		}
 	}

@@ -223,11 +223,11 @@ func show(t *testing.T, unit, property string) string {
 
 func systemctl(t *testing.T, args ...string) string {
 	t.Helper()
-	out, err := exec.CommandContext(bounded(t), "systemctl", append([]string{"--no-pager"}, args...)...).CombinedOutput()
+	out, err := rig.Systemctl(args...)
 	if err != nil {
-		t.Fatalf("systemctl %q: %v\n%s", args, err, out)
+		t.Fatal(err)
 	}
-	return strings.TrimSpace(string(out))
+	return strings.TrimSpace(out)
 }
 
 // mustBeGone fails the test if anything of the unit is left on the host.

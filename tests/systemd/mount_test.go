@@ -61,7 +61,7 @@ func TestNoServiceHoldsAMount(t *testing.T) {
 					}
 				}
 			}
-			if metrics := web(t, d, "/metrics"); strings.Contains(metrics, `s3csi_sandbox_missing{property="ProtectSystem"} 1`) != (propagation == unix.MS_PRIVATE) {
+			if metrics := rigtest.Get(t, d, "/metrics"); strings.Contains(metrics, `s3csi_sandbox_missing{property="ProtectSystem"} 1`) != (propagation == unix.MS_PRIVATE) {
 				t.Errorf("/metrics:\n%s", metrics)
 			}
 			rigtest.Unpublish(t, d, first, n.Target("first"))
