@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strings"
 
 	"golang.org/x/sys/unix"
 )
@@ -38,14 +37,4 @@ func removeCgroup(path string) error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// Cgroups is the text of /proc/<pid>/cgroup of the container's first process.
-func (c *Container) Cgroups() string {
-	c.t.Helper()
-	body, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", c.PID))
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	return strings.TrimSpace(string(body))
 }

@@ -79,8 +79,8 @@ func TestAContainerHasItsVolumesAndAPodsCgroup(t *testing.T) {
 				},
 				Own: map[string]string{"data/file": "the container's own"},
 			})
-			if !strings.Contains(c.Cgroups(), tc.cgroup) {
-				t.Errorf("its cgroups: %s", c.Cgroups())
+			if cgroups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", c.PID)); err != nil || !strings.Contains(string(cgroups), tc.cgroup) {
+				t.Errorf("its cgroups: %s (%v)", cgroups, err)
 			}
 			for path, want := range map[string]string{
 				"/data/file": "content", "/read-only/file": "content", "/sub/file": "sub", "/file": "content", "/slave/file": "content", "/data/sub/file": "content",
@@ -113,7 +113,7 @@ func TestAWatchSeesWhatBecomesOfAMount(t *testing.T) {
 	c := containers.Start(t, containers.Options{
 		PodUID: podUID, Mounts: []containers.Mount{{Source: dir, Target: "/data"}}, Own: map[string]string{"data/file": "own"},
 	})
-	w, poke := c.Watch("/data/file"), c.Poke("/data")
+	w := c.Watch("/data/file")
 	good := containers.Reads("content")
 	if _, ok := w.Await(time.Time{}, 10*time.Second, good); !ok {
 		t.Fatal("it never read the file")
@@ -138,22 +138,12 @@ func TestAWatchSeesWhatBecomesOfAMount(t *testing.T) {
 	if gap, least := w.Gap(), bad.End().Until(later.End()); gap < least || gap > 10*time.Second {
 		t.Errorf("the file was away for at least %s; the gap is %s", least, gap)
 	}
-	if strays, _ := filepath.Glob(filepath.Join(c.Root, "data", "poke-*")); len(strays) != 0 {
-		t.Errorf("writes went past the mount: %v", strays)
-	}
 
 	unmount(t, c, "/data")
 	if own, ok := w.Await(time.Now(), 10*time.Second, containers.Reads("own")); !ok || len(w.Unwanted("content")) == 0 {
 		t.Errorf("the container's own file was not seen: %+v", own)
 	}
-	if _, ok := poke.Await(time.Now(), 10*time.Second, func(l containers.Look) bool { return l.OK() }); !ok {
-		t.Error("nothing was written")
-	}
-	if strays, _ := filepath.Glob(filepath.Join(c.Root, "data", "poke-*")); len(strays) == 0 {
-		t.Error("writes past the mount are not seen")
-	}
 	w.Stop()
-	poke.Stop()
 	if err := c.Stop(); err != nil {
 		t.Error(err)
 	}
@@ -165,7 +155,7 @@ func TestAWatchSeesWhatBecomesOfAMount(t *testing.T) {
 // unmount unmounts a path in a container.
 func unmount(t *testing.T, c *containers.Container, path string) {
 	t.Helper()
-	if err := c.Enter(func() error { return unix.Unmount(path, unix.MNT_DETACH) }); err != nil {
+	if err := isolate.Enter(c.PID, unix.CLONE_NEWNS, func() error { return unix.Unmount(path, unix.MNT_DETACH) }); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -1,6 +1,7 @@
 package containers
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 )
@@ -39,129 +40,55 @@ const (
 	userNamespaceSize = 65_536
 )
 
-// The parts of an OCI runtime's config.json that are used here (opencontainers/runtime-spec, config.md and config-linux.md).
-type (
-	ociSpec struct {
-		Version  string     `json:"ociVersion"`
-		Process  ociProcess `json:"process"`
-		Root     ociRoot    `json:"root"`
-		Hostname string     `json:"hostname"`
-		Mounts   []ociMount `json:"mounts"`
-		Linux    ociLinux   `json:"linux"`
-	}
-	ociProcess struct {
-		User            struct{} `json:"user"` // 0:0
-		Args            []string `json:"args"`
-		Env             []string `json:"env"`
-		Cwd             string   `json:"cwd"`
-		NoNewPrivileges bool     `json:"noNewPrivileges"`
-
-		Capabilities *ociCapabilities `json:"capabilities,omitempty"`
-	}
-	ociCapabilities struct {
-		Bounding  []string `json:"bounding"`
-		Effective []string `json:"effective"`
-		Permitted []string `json:"permitted"`
-	}
-	ociRoot struct {
-		Path     string `json:"path"`
-		ReadOnly bool   `json:"readonly,omitempty"`
-	}
-	ociMount struct {
-		Destination string   `json:"destination"`
-		Type        string   `json:"type"`
-		Source      string   `json:"source"`
-		Options     []string `json:"options"`
-	}
-	ociLinux struct {
-		Namespaces  []ociNamespace `json:"namespaces"`
-		UIDs        []ociIDs       `json:"uidMappings,omitempty"`
-		GIDs        []ociIDs       `json:"gidMappings,omitempty"`
-		CgroupsPath string         `json:"cgroupsPath"`
-		Devices     []ociDevice    `json:"devices,omitempty"`
-		Resources   *ociResources  `json:"resources,omitempty"`
-		// Propagation of the root: containerd makes it rslave for containers with a mount that is not private.
-		Propagation string `json:"rootfsPropagation,omitempty"`
-	}
-	ociDevice struct {
-		Type  string `json:"type"`
-		Path  string `json:"path"`
-		Major int64  `json:"major"`
-		Minor int64  `json:"minor"`
-		Mode  uint32 `json:"fileMode"`
-	}
-	ociResources struct {
-		Devices []ociAccess `json:"devices"`
-	}
-	ociAccess struct {
-		Allow  bool   `json:"allow"`
-		Type   string `json:"type,omitempty"`
-		Major  *int64 `json:"major,omitempty"`
-		Minor  *int64 `json:"minor,omitempty"`
-		Access string `json:"access"`
-	}
-	ociNamespace struct {
-		Type string `json:"type"`
-	}
-	ociIDs struct {
-		ContainerID uint32 `json:"containerID"`
-		HostID      uint32 `json:"hostID"`
-		Size        uint32 `json:"size"`
-	}
-)
-
 // defaultCapabilities are those of containerd's and CRI-O's default, which a container has that asks for none.
 var defaultCapabilities = []string{
 	"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FSETID", "CAP_FOWNER", "CAP_MKNOD", "CAP_NET_RAW", "CAP_SETGID", "CAP_SETUID", "CAP_SETFCAP",
 	"CAP_SETPCAP", "CAP_NET_BIND_SERVICE", "CAP_SYS_CHROOT", "CAP_KILL", "CAP_AUDIT_WRITE",
 }
 
-// The numbers of /dev/fuse, Documentation/admin-guide/devices.txt of the kernel.
-const fuseMajor, fuseMinor = int64(10), int64(229)
+// object is a part of an OCI runtime's config.json (opencontainers/runtime-spec, config.md and config-linux.md).
+type object map[string]any
 
-func (o Options) spec(id, rootfs string) ociSpec {
-	s := ociSpec{
-		Version: "1.0.2", Root: ociRoot{Path: rootfs}, Hostname: "container",
-		Process: ociProcess{Args: []string{"/agent"}, Env: []string{"PATH=/"}, Cwd: "/", NoNewPrivileges: true},
-		Mounts: []ociMount{
-			{"/proc", "proc", "proc", []string{"nosuid", "noexec", "nodev"}},
-			{"/dev", "tmpfs", "tmpfs", []string{"nosuid", "mode=755", "size=64k"}}, // the root's file system may allow no devices
-		},
-		Linux: ociLinux{CgroupsPath: o.Cgroup.path(o.PodUID, id)},
-	}
-	for _, ns := range []string{"pid", "mount", "ipc", "uts"} {
-		s.Linux.Namespaces = append(s.Linux.Namespaces, ociNamespace{ns})
-	}
-	s.Root.ReadOnly = o.ReadOnlyRoot
+func (o Options) spec(id, rootfs string) object {
+	process := object{"user": object{}, "args": []string{"/agent"}, "env": []string{"PATH=/"}, "cwd": "/", "noNewPrivileges": true}
 	if o.Capabilities {
-		s.Process.Capabilities = &ociCapabilities{defaultCapabilities, defaultCapabilities, defaultCapabilities}
+		process["capabilities"] = object{"bounding": defaultCapabilities, "effective": defaultCapabilities, "permitted": defaultCapabilities}
 	}
-	if o.Fuse {
-		major, minor := fuseMajor, fuseMinor
-		s.Linux.Devices = []ociDevice{{"c", "/dev/fuse", major, minor, 0o666}}
-		s.Linux.Resources = &ociResources{[]ociAccess{{Allow: true, Type: "c", Major: &major, Minor: &minor, Access: "rwm"}}}
+	namespaces := []object{{"type": "pid"}, {"type": "mount"}, {"type": "ipc"}, {"type": "uts"}}
+	linux := object{"cgroupsPath": o.Cgroup.path(o.PodUID, id)}
+	if o.Fuse { // its numbers are in Documentation/admin-guide/devices.txt of the kernel
+		linux["devices"] = []object{{"type": "c", "path": "/dev/fuse", "major": 10, "minor": 229, "fileMode": 0o666}}
+		linux["resources"] = object{"devices": []object{{"allow": true, "type": "c", "major": 10, "minor": 229, "access": "rwm"}}}
 	}
 	if o.UserNamespace {
-		s.Linux.Namespaces = append(s.Linux.Namespaces, ociNamespace{"user"})
-		s.Linux.UIDs = []ociIDs{{0, userNamespaceBase, userNamespaceSize}}
-		s.Linux.GIDs = s.Linux.UIDs
+		namespaces = append(namespaces, object{"type": "user"})
+		ids := []object{{"containerID": 0, "hostID": userNamespaceBase, "size": userNamespaceSize}}
+		linux["uidMappings"], linux["gidMappings"] = ids, ids
 	}
+	linux["namespaces"] = namespaces
+	mounts := []object{
+		{"destination": "/proc", "type": "proc", "source": "proc", "options": []string{"nosuid", "noexec", "nodev"}},
+		{"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": []string{"nosuid", "mode=755", "size=64k"}}, // the root's file system may allow no devices
+	}
+	root := "" // its propagation: containerd makes it rslave for containers with a mount that is not private
 	for _, m := range o.Mounts {
-		access, propagation := "rw", m.Propagation
+		options := []string{"rbind", cmp.Or(m.Propagation, "rprivate"), "rw"}
 		if m.ReadOnly {
-			access = "ro"
+			options[2] = "ro"
 		}
-		switch propagation {
-		case "":
-			propagation = "rprivate"
-		case "rslave", "rshared":
-			s.Linux.Propagation = max(s.Linux.Propagation, propagation)
+		if m.Propagation == "rslave" || m.Propagation == "rshared" {
+			root = max(root, m.Propagation)
 		}
-		options := []string{"rbind", propagation, access}
 		if o.UserNamespace {
 			options = append(options, "nosuid", "nodev") // what the source has must be kept, which older runtimes do not do
 		}
-		s.Mounts = append(s.Mounts, ociMount{m.Target, "bind", m.Source, options})
+		mounts = append(mounts, object{"destination": m.Target, "type": "bind", "source": m.Source, "options": options})
 	}
-	return s
+	if root != "" {
+		linux["rootfsPropagation"] = root
+	}
+	return object{
+		"ociVersion": "1.0.2", "hostname": "container", "root": object{"path": rootfs, "readonly": o.ReadOnlyRoot},
+		"process": process, "mounts": mounts, "linux": linux,
+	}
 }

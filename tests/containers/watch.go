@@ -24,23 +24,12 @@ type Watch struct {
 // Watch reads a file in the container, opening it anew each time, until the container ends or Stop is called.
 func (c *Container) Watch(path string) *Watch {
 	c.t.Helper()
-	return c.watch(agent.OpWatch, path)
-}
-
-// Poke writes new files "poke-<n>" into a directory in the container. Those that went past a mount are below Root then.
-func (c *Container) Poke(dir string) *Watch {
-	c.t.Helper()
-	return c.watch(agent.OpPoke, dir)
-}
-
-func (c *Container) watch(op, path string) *Watch {
-	c.t.Helper()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.last++
 	w := &Watch{c: c, id: c.last, more: make(chan struct{})}
 	c.watches[w.id] = w
-	if err := c.encoder.Encode(agent.Request{ID: w.id, Op: op, Path: path}); err != nil {
+	if err := c.encoder.Encode(agent.Request{ID: w.id, Op: agent.OpWatch, Path: path}); err != nil {
 		c.t.Fatalf("the container takes no requests: %v", err)
 	}
 	return w

@@ -3,9 +3,7 @@ package credentials
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"net/http"
 	"os"
@@ -66,11 +64,9 @@ func newEnv(t *testing.T) *env {
 	if e.issuer, err = sts.NewIssuer(); err != nil {
 		t.Fatal(err)
 	}
-	if e.proxy, err = faultproxy.Start(e.Process.Endpoint()); err != nil {
-		t.Fatal(err)
-	}
+	e.proxy = rigtest.Proxy(t, e.Process.Endpoint())
 	t.Cleanup(func() {
-		if err := errors.Join(e.proxy.Stop(), e.issuer.Close()); err != nil {
+		if err := e.issuer.Close(); err != nil {
 			t.Error(err)
 		}
 	})
@@ -157,11 +153,7 @@ func (e *env) service() policy.Service {
 
 // volume is a prefix of a bucket that no controller made.
 func volume(name, client string, pairs ...string) *csi.Volume {
-	c := map[string]string{"bucketName": bucket, "prefix": name + "/", "client": client, "scope": "required"}
-	for i := 0; i+1 < len(pairs); i += 2 {
-		c[pairs[i]] = pairs[i+1]
-	}
-	return &csi.Volume{VolumeId: name, VolumeContext: c}
+	return rigtest.Static(name, client, append([]string{"scope", "required"}, pairs...)...)
 }
 
 // source is where a publication's credentials come from.
@@ -256,18 +248,11 @@ func (e *env) unpublish(v *csi.Volume, target string) {
 // process is the only process of that name, "s3-csi-helper" or a client's.
 func (e *env) process(name string) int {
 	e.t.Helper()
-	var found []int
-	for _, line := range e.Processes() {
-		comm, rest, _ := strings.Cut(line, ", pid ")
-		var pid, uid int
-		if _, err := fmt.Sscanf(rest, "%d, uid %d", &pid, &uid); err == nil && comm == name {
-			found = append(found, pid)
-		}
-	}
+	found := e.Running(name)
 	if len(found) != 1 {
 		e.t.Fatalf("%d processes %s: %q", len(found), name, e.Processes())
 	}
-	return found[0]
+	return found[0].PID
 }
 
 // session returns the credentials that the helper serves to the only client of that kind.
@@ -355,20 +340,7 @@ func (e *env) sessions(client, state string, n int) bool {
 // metrics are all of the driver's.
 func (e *env) metrics() string {
 	e.t.Helper()
-	req, err := http.NewRequestWithContext(e.t.Context(), http.MethodGet, "http://"+e.HTTP+"/metrics", nil)
-	if err != nil {
-		e.t.Fatal(err)
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		e.t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	b, err := io.ReadAll(resp.Body)
-	if err != nil {
-		e.t.Fatal(err)
-	}
-	return string(b)
+	return rigtest.Get(e.t, e.Driver, "/metrics")
 }
 
 // tokens are a publication's, of that lifetime.

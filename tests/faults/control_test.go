@@ -23,24 +23,14 @@ type controlVolume struct {
 	uid               int
 }
 
-// volume is one that no controller made: the prefix "<name>/" of the bucket.
-func volume(name, client string, pairs ...string) *csi.Volume {
-	c := map[string]string{"bucketName": bucket, "prefix": name + "/", "client": client}
-	for i := 0; i+1 < len(pairs); i += 2 {
-		c[pairs[i]] = pairs[i+1]
-	}
-	return &csi.Volume{VolumeId: name, VolumeContext: c}
-}
+// volume is one that no controller made.
+var volume = rigtest.Static
 
 func publishControl(t *testing.T, l *testNode) *controlVolume {
 	t.Helper()
 	name := "control-" + filepath.Base(l.Dir)
 	target := l.Target("control")
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	if _, err := l.driver.Load().NodePublishVolume(ctx, rigtest.PublishRequest(volume(name, rclone), target)); err != nil {
-		t.Fatalf("publishing the control volume: %v", err)
-	}
+	rigtest.Publish(t, l.driver.Load(), volume(name, rclone), target)
 	if err := os.WriteFile(filepath.Join(target, "file"), []byte("content"), 0o644); err != nil {
 		t.Fatal(err)
 	}

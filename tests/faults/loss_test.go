@@ -34,15 +34,7 @@ type uploading struct {
 func upload(t *testing.T, start func(n *rigtest.Node) *rig.Driver) *uploading {
 	t.Helper()
 	u := &uploading{Node: rigtest.New(t), t: t, volume: volume("slow", rclone), content: bytes.Repeat([]byte("0123456789abcdef"), 6<<20/16)}
-	var err error
-	if u.proxy, err = faultproxy.Start(u.Process.Endpoint()); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := u.proxy.Stop(); err != nil {
-			t.Errorf("stopping the proxy: %v", err)
-		}
-	})
+	u.proxy = rigtest.Proxy(t, u.Process.Endpoint())
 	u.Rig.S3.Endpoint = u.proxy.Endpoint()
 	u.driver = start(u.Node)
 	u.target = u.Target("slow")
@@ -107,15 +99,6 @@ func (u *uploading) unpublish(callBound time.Duration, between func()) (tries in
 	}
 }
 
-// gone waits until nothing of the mount is left.
-func (u *uploading) gone() {
-	u.t.Helper()
-	for end := time.Now().Add(10 * time.Second); len(u.Leftovers()) > 0 && time.Now().Before(end); {
-		time.Sleep(20 * time.Millisecond)
-	}
-	u.NothingLeft(u.t)
-}
-
 // A driver that is killed again and again while a mount stores what it has left loses nothing, and an unpublish succeeds
 // not before all is stored.
 func TestDriversThatDieDuringADrainLoseNothing(t *testing.T) {
@@ -132,7 +115,7 @@ func TestDriversThatDieDuringADrainLoseNothing(t *testing.T) {
 		t.Errorf("only %d calls failed: the drain was over too soon", tries)
 	}
 	u.stored()
-	u.gone()
+	u.AwaitNothingLeft(t, clearBound)
 }
 
 // The client, and with it what it was sending, dies again and again during a drain.
@@ -144,15 +127,14 @@ func TestClientsThatDieDuringADrainLoseNothing(t *testing.T) {
 			left := 3
 			u.unpublish(700*time.Millisecond, func() {
 				if left--; left >= 0 {
-					l := testNode{Rig: u.Rig}
-					rigtest.Kill(t, l.processes(name)...)
+					rigtest.Kill(t, u.Running(name)...)
 				}
 				if left == 0 {
 					u.hurry()
 				}
 			})
 			u.stored()
-			u.gone()
+			u.AwaitNothingLeft(t, clearBound)
 		})
 	}
 }
@@ -185,7 +167,7 @@ func TestAnUpgradeDuringAnUploadLosesNothing(t *testing.T) {
 			u.hurry()
 			u.unpublish(time.Second, func() {})
 			u.stored()
-			u.gone()
+			u.AwaitNothingLeft(t, clearBound)
 		})
 	}
 }
@@ -197,15 +179,15 @@ func TestAStoppedUnitLosesNothing(t *testing.T) {
 	}
 	u := upload(t, drive(t))
 	u.under()
-	if _, err := systemctl("kill", "--kill-whom=all", "--signal=TERM", "s3csi-*.service"); err != nil {
+	if _, err := rig.Systemctl("kill", "--kill-whom=all", "--signal=TERM", "s3csi-*.service"); err != nil {
 		t.Fatal(err)
 	}
 	u.under()
-	if _, err := systemctl("kill", "--kill-whom=all", "--signal=KILL", "s3csi-*.service"); err != nil { // as after its patience
+	if _, err := rig.Systemctl("kill", "--kill-whom=all", "--signal=KILL", "s3csi-*.service"); err != nil { // as after its patience
 		t.Fatal(err)
 	}
 	u.hurry()
 	u.unpublish(2*time.Second, func() {})
 	u.stored()
-	u.gone()
+	u.AwaitNothingLeft(t, clearBound)
 }

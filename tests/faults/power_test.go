@@ -10,8 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/aws/aws-sdk-go-v2/aws"
-	"github.com/aws/aws-sdk-go-v2/service/s3"
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc"
 
@@ -28,12 +26,12 @@ import (
 const (
 	hostBin   = "/opt/s3csi-built"
 	hostState = "/run/s3csi"
-	hostCache = systemd.Kept + "/cache"
+	hostCache = "/var/lib/kept/cache"
 )
 
 // computer is a host with a driver that can be switched off, and an S3 service that goes on without it.
 type computer struct {
-	*systemd.Machine
+	*systemd.Instance
 	t      *testing.T
 	server *rigtest.Server
 	proxy  *faultproxy.Proxy
@@ -48,34 +46,44 @@ func newComputer(t *testing.T) *computer {
 	if err := rig.Usable(); err != nil {
 		t.Skip(err)
 	}
-	files := map[string]string{}
-	for _, name := range []string{"s3-csi-driver", helperProgram, programs[rclone]} {
-		files[filepath.Join(hostBin, name)] = filepath.Join(bin, name)
-	}
-	c := &computer{t: t, Machine: systemd.NewMachine(t, files), server: rigtest.StartServer(t, s3server.Options{})}
+	systemd.Need(t)
+	c := &computer{t: t, server: rigtest.StartServer(t, s3server.Options{})}
 	var err error
-	if c.proxy, err = faultproxy.Start(c.server.Endpoint()); err != nil {
+	if c.Instance, err = systemd.NewInstance(systemd.Options{Binds: map[string]string{hostBin: bin, hostCache: t.TempDir()}}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := c.proxy.Stop(); err != nil {
-			t.Errorf("stopping the proxy: %v", err)
+		if err := c.Close(); err != nil {
+			t.Errorf("taking the host away: %v", err)
 		}
 	})
+	c.proxy = rigtest.Proxy(t, c.server.Endpoint())
 	return c
+}
+
+// run runs a command on the host and gives its output.
+func (c *computer) run(argv ...string) string {
+	c.t.Helper()
+	out, err := c.Output(argv...)
+	if err != nil {
+		c.t.Fatalf("%s: %v\n%s", strings.Join(argv, " "), err, out)
+	}
+	return out
 }
 
 // start boots the host and starts the driver there, in the slice of all containers.
 func (c *computer) start() {
 	c.t.Helper()
-	c.Boot()
+	if err := c.Boot(); err != nil {
+		c.t.Fatal(err)
+	}
 	addr, err := ports.Free()
 	if err != nil {
 		c.t.Fatal(err)
 	}
 	endpoint := "tcp://" + addr
 	keys := c.server.Process.Keys()
-	c.Run("systemd-run", "--quiet", "--unit=driver", "--slice=kubepods.slice",
+	c.run("systemd-run", "--quiet", "--unit=driver", "--slice=kubepods.slice",
 		"--setenv=AWS_ENDPOINT_URL="+c.proxy.Endpoint(), "--setenv=AWS_REGION="+c.server.Region(), "--setenv=AWS_EC2_METADATA_DISABLED=true",
 		"--setenv=AWS_ACCESS_KEY_ID="+keys.AccessKeyID, "--setenv=AWS_SECRET_ACCESS_KEY="+keys.SecretAccessKey,
 		filepath.Join(hostBin, "s3-csi-driver"), "node", "--endpoint="+endpoint, "--node-id=node-1", "--launcher=systemd",
@@ -93,8 +101,16 @@ func (c *computer) start() {
 	})
 }
 
-// off forgets the connection to a driver that is switched off with its host.
-func (c *computer) off() { _ = c.conn.Close() }
+// off switches the host off, at once or as its administrator does within that time, and tells how long that took.
+func (c *computer) off(within time.Duration) time.Duration {
+	c.t.Helper()
+	began := time.Now()
+	if err := c.PowerOff(within); err != nil {
+		c.t.Fatal(err)
+	}
+	_ = c.conn.Close()
+	return time.Since(began)
+}
 
 // publish publishes a volume and gives its target, from outside.
 func (c *computer) publish(name string) (target string) {
@@ -103,10 +119,8 @@ func (c *computer) publish(name string) (target string) {
 	if err := os.MkdirAll(c.Path(filepath.Dir(target)), 0o755); err != nil {
 		c.t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(c.t.Context(), time.Minute)
-	defer cancel()
-	if _, err := c.node.NodePublishVolume(ctx, rigtest.PublishRequest(volume(name, rclone), target)); err != nil {
-		c.t.Fatalf("%v\n%s", err, c.Run("journalctl", "--no-pager", "-o", "cat", "-u", "driver"))
+	if _, err := c.node.NodePublishVolume(rigtest.Context(c.t, time.Minute), rigtest.PublishRequest(volume(name, rclone), target)); err != nil {
+		c.t.Fatalf("%v\n%s", err, c.run("journalctl", "--no-pager", "-o", "cat", "-u", "driver"))
 	}
 	return target
 }
@@ -121,19 +135,13 @@ func (c *computer) patience(seconds int) {
 	if err := os.WriteFile(filepath.Join(dir, "patience.conf"), fmt.Appendf(nil, "[Service]\nTimeoutStopSec=%ds\n", seconds), 0o644); err != nil {
 		c.t.Fatal(err)
 	}
-	c.Run("systemctl", "daemon-reload")
+	c.run("systemctl", "daemon-reload")
 }
 
 // stored tells whether an object is there and whole.
 func (c *computer) stored(key string, content []byte) bool {
-	out, err := c.server.S3.GetObject(c.t.Context(), &s3.GetObjectInput{Bucket: aws.String(bucket), Key: &key})
-	if err != nil {
-		return false
-	}
-	defer out.Body.Close()
-	var b bytes.Buffer
-	_, err = b.ReadFrom(out.Body)
-	return err == nil && bytes.Equal(b.Bytes(), content)
+	c.t.Helper()
+	return len(c.server.Keys(c.t, bucket, key)) > 0 && c.server.Object(c.t, bucket, key) == string(content)
 }
 
 // left lists what the driver keeps of mounts on the disk.
@@ -156,15 +164,14 @@ func TestShutdownWaitsForUploads(t *testing.T) {
 	c.start()
 	target := c.publish("calm")
 	// A container that has something to say at its end.
-	c.Run("systemd-run", "--quiet", "--unit=pod", "--slice=kubepods.slice", "--property=Type=notify", "--property=NotifyAccess=all", "sh", "-c",
+	c.run("systemd-run", "--quiet", "--unit=pod", "--slice=kubepods.slice", "--property=Type=notify", "--property=NotifyAccess=all", "sh", "-c",
 		fmt.Sprintf(`trap 'sleep 1; echo last > %s/last; exit 0' TERM; systemd-notify --ready; while :; do sleep 0.1; done`, target))
 	content := bytes.Repeat([]byte("0123456789abcdef"), 1<<19) // 8 MiB
 	c.proxy.Set(faultproxy.Faults{Bandwidth: 2 << 20})
 	if err := os.WriteFile(c.Path(target+"/data"), content, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	took := c.PowerOff(4 * time.Minute)
-	c.off()
+	took := c.off(4 * time.Minute)
 	for key, want := range map[string][]byte{"calm/data": content, "calm/last": []byte("last\n")} {
 		if !c.stored(key, want) {
 			t.Errorf("%s is not stored after the shutdown, which took %s", key, took)
@@ -197,13 +204,12 @@ func TestWhatAPowerCutKeptFromBeingStoredIsStoredLater(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			c.Run("sync") // the disk is not what is tested
+			c.run("sync") // the disk is not what is tested
 			if how == "cut" {
-				c.Cut()
-			} else if took := c.PowerOff(time.Minute); took < 3*time.Second {
+				c.off(0)
+			} else if took := c.off(time.Minute); took < 3*time.Second {
 				t.Errorf("the shutdown took %s: it did not wait for the upload at all", took)
 			}
-			c.off()
 			if keys := c.server.Keys(t, bucket, "cut/"); len(keys) > 0 {
 				t.Fatalf("%s is stored already: this test proves nothing", strings.Join(keys, ", "))
 			}

@@ -206,16 +206,16 @@ func (c *scenario) strike() {
 		c.killProcesses("")
 	case reexec:
 		rigtest.Await(c.t, 10*time.Second, "systemd to execute itself anew", func() bool {
-			_, err := systemctl("daemon-reexec")
+			_, err := rig.Systemctl("daemon-reexec")
 			return err == nil
 		})
 	case bus:
 		// It may lose its own connection over it.
 		before := mainPID()
 		rigtest.Await(c.t, 10*time.Second, "another bus", func() bool {
-			_, _ = systemctl("reset-failed", "dbus.service") // more restarts than its unit allows
+			_, _ = rig.Systemctl("reset-failed", "dbus.service") // more restarts than its unit allows
 			if mainPID() == before {
-				_, _ = systemctl("restart", "dbus.service")
+				_, _ = rig.Systemctl("restart", "dbus.service")
 			}
 			now := mainPID()
 			return now != before && now != "" && now != "0"
@@ -363,7 +363,7 @@ func (c *scenario) finish() {
 	}
 	var left []string
 	for end := time.Now().Add(clearBound); ; time.Sleep(20 * time.Millisecond) {
-		if left = c.look().beyond(c.base); len(left) == 0 {
+		if left = c.left(); len(left) == 0 {
 			return
 		}
 		if time.Now().After(end) {
@@ -373,4 +373,10 @@ func (c *scenario) finish() {
 	for _, what := range left {
 		c.t.Errorf("left behind: %s", what)
 	}
+}
+
+// mainPID is the bus's; "" where systemd does not answer.
+func mainPID() string {
+	out, _ := rig.Systemctl("show", "--value", "--property=MainPID", "dbus.service")
+	return strings.TrimSpace(out)
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -16,7 +15,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/tests/rig"
@@ -44,7 +42,8 @@ type testNode struct {
 	driver        atomic.Pointer[rig.Driver]
 	starting      chan started // a driver that is held before it is ready
 	controlVolume *controlVolume
-	base          snapshot // with nothing but the control volume
+	base          []string // what there is with nothing but the control volume
+	open          []string // what the driver has open then, without connections to S3, which come and go
 }
 
 // newTestNode makes a test node, for scenarios of a test whose end is the test node's.
@@ -73,13 +72,12 @@ func newTestNode(t, whole *testing.T, server *rigtest.Server) *testNode {
 	l.restart(t) // so that nothing is known of its start, as after every scenario
 	l.base = l.look()
 	for end := time.Now().Add(2 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
-		now := l.look()
-		l.base = l.base.smaller(now) // what belongs to the start goes
-		l.base.descriptors = now.descriptors
+		l.base = beyond(l.base, beyond(l.base, l.look())) // what belongs to the start goes
+		l.open = descriptors(l.driver.Load().PID())
 	}
 	for range 20 { // connections to helpers are made anew now and then
-		if now := descriptors(l.driver.Load().PID()); len(now) > len(l.base.descriptors) {
-			l.base.descriptors = now
+		if now := descriptors(l.driver.Load().PID()); len(now) > len(l.open) {
+			l.open = now
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
@@ -213,71 +211,33 @@ func isZombie(pid int) bool {
 	return strings.HasPrefix(rest, "Z")
 }
 
-// snapshot is what there is on a node.
-type snapshot struct {
-	files, mounts, processes, units []string
-	descriptors                     []string // of the driver, without connections to S3, which come and go
+// look lists what there is on the node.
+func (l *testNode) look() []string {
+	all := l.Traces()
+	for _, dir := range []string{l.State, filepath.Join(l.Dir, "targets")} {
+		entries, _ := os.ReadDir(dir)
+		for _, e := range entries {
+			if e.Name() != "fusectl" { // made when it is first needed
+				all = append(all, "file "+filepath.Join(dir, e.Name()))
+			}
+		}
+	}
+	return all
 }
 
-// look takes a snapshot.
-func (l *testNode) look() snapshot {
-	s := snapshot{descriptors: descriptors(l.driver.Load().PID())}
-	for _, dir := range []string{l.State, l.Cache, filepath.Join(l.Dir, "targets")} {
-		_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-			if err != nil {
-				return nil //nolint:nilerr // it goes while we look
-			}
-			if path == filepath.Join(l.State, "fusectl") {
-				return fs.SkipDir // made when it is first needed
-			}
-			s.files = append(s.files, path)
-			own := l.controlVolume != nil && (filepath.Base(path) == l.controlVolume.mount || path == l.controlVolume.target)
-			if d.IsDir() && (own || filepath.Dir(path) == filepath.Join(l.State, "sources") || d.Name() == "mount") {
-				return fs.SkipDir
-			}
-			return nil
-		})
-	}
-	all, _ := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
-		return !strings.HasPrefix(m.Source, "s3csi:") || !strings.HasPrefix(m.Mountpoint, l.Dir+"/") && !strings.HasPrefix(m.Mountpoint, l.State+"/"), false
-	})
-	for _, m := range all {
-		s.mounts = append(s.mounts, m.Mountpoint+" of "+m.Source)
-	}
-	s.processes = l.Processes()
-	s.units = l.units()
-	return s
+// left lists what there is beyond the control volume.
+func (l *testNode) left() []string {
+	return append(beyond(l.look(), l.base), beyond(descriptors(l.driver.Load().PID()), l.open)...)
 }
 
-// smaller is what is in both.
-func (s snapshot) smaller(o snapshot) snapshot {
-	both := func(a, b []string) []string {
-		rest := slices.Clone(b)
-		return slices.DeleteFunc(slices.Clone(a), func(x string) bool {
-			i := slices.Index(rest, x)
-			if i >= 0 {
-				rest = slices.Delete(rest, i, i+1)
-			}
-			return i < 0
-		})
-	}
-	return snapshot{both(s.files, o.files), both(s.mounts, o.mounts), both(s.processes, o.processes), both(s.units, o.units), both(s.descriptors, o.descriptors)}
-}
-
-// beyond lists what is in s and not in base.
-func (s snapshot) beyond(base snapshot) []string {
-	var more []string
-	for _, part := range []struct {
-		what      string
-		now, then []string
-	}{{"file", s.files, base.files}, {"mount", s.mounts, base.mounts}, {"process", s.processes, base.processes}, {"unit", s.units, base.units}, {"descriptor", s.descriptors, base.descriptors}} {
-		rest := slices.Clone(part.then)
-		for _, x := range part.now {
-			if i := slices.Index(rest, x); i >= 0 {
-				rest = slices.Delete(rest, i, i+1)
-			} else {
-				more = append(more, part.what+" "+x)
-			}
+// beyond is what is in now and not in then, as often as it is.
+func beyond(now, then []string) (more []string) {
+	rest := slices.Clone(then)
+	for _, x := range now {
+		if i := slices.Index(rest, x); i >= 0 {
+			rest = slices.Delete(rest, i, i+1)
+		} else {
+			more = append(more, x)
 		}
 	}
 	return more
@@ -307,7 +267,7 @@ func descriptors(pid int) []string {
 			kind = to
 		}
 		kind = regexp.MustCompile(`csi-[0-9]+`).ReplaceAllString(kind, "csi") // each driver's socket has a number
-		all = append(all, kind)
+		all = append(all, "descriptor "+kind)
 	}
 	slices.Sort(all)
 	return all

@@ -2,9 +2,6 @@ package node
 
 import (
 	"fmt"
-	"io"
-	"iter"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -61,13 +58,8 @@ func (e *env) awaitRead(limit time.Duration, path, content string) {
 // count is the sum of a metric's values over the labels that have all these words in them.
 func (e *env) count(name string, words ...string) float64 {
 	e.t.Helper()
-	resp, err := http.Get("http://" + e.HTTP + "/metrics")
-	if err != nil {
-		e.t.Fatal(err)
-	}
-	defer resp.Body.Close()
 	var sum float64
-	for line := range linesOf(e.t, resp.Body) {
+	for line := range strings.Lines(rigtest.Get(e.t, e.Driver, "/metrics")) {
 		rest, ok := strings.CutPrefix(line, name)
 		if !ok || !strings.HasPrefix(rest, "{") && !strings.HasPrefix(rest, " ") {
 			continue
@@ -356,13 +348,4 @@ func TestAHangingClientDoesNotHoldUpItsUnpublication(t *testing.T) {
 		}
 		e.awaitNothingLeft(5 * time.Second)
 	})
-}
-
-func linesOf(t *testing.T, r io.Reader) iter.Seq[string] {
-	t.Helper()
-	b, err := io.ReadAll(r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return strings.SplitSeq(string(b), "\n")
 }

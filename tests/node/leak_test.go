@@ -1,28 +1,19 @@
 package node
 
 import (
-	"bufio"
 	"fmt"
-	"net/http"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
 
 // metric reads a metric without labels from the driver.
 func (e *env) metric(name string) (value float64) {
 	e.t.Helper()
-	req, err := http.NewRequestWithContext(e.t.Context(), http.MethodGet, "http://"+e.HTTP+"/metrics", nil)
-	if err != nil {
-		e.t.Fatal(err)
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		e.t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
-		if rest, ok := strings.CutPrefix(lines.Text(), name+" "); ok {
+	for line := range strings.Lines(rigtest.Get(e.t, e.Driver, "/metrics")) {
+		if rest, ok := strings.CutPrefix(line, name+" "); ok {
 			if _, err := fmt.Sscan(rest, &value); err != nil {
 				e.t.Fatal(err)
 			}

@@ -148,6 +148,11 @@ func TestLimitsAreTheUnits(t *testing.T) {
 	if got := property(t, "system-s3csi.slice", "MemoryMax"); got != "4294967296" {
 		t.Errorf("all mounts together may use %s", got)
 	}
+	if file := memoryFile("system-s3csi.slice", "memory.limit_in_bytes", "memory.max"); file != "" {
+		if got := strings.TrimSpace(read(t, file)); got != "4294967296" {
+			t.Errorf("the kernel lets all mounts together use %s", got)
+		}
+	}
 	e.awaitNothingLeft(5 * time.Second)
 }
 

@@ -51,15 +51,7 @@ func newEnv(t *testing.T) *env {
 	if _, err := os.Stat(filepath.Join(e.Clients, programs[mountpoint])); err != nil {
 		t.Skip("needs the stand-in for mount-s3: make test-parts builds it")
 	}
-	var err error
-	if e.proxy, err = faultproxy.Start(e.Endpoint()); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := e.proxy.Stop(); err != nil {
-			t.Errorf("stopping the proxy: %v", err)
-		}
-	})
+	e.proxy = rigtest.Proxy(t, e.Endpoint())
 	e.Rig.S3.Endpoint = e.proxy.Endpoint()
 	e.secrets = []string{e.Rig.S3.Keys.SecretAccessKey}
 	t.Cleanup(func() { e.noSecretIn("the drivers' log", []byte(e.Logs())) })
@@ -113,14 +105,8 @@ func (e *env) user(name string) map[string]string {
 	return map[string]string{"accessKeyID": keys.AccessKeyID, "secretAccessKey": keys.SecretAccessKey}
 }
 
-// static is a volume that no controller made: the prefix "<name>/" of the bucket, with a handle that says nothing.
-func static(name, client string, pairs ...string) *csi.Volume {
-	c := map[string]string{"bucketName": bucket, "prefix": name + "/", "client": client}
-	for i := 0; i+1 < len(pairs); i += 2 {
-		c[pairs[i]] = pairs[i+1]
-	}
-	return &csi.Volume{VolumeId: name, VolumeContext: c}
-}
+// static is a volume that no controller made.
+var static = rigtest.Static
 
 // change is one way in which a publication differs from an ordinary one.
 type change func(*csi.NodePublishVolumeRequest)

@@ -19,15 +19,7 @@ import (
 func TestTimedMoveOfABackend(t *testing.T) {
 	containers.Need(t)
 	e := newEnv(t)
-	moved, err := faultproxy.Start(e.Endpoint())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := moved.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
+	moved := rigtest.Proxy(t, e.Endpoint())
 	config := filepath.Join(e.Dir, "config.yaml")
 	at := func(endpoint string) {
 		t.Helper()
@@ -54,6 +46,7 @@ func TestTimedMoveOfABackend(t *testing.T) {
 			PodUID: fmt.Sprintf("0b9c7f1e-53a4-4f0b-8d1c-7e2a90c4d61%d", i), Mounts: []containers.Mount{{Source: m.target, Target: "/data"}}, Own: map[string]string{"data/file": "its own"},
 		})
 		m.watch = pod.Watch("/data/file")
+		var err error
 		if m.open, err = os.Open(filepath.Join(m.target, "file")); err != nil {
 			t.Fatal(err)
 		}

@@ -9,7 +9,6 @@ import (
 	awscredentials "github.com/aws/aws-sdk-go-v2/credentials"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 
-	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
 	"github.com/s3-csi/s3-csi-driver/tests/minio"
 	"github.com/s3-csi/s3-csi-driver/tests/rig"
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
@@ -56,15 +55,7 @@ func startOnMinIO(t *testing.T, flags ...string) *env {
 	if _, err := client.CreateBucket(t.Context(), &s3.CreateBucketInput{Bucket: aws.String(bucket)}); err != nil {
 		t.Fatal(err)
 	}
-	proxy, err := faultproxy.Start(server.Endpoint())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := proxy.Stop(); err != nil {
-			t.Errorf("stopping the proxy: %v", err)
-		}
-	})
+	proxy := rigtest.Proxy(t, server.Endpoint())
 	r, err := rig.New(rig.S3{Endpoint: proxy.Endpoint(), Region: server.Region(), Keys: keys})
 	if err != nil {
 		t.Fatal(err)

@@ -269,8 +269,7 @@ func (r *Rig) Running(name string) []Process {
 	return slices.DeleteFunc(r.processes(), func(p Process) bool { return name != "" && p.Name != name })
 }
 
-// Leftovers lists what mounts have left: in the mount table, among processes and units, in the state and cache directories. A
-// node without publications has none.
+// Leftovers are the Traces that stay when what is just going has gone. A node without publications has none.
 func (r *Rig) Leftovers() []string {
 	// What was killed is gone when the last of its threads is.
 	for range 200 {
@@ -279,25 +278,31 @@ func (r *Rig) Leftovers() []string {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	var left []string
+	return r.traces(r.unitsLeft())
+}
+
+// Traces lists what there is of mounts: in the mount table, among processes and units, in the state and cache directories.
+func (r *Rig) Traces() []string { return r.traces(r.unitsNow()) }
+
+func (r *Rig) traces(units []string) []string {
+	all := slices.Clone(units)
 	for _, m := range r.mounts() {
 		if strings.HasPrefix(m.Source, "s3csi:") || m.Source == "s3csi-scratch" {
-			left = append(left, "mount "+m.Mountpoint+" of "+m.Source)
+			all = append(all, "mount "+m.Mountpoint+" of "+m.Source)
 		}
 	}
 	for _, p := range r.processes() {
-		left = append(left, "process "+p.String())
+		all = append(all, "process "+p.String())
 	}
-	left = append(left, r.unitsLeft()...)
 	for _, dir := range []string{filepath.Join(r.State, "mounts"), filepath.Join(r.State, "sources"), filepath.Join(r.State, "publications"), filepath.Join(r.State, "scratch"), r.Cache} {
 		entries, _ := os.ReadDir(dir)
 		for _, e := range entries {
 			if e.Name() != "salt" { // the node's, not a mount's
-				left = append(left, "file "+filepath.Join(dir, e.Name()))
+				all = append(all, "file "+filepath.Join(dir, e.Name()))
 			}
 		}
 	}
-	return left
+	return all
 }
 
 // mounts are those below the rig's directories, the uppermost first.

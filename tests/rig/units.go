@@ -23,7 +23,7 @@ const unitGrace = 5 * time.Second
 
 // Units are the names and states of the units of this rig's mounts, by name.
 func (r *Rig) Units() (map[string]string, error) {
-	out, err := systemctl("show", "--property=Id,ActiveState,ExecStart", unitPattern)
+	out, err := Systemctl("show", "--property=Id,ActiveState,ExecStart", unitPattern)
 	if err != nil {
 		return nil, err
 	}
@@ -43,9 +43,6 @@ func (r *Rig) Units() (map[string]string, error) {
 
 // unitsLeft describes the rig's units and their cgroups; those that are just going are waited for.
 func (r *Rig) unitsLeft() []string {
-	if !r.units {
-		return nil
-	}
 	for end := time.Now().Add(unitGrace); ; time.Sleep(10 * time.Millisecond) {
 		left := r.unitsNow()
 		if len(left) == 0 || time.Now().After(end) {
@@ -56,14 +53,22 @@ func (r *Rig) unitsLeft() []string {
 
 // unitsNow also has the cgroups that are nobody's: those that have no unit.
 func (r *Rig) unitsNow() (left []string) {
+	if !r.units {
+		return nil
+	}
 	var cgroups []string
 	// The unified hierarchy alone, or those of version 1 side by side.
 	for _, pattern := range []string{"/sys/fs/cgroup/" + cgroupPattern, "/sys/fs/cgroup/*/" + cgroupPattern} {
 		dirs, _ := filepath.Glob(pattern) // the pattern is well formed
 		cgroups = append(cgroups, dirs...)
 	}
-	all, err1 := systemctl("list-units", "--all", "--plain", "--no-legend", unitPattern)
+	all, err1 := Systemctl("list-units", "--all", "--plain", "--no-legend", unitPattern)
 	own, err2 := r.Units()
+	for try := 0; errors.Join(err1, err2) != nil && try < 100; try++ { // a test restarts what is asked
+		time.Sleep(20 * time.Millisecond)
+		all, err1 = Systemctl("list-units", "--all", "--plain", "--no-legend", unitPattern)
+		own, err2 = r.Units()
+	}
 	if err := errors.Join(err1, err2); err != nil {
 		return []string{err.Error()}
 	}
@@ -89,16 +94,17 @@ func (r *Rig) endUnits() error {
 		return err
 	}
 	names := slices.Collect(maps.Keys(units))
-	_, killed := systemctl(append([]string{"kill", "--signal=KILL"}, names...)...)
-	_, stopped := systemctl(append([]string{"stop"}, names...)...)
-	_, forgotten := systemctl(append([]string{"reset-failed"}, names...)...)
+	_, killed := Systemctl(append([]string{"kill", "--signal=KILL"}, names...)...)
+	_, stopped := Systemctl(append([]string{"stop"}, names...)...)
+	_, forgotten := Systemctl(append([]string{"reset-failed"}, names...)...)
 	if left := r.unitsLeft(); len(left) > 0 {
 		return errors.Join(fmt.Errorf("left on the host: %s", strings.Join(left, "; ")), killed, stopped, forgotten)
 	}
 	return nil
 }
 
-func systemctl(args ...string) (string, error) {
+// Systemctl calls this host's systemd and gives what it says.
+func Systemctl(args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, "systemctl", slices.Concat([]string{"--no-pager", "--quiet"}, args)...).CombinedOutput()

@@ -70,7 +70,8 @@ func TestACheckOfTheHostFindsItsSystemd(t *testing.T) {
 	}
 }
 
-func TestACheckOfAHostThatDoesNotRunProgramsSaysSo(t *testing.T) {
+// TestHostThatDoesNotRunProgramsIsToldByCheckAndDriver puts the host directory on a file system without programs.
+func TestHostThatDoesNotRunProgramsIsToldByCheckAndDriver(t *testing.T) {
 	n := newRig(t)
 	if err := os.Mkdir(n.HostDir, 0o755); err != nil {
 		t.Fatal(err)
@@ -88,5 +89,11 @@ func TestACheckOfAHostThatDoesNotRunProgramsSaysSo(t *testing.T) {
 	}
 	if left, err := os.ReadDir(n.HostDir); err != nil || len(left) != 0 {
 		t.Errorf("left: %v, %v", left, err)
+	}
+	if d, err := n.Start(t.Context(), "node"); err == nil {
+		d.Kill()
+		t.Error("the driver starts")
+	} else if log := n.Logs(); !strings.Contains(log, "mounted noexec; choose a --host-dir elsewhere") {
+		t.Errorf("it does not say why it ended:\n%s", log)
 	}
 }

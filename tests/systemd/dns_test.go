@@ -91,7 +91,7 @@ func TestACheckLooksNamesUpAsHelpersWill(t *testing.T) {
 			case !strings.Contains(err.Error(), "no such host"):
 				t.Error(err)
 			}
-			ready, metrics := web(t, d, "/readyz"), web(t, d, "/metrics")
+			ready, metrics := rigtest.Get(t, d, "/readyz"), rigtest.Get(t, d, "/metrics")
 			if strings.Contains(ready, "note: --node-dns=pod is not in force") != c.private {
 				t.Errorf("/readyz:\n%s", ready)
 			}

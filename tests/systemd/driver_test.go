@@ -2,8 +2,7 @@ package systemd_test
 
 import (
 	"errors"
-	"io"
-	"net/http"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,7 +12,6 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
-	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/tests/rig"
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
@@ -43,23 +41,24 @@ func newRig(t *testing.T) *rigtest.Node {
 	return n
 }
 
-func static(name string) *csi.Volume {
-	return &csi.Volume{VolumeId: name, VolumeContext: map[string]string{"bucketName": rigtest.Bucket, "prefix": name + "/"}}
-}
+func static(name string) *csi.Volume { return rigtest.Static(name, rigtest.Client) }
 
-func web(t *testing.T, d *rig.Driver, path string) string {
+// unitOf is the unit of a volume's mount, and its helper.
+func unitOf(t *testing.T, volume string) (name string, pid int) {
 	t.Helper()
-	client := http.Client{Timeout: 10 * time.Second}
-	resp, err := client.Get("http://" + d.HTTP + path)
-	if err != nil {
-		t.Fatal(err)
+	units := systemctl(t, "list-units", "--plain", "--no-legend", "s3csi-*.service")
+	for line := range strings.Lines(units) {
+		if !strings.Contains(line, "running S3 volume "+volume+" (rclone)") {
+			continue
+		}
+		name, _, _ = strings.Cut(line, " ")
+		if _, err := fmt.Sscan(show(t, name, "MainPID"), &pid); err != nil {
+			t.Fatal(err)
+		}
+		return name, pid
 	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(body)
+	t.Fatalf("volume %s has no unit among\n%s", volume, units)
+	return "", 0
 }
 
 // container starts the rig's drivers as a node's container: in a mount namespace of their own that has nothing of the host's
@@ -82,13 +81,11 @@ func TestVolumeOutlivesTheDriver(t *testing.T) {
 			if err := os.WriteFile(file, []byte("content"), 0o644); err != nil {
 				t.Fatal(err)
 			}
-			units := systemctl(t, "list-units", "--plain", "--no-legend", "s3csi-*.service")
-			name, _, _ := strings.Cut(units, " ")
-			if strings.Count(units, "\n") != 0 || !strings.Contains(units, "running S3 volume promise (rclone)") {
-				t.Fatalf("units:\n%s", units)
+			name, pid := unitOf(t, "promise")
+			if units, err := n.Units(); err != nil || len(units) != 1 || units[name] != "active" {
+				t.Errorf("units: %v, %v", units, err)
 			}
-			pid := show(t, name, "MainPID")
-			if program, err := os.Readlink("/proc/" + pid + "/exe"); err != nil || !strings.HasPrefix(program, n.HostDir+"/s3.csi.driver/") || filepath.Base(program) != "s3-csi-helper" {
+			if program, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid)); err != nil || !strings.HasPrefix(program, n.HostDir+"/s3.csi.driver/") || filepath.Base(program) != "s3-csi-helper" {
 				t.Errorf("the helper is %s (%v)", program, err)
 			}
 			for property, want := range map[string]string{"MemoryMax": "1073741824", "TasksMax": "1024", "Slice": "system-s3csi.slice"} {
@@ -106,13 +103,21 @@ func TestVolumeOutlivesTheDriver(t *testing.T) {
 			}
 			d = n.Drive(t, "node")
 			rigtest.Publish(t, d, v, target) // as kubelet does after a restart of its own
-			if got := show(t, name, "MainPID"); got != pid {
-				t.Errorf("the helper was %s and is %s", pid, got)
+			if _, now := unitOf(t, "promise"); now != pid {
+				t.Errorf("the helper was %d and is %d", pid, now)
 			}
-			if ready := web(t, d, "/readyz"); !strings.Contains(ready, "note: the launcher is systemd 2") || strings.Contains(ready, "break mounts") {
+			rigtest.Kill(t, n.Running(filepath.Base(rclone))...)
+			await(t, "the volume without its first client", func() bool {
+				got, err := os.ReadFile(file)
+				return err == nil && string(got) == "content"
+			})
+			await(t, "a crash, which is no want of memory, to be counted", func() bool {
+				return strings.Contains(rigtest.Get(t, d, "/metrics"), `s3csi_mount_restarts_total{client="rclone",reason="crash"} 1`)
+			})
+			if ready := rigtest.Get(t, d, "/readyz"); !strings.Contains(ready, "note: the launcher is systemd 2") || strings.Contains(ready, "break mounts") {
 				t.Errorf("/readyz:\n%s", ready)
 			}
-			if m := web(t, d, "/metrics"); !strings.Contains(m, `s3csi_launcher_info{launcher="systemd",systemd_version="2`) {
+			if m := rigtest.Get(t, d, "/metrics"); !strings.Contains(m, `s3csi_launcher_info{launcher="systemd",systemd_version="2`) {
 				t.Errorf("/metrics:\n%s", m)
 			}
 			rigtest.Unpublish(t, d, v, target)
@@ -228,7 +233,7 @@ func TestAutoTakesSystemdAndWaitsForIt(t *testing.T) {
 	})
 	defer back.Stop()
 	d := n.Drive(t, "node", "--host-dir="+n.HostDir)
-	if m := web(t, d, "/metrics"); !strings.Contains(m, `s3csi_launcher_info{launcher="systemd"`) {
+	if m := rigtest.Get(t, d, "/metrics"); !strings.Contains(m, `s3csi_launcher_info{launcher="systemd"`) {
 		t.Errorf("/metrics:\n%s", m)
 	}
 }
@@ -246,18 +251,21 @@ func TestWithoutSystemd(t *testing.T) {
 			}
 		}()
 	}
+	began := time.Now()
 	if d, err := n.Start(t.Context(), "node"); err == nil {
 		d.Kill()
 		t.Error("--launcher=systemd starts without a systemd")
+	} else if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("it took %s to say so", took)
 	} else if log := n.Logs(); !strings.Contains(log, "--launcher=systemd: the host has no systemd that could launch helpers") {
 		t.Errorf("it does not say why it ended:\n%s", log)
 	}
 	n.Launcher = "auto"
 	d := n.Drive(t, "node", "--host-dir="+n.HostDir, "--memory-limit=2Gi")
-	if m := web(t, d, "/metrics"); !strings.Contains(m, `s3csi_launcher_info{launcher="process",systemd_version=""} 1`) {
+	if m := rigtest.Get(t, d, "/metrics"); !strings.Contains(m, `s3csi_launcher_info{launcher="process",systemd_version=""} 1`) {
 		t.Errorf("/metrics:\n%s", m)
 	}
-	ready := web(t, d, "/readyz")
+	ready := rigtest.Get(t, d, "/readyz")
 	for _, note := range []string{"note: the launcher is process: the host has no systemd", "cannot enforce limits, so these flags do nothing: --memory-limit"} {
 		if !strings.Contains(ready, note) {
 			t.Errorf("/readyz does not say %q:\n%s", note, ready)
@@ -265,23 +273,5 @@ func TestWithoutSystemd(t *testing.T) {
 	}
 	if exists(n.HostDir) {
 		t.Error("programs were installed that run in place")
-	}
-}
-
-// TestHostThatDoesNotRunProgramsIsSaidAtTheStart puts the host directory on a file system without programs.
-func TestHostThatDoesNotRunProgramsIsSaidAtTheStart(t *testing.T) {
-	n := newRig(t)
-	if err := os.Mkdir(n.HostDir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Mount("tmpfs", n.HostDir, "tmpfs", unix.MS_NOEXEC, "mode=755"); err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = unix.Unmount(n.HostDir, unix.MNT_DETACH) }()
-	if d, err := n.Start(t.Context(), "node"); err == nil {
-		d.Kill()
-		t.Error("the driver starts")
-	} else if log := n.Logs(); !strings.Contains(log, "mounted noexec; choose a --host-dir elsewhere") {
-		t.Errorf("it does not say why it ended:\n%s", log)
 	}
 }

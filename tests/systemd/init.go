@@ -63,7 +63,7 @@ func becomeInit() error {
 	if err != nil {
 		return err
 	}
-	for _, step := range []func(root string, o Options) error{mountProc, mountDev, mountRest, mountKept, mountCgroups, mountOptions, configure} {
+	for _, step := range []func(root string, o Options) error{mountProc, mountDev, mountRest, mountCgroups, mountOptions, configure} {
 		if err := step(root, o); err != nil {
 			return err
 		}
@@ -206,15 +206,6 @@ func mountRest(root string, _ Options) error {
 		unix.Mount("tmpfs", filepath.Join(root, "run"), "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=755"),
 		os.Mkdir(filepath.Join(root, "run/lock"), 0o755),
 		unix.Mount("tmpfs", filepath.Join(root, "tmp"), "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=1777"))
-}
-
-// mountKept mounts the directory that outlives the host.
-func mountKept(root string, _ Options) error {
-	from, to := os.Getenv(envKeep), filepath.Join(root, Kept)
-	if from == "" {
-		return nil
-	}
-	return errors.Join(os.MkdirAll(to, 0o755), unix.Mount(from, to, "", unix.MS_BIND, ""))
 }
 
 // mountCgroups mounts the hierarchies. In this cgroup namespace their roots are the host's own cgroups.

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
@@ -18,26 +19,6 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
 )
-
-func TestUnitThatEndsWellLeavesNothing(t *testing.T) {
-	u := start(t, newLauncher(t))
-	u.run("exit:0")
-	u.until("the client's end", exited)
-	if r := u.result(); r.Active != "active" || r.OOM() {
-		t.Errorf("with a living helper: %+v", r)
-	}
-	if err := u.peer.Quit(bounded(t)); err != nil {
-		t.Fatal(err)
-	}
-	await(t, "the unit's end", func() bool {
-		_, err := u.s.Result(bounded(t), u.Name)
-		return fault.Is(err, fault.NotFound)
-	})
-	u.mustBeGone()
-	if list, err := u.s.List(bounded(t)); err != nil || len(list) != 0 {
-		t.Errorf("the list: %+v %v", list, err)
-	}
-}
 
 func TestHelperThatIsKilledIsListedAndReplaced(t *testing.T) {
 	u := start(t, newLauncher(t))
@@ -110,7 +91,14 @@ func TestStopWaitsForTheClientAndOnlyAsksTheHelper(t *testing.T) {
 	if err := os.WriteFile(u.CacheDir+"/go", nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "the unit's end", func() bool { return show(t, u.name(), "LoadState") == "not-found" })
+	await(t, "the unit's end", func() bool {
+		_, err := u.s.Result(bounded(t), u.Name)
+		return fault.Is(err, fault.NotFound)
+	})
+	u.mustBeGone()
+	if list, err := u.s.List(bounded(t)); err != nil || len(list) != 0 {
+		t.Errorf("the list: %+v %v", list, err)
+	}
 	if end, ok, err := helper.ReadEnd(u.StateDir); err != nil || !ok || end.Code != 0 || end.Signal != "" {
 		t.Errorf("the client's end: %+v %v %v", end, ok, err)
 	}
@@ -234,4 +222,29 @@ func TestManyAtOnce(t *testing.T) {
 			t.Errorf("%s is not what it should be", u.Name)
 		}
 	}
+}
+
+func TestCallsLeaveNothingOpen(t *testing.T) {
+	l := newLauncher(t)
+	u := start(t, l)
+	before := goleak.IgnoreCurrent()
+	fds := func() int {
+		entries, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(entries)
+	}
+	open := fds()
+	for range 20 {
+		if _, err := l.List(bounded(t)); err != nil {
+			t.Fatal(err)
+		}
+		u.result()
+		if err := u.launch(bounded(t)); !fault.Is(err, fault.Exists) {
+			t.Fatal(err)
+		}
+	}
+	goleak.VerifyNone(t, before)
+	await(t, fmt.Sprintf("there to be %d descriptors", open), func() bool { return fds() <= open })
 }

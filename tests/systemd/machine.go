@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/s3-csi/s3-csi-driver/tests/isolate"
 )
 
 // The roles of a test binary.
@@ -26,7 +28,6 @@ const (
 	envDir     = "S3CSI_SYSTEMD_DIR"
 	envCgroup  = "S3CSI_SYSTEMD_CGROUP"
 	envSkip    = "S3CSI_SYSTEMD_SKIP"
-	envKeep    = "S3CSI_SYSTEMD_KEEP"
 	envOptions = "S3CSI_SYSTEMD_OPTIONS"
 	roleInit   = "init"
 	roleInside = "inside"
@@ -91,6 +92,14 @@ func Host(t testing.TB) {
 	}
 }
 
+// Need skips a test on a machine that cannot boot hosts.
+func Need(t testing.TB) {
+	t.Helper()
+	if why := unusable(); why != "" {
+		t.Skip(why)
+	}
+}
+
 func unusable() string {
 	if os.Getuid() != 0 {
 		return "needs root: it boots a systemd in namespaces"
@@ -106,7 +115,6 @@ func unusable() string {
 // machine is a running host.
 type machine struct {
 	dir    string
-	keep   string // directory that is Kept on the host
 	cgroup string // the name of its directory in every hierarchy
 	opts   Options
 	init   *exec.Cmd
@@ -161,7 +169,7 @@ func (h *machine) boot() error {
 		runtime.LockOSThread() // the death signal follows the thread
 		defer runtime.UnlockOSThread()
 		h.init = exec.CommandContext(context.Background(), "/proc/self/exe")
-		h.init.Env = append(os.Environ(), envRole+"="+roleInit, envDir+"="+h.dir, envCgroup+"="+h.cgroup, envKeep+"="+h.keep, envOptions+"="+string(opts))
+		h.init.Env = append(os.Environ(), envRole+"="+roleInit, envDir+"="+h.dir, envCgroup+"="+h.cgroup, envOptions+"="+string(opts))
 		h.init.Stderr, h.init.Dir = os.Stderr, "/"
 		h.init.SysProcAttr = &syscall.SysProcAttr{Cloneflags: flags, Pdeathsig: syscall.SIGKILL, Setsid: true}
 		err := h.init.Start()
@@ -223,38 +231,13 @@ func (h *machine) output(argv ...string) ([]byte, error) {
 	return []byte(out.String()), err
 }
 
-// enter runs a command on the host.
+// enter runs a command on the host, with whose init it dies.
 func (h *machine) enter(cmd *exec.Cmd) error {
-	done := make(chan error, 1)
-	go func() {
-		// Never unlocked: the thread is in the host's namespaces and ends with the goroutine. The command, which gets
-		// its namespaces from the thread that forks it, dies with the host's init.
-		runtime.LockOSThread()
-		if unix.Gettid() == os.Getpid() { // that thread would not end, so it is held while another one is used
-			done <- h.enter(cmd)
-			runtime.UnlockOSThread()
-			return
-		}
-		done <- func() error {
-			fd, err := unix.PidfdOpen(h.init.Process.Pid, 0)
-			if err != nil {
-				return err
-			}
-			defer unix.Close(fd)
-			if err := unix.Unshare(unix.CLONE_FS); err != nil {
-				return err
-			}
-			namespaces := unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC | unix.CLONE_NEWCGROUP
-			if h.opts.Network {
-				namespaces |= unix.CLONE_NEWNET
-			}
-			if err := unix.Setns(fd, namespaces); err != nil {
-				return fmt.Errorf("entering the host's namespaces: %w", err)
-			}
-			return cmd.Run()
-		}()
-	}()
-	return <-done
+	namespaces := unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC | unix.CLONE_NEWCGROUP
+	if h.opts.Network {
+		namespaces |= unix.CLONE_NEWNET
+	}
+	return isolate.Enter(h.init.Process.Pid, namespaces, cmd.Run)
 }
 
 // stop powers the host off, at once where it may not take any time, and takes away what is left of it.

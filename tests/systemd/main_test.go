@@ -186,23 +186,6 @@ func (u *unit) run(steps ...string) helper.Status {
 	return s
 }
 
-// until waits for a state of the helper.
-func (u *unit) until(what string, ok func(helper.Status) bool) helper.Status {
-	u.t.Helper()
-	for since := uint64(0); ; {
-		s, err := u.peer.WaitStatus(bounded(u.t), since)
-		if err != nil {
-			u.t.Fatalf("waiting for %s: %v", what, err)
-		}
-		if ok(s) {
-			return s
-		}
-		since = s.Revision
-	}
-}
-
-func exited(s helper.Status) bool { return s.State == helper.StateExited }
-
 // said waits for what the stand-in says of a step.
 func (u *unit) said(step string) string {
 	u.t.Helper()
@@ -240,11 +223,11 @@ func show(t *testing.T, unit, property string) string {
 
 func systemctl(t *testing.T, args ...string) string {
 	t.Helper()
-	out, err := exec.CommandContext(bounded(t), "systemctl", append([]string{"--no-pager"}, args...)...).CombinedOutput()
+	out, err := rig.Systemctl(args...)
 	if err != nil {
-		t.Fatalf("systemctl %q: %v\n%s", args, err, out)
+		t.Fatal(err)
 	}
-	return strings.TrimSpace(string(out))
+	return strings.TrimSpace(out)
 }
 
 // mustBeGone fails the test if anything of the unit is left on the host.

@@ -97,24 +97,3 @@ func TestWithoutABusSystemdItselfIsCalled(t *testing.T) {
 		t.Errorf("with the bus alone: %v", err)
 	}
 }
-
-func TestAbsentSystemdIsSaidAtOnce(t *testing.T) {
-	l := newLauncher(t, launcher.WithSockets("/nowhere/bus", "/nowhere/private"))
-	if err := os.Rename(booted, booted+".gone"); err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := os.Rename(booted+".gone", booted); err != nil {
-			t.Error(err)
-		}
-	}()
-	began := time.Now()
-	_, err := l.Check(bounded(t))
-	if !fault.Is(err, fault.Precondition) {
-		t.Errorf("%v", err)
-	}
-	if took := time.Since(began); took > 5*time.Second {
-		t.Errorf("it took %s", took)
-	}
-	t.Log(err)
-}

@@ -39,9 +39,7 @@ func eachClient(t *testing.T, test func(t *testing.T, e *env)) {
 	for client, program := range programs {
 		t.Run(client, func(t *testing.T) {
 			bin := rigtest.Bin(t)
-			e := &env{t: t, Node: rigtest.New(t), client: client, volume: &csi.Volume{
-				VolumeId: "kept", VolumeContext: map[string]string{"bucketName": rigtest.Bucket, "prefix": "kept/", "client": client},
-			}}
+			e := &env{t: t, Node: rigtest.New(t), client: client, volume: rigtest.Static("kept", client)}
 			if _, err := os.Stat(filepath.Join(e.Clients, program)); err != nil {
 				t.Skipf("needs the program of %s: make test-parts builds it", client)
 			}

@@ -25,8 +25,7 @@ const (
 	OpWrite = "write" // replaces a file's content
 	OpList  = "list"  // the names in a directory
 	OpWatch = "watch" // reads a file again and again, each time anew
-	OpPoke  = "poke"  // writes new files into a directory again and again, "<path>/poke-<n>"
-	OpStop  = "stop"  // ends the watch or poke of that number
+	OpStop  = "stop"  // ends the watch of that number
 
 	// OpNest starts another agent in user and mount namespaces of its own, as "unshare -Urm" does. Requests that are Nested go
 	// to that one.
@@ -119,7 +118,7 @@ func (a *agent) handle(req Request) {
 	case OpNest, OpFuse, OpDrop:
 		began := time.Now()
 		a.say(answerOf(req, began, a.change(req)))
-	case OpWatch, OpPoke:
+	case OpWatch:
 		stop := make(chan struct{})
 		a.stops[req.ID] = stop
 		go a.repeat(req, stop)
@@ -134,12 +133,9 @@ func (a *agent) handle(req Request) {
 }
 
 func (a *agent) repeat(req Request, stop <-chan struct{}) {
-	for n := 0; ; n++ {
-		look := Request{ID: req.ID, Op: OpRead, Path: req.Path}
-		if req.Op == OpPoke {
-			look = Request{ID: req.ID, Op: OpWrite, Path: fmt.Sprintf("%s/poke-%d", req.Path, n), Content: "x"}
-		}
-		a.say(do(look))
+	req.Op = OpRead
+	for {
+		a.say(do(req))
 		select {
 		case <-stop:
 			return

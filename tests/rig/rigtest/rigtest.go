@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -22,6 +23,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
 	"github.com/s3-csi/s3-csi-driver/tests/isolate"
 	"github.com/s3-csi/s3-csi-driver/tests/pressure"
 	"github.com/s3-csi/s3-csi-driver/tests/rig"
@@ -174,6 +176,40 @@ func On(t testing.TB, server *Server) *Node {
 	return &Node{Rig: r, Server: server}
 }
 
+// Proxy starts a proxy in front of an S3 server.
+func Proxy(t testing.TB, endpoint string) *faultproxy.Proxy {
+	t.Helper()
+	p, err := faultproxy.Start(endpoint)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := p.Stop(); err != nil {
+			t.Errorf("stopping the proxy: %v", err)
+		}
+	})
+	return p
+}
+
+// Get is a page of a driver's HTTP endpoint, such as "/metrics".
+func Get(t testing.TB, d *rig.Driver, path string) string {
+	t.Helper()
+	req, err := http.NewRequestWithContext(Context(t, 10*time.Second), http.MethodGet, "http://"+d.HTTP+path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
 // Drive starts a driver.
 func (n *Node) Drive(t testing.TB, mode string, flags ...string) *rig.Driver {
 	t.Helper()
@@ -306,6 +342,15 @@ func Delete(t testing.TB, d csi.ControllerClient, id string) {
 	insist(t, func(ctx context.Context) (*csi.DeleteVolumeResponse, error) {
 		return d.DeleteVolume(ctx, &csi.DeleteVolumeRequest{VolumeId: id})
 	})
+}
+
+// Static is a volume that no controller made: the prefix "<name>/" of Bucket, with a handle that says nothing.
+func Static(name, client string, pairs ...string) *csi.Volume {
+	c := map[string]string{"bucketName": Bucket, "prefix": name + "/", "client": client}
+	for i := 0; i+1 < len(pairs); i += 2 {
+		c[pairs[i]] = pairs[i+1]
+	}
+	return &csi.Volume{VolumeId: name, VolumeContext: c}
 }
 
 // PublishRequest asks for a volume at a target, for any number of writers.

@@ -1,4 +1,4 @@
-// Command standin is a stand-in for a client: it tries what a sandbox forbids, and waits, and eats memory, as it is told.
+// Command standin is a stand-in for a client: it tries what a sandbox forbids, and waits, as it is told.
 package main
 
 import (
@@ -26,11 +26,9 @@ func main() { os.Exit(standIn(os.Args[1:])) }
 //	unshare          make a user namespace
 //	code             map memory that can be written and executed
 //	send:<addr>      send a packet to an address
-//	eat:<MiB>        use so much memory
 //	wait:<path>      until the file is there
 //	exit:<code>      end
 func standIn(steps []string) int {
-	var eaten [][]byte
 	for _, step := range steps {
 		name, arg, _ := strings.Cut(step, ":")
 		n, _ := strconv.Atoi(arg) // 0 for steps without a number
@@ -67,15 +65,6 @@ func standIn(steps []string) int {
 				_, err = conn.Write([]byte("x"))
 				conn.Close()
 			}
-		case "eat":
-			for range n {
-				piece := make([]byte, 1<<20)
-				for i := 0; i < len(piece); i += 4096 {
-					piece[i] = 1
-				}
-				eaten = append(eaten, piece)
-			}
-			result = fmt.Sprint(len(eaten))
 		case "wait":
 			for _, err := os.Stat(arg); err != nil; _, err = os.Stat(arg) {
 				time.Sleep(5 * time.Millisecond)
