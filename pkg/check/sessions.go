@@ -62,13 +62,7 @@ func (r *run) sessions(ctx context.Context) {
 		"callerIdentity": s.callerIdentity, "assumeRole": s.assumeRole, "webIdentity": s.webIdentity, "federationToken": s.federationToken,
 		"leastSession": s.leastSession, "sessions": s.planned, "sessionPolicies": s.enforced,
 	}
-	for _, what := range items {
-		if ctx.Err() != nil {
-			r.unknown("the check was stopped before", what)
-			continue
-		}
-		r.add(tries[what.check](ctx, what))
-	}
+	r.each(ctx, items, tries)
 }
 
 // asked returns the row for an answer: yes if the action worked, unknown if it exists, no otherwise.
