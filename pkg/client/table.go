@@ -92,3 +92,17 @@ func environment(in Invocation, more ...string) []string {
 		"AWS_EC2_METADATA_DISABLED=true",
 	}, more...)
 }
+
+// Registry finds clients by the names that volumes give.
+type Registry struct {
+	Get     func(name string) (Client, error) // the function Get
+	Default string                            // the client of volumes that name none
+}
+
+// Of returns the client of that name; "" is the default one.
+func (r Registry) Of(name string) (Client, error) {
+	if name == "" {
+		name = r.Default
+	}
+	return r.Get(name)
+}

@@ -153,18 +153,6 @@ func UnknownOutcome(ctx context.Context, err error) error {
 	return fault.Errorf(kind, "the outcome is unknown, a retry will determine it: %w", err)
 }
 
-// Sleep waits for d. It returns false if ctx ends first.
-func Sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
-
 const (
 	// cachedFacts bounds what is remembered of all buckets. A class whose base prefix is a template of namespaces makes one for
 	// each of them.

@@ -108,7 +108,7 @@ func (c *bucketCreation) settled(ctx context.Context, client *s3.Client) (record
 		if err != nil || len(have) > 0 || c.be.AWS() || time.Now().After(until) {
 			return have, err
 		}
-		if !buckets.Sleep(ctx, settleEvery) {
+		if !backend.Sleep(ctx, settleEvery) {
 			return nil, fault.Errorf(fault.Timeout, "waiting for the tags of bucket %s: %w", c.bucket, ctx.Err())
 		}
 	}

@@ -48,7 +48,7 @@ func (e *erasure) send(ctx context.Context, request func(context.Context) error)
 // pause waits before another attempt.
 func (e *erasure) pause(ctx context.Context, attempt int) bool {
 	d := min(longestWait, firstRetry<<attempt)
-	return buckets.Sleep(ctx, d/2+rand.N(d/2)) //nolint:gosec // jitter
+	return backend.Sleep(ctx, d/2+rand.N(d/2)) //nolint:gosec // jitter
 }
 
 func transient(err error) bool {
