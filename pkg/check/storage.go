@@ -1,7 +1,6 @@
 package check
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -105,7 +104,7 @@ func (r *run) get(ctx context.Context, client *s3.Client, key string) error {
 	}
 	defer out.Body.Close()
 	data, err := io.ReadAll(io.LimitReader(out.Body, int64(len(content))+1))
-	if err == nil && !bytes.Equal(data, []byte(content)) {
+	if err == nil && string(data) != content {
 		err = errors.New("the object differs from what was written")
 	}
 	return err
