@@ -119,8 +119,7 @@ func (t OptionType) takes(value string) bool {
 func on(o volume.Option) bool { return !o.HasValue || o.Value == "true" }
 
 const (
-	kib = int64(1) << 10
-	mib = kib << 10
+	mib = int64(1) << 20
 	gib = mib << 10
 	tib = gib << 10
 )
