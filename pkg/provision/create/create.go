@@ -24,14 +24,27 @@ type Request struct {
 	RoleARN    string           // of the request's secret; "": none
 }
 
+// Service knows what a bucket's service says about it; *backend.Buckets does.
+type Service interface {
+	Validate(ctx context.Context, be backend.Backend, keys credentials.Keys, bucket, owner string) (backend.BucketInfo, error)
+	Versioning(ctx context.Context, be backend.Backend, keys credentials.Keys, info backend.BucketInfo) (backend.Versioning, error)
+	Retention(ctx context.Context, be backend.Backend, keys credentials.Keys, info backend.BucketInfo) (backend.Retention, error)
+}
+
+// Proofs proves that sessions can be limited to a volume, where it needs that; *proofs.Prover does.
+type Proofs interface {
+	Prefix(ctx context.Context, b buckets.Bucket, who identity.Identity, name string, params volume.Parameters) error
+	Bucket(ctx context.Context, be backend.Backend, who identity.Identity, bucket string, params volume.Parameters) (proofs.BucketProof, error)
+}
+
 // Creator creates volumes. All methods may be called concurrently.
 type Creator struct {
 	Identities *identity.Identities
 	Clients    *backend.Clients
-	Service    *backend.Buckets
+	Service    Service
 	Opener     *buckets.Opener
 	Records    *records.Store
-	Proofs     *proofs.Prover
+	Proofs     Proofs
 }
 
 // Create makes the volume of that name, or finds that it has been made with the same parameters. A warm call, in a bucket and

@@ -31,15 +31,20 @@ const (
 
 // Eraser removes everything below a prefix. All methods may be called concurrently.
 type Eraser struct {
-	uploads *buckets.Opener
+	uploads Uploads
 	workers int
 
 	mu        sync.Mutex
 	throttles map[string]*throttle // by backend name
 }
 
+// Uploads lists unfinished uploads; *buckets.Opener does.
+type Uploads interface {
+	UploadsBelow(ctx context.Context, b buckets.Bucket, prefix string, each func(key, id string) error) error
+}
+
 // New returns an Eraser that has up to workers requests in flight per backend.
-func New(uploads *buckets.Opener, workers int) *Eraser {
+func New(uploads Uploads, workers int) *Eraser {
 	return &Eraser{uploads: uploads, workers: workers, throttles: map[string]*throttle{}}
 }
 
@@ -73,7 +78,7 @@ func (e *Eraser) Erase(ctx context.Context, t Task) error {
 // erasure is one Task in progress.
 type erasure struct {
 	Task
-	uploads  *buckets.Opener
+	uploads  Uploads
 	workers  int
 	throttle *throttle
 

@@ -35,12 +35,17 @@ const (
 type Prover struct {
 	identities *identity.Identities
 	clients    *backend.Clients
-	scopes     *backend.Buckets
+	scopes     Scopes
 	cache      *ttlcache.Cache[proofKey, struct{}]
 }
 
+// Scopes proves that keys are limited to a prefix; *backend.Buckets does.
+type Scopes interface {
+	ProveScope(ctx context.Context, be backend.Backend, keys credentials.Keys, class, bucket, prefix, region, owner string) error
+}
+
 // New starts nothing. now is the clock.
-func New(identities *identity.Identities, clients *backend.Clients, scopes *backend.Buckets, now func() time.Time) *Prover {
+func New(identities *identity.Identities, clients *backend.Clients, scopes Scopes, now func() time.Time) *Prover {
 	return &Prover{identities: identities, clients: clients, scopes: scopes, cache: ttlcache.New[proofKey](now, cachedProofs, proofBound, keep)}
 }
 

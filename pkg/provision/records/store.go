@@ -32,16 +32,21 @@ type Stored struct {
 	ETag string
 }
 
+// Conditions reports whether a bucket's service honours conditional writes.
+type Conditions interface {
+	Conditional(ctx context.Context, b buckets.Bucket) (bool, error)
+}
+
 // Store reads and writes the records of one owner.
 type Store struct {
 	Owner      Owner
-	conditions *buckets.Opener
+	conditions Conditions
 	now        func() time.Time
 	locks      namedlock.Locks // a bucket's writes, where it has no conditional ones
 }
 
 // NewStore starts nothing. now is the clock.
-func NewStore(owner Owner, conditions *buckets.Opener, now func() time.Time) *Store {
+func NewStore(owner Owner, conditions Conditions, now func() time.Time) *Store {
 	return &Store{Owner: owner, conditions: conditions, now: now}
 }
 

@@ -31,8 +31,13 @@ type Options struct {
 	Clients    *backend.Clients
 	Opener     *buckets.Opener
 	Records    *records.Store
-	Eraser     *erase.Eraser
+	Eraser     Eraser
 	Runs       int // how many deletions run at once
+}
+
+// Eraser removes everything below a prefix; *erase.Eraser does.
+type Eraser interface {
+	Erase(ctx context.Context, t erase.Task) error
 }
 
 // Remover deletes volumes and looks them up. All methods may be called concurrently.
