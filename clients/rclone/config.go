@@ -5,10 +5,12 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"math"
 	"net/url"
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"time"
 
@@ -247,4 +249,59 @@ func printUsage(w io.Writer) {
 	c := defaults()
 	set := flags(&c, &showVersion)
 	set.VisitAll(func(f *flag.Flag) { fmt.Fprintf(w, "  --%-18s %s (default %q)\n", f.Name, f.Usage, f.DefValue) })
+}
+
+// once refuses a flag that is given twice. Otherwise the last one would win silently if a command line is assembled from
+// several sources.
+type once struct {
+	flag.Value
+	set bool
+}
+
+func (o *once) String() string {
+	if o.Value == nil {
+		return "" // the flag package calls String on a zero value
+	}
+	return o.Value.String()
+}
+
+func (o *once) Set(s string) error {
+	if o.set {
+		return errors.New("given twice")
+	}
+	o.set = true
+	return o.Value.Set(s)
+}
+
+// IsBoolFlag reports whether the flag can be given without a value.
+func (o *once) IsBoolFlag() bool {
+	b, ok := o.Value.(interface{ IsBoolFlag() bool })
+	return ok && b.IsBoolFlag()
+}
+
+// size is a number of bytes in rclone's notation, except that a number without a unit is in bytes, not KiB.
+type size fs.SizeSuffix
+
+// String returns the size with the largest unit that fits.
+func (v *size) String() string { return fs.SizeSuffix(*v).String() }
+
+func (v *size) Set(s string) error {
+	if _, err := strconv.ParseUint(s, 10, 63); err == nil {
+		s += "B"
+	}
+	return (*fs.SizeSuffix)(v).Set(s)
+}
+
+// id is a user or group ID. The largest one is not valid: for the kernel it is -1, no ID.
+type id uint32
+
+func (v *id) String() string { return strconv.FormatUint(uint64(*v), 10) }
+
+func (v *id) Set(s string) error {
+	n, err := strconv.ParseUint(s, 10, 32)
+	if err != nil || n == math.MaxUint32 {
+		return fmt.Errorf("must be a number from 0 to %d", uint32(math.MaxUint32-1))
+	}
+	*v = id(n)
+	return nil
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	smithyhttp "github.com/aws/smithy-go/transport/http"
+	"github.com/rclone/rclone/backend/s3"
 	"github.com/rclone/rclone/fs"
 	"github.com/rclone/rclone/fs/fserrors"
 	"github.com/rclone/rclone/fs/hash"
@@ -62,10 +63,8 @@ func newGuard(ctx context.Context, c config, remote fs.Fs, cache *cache) (*guard
 	return g, nil
 }
 
-// Features returns what the file system can do.
 func (g *guard) Features() *fs.Features { return g.features }
 
-// List lists a directory.
 func (g *guard) List(ctx context.Context, dir string) (fs.DirEntries, error) {
 	entries, err := g.Fs.List(ctx, dir)
 	for i, e := range entries {
@@ -76,7 +75,6 @@ func (g *guard) List(ctx context.Context, dir string) (fs.DirEntries, error) {
 	return entries, err
 }
 
-// NewObject finds an object.
 func (g *guard) NewObject(ctx context.Context, name string) (fs.Object, error) {
 	return g.wrap(g.Fs.NewObject(ctx, name))
 }
@@ -227,4 +225,94 @@ func (o *object) get() fs.Object {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.now
+}
+
+// Update stores another content.
+func (o *object) Update(ctx context.Context, in io.Reader, src fs.ObjectInfo, options ...fs.OpenOption) error {
+	// This creates a new object of rclone's, because open files continue to read the current one.
+	now, err := o.guard.upload(ctx, in, src, options)
+	if err != nil {
+		return err
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.now = now
+	return nil
+}
+
+// with calls fn with a copy of rclone's object. It writes down in the copy what an answer of the service says, without a lock, while
+// others read the object. If fn succeeds, the copy replaces the object.
+func with[R any](o *object, fn func(fs.Object) (R, error)) (R, error) {
+	known := o.get()
+	shared, ok := known.(*s3.Object)
+	if !ok {
+		return fn(known)
+	}
+	own := *shared
+	result, err := fn(&own)
+	if err == nil {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		if o.now == known {
+			o.now = &own
+		}
+	}
+	return result, err
+}
+
+// ModTime returns the modification time.
+func (o *object) ModTime(ctx context.Context) time.Time {
+	modified, _ := with(o, func(now fs.Object) (time.Time, error) { return now.ModTime(ctx), nil })
+	return modified
+}
+
+// Hash returns the MD5, or "".
+func (o *object) Hash(ctx context.Context, t hash.Type) (string, error) {
+	return with(o, func(now fs.Object) (string, error) { return now.Hash(ctx, t) })
+}
+
+// Open reads the object.
+func (o *object) Open(ctx context.Context, options ...fs.OpenOption) (io.ReadCloser, error) {
+	return with(o, func(now fs.Object) (io.ReadCloser, error) { return now.Open(ctx, options...) })
+}
+
+func (o *object) Fs() fs.Info    { return o.guard }
+func (o *object) String() string { return o.get().String() }
+func (o *object) Remote() string { return o.get().Remote() }
+func (o *object) Size() int64    { return o.get().Size() }
+func (o *object) Storable() bool { return o.get().Storable() }
+func (o *object) SetModTime(ctx context.Context, t time.Time) error {
+	return o.get().SetModTime(ctx, t)
+}
+func (o *object) Remove(ctx context.Context) error { return o.get().Remove(ctx) }
+
+// absent is a placeholder for the object after a conflict, until it is looked up again. Its fingerprint matches no object, so
+// rclone does not take the file in the cache for the content of the current object.
+type absent struct {
+	guard *guard
+	name  string
+	size  int64
+	time  time.Time
+}
+
+func (a absent) Fs() fs.Info                                     { return a.guard }
+func (a absent) String() string                                  { return a.name }
+func (a absent) Remote() string                                  { return a.name }
+func (a absent) ModTime(context.Context) time.Time               { return a.time }
+func (a absent) Size() int64                                     { return a.size }
+func (a absent) Storable() bool                                  { return true }
+func (a absent) Hash(context.Context, hash.Type) (string, error) { return "conflict", nil }
+func (a absent) SetModTime(context.Context, time.Time) error     { return fs.ErrorCantSetModTime }
+func (a absent) Update(context.Context, io.Reader, fs.ObjectInfo, ...fs.OpenOption) error {
+	return fs.ErrorObjectNotFound
+}
+func (a absent) Open(context.Context, ...fs.OpenOption) (io.ReadCloser, error) {
+	return nil, fs.ErrorObjectNotFound
+}
+func (a absent) Remove(ctx context.Context) error {
+	o, err := a.guard.Fs.NewObject(ctx, a.name)
+	if err != nil {
+		return err
+	}
+	return o.Remove(ctx)
 }

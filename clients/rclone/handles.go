@@ -53,29 +53,28 @@ func (h *handles) remove(k handle) {
 	delete(h.open, k)
 }
 
-// Open opens a file.
-func (h *handles) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
-	if in.Flags&syscall.O_ACCMODE == syscall.O_WRONLY {
-		// fetch must be able to read it. The kernel has checked the caller's permissions.
-		readable := *in
-		readable.Flags = in.Flags&^syscall.O_ACCMODE | syscall.O_RDWR
-		in = &readable
+// alsoReading returns the flags of an open file that fetch can read. The kernel has checked the caller's permissions.
+func alsoReading(flags uint32) uint32 {
+	if flags&syscall.O_ACCMODE == syscall.O_WRONLY {
+		flags = flags&^syscall.O_ACCMODE | syscall.O_RDWR
 	}
-	status := h.RawFileSystem.Open(cancel, in, out)
+	return flags
+}
+
+func (h *handles) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+	readable := *in
+	readable.Flags = alsoReading(in.Flags)
+	status := h.RawFileSystem.Open(cancel, &readable, out)
 	if status.Ok() {
 		h.add(handle{in.NodeId, out.Fh}, &state{whole: in.Flags&syscall.O_TRUNC != 0})
 	}
 	return status
 }
 
-// Create makes and opens a file.
 func (h *handles) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out *fuse.CreateOut) fuse.Status {
-	if in.Flags&syscall.O_ACCMODE == syscall.O_WRONLY {
-		readable := *in
-		readable.Flags = in.Flags&^syscall.O_ACCMODE | syscall.O_RDWR
-		in = &readable
-	}
-	status := h.RawFileSystem.Create(cancel, in, name, out)
+	readable := *in
+	readable.Flags = alsoReading(in.Flags)
+	status := h.RawFileSystem.Create(cancel, &readable, name, out)
 	if status.Ok() {
 		// Another writer may have created the file since the kernel's lookup, so it may not be empty.
 		h.add(handle{out.NodeId, out.Fh}, &state{whole: in.Flags&syscall.O_TRUNC != 0})
@@ -89,7 +88,6 @@ func (h *handles) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
 	h.RawFileSystem.Release(cancel, in)
 }
 
-// Rename renames a file or directory.
 func (h *handles) Rename(cancel <-chan struct{}, in *fuse.RenameIn, oldName, newName string) fuse.Status {
 	if h.renaming != nil {
 		h.renaming(newName)
@@ -98,7 +96,6 @@ func (h *handles) Rename(cancel <-chan struct{}, in *fuse.RenameIn, oldName, new
 	return h.RawFileSystem.Rename(cancel, in, oldName, newName)
 }
 
-// Write writes to a file, after fetching it.
 func (h *handles) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (uint32, fuse.Status) {
 	if status := h.fetch(cancel, in.InHeader, in.Fh); !status.Ok() {
 		return 0, status

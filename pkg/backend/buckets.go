@@ -1,14 +1,21 @@
 package backend
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
+	"encoding/xml"
+	"io"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
+	"github.com/aws/aws-sdk-go-v2/service/s3/types"
+	"github.com/aws/smithy-go/middleware"
+	smithyhttp "github.com/aws/smithy-go/transport/http"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
@@ -168,4 +175,147 @@ func ownerHint(err error, owner string) error {
 	}
 	return fault.Errorf(fault.Denied, "%w; the request also requires that account %s owns the bucket (expectedBucketOwner, by default the caller's own account), "+
 		"and buckets of other accounts are refused in the same way", err, owner)
+}
+
+// regionHeader has the region of the bucket in all answers of S3.
+const regionHeader = "X-Amz-Bucket-Region"
+
+// maxErrorBody bounds the part of an error's body that is read, in bytes.
+const maxErrorBody = 64 << 10
+
+// inRegion calls try for info, and again if the service says that the bucket is in another region. try returns the region that an
+// answer names. On success the region in the result is the one to use.
+func (b *Buckets) inRegion(be Backend, info BucketInfo, try func(BucketInfo) (string, error)) (BucketInfo, error) {
+	named, err := try(info)
+	if err != nil {
+		other := movedTo(err, info.Region)
+		if other == "" {
+			return info, err
+		}
+		info.Region = other
+		if named, err = try(info); err != nil {
+			return info, err
+		}
+	}
+	// The region of a successful request is right, except on AWS, where a bucket may answer in another region. Other services
+	// may set the header to anything.
+	if be.AWS() && regionName.MatchString(named) {
+		info.Region = named
+	}
+	return info, nil
+}
+
+// movedTo returns the region that an error of a request in region names for the bucket, or "".
+func movedTo(err error, region string) string {
+	a, ok := answered(err)
+	if !ok || a.region() == region {
+		return ""
+	}
+	switch a.status {
+	case http.StatusMovedPermanently, http.StatusTemporaryRedirect, http.StatusPermanentRedirect, http.StatusBadRequest, http.StatusForbidden:
+		return a.region()
+	}
+	return ""
+}
+
+// nameRegion sets the header if a service names a bucket's region only in an error's body, from which the SDK reads no more than
+// code and message.
+func nameRegion(s *middleware.Stack) error {
+	return s.Deserialize.Add(middleware.DeserializeMiddlewareFunc("NameRegion", func(ctx context.Context, in middleware.DeserializeInput, next middleware.DeserializeHandler) (middleware.DeserializeOutput, middleware.Metadata, error) {
+		out, metadata, err := next.HandleDeserialize(ctx, in)
+		resp, ok := out.RawResponse.(*smithyhttp.Response)
+		if err != nil || !ok || resp.StatusCode != http.StatusBadRequest || resp.Header.Get(regionHeader) != "" {
+			return out, metadata, err
+		}
+		body, readErr := io.ReadAll(io.LimitReader(resp.Body, maxErrorBody))
+		var named struct {
+			Code   string `xml:"Code"`
+			Region string `xml:"Region"`
+		}
+		if readErr == nil && xml.Unmarshal(body, &named) == nil && named.Code == "AuthorizationHeaderMalformed" && named.Region != "" {
+			resp.Header.Set(regionHeader, named.Region)
+		}
+		// Put what was read before the rest, or before the error that ended it.
+		resp.Body = struct {
+			io.Reader
+			io.Closer
+		}{io.MultiReader(bytes.NewReader(body), resp.Body), resp.Body}
+		return out, metadata, err
+	}), middleware.After)
+}
+
+// directorySuffix is the suffix of directory buckets, which have neither versions nor locks.
+const directorySuffix = "--x-s3"
+
+// Versioning is a bucket's versioning state. The zero value is a bucket that never had versions.
+type Versioning struct {
+	Enabled   bool // every overwrite and delete keeps a version
+	Suspended bool // was enabled before, so there may be old versions
+	MFADelete bool // no program can delete versions
+}
+
+// Retention is a bucket's object lock configuration. The zero value is no lock.
+type Retention struct {
+	Enabled bool   // objects can be locked
+	Mode    string // of the default retention: "GOVERNANCE" or "COMPLIANCE"; "": there is no default
+	Days    int    // the default retention in days, or
+	Years   int    // in years
+}
+
+// Versioning returns the bucket's versioning state, which is cached like Validate's answer. A service without the operation has no
+// versions.
+func (b *Buckets) Versioning(ctx context.Context, be Backend, keys credentials.Keys, info BucketInfo) (Versioning, error) {
+	if strings.HasSuffix(info.Name, directorySuffix) {
+		return Versioning{}, nil
+	}
+	key := bucketKey{be.Revision(), info.Name, b.identity(keys), info.Owner}
+	return b.versions.Get(ctx, key, func(ctx context.Context) (Versioning, error) {
+		client, err := b.clients.Bucket(ctx, be, keys, info)
+		if err != nil {
+			return Versioning{}, err
+		}
+		out, err := client.GetBucketVersioning(ctx, &s3.GetBucketVersioningInput{Bucket: &info.Name})
+		switch {
+		case IsNotImplemented(err):
+			return Versioning{}, nil
+		case err != nil:
+			return Versioning{}, ownerHint(Classify(err, "reading the versioning state of bucket "+info.Name+" of "+be.String()), info.Owner)
+		}
+		return Versioning{
+			Enabled:   out.Status == types.BucketVersioningStatusEnabled,
+			Suspended: out.Status == types.BucketVersioningStatusSuspended,
+			MFADelete: out.MFADelete == types.MFADeleteStatusEnabled,
+		}, nil
+	})
+}
+
+// Retention returns the bucket's object lock and default retention, which is cached like Validate's answer. A service without the
+// operation and a bucket without the configuration have no lock.
+func (b *Buckets) Retention(ctx context.Context, be Backend, keys credentials.Keys, info BucketInfo) (Retention, error) {
+	if strings.HasSuffix(info.Name, directorySuffix) {
+		return Retention{}, nil
+	}
+	key := bucketKey{be.Revision(), info.Name, b.identity(keys), info.Owner}
+	return b.locks.Get(ctx, key, func(ctx context.Context) (Retention, error) {
+		client, err := b.clients.Bucket(ctx, be, keys, info)
+		if err != nil {
+			return Retention{}, err
+		}
+		out, err := client.GetObjectLockConfiguration(ctx, &s3.GetObjectLockConfigurationInput{Bucket: &info.Name})
+		switch {
+		case IsNotImplemented(err), IsNotFound(err) && !IsNoSuchBucket(err):
+			return Retention{}, nil
+		case err != nil:
+			return Retention{}, ownerHint(Classify(err, "reading the object lock configuration of bucket "+info.Name+" of "+be.String()), info.Owner)
+		}
+		var r Retention
+		if c := out.ObjectLockConfiguration; c != nil {
+			r.Enabled = c.ObjectLockEnabled == types.ObjectLockEnabledEnabled
+			if c.Rule != nil && c.Rule.DefaultRetention != nil {
+				d := c.Rule.DefaultRetention
+				r.Mode, r.Days, r.Years = string(d.Mode), int(aws.ToInt32(d.Days)), int(aws.ToInt32(d.Years))
+			}
+		}
+		return r, nil
+	})
 }

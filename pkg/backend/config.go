@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/url"
 	"os"
 	"regexp"
@@ -142,12 +143,8 @@ func (c *Config) Backend(name string) (Backend, error) {
 	if b, ok := c.backends[name]; ok {
 		return b, nil
 	}
-	known := make([]string, 0, len(c.backends))
-	for _, b := range c.Backends() {
-		known = append(known, b.Name)
-	}
 	return Backend{}, fault.Errorf(fault.Precondition, "there is no backend %q in the driver's config (known: %s); add it to the config file of every controller and node, which reload it automatically",
-		name, strings.Join(known, ", "))
+		name, strings.Join(slices.Sorted(maps.Keys(c.backends)), ", "))
 }
 
 // Config implements Configured.
@@ -158,12 +155,7 @@ func (c *Config) Changed() <-chan struct{} { return nil }
 
 // Backends returns all backends, sorted by name.
 func (c *Config) Backends() []Backend {
-	all := make([]Backend, 0, len(c.backends))
-	for _, b := range c.backends {
-		all = append(all, b)
-	}
-	slices.SortFunc(all, func(a, b Backend) int { return strings.Compare(a.Name, b.Name) })
-	return all
+	return slices.SortedFunc(maps.Values(c.backends), func(a, b Backend) int { return strings.Compare(a.Name, b.Name) })
 }
 
 // parseFile decodes the YAML and checks keys and types, but not values.

@@ -3,8 +3,9 @@ package backend
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"reflect"
-	"sort"
+	"slices"
 	"strings"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
@@ -21,14 +22,14 @@ func decodeKeys(place string, raw json.RawMessage, out any) error {
 		return fault.Field(place, "must be a map of settings; use {} for an empty one")
 	}
 	fields := fieldsByKey(out)
-	for _, key := range sortedKeys(keys) {
+	for _, key := range slices.Sorted(maps.Keys(keys)) {
 		at := key
 		if place != "" {
 			at = place + "." + Clip(key, 64)
 		}
 		field, ok := fields[key]
 		if !ok {
-			return fault.Field(Clip(at, 200), "unknown key; known here: %s", strings.Join(sortedKeys(fields), ", "))
+			return fault.Field(Clip(at, 200), "unknown key; known here: %s", strings.Join(slices.Sorted(maps.Keys(fields)), ", "))
 		}
 		switch value := string(keys[key]); {
 		// An empty value is probably a template that was not filled in.
@@ -102,13 +103,4 @@ func fieldsByKey(v any) map[string]reflect.Value {
 		fields[s.Type().Field(i).Tag.Get("json")] = s.Field(i)
 	}
 	return fields
-}
-
-func sortedKeys[V any](m map[string]V) []string {
-	keys := make([]string, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
-	}
-	sort.Strings(keys)
-	return keys
 }

@@ -111,7 +111,7 @@ func (l *Live) Run(ctx context.Context) error {
 		return nil
 	}
 	refused := "" // why the current file is invalid
-	for wait(ctx, l.interval) {
+	for Sleep(ctx, l.interval) {
 		refused = l.look(ctx, refused)
 	}
 	return nil
@@ -135,7 +135,7 @@ func (l *Live) look(ctx context.Context, refused string) string {
 		}
 		return ""
 	}
-	if !wait(ctx, min(l.interval, settleTime)) {
+	if !Sleep(ctx, min(l.interval, settleTime)) {
 		return refused
 	}
 	again, errAgain := l.load()
@@ -199,8 +199,8 @@ func (c *Config) since(old *Config) (added, removed, changed []string) {
 	return added, removed, changed
 }
 
-// wait reports whether d passed before ctx ended.
-func wait(ctx context.Context, d time.Duration) bool {
+// Sleep waits for d. It returns false if ctx ends first.
+func Sleep(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {

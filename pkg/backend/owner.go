@@ -66,7 +66,7 @@ func (b *Buckets) expectedOwner(ctx context.Context, be Backend, keys credential
 }
 
 func (b *Buckets) askAccount(ctx context.Context, be Backend, keys credentials.Keys) (account, error) {
-	client, err := b.clients.sts(ctx, be, keys)
+	client, err := b.clients.STS(ctx, be, keys)
 	if err != nil {
 		return account{}, err
 	}

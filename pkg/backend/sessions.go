@@ -137,7 +137,7 @@ func (c *Clients) STSService(ctx context.Context, b Backend) (credentials.STSSer
 	if err != nil {
 		return credentials.STSService{}, err
 	}
-	client, err := c.sts(ctx, b, credentials.Keys{})
+	client, err := c.STS(ctx, b, credentials.Keys{})
 	if err != nil {
 		return credentials.STSService{}, err
 	}

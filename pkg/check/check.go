@@ -105,6 +105,15 @@ type rows struct{ all []Row }
 
 func (r *rows) add(row Row) { r.all = append(r.all, row) }
 
+// noError adds yes, with why, if err is nil; else no.
+func (r *rows) noError(what item, err error, why string) {
+	if err != nil {
+		r.add(what.row(No, one(err), ""))
+		return
+	}
+	r.add(what.row(Yes, why, ""))
+}
+
 // unknown adds rows for items that could not be checked.
 func (r *rows) unknown(why string, checks ...item) {
 	for _, c := range checks {

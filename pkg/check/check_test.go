@@ -12,6 +12,8 @@ import (
 	awscredentials "github.com/aws/aws-sdk-go-v2/credentials"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 	"github.com/aws/smithy-go"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 )
 
 func example() Report {
@@ -132,7 +134,8 @@ func TestNothingIsRemovedThatTheCheckDidNotWrite(t *testing.T) {
 	client := s3.New(s3.Options{
 		BaseEndpoint: &server.URL, Region: "x", UsePathStyle: true, Credentials: awscredentials.NewStaticCredentialsProvider("a", "b", ""), Retryer: aws.NopRetryer{},
 	})
-	if err := removeBelow(t.Context(), client, "bucket", ".s3-csi/check/x/"); err == nil || len(removed) > 0 {
+	r := &run{client: client, info: backend.BucketInfo{Name: "bucket"}, prefix: ".s3-csi/check/x/"}
+	if err := r.removeBelow(t.Context()); err == nil || len(removed) > 0 {
 		t.Errorf("%v, removed %q", err, removed)
 	}
 }

@@ -94,11 +94,7 @@ func (r *nodeRun) do(ctx context.Context) {
 func (r *nodeRun) isolation(ctx context.Context) {
 	what := item{"isolation", "the driver sees the host", !r.AllowIsolated}
 	err := r.ns.Isolated(ctx, host.OwnDir{Flag: "--state-dir", Path: r.StateDir}, host.OwnDir{Flag: "--cache-dir", Path: r.CacheDir})
-	if err != nil {
-		r.add(what.row(No, one(err), ""))
-		return
-	}
-	r.add(what.row(Yes, "", ""))
+	r.noError(what, err, "")
 }
 
 // fuse opens the device and mounts it briefly below the state directory.
@@ -159,11 +155,11 @@ var (
 
 // passable checks whether a mount's user can reach one of the driver's directories.
 func (r *nodeRun) passable(ctx context.Context, what item, flag, dir string) {
-	if err := r.ns.Passable(ctx, dir, r.UIDs.First); err != nil {
-		r.add(what.row(No, flag+": "+one(err), ""))
-		return
+	err := r.ns.Passable(ctx, dir, r.UIDs.First)
+	if err != nil {
+		err = fmt.Errorf("%s: %w", flag, err)
 	}
-	r.add(what.row(Yes, dir, ""))
+	r.noError(what, err, dir)
 }
 
 // launching determines the launcher of helpers.
@@ -239,21 +235,13 @@ func (r *nodeRun) programs(ctx context.Context) {
 	if !had { // fails if it is not empty
 		_ = r.ns.Do(cleaning, "remove "+r.HostDir, func() error { return os.Remove(r.HostDir) })
 	}
-	if err != nil {
-		r.add(what.row(No, one(err), ""))
-		return
-	}
-	r.add(what.row(Yes, r.HostDir, ""))
+	r.noError(what, err, r.HostDir)
 }
 
 func (r *nodeRun) pids() {
 	c, err := client.Get(r.DefaultClient)
 	what := item{"hostPIDs", "clients see the pids of their callers", err == nil && c.CallerPIDs}
-	if err := host.HostPID(); err != nil {
-		r.add(what.row(No, one(err), ""))
-		return
-	}
-	r.add(what.row(Yes, "", ""))
+	r.noError(what, host.HostPID(), "")
 }
 
 // kernel checks the system calls that publishing and healing need, with arguments that have no effect.

@@ -8,12 +8,13 @@ import (
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/service/s3"
+	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 	"k8s.io/klog/v2"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
-	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/policy"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
 	"github.com/s3-csi/s3-csi-driver/pkg/session"
 )
 
@@ -196,10 +197,10 @@ func (r *run) create(ctx context.Context, what item) bool {
 	client, err := r.Clients.S3(ctx, r.be, r.keys, "")
 	var tagged bool
 	if err == nil {
-		tagged, err = createBucket(ctx, client, r.be, name)
+		tagged, err = buckets.Create(ctx, client, r.be, name, []types.Tag{testTag()})
 	}
 	if err != nil {
-		if !definite(err) { // it may still be created
+		if buckets.Indeterminate(backend.Classify(err, "")) { // it may still be created
 			r.info, r.made = backend.BucketInfo{Name: name, Region: r.be.StartRegion()}, true
 			r.client = client
 			r.cleanUp(ctx)
@@ -215,15 +216,6 @@ func (r *run) create(ctx context.Context, what item) bool {
 		why += ", without tags"
 	}
 	r.add(what.row(Yes, why, ""))
-	return true
-}
-
-// definite reports whether a failed request had no effect.
-func definite(err error) bool {
-	switch fault.KindOf(backend.Classify(err, "")) {
-	case fault.Unavailable, fault.Timeout, fault.Busy, fault.Unknown:
-		return false
-	}
 	return true
 }
 
@@ -254,7 +246,7 @@ func (r *run) cleanUp(ctx context.Context) {
 
 // remove removes what was written, and the bucket if the check created it.
 func (r *run) remove(ctx context.Context) error {
-	err := removeBelow(ctx, r.client, r.info.Name, r.prefix)
+	err := r.removeBelow(ctx)
 	if r.made && err == nil {
 		_, err = r.client.DeleteBucket(ctx, &s3.DeleteBucketInput{Bucket: &r.info.Name})
 	}

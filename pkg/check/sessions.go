@@ -2,7 +2,6 @@ package check
 
 import (
 	"context"
-	"fmt"
 	"strings"
 	"time"
 
@@ -62,13 +61,7 @@ func (r *run) sessions(ctx context.Context) {
 		"callerIdentity": s.callerIdentity, "assumeRole": s.assumeRole, "webIdentity": s.webIdentity, "federationToken": s.federationToken,
 		"leastSession": s.leastSession, "sessions": s.planned, "sessionPolicies": s.enforced,
 	}
-	for _, what := range items {
-		if ctx.Err() != nil {
-			r.unknown("the check was stopped before", what)
-			continue
-		}
-		r.add(tries[what.check](ctx, what))
-	}
+	r.each(ctx, items, tries)
 }
 
 // asked returns the row for an answer: yes if the action worked, unknown if it exists, no otherwise.
@@ -96,12 +89,8 @@ func isInput(code string) bool {
 	return false
 }
 
-func (s *stsRun) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(ctx, stsBound)
-}
-
 func (s *stsRun) callerIdentity(ctx context.Context, what item) Row {
-	ctx, cancel := s.bounded(ctx)
+	ctx, cancel := context.WithTimeout(ctx, stsBound)
 	defer cancel()
 	out, err := s.client.GetCallerIdentity(ctx, &sts.GetCallerIdentityInput{})
 	row := asked(what, err, "get the caller's identity")
@@ -125,7 +114,7 @@ func (s *stsRun) assumeRole(ctx context.Context, what item) Row {
 	if role == "" && s.be.AWS() {
 		return what.row(Unknown, "the backend has no controllerRoleARN", "")
 	}
-	ctx, cancel := s.bounded(ctx)
+	ctx, cancel := context.WithTimeout(ctx, stsBound)
 	defer cancel()
 	_, err := s.client.AssumeRole(ctx, &sts.AssumeRoleInput{RoleArn: &role, RoleSessionName: aws.String(sessionName)})
 	row := asked(what, err, "assume a role")
@@ -168,7 +157,7 @@ func (s *stsRun) webIdentity(ctx context.Context, what item) Row {
 	if role == "" || volume.Role(role).Templated() {
 		role = noRole
 	}
-	ctx, cancel := s.bounded(ctx)
+	ctx, cancel := context.WithTimeout(ctx, stsBound)
 	defer cancel()
 	_, err := s.client.AssumeRoleWithWebIdentity(ctx, &sts.AssumeRoleWithWebIdentityInput{RoleArn: &role, RoleSessionName: aws.String(sessionName), WebIdentityToken: aws.String(noToken)})
 	if err == nil {
@@ -188,7 +177,7 @@ func (s *stsRun) federationToken(ctx context.Context, what item) Row {
 	if s.keys.SessionToken != "" {
 		return what.row(Unknown, "it needs keys of a user, and the driver has a session", "")
 	}
-	ctx, cancel := s.bounded(ctx)
+	ctx, cancel := context.WithTimeout(ctx, stsBound)
 	defer cancel()
 	_, err := s.client.GetFederationToken(ctx, &sts.GetFederationTokenInput{Name: aws.String(sessionName), DurationSeconds: aws.Int32(int32(time.Hour / time.Second))})
 	row := asked(what, err, "get a federation token")
@@ -210,9 +199,12 @@ func (s *stsRun) leastSession(ctx context.Context, what item) Row {
 		return what.row(Unknown, "no session could be made", "")
 	}
 	var last error
-	for _, d := range []time.Duration{time.Second, 10 * time.Second, time.Minute, 5 * time.Minute, 15 * time.Minute, time.Hour} {
-		if last = s.lasting(ctx, d); last == nil {
-			return what.row(Yes, fmt.Sprintf("%s is possible; a volume's sessionDuration can be as short", short(d)), "")
+	for _, try := range []struct {
+		d    time.Duration
+		text string
+	}{{time.Second, "1s"}, {10 * time.Second, "10s"}, {time.Minute, "1m"}, {5 * time.Minute, "5m"}, {15 * time.Minute, "15m"}, {time.Hour, "1h"}} {
+		if last = s.lasting(ctx, try.d); last == nil {
+			return what.row(Yes, try.text+" is possible; a volume's sessionDuration can be as short", "")
 		}
 		if backend.ErrorCode(last) == "" {
 			break
@@ -222,7 +214,7 @@ func (s *stsRun) leastSession(ctx context.Context, what item) Row {
 }
 
 func (s *stsRun) lasting(ctx context.Context, d time.Duration) error {
-	ctx, cancel := s.bounded(ctx)
+	ctx, cancel := context.WithTimeout(ctx, stsBound)
 	defer cancel()
 	seconds := aws.Int32(int32(d / time.Second))
 	if s.order.Kind == credentials.FederationToken {
@@ -231,17 +223,6 @@ func (s *stsRun) lasting(ctx context.Context, d time.Duration) error {
 	}
 	_, err := s.client.AssumeRole(ctx, &sts.AssumeRoleInput{RoleArn: &s.order.RoleARN, RoleSessionName: aws.String(sessionName), DurationSeconds: seconds})
 	return err
-}
-
-// short formats a duration without trailing zeros.
-func short(d time.Duration) string {
-	switch {
-	case d >= time.Hour:
-		return fmt.Sprintf("%dh", d/time.Hour)
-	case d >= time.Minute:
-		return fmt.Sprintf("%dm", d/time.Minute)
-	}
-	return fmt.Sprintf("%ds", d/time.Second)
 }
 
 // planned returns what volumes with credentials: driver get with the current configuration.

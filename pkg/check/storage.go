@@ -1,12 +1,10 @@
 package check
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"errors"
 	"io"
-	"maps"
 	"slices"
 	"strings"
 
@@ -16,7 +14,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
-	"github.com/s3-csi/s3-csi-driver/pkg/provision"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
 )
 
 // testTag is the tag of buckets that checks create.
@@ -44,7 +42,12 @@ func (r *run) storage(ctx context.Context) {
 		"bucketTags": r.tags, "objects": r.objects, "conditionalWrites": r.conditional, "missingKey": r.missingKey, "emptyListing": r.emptyListing,
 		"uploadListing": r.uploadListing, "versioning": r.versioning,
 	}
-	for _, what := range r.storageItems() {
+	r.each(ctx, r.storageItems(), tries)
+}
+
+// each adds the row of each item by its function, by the names of items.
+func (r *run) each(ctx context.Context, items []item, tries map[string]func(context.Context, item) Row) {
+	for _, what := range items {
 		if ctx.Err() != nil {
 			r.unknown("the check was stopped before", what)
 			continue
@@ -89,27 +92,6 @@ func hasTag(tags []types.Tag) bool {
 	})
 }
 
-// createBucket creates a bucket with a tag, or without if the service refuses it.
-func createBucket(ctx context.Context, client *s3.Client, be backend.Backend, name string) (tagged bool, err error) {
-	in := &s3.CreateBucketInput{Bucket: &name, CreateBucketConfiguration: &types.CreateBucketConfiguration{Tags: []types.Tag{testTag()}}}
-	if region := be.StartRegion(); region != "us-east-1" { // which is the absence of a location
-		in.CreateBucketConfiguration.LocationConstraint = types.BucketLocationConstraint(region)
-	}
-	_, err = client.CreateBucket(ctx, in)
-	if code := backend.ErrorCode(err); code == "InvalidLocationConstraint" && !be.AWS() {
-		in.CreateBucketConfiguration.LocationConstraint = ""
-		_, err = client.CreateBucket(ctx, in)
-	}
-	if code := backend.ErrorCode(err); backend.IsNotImplemented(err) || code == "MalformedXML" || code == "InvalidArgument" || code == "InvalidRequest" {
-		if in.CreateBucketConfiguration.Tags = nil; in.CreateBucketConfiguration.LocationConstraint == "" {
-			in.CreateBucketConfiguration = nil
-		}
-		_, err = client.CreateBucket(ctx, in)
-		return false, err
-	}
-	return err == nil, err
-}
-
 func (r *run) put(ctx context.Context, client *s3.Client, key string) error {
 	_, err := client.PutObject(ctx, &s3.PutObjectInput{Bucket: &r.info.Name, Key: &key, Body: strings.NewReader(content)})
 	return err
@@ -122,7 +104,7 @@ func (r *run) get(ctx context.Context, client *s3.Client, key string) error {
 	}
 	defer out.Body.Close()
 	data, err := io.ReadAll(io.LimitReader(out.Body, int64(len(content))+1))
-	if err == nil && !bytes.Equal(data, []byte(content)) {
+	if err == nil && string(data) != content {
 		err = errors.New("the object differs from what was written")
 	}
 	return err
@@ -146,12 +128,12 @@ func (r *run) objects(ctx context.Context, what item) Row {
 	return what.row(Yes, "", "")
 }
 
-func (r *run) probe() provision.Trial {
-	return provision.Trial{Backend: r.be, Client: r.client, Bucket: r.info, Prefix: r.prefix}
+func (r *run) opened() buckets.Bucket {
+	return buckets.Bucket{Backend: r.be, Info: r.info, Client: r.client}
 }
 
 func (r *run) conditional(ctx context.Context, what item) Row {
-	honoured, err := r.probe().ConditionalWrites(ctx)
+	honoured, err := buckets.ProbeConditional(ctx, r.opened(), r.prefix)
 	switch {
 	case err != nil:
 		return failed(what, err, "testing conditional writes")
@@ -192,13 +174,13 @@ func (r *run) emptyListing(ctx context.Context, what item) Row {
 }
 
 func (r *run) uploadListing(ctx context.Context, what item) Row {
-	byPrefix, atAll, err := r.probe().UploadListing(ctx)
+	how, err := buckets.ProbeUploadListing(ctx, r.opened(), r.prefix)
 	switch {
 	case err != nil:
 		return failed(what, err, "testing how unfinished uploads are listed")
-	case byPrefix:
+	case how == buckets.UploadsByPrefix:
 		return what.row(Yes, "the uploads of a deleted volume are found at once", "")
-	case atAll:
+	case how == buckets.UploadsWide:
 		return what.row(No, "the driver lists all of the bucket's and picks the volume's", "")
 	}
 	return what.row(No, "unfinished uploads of deleted volumes stay until the service expires them", "set a lifecycle rule that aborts incomplete uploads, if the service has such")
@@ -219,43 +201,28 @@ func (r *run) versioning(ctx context.Context, what item) Row {
 	return what.row(Yes, "the bucket's versioning is "+strings.ToLower(string(out.Status))+": onDelete: delete leaves versions behind, purge does not", "")
 }
 
-// removeBelow removes all objects and versions below a prefix.
-func removeBelow(ctx context.Context, client *s3.Client, bucket, prefix string) error {
-	found := map[string]string{} // key and version
-	versions, err := client.ListObjectVersions(ctx, &s3.ListObjectVersionsInput{Bucket: &bucket, Prefix: &prefix})
-	if err == nil {
-		for _, v := range versions.Versions {
-			found[aws.ToString(v.Key)+"\x00"+aws.ToString(v.VersionId)] = aws.ToString(v.VersionId)
-		}
-		for _, m := range versions.DeleteMarkers {
-			found[aws.ToString(m.Key)+"\x00"+aws.ToString(m.VersionId)] = aws.ToString(m.VersionId)
-		}
-	} else if backend.IsNoSuchBucket(err) {
-		return nil
+// removeBelow removes all objects and versions below the check's prefix.
+func (r *run) removeBelow(ctx context.Context) error {
+	found, _, err := buckets.AllVersions(r.opened(), r.prefix, 0)(ctx)
+	if !backend.IsNoSuchBucket(err) && len(found) == 0 {
+		found, _, err = buckets.CurrentObjects(r.opened(), r.prefix, 0)(ctx)
 	}
-	current, err := client.ListObjectsV2(ctx, &s3.ListObjectsV2Input{Bucket: &bucket, Prefix: &prefix})
 	if err != nil {
 		if backend.IsNoSuchBucket(err) {
 			return nil
 		}
 		return err
 	}
-	if len(found) == 0 {
-		for _, o := range current.Contents {
-			found[aws.ToString(o.Key)+"\x00"] = ""
-		}
-	}
 	var errs []error
-	for _, id := range slices.Sorted(maps.Keys(found)) {
-		key, _, _ := strings.Cut(id, "\x00")
-		if !strings.HasPrefix(key, prefix) {
-			return errors.New("the service listed " + key + ", which is not below " + prefix + "; stopped the cleanup")
+	for _, o := range found {
+		if !strings.HasPrefix(o.Key, r.prefix) {
+			return errors.New("the service listed " + o.Key + ", which is not below " + r.prefix + "; stopped the cleanup")
 		}
-		in := &s3.DeleteObjectInput{Bucket: &bucket, Key: &key}
-		if v := found[id]; v != "" && v != "null" {
-			in.VersionId = &v
+		in := &s3.DeleteObjectInput{Bucket: &r.info.Name, Key: &o.Key}
+		if o.Version != "null" {
+			in.VersionId = o.VersionID()
 		}
-		_, err := client.DeleteObject(ctx, in)
+		_, err := r.client.DeleteObject(ctx, in)
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)

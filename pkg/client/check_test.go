@@ -314,7 +314,7 @@ func samples(t *testing.T, o OptionType) []string {
 	case Duration:
 		return []string{fmt.Sprintf("%dms", o.Min), fmt.Sprintf("%dms", o.Max)}
 	case Size:
-		return []string{formatSize(o.Min), formatSize(o.Max)}
+		return []string{volume.FormatQuantity(uint64(o.Min)), volume.FormatQuantity(uint64(o.Max))}
 	case Text:
 		for _, s := range []string{"STANDARD", "arn:aws:kms:eu-west-1:111122223333:key/k"} {
 			if o.Pattern.MatchString(s) {

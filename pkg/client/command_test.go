@@ -228,7 +228,7 @@ func FuzzQueueLine(f *testing.F) {
 	f.Add(`s3-csi-queue {"uploads":1e3,"bytes":1}`)
 	f.Add("")
 	f.Fuzz(func(t *testing.T, line string) {
-		if q, ok := parseQueue(line); ok && (q.Uploads < 0 || q.Bytes < 0 || !strings.HasPrefix(line, queueLine)) {
+		if q, ok := parseQueue(line); ok && (q.Uploads < 0 || q.Bytes < 0 || !strings.HasPrefix(line, "s3-csi-queue ")) {
 			t.Errorf("%q is %+v", line, q)
 		}
 	})

@@ -44,7 +44,7 @@ type OptionType struct {
 const (
 	decimal  volume.Pattern = `^(0|[1-9][0-9]{0,17})$`
 	duration volume.Pattern = `^([0-9]{1,9}(ms|h|m|s))+$`
-	size     volume.Pattern = `^([1-9][0-9]{0,11})(Ki|Mi|Gi|Ti)$`
+	size     volume.Pattern = `^[1-9][0-9]{0,11}(Ki|Mi|Gi|Ti)$`
 )
 
 // Values says for people which values the option takes.
@@ -66,7 +66,7 @@ func (t OptionType) Values() string {
 	case Duration:
 		return fmt.Sprintf("a time such as 90s or 1h30m, from %v to %v", time.Duration(t.Min)*time.Millisecond, time.Duration(t.Max)*time.Millisecond)
 	case Size:
-		return fmt.Sprintf("a size such as 512Mi or 20Gi, from %s to %s", formatSize(t.Min), formatSize(t.Max))
+		return fmt.Sprintf("a size such as 512Mi or 20Gi, from %s to %s", volume.FormatQuantity(uint64(t.Min)), volume.FormatQuantity(uint64(t.Max)))
 	default:
 		return t.Form
 	}
@@ -119,8 +119,7 @@ func (t OptionType) takes(value string) bool {
 func on(o volume.Option) bool { return !o.HasValue || o.Value == "true" }
 
 const (
-	kib = int64(1) << 10
-	mib = kib << 10
+	mib = int64(1) << 20
 	gib = mib << 10
 	tib = gib << 10
 )
@@ -130,31 +129,8 @@ func parseSize(value string) (int64, bool) {
 	if value == "0" {
 		return 0, true
 	}
-	m := size.FindStringSubmatch(value)
-	if m == nil {
-		return 0, false
-	}
-	n, err := strconv.ParseInt(m[1], 10, 64)
-	unit := map[string]int64{"Ki": kib, "Mi": mib, "Gi": gib, "Ti": tib}[m[2]]
-	if err != nil || n > (1<<62)/unit {
-		return 0, false
-	}
-	return n * unit, true
-}
-
-func formatSize(bytes int64) string {
-	switch {
-	case bytes == 0:
-		return "0"
-	case bytes%tib == 0:
-		return fmt.Sprintf("%dTi", bytes/tib)
-	case bytes%gib == 0:
-		return fmt.Sprintf("%dGi", bytes/gib)
-	case bytes%mib == 0:
-		return fmt.Sprintf("%dMi", bytes/mib)
-	default:
-		return fmt.Sprintf("%dKi", bytes/kib)
-	}
+	n, err := volume.ParseQuantity(value)
+	return int64(n), err == nil && size.MatchString(value)
 }
 
 // quote shows an author's text in an error, shortened.

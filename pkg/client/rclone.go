@@ -123,42 +123,31 @@ func rcloneCommand(c Client, in Invocation) Command {
 	return Command{Argv: argv, Env: env}
 }
 
-// queueLine is the prefix of a line with the queue.
-const queueLine = "s3-csi-queue "
-
-// parseQueue parses "s3-csi-queue " and the JSON of a Queue in exactly the format of encoding/json. Other lines, such as a log
+// report parses a line of a prefix and the JSON of a report in exactly the format of encoding/json. Other lines, such as a log
 // message with a file name, are not reports.
+func report[R any](line, prefix string) (r R, ok bool) {
+	text, ok := strings.CutPrefix(strings.TrimRight(line, "\r\n"), prefix)
+	if !ok || len(text) > 128 || json.Unmarshal([]byte(text), &r) != nil {
+		return r, false
+	}
+	canonical, err := json.Marshal(r)
+	return r, err == nil && string(canonical) == text
+}
+
 func parseQueue(line string) (Queue, bool) {
-	text, ok := strings.CutPrefix(strings.TrimRight(line, "\r\n"), queueLine)
-	if !ok || len(text) > 128 {
-		return Queue{}, false
-	}
-	var q Queue
-	if err := json.Unmarshal([]byte(text), &q); err != nil || q.Uploads < 0 || q.Bytes < 0 {
-		return Queue{}, false
-	}
-	if canonical, err := json.Marshal(q); err != nil || string(canonical) != text {
+	q, ok := report[Queue](line, "s3-csi-queue ")
+	if !ok || q.Uploads < 0 || q.Bytes < 0 {
 		return Queue{}, false
 	}
 	return q, true
 }
 
-// conflictsLine is the prefix of a line with the number of quarantined files.
-const conflictsLine = "s3-csi-conflicts "
-
-// parseConflicts parses "s3-csi-conflicts " and JSON like parseQueue.
+// parseConflicts parses the number of quarantined files.
 func parseConflicts(line string) (files int, ok bool) {
-	text, ok := strings.CutPrefix(strings.TrimRight(line, "\r\n"), conflictsLine)
-	if !ok || len(text) > 128 {
-		return 0, false
-	}
-	var c struct {
+	c, ok := report[struct {
 		Files int `json:"files"`
-	}
-	if err := json.Unmarshal([]byte(text), &c); err != nil || c.Files < 0 {
-		return 0, false
-	}
-	if canonical, err := json.Marshal(c); err != nil || string(canonical) != text {
+	}](line, "s3-csi-conflicts ")
+	if !ok || c.Files < 0 {
 		return 0, false
 	}
 	return c.Files, true

@@ -6,7 +6,6 @@
 package provision
 
 import (
-	"context"
 	"time"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
@@ -18,7 +17,6 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/proofs"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/records"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/remove"
-	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
 // Defaults of Options.
@@ -47,8 +45,8 @@ type Options struct {
 
 // Provisioner creates and deletes volumes. All methods may be called concurrently.
 type Provisioner struct {
-	creator *create.Creator
-	remover *remove.Remover
+	*create.Creator // Create
+	*remove.Remover // Delete, Lookup and Run
 }
 
 // CreateRequest asks for a volume.
@@ -88,31 +86,13 @@ func New(o Options) (*Provisioner, error) {
 	opener := buckets.NewOpener(o.Clients, o.Buckets, o.Now)
 	store := records.NewStore(who, opener, o.Now)
 	return &Provisioner{
-		creator: &create.Creator{
+		Creator: &create.Creator{
 			Identities: identities, Clients: o.Clients, Service: o.Buckets, Opener: opener, Records: store,
 			Proofs: proofs.New(identities, o.Clients, o.Buckets, o.Now),
 		},
-		remover: remove.New(remove.Options{
+		Remover: remove.New(remove.Options{
 			Config: o.Config, Identities: identities, Clients: o.Clients, Opener: opener, Records: store,
 			Eraser: erase.New(opener, o.Workers), Runs: o.Runs,
 		}),
 	}, nil
 }
-
-// Create creates a volume; see create.Creator.
-func (p *Provisioner) Create(ctx context.Context, r CreateRequest) (volume.ID, error) {
-	return p.creator.Create(ctx, r)
-}
-
-// Delete deletes a volume; see remove.Remover.
-func (p *Provisioner) Delete(ctx context.Context, r DeleteRequest) error {
-	return p.remover.Delete(ctx, r)
-}
-
-// Lookup looks a volume up; see remove.Remover.
-func (p *Provisioner) Lookup(ctx context.Context, r LookupRequest) error {
-	return p.remover.Lookup(ctx, r)
-}
-
-// Run does the deletions until ctx ends; see remove.Remover.
-func (p *Provisioner) Run(ctx context.Context) error { return p.remover.Run(ctx) }

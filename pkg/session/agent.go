@@ -32,11 +32,7 @@ func (m *Maker) askAgent(ctx context.Context, o credentials.Order) (credentials.
 		if err == nil || !again || attempt == attempts {
 			return keys, err
 		}
-		t := time.NewTimer(pause/2 + rand.N(pause/2)) //nolint:gosec // spreads requests
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			t.Stop()
+		if !backend.Sleep(ctx, pause/2+rand.N(pause/2)) { //nolint:gosec // spreads requests
 			return keys, err
 		}
 		pause = min(2*pause, m.backoff)

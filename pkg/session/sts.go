@@ -63,14 +63,14 @@ func exchange(ctx context.Context, client *sts.Client, o credentials.Order) (*ty
 	switch o.Kind {
 	case credentials.WebIdentity:
 		out, err := client.AssumeRoleWithWebIdentity(ctx, &sts.AssumeRoleWithWebIdentityInput{
-			RoleArn: aws.String(o.RoleARN), RoleSessionName: &o.Name, WebIdentityToken: &o.Token, Policy: optional(o.Policy), DurationSeconds: seconds,
+			RoleArn: aws.String(o.RoleARN), RoleSessionName: &o.Name, WebIdentityToken: &o.Token, Policy: backend.Optional(o.Policy), DurationSeconds: seconds,
 		})
 		if err != nil {
 			return nil, middleware.Metadata{}, "", err
 		}
 		return out.Credentials, out.ResultMetadata, assumed(out.AssumedRoleUser), nil
 	case credentials.FederationToken:
-		out, err := client.GetFederationToken(ctx, &sts.GetFederationTokenInput{Name: &o.Name, Policy: optional(o.Policy), DurationSeconds: seconds})
+		out, err := client.GetFederationToken(ctx, &sts.GetFederationTokenInput{Name: &o.Name, Policy: backend.Optional(o.Policy), DurationSeconds: seconds})
 		if err != nil {
 			return nil, middleware.Metadata{}, "", err
 		}
@@ -80,7 +80,7 @@ func exchange(ctx context.Context, client *sts.Client, o credentials.Order) (*ty
 		}
 		return out.Credentials, out.ResultMetadata, user, nil
 	default:
-		out, err := client.AssumeRole(ctx, &sts.AssumeRoleInput{RoleArn: aws.String(o.RoleARN), RoleSessionName: &o.Name, Policy: optional(o.Policy), DurationSeconds: seconds})
+		out, err := client.AssumeRole(ctx, &sts.AssumeRoleInput{RoleArn: aws.String(o.RoleARN), RoleSessionName: &o.Name, Policy: backend.Optional(o.Policy), DurationSeconds: seconds})
 		if err != nil {
 			return nil, middleware.Metadata{}, "", err
 		}
@@ -149,13 +149,6 @@ func (a *stsCall) retryable(err error) aws.Ternary {
 func throttled(err error) bool {
 	said, _ := answered(err)
 	return said.status == http.StatusTooManyRequests
-}
-
-func optional(s string) *string {
-	if s == "" {
-		return nil
-	}
-	return &s
 }
 
 // accountOf returns the account in arn:<partition>:sts::<account>:…, or "".

@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
-	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
 // awsAttributes are the volume attributes of the AWS Mountpoint S3 CSI driver, version 2 (its docs/CONFIGURATION.md and
@@ -190,26 +189,11 @@ func (r *Reading) awsDefaults() {
 // readFlags parses the mount flags of a static volume, also in the AWS driver's spellings: "name value", "--name value", white
 // space around both, one-letter options.
 func readFlags(flags []string, field string) ([]legacyKey, error) {
-	size := 0
-	seen := map[string]int{}
-	words := make([]legacyKey, 0, len(flags))
-	for i, flag := range flags {
-		if size += len(flag); size > maxMap {
-			return nil, fault.Field(field, "has more than %d bytes", maxMap)
-		}
-		at := fmt.Sprintf("%s[%d]", field, i)
-		k, err := readFlag(flag)
-		if err != nil {
-			return nil, fault.Field(at, "%q %w", withoutValue(flag), err)
-		}
-		k.field = at
-		if first, ok := seen[k.name]; ok {
-			return nil, fault.Field(at, "repeats %s, which is in [%d]", k.name, first)
-		}
-		seen[k.name] = i
-		words = append(words, k)
+	words, err := parseFlags(flags, field, readFlag, func(k legacyKey) string { return k.name })
+	for i := range words {
+		words[i].field = fmt.Sprintf("%s[%d]", field, i)
 	}
-	return words, nil
+	return words, err
 }
 
 // flags converts the mount flags of a static volume. Flags without a row are options of the client.

@@ -32,27 +32,30 @@ func (o Option) String() string {
 // take for two are refused: a single dash, white space inside a value, control characters, duplicate names. Clients check
 // names and values.
 func ParseMountOptions(flags []string, field string) ([]Option, error) {
+	return parseFlags(flags, field, parseOption, func(o Option) string { return o.Name })
+}
+
+// parseFlags parses each of the flags, whose names must differ.
+func parseFlags[F any](flags []string, field string, parse func(flag string) (F, error), name func(F) string) ([]F, error) {
 	size := 0
 	seen := make(map[string]int, len(flags))
-	options := make([]Option, 0, len(flags))
+	var all []F
 	for i, flag := range flags {
 		if size += len(flag); size > maxMap {
 			return nil, fault.Field(field, "has more than %d bytes", maxMap)
 		}
-		option, err := parseOption(flag)
+		at := fmt.Sprintf("%s[%d]", field, i)
+		f, err := parse(flag)
 		if err != nil {
-			return nil, fault.Field(fmt.Sprintf("%s[%d]", field, i), "%q %w", withoutValue(flag), err)
+			return nil, fault.Field(at, "%q %w", withoutValue(flag), err)
 		}
-		if first, ok := seen[option.Name]; ok {
-			return nil, fault.Field(fmt.Sprintf("%s[%d]", field, i), "repeats %s, which is in [%d]", option.Name, first)
+		if first, ok := seen[name(f)]; ok {
+			return nil, fault.Field(at, "repeats %s, which is in [%d]", name(f), first)
 		}
-		seen[option.Name] = i
-		options = append(options, option)
+		seen[name(f)] = i
+		all = append(all, f)
 	}
-	if len(options) == 0 {
-		return nil, nil
-	}
-	return options, nil
+	return all, nil
 }
 
 // withoutValue returns an option for an error text: mount flags may contain secrets (CSI specification, MountVolume.mount_flags).

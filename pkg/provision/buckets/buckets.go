@@ -10,11 +10,13 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
+	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/namedlock"
+	"github.com/s3-csi/s3-csi-driver/pkg/ttlcache"
 )
 
 // Bucket is a bucket with all that is needed to work on it.
@@ -98,6 +100,31 @@ func (o *Opener) Once(ctx context.Context, b Bucket, fact string, ttl time.Durat
 // NoRetry sends a request without retries of the SDK.
 func NoRetry(o *s3.Options) { o.Retryer, o.RetryMaxAttempts = aws.NopRetryer{}, 0 }
 
+// Create sends CreateBucket, and again without what the service does not accept. tagged reports whether it accepted the tags.
+func Create(ctx context.Context, client *s3.Client, be backend.Backend, name string, tags []types.Tag) (tagged bool, err error) {
+	conf := &types.CreateBucketConfiguration{Tags: tags}
+	if region := be.StartRegion(); region != "us-east-1" { // it is named by leaving the location out
+		conf.LocationConstraint = types.BucketLocationConstraint(region)
+	}
+	for {
+		in := &s3.CreateBucketInput{Bucket: &name, CreateBucketConfiguration: conf}
+		if conf.Tags == nil && conf.LocationConstraint == "" {
+			in.CreateBucketConfiguration = nil
+		}
+		_, err = client.CreateBucket(ctx, in, NoRetry)
+		switch code := backend.ErrorCode(err); {
+		case be.AWS():
+			return err == nil, err
+		case code == "InvalidLocationConstraint" && conf.LocationConstraint != "":
+			conf.LocationConstraint = ""
+		case conf.Tags != nil && (backend.IsNotImplemented(err) || code == "MalformedXML" || code == "InvalidArgument" || code == "InvalidRequest"):
+			conf.Tags = nil
+		default:
+			return err == nil && conf.Tags != nil, err
+		}
+	}
+}
+
 // PutInput returns a PutObject request with a checksum that every service knows.
 func PutInput(b Bucket, key string, data []byte) *s3.PutObjectInput {
 	sum := md5.Sum(data) //nolint:gosec // Content-MD5 guards against damage in transit, nothing else
@@ -126,14 +153,65 @@ func UnknownOutcome(ctx context.Context, err error) error {
 	return fault.Errorf(kind, "the outcome is unknown, a retry will determine it: %w", err)
 }
 
-// Sleep waits for d. It returns false if ctx ends first.
-func Sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
+const (
+	// cachedFacts bounds what is remembered of all buckets. A class whose base prefix is a template of namespaces makes one for
+	// each of them.
+	cachedFacts = 1 << 14
+	// Unlimited keeps a fact until the bucket is invalidated: what a service can do does not change.
+	Unlimited = 10 * 365 * 24 * time.Hour
+	// findBound bounds finding out one fact, whatever its callers allow.
+	findBound = 2 * time.Minute
+)
+
+// bucketID names a bucket in this process; backend is a revision.
+type bucketID struct{ backend, name string }
+
+func (b Bucket) id() bucketID { return bucketID{b.Backend.Revision(), b.Info.Name} }
+
+type factKey struct {
+	bucketID
+	fact string
+}
+
+// known is what was found out. What it means depends on the fact.
+type known struct {
+	value int
+	ttl   time.Duration // 0: it is not kept
+}
+
+// bucketCache keeps facts about buckets. Errors are not kept.
+type bucketCache struct {
+	facts *ttlcache.Cache[factKey, known]
+}
+
+func newBucketCache(now func() time.Time) *bucketCache {
+	return &bucketCache{ttlcache.New[factKey](now, cachedFacts, findBound, func(k known, err error) time.Duration {
+		if err != nil {
+			return 0
+		}
+		return k.ttl
+	})}
+}
+
+// get returns a fact, and finds it out with find where it is not known. See Opener.Once.
+func (c *bucketCache) get(ctx context.Context, b Bucket, fact string, find func(context.Context) (known, error)) (int, error) {
+	for {
+		own := false
+		k, err := c.facts.Get(ctx, factKey{b.id(), fact}, func(ctx context.Context) (known, error) {
+			own = true
+			return find(ctx)
+		})
+		switch {
+		case err == nil:
+			return k.value, nil
+		case ctx.Err() != nil:
+			return 0, fault.Errorf(fault.Timeout, "%s: waiting for %s: %w", b, fact, err)
+		case own:
+			return 0, err
+		}
 	}
+}
+
+func (c *bucketCache) invalidate(id bucketID) {
+	c.facts.Invalidate(func(k factKey) bool { return k.bucketID == id })
 }

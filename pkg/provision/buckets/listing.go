@@ -25,7 +25,7 @@ type Object struct {
 }
 
 // VersionID returns the version as requests want it.
-func (o Object) VersionID() *string { return optional(o.Version) }
+func (o Object) VersionID() *string { return backend.Optional(o.Version) }
 
 // Pager returns the pages of a listing one by one; more is false with the last one.
 type Pager func(ctx context.Context) (page []Object, more bool, err error)
@@ -52,13 +52,6 @@ func CheckBelow(prefix, key string) error {
 	return nil
 }
 
-func optional(s string) *string {
-	if s == "" {
-		return nil
-	}
-	return &s
-}
-
 func positive(n int32) *int32 {
 	if n <= 0 {
 		return nil
@@ -82,7 +75,7 @@ func CurrentObjects(b Bucket, prefix string, pageSize int32) Pager {
 		ctx, cancel := context.WithTimeout(ctx, RequestBound)
 		defer cancel()
 		out, err := b.Client.ListObjectsV2(ctx, &s3.ListObjectsV2Input{
-			Bucket: b.Name(), Prefix: optional(prefix), ContinuationToken: token, EncodingType: types.EncodingTypeUrl, MaxKeys: positive(pageSize),
+			Bucket: b.Name(), Prefix: backend.Optional(prefix), ContinuationToken: token, EncodingType: types.EncodingTypeUrl, MaxKeys: positive(pageSize),
 		})
 		if err != nil {
 			return nil, false, err
@@ -109,7 +102,7 @@ func AllVersions(b Bucket, prefix string, pageSize int32) Pager {
 		ctx, cancel := context.WithTimeout(ctx, RequestBound)
 		defer cancel()
 		out, err := b.Client.ListObjectVersions(ctx, &s3.ListObjectVersionsInput{
-			Bucket: b.Name(), Prefix: optional(prefix), KeyMarker: key, VersionIdMarker: version, EncodingType: types.EncodingTypeUrl, MaxKeys: positive(pageSize),
+			Bucket: b.Name(), Prefix: backend.Optional(prefix), KeyMarker: key, VersionIdMarker: version, EncodingType: types.EncodingTypeUrl, MaxKeys: positive(pageSize),
 		})
 		if err != nil {
 			return nil, false, err
@@ -150,7 +143,7 @@ func listUploads(ctx context.Context, b Bucket, prefix string, each func(key, id
 	var key, id *string
 	for {
 		out, err := uploadsPage(ctx, b, &s3.ListMultipartUploadsInput{
-			Bucket: b.Name(), Prefix: optional(prefix), KeyMarker: key, UploadIdMarker: id, EncodingType: types.EncodingTypeUrl,
+			Bucket: b.Name(), Prefix: backend.Optional(prefix), KeyMarker: key, UploadIdMarker: id, EncodingType: types.EncodingTypeUrl,
 		})
 		if err != nil {
 			return err
@@ -173,7 +166,7 @@ func listUploads(ctx context.Context, b Bucket, prefix string, each func(key, id
 		if !aws.ToBool(out.IsTruncated) || next == "" || next == aws.ToString(key) && nextID == aws.ToString(id) {
 			return nil
 		}
-		key, id = &next, optional(nextID)
+		key, id = &next, backend.Optional(nextID)
 	}
 }
 

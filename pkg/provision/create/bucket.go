@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/service/s3"
-	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 	"k8s.io/klog/v2"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
@@ -109,7 +108,7 @@ func (c *bucketCreation) settled(ctx context.Context, client *s3.Client) (record
 		if err != nil || len(have) > 0 || c.be.AWS() || time.Now().After(until) {
 			return have, err
 		}
-		if !buckets.Sleep(ctx, settleEvery) {
+		if !backend.Sleep(ctx, settleEvery) {
 			return nil, fault.Errorf(fault.Timeout, "waiting for the tags of bucket %s: %w", c.bucket, ctx.Err())
 		}
 	}
@@ -121,7 +120,7 @@ func (c *bucketCreation) create(ctx context.Context) (made bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	err = c.send(ctx, client)
+	_, err = buckets.Create(ctx, client, c.be, c.bucket, c.want.Set())
 	switch code := backend.ErrorCode(err); {
 	case code == "BucketAlreadyOwnedByYou":
 		return false, c.lost(ctx, client)
@@ -200,36 +199,6 @@ func (c *bucketCreation) lost(ctx context.Context, client *s3.Client) error {
 		return fault.Errorf(fault.Busy, "bucket %s was created by another client just now and is not tagged yet", c.bucket)
 	}
 	return decideBucket(have, c.want, c.bucket)
-}
-
-// send sends CreateBucket, and again without what the service does not accept.
-func (c *bucketCreation) send(ctx context.Context, client *s3.Client) error {
-	in := &s3.CreateBucketInput{Bucket: &c.bucket, CreateBucketConfiguration: &types.CreateBucketConfiguration{Tags: c.want.Set()}}
-	region := c.be.StartRegion()
-	if region != "us-east-1" { // it is named by leaving the location out
-		in.CreateBucketConfiguration.LocationConstraint = types.BucketLocationConstraint(region)
-	}
-	var err error
-	for range 3 {
-		_, err = client.CreateBucket(ctx, in, buckets.NoRetry)
-		if c.be.AWS() {
-			return err
-		}
-		switch code := backend.ErrorCode(err); {
-		case code == "InvalidLocationConstraint" && in.CreateBucketConfiguration.LocationConstraint != "":
-			in.CreateBucketConfiguration.LocationConstraint = ""
-		case in.CreateBucketConfiguration.Tags != nil && (backend.IsNotImplemented(err) || code == "MalformedXML" || code == "InvalidArgument" || code == "InvalidRequest"):
-			in.CreateBucketConfiguration.Tags = nil
-		default:
-			return err
-		}
-		if conf := in.CreateBucketConfiguration; conf.Tags == nil && conf.LocationConstraint == "" {
-			in = &s3.CreateBucketInput{Bucket: &c.bucket, CreateBucketConfiguration: nil}
-			_, err = client.CreateBucket(ctx, in, buckets.NoRetry)
-			return err
-		}
-	}
-	return err
 }
 
 // tag tags a bucket that has no tags and reads them back. It calls undo for a bucket that cannot be tagged: without tags its owner

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 	"unicode/utf8"
 
@@ -47,7 +48,7 @@ func (e *erasure) send(ctx context.Context, request func(context.Context) error)
 // pause waits before another attempt.
 func (e *erasure) pause(ctx context.Context, attempt int) bool {
 	d := min(longestWait, firstRetry<<attempt)
-	return buckets.Sleep(ctx, d/2+rand.N(d/2)) //nolint:gosec // jitter
+	return backend.Sleep(ctx, d/2+rand.N(d/2)) //nolint:gosec // jitter
 }
 
 func transient(err error) bool {
@@ -78,21 +79,17 @@ func (e *erasure) remove(ctx context.Context, page []buckets.Object) error {
 		}
 		return 0
 	})
-	var batch []buckets.Object
-	for i, o := range page {
-		// A request in XML would name another key.
-		if !xmlSafe(o.Key) {
-			if err := e.removeOne(ctx, o); err != nil {
-				return err
-			}
-		} else {
-			batch = append(batch, o)
+	var safe []buckets.Object
+	for _, o := range page {
+		if xmlSafe(o.Key) {
+			safe = append(safe, o)
+		} else if err := e.removeOne(ctx, o); err != nil { // a request in XML would name another key
+			return err
 		}
-		if len(batch) == maxBatch || i == len(page)-1 && len(batch) > 0 {
-			if err := e.removeBatch(ctx, batch); err != nil {
-				return err
-			}
-			batch = nil
+	}
+	for batch := range slices.Chunk(safe, maxBatch) {
+		if err := e.removeBatch(ctx, batch); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -101,8 +98,13 @@ func (e *erasure) remove(ctx context.Context, page []buckets.Object) error {
 // removeBatch deletes up to 1000 objects with one request, and retries those that the service was too busy for.
 func (e *erasure) removeBatch(ctx context.Context, batch []buckets.Object) error {
 	for attempt := 1; len(batch) > 0; attempt++ {
-		if e.onlySingle() {
-			return e.removeEach(ctx, batch)
+		if e.single.Load() {
+			for _, o := range batch {
+				if err := e.removeOne(ctx, o); err != nil {
+					return err
+				}
+			}
+			return nil
 		}
 		var out *s3.DeleteObjectsOutput
 		err := e.send(ctx, func(ctx context.Context) (err error) {
@@ -111,9 +113,7 @@ func (e *erasure) removeBatch(ctx context.Context, batch []buckets.Object) error
 			return err
 		})
 		if backend.IsNotImplemented(err) {
-			e.mu.Lock()
-			e.single = true
-			e.mu.Unlock()
+			e.single.Store(true)
 			continue
 		}
 		if err != nil {
@@ -167,15 +167,6 @@ func tooBusy(code string) bool {
 	return false
 }
 
-func (e *erasure) removeEach(ctx context.Context, batch []buckets.Object) error {
-	for _, o := range batch {
-		if err := e.removeOne(ctx, o); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 func (e *erasure) removeOne(ctx context.Context, o buckets.Object) error {
 	err := e.send(ctx, func(ctx context.Context) error {
 		_, err := e.Bucket.Client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: e.Bucket.Name(), Key: &o.Key, VersionId: o.VersionID()}, buckets.NoRetry)
@@ -203,12 +194,6 @@ func (e *erasure) refuse(o buckets.Object, code, message string) {
 	e.Progress.refused.Add(1)
 }
 
-func (e *erasure) onlySingle() bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.single
-}
-
 // xmlSafe reports whether XML 1.0 carries the key unchanged (https://www.w3.org/TR/xml/#charsets).
 func xmlSafe(key string) bool {
 	if !utf8.ValidString(key) {
@@ -220,4 +205,75 @@ func xmlSafe(key string) bool {
 		}
 	}
 	return true
+}
+
+const (
+	minPause = 200 * time.Millisecond
+	maxPause = 20 * time.Second
+)
+
+// throttle limits how many deletion requests are in flight at a service. When the service asks to slow down it halves the limit and
+// pauses, then slowly raises the limit again.
+type throttle struct {
+	max int
+
+	mu     sync.Mutex
+	limit  int
+	busy   int
+	good   int           // answers since the limit last changed
+	pause  time.Duration // of the next slow-down
+	until  time.Time     // no request is sent before
+	change chan struct{} // closed when a waiter may have a chance
+}
+
+func newThrottle(limit int) *throttle {
+	return &throttle{max: limit, limit: limit, pause: minPause, change: make(chan struct{})}
+}
+
+// acquire waits for a slot, which release returns.
+func (t *throttle) acquire(ctx context.Context) error {
+	for {
+		t.mu.Lock()
+		wait := time.Until(t.until)
+		if wait <= 0 && t.busy < t.limit {
+			t.busy++
+			t.mu.Unlock()
+			return nil
+		}
+		change := t.change
+		t.mu.Unlock()
+		if wait <= 0 {
+			wait = time.Minute // until a slot is free
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-change:
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return ctx.Err()
+		}
+		timer.Stop()
+	}
+}
+
+// release returns a slot. slow reports that the service asked to slow down.
+func (t *throttle) release(slow bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.busy--
+	now := time.Now()
+	switch {
+	case slow && now.Before(t.until): // of the same burst
+	case slow:
+		t.limit, t.good = max(1, t.limit/2), 0
+		t.until = now.Add(t.pause)
+		t.pause = min(maxPause, 2*t.pause)
+	default:
+		if t.good++; t.good >= 2*t.limit {
+			t.limit, t.good, t.pause = min(t.max, t.limit+1), 0, max(minPause, t.pause/2)
+		}
+	}
+	close(t.change)
+	t.change = make(chan struct{})
 }

@@ -82,8 +82,9 @@ type erasure struct {
 	workers  int
 	throttle *throttle
 
+	single atomic.Bool // the service has no multi-delete
+
 	mu      sync.Mutex
-	single  bool // the service has no multi-delete
 	refused refusals
 }
 

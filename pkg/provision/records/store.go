@@ -144,7 +144,7 @@ func (s *Store) Write(ctx context.Context, b buckets.Bucket, segment, etag strin
 		if happened || settleErr != nil {
 			return settleErr
 		}
-		if !buckets.Sleep(ctx, 100*time.Millisecond) {
+		if !backend.Sleep(ctx, 100*time.Millisecond) {
 			break
 		}
 	}
