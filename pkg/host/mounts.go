@@ -1,5 +1,3 @@
-//go:build linux
-
 package host
 
 import (
@@ -46,6 +44,16 @@ const (
 	// last field.
 	maxLine = 48 << 10
 )
+
+// TopAt returns the topmost mount on a path; ok is false if nothing is mounted there.
+func TopAt(mounts []Mount, path string) (top Mount, ok bool) {
+	for _, m := range mounts {
+		if m.Mountpoint == path {
+			top, ok = m, true // later entries lie on top
+		}
+	}
+	return top, ok
+}
 
 // Mounts reads the namespace's mount table. The kernel returns it in pieces, so a read can miss a mount while other mounts change.
 // It is therefore read until two reads in a row agree. If none do, the error is a fault.Busy, because a missing line would look

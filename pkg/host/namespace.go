@@ -1,5 +1,12 @@
-//go:build linux
-
+// Package host does the mount work on Linux: it enters the host's mount namespace, reads mount tables, opens targets without
+// following symbolic links, mounts and binds FUSE file systems, replaces stale mounts, and reads the state of FUSE connections.
+// It holds no policy: packages above it decide which volume is mounted where and when.
+//
+// Every call that may wait for a FUSE client runs under Namespace.Do, which returns when its context ends, even if the system
+// call does not. Functions that say "call inside Do" are plain system calls on the calling thread.
+//
+// The oldest supported kernel is 5.12: openat2 (5.6), open_tree and move_mount (5.2), mount_setattr (5.12). Since 6.5
+// (MOVE_MOUNT_BENEATH), a replaced stale mount leaves no trace.
 package host
 
 import (
@@ -330,4 +337,43 @@ func mountIDs(mounts []Mount) map[int]bool {
 		ids[m.ID] = true
 	}
 	return ids
+}
+
+// Call is Namespace.Do for a function with a result. If ctx ends first, Call returns the zero value, and passes a later result to
+// drop unless that is nil.
+func Call[T any](ctx context.Context, ns *Namespace, what string, drop func(T), fn func() (T, error)) (T, error) {
+	var (
+		mu        sync.Mutex
+		made      []T
+		abandoned bool
+		none      T
+	)
+	err := ns.Do(ctx, what, func() error {
+		v, err := fn()
+		if err != nil {
+			return err
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if abandoned {
+			if drop != nil {
+				drop(v)
+			}
+		} else {
+			made = append(made, v)
+		}
+		return nil
+	})
+	mu.Lock()
+	defer mu.Unlock()
+	if err == nil {
+		return made[0], nil
+	}
+	abandoned = true
+	if drop != nil {
+		for _, v := range made {
+			drop(v)
+		}
+	}
+	return none, err
 }

@@ -47,7 +47,7 @@ func (p *Publisher) mountAt(ctx context.Context, path string) (top host.Mount, m
 	if mounts, err = p.Namespace.Mounts(ctx); err != nil {
 		return host.Mount{}, nil, false, err
 	}
-	top, mounted = mount.TopAt(mounts, path)
+	top, mounted = host.TopAt(mounts, path)
 	return top, mounts, mounted, nil
 }
 
@@ -77,7 +77,7 @@ func (p *Publisher) look(ctx context.Context, w want.Mount) (target, error) {
 	if t.mount, have, err = p.Store.Mount(ctx, name); err != nil {
 		return t, err
 	}
-	source, mounted := mount.TopAt(mounts, p.Store.SourceDir(name))
+	source, mounted := host.TopAt(mounts, p.Store.SourceDir(name))
 	if have && mounted && source.Major == top.Major && source.Minor == top.Minor {
 		if t.state, err = p.compare(ctx, w, t); err != nil || t.state != stale {
 			return t, err

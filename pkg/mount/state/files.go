@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/atomicfile"
 	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
@@ -330,4 +331,156 @@ func writeFile(file string, b []byte) error {
 // writeDurably is writeFile for what must survive a power cut.
 func writeDurably(file string, b []byte) error {
 	return atomicfile.Writer{Durable: true, BeforeRename: func() { failpoint.Here("write.durable") }}.Write(file, b)
+}
+
+// uids returns the uids in use, by the owners of the mounts' directories and of caches that survived a reboot: another mount's client
+// must not read those. Records need not be read, because a mount's cache is made under the lock under which its uid is chosen.
+func (f files) uids() (map[uint32]bool, error) {
+	used := map[uint32]bool{}
+	add := func(dir string, file func(name string) string) error {
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			return err
+		}
+		for _, e := range entries {
+			uid, err := ownerOf(file(e.Name()))
+			if err != nil {
+				return err
+			}
+			used[uid] = true
+		}
+		return nil
+	}
+	err := errors.Join(
+		add(f.MountsDir(), f.HelperDir),
+		add(f.Cache, func(name string) string { return filepath.Join(f.Cache, name) }))
+	return used, err
+}
+
+// make makes a mount's directories and, first of all, its record, so that each directory can be attributed.
+func (f files) make(r Mount) error {
+	if err := os.Mkdir(f.MountDir(r.Name), modeClosed); err != nil {
+		return err
+	}
+	failpoint.Here("make.directory")
+	if err := f.writeRecord(r); err != nil {
+		return err
+	}
+	failpoint.Here("make.recorded")
+	if err := f.admit(r.Name, int(r.UID)); err != nil {
+		return err
+	}
+	if err := f.makeHelperDir(r.Name, int(r.UID)); err != nil {
+		return err
+	}
+	if err := os.Mkdir(f.CacheDir(r.Name), modeClosed); err != nil {
+		return err
+	}
+	if err := os.Lchown(f.CacheDir(r.Name), int(r.UID), int(r.UID)); err != nil {
+		return err
+	}
+	failpoint.Here("make.directories")
+	return os.Mkdir(f.SourceDir(r.Name), modeClosed)
+}
+
+// remove removes a mount's directories, its record last. Nothing may be mounted on the source, and none of the mount's processes may be
+// left.
+func (f files) remove(name string) error {
+	if err := ignoreMissing(os.Remove(f.SourceDir(name))); err != nil {
+		return err
+	}
+	failpoint.Here("remove.source")
+	if err := errors.Join(ignoreMissing(os.Remove(f.keptRecord(name))), os.RemoveAll(f.CacheDir(name))); err != nil {
+		return err
+	}
+	failpoint.Here("remove.cache")
+	if err := f.removeScratch(name); err != nil {
+		return err
+	}
+	entries, err := os.ReadDir(f.MountDir(name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	for _, e := range entries {
+		if path := filepath.Join(f.MountDir(name), e.Name()); path != f.recordFile(name) {
+			err = errors.Join(err, os.RemoveAll(path))
+		}
+	}
+	if err != nil {
+		return err
+	}
+	failpoint.Here("remove.files")
+	return os.RemoveAll(f.MountDir(name))
+}
+
+// The state directory is gone after a reboot, as the mounts are; the cache directory is not. Beside a mount's cache is a copy of the
+// mount's record, <cache>/<name>.json. If the client may hold files that are not stored yet, the copy restores the mount in phase
+// Ending, so that they are stored after all. Any other cache holds nothing that is not in S3, and is removed.
+
+// keepRecord writes that copy; durably, if files would be lost without it after a power cut.
+func (f files) keepRecord(rec Mount, durably bool) error {
+	b, err := json.Marshal(rec)
+	if err != nil {
+		return err
+	}
+	if durably {
+		return writeDurably(f.keptRecord(rec.Name), b)
+	}
+	return writeFile(f.keptRecord(rec.Name), b)
+}
+
+// restore restores mounts that a reboot ended and that may hold files which are not stored, as keeps reports. It returns their names.
+// The caches of the others are removed.
+func (f files) restore(keeps func(Mount) bool) (names []string, err error) {
+	entries, err := os.ReadDir(f.Cache)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		name, ok := strings.CutSuffix(e.Name(), ".json")
+		if !ok || !mount.ValidName(name) {
+			continue
+		}
+		// A directory without the record is of a restore that was interrupted.
+		if _, err := os.Lstat(f.recordFile(name)); !errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		restored, err := f.restoreOne(name, keeps)
+		if err != nil {
+			return names, err
+		}
+		if restored {
+			names = append(names, name)
+		}
+	}
+	return names, nil
+}
+
+func (f files) restoreOne(name string, keeps func(Mount) bool) (bool, error) {
+	var rec Mount
+	if _, err := readJSON(f.keptRecord(name), &rec); err != nil && !errors.Is(err, ErrDamaged) {
+		return false, err
+	}
+	uid, err := ownerOf(f.CacheDir(name))
+	if err != nil {
+		return false, err
+	}
+	if rec.Name != name || rec.UID != uid || uid == 0 {
+		// Nothing is left to store, or it is unknown where to: a directory is reported and kept.
+		return false, ignoreMissing(os.Remove(f.keptRecord(name)))
+	}
+	if !keeps(rec) {
+		return false, errors.Join(os.RemoveAll(f.CacheDir(name)), ignoreMissing(os.Remove(f.keptRecord(name))))
+	}
+	rec.Phase, rec.Ending, rec.Minor, rec.OOMKills, rec.Superseded, rec.Predecessors = Ending, time.Now(), 0, 0, false, nil
+	for _, dir := range []string{f.MountDir(name), f.SourceDir(name)} {
+		if err := os.Mkdir(dir, modeClosed); err != nil && !errors.Is(err, fs.ErrExist) {
+			return false, err
+		}
+	}
+	if err := errors.Join(f.admit(name, int(uid)), f.makeHelperDir(name, int(uid))); err != nil {
+		return false, err
+	}
+	failpoint.Here("restore.directories")
+	return true, f.writeRecord(rec)
 }
