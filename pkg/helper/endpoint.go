@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -103,7 +104,6 @@ func (e *endpoint) release() {
 	e.changed = make(chan struct{})
 }
 
-// current returns the keys and reports whether they are valid.
 func (e *endpoint) current() (keys credentials.Keys, ends time.Time, valid bool, changed <-chan struct{}) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -134,7 +134,6 @@ func (e *endpoint) countWaiting(n int) bool {
 	return true
 }
 
-// serve answers requests until close.
 func (e *endpoint) serve() {
 	defer e.conns.Wait()
 	for {
@@ -178,12 +177,7 @@ func (e *endpoint) admit(conn net.Conn) {
 func (e *endpoint) headRead(conn net.Conn) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for i, c := range e.reading {
-		if c == conn {
-			e.reading = append(e.reading[:i], e.reading[i+1:]...)
-			return
-		}
-	}
+	e.reading = slices.DeleteFunc(e.reading, func(c net.Conn) bool { return c == conn })
 }
 
 func (e *endpoint) answer(conn net.Conn) {
@@ -210,7 +204,6 @@ func (e *endpoint) answer(conn net.Conn) {
 	}
 }
 
-// respond returns the answer to a request.
 func (e *endpoint) respond(head []byte) (status string, body []byte) {
 	req, err := parseHead(head)
 	if err != nil {
@@ -361,22 +354,13 @@ func parseHead(head []byte) (httpRequest, error) {
 
 // isToken: RFC 9110, section 5.6.2.
 func isToken(s string) bool {
-	for i := range len(s) {
-		c := s[i]
-		if (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && strings.IndexByte("!#$%&'*+-.^_`|~", c) < 0 {
-			return false
-		}
-	}
-	return s != ""
+	return s != "" && !strings.ContainsFunc(s, func(r rune) bool {
+		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune("!#$%&'*+-.^_`|~", r)
+	})
 }
 
 func isVisible(s string) bool {
-	for i := range len(s) {
-		if s[i] <= ' ' || s[i] >= 0x7f {
-			return false
-		}
-	}
-	return true
+	return !strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r >= 0x7f })
 }
 
 // httpAnswer returns a whole answer, after which the connection is closed.

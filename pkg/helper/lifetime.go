@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"os"
+	"sync"
 	"syscall"
 	"time"
 
@@ -20,27 +21,15 @@ const (
 // run serves everything until the helper must exit. signals are those that ask it to stop.
 func (h *helper) run(ctx context.Context, l *net.UnixListener, uid uint32, signals <-chan os.Signal) {
 	serveCtx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // ctx is a request to stop, not an end
-	served := make(chan struct{})
-	go func() {
-		defer close(served)
-		h.serve(serveCtx, l, uid)
-	}()
-	credentialsServed := make(chan struct{})
-	go func() {
-		defer close(credentialsServed)
-		h.endpoint.serve()
-	}()
-	renewed := make(chan struct{})
-	go func() {
-		defer close(renewed)
-		h.renew(serveCtx)
-	}()
+	var requests, others sync.WaitGroup
+	requests.Go(func() { h.serve(serveCtx, l, uid) })
+	others.Go(h.endpoint.serve)
+	others.Go(func() { h.renew(serveCtx) })
 	clean := h.live(ctx, signals)
 	cancel()
-	<-served
+	requests.Wait()
 	h.endpoint.close()
-	<-credentialsServed
-	<-renewed
+	others.Wait()
 	if clean {
 		h.runs.Wait()
 		h.log.printf("exiting")

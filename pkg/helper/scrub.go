@@ -58,7 +58,6 @@ func (s *scrubber) hold(now time.Time, owner string, secrets ...string) {
 	}
 }
 
-// forget drops secrets that were retired long ago.
 func (s *scrubber) forget(now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

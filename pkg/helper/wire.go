@@ -56,7 +56,6 @@ type reply struct {
 	Status   *Status        `json:"status,omitempty"`
 }
 
-// encode returns a whole message: length and JSON.
 func encode(message any) ([]byte, error) {
 	body, err := json.Marshal(message)
 	if err != nil {
@@ -68,7 +67,6 @@ func encode(message any) ([]byte, error) {
 	return append(binary.BigEndian.AppendUint32(make([]byte, 0, 4+len(body)), uint32(len(body))), body...), nil
 }
 
-// bodySize reads the length in front of a message.
 func bodySize(head [4]byte) (int, error) {
 	n := binary.BigEndian.Uint32(head[:])
 	if n == 0 || n > maxMessage {

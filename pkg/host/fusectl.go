@@ -137,7 +137,6 @@ func (f *Fusectl) root(ctx context.Context) (string, error) {
 	return f.found, nil
 }
 
-// isFusectl reports whether the control file system is mounted at a path.
 func isFusectl(dir string) bool {
 	var st unix.Statfs_t
 	return unix.Statfs(dir, &st) == nil && st.Type == fusectlMagic

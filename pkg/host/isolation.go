@@ -170,7 +170,6 @@ func onLayer(dirs []OwnDir) (layered []OwnDir, err error) {
 	return layered, nil
 }
 
-// mountID is the id of the mount that a path is on.
 func mountID(path string) (uint64, error) {
 	var st unix.Statx_t
 	if err := unix.Statx(unix.AT_FDCWD, path, unix.AT_STATX_DONT_SYNC, unix.STATX_MNT_ID, &st); err != nil {

@@ -31,7 +31,6 @@ func (m Mount) ReadOnly() bool {
 	return hasOption(m.Options, "ro") || hasOption(m.SuperOptions, "ro")
 }
 
-// hasOption reports whether an option is in a comma-separated list.
 func hasOption(options, name string) bool {
 	return slices.Contains(strings.Split(options, ","), name)
 }
@@ -70,7 +69,6 @@ func (n *Namespace) Mounts(ctx context.Context) ([]Mount, error) {
 	return mounts, nil
 }
 
-// readMounts reads a mountinfo file until two reads agree.
 func readMounts(ctx context.Context, path string) ([]Mount, error) {
 	return stableMounts(ctx, path, func() ([]byte, error) { return os.ReadFile(path) })
 }
@@ -94,7 +92,6 @@ func stableMounts(ctx context.Context, name string, read func() ([]byte, error))
 	return nil, fault.Errorf(fault.Busy, "reading %s: the mount table keeps changing: %d reads in a row differ", name, maxReads)
 }
 
-// parseMounts parses a whole mountinfo file.
 func parseMounts(data []byte) ([]Mount, error) {
 	infos, err := mountinfo.GetMountsFromReader(bytes.NewReader(cutLines(data)), nil)
 	if err != nil {

@@ -62,7 +62,6 @@ type call struct {
 	value   any // what a probe found
 }
 
-// accountKey is the context's key of For.
 type accountKey struct{}
 
 // For returns a context whose calls are on the account of one volume or pod, such as "pod <uid>". The number of overdue calls is
@@ -71,7 +70,6 @@ func For(ctx context.Context, account string) context.Context {
 	return context.WithValue(ctx, accountKey{}, account)
 }
 
-// accountIn returns the account of a context, "" if it has none.
 func accountIn(ctx context.Context) string {
 	account, _ := ctx.Value(accountKey{}).(string)
 	return account
@@ -142,7 +140,6 @@ func (n *Namespace) run(ctx context.Context, what string, enter, fn func() error
 	return n.wait(ctx, c)
 }
 
-// admit returns an error if no further call may start.
 func (n *Namespace) admit(ctx context.Context, what string) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("%s: not started: %w", what, err)
@@ -157,7 +154,6 @@ func (n *Namespace) admit(ctx context.Context, what string) error {
 	return nil
 }
 
-// overdueOn counts the overdue calls of an account.
 func (n *Namespace) overdueOn(account string) (count int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -169,7 +165,6 @@ func (n *Namespace) overdueOn(account string) (count int) {
 	return count
 }
 
-// newCall returns a call that has not started.
 func (n *Namespace) newCall(ctx context.Context, what string) *call {
 	return &call{what: what, account: accountIn(ctx), started: time.Now(), logger: klog.FromContext(ctx), done: make(chan struct{}), err: errUnfinished}
 }
@@ -210,7 +205,6 @@ func (n *Namespace) wait(ctx context.Context, c *call) error {
 	return fmt.Errorf("%s: no answer for %s, the call still runs: %w", c.what, age(c), ctx.Err())
 }
 
-// finish publishes a call's result and removes it from overdue.
 func (n *Namespace) finish(c *call) {
 	n.mu.Lock()
 	_, late := n.overdue[c]
@@ -244,7 +238,6 @@ func (n *Namespace) OverdueCalls() []string {
 	return names
 }
 
-// age is the time since a call was started, rounded for messages.
 func age(c *call) time.Duration { return time.Since(c.started).Round(time.Millisecond) }
 
 // OnThrowawayThread runs fn on an OS thread that ends with it, so that fn may change the thread's root, working directory, namespaces
@@ -330,7 +323,6 @@ func shareMounts(a, b []Mount) bool {
 	return 2*common > len(a)
 }
 
-// mountIDs is the set of the mounts' ids.
 func mountIDs(mounts []Mount) map[int]bool {
 	ids := make(map[int]bool, len(mounts))
 	for _, m := range mounts {

@@ -52,7 +52,6 @@ func (n *Namespace) probe(ctx context.Context, what string, fn func() (any, erro
 	return c.value, nil
 }
 
-// joinProbe returns the running call for what, or starts one.
 func (n *Namespace) joinProbe(ctx context.Context, what string, fn func() (any, error)) (*call, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -71,7 +70,6 @@ func (n *Namespace) joinProbe(ctx context.Context, what string, fn func() (any, 
 	return c, nil
 }
 
-// readRoot reads a directory's first entries.
 func readRoot(dir string) error {
 	var fd int
 	if err := uninterrupted(func() (err error) {

@@ -49,7 +49,6 @@ func (n *Namespace) openSource(ctx context.Context, s Swap) (*source, error) {
 	return src, nil
 }
 
-// open opens the root of the healthy mount.
 func (src *source) open(ctx context.Context) error {
 	fd, err := unix.Open(src.Source.Mountpoint, openPlace|unix.O_DIRECTORY, 0)
 	if err != nil {
@@ -122,7 +121,6 @@ func isMissing(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP)
 }
 
-// openBelow opens rel below a directory, resolved by lookUp.
 func openBelow(dir *os.File, rel string, flags uint64) (int, error) {
 	return openat2(int(dir.Fd()), rel, unix.OpenHow{Flags: flags, Resolve: lookUp})
 }
@@ -205,7 +203,6 @@ type openFiles struct {
 	files []*os.File
 }
 
-// newOpenFiles makes an empty set with one user.
 func newOpenFiles() *openFiles { return &openFiles{users: 1} }
 
 // acquire adds a user, and reports false if the set is closed already.
@@ -219,7 +216,6 @@ func (o *openFiles) acquire() bool {
 	return true
 }
 
-// release removes a user.
 func (o *openFiles) release() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -232,7 +228,6 @@ func (o *openFiles) release() {
 	o.files = nil
 }
 
-// add puts a descriptor into the set on behalf of a user.
 func (o *openFiles) add(fd int, name string) *os.File {
 	f := os.NewFile(uintptr(fd), name)
 	o.mu.Lock()

@@ -43,7 +43,6 @@ func (n *Namespace) Users(ctx context.Context, m Mount) ([]string, error) {
 	return users, nil
 }
 
-// usesMount reports whether a process keeps a mount busy.
 func usesMount(pid int, m Mount) bool {
 	for _, link := range []string{"cwd", "root", "exe"} {
 		place, err := os.Readlink(proc.Path(pid, link))
@@ -83,7 +82,6 @@ func seesMount(pid int, m Mount) bool {
 	return false
 }
 
-// isBelow reports whether place is dir or in it.
 func isBelow(place, dir string) bool {
 	return place == dir || strings.HasPrefix(place, strings.TrimSuffix(dir, "/")+"/")
 }

@@ -15,7 +15,6 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/resolvconf"
 )
 
-// sandboxed is a property of the sandbox.
 type sandboxed struct {
 	Property
 	seccomp bool // the host's systemd must be able to filter system calls
@@ -139,7 +138,6 @@ func (h *hostSandbox) complete(props []Property, u Unit, writable []string, bind
 	return slices.DeleteFunc(props, func(p Property) bool { return h.lacking[p.Name] })
 }
 
-// resolves is Systemd.ResolvesBy.
 func (h *hostSandbox) resolves() (bool, string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -154,7 +152,6 @@ func (h *hostSandbox) resolves() (bool, string) {
 	return true, ""
 }
 
-// report is Systemd.Sandbox.
 func (h *hostSandbox) report() Sandbox {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -42,21 +42,14 @@ const killPause = 20 * time.Millisecond
 // Alive reports whether any process of the mount with that uid runs; zombies do not count. The uid may be outside the launcher's range,
 // also in Kill, because mounts outlive a change of the range.
 func (p *Process) Alive(ctx context.Context, uid uint32) (bool, error) {
-	if err := DefaultUIDs().check(uid); err != nil {
-		return false, fmt.Errorf("look for processes: %w", err)
-	}
 	p.reap()
-	alive, err := p.scan.uids(ctx)
-	return alive[uid], err
+	return p.scan.alive(ctx, uid)
 }
 
 // Free reports whether a new mount can have an unused uid: no process of an earlier mount with that uid is left. The answer may be a
 // few minutes old. Only this driver starts mounts' processes, and it waits for their exit before it releases their uid. Other
 // processes can get the uid at any time after any scan; those of pods do not count as a mount's, and cannot access a mount's files.
 func (p *Process) Free(ctx context.Context, uid uint32) (bool, error) {
-	if err := DefaultUIDs().check(uid); err != nil {
-		return false, fmt.Errorf("look for processes: %w", err)
-	}
 	p.reap()
 	return p.scan.free(ctx, uid)
 }
@@ -159,7 +152,6 @@ func killIfOf(pid int, uid uint32, is member) error {
 	return nil
 }
 
-// eachProcess calls fn with the status of every process.
 func eachProcess(ctx context.Context, fn func(pid int, status proc.Status)) error {
 	pids, err := proc.PIDs()
 	if err != nil {
@@ -223,8 +215,20 @@ const (
 	maxScanAge = 3 * time.Minute
 )
 
+// alive reports whether a process of a mount has a uid.
+func (s *processScan) alive(ctx context.Context, uid uint32) (bool, error) {
+	if err := DefaultUIDs().check(uid); err != nil {
+		return false, fmt.Errorf("look for processes: %w", err)
+	}
+	uids, err := s.uids(ctx)
+	return uids[uid], err
+}
+
 // free reports whether no process of a mount has a uid; see Process.Free.
 func (s *processScan) free(ctx context.Context, uid uint32) (bool, error) {
+	if err := DefaultUIDs().check(uid); err != nil {
+		return false, fmt.Errorf("look for processes: %w", err)
+	}
 	s.mu.Lock()
 	last := s.last
 	s.mu.Unlock()

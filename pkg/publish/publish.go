@@ -33,27 +33,19 @@ import (
 // cleanupBound bounds the clean-up after a failed publish.
 const cleanupBound = 20 * time.Second
 
-// Mounts are the mounts of the node. Package supervisor implements it.
+// Mounts are the mounts of the node. Package supervisor implements it, and says what each method does.
 type Mounts interface {
-	// Health returns the health of a mount.
 	Health(ctx context.Context, m state.Mount) (mount.Health, error)
-	// Refresh gives a healthy mount the credentials that a republish supplies.
 	Refresh(ctx context.Context, m state.Mount, p state.Publication, grant *creds.Grant) error
-	// Rotate gives a publication, whose target shows a mount, the session of its new secret.
 	Rotate(ctx context.Context, w want.Mount, shown state.Mount, p state.Publication) error
-	// Ensure ensures a running mount and binds it to the target. If bind fails, undo is called, unless it is nil.
 	Ensure(ctx context.Context, w want.Mount, bind func(ctx context.Context, m state.Mount) (undo func(context.Context) error, err error)) error
-	// AwaitDrained waits for a mount that has to drain before Ensure or Rotate, which failed, can succeed. again: they can be repeated.
 	AwaitDrained(ctx context.Context, w want.Mount, failed error) (again bool, err error)
-	// Release removes a publication and, if it was the mount's last one, stops the mount.
 	Release(ctx context.Context, p state.Publication, unmount func(context.Context) error) error
 }
 
 // Targets replaces and checks bind mounts at targets. Package heal implements it.
 type Targets interface {
-	// ReplaceTarget replaces the stale mount at a target. done is false if it cannot be replaced in place.
 	ReplaceTarget(ctx context.Context, m state.Mount, target string, readOnly bool) (done bool, err error)
-	// CheckTarget returns nil if a target shows a mount's current file system.
 	CheckTarget(ctx context.Context, m state.Mount, target string) error
 }
 
@@ -80,10 +72,8 @@ type Options struct {
 	TargetRoot   string        // targets must be below it; "": anywhere
 	MountTimeout time.Duration // for a publish
 	DrainTimeout time.Duration // for an unpublish whose caller gave no deadline
-	// Share is what inline volumes may ask for.
-	Share client.Share
-	// Refused is why nothing can be published on this node; nil: it can.
-	Refused error
+	Share        client.Share  // what inline volumes may ask for
+	Refused      error         // why nothing can be published on this node; nil: it can
 }
 
 // Publisher serves publish, unpublish and stats.
@@ -194,7 +184,6 @@ func (p *Publisher) check(r *mount.Request) (spec mount.Spec, err error) {
 	return mount.NewSpec(*r, p.Store.Salt()), nil
 }
 
-// checkClient checks the volume's options against its client.
 func (p *Publisher) checkClient(r mount.Request) error {
 	cl, err := p.Clients.Of(r.Attributes.Client)
 	if err != nil {
@@ -415,7 +404,6 @@ func (f *inflight) do(ctx context.Context, target, request string, work func() e
 	}
 }
 
-// wait waits until no request is in flight, for at most d.
 func (f *inflight) wait(d time.Duration) {
 	idle := make(chan struct{})
 	go func() { f.wg.Wait(); close(idle) }() // ends with the last request, which is bounded

@@ -13,7 +13,6 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/want"
 )
 
-// targetState is what a target shows.
 type targetState int
 
 const (
@@ -23,7 +22,6 @@ const (
 	rotated                    // the volume of the request, with the credentials of its former secret
 )
 
-// target is what is known of a target.
 type target struct {
 	state targetState
 	mount state.Mount       // that it shows; empty if its record is lost
@@ -58,7 +56,6 @@ func (p *Publisher) showsVolume(ctx context.Context, path string) bool {
 	return err != nil || mounted && ours
 }
 
-// look returns what a target shows.
 func (p *Publisher) look(ctx context.Context, w want.Mount) (target, error) {
 	path := w.Publication.Target
 	top, mounts, mounted, err := p.mountAt(ctx, path)

@@ -276,7 +276,6 @@ func (d *Drainer) awaitOrphan(ctx context.Context, m state.Mount) error {
 	return d.Launcher.Kill(ctx, m.UID)
 }
 
-// awaitGone waits until no process of a mount is left.
 func (d *Drainer) awaitGone(ctx context.Context, m state.Mount) error {
 	for {
 		alive, err := d.Launcher.Alive(ctx, m.UID)
@@ -291,7 +290,6 @@ func (d *Drainer) awaitGone(ctx context.Context, m state.Mount) error {
 	}
 }
 
-// stopHelper stops the helper of a client that has exited.
 func (d *Drainer) stopHelper(ctx context.Context, m state.Mount) error {
 	if err := d.Peer(m.Name).Quit(ctx); err == nil {
 		gctx, cancel := context.WithTimeout(ctx, exitGrace)

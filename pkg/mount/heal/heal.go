@@ -304,7 +304,6 @@ func (p Places) Has(mnt host.Mount) bool {
 	return false
 }
 
-// inPods reports whether a process is in a container of one of the pods, by its cgroup.
 func (p Places) inPods(cgroup string) bool {
 	_, ours := p.pods[host.PodOf(cgroup, p.node)]
 	return ours

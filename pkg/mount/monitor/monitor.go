@@ -30,19 +30,15 @@ const (
 	reconcileWidth = 100 // mounts that are reconciled at a time
 )
 
-// Mounts decides what is done about a mount. Package supervisor implements it.
+// Mounts decides what is done about a mount. Package supervisor implements it, and says what each method does.
 type Mounts interface {
-	// Reconcile reconciles a mount as soon as no other call works on it. again is when to do so next; 0: with the others.
 	Reconcile(ctx context.Context, name string) (again time.Duration, gone bool, err error)
-	// TryReconcile reconciles the mounts of one key unless another call works on the key.
 	TryReconcile(ctx context.Context, key string, names []string, failed func(name string, err error))
 }
 
 // Killer kills clients and helpers. Package runner implements it.
 type Killer interface {
-	// KillUnresponsive kills a client that has not answered for the hang timeout.
 	KillUnresponsive(ctx context.Context, m state.Mount, why string) error
-	// KillOrphans kills helpers that belong to no mount.
 	KillOrphans(ctx context.Context) error
 }
 

@@ -151,7 +151,6 @@ func (p *Pins) PinTargets(ctx context.Context, name string, names []string, targ
 	return nil
 }
 
-// unpin removes a pin.
 func (p *Pins) unpin(ctx context.Context, pin host.Mount) error {
 	return p.ns.Do(ctx, "unmounting "+pin.Mountpoint, func() error {
 		if err := host.Detach(pin.Mountpoint); err != nil && !errors.Is(err, unix.EINVAL) {

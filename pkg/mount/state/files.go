@@ -114,7 +114,6 @@ func (f files) nextGeneration(key string) (uint64, error) {
 	return last, writeFile(file, []byte(strconv.FormatUint(last, 10)+"\n"))
 }
 
-// record reads one mount's record; ok is false if there is none. A record that cannot be read is an error and never counts as absent.
 func (f files) record(name string) (r Mount, ok bool, err error) {
 	ok, err = readJSON(f.recordFile(name), &r)
 	if ok && r.Name != name {
@@ -144,11 +143,8 @@ func ownerOf(file string) (uint32, error) {
 // ErrDamaged is the error of a record that cannot be read. Only its file's name shows whose it is.
 var ErrDamaged = errors.New("damaged")
 
-// records reads the records of all mounts. A directory without a readable record is of a driver that exited while it made the mount,
-// or its record was damaged.
-func (f files) records() ([]Mount, error) { return f.recordsOf("") }
-
-// recordsOf reads those of one key, and fails if one of them is damaged: its mount would be started twice. "" is all keys.
+// recordsOf reads the records of the mounts with that key; "" is all keys. A directory without a readable record is of a driver that
+// exited while it made the mount, or its record was damaged.
 func (f files) recordsOf(key string) (records []Mount, err error) {
 	entries, err := os.ReadDir(f.MountsDir())
 	if err != nil {
@@ -169,7 +165,6 @@ func (f files) recordsOf(key string) (records []Mount, err error) {
 	return records, nil
 }
 
-// names returns the names of all mounts of which anything exists: a directory, a record, a mount point.
 func (f files) names() ([]string, error) {
 	var names []string
 	for _, dir := range []string{f.MountsDir(), f.SourcesDir()} {
@@ -186,7 +181,6 @@ func (f files) names() ([]string, error) {
 	return names, nil
 }
 
-// succeed moves the publications of a mount's predecessors to it. The file systems at their targets follow later.
 func (f files) succeed(rec Mount) error {
 	for _, former := range rec.Predecessors {
 		old, ok, err := f.record(former)
@@ -215,7 +209,6 @@ func (f files) succeed(rec Mount) error {
 	return nil
 }
 
-// publicationsOf reads those of one mount.
 func (f files) publicationsOf(name string) ([]Publication, error) {
 	all, err := f.allPublications()
 	return slices.DeleteFunc(all, func(p Publication) bool { return p.Mount != name }), err
@@ -238,7 +231,6 @@ func (f files) removePublication(target string) error {
 	return ignoreMissing(os.Remove(f.publicationFile(target)))
 }
 
-// allPublications reads the records of all targets.
 func (f files) allPublications() ([]Publication, error) {
 	entries, err := os.ReadDir(f.publications())
 	if err != nil {
@@ -261,8 +253,7 @@ func (f files) allPublications() ([]Publication, error) {
 	return all, nil
 }
 
-// leftCaches returns the directories of the cache that belong to no mount: of mounts that a reboot ended, and those that were kept.
-// Empty ones are removed.
+// leftCaches is Store.OrphanedCaches. It removes the directories that are empty.
 func (f files) leftCaches() (dirs []string, err error) {
 	entries, err := os.ReadDir(f.Cache)
 	if err != nil {
@@ -280,8 +271,6 @@ func (f files) leftCaches() (dirs []string, err error) {
 	return dirs, nil
 }
 
-// keep moves a directory out of a mount's cache to one beside it and returns its path; "" if there is none. None of the mount's
-// processes may be left.
 func (f files) keep(name, dir string) (string, error) {
 	from, to := filepath.Join(f.CacheDir(name), dir), filepath.Join(f.Cache, keptPrefix+name)
 	if fi, err := os.Lstat(from); err != nil || !fi.IsDir() {
@@ -383,8 +372,6 @@ func (f files) make(r Mount) error {
 	return os.Mkdir(f.SourceDir(r.Name), modeClosed)
 }
 
-// remove removes a mount's directories, its record last. Nothing may be mounted on the source, and none of the mount's processes may be
-// left.
 func (f files) remove(name string) error {
 	if err := ignoreMissing(os.Remove(f.SourceDir(name))); err != nil {
 		return err
@@ -429,8 +416,6 @@ func (f files) keepRecord(rec Mount, durably bool) error {
 	return writeFile(f.keptRecord(rec.Name), b)
 }
 
-// restore restores mounts that a reboot ended and that may hold files which are not stored, as keeps reports. It returns their names.
-// The caches of the others are removed.
 func (f files) restore(keeps func(Mount) bool) (names []string, err error) {
 	entries, err := os.ReadDir(f.Cache)
 	if err != nil {
