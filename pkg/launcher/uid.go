@@ -80,14 +80,8 @@ func (p *Process) List(ctx context.Context) ([]UnitInfo, error) {
 	return list, nil
 }
 
-// Remove does nothing, because an exited process leaves nothing.
-func (p *Process) Remove(context.Context, string) error { return nil }
-
 // OOMKills returns 0, because helpers of this launcher have no cgroups that count OOM kills.
 func (p *Process) OOMKills(context.Context, string, uint32) (uint64, error) { return 0, nil }
-
-// Program returns the path of the helper program. It is one on the host only WithHostProgram, or if the driver is on the host itself.
-func (p *Process) Program() string { return p.program }
 
 // killAll kills every process of a mount's uid and returns when none is left. It calls each before each scan.
 func killAll(ctx context.Context, find finder, uid uint32, each func()) error {

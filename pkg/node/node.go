@@ -111,7 +111,7 @@ func assemble(ctx context.Context, o Options, store *state.Store) (*Node, error)
 		MountTimeout: o.MountTimeout, HangTimeout: o.HangTimeout, Started: watchers.Follow,
 	})
 	super := supervisor.New(supervisor.Options{
-		Options: run.Options, Runner: run, Drainer: drain.New(run, monitor.ProbeEvery(o.HangTimeout), o.HangTimeout), Healer: healer, Pins: pinned,
+		Options: run.Options, Runner: run, Drainer: drain.New(run, monitor.ProbeEvery(o.HangTimeout)), Healer: healer, Pins: pinned,
 	})
 	// Before anything is published: what an earlier generation has left to store must be stored before the next one serves.
 	if err := monitor.Restore(ctx, store, clients); err != nil {

@@ -207,7 +207,7 @@ func (p *Provider) deliver(ctx context.Context, m state.Mount, g *Grant) (helper
 	bounded, cancel := context.WithTimeout(ctx, helperBound)
 	defer cancel()
 	if g.order.Kind == credentials.AsIs {
-		return helper.Status{}, peer.Credentials(bounded, g.order.Keys)
+		return helper.Status{}, peer.Renew(bounded, g.order.Keys, credentials.Order{})
 	}
 	status, err := peer.Status(bounded)
 	if err != nil {

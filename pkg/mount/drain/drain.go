@@ -46,20 +46,17 @@ type Options struct {
 // Drainer stops mounts. The caller of a method that is given a mount holds the lock of the mount's key.
 type Drainer struct {
 	runner.Options
-	runner                    *runner.Runner
-	checkEvery, hangTimeout   time.Duration
-	refreshEvery, orphanBound time.Duration
+	runner                                *runner.Runner
+	checkEvery, refreshEvery, orphanBound time.Duration
 }
 
-// New returns a drainer. checkEvery is the time between two checks of a client's progress; without progress for hangTimeout the
-// client is killed; 0: never.
-func New(r *runner.Runner, checkEvery, hangTimeout time.Duration) *Drainer {
-	if hangTimeout == 0 {
+// New returns a drainer. checkEvery is the time between two checks of a client's progress; without progress for the runner's
+// HangTimeout the client is killed; 0: never.
+func New(r *runner.Runner, checkEvery time.Duration) *Drainer {
+	if r.HangTimeout == 0 {
 		checkEvery = statusBound
 	}
-	return &Drainer{
-		Options: r.Options, runner: r, checkEvery: checkEvery, hangTimeout: hangTimeout, refreshEvery: refreshEvery, orphanBound: orphanBound,
-	}
+	return &Drainer{Options: r.Options, runner: r, checkEvery: checkEvery, refreshEvery: refreshEvery, orphanBound: orphanBound}
 }
 
 // Stop stops a mount without publications: everything that was written and closed is stored, the client has exited and nothing is
@@ -209,7 +206,7 @@ func (d *Drainer) awaitExit(ctx context.Context, m state.Mount) (how string, err
 		}
 		silent := entry.HelperAnswered(err == nil || last.State != "")
 		switch {
-		case errors.Is(err, helper.ErrGone), errors.Is(err, errNoNews) && last.State == "" && d.hangTimeout != 0 && silent >= d.hangTimeout:
+		case errors.Is(err, helper.ErrGone), errors.Is(err, errNoNews) && last.State == "" && d.HangTimeout != 0 && silent >= d.HangTimeout:
 			if err := d.awaitOrphan(ctx, m); err != nil {
 				return "", err
 			}
@@ -217,7 +214,7 @@ func (d *Drainer) awaitExit(ctx context.Context, m state.Mount) (how string, err
 		case ctx.Err() != nil:
 			return "", InProgress(m, WithQueue(last.Queue, errors.Join(err, context.Cause(ctx))))
 		case errors.Is(err, errNoNews):
-			if last.State != helper.StateRunning || d.hangTimeout == 0 || d.makesProgress(m, last) {
+			if last.State != helper.StateRunning || d.HangTimeout == 0 || d.makesProgress(m, last) {
 				continue
 			}
 			if err := d.runner.KillUnresponsive(ctx, m, "it makes no progress"); err != nil {
@@ -246,7 +243,7 @@ func (d *Drainer) makesProgress(m state.Mount, status helper.Status) bool {
 		entry.Active()
 		return true
 	}
-	return entry.Progress(cpu, status.Revision) < d.hangTimeout
+	return entry.Progress(cpu, status.Revision) < d.HangTimeout
 }
 
 // errNoNews is the error of a status that has not changed in time.
