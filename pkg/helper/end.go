@@ -76,7 +76,6 @@ func tryWriteEnd(stateDir string, end End) error {
 	return removeIfThere(filepath.Join(stateDir, other))
 }
 
-// removeEnd removes the records of an earlier client.
 func removeEnd(stateDir string) error {
 	return errors.Join(removeIfThere(filepath.Join(stateDir, FileExit)), removeIfThere(filepath.Join(stateDir, FileError)))
 }

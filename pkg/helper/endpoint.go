@@ -1,6 +1,7 @@
 package helper
 
 import (
+	"bytes"
 	"crypto/rand"
 	"crypto/subtle"
 	"encoding/hex"
@@ -9,6 +10,9 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -100,7 +104,6 @@ func (e *endpoint) release() {
 	e.changed = make(chan struct{})
 }
 
-// current returns the keys and reports whether they are valid.
 func (e *endpoint) current() (keys credentials.Keys, ends time.Time, valid bool, changed <-chan struct{}) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -131,7 +134,6 @@ func (e *endpoint) countWaiting(n int) bool {
 	return true
 }
 
-// serve answers requests until close.
 func (e *endpoint) serve() {
 	defer e.conns.Wait()
 	for {
@@ -175,12 +177,7 @@ func (e *endpoint) admit(conn net.Conn) {
 func (e *endpoint) headRead(conn net.Conn) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for i, c := range e.reading {
-		if c == conn {
-			e.reading = append(e.reading[:i], e.reading[i+1:]...)
-			return
-		}
-	}
+	e.reading = slices.DeleteFunc(e.reading, func(c net.Conn) bool { return c == conn })
 }
 
 func (e *endpoint) answer(conn net.Conn) {
@@ -207,7 +204,6 @@ func (e *endpoint) answer(conn net.Conn) {
 	}
 }
 
-// respond returns the answer to a request.
 func (e *endpoint) respond(head []byte) (status string, body []byte) {
 	req, err := parseHead(head)
 	if err != nil {
@@ -279,4 +275,100 @@ func refusal(code, message string) []byte {
 		Message string `json:"message"`
 	}{code, message})
 	return body
+}
+
+// maxHead bounds the head of a request to the credential endpoint, in bytes.
+const maxHead = 8 << 10
+
+// httpRequest is the part of an HTTP/1 request that the endpoint needs.
+type httpRequest struct {
+	method, path  string
+	authorization string
+}
+
+var (
+	errHeadTooLong = errors.New("request header too long")
+	errBadRequest  = errors.New("malformed HTTP/1 request")
+)
+
+// readHead reads a request up to and including the empty line. Bytes after it are dropped: a connection carries one request
+// without a body.
+func readHead(r io.Reader) ([]byte, error) {
+	buf := make([]byte, 0, 1024)
+	for {
+		if len(buf) == cap(buf) {
+			if len(buf) >= maxHead {
+				return nil, errHeadTooLong
+			}
+			buf = append(make([]byte, 0, min(4*cap(buf), maxHead)), buf...)
+		}
+		n, err := r.Read(buf[len(buf):cap(buf)])
+		from := max(0, len(buf)-3)
+		buf = buf[:len(buf)+n]
+		if i := bytes.Index(buf[from:], []byte("\r\n\r\n")); i >= 0 {
+			return buf[:from+i+4], nil
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+}
+
+// parseHead parses a request strictly (RFC 9112), because only SDKs send requests here.
+func parseHead(head []byte) (httpRequest, error) {
+	lines := strings.Split(strings.TrimSuffix(string(head), "\r\n\r\n"), "\r\n")
+	parts := strings.Split(lines[0], " ")
+	if len(parts) != 3 || !isToken(parts[0]) || !strings.HasPrefix(parts[1], "/") || !isVisible(parts[1]) ||
+		(parts[2] != "HTTP/1.1" && parts[2] != "HTTP/1.0") {
+		return httpRequest{}, errBadRequest
+	}
+	req := httpRequest{method: parts[0], path: parts[1]}
+	seen := false
+	for _, line := range lines[1:] {
+		name, value, ok := strings.Cut(line, ":")
+		if !ok || !isToken(name) { // also refuses folded lines, which begin with white space
+			return httpRequest{}, errBadRequest
+		}
+		value = strings.Trim(value, " \t")
+		for i := range len(value) {
+			if value[i] < ' ' && value[i] != '\t' || value[i] == 0x7f {
+				return httpRequest{}, errBadRequest
+			}
+		}
+		switch strings.ToLower(name) {
+		case "authorization":
+			if seen {
+				return httpRequest{}, errBadRequest
+			}
+			seen, req.authorization = true, value
+		case "content-length":
+			if n, err := strconv.ParseUint(value, 10, 32); err != nil || n != 0 {
+				return httpRequest{}, errBadRequest
+			}
+		case "transfer-encoding":
+			return httpRequest{}, errBadRequest
+		}
+	}
+	return req, nil
+}
+
+// isToken: RFC 9110, section 5.6.2.
+func isToken(s string) bool {
+	return s != "" && !strings.ContainsFunc(s, func(r rune) bool {
+		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune("!#$%&'*+-.^_`|~", r)
+	})
+}
+
+func isVisible(s string) bool {
+	return !strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r >= 0x7f })
+}
+
+// httpAnswer returns a whole answer, after which the connection is closed.
+func httpAnswer(status string, body []byte) []byte {
+	var b bytes.Buffer
+	b.WriteString("HTTP/1.1 " + status + "\r\n")
+	b.WriteString("Content-Type: application/json\r\nCache-Control: no-store\r\nConnection: close\r\n")
+	b.WriteString("Content-Length: " + strconv.Itoa(len(body)) + "\r\n\r\n")
+	b.Write(body)
+	return b.Bytes()
 }

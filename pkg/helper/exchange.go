@@ -56,7 +56,6 @@ func ExchangeBeside() (string, error) {
 	return filepath.Join(filepath.Dir(own), ExchangeProgram), nil
 }
 
-// exchanger runs the exchange program.
 type exchanger struct {
 	program string
 	timeout time.Duration
@@ -72,7 +71,6 @@ func newExchanger(program string) *exchanger {
 	return x
 }
 
-// untraced refuses a process that another process traces.
 func untraced(pid int) error {
 	status, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
 	switch {
@@ -93,7 +91,6 @@ func untraced(pid int) error {
 	return errors.New("no TracerPid in its status")
 }
 
-// make makes a session with the exchange program.
 func (x *exchanger) make(ctx context.Context, order credentials.Order) (credentials.Keys, error) {
 	message, err := json.Marshal(order)
 	if err != nil {
@@ -135,7 +132,6 @@ func (x *exchanger) run(ctx context.Context, order []byte) (credentials.Keys, er
 	return keys, err
 }
 
-// exchangeProcess is the running program.
 type exchangeProcess struct {
 	process     *os.Process
 	in          *os.File // its standard input

@@ -129,7 +129,6 @@ func (h *helper) noteRequest(waiters int) {
 	h.waiting += waiters
 }
 
-// delivered records that the driver read this status.
 func (h *helper) delivered(s Status) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -224,7 +223,6 @@ func (h *helper) output(raw []byte, cut bool, c client.Client, conflicts int) {
 	h.log.line("client: " + line)
 }
 
-// exited records the exit of the running client.
 func (h *helper) exited(code int, signal string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -266,7 +264,6 @@ func describe(code int, signal string) string {
 	return fmt.Sprintf("with exit code %d", code)
 }
 
-// credentials replaces the client's keys, its order, or both.
 func (h *helper) credentials(keys credentials.Keys, order credentials.Order) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -282,7 +279,6 @@ func (h *helper) credentials(keys credentials.Keys, order credentials.Order) err
 	return nil
 }
 
-// end records that the mount is ending.
 func (h *helper) end() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -324,7 +320,6 @@ func (h *helper) kill() {
 	killGroup(h.pgid)
 }
 
-// stop ends the helper as soon as no client runs.
 func (h *helper) stop(why string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

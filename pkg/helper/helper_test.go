@@ -281,14 +281,14 @@ func TestReplacedKeysReachTheClient(t *testing.T) {
 	r := newRig(t)
 	r.start("wait:"+r.dir+"/go", "credentials", "wait:/nowhere")
 	keys := credentials.Keys{AccessKeyID: "AKIDNEW", SecretAccessKey: "other", Expires: time.Now().Add(time.Hour)}
-	if err := r.peer.Credentials(bounded(t), keys); err != nil {
+	if err := r.peer.Renew(bounded(t), keys, credentials.Order{}); err != nil {
 		t.Fatal(err)
 	}
 	touch(t, r.dir+"/go")
 	if line := r.says("credentials "); !strings.HasPrefix(line, "credentials 200 AKIDNEW ") {
 		t.Errorf("client: %s", line)
 	}
-	if err := r.peer.Credentials(bounded(t), credentials.Keys{}); !fault.Is(err, fault.Invalid) {
+	if err := r.peer.Renew(bounded(t), credentials.Keys{}, credentials.Order{}); !fault.Is(err, fault.Invalid) {
 		t.Errorf("no keys: %v", err)
 	}
 }

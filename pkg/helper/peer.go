@@ -60,15 +60,9 @@ func (p *Peer) WaitStatus(ctx context.Context, since uint64) (Status, error) {
 	return p.call(ctx, request{Op: opStatus, Since: since}, nil, false)
 }
 
-// Credentials replaces the client's keys and removes the order: the helper makes no further sessions.
-func (p *Peer) Credentials(ctx context.Context, keys credentials.Keys) error {
-	_, err := p.call(ctx, request{Op: opCredentials, Keys: keys}, nil, true)
-	return err
-}
-
 // Renew replaces the client's session and the order from which the helper makes the next ones. Zero keys keep the current
 // session. Then the helper uses the order at once if there was none before, or if the session has expired or could not be
-// renewed, and otherwise when the session is due. With a zero order Renew is Credentials.
+// renewed, and otherwise when the session is due. With a zero order it makes no further sessions.
 func (p *Peer) Renew(ctx context.Context, keys credentials.Keys, order credentials.Order) error {
 	_, err := p.call(ctx, request{Op: opCredentials, Keys: keys, Order: order}, nil, true)
 	return err

@@ -60,7 +60,6 @@ func startProcess(c client.Command, extra []string, fuse *os.File) (*run, error)
 	return &run{process: p, output: r}, nil
 }
 
-// environment returns base without the names in extra, then extra.
 func environment(base, extra []string) []string {
 	ours := make(map[string]bool, len(extra))
 	for _, s := range extra {

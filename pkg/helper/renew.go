@@ -65,7 +65,6 @@ func (h *helper) logExpired() {
 	}
 }
 
-// jobEnded handles the outcome of an attempt to make a session.
 func (h *helper) jobEnded(j job, keys credentials.Keys, err error) {
 	if err != nil {
 		err = fault.Errorf(fault.KindOf(err), "%s", shorten(h.scrub.scrub(clean([]byte(err.Error())), false)))
@@ -118,7 +117,6 @@ func (h *helper) serveSession() {
 	h.wakeRenewal()
 }
 
-// wakeRenewal makes renew check again.
 func (h *helper) wakeRenewal() {
 	select {
 	case h.wake <- struct{}{}:

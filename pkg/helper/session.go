@@ -57,7 +57,6 @@ type session struct {
 	failures      int
 }
 
-// job is an attempt to make a session.
 type job struct {
 	order                     credentials.Order
 	keysVersion, orderVersion int
@@ -123,14 +122,12 @@ func (s *session) next(now time.Time) (j job, begin bool, wait time.Duration) {
 	return job{s.order, s.keysVersion, s.orderVersion}, true, 0
 }
 
-// outcome is the result of an attempt.
 type outcome struct {
 	taken  bool      // there is a new session
 	failed time.Time // since when renewals had failed; zero: they had not
 	news   bool      // it differs from the previous outcome
 }
 
-// ended handles the end of an attempt.
 func (s *session) ended(now time.Time, j job, keys credentials.Keys, err error) outcome {
 	s.running, s.tried = false, now
 	if j.keysVersion != s.keysVersion {
@@ -235,7 +232,6 @@ func (s *session) expire(now time.Time) bool {
 	return true
 }
 
-// status returns the public part.
 func (s *session) status(now time.Time) *SessionStatus {
 	st := &SessionStatus{
 		Expires: s.keys.Expires, Renewals: s.renewals, Failures: s.failures, OrderDigest: s.digest, Salt: s.salt,

@@ -1,5 +1,3 @@
-//go:build linux
-
 package host
 
 import (
@@ -118,7 +116,6 @@ func SharedMountpoint(dir string) error {
 	return wrapDir(dir, bind(f, f, 0, unix.MS_SHARED))
 }
 
-// wrapDir adds the directory to an error of SharedMountpoint.
 func wrapDir(dir string, err error) error {
 	if err != nil {
 		return fmt.Errorf("making %s a shared mount point: %w", dir, err)
@@ -159,7 +156,6 @@ func MountID(f *os.File) (int, error) {
 	return 0, fmt.Errorf("finding the mount of %s: its fdinfo has no mnt_id: %w", f.Name(), errors.ErrUnsupported)
 }
 
-// mountOf returns the mount that a descriptor was opened on.
 func mountOf(f *os.File, mounts []Mount) (Mount, error) {
 	id, err := MountID(f)
 	if err != nil {

@@ -1,5 +1,3 @@
-//go:build linux
-
 package host
 
 import (
@@ -33,7 +31,6 @@ func (m Mount) copiedAs(c Mount) bool {
 	return sameDevice(c, m) && c.Source == m.Source && c.FSType == m.FSType
 }
 
-// sameDevice reports whether two mounts have the same device.
 func sameDevice(a, b Mount) bool { return a.Major == b.Major && a.Minor == b.Minor }
 
 // detachInOthers detaches mounts that match in other namespaces, except those with a process that satisfies spare.
@@ -127,7 +124,6 @@ func (h nsHandle) detachAll(ctx context.Context, host hostView, match func(Mount
 	return errors.Join(errs...)
 }
 
-// detachOne opens a mount and detaches it.
 func (h nsHandle) detachOne(m Mount) error {
 	f, err := h.open(m)
 	if err != nil {

@@ -1,5 +1,3 @@
-//go:build linux
-
 package host
 
 import (
@@ -104,7 +102,6 @@ func (m FuseMount) data(fd uintptr) (string, error) {
 	return options + `,context="` + context + `"`, nil
 }
 
-// selinuxEnabled reports whether SELinux is enabled in the running kernel.
 func selinuxEnabled() bool {
 	known, err := os.ReadFile("/proc/filesystems")
 	return err == nil && bytes.Contains(known, []byte("\tselinuxfs\n"))

@@ -1,5 +1,3 @@
-//go:build linux
-
 package host
 
 import (
@@ -42,31 +40,26 @@ func (f *Fusectl) Waiting(ctx context.Context, minor uint32) (waiting int, ok bo
 		waiting int
 		ok      bool
 	}
-	var got answer
 	what := fmt.Sprintf("reading the waiting requests of FUSE connection %d", minor)
-	err = f.namespace.Do(ctx, what, func() error {
+	got, err := Call(ctx, f.namespace, what, nil, func() (none answer, err error) {
 		dir, err := f.connection(ctx, minor)
 		if err != nil || dir == "" {
-			return err
+			return none, err
 		}
 		text, err := os.ReadFile(path.Join(dir, "waiting"))
 		if errors.Is(err, unix.ENOENT) || err == nil && len(text) == 0 { // the connection ended in between: its open files are empty
-			return nil
+			return none, nil
 		}
 		if err != nil {
-			return fmt.Errorf("%s: %w", what, err)
+			return none, fmt.Errorf("%s: %w", what, err)
 		}
 		n, err := strconv.Atoi(strings.TrimSpace(string(text)))
 		if err != nil {
-			return fmt.Errorf("%s: %w", what, err)
+			return none, fmt.Errorf("%s: %w", what, err)
 		}
-		got = answer{n, true}
-		return nil
+		return answer{n, true}, nil
 	})
-	if err != nil {
-		return 0, false, err
-	}
-	return got.waiting, got.ok, nil
+	return got.waiting, got.ok, err
 }
 
 // Abort ends a connection: every waiting and every later request fails, which unblocks the processes that wait for them. A missing
@@ -144,7 +137,6 @@ func (f *Fusectl) root(ctx context.Context) (string, error) {
 	return f.found, nil
 }
 
-// isFusectl reports whether the control file system is mounted at a path.
 func isFusectl(dir string) bool {
 	var st unix.Statfs_t
 	return unix.Statfs(dir, &st) == nil && st.Type == fusectlMagic

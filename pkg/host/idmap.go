@@ -1,5 +1,3 @@
-//go:build linux
-
 package host
 
 import (
@@ -24,7 +22,6 @@ const idMapped = "idmapped"
 // id in the file system, the first one shown, and their number. The order of the lines has no meaning.
 type idMapping struct{ users, groups []string }
 
-// newIDMapping normalizes the lines of a mapping.
 func newIDMapping(users, groups []string) idMapping {
 	one := func(lines []string) []string {
 		all := make([]string, 0, len(lines))
@@ -86,7 +83,6 @@ func (h nsHandle) userNamespace(want idMapping) (int, error) {
 	return -1, fault.Errorf(fault.Unsupported, "it is id-mapped, and no process there has its mapping (users %q, groups %q); restart the pod", want.users, want.groups)
 }
 
-// mappingOfProcess returns the mapping of a process's user namespace.
 func (h nsHandle) mappingOfProcess(pid int) (idMapping, error) {
 	users, err := readAt(h.proc, strconv.Itoa(pid)+"/uid_map")
 	if err != nil {
@@ -96,7 +92,6 @@ func (h nsHandle) mappingOfProcess(pid int) (idMapping, error) {
 	return newIDMapping(strings.Split(string(users), "\n"), strings.Split(string(groups), "\n")), err
 }
 
-// sameNamespace reports whether a process is in an open user namespace.
 func (h nsHandle) sameNamespace(pid, users int) (bool, error) {
 	var open, its unix.Stat_t
 	if err := errors.Join(unix.Fstat(users, &open), unix.Fstatat(h.proc, strconv.Itoa(pid)+"/ns/user", &its, 0)); err != nil {
@@ -151,7 +146,6 @@ func mappingOf(f *os.File) (idMapping, error) {
 	return parseStatmount(buf)
 }
 
-// parseStatmount reads the mapping from a struct statmount.
 func parseStatmount(buf []byte) (idMapping, error) {
 	if mask := binary.NativeEndian.Uint64(buf[statmountMask:]); mask&statmountUIDMap == 0 || mask&statmountGIDMap == 0 {
 		return idMapping{}, errMappingUnknown

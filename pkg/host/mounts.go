@@ -1,5 +1,3 @@
-//go:build linux
-
 package host
 
 import (
@@ -33,7 +31,6 @@ func (m Mount) ReadOnly() bool {
 	return hasOption(m.Options, "ro") || hasOption(m.SuperOptions, "ro")
 }
 
-// hasOption reports whether an option is in a comma-separated list.
 func hasOption(options, name string) bool {
 	return slices.Contains(strings.Split(options, ","), name)
 }
@@ -46,6 +43,16 @@ const (
 	// last field.
 	maxLine = 48 << 10
 )
+
+// TopAt returns the topmost mount on a path; ok is false if nothing is mounted there.
+func TopAt(mounts []Mount, path string) (top Mount, ok bool) {
+	for _, m := range mounts {
+		if m.Mountpoint == path {
+			top, ok = m, true // later entries lie on top
+		}
+	}
+	return top, ok
+}
 
 // Mounts reads the namespace's mount table. The kernel returns it in pieces, so a read can miss a mount while other mounts change.
 // It is therefore read until two reads in a row agree. If none do, the error is a fault.Busy, because a missing line would look
@@ -62,7 +69,6 @@ func (n *Namespace) Mounts(ctx context.Context) ([]Mount, error) {
 	return mounts, nil
 }
 
-// readMounts reads a mountinfo file until two reads agree.
 func readMounts(ctx context.Context, path string) ([]Mount, error) {
 	return stableMounts(ctx, path, func() ([]byte, error) { return os.ReadFile(path) })
 }
@@ -86,7 +92,6 @@ func stableMounts(ctx context.Context, name string, read func() ([]byte, error))
 	return nil, fault.Errorf(fault.Busy, "reading %s: the mount table keeps changing: %d reads in a row differ", name, maxReads)
 }
 
-// parseMounts parses a whole mountinfo file.
 func parseMounts(data []byte) ([]Mount, error) {
 	infos, err := mountinfo.GetMountsFromReader(bytes.NewReader(cutLines(data)), nil)
 	if err != nil {

@@ -1,5 +1,12 @@
-//go:build linux
-
+// Package host does the mount work on Linux: it enters the host's mount namespace, reads mount tables, opens targets without
+// following symbolic links, mounts and binds FUSE file systems, replaces stale mounts, and reads the state of FUSE connections.
+// It holds no policy: packages above it decide which volume is mounted where and when.
+//
+// Every call that may wait for a FUSE client runs under Namespace.Do, which returns when its context ends, even if the system
+// call does not. Functions that say "call inside Do" are plain system calls on the calling thread.
+//
+// The oldest supported kernel is 5.12: openat2 (5.6), open_tree and move_mount (5.2), mount_setattr (5.12). Since 6.5
+// (MOVE_MOUNT_BENEATH), a replaced stale mount leaves no trace.
 package host
 
 import (
@@ -55,7 +62,6 @@ type call struct {
 	value   any // what a probe found
 }
 
-// accountKey is the context's key of For.
 type accountKey struct{}
 
 // For returns a context whose calls are on the account of one volume or pod, such as "pod <uid>". The number of overdue calls is
@@ -64,7 +70,6 @@ func For(ctx context.Context, account string) context.Context {
 	return context.WithValue(ctx, accountKey{}, account)
 }
 
-// accountIn returns the account of a context, "" if it has none.
 func accountIn(ctx context.Context) string {
 	account, _ := ctx.Value(accountKey{}).(string)
 	return account
@@ -135,7 +140,6 @@ func (n *Namespace) run(ctx context.Context, what string, enter, fn func() error
 	return n.wait(ctx, c)
 }
 
-// admit returns an error if no further call may start.
 func (n *Namespace) admit(ctx context.Context, what string) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("%s: not started: %w", what, err)
@@ -150,7 +154,6 @@ func (n *Namespace) admit(ctx context.Context, what string) error {
 	return nil
 }
 
-// overdueOn counts the overdue calls of an account.
 func (n *Namespace) overdueOn(account string) (count int) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -162,7 +165,6 @@ func (n *Namespace) overdueOn(account string) (count int) {
 	return count
 }
 
-// newCall returns a call that has not started.
 func (n *Namespace) newCall(ctx context.Context, what string) *call {
 	return &call{what: what, account: accountIn(ctx), started: time.Now(), logger: klog.FromContext(ctx), done: make(chan struct{}), err: errUnfinished}
 }
@@ -203,7 +205,6 @@ func (n *Namespace) wait(ctx context.Context, c *call) error {
 	return fmt.Errorf("%s: no answer for %s, the call still runs: %w", c.what, age(c), ctx.Err())
 }
 
-// finish publishes a call's result and removes it from overdue.
 func (n *Namespace) finish(c *call) {
 	n.mu.Lock()
 	_, late := n.overdue[c]
@@ -237,7 +238,6 @@ func (n *Namespace) OverdueCalls() []string {
 	return names
 }
 
-// age is the time since a call was started, rounded for messages.
 func age(c *call) time.Duration { return time.Since(c.started).Round(time.Millisecond) }
 
 // OnThrowawayThread runs fn on an OS thread that ends with it, so that fn may change the thread's root, working directory, namespaces
@@ -323,11 +323,49 @@ func shareMounts(a, b []Mount) bool {
 	return 2*common > len(a)
 }
 
-// mountIDs is the set of the mounts' ids.
 func mountIDs(mounts []Mount) map[int]bool {
 	ids := make(map[int]bool, len(mounts))
 	for _, m := range mounts {
 		ids[m.ID] = true
 	}
 	return ids
+}
+
+// Call is Namespace.Do for a function with a result. If ctx ends first, Call returns the zero value, and passes a later result to
+// drop unless that is nil.
+func Call[T any](ctx context.Context, ns *Namespace, what string, drop func(T), fn func() (T, error)) (T, error) {
+	var (
+		mu        sync.Mutex
+		made      []T
+		abandoned bool
+		none      T
+	)
+	err := ns.Do(ctx, what, func() error {
+		v, err := fn()
+		if err != nil {
+			return err
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if abandoned {
+			if drop != nil {
+				drop(v)
+			}
+		} else {
+			made = append(made, v)
+		}
+		return nil
+	})
+	mu.Lock()
+	defer mu.Unlock()
+	if err == nil {
+		return made[0], nil
+	}
+	abandoned = true
+	if drop != nil {
+		for _, v := range made {
+			drop(v)
+		}
+	}
+	return none, err
 }

@@ -1,5 +1,3 @@
-//go:build linux
-
 package host
 
 import (
@@ -25,7 +23,6 @@ type nsHandle struct {
 	pids     []int // processes of the namespace, if it is not the Namespace's
 }
 
-// namespaceRef refers to a mount namespace to work in.
 type namespaceRef struct {
 	n     *Namespace
 	other *otherNamespace // nil: the Namespace itself
@@ -78,7 +75,6 @@ func (r namespaceRef) pid() int {
 	return r.other.pids[0]
 }
 
-// cgroup is the cgroup text by which the namespace was selected.
 func (r namespaceRef) cgroup() string {
 	if r.other == nil {
 		return ""
@@ -184,7 +180,6 @@ func (h nsHandle) detach(f *os.File, m Mount) error {
 	return nil
 }
 
-// readAt reads a file below an open directory.
 func readAt(dir int, name string) ([]byte, error) {
 	fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {

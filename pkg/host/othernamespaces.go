@@ -1,5 +1,3 @@
-//go:build linux
-
 package host
 
 import (
@@ -16,7 +14,6 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/proc"
 )
 
-// otherNamespace is a mount namespace other than the host's.
 type otherNamespace struct {
 	link   string // the target of /proc/<pid>/ns/mnt
 	pids   []int  // some of its processes
@@ -107,7 +104,6 @@ func (o *otherNamespace) mounts(ctx context.Context) []Mount {
 // errEnded means that all known processes of a namespace have exited. If others run in it, the next search finds them.
 var errEnded = errors.New("the processes have exited")
 
-// open opens the namespace through one of its processes.
 func (o *otherNamespace) open() (int, error) {
 	for _, pid := range o.pids {
 		fd, err := unix.Open(proc.Path(pid, "ns", "mnt"), unix.O_RDONLY|unix.O_CLOEXEC, 0)

@@ -1,5 +1,3 @@
-//go:build linux
-
 package host
 
 import (
@@ -8,6 +6,7 @@ import (
 	"fmt"
 
 	"golang.org/x/sys/unix"
+	mountutils "k8s.io/mount-utils"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
@@ -53,7 +52,6 @@ func (n *Namespace) probe(ctx context.Context, what string, fn func() (any, erro
 	return c.value, nil
 }
 
-// joinProbe returns the running call for what, or starts one.
 func (n *Namespace) joinProbe(ctx context.Context, what string, fn func() (any, error)) (*call, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -72,7 +70,6 @@ func (n *Namespace) joinProbe(ctx context.Context, what string, fn func() (any, 
 	return c, nil
 }
 
-// readRoot reads a directory's first entries.
 func readRoot(dir string) error {
 	var fd int
 	if err := uninterrupted(func() (err error) {
@@ -100,4 +97,12 @@ func uninterrupted(call func() error) error {
 			return err
 		}
 	}
+}
+
+// IsCorruptedMount reports whether an error of a file system call shows a mount that cannot be used any more, as kubelet judges
+// it. Unlike kubelet's function it unwraps the error, and it knows ECONNABORTED, the answer of an aborted FUSE connection. EIO
+// and EACCES are in the list: a client that is running can return those, too.
+func IsCorruptedMount(err error) bool {
+	var errno unix.Errno
+	return errors.As(err, &errno) && (errno == unix.ECONNABORTED || mountutils.IsCorruptedMnt(errno))
 }

@@ -1,5 +1,3 @@
-//go:build linux
-
 package host
 
 import (
@@ -17,7 +15,6 @@ import (
 // moveBeneath is MOVE_MOUNT_BENEATH of include/uapi/linux/mount.h, since Linux 6.5.
 const moveBeneath = 0x200
 
-// replacement replaces one stale mount.
 type replacement struct {
 	*source
 	stale Mount     // the top one on its mount point
@@ -32,7 +29,6 @@ type replacement struct {
 	below   []*child
 }
 
-// replace plans the replacement of a stale mount.
 func (src *source) replace(tree mountTree, stale Mount, readOnly bool) *replacement {
 	r := &replacement{source: src, stale: stale, like: stale, tree: tree, files: newOpenFiles(), stack: []Mount{stale}}
 	if readOnly {
@@ -193,7 +189,6 @@ func (r *replacement) settle(ctx context.Context, h nsHandle, cause error) (bool
 	return false, nil // its owner has unmounted it
 }
 
-// setPropagation sets a mount's propagation type.
 func (h nsHandle) setPropagation(m Mount, propagation uint64) error {
 	f, err := h.open(m)
 	if err != nil {
@@ -227,7 +222,6 @@ func (r *replacement) attach(stale *os.File) (beneath bool, err error) {
 	return false, nil
 }
 
-// sameType reports whether both are directories, or neither is.
 func sameType(a, b *os.File) (bool, error) {
 	one, err := cachedStat(a)
 	if err != nil {

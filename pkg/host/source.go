@@ -1,5 +1,3 @@
-//go:build linux
-
 package host
 
 import (
@@ -9,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -50,7 +49,6 @@ func (n *Namespace) openSource(ctx context.Context, s Swap) (*source, error) {
 	return src, nil
 }
 
-// open opens the root of the healthy mount.
 func (src *source) open(ctx context.Context) error {
 	fd, err := unix.Open(src.Source.Mountpoint, openPlace|unix.O_DIRECTORY, 0)
 	if err != nil {
@@ -123,16 +121,8 @@ func isMissing(err error) bool {
 	return errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP)
 }
 
-// openBelow opens rel below a directory, resolved by lookUp.
 func openBelow(dir *os.File, rel string, flags uint64) (int, error) {
-	how := unix.OpenHow{Flags: flags, Resolve: lookUp}
-	for try := 0; ; try++ {
-		fd, err := unix.Openat2(int(dir.Fd()), rel, &how)
-		if try < openTries && (errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR)) {
-			continue
-		}
-		return fd, err
-	}
+	return openat2(int(dir.Fd()), rel, unix.OpenHow{Flags: flags, Resolve: lookUp})
 }
 
 // cloneMount makes an unattached mount of dir, which is on the mount of, with the flags of like. It is in no peer group. If like is a
@@ -203,4 +193,63 @@ func propagationOf(m Mount) uint64 {
 		return unix.MS_SLAVE
 	}
 	return unix.MS_PRIVATE
+}
+
+// openFiles is a set of descriptors that is closed when its last user releases it: a call that its caller has abandoned still uses
+// them.
+type openFiles struct {
+	mu    sync.Mutex
+	users int
+	files []*os.File
+}
+
+func newOpenFiles() *openFiles { return &openFiles{users: 1} }
+
+// acquire adds a user, and reports false if the set is closed already.
+func (o *openFiles) acquire() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.users == 0 {
+		return false
+	}
+	o.users++
+	return true
+}
+
+func (o *openFiles) release() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.users--; o.users > 0 {
+		return
+	}
+	for _, f := range o.files {
+		f.Close()
+	}
+	o.files = nil
+}
+
+func (o *openFiles) add(fd int, name string) *os.File {
+	f := os.NewFile(uintptr(fd), name)
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.files = append(o.files, f)
+	return f
+}
+
+// using runs fn as a user of all the sets.
+func using(fn func() error, sets ...*openFiles) error {
+	for i, o := range sets {
+		if !o.acquire() {
+			for _, acquired := range sets[:i] {
+				acquired.release()
+			}
+			return fault.Errorf(fault.Timeout, "not started: the caller has stopped waiting")
+		}
+	}
+	defer func() {
+		for _, o := range sets {
+			o.release()
+		}
+	}()
+	return fn()
 }

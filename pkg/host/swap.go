@@ -1,5 +1,3 @@
-//go:build linux
-
 package host
 
 import (
@@ -122,7 +120,6 @@ func (n *Namespace) SwapInOtherNamespaces(ctx context.Context, s Swap, theirs fu
 	return all, errors.Join(errs...)
 }
 
-// swapInOther replaces the mounts of one other namespace.
 func (n *Namespace) swapInOther(ctx context.Context, src *source, at namespaceRef, host hostView) ([]Swapped, error) {
 	// Not from /proc/<pid>/mountinfo, whose paths begin at that process's root.
 	var mounts []Mount
@@ -143,15 +140,12 @@ func (n *Namespace) swapInOther(ctx context.Context, src *source, at namespaceRe
 	return src.swapIn(ctx, at, mounts, func(m Mount) bool { return own[m.ID] })
 }
 
-// isStale reports whether a mount must be replaced, wherever it is.
 func (src *source) isStale(m Mount) bool { return !sameDevice(m, src.Source) && src.Stale(m) }
 
-// isUnknown reports whether a mount must be reported and not replaced.
 func (src *source) isUnknown(m Mount) bool {
 	return src.Unknown != nil && !sameDevice(m, src.Source) && !src.Stale(m) && src.Unknown(m)
 }
 
-// concerns reports whether a mount must be replaced or reported.
 func (src *source) concerns(m Mount) bool { return src.isStale(m) || src.isUnknown(m) }
 
 // swapIn replaces the stale mounts in the table of one namespace for which where reports true.
@@ -217,7 +211,6 @@ type mountTree struct {
 	children map[int][]Mount
 }
 
-// newTree returns the tree of a mount table.
 func newTree(mounts []Mount) mountTree {
 	t := mountTree{byID: make(map[int]Mount, len(mounts)), children: make(map[int][]Mount, len(mounts))}
 	for _, m := range mounts {

@@ -1,5 +1,3 @@
-//go:build linux
-
 package host
 
 import (
@@ -153,7 +151,11 @@ func below(root, target string) (string, error) {
 
 // openStrictly opens a directory below another one and refuses symbolic links.
 func openStrictly(dir int, rel string) (int, error) {
-	how := unix.OpenHow{Flags: openDir, Resolve: strictly}
+	return openat2(dir, rel, unix.OpenHow{Flags: openDir, Resolve: strictly})
+}
+
+// openat2 is openat2(2), repeated as openTries says.
+func openat2(dir int, rel string, how unix.OpenHow) (int, error) {
 	for try := 0; ; try++ {
 		fd, err := unix.Openat2(dir, rel, &how)
 		if try < openTries && (errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR)) {
@@ -174,4 +176,22 @@ func firstSymlink(dir int, rel string) string {
 		}
 	}
 	return rel
+}
+
+// PathState is the state of a path.
+type PathState struct {
+	Major, Minor uint32 // device of the file system
+	Mountpoint   bool   // a mount point
+}
+
+// Inspect returns the state of a path, without following its last component and without a request to the file system (statx(2),
+// AT_STATX_DONT_SYNC). So it returns at once on an unresponsive or stale mount, and is much cheaper than reading the mount table.
+// Call it inside Do. A missing path is unix.ENOENT.
+func Inspect(path string) (PathState, error) {
+	var st unix.Statx_t
+	err := unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT|unix.AT_STATX_DONT_SYNC, 0, &st)
+	if err != nil {
+		return PathState{}, fmt.Errorf("reading the state of %s: %w", path, err)
+	}
+	return PathState{Major: st.Dev_major, Minor: st.Dev_minor, Mountpoint: st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0}, nil
 }

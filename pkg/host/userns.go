@@ -1,5 +1,3 @@
-//go:build linux
-
 package host
 
 import (
@@ -76,7 +74,6 @@ func (h nsHandle) isLocked(m Mount) (bool, error) {
 	return err != nil, nil
 }
 
-// refuseChildren is refuseWithoutLocks for the children.
 func refuseChildren(children []*child, depth int) error {
 	for _, c := range children {
 		if c.clone == nil {

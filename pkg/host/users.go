@@ -1,13 +1,14 @@
-//go:build linux
-
 package host
 
 import (
 	"context"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
+	"time"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/proc"
 )
 
@@ -42,7 +43,6 @@ func (n *Namespace) Users(ctx context.Context, m Mount) ([]string, error) {
 	return users, nil
 }
 
-// usesMount reports whether a process keeps a mount busy.
 func usesMount(pid int, m Mount) bool {
 	for _, link := range []string{"cwd", "root", "exe"} {
 		place, err := os.Readlink(proc.Path(pid, link))
@@ -82,7 +82,47 @@ func seesMount(pid int, m Mount) bool {
 	return false
 }
 
-// isBelow reports whether place is dir or in it.
 func isBelow(place, dir string) bool {
 	return place == dir || strings.HasPrefix(place, strings.TrimSuffix(dir, "/")+"/")
+}
+
+// processName returns the name of a process for messages: "bash (pid 12)". It reads only comm, because cmdline and environ are in
+// the process's memory and can block with it.
+func processName(pid int) string {
+	comm, err := os.ReadFile(proc.Path(pid, "comm"))
+	name := strings.TrimSuffix(string(comm), "\n")
+	if err != nil || name == "" {
+		return fmt.Sprintf("pid %d", pid)
+	}
+	if strings.ContainsFunc(name, func(r rune) bool { return r < ' ' || r == 0x7f }) {
+		name = strconv.Quote(name)
+	}
+	return fmt.Sprintf("%s (pid %d)", name, pid)
+}
+
+// CPUTime is proc.CPUTime of a process with that real uid. If no process has that pid and uid, because it exited and another
+// process may have its pid, the error is a fault.NotFound.
+func CPUTime(pid int, uid uint32) (time.Duration, error) {
+	// The owner is read after the time: if the pid changes hands in between, the new owner shows. A process of the same uid
+	// belongs to the same mount.
+	used, err := proc.CPUTime(pid)
+	if err != nil {
+		return 0, noProcess(pid, uid, err)
+	}
+	status, err := proc.ReadStatus(pid)
+	if err != nil {
+		return 0, noProcess(pid, uid, fmt.Errorf("read the owner of process %d: %w", pid, err))
+	}
+	if owner, _, ok := status.UIDs(); !ok || owner != uid {
+		return 0, fault.Errorf(fault.NotFound, "process %d does not belong to uid %d but to %q", pid, uid, status.Field("Uid"))
+	}
+	return used, nil
+}
+
+// noProcess returns the error of a read in /proc with its kind.
+func noProcess(pid int, uid uint32, err error) error {
+	if proc.Gone(err) {
+		return fault.Errorf(fault.NotFound, "process %d of uid %d has exited: %w", pid, uid, err)
+	}
+	return err
 }

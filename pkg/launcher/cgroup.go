@@ -79,7 +79,6 @@ func (p *Process) confined() (bool, error) {
 	return inUnit(parseCgroups(own)), nil
 }
 
-// inUnit reports whether cgroups are those of a systemd service.
 func inUnit(cgroups map[string]string) bool {
 	for _, hierarchy := range []string{"", "name=systemd"} {
 		for part := range strings.SplitSeq(cgroups[hierarchy], "/") {

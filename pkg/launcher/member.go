@@ -25,7 +25,6 @@ type member func(pid int, uid uint32, status proc.Status) bool
 // finder returns ctx's error.
 type finder func(ctx context.Context, fn func(is member) error) error
 
-// findOnHost is the finder of Process, which has no cgroups of its own.
 func findOnHost(_ context.Context, fn func(is member) error) error { return fn(onHost) }
 
 // onHost reports whether a process is in this process's user namespace and in the PID namespace of /proc, or in namespaces below them
@@ -170,7 +169,6 @@ func (c unitCgroups) is(pid int, uid uint32, status proc.Status) bool {
 	return c.hasUnit(path) || slices.Contains(c.other, path) && onHost(pid, uid, status)
 }
 
-// find is the finder of Systemd.
 func (s *Systemd) find(ctx context.Context, fn func(is member) error) error {
 	return s.ns.Do(ctx, "looking for processes of mounts", func() error {
 		if s.ns.Foreign() {

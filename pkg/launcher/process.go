@@ -334,7 +334,6 @@ func withFDs(fn func(fds []uintptr) error, files ...*os.File) error {
 	return next()
 }
 
-// reap waits for exited children.
 func (p *Process) reap() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

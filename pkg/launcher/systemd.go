@@ -285,18 +285,11 @@ func (s *Systemd) awaitStart(ctx context.Context, b *bus, u Unit, job <-chan str
 
 // Alive reports whether any process of the mount with that uid runs, in a unit of this driver or started by another launcher.
 func (s *Systemd) Alive(ctx context.Context, uid uint32) (bool, error) {
-	if err := DefaultUIDs().check(uid); err != nil {
-		return false, fmt.Errorf("look for processes: %w", err)
-	}
-	alive, err := s.scan.uids(ctx)
-	return alive[uid], err
+	return s.scan.alive(ctx, uid)
 }
 
 // Free reports whether a new mount can have an unused uid; see Process.Free.
 func (s *Systemd) Free(ctx context.Context, uid uint32) (bool, error) {
-	if err := DefaultUIDs().check(uid); err != nil {
-		return false, fmt.Errorf("look for processes: %w", err)
-	}
 	return s.scan.free(ctx, uid)
 }
 

@@ -55,7 +55,6 @@ type dialer struct {
 	slots   chan struct{} // bounds the connections
 }
 
-// bus is a connection to systemd for one call.
 type bus struct {
 	*sd.Conn
 	cancel context.CancelFunc
@@ -98,7 +97,6 @@ func (d *dialer) call(ctx context.Context, what string, fn func(context.Context,
 	}
 }
 
-// once connects and calls fn.
 func (d *dialer) once(ctx context.Context, fn func(context.Context, *bus) error) error {
 	b, err := d.connect(ctx)
 	if err != nil {
@@ -141,7 +139,6 @@ func (e connectError) absent() bool {
 	})
 }
 
-// dial connects to one socket within dialTimeout.
 func (d *dialer) dial(ctx context.Context, path string) (*bus, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	overdue := time.AfterFunc(dialTimeout, cancel)
@@ -185,7 +182,6 @@ func (d *dialer) dialBus(ctx context.Context, path string) (*dbus.Conn, error) {
 	return c, nil
 }
 
-// isDBusError reports whether err is a D-Bus error with one of the names.
 func isDBusError(err error, names ...string) bool {
 	var answer dbus.Error
 	return errors.As(err, &answer) && slices.Contains(names, answer.Name)
@@ -211,7 +207,6 @@ func lost(err error) bool {
 	return false
 }
 
-// classify gives an answer of systemd its kind.
 func classify(err error) error {
 	switch {
 	case isDBusError(err, errShuttingDown, errDestructive):
@@ -232,7 +227,6 @@ func unknownProperty(err error) (string, bool) {
 	return m[1], true
 }
 
-// kill kills a unit's processes, if it has any.
 func (b *bus) kill(ctx context.Context, name string) error {
 	err := b.KillUnitWithTarget(ctx, name, sd.All, int32(unix.SIGKILL))
 	if isDBusError(err, errNoSuchUnit, errNoSuchProcess, errUnknownProcess) {

@@ -19,10 +19,8 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher/runas"
 )
 
-// unitState are the properties of a unit.
 type unitState map[string]any
 
-// unit reads the state of a unit.
 func (b *bus) unit(ctx context.Context, name string) (unitState, error) {
 	props, err := b.GetAllPropertiesContext(ctx, name)
 	if err != nil {
@@ -100,27 +98,17 @@ func (r Result) String() string {
 
 // execSteps explains the exit statuses of systemd's own process before it executes the program (systemd.exec(5)).
 func execSteps(status int) string {
-	switch status {
-	case 203:
-		return "EXEC: the program is missing, not executable, on a file system mounted noexec, or denied by SELinux"
-	case 205:
-		return "LIMITS"
-	case 208:
-		return "STDIN"
-	case 216:
-		return "GROUP"
-	case 217:
-		return "USER"
-	case 218:
-		return "CAPABILITIES"
-	case 219:
-		return "CGROUP"
-	case 226:
-		return "NAMESPACE: its mount namespace could not be set up; a directory of the mount is missing, or a mount on the host is inaccessible"
-	case 228:
-		return "SECCOMP"
-	}
-	return ""
+	return map[int]string{
+		203: "EXEC: the program is missing, not executable, on a file system mounted noexec, or denied by SELinux",
+		205: "LIMITS",
+		208: "STDIN",
+		216: "GROUP",
+		217: "USER",
+		218: "CAPABILITIES",
+		219: "CGROUP",
+		226: "NAMESPACE: its mount namespace could not be set up; a directory of the mount is missing, or a mount on the host is inaccessible",
+		228: "SECCOMP",
+	}[status]
 }
 
 // result returns how a unit's main process exited. The codes are those of waitid(2).

@@ -37,7 +37,6 @@ func (l Limits) check() error {
 	return nil
 }
 
-// or returns l with the unset limits of d.
 func (l Limits) or(d Limits) Limits {
 	for _, f := range []struct{ to, from *uint64 }{
 		{&l.MemoryMax, &d.MemoryMax}, {&l.MemoryHigh, &d.MemoryHigh}, {&l.CPUWeight, &d.CPUWeight}, {&l.TasksMax, &d.TasksMax},

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -41,21 +42,14 @@ const killPause = 20 * time.Millisecond
 // Alive reports whether any process of the mount with that uid runs; zombies do not count. The uid may be outside the launcher's range,
 // also in Kill, because mounts outlive a change of the range.
 func (p *Process) Alive(ctx context.Context, uid uint32) (bool, error) {
-	if err := DefaultUIDs().check(uid); err != nil {
-		return false, fmt.Errorf("look for processes: %w", err)
-	}
 	p.reap()
-	alive, err := p.scan.uids(ctx)
-	return alive[uid], err
+	return p.scan.alive(ctx, uid)
 }
 
 // Free reports whether a new mount can have an unused uid: no process of an earlier mount with that uid is left. The answer may be a
 // few minutes old. Only this driver starts mounts' processes, and it waits for their exit before it releases their uid. Other
 // processes can get the uid at any time after any scan; those of pods do not count as a mount's, and cannot access a mount's files.
 func (p *Process) Free(ctx context.Context, uid uint32) (bool, error) {
-	if err := DefaultUIDs().check(uid); err != nil {
-		return false, fmt.Errorf("look for processes: %w", err)
-	}
 	p.reap()
 	return p.scan.free(ctx, uid)
 }
@@ -86,14 +80,8 @@ func (p *Process) List(ctx context.Context) ([]UnitInfo, error) {
 	return list, nil
 }
 
-// Remove does nothing, because an exited process leaves nothing.
-func (p *Process) Remove(context.Context, string) error { return nil }
-
 // OOMKills returns 0, because helpers of this launcher have no cgroups that count OOM kills.
 func (p *Process) OOMKills(context.Context, string, uint32) (uint64, error) { return 0, nil }
-
-// Program returns the path of the helper program. It is one on the host only WithHostProgram, or if the driver is on the host itself.
-func (p *Process) Program() string { return p.program }
 
 // killAll kills every process of a mount's uid and returns when none is left. It calls each before each scan.
 func killAll(ctx context.Context, find finder, uid uint32, each func()) error {
@@ -158,7 +146,6 @@ func killIfOf(pid int, uid uint32, is member) error {
 	return nil
 }
 
-// eachProcess calls fn with the status of every process.
 func eachProcess(ctx context.Context, fn func(pid int, status proc.Status)) error {
 	pids, err := proc.PIDs()
 	if err != nil {
@@ -194,4 +181,106 @@ func statusOf(pid int) (proc.Status, error) {
 func runsAs(status proc.Status, uid uint32) bool {
 	ruid, euid, ok := status.UIDs()
 	return ok && ruid == uid && euid == uid && status.Running()
+}
+
+// processScan finds the uids that have running processes of mounts. A scan reads the status of every process on the host.
+// Callers that arrive during a scan share the next one, so that a hundred mounts that start at once do not need a hundred scans.
+type processScan struct {
+	find finder // nil: findOnHost
+
+	mu      sync.Mutex
+	next    *scanResult
+	last    *scanResult // of the latest successful scan
+	running sync.Mutex  // held by the one scan that runs
+}
+
+// scanResult is the result of one scan. uids and err are final when done is closed.
+type scanResult struct {
+	began time.Time
+	done  chan struct{}
+	uids  map[uint32]bool
+	err   error
+}
+
+const (
+	// scanTimeout bounds a scan, which reads only /proc.
+	scanTimeout = 30 * time.Second
+	// maxScanAge is the age up to which a scan is accepted as proof that a uid is free. The reconcile loop scans more often.
+	maxScanAge = 3 * time.Minute
+)
+
+// alive reports whether a process of a mount has a uid.
+func (s *processScan) alive(ctx context.Context, uid uint32) (bool, error) {
+	if err := DefaultUIDs().check(uid); err != nil {
+		return false, fmt.Errorf("look for processes: %w", err)
+	}
+	uids, err := s.uids(ctx)
+	return uids[uid], err
+}
+
+// free reports whether no process of a mount has a uid; see Process.Free.
+func (s *processScan) free(ctx context.Context, uid uint32) (bool, error) {
+	if err := DefaultUIDs().check(uid); err != nil {
+		return false, fmt.Errorf("look for processes: %w", err)
+	}
+	s.mu.Lock()
+	last := s.last
+	s.mu.Unlock()
+	if last != nil && time.Since(last.began) < maxScanAge && !last.uids[uid] {
+		return true, nil
+	}
+	uids, err := s.uids(ctx)
+	return err == nil && !uids[uid], err
+}
+
+// uids returns the uids that have processes, from a scan that begins after the call.
+func (s *processScan) uids(ctx context.Context) (map[uint32]bool, error) {
+	s.mu.Lock()
+	result := s.next
+	if result == nil {
+		result = &scanResult{done: make(chan struct{})}
+		s.next = result
+		go s.run(context.WithoutCancel(ctx), result) // other callers share it
+	}
+	s.mu.Unlock()
+	select {
+	case <-result.done:
+		return result.uids, result.err
+	case <-ctx.Done():
+		return nil, fmt.Errorf("look for processes: %w", context.Cause(ctx))
+	}
+}
+
+// run fills in a result, after the scan that is running.
+func (s *processScan) run(ctx context.Context, result *scanResult) {
+	s.running.Lock()
+	defer s.running.Unlock()
+	s.mu.Lock()
+	s.next = nil // callers from now on need a scan that begins later
+	s.mu.Unlock()
+	defer close(result.done)
+	result.began = time.Now()
+	ctx, cancel := context.WithTimeout(ctx, scanTimeout)
+	defer cancel()
+	find := s.find
+	if find == nil {
+		find = findOnHost
+	}
+	found := make(chan map[uint32]bool, 1) // buffered: after ctx ends, no caller receives it
+	result.err = find(ctx, func(is member) error {
+		uids := map[uint32]bool{}
+		err := eachProcess(ctx, func(pid int, status proc.Status) {
+			if uid, _, ok := status.UIDs(); ok && uid >= minUID && !uids[uid] && runsAs(status, uid) && is(pid, uid, status) {
+				uids[uid] = true
+			}
+		})
+		found <- uids
+		return err
+	})
+	if result.err == nil {
+		result.uids = <-found
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.last = result
+	}
 }

@@ -55,19 +55,14 @@ type Options struct {
 	DefaultClient string
 	TargetRoot    string // targets must be below it; "": anywhere
 	UIDs          launcher.UIDRange
-	MountTimeout  time.Duration // for a publish
-	DrainTimeout  time.Duration // for an unpublish whose caller gave no deadline
-	Version       string        // the driver's
-	// Limits are those of mounts whose volumes set none; 0 is unlimited. The launcher may be unable to enforce them.
-	Limits launcher.Limits
-	// Heal replaces stale bind mounts, also in containers.
-	Heal bool
-	// HangTimeout is after how long without an answer a mount's connection is aborted; 0: never.
-	HangTimeout time.Duration
-	// CleanPrograms removes installed programs that no process runs, except those in the directories used; nil: there are none.
-	CleanPrograms func(ctx context.Context, used []string) error
-	// Refused is why nothing can be published on this node; nil: it can.
-	Refused error
+	MountTimeout  time.Duration                                  // for a publish
+	DrainTimeout  time.Duration                                  // for an unpublish whose caller gave no deadline
+	Version       string                                         // the driver's
+	Limits        launcher.Limits                                // see runner.Options
+	Heal          bool                                           // stale bind mounts are replaced, also in containers
+	HangTimeout   time.Duration                                  // see monitor.Options
+	CleanPrograms func(ctx context.Context, used []string) error // see monitor.Options
+	Refused       error                                          // see publish.Options
 }
 
 // Node is the driver's part on a node.
@@ -116,8 +111,7 @@ func assemble(ctx context.Context, o Options, store *state.Store) (*Node, error)
 		MountTimeout: o.MountTimeout, HangTimeout: o.HangTimeout, Started: watchers.Follow,
 	})
 	super := supervisor.New(supervisor.Options{
-		Namespace: o.Namespace, Backends: o.Backends, Clients: clients, Store: store, Sources: sources, Pins: pinned, Creds: provider,
-		Tracker: track, Runner: run, Drainer: drain.New(run, monitor.ProbeEvery(o.HangTimeout), o.HangTimeout), Healer: healer,
+		Options: run.Options, Runner: run, Drainer: drain.New(run, monitor.ProbeEvery(o.HangTimeout)), Healer: healer, Pins: pinned,
 	})
 	// Before anything is published: what an earlier generation has left to store must be stored before the next one serves.
 	if err := monitor.Restore(ctx, store, clients); err != nil {

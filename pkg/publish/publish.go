@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -32,27 +33,19 @@ import (
 // cleanupBound bounds the clean-up after a failed publish.
 const cleanupBound = 20 * time.Second
 
-// Mounts are the mounts of the node. Package supervisor implements it.
+// Mounts are the mounts of the node. Package supervisor implements it, and says what each method does.
 type Mounts interface {
-	// Health returns the health of a mount.
 	Health(ctx context.Context, m state.Mount) (mount.Health, error)
-	// Refresh gives a healthy mount the credentials that a republish supplies.
 	Refresh(ctx context.Context, m state.Mount, p state.Publication, grant *creds.Grant) error
-	// Rotate gives a publication, whose target shows a mount, the session of its new secret.
 	Rotate(ctx context.Context, w want.Mount, shown state.Mount, p state.Publication) error
-	// Ensure ensures a running mount and binds it to the target. If bind fails, undo is called, unless it is nil.
 	Ensure(ctx context.Context, w want.Mount, bind func(ctx context.Context, m state.Mount) (undo func(context.Context) error, err error)) error
-	// AwaitDrained waits for a mount that has to drain before Ensure or Rotate, which failed, can succeed. again: they can be repeated.
 	AwaitDrained(ctx context.Context, w want.Mount, failed error) (again bool, err error)
-	// Release removes a publication and, if it was the mount's last one, stops the mount.
 	Release(ctx context.Context, p state.Publication, unmount func(context.Context) error) error
 }
 
 // Targets replaces and checks bind mounts at targets. Package heal implements it.
 type Targets interface {
-	// ReplaceTarget replaces the stale mount at a target. done is false if it cannot be replaced in place.
 	ReplaceTarget(ctx context.Context, m state.Mount, target string, readOnly bool) (done bool, err error)
-	// CheckTarget returns nil if a target shows a mount's current file system.
 	CheckTarget(ctx context.Context, m state.Mount, target string) error
 }
 
@@ -79,10 +72,8 @@ type Options struct {
 	TargetRoot   string        // targets must be below it; "": anywhere
 	MountTimeout time.Duration // for a publish
 	DrainTimeout time.Duration // for an unpublish whose caller gave no deadline
-	// Share is what inline volumes may ask for.
-	Share client.Share
-	// Refused is why nothing can be published on this node; nil: it can.
-	Refused error
+	Share        client.Share  // what inline volumes may ask for
+	Refused      error         // why nothing can be published on this node; nil: it can
 }
 
 // Publisher serves publish, unpublish and stats.
@@ -193,7 +184,6 @@ func (p *Publisher) check(r *mount.Request) (spec mount.Spec, err error) {
 	return mount.NewSpec(*r, p.Store.Salt()), nil
 }
 
-// checkClient checks the volume's options against its client.
 func (p *Publisher) checkClient(r mount.Request) error {
 	cl, err := p.Clients.Of(r.Attributes.Client)
 	if err != nil {
@@ -366,4 +356,59 @@ func (p *Publisher) bind(ctx context.Context, w want.Mount, m state.Mount, targe
 	}
 	failpoint.Here("bind.bound")
 	return p.Targets.CheckTarget(ctx, m, pub.Target)
+}
+
+// inflight are the requests in flight, one for each target. A retry of the same request joins the running one; another request for
+// the target is refused as busy.
+type inflight struct {
+	mu       sync.Mutex
+	byTarget map[string]*call
+	wg       sync.WaitGroup
+}
+
+type call struct {
+	request string // for comparing
+	done    chan struct{}
+	err     error // valid when done is closed
+}
+
+// do runs work for a target, or joins it, and waits until it has finished or ctx ends. The work does not end with its callers: one
+// that timed out retries and joins it.
+func (f *inflight) do(ctx context.Context, target, request string, work func() error) error {
+	f.mu.Lock()
+	c := f.byTarget[target]
+	switch {
+	case c == nil:
+		c = &call{request: request, done: make(chan struct{})}
+		if f.byTarget == nil {
+			f.byTarget = map[string]*call{}
+		}
+		f.byTarget[target] = c
+		f.wg.Go(func() {
+			c.err = work()
+			f.mu.Lock()
+			delete(f.byTarget, target)
+			f.mu.Unlock()
+			close(c.done)
+		})
+	case c.request != request:
+		f.mu.Unlock()
+		return fault.Errorf(fault.Busy, "another request for target %s is in flight", target)
+	}
+	f.mu.Unlock()
+	select {
+	case <-c.done:
+		return c.err
+	case <-ctx.Done():
+		return fault.Errorf(fault.Timeout, "target %s: the request is still in progress, and a retry joins it: %w", target, context.Cause(ctx))
+	}
+}
+
+func (f *inflight) wait(d time.Duration) {
+	idle := make(chan struct{})
+	go func() { f.wg.Wait(); close(idle) }() // ends with the last request, which is bounded
+	select {
+	case <-idle:
+	case <-time.After(d):
+	}
 }

@@ -13,7 +13,6 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/want"
 )
 
-// targetState is what a target shows.
 type targetState int
 
 const (
@@ -23,7 +22,6 @@ const (
 	rotated                    // the volume of the request, with the credentials of its former secret
 )
 
-// target is what is known of a target.
 type target struct {
 	state targetState
 	mount state.Mount       // that it shows; empty if its record is lost
@@ -47,7 +45,7 @@ func (p *Publisher) mountAt(ctx context.Context, path string) (top host.Mount, m
 	if mounts, err = p.Namespace.Mounts(ctx); err != nil {
 		return host.Mount{}, nil, false, err
 	}
-	top, mounted = mount.TopAt(mounts, path)
+	top, mounted = host.TopAt(mounts, path)
 	return top, mounts, mounted, nil
 }
 
@@ -58,7 +56,6 @@ func (p *Publisher) showsVolume(ctx context.Context, path string) bool {
 	return err != nil || mounted && ours
 }
 
-// look returns what a target shows.
 func (p *Publisher) look(ctx context.Context, w want.Mount) (target, error) {
 	path := w.Publication.Target
 	top, mounts, mounted, err := p.mountAt(ctx, path)
@@ -77,7 +74,7 @@ func (p *Publisher) look(ctx context.Context, w want.Mount) (target, error) {
 	if t.mount, have, err = p.Store.Mount(ctx, name); err != nil {
 		return t, err
 	}
-	source, mounted := mount.TopAt(mounts, p.Store.SourceDir(name))
+	source, mounted := host.TopAt(mounts, p.Store.SourceDir(name))
 	if have && mounted && source.Major == top.Major && source.Minor == top.Minor {
 		if t.state, err = p.compare(ctx, w, t); err != nil || t.state != stale {
 			return t, err

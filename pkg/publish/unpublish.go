@@ -49,7 +49,7 @@ func (p *Publisher) unpublish(ctx context.Context, volumeID, target string) erro
 	if err != nil {
 		return err
 	}
-	if top, mounted := mount.TopAt(mounts, target); mounted {
+	if top, mounted := host.TopAt(mounts, target); mounted {
 		name, ours := mount.NameOf(top.Source)
 		switch {
 		case !ours && !have:
@@ -102,7 +102,7 @@ func (p *Publisher) unmountTarget(ctx context.Context, target string) error {
 		if err != nil {
 			return err
 		}
-		top, mounted := mount.TopAt(mounts, target)
+		top, mounted := host.TopAt(mounts, target)
 		if !mounted {
 			return nil
 		}
@@ -131,7 +131,7 @@ func (p *Publisher) Stats(ctx context.Context, volumeID, path string) (mount.Sta
 	if err != nil {
 		return mount.Stats{}, err
 	}
-	top, ok := mount.TopAt(mounts, path)
+	top, ok := host.TopAt(mounts, path)
 	if name, ours := mount.NameOf(top.Source); !ok || !ours || name != pub.Mount {
 		return mount.Stats{}, fault.Errorf(fault.NotFound, "volume %s: the mount at %s is gone; republish the volume to restore it", volumeID, path)
 	}

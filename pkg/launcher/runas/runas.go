@@ -36,7 +36,6 @@ func Parse(argv []string) (uid, gid uint32, args []string, ok bool) {
 	return u, g, argv[4:], uerr == nil && gerr == nil
 }
 
-// id reads a uid or gid in its canonical form.
 func id(s string) (uint32, error) {
 	n, err := strconv.ParseUint(s, 10, 32)
 	if err != nil {

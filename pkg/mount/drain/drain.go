@@ -46,20 +46,17 @@ type Options struct {
 // Drainer stops mounts. The caller of a method that is given a mount holds the lock of the mount's key.
 type Drainer struct {
 	runner.Options
-	runner                    *runner.Runner
-	checkEvery, hangTimeout   time.Duration
-	refreshEvery, orphanBound time.Duration
+	runner                                *runner.Runner
+	checkEvery, refreshEvery, orphanBound time.Duration
 }
 
-// New returns a drainer. checkEvery is the time between two checks of a client's progress; without progress for hangTimeout the
-// client is killed; 0: never.
-func New(r *runner.Runner, checkEvery, hangTimeout time.Duration) *Drainer {
-	if hangTimeout == 0 {
+// New returns a drainer. checkEvery is the time between two checks of a client's progress; without progress for the runner's
+// HangTimeout the client is killed; 0: never.
+func New(r *runner.Runner, checkEvery time.Duration) *Drainer {
+	if r.HangTimeout == 0 {
 		checkEvery = statusBound
 	}
-	return &Drainer{
-		Options: r.Options, runner: r, checkEvery: checkEvery, hangTimeout: hangTimeout, refreshEvery: refreshEvery, orphanBound: orphanBound,
-	}
+	return &Drainer{Options: r.Options, runner: r, checkEvery: checkEvery, refreshEvery: refreshEvery, orphanBound: orphanBound}
 }
 
 // Stop stops a mount without publications: everything that was written and closed is stored, the client has exited and nothing is
@@ -209,7 +206,7 @@ func (d *Drainer) awaitExit(ctx context.Context, m state.Mount) (how string, err
 		}
 		silent := entry.HelperAnswered(err == nil || last.State != "")
 		switch {
-		case errors.Is(err, helper.ErrGone), errors.Is(err, errNoNews) && last.State == "" && d.hangTimeout != 0 && silent >= d.hangTimeout:
+		case errors.Is(err, helper.ErrGone), errors.Is(err, errNoNews) && last.State == "" && d.HangTimeout != 0 && silent >= d.HangTimeout:
 			if err := d.awaitOrphan(ctx, m); err != nil {
 				return "", err
 			}
@@ -217,7 +214,7 @@ func (d *Drainer) awaitExit(ctx context.Context, m state.Mount) (how string, err
 		case ctx.Err() != nil:
 			return "", InProgress(m, WithQueue(last.Queue, errors.Join(err, context.Cause(ctx))))
 		case errors.Is(err, errNoNews):
-			if last.State != helper.StateRunning || d.hangTimeout == 0 || d.makesProgress(m, last) {
+			if last.State != helper.StateRunning || d.HangTimeout == 0 || d.makesProgress(m, last) {
 				continue
 			}
 			if err := d.runner.KillUnresponsive(ctx, m, "it makes no progress"); err != nil {
@@ -246,7 +243,7 @@ func (d *Drainer) makesProgress(m state.Mount, status helper.Status) bool {
 		entry.Active()
 		return true
 	}
-	return entry.Progress(cpu, status.Revision) < d.hangTimeout
+	return entry.Progress(cpu, status.Revision) < d.HangTimeout
 }
 
 // errNoNews is the error of a status that has not changed in time.
@@ -276,7 +273,6 @@ func (d *Drainer) awaitOrphan(ctx context.Context, m state.Mount) error {
 	return d.Launcher.Kill(ctx, m.UID)
 }
 
-// awaitGone waits until no process of a mount is left.
 func (d *Drainer) awaitGone(ctx context.Context, m state.Mount) error {
 	for {
 		alive, err := d.Launcher.Alive(ctx, m.UID)
@@ -291,7 +287,6 @@ func (d *Drainer) awaitGone(ctx context.Context, m state.Mount) error {
 	}
 }
 
-// stopHelper stops the helper of a client that has exited.
 func (d *Drainer) stopHelper(ctx context.Context, m state.Mount) error {
 	if err := d.Peer(m.Name).Quit(ctx); err == nil {
 		gctx, cancel := context.WithTimeout(ctx, exitGrace)
@@ -305,4 +300,35 @@ func (d *Drainer) stopHelper(ctx context.Context, m state.Mount) error {
 		return fmt.Errorf("killing the helper of mount %s: %w", m.Name, err)
 	}
 	return nil
+}
+
+// InProgress returns the error for a mount that is still draining, with what is left to store. The drain goes on.
+func InProgress(m state.Mount, err error) error {
+	return fault.Errorf(fault.Busy, "draining: %w (for %s; mount %s, client %s); the drain goes on, and a retry waits for it",
+		err, time.Since(m.Ending).Round(time.Second), m.Name, m.Client)
+}
+
+// WithQueue adds what a client has left to store to an error; nil: unknown.
+func WithQueue(q *client.Queue, err error) error {
+	if q == nil {
+		return fmt.Errorf("the client is still storing data: %w", err)
+	}
+	return fmt.Errorf("%s: %w", formatQueue(*q), err)
+}
+
+// formatQueue formats a queue: "3 uploads, 1.2 GiB".
+func formatQueue(q client.Queue) string {
+	const units = "KMGTPE"
+	size, unit := float64(q.Bytes), ""
+	for i := 0; size >= 1024 && i < len(units); i++ {
+		size, unit = size/1024, units[i:i+1]+"i"
+	}
+	plural := "s"
+	if q.Uploads == 1 {
+		plural = ""
+	}
+	if unit == "" {
+		return fmt.Sprintf("%d upload%s, %d B", q.Uploads, plural, q.Bytes)
+	}
+	return fmt.Sprintf("%d upload%s, %.1f %sB", q.Uploads, plural, size, unit)
 }

@@ -23,7 +23,7 @@ func newDrainer(t *testing.T, l runner.Launcher, hangTimeout time.Duration) (*Dr
 		Namespace: p.Namespace, Launcher: l, Backends: p.Backends, Clients: p.Clients, Store: p.Store, Sources: p.Sources, Creds: p.Creds,
 		Tracker: p.Tracker, Peer: p.Peer, UIDs: launcher.UIDRange{First: parts.UID, Last: parts.UID + 1}, HangTimeout: hangTimeout,
 	})
-	return New(r, hangTimeout/8, hangTimeout), p
+	return New(r, hangTimeout/8), p
 }
 
 // A drain can take longer than the credentials that the client was started with are valid.

@@ -140,7 +140,7 @@ func (p *Pins) PinTargets(ctx context.Context, name string, names []string, targ
 		if !targets[mnt.Mountpoint] || !Serves(mnt, names) || known.Has(mnt) || mnt.Minor == source.Minor {
 			continue
 		}
-		if top, _ := mount.TopAt(mounts, mnt.Mountpoint); top.ID != mnt.ID {
+		if top, _ := host.TopAt(mounts, mnt.Mountpoint); top.ID != mnt.ID {
 			continue // no path leads to it
 		}
 		if err := p.Pin(ctx, name, mounts, mnt); err != nil {
@@ -151,7 +151,6 @@ func (p *Pins) PinTargets(ctx context.Context, name string, names []string, targ
 	return nil
 }
 
-// unpin removes a pin.
 func (p *Pins) unpin(ctx context.Context, pin host.Mount) error {
 	return p.ns.Do(ctx, "unmounting "+pin.Mountpoint, func() error {
 		if err := host.Detach(pin.Mountpoint); err != nil && !errors.Is(err, unix.EINVAL) {
@@ -222,7 +221,7 @@ func (p *Pins) Clear(ctx context.Context, gone func(ctx context.Context, name st
 		if !ok || !gone(ctx, name) {
 			continue
 		}
-		pin, mounted := mount.TopAt(mounts, dir)
+		pin, mounted := host.TopAt(mounts, dir)
 		if !mounted {
 			pin.Mountpoint = dir
 		}

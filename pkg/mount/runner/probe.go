@@ -84,27 +84,22 @@ const ExitUnknown = "exit status unknown, because its helper exited, too"
 
 // LastExit returns the exit summary of a mount's last client from the file that its helper left; "" is a clean exit.
 func (r *Runner) LastExit(ctx context.Context, m state.Mount) (how string, err error) {
-	type found struct {
-		end  helper.End
-		left bool
-	}
-	f, err := host.Call(ctx, r.Namespace, "reading the exit status of "+m.Name, nil, func() (f found, err error) {
-		f.end, f.left, err = helper.ReadEnd(r.Store.HelperDir(m.Name))
-		return f, err
+	end, err := host.Call(ctx, r.Namespace, "reading the exit status of "+m.Name, nil, func() (end helper.End, err error) {
+		end, _, err = helper.ReadEnd(r.Store.HelperDir(m.Name))
+		return end, err
 	})
 	if err != nil {
 		return "", err
 	}
 	switch {
-	case !f.left || f.end.Starts == 0: // without a start it is that of a helper that ran no client
+	case end.Starts == 0: // no file, or that of a helper that ran no client
 		return ExitUnknown, nil
-	case f.end.Code == 0 && f.end.Signal == "":
+	case end.Code == 0 && end.Signal == "":
 		return "", nil
 	}
-	return ExitSummary(helper.Status{ExitCode: f.end.Code, Signal: f.end.Signal, Tail: f.end.Tail}), nil
+	return ExitSummary(helper.Status{ExitCode: end.Code, Signal: end.Signal, Tail: end.Tail}), nil
 }
 
-// memoryLimit describes a mount's memory limit.
 func (r *Runner) memoryLimit(m state.Mount) string {
 	own := "it has no limit of its own"
 	if m.Spec.MemoryLimit != 0 {

@@ -64,7 +64,6 @@ func (r *Runner) awaitReady(ctx context.Context, m state.Mount, peer *helper.Pee
 	}
 }
 
-// outputSoFar returns the output of a running client for an error message.
 func (r *Runner) outputSoFar(ctx context.Context, m state.Mount) string {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
@@ -92,8 +91,4 @@ func ExitedAbnormally(s helper.Status) bool { return s.ExitCode != 0 || s.Signal
 
 func isConnectionGone(err error) bool {
 	return errors.Is(err, unix.ENOTCONN) || errors.Is(err, unix.ECONNABORTED)
-}
-
-func sourceGone(name string) error {
-	return fault.Errorf(fault.Unavailable, "the source of mount %s was unmounted by another process", name)
 }

@@ -67,7 +67,7 @@ type Options struct {
 	// Limits are those of mounts whose volumes set none; 0 is unlimited. The launcher may be unable to enforce them.
 	Limits       launcher.Limits
 	MountTimeout time.Duration // of a cold start, for error messages
-	HangTimeout  time.Duration // for error messages
+	HangTimeout  time.Duration // after which an unresponsive client is killed; 0: never
 	// Started is called with the name of each mount that was started.
 	Started func(name string)
 }

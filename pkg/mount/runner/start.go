@@ -5,14 +5,17 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/semaphore"
 	"k8s.io/klog/v2"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
 	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
@@ -121,7 +124,7 @@ func (r *Runner) recordMounted(ctx context.Context, m *state.Mount) error {
 	case err != nil:
 		return err
 	case !mounted:
-		return sourceGone(m.Name)
+		return fault.Errorf(fault.Unavailable, "the source of mount %s was unmounted by another process", m.Name)
 	}
 	*m = written
 	return nil
@@ -226,4 +229,31 @@ func (r *Runner) invocation(m state.Mount, cl client.Client, be backend.Backend,
 		}
 	}
 	return in
+}
+
+// maxStarts is how many mounts of one backend start at a time, so that an unreachable backend does not delay those of others.
+const maxStarts = 32
+
+// startLimiter limits the cold starts of each backend, in order of arrival.
+type startLimiter struct {
+	mu        sync.Mutex
+	byBackend map[string]*semaphore.Weighted
+}
+
+// acquire waits for a turn. release must be called.
+func (l *startLimiter) acquire(ctx context.Context, backend string) (release func(), err error) {
+	l.mu.Lock()
+	if l.byBackend == nil {
+		l.byBackend = map[string]*semaphore.Weighted{}
+	}
+	s := l.byBackend[backend]
+	if s == nil {
+		s = semaphore.NewWeighted(maxStarts)
+		l.byBackend[backend] = s
+	}
+	l.mu.Unlock()
+	if err := s.Acquire(ctx, 1); err != nil {
+		return nil, fault.Errorf(fault.Busy, "%d mounts of backend %s are already starting, and none finished in time: %w", maxStarts, backend, err)
+	}
+	return func() { s.Release(1) }, nil
 }

@@ -72,7 +72,7 @@ func (s *Sources) Mount(ctx context.Context, m state.Mount) (*os.File, error) {
 
 // Find returns the file system on a mount's source in a mount table.
 func (s *Sources) Find(mounts []host.Mount, name string) (mnt host.Mount, mounted bool) {
-	return mount.TopAt(mounts, s.store.SourceDir(name))
+	return host.TopAt(mounts, s.store.SourceDir(name))
 }
 
 // Mounted reports whether a file system is mounted on a mount's source.

@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/atomicfile"
 	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
@@ -113,7 +114,6 @@ func (f files) nextGeneration(key string) (uint64, error) {
 	return last, writeFile(file, []byte(strconv.FormatUint(last, 10)+"\n"))
 }
 
-// record reads one mount's record; ok is false if there is none. A record that cannot be read is an error and never counts as absent.
 func (f files) record(name string) (r Mount, ok bool, err error) {
 	ok, err = readJSON(f.recordFile(name), &r)
 	if ok && r.Name != name {
@@ -143,11 +143,8 @@ func ownerOf(file string) (uint32, error) {
 // ErrDamaged is the error of a record that cannot be read. Only its file's name shows whose it is.
 var ErrDamaged = errors.New("damaged")
 
-// records reads the records of all mounts. A directory without a readable record is of a driver that exited while it made the mount,
-// or its record was damaged.
-func (f files) records() ([]Mount, error) { return f.recordsOf("") }
-
-// recordsOf reads those of one key, and fails if one of them is damaged: its mount would be started twice. "" is all keys.
+// recordsOf reads the records of the mounts with that key; "" is all keys. A directory without a readable record is of a driver that
+// exited while it made the mount, or its record was damaged.
 func (f files) recordsOf(key string) (records []Mount, err error) {
 	entries, err := os.ReadDir(f.MountsDir())
 	if err != nil {
@@ -168,7 +165,6 @@ func (f files) recordsOf(key string) (records []Mount, err error) {
 	return records, nil
 }
 
-// names returns the names of all mounts of which anything exists: a directory, a record, a mount point.
 func (f files) names() ([]string, error) {
 	var names []string
 	for _, dir := range []string{f.MountsDir(), f.SourcesDir()} {
@@ -185,7 +181,6 @@ func (f files) names() ([]string, error) {
 	return names, nil
 }
 
-// succeed moves the publications of a mount's predecessors to it. The file systems at their targets follow later.
 func (f files) succeed(rec Mount) error {
 	for _, former := range rec.Predecessors {
 		old, ok, err := f.record(former)
@@ -214,7 +209,6 @@ func (f files) succeed(rec Mount) error {
 	return nil
 }
 
-// publicationsOf reads those of one mount.
 func (f files) publicationsOf(name string) ([]Publication, error) {
 	all, err := f.allPublications()
 	return slices.DeleteFunc(all, func(p Publication) bool { return p.Mount != name }), err
@@ -237,7 +231,6 @@ func (f files) removePublication(target string) error {
 	return ignoreMissing(os.Remove(f.publicationFile(target)))
 }
 
-// allPublications reads the records of all targets.
 func (f files) allPublications() ([]Publication, error) {
 	entries, err := os.ReadDir(f.publications())
 	if err != nil {
@@ -260,8 +253,7 @@ func (f files) allPublications() ([]Publication, error) {
 	return all, nil
 }
 
-// leftCaches returns the directories of the cache that belong to no mount: of mounts that a reboot ended, and those that were kept.
-// Empty ones are removed.
+// leftCaches is Store.OrphanedCaches. It removes the directories that are empty.
 func (f files) leftCaches() (dirs []string, err error) {
 	entries, err := os.ReadDir(f.Cache)
 	if err != nil {
@@ -279,8 +271,6 @@ func (f files) leftCaches() (dirs []string, err error) {
 	return dirs, nil
 }
 
-// keep moves a directory out of a mount's cache to one beside it and returns its path; "" if there is none. None of the mount's
-// processes may be left.
 func (f files) keep(name, dir string) (string, error) {
 	from, to := filepath.Join(f.CacheDir(name), dir), filepath.Join(f.Cache, keptPrefix+name)
 	if fi, err := os.Lstat(from); err != nil || !fi.IsDir() {
@@ -330,4 +320,152 @@ func writeFile(file string, b []byte) error {
 // writeDurably is writeFile for what must survive a power cut.
 func writeDurably(file string, b []byte) error {
 	return atomicfile.Writer{Durable: true, BeforeRename: func() { failpoint.Here("write.durable") }}.Write(file, b)
+}
+
+// uids returns the uids in use, by the owners of the mounts' directories and of caches that survived a reboot: another mount's client
+// must not read those. Records need not be read, because a mount's cache is made under the lock under which its uid is chosen.
+func (f files) uids() (map[uint32]bool, error) {
+	used := map[uint32]bool{}
+	add := func(dir string, file func(name string) string) error {
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			return err
+		}
+		for _, e := range entries {
+			uid, err := ownerOf(file(e.Name()))
+			if err != nil {
+				return err
+			}
+			used[uid] = true
+		}
+		return nil
+	}
+	err := errors.Join(
+		add(f.MountsDir(), f.HelperDir),
+		add(f.Cache, func(name string) string { return filepath.Join(f.Cache, name) }))
+	return used, err
+}
+
+// make makes a mount's directories and, first of all, its record, so that each directory can be attributed.
+func (f files) make(r Mount) error {
+	if err := os.Mkdir(f.MountDir(r.Name), modeClosed); err != nil {
+		return err
+	}
+	failpoint.Here("make.directory")
+	if err := f.writeRecord(r); err != nil {
+		return err
+	}
+	failpoint.Here("make.recorded")
+	if err := f.admit(r.Name, int(r.UID)); err != nil {
+		return err
+	}
+	if err := f.makeHelperDir(r.Name, int(r.UID)); err != nil {
+		return err
+	}
+	if err := os.Mkdir(f.CacheDir(r.Name), modeClosed); err != nil {
+		return err
+	}
+	if err := os.Lchown(f.CacheDir(r.Name), int(r.UID), int(r.UID)); err != nil {
+		return err
+	}
+	failpoint.Here("make.directories")
+	return os.Mkdir(f.SourceDir(r.Name), modeClosed)
+}
+
+func (f files) remove(name string) error {
+	if err := ignoreMissing(os.Remove(f.SourceDir(name))); err != nil {
+		return err
+	}
+	failpoint.Here("remove.source")
+	if err := errors.Join(ignoreMissing(os.Remove(f.keptRecord(name))), os.RemoveAll(f.CacheDir(name))); err != nil {
+		return err
+	}
+	failpoint.Here("remove.cache")
+	if err := f.removeScratch(name); err != nil {
+		return err
+	}
+	entries, err := os.ReadDir(f.MountDir(name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	for _, e := range entries {
+		if path := filepath.Join(f.MountDir(name), e.Name()); path != f.recordFile(name) {
+			err = errors.Join(err, os.RemoveAll(path))
+		}
+	}
+	if err != nil {
+		return err
+	}
+	failpoint.Here("remove.files")
+	return os.RemoveAll(f.MountDir(name))
+}
+
+// The state directory is gone after a reboot, as the mounts are; the cache directory is not. Beside a mount's cache is a copy of the
+// mount's record, <cache>/<name>.json. If the client may hold files that are not stored yet, the copy restores the mount in phase
+// Ending, so that they are stored after all. Any other cache holds nothing that is not in S3, and is removed.
+
+// keepRecord writes that copy; durably, if files would be lost without it after a power cut.
+func (f files) keepRecord(rec Mount, durably bool) error {
+	b, err := json.Marshal(rec)
+	if err != nil {
+		return err
+	}
+	if durably {
+		return writeDurably(f.keptRecord(rec.Name), b)
+	}
+	return writeFile(f.keptRecord(rec.Name), b)
+}
+
+func (f files) restore(keeps func(Mount) bool) (names []string, err error) {
+	entries, err := os.ReadDir(f.Cache)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		name, ok := strings.CutSuffix(e.Name(), ".json")
+		if !ok || !mount.ValidName(name) {
+			continue
+		}
+		// A directory without the record is of a restore that was interrupted.
+		if _, err := os.Lstat(f.recordFile(name)); !errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		restored, err := f.restoreOne(name, keeps)
+		if err != nil {
+			return names, err
+		}
+		if restored {
+			names = append(names, name)
+		}
+	}
+	return names, nil
+}
+
+func (f files) restoreOne(name string, keeps func(Mount) bool) (bool, error) {
+	var rec Mount
+	if _, err := readJSON(f.keptRecord(name), &rec); err != nil && !errors.Is(err, ErrDamaged) {
+		return false, err
+	}
+	uid, err := ownerOf(f.CacheDir(name))
+	if err != nil {
+		return false, err
+	}
+	if rec.Name != name || rec.UID != uid || uid == 0 {
+		// Nothing is left to store, or it is unknown where to: a directory is reported and kept.
+		return false, ignoreMissing(os.Remove(f.keptRecord(name)))
+	}
+	if !keeps(rec) {
+		return false, errors.Join(os.RemoveAll(f.CacheDir(name)), ignoreMissing(os.Remove(f.keptRecord(name))))
+	}
+	rec.Phase, rec.Ending, rec.Minor, rec.OOMKills, rec.Superseded, rec.Predecessors = Ending, time.Now(), 0, 0, false, nil
+	for _, dir := range []string{f.MountDir(name), f.SourceDir(name)} {
+		if err := os.Mkdir(dir, modeClosed); err != nil && !errors.Is(err, fs.ErrExist) {
+			return false, err
+		}
+	}
+	if err := errors.Join(f.admit(name, int(uid)), f.makeHelperDir(name, int(uid))); err != nil {
+		return false, err
+	}
+	failpoint.Here("restore.directories")
+	return true, f.writeRecord(rec)
 }

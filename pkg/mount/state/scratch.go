@@ -87,7 +87,6 @@ func (f files) removeScratch(name string) error {
 	return ignoreMissing(os.Remove(dir))
 }
 
-// clearScratch removes those of mounts that are gone.
 func (f files) clearScratch() error {
 	entries, err := os.ReadDir(f.scratch())
 	if err != nil {

@@ -17,6 +17,8 @@ import (
 	"path/filepath"
 	"time"
 
+	"k8s.io/klog/v2"
+
 	"github.com/s3-csi/s3-csi-driver/pkg/flock"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
@@ -138,19 +140,23 @@ func (s base) do(ctx context.Context, fn func() error) error {
 	return s.ns.Do(ctx, "reading or writing "+s.Dir, fn)
 }
 
-// get is do for a function with a result.
 func get[T any](ctx context.Context, s base, fn func() (T, error)) (T, error) {
 	return host.Call(ctx, s.ns, "reading "+s.Dir, nil, fn)
 }
 
-// Mount returns a mount's record; ok is false if there is none. A record that cannot be read is ErrDamaged, never absent.
-func (s *Store) Mount(ctx context.Context, name string) (m Mount, ok bool, err error) {
+// find is get for something that may not exist.
+func find[T any](ctx context.Context, s base, fn func() (T, bool, error)) (T, bool, error) {
 	type found struct {
-		m  Mount
+		v  T
 		ok bool
 	}
-	v, err := get(ctx, s.base, func() (v found, err error) { v.m, v.ok, err = s.record(name); return v, err })
-	return v.m, v.ok, err
+	f, err := get(ctx, s, func() (f found, err error) { f.v, f.ok, err = fn(); return f, err })
+	return f.v, f.ok, err
+}
+
+// Mount returns a mount's record; ok is false if there is none. A record that cannot be read is ErrDamaged, never absent.
+func (s *Store) Mount(ctx context.Context, name string) (m Mount, ok bool, err error) {
+	return find(ctx, s.base, func() (Mount, bool, error) { return s.record(name) })
 }
 
 // MountOrRemains returns a mount's record. If that is lost, it returns the name, the key and, by the owner of the mount's directory,
@@ -168,7 +174,7 @@ func (s *Store) MountOrRemains(ctx context.Context, name string) (Mount, error) 
 
 // Mounts returns the readable records of all mounts.
 func (s *Store) Mounts(ctx context.Context) ([]Mount, error) {
-	return get(ctx, s.base, s.records)
+	return get(ctx, s.base, func() ([]Mount, error) { return s.recordsOf("") })
 }
 
 // MountsOf returns the records of the mounts with that key. One that cannot be read is an error: its mount would be started twice.
@@ -229,19 +235,14 @@ func (s *Store) WriteCopy(ctx context.Context, m Mount, durably bool) error {
 
 // Mounted writes a mount's record with the device number of what is mounted on its source now.
 func (s *Store) Mounted(ctx context.Context, m Mount) (Mount, bool, error) {
-	type written struct {
-		m       Mount
-		mounted bool
-	}
-	v, err := get(ctx, s.base, func() (written, error) {
+	return find(ctx, s.base, func() (Mount, bool, error) {
 		source, err := host.Inspect(s.SourceDir(m.Name))
 		if err != nil || !source.Mountpoint {
-			return written{}, err
+			return Mount{}, false, err
 		}
 		m.Minor = source.Minor
-		return written{m, true}, s.writeRecord(m)
+		return m, true, s.writeRecord(m)
 	})
-	return v.m, v.mounted, err
 }
 
 // NextGeneration returns a number for a new mount with that key. It is larger than all before it, across all keys.
@@ -298,4 +299,66 @@ func (s *Store) Restore(ctx context.Context, keeps func(Mount) bool) (names []st
 		return restored{names, err}, nil
 	})
 	return v.names, errors.Join(err, v.err)
+}
+
+// Publications are the records of targets.
+type Publications struct{ base }
+
+// Get returns the record of a target; ok is false if there is none.
+func (s Publications) Get(ctx context.Context, target string) (p Publication, ok bool, err error) {
+	return find(ctx, s.base, func() (Publication, bool, error) { return s.publication(target) })
+}
+
+// All returns the records of all targets.
+func (s Publications) All(ctx context.Context) ([]Publication, error) {
+	return get(ctx, s.base, s.allPublications)
+}
+
+// Of returns those of one mount.
+func (s Publications) Of(ctx context.Context, name string) ([]Publication, error) {
+	return get(ctx, s.base, func() ([]Publication, error) { return s.publicationsOf(name) })
+}
+
+// Write writes the record of a target.
+func (s Publications) Write(ctx context.Context, p Publication) error {
+	return s.do(ctx, func() error { return s.writePublication(p) })
+}
+
+// Remove removes the record of a target.
+func (s Publications) Remove(ctx context.Context, target string) error {
+	return s.do(ctx, func() error { return s.removePublication(target) })
+}
+
+// Succeed moves the publications of a mount's predecessors to it. The file systems at their targets follow later.
+func (s Publications) Succeed(ctx context.Context, m Mount) error {
+	return s.do(ctx, func() error { return s.succeed(m) })
+}
+
+// RemoveStale removes the records of publications whose target and whose mount are gone, and that are older than age: the
+// CO does not unpublish them any more.
+func (s Publications) RemoveStale(ctx context.Context, age time.Duration) error {
+	removed, err := get(ctx, s.base, func() (removed []Publication, err error) {
+		all, err := s.allPublications()
+		if err != nil {
+			return nil, err
+		}
+		for _, p := range all {
+			if time.Since(p.Created) < age {
+				continue
+			}
+			_, terr := host.Inspect(p.Target) // what is mounted there may be unresponsive
+			_, merr := os.Lstat(s.MountDir(p.Mount))
+			if errors.Is(terr, fs.ErrNotExist) && errors.Is(merr, fs.ErrNotExist) {
+				if err := s.removePublication(p.Target); err != nil {
+					return removed, err
+				}
+				removed = append(removed, p)
+			}
+		}
+		return removed, nil
+	})
+	for _, p := range removed {
+		klog.FromContext(ctx).Info("Removed stale publication record", "volume", p.VolumeID, "target", p.Target)
+	}
+	return err
 }

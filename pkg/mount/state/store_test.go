@@ -92,7 +92,7 @@ func TestRecordsComeBackAsTheyWere(t *testing.T) {
 	if err := os.Mkdir(s.MountDir(half), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	all, err := s.records()
+	all, err := s.recordsOf("")
 	if err != nil || len(all) != 1 || all[0].Spec.Encode() != spec.Encode() {
 		t.Fatalf("%+v %v", all, err)
 	}
@@ -104,7 +104,7 @@ func TestRecordsComeBackAsTheyWere(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if all, _ := s.records(); len(all) != 0 {
+	if all, _ := s.recordsOf(""); len(all) != 0 {
 		t.Error("a removed mount has a record")
 	}
 	if _, err := os.Lstat(s.CacheDir(r.Name)); !os.IsNotExist(err) {
@@ -141,7 +141,7 @@ func TestDamagedRecordsAreErrors(t *testing.T) {
 	if _, err := s.recordsOf(mount.KeyOf(damaged)); !errors.Is(err, ErrDamaged) {
 		t.Errorf("a damaged Mount of the key: %v", err)
 	}
-	if _, err := s.records(); err != nil {
+	if _, err := s.recordsOf(""); err != nil {
 		t.Errorf("it is in the way of all others: %v", err)
 	}
 	if err := s.removePublication("/t"); err != nil {

@@ -60,7 +60,6 @@ func (d drainOrder) checkDrained(ctx context.Context, spec mount.Spec) error {
 	return fault.Errorf(fault.Busy, "%w", &drainFirstError{m})
 }
 
-// firstDraining returns the first of these mounts that drains.
 func (d drainOrder) firstDraining(ctx context.Context, all []state.Mount) (m state.Mount, found bool, err error) {
 	var running []state.Mount // in use, or left a moment ago
 	for _, m := range all {

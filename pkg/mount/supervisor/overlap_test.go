@@ -17,6 +17,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/drain"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest/parts"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/runner"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/want"
 )
@@ -36,11 +37,11 @@ func (e endpoints) Backend(name string) (backend.Backend, error) {
 }
 
 func TestOverlap(t *testing.T) {
-	order := drainOrder{&Options{Backends: endpoints{byName: map[string]string{
+	order := drainOrder{&Options{Options: runner.Options{Backends: endpoints{byName: map[string]string{
 		"default": "", "aws": "https://s3.eu-west-1.amazonaws.com", "china": "https://s3.cn-north-1.amazonaws.com.cn", "minio": "http://minio.example:9000",
 		"alias": "http://MinIO.example:9000/", "other port": "http://minio.example:9001", "tls": "https://store.example", "tls too": "https://store.example:443",
 		"not aws": "https://notamazonaws.com",
-	}}}}
+	}}}}}
 	for _, tc := range []struct {
 		a, b string // backend bucket prefix
 		want bool

@@ -74,7 +74,6 @@ type view struct {
 // viewer reads the actual state of mounts.
 type viewer struct{ *Options }
 
-// look reads the actual state of one mount.
 func (o viewer) look(ctx context.Context, name string) (view, error) {
 	var v view
 	var err error
@@ -192,7 +191,7 @@ func (s *Supervisor) keepServing(ctx context.Context, v view) (again time.Durati
 	case mount.Healthy:
 		entry.Set(m.Client, tracker.Healthy)
 		rerr := s.Creds.Refresh(ctx, m) // it is healed without new credentials, too
-		old, err := outdated(s.Backends, m)
+		old, err := s.outdated(m)
 		if err != nil || rerr != nil && old {
 			return 0, errors.Join(err, rerr)
 		}

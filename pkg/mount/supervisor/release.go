@@ -43,7 +43,6 @@ func (s *Supervisor) Release(ctx context.Context, p state.Publication, unmount f
 	return nil
 }
 
-// release removes the publication of a mount at a target.
 func (s *Supervisor) release(ctx context.Context, m state.Mount, target string) error {
 	all, err := s.Store.Pubs.All(ctx)
 	if err != nil {

@@ -40,7 +40,6 @@ import (
 // rotationBound is how long a client may use keys that it was given before: helpers report them to clients as valid for that long.
 const rotationBound = 15 * time.Minute
 
-// rotation is the rotation of one publication to another secret.
 type rotation struct {
 	*Supervisor
 	w     want.Mount
@@ -72,7 +71,6 @@ func (s *Supervisor) Rotate(ctx context.Context, w want.Mount, shown state.Mount
 	return r.move(ctx)
 }
 
-// targetRuns reports whether a mount of the new secret runs.
 func (r rotation) targetRuns(ctx context.Context) (bool, error) {
 	all, err := r.Store.MountsOf(ctx, r.w.Spec.Key())
 	if err != nil {
@@ -215,7 +213,6 @@ func (s *Supervisor) Refresh(ctx context.Context, m state.Mount, p state.Publica
 	return s.verifyRotation(ctx, m, grant)
 }
 
-// move moves the publication to a mount of the new secret.
 func (r rotation) move(ctx context.Context) error {
 	if !r.Healer.Enabled() {
 		return fault.Errorf(fault.Unavailable, "the volume's secret has changed, and mount %s has other publications with the old one: with --heal=false mounts in containers are not replaced, so the publication keeps its session; delete the pod", r.shown.Name)

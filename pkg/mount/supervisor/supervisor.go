@@ -10,19 +10,16 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/s3-csi/s3-csi-driver/pkg/backend"
-	"github.com/s3-csi/s3-csi-driver/pkg/client"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
-	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/drain"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/heal"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/pins"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/runner"
-	"github.com/s3-csi/s3-csi-driver/pkg/mount/source"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
+	"github.com/s3-csi/s3-csi-driver/pkg/namedlock"
 )
 
 const (
@@ -35,24 +32,13 @@ const (
 	lookupBound = 10 * time.Second
 )
 
-// Backends are the S3 services of the config file.
-type Backends interface {
-	Backend(name string) (backend.Backend, error)
-}
-
-// Options are the parts of a Supervisor.
+// Options are the parts of a Supervisor: those of its Runner, and others.
 type Options struct {
-	Namespace *host.Namespace
-	Backends  Backends
-	Clients   client.Registry
-	Store     *state.Store
-	Sources   *source.Sources
-	Pins      *pins.Pins
-	Creds     *creds.Provider
-	Tracker   *tracker.Tracker
-	Runner    *runner.Runner
-	Drainer   *drain.Drainer
-	Healer    *heal.Healer
+	runner.Options
+	Runner  *runner.Runner
+	Drainer *drain.Drainer
+	Healer  *heal.Healer
+	Pins    *pins.Pins
 }
 
 // Supervisor decides what happens to mounts.
@@ -72,15 +58,15 @@ func (s *Supervisor) Health(ctx context.Context, m state.Mount) (mount.Health, e
 	if err != nil || health != mount.Healthy {
 		return health, err
 	}
-	if old, err := outdated(s.Backends, m); err != nil || old {
+	if old, err := s.outdated(m); err != nil || old {
 		return mount.Outdated, err
 	}
 	return health, nil
 }
 
 // outdated reports whether a mount's backend has another configuration than when its client was started.
-func outdated(backends Backends, m state.Mount) (bool, error) {
-	be, err := backends.Backend(m.Spec.Backend)
+func (s *Supervisor) outdated(m state.Mount) (bool, error) {
+	be, err := s.Backends.Backend(m.Spec.Backend)
 	if fault.Is(err, fault.Precondition) {
 		return false, nil // removed from the config file: running mounts go on
 	}
@@ -109,4 +95,33 @@ func usedElsewhere(all []state.Publication, name, target string) bool {
 // movedElsewhere reports whether a publication at another target than this one was moved away from a mount.
 func movedElsewhere(all []state.Publication, name, target string) bool {
 	return slices.ContainsFunc(all, func(p state.Publication) bool { return p.Target != target && slices.Contains(p.MovedFrom, name) })
+}
+
+// keyLocks are the locks of mount keys: one generation of a mount comes after the other.
+type keyLocks struct {
+	namedlock.Locks
+	store   *state.Store
+	tracker *tracker.Tracker
+}
+
+func (l *keyLocks) lock(ctx context.Context, key string) (unlock func(), err error) {
+	unlock, err = l.Lock(ctx, key)
+	if err != nil {
+		return nil, fault.Errorf(fault.Busy, "the mount of this volume is being started or stopped: %w", err)
+	}
+	return unlock, nil
+}
+
+// lockToStop locks the key of a mount. If the mount is being stopped by another call, the error reports what is left to store.
+func (l *keyLocks) lockToStop(ctx context.Context, name string) (unlock func(), err error) {
+	unlock, err = l.Lock(ctx, mount.KeyOf(name))
+	if err == nil {
+		return unlock, nil
+	}
+	rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	if m, rerr := l.store.MountOrRemains(rctx, name); rerr == nil && m.Phase == state.Ending {
+		return nil, drain.InProgress(m, drain.WithQueue(l.tracker.Mount(name).Queue(), err))
+	}
+	return nil, fault.Errorf(fault.Busy, "the mount is being started or stopped: %w", err)
 }

@@ -29,8 +29,7 @@ func newSupervisor(t *testing.T, l runner.Launcher, b creds.Backends) (*Supervis
 		Peer: p.Peer, UIDs: launcher.UIDRange{First: parts.UID, Last: parts.UID + 1}, MountTimeout: time.Minute, Started: func(string) {},
 	})
 	return New(Options{
-		Namespace: p.Namespace, Backends: b, Clients: p.Clients, Store: p.Store, Sources: p.Sources, Pins: p.Pins, Creds: p.Creds, Tracker: p.Tracker,
-		Runner: r, Drainer: drain.New(r, 0, 0), Healer: heal.New(true, p.Namespace, p.Store, p.Pins, p.Tracker),
+		Options: r.Options, Runner: r, Drainer: drain.New(r, 0), Healer: heal.New(true, p.Namespace, p.Store, p.Pins, p.Tracker), Pins: p.Pins,
 	}), p
 }
 

@@ -142,7 +142,6 @@ func addDelta(c prometheus.Counter, before, now int) {
 	c.Add(float64(now - before))
 }
 
-// gauges counts mounts and their sessions by state.
 type gauges struct{ t *Tracker }
 
 func mountsDesc() *prometheus.Desc {

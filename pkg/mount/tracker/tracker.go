@@ -5,11 +5,16 @@
 package tracker
 
 import (
+	"context"
+	"strings"
 	"sync"
 	"time"
 
+	"k8s.io/klog/v2"
+
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 )
 
 // State is the state of a mount, as operators see it.
@@ -270,4 +275,136 @@ func (m *Mount) Restarted() {
 type session struct {
 	status  helper.SessionStatus
 	trouble string // what was logged; "": nothing
+}
+
+const (
+	// A client that ran for stable before it exited is restarted at once. Each exit after a shorter time, and each failure to
+	// start, doubles the pause before the next restart.
+	stable     = 10 * time.Minute
+	firstPause = time.Second
+	maxPause   = 2 * time.Minute
+)
+
+// Cause is why a client must be restarted.
+type Cause struct {
+	Reason string // for metrics: one of the Reason constants
+	Detail string // for people
+}
+
+// Why a client was restarted.
+const (
+	ReasonCrash  = "crash"   // it exited
+	ReasonOOM    = "oom"     // it was OOM-killed
+	ReasonHang   = "hang"    // it was unresponsive and killed
+	ReasonHelper = "helper"  // its helper exited
+	ReasonSource = "source"  // its source was unmounted by another process
+	ReasonConfig = "backend" // the backend's configuration changed
+	ReasonSecret = "secret"  // it uses keys that its secret no longer has
+)
+
+// backoff is the crash-loop backoff of a mount's client. It is lost when the driver restarts, which costs one restart.
+type backoff struct {
+	tries int       // since the client last ran for stable
+	last  time.Time // of the last restart, or failure of one
+	cause Cause     // of an exit after which no restart has succeeded yet
+}
+
+// RestartPause returns how long to wait before the client is restarted.
+func (m *Mount) RestartPause() time.Duration {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	since := m.t.now().Sub(m.backoff.last)
+	if m.backoff.tries == 0 || since >= stable {
+		return 0
+	}
+	pause := firstPause
+	for i := 1; i < m.backoff.tries && pause < maxPause; i++ {
+		pause *= 2
+	}
+	return max(0, min(pause, maxPause)-since)
+}
+
+// Exited notes why the client must be restarted and returns the cause to report: until a restart succeeds, clients that could not
+// be started do not hide the cause of the exit before them.
+func (m *Mount) Exited(cause Cause) Cause {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.backoff.cause.Reason == "" || cause.Reason == ReasonOOM {
+		m.backoff.cause = cause
+	}
+	return m.backoff.cause
+}
+
+// RestartDone notes the result of a restart.
+func (m *Mount) RestartDone(succeeded bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := m.t.now()
+	if now.Sub(m.backoff.last) >= stable {
+		m.backoff.tries = 0
+	}
+	m.backoff.tries++
+	m.backoff.last = now
+	if succeeded {
+		m.backoff.cause = Cause{}
+	}
+}
+
+// repeatAfter is how often an error that stays the same is logged.
+const repeatAfter = 10 * time.Minute
+
+// logDeduper keeps errors that recur with every reconcile pass from filling the log.
+type logDeduper struct {
+	mu     sync.Mutex
+	logged map[string]logged // by subject
+}
+
+type logged struct {
+	text string
+	when time.Time
+}
+
+// LogError logs an error about a subject, unless the same error was logged less than ten minutes ago. Numbers do not count:
+// durations and sizes differ each time.
+func (t *Tracker) LogError(ctx context.Context, subject string, err error, message string, kv ...any) {
+	if t.log.isNew(subject, err.Error(), time.Now()) {
+		klog.FromContext(ctx).Error(err, message, kv...)
+	}
+}
+
+func (d *logDeduper) isNew(subject, text string, now time.Time) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for s, l := range d.logged {
+		if now.Sub(l.when) >= repeatAfter {
+			delete(d.logged, s)
+		}
+	}
+	text = strings.Map(func(r rune) rune {
+		if r >= '0' && r <= '9' {
+			return -1
+		}
+		return r
+	}, text)
+	if d.logged[subject].text == text {
+		return false
+	}
+	if d.logged == nil {
+		d.logged = map[string]logged{}
+	}
+	d.logged[subject] = logged{text, now}
+	return true
+}
+
+// LogConflicts counts and logs the conflicts that a mount's helper reports and that are new: files which another writer had replaced
+// meanwhile. quarantine is the directory of their local copies.
+func (t *Tracker) LogConflicts(ctx context.Context, m state.Mount, files int, quarantine string) {
+	entry := t.Mount(m.Name)
+	if !entry.ConflictsChanged(files) {
+		return
+	}
+	if added := entry.Conflicts(m.Client, files); added > 0 {
+		klog.FromContext(ctx).Error(nil, "Write conflict, local copies quarantined", "mount", m.Name, "volume", m.VolumeID, "client", m.Client,
+			"bucket", m.Spec.Bucket, "prefix", m.Spec.Prefix, "files", added, "directory", quarantine)
+	}
 }

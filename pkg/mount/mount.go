@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 )
 
@@ -67,16 +68,6 @@ func ValidName(name string) bool {
 // Account is what calls that wait for a mount's client are accounted to, by the mount's source: see host.For.
 func Account(source string) string { return "mount " + source }
 
-// TopAt returns the topmost mount on a path; ok is false if nothing is mounted there.
-func TopAt(mounts []host.Mount, path string) (top host.Mount, ok bool) {
-	for _, mnt := range mounts {
-		if mnt.Mountpoint == path {
-			top, ok = mnt, true // later entries lie on top
-		}
-	}
-	return top, ok
-}
-
 // KeyOf returns the key in a mount's name.
 func KeyOf(name string) string {
 	key, _, _ := strings.Cut(name, "-")
@@ -90,3 +81,25 @@ func Name(key string, generation uint64) string {
 
 // KeepsOnDisk reports whether a client may hold closed files in its cache directory that are not stored yet.
 func KeepsOnDisk(cl client.Client, spec Spec) bool { return cl.Queue != nil && !spec.ReadOnly }
+
+// Health is the result of a health check of a mount.
+type Health int
+
+const (
+	Down     Health = iota // its client has exited, or its file system is gone
+	Healthy                // its client serves
+	Outdated               // healthy, but started for an older configuration of the backend
+	Orphaned               // its client serves, but its helper, which ends it and renews its credentials, has exited
+)
+
+// Serves reports whether the client serves, and its helper can be reached.
+func (h Health) Serves() bool { return h == Healthy || h == Outdated }
+
+// WithCleanupError joins an error with that of the clean-up after it; nil: there was none. If the clean-up failed the error is not
+// final (fault.Unavailable), so that the caller retries, which cleans up.
+func WithCleanupError(err, cleanup error) error {
+	if cleanup == nil {
+		return err
+	}
+	return fault.Errorf(fault.Unavailable, "%w; the clean-up failed, too, and is done by a retry: %w", err, cleanup)
+}
