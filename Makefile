@@ -113,7 +113,7 @@ test: suites ## Run every test of every module but those of make e2e; what needs
 	$(MAKE) --no-print-directory timed
 
 .PHONY: suites
-suites: test-parts
+suites: test-parts race
 	$(MAKE) --no-print-directory -j$(SUITE_JOBS) -Otarget -k $(SUITES)
 
 .PHONY: vet
@@ -132,7 +132,7 @@ controller:
 
 race-%: export S3CSI_BIN := $(BIN)/race
 race-%: export S3CSI_RACE := 1
-race-%: race
+race-%:
 	cd tests && go test -count=1 -parallel 3 -timeout 30m -skip '$(TIMED)' ./$*/...
 
 process-%:
