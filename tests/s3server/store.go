@@ -12,13 +12,14 @@ import (
 )
 
 // store is the gateway's IAM store with what it lacks for a security token service: sessions of users, which
-// GetFederationToken makes, and sessions that are taken back.
+// GetFederationToken makes, and sessions that are taken back. Sessions are kept in memory: the gateway's store is a file that it
+// parses for every request, and thousands of sessions take a processor.
 type store struct {
 	storage.Storer
 
-	mu      sync.Mutex
-	ends    map[string]time.Time // of all sessions, by access key: an ended one is told from one that never was
-	revoked map[string]time.Time // by ARN of role or user: sessions made before that time are over
+	mu       sync.Mutex
+	sessions map[string]types.Session // by access key, ended ones too: they are told from those that never were
+	revoked  map[string]time.Time     // by ARN of role or user: sessions made before that time are over
 }
 
 // federated begins the name of the role that stands for a user in the user's sessions. No role can have it: a colon is not
@@ -26,7 +27,7 @@ type store struct {
 const federated = "user:"
 
 func newStore(s storage.Storer) *store {
-	return &store{Storer: s, ends: map[string]time.Time{}, revoked: map[string]time.Time{}}
+	return &store{Storer: s, sessions: map[string]types.Session{}, revoked: map[string]time.Time{}}
 }
 
 // GetRole is asked for the policies of every session. For a user's session they are the user's of now.
@@ -42,38 +43,31 @@ func (s *store) GetRole(ctx context.Context, name string) (*types.Role, error) {
 	return &types.Role{Path: "/", RoleName: name, RoleID: u.UserID, Arn: u.Arn, Policies: u.Policies}, nil
 }
 
-// GetSession finds no session that was taken back.
-func (s *store) GetSession(ctx context.Context, accessKeyID string) (*types.Session, error) {
-	session, err := s.Storer.GetSession(ctx, accessKeyID)
-	if err != nil {
-		return nil, err
-	}
+// GetSession finds no session that has ended or was taken back.
+func (s *store) GetSession(_ context.Context, accessKeyID string) (*types.Session, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !session.CreateDate.After(s.revoked[session.RoleArn]) {
+	session, ok := s.sessions[accessKeyID]
+	if !ok || !session.Expiration.After(time.Now()) || !session.CreateDate.After(s.revoked[session.RoleArn]) {
 		return nil, storage.ErrSessionNotFound
 	}
-	return session, nil
+	return &session, nil
 }
 
-// CreateSession notes the session's end.
-func (s *store) CreateSession(ctx context.Context, session types.Session) (*types.Session, error) {
-	made, err := s.Storer.CreateSession(ctx, session)
-	if err != nil {
-		return nil, err
-	}
+// CreateSession keeps a session.
+func (s *store) CreateSession(_ context.Context, session types.Session) (*types.Session, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.ends[session.AccessKeyId] = session.Expiration
-	return made, nil
+	s.sessions[session.AccessKeyId] = session
+	return &session, nil
 }
 
 // ended tells whether there was a session of that key and its time is over.
 func (s *store) ended(accessKeyID string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	end, ok := s.ends[accessKeyID]
-	return ok && !end.After(time.Now())
+	session, ok := s.sessions[accessKeyID]
+	return ok && !session.Expiration.After(time.Now())
 }
 
 func (s *store) revoke(arn string) {
