@@ -19,10 +19,11 @@ KUBERNETES_VERSION := $(shell sed -n 's,^\tk8s.io/kubernetes ,,p' tests/kubernet
 
 # make test runs the suites in this order, SUITE_JOBS at a time; most of them wait more than they compute. The packages of tests that
 # have namespaces of their own (tests/isolate) do not notice each other. process-% and systemd-% are a directory of tests with helpers
-# as processes and as units of systemd, race-% one whose driver, helpers and rclone clients have the race detector.
+# as processes and as units of systemd, race-% one whose driver, helpers and rclone clients have the race detector. Those of the faults
+# start a thousand clients, which are built without it.
 SUITE_JOBS ?= 4
 APART := node faults lifecycle systemd credentials controller policy
-SUITES := race-node race-faults systemd-node systemd-faults clients controller process-systemd process-credentials units vet \
+SUITES := race-faults systemd-node clients controller process-systemd process-credentials units vet race-node systemd-faults \
 	systemd-upgrade systemd-credentials process-others race-lifecycle race-rig
 
 # Tests that hold the driver to a time, such as a heal within a second. They run after all others, with nothing beside them.
@@ -37,8 +38,8 @@ E2E ?= .
 E2E_DEPLOY := ^Test(Examples|InlineVolumesOfNamespaces|Kustomize|OffClusterController|SecondRelease|UpgradeIsTried)$$
 E2E_DISRUPT := ^Test(AgentsWithTheNodesRoot|ADeletedPodWaitsForItsFiles|FilesGoOn|LauncherProcess|Reboot|TokensOfServiceAccounts)$$
 
-# How many clusters run at a time: each uses less than one processor, and 3 GB.
-E2E_JOBS ?= 3
+# How many clusters run at a time: each uses about one processor, and 3 GB.
+E2E_JOBS ?= 2
 
 MODULES := . clients/rclone tests
 # One set of flags for building, vetting and testing, so that nothing is compiled twice.
@@ -98,6 +99,8 @@ race: stand-ins older
 	CGO_ENABLED=1 go build -race -overlay $(BIN)/race/overlay.json -tags failpoints -o $(BIN)/race/test/failpoints/ ./cmd/...
 	cd clients/rclone && CGO_ENABLED=1 go build -race -overlay $(BIN)/race/overlay.json -ldflags "-s -w" -o $(BIN)/race/s3-csi-rclone .
 	ln -sfn $(addprefix $(BIN)/test/,mount-s3 container-agent old) $(BIN)/race/test/
+	mkdir -p $(BIN)/race/faults
+	ln -sfn $(addprefix $(BIN)/race/,s3-csi-driver s3-csi-helper test) $(BIN)/s3-csi-rclone $(BIN)/race/faults/
 
 .PHONY: $(TOOLS)/minio
 $(TOOLS)/minio: $(TOOLS)/minio-$(MINIO_VERSION)
@@ -131,6 +134,7 @@ controller:
 	cd tests && $(RACE_TEST) -count=1 -timeout 20m ./controller/... ./policy/...
 
 race-%: export S3CSI_BIN := $(BIN)/race
+race-faults: export S3CSI_BIN := $(BIN)/race/faults
 race-%: export S3CSI_RACE := 1
 race-%:
 	cd tests && go test -count=1 -parallel 3 -timeout 30m -skip '$(TIMED)' ./$*/...
