@@ -100,7 +100,8 @@ race: stand-ins older
 	cd clients/rclone && CGO_ENABLED=1 go build -race -overlay $(BIN)/race/overlay.json -ldflags "-s -w" -o $(BIN)/race/s3-csi-rclone .
 	ln -sfn $(addprefix $(BIN)/test/,mount-s3 container-agent old) $(BIN)/race/test/
 	mkdir -p $(BIN)/race/faults
-	ln -sfn $(addprefix $(BIN)/race/,s3-csi-driver s3-csi-helper test) $(BIN)/s3-csi-rclone $(BIN)/race/faults/
+	ln -f $(addprefix $(BIN)/,race/s3-csi-driver race/s3-csi-helper s3-csi-rclone) $(BIN)/race/faults/
+	ln -sfn ../test $(BIN)/race/faults/test
 
 .PHONY: $(TOOLS)/minio
 $(TOOLS)/minio: $(TOOLS)/minio-$(MINIO_VERSION)
