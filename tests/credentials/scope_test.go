@@ -9,12 +9,14 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/s3-csi/s3-csi-driver/tests/policy"
+	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 	"github.com/s3-csi/s3-csi-driver/tests/s3server"
 )
 
@@ -92,7 +94,12 @@ func useMount(t *testing.T, root string, scope policy.Scope) {
 	if err != nil {
 		t.Errorf("writing: %v", err)
 	}
-	if err := os.Remove(file); err != nil {
+	// Some clients store a file when its last handle is released, which may be after close.
+	rigtest.Await(t, 10*time.Second, "the file to be stored and removed", func() bool {
+		err = os.Remove(file)
+		return !errors.Is(err, fs.ErrNotExist)
+	})
+	if err != nil {
 		t.Errorf("removing: %v", err)
 	}
 }
