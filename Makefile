@@ -91,7 +91,7 @@ older:
 
 # The driver, its helper and its client with the race detector. tests/race has them report to the tests.
 .PHONY: race
-race: stand-ins older
+race: build stand-ins older
 	mkdir -p $(BIN)/race/test
 	printf '{"Replace": {"%s/cmd/s3-csi-driver/race.go": "%s", "%s/cmd/s3-csi-helper/race.go": "%s", "%s/clients/rclone/race.go": "%s"}}' \
 		$(foreach n,1 2 3,$(CURDIR) $(CURDIR)/tests/race/report.go) >$(BIN)/race/overlay.json
