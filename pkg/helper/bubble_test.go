@@ -13,7 +13,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 )
 
-// bubble is a helper with a fake clock, without a socket and without processes: tests call its methods in the place of both.
+// bubble is a helper with a fake clock, without a socket and without processes: tests call its methods instead.
 type bubble struct {
 	t       *testing.T
 	h       *helper

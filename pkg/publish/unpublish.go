@@ -138,7 +138,7 @@ func (p *Publisher) Stats(ctx context.Context, volumeID, path string) (mount.Sta
 	st, err := p.Namespace.Statfs(host.For(ctx, mount.Account(top.Source)), path)
 	switch {
 	case host.IsCorruptedMount(err):
-		return mount.Stats{}, fault.Errorf(fault.Unavailable, "volume %s at %s: the mount is unusable, its client has exited or fails: %w", volumeID, path, err)
+		return mount.Stats{}, fault.Errorf(fault.Unavailable, "volume %s at %s: the mount is unusable, because its client has exited or fails: %w", volumeID, path, err)
 	case errors.Is(err, fs.ErrNotExist):
 		return mount.Stats{}, fault.Errorf(fault.NotFound, "volume %s: %w", volumeID, err)
 	case err != nil:

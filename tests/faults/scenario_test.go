@@ -205,7 +205,7 @@ func (c *scenario) strike() {
 		c.crash(c.t)
 		c.killProcesses("")
 	case reexec:
-		rigtest.Await(c.t, 10*time.Second, "systemd to execute itself anew", func() bool {
+		rigtest.Await(c.t, 10*time.Second, "systemd to re-execute itself", func() bool {
 			_, err := rig.Systemctl("daemon-reexec")
 			return err == nil
 		})

@@ -30,7 +30,7 @@ const (
 // hangTimeout is --hang-timeout: short, but not so short that a busy machine looks like a hang.
 const hangTimeout = 5 * time.Second
 
-// testNode is a node on which one scenario of the matrix after the other runs. Its driver stops where it is told to; a volume that
+// testNode is a node on which one scenario of the matrix after the other runs. Its driver stops at failpoints; a volume that
 // nothing is done to is in use all the time.
 type testNode struct {
 	*rig.Rig
