@@ -95,6 +95,12 @@ const (
 // Serves reports whether the client serves, and its helper can be reached.
 func (h Health) Serves() bool { return h == Healthy || h == Outdated }
 
+// SourceUnmounted is the error for a mount without a file system on its source: the driver itself unmounts that only under the mount's
+// lock. A retry restarts the client.
+func SourceUnmounted(name string) error {
+	return fault.Errorf(fault.Unavailable, "the source of mount %s was unmounted by another process", name)
+}
+
 // WithCleanupError joins an error with that of the clean-up after it; nil: there was none. If the clean-up failed the error is not
 // final (fault.Unavailable), so that the caller retries, which cleans up.
 func WithCleanupError(err, cleanup error) error {

@@ -217,7 +217,7 @@ func (h *Healer) ReplaceTarget(ctx context.Context, m state.Mount, target string
 	}
 	source, ok := host.TopAt(mounts, h.store.SourceDir(m.Name))
 	if !ok {
-		return false, fault.Errorf(fault.Unavailable, "the source of mount %s was unmounted by another process", m.Name)
+		return false, mount.SourceUnmounted(m.Name)
 	}
 	readOnly = readOnly || source.ReadOnly()
 	if top, ok := host.TopAt(mounts, target); ok && top.Minor == source.Minor && top.ReadOnly() == readOnly {

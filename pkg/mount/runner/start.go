@@ -124,7 +124,7 @@ func (r *Runner) recordMounted(ctx context.Context, m *state.Mount) error {
 	case err != nil:
 		return err
 	case !mounted:
-		return fault.Errorf(fault.Unavailable, "the source of mount %s was unmounted by another process", m.Name)
+		return mount.SourceUnmounted(m.Name)
 	}
 	*m = written
 	return nil
