@@ -106,7 +106,8 @@ func startS3(t *testing.T) *s3d {
 	}
 	cmd := exec.Command(built.s3server, "--control", "--dir", t.TempDir())
 	cmd.Env = append(os.Environ(), "S3SERVER_ROOT_ACCESS_KEY="+rootKey, "S3SERVER_ROOT_SECRET_KEY="+rootSecret)
-	cmd.Stderr = io.Discard
+	var said bytes.Buffer
+	cmd.Stderr = &said
 	in, err := cmd.StdinPipe()
 	check(t, err)
 	stdout, err := cmd.StdoutPipe()
@@ -118,7 +119,10 @@ func startS3(t *testing.T) *s3d {
 	})
 	s := &s3d{t: t, in: in, out: bufio.NewReader(stdout)}
 	line, err := s.out.ReadString('\n')
-	check(t, err)
+	if err != nil {
+		in.Close()
+		t.Fatalf("the S3 server does not start: %v\n%s", errors.Join(err, cmd.Wait()), said.String())
+	}
 	s.endpoint = strings.TrimSpace(line)
 	_, err = s.client().CreateBucket(t.Context(), &s3.CreateBucketInput{Bucket: aws.String(testBucket)})
 	check(t, err)

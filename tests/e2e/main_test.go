@@ -89,8 +89,10 @@ func unusable() string {
 	if os.Getenv(rig.EnvBin) == "" {
 		return "needs the built programs: set " + rig.EnvBin + " to their directory (make sets it)"
 	}
-	if os.Getenv("HELM") == "" {
-		return "needs helm: set HELM to it (make sets it)"
+	for _, program := range []string{"HELM", "KUBECTL"} {
+		if os.Getenv(program) == "" {
+			return "needs " + strings.ToLower(program) + ": set " + program + " to it (make sets it)"
+		}
 	}
 	if err := rig.Usable(); err != nil {
 		return err.Error()

@@ -48,7 +48,7 @@ spec:
 func shell(ctx context.Context, t testing.TB, in, line string) (out, errs string, err error) {
 	t.Helper()
 	bin := filepath.Join(world.Dir, "bin")
-	for name, program := range map[string]string{"kubectl": world.Program("kube"), "helm": os.Getenv("HELM")} {
+	for name, program := range map[string]string{"kubectl": os.Getenv("KUBECTL"), "helm": os.Getenv("HELM")} {
 		if err := errors.Join(os.MkdirAll(bin, 0o700), symlink(program, filepath.Join(bin, name))); err != nil {
 			t.Fatal(err)
 		}

@@ -99,7 +99,7 @@ backends:
       kinds: [assumeRole, webIdentity, federationToken]
 `, world.s3.Endpoint(), world.s3.Region(), world.s3.STS())
 	err = errors.Join(os.Chmod(path, 0o755), os.Mkdir(dir.in("run"), 0o755), os.Chmod(dir.in("run"), 0o700), os.Chown(dir.in("run"), offClusterUser, offClusterUser),
-		os.Mkdir(dir.in("bin"), 0o755), os.Symlink(world.Program("kube"), dir.in("bin/kubectl")),
+		os.Mkdir(dir.in("bin"), 0o755), os.Symlink(os.Getenv("KUBECTL"), dir.in("bin/kubectl")),
 		copyProgram(filepath.Join(os.Getenv(rig.EnvBin), "s3-csi-driver"), dir.in("bin/s3-csi-driver")), copyProgram(world.Program("csi-provisioner"), dir.in("bin/csi-provisioner")),
 		os.WriteFile(dir.in("config.yaml"), []byte(config), 0o644))
 	if err != nil {

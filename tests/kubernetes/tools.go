@@ -6,5 +6,6 @@ package kubernetes
 import (
 	_ "github.com/kubernetes-csi/external-provisioner/v6/cmd/csi-provisioner"
 	_ "helm.sh/helm/v4/cmd/helm"
+	_ "k8s.io/kubernetes/cmd/kubectl"
 	_ "k8s.io/kubernetes/test/images/agnhost"
 )

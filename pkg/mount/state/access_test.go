@@ -24,7 +24,7 @@ func TestDirectoriesThatExistAreClosed(t *testing.T) {
 	base := t.TempDir()
 	s := files{Paths: Paths{Dir: filepath.Join(base, "state"), Cache: filepath.Join(base, "cache")}}
 	name, started, kept := strings.Repeat("b", 24)+"-1", strings.Repeat("b", 24)+"-2", s.CacheDir(keptPrefix+"x-1")
-	for _, dir := range []string{s.HelperDir(name), s.MountDir(started), s.SourcesDir(), s.publications(), kept} {
+	for _, dir := range []string{s.HelperDir(name), s.MountDir(started), s.SourcesDir(), s.publicationsDir(), kept} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -40,7 +40,7 @@ func TestDirectoriesThatExistAreClosed(t *testing.T) {
 		}
 		for dir, mode := range map[string]os.FileMode{
 			s.Dir: 0o711, s.Cache: 0o711, s.MountsDir(): 0o711,
-			s.SourcesDir(): 0o700, s.publications(): 0o700, s.MountDir(name): 0o710, s.MountDir(started): 0o700, kept: 0o700,
+			s.SourcesDir(): 0o700, s.publicationsDir(): 0o700, s.MountDir(name): 0o710, s.MountDir(started): 0o700, kept: 0o700,
 		} {
 			wantMode(t, dir, mode)
 		}

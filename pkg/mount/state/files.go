@@ -39,7 +39,7 @@ type files struct {
 
 // clearTemporaries removes files that a driver was writing when it exited. There must be no other writer.
 func (f files) clearTemporaries() error {
-	for _, dir := range []string{f.Dir, f.publications(), f.Cache} {
+	for _, dir := range []string{f.Dir, f.publicationsDir(), f.Cache} {
 		entries, err := os.ReadDir(dir)
 		if err != nil {
 			return err
@@ -182,6 +182,7 @@ func (f files) names() ([]string, error) {
 }
 
 func (f files) succeed(rec Mount) error {
+	pubs := publicationFiles{f.Paths}
 	for _, former := range rec.Predecessors {
 		old, ok, err := f.record(former)
 		if err != nil && !errors.Is(err, ErrDamaged) {
@@ -194,63 +195,19 @@ func (f files) succeed(rec Mount) error {
 			}
 			failpoint.Here("succeed.superseded")
 		}
-		pubs, err := f.publicationsOf(former)
+		moved, err := pubs.of(former)
 		if err != nil {
 			return err
 		}
-		for _, p := range pubs {
+		for _, p := range moved {
 			p.Mount = rec.Name
-			if err := f.writePublication(p); err != nil {
+			if err := pubs.write(p); err != nil {
 				return err
 			}
 			failpoint.Here("succeed.moved")
 		}
 	}
 	return nil
-}
-
-func (f files) publicationsOf(name string) ([]Publication, error) {
-	all, err := f.allPublications()
-	return slices.DeleteFunc(all, func(p Publication) bool { return p.Mount != name }), err
-}
-
-func (f files) publication(target string) (p Publication, ok bool, err error) {
-	file := f.publicationFile(target)
-	ok, err = readJSON(file, &p)
-	if ok && p.Target != target {
-		return p, false, fmt.Errorf("%s describes another target, %q", file, p.Target)
-	}
-	return p, ok, err
-}
-
-func (f files) writePublication(p Publication) error {
-	return writeJSON(f.publicationFile(p.Target), p)
-}
-
-func (f files) removePublication(target string) error {
-	return ignoreMissing(os.Remove(f.publicationFile(target)))
-}
-
-func (f files) allPublications() ([]Publication, error) {
-	entries, err := os.ReadDir(f.publications())
-	if err != nil {
-		return nil, err
-	}
-	var all []Publication
-	for _, e := range entries {
-		if !strings.HasSuffix(e.Name(), ".json") {
-			continue
-		}
-		var p Publication
-		ok, err := readJSON(filepath.Join(f.publications(), e.Name()), &p)
-		if err != nil {
-			return nil, err
-		}
-		if ok {
-			all = append(all, p)
-		}
-	}
-	return all, nil
 }
 
 // leftCaches is Store.OrphanedCaches. It removes the directories that are empty.

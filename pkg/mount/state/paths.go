@@ -54,11 +54,11 @@ func (p Paths) recordFile(name string) string { return filepath.Join(p.MountDir(
 
 func (p Paths) keptRecord(name string) string { return p.CacheDir(name) + ".json" }
 
-func (p Paths) publications() string { return filepath.Join(p.Dir, "publications") }
+func (p Paths) publicationsDir() string { return filepath.Join(p.Dir, "publications") }
 
 func (p Paths) publicationFile(target string) string {
 	sum := sha256.Sum256([]byte(target))
-	return filepath.Join(p.publications(), hex.EncodeToString(sum[:16])+".json")
+	return filepath.Join(p.publicationsDir(), hex.EncodeToString(sum[:16])+".json")
 }
 
 func (p Paths) scratch() string { return filepath.Join(p.Dir, "scratch") }

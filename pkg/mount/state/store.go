@@ -17,8 +17,6 @@ import (
 	"path/filepath"
 	"time"
 
-	"k8s.io/klog/v2"
-
 	"github.com/s3-csi/s3-csi-driver/pkg/flock"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
@@ -60,7 +58,7 @@ func Open(ctx context.Context, ns *host.Namespace, dir, cache string, uid uint32
 	if err != nil {
 		return nil, fmt.Errorf("preparing the state directory %s: %w", dir, err)
 	}
-	s.lock, s.Pubs = lock, Publications{s.base}
+	s.lock, s.Pubs = lock, Publications{s.base, publicationFiles{s.Paths}}
 	pctx, cancel := context.WithTimeout(ctx, passBound)
 	defer cancel()
 	for _, d := range []struct{ flag, dir string }{{"--state-dir", s.MountsDir()}, {"--cache-dir", s.Cache}} {
@@ -299,66 +297,4 @@ func (s *Store) Restore(ctx context.Context, keeps func(Mount) bool) (names []st
 		return restored{names, err}, nil
 	})
 	return v.names, errors.Join(err, v.err)
-}
-
-// Publications are the records of targets.
-type Publications struct{ base }
-
-// Get returns the record of a target; ok is false if there is none.
-func (s Publications) Get(ctx context.Context, target string) (p Publication, ok bool, err error) {
-	return find(ctx, s.base, func() (Publication, bool, error) { return s.publication(target) })
-}
-
-// All returns the records of all targets.
-func (s Publications) All(ctx context.Context) ([]Publication, error) {
-	return get(ctx, s.base, s.allPublications)
-}
-
-// Of returns those of one mount.
-func (s Publications) Of(ctx context.Context, name string) ([]Publication, error) {
-	return get(ctx, s.base, func() ([]Publication, error) { return s.publicationsOf(name) })
-}
-
-// Write writes the record of a target.
-func (s Publications) Write(ctx context.Context, p Publication) error {
-	return s.do(ctx, func() error { return s.writePublication(p) })
-}
-
-// Remove removes the record of a target.
-func (s Publications) Remove(ctx context.Context, target string) error {
-	return s.do(ctx, func() error { return s.removePublication(target) })
-}
-
-// Succeed moves the publications of a mount's predecessors to it. The file systems at their targets follow later.
-func (s Publications) Succeed(ctx context.Context, m Mount) error {
-	return s.do(ctx, func() error { return s.succeed(m) })
-}
-
-// RemoveStale removes the records of publications whose target and whose mount are gone, and that are older than age: the
-// CO does not unpublish them any more.
-func (s Publications) RemoveStale(ctx context.Context, age time.Duration) error {
-	removed, err := get(ctx, s.base, func() (removed []Publication, err error) {
-		all, err := s.allPublications()
-		if err != nil {
-			return nil, err
-		}
-		for _, p := range all {
-			if time.Since(p.Created) < age {
-				continue
-			}
-			_, terr := host.Inspect(p.Target) // what is mounted there may be unresponsive
-			_, merr := os.Lstat(s.MountDir(p.Mount))
-			if errors.Is(terr, fs.ErrNotExist) && errors.Is(merr, fs.ErrNotExist) {
-				if err := s.removePublication(p.Target); err != nil {
-					return removed, err
-				}
-				removed = append(removed, p)
-			}
-		}
-		return removed, nil
-	})
-	for _, p := range removed {
-		klog.FromContext(ctx).Info("Removed stale publication record", "volume", p.VolumeID, "target", p.Target)
-	}
-	return err
 }

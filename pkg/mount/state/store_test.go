@@ -112,23 +112,24 @@ func TestRecordsComeBackAsTheyWere(t *testing.T) {
 	}
 }
 
-// A Mount that cannot be read must never be taken for an absent one: its mount would be started twice or forgotten.
+// A record that cannot be read must never be taken for an absent one: its mount would be started twice or forgotten.
 func TestDamagedRecordsAreErrors(t *testing.T) {
 	s := newFiles(t)
+	pubs := publicationFiles{s.Paths}
 	p := Publication{Target: "/t", VolumeID: "v", Mount: "m"}
-	if err := s.writePublication(p); err != nil {
+	if err := pubs.write(p); err != nil {
 		t.Fatal(err)
 	}
-	if got, ok, err := s.publication("/t"); !ok || err != nil || got.VolumeID != "v" {
+	if got, ok, err := pubs.get("/t"); !ok || err != nil || got.VolumeID != "v" {
 		t.Fatal(got, ok, err)
 	}
 	if err := os.WriteFile(s.publicationFile("/t"), []byte(`{"target":`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := s.publication("/t"); err == nil || !strings.Contains(err.Error(), "damaged") {
+	if _, _, err := pubs.get("/t"); err == nil || !strings.Contains(err.Error(), "damaged") {
 		t.Errorf("error %v", err)
 	}
-	if _, err := s.allPublications(); err == nil {
+	if _, err := pubs.all(); err == nil {
 		t.Error("a list that lacks one is given")
 	}
 	damaged := mount.Name(mount.NewSpec(request(), nil).Key(), 3)
@@ -139,15 +140,15 @@ func TestDamagedRecordsAreErrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := s.recordsOf(mount.KeyOf(damaged)); !errors.Is(err, ErrDamaged) {
-		t.Errorf("a damaged Mount of the key: %v", err)
+		t.Errorf("a damaged record of the key: %v", err)
 	}
 	if _, err := s.recordsOf(""); err != nil {
 		t.Errorf("it is in the way of all others: %v", err)
 	}
-	if err := s.removePublication("/t"); err != nil {
+	if err := pubs.remove("/t"); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.removePublication("/t"); err != nil {
+	if err := pubs.remove("/t"); err != nil {
 		t.Errorf("removing it twice: %v", err)
 	}
 }

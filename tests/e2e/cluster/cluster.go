@@ -298,7 +298,7 @@ func (c *Cluster) Program(name string) string { return filepath.Join(c.programs,
 
 // Kubectl runs kubectl on the machine, and gives what it writes to standard output.
 func (c *Cluster) Kubectl(ctx context.Context, in []byte, args ...string) (string, error) {
-	return c.run(ctx, in, c.Program("kube"), append([]string{"kubectl", "--kubeconfig=" + c.Kubeconfig()}, args...)...)
+	return c.run(ctx, in, os.Getenv("KUBECTL"), append([]string{"--kubeconfig=" + c.Kubeconfig()}, args...)...)
 }
 
 // Helm runs helm on the machine.
@@ -310,7 +310,8 @@ func (c *Cluster) run(ctx context.Context, in []byte, program string, args ...st
 	ctx, cancel := context.WithTimeout(ctx, runTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program, args...) //nolint:gosec // programs of the test, with its own arguments
-	cmd.Env = append(os.Environ(), "HOME="+c.Dir, "HELM_CACHE_HOME="+c.Dir, "HELM_CONFIG_HOME="+c.Dir, "HELM_DATA_HOME="+c.Dir)
+	// They end before a garbage collection is worth its time.
+	cmd.Env = append(os.Environ(), "GOGC=off", "HOME="+c.Dir, "HELM_CACHE_HOME="+c.Dir, "HELM_CONFIG_HOME="+c.Dir, "HELM_DATA_HOME="+c.Dir)
 	var out, errs bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(in), &out, &errs
 	if err := cmd.Run(); err != nil {

@@ -1,0 +1,111 @@
+//! Renames of files on services that have no request for it.
+
+use mountpoint_s3_client::ObjectClient;
+use mountpoint_s3_client::error::{CopyObjectError, HeadObjectError, ObjectClientError, RenameObjectError};
+use mountpoint_s3_client::types::{
+    Checksum, ChecksumMode, CopyObjectParams, HeadObjectParams, HeadObjectResult, ObjectClientResult,
+    RenameObjectParams, RenameObjectResult, RenamePreconditionTypes,
+};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use tracing::warn;
+
+/// What is not encoded in x-amz-copy-source (CopyObject in the API reference of S3: "must be URL-encoded").
+const UNENCODED: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~').remove(b'/');
+
+/// Copies an object, compares the copy, and deletes the source. After an error both names may exist, never none.
+pub async fn by_copy<C: ObjectClient + Sync>(
+    client: &C,
+    bucket: &str,
+    source: &str,
+    destination: &str,
+    params: &RenameObjectParams,
+) -> ObjectClientResult<RenameObjectResult, RenameObjectError, C::ClientError> {
+    let Some(before) = head(client, bucket, source).await? else {
+        return Err(ObjectClientError::ServiceError(RenameObjectError::KeyNotFound));
+    };
+    if params.if_none_match.is_some() && head(client, bucket, destination).await?.is_some() {
+        let exists = RenameObjectError::PreConditionFailed(RenamePreconditionTypes::IfNoneMatch);
+        return Err(ObjectClientError::ServiceError(exists));
+    }
+    let encoded = utf8_percent_encode(source, &UNENCODED).to_string();
+    client.copy_object(bucket, &encoded, bucket, destination, &CopyObjectParams::new()).await.map_err(|e| match e {
+        ObjectClientError::ServiceError(CopyObjectError::NotFound) => {
+            ObjectClientError::ServiceError(RenameObjectError::KeyNotFound)
+        }
+        ObjectClientError::ServiceError(e) => {
+            warn!("cannot rename {source:?} to {destination:?}: {e}");
+            ObjectClientError::ServiceError(RenameObjectError::AccessDenied)
+        }
+        ObjectClientError::ClientError(e) => ObjectClientError::ClientError(e),
+    })?;
+    let copy = head(client, bucket, destination).await?;
+    let after = head(client, bucket, source).await?;
+    if let Err(why) = proven(&before, copy.as_ref(), after.as_ref()) {
+        warn!("renaming {source:?} to {destination:?}: the source is kept: {why}");
+        return Err(ObjectClientError::ServiceError(RenameObjectError::InternalError));
+    }
+    match client.delete_object(bucket, source).await {
+        Ok(_) => Ok(done()),
+        Err(ObjectClientError::ClientError(e)) => Err(ObjectClientError::ClientError(e)),
+        Err(ObjectClientError::ServiceError(e)) => {
+            warn!("renaming {source:?} to {destination:?}: both exist: {e}");
+            Err(ObjectClientError::ServiceError(RenameObjectError::InternalError))
+        }
+    }
+}
+
+/// The answer of a rename, of which the library has no constructor.
+fn done() -> RenameObjectResult {
+    const { assert!(size_of::<RenameObjectResult>() == 0) };
+    // SAFETY: the type has no fields, so that there are no bytes that could be wrong.
+    unsafe { std::mem::zeroed() }
+}
+
+async fn head<C: ObjectClient + Sync>(
+    client: &C,
+    bucket: &str,
+    key: &str,
+) -> ObjectClientResult<Option<HeadObjectResult>, RenameObjectError, C::ClientError> {
+    let params = HeadObjectParams::new().checksum_mode(Some(ChecksumMode::Enabled));
+    match client.head_object(bucket, key, &params).await {
+        Ok(result) => Ok(Some(result)),
+        Err(ObjectClientError::ServiceError(HeadObjectError::NotFound)) => Ok(None),
+        Err(ObjectClientError::ClientError(e)) => Err(ObjectClientError::ClientError(e)),
+        Err(ObjectClientError::ServiceError(_)) => Err(ObjectClientError::ServiceError(RenameObjectError::InternalError)),
+    }
+}
+
+/// Returns an error if deleting the source could lose data.
+fn proven(
+    before: &HeadObjectResult,
+    copy: Option<&HeadObjectResult>,
+    after: Option<&HeadObjectResult>,
+) -> Result<(), &'static str> {
+    let copy = copy.ok_or("the copy does not exist")?;
+    let after = after.ok_or("another writer deleted the source")?;
+    if (&before.etag, before.size, before.last_modified) != (&after.etag, after.size, after.last_modified) {
+        return Err("another writer replaced it during the copy");
+    }
+    if copy.size != before.size {
+        return Err("the copy has another size");
+    }
+    if differs(&before.checksum, &copy.checksum) {
+        return Err("the copy has another checksum");
+    }
+    Ok(())
+}
+
+/// Compares the checksums that both have. One of an object in parts ("…-3") depends on the parts.
+fn differs(a: &Checksum, b: &Checksum) -> bool {
+    let pairs = [
+        (&a.checksum_crc64nvme, &b.checksum_crc64nvme),
+        (&a.checksum_crc32, &b.checksum_crc32),
+        (&a.checksum_crc32c, &b.checksum_crc32c),
+        (&a.checksum_sha1, &b.checksum_sha1),
+        (&a.checksum_sha256, &b.checksum_sha256),
+    ];
+    pairs.iter().any(|(a, b)| match (a, b) {
+        (Some(a), Some(b)) => a != b && !a.contains('-') && !b.contains('-'),
+        _ => false,
+    })
+}

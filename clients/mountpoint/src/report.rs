@@ -1,0 +1,263 @@
+//! Reports to the helper: lines of JSON on standard output.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use mountpoint_s3_client::OnTelemetry;
+use mountpoint_s3_crt::http::request_response::Headers;
+use mountpoint_s3_crt::s3::client::{RequestMetrics, RequestType};
+use serde::Serialize;
+
+/// The shortest time between two lines about the uploads, and the usual one between two about requests.
+const UPLOADS_EVERY: Duration = Duration::from_millis(100);
+const REQUESTS_EVERY: Duration = Duration::from_secs(10);
+
+/// Upper bounds of the latency buckets, in milliseconds; there is one more for what takes longer.
+const LATENCIES: [u64; 8] = [5, 25, 100, 250, 1000, 5000, 15000, 60000];
+
+/// Counts what the client does, and reports it.
+#[derive(Debug, Default)]
+pub struct Report {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    uploads: Uploads,
+    requests: Requests,
+}
+
+/// The uploads in flight: files, and the bytes that they have so far.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Serialize)]
+struct Uploads {
+    uploads: u64,
+    bytes: u64,
+}
+
+/// What was asked of the service since the start.
+#[derive(Debug, Default, Clone, PartialEq, Serialize)]
+struct Requests {
+    read: u64,
+    written: u64,
+    operations: BTreeMap<&'static str, Operation>,
+}
+
+/// One kind of request. Errors are answers from 400 on, but for those that an object is missing, and requests without an answer.
+/// Throttles are those of them that ask for fewer requests.
+#[derive(Debug, Default, Clone, PartialEq, Serialize)]
+struct Operation {
+    requests: u64,
+    errors: u64,
+    throttles: u64,
+    milliseconds: u64,
+    latencies: [u64; LATENCIES.len() + 1],
+}
+
+impl Report {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Counts an upload until its result is dropped.
+    pub fn upload(self: &Arc<Self>) -> Upload {
+        self.state().uploads.uploads += 1;
+        self.changed.notify_all();
+        Upload { report: self.clone(), bytes: 0 }
+    }
+
+    /// Waits until no upload is in flight.
+    pub fn wait_for_uploads(&self) {
+        let mut state = self.state();
+        while state.uploads.uploads > 0 {
+            state = self.changed.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner());
+        }
+    }
+
+    /// Writes reports until the process exits.
+    pub fn run(&self, out: impl Write) {
+        let mut lines = Lines::new(out);
+        let mut next = Instant::now() + REQUESTS_EVERY;
+        let mut state = self.state();
+        loop {
+            if lines.uploads == state.uploads && next > Instant::now() {
+                let wait = next.saturating_duration_since(Instant::now());
+                state = self.changed.wait_timeout(state, wait).unwrap_or_else(|poisoned| poisoned.into_inner()).0;
+                continue;
+            }
+            let (uploads, requests) = (state.uploads, (next <= Instant::now()).then(|| state.requests.clone()));
+            drop(state);
+            lines.uploads(uploads);
+            if let Some(requests) = requests {
+                lines.requests(requests);
+                next = Instant::now() + REQUESTS_EVERY;
+            }
+            std::thread::sleep(UPLOADS_EVERY);
+            state = self.state();
+        }
+    }
+
+    /// Reports everything, for the last time.
+    pub fn finish(&self, out: impl Write) {
+        let mut lines = Lines::new(out);
+        let state = self.state();
+        lines.requests(state.requests.clone());
+    }
+}
+
+/// Lines that differ from those before them.
+struct Lines<W> {
+    out: W,
+    uploads: Uploads,
+    requests: Requests,
+}
+
+impl<W: Write> Lines<W> {
+    fn new(out: W) -> Self {
+        Self { out, uploads: Uploads::default(), requests: Requests::default() }
+    }
+
+    fn uploads(&mut self, now: Uploads) {
+        if self.uploads != now {
+            self.line("s3-csi-queue", &now);
+            self.uploads = now;
+        }
+    }
+
+    fn requests(&mut self, now: Requests) {
+        if self.requests != now {
+            self.line("s3-csi-requests", &now);
+            self.requests = now;
+        }
+    }
+
+    /// A helper that is gone reads nothing; the client goes on.
+    fn line(&mut self, name: &str, value: &impl Serialize) {
+        if let Ok(json) = serde_json::to_string(value) {
+            let _ = self.out.write_all(format!("{name} {json}\n").as_bytes());
+            let _ = self.out.flush();
+        }
+    }
+}
+
+/// An upload in flight.
+#[derive(Debug)]
+pub struct Upload {
+    report: Arc<Report>,
+    bytes: u64,
+}
+
+impl Upload {
+    pub fn wrote(&mut self, bytes: usize) {
+        self.bytes += bytes as u64;
+        let mut state = self.report.state();
+        state.uploads.bytes += bytes as u64;
+        state.requests.written += bytes as u64;
+        self.report.changed.notify_all();
+    }
+}
+
+impl Drop for Upload {
+    fn drop(&mut self) {
+        let mut state = self.report.state();
+        state.uploads.uploads -= 1;
+        state.uploads.bytes -= self.bytes;
+        self.report.changed.notify_all();
+    }
+}
+
+impl OnTelemetry for Report {
+    fn on_telemetry(&self, metrics: &RequestMetrics) {
+        let taken = metrics.total_duration().as_millis() as u64;
+        let read = match metrics.request_type() {
+            RequestType::GetObject => metrics.response_headers().and_then(|headers| content_length(&headers)),
+            _ => None,
+        };
+        self.answered(operation(metrics.request_type()), metrics.status_code(), taken, read.unwrap_or(0));
+    }
+}
+
+impl Report {
+    fn answered(&self, name: &'static str, status: Option<i32>, milliseconds: u64, read: u64) {
+        let mut state = self.state();
+        state.requests.read += read;
+        let operation = state.requests.operations.entry(name).or_default();
+        operation.requests += 1;
+        operation.milliseconds += milliseconds;
+        operation.latencies[LATENCIES.partition_point(|bound| *bound < milliseconds)] += 1;
+        match status {
+            Some(429 | 503) => (operation.errors, operation.throttles) = (operation.errors + 1, operation.throttles + 1),
+            Some(0..400 | 404 | 412) => {}
+            _ => operation.errors += 1,
+        }
+    }
+}
+
+fn content_length(headers: &Headers) -> Option<u64> {
+    headers.get_as_string("Content-Length").ok()?.parse().ok()
+}
+
+/// The operation's name in the S3 API. The runtime does not know listings and deletions by name.
+fn operation(request: RequestType) -> &'static str {
+    match request {
+        RequestType::HeadObject => "HeadObject",
+        RequestType::GetObject => "GetObject",
+        RequestType::ListParts => "ListParts",
+        RequestType::CreateMultipartUpload => "CreateMultipartUpload",
+        RequestType::UploadPart => "UploadPart",
+        RequestType::AbortMultipartUpload => "AbortMultipartUpload",
+        RequestType::CompleteMultipartUpload => "CompleteMultipartUpload",
+        RequestType::UploadPartCopy => "UploadPartCopy",
+        RequestType::CopyObject => "CopyObject",
+        RequestType::PutObject => "PutObject",
+        RequestType::Unknown => "Other",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn uploads_end_when_they_are_dropped() {
+        let report = Arc::new(Report::default());
+        let mut first = report.upload();
+        let second = report.upload();
+        first.wrote(3);
+        first.wrote(4);
+        assert_eq!(report.state().uploads, Uploads { uploads: 2, bytes: 7 });
+        drop(first);
+        assert_eq!(report.state().uploads, Uploads { uploads: 1, bytes: 0 });
+        drop(second);
+        report.wait_for_uploads();
+        assert_eq!(report.state().requests.written, 7);
+    }
+
+    #[test]
+    fn requests_are_counted_by_kind() {
+        let report = Report::default();
+        for (status, taken) in [(Some(200), 5), (Some(404), 6), (Some(503), 70_000), (Some(500), 0), (None, 0)] {
+            report.answered("GetObject", status, taken, 10);
+        }
+        let mut out = Vec::new();
+        report.finish(&mut out);
+        assert_eq!(
+            String::from_utf8(out).unwrap(),
+            "s3-csi-requests {\"read\":50,\"written\":0,\"operations\":{\"GetObject\":{\"requests\":5,\"errors\":3,\"throttles\":1,\
+             \"milliseconds\":70011,\"latencies\":[3,1,0,0,0,0,0,0,1]}}}\n"
+        );
+    }
+
+    #[test]
+    fn lines_are_written_when_something_changes() {
+        let mut out = Vec::new();
+        let mut lines = Lines::new(&mut out);
+        lines.uploads(Uploads::default());
+        lines.uploads(Uploads { uploads: 1, bytes: 8 });
+        lines.uploads(Uploads { uploads: 1, bytes: 8 });
+        lines.uploads(Uploads::default());
+        assert_eq!(String::from_utf8(out).unwrap(), "s3-csi-queue {\"uploads\":1,\"bytes\":8}\ns3-csi-queue {\"uploads\":0,\"bytes\":0}\n");
+    }
+}
