@@ -173,7 +173,7 @@ func (s *Supervisor) reconcileMount(ctx context.Context, name string) (again tim
 		}
 		return 0, nil
 	case m.Phase == state.Ending || !v.shown && !v.held:
-		return 0, s.Drainer.Stop(ctx, m, drain.Options{})
+		return 0, s.stop(ctx, m)
 	}
 	return s.keepServing(ctx, v)
 }

@@ -55,22 +55,27 @@ func (s *Supervisor) release(ctx context.Context, m state.Mount, target string) 
 			return err
 		}
 	default:
-		// Its predecessors may still store files that were open when they were replaced.
-		for _, name := range m.Predecessors {
-			predecessor, ok, err := s.Store.Mount(ctx, name)
-			if err == nil && ok {
-				err = s.Drainer.Stop(ctx, predecessor, drain.Options{})
-			}
-			if err != nil {
-				return err
-			}
-		}
-		if err := s.Drainer.Stop(ctx, m, drain.Options{}); err != nil {
+		if err := s.stop(ctx, m); err != nil {
 			return err
 		}
 		failpoint.Here("release.ended")
 	}
 	return s.Store.Pubs.Remove(ctx, target)
+}
+
+// stop stops a mount without publications. Its predecessors come first: they may still store files that were open when they were
+// replaced, and who unpublishes the target later finds them only through its record.
+func (s *Supervisor) stop(ctx context.Context, m state.Mount) error {
+	for _, name := range m.Predecessors {
+		predecessor, ok, err := s.Store.Mount(ctx, name)
+		if err == nil && ok {
+			err = s.Drainer.Stop(ctx, predecessor, drain.Options{})
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return s.Drainer.Stop(ctx, m, drain.Options{})
 }
 
 // abandon gives up a mount without publications that others were moved away from. What those have open in it is not waited for.

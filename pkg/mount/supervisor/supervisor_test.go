@@ -117,6 +117,25 @@ func TestReleaseFollowsAReplacement(t *testing.T) {
 	}
 }
 
+// An unpublish that has unmounted the target may wait for a reconcile that finds a successor in use nowhere and stops it: the
+// predecessor goes with it, because nothing leads the unpublish to it any more.
+func TestReconcileStopsPredecessorsToo(t *testing.T) {
+	s, p := newSupervisor(t, &mounttest.UIDs{}, mounttest.S3{})
+	old := p.Mount("a", "1", "mountpoint-s3", nil)
+	pub := state.Publication{Target: t.TempDir(), VolumeID: "v", Mount: old.Name, Created: time.Now()}
+	p.Publish(pub)
+	successor := p.Mount("a", "2", "mountpoint-s3", func(m *state.Mount) { m.Predecessors = []string{old.Name} })
+	if _, err := s.reconcileMount(t.Context(), successor.Name); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Release(t.Context(), pub, func(context.Context) error { return nil }); err != nil {
+		t.Fatal(err)
+	}
+	if names, err := p.Store.Names(t.Context()); err != nil || len(names) > 0 {
+		t.Errorf("left: %v, %v", names, err)
+	}
+}
+
 // A target that was unmounted by hand is still the CO's: a container may run on a copy of the mount.
 func TestMountsAreHeldByTargetsOfTheCO(t *testing.T) {
 	s, p := newSupervisor(t, &mounttest.UIDs{}, mounttest.S3{})
