@@ -67,24 +67,29 @@ func testOncePod(t *testing.T, ns, c string) {
 	first := podSpec{name: "once-first", claims: map[string]string{"/v": "once"}, command: "echo first >/v/file && " + forever}
 	first.run(t, ns)
 	apply(t, ns, podSpec{name: "once-second", claims: map[string]string{"/v": "once"}}.yaml())
-	apply(t, ns, podSpec{name: "once-placed", claims: map[string]string{"/v": "once"}, pod: "nodeName: " + cluster.Node}.yaml())
+	event(t, ns, "once-second", "ReadWriteOncePod")
 	v := get(t, "pv", "", get(t, "pvc", ns, "once").Spec.VolumeName)
 	staticClaim{name: "once-more", handle: v.Spec.CSI.VolumeHandle, mode: "ReadWriteOnce"}.make(t, ns)
-	apply(t, ns, podSpec{name: "once-again", claims: map[string]string{"/v": "once-more"}}.yaml())
-
-	event(t, ns, "once-second", "ReadWriteOncePod")
-	event(t, ns, "once-placed", "ReadWriteOncePod", "already in use by another pod")
-	event(t, ns, "once-again", "the volume allows a single writer and is already published at", "already")
-	for _, pod := range []string{"once-second", "once-placed", "once-again"} {
-		if o := get(t, "pod", ns, pod); o.ready() {
-			t.Errorf("pod %s has the volume too", pod)
+	// One after the other: kubelet waits longer after each failure for a volume, whichever pod it was for.
+	for _, other := range []struct {
+		pod  podSpec
+		says []string
+	}{
+		{podSpec{name: "once-placed", claims: map[string]string{"/v": "once"}, pod: "nodeName: " + cluster.Node}, []string{"ReadWriteOncePod", "already in use by another pod"}},
+		{podSpec{name: "once-again", claims: map[string]string{"/v": "once-more"}}, []string{"the volume allows a single writer and is already published at"}},
+	} {
+		apply(t, ns, other.pod.yaml())
+		event(t, ns, other.pod.name, other.says...)
+		for _, pod := range []string{"once-second", other.pod.name} {
+			if o := get(t, "pod", ns, pod); o.ready() {
+				t.Errorf("pod %s has the volume too", pod)
+			}
 		}
+		remove(t, "pod", ns, other.pod.name)
 	}
 	if got := execute(t, ns, "once-first", "cat", "/v/file"); got != "first\n" {
 		t.Errorf("the first pod reads %q", got)
 	}
-	remove(t, "pod", ns, "once-placed")
-	remove(t, "pod", ns, "once-again")
 	remove(t, "pod", ns, "once-first")
 	podReady(t, ns, "once-second")
 	if got := execute(t, ns, "once-second", "cat", "/v/file"); got != "first\n" {
