@@ -18,6 +18,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
+	"github.com/s3-csi/s3-csi-driver/pkg/helper/helpertest"
 )
 
 // sessionLife is how long the sessions of the tests' token service live.
@@ -128,10 +129,7 @@ func startHelper(t *testing.T) (peer *helper.Peer, log string) {
 	state, program := filepath.Join(dir, "state"), filepath.Join(dir, helper.ExchangeProgram)
 	must(os.Mkdir(state, 0o700))
 	must(os.Chown(state, uid, uid))
-	self, err := os.ReadFile("/proc/self/exe")
-	must(err)
-	must(os.WriteFile(program, self, 0o700))
-	must(os.Chmod(program, 0o711)) // as it is installed on hosts
+	helpertest.Copy(t, program, 0o711) // as it is installed on hosts
 	socket, err := helper.Listen(filepath.Join(dir, "sock"))
 	must(err)
 	defer socket.Close()

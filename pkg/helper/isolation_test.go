@@ -66,12 +66,9 @@ func newIsolated(t *testing.T, exchangeMode os.FileMode, how string) *isolated {
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	i := &isolated{t: t, dir: dir, socket: dir + "/sock", log: dir + "/log"}
 	i.must(os.Chmod(dir, 0o755))
-	self, err := os.ReadFile("/proc/self/exe")
-	i.must(err)
-	i.must(os.WriteFile(dir+"/program", self, 0o755))
+	helpertest.Copy(t, dir+"/program", 0o755)
 	exchange := dir + "/exchange" + how
-	i.must(os.WriteFile(exchange, self, 0o700))
-	i.must(os.Chmod(exchange, exchangeMode))
+	helpertest.Copy(t, exchange, exchangeMode)
 	state := dir + "/state"
 	i.must(os.Mkdir(state, 0o700))
 	i.must(os.Chown(state, mountUID, mountUID))

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
+	"github.com/s3-csi/s3-csi-driver/pkg/helper/helpertest"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
 )
@@ -91,14 +92,8 @@ func inContainer(t *testing.T) {
 		}
 	}
 	t.Cleanup(func() { _ = unix.Unmount(hidden, unix.MNT_DETACH) })
-	body, err := os.ReadFile("/proc/self/exe")
-	if err != nil {
-		t.Fatal(err)
-	}
 	program := filepath.Join(hidden, "s3-csi-driver")
-	if err := os.WriteFile(program, body, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	helpertest.Copy(t, program, 0o755)
 	ns, err := host.NewNamespace()
 	if err != nil {
 		t.Fatal(err)

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
+	"github.com/s3-csi/s3-csi-driver/pkg/helper/helpertest"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
 	"github.com/s3-csi/s3-csi-driver/pkg/resolvconf"
 )
@@ -71,9 +72,7 @@ func holdsNothing(t *testing.T) {
 	// on top of another, below the disk, and hidden below another mount.
 	mount("tmpfs", u.dir, "mode=755")
 	t.Cleanup(func() { _ = unix.Unmount(u.dir, unix.MNT_DETACH) })
-	if err := os.WriteFile(filepath.Join(u.dir, "stand-in"), readAll(t, "/proc/self/exe"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	helpertest.Program(t, u.dir)
 	mount("tmpfs", u.state(), "mode=700")
 	if err := os.Chown(u.state(), int(u.uid), int(u.uid)); err != nil {
 		t.Fatal(err)

@@ -28,7 +28,7 @@ func TestAHostThatCanServeVolumes(t *testing.T) {
 	}
 	g := newGateway(t)
 	dir, clients := t.TempDir(), t.TempDir()
-	if err := os.WriteFile(filepath.Join(clients, "s3-csi-rclone"), []byte("#!/bin/true\n"), 0o755); err != nil {
+	if err := rig.WriteProgram(filepath.Join(clients, "s3-csi-rclone"), []byte("#!/bin/true\n")); err != nil {
 		t.Fatal(err)
 	}
 	for _, d := range []string{dir, filepath.Dir(dir)} { // both are of this test; programs below them are run by another user

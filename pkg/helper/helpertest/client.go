@@ -4,6 +4,7 @@ package helpertest
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -49,15 +50,24 @@ func IsClient() bool { return len(os.Args) > 1 && os.Args[1] == mode }
 // Program copies the running binary to dir, executable for all users, and returns its path.
 func Program(t testing.TB, dir string) string {
 	t.Helper()
+	path := filepath.Join(dir, "stand-in")
+	Copy(t, path, 0o755)
+	return path
+}
+
+// Copy makes a copy of the running binary that can be executed at once. A child that another goroutine forks while the file is open has
+// it open for writing, too, until it executes its own program, and such a file cannot be executed.
+func Copy(t testing.TB, path string, mode os.FileMode) {
+	t.Helper()
 	self, err := os.ReadFile("/proc/self/exe")
 	if err != nil {
 		t.Fatal(err)
 	}
-	path := filepath.Join(dir, "stand-in")
-	if err := os.WriteFile(path, self, 0o755); err != nil {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	if err := errors.Join(os.WriteFile(path, self, mode), os.Chmod(path, mode)); err != nil {
 		t.Fatal(err)
 	}
-	return path
 }
 
 // Client is the stand-in's main function; it returns the exit code.
