@@ -29,14 +29,21 @@ func TestOverdueCallsAreBoundedPerAccount(t *testing.T) {
 			return unix.Statfs(dir, &st)
 		})
 	}
-	for i := range 2 * maxOverdueEach {
-		err := ask("pod a", i)
-		if want := i >= maxOverdueEach; want != fault.Is(err, fault.Exhausted) || !want && !errors.Is(err, context.DeadlineExceeded) {
+	for i := 0; n.Overdue() < maxOverdueEach; i++ { // on a busy machine the time may be over before a call is started
+		if err := ask("pod a", i); !errors.Is(err, context.DeadlineExceeded) {
 			t.Fatalf("call %d: %v", i, err)
 		}
 	}
-	if n.Overdue() != maxOverdueEach {
-		t.Errorf("%d calls are overdue", n.Overdue())
+	refused := false
+	for i := range maxOverdueEach {
+		err := ask("pod a", i)
+		refused = refused || fault.Is(err, fault.Exhausted)
+		if !fault.Is(err, fault.Exhausted) && !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatalf("call %d beyond the bound: %v", i, err)
+		}
+	}
+	if n.Overdue() != maxOverdueEach || !refused {
+		t.Errorf("%d calls are overdue, refused: %t", n.Overdue(), refused)
 	}
 	if err := ask("pod b", 0); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("another account: %v", err)
