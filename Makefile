@@ -9,8 +9,7 @@ S3CSI_CACHE ?= $(HOME)/.cache/s3-csi-driver
 TOOLS := $(S3CSI_CACHE)/bin
 BIN := $(CURDIR)/bin
 IMAGE ?= s3-csi-driver
-PLATFORMS ?= linux/amd64,linux/arm64
-MOUNT_S3_VERSION ?= 1.24.0
+ARCHS ?= $(shell go env GOHOSTARCH)
 
 MINIO_VERSION := v0.0.0-20260212201848-7aac2a2c5b7c
 GOLANGCI_VERSION := v2.15.0
@@ -75,6 +74,18 @@ setup: ## Install what a fresh Debian or Ubuntu machine lacks (as root), and dow
 build: ## Build the driver, its helper and its rclone client into bin/
 	go build -ldflags "$(LDFLAGS)" -o $(BIN)/ ./cmd/...
 	cd clients/rclone && go build -ldflags "-s -w" -o $(BIN)/s3-csi-rclone .
+
+# The client over Mountpoint's libraries takes minutes to build, so it is kept, by what it is made of.
+MOUNTPOINT := $(TOOLS)/s3-csi-mountpoint-$(shell cat hack/mountpoint $$(git ls-files clients/mountpoint) | sha256sum | cut -c1-16)
+
+.PHONY: mountpoint
+mountpoint: $(MOUNTPOINT) ## Build the client mountpoint-s3 into bin/, with Rust
+	mkdir -p $(BIN)
+	ln -f $< $(BIN)/s3-csi-mountpoint 2>/dev/null || cp $< $(BIN)/s3-csi-mountpoint
+
+$(MOUNTPOINT):
+	rm -f $(TOOLS)/s3-csi-mountpoint-*
+	hack/mountpoint $@
 
 .PHONY: test-parts
 test-parts: build stand-ins failpoints older $(TOOLS)/minio $(HELM) $(KUBECTL) ## Build what the tests run beside the driver: S3 servers, the mount-s3 stand-in, an older driver, one that can be held
@@ -227,9 +238,8 @@ manifests: $(HELM) ## Render the manifests of deploy/ from the chart
 	hack/render
 
 .PHONY: image
-image: ## Build the container image for PLATFORMS, with AWS's mount-s3 MOUNT_S3_VERSION
-	docker buildx build --platform $(PLATFORMS) --build-arg VERSION=$(VERSION) \
-		--build-arg MOUNT_S3_VERSION=$(MOUNT_S3_VERSION) $$(hack/mount-s3-digests $(MOUNT_S3_VERSION)) -t $(IMAGE):$(VERSION) .
+image: build mountpoint ## Build the container image for ARCHS, without a network: bin/image/<arch>.tar
+	VERSION=$(VERSION) hack/image $(IMAGE):$(VERSION) $(BIN) $(ARCHS)
 
 .PHONY: clean
 clean: ## Remove what was built here

@@ -82,7 +82,7 @@ impl Report {
         let mut next = Instant::now() + REQUESTS_EVERY;
         let mut state = self.state();
         loop {
-            if lines.uploads == state.uploads && next > Instant::now() {
+            if lines.uploads == Some(state.uploads) && next > Instant::now() {
                 let wait = next.saturating_duration_since(Instant::now());
                 state = self.changed.wait_timeout(state, wait).unwrap_or_else(|poisoned| poisoned.into_inner()).0;
                 continue;
@@ -107,22 +107,22 @@ impl Report {
     }
 }
 
-/// Lines that differ from those before them.
+/// Lines that differ from those before them. The first says that there are no uploads.
 struct Lines<W> {
     out: W,
-    uploads: Uploads,
+    uploads: Option<Uploads>,
     requests: Requests,
 }
 
 impl<W: Write> Lines<W> {
     fn new(out: W) -> Self {
-        Self { out, uploads: Uploads::default(), requests: Requests::default() }
+        Self { out, uploads: None, requests: Requests::default() }
     }
 
     fn uploads(&mut self, now: Uploads) {
-        if self.uploads != now {
+        if self.uploads != Some(now) {
             self.line("s3-csi-queue", &now);
-            self.uploads = now;
+            self.uploads = Some(now);
         }
     }
 
@@ -258,6 +258,7 @@ mod tests {
         lines.uploads(Uploads { uploads: 1, bytes: 8 });
         lines.uploads(Uploads { uploads: 1, bytes: 8 });
         lines.uploads(Uploads::default());
-        assert_eq!(String::from_utf8(out).unwrap(), "s3-csi-queue {\"uploads\":1,\"bytes\":8}\ns3-csi-queue {\"uploads\":0,\"bytes\":0}\n");
+        let line = |uploads, bytes| format!("s3-csi-queue {{\"uploads\":{uploads},\"bytes\":{bytes}}}\n");
+        assert_eq!(String::from_utf8(out).unwrap(), [line(0, 0), line(1, 8), line(0, 0)].concat());
     }
 }

@@ -1,7 +1,7 @@
-//! The tree of files and directories: Mountpoint's, in which a directory exists as long as the kernel refers to it.
+//! The tree of files and directories: Mountpoint's, in which a directory does not vanish with the last file in it.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::{OsStr, OsString};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -19,23 +19,69 @@ use time::OffsetDateTime;
 /// How long the kernel may believe that a directory exists which has vanished from S3.
 const VANISHED_TTL: Duration = Duration::from_secs(1);
 
-/// A directory exists in S3 only while there is an object in it. Mountpoint denies one that has vanished, even to those who have it: a
-/// pod's mount of a subPath, or a process's working directory. On other file systems such a directory is an empty one. Kubernetes
-/// needs that: kubelet never unmounts a subPath that it cannot stat.
+/// A directory exists in S3 only while there is an object in it, and Mountpoint denies one that has vanished. On other file systems such
+/// a directory is an empty one, and programs rely on it:
+///
+/// - Who has the directory keeps it: a pod's mount of a subPath, a process's working directory. kubelet never unmounts a subPath that it
+///   cannot stat.
+/// - A directory that this mount has emptied is there by its name, as one that was made and not yet written to: `rm -r` removes it.
 #[derive(Clone)]
 pub struct Tree(Arc<Inner>);
 
 struct Inner {
     tree: Box<dyn Metablock>,
-    /// The kernel's references to directories, as FUSE counts them (lookup, mkdir, readdirplus; forget).
-    directories: Mutex<HashMap<InodeNo, u64>>,
+    known: Mutex<Known>,
     began: OffsetDateTime,
+}
+
+/// How many directories that this mount has emptied are there by their names: the latest.
+const EMPTIED: usize = 10_000;
+
+/// A directory's parent and name.
+type Place = (InodeNo, OsString);
+
+#[derive(Default)]
+struct Known {
+    /// The directories that the kernel refers to.
+    directories: HashMap<InodeNo, Directory>,
+    /// Those in which this mount has removed something, the oldest first.
+    emptied: HashSet<Place>,
+    order: VecDeque<Place>,
+}
+
+struct Directory {
+    /// The kernel's references, as FUSE counts them (lookup, mkdir, readdirplus; forget).
+    references: u64,
+    place: Place,
+}
+
+impl Known {
+    fn emptied(&mut self, ino: InodeNo) {
+        let Some(place) = self.directories.get(&ino).map(|directory| directory.place.clone()) else { return };
+        if !self.emptied.insert(place.clone()) {
+            return;
+        }
+        self.order.push_back(place);
+        if self.order.len() > EMPTIED
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.emptied.remove(&oldest);
+        }
+    }
+
+    fn removed(&mut self, place: &Place) -> bool {
+        let had = self.emptied.remove(place);
+        if had {
+            self.order.retain(|p| p != place);
+        }
+        had
+    }
 }
 
 impl Tree {
     pub fn new(tree: impl Metablock + 'static) -> Self {
         let began = OffsetDateTime::now_utc();
-        Self(Arc::new(Inner { tree: Box::new(tree), directories: Mutex::default(), began }))
+        Self(Arc::new(Inner { tree: Box::new(tree), known: Mutex::default(), began }))
     }
 
     /// Reports whether a name belongs to a directory.
@@ -49,22 +95,33 @@ impl Tree {
         }
     }
 
-    fn directories(&self) -> MutexGuard<'_, HashMap<InodeNo, u64>> {
-        self.0.directories.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.0.known.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    fn referenced(&self, kind: InodeKind, ino: InodeNo) {
+    fn referenced(&self, kind: InodeKind, ino: InodeNo, parent: InodeNo, name: &OsStr) {
         if kind == InodeKind::Directory {
-            *self.directories().entry(ino).or_default() += 1;
+            let directory = Directory { references: 0, place: (parent, name.to_owned()) };
+            self.known().directories.entry(ino).or_insert(directory).references += 1;
         }
+    }
+
+    /// Notes that something was removed from a directory.
+    fn removed_from(&self, ino: InodeNo) {
+        self.known().emptied(ino);
     }
 }
 
 #[async_trait]
 impl Metablock for Tree {
     async fn lookup(&self, parent: InodeNo, name: &OsStr) -> Result<Lookup, InodeError> {
-        let found = self.0.tree.lookup(parent, name).await?;
-        self.referenced(found.kind(), found.ino());
+        let found = match self.0.tree.lookup(parent, name).await {
+            Err(InodeError::FileDoesNotExist(..)) if self.known().emptied.contains(&(parent, name.to_owned())) => {
+                self.0.tree.create(parent, name, InodeKind::Directory).await?
+            }
+            other => other?,
+        };
+        self.referenced(found.kind(), found.ino(), parent, name);
         Ok(found)
     }
 
@@ -73,7 +130,7 @@ impl Metablock for Tree {
             Err(e @ (InodeError::FileDoesNotExist(..) | InodeError::InodeDoesNotExist(_) | InodeError::StaleInode { .. })) => e,
             other => return other,
         };
-        if !self.directories().contains_key(&ino) {
+        if !self.known().directories.contains_key(&ino) {
             return Err(error);
         }
         Ok(Lookup::new(ino, InodeStat::for_directory(self.0.began, VANISHED_TTL), InodeKind::Directory, None))
@@ -85,20 +142,29 @@ impl Metablock for Tree {
         atime: Option<OffsetDateTime>,
         mtime: Option<OffsetDateTime>,
     ) -> Result<Lookup, InodeError> {
-        self.0.tree.setattr(ino, atime, mtime).await
+        match self.0.tree.setattr(ino, atime, mtime).await {
+            // Nothing of a directory is stored, so nothing can be changed. Programs that copy directories take that for a failure.
+            Err(InodeError::SetAttrNotPermittedOnRemoteInode(..)) if self.known().directories.contains_key(&ino) => {
+                self.getattr(ino, false).await
+            }
+            other => other,
+        }
     }
 
     async fn create(&self, dir: InodeNo, name: &OsStr, kind: InodeKind) -> Result<Lookup, InodeError> {
         let made = self.0.tree.create(dir, name, kind).await?;
-        self.referenced(made.kind(), made.ino());
+        self.referenced(made.kind(), made.ino(), dir, name);
         Ok(made)
     }
 
     async fn forget(&self, ino: InodeNo, n: u64) {
-        if let Entry::Occupied(mut references) = self.directories().entry(ino) {
-            *references.get_mut() = references.get().saturating_sub(n);
-            if *references.get() == 0 {
-                references.remove();
+        {
+            let mut known = self.known();
+            if let Entry::Occupied(mut directory) = known.directories.entry(ino) {
+                directory.get_mut().references = directory.get().references.saturating_sub(n);
+                if directory.get().references == 0 {
+                    directory.remove();
+                }
             }
         }
         self.0.tree.forget(ino, n).await
@@ -168,9 +234,9 @@ impl Metablock for Tree {
     ) -> Result<(), InodeError> {
         let counted = move |found: InodeInformation, name: OsString, offset: i64, generation: u64| {
             let (kind, ino, own) = (found.kind(), found.ino(), name == "." || name == "..");
-            let result = add(found, name, offset, generation);
+            let result = add(found, name.clone(), offset, generation);
             if plus && !own && result == AddDirEntryResult::EntryAdded {
-                self.referenced(kind, ino);
+                self.referenced(kind, ino, parent, &name);
             }
             result
         };
@@ -189,14 +255,24 @@ impl Metablock for Tree {
         new_name: &OsStr,
         overwrite: bool,
     ) -> Result<(), InodeError> {
-        self.0.tree.rename(from, name, to, new_name, overwrite).await
+        self.0.tree.rename(from, name, to, new_name, overwrite).await?;
+        self.removed_from(from);
+        Ok(())
     }
 
     async fn rmdir(&self, parent: InodeNo, name: &OsStr) -> Result<(), InodeError> {
-        self.0.tree.rmdir(parent, name).await
+        let emptied = self.known().removed(&(parent, name.to_owned()));
+        match self.0.tree.rmdir(parent, name).await {
+            Err(InodeError::FileDoesNotExist(..)) if emptied => {}
+            other => other?,
+        }
+        self.removed_from(parent);
+        Ok(())
     }
 
     async fn unlink(&self, parent: InodeNo, name: &OsStr) -> Result<(), InodeError> {
-        self.0.tree.unlink(parent, name).await
+        self.0.tree.unlink(parent, name).await?;
+        self.removed_from(parent);
+        Ok(())
     }
 }
