@@ -21,6 +21,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/hostdir"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/runner"
+	"github.com/s3-csi/s3-csi-driver/pkg/programs"
 	"github.com/s3-csi/s3-csi-driver/pkg/resolvconf"
 )
 
@@ -32,11 +33,11 @@ const (
 	installBound = 3 * time.Minute
 )
 
-// programs are what runs for mounts, in the driver's own view.
-type programs struct{ helper, clientDir string }
+// built is what runs for mounts, in the driver's own view.
+type built struct{ helper, clientDir string }
 
 // sessions is the program that helpers make sessions with: the driver's, beside theirs. "": there is none of that name.
-func (p programs) sessions() string {
+func (p built) sessions() string {
 	path := filepath.Join(filepath.Dir(p.helper), helper.ExchangeProgram)
 	if fi, err := os.Stat(path); err != nil || !fi.Mode().IsRegular() {
 		return ""
@@ -45,7 +46,7 @@ func (p programs) sessions() string {
 }
 
 // exposed says what is wrong with the program that makes sessions where it was not installed on the host; "": nothing.
-func (p programs) exposed() string {
+func (p built) exposed() string {
 	path := p.sessions()
 	if path == "" {
 		return "sessions cannot be renewed: there is no " + helper.ExchangeProgram + " beside " + p.helper
@@ -57,15 +58,14 @@ func (p programs) exposed() string {
 }
 
 // files are those that exist. A client that is missing is one that no volume may ask for.
-func (p programs) files() []string {
+func (p built) files() []string {
 	files := []string{p.helper}
 	if path := p.sessions(); path != "" {
 		files = append(files, path)
 	}
 	for _, c := range client.All() {
-		path := filepath.Join(p.clientDir, c.Binary)
-		if fi, err := os.Stat(path); err == nil && fi.Mode().IsRegular() {
-			files = append(files, path)
+		if name, ok := programs.Find(c, p.clientDir); ok {
+			files = append(files, filepath.Join(p.clientDir, name))
 		}
 	}
 	return files
@@ -81,22 +81,22 @@ type hostLauncher interface {
 // launch is how helpers come to life on this node: decided once, at the start.
 type launch struct {
 	hostLauncher
-	systemd   *launcher.Systemd // nil: they are plain children
-	why       string
-	limits    launcher.Limits  // of mounts whose volumes give none
-	clientDir string           // where the host finds the clients
-	dns       *resolvconf.Copy // nil: helpers resolve names as the host does
-	exposed   string           // what is wrong with the program that makes sessions
-	clean     func(ctx context.Context, used []string) error
+	systemd  *launcher.Systemd // nil: they are plain children
+	why      string
+	limits   launcher.Limits // of mounts whose volumes give none
+	programs *programs.Clients
+	dns      *resolvconf.Copy // nil: helpers resolve names as the host does
+	exposed  string           // what is wrong with the program that makes sessions
+	clean    func(ctx context.Context, used []string) error
 }
 
 // launchOn decides how helpers come to life, and installs the programs on the host where they run from there.
-func launchOn(ctx context.Context, ns *host.Namespace, p programs, o driver.Options, version string) (l launch, err error) {
+func launchOn(ctx context.Context, ns *host.Namespace, p built, o driver.Options, version string) (l launch, err error) {
 	limits, slice, err := limitsOf(o.Node)
 	if err != nil {
 		return l, err
 	}
-	l = launch{limits: limits, clientDir: p.clientDir}
+	l = launch{limits: limits, programs: programs.NewClients(ns, p.clientDir, p.clientDir)}
 	if l.dns, err = ownDNS(ns, o.Node); err != nil {
 		return l, err
 	}
@@ -113,7 +113,7 @@ func launchOn(ctx context.Context, ns *host.Namespace, p programs, o driver.Opti
 			return l, err
 		}
 		program, options = installed.Path(filepath.Base(p.helper)), append(options, launcher.WithHostProgram())
-		l.clientDir = installed.Dir
+		l.programs = programs.NewClients(ns, p.clientDir, installed.Dir)
 		l.clean = func(ctx context.Context, used []string) error {
 			return installed.Clean(ctx, ns, func(dir string) bool { return slices.Contains(used, dir) })
 		}
@@ -207,7 +207,7 @@ func awaitSystemd(ctx context.Context, s *launcher.Systemd) error {
 }
 
 // install puts the programs on the host and sees that the host runs them.
-func install(ctx context.Context, ns *host.Namespace, p programs, o driver.Options, version string, sandboxed bool) (hostdir.Installed, error) {
+func install(ctx context.Context, ns *host.Namespace, p built, o driver.Options, version string, sandboxed bool) (hostdir.Installed, error) {
 	ctx, cancel := context.WithTimeout(ctx, installBound)
 	defer cancel()
 	installed, err := hostdir.Install(ctx, ns, hostdir.Options{
@@ -219,7 +219,8 @@ func install(ctx context.Context, ns *host.Namespace, p programs, o driver.Optio
 	if err := ns.Passable(ctx, installed.Dir, o.Node.UIDs.First); err != nil {
 		return installed, fmt.Errorf("--host-dir: %w", err)
 	}
-	return installed, installed.Try(ctx, ns, filepath.Base(p.helper))
+	_, err = hostdir.Try(ctx, ns, installed.Path(filepath.Base(p.helper)))
+	return installed, err
 }
 
 // report says in the log, in /readyz and in the metrics how helpers come to life, why so, and what is missing.

@@ -227,13 +227,16 @@ func TestTheProgramThatMakesSessionsIsInstalledBesideHelpers(t *testing.T) {
 		}
 	}
 	touch("s3-csi-helper")
-	small := programs{helper: path("s3-csi-helper"), clientDir: dir}
+	small := built{helper: path("s3-csi-helper"), clientDir: dir}
 	if got := small.sessions(); got != "" || len(small.files()) != 1 || !strings.Contains(small.exposed(), "cannot be renewed") {
 		t.Errorf("without the driver beside the helper: %q, files %q", got, small.files())
 	}
 	touch("s3-csi-driver")
-	touch("mount-s3")
-	if got, files := small.sessions(), small.files(); got != path("s3-csi-driver") || !slices.Equal(files, []string{path("s3-csi-helper"), path("s3-csi-driver"), path("mount-s3")}) {
+	touch("s3-csi-rclone")
+	if err := os.Chmod(path("s3-csi-rclone"), 0o755); err != nil { //nolint:gosec // a program
+		t.Fatal(err)
+	}
+	if got, files := small.sessions(), small.files(); got != path("s3-csi-driver") || !slices.Equal(files, []string{path("s3-csi-helper"), path("s3-csi-driver"), path("s3-csi-rclone")}) {
 		t.Errorf("%q, files %q", got, files)
 	}
 	for mode, exposed := range map[os.FileMode]bool{0o755: true, 0o711: false} {

@@ -44,7 +44,7 @@ func addNode(ctx context.Context, cfg *driver.Config, o driver.Options, s storag
 		klog.FromContext(ctx).Info("Volumes of clients that must see their callers, mountpoint-s3 for one, cannot be published", "reason", err.Error())
 		cfg.Health.Note(err.Error())
 	}
-	l, err := launchOn(ctx, namespace, programs{program, clientDir}, o, version)
+	l, err := launchOn(ctx, namespace, built{program, clientDir}, o, version)
 	if err != nil {
 		return err
 	}
@@ -59,7 +59,7 @@ func addNode(ctx context.Context, cfg *driver.Config, o driver.Options, s storag
 		Client:        client.Get,
 		StateDir:      o.Node.StateDir,
 		CacheDir:      o.Node.CacheDir,
-		ClientDir:     l.clientDir,
+		Programs:      l.programs,
 		DefaultClient: o.Node.DefaultClient,
 		TargetRoot:    o.Node.TargetRoot,
 		UIDs:          launcher.UIDRange(o.Node.UIDs),

@@ -19,6 +19,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/hostdir"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
+	"github.com/s3-csi/s3-csi-driver/pkg/programs"
 	"github.com/s3-csi/s3-csi-driver/pkg/resolvconf"
 )
 
@@ -50,7 +51,7 @@ type Node struct {
 func (n Node) Check(ctx context.Context) Section {
 	ctx, cancel := context.WithTimeout(ctx, nodeBound)
 	defer cancel()
-	r := &nodeRun{Node: n}
+	r := &nodeRun{Node: n, version: map[string]string{}, broken: map[string]error{}}
 	r.do(ctx)
 	return Section{Name: "node", Rows: r.all}
 }
@@ -61,6 +62,9 @@ type nodeRun struct {
 	ns      *host.Namespace
 	systemd bool  // it will launch helpers
 	dnsErr  error // why helpers resolve names like the host despite PodDNS
+	// version and broken are what clients said when the host ran them, and why it could not, by their names.
+	version map[string]string
+	broken  map[string]error
 }
 
 func (r *nodeRun) do(ctx context.Context) {
@@ -213,19 +217,35 @@ type noBinds struct{}
 
 func (noBinds) Binds(context.Context) ([]resolvconf.Bind, error) { return nil, nil }
 
-// programs installs the helper's program on the host like the node service, runs it, and removes it.
+// programs installs the programs on the host like the node service, runs them, and removes them.
 func (r *nodeRun) programs(ctx context.Context) {
 	what := item{"hostPrograms", "programs run from the host's directory", r.systemd || r.ns.Foreign()}
+	found, files := map[string]string{}, []string{r.Program}
+	for _, c := range client.All() {
+		if name, ok := programs.Find(c, r.ClientDir); ok {
+			found[c.Name] = name
+			files = append(files, filepath.Join(r.ClientDir, name))
+		}
+	}
 	had := r.ns.Do(ctx, "stat "+r.HostDir, func() error {
 		_, err := os.Lstat(r.HostDir)
 		return err
 	}) == nil
-	installed, err := hostdir.Install(ctx, r.ns, hostdir.Options{Dir: r.HostDir, DriverName: installName, Version: r.Version, Files: []string{r.Program}, Sandboxed: r.systemd})
+	installed, err := hostdir.Install(ctx, r.ns, hostdir.Options{Dir: r.HostDir, DriverName: installName, Version: r.Version, Files: files, Sandboxed: r.systemd})
 	if err == nil {
 		err = r.ns.Passable(ctx, installed.Dir, r.UIDs.First)
 	}
 	if err == nil {
-		err = installed.Try(ctx, r.ns, filepath.Base(r.Program))
+		_, err = hostdir.Try(ctx, r.ns, installed.Path(filepath.Base(r.Program)))
+	}
+	for name, file := range found {
+		path := filepath.Join(r.ClientDir, file)
+		if err == nil {
+			path = installed.Path(file)
+		}
+		if err == nil || !what.needed {
+			r.version[name], r.broken[name] = hostdir.Try(ctx, r.ns, path)
+		}
 	}
 	cleaning, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)
 	defer cancel()
@@ -319,11 +339,18 @@ func (r *nodeRun) cgroups(ctx context.Context) {
 func (r *nodeRun) clients() {
 	for _, c := range client.All() {
 		what := item{"client." + c.Name, "the client " + c.Name, c.Name == r.DefaultClient}
-		path := filepath.Join(r.ClientDir, c.Binary)
-		if fi, err := os.Stat(path); err != nil || !fi.Mode().IsRegular() || fi.Mode().Perm()&0o111 == 0 {
+		name, found := programs.Find(c, r.ClientDir)
+		path := filepath.Join(r.ClientDir, name)
+		version, ran := r.version[c.Name]
+		switch err := r.broken[c.Name]; {
+		case !found:
 			r.add(what.row(No, "there is no program "+path, "install it there, or set --client-dir to its directory"))
-			continue
+		case !ran:
+			r.add(what.row(Unknown, path+" was not run, because programs cannot be run from the host's directory", ""))
+		case err != nil:
+			r.add(what.row(No, one(err), ""))
+		default:
+			r.add(what.row(Yes, path+": "+version, ""))
 		}
-		r.add(what.row(Yes, path, ""))
 	}
 }

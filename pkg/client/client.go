@@ -63,8 +63,8 @@ type Command struct {
 type Client struct {
 	// Name is the name that volumes use, for example "mountpoint-s3".
 	Name string
-	// Binary is the file name of its program.
-	Binary string
+	// Programs are the file names of its program. The first one that is installed is used; all take the same command line.
+	Programs []string
 	// Options are the allowed mount options, by name without dashes.
 	Options map[string]OptionType
 	// Refused has reasons and alternatives for some options that are not allowed. All other unknown names are refused, too.
@@ -76,11 +76,15 @@ type Client struct {
 	// CallerPIDs means that the client must see the pids of its callers, so the driver must mount in the host's PID namespace.
 	// Mountpoint completes an upload when the process that wrote the file flushes it.
 	CallerPIDs bool
+	// WriteBack means that a closed file may be in CacheDir alone until it is uploaded.
+	WriteBack bool
 	// Command builds the process from an invocation that was checked before.
 	Command func(Invocation) Command
 	// Queue parses the upload queue from a line of the client's output; ok is false for other lines. nil: the client does not
 	// report it.
 	Queue func(line string) (q Queue, ok bool)
+	// Requests parses from a line of output what the client has asked of its service. nil: the client does not report it.
+	Requests func(line string) (r Requests, ok bool)
 	// Conflicts parses from a line of output how many files the client has quarantined since its start, because another writer
 	// had changed their objects. nil: the client does not do that.
 	Conflicts func(line string) (files int, ok bool)
@@ -109,12 +113,6 @@ func (c Client) Needs(options []volume.Option, readOnly bool) policy.Needs {
 		return policy.Needs{}
 	}
 	return c.access(options)
-}
-
-// Queue is what a client has accepted and not yet uploaded.
-type Queue struct {
-	Uploads int   `json:"uploads"` // files
-	Bytes   int64 `json:"bytes"`
 }
 
 // Default is the client of volumes that name none.

@@ -1,7 +1,10 @@
 package client
 
 import (
+	"encoding/json"
+	"fmt"
 	"os"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -63,6 +66,14 @@ func TestCommandLines(t *testing.T) {
 				"--allow-overwrite", "--incremental-upload", "--storage-class=STANDARD_IA", "--memory-target=512", "--maximum-throughput-gbps=25", "--dual-stack",
 				"--", "bucket", "/dev/fd/3",
 			}},
+		{"renames are turned off", "mountpoint-s3", with(invocation(), "rename=false"), []string{
+			"--foreground", "--allow-other", "--uid=1000", "--gid=2000", "--dir-mode=0755", "--file-mode=0644",
+			"--allow-delete", "--allow-overwrite", "--maximum-throughput-gbps=10", "--memory-target=1024", "--no-rename", "--", "bucket", "/dev/fd/3",
+		}},
+		{"renames are on by themselves", "mountpoint-s3", with(invocation(), "rename"), []string{
+			"--foreground", "--allow-other", "--uid=1000", "--gid=2000", "--dir-mode=0755", "--file-mode=0644",
+			"--allow-delete", "--allow-overwrite", "--maximum-throughput-gbps=10", "--memory-target=1024", "--", "bucket", "/dev/fd/3",
+		}},
 		{"a cache is in the mount's own directory", "mountpoint-s3", with(invocation(), "max-cache-size=2048"), []string{
 			"--foreground", "--allow-other", "--uid=1000", "--gid=2000", "--dir-mode=0755", "--file-mode=0644",
 			"--allow-delete", "--allow-overwrite", "--maximum-throughput-gbps=10", "--memory-target=1024",
@@ -218,9 +229,48 @@ func TestQueueLines(t *testing.T) {
 			t.Errorf("%.80q is %+v, want no report", line, q)
 		}
 	}
-	if get(t, "mountpoint-s3").Queue != nil {
-		t.Error("mountpoint-s3 is said to tell its queue")
+}
+
+func TestRequestsLines(t *testing.T) {
+	requests := get(t, "mountpoint-s3").Requests
+	const head = `s3-csi-requests {"read":50,"written":7,"operations":{`
+	get := `"GetObject":{"requests":5,"errors":3,"throttles":1,"milliseconds":70011,"latencies":[3,1,0,0,0,0,0,0,1]}`
+	want := Requests{Read: 50, Written: 7, Operations: map[string]Operation{
+		"GetObject": {Requests: 5, Errors: 3, Throttles: 1, Milliseconds: 70011, Latencies: [9]int64{3, 1, 0, 0, 0, 0, 0, 0, 1}},
+	}}
+	if r, ok := requests(head + get + "}}\n"); !ok || !reflect.DeepEqual(r, want) {
+		t.Errorf("%+v, %t", r, ok)
 	}
+	if r, ok := requests(head + "}}"); !ok || len(r.Operations) != 0 {
+		t.Errorf("%+v, %t", r, ok)
+	}
+	var many []string
+	for i := range maxOperations + 1 {
+		many = append(many, strings.Replace(get, "GetObject", fmt.Sprintf("A%02d", i), 1))
+	}
+	for _, line := range []string{
+		"", "s3-csi-requests ", "s3-csi-requests {}", head, strings.Replace(head+get+"}}", "50", "-50", 1), strings.Replace(head+get+"}}", "[3,", "[-3,", 1),
+		strings.Replace(head+get+"}}", "3,1,", "1,", 1), strings.Replace(head+get+"}}", "GetObject", "", 1), head + strings.Join(many, ",") + "}}",
+		strings.Replace(head+get+"}}", "GetObject", strings.Repeat("x", maxOperation+1), 1), "x" + head + "}}", head + "}} ",
+	} {
+		if r, ok := requests(line); ok {
+			t.Errorf("%.80q is %+v, want no report", line, r)
+		}
+	}
+}
+
+func FuzzRequestsLine(f *testing.F) {
+	f.Add(`s3-csi-requests {"read":1,"written":2,"operations":{"A":{"requests":1,"errors":0,"throttles":0,"milliseconds":1,"latencies":[1,0,0,0,0,0,0,0,0]}}}`)
+	f.Add(`s3-csi-requests {"read":1,"written":2,"operations":null}`)
+	f.Fuzz(func(t *testing.T, line string) {
+		r, ok := parseRequests(line)
+		if !ok {
+			return
+		}
+		if text, err := json.Marshal(r); err != nil || strings.TrimRight(line, "\r\n") != "s3-csi-requests "+string(text) {
+			t.Errorf("%q is %+v", line, r)
+		}
+	})
 }
 
 func FuzzQueueLine(f *testing.F) {

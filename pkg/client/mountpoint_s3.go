@@ -56,14 +56,17 @@ func mountpointS3() Client {
 	}
 	c := Client{
 		Name:       "mountpoint-s3",
-		Binary:     "mount-s3",
+		Programs:   []string{"s3-csi-mountpoint", "mount-s3"},
 		MinOwner:   1,
 		MinMemory:  uint64(mountpointLimitFor(mountpointLeast) * mib),
 		MinTasks:   mountpointTasks,
 		CallerPIDs: true,
+		Queue:      parseQueue,
+		Requests:   parseRequests,
 		Options: map[string]OptionType{
 			"allow-delete":            flag("true, unless the volume is read-only", "Files may be removed."),
 			"allow-overwrite":         flag("true, unless the volume is read-only", "Existing files may be replaced (opened with O_TRUNC and written from the start)."),
+			"rename":                  flag("true, unless files cannot be removed", "Files may be renamed, by a copy in the service that is compared before the original is removed. The program `mount-s3` has no such option and renames only in directory buckets of an availability zone."),
 			"incremental-upload":      flag("false", "Data is stored while a file is written, and files can be appended to. Only for directory buckets of an availability zone."),
 			"infer-content-type":      flag("false", "New objects get a Content-Type by their file name."),
 			"requester-pays":          flag("false", "The caller pays for requests and traffic of a Requester Pays bucket."),
@@ -162,7 +165,11 @@ func mountpointCommand(c Client, in Invocation) Command {
 			argv = append(argv, argument(d.name, strconv.FormatInt(d.value, 10)))
 		}
 	}
-	rest := slices.DeleteFunc(slices.Clone(in.Options), func(o volume.Option) bool { return slices.Contains(changing, o.Name) })
+	if o, given := find(in.Options, "rename"); given && !on(o) {
+		argv = append(argv, "--no-rename")
+	}
+	own := slices.Concat(changing, []string{"rename"})
+	rest := slices.DeleteFunc(slices.Clone(in.Options), func(o volume.Option) bool { return slices.Contains(own, o.Name) })
 	// Mountpoint creates a directory in it and empties that when it starts.
 	if _, sized := find(rest, "max-cache-size"); sized {
 		argv = append(argv, argument("cache", in.CacheDir))

@@ -1,10 +1,8 @@
 package client
 
 import (
-	"encoding/json"
 	"fmt"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/policy"
@@ -29,7 +27,7 @@ func rclone() Client {
 	}
 	c := Client{
 		Name:      "rclone",
-		Binary:    "s3-csi-rclone",
+		Programs:  []string{"s3-csi-rclone"},
 		MinMemory: rcloneMemory,
 		MinTasks:  rcloneTasks,
 		Options: map[string]OptionType{
@@ -68,6 +66,7 @@ func rclone() Client {
 			"config":             "rclone reads no configuration here",
 			"log-file":           "clients write no log files; their output goes to the helper",
 		},
+		WriteBack: true,
 		Queue:     parseQueue,
 		Conflicts: parseConflicts,
 		// Files can always be deleted and renamed; a rename is a copy and a delete.
@@ -121,34 +120,4 @@ func rcloneCommand(c Client, in Invocation) Command {
 		env = append(env, fmt.Sprintf("GOMEMLIMIT=%d", in.MemoryLimit-min(max(rcloneRoom, in.MemoryLimit/5), in.MemoryLimit/2)))
 	}
 	return Command{Argv: argv, Env: env}
-}
-
-// report parses a line of a prefix and the JSON of a report in exactly the format of encoding/json. Other lines, such as a log
-// message with a file name, are not reports.
-func report[R any](line, prefix string) (r R, ok bool) {
-	text, ok := strings.CutPrefix(strings.TrimRight(line, "\r\n"), prefix)
-	if !ok || len(text) > 128 || json.Unmarshal([]byte(text), &r) != nil {
-		return r, false
-	}
-	canonical, err := json.Marshal(r)
-	return r, err == nil && string(canonical) == text
-}
-
-func parseQueue(line string) (Queue, bool) {
-	q, ok := report[Queue](line, "s3-csi-queue ")
-	if !ok || q.Uploads < 0 || q.Bytes < 0 {
-		return Queue{}, false
-	}
-	return q, true
-}
-
-// parseConflicts parses the number of quarantined files.
-func parseConflicts(line string) (files int, ok bool) {
-	c, ok := report[struct {
-		Files int `json:"files"`
-	}](line, "s3-csi-conflicts ")
-	if !ok || c.Files < 0 {
-		return 0, false
-	}
-	return c.Files, true
 }

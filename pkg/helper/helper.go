@@ -177,7 +177,7 @@ func (h *helper) start(req StartRequest, fuse *os.File) error {
 	h.log.printf("client started: program=%s pid=%d", filepath.Base(req.Command.Argv[0]), run.process.Pid)
 	h.pgid, h.killRequested = run.process.Pid, false
 	h.status.State, h.status.ClientPID = StateRunning, run.process.Pid
-	h.status.ExitCode, h.status.Signal, h.status.Queue = 0, "", nil
+	h.status.ExitCode, h.status.Signal, h.status.Queue, h.status.Requests = 0, "", nil, nil
 	h.status.Starts++
 	before := h.status.Conflicts
 	h.changeStatus()
@@ -212,6 +212,14 @@ func (h *helper) output(raw []byte, cut bool, c client.Client, conflicts int) {
 				h.status.Queue = &q
 				h.changeStatus()
 			}
+			return
+		}
+	}
+	if c.Requests != nil {
+		if r, ok := c.Requests(line); ok {
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			h.status.Requests = &r
 			return
 		}
 	}

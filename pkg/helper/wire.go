@@ -151,6 +151,9 @@ type Status struct {
 	Tail []string `json:"tail,omitempty"`
 	// Queue is the upload queue that the client last reported; nil if it never did.
 	Queue *client.Queue `json:"queue,omitempty"`
+	// Requests is what the running client, or the last one, last reported of its requests; nil if it never did. A change of it alone
+	// does not change the revision.
+	Requests *client.Requests `json:"requests,omitempty"`
 	// Conflicts counts the files that this helper's clients have quarantined because another writer had changed their objects.
 	Conflicts int `json:"conflicts,omitempty"`
 	// Starts counts the clients that were started.

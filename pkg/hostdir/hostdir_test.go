@@ -1,7 +1,10 @@
 package hostdir
 
 import (
+	"bytes"
 	"context"
+	"debug/elf"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -386,11 +389,16 @@ func TestErrorSaysWhyAProgramCannotRun(t *testing.T) {
 		change  func(*place) error
 		words   string
 	}{
-		"nothing":            {"#!/bin/sh\nexit 0\n", nil, ""},
+		"nothing":            {"#!/bin/sh\necho program 1.2\necho more\n", nil, ""},
 		"a file system":      {"#!/bin/sh\nexit 0\n", func(p *place) error { return p.tmpfs(unix.MS_NOEXEC) }, "mounted noexec"},
 		"its own failure":    {"#!/bin/sh\necho no way >&2; exit 3\n", nil, `exit status 3: "no way"`},
 		"another machine's":  {"\x7fELF, perhaps", nil, "not built for this machine"},
 		"its own privileges": {"#!/bin/sh\nid -u; exit 1\n", nil, `"65534"`},
+		"an interpreter":     {"#!/no/where -e\n", nil, "the host has no /no/where"},
+		"a loader":           {dynamic(t), nil, "the host has no /no/loader.so.2"},
+		"a library": {"#!/bin/sh\necho prog: error while loading shared libraries: libfuse.so.2: cannot open shared object file: No such file or directory; exit 127\n", nil,
+			"lacks the library libfuse.so.2"},
+		"a new library": {"#!/bin/sh\necho \"/lib/libc.so.6: version \\`GLIBC_2.38' not found (required by prog)\"; exit 1\n", nil, "older than GLIBC_2.38"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			p := newPlace(t, c.program)
@@ -399,10 +407,10 @@ func TestErrorSaysWhyAProgramCannotRun(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			err := p.install().Try(bounded(t), here{}, "program-1")
+			version, err := Try(bounded(t), here{}, p.install().Path("program-1"))
 			if c.words == "" {
-				if err != nil {
-					t.Error(err)
+				if err != nil || version != "program 1.2" {
+					t.Errorf("%q, %v", version, err)
 				}
 				return
 			}
@@ -412,4 +420,29 @@ func TestErrorSaysWhyAProgramCannotRun(t *testing.T) {
 			t.Log(err)
 		})
 	}
+}
+
+// dynamic is a program that names a loader which does not exist.
+func dynamic(t *testing.T) string {
+	t.Helper()
+	program, err := os.ReadFile("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := elf.NewFile(bytes.NewReader(program))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, p := range f.Progs { // the header of a part becomes that of a loader
+		if p.Type == elf.PT_NOTE || p.Type == elf.PT_INTERP {
+			header := program[64+56*i:] // Elf64_Ehdr, Elf64_Phdr
+			at := p.Off
+			binary.NativeEndian.PutUint32(header, uint32(elf.PT_INTERP))
+			copy(program[at:], "/no/loader.so.2\x00")
+			binary.NativeEndian.PutUint64(header[32:], uint64(len("/no/loader.so.2\x00")))
+			return string(program)
+		}
+	}
+	t.Fatal("the test's own program has no part that can be changed")
+	return ""
 }

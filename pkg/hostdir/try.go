@@ -3,12 +3,15 @@ package hostdir
 import (
 	"bytes"
 	"context"
+	"debug/elf"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"strings"
 	"syscall"
 	"time"
 
@@ -23,18 +26,18 @@ const (
 	busyPause  = 20 * time.Millisecond
 )
 
-// Try runs a program on the host as an unprivileged user, with the argument --version. If the program cannot run, the error is a
-// fault.Precondition that says what to do.
-func (i Installed) Try(ctx context.Context, ns Doer, name string) error {
+// Try runs a program on the host as an unprivileged user, with the argument --version, and returns the first line that it writes. If the
+// host cannot run it, the error is a fault.Precondition that says what is missing and what to do.
+func Try(ctx context.Context, ns Doer, path string) (version string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
 	defer cancel()
-	path := i.Path(name)
-	err := ns.Do(ctx, "trying "+path, func() error {
+	err = ns.Do(ctx, "trying "+path, func() error {
 		for {
-			err := run(ctx, path)
+			output, err := run(ctx, path)
 			// A child that another thread forks has this process's descriptors, also one that wrote the program, until it executes.
 			if !errors.Is(err, unix.ETXTBSY) {
-				return explain(i.Dir, err)
+				version, _, _ = strings.Cut(output, "\n")
+				return explain(path, err)
 			}
 			select {
 			case <-time.After(busyPause):
@@ -44,23 +47,20 @@ func (i Installed) Try(ctx context.Context, ns Doer, name string) error {
 		}
 	})
 	if err != nil {
-		return fmt.Errorf("run %s on the host: %w", path, err)
+		return "", fmt.Errorf("run %s on the host: %w", path, err)
 	}
-	return nil
+	return version, nil
 }
 
 // exitError means that the program ran and failed.
-type exitError struct {
-	state  string
-	output []byte
-}
+type exitError struct{ state, output string }
 
 func (e *exitError) Error() string { return fmt.Sprintf("it exited with %s: %q", e.state, e.output) }
 
-func run(ctx context.Context, path string) error {
+func run(ctx context.Context, path string) (output string, err error) {
 	r, w, err := os.Pipe()
 	if err != nil {
-		return err
+		return "", err
 	}
 	defer r.Close()
 	// A pipe, not buffers: goroutines would fill those on other threads, which may not be in the host's mount namespace.
@@ -69,21 +69,29 @@ func run(ctx context.Context, path string) error {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Credential: &syscall.Credential{Uid: tryUID, Gid: tryUID}}
 	err = errors.Join(cmd.Start(), w.Close())
 	if err != nil {
-		return err
+		return "", err
 	}
 	err = cmd.Wait()
-	output, _ := io.ReadAll(io.LimitReader(r, 1024)) // less than a pipe holds, so the program did not wait for a reader
+	text, _ := io.ReadAll(io.LimitReader(r, 1024)) // less than a pipe holds, so the program did not wait for a reader
+	output = string(bytes.TrimSpace(text))
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
-		return &exitError{exit.String(), bytes.TrimSpace(output)}
+		err = &exitError{exit.String(), output}
 	}
-	return err
+	return output, err
 }
 
+// What the dynamic loader of glibc says of a library that it does not find, and of one that is too old.
+var (
+	missingLibrary = regexp.MustCompile(`error while loading shared libraries: ([^:\s]+): cannot open`)
+	oldLibrary     = regexp.MustCompile("version `([^']+)' not found")
+)
+
 // explain returns the reason why the host does not run a program, with the remedy.
-func explain(dir string, err error) error {
+func explain(path string, err error) error {
 	var (
 		st   unix.Statfs_t
 		exit *exitError
+		dir  = filepath.Dir(path)
 	)
 	noexec := unix.Statfs(dir, &st) == nil && st.Flags&unix.ST_NOEXEC != 0
 	enforcing, _ := os.ReadFile("/sys/fs/selinux/enforce") // missing: there is no SELinux
@@ -101,9 +109,45 @@ func explain(dir string, err error) error {
 		err = fmt.Errorf("%w: the file system, or a security module of the host (AppArmor, fapolicyd), forbids it; allow it there, or choose another --host-dir", err)
 	case errors.Is(err, unix.ENOEXEC):
 		err = fmt.Errorf("%w: the program is not built for this machine; the driver's image must match its architecture", err)
+	case errors.Is(err, unix.ENOENT):
+		loader := interpreter(path)
+		if loader == "" {
+			return err
+		}
+		err = fmt.Errorf("%w: the host has no %s, which the program needs; use one that is linked statically, as those of the driver's image are", err, loader)
 	case errors.As(err, &exit):
+		if m := missingLibrary.FindStringSubmatch(exit.output); m != nil {
+			err = fmt.Errorf("%w; the host lacks the library %s: install it there, or use the client of the driver's image, which needs none", err, m[1])
+		} else if m := oldLibrary.FindStringSubmatch(exit.output); m != nil {
+			err = fmt.Errorf("%w; a library of the host is older than %s: use the client of the driver's image, which needs none", err, m[1])
+		}
 	default:
 		return err
 	}
 	return fault.Errorf(fault.Precondition, "%w", err)
+}
+
+// interpreter returns the loader that a program names, or the interpreter of a script; "" if it names none, or does not exist.
+func interpreter(path string) string {
+	f, err := os.Open(path)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	if e, err := elf.NewFile(f); err == nil {
+		for _, p := range e.Progs {
+			if p.Type == elf.PT_INTERP {
+				name, _ := io.ReadAll(io.LimitReader(p.Open(), unix.PathMax))
+				return string(bytes.TrimRight(name, "\x00"))
+			}
+		}
+		return ""
+	}
+	head := make([]byte, 128)
+	n, _ := f.ReadAt(head, 0)
+	line, _, _ := strings.Cut(string(head[:n]), "\n")
+	if words := strings.Fields(strings.TrimPrefix(line, "#!")); strings.HasPrefix(line, "#!") && len(words) > 0 {
+		return words[0]
+	}
+	return ""
 }

@@ -80,7 +80,7 @@ func Name(key string, generation uint64) string {
 }
 
 // KeepsOnDisk reports whether a client may hold closed files in its cache directory that are not stored yet.
-func KeepsOnDisk(cl client.Client, spec Spec) bool { return cl.Queue != nil && !spec.ReadOnly }
+func KeepsOnDisk(cl client.Client, spec Spec) bool { return cl.WriteBack && !spec.ReadOnly }
 
 // Health is the result of a health check of a mount.
 type Health int

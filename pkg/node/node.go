@@ -51,7 +51,7 @@ type Options struct {
 	Client        func(name string) (client.Client, error) // client.Get
 	StateDir      string                                   // on a tmpfs: it is gone with a reboot, as the mounts are
 	CacheDir      string                                   // on a disk
-	ClientDir     string                                   // the client programs
+	Programs      runner.Programs
 	DefaultClient string
 	TargetRoot    string // targets must be below it; "": anywhere
 	UIDs          launcher.UIDRange
@@ -107,7 +107,7 @@ func assemble(ctx context.Context, o Options, store *state.Store) (*Node, error)
 	)
 	run := runner.New(runner.Options{
 		Namespace: o.Namespace, Launcher: o.Launcher, Backends: o.Backends, Clients: clients, Store: store, Sources: sources, Creds: provider,
-		Tracker: track, Peer: peer, UIDs: o.UIDs, ClientDir: o.ClientDir, Version: o.Version, Limits: o.Limits,
+		Tracker: track, Peer: peer, UIDs: o.UIDs, Programs: o.Programs, Version: o.Version, Limits: o.Limits,
 		MountTimeout: o.MountTimeout, HangTimeout: o.HangTimeout, Started: watchers.Follow,
 	})
 	super := supervisor.New(supervisor.Options{

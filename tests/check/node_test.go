@@ -28,8 +28,11 @@ func TestAHostThatCanServeVolumes(t *testing.T) {
 	}
 	g := newGateway(t)
 	dir, clients := t.TempDir(), t.TempDir()
-	if err := rig.WriteProgram(filepath.Join(clients, "s3-csi-rclone"), []byte("#!/bin/true\n")); err != nil {
-		t.Fatal(err)
+	const broken = "#!/bin/sh\necho mount-s3: error while loading shared libraries: libfuse.so.2: cannot open shared object file; exit 127\n"
+	for name, text := range map[string]string{"s3-csi-rclone": "#!/bin/true\n", "mount-s3": broken} {
+		if err := rig.WriteProgram(filepath.Join(clients, name), []byte(text)); err != nil {
+			t.Fatal(err)
+		}
 	}
 	for _, d := range []string{dir, filepath.Dir(dir)} { // both are of this test; programs below them are run by another user
 		if err := os.Chmod(d, 0o755); err != nil {
@@ -58,6 +61,9 @@ func TestAHostThatCanServeVolumes(t *testing.T) {
 		if got := row(t, r, check); got.Result != want {
 			t.Errorf("%+v", got)
 		}
+	}
+	if got := row(t, r, "client.mountpoint-s3"); !strings.Contains(got.Why, "libfuse.so.2") {
+		t.Errorf("%+v", got)
 	}
 	left, err := os.ReadDir(dir)
 	if err != nil || len(left) != 0 {

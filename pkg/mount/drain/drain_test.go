@@ -21,7 +21,7 @@ func newDrainer(t *testing.T, l runner.Launcher, hangTimeout time.Duration) (*Dr
 	p := parts.New(t, mounttest.S3{}, runner.Peers)
 	r := runner.New(runner.Options{
 		Namespace: p.Namespace, Launcher: l, Backends: p.Backends, Clients: p.Clients, Store: p.Store, Sources: p.Sources, Creds: p.Creds,
-		Tracker: p.Tracker, Peer: p.Peer, UIDs: launcher.UIDRange{First: parts.UID, Last: parts.UID + 1}, HangTimeout: hangTimeout,
+		Tracker: p.Tracker, Programs: mounttest.Programs("/opt"), Peer: p.Peer, UIDs: launcher.UIDRange{First: parts.UID, Last: parts.UID + 1}, HangTimeout: hangTimeout,
 	})
 	return New(r, hangTimeout/8), p
 }

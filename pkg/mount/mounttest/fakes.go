@@ -10,12 +10,14 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"path/filepath"
 	"slices"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/client"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
@@ -24,6 +26,13 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/session"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
+
+// Programs is the directory of the clients' programs, all of which can run.
+type Programs string
+
+func (p Programs) Path(_ context.Context, c client.Client) (string, error) {
+	return filepath.Join(string(p), c.Programs[0]), nil
+}
 
 // UIDs is a launcher that starts nothing, with the uids that have processes.
 type UIDs struct {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 	"time"
 
@@ -17,6 +18,9 @@ import (
 
 // exitReport is how long a failed first read waits for a report that the client has exited.
 const exitReport = 500 * time.Millisecond
+
+// exitUsage is the exit code of programs that are not started as they must be.
+const exitUsage = 2
 
 // awaitReady waits until a directory read through the mount succeeds or the client exits. In that case the error has its output.
 func (r *Runner) awaitReady(ctx context.Context, m state.Mount, peer *helper.Peer, status helper.Status) error {
@@ -36,7 +40,7 @@ func (r *Runner) awaitReady(ctx context.Context, m state.Mount, peer *helper.Pee
 			}
 			status = next
 		}
-		exited <- fault.Errorf(fault.Unavailable, "client %s exited before the mount was ready: %s", m.Client, ExitSummary(status))
+		exited <- exitedEarly(m.Client, status)
 	}()
 	select {
 	case err := <-exited:
@@ -62,6 +66,19 @@ func (r *Runner) awaitReady(ctx context.Context, m state.Mount, peer *helper.Pee
 		}
 		return fmt.Errorf("reading the root of the new mount: %w%s", err, r.outputSoFar(ctx, m))
 	}
+}
+
+// unknownFlag is what a client says of a flag that another version of it has.
+var unknownFlag = regexp.MustCompile(`(?:unexpected argument '|flag provided but not defined: )-{0,2}([a-z0-9-]+)`)
+
+// exitedEarly returns the error of a client that exited before its mount was ready.
+func exitedEarly(name string, s helper.Status) error {
+	summary := ExitSummary(s)
+	if m := unknownFlag.FindStringSubmatch(summary); m != nil && s.ExitCode == exitUsage {
+		return fault.Errorf(fault.Precondition, "the program of client %s does not know the flag --%s, so it is not of the version that this driver needs: "+
+			"install that of the driver's image, or omit the mount option: %s", name, m[1], summary)
+	}
+	return fault.Errorf(fault.Unavailable, "client %s exited before the mount was ready: %s", name, summary)
 }
 
 func (r *Runner) outputSoFar(ctx context.Context, m state.Mount) string {

@@ -174,5 +174,5 @@ func (r *Runner) updateCommand(ctx context.Context, m *state.Mount, be backend.B
 	if err := r.writeCA(ctx, m.Name, be); err != nil {
 		return err
 	}
-	return r.setCommand(m, cl, be, digest, bucket)
+	return r.setCommand(ctx, m, cl, be, digest, bucket)
 }

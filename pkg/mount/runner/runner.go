@@ -50,6 +50,12 @@ type Backends interface {
 	Backend(name string) (backend.Backend, error)
 }
 
+// Programs are the programs of the clients.
+type Programs interface {
+	// Path returns the path of a client's program on the host. A program that cannot run there is fault.Precondition.
+	Path(ctx context.Context, c client.Client) (string, error)
+}
+
 // Options are the parts and settings of a Runner.
 type Options struct {
 	Namespace *host.Namespace
@@ -62,7 +68,7 @@ type Options struct {
 	Tracker   *tracker.Tracker
 	Peer      func(name string) *helper.Peer // the helper of a mount, see Peers
 	UIDs      launcher.UIDRange
-	ClientDir string // the directory of the client programs
+	Programs  Programs
 	Version   string // the driver's
 	// Limits are those of mounts whose volumes set none; 0 is unlimited. The launcher may be unable to enforce them.
 	Limits       launcher.Limits

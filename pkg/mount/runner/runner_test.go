@@ -23,7 +23,7 @@ func newRunner(t *testing.T, l Launcher, b creds.Backends) (*Runner, *parts.Part
 	p := parts.New(t, b, Peers)
 	return New(Options{
 		Namespace: p.Namespace, Launcher: l, Backends: b, Clients: p.Clients, Store: p.Store, Sources: p.Sources, Creds: p.Creds, Tracker: p.Tracker,
-		Peer: p.Peer, UIDs: launcher.UIDRange{First: parts.UID, Last: parts.UID + 1}, MountTimeout: time.Minute,
+		Programs: mounttest.Programs("/opt"), Peer: p.Peer, UIDs: launcher.UIDRange{First: parts.UID, Last: parts.UID + 1}, MountTimeout: time.Minute,
 	}), p
 }
 

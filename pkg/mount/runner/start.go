@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"path/filepath"
 	"sync"
 	"time"
 
@@ -98,7 +97,7 @@ func (r *Runner) bringUp(ctx context.Context, m *state.Mount, cl client.Client, 
 	}
 	digest, err := be.MountDigest()
 	if err == nil {
-		err = r.setCommand(m, cl, be, digest, grant.Bucket())
+		err = r.setCommand(ctx, m, cl, be, digest, grant.Bucket())
 	}
 	if err != nil {
 		fuse.Close()
@@ -195,12 +194,16 @@ func (r *Runner) serve(ctx context.Context, m state.Mount, grant *creds.Grant, f
 }
 
 // setCommand sets a mount's command line and what it depends on.
-func (r *Runner) setCommand(m *state.Mount, cl client.Client, be backend.Backend, digest string, bucket backend.BucketInfo) error {
+func (r *Runner) setCommand(ctx context.Context, m *state.Mount, cl client.Client, be backend.Backend, digest string, bucket backend.BucketInfo) error {
 	options, err := m.Spec.ParseOptions()
 	if err != nil {
 		return err
 	}
-	m.Command = cl.Command(r.invocation(*m, cl, be, bucket, options))
+	in := r.invocation(*m, cl, be, bucket, options)
+	if in.Binary, err = r.Programs.Path(ctx, cl); err != nil {
+		return err
+	}
+	m.Command = cl.Command(in)
 	m.Backend, m.Region, m.Owner = digest, bucket.Region, bucket.Owner
 	return nil
 }
@@ -209,7 +212,7 @@ func (r *Runner) setCommand(m *state.Mount, cl client.Client, be backend.Backend
 func (r *Runner) invocation(m state.Mount, cl client.Client, be backend.Backend, bucket backend.BucketInfo, options []volume.Option) client.Invocation {
 	spec := m.Spec
 	in := client.Invocation{
-		Binary: filepath.Join(r.ClientDir, cl.Binary), Bucket: spec.Bucket, Prefix: spec.Prefix, Region: bucket.Region,
+		Bucket: spec.Bucket, Prefix: spec.Prefix, Region: bucket.Region,
 		Endpoint: be.Endpoint, PathStyle: be.PathStyle, ReadOnly: spec.ReadOnly, Options: options,
 		ExpectedBucketOwner: bucket.Owner, UserAgent: "s3-csi-driver/" + r.Version,
 		UID: m.UID, GID: m.UID, DirMode: 0o777, FileMode: 0o666,

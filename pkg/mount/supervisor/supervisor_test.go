@@ -26,7 +26,7 @@ func newSupervisor(t *testing.T, l runner.Launcher, b creds.Backends) (*Supervis
 	p := parts.New(t, b, runner.Peers)
 	r := runner.New(runner.Options{
 		Namespace: p.Namespace, Launcher: l, Backends: b, Clients: p.Clients, Store: p.Store, Sources: p.Sources, Creds: p.Creds, Tracker: p.Tracker,
-		Peer: p.Peer, UIDs: launcher.UIDRange{First: parts.UID, Last: parts.UID + 1}, MountTimeout: time.Minute, Started: func(string) {},
+		Programs: mounttest.Programs("/opt"), Peer: p.Peer, UIDs: launcher.UIDRange{First: parts.UID, Last: parts.UID + 1}, MountTimeout: time.Minute, Started: func(string) {},
 	})
 	return New(Options{
 		Options: r.Options, Runner: r, Drainer: drain.New(r, 0), Healer: heal.New(true, p.Namespace, p.Store, p.Pins, p.Tracker), Pins: p.Pins,

@@ -1,0 +1,87 @@
+package client
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+)
+
+const (
+	// maxReport is the most bytes of a report; maxRequests is that of requests, which name operations.
+	maxReport   = 128
+	maxRequests = 4 << 10
+	// maxOperations is the most operations of one report, and maxOperation the most letters of a name.
+	maxOperations = 32
+	maxOperation  = 40
+)
+
+// Queue is what a client has accepted and not yet uploaded.
+type Queue struct {
+	Uploads int   `json:"uploads"` // files
+	Bytes   int64 `json:"bytes"`
+}
+
+// Requests count what a client has asked of its S3 service since it was started.
+type Requests struct {
+	Read       int64                `json:"read"`       // bytes of objects
+	Written    int64                `json:"written"`    // bytes of files
+	Operations map[string]Operation `json:"operations"` // by the names of the S3 API; Other: several that the client does not tell apart
+}
+
+// Latencies are the upper bounds of Operation.Latencies but the last one, which has none, in milliseconds.
+var Latencies = [8]int64{5, 25, 100, 250, 1000, 5000, 15000, 60000}
+
+// Operation counts the requests of one kind.
+type Operation struct {
+	Requests int64 `json:"requests"`
+	// Errors counts answers that are errors, but for those that an object is missing or a condition does not hold, and requests without
+	// an answer. Throttles counts those of them that ask for fewer requests (429 and 503).
+	Errors       int64                     `json:"errors"`
+	Throttles    int64                     `json:"throttles"`
+	Milliseconds int64                     `json:"milliseconds"` // that they took together
+	Latencies    [len(Latencies) + 1]int64 `json:"latencies"`    // how many took up to each bound
+}
+
+// report parses a line of a prefix and the JSON of a report in exactly the format of encoding/json. Other lines, such as a log
+// message with a file name, are not reports.
+func report[R any](line, prefix string, limit int) (r R, ok bool) {
+	text, ok := strings.CutPrefix(strings.TrimRight(line, "\r\n"), prefix)
+	if !ok || len(text) > limit || json.Unmarshal([]byte(text), &r) != nil {
+		return r, false
+	}
+	canonical, err := json.Marshal(r)
+	return r, err == nil && string(canonical) == text
+}
+
+func parseQueue(line string) (Queue, bool) {
+	q, ok := report[Queue](line, "s3-csi-queue ", maxReport)
+	if !ok || q.Uploads < 0 || q.Bytes < 0 {
+		return Queue{}, false
+	}
+	return q, true
+}
+
+func parseRequests(line string) (Requests, bool) {
+	r, ok := report[Requests](line, "s3-csi-requests ", maxRequests)
+	if !ok || r.Read < 0 || r.Written < 0 || len(r.Operations) > maxOperations {
+		return Requests{}, false
+	}
+	for name, o := range r.Operations {
+		counts := append(o.Latencies[:], o.Requests, o.Errors, o.Throttles, o.Milliseconds)
+		if name == "" || len(name) > maxOperation || slices.Min(counts) < 0 {
+			return Requests{}, false
+		}
+	}
+	return r, true
+}
+
+// parseConflicts parses the number of quarantined files.
+func parseConflicts(line string) (files int, ok bool) {
+	c, ok := report[struct {
+		Files int `json:"files"`
+	}](line, "s3-csi-conflicts ", maxReport)
+	if !ok || c.Files < 0 {
+		return 0, false
+	}
+	return c.Files, true
+}

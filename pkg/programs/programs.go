@@ -1,0 +1,102 @@
+// Package programs finds the programs of the clients on a node, and whether its host runs them.
+package programs
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/klog/v2"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/client"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/hostdir"
+)
+
+// Find returns the file name of a client's program in a directory, in the view of this process. If there is none it is the name that
+// was looked for, and ok is false.
+func Find(c client.Client, dir string) (name string, ok bool) {
+	for _, name := range c.Programs {
+		if fi, err := os.Stat(filepath.Join(dir, name)); err == nil && fi.Mode().IsRegular() && fi.Mode().Perm()&0o111 != 0 {
+			return name, true
+		}
+	}
+	return c.Programs[0], false
+}
+
+// Clients are the programs of the clients in a directory of the host.
+type Clients struct {
+	ns    hostdir.Doer
+	dir   string
+	names map[string]string // of files, by clients
+
+	mu      sync.Mutex
+	trouble map[string]error // why the host did not run it, by clients
+}
+
+// NewClients returns the programs of the clients that are in the directory found, in the view of this process. On the host the
+// directory is dir.
+func NewClients(ns hostdir.Doer, found, dir string) *Clients {
+	c := &Clients{ns: ns, dir: dir, names: map[string]string{}, trouble: map[string]error{}}
+	for _, cl := range client.All() {
+		name, ok := Find(cl, found)
+		if !ok {
+			c.trouble[cl.Name] = fault.Errorf(fault.Precondition, "there is no program %s in %s; install it there, or set --client-dir to its directory", name, found)
+		} else {
+			c.names[cl.Name] = name
+		}
+	}
+	return c
+}
+
+// Run runs each program once with --version, logs which ones the host cannot run, and waits until ctx ends.
+func (c *Clients) Run(ctx context.Context) error {
+	c.tryAll(ctx)
+	<-ctx.Done()
+	return nil
+}
+
+func (c *Clients) tryAll(ctx context.Context) {
+	var g errgroup.Group
+	for name := range c.names {
+		g.Go(func() error {
+			if version, err := c.try(ctx, name); err != nil && ctx.Err() == nil {
+				klog.FromContext(ctx).Error(err, "Client cannot run on this node, so its volumes cannot be published", "client", name)
+			} else if err == nil {
+				klog.FromContext(ctx).V(2).Info("Client runs on this node", "client", name, "program", c.names[name], "version", version)
+			}
+			return nil
+		})
+	}
+	_ = g.Wait()
+}
+
+// Path returns the path of a client's program on the host. If the program is missing, or the host could not run it and still cannot,
+// the error is a fault.Precondition.
+func (c *Clients) Path(ctx context.Context, cl client.Client) (string, error) {
+	c.mu.Lock()
+	err := c.trouble[cl.Name]
+	c.mu.Unlock()
+	name, found := c.names[cl.Name]
+	if err != nil && found { // what is missing may have been installed on the host since
+		_, err = c.try(ctx, cl.Name)
+	}
+	if err != nil {
+		return "", fmt.Errorf("client %s cannot run on this node: %w", cl.Name, err)
+	}
+	return filepath.Join(c.dir, name), nil
+}
+
+func (c *Clients) try(ctx context.Context, name string) (version string, err error) {
+	version, err = hostdir.Try(ctx, c.ns, filepath.Join(c.dir, c.names[name]))
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.trouble, name)
+	if fault.Is(err, fault.Precondition) {
+		c.trouble[name] = err
+	}
+	return version, err
+}

@@ -1,0 +1,93 @@
+package programs
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/client"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+)
+
+// here is a host that the test is on itself.
+type here struct{}
+
+func (here) Do(_ context.Context, _ string, fn func() error) error { return fn() }
+
+// place is a directory that other users reach.
+func place(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	for d := dir; d != os.TempDir(); d = filepath.Dir(d) {
+		if err := os.Chmod(d, 0o755); err != nil { //nolint:gosec // the programs run as another user
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func script(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.WriteFile(path, []byte("#!/bin/sh\n"+text+"\n"), 0o755); err != nil { //nolint:gosec // a program
+		t.Fatal(err)
+	}
+}
+
+func get(t *testing.T, name string) client.Client {
+	t.Helper()
+	c, err := client.Get(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// The first of a client's programs that is there is used.
+func TestFind(t *testing.T) {
+	dir := t.TempDir()
+	cl := client.Client{Programs: []string{"own", "other"}}
+	for _, step := range []struct {
+		made string
+		mode os.FileMode
+		want string
+		ok   bool
+	}{{"unrelated", 0o755, "own", false}, {"other", 0o755, "other", true}, {"own", 0o644, "other", true}, {"own", 0o755, "own", true}} {
+		path := filepath.Join(dir, step.made)
+		script(t, path, "")
+		if err := os.Chmod(path, step.mode); err != nil {
+			t.Fatal(err)
+		}
+		if name, ok := Find(cl, dir); name != step.want || ok != step.ok {
+			t.Errorf("with %s, mode %o: %s, %t", step.made, step.mode, name, ok)
+		}
+	}
+}
+
+// A client that the host cannot run is refused for as long as that is so.
+func TestClientsThatCannotRunAreRefused(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root: programs are tried as another user")
+	}
+	dir := place(t)
+	rclone, mountpoint := get(t, "rclone"), get(t, "mountpoint-s3")
+	path := filepath.Join(dir, rclone.Programs[0])
+	script(t, path, "exit 127")
+	c := NewClients(here{}, dir, dir)
+	if got, err := c.Path(t.Context(), rclone); err != nil || got != path {
+		t.Errorf("before it was tried: %q, %v", got, err)
+	}
+	c.tryAll(t.Context())
+	for _, cl := range []client.Client{rclone, mountpoint} { // the other one is missing
+		if _, err := c.Path(t.Context(), cl); !fault.Is(err, fault.Precondition) {
+			t.Errorf("%s: %v", cl.Name, err)
+		}
+	}
+	if err := os.Remove(path); err != nil { // it may be executed still
+		t.Fatal(err)
+	}
+	script(t, path, "exit 0")
+	if got, err := c.Path(t.Context(), rclone); err != nil || got != path {
+		t.Errorf("when the host runs it: %q, %v", got, err)
+	}
+}
