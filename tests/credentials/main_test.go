@@ -35,7 +35,7 @@ const (
 )
 
 // programs are the process names of the clients.
-var programs = map[string]string{rclone: "s3-csi-rclone", mountpoint: "mount-s3"}
+var programs = rig.Programs()
 
 // The suite holds for every launcher; see rigtest.Main.
 func TestMain(m *testing.M) { os.Exit(rigtest.Main(m)) }

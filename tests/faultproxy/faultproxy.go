@@ -32,7 +32,9 @@ type Faults struct {
 	DropAfter int64
 	// SlowDown answers so many requests with 503 SlowDown, as S3 throttles.
 	SlowDown int
-	// Match says which requests SlowDown and Reset are for; nil is all.
+	// Deny answers with 403 AccessDenied.
+	Deny bool
+	// Match says which requests SlowDown, Deny and Reset are for; nil is all.
 	Match func(*http.Request) bool
 }
 
@@ -136,7 +138,7 @@ func (p *Proxy) take(r *http.Request) (f Faults, throttle bool) {
 	p.requests++
 	f = p.faults
 	matches := f.Match == nil || f.Match(r)
-	f.Reset = f.Reset && matches
+	f.Reset, f.Deny = f.Reset && matches, f.Deny && matches
 	if f.SlowDown > 0 && matches {
 		p.faults.SlowDown--
 		return f, true
@@ -166,15 +168,22 @@ func (p *Proxy) handler(forward http.Handler) http.Handler {
 			}
 			panic(http.ErrAbortHandler)
 		case throttle:
-			_, _ = io.Copy(io.Discard, r.Body)
-			const body = `<?xml version="1.0" encoding="UTF-8"?>` + "\n" +
-				`<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message><RequestId>faultproxy</RequestId></Error>`
-			w.Header().Set("Content-Type", "application/xml")
-			w.Header().Set("Content-Length", strconv.Itoa(len(body)))
-			w.WriteHeader(http.StatusServiceUnavailable)
-			_, _ = io.WriteString(w, body)
+			refuse(w, r, http.StatusServiceUnavailable, "SlowDown", "Please reduce your request rate.")
+		case f.Deny:
+			refuse(w, r, http.StatusForbidden, "AccessDenied", "Access Denied.")
 		default:
 			forward.ServeHTTP(w, r)
 		}
 	})
+}
+
+// refuse answers as S3 does with an error.
+func refuse(w http.ResponseWriter, r *http.Request, status int, code, message string) {
+	_, _ = io.Copy(io.Discard, r.Body)
+	body := `<?xml version="1.0" encoding="UTF-8"?>` + "\n" +
+		"<Error><Code>" + code + "</Code><Message>" + message + "</Message><RequestId>faultproxy</RequestId></Error>"
+	w.Header().Set("Content-Type", "application/xml")
+	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
+	w.WriteHeader(status)
+	_, _ = io.WriteString(w, body)
 }

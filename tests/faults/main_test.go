@@ -4,11 +4,12 @@ import (
 	"os"
 	"testing"
 
+	"github.com/s3-csi/s3-csi-driver/tests/rig"
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 	"github.com/s3-csi/s3-csi-driver/tests/systemd"
 )
 
-// The clients, by the names that volumes give them, and the names of their processes. mount-s3 is the strict stand-in.
+// The clients, by the names that volumes give them, and the names of their processes.
 const (
 	rclone     = "rclone"
 	mountpoint = "mountpoint-s3"
@@ -16,7 +17,7 @@ const (
 
 var (
 	clients  = []string{rclone, mountpoint}
-	programs = map[string]string{rclone: "s3-csi-rclone", mountpoint: "mount-s3"}
+	programs = rig.Programs()
 )
 
 const (

@@ -102,8 +102,8 @@ func TestACacheIsTheMountsOwn(t *testing.T) {
 	})
 }
 
-// A cache does not grow beyond its size by what is read, while reads that are repeated come out of it. Only rclone has one
-// here: mount-s3's stand-in keeps nothing.
+// A cache does not grow beyond its size by what is read, while reads that are repeated come out of it. This is
+// rclone's; Mountpoint's is of its libraries.
 func TestACacheIsBounded(t *testing.T) {
 	t.Parallel()
 	rigtest.ProcessOnly(t, "how much is kept is the client's own doing")

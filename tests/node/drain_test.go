@@ -89,6 +89,50 @@ func TestUnpublishWaitsUntilEverythingIsStored(t *testing.T) {
 	}
 }
 
+// The error of an unpublication that has to wait names what is left to store, with both clients: with Mountpoint, whose programs wait for their
+// files themselves when they close them, that is what another process closed, and empty files.
+func TestUnpublishNamesUploadsInFlight(t *testing.T) {
+	t.Parallel()
+	own(t)
+	eachClient(t, func(t *testing.T, e *env, client string) {
+		const files = 20
+		v := static("uploads", client)
+		target := e.publish(v, "t")
+		var open []*os.File
+		for i := range files {
+			f, err := os.Create(filepath.Join(target, fmt.Sprint(i)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			open = append(open, f)
+		}
+		e.proxy.Set(faultproxy.Faults{Latency: 3 * time.Second})
+		for i, f := range open {
+			if i%2 == 0 { // the others stay empty
+				cmd := exec.CommandContext(t.Context(), "sh", "-c", "echo content")
+				cmd.Stdout = f
+				if err := cmd.Run(); err != nil {
+					t.Error(err)
+				}
+			}
+			f.Close()
+		}
+		e.awaitBusy(v, target, "draining: ", " upload", "a retry waits for it")
+		e.proxy.Set(faultproxy.Faults{})
+		e.unpublish(v, target)
+		for i := range files {
+			want := ""
+			if i%2 == 0 {
+				want = "content\n"
+			}
+			if got := e.Object(t, bucket, fmt.Sprintf("uploads/%d", i)); got != want {
+				t.Errorf("object %d is %q", i, got)
+			}
+		}
+		e.NothingLeft(t)
+	})
+}
+
 // A publication that comes while the previous life of the mount drains waits, and sees what that stored.
 func TestPublishDuringADrainSeesAllThatWasWritten(t *testing.T) {
 	t.Parallel()

@@ -12,8 +12,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/s3-csi/s3-csi-driver/tests/rig"
 )
 
 // names are file names that S3 keys, command lines and listings have to get right.
@@ -185,16 +183,9 @@ func filesOfRclone(t *testing.T, at func(...string) string) {
 	}
 }
 
-// Mountpoint writes from start to end, and never renames in a general purpose bucket.
+// Mountpoint writes from start to end.
 func filesOfMountpoint(t *testing.T, at func(...string) string) {
 	t.Helper()
-	// The real program asks the service (RenameObject); versitygw does not know that request and takes it for a PutObject of
-	// nothing, which no client can tell.
-	if os.Getenv(rig.EnvMountpoint) == "" {
-		if err := os.Rename(at("overwritten"), at("renamed")); err == nil {
-			t.Error("a file was renamed")
-		}
-	}
 	if f, err := os.OpenFile(at("overwritten"), os.O_WRONLY|os.O_APPEND, 0); err == nil {
 		_, err = f.WriteString("x")
 		f.Close()

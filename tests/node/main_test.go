@@ -19,7 +19,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
 
-// The clients, by the names that volumes give them. mount-s3 is the strict stand-in.
+// The clients, by the names that volumes give them.
 const (
 	rclone     = "rclone"
 	mountpoint = "mountpoint-s3"
@@ -28,7 +28,7 @@ const (
 var clients = []string{rclone, mountpoint}
 
 // programs are the process names of the clients.
-var programs = map[string]string{rclone: "s3-csi-rclone", mountpoint: "mount-s3"}
+var programs = rig.Programs()
 
 const bucket = rigtest.Bucket
 

@@ -29,8 +29,20 @@ import (
 // EnvBin names the directory where make put the programs.
 const EnvBin = "S3CSI_BIN"
 
-// EnvMountpoint names a real mount-s3, to be used instead of the stand-in.
+// EnvMountpoint names a program of the client mountpoint-s3, to be used instead of the stand-in: s3-csi-mountpoint or a mount-s3.
 const EnvMountpoint = "MOUNT_S3"
+
+// OwnMountpoint is the program that is built here.
+const OwnMountpoint = "s3-csi-mountpoint"
+
+// Programs are the names of the clients' programs, by the names that volumes give them.
+func Programs() map[string]string {
+	mountpoint := "mount-s3"
+	if filepath.Base(os.Getenv(EnvMountpoint)) == OwnMountpoint {
+		mountpoint = OwnMountpoint
+	}
+	return map[string]string{"rclone": "s3-csi-rclone", "mountpoint-s3": mountpoint}
+}
 
 // EnvLauncher says which launcher rigs' drivers use, LauncherProcess or LauncherSystemd. Without it, it is the former.
 const EnvLauncher = "S3CSI_LAUNCHER"
@@ -176,10 +188,13 @@ func (r *Rig) install(bin string) error {
 		mountpoint = filepath.Join(bin, "test", "mount-s3")
 	}
 	for _, p := range []struct {
-		from     string
+		from, to string
 		optional bool
-	}{{filepath.Join(bin, driverProgram), false}, {filepath.Join(bin, helperProgram), false}, {filepath.Join(bin, "s3-csi-rclone"), false}, {mountpoint, true}} {
-		err := copyProgram(p.from, filepath.Join(r.Clients, filepath.Base(p.from)))
+	}{
+		{filepath.Join(bin, driverProgram), driverProgram, false}, {filepath.Join(bin, helperProgram), helperProgram, false},
+		{filepath.Join(bin, "s3-csi-rclone"), "s3-csi-rclone", false}, {mountpoint, Programs()["mountpoint-s3"], true},
+	} {
+		err := copyProgram(p.from, filepath.Join(r.Clients, p.to))
 		if err != nil && (!p.optional || !errors.Is(err, fs.ErrNotExist)) {
 			return fmt.Errorf("installing programs (make builds them): %w", err)
 		}
@@ -344,11 +359,21 @@ func (r *Rig) processes() []Process {
 		}
 		status := statusOf(pid)
 		if uid, _ := strconv.Atoi(statusField(status, "Uid")); uid >= r.FirstUID && uid <= r.LastUID && !ended(status) {
-			comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
-			found = append(found, Process{strings.TrimSpace(string(comm)), pid, uid, statusField(status, "State") == "Z"})
+			found = append(found, Process{ProgramOf(fmt.Sprintf("/proc/%d", pid)), pid, uid, statusField(status, "State") == "Z"})
 		}
 	}
 	return found
+}
+
+// ProgramOf is the name of a process's program, of which the kernel itself keeps 15 characters, by its directory in /proc.
+func ProgramOf(process string) string {
+	comm, _ := os.ReadFile(filepath.Join(process, "comm"))
+	name := strings.TrimSpace(string(comm))
+	exe, _ := os.Readlink(filepath.Join(process, "exe"))
+	if whole := strings.TrimSuffix(filepath.Base(exe), " (deleted)"); len(name) == 15 && strings.HasPrefix(whole, name) {
+		return whole
+	}
+	return name
 }
 
 // Close ends everything by force and removes the directories. Data races that were reported are an error.

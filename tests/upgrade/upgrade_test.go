@@ -19,8 +19,8 @@ import (
 
 const limit = time.Minute
 
-// programs are the names of the clients' programs. mount-s3 is the strict stand-in.
-var programs = map[string]string{"rclone": "s3-csi-rclone", "mountpoint-s3": "mount-s3"}
+// programs are the names of the clients' programs.
+var programs = rig.Programs()
 
 // env is a node that has two versions of the driver.
 type env struct {

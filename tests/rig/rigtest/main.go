@@ -32,7 +32,7 @@ func run(m *testing.M) int {
 			}
 		}
 		if os.Getenv(rig.EnvMountpoint) != "" {
-			if err := os.Setenv(rig.EnvMountpoint, filepath.Join(hostBin, "mount-s3")); err != nil {
+			if err := os.Setenv(rig.EnvMountpoint, filepath.Join(hostBin, rig.Programs()["mountpoint-s3"])); err != nil {
 				fmt.Fprintln(os.Stderr, err)
 				return 1
 			}
@@ -72,7 +72,7 @@ func programs(string) (map[string]string, error) {
 		return err
 	})
 	if given := os.Getenv(rig.EnvMountpoint); given != "" {
-		files[filepath.Join(hostBin, "mount-s3")] = given
+		files[filepath.Join(hostBin, rig.Programs()["mountpoint-s3"])] = given
 	}
 	return files, err
 }
