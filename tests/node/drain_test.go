@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -98,24 +99,32 @@ func TestUnpublishNamesUploadsInFlight(t *testing.T) {
 		const files = 20
 		v := static("uploads", client)
 		target := e.publish(v, "t")
-		var open []*os.File
+		writers := map[*exec.Cmd]io.Closer{} // and what they wait for
 		for i := range files {
 			f, err := os.Create(filepath.Join(target, fmt.Sprint(i)))
 			if err != nil {
 				t.Fatal(err)
 			}
-			open = append(open, f)
-		}
-		e.proxy.Set(faultproxy.Faults{Latency: 3 * time.Second})
-		for i, f := range open {
 			if i%2 == 0 { // the others stay empty
-				cmd := exec.CommandContext(t.Context(), "sh", "-c", "echo content")
+				cmd := exec.CommandContext(t.Context(), "sh", "-c", "read go; echo content")
 				cmd.Stdout = f
-				if err := cmd.Run(); err != nil {
-					t.Error(err)
+				if writers[cmd], err = cmd.StdinPipe(); err == nil {
+					err = cmd.Start()
+				}
+				if err != nil {
+					t.Fatal(err)
 				}
 			}
 			f.Close()
+		}
+		e.proxy.Set(faultproxy.Faults{Latency: 3 * time.Second})
+		for _, gate := range writers {
+			gate.Close()
+		}
+		for cmd := range writers {
+			if err := cmd.Wait(); err != nil {
+				t.Error(err)
+			}
 		}
 		e.awaitBusy(v, target, "draining: ", " upload", "a retry waits for it")
 		e.proxy.Set(faultproxy.Faults{})

@@ -160,7 +160,7 @@ func (d *Drainer) drain(ctx context.Context, m state.Mount, o Options) error {
 		}
 		failpoint.Here("drain.told")
 		if err := d.Sources.Unmount(ctx, m, o.Replaced); err != nil {
-			return InProgress(m, err)
+			return InProgress(m, d.withUploads(ctx, m, err))
 		}
 		failpoint.Here("drain.unmounted")
 		how, err := d.awaitExit(ctx, m)
@@ -186,6 +186,17 @@ func (d *Drainer) drain(ctx context.Context, m state.Mount, o Options) error {
 				m.Client, how, d.Store.CacheDir(m.Name), err)
 		}
 	}
+}
+
+// withUploads adds the uploads that a client has in flight to an error. ctx may have ended.
+func (d *Drainer) withUploads(ctx context.Context, m state.Mount, err error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	status, serr := d.Peer(m.Name).Status(ctx)
+	if serr != nil || status.Queue == nil || status.Queue.Uploads == 0 {
+		return err
+	}
+	return WithQueue(status.Queue, err)
 }
 
 // awaitExit waits until the client has exited and returns its exit summary, "" for a clean exit. Without a helper, or if that does

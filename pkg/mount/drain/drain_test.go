@@ -2,6 +2,8 @@ package drain
 
 import (
 	"context"
+	"errors"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -96,4 +98,19 @@ func TestQueueTexts(t *testing.T) {
 			t.Errorf("%v", err)
 		}
 	})
+}
+
+// An unmount that waits for requests of the file system names the uploads that they wait for.
+func TestUploadsInFlightAreNamed(t *testing.T) {
+	d, p := newDrainer(t, &mounttest.UIDs{}, time.Minute)
+	m := p.Mount("a", "1", "mountpoint-s3", nil)
+	busy := errors.New("requests are in flight")
+	if err := d.withUploads(t.Context(), m, busy); !errors.Is(err, busy) {
+		t.Errorf("without a helper: %v", err)
+	}
+	h := &mounttest.Helper{Status: &helper.Status{Protocol: 1, State: helper.StateRunning, Queue: &client.Queue{Uploads: 3, Bytes: 2 << 20}}}
+	h.Serve(t, p.Store.Socket(m.Name))
+	if err := d.withUploads(t.Context(), m, busy); !errors.Is(err, busy) || !strings.Contains(err.Error(), "3 uploads, 2.0 MiB") {
+		t.Errorf("%v", err)
+	}
 }
