@@ -30,6 +30,8 @@ const (
 	orphanBound = 15 * time.Minute
 	// refreshEvery is how often a draining client gets new credentials.
 	refreshEvery = time.Minute
+	// uploadsBound bounds the question what a client has to store after a call's time is over: the answer must still reach the caller.
+	uploadsBound = 200 * time.Millisecond
 	// statusBound bounds the wait for a helper's status if the hang timeout is off.
 	statusBound = 15 * time.Second
 )
@@ -190,7 +192,7 @@ func (d *Drainer) drain(ctx context.Context, m state.Mount, o Options) error {
 
 // withUploads adds the uploads that a client has in flight to an error. ctx may have ended.
 func (d *Drainer) withUploads(ctx context.Context, m state.Mount, err error) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), uploadsBound)
 	defer cancel()
 	status, serr := d.Peer(m.Name).Status(ctx)
 	if serr != nil || status.Queue == nil || status.Queue.Uploads == 0 {
