@@ -77,6 +77,10 @@ func newWorkload(t testing.TB, ns, name, class string) *workload {
 	if len(w.processes) != 2 {
 		t.Fatalf("the processes of mount %s are %v, want a helper and a client", w.mount.Name, w.processes)
 	}
+	eventually(t, name+" to begin its work", func() error {
+		_, err := os.Stat(filepath.Join(w.tmp, "errors"))
+		return err
+	})
 	w.goesOn(t)
 	return w
 }
