@@ -75,7 +75,8 @@ build: ## Build the driver, its helper and its rclone client into bin/
 	go build -ldflags "$(LDFLAGS)" -o $(BIN)/ ./cmd/...
 	cd clients/rclone && go build -ldflags "-s -w" -o $(BIN)/s3-csi-rclone .
 
-# The client over Mountpoint's libraries takes minutes to build, so it is kept, by what it is made of.
+# The client over Mountpoint's libraries takes minutes to build, so it is cached by its sources. Without Rust, tests that need it are skipped.
+RUST := $(shell hack/mountpoint --usable 2>/dev/null && echo yes)
 MOUNTPOINT := $(TOOLS)/s3-csi-mountpoint-$(shell cat hack/mountpoint $$(git ls-files clients/mountpoint) | sha256sum | cut -c1-16)
 
 .PHONY: mountpoint
@@ -88,10 +89,10 @@ $(MOUNTPOINT):
 	hack/mountpoint $@
 
 .PHONY: test-parts
-test-parts: build stand-ins failpoints older $(TOOLS)/minio $(HELM) $(KUBECTL) ## Build what the tests run beside the driver: S3 servers, the mount-s3 stand-in, an older driver, one that can be held
+test-parts: build $(if $(RUST),mountpoint) servers failpoints older $(TOOLS)/minio $(HELM) $(KUBECTL) ## Build what the tests run beside the driver: the client in Rust, S3 servers, an older driver, one with failpoints
 
-.PHONY: stand-ins failpoints older
-stand-ins:
+.PHONY: servers failpoints older
+servers:
 	cd tests && go build -o $(BIN)/test/ ./cmd/...
 
 failpoints:
@@ -102,16 +103,17 @@ older:
 
 # The driver, its helper and its client with the race detector. tests/race has them report to the tests.
 .PHONY: race
-race: build stand-ins older
+race: build $(if $(RUST),mountpoint) servers older
 	mkdir -p $(BIN)/race/test
 	printf '{"Replace": {"%s/cmd/s3-csi-driver/race.go": "%s", "%s/cmd/s3-csi-helper/race.go": "%s", "%s/clients/rclone/race.go": "%s"}}' \
 		$(foreach n,1 2 3,$(CURDIR) $(CURDIR)/tests/race/report.go) >$(BIN)/race/overlay.json
 	CGO_ENABLED=1 go build -race -overlay $(BIN)/race/overlay.json -ldflags "$(LDFLAGS)" -o $(BIN)/race/ ./cmd/...
 	CGO_ENABLED=1 go build -race -overlay $(BIN)/race/overlay.json -tags failpoints -o $(BIN)/race/test/failpoints/ ./cmd/...
 	cd clients/rclone && CGO_ENABLED=1 go build -race -overlay $(BIN)/race/overlay.json -ldflags "-s -w" -o $(BIN)/race/s3-csi-rclone .
-	ln -sfn $(addprefix $(BIN)/test/,mount-s3 container-agent old) $(BIN)/race/test/
+	ln -sfn $(addprefix $(BIN)/test/,container-agent old) $(BIN)/race/test/
 	mkdir -p $(BIN)/race/faults
 	ln -f $(addprefix $(BIN)/,race/s3-csi-driver race/s3-csi-helper s3-csi-rclone) $(BIN)/race/faults/
+	if [ -e $(BIN)/s3-csi-mountpoint ]; then for d in race race/faults; do ln -f $(BIN)/s3-csi-mountpoint $(BIN)/$$d/; done; fi
 	ln -sfn ../test $(BIN)/race/faults/test
 
 .PHONY: $(TOOLS)/minio
@@ -168,7 +170,7 @@ timed: test-parts
 	cd tests && S3CSI_LAUNCHER=systemd go test -count=1 -parallel 2 -timeout 10m -run '$(TIMED)' ./node
 
 .PHONY: e2e e2e-deploy e2e-disrupt e2e-share e2e-some
-e2e: test-parts $(CLUSTER) ## Deploy the driver with its chart in a real Kubernetes, built and run here, and use it (as root)
+e2e: test-parts $(if $(RUST),image) $(CLUSTER) ## Deploy the driver with its chart in a real Kubernetes, built and run here, and use it (as root)
 	$(MAKE) --no-print-directory -j$(E2E_JOBS) -Otarget -k $(if $(filter .,$(E2E)),e2e-disrupt e2e-share e2e-deploy,e2e-some)
 
 e2e-deploy:
@@ -200,12 +202,12 @@ $(KUBECTL):
 	cd tests/kubernetes && go build -ldflags "-s -w" -o $@ k8s.io/kubernetes/cmd/kubectl
 
 .PHONY: demo
-demo: build ## Show the whole way from nothing to files in S3, on this machine (as root)
+demo: build $(if $(RUST),$(if $(filter rclone,$(CLIENT)),,mountpoint)) ## Show the whole way from nothing to files in S3, on this machine (as root), with CLIENT (mountpoint-s3 or rclone)
 	cd tests && go build -o $(BIN)/test/ ./cmd/s3server ./cmd/demo
 	$(BIN)/test/demo
 
 .PHONY: bench
-bench: test-parts $(CLUSTER) ## Measure the mount path against the bare client, the controller, and what users of a Kubernetes wait for, in one run (as root)
+bench: test-parts $(if $(RUST),image) $(CLUSTER) ## Measure the mount path against the bare client, the controller, and what users of a Kubernetes wait for, in one run (as root)
 	cd tests && go test -run '^$$' -bench . -benchtime 1x -timeout 30m ./bench/... ./controller/...
 	cd tests && S3CSI_LAUNCHER=systemd go test -run '^$$' -bench 'Cold|Heal|Storm' -benchtime 1x -timeout 30m ./bench/...
 	cd tests && go test -run '^$$' -bench . -benchtime 1x -timeout 30m ./e2e

@@ -80,7 +80,8 @@ func addNode(ctx context.Context, cfg *driver.Config, o driver.Options, s storag
 			return fmt.Errorf("metrics of mounts: %w", err)
 		}
 	}
-	cfg.Background = append(cfg.Background, driver.Background{Name: "looking after mounts", Run: m.Run})
+	cfg.Background = append(cfg.Background, driver.Background{Name: "looking after mounts", Run: m.Run},
+		driver.Background{Name: "checking the clients' programs", Run: l.programs.Run})
 	if l.dns != nil {
 		cfg.Background = append(cfg.Background, driver.Background{Name: "keeping the resolv.conf of mounts", Run: l.dns.Run})
 	}

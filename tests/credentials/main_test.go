@@ -57,8 +57,8 @@ type env struct {
 func newEnv(t *testing.T) *env {
 	t.Helper()
 	e := &env{t: t, Node: rigtest.New(t)}
-	if _, err := os.Stat(filepath.Join(e.Clients, programs[mountpoint])); err != nil {
-		t.Skip("needs the stand-in for mount-s3: make test-parts builds it")
+	if _, err := rig.Mountpoint(rigtest.Bin(t)); err != nil {
+		t.Skip(err)
 	}
 	var err error
 	if e.issuer, err = sts.NewIssuer(); err != nil {

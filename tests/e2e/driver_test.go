@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strings"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
@@ -47,20 +48,14 @@ func (w *environment) chartImages(ctx context.Context) (i driverImages, err erro
 	return i, nil
 }
 
-// driverImage is what the Dockerfile makes, but for the stand-in for mount-s3 and the C library, which that does not need.
-func driverImage(name, bin string) cluster.Image {
-	i := cluster.Image{
-		Name: name, Dirs: []string{"tmp", "csi", "etc", "var", "run"}, Files: map[string]string{}, Entrypoint: []string{"/usr/local/bin/s3-csi-driver"},
-	}
-	for _, program := range []string{"s3-csi-driver", "s3-csi-helper", "s3-csi-rclone", "test/mount-s3"} {
-		i.Files["usr/local/bin/"+filepath.Base(program)] = filepath.Join(bin, program)
-	}
-	i.Files["etc/ssl/certs/ca-certificates.crt"] = "/etc/ssl/certs/ca-certificates.crt"
-	return i
-}
+// driverPrograms are the programs in the driver's image.
+var driverPrograms = []string{"s3-csi-driver", "s3-csi-helper", "s3-csi-rclone", rig.OwnMountpoint}
 
-// importDriver brings the images that the chart names: the driver as it was built here, the real external-provisioner, and stand-ins for
-// node-driver-registrar and livenessprobe.
+// driverArchive is the file that make image writes below the directory of the built programs.
+func driverArchive(bin string) string { return filepath.Join(bin, "image", runtime.GOARCH+".tar") }
+
+// importDriver imports the images that the chart names: the driver's, which make image has built, the real external-provisioner, and
+// stand-ins for node-driver-registrar and livenessprobe.
 func (w *environment) importDriver(ctx context.Context) (err error) {
 	if w.images, err = w.chartImages(ctx); err != nil {
 		return err
@@ -69,8 +64,10 @@ func (w *environment) importDriver(ctx context.Context) (err error) {
 		path := "/" + program
 		return cluster.Image{Name: name, Dirs: []string{"tmp"}, Files: map[string]string{path: w.Program(program)}, Entrypoint: []string{path}}
 	}
+	if err := w.ImportArchive(ctx, w.images.driver, driverArchive(os.Getenv(rig.EnvBin))); err != nil {
+		return err
+	}
 	return w.Import(ctx,
-		driverImage(w.images.driver, os.Getenv(rig.EnvBin)),
 		sidecar(w.images.provisioner, "csi-provisioner"), sidecar(w.images.registrar, "registrar"), sidecar(w.images.liveness, "livenessprobe"))
 }
 

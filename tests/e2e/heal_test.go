@@ -11,6 +11,7 @@ import (
 	"github.com/moby/sys/mountinfo"
 
 	"github.com/s3-csi/s3-csi-driver/tests/e2e/cluster"
+	"github.com/s3-csi/s3-csi-driver/tests/rig"
 )
 
 // healing is how long a mount whose client was killed may be without one, on a machine that is busy with other things as well. That the
@@ -79,7 +80,7 @@ func (p *patient) well(t testing.TB) {
 // die kills the client, and waits until the pod sees a living one in both places.
 func (p *patient) die(t testing.TB) {
 	t.Helper()
-	died := p.mount.process(t, clientPrograms()[p.client])
+	died := p.mount.process(t, rig.Programs()[p.client])
 	died.kill(t)
 	began := time.Now()
 	p.mount.revived(t, died)
@@ -114,7 +115,7 @@ func TestContainersHeal(t *testing.T) {
 	t.Parallel()
 	ns := newNamespace(t)
 	b := bucket(t)
-	for client := range clientPrograms() {
+	for client := range rig.Programs() {
 		t.Run(client, func(t *testing.T) {
 			p := newPatient(t, ns, strings.ReplaceAll(client, "-", ""), client, class(t, map[string]string{"bucketName": b, "client": client}))
 			// Another pod with the volume shares its mount, and is well with it.
@@ -140,7 +141,7 @@ func TestContainersWithHostToContainer(t *testing.T) {
 	t.Parallel()
 	ns := newNamespace(t)
 	b := bucket(t)
-	for client := range clientPrograms() {
+	for client := range rig.Programs() {
 		t.Run(client, func(t *testing.T) {
 			name := strings.ReplaceAll(client, "-", "")
 			p := newPatientWith(t, ns, name, client, class(t, map[string]string{"bucketName": b, "client": client}), "HostToContainer")
@@ -172,7 +173,7 @@ func TestAgentsWithTheNodesRoot(t *testing.T) {
 	b := bucket(t)
 	agents := map[string]string{"private": "None", "slave": "HostToContainer"}
 	var patients []*patient
-	for client := range clientPrograms() {
+	for client := range rig.Programs() {
 		c := class(t, map[string]string{"bucketName": b, "client": client})
 		for _, fate := range []string{"ends", "dies"} {
 			patients = append(patients, newPatient(t, ns, strings.ReplaceAll(client, "-", "")+"-"+fate, client, c))

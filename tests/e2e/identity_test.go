@@ -23,6 +23,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/tests/policy"
+	"github.com/s3-csi/s3-csi-driver/tests/rig"
 	"github.com/s3-csi/s3-csi-driver/tests/s3server"
 )
 
@@ -395,7 +396,7 @@ func (m mountRecord) session(ctx context.Context) (session, error) {
 
 // credentials is where the mount's client gets its own from, as its environment says.
 func (m mountRecord) credentials() (uri, token string, err error) {
-	client, err := m.findProcess(clientPrograms()[m.Client])
+	client, err := m.findProcess(rig.Programs()[m.Client])
 	if err != nil {
 		return "", "", err
 	}

@@ -4,6 +4,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/s3-csi/s3-csi-driver/tests/rig"
 )
 
 // TestLauncherProcess runs the driver with the launcher process on a node that has mounts of the launcher systemd, and goes back:
@@ -42,7 +44,7 @@ func TestLauncherProcess(t *testing.T) {
 				t.Logf("the node's driver:\n%s", driverLog(t, 80))
 			}
 		}()
-		for client := range clientPrograms() {
+		for client := range rig.Programs() {
 			c := class(t, map[string]string{"bucketName": bucket(t), "client": client})
 			p := newPatient(t, ns, strings.ReplaceAll(client, "-", ""), client, c)
 			p.die(t)
@@ -53,7 +55,7 @@ func TestLauncherProcess(t *testing.T) {
 		}
 		// And those of units, which the launcher process did not start.
 		for _, w := range units {
-			died := w.mount.process(t, clientPrograms()[w.mount.Client])
+			died := w.mount.process(t, rig.Programs()[w.mount.Client])
 			died.kill(t)
 			w.mount.revived(t, died)
 			eventually(t, w.name+" to be well again", func() error {

@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -248,29 +250,26 @@ func replaced(t testing.TB, do func()) {
 // nextTag is the tag of the driver's next version.
 const nextTag = "next"
 
-// importNext brings an image with other programs, of the next version, which do the same as these.
+// importNext builds and imports an image with other programs, of the next version, which do the same as these.
 func importNext(t testing.TB) {
 	t.Helper()
 	bin := t.TempDir()
-	for name, from := range driverImage("", os.Getenv(rig.EnvBin)).Files {
-		if filepath.Dir(name) != "usr/local/bin" {
-			continue
-		}
-		b, err := os.ReadFile(from)
+	for _, name := range driverPrograms {
+		b, err := os.ReadFile(filepath.Join(os.Getenv(rig.EnvBin), name))
 		if err != nil {
 			t.Fatal(err)
 		}
-		to := filepath.Join(bin, strings.TrimPrefix(from, os.Getenv(rig.EnvBin)))
-		if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
-			t.Fatal(err)
-		}
 		// What is behind a program's end changes the file and not what it does.
-		if err := os.WriteFile(to, append(b, nextTag...), 0o755); err != nil {
+		if err := os.WriteFile(filepath.Join(bin, name), append(b, nextTag...), 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
 	repository, _, _ := strings.Cut(world.images.driver, ":")
-	if err := world.Import(t.Context(), driverImage(repository+":"+nextTag, bin)); err != nil {
+	image := repository + ":" + nextTag
+	if out, err := exec.CommandContext(t.Context(), root+"/hack/image", image, bin, runtime.GOARCH).CombinedOutput(); err != nil {
+		t.Fatalf("building the image %s: %v\n%s", image, err, out)
+	}
+	if err := world.ImportArchive(t.Context(), image, driverArchive(bin)); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -89,6 +89,9 @@ func unusable() string {
 	if os.Getenv(rig.EnvBin) == "" {
 		return "needs the built programs: set " + rig.EnvBin + " to their directory (make sets it)"
 	}
+	if _, err := os.Stat(driverArchive(os.Getenv(rig.EnvBin))); err != nil {
+		return "needs the driver's image: make image builds it, where Rust is installed"
+	}
 	for _, program := range []string{"HELM", "KUBECTL"} {
 		if os.Getenv(program) == "" {
 			return "needs " + strings.ToLower(program) + ": set " + program + " to it (make sets it)"

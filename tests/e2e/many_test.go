@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/s3-csi/s3-csi-driver/tests/e2e/cluster"
+	"github.com/s3-csi/s3-csi-driver/tests/rig"
 )
 
 // TestManyPodsAtOnce starts fifty pods at the same moment, each with a claim and a mount of its own, and ends them at the same moment.
@@ -17,7 +18,7 @@ func TestManyPodsAtOnce(t *testing.T) {
 	const each = 25
 	ns := newNamespace(t)
 	b := bucket(t)
-	clients := slices.Sorted(maps.Keys(clientPrograms()))
+	clients := slices.Sorted(maps.Keys(rig.Programs()))
 	total := each * len(clients)
 	began := time.Now()
 	apply(t, ns, manyPods("plain", total, "volumes: [{name: v, emptyDir: {}}]", ""))

@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"github.com/moby/sys/mountinfo"
+
+	"github.com/s3-csi/s3-csi-driver/tests/rig"
 )
 
 // What the chart's defaults make of a node.
@@ -86,11 +88,6 @@ type process struct {
 
 func (p process) String() string { return fmt.Sprintf("%s (pid %d, uid %d)", p.name, p.pid, p.uid) }
 
-// clientPrograms are the names of the clients' processes.
-func clientPrograms() map[string]string {
-	return map[string]string{"mountpoint-s3": "mount-s3", "rclone": "s3-csi-rclone"}
-}
-
 // mountProcesses are the node's processes of all mounts.
 func mountProcesses() []process {
 	return slices.DeleteFunc(nodeProcesses(), func(p process) bool { return p.uid < firstUID || p.uid > lastUID })
@@ -106,12 +103,9 @@ func nodeProcesses() []process {
 		if err1 != nil || err2 != nil {
 			continue // it has ended
 		}
-		p := process{}
+		p := process{name: rig.ProgramOf(dir)}
 		for line := range strings.Lines(string(status)) {
-			switch name, value, _ := strings.Cut(line, ":"); name {
-			case "Name":
-				p.name = strings.TrimSpace(value)
-			case "Uid":
+			if name, value, _ := strings.Cut(line, ":"); name == "Uid" {
 				p.uid, _ = strconv.Atoi(strings.Fields(value)[0])
 			}
 		}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -48,8 +47,8 @@ type env struct {
 func newEnv(t *testing.T) *env {
 	t.Helper()
 	e := &env{t: t, Node: rigtest.New(t)}
-	if _, err := os.Stat(filepath.Join(e.Clients, programs[mountpoint])); err != nil {
-		t.Skip("needs the stand-in for mount-s3: make test-parts builds it")
+	if _, err := rig.Mountpoint(rigtest.Bin(t)); err != nil {
+		t.Skip(err)
 	}
 	e.proxy = rigtest.Proxy(t, e.Endpoint())
 	e.Rig.S3.Endpoint = e.proxy.Endpoint()

@@ -36,7 +36,7 @@ func renaming(t *testing.T) (e *env, at func(...string) string, done func()) {
 func own(t *testing.T) {
 	t.Helper()
 	if programs[mountpoint] != rig.OwnMountpoint {
-		t.Skipf("needs the client that is built here: make mountpoint, and set %s to bin/%s", rig.EnvMountpoint, rig.OwnMountpoint)
+		t.Skipf("%s names another program than %s, which alone does this", rig.EnvMountpoint, rig.OwnMountpoint)
 	}
 }
 

@@ -2,6 +2,8 @@ package node
 
 import (
 	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -16,6 +18,9 @@ import (
 func (e *env) program(client, script string) {
 	e.t.Helper()
 	path := e.ClientProgram(e.t, programs[client])
+	e.await(20*time.Second, "the driver to run every client once", func() bool {
+		return strings.Count(e.Logs(), `"Client runs on this node"`) == len(clients)
+	})
 	if err := os.Remove(path); err != nil {
 		e.t.Fatal(err)
 	}
@@ -57,6 +62,18 @@ func TestFailedPublicationsSayWhyAndLeaveNothing(t *testing.T) {
 		e.program(rclone, "")
 		target := e.Target("t")
 		want(t, e.tryPublish(30*time.Second, static("v", rclone), target), codes.FailedPrecondition, e.ClientProgram(t, programs[rclone]))
+		e.undone(target)
+	})
+	t.Run("the host lacks a library of the client", func(t *testing.T) {
+		e := newEnv(t)
+		const text = "#!/bin/sh\necho mount-s3: error while loading shared libraries: libfuse.so.2: cannot open shared object file >&2; exit 127\n"
+		if err := rig.WriteProgram(filepath.Join(e.Clients, programs[mountpoint]), []byte(text)); err != nil {
+			t.Fatal(err)
+		}
+		e.drive()
+		e.logged("Client cannot run on this node", mountpoint, "libfuse.so.2")
+		target := e.Target("t")
+		want(t, e.tryPublish(30*time.Second, static("v", mountpoint), target), codes.FailedPrecondition, mountpoint, "libfuse.so.2")
 		e.undone(target)
 	})
 	t.Run("the client never answers", func(t *testing.T) {

@@ -29,19 +29,31 @@ import (
 // EnvBin names the directory where make put the programs.
 const EnvBin = "S3CSI_BIN"
 
-// EnvMountpoint names a program of the client mountpoint-s3, to be used instead of the stand-in: s3-csi-mountpoint or a mount-s3.
+// EnvMountpoint names another program of the client mountpoint-s3 than the one that is built here, such as AWS's mount-s3.
 const EnvMountpoint = "MOUNT_S3"
 
-// OwnMountpoint is the program that is built here.
+// OwnMountpoint is the program of the client mountpoint-s3 that is built here.
 const OwnMountpoint = "s3-csi-mountpoint"
 
-// Programs are the names of the clients' programs, by the names that volumes give them.
+// Programs returns the file names of the clients' programs, by the names that volumes give them.
 func Programs() map[string]string {
-	mountpoint := "mount-s3"
-	if filepath.Base(os.Getenv(EnvMountpoint)) == OwnMountpoint {
-		mountpoint = OwnMountpoint
+	mountpoint := OwnMountpoint
+	if given := os.Getenv(EnvMountpoint); given != "" && filepath.Base(given) != OwnMountpoint {
+		mountpoint = "mount-s3"
 	}
 	return map[string]string{"rclone": "s3-csi-rclone", "mountpoint-s3": mountpoint}
+}
+
+// Mountpoint returns the program of the client mountpoint-s3, or an error that says why there is none.
+func Mountpoint(bin string) (program string, err error) {
+	program = os.Getenv(EnvMountpoint)
+	if program == "" {
+		program = filepath.Join(bin, OwnMountpoint)
+	}
+	if _, err := os.Stat(program); err != nil {
+		return "", fmt.Errorf("needs the client mountpoint-s3, which make builds where Rust is installed: %w", err)
+	}
+	return program, nil
 }
 
 // EnvLauncher says which launcher rigs' drivers use, LauncherProcess or LauncherSystemd. Without it, it is the former.
@@ -183,19 +195,15 @@ func (r *Rig) install(bin string) error {
 	if err := r.makeRaces(); err != nil {
 		return err
 	}
-	mountpoint := os.Getenv(EnvMountpoint)
-	if mountpoint == "" {
-		mountpoint = filepath.Join(bin, "test", "mount-s3")
+	programs := map[string]string{}
+	for _, name := range []string{driverProgram, helperProgram, "s3-csi-rclone"} {
+		programs[name] = filepath.Join(bin, name)
 	}
-	for _, p := range []struct {
-		from, to string
-		optional bool
-	}{
-		{filepath.Join(bin, driverProgram), driverProgram, false}, {filepath.Join(bin, helperProgram), helperProgram, false},
-		{filepath.Join(bin, "s3-csi-rclone"), "s3-csi-rclone", false}, {mountpoint, Programs()["mountpoint-s3"], true},
-	} {
-		err := copyProgram(p.from, filepath.Join(r.Clients, p.to))
-		if err != nil && (!p.optional || !errors.Is(err, fs.ErrNotExist)) {
+	if mountpoint, err := Mountpoint(bin); err == nil {
+		programs[Programs()["mountpoint-s3"]] = mountpoint
+	}
+	for name, from := range programs {
+		if err := copyProgram(from, filepath.Join(r.Clients, name)); err != nil {
 			return fmt.Errorf("installing programs (make builds them): %w", err)
 		}
 	}

@@ -1,9 +1,10 @@
 // Command demo shows the whole way from nothing to files in S3 on this machine: a bucket on a real S3 server, a volume, a
-// pod-like directory, a crash of the driver, one of a client, and the end of it all. Every step is printed and checked; the exit code is 0
+// pod-like directory, a crash of the driver, one of a client, and the removal of everything. Every step is printed and checked; the exit code is 0
 // only if each did what it should, and nothing is left behind either way.
 //
 // DEMO_S3_ENDPOINT, with AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, optionally AWS_SESSION_TOKEN and AWS_REGION, runs it
-// against a server of the user's; DEMO_BUCKET then names a bucket that exists. Without, a server is started here.
+// against a server of the user's; DEMO_BUCKET then names a bucket that exists. Without, a server is started here. CLIENT chooses the FUSE
+// client.
 package main
 
 import (
@@ -48,7 +49,7 @@ func demo(ctx context.Context) (err error) {
 		if ctx.Err() != nil {
 			return errors.New("it was interrupted")
 		}
-		return fmt.Errorf("%w\n\nThe driver's last words:\n%s", err, lastLines(place.rig.Logs(), 15))
+		return fmt.Errorf("%w\n\nThe end of the driver's log:\n%s", err, lastLines(place.rig.Logs(), 15))
 	}
 	return nil
 }

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -35,9 +37,30 @@ type place struct {
 	published []string // targets
 }
 
+// chooseClient returns the client that CLIENT names, mountpoint-s3 without it, or rclone where that has not been built.
+func chooseClient() (string, error) {
+	_, missing := rig.Mountpoint(os.Getenv(rig.EnvBin))
+	switch name := os.Getenv("CLIENT"); {
+	case name == "" && missing != nil:
+		say("The client is rclone: mountpoint-s3 is built where Rust is installed.")
+		return "rclone", nil
+	case name == "":
+		return "mountpoint-s3", nil
+	case rig.Programs()[name] == "":
+		return "", fmt.Errorf("CLIENT is %q: want one of %q", name, slices.Sorted(maps.Keys(rig.Programs())))
+	case name != "rclone" && missing != nil:
+		return "", fmt.Errorf("CLIENT is %q: %w", name, missing)
+	default:
+		return name, nil
+	}
+}
+
 // prepare finds or starts an S3 server and makes the directories.
 func prepare(ctx context.Context) (_ *place, err error) {
-	p := &place{bucket: "demo-bucket", neighbour: "somebody-elses/file.txt", client: "rclone"}
+	p := &place{bucket: "demo-bucket", neighbour: "not-the-drivers/file.txt"}
+	if p.client, err = chooseClient(); err != nil {
+		return nil, err
+	}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, p.stopServer())

@@ -328,13 +328,26 @@ func (c *Cluster) Import(ctx context.Context, images ...Image) error {
 		if err != nil {
 			return err
 		}
-		if err := errors.Join(i.Write(f), f.Close()); err != nil {
+		err = errors.Join(i.Write(f), f.Close())
+		if err == nil {
+			err = c.importFile(ctx, i.Name, file)
+		}
+		if err := errors.Join(err, os.Remove(file)); err != nil {
 			return err
 		}
-		out, err := c.run(ctx, nil, c.Program("ctr"), "--address", c.node.Path(ContainerdSocket), "--namespace=k8s.io", "images", "import", "--local=false", file)
-		if err := errors.Join(err, os.Remove(file)); err != nil {
-			return fmt.Errorf("importing image %s: %w: %s", i.Name, err, out)
-		}
+	}
+	return nil
+}
+
+// ImportArchive brings the image of an OCI archive onto the node, under that name.
+func (c *Cluster) ImportArchive(ctx context.Context, name, file string) error {
+	return c.importFile(ctx, name, file, "--index-name="+name)
+}
+
+func (c *Cluster) importFile(ctx context.Context, name, file string, options ...string) error {
+	args := append([]string{"--address", c.node.Path(ContainerdSocket), "--namespace=k8s.io", "images", "import", "--local=false"}, options...)
+	if out, err := c.run(ctx, nil, c.Program("ctr"), append(args, file)...); err != nil {
+		return fmt.Errorf("importing image %s: %w: %s", name, err, out)
 	}
 	return nil
 }
