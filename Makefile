@@ -11,6 +11,9 @@ BIN := $(CURDIR)/bin
 IMAGE ?= s3-csi-driver
 ARCHS ?= $(shell go env GOHOSTARCH)
 
+# "yes" where this machine can build the client mountpoint-s3. Elsewhere tests that need it are skipped.
+RUST := $(shell hack/mountpoint --usable 2>/dev/null && echo yes)
+
 MINIO_VERSION := v0.0.0-20260212201848-7aac2a2c5b7c
 GOLANGCI_VERSION := v2.15.0
 HELM_VERSION := $(shell sed -n 's,^\thelm.sh/helm/v4 ,,p' tests/kubernetes/go.mod)
@@ -22,7 +25,7 @@ KUBERNETES_VERSION := $(shell sed -n 's,^\tk8s.io/kubernetes ,,p' tests/kubernet
 # start a thousand clients, which are built without it.
 SUITE_JOBS ?= 4
 APART := node faults lifecycle systemd credentials controller policy
-SUITES := race-faults systemd-node clients controller process-systemd process-credentials units vet race-node systemd-faults \
+SUITES := race-faults systemd-node clients $(if $(RUST),mountpoint-units) controller process-systemd process-credentials units vet race-node systemd-faults \
 	systemd-upgrade systemd-credentials process-others race-lifecycle race-rig
 
 # Tests that hold the driver to a time, such as a heal within a second. They run after all others, with nothing beside them.
@@ -75,8 +78,7 @@ build: ## Build the driver, its helper and its rclone client into bin/
 	go build -ldflags "$(LDFLAGS)" -o $(BIN)/ ./cmd/...
 	cd clients/rclone && go build -ldflags "-s -w" -o $(BIN)/s3-csi-rclone .
 
-# The client over Mountpoint's libraries takes minutes to build, so it is cached by its sources. Without Rust, tests that need it are skipped.
-RUST := $(shell hack/mountpoint --usable 2>/dev/null && echo yes)
+# The client over Mountpoint's libraries takes minutes to build, so it is cached by its sources.
 MOUNTPOINT := $(TOOLS)/s3-csi-mountpoint-$(shell cat hack/mountpoint $$(git ls-files clients/mountpoint) | sha256sum | cut -c1-16)
 
 .PHONY: mountpoint
@@ -137,12 +139,15 @@ suites: test-parts race
 vet:
 	for m in $(MODULES); do (cd $$m && go vet ./...); done
 
-.PHONY: units clients controller process-others systemd-credentials timed
+.PHONY: units clients mountpoint-units controller process-others systemd-credentials timed
 units:
 	$(RACE_TEST) -timeout 15m ./...
 
 clients:
 	cd clients/rclone && $(RACE_TEST) -parallel 8 -timeout 15m ./...
+
+mountpoint-units:
+	hack/mountpoint --test
 
 controller:
 	cd tests && $(RACE_TEST) -count=1 -timeout 20m ./controller/... ./policy/...
