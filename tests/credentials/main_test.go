@@ -57,9 +57,7 @@ type env struct {
 func newEnv(t *testing.T) *env {
 	t.Helper()
 	e := &env{t: t, Node: rigtest.New(t)}
-	if _, err := rig.Mountpoint(rigtest.Bin(t)); err != nil {
-		t.Skip(err)
-	}
+	rigtest.NeedClient(t, mountpoint)
 	var err error
 	if e.issuer, err = sts.NewIssuer(); err != nil {
 		t.Fatal(err)

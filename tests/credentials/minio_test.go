@@ -34,16 +34,13 @@ type minioEnv struct {
 
 func startMinIO(t *testing.T) *minioEnv {
 	t.Helper()
-	bin := rigtest.Bin(t)
 	if os.Getenv(rig.EnvLauncher) == rig.LauncherSystemd {
 		t.Skip("another service makes no difference to the launcher: it is tried with processes")
 	}
 	if err := rig.Usable(); err != nil {
 		t.Skip(err)
 	}
-	if _, err := rig.Mountpoint(bin); err != nil {
-		t.Skip(err)
-	}
+	rigtest.NeedClient(t, mountpoint)
 	t.Parallel()
 	e := &minioEnv{env: env{t: t}}
 	var err error

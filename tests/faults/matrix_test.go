@@ -178,6 +178,7 @@ func TestFaultMatrix(t *testing.T) {
 			var l *testNode
 			for c := range work {
 				t.Run(c.testName(), func(t *testing.T) {
+					rigtest.NeedClient(t, c.client)
 					if l == nil {
 						l = newTestNode(t, whole, server)
 					}

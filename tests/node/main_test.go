@@ -47,9 +47,7 @@ type env struct {
 func newEnv(t *testing.T) *env {
 	t.Helper()
 	e := &env{t: t, Node: rigtest.New(t)}
-	if _, err := rig.Mountpoint(rigtest.Bin(t)); err != nil {
-		t.Skip(err)
-	}
+	rigtest.NeedClient(t, mountpoint)
 	e.proxy = rigtest.Proxy(t, e.Endpoint())
 	e.Rig.S3.Endpoint = e.proxy.Endpoint()
 	e.secrets = []string{e.Rig.S3.Keys.SecretAccessKey}

@@ -36,13 +36,11 @@ func TestMain(m *testing.M) { os.Exit(rigtest.Main(m)) }
 
 // eachClient runs a test for each client.
 func eachClient(t *testing.T, test func(t *testing.T, e *env)) {
-	for client, program := range programs {
+	for client := range programs {
 		t.Run(client, func(t *testing.T) {
+			rigtest.NeedClient(t, client)
 			bin := rigtest.Bin(t)
 			e := &env{t: t, Node: rigtest.New(t), client: client, volume: rigtest.Static("kept", client)}
-			if _, err := os.Stat(filepath.Join(e.Clients, program)); err != nil {
-				t.Skipf("needs the program of %s: make test-parts builds it", client)
-			}
 			older, err := e.InstallDriver(filepath.Join(bin, "test", "old"))
 			if errors.Is(err, fs.ErrNotExist) {
 				t.Skip("needs an older driver: make test-parts builds it")

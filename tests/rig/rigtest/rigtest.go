@@ -34,8 +34,16 @@ import (
 // Bucket is the bucket that every server has.
 const Bucket = "volumes"
 
-// Client is the FUSE client of tests that do not care: it is built here, while mount-s3 is not.
+// Client is the FUSE client of tests for which any will do: every machine with Go can build it.
 const Client = "rclone"
+
+// NeedClient skips a test if this machine has no program of a client.
+func NeedClient(t testing.TB, client string) {
+	t.Helper()
+	if _, err := rig.Mountpoint(Bin(t)); err != nil && client == "mountpoint-s3" {
+		t.Skip(err)
+	}
+}
 
 // Server is an S3 server and a connection to it.
 type Server struct {
