@@ -16,14 +16,14 @@ import (
 type UIDRange struct{ First, Last uint32 }
 
 const (
-	firstUID = 1000  // those below are the host's own users on every Linux distribution
-	nobody   = 65534 // shared by whatever has no uid of its own
+	firstUID = 1000  // lower ids are system users on every Linux distribution
+	nobody   = 65534 // shared by all ids without a mapping
 )
 
-// String is the form that Set reads.
+// String returns the form that Set reads.
 func (r *UIDRange) String() string { return fmt.Sprintf("%d-%d", r.First, r.Last) }
 
-// Type names the value in help texts.
+// Type returns the name of the value in help texts.
 func (r *UIDRange) Type() string { return "first-last" }
 
 // Set reads "first-last".
@@ -35,19 +35,19 @@ func (r *UIDRange) Set(s string) error {
 	case !ok || errFirst != nil || errLast != nil:
 		return errors.New("want two user ids, such as 2000000-2065535")
 	case first < firstUID:
-		return fmt.Errorf("ids below %d are the host's own users", firstUID)
+		return fmt.Errorf("ids below %d are system users", firstUID)
 	case last < first:
 		return errors.New("the last id is smaller than the first")
 	case first <= nobody && nobody <= last:
-		return fmt.Errorf("%d, which is in it, is nobody's and shared by many", nobody)
+		return fmt.Errorf("the range contains %d, the overflow uid \"nobody\"", nobody)
 	case last == math.MaxUint32:
-		return fmt.Errorf("%d is no user id: Linux reads it as \"unchanged\"", uint32(math.MaxUint32))
+		return fmt.Errorf("%d is not a user id: in Linux it means \"unchanged\"", uint32(math.MaxUint32))
 	}
 	*r = UIDRange{First: uint32(first), Last: uint32(last)}
 	return nil
 }
 
-// optional lets an empty value pass.
+// optional accepts an empty value and checks others.
 func optional(check func(string) error, value string) error {
 	if value == "" {
 		return nil
@@ -60,7 +60,7 @@ func checkAbsolute(path string) error {
 	case !filepath.IsAbs(path):
 		return fmt.Errorf("%q is not an absolute path", path)
 	case strings.ContainsRune(path, 0):
-		return fmt.Errorf("%q holds a zero byte", path)
+		return fmt.Errorf("%q contains a zero byte", path)
 	case filepath.Clean(path) != path:
 		return fmt.Errorf("write %q as %q", path, filepath.Clean(path))
 	}
@@ -82,7 +82,7 @@ func checkOneOf(value string, known []string) error {
 	if slices.Contains(known, value) {
 		return nil
 	}
-	return fmt.Errorf("%q is none of: %s", value, strings.Join(known, ", "))
+	return fmt.Errorf("%q must be one of: %s", value, strings.Join(known, ", "))
 }
 
 func checkRange(value, low, high int) error {
@@ -99,22 +99,22 @@ func checkDuration(value, low, high time.Duration) error {
 	return nil
 }
 
-// checkDriverName is the rule of the CSI specification for GetPluginInfoResponse.name.
+// checkDriverName checks a name against the CSI specification of GetPluginInfoResponse.name.
 func checkDriverName(name string) error {
 	switch {
 	case name == "":
 		return errors.New("is empty")
 	case len(name) > 63:
-		return fmt.Errorf("%q has %d characters, and 63 are allowed", name, len(name))
+		return fmt.Errorf("%q has %d characters, the maximum is 63", name, len(name))
 	case !isAlphanumeric(name[0]) || !isAlphanumeric(name[len(name)-1]):
-		return fmt.Errorf("%q must begin and end with a letter or digit", name)
+		return fmt.Errorf("%q must start and end with a letter or digit", name)
 	}
 	return checkAlphabet(name, "-.")
 }
 
 func checkClusterID(id string) error {
 	if len(id) > 63 {
-		return fmt.Errorf("%q has %d characters, and 63 are allowed", id, len(id))
+		return fmt.Errorf("%q has %d characters, the maximum is 63", id, len(id))
 	}
 	return checkAlphabet(id, "-._")
 }
@@ -122,7 +122,7 @@ func checkClusterID(id string) error {
 func checkAlphabet(s, punctuation string) error {
 	for i := range len(s) {
 		if !isAlphanumeric(s[i]) && !strings.ContainsRune(punctuation, rune(s[i])) {
-			return fmt.Errorf("%q holds %q: letters, digits and %q are allowed", s, s[i], punctuation)
+			return fmt.Errorf("%q contains %q: only letters, digits and %q are allowed", s, s[i], punctuation)
 		}
 	}
 	return nil
@@ -132,14 +132,14 @@ func isAlphanumeric(c byte) bool {
 	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
 }
 
-// checkNodeID is the CSI specification's limit for NodeGetInfoResponse.node_id.
+// checkNodeID checks an id against the CSI specification of NodeGetInfoResponse.node_id.
 func checkNodeID(id string) error {
 	if len(id) > 256 {
-		return fmt.Errorf("has %d bytes, and CSI allows 256", len(id))
+		return fmt.Errorf("has %d bytes, the maximum is 256", len(id))
 	}
 	for _, r := range id {
 		if r <= ' ' || r == 0x7f {
-			return fmt.Errorf("%q holds white space or a control character", id)
+			return fmt.Errorf("%q contains white space or a control character", id)
 		}
 	}
 	return nil

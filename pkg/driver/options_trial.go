@@ -8,26 +8,26 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
-// The forms in which a check says what it found.
+// Values of --output.
 const (
 	OutputTable = "table"
 	OutputJSON  = "json"
 )
 
-// CheckOptions are those of the mode check.
+// CheckOptions are the options of mode check.
 type CheckOptions struct {
 	Backend string // "": all
-	Bucket  string // "": one is made for each backend
+	Bucket  string // "": one is created for each backend
 	Output  string
 	Node    bool
 }
 
 // AddFlags registers the options on fs with their defaults.
 func (o *CheckOptions) AddFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&o.Backend, "backend", "", "the backend to check; none: all that the config file declares")
-	fs.StringVar(&o.Bucket, "bucket", "", "a bucket that is there, in which objects below .s3-csi/check/ are written and removed again; none: a bucket is made for each backend, and removed again")
-	fs.StringVar(&o.Output, "output", OutputTable, "how the result is written: table or json")
-	fs.BoolVar(&o.Node, "node", false, "check the host too, as the node service would use it: as root, on the host or in the node's container")
+	fs.StringVar(&o.Backend, "backend", "", "backend to check; default: all that the config file declares")
+	fs.StringVar(&o.Bucket, "bucket", "", "existing bucket in which objects below .s3-csi/check/ are created and then deleted; default: a bucket is created for each backend and then deleted")
+	fs.StringVar(&o.Output, "output", OutputTable, "output format: table or json")
+	fs.BoolVar(&o.Node, "node", false, "also check the host as the node service uses it; requires root, on the host or in the node's container")
 }
 
 func (o *CheckOptions) validate(c *checker) {
@@ -41,14 +41,13 @@ func (o *CheckOptions) validate(c *checker) {
 	c.check("output", checkOneOf(o.Output, []string{OutputTable, OutputJSON}))
 }
 
-// checkFlags are the flags of the mode check: its own, and those of the others that say what is to be checked. The others have
-// their defaults.
+// checkFlags adds the flags of mode check: its own, and those of other modes that affect the checks. Other options have their defaults.
 func (o *Options) checkFlags(fs *pflag.FlagSet) {
 	o.Check.AddFlags(fs)
 	others := pflag.NewFlagSet("", pflag.ContinueOnError)
 	o.Common.AddFlags(others)
 	o.Node.AddFlags(others)
-	_ = others.Set("v", "0") // the result is what is to be read
+	_ = others.Set("v", "0") // only the result is printed
 	others.Lookup("v").DefValue = "0"
 	others.VisitAll(func(f *pflag.Flag) {
 		f.Changed = false
