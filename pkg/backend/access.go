@@ -179,7 +179,7 @@ func (b *Buckets) proveScope(ctx context.Context, be Backend, keys credentials.K
 	}
 	wg.Go(func() {
 		_, err := client.HeadObject(ctx, &s3.HeadObjectInput{Bucket: &info.Name, Key: &object})
-		all[len(lists)] = refused(be, err, "look at objects like "+info.Name+"/"+object)
+		all[len(lists)] = refused(be, err, "read metadata of objects such as "+info.Name+"/"+object)
 	})
 	wg.Wait()
 	// A session that exceeds its scope matters more than a service that did not answer.
@@ -195,7 +195,7 @@ func (b *Buckets) proveScope(ctx context.Context, be Backend, keys credentials.K
 func refused(be Backend, err error, what string) error {
 	if err == nil || IsNotFound(err) && !IsNoSuchBucket(err) {
 		return fault.Errorf(fault.Precondition, "%s does not enforce session policies: a session for one volume can also %s; "+
-			"set scope: off on the backend in the driver's config file, and give each volume a secret of its own", be, what)
+			"set scope: off on the backend in the driver's config file, and give each volume its own secret", be, what)
 	}
 	if a, _ := answered(err); a.status == http.StatusForbidden {
 		if _, other := meaningOf(a.code); !other {

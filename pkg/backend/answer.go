@@ -59,7 +59,7 @@ func (a answer) region() string {
 
 func (a answer) String() string {
 	var s strings.Builder
-	fmt.Fprintf(&s, "the service answered")
+	fmt.Fprintf(&s, "the service returned")
 	if a.status != 0 {
 		fmt.Fprintf(&s, " %d", a.status)
 	}
@@ -79,7 +79,7 @@ const (
 	adviceExpiry = "the credentials have expired and were not renewed"
 	adviceClock  = "the clocks of this host and of the service differ too much; check time synchronisation on both"
 	adviceRegion = "the bucket is in another region; set region on the backend"
-	adviceSlow   = "the service is overloaded or asks to slow down; the driver retries"
+	adviceSlow   = "the service is overloaded or throttles requests; the driver retries"
 )
 
 // meaning is the kind of an answer and what to do about it.
@@ -97,7 +97,7 @@ func meaningOf(code string) (meaning, bool) {
 	case "InvalidAccessKeyId", "InvalidClientTokenId", "UnrecognizedClientException", "MissingAuthenticationToken", "MissingSecurityHeader", "NotSignedUp":
 		return meaning{fault.Unauthenticated, adviceKeys}, true
 	case "SignatureDoesNotMatch":
-		return meaning{fault.Unauthenticated, "the secret access key does not belong to the access key id, or a proxy changed the request"}, true
+		return meaning{fault.Unauthenticated, "the secret access key does not match the access key id, or a proxy changed the request"}, true
 	case "ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired":
 		return meaning{fault.Unauthenticated, adviceExpiry}, true
 	case "InvalidToken", "InvalidIdentityToken", "XMinioInvalidToken":
@@ -122,7 +122,7 @@ func meaningOf(code string) (meaning, bool) {
 	case "InvalidBucketName", "KeyTooLongError":
 		return meaning{fault.Invalid, ""}, true
 	case "NotImplemented":
-		return meaning{fault.Unsupported, "the service does not have this operation"}, true
+		return meaning{fault.Unsupported, "the service does not support this operation"}, true
 	}
 	return meaning{}, false
 }
@@ -152,11 +152,11 @@ func (a answer) byStatus() meaning {
 	case a.status == http.StatusUnauthorized:
 		return meaning{fault.Unauthenticated, adviceKeys}
 	case a.status == http.StatusForbidden && a.head:
-		return meaning{fault.Denied, "the credentials are invalid or lack a permission; an answer to HEAD does not say which"}
+		return meaning{fault.Denied, "the credentials are invalid or lack a permission; a response to HEAD does not say which"}
 	case a.status == http.StatusForbidden, a.status == 0 && (a.code == "AccessDenied" || a.code == "Forbidden"):
 		return meaning{fault.Denied, "the credentials lack a permission, or a policy forbids it"}
 	case a.status == http.StatusBadRequest && a.head:
-		return meaning{fault.Precondition, "an answer to HEAD has no reason; it may be expired credentials, a wrong region or a wrong clock"}
+		return meaning{fault.Precondition, "a response to HEAD has no reason; possible are expired credentials, a wrong region or a wrong clock"}
 	case a.status == http.StatusMovedPermanently, a.status == http.StatusPermanentRedirect:
 		return meaning{fault.Precondition, adviceRegion}
 	case a.status == http.StatusTemporaryRedirect, a.status == http.StatusRequestTimeout:
@@ -164,7 +164,7 @@ func (a answer) byStatus() meaning {
 	case a.status == http.StatusTooManyRequests, a.status == http.StatusServiceUnavailable:
 		return meaning{fault.Unavailable, adviceSlow}
 	case a.status == http.StatusMethodNotAllowed, a.status == http.StatusNotImplemented:
-		return meaning{fault.Unsupported, "the service does not have this operation"}
+		return meaning{fault.Unsupported, "the service does not support this operation"}
 	case a.status == http.StatusConflict, a.status == 0 && a.code == "OperationAborted":
 		return meaning{fault.Busy, "another request for the same object is in progress"}
 	case a.status == http.StatusPreconditionFailed, a.status == 0 && a.code == "PreconditionFailed":
