@@ -66,7 +66,7 @@ func (m *Maker) agentOnce(ctx context.Context, client *http.Client, o credential
 		Expiration      time.Time
 	}
 	if err := json.Unmarshal(body, &answer); err != nil || answer.AccessKeyID == "" || answer.SecretAccessKey == "" || answer.Token == "" {
-		return credentials.Keys{}, unusable(o, "the answer of EKS Pod Identity's agent has no session")
+		return credentials.Keys{}, unusable(o, "the response of EKS Pod Identity's agent has no session")
 	}
 	keys := credentials.Keys{AccessKeyID: answer.AccessKeyID, SecretAccessKey: answer.SecretAccessKey, SessionToken: answer.Token}
 	if !answer.Expiration.IsZero() {

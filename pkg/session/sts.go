@@ -37,7 +37,7 @@ func (m *Maker) ask(ctx context.Context, s *service, o credentials.Order) (crede
 		return credentials.Keys{}, a.explain(ctx, o, err)
 	}
 	if answer == nil || aws.ToString(answer.AccessKeyId) == "" || aws.ToString(answer.SecretAccessKey) == "" || aws.ToString(answer.SessionToken) == "" {
-		return credentials.Keys{}, unusable(o, "the answer has no session")
+		return credentials.Keys{}, unusable(o, "the response has no session")
 	}
 	server, _ := awsmiddleware.GetServerTime(metadata)
 	keys := credentials.Keys{
