@@ -94,7 +94,7 @@ func (r Report) Table(w io.Writer) error {
 	if missing == 0 {
 		b.WriteString("Everything that the driver needs is available.\n")
 	} else {
-		fmt.Fprintf(&b, "The driver needs what is marked with \"!\" (%d), which is missing or unknown.\n", missing)
+		fmt.Fprintf(&b, "Required, but missing or unknown (marked with \"!\"): %d\n", missing)
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

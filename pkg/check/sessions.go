@@ -175,7 +175,7 @@ func (s *stsRun) webIdentity(ctx context.Context, what item) Row {
 
 func (s *stsRun) federationToken(ctx context.Context, what item) Row {
 	if s.keys.SessionToken != "" {
-		return what.row(Unknown, "it needs keys of a user, and the driver has a session", "")
+		return what.row(Unknown, "requires keys of a user, but the driver has session keys", "")
 	}
 	ctx, cancel := context.WithTimeout(ctx, stsBound)
 	defer cancel()
@@ -228,7 +228,7 @@ func (s *stsRun) lasting(ctx context.Context, d time.Duration) error {
 // planned returns what volumes with credentials: driver get with the current configuration.
 func (s *stsRun) planned(ctx context.Context, what item) Row {
 	if s.info.Name == "" {
-		return what.row(Unknown, "there is no bucket for it", "")
+		return what.row(Unknown, "there is no bucket to test with", "")
 	}
 	o, err := s.plan(ctx)
 	switch {
@@ -243,8 +243,8 @@ func (s *stsRun) planned(ctx context.Context, what item) Row {
 		if s.be.AWS() || s.be.STS != nil {
 			how = "set roleARN in the volumes and controllerRoleARN on the backend"
 		}
-		return what.row(No, "none can be made with this configuration, so every client has the driver's own keys and all their permissions",
-			how+", or give each volume a secret of its own; scope: required refuses volumes without a session")
+		return what.row(No, "not possible with this configuration, so every client has the driver's own keys and all their permissions",
+			how+", or give each volume its own secret; scope: required refuses volumes without a session")
 	}
 	return what.row(Yes, "of kind "+string(o.Kind), "")
 }
