@@ -47,7 +47,7 @@ func plainKey(key *string, encoding types.EncodingType) (string, error) {
 // CheckBelow makes sure that a listed key is inside the prefix: nothing else may ever be deleted.
 func CheckBelow(prefix, key string) error {
 	if !strings.HasPrefix(key, prefix) || prefix != "" && !strings.HasSuffix(prefix, "/") {
-		return fault.Errorf(fault.Unavailable, "the service listed the key %q, which is not below %q: its listings cannot be trusted, nothing more is deleted", key, prefix)
+		return fault.Errorf(fault.Unavailable, "the service listed the key %q, which is not below %q: its listings are unreliable, so nothing more is deleted", key, prefix)
 	}
 	return nil
 }
@@ -63,7 +63,7 @@ func positive(n int32) *int32 {
 // them and listing again makes progress; if it did not, it is an error.
 func advances(truncated, moved bool, page []Object) (bool, error) {
 	if truncated && !moved && len(page) == 0 {
-		return false, fault.Errorf(fault.Busy, "the service says that its listing has more but repeats its marker: its listings cannot be trusted")
+		return false, fault.Errorf(fault.Busy, "the service reports a truncated listing but repeats its marker: its listings are unreliable")
 	}
 	return truncated && moved, nil
 }

@@ -57,7 +57,7 @@ func ProbeConditional(ctx context.Context, b Bucket, below string) (honoured boo
 	what := "testing conditional writes with " + key + " in " + b.String()
 	versions := map[string]bool{} // of the test object; "" where the bucket has none or it is unknown
 	put := func(set func(*s3.PutObjectInput)) error {
-		in := PutInput(b, key, []byte("A test of conditional writes. It can be removed.\n"))
+		in := PutInput(b, key, []byte("Test object for conditional writes. It can be deleted.\n"))
 		set(in)
 		out, err := b.Client.PutObject(ctx, in, NoRetry)
 		switch {

@@ -218,9 +218,9 @@ func (c *bucketCreation) tag(ctx context.Context, client *s3.Client, undo func(e
 		return decideBucket(have, c.want, c.bucket)
 	}
 	if err != nil {
-		return undo(fault.Errorf(fault.Precondition, "%s keeps no bucket tags, which prove who owns a bucket: use bucketName, so that volumes are prefixes of a bucket: %w", c.be, err))
+		return undo(fault.Errorf(fault.Precondition, "%s does not store bucket tags, which identify the owner of a bucket: set bucketName, so that volumes are prefixes of a bucket: %w", c.be, err))
 	}
-	return undo(fault.Errorf(fault.Precondition, "%s accepts bucket tags and loses them, which prove who owns a bucket: use bucketName, so that volumes are prefixes of a bucket", c.be))
+	return undo(fault.Errorf(fault.Precondition, "%s accepts bucket tags but does not store them, and they identify the owner of a bucket: set bucketName, so that volumes are prefixes of a bucket", c.be))
 }
 
 // notBucketVolume refuses a bucket that is itself a volume, of any owner: volumes must not be nested. Another bucket cannot become

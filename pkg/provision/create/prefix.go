@@ -171,7 +171,7 @@ func (c *creation) isFree(ctx context.Context, prefix string) (bool, error) {
 }
 
 func (c *creation) unexplained(id volume.ID) error {
-	return fault.Errorf(fault.Exists, "below %q in %s there is data that no record of this driver explains: it is not adopted; move it away, or use it as a static volume", id.Prefix, c.b)
+	return fault.Errorf(fault.Exists, "there is data below %q in %s without a record of this driver: it is not adopted; move it, or use it as a static volume", id.Prefix, c.b)
 }
 
 // write writes the record of a new generation, where there is none or over a tombstone.

@@ -129,7 +129,7 @@ func (e *erasure) run(ctx context.Context) error {
 			}
 			return fault.Errorf(kind, "%s of %s could not be deleted from %s: %s", Count(e.refused.count, "object"), e.Bucket.Info.Name+"/"+e.Prefix, e.Bucket.Backend, strings.Join(e.refused.first, "; "))
 		case pass == maxPasses:
-			return fault.Errorf(fault.Busy, "after %d passes objects are still below %q in %s: something still writes there, or the service does not delete what it reports as deleted", pass, e.Prefix, e.Bucket)
+			return fault.Errorf(fault.Busy, "after %d passes objects are still below %q in %s: another process still writes there, or the service does not delete what it reports as deleted", pass, e.Prefix, e.Bucket)
 		}
 	}
 }

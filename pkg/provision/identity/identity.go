@@ -193,7 +193,7 @@ func (s *Session) Keys(ctx context.Context) (credentials.Keys, error) {
 	keys, err := s.make(making)
 	if err != nil {
 		if !s.keys.IsZero() && now.Before(s.keys.Expires) {
-			klog.FromContext(ctx).Error(err, "Session renewal failed, using the present one", "for", s.what, "until", s.keys.Expires)
+			klog.FromContext(ctx).Error(err, "Session renewal failed, using current session", "for", s.what, "until", s.keys.Expires)
 			s.renew = now.Add(renewalPause)
 			return s.keys, nil
 		}

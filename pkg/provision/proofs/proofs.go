@@ -185,7 +185,7 @@ type proofSession struct {
 }
 
 // leftToNodes is the log message of a proof that the controller cannot make and need not: nodes prove the scope with each mount.
-const leftToNodes = "Leaving the proof of scope to nodes"
+const leftToNodes = "Cannot verify scope, leaving it to nodes"
 
 // session makes a session for the prefix, or none where the controller cannot make one, and need not.
 func (p *Prover) session(ctx context.Context, be backend.Backend, who identity.Identity, bucket, prefix string, params volume.Parameters) (proofSession, error) {

@@ -61,7 +61,7 @@ func (s *Store) Read(ctx context.Context, b buckets.Bucket, segment string) (Sto
 	}
 	r, err := decode(data)
 	if err != nil {
-		return Stored{}, fault.Errorf(fault.Precondition, "%s in %s is not a volume record that this driver can read: %w; nothing was changed: find out what wrote it before you change it", Key(segment), b, err)
+		return Stored{}, fault.Errorf(fault.Precondition, "%s in %s is not a volume record that this driver can read: %w; nothing was changed; find out which program wrote it before you change it", Key(segment), b, err)
 	}
 	return Stored{r, etag}, nil
 }

@@ -43,7 +43,7 @@ func (r *Remover) findBucket(ctx context.Context, be backend.Backend, keys crede
 	case err != nil:
 		return records.StateGone, err
 	case !empty:
-		return records.StateGone, fault.Errorf(fault.Precondition, "volume %s: there is data in %s, and its tags do not say that %s created it for this volume: nothing is deleted; "+
+		return records.StateGone, fault.Errorf(fault.Precondition, "volume %s: %s contains data, but its tags do not show that %s created it for this volume: nothing is deleted; "+
 			"delete the bucket by hand if it is unused, or set the PersistentVolume's reclaim policy to Retain", id, b, r.Records.Owner)
 	}
 	return records.StateGone, nil
@@ -168,7 +168,7 @@ func (r *Remover) emptyAndDrop(ctx context.Context, b buckets.Bucket, d *deletio
 				id, b, records.TagOnDelete, volume.OnDeletePurge, err)
 		}
 	}
-	return fault.Errorf(fault.Busy, "volume %s: something still writes to %s: %w", id, b, err)
+	return fault.Errorf(fault.Busy, "volume %s: another process still writes to %s: %w", id, b, err)
 }
 
 func dropBucket(ctx context.Context, b buckets.Bucket, id volume.ID) error {

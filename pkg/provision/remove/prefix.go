@@ -31,7 +31,7 @@ func (r *Remover) findPrefix(ctx context.Context, be backend.Backend, keys crede
 		if errors.Is(err, records.ErrNotOurs) {
 			var empty bool
 			if empty, err = buckets.IsEmpty(ctx, b, id.Prefix); err == nil && !empty {
-				return records.StateGone, fault.Errorf(fault.Precondition, "volume %s: there is data below %q in %s, and no record says that %s created this volume: nothing is deleted; "+
+				return records.StateGone, fault.Errorf(fault.Precondition, "volume %s: there is data below %q in %s, but no record shows that %s created this volume: nothing is deleted; "+
 					"delete the data by hand if it is unused, or set the PersistentVolume's reclaim policy to Retain", id, id.Prefix, b, r.Records.Owner)
 			}
 		}

@@ -70,7 +70,7 @@ func (r *Remover) deletionKeys(ctx context.Context, be backend.Backend, d *delet
 			keys, err = r.Identities.Make(ctx, order)
 		}
 		if err != nil {
-			return credentials.Keys{}, fault.Errorf(fault.KindOf(err), "making a session that reaches volume %s and nothing else, to delete it: %w", id, err)
+			return credentials.Keys{}, fault.Errorf(fault.KindOf(err), "making a session for the deletion of volume %s: %w", id, err)
 		}
 		return keys, nil
 	})
