@@ -14,7 +14,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
-// maxAgentAnswer bounds the agent's answer, in bytes.
+// maxAgentAnswer is the maximum size of the agent's response, in bytes.
 const maxAgentAnswer = 64 << 10
 
 // askAgent gets the session of the pod's association from EKS Pod Identity's agent (the container credentials protocol: SDKs
