@@ -40,10 +40,10 @@ type Services struct {
 	Clients  *backend.Clients
 	Buckets  *backend.Buckets
 	Sessions Sessions
-	// Bucket is an existing bucket, in which only objects below a random prefix of policy.TrialPrefix are written. "": each backend
+	// Bucket is an existing bucket, in which only objects below a random prefix of policy.CheckPrefix are written. "": each backend
 	// gets a temporary bucket.
 	Bucket string
-	// NeedNoKeys means that the process, like a node, needs no credentials: then services only have to answer.
+	// NeedNoKeys means that the process, like a node, needs no credentials: then services only have to respond.
 	NeedNoKeys bool
 }
 
@@ -51,7 +51,7 @@ type Services struct {
 func (s Services) Check(ctx context.Context, be backend.Backend) Section {
 	ctx, cancel := context.WithTimeout(ctx, bound)
 	defer cancel()
-	r := &run{Services: s, be: be, prefix: policy.TrialPrefix + strings.ToLower(rand.Text()) + "/"}
+	r := &run{Services: s, be: be, prefix: policy.CheckPrefix + strings.ToLower(rand.Text()) + "/"}
 	r.do(ctx)
 	return Section{Name: be.String(), Rows: r.all}
 }
@@ -123,7 +123,7 @@ func (r *run) withoutKeys() {
 	}
 }
 
-// reach checks whether an S3 service answers, with any credentials.
+// reach checks whether an S3 service responds, with any credentials.
 func (r *run) reach(ctx context.Context, what item) {
 	keys := r.keys
 	if keys.IsZero() {

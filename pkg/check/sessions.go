@@ -31,7 +31,7 @@ type stsRun struct {
 	client *sts.Client
 	// order is one that worked, for a session without a policy; zero: none did.
 	order credentials.Order
-	// odd is the unspecific code that the service answers to an unknown action; "": unknown.
+	// odd is the unspecific code that the service returns for an unknown action; "": unknown.
 	odd string
 }
 
@@ -64,7 +64,7 @@ func (r *run) sessions(ctx context.Context) {
 	r.each(ctx, items, tries)
 }
 
-// asked returns the row for an answer: yes if the action worked, unknown if it exists, no otherwise.
+// asked returns the row for a response: yes if the action worked, unknown if it exists, no otherwise.
 func asked(what item, err error, doing string) Row {
 	if err == nil {
 		return what.row(Yes, "", "")
@@ -79,7 +79,7 @@ func asked(what item, err error, doing string) Row {
 	return what.row(No, why, "")
 }
 
-// isInput reports whether a code means that the service knows the action and rejects its input (STS API Reference, "Common
+// isInput reports whether a code means that the service supports the action and rejects its input (STS API Reference, "Common
 // Errors" and the errors of each action; MinIO's).
 func isInput(code string) bool {
 	switch code {
