@@ -48,11 +48,11 @@ func run(args []string, version string, stdout, stderr io.Writer) int {
 	o, err := driver.Parse(args, driver.Environment{Lookup: os.LookupEnv, Hostname: os.Hostname})
 	switch {
 	case errors.Is(err, pflag.ErrHelp):
-		return say(stdout, driver.Usage(o.Mode))
+		return printText(stdout, driver.Usage(o.Mode))
 	case err != nil:
 		return fail(stderr, err)
 	case o.Common.Version:
-		return say(stdout, version+"\n")
+		return printText(stdout, version+"\n")
 	}
 	if err := driver.SetupLogging(o.Common); err != nil {
 		return fail(stderr, err)
@@ -74,8 +74,8 @@ func run(args []string, version string, stdout, stderr io.Writer) int {
 	return exitOK
 }
 
-// say writes text to stdout and returns the exit code.
-func say(stdout io.Writer, text string) int {
+// printText writes text to stdout and returns the exit code.
+func printText(stdout io.Writer, text string) int {
 	if _, err := io.WriteString(stdout, text); err != nil {
 		return exitFailure
 	}

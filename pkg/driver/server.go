@@ -185,8 +185,8 @@ func (s *Server) openHTTP(ctx context.Context) (*webServer, error) {
 	}
 	mux := http.NewServeMux()
 	s.cfg.Metrics.addTo(mux)
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { answer(w, s.cfg.Health.Alive(), nil) })
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { answer(w, s.cfg.Health.Fit(), s.cfg.Health.Notes()) })
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { respond(w, s.cfg.Health.Alive(), nil) })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { respond(w, s.cfg.Health.Fit(), s.cfg.Health.Notes()) })
 	return &webServer{lis: lis, server: &http.Server{
 		Handler:           mux,
 		ReadHeaderTimeout: 5 * time.Second,
@@ -197,7 +197,7 @@ func (s *Server) openHTTP(ctx context.Context) (*webServer, error) {
 	}}, nil
 }
 
-func answer(w http.ResponseWriter, ok bool, notes []string) {
+func respond(w http.ResponseWriter, ok bool, notes []string) {
 	text := "ok\n"
 	if !ok {
 		w.WriteHeader(http.StatusServiceUnavailable)
