@@ -33,11 +33,11 @@ const (
 	installBound = 3 * time.Minute
 )
 
-// built holds the paths of the programs that run for mounts, as the driver sees them.
-type built struct{ helper, clientDir string }
+// programPaths holds the paths of the programs that run for mounts, as the driver sees them.
+type programPaths struct{ helper, clientDir string }
 
 // sessions returns the path of the program that renews sessions for helpers: the driver, in their directory. It is "" if the file is missing.
-func (p built) sessions() string {
+func (p programPaths) sessions() string {
 	path := filepath.Join(filepath.Dir(p.helper), helper.ExchangeProgram)
 	if fi, err := os.Stat(path); err != nil || !fi.Mode().IsRegular() {
 		return ""
@@ -45,8 +45,8 @@ func (p built) sessions() string {
 	return path
 }
 
-// exposed returns the problem with a session program that was not installed on the host, or "".
-func (p built) exposed() string {
+// sessionProblem returns the problem with a session program that was not installed on the host, or "".
+func (p programPaths) sessionProblem() string {
 	path := p.sessions()
 	if path == "" {
 		return "sessions cannot be renewed: " + helper.ExchangeProgram + " is not in the directory of " + p.helper
@@ -58,7 +58,7 @@ func (p built) exposed() string {
 }
 
 // files returns the programs that exist. Volumes cannot use a client whose program is missing.
-func (p built) files() []string {
+func (p programPaths) files() []string {
 	files := []string{p.helper}
 	if path := p.sessions(); path != "" {
 		files = append(files, path)
@@ -81,13 +81,13 @@ type hostLauncher interface {
 // launch is how helpers are started on this node. It is decided once, when the driver starts.
 type launch struct {
 	hostLauncher
-	systemd  *launcher.Systemd // nil with launcher process
-	why      string            // reason for the choice of the launcher
-	limits   launcher.Limits   // default limits of a mount
-	programs *programs.Clients
-	dns      *resolvconf.Copy // nil if helpers use the host's resolv.conf
-	exposed  string           // problem with the session program; "" if none
-	clean    func(ctx context.Context, used []string) error
+	systemd        *launcher.Systemd // nil with launcher process
+	why            string            // reason for the choice of the launcher
+	limits         launcher.Limits   // default limits of a mount
+	programs       *programs.Clients
+	dns            *resolvconf.Copy // nil if helpers use the host's resolv.conf
+	sessionProblem string           // problem with the session program; "" if none
+	clean          func(ctx context.Context, used []string) error
 }
 
 // launchOn chooses the launcher and prepares the host for it:
@@ -96,7 +96,7 @@ type launch struct {
 //  2. copy the driver's resolv.conf, with --node-dns=pod
 //  3. look for the host's systemd
 //  4. install the programs on the host, if they must run from there
-func launchOn(ctx context.Context, ns *host.Namespace, p built, o driver.Options, version string) (l launch, err error) {
+func launchOn(ctx context.Context, ns *host.Namespace, p programPaths, o driver.Options, version string) (l launch, err error) {
 	limits, slice, err := limitsOf(o.Node)
 	if err != nil {
 		return l, err
@@ -129,7 +129,7 @@ func launchOn(ctx context.Context, ns *host.Namespace, p built, o driver.Options
 		return l, err
 	}
 	if !ns.Foreign() {
-		l.exposed = p.exposed()
+		l.sessionProblem = p.sessionProblem()
 	}
 	l.hostLauncher = launcher.NewProcess(ns, program, options...)
 	return l, nil
@@ -212,7 +212,7 @@ func awaitSystemd(ctx context.Context, s *launcher.Systemd) error {
 }
 
 // install copies the programs to the host and verifies that the host can run them.
-func install(ctx context.Context, ns *host.Namespace, p built, o driver.Options, version string, sandboxed bool) (hostdir.Installed, error) {
+func install(ctx context.Context, ns *host.Namespace, p programPaths, o driver.Options, version string, sandboxed bool) (hostdir.Installed, error) {
 	ctx, cancel := context.WithTimeout(ctx, installBound)
 	defer cancel()
 	installed, err := hostdir.Install(ctx, ns, hostdir.Options{
@@ -249,9 +249,9 @@ func (l launch) report(ctx context.Context, cfg *driver.Config, o driver.NodeOpt
 		}
 	}
 	l.reportDNS(ctx, cfg, o)
-	if l.exposed != "" {
-		logger.Info("Renewal of sessions is impaired", "reason", l.exposed)
-		cfg.Health.Note(l.exposed)
+	if l.sessionProblem != "" {
+		logger.Info("Session program missing or readable by clients", "reason", l.sessionProblem)
+		cfg.Health.Note(l.sessionProblem)
 	}
 	if ok, why := l.SurvivesDriver(); !ok {
 		logger.Info("Mounts do not survive driver restarts", "reason", why)

@@ -44,7 +44,7 @@ func addNode(ctx context.Context, cfg *driver.Config, o driver.Options, s storag
 		klog.FromContext(ctx).Info("Clients that need callers' PIDs are unavailable", "reason", err.Error())
 		cfg.Health.Note(err.Error())
 	}
-	l, err := launchOn(ctx, namespace, built{program, clientDir}, o, version)
+	l, err := launchOn(ctx, namespace, programPaths{program, clientDir}, o, version)
 	if err != nil {
 		return err
 	}
