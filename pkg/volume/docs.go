@@ -49,7 +49,7 @@ func ParameterDocs() []ParameterDoc {
 		{keyMemoryLimit, ScopeBoth, "the node's `--memory-limit`", "Memory limit of the client and its helper, in bytes: `1Gi`, `800M`. Above it the kernel kills the client. At least 16Mi and the minimum of the client. **See below.**"},
 		{keyCPUWeight, ScopeBoth, "the node's `--cpu-weight`", "Share of CPU time when the node is busy, 1 to 10000; other processes have 100."},
 		{keyTasksMax, ScopeBoth, "the node's `--tasks-max`", "Maximum number of processes and threads of the client and its helper, 32 to 4194304."},
-		{keyCache, ScopeBoth, "`false`", "`true` caches data that was read on the node's disk. Each mount has its own cache, which is removed with the mount."},
+		{keyCache, ScopeBoth, "`false`", "`true` caches read data on the node's disk. Each mount has its own cache, which is removed with the mount."},
 		{keyCacheSize, ScopeBoth, "`1Gi`", "Maximum size of the cache, in bytes: `10Gi`, from 1Mi to 16Ti. Only with `cache`."},
 		{keyMountOptions, ScopeBoth, "none", "Options for the client, comma-separated: `allow-delete,max-threads=8`. Each client has a list of allowed options. They are added to the `mountOptions` of the StorageClass or PersistentVolume."},
 	}
