@@ -78,11 +78,11 @@ func statusOf(ctx context.Context, method string, err error) error {
 	if _, ok := err.(interface{ GRPCStatus() *status.Status }); ok {
 		return err
 	}
-	return status.Error(codeOf(ctx, method, err), bounded(err.Error()))
+	return status.Error(codeOf(ctx, method, err), truncate(err.Error()))
 }
 
-// bounded shortens a text in the middle, because what failed is at the start and the cause at the end.
-func bounded(text string) string {
+// truncate shortens a text in the middle, because what failed is at the start and the cause at the end.
+func truncate(text string) string {
 	const gap = " … "
 	if len(text) > maxMessage {
 		half := (maxMessage - len(gap)) / 2

@@ -19,8 +19,8 @@ func isInline(handle string, context map[string]string) bool {
 	return ok && len(hash) == 64 && strings.Trim(hash, "0123456789abcdef") == ""
 }
 
-// errInlineOff is the error for inline volumes without --inline-volumes.
-func errInlineOff() error {
+// errInlineDisabled is the error for inline volumes without --inline-volumes.
+func errInlineDisabled() error {
 	return fault.Errorf(fault.Precondition, "inline volumes of pods (csi in a pod's volumes) are not enabled in this driver: use a PersistentVolumeClaim, "+
 		"or let the operator enable them (inlineVolumes: true in the chart's values, --inline-volumes of the driver on the nodes)")
 }

@@ -45,7 +45,7 @@ func (p *publication) parse(driverName string, inline bool, req *csi.NodePublish
 	}
 	if p.Ephemeral = isInline(p.VolumeID, req.GetVolumeContext()); p.Ephemeral {
 		if !inline {
-			return errInlineOff()
+			return errInlineDisabled()
 		}
 		if err := checkInline(p.Target, req.GetVolumeContext()); err != nil {
 			return err
