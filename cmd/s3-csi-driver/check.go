@@ -17,9 +17,9 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/session"
 )
 
-// checkAll tells what backends and the host can do. The exit code says whether the driver can work.
+// checkAll checks backends and, with --node, the host. The exit code is exitOK if everything that the driver needs is available.
 func checkAll(ctx context.Context, o driver.Options, version string, stdout, stderr io.Writer) int {
-	if o.Common.Verbosity == 0 { // what the parts say in passing is in the result too
+	if o.Common.Verbosity == 0 { // the result already contains what would be logged
 		ctx = klog.NewContext(ctx, klog.Logger{})
 	}
 	report, err := checks(ctx, o, version)
@@ -74,8 +74,7 @@ func checks(ctx context.Context, o driver.Options, version string) (check.Report
 	return check.NewReport(sections...), nil
 }
 
-// chosen are the backends to check. The backend "default", about which the config file says nothing, is left out where it declares
-// others.
+// chosen returns the backends to check. If the config file declares other backends, but not "default", then "default" is skipped.
 func chosen(config *backend.Config, o driver.Options) ([]backend.Backend, error) {
 	if o.Check.Backend != "" {
 		b, err := config.Backend(o.Check.Backend)

@@ -26,18 +26,18 @@ import (
 )
 
 const (
-	// systemdBound is how long a systemd that is there may take to answer at the start.
+	// systemdBound is the time within which a running systemd must answer when the driver starts.
 	systemdBound = time.Minute
 	systemdPause = time.Second
-	// installBound is how long programs may take to be copied: some 100 MB, to a disk that a node's start keeps busy.
+	// installBound is the time limit for copying the programs: about 100 MB, to a disk that is busy while the node boots.
 	installBound = 3 * time.Minute
 )
 
-// built is what runs for mounts, in the driver's own view.
-type built struct{ helper, clientDir string }
+// programPaths holds the paths of the programs that run for mounts, as the driver sees them.
+type programPaths struct{ helper, clientDir string }
 
-// sessions is the program that helpers make sessions with: the driver's, beside theirs. "": there is none of that name.
-func (p built) sessions() string {
+// sessions returns the path of the program that renews sessions for helpers: the driver, in their directory. It is "" if the file is missing.
+func (p programPaths) sessions() string {
 	path := filepath.Join(filepath.Dir(p.helper), helper.ExchangeProgram)
 	if fi, err := os.Stat(path); err != nil || !fi.Mode().IsRegular() {
 		return ""
@@ -45,20 +45,20 @@ func (p built) sessions() string {
 	return path
 }
 
-// exposed says what is wrong with the program that makes sessions where it was not installed on the host; "": nothing.
-func (p built) exposed() string {
+// sessionProblem returns the problem with a session program that was not installed on the host, or "".
+func (p programPaths) sessionProblem() string {
 	path := p.sessions()
 	if path == "" {
-		return "sessions cannot be renewed: there is no " + helper.ExchangeProgram + " beside " + p.helper
+		return "sessions cannot be renewed: " + helper.ExchangeProgram + " is not in the directory of " + p.helper
 	}
 	if fi, err := os.Stat(path); err == nil && fi.Mode().Perm()&0o004 != 0 {
-		return "a client could look into the process that renews its session, because everybody may read " + path + ": take that permission away (chmod 0711)"
+		return "a client could inspect the process that renews its session, because " + path + " is readable by every user; remove that permission (chmod 0711)"
 	}
 	return ""
 }
 
-// files are those that exist. A client that is missing is one that no volume may ask for.
-func (p built) files() []string {
+// files returns the programs that exist. Volumes cannot use a client whose program is missing.
+func (p programPaths) files() []string {
 	files := []string{p.helper}
 	if path := p.sessions(); path != "" {
 		files = append(files, path)
@@ -71,27 +71,32 @@ func (p built) files() []string {
 	return files
 }
 
-// hostLauncher is what both launchers are.
+// hostLauncher is implemented by both launchers.
 type hostLauncher interface {
 	runner.Launcher
 	SurvivesDriver() (bool, string)
 	ResolvesBy() (bool, string)
 }
 
-// launch is how helpers come to life on this node: decided once, at the start.
+// launch is how helpers are started on this node. It is decided once, when the driver starts.
 type launch struct {
 	hostLauncher
-	systemd  *launcher.Systemd // nil: they are plain children
-	why      string
-	limits   launcher.Limits // of mounts whose volumes give none
-	programs *programs.Clients
-	dns      *resolvconf.Copy // nil: helpers resolve names as the host does
-	exposed  string           // what is wrong with the program that makes sessions
-	clean    func(ctx context.Context, used []string) error
+	systemd        *launcher.Systemd // nil with launcher process
+	why            string            // reason for the choice of the launcher
+	limits         launcher.Limits   // default limits of a mount
+	programs       *programs.Clients
+	dns            *resolvconf.Copy // nil if helpers use the host's resolv.conf
+	sessionProblem string           // problem with the session program; "" if none
+	clean          func(ctx context.Context, used []string) error
 }
 
-// launchOn decides how helpers come to life, and installs the programs on the host where they run from there.
-func launchOn(ctx context.Context, ns *host.Namespace, p built, o driver.Options, version string) (l launch, err error) {
+// launchOn chooses the launcher and prepares the host for it:
+//
+//  1. compute the limits of one mount and of all mounts
+//  2. copy the driver's resolv.conf, with --node-dns=pod
+//  3. look for the host's systemd
+//  4. install the programs on the host, if they must run from there
+func launchOn(ctx context.Context, ns *host.Namespace, p programPaths, o driver.Options, version string) (l launch, err error) {
 	limits, slice, err := limitsOf(o.Node)
 	if err != nil {
 		return l, err
@@ -124,13 +129,13 @@ func launchOn(ctx context.Context, ns *host.Namespace, p built, o driver.Options
 		return l, err
 	}
 	if !ns.Foreign() {
-		l.exposed = p.exposed()
+		l.sessionProblem = p.sessionProblem()
 	}
 	l.hostLauncher = launcher.NewProcess(ns, program, options...)
 	return l, nil
 }
 
-// ownDNS is the driver's resolv.conf for helpers, or nil: the host's. They are the same where the driver is in no container.
+// ownDNS returns the copy of the driver's resolv.conf for helpers, or nil if helpers use the host's. Outside a container both are the same.
 func ownDNS(ns *host.Namespace, o driver.NodeOptions) (*resolvconf.Copy, error) {
 	if o.DNS != driver.DNSPod || !ns.Foreign() {
 		return nil, nil
@@ -142,11 +147,11 @@ func ownDNS(ns *host.Namespace, o driver.NodeOptions) (*resolvconf.Copy, error) 
 	return dns, nil
 }
 
-// limitsOf are the limits of one mount and of all together, on this node.
+// limitsOf returns the limits of one mount and of all mounts together on this node.
 func limitsOf(o driver.NodeOptions) (one, all launcher.Limits, err error) {
 	var node unix.Sysinfo_t
 	if err := unix.Sysinfo(&node); err != nil {
-		return one, all, fmt.Errorf("ask for the node's memory: %w", err)
+		return one, all, fmt.Errorf("read the node's memory size: %w", err)
 	}
 	total := node.Totalram * uint64(node.Unit)
 	one = launcher.Limits{MemoryMax: o.MemoryLimit.Of(total), CPUWeight: o.CPUWeight, TasksMax: o.TasksMax}
@@ -154,11 +159,11 @@ func limitsOf(o driver.NodeOptions) (one, all launcher.Limits, err error) {
 	return one, all, nil
 }
 
-// findSystemd is the host's systemd, or nil and why helpers are not launched by one. A systemd that is there and does not
-// answer is an error: mounts that it runs could not be told from ones that are gone.
+// findSystemd returns the host's systemd, or nil and the reason for launcher process. A systemd that does not answer is an error,
+// because its running mounts could not be distinguished from exited ones.
 func findSystemd(ctx context.Context, ns *host.Namespace, program string, o driver.NodeOptions, one, all launcher.Limits, dns *resolvconf.Copy) (s *launcher.Systemd, why string, err error) {
 	if o.Launcher == driver.LauncherProcess {
-		return nil, "it was chosen with --launcher", nil
+		return nil, "set with --launcher", nil
 	}
 	options := []launcher.SystemdOption{launcher.WithSystemdUIDs(launcher.UIDRange(o.UIDs)), launcher.WithDefaultLimits(one), launcher.WithSliceLimits(all)}
 	if dns != nil {
@@ -171,33 +176,33 @@ func findSystemd(ctx context.Context, ns *host.Namespace, program string, o driv
 	err = awaitSystemd(ctx, s)
 	switch {
 	case err == nil && o.Launcher == driver.LauncherAuto:
-		why = "the host has it"
+		why = "the host runs systemd"
 	case err == nil:
-		why = "it was chosen with --launcher"
+		why = "set with --launcher"
 	case errors.Is(err, launcher.ErrNoSystemd) && o.Launcher == driver.LauncherAuto:
 		return nil, err.Error(), nil
 	case errors.Is(err, launcher.ErrNoSystemd):
-		return nil, "", fmt.Errorf("--launcher=systemd: %w; start the driver where it sees the host's PID 1 (hostPID: true), or choose --launcher=process", err)
+		return nil, "", fmt.Errorf("--launcher=systemd: %w; run the driver in the host's PID namespace (hostPID: true), or set --launcher=process", err)
 	default:
-		return nil, "", fmt.Errorf("the host has systemd, and it cannot be used: %w; look at the state of systemd and D-Bus on the host (systemctl is-system-running), "+
-			"or choose --launcher=process", err)
+		return nil, "", fmt.Errorf("the host runs systemd, but the driver cannot use it: %w; check systemd and D-Bus on the host (systemctl is-system-running), "+
+			"or set --launcher=process", err)
 	}
 	for flag, dir := range map[string]string{"--state-dir": o.StateDir, "--cache-dir": o.CacheDir} {
 		if below, hidden := hostdir.Hidden(dir); hidden {
-			return nil, "", fmt.Errorf("%s: %s is below %s, which is hidden from the units of launcher systemd: choose another directory, or --launcher=process", flag, dir, below)
+			return nil, "", fmt.Errorf("%s: %s is below %s, which units of launcher systemd cannot access; choose another directory, or set --launcher=process", flag, dir, below)
 		}
 	}
 	return s, why, nil
 }
 
-// awaitSystemd asks systemd what it can do, and again for a while if it is busy.
+// awaitSystemd checks the features of systemd, and retries for systemdBound while systemd is busy.
 func awaitSystemd(ctx context.Context, s *launcher.Systemd) error {
 	for end := time.Now().Add(systemdBound); ; {
 		_, err := s.Check(ctx)
 		if err == nil || ctx.Err() != nil || fault.Is(err, fault.Precondition) || time.Now().After(end) {
 			return err
 		}
-		klog.FromContext(ctx).Error(err, "systemd does not answer; it is asked again")
+		klog.FromContext(ctx).Error(err, "systemd is unresponsive, retrying")
 		select {
 		case <-time.After(systemdPause):
 		case <-ctx.Done():
@@ -206,8 +211,8 @@ func awaitSystemd(ctx context.Context, s *launcher.Systemd) error {
 	}
 }
 
-// install puts the programs on the host and sees that the host runs them.
-func install(ctx context.Context, ns *host.Namespace, p built, o driver.Options, version string, sandboxed bool) (hostdir.Installed, error) {
+// install copies the programs to the host and verifies that the host can run them.
+func install(ctx context.Context, ns *host.Namespace, p programPaths, o driver.Options, version string, sandboxed bool) (hostdir.Installed, error) {
 	ctx, cancel := context.WithTimeout(ctx, installBound)
 	defer cancel()
 	installed, err := hostdir.Install(ctx, ns, hostdir.Options{
@@ -223,57 +228,57 @@ func install(ctx context.Context, ns *host.Namespace, p built, o driver.Options,
 	return installed, err
 }
 
-// report says in the log, in /readyz and in the metrics how helpers come to life, why so, and what is missing.
+// report writes the launcher, the reason for its choice and its missing features to the log, /readyz and the metrics.
 func (l launch) report(ctx context.Context, cfg *driver.Config, o driver.NodeOptions) error {
 	logger := klog.FromContext(ctx)
 	if l.systemd == nil {
-		logger.Info("Helpers are launched as plain processes", "reason", l.why)
+		logger.Info("Using launcher process", "reason", l.why)
 		cfg.Health.Note("the launcher is process: " + l.why)
 		if chosen := o.ChosenLimits(); len(chosen) > 0 {
-			note := "the launcher process cannot enforce limits, so these flags do nothing: " + strings.Join(chosen, ", ")
-			logger.Info("Limits are not enforced", "reason", note)
+			note := "launcher process does not enforce limits, so these flags have no effect: " + strings.Join(chosen, ", ")
+			logger.Info("Limits are not enforced", "launcher", driver.LauncherProcess, "flags", chosen)
 			cfg.Health.Note(note)
 		}
 	} else {
 		box := l.systemd.Sandbox()
-		logger.Info("Helpers are launched by systemd", "reason", l.why, "version", box.Version, "program", l.systemd.Program(),
+		logger.Info("Using launcher systemd", "reason", l.why, "version", box.Version, "program", l.systemd.Program(),
 			"sandbox", box.Present, "missing", box.Missing, "memoryLimit", l.limits.MemoryMax, "tasksMax", l.limits.TasksMax)
 		cfg.Health.Note("the launcher is systemd " + box.Version + ": " + l.why)
 		if len(box.Missing) > 0 {
-			cfg.Health.Note("the host's systemd does not put up these parts of the sandbox: " + strings.Join(box.Missing, ", "))
+			cfg.Health.Note("the host's systemd does not support these sandbox properties: " + strings.Join(box.Missing, ", "))
 		}
 	}
 	l.reportDNS(ctx, cfg, o)
-	if l.exposed != "" {
-		logger.Info("Sessions are less safe than they could be", "reason", l.exposed)
-		cfg.Health.Note(l.exposed)
+	if l.sessionProblem != "" {
+		logger.Info("Session program missing or readable by clients", "reason", l.sessionProblem)
+		cfg.Health.Note(l.sessionProblem)
 	}
 	if ok, why := l.SurvivesDriver(); !ok {
-		logger.Info("Restarts of the driver break mounts", "reason", why)
-		cfg.Health.Note("restarts of the driver break mounts: " + why)
+		logger.Info("Mounts do not survive driver restarts", "reason", why)
+		cfg.Health.Note("mounts do not survive driver restarts: " + why)
 	}
 	return cfg.Metrics.ShowLauncher(l.info)
 }
 
-// reportDNS says how helpers resolve names, where that was chosen.
+// reportDNS reports which resolv.conf helpers use, with --node-dns=pod.
 func (l launch) reportDNS(ctx context.Context, cfg *driver.Config, o driver.NodeOptions) {
 	if o.DNS != driver.DNSPod {
 		return
 	}
 	logger := klog.FromContext(ctx)
 	if l.dns == nil {
-		logger.Info("Mounts resolve names as the host does: the driver is in no container, and its resolv.conf is the host's")
+		logger.Info("Mounts use the host's resolv.conf", "reason", "the driver does not run in a container")
 		return
 	}
 	if ok, why := l.ResolvesBy(); !ok {
-		logger.Info("Mounts resolve names as the host does, against --node-dns=pod", "reason", why)
-		cfg.Health.Note("--node-dns=pod is not in force, and names of the cluster's services are unknown to mounts: " + why)
+		logger.Info("Mounts use the host's resolv.conf", "reason", why)
+		cfg.Health.Note("--node-dns=pod has no effect, so mounts cannot resolve names of the cluster's services: " + why)
 		return
 	}
-	logger.Info("Mounts that start from now on resolve names as the driver's container does")
+	logger.Info("New mounts use the driver's resolv.conf")
 }
 
-// info is the launcher for metrics.
+// info returns the labels of the launcher's metrics.
 func (l launch) info() driver.LauncherInfo {
 	if l.systemd == nil {
 		return driver.LauncherInfo{Launcher: driver.LauncherProcess}

@@ -1,5 +1,5 @@
-// Command s3-csi-driver is a CSI driver for volumes in S3. Its modes are all, controller, node and check, and session, which
-// helpers start for each session that they need.
+// Command s3-csi-driver is a CSI driver for volumes in S3. Its modes are all, controller, node, check and session.
+// Helpers run the mode session to get or renew a session.
 package main
 
 import (
@@ -31,7 +31,7 @@ const (
 func main() {
 	info, _ := debug.ReadBuildInfo()
 	version := driver.VersionFrom(version, info)
-	// It runs for each renewal of each mount, and shuts itself off before it is given anything.
+	// The mode session runs once per renewal of a mount's session. Its time limit starts before it reads any input.
 	if len(os.Args) > 1 && os.Args[1] == session.Mode {
 		time.AfterFunc(session.MainBound, func() { os.Exit(exitFailure) })
 		if err := session.Main(context.Background(), version, os.Stdin, os.Stdout); err != nil {
@@ -43,16 +43,16 @@ func main() {
 	os.Exit(run(os.Args[1:], version, os.Stdout, os.Stderr))
 }
 
-// run is main without its exit, except for a second signal's.
+// run is main without os.Exit, except on a second signal.
 func run(args []string, version string, stdout, stderr io.Writer) int {
 	o, err := driver.Parse(args, driver.Environment{Lookup: os.LookupEnv, Hostname: os.Hostname})
 	switch {
 	case errors.Is(err, pflag.ErrHelp):
-		return say(stdout, driver.Usage(o.Mode))
+		return printText(stdout, driver.Usage(o.Mode))
 	case err != nil:
 		return fail(stderr, err)
 	case o.Common.Version:
-		return say(stdout, version+"\n")
+		return printText(stdout, version+"\n")
 	}
 	if err := driver.SetupLogging(o.Common); err != nil {
 		return fail(stderr, err)
@@ -67,22 +67,22 @@ func run(args []string, version string, stdout, stderr io.Writer) int {
 		return checkAll(ctx, o, version, stdout, stderr)
 	}
 	if err := serve(ctx, o, version); err != nil {
-		klog.FromContext(ctx).Error(err, "The driver cannot go on")
+		klog.FromContext(ctx).Error(err, "Driver failed")
 		return codeOf(err)
 	}
-	klog.FromContext(ctx).Info("The driver ended in order")
+	klog.FromContext(ctx).Info("Shutdown complete")
 	return exitOK
 }
 
-// say prints what was asked for.
-func say(stdout io.Writer, text string) int {
+// printText writes text to stdout and returns the exit code.
+func printText(stdout io.Writer, text string) int {
 	if _, err := io.WriteString(stdout, text); err != nil {
 		return exitFailure
 	}
 	return exitOK
 }
 
-// fail says what went wrong before there is a log. Where nobody reads it, the exit code still tells.
+// fail writes an error to stderr, for errors before logging is set up, and returns the exit code.
 func fail(stderr io.Writer, err error) int {
 	_, _ = fmt.Fprintln(stderr, "s3-csi-driver:", err)
 	return codeOf(err)

@@ -227,8 +227,8 @@ func TestTheProgramThatMakesSessionsIsInstalledBesideHelpers(t *testing.T) {
 		}
 	}
 	touch("s3-csi-helper")
-	small := built{helper: path("s3-csi-helper"), clientDir: dir}
-	if got := small.sessions(); got != "" || len(small.files()) != 1 || !strings.Contains(small.exposed(), "cannot be renewed") {
+	small := programPaths{helper: path("s3-csi-helper"), clientDir: dir}
+	if got := small.sessions(); got != "" || len(small.files()) != 1 || !strings.Contains(small.sessionProblem(), "cannot be renewed") {
 		t.Errorf("without the driver beside the helper: %q, files %q", got, small.files())
 	}
 	touch("s3-csi-driver")
@@ -243,7 +243,7 @@ func TestTheProgramThatMakesSessionsIsInstalledBesideHelpers(t *testing.T) {
 		if err := os.Chmod(path("s3-csi-driver"), mode); err != nil {
 			t.Fatal(err)
 		}
-		if got := small.exposed(); (got != "") != exposed {
+		if got := small.sessionProblem(); (got != "") != exposed {
 			t.Errorf("mode %o: %q", mode, got)
 		}
 	}

@@ -21,11 +21,11 @@ func helperProgram(executable string) string {
 	return filepath.Join(filepath.Dir(executable), "s3-csi-helper")
 }
 
-// addNode adds the node service. What it gives, the end of the process releases.
+// addNode adds the node service. Its resources are released when the process exits.
 func addNode(ctx context.Context, cfg *driver.Config, o driver.Options, s storage, version string) error {
 	executable, err := os.Executable()
 	if err != nil {
-		return fmt.Errorf("find the driver's own program, beside which the helper's is: %w", err)
+		return fmt.Errorf("find the driver's executable: %w", err)
 	}
 	program := helperProgram(executable)
 	if _, err := os.Stat(program); err != nil {
@@ -41,10 +41,10 @@ func addNode(ctx context.Context, cfg *driver.Config, o driver.Options, s storag
 	}
 	isolated := isolation(ctx, namespace, cfg.Health, o.Node)
 	if err := host.HostPID(); err != nil && isolated == nil {
-		klog.FromContext(ctx).Info("Volumes of clients that must see their callers, mountpoint-s3 for one, cannot be published", "reason", err.Error())
+		klog.FromContext(ctx).Info("Clients that need callers' PIDs are unavailable", "reason", err.Error())
 		cfg.Health.Note(err.Error())
 	}
-	l, err := launchOn(ctx, namespace, built{program, clientDir}, o, version)
+	l, err := launchOn(ctx, namespace, programPaths{program, clientDir}, o, version)
 	if err != nil {
 		return err
 	}
@@ -77,19 +77,20 @@ func addNode(ctx context.Context, cfg *driver.Config, o driver.Options, s storag
 	}
 	for _, collector := range m.Collectors() {
 		if err := cfg.Metrics.Registerer().Register(collector); err != nil {
-			return fmt.Errorf("metrics of mounts: %w", err)
+			return fmt.Errorf("register metrics of mounts: %w", err)
 		}
 	}
-	cfg.Background = append(cfg.Background, driver.Background{Name: "looking after mounts", Run: m.Run},
-		driver.Background{Name: "checking the clients' programs", Run: l.programs.Run})
+	cfg.Background = append(cfg.Background, driver.Background{Name: "monitoring of mounts", Run: m.Run},
+		driver.Background{Name: "checking of the clients' programs", Run: l.programs.Run})
 	if l.dns != nil {
-		cfg.Background = append(cfg.Background, driver.Background{Name: "keeping the resolv.conf of mounts", Run: l.dns.Run})
+		cfg.Background = append(cfg.Background, driver.Background{Name: "copying of resolv.conf", Run: l.dns.Run})
 	}
 	cfg.Node, err = driver.NewNode(m, o.Common.DriverName, o.Node)
 	return err
 }
 
-// isolation returns why no volume may be published by a driver that cannot see the host, and reports it in the log and in /readyz.
+// isolation returns an error if the driver cannot see the host and therefore must not publish volumes. It reports this in the log and in
+// /readyz.
 func isolation(ctx context.Context, namespace *host.Namespace, health *driver.Health, o driver.NodeOptions) error {
 	err := namespace.Isolated(ctx, host.OwnDir{Flag: "--state-dir", Path: o.StateDir}, host.OwnDir{Flag: "--cache-dir", Path: o.CacheDir})
 	switch {
@@ -105,7 +106,7 @@ func isolation(ctx context.Context, namespace *host.Namespace, health *driver.He
 	return err
 }
 
-// mountBackends are the S3 services as the node sees them.
+// mountBackends gives the node service access to the S3 services.
 type mountBackends struct {
 	*backend.Live
 	*backend.Buckets

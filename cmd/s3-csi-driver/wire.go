@@ -14,10 +14,10 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
-// serve puts the driver's parts together and runs them until ctx ends. Nothing is decided here but who knows whom.
+// serve wires the driver's components and runs them until ctx ends. It contains no other logic.
 func serve(ctx context.Context, o driver.Options, version string) error {
 	logger := klog.FromContext(ctx)
-	logger.Info("Starting", "version", version, "mode", o.Mode, "driverName", o.Common.DriverName)
+	logger.Info("Starting driver", "version", version, "mode", o.Mode, "driverName", o.Common.DriverName)
 	storage, err := newStorage(o, version)
 	if err != nil {
 		return err
@@ -26,10 +26,10 @@ func serve(ctx context.Context, o driver.Options, version string) error {
 	defer storage.sessions.Close()
 	metrics, err := driver.NewMetrics(o.Common.DriverName, version)
 	if err != nil {
-		return fmt.Errorf("metrics: %w", err)
+		return fmt.Errorf("register metrics: %w", err)
 	}
 	if err := storage.config.Register(metrics.Registerer()); err != nil {
-		return fmt.Errorf("metrics: %w", err)
+		return fmt.Errorf("register metrics: %w", err)
 	}
 	health := &driver.Health{}
 	cfg := driver.Config{
@@ -39,7 +39,7 @@ func serve(ctx context.Context, o driver.Options, version string) error {
 		Identity:        driver.NewIdentity(o.Common.DriverName, version, health),
 		Metrics:         metrics,
 		Health:          health,
-		Background:      []driver.Background{{Name: "reading the config file", Run: storage.config.Run}},
+		Background:      []driver.Background{{Name: "reloading of the config file", Run: storage.config.Run}},
 	}
 	if o.Mode.Controller() {
 		if err := addController(&cfg, o, storage); err != nil {
@@ -58,16 +58,15 @@ func serve(ctx context.Context, o driver.Options, version string) error {
 	return server.Run(ctx)
 }
 
-// storage is what controller and node know of S3.
+// storage holds what controller and node use to access S3.
 type storage struct {
-	config  *backend.Live
-	clients *backend.Clients
-	buckets *backend.Buckets
-	// sessions decides about sessions and makes them.
+	config   *backend.Live
+	clients  *backend.Clients
+	buckets  *backend.Buckets
 	sessions sessions
 }
 
-// sessions is pkg/session in one piece.
+// sessions plans sessions and makes them.
 type sessions struct {
 	*session.Planner
 	*session.Maker
@@ -98,12 +97,12 @@ func addController(cfg *driver.Config, o driver.Options, s storage) error {
 	if err != nil {
 		return err
 	}
-	cfg.Background = append(cfg.Background, driver.Background{Name: "deleting volumes", Run: p.Run})
+	cfg.Background = append(cfg.Background, driver.Background{Name: "deletion of volumes", Run: p.Run})
 	cfg.Controller, err = driver.NewController(provisioner{p}, s.config)
 	return err
 }
 
-// provisioner is provision.Provisioner as the controller service wants it.
+// provisioner adapts provision.Provisioner to driver.Provisioner.
 type provisioner struct{ p *provision.Provisioner }
 
 func (a provisioner) Create(ctx context.Context, v driver.NewVolume) (volume.ID, error) {

@@ -1,6 +1,6 @@
-// Command s3-csi-helper is the process beside each mount's FUSE client. The driver starts one for every mount, from its own
-// directory. A pod waits for it to start, so nothing may be linked into it that it does not need: the driver's libraries
-// (Kubernetes, gRPC, AWS) would take more time and memory than everything else that a publication does.
+// Command s3-csi-helper supervises the FUSE client of one mount. The driver starts one helper for each mount, from the driver's own
+// directory. Pods wait for it to start, so it must not link libraries that it does not need: those of the driver (Kubernetes, gRPC,
+// AWS) would take more time and memory than the rest of a publication.
 package main
 
 import (
@@ -29,7 +29,7 @@ func main() {
 	case runas.Mode: // first: drop the privileges that systemd starts a unit with
 		err = runas.Exec(os.Args)
 	case "helper":
-		exchange, _ := helper.ExchangeBeside() // "" if unknown: then renewals fail, and the status says why
+		exchange, _ := helper.ExchangeBeside() // "" if unknown: renewals then fail, and the helper's status shows the reason
 		err = helper.Run(context.Background(), helper.Program{Version: version, Exchange: exchange}, os.Args[2:])
 	case "--version": // the driver also uses it to test whether the host executes this program
 		_, err = fmt.Println(version)

@@ -24,8 +24,8 @@ const accessProbe = "s3-csi-access-check-"
 
 // CheckAccess tries what a mount's client will do with these keys: list one key below prefix, and HEAD a key below it that does
 // not exist, which must be a 404. It writes nothing and returns what it learnt about the bucket. prefix is "" or ends in "/";
-// region "" is the backend's, and is corrected if the service names another; owner is as in Validate. The answer is not cached,
-// because it is about one session's permissions.
+// region "" is the backend's, and is corrected if the service names another; owner is as in Validate. The result is not cached,
+// because it depends on one session's permissions.
 //
 // Both requests are sent at once unless the region is a guess. If both fail, the listing's error is returned.
 //
@@ -96,7 +96,7 @@ func (c *accessCheck) head(ctx context.Context, info BucketInfo) error {
 	return err
 }
 
-// judge interprets the answer to head for a prefix that can be listed.
+// judge interprets the response to head for a prefix that can be listed.
 func (c *accessCheck) judge(info BucketInfo, err error) (BucketInfo, error) {
 	if err == nil || IsNotFound(err) {
 		return info, nil
@@ -110,7 +110,7 @@ func (c *accessCheck) judge(info BucketInfo, err error) (BucketInfo, error) {
 	return BucketInfo{}, Classify(err, what)
 }
 
-// Optional returns a text as requests want it, where "" is none.
+// Optional returns a text for requests, or nil for "".
 func Optional(s string) *string {
 	if s == "" {
 		return nil
@@ -137,8 +137,8 @@ func keepProof(_ struct{}, err error) time.Duration {
 //
 // Directory buckets are not checked, because their sessions are for the whole bucket.
 //
-// The answer is cached per revision of the backend, bucket and class, which names the identity that sessions are made from
-// (credentials.Order.Class). region and owner are those of CheckAccess's answer.
+// The result is cached per revision of the backend, bucket and class, which names the identity that sessions are made from
+// (credentials.Order.Class). region and owner are those in CheckAccess's result.
 //
 // Precondition: the service does not enforce session policies.
 func (b *Buckets) ProveScope(ctx context.Context, be Backend, keys credentials.Keys, class, bucket, prefix, region, owner string) error {
@@ -179,10 +179,10 @@ func (b *Buckets) proveScope(ctx context.Context, be Backend, keys credentials.K
 	}
 	wg.Go(func() {
 		_, err := client.HeadObject(ctx, &s3.HeadObjectInput{Bucket: &info.Name, Key: &object})
-		all[len(lists)] = refused(be, err, "look at objects like "+info.Name+"/"+object)
+		all[len(lists)] = refused(be, err, "read metadata of objects such as "+info.Name+"/"+object)
 	})
 	wg.Wait()
-	// A session that exceeds its scope matters more than a service that did not answer.
+	// A session that exceeds its scope matters more than a service that did not respond.
 	for _, err := range all {
 		if fault.Is(err, fault.Precondition) {
 			return err
@@ -191,11 +191,11 @@ func (b *Buckets) proveScope(ctx context.Context, be Backend, keys credentials.K
 	return cmp.Or(all...)
 }
 
-// refused interprets the answer to a request that must be refused.
+// refused interprets the response to a request that must be refused.
 func refused(be Backend, err error, what string) error {
 	if err == nil || IsNotFound(err) && !IsNoSuchBucket(err) {
 		return fault.Errorf(fault.Precondition, "%s does not enforce session policies: a session for one volume can also %s; "+
-			"set scope: off on the backend in the driver's config file, and give each volume a secret of its own", be, what)
+			"set scope: off on the backend in the driver's config file, and give each volume its own secret", be, what)
 	}
 	if a, _ := answered(err); a.status == http.StatusForbidden {
 		if _, other := meaningOf(a.code); !other {

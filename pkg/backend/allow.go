@@ -143,7 +143,7 @@ func newAllow(files []fileRule, place string) (*Allow, error) {
 			switch s {
 			case credentials.SourceDriver, credentials.SourceSecret, credentials.SourceWorkload:
 			default:
-				return nil, fault.Field(at+".sources", "%q is none of %s, %s, %s", Clip(s, 32), credentials.SourceDriver, credentials.SourceSecret, credentials.SourceWorkload)
+				return nil, fault.Field(at+".sources", "%q must be one of %s, %s, %s", Clip(s, 32), credentials.SourceDriver, credentials.SourceSecret, credentials.SourceWorkload)
 			}
 		}
 		a.rules = append(a.rules, r)

@@ -17,12 +17,12 @@ type answer struct {
 	code    string // "AccessDenied"; without a body the SDK derives it from the status
 	message string
 	status  int    // HTTP status; 0: unknown
-	head    bool   // of a HEAD request, whose answer has no body
+	head    bool   // of a HEAD request, whose response has no body
 	request string // the service's id of the request
 	header  http.Header
 }
 
-// answered returns the service's answer in err's chain.
+// answered returns the service's error response in err's chain.
 func answered(err error) (answer, bool) {
 	var a answer
 	if api, ok := errors.AsType[smithy.APIError](err); ok {
@@ -41,7 +41,7 @@ func answered(err error) (answer, bool) {
 		}
 	}
 	if a.status < 300 {
-		if a.code == "" { // a 2xx with an unreadable body is not an answer
+		if a.code == "" { // a 2xx with an unreadable body is not an error response
 			return a, false
 		}
 		a.status = 0 // an error in the body of a 200, which S3 uses for long operations
@@ -59,7 +59,7 @@ func (a answer) region() string {
 
 func (a answer) String() string {
 	var s strings.Builder
-	fmt.Fprintf(&s, "the service answered")
+	fmt.Fprintf(&s, "the service returned")
 	if a.status != 0 {
 		fmt.Fprintf(&s, " %d", a.status)
 	}
@@ -79,10 +79,10 @@ const (
 	adviceExpiry = "the credentials have expired and were not renewed"
 	adviceClock  = "the clocks of this host and of the service differ too much; check time synchronisation on both"
 	adviceRegion = "the bucket is in another region; set region on the backend"
-	adviceSlow   = "the service is overloaded or asks to slow down; the driver retries"
+	adviceSlow   = "the service is overloaded or throttles requests; the driver retries"
 )
 
-// meaning is the kind of an answer and what to do about it.
+// meaning is the kind of an error response and what to do about it.
 type meaning struct {
 	kind   fault.Kind
 	advice string
@@ -97,7 +97,7 @@ func meaningOf(code string) (meaning, bool) {
 	case "InvalidAccessKeyId", "InvalidClientTokenId", "UnrecognizedClientException", "MissingAuthenticationToken", "MissingSecurityHeader", "NotSignedUp":
 		return meaning{fault.Unauthenticated, adviceKeys}, true
 	case "SignatureDoesNotMatch":
-		return meaning{fault.Unauthenticated, "the secret access key does not belong to the access key id, or a proxy changed the request"}, true
+		return meaning{fault.Unauthenticated, "the secret access key does not match the access key id, or a proxy changed the request"}, true
 	case "ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired":
 		return meaning{fault.Unauthenticated, adviceExpiry}, true
 	case "InvalidToken", "InvalidIdentityToken", "XMinioInvalidToken":
@@ -122,7 +122,7 @@ func meaningOf(code string) (meaning, bool) {
 	case "InvalidBucketName", "KeyTooLongError":
 		return meaning{fault.Invalid, ""}, true
 	case "NotImplemented":
-		return meaning{fault.Unsupported, "the service does not have this operation"}, true
+		return meaning{fault.Unsupported, "the service does not support this operation"}, true
 	}
 	return meaning{}, false
 }
@@ -142,7 +142,7 @@ func (a answer) verdict() (fault.Kind, string) {
 	return m.kind, text
 }
 
-// byStatus returns the meaning of unknown codes and of answers without one.
+// byStatus returns the meaning of unknown codes and of responses without one.
 func (a answer) byStatus() meaning {
 	switch {
 	case a.status == http.StatusNotFound && !a.absent():
@@ -152,11 +152,11 @@ func (a answer) byStatus() meaning {
 	case a.status == http.StatusUnauthorized:
 		return meaning{fault.Unauthenticated, adviceKeys}
 	case a.status == http.StatusForbidden && a.head:
-		return meaning{fault.Denied, "the credentials are invalid or lack a permission; an answer to HEAD does not say which"}
+		return meaning{fault.Denied, "the credentials are invalid or lack a permission; a response to HEAD does not say which"}
 	case a.status == http.StatusForbidden, a.status == 0 && (a.code == "AccessDenied" || a.code == "Forbidden"):
 		return meaning{fault.Denied, "the credentials lack a permission, or a policy forbids it"}
 	case a.status == http.StatusBadRequest && a.head:
-		return meaning{fault.Precondition, "an answer to HEAD has no reason; it may be expired credentials, a wrong region or a wrong clock"}
+		return meaning{fault.Precondition, "a response to HEAD has no reason; possible are expired credentials, a wrong region or a wrong clock"}
 	case a.status == http.StatusMovedPermanently, a.status == http.StatusPermanentRedirect:
 		return meaning{fault.Precondition, adviceRegion}
 	case a.status == http.StatusTemporaryRedirect, a.status == http.StatusRequestTimeout:
@@ -164,7 +164,7 @@ func (a answer) byStatus() meaning {
 	case a.status == http.StatusTooManyRequests, a.status == http.StatusServiceUnavailable:
 		return meaning{fault.Unavailable, adviceSlow}
 	case a.status == http.StatusMethodNotAllowed, a.status == http.StatusNotImplemented:
-		return meaning{fault.Unsupported, "the service does not have this operation"}
+		return meaning{fault.Unsupported, "the service does not support this operation"}
 	case a.status == http.StatusConflict, a.status == 0 && a.code == "OperationAborted":
 		return meaning{fault.Busy, "another request for the same object is in progress"}
 	case a.status == http.StatusPreconditionFailed, a.status == 0 && a.code == "PreconditionFailed":
@@ -179,10 +179,10 @@ func (a answer) byStatus() meaning {
 	return meaning{fault.Unknown, ""}
 }
 
-// absent reports whether the answer means that an object does not exist. The 404 of a HEAD has only its status. Otherwise S3
+// absent reports whether the response means that an object does not exist. The 404 of a HEAD has only its status. Otherwise S3
 // names what is missing, unlike other web servers and proxies.
 func (a answer) absent() bool {
-	// Some services answer 404 for an unknown access key, for example.
+	// Some services return 404 for an unknown access key, for example.
 	if m, ok := meaningOf(a.code); ok {
 		return m.kind == fault.NotFound
 	}
@@ -193,13 +193,13 @@ func (a answer) absent() bool {
 	return a.status == http.StatusNotFound
 }
 
-// IsNotFound reports whether S3 answered that a bucket, key, upload or configuration does not exist. A 403 never means that.
+// IsNotFound reports whether S3 returned that a bucket, key, upload or configuration does not exist. A 403 never means that.
 func IsNotFound(err error) bool {
 	a, ok := answered(err)
 	return ok && a.absent()
 }
 
-// IsNoSuchBucket reports whether S3 answered that the bucket itself does not exist, which the 404 of a HEAD cannot say.
+// IsNoSuchBucket reports whether S3 returned that the bucket itself does not exist, which the 404 of a HEAD cannot show.
 func IsNoSuchBucket(err error) bool { return ErrorCode(err) == "NoSuchBucket" }
 
 // IsPreconditionFailed reports whether the condition of a request did not hold (412). After a retry inside the SDK the first
@@ -215,13 +215,13 @@ func IsConflict(err error) bool {
 	return ok && (a.code == "ConditionalRequestConflict" || a.code == "OperationAborted")
 }
 
-// IsNotImplemented reports whether the service does not have the operation or one of its headers (501, 405).
+// IsNotImplemented reports whether the service does not support the operation or one of its headers (501, 405).
 func IsNotImplemented(err error) bool {
 	a, ok := answered(err)
 	return ok && (a.code == "NotImplemented" || a.code == "MethodNotAllowed" || a.status == http.StatusNotImplemented || a.status == http.StatusMethodNotAllowed)
 }
 
-// ErrorCode returns the service's code in err's chain ("AccessDenied"), or "" if no service answered. Without a body it is
+// ErrorCode returns the service's code in err's chain ("AccessDenied"), or "" without a response. Without a body it is
 // derived from the status ("NotFound").
 func ErrorCode(err error) string {
 	a, ok := answered(err)

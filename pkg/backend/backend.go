@@ -1,7 +1,7 @@
 // Package backend is about S3 services: which ones the operator configured, how to talk to them, what their errors mean, and
 // whether a bucket can be used for volumes.
 //
-// It knows nothing of provisioning and of CSI. All its errors have a pkg/fault kind.
+// It does not depend on provisioning or CSI. All its errors have a pkg/fault kind.
 package backend
 
 import (
@@ -14,7 +14,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
-// fallbackRegion is the region for signing requests if none is configured. AWS answers there with a bucket's real region, and
+// fallbackRegion is the region for signing requests if none is configured. AWS returns a bucket's real region there, and
 // services without regions accept it.
 const fallbackRegion = "us-east-1"
 
@@ -114,7 +114,7 @@ func (b Backend) MountDigest() (string, error) {
 	return "v1:" + hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// Revision identifies the backend's complete configuration. Caches use it in their keys, so that answers of an old endpoint are
+// Revision identifies the backend's complete configuration. Caches use it in their keys, so that responses of an old endpoint are
 // not used for a new one. It is valid in this process only.
 func (b Backend) Revision() string {
 	var sts STS
@@ -139,7 +139,7 @@ func (b Backend) String() string {
 	return "backend " + b.Name + " (" + b.Endpoint + ")"
 }
 
-// ControllerKeys returns the keys for a controller's work, as ControllerCredentials says: the zero value (the driver's own chain)
+// ControllerKeys returns the keys for a controller's work, according to ControllerCredentials: the zero value (the driver's own chain)
 // or those of the request's secret. A Precondition means that the request does not match ControllerCredentials.
 func (b Backend) ControllerKeys(secret credentials.Keys) (credentials.Keys, error) {
 	if b.ControllerCredentials == credentials.SourceSecret {

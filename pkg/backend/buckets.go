@@ -22,7 +22,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/ttlcache"
 )
 
-// How long answers are cached, and how many. Failures are cached briefly, so that a fix takes effect soon and retries of many
+// How long results are cached, and how many. Failures are cached briefly, so that a fix takes effect soon and retries of many
 // callers do not all reach the service.
 const (
 	successTTL   = 5 * time.Minute
@@ -34,20 +34,20 @@ const (
 // Buckets gets information about buckets and caches it for a short time, separately for each identity. Concurrent calls with the
 // same key share one request. It is safe for concurrent use and has no goroutine of its own.
 type Buckets struct {
-	clients  *Clients
-	salt     []byte // of identities' digests, which are kept in memory only
-	infos    *ttlcache.Cache[bucketKey, BucketInfo]
-	versions *ttlcache.Cache[bucketKey, Versioning]
-	locks    *ttlcache.Cache[bucketKey, Retention]
-	accounts *ttlcache.Cache[bucketKey, account]
-	proofs   *ttlcache.Cache[bucketKey, struct{}]
-	told     sync.Map // backend names whose missing account was logged
-	now      func() time.Time
-	// mute has the revisions of backends whose STS does not support GetCallerIdentity, and until when that is assumed.
-	mute sync.Map
+	clients       *Clients
+	salt          []byte // of identities' digests, which are kept in memory only
+	infos         *ttlcache.Cache[bucketKey, BucketInfo]
+	versions      *ttlcache.Cache[bucketKey, Versioning]
+	locks         *ttlcache.Cache[bucketKey, Retention]
+	accounts      *ttlcache.Cache[bucketKey, account]
+	proofs        *ttlcache.Cache[bucketKey, struct{}]
+	accountLogged sync.Map // backend names whose missing account was logged
+	now           func() time.Time
+	// noCallerIdentity has the revisions of backends whose STS does not support GetCallerIdentity, and until when that is assumed.
+	noCallerIdentity sync.Map
 }
 
-// bucketKey is the key of an answer. backend is a revision.
+// bucketKey is the key of a cached result. backend is a revision.
 type bucketKey struct{ backend, bucket, identity, owner string }
 
 // BucketInfo is the result of a validation.
@@ -99,7 +99,7 @@ func (b *Buckets) identity(keys credentials.Keys) string {
 // Validate checks that the bucket exists and that keys may list it, and returns its region. owner is the account id that must own
 // it; "" is the backend's expectedBucketOwner, or else the caller's own account if STS reports it.
 //
-// NotFound: there is no such bucket. Denied: it may exist, but not for these keys or not with that owner. Answers are cached:
+// NotFound: there is no such bucket. Denied: it may exist, but not for these keys or not with that owner. Results are cached:
 // see Forget.
 func (b *Buckets) Validate(ctx context.Context, be Backend, keys credentials.Keys, bucket, owner string) (BucketInfo, error) {
 	key := bucketKey{be.Revision(), bucket, b.identity(keys), owner}
@@ -112,7 +112,7 @@ func (b *Buckets) Validate(ctx context.Context, be Backend, keys credentials.Key
 	})
 }
 
-// Forget drops the cached answers about a bucket for every identity, after it was created, deleted or changed.
+// Forget drops the cached results about a bucket for every identity, after it was created, deleted or changed.
 func (b *Buckets) Forget(be Backend, bucket string) {
 	revision := be.Revision()
 	match := func(k bucketKey) bool { return k.backend == revision && k.bucket == bucket }
@@ -137,9 +137,9 @@ func (b *Buckets) validate(ctx context.Context, be Backend, keys credentials.Key
 	return info, nil
 }
 
-// head checks that the bucket exists and returns the region that the answer names.
+// head checks that the bucket exists and returns the region in the response.
 //
-// An answer to HEAD has no body, so it has no reason for an error, and a 404 may come from any web server. In that case a
+// A response to HEAD has no body, so it has no reason for an error, and a 404 may come from any web server. In that case a
 // listing of one key, which needs the same permission, gets the reason.
 func head(ctx context.Context, client *s3.Client, bucket string) (string, error) {
 	out, err := client.HeadBucket(ctx, &s3.HeadBucketInput{Bucket: &bucket})
@@ -168,7 +168,7 @@ func head(ctx context.Context, client *s3.Client, bucket string) (string, error)
 	return "", why
 }
 
-// ownerHint adds the expected owner to a refusal: S3 answers 403 if it differs.
+// ownerHint adds the expected owner to a refusal: S3 returns 403 if it differs.
 func ownerHint(err error, owner string) error {
 	if owner == "" || !fault.Is(err, fault.Denied) {
 		return err
@@ -177,14 +177,14 @@ func ownerHint(err error, owner string) error {
 		"and buckets of other accounts are refused in the same way", err, owner)
 }
 
-// regionHeader has the region of the bucket in all answers of S3.
+// regionHeader has the region of the bucket in all responses of S3.
 const regionHeader = "X-Amz-Bucket-Region"
 
 // maxErrorBody bounds the part of an error's body that is read, in bytes.
 const maxErrorBody = 64 << 10
 
-// inRegion calls try for info, and again if the service says that the bucket is in another region. try returns the region that an
-// answer names. On success the region in the result is the one to use.
+// inRegion calls try for info, and again if the bucket is in another region. try returns the region in a
+// response. On success the region in the result is the one to use.
 func (b *Buckets) inRegion(be Backend, info BucketInfo, try func(BucketInfo) (string, error)) (BucketInfo, error) {
 	named, err := try(info)
 	if err != nil {
@@ -197,7 +197,7 @@ func (b *Buckets) inRegion(be Backend, info BucketInfo, try func(BucketInfo) (st
 			return info, err
 		}
 	}
-	// The region of a successful request is right, except on AWS, where a bucket may answer in another region. Other services
+	// The region of a successful request is right, except on AWS, where a bucket may respond in another region. Other services
 	// may set the header to anything.
 	if be.AWS() && regionName.MatchString(named) {
 		info.Region = named
@@ -262,7 +262,7 @@ type Retention struct {
 	Years   int    // in years
 }
 
-// Versioning returns the bucket's versioning state, which is cached like Validate's answer. A service without the operation has no
+// Versioning returns the bucket's versioning state, which is cached like Validate's result. A service without the operation has no
 // versions.
 func (b *Buckets) Versioning(ctx context.Context, be Backend, keys credentials.Keys, info BucketInfo) (Versioning, error) {
 	if strings.HasSuffix(info.Name, directorySuffix) {
@@ -289,7 +289,7 @@ func (b *Buckets) Versioning(ctx context.Context, be Backend, keys credentials.K
 	})
 }
 
-// Retention returns the bucket's object lock and default retention, which is cached like Validate's answer. A service without the
+// Retention returns the bucket's object lock and default retention, which is cached like Validate's result. A service without the
 // operation and a bucket without the configuration have no lock.
 func (b *Buckets) Retention(ctx context.Context, be Backend, keys credentials.Keys, info BucketInfo) (Retention, error) {
 	if strings.HasSuffix(info.Name, directorySuffix) {

@@ -47,8 +47,8 @@ func (p chain) Retrieve(ctx context.Context) (aws.Credentials, error) {
 		"a role for its service account, an instance profile), or give the volume a secret and, for the controller, set controllerCredentials: secret on the backend: %w", err)
 }
 
-// tokenServiceFailed reports whether a credential service that the environment names did not answer. The instance metadata
-// service does not count: outside of EC2 it never answers.
+// tokenServiceFailed reports whether a credential service that the environment names did not respond. The instance metadata
+// service does not count: outside of EC2 it never responds.
 func tokenServiceFailed(err error) bool {
 	var op *smithy.OperationError
 	if !errors.As(err, &op) || strings.EqualFold(op.ServiceID, "ec2imds") {

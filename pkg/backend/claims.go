@@ -12,8 +12,8 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
-// CheckClaims checks what a volume or secret says about the service against the config of the backend. Requests and keys always
-// go where the backend says; a volume or secret that expects another service is refused with a Precondition.
+// CheckClaims checks claims of a volume or secret about the service against the config of the backend. Requests and keys always
+// go to the backend's endpoint; a volume or secret that expects another service is refused with a Precondition.
 func (c *Config) CheckClaims(name string, claims []volume.Claim) error {
 	if len(claims) == 0 {
 		return nil
@@ -35,7 +35,7 @@ func (l *Live) CheckClaims(name string, claims []volume.Claim) error {
 	return l.Config().CheckClaims(name, claims)
 }
 
-// problem returns what is wrong with a claim, or "".
+// problem returns the error in a claim, or "".
 func (c *Config) problem(b Backend, claim volume.Claim) string {
 	switch claim.Kind {
 	case volume.ClaimEndpoint:

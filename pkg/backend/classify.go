@@ -55,7 +55,7 @@ func verdict(err error) (fault.Kind, string) {
 	return networkVerdict(err)
 }
 
-// canceled reports whether the caller's context ended. Timeouts of dials and answers also match context.DeadlineExceeded, so the
+// canceled reports whether the caller's context ended. Timeouts of connections and responses also match context.DeadlineExceeded, so the
 // SDK's own types come first: it uses RequestSendError only while the context is valid.
 func canceled(err error) bool {
 	if c := (*smithy.CanceledError)(nil); errors.As(err, &c) {
@@ -73,7 +73,7 @@ func canceled(err error) bool {
 	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
 
-// networkVerdict explains an error without an answer of the service.
+// networkVerdict explains an error without a response of the service.
 func networkVerdict(err error) (fault.Kind, string) {
 	endpoint := "the endpoint"
 	if u := (*url.Error)(nil); errors.As(err, &u) {
@@ -109,11 +109,11 @@ func networkVerdict(err error) (fault.Kind, string) {
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return fault.Unavailable, endpoint + ": connection refused"
 	case errors.As(err, &netErr) && netErr.Timeout():
-		return fault.Unavailable, endpoint + ": it did not answer in time (" + Clip(netErr.Error(), 300) + ")"
+		return fault.Unavailable, endpoint + ": it did not respond in time (" + Clip(netErr.Error(), 300) + ")"
 	case errors.As(err, &netErr):
 		return fault.Unavailable, endpoint + ": " + Clip(netErr.Error(), 300)
-	case errors.As(err, &decode), errors.As(err, &response): // an answer in an unknown format
-		return fault.Unavailable, "the answer is incomplete or not from S3; check that the endpoint is an S3 service (" + Clip(err.Error(), 300) + ")"
+	case errors.As(err, &decode), errors.As(err, &response): // a response in an unknown format
+		return fault.Unavailable, "the response is incomplete or not from S3; check that the endpoint is an S3 service (" + Clip(err.Error(), 300) + ")"
 	}
 	if s := (interface{ ConnectionError() bool })(nil); errors.As(err, &s) && s.ConnectionError() {
 		return fault.Unavailable, endpoint + ": " + Clip(err.Error(), 300)

@@ -112,7 +112,7 @@ func (c *Clients) Close() {
 	}
 }
 
-// service returns what the clients of b share. A new one replaces those of backends that are no longer configured; their clients
+// service returns the shared part of the clients of b. A new one replaces those of backends that are no longer configured; their clients
 // remain usable.
 func (c *Clients) service(b Backend) (*service, error) {
 	revision := b.Revision()
@@ -276,7 +276,7 @@ func expectOwner(owner string) []func(*middleware.Stack) error {
 	return []func(*middleware.Stack) error{func(s *middleware.Stack) error { return s.Build.Add(add, middleware.After) }}
 }
 
-// Bounds of one request. The caller's context is the deadline; these detect an endpoint that does not answer early enough for a
+// Bounds of one request. The caller's context is the deadline; these detect an endpoint that does not respond early enough for a
 // second attempt. Listings and deletions of a thousand keys may take long.
 const (
 	dialTimeout     = 4 * time.Second

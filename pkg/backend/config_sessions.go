@@ -98,7 +98,7 @@ func (f fileBackend) sts(b *Backend, place func(key string) string) (err error) 
 			}
 			b.STS.Kinds = append(b.STS.Kinds, k)
 		default:
-			return fault.Field(place("sts.kinds"), "%q is none of %s, %s, %s", Clip(kind, 32), credentials.AssumeRole, credentials.WebIdentity, credentials.FederationToken)
+			return fault.Field(place("sts.kinds"), "%q must be one of %s, %s, %s", Clip(kind, 32), credentials.AssumeRole, credentials.WebIdentity, credentials.FederationToken)
 		}
 	}
 	slices.Sort(b.STS.Kinds) // for Revision
@@ -109,7 +109,7 @@ func (f fileBackend) sts(b *Backend, place func(key string) string) (err error) 
 	}
 	switch {
 	case f.STS.Audience == credentials.PodIdentityAudience:
-		return fault.Field(place("sts.audience"), "is that of EKS Pod Identity, whose tokens go to its agent and not to STS")
+		return fault.Field(place("sts.audience"), "is the audience of EKS Pod Identity, whose tokens are for its agent, not for STS")
 	case f.STS.RoleOptional && b.AWS():
 		return fault.Field(place("sts.roleOptional"), "is for services where AssumeRole needs no role, such as MinIO; AWS needs one")
 	}

@@ -13,15 +13,15 @@ import (
 )
 
 const (
-	// lookInterval is how often the config file is read. It is polled because a ConfigMap is replaced behind symbolic links and
+	// reloadInterval is how often the config file is read. It is polled because a ConfigMap is replaced behind symbolic links and
 	// CA files may be elsewhere.
-	lookInterval = 10 * time.Second
+	reloadInterval = 10 * time.Second
 	// settleTime is how long a new content must stay the same. Otherwise a file that is written in place could be read half
 	// done, and half a config may be valid.
 	settleTime = time.Second
 )
 
-// Configured is a config that may change: get it for each use.
+// Configured is a config that may change, so get it for each use.
 type Configured interface {
 	// Config returns the current config.
 	Config() *Config
@@ -41,7 +41,7 @@ type Live struct {
 	successful prometheus.Gauge
 }
 
-// LiveOption changes how Live works.
+// LiveOption is an option of NewLive.
 type LiveOption func(*Live)
 
 // WithInterval sets how often the file is read.
@@ -50,7 +50,7 @@ func WithInterval(d time.Duration) LiveOption { return func(l *Live) { l.interva
 // NewLive reads the config file like LoadConfig and returns its errors; path "" is the config without a file.
 func NewLive(path, region, endpoint string, opts ...LiveOption) (*Live, error) {
 	l := &Live{
-		path: path, region: region, endpoint: endpoint, interval: lookInterval, changed: make(chan struct{}),
+		path: path, region: region, endpoint: endpoint, interval: reloadInterval, changed: make(chan struct{}),
 		reloads: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "s3csi_config_reloads_total",
 			Help: "Reloads of a changed config file or CA file, by result: success or failure (the file is invalid).",
@@ -112,7 +112,7 @@ func (l *Live) Run(ctx context.Context) error {
 	}
 	refused := "" // why the current file is invalid
 	for Sleep(ctx, l.interval) {
-		refused = l.look(ctx, refused)
+		refused = l.reload(ctx, refused)
 	}
 	return nil
 }
@@ -124,8 +124,8 @@ func (l *Live) load() (*Config, error) {
 	return LoadConfig(l.path, l.region, l.endpoint)
 }
 
-// look reads the file, and a new content twice. It returns why the file is invalid, or "".
-func (l *Live) look(ctx context.Context, refused string) string {
+// reload reads the file, and a new content twice. It returns why the file is invalid, or "".
+func (l *Live) reload(ctx context.Context, refused string) string {
 	logger := klog.FromContext(ctx).WithValues("file", l.path)
 	c, err := l.load()
 	if err == nil && c.same(l.Config()) {
@@ -148,14 +148,14 @@ func (l *Live) look(ctx context.Context, refused string) string {
 		}
 		return err.Error()
 	case err == nil && errAgain == nil && c.same(again):
-		l.take(logger, again)
+		l.apply(logger, again)
 		return ""
 	}
 	return refused // it is being written: check again at the next interval
 }
 
-// take makes a config the current one.
-func (l *Live) take(logger klog.Logger, c *Config) {
+// apply makes a config the current one.
+func (l *Live) apply(logger klog.Logger, c *Config) {
 	old := l.current.Swap(c)
 	added, removed, changed := c.since(old)
 	logger.Info("Config file reloaded", "added", added, "removed", removed, "changed", changed)

@@ -225,17 +225,17 @@ func TestARefusedConfigFileIsReportedOnce(t *testing.T) {
 	f.write("backends: [")
 	refused := ""
 	for range 5 {
-		refused = l.look(t.Context(), refused)
+		refused = l.reload(t.Context(), refused)
 	}
 	if refused == "" || f.value("reloads_total", "failure") != 1 {
 		t.Errorf("%v failures, %q", f.value("reloads_total", "failure"), refused)
 	}
 	f.write("backends: {A: {}}")
-	if again := l.look(t.Context(), refused); again == refused || f.value("reloads_total", "failure") != 2 {
+	if again := l.reload(t.Context(), refused); again == refused || f.value("reloads_total", "failure") != 2 {
 		t.Errorf("another reason: %v failures, %q", f.value("reloads_total", "failure"), again)
 	}
 	f.write("")
-	if refused = l.look(t.Context(), refused); refused != "" || f.value("last_reload_successful") != 1 || f.value("reloads_total", "success") != 1 {
+	if refused = l.reload(t.Context(), refused); refused != "" || f.value("last_reload_successful") != 1 || f.value("reloads_total", "success") != 1 {
 		t.Errorf("an empty file is a good one: %q", refused)
 	}
 }
@@ -254,7 +254,7 @@ func TestAFileThatIsBeingWrittenIsNotTaken(t *testing.T) {
 		began := time.Now()
 		go func() {
 			since := time.Now()
-			l.look(t.Context(), "")
+			l.reload(t.Context(), "")
 			looked <- time.Since(since)
 		}()
 		time.Sleep(interval / 5)

@@ -40,7 +40,7 @@ func keepAccount(a account, err error) time.Duration {
 //
 // The caller's own account is requested on AWS and if the backend declares an STS. It is unknown if the STS refuses the request
 // (MinIO's does not support it), and on AWS if STS cannot be reached, because private networks often have access to S3 only.
-// But a declared STS that does not answer is an error: an outage must not disable the check silently.
+// But a declared STS that does not respond is an error, because an outage must not disable the check silently.
 func (b *Buckets) expectedOwner(ctx context.Context, be Backend, keys credentials.Keys, given string) (string, error) {
 	switch {
 	case given != "":
@@ -52,12 +52,12 @@ func (b *Buckets) expectedOwner(ctx context.Context, be Backend, keys credential
 	case keys.Account != "": // from the service that made the session
 		return keys.Account, nil
 	}
-	// Each session has keys of its own, so an answer that does not depend on them is cached separately.
-	if until, ok := b.mute.Load(be.Revision()); ok {
+	// Each session has keys of its own, so a result that does not depend on them is cached separately.
+	if until, ok := b.noCallerIdentity.Load(be.Revision()); ok {
 		if until, ok := until.(time.Time); ok && b.now().Before(until) {
 			return "", nil
 		}
-		b.mute.Delete(be.Revision())
+		b.noCallerIdentity.Delete(be.Revision())
 	}
 	a, err := b.accounts.Get(ctx, bucketKey{backend: be.Revision(), identity: b.identity(keys)}, func(ctx context.Context) (account, error) {
 		return b.askAccount(ctx, be, keys)
@@ -89,13 +89,13 @@ func (b *Buckets) askAccount(ctx context.Context, be Backend, keys credentials.K
 			return account{}, err // S3 would refuse the keys, too
 		}
 		if fault.Is(err, fault.Precondition) || fault.Is(err, fault.Unsupported) {
-			b.mute.Store(be.Revision(), b.now().Add(noAccountTTL))
+			b.noCallerIdentity.Store(be.Revision(), b.now().Add(noAccountTTL))
 		}
 	}
 	if err == nil {
 		err = errors.New("STS returned no account")
 	}
-	if _, said := b.told.LoadOrStore(be.Name, true); said {
+	if _, logged := b.accountLogged.LoadOrStore(be.Name, true); logged {
 		return account{}, nil
 	}
 	klog.FromContext(ctx).Info("Bucket owner is not checked, caller's account unknown",

@@ -93,7 +93,7 @@ func TestASessionThatCanDoMoreIsRefused(t *testing.T) {
 		"everything":             {"vol-1/", func(*http.Request) bool { return true }, "list"},
 		"the root can be listed": {"vol-1/", func(r *http.Request) bool { return r.Method != http.MethodHead && r.URL.Query().Get("prefix") == "" }, "list b/"},
 		"a neighbour can":        {"vol-1/", func(r *http.Request) bool { return strings.HasPrefix(r.URL.Query().Get("prefix"), "vol-1") }, "list b/vol-1-"},
-		"objects can be seen":    {"vol-1/", func(r *http.Request) bool { return r.Method == http.MethodHead }, "look at objects"},
+		"objects can be seen":    {"vol-1/", func(r *http.Request) bool { return r.Method == http.MethodHead }, "read metadata of objects"},
 		"records can be listed":  {"", func(r *http.Request) bool { return r.Method != http.MethodHead }, ".s3-csi/"},
 		"records can be read":    {"", func(r *http.Request) bool { return r.Method == http.MethodHead }, ".s3-csi/"},
 	} {

@@ -1,7 +1,7 @@
 // Package check reports to an operator what S3 services and hosts can do for this driver, before there are volumes or when one
 // does not work.
 //
-// It tries each feature, with the code of the other packages where there is some, and always removes what it created.
+// It tries each feature, with the code of the other packages if possible, and always removes what it created.
 package check
 
 import (
@@ -28,7 +28,7 @@ type Row struct {
 	Result Result `json:"result"`
 	// Needed means that the driver does not work without it with the current configuration.
 	Needed bool `json:"needed"`
-	// Why is the observation and what it means.
+	// Why is the observation and its consequence.
 	Why string `json:"why"`
 	// Advice is what to do; "": nothing.
 	Advice string `json:"advice,omitempty"`
@@ -94,7 +94,7 @@ func (r Report) Table(w io.Writer) error {
 	if missing == 0 {
 		b.WriteString("Everything that the driver needs is available.\n")
 	} else {
-		fmt.Fprintf(&b, "The driver needs what is marked with \"!\" (%d), which is missing or unknown.\n", missing)
+		fmt.Fprintf(&b, "Required, but missing or unknown (marked with \"!\"): %d\n", missing)
 	}
 	_, err := io.WriteString(w, b.String())
 	return err

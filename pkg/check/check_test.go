@@ -45,7 +45,7 @@ node
   no       one hierarchy of cgroups  version 1 & <old>
 ! unknown  mounting FUSE             there is no device
 
-The driver needs what is marked with "!" (2), which is missing or unknown.
+Required, but missing or unknown (marked with "!"): 2
 `
 	if b.String() != want {
 		t.Errorf("got\n%s\nwant\n%s", b.String(), want)

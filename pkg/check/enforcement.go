@@ -33,7 +33,7 @@ func (s *stsRun) policyFor(onAWS bool, partition string) (string, error) {
 // enforced makes a session for one volume and tries what it must not be able to do.
 func (s *stsRun) enforced(ctx context.Context, what item) Row {
 	if s.run.client == nil {
-		return what.row(Unknown, "there is no bucket for it", "")
+		return what.row(Unknown, "there is no bucket to test with", "")
 	}
 	o, err := s.plan(ctx)
 	if err == nil && o.Kind != credentials.AsIs {
@@ -83,10 +83,10 @@ func (s *stsRun) objectsOf(ctx context.Context, what item, keys credentials.Keys
 	}
 	own := s.inside() + "file"
 	if err := s.get(ctx, client, own); err != nil {
-		return what.row(No, one(backend.Classify(err, "read an object of its own with a volume's session")), "")
+		return what.row(No, one(backend.Classify(err, "read the volume's own object with its session")), "")
 	}
 	if err := s.put(ctx, client, own); err != nil {
-		return what.row(No, one(backend.Classify(err, "write an object of its own with a volume's session")), "")
+		return what.row(No, one(backend.Classify(err, "write an object of the volume with its session")), "")
 	}
 	other := s.outside() + "file"
 	for _, try := range []struct {
@@ -107,10 +107,10 @@ func (s *stsRun) objectsOf(ctx context.Context, what item, keys credentials.Keys
 		switch err := try.do(); {
 		case err == nil:
 			return what.row(No, fmt.Sprintf("a session for one volume can %s objects of another", try.doing),
-				"set scope: off for the backend in the driver's config file, and give each volume a secret of its own")
+				"set scope: off for the backend in the driver's config file, and give each volume its own secret")
 		case !fault.Is(backend.Classify(err, ""), fault.Denied):
 			return failed(what, err, try.doing+" another volume's object")
 		}
 	}
-	return what.row(Yes, "a session for "+s.inside()+" can use it and cannot list, read, write, copy or delete in "+s.outside(), "")
+	return what.row(Yes, "a session for "+s.inside()+" can use it, but cannot list, read, write, copy or delete in "+s.outside(), "")
 }

@@ -62,7 +62,7 @@ type nodeRun struct {
 	ns      *host.Namespace
 	systemd bool  // it will launch helpers
 	dnsErr  error // why helpers resolve names like the host despite PodDNS
-	// version and broken are what clients said when the host ran them, and why it could not, by their names.
+	// version and broken are the versions of the clients that the host can run, and the errors of the others, by client.
 	version map[string]string
 	broken  map[string]error
 }
@@ -73,7 +73,7 @@ func (r *nodeRun) do(ctx context.Context) {
 	if r.ns, err = host.NewNamespace(); err != nil {
 		r.add(what.row(No, one(err), ""))
 		r.unknown("the host's mount namespace cannot be entered", item{"isolation", "the driver sees the host", true}, item{"fuseDevice", "/dev/fuse", true}, item{"fuseMount", "mounting FUSE", true},
-			stateDir, cacheDir, item{"launcher", "what launches helpers", true}, item{"hostPrograms", "programs run from the host's directory", true})
+			stateDir, cacheDir, item{"launcher", "the launcher of helpers", true}, item{"hostPrograms", "programs run from the host's directory", true})
 	} else {
 		how := "this process is in it"
 		if r.ns.Foreign() {
@@ -114,7 +114,7 @@ func (r *nodeRun) fuse(ctx context.Context) {
 	})
 	if none := (noDeviceError{}); errors.As(err, &none) {
 		r.add(device.row(No, one(err), ""))
-		r.unknown("there is no device", mounting)
+		r.unknown("/dev/fuse does not exist", mounting)
 		return
 	}
 	r.add(device.row(Yes, "", ""))
@@ -153,8 +153,8 @@ func mountOnce(fuse *os.File, stateDir string, uid uint32) (err error) {
 }
 
 var (
-	stateDir = item{"stateDir", "clients reach the state directory", true}
-	cacheDir = item{"cacheDir", "clients reach the cache directory", true}
+	stateDir = item{"stateDir", "clients can access the state directory", true}
+	cacheDir = item{"cacheDir", "clients can access the cache directory", true}
 )
 
 // passable checks whether a mount's user can reach one of the driver's directories.
@@ -168,9 +168,9 @@ func (r *nodeRun) passable(ctx context.Context, what item, flag, dir string) {
 
 // launching determines the launcher of helpers.
 func (r *nodeRun) launching(ctx context.Context) {
-	what := item{"launcher", "what launches helpers", true}
-	sandbox := item{"sandbox", "the sandbox of systemd's units", false}
-	survives := item{"survivesDriver", "mounts outlive the driver", false}
+	what := item{"launcher", "the launcher of helpers", true}
+	sandbox := item{"sandbox", "the sandbox of systemd units", false}
+	survives := item{"survivesDriver", "mounts survive driver restarts", false}
 	if r.Launcher != "process" {
 		options := []launcher.SystemdOption{launcher.WithSystemdUIDs(r.UIDs)}
 		if r.PodDNS && r.ns.Foreign() {
@@ -189,22 +189,22 @@ func (r *nodeRun) launching(ctx context.Context) {
 			}
 			r.add(what.row(Yes, "systemd "+box.Version, ""))
 			if len(box.Missing) > 0 {
-				r.add(sandbox.row(No, "missing: "+strings.Join(box.Missing, ", "), "needs a newer systemd, the unified cgroup hierarchy, or a shared / on the host; mounts work without"))
+				r.add(sandbox.row(No, "missing: "+strings.Join(box.Missing, ", "), "needs a newer systemd, the unified cgroup hierarchy, or a shared / on the host; mounts work without it"))
 			} else {
-				r.add(sandbox.row(Yes, fmt.Sprintf("%d properties hold", len(box.Present)), ""))
+				r.add(sandbox.row(Yes, fmt.Sprintf("%d properties are supported", len(box.Present)), ""))
 			}
 			r.add(survives.row(Yes, "", ""))
 			return
 		case r.Launcher == "systemd" || !errors.Is(err, launcher.ErrNoSystemd):
 			r.add(what.row(No, one(err), "check systemd and D-Bus on the host (systemctl is-system-running), or set --launcher=process"))
-			r.unknown("systemd does not answer", sandbox, survives)
+			r.unknown("systemd is unresponsive", sandbox, survives)
 			return
 		}
-		r.add(what.row(Yes, "plain processes: "+one(err), ""))
+		r.add(what.row(Yes, "process: "+one(err), ""))
 	} else {
-		r.add(what.row(Yes, "plain processes, as --launcher says", ""))
+		r.add(what.row(Yes, "process, set with --launcher", ""))
 	}
-	r.add(sandbox.row(No, "plain processes have a user of their own and no privileges, but no sandbox and no limits", ""))
+	r.add(sandbox.row(No, "launcher process: clients have their own user and no privileges, but no sandbox and no limits", ""))
 	if ok, why := launcher.NewProcess(r.ns, r.Program, launcher.WithUIDs(r.UIDs)).SurvivesDriver(); !ok {
 		r.add(survives.row(No, why, ""))
 	} else {
@@ -296,22 +296,22 @@ func (r *nodeRun) kernel() {
 		{item{"openTree", "kernel: open_tree", true}, treeErr, "5.2", "mounts cannot be published"},
 		{item{"moveMount", "kernel: move_mount", true}, moveErr, "5.2", "mounts cannot be published"},
 		{item{"mountSetattr", "kernel: mount_setattr", true}, unix.MountSetattr(-1, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}), "5.12", "mounts cannot be published"},
-		{item{"statxMountID", "kernel: mount ids in statx", true}, statErr, "5.8", "mounts cannot be told apart"},
+		{item{"statxMountID", "kernel: mount ids in statx", true}, statErr, "5.8", "mounts cannot be distinguished"},
 		{item{"moveMountBeneath", "kernel: move_mount beneath a mount", false}, beneathErr, "6.5", "a stale mount is covered by a new one instead of replaced"},
 	} {
 		if f.err == nil || errors.Is(f.err, unix.EBADF) {
 			r.add(f.row(Yes, "kernel "+release, ""))
 			continue
 		}
-		why := fmt.Sprintf("kernel %s answers %q: %s", release, f.err, f.costs)
-		r.add(f.row(No, why, "needs Linux "+f.since+"; on a newer kernel a seccomp profile forbids it"))
+		why := fmt.Sprintf("kernel %s returns %q: %s", release, f.err, f.costs)
+		r.add(f.row(No, why, "requires Linux "+f.since+"; on a newer kernel, a seccomp profile blocks it"))
 	}
 }
 
-var errOldCgroups = errors.New("the host has cgroups of version 1")
+var errOldCgroups = errors.New("the host uses cgroups version 1")
 
 func (r *nodeRun) cgroups(ctx context.Context) {
-	what := item{"cgroups", "one hierarchy of cgroups (version 2)", false}
+	what := item{"cgroups", "unified cgroup hierarchy (version 2)", false}
 	if r.ns == nil {
 		r.unknown("the host's mount namespace cannot be entered", what)
 		return
@@ -328,7 +328,7 @@ func (r *nodeRun) cgroups(ctx context.Context) {
 	})
 	switch {
 	case errors.Is(err, errOldCgroups):
-		r.add(what.row(No, "the host has cgroups of version 1, so clients cannot be kept from metadata addresses", ""))
+		r.add(what.row(No, "the host uses cgroups version 1, so clients' access to metadata addresses cannot be blocked", ""))
 	case err != nil:
 		r.add(what.row(Unknown, one(err), ""))
 	default:
@@ -344,7 +344,7 @@ func (r *nodeRun) clients() {
 		version, ran := r.version[c.Name]
 		switch err := r.broken[c.Name]; {
 		case !found:
-			r.add(what.row(No, "there is no program "+path, "install it there, or set --client-dir to its directory"))
+			r.add(what.row(No, "program not found: "+path, "install it there, or set --client-dir to its directory"))
 		case !ran:
 			r.add(what.row(Unknown, path+" was not run, because programs cannot be run from the host's directory", ""))
 		case err != nil:

@@ -40,10 +40,10 @@ type Services struct {
 	Clients  *backend.Clients
 	Buckets  *backend.Buckets
 	Sessions Sessions
-	// Bucket is an existing bucket, in which only objects below a random prefix of policy.TrialPrefix are written. "": each backend
+	// Bucket is an existing bucket, in which only objects below a random prefix of policy.CheckPrefix are written. "": each backend
 	// gets a temporary bucket.
 	Bucket string
-	// NeedNoKeys means that the process, like a node, needs no credentials: then services only have to answer.
+	// NeedNoKeys means that the process, like a node, needs no credentials: then services only have to respond.
 	NeedNoKeys bool
 }
 
@@ -51,7 +51,7 @@ type Services struct {
 func (s Services) Check(ctx context.Context, be backend.Backend) Section {
 	ctx, cancel := context.WithTimeout(ctx, bound)
 	defer cancel()
-	r := &run{Services: s, be: be, prefix: policy.TrialPrefix + strings.ToLower(rand.Text()) + "/"}
+	r := &run{Services: s, be: be, prefix: policy.CheckPrefix + strings.ToLower(rand.Text()) + "/"}
 	r.do(ctx)
 	return Section{Name: be.String(), Rows: r.all}
 }
@@ -70,16 +70,16 @@ type run struct {
 
 // items returns the first items of the table.
 func (r *run) items() (reachable, identity, bucket item) {
-	bucket = item{"createBucket", "make a bucket", false}
+	bucket = item{"createBucket", "create a bucket", false}
 	if r.Bucket != "" {
 		bucket = item{"bucket", "use the bucket " + r.Bucket, true}
 	}
-	return item{"reachable", "the service answers", true}, item{"credentials", "the driver's own credentials", true}, bucket
+	return item{"reachable", "the service responds", true}, item{"credentials", "the driver's own credentials", true}, bucket
 }
 
 // bucketItems returns the items about a bucket.
 func bucketItems() (region, owner item) {
-	return item{"region", "the bucket's region", false}, item{"bucketOwner", "whose the bucket is, is checked", false}
+	return item{"region", "the bucket's region", false}, item{"bucketOwner", "the owner of buckets is checked", false}
 }
 
 func (r *run) do(ctx context.Context) {
@@ -97,7 +97,7 @@ func (r *run) do(ctx context.Context) {
 	if err != nil || r.all[0].Result == No {
 		why := "there are no credentials"
 		if r.all[0].Result == No {
-			why = "the service does not answer"
+			why = "the service does not respond"
 		}
 		r.unknown(why, append([]item{bucket, region, owner}, r.storageItems()...)...)
 		r.unknown(why, r.sessionItems()...)
@@ -105,7 +105,7 @@ func (r *run) do(ctx context.Context) {
 	}
 	r.bucket(ctx, bucket)
 	if r.client == nil {
-		r.unknown("there is no bucket for it", append([]item{region, owner}, r.storageItems()...)...)
+		r.unknown("there is no bucket to test with", append([]item{region, owner}, r.storageItems()...)...)
 		r.sessions(ctx)
 		return
 	}
@@ -123,7 +123,7 @@ func (r *run) withoutKeys() {
 	}
 }
 
-// reach checks whether an S3 service answers, with any credentials.
+// reach checks whether an S3 service responds, with any credentials.
 func (r *run) reach(ctx context.Context, what item) {
 	keys := r.keys
 	if keys.IsZero() {
@@ -188,7 +188,7 @@ func (r *run) known(err error) {
 }
 
 func (r *run) written() string {
-	return fmt.Sprintf("what is written in bucket %s is below %s and is removed", r.info.Name, r.prefix)
+	return fmt.Sprintf("test objects in bucket %s are below %s and are deleted", r.info.Name, r.prefix)
 }
 
 // create creates a bucket for this check.
@@ -224,7 +224,7 @@ func (r *run) cleanUp(ctx context.Context) {
 	interrupted := ctx.Err() != nil
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)
 	defer cancel()
-	what := item{"removed", "nothing is left of the check", true}
+	what := item{"removed", "the check deletes everything that it creates", true}
 	err := r.remove(ctx)
 	if interrupted {
 		// The service may still carry out an interrupted request.
@@ -240,7 +240,7 @@ func (r *run) cleanUp(ctx context.Context) {
 	}
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Cleanup after check failed", "left", left)
-		r.add(what.row(No, one(backend.Classify(err, "remove what was written")), "remove it manually: "+left))
+		r.add(what.row(No, one(backend.Classify(err, "delete the test objects")), "delete it manually: "+left))
 	}
 }
 

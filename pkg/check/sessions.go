@@ -31,7 +31,7 @@ type stsRun struct {
 	client *sts.Client
 	// order is one that worked, for a session without a policy; zero: none did.
 	order credentials.Order
-	// odd is the unspecific code that the service answers to an unknown action; "": unknown.
+	// odd is the unspecific code that the service returns for an unknown action; "": unknown.
 	odd string
 }
 
@@ -64,7 +64,7 @@ func (r *run) sessions(ctx context.Context) {
 	r.each(ctx, items, tries)
 }
 
-// asked returns the row for an answer: yes if the action worked, unknown if it exists, no otherwise.
+// asked returns the row for a response: yes if the action worked, unknown if it exists, no otherwise.
 func asked(what item, err error, doing string) Row {
 	if err == nil {
 		return what.row(Yes, "", "")
@@ -79,7 +79,7 @@ func asked(what item, err error, doing string) Row {
 	return what.row(No, why, "")
 }
 
-// isInput reports whether a code means that the service knows the action and rejects its input (STS API Reference, "Common
+// isInput reports whether a code means that the service supports the action and rejects its input (STS API Reference, "Common
 // Errors" and the errors of each action; MinIO's).
 func isInput(code string) bool {
 	switch code {
@@ -175,7 +175,7 @@ func (s *stsRun) webIdentity(ctx context.Context, what item) Row {
 
 func (s *stsRun) federationToken(ctx context.Context, what item) Row {
 	if s.keys.SessionToken != "" {
-		return what.row(Unknown, "it needs keys of a user, and the driver has a session", "")
+		return what.row(Unknown, "requires keys of a user, but the driver has session keys", "")
 	}
 	ctx, cancel := context.WithTimeout(ctx, stsBound)
 	defer cancel()
@@ -228,7 +228,7 @@ func (s *stsRun) lasting(ctx context.Context, d time.Duration) error {
 // planned returns what volumes with credentials: driver get with the current configuration.
 func (s *stsRun) planned(ctx context.Context, what item) Row {
 	if s.info.Name == "" {
-		return what.row(Unknown, "there is no bucket for it", "")
+		return what.row(Unknown, "there is no bucket to test with", "")
 	}
 	o, err := s.plan(ctx)
 	switch {
@@ -243,8 +243,8 @@ func (s *stsRun) planned(ctx context.Context, what item) Row {
 		if s.be.AWS() || s.be.STS != nil {
 			how = "set roleARN in the volumes and controllerRoleARN on the backend"
 		}
-		return what.row(No, "none can be made with this configuration, so every client has the driver's own keys and all their permissions",
-			how+", or give each volume a secret of its own; scope: required refuses volumes without a session")
+		return what.row(No, "not possible with this configuration, so every client has the driver's own keys and all their permissions",
+			how+", or give each volume its own secret; scope: required refuses volumes without a session")
 	}
 	return what.row(Yes, "of kind "+string(o.Kind), "")
 }

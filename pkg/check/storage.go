@@ -22,17 +22,17 @@ func testTag() types.Tag {
 	return types.Tag{Key: aws.String("s3.csi/check"), Value: aws.String("can-be-removed")}
 }
 
-const content = "A check of what the service can do. It can be removed.\n"
+const content = "Test object of s3-csi-driver check. It can be deleted.\n"
 
 func (r *run) storageItems() []item {
 	return []item{
-		{"bucketTags", "tags at the creation of a bucket", false},
+		{"bucketTags", "buckets can be tagged when they are created", false},
 		{"objects", "store, read and list an object", true},
 		{"conditionalWrites", "conditional writes (If-None-Match, If-Match)", !r.be.SingleController},
-		{"missingKey", "HEAD of a missing key is a 404", true},
+		{"missingKey", "HEAD of a missing key returns 404", true},
 		{"emptyListing", "listings of no keys (max-keys=0)", true},
 		{"uploadListing", "unfinished uploads are listed by prefix", false},
-		{"versioning", "the versioning of a bucket can be asked for", false},
+		{"versioning", "the versioning state of a bucket can be read", false},
 	}
 }
 
@@ -69,7 +69,7 @@ func (r *run) tags(ctx context.Context, what item) Row {
 	have, err := r.client.GetBucketTagging(ctx, &s3.GetBucketTaggingInput{Bucket: &r.info.Name})
 	switch {
 	case err == nil && hasTag(have.TagSet):
-		return what.row(Yes, "volumes can be buckets of their own, identified by tags", "")
+		return what.row(Yes, "volumes can have their own bucket, identified by its tags", "")
 	case err != nil && !backend.IsNotFound(err) && backend.ErrorCode(err) == "":
 		return failed(what, err, "read the tags of the bucket")
 	}
@@ -79,11 +79,11 @@ func (r *run) tags(ctx context.Context, what item) Row {
 	}
 	switch {
 	case err != nil:
-		return what.row(No, "not afterwards either: "+one(backend.Classify(err, "tag the bucket")), use)
+		return what.row(No, "tagging after creation also fails: "+one(backend.Classify(err, "tag the bucket")), use)
 	case !hasTag(have.TagSet):
-		return what.row(No, "the service accepts tags and drops them", use)
+		return what.row(No, "the service accepts tags but does not store them", use)
 	}
-	return what.row(No, "only afterwards: the driver tags buckets after creating them", "")
+	return what.row(No, "only after creation: the driver tags buckets after creating them", "")
 }
 
 func hasTag(tags []types.Tag) bool {
@@ -140,9 +140,9 @@ func (r *run) conditional(ctx context.Context, what item) Row {
 	case honoured:
 		return what.row(Yes, "several controllers can work on this backend", "")
 	case r.be.SingleController:
-		return what.row(No, "the backend says singleController: true, and must keep to it", "")
+		return what.row(No, "the backend has singleController: true, so only one controller may use it", "")
 	}
-	return what.row(No, "two controllers could make the same volume twice", "if only one controller of one cluster ever works on this backend, set singleController: true for it in the driver's config file")
+	return what.row(No, "two controllers could create the same volume twice", "if only one controller of one cluster ever uses this backend, set singleController: true for it in the driver's config file")
 }
 
 func (r *run) missingKey(ctx context.Context, what item) Row {
@@ -152,9 +152,9 @@ func (r *run) missingKey(ctx context.Context, what item) Row {
 	case backend.IsNotFound(err):
 		return what.row(Yes, "", "")
 	case err == nil:
-		return what.row(No, "the service reports an object", "")
+		return what.row(No, "the service returns an object", "")
 	case fault.Is(backend.Classify(err, ""), fault.Denied):
-		return what.row(No, "it is a 403, so clients cannot create files", "allow the credentials to list the bucket (s3:ListBucket); services that always answer 403 cannot be used with mountpoint-s3")
+		return what.row(No, "it returns 403, so clients cannot create files", "allow the credentials to list the bucket (s3:ListBucket); services that always return 403 cannot be used with mountpoint-s3")
 	}
 	return failed(what, err, "head a missing key")
 }
@@ -166,9 +166,9 @@ func (r *run) emptyListing(ctx context.Context, what item) Row {
 		return what.row(Yes, "", "")
 	case err == nil:
 		what.needed = false
-		return what.row(No, "the service lists some anyway, so mounting with mountpoint-s3 takes a little longer", "")
+		return what.row(No, "the service ignores max-keys=0, so mounting with mountpoint-s3 takes a little longer", "")
 	case backend.ErrorCode(err) != "":
-		return what.row(No, "mountpoint-s3 starts with one: "+one(backend.Classify(err, "list no keys")), "use the client rclone")
+		return what.row(No, "mountpoint-s3 sends one when it starts: "+one(backend.Classify(err, "list no keys")), "use the client rclone")
 	}
 	return failed(what, err, "list no keys")
 }
@@ -179,24 +179,24 @@ func (r *run) uploadListing(ctx context.Context, what item) Row {
 	case err != nil:
 		return failed(what, err, "testing how unfinished uploads are listed")
 	case how == buckets.UploadsByPrefix:
-		return what.row(Yes, "the uploads of a deleted volume are found at once", "")
+		return what.row(Yes, "unfinished uploads of a deleted volume can be listed", "")
 	case how == buckets.UploadsWide:
-		return what.row(No, "the driver lists all of the bucket's and picks the volume's", "")
+		return what.row(No, "the driver lists all uploads of the bucket and selects the volume's", "")
 	}
-	return what.row(No, "unfinished uploads of deleted volumes stay until the service expires them", "set a lifecycle rule that aborts incomplete uploads, if the service has such")
+	return what.row(No, "unfinished uploads of deleted volumes stay until the service expires them", "set a lifecycle rule that aborts incomplete uploads, if the service supports it")
 }
 
 func (r *run) versioning(ctx context.Context, what item) Row {
 	out, err := r.client.GetBucketVersioning(ctx, &s3.GetBucketVersioningInput{Bucket: &r.info.Name})
 	switch {
 	case backend.IsNotImplemented(err):
-		return what.row(No, "the service has no versions", "")
+		return what.row(No, "the service does not support versioning", "")
 	case err != nil && fault.Is(backend.Classify(err, ""), fault.Denied):
 		return what.row(Unknown, one(backend.Classify(err, "read the versioning state")), "allow s3:GetBucketVersioning; otherwise the driver does not know what onDelete leaves behind")
 	case err != nil:
 		return failed(what, err, "read the versioning state")
 	case out.Status == "":
-		return what.row(Yes, "the bucket has no versions", "")
+		return what.row(Yes, "the bucket is not versioned", "")
 	}
 	return what.row(Yes, "the bucket's versioning is "+strings.ToLower(string(out.Status))+": onDelete: delete leaves versions behind, purge does not", "")
 }

@@ -17,45 +17,45 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
-// NewVolume is a volume to make: a CreateVolumeRequest, parsed.
+// NewVolume is a parsed CreateVolumeRequest.
 type NewVolume struct {
 	Name       string
-	Namespace  string // of the claim, where the CO tells it
+	Namespace  string // of the claim, if the CO passes it
 	Parameters volume.Parameters
 	Secret     Secret
 }
 
-// Secret is what a request's secrets hold for the controller's work. The zero value is nothing: it works with the driver's own
+// Secret holds the controller's credentials from a request's secrets. With the zero value, the controller uses the driver's own
 // credentials.
 type Secret struct {
 	Keys    credentials.Keys
-	RoleARN string // to take on with the keys; "": none
+	RoleARN string // to assume with the keys; "": none
 }
 
-// Provisioner makes volumes and removes them. Its errors carry fault kinds; it does its own joining of retries of Delete.
+// Provisioner creates and deletes volumes. Its errors have fault kinds. A retry of Delete joins the running deletion.
 type Provisioner interface {
-	// Create makes a volume, or finds the one that an earlier call with the same request made. Another request's volume
-	// under that name is fault.Exists.
+	// Create creates a volume, or returns the one that an earlier call with the same request created. A volume of that name from
+	// another request is fault.Exists.
 	Create(ctx context.Context, v NewVolume) (volume.ID, error)
-	// Delete removes a volume; one that is not there is no error.
+	// Delete deletes a volume. It is no error if the volume does not exist.
 	Delete(ctx context.Context, id volume.ID, secret Secret) error
-	// Lookup is nil for a volume that exists and fault.NotFound for one that does not.
+	// Lookup returns nil if the volume exists, and fault.NotFound if it does not.
 	Lookup(ctx context.Context, id volume.ID, secret Secret) error
 }
 
-// claimNamespaceKey is where external-provisioner tells the claim's namespace, with --extra-create-metadata.
+// claimNamespaceKey is the parameter in which external-provisioner passes the claim's namespace, with --extra-create-metadata.
 const claimNamespaceKey = metadataPrefix + "pvc/namespace"
 
-// Backends knows the S3 services that the operator configured.
+// Backends returns the configured S3 services.
 type Backends interface {
-	// Backend is fault.Precondition for a name that is not configured.
+	// Backend returns fault.Precondition for a name that is not configured.
 	Backend(name string) (backend.Backend, error)
-	// CheckClaims is fault.Precondition where the backend of that name is not what a volume's author says that it is.
+	// CheckClaims returns fault.Precondition if the backend of that name contradicts the claims in a volume's parameters.
 	CheckClaims(name string, claims []volume.Claim) error
 }
 
-// Controller is the CSI Controller service. It claims what it does and no more: S3 has no capacity to report, nothing to
-// attach, and volumes that grow by themselves.
+// Controller is the CSI Controller service. It has no capabilities for capacity, attachment and expansion, because S3 volumes need
+// none of them.
 type Controller struct {
 	csi.UnimplementedControllerServer
 	volumes  Provisioner
@@ -63,7 +63,7 @@ type Controller struct {
 	names    namedlock.Locks
 }
 
-// NewController makes the service.
+// NewController returns the service.
 func NewController(volumes Provisioner, backends Backends) (*Controller, error) {
 	if volumes == nil || backends == nil {
 		return nil, errors.New("the controller service needs a provisioner and the backends")
@@ -93,11 +93,11 @@ func (c *Controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequ
 	}
 	release, ok := c.names.TryLock(v.Name)
 	if !ok {
-		return nil, fault.Errorf(fault.Busy, "volume %q is being created by an earlier request that has not ended", v.Name)
+		return nil, fault.Errorf(fault.Busy, "volume %q: an earlier request to create it is still in progress", v.Name)
 	}
 	defer release()
 	if len(v.Parameters.Ignored) > 0 {
-		klog.FromContext(ctx).Info("Warning: the StorageClass was written for another driver, and some of it means nothing here and is ignored", "ignored", v.Parameters.Ignored)
+		klog.FromContext(ctx).Info("Ignoring parameters of another driver", "ignored", v.Parameters.Ignored)
 	}
 	id, err := c.volumes.Create(ctx, v)
 	if err != nil {
@@ -122,10 +122,10 @@ func (c *Controller) parseCreate(req *csi.CreateVolumeRequest) (NewVolume, error
 		return v, err
 	}
 	if req.GetVolumeContentSource() != nil {
-		return v, fault.Field("volume_content_source", "is not supported: this driver makes neither snapshots nor clones")
+		return v, fault.Field("volume_content_source", "is not supported: this driver creates neither snapshots nor clones")
 	}
 	if len(req.GetMutableParameters()) > 0 {
-		return v, fault.Field("mutable_parameters", "are not supported: this driver changes no volume (in Kubernetes: leave out volumeAttributesClassName)")
+		return v, fault.Field("mutable_parameters", "are not supported: this driver does not modify volumes (in Kubernetes: remove volumeAttributesClassName)")
 	}
 	capacity, err := capacityOf(req.GetCapacityRange())
 	if err != nil {
@@ -145,8 +145,8 @@ func (c *Controller) parseCreate(req *csi.CreateVolumeRequest) (NewVolume, error
 	return v, err
 }
 
-// checkClientOptions finds now what would fail on every node later. Which client serves a volume that names none is the
-// nodes' choice, so for such a volume only the form of its options is checked.
+// checkClientOptions rejects options that would fail on every node. For a volume that names no client, it checks only the syntax,
+// because each node chooses the client.
 func checkClientOptions(a volume.Attributes, capabilities []*csi.VolumeCapability) error {
 	var serves *client.Client
 	if a.Client != "" {
@@ -177,7 +177,7 @@ func checkClientOptions(a volume.Attributes, capabilities []*csi.VolumeCapabilit
 		}
 		for _, o := range options {
 			if slices.ContainsFunc(a.MountOptions, func(other volume.Option) bool { return other.Name == o.Name }) {
-				return fault.Field(field, "give %s, which the volume's own mountOptions give already; remove one", o.Name)
+				return fault.Field(field, "contain %s, which is also in the volume's mountOptions; remove one of them", o.Name)
 			}
 		}
 		if serves == nil {
@@ -193,8 +193,8 @@ func checkClientOptions(a volume.Attributes, capabilities []*csi.VolumeCapabilit
 	return nil
 }
 
-// DeleteVolume implements csi.ControllerServer. A handle that is not a volume id of this driver names a volume that is
-// not there, which is success, unless another S3 driver may have issued it: then somebody's data may be behind it.
+// DeleteVolume implements csi.ControllerServer. A handle that is not a volume id of this driver is a volume that does not exist, which is
+// success. It is an error if the handle may be from another S3 driver, because the volume may have data.
 func (c *Controller) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
 	handle := req.GetVolumeId()
 	if err := checkVolumeID(handle); err != nil {
@@ -203,8 +203,8 @@ func (c *Controller) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequ
 	id, err := volume.ParseID(handle)
 	if err != nil {
 		if volume.LooksForeign(handle) {
-			return nil, fault.Errorf(fault.Precondition, "delete volume %q: this is not a volume id of this driver, and another S3 driver may have issued it, "+
-				"so its data is not touched: remove the data by hand if it is to go, then delete the PersistentVolume", handle)
+			return nil, fault.Errorf(fault.Precondition, "delete volume %q: not a volume id of this driver, possibly of another S3 driver, so nothing is deleted: "+
+				"delete the data by hand if it is unused, then delete the PersistentVolume", handle)
 		}
 		return &csi.DeleteVolumeResponse{}, nil
 	}
@@ -258,11 +258,11 @@ func (c *Controller) ValidateVolumeCapabilities(ctx context.Context, req *csi.Va
 	}}, nil
 }
 
-// unsupported is why a well-formed question of ValidateVolumeCapabilities is answered with no; "" is yes.
+// unsupported returns why the driver does not support the well-formed request, or "" if it does.
 func unsupported(req *csi.ValidateVolumeCapabilitiesRequest) string {
 	_, attributes, err := volume.ParseContext(req.GetVolumeId(), req.GetVolumeContext())
 	if err == nil && len(req.GetParameters()) > 0 {
-		// Any name does: what parameters mean does not depend on it.
+		// Any name will do, because the check does not depend on it.
 		_, err = volume.ParseParameters(req.GetParameters(), "volume")
 	}
 	if err == nil && len(req.GetMutableParameters()) > 0 {
@@ -280,7 +280,7 @@ func unsupported(req *csi.ValidateVolumeCapabilitiesRequest) string {
 	return ""
 }
 
-// secret chooses the credentials for work on a backend: by what its configuration says, never by what happens to be there.
+// secret returns the credentials for a backend. The backend's configuration decides about the source, not whether a secret is present.
 func (c *Controller) secret(backendName string, secrets map[string]string) (Secret, error) {
 	b, err := c.backends.Backend(backendName)
 	if err != nil {
@@ -294,13 +294,13 @@ func (c *Controller) secret(backendName string, secrets map[string]string) (Secr
 		return Secret{}, err
 	}
 	if ok && b.ControllerCredentials != credentials.SourceSecret {
-		return Secret{}, fault.Field("secrets", "hold S3 keys, but backend %q works with the controller's own credentials: "+
-			"set controllerCredentials: secret for it in the driver's config file, or take the provisioner secret out of the StorageClass", b.Name)
+		return Secret{}, fault.Field("secrets", "hold S3 keys, but backend %q uses the driver's own credentials: "+
+			"set controllerCredentials: secret for it in the driver's config file, or remove the provisioner secret from the StorageClass", b.Name)
 	}
 	if !ok && b.ControllerCredentials == credentials.SourceSecret {
-		return Secret{}, fault.Errorf(fault.Precondition, "backend %q works with the keys of the request's secret, and the request has none: "+
-			"name one in the StorageClass with csi.storage.k8s.io/provisioner-secret-name and -namespace; for a deletion, the secret that the PersistentVolume's annotation "+
-			"volume.kubernetes.io/provisioner-deletion-secret-name names may be gone: create it again with %s and %s",
+		return Secret{}, fault.Errorf(fault.Precondition, "backend %q takes the controller's credentials from the request's secret, but the request has none: "+
+			"set csi.storage.k8s.io/provisioner-secret-name and -namespace in the StorageClass; for a deletion, the secret in the PersistentVolume's annotation "+
+			"volume.kubernetes.io/provisioner-deletion-secret-name may have been deleted: create it again with %s and %s",
 			b.Name, credentials.SecretAccessKeyID, credentials.SecretSecretAccessKey)
 	}
 	role, err := credentials.RoleFromSecret(secrets)

@@ -116,13 +116,13 @@ func TestCreateVolumeRefusesWhatItCannotDo(t *testing.T) {
 		{"unknown backend", func(r *csi.CreateVolumeRequest) { r.Parameters["backend"] = "gone" }, codes.FailedPrecondition, []string{`"gone"`}},
 		{"secret that is not asked for", func(r *csi.CreateVolumeRequest) { r.Secrets = tenantKeys() }, invalid, []string{"secrets: hold S3 keys", "controllerCredentials: secret"}},
 		{"secret that is missing", func(r *csi.CreateVolumeRequest) { r.Parameters["backend"] = "tenants" }, codes.FailedPrecondition,
-			[]string{"provisioner-secret-name", "may be gone", "accessKeyID"}},
+			[]string{"provisioner-secret-name", "may have been deleted", "accessKeyID"}},
 		{"half a secret", func(r *csi.CreateVolumeRequest) {
 			r.Parameters["backend"], r.Secrets = "tenants", map[string]string{"accessKeyID": "x"}
 		}, invalid, []string{"secrets.secretAccessKey"}},
 		{"misspelt secret", func(r *csi.CreateVolumeRequest) {
 			r.Parameters["backend"], r.Secrets = "tenants", map[string]string{"AccessKeyId": "canary"}
-		}, invalid, []string{"secrets: hold neither", "AccessKeyId"}},
+		}, invalid, []string{"secrets: have neither", "AccessKeyId"}},
 		{"oversize secrets", func(r *csi.CreateVolumeRequest) {
 			r.Parameters["backend"], r.Secrets = "tenants", tenantKeys()
 			r.Secrets["x"] = strings.Repeat("x", 4096)
@@ -295,7 +295,7 @@ func TestDeleteVolume(t *testing.T) {
 		{"sanity's", "fake-vol-id", nil, codes.OK, false, ""},
 		{"nonsense with a colon", "x y:z", nil, codes.OK, false, ""},
 		{"another driver's", "pvc-0f1e2d3c-1111-2222-3333-444455556666", nil, codes.FailedPrecondition, false, "another S3 driver"},
-		{"another driver's prefix", "bucket-1/pvc-1", nil, codes.FailedPrecondition, false, "not touched"},
+		{"another driver's prefix", "bucket-1/pvc-1", nil, codes.FailedPrecondition, false, "nothing is deleted"},
 		{"backend gone", "gone:bucket-1/pvc-1/", nil, codes.FailedPrecondition, false, `"gone"`},
 		{"secret gone", "tenants:bucket-1/pvc-1/", nil, codes.FailedPrecondition, false, "provisioner-deletion-secret-name"},
 		{"secret not asked for", "default:bucket-1/pvc-1/", tenantKeys(), codes.InvalidArgument, false, "secrets"},

@@ -1,6 +1,5 @@
-// Package driver is the edge of the driver: command line, gRPC server, and the CSI services.
+// Package driver contains the command line, the gRPC server and the CSI services.
 //
-// The services validate a request, call one interface and return plain errors. What an error means to a CO is decided
-// in errors.go alone; what a log may show of a request is decided by pkg/redact alone. Everything that touches S3 or a
-// mount table is behind the interfaces that controller.go and node.go declare.
+// The services validate a request, call one interface and return plain errors. Only errors.go maps errors to gRPC codes, and only
+// pkg/redact decides what a log may show of a request. S3 and mounts are accessed through the interfaces in controller.go and node.go.
 package driver

@@ -46,11 +46,13 @@ func TestFlagsDocument(t *testing.T) {
 
 <!-- Written by: go test ./pkg/driver -run TestFlagsDocument -update -->
 
-` + "`s3-csi-driver [all|controller|node|check] [--flag=value …]`" + `. Without a mode it is ` + "`all`" + `. A flag of another mode is an error.
+` + "`s3-csi-driver [all|controller|node|check] [--flag=value …]`" + `. The default mode is ` + "`all`" + `. A flag of another mode is an error.
 
-Every flag can be set by an environment variable; the first of the list that is set and not empty counts, and the command
-line wins over all of them. Exit codes: 0 after an orderly end, 2 for a mistake on the command line or in the environment,
-130 or 143 after a second SIGINT or SIGTERM, 1 for everything else.
+Every flag can also be set with an environment variable. If a flag has several, the first one that is not empty is used. The command line
+takes precedence over the environment.
+
+Exit codes: 0 after a clean shutdown, 2 for a mistake on the command line or in the environment, 130 or 143 after a second SIGINT or
+SIGTERM, 1 for all other errors.
 
 `)
 	var o Options
@@ -79,18 +81,18 @@ line wins over all of them. Exit codes: 0 after an orderly end, 2 for a mistake 
 		})
 		b.WriteString("\n")
 	}
-	fmt.Fprintf(&b, "Mode [check](check.md) also takes, with the same meaning: %s. Its `--v` is 0 unless given, and its exit code is 1 where something that the driver needs is missing.\n\n", strings.Join(sharedWithCheck(), ", "))
+	fmt.Fprintf(&b, "Mode [check](check.md) also takes, with the same meaning: %s. The default of `--v` is 0. The exit code is 1 if something that the driver needs is missing.\n\n", strings.Join(sharedWithCheck(), ", "))
 	fmt.Fprintf(&b, `## Variables without a flag
 
-They describe the backend `+"`default`"+` where the config file does not.
+They configure the backend `+"`default`"+` if the config file does not declare it.
 
 | variables | meaning |
 |---|---|
-| %s | Its region. |
-| %s | Its endpoint, a URL; none: AWS. |
+| %s | Region. |
+| %s | URL of the endpoint. If empty, AWS. |
 
-The controller's own credentials, and those of volumes with `+"`credentials: driver`"+`, come from where the AWS SDK finds them
-(`+"`AWS_ACCESS_KEY_ID`"+` and so on).
+The AWS SDK finds the driver's own credentials in its usual places (`+"`AWS_ACCESS_KEY_ID`"+` and so on). The controller uses them, and
+volumes with `+"`credentials: driver`"+`.
 `, "`"+strings.Join(regionVariables(), "`, `")+"`", "`"+strings.Join(endpointVariables(), "`, `")+"`")
 	checkDocument(t, "flags.md", b.String())
 }
@@ -138,9 +140,9 @@ func TestMetricsDocument(t *testing.T) {
 
 <!-- Written by: go test ./pkg/driver -run TestMetricsDocument -update -->
 
-Served in Prometheus' format on ` + "`/metrics`" + ` of ` + "`--http-endpoint`" + `. Beside it are ` + "`/healthz`" + `, which fails once the driver is
-stopping, and ` + "`/readyz`" + `, which is what the CSI Probe says: requests are answered. Neither looks at S3. ` + "`/readyz`" + ` also lists what
-works less well than it could, a ` + "`note:`" + ` a line.
+The driver serves metrics in the Prometheus format at ` + "`/metrics`" + ` of ` + "`--http-endpoint`" + `. ` + "`/healthz`" + ` fails once the driver shuts
+down. ` + "`/readyz`" + ` fails while the driver does not serve requests, or must not publish volumes. Neither checks S3. ` + "`/readyz`" + ` also lists
+degraded features, one ` + "`note:`" + ` per line.
 
 | metric | type | labels | meaning |
 |---|---|---|---|
@@ -162,7 +164,7 @@ works less well than it could, a ` + "`note:`" + ` a line.
 	if runtime == 0 {
 		t.Error("the metrics of the Go runtime and of the process are missing")
 	}
-	b.WriteString("| `go_*`, `process_*` | | | Those of the Go runtime and of the process. |\n")
+	b.WriteString("| `go_*`, `process_*` | | | Metrics of the Go runtime and of the process. |\n")
 	checkDocument(t, "metrics.md", b.String())
 }
 

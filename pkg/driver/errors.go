@@ -11,16 +11,16 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
-// This file alone knows what an error means to a CO.
+// Only this file maps errors to gRPC codes.
 //
-// external-provisioner and kubelet take Canceled, DeadlineExceeded, Unavailable and Aborted as "it may have happened, ask
-// again" and everything else as "it did not happen". A wrong final code from CreateVolume or NodePublishVolume leaves a
-// volume or a mount that nobody will ever remove, so an error that nobody classified is never final there.
+// external-provisioner and kubelet treat Canceled, DeadlineExceeded, Unavailable and Aborted as an unknown outcome, which they retry,
+// and all other codes as final. A wrong final code from CreateVolume or NodePublishVolume orphans a volume or a mount, so errors
+// without a kind are never final there.
 
-// maxMessage bounds an error's text, in bytes: gRPC carries it in a header.
+// maxMessage is the maximum length of an error text, in bytes. gRPC sends it in a header.
 const maxMessage = 4096
 
-// mutates tells whether a method may have changed something when it fails.
+// mutates reports whether a method may have changed something when it fails.
 func mutates(method string) bool {
 	switch method {
 	case csi.Controller_CreateVolume_FullMethodName, csi.Controller_DeleteVolume_FullMethodName,
@@ -30,7 +30,7 @@ func mutates(method string) bool {
 	return false
 }
 
-// codeOf is the gRPC code of an error that a method returns.
+// codeOf returns the gRPC code of a method's error.
 func codeOf(ctx context.Context, method string, err error) codes.Code {
 	switch fault.KindOf(err) {
 	case fault.Invalid:
@@ -56,7 +56,7 @@ func codeOf(ctx context.Context, method string, err error) codes.Code {
 	case fault.OutOfRange:
 		return codes.OutOfRange
 	case fault.Unsupported:
-		// CSI keeps Unimplemented for whole RPCs; an argument that cannot be served is invalid.
+		// In CSI, Unimplemented is for whole RPCs; an unsupported argument is invalid.
 		return codes.InvalidArgument
 	case fault.Unknown:
 	}
@@ -69,9 +69,8 @@ func codeOf(ctx context.Context, method string, err error) codes.Code {
 	return codes.Internal
 }
 
-// statusOf turns a method's error into the one that the CO gets. The text is the error's own, with its whole cause. An
-// error that is a gRPC status already is the generated code's "unimplemented"; one that only wraps a status is not, so
-// this is no errors.As.
+// statusOf converts a method's error to a gRPC status with the same text. An error that is itself a status is returned unchanged: it is
+// the generated code's "unimplemented". errors.As would also match errors that wrap a status.
 func statusOf(ctx context.Context, method string, err error) error {
 	if err == nil {
 		return nil
@@ -79,11 +78,11 @@ func statusOf(ctx context.Context, method string, err error) error {
 	if _, ok := err.(interface{ GRPCStatus() *status.Status }); ok {
 		return err
 	}
-	return status.Error(codeOf(ctx, method, err), bounded(err.Error()))
+	return status.Error(codeOf(ctx, method, err), truncate(err.Error()))
 }
 
-// bounded keeps both ends of an over-long text: what failed is at its start and why at its end.
-func bounded(text string) string {
+// truncate shortens a text in the middle, because what failed is at the start and the cause at the end.
+func truncate(text string) string {
 	const gap = " … "
 	if len(text) > maxMessage {
 		half := (maxMessage - len(gap)) / 2
@@ -92,7 +91,7 @@ func bounded(text string) string {
 	return strings.ToValidUTF8(text, "?")
 }
 
-// unexpected tells the codes that mean a fault of the driver or of what it stands on from those that every CO meets.
+// unexpected reports whether a code indicates a bug or a broken environment, which is logged as an error.
 func unexpected(code codes.Code) bool {
 	return code == codes.Internal || code == codes.Unknown || code == codes.DataLoss
 }

@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// Health is what Probe, /healthz and /readyz answer from: memory only, so that a liveness probe never waits for S3 or
-// for a mount. The zero value is a driver that has not started.
+// Health is the state that Probe, /healthz and /readyz report. It is in memory, so that a liveness probe never waits for S3 or for a
+// mount. The zero value is a driver that has not started.
 type Health struct {
 	mu       sync.Mutex
 	serving  bool
@@ -15,14 +15,13 @@ type Health struct {
 	notes    []string
 }
 
-// Serving says that requests are answered from now on.
+// Serving marks the driver as serving requests.
 func (h *Health) Serving() { h.mu.Lock(); defer h.mu.Unlock(); h.serving = true }
 
-// Stopping says that the driver is on its way out; there is no way back.
+// Stopping marks the driver as shutting down. It cannot be undone.
 func (h *Health) Stopping() { h.mu.Lock(); defer h.mu.Unlock(); h.stopping = true }
 
-// Note adds a line to what /readyz shows: something that works less well than it could, and why. It does not make the
-// driver unready.
+// Note adds a line to /readyz: a degraded feature and the reason. It does not change the driver's readiness.
 func (h *Health) Note(text string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -31,8 +30,8 @@ func (h *Health) Note(text string) {
 	}
 }
 
-// Unfit marks a driver that answers requests but must not publish volumes, and adds the reason to the notes. /readyz is not ready;
-// Probe still is: a CO would otherwise restart the plugin instead of showing the error of a publication.
+// Unfit marks a driver that serves requests but must not publish volumes, and adds the reason to the notes. /readyz then fails. Probe
+// does not, because a CO would restart the plugin instead of showing the error of a publication.
 func (h *Health) Unfit(reason string) {
 	h.Note(reason)
 	h.mu.Lock()
@@ -40,18 +39,18 @@ func (h *Health) Unfit(reason string) {
 	h.unfit = true
 }
 
-// Alive is false once the driver is stopping: /healthz.
+// Alive reports whether the driver is not shutting down, for /healthz.
 func (h *Health) Alive() bool { h.mu.Lock(); defer h.mu.Unlock(); return !h.stopping }
 
-// Ready reports whether requests are answered: Probe.
+// Ready reports whether the driver serves requests, for Probe.
 func (h *Health) Ready() bool { h.mu.Lock(); defer h.mu.Unlock(); return h.serving && !h.stopping }
 
-// Fit reports whether the driver is ready and nothing was reported by Unfit: /readyz.
+// Fit reports whether the driver is ready and Unfit was not called, for /readyz.
 func (h *Health) Fit() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.serving && !h.stopping && !h.unfit
 }
 
-// Notes are the lines of Note.
+// Notes returns the notes.
 func (h *Health) Notes() []string { h.mu.Lock(); defer h.mu.Unlock(); return slices.Clone(h.notes) }

@@ -14,7 +14,7 @@ type Identity struct {
 	health        *Health
 }
 
-// NewIdentity makes the service. name has been checked by Options.
+// NewIdentity returns the service. Options has checked the name.
 func NewIdentity(name, version string, health *Health) *Identity {
 	return &Identity{name: name, version: version, health: health}
 }
@@ -24,15 +24,15 @@ func (i *Identity) GetPluginInfo(context.Context, *csi.GetPluginInfoRequest) (*c
 	return &csi.GetPluginInfoResponse{Name: i.name, VendorVersion: i.version}, nil
 }
 
-// GetPluginCapabilities implements csi.IdentityServer. The answer is the plugin's as a whole and the same in every mode:
-// the specification asks for that "regardless of which RPCs an instance is serving".
+// GetPluginCapabilities implements csi.IdentityServer. It returns the capabilities of the whole plugin in every mode, as the specification
+// requires: "regardless of which RPCs an instance is serving".
 func (i *Identity) GetPluginCapabilities(context.Context, *csi.GetPluginCapabilitiesRequest) (*csi.GetPluginCapabilitiesResponse, error) {
 	return &csi.GetPluginCapabilitiesResponse{Capabilities: []*csi.PluginCapability{{
 		Type: &csi.PluginCapability_Service_{Service: &csi.PluginCapability_Service{Type: csi.PluginCapability_Service_CONTROLLER_SERVICE}},
 	}}}, nil
 }
 
-// Probe implements csi.IdentityServer. It looks at this process only: killing pods does not repair S3.
+// Probe implements csi.IdentityServer. It does not check S3, because restarting pods would not repair it.
 func (i *Identity) Probe(context.Context, *csi.ProbeRequest) (*csi.ProbeResponse, error) {
 	return &csi.ProbeResponse{Ready: wrapperspb.Bool(i.health.Ready())}, nil
 }

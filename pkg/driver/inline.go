@@ -9,8 +9,8 @@ import (
 
 const podUIDKey = metadataPrefix + "pod.uid"
 
-// isInline tells the volumes that pods define themselves: by kubelet's word, or by the handles that it makes for them, which are
-// "csi-" and the hash of pod and volume. Its word is missing without podInfoOnMount, and then an author's may stand in its place.
+// isInline reports whether a volume is an inline volume: by kubelet's context key, or by the form of the handles that kubelet generates for
+// inline volumes, which are "csi-" and a hash. Without podInfoOnMount kubelet does not set the key, and the pod's author could.
 func isInline(handle string, context map[string]string) bool {
 	if context[ephemeralKey] == "true" {
 		return true
@@ -19,28 +19,28 @@ func isInline(handle string, context map[string]string) bool {
 	return ok && len(hash) == 64 && strings.Trim(hash, "0123456789abcdef") == ""
 }
 
-// errInlineOff is for inline volumes where the operator has not allowed them.
-func errInlineOff() error {
+// errInlineDisabled is the error for inline volumes without --inline-volumes.
+func errInlineDisabled() error {
 	return fault.Errorf(fault.Precondition, "inline volumes of pods (csi in a pod's volumes) are not enabled in this driver: use a PersistentVolumeClaim, "+
-		"or have its operator turn them on (inlineVolumes: true in the chart's values, --inline-volumes of the driver on the nodes)")
+		"or let the operator enable them (inlineVolumes: true in the chart's values, --inline-volumes of the driver on the nodes)")
 }
 
-// checkInline refuses an inline volume that does not tell for certain whose it is, or where.
+// checkInline refuses an inline volume without a bucket, or whose pod information is not from kubelet.
 //
-// All of the context is the pod's author's, but for what kubelet writes over it with podInfoOnMount. An author could write just the
-// same without that. What nobody can write into a pod is the UID that it is going to get, which kubelet's target path holds: who
-// knows it is kubelet, and so namespace and service account beside it are true.
+// The pod's author writes the context. With podInfoOnMount kubelet overwrites the pod information in it, without it an author could forge
+// that information. An author cannot know the pod's UID in advance, which is in kubelet's target path. So if the context has that UID,
+// kubelet wrote it, and with it the namespace and the service account.
 func checkInline(target string, context map[string]string) error {
 	if uid := context[podUIDKey]; context[ephemeralKey] != "true" || uid == "" || uid != podOf(target) {
-		return fault.Errorf(fault.Precondition, "an inline volume of a pod is published only where kubelet says whose it is: set podInfoOnMount: true in the CSIDriver object")
+		return fault.Errorf(fault.Precondition, "inline volumes need the pod information of kubelet: set podInfoOnMount: true in the CSIDriver object")
 	}
 	if context["bucketName"] == "" {
-		return fault.Field("volume_context.bucketName", "is missing: an inline volume names its bucket (volumeAttributes in the pod's volume)")
+		return fault.Field("volume_context.bucketName", "is missing: an inline volume must name its bucket (volumeAttributes in the pod's volume)")
 	}
 	return nil
 }
 
-// podOf reads the pod's UID from a target path of kubelet's for a volume: <root>/pods/<uid>/volumes/<plugin>/<volume>/mount.
+// podOf returns the pod's UID in one of kubelet's target paths: <root>/pods/<uid>/volumes/<plugin>/<volume>/mount.
 func podOf(target string) string {
 	parts := strings.Split(target, "/")
 	if n := len(parts); n >= 7 && parts[n-6] == "pods" && parts[n-4] == "volumes" && parts[n-1] == "mount" {
@@ -49,11 +49,11 @@ func podOf(target string) string {
 	return ""
 }
 
-// inlineSource is where an inline volume's credentials come from: never from the driver, whose own are not for whoever may run a pod.
+// inlineSource returns the credential source of an inline volume. It is never the driver, because anyone who can create pods could use it.
 func inlineSource(wanted string, hasKeys bool) (string, error) {
 	switch {
 	case wanted == credentials.SourceDriver:
-		return "", fault.Errorf(fault.Denied, "volume_context.credentials: inline volumes of pods never use the driver's own credentials: say credentials: workload, or secret and name one with keys in the volume's nodePublishSecretRef")
+		return "", fault.Errorf(fault.Denied, "volume_context.credentials: inline volumes never use the driver's own credentials: set credentials: workload, or credentials: secret with a nodePublishSecretRef in the volume")
 	case wanted == "" && hasKeys:
 		return credentials.SourceSecret, nil
 	case wanted == "":

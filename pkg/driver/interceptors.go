@@ -19,11 +19,11 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/redact"
 )
 
-// defaultDeadline bounds requests whose caller set none, such as csc's. It is kubelet's own.
+// defaultDeadline is the timeout of requests without a deadline, such as those of csc. kubelet uses the same.
 const defaultDeadline = 2 * time.Minute
 
-// interceptors is what every request passes through, outermost first. The order matters: the code that is counted and
-// logged is the one that the CO gets, and a panic is an error like any other by then.
+// interceptors returns the interceptors of every request, outermost first. The order ensures that metrics and logs have the code that the
+// CO gets, also after a panic.
 func interceptors(logger klog.Logger, metrics *Metrics, running *inflight) []grpc.UnaryServerInterceptor {
 	return []grpc.UnaryServerInterceptor{
 		metrics.intercept,
@@ -34,7 +34,7 @@ func interceptors(logger klog.Logger, metrics *Metrics, running *inflight) []grp
 	}
 }
 
-// polled tells methods that COs and probes call all the time.
+// polled reports whether COs and probes call a method periodically.
 func polled(method string) bool {
 	switch method {
 	case csi.Identity_Probe_FullMethodName, csi.Identity_GetPluginCapabilities_FullMethodName, csi.Identity_GetPluginInfo_FullMethodName,
@@ -45,7 +45,7 @@ func polled(method string) bool {
 	return false
 }
 
-// logRequests puts the method and what it is about on the contextual logger. A failure is logged here and nowhere else.
+// logRequests adds method, volume and target to the contextual logger. Failures of requests are logged only here.
 func logRequests(logger klog.Logger, running *inflight) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		logger := logger.WithValues(subject(info.FullMethod, req)...)
@@ -60,12 +60,12 @@ func logRequests(logger klog.Logger, running *inflight) grpc.UnaryServerIntercep
 		took := time.Since(start).Round(time.Millisecond)
 		switch code := status.Code(err); {
 		case err == nil && mutates(info.FullMethod):
-			logger.V(2).Info("Done", "duration", took)
+			logger.V(2).Info("Request succeeded", "duration", took)
 		case err == nil:
 		case unexpected(code):
 			logger.Error(err, "Request failed", "code", code, "duration", took)
 		default:
-			logger.Info("Request not served", "code", code, "duration", took, "reason", status.Convert(err).Message())
+			logger.Info("Request failed", "code", code, "duration", took, "reason", status.Convert(err).Message())
 		}
 		if err == nil {
 			logger.V(answer).Info("Response", "response", redact.Message(resp), "duration", took)
@@ -74,7 +74,7 @@ func logRequests(logger klog.Logger, running *inflight) grpc.UnaryServerIntercep
 	}
 }
 
-// subject is what a request is about, as key and value pairs for a logger.
+// subject returns the method, volume and target of a request, as key-value pairs for a logger.
 func subject(method string, req any) []any {
 	values := []any{"method", path.Base(method)}
 	if r, ok := req.(interface{ GetVolumeId() string }); ok && r.GetVolumeId() != "" {
@@ -97,19 +97,19 @@ func mapErrors(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler
 	return resp, nil
 }
 
-// recoverPanics makes a panic an unclassified error: Internal, or Aborted where something may have happened before it.
-// The CO gets no panic value, because nobody knows what is in it.
+// recoverPanics converts a panic to an error without a kind: Internal, or Aborted if the method may have changed something. The CO does
+// not get the panic value, because it may contain secrets.
 func recoverPanics(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			klog.FromContext(ctx).Error(fmt.Errorf("panic: %v", p), "The driver has a bug", "stack", string(debug.Stack()))
-			resp, err = nil, fault.Errorf(fault.Unknown, "the driver has a bug: %s panicked; its log has the stack", path.Base(info.FullMethod))
+			klog.FromContext(ctx).Error(fmt.Errorf("panic: %v", p), "Panic in request handler", "stack", string(debug.Stack()))
+			resp, err = nil, fault.Errorf(fault.Unknown, "%s panicked, which is a bug of the driver; its log has the stack", path.Base(info.FullMethod))
 		}
 	}()
 	return handler(ctx, req)
 }
 
-// setDeadline leaves publications alone: their bounds are the operator's, --mount-timeout and --drain-timeout.
+// setDeadline sets a deadline if there is none. Publish and unpublish have their own timeouts: --mount-timeout and --drain-timeout.
 func setDeadline(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	switch info.FullMethod {
 	case csi.Node_NodePublishVolume_FullMethodName, csi.Node_NodeUnpublishVolume_FullMethodName:
@@ -118,19 +118,19 @@ func setDeadline(ctx context.Context, req any, info *grpc.UnaryServerInfo, handl
 	if _, ok := ctx.Deadline(); ok {
 		return handler(ctx, req)
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, defaultDeadline, fmt.Errorf("the caller set no deadline, and %v passed: %w", defaultDeadline, context.DeadlineExceeded))
+	ctx, cancel := context.WithTimeoutCause(ctx, defaultDeadline, fmt.Errorf("the default timeout of %v expired, because the caller set no deadline: %w", defaultDeadline, context.DeadlineExceeded))
 	defer cancel()
 	return handler(ctx, req)
 }
 
-// inflight knows the requests that are running, for the log of a shutdown that waits for them. The zero value is empty.
+// inflight tracks the requests in flight, for the log of a shutdown that waits for them. The zero value is empty.
 type inflight struct {
 	mu   sync.Mutex
 	next uint64
 	runs map[uint64]string
 }
 
-// add notes a request and returns what takes the note away.
+// add adds a request and returns a function that removes it.
 func (f *inflight) add(method string, req any) (done func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -153,7 +153,7 @@ func (f *inflight) add(method string, req any) (done func()) {
 	}
 }
 
-// list names the running requests.
+// list describes the requests in flight.
 func (f *inflight) list() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()

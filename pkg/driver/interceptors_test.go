@@ -44,8 +44,8 @@ func TestFailureIsLoggedOnceWithWhatItIsAbout(t *testing.T) {
 
 func TestVerbosityDecidesWhatIsLogged(t *testing.T) {
 	for verbosity, want := range map[int]struct{ says, silent []string }{
-		0: {nil, []string{`"Done"`, `"Request"`, `"Response"`}},
-		2: {[]string{`"Done" method="NodePublishVolume"`}, []string{`"Request"`, `"Response"`}},
+		0: {nil, []string{`"Request succeeded"`, `"Request"`, `"Response"`}},
+		2: {[]string{`"Request succeeded" method="NodePublishVolume"`}, []string{`"Request"`, `"Response"`}},
 		4: {[]string{`"Request" method="NodePublishVolume"`}, []string{`"Response"`, `method="Probe"`}},
 		5: {[]string{`"Request" method="NodePublishVolume"`, `"Response" method="NodePublishVolume"`}, []string{`method="Probe"`}},
 		6: {[]string{`"Request" method="Probe"`, `"Response" method="Probe"`}, nil},
@@ -59,7 +59,7 @@ func TestVerbosityDecidesWhatIsLogged(t *testing.T) {
 		call(csi.Node_NodePublishVolume_FullMethodName, publishRequest(), nil)
 		call(csi.Controller_CreateVolume_FullMethodName, createRequest(), status.Error(codes.InvalidArgument, "a reason"))
 		// What went wrong is always there.
-		for _, word := range append(want.says, `"Request not served" method="CreateVolume"`, "a reason") {
+		for _, word := range append(want.says, `"Request failed" method="CreateVolume"`, "a reason") {
 			if !strings.Contains(log.String(), word) {
 				t.Errorf("%s is not logged at verbosity %d:\n%s", word, verbosity, log)
 			}

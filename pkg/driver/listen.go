@@ -18,7 +18,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/flock"
 )
 
-// maxSocketPath is what fits into sockaddr_un.sun_path with its final zero (unix(7)).
+// maxSocketPath is the maximum length of a socket path: the size of sockaddr_un.sun_path without its terminating zero (unix(7)).
 const maxSocketPath = 107
 
 type endpoint struct{ network, address string }
@@ -29,13 +29,13 @@ func parseEndpoint(s string) (endpoint, error) {
 		s = "unix://" + s
 	}
 	if path, ok := strings.CutPrefix(s, "unix:"); ok {
-		// "unix://relative" would be a host name in a URL; CSI clients disagree about it, so it is refused.
+		// Relative paths are refused: in "unix://relative", CSI clients may read a host name.
 		path = strings.TrimPrefix(path, "//")
 		if err := checkAbsolute(path); err != nil {
-			return endpoint{}, fmt.Errorf("the socket's path: %w (want unix:///path/to/csi.sock)", err)
+			return endpoint{}, fmt.Errorf("socket path: %w (want unix:///path/to/csi.sock)", err)
 		}
 		if len(path) > maxSocketPath {
-			return endpoint{}, fmt.Errorf("the socket's path %q has %d bytes, and Linux allows %d", path, len(path), maxSocketPath)
+			return endpoint{}, fmt.Errorf("socket path %q has %d bytes, the maximum is %d", path, len(path), maxSocketPath)
 		}
 		return endpoint{"unix", path}, nil
 	}
@@ -48,17 +48,17 @@ func parseEndpoint(s string) (endpoint, error) {
 	}
 	if host := u.Hostname(); host != "localhost" {
 		if ip := net.ParseIP(host); ip == nil || !ip.IsLoopback() {
-			return endpoint{}, fmt.Errorf("%q is not a loopback address: the CSI protocol has no authentication, and whoever reaches this port can delete volumes; use a UNIX socket, or 127.0.0.1 behind a proxy that authenticates", host)
+			return endpoint{}, fmt.Errorf("%q is not a loopback address, but the CSI protocol has no authentication, so anyone who can reach this port could delete volumes; use a UNIX socket, or 127.0.0.1 behind an authenticating proxy", host)
 		}
 	}
 	return endpoint{"tcp", u.Host}, nil
 }
 
-// Listen opens a CSI endpoint. A UNIX socket is made with mode 0600, whatever the umask. A socket that a dead driver left
-// is replaced; one that somebody listens on, and a file that is not a socket, are left alone and are errors. cleanup
-// closes the listener, and removes the socket if it is still the one that Listen made.
+// Listen opens a CSI endpoint. A UNIX socket has mode 0600, regardless of the umask. A stale socket of an exited driver is replaced. If
+// another process listens on the socket, or the file is not a socket, Listen returns an error. cleanup closes the listener, and removes
+// the socket if it is still the one that Listen created.
 //
-// Two drivers that start at once are told apart by a lock on the file <socket>.lock, which the winner holds until cleanup.
+// A lock on the file <socket>.lock, which is held until cleanup, prevents that two drivers serve one socket.
 func Listen(ctx context.Context, where string) (lis net.Listener, cleanup func() error, err error) {
 	e, err := parseEndpoint(where)
 	if err != nil {
@@ -102,8 +102,8 @@ func listenUnix(ctx context.Context, path string) (_ net.Listener, _ func() erro
 		return nil, nil, err
 	}
 	private := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
-		// bind(2) gives the file the mode of the socket's own inode: no moment with a wider mode, and no umask(2), which
-		// is the whole process's.
+		// bind(2) gives the file the mode of the socket's inode, so it never has a wider mode. umask(2) would affect the whole
+		// process.
 		var chmod error
 		err := c.Control(func(fd uintptr) { chmod = unix.Fchmod(int(fd), 0o600) })
 		return errors.Join(err, chmod)
@@ -113,7 +113,7 @@ func listenUnix(ctx context.Context, path string) (_ net.Listener, _ func() erro
 		return nil, nil, err
 	}
 	if u, ok := lis.(*net.UnixListener); ok {
-		u.SetUnlinkOnClose(false) // it would go by name, even if the name is somebody else's by then
+		u.SetUnlinkOnClose(false) // the path may be another process's socket by then
 	}
 	made, err := os.Lstat(path)
 	if err != nil {
@@ -128,7 +128,7 @@ func listenUnix(ctx context.Context, path string) (_ net.Listener, _ func() erro
 	}, nil
 }
 
-// closeListener closes what a gRPC server may have closed before.
+// closeListener closes a listener that a gRPC server may have closed already.
 func closeListener(lis net.Listener) error {
 	if err := lis.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
 		return err
@@ -136,7 +136,7 @@ func closeListener(lis net.Listener) error {
 	return nil
 }
 
-// removeStale takes away a socket that nobody listens on.
+// removeStale removes a socket on which no process listens.
 func removeStale(ctx context.Context, path string) error {
 	info, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -146,15 +146,15 @@ func removeStale(ctx context.Context, path string) error {
 		return err
 	}
 	if info.Mode().Type() != fs.ModeSocket {
-		return fmt.Errorf("%s exists and is not a socket but %s; it is not removed: move it away, or choose another --endpoint", path, fileKind(info.Mode()))
+		return fmt.Errorf("%s is not a socket but %s and is not replaced: remove it, or set another --endpoint", path, fileKind(info.Mode()))
 	}
 	conn, err := (&net.Dialer{Timeout: 5 * time.Second}).DialContext(ctx, "unix", path)
 	if err == nil {
-		return errors.Join(fmt.Errorf("another process listens on %s; it is not taken over: stop that process first", path), conn.Close())
+		return errors.Join(fmt.Errorf("another process listens on %s: stop it first", path), conn.Close())
 	}
-	// Only a refusal proves that nobody listens. A full backlog, for one, is a sign of life.
+	// Only a refused connection proves that no process listens. Another error may be a full backlog, for example.
 	if !errors.Is(err, syscall.ECONNREFUSED) {
-		return fmt.Errorf("%s exists and cannot be told to be dead: %w", path, err)
+		return fmt.Errorf("%s exists and may be in use: %w", path, err)
 	}
 	return os.Remove(path)
 }
@@ -171,24 +171,24 @@ func fileKind(m fs.FileMode) string {
 	return "a special file"
 }
 
-// lockFile makes the file and locks it, or fails at once if somebody holds it. Whoever holds the lock may remove the file.
+// lockFile creates and locks the file, or fails at once if the file is locked. The holder of the lock may remove the file.
 func lockFile(path string) (*os.File, error) {
 	for range 100 {
 		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil, fmt.Errorf("the directory %s does not exist: create it, or mount it into the container", filepath.Dir(path))
+			return nil, fmt.Errorf("directory %s does not exist: create it, or mount it into the container", filepath.Dir(path))
 		}
 		if err != nil {
-			return nil, fmt.Errorf("make the socket's lock file: %w", err)
+			return nil, fmt.Errorf("create the socket's lock file: %w", err)
 		}
 		ok, err := flock.TryLock(f)
 		if err == nil && !ok {
-			err = fmt.Errorf("another driver serves this socket and holds the lock %s: stop that driver first", path)
+			err = fmt.Errorf("another driver serves this socket, because it holds the lock %s: stop that driver first", path)
 		}
 		if err != nil {
 			return nil, errors.Join(err, f.Close())
 		}
-		// A holder that ended between our open and our lock has removed the file: what we hold then has no name.
+		// If the previous holder removed the file after it was opened here, this lock protects nothing: try again.
 		ours, err1 := f.Stat()
 		named, err2 := os.Lstat(path)
 		if err1 == nil && err2 == nil && os.SameFile(ours, named) {
@@ -198,5 +198,5 @@ func lockFile(path string) (*os.File, error) {
 			return nil, err
 		}
 	}
-	return nil, fmt.Errorf("%s changes all the time: is another process removing it?", path)
+	return nil, fmt.Errorf("lock %s: another process keeps removing the file", path)
 }

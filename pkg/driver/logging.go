@@ -9,8 +9,8 @@ import (
 
 func logFormats() []string { return []string{"text", "json"} }
 
-// SetupLogging makes klog write to stderr in the format and verbosity of o. It may be called once in a process, before
-// anything logs: it replaces klog's logger, which is the process's own global.
+// SetupLogging configures klog to write to stderr with the format and verbosity of o. It must be called at most once, before the first
+// log message, because it replaces klog's global logger.
 func SetupLogging(o CommonOptions) error {
 	c := logsapi.NewLoggingConfiguration()
 	c.Format = o.LoggingFormat

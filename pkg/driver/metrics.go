@@ -12,24 +12,23 @@ import (
 	"google.golang.org/grpc"
 )
 
-// Metrics is everything that /metrics shows: csi_plugin_operations_seconds as every CSI plugin has it, and a registry for
-// the rest.
+// Metrics holds all metrics of /metrics: csi_plugin_operations_seconds, which every CSI plugin has, and a registry for the others.
 type Metrics struct {
 	csi      csimetrics.CSIMetricsManager
 	registry *prometheus.Registry
 }
 
-// NewMetrics makes the registry with the process's own metrics.
+// NewMetrics returns the metrics, with those of the process and the Go runtime.
 func NewMetrics(driverName, version string) (*Metrics, error) {
 	m := &Metrics{
-		// The process collector has the start time already; twice would be an error when it is read.
+		// The process collector also has the start time, and a duplicate would make every scrape fail.
 		csi: csimetrics.NewCSIMetricsManagerWithOptions(driverName,
 			csimetrics.WithSubsystem(csimetrics.SubsystemPlugin), csimetrics.WithProcessStartTime(false)),
 		registry: prometheus.NewRegistry(),
 	}
 	info := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name:        "s3csi_build_info",
-		Help:        "Always 1; the labels say which driver this is.",
+		Help:        "Always 1; the labels have the driver's name and version, and the version of Go.",
 		ConstLabels: prometheus.Labels{"version": version, "go_version": runtime.Version(), "driver_name": driverName},
 	})
 	info.Set(1)
@@ -46,18 +45,18 @@ func NewMetrics(driverName, version string) (*Metrics, error) {
 	return m, nil
 }
 
-// Registerer is where other packages put their metrics.
+// Registerer returns the registry for metrics of other packages.
 func (m *Metrics) Registerer() prometheus.Registerer { return m.registry }
 
-// Gatherer reads every metric.
+// Gatherer returns a gatherer of all metrics.
 func (m *Metrics) Gatherer() prometheus.Gatherer {
 	return prometheus.Gatherers{m.csi.GetRegistry(), m.registry}
 }
 
 func (m *Metrics) addTo(mux *http.ServeMux) { m.csi.RegisterToServer(mux, "/metrics") }
 
-// intercept is connection.ExtendedCSIMetricsManager's server interceptor; that package would link OpenTelemetry's gRPC
-// instrumentation for these four lines.
+// intercept records the duration and the code of a request. It is a copy of the interceptor of connection.ExtendedCSIMetricsManager,
+// because that package links OpenTelemetry's gRPC instrumentation.
 func (m *Metrics) intercept(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	start := time.Now()
 	resp, err := handler(ctx, req)

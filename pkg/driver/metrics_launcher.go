@@ -2,20 +2,20 @@ package driver
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// LauncherInfo is how helpers come to life on this node, for metrics.
+// LauncherInfo describes the launcher of this node, for metrics.
 type LauncherInfo struct {
 	Launcher       string   // LauncherSystemd or LauncherProcess
-	SystemdVersion string   // "" where systemd is not the launcher
-	Missing        []string // the properties of units' sandbox that the host's systemd does not put up
+	SystemdVersion string   // "" with launcher process
+	Missing        []string // sandbox properties of units that the host's systemd does not support
 }
 
-// ShowLauncher adds the launcher to the metrics. info is called at each reading.
+// ShowLauncher registers the launcher's metrics. info is called at every scrape.
 func (m *Metrics) ShowLauncher(info func() LauncherInfo) error {
 	return m.registry.Register(&launcherCollector{
 		info: info,
-		launcher: prometheus.NewDesc("s3csi_launcher_info", "Always 1; the labels say how helpers come to life on this node, and the version of systemd where it is that.",
+		launcher: prometheus.NewDesc("s3csi_launcher_info", "Always 1; the labels have the launcher of this node and, for launcher systemd, the version of systemd.",
 			[]string{"launcher", "systemd_version"}, nil),
-		missing: prometheus.NewDesc("s3csi_sandbox_missing", "1 for each property of the sandbox of systemd units that this host does not put up; the driver's log says why.",
+		missing: prometheus.NewDesc("s3csi_sandbox_missing", "1 for each sandbox property of systemd units that this host does not support; the reason is in the driver's log.",
 			[]string{"property"}, nil),
 	})
 }

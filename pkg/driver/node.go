@@ -12,17 +12,18 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
 )
 
-// Mounter makes volumes appear at targets. It joins retries and locks targets itself; its errors carry fault kinds, and
-// one that may have left something behind is Busy, Timeout or Unavailable.
+// Mounter publishes volumes at targets. It joins retries and locks targets. Its errors have fault kinds. If a failed call may have changed
+// something, the kind is Busy, Timeout or Unavailable.
 type Mounter interface {
-	// Publish refuses the request if refused is not nil, with an error that is not final if the target shows a volume.
+	// Publish publishes the volume. If refused is not nil, it fails with that error, which is not final if a volume is published at the
+	// target.
 	Publish(ctx context.Context, r mount.Request, refused error) error
 	Unpublish(ctx context.Context, volumeID, target string) error
-	// Stats is fault.NotFound where the volume is not published at path.
+	// Stats returns fault.NotFound if the volume is not published at path.
 	Stats(ctx context.Context, volumeID, path string) (mount.Stats, error)
 }
 
-// Node is the CSI Node service. There is no staging: targets of one volume share a mount without it.
+// Node is the CSI Node service. It has no staging, because all targets of a volume share a mount anyway.
 type Node struct {
 	csi.UnimplementedNodeServer
 	mounter    Mounter
@@ -32,10 +33,10 @@ type Node struct {
 	inline     bool
 }
 
-// NewNode makes the service of the driver of that name. Of the options, those count that say what requests are answered.
+// NewNode returns the service. It uses the options NodeID, VolumeAttachLimit and InlineVolumes.
 func NewNode(mounter Mounter, driverName string, o NodeOptions) (*Node, error) {
 	if mounter == nil || driverName == "" || o.NodeID == "" || o.VolumeAttachLimit < 0 {
-		return nil, errors.New("the node service needs a mounter, the driver's name, a node id and a limit that is not negative")
+		return nil, errors.New("the node service needs a mounter, the driver's name, a node id and a non-negative limit")
 	}
 	return &Node{mounter: mounter, name: driverName, id: o.NodeID, maxVolumes: o.VolumeAttachLimit, inline: o.InlineVolumes}, nil
 }
@@ -93,8 +94,8 @@ func (n *Node) NodeGetVolumeStats(ctx context.Context, req *csi.NodeGetVolumeSta
 		return nil, err
 	}
 	if path := req.GetVolumePath(); path != "" && !filepath.IsAbs(path) {
-		// The specification knows no invalid path here, only one where the volume is not.
-		return nil, fault.Errorf(fault.NotFound, "volume %q is not published at %q, which is not an absolute path", req.GetVolumeId(), path)
+		// In the specification this RPC has no code for an invalid path, only for a volume that is not published there.
+		return nil, fault.Errorf(fault.NotFound, "volume %q is not published at %q: not an absolute path", req.GetVolumeId(), path)
 	}
 	path, err := cleanPath("volume_path", req.GetVolumePath())
 	if err != nil {

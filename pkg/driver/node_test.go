@@ -77,7 +77,7 @@ func TestNodePublishRefusesBeforeItTouchesAnything(t *testing.T) {
 		}, precondition, []string{"inline volumes", "not enabled"}},
 		{"driver's and secret", func(r *csi.NodePublishVolumeRequest) { context("credentials", "driver")(r); r.Secrets = tenantKeys() }, invalid, []string{"secrets: hold S3 keys"}},
 		{"secret without keys", context("credentials", "secret"), precondition, []string{"nodePublishSecretRef"}},
-		{"misspelt secret", func(r *csi.NodePublishVolumeRequest) { r.Secrets = map[string]string{"accessKeyId": "canary"} }, invalid, []string{"secrets: hold neither", "accessKeyId"}},
+		{"misspelt secret", func(r *csi.NodePublishVolumeRequest) { r.Secrets = map[string]string{"accessKeyId": "canary"} }, invalid, []string{"secrets: have neither", "accessKeyId"}},
 		{"half a secret", func(r *csi.NodePublishVolumeRequest) { r.Secrets = map[string]string{"secretAccessKey": "canary"} }, invalid, []string{"secrets.accessKeyID"}},
 		{"oversize secrets", func(r *csi.NodePublishVolumeRequest) { r.Secrets = map[string]string{"x": strings.Repeat("x", 4096)} }, invalid, []string{"secrets: has"}},
 	}

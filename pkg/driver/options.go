@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Mode is what a process of the driver serves.
+// Mode selects the services of a driver process.
 type Mode string
 
 const (
@@ -20,17 +20,17 @@ const (
 	ModeController Mode = "controller"
 	// ModeNode serves identity and node.
 	ModeNode Mode = "node"
-	// ModeCheck serves nothing: it tells an operator what backends and hosts can do.
+	// ModeCheck serves nothing; it checks backends and the host.
 	ModeCheck Mode = "check"
 )
 
-// Modes are those that an operator starts to serve something.
+// Modes returns the modes that serve CSI services.
 func Modes() []Mode { return []Mode{ModeAll, ModeController, ModeNode} }
 
-// Controller tells whether the mode serves the CSI Controller service.
+// Controller reports whether the mode serves the CSI Controller service.
 func (m Mode) Controller() bool { return m == ModeAll || m == ModeController }
 
-// Node tells whether the mode serves the CSI Node service.
+// Node reports whether the mode serves the CSI Node service.
 func (m Mode) Node() bool { return m == ModeAll || m == ModeNode }
 
 // UsageError is a mistake on the command line or in the environment: the process exits with code 2.
@@ -39,24 +39,24 @@ type UsageError struct{ err error }
 // Error implements error.
 func (e *UsageError) Error() string { return e.err.Error() }
 
-// Unwrap gives the cause.
+// Unwrap returns the cause.
 func (e *UsageError) Unwrap() error { return e.err }
 
 func usagef(format string, args ...any) error { return &UsageError{err: fmt.Errorf(format, args...)} }
 
-// Options is everything that an operator tells a process at its start.
+// Options holds the flags of a process and the settings from its environment.
 type Options struct {
 	Mode       Mode
 	Common     CommonOptions
-	Controller ControllerOptions // meaningful where Mode.Controller()
-	Node       NodeOptions       // meaningful where Mode.Node(), and some of them with ModeCheck
-	Check      CheckOptions      // meaningful with ModeCheck
-	// DefaultRegion and DefaultEndpoint are those of the backend that needs no configuration, from AWS_REGION and
-	// AWS_ENDPOINT_URL.
+	Controller ControllerOptions // used if Mode.Controller()
+	Node       NodeOptions       // used if Mode.Node(); ModeCheck uses some of them
+	Check      CheckOptions      // used with ModeCheck
+	// DefaultRegion and DefaultEndpoint are the settings of the backend "default" if the config file does not declare it, from
+	// AWS_REGION and AWS_ENDPOINT_URL.
 	DefaultRegion, DefaultEndpoint string
 }
 
-// CommonOptions are those of every mode.
+// CommonOptions are the options of all modes.
 type CommonOptions struct {
 	Endpoint        string
 	DriverName      string
@@ -70,13 +70,13 @@ type CommonOptions struct {
 
 // AddFlags registers the options on fs with their defaults.
 func (o *CommonOptions) AddFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&o.Endpoint, "endpoint", "unix:///csi/csi.sock", "where the CSI services are served: unix:///path, or tcp://127.0.0.1:port (loopback only, because the protocol has no authentication)")
-	fs.StringVar(&o.DriverName, "driver-name", "s3.csi.driver", "the CSI plugin name, as in StorageClasses and PersistentVolumes; at most 63 letters, digits, dots and dashes")
-	fs.StringVar(&o.Config, "config", "", "the YAML file that declares backends; none: one backend named \"default\", which is AWS or what AWS_ENDPOINT_URL says")
-	fs.StringVar(&o.HTTPEndpoint, "http-endpoint", "", "address, host:port or :port, that serves /metrics, /healthz and /readyz; none: not served")
+	fs.StringVar(&o.Endpoint, "endpoint", "unix:///csi/csi.sock", "address of the CSI services: unix:///path, or tcp://127.0.0.1:port (loopback only, because the protocol has no authentication)")
+	fs.StringVar(&o.DriverName, "driver-name", "s3.csi.driver", "name of the CSI driver in StorageClasses and PersistentVolumes; at most 63 letters, digits, dots and dashes")
+	fs.StringVar(&o.Config, "config", "", "YAML file that declares backends; if empty, there is one backend named \"default\", which is AWS or the service at AWS_ENDPOINT_URL")
+	fs.StringVar(&o.HTTPEndpoint, "http-endpoint", "", "address (host:port or :port) of /metrics, /healthz and /readyz; if empty, they are not served")
 	fs.StringVar(&o.LoggingFormat, "logging-format", "text", "log format: text or json")
-	fs.IntVarP(&o.Verbosity, "v", "v", 2, "log verbosity, 0 to 10: 2 shows changes, 4 requests, 5 answers, 6 polling")
-	fs.DurationVar(&o.ShutdownTimeout, "shutdown-timeout", 20*time.Second, "how long a stopping driver lets running requests finish before it cancels them")
+	fs.IntVarP(&o.Verbosity, "v", "v", 2, "log verbosity, 0 to 10: 2 logs changes, 4 requests, 5 responses, 6 polling")
+	fs.DurationVar(&o.ShutdownTimeout, "shutdown-timeout", 20*time.Second, "how long running requests may take to finish during shutdown before they are cancelled")
 	fs.BoolVar(&o.Version, "version", false, "print the version and exit")
 }
 
@@ -91,7 +91,7 @@ func (o *CommonOptions) validate(c *checker) {
 	c.check("shutdown-timeout", checkDuration(o.ShutdownTimeout, 0, time.Hour))
 }
 
-// ControllerOptions are those of the modes that serve the CSI Controller service.
+// ControllerOptions are the options of the modes that serve the CSI Controller service.
 type ControllerOptions struct {
 	ClusterID       string
 	DeletionWorkers int
@@ -99,8 +99,8 @@ type ControllerOptions struct {
 
 // AddFlags registers the options on fs with their defaults.
 func (o *ControllerOptions) AddFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&o.ClusterID, "cluster-id", "", "tells this cluster's volumes from another cluster's in the same bucket; never change it while volumes exist; at most 63 letters, digits, dots, dashes and underscores")
-	fs.IntVar(&o.DeletionWorkers, "deletion-workers", 4, "how many volumes are emptied at the same time, 1 to 64")
+	fs.StringVar(&o.ClusterID, "cluster-id", "", "distinguishes this cluster's volumes from those of other clusters in the same bucket; must not change while volumes exist; at most 63 letters, digits, dots, dashes and underscores")
+	fs.IntVar(&o.DeletionWorkers, "deletion-workers", 4, "number of volumes that are emptied concurrently, 1 to 64")
 }
 
 func (o *ControllerOptions) validate(c *checker) {
@@ -108,11 +108,11 @@ func (o *ControllerOptions) validate(c *checker) {
 	c.check("deletion-workers", checkRange(o.DeletionWorkers, 1, 64))
 }
 
-// Flags is the flag set of a mode, bound to o.
+// Flags returns the flag set of a mode, bound to o.
 func (o *Options) Flags(mode Mode) *pflag.FlagSet {
 	fs := pflag.NewFlagSet(string(mode), pflag.ContinueOnError)
 	fs.SortFlags = false
-	fs.Usage = func() {} // the caller prints; pflag would write to stderr by itself
+	fs.Usage = func() {} // the caller prints the usage; pflag would write it to stderr
 	if mode == ModeCheck {
 		o.checkFlags(fs)
 		return fs
@@ -127,14 +127,14 @@ func (o *Options) Flags(mode Mode) *pflag.FlagSet {
 	return fs
 }
 
-// Environment is what a process inherits, passed in so that tests need not change their own.
+// Environment provides environment variables and the host name, so that tests can replace them.
 type Environment struct {
 	Lookup   func(key string) (string, bool)
 	Hostname func() (string, error)
 }
 
-// Parse reads a command line without its program name. Every mistake is a *UsageError; --help is pflag.ErrHelp. With
-// Common.Version set nothing else is valid or checked.
+// Parse reads a command line without its program name. It returns a *UsageError for a mistake and pflag.ErrHelp for --help. With --version,
+// it neither validates nor completes the other options.
 func Parse(args []string, env Environment) (Options, error) {
 	mode, args, err := splitMode(args)
 	if err != nil {
@@ -146,7 +146,7 @@ func Parse(args []string, env Environment) (Options, error) {
 		return o, explainParse(mode, err)
 	}
 	if fs.NArg() > 0 {
-		return o, usagef("unexpected argument %q: options are --name=value, and the mode comes first", fs.Arg(0))
+		return o, usagef("unexpected argument %q: options have the form --name=value, and the mode comes first", fs.Arg(0))
 	}
 	if o.Common.Version {
 		return o, nil
@@ -157,7 +157,7 @@ func Parse(args []string, env Environment) (Options, error) {
 	}
 	if mode.Node() && o.Node.NodeID == "" {
 		if o.Node.NodeID, err = env.Hostname(); err != nil {
-			return o, usagef("--node-id is not given and the host name cannot be read: %w", err)
+			return o, usagef("--node-id is not set and the host name cannot be read: %w", err)
 		}
 	}
 	o.Common.validate(c)
@@ -173,12 +173,12 @@ func Parse(args []string, env Environment) (Options, error) {
 	return o, c.err()
 }
 
-// Usage is the help text of a mode.
+// Usage returns the help text of a mode.
 func Usage(mode Mode) string {
 	var o Options
 	var b strings.Builder
 	fmt.Fprintf(&b, "s3-csi-driver [all|controller|node|check] [--flag=value ...]\n\n")
-	fmt.Fprintf(&b, "Without a mode it is \"all\". These are the flags of mode %q; each can be set by its variable\nS3_CSI_<FLAG> (--http-endpoint: S3_CSI_HTTP_ENDPOINT); the command line wins.\n\n", mode)
+	fmt.Fprintf(&b, "The default mode is \"all\". These are the flags of mode %q. Each can also be set with the variable\nS3_CSI_<FLAG> (--http-endpoint: S3_CSI_HTTP_ENDPOINT); the command line takes precedence.\n\n", mode)
 	b.WriteString(o.Flags(mode).FlagUsagesWrapped(100))
 	return b.String()
 }
@@ -189,12 +189,12 @@ func splitMode(args []string) (Mode, []string, error) {
 	}
 	mode := Mode(args[0])
 	if mode != ModeCheck && !slices.Contains(Modes(), mode) {
-		return ModeAll, nil, usagef("unknown mode %q: the modes are all (the default), controller, node and check", args[0])
+		return ModeAll, nil, usagef("unknown mode %q: the modes are all (default), controller, node and check", args[0])
 	}
 	return mode, args[1:], nil
 }
 
-// explainParse tells a flag of another mode from one that exists nowhere.
+// explainParse returns a usage error that distinguishes a flag of another mode from an unknown flag.
 func explainParse(mode Mode, err error) error {
 	if errors.Is(err, pflag.ErrHelp) {
 		return err
@@ -211,7 +211,7 @@ func explainParse(mode Mode, err error) error {
 		}
 	}
 	if len(owners) > 0 {
-		return usagef("--%s is a flag of modes %s and means nothing to mode %s: remove it, or start the other mode", name, strings.Join(owners, " and "), mode)
+		return usagef("--%s is a flag of modes %s, not of mode %s: remove it, or use another mode", name, strings.Join(owners, " and "), mode)
 	}
-	return usagef("%w; s3-csi-driver %s --help lists the flags", err, mode)
+	return usagef("%w; see s3-csi-driver %s --help", err, mode)
 }

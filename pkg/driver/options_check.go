@@ -1,146 +1,58 @@
 package driver
 
 import (
-	"errors"
-	"fmt"
-	"math"
-	"net"
-	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
-	"time"
+
+	"github.com/spf13/pflag"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
-// UIDRange is a range of user ids of the host, both ends included. It is a pflag.Value.
-type UIDRange struct{ First, Last uint32 }
-
+// Values of --output.
 const (
-	firstUID = 1000  // those below are the host's own users on every Linux distribution
-	nobody   = 65534 // shared by whatever has no uid of its own
+	OutputTable = "table"
+	OutputJSON  = "json"
 )
 
-// String is the form that Set reads.
-func (r *UIDRange) String() string { return fmt.Sprintf("%d-%d", r.First, r.Last) }
-
-// Type names the value in help texts.
-func (r *UIDRange) Type() string { return "first-last" }
-
-// Set reads "first-last".
-func (r *UIDRange) Set(s string) error {
-	a, b, ok := strings.Cut(s, "-")
-	first, errFirst := strconv.ParseUint(a, 10, 32)
-	last, errLast := strconv.ParseUint(b, 10, 32)
-	switch {
-	case !ok || errFirst != nil || errLast != nil:
-		return errors.New("want two user ids, such as 2000000-2065535")
-	case first < firstUID:
-		return fmt.Errorf("ids below %d are the host's own users", firstUID)
-	case last < first:
-		return errors.New("the last id is smaller than the first")
-	case first <= nobody && nobody <= last:
-		return fmt.Errorf("%d, which is in it, is nobody's and shared by many", nobody)
-	case last == math.MaxUint32:
-		return fmt.Errorf("%d is no user id: Linux reads it as \"unchanged\"", uint32(math.MaxUint32))
-	}
-	*r = UIDRange{First: uint32(first), Last: uint32(last)}
-	return nil
+// CheckOptions are the options of mode check.
+type CheckOptions struct {
+	Backend string // "": all
+	Bucket  string // "": one is created for each backend
+	Output  string
+	Node    bool
 }
 
-// optional lets an empty value pass.
-func optional(check func(string) error, value string) error {
-	if value == "" {
-		return nil
-	}
-	return check(value)
+// AddFlags registers the options on fs with their defaults.
+func (o *CheckOptions) AddFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&o.Backend, "backend", "", "backend to check; default: all that the config file declares")
+	fs.StringVar(&o.Bucket, "bucket", "", "existing bucket in which objects below .s3-csi/check/ are created and then deleted; default: a bucket is created for each backend and then deleted")
+	fs.StringVar(&o.Output, "output", OutputTable, "output format: table or json")
+	fs.BoolVar(&o.Node, "node", false, "also check the host as the node service uses it; requires root, on the host or in the node's container")
 }
 
-func checkAbsolute(path string) error {
-	switch {
-	case !filepath.IsAbs(path):
-		return fmt.Errorf("%q is not an absolute path", path)
-	case strings.ContainsRune(path, 0):
-		return fmt.Errorf("%q holds a zero byte", path)
-	case filepath.Clean(path) != path:
-		return fmt.Errorf("write %q as %q", path, filepath.Clean(path))
+func (o *CheckOptions) validate(c *checker) {
+	if o.Backend != "" {
+		c.check("backend", volume.ValidateBackendName(o.Backend))
 	}
-	return nil
+	if o.Bucket != "" {
+		_, err := volume.ValidateBucketName(o.Bucket)
+		c.check("bucket", err)
+	}
+	c.check("output", checkOneOf(o.Output, []string{OutputTable, OutputJSON}))
 }
 
-func checkHostPort(s string) error {
-	_, port, err := net.SplitHostPort(s)
-	if err != nil {
-		return fmt.Errorf("want host:port or :port: %w", err)
-	}
-	if _, err := strconv.ParseUint(port, 10, 16); err != nil {
-		return fmt.Errorf("%q is not a port number", port)
-	}
-	return nil
-}
-
-func checkOneOf(value string, known []string) error {
-	if slices.Contains(known, value) {
-		return nil
-	}
-	return fmt.Errorf("%q is none of: %s", value, strings.Join(known, ", "))
-}
-
-func checkRange(value, low, high int) error {
-	if value < low || value > high {
-		return fmt.Errorf("%d is not between %d and %d", value, low, high)
-	}
-	return nil
-}
-
-func checkDuration(value, low, high time.Duration) error {
-	if value < low || value > high {
-		return fmt.Errorf("%v is not between %v and %v", value, low, high)
-	}
-	return nil
-}
-
-// checkDriverName is the rule of the CSI specification for GetPluginInfoResponse.name.
-func checkDriverName(name string) error {
-	switch {
-	case name == "":
-		return errors.New("is empty")
-	case len(name) > 63:
-		return fmt.Errorf("%q has %d characters, and 63 are allowed", name, len(name))
-	case !isAlphanumeric(name[0]) || !isAlphanumeric(name[len(name)-1]):
-		return fmt.Errorf("%q must begin and end with a letter or digit", name)
-	}
-	return checkAlphabet(name, "-.")
-}
-
-func checkClusterID(id string) error {
-	if len(id) > 63 {
-		return fmt.Errorf("%q has %d characters, and 63 are allowed", id, len(id))
-	}
-	return checkAlphabet(id, "-._")
-}
-
-func checkAlphabet(s, punctuation string) error {
-	for i := range len(s) {
-		if !isAlphanumeric(s[i]) && !strings.ContainsRune(punctuation, rune(s[i])) {
-			return fmt.Errorf("%q holds %q: letters, digits and %q are allowed", s, s[i], punctuation)
+// checkFlags adds the flags of mode check: its own, and those of other modes that affect the checks. Other options have their defaults.
+func (o *Options) checkFlags(fs *pflag.FlagSet) {
+	o.Check.AddFlags(fs)
+	others := pflag.NewFlagSet("", pflag.ContinueOnError)
+	o.Common.AddFlags(others)
+	o.Node.AddFlags(others)
+	_ = others.Set("v", "0") // only the result is printed
+	others.Lookup("v").DefValue = "0"
+	others.VisitAll(func(f *pflag.Flag) {
+		f.Changed = false
+		if slices.Contains([]string{"config", "logging-format", "v", "version", "state-dir", "cache-dir", "client-dir", "default-client", "launcher", "node-dns", "host-dir", "uid-range", "allow-isolated"}, f.Name) {
+			fs.AddFlag(f)
 		}
-	}
-	return nil
-}
-
-func isAlphanumeric(c byte) bool {
-	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9'
-}
-
-// checkNodeID is the CSI specification's limit for NodeGetInfoResponse.node_id.
-func checkNodeID(id string) error {
-	if len(id) > 256 {
-		return fmt.Errorf("has %d bytes, and CSI allows 256", len(id))
-	}
-	for _, r := range id {
-		if r <= ' ' || r == 0x7f {
-			return fmt.Errorf("%q holds white space or a control character", id)
-		}
-	}
-	return nil
+	})
 }

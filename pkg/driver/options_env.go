@@ -8,8 +8,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// FlagVariables are the environment variables of a flag, the strongest first. Those after the first are names that
-// other CSI drivers, their sidecars and csc use for the same thing.
+// FlagVariables returns the environment variables of a flag, in order of precedence. Those after the first are what other CSI drivers,
+// sidecars and csc use.
 func FlagVariables(flag string) []string {
 	names := []string{"S3_CSI_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))}
 	switch flag {
@@ -21,13 +21,12 @@ func FlagVariables(flag string) []string {
 	return names
 }
 
-// The variables that describe the default backend, as the AWS SDK reads them, the strongest first.
+// The AWS SDK's variables for region and endpoint, in order of precedence. They configure the backend "default".
 func regionVariables() []string   { return []string{"AWS_REGION", "AWS_DEFAULT_REGION"} }
 func endpointVariables() []string { return []string{"AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"} }
 
-// applyEnvironment sets every flag that the command line did not. An empty variable is an unset one, which is what
-// manifests with optional values need. Variables of another mode's flags are left alone: one environment may serve
-// several modes.
+// applyEnvironment sets the flags that are not on the command line. Empty variables are ignored, so that manifests can have optional
+// values. So are variables for flags of other modes, because several modes may share an environment.
 func (o *Options) applyEnvironment(fs *pflag.FlagSet, env Environment, c *checker) error {
 	var errs []error
 	fs.VisitAll(func(f *pflag.Flag) {
@@ -40,7 +39,7 @@ func (o *Options) applyEnvironment(fs *pflag.FlagSet, env Environment, c *checke
 		}
 		c.origin[f.Name] = name
 		if err := f.Value.Set(value); err != nil {
-			errs = append(errs, usagef("%s: %q is not a value for --%s: %w", name, value, f.Name, err))
+			errs = append(errs, usagef("%s: invalid value %q for --%s: %w", name, value, f.Name, err))
 		}
 	})
 	if err := errors.Join(errs...); err != nil {
@@ -60,7 +59,7 @@ func firstSet(env Environment, names []string) (name, value string) {
 	return "", ""
 }
 
-// checker collects what is wrong with option values, so that an operator sees all of it at once.
+// checker collects the errors of all option values, so that an operator sees them at once.
 type checker struct {
 	origin map[string]string // flag → the variable that set it
 	errs   []error

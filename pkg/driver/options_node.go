@@ -13,20 +13,20 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
-// The launchers that an operator can choose.
+// Values of --launcher.
 const (
 	LauncherSystemd = "systemd" // transient units of the host's systemd
-	LauncherProcess = "process" // plain children
-	LauncherAuto    = "auto"    // systemd where the host has it
+	LauncherProcess = "process" // child processes of the driver
+	LauncherAuto    = "auto"    // systemd if the host runs it, otherwise process
 )
 
-// Where the resolv.conf comes from by which helpers resolve names.
+// Values of --node-dns: the resolv.conf that helpers use.
 const (
 	DNSHost = "host" // the host's
 	DNSPod  = "pod"  // the driver's own container's
 )
 
-// NodeOptions are those of the modes that serve the CSI Node service.
+// NodeOptions are the options of the modes that serve the CSI Node service.
 type NodeOptions struct {
 	NodeID            string
 	StateDir          string
@@ -55,27 +55,27 @@ type NodeOptions struct {
 func (o *NodeOptions) AddFlags(fs *pflag.FlagSet) {
 	o.UIDs = UIDRange{First: 2000000, Last: 2065535}
 	o.MemoryLimit, o.SliceMemoryLimit = Memory{Bytes: 1 << 30}, Memory{Percent: 50}
-	fs.StringVar(&o.NodeID, "node-id", "", "this node's name to the CO, at most 256 bytes; none: the host name")
-	fs.StringVar(&o.StateDir, "state-dir", "/run/s3-csi", "directory on the host, on a tmpfs, for mounts, sockets and records")
-	fs.StringVar(&o.CacheDir, "cache-dir", "/var/cache/s3-csi", "directory on the host, on a disk, for what clients may not keep in memory")
-	fs.StringVar(&o.ClientDir, "client-dir", "", "directory of the client programs; none: the driver's own")
-	fs.StringVar(&o.DefaultClient, "default-client", "mountpoint-s3", "the client of volumes that name none")
-	fs.StringVar(&o.Launcher, "launcher", LauncherAuto, "how helpers come to life: systemd (transient units of the host's), process (plain children), or auto (systemd where the host has it; decided once, at the start)")
-	fs.StringVar(&o.DNS, "node-dns", DNSHost, "whose resolv.conf decides how mounts resolve names: host (the host's), or pod (the one of the driver's own container, which in Kubernetes knows the cluster's services; for mounts that start from then on)")
-	fs.StringVar(&o.HostDir, "host-dir", "/opt/s3-csi", "directory on the host where the programs of helpers and clients are installed, each version in one of its own; not used by the launcher process of a driver that is no container")
-	fs.Var(&o.UIDs, "uid-range", "user ids of the host, \"first-last\", that nobody else uses: every mount's client runs under one of its own")
-	fs.StringVar(&o.TargetRoot, "target-root", "", "directory below which every target path must be, for example /var/lib/kubelet; none: any")
-	fs.BoolVar(&o.AllowIsolated, "allow-isolated", false, "publish volumes even if the driver is in a container that cannot see the host (no hostPID: true, --pid=host or pid_mode = \"host\"); all mounts then end with the container, and files that are not stored yet are lost")
-	fs.Int64Var(&o.VolumeAttachLimit, "volume-attach-limit", 0, "how many volumes the CO may put on this node; 0: it decides")
-	fs.BoolVar(&o.InlineVolumes, "inline-volumes", false, "publish volumes that pods define themselves (csi in a pod's volumes), never with the driver's own credentials; the CSIDriver object then needs the mode Ephemeral, and podInfoOnMount: true")
-	fs.DurationVar(&o.MountTimeout, "mount-timeout", 90*time.Second, "how long a client may take to serve a new mount")
-	fs.DurationVar(&o.DrainTimeout, "drain-timeout", 100*time.Second, "how long a NodeUnpublishVolume whose caller set no deadline waits for a client's uploads; they go on after it, and the retry waits for them again")
-	fs.BoolVar(&o.Heal, "heal", true, "start a client that died again, and put the living mount in the place of the dead one, also in containers that run")
-	fs.DurationVar(&o.HangTimeout, "hang-timeout", 2*time.Minute, "after how long without an answer and without progress a mount is given up: its connection is aborted and, with --heal, started anew; 0: never")
-	fs.Var(&o.MemoryLimit, "memory-limit", "memory of one mount, helper and client together, where the volume does not say: bytes as 1Gi, a share of the node's as 5%, or 0 for no limit; enforced by the launcher systemd")
-	fs.Uint64Var(&o.CPUWeight, "cpu-weight", 0, "share of the CPU of one mount when it is scarce, where the volume does not say: 1 to 10000, 100 is every service's; 0: systemd's default; enforced by the launcher systemd")
-	fs.Uint64Var(&o.TasksMax, "tasks-max", 1024, "processes and threads of one mount, where the volume does not say; 0: systemd's default; enforced by the launcher systemd")
-	fs.Var(&o.SliceMemoryLimit, "slice-memory-limit", "memory of all mounts of the node together: bytes as 8Gi, a share of the node's as 50%, or 0 for what the host's administrator has set; enforced by the launcher systemd")
+	fs.StringVar(&o.NodeID, "node-id", "", "node id that is reported to the CO, at most 256 bytes; default: the host name")
+	fs.StringVar(&o.StateDir, "state-dir", "/run/s3-csi", "directory on the host for mounts, sockets and records, on a tmpfs")
+	fs.StringVar(&o.CacheDir, "cache-dir", "/var/cache/s3-csi", "directory on the host for the caches of clients, on a disk")
+	fs.StringVar(&o.ClientDir, "client-dir", "", "directory of the client programs; default: the directory of the driver's executable")
+	fs.StringVar(&o.DefaultClient, "default-client", "mountpoint-s3", "client of volumes that do not name one")
+	fs.StringVar(&o.Launcher, "launcher", LauncherAuto, "how helpers are started: systemd (transient units of the host's systemd), process (child processes), or auto (systemd if the host runs it, decided when the driver starts)")
+	fs.StringVar(&o.DNS, "node-dns", DNSHost, "which resolv.conf mounts use for name resolution: host (the host's), or pod (that of the driver's container, which in Kubernetes resolves the cluster's services); applies to new mounts")
+	fs.StringVar(&o.HostDir, "host-dir", "/opt/s3-csi", "directory on the host for the programs of helpers and clients, with a subdirectory for each version; not used by launcher process if the driver does not run in a container")
+	fs.Var(&o.UIDs, "uid-range", "range of unused user ids on the host, \"first-last\"; every mount gets its own")
+	fs.StringVar(&o.TargetRoot, "target-root", "", "directory that must contain every target path, for example /var/lib/kubelet; if empty, any directory is allowed")
+	fs.BoolVar(&o.AllowIsolated, "allow-isolated", false, "publish volumes even if the driver runs in a container that cannot see the host (without hostPID: true, --pid=host or pid_mode = \"host\"); all mounts then end with the container, and files that are not uploaded yet are lost")
+	fs.Int64Var(&o.VolumeAttachLimit, "volume-attach-limit", 0, "maximum number of volumes on this node, reported to the CO; 0: no limit")
+	fs.BoolVar(&o.InlineVolumes, "inline-volumes", false, "allow inline volumes (csi in a pod's volumes), never with the driver's own credentials; requires mode Ephemeral and podInfoOnMount: true in the CSIDriver object")
+	fs.DurationVar(&o.MountTimeout, "mount-timeout", 90*time.Second, "how long a client may take until its mount is ready")
+	fs.DurationVar(&o.DrainTimeout, "drain-timeout", 100*time.Second, "how long NodeUnpublishVolume waits for the uploads of a client if the caller set no deadline; uploads continue after it, and a retry waits for them again")
+	fs.BoolVar(&o.Heal, "heal", true, "restart crashed clients and replace their stale mounts, also in running containers")
+	fs.DurationVar(&o.HangTimeout, "hang-timeout", 2*time.Minute, "how long a client may be unresponsive and without progress before its FUSE connection is aborted and, with --heal, the client is restarted; 0: never")
+	fs.Var(&o.MemoryLimit, "memory-limit", "default memory limit of one mount, helper and client together: bytes (1Gi), a share of the node's memory (5%), or 0 for no limit; only launcher systemd enforces it")
+	fs.Uint64Var(&o.CPUWeight, "cpu-weight", 0, "default CPU weight of one mount, 1 to 10000 (other services have 100); 0: systemd's default; only launcher systemd enforces it")
+	fs.Uint64Var(&o.TasksMax, "tasks-max", 1024, "default maximum number of processes and threads of one mount; 0: systemd's default; only launcher systemd enforces it")
+	fs.Var(&o.SliceMemoryLimit, "slice-memory-limit", "memory limit of all mounts of the node together: bytes (8Gi), a share of the node's memory (50%), or 0 for the limit that the host's administrator has set; only launcher systemd enforces it")
 }
 
 func (o *NodeOptions) validate(c *checker) {
@@ -90,7 +90,7 @@ func (o *NodeOptions) validate(c *checker) {
 	c.check("node-dns", checkOneOf(o.DNS, []string{DNSHost, DNSPod}))
 	c.check("target-root", optional(checkAbsolute, o.TargetRoot))
 	if o.VolumeAttachLimit < 0 {
-		c.check("volume-attach-limit", fmt.Errorf("%d is negative; 0 leaves the limit to the CO", o.VolumeAttachLimit))
+		c.check("volume-attach-limit", fmt.Errorf("%d is negative; 0 means no limit", o.VolumeAttachLimit))
 	}
 	c.check("mount-timeout", checkDuration(o.MountTimeout, time.Second, time.Hour))
 	c.check("drain-timeout", checkDuration(o.DrainTimeout, time.Second, time.Hour))
@@ -105,7 +105,7 @@ func (o *NodeOptions) validate(c *checker) {
 	}
 }
 
-// ChosenLimits are the flags of limits that are not as they are by default.
+// ChosenLimits returns the flags of limits that differ from the defaults.
 func (o *NodeOptions) ChosenLimits() []string {
 	var byDefault NodeOptions
 	byDefault.AddFlags(pflag.NewFlagSet("", pflag.ContinueOnError))
@@ -126,13 +126,13 @@ func (o *NodeOptions) ChosenLimits() []string {
 	return chosen
 }
 
-// Memory is an amount of memory, in bytes or as a share of a node's. It is a pflag.Value; the zero value is no limit.
+// Memory is an amount of memory, in bytes or as a share of the node's memory. It is a pflag.Value. The zero value is no limit.
 type Memory struct {
 	Bytes   uint64
-	Percent uint64 // 1 to 100; 0: Bytes counts
+	Percent uint64 // 1 to 100; 0: Bytes is used
 }
 
-// String is the form that Set reads.
+// String returns the form that Set reads.
 func (m *Memory) String() string {
 	switch {
 	case m.Percent != 0:
@@ -143,7 +143,7 @@ func (m *Memory) String() string {
 	return "0"
 }
 
-// Type names the value in help texts.
+// Type returns the name of the value in help texts.
 func (m *Memory) Type() string { return "memory" }
 
 // Set reads an amount of bytes ("1Gi"), a share ("50%") or "0".
@@ -155,23 +155,23 @@ func (m *Memory) Set(s string) error {
 	if number, ok := strings.CutSuffix(s, "%"); ok {
 		n, err := strconv.ParseUint(number, 10, 8)
 		if err != nil || n < 1 || n > 100 {
-			return errors.New("a share is 1% to 100%")
+			return errors.New("a share must be 1% to 100%")
 		}
 		*m = Memory{Percent: n}
 		return nil
 	}
 	bytes, err := volume.ParseQuantity(s)
 	if err != nil {
-		return fmt.Errorf("%w, nor a share of the node's memory, as 50%%, nor 0 for no limit", err)
+		return fmt.Errorf("%w, nor a share of the node's memory such as 50%%, nor 0 for no limit", err)
 	}
 	if bytes < volume.MinMemoryLimit {
-		return fmt.Errorf("is less than %s, which no client can live with", volume.FormatQuantity(volume.MinMemoryLimit))
+		return fmt.Errorf("is less than %s, the minimum for a client", volume.FormatQuantity(volume.MinMemoryLimit))
 	}
 	*m = Memory{Bytes: bytes}
 	return nil
 }
 
-// Of is the amount in bytes on a node with so much memory; 0 is no limit.
+// Of returns the amount in bytes on a node with the given memory; 0 is no limit.
 func (m *Memory) Of(total uint64) uint64 {
 	if m.Percent == 0 {
 		return m.Bytes

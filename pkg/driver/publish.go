@@ -15,8 +15,7 @@ import (
 
 const capabilityField = "volume_capability"
 
-// parsePublish checks a request to the driver of that name and reads all of it; it touches nothing. inline tells whether pods may
-// define volumes themselves.
+// parsePublish validates and parses a request. It has no side effects. inline is whether inline volumes are allowed.
 func parsePublish(driverName string, inline bool, req *csi.NodePublishVolumeRequest) (mount.Request, error) {
 	var p publication
 	err := p.parse(driverName, inline, req)
@@ -46,7 +45,7 @@ func (p *publication) parse(driverName string, inline bool, req *csi.NodePublish
 	}
 	if p.Ephemeral = isInline(p.VolumeID, req.GetVolumeContext()); p.Ephemeral {
 		if !inline {
-			return errInlineOff()
+			return errInlineDisabled()
 		}
 		if err := checkInline(p.Target, req.GetVolumeContext()); err != nil {
 			return err
@@ -59,9 +58,9 @@ func (p *publication) parse(driverName string, inline bool, req *csi.NodePublish
 	if err := p.readVolume(driverName, req.GetVolumeContext(), flags); err != nil {
 		return err
 	}
-	// Of what is read-only by its mode, the file system itself is: kubelet tells the container runtime nothing of the mode,
-	// and a runtime that is asked for a writable bind mount (runc from 1.2 on) takes the read-only flag off a target's. And
-	// the author of an inline volume has said it of the volume, not one of several users: its session need not write, either.
+	// With a read-only access mode the file system itself must be read-only: kubelet does not pass the mode to the container runtime,
+	// and a runtime that makes a writable bind mount (runc from 1.2 on) clears the read-only flag of the target. An inline volume has
+	// only one user, so readOnly applies to the whole volume and its session needs no write permission.
 	if readOnlyMode(c) || p.Ephemeral && req.GetReadonly() {
 		p.Attributes.ReadOnly = true
 	}
@@ -71,10 +70,10 @@ func (p *publication) parse(driverName string, inline bool, req *csi.NodePublish
 	return p.readCredentials(req.GetSecrets(), req.GetVolumeContext())
 }
 
-// flagsField is what mount flags are called in errors.
+// flagsField is the name of the mount flags in errors.
 const flagsField = capabilityField + ".mount.mount_flags"
 
-// readVolume reads where the volume is, and how its author wants it served.
+// readVolume parses the volume's handle, context and mount flags.
 func (p *publication) readVolume(driverName string, context map[string]string, flags []string) error {
 	r, err := volume.Read(volume.Given{Handle: p.VolumeID, Context: context, Flags: flags, FlagsField: flagsField, DriverName: driverName})
 	if err != nil {
@@ -84,7 +83,7 @@ func (p *publication) readVolume(driverName string, context map[string]string, f
 	return nil
 }
 
-// readCapability reads all of a capability but the mount flags that are left in flags: they say what the volume's context says.
+// readCapability parses a capability. It returns the mount flags that are options of the volume.
 func (p *publication) readCapability(c *csi.VolumeCapability, readOnly bool) (flags []string, err error) {
 	p.ReadOnly = readOnly || readOnlyMode(c)
 	p.SingleWriter = c.GetAccessMode().GetMode() == csi.VolumeCapability_AccessMode_SINGLE_NODE_SINGLE_WRITER
@@ -103,14 +102,14 @@ func (p *publication) readCapability(c *csi.VolumeCapability, readOnly bool) (fl
 	return flags, nil
 }
 
-// readOnlyMode tells whether an access mode allows nothing but reading.
+// readOnlyMode reports whether an access mode only allows reading.
 func readOnlyMode(c *csi.VolumeCapability) bool {
 	mode := c.GetAccessMode().GetMode()
 	return mode == csi.VolumeCapability_AccessMode_SINGLE_NODE_READER_ONLY || mode == csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY
 }
 
-// splitSELinux takes "context=…" out of mount flags. kubelet writes its value in double quotes, because a label's level
-// may hold a comma.
+// splitSELinux separates "context=…" from the other mount flags. kubelet puts its value in double quotes, because the level of a label may
+// contain a comma.
 func splitSELinux(flags []string, field string) (rest []string, context string, err error) {
 	for _, flag := range flags {
 		value, ok := strings.CutPrefix(flag, "context=")
@@ -119,7 +118,7 @@ func splitSELinux(flags []string, field string) (rest []string, context string, 
 			continue
 		}
 		if context != "" {
-			return nil, "", fault.Field(field, "hold two SELinux contexts")
+			return nil, "", fault.Field(field, "contain two SELinux contexts")
 		}
 		if len(value) >= 2 && value[0] == '"' && value[len(value)-1] == '"' {
 			value = value[1 : len(value)-1]
@@ -145,9 +144,8 @@ func isSELinuxContext(s string) bool {
 	return true
 }
 
-// readCredentials decides whose credentials the mount gets. A volume that does not say takes the keys that it is given, and where
-// it is given none the driver's, or, as an inline one, the pod's. Tokens of a service account are read for volumes of source
-// workload, and for no others.
+// readCredentials determines the source of the mount's credentials. Without credentials in the volume, it is the secret if the request has
+// one, otherwise the pod for inline volumes and the driver for others. Service account tokens are read only for source workload.
 func (p *publication) readCredentials(secrets, context map[string]string) error {
 	own := maps.Clone(secrets)
 	maps.DeleteFunc(own, func(key, _ string) bool { return strings.HasPrefix(key, metadataPrefix) })
@@ -168,9 +166,9 @@ func (p *publication) readCredentials(secrets, context map[string]string) error 
 	}
 	switch {
 	case (wanted == credentials.SourceDriver || wanted == credentials.SourceWorkload) && ok:
-		return fault.Field("secrets", "hold S3 keys, but the volume says credentials: %s: take nodePublishSecretRef out of the volume, or say credentials: secret", wanted)
+		return fault.Field("secrets", "hold S3 keys, but the volume has credentials: %s: remove nodePublishSecretRef from the volume, or set credentials: secret", wanted)
 	case wanted == credentials.SourceSecret && !ok:
-		return fault.Errorf(fault.Precondition, "the volume says credentials: secret, and the request has no secret: name one with %s and %s in its nodePublishSecretRef "+
+		return fault.Errorf(fault.Precondition, "the volume has credentials: secret, but the request has no secret: set nodePublishSecretRef to one with %s and %s "+
 			"(PersistentVolume or pod; StorageClass: csi.storage.k8s.io/node-publish-secret-name and -namespace)", credentials.SecretAccessKeyID, credentials.SecretSecretAccessKey)
 	case wanted == credentials.SourceWorkload:
 		return p.readWorkload(secrets, context)

@@ -13,32 +13,32 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
-// Limits of the CSI specification ("Size Limits"); paths override them with what the operating system allows.
+// Limits of the CSI specification ("Size Limits"). For paths it allows those of the operating system.
 const (
 	maxString = 128
 	maxMap    = 4 << 10
 	maxFlags  = 4 << 10
-	maxPath   = 4095 // PATH_MAX without its final zero
+	maxPath   = 4095 // PATH_MAX without its terminating zero
 )
 
 const (
-	// metadataPrefix begins the keys that kubelet and the provisioner put into contexts and secrets.
+	// metadataPrefix is the prefix of the keys that kubelet and the provisioner add to contexts and secrets.
 	metadataPrefix = "csi.storage.k8s.io/"
 	ephemeralKey   = metadataPrefix + "ephemeral"
 	tokensKey      = metadataPrefix + "serviceAccount.tokens"
 )
 
-// checkName holds a volume's name against CreateVolumeRequest.name of the specification.
+// checkName checks a volume's name against the CSI specification of CreateVolumeRequest.name.
 func checkName(name string) error {
 	if name == "" {
 		return fault.Field("name", "is missing")
 	}
 	if len(name) > maxString {
-		return fault.Field("name", "has %d bytes, and CSI allows %d", len(name), maxString)
+		return fault.Field("name", "has %d bytes, the maximum is %d", len(name), maxString)
 	}
 	for _, r := range name {
 		if r <= 0x08 || r == 0x0b || r == 0x0c || r >= 0x0e && r <= 0x1f || r >= 0x7f && r <= 0x9f {
-			return fault.Field("name", "%q holds a control character", name)
+			return fault.Field("name", "%q contains a control character", name)
 		}
 	}
 	return nil
@@ -49,13 +49,13 @@ func checkVolumeID(id string) error {
 		return fault.Field("volume_id", "is missing")
 	}
 	if len(id) > maxString {
-		return fault.Field("volume_id", "has %d bytes, and CSI allows %d", len(id), maxString)
+		return fault.Field("volume_id", "has %d bytes, the maximum is %d", len(id), maxString)
 	}
 	return nil
 }
 
-// checkMap holds a map against the size limit. Service-account tokens do not count: kubelet adds them to a map that was
-// within the limit, as many as the cluster's CSIDriver object asks for.
+// checkMap checks the size of a map. Service account tokens do not count, because kubelet adds them to a map that was within the limit,
+// one for each of tokenRequests.
 func checkMap(field string, m map[string]string) error {
 	size := 0
 	for key, value := range m {
@@ -64,31 +64,31 @@ func checkMap(field string, m map[string]string) error {
 		}
 	}
 	if size > maxMap {
-		return fault.Field(field, "has %d bytes, and CSI allows %d", size, maxMap)
+		return fault.Field(field, "has %d bytes, the maximum is %d", size, maxMap)
 	}
 	return nil
 }
 
-// cleanPath is a path of a request in the form in which paths are compared.
+// cleanPath validates a path of a request and returns it in canonical form.
 func cleanPath(field, path string) (string, error) {
 	switch {
 	case path == "":
 		return "", fault.Field(field, "is missing")
 	case len(path) > maxPath:
-		return "", fault.Field(field, "has %d bytes, and Linux allows %d", len(path), maxPath)
+		return "", fault.Field(field, "has %d bytes, the maximum is %d", len(path), maxPath)
 	case !filepath.IsAbs(path):
 		return "", fault.Field(field, "%q is not an absolute path", path)
 	case strings.ContainsRune(path, 0):
-		return "", fault.Field(field, "%q holds a zero byte", path)
+		return "", fault.Field(field, "%q contains a zero byte", path)
 	case slices.Contains(strings.Split(path, "/"), ".."):
-		return "", fault.Field(field, `%q holds ".."`, path)
+		return "", fault.Field(field, `%q contains ".."`, path)
 	case filepath.Clean(path) == "/":
 		return "", fault.Field(field, "%q is the root directory", path)
 	}
 	return filepath.Clean(path), nil
 }
 
-// checkCapabilities is checkCapability for each of a list that must not be empty.
+// checkCapabilities checks a list of capabilities, which must not be empty.
 func checkCapabilities(capabilities []*csi.VolumeCapability) error {
 	if len(capabilities) == 0 {
 		return fault.Field("volume_capabilities", "are missing")
@@ -105,20 +105,19 @@ func checkCapabilities(capabilities []*csi.VolumeCapability) error {
 	return nil
 }
 
-// checkCapability tells whether a capability says what the specification requires; a block volume is well-formed.
-// fs_type is accepted and means nothing: an S3 volume has one file system, and PersistentVolumes that were written for
-// other drivers carry all sorts.
+// checkCapability checks that a capability is well-formed, which includes block volumes. fs_type is accepted and ignored, because
+// PersistentVolumes of other drivers have various values.
 func checkCapability(field string, c *csi.VolumeCapability) error {
 	switch {
 	case c == nil:
 		return fault.Field(field, "is missing")
 	case c.GetAccessType() == nil:
-		return fault.Field(field+".access_type", "is missing: want mount")
+		return fault.Field(field+".access_type", "is missing: must be mount")
 	case c.GetAccessMode().GetMode() == csi.VolumeCapability_AccessMode_UNKNOWN:
 		return fault.Field(field+".access_mode", "is missing")
 	}
 	if _, known := csi.VolumeCapability_AccessMode_Mode_name[int32(c.GetAccessMode().GetMode())]; !known {
-		return fault.Field(field+".access_mode", "%d is not an access mode that this driver knows", c.GetAccessMode().GetMode())
+		return fault.Field(field+".access_mode", "%d is an unknown access mode", c.GetAccessMode().GetMode())
 	}
 	m := c.GetMount()
 	size := 0
@@ -126,21 +125,21 @@ func checkCapability(field string, c *csi.VolumeCapability) error {
 		size += len(flag)
 	}
 	if size > maxFlags {
-		return fault.Field(field+".mount.mount_flags", "have %d bytes together, and CSI allows %d", size, maxFlags)
+		return fault.Field(field+".mount.mount_flags", "have %d bytes in total, the maximum is %d", size, maxFlags)
 	}
 	for name, value := range map[string]string{"fs_type": m.GetFsType(), "volume_mount_group": m.GetVolumeMountGroup()} {
 		if len(value) > maxString {
-			return fault.Field(field+".mount."+name, "has %d bytes, and CSI allows %d", len(value), maxString)
+			return fault.Field(field+".mount."+name, "has %d bytes, the maximum is %d", len(value), maxString)
 		}
 	}
 	return nil
 }
 
 func errBlock(field string) error {
-	return fault.Field(field+".block", "block volumes are not supported: S3 holds files (in Kubernetes: volumeMode: Filesystem)")
+	return fault.Field(field+".block", "block volumes are not supported: use a mount volume (in Kubernetes: volumeMode: Filesystem)")
 }
 
-// capacityOf is what a range asks for, in bytes; 0 is nothing in particular. S3 is unbounded, so any size can be had.
+// capacityOf returns the required capacity in bytes, or 0 if there is none. S3 has no capacity limit, so any size is accepted.
 func capacityOf(r *csi.CapacityRange) (int64, error) {
 	required, limit := r.GetRequiredBytes(), r.GetLimitBytes()
 	switch {
@@ -154,9 +153,8 @@ func capacityOf(r *csi.CapacityRange) (int64, error) {
 	return required, nil
 }
 
-// requestKeys reads a request's S3 keys. ok is false where it brings none. Secrets that hold something else only are an
-// error: whoever set them meant them to be used, and a misspelt key must not make the driver fall back on other
-// credentials.
+// requestKeys returns a request's S3 keys. ok is false if there are no secrets. Secrets without S3 keys are an error, because a misspelt key
+// must not make the driver fall back to other credentials.
 func requestKeys(secrets map[string]string) (keys credentials.Keys, ok bool, err error) {
 	if err := checkMap("secrets", secrets); err != nil {
 		return credentials.Keys{}, false, err
@@ -172,7 +170,7 @@ func requestKeys(secrets map[string]string) (keys credentials.Keys, ok bool, err
 		}
 	}
 	if len(names) > 0 {
-		return credentials.Keys{}, false, fault.Field("secrets", "hold neither %s nor %s, only %s: correct the keys of the secret",
+		return credentials.Keys{}, false, fault.Field("secrets", "have neither %s nor %s, only %s: correct the keys of the secret",
 			credentials.SecretAccessKeyID, credentials.SecretSecretAccessKey, strings.Join(names, ", "))
 	}
 	return credentials.Keys{}, false, nil

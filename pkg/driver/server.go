@@ -14,11 +14,10 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// afterStop is how long cancelled requests and background work may take to notice.
+// afterStop is how long cancelled requests and background work may take to return.
 const afterStop = 5 * time.Second
 
-// Background is work that goes on beside requests. Run ends with nil or with ctx's error when ctx ends; any other end stops
-// the driver.
+// Background is work that runs beside requests. Run returns nil or ctx's error when ctx ends. If it returns otherwise, the driver stops.
 type Background struct {
 	Name string
 	Run  func(ctx context.Context) error
@@ -40,7 +39,7 @@ type Config struct {
 // Server serves the CSI services on one endpoint.
 type Server struct{ cfg Config }
 
-// NewServer checks cfg; it opens and starts nothing.
+// NewServer checks cfg. It neither opens nor starts anything.
 func NewServer(cfg Config) (*Server, error) {
 	if cfg.Identity == nil || cfg.Metrics == nil || cfg.Health == nil {
 		return nil, errors.New("a server needs the identity service, metrics and health")
@@ -51,9 +50,15 @@ func NewServer(cfg Config) (*Server, error) {
 	return &Server{cfg: cfg}, nil
 }
 
-// Run serves until ctx ends, and then: not ready, running requests finished or cancelled, background work ended, socket
-// removed. It never unmounts anything. nil is an ordered end; everything that Run started has ended by then, except what
-// the log names.
+// Run serves until ctx ends or a component fails, and then shuts down:
+//
+//  1. report not ready
+//  2. wait for the requests in flight, cancel them after ShutdownTimeout
+//  3. stop the background work
+//  4. close the HTTP endpoint and remove the socket
+//
+// It never unmounts anything. After a clean shutdown it returns nil. Everything that Run started has then ended, except for requests in
+// the log that did not return.
 func (s *Server) Run(ctx context.Context) (err error) {
 	logger := klog.FromContext(ctx)
 	lis, cleanup, err := Listen(ctx, s.cfg.Endpoint)
@@ -70,7 +75,7 @@ func (s *Server) Run(ctx context.Context) (err error) {
 	rpc := grpc.NewServer(grpc.ChainUnaryInterceptor(interceptors(logger, s.cfg.Metrics, running)...), grpc.WaitForHandlers(true))
 	s.register(rpc)
 
-	// Work does not end with ctx: requests that are being finished stand on it.
+	// Background work continues after ctx ends, because the requests in flight depend on it.
 	work, stopWork := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopWork()
 	group, failed := errgroup.WithContext(work)
@@ -91,9 +96,9 @@ func (s *Server) Run(ctx context.Context) (err error) {
 
 	select {
 	case <-ctx.Done():
-		logger.Info("Stopping; mounts stay", "reason", context.Cause(ctx).Error(), "running", running.list())
+		logger.Info("Shutting down, mounts keep running", "reason", context.Cause(ctx).Error(), "running", running.list())
 	case <-failed.Done():
-		logger.Info("Stopping because a part of the driver ended; mounts stay", "reason", context.Cause(failed).Error())
+		logger.Info("Component failed, shutting down", "reason", context.Cause(failed).Error())
 	}
 	s.cfg.Health.Stopping()
 	s.stop(logger, rpc, running)
@@ -114,17 +119,17 @@ func (s *Server) register(rpc *grpc.Server) {
 	}
 }
 
-// stop lets running requests finish, then cancels them, then leaves those behind that do not notice.
+// stop waits for the requests in flight. After ShutdownTimeout it cancels them, and after afterStop it stops waiting.
 func (s *Server) stop(logger klog.Logger, rpc *grpc.Server, running *inflight) {
 	done := make(chan struct{})
 	go func() { rpc.GracefulStop(); close(done) }()
 	if ended(done, s.cfg.ShutdownTimeout) {
 		return
 	}
-	logger.Info("Cancelling requests that did not finish in time", "shutdownTimeout", s.cfg.ShutdownTimeout, "running", running.list())
-	go rpc.Stop() // makes GracefulStop return, once the handlers have
+	logger.Info("Shutdown timed out, cancelling requests", "shutdownTimeout", s.cfg.ShutdownTimeout, "running", running.list())
+	go rpc.Stop() // GracefulStop then returns after the handlers
 	if !ended(done, afterStop) {
-		logger.Error(nil, "Leaving requests behind that do not react", "running", running.list())
+		logger.Error(nil, "Cancelled requests did not return", "running", running.list())
 	}
 }
 
@@ -139,7 +144,7 @@ func ended(done <-chan struct{}, limit time.Duration) bool {
 	}
 }
 
-// wait is group.Wait with a bound: background work that hangs in a system call must not hold up the exit.
+// wait is group.Wait with a timeout, so that background work in a blocked system call does not prevent the exit.
 func wait(group *errgroup.Group) error {
 	result := make(chan error, 1)
 	go func() { result <- group.Wait() }()
@@ -149,7 +154,7 @@ func wait(group *errgroup.Group) error {
 	case err := <-result:
 		return err
 	case <-timer.C:
-		return fmt.Errorf("background work did not end within %v", afterStop)
+		return fmt.Errorf("background work did not stop within %v", afterStop)
 	}
 }
 
@@ -159,7 +164,7 @@ func (b Background) run(ctx context.Context) error {
 	case ctx.Err() != nil && (err == nil || errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))):
 		return nil
 	case err == nil:
-		return fmt.Errorf("%s ended without being asked to", b.Name)
+		return fmt.Errorf("%s stopped unexpectedly", b.Name)
 	}
 	return fmt.Errorf("%s: %w", b.Name, err)
 }
@@ -180,8 +185,8 @@ func (s *Server) openHTTP(ctx context.Context) (*webServer, error) {
 	}
 	mux := http.NewServeMux()
 	s.cfg.Metrics.addTo(mux)
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { answer(w, s.cfg.Health.Alive(), nil) })
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { answer(w, s.cfg.Health.Fit(), s.cfg.Health.Notes()) })
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { respond(w, s.cfg.Health.Alive(), nil) })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { respond(w, s.cfg.Health.Fit(), s.cfg.Health.Notes()) })
 	return &webServer{lis: lis, server: &http.Server{
 		Handler:           mux,
 		ReadHeaderTimeout: 5 * time.Second,
@@ -192,7 +197,7 @@ func (s *Server) openHTTP(ctx context.Context) (*webServer, error) {
 	}}, nil
 }
 
-func answer(w http.ResponseWriter, ok bool, notes []string) {
+func respond(w http.ResponseWriter, ok bool, notes []string) {
 	text := "ok\n"
 	if !ok {
 		w.WriteHeader(http.StatusServiceUnavailable)
@@ -201,7 +206,7 @@ func answer(w http.ResponseWriter, ok bool, notes []string) {
 	for _, note := range notes {
 		text += "note: " + note + "\n"
 	}
-	_, _ = w.Write([]byte(text)) // the prober hung up: nobody to tell
+	_, _ = w.Write([]byte(text)) // fails only if the client disconnected
 }
 
 func (w *webServer) serve() error {
@@ -211,7 +216,7 @@ func (w *webServer) serve() error {
 	return nil
 }
 
-// stop is last, so that probes see a driver that stops as one that is not ready.
+// stop closes the HTTP endpoint. It is called last, so that probes see a driver in shutdown as not ready.
 func (w *webServer) stop() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()

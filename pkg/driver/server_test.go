@@ -207,10 +207,10 @@ func TestFailingBackgroundStopsTheDriver(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			begin := make(chan struct{})
 			r := start(t, func(cfg *Config, _ *fakeMounter) {
-				cfg.Background = []Background{{Name: "looking after mounts", Run: func(ctx context.Context) error { <-begin; return run(ctx) }}}
+				cfg.Background = []Background{{Name: "monitoring of mounts", Run: func(ctx context.Context) error { <-begin; return run(ctx) }}}
 			})
 			close(begin)
-			if err := r.wait(t); err == nil || !strings.Contains(err.Error(), "looking after mounts") {
+			if err := r.wait(t); err == nil || !strings.Contains(err.Error(), "monitoring of mounts") {
 				t.Errorf("Run: %v", err)
 			}
 		})
@@ -241,7 +241,7 @@ func TestHTTPShowsMetricsAndHealth(t *testing.T) {
 	}
 	r := start(t, func(cfg *Config, m *fakeMounter) {
 		cfg.HTTPEndpoint = address
-		cfg.Health.Note("restarts of the driver break mounts")
+		cfg.Health.Note("mounts do not survive driver restarts")
 		m.block, m.entered = make(chan struct{}), make(chan struct{}, 1)
 	})
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
@@ -268,7 +268,7 @@ func TestHTTPShowsMetricsAndHealth(t *testing.T) {
 	if code, body := get("/healthz"); code != 200 || body != "ok\n" {
 		t.Errorf("/healthz: %d %q", code, body)
 	}
-	if code, body := get("/readyz"); code != 200 || body != "ok\nnote: restarts of the driver break mounts\n" {
+	if code, body := get("/readyz"); code != 200 || body != "ok\nnote: mounts do not survive driver restarts\n" {
 		t.Errorf("/readyz: %d %q", code, body)
 	}
 	for _, path := range []string{"/", "/debug/pprof/"} {
@@ -369,7 +369,7 @@ func TestSecondSignalExitsAtOnceWithItsNumber(t *testing.T) {
 		if err := child.Process.Signal(syscall.SIGTERM); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "the driver stops", func() bool { return strings.Contains(log.String(), "Stopping; mounts stay") })
+		eventually(t, "the driver stops", func() bool { return strings.Contains(log.String(), "Shutting down") })
 		begin := time.Now()
 		if err := child.Process.Signal(s); err != nil {
 			t.Fatal(err)

@@ -8,9 +8,8 @@ import (
 	"syscall"
 )
 
-// WithSignals is a context that the first SIGTERM or SIGINT ends. The second one calls exit with 128 plus its number, at
-// once: an operator who asks twice does not want to wait. stop gives the signals their default effect back and ends what
-// WithSignals started.
+// WithSignals returns a context that is cancelled by the first SIGTERM or SIGINT. The second signal immediately calls exit with 128 plus its
+// number. stop restores the default handling of signals and releases the resources of WithSignals.
 func WithSignals(parent context.Context, exit func(code int)) (ctx context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(parent)
 	signals := make(chan os.Signal, 2)

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// VersionFrom is the driver's version: what the build stamped on it, else what the Go toolchain knows of its source.
+// VersionFrom returns the driver's version: the one set by the linker, else the one in the Go build info.
 func VersionFrom(stamped string, info *debug.BuildInfo) string {
 	if stamped != "" {
 		return stamped

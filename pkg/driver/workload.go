@@ -9,29 +9,28 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
-// What kubelet says of a pod, with podInfoOnMount: true (Kubernetes CSI documentation, "Pod Info on Mount").
+// Keys of kubelet's pod information, with podInfoOnMount: true (Kubernetes CSI documentation, "Pod Info on Mount").
 const (
 	podNamespaceKey   = metadataPrefix + "pod.namespace"
 	serviceAccountKey = metadataPrefix + "serviceAccount.name"
 )
 
-// readPod reads whose the publication is, where the CO says so.
+// readPod reads the pod's namespace and service account, if the CO passes them.
 func (p *publication) readPod(context map[string]string) error {
 	for key, to := range map[string]*string{podNamespaceKey: &p.PodNamespace, serviceAccountKey: &p.ServiceAccount} {
 		value := context[key]
 		if value != "" && (len(value) > 253 || checkAlphabet(value, "-.") != nil) {
-			return fault.Field("volume_context."+key, "%q is not a name of Kubernetes", value)
+			return fault.Field("volume_context."+key, "%q is not a Kubernetes name", value)
 		}
 		*to = value
 	}
 	return nil
 }
 
-// readWorkload reads the tokens of the pod's service account: from the secrets, where newer kubelets put them, else from the
-// volume context.
+// readWorkload reads the tokens of the pod's service account: from the secrets (newer kubelets), else from the volume context.
 func (p *publication) readWorkload(secrets, context map[string]string) error {
 	if p.PodNamespace == "" || p.ServiceAccount == "" {
-		return fault.Errorf(fault.Precondition, "the volume has credentials: workload, and the request does not tell the pod's namespace and service account: "+
+		return fault.Errorf(fault.Precondition, "the volume has credentials: workload, but the request does not have the pod's namespace and service account: "+
 			"set podInfoOnMount: true in the CSIDriver object")
 	}
 	field, text := "secrets", secrets[tokensKey]
@@ -39,8 +38,8 @@ func (p *publication) readWorkload(secrets, context map[string]string) error {
 		field, text = "volume_context", context[tokensKey]
 	}
 	if text == "" {
-		return fault.Errorf(fault.Precondition, "the volume has credentials: workload, and the request brings no token of service account %s/%s: "+
-			"list the token service's audience in tokenRequests of the CSIDriver object, with requiresRepublish: true", p.PodNamespace, p.ServiceAccount)
+		return fault.Errorf(fault.Precondition, "the volume has credentials: workload, but the request has no token of service account %s/%s: "+
+			"add the token service's audience to tokenRequests of the CSIDriver object, and set requiresRepublish: true", p.PodNamespace, p.ServiceAccount)
 	}
 	tokens, err := credentials.ParseTokens(text)
 	if err != nil {
@@ -49,7 +48,7 @@ func (p *publication) readWorkload(secrets, context map[string]string) error {
 	for audience, token := range tokens {
 		namespace, account, ok := subjectOf(token.Value)
 		if ok && (namespace != p.PodNamespace || account != p.ServiceAccount) {
-			return fault.Field(field+"."+tokensKey, "the token of audience %q is of service account %s/%s, and the pod's is %s/%s", audience, namespace, account, p.PodNamespace, p.ServiceAccount)
+			return fault.Field(field+"."+tokensKey, "the token of audience %q belongs to service account %s/%s, but the pod has %s/%s", audience, namespace, account, p.PodNamespace, p.ServiceAccount)
 		}
 	}
 	p.Source, p.Tokens = credentials.SourceWorkload, tokens
@@ -57,8 +56,8 @@ func (p *publication) readWorkload(secrets, context map[string]string) error {
 	return nil
 }
 
-// subjectOf reads whose a service account's token is (Kubernetes, "Managing Service Accounts"; RFC 7519, section 4.1.2). ok is
-// false for one that cannot be read, which is the token service's to judge. Nothing is verified: that is its matter, too.
+// subjectOf returns the namespace and the name of the service account in a token (Kubernetes, "Managing Service Accounts"; RFC 7519,
+// section 4.1.2). ok is false if the token cannot be parsed. The token service verifies tokens, the driver does not.
 func subjectOf(token string) (namespace, account string, ok bool) {
 	parts := strings.Split(token, ".")
 	if len(parts) != 3 {

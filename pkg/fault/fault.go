@@ -1,6 +1,6 @@
 // Package fault adds kinds to errors, from which the RPC edge derives status codes.
 //
-// Inner packages return fault errors and know nothing of gRPC; pkg/driver maps kinds to codes in one place.
+// Inner packages return fault errors and do not depend on gRPC; pkg/driver maps kinds to codes in one place.
 // A kind survives wrapping with %w; the outermost kind wins.
 package fault
 
@@ -31,9 +31,9 @@ const (
 	Denied
 	// Unauthenticated is missing, expired or wrong credentials.
 	Unauthenticated
-	// Unavailable is a service that did not answer or asked to slow down.
+	// Unavailable is a service that did not respond or throttles requests.
 	Unavailable
-	// Timeout is a deadline that passed with the outcome unknown.
+	// Timeout is a deadline that expired with the outcome unknown.
 	Timeout
 	// Exhausted is a limit that was reached.
 	Exhausted

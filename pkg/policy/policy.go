@@ -1,9 +1,8 @@
 // Package policy makes session policies: the smallest IAM policy for what a mount or a deletion may touch.
 //
-// It is pure. A policy that is given to a security token service together with a request for a session makes the session's
-// rights the intersection of the policy and of what the role or user may do (IAM User Guide, "Session policies"). That alone is
-// not enough: a bucket policy that names the session itself adds to it. So everything else is denied as well, which no other
-// policy can undo.
+// It does no I/O. The permissions of a session are the intersection of its policy and the permissions of the role or user (IAM User Guide,
+// "Session policies"). A bucket policy that names the session can add permissions. Therefore the policy also denies everything else,
+// which no other policy can override.
 package policy
 
 import (
@@ -13,7 +12,7 @@ import (
 )
 
 // MaxSize is how many characters a session policy may have (STS API Reference, AssumeRole, "Policy"). AWS has a second limit, on
-// a packed form of the policy that only STS can compute; its answer has the share used as PackedPolicySize. Short policies stay below
+// a packed form of the policy that only STS can compute; its response has the used share as PackedPolicySize. Short policies stay below
 // it.
 const MaxSize = 2048
 
@@ -139,7 +138,7 @@ func (s Scope) Deletion(recordKeys []string) (string, error) {
 		g.kms, g.kmsOpen = []string{"kms:Decrypt", "kms:GenerateDataKey"}, true
 	}
 	if g.prefixes != nil && !s.AWS {
-		// Without permission to list a key, the answer for a missing one is 403, not 404. AWS ignores conditions there.
+		// Without permission to list a key, the response for a missing one is 403, not 404. AWS ignores conditions there.
 		g.prefixes = append(g.prefixes, unique(records)...)
 	}
 	return s.finish(t.statements(g))

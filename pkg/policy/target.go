@@ -31,7 +31,7 @@ func (s Scope) partition() string {
 const (
 	partitionName    volume.Pattern = `^aws(-[a-z]{1,8}){0,3}$`
 	accessPointARN   volume.Pattern = `^arn:(aws[a-z-]*):s3:([a-z0-9-]{1,32}):([0-9]{12}):accesspoint[/:]([a-z0-9]([a-z0-9-]{1,48}[a-z0-9]))$`
-	directoryBuckets                = "policies of directory buckets know no prefixes: use the whole bucket as the volume, a bucket of another kind, or scope: off"
+	directoryBuckets                = "policies of directory buckets do not support prefixes: use the whole bucket as the volume, a bucket of another kind, or scope: off"
 	scopeOff                        = "use scope: off for the volume, if its backend allows it"
 )
 

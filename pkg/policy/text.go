@@ -14,8 +14,8 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
-// TrialPrefix is where a check of a service keeps its test volumes; no real volume is there.
-const TrialPrefix = volume.RecordPrefix + "/check/"
+// CheckPrefix is the prefix of the test objects of s3-csi-driver check. No volume is below it.
+const CheckPrefix = volume.RecordPrefix + "/check/"
 
 // pattern returns a policy's pattern for exactly that key, or prefix of keys. The error is a Precondition.
 func (s Scope) pattern(key string) (string, error) {
@@ -26,7 +26,7 @@ func (s Scope) pattern(key string) (string, error) {
 		switch {
 		case !strings.HasSuffix(key, "/"):
 			return "", s.refusal(`has a prefix that does not end in "/"`, `end it in "/"`)
-		case strings.HasPrefix(key, volume.RecordPrefix+"/") && (!strings.HasPrefix(key, TrialPrefix) || key == TrialPrefix):
+		case strings.HasPrefix(key, volume.RecordPrefix+"/") && (!strings.HasPrefix(key, CheckPrefix) || key == CheckPrefix):
 			return "", s.refusal("is where the driver keeps its records", "use another prefix")
 		}
 	}

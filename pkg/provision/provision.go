@@ -1,8 +1,8 @@
-// Package provision creates and deletes volumes on S3 for the controller. It wires the packages below it and knows nothing of CSI.
+// Package provision creates and deletes volumes on S3 for the controller. It wires the packages below it and does not depend on CSI.
 //
 // A volume is a prefix of a bucket, proven by a volume record, or a whole bucket, proven by its tags. All state is in S3, so
-// any process of the same driver and cluster can finish what another one began. Every error has a pkg/fault kind; an unknown outcome is
-// Busy, Timeout or Unavailable, which no caller takes for final.
+// any process of the same driver and cluster can finish what another one started. Every error has a pkg/fault kind; an unknown outcome is
+// Busy, Timeout or Unavailable, which are not final.
 package provision
 
 import (
@@ -25,14 +25,14 @@ const (
 	DefaultWorkers = 8
 )
 
-// Options are what a Provisioner works with.
+// Options are the dependencies and settings of a Provisioner.
 type Options struct {
-	Config  backend.Configured // required; asked at each call
+	Config  backend.Configured // required; read at each call
 	Clients *backend.Clients   // required
 	Buckets *backend.Buckets   // required
 	// Sessions makes the sessions of roles and of deletions; required.
 	Sessions identity.Sessions
-	// DriverName and ClusterID are the owner that records and tags name. Two clusters that share a bucket and have the same
+	// DriverName and ClusterID are the owner in records and tags. Two clusters that share a bucket and have the same
 	// of both would delete each other's volumes. ClusterID may be empty.
 	DriverName string
 	ClusterID  string
@@ -49,16 +49,16 @@ type Provisioner struct {
 	*remove.Remover // Delete, Lookup and Run
 }
 
-// CreateRequest asks for a volume.
+// CreateRequest is a request to create a volume.
 type CreateRequest = create.Request
 
-// DeleteRequest asks for a volume's deletion.
+// DeleteRequest is a request to delete a volume.
 type DeleteRequest = remove.Request
 
-// LookupRequest asks whether a volume is there.
+// LookupRequest is a request to check that a volume exists.
 type LookupRequest = remove.Request
 
-// New makes a Provisioner. It starts nothing: deletions wait for Run.
+// New returns a Provisioner. It starts nothing: deletions wait for Run.
 func New(o Options) (*Provisioner, error) {
 	switch {
 	case o.Config == nil || o.Clients == nil || o.Buckets == nil || o.Sessions == nil:

@@ -14,7 +14,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
-// maxAgentAnswer bounds the agent's answer, in bytes.
+// maxAgentAnswer is the maximum size of the agent's response, in bytes.
 const maxAgentAnswer = 64 << 10
 
 // askAgent gets the session of the pod's association from EKS Pod Identity's agent (the container credentials protocol: SDKs
@@ -66,7 +66,7 @@ func (m *Maker) agentOnce(ctx context.Context, client *http.Client, o credential
 		Expiration      time.Time
 	}
 	if err := json.Unmarshal(body, &answer); err != nil || answer.AccessKeyID == "" || answer.SecretAccessKey == "" || answer.Token == "" {
-		return credentials.Keys{}, unusable(o, "the answer of EKS Pod Identity's agent has no session")
+		return credentials.Keys{}, unusable(o, "the response of EKS Pod Identity's agent has no session")
 	}
 	keys := credentials.Keys{AccessKeyID: answer.AccessKeyID, SecretAccessKey: answer.SecretAccessKey, SessionToken: answer.Token}
 	if !answer.Expiration.IsZero() {

@@ -40,7 +40,7 @@ func (a *stsCall) explain(ctx context.Context, o credentials.Order, err error) e
 	if f := (*fault.Error)(nil); errors.As(err, &f) {
 		return err
 	}
-	// If ctx ended between two attempts, the service's last answer is the better reason.
+	// If ctx ended between two attempts, the service's last response is the better reason.
 	if ctx.Err() != nil && backend.ErrorCode(err) == "" && a.last != nil {
 		err = a.last
 	}
@@ -75,9 +75,9 @@ func answered(err error) (answer, bool) {
 	return a, a.code != "" || a.status >= 300
 }
 
-// text returns the answer without the secrets that it may echo.
+// text returns the response without the secrets that it may echo.
 func (a answer) text(o credentials.Order) string {
-	s := "the token service answered"
+	s := "the token service returned"
 	if a.status != 0 {
 		s += fmt.Sprintf(" %d", a.status)
 	}
@@ -93,7 +93,7 @@ func (a answer) text(o credentials.Order) string {
 	return s
 }
 
-// meaning returns the kind of an answer and what to do about it. The codes are those of the STS API Reference ("Common Errors"
+// meaning returns the kind of a response and what to do about it. The codes are those of the STS API Reference ("Common Errors"
 // and the errors of each action), and of MinIO.
 func (a answer) meaning(o credentials.Order) (fault.Kind, string) {
 	switch a.code {
@@ -112,7 +112,7 @@ func (a answer) meaning(o credentials.Order) (fault.Kind, string) {
 	case "RequestExpired", "RequestTimeTooSkewed":
 		return fault.Precondition, "the clocks of this host and of the service differ too much; check time synchronisation on both"
 	case "Throttling", "ThrottlingException", "ThrottledException", "RequestLimitExceeded", "TooManyRequests", "TooManyRequestsException", "RequestThrottled", "RequestThrottledException", "SlowDown":
-		return fault.Busy, "the service asks to slow down; the driver retries"
+		return fault.Busy, "the service throttles requests; the driver retries"
 	case "MalformedPolicyDocument", "MalformedPolicyDocumentException":
 		return fault.Precondition, "the service rejects the session policy, possibly because of an unknown action or condition; report this, or set scope: off on the volume, which is less safe"
 	case "PackedPolicyTooLarge", "PackedPolicyTooLargeException":
@@ -120,18 +120,18 @@ func (a answer) meaning(o credentials.Order) (fault.Kind, string) {
 	case "RegionDisabledException":
 		return fault.Precondition, "STS is not active in this region for the account; activate it in the account's settings or set sts.region of the backend"
 	case "ValidationError", "ValidationException", "InvalidParameterValue", "InvalidParameterCombination", "MissingParameter":
-		if o.Kind == credentials.WebIdentity && a.code == "InvalidParameterValue" { // MinIO's answer to a token that it rejects
-			return fault.Unauthenticated, "check that the service knows the token's issuer and audience, that the role exists, and that it allows sessionDuration of the volume" + duration(o)
+		if o.Kind == credentials.WebIdentity && a.code == "InvalidParameterValue" { // MinIO's response to a token that it rejects
+			return fault.Unauthenticated, "check that the service accepts the token's issuer and audience, that the role exists, and that it allows sessionDuration of the volume" + duration(o)
 		}
 		return fault.Precondition, "check sessionDuration of the volume" + duration(o) + " against the limits of the service and the role (AWS: at least 15m, at most the role's maximum, 1h with role chaining), the role's name, and sts.kinds of the backend"
 	case "InvalidAction", "NotImplemented", "MethodNotAllowed":
 		return fault.Precondition, "this endpoint does not make such sessions; correct sts.endpoint and sts.kinds of the backend, or remove sts if the service has none"
 	case "IDPCommunicationError", "STSNotInitialized":
-		return fault.Unavailable, "the service is temporarily unable to answer; the driver retries"
+		return fault.Unavailable, "the service is temporarily unavailable; the driver retries"
 	}
 	switch kind := fault.KindOf(backend.Classify(a.err, "")); {
 	case a.status == http.StatusTooManyRequests:
-		return fault.Busy, "the service asks to slow down; the driver retries"
+		return fault.Busy, "the service throttles requests; the driver retries"
 	case kind == fault.Denied, kind == fault.Unauthenticated, kind == fault.Busy:
 		return kind, denied(o)
 	case kind == fault.Unavailable && a.status != http.StatusNotFound, kind == fault.Timeout, kind == fault.Unknown:
@@ -165,20 +165,20 @@ func denied(o credentials.Order) string {
 	return "check the permissions"
 }
 
-// agentSilent returns the error for an agent that does not answer.
+// agentSilent returns the error for an agent that does not respond.
 func agentSilent(ctx context.Context, o credentials.Order, err error) error {
 	if ctx.Err() != nil {
-		return fault.Errorf(fault.Unavailable, "%s: EKS Pod Identity's agent at %s did not answer in time; check that its pod runs on this node", subject(o), o.AgentURI)
+		return fault.Errorf(fault.Unavailable, "%s: EKS Pod Identity's agent at %s did not respond in time; check that its pod runs on this node", subject(o), o.AgentURI)
 	}
-	return fault.Errorf(fault.Unavailable, "%s: EKS Pod Identity's agent at %s does not answer; check that its pod runs on this node: %s", subject(o), o.AgentURI, backend.Clip(scrub(o, err.Error()), 300))
+	return fault.Errorf(fault.Unavailable, "%s: EKS Pod Identity's agent at %s does not respond; check that its pod runs on this node: %s", subject(o), o.AgentURI, backend.Clip(scrub(o, err.Error()), 300))
 }
 
-// agentRefused returns the error for an agent that answers without a session.
+// agentRefused returns the error for an agent that responds without a session.
 func agentRefused(o credentials.Order, status int, body []byte) error {
 	kind, advice := fault.Precondition, "check podIdentityAgent of the backend"
 	switch {
 	case status == http.StatusTooManyRequests:
-		kind, advice = fault.Busy, "the service asks to slow down; the driver retries"
+		kind, advice = fault.Busy, "the service throttles requests; the driver retries"
 	case status >= 500:
 		kind, advice = fault.Unavailable, "the driver retries"
 	case status == http.StatusUnauthorized:
@@ -186,7 +186,7 @@ func agentRefused(o credentials.Order, status int, body []byte) error {
 	case status == http.StatusForbidden, status == http.StatusBadRequest, status == http.StatusNotFound:
 		kind, advice = fault.Denied, denied(o)
 	}
-	return fault.Errorf(kind, "%s: EKS Pod Identity's agent at %s answered %d %q: %s", subject(o), o.AgentURI, status, backend.Clip(scrub(o, string(body)), 300), advice)
+	return fault.Errorf(kind, "%s: EKS Pod Identity's agent at %s returned %d %q: %s", subject(o), o.AgentURI, status, backend.Clip(scrub(o, string(body)), 300), advice)
 }
 
 // scrub removes the order's secrets from a text, even if they are cut off, quoted or escaped.

@@ -20,7 +20,7 @@ import (
 const (
 	// budget bounds making one session, with all attempts.
 	budget = 10 * time.Second
-	// answerBound bounds one answer, so that there is time for a second attempt.
+	// answerBound is the timeout of one response, so that there is time for a second attempt.
 	answerBound = 4 * time.Second
 	dialBound   = 3 * time.Second
 	// maxConcurrent is how many sessions of one service are made at a time. With 50 ms for a session that is more than a
@@ -30,7 +30,7 @@ const (
 	services = 32
 	// defaultDuration is the usual validity of sessions without a requested duration.
 	defaultDuration = time.Hour
-	// maxServiceAnswer bounds an answer, in bytes. A session takes a few thousand.
+	// maxServiceAnswer is the maximum size of a response, in bytes. A session takes a few thousand.
 	maxServiceAnswer = 1 << 20
 )
 
@@ -69,7 +69,7 @@ func (m *Maker) Close() {
 // at most, in addition to the wait for a free slot.
 //
 // Denied: the service refuses. Unauthenticated: the order's credentials have expired, are revoked or of another service. Busy:
-// the service asks to slow down. Unavailable: it did not answer. Timeout: ctx ended. Precondition: the order cannot work with
+// the service throttles requests. Unavailable: it did not respond. Timeout: ctx ended. Precondition: the order cannot work with
 // the current configuration. Errors contain no secrets.
 func (m *Maker) Make(ctx context.Context, o credentials.Order) (credentials.Keys, error) {
 	if o.Kind == credentials.AsIs {
@@ -124,7 +124,7 @@ func Make(ctx context.Context, o credentials.Order) (credentials.Keys, error) {
 	return m.Make(ctx, o)
 }
 
-// complete refuses an order that lacks what its kind needs.
+// complete refuses an order without the fields that its kind needs.
 func complete(o credentials.Order) error {
 	switch o.Kind {
 	case credentials.AssumeRole, credentials.FederationToken:
@@ -198,7 +198,7 @@ func newHTTPClient(roots *x509.CertPool, proxy func(*http.Request) (*url.URL, er
 	}
 }
 
-// boundedAnswers cuts off answers that are longer than any session's, because the SDK reads them into memory.
+// boundedAnswers truncates responses that are longer than those with a session, because the SDK reads them into memory.
 type boundedAnswers struct{ *http.Transport }
 
 // RoundTrip implements http.RoundTripper.

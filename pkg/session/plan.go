@@ -209,7 +209,7 @@ func (l *plan) narrow(keys credentials.Keys) (credentials.Order, error) {
 	case l.role != "" && b.Makes(credentials.AssumeRole):
 		o.Kind = credentials.AssumeRole
 	case l.role != "":
-		return o, fault.Errorf(fault.Precondition, "role %s cannot be assumed, because %s makes no sessions of kind %s; %s, or remove roleARN from the volume and the secret", l.role, b, credentials.AssumeRole, declare(b, credentials.AssumeRole))
+		return o, fault.Errorf(fault.Precondition, "role %s cannot be assumed, because %s does not support sessions of kind %s; %s, or remove roleARN from the volume and the secret", l.role, b, credentials.AssumeRole, declare(b, credentials.AssumeRole))
 	case l.scope == volume.ScopeOff:
 		o.Kind = credentials.AsIs
 	case static && b.Makes(credentials.FederationToken):
@@ -265,11 +265,11 @@ func (l *plan) workload() (credentials.Order, error) {
 		return credentials.Order{}, fault.Errorf(fault.Precondition, "%s: a session of EKS Pod Identity can only be narrowed by assuming a role; set roleARN in the volume or workloadRoleARN on the backend to a role "+
 			"that trusts the association's role (%s), or set scope: off", b, unreadAnnotation)
 	case hasAgent && l.role != "" && !b.Makes(credentials.AssumeRole):
-		return credentials.Order{}, fault.Errorf(fault.Precondition, "role %s cannot be assumed with the session of EKS Pod Identity, because %s makes no sessions of kind %s; %s", l.role, b, credentials.AssumeRole, declare(b, credentials.AssumeRole))
+		return credentials.Order{}, fault.Errorf(fault.Precondition, "role %s cannot be assumed with the session of EKS Pod Identity, because %s does not support sessions of kind %s; %s", l.role, b, credentials.AssumeRole, declare(b, credentials.AssumeRole))
 	case hasAgent:
 		return credentials.Order{Kind: credentials.PodIdentity, Token: agent.Value, AgentURI: b.AgentURI()}, nil
 	case !b.Makes(credentials.WebIdentity):
-		return credentials.Order{}, fault.Errorf(fault.Precondition, "the volume has credentials: workload, but %s exchanges no tokens; %s", b, declare(b, credentials.WebIdentity))
+		return credentials.Order{}, fault.Errorf(fault.Precondition, "the volume has credentials: workload, but %s does not support the exchange of tokens; %s", b, declare(b, credentials.WebIdentity))
 	case b.Audience() == "":
 		return credentials.Order{}, fault.Errorf(fault.Precondition, "the volume has credentials: workload, but %s has no audience; set sts.audience in the driver's config file and the same audience in tokenRequests of the CSIDriver object", b)
 	case !hasSTS:

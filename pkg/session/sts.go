@@ -25,7 +25,7 @@ const attempts = 5
 // stsCall is the request for one order.
 type stsCall struct {
 	sent time.Time // when the last attempt started
-	last error     // the last answer of the service
+	last error     // the last response of the service
 }
 
 // ask exchanges an order for a session.
@@ -37,7 +37,7 @@ func (m *Maker) ask(ctx context.Context, s *service, o credentials.Order) (crede
 		return credentials.Keys{}, a.explain(ctx, o, err)
 	}
 	if answer == nil || aws.ToString(answer.AccessKeyId) == "" || aws.ToString(answer.SecretAccessKey) == "" || aws.ToString(answer.SessionToken) == "" {
-		return credentials.Keys{}, unusable(o, "the answer has no session")
+		return credentials.Keys{}, unusable(o, "the response has no session")
 	}
 	server, _ := awsmiddleware.GetServerTime(metadata)
 	keys := credentials.Keys{
@@ -54,7 +54,7 @@ func (m *Maker) ask(ctx context.Context, s *service, o credentials.Order) (crede
 	return keys, nil
 }
 
-// exchange sends the order's request and returns the session, the metadata of the answer and the ARN of the session's user.
+// exchange sends the order's request and returns the session, the metadata of the response and the ARN of the session's user.
 func exchange(ctx context.Context, client *sts.Client, o credentials.Order) (*types.Credentials, middleware.Metadata, string, error) {
 	var seconds *int32
 	if o.Duration > 0 {
@@ -130,7 +130,7 @@ func (a *stsCall) time(s *middleware.Stack) error {
 	}), middleware.After)
 }
 
-// retryable records the answer to an attempt, and adds to what the SDK retries.
+// retryable records the response to an attempt, and adds to what the SDK retries.
 func (a *stsCall) retryable(err error) aws.Ternary {
 	switch code := backend.ErrorCode(err); {
 	case code == "" && backend.WrongServer(err):
@@ -145,7 +145,7 @@ func (a *stsCall) retryable(err error) aws.Ternary {
 	return aws.UnknownTernary
 }
 
-// throttled reports whether the service asks to slow down by status, whatever the code.
+// throttled reports whether the status means throttling, regardless of the code.
 func throttled(err error) bool {
 	said, _ := answered(err)
 	return said.status == http.StatusTooManyRequests
@@ -161,7 +161,7 @@ func accountOf(arn string) string {
 }
 
 // localEnd returns when a session expires by this machine's clock. end and server are by the service's clock: server is the
-// answer's Date header, in whole seconds and rounded down; zero is unknown. The attempt was sent at sent and answered before now.
+// response's Date header, in whole seconds and rounded down; zero is unknown. The attempt was sent at sent and its response arrived before now.
 //
 // If the clocks may agree, the result is end. Otherwise the validity is counted from sent, so that it is never too long.
 func localEnd(end, server, sent, now time.Time) time.Time {

@@ -1,4 +1,4 @@
-// Package ttlcache is a read-through cache: it keeps answers for a time and loads each key once, however many callers ask.
+// Package ttlcache is a read-through cache: it keeps results for a time, and concurrent callers of a key share one load.
 package ttlcache
 
 import (
@@ -9,9 +9,9 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
-// Cache keeps answers, errors included, and shares one load among concurrent callers of the same key.
+// Cache keeps results, including errors, and shares one load among concurrent callers of the same key.
 //
-// Unlike a load of x/sync/singleflight, one of a Cache is cancelled when its last caller leaves, and its answer is not kept if
+// Unlike a load of x/sync/singleflight, one of a Cache is cancelled when its last caller leaves, and its result is not kept if
 // the key was invalidated meanwhile.
 type Cache[K comparable, V any] struct {
 	now   func() time.Time
@@ -37,13 +37,13 @@ type load[V any] struct {
 	err     error
 }
 
-// New returns a cache of at most size answers. bound limits one load, whatever its callers allow; keep returns how long an
-// answer is kept, 0 for not at all.
+// New returns a cache of at most size results. bound is the timeout of one load, regardless of its callers. keep returns how long a
+// result is kept; 0 means not at all.
 func New[K comparable, V any](now func() time.Time, size int, bound time.Duration, keep func(V, error) time.Duration) *Cache[K, V] {
 	return &Cache[K, V]{now: now, size: size, bound: bound, keep: keep, known: map[K]entry[V]{}, loads: map[K]*load[V]{}}
 }
 
-// Get returns the kept answer, or that of the load in flight, or that of fn. It returns a Timeout when ctx ends. The context of
+// Get returns the kept result, or that of the load in flight, or that of fn. It returns a Timeout when ctx ends. The context of
 // fn has the values of the first caller's.
 func (c *Cache[K, V]) Get(ctx context.Context, key K, fn func(context.Context) (V, error)) (V, error) {
 	var none V
@@ -75,7 +75,7 @@ func (c *Cache[K, V]) Get(ctx context.Context, key K, fn func(context.Context) (
 	}
 }
 
-// Peek returns the kept answer, if there is one. It does not load.
+// Peek returns the kept result, if there is one. It does not load.
 func (c *Cache[K, V]) Peek(key K) (value V, ok bool, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -92,7 +92,7 @@ func (c *Cache[K, V]) peek(key K) (entry[V], bool) {
 	return e, ok
 }
 
-// Put keeps an answer that was found without Get, for as long as keep says.
+// Put keeps a result that was determined without Get, for the time that keep returns.
 func (c *Cache[K, V]) Put(key K, value V, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -127,7 +127,7 @@ func (c *Cache[K, V]) run(ctx context.Context, key K, l *load[V], fn func(contex
 	l.value, l.err = fn(ctx)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.loads[key] == l { // else it was abandoned or invalidated meanwhile, and its answer must not be kept
+	if c.loads[key] == l { // otherwise it was abandoned or invalidated meanwhile, and its result must not be kept
 		delete(c.loads, key)
 		c.put(key, l.value, l.err)
 	}
@@ -146,7 +146,7 @@ func (c *Cache[K, V]) leave(key K, l *load[V]) {
 	}
 }
 
-// Invalidate drops the answers of all keys that match, and those of loads in flight when they come.
+// Invalidate drops the results of all keys that match, and discards those of loads in flight.
 func (c *Cache[K, V]) Invalidate(match func(K) bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

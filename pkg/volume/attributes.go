@@ -12,7 +12,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
-// The names of parameters in StorageClasses and of keys in volume contexts.
+// Names of StorageClass parameters and volume context keys.
 const (
 	keyBackend             = "backend"
 	keyBucketName          = "bucketName"
@@ -153,7 +153,7 @@ func parseCredentials(value, field string) (string, error) {
 	case credentials.SourceDriver, credentials.SourceSecret, credentials.SourceWorkload:
 		return value, nil
 	}
-	return "", fault.Field(field, "%q is none of %s, %s, %s", value, credentials.SourceDriver, credentials.SourceSecret, credentials.SourceWorkload)
+	return "", fault.Field(field, "%q must be one of %s, %s, %s", value, credentials.SourceDriver, credentials.SourceSecret, credentials.SourceWorkload)
 }
 
 func parseRole(value, field string) (string, error) {
@@ -168,7 +168,7 @@ func parseScope(value, field string) (string, error) {
 	case ScopeRequired, ScopeAuto, ScopeOff:
 		return value, nil
 	}
-	return "", fault.Field(field, "%q is none of %s, %s, %s", value, ScopeRequired, ScopeAuto, ScopeOff)
+	return "", fault.Field(field, "%q must be one of %s, %s, %s", value, ScopeRequired, ScopeAuto, ScopeOff)
 }
 
 // parseSessionDuration parses the duration of sessions. Services have limits of their own: AWS at least 15 minutes and at most
@@ -265,7 +265,7 @@ const (
 
 const quantity Pattern = `^([1-9][0-9]{0,18})(Ki|Mi|Gi|Ti|K|M|G|T)?$`
 
-// ParseQuantity reads an amount of bytes: a whole number above zero, alone or with one of the units Ki, Mi, Gi and Ti
+// ParseQuantity parses an amount of bytes: a positive whole number, optionally with one of the units Ki, Mi, Gi and Ti
 // (powers of 1024) or K, M, G and T (powers of 1000).
 func ParseQuantity(text string) (uint64, error) {
 	m := quantity.FindStringSubmatch(text)
@@ -280,8 +280,8 @@ func ParseQuantity(text string) (uint64, error) {
 	return n * units[m[2]], nil
 }
 
-// FormatQuantity writes an amount of bytes in its only short form: with the largest of Ki, Mi, Gi and Ti that divides it,
-// or alone. ParseQuantity reads it back.
+// FormatQuantity returns an amount of bytes in its canonical form: with the largest of Ki, Mi, Gi and Ti that divides it, or without a unit.
+// ParseQuantity parses it.
 func FormatQuantity(bytes uint64) string {
 	for _, unit := range []struct {
 		name  string

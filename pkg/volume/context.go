@@ -235,7 +235,7 @@ func (c *conversion) attributes(more []Option) (Attributes, error) {
 func (a *Attributes) addOptions(more []Option, root string) error {
 	for _, o := range more {
 		if slices.ContainsFunc(a.MountOptions, func(other Option) bool { return other.Name == o.Name }) {
-			return fault.Field(root+keyMountOptions, "sets %s, which %s sets, too; remove one", o.Name, legacyOptions)
+			return fault.Field(root+keyMountOptions, "sets %s, which %s also sets; remove one of them", o.Name, legacyOptions)
 		}
 	}
 	a.MountOptions = slices.Concat(a.MountOptions, more)

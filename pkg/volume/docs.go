@@ -5,15 +5,15 @@ import (
 	"strings"
 )
 
-// Scope is where a parameter may be given.
+// Scope is where a parameter is allowed.
 type Scope string
 
 const (
-	// ScopeClass is the parameters of a StorageClass.
+	// ScopeClass is for parameters of a StorageClass.
 	ScopeClass Scope = "StorageClass"
-	// ScopeContext is the volume attributes of a static PersistentVolume (volume_context).
+	// ScopeContext is for volume attributes of a static PersistentVolume (volume_context).
 	ScopeContext Scope = "static volume"
-	// ScopeBoth is both.
+	// ScopeBoth is for both.
 	ScopeBoth Scope = "both"
 )
 
@@ -21,41 +21,41 @@ const (
 type ParameterDoc struct {
 	Name    string
 	Scope   Scope
-	Default string // what holds when it is not given
+	Default string // the default, in Markdown
 	Meaning string // one or two sentences in Markdown
 }
 
-// ParameterDocs is the table of all parameters, in the order in which to explain them. The parsers know the names from
-// it, and docs/parameters.md is rendered from it.
+// ParameterDocs returns the table of all parameters, in the order of the documentation. The parsers take the names from it, and
+// docs/parameters.md is rendered from it.
 func ParameterDocs() []ParameterDoc {
 	return []ParameterDoc{
 		{keyBackend, ScopeBoth, "`default`", "Name of the S3 service in the driver's config file. It becomes part of the volume id."},
-		{keyBucketName, ScopeBoth, "StorageClass: a bucket of its own for each volume; static volume: required", "The bucket: a general purpose, account-regional or directory bucket, or an access point under its alias. With it, each volume of a StorageClass is a prefix in this bucket."},
-		{keyBucketNamePrefix, ScopeClass, "empty", "How the names of buckets begin that are made for volumes; only without `bucketName`. At most 41 of a-z, 0-9 and `-`."},
-		{keyPrefix, ScopeBoth, "empty: the bucket's root", "StorageClass: the base prefix that volumes are made below; may use `${pvc.namespace}`, `${pvc.name}`, `${pv.name}`. Static volume: the prefix that is the volume. A missing last slash is added."},
-		{keyOnDelete, ScopeClass, "`delete`", "What DeleteVolume does with the data: `delete` removes current objects and unfinished uploads (on a versioned bucket older versions stay), `purge` also removes versions and delete markers, `retain` keeps everything, `requireEmpty` refuses while anything is left."},
-		{keyExpectedBucketOwner, ScopeBoth, "the caller's own account where the backend can tell it", "AWS account id, 12 digits, that must own the bucket."},
-		{keyRegion, ScopeContext, "found out", "The bucket's region."},
+		{keyBucketName, ScopeBoth, "StorageClass: each volume gets its own bucket; static volume: required", "The bucket: a general purpose, account-regional or directory bucket, or the alias of an access point. In a StorageClass, each volume is then a prefix of this bucket."},
+		{keyBucketNamePrefix, ScopeClass, "empty", "Prefix of the names of buckets that are created for volumes; only without `bucketName`. At most 41 of a-z, 0-9 and `-`."},
+		{keyPrefix, ScopeBoth, "empty: the bucket's root", "StorageClass: base prefix of the volumes; may use `${pvc.namespace}`, `${pvc.name}`, `${pv.name}`. Static volume: prefix of the volume. A missing slash at the end is added."},
+		{keyOnDelete, ScopeClass, "`delete`", "What DeleteVolume does with the data: `delete` removes current objects and unfinished uploads (on a versioned bucket older versions stay), `purge` also removes versions and delete markers, `retain` keeps everything, `requireEmpty` fails while the volume is not empty."},
+		{keyExpectedBucketOwner, ScopeBoth, "the caller's own account, if the backend can determine it", "AWS account id, 12 digits, that must own the bucket."},
+		{keyRegion, ScopeContext, "detected", "The bucket's region."},
 		{keyClient, ScopeBoth, "the driver's default client", "The FUSE client: `mountpoint-s3` or `rclone`."},
-		{keyCredentials, ScopeBoth, "`secret` if the request has a secret with keys, else `driver`", "Where the mount's credentials come from: `driver` (what the driver process itself has), `secret` (the CSI secret) or `workload` (the token of the pod's service account, which is exchanged for a session)."},
-		{keyRoleARN, ScopeBoth, "`workload`: the backend's `workloadRoleARN`; `secret`: the secret's `roleARN`; else none", "ARN of the role to take on for the mount's sessions. May use `${pod.namespace}` and `${pod.serviceAccountName}` in the role's path and name."},
-		{keyScope, ScopeBoth, "the backend's `scope`", "Whether the mount's session reaches nothing but its volume: `required` (or the volume is not mounted), `auto` (where the backend's configuration says that the service can) or `off` (the credentials as they are). A volume can ask for more than its backend says, not for less."},
-		{keySessionDuration, ScopeBoth, "the service's default, an hour on AWS", "How long a session lasts before the next one is made: `15m`, `1h`, `12h`, from 1s to 36h. AWS allows no less than 15m, and no more than the role says."},
-		{keyUID, ScopeBoth, "the mount's own user", "Numeric user id that files are shown with."},
-		{keyGID, ScopeBoth, "the pod's fsGroup, else the mount's own group", "Numeric group id that files are shown with."},
+		{keyCredentials, ScopeBoth, "`secret` if the request has a secret with keys, else `driver`", "Source of the mount's credentials: `driver` (the driver's own), `secret` (the CSI secret) or `workload` (the token of the pod's service account, which is exchanged for a session)."},
+		{keyRoleARN, ScopeBoth, "`workload`: the backend's `workloadRoleARN`; `secret`: the secret's `roleARN`; else none", "ARN of the role to assume for the mount's sessions. May use `${pod.namespace}` and `${pod.serviceAccountName}` in the role's path and name."},
+		{keyScope, ScopeBoth, "the backend's `scope`", "Whether the mount's session is limited to its volume: `required` (otherwise the volume is not mounted), `auto` (if the backend's configuration allows it) or `off` (the credentials are used unchanged). A volume can be stricter than its backend, not less strict."},
+		{keySessionDuration, ScopeBoth, "the service's default, an hour on AWS", "Validity of a session, from 1s to 36h: `15m`, `1h`, `12h`. The minimum of AWS is 15m, its maximum is that of the role."},
+		{keyUID, ScopeBoth, "the mount's own user", "Numeric user id of all files."},
+		{keyGID, ScopeBoth, "the pod's fsGroup, else the mount's own group", "Numeric group id of all files."},
 		{keyDirMode, ScopeBoth, "`0777`; with an fsGroup `0770`", "Permission bits of directories, octal, 0 to 0777."},
 		{keyFileMode, ScopeBoth, "`0666`; with an fsGroup `0660`", "Permission bits of files, octal, 0 to 0777."},
 		{keyReadOnly, ScopeBoth, "`false`", "`true` makes the volume read-only for every publication."},
-		{keyMemoryLimit, ScopeBoth, "the node's `--memory-limit`", "Memory of the client and its helper, bytes: `1Gi`, `800M`. Beyond it the kernel ends the client. At least 16Mi and what the client needs. **See below.**"},
+		{keyMemoryLimit, ScopeBoth, "the node's `--memory-limit`", "Memory limit of the client and its helper, in bytes: `1Gi`, `800M`. Above it the kernel kills the client. At least 16Mi and the minimum of the client. **See below.**"},
 		{keyCPUWeight, ScopeBoth, "the node's `--cpu-weight`", "Share of CPU time when the node is busy, 1 to 10000; other processes have 100."},
-		{keyTasksMax, ScopeBoth, "the node's `--tasks-max`", "How many processes and threads the client and its helper may be, 32 to 4194304."},
-		{keyCache, ScopeBoth, "`false`", "`true` keeps what is read in a cache on the node's disk, one for each mount, gone with it."},
-		{keyCacheSize, ScopeBoth, "`1Gi`", "How much the cache holds, bytes: `10Gi`, from 1Mi to 16Ti. Only with `cache`."},
-		{keyMountOptions, ScopeBoth, "none", "Options for the client, comma-separated: `allow-delete,max-threads=8`. Which ones a client takes is its allowlist. The `mountOptions` of a StorageClass or PersistentVolume come beside them."},
+		{keyTasksMax, ScopeBoth, "the node's `--tasks-max`", "Maximum number of processes and threads of the client and its helper, 32 to 4194304."},
+		{keyCache, ScopeBoth, "`false`", "`true` caches read data on the node's disk. Each mount has its own cache, which is removed with the mount."},
+		{keyCacheSize, ScopeBoth, "`1Gi`", "Maximum size of the cache, in bytes: `10Gi`, from 1Mi to 16Ti. Only with `cache`."},
+		{keyMountOptions, ScopeBoth, "none", "Options for the client, comma-separated: `allow-delete,max-threads=8`. Each client has a list of allowed options. They are added to the `mountOptions` of the StorageClass or PersistentVolume."},
 	}
 }
 
-// names are the parameters that may be given in scope.
+// names returns the parameters that are allowed in scope.
 func names(scope Scope) []string {
 	var list []string
 	for _, doc := range ParameterDocs() {
@@ -68,7 +68,7 @@ func names(scope Scope) []string {
 
 func knownIn(name string, scope Scope) bool { return slices.Contains(names(scope), name) }
 
-// suggestion tells what the author of an unknown parameter may have meant.
+// suggestion returns the most similar parameter and a list of all.
 func suggestion(name string, scope Scope) string {
 	meant := map[string]string{
 		"authenticationSource": keyCredentials,
@@ -82,8 +82,8 @@ func suggestion(name string, scope Scope) string {
 	return "the nearest is " + nearest + " (all: " + strings.Join(names(scope), ", ") + ")"
 }
 
-// Nearest returns the known name that takes the fewest edits from name, and their number, in the first 64 bytes and regardless
-// of case.
+// Nearest returns the known name with the smallest edit distance from name, and that distance. It compares the first 64 bytes and ignores
+// case.
 func Nearest(name string, known []string) (nearest string, edits int) {
 	edits = len(name) + 100
 	for _, k := range known {

@@ -31,7 +31,7 @@ func TestDocsParametersAreThoseOfTheCode(t *testing.T) {
 		return
 	}
 	if !*update {
-		t.Fatalf("%s is not in step with ParameterDocs; run: go test ./pkg/volume -run TestDocsParameters -update", docsFile)
+		t.Fatalf("%s differs from ParameterDocs; run: go test ./pkg/volume -run TestDocsParameters -update", docsFile)
 	}
 	if err := os.WriteFile(docsFile, []byte(want), 0o644); err != nil {
 		t.Fatal(err)
@@ -40,7 +40,7 @@ func TestDocsParametersAreThoseOfTheCode(t *testing.T) {
 
 func table() string {
 	var b strings.Builder
-	b.WriteString("| parameter | StorageClass | static volume | when not given | meaning |\n|---|---|---|---|---|\n")
+	b.WriteString("| parameter | StorageClass | static volume | default | meaning |\n|---|---|---|---|---|\n")
 	for _, doc := range ParameterDocs() {
 		mark := func(scope Scope) string {
 			if doc.Scope == scope || doc.Scope == ScopeBoth {

@@ -18,7 +18,7 @@ type Origin string
 const (
 	OriginAWSAttribute Origin = "volume attribute of " + AWSDriverName
 	OriginAWSOption    Origin = "mount option of " + AWSDriverName
-	OriginOption       Origin = "mount option that stands for an attribute"
+	OriginOption       Origin = "mount option that sets an attribute"
 	OriginK8sS3        Origin = "StorageClass parameter and volume attribute of k8s-csi-s3"
 	OriginSecret       Origin = "key of a secret of k8s-csi-s3"
 	OriginRclone       Origin = "options of k8s-csi-s3, mounter rclone"

@@ -20,44 +20,44 @@ func awsAttributes() []ForeignDoc {
 	mapped := func(name, here string, read func(c *conversion, k legacyKey)) ForeignDoc {
 		return ForeignDoc{Origin: OriginAWSAttribute, Name: name, Outcome: Mapped, Here: here, read: read}
 	}
-	medium := row("cacheEmptyDirMedium", Refused, "with Memory: caches lie on the node's disk; leave it out, and put the driver's --cache-dir on a tmpfs where they may not; empty it means nothing")
+	medium := row("cacheEmptyDirMedium", Refused, "value Memory: caches are on the node's disk; remove it, or have the driver's --cache-dir on a tmpfs; an empty value is ignored")
 	medium.read = func(c *conversion, k legacyKey) {
 		if k.value != "" {
 			c.refuse(k, "%s is not supported: %s", k.name, medium.Here)
 		}
 	}
-	const noPods, noProxy = "clients are no pods", "a volume may not choose where its data goes, and clients use no proxy: leave it out, and give the backend an endpoint that nodes reach without one"
+	const noPods, noProxy = "clients do not run in pods", "a volume cannot decide where its data is sent, and clients use no proxy; remove it, and use an endpoint that nodes can reach without a proxy"
 	return []ForeignDoc{
-		row(keyBucketName, Same, "the bucket; for an access point its alias (…-s3alias), not its ARN; no S3 URI"),
-		mapped("authenticationSource", "driver is credentials: driver, and pod is credentials: workload, with the role that roleARN of the volume or workloadRoleARN of the backend names: the annotation eks.amazonaws.com/role-arn of service accounts cannot be read", awsSource),
-		row("stsRegion", Ignored, "sessions are asked for where sts of the backend says"),
-		mapped(keyCache, `emptyDir and ephemeral are cache: "true", on the node's disk below the driver's --cache-dir`, awsCache),
-		mapped("cacheEmptyDirSizeLimit", "cacheSize, beside cache: emptyDir; else nothing", func(c *conversion, k legacyKey) { c.cacheLimit = k }),
+		row(keyBucketName, Same, "the bucket; for an access point its alias (…-s3alias), not its ARN; not an S3 URI"),
+		mapped("authenticationSource", "driver becomes credentials: driver, pod becomes credentials: workload with roleARN of the volume or workloadRoleARN of the backend; the annotation eks.amazonaws.com/role-arn of service accounts is not read", awsSource),
+		row("stsRegion", Ignored, "the backend's sts decides the region of STS"),
+		mapped(keyCache, `emptyDir and ephemeral become cache: "true", on the node's disk below the driver's --cache-dir`, awsCache),
+		mapped("cacheEmptyDirSizeLimit", "cacheSize, with cache: emptyDir; otherwise ignored", func(c *conversion, k legacyKey) { c.cacheLimit = k }),
 		medium,
-		row("cacheEphemeralStorageClassName", Ignored, "caches lie below the driver's --cache-dir"),
-		row("cacheEphemeralStorageResourceRequest", Ignored, "caches lie on the node's disk, where cacheSize bounds them; write cacheSize if 1Gi is not what you want"),
+		row("cacheEphemeralStorageClassName", Ignored, "caches are below the driver's --cache-dir"),
+		row("cacheEphemeralStorageResourceRequest", Ignored, "caches are on the node's disk and limited by cacheSize; set cacheSize if the default of 1Gi does not fit"),
 		row("mountpointPodServiceAccountName", Ignored, noPods),
-		row("mountpointContainerResourcesRequestsCpu", Ignored, noPods+"; cpuWeight is the share of a mount on a busy node"),
-		row("mountpointContainerResourcesRequestsMemory", Ignored, noPods+"; memoryLimit bounds the memory of a mount"),
-		row("mountpointContainerResourcesLimitsCpu", Ignored, noPods+"; cpuWeight is the share of a mount on a busy node"),
+		row("mountpointContainerResourcesRequestsCpu", Ignored, noPods+"; cpuWeight sets a mount's share of the CPU on a busy node"),
+		row("mountpointContainerResourcesRequestsMemory", Ignored, noPods+"; memoryLimit limits the memory of a mount"),
+		row("mountpointContainerResourcesLimitsCpu", Ignored, noPods+"; cpuWeight sets a mount's share of the CPU on a busy node"),
 		mapped("mountpointContainerResourcesLimitsMemory", "memoryLimit", func(c *conversion, k legacyKey) { c.putBytes(keyMemoryLimit, k) }),
 		row("mountpointEnv.HTTPS_PROXY", Refused, noProxy),
 		row("mountpointEnv.NO_PROXY", Refused, noProxy),
 	}
 }
 
-// attributeOptions are mount options of static volumes that stand for attributes of this driver: Kubernetes lets the mount options
-// of a PersistentVolume be changed, and its attributes not.
+// attributeOptions are mount options of static volumes that set attributes of this driver, because in Kubernetes the mount options of a
+// PersistentVolume can be changed, but not its attributes.
 func attributeOptions() []ForeignDoc {
 	return []ForeignDoc{
-		{Origin: OriginOption, Name: "client", Outcome: Mapped, Here: "client; in the place of mounter and options of k8s-csi-s3, which are ignored beside it", key: keyClient},
+		{Origin: OriginOption, Name: "client", Outcome: Mapped, Here: "client; replaces mounter and options of k8s-csi-s3, which are then ignored", key: keyClient},
 		{Origin: OriginOption, Name: "backend", Outcome: Mapped, Here: "backend", key: keyBackend},
 		{Origin: OriginOption, Name: "role-arn", Outcome: Mapped, Here: "roleARN", key: keyRoleARN},
 	}
 }
 
-// awsOptions are the options of Mountpoint's command line, version 1.24 (its mountpoint-s3/src/cli.rs), and what the AWS driver
-// makes of its own accord of mount options (its pkg/mountpoint/args.go).
+// awsOptions are the options of Mountpoint's command line, version 1.24 (its mountpoint-s3/src/cli.rs), and the conversions of mount
+// options by the AWS driver (its pkg/mountpoint/args.go).
 func awsOptions() []ForeignDoc {
 	var rows []ForeignDoc
 	add := func(outcome Outcome, here string, names ...string) {
@@ -82,32 +82,32 @@ func awsOptions() []ForeignDoc {
 	mapped("file-mode", keyFileMode, "", nil)
 	mapped("expected-bucket-owner", keyExpectedBucketOwner, "", nil)
 	mapped("read-only", keyReadOnly, `readOnly: "true"`, func(c *conversion, k legacyKey) { c.putFlag(keyReadOnly, k) })
-	mapped("cache", keyCache, `cache: "true"; where the cache lies is the driver's matter`, func(c *conversion, k legacyKey) {
+	mapped("cache", keyCache, `cache: "true"; the driver chooses the directory`, func(c *conversion, k legacyKey) {
 		c.put(keyCache, legacyKey{field: k.field, name: k.name, value: "true", hasValue: true})
 	})
-	mapped("max-cache-size", keyCacheSize, "cacheSize, beside a cache; else the client's option of this name, which turns a cache on", func(c *conversion, k legacyKey) { c.maxCache = k })
-	checked("endpoint-url", ClaimEndpoint, "it has to be the endpoint of the volume's backend, or any of Amazon S3's own where that is AWS: declare another service as a backend in the driver's config file, and name it with backend")
-	checked("force-path-style", ClaimPathStyle, "addressing of the volume's backend has to be path; with AWS it means nothing")
-	const changes = "the client's option of this name; when the driver is called " + AWSDriverName + " and the volume names no client it is off unless given, as there"
+	mapped("max-cache-size", keyCacheSize, "cacheSize, with a cache; otherwise the client's option of this name, which enables a cache", func(c *conversion, k legacyKey) { c.maxCache = k })
+	checked("endpoint-url", ClaimEndpoint, "must be the endpoint of the volume's backend, or one of Amazon S3 if the backend is AWS; for another service, declare a backend in the driver's config file and set backend to its name")
+	checked("force-path-style", ClaimPathStyle, "the volume's backend must have addressing: path; ignored with AWS")
+	const changes = "the client's option of this name; if the driver's name is " + AWSDriverName + " and the volume names no client, the default is false, as in the AWS driver"
 	add(Passed, changes, "allow-delete", "allow-overwrite")
 	add(Passed, "the client's option of this name", "incremental-upload", "infer-content-type", "requester-pays", "transfer-acceleration", "dual-stack", "bucket-type",
 		"storage-class", "sse", "sse-kms-key-id", "upload-checksums", "metadata-ttl", "negative-metadata-ttl", "max-threads", "memory-target", "maximum-throughput-gbps",
 		"part-size", "read-part-size", "write-part-size", "debug", "log-metrics")
-	add(Same, "so with every mount", "allow-other", "foreground")
-	add(Same, "nothing, as there", "help", "version")
-	add(Ignored, "every user in a pod may use the mount, as dirMode and fileMode say", "allow-root")
+	add(Same, "always on", "allow-other", "foreground")
+	add(Same, "no effect, as in the AWS driver", "help", "version")
+	add(Ignored, "every user in a pod can access the mount, within dirMode and fileMode", "allow-root")
 	add(Ignored, "the driver unmounts", "auto-unmount")
-	add(Ignored, "the driver sets how often requests are tried", "aws-max-attempts")
-	add(Ignored, "clients write no log files: their output is in the log of the mount's helper", "log-directory", "no-log")
-	add(Ignored, "its output would show session tokens; debug says what the client does", "debug-crt")
+	add(Ignored, "the driver sets the number of retries", "aws-max-attempts")
+	add(Ignored, "clients write no log files; their output is in the log of the mount's helper", "log-directory", "no-log")
+	add(Ignored, "its output would contain session tokens; use debug instead", "debug-crt")
 	add(Ignored, "the driver sets it", "user-agent-prefix")
-	const keys = "requests are signed with what credentials of the volume names: leave it out, and write credentials (and a secret, or roleARN)"
+	const keys = "the volume's credentials decide how requests are signed; remove it, and set credentials (and a secret, or roleARN)"
 	add(Refused, keys, "profile", "no-sign-request")
-	add(Refused, "write the certificates into caFile of the volume's backend", "ca-bundle")
-	add(Refused, `a shared cache would put the volume's content where others can read it: write cache: "true" and cacheSize`, "cache-xz")
-	add(Refused, "network interfaces belong to the node: leave it out", "bind")
-	add(Refused, "a volume may not choose where data is sent: leave it out; the driver's metrics are in docs/metrics.md", "otlp-endpoint", "otlp-export-interval")
-	add(Refused, "write each option by itself and under its own name", "o")
+	add(Refused, "put the certificates into caFile of the volume's backend", "ca-bundle")
+	add(Refused, `a shared cache would expose the volume's content to others; set cache: "true" and cacheSize`, "cache-xz")
+	add(Refused, "a volume cannot choose network interfaces of the node; remove it", "bind")
+	add(Refused, "a volume cannot decide where data is sent; remove it; the driver's metrics are in docs/metrics.md", "otlp-endpoint", "otlp-export-interval")
+	add(Refused, "list each option separately and under its own name", "o")
 	return rows
 }
 
@@ -118,7 +118,7 @@ func awsSource(c *conversion, k legacyKey) {
 		k.value = source
 		c.put(keyCredentials, k)
 	case k.value != "":
-		c.refuse(k, "%q is neither driver nor pod; write credentials: %s, %s or %s instead", printable(k.value), credentials.SourceDriver, credentials.SourceSecret, credentials.SourceWorkload)
+		c.refuse(k, "%q is neither driver nor pod; set credentials to %s, %s or %s instead", printable(k.value), credentials.SourceDriver, credentials.SourceSecret, credentials.SourceWorkload)
 	}
 }
 
@@ -137,7 +137,7 @@ func (c *conversion) finishCache() {
 	limit, most := c.cacheLimit, c.maxCache
 	if c.given[keyCache] != "true" {
 		if limit.hasValue {
-			c.ignore(limit, "there is no cache: emptyDir beside it")
+			c.ignore(limit, "has no effect without cache: emptyDir")
 		}
 		if most.field == "" {
 			return

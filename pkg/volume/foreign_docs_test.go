@@ -29,7 +29,7 @@ func TestDocsForeignWordsAreThoseOfTheCode(t *testing.T) {
 		return
 	}
 	if !*update {
-		t.Fatalf("%s is not in step with ForeignDocs; run: go test ./pkg/volume -run TestDocsForeign -update", foreignFile)
+		t.Fatalf("%s differs from ForeignDocs; run: go test ./pkg/volume -run TestDocsForeign -update", foreignFile)
 	}
 	if err := os.WriteFile(foreignFile, []byte(want), 0o644); err != nil {
 		t.Fatal(err)
@@ -45,7 +45,7 @@ func foreignTables() string {
 	}{
 		{OriginAWSAttribute, "Volume attributes of the AWS driver", "attribute"},
 		{OriginAWSOption, "Mount options of the AWS driver", "option"},
-		{OriginOption, "Mount options that stand for attributes", "option"},
+		{OriginOption, "Mount options that set attributes", "option"},
 		{OriginK8sS3, "Parameters and volume attributes of k8s-csi-s3", "name"},
 		{OriginSecret, "Secrets of k8s-csi-s3", "key"},
 		{OriginRclone, "`options` of k8s-csi-s3 with `mounter: rclone`", "option"},

@@ -13,13 +13,13 @@ const (
 	legacyOptions  = "options"
 )
 
-// k8sS3Parameters are what k8s-csi-s3 reads of a StorageClass, and leaves in the volume contexts of its volumes.
+// k8sS3Parameters are the StorageClass parameters of k8s-csi-s3. It copies them to the volume contexts of its volumes.
 func k8sS3Parameters() []ForeignDoc {
 	mounter := ForeignDoc{Origin: OriginK8sS3, Name: legacyMounter, Outcome: Mapped,
-		Here: "rclone is client: rclone. There is no client geesefs or s3fs: write client: rclone, which writes files as freely as they do, or client: mountpoint-s3, which streams large ones (for a PersistentVolume that exists, mountOptions: [client=rclone])"}
+		Here: "rclone becomes client: rclone. geesefs and s3fs are not available: set client: rclone, which supports the same writes, or client: mountpoint-s3, which streams large files (in an existing PersistentVolume, mountOptions: [client=rclone])"}
 	mounter.read = func(c *conversion, k legacyKey) {
 		if c.chosen {
-			c.ignore(k, "the mount option client stands in its place")
+			c.ignore(k, "replaced by the mount option client")
 			return
 		}
 		switch k.value {
@@ -34,7 +34,7 @@ func k8sS3Parameters() []ForeignDoc {
 		}
 	}
 	return []ForeignDoc{
-		{Origin: OriginK8sS3, Name: legacyBucket, Outcome: Mapped, Here: "bucketName of a StorageClass; of a volume it has to be the bucket of the handle", read: func(c *conversion, k legacyKey) {
+		{Origin: OriginK8sS3, Name: legacyBucket, Outcome: Mapped, Here: "bucketName in a StorageClass; in a volume it must be the bucket of the handle", read: func(c *conversion, k legacyKey) {
 			switch {
 			case c.scope == ScopeContext:
 				c.bucket = k
@@ -43,8 +43,8 @@ func k8sS3Parameters() []ForeignDoc {
 			}
 		}},
 		mounter,
-		{Origin: OriginK8sS3, Name: legacyOptions, Outcome: Mapped, Here: "one by one, as the tables of the mounters' options say; empty it means nothing", read: readLegacyOptions},
-		{Origin: OriginK8sS3, Name: legacyCapacity, Outcome: Same, Here: "nothing: S3 has no sizes", only: ScopeContext, read: func(*conversion, legacyKey) {}},
+		{Origin: OriginK8sS3, Name: legacyOptions, Outcome: Mapped, Here: "each option is converted according to the table of its mounter; an empty value is ignored", read: readLegacyOptions},
+		{Origin: OriginK8sS3, Name: legacyCapacity, Outcome: Same, Here: "no effect, because S3 has no sizes", only: ScopeContext, read: func(*conversion, legacyKey) {}},
 	}
 }
 
@@ -52,15 +52,15 @@ func k8sS3Parameters() []ForeignDoc {
 func k8sS3Secrets() []ForeignDoc {
 	return []ForeignDoc{
 		{Origin: OriginSecret, Name: "accessKeyID", Outcome: Same, Here: "the access key"},
-		{Origin: OriginSecret, Name: "secretAccessKey", Outcome: Same, Here: "the secret of the access key"},
-		{Origin: OriginSecret, Name: "endpoint", Outcome: Checked, claim: ClaimEndpoint, Here: "it has to be the endpoint of the volume's backend, or any of Amazon S3's own where that is AWS: keys never go where a secret says"},
-		{Origin: OriginSecret, Name: "region", Outcome: Checked, claim: ClaimRegion, Here: "it has to be the region of the volume's backend; with AWS it means nothing, the bucket's own is found out"},
-		{Origin: OriginSecret, Name: "insecure", Outcome: Checked, claim: ClaimInsecure, Here: "certificates are always checked: true has to stand beside a backend with a caFile, or without TLS"},
+		{Origin: OriginSecret, Name: "secretAccessKey", Outcome: Same, Here: "the secret access key"},
+		{Origin: OriginSecret, Name: "endpoint", Outcome: Checked, claim: ClaimEndpoint, Here: "must be the endpoint of the volume's backend, or one of Amazon S3 if the backend is AWS; a secret never decides where keys are sent"},
+		{Origin: OriginSecret, Name: "region", Outcome: Checked, claim: ClaimRegion, Here: "must be the region of the volume's backend; ignored with AWS, where the bucket's region is detected"},
+		{Origin: OriginSecret, Name: "insecure", Outcome: Checked, claim: ClaimInsecure, Here: "certificates are always verified; true is accepted only if the backend has a caFile or no TLS"},
 	}
 }
 
-// splitLegacyOptions splits the options of k8s-csi-s3: words between white space, of which double quotes can hold some.
-// Options begin with a dash; what follows one without is its value. Those of s3fs, "-o name=value,name", come one by one.
+// splitLegacyOptions splits the options of k8s-csi-s3: words that are separated by white space, which double quotes can contain. A word with
+// a dash is an option, the following word without a dash is its value. Options of s3fs, "-o name=value,name", are split at commas.
 func splitLegacyOptions(text string) []legacyKey {
 	var words []legacyKey
 	afterO := false
@@ -124,7 +124,7 @@ func splitQuoted(text string) []string {
 func readLegacyOptions(c *conversion, k legacyKey) {
 	if c.chosen {
 		if k.value != "" {
-			c.ignore(k, "the mount option client stands in their place: write mountOptions for that client")
+			c.ignore(k, "replaced by the mount option client; set mountOptions for that client")
 		}
 		return
 	}
@@ -140,7 +140,7 @@ func readLegacyOptions(c *conversion, k legacyKey) {
 	}
 }
 
-// seeMigrating is the advice for options that are only refused: the page says for each of them what to write instead.
+// seeMigrating is the advice for refused options: the page lists the replacement of each.
 const seeMigrating = "see docs/migrating.md#options-that-are-refused"
 
 // rcloneOptions are those of rclone's mount (its cmd/mountlib, vfs/vfscommon and backend/s3) that volumes of k8s-csi-s3 are likely
@@ -174,13 +174,13 @@ func rcloneOptions() []ForeignDoc {
 	attribute("dir-perms", keyDirMode, keyDirMode, nil)
 	attribute("file-perms", keyFileMode, keyFileMode, nil)
 	attribute("read-only", keyReadOnly, `readOnly: "true"`, func(c *conversion, k legacyKey) { c.putFlag(keyReadOnly, k) })
-	attribute("vfs-cache-mode", "", "full is the mount option read-cache; writes is so with every mount; of minimal and off the node's log says that they mean nothing", func(c *conversion, k legacyKey) {
+	attribute("vfs-cache-mode", "", "full becomes the mount option read-cache; writes is always on; minimal and off are ignored", func(c *conversion, k legacyKey) {
 		switch k.value {
 		case "full":
 			c.option("read-cache", legacyKey{field: k.field, name: k.name, value: "true", hasValue: true})
 		case "writes":
 		default:
-			c.ignore(k, "what is written always goes through a cache on the node's disk")
+			c.ignore(k, "writes always go through a cache on the node's disk")
 		}
 	})
 	option("dir-cache-time", "dir-cache-time")
@@ -195,12 +195,12 @@ func rcloneOptions() []ForeignDoc {
 	flag("use-server-modtime", "server-mtime")
 	flag("s3-directory-markers", "directory-markers")
 	rows = append(rows, ForeignDoc{Origin: OriginRclone, Name: "s3-force-path-style", Outcome: Checked, claim: ClaimPathStyle,
-		Here: "addressing of the volume's backend has to be path; with AWS it means nothing"})
-	add(Same, "so with every mount", "allow-other", "allow-non-empty", "daemon", "default-permissions", "s3-no-check-bucket", "s3-env-auth")
-	add(Ignored, "the client has a value of its own", "vfs-cache-max-age", "vfs-cache-poll-interval", "vfs-cache-min-free-space", "buffer-size", "attr-timeout", "poll-interval",
+		Here: "the volume's backend must have addressing: path; ignored with AWS"})
+	add(Same, "always on", "allow-other", "allow-non-empty", "daemon", "default-permissions", "s3-no-check-bucket", "s3-env-auth")
+	add(Ignored, "the client has a fixed value", "vfs-cache-max-age", "vfs-cache-poll-interval", "vfs-cache-min-free-space", "buffer-size", "attr-timeout", "poll-interval",
 		"checkers", "fast-list", "max-read-ahead", "s3-upload-concurrency", "s3-upload-cutoff", "s3-provider", "no-modtime", "no-checksum", "timeout", "contimeout", "retries", "low-level-retries")
-	add(Ignored, "the client's output is in the log of the mount's helper; the mount option debug says more", "log-level", "log-file", "v", "vv", "verbose", "quiet", "stats")
-	add(Ignored, "caches lie below the driver's --cache-dir", "cache-dir")
+	add(Ignored, "the client's output is in the log of the mount's helper; use the mount option debug for more", "log-level", "log-file", "v", "vv", "verbose", "quiet", "stats")
+	add(Ignored, "caches are below the driver's --cache-dir", "cache-dir")
 	add(Refused, seeMigrating, others)
 	return rows
 }
@@ -221,7 +221,7 @@ func (c *conversion) option(name string, k legacyKey) {
 	}
 	for _, other := range c.options {
 		if other.Name == name {
-			c.refuse(k, "%s is given twice", k.name)
+			c.refuse(k, "%s is set twice", k.name)
 			return
 		}
 	}
@@ -245,7 +245,7 @@ func (c *conversion) optionOfSize(name string, k legacyKey) {
 	c.option(name, k)
 }
 
-// otherMounterOptions refuses the options of geesefs and s3fs, which are not clients here. The page has what to write instead.
+// otherMounterOptions refuses the options of geesefs and s3fs, which are not clients of this driver.
 func otherMounterOptions() []ForeignDoc {
 	return []ForeignDoc{{Origin: OriginOtherMounter, Name: others, Outcome: Refused, Here: seeMigrating}}
 }

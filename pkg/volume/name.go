@@ -101,14 +101,13 @@ func looksHashed(s string) bool {
 	return true
 }
 
-// Pattern is a regular expression that is compiled when it is used: every mount's helper links packages that hold some, and uses
-// none.
+// Pattern is a regular expression that is compiled on use, because every helper links packages with patterns and uses none of them.
 type Pattern string
 
-// MatchString is that of package regexp.
+// MatchString is like regexp.Regexp.MatchString.
 func (p Pattern) MatchString(s string) bool { return regexp.MustCompile(string(p)).MatchString(s) }
 
-// FindStringSubmatch is that of package regexp.
+// FindStringSubmatch is like regexp.Regexp.FindStringSubmatch.
 func (p Pattern) FindStringSubmatch(s string) []string {
 	return regexp.MustCompile(string(p)).FindStringSubmatch(s)
 }

@@ -15,17 +15,16 @@ import (
 )
 
 const (
-	// longestElement is what a volume adds to its base prefix at most.
+	// longestElement is the maximum length of a volume's path element below its base prefix.
 	longestElement = maxSegment + len("@9999/")
 	// maxBucketNamePrefix leaves room for a hashed volume name in the 63 characters of a bucket name.
 	maxBucketNamePrefix = 63 - len("v-") - hashLen
 	metadataPrefix      = "csi.storage.k8s.io/"
 )
 
-// ParseParameters reads the parameters of CreateVolume for the volume of that name. Keys below csi.storage.k8s.io/ are
-// the provisioner's metadata; every other key must be a parameter of the table ParameterDocs, or one of k8s-csi-s3 that the
-// table ForeignDocs knows. What comes back makes volume ids that ParseID reads, whatever the generation. Errors are Invalid and
-// name the field.
+// ParseParameters parses the parameters of CreateVolume for the volume of that name. Keys below csi.storage.k8s.io/ are the provisioner's
+// metadata. Every other key must be in the table ParameterDocs, or be one of k8s-csi-s3 in the table ForeignDocs. Volume ids of the result
+// are valid for every generation. Errors are Invalid and name the field.
 func ParseParameters(params map[string]string, name string) (Parameters, error) {
 	if err := checkName(name); err != nil {
 		return Parameters{}, err
@@ -58,7 +57,7 @@ func ParseParameters(params map[string]string, name string) (Parameters, error) 
 		return Parameters{}, err
 	}
 	if mapSize(p.Context()) > maxMap {
-		return Parameters{}, fault.Field("parameters", "make a volume context of more than %d bytes", maxMap)
+		return Parameters{}, fault.Field("parameters", "would produce a volume context of more than %d bytes", maxMap)
 	}
 	return p, nil
 }
@@ -79,7 +78,7 @@ func checkName(name string) error {
 	return nil
 }
 
-// set reads one parameter; the base prefix is left to place, which needs all of them.
+// set parses one parameter, except for the base prefix, which place parses.
 func (p *Parameters) set(key, value, field string) error {
 	if !knownIn(key, ScopeClass) {
 		return fault.Field(field, "is not a parameter of a StorageClass; %s", suggestion(key, ScopeClass))
@@ -92,7 +91,7 @@ func (p *Parameters) set(key, value, field string) error {
 		p.Backend = value
 	case keyBucketName:
 		if value == "" {
-			return fault.Field(field, "is empty; leave it out if each volume is to have a bucket of its own")
+			return fault.Field(field, "is empty; remove it to give each volume its own bucket")
 		}
 		if _, err := bucketKind(value); err != nil {
 			return fault.Field(field, "%q %w", value, err)
@@ -108,7 +107,7 @@ func (p *Parameters) set(key, value, field string) error {
 		case OnDeleteDelete, OnDeletePurge, OnDeleteRetain, OnDeleteRequireEmpty:
 			p.OnDelete = onDelete
 		default:
-			return fault.Field(field, "%q is none of %s, %s, %s, %s", value, OnDeleteDelete, OnDeletePurge, OnDeleteRetain, OnDeleteRequireEmpty)
+			return fault.Field(field, "%q must be one of %s, %s, %s, %s", value, OnDeleteDelete, OnDeletePurge, OnDeleteRetain, OnDeleteRequireEmpty)
 		}
 	case keyPrefix:
 	default:
@@ -128,7 +127,7 @@ func checkBucketNamePrefix(value, field string) error {
 		return fault.Field(field, "%q starts with a dash", value)
 	}
 	if over := len(value) - maxBucketNamePrefix; over > 0 {
-		return fault.Field(field, "is too long by %d bytes, %d are allowed", over, maxBucketNamePrefix)
+		return fault.Field(field, "is too long by %d bytes, the maximum is %d", over, maxBucketNamePrefix)
 	}
 	for _, reserved := range []string{"xn--", "sthree-", "amzn-s3-demo-"} {
 		if strings.HasPrefix(value, reserved) {
@@ -138,22 +137,22 @@ func checkBucketNamePrefix(value, field string) error {
 	return nil
 }
 
-// place checks the parameters that say where volumes go against each other and expands the base prefix.
+// place checks the combination of bucket and prefix parameters, and expands the base prefix.
 func (p *Parameters) place(params map[string]string) error {
 	prefix := params[keyPrefix]
 	if p.BucketName == "" {
 		if prefix != "" {
-			return fault.Field("parameters."+keyPrefix, "needs bucketName: a volume that is a bucket of its own has no prefix")
+			return fault.Field("parameters."+keyPrefix, "requires bucketName, because volumes with their own bucket have no prefix")
 		}
 		return nil
 	}
 	if p.BucketNamePrefix != "" {
-		return fault.Field("parameters."+keyBucketNamePrefix, "is for volumes with a bucket of their own and cannot stand beside bucketName")
+		return fault.Field("parameters."+keyBucketNamePrefix, "cannot be combined with bucketName; it is for volumes with their own bucket")
 	}
-	// The room is that of the longest name, so that a StorageClass works for all names or for none.
+	// The budget assumes the longest name, so that a StorageClass is valid for all names or for none.
 	budget := maxString - len(ID{Backend: p.Backend, Bucket: p.BucketName, Prefix: "/"}.String()) + 1 - longestElement
 	if budget < 0 {
-		return fault.Field("parameters."+keyBucketName, "%q and the backend name %q together are too long by %d bytes for a volume id of %d", p.BucketName, p.Backend, -budget, maxString)
+		return fault.Field("parameters."+keyBucketName, "%q and backend name %q together are too long by %d bytes for a volume id of %d bytes", p.BucketName, p.Backend, -budget, maxString)
 	}
 	base, over, err := expandBase(prefix, params, budget)
 	if err != nil {
@@ -166,8 +165,8 @@ func (p *Parameters) place(params map[string]string) error {
 	return nil
 }
 
-// VolumePrefix is where a volume of that name lies in the bucket BucketName: "<base><segment>/", and
-// "<base><segment>@<generation>/" from generation 2 on. It is "" when the volume is a bucket of its own.
+// VolumePrefix returns the volume's prefix in the bucket BucketName: "<base><segment>/", and "<base><segment>@<generation>/" from
+// generation 2 on. It is "" if the volume has its own bucket.
 func (p Parameters) VolumePrefix(name string, generation int) string {
 	if p.BucketName == "" {
 		return ""
@@ -175,8 +174,8 @@ func (p Parameters) VolumePrefix(name string, generation int) string {
 	return p.Prefix + element(NameSegment(name), generation)
 }
 
-// BucketFor is the bucket of the volume of that name: BucketName, or a bucket of its own. A name that cannot end a
-// bucket name as it is becomes a readable start and a hash.
+// BucketFor returns the volume's bucket: BucketName, or a name for its own bucket. If the volume's name is not valid in a bucket name, it is
+// replaced by a readable start and a hash.
 func (p Parameters) BucketFor(name string) string {
 	if p.BucketName != "" {
 		return p.BucketName
@@ -187,23 +186,22 @@ func (p Parameters) BucketFor(name string) string {
 	}
 	lower := func(c byte) bool { return isLower(c) || c == '-' }
 	start := min(maxSegment, 63-len(p.BucketNamePrefix)) - 1 - hashLen
-	// In lower case, because bucket names have no capitals. The hash is of the name itself: names that differ in nothing but
-	// case have different buckets.
+	// Bucket names are in lower case. The hash is of the original name, so that names that differ only in case have different buckets.
 	bucket := p.BucketNamePrefix + readable(strings.ToLower(name), start, lower) + "-" + hash(name)
 	if _, err := bucketKind(bucket); err != nil {
-		// The readable start made a reserved name of it.
+		// With the readable start, the name is reserved.
 		bucket = p.BucketNamePrefix + "v-" + hash(name)
 	}
 	return bucket
 }
 
-// ID is the volume id of that name and generation.
+// ID returns the volume id of that name and generation.
 func (p Parameters) ID(name string, generation int) ID {
 	return ID{Backend: p.Backend, Bucket: p.BucketFor(name), Prefix: p.VolumePrefix(name, generation)}
 }
 
-// Digest is a versioned hash of all that decides what the volume is: what the author gave, with templates expanded. Two
-// spellings of the same thing ("0755" and "755", a default given or left out) have one digest.
+// Digest returns a versioned hash of the parameters that define the volume, with templates expanded. Equivalent spellings ("0755" and "755",
+// an explicit or omitted default) have the same digest.
 func (p Parameters) Digest() string {
 	given := p.Context()
 	for key, value := range map[string]string{
@@ -214,7 +212,7 @@ func (p Parameters) Digest() string {
 		keyOnDelete:            string(p.OnDelete),
 		keyExpectedBucketOwner: p.ExpectedBucketOwner,
 	} {
-		// What is not given is left out, so that a parameter of a later version changes no digest of today.
+		// Unset parameters are omitted, so that parameters of later versions do not change existing digests.
 		if value != "" {
 			given[key] = value
 		}
@@ -234,8 +232,8 @@ func (p Parameters) Digest() string {
 	return "v1:" + hex.EncodeToString(h.Sum(nil))
 }
 
-// Context is the volume context of a created volume: what a node needs beside the place, which is in the volume id.
-// It holds what the author gave and no defaults, so that it stays the same over upgrades.
+// Context returns the volume context of a created volume: what a node needs in addition to the volume id. It contains no defaults, so that
+// upgrades do not change it.
 func (p Parameters) Context() map[string]string { return p.Node.context() }
 
 func mapSize(m map[string]string) int {

@@ -72,7 +72,7 @@ func (r Role) split() (pieces []rolePiece, err error) {
 	if len(r) > maxRole {
 		return nil, fmt.Errorf("has %d bytes, the maximum is %d", len(r), maxRole)
 	}
-	const form = "is not a role's ARN, as arn:aws:iam::111122223333:role/name is"
+	const form = "is not a role's ARN such as arn:aws:iam::111122223333:role/name"
 	parts := strings.SplitN(string(r), ":", 6)
 	if len(parts) != 6 || parts[0] != "arn" || !isName(parts[1], 32) || parts[2] != "iam" || parts[3] != "" || parts[4] != "" && !isSegment(parts[4], 64) {
 		return nil, fmt.Errorf("%s", form)

@@ -162,7 +162,7 @@ func TestAGatewayWithATokenService(t *testing.T) {
 	t.Run("the table for people says the same", func(t *testing.T) {
 		cmd := command(t, g.user, g.backend(", scope: required"))
 		out, err := cmd.Output()
-		for _, want := range []string{"backend lab (" + g.Endpoint() + ")\n", "\n  yes      conditional writes", "\n! no       volumes with the driver's credentials get sessions", "sts: {roleOptional: true} for MinIO", `what is marked with "!"`} {
+		for _, want := range []string{"backend lab (" + g.Endpoint() + ")\n", "\n  yes      conditional writes", "\n! no       volumes with the driver's credentials get sessions", "sts: {roleOptional: true} for MinIO", `marked with "!"`} {
 			if !strings.Contains(string(out), want) {
 				t.Errorf("%q is not in\n%s", want, out)
 			}

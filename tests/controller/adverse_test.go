@@ -17,7 +17,7 @@ func TestOldVersionsOfSomebodyElseAreNotPurged(t *testing.T) {
 		e.put("v/data")
 		e.remove("v/data") // it can be brought back, as long as its version is there
 		before := e.versions("v/")
-		e.want(e.process().tryCreate("v", "onDelete", "purge"), fault.Exists, "no record of this driver explains")
+		e.want(e.process().tryCreate("v", "onDelete", "purge"), fault.Exists, "without a record of this driver")
 		p := e.process()
 		p.delete(p.create("v")) // which leaves versions alone
 		e.same("versions", e.versions("v/"), before)
@@ -29,7 +29,7 @@ func TestAnEmptyPageOfALongListingIsNotAnEmptyPlace(t *testing.T) {
 		p := e.process()
 		p.says("ListObjectsV2", `<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken></ListBucketResult>`,
 			`<ListBucketResult><Contents><Key>v/data</Key></Contents></ListBucketResult>`)
-		e.want(p.tryCreate("v"), fault.Exists, "no record of this driver explains")
+		e.want(p.tryCreate("v"), fault.Exists, "without a record of this driver")
 		e.want(p.tryDelete(e.params("v").ID("v", 1)), fault.Precondition, "nothing is deleted")
 	})
 }
@@ -49,10 +49,10 @@ func TestAnswersThatDoNotProveThatNothingIsLeft(t *testing.T) {
 			kind                        fault.Kind
 			words                       []string
 		}{
-			"endless":          {"delete", "ListObjectsV2", more, fault.Busy, []string{"listings cannot be trusted"}},
-			"endless-versions": {"purge", "ListObjectVersions", more, fault.Busy, []string{"listings cannot be trusted"}},
-			"nowhere":          {"delete", "ListObjectsV2", nowhere, fault.Busy, []string{"listings cannot be trusted"}},
-			"nowhere-versions": {"purge", "ListObjectVersions", nowhere, fault.Busy, []string{"listings cannot be trusted"}},
+			"endless":          {"delete", "ListObjectsV2", more, fault.Busy, []string{"listings are unreliable"}},
+			"endless-versions": {"purge", "ListObjectVersions", more, fault.Busy, []string{"listings are unreliable"}},
+			"nowhere":          {"delete", "ListObjectsV2", nowhere, fault.Busy, []string{"listings are unreliable"}},
+			"nowhere-versions": {"purge", "ListObjectVersions", nowhere, fault.Busy, []string{"listings are unreliable"}},
 			"astray":           {"delete", "ListObjectsV2", fmt.Sprintf(astray, "astray"), fault.Unavailable, []string{"astray0/a", "nothing more is deleted"}},
 			"refused":          {"delete", "DeleteObjects", fmt.Sprintf(none, "refused"), fault.Denied, []string{"2 objects of", `"refused/a"`, "AccessDenied"}},
 		} {

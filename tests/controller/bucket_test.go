@@ -129,7 +129,7 @@ func TestABucketWhoseTagsProveNothing(t *testing.T) {
 		"stuck": {says: map[string]refused{"GetBucketTagging": denied, "DeleteBucket": denied}, kind: fault.Busy,
 			words: []string{"reading the tags", "left"}, left: true},
 		"forgetful": {says: map[string]refused{"PutBucketTagging": {501, "NotImplemented"}, "GetBucketTagging": {404, "NoSuchTagSet"}}, kind: fault.Precondition,
-			words: []string{"keeps no bucket tags"}},
+			words: []string{"does not store bucket tags"}},
 		"foreign": {owner: stranger, says: map[string]refused{"GetBucketTagging": denied}, kind: fault.Denied, words: []string{"reading the tags"}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -34,7 +34,7 @@ func TestUnexplainedDataIsNotTouched(t *testing.T) {
 		e.put("v/data", "next@2/data", "taken/data")
 		before := e.keysBelow("")
 		for _, name := range []string{"v", "next"} {
-			e.want(p.tryCreate(name), fault.Exists, "no record of this driver explains")
+			e.want(p.tryCreate(name), fault.Exists, "without a record of this driver")
 		}
 		e.want(p.tryDelete(e.params("v").ID("v", 1)), fault.Precondition, "nothing is deleted")
 		e.want(other.tryCreate("taken"), fault.Exists, "cluster test", "cluster other")

@@ -149,7 +149,7 @@ func TestATokenServiceThatMakesNoSession(t *testing.T) {
 		deleter.delete(id)
 		l.same("data", l.keysBelow(id.Prefix), nil)
 	}
-	if !strings.Contains(canaries.logged(), "Leaving the proof of scope to nodes") {
+	if !strings.Contains(canaries.logged(), "Cannot verify scope, leaving it to nodes") {
 		t.Error("the log does not say that nodes prove it")
 	}
 }

@@ -111,7 +111,7 @@ func TestInlineVolumes(t *testing.T) {
 		}
 	}
 	for name, words := range map[string][]string{
-		"driver":  {"PermissionDenied", "inline volumes of pods never use the driver's own credentials", "nodePublishSecretRef"},
+		"driver":  {"PermissionDenied", "inline volumes never use the driver's own credentials", "nodePublishSecretRef"},
 		"nobody":  {"PermissionDenied", ns + ".default", "AssumeRoleWithWebIdentity"},
 		"nowhere": {"InvalidArgument", "volume_context.bucketName: is missing"},
 		"glutton": {"PermissionDenied", "volume_context.memoryLimit: 1Ti", "--memory-limit"},

@@ -305,11 +305,11 @@ func TestNotes(t *testing.T) {
 		"csinodes":                  {`(?m)^` + cluster.Node + ` .*` + regexp.QuoteMeta(csiName)},
 		"check --config": {
 			`(?m)^backend default \(http://s3\.storage\.svc:9000\)$`, `(?m)^backend minio `, `(?m)^backend tenants `,
-			yes("the service answers"), yes("the driver's own credentials"), yes("make a bucket"), yes("conditional writes (If-None-Match, If-Match)"),
+			yes("the service responds"), yes("the driver's own credentials"), yes("create a bucket"), yes("conditional writes (If-None-Match, If-Match)"),
 			yes("STS AssumeRoleWithWebIdentity"), yes("session policies are enforced"),
 		},
 		"check --node": {
-			`(?m)^node$`, yes("the host's mount namespace"), yes("/dev/fuse"), yes("mounting FUSE"), yes("what launches helpers"), yes("mounts outlive the driver"),
+			`(?m)^node$`, yes("the host's mount namespace"), yes("/dev/fuse"), yes("mounting FUSE"), yes("the launcher of helpers"), yes("mounts survive driver restarts"),
 			yes("programs run from the host's directory"), yes("clients see the pids of their callers"), yes("the client mountpoint-s3"), yes("the client rclone"),
 			yes("DNS of backend default"),
 		},

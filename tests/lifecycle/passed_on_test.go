@@ -70,7 +70,7 @@ func TestTheProcessPassesOnItsModeFlagsAndVariables(t *testing.T) {
 			if code := p.exit(t); code != 0 {
 				t.Errorf("exit code %d after SIGINT, want 0", code)
 			}
-			if strings.Contains(p.stderr.String(), `"Request"`) || strings.Contains(p.stderr.String(), `"Done"`) != (c.controller == codes.OK) {
+			if strings.Contains(p.stderr.String(), `"Request"`) || strings.Contains(p.stderr.String(), `"Request succeeded"`) != (c.controller == codes.OK) {
 				t.Error("the log is not of the default verbosity")
 			}
 		})

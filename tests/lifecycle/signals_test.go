@@ -73,7 +73,7 @@ func TestSIGTERMMakesTheDriverUnreadyAndLetsRequestsFinish(t *testing.T) {
 			t.Errorf("%s is left", file)
 		}
 	}
-	contains(t, s.stderr.String(), "Stopping", "terminated", "ended in order")
+	contains(t, s.stderr.String(), "Shutting down", "terminated", "Shutdown complete")
 }
 
 func TestSIGTERMCancelsRequestsThatDoNotFinishInTime(t *testing.T) {

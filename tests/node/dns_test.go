@@ -300,7 +300,7 @@ func TestADriverInNoContainerHasTheHostsResolvConf(t *testing.T) {
 	if _, err := os.Lstat(filepath.Join(e.State, "resolv.conf")); !os.IsNotExist(err) {
 		t.Errorf("there is a copy of the resolv.conf: %v", err)
 	}
-	if !strings.Contains(e.Logs(), "the driver is in no container") {
+	if !strings.Contains(e.Logs(), "the driver does not run in a container") {
 		t.Error("the log does not say that nothing is done")
 	}
 	e.unpublish(v, target)

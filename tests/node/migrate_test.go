@@ -88,7 +88,7 @@ func TestAVolumeOfK8sCSIS3(t *testing.T) {
 	keys["endpoint"] = "https://storage.yandexcloud.net"
 	want(t, e.tryPublish(time.Minute, v, e.Target("t"), secrets(keys)), codes.FailedPrecondition, "secrets.endpoint", "declare a backend with endpoint: https://storage.yandexcloud.net")
 	v.VolumeContext["mounter"], v.VolumeContext["options"] = "geesefs", "--memory-limit 1000"
-	want(t, e.tryPublish(time.Minute, v, e.Target("t"), secrets(keys)), codes.InvalidArgument, "volume_context.mounter", "write client: rclone", "memory-limit is not supported")
+	want(t, e.tryPublish(time.Minute, v, e.Target("t"), secrets(keys)), codes.InvalidArgument, "volume_context.mounter", "set client: rclone", "memory-limit is not supported")
 
 	// What Kubernetes lets nobody change, a mount option can take the place of.
 	keys["endpoint"] = e.proxy.Endpoint()

@@ -92,7 +92,7 @@ func TestACheckLooksNamesUpAsHelpersWill(t *testing.T) {
 				t.Error(err)
 			}
 			ready, metrics := rigtest.Get(t, d, "/readyz"), rigtest.Get(t, d, "/metrics")
-			if strings.Contains(ready, "note: --node-dns=pod is not in force") != c.private {
+			if strings.Contains(ready, "note: --node-dns=pod has no effect") != c.private {
 				t.Errorf("/readyz:\n%s", ready)
 			}
 			if strings.Contains(metrics, `s3csi_sandbox_missing{property="BindReadOnlyPaths"} 1`) != c.private {

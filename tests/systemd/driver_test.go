@@ -114,7 +114,7 @@ func TestVolumeOutlivesTheDriver(t *testing.T) {
 			await(t, "a crash, which is no want of memory, to be counted", func() bool {
 				return strings.Contains(rigtest.Get(t, d, "/metrics"), `s3csi_mount_restarts_total{client="rclone",reason="crash"} 1`)
 			})
-			if ready := rigtest.Get(t, d, "/readyz"); !strings.Contains(ready, "note: the launcher is systemd 2") || strings.Contains(ready, "break mounts") {
+			if ready := rigtest.Get(t, d, "/readyz"); !strings.Contains(ready, "note: the launcher is systemd 2") || strings.Contains(ready, "do not survive") {
 				t.Errorf("/readyz:\n%s", ready)
 			}
 			if m := rigtest.Get(t, d, "/metrics"); !strings.Contains(m, `s3csi_launcher_info{launcher="systemd",systemd_version="2`) {
@@ -266,7 +266,7 @@ func TestWithoutSystemd(t *testing.T) {
 		t.Errorf("/metrics:\n%s", m)
 	}
 	ready := rigtest.Get(t, d, "/readyz")
-	for _, note := range []string{"note: the launcher is process: the host has no systemd", "cannot enforce limits, so these flags do nothing: --memory-limit"} {
+	for _, note := range []string{"note: the launcher is process: the host has no systemd", "does not enforce limits, so these flags have no effect: --memory-limit"} {
 		if !strings.Contains(ready, note) {
 			t.Errorf("/readyz does not say %q:\n%s", note, ready)
 		}

@@ -1,4 +1,4 @@
-// Package buckets is access to one bucket: it opens and lists it, and finds out what its service can do. It knows no volumes.
+// Package buckets opens and lists buckets, and detects the features of their service. It does not depend on volumes.
 package buckets
 
 import (
@@ -19,17 +19,17 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/ttlcache"
 )
 
-// Bucket is a bucket with all that is needed to work on it.
+// Bucket is an opened bucket.
 type Bucket struct {
 	Backend backend.Backend
 	Keys    credentials.Keys
 	Info    backend.BucketInfo
 	Client  *s3.Client
-	// Own is a client of the controller's own identity, where Client has a session that reaches one volume only; nil: Client is.
+	// Own is a client with the controller's own identity, if Client has a session that is limited to one volume; nil: use Client.
 	Own *s3.Client
 }
 
-// asOwn returns the bucket with the client for tests of the service, whose objects are outside any volume.
+// asOwn returns the bucket with the controller's own identity. Tests of the service need it, because their objects are outside any volume.
 func (b Bucket) asOwn() Bucket {
 	if b.Own != nil {
 		b.Client = b.Own
@@ -37,13 +37,13 @@ func (b Bucket) asOwn() Bucket {
 	return b
 }
 
-// Name returns the bucket's name, as requests want it.
+// Name returns the bucket's name for requests.
 func (b Bucket) Name() *string { return &b.Info.Name }
 
-// String names the bucket in messages.
+// String returns the bucket's name for messages.
 func (b Bucket) String() string { return "bucket " + b.Info.Name + " of " + b.Backend.String() }
 
-// Opener opens buckets and remembers what was found out about them. All methods may be called concurrently.
+// Opener opens buckets and caches facts about them. All methods may be called concurrently.
 type Opener struct {
 	clients   *backend.Clients
 	validator *backend.Buckets
@@ -51,12 +51,12 @@ type Opener struct {
 	locks     namedlock.Locks
 }
 
-// NewOpener starts nothing. now is the clock.
+// NewOpener returns an Opener. It starts nothing. now is the clock.
 func NewOpener(clients *backend.Clients, validator *backend.Buckets, now func() time.Time) *Opener {
 	return &Opener{clients: clients, validator: validator, cache: newBucketCache(now)}
 }
 
-// Open validates the bucket and makes a client for it. NotFound: there is no such bucket.
+// Open validates the bucket and returns it with a client. NotFound: the bucket does not exist.
 func (o *Opener) Open(ctx context.Context, be backend.Backend, keys credentials.Keys, name, expectedOwner string) (Bucket, error) {
 	info, err := o.validator.Validate(ctx, be, keys, name, expectedOwner)
 	if err != nil {
@@ -69,7 +69,7 @@ func (o *Opener) Open(ctx context.Context, be backend.Backend, keys credentials.
 	return Bucket{Backend: be, Keys: keys, Info: info, Client: client}, nil
 }
 
-// OpenUncached is Open where a cached NotFound is no proof: it asks the service again.
+// OpenUncached is Open, but does not rely on a cached NotFound.
 func (o *Opener) OpenUncached(ctx context.Context, be backend.Backend, keys credentials.Keys, name string) (Bucket, error) {
 	b, err := o.Open(ctx, be, keys, name, "")
 	if fault.Is(err, fault.NotFound) {
@@ -79,12 +79,12 @@ func (o *Opener) OpenUncached(ctx context.Context, be backend.Backend, keys cred
 	return b, err
 }
 
-// Lock keeps this process from creating and deleting a bucket at the same time.
+// Lock prevents that this process creates and deletes a bucket at the same time.
 func (o *Opener) Lock(ctx context.Context, be backend.Backend, name string) (release func(), err error) {
 	return o.locks.Lock(ctx, be.Name+" "+name)
 }
 
-// Invalidate drops what is known of a bucket that was, or may have been, created or deleted.
+// Invalidate drops the cached facts about a bucket that was, or may have been, created or deleted.
 func (o *Opener) Invalidate(be backend.Backend, name string) {
 	o.validator.Forget(be, name)
 	o.cache.invalidate(bucketID{be.Revision(), name})
@@ -125,7 +125,7 @@ func Create(ctx context.Context, client *s3.Client, be backend.Backend, name str
 	}
 }
 
-// PutInput returns a PutObject request with a checksum that every service knows.
+// PutInput returns a PutObject request with a checksum that every service supports.
 func PutInput(b Bucket, key string, data []byte) *s3.PutObjectInput {
 	sum := md5.Sum(data) //nolint:gosec // Content-MD5 guards against damage in transit, nothing else
 	return &s3.PutObjectInput{
@@ -135,7 +135,7 @@ func PutInput(b Bucket, key string, data []byte) *s3.PutObjectInput {
 	}
 }
 
-// Indeterminate reports whether a request that failed with err may have had its effect.
+// Indeterminate reports whether a request that failed with err may still have succeeded.
 func Indeterminate(err error) bool {
 	switch fault.KindOf(err) {
 	case fault.Unavailable, fault.Timeout, fault.Busy, fault.Unknown:
@@ -154,16 +154,16 @@ func UnknownOutcome(ctx context.Context, err error) error {
 }
 
 const (
-	// cachedFacts bounds what is remembered of all buckets. A class whose base prefix is a template of namespaces makes one for
-	// each of them.
+	// cachedFacts is the maximum number of cached facts. A StorageClass whose base prefix contains the namespace adds one for each
+	// namespace.
 	cachedFacts = 1 << 14
-	// Unlimited keeps a fact until the bucket is invalidated: what a service can do does not change.
+	// Unlimited keeps a fact until the bucket is invalidated, because features of a service do not change.
 	Unlimited = 10 * 365 * 24 * time.Hour
-	// findBound bounds finding out one fact, whatever its callers allow.
+	// findBound is the timeout for determining one fact, regardless of its callers.
 	findBound = 2 * time.Minute
 )
 
-// bucketID names a bucket in this process; backend is a revision.
+// bucketID is the cache key of a bucket; backend is a revision.
 type bucketID struct{ backend, name string }
 
 func (b Bucket) id() bucketID { return bucketID{b.Backend.Revision(), b.Info.Name} }
@@ -173,13 +173,13 @@ type factKey struct {
 	fact string
 }
 
-// known is what was found out. What it means depends on the fact.
+// known is the value of a fact. Its meaning depends on the fact.
 type known struct {
 	value int
-	ttl   time.Duration // 0: it is not kept
+	ttl   time.Duration // 0: not cached
 }
 
-// bucketCache keeps facts about buckets. Errors are not kept.
+// bucketCache caches facts about buckets, but not errors.
 type bucketCache struct {
 	facts *ttlcache.Cache[factKey, known]
 }
@@ -193,7 +193,7 @@ func newBucketCache(now func() time.Time) *bucketCache {
 	})}
 }
 
-// get returns a fact, and finds it out with find where it is not known. See Opener.Once.
+// get returns a cached fact, or determines it with find. See Opener.Once.
 func (c *bucketCache) get(ctx context.Context, b Bucket, fact string, find func(context.Context) (known, error)) (int, error) {
 	for {
 		own := false

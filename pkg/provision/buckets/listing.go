@@ -15,7 +15,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
-// RequestBound bounds one request of a deletion, whose context has no deadline.
+// RequestBound is the timeout of one request of a deletion, whose context has no deadline.
 const RequestBound = 2 * time.Minute
 
 // Object is an object or a version in a listing.
@@ -24,14 +24,14 @@ type Object struct {
 	Version string // "": the current object
 }
 
-// VersionID returns the version as requests want it.
+// VersionID returns the version for requests.
 func (o Object) VersionID() *string { return backend.Optional(o.Version) }
 
 // Pager returns the pages of a listing one by one; more is false with the last one.
 type Pager func(ctx context.Context) (page []Object, more bool, err error)
 
-// plainKey decodes a key of a listing. Keys may hold characters that XML cannot, so listings ask for an encoding; services that support
-// it say so in the answer.
+// plainKey decodes a key of a listing. Keys may contain characters that XML cannot, so listings request an encoding, which the response
+// confirms.
 func plainKey(key *string, encoding types.EncodingType) (string, error) {
 	s := aws.ToString(key)
 	if encoding != types.EncodingTypeUrl {
@@ -44,10 +44,10 @@ func plainKey(key *string, encoding types.EncodingType) (string, error) {
 	return plain, nil
 }
 
-// CheckBelow makes sure that a listed key is inside the prefix: nothing else may ever be deleted.
+// CheckBelow returns an error if a listed key is not below the prefix, because nothing else may ever be deleted.
 func CheckBelow(prefix, key string) error {
 	if !strings.HasPrefix(key, prefix) || prefix != "" && !strings.HasSuffix(prefix, "/") {
-		return fault.Errorf(fault.Unavailable, "the service listed the key %q, which is not below %q: its listings cannot be trusted, nothing more is deleted", key, prefix)
+		return fault.Errorf(fault.Unavailable, "the service listed the key %q, which is not below %q: its listings are unreliable, so nothing more is deleted", key, prefix)
 	}
 	return nil
 }
@@ -59,11 +59,11 @@ func positive(n int32) *int32 {
 	return &n
 }
 
-// advances reports whether a listing has more. One that says so but repeats its marker would never end: if it returned objects, deleting
-// them and listing again makes progress; if it did not, it is an error.
+// advances reports whether a listing has more pages. A listing that reports more but repeats its marker would never end: if the page has
+// objects, deleting them and listing again makes progress; if not, it is an error.
 func advances(truncated, moved bool, page []Object) (bool, error) {
 	if truncated && !moved && len(page) == 0 {
-		return false, fault.Errorf(fault.Busy, "the service says that its listing has more but repeats its marker: its listings cannot be trusted")
+		return false, fault.Errorf(fault.Busy, "the service reports a truncated listing but repeats its marker: its listings are unreliable")
 	}
 	return truncated && moved, nil
 }
@@ -162,7 +162,7 @@ func listUploads(ctx context.Context, b Bucket, prefix string, each func(key, id
 			return err
 		}
 		nextID := aws.ToString(out.NextUploadIdMarker)
-		// Some services say that there is more and then begin again.
+		// Some services report more pages and then start again.
 		if !aws.ToBool(out.IsTruncated) || next == "" || next == aws.ToString(key) && nextID == aws.ToString(id) {
 			return nil
 		}
@@ -178,7 +178,7 @@ func uploadsPage(ctx context.Context, b Bucket, in *s3.ListMultipartUploadsInput
 
 // UploadsBelow calls each for every unfinished upload below the prefix, however the service lists them.
 //
-// MinIO's wide listing lacks uploads that began before its last start. It expires them by itself (after a day by default), and only a
+// MinIO's listing without a prefix lacks uploads that were started before its last restart. It expires them by itself (after a day by default), and only a
 // request for each exact key would show them.
 func (o *Opener) UploadsBelow(ctx context.Context, b Bucket, prefix string, each func(key, id string) error) error {
 	how, err := o.uploadListing(ctx, b)
@@ -210,7 +210,7 @@ func IsUnused(ctx context.Context, b Bucket, prefix string) (bool, error) {
 	return nothingIn(ctx, b, prefix, AllVersions(b, prefix, 1))
 }
 
-// nothingIn reports whether a listing has nothing. A page may be empty although more follow.
+// nothingIn reports whether a listing is empty. A page may be empty although more follow.
 func nothingIn(ctx context.Context, b Bucket, prefix string, next Pager) (bool, error) {
 	for {
 		page, more, err := next(ctx)

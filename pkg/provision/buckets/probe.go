@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	// CleanupBound bounds a clean-up, which happens even after the caller has left.
+	// CleanupBound is the timeout of a clean-up, which also runs after the caller's context ended.
 	CleanupBound = 10 * time.Second
 
 	probesPrefix = volume.RecordPrefix + "/probe/"
@@ -32,8 +32,8 @@ const (
 	UploadsNone                   // not at all
 )
 
-// Conditional reports whether the bucket's service honours If-None-Match and If-Match. It is tested once per bucket, by what the
-// service does and not by what it claims. Where it does not, the operator must have promised a single controller.
+// Conditional reports whether the bucket's service honours If-None-Match and If-Match. It is tested once per bucket, by actual
+// writes. If not, the backend must have singleController.
 func (o *Opener) Conditional(ctx context.Context, b Bucket) (bool, error) {
 	honoured, err := o.cache.get(ctx, b, "the test of conditional writes", func(ctx context.Context) (k known, err error) {
 		honoured, err := ProbeConditional(ctx, b.asOwn(), probesPrefix)
@@ -55,9 +55,9 @@ func (o *Opener) Conditional(ctx context.Context, b Bucket) (bool, error) {
 func ProbeConditional(ctx context.Context, b Bucket, below string) (honoured bool, err error) {
 	key := below + rand.Text()
 	what := "testing conditional writes with " + key + " in " + b.String()
-	versions := map[string]bool{} // of the test object; "" where the bucket has none or it is unknown
+	versions := map[string]bool{} // of the test object; "" if the bucket is not versioned or it is unknown
 	put := func(set func(*s3.PutObjectInput)) error {
-		in := PutInput(b, key, []byte("A test of conditional writes. It can be removed.\n"))
+		in := PutInput(b, key, []byte("Test object for conditional writes. It can be deleted.\n"))
 		set(in)
 		out, err := b.Client.PutObject(ctx, in, NoRetry)
 		switch {
@@ -103,13 +103,13 @@ func removeProbe(ctx context.Context, b Bucket, key string, versions map[string]
 	}
 }
 
-// refusesHeader reports whether a service says that it does not support the condition.
+// refusesHeader reports whether an error means that the service does not support the condition.
 func refusesHeader(err error) bool {
 	return backend.IsNotImplemented(err) || backend.ErrorCode(err) == "InvalidArgument" || backend.ErrorCode(err) == "InvalidRequest"
 }
 
-// uploadListing finds out, once per bucket, how unfinished uploads are listed. MinIO matches a prefix with whole keys only, and
-// lists all uploads where there is none.
+// uploadListing determines, once per bucket, how unfinished uploads are listed. MinIO matches a prefix with whole keys only, and
+// lists all uploads without a prefix.
 func (o *Opener) uploadListing(ctx context.Context, b Bucket) (UploadListing, error) {
 	how, err := o.cache.get(ctx, b, "the test of upload listings", func(ctx context.Context) (known, error) {
 		how, err := ProbeUploadListing(ctx, b.asOwn(), probesPrefix)
@@ -121,7 +121,7 @@ func (o *Opener) uploadListing(ctx context.Context, b Bucket) (UploadListing, er
 	return UploadListing(how), err
 }
 
-// ProbeUploadListing begins an upload below a prefix and looks for it in listings.
+// ProbeUploadListing starts an upload below a prefix and looks for it in listings.
 func ProbeUploadListing(ctx context.Context, b Bucket, below string) (how UploadListing, err error) {
 	prefix := below + rand.Text() + "/"
 	key := prefix + "x"

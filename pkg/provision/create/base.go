@@ -17,11 +17,11 @@ import (
 // Volumes must not be nested: deleting the outer one would delete the inner one too.
 //
 // A volume's prefix is <base><segment>/ or, from generation 2 on, <base><segment>@<n>/. If volume V contains volume W, V's
-// prefix is W's base prefix or an ancestor of it, because segments hold no "/" and two volumes with the same prefix would have
-// the same record. Base prefixes hold no "@", so V is of generation 1 and its segment is a directory name of W's base.
+// prefix is W's base prefix or an ancestor of it, because segments contain no "/" and two volumes with the same prefix would have
+// the same record. Base prefixes contain no "@", so V is of generation 1 and its segment is a directory name of W's base.
 //
-// So, before a base prefix is used, every directory name of it that can be a segment gets a reservation: a record of its own,
-// written where there is none. It takes the name from all volumes, in every directory, forever. The same conditional
+// So, before a base prefix is used, every directory name of it that can be a segment gets a reservation: a record
+// that is written if there is none. It reserves the name permanently, in every directory. The same conditional
 // write decides the race between the reservation and a volume of that name: the loser sees the winner's record.
 //
 // An existing record is harmless unless that name's generation 1 contains the base: any further volume of that name has
@@ -30,11 +30,11 @@ import (
 //
 // A volume whose own segment is a directory name of its base ("${pv.name}/") takes that name by its own record instead.
 
-// baseTTL bounds how long a reservation is believed to exist after someone emptied the bucket by other means.
+// baseTTL is how long a reservation is cached, in case the bucket is emptied by other means.
 const baseTTL = time.Hour
 
-// reserveBase makes sure that no volume contains or will contain the base prefix of the volume with that segment. Warm, it sends
-// nothing.
+// reserveBase ensures that no volume contains or will contain the base prefix of the volume with that segment. If it is cached, it sends no
+// requests.
 func (c *Creator) reserveBase(ctx context.Context, b buckets.Bucket, base, segment string) error {
 	names := reservedNames(base)
 	all := !slices.Contains(names, segment)

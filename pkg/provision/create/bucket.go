@@ -28,8 +28,8 @@ const (
 // createBucket creates a bucket volume:
 //
 //  1. prove that sessions can be limited to it, as far as that works without the bucket
-//  2. if the bucket exists: it is the volume if it has exactly the volume's tags, else it belongs to someone else
-//  3. else create it with its tags, or tag it afterwards where the service drops them
+//  2. if the bucket exists: it is the volume if it has exactly the volume's tags, otherwise it is a conflict
+//  3. else create it with its tags, or tag it afterwards if the service drops them
 //  4. finish the proof; if it fails, remove the bucket that this call created
 func (c *Creator) createBucket(ctx context.Context, be backend.Backend, who identity.Identity, keys credentials.Keys, r Request) (volume.ID, error) {
 	id := r.Parameters.ID(r.Name, 1)
@@ -68,7 +68,7 @@ type bucketCreation struct {
 	be     backend.Backend
 	keys   credentials.Keys
 	bucket string
-	owner  string // account id that must own it, where the class says so
+	owner  string // account id that must own it, if set in the class
 	want   records.Tags
 	// proof is the part of the proof of scope that needs the bucket; nil: none. refused is why it failed without the bucket.
 	proof   proofs.BucketProof
@@ -99,7 +99,7 @@ func (c *bucketCreation) found(ctx context.Context, b buckets.Bucket) error {
 	return c.tag(ctx, b.Client, func(err error) error { return err })
 }
 
-// settled reads the bucket's tags, repeatedly for settleTime where there are none: on a service that drops tags at creation another
+// settled reads the bucket's tags, repeatedly for settleTime if there are none: on a service that drops tags at creation another
 // controller may be about to tag the bucket.
 func (c *bucketCreation) settled(ctx context.Context, client *s3.Client) (records.Tags, error) {
 	until := time.Now().Add(settleTime)
@@ -114,7 +114,7 @@ func (c *bucketCreation) settled(ctx context.Context, client *s3.Client) (record
 	}
 }
 
-// create creates a bucket where none was a moment ago. made is false where another controller, for example, created it.
+// create creates a bucket that did not exist a moment ago. made is false if another controller, for example, created it.
 func (c *bucketCreation) create(ctx context.Context) (made bool, err error) {
 	client, err := c.Clients.S3(ctx, c.be, c.keys, "")
 	if err != nil {
@@ -150,7 +150,7 @@ func (c *bucketCreation) create(ctx context.Context) (made bool, err error) {
 		}
 		return true, undo(err)
 	}
-	// Only a bucket that this call created is tagged afterwards. AWS keeps tags, and answers 200 for a bucket that the caller owns
+	// Only a bucket that this call created is tagged afterwards. AWS keeps tags, and returns 200 for a bucket that the caller owns
 	// already (us-east-1), so a bucket without tags is not one that this call created.
 	if len(have) == 0 && !c.be.AWS() {
 		return true, c.tag(ctx, client, undo)
@@ -158,7 +158,7 @@ func (c *bucketCreation) create(ctx context.Context) (made bool, err error) {
 	return true, decideBucket(have, c.want, c.bucket)
 }
 
-// limited makes sure that sessions for the volume can be limited to it. If not, it removes a bucket that this call created. Any other
+// limited verifies that sessions for the volume can be limited to it. If not, it removes a bucket that this call created. Any other
 // bucket may be a volume that is in use, so the error must not be final.
 func (c *bucketCreation) limited(ctx context.Context, info backend.BucketInfo, made bool) error {
 	err := c.refused
@@ -179,7 +179,7 @@ func (c *bucketCreation) limited(ctx context.Context, info backend.BucketInfo, m
 }
 
 // undo removes the bucket that this call created, because of err. S3 deletes only empty buckets. If the bucket stays, the error must
-// not be final, because the CO would never ask for its deletion.
+// not be final, because the CO would never delete it.
 func (c *bucketCreation) undo(ctx context.Context, client *s3.Client, err error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), buckets.CleanupBound)
 	defer cancel()
@@ -218,9 +218,9 @@ func (c *bucketCreation) tag(ctx context.Context, client *s3.Client, undo func(e
 		return decideBucket(have, c.want, c.bucket)
 	}
 	if err != nil {
-		return undo(fault.Errorf(fault.Precondition, "%s keeps no bucket tags, which prove who owns a bucket: use bucketName, so that volumes are prefixes of a bucket: %w", c.be, err))
+		return undo(fault.Errorf(fault.Precondition, "%s does not store bucket tags, which identify the owner of a bucket: set bucketName, so that volumes are prefixes of a bucket: %w", c.be, err))
 	}
-	return undo(fault.Errorf(fault.Precondition, "%s accepts bucket tags and loses them, which prove who owns a bucket: use bucketName, so that volumes are prefixes of a bucket", c.be))
+	return undo(fault.Errorf(fault.Precondition, "%s accepts bucket tags but does not store them, and they identify the owner of a bucket: set bucketName, so that volumes are prefixes of a bucket", c.be))
 }
 
 // notBucketVolume refuses a bucket that is itself a volume, of any owner: volumes must not be nested. Another bucket cannot become
@@ -233,7 +233,7 @@ func (c *Creator) notBucketVolume(ctx context.Context, b buckets.Bucket) error {
 	return err
 }
 
-// errTagsDenied says that these credentials may not read tags: they create no bucket volumes. Others may, so that it is not kept.
+// errTagsDenied means that these credentials cannot read tags, so they create no bucket volumes. It is not cached, because others may.
 var errTagsDenied = errors.New("reading tags is denied")
 
 func (c *Creator) readNotBucketVolume(ctx context.Context, b buckets.Bucket) error {

@@ -15,23 +15,23 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
-// Request asks for a volume.
+// Request is a request to create a volume.
 type Request struct {
 	Name       string // as the CO gave it
-	Namespace  string // of the claim, where the CO passes it; it only decides whether the operator's rules allow the volume
+	Namespace  string // of the claim, if the CO passes it; it only decides whether the operator's rules allow the volume
 	Parameters volume.Parameters
 	Keys       credentials.Keys // of the request's secret; zero: none
 	RoleARN    string           // of the request's secret; "": none
 }
 
-// Service knows what a bucket's service says about it; *backend.Buckets does.
+// Service returns properties of a bucket; *backend.Buckets implements it.
 type Service interface {
 	Validate(ctx context.Context, be backend.Backend, keys credentials.Keys, bucket, owner string) (backend.BucketInfo, error)
 	Versioning(ctx context.Context, be backend.Backend, keys credentials.Keys, info backend.BucketInfo) (backend.Versioning, error)
 	Retention(ctx context.Context, be backend.Backend, keys credentials.Keys, info backend.BucketInfo) (backend.Retention, error)
 }
 
-// Proofs proves that sessions can be limited to a volume, where it needs that; *proofs.Prover does.
+// Proofs proves that sessions can be limited to a volume, if it needs that; *proofs.Prover implements it.
 type Proofs interface {
 	Prefix(ctx context.Context, b buckets.Bucket, who identity.Identity, name string, params volume.Parameters) error
 	Bucket(ctx context.Context, be backend.Backend, who identity.Identity, bucket string, params volume.Parameters) (proofs.BucketProof, error)
@@ -47,11 +47,11 @@ type Creator struct {
 	Proofs     Proofs
 }
 
-// Create makes the volume of that name, or finds that it has been made with the same parameters. A warm call, in a bucket and
-// below a base prefix that were used before, is two S3 requests.
+// Create creates the volume of that name, or returns it if it exists with the same parameters. In a bucket and below a base prefix that
+// were used before, it takes two S3 requests.
 //
-// Exists: something else has that name or place. Precondition: the bucket or its service cannot carry such a volume. Denied: a
-// rule of the operator, or the service, does not allow it.
+// Exists: the name or the prefix is used otherwise. Precondition: the bucket or its service does not support such a volume. Denied: the
+// operator's rules or the service do not allow it.
 func (c *Creator) Create(ctx context.Context, r Request) (id volume.ID, err error) {
 	be, who, err := c.Identities.Find(r.Parameters.Backend, r.Keys, r.RoleARN)
 	if err != nil {
@@ -71,8 +71,8 @@ func (c *Creator) Create(ctx context.Context, r Request) (id volume.ID, err erro
 	return c.createPrefix(ctx, be, who, keys, r)
 }
 
-// admit refuses what no node would mount: a scope below the backend's, and what the operator's rules do not allow. Nodes check each
-// publication against the same rules, with what only they know: the pod's service account and the secret.
+// admit refuses volumes that no node would mount: a scope below the backend's, or a violation of the operator's rules. Nodes check each
+// publication against the same rules, with the pod's service account and the secret.
 func admit(be backend.Backend, r Request) error {
 	node := r.Parameters.Node
 	if _, err := be.ScopeOf(node.Scope); err != nil {
@@ -82,13 +82,13 @@ func admit(be backend.Backend, r Request) error {
 		return fault.Field("parameters.roleARN", "%q %w", node.RoleARN, err)
 	}
 	return be.Allows(backend.Use{
-		Namespace: r.Namespace, Bucket: r.Parameters.BucketFor(r.Name), RoleARN: foreseeableRole(be, node, r.Namespace), Source: node.Credentials, Creation: true,
+		Namespace: r.Namespace, Bucket: r.Parameters.BucketFor(r.Name), RoleARN: knownRole(be, node, r.Namespace), Source: node.Credentials, Creation: true,
 	})
 }
 
-// foreseeableRole returns the role that the volume's mounts assume, where that does not depend on the pod; "" otherwise. Pods use claims
-// of their own namespace only.
-func foreseeableRole(be backend.Backend, node volume.Attributes, namespace string) string {
+// knownRole returns the role that the volume's mounts assume, or "" if it depends on the pod. Pods can only use claims of their
+// namespace.
+func knownRole(be backend.Backend, node volume.Attributes, namespace string) string {
 	role := volume.Role(node.RoleARN)
 	if role == "" && node.Credentials == credentials.SourceWorkload {
 		role = volume.Role(be.WorkloadRoleARN)

@@ -19,7 +19,7 @@ const maxRaces = 4
 // createPrefix creates a prefix volume:
 //
 //  1. once per bucket and base prefix: check that volumes can be there and be deleted, reserve the names of the base prefix
-//  2. check that the prefix is empty, and write the record where there is none
+//  2. check that the prefix is empty, and write the record if there is none
 //  3. if there is a record: it is the volume itself, or a tombstone that the next generation replaces, or a conflict
 func (c *Creator) createPrefix(ctx context.Context, be backend.Backend, who identity.Identity, keys credentials.Keys, r Request) (volume.ID, error) {
 	b, err := c.prepareBucket(ctx, be, who, keys, r)
@@ -34,7 +34,7 @@ func (c *Creator) createPrefix(ctx context.Context, be backend.Backend, who iden
 	return id, err
 }
 
-// prepareBucket does what is needed once per bucket and base prefix.
+// prepareBucket makes the checks and reservations that are needed once per bucket and base prefix.
 func (c *Creator) prepareBucket(ctx context.Context, be backend.Backend, who identity.Identity, keys credentials.Keys, r Request) (buckets.Bucket, error) {
 	params := r.Parameters
 	b, err := c.Opener.Open(ctx, be, keys, params.BucketName, params.ExpectedBucketOwner)
@@ -44,7 +44,7 @@ func (c *Creator) prepareBucket(ctx context.Context, be backend.Backend, who ide
 		}
 		return buckets.Bucket{}, err
 	}
-	if err := c.deletableLater(ctx, b, params); err != nil {
+	if err := c.checkDeletable(ctx, b, params); err != nil {
 		return buckets.Bucket{}, err
 	}
 	if err := c.notBucketVolume(ctx, b); err != nil {
@@ -59,9 +59,9 @@ func (c *Creator) prepareBucket(ctx context.Context, be backend.Backend, who ide
 	return b, c.reserveBase(ctx, b, params.Prefix, volume.NameSegment(r.Name))
 }
 
-// deletableLater refuses volumes that DeleteVolume could not delete as onDelete says.
-func (c *Creator) deletableLater(ctx context.Context, b buckets.Bucket, params volume.Parameters) error {
-	// DeleteVolume does not get the parameters, and expects the owner that the backend names.
+// checkDeletable refuses volumes that DeleteVolume could not delete according to onDelete.
+func (c *Creator) checkDeletable(ctx context.Context, b buckets.Bucket, params volume.Parameters) error {
+	// DeleteVolume does not get the parameters. It expects the backend's owner.
 	if params.ExpectedBucketOwner != "" && params.ExpectedBucketOwner != b.Backend.ExpectedBucketOwner {
 		if _, err := c.Service.Validate(ctx, b.Backend, b.Keys, params.BucketName, ""); err != nil {
 			if fault.Is(err, fault.Denied) {
@@ -159,7 +159,7 @@ func (c *creation) run(ctx context.Context) (volume.ID, error) {
 // from their versions, and a purge would delete those.
 func (c *creation) isFree(ctx context.Context, prefix string) (bool, error) {
 	if c.r.Parameters.OnDelete == volume.OnDeletePurge {
-		versioning, err := c.Service.Versioning(ctx, c.b.Backend, c.b.Keys, c.b.Info) // cached since deletableLater
+		versioning, err := c.Service.Versioning(ctx, c.b.Backend, c.b.Keys, c.b.Info) // cached since checkDeletable
 		if err != nil {
 			return false, err
 		}
@@ -171,10 +171,10 @@ func (c *creation) isFree(ctx context.Context, prefix string) (bool, error) {
 }
 
 func (c *creation) unexplained(id volume.ID) error {
-	return fault.Errorf(fault.Exists, "below %q in %s there is data that no record of this driver explains: it is not adopted; move it away, or use it as a static volume", id.Prefix, c.b)
+	return fault.Errorf(fault.Exists, "there is data below %q in %s without a record of this driver: it is not adopted; move it, or use it as a static volume", id.Prefix, c.b)
 }
 
-// write writes the record of a new generation, where there is none or over a tombstone.
+// write writes the record of a new generation, if there is none or a tombstone.
 func (c *creation) write(ctx context.Context, id volume.ID, over records.Stored) error {
 	r := records.New(c.Records.Owner, c.r.Name, id, c.r.Parameters, c.Records.Now())
 	if over.ETag != "" {

@@ -27,8 +27,8 @@ const (
 	longestWait = 10 * time.Second
 )
 
-// send sends a request when the throttle allows, and again while the service is slow or does not answer. The SDK must not retry the
-// request, which would hide that from the throttle.
+// send sends a request when the throttle allows it, and retries while the service throttles or does not respond. Retries of the SDK are
+// disabled, because they would hide this from the throttle.
 func (e *erasure) send(ctx context.Context, request func(context.Context) error) error {
 	for attempt := 1; ; attempt++ {
 		if err := e.throttle.acquire(ctx); err != nil {
@@ -83,7 +83,7 @@ func (e *erasure) remove(ctx context.Context, page []buckets.Object) error {
 	for _, o := range page {
 		if xmlSafe(o.Key) {
 			safe = append(safe, o)
-		} else if err := e.removeOne(ctx, o); err != nil { // a request in XML would name another key
+		} else if err := e.removeOne(ctx, o); err != nil { // the key cannot be expressed in XML
 			return err
 		}
 	}
@@ -137,7 +137,7 @@ func deleteInput(b buckets.Bucket, batch []buckets.Object) *s3.DeleteObjectsInpu
 	return &s3.DeleteObjectsInput{Bucket: b.Name(), Delete: &types.Delete{Objects: ids, Quiet: aws.Bool(true)}}
 }
 
-// judge counts what a multi-delete refused and returns what is worth another attempt.
+// judge counts the refused objects of a multi-delete and returns those to retry.
 func (e *erasure) judge(batch []buckets.Object, failed []types.Error, more bool) (busy []buckets.Object) {
 	if len(failed) == 0 {
 		return nil
@@ -194,7 +194,7 @@ func (e *erasure) refuse(o buckets.Object, code, message string) {
 	e.Progress.refused.Add(1)
 }
 
-// xmlSafe reports whether XML 1.0 carries the key unchanged (https://www.w3.org/TR/xml/#charsets).
+// xmlSafe reports whether XML 1.0 can represent the key (https://www.w3.org/TR/xml/#charsets).
 func xmlSafe(key string) bool {
 	if !utf8.ValidString(key) {
 		return false
@@ -212,7 +212,7 @@ const (
 	maxPause = 20 * time.Second
 )
 
-// throttle limits how many deletion requests are in flight at a service. When the service asks to slow down it halves the limit and
+// throttle limits how many deletion requests are in flight at a service. When the service throttles, it halves the limit and
 // pauses, then slowly raises the limit again.
 type throttle struct {
 	max int
@@ -220,7 +220,7 @@ type throttle struct {
 	mu     sync.Mutex
 	limit  int
 	busy   int
-	good   int           // answers since the limit last changed
+	good   int           // responses since the limit last changed
 	pause  time.Duration // of the next slow-down
 	until  time.Time     // no request is sent before
 	change chan struct{} // closed when a waiter may have a chance
@@ -257,7 +257,7 @@ func (t *throttle) acquire(ctx context.Context) error {
 	}
 }
 
-// release returns a slot. slow reports that the service asked to slow down.
+// release returns a slot. slow reports that the service throttled the request.
 func (t *throttle) release(slow bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -1,4 +1,4 @@
-// Package erase removes everything below a prefix of a bucket: unfinished uploads, objects, versions. It knows no volumes.
+// Package erase removes everything below a prefix of a bucket: unfinished uploads, objects, versions. It does not depend on volumes.
 package erase
 
 import (
@@ -19,13 +19,13 @@ import (
 )
 
 const (
-	// maxPasses is how often a prefix is listed. Two are usual: the second pass finds nothing. More mean that something still
-	// writes there.
+	// maxPasses is how often a prefix is listed. Usually there are two, and the second finds nothing. More mean that another
+	// process still writes there.
 	maxPasses = 10
 	// roundPages is how many pages of versions are read before they are deleted. Unlike a continuation token, a marker names a
 	// version, and not every service can continue from one that no longer exists.
 	roundPages = 8
-	// shownErrors is how many refusals an error shows.
+	// shownErrors is the maximum number of refusals in an error.
 	shownErrors = 3
 )
 
@@ -48,7 +48,7 @@ func New(uploads Uploads, workers int) *Eraser {
 	return &Eraser{uploads: uploads, workers: workers, throttles: map[string]*throttle{}}
 }
 
-// throttle returns that of the backend, which all its deletions share.
+// throttle returns the backend's throttle, which all its deletions share.
 func (e *Eraser) throttle(backend string) *throttle {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -66,7 +66,7 @@ type Task struct {
 	Prefix   string // "" is the whole bucket; otherwise it ends in "/"
 	Versions bool   // versions and delete markers too
 	Progress *Progress
-	// Still makes sure, before each page and each upload, that the place is still the one to be erased; nil: it cannot be another.
+	// Still is called before each page and each upload. It returns an error if the prefix must no longer be erased; nil: no check.
 	Still func(context.Context) error
 }
 
@@ -103,7 +103,7 @@ func (r *refusals) add(what, code, message string) {
 	}
 }
 
-// run goes through the prefix again and again: uploads first, then objects.
+// run makes passes over the prefix until it is empty: uploads first, then objects.
 func (e *erasure) run(ctx context.Context) error {
 	log := klog.FromContext(ctx)
 	for pass := 1; ; pass++ {
@@ -129,12 +129,12 @@ func (e *erasure) run(ctx context.Context) error {
 			}
 			return fault.Errorf(kind, "%s of %s could not be deleted from %s: %s", Count(e.refused.count, "object"), e.Bucket.Info.Name+"/"+e.Prefix, e.Bucket.Backend, strings.Join(e.refused.first, "; "))
 		case pass == maxPasses:
-			return fault.Errorf(fault.Busy, "after %d passes objects are still below %q in %s: something still writes there, or the service does not delete what it reports as deleted", pass, e.Prefix, e.Bucket)
+			return fault.Errorf(fault.Busy, "after %d passes objects are still below %q in %s: another process still writes there, or the service does not delete what it reports as deleted", pass, e.Prefix, e.Bucket)
 		}
 	}
 }
 
-// abortUploads aborts unfinished uploads: first of all, so that none can be completed afterwards.
+// abortUploads aborts unfinished uploads. It runs first, so that none can be completed later.
 func (e *erasure) abortUploads(ctx context.Context) (aborted int, err error) {
 	err = e.uploads.UploadsBelow(ctx, e.Bucket, e.Prefix, func(key, id string) error {
 		if err := buckets.CheckBelow(e.Prefix, key); err != nil {
@@ -195,7 +195,7 @@ func (e *erasure) removeCurrent(ctx context.Context) (found int, err error) {
 	return found, err
 }
 
-// removeVersions reads some pages, deletes them, and begins again, until nothing is left or nothing more can be deleted.
+// removeVersions reads some pages, deletes them, and starts again, until nothing is left or nothing more can be deleted.
 func (e *erasure) removeVersions(ctx context.Context) (found int, err error) {
 	next, more := buckets.AllVersions(e.Bucket, e.Prefix, 0), true
 	var last buckets.Object // the first of the last round
@@ -231,7 +231,7 @@ func (e *erasure) removeVersions(ctx context.Context) (found int, err error) {
 	return found, nil
 }
 
-// page reads a page and makes sure that it may be deleted.
+// page reads a page and checks that it may be deleted.
 func (e *erasure) page(ctx context.Context, next buckets.Pager) (page []buckets.Object, more bool, err error) {
 	err = e.send(ctx, func(ctx context.Context) error {
 		page, more, err = next(ctx)

@@ -1,4 +1,4 @@
-// Package identity decides as whom the controller works on a backend, and makes and renews its sessions.
+// Package identity selects the identity that the controller uses on a backend, and makes and renews its sessions.
 package identity
 
 import (
@@ -18,17 +18,18 @@ import (
 
 // Sessions decides how sessions are made, and makes them.
 type Sessions interface {
-	// Plan asks no service but the process's own credential chain. An order of kind credentials.AsIs says that no session is made.
+	// Plan decides how a session is made. It sends no requests, except by the process's own credential chain. An order of kind
+	// credentials.AsIs means that no session is made.
 	Plan(ctx context.Context, r session.Request) (credentials.Order, error)
-	// Make asks the security token service. A refusal is Denied or Unauthenticated, a service that is too busy Busy, one that
-	// does not answer Unavailable or Timeout.
+	// Make gets a session from the security token service. The error is Denied or Unauthenticated if the service refuses, Busy if it
+	// throttles, and Unavailable or Timeout if it does not respond.
 	Make(ctx context.Context, o credentials.Order) (credentials.Keys, error)
 }
 
-// cachedRoles is how many identities' role sessions are kept.
+// cachedRoles is the maximum number of cached role sessions.
 const cachedRoles = 256
 
-// Identity is as whom the controller works on a backend.
+// Identity is the identity of the controller on a backend.
 type Identity struct {
 	Keys credentials.Keys // of the request's secret; zero: the process's own chain
 	Role string           // ARN of the role to assume with them; "": none
@@ -45,10 +46,10 @@ type Identities struct {
 	roles map[roleKey]*Session
 }
 
-// roleKey says whose session it is. backend is a revision, keys a digest.
+// roleKey is the key of a role's session. backend is a revision, keys a digest.
 type roleKey struct{ backend, keys, role string }
 
-// New starts nothing. config is asked at each call; now is the clock.
+// New returns Identities. It starts nothing. config is read at each call; now is the clock.
 func New(config backend.Configured, sessions Sessions, now func() time.Time) (*Identities, error) {
 	salt := make([]byte, 16)
 	if _, err := rand.Read(salt); err != nil {
@@ -57,8 +58,8 @@ func New(config backend.Configured, sessions Sessions, now func() time.Time) (*I
 	return &Identities{config: config, sessions: sessions, now: now, salt: salt, roles: map[roleKey]*Session{}}, nil
 }
 
-// Find returns the backend, and as whom the operator wants the controller to work there: with the request's secret or without
-// one, and in the secret's role or else in the backend's.
+// Find returns the backend and the controller's identity on it: the keys of the request's secret or the controller's own, according to the
+// backend's configuration, and the role of the secret or else of the backend.
 func (i *Identities) Find(name string, secret credentials.Keys, secretRole string) (backend.Backend, Identity, error) {
 	be, err := i.config.Config().Backend(name)
 	if err != nil {
@@ -75,7 +76,7 @@ func (i *Identities) Find(name string, secret credentials.Keys, secretRole strin
 	return be, who, nil
 }
 
-// Digest names keys in memory without revealing them.
+// Digest returns a digest of the keys, for maps in memory.
 func (i *Identities) Digest(keys credentials.Keys) string {
 	if keys.IsZero() {
 		return "driver"
@@ -83,7 +84,7 @@ func (i *Identities) Digest(keys credentials.Keys) string {
 	return keys.Digest(i.salt)
 }
 
-// Keys returns the keys that the identity works with for now; zero: the process's own chain.
+// Keys returns the current keys of the identity; zero: the process's own chain.
 func (i *Identities) Keys(ctx context.Context, be backend.Backend, who Identity) (credentials.Keys, error) {
 	if who.Role == "" {
 		return who.Keys, nil
@@ -91,8 +92,7 @@ func (i *Identities) Keys(ctx context.Context, be backend.Backend, who Identity)
 	return i.role(be, who).Keys(ctx)
 }
 
-// Invalidate drops the session that a request used, where its error says that the service does not accept it (any more): the
-// next request gets a new one.
+// Invalidate drops the session of a failed request if the service no longer accepts it, so that the next request gets a new one.
 func (i *Identities) Invalidate(be backend.Backend, who Identity, used credentials.Keys, err error) {
 	if who.Role != "" && fault.Is(err, fault.Unauthenticated) {
 		i.role(be, who).drop(used.AccessKeyID)
@@ -115,7 +115,7 @@ func (i *Identities) role(be backend.Backend, who Identity) *Session {
 	return s
 }
 
-// assume makes a session of the identity's role that may do all that the role may.
+// assume makes a session with all permissions of the identity's role.
 func (i *Identities) assume(ctx context.Context, be backend.Backend, who Identity) (credentials.Keys, error) {
 	order, err := i.Plan(ctx, be, who, SessionRequest{Name: "controller"})
 	var keys credentials.Keys
@@ -128,14 +128,14 @@ func (i *Identities) assume(ctx context.Context, be backend.Backend, who Identit
 	return keys, nil
 }
 
-// SessionRequest is a session that the controller wants for itself.
+// SessionRequest is a request for a session of the controller.
 type SessionRequest struct {
 	Bucket string
-	Name   string                                           // what the service's audit log shows beside the driver's name
-	Policy func(aws bool, partition string) (string, error) // nil: it may do all that the identity may
+	Name   string                                           // for the service's audit log
+	Policy func(aws bool, partition string) (string, error) // nil: all permissions of the identity
 }
 
-// Plan decides how the controller makes a session. A backend's rules and its least scope are about mounts.
+// Plan decides how the controller makes a session. The backend's rules and scope do not apply, because they are for mounts.
 func (i *Identities) Plan(ctx context.Context, be backend.Backend, who Identity, r SessionRequest) (credentials.Order, error) {
 	be.Scope = volume.ScopeAuto
 	return i.sessions.Plan(ctx, session.Request{
@@ -143,40 +143,40 @@ func (i *Identities) Plan(ctx context.Context, be backend.Backend, who Identity,
 	})
 }
 
-// Make makes a session that was planned.
+// Make makes a planned session.
 func (i *Identities) Make(ctx context.Context, o credentials.Order) (credentials.Keys, error) {
 	return i.sessions.Make(ctx, o)
 }
 
 const (
-	// renewalMargin is how long before its end a session is renewed, or a fifth of its life time where that is less.
+	// renewalMargin is how long before its expiry a session is renewed, at most a fifth of its validity.
 	renewalMargin = 5 * time.Minute
-	// renewalPause is how long after a failed renewal the next attempt comes.
+	// renewalPause is the pause after a failed renewal.
 	renewalPause = 10 * time.Second
-	// makeBound bounds one attempt, which may ask a pod identity agent and an STS.
+	// makeBound is the timeout of one attempt, which may call a pod identity agent and an STS.
 	makeBound = 15 * time.Second
 )
 
-// Session returns the keys of a session, and makes the next one ahead of its end when they are asked for. It has no goroutine of
-// its own. All methods may be called concurrently.
+// Session provides the keys of a session. It renews the session before its expiry, when keys are requested. It has no goroutine. All methods
+// may be called concurrently.
 type Session struct {
-	what string // for the log: what the session is for
+	what string // purpose of the session, for the log
 	make func(context.Context) (credentials.Keys, error)
 	now  func() time.Time
 
-	turn  chan struct{} // holds one token, which guards the fields below; unlike a mutex, waiting for it ends with a context
+	turn  chan struct{} // holds one token, which guards the fields below; a lock that can be awaited with a context
 	keys  credentials.Keys
-	renew time.Time // when the next one is due; zero: never
+	renew time.Time // when to renew; zero: never
 }
 
-// NewSession makes no session yet. what names its purpose in the log.
+// NewSession returns a Session, which gets its first keys when they are needed. what is its purpose, for the log.
 func (i *Identities) NewSession(what string, makeKeys func(context.Context) (credentials.Keys, error)) *Session {
 	s := &Session{what: what, make: makeKeys, now: i.now, turn: make(chan struct{}, 1)}
 	s.turn <- struct{}{}
 	return s
 }
 
-// Keys returns keys that work now. If a session cannot be renewed, the old one is used until it expires.
+// Keys returns valid keys. If the renewal of a session fails, the old keys are used until they expire.
 func (s *Session) Keys(ctx context.Context) (credentials.Keys, error) {
 	select {
 	case <-s.turn:
@@ -193,7 +193,7 @@ func (s *Session) Keys(ctx context.Context) (credentials.Keys, error) {
 	keys, err := s.make(making)
 	if err != nil {
 		if !s.keys.IsZero() && now.Before(s.keys.Expires) {
-			klog.FromContext(ctx).Error(err, "Session renewal failed, using the present one", "for", s.what, "until", s.keys.Expires)
+			klog.FromContext(ctx).Error(err, "Session renewal failed, using current session", "for", s.what, "until", s.keys.Expires)
 			s.renew = now.Add(renewalPause)
 			return s.keys, nil
 		}
@@ -208,7 +208,7 @@ func (s *Session) Keys(ctx context.Context) (credentials.Keys, error) {
 	return keys, nil
 }
 
-// drop forgets the session with that access key id, which the service does not accept any more.
+// drop drops the session with that access key id, which the service no longer accepts.
 func (s *Session) drop(accessKeyID string) {
 	<-s.turn
 	defer func() { s.turn <- struct{}{} }()

@@ -1,5 +1,5 @@
-// Package proofs proves, for volumes with scope: required, that a session can be limited to the volume: it lists the volume's prefix
-// and not its neighbour. Otherwise a service that accepts a session policy and does not enforce it would be found by an attacker.
+// Package proofs verifies, for volumes with scope: required, that a session can be limited to the volume: the session can list the volume's
+// prefix, but not another one. Otherwise a service that accepts session policies without enforcing them would go unnoticed.
 package proofs
 
 import (
@@ -23,15 +23,15 @@ import (
 )
 
 const (
-	provenTTL    = time.Hour        // a service does not unlearn it
-	disprovenTTL = 10 * time.Second // an operator's fix is seen soon, and a crowd of retries is not passed on
+	provenTTL    = time.Hour        // a service keeps this feature
+	disprovenTTL = 10 * time.Second // short, so that a fix takes effect soon, but concurrent retries share a result
 	cachedProofs = 1024
-	proofBound   = 45 * time.Second // of one proof, whatever its callers allow
-	// neutralPrefix is what a proof looks at in a bucket that has just been made for a volume.
+	proofBound   = 45 * time.Second // of one proof, regardless of its callers
+	// neutralPrefix is the prefix of a proof in a bucket that has just been created for a volume.
 	neutralPrefix = "s3-csi-scope-check/"
 )
 
-// Prover makes proofs and remembers them. All methods may be called concurrently.
+// Prover makes proofs and caches them. All methods may be called concurrently.
 type Prover struct {
 	identities *identity.Identities
 	clients    *backend.Clients
@@ -44,7 +44,7 @@ type Scopes interface {
 	ProveScope(ctx context.Context, be backend.Backend, keys credentials.Keys, class, bucket, prefix, region, owner string) error
 }
 
-// New starts nothing. now is the clock.
+// New returns a Prover. It starts nothing. now is the clock.
 func New(identities *identity.Identities, clients *backend.Clients, scopes Scopes, now func() time.Time) *Prover {
 	return &Prover{identities: identities, clients: clients, scopes: scopes, cache: ttlcache.New[proofKey](now, cachedProofs, proofBound, keep)}
 }
@@ -53,13 +53,13 @@ func keep(_ struct{}, err error) time.Duration {
 	switch {
 	case err == nil:
 		return provenTTL
-	case fault.Is(err, fault.Timeout): // says more about the caller than about the service
+	case fault.Is(err, fault.Timeout): // may be caused by the caller's deadline
 		return 0
 	}
 	return disprovenTTL
 }
 
-// proofKey says what a proof is about. backend is a revision, who a digest.
+// proofKey is the cache key of a proof. backend is a revision, who a digest.
 type proofKey struct {
 	backend, who, role, bucket string
 	lenient                    bool
@@ -75,7 +75,7 @@ func Required(be backend.Backend, params volume.Parameters) bool {
 	return err == nil && scope == volume.ScopeRequired
 }
 
-// Prefix is the proof for the prefix volume of that name, where it needs one. Warm, it sends nothing.
+// Prefix makes the proof for the prefix volume of that name, if it needs one. If it is cached, it sends no requests.
 func (p *Prover) Prefix(ctx context.Context, b buckets.Bucket, who identity.Identity, name string, params volume.Parameters) error {
 	if !Required(b.Backend, params) {
 		return nil
@@ -98,8 +98,8 @@ func (p *Prover) Prefix(ctx context.Context, b buckets.Bucket, who identity.Iden
 // BucketProof is the part of a proof that needs the bucket.
 type BucketProof func(context.Context, backend.BucketInfo) error
 
-// Bucket is the proof for a bucket volume, where it needs one, as far as it goes without the bucket; nil: nothing is left to prove.
-// What holds for one bucket that the driver made holds for all.
+// Bucket makes the part of the proof for a bucket volume that is possible without the bucket, and returns the rest; nil: nothing is left to
+// prove. A proof for one bucket that the driver created applies to all.
 func (p *Prover) Bucket(ctx context.Context, be backend.Backend, who identity.Identity, bucket string, params volume.Parameters) (BucketProof, error) {
 	if !Required(be, params) {
 		return nil, nil
@@ -126,8 +126,8 @@ func (p *Prover) Bucket(ctx context.Context, be backend.Backend, who identity.Id
 	}, nil
 }
 
-// expressible refuses a volume that no session can be limited to, whatever it is made from: the backend's service makes none, or no
-// policy can describe the place.
+// expressible refuses a volume to which no session can be limited, with any credentials: the backend's service does not support sessions,
+// or no policy can express the volume's prefix.
 func expressible(be backend.Backend, bucket, prefix string, node volume.Attributes) error {
 	source := node.Credentials
 	if source == "" {
@@ -157,8 +157,8 @@ func expressible(be backend.Backend, bucket, prefix string, node volume.Attribut
 	return nil
 }
 
-// lenient reports whether nodes make the sessions of the volume from credentials that the controller does not have. They prove them
-// with each mount, so the controller proves what it can.
+// lenient reports whether nodes make the volume's sessions from credentials that the controller does not have. Nodes then verify the scope
+// of each mount, and the controller verifies what it can.
 func lenient(be backend.Backend, params volume.Parameters) bool {
 	switch params.Node.Credentials {
 	case credentials.SourceWorkload:
@@ -169,8 +169,8 @@ func lenient(be backend.Backend, params volume.Parameters) bool {
 	return false
 }
 
-// proofRole is the role that a proof's session assumes: the controller's, or else the volume's, where the controller works with
-// what nodes work with.
+// proofRole returns the role for a proof's session: the controller's, or else the volume's if controller and nodes have the same
+// credentials.
 func proofRole(who identity.Identity, params volume.Parameters) string {
 	if role := volume.Role(params.Node.RoleARN); who.Role == "" && params.Node.Credentials != credentials.SourceWorkload && !role.Templated() {
 		return string(role)
@@ -178,16 +178,16 @@ func proofRole(who identity.Identity, params volume.Parameters) string {
 	return who.Role
 }
 
-// proofSession is a session for one prefix, with the class of its order. Without keys it is none.
+// proofSession is a session for one prefix, with the class of its order. Without keys there is no session.
 type proofSession struct {
 	keys  credentials.Keys
 	class string
 }
 
-// leftToNodes is the log message of a proof that the controller cannot make and need not: nodes prove the scope with each mount.
-const leftToNodes = "Leaving the proof of scope to nodes"
+// leftToNodes is the log message for a proof that the controller cannot make, and that nodes make with each mount.
+const leftToNodes = "Cannot verify scope, leaving it to nodes"
 
-// session makes a session for the prefix, or none where the controller cannot make one, and need not.
+// session makes a session for the prefix, or none if the controller cannot make one and nodes verify the scope.
 func (p *Prover) session(ctx context.Context, be backend.Backend, who identity.Identity, bucket, prefix string, params volume.Parameters) (proofSession, error) {
 	who.Role = proofRole(who, params)
 	order, err := p.identities.Plan(ctx, be, who, identity.SessionRequest{Bucket: bucket, Name: "scope-check", Policy: func(aws bool, partition string) (string, error) {

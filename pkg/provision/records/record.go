@@ -1,5 +1,5 @@
-// Package records is what proves that this driver made a volume: the record of a prefix volume, an object of its own, and the tags
-// of a bucket volume. It decides nothing from them.
+// Package records reads and writes the proof that this driver created a volume: the record object of a prefix volume, and the tags of a
+// bucket volume. Its callers decide what they mean.
 package records
 
 import (
@@ -16,13 +16,13 @@ import (
 )
 
 const (
-	// version is the form of the records that this version writes, and the only one that it reads.
+	// version is the format of records. No other version is accepted.
 	version = 1
-	// maxRecord bounds a record in bytes; the longest possible one is below 2 KiB.
+	// maxRecord is the maximum size of a record, in bytes; the longest possible one is below 2 KiB.
 	maxRecord = 8 << 10
 )
 
-// State is where a volume's name is in its life cycle.
+// State is the state of a volume's name.
 type State string
 
 // States of records and tags.
@@ -31,14 +31,14 @@ const (
 	StateDeleting State = "deleting"
 	// StateDeleted is a tombstone: the volume is deleted, and the next one of its name gets another generation.
 	StateDeleted State = "deleted"
-	// StateReserved is of a name that is a directory of a base prefix: no volume can have it.
+	// StateReserved is for a name that is a directory of a base prefix, so no volume can have it.
 	StateReserved State = "base"
 	// StateGone is not stored: there is nothing to delete.
 	StateGone State = ""
 )
 
-// Record proves that this driver made a prefix volume, and with what parameters. It is data, never authority: no backend,
-// bucket or prefix is ever taken from it. A reservation (StateReserved) has only an owner, its name and times.
+// Record proves that this driver created a prefix volume with certain parameters. Its content is never trusted: no backend, bucket or
+// prefix is ever taken from it. A reservation (StateReserved) has only an owner, its name and times.
 type Record struct {
 	Version          int             `json:"version"`
 	Driver           string          `json:"driver"`
@@ -49,10 +49,9 @@ type Record struct {
 	OnDelete         volume.OnDelete `json:"onDelete,omitempty"`
 	State            State           `json:"state"`
 	Generation       int             `json:"generation,omitempty"`
-	// FirstPrefix is where generation 1 was. It is the only one that can contain a base prefix, and a later generation may be in
-	// another place.
+	// FirstPrefix is the prefix of generation 1, the only generation that can contain a base prefix. Later ones may have another prefix.
 	FirstPrefix string `json:"firstPrefix,omitempty"`
-	// PreviousVolumeID is that of the generation before, for late retries of its deletion.
+	// PreviousVolumeID is the volume id of the previous generation, for late retries of its deletion.
 	PreviousVolumeID string    `json:"previousVolumeID,omitempty"`
 	Created          time.Time `json:"created"` // this generation
 	Updated          time.Time `json:"updated"`
@@ -70,7 +69,7 @@ func New(o Owner, name string, id volume.ID, params volume.Parameters, now time.
 	}
 }
 
-// NewReservation returns the record that takes a name away from all volumes.
+// NewReservation returns a record that reserves a name, so that no volume can use it.
 func NewReservation(o Owner, name string, now time.Time) Record {
 	return Record{Version: version, Driver: o.Driver, Cluster: o.Cluster, Name: name, State: StateReserved, Created: now, Updated: now}
 }
@@ -78,7 +77,7 @@ func NewReservation(o Owner, name string, now time.Time) Record {
 // Owner returns the owner that the record names.
 func (r Record) Owner() Owner { return Owner{Driver: r.Driver, Cluster: r.Cluster} }
 
-// Outlived reports whether the volume with that id had this name before, and was deleted.
+// Outlived reports whether the volume with that id is a deleted earlier generation of this name.
 func (r Record) Outlived(id volume.ID) bool {
 	if r.State == StateReserved || r.Generation == 1 {
 		return false
@@ -102,7 +101,7 @@ func (r Record) encode() ([]byte, error) {
 	return append(data, '\n'), err
 }
 
-// decode reads a record strictly: what is not exactly of the form that this version writes is an error.
+// decode parses a record strictly: any difference from the format is an error.
 func decode(data []byte) (Record, error) {
 	if len(data) > maxRecord {
 		return Record{}, fmt.Errorf("more than %d bytes", maxRecord)
@@ -131,7 +130,7 @@ func decode(data []byte) (Record, error) {
 	return r, r.check()
 }
 
-// check reports what makes no sense in the record.
+// check returns an error if the record is inconsistent.
 func (r Record) check() error {
 	switch {
 	case r.Version != version:

@@ -17,13 +17,13 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
-// ErrChanged says that a conditional write found another state than it was made for: read and decide again.
+// ErrChanged means that the condition of a write was not met: read the record and decide again.
 var ErrChanged = errors.New("another controller changed the record first")
 
-// ErrNotOurs says that no record of this owner is for exactly that volume id.
+// ErrNotOurs means that no record of this owner is for exactly that volume id.
 var ErrNotOurs = errors.New("no record of this driver")
 
-// writeAttempts is how often a write is sent whose outcome is unknown and that has not happened.
+// writeAttempts is the maximum number of attempts of a write that failed without a response and had no effect.
 const writeAttempts = 3
 
 // Stored is a record as it was read.
@@ -45,7 +45,7 @@ type Store struct {
 	locks      namedlock.Locks // a bucket's writes, where it has no conditional ones
 }
 
-// NewStore starts nothing. now is the clock.
+// NewStore returns a Store. It starts nothing. now is the clock.
 func NewStore(owner Owner, conditions Conditions, now func() time.Time) *Store {
 	return &Store{Owner: owner, conditions: conditions, now: now}
 }
@@ -53,7 +53,7 @@ func NewStore(owner Owner, conditions Conditions, now func() time.Time) *Store {
 // Now returns the time for a record.
 func (s *Store) Now() time.Time { return s.now().UTC() }
 
-// Read reads a record. NotFound: there is none. Precondition: what is there cannot be read as one.
+// Read reads a record. NotFound: there is none. Precondition: the object is not a valid record.
 func (s *Store) Read(ctx context.Context, b buckets.Bucket, segment string) (Stored, error) {
 	data, etag, err := readObject(ctx, b, Key(segment))
 	if err != nil {
@@ -61,13 +61,13 @@ func (s *Store) Read(ctx context.Context, b buckets.Bucket, segment string) (Sto
 	}
 	r, err := decode(data)
 	if err != nil {
-		return Stored{}, fault.Errorf(fault.Precondition, "%s in %s is not a volume record that this driver can read: %w; nothing was changed: find out what wrote it before you change it", Key(segment), b, err)
+		return Stored{}, fault.Errorf(fault.Precondition, "%s in %s is not a volume record that this driver can read: %w; nothing was changed; find out which program wrote it before you change it", Key(segment), b, err)
 	}
 	return Stored{r, etag}, nil
 }
 
-// ReadOwn reads the record of exactly that id, made by this owner, or that of a later generation, which proves that this one
-// was deleted. ErrNotOurs: there is neither. NotFound: there is no bucket.
+// ReadOwn reads this owner's record of exactly that id, or that of a later generation, which proves that this one was deleted.
+// ErrNotOurs: there is neither. NotFound: there is no bucket.
 func (s *Store) ReadOwn(ctx context.Context, b buckets.Bucket, id volume.ID) (Stored, error) {
 	segment, _, ok := id.NameSegment()
 	if !ok {

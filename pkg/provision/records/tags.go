@@ -19,11 +19,11 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
-// The tags that prove that this driver made a bucket for a volume.
+// Tags that prove that this driver created a bucket for a volume.
 const (
 	TagPrefix     = "s3.csi/"
 	TagDriver     = TagPrefix + "driver"
-	TagCluster    = TagPrefix + "cluster" // left out when there is no cluster id: some services refuse empty values
+	TagCluster    = TagPrefix + "cluster" // omitted without a cluster id, because some services refuse empty values
 	TagVolume     = TagPrefix + "volume"  // the volume id
 	TagName       = TagPrefix + "name"    // the volume's name
 	TagParameters = TagPrefix + "parameters"
@@ -31,16 +31,16 @@ const (
 	TagState      = TagPrefix + "state"
 )
 
-// Tags are a bucket's.
+// Tags are the tags of a bucket.
 type Tags map[string]string
 
-// tagRune reports whether a character can stand in a tag's value everywhere
+// tagRune reports whether a character is valid in a tag's value on every service
 // (https://docs.aws.amazon.com/AmazonS3/latest/userguide/tagging.html).
 func tagRune(r rune) bool {
 	return 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || strings.ContainsRune(" +-=._:/@", r)
 }
 
-// tagValue returns s, or a hash of it where a tag cannot hold it.
+// tagValue returns s, or a hash of it if s is not valid in a tag.
 func tagValue(s string) string {
 	if len(s) <= 128 && strings.TrimSpace(s) == s && !strings.ContainsFunc(s, func(r rune) bool { return !tagRune(r) || unicode.IsSpace(r) }) {
 		return s
@@ -80,7 +80,7 @@ func (t Tags) Of(o Owner, id volume.ID) bool {
 	return t.Owner() == o && t[TagVolume] == id.String()
 }
 
-// Set returns the tags as requests want them.
+// Set returns the tags for requests.
 func (t Tags) Set() []types.Tag {
 	list := make([]types.Tag, 0, len(t))
 	for _, k := range slices.Sorted(maps.Keys(t)) {
@@ -89,7 +89,7 @@ func (t Tags) Set() []types.Tag {
 	return list
 }
 
-// ReadTags reads a bucket's tags; no tags are not an error. NotFound: there is no such bucket, where the service says so.
+// ReadTags reads a bucket's tags. It is no error if there are none. NotFound: the bucket does not exist.
 func ReadTags(ctx context.Context, client *s3.Client, bucket string) (Tags, error) {
 	out, err := client.GetBucketTagging(ctx, &s3.GetBucketTaggingInput{Bucket: &bucket})
 	switch {
@@ -105,13 +105,13 @@ func ReadTags(ctx context.Context, client *s3.Client, bucket string) (Tags, erro
 	return t, nil
 }
 
-// WriteTags replaces a bucket's tags, of which there is no conditional form.
+// WriteTags replaces a bucket's tags. S3 has no conditional form of this request.
 func WriteTags(ctx context.Context, client *s3.Client, bucket string, t Tags) error {
 	_, err := client.PutBucketTagging(ctx, &s3.PutBucketTaggingInput{Bucket: &bucket, Tagging: &types.Tagging{TagSet: t.Set()}})
 	return backend.Classify(err, "tagging bucket "+bucket)
 }
 
-// SetState changes the state in the tags and leaves all others as they are.
+// SetState changes the state in the tags and keeps the others.
 func SetState(ctx context.Context, b buckets.Bucket, t Tags, s State) error {
 	t = maps.Clone(t)
 	t[TagState] = string(s)
@@ -121,10 +121,10 @@ func SetState(ctx context.Context, b buckets.Bucket, t Tags, s State) error {
 // Owner is the driver and the cluster that a volume belongs to. Cluster may be empty.
 type Owner struct{ Driver, Cluster string }
 
-// maxOwner bounds both halves: they become values of bucket tags.
+// maxOwner is the maximum length of both fields, which become values of bucket tags.
 const maxOwner = 128
 
-// Check refuses what cannot be the value of a tag.
+// Check refuses an owner that is not valid in tags.
 func (o Owner) Check() error {
 	if o.Driver == "" {
 		return fault.Errorf(fault.Invalid, "driver name is empty")

@@ -28,7 +28,7 @@ func (r *Remover) findBucket(ctx context.Context, be backend.Backend, keys crede
 	if have.Of(r.Records.Owner, id) {
 		switch s := records.State(have[records.TagState]); s {
 		case records.StateDeleted:
-			return records.StateGone, nil // it was retained
+			return records.StateGone, nil // retained
 		case records.StateDeleting:
 			return s, nil
 		default: // without the tag it is still a volume
@@ -43,7 +43,7 @@ func (r *Remover) findBucket(ctx context.Context, be backend.Backend, keys crede
 	case err != nil:
 		return records.StateGone, err
 	case !empty:
-		return records.StateGone, fault.Errorf(fault.Precondition, "volume %s: there is data in %s, and its tags do not say that %s created it for this volume: nothing is deleted; "+
+		return records.StateGone, fault.Errorf(fault.Precondition, "volume %s: %s contains data, but its tags do not show that %s created it for this volume: nothing is deleted; "+
 			"delete the bucket by hand if it is unused, or set the PersistentVolume's reclaim policy to Retain", id, b, r.Records.Owner)
 	}
 	return records.StateGone, nil
@@ -58,8 +58,8 @@ func (r *Remover) openWithTags(ctx context.Context, be backend.Backend, keys cre
 	return b, have, err
 }
 
-// lookBucket is Lookup for a bucket volume.
-func (r *Remover) lookBucket(ctx context.Context, be backend.Backend, keys credentials.Keys, id volume.ID) error {
+// lookupBucket implements Lookup for a bucket volume.
+func (r *Remover) lookupBucket(ctx context.Context, be backend.Backend, keys credentials.Keys, id volume.ID) error {
 	_, have, err := r.openWithTags(ctx, be, keys, id)
 	switch {
 	case bucketIsGone(err):
@@ -73,7 +73,7 @@ func (r *Remover) lookBucket(ctx context.Context, be backend.Backend, keys crede
 	return nil
 }
 
-// deleteBucket deletes a bucket volume, from whatever state an earlier attempt left it in. Its tags are the record.
+// deleteBucket deletes a bucket volume, in any state that an earlier attempt left. Its tags are the record.
 func (r *Remover) deleteBucket(ctx context.Context, be backend.Backend, d *deletion, id volume.ID) error {
 	release, err := r.Opener.Lock(ctx, be, id.Bucket)
 	if err != nil {
@@ -103,7 +103,7 @@ func (r *Remover) deleteBucketOnce(ctx context.Context, be backend.Backend, d *d
 		return records.SetState(ctx, b, have, records.StateDeleted)
 	case volume.OnDeleteRequireEmpty:
 		if err := r.requireEmpty(ctx, b, id); err != nil {
-			return stillActive(ctx, b, have, err)
+			return reactivate(ctx, b, have, err)
 		}
 	case volume.OnDeleteDelete, volume.OnDeletePurge:
 	default:
@@ -116,19 +116,19 @@ func (r *Remover) deleteBucketOnce(ctx context.Context, be backend.Backend, d *d
 	}
 	if onDelete == volume.OnDeleteRequireEmpty {
 		if err := r.requireEmpty(ctx, b, id); err != nil {
-			return stillActive(ctx, b, have, err)
+			return reactivate(ctx, b, have, err)
 		}
 		err := dropBucket(ctx, b, id)
 		if backend.ErrorCode(err) == "BucketNotEmpty" {
-			return stillActive(ctx, b, have, fault.Errorf(fault.Precondition, "volume %s is not empty and its onDelete is %s: remove the objects, or versions of objects, that are left: %w", id, onDelete, err))
+			return reactivate(ctx, b, have, fault.Errorf(fault.Precondition, "volume %s is not empty and its onDelete is %s: remove the objects, or versions of objects, that are left: %w", id, onDelete, err))
 		}
 		return err
 	}
 	return r.emptyAndDrop(ctx, b, d, id, onDelete)
 }
 
-// stillActive makes a volume usable again that is not deleted because of err.
-func stillActive(ctx context.Context, b buckets.Bucket, have records.Tags, err error) error {
+// reactivate makes a volume usable again whose deletion failed with err.
+func reactivate(ctx context.Context, b buckets.Bucket, have records.Tags, err error) error {
 	if !fault.Is(err, fault.Precondition) {
 		return err
 	}
@@ -140,9 +140,9 @@ func stillActive(ctx context.Context, b buckets.Bucket, have records.Tags, err e
 
 // emptyAndDrop removes all that is in the bucket, then the bucket.
 //
-// A bucket's name has no generations. So each upload, each page and the bucket itself are deleted only while the tags still say that
-// this volume is being deleted: a delayed deletion stops if the volume was created again. The moment between that check and the
-// request after it remains.
+// A bucket's name has no generations. So each upload, each page and the bucket itself are deleted only while the tags show that
+// this volume is being deleted: a delayed deletion stops if the volume was created again. A race between that check and the
+// following request remains.
 func (r *Remover) emptyAndDrop(ctx context.Context, b buckets.Bucket, d *deletion, id volume.ID, onDelete volume.OnDelete) error {
 	still := func(ctx context.Context) error {
 		have, err := records.ReadTags(ctx, b.Client, b.Info.Name)
@@ -168,7 +168,7 @@ func (r *Remover) emptyAndDrop(ctx context.Context, b buckets.Bucket, d *deletio
 				id, b, records.TagOnDelete, volume.OnDeletePurge, err)
 		}
 	}
-	return fault.Errorf(fault.Busy, "volume %s: something still writes to %s: %w", id, b, err)
+	return fault.Errorf(fault.Busy, "volume %s: another process still writes to %s: %w", id, b, err)
 }
 
 func dropBucket(ctx context.Context, b buckets.Bucket, id volume.ID) error {

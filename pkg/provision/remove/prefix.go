@@ -31,7 +31,7 @@ func (r *Remover) findPrefix(ctx context.Context, be backend.Backend, keys crede
 		if errors.Is(err, records.ErrNotOurs) {
 			var empty bool
 			if empty, err = buckets.IsEmpty(ctx, b, id.Prefix); err == nil && !empty {
-				return records.StateGone, fault.Errorf(fault.Precondition, "volume %s: there is data below %q in %s, and no record says that %s created this volume: nothing is deleted; "+
+				return records.StateGone, fault.Errorf(fault.Precondition, "volume %s: there is data below %q in %s, but no record shows that %s created this volume: nothing is deleted; "+
 					"delete the data by hand if it is unused, or set the PersistentVolume's reclaim policy to Retain", id, id.Prefix, b, r.Records.Owner)
 			}
 		}
@@ -42,8 +42,8 @@ func (r *Remover) findPrefix(ctx context.Context, be backend.Backend, keys crede
 	return records.StateGone, err
 }
 
-// bucketGone decides about a prefix volume whose bucket does not exist: it is gone too, unless the bucket was named by an access point
-// and may still exist.
+// bucketGone decides about a prefix volume whose bucket does not exist: the volume is gone, unless the bucket name is the alias of an access
+// point, whose bucket may still exist.
 func (r *Remover) bucketGone(be backend.Backend, id volume.ID, err error) error {
 	r.Opener.Invalidate(be, id.Bucket)
 	if kind, nameErr := volume.ValidateBucketName(id.Bucket); nameErr == nil && kind == volume.BucketAccessPoint {
@@ -53,11 +53,11 @@ func (r *Remover) bucketGone(be backend.Backend, id volume.ID, err error) error 
 	return nil
 }
 
-// bucketIsGone reports whether the service said that there is no such bucket.
+// bucketIsGone reports whether an error means that the bucket does not exist.
 func bucketIsGone(err error) bool { return fault.Is(err, fault.NotFound) }
 
-// lookPrefix is Lookup for a prefix volume.
-func (r *Remover) lookPrefix(ctx context.Context, be backend.Backend, keys credentials.Keys, id volume.ID) error {
+// lookupPrefix implements Lookup for a prefix volume.
+func (r *Remover) lookupPrefix(ctx context.Context, be backend.Backend, keys credentials.Keys, id volume.ID) error {
 	b, err := r.Opener.Open(ctx, be, keys, id.Bucket, "")
 	if err != nil {
 		return err
@@ -72,12 +72,12 @@ func (r *Remover) lookPrefix(ctx context.Context, be backend.Backend, keys crede
 	return err
 }
 
-// deletePrefix deletes a prefix volume, from whatever state an earlier attempt left it in:
+// deletePrefix deletes a prefix volume, in any state that an earlier attempt left:
 //
-//  1. check that it is empty, where onDelete is requireEmpty
+//  1. check that it is empty, if onDelete is requireEmpty
 //  2. write the state deleting
-//  3. erase its data, as onDelete says
-//  4. write the tombstone, last: until it exists, every attempt begins again and does what is left
+//  3. erase its data, according to onDelete
+//  4. write the tombstone last, because until it exists every attempt repeats these steps
 func (r *Remover) deletePrefix(ctx context.Context, be backend.Backend, d *deletion, id volume.ID) error {
 	err := r.deletePrefixIn(ctx, be, d, id)
 	if bucketIsGone(err) {
@@ -108,7 +108,7 @@ func (r *Remover) deletePrefixIn(ctx context.Context, be backend.Backend, d *del
 					return err
 				}
 			}
-			// The next turn reads the record again, because the next write needs its new ETag.
+			// Read the record again, because the next write needs its new ETag.
 			if err := r.Records.Write(ctx, b, segment, found.ETag, found.With(records.StateDeleting, r.Records.Now())); err != nil && !errors.Is(err, records.ErrChanged) {
 				return err
 			}
@@ -125,7 +125,7 @@ func (r *Remover) deletePrefixIn(ctx context.Context, be backend.Backend, d *del
 	return fault.Errorf(fault.Busy, "the record of volume %s keeps changing: another controller uses it", id)
 }
 
-// removeData does what onDelete says with the data of a volume that is being deleted.
+// removeData removes the data of a volume that is being deleted, according to onDelete.
 func (r *Remover) removeData(ctx context.Context, b buckets.Bucket, d *deletion, id volume.ID, segment string, found records.Stored) error {
 	switch found.OnDelete {
 	case volume.OnDeleteRetain:

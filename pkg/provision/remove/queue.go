@@ -16,9 +16,9 @@ import (
 )
 
 const (
-	// answerMargin is the part of an RPC's time that is left for sending its answer.
+	// answerMargin is the time before an RPC's deadline that is reserved for its response.
 	answerMargin = 500 * time.Millisecond
-	// keptFailures is how many volumes' last failures are kept, for calls that wait for the next attempt.
+	// keptFailures is the number of volumes whose last failure is kept, for calls that wait for the next attempt.
 	keptFailures = 256
 )
 
@@ -30,8 +30,8 @@ type deletion struct {
 	done     chan struct{} // closed when err is set
 
 	mu      sync.Mutex
-	who     identity.Identity // of the latest request: the first one's keys may expire
-	started time.Time         // zero: it waits for its turn
+	who     identity.Identity // of the latest request, because the keys of earlier ones may expire
+	started time.Time         // zero: queued
 	err     error
 }
 
@@ -41,7 +41,7 @@ func (d *deletion) latest() identity.Identity {
 	return d.who
 }
 
-// queue holds the deletions of this process: one per volume, some at a time.
+// queue holds the deletions of this process, one per volume. Run limits how many run concurrently.
 type queue struct {
 	limit int
 
@@ -77,7 +77,7 @@ func (q *queue) joinLocked(id string, who identity.Identity) *deletion {
 	return d
 }
 
-// start queues a deletion of that volume, or joins the one that is there.
+// start queues a deletion of that volume, or joins the existing one.
 func (q *queue) start(id string, who identity.Identity, job func(context.Context, *deletion) error) (*deletion, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -94,7 +94,7 @@ func (q *queue) start(id string, who identity.Identity, job func(context.Context
 	return d, nil
 }
 
-// wait waits for the deletion's end as long as the caller's time allows.
+// wait waits for the deletion until shortly before the caller's deadline.
 func (q *queue) wait(ctx context.Context, d *deletion) error {
 	patience := ctx
 	if deadline, ok := ctx.Deadline(); ok {
@@ -111,7 +111,7 @@ func (q *queue) wait(ctx context.Context, d *deletion) error {
 	return fault.Errorf(fault.Busy, "%s", q.report(d))
 }
 
-// report returns how far a deletion is.
+// report returns the progress of a deletion.
 func (q *queue) report(d *deletion) string {
 	q.mu.Lock()
 	ahead := slices.Index(q.waiting, d)
@@ -136,7 +136,7 @@ func (q *queue) report(d *deletion) string {
 	return s
 }
 
-// run does the deletions until ctx ends.
+// run executes the deletions until ctx ends.
 func (q *queue) run(ctx context.Context) error {
 	q.mu.Lock()
 	if q.running || q.ended {
@@ -168,7 +168,7 @@ func (q *queue) run(ctx context.Context) error {
 	return nil
 }
 
-// next waits for a deletion to do; nil: ctx ended.
+// next waits for the next deletion; nil: ctx ended.
 func (q *queue) next(ctx context.Context) *deletion {
 	q.mu.Lock()
 	defer q.mu.Unlock()

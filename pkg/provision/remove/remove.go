@@ -1,5 +1,5 @@
-// Package remove deletes volumes as their records or tags say, and looks them up. Deletions run in the background, outlive the call
-// that asked for them, and continue from whatever state an earlier attempt, of any process, left a volume in.
+// Package remove deletes volumes according to their records or tags, and looks them up. Deletions run in the background, independent of the
+// call that started them, and continue what an earlier attempt of any process left unfinished.
 package remove
 
 import (
@@ -24,9 +24,9 @@ type Request struct {
 	RoleARN string           // of the request's secret; "": none
 }
 
-// Options are what a Remover works with; all are required.
+// Options are the dependencies and settings of a Remover; all are required.
 type Options struct {
-	Config     backend.Configured // asked at each call
+	Config     backend.Configured // read at each call
 	Identities *identity.Identities
 	Clients    *backend.Clients
 	Opener     *buckets.Opener
@@ -35,7 +35,7 @@ type Options struct {
 	Runs       int // how many deletions run at once
 }
 
-// Eraser removes everything below a prefix; *erase.Eraser does.
+// Eraser removes everything below a prefix; *erase.Eraser implements it.
 type Eraser interface {
 	Erase(ctx context.Context, t erase.Task) error
 }
@@ -46,16 +46,15 @@ type Remover struct {
 	queue *queue
 }
 
-// New starts nothing: deletions wait for Run.
+// New returns a Remover. It starts nothing: deletions wait for Run.
 func New(o Options) *Remover { return &Remover{Options: o, queue: newQueue(o.Runs)} }
 
-// Run does the deletions until ctx ends. What is not finished then stays as it is in S3, and the next DeleteVolume of any process
-// continues it. Run can be called once.
+// Run executes deletions until ctx ends. The next DeleteVolume of any process continues unfinished ones. Run can be called once.
 func (r *Remover) Run(ctx context.Context) error { return r.queue.run(ctx) }
 
-// Delete deletes the volume as its record or its bucket's tags say (volume.OnDelete). nil: it is gone, or never was. While the
-// deletion is in progress the answer is Busy with the progress so far; it continues without the caller, and calls for the same
-// volume join it. The work is done by Run: before that has started, the answer is Busy too.
+// Delete deletes the volume according to its record or its bucket's tags (volume.OnDelete). It returns nil if the volume is deleted or never
+// existed. While the deletion is queued or in progress, it returns Busy with the progress. The deletion continues without the caller, and
+// calls for the same volume join it. Run executes the deletions.
 func (r *Remover) Delete(ctx context.Context, req Request) (err error) {
 	be, who, err := r.Identities.Find(req.ID.Backend, req.Keys, req.RoleARN)
 	if err != nil {
@@ -73,7 +72,7 @@ func (r *Remover) Delete(ctx context.Context, req Request) (err error) {
 	if req.ID.Prefix == "" {
 		find, job = r.findBucket, r.deleteBucket
 	}
-	// What needs no work is answered at once, however many deletions are in progress.
+	// A volume without data to delete does not wait for other deletions.
 	state, err := find(ctx, be, keys, req.ID)
 	if err != nil || state == records.StateGone {
 		return err
@@ -87,7 +86,7 @@ func (r *Remover) Delete(ctx context.Context, req Request) (err error) {
 	return r.queue.wait(ctx, d)
 }
 
-// Lookup reports NotFound unless this driver's volume of that id is there; one that is being deleted is not.
+// Lookup returns NotFound unless this driver's volume of that id exists and is not being deleted.
 func (r *Remover) Lookup(ctx context.Context, req Request) (err error) {
 	be, who, err := r.Identities.Find(req.ID.Backend, req.Keys, req.RoleARN)
 	if err != nil {
@@ -98,18 +97,18 @@ func (r *Remover) Lookup(ctx context.Context, req Request) (err error) {
 		return err
 	}
 	defer func() { r.Identities.Invalidate(be, who, keys, err) }()
-	find := r.lookPrefix
+	find := r.lookupPrefix
 	if req.ID.Prefix == "" {
-		find = r.lookBucket
+		find = r.lookupBucket
 	}
 	return find(ctx, be, keys, req.ID)
 }
 
-// errReconfigured ends work on a backend that the config file describes differently by now.
+// errReconfigured cancels work on a backend whose configuration has changed.
 var errReconfigured = errors.New("the config file has changed for this backend")
 
-// whileConfigured works with a backend as long as its config does not change, and returns Busy otherwise: the next DeleteVolume
-// looks where the volume is now, and what was found elsewhere proves nothing about it.
+// whileConfigured runs work on a backend and returns Busy if the backend's configuration changes meanwhile, because results from the old
+// endpoint prove nothing about the new one. The next DeleteVolume uses the new configuration.
 func (r *Remover) whileConfigured(ctx context.Context, be backend.Backend, work func(context.Context) error) error {
 	revision := be.Revision()
 	same := func() bool {

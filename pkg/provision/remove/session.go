@@ -17,12 +17,12 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
-// Where the backend can make one, a deletion uses a session that reaches its volume and its record and nothing else: then a bug in this
-// program, or a service that lists wrong keys, cannot delete another volume's data. The backend's configuration and the controller's
-// identity decide whether there is a session; the service's answers never do.
+// If the backend supports sessions, a deletion uses one that is limited to its volume and its record, so that a bug in this program, or a
+// service that lists wrong keys, cannot delete another volume's data. The backend's configuration and the controller's
+// identity decide whether there is a session; responses of the service never do.
 
-// openToDelete opens the bucket of a deletion's volume. Its clients ask for keys with each request, because a deletion may take longer
-// than a session lasts.
+// openToDelete opens the bucket of a deletion's volume. Its clients get keys for each request, because a deletion may take longer than a
+// session is valid.
 func (r *Remover) openToDelete(ctx context.Context, be backend.Backend, d *deletion, id volume.ID) (buckets.Bucket, error) {
 	own := func(ctx context.Context) (credentials.Keys, error) {
 		keys, err := r.Identities.Keys(ctx, be, d.latest())
@@ -51,7 +51,7 @@ func (r *Remover) openToDelete(ctx context.Context, be backend.Backend, d *delet
 	return b, err
 }
 
-// deletionKeys returns the sessions for a deletion, of which it makes the first; nil: there is no way to make one.
+// deletionKeys returns the sessions for a deletion, after making the first one; nil: no session can be made.
 func (r *Remover) deletionKeys(ctx context.Context, be backend.Backend, d *deletion, id volume.ID) (backend.KeySource, error) {
 	if be.Scope == volume.ScopeOff {
 		return nil, nil
@@ -70,7 +70,7 @@ func (r *Remover) deletionKeys(ctx context.Context, be backend.Backend, d *delet
 			keys, err = r.Identities.Make(ctx, order)
 		}
 		if err != nil {
-			return credentials.Keys{}, fault.Errorf(fault.KindOf(err), "making a session that reaches volume %s and nothing else, to delete it: %w", id, err)
+			return credentials.Keys{}, fault.Errorf(fault.KindOf(err), "making a session for the deletion of volume %s: %w", id, err)
 		}
 		return keys, nil
 	})
@@ -93,12 +93,12 @@ func (r *Remover) planDeletion(ctx context.Context, be backend.Backend, who iden
 	}})
 	if inexpressible != nil {
 		klog.FromContext(ctx).Info("Deleting volume without a scoped session", "volume", id.String(), "reason", inexpressible)
-		return credentials.Order{Kind: credentials.AsIs}, nil //nolint:nilerr // it is logged, and decides how to delete
+		return credentials.Order{Kind: credentials.AsIs}, nil //nolint:nilerr // logged; the deletion then has no session
 	}
 	return order, err
 }
 
-// shortHash returns a name for a session's name, which is short.
+// shortHash returns a short hash for a session's name, whose length is limited.
 func shortHash(s string) string {
 	sum := sha256.Sum256([]byte(s))
 	return hex.EncodeToString(sum[:6])
