@@ -67,7 +67,7 @@ type Client struct {
 	Programs []string
 	// Options are the allowed mount options, by name without dashes.
 	Options map[string]OptionType
-	// Refused has reasons and alternatives for some options that are not allowed. All other unknown names are refused, too.
+	// Refused has reasons and alternatives for some options that are not allowed. Any other unknown name is refused as well.
 	Refused map[string]string
 	// MinOwner is the lowest uid and gid that the client supports as owner of files.
 	MinOwner uint32
