@@ -107,5 +107,5 @@ func WithCleanupError(err, cleanup error) error {
 	if cleanup == nil {
 		return err
 	}
-	return fault.Errorf(fault.Unavailable, "%w; the clean-up failed, too, and is done by a retry: %w", err, cleanup)
+	return fault.Errorf(fault.Unavailable, "%w; the clean-up also failed and will be retried: %w", err, cleanup)
 }

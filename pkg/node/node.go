@@ -115,7 +115,7 @@ func assemble(ctx context.Context, o Options, store *state.Store) (*Node, error)
 	})
 	// Before anything is published: what an earlier generation has left to store must be stored before the next one serves.
 	if err := monitor.Restore(ctx, store, clients); err != nil {
-		klog.FromContext(ctx).Error(err, "Cannot restore mounts of before the reboot, will retry")
+		klog.FromContext(ctx).Error(err, "Cannot restore mounts after reboot, will retry")
 	}
 	publisher, err := publish.New(ctx, publish.Options{
 		Namespace: o.Namespace, Store: store, Mounts: super, Targets: healer, Backends: o.Backends, Planner: provider, Clients: clients,

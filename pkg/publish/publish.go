@@ -167,7 +167,7 @@ func (p *Publisher) check(r *mount.Request) (spec mount.Spec, err error) {
 		return spec, err
 	}
 	if r.Source == credentials.SourceSecret && r.Keys.IsZero() {
-		return spec, fault.Errorf(fault.Precondition, "volume %s takes its credentials from a secret, and the request has none: "+
+		return spec, fault.Errorf(fault.Precondition, "volume %s takes its credentials from a secret, but the request has no secret: "+
 			"set node-publish-secret-name and -namespace on its StorageClass, or nodePublishSecretRef on its PersistentVolume", r.VolumeID)
 	}
 	if err := p.Backends.CheckClaims(r.Volume.Backend, r.Claims); err != nil {
@@ -400,7 +400,7 @@ func (f *inflight) do(ctx context.Context, target, request string, work func() e
 	case <-c.done:
 		return c.err
 	case <-ctx.Done():
-		return fault.Errorf(fault.Timeout, "target %s: the request is still in progress, and a retry joins it: %w", target, context.Cause(ctx))
+		return fault.Errorf(fault.Timeout, "target %s: the request is still in progress; a retry joins it: %w", target, context.Cause(ctx))
 	}
 }
 

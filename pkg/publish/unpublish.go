@@ -53,7 +53,7 @@ func (p *Publisher) unpublish(ctx context.Context, volumeID, target string) erro
 		name, ours := mount.NameOf(top.Source)
 		switch {
 		case !ours && !have:
-			return fault.Errorf(fault.Precondition, "target %s has a mount of another program (%s, type %s), which is not unmounted", target, top.Source, top.FSType)
+			return fault.Errorf(fault.Precondition, "target %s has a mount of another program (%s, type %s): unmount it first", target, top.Source, top.FSType)
 		case ours && !have:
 			// The record is lost, and the mount table has the mount's name. A retry must find it while the mount drains.
 			pub = state.Publication{Target: target, VolumeID: volumeID, Mount: name, Created: time.Now()}
@@ -138,7 +138,7 @@ func (p *Publisher) Stats(ctx context.Context, volumeID, path string) (mount.Sta
 	st, err := p.Namespace.Statfs(host.For(ctx, mount.Account(top.Source)), path)
 	switch {
 	case host.IsCorruptedMount(err):
-		return mount.Stats{}, fault.Errorf(fault.Unavailable, "volume %s at %s: the mount is unusable, because its client has exited or fails: %w", volumeID, path, err)
+		return mount.Stats{}, fault.Errorf(fault.Unavailable, "volume %s at %s: the mount is stale, or its client fails: %w", volumeID, path, err)
 	case errors.Is(err, fs.ErrNotExist):
 		return mount.Stats{}, fault.Errorf(fault.NotFound, "volume %s: %w", volumeID, err)
 	case err != nil:

@@ -307,7 +307,7 @@ func Trouble(m state.Mount, status helper.Status) error {
 	case s.Over && cause == nil && s.OrderDigest != "":
 		return fault.Errorf(fault.Unavailable, "the session of mount %s (volume %s) expired at %s; it is being renewed", m.Name, m.VolumeID, Time(s.Expires))
 	case s.Over && cause == nil:
-		return fault.Errorf(fault.Unauthenticated, "the session of mount %s (volume %s) expired at %s, and there is nothing to renew it with: %s", m.Name, m.VolumeID, Time(s.Expires), Remedy(m))
+		return fault.Errorf(fault.Unauthenticated, "the session of mount %s (volume %s) expired at %s, and its helper has no credentials to renew it: %s", m.Name, m.VolumeID, Time(s.Expires), Remedy(m))
 	case s.Over:
 		return fault.Errorf(kind, "the session of mount %s (volume %s) expired at %s and could not be renewed since %s: %w; %s", m.Name, m.VolumeID, Time(s.Expires), Time(s.FailedSince), cause, Remedy(m))
 	case kind.Permanent():
@@ -326,12 +326,12 @@ func Time(t time.Time) string {
 
 // Remedy returns what to do about a session that cannot be renewed.
 func Remedy(m state.Mount) string {
-	const retry = "the helper retries and recovers by itself"
+	const retry = "the helper retries automatically"
 	switch m.Spec.Source {
 	case credentials.SourceSecret:
-		return "correct the keys in the volume's secret, or their owner's permissions; each publication brings the secret again, and " + retry
+		return "correct the keys in the volume's secret, or the permissions of their owner; each republish supplies the secret again, and " + retry
 	case credentials.SourceWorkload:
-		return "check that the role trusts service account " + m.Spec.Identity + " and that kubelet republishes the volume (requiresRepublish: true), which brings new tokens; " + retry
+		return "check that the role trusts service account " + m.Spec.Identity + " and that kubelet republishes the volume (requiresRepublish: true), which supplies new tokens; " + retry
 	}
 	return "correct the driver's own credentials, or the role's trust policy; " + retry
 }

@@ -106,7 +106,7 @@ func (d *Drainer) keepQuarantined(ctx context.Context, m state.Mount, cl client.
 	}
 	kept, err := d.Store.Keep(ctx, m.Name, cl.Quarantine)
 	if err != nil {
-		return fmt.Errorf("keeping the files that the client of mount %s quarantined: %w", m.Name, err)
+		return fmt.Errorf("preserving the quarantined files of mount %s: %w", m.Name, err)
 	}
 	if kept != "" {
 		klog.FromContext(ctx).Error(nil, "Quarantined files are kept, inspect and remove them", "mount", m.Name,
@@ -132,7 +132,7 @@ func (d *Drainer) StopUnrecorded(ctx context.Context, m state.Mount) error {
 	}
 	m.Client, m.Ending = "unknown", time.Now()
 	if err := d.Peer(m.Name).End(ctx); err != nil && !errors.Is(err, helper.ErrGone) {
-		return fmt.Errorf("asking the helper of mount %s to end: %w", m.Name, err)
+		return fmt.Errorf("announcing the unmount to the helper of mount %s: %w", m.Name, err)
 	}
 	if err := d.Sources.Unmount(ctx, m, false); err != nil {
 		return InProgress(m, err)
@@ -142,7 +142,7 @@ func (d *Drainer) StopUnrecorded(ctx context.Context, m state.Mount) error {
 		return err
 	}
 	if how != "" {
-		return fault.Errorf(fault.Precondition, "the record of mount %s is lost, and its client exited abnormally (%s): copy the files that it did not store from %s to the bucket, then remove %s",
+		return fault.Errorf(fault.Precondition, "the record of mount %s is lost, and its client exited abnormally (%s): copy the files that were not uploaded from %s to the bucket, then remove %s",
 			m.Name, how, d.Store.CacheDir(m.Name), d.Store.MountDir(m.Name))
 	}
 	for _, cl := range client.All() { // it was one of them
@@ -158,7 +158,7 @@ func (d *Drainer) drain(ctx context.Context, m state.Mount, o Options) error {
 	for {
 		// A helper that does not answer is not waited for: the client ends with its file system in any case.
 		if err := d.Peer(m.Name).End(ctx); err != nil && !errors.Is(err, helper.ErrGone) && (ctx.Err() != nil || !fault.Is(err, fault.Timeout)) {
-			return fmt.Errorf("asking the helper of mount %s to end: %w", m.Name, err)
+			return fmt.Errorf("announcing the unmount to the helper of mount %s: %w", m.Name, err)
 		}
 		failpoint.Here("drain.told")
 		if err := d.Sources.Unmount(ctx, m, o.Replaced); err != nil {
@@ -169,7 +169,7 @@ func (d *Drainer) drain(ctx context.Context, m state.Mount, o Options) error {
 		if err != nil || how == "" {
 			return err
 		}
-		klog.FromContext(ctx).Info("Client exited abnormally while draining", "mount", m.Name, "volume", m.VolumeID, "client", m.Client, "how", how)
+		klog.FromContext(ctx).Info("Client exited abnormally while draining", "mount", m.Name, "volume", m.VolumeID, "client", m.Client, "detail", how)
 		cl, err := d.Clients.Of(m.Client)
 		if err != nil {
 			return err
@@ -184,7 +184,7 @@ func (d *Drainer) drain(ctx context.Context, m state.Mount, o Options) error {
 			o.Grant = &creds.Grant{}
 		}
 		if err := d.runner.Restart(ctx, &m, o.Grant); err != nil {
-			return fault.Errorf(fault.Unavailable, "client %s exited abnormally (%s) and may have files left to store in %s; starting it again to store them: %w",
+			return fault.Errorf(fault.Unavailable, "client %s exited abnormally (%s) and may have pending uploads in %s; restarting it to finish them: %w",
 				m.Client, how, d.Store.CacheDir(m.Name), err)
 		}
 	}
@@ -317,14 +317,14 @@ func (d *Drainer) stopHelper(ctx context.Context, m state.Mount) error {
 
 // InProgress returns the error for a mount that is still draining, with what is left to store. The drain goes on.
 func InProgress(m state.Mount, err error) error {
-	return fault.Errorf(fault.Busy, "draining: %w (for %s; mount %s, client %s); the drain goes on, and a retry waits for it",
+	return fault.Errorf(fault.Busy, "draining: %w (for %s; mount %s, client %s); the drain continues, and a retry waits for it",
 		err, time.Since(m.Ending).Round(time.Second), m.Name, m.Client)
 }
 
 // WithQueue adds what a client has left to store to an error; nil: unknown.
 func WithQueue(q *client.Queue, err error) error {
 	if q == nil {
-		return fmt.Errorf("the client is still storing data: %w", err)
+		return fmt.Errorf("the client is still uploading data: %w", err)
 	}
 	return fmt.Errorf("%s: %w", formatQueue(*q), err)
 }

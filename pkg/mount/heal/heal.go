@@ -172,7 +172,7 @@ func (h *Healer) swapOf(ctx context.Context, m state.Mount, at Places, names []s
 	}
 	source, ok := host.TopAt(mounts, h.store.SourceDir(m.Name))
 	if !ok {
-		return host.Swap{}, nil, fault.Errorf(fault.Unavailable, "mount %s has no file system to heal its publications with", m.Name)
+		return host.Swap{}, nil, fault.Errorf(fault.Unavailable, "mount %s has no file system to replace stale mounts with", m.Name)
 	}
 	if err := h.pins.PinTargets(ctx, m.Name, names, at.Targets, source, mounts); err != nil {
 		return host.Swap{}, nil, err
@@ -238,7 +238,7 @@ func (h *Healer) ReplaceTarget(ctx context.Context, m state.Mount, target string
 
 // CheckTarget returns nil if a target shows a mount's current file system.
 func (h *Healer) CheckTarget(ctx context.Context, m state.Mount, target string) error {
-	return h.ns.Do(ctx, "looking at target "+target, func() error {
+	return h.ns.Do(ctx, "checking target "+target, func() error {
 		source, err := host.Inspect(h.store.SourceDir(m.Name))
 		if err != nil {
 			return err
@@ -248,7 +248,7 @@ func (h *Healer) CheckTarget(ctx context.Context, m state.Mount, target string) 
 			return err
 		}
 		if !source.Mountpoint || top != source {
-			return fault.Errorf(fault.Unavailable, "target %s does not show mount %s: its client exited meanwhile, or something was mounted over it", target, m.Name)
+			return fault.Errorf(fault.Unavailable, "target %s does not show mount %s: its client exited in the meantime, or another mount covers it", target, m.Name)
 		}
 		return nil
 	})

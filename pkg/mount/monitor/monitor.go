@@ -105,7 +105,7 @@ func Restore(ctx context.Context, store *state.Store, clients client.Registry) e
 		return err != nil || mount.KeepsOnDisk(cl, m.Spec)
 	})
 	if len(names) > 0 {
-		klog.FromContext(ctx).Info("Restored mounts to store their files", "mounts", names)
+		klog.FromContext(ctx).Info("Restored mounts after reboot to finish uploads", "mounts", names)
 	}
 	return err
 }
@@ -202,7 +202,7 @@ func (m *Monitor) reportOrphanedCaches(ctx context.Context) {
 	case err != nil:
 		klog.FromContext(ctx).Error(err, "Cannot read cache directory", "directory", m.Store.Cache)
 	case len(left) > 0:
-		klog.FromContext(ctx).Info("Orphaned cache directories may hold unstored files", "directories", left)
+		klog.FromContext(ctx).Info("Orphaned cache directories may hold pending uploads", "directories", left)
 	}
 }
 

@@ -99,21 +99,21 @@ func (p *Pins) Pin(ctx context.Context, name string, mounts []host.Mount, from h
 		return nil
 	}
 	for len(pins) >= maxPins {
-		klog.FromContext(ctx).Info("Too many stale file systems of a mount, forgetting the oldest", "mount", name, "device", pins[0].Minor)
+		klog.FromContext(ctx).Info("Too many pinned file systems, unpinning the oldest", "mount", name, "device", pins[0].Minor)
 		if err := p.unpin(ctx, pins[0]); err != nil {
 			return err
 		}
 		pins = pins[1:]
 	}
 	dir := p.Dir(name, from.Minor)
-	err := p.ns.Do(ctx, "keeping the former file system of mount "+name, func() error {
+	err := p.ns.Do(ctx, "pinning the previous file system of mount "+name, func() error {
 		former, err := host.OpenDir(from.Mountpoint)
 		if err != nil {
 			return err
 		}
 		defer former.Close()
 		if id, err := host.MountID(former); err != nil || id != from.ID {
-			return fault.Errorf(fault.Busy, "another mount is at %s by now: %w", from.Mountpoint, err)
+			return fault.Errorf(fault.Busy, "another mount has replaced the one at %s: %w", from.Mountpoint, err)
 		}
 		if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 			return err
@@ -126,7 +126,7 @@ func (p *Pins) Pin(ctx context.Context, name string, mounts []host.Mount, from h
 		return host.Bind(former, place, host.BindAttrs{ReadOnly: true, NoExec: true})
 	})
 	if err != nil {
-		return fmt.Errorf("keeping the former file system of mount %s at %s: %w", name, dir, err)
+		return fmt.Errorf("pinning the previous file system of mount %s at %s: %w", name, dir, err)
 	}
 	failpoint.Here("former.pinned")
 	return nil

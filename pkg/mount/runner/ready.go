@@ -75,8 +75,8 @@ var unknownFlag = regexp.MustCompile(`(?:unexpected argument '|flag provided but
 func exitedEarly(name string, s helper.Status) error {
 	summary := ExitSummary(s)
 	if m := unknownFlag.FindStringSubmatch(summary); m != nil && s.ExitCode == exitUsage {
-		return fault.Errorf(fault.Precondition, "the program of client %s does not know the flag --%s, so it is not of the version that this driver needs: "+
-			"install that of the driver's image, or omit the mount option: %s", name, m[1], summary)
+		return fault.Errorf(fault.Precondition, "client %s does not support the flag --%s, so its version does not match the driver's: "+
+			"install the program from the driver's image, or remove the mount option: %s", name, m[1], summary)
 	}
 	return fault.Errorf(fault.Unavailable, "client %s exited before the mount was ready: %s", name, summary)
 }

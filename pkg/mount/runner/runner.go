@@ -104,7 +104,7 @@ func Peers(ns *host.Namespace, paths state.Paths) func(name string) *helper.Peer
 // Discard removes a mount that no pod has written to. It can be repeated.
 func (r *Runner) Discard(ctx context.Context, m state.Mount) error {
 	if !mount.ValidName(m.Name) { // its paths could be any
-		return fmt.Errorf("removing a mount: %q is not a mount's name", m.Name)
+		return fmt.Errorf("removing a mount: invalid mount name %q", m.Name)
 	}
 	if m.UID != 0 {
 		if err := r.Launcher.Kill(ctx, m.UID); err != nil {
@@ -129,14 +129,14 @@ func (r *Runner) KillUnresponsive(ctx context.Context, m state.Mount, why string
 	defer cancel()
 	lost := "data written to files that were not closed"
 	if m.KeepsOnDisk(r.Clients) {
-		lost = "nothing that was closed: it is in the mount's cache and is stored after the restart"
+		lost = "nothing that was closed: the mount's cache has it, and it is uploaded after the restart"
 	}
 	if m.Spec.ReadOnly {
 		lost = "nothing: the mount is read-only"
 	} else {
 		r.Tracker.CountUnflushed(m.Client)
 	}
-	klog.FromContext(ctx).Error(nil, "Client unresponsive, killing it", "mount", m.Name, "volume", m.VolumeID, "client", m.Client, "for", r.HangTimeout, "why", why, "lost", lost)
+	klog.FromContext(ctx).Error(nil, "Client unresponsive, killing it", "mount", m.Name, "volume", m.VolumeID, "client", m.Client, "for", r.HangTimeout, "reason", why, "lost", lost)
 	r.Tracker.Mount(m.Name).Killed()
 	if err := r.Peer(m.Name).Kill(ctx); err == nil {
 		return nil

@@ -169,7 +169,7 @@ func (s *Sources) awaitReplaced(ctx context.Context, m state.Mount) error {
 		select {
 		case <-time.After(copiesPause):
 		case <-ctx.Done():
-			return fault.Errorf(fault.Busy, "mount %s is replaced but still shown at %s: %w", m.Name, where, context.Cause(ctx))
+			return fault.Errorf(fault.Busy, "mount %s was replaced, but a bind mount of it remains at %s: %w", m.Name, where, context.Cause(ctx))
 		}
 	}
 }

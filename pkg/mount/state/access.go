@@ -41,7 +41,7 @@ func (f files) prepare() error {
 		}
 	}
 	if err := f.restrictMounts(); err != nil {
-		return fmt.Errorf("closing the directories of mounts to other users: %w", err)
+		return fmt.Errorf("restricting the directories of mounts: %w", err)
 	}
 	return f.restrictKept()
 }
@@ -57,7 +57,7 @@ func restrictDir(dir string, mode os.FileMode) error {
 		return err
 	}
 	if fi.Mode()&os.ModeSticky != 0 && fi.Mode()&0o002 != 0 {
-		return fault.Errorf(fault.Precondition, "%s is a directory that all users of the host share: choose one that only the driver uses", dir)
+		return fault.Errorf(fault.Precondition, "%s is writable for all users of the host: choose a directory that only the driver uses", dir)
 	}
 	if st, ok := fi.Sys().(*syscall.Stat_t); !ok || int(st.Uid) != os.Geteuid() {
 		if err := os.Chown(dir, os.Geteuid(), os.Getegid()); err != nil {
@@ -112,7 +112,7 @@ func (f files) restrictKept() error {
 			continue
 		}
 		if err := os.Chmod(filepath.Join(f.Cache, e.Name()), modeClosed); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("closing what was kept in the cache directory: %w", err)
+			return fmt.Errorf("restricting the quarantine in the cache directory: %w", err)
 		}
 	}
 	return nil

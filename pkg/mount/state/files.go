@@ -92,7 +92,7 @@ func (f files) nextGeneration(key string) (uint64, error) {
 	switch b, err := os.ReadFile(file); {
 	case err == nil:
 		if last, err = strconv.ParseUint(strings.TrimSpace(string(b)), 10, 63); err != nil {
-			return 0, fmt.Errorf("%s does not hold a number: %w", file, err)
+			return 0, fmt.Errorf("%s does not contain a number: %w", file, err)
 		}
 	case errors.Is(err, fs.ErrNotExist):
 		var start [4]byte

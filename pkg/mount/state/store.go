@@ -85,7 +85,7 @@ func (s *Store) open() (_ *os.File, err error) {
 		return nil, err
 	}
 	if len(s.Dir) > maxDir {
-		return nil, fmt.Errorf("it is %s, which is longer than %d bytes", s.Dir, maxDir)
+		return nil, fmt.Errorf("its path without symbolic links, %s, is longer than %d bytes", s.Dir, maxDir)
 	}
 	if s.Cache, err = filepath.EvalSymlinks(s.Cache); err != nil {
 		return nil, err
@@ -126,7 +126,7 @@ func lockDir(dir string) (*os.File, error) {
 	if err := flock.Lock(ctx, f); err != nil {
 		f.Close()
 		if errors.Is(err, context.DeadlineExceeded) {
-			return nil, errors.New("another driver is running with it: stop that one, or give this one its own --state-dir, --cache-dir and --uid-range")
+			return nil, errors.New("another driver is using it: stop that driver, or give this one its own --state-dir, --cache-dir and --uid-range")
 		}
 		return nil, err
 	}

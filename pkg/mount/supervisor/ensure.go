@@ -52,7 +52,7 @@ func (s *Supervisor) ensureFor(ctx context.Context, w want.Mount) (state.Mount, 
 		return state.Mount{}, err
 	}
 	if !ok || m.Phase != state.Running || m.Superseded {
-		return state.Mount{}, fault.Errorf(fault.Busy, "mount %s, which the target shows, is being stopped", w.At)
+		return state.Mount{}, fault.Errorf(fault.Busy, "mount %s at the target is being stopped", w.At)
 	}
 	return m, s.join(ctx, &m, w.Grant)
 }
@@ -69,7 +69,7 @@ func (s *Supervisor) ensure(ctx context.Context, w want.Mount) (state.Mount, err
 			continue
 		}
 		if m.Spec.Encode() != w.Spec.Encode() {
-			return state.Mount{}, fmt.Errorf("mount %s has this volume's key and another spec: delete its pods, then remove %s", m.Name, s.Store.MountDir(m.Name))
+			return state.Mount{}, fmt.Errorf("mount %s has this volume's key but a different spec: delete its pods, then remove %s", m.Name, s.Store.MountDir(m.Name))
 		}
 		if !m.Joinable(w.Spec) {
 			continue // it was rotated to another identity
@@ -131,14 +131,14 @@ func (s *Supervisor) restart(ctx context.Context, m *state.Mount, grant *creds.G
 	entry := s.Tracker.Mount(m.Name)
 	why := entry.Exited(s.Runner.CauseOf(ctx, *m))
 	log := klog.FromContext(ctx).WithValues("mount", m.Name, "volume", m.VolumeID, "client", m.Client, "bucket", m.Spec.Bucket, "prefix", m.Spec.Prefix)
-	log.Error(nil, "Client exited, restarting it", "reason", why.Reason, "how", why.Detail)
+	log.Error(nil, "Client exited, restarting it", "reason", why.Reason, "detail", why.Detail)
 	entry.Set(m.Client, tracker.Failed)
 	began := time.Now()
 	err := s.Runner.Restart(ctx, m, grant)
 	s.Tracker.CountRestart(m.Client, why.Reason, err == nil)
 	entry.RestartDone(err == nil)
 	if err != nil {
-		return fault.Errorf(fault.Unavailable, "volume %s: restarting client %s of mount %s, which exited (%s): %w", m.VolumeID, m.Client, m.Name, why.Detail, err)
+		return fault.Errorf(fault.Unavailable, "volume %s: restarting client %s of mount %s after it exited (%s): %w", m.VolumeID, m.Client, m.Name, why.Detail, err)
 	}
 	entry.Restarted()
 	entry.Set(m.Client, tracker.Healthy)

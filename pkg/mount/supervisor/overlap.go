@@ -40,7 +40,7 @@ const drainPause = 50 * time.Millisecond
 type drainFirstError struct{ m state.Mount }
 
 func (e *drainFirstError) Error() string {
-	return fmt.Sprintf("mount %s of volume %s overlaps in bucket %s and may still store files below %q", e.m.Name, e.m.VolumeID, e.m.Spec.Bucket, e.m.Spec.Prefix)
+	return fmt.Sprintf("mount %s of volume %s overlaps in bucket %s and may still upload files below %q", e.m.Name, e.m.VolumeID, e.m.Spec.Bucket, e.m.Spec.Prefix)
 }
 
 // drainOrder knows which mounts must drain before a new one starts.
@@ -144,7 +144,7 @@ func (s *Supervisor) AwaitDrained(ctx context.Context, w want.Mount, failed erro
 			case <-time.After(drainPause):
 				continue
 			case <-ctx.Done():
-				err = fault.Errorf(fault.Busy, "it is being unpublished, or its targets were unmounted by hand: %w", context.Cause(ctx))
+				err = fault.Errorf(fault.Busy, "its unpublish is in progress, or its targets were unmounted manually: %w", context.Cause(ctx))
 			}
 		}
 		kind := fault.KindOf(err)
@@ -207,7 +207,7 @@ func (d drainWait) grantFor(ctx context.Context, m *state.Mount) (*creds.Grant, 
 		}
 	}
 	if err != nil {
-		klog.FromContext(ctx).Info("Draining mount keeps its credentials", "mount", m.Name, "reason", err.Error())
+		klog.FromContext(ctx).Info("Cannot refresh credentials of draining mount", "mount", m.Name, "error", err.Error())
 		return nil, nil //nolint:nilerr // the mount drains with what it has, if it can
 	}
 	if rotated {

@@ -157,7 +157,7 @@ func (s *Supervisor) reconcileMount(ctx context.Context, name string) (again tim
 		}
 		return 0, s.Drainer.StopUnrecorded(ctx, remains)
 	case m.Phase == state.Starting:
-		klog.FromContext(ctx).Info("Removing mount whose start was interrupted", "mount", name, "volume", m.VolumeID)
+		klog.FromContext(ctx).Info("Removing incompletely started mount", "mount", name, "volume", m.VolumeID)
 		return 0, s.Runner.Discard(ctx, m)
 	case m.Phase == state.Ending && v.shown:
 		return 0, s.Creds.RefreshDraining(ctx, m) // a retry of its unpublish goes on

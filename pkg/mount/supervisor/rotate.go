@@ -55,7 +55,7 @@ func (s *Supervisor) Rotate(ctx context.Context, w want.Mount, shown state.Mount
 		return err
 	}
 	if err := s.Creds.Prove(ctx, w.Grant, be, w.Spec); err != nil {
-		return fault.Errorf(fault.KindOf(err), "the volume's secret has changed, and its new credentials do not work; mount %s keeps its session: %w", shown.Name, err)
+		return fault.Errorf(fault.KindOf(err), "the volume's secret has changed, but its new credentials do not work; mount %s keeps its session: %w", shown.Name, err)
 	}
 	klog.FromContext(ctx).Info("Secret rotated", "mount", shown.Name, "volume", w.Publication.VolumeID, "identity", w.Identity)
 	if !shown.KeepsOnDisk(s.Clients) {
@@ -104,7 +104,7 @@ func (r rotation) inPlace(ctx context.Context) (done bool, err error) {
 		return false, err
 	}
 	if !ok || m.Phase != state.Running || m.Superseded {
-		return false, fault.Errorf(fault.Busy, "mount %s, which the target shows, is being stopped", r.shown.Name)
+		return false, fault.Errorf(fault.Busy, "mount %s at the target is being stopped", r.shown.Name)
 	}
 	var others []string
 	for _, p := range pubs {
@@ -160,8 +160,8 @@ func (r rotation) postpone(ctx context.Context, others []string) error {
 	if err := r.Store.Pubs.Write(ctx, p); err != nil {
 		return err
 	}
-	return fault.Errorf(fault.Unavailable, "the volume's secret has changed and its new keys work, but mount %s has publications with the old keys (%s), and its client %s may hold closed files: "+
-		"it keeps the old session until all of them are republished with the new secret, which kubelet does within minutes, or are unpublished", r.shown.Name, strings.Join(others, ", "), r.shown.Client)
+	return fault.Errorf(fault.Unavailable, "the volume's secret has changed, but mount %s keeps its session: other publications use the old keys (%s), and client %s may hold files that are not uploaded; "+
+		"the mount gets the new keys once those are republished with the new secret (kubelet does so within minutes) or unpublished", r.shown.Name, strings.Join(others, ", "), r.shown.Client)
 }
 
 // write writes a mount's record, and its copy that outlives a reboot if that is needed.
@@ -188,7 +188,7 @@ func (s *Supervisor) verifyRotation(ctx context.Context, m state.Mount, grant *c
 	if err := s.Creds.Prove(ctx, grant, be, m.Spec); err != nil { // the old keys are not the reason
 		return err
 	}
-	klog.FromContext(ctx).Info("Client uses revoked keys of its former secret", "mount", m.Name, "volume", m.VolumeID, "answer", answer.Error())
+	klog.FromContext(ctx).Info("Client uses revoked keys, replacing its mount", "mount", m.Name, "volume", m.VolumeID, "error", answer.Error())
 	m.RotatedAt = time.Time{} // the next client starts with the new session
 	_, err = s.replace(ctx, m, grant, tracker.ReasonSecret)
 	return err
@@ -215,7 +215,7 @@ func (s *Supervisor) Refresh(ctx context.Context, m state.Mount, p state.Publica
 
 func (r rotation) move(ctx context.Context) error {
 	if !r.Healer.Enabled() {
-		return fault.Errorf(fault.Unavailable, "the volume's secret has changed, and mount %s has other publications with the old one: with --heal=false mounts in containers are not replaced, so the publication keeps its session; delete the pod", r.shown.Name)
+		return fault.Errorf(fault.Unavailable, "the volume's secret has changed, but mount %s keeps its session: other publications use the old keys, and --heal=false prevents moving this one to another mount; delete the pod to apply the new secret", r.shown.Name)
 	}
 	if err := r.moveTo(ctx); err != nil {
 		return err
@@ -253,7 +253,7 @@ func (r rotation) reassign(ctx context.Context, p state.Publication) error {
 	if from := mount.KeyOf(r.shown.Name); from != mount.KeyOf(p.Mount) {
 		unlock, ok := r.keys.TryLock(from) // waiting for a second key's lock could deadlock
 		if !ok {
-			return fault.Errorf(fault.Busy, "mount %s, which the target shows, is being replaced or stopped", r.shown.Name)
+			return fault.Errorf(fault.Busy, "mount %s at the target is being replaced or stopped", r.shown.Name)
 		}
 		defer unlock()
 	}
@@ -262,7 +262,7 @@ func (r rotation) reassign(ctx context.Context, p state.Publication) error {
 		return err
 	}
 	if ok && now.Mount != r.pub.Mount {
-		return fault.Errorf(fault.Busy, "mount %s, which the target showed, was replaced by %s meanwhile", r.shown.Name, now.Mount)
+		return fault.Errorf(fault.Busy, "mount %s at the target was replaced by %s in the meantime", r.shown.Name, now.Mount)
 	}
 	return r.Store.Pubs.Write(ctx, p)
 }
@@ -289,7 +289,7 @@ func (s *Supervisor) leave(ctx context.Context, name string, grant *creds.Grant,
 		failpoint.Here("rotate.left")
 	}
 	if _, err := s.Creds.Deliver(ctx, m, grant); err != nil && !errors.Is(err, helper.ErrGone) {
-		klog.FromContext(ctx).Info("Former mount keeps its old session", "mount", name, "reason", err.Error())
+		klog.FromContext(ctx).Info("Cannot update credentials of previous mount", "mount", name, "error", err.Error())
 	}
 	if stop {
 		s.stopReplaced(ctx, m, grant)
