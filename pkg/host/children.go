@@ -50,8 +50,8 @@ func (r *replacement) children(ctx context.Context, parent Mount, onto *os.File)
 			return nil, c.why
 		}
 		if err := r.findPlace(ctx, c, onto); err != nil {
-			return nil, fault.Errorf(fault.Precondition, "%s (%s) is mounted below it and would be lost, because the healthy "+
-				"file system has no directory for it: %w", m.Mountpoint, m.Source, err)
+			return nil, fault.Errorf(fault.Precondition, "%s (%s) is mounted below it and would be lost, because the volume "+
+				"lacks its mount point: %w", m.Mountpoint, m.Source, err)
 		}
 		if c.clone == nil {
 			continue
@@ -182,12 +182,12 @@ func (r *replacement) openChildren(h nsHandle, stale *os.File) error {
 		}
 		if what == nil {
 			return fault.Errorf(fault.Precondition, "%s (%s) is mounted below it and would be lost, because it can be "+
-				"neither opened nor mounted again; unmount it or restart the pod: %w",
+				"neither moved nor cloned; unmount it or restart the pod: %w",
 				c.mount.Mountpoint, c.mount.Source, c.why)
 		}
 		if same, err := sameType(what, c.place); err != nil || !same {
 			return fault.Errorf(fault.Precondition, "%s (%s) is mounted below it and cannot be attached to the volume "+
-				"(one of both is a directory, the other is not): %w", c.mount.Mountpoint, c.mount.Source, errors.Join(unix.ENOTDIR, err))
+				"(only one of them is a directory): %w", c.mount.Mountpoint, c.mount.Source, errors.Join(unix.ENOTDIR, err))
 		}
 	}
 	// The kernel does not move children of a shared mount.

@@ -125,7 +125,7 @@ func (r *replacement) putInPlace(ctx context.Context, h nsHandle) error {
 	if same, err := sameType(stale, r.clone); err != nil {
 		return err
 	} else if !same {
-		return fault.Errorf(fault.NotFound, "it was a directory and is a file in the volume now, or the other way round")
+		return fault.Errorf(fault.NotFound, "its path in the volume changed from a directory to a file, or vice versa")
 	}
 	if hasOption(r.stale.Options, idMapped) {
 		if err := h.mapLike(stale, r.clone); err != nil {

@@ -47,7 +47,7 @@ type Swapped struct {
 }
 
 // errUnknown is the result for a mount that Swap.Unknown reports.
-var errUnknown = fault.Errorf(fault.Unsupported, "it has the volume's name, but no earlier client of the volume is known to have served it: "+
+var errUnknown = fault.Errorf(fault.Unsupported, "it has the volume's name, but no known client of the volume served it: "+
 	"another process unmounted that client's mount, or the name is forged")
 
 // SwapHere replaces the stale mounts of this namespace for which where reports true, and returns the result for each. The list is
