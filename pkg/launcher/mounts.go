@@ -139,7 +139,7 @@ func (p *Process) ownView(u Unit, binds []resolvconf.Bind) error {
 		}
 	}
 	if err := leaveMounts(paths); err != nil {
-		return fmt.Errorf("shut it off from the host's mounts: %w", err)
+		return fmt.Errorf("isolate it from the host's mounts: %w", err)
 	}
 	return resolvconf.Apply(binds)
 }

@@ -160,9 +160,9 @@ func (p *Process) Start(ctx context.Context, u Unit) error {
 func (u Unit) check(uids UIDRange) error {
 	switch {
 	case u.Name == "":
-		return errors.New("start a helper: no name is given")
+		return errors.New("start a helper: no name")
 	case u.Socket == nil:
-		return fmt.Errorf("start the helper of %s: no socket is given", u.Name)
+		return fmt.Errorf("start the helper of %s: no socket", u.Name)
 	case !filepath.IsAbs(u.StateDir):
 		return fmt.Errorf("start the helper of %s: the state directory %q is not an absolute path", u.Name, u.StateDir)
 	case u.GID == 0:

@@ -16,7 +16,7 @@ import (
 )
 
 // ErrNoSystemd means that the host has no systemd, or one that is too old.
-var ErrNoSystemd = errors.New("the host has no systemd that could launch helpers")
+var ErrNoSystemd = errors.New("the host has no suitable systemd to launch helpers")
 
 // Check asks the host's systemd for its version and the properties that it knows. An error wraps ErrNoSystemd if the host has no
 // systemd, or one that is too old.
@@ -58,7 +58,7 @@ func (s *Systemd) Check(ctx context.Context) (Sandbox, error) {
 		return Sandbox{}, err
 	}
 	if number < minSystemd {
-		return Sandbox{}, fault.Errorf(fault.Precondition, "%w: its systemd is version %s, but %d is needed", ErrNoSystemd, version, minSystemd)
+		return Sandbox{}, fault.Errorf(fault.Precondition, "%w: its version is %s, but %d or newer is required", ErrNoSystemd, version, minSystemd)
 	}
 	unified, err := unifiedCgroups(ctx, s.ns)
 	if err != nil {

@@ -145,7 +145,7 @@ func (h *hostSandbox) resolves() (bool, string) {
 	case h.resolver == nil:
 		return false, "not requested"
 	case h.lacking[bindProperty]:
-		return false, "the host's systemd " + h.version + " does not know " + bindProperty
+		return false, "the host's systemd " + h.version + " does not support " + bindProperty
 	case h.unshared:
 		return false, "the host's / is not a shared mount, so units get no mount namespace"
 	}
@@ -159,7 +159,7 @@ func (h *hostSandbox) report() Sandbox {
 	for _, p := range h.parts(nil, nil, nil) {
 		switch why, idle := h.unenforced[p.Name]; {
 		case h.lacking[p.Name]:
-			box.Missing = append(box.Missing, p.Name+" (unknown to systemd "+h.version+")")
+			box.Missing = append(box.Missing, p.Name+" (not supported by systemd "+h.version+")")
 		case idle:
 			box.Missing = append(box.Missing, p.Name+" ("+why+")")
 		case p.mounts && h.unshared:
@@ -170,7 +170,7 @@ func (h *hostSandbox) report() Sandbox {
 	}
 	for _, name := range slices.Sorted(maps.Keys(h.lacking)) {
 		if slices.ContainsFunc(h.extra, func(p Property) bool { return p.Name == name }) {
-			box.Missing = append(box.Missing, name+" (unknown to systemd "+h.version+")")
+			box.Missing = append(box.Missing, name+" (not supported by systemd "+h.version+")")
 		}
 	}
 	return box
@@ -202,7 +202,7 @@ func (h *hostSandbox) setShared(ctx context.Context, shared bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if !shared && !h.unshared {
-		klog.FromContext(ctx).Info("Host's / is not shared, units get no mount namespace", "reason", "a mount namespace would keep unmounted volumes",
+		klog.FromContext(ctx).Info("Host's / is not shared, disabling mount namespaces", "reason", "a unit's mount namespace would keep volumes mounted",
 			"hostDNS", h.resolver != nil)
 	}
 	h.unshared = !shared
@@ -240,7 +240,7 @@ func (h *hostSandbox) learn(ctx context.Context, err error) bool {
 	h.lacking[name] = true
 	h.mu.Unlock()
 	if !known {
-		klog.FromContext(ctx).Info("Host's systemd lacks a sandbox property", "property", name)
+		klog.FromContext(ctx).Info("systemd does not support sandbox property", "property", name)
 	}
 	return true
 }

@@ -130,7 +130,7 @@ func (u unitState) result() Result {
 // failed is kept until Remove, Kill or Start.
 func (s *Systemd) Result(ctx context.Context, name string) (Result, error) {
 	if !validUnitName(name) {
-		return Result{}, fault.Errorf(fault.Invalid, "read the state of a unit: %q cannot be the name of one", name)
+		return Result{}, fault.Errorf(fault.Invalid, "read the state of a unit: invalid name %q", name)
 	}
 	var r Result
 	err := s.systemd.call(ctx, "read the state of unit "+unitName(name), func(ctx context.Context, b *bus) error {

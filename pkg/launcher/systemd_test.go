@@ -69,7 +69,7 @@ func TestOnlyDispensablePropertiesAreLeftOut(t *testing.T) {
 			t.Errorf("%s is still asked for", p.Name)
 		}
 	}
-	if missing := strings.Join(s.Sandbox().Missing, " "); !strings.Contains(missing, "ProtectProc (unknown") || !strings.Contains(missing, "Extra (unknown") {
+	if missing := strings.Join(s.Sandbox().Missing, " "); !strings.Contains(missing, "ProtectProc (not supported") || !strings.Contains(missing, "Extra (not supported") {
 		t.Error(missing)
 	}
 }

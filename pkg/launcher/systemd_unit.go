@@ -26,13 +26,13 @@ const minMemory = 16 << 20
 func (l Limits) check() error {
 	switch {
 	case l.MemoryMax != 0 && l.MemoryMax < minMemory:
-		return fault.Errorf(fault.Invalid, "a memory limit of %d bytes is too small for a client to start: at least %d", l.MemoryMax, minMemory)
+		return fault.Errorf(fault.Invalid, "memory limit of %d bytes is too low for a client to start: use at least %d", l.MemoryMax, minMemory)
 	case l.MemoryHigh != 0 && l.MemoryHigh < minMemory:
-		return fault.Errorf(fault.Invalid, "a memory threshold of %d bytes is too small for a client to start: at least %d", l.MemoryHigh, minMemory)
+		return fault.Errorf(fault.Invalid, "memory threshold of %d bytes is too low for a client to start: use at least %d", l.MemoryHigh, minMemory)
 	case l.CPUWeight > 10000:
-		return fault.Errorf(fault.Invalid, "CPU weight %d: the largest is 10000", l.CPUWeight)
+		return fault.Errorf(fault.Invalid, "CPU weight %d is too high: use at most 10000", l.CPUWeight)
 	case l.TasksMax != 0 && l.TasksMax < 32:
-		return fault.Errorf(fault.Invalid, "a limit of %d tasks is too small for a client to start: at least 32", l.TasksMax)
+		return fault.Errorf(fault.Invalid, "limit of %d tasks is too low for a client to start: use at least 32", l.TasksMax)
 	}
 	return nil
 }

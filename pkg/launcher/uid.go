@@ -93,7 +93,7 @@ func killAll(ctx context.Context, find finder, uid uint32, each func()) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("kill the processes of uid %d: %v still run: %w", uid, pids, ctx.Err())
+			return fmt.Errorf("kill the processes of uid %d: %v have not exited: %w", uid, pids, ctx.Err())
 		case <-time.After(killPause):
 		}
 	}
