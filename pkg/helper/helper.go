@@ -153,9 +153,9 @@ func (h *helper) start(req StartRequest, fuse *os.File) error {
 	case h.status.State == StateRunning:
 		return fault.Errorf(fault.Exists, "a client is already running (pid %d)", h.status.ClientPID)
 	case h.status.Ending && !h.exitedAbnormally():
-		return fault.Errorf(fault.Precondition, "the mount is ending, so no client can be started")
+		return fault.Errorf(fault.Precondition, "cannot start a client: the mount is being unmounted")
 	case h.quitting || h.stopping:
-		return fault.Errorf(fault.Precondition, "the helper is exiting, so no client can be started")
+		return fault.Errorf(fault.Precondition, "cannot start a client: the helper is exiting")
 	}
 	c, err := h.lookup(req.Client)
 	if err != nil {
@@ -294,7 +294,7 @@ func (h *helper) end() {
 		return
 	}
 	h.status.Ending = true
-	h.log.printf("mount is ending")
+	h.log.printf("unmount announced, client exit expected")
 	if h.status.State != StateRunning {
 		h.recordEnd()
 	}
@@ -332,7 +332,7 @@ func (h *helper) stop(why string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if !h.stopping && h.status.State == StateRunning {
-		h.log.printf("exiting when the client does: signal=%q", why)
+		h.log.printf("exiting after the client: signal=%q", why)
 	}
 	h.stopping = true
 	h.exitIfDone()
@@ -341,7 +341,7 @@ func (h *helper) stop(why string) {
 // checkCommand refuses commands that exec cannot pass on as they are.
 func checkCommand(c client.Command) error {
 	if len(c.Argv) == 0 || !filepath.IsAbs(c.Argv[0]) {
-		return fault.Errorf(fault.Invalid, "the client's program is not an absolute path")
+		return fault.Errorf(fault.Invalid, "the path of the client's program is not absolute")
 	}
 	for _, s := range c.Argv {
 		if strings.IndexByte(s, 0) >= 0 {

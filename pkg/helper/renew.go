@@ -57,7 +57,7 @@ func (h *helper) logExpired() {
 	at := s.ends.UTC().Format(time.RFC3339)
 	switch {
 	case s.order.IsZero():
-		h.log.printf("credentials expired: at=%s, no order to make others", at)
+		h.log.printf("credentials expired: at=%s, no order to renew them", at)
 	case s.err != nil:
 		h.log.printf("session expired: at=%s, renewal failing since %s: %v", at, s.since.UTC().Format(time.RFC3339), s.err)
 	default:
@@ -96,7 +96,7 @@ func (h *helper) jobEnded(j job, keys credentials.Keys, err error) {
 // give uses the keys and the order of a request. Call under mu.
 func (h *helper) give(keys credentials.Keys, order credentials.Order) error {
 	if order.Kind == credentials.AsIs {
-		return fault.Errorf(fault.Invalid, "an order of kind %s makes no session; send its keys instead", order.Kind)
+		return fault.Errorf(fault.Invalid, "sessions cannot be made from an order of kind %s; send its keys instead", order.Kind)
 	}
 	if keys.IsZero() && order.IsZero() {
 		return fault.Errorf(fault.Invalid, "the request has neither keys nor an order")

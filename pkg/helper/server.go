@@ -56,7 +56,7 @@ func (h *helper) serveConn(ctx context.Context, conn *net.UnixConn, allowed uint
 	uid, err := peerUID(conn)
 	if err != nil || uid != 0 && uid != allowed {
 		h.log.printf("request refused: uid=%d", uid)
-		h.reply(conn, Status{}, fault.Errorf(fault.Denied, "uid %d may not talk to this helper", uid))
+		h.reply(conn, Status{}, fault.Errorf(fault.Denied, "uid %d is not allowed to send requests to this helper", uid))
 		return
 	}
 	body, files, err := receive(conn)
@@ -102,7 +102,7 @@ func takeFile(req request, files []*os.File) (take *os.File, left []*os.File, er
 		want = 1
 	}
 	if len(files) != want {
-		return nil, files, fault.Errorf(fault.Invalid, "%d descriptors came with the request (%s); it needs %d", len(files), req.Op, want)
+		return nil, files, fault.Errorf(fault.Invalid, "request %s has %d descriptors, but needs %d", req.Op, len(files), want)
 	}
 	if want == 1 {
 		return files[0], nil, nil
@@ -111,7 +111,7 @@ func takeFile(req request, files []*os.File) (take *os.File, left []*os.File, er
 }
 
 // errHungUp means that the caller has closed the connection.
-var errHungUp = errors.New("the caller hung up")
+var errHungUp = errors.New("the caller closed the connection")
 
 // handle carries out a request. It closes fuse.
 func (h *helper) handle(ctx context.Context, conn *net.UnixConn, req request, fuse *os.File) error {
@@ -138,7 +138,7 @@ func (h *helper) handle(ctx context.Context, conn *net.UnixConn, req request, fu
 	case opQuit:
 		return nil // once the answer is out
 	}
-	return fault.Errorf(fault.Unsupported, "this helper does not know the request %.20q, because an older driver started it; unpublish and republish the volume", req.Op)
+	return fault.Errorf(fault.Unsupported, "this helper was started by an older driver and does not support the request %.20q; unpublish and republish the volume", req.Op)
 }
 
 // await returns when the revision differs from since, or the helper exits.

@@ -187,9 +187,9 @@ func shape(text string) string {
 func usable(now time.Time, keys credentials.Keys) error {
 	switch {
 	case keys.AccessKeyID == "" || keys.SecretAccessKey == "":
-		return fault.Errorf(fault.Unknown, "the exchange program answered without keys")
+		return fault.Errorf(fault.Unknown, "the exchange program returned no keys")
 	case !keys.Expires.IsZero() && !keys.Expires.After(now):
-		return fault.Errorf(fault.Unavailable, "the new session had already expired at %s; check the clocks of this machine and of the token service", keys.Expires.UTC().Format(time.RFC3339))
+		return fault.Errorf(fault.Unavailable, "the new session already expired at %s; check the clocks of this host and of the token service", keys.Expires.UTC().Format(time.RFC3339))
 	}
 	return nil
 }
