@@ -108,18 +108,18 @@ func explain(path string, err error) error {
 	case !permitted:
 		err = fmt.Errorf("%w: the file system, or a security module of the host (AppArmor, fapolicyd), forbids it; allow it there, or choose another --host-dir", err)
 	case errors.Is(err, unix.ENOEXEC):
-		err = fmt.Errorf("%w: the program is not built for this machine; the driver's image must match its architecture", err)
+		err = fmt.Errorf("%w: the program is built for another architecture; use the driver's image for this host's architecture", err)
 	case errors.Is(err, unix.ENOENT):
 		loader := interpreter(path)
 		if loader == "" {
 			return err
 		}
-		err = fmt.Errorf("%w: the host has no %s, which the program needs; use one that is linked statically, as those of the driver's image are", err, loader)
+		err = fmt.Errorf("%w: the host lacks %s, which the program needs; use a statically linked program, such as that of the driver's image", err, loader)
 	case errors.As(err, &exit):
 		if m := missingLibrary.FindStringSubmatch(exit.output); m != nil {
-			err = fmt.Errorf("%w; the host lacks the library %s: install it there, or use the client of the driver's image, which needs none", err, m[1])
+			err = fmt.Errorf("%w; the host lacks the library %s: install it, or use the client of the driver's image, which needs no libraries", err, m[1])
 		} else if m := oldLibrary.FindStringSubmatch(exit.output); m != nil {
-			err = fmt.Errorf("%w; a library of the host is older than %s: use the client of the driver's image, which needs none", err, m[1])
+			err = fmt.Errorf("%w; a library of the host is older than %s: use the client of the driver's image, which needs no libraries", err, m[1])
 		}
 	default:
 		return err

@@ -44,7 +44,7 @@ func NewClients(ns hostdir.Doer, found, dir string) *Clients {
 	for _, cl := range client.All() {
 		name, ok := Find(cl, found)
 		if !ok {
-			c.trouble[cl.Name] = fault.Errorf(fault.Precondition, "there is no program %s in %s; install it there, or set --client-dir to its directory", name, found)
+			c.trouble[cl.Name] = fault.Errorf(fault.Precondition, "program %s not found in %s; install it there, or set --client-dir to its directory", name, found)
 		} else {
 			c.names[cl.Name] = name
 		}
@@ -64,7 +64,7 @@ func (c *Clients) tryAll(ctx context.Context) {
 	for name := range c.names {
 		g.Go(func() error {
 			if version, err := c.try(ctx, name); err != nil && ctx.Err() == nil {
-				klog.FromContext(ctx).Error(err, "Client cannot run on this node, so its volumes cannot be published", "client", name)
+				klog.FromContext(ctx).Error(err, "Client cannot run on this node", "client", name, "effect", "volumes with this client cannot be published")
 			} else if err == nil {
 				klog.FromContext(ctx).V(2).Info("Client runs on this node", "client", name, "program", c.names[name], "version", version)
 			}
