@@ -17,8 +17,8 @@ import (
 )
 
 // Unpublish removes a volume from its target and, if that was the mount's last publication, stops the mount. It returns nil only if
-// everything that was written and closed there is stored. If that takes longer than the caller's deadline, the error reports what is
-// left; the drain goes on, and a retry waits for it.
+// everything that was written and closed there is stored. If that takes longer than the caller's deadline, the error reports the
+// pending uploads; the drain continues, and a retry waits for it.
 func (p *Publisher) Unpublish(ctx context.Context, volumeID, target string) error {
 	target = p.resolveTarget(target)
 	if err := p.checkTarget(target); err != nil {
@@ -95,7 +95,7 @@ func (p *Publisher) removeTarget(ctx context.Context, target string) error {
 	})
 }
 
-// unmountTarget unmounts all mounts of ours at the target.
+// unmountTarget unmounts all of the driver's mounts at the target.
 func (p *Publisher) unmountTarget(ctx context.Context, target string) error {
 	for {
 		mounts, err := p.Namespace.Mounts(ctx)

@@ -1,5 +1,5 @@
 // Package drain stops a mount without losing data: it unmounts the source, waits until the client has stored everything and has
-// exited, and removes what is left. A client that exits before it is done is started again.
+// exited, and removes the mount's files. A client that exits before it has finished is started again.
 package drain
 
 import (
@@ -30,13 +30,13 @@ const (
 	orphanBound = 15 * time.Minute
 	// refreshEvery is how often a draining client gets new credentials.
 	refreshEvery = time.Minute
-	// uploadsBound bounds the question what a client has to store after a call's time is over: the answer must still reach the caller.
+	// uploadsBound bounds the query of pending uploads after a call has timed out: the answer must still reach the caller.
 	uploadsBound = 200 * time.Millisecond
 	// statusBound bounds the wait for a helper's status if the hang timeout is off.
 	statusBound = 15 * time.Second
 )
 
-// Options say how a mount is stopped.
+// Options are the options of Stop.
 type Options struct {
 	// Grant supplies credentials to a client that has to be started again; nil: there are none.
 	Grant *creds.Grant
@@ -99,7 +99,7 @@ func (d *Drainer) Stop(ctx context.Context, m state.Mount, o Options) error {
 	return nil
 }
 
-// keepQuarantined moves what a client quarantined for its owner out of the cache, before that is removed.
+// keepQuarantined moves quarantined files out of the cache, before that is removed.
 func (d *Drainer) keepQuarantined(ctx context.Context, m state.Mount, cl client.Client) error {
 	if cl.Quarantine == "" {
 		return nil
@@ -219,14 +219,14 @@ func (d *Drainer) awaitExit(ctx context.Context, m state.Mount) (how string, err
 		}
 		silent := entry.HelperAnswered(err == nil || last.State != "")
 		switch {
-		case errors.Is(err, helper.ErrGone), errors.Is(err, errNoNews) && last.State == "" && d.HangTimeout != 0 && silent >= d.HangTimeout:
+		case errors.Is(err, helper.ErrGone), errors.Is(err, errUnchanged) && last.State == "" && d.HangTimeout != 0 && silent >= d.HangTimeout:
 			if err := d.awaitOrphan(ctx, m); err != nil {
 				return "", err
 			}
 			return d.runner.LastExit(ctx, m)
 		case ctx.Err() != nil:
 			return "", InProgress(m, WithQueue(last.Queue, errors.Join(err, context.Cause(ctx))))
-		case errors.Is(err, errNoNews):
+		case errors.Is(err, errUnchanged):
 			if last.State != helper.StateRunning || d.HangTimeout == 0 || d.makesProgress(m, last) {
 				continue
 			}
@@ -259,8 +259,8 @@ func (d *Drainer) makesProgress(m state.Mount, status helper.Status) bool {
 	return entry.Progress(cpu, status.Revision) < d.HangTimeout
 }
 
-// errNoNews is the error of a status that has not changed in time.
-var errNoNews = errors.New("the helper's status has not changed")
+// errUnchanged means that the status did not change in time.
+var errUnchanged = errors.New("the helper's status has not changed")
 
 // nextStatus waits for a status after since, for at most checkEvery.
 func (d *Drainer) nextStatus(ctx context.Context, m state.Mount, since uint64) (helper.Status, error) {
@@ -268,7 +268,7 @@ func (d *Drainer) nextStatus(ctx context.Context, m state.Mount, since uint64) (
 	defer cancel()
 	status, err := d.Peer(m.Name).WaitStatus(sctx, since)
 	if err != nil && sctx.Err() != nil && ctx.Err() == nil {
-		err = errNoNews
+		err = errUnchanged
 	}
 	return status, err
 }
@@ -315,13 +315,13 @@ func (d *Drainer) stopHelper(ctx context.Context, m state.Mount) error {
 	return nil
 }
 
-// InProgress returns the error for a mount that is still draining, with what is left to store. The drain goes on.
+// InProgress returns the error for a mount that is still draining. The drain continues.
 func InProgress(m state.Mount, err error) error {
 	return fault.Errorf(fault.Busy, "draining: %w (for %s; mount %s, client %s); the drain continues, and a retry waits for it",
 		err, time.Since(m.Ending).Round(time.Second), m.Name, m.Client)
 }
 
-// WithQueue adds what a client has left to store to an error; nil: unknown.
+// WithQueue adds a client's upload queue to an error; nil: unknown.
 func WithQueue(q *client.Queue, err error) error {
 	if q == nil {
 		return fmt.Errorf("the client is still uploading data: %w", err)

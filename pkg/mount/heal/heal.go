@@ -27,7 +27,7 @@ import (
 const (
 	// maxRounds bounds how often Heal looks again for places that appeared meanwhile, such as a container that was just started.
 	maxRounds = 5
-	// maxReported bounds the places that are logged as not replaced: a container can make as many as it likes.
+	// maxReported bounds the places that are logged as not replaced: a container can create any number of them.
 	maxReported = 20
 	// lookupBound bounds a client's lookup of the directory that a subpath shows.
 	lookupBound = 10 * time.Second
@@ -60,7 +60,7 @@ func (h *Healer) HealOnce(ctx context.Context, m state.Mount, needed bool) error
 }
 
 // Heal replaces the stale mounts of all publications of a mount with its file system. Stale copies in other mount namespaces are
-// detached, because they keep a dead connection. It can be interrupted anywhere and repeated.
+// detached, because they keep an aborted connection open. It can be interrupted anywhere and repeated.
 func (h *Healer) Heal(ctx context.Context, m state.Mount) error {
 	again := true
 	defer func() {
@@ -223,7 +223,7 @@ func (h *Healer) ReplaceTarget(ctx context.Context, m state.Mount, target string
 	if top, ok := host.TopAt(mounts, target); ok && top.Minor == source.Minor && top.ReadOnly() == readOnly {
 		return true, nil // healed with the mount's other publications
 	}
-	// Any mount of ours: of an earlier generation or, if the CO has changed its mind, of another volume.
+	// Any of the driver's mounts: of an earlier generation or, if the CO publishes another volume at the target now, of that.
 	stale := func(mnt host.Mount) bool {
 		_, ours := mount.NameOf(mnt.Source)
 		return ours && mnt.ReadOnly() == readOnly && mnt.Minor != source.Minor

@@ -1,15 +1,15 @@
 // Package pins keeps the former file systems of mounts mounted, for as long as a stale copy of one may exist.
 //
-// Which mounts are stale copies of a volume is decided by their device numbers. The type and source text of a mount are
+// Device numbers decide which mounts are stale copies of a volume. The type and source text of a mount are
 // arguments of mount(2), which any process with a user namespace and /dev/fuse can choose. A device number is the kernel's,
 // and is not reused while a mount of it exists. So the driver keeps a bind mount of each former file system of a mount, a pin,
 // until no copy of it is left:
 //
 //	sources/<name>.<minor>   a pin: a bind of the file system of an earlier client of the mount
 //
-// A number that is not pinned by a mount of the driver's own (a source, a pin, or a target in the host's mount table) is never
-// trusted. The mount table is the only record of the pins, so nothing can disagree with it after a crash. A pin keeps neither
-// a process nor a connection alive: a file system is pinned after its client has exited.
+// A number is trusted only if one of the driver's own mounts pins it (a source, a pin, or a target in the host's mount table). The
+// mount table is the only record of the pins, so nothing can disagree with it after a crash. A pin keeps neither a process nor a
+// connection alive: a file system is pinned after its client has exited.
 package pins
 
 import (

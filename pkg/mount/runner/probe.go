@@ -111,8 +111,8 @@ func (r *Runner) memoryLimit(m state.Mount) string {
 	return own + "; --slice-memory-limit limits all mounts together"
 }
 
-// oomKills returns how many of a mount's processes were OOM-killed. It is for messages and metrics, so it is bounded tightly, and if
-// it cannot be determined the number is what it was.
+// oomKills returns how many of a mount's processes were OOM-killed. It is only for messages and metrics, so it has a short timeout, and
+// returns the recorded number if the current one cannot be determined.
 func (r *Runner) oomKills(ctx context.Context, m state.Mount) uint64 {
 	ctx, cancel := context.WithTimeout(ctx, oomBound)
 	defer cancel()

@@ -19,10 +19,10 @@ import (
 // exitReport is how long a failed first read waits for a report that the client has exited.
 const exitReport = 500 * time.Millisecond
 
-// exitUsage is the exit code of programs that are not started as they must be.
+// exitUsage is the exit code of programs for invalid command lines.
 const exitUsage = 2
 
-// awaitReady waits until a directory read through the mount succeeds or the client exits. In that case the error has its output.
+// awaitReady waits until a directory read through the mount succeeds, or the client exits: then the error has its output.
 func (r *Runner) awaitReady(ctx context.Context, m state.Mount, peer *helper.Peer, status helper.Status) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -68,7 +68,7 @@ func (r *Runner) awaitReady(ctx context.Context, m state.Mount, peer *helper.Pee
 	}
 }
 
-// unknownFlag is what a client says of a flag that another version of it has.
+// unknownFlag matches the output of a client that does not support a flag of another version.
 var unknownFlag = regexp.MustCompile(`(?:unexpected argument '|flag provided but not defined: )-{0,2}([a-z0-9-]+)`)
 
 // exitedEarly returns the error of a client that exited before its mount was ready.

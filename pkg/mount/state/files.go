@@ -30,7 +30,7 @@ import (
 //	sources/<name>              the mount point
 //	publications/<hash>.json    one for each target
 //
-// access.go has who may enter which of them.
+// See access.go for their permissions.
 type files struct {
 	Paths
 	// bounded: what mounts can write to in dir is limited, each in a file system of its own.
@@ -140,7 +140,7 @@ func ownerOf(file string) (uint32, error) {
 	return st.Uid, nil
 }
 
-// ErrDamaged is the error of a record that cannot be read. Only its file's name shows whose it is.
+// ErrDamaged is the error of a record that cannot be read. Only its file's name identifies the mount.
 var ErrDamaged = errors.New("damaged")
 
 // recordsOf reads the records of the mounts with that key; "" is all keys. A directory without a readable record is of a driver that

@@ -21,8 +21,8 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/want"
 )
 
-// A republish with another secret, and otherwise the same request, is a secret rotation. Its new session is made and proven before
-// anything is changed; credentials that do not work change nothing. Then:
+// A republish that differs only in the secret is a secret rotation. The new session is made and proven before anything is changed;
+// credentials that do not work change nothing. Then:
 //
 //   - If the mount has no other publication, it stays and gets the new session. Its record has the new identity (Rotated), so that
 //     the next republish finds it healthy, and no publication with the old secret joins it. Pods that start with the new secret do
@@ -47,7 +47,7 @@ type rotation struct {
 	pub   state.Publication // as it is recorded
 }
 
-// Rotate gives a publication, whose target shows a mount, the session of its new secret.
+// Rotate moves a published volume to the session of its new secret. shown is the mount at the target.
 func (s *Supervisor) Rotate(ctx context.Context, w want.Mount, shown state.Mount, pub state.Publication) error {
 	r := rotation{s, w, shown, pub}
 	be, err := s.Backends.Backend(w.Spec.Backend)
@@ -87,8 +87,8 @@ func (r rotation) targetRuns(ctx context.Context) (bool, error) {
 	return false, nil
 }
 
-// inPlace gives the mount at the target the new session. done is false if other publications still use the old secret, and this one
-// can be moved away.
+// inPlace delivers the new session to the mount at the target. done is false if other publications still use the old secret, and this
+// one can be moved away.
 func (r rotation) inPlace(ctx context.Context) (done bool, err error) {
 	unlock, err := r.keys.lock(ctx, r.shown.Key)
 	if err != nil {
@@ -153,7 +153,8 @@ func (r rotation) inPlace(ctx context.Context) (done bool, err error) {
 	return true, r.verifyRotation(ctx, m, r.w.Grant)
 }
 
-// postpone records that the publication waits for the new session until the mount's others ask for it, and returns that as an error.
+// postpone records that the publication waits until the mount's other publications ask for the new session too, and returns an error
+// that reports it.
 func (r rotation) postpone(ctx context.Context, others []string) error {
 	p := r.pub
 	p.PendingIdentity = r.w.Spec.Identity
@@ -194,7 +195,8 @@ func (s *Supervisor) verifyRotation(ctx context.Context, m state.Mount, grant *c
 	return err
 }
 
-// Refresh gives a healthy mount, and those that its publication was moved away from, the credentials that a republish supplies.
+// Refresh delivers the credentials that a republish supplies to a healthy mount, and to those that its publication was moved away
+// from.
 func (s *Supervisor) Refresh(ctx context.Context, m state.Mount, p state.Publication, grant *creds.Grant) error {
 	if err := s.cleanUpPrevious(ctx, p, grant); err != nil {
 		return err
@@ -220,7 +222,7 @@ func (r rotation) move(ctx context.Context) error {
 	if err := r.moveTo(ctx); err != nil {
 		return err
 	}
-	return r.leave(ctx, r.shown.Name, r.w.Grant, true)
+	return r.cleanUpMovedFrom(ctx, r.shown.Name, r.w.Grant, true)
 }
 
 func (r rotation) moveTo(ctx context.Context) error {
@@ -247,8 +249,8 @@ func (r rotation) moveTo(ctx context.Context) error {
 	return r.Healer.CheckTarget(ctx, m, p.Target)
 }
 
-// reassign records the publication's new mount, whose key's lock is held. The lock of the former mount's key is taken for that moment:
-// a call that replaces that mount moves its publications to the successor.
+// reassign records the publication's new mount. The caller holds the lock of the new mount's key. reassign also locks the former
+// mount's key, because a call that replaces that mount moves its publications to the successor.
 func (r rotation) reassign(ctx context.Context, p state.Publication) error {
 	if from := mount.KeyOf(r.shown.Name); from != mount.KeyOf(p.Mount) {
 		unlock, ok := r.keys.TryLock(from) // waiting for a second key's lock could deadlock
@@ -267,9 +269,9 @@ func (r rotation) reassign(ctx context.Context, p state.Publication) error {
 	return r.Store.Pubs.Write(ctx, p)
 }
 
-// leave cleans up after a publication was moved away from a mount. If it was the last one, the mount is superseded, gets the grant and,
-// if stop is set, is stopped. A call that holds the lock of the mount's key does what is needed instead.
-func (s *Supervisor) leave(ctx context.Context, name string, grant *creds.Grant, stop bool) error {
+// cleanUpMovedFrom cleans up after a publication was moved away from a mount. If it was the last one, the mount is superseded, gets
+// the grant and, if stop is set, is stopped. If another call holds the lock of the mount's key, nothing is done: that call cleans up.
+func (s *Supervisor) cleanUpMovedFrom(ctx context.Context, name string, grant *creds.Grant, stop bool) error {
 	unlock, ok := s.keys.TryLock(mount.KeyOf(name))
 	if !ok {
 		return nil
@@ -308,7 +310,7 @@ func (s *Supervisor) cleanUpPrevious(ctx context.Context, p state.Publication, g
 			continue
 		}
 		left = append(left, name)
-		if err := s.leave(ctx, name, grant, false); err != nil {
+		if err := s.cleanUpMovedFrom(ctx, name, grant, false); err != nil {
 			return err
 		}
 	}

@@ -100,9 +100,9 @@ func (t *Tracker) CountHeals(place, result string, n int) {
 // CountUnflushed counts a client that was killed while it may have held unstored data.
 func (t *Tracker) CountUnflushed(client string) { t.metrics.unflushed.WithLabelValues(client).Inc() }
 
-// Session notes what a helper reports of its client's session. It returns the trouble to log, "" if there is none any more, and
-// whether that has changed.
-func (m *Mount) Session(client string, status helper.SessionStatus) (trouble string, changed bool) {
+// Session records the session status that a helper reports. It returns the problem to log, "" if there is none any more, and whether
+// that has changed.
+func (m *Mount) Session(client string, status helper.SessionStatus) (problem string, changed bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var old session
@@ -114,15 +114,15 @@ func (m *Mount) Session(client string, status helper.SessionStatus) (trouble str
 		m.t.metrics.renewals.WithLabelValues(client)
 		m.t.metrics.renewalFailures.WithLabelValues(client)
 	}
-	trouble = status.Kind + status.Error
+	problem = status.Kind + status.Error
 	if status.Over {
-		trouble += " over"
+		problem += " over"
 	}
-	m.client, m.session = client, &session{status, trouble}
-	return trouble, trouble != old.trouble
+	m.client, m.session = client, &session{status, problem}
+	return problem, problem != old.problem
 }
 
-// SessionChanged reports whether a helper reports something new of its client's session.
+// SessionChanged reports whether a helper's session status differs from the recorded one.
 func (m *Mount) SessionChanged(status helper.SessionStatus) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -134,7 +134,7 @@ func (m *Mount) SessionChanged(status helper.SessionStatus) bool {
 	return !reflect.DeepEqual(old, status)
 }
 
-// addDelta adds what a helper has counted since it was last asked. One that was restarted counts from zero.
+// addDelta adds the increase of a helper's counter since its last status. The counters of a new helper start at zero.
 func addDelta(c prometheus.Counter, before, now int) {
 	if now < before {
 		before = 0
