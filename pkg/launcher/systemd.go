@@ -119,8 +119,8 @@ func NewSystemd(ns Doer, program string, opts ...SystemdOption) (*Systemd, error
 	return s, nil
 }
 
-// With returns the same launcher, with its knowledge of the host, for another program. Check needs no program, and its result can
-// decide where the program is.
+// With returns a copy of the launcher for another program, including what is known of the host. Check needs no program, and its result
+// can decide where the program is installed.
 func (s *Systemd) With(program string) (*Systemd, error) {
 	if !filepath.IsAbs(program) {
 		return nil, fmt.Errorf("launch helpers with systemd: the program %q is not an absolute path", program)
@@ -210,7 +210,7 @@ func (s *Systemd) start(ctx context.Context, b *bus, u Unit, socket uintptr, aga
 		switch {
 		case err == nil:
 			return s.awaitStart(ctx, b, u, job)
-		case isDBusError(err, errReadOnly) && s.sandbox.learn(ctx, err):
+		case isDBusError(err, errReadOnly) && s.sandbox.recordUnsupported(ctx, err):
 		case isDBusError(err, errUnitExists):
 			state, serr := b.unit(ctx, name)
 			switch {

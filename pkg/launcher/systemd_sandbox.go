@@ -76,7 +76,7 @@ type Sandbox struct {
 	Missing []string // other properties, and why: "IPAddressDeny (the host has no unified cgroup hierarchy)"
 }
 
-// hostSandbox is what is known of the sandbox that the host's systemd enforces. It is safe for concurrent use.
+// hostSandbox records which parts of the sandbox the host's systemd enforces. It is safe for concurrent use.
 type hostSandbox struct {
 	extra    []Property // set on every unit
 	resolver Resolver   // nil: units resolve names as the host does
@@ -88,7 +88,7 @@ type hostSandbox struct {
 	unenforced map[string]string // properties that have no effect on this host, and why
 }
 
-// clone returns a copy that learns for itself from now on.
+// clone returns an independent copy.
 func (h *hostSandbox) clone() *hostSandbox {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -111,7 +111,7 @@ func (h *hostSandbox) parts(writable []string, needs []netip.Addr, binds []resol
 	return append(parts, sandboxed{Property: Property{bindProperty, seen}, mounts: true})
 }
 
-// binds are the files of the Resolver that a unit started now sees.
+// binds returns the Resolver's files for a unit that starts now.
 func (h *hostSandbox) binds(ctx context.Context) ([]resolvconf.Bind, error) {
 	h.mu.Lock()
 	none := h.resolver == nil || h.unshared
@@ -176,7 +176,7 @@ func (h *hostSandbox) report() Sandbox {
 	return box
 }
 
-// update replaces what is known by what systemd answered: its version, its features, and the properties that it knows.
+// update records systemd's version, its features, and the properties that it supports.
 // unified reports whether the host has the unified cgroup hierarchy.
 func (h *hostSandbox) update(version, features string, known map[string]any, unified bool) {
 	h.mu.Lock()
@@ -222,9 +222,9 @@ func (h *hostSandbox) observe(seccomp bool) {
 	}
 }
 
-// learn leaves a property that systemd does not know out of all further units. It reports false if err is not about a property
+// recordUnsupported omits a property that systemd does not support from all further units. It reports false if err is not about a property
 // that may be left out.
-func (h *hostSandbox) learn(ctx context.Context, err error) bool {
+func (h *hostSandbox) recordUnsupported(ctx context.Context, err error) bool {
 	name, ok := unknownProperty(err)
 	if !ok {
 		return false

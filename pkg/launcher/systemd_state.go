@@ -65,7 +65,7 @@ type Result struct {
 	ExitCode int    // of the helper, 0 while it runs or if a signal killed it
 	Signal   string // that killed the helper: "SIGKILL"
 	// OOMKills is the number of the unit's processes that the kernel OOM-killed, usually clients. It is known as long as a process
-	// is left. The difference before and after a client's exit tells an OOM kill from a crash.
+	// is left. The difference before and after a client's exit distinguishes an OOM kill from a crash.
 	OOMKills uint64
 }
 

@@ -63,7 +63,7 @@ func (p *Process) Kill(ctx context.Context, uid uint32) error {
 	return killAll(ctx, findOnHost, uid, p.reap)
 }
 
-// List returns the uids of the launcher's range that have processes. The caller knows their mounts.
+// List returns the uids of the launcher's range that have processes.
 func (p *Process) List(ctx context.Context) ([]UnitInfo, error) {
 	p.reap()
 	alive, err := p.scan.uids(ctx)
