@@ -42,7 +42,7 @@ const (
 	exchangeTimeout = 30 * time.Second
 	// exchangeKillGrace is how long to wait for a killed program.
 	exchangeKillGrace = 5 * time.Second
-	// maxAnswer and maxStderr bound a line of its output and what is read of its standard error, in bytes.
+	// maxAnswer and maxStderr bound a line of its output and its standard error, in bytes.
 	maxAnswer = 32 << 10
 	maxStderr = 4 << 10
 )
@@ -103,7 +103,7 @@ func (x *exchanger) make(ctx context.Context, order credentials.Order) (credenti
 	return keys, err
 }
 
-// run starts the program, sends it the order, reads its answer and kills what is left of it.
+// run starts the program, sends it the order, reads its answer and kills its remaining processes.
 func (x *exchanger) run(ctx context.Context, order []byte) (credentials.Keys, error) {
 	p, err := startExchange(x.program)
 	if err != nil {

@@ -49,7 +49,7 @@ type helper struct {
 	status        Status
 	session       session
 	changed       chan struct{} // closed and replaced with each revision
-	lastTalk      time.Time     // of the latest request or the client's exit
+	lastActivity  time.Time     // of the latest request or the client's exit
 	waiting       int           // status requests that wait
 	pgid          int           // of the running client
 	stopping      bool          // SIGTERM: exit when there is no client
@@ -74,7 +74,7 @@ func newHelper(o options) (*helper, error) {
 	}
 	h := &helper{
 		options: o, scrub: scrub, log: log, endpoint: ep, tail: &tail{}, wake: make(chan struct{}, 1),
-		done: make(chan struct{}), killed: make(chan struct{}), changed: make(chan struct{}), lastTalk: o.now(),
+		done: make(chan struct{}), killed: make(chan struct{}), changed: make(chan struct{}), lastActivity: o.now(),
 		status:  Status{Protocol: ProtocolVersion, Version: o.version, PID: os.Getpid(), Revision: 1, State: StateIdle},
 		session: session{random: o.random, salt: salt},
 	}
@@ -125,7 +125,7 @@ func (h *helper) snapshot() (Status, <-chan struct{}) {
 func (h *helper) noteRequest(waiters int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.lastTalk = h.now()
+	h.lastActivity = h.now()
 	h.waiting += waiters
 }
 
@@ -162,7 +162,7 @@ func (h *helper) start(req StartRequest, fuse *os.File) error {
 		h.log.printf("unknown client, upload queue not reported: client=%q", req.Client)
 	}
 	if !req.Keys.IsZero() || !req.Order.IsZero() {
-		if err := h.give(req.Keys, req.Order); err != nil {
+		if err := h.updateSession(req.Keys, req.Order); err != nil {
 			return err
 		}
 	}
@@ -205,7 +205,7 @@ func (h *helper) output(raw []byte, cut bool, c client.Client, conflicts int) {
 	}
 	if c.Queue != nil {
 		if q, ok := c.Queue(line); ok {
-			// Not kept as output: progress would displace the lines that explain an exit.
+			// Not part of the tail: progress reports would displace the lines that explain an exit.
 			h.mu.Lock()
 			defer h.mu.Unlock()
 			if h.status.Queue == nil || *h.status.Queue != q {
@@ -237,7 +237,7 @@ func (h *helper) exited(code int, signal string) {
 	h.pgid = 0
 	h.status.State, h.status.ClientPID = StateExited, 0
 	h.status.ExitCode, h.status.Signal = code, signal
-	h.lastTalk = h.now()
+	h.lastActivity = h.now()
 	h.log.printf("client exited: %s", describe(code, signal))
 	h.recordEnd()
 	h.changeStatus()
@@ -275,7 +275,7 @@ func describe(code int, signal string) string {
 func (h *helper) credentials(keys credentials.Keys, order credentials.Order) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if err := h.give(keys, order); err != nil {
+	if err := h.updateSession(keys, order); err != nil {
 		return err
 	}
 	if keys.IsZero() {

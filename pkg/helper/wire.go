@@ -151,7 +151,7 @@ type Status struct {
 	Tail []string `json:"tail,omitempty"`
 	// Queue is the upload queue that the client last reported; nil if it never did.
 	Queue *client.Queue `json:"queue,omitempty"`
-	// Requests is what the running client, or the last one, last reported of its requests; nil if it never did. A change of it alone
+	// Requests are the request counts that the running client, or the last one, last reported; nil if it never did. A change of it alone
 	// does not change the revision.
 	Requests *client.Requests `json:"requests,omitempty"`
 	// Conflicts counts the files that this helper's clients have quarantined because another writer had changed their objects.
@@ -197,7 +197,7 @@ func (s *SessionStatus) Has(o credentials.Order) bool {
 	return s != nil && s.OrderDigest != "" && s.OrderDigest == o.Digest(s.Salt)
 }
 
-// StartRequest is what a helper needs to run a client in addition to the FUSE descriptor.
+// StartRequest has the parameters to start a client, in addition to the FUSE descriptor.
 type StartRequest struct {
 	// Client is the client's name. A helper that does not know it runs the command and cannot read its upload queue.
 	Client         string           `json:"client"`
