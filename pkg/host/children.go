@@ -16,7 +16,7 @@ import (
 
 // child is a mount below a stale one. Usually no path leads to it, because the stale file system answers no look-up, and the kernel
 // has no other way to open a mount. If the kernel still has the names on the way in its cache, the child itself is moved below the
-// healthy mount. Otherwise a clone takes its place: the same directory of the same file system, from where the host has that
+// healthy mount. Otherwise a clone replaces it: the same directory of the same file system, from where the host has that
 // mounted, as it has all volumes of a pod.
 type child struct {
 	mount Mount
@@ -45,7 +45,7 @@ func (r *replacement) children(ctx context.Context, parent Mount, onto *os.File)
 		if m = r.tree.top(m); m.ID != c.mount.ID {
 			c.mount = m // mounts under it are hidden, and are kept only if the child itself is moved
 		}
-		c.clone, c.from, c.why = r.standIn(ctx, m)
+		c.clone, c.from, c.why = r.cloneChild(ctx, m)
 		if c.why != nil && ctx.Err() != nil {
 			return nil, c.why
 		}
@@ -64,8 +64,8 @@ func (r *replacement) children(ctx context.Context, parent Mount, onto *os.File)
 	return all, nil
 }
 
-// standIn makes a clone of the directory that a child shows, and returns the mount that it cloned.
-func (r *replacement) standIn(ctx context.Context, m Mount) (clone *os.File, from Mount, err error) {
+// cloneChild makes a clone of the directory that a child shows, and returns the mount that it cloned.
+func (r *replacement) cloneChild(ctx context.Context, m Mount) (clone *os.File, from Mount, err error) {
 	if hasOption(m.Options, idMapped) {
 		return nil, Mount{}, fault.Errorf(fault.Unsupported, "it is id-mapped, with a mapping that cannot be read")
 	}

@@ -36,7 +36,7 @@ const (
 	maxOverdue = 1000
 	// maxOverdueEach bounds the overdue calls on the account of one volume or pod, see For.
 	maxOverdueEach = 16
-	// probeTimeout bounds the trial in NewNamespace, which waits only for the kernel.
+	// probeTimeout bounds the test in NewNamespace, which waits only for the kernel.
 	probeTimeout = 10 * time.Second
 )
 
@@ -79,7 +79,7 @@ func accountIn(ctx context.Context) string {
 var errUnfinished = errors.New("the call exited without a result")
 
 // NewNamespace finds PID 1's mount namespace and decides how calls reach it: plainly if this process is in it already, else by
-// setns on threads of their own, which it tries. If that is not permitted, the error is a fault.Precondition that says what the
+// setns on threads of their own, which it tries. If that is not permitted, the error is a fault.Precondition that names what the
 // container lacks.
 func NewNamespace() (*Namespace, error) {
 	same, err := inHostNamespace()

@@ -140,7 +140,7 @@ func (r *replacement) putInPlace(ctx context.Context, h nsHandle) error {
 	if err := r.openChildren(h, stale); err != nil {
 		return err
 	}
-	if err := ctx.Err(); err != nil { // the last chance: what is begun after this is finished
+	if err := ctx.Err(); err != nil { // the last check: from here on the replacement is completed
 		return err
 	}
 	beneath, err := r.attach(stale)

@@ -23,10 +23,10 @@ const openPlace = unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC
 // source is the healthy mount that stale ones are replaced with, opened.
 type source struct {
 	Swap
-	n     *Namespace
-	files *openFiles
-	root  *os.File // in n's namespace
-	hung  error    // of a look-up that the client did not answer in time; further ones are not tried
+	n        *Namespace
+	files    *openFiles
+	root     *os.File // in n's namespace
+	timedOut error    // of a look-up that the client did not answer in time; further ones are not tried
 	// table is the mount table of n, for what is mounted below stale mounts. It is read when it is needed.
 	table []Mount
 }
@@ -70,8 +70,8 @@ func (src *source) open(ctx context.Context) error {
 	return nil
 }
 
-// ask runs fn, which may wait for the client, in the namespace of the healthy mount and within the bound. fn adds what it opens to
-// files.
+// ask runs fn, which may wait for the client, in the namespace of the healthy mount and within the bound. fn adds the files that it
+// opens to files.
 func (src *source) ask(ctx context.Context, what string, files *openFiles, fn func(ctx context.Context) error) error {
 	bounded, cancel := context.WithTimeout(For(ctx, "mount "+src.Source.Source), src.Bound)
 	defer cancel()
@@ -87,8 +87,8 @@ func (src *source) clone(ctx context.Context, files *openFiles, stale Mount) (*o
 	if strings.HasSuffix(rel, "//deleted") { // as mount tables show it, proc_pid_mountinfo(5)
 		return nil, fault.Errorf(fault.NotFound, "its directory (%s) had been removed", stale.Root)
 	}
-	if src.hung != nil && rel != "" {
-		return nil, src.hung
+	if src.timedOut != nil && rel != "" {
+		return nil, src.timedOut
 	}
 	stale.Options += ",nosuid,nodev"
 	var clone *os.File
@@ -111,7 +111,7 @@ func (src *source) clone(ctx context.Context, files *openFiles, stale Mount) (*o
 	case isMissing(err):
 		return nil, fault.Errorf(fault.NotFound, "%s no longer exists in the volume: %w", stale.Root, err)
 	case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
-		src.hung = err
+		src.timedOut = err
 	}
 	return nil, err
 }

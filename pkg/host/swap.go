@@ -78,7 +78,7 @@ func (n *Namespace) SwapHere(ctx context.Context, s Swap, where func(Mount) bool
 // true. Mounts that propagate from the host are replaced with the host's.
 //
 // In a namespace that another user namespace owns, these mounts are not replaced (fault.Unsupported), because their container could
-// take a restriction off the replacement:
+// remove a restriction from the replacement:
 //   - mounts that are stricter than their replacement would be (read-only, for example),
 //   - mounts with such a mount, or one that is locked to its mount point, below them.
 //

@@ -12,14 +12,14 @@ import (
 )
 
 // In a mount namespace that belongs to a user namespace below the driver's, the kernel has locked the inherited mounts: their flags
-// cannot be cleared, and they cannot be unmounted to see what they cover (mount_namespaces(7), "Restrictions on mount namespaces").
+// cannot be cleared, and they cannot be unmounted to expose what they cover (mount_namespaces(7), "Restrictions on mount namespaces").
 // A clone that the driver attaches there has no locks: the root of the user namespace may remount it with other flags, or unmount
-// it. So the driver replaces no mount there whose clone would have a restriction less.
+// it. So the driver does not replace a mount there if the clone would be less restricted.
 
 // restrictions are the mount flags that the kernel locks, except read-only, which stricterThan checks against the file system.
 var restrictions = []string{"nosuid", "nodev", "noexec", "noatime", "nodiratime"}
 
-// stricterThan returns the options of m that a container could take off a clone of source: "ro", unless the file system itself is
+// stricterThan returns the options of m that a container could remove from a clone of source: "ro", unless the file system itself is
 // read-only, and the restrictions that source does not have.
 func (m Mount) stricterThan(source Mount) string {
 	var more []string

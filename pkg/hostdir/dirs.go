@@ -14,8 +14,8 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/flock"
 )
 
-// root makes the operator's directory and returns its path without symbolic links. It refuses a directory in which other users
-// than root could replace programs, or that clients cannot reach.
+// root makes the operator's directory and returns its path without symbolic links. It refuses a directory in which users
+// other than root could replace programs, or that clients cannot reach.
 func (o Options) root() (string, error) {
 	own := filepath.Clean(o.Dir)
 	for dir := range prefixes(own) {

@@ -40,7 +40,7 @@ type Doer interface {
 	Do(ctx context.Context, what string, fn func() error) error
 }
 
-// Options are what is installed, and where.
+// Options are the programs to install, and the destination.
 type Options struct {
 	Dir        string   // on the host, absolute; it is made if it does not exist
 	DriverName string   // separates this driver from other drivers on the host
@@ -91,7 +91,7 @@ type source struct {
 }
 
 // Install installs the programs on the host, and replaces damaged ones. It can be killed at any point, and several drivers can
-// call it at the same time. If the host's directory is unsuitable, the error is a fault.Precondition that says what to do.
+// call it at the same time. If the host's directory is unsuitable, the error is a fault.Precondition with the remedy.
 func Install(ctx context.Context, ns Doer, o Options) (Installed, error) {
 	began := time.Now()
 	if err := o.check(); err != nil {

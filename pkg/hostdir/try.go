@@ -27,7 +27,7 @@ const (
 )
 
 // Try runs a program on the host as an unprivileged user, with the argument --version, and returns the first line that it writes. If the
-// host cannot run it, the error is a fault.Precondition that says what is missing and what to do.
+// host cannot run it, the error is a fault.Precondition with the reason and the remedy.
 func Try(ctx context.Context, ns Doer, path string) (version string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
 	defer cancel()
@@ -80,7 +80,7 @@ func run(ctx context.Context, path string) (output string, err error) {
 	return output, err
 }
 
-// What the dynamic loader of glibc says of a library that it does not find, and of one that is too old.
+// The messages of glibc's dynamic loader for a missing library, and for one that is too old.
 var (
 	missingLibrary = regexp.MustCompile(`error while loading shared libraries: ([^:\s]+): cannot open`)
 	oldLibrary     = regexp.MustCompile("version `([^']+)' not found")
