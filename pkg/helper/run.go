@@ -25,7 +25,7 @@ import (
 type Program struct {
 	Version string
 	// Exchange is the path of the program that makes sessions. If it cannot be executed, sessions are not renewed and the
-	// status says why.
+	// status has the reason.
 	Exchange string
 }
 

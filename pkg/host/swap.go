@@ -106,7 +106,7 @@ func (n *Namespace) SwapInOtherNamespaces(ctx context.Context, s Swap, theirs fu
 		at := namespaceRef{n, ns}
 		swapped, err := n.swapInOther(ctx, src, at, host)
 		all = append(all, swapped...)
-		if fault.Is(err, fault.Exhausted) { // caused by that pod, so the others go on
+		if fault.Is(err, fault.Exhausted) { // caused by that pod, so the others continue
 			all = append(all, Swapped{PID: at.pid(), Err: err})
 			continue
 		}

@@ -328,7 +328,7 @@ func (p *Publisher) checkSingleWriter(ctx context.Context, pub state.Publication
 	}
 	for _, other := range all {
 		if other.VolumeID == pub.VolumeID && other.Target != pub.Target && (other.SingleWriter || pub.SingleWriter) {
-			return fault.Errorf(fault.Precondition, "the volume allows a single writer and is already published at %s", other.Target)
+			return fault.Errorf(fault.Precondition, "the volume allows a single writer and is already published at %s: unpublish it there first", other.Target)
 		}
 	}
 	return nil

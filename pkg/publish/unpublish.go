@@ -43,7 +43,7 @@ func (p *Publisher) unpublish(ctx context.Context, volumeID, target string) erro
 		return err
 	}
 	if have && pub.VolumeID != volumeID {
-		return fault.Errorf(fault.Precondition, "target %s shows volume %s", target, pub.VolumeID)
+		return fault.Errorf(fault.Precondition, "target %s belongs to volume %s, not %s", target, pub.VolumeID, volumeID)
 	}
 	mounts, err := p.Namespace.Mounts(ctx)
 	if err != nil {

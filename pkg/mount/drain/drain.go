@@ -26,7 +26,7 @@ import (
 const (
 	exitGrace = 2 * time.Second       // for a helper that was asked to quit
 	exitPause = 10 * time.Millisecond // between two checks for processes
-	// orphanBound is how long a client without a helper may go on: the credentials that it was last given expire after that.
+	// orphanBound is how long a client without a helper may keep running: the credentials that it was last given expire after that.
 	orphanBound = 15 * time.Minute
 	// refreshEvery is how often a draining client gets new credentials.
 	refreshEvery = time.Minute

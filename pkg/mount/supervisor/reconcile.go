@@ -160,7 +160,7 @@ func (s *Supervisor) reconcileMount(ctx context.Context, name string) (again tim
 		klog.FromContext(ctx).Info("Removing incompletely started mount", "mount", name, "volume", m.VolumeID)
 		return 0, s.Runner.Discard(ctx, m)
 	case m.Phase == state.Ending && v.shown:
-		return 0, s.Creds.RefreshDraining(ctx, m) // a retry of its unpublish goes on
+		return 0, s.Creds.RefreshDraining(ctx, m) // a retry of its unpublish continues
 	case m.Superseded && v.shown:
 		return 0, s.Creds.RefreshDraining(ctx, m) // its successor takes over its targets
 	case m.Superseded, v.movedAway && !v.shown:

@@ -68,7 +68,7 @@ func (s *Supervisor) Health(ctx context.Context, m state.Mount) (mount.Health, e
 func (s *Supervisor) outdated(m state.Mount) (bool, error) {
 	be, err := s.Backends.Backend(m.Spec.Backend)
 	if fault.Is(err, fault.Precondition) {
-		return false, nil // removed from the config file: running mounts go on
+		return false, nil // removed from the config file: running mounts continue
 	}
 	if err != nil {
 		return false, err

@@ -396,8 +396,8 @@ func (d *logDeduper) isNew(subject, text string, now time.Time) bool {
 	return true
 }
 
-// LogConflicts counts and logs the conflicts that a mount's helper reports and that are new: files which another writer had replaced
-// meanwhile. quarantine is the directory of their local copies.
+// LogConflicts counts and logs new conflicts that a mount's helper reports: files whose objects another writer had changed. quarantine
+// is the directory of their local copies.
 func (t *Tracker) LogConflicts(ctx context.Context, m state.Mount, files int, quarantine string) {
 	entry := t.Mount(m.Name)
 	if !entry.ConflictsChanged(files) {
