@@ -44,7 +44,7 @@ func (c *cache) check(files *vfs.VFS) error {
 	}
 	disk, ok := files.Stats()["diskCache"].(rc.Params)
 	if !ok || disk["path"] != c.data || disk["pathMeta"] != c.meta {
-		return fmt.Errorf("rclone's cache is in %v and %v, not in %s and %s", disk["path"], disk["pathMeta"], c.data, c.meta)
+		return fmt.Errorf("rclone's cache directories are %v and %v, not %s and %s", disk["path"], disk["pathMeta"], c.data, c.meta)
 	}
 	return nil
 }
@@ -69,7 +69,8 @@ func (c *cache) unsent() (map[string]bool, error) {
 	return files, err
 }
 
-// each calls visit with the path and the content of each metadata file, or why it cannot be read. What is gone meanwhile is no error.
+// each calls visit with the path of each metadata file and its content, or the error of reading it. A file that was removed in the
+// meantime is skipped.
 func (c *cache) each(visit func(rel string, info vfscache.Info, err error) error) error {
 	return ignoreGone(filepath.WalkDir(c.meta, func(path string, entry iofs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() {
@@ -106,7 +107,7 @@ func ignoreGone(err error) error {
 	return err
 }
 
-// lost is the directory in the cache for files that a user must deal with.
+// lost is the quarantine: the directory in the cache for files that are not uploaded until a user decides what to do with them.
 const lost = "lost"
 
 // repair repairs the cache of a killed process, so that this process uploads the files that were closed:
@@ -164,17 +165,17 @@ func (c *cache) repairFile(ctx context.Context, remote fs.Fs, rel string) error 
 		if err == nil {
 			return errors.Join(os.Remove(data), os.Remove(filepath.Join(c.meta, rel)))
 		}
-		aside, asideErr := c.asidePath(rel)
+		aside, asideErr := c.quarantinePath(rel)
 		if asideErr != nil {
 			return asideErr
 		}
-		fs.Errorf(rel, "File may be incomplete, local copy put aside: file=%q reason=%q", aside, err.Error())
+		fs.Errorf(rel, "File may be incomplete, local copy quarantined: file=%q reason=%q", aside, err.Error())
 		if err := os.Rename(data, aside); err != nil {
 			return err
 		}
 		return os.Remove(filepath.Join(c.meta, rel))
 	}
-	fs.Logf(rel, "Recovered a file of an earlier process")
+	fs.Logf(rel, "Recovered file of previous process")
 	// The object that it was made from is unknown, but was stored before the file was changed.
 	return c.complete(rel, vfscache.Info{
 		ModTime: fi.ModTime(), ATime: fi.ModTime(), Dirty: true, Fingerprint: string(storedBefore(fi.ModTime())),
@@ -205,16 +206,16 @@ const retryRemote = 3 * time.Second
 func (c *cache) awaitRemote(ctx context.Context, remote fs.Fs) error {
 	left, err := c.unsent()
 	if err != nil {
-		return fmt.Errorf("cache of an earlier process: %w", err)
+		return fmt.Errorf("cache of a previous process: %w", err)
 	}
 	for name, stored := range left {
-		fs.Logf(name, "Found a file of an earlier process that is not uploaded")
+		fs.Logf(name, "Found pending upload of previous process")
 		for stored {
 			_, err := remote.NewObject(ctx, name)
 			if err == nil || errors.Is(err, fs.ErrorObjectNotFound) {
 				break
 			}
-			fs.Errorf(name, "Cannot read the object of a changed file, retrying: %v", err)
+			fs.Errorf(name, "Cannot read object of changed file, retrying: %v", err)
 			select {
 			case <-ctx.Done():
 				return ctx.Err()
@@ -225,20 +226,20 @@ func (c *cache) awaitRemote(ctx context.Context, remote fs.Fs) error {
 	return nil
 }
 
-// left is a changed file of an earlier process.
-type left struct {
+// leftFile is a changed file of a previous process.
+type leftFile struct {
 	known    objectVersion
 	modified time.Time
 }
 
 // keepVersions returns the files that are not uploaded. Files without a recorded object get noObject, so that rclone does not take
 // an object that it finds later for the one that the file was made from.
-func (c *cache) keepVersions() (map[string]left, error) {
+func (c *cache) keepVersions() (map[string]leftFile, error) {
 	names, err := c.unsent()
 	if err != nil {
 		return nil, err
 	}
-	all := map[string]left{}
+	all := map[string]leftFile{}
 	for name := range names {
 		path := c.metaOf(name)
 		info, err := readInfo(path)
@@ -254,7 +255,7 @@ func (c *cache) keepVersions() (map[string]left, error) {
 				return nil, err
 			}
 		}
-		all[name] = left{objectVersion(info.Fingerprint), info.ModTime}
+		all[name] = leftFile{objectVersion(info.Fingerprint), info.ModTime}
 	}
 	return all, nil
 }
@@ -278,7 +279,7 @@ func (c *cache) renamedOver(name string, at time.Time) {
 	}
 	info.Fingerprint = string(storedBefore(at))
 	if err := c.writeInfo(path, info); err != nil {
-		fs.Errorf(name, "Cannot record that the file was renamed: %v", err)
+		fs.Errorf(name, "Cannot record rename: %v", err)
 	}
 }
 
@@ -311,8 +312,8 @@ func (c *cache) writeInfo(path string, info any) error {
 	return err
 }
 
-// asidePath returns an unused path below lost for a file.
-func (c *cache) asidePath(rel string) (string, error) {
+// quarantinePath returns an unused path below lost for a file.
+func (c *cache) quarantinePath(rel string) (string, error) {
 	base := filepath.Join(c.lost, rel)
 	if err := os.MkdirAll(filepath.Dir(base), 0o700); err != nil {
 		return "", err

@@ -103,24 +103,24 @@ func flags(c *config, showVersion *bool) *flag.FlagSet {
 	add("region", "region of the bucket", &c.region)
 	add("path-style", "address buckets by path instead of by host name", &c.pathStyle)
 	add("ca-file", "PEM file of the certificate authorities to trust instead of the system's", &c.caFile)
-	add("read-only", "refuse every write", &c.readOnly)
+	add("read-only", "reject all writes", &c.readOnly)
 	add("uid", "user that owns all files and directories", &c.uid)
 	add("gid", "group that owns all files and directories", &c.gid)
 	add("dir-mode", "permission bits of directories, octal", &c.dirMode)
 	add("file-mode", "permission bits of files, octal", &c.fileMode)
 	add("cache-dir", "directory for data that is not uploaded yet; only one process can use it (required)", &c.cacheDir)
 	add("fuse-fd", "number of the open and mounted /dev/fuse descriptor", &c.fuseFD)
-	add("debug", "log everything", &c.debug)
+	add("debug", "log at debug level", &c.debug)
 	add("conditional-writes", "the service honours If-Match and If-None-Match; late uploads use them", &c.conditionalWrites)
 
-	add("cache-size", "how much uploaded or read data to keep in the cache; data that is not uploaded yet is always kept", &c.cacheSize)
+	add("cache-size", "amount of uploaded or read data to keep in the cache; data that is not uploaded yet is always kept", &c.cacheSize)
 	add("read-cache", "also keep data in the cache that was only read", &c.readCache)
 	add("dir-cache-time", "how long directory listings are cached", &c.dirCacheTime)
 	add("write-back", "delay between closing a file and uploading it", &c.writeBack)
-	add("read-ahead", "how far to read ahead of a sequential reader, in memory for each open file", &c.readAhead)
+	add("read-ahead", "read-ahead for sequential reads, in memory for each open file", &c.readAhead)
 	add("transfers", "number of files to upload at the same time", &c.transfers)
 	add("part-size", "size of the parts of a large file; four parts of each transfer are in memory", &c.partSize)
-	add("server-mtime", "show the time of the upload as modification time, which saves a request per file", &c.serverMtime)
+	add("server-mtime", "show the upload time as the modification time, which saves a request per file", &c.serverMtime)
 	add("directory-markers", "store directories as empty objects, so that empty directories are kept", &c.directoryMarkers)
 	add("storage-class", "storage class of new objects", &c.storageClass)
 	add("sse", "server-side encryption of new objects: AES256 or aws:kms", &c.sse)
@@ -267,7 +267,7 @@ func (o *once) String() string {
 
 func (o *once) Set(s string) error {
 	if o.set {
-		return errors.New("given twice")
+		return errors.New("set more than once")
 	}
 	o.set = true
 	return o.Value.Set(s)

@@ -12,12 +12,12 @@ import (
 	"github.com/rclone/rclone/fs"
 )
 
-// conflictStatus is the number of files that a process has put aside because of a conflict.
+// conflictStatus is the number of files that a process has quarantined because of a conflict.
 type conflictStatus struct {
 	Files int64 `json:"files"`
 }
 
-// conflictedFiles are the files that were put aside, but still have an object for rclone. When such an upload has left the queue,
+// conflictedFiles are the files that were quarantined, but still have an object for rclone. When such an upload has left the queue,
 // the directories must be listed again.
 type conflictedFiles struct {
 	mu    sync.Mutex
@@ -92,23 +92,23 @@ func (g *guard) sameContent(ctx context.Context, name string, size int64) bool {
 	return stored(ctx, g.Fs, name, f, size) == nil
 }
 
-// putAside copies a file that must not be uploaded to lost. The file stays in the cache until it is opened the next time, because
+// quarantine copies a file that must not be uploaded to lost. The file stays in the cache until it is opened the next time, because
 // it can be open. If the copy fails, the upload fails and is retried.
-func (g *guard) putAside(ctx context.Context, name string, src fs.ObjectInfo, d decision) (fs.Object, error) {
-	aside, err := g.cache.asidePath(pathOf(name))
+func (g *guard) quarantine(ctx context.Context, name string, src fs.ObjectInfo, d decision) (fs.Object, error) {
+	aside, err := g.cache.quarantinePath(pathOf(name))
 	if err == nil {
 		err = copyFile(g.cache.dataOf(name), aside)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("the object was changed by another writer, and the local copy cannot be put aside: %w", err)
+		return nil, fmt.Errorf("another writer changed the object, and the local copy cannot be quarantined: %w", err)
 	}
 	why := "another writer stored the object"
 	if !d.remote.exists {
 		why = "another writer removed the object"
 	}
-	fs.Errorf(name, "Conflict, local copy put aside: object=%q file=%q size=%d modified=%q reason=%q", g.heads.url(name), aside, src.Size(), src.ModTime(ctx), why)
+	fs.Errorf(name, "Write conflict, local copy quarantined: object=%q file=%q size=%d modified=%q reason=%q", g.heads.url(name), aside, src.Size(), src.ModTime(ctx), why)
 	g.conflicts.Add(1)
-	g.aside.add(name)
+	g.quarantined.add(name)
 	return absent{guard: g, name: name, size: src.Size(), time: src.ModTime(ctx)}, nil
 }
 

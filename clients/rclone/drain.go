@@ -17,10 +17,10 @@ const (
 	pollDrain = 50 * time.Millisecond
 	// maxRetryDelay limits the delay before the next attempt to upload a file, in seconds. rclone's own limit is five minutes.
 	maxRetryDelay = 30.0
-	// againEvery is the interval at which a VFS that has given up on files is replaced.
-	againEvery = 10 * time.Second
-	// sayEvery is the interval between log lines about the progress of a drain.
-	sayEvery = 30 * time.Second
+	// renewVFSInterval is the interval at which a VFS that has given up on files is replaced.
+	renewVFSInterval = 10 * time.Second
+	// logInterval is the interval between log lines about the progress of a drain.
+	logInterval = 30 * time.Second
 )
 
 // drainer waits until all changes are uploaded.
@@ -29,10 +29,10 @@ type drainer struct {
 	cache  *cache
 	guard  *guard
 	report *reporter
-	// forget makes the VFS list its directories again.
-	forget func()
-	// again replaces the VFS by a new one, which uploads what it finds in the cache.
-	again func(context.Context) error
+	// flushDirs makes the VFS list its directories again.
+	flushDirs func()
+	// renewVFS replaces the VFS with a new one, which uploads what it finds in the cache.
+	renewVFS func(context.Context) error
 }
 
 // whileMounted reports the queue and limits its delays until the file system is unmounted. A signal starts the waiting uploads
@@ -46,13 +46,13 @@ func (d *drainer) whileMounted(ctx context.Context, unmounted <-chan struct{}, s
 		case <-unmounted:
 			return
 		case s := <-signals:
-			fs.Logf(nil, "Signal ignored, unmount the file system to end: signal=%v", s)
+			fs.Logf(nil, "Signal ignored, unmount to stop: signal=%v", s)
 			limit = 0
 		case <-d.guard.unsent.changed:
 		case <-tick.C:
 		}
-		if queued := d.step(ctx, limit); queued != nil && d.guard.aside.settled(queued) {
-			d.forget()
+		if queued := d.step(ctx, limit); queued != nil && d.guard.quarantined.settled(queued) {
+			d.flushDirs()
 		}
 	}
 }
@@ -61,8 +61,8 @@ func (d *drainer) whileMounted(ctx context.Context, unmounted <-chan struct{}, s
 func (d *drainer) drain(ctx context.Context, signals <-chan os.Signal) error {
 	tick := time.NewTicker(pollDrain)
 	defer tick.Stop()
-	start, said, renewed := time.Now(), time.Now(), time.Now()
-	hurried := map[uint64]bool{}
+	start, logged, renewed := time.Now(), time.Now(), time.Now()
+	started := map[uint64]bool{}
 	for {
 		waiting, err := d.queue.items(ctx)
 		if err != nil {
@@ -70,10 +70,10 @@ func (d *drainer) drain(ctx context.Context, signals <-chan os.Signal) error {
 		}
 		// Uploads that wait for --write-back start now. After a failure there is still a delay.
 		for i, item := range waiting {
-			if item.Tries == 0 && !hurried[uint64(item.ID)] {
-				hurried[uint64(item.ID)] = true
-				if err := d.queue.hurry(ctx, waiting[i:i+1], 0); err != nil {
-					fs.Errorf(nil, "%v", err)
+			if item.Tries == 0 && !started[uint64(item.ID)] {
+				started[uint64(item.ID)] = true
+				if err := d.queue.limitDelays(ctx, waiting[i:i+1], 0); err != nil {
+					fs.Errorf(nil, "Upload queue error: %v", err)
 				}
 			}
 		}
@@ -85,19 +85,19 @@ func (d *drainer) drain(ctx context.Context, signals <-chan os.Signal) error {
 				return nil
 			}
 			if err != nil {
-				fs.Errorf(nil, "Cannot read the cache: %v", err)
+				fs.Errorf(nil, "Cannot read cache: %v", err)
 			}
 			// A killed process left files that could not be read from S3 when this process started. A new VFS tries again.
-			if err == nil && time.Since(renewed) >= againEvery {
+			if err == nil && time.Since(renewed) >= renewVFSInterval {
 				fs.Logf(nil, "Retrying files that are not in the upload queue: files=%d", len(left))
-				if err := d.again(ctx); err != nil {
+				if err := d.renewVFS(ctx); err != nil {
 					return err
 				}
-				renewed, hurried = time.Now(), map[uint64]bool{}
+				renewed, started = time.Now(), map[uint64]bool{}
 			}
 		}
-		if time.Since(said) >= sayEvery {
-			said = time.Now()
+		if time.Since(logged) >= logInterval {
+			logged = time.Now()
 			fs.Logf(nil, "Draining: duration=%v files=%d", since(start), len(names))
 		}
 		select {
@@ -113,14 +113,14 @@ func (d *drainer) drain(ctx context.Context, signals <-chan os.Signal) error {
 func (d *drainer) step(ctx context.Context, limit float64) map[string]bool {
 	items, err := d.queue.items(ctx)
 	if err != nil {
-		fs.Errorf(nil, "%v", err)
+		fs.Errorf(nil, "Upload queue error: %v", err)
 		return nil
 	}
 	d.guard.unsent.observe(items)
 	d.report.conflictCount(d.guard.conflicts.Load())
 	d.report.queue(time.Now(), summary(items))
-	if err := d.queue.hurry(ctx, items, limit); err != nil {
-		fs.Errorf(nil, "%v", err)
+	if err := d.queue.limitDelays(ctx, items, limit); err != nil {
+		fs.Errorf(nil, "Upload queue error: %v", err)
 	}
 	names := make(map[string]bool, len(items))
 	for _, item := range items {
@@ -168,9 +168,9 @@ func (u *uploads) items(ctx context.Context) ([]writeback.QueueInfo, error) {
 	return items, nil
 }
 
-// hurry limits the remaining delay of waiting uploads, in seconds. rclone's own delay is --write-back before the first attempt, and
+// limitDelays limits the remaining delay of waiting uploads, in seconds. rclone's own delay is --write-back before the first attempt, and
 // up to five minutes after failures.
-func (u *uploads) hurry(ctx context.Context, items []writeback.QueueInfo, limit float64) error {
+func (u *uploads) limitDelays(ctx context.Context, items []writeback.QueueInfo, limit float64) error {
 	for _, item := range items {
 		if item.Uploading || item.Expiry <= limit {
 			continue

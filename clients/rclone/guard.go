@@ -20,8 +20,8 @@ import (
 // guard is the S3 file system with guarded uploads.
 //
 // An upload that begins soon after its file was closed replaces any object: the last writer wins. A late upload, of a file that was
-// closed more than lateAfter ago or that an earlier process left, replaces only an object that the file's writers knew. Any other
-// object is a conflict: it stays, and the file is put aside.
+// closed more than lateAfter ago or that a previous process left, replaces only an object that the file's writers knew. Any other
+// object is a conflict: it stays, and the file is quarantined.
 //
 // A late upload reads the object's metadata first. If the service honours conditions, its PutObject, or the
 // CompleteMultipartUpload of a large file, has one (If-Match, If-None-Match), so that no other writer can interfere.
@@ -32,13 +32,13 @@ type guard struct {
 	cache    *cache
 	unsent   *unsentFiles
 
-	// takenUp: the files of an earlier process are taken up. A file that is uploaded earlier would be shown as empty: see takeUp.
-	takenUp atomic.Bool
+	// reopened: the files of a previous process are reopened. A file that is uploaded earlier would be shown as empty: see reopen.
+	reopened atomic.Bool
 
 	serverMtime bool
 	conditional atomic.Bool
 	conflicts   atomic.Int64 // of this process
-	aside       conflictedFiles
+	quarantined conflictedFiles
 }
 
 func newGuard(ctx context.Context, c config, remote fs.Fs, cache *cache) (*guard, error) {
@@ -89,13 +89,13 @@ func (g *guard) upload(ctx context.Context, in io.Reader, src fs.ObjectInfo, opt
 	if !g.cache.used {
 		return g.Fs.Put(ctx, in, src, options...)
 	}
-	if !g.takenUp.Load() { // rclone tries again after --write-back
-		return nil, fmt.Errorf("the files of an earlier process are not taken up yet: %w", context.Canceled)
+	if !g.reopened.Load() { // rclone tries again after --write-back
+		return nil, fmt.Errorf("files of a previous process are not reopened yet: %w", context.Canceled)
 	}
 	name := src.Remote()
 	sum, err := src.Hash(ctx, hash.MD5)
 	if err == nil && sum == "" {
-		err = errors.New("rclone did not compute it")
+		err = errors.New("not computed by rclone")
 	}
 	if err != nil { // without it the upload would have no Content-MD5
 		return nil, fmt.Errorf("MD5 of the cached file: %w", err)
@@ -110,11 +110,11 @@ func (g *guard) upload(ctx context.Context, in io.Reader, src fs.ObjectInfo, opt
 	}
 	switch d.verdict {
 	case alreadyStored:
-		fs.Logf(name, "The object already has this content")
+		fs.Logf(name, "Upload skipped, object already has this content")
 		g.unsent.stored(name, contentVersion(src.Size(), sum))
 		return g.Fs.NewObject(ctx, name)
 	case conflict:
-		return g.putAside(ctx, name, src, d)
+		return g.quarantine(ctx, name, src, d)
 	}
 	if !g.conditional.Load() {
 		return g.put(ctx, in, src, options, sum, time.Time{})
@@ -143,7 +143,7 @@ func (g *guard) put(ctx context.Context, in io.Reader, src fs.ObjectInfo, option
 	g.unsent.sending(name, v)
 	o, err := g.Fs.Put(ctx, &firstRead{Reader: in, begun: begun}, src, options...)
 	if err != nil && tooLate.Load() {
-		err = fserrors.RetryError(fmt.Errorf("upload did not begin within %s: %w", lateAfter, err))
+		err = fserrors.RetryError(fmt.Errorf("upload did not start within %s: %w", lateAfter, err))
 	}
 	if err != nil {
 		return nil, err
@@ -191,7 +191,7 @@ func (g *guard) refused(name string, err error) error {
 		return fserrors.RetryError(fmt.Errorf("the object changed during the upload: %w", err))
 	case http.StatusNotImplemented:
 		if g.conditional.Swap(false) {
-			fs.Errorf(name, "The service refuses conditional writes, continuing without: %v", err)
+			fs.Errorf(name, "Conditional writes not supported, continuing without: %v", err)
 		}
 		return fserrors.RetryError(err)
 	}
@@ -240,8 +240,8 @@ func (o *object) Update(ctx context.Context, in io.Reader, src fs.ObjectInfo, op
 	return nil
 }
 
-// with calls fn with a copy of rclone's object. It writes down in the copy what an answer of the service says, without a lock, while
-// others read the object. If fn succeeds, the copy replaces the object.
+// with calls fn with a copy of rclone's object, because fn stores the service's answer in it without a lock while others read the
+// object. If fn succeeds, the copy replaces the object.
 func with[R any](o *object, fn func(fs.Object) (R, error)) (R, error) {
 	known := o.get()
 	shared, ok := known.(*s3.Object)

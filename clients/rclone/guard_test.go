@@ -135,7 +135,7 @@ func (m *mount) awaitIdle() {
 	await(m.t, 20*time.Second, "an empty queue", func() bool { r := m.reports(); return len(r) == 0 || r[len(r)-1].Uploads == 0 })
 }
 
-// aside returns the content of the files that were put aside, by name.
+// aside returns the content of the files that were quarantined, by name.
 func aside(t *testing.T, cache string) map[string]string {
 	t.Helper()
 	all := map[string]string{}

@@ -339,7 +339,7 @@ func (m *mount) reports() []queueStatus {
 	return append([]queueStatus(nil), m.queue...)
 }
 
-// conflictCount returns the number of files that the program reports as put aside.
+// conflictCount returns the number of files that the program reports as quarantined.
 func (m *mount) conflictCount() int64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -20,7 +20,7 @@ import (
 // heads reads the metadata of objects. rclone's S3 backend does not expose ETags, which conditions need.
 type heads struct {
 	client         *awss3.Client
-	credentials    *lasting
+	credentials    *credentialCache
 	bucket, prefix string
 	names          encoder.MultiEncoder
 }
@@ -44,7 +44,7 @@ func newHeads(ctx context.Context, c config) (*heads, error) {
 	if err != nil {
 		return nil, fmt.Errorf("AWS configuration: %w", err)
 	}
-	h.credentials = &lasting{from: conf.Credentials}
+	h.credentials = &credentialCache{from: conf.Credentials}
 	conf.Credentials = h.credentials
 	conf.HTTPClient, conf.RetryMaxAttempts = fshttp.NewClient(ctx), c.attempts
 	if c.region != "" {
@@ -82,16 +82,16 @@ func (h *heads) state(ctx context.Context, name string) (remoteState, error) {
 	return stateOf(head), nil
 }
 
-// renewEvery is the interval at which credentials are refreshed. The helper's endpoint issues them for up to fifteen minutes, so
+// refreshInterval is the interval at which credentials are refreshed. The helper's endpoint issues them for up to fifteen minutes, so
 // almost all of that is left if the helper crashes.
-const renewEvery = time.Minute
+const refreshInterval = time.Minute
 
-// renewBound is the timeout for fetching credentials that uploads wait for.
-const renewBound = 10 * time.Second
+// refreshTimeout is the timeout for fetching credentials that uploads wait for.
+const refreshTimeout = 10 * time.Second
 
-// lasting refreshes credentials early. The SDK's own cache fetches new ones only when a request needs them: if the helper has
+// credentialCache refreshes credentials early. The SDK's own cache fetches new ones only when a request needs them: if the helper has
 // crashed by then, late uploads could not be compared with their objects and would fail.
-type lasting struct {
+type credentialCache struct {
 	from aws.CredentialsProvider
 
 	mu      sync.Mutex
@@ -100,11 +100,11 @@ type lasting struct {
 }
 
 // Retrieve returns the credentials of the last minute, or fetches new ones. If that fails, it returns the last ones until they expire.
-func (l *lasting) Retrieve(ctx context.Context) (aws.Credentials, error) {
+func (l *credentialCache) Retrieve(ctx context.Context) (aws.Credentials, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	valid := l.last.HasKeys() && !l.last.Expired()
-	if valid && time.Since(l.renewed) < renewEvery {
+	if valid && time.Since(l.renewed) < refreshInterval {
 		return l.last, nil
 	}
 	if cached, ok := l.from.(interface{ Invalidate() }); ok {
@@ -121,19 +121,19 @@ func (l *lasting) Retrieve(ctx context.Context) (aws.Credentials, error) {
 	return l.last, nil
 }
 
-// renew fetches credentials, within a bound. If that fails, the request that needs them reports the error.
-func (l *lasting) renew(ctx context.Context) {
-	bounded, cancel := context.WithTimeout(ctx, renewBound)
+// refresh fetches credentials, within a bound. If that fails, the request that needs them reports the error.
+func (l *credentialCache) refresh(ctx context.Context) {
+	bounded, cancel := context.WithTimeout(ctx, refreshTimeout)
 	defer cancel()
 	_, _ = l.Retrieve(bounded)
 }
 
-// keep renews the credentials until ctx ends.
-func (l *lasting) keep(ctx context.Context) {
-	tick := time.NewTicker(renewEvery)
+// keepFresh renews the credentials until ctx ends.
+func (l *credentialCache) keepFresh(ctx context.Context) {
+	tick := time.NewTicker(refreshInterval)
 	defer tick.Stop()
 	for {
-		l.renew(ctx)
+		l.refresh(ctx)
 		select {
 		case <-tick.C:
 		case <-ctx.Done():

@@ -344,7 +344,7 @@ func TestWhatAKilledProcessLeftCanBeOpenedAfterItIsStored(t *testing.T) {
 }
 
 // A process that is killed while it writes the metadata of a file leaves an empty metadata file. If the file was only read, nothing
-// is logged or put aside.
+// is logged or quarantined.
 func TestAKilledProcessThatOnlyReadAlarmsNobody(t *testing.T) {
 	t.Parallel()
 	s := startS3(t)
@@ -379,8 +379,8 @@ func TestAKilledProcessThatOnlyReadAlarmsNobody(t *testing.T) {
 	again := startMount(t, mountOptions{s3: s, prefix: "vol/", cache: m.cache, args: []string{"--read-cache"}})
 	read(again, "large", large)
 	read(again, "dir/small", small)
-	if _, err := os.Lstat(filepath.Join(m.cache, lost)); !errors.Is(err, os.ErrNotExist) || strings.Contains(again.log(), "put aside") {
-		t.Errorf("something was put aside: %v\n%s", err, again.log())
+	if _, err := os.Lstat(filepath.Join(m.cache, lost)); !errors.Is(err, os.ErrNotExist) || strings.Contains(again.log(), "quarantined") {
+		t.Errorf("something was quarantined: %v\n%s", err, again.log())
 	}
 	again.finish()
 }

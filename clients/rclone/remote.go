@@ -142,7 +142,7 @@ func newVFS(ctx context.Context, c config, remote fs.Fs) (*vfs.VFS, error) {
 	// rclone continues without a cache if it cannot create one, and then without random writes and retries.
 	if v.Opt.CacheMode != want {
 		v.Shutdown()
-		return nil, fmt.Errorf("cannot use the cache in %s; the log has the reason", c.cacheDir)
+		return nil, fmt.Errorf("cannot use the cache in %s; see the log for the reason", c.cacheDir)
 	}
 	return v, nil
 }

@@ -43,8 +43,8 @@ func newReporter(w io.Writer) *reporter {
 	return r
 }
 
-// say reports whether the line was accepted.
-func (r *reporter) say(line string) bool {
+// send reports whether the line was accepted.
+func (r *reporter) send(line string) bool {
 	select {
 	case r.lines <- line:
 		return true
@@ -53,7 +53,7 @@ func (r *reporter) say(line string) bool {
 	}
 }
 
-// conflictCount reports the number of files that this process has put aside because of a conflict. It is reported again until the
+// conflictCount reports the number of files that this process has quarantined because of a conflict. It is reported again until the
 // line is accepted.
 func (r *reporter) conflictCount(n int64) {
 	r.mu.Lock()
@@ -62,7 +62,7 @@ func (r *reporter) conflictCount(n int64) {
 	if now == r.conflicts {
 		return
 	}
-	if line, err := json.Marshal(now); err == nil && r.say(conflictsPrefix+string(line)) {
+	if line, err := json.Marshal(now); err == nil && r.send(conflictsPrefix+string(line)) {
 		r.conflicts = now
 	}
 }
@@ -80,7 +80,7 @@ func (r *reporter) queue(now time.Time, q queueStatus) {
 	if err != nil {
 		return // cannot happen: it is two numbers
 	}
-	r.say(queuePrefix + string(line))
+	r.send(queuePrefix + string(line))
 }
 
 // close waits up to flushWait until all lines are written.

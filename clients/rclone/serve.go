@@ -29,8 +29,8 @@ const maxWrite = 1 << 20
 // run serves until the file system is unmounted and all changes are uploaded:
 //
 //  1. It configures rclone and locks the cache.
-//  2. It repairs what an earlier process left in the cache, and waits for S3 if that is needed to upload it.
-//  3. It starts the VFS, takes up the files of the earlier process, and serves.
+//  2. It repairs what a previous process left in the cache, and waits for S3 if that is needed to upload it.
+//  3. It starts the VFS, reopens the files of the previous process, and serves.
 //  4. After the unmount, it closes files that are still open and drains the upload queue.
 func run(ctx context.Context, c config, stdout io.Writer) error {
 	signals := make(chan os.Signal, 1)
@@ -68,7 +68,7 @@ func run(ctx context.Context, c config, stdout io.Writer) error {
 	if cache.used {
 		kept, stop := context.WithCancel(ctx)
 		defer stop()
-		go remote.heads.credentials.keep(kept)
+		go remote.heads.credentials.keepFresh(kept)
 	}
 	files, err := newVFS(ctx, c, remote)
 	if err != nil {
@@ -78,8 +78,8 @@ func run(ctx context.Context, c config, stdout io.Writer) error {
 	if err := cache.check(files); err != nil {
 		return err
 	}
-	stopTakeUp := cache.takeUp(ctx, files)
-	remote.takenUp.Store(true)
+	stopReopening := cache.reopen(ctx, files)
+	remote.reopened.Store(true)
 	server, open, err := newServer(c, files)
 	if err != nil {
 		return err
@@ -93,9 +93,9 @@ func run(ctx context.Context, c config, stdout io.Writer) error {
 		defer close(unmounted)
 		server.Serve()
 	}()
-	report.say(readyLine)
+	report.send(readyLine)
 
-	d := &drainer{queue: queue, cache: cache, guard: remote, report: report, forget: files.FlushDirCache, again: func(ctx context.Context) error {
+	d := &drainer{queue: queue, cache: cache, guard: remote, report: report, flushDirs: files.FlushDirCache, renewVFS: func(ctx context.Context) error {
 		if err := cache.awaitRemote(ctx, remote); err != nil {
 			return err
 		}
@@ -110,26 +110,26 @@ func run(ctx context.Context, c config, stdout io.Writer) error {
 		return err
 	}}
 	d.whileMounted(ctx, unmounted, signals)
-	stopTakeUp()
+	stopReopening()
 	if n := open.releaseAll(); n > 0 {
 		fs.Logf(nil, "Closed files that were open at unmount: files=%d", n)
 	}
 	return d.drain(ctx, signals)
 }
 
-// recoverCache prepares the cache of an earlier process for the upload of its files.
+// recoverCache prepares the cache of a previous process for the upload of its files.
 func recoverCache(ctx context.Context, cache *cache, remote *guard) error {
 	if err := cache.repair(ctx, remote); err != nil {
-		return fmt.Errorf("cache of an earlier process: %w", err)
+		return fmt.Errorf("cache of a previous process: %w", err)
 	}
 	if err := remote.unsent.takeOver(); err != nil {
-		return fmt.Errorf("cache of an earlier process: %w", err)
+		return fmt.Errorf("cache of a previous process: %w", err)
 	}
 	if err := cache.awaitRemote(ctx, remote); err != nil {
 		return err
 	}
 	if left, err := cache.unsent(); err == nil && len(left) > 0 { // their uploads are late and need credentials at once
-		remote.heads.credentials.renew(ctx)
+		remote.heads.credentials.refresh(ctx)
 	}
 	return nil
 }

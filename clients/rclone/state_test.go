@@ -37,15 +37,15 @@ func TestCredentialsOutliveTheHelperUntilTheyExpire(t *testing.T) {
 	}{
 		"first":                    {next: keys("new", time.Hour), want: "new", calls: 1},
 		"just fetched":             {last: keys("last", time.Hour), next: keys("new", time.Hour), want: "last"},
-		"fetched a while ago":      {last: keys("last", time.Hour), since: 2 * renewEvery, next: keys("new", time.Hour), want: "new", calls: 1},
-		"no helper, still valid":   {last: keys("last", time.Hour), since: 2 * renewEvery, err: gone, want: "last", calls: 1},
-		"no helper, expired":       {last: keys("last", -time.Second), since: 2 * renewEvery, err: gone, calls: 1},
+		"fetched a while ago":      {last: keys("last", time.Hour), since: 2 * refreshInterval, next: keys("new", time.Hour), want: "new", calls: 1},
+		"no helper, still valid":   {last: keys("last", time.Hour), since: 2 * refreshInterval, err: gone, want: "last", calls: 1},
+		"no helper, expired":       {last: keys("last", -time.Second), since: 2 * refreshInterval, err: gone, calls: 1},
 		"expired at once":          {last: keys("last", -time.Second), next: keys("new", time.Hour), want: "new", calls: 1},
 		"no helper from the start": {err: gone, calls: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := &source{next: tc.next, err: tc.err}
-			l := &lasting{from: s, last: tc.last, renewed: time.Now().Add(-tc.since)}
+			l := &credentialCache{from: s, last: tc.last, renewed: time.Now().Add(-tc.since)}
 			got, err := l.Retrieve(t.Context())
 			if got.AccessKeyID != tc.want || s.calls != tc.calls || (tc.want == "") != errors.Is(err, gone) {
 				t.Errorf("got %q, %v after %d calls, want %q after %d", got.AccessKeyID, err, s.calls, tc.want, tc.calls)

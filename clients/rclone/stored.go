@@ -26,7 +26,7 @@ func stored(ctx context.Context, remote fs.Fs, name string, f *os.File, size int
 		return err
 	}
 	if object.Size() != size {
-		return fmt.Errorf("it has %d bytes, but %d in S3", size, object.Size())
+		return fmt.Errorf("size is %d bytes, but %d in S3", size, object.Size())
 	}
 	sparse := !whole(f, size)
 	for end := int64(0); ; {
@@ -83,7 +83,7 @@ func same(ctx context.Context, object fs.Object, f *os.File, start, end int64, s
 			known = bytes.TrimRight(known, "\x00")
 		}
 		if !bytes.HasPrefix(b[:n], known) {
-			return fmt.Errorf("it differs from the object after %d bytes", at)
+			return fmt.Errorf("content differs from the object after %d bytes", at)
 		}
 	}
 	return nil

@@ -139,7 +139,7 @@ func TestReporterIsThrottledAndNeverBlocks(t *testing.T) {
 	defer read.Close()
 	stuck := newReporter(write)
 	for i := range 100 {
-		stuck.say("line")
+		stuck.send("line")
 		stuck.queue(at.Add(time.Duration(i)*time.Hour), queueStatus{Uploads: i})
 	}
 }
@@ -289,7 +289,7 @@ func TestRepairWaitsForS3Once(t *testing.T) {
 	}
 }
 
-// A file that was only read equals its object as far as it is cached, and is removed. A file that may have changed is put aside.
+// A file that was only read equals its object as far as it is cached, and is removed. A file that may have changed is quarantined.
 func TestRepairForgetsWhatWasOnlyRead(t *testing.T) {
 	const size = 64 << 10
 	page := os.Getpagesize()

@@ -37,7 +37,7 @@ type unsentFile struct {
 	queued bool             // it is in the queue
 	seen   time.Time        // last time in the queue
 	closed time.Time        // when it was added to the queue
-	// earlier is the modification time of a file of an earlier process; zero for a file of this process.
+	// earlier is the modification time of a file of a previous process; zero for a file of this process.
 	earlier time.Time
 	// known are the objects that its writers knew, or that this process sent itself. If the current object is one of these, no
 	// other writer has stored a newer version.
@@ -60,7 +60,7 @@ func (u *unsentFiles) renaming(name string) {
 	}
 }
 
-// takeOver records the files of an earlier process or VFS: their uploads are late.
+// takeOver records the files of a previous process or VFS: their uploads are late.
 func (u *unsentFiles) takeOver() error {
 	left, err := u.cache.keepVersions()
 	if err != nil {
@@ -93,7 +93,7 @@ func (u *unsentFiles) observe(queue []writeback.QueueInfo) {
 		was, known := names[item.ID]
 		switch {
 		case known && was == item.Name: // unchanged
-		case f.id == 0 && !f.seen.IsZero(): // of an earlier process, or sent before it was observed
+		case f.id == 0 && !f.seen.IsZero(): // of a previous process, or sent before it was observed
 		default: // closed or renamed, which counts as closed
 			if at, ok := u.renamed[path.Base(item.Name)]; ok {
 				u.cache.renamedOver(item.Name, at)
@@ -119,7 +119,7 @@ func (f *unsentFile) know(v objectVersion) {
 	}
 }
 
-// late reports whether the upload of a file is late, and returns the known objects that it may replace then. Otherwise the upload
+// late reports whether the upload of a file is late, and if so returns the known objects that it may replace. Otherwise the upload
 // must begin before the deadline. modified is the file's modification time.
 func (u *unsentFiles) late(name string, modified time.Time) (known []objectVersion, deadline time.Time, late bool) {
 	u.mu.Lock()

@@ -113,7 +113,7 @@ func (c Client) refusal(name string) string {
 	if near, edits := volume.Nearest(plain, known); len(plain) <= 64 && edits <= len(plain)/2 { // else it would be a guess
 		return fmt.Sprintf("client %s has no option %s; did you mean %q?", c.Name, quote(name), near)
 	}
-	return fmt.Sprintf("client %s has no option %s; it takes %s", c.Name, quote(name), strings.Join(known, ", "))
+	return fmt.Sprintf("client %s has no option %s; supported options: %s", c.Name, quote(name), strings.Join(known, ", "))
 }
 
 // Share is the operator's limit of one mount on a node; 0 is no limit.

@@ -98,7 +98,7 @@ func TestCheckRefusesAndSaysWhereAndWhy(t *testing.T) {
 		// Unknown names.
 		{"mountpoint-s3", "alow-delete", "m[0]", `"allow-delete"`},
 		{"mountpoint-s3", "allow_delete", "m[0]", `"allow-delete"`},
-		{"mountpoint-s3", "o=allow_other", "m[0]", "one by one"},
+		{"mountpoint-s3", "o=allow_other", "m[0]", "list each option separately"},
 		{"mountpoint-s3", "ox", "m[0]", "no option"},
 		{"mountpoint-s3", "", "m[0]", "no option"},
 		{"mountpoint-s3", "--allow-delete", "m[0]", "no option"},

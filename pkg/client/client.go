@@ -67,7 +67,7 @@ type Client struct {
 	Programs []string
 	// Options are the allowed mount options, by name without dashes.
 	Options map[string]OptionType
-	// Refused has reasons and alternatives for some options that are not allowed. All other unknown names are refused, too.
+	// Refused has reasons and alternatives for some options that are not allowed. Any other unknown name is refused as well.
 	Refused map[string]string
 	// MinOwner is the lowest uid and gid that the client supports as owner of files.
 	MinOwner uint32
@@ -83,7 +83,7 @@ type Client struct {
 	// Queue parses the upload queue from a line of the client's output; ok is false for other lines. nil: the client does not
 	// report it.
 	Queue func(line string) (q Queue, ok bool)
-	// Requests parses from a line of output what the client has asked of its service. nil: the client does not report it.
+	// Requests parses the client's request counts from a line of its output. nil: the client does not report them.
 	Requests func(line string) (r Requests, ok bool)
 	// Conflicts parses from a line of output how many files the client has quarantined since its start, because another writer
 	// had changed their objects. nil: the client does not do that.
@@ -200,7 +200,7 @@ func environment(in Invocation, more ...string) []string {
 	}, more...)
 }
 
-// Registry finds clients by the names that volumes give.
+// Registry finds clients by the names in volume attributes.
 type Registry struct {
 	Get     func(name string) (Client, error) // the function Get
 	Default string                            // the client of volumes that name none

@@ -77,8 +77,8 @@ func TestTheOptionsThatInlineVolumesAreCheckedForAreThere(t *testing.T) {
 			t.Errorf("%s: no option bounds the cache", c.Name)
 		}
 		for name, o := range c.Options {
-			if strings.Contains(o.Meaning, " logs ") != slices.Contains(c.logging, name) {
-				t.Errorf("%s: does %s write into the log? %q", c.Name, name, o.Meaning)
+			if strings.HasPrefix(o.Meaning, "Log ") != slices.Contains(c.logging, name) {
+				t.Errorf("%s: does %s write to the log? %q", c.Name, name, o.Meaning)
 			}
 		}
 	}

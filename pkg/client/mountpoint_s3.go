@@ -13,7 +13,7 @@ import (
 const (
 	// mountpointAttempts is how often Mountpoint tries a request (its own default is 10). Its back-off starts at half
 	// a second, doubles up to 20 s and is fully jittered, so 8 attempts last 26 s on average and 52 s at most: long
-	// enough to sit out throttling, short enough that a mount that cannot reach S3 fails within one publish call.
+	// enough to outlast throttling, short enough that a mount that cannot reach S3 fails within one publish call.
 	mountpointAttempts = 8
 	// mountpointMemory is the default memory target in MiB without a limit. Mountpoint's own default is 95 % of the machine,
 	// which is too much for more than one mount.
@@ -64,43 +64,43 @@ func mountpointS3() Client {
 		Queue:      parseQueue,
 		Requests:   parseRequests,
 		Options: map[string]OptionType{
-			"allow-delete":            flag("true, unless the volume is read-only", "Files may be removed."),
-			"allow-overwrite":         flag("true, unless the volume is read-only", "Existing files may be replaced (opened with O_TRUNC and written from the start)."),
-			"rename":                  flag("true, unless files cannot be removed", "Files may be renamed, by a copy in the service that is compared before the original is removed. The program `mount-s3` has no such option and renames only in directory buckets of an availability zone."),
-			"incremental-upload":      flag("false", "Data is stored while a file is written, and files can be appended to. Only for directory buckets of an availability zone."),
-			"infer-content-type":      flag("false", "New objects get a Content-Type by their file name."),
-			"requester-pays":          flag("false", "The caller pays for requests and traffic of a Requester Pays bucket."),
-			"transfer-acceleration":   flag("false", "Requests go through S3 Transfer Acceleration, which must be enabled on the bucket. AWS only."),
-			"dual-stack":              flag("false", "Requests go to the dual-stack (IPv4 and IPv6) endpoints. AWS only."),
-			"debug":                   flag("false", "Mountpoint logs at debug level."),
-			"log-metrics":             flag("false", "Mountpoint logs its metrics every five seconds."),
-			"bucket-type":             {Kind: Enum, Words: []string{"general-purpose", "directory"}, Default: "by the bucket's name", Meaning: "What an access point leads to, where its name does not say."},
+			"allow-delete":            flag("true, unless the volume is read-only", "Allow deleting files."),
+			"allow-overwrite":         flag("true, unless the volume is read-only", "Allow replacing existing files (opened with O_TRUNC and written from the start)."),
+			"rename":                  flag("true, unless deletes are not allowed", "Allow renaming files. A rename copies the object in S3, verifies the copy and deletes the original. The program `mount-s3` lacks this option and renames only in directory buckets of an Availability Zone."),
+			"incremental-upload":      flag("false", "Upload data while a file is written, and allow appending to files. Only for directory buckets of an Availability Zone."),
+			"infer-content-type":      flag("false", "Set the Content-Type of new objects from their file names."),
+			"requester-pays":          flag("false", "Accept the charges for requests to, and data from, a Requester Pays bucket."),
+			"transfer-acceleration":   flag("false", "Use S3 Transfer Acceleration, which must be enabled on the bucket. AWS only."),
+			"dual-stack":              flag("false", "Use the dual-stack (IPv4 and IPv6) endpoints. AWS only."),
+			"debug":                   flag("false", "Log at debug level."),
+			"log-metrics":             flag("false", "Log Mountpoint's metrics every five seconds."),
+			"bucket-type":             {Kind: Enum, Words: []string{"general-purpose", "directory"}, Default: "derived from the bucket's name", Meaning: "Type of the bucket behind an access point, if its name does not show the type."},
 			"storage-class":           {Kind: Text, Pattern: storageClass, Form: "a name of capital letters, digits and _", Default: "the bucket's", Meaning: "Storage class of new objects."},
 			"sse":                     {Kind: Enum, Words: []string{"aws:kms", "aws:kms:dsse", "AES256"}, Default: "the bucket's", Meaning: "Server-side encryption of new objects."},
-			"sse-kms-key-id":          {Kind: Text, Pattern: kmsKey, Form: "the ARN of a KMS key (not of an alias)", Default: "S3's own key", Meaning: "KMS key of new objects; only with sse aws:kms or aws:kms:dsse."},
-			"upload-checksums":        {Kind: Enum, Words: []string{"crc32c", "crc64nvme", "off"}, Default: "crc32c", Meaning: "Checksums sent with uploads; off helps where a service does not know them."},
-			"metadata-ttl":            ttl(1, "minimal; 60 with a cache", "How long what is known of files and directories is taken to be true."),
-			"negative-metadata-ttl":   ttl(0, "as metadata-ttl", "How long a file that was missing is taken to be missing."),
-			"max-cache-size":          {Kind: Integer, Unit: "MiB", Min: 1, Max: 16 << 20, Default: "no cache", Meaning: "Turns on a cache of object content of this size in the mount's cache directory, and metadata-ttl 60. The volume parameters cache and cacheSize do so for every client."},
-			"max-threads":             {Kind: Integer, Unit: "threads", Min: 1, Max: 256, Default: "16", Meaning: "How many file system requests are served at a time."},
-			"memory-target":           {Kind: Integer, Unit: "MiB", Min: mountpointLeast, Max: mountpointMost, Default: "what the memory limit leaves (" + strconv.FormatInt(mountpointTarget(uint64(gib)), 10) + " of 1 GiB); " + strconv.Itoa(mountpointMemory) + " without one", Meaning: "What Mountpoint tries to stay within. It also limits the number of files open for writing (512: 47, 1024: 111)."},
-			"maximum-throughput-gbps": {Kind: Integer, Unit: "Gbit/s", Min: 1, Max: 10000, Default: strconv.Itoa(mountpointGbps), Meaning: "How much bandwidth Mountpoint plans its connections for."},
-			"part-size":               partSize(5*mib, 5*gib, "Size of the parts that are read and written; not with read-part-size or write-part-size."),
-			"read-part-size":          partSize(mib, 5*gib, "Size of the parts that are read."),
-			"write-part-size":         partSize(5*mib, 5*gib, "Size of the parts that are written; a file can have 10,000."),
+			"sse-kms-key-id":          {Kind: Text, Pattern: kmsKey, Form: "the ARN of a KMS key (not of an alias)", Default: "the service's default key", Meaning: "KMS key of new objects; only with sse aws:kms or aws:kms:dsse."},
+			"upload-checksums":        {Kind: Enum, Words: []string{"crc32c", "crc64nvme", "off"}, Default: "crc32c", Meaning: "Checksum algorithm for uploads. Use off if the service does not support checksums."},
+			"metadata-ttl":            ttl(1, "minimal; 60 with a cache", "How long metadata of files and directories is cached."),
+			"negative-metadata-ttl":   ttl(0, "same as metadata-ttl", "How long the absence of a file is cached."),
+			"max-cache-size":          {Kind: Integer, Unit: "MiB", Min: 1, Max: 16 << 20, Default: "no cache", Meaning: "Enable a cache of object data of this size in the mount's cache directory, and set metadata-ttl to 60. The volume parameters cache and cacheSize do this for any client."},
+			"max-threads":             {Kind: Integer, Unit: "threads", Min: 1, Max: 256, Default: "16", Meaning: "Number of file system requests served concurrently."},
+			"memory-target":           {Kind: Integer, Unit: "MiB", Min: mountpointLeast, Max: mountpointMost, Default: "derived from the memory limit (" + strconv.FormatInt(mountpointTarget(uint64(gib)), 10) + " for 1 GiB); " + strconv.Itoa(mountpointMemory) + " without one", Meaning: "Memory that Mountpoint tries not to exceed. It also limits the number of files open for writing (512: 47, 1024: 111)."},
+			"maximum-throughput-gbps": {Kind: Integer, Unit: "Gbit/s", Min: 1, Max: 10000, Default: strconv.Itoa(mountpointGbps), Meaning: "Expected bandwidth, which determines the number of connections."},
+			"part-size":               partSize(5*mib, 5*gib, "Part size for reads and writes. Cannot be combined with read-part-size or write-part-size."),
+			"read-part-size":          partSize(mib, 5*gib, "Part size for reads."),
+			"write-part-size":         partSize(5*mib, 5*gib, "Part size for writes. A file can have 10,000 parts."),
 		},
 		Refused: map[string]string{
 			"expected-bucket-owner": "use the volume parameter expectedBucketOwner",
-			"region":                "the bucket's region is found out; a static volume can give its attribute region, a backend its own in the driver's config file",
+			"region":                "the driver detects the bucket's region; to override it, set the attribute region of a static volume, or the region of the backend in the driver's config file",
 			"read-only":             "use readOnly of the volume or of the pod's volume mount",
 			"ro":                    "use readOnly of the volume or of the pod's volume mount",
-			"cache":                 "use the volume parameters cache and cacheSize; where the cache lies is the driver's",
-			"cache-xz":              "others could read the volume's content in a shared cache",
+			"cache":                 "use the volume parameters cache and cacheSize; the driver chooses the cache directory",
+			"cache-xz":              "a shared cache would expose the volume's data to other users",
 			"bind":                  "network interfaces belong to the node, not to a volume",
-			"debug-crt":             "its output holds session tokens; use debug",
+			"debug-crt":             "its output contains session tokens; use debug",
 			"no-log":                "the driver needs the client's output",
-			"otlp-endpoint":         "a volume may not choose where data is sent",
-			"otlp-export-interval":  "a volume may not choose where data is sent",
+			"otlp-endpoint":         "a volume must not choose where data is sent",
+			"otlp-export-interval":  "a volume must not choose where data is sent",
 			"user-agent-prefix":     "the driver sets it",
 		},
 		rules:   mountpointRules,
@@ -110,11 +110,11 @@ func mountpointS3() Client {
 		caching: []string{"max-cache-size"},
 		logging: []string{"debug", "log-metrics"},
 	}
-	refuse(c.Refused, "a volume names a backend; its endpoint, addressing and CA are in the driver's config file",
+	refuse(c.Refused, "set the endpoint, addressing style and CA of the backend in the driver's config file",
 		"endpoint-url", "force-path-style", "ca-bundle")
-	refuse(c.Refused, "credentials come from the volume parameter credentials", "profile", "no-sign-request")
+	refuse(c.Refused, "use the volume parameter credentials", "profile", "no-sign-request")
 	refuse(c.Refused, "the driver sets it for every mount", "allow-other", "allow-root", "auto-unmount", "foreground", "f")
-	refuse(c.Refused, "clients write no log files; their output goes to the helper", "log-directory", "l")
+	refuse(c.Refused, "clients write no log files; the helper logs their output", "log-directory", "l")
 	refuseCommon(c.Refused)
 	c.Command = func(in Invocation) Command { return mountpointCommand(c, in) }
 	return c
@@ -122,11 +122,11 @@ func mountpointS3() Client {
 
 // refuseCommon adds options that are not allowed for any client.
 func refuseCommon(refused map[string]string) {
-	refuse(refused, "use the volume parameter of the same purpose: uid, gid, dirMode or fileMode",
+	refuse(refused, "use the volume parameter uid, gid, dirMode or fileMode",
 		"uid", "gid", "dir-mode", "file-mode", "umask", "dir-perms", "file-perms")
 	refuse(refused, "use the volume parameter prefix", "prefix")
 	refuse(refused, "use the volume parameter bucketName", "bucket")
-	refuse(refused, "options are passed one by one under their own names", "o", "option", "options")
+	refuse(refused, "list each option separately, by its own name", "o", "option", "options")
 }
 
 func refuse(refused map[string]string, reason string, names ...string) {

@@ -28,8 +28,8 @@ const (
 	Text
 )
 
-// OptionType says which values an option takes and what it is for. No value that any of them takes can hold white
-// space, control characters or a leading dash.
+// OptionType is the type of an option: its values and its meaning. No valid value contains white space or control characters, or
+// begins with a dash.
 type OptionType struct {
 	Kind     Kind
 	Min, Max int64          // Integer: in Unit; Duration: milliseconds; Size: bytes
@@ -37,7 +37,7 @@ type OptionType struct {
 	Words    []string       // Enum: the values; Integer: values beside the numbers
 	Pattern  volume.Pattern // Text
 	Form     string         // Text: what Pattern asks for, for people
-	Default  string         // what holds where the author says nothing, for people
+	Default  string         // the default, for people
 	Meaning  string         // one sentence, for people
 }
 
@@ -47,7 +47,7 @@ const (
 	size     volume.Pattern = `^[1-9][0-9]{0,11}(Ki|Mi|Gi|Ti)$`
 )
 
-// Values says for people which values the option takes.
+// Values describes the valid values, for people.
 func (t OptionType) Values() string {
 	switch t.Kind {
 	case Flag:
@@ -64,7 +64,7 @@ func (t OptionType) Values() string {
 	case Enum:
 		return "one of " + strings.Join(t.Words, ", ")
 	case Duration:
-		return fmt.Sprintf("a time such as 90s or 1h30m, from %v to %v", time.Duration(t.Min)*time.Millisecond, time.Duration(t.Max)*time.Millisecond)
+		return fmt.Sprintf("a duration such as 90s or 1h30m, from %v to %v", time.Duration(t.Min)*time.Millisecond, time.Duration(t.Max)*time.Millisecond)
 	case Size:
 		return fmt.Sprintf("a size such as 512Mi or 20Gi, from %s to %s", volume.FormatQuantity(uint64(t.Min)), volume.FormatQuantity(uint64(t.Max)))
 	default:
@@ -72,7 +72,7 @@ func (t OptionType) Values() string {
 	}
 }
 
-// problem says what is wrong with an option's value; "" is nothing.
+// problem returns what is wrong with an option's value, "" if it is valid.
 func (t OptionType) problem(o volume.Option) string {
 	switch {
 	case t.Kind == Flag && !o.HasValue:
@@ -80,7 +80,7 @@ func (t OptionType) problem(o volume.Option) string {
 	case !o.HasValue || o.Value == "":
 		return "needs a value: " + t.Values()
 	case !t.takes(o.Value):
-		return fmt.Sprintf("does not take the value %s: it takes %s", quote(o.Value), t.Values())
+		return fmt.Sprintf("does not accept the value %s; use %s", quote(o.Value), t.Values())
 	}
 	return ""
 }
@@ -133,7 +133,7 @@ func parseSize(value string) (int64, bool) {
 	return int64(n), err == nil && size.MatchString(value)
 }
 
-// quote shows an author's text in an error, shortened.
+// quote quotes and shortens an author's text for an error.
 func quote(s string) string {
 	if len(s) > 64 {
 		return strconv.Quote(strings.ToValidUTF8(s[:64], "")) + "…"

@@ -15,13 +15,13 @@ const (
 	maxOperation  = 40
 )
 
-// Queue is what a client has accepted and not yet uploaded.
+// Queue is a client's upload queue: files that are closed and not uploaded yet.
 type Queue struct {
 	Uploads int   `json:"uploads"` // files
 	Bytes   int64 `json:"bytes"`
 }
 
-// Requests count what a client has asked of its S3 service since it was started.
+// Requests counts a client's requests to its S3 service since it was started.
 type Requests struct {
 	Read       int64                `json:"read"`       // bytes of objects
 	Written    int64                `json:"written"`    // bytes of files

@@ -1,5 +1,5 @@
 // Package flock locks open files between processes (flock(2)). The kernel releases a lock when the last descriptor of the open
-// file is closed, which a process that is killed does, too.
+// file is closed, also when the process is killed.
 package flock
 
 import (

@@ -39,7 +39,7 @@ func inBubble(t *testing.T, test func(t *testing.T, b *bubble)) {
 		ctx, cancel := context.WithCancel(t.Context())
 		renewed := make(chan struct{})
 		go func() { defer close(renewed); b.h.renew(ctx) }()
-		go func() { defer close(b.ended); b.h.live(t.Context(), b.signals) }()
+		go func() { defer close(b.ended); b.h.serveUntilDone(t.Context(), b.signals) }()
 		test(t, b)
 		cancel()
 		b.h.quit()

@@ -28,12 +28,12 @@ const (
 )
 
 const (
-	// advertisedLifetime is the longest validity that a client is told, so that changed keys reach it soon. Mountpoint's SDK
+	// advertisedLifetime is the maximum validity that is reported to a client, so that changed keys reach it soon. Mountpoint's SDK
 	// asks again five minutes before the end.
 	advertisedLifetime = 15 * time.Minute
 	// connTimeout bounds one request.
 	connTimeout = 5 * time.Second
-	// renewalWait is how long a request waits for a session that is being made, if there is no valid one. SDKs give up after
+	// renewalWait is how long a request waits for a session that is being made, if there is no valid one. SDKs time out after
 	// one or two seconds and ask again.
 	renewalWait = 1500 * time.Millisecond
 	// maxWaiting bounds how many requests wait for that at once.
@@ -227,7 +227,7 @@ func (e *endpoint) respond(head []byte) (status string, body []byte) {
 		e.wait(changed)
 		keys, ends, valid, _ = e.current()
 	}
-	// 503 because clients retry it, and a session may be in the making.
+	// 503, because clients retry it, and a session may be available then.
 	switch {
 	case keys.IsZero():
 		return "503 Service Unavailable", refusal("NoCredentials", "this mount has no credentials")

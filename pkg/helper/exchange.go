@@ -42,7 +42,7 @@ const (
 	exchangeTimeout = 30 * time.Second
 	// exchangeKillGrace is how long to wait for a killed program.
 	exchangeKillGrace = 5 * time.Second
-	// maxAnswer and maxStderr bound a line of its output and what is read of its standard error, in bytes.
+	// maxAnswer and maxStderr bound a line of its output and its standard error, in bytes.
 	maxAnswer = 32 << 10
 	maxStderr = 4 << 10
 )
@@ -76,7 +76,7 @@ func untraced(pid int) error {
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		// With hidepid, /proc hides processes that this user may not trace.
-		return fault.Errorf(fault.Precondition, "cannot determine whether another process traces it, because /proc hides it; make the program unreadable for all but root (chmod 0711)")
+		return fault.Errorf(fault.Precondition, "cannot determine whether another process traces it, because /proc is mounted with hidepid; make the program readable only for root (chmod 0711)")
 	case err != nil:
 		return err
 	}
@@ -103,7 +103,7 @@ func (x *exchanger) make(ctx context.Context, order credentials.Order) (credenti
 	return keys, err
 }
 
-// run starts the program, sends it the order, reads its answer and kills what is left of it.
+// run starts the program, sends it the order, reads its answer and kills its remaining processes.
 func (x *exchanger) run(ctx context.Context, order []byte) (credentials.Keys, error) {
 	p, err := startExchange(x.program)
 	if err != nil {
@@ -127,7 +127,7 @@ func (x *exchanger) run(ctx context.Context, order []byte) (credentials.Keys, er
 		err = fmt.Errorf("%w; stderr: %s", err, stderr)
 	}
 	if !ended {
-		err = fmt.Errorf("%w; it was killed but is blocked in the kernel", err)
+		err = fmt.Errorf("%w; the program was killed but is blocked in the kernel", err)
 	}
 	return keys, err
 }
@@ -192,10 +192,10 @@ func (p *exchangeProcess) converse(order []byte, untraced func(pid int) error) (
 	out := bufio.NewReaderSize(p.out, maxAnswer)
 	line, err := out.ReadSlice('\n')
 	if err != nil {
-		return credentials.Keys{}, fmt.Errorf("it was not ready: %w", brokenOff(err))
+		return credentials.Keys{}, fmt.Errorf("waiting for it to become ready: %w", brokenOff(err))
 	}
 	if string(line) != "ready\n" {
-		return credentials.Keys{}, errors.New("unexpected first line: it is not the exchange program of this helper")
+		return credentials.Keys{}, errors.New("unexpected first line: not the exchange program of this helper")
 	}
 	if untraced != nil {
 		if err := untraced(p.process.Pid); err != nil {
@@ -225,7 +225,7 @@ func (p *exchangeProcess) converse(order []byte, untraced func(pid int) error) (
 func brokenOff(err error) error {
 	switch {
 	case errors.Is(err, io.EOF):
-		return errors.New("it exited")
+		return errors.New("the program exited")
 	case errors.Is(err, bufio.ErrBufferFull):
 		return errors.New("output line too long")
 	}

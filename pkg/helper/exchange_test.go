@@ -169,9 +169,9 @@ func TestWhatTheProgramSaysIsAnErrorOfItsKind(t *testing.T) {
 		{"", "garbage", fault.Unknown, "malformed answer"},
 		{"", "long", fault.Unknown, "too long"},
 		{"", "empty", fault.Unknown, "without keys"},
-		{"", "crash", fault.Unknown, "no answer: it exited; stderr: panic: "},
+		{"", "crash", fault.Unknown, "no answer: the program exited; stderr: panic: "},
 		{"+other", "ok:1h", fault.Unknown, "unexpected first line"},
-		{"+dead", "ok:1h", fault.Unknown, "it was not ready: it exited; stderr: cannot run here"},
+		{"+dead", "ok:1h", fault.Unknown, "waiting for it to become ready: the program exited; stderr: cannot run here"},
 	} {
 		t.Run(tc.how+tc.name, func(t *testing.T) {
 			t.Parallel()

@@ -49,7 +49,7 @@ type helper struct {
 	status        Status
 	session       session
 	changed       chan struct{} // closed and replaced with each revision
-	lastTalk      time.Time     // of the latest request or the client's exit
+	lastActivity  time.Time     // of the latest request or the client's exit
 	waiting       int           // status requests that wait
 	pgid          int           // of the running client
 	stopping      bool          // SIGTERM: exit when there is no client
@@ -74,7 +74,7 @@ func newHelper(o options) (*helper, error) {
 	}
 	h := &helper{
 		options: o, scrub: scrub, log: log, endpoint: ep, tail: &tail{}, wake: make(chan struct{}, 1),
-		done: make(chan struct{}), killed: make(chan struct{}), changed: make(chan struct{}), lastTalk: o.now(),
+		done: make(chan struct{}), killed: make(chan struct{}), changed: make(chan struct{}), lastActivity: o.now(),
 		status:  Status{Protocol: ProtocolVersion, Version: o.version, PID: os.Getpid(), Revision: 1, State: StateIdle},
 		session: session{random: o.random, salt: salt},
 	}
@@ -125,7 +125,7 @@ func (h *helper) snapshot() (Status, <-chan struct{}) {
 func (h *helper) noteRequest(waiters int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.lastTalk = h.now()
+	h.lastActivity = h.now()
 	h.waiting += waiters
 }
 
@@ -153,16 +153,16 @@ func (h *helper) start(req StartRequest, fuse *os.File) error {
 	case h.status.State == StateRunning:
 		return fault.Errorf(fault.Exists, "a client is already running (pid %d)", h.status.ClientPID)
 	case h.status.Ending && !h.exitedAbnormally():
-		return fault.Errorf(fault.Precondition, "the mount is ending, so no client can be started")
+		return fault.Errorf(fault.Precondition, "cannot start a client: the mount is being unmounted")
 	case h.quitting || h.stopping:
-		return fault.Errorf(fault.Precondition, "the helper is exiting, so no client can be started")
+		return fault.Errorf(fault.Precondition, "cannot start a client: the helper is exiting")
 	}
 	c, err := h.lookup(req.Client)
 	if err != nil {
 		h.log.printf("unknown client, upload queue not reported: client=%q", req.Client)
 	}
 	if !req.Keys.IsZero() || !req.Order.IsZero() {
-		if err := h.give(req.Keys, req.Order); err != nil {
+		if err := h.updateSession(req.Keys, req.Order); err != nil {
 			return err
 		}
 	}
@@ -205,7 +205,7 @@ func (h *helper) output(raw []byte, cut bool, c client.Client, conflicts int) {
 	}
 	if c.Queue != nil {
 		if q, ok := c.Queue(line); ok {
-			// Not kept as output: progress would displace the lines that explain an exit.
+			// Not part of the tail: progress reports would displace the lines that explain an exit.
 			h.mu.Lock()
 			defer h.mu.Unlock()
 			if h.status.Queue == nil || *h.status.Queue != q {
@@ -237,7 +237,7 @@ func (h *helper) exited(code int, signal string) {
 	h.pgid = 0
 	h.status.State, h.status.ClientPID = StateExited, 0
 	h.status.ExitCode, h.status.Signal = code, signal
-	h.lastTalk = h.now()
+	h.lastActivity = h.now()
 	h.log.printf("client exited: %s", describe(code, signal))
 	h.recordEnd()
 	h.changeStatus()
@@ -275,7 +275,7 @@ func describe(code int, signal string) string {
 func (h *helper) credentials(keys credentials.Keys, order credentials.Order) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if err := h.give(keys, order); err != nil {
+	if err := h.updateSession(keys, order); err != nil {
 		return err
 	}
 	if keys.IsZero() {
@@ -294,7 +294,7 @@ func (h *helper) end() {
 		return
 	}
 	h.status.Ending = true
-	h.log.printf("mount is ending")
+	h.log.printf("unmount announced, client exit expected")
 	if h.status.State != StateRunning {
 		h.recordEnd()
 	}
@@ -332,7 +332,7 @@ func (h *helper) stop(why string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if !h.stopping && h.status.State == StateRunning {
-		h.log.printf("exiting when the client does: signal=%q", why)
+		h.log.printf("exiting after the client: signal=%q", why)
 	}
 	h.stopping = true
 	h.exitIfDone()
@@ -341,7 +341,7 @@ func (h *helper) stop(why string) {
 // checkCommand refuses commands that exec cannot pass on as they are.
 func checkCommand(c client.Command) error {
 	if len(c.Argv) == 0 || !filepath.IsAbs(c.Argv[0]) {
-		return fault.Errorf(fault.Invalid, "the client's program is not an absolute path")
+		return fault.Errorf(fault.Invalid, "the path of the client's program is not absolute")
 	}
 	for _, s := range c.Argv {
 		if strings.IndexByte(s, 0) >= 0 {

@@ -243,7 +243,7 @@ func TestTheHelpersSocketIsForTheDriverAlone(t *testing.T) {
 		for _, uid := range []uint32{mountUID, otherUID} {
 			a := i.attacker(uid, "connect", i.socket)
 			line := a.awaits("refused")
-			if want := map[bool]string{false: "permission denied", true: "may not talk to this helper"}[open]; !strings.Contains(line, want) {
+			if want := map[bool]string{false: "permission denied", true: "is not allowed to send requests to this helper"}[open]; !strings.Contains(line, want) {
 				t.Errorf("uid %d, open %v: %s", uid, open, line)
 			}
 		}

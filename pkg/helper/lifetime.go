@@ -25,7 +25,7 @@ func (h *helper) run(ctx context.Context, l *net.UnixListener, uid uint32, signa
 	requests.Go(func() { h.serve(serveCtx, l, uid) })
 	others.Go(h.endpoint.serve)
 	others.Go(func() { h.renew(serveCtx) })
-	clean := h.live(ctx, signals)
+	clean := h.serveUntilDone(ctx, signals)
 	cancel()
 	requests.Wait()
 	h.endpoint.close()
@@ -38,8 +38,8 @@ func (h *helper) run(ctx context.Context, l *net.UnixListener, uid uint32, signa
 	}
 }
 
-// live returns when the helper must exit, and reports whether the client has exited.
-func (h *helper) live(ctx context.Context, signals <-chan os.Signal) bool {
+// serveUntilDone returns when the helper must exit, and reports whether the client has exited.
+func (h *helper) serveUntilDone(ctx context.Context, signals <-chan os.Signal) bool {
 	cancelled, killed := ctx.Done(), h.killed
 	var overdue <-chan time.Time
 	var idle idleness
@@ -88,7 +88,7 @@ func (h *helper) live(ctx context.Context, signals <-chan os.Signal) bool {
 func (h *helper) untilExit() (wait time.Duration, bounded bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	idle := h.now().Sub(h.lastTalk)
+	idle := h.now().Sub(h.lastActivity)
 	switch {
 	case h.status.State == StateRunning:
 		return 0, false
@@ -104,7 +104,7 @@ func (h *helper) untilExit() (wait time.Duration, bounded bool) {
 
 // At a shutdown systemd stops helpers after containers, and unmounts file systems only when all services have stopped. So the
 // client would run until it is killed. A helper that was asked to stop kills its client once that has uploaded everything and
-// is idle; a busy client keeps the time that systemd gives it.
+// is idle; a busy client has until systemd's timeout.
 const (
 	idleInterval = 250 * time.Millisecond
 	idleQueue    = 3 * time.Second

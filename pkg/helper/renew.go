@@ -57,7 +57,7 @@ func (h *helper) logExpired() {
 	at := s.ends.UTC().Format(time.RFC3339)
 	switch {
 	case s.order.IsZero():
-		h.log.printf("credentials expired: at=%s, no order to make others", at)
+		h.log.printf("credentials expired: at=%s, no order to renew them", at)
 	case s.err != nil:
 		h.log.printf("session expired: at=%s, renewal failing since %s: %v", at, s.since.UTC().Format(time.RFC3339), s.err)
 	default:
@@ -82,10 +82,10 @@ func (h *helper) jobEnded(j job, keys credentials.Keys, err error) {
 		} else if keys.Expires.IsZero() || keys.Expires.Sub(now) > loggedLife {
 			h.log.printf("session renewed: until=%s", keys.Expires.UTC().Format(time.RFC3339))
 		}
-	case out.news:
+	case out.changed:
 		h.log.printf("session renewal failed, retrying: %v", h.session.err)
 	}
-	if out.news {
+	if out.changed {
 		h.changeStatus()
 	}
 	if !out.taken {
@@ -93,10 +93,10 @@ func (h *helper) jobEnded(j job, keys credentials.Keys, err error) {
 	}
 }
 
-// give uses the keys and the order of a request. Call under mu.
-func (h *helper) give(keys credentials.Keys, order credentials.Order) error {
+// updateSession uses the keys and the order of a request. Call under mu.
+func (h *helper) updateSession(keys credentials.Keys, order credentials.Order) error {
 	if order.Kind == credentials.AsIs {
-		return fault.Errorf(fault.Invalid, "an order of kind %s makes no session; send its keys instead", order.Kind)
+		return fault.Errorf(fault.Invalid, "sessions cannot be made from an order of kind %s; send its keys instead", order.Kind)
 	}
 	if keys.IsZero() && order.IsZero() {
 		return fault.Errorf(fault.Invalid, "the request has neither keys nor an order")
@@ -106,7 +106,7 @@ func (h *helper) give(keys credentials.Keys, order credentials.Order) error {
 		h.scrub.hold(now, "session", keys.SecretAccessKey, keys.SessionToken)
 	}
 	h.scrub.hold(now, "order", order.Secrets()...)
-	h.session.give(now, keys, order)
+	h.session.update(now, keys, order)
 	h.serveSession()
 	return nil
 }
@@ -124,7 +124,7 @@ func (h *helper) wakeRenewal() {
 	}
 }
 
-// sessionMissing records that the client asked without a valid session, and reports whether one is expected soon.
+// sessionMissing records that the client requested credentials without a valid session, and reports whether one is expected soon.
 func (h *helper) sessionMissing() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -25,7 +25,7 @@ import (
 type Program struct {
 	Version string
 	// Exchange is the path of the program that makes sessions. If it cannot be executed, sessions are not renewed and the
-	// status says why.
+	// status has the reason.
 	Exchange string
 }
 
@@ -68,7 +68,7 @@ func Run(ctx context.Context, program Program, args []string) error {
 	if err != nil {
 		return errors.Join(fmt.Errorf("helper %s: %w", *name, err), l.Close())
 	}
-	h.log.printf("helper %s serves (pid %d, version %s)", *name, os.Getpid(), h.status.Version)
+	h.log.printf("helper started: name=%s pid=%d version=%s", *name, os.Getpid(), h.status.Version)
 	h.run(ctx, l, uid, signals)
 	return nil
 }

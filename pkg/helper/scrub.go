@@ -12,7 +12,7 @@ import (
 const (
 	redacted = "[redacted]"
 	// maxRetired is how many replaced secrets are remembered, and retiredAge for how long: a client uses a replaced key, and
-	// may print it, until the validity that it was told ends.
+	// may print it, until its advertised validity ends.
 	maxRetired = 16
 	retiredAge = advertisedLifetime
 )
@@ -143,7 +143,7 @@ func (l *logger) printf(format string, args ...any) {
 	l.line(l.scrub.scrub(clean(fmt.Appendf(nil, format, args...)), false))
 }
 
-// line writes a line that is cleaned and scrubbed. Errors are ignored: a mount is worth more than its log.
+// line writes a line that is cleaned and scrubbed. Errors are ignored: a log failure must not affect the mount.
 func (l *logger) line(text string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -56,7 +56,7 @@ func (h *helper) serveConn(ctx context.Context, conn *net.UnixConn, allowed uint
 	uid, err := peerUID(conn)
 	if err != nil || uid != 0 && uid != allowed {
 		h.log.printf("request refused: uid=%d", uid)
-		h.reply(conn, Status{}, fault.Errorf(fault.Denied, "uid %d may not talk to this helper", uid))
+		h.reply(conn, Status{}, fault.Errorf(fault.Denied, "uid %d is not allowed to send requests to this helper", uid))
 		return
 	}
 	body, files, err := receive(conn)
@@ -79,7 +79,7 @@ func (h *helper) serveConn(ctx context.Context, conn *net.UnixConn, allowed uint
 			err = h.handle(ctx, conn, req, take)
 		}
 	}
-	if errors.Is(err, errHungUp) {
+	if errors.Is(err, errCallerGone) {
 		return
 	}
 	status, _ := h.snapshot()
@@ -95,14 +95,14 @@ func (h *helper) serveConn(ctx context.Context, conn *net.UnixConn, allowed uint
 	}
 }
 
-// takeFile returns the one descriptor of a start request. The caller closes what is left.
+// takeFile returns the descriptor of a start request. The caller closes those in left.
 func takeFile(req request, files []*os.File) (take *os.File, left []*os.File, err error) {
 	want := 0
 	if req.Op == opStart {
 		want = 1
 	}
 	if len(files) != want {
-		return nil, files, fault.Errorf(fault.Invalid, "%d descriptors came with the request (%s); it needs %d", len(files), req.Op, want)
+		return nil, files, fault.Errorf(fault.Invalid, "request %s has %d descriptors, but needs %d", req.Op, len(files), want)
 	}
 	if want == 1 {
 		return files[0], nil, nil
@@ -110,8 +110,8 @@ func takeFile(req request, files []*os.File) (take *os.File, left []*os.File, er
 	return nil, nil, nil
 }
 
-// errHungUp means that the caller has closed the connection.
-var errHungUp = errors.New("the caller hung up")
+// errCallerGone means that the caller has closed the connection.
+var errCallerGone = errors.New("the caller closed the connection")
 
 // handle carries out a request. It closes fuse.
 func (h *helper) handle(ctx context.Context, conn *net.UnixConn, req request, fuse *os.File) error {
@@ -136,9 +136,9 @@ func (h *helper) handle(ctx context.Context, conn *net.UnixConn, req request, fu
 		h.kill()
 		return nil
 	case opQuit:
-		return nil // once the answer is out
+		return nil // after the answer is sent
 	}
-	return fault.Errorf(fault.Unsupported, "this helper does not know the request %.20q, because an older driver started it; unpublish and republish the volume", req.Op)
+	return fault.Errorf(fault.Unsupported, "this helper was started by an older driver and does not support the request %.20q; unpublish and republish the volume", req.Op)
 }
 
 // await returns when the revision differs from since, or the helper exits.
@@ -168,7 +168,7 @@ func (h *helper) await(ctx context.Context, conn *net.UnixConn, since uint64) er
 	case <-ctx.Done():
 	case <-gone:
 		if ctx.Err() == nil {
-			return errHungUp
+			return errCallerGone
 		}
 	}
 	return nil

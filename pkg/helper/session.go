@@ -19,7 +19,7 @@ const (
 	// Backoff after failed attempts. A permanent error stays until the configuration changes, so its retries are rarer.
 	retryFirst, retryMost     = 250 * time.Millisecond, time.Minute
 	refusedFirst, refusedMost = 2 * time.Second, 5 * time.Minute
-	// If the client asks and there is no session, the next attempt comes so long after the last, not later.
+	// If the client asks and there is no session, the next attempt is due at most this long after the last one.
 	retryAsked, refusedAsked = 5 * time.Second, 30 * time.Second
 	// soon is how far off an attempt may be for the client's request to wait for it.
 	soon = time.Second
@@ -62,8 +62,8 @@ type job struct {
 	keysVersion, orderVersion int
 }
 
-// give uses the keys and the order of a request; see Peer.Renew.
-func (s *session) give(now time.Time, keys credentials.Keys, order credentials.Order) {
+// update uses the keys and the order of a request; see Peer.Renew.
+func (s *session) update(now time.Time, keys credentials.Keys, order credentials.Order) {
 	first := s.order.IsZero()
 	if !keys.IsZero() {
 		s.keysVersion++
@@ -123,9 +123,9 @@ func (s *session) next(now time.Time) (j job, begin bool, wait time.Duration) {
 }
 
 type outcome struct {
-	taken  bool      // there is a new session
-	failed time.Time // since when renewals had failed; zero: they had not
-	news   bool      // it differs from the previous outcome
+	taken   bool      // there is a new session
+	failed  time.Time // since when renewals had failed; zero: they had not
+	changed bool      // it differs from the previous outcome
 }
 
 func (s *session) ended(now time.Time, j job, keys credentials.Keys, err error) outcome {
@@ -141,7 +141,7 @@ func (s *session) ended(now time.Time, j job, keys credentials.Keys, err error) 
 		s.take(now, keys)
 		s.plan(now)
 		s.renewals++
-		return outcome{taken: true, failed: failed, news: true}
+		return outcome{taken: true, failed: failed, changed: true}
 	}
 	s.failures++
 	if j.orderVersion != s.orderVersion {
@@ -149,15 +149,15 @@ func (s *session) ended(now time.Time, j job, keys credentials.Keys, err error) 
 		return outcome{}
 	}
 	s.due = now.Add(s.pause(now, err))
-	news := s.err == nil || fault.KindOf(s.err) != fault.KindOf(err) || shape(s.err.Error()) != shape(err.Error())
+	changed := s.err == nil || fault.KindOf(s.err) != fault.KindOf(err) || shape(s.err.Error()) != shape(err.Error())
 	if s.since.IsZero() {
 		s.since = now
 	}
 	s.failuresInRow++
-	if news {
+	if changed {
 		s.err = err
 	}
-	return outcome{news: news}
+	return outcome{changed: changed}
 }
 
 // pause returns how long to wait after a failed attempt.
@@ -177,7 +177,7 @@ func (s *session) pause(now time.Time, err error) time.Duration {
 	return time.Duration((1 + s.random()) / 2 * float64(pause))
 }
 
-// shape returns a text without words that contain digits, such as request ids, to compare errors.
+// shape returns a text without tokens that contain digits, such as request IDs, to compare errors.
 func shape(text string) string {
 	words := strings.FieldsFunc(text, func(r rune) bool { return r == ' ' || strings.ContainsRune(`"'(),;:`, r) })
 	return strings.Join(slices.DeleteFunc(words, func(w string) bool { return strings.ContainsAny(w, "0123456789") }), " ")
@@ -187,14 +187,14 @@ func shape(text string) string {
 func usable(now time.Time, keys credentials.Keys) error {
 	switch {
 	case keys.AccessKeyID == "" || keys.SecretAccessKey == "":
-		return fault.Errorf(fault.Unknown, "the exchange program answered without keys")
+		return fault.Errorf(fault.Unknown, "the exchange program returned no keys")
 	case !keys.Expires.IsZero() && !keys.Expires.After(now):
-		return fault.Errorf(fault.Unavailable, "the new session had already expired at %s; check the clocks of this machine and of the token service", keys.Expires.UTC().Format(time.RFC3339))
+		return fault.Errorf(fault.Unavailable, "the new session already expired at %s; check the clocks of this host and of the token service", keys.Expires.UTC().Format(time.RFC3339))
 	}
 	return nil
 }
 
-// asked records that the client asked without a valid session, and reports whether one is expected soon.
+// asked records that the client requested credentials without a valid session, and reports whether one is expected soon.
 func (s *session) asked(now time.Time) bool {
 	if s.order.IsZero() || !s.over(now) {
 		return false

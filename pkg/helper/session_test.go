@@ -71,7 +71,7 @@ func TestSessionsAreRenewedInTheMiddleOfTheirLives(t *testing.T) {
 		for _, random := range []float64{0, 0.5, math.Nextafter(1, 0)} {
 			c := newClocked(t)
 			c.random = func() float64 { return random }
-			c.give(c.now, c.keys("first", life), testOrder)
+			c.update(c.now, c.keys("first", life), testOrder)
 			for range 3 {
 				j, after := c.untilAttempt()
 				if part := float64(after) / float64(life); part < 0.5 || part > 0.66 {
@@ -92,7 +92,7 @@ func TestKeysWithoutEndAreNotRenewed(t *testing.T) {
 	c := newClocked(t)
 	keys := c.keys("a", 0)
 	keys.Expires = time.Time{}
-	c.give(c.now, keys, testOrder)
+	c.update(c.now, keys, testOrder)
 	for range 100 {
 		if wait := c.idle(); wait != maxWait {
 			t.Fatalf("looks again after %s", wait)
@@ -132,7 +132,7 @@ func TestFailuresAreRepeatedQuicklyAtFirstAndRefusalsSlower(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := newClocked(t)
 			c.random = func() float64 { return math.Nextafter(1, 0) }
-			c.give(c.now, c.keys("a", 36*time.Hour), testOrder)
+			c.update(c.now, c.keys("a", 36*time.Hour), testOrder)
 			pauses := c.failTimes(40, tc.err)[1:]
 			near := func(a, b time.Duration) bool { return (a - b).Abs() < time.Millisecond }
 			if !near(pauses[0], tc.first) || !near(pauses[1], 2*tc.first) || !near(pauses[len(pauses)-1], tc.most) {
@@ -152,7 +152,7 @@ func TestFailuresAreRepeatedQuicklyAtFirstAndRefusalsSlower(t *testing.T) {
 func TestTheOldSessionIsServedWhileItIsValidAndItsEndIsNoticedOnce(t *testing.T) {
 	c := newClocked(t)
 	began := c.now
-	c.give(c.now, c.keys("a", time.Hour), testOrder)
+	c.update(c.now, c.keys("a", time.Hour), testOrder)
 	down := fault.Errorf(fault.Unavailable, "the service is down")
 	expired := 0
 	for c.now.Before(began.Add(3 * time.Hour)) {
@@ -198,7 +198,7 @@ func TestAServiceThatIsBackBeforeTheEndIsBackInTime(t *testing.T) {
 		c.random = func() float64 { return math.Nextafter(1, 0) }
 		end := c.now.Add(life)
 		back := end.Add(-max(retryFirst, life/50))
-		c.give(c.now, c.keys("a", life), testOrder)
+		c.update(c.now, c.keys("a", life), testOrder)
 		attempts := 0
 		for j, _ := c.untilAttempt(); c.now.Before(back); j, _ = c.untilAttempt() {
 			c.ended(c.now, j, credentials.Keys{}, fault.Errorf(fault.Unavailable, "down"))
@@ -215,8 +215,8 @@ func TestANewOrderIsTriedAtOnceOnlyWhereTheSessionIsInTrouble(t *testing.T) {
 	other.Token = "another"
 	t.Run("all is well", func(t *testing.T) {
 		c := newClocked(t)
-		c.give(c.now, c.keys("a", time.Hour), testOrder)
-		c.give(c.now, credentials.Keys{}, other)
+		c.update(c.now, c.keys("a", time.Hour), testOrder)
+		c.update(c.now, credentials.Keys{}, other)
 		if c.idle(); c.session.keys.AccessKeyID != "a" || c.status(c.now).OrderDigest != other.Digest(c.salt) {
 			t.Errorf("status: %+v", c.status(c.now))
 		}
@@ -226,11 +226,11 @@ func TestANewOrderIsTriedAtOnceOnlyWhereTheSessionIsInTrouble(t *testing.T) {
 	})
 	t.Run("the last renewal failed", func(t *testing.T) {
 		c := newClocked(t)
-		c.give(c.now, c.keys("a", time.Hour), testOrder)
+		c.update(c.now, c.keys("a", time.Hour), testOrder)
 		c.failTimes(20, fault.Errorf(fault.Unauthenticated, "expired"))
 		since := c.status(c.now).FailedSince
 		c.idle()
-		c.give(c.now, credentials.Keys{}, other)
+		c.update(c.now, credentials.Keys{}, other)
 		j := c.begin()
 		if j.order != other {
 			t.Error("the old order is tried")
@@ -246,13 +246,13 @@ func TestANewOrderIsTriedAtOnceOnlyWhereTheSessionIsInTrouble(t *testing.T) {
 	})
 	t.Run("the session is over", func(t *testing.T) {
 		c := newClocked(t)
-		c.give(c.now, c.keys("a", time.Hour), credentials.Order{})
+		c.update(c.now, c.keys("a", time.Hour), credentials.Order{})
 		c.now = c.now.Add(time.Hour)
 		if !c.expire(c.now) || c.status(c.now).Error == "" {
 			t.Errorf("status: %+v", c.status(c.now))
 		}
 		c.idle()
-		c.give(c.now, credentials.Keys{}, other)
+		c.update(c.now, credentials.Keys{}, other)
 		j := c.begin()
 		if out := c.ended(c.now, j, c.keys("b", time.Hour), nil); !out.taken || out.failed.IsZero() || c.status(c.now).Error != "" {
 			t.Errorf("%+v %+v", out, c.status(c.now))
@@ -262,16 +262,16 @@ func TestANewOrderIsTriedAtOnceOnlyWhereTheSessionIsInTrouble(t *testing.T) {
 		c := newClocked(t)
 		keys := c.keys("a", 0)
 		keys.Expires = time.Time{}
-		c.give(c.now, keys, credentials.Order{})
-		c.give(c.now, credentials.Keys{}, other)
+		c.update(c.now, keys, credentials.Order{})
+		c.update(c.now, credentials.Keys{}, other)
 		c.begin()
 	})
 	t.Run("while an attempt with the old one is under way", func(t *testing.T) {
 		c := newClocked(t)
-		c.give(c.now, c.keys("a", time.Hour), testOrder)
+		c.update(c.now, c.keys("a", time.Hour), testOrder)
 		j, _ := c.untilAttempt()
-		c.give(c.now, credentials.Keys{}, other)
-		if out := c.ended(c.now, j, credentials.Keys{}, errors.New("revoked")); out.taken || out.news {
+		c.update(c.now, credentials.Keys{}, other)
+		if out := c.ended(c.now, j, credentials.Keys{}, errors.New("revoked")); out.taken || out.changed {
 			t.Errorf("outcome: %+v", out)
 		}
 		if j := c.begin(); j.order != other {
@@ -282,15 +282,15 @@ func TestANewOrderIsTriedAtOnceOnlyWhereTheSessionIsInTrouble(t *testing.T) {
 
 func TestKeysFromOutsideWinOverASessionThatIsBeingMade(t *testing.T) {
 	c := newClocked(t)
-	c.give(c.now, c.keys("a", time.Hour), testOrder)
+	c.update(c.now, c.keys("a", time.Hour), testOrder)
 	j, _ := c.untilAttempt()
-	c.give(c.now, c.keys("b", time.Hour), testOrder)
+	c.update(c.now, c.keys("b", time.Hour), testOrder)
 	if out := c.ended(c.now, j, c.keys("late", time.Hour), nil); out.taken || c.session.keys.AccessKeyID != "b" {
 		t.Errorf("%+v, %s is in use", out, c.session.keys)
 	}
 	// Keys alone are all there is: nothing is made from what was there before.
 	j, _ = c.untilAttempt()
-	c.give(c.now, c.keys("c", time.Hour), credentials.Order{})
+	c.update(c.now, c.keys("c", time.Hour), credentials.Order{})
 	c.ended(c.now, j, c.keys("late", time.Hour), nil)
 	if s := c.status(c.now); c.session.keys.AccessKeyID != "c" || s.OrderDigest != "" || s.Has(testOrder) || s.Has(credentials.Order{}) {
 		t.Errorf("%s is in use: %+v", c.session.keys, s)
@@ -314,7 +314,7 @@ func TestAClientThatAsksInVainHurriesTheNextAttempt(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := newClocked(t)
-			c.give(c.now, credentials.Keys{}, testOrder)
+			c.update(c.now, credentials.Keys{}, testOrder)
 			if !c.asked(c.now) {
 				t.Error("the first session is due")
 			}
@@ -333,7 +333,7 @@ func TestAClientThatAsksInVainHurriesTheNextAttempt(t *testing.T) {
 		})
 	}
 	c := newClocked(t)
-	c.give(c.now, c.keys("a", time.Hour), testOrder)
+	c.update(c.now, c.keys("a", time.Hour), testOrder)
 	if c.asked(c.now) {
 		t.Error("there is a valid session")
 	}
@@ -345,25 +345,25 @@ func TestAClientThatAsksInVainHurriesTheNextAttempt(t *testing.T) {
 
 func TestOnlyNewsIsTold(t *testing.T) {
 	c := newClocked(t)
-	c.give(c.now, c.keys("a", time.Hour), testOrder)
+	c.update(c.now, c.keys("a", time.Hour), testOrder)
 	attempt := func(err error) bool {
 		j, _ := c.untilAttempt()
-		return c.ended(c.now, j, c.keys("b", time.Hour), err).news
+		return c.ended(c.now, j, c.keys("b", time.Hour), err).changed
 	}
 	down, denied := fault.Errorf(fault.Unavailable, "down"), fault.Errorf(fault.Denied, "no")
 	for i, tc := range []struct {
-		err  error
-		news bool
+		err     error
+		changed bool
 	}{{fault.Errorf(fault.Denied, "the service answered 403 (request 0a1b-2c)"), true}, {fault.Errorf(fault.Denied, "the service answered 403 (request 99fe-00)"), false}, {down, true}, {down, false}, {down, false}, {denied, true}, {denied, false}, {fault.Errorf(fault.Busy, "no"), true}, {nil, true}, {nil, true}, {down, true}} {
-		if got := attempt(tc.err); got != tc.news {
-			t.Errorf("attempt %d (%v): news %v", i, tc.err, got)
+		if got := attempt(tc.err); got != tc.changed {
+			t.Errorf("attempt %d (%v): changed %v", i, tc.err, got)
 		}
 	}
 }
 
 func TestAnAnswerThatIsNoSessionIsAFailure(t *testing.T) {
 	c := newClocked(t)
-	c.give(c.now, credentials.Keys{}, testOrder)
+	c.update(c.now, credentials.Keys{}, testOrder)
 	for _, keys := range []credentials.Keys{{}, {AccessKeyID: "a"}, c.keys("late", 0), c.keys("late", -time.Second)} {
 		j, _ := c.untilAttempt()
 		if out := c.ended(c.now, j, keys, nil); out.taken || c.err == nil {
@@ -376,7 +376,7 @@ func TestAnAnswerThatIsNoSessionIsAFailure(t *testing.T) {
 func TestTheMonotonicClockDecides(t *testing.T) {
 	start := time.Now()
 	s := session{random: func() float64 { return 0 }}
-	s.give(start, credentials.Keys{AccessKeyID: "a", SecretAccessKey: "b", Expires: start.Round(0).Add(time.Hour)}, testOrder)
+	s.update(start, credentials.Keys{AccessKeyID: "a", SecretAccessKey: "b", Expires: start.Round(0).Add(time.Hour)}, testOrder)
 	at := func(monotonic time.Duration) time.Time { return start.Add(monotonic) }
 	if s.over(at(59*time.Minute)) || !s.over(at(time.Hour)) {
 		t.Error("the end is not where the lifetime says")

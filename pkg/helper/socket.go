@@ -150,7 +150,7 @@ func checkFuse(f *os.File) error {
 	}
 	// 10:229 is the device number of /dev/fuse (the kernel's Documentation/admin-guide/devices.txt).
 	if st.Mode&unix.S_IFMT != unix.S_IFCHR || unix.Major(st.Rdev) != 10 || unix.Minor(st.Rdev) != 229 || link != "/dev/fuse" {
-		return fault.Errorf(fault.Invalid, "the descriptor of the request is %q, want /dev/fuse", link)
+		return fault.Errorf(fault.Invalid, "the descriptor of the request is %q, not /dev/fuse", link)
 	}
 	return nil
 }

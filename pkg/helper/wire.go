@@ -62,7 +62,7 @@ func encode(message any) ([]byte, error) {
 		return nil, fmt.Errorf("encode a helper message: %w", err)
 	}
 	if len(body) > maxMessage {
-		return nil, fault.Errorf(fault.Invalid, "message for the helper has %d bytes, the maximum is %d; shorten the mount options or the CA bundle of the token service", len(body), maxMessage)
+		return nil, fault.Errorf(fault.Invalid, "message for the helper has %d bytes, more than the maximum of %d; shorten the mount options or the CA bundle of the token service", len(body), maxMessage)
 	}
 	return append(binary.BigEndian.AppendUint32(make([]byte, 0, 4+len(body)), uint32(len(body))), body...), nil
 }
@@ -82,13 +82,13 @@ func decodeRequest(body []byte) (request, error) {
 		Protocol int `json:"protocol"`
 	}
 	if err := json.Unmarshal(body, &version); err != nil {
-		return request{}, fault.Errorf(fault.Invalid, "the request is not JSON of this protocol")
+		return request{}, fault.Errorf(fault.Invalid, "the request is not valid JSON of this protocol")
 	}
 	if version.Protocol < 1 {
-		return request{}, fault.Errorf(fault.Invalid, "the request names no protocol")
+		return request{}, fault.Errorf(fault.Invalid, "the request has no protocol version")
 	}
 	if version.Protocol > ProtocolVersion {
-		return request{}, fault.Errorf(fault.Unsupported, "the request needs protocol %d and this helper knows up to %d, because an older driver started it; unpublish and republish the volume", version.Protocol, ProtocolVersion)
+		return request{}, fault.Errorf(fault.Unsupported, "the request needs protocol %d, but this helper was started by an older driver and supports up to %d; unpublish and republish the volume", version.Protocol, ProtocolVersion)
 	}
 	var req request
 	if err := json.Unmarshal(body, &req); err != nil {
@@ -117,7 +117,7 @@ func readReply(r io.Reader) (reply, error) {
 		return reply{}, fmt.Errorf("decode the helper's answer: %w", err)
 	}
 	if rep.Protocol > ProtocolVersion {
-		return reply{}, fault.Errorf(fault.Unsupported, "the helper answered in protocol %d and this driver knows up to %d", rep.Protocol, ProtocolVersion)
+		return reply{}, fault.Errorf(fault.Unsupported, "the helper answered in protocol %d, but this driver supports up to %d", rep.Protocol, ProtocolVersion)
 	}
 	return rep, nil
 }
@@ -151,7 +151,7 @@ type Status struct {
 	Tail []string `json:"tail,omitempty"`
 	// Queue is the upload queue that the client last reported; nil if it never did.
 	Queue *client.Queue `json:"queue,omitempty"`
-	// Requests is what the running client, or the last one, last reported of its requests; nil if it never did. A change of it alone
+	// Requests are the request counts that the running client, or the last one, last reported; nil if it never did. A change of it alone
 	// does not change the revision.
 	Requests *client.Requests `json:"requests,omitempty"`
 	// Conflicts counts the files that this helper's clients have quarantined because another writer had changed their objects.
@@ -197,7 +197,7 @@ func (s *SessionStatus) Has(o credentials.Order) bool {
 	return s != nil && s.OrderDigest != "" && s.OrderDigest == o.Digest(s.Salt)
 }
 
-// StartRequest is what a helper needs to run a client in addition to the FUSE descriptor.
+// StartRequest has the parameters to start a client, in addition to the FUSE descriptor.
 type StartRequest struct {
 	// Client is the client's name. A helper that does not know it runs the command and cannot read its upload queue.
 	Client         string           `json:"client"`

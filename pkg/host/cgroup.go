@@ -43,7 +43,7 @@ func NodeCgroup() string {
 	return string(text)
 }
 
-// accountOf returns the account of work in the namespace of a process: its pod, else its cgroup.
+// accountOf returns the account for calls in the namespace of a process: its pod, else its cgroup.
 func accountOf(pid int) string {
 	text, err := os.ReadFile(proc.Path(pid, "cgroup"))
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 
 // child is a mount below a stale one. Usually no path leads to it, because the stale file system answers no look-up, and the kernel
 // has no other way to open a mount. If the kernel still has the names on the way in its cache, the child itself is moved below the
-// healthy mount. Otherwise a clone takes its place: the same directory of the same file system, from where the host has that
+// healthy mount. Otherwise a clone replaces it: the same directory of the same file system, from where the host has that
 // mounted, as it has all volumes of a pod.
 type child struct {
 	mount Mount
@@ -45,13 +45,13 @@ func (r *replacement) children(ctx context.Context, parent Mount, onto *os.File)
 		if m = r.tree.top(m); m.ID != c.mount.ID {
 			c.mount = m // mounts under it are hidden, and are kept only if the child itself is moved
 		}
-		c.clone, c.from, c.why = r.standIn(ctx, m)
+		c.clone, c.from, c.why = r.cloneChild(ctx, m)
 		if c.why != nil && ctx.Err() != nil {
 			return nil, c.why
 		}
 		if err := r.findPlace(ctx, c, onto); err != nil {
-			return nil, fault.Errorf(fault.Precondition, "%s (%s) is mounted below it and would be lost, because the healthy "+
-				"file system has no directory for it: %w", m.Mountpoint, m.Source, err)
+			return nil, fault.Errorf(fault.Precondition, "%s (%s) is mounted below it and would be lost, because the volume "+
+				"lacks its mount point: %w", m.Mountpoint, m.Source, err)
 		}
 		if c.clone == nil {
 			continue
@@ -64,8 +64,8 @@ func (r *replacement) children(ctx context.Context, parent Mount, onto *os.File)
 	return all, nil
 }
 
-// standIn makes a clone of the directory that a child shows, and returns the mount that it cloned.
-func (r *replacement) standIn(ctx context.Context, m Mount) (clone *os.File, from Mount, err error) {
+// cloneChild makes a clone of the directory that a child shows, and returns the mount that it cloned.
+func (r *replacement) cloneChild(ctx context.Context, m Mount) (clone *os.File, from Mount, err error) {
 	if hasOption(m.Options, idMapped) {
 		return nil, Mount{}, fault.Errorf(fault.Unsupported, "it is id-mapped, with a mapping that cannot be read")
 	}
@@ -182,12 +182,12 @@ func (r *replacement) openChildren(h nsHandle, stale *os.File) error {
 		}
 		if what == nil {
 			return fault.Errorf(fault.Precondition, "%s (%s) is mounted below it and would be lost, because it can be "+
-				"neither opened nor mounted again; unmount it or restart the pod: %w",
+				"neither moved nor cloned; unmount it or restart the pod: %w",
 				c.mount.Mountpoint, c.mount.Source, c.why)
 		}
 		if same, err := sameType(what, c.place); err != nil || !same {
 			return fault.Errorf(fault.Precondition, "%s (%s) is mounted below it and cannot be attached to the volume "+
-				"(one of both is a directory, the other is not): %w", c.mount.Mountpoint, c.mount.Source, errors.Join(unix.ENOTDIR, err))
+				"(only one of them is a directory): %w", c.mount.Mountpoint, c.mount.Source, errors.Join(unix.ENOTDIR, err))
 		}
 	}
 	// The kernel does not move children of a shared mount.

@@ -164,7 +164,7 @@ func statmountList(buf []byte, at int) ([]string, error) {
 	rest := string(buf[statmountStrings+min(int(offset), len(buf)-statmountStrings):])
 	all := strings.SplitN(rest, "\x00", int(min(number, 1000))+1)
 	if len(all) != int(number)+1 {
-		return nil, fmt.Errorf("the kernel's answer about the id-mapping has %d of %d lines", len(all)-1, number)
+		return nil, fmt.Errorf("the kernel returned %d of %d lines of the id-mapping", len(all)-1, number)
 	}
 	return all[:number], nil
 }

@@ -80,7 +80,7 @@ func (s surroundings) isolated() error {
 	for _, d := range s.layered {
 		why = append(why, fmt.Sprintf("%s %s is on the container's own writable layer, which is removed with the container", d.Flag, d.Path))
 	}
-	return fault.Errorf(fault.Precondition, "the driver is isolated from the host, and its mounts and unsent files would be lost when its container ends: %s; %s",
+	return fault.Errorf(fault.Precondition, "the driver is isolated from the host, and its mounts and pending uploads would be lost when its container ends: %s; %s",
 		strings.Join(why, "; "), isolationRemedy)
 }
 

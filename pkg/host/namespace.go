@@ -36,7 +36,7 @@ const (
 	maxOverdue = 1000
 	// maxOverdueEach bounds the overdue calls on the account of one volume or pod, see For.
 	maxOverdueEach = 16
-	// probeTimeout bounds the trial in NewNamespace, which waits only for the kernel.
+	// probeTimeout bounds the test in NewNamespace, which waits only for the kernel.
 	probeTimeout = 10 * time.Second
 )
 
@@ -76,10 +76,10 @@ func accountIn(ctx context.Context) string {
 }
 
 // errUnfinished is the error of a call that ended its goroutine instead of returning.
-var errUnfinished = errors.New("the call ended without a result")
+var errUnfinished = errors.New("the call exited without a result")
 
 // NewNamespace finds PID 1's mount namespace and decides how calls reach it: plainly if this process is in it already, else by
-// setns on threads of their own, which it tries. If that is not permitted, the error is a fault.Precondition that says what the
+// setns on threads of their own, which it tries. If that is not permitted, the error is a fault.Precondition that names what the
 // container lacks.
 func NewNamespace() (*Namespace, error) {
 	same, err := inHostNamespace()
@@ -93,7 +93,7 @@ func NewNamespace() (*Namespace, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
 	defer cancel()
 	if err := n.Do(ctx, "entering the host's mount namespace", func() error { return nil }); err != nil {
-		return nil, fault.Errorf(fault.Precondition, "this process is not in the host's mount namespace and cannot enter it; "+
+		return nil, fault.Errorf(fault.Precondition, "this process is outside the host's mount namespace and cannot enter it; "+
 			"the node's pod needs hostPID: true and its container privileged: true (CAP_SYS_ADMIN, CAP_SYS_CHROOT, CAP_SYS_PTRACE): %w", err)
 	}
 	return n, nil
@@ -202,7 +202,7 @@ func (n *Namespace) wait(ctx context.Context, c *call) error {
 	default:
 	}
 	n.overdue[c] = struct{}{}
-	return fmt.Errorf("%s: no answer for %s, the call still runs: %w", c.what, age(c), ctx.Err())
+	return fmt.Errorf("%s: no answer for %s, the call is still running: %w", c.what, age(c), ctx.Err())
 }
 
 func (n *Namespace) finish(c *call) {
@@ -215,7 +215,7 @@ func (n *Namespace) finish(c *call) {
 	close(c.done)
 	n.mu.Unlock()
 	if late {
-		c.logger.Info("Overdue call has ended", "call", c.what, "after", age(c), "err", c.err)
+		c.logger.Info("Overdue call returned", "call", c.what, "after", age(c), "error", c.err)
 	}
 }
 

@@ -45,7 +45,7 @@ func TestDoCountsOverdueCalls(t *testing.T) {
 	release := make(chan struct{})
 	err := n.Do(within(t, time.Second), "unmounting /a", func() error { <-release; return nil })
 	if !errors.Is(err, context.DeadlineExceeded) || !fault.Is(err, fault.Timeout) ||
-		!strings.Contains(err.Error(), "unmounting /a") || !strings.Contains(err.Error(), "still runs") {
+		!strings.Contains(err.Error(), "unmounting /a") || !strings.Contains(err.Error(), "still running") {
 		t.Errorf("got %v", err)
 	}
 	if n.Overdue() != 1 || !strings.Contains(strings.Join(n.OverdueCalls(), ";"), "unmounting /a") {

@@ -162,7 +162,7 @@ func (n *Namespace) DoInOtherNamespaces(ctx context.Context, what string, pick f
 	return errors.Join(errs...)
 }
 
-// hostView tells the host's mounts from those that other namespaces hold for themselves.
+// hostView distinguishes the host's mounts from those that other namespaces hold for themselves.
 type hostView struct {
 	ids   map[int]bool
 	peers map[string]bool // "shared:7"

@@ -106,9 +106,9 @@ func closed(d *os.File, uid uint32, err error) error {
 	if st.Uid == 0 {
 		owner = "root"
 	}
-	what := "open it to them (chmod o+x)"
+	what := "make it accessible (chmod o+x)"
 	if st.Mode&0o001 != 0 {
-		what = "its access control list or a security module of the host denies uid " + fmt.Sprint(uid) + ": allow it there"
+		what = "its access control list or a security module of the host denies uid " + fmt.Sprint(uid) + ": allow that uid"
 	}
 	return fault.Errorf(fault.Precondition, "clients, which do not run as root, cannot pass through %s (mode %04o, owner %s): %w: %s, or choose another directory",
 		d.Name(), st.Mode&0o7777, owner, err, what)

@@ -125,7 +125,7 @@ func (r *replacement) putInPlace(ctx context.Context, h nsHandle) error {
 	if same, err := sameType(stale, r.clone); err != nil {
 		return err
 	} else if !same {
-		return fault.Errorf(fault.NotFound, "it was a directory and is a file in the volume now, or the other way round")
+		return fault.Errorf(fault.NotFound, "its path in the volume changed from a directory to a file, or vice versa")
 	}
 	if hasOption(r.stale.Options, idMapped) {
 		if err := h.mapLike(stale, r.clone); err != nil {
@@ -140,7 +140,7 @@ func (r *replacement) putInPlace(ctx context.Context, h nsHandle) error {
 	if err := r.openChildren(h, stale); err != nil {
 		return err
 	}
-	if err := ctx.Err(); err != nil { // the last chance: what is begun after this is finished
+	if err := ctx.Err(); err != nil { // the last check: from here on the replacement is completed
 		return err
 	}
 	beneath, err := r.attach(stale)

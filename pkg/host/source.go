@@ -23,10 +23,10 @@ const openPlace = unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC
 // source is the healthy mount that stale ones are replaced with, opened.
 type source struct {
 	Swap
-	n     *Namespace
-	files *openFiles
-	root  *os.File // in n's namespace
-	hung  error    // of a look-up that the client did not answer in time; further ones are not tried
+	n        *Namespace
+	files    *openFiles
+	root     *os.File // in n's namespace
+	timedOut error    // of a look-up that the client did not answer in time; further ones are not tried
 	// table is the mount table of n, for what is mounted below stale mounts. It is read when it is needed.
 	table []Mount
 }
@@ -34,8 +34,8 @@ type source struct {
 // openSource opens s.Source and checks that it is still the mount that the caller read.
 func (n *Namespace) openSource(ctx context.Context, s Swap) (*source, error) {
 	if s.Source.Root != "/" || s.Bound <= 0 || s.Stale == nil {
-		return nil, fault.Errorf(fault.Invalid, "replacing stale mounts with %s: it must be a whole file system (it is %q), "+
-			"with a bound (%s) and a rule for stale mounts", s.Source.Mountpoint, s.Source.Root, s.Bound)
+		return nil, fault.Errorf(fault.Invalid, "replacing stale mounts with %s: the root of the file system (not %q), a time "+
+			"limit (not %s) and a rule for stale mounts are required", s.Source.Mountpoint, s.Source.Root, s.Bound)
 	}
 	src := &source{Swap: s, n: n, files: newOpenFiles()}
 	what := "opening the healthy mount " + s.Source.Mountpoint
@@ -70,8 +70,8 @@ func (src *source) open(ctx context.Context) error {
 	return nil
 }
 
-// ask runs fn, which may wait for the client, in the namespace of the healthy mount and within the bound. fn adds what it opens to
-// files.
+// ask runs fn, which may wait for the client, in the namespace of the healthy mount and within the bound. fn adds the files that it
+// opens to files.
 func (src *source) ask(ctx context.Context, what string, files *openFiles, fn func(ctx context.Context) error) error {
 	bounded, cancel := context.WithTimeout(For(ctx, "mount "+src.Source.Source), src.Bound)
 	defer cancel()
@@ -85,10 +85,10 @@ func (src *source) ask(ctx context.Context, what string, files *openFiles, fn fu
 func (src *source) clone(ctx context.Context, files *openFiles, stale Mount) (*os.File, error) {
 	rel := strings.TrimPrefix(stale.Root, "/")
 	if strings.HasSuffix(rel, "//deleted") { // as mount tables show it, proc_pid_mountinfo(5)
-		return nil, fault.Errorf(fault.NotFound, "its directory (%s) was removed before", stale.Root)
+		return nil, fault.Errorf(fault.NotFound, "its directory (%s) had been removed", stale.Root)
 	}
-	if src.hung != nil && rel != "" {
-		return nil, src.hung
+	if src.timedOut != nil && rel != "" {
+		return nil, src.timedOut
 	}
 	stale.Options += ",nosuid,nodev"
 	var clone *os.File
@@ -109,9 +109,9 @@ func (src *source) clone(ctx context.Context, files *openFiles, stale Mount) (*o
 	case err == nil:
 		return clone, nil
 	case isMissing(err):
-		return nil, fault.Errorf(fault.NotFound, "%s does not exist in the volume any more: %w", stale.Root, err)
+		return nil, fault.Errorf(fault.NotFound, "%s no longer exists in the volume: %w", stale.Root, err)
 	case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
-		src.hung = err
+		src.timedOut = err
 	}
 	return nil, err
 }
@@ -243,7 +243,7 @@ func using(fn func() error, sets ...*openFiles) error {
 			for _, acquired := range sets[:i] {
 				acquired.release()
 			}
-			return fault.Errorf(fault.Timeout, "not started: the caller has stopped waiting")
+			return fault.Errorf(fault.Timeout, "not started: the caller has timed out")
 		}
 	}
 	defer func() {

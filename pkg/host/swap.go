@@ -47,7 +47,7 @@ type Swapped struct {
 }
 
 // errUnknown is the result for a mount that Swap.Unknown reports.
-var errUnknown = fault.Errorf(fault.Unsupported, "it has the volume's name, but no earlier client of the volume is known to have served it: "+
+var errUnknown = fault.Errorf(fault.Unsupported, "it has the volume's name, but no known client of the volume served it: "+
 	"another process unmounted that client's mount, or the name is forged")
 
 // SwapHere replaces the stale mounts of this namespace for which where reports true, and returns the result for each. The list is
@@ -78,7 +78,7 @@ func (n *Namespace) SwapHere(ctx context.Context, s Swap, where func(Mount) bool
 // true. Mounts that propagate from the host are replaced with the host's.
 //
 // In a namespace that another user namespace owns, these mounts are not replaced (fault.Unsupported), because their container could
-// take a restriction off the replacement:
+// remove a restriction from the replacement:
 //   - mounts that are stricter than their replacement would be (read-only, for example),
 //   - mounts with such a mount, or one that is locked to its mount point, below them.
 //
@@ -106,7 +106,7 @@ func (n *Namespace) SwapInOtherNamespaces(ctx context.Context, s Swap, theirs fu
 		at := namespaceRef{n, ns}
 		swapped, err := n.swapInOther(ctx, src, at, host)
 		all = append(all, swapped...)
-		if fault.Is(err, fault.Exhausted) { // caused by that pod, so the others go on
+		if fault.Is(err, fault.Exhausted) { // caused by that pod, so the others continue
 			all = append(all, Swapped{PID: at.pid(), Err: err})
 			continue
 		}

@@ -115,12 +115,12 @@ func openParent(root, target string) (*os.File, string, error) {
 	case err == nil:
 		return os.NewFile(uintptr(fd), parent), name, nil
 	case errors.Is(err, unix.ELOOP):
-		return nil, "", fault.Field(targetField, "%s is a symbolic link, which is refused below %s: %w",
+		return nil, "", fault.Field(targetField, "%s is a symbolic link, which is not allowed below %s: %w",
 			path.Join(root, firstSymlink(rootFD, dir)), root, err)
 	case errors.Is(err, unix.ENOENT):
 		return nil, "", fault.Field(targetField, "its parent directory %s does not exist on the host: %w", parent, err)
 	case errors.Is(err, unix.ENOTDIR):
-		return nil, "", fault.Field(targetField, "something in its parent %s is not a directory: %w", parent, err)
+		return nil, "", fault.Field(targetField, "a component of its parent %s is not a directory: %w", parent, err)
 	case errors.Is(err, unix.ENAMETOOLONG):
 		return nil, "", fault.Field(targetField, "the path is too long: %w", err)
 	}

@@ -83,7 +83,7 @@ func (n *Namespace) describeUsers(ctx context.Context, m Mount) string {
 	users, _ := n.Users(ctx, m)
 	for _, call := range n.OverdueCalls() {
 		if strings.Contains(call, m.Mountpoint) {
-			users = append(users, "this driver, whose call the client does not answer: "+call)
+			users = append(users, "this driver, in a call that the client does not answer: "+call)
 		}
 	}
 	if len(users) == 0 {

@@ -12,14 +12,14 @@ import (
 )
 
 // In a mount namespace that belongs to a user namespace below the driver's, the kernel has locked the inherited mounts: their flags
-// cannot be cleared, and they cannot be unmounted to see what they cover (mount_namespaces(7), "Restrictions on mount namespaces").
+// cannot be cleared, and they cannot be unmounted to expose what they cover (mount_namespaces(7), "Restrictions on mount namespaces").
 // A clone that the driver attaches there has no locks: the root of the user namespace may remount it with other flags, or unmount
-// it. So the driver replaces no mount there whose clone would have a restriction less.
+// it. So the driver does not replace a mount there if the clone would be less restricted.
 
 // restrictions are the mount flags that the kernel locks, except read-only, which stricterThan checks against the file system.
 var restrictions = []string{"nosuid", "nodev", "noexec", "noatime", "nodiratime"}
 
-// stricterThan returns the options of m that a container could take off a clone of source: "ro", unless the file system itself is
+// stricterThan returns the options of m that a container could remove from a clone of source: "ro", unless the file system itself is
 // read-only, and the restrictions that source does not have.
 func (m Mount) stricterThan(source Mount) string {
 	var more []string
@@ -38,8 +38,8 @@ func (m Mount) stricterThan(source Mount) string {
 // replaces. It changes nothing. The calling thread is in that namespace.
 func (r *replacement) refuseWithoutLocks(h nsHandle) error {
 	if hasOption(r.like.Options, "ro") && !hasOption(r.Source.SuperOptions, "ro") {
-		return fault.Errorf(fault.Unsupported, "it is a read-only mount in a user namespace, where its replacement could be made "+
-			"writable; restart the container")
+		return fault.Errorf(fault.Unsupported, "it is a read-only mount in a user namespace, whose container could make the "+
+			"replacement writable; restart the container")
 	}
 	if more := r.stale.stricterThan(r.Source); more != "" {
 		locked, err := h.isLocked(r.stale)
@@ -47,8 +47,8 @@ func (r *replacement) refuseWithoutLocks(h nsHandle) error {
 			return err
 		}
 		if locked {
-			return fault.Errorf(fault.Unsupported, "it is a mount in a user namespace with the restriction %s, which its container could "+
-				"take off the replacement; restart the container", more)
+			return fault.Errorf(fault.Unsupported, "it is a mount in a user namespace, whose container could remove the restriction %s "+
+				"from the replacement; restart the container", more)
 		}
 	}
 	return refuseChildren(r.below, 0)
@@ -69,7 +69,7 @@ func (h nsHandle) isLocked(m Mount) (bool, error) {
 	defer unix.Close(fd)
 	err = unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_NOEXEC | unix.MOUNT_ATTR_NODIRATIME})
 	if err != nil && !errors.Is(err, unix.EPERM) {
-		return false, fmt.Errorf("finding out whether the mount is locked: %w", err)
+		return false, fmt.Errorf("checking whether the mount is locked: %w", err)
 	}
 	return err != nil, nil
 }
@@ -80,12 +80,12 @@ func refuseChildren(children []*child, depth int) error {
 			continue // only the mount itself can be moved
 		}
 		if more := c.mount.stricterThan(c.from); more != "" {
-			return fault.Errorf(fault.Unsupported, "%s (%s, %s) is mounted below it in a user namespace, where its container could take "+
-				"the restriction (%s) off the replacement; restart the container", c.mount.Mountpoint, c.mount.Source, c.mount.Options, more)
+			return fault.Errorf(fault.Unsupported, "%s (%s, %s) is mounted below it in a user namespace, whose container could remove the "+
+				"restriction %s from the replacement; restart the container", c.mount.Mountpoint, c.mount.Source, c.mount.Options, more)
 		}
 		if depth > 0 { // its locks are unknown, because no path leads to its mount point
-			return fault.Errorf(fault.Unsupported, "%s (%s) is mounted two levels below it in a user namespace, where its container could "+
-				"unmount the replacement to see what is under it; restart the container", c.mount.Mountpoint, c.mount.Source)
+			return fault.Errorf(fault.Unsupported, "%s (%s) is mounted two levels below it in a user namespace, whose container could "+
+				"unmount the replacement and access what it covers; restart the container", c.mount.Mountpoint, c.mount.Source)
 		}
 		if err := refuseChildren(c.below, depth+1); err != nil {
 			return err
@@ -108,8 +108,8 @@ func (r *replacement) refuseLockedChildren(stale *os.File) error {
 		return nil
 	}
 	if !errors.Is(err, unix.EINVAL) {
-		return fmt.Errorf("finding out whether mounts below it are locked: %w", err)
+		return fmt.Errorf("checking whether mounts below it are locked: %w", err)
 	}
-	return fault.Errorf(fault.Unsupported, "mounts below it are locked to their places in a user namespace, where their container could "+
-		"unmount the replacements to see what is under them; restart the container")
+	return fault.Errorf(fault.Unsupported, "mounts below it are locked in a user namespace, whose container could unmount the "+
+		"replacements and access what they cover; restart the container")
 }

@@ -120,7 +120,7 @@ func remove(dir string) (gone bool, err error) {
 	}
 	for _, e := range entries {
 		if !e.Type().IsRegular() {
-			return false, fmt.Errorf("%s is left alone: %s in it is not a program", dir, e.Name())
+			return false, fmt.Errorf("%s was not removed: it contains %s, which is not a program", dir, e.Name())
 		}
 	}
 	for _, e := range entries {

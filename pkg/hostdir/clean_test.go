@@ -58,7 +58,7 @@ func TestOnlyUnusedVersionsAreRemoved(t *testing.T) {
 	now := p.version("v5")
 	used := func(dir string) bool { return dir == recorded.Dir }
 	// What is not a version's is left alone, and said where it has the name of one.
-	if err := now.Clean(bounded(t), here{}, used); err == nil || !strings.Contains(err.Error(), "deep"+digest+" is left alone") {
+	if err := now.Clean(bounded(t), here{}, used); err == nil || !strings.Contains(err.Error(), "deep"+digest+" was not removed") {
 		t.Errorf("%v", err)
 	}
 	want := func(dirs ...Installed) {

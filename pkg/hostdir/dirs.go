@@ -14,8 +14,8 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/flock"
 )
 
-// root makes the operator's directory and returns its path without symbolic links. It refuses a directory in which other users
-// than root could replace programs, or that clients cannot reach.
+// root makes the operator's directory and returns its path without symbolic links. It refuses a directory in which users
+// other than root could replace programs, or that clients cannot reach.
 func (o Options) root() (string, error) {
 	own := filepath.Clean(o.Dir)
 	for dir := range prefixes(own) {
@@ -68,10 +68,10 @@ func trusted(dir string) error {
 	case st.Mode&unix.S_IFMT != unix.S_IFDIR:
 		return fault.Errorf(fault.Precondition, "%s is not a directory", dir)
 	case st.Uid != 0 || st.Mode&0o022 != 0 && st.Mode&unix.S_ISVTX == 0:
-		return fault.Errorf(fault.Precondition, "%s can be changed by others than root (owner %d, mode %04o), which is not safe for programs that root starts: "+
+		return fault.Errorf(fault.Precondition, "%s is writable by users other than root (owner %d, mode %04o), which is not safe for programs that root starts: "+
 			"make root its only writer (chown root, chmod go-w), or choose another --host-dir", dir, st.Uid, st.Mode&0o7777)
 	case st.Mode&0o001 == 0:
-		return fault.Errorf(fault.Precondition, "%s is closed to clients, which do not run as root (mode %04o, owner root): open it (chmod o+x), or choose another --host-dir", dir, st.Mode&0o7777)
+		return fault.Errorf(fault.Precondition, "%s is not accessible to clients, which do not run as root (mode %04o, owner root): make it accessible (chmod o+x), or choose another --host-dir", dir, st.Mode&0o7777)
 	}
 	return nil
 }

@@ -40,7 +40,7 @@ type Doer interface {
 	Do(ctx context.Context, what string, fn func() error) error
 }
 
-// Options are what is installed, and where.
+// Options are the programs to install, and the destination.
 type Options struct {
 	Dir        string   // on the host, absolute; it is made if it does not exist
 	DriverName string   // separates this driver from other drivers on the host
@@ -91,7 +91,7 @@ type source struct {
 }
 
 // Install installs the programs on the host, and replaces damaged ones. It can be killed at any point, and several drivers can
-// call it at the same time. If the host's directory is unsuitable, the error is a fault.Precondition that says what to do.
+// call it at the same time. If the host's directory is unsuitable, the error is a fault.Precondition with the remedy.
 func Install(ctx context.Context, ns Doer, o Options) (Installed, error) {
 	began := time.Now()
 	if err := o.check(); err != nil {
@@ -121,9 +121,9 @@ func (o Options) check() error {
 	case !filepath.IsAbs(o.Dir):
 		return fmt.Errorf("install programs: the host's directory %q is not an absolute path", o.Dir)
 	case !fileName.MatchString(o.DriverName):
-		return fmt.Errorf("install programs: %q cannot be the name of a directory", o.DriverName)
+		return fmt.Errorf("install programs: %q is not a valid directory name", o.DriverName)
 	case len(o.Files) == 0:
-		return errors.New("install programs: no files are given")
+		return errors.New("install programs: no files")
 	}
 	return o.visible(o.Dir)
 }
@@ -131,7 +131,7 @@ func (o Options) check() error {
 // visible refuses a directory that the sandbox hides.
 func (o Options) visible(dir string) error {
 	if below, hidden := Hidden(dir); o.Sandboxed && hidden {
-		return fault.Errorf(fault.Precondition, "%s is below %s, which is hidden from the units of launcher systemd: choose another --host-dir, such as /opt/s3-csi", dir, below)
+		return fault.Errorf(fault.Precondition, "%s is below %s, which is hidden from systemd units: choose another --host-dir, such as /opt/s3-csi", dir, below)
 	}
 	return nil
 }

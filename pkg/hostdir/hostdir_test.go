@@ -256,21 +256,21 @@ func TestUnsuitableDirectoriesAreRefused(t *testing.T) {
 		words  string
 	}{
 		"relative":        {func(p *place) error { p.Dir = "opt"; return nil }, "not an absolute path"},
-		"hidden":          {func(p *place) error { p.Sandboxed = true; return nil }, "hidden from the units of launcher systemd"},
+		"hidden":          {func(p *place) error { p.Sandboxed = true; return nil }, "hidden from systemd units"},
 		"hidden by links": {func(p *place) error { return p.link("/var/../" + p.dir) }, "is below /tmp, which is hidden"},
 		"open to others": {func(p *place) error {
 			return errors.Join(os.Mkdir(filepath.Dir(p.Dir), 0o755), os.Chmod(filepath.Dir(p.Dir), 0o777))
-		}, "can be changed by others than root"},
+		}, "is writable by users other than root"},
 		"another's": {func(p *place) error {
 			return errors.Join(os.Mkdir(filepath.Dir(p.Dir), 0o755), os.Chown(filepath.Dir(p.Dir), 1000, 1000))
-		}, "can be changed by others than root"},
-		"closed to clients": {func(p *place) error { return os.Mkdir(filepath.Dir(p.Dir), 0o700) }, "is closed to clients"},
+		}, "is writable by users other than root"},
+		"closed to clients": {func(p *place) error { return os.Mkdir(filepath.Dir(p.Dir), 0o700) }, "is not accessible to clients"},
 		"a file":            {func(p *place) error { return os.WriteFile(filepath.Dir(p.Dir), nil, 0o644) }, "not a directory"},
 		"a link of ours": {func(p *place) error {
 			return errors.Join(os.MkdirAll(p.Dir, 0o755), os.Symlink("/bin", filepath.Join(p.Dir, p.DriverName)))
 		}, "not a directory"},
 		"read-only":     {func(p *place) error { return p.tmpfs(unix.MS_RDONLY) }, "--host-dir that is writable"},
-		"driver's name": {func(p *place) error { p.DriverName = "../x"; return nil }, "cannot be the name"},
+		"driver's name": {func(p *place) error { p.DriverName = "../x"; return nil }, "not a valid directory name"},
 		"no programs":   {func(p *place) error { p.Files = nil; return nil }, "no files"},
 		"missing one":   {func(p *place) error { p.Files = append(p.Files, "/nowhere/x"); return nil }, "/nowhere/x"},
 		"same name":     {func(p *place) error { p.Files = append(p.Files, p.Files[0]); return nil }, "used by another program"},
@@ -392,10 +392,10 @@ func TestErrorSaysWhyAProgramCannotRun(t *testing.T) {
 		"nothing":            {"#!/bin/sh\necho program 1.2\necho more\n", nil, ""},
 		"a file system":      {"#!/bin/sh\nexit 0\n", func(p *place) error { return p.tmpfs(unix.MS_NOEXEC) }, "mounted noexec"},
 		"its own failure":    {"#!/bin/sh\necho no way >&2; exit 3\n", nil, `exit status 3: "no way"`},
-		"another machine's":  {"\x7fELF, perhaps", nil, "not built for this machine"},
+		"another machine's":  {"\x7fELF, perhaps", nil, "another architecture"},
 		"its own privileges": {"#!/bin/sh\nid -u; exit 1\n", nil, `"65534"`},
-		"an interpreter":     {"#!/no/where -e\n", nil, "the host has no /no/where"},
-		"a loader":           {dynamic(t), nil, "the host has no /no/loader.so.2"},
+		"an interpreter":     {"#!/no/where -e\n", nil, "the host lacks /no/where"},
+		"a loader":           {dynamic(t), nil, "the host lacks /no/loader.so.2"},
 		"a library": {"#!/bin/sh\necho prog: error while loading shared libraries: libfuse.so.2: cannot open shared object file: No such file or directory; exit 127\n", nil,
 			"lacks the library libfuse.so.2"},
 		"a new library": {"#!/bin/sh\necho \"/lib/libc.so.6: version \\`GLIBC_2.38' not found (required by prog)\"; exit 1\n", nil, "older than GLIBC_2.38"},

@@ -27,7 +27,7 @@ const (
 )
 
 // Try runs a program on the host as an unprivileged user, with the argument --version, and returns the first line that it writes. If the
-// host cannot run it, the error is a fault.Precondition that says what is missing and what to do.
+// host cannot run it, the error is a fault.Precondition with the reason and the remedy.
 func Try(ctx context.Context, ns Doer, path string) (version string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
 	defer cancel()
@@ -80,7 +80,7 @@ func run(ctx context.Context, path string) (output string, err error) {
 	return output, err
 }
 
-// What the dynamic loader of glibc says of a library that it does not find, and of one that is too old.
+// The messages of glibc's dynamic loader for a missing library, and for one that is too old.
 var (
 	missingLibrary = regexp.MustCompile(`error while loading shared libraries: ([^:\s]+): cannot open`)
 	oldLibrary     = regexp.MustCompile("version `([^']+)' not found")
@@ -108,18 +108,18 @@ func explain(path string, err error) error {
 	case !permitted:
 		err = fmt.Errorf("%w: the file system, or a security module of the host (AppArmor, fapolicyd), forbids it; allow it there, or choose another --host-dir", err)
 	case errors.Is(err, unix.ENOEXEC):
-		err = fmt.Errorf("%w: the program is not built for this machine; the driver's image must match its architecture", err)
+		err = fmt.Errorf("%w: the program is built for another architecture; use the driver's image for this host's architecture", err)
 	case errors.Is(err, unix.ENOENT):
 		loader := interpreter(path)
 		if loader == "" {
 			return err
 		}
-		err = fmt.Errorf("%w: the host has no %s, which the program needs; use one that is linked statically, as those of the driver's image are", err, loader)
+		err = fmt.Errorf("%w: the host lacks %s, which the program needs; use a statically linked program, such as that of the driver's image", err, loader)
 	case errors.As(err, &exit):
 		if m := missingLibrary.FindStringSubmatch(exit.output); m != nil {
-			err = fmt.Errorf("%w; the host lacks the library %s: install it there, or use the client of the driver's image, which needs none", err, m[1])
+			err = fmt.Errorf("%w; the host lacks the library %s: install it, or use the client of the driver's image, which needs no libraries", err, m[1])
 		} else if m := oldLibrary.FindStringSubmatch(exit.output); m != nil {
-			err = fmt.Errorf("%w; a library of the host is older than %s: use the client of the driver's image, which needs none", err, m[1])
+			err = fmt.Errorf("%w; a library of the host is older than %s: use the client of the driver's image, which needs no libraries", err, m[1])
 		}
 	default:
 		return err

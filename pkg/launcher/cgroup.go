@@ -55,14 +55,14 @@ func (p *Process) sameNetwork() error {
 	}
 	own, err := os.Readlink("/proc/self/ns/net")
 	if err != nil {
-		return fmt.Errorf("finding the driver's network: %w", err)
+		return fmt.Errorf("finding the driver's network namespace: %w", err)
 	}
 	host, err := os.Readlink("/proc/1/ns/net")
 	if err != nil {
-		return fmt.Errorf("finding the host's network: %w", err)
+		return fmt.Errorf("finding the host's network namespace: %w", err)
 	}
 	if own != host {
-		return errors.New("helpers use the network of the driver's pod, which ends with the pod: set hostNetwork: true on the node's pod")
+		return errors.New("helpers use the network namespace of the driver's pod and lose it when the pod ends: set hostNetwork: true on the node's pod")
 	}
 	return nil
 }

@@ -17,7 +17,7 @@ func TestProgramDescriptorIsAboveThePassedOnes(t *testing.T) {
 	defer program.Close()
 	before := program.Fd()
 	passed := []uintptr{before - 1, before - 2}
-	high, err := outOfTheWay(before, passed)
+	high, err := dupAbove(before, passed)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -21,8 +21,8 @@ import (
 // member reports whether a process with that uid and status belongs to a mount.
 type member func(pid int, uid uint32, status proc.Status) bool
 
-// finder calls fn with a member that is valid until fn returns, on a thread that sees what the member needs. fn may still run when
-// finder returns ctx's error.
+// finder calls fn with a member that is valid until fn returns, on a thread in the namespaces that the member needs. fn may still run
+// when finder returns ctx's error.
 type finder func(ctx context.Context, fn func(is member) error) error
 
 func findOnHost(_ context.Context, fn func(is member) error) error { return fn(onHost) }

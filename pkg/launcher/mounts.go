@@ -15,8 +15,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/resolvconf"
 )
 
-// Resolver returns the files that helpers see instead of the host's, so that they resolve names in another way than the host
-// (resolvconf.Copy).
+// Resolver returns the files that replace the host's for helpers, so that they resolve names differently (resolvconf.Copy).
 type Resolver interface {
 	Binds(ctx context.Context) ([]resolvconf.Bind, error)
 }
@@ -44,7 +43,7 @@ func leaveMounts(paths []string) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make the mounts private: %w", err)
 	}
-	stay, err := staying(paths)
+	stay, err := mountsToKeep(paths)
 	if err != nil {
 		return fmt.Errorf("read the mount table: %w", err)
 	}
@@ -89,8 +88,8 @@ func moveCopy(from, to string) (int, error) {
 	return tree, nil
 }
 
-// staying returns the mount points, except the root, that this thread's namespace keeps, parents first.
-func staying(paths []string) ([]string, error) {
+// mountsToKeep returns the mount points, except the root, that this thread's namespace keeps, parents first.
+func mountsToKeep(paths []string) ([]string, error) {
 	f, err := os.Open("/proc/thread-self/mountinfo")
 	if err != nil {
 		return nil, err
@@ -124,8 +123,8 @@ func stays(m *mountinfo.Info, paths []string) bool {
 
 func atOrBelow(path, dir string) bool { return path == dir || strings.HasPrefix(path, dir+"/") }
 
-// ownView moves this thread, which ends afterwards, into a mount namespace with the files of a unit's Resolver.
-func (p *Process) ownView(u Unit, binds []resolvconf.Bind) error {
+// enterResolverView moves this thread, which ends afterwards, into a mount namespace with the files of a unit's Resolver.
+func (p *Process) enterResolverView(u Unit, binds []resolvconf.Bind) error {
 	paths := []string{u.StateDir, filepath.Dir(p.program), certificates}
 	if u.CacheDir != "" {
 		paths = append(paths, u.CacheDir)
@@ -139,7 +138,7 @@ func (p *Process) ownView(u Unit, binds []resolvconf.Bind) error {
 		}
 	}
 	if err := leaveMounts(paths); err != nil {
-		return fmt.Errorf("shut it off from the host's mounts: %w", err)
+		return fmt.Errorf("isolate it from the host's mounts: %w", err)
 	}
 	return resolvconf.Apply(binds)
 }

@@ -160,9 +160,9 @@ func (p *Process) Start(ctx context.Context, u Unit) error {
 func (u Unit) check(uids UIDRange) error {
 	switch {
 	case u.Name == "":
-		return errors.New("start a helper: no name is given")
+		return errors.New("start a helper: no name")
 	case u.Socket == nil:
-		return fmt.Errorf("start the helper of %s: no socket is given", u.Name)
+		return fmt.Errorf("start the helper of %s: no socket", u.Name)
 	case !filepath.IsAbs(u.StateDir):
 		return fmt.Errorf("start the helper of %s: the state directory %q is not an absolute path", u.Name, u.StateDir)
 	case u.GID == 0:
@@ -174,8 +174,8 @@ func (u Unit) check(uids UIDRange) error {
 	return nil
 }
 
-// startOnOwnThread drops on an OS thread what a helper must not have, starts the helper from there, and ends the thread. The steps
-// are: the host's cgroup namespace, the Resolver's files, the capabilities, execution, and the helper's cgroup.
+// startOnOwnThread drops privileges on an OS thread of its own, starts the helper from there, and ends the thread. Its steps:
+// enter the host's cgroup namespace; mount the Resolver's files; drop capabilities; execute the helper; move it to its cgroup.
 func (p *Process) startOnOwnThread(u Unit, program *os.File, binds []resolvconf.Bind) (pid int, cgroupErr, err error) {
 	start := func() {
 		hostView := true
@@ -183,7 +183,7 @@ func (p *Process) startOnOwnThread(u Unit, program *os.File, binds []resolvconf.
 			hostView = enterHostCgroups()
 		}
 		if len(binds) > 0 {
-			if err = p.ownView(u, binds); err != nil {
+			if err = p.enterResolverView(u, binds); err != nil {
 				return
 			}
 		}
@@ -248,7 +248,7 @@ func (p *Process) exec(u Unit, program *os.File) (int, error) {
 	defer log.Close()
 	var pid int
 	err = withFDs(func(fds []uintptr) error {
-		high, err := outOfTheWay(fds[0], fds[1:])
+		high, err := dupAbove(fds[0], fds[1:])
 		if err != nil {
 			return err
 		}
@@ -270,13 +270,13 @@ func (p *Process) exec(u Unit, program *os.File) (int, error) {
 	return pid, nil
 }
 
-// shuffled is the number of descriptors above the highest passed one that ForkExec may use in the child to reorder them. It closes
-// what is there in the child, so the program's descriptor must be above.
-const shuffled = 16
+// forkExecSlack is the number of descriptors above the highest passed one that ForkExec may use, and close, in the child to reorder
+// them. The program's descriptor must be above those.
+const forkExecSlack = 16
 
-// outOfTheWay copies a descriptor to a number that ForkExec does not use for the passed ones.
-func outOfTheWay(fd uintptr, passed []uintptr) (int, error) {
-	high, err := unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, int(slices.Max(passed))+shuffled)
+// dupAbove duplicates a descriptor to a number that ForkExec does not use for the passed ones.
+func dupAbove(fd uintptr, passed []uintptr) (int, error) {
+	high, err := unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, int(slices.Max(passed))+forkExecSlack)
 	if err != nil {
 		return 0, fmt.Errorf("copy a descriptor: %w", err)
 	}
@@ -288,7 +288,7 @@ func outOfTheWay(fd uintptr, passed []uintptr) (int, error) {
 func openLog(u Unit) (*os.File, error) {
 	path := filepath.Join(u.StateDir, LogFile)
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
-	if errors.Is(err, unix.ENOSPC) { // the client has filled the disk, and still needs a helper to end it cleanly
+	if errors.Is(err, unix.ENOSPC) { // the client has filled the disk, and still needs a helper to stop cleanly
 		return os.OpenFile(os.DevNull, os.O_WRONLY, 0)
 	}
 	if err != nil {

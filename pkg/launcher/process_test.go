@@ -174,7 +174,7 @@ func TestOnlyTheDriversUserIsAnswered(t *testing.T) {
 		cmd.Dir, cmd.Stdout, cmd.Stderr = "/", &out, &out
 		cmd.Env = []string{"DIAL=" + filepath.Join(u.dir, "sock")}
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: 65534}}
-		if err := cmd.Run(); err != nil || !strings.Contains(out.String(), fmt.Sprintf("refused: ask the helper (hello): uid %d may not talk", uid)) {
+		if err := cmd.Run(); err != nil || !strings.Contains(out.String(), fmt.Sprintf("refused: ask the helper (hello): uid %d is not allowed", uid)) {
 			t.Errorf("%s: %v\n%s", who, err, out.String())
 		}
 	}

@@ -109,7 +109,7 @@ func NewSystemd(ns Doer, program string, opts ...SystemdOption) (*Systemd, error
 		return nil, fmt.Errorf("launch helpers with systemd: the program %q is not an absolute path", program)
 	}
 	if len(s.systemd.sockets) == 0 {
-		return nil, errors.New("launch helpers with systemd: no socket is given")
+		return nil, errors.New("launch helpers with systemd: no socket")
 	}
 	for _, l := range []Limits{s.sliceLimits, s.defaults} {
 		if err := l.check(); err != nil {
@@ -119,8 +119,8 @@ func NewSystemd(ns Doer, program string, opts ...SystemdOption) (*Systemd, error
 	return s, nil
 }
 
-// With returns the same launcher, with its knowledge of the host, for another program. Check needs no program, and its result can
-// decide where the program is.
+// With returns a copy of the launcher for another program, including what is known of the host. Check needs no program, and its result
+// can decide where the program is installed.
 func (s *Systemd) With(program string) (*Systemd, error) {
 	if !filepath.IsAbs(program) {
 		return nil, fmt.Errorf("launch helpers with systemd: the program %q is not an absolute path", program)
@@ -172,9 +172,9 @@ func (s *Systemd) check(u Unit) error {
 	}
 	switch {
 	case !validUnitName(u.Name):
-		return fault.Errorf(fault.Invalid, "start a helper: %q cannot be the name of a unit", u.Name)
+		return fault.Errorf(fault.Invalid, "start a helper: invalid unit name %q", u.Name)
 	case u.GID < minUID:
-		return fault.Errorf(fault.Invalid, "start the helper of %s: gid %d is not in the range of mounts", u.Name, u.GID)
+		return fault.Errorf(fault.Invalid, "start the helper of %s: gid %d is not in --uid-range", u.Name, u.GID)
 	case u.CacheDir != "" && !filepath.IsAbs(u.CacheDir):
 		return fmt.Errorf("start the helper of %s: the cache directory %q is not an absolute path", u.Name, u.CacheDir)
 	}
@@ -210,7 +210,7 @@ func (s *Systemd) start(ctx context.Context, b *bus, u Unit, socket uintptr, aga
 		switch {
 		case err == nil:
 			return s.awaitStart(ctx, b, u, job)
-		case isDBusError(err, errReadOnly) && s.sandbox.learn(ctx, err):
+		case isDBusError(err, errReadOnly) && s.sandbox.recordUnsupported(ctx, err):
 		case isDBusError(err, errUnitExists):
 			state, serr := b.unit(ctx, name)
 			switch {
@@ -223,7 +223,7 @@ func (s *Systemd) start(ctx context.Context, b *bus, u Unit, socket uintptr, aga
 			case !state.dead():
 				return 0, fault.Errorf(fault.Exists, "unit %s exists and is %s", name, state.active())
 			case cleared:
-				return 0, fault.Errorf(fault.Busy, "unit %s has ended and systemd does not remove it", name)
+				return 0, fault.Errorf(fault.Busy, "unit %s has exited, but systemd does not remove it", name)
 			}
 			cleared = true
 			if err := b.forget(ctx, name); err != nil {
@@ -319,7 +319,7 @@ func (s *Systemd) Kill(ctx context.Context, uid uint32) error {
 // (fault.Exists).
 func (s *Systemd) Remove(ctx context.Context, name string) error {
 	if !validUnitName(name) {
-		return fault.Errorf(fault.Invalid, "end a unit: %q cannot be the name of one", name)
+		return fault.Errorf(fault.Invalid, "remove a unit: invalid name %q", name)
 	}
 	return s.systemd.call(ctx, "end unit "+unitName(name), func(ctx context.Context, b *bus) error {
 		state, err := b.unit(ctx, unitName(name))

@@ -299,7 +299,7 @@ func (b *bus) failed(ctx context.Context, name, program string) error {
 	r := state.result()
 	err = fault.Errorf(fault.Precondition, "systemd could not start %s on the host: %s; see journalctl -u %s", program, r, name)
 	if ferr := b.forget(ctx, name); ferr != nil {
-		klog.FromContext(ctx).Error(ferr, "Cannot remove a failed unit", "unit", name)
+		klog.FromContext(ctx).Error(ferr, "Cannot remove failed unit", "unit", name)
 	}
 	return err
 }

@@ -16,7 +16,7 @@ import (
 )
 
 // ErrNoSystemd means that the host has no systemd, or one that is too old.
-var ErrNoSystemd = errors.New("the host has no systemd that could launch helpers")
+var ErrNoSystemd = errors.New("the host has no suitable systemd to launch helpers")
 
 // Check asks the host's systemd for its version and the properties that it knows. An error wraps ErrNoSystemd if the host has no
 // systemd, or one that is too old.
@@ -58,7 +58,7 @@ func (s *Systemd) Check(ctx context.Context) (Sandbox, error) {
 		return Sandbox{}, err
 	}
 	if number < minSystemd {
-		return Sandbox{}, fault.Errorf(fault.Precondition, "%w: its systemd is version %s, but %d is needed", ErrNoSystemd, version, minSystemd)
+		return Sandbox{}, fault.Errorf(fault.Precondition, "%w: its version is %s, but %d or newer is required", ErrNoSystemd, version, minSystemd)
 	}
 	unified, err := unifiedCgroups(ctx, s.ns)
 	if err != nil {
@@ -81,7 +81,7 @@ func (b *bus) manager(name string, to *string) error {
 	return err
 }
 
-// checkMounts finds out whether new units may have a mount namespace.
+// checkMounts determines whether new units may have a mount namespace.
 func (s *Systemd) checkMounts(ctx context.Context) error {
 	shared, err := sharedRoot(ctx, s.ns)
 	if err == nil {
@@ -93,7 +93,7 @@ func (s *Systemd) checkMounts(ctx context.Context) error {
 // ResolvesBy reports whether units resolve names by the launcher's Resolver, and if not, why.
 func (s *Systemd) ResolvesBy() (bool, string) { return s.sandbox.resolves() }
 
-// Sandbox returns what the last Check and the starts since then have shown.
+// Sandbox returns the state of the sandbox, as seen by the last Check and the starts since then.
 func (s *Systemd) Sandbox() Sandbox { return s.sandbox.report() }
 
 // parseVersion returns the number at the beginning of a version: "252.38-1~deb12u1", "v255", "249 (249-10.el9)".

@@ -76,7 +76,7 @@ type Sandbox struct {
 	Missing []string // other properties, and why: "IPAddressDeny (the host has no unified cgroup hierarchy)"
 }
 
-// hostSandbox is what is known of the sandbox that the host's systemd enforces. It is safe for concurrent use.
+// hostSandbox records which parts of the sandbox the host's systemd enforces. It is safe for concurrent use.
 type hostSandbox struct {
 	extra    []Property // set on every unit
 	resolver Resolver   // nil: units resolve names as the host does
@@ -88,7 +88,7 @@ type hostSandbox struct {
 	unenforced map[string]string // properties that have no effect on this host, and why
 }
 
-// clone returns a copy that learns for itself from now on.
+// clone returns an independent copy.
 func (h *hostSandbox) clone() *hostSandbox {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -111,7 +111,7 @@ func (h *hostSandbox) parts(writable []string, needs []netip.Addr, binds []resol
 	return append(parts, sandboxed{Property: Property{bindProperty, seen}, mounts: true})
 }
 
-// binds are the files of the Resolver that a unit started now sees.
+// binds returns the Resolver's files for a unit that starts now.
 func (h *hostSandbox) binds(ctx context.Context) ([]resolvconf.Bind, error) {
 	h.mu.Lock()
 	none := h.resolver == nil || h.unshared
@@ -145,7 +145,7 @@ func (h *hostSandbox) resolves() (bool, string) {
 	case h.resolver == nil:
 		return false, "not requested"
 	case h.lacking[bindProperty]:
-		return false, "the host's systemd " + h.version + " does not know " + bindProperty
+		return false, "the host's systemd " + h.version + " does not support " + bindProperty
 	case h.unshared:
 		return false, "the host's / is not a shared mount, so units get no mount namespace"
 	}
@@ -159,7 +159,7 @@ func (h *hostSandbox) report() Sandbox {
 	for _, p := range h.parts(nil, nil, nil) {
 		switch why, idle := h.unenforced[p.Name]; {
 		case h.lacking[p.Name]:
-			box.Missing = append(box.Missing, p.Name+" (unknown to systemd "+h.version+")")
+			box.Missing = append(box.Missing, p.Name+" (not supported by systemd "+h.version+")")
 		case idle:
 			box.Missing = append(box.Missing, p.Name+" ("+why+")")
 		case p.mounts && h.unshared:
@@ -170,13 +170,13 @@ func (h *hostSandbox) report() Sandbox {
 	}
 	for _, name := range slices.Sorted(maps.Keys(h.lacking)) {
 		if slices.ContainsFunc(h.extra, func(p Property) bool { return p.Name == name }) {
-			box.Missing = append(box.Missing, name+" (unknown to systemd "+h.version+")")
+			box.Missing = append(box.Missing, name+" (not supported by systemd "+h.version+")")
 		}
 	}
 	return box
 }
 
-// update replaces what is known by what systemd answered: its version, its features, and the properties that it knows.
+// update records systemd's version, its features, and the properties that it supports.
 // unified reports whether the host has the unified cgroup hierarchy.
 func (h *hostSandbox) update(version, features string, known map[string]any, unified bool) {
 	h.mu.Lock()
@@ -202,7 +202,7 @@ func (h *hostSandbox) setShared(ctx context.Context, shared bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if !shared && !h.unshared {
-		klog.FromContext(ctx).Info("Host's / is not shared, units get no mount namespace", "reason", "a mount namespace would keep unmounted volumes",
+		klog.FromContext(ctx).Info("Host's / is not shared, disabling mount namespaces", "reason", "a unit's mount namespace would keep volumes mounted",
 			"hostDNS", h.resolver != nil)
 	}
 	h.unshared = !shared
@@ -222,9 +222,9 @@ func (h *hostSandbox) observe(seccomp bool) {
 	}
 }
 
-// learn leaves a property that systemd does not know out of all further units. It reports false if err is not about a property
+// recordUnsupported omits a property that systemd does not support from all further units. It reports false if err is not about a property
 // that may be left out.
-func (h *hostSandbox) learn(ctx context.Context, err error) bool {
+func (h *hostSandbox) recordUnsupported(ctx context.Context, err error) bool {
 	name, ok := unknownProperty(err)
 	if !ok {
 		return false
@@ -240,7 +240,7 @@ func (h *hostSandbox) learn(ctx context.Context, err error) bool {
 	h.lacking[name] = true
 	h.mu.Unlock()
 	if !known {
-		klog.FromContext(ctx).Info("Host's systemd lacks a sandbox property", "property", name)
+		klog.FromContext(ctx).Info("systemd does not support sandbox property", "property", name)
 	}
 	return true
 }

@@ -65,7 +65,7 @@ type Result struct {
 	ExitCode int    // of the helper, 0 while it runs or if a signal killed it
 	Signal   string // that killed the helper: "SIGKILL"
 	// OOMKills is the number of the unit's processes that the kernel OOM-killed, usually clients. It is known as long as a process
-	// is left. The difference before and after a client's exit tells an OOM kill from a crash.
+	// is left. The difference before and after a client's exit distinguishes an OOM kill from a crash.
 	OOMKills uint64
 }
 
@@ -130,7 +130,7 @@ func (u unitState) result() Result {
 // failed is kept until Remove, Kill or Start.
 func (s *Systemd) Result(ctx context.Context, name string) (Result, error) {
 	if !validUnitName(name) {
-		return Result{}, fault.Errorf(fault.Invalid, "read the state of a unit: %q cannot be the name of one", name)
+		return Result{}, fault.Errorf(fault.Invalid, "read the state of a unit: invalid name %q", name)
 	}
 	var r Result
 	err := s.systemd.call(ctx, "read the state of unit "+unitName(name), func(ctx context.Context, b *bus) error {

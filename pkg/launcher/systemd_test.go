@@ -60,7 +60,7 @@ func TestOnlyDispensablePropertiesAreLeftOut(t *testing.T) {
 		"NoNewPrivileges": false, "CapabilityBoundingSet": false, "ExecStart": false, "StandardInputFileDescriptor": false, "MemoryMax": false, "NeverHeardOf": false,
 	} {
 		err := dbus.Error{Name: errReadOnly, Body: []any{"Cannot set property " + name + ", or unknown property."}}
-		if got := s.sandbox.learn(t.Context(), err); got != want {
+		if got := s.sandbox.recordUnsupported(t.Context(), err); got != want {
 			t.Errorf("%s: %v", name, got)
 		}
 	}
@@ -69,7 +69,7 @@ func TestOnlyDispensablePropertiesAreLeftOut(t *testing.T) {
 			t.Errorf("%s is still asked for", p.Name)
 		}
 	}
-	if missing := strings.Join(s.Sandbox().Missing, " "); !strings.Contains(missing, "ProtectProc (unknown") || !strings.Contains(missing, "Extra (unknown") {
+	if missing := strings.Join(s.Sandbox().Missing, " "); !strings.Contains(missing, "ProtectProc (not supported") || !strings.Contains(missing, "Extra (not supported") {
 		t.Error(missing)
 	}
 }

@@ -20,19 +20,19 @@ type Limits struct {
 	TasksMax   uint64 // processes and threads
 }
 
-// minMemory is what a helper and the smallest client need to start.
+// minMemory is the minimum for a helper and the smallest client to start, in bytes.
 const minMemory = 16 << 20
 
 func (l Limits) check() error {
 	switch {
 	case l.MemoryMax != 0 && l.MemoryMax < minMemory:
-		return fault.Errorf(fault.Invalid, "a memory limit of %d bytes is too small for a client to start: at least %d", l.MemoryMax, minMemory)
+		return fault.Errorf(fault.Invalid, "memory limit of %d bytes is too low for a client to start: use at least %d", l.MemoryMax, minMemory)
 	case l.MemoryHigh != 0 && l.MemoryHigh < minMemory:
-		return fault.Errorf(fault.Invalid, "a memory threshold of %d bytes is too small for a client to start: at least %d", l.MemoryHigh, minMemory)
+		return fault.Errorf(fault.Invalid, "memory threshold of %d bytes is too low for a client to start: use at least %d", l.MemoryHigh, minMemory)
 	case l.CPUWeight > 10000:
-		return fault.Errorf(fault.Invalid, "CPU weight %d: the largest is 10000", l.CPUWeight)
+		return fault.Errorf(fault.Invalid, "CPU weight %d is too high: use at most 10000", l.CPUWeight)
 	case l.TasksMax != 0 && l.TasksMax < 32:
-		return fault.Errorf(fault.Invalid, "a limit of %d tasks is too small for a client to start: at least 32", l.TasksMax)
+		return fault.Errorf(fault.Invalid, "limit of %d tasks is too low for a client to start: use at least 32", l.TasksMax)
 	}
 	return nil
 }
@@ -95,7 +95,7 @@ func containersEnd() []string {
 func (s *Systemd) properties(u Unit, binds []resolvconf.Bind, socket dbus.UnixFD) []sd.Property {
 	argv := runas.Argv(s.program, u.UID, u.GID, "helper", "--name", u.Name, "--state-dir", u.StateDir)
 	for i := range argv[1:] {
-		argv[i+1] = strings.ReplaceAll(argv[i+1], "$", "$$") // systemd would replace it by a variable
+		argv[i+1] = strings.ReplaceAll(argv[i+1], "$", "$$") // systemd would expand it as a variable
 	}
 	argv[0] = filepath.Base(s.program)
 	props := []Property{
@@ -109,7 +109,7 @@ func (s *Systemd) properties(u Unit, binds []resolvconf.Bind, socket dbus.UnixFD
 		{"SyslogIdentifier", unitPrefix + u.Name},
 		// systemd removes a unit that exits cleanly, and keeps a failed one until Remove, Kill or the next Start.
 		{"CollectMode", "inactive"},
-		// Only the helper gets the signal, and it exits after its client. The rest, or a late helper, is killed.
+		// Only the helper gets the signal, and it exits after its client. After the timeout all processes are killed.
 		{"KillMode", "mixed"},
 		{"SendSIGKILL", true},
 		{"TimeoutStopUSec", uint64(s.stopTimeout.Microseconds())},

@@ -63,7 +63,7 @@ func (p *Process) Kill(ctx context.Context, uid uint32) error {
 	return killAll(ctx, findOnHost, uid, p.reap)
 }
 
-// List returns the uids of the launcher's range that have processes. The caller knows their mounts.
+// List returns the uids of the launcher's range that have processes.
 func (p *Process) List(ctx context.Context) ([]UnitInfo, error) {
 	p.reap()
 	alive, err := p.scan.uids(ctx)
@@ -93,7 +93,7 @@ func killAll(ctx context.Context, find finder, uid uint32, each func()) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("kill the processes of uid %d: %v still run: %w", uid, pids, ctx.Err())
+			return fmt.Errorf("kill the processes of uid %d: %v have not exited: %w", uid, pids, ctx.Err())
 		case <-time.After(killPause):
 		}
 	}

@@ -22,7 +22,7 @@ func SourceName(volumeID, name string) string {
 
 const sourcePrefix = "s3csi:"
 
-// NameOf returns the name of the mount that a source in the mount table belongs to; ok is false for mounts of others.
+// NameOf returns the name of the mount that a source in the mount table belongs to; ok is false for mounts of other programs.
 func NameOf(source string) (name string, ok bool) {
 	if !strings.HasPrefix(source, sourcePrefix) {
 		return "", false
@@ -31,7 +31,7 @@ func NameOf(source string) (name string, ok bool) {
 	return name, ValidName(name)
 }
 
-// ClientUID returns the uid of the client that serves a mount of ours, as the mount table shows it.
+// ClientUID returns the uid of the client of one of the driver's mounts, as the mount table shows it.
 func ClientUID(mnt host.Mount) (uid uint32, ok bool) {
 	if _, ours := NameOf(mnt.Source); !ours {
 		return 0, false
@@ -89,23 +89,23 @@ const (
 	Down     Health = iota // its client has exited, or its file system is gone
 	Healthy                // its client serves
 	Outdated               // healthy, but started for an older configuration of the backend
-	Orphaned               // its client serves, but its helper, which ends it and renews its credentials, has exited
+	Orphaned               // its client serves, but its helper, which stops it and renews its credentials, has exited
 )
 
 // Serves reports whether the client serves, and its helper can be reached.
 func (h Health) Serves() bool { return h == Healthy || h == Outdated }
 
-// SourceUnmounted is the error for a mount without a file system on its source: the driver itself unmounts that only under the mount's
-// lock. A retry restarts the client.
+// SourceUnmounted returns the error for a mount without a file system on its source. The driver itself unmounts a source only under the
+// mount's lock. A retry restarts the client.
 func SourceUnmounted(name string) error {
 	return fault.Errorf(fault.Unavailable, "the source of mount %s was unmounted by another process", name)
 }
 
-// WithCleanupError joins an error with that of the clean-up after it; nil: there was none. If the clean-up failed the error is not
-// final (fault.Unavailable), so that the caller retries, which cleans up.
+// WithCleanupError joins an error with that of the clean-up after it, which may be nil. If the clean-up failed, the error is not final
+// (fault.Unavailable), so the caller retries, and the retry cleans up.
 func WithCleanupError(err, cleanup error) error {
 	if cleanup == nil {
 		return err
 	}
-	return fault.Errorf(fault.Unavailable, "%w; the clean-up failed, too, and is done by a retry: %w", err, cleanup)
+	return fault.Errorf(fault.Unavailable, "%w; the clean-up also failed and will be retried: %w", err, cleanup)
 }

@@ -20,7 +20,7 @@ import (
 // meaning.
 const specSchema = 1
 
-// Spec is all that an author gave and that decides what a FUSE process does. It holds no defaults, program versions or
+// Spec is the part of a volume's settings that determines what its FUSE process does. It holds no defaults, program versions or
 // resolved endpoints, so that an upgrade of the driver changes no key.
 type Spec struct {
 	Schema              int      `json:"schema"`
@@ -44,7 +44,7 @@ type Spec struct {
 	Cache               bool     `json:"cache,omitempty"`
 	CacheSize           uint64   `json:"cacheSize,omitempty"` // bytes
 	// Source is where the credentials come from, and Identity an opaque name of whose they are: two identities never
-	// share a mount, and nobody can join a mount by naming an access key whose secret they do not have.
+	// share a mount, so an access key ID without its secret is not enough to join one.
 	Source   string `json:"source"`
 	Identity string `json:"identity,omitempty"`
 	// RoleARN is the volume's, with the pod's names in it; Scope and SessionDuration are the volume's.
@@ -103,7 +103,7 @@ func (s Spec) Encode() string {
 	return string(b)
 }
 
-// Key names what a FUSE process does: mounts with equal specs have equal keys. 24 characters of a file name's safe set.
+// Key returns a hash of the spec: mounts with equal specs have equal keys. It has 24 characters that are safe in file names.
 func (s Spec) Key() string {
 	sum := sha256.Sum256([]byte(s.Encode()))
 	return strings.ToLower(base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(sum[:15]))
@@ -128,11 +128,11 @@ type Request struct {
 	ServiceAccount string             // of that pod; "": unknown
 	Ephemeral      bool               // an inline volume of the pod, which never gets the driver's own credentials
 	Identity       string             // for people: "driver", "secret:<access key id>", "workload:<namespace>/<service account>"
-	Claims         []volume.Claim     // what the author says about the service; checked against the backend
-	Ignored        []string           // what the author wrote for another driver and is ignored here, for the log
+	Claims         []volume.Claim     // the author's statements about the service; checked against the backend
+	Ignored        []string           // settings for another driver that are ignored here, for the log
 }
 
-// Stats is the usage of a volume, as its file system reports it. S3 is unbounded, so totals are made up by the client.
+// Stats is the usage of a volume, as its file system reports it. S3 is unbounded, so the client reports fictitious totals.
 type Stats struct {
 	TotalBytes, UsedBytes, AvailableBytes int64
 	Inodes, InodesUsed, InodesFree        int64

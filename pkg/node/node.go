@@ -28,7 +28,7 @@ import (
 const (
 	// exitBound bounds the requests in flight when the driver stops.
 	exitBound = 3 * time.Second
-	// What an inline volume may ask for if the operator sets no limits: the CPU weight of every systemd unit, and the default of
+	// The limits of inline volumes if the operator sets none: the CPU weight of every systemd unit, and the default of
 	// --tasks-max, because systemd's own is unknown.
 	inlineCPUWeight = 100
 	inlineTasks     = 1024
@@ -42,7 +42,7 @@ type Backends interface {
 	Changed() <-chan struct{}
 }
 
-// Options are the settings of a node, and what it works with.
+// Options are the settings and dependencies of a node.
 type Options struct {
 	Namespace     *host.Namespace
 	Launcher      runner.Launcher
@@ -113,9 +113,9 @@ func assemble(ctx context.Context, o Options, store *state.Store) (*Node, error)
 	super := supervisor.New(supervisor.Options{
 		Options: run.Options, Runner: run, Drainer: drain.New(run, monitor.ProbeEvery(o.HangTimeout)), Healer: healer, Pins: pinned,
 	})
-	// Before anything is published: what an earlier generation has left to store must be stored before the next one serves.
+	// Before anything is published: pending uploads of an earlier generation must finish before the next one serves.
 	if err := monitor.Restore(ctx, store, clients); err != nil {
-		klog.FromContext(ctx).Error(err, "Cannot restore mounts of before the reboot, will retry")
+		klog.FromContext(ctx).Error(err, "Cannot restore mounts after reboot, will retry")
 	}
 	publisher, err := publish.New(ctx, publish.Options{
 		Namespace: o.Namespace, Store: store, Mounts: super, Targets: healer, Backends: o.Backends, Planner: provider, Clients: clients,
@@ -131,7 +131,7 @@ func assemble(ctx context.Context, o Options, store *state.Store) (*Node, error)
 	})}, nil
 }
 
-// share is what the author of a pod may ask for: no more of the node than volumes get that set no limits.
+// share returns the limits of inline volumes: those of volumes without limits of their own.
 func share(l launcher.Limits) client.Share {
 	s := client.Share{Memory: l.MemoryMax, CPUWeight: l.CPUWeight, Tasks: l.TasksMax}
 	if s.CPUWeight == 0 {

@@ -1,4 +1,4 @@
-// Package programs finds the programs of the clients on a node, and whether its host runs them.
+// Package programs finds the programs of the clients on a node, and checks whether the host can run them.
 package programs
 
 import (
@@ -33,18 +33,18 @@ type Clients struct {
 	dir   string
 	names map[string]string // of files, by clients
 
-	mu      sync.Mutex
-	trouble map[string]error // why the host did not run it, by clients
+	mu       sync.Mutex
+	failures map[string]error // why the host could not run it, by client
 }
 
 // NewClients returns the programs of the clients that are in the directory found, in the view of this process. On the host the
 // directory is dir.
 func NewClients(ns hostdir.Doer, found, dir string) *Clients {
-	c := &Clients{ns: ns, dir: dir, names: map[string]string{}, trouble: map[string]error{}}
+	c := &Clients{ns: ns, dir: dir, names: map[string]string{}, failures: map[string]error{}}
 	for _, cl := range client.All() {
 		name, ok := Find(cl, found)
 		if !ok {
-			c.trouble[cl.Name] = fault.Errorf(fault.Precondition, "there is no program %s in %s; install it there, or set --client-dir to its directory", name, found)
+			c.failures[cl.Name] = fault.Errorf(fault.Precondition, "program %s not found in %s; install it there, or set --client-dir to its directory", name, found)
 		} else {
 			c.names[cl.Name] = name
 		}
@@ -64,7 +64,7 @@ func (c *Clients) tryAll(ctx context.Context) {
 	for name := range c.names {
 		g.Go(func() error {
 			if version, err := c.try(ctx, name); err != nil && ctx.Err() == nil {
-				klog.FromContext(ctx).Error(err, "Client cannot run on this node, so its volumes cannot be published", "client", name)
+				klog.FromContext(ctx).Error(err, "Client cannot run on this node", "client", name, "effect", "volumes with this client cannot be published")
 			} else if err == nil {
 				klog.FromContext(ctx).V(2).Info("Client runs on this node", "client", name, "program", c.names[name], "version", version)
 			}
@@ -78,10 +78,10 @@ func (c *Clients) tryAll(ctx context.Context) {
 // the error is a fault.Precondition.
 func (c *Clients) Path(ctx context.Context, cl client.Client) (string, error) {
 	c.mu.Lock()
-	err := c.trouble[cl.Name]
+	err := c.failures[cl.Name]
 	c.mu.Unlock()
 	name, found := c.names[cl.Name]
-	if err != nil && found { // what is missing may have been installed on the host since
+	if err != nil && found { // the missing program may have been installed on the host since
 		_, err = c.try(ctx, cl.Name)
 	}
 	if err != nil {
@@ -94,9 +94,9 @@ func (c *Clients) try(ctx context.Context, name string) (version string, err err
 	version, err = hostdir.Try(ctx, c.ns, filepath.Join(c.dir, c.names[name]))
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.trouble, name)
+	delete(c.failures, name)
 	if fault.Is(err, fault.Precondition) {
-		c.trouble[name] = err
+		c.failures[name] = err
 	}
 	return version, err
 }

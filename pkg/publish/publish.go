@@ -1,6 +1,5 @@
 // Package publish serves NodePublishVolume, NodeUnpublishVolume and NodeGetVolumeStats for targets. It parses and checks requests,
-// finds out what targets show, and binds mounts to them. What happens to the mounts themselves is up to package supervisor, which it
-// knows only as Mounts.
+// inspects targets, and binds mounts to them. Package supervisor, which it knows only as Mounts, manages the mounts themselves.
 package publish
 
 import (
@@ -33,7 +32,7 @@ import (
 // cleanupBound bounds the clean-up after a failed publish.
 const cleanupBound = 20 * time.Second
 
-// Mounts are the mounts of the node. Package supervisor implements it, and says what each method does.
+// Mounts are the mounts of the node. Package supervisor implements it and documents the methods.
 type Mounts interface {
 	Health(ctx context.Context, m state.Mount) (mount.Health, error)
 	Refresh(ctx context.Context, m state.Mount, p state.Publication, grant *creds.Grant) error
@@ -51,7 +50,7 @@ type Targets interface {
 
 // Backends are the S3 services of the config file.
 type Backends interface {
-	// CheckClaims returns fault.Precondition if the backend is not what the volume's author says that it is.
+	// CheckClaims returns fault.Precondition if the backend contradicts the author's statements about the service.
 	CheckClaims(name string, claims []volume.Claim) error
 }
 
@@ -72,8 +71,8 @@ type Options struct {
 	TargetRoot   string        // targets must be below it; "": anywhere
 	MountTimeout time.Duration // for a publish
 	DrainTimeout time.Duration // for an unpublish whose caller gave no deadline
-	Share        client.Share  // what inline volumes may ask for
-	Refused      error         // why nothing can be published on this node; nil: it can
+	Share        client.Share  // the limits of inline volumes
+	Refused      error         // the reason why nothing can be published on this node, or nil
 }
 
 // Publisher serves publish, unpublish and stats.
@@ -112,8 +111,8 @@ func (p *Publisher) resolveTarget(target string) string {
 }
 
 // Publish makes a volume appear at its target. It is idempotent; a retry of the same request joins the one in flight. On failure,
-// everything that it did is undone; a target that showed the volume before keeps it. refused is why the request must not be served,
-// nil: it can be; Publish decides whether that is final for the target.
+// everything that it did is undone; a target that showed the volume before keeps it. refused is the reason to refuse the request,
+// or nil; Publish decides whether that error is final for the target.
 //
 // Its steps: check the request; look at the target; if it shows the volume, refresh the credentials; if the secret was rotated, rotate;
 // otherwise ensure a running mount and bind it, or replace the stale one.
@@ -167,7 +166,7 @@ func (p *Publisher) check(r *mount.Request) (spec mount.Spec, err error) {
 		return spec, err
 	}
 	if r.Source == credentials.SourceSecret && r.Keys.IsZero() {
-		return spec, fault.Errorf(fault.Precondition, "volume %s takes its credentials from a secret, and the request has none: "+
+		return spec, fault.Errorf(fault.Precondition, "volume %s takes its credentials from a secret, but the request has no secret: "+
 			"set node-publish-secret-name and -namespace on its StorageClass, or nodePublishSecretRef on its PersistentVolume", r.VolumeID)
 	}
 	if err := p.Backends.CheckClaims(r.Volume.Backend, r.Claims); err != nil {
@@ -248,7 +247,7 @@ func (p *Publisher) publish(ctx context.Context, w want.Mount, ignored []string)
 			w.At = at.mount.Name
 		}
 		return p.Mounts.Ensure(ctx, w, func(ctx context.Context, m state.Mount) (func(context.Context) error, error) {
-			// Not undone: containers may run on copies of what the target shows.
+			// Not undone: containers may use copies of the mount at the target.
 			return nil, logPublished(ctx, m, w, p.replace(ctx, w, m, at))
 		})
 	}
@@ -329,7 +328,7 @@ func (p *Publisher) checkSingleWriter(ctx context.Context, pub state.Publication
 	}
 	for _, other := range all {
 		if other.VolumeID == pub.VolumeID && other.Target != pub.Target && (other.SingleWriter || pub.SingleWriter) {
-			return fault.Errorf(fault.Precondition, "the volume allows a single writer and is already published at %s", other.Target)
+			return fault.Errorf(fault.Precondition, "the volume allows a single writer and is already published at %s: unpublish it there first", other.Target)
 		}
 	}
 	return nil
@@ -358,7 +357,7 @@ func (p *Publisher) bind(ctx context.Context, w want.Mount, m state.Mount, targe
 	return p.Targets.CheckTarget(ctx, m, pub.Target)
 }
 
-// inflight are the requests in flight, one for each target. A retry of the same request joins the running one; another request for
+// inflight holds the requests in flight, one for each target. A retry of the same request joins the running one; another request for
 // the target is refused as busy.
 type inflight struct {
 	mu       sync.Mutex
@@ -400,7 +399,7 @@ func (f *inflight) do(ctx context.Context, target, request string, work func() e
 	case <-c.done:
 		return c.err
 	case <-ctx.Done():
-		return fault.Errorf(fault.Timeout, "target %s: the request is still in progress, and a retry joins it: %w", target, context.Cause(ctx))
+		return fault.Errorf(fault.Timeout, "target %s: the request is still in progress; a retry joins it: %w", target, context.Cause(ctx))
 	}
 }
 

@@ -16,9 +16,9 @@ import (
 type targetState int
 
 const (
-	absent  targetState = iota // no mount of ours
+	absent  targetState = iota // none of the driver's mounts
 	healthy                    // the volume of the request
-	stale                      // a mount of ours that must be replaced: its client has exited, or it is not what is wanted
+	stale                      // a mount of the driver that must be replaced: its client has exited, or it does not match the request
 	rotated                    // the volume of the request, with the credentials of its former secret
 )
 
@@ -35,7 +35,7 @@ func (t target) rotatedTo(spec mount.Spec) bool {
 
 // mountAt returns the top mount on a target.
 func (p *Publisher) mountAt(ctx context.Context, path string) (top host.Mount, mounts []host.Mount, mounted bool, err error) {
-	at, err := host.Call(ctx, p.Namespace, "looking at target "+path, nil, func() (host.PathState, error) {
+	at, err := host.Call(ctx, p.Namespace, "checking target "+path, nil, func() (host.PathState, error) {
 		at, _ := host.Inspect(path) // an invalid path is reported when it is opened
 		return at, nil
 	})
@@ -49,7 +49,7 @@ func (p *Publisher) mountAt(ctx context.Context, path string) (top host.Mount, m
 	return top, mounts, mounted, nil
 }
 
-// showsVolume reports whether a target shows a volume of ours, or cannot be determined not to.
+// showsVolume reports whether a target shows one of the driver's volumes, or may show one.
 func (p *Publisher) showsVolume(ctx context.Context, path string) bool {
 	top, _, mounted, err := p.mountAt(ctx, path)
 	_, ours := mount.NameOf(top.Source)
@@ -84,7 +84,7 @@ func (p *Publisher) look(ctx context.Context, w want.Mount) (target, error) {
 	return t, nil
 }
 
-// compare compares a target, which shows the file system of its mount, with what is wanted.
+// compare compares a target, which shows the file system of its mount, with the request.
 func (p *Publisher) compare(ctx context.Context, w want.Mount, t target) (targetState, error) {
 	m, pub := t.mount, t.pub
 	health, err := p.Mounts.Health(ctx, m)
@@ -93,19 +93,19 @@ func (p *Publisher) compare(ctx context.Context, w want.Mount, t target) (target
 	}
 	differs := m.Serves().Encode() != w.Spec.Encode()
 	switch {
-	case m.Superseded, slices.Contains(pub.MovedFrom, m.Name): // the publication is another mount's by now
+	case m.Superseded, slices.Contains(pub.MovedFrom, m.Name): // the publication belongs to another mount now
 		return stale, nil
 	case differs && pub.Mount == m.Name && w.Spec.RotatedFrom(m.Serves()) && (health.Serves() || m.KeepsOnDisk(p.Clients)), !differs && m.Rotating:
 		return rotated, nil
 	case !health.Serves():
 		return stale, nil
 	case pub.Mount != m.Name || pub.VolumeID != w.Publication.VolumeID:
-		return stale, fault.Errorf(fault.Exists, "target %s shows volume %s", pub.Target, m.VolumeID)
+		return stale, fault.Errorf(fault.Exists, "target %s shows volume %s: unpublish that one first", pub.Target, m.VolumeID)
 	case differs:
 		return stale, fault.Errorf(fault.Exists, "target %s shows the volume with other parameters, options or credentials; "+
-			"they take effect when the target is unpublished and published again (delete the pod)", pub.Target)
+			"unpublish and republish the target to apply the new ones (delete the pod)", pub.Target)
 	case pub.ReadOnly != w.Publication.ReadOnly:
-		return stale, fault.Errorf(fault.Exists, "target %s shows the volume with readOnly=%t", pub.Target, pub.ReadOnly)
+		return stale, fault.Errorf(fault.Exists, "target %s shows the volume with readOnly=%t: unpublish it first to change that", pub.Target, pub.ReadOnly)
 	case health == mount.Outdated:
 		return stale, nil
 	}

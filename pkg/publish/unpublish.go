@@ -17,8 +17,8 @@ import (
 )
 
 // Unpublish removes a volume from its target and, if that was the mount's last publication, stops the mount. It returns nil only if
-// everything that was written and closed there is stored. If that takes longer than the caller's deadline, the error reports what is
-// left; the drain goes on, and a retry waits for it.
+// everything that was written and closed there is stored. If that takes longer than the caller's deadline, the error reports the
+// pending uploads; the drain continues, and a retry waits for it.
 func (p *Publisher) Unpublish(ctx context.Context, volumeID, target string) error {
 	target = p.resolveTarget(target)
 	if err := p.checkTarget(target); err != nil {
@@ -43,7 +43,7 @@ func (p *Publisher) unpublish(ctx context.Context, volumeID, target string) erro
 		return err
 	}
 	if have && pub.VolumeID != volumeID {
-		return fault.Errorf(fault.Precondition, "target %s shows volume %s", target, pub.VolumeID)
+		return fault.Errorf(fault.Precondition, "target %s belongs to volume %s, not %s", target, pub.VolumeID, volumeID)
 	}
 	mounts, err := p.Namespace.Mounts(ctx)
 	if err != nil {
@@ -53,7 +53,7 @@ func (p *Publisher) unpublish(ctx context.Context, volumeID, target string) erro
 		name, ours := mount.NameOf(top.Source)
 		switch {
 		case !ours && !have:
-			return fault.Errorf(fault.Precondition, "target %s has a mount of another program (%s, type %s), which is not unmounted", target, top.Source, top.FSType)
+			return fault.Errorf(fault.Precondition, "target %s has a mount of another program (%s, type %s): unmount it first", target, top.Source, top.FSType)
 		case ours && !have:
 			// The record is lost, and the mount table has the mount's name. A retry must find it while the mount drains.
 			pub = state.Publication{Target: target, VolumeID: volumeID, Mount: name, Created: time.Now()}
@@ -95,7 +95,7 @@ func (p *Publisher) removeTarget(ctx context.Context, target string) error {
 	})
 }
 
-// unmountTarget unmounts all mounts of ours at the target.
+// unmountTarget unmounts all of the driver's mounts at the target.
 func (p *Publisher) unmountTarget(ctx context.Context, target string) error {
 	for {
 		mounts, err := p.Namespace.Mounts(ctx)
@@ -138,7 +138,7 @@ func (p *Publisher) Stats(ctx context.Context, volumeID, path string) (mount.Sta
 	st, err := p.Namespace.Statfs(host.For(ctx, mount.Account(top.Source)), path)
 	switch {
 	case host.IsCorruptedMount(err):
-		return mount.Stats{}, fault.Errorf(fault.Unavailable, "volume %s at %s: the mount is unusable, because its client has exited or fails: %w", volumeID, path, err)
+		return mount.Stats{}, fault.Errorf(fault.Unavailable, "volume %s at %s: the mount is stale, or its client fails: %w", volumeID, path, err)
 	case errors.Is(err, fs.ErrNotExist):
 		return mount.Stats{}, fault.Errorf(fault.NotFound, "volume %s: %w", volumeID, err)
 	case err != nil:

@@ -203,7 +203,7 @@ func TestReboot(t *testing.T) {
 		}, ns)
 		again(t, 3)
 		// The first of the node's new containers says it, and may have been restarted since.
-		if log := driverLog(t, -1, since, "--previous") + driverLog(t, -1, since); !strings.Contains(log, "Restored mounts to store their files") {
+		if log := driverLog(t, -1, since, "--previous") + driverLog(t, -1, since); !strings.Contains(log, "Restored mounts after reboot to finish uploads") {
 			t.Errorf("the driver says nothing of what was left:\n%s", log)
 		}
 	})

@@ -328,7 +328,7 @@ func TestWantOfMemoryIsToldWhenAVolumeDoesNotComeBack(t *testing.T) {
 	e.await(10*time.Second, "the client's end", func() bool { return rig.Ended(killed.PID) })
 	e.proxy.Set(faultproxy.Faults{Refuse: true}) // so no client starts
 	for range 2 {
-		want(t, e.tryPublish(50*time.Second, v, a), codes.Unavailable, "OOM-killed", "its limit is 640 MiB, by the node's --memory-limit", "restarting client")
+		want(t, e.tryPublish(50*time.Second, v, a), codes.Unavailable, "OOM-killed", "the limit from the node's --memory-limit is 640 MiB", "restarting client")
 	}
 	if n := e.count("s3csi_mount_restart_failures_total", client, "oom"); n < 2 {
 		t.Errorf("%v failures after a want of memory are counted", n)

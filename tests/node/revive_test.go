@@ -48,8 +48,8 @@ func TestWhatCouldNotBeStoredIsKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	e.killAll()
-	want(t, e.tryUnpublish(20*time.Second, v, target), codes.Unavailable, "starting it again")
-	want(t, e.tryUnpublish(20*time.Second, v, target), codes.Unavailable, "starting it again")
+	want(t, e.tryUnpublish(20*time.Second, v, target), codes.Unavailable, "restarting it")
+	want(t, e.tryUnpublish(20*time.Second, v, target), codes.Unavailable, "restarting it")
 	e.restart()
 	if err := os.Rename(program+".away", program); err != nil {
 		t.Fatal(err)

@@ -140,7 +140,7 @@ func TestARotatedSecretOfASharedMount(t *testing.T) {
 		before := mountsAt(t, a)[0].Source
 		err = e.tryPublish(time.Minute, v, a, secrets(second))
 		if client == rclone {
-			want(t, err, codes.Unavailable, "new keys work", b)
+			want(t, err, codes.Unavailable, "keeps its session", b)
 			if n := e.lives(); n != 1 {
 				t.Errorf("%d mounts were made", n)
 			}

@@ -257,7 +257,7 @@ func TestWithoutSystemd(t *testing.T) {
 		t.Error("--launcher=systemd starts without a systemd")
 	} else if took := time.Since(began); took > 5*time.Second {
 		t.Errorf("it took %s to say so", took)
-	} else if log := n.Logs(); !strings.Contains(log, "--launcher=systemd: the host has no systemd that could launch helpers") {
+	} else if log := n.Logs(); !strings.Contains(log, "--launcher=systemd: the host has no suitable systemd to launch helpers") {
 		t.Errorf("it does not say why it ended:\n%s", log)
 	}
 	n.Launcher = "auto"

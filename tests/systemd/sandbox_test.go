@@ -187,7 +187,7 @@ func TestPropertyThatSystemdDoesNotKnowIsLeftOutAndReported(t *testing.T) {
 	if got := show(t, u.name(), "OOMScoreAdjust"); got != "100" {
 		t.Errorf("the property that it knows: %q", got)
 	}
-	if missing := strings.Join(l.Sandbox().Missing, "; "); !strings.Contains(missing, "S3CSINoSuchThing (unknown to systemd") {
+	if missing := strings.Join(l.Sandbox().Missing, "; "); !strings.Contains(missing, "S3CSINoSuchThing (not supported by systemd") {
 		t.Errorf("missing: %s", missing)
 	}
 }

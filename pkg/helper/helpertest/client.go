@@ -154,7 +154,7 @@ func fds() []string {
 	var list []string
 	for _, e := range entries {
 		link, err := os.Readlink("/proc/self/fd/" + e.Name())
-		// What this program has opened itself is not what it was given.
+		// Descriptors that this program has opened itself are not inherited ones.
 		if err != nil || strings.HasPrefix(link, "anon_inode:") || strings.HasPrefix(link, "/proc/") || strings.HasPrefix(link, "/sys/") {
 			continue
 		}

@@ -52,7 +52,7 @@ func id(s string) (uint32, error) {
 func Exec(argv []string) error {
 	uid, gid, args, ok := Parse(argv)
 	if !ok {
-		return errors.New("run-as: want a uid and a gid, both at least 1000, and the arguments to continue with")
+		return errors.New("run-as: requires a uid and a gid, both at least 1000, and arguments")
 	}
 	// The following changes only this thread; the exec ends all others.
 	runtime.LockOSThread()
@@ -99,7 +99,7 @@ func become(uid, gid int) error {
 		return fmt.Errorf("read capabilities: %w", err)
 	}
 	if have != empty {
-		return fmt.Errorf("capabilities are left: %+v", have)
+		return fmt.Errorf("capabilities remain: %+v", have)
 	}
 	return nil
 }

@@ -29,19 +29,19 @@ const (
 // Backends are the S3 services.
 type Backends interface {
 	Backend(name string) (backend.Backend, error)
-	// CheckAccess proves that the keys can do below the prefix what a client will do, and returns the bucket's region and owner,
-	// "" if unknown.
+	// CheckAccess proves that the keys have the permissions below the prefix that a client needs, and returns the bucket's region
+	// and owner, "" if unknown.
 	CheckAccess(ctx context.Context, be backend.Backend, keys credentials.Keys, bucket, prefix, region, owner string) (backend.BucketInfo, error)
-	// ProveScope proves that a session reaches no further than its prefix. class names the identity that it is made from; a proof is
-	// remembered for it.
+	// ProveScope proves that a session is limited to its prefix. class names the identity that it is made from; a proof is cached
+	// for it.
 	ProveScope(ctx context.Context, be backend.Backend, keys credentials.Keys, class, bucket, prefix, region, owner string) error
 }
 
-// Sessions is the token service, and the rules of what it is asked for.
+// Sessions plans and makes sessions.
 type Sessions interface {
-	// Plan decides what a mount's sessions are made from. It asks no service but the driver's own credential chain.
+	// Plan decides how a mount's sessions are made. It calls no service other than the driver's own credential chain.
 	Plan(ctx context.Context, r session.Request) (credentials.Order, error)
-	// Make asks the token service for a session. The keys of an order of kind AsIs are its own.
+	// Make requests a session from the token service. An order of kind AsIs returns its own keys.
 	Make(ctx context.Context, o credentials.Order) (credentials.Keys, error)
 }
 
@@ -58,7 +58,7 @@ func New(backends Backends, sessions Sessions, clients client.Registry, peer fun
 	return &Provider{backends: backends, sessions: sessions, clients: clients, peer: peer}
 }
 
-// Plan decides what the sessions of a publication's mount are made from. No service is asked.
+// Plan decides how the sessions of a publication's mount are made. It calls no service.
 func (p *Provider) Plan(ctx context.Context, r mount.Request, spec mount.Spec) (*Grant, error) {
 	return p.planFor(ctx, spec, spec.Client, func(q *session.Request) {
 		q.Keys, q.SecretRoleARN, q.Tokens, q.Ephemeral = r.Keys, r.SecretRoleARN, r.Tokens, r.Ephemeral
@@ -97,7 +97,7 @@ func (p *Provider) planFor(ctx context.Context, spec mount.Spec, clientName stri
 	return g, err
 }
 
-// request is what a spec asks for in the sessions of its mount with that client.
+// request returns the session request of a spec's mount with that client.
 func (p *Provider) request(spec mount.Spec, clientName string) (session.Request, error) {
 	be, err := p.backends.Backend(spec.Backend)
 	if err != nil {
@@ -123,7 +123,7 @@ func (p *Provider) request(spec mount.Spec, clientName string) (session.Request,
 	}, nil
 }
 
-// Keys returns the keys of a grant, which are made now if they were not before; none for an empty grant.
+// Keys returns the keys of a grant, and makes them if necessary; an empty grant has none.
 func (p *Provider) Keys(ctx context.Context, g *Grant) (credentials.Keys, error) {
 	switch {
 	case g.state == making:
@@ -161,8 +161,8 @@ func (p *Provider) Begin(ctx context.Context, g *Grant) (end func()) {
 	}
 }
 
-// Prove makes the keys of a grant and tries them with what the client will do and, if they must reach no further than the volume,
-// with what they must not be able to do.
+// Prove makes the keys of a grant and checks that they have the permissions that the client needs and, if they must be limited to the
+// volume, that they have no others.
 func (p *Provider) Prove(ctx context.Context, g *Grant, be backend.Backend, spec mount.Spec) error {
 	if g.state == proven {
 		return nil
@@ -273,7 +273,7 @@ func (p *Provider) settle(ctx context.Context, peer *helper.Peer, status helper.
 	return status
 }
 
-// Refresh gives a mount with the driver's own credentials the current ones. Other mounts get theirs from their publications.
+// Refresh delivers the driver's current credentials to a mount that uses them. Other mounts get theirs from their publications.
 func (p *Provider) Refresh(ctx context.Context, m state.Mount) error {
 	g, err := p.PlanOwn(ctx, m)
 	if err != nil {
@@ -286,7 +286,7 @@ func (p *Provider) Refresh(ctx context.Context, m state.Mount) error {
 	return err
 }
 
-// RefreshDraining is Refresh for a mount that is ending: what it has left to store may outlast its credentials.
+// RefreshDraining is Refresh for a draining mount, whose uploads may take longer than its credentials are valid.
 func (p *Provider) RefreshDraining(ctx context.Context, m state.Mount) error {
 	if err := p.Refresh(ctx, m); err != nil && !errors.Is(err, helper.ErrGone) {
 		return err
@@ -294,9 +294,9 @@ func (p *Provider) RefreshDraining(ctx context.Context, m state.Mount) error {
 	return nil
 }
 
-// Trouble returns what is wrong with a mount's session: it has expired, or it cannot be renewed for a reason that is permanent. A
-// token service that does not answer is no trouble as long as the session lasts.
-func Trouble(m state.Mount, status helper.Status) error {
+// SessionError returns an error if a mount's session has expired, or if its renewal fails permanently. An unavailable token service is
+// not an error as long as the session is valid.
+func SessionError(m state.Mount, status helper.Status) error {
 	s := status.Session
 	if s == nil || s.Error == "" && !s.Over {
 		return nil
@@ -307,7 +307,7 @@ func Trouble(m state.Mount, status helper.Status) error {
 	case s.Over && cause == nil && s.OrderDigest != "":
 		return fault.Errorf(fault.Unavailable, "the session of mount %s (volume %s) expired at %s; it is being renewed", m.Name, m.VolumeID, Time(s.Expires))
 	case s.Over && cause == nil:
-		return fault.Errorf(fault.Unauthenticated, "the session of mount %s (volume %s) expired at %s, and there is nothing to renew it with: %s", m.Name, m.VolumeID, Time(s.Expires), Remedy(m))
+		return fault.Errorf(fault.Unauthenticated, "the session of mount %s (volume %s) expired at %s, and its helper has no credentials to renew it: %s", m.Name, m.VolumeID, Time(s.Expires), Remedy(m))
 	case s.Over:
 		return fault.Errorf(kind, "the session of mount %s (volume %s) expired at %s and could not be renewed since %s: %w; %s", m.Name, m.VolumeID, Time(s.Expires), Time(s.FailedSince), cause, Remedy(m))
 	case kind.Permanent():
@@ -326,12 +326,12 @@ func Time(t time.Time) string {
 
 // Remedy returns what to do about a session that cannot be renewed.
 func Remedy(m state.Mount) string {
-	const retry = "the helper retries and recovers by itself"
+	const retry = "the helper retries automatically"
 	switch m.Spec.Source {
 	case credentials.SourceSecret:
-		return "correct the keys in the volume's secret, or their owner's permissions; each publication brings the secret again, and " + retry
+		return "correct the keys in the volume's secret, or the permissions of their owner; each republish supplies the secret again, and " + retry
 	case credentials.SourceWorkload:
-		return "check that the role trusts service account " + m.Spec.Identity + " and that kubelet republishes the volume (requiresRepublish: true), which brings new tokens; " + retry
+		return "check that the role trusts service account " + m.Spec.Identity + " and that kubelet republishes the volume (requiresRepublish: true), which supplies new tokens; " + retry
 	}
 	return "correct the driver's own credentials, or the role's trust policy; " + retry
 }

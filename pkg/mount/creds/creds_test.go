@@ -63,7 +63,7 @@ func (f *fixture) deliver(t *testing.T, g *Grant) error {
 	if err != nil {
 		return err
 	}
-	return Trouble(f.mount, status)
+	return SessionError(f.mount, status)
 }
 
 // The helper gets what a republish supplies and makes the sessions; the driver asks no token service.
@@ -140,7 +140,7 @@ func TestTrouble(t *testing.T) {
 		"expired, being renewed":       {&helper.SessionStatus{Over: true, Expires: at, OrderDigest: "x"}, fault.Unavailable, nil},
 		"expired, nothing to renew it": {&helper.SessionStatus{Over: true, Expires: at}, fault.Unauthenticated, nil},
 	} {
-		err := Trouble(state.Mount{Name: "m", VolumeID: "v", Spec: mount.Spec{Source: credentials.SourceWorkload, Identity: "team-a/app"}}, helper.Status{Session: tc.session})
+		err := SessionError(state.Mount{Name: "m", VolumeID: "v", Spec: mount.Spec{Source: credentials.SourceWorkload, Identity: "team-a/app"}}, helper.Status{Session: tc.session})
 		if (err == nil) != (tc.kind == fault.Unknown) || err != nil && fault.KindOf(err) != tc.kind {
 			t.Errorf("%s: kind %s: %v", what, fault.KindOf(err), err)
 		}

@@ -18,7 +18,7 @@ const (
 	proven                    // the keys were tried, and the bucket is known
 )
 
-// Grant is what a mount's client works with: an order, and the session that was made from it once it was needed. The zero value is
+// Grant is the credentials of a mount's client: an order, and the session that is made from it when it is needed. The zero value is
 // empty. A grant is used by one goroutine.
 type Grant struct {
 	state   grantState

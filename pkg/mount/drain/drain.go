@@ -1,5 +1,5 @@
 // Package drain stops a mount without losing data: it unmounts the source, waits until the client has stored everything and has
-// exited, and removes what is left. A client that exits before it is done is started again.
+// exited, and removes the mount's files. A client that exits before it has finished is started again.
 package drain
 
 import (
@@ -26,17 +26,17 @@ import (
 const (
 	exitGrace = 2 * time.Second       // for a helper that was asked to quit
 	exitPause = 10 * time.Millisecond // between two checks for processes
-	// orphanBound is how long a client without a helper may go on: the credentials that it was last given expire after that.
+	// orphanBound is how long a client without a helper may keep running: the credentials that it was last given expire after that.
 	orphanBound = 15 * time.Minute
 	// refreshEvery is how often a draining client gets new credentials.
 	refreshEvery = time.Minute
-	// uploadsBound bounds the question what a client has to store after a call's time is over: the answer must still reach the caller.
+	// uploadsBound bounds the query of pending uploads after a call has timed out: the answer must still reach the caller.
 	uploadsBound = 200 * time.Millisecond
 	// statusBound bounds the wait for a helper's status if the hang timeout is off.
 	statusBound = 15 * time.Second
 )
 
-// Options say how a mount is stopped.
+// Options are the options of Stop.
 type Options struct {
 	// Grant supplies credentials to a client that has to be started again; nil: there are none.
 	Grant *creds.Grant
@@ -99,14 +99,14 @@ func (d *Drainer) Stop(ctx context.Context, m state.Mount, o Options) error {
 	return nil
 }
 
-// keepQuarantined moves what a client quarantined for its owner out of the cache, before that is removed.
+// keepQuarantined moves quarantined files out of the cache, before that is removed.
 func (d *Drainer) keepQuarantined(ctx context.Context, m state.Mount, cl client.Client) error {
 	if cl.Quarantine == "" {
 		return nil
 	}
 	kept, err := d.Store.Keep(ctx, m.Name, cl.Quarantine)
 	if err != nil {
-		return fmt.Errorf("keeping the files that the client of mount %s quarantined: %w", m.Name, err)
+		return fmt.Errorf("preserving the quarantined files of mount %s: %w", m.Name, err)
 	}
 	if kept != "" {
 		klog.FromContext(ctx).Error(nil, "Quarantined files are kept, inspect and remove them", "mount", m.Name,
@@ -132,7 +132,7 @@ func (d *Drainer) StopUnrecorded(ctx context.Context, m state.Mount) error {
 	}
 	m.Client, m.Ending = "unknown", time.Now()
 	if err := d.Peer(m.Name).End(ctx); err != nil && !errors.Is(err, helper.ErrGone) {
-		return fmt.Errorf("asking the helper of mount %s to end: %w", m.Name, err)
+		return fmt.Errorf("announcing the unmount to the helper of mount %s: %w", m.Name, err)
 	}
 	if err := d.Sources.Unmount(ctx, m, false); err != nil {
 		return InProgress(m, err)
@@ -142,7 +142,7 @@ func (d *Drainer) StopUnrecorded(ctx context.Context, m state.Mount) error {
 		return err
 	}
 	if how != "" {
-		return fault.Errorf(fault.Precondition, "the record of mount %s is lost, and its client exited abnormally (%s): copy the files that it did not store from %s to the bucket, then remove %s",
+		return fault.Errorf(fault.Precondition, "the record of mount %s is lost, and its client exited abnormally (%s): copy the files that were not uploaded from %s to the bucket, then remove %s",
 			m.Name, how, d.Store.CacheDir(m.Name), d.Store.MountDir(m.Name))
 	}
 	for _, cl := range client.All() { // it was one of them
@@ -158,7 +158,7 @@ func (d *Drainer) drain(ctx context.Context, m state.Mount, o Options) error {
 	for {
 		// A helper that does not answer is not waited for: the client ends with its file system in any case.
 		if err := d.Peer(m.Name).End(ctx); err != nil && !errors.Is(err, helper.ErrGone) && (ctx.Err() != nil || !fault.Is(err, fault.Timeout)) {
-			return fmt.Errorf("asking the helper of mount %s to end: %w", m.Name, err)
+			return fmt.Errorf("announcing the unmount to the helper of mount %s: %w", m.Name, err)
 		}
 		failpoint.Here("drain.told")
 		if err := d.Sources.Unmount(ctx, m, o.Replaced); err != nil {
@@ -169,7 +169,7 @@ func (d *Drainer) drain(ctx context.Context, m state.Mount, o Options) error {
 		if err != nil || how == "" {
 			return err
 		}
-		klog.FromContext(ctx).Info("Client exited abnormally while draining", "mount", m.Name, "volume", m.VolumeID, "client", m.Client, "how", how)
+		klog.FromContext(ctx).Info("Client exited abnormally while draining", "mount", m.Name, "volume", m.VolumeID, "client", m.Client, "detail", how)
 		cl, err := d.Clients.Of(m.Client)
 		if err != nil {
 			return err
@@ -184,7 +184,7 @@ func (d *Drainer) drain(ctx context.Context, m state.Mount, o Options) error {
 			o.Grant = &creds.Grant{}
 		}
 		if err := d.runner.Restart(ctx, &m, o.Grant); err != nil {
-			return fault.Errorf(fault.Unavailable, "client %s exited abnormally (%s) and may have files left to store in %s; starting it again to store them: %w",
+			return fault.Errorf(fault.Unavailable, "client %s exited abnormally (%s) and may have pending uploads in %s; restarting it to finish them: %w",
 				m.Client, how, d.Store.CacheDir(m.Name), err)
 		}
 	}
@@ -219,14 +219,14 @@ func (d *Drainer) awaitExit(ctx context.Context, m state.Mount) (how string, err
 		}
 		silent := entry.HelperAnswered(err == nil || last.State != "")
 		switch {
-		case errors.Is(err, helper.ErrGone), errors.Is(err, errNoNews) && last.State == "" && d.HangTimeout != 0 && silent >= d.HangTimeout:
+		case errors.Is(err, helper.ErrGone), errors.Is(err, errUnchanged) && last.State == "" && d.HangTimeout != 0 && silent >= d.HangTimeout:
 			if err := d.awaitOrphan(ctx, m); err != nil {
 				return "", err
 			}
 			return d.runner.LastExit(ctx, m)
 		case ctx.Err() != nil:
 			return "", InProgress(m, WithQueue(last.Queue, errors.Join(err, context.Cause(ctx))))
-		case errors.Is(err, errNoNews):
+		case errors.Is(err, errUnchanged):
 			if last.State != helper.StateRunning || d.HangTimeout == 0 || d.makesProgress(m, last) {
 				continue
 			}
@@ -259,8 +259,8 @@ func (d *Drainer) makesProgress(m state.Mount, status helper.Status) bool {
 	return entry.Progress(cpu, status.Revision) < d.HangTimeout
 }
 
-// errNoNews is the error of a status that has not changed in time.
-var errNoNews = errors.New("the helper's status has not changed")
+// errUnchanged means that the status did not change in time.
+var errUnchanged = errors.New("the helper's status has not changed")
 
 // nextStatus waits for a status after since, for at most checkEvery.
 func (d *Drainer) nextStatus(ctx context.Context, m state.Mount, since uint64) (helper.Status, error) {
@@ -268,7 +268,7 @@ func (d *Drainer) nextStatus(ctx context.Context, m state.Mount, since uint64) (
 	defer cancel()
 	status, err := d.Peer(m.Name).WaitStatus(sctx, since)
 	if err != nil && sctx.Err() != nil && ctx.Err() == nil {
-		err = errNoNews
+		err = errUnchanged
 	}
 	return status, err
 }
@@ -315,16 +315,16 @@ func (d *Drainer) stopHelper(ctx context.Context, m state.Mount) error {
 	return nil
 }
 
-// InProgress returns the error for a mount that is still draining, with what is left to store. The drain goes on.
+// InProgress returns the error for a mount that is still draining. The drain continues.
 func InProgress(m state.Mount, err error) error {
-	return fault.Errorf(fault.Busy, "draining: %w (for %s; mount %s, client %s); the drain goes on, and a retry waits for it",
+	return fault.Errorf(fault.Busy, "draining: %w (for %s; mount %s, client %s); the drain continues, and a retry waits for it",
 		err, time.Since(m.Ending).Round(time.Second), m.Name, m.Client)
 }
 
-// WithQueue adds what a client has left to store to an error; nil: unknown.
+// WithQueue adds a client's upload queue to an error; nil: unknown.
 func WithQueue(q *client.Queue, err error) error {
 	if q == nil {
-		return fmt.Errorf("the client is still storing data: %w", err)
+		return fmt.Errorf("the client is still uploading data: %w", err)
 	}
 	return fmt.Errorf("%s: %w", formatQueue(*q), err)
 }

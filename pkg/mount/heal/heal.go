@@ -27,7 +27,7 @@ import (
 const (
 	// maxRounds bounds how often Heal looks again for places that appeared meanwhile, such as a container that was just started.
 	maxRounds = 5
-	// maxReported bounds the places that are logged as not replaced: a container can make as many as it likes.
+	// maxReported bounds the places that are logged as not replaced: a container can create any number of them.
 	maxReported = 20
 	// lookupBound bounds a client's lookup of the directory that a subpath shows.
 	lookupBound = 10 * time.Second
@@ -60,7 +60,7 @@ func (h *Healer) HealOnce(ctx context.Context, m state.Mount, needed bool) error
 }
 
 // Heal replaces the stale mounts of all publications of a mount with its file system. Stale copies in other mount namespaces are
-// detached, because they keep a dead connection. It can be interrupted anywhere and repeated.
+// detached, because they keep an aborted connection open. It can be interrupted anywhere and repeated.
 func (h *Healer) Heal(ctx context.Context, m state.Mount) error {
 	again := true
 	defer func() {
@@ -172,7 +172,7 @@ func (h *Healer) swapOf(ctx context.Context, m state.Mount, at Places, names []s
 	}
 	source, ok := host.TopAt(mounts, h.store.SourceDir(m.Name))
 	if !ok {
-		return host.Swap{}, nil, fault.Errorf(fault.Unavailable, "mount %s has no file system to heal its publications with", m.Name)
+		return host.Swap{}, nil, fault.Errorf(fault.Unavailable, "mount %s has no file system to replace stale mounts with", m.Name)
 	}
 	if err := h.pins.PinTargets(ctx, m.Name, names, at.Targets, source, mounts); err != nil {
 		return host.Swap{}, nil, err
@@ -223,7 +223,7 @@ func (h *Healer) ReplaceTarget(ctx context.Context, m state.Mount, target string
 	if top, ok := host.TopAt(mounts, target); ok && top.Minor == source.Minor && top.ReadOnly() == readOnly {
 		return true, nil // healed with the mount's other publications
 	}
-	// Any mount of ours: of an earlier generation or, if the CO has changed its mind, of another volume.
+	// Any of the driver's mounts: of an earlier generation or, if the CO publishes another volume at the target now, of that.
 	stale := func(mnt host.Mount) bool {
 		_, ours := mount.NameOf(mnt.Source)
 		return ours && mnt.ReadOnly() == readOnly && mnt.Minor != source.Minor
@@ -238,7 +238,7 @@ func (h *Healer) ReplaceTarget(ctx context.Context, m state.Mount, target string
 
 // CheckTarget returns nil if a target shows a mount's current file system.
 func (h *Healer) CheckTarget(ctx context.Context, m state.Mount, target string) error {
-	return h.ns.Do(ctx, "looking at target "+target, func() error {
+	return h.ns.Do(ctx, "checking target "+target, func() error {
 		source, err := host.Inspect(h.store.SourceDir(m.Name))
 		if err != nil {
 			return err
@@ -248,7 +248,7 @@ func (h *Healer) CheckTarget(ctx context.Context, m state.Mount, target string) 
 			return err
 		}
 		if !source.Mountpoint || top != source {
-			return fault.Errorf(fault.Unavailable, "target %s does not show mount %s: its client exited meanwhile, or something was mounted over it", target, m.Name)
+			return fault.Errorf(fault.Unavailable, "target %s does not show mount %s: its client exited in the meantime, or another mount covers it", target, m.Name)
 		}
 		return nil
 	})

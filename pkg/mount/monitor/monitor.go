@@ -1,5 +1,5 @@
-// Package monitor notices what has to be reconciled: clients and helpers that exit, clients that do not answer, and what no mount owns
-// any more. Package supervisor decides what is done about a mount.
+// Package monitor triggers the reconciliation of mounts: when clients or helpers exit, when clients are unresponsive, and periodically.
+// It also collects garbage, such as processes and files without a mount. Package supervisor does the reconciling.
 package monitor
 
 import (
@@ -30,7 +30,7 @@ const (
 	reconcileWidth = 100 // mounts that are reconciled at a time
 )
 
-// Mounts decides what is done about a mount. Package supervisor implements it, and says what each method does.
+// Mounts reconciles mounts. Package supervisor implements it and documents the methods.
 type Mounts interface {
 	Reconcile(ctx context.Context, name string) (again time.Duration, gone bool, err error)
 	TryReconcile(ctx context.Context, key string, names []string, failed func(name string, err error))
@@ -64,7 +64,7 @@ type Options struct {
 	CleanPrograms func(ctx context.Context, used []string) error
 }
 
-// Monitor notices what has to be reconciled.
+// Monitor triggers the reconciliation of mounts.
 type Monitor struct {
 	Options
 	bound time.Duration // of the reconciliation of all mounts in one pass
@@ -98,19 +98,19 @@ func (m *Monitor) Run(ctx context.Context) {
 	}
 }
 
-// Restore restores the mounts that a reboot ended and whose clients may hold files that are not stored.
+// Restore restores the mounts that a reboot ended and whose clients may have pending uploads.
 func Restore(ctx context.Context, store *state.Store, clients client.Registry) error {
 	names, err := store.Restore(ctx, func(m state.Mount) bool {
 		cl, err := clients.Of(m.Client)
 		return err != nil || mount.KeepsOnDisk(cl, m.Spec)
 	})
 	if len(names) > 0 {
-		klog.FromContext(ctx).Info("Restored mounts to store their files", "mounts", names)
+		klog.FromContext(ctx).Info("Restored mounts after reboot to finish uploads", "mounts", names)
 	}
 	return err
 }
 
-// reconcile is one reconcile pass over all mounts, followed by the removal of what no mount owns.
+// reconcile is one reconcile pass over all mounts, followed by garbage collection.
 func (m *Monitor) reconcile(ctx context.Context) error {
 	began := time.Now()
 	defer func() { m.Tracker.CountReconcile(time.Since(began)) }()
@@ -194,20 +194,20 @@ func (m *Monitor) cleanPrograms(ctx context.Context) error {
 	return m.CleanPrograms(ctx, used)
 }
 
-// reportOrphanedCaches logs what is left in the cache and belongs to no mount. It may be the only copy of a file, so it is never
-// removed automatically.
+// reportOrphanedCaches logs cache directories that belong to no mount. They may hold the only copy of a file, so they are never removed
+// automatically.
 func (m *Monitor) reportOrphanedCaches(ctx context.Context) {
 	left, err := m.Store.OrphanedCaches(ctx)
 	switch {
 	case err != nil:
 		klog.FromContext(ctx).Error(err, "Cannot read cache directory", "directory", m.Store.Cache)
 	case len(left) > 0:
-		klog.FromContext(ctx).Info("Orphaned cache directories may hold unstored files", "directories", left)
+		klog.FromContext(ctx).Info("Orphaned cache directories may hold pending uploads", "directories", left)
 	}
 }
 
-// goneAgain is when a mount is reconciled again whose helper has exited: nothing else reports its client's exit.
-const goneAgain = 3 * time.Second
+// helperGoneRetry is the time between two reconciliations of a mount whose helper has exited: nothing else reports its client's exit.
+const helperGoneRetry = 3 * time.Second
 
 // Watchers watch the helpers of mounts, one goroutine for each mount, while the monitor runs.
 type Watchers struct {
@@ -275,7 +275,7 @@ func (m *Monitor) watch(ctx context.Context, name string) {
 		}
 		withoutHelper := again
 		if again == 0 {
-			again, withoutHelper = reconcileEvery, goneAgain
+			again, withoutHelper = reconcileEvery, helperGoneRetry
 		}
 		since = 0
 		m.rest(ctx, peer, status.Revision, again, withoutHelper)
@@ -297,8 +297,8 @@ func (m *Monitor) rest(ctx context.Context, peer *helper.Peer, since uint64, d, 
 	}
 }
 
-// observe counts and logs what a helper reports of its client's write conflicts and of its session: failures once when they begin, and
-// once when they are over.
+// observe counts and logs the write conflicts and the session status that a helper reports: session failures once when they begin, and
+// once when they end.
 func (m *Monitor) observe(ctx context.Context, name string, status helper.Status) {
 	entry := m.Tracker.Mount(name)
 	conflicts := entry.ConflictsChanged(status.Conflicts)
@@ -318,14 +318,14 @@ func (m *Monitor) observe(ctx context.Context, name string, status helper.Status
 	if session == nil {
 		return
 	}
-	trouble, changed := entry.Session(mnt.Client, *session)
+	problem, changed := entry.Session(mnt.Client, *session)
 	if !changed {
 		return
 	}
 	log := klog.FromContext(ctx).WithValues("mount", name, "volume", mnt.VolumeID, "client", mnt.Client, "bucket", mnt.Spec.Bucket, "prefix", mnt.Spec.Prefix,
 		"source", mnt.Spec.Source, "role", mnt.Spec.RoleARN)
 	switch {
-	case trouble == "":
+	case problem == "":
 		log.Info("Session renewed after failures", "expires", creds.Time(session.Expires))
 	case session.Over:
 		log.Error(session.Fault(), "Session expired", "expired", creds.Time(session.Expires), "failingSince", creds.Time(session.FailedSince), "remedy", creds.Remedy(mnt))

@@ -1,5 +1,4 @@
-// Package mounttest has stateful fakes of what the packages below package mount work with: the launcher, S3, the token service and
-// helpers.
+// Package mounttest has stateful fakes for tests of the packages below package mount: the launcher, S3, the token service and helpers.
 package mounttest
 
 import (
@@ -167,7 +166,7 @@ type Helper struct {
 	OnGive func(*helper.SessionStatus)
 }
 
-// Given is what a helper was given to work with.
+// Given is the credentials in a request to a helper.
 type Given struct {
 	Keys  *credentials.Keys  `json:"keys"`
 	Order *credentials.Order `json:"order"`
@@ -192,7 +191,7 @@ func (h *Helper) take(g Given) {
 	h.Status = &status
 }
 
-// Given returns what the helper was given so far.
+// Given returns the credentials that the helper has received so far.
 func (h *Helper) Given() []Given {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()

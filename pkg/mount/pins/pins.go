@@ -1,15 +1,15 @@
 // Package pins keeps the former file systems of mounts mounted, for as long as a stale copy of one may exist.
 //
-// Which mounts are stale copies of a volume is decided by their device numbers. The type and source text of a mount are
+// Device numbers decide which mounts are stale copies of a volume. The type and source text of a mount are
 // arguments of mount(2), which any process with a user namespace and /dev/fuse can choose. A device number is the kernel's,
 // and is not reused while a mount of it exists. So the driver keeps a bind mount of each former file system of a mount, a pin,
 // until no copy of it is left:
 //
 //	sources/<name>.<minor>   a pin: a bind of the file system of an earlier client of the mount
 //
-// A number that is not pinned by a mount of the driver's own (a source, a pin, or a target in the host's mount table) is never
-// trusted. The mount table is the only record of the pins, so nothing can disagree with it after a crash. A pin keeps neither
-// a process nor a connection alive: a file system is pinned after its client has exited.
+// A number is trusted only if one of the driver's own mounts pins it (a source, a pin, or a target in the host's mount table). The
+// mount table is the only record of the pins, so nothing can disagree with it after a crash. A pin keeps neither a process nor a
+// connection alive: a file system is pinned after its client has exited.
 package pins
 
 import (
@@ -99,21 +99,21 @@ func (p *Pins) Pin(ctx context.Context, name string, mounts []host.Mount, from h
 		return nil
 	}
 	for len(pins) >= maxPins {
-		klog.FromContext(ctx).Info("Too many stale file systems of a mount, forgetting the oldest", "mount", name, "device", pins[0].Minor)
+		klog.FromContext(ctx).Info("Too many pinned file systems, unpinning the oldest", "mount", name, "device", pins[0].Minor)
 		if err := p.unpin(ctx, pins[0]); err != nil {
 			return err
 		}
 		pins = pins[1:]
 	}
 	dir := p.Dir(name, from.Minor)
-	err := p.ns.Do(ctx, "keeping the former file system of mount "+name, func() error {
+	err := p.ns.Do(ctx, "pinning the previous file system of mount "+name, func() error {
 		former, err := host.OpenDir(from.Mountpoint)
 		if err != nil {
 			return err
 		}
 		defer former.Close()
 		if id, err := host.MountID(former); err != nil || id != from.ID {
-			return fault.Errorf(fault.Busy, "another mount is at %s by now: %w", from.Mountpoint, err)
+			return fault.Errorf(fault.Busy, "another mount has replaced the one at %s: %w", from.Mountpoint, err)
 		}
 		if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 			return err
@@ -126,7 +126,7 @@ func (p *Pins) Pin(ctx context.Context, name string, mounts []host.Mount, from h
 		return host.Bind(former, place, host.BindAttrs{ReadOnly: true, NoExec: true})
 	})
 	if err != nil {
-		return fmt.Errorf("keeping the former file system of mount %s at %s: %w", name, dir, err)
+		return fmt.Errorf("pinning the previous file system of mount %s at %s: %w", name, dir, err)
 	}
 	failpoint.Here("former.pinned")
 	return nil

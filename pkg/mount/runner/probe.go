@@ -60,17 +60,17 @@ func (r *Runner) Probe(ctx context.Context, m state.Mount) (mount.Health, error)
 // CauseOf returns why a mount's client must be restarted.
 func (r *Runner) CauseOf(ctx context.Context, m state.Mount) tracker.Cause {
 	if r.Tracker.Mount(m.Name).WasKilled() {
-		return tracker.Cause{Reason: tracker.ReasonHang, Detail: fmt.Sprintf("it was unresponsive for %s", r.HangTimeout)}
+		return tracker.Cause{Reason: tracker.ReasonHang, Detail: fmt.Sprintf("unresponsive for %s", r.HangTimeout)}
 	}
 	if r.oomKills(ctx, m) > m.OOMKills {
-		return tracker.Cause{Reason: tracker.ReasonOOM, Detail: "it was OOM-killed: " + r.memoryLimit(m)}
+		return tracker.Cause{Reason: tracker.ReasonOOM, Detail: "OOM-killed: " + r.memoryLimit(m)}
 	}
 	hctx, cancel := context.WithTimeout(ctx, helperBound)
 	defer cancel()
 	switch status, err := r.Peer(m.Name).Status(hctx); {
 	case errors.Is(err, helper.ErrGone):
 		if how, err := r.LastExit(ctx, m); err == nil && how != "" {
-			return tracker.Cause{Reason: tracker.ReasonHelper, Detail: "its helper exited; the client: " + how}
+			return tracker.Cause{Reason: tracker.ReasonHelper, Detail: "its helper exited; client: " + how}
 		}
 		return tracker.Cause{Reason: tracker.ReasonHelper, Detail: "its helper exited"}
 	case err == nil && status.State == helper.StateExited:
@@ -80,7 +80,7 @@ func (r *Runner) CauseOf(ctx context.Context, m state.Mount) tracker.Cause {
 }
 
 // ExitUnknown is the exit summary of a client whose helper exited, too.
-const ExitUnknown = "exit status unknown, because its helper exited, too"
+const ExitUnknown = "exit status unknown, because its helper exited as well"
 
 // LastExit returns the exit summary of a mount's last client from the file that its helper left; "" is a clean exit.
 func (r *Runner) LastExit(ctx context.Context, m state.Mount) (how string, err error) {
@@ -101,18 +101,18 @@ func (r *Runner) LastExit(ctx context.Context, m state.Mount) (how string, err e
 }
 
 func (r *Runner) memoryLimit(m state.Mount) string {
-	own := "it has no limit of its own"
+	own := "the mount has no limit of its own"
 	if m.Spec.MemoryLimit != 0 {
 		own = fmt.Sprintf("the memoryLimit of its volume is %d MiB", m.Spec.MemoryLimit>>20)
 	} else if cl, err := r.Clients.Of(m.Client); err == nil && r.Limits.MemoryMax != 0 {
 		options, _ := m.Spec.ParseOptions() // those that the client was started with
-		own = fmt.Sprintf("its limit is %d MiB, by the node's --memory-limit", r.limits(m.Spec, cl, options).MemoryMax>>20)
+		own = fmt.Sprintf("the limit from the node's --memory-limit is %d MiB", r.limits(m.Spec, cl, options).MemoryMax>>20)
 	}
 	return own + "; --slice-memory-limit limits all mounts together"
 }
 
-// oomKills returns how many of a mount's processes were OOM-killed. It is for messages and metrics, so it is bounded tightly, and if
-// it cannot be determined the number is what it was.
+// oomKills returns how many of a mount's processes were OOM-killed. It is only for messages and metrics, so it has a short timeout, and
+// returns the recorded number if the current one cannot be determined.
 func (r *Runner) oomKills(ctx context.Context, m state.Mount) uint64 {
 	ctx, cancel := context.WithTimeout(ctx, oomBound)
 	defer cancel()

@@ -19,10 +19,10 @@ import (
 // exitReport is how long a failed first read waits for a report that the client has exited.
 const exitReport = 500 * time.Millisecond
 
-// exitUsage is the exit code of programs that are not started as they must be.
+// exitUsage is the exit code of programs for invalid command lines.
 const exitUsage = 2
 
-// awaitReady waits until a directory read through the mount succeeds or the client exits. In that case the error has its output.
+// awaitReady waits until a directory read through the mount succeeds, or the client exits: then the error has its output.
 func (r *Runner) awaitReady(ctx context.Context, m state.Mount, peer *helper.Peer, status helper.Status) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -68,15 +68,15 @@ func (r *Runner) awaitReady(ctx context.Context, m state.Mount, peer *helper.Pee
 	}
 }
 
-// unknownFlag is what a client says of a flag that another version of it has.
+// unknownFlag matches the output of a client that does not support a flag of another version.
 var unknownFlag = regexp.MustCompile(`(?:unexpected argument '|flag provided but not defined: )-{0,2}([a-z0-9-]+)`)
 
 // exitedEarly returns the error of a client that exited before its mount was ready.
 func exitedEarly(name string, s helper.Status) error {
 	summary := ExitSummary(s)
 	if m := unknownFlag.FindStringSubmatch(summary); m != nil && s.ExitCode == exitUsage {
-		return fault.Errorf(fault.Precondition, "the program of client %s does not know the flag --%s, so it is not of the version that this driver needs: "+
-			"install that of the driver's image, or omit the mount option: %s", name, m[1], summary)
+		return fault.Errorf(fault.Precondition, "client %s does not support the flag --%s, so its version does not match the driver's: "+
+			"install the program from the driver's image, or remove the mount option: %s", name, m[1], summary)
 	}
 	return fault.Errorf(fault.Unavailable, "client %s exited before the mount was ready: %s", name, summary)
 }

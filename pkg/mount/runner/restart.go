@@ -17,7 +17,7 @@ import (
 )
 
 // errNoCredentials is for a mount whose helper exited with the keys of its secret or the token of its pod.
-var errNoCredentials = errors.New("the helper exited and its credentials were lost: republish the volume to supply them again, or copy the files in the mount's cache to the bucket by hand and remove the mount's directories")
+var errNoCredentials = errors.New("the helper exited and its credentials were lost: republish the volume to supply them again, or copy the files in the mount's cache to the bucket manually and remove the mount's directories")
 
 // Restart starts a mount's client again, on the same cache and with a new FUSE connection. The client stores what it finds in the
 // cache. The mount keeps its name and, if its helper still runs, its helper and session. Without a helper the grant supplies the

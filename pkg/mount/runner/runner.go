@@ -1,5 +1,5 @@
 // Package runner starts, probes, restarts and kills one mount: its uid, its helper, its client and its FUSE file system. It decides
-// nothing: when a client is restarted, and with which credentials, is up to its caller. It knows no publications.
+// nothing: the caller chooses when a client is restarted, and with which credentials. It knows no publications.
 package runner
 
 import (
@@ -33,7 +33,7 @@ const (
 // Launcher starts helpers. Each mount has a uid of its own, so a uid identifies all processes of a mount.
 type Launcher interface {
 	Start(ctx context.Context, u launcher.Unit) error
-	// Free reports whether a uid that no mount has can be given to one: no process has it.
+	// Free reports whether an unused uid can be assigned to a mount: no process has it.
 	Free(ctx context.Context, uid uint32) (bool, error)
 	// Alive reports whether a process has the uid.
 	Alive(ctx context.Context, uid uint32) (bool, error)
@@ -104,7 +104,7 @@ func Peers(ns *host.Namespace, paths state.Paths) func(name string) *helper.Peer
 // Discard removes a mount that no pod has written to. It can be repeated.
 func (r *Runner) Discard(ctx context.Context, m state.Mount) error {
 	if !mount.ValidName(m.Name) { // its paths could be any
-		return fmt.Errorf("removing a mount: %q is not a mount's name", m.Name)
+		return fmt.Errorf("removing a mount: invalid mount name %q", m.Name)
 	}
 	if m.UID != 0 {
 		if err := r.Launcher.Kill(ctx, m.UID); err != nil {
@@ -123,20 +123,20 @@ func (r *Runner) Discard(ctx context.Context, m state.Mount) error {
 	return nil
 }
 
-// KillUnresponsive kills a client that has done nothing for the hang timeout, and logs what that loses.
+// KillUnresponsive kills a client that made no progress within the hang timeout, and logs which data is lost.
 func (r *Runner) KillUnresponsive(ctx context.Context, m state.Mount, why string) error {
 	ctx, cancel := context.WithTimeout(ctx, cleanupBound)
 	defer cancel()
 	lost := "data written to files that were not closed"
 	if m.KeepsOnDisk(r.Clients) {
-		lost = "nothing that was closed: it is in the mount's cache and is stored after the restart"
+		lost = "nothing that was closed: the mount's cache has it, and it is uploaded after the restart"
 	}
 	if m.Spec.ReadOnly {
 		lost = "nothing: the mount is read-only"
 	} else {
 		r.Tracker.CountUnflushed(m.Client)
 	}
-	klog.FromContext(ctx).Error(nil, "Client unresponsive, killing it", "mount", m.Name, "volume", m.VolumeID, "client", m.Client, "for", r.HangTimeout, "why", why, "lost", lost)
+	klog.FromContext(ctx).Error(nil, "Client unresponsive, killing it", "mount", m.Name, "volume", m.VolumeID, "client", m.Client, "for", r.HangTimeout, "reason", why, "lost", lost)
 	r.Tracker.Mount(m.Name).Killed()
 	if err := r.Peer(m.Name).Kill(ctx); err == nil {
 		return nil
@@ -144,7 +144,7 @@ func (r *Runner) KillUnresponsive(ctx context.Context, m state.Mount, why string
 	return r.Launcher.Kill(ctx, m.UID) // the helper does not answer either
 }
 
-// limits are what a mount's processes may use: the volume's limits, or else the node's. The memory is never less than the client
+// limits returns the limits of a mount's processes: the volume's, or else the node's. The memory is never less than the client
 // needs for its options.
 func (r *Runner) limits(spec mount.Spec, cl client.Client, options []volume.Option) launcher.Limits {
 	l := launcher.Limits{MemoryMax: spec.MemoryLimit, CPUWeight: spec.CPUWeight, TasksMax: spec.TasksMax}

@@ -193,7 +193,7 @@ func (r *Runner) serve(ctx context.Context, m state.Mount, grant *creds.Grant, f
 	return r.awaitReady(ctx, m, peer, status)
 }
 
-// setCommand sets a mount's command line and what it depends on.
+// setCommand sets a mount's command line and the settings that it depends on.
 func (r *Runner) setCommand(ctx context.Context, m *state.Mount, cl client.Client, be backend.Backend, digest string, bucket backend.BucketInfo) error {
 	options, err := m.Spec.ParseOptions()
 	if err != nil {
@@ -208,7 +208,7 @@ func (r *Runner) setCommand(ctx context.Context, m *state.Mount, cl client.Clien
 	return nil
 }
 
-// invocation returns what a client is started with: the spec, and the defaults for what it does not set.
+// invocation returns the input of a client's command line: the spec, with defaults for unset fields.
 func (r *Runner) invocation(m state.Mount, cl client.Client, be backend.Backend, bucket backend.BucketInfo, options []volume.Option) client.Invocation {
 	spec := m.Spec
 	in := client.Invocation{
@@ -243,7 +243,7 @@ type startLimiter struct {
 	byBackend map[string]*semaphore.Weighted
 }
 
-// acquire waits for a turn. release must be called.
+// acquire waits for a slot. release must be called.
 func (l *startLimiter) acquire(ctx context.Context, backend string) (release func(), err error) {
 	l.mu.Lock()
 	if l.byBackend == nil {

@@ -18,14 +18,14 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 )
 
-// uids gives mounts their names and uids, and clears uids that belong to no mount.
+// uids allocates names and uids for mounts, and kills processes of uids that belong to no mount.
 type uids struct {
 	*Options
 	mu          sync.Mutex
 	quarantined map[uint32]bool // uids whose leftover processes are being killed
 }
 
-// allocate gives a new mount its generation, its uid and its directories.
+// allocate allocates the generation, the uid and the directories of a new mount.
 func (u *uids) allocate(ctx context.Context, volumeID string, spec mount.Spec, cl client.Client) (state.Mount, error) {
 	taken := map[uint32]bool{}
 	for {
@@ -109,7 +109,7 @@ func (r *Runner) KillOrphans(ctx context.Context) error {
 	var errs []error
 	for _, o := range orphans {
 		klog.FromContext(ctx).Info("Killing orphaned helper", "unit", o.Name, "uid", o.UID)
-		kctx, cancel := context.WithTimeout(ctx, cleanupBound) // a helper that hangs in the kernel must not delay the others
+		kctx, cancel := context.WithTimeout(ctx, cleanupBound) // a helper that is blocked in the kernel must not delay the others
 		errs = append(errs, r.Launcher.Kill(kctx, o.UID))
 		cancel()
 		r.uids.mu.Lock()

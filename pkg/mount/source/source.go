@@ -40,7 +40,7 @@ func New(ns *host.Namespace, ctl *host.Fusectl, store *state.Store, p *pins.Pins
 
 // Mount mounts a new FUSE file system on a mount's source and returns the descriptor for its client.
 func (s *Sources) Mount(ctx context.Context, m state.Mount) (*os.File, error) {
-	drop := func(f *os.File) { f.Close() } // which leaves a dead mount, to be unmounted by the clean-up of the failed start
+	drop := func(f *os.File) { f.Close() } // which leaves a stale mount, to be unmounted by the clean-up of the failed start
 	fuse, err := host.Call(ctx, s.ns, "mounting "+m.Source, drop, func() (*os.File, error) {
 		source, err := host.OpenDir(s.store.SourceDir(m.Name))
 		if err != nil {
@@ -87,7 +87,8 @@ func (s *Sources) Mounted(ctx context.Context, m state.Mount) (bool, error) {
 	})
 }
 
-// Clear unmounts what is mounted on the source of a mount whose client has exited. pin: publications may show it, so it is pinned.
+// Clear unmounts the file system on the source of a mount whose client has exited. With pin it is pinned first, because publications
+// may show it.
 func (s *Sources) Clear(ctx context.Context, m state.Mount, pin bool) error {
 	for {
 		mounts, err := s.ns.Mounts(ctx)
@@ -169,7 +170,7 @@ func (s *Sources) awaitReplaced(ctx context.Context, m state.Mount) error {
 		select {
 		case <-time.After(copiesPause):
 		case <-ctx.Done():
-			return fault.Errorf(fault.Busy, "mount %s is replaced but still shown at %s: %w", m.Name, where, context.Cause(ctx))
+			return fault.Errorf(fault.Busy, "mount %s was replaced, but a bind mount of it remains at %s: %w", m.Name, where, context.Cause(ctx))
 		}
 	}
 }

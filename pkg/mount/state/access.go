@@ -13,16 +13,16 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
 )
 
-// Who may enter the driver's directories. The root of a volume is open to every user by default, because pods run as any
-// user. So what keeps the other users of the host out is a closed directory on the way to each place where a volume is
-// mounted. The mount table, which every process can read, shows the names of those places.
+// Access to the driver's directories. The root of a volume is open to every user by default, because pods run as any user.
+// Other users of the host are kept out by a closed directory on the path to each mount point of a volume. The
+// mount table, which every process can read, shows those paths.
 const (
 	modeClosed   = 0o700 // sources, publications: only the driver passes
 	modeAdmit    = 0o710 // mounts/<name>: the mount's own group passes too
 	modePassable = 0o711 // directories on the way to those of mounts: every user passes, only the driver lists them
 )
 
-// keptPrefix begins the names of directories of the cache with what a client could not store.
+// keptPrefix is the prefix of the names of quarantine directories in the cache directory.
 const keptPrefix = "kept-"
 
 // prepare makes the directories and closes them to other users. It changes the modes of those that exist too: older drivers
@@ -41,7 +41,7 @@ func (f files) prepare() error {
 		}
 	}
 	if err := f.restrictMounts(); err != nil {
-		return fmt.Errorf("closing the directories of mounts to other users: %w", err)
+		return fmt.Errorf("restricting the directories of mounts: %w", err)
 	}
 	return f.restrictKept()
 }
@@ -57,7 +57,7 @@ func restrictDir(dir string, mode os.FileMode) error {
 		return err
 	}
 	if fi.Mode()&os.ModeSticky != 0 && fi.Mode()&0o002 != 0 {
-		return fault.Errorf(fault.Precondition, "%s is a directory that all users of the host share: choose one that only the driver uses", dir)
+		return fault.Errorf(fault.Precondition, "%s is writable for all users of the host: choose a directory that only the driver uses", dir)
 	}
 	if st, ok := fi.Sys().(*syscall.Stat_t); !ok || int(st.Uid) != os.Geteuid() {
 		if err := os.Chown(dir, os.Geteuid(), os.Getegid()); err != nil {
@@ -101,7 +101,7 @@ func (f files) restrictMounts() error {
 	return nil
 }
 
-// restrictKept closes what older drivers kept with the modes that clients chose.
+// restrictKept closes quarantine directories that older drivers left with the modes that clients chose.
 func (f files) restrictKept() error {
 	entries, err := os.ReadDir(f.Cache)
 	if err != nil {
@@ -112,7 +112,7 @@ func (f files) restrictKept() error {
 			continue
 		}
 		if err := os.Chmod(filepath.Join(f.Cache, e.Name()), modeClosed); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("closing what was kept in the cache directory: %w", err)
+			return fmt.Errorf("restricting the quarantine in the cache directory: %w", err)
 		}
 	}
 	return nil

@@ -30,7 +30,7 @@ import (
 //	sources/<name>              the mount point
 //	publications/<hash>.json    one for each target
 //
-// access.go has who may enter which of them.
+// See access.go for their permissions.
 type files struct {
 	Paths
 	// bounded: what mounts can write to in dir is limited, each in a file system of its own.
@@ -92,7 +92,7 @@ func (f files) nextGeneration(key string) (uint64, error) {
 	switch b, err := os.ReadFile(file); {
 	case err == nil:
 		if last, err = strconv.ParseUint(strings.TrimSpace(string(b)), 10, 63); err != nil {
-			return 0, fmt.Errorf("%s does not hold a number: %w", file, err)
+			return 0, fmt.Errorf("%s does not contain a number: %w", file, err)
 		}
 	case errors.Is(err, fs.ErrNotExist):
 		var start [4]byte
@@ -140,7 +140,7 @@ func ownerOf(file string) (uint32, error) {
 	return st.Uid, nil
 }
 
-// ErrDamaged is the error of a record that cannot be read. Only its file's name shows whose it is.
+// ErrDamaged is the error of a record that cannot be read. Only its file's name identifies the mount.
 var ErrDamaged = errors.New("damaged")
 
 // recordsOf reads the records of the mounts with that key; "" is all keys. A directory without a readable record is of a driver that

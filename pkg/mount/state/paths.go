@@ -6,7 +6,7 @@ import (
 	"path/filepath"
 )
 
-// Paths are the paths of what is on disk.
+// Paths are the paths of the store's files and directories.
 type Paths struct {
 	Dir   string // --state-dir
 	Cache string // --cache-dir: <name>/ holds what a client keeps on disk

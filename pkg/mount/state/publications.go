@@ -64,7 +64,7 @@ func (s Publications) RemoveStale(ctx context.Context, age time.Duration) error 
 			if time.Since(p.Created) < age {
 				continue
 			}
-			_, terr := host.Inspect(p.Target) // what is mounted there may be unresponsive
+			_, terr := host.Inspect(p.Target) // the file system there may be unresponsive
 			_, merr := os.Lstat(s.MountDir(p.Mount))
 			if errors.Is(terr, fs.ErrNotExist) && errors.Is(merr, fs.ErrNotExist) {
 				if err := s.records.remove(p.Target); err != nil {

@@ -14,8 +14,8 @@ import (
 
 // The state directory is on the host's /run as a rule, and a client can write to its part of it. So that no client fills
 // /run, and none takes space from another, each mount's part is a small tmpfs of its own on scratch/<name>.
-// mounts/<name>/state is a symbolic link to it: drivers that know nothing of it remove the link, and what they leave is
-// cleared away by the next driver that does.
+// mounts/<name>/state is a symbolic link to it: drivers without this directory remove the link, and what they
+// leave is removed by the next driver that has it.
 const (
 	// The files there are the client's last output (64 KiB), the helper's log (256 KiB), and what a client puts into HOME and
 	// TMPDIR, which those of this driver do not use.

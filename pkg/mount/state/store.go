@@ -1,4 +1,4 @@
-// Package state keeps what the driver must know of mounts and publications after a restart, on disk.
+// Package state keeps the records of mounts and publications on disk, so that they survive a restart of the driver.
 //
 // The state directory is on a tmpfs, so it is gone with a reboot, as the mounts are. The cache directory is on a disk: files that
 // clients have not stored yet outlive a reboot there, with a copy of their mounts' records.
@@ -38,7 +38,7 @@ type Store struct {
 	lock *os.File
 }
 
-// base is what the parts of a Store share.
+// base is shared by the parts of a Store.
 type base struct {
 	files
 	ns *host.Namespace
@@ -85,7 +85,7 @@ func (s *Store) open() (_ *os.File, err error) {
 		return nil, err
 	}
 	if len(s.Dir) > maxDir {
-		return nil, fmt.Errorf("it is %s, which is longer than %d bytes", s.Dir, maxDir)
+		return nil, fmt.Errorf("its path without symbolic links, %s, is longer than %d bytes", s.Dir, maxDir)
 	}
 	if s.Cache, err = filepath.EvalSymlinks(s.Cache); err != nil {
 		return nil, err
@@ -126,7 +126,7 @@ func lockDir(dir string) (*os.File, error) {
 	if err := flock.Lock(ctx, f); err != nil {
 		f.Close()
 		if errors.Is(err, context.DeadlineExceeded) {
-			return nil, errors.New("another driver is running with it: stop that one, or give this one its own --state-dir, --cache-dir and --uid-range")
+			return nil, errors.New("another driver is using it: stop that driver, or give this one its own --state-dir, --cache-dir and --uid-range")
 		}
 		return nil, err
 	}
@@ -231,7 +231,7 @@ func (s *Store) WriteCopy(ctx context.Context, m Mount, durably bool) error {
 	return s.do(ctx, func() error { return s.keepRecord(m, durably) })
 }
 
-// Mounted writes a mount's record with the device number of what is mounted on its source now.
+// Mounted writes a mount's record with the device number of the file system on its source.
 func (s *Store) Mounted(ctx context.Context, m Mount) (Mount, bool, error) {
 	return find(ctx, s.base, func() (Mount, bool, error) {
 		source, err := host.Inspect(s.SourceDir(m.Name))
@@ -285,7 +285,7 @@ func (s *Store) OrphanedCaches(ctx context.Context) ([]string, error) {
 	return get(ctx, s.base, s.leftCaches)
 }
 
-// Restore brings back the mounts that a reboot ended and that may hold files which were not stored, as keeps reports, in phase
+// Restore restores the mounts that a reboot ended and that may have pending uploads, as keeps reports, in phase
 // Ending. It returns their names, also with an error. The caches of the others are removed.
 func (s *Store) Restore(ctx context.Context, keeps func(Mount) bool) (names []string, err error) {
 	type restored struct {

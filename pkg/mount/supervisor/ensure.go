@@ -52,7 +52,7 @@ func (s *Supervisor) ensureFor(ctx context.Context, w want.Mount) (state.Mount, 
 		return state.Mount{}, err
 	}
 	if !ok || m.Phase != state.Running || m.Superseded {
-		return state.Mount{}, fault.Errorf(fault.Busy, "mount %s, which the target shows, is being stopped", w.At)
+		return state.Mount{}, fault.Errorf(fault.Busy, "mount %s at the target is being stopped", w.At)
 	}
 	return m, s.join(ctx, &m, w.Grant)
 }
@@ -69,7 +69,7 @@ func (s *Supervisor) ensure(ctx context.Context, w want.Mount) (state.Mount, err
 			continue
 		}
 		if m.Spec.Encode() != w.Spec.Encode() {
-			return state.Mount{}, fmt.Errorf("mount %s has this volume's key and another spec: delete its pods, then remove %s", m.Name, s.Store.MountDir(m.Name))
+			return state.Mount{}, fmt.Errorf("mount %s has this volume's key but a different spec: delete its pods, then remove %s", m.Name, s.Store.MountDir(m.Name))
 		}
 		if !m.Joinable(w.Spec) {
 			continue // it was rotated to another identity
@@ -80,7 +80,7 @@ func (s *Supervisor) ensure(ctx context.Context, w want.Mount) (state.Mount, err
 				return state.Mount{}, err
 			}
 		case state.Ending:
-			// What it has left must be stored before another generation reads and writes the same prefix.
+			// Its pending uploads must finish before another generation uses the same prefix.
 			if err := s.Drainer.Stop(ctx, m, drain.Options{Grant: w.Grant}); err != nil {
 				return state.Mount{}, fmt.Errorf("waiting for the mount's previous generation: %w", err)
 			}
@@ -117,13 +117,13 @@ func (s *Supervisor) join(ctx context.Context, m *state.Mount, grant *creds.Gran
 	return s.Healer.HealOnce(ctx, *m, true)
 }
 
-// refreshCredentials gives a running mount a grant and returns what is wrong with its session.
+// refreshCredentials delivers a grant to a running mount and returns an error if its session has failed.
 func (s *Supervisor) refreshCredentials(ctx context.Context, m state.Mount, grant *creds.Grant) error {
 	status, err := s.Creds.Deliver(ctx, m, grant)
 	if err != nil {
 		return err
 	}
-	return creds.Trouble(m, status)
+	return creds.SessionError(m, status)
 }
 
 // restart restarts the client of a mount that is down, and counts and logs why. grant may be empty.
@@ -131,14 +131,14 @@ func (s *Supervisor) restart(ctx context.Context, m *state.Mount, grant *creds.G
 	entry := s.Tracker.Mount(m.Name)
 	why := entry.Exited(s.Runner.CauseOf(ctx, *m))
 	log := klog.FromContext(ctx).WithValues("mount", m.Name, "volume", m.VolumeID, "client", m.Client, "bucket", m.Spec.Bucket, "prefix", m.Spec.Prefix)
-	log.Error(nil, "Client exited, restarting it", "reason", why.Reason, "how", why.Detail)
+	log.Error(nil, "Client exited, restarting it", "reason", why.Reason, "detail", why.Detail)
 	entry.Set(m.Client, tracker.Failed)
 	began := time.Now()
 	err := s.Runner.Restart(ctx, m, grant)
 	s.Tracker.CountRestart(m.Client, why.Reason, err == nil)
 	entry.RestartDone(err == nil)
 	if err != nil {
-		return fault.Errorf(fault.Unavailable, "volume %s: restarting client %s of mount %s, which exited (%s): %w", m.VolumeID, m.Client, m.Name, why.Detail, err)
+		return fault.Errorf(fault.Unavailable, "volume %s: restarting client %s of mount %s after it exited (%s): %w", m.VolumeID, m.Client, m.Name, why.Detail, err)
 	}
 	entry.Restarted()
 	entry.Set(m.Client, tracker.Healthy)
@@ -146,7 +146,7 @@ func (s *Supervisor) restart(ctx context.Context, m *state.Mount, grant *creds.G
 	return nil
 }
 
-// replace replaces a mount that serves but has to be started again. If its client may hold closed files, only the client is replaced,
+// replace replaces a mount that serves but must be started again. If its client may hold closed files, only the client is replaced,
 // because two clients on one prefix would store them in any order. Otherwise another mount takes over the publications, and open
 // files stay with the old one until they are closed. grant may be empty.
 func (s *Supervisor) replace(ctx context.Context, m state.Mount, grant *creds.Grant, reason string) (state.Mount, error) {

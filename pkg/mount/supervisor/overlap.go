@@ -23,8 +23,8 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/want"
 )
 
-// A new mount must read everything that pods on this node have closed before, and older data must never be stored over what it
-// writes. So it waits for every draining mount whose place in S3 overlaps with its own, whatever that mount's key.
+// A new mount must read everything that pods on this node have closed before, and older data must never overwrite what it writes.
+// So it waits for every draining mount whose prefix overlaps with its own, whatever that mount's key.
 //
 //   - Only a start waits. A publication that joins a running mount does not, and neither do restarts and healing: mounts that pods
 //     use may share a prefix.
@@ -40,10 +40,10 @@ const drainPause = 50 * time.Millisecond
 type drainFirstError struct{ m state.Mount }
 
 func (e *drainFirstError) Error() string {
-	return fmt.Sprintf("mount %s of volume %s overlaps in bucket %s and may still store files below %q", e.m.Name, e.m.VolumeID, e.m.Spec.Bucket, e.m.Spec.Prefix)
+	return fmt.Sprintf("mount %s of volume %s overlaps in bucket %s and may still upload files below %q", e.m.Name, e.m.VolumeID, e.m.Spec.Bucket, e.m.Spec.Prefix)
 }
 
-// drainOrder knows which mounts must drain before a new one starts.
+// drainOrder determines which mounts must drain before a new one starts.
 type drainOrder struct{ *Options }
 
 // checkDrained returns nil if a mount of the spec can start, because no mount that overlaps with it drains, or a drainFirstError.
@@ -123,8 +123,8 @@ func (d drainOrder) usedMounts(ctx context.Context) (map[string]bool, error) {
 }
 
 // AwaitDrained waits, if Ensure or Rotate failed because another mount has to drain first, until that has drained, and stops it if no
-// other call does. again reports whether the call can be repeated then. Errors are never final: they name the mount and what is left.
-// The caller holds no lock.
+// other call does. again reports whether the call can be repeated then. Errors are never final; they name the mount and its pending
+// uploads. The caller holds no lock.
 func (s *Supervisor) AwaitDrained(ctx context.Context, w want.Mount, failed error) (again bool, err error) {
 	var first *drainFirstError
 	if !errors.As(failed, &first) {
@@ -144,7 +144,7 @@ func (s *Supervisor) AwaitDrained(ctx context.Context, w want.Mount, failed erro
 			case <-time.After(drainPause):
 				continue
 			case <-ctx.Done():
-				err = fault.Errorf(fault.Busy, "it is being unpublished, or its targets were unmounted by hand: %w", context.Cause(ctx))
+				err = fault.Errorf(fault.Busy, "its unpublish is in progress, or its targets were unmounted manually: %w", context.Cause(ctx))
 			}
 		}
 		kind := fault.KindOf(err)
@@ -162,7 +162,7 @@ type drainWait struct {
 	name string
 }
 
-// stop stops the mount if it still drains. drained is false if its unpublish is not that far yet.
+// stop stops the mount if it still drains. drained is false if its unpublish has not unmounted all targets yet.
 func (d drainWait) stop(ctx context.Context) (drained bool, err error) {
 	unlock, err := d.keys.lockToStop(ctx, d.name)
 	if err != nil {
@@ -207,7 +207,7 @@ func (d drainWait) grantFor(ctx context.Context, m *state.Mount) (*creds.Grant, 
 		}
 	}
 	if err != nil {
-		klog.FromContext(ctx).Info("Draining mount keeps its credentials", "mount", m.Name, "reason", err.Error())
+		klog.FromContext(ctx).Info("Cannot refresh credentials of draining mount", "mount", m.Name, "error", err.Error())
 		return nil, nil //nolint:nilerr // the mount drains with what it has, if it can
 	}
 	if rotated {
@@ -216,8 +216,8 @@ func (d drainWait) grantFor(ctx context.Context, m *state.Mount) (*creds.Grant, 
 	return grant, err
 }
 
-// rotate gives a draining mount the session of its volume's rotated secret. A client that keeps on disk what it has to store
-// is killed once: clients use the keys that they were last given (rotationBound), and the drain starts it again.
+// rotate delivers the session of the volume's rotated secret to a draining mount. A client that keeps pending uploads on disk is
+// killed once, because clients use their current keys for a while (rotationBound); the drain restarts it.
 func (d drainWait) rotate(ctx context.Context, m *state.Mount, grant *creds.Grant) error {
 	_, err := d.Creds.Deliver(ctx, *m, grant)
 	if err == nil && m.KeepsOnDisk(d.Clients) {

@@ -20,7 +20,7 @@ import (
 )
 
 const (
-	// StaleAge is the age from which a publication counts as given up by the CO if its target is gone.
+	// StaleAge is the age from which a publication without a target counts as abandoned by the CO.
 	StaleAge = 10 * time.Minute
 	// reconcileBound bounds the reconciliation of one mount.
 	reconcileBound = 2 * time.Minute
@@ -61,14 +61,14 @@ func (s *Supervisor) TryReconcile(ctx context.Context, key string, names []strin
 
 // view is the actual state of one mount.
 type view struct {
-	mount  state.Mount
-	have   bool                // mount was read
-	pubs   []state.Publication // whose targets show it, or should
-	shown  bool                // at one of them, or elsewhere on the host
-	held   bool                // a target was unmounted, but the CO has not unpublished it
-	stale  bool                // a file system of an earlier generation, or of a predecessor, shows somewhere on the host
-	pinned bool                // former file systems are pinned, because they may still be shown
-	left   bool                // it has no publication, and some were moved away from it
+	mount     state.Mount
+	have      bool                // mount was read
+	pubs      []state.Publication // whose targets show it, or should
+	shown     bool                // at one of them, or elsewhere on the host
+	heldByCO  bool                // a target was unmounted, but the CO has not unpublished it
+	stale     bool                // a file system of an earlier generation, or of a predecessor, shows somewhere on the host
+	pinned    bool                // former file systems are pinned, because they may still be shown
+	movedAway bool                // it has no publication, and some were moved away from it
 }
 
 // viewer reads the actual state of mounts.
@@ -94,9 +94,9 @@ func (o viewer) look(ctx context.Context, name string) (view, error) {
 		return view{}, err
 	}
 	v.pubs = slices.DeleteFunc(slices.Clone(all), func(p state.Publication) bool { return p.Mount != name })
-	v.left = len(v.pubs) == 0 && movedElsewhere(all, name, "")
+	v.movedAway = len(v.pubs) == 0 && movedElsewhere(all, name, "")
 	if v.have && v.mount.Phase == state.Running {
-		if v.held, err = o.anyHeld(ctx, v.pubs); err != nil {
+		if v.heldByCO, err = o.anyHeld(ctx, v.pubs); err != nil {
 			return view{}, err
 		}
 	}
@@ -131,7 +131,7 @@ func (o viewer) anyHeld(ctx context.Context, pubs []state.Publication) (bool, er
 	if len(pubs) == 0 {
 		return false, nil
 	}
-	return host.Call(ctx, o.Namespace, "looking at targets", nil, func() (bool, error) {
+	return host.Call(ctx, o.Namespace, "checking targets", nil, func() (bool, error) {
 		return slices.ContainsFunc(pubs, func(p state.Publication) bool {
 			_, err := host.Inspect(p.Target)
 			return err == nil
@@ -139,8 +139,8 @@ func (o viewer) anyHeld(ctx context.Context, pubs []state.Publication) (bool, er
 	})
 }
 
-// reconcileMount compares the actual state of a mount with what it should be and repairs the difference. again is when to look next,
-// 0: with the others. The lock of the mount's key is held.
+// reconcileMount compares the actual state of a mount with the desired one and repairs the difference. again is when to reconcile it
+// next, 0: with the others. The lock of the mount's key is held.
 func (s *Supervisor) reconcileMount(ctx context.Context, name string) (again time.Duration, err error) {
 	v, err := viewer{&s.Options}.look(ctx, name)
 	if err != nil {
@@ -157,22 +157,22 @@ func (s *Supervisor) reconcileMount(ctx context.Context, name string) (again tim
 		}
 		return 0, s.Drainer.StopUnrecorded(ctx, remains)
 	case m.Phase == state.Starting:
-		klog.FromContext(ctx).Info("Removing mount whose start was interrupted", "mount", name, "volume", m.VolumeID)
+		klog.FromContext(ctx).Info("Removing incompletely started mount", "mount", name, "volume", m.VolumeID)
 		return 0, s.Runner.Discard(ctx, m)
 	case m.Phase == state.Ending && v.shown:
-		return 0, s.Creds.RefreshDraining(ctx, m) // a retry of its unpublish goes on
+		return 0, s.Creds.RefreshDraining(ctx, m) // a retry of its unpublish continues
 	case m.Superseded && v.shown:
 		return 0, s.Creds.RefreshDraining(ctx, m) // its successor takes over its targets
-	case m.Superseded, v.left && !v.shown:
+	case m.Superseded, v.movedAway && !v.shown:
 		m.Superseded = true
 		rerr := s.Creds.RefreshDraining(ctx, m)
 		ctx, cancel := context.WithTimeout(ctx, replacedBound)
 		defer cancel()
 		if err := s.Drainer.Stop(ctx, m, drain.Options{Replaced: true}); err != nil {
-			return replacedAgain, errors.Join(err, rerr)
+			return replacedRetry, errors.Join(err, rerr)
 		}
 		return 0, nil
-	case m.Phase == state.Ending || !v.shown && !v.held:
+	case m.Phase == state.Ending || !v.shown && !v.heldByCO:
 		return 0, s.stop(ctx, m)
 	}
 	return s.keepServing(ctx, v)

@@ -63,8 +63,8 @@ func (s *Supervisor) release(ctx context.Context, m state.Mount, target string) 
 	return s.Store.Pubs.Remove(ctx, target)
 }
 
-// stop stops a mount without publications. Its predecessors come first: they may still store files that were open when they were
-// replaced, and who unpublishes the target later finds them only through its record.
+// stop stops a mount without publications. Its predecessors come first: they may still upload files that were open when they were
+// replaced, and a later unpublish of the target finds them only through this mount's record.
 func (s *Supervisor) stop(ctx context.Context, m state.Mount) error {
 	for _, name := range m.Predecessors {
 		predecessor, ok, err := s.Store.Mount(ctx, name)
@@ -78,7 +78,7 @@ func (s *Supervisor) stop(ctx context.Context, m state.Mount) error {
 	return s.Drainer.Stop(ctx, m, drain.Options{})
 }
 
-// abandon gives up a mount without publications that others were moved away from. What those have open in it is not waited for.
+// abandon stops a mount whose publications were all moved away, without waiting for files that they still have open in it.
 // Everything that was closed is stored, because publications are never moved away from a client that may hold closed files.
 func (s *Supervisor) abandon(ctx context.Context, m state.Mount) error {
 	if err := s.Store.Supersede(ctx, &m); err != nil {

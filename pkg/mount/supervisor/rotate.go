@@ -21,8 +21,8 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/want"
 )
 
-// A republish with another secret, and otherwise the same request, is a secret rotation. Its new session is made and proven before
-// anything is changed; credentials that do not work change nothing. Then:
+// A republish that differs only in the secret is a secret rotation. The new session is made and proven before anything is changed;
+// credentials that do not work change nothing. Then:
 //
 //   - If the mount has no other publication, it stays and gets the new session. Its record has the new identity (Rotated), so that
 //     the next republish finds it healthy, and no publication with the old secret joins it. Pods that start with the new secret do
@@ -47,7 +47,7 @@ type rotation struct {
 	pub   state.Publication // as it is recorded
 }
 
-// Rotate gives a publication, whose target shows a mount, the session of its new secret.
+// Rotate moves a published volume to the session of its new secret. shown is the mount at the target.
 func (s *Supervisor) Rotate(ctx context.Context, w want.Mount, shown state.Mount, pub state.Publication) error {
 	r := rotation{s, w, shown, pub}
 	be, err := s.Backends.Backend(w.Spec.Backend)
@@ -55,7 +55,7 @@ func (s *Supervisor) Rotate(ctx context.Context, w want.Mount, shown state.Mount
 		return err
 	}
 	if err := s.Creds.Prove(ctx, w.Grant, be, w.Spec); err != nil {
-		return fault.Errorf(fault.KindOf(err), "the volume's secret has changed, and its new credentials do not work; mount %s keeps its session: %w", shown.Name, err)
+		return fault.Errorf(fault.KindOf(err), "the volume's secret has changed, but its new credentials do not work; mount %s keeps its session: %w", shown.Name, err)
 	}
 	klog.FromContext(ctx).Info("Secret rotated", "mount", shown.Name, "volume", w.Publication.VolumeID, "identity", w.Identity)
 	if !shown.KeepsOnDisk(s.Clients) {
@@ -87,8 +87,8 @@ func (r rotation) targetRuns(ctx context.Context) (bool, error) {
 	return false, nil
 }
 
-// inPlace gives the mount at the target the new session. done is false if other publications still use the old secret, and this one
-// can be moved away.
+// inPlace delivers the new session to the mount at the target. done is false if other publications still use the old secret, and this
+// one can be moved away.
 func (r rotation) inPlace(ctx context.Context) (done bool, err error) {
 	unlock, err := r.keys.lock(ctx, r.shown.Key)
 	if err != nil {
@@ -104,7 +104,7 @@ func (r rotation) inPlace(ctx context.Context) (done bool, err error) {
 		return false, err
 	}
 	if !ok || m.Phase != state.Running || m.Superseded {
-		return false, fault.Errorf(fault.Busy, "mount %s, which the target shows, is being stopped", r.shown.Name)
+		return false, fault.Errorf(fault.Busy, "mount %s at the target is being stopped", r.shown.Name)
 	}
 	var others []string
 	for _, p := range pubs {
@@ -153,15 +153,16 @@ func (r rotation) inPlace(ctx context.Context) (done bool, err error) {
 	return true, r.verifyRotation(ctx, m, r.w.Grant)
 }
 
-// postpone records that the publication waits for the new session until the mount's others ask for it, and returns that as an error.
+// postpone records that the publication waits until the mount's other publications ask for the new session too, and returns an error
+// that reports it.
 func (r rotation) postpone(ctx context.Context, others []string) error {
 	p := r.pub
 	p.PendingIdentity = r.w.Spec.Identity
 	if err := r.Store.Pubs.Write(ctx, p); err != nil {
 		return err
 	}
-	return fault.Errorf(fault.Unavailable, "the volume's secret has changed and its new keys work, but mount %s has publications with the old keys (%s), and its client %s may hold closed files: "+
-		"it keeps the old session until all of them are republished with the new secret, which kubelet does within minutes, or are unpublished", r.shown.Name, strings.Join(others, ", "), r.shown.Client)
+	return fault.Errorf(fault.Unavailable, "the volume's secret has changed, but mount %s keeps its session: other publications use the old keys (%s), and client %s may hold files that are not uploaded; "+
+		"the mount gets the new keys once those are republished with the new secret (kubelet does so within minutes) or unpublished", r.shown.Name, strings.Join(others, ", "), r.shown.Client)
 }
 
 // write writes a mount's record, and its copy that outlives a reboot if that is needed.
@@ -188,13 +189,14 @@ func (s *Supervisor) verifyRotation(ctx context.Context, m state.Mount, grant *c
 	if err := s.Creds.Prove(ctx, grant, be, m.Spec); err != nil { // the old keys are not the reason
 		return err
 	}
-	klog.FromContext(ctx).Info("Client uses revoked keys of its former secret", "mount", m.Name, "volume", m.VolumeID, "answer", answer.Error())
+	klog.FromContext(ctx).Info("Client uses revoked keys, replacing its mount", "mount", m.Name, "volume", m.VolumeID, "error", answer.Error())
 	m.RotatedAt = time.Time{} // the next client starts with the new session
 	_, err = s.replace(ctx, m, grant, tracker.ReasonSecret)
 	return err
 }
 
-// Refresh gives a healthy mount, and those that its publication was moved away from, the credentials that a republish supplies.
+// Refresh delivers the credentials that a republish supplies to a healthy mount, and to those that its publication was moved away
+// from.
 func (s *Supervisor) Refresh(ctx context.Context, m state.Mount, p state.Publication, grant *creds.Grant) error {
 	if err := s.cleanUpPrevious(ctx, p, grant); err != nil {
 		return err
@@ -215,12 +217,12 @@ func (s *Supervisor) Refresh(ctx context.Context, m state.Mount, p state.Publica
 
 func (r rotation) move(ctx context.Context) error {
 	if !r.Healer.Enabled() {
-		return fault.Errorf(fault.Unavailable, "the volume's secret has changed, and mount %s has other publications with the old one: with --heal=false mounts in containers are not replaced, so the publication keeps its session; delete the pod", r.shown.Name)
+		return fault.Errorf(fault.Unavailable, "the volume's secret has changed, but mount %s keeps its session: other publications use the old keys, and --heal=false prevents moving this one to another mount; delete the pod to apply the new secret", r.shown.Name)
 	}
 	if err := r.moveTo(ctx); err != nil {
 		return err
 	}
-	return r.leave(ctx, r.shown.Name, r.w.Grant, true)
+	return r.cleanUpMovedFrom(ctx, r.shown.Name, r.w.Grant, true)
 }
 
 func (r rotation) moveTo(ctx context.Context) error {
@@ -247,13 +249,13 @@ func (r rotation) moveTo(ctx context.Context) error {
 	return r.Healer.CheckTarget(ctx, m, p.Target)
 }
 
-// reassign records the publication's new mount, whose key's lock is held. The lock of the former mount's key is taken for that moment:
-// a call that replaces that mount moves its publications to the successor.
+// reassign records the publication's new mount. The caller holds the lock of the new mount's key. reassign also locks the former
+// mount's key, because a call that replaces that mount moves its publications to the successor.
 func (r rotation) reassign(ctx context.Context, p state.Publication) error {
 	if from := mount.KeyOf(r.shown.Name); from != mount.KeyOf(p.Mount) {
 		unlock, ok := r.keys.TryLock(from) // waiting for a second key's lock could deadlock
 		if !ok {
-			return fault.Errorf(fault.Busy, "mount %s, which the target shows, is being replaced or stopped", r.shown.Name)
+			return fault.Errorf(fault.Busy, "mount %s at the target is being replaced or stopped", r.shown.Name)
 		}
 		defer unlock()
 	}
@@ -262,14 +264,14 @@ func (r rotation) reassign(ctx context.Context, p state.Publication) error {
 		return err
 	}
 	if ok && now.Mount != r.pub.Mount {
-		return fault.Errorf(fault.Busy, "mount %s, which the target showed, was replaced by %s meanwhile", r.shown.Name, now.Mount)
+		return fault.Errorf(fault.Busy, "mount %s at the target was replaced by %s in the meantime", r.shown.Name, now.Mount)
 	}
 	return r.Store.Pubs.Write(ctx, p)
 }
 
-// leave cleans up after a publication was moved away from a mount. If it was the last one, the mount is superseded, gets the grant and,
-// if stop is set, is stopped. A call that holds the lock of the mount's key does what is needed instead.
-func (s *Supervisor) leave(ctx context.Context, name string, grant *creds.Grant, stop bool) error {
+// cleanUpMovedFrom cleans up after a publication was moved away from a mount. If it was the last one, the mount is superseded, gets
+// the grant and, if stop is set, is stopped. If another call holds the lock of the mount's key, nothing is done: that call cleans up.
+func (s *Supervisor) cleanUpMovedFrom(ctx context.Context, name string, grant *creds.Grant, stop bool) error {
 	unlock, ok := s.keys.TryLock(mount.KeyOf(name))
 	if !ok {
 		return nil
@@ -289,7 +291,7 @@ func (s *Supervisor) leave(ctx context.Context, name string, grant *creds.Grant,
 		failpoint.Here("rotate.left")
 	}
 	if _, err := s.Creds.Deliver(ctx, m, grant); err != nil && !errors.Is(err, helper.ErrGone) {
-		klog.FromContext(ctx).Info("Former mount keeps its old session", "mount", name, "reason", err.Error())
+		klog.FromContext(ctx).Info("Cannot update credentials of previous mount", "mount", name, "error", err.Error())
 	}
 	if stop {
 		s.stopReplaced(ctx, m, grant)
@@ -308,7 +310,7 @@ func (s *Supervisor) cleanUpPrevious(ctx context.Context, p state.Publication, g
 			continue
 		}
 		left = append(left, name)
-		if err := s.leave(ctx, name, grant, false); err != nil {
+		if err := s.cleanUpMovedFrom(ctx, name, grant, false); err != nil {
 			return err
 		}
 	}

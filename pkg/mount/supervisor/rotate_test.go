@@ -188,7 +188,7 @@ func TestFormerMountsGetTheNewSession(t *testing.T) {
 	grant := rotationOf(t, s, p, m, pub).w.Grant
 	left := func() state.Mount {
 		t.Helper()
-		if err := s.leave(t.Context(), m.Name, grant, false); err != nil {
+		if err := s.cleanUpMovedFrom(t.Context(), m.Name, grant, false); err != nil {
 			t.Fatal(err)
 		}
 		return p.Record(m.Name)
@@ -202,7 +202,7 @@ func TestFormerMountsGetTheNewSession(t *testing.T) {
 		t.Errorf("%+v; the helper was given %+v", now, h.Given())
 	}
 	v, err := viewer{&s.Options}.look(t.Context(), m.Name)
-	if err != nil || !v.left || len(v.pubs) > 0 {
+	if err != nil || !v.movedAway || len(v.pubs) > 0 {
 		t.Errorf("%+v, %v", v, err)
 	}
 }

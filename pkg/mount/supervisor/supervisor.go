@@ -24,10 +24,10 @@ import (
 
 const (
 	cleanupBound = 20 * time.Second // for the clean-up after a failure
-	// replacedBound bounds a call's wait for a mount that was replaced: open files keep it for as long as their processes like.
+	// replacedBound bounds a call's wait for a mount that was replaced: open files can keep it mounted indefinitely.
 	replacedBound = 5 * time.Second
-	// replacedAgain is when that mount is reconciled next.
-	replacedAgain = 15 * time.Second
+	// replacedRetry is when that mount is reconciled next.
+	replacedRetry = 15 * time.Second
 	// lookupBound bounds the answer of a client to a directory read.
 	lookupBound = 10 * time.Second
 )
@@ -68,7 +68,7 @@ func (s *Supervisor) Health(ctx context.Context, m state.Mount) (mount.Health, e
 func (s *Supervisor) outdated(m state.Mount) (bool, error) {
 	be, err := s.Backends.Backend(m.Spec.Backend)
 	if fault.Is(err, fault.Precondition) {
-		return false, nil // removed from the config file: running mounts go on
+		return false, nil // removed from the config file: running mounts continue
 	}
 	if err != nil {
 		return false, err
@@ -77,8 +77,8 @@ func (s *Supervisor) outdated(m state.Mount) (bool, error) {
 	return digest != m.Backend, err
 }
 
-// stopReplaced stops a mount whose targets others have taken over, if that takes no longer than a moment. Otherwise each reconcile
-// pass tries again.
+// stopReplaced stops a mount whose targets other mounts have taken over. If that takes longer than replacedBound, each reconcile pass
+// tries again.
 func (s *Supervisor) stopReplaced(ctx context.Context, m state.Mount, grant *creds.Grant) {
 	ctx, cancel := context.WithTimeout(ctx, replacedBound)
 	defer cancel()
@@ -112,7 +112,7 @@ func (l *keyLocks) lock(ctx context.Context, key string) (unlock func(), err err
 	return unlock, nil
 }
 
-// lockToStop locks the key of a mount. If the mount is being stopped by another call, the error reports what is left to store.
+// lockToStop locks the key of a mount. If the mount is being stopped by another call, the error reports its pending uploads.
 func (l *keyLocks) lockToStop(ctx context.Context, name string) (unlock func(), err error) {
 	unlock, err = l.Lock(ctx, mount.KeyOf(name))
 	if err == nil {

@@ -39,20 +39,20 @@ func newMetrics(overdue func() int) metrics {
 			Buckets: []float64{.005, .02, .1, .5, 2, 10, 30, 60, 120},
 		}),
 		restarts: counter("s3csi_mount_restarts_total",
-			"Clients restarted or replaced, by reason: crash, oom (OOM-killed), hang (unresponsive), helper (its helper exited), source (unmounted by another process), backend (its configuration changed), secret (it used keys that were rotated).",
+			"Clients restarted or replaced, by reason: crash, oom (OOM-killed), hang (unresponsive), helper (helper exited), source (unmounted by another process), backend (configuration changed), secret (used revoked keys).",
 			"client", "reason"),
-		restartFailures: counter("s3csi_mount_restart_failures_total", "Failed restarts of clients, which are retried with backoff.", "client", "reason"),
+		restartFailures: counter("s3csi_mount_restart_failures_total", "Failed client restarts, which are retried with backoff.", "client", "reason"),
 		heals: counter("s3csi_mount_heals_total",
 			"Stale bind mounts by place (host: targets and subpaths; container; elsewhere: namespaces that do not use the volume) and result (replaced, detached, failed).",
 			"place", "result"),
-		unflushed: counter("s3csi_mount_unflushed_total", "Clients killed while they may have held unstored data of open files.", "client"),
+		unflushed: counter("s3csi_mount_unflushed_total", "Clients killed while they may have held unflushed data of open files.", "client"),
 		overdue: prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name: "s3csi_overdue_calls", Help: "System calls blocked by an unresponsive file system after their callers timed out.",
+			Name: "s3csi_overdue_calls", Help: "System calls still blocked by an unresponsive file system after their callers timed out.",
 		}, func() float64 { return float64(overdue()) }),
-		renewals:        counter("s3csi_mount_session_renewals_total", "Sessions of mounts renewed.", "client"),
-		renewalFailures: counter("s3csi_mount_session_failures_total", "Failed renewals of sessions of mounts, which are retried.", "client"),
+		renewals:        counter("s3csi_mount_session_renewals_total", "Renewed sessions of mounts.", "client"),
+		renewalFailures: counter("s3csi_mount_session_failures_total", "Failed session renewals of mounts, which are retried.", "client"),
 		conflicts: counter("s3csi_mount_conflicts_total",
-			"Files not stored because another writer had changed the object; the local copies are quarantined on the node.", "client"),
+			"Files not uploaded because another writer had changed the object; the local copies are quarantined on the node.", "client"),
 	}
 }
 
@@ -100,9 +100,9 @@ func (t *Tracker) CountHeals(place, result string, n int) {
 // CountUnflushed counts a client that was killed while it may have held unstored data.
 func (t *Tracker) CountUnflushed(client string) { t.metrics.unflushed.WithLabelValues(client).Inc() }
 
-// Session notes what a helper reports of its client's session. It returns the trouble to log, "" if there is none any more, and
-// whether that has changed.
-func (m *Mount) Session(client string, status helper.SessionStatus) (trouble string, changed bool) {
+// Session records the session status that a helper reports. It returns the problem to log, "" if there is none any more, and whether
+// that has changed.
+func (m *Mount) Session(client string, status helper.SessionStatus) (problem string, changed bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var old session
@@ -114,15 +114,15 @@ func (m *Mount) Session(client string, status helper.SessionStatus) (trouble str
 		m.t.metrics.renewals.WithLabelValues(client)
 		m.t.metrics.renewalFailures.WithLabelValues(client)
 	}
-	trouble = status.Kind + status.Error
+	problem = status.Kind + status.Error
 	if status.Over {
-		trouble += " over"
+		problem += " over"
 	}
-	m.client, m.session = client, &session{status, trouble}
-	return trouble, trouble != old.trouble
+	m.client, m.session = client, &session{status, problem}
+	return problem, problem != old.problem
 }
 
-// SessionChanged reports whether a helper reports something new of its client's session.
+// SessionChanged reports whether a helper's session status differs from the recorded one.
 func (m *Mount) SessionChanged(status helper.SessionStatus) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -134,7 +134,7 @@ func (m *Mount) SessionChanged(status helper.SessionStatus) bool {
 	return !reflect.DeepEqual(old, status)
 }
 
-// addDelta adds what a helper has counted since it was last asked. One that was restarted counts from zero.
+// addDelta adds the increase of a helper's counter since its last status. The counters of a new helper start at zero.
 func addDelta(c prometheus.Counter, before, now int) {
 	if now < before {
 		before = 0

@@ -1,4 +1,4 @@
-// Package tracker keeps what this process remembers of each mount, in one entry per mount, and the metrics of mounts.
+// Package tracker keeps the in-memory state of mounts, in one entry per mount, and their metrics.
 //
 // Nothing here is needed after a restart of the driver: what must survive is in package state, in the kernel's mount table and
 // with the helpers.
@@ -24,7 +24,7 @@ const (
 	Healthy      State = "healthy"
 	Failed       State = "failed"       // its client has exited and is not restarted yet
 	Unresponsive State = "unresponsive" // its client does not answer
-	Draining     State = "draining"     // it has no publication, and its client stores what it has
+	Draining     State = "draining"     // it has no publication, and its client finishes its uploads
 )
 
 // Tracker has the entries of all mounts.
@@ -37,7 +37,7 @@ type Tracker struct {
 	mounts map[string]*Mount
 }
 
-// New returns a tracker without entries. overdue counts the system calls that no process waits for any more.
+// New returns a tracker without entries. overdue returns the number of system calls that are blocked after their callers timed out.
 func New(overdue func() int) *Tracker {
 	return &Tracker{metrics: newMetrics(overdue), now: time.Now, mounts: map[string]*Mount{}}
 }
@@ -130,7 +130,7 @@ func (m *Mount) ConflictsChanged(files int) bool {
 	return m.conflicts != files
 }
 
-// drain is what was seen of a client that is to end.
+// drain is the observed state of a client that is being stopped.
 type drain struct {
 	silent    time.Time // since when the helper does not answer; zero: it does
 	orphaned  time.Time // since when the helper is known to have exited
@@ -138,7 +138,7 @@ type drain struct {
 	active    time.Time // when the client last did something
 	cpu       time.Duration
 	revision  uint64
-	queue     *client.Queue // what it reported last
+	queue     *client.Queue // as last reported
 }
 
 // HelperAnswered notes whether the helper of a draining mount answered, and returns for how long it has not.
@@ -198,21 +198,21 @@ func (m *Mount) Active() {
 	m.drain.active = time.Now()
 }
 
-// Queued notes what the client of a draining mount has left to store.
+// Queued records the upload queue of a draining mount's client.
 func (m *Mount) Queued(q *client.Queue) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.drain.queue = q
 }
 
-// Queue returns what the client of a draining mount has left to store; nil: unknown.
+// Queue returns the upload queue of a draining mount's client; nil: unknown.
 func (m *Mount) Queue() *client.Queue {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.drain.queue
 }
 
-// hang is what was seen of a client that should serve.
+// hang is the observed state of a client that should serve.
 type hang struct {
 	silent  time.Time // since when no request is answered; zero: they are
 	probing bool
@@ -263,7 +263,7 @@ func (m *Mount) WasKilled() bool {
 	return m.hang.killed
 }
 
-// Restarted forgets what was seen of the client that ran before.
+// Restarted discards the observed state of the previous client.
 func (m *Mount) Restarted() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -271,10 +271,10 @@ func (m *Mount) Restarted() {
 	m.drain = drain{}
 }
 
-// session is what a helper reported of its client's session.
+// session is the session status that a helper reported.
 type session struct {
 	status  helper.SessionStatus
-	trouble string // what was logged; "": nothing
+	problem string // as logged; "": none
 }
 
 const (
@@ -396,8 +396,8 @@ func (d *logDeduper) isNew(subject, text string, now time.Time) bool {
 	return true
 }
 
-// LogConflicts counts and logs the conflicts that a mount's helper reports and that are new: files which another writer had replaced
-// meanwhile. quarantine is the directory of their local copies.
+// LogConflicts counts and logs new conflicts that a mount's helper reports: files whose objects another writer had changed. quarantine
+// is the directory of their local copies.
 func (t *Tracker) LogConflicts(ctx context.Context, m state.Mount, files int, quarantine string) {
 	entry := t.Mount(m.Name)
 	if !entry.ConflictsChanged(files) {

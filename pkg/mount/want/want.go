@@ -1,4 +1,4 @@
-// Package want says what a publication wants of the mounts of the node.
+// Package want defines the mount that a publication asks for.
 package want
 
 import (
@@ -9,19 +9,19 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 )
 
-// Mount is what a publication wants: a mount of Spec at Publication's target, with the credentials of Grant.
+// Mount is the mount that a publication asks for: one of Spec at Publication's target, with the credentials of Grant.
 type Mount struct {
 	Publication state.Publication // without its Mount
 	Spec        mount.Spec
 	Identity    string       // whose credentials they are, for the log
-	Grant       *creds.Grant // what the request supplies
-	// Plan plans the credentials of another spec, with what the request supplies.
+	Grant       *creds.Grant // the credentials that the request supplies
+	// Plan plans the credentials of another spec from those that the request supplies.
 	Plan func(ctx context.Context, spec mount.Spec) (*creds.Grant, error)
 	// At is the name of the mount at the target if that was rotated to Spec, so that its key is not Spec's; else "".
 	At string
 }
 
-// Key is the key of the mount that is wanted.
+// Key returns the key of the mount.
 func (w Mount) Key() string {
 	if w.At != "" {
 		return mount.KeyOf(w.At)
@@ -29,7 +29,7 @@ func (w Mount) Key() string {
 	return w.Spec.Key()
 }
 
-// PublicationOn is the publication on a mount.
+// PublicationOn returns the publication with its Mount set to m.
 func (w Mount) PublicationOn(m state.Mount) state.Publication {
 	p := w.Publication
 	p.Mount = m.Name

@@ -1,5 +1,5 @@
-// Package parts assembles, for tests, what package runner and those above it work with: a real store in a temporary directory, and
-// the fakes of package mounttest.
+// Package parts assembles the dependencies of package runner and of those above it for tests: a real store in a temporary directory,
+// and the fakes of package mounttest.
 package parts
 
 import (

@@ -12,18 +12,18 @@ import (
 	"github.com/rclone/rclone/vfs"
 )
 
-// retryTakeUp is the interval between attempts to open a file.
-const retryTakeUp = time.Second
+// reopenInterval is the interval between attempts to open a file.
+const reopenInterval = time.Second
 
-// takeUp opens each file once that an earlier process did not upload. It retries files that it cannot open until the returned
+// reopen opens each file once that a previous process did not upload. It retries files that it cannot open until the returned
 // function is called.
 //
 // rclone uploads such files by itself, but its VFS learns of the new object only if it has opened the file before. Otherwise
 // the VFS takes the uploaded file for one that was removed from S3, and shows it as empty.
-func (c *cache) takeUp(ctx context.Context, files *vfs.VFS) (stop func()) {
+func (c *cache) reopen(ctx context.Context, files *vfs.VFS) (stop func()) {
 	left, err := c.unsent()
 	if err != nil {
-		fs.Errorf(nil, "Cannot read the cache: %v", err)
+		fs.Errorf(nil, "Cannot read cache: %v", err)
 	}
 	for name := range left {
 		if touch(files, name) == nil {
@@ -37,16 +37,16 @@ func (c *cache) takeUp(ctx context.Context, files *vfs.VFS) (stop func()) {
 			select {
 			case <-ctx.Done():
 				return
-			case <-time.After(retryTakeUp):
+			case <-time.After(reopenInterval):
 			}
-			c.takeUpLate(files, left)
+			c.retryReopen(files, left)
 		}
 	})
 	return func() { cancel(); wg.Wait() }
 }
 
-// takeUpLate tries again, and removes the files from left that need no further attempt.
-func (c *cache) takeUpLate(files *vfs.VFS, left map[string]bool) {
+// retryReopen tries again, and removes the files from left that need no further attempt.
+func (c *cache) retryReopen(files *vfs.VFS, left map[string]bool) {
 	unsent, err := c.unsent()
 	if err != nil {
 		return // the next attempt reads it again
@@ -65,7 +65,7 @@ func (c *cache) takeUpLate(files *vfs.VFS, left map[string]bool) {
 func touch(files *vfs.VFS, name string) error {
 	fh, err := files.OpenFile(name, os.O_RDWR, 0)
 	if err != nil {
-		fs.Errorf(name, "Cannot open a file of an earlier process yet: %v", err)
+		fs.Errorf(name, "Cannot reopen file of previous process, retrying: %v", err)
 		return err
 	}
 	_, err = fh.ReadAt(make([]byte, 1), 0)
@@ -73,7 +73,7 @@ func touch(files *vfs.VFS, name string) error {
 		err = nil
 	}
 	if err = errors.Join(err, fh.Close()); err != nil {
-		fs.Errorf(name, "Cannot open a file of an earlier process yet: %v", err)
+		fs.Errorf(name, "Cannot reopen file of previous process, retrying: %v", err)
 	}
 	return err
 }
