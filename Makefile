@@ -25,7 +25,7 @@ KUBERNETES_VERSION := $(shell sed -n 's,^\tk8s.io/kubernetes ,,p' tests/kubernet
 # start a thousand clients, which are built without it.
 SUITE_JOBS ?= 4
 APART := node faults lifecycle systemd credentials controller policy
-SUITES := race-faults systemd-node clients $(if $(RUST),mountpoint-units) controller process-systemd process-credentials units vet race-node systemd-faults \
+SUITES := race-faults systemd-node clients controller process-systemd process-credentials units vet race-node systemd-faults \
 	systemd-upgrade systemd-credentials process-others race-lifecycle race-rig
 
 # Tests that hold the driver to a time, such as a heal within a second. They run after all others, with nothing beside them.
@@ -132,7 +132,7 @@ test: suites ## Run every test of every module but those of make e2e; what needs
 	$(MAKE) --no-print-directory timed
 
 .PHONY: suites
-suites: test-parts race
+suites: test-parts race $(if $(RUST),mountpoint-units)
 	$(MAKE) --no-print-directory -j$(SUITE_JOBS) -Otarget -k $(SUITES)
 
 .PHONY: vet
