@@ -2,14 +2,13 @@ package bench
 
 import (
 	"fmt"
-	"os"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
@@ -85,17 +84,14 @@ func measureStorm(b *testing.B, client string) {
 	b.ReportMetric(median(published)/median(started), "storm/bare")
 }
 
-// cpuSeconds is the processor time that a process has used, in seconds.
+// cpuSeconds is the processor time that a process has used, in seconds, from its CPU clock (clock_getcpuclockid(3)): a helper uses less
+// than one tick of proc_pid_stat(5).
 func cpuSeconds(b *testing.B, pid int) float64 {
 	b.Helper()
-	text, err := os.ReadFile(proc(pid, "stat"))
-	must(b, err)
-	fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
-	user, err := strconv.ParseFloat(fields[11], 64)
-	must(b, err)
-	system, err := strconv.ParseFloat(fields[12], 64)
-	must(b, err)
-	return (user + system) / 100 // USER_HZ, proc_pid_stat(5)
+	const cpuClock = 2 // CPUCLOCK_SCHED
+	var used unix.Timespec
+	must(b, unix.ClockGettime(int32(^pid<<3|cpuClock), &used))
+	return float64(used.Nano()) / 1e9
 }
 
 // ofVolume is the command for another volume of the storm than the first.
