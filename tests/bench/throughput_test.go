@@ -34,7 +34,7 @@ const (
 func BenchmarkThroughput(b *testing.B) { eachClient(b, measureThroughput) }
 
 func measureThroughput(b *testing.B, client string) {
-	const rounds = 7
+	const rounds = 5
 	n, d := setup(b, client)
 	published, byHand := ways(b, n, d, volume(b, n, "throughput"), n.Target("pod"))
 	block := make([]byte, blockSize)
