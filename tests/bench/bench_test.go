@@ -2,6 +2,9 @@ package bench
 
 import (
 	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -12,14 +15,36 @@ import (
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
 
-// setup is a node with a driver and its S3 server. Whatever the benchmark mounted must be gone at its end.
-func setup(b *testing.B) (*rigtest.Node, *rig.Driver) {
+// eachClient runs a benchmark once for each client.
+func eachClient(b *testing.B, measure func(b *testing.B, client string)) {
+	for _, client := range slices.Sorted(maps.Keys(rig.Programs())) {
+		b.Run(client, func(b *testing.B) { measure(b, client) })
+	}
+}
+
+// setup returns a node and its driver, which mounts with the client. A benchmark must unmount everything that it mounted.
+func setup(b *testing.B, client string) (*rigtest.Node, *rig.Driver) {
+	b.Helper()
+	n := newNode(b, client)
+	return n, drive(b, n, client)
+}
+
+// newNode returns a node with an S3 server and without a driver. The benchmark is skipped if the node lacks the client's program.
+func newNode(b *testing.B, client string) *rigtest.Node {
 	b.Helper()
 	n := rigtest.New(b)
-	// As verbose as a driver is by default; the rig's own default is for tests.
-	d := n.Drive(b, "node", "--v=2")
-	b.ReportMetric(0, "ns/op") // of no meaning here
-	return n, d
+	program := rig.Programs()[client]
+	if _, err := os.Stat(filepath.Join(n.Clients, program)); err != nil {
+		b.Skipf("needs the client program %s, which is not built", program)
+	}
+	b.ReportMetric(0, "ns/op") // has no meaning here
+	return n
+}
+
+// drive starts a driver that is as verbose as by default; the default of the rig is for tests.
+func drive(b *testing.B, n *rigtest.Node, client string, flags ...string) *rig.Driver {
+	b.Helper()
+	return n.Drive(b, "node", append([]string{"--v=2", "--default-client=" + client}, flags...)...)
 }
 
 // volume is a volume that exists already, with one object so that its root is not empty.
@@ -29,8 +54,37 @@ func volume(b *testing.B, n *rigtest.Node, name string) *csi.Volume {
 	return &csi.Volume{VolumeId: name, VolumeContext: map[string]string{"bucketName": rigtest.Bucket, "prefix": name + "/"}}
 }
 
-// inTurns runs two things rounds times, first one first, then the other.
+// way is one of the two ways to a mount. start returns when the root of the volume has been read.
+type way struct {
+	name, dir   string
+	start, stop func() error
+	measured    map[string][]float64
+}
+
+// note adds a measurement.
+func (w way) note(what string, value float64) { w.measured[what] = append(w.measured[what], value) }
+
+// ways returns both ways to a volume: published by the driver at the target, and with the bare client.
+func ways(b *testing.B, n *rigtest.Node, d *rig.Driver, v *csi.Volume, target string) (published, byHand way) {
+	b.Helper()
+	published = way{name: "published", dir: target, measured: map[string][]float64{}, start: func() error {
+		rigtest.Publish(b, d, v, target)
+		return readRoot(target)
+	}, stop: func() error {
+		rigtest.Unpublish(b, d, v, target)
+		return nil
+	}}
+	must(b, published.start())
+	c := newBare(b, n)
+	must(b, published.stop())
+	return published, way{name: "bare", dir: c.dir, start: c.start, stop: c.stop, measured: map[string][]float64{}}
+}
+
+// inTurns runs two functions in each round and swaps their order from round to round. With -short there are two rounds at most.
 func inTurns(rounds int, one, other func(round int)) {
+	if testing.Short() {
+		rounds = min(rounds, 2)
+	}
 	for i := range rounds {
 		if i%2 == 0 {
 			one(i)
@@ -39,6 +93,13 @@ func inTurns(rounds int, one, other func(round int)) {
 			other(i)
 			one(i)
 		}
+	}
+}
+
+func must(b *testing.B, err error) {
+	b.Helper()
+	if err != nil {
+		b.Fatal(err)
 	}
 }
 

@@ -1,5 +1,9 @@
-// Package bench measures what a publication by the driver costs beside the same FUSE client started by hand: time until
-// files can be used, throughput, memory. `make bench` runs it as root, on a machine with FUSE.
+// Package bench measures what a publication by the driver costs compared with the same FUSE client started by hand: time until
+// files can be used, throughput, renames, time until all uploads are stored, memory. `make bench` runs it as root, on a machine
+// with FUSE.
+//
+// Each benchmark runs once for each client, as BenchmarkColdPublish/rclone. A client whose program is not built is skipped; -v
+// shows the reason. -short runs two rounds, to show that the benchmarks work.
 //
 // Every comparison is between two ways to the same thing, taken in turns in one run against one S3 server in a process of
 // its own, so that the machine, the server, the program and the data are the same for both and a change of load during

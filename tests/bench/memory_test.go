@@ -11,23 +11,29 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/s3-csi/s3-csi-driver/tests/rig"
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
 
-// BenchmarkMemory publishes 50 volumes, each with a mount of its own, and looks at the memory of what then runs, a while
-// after the last publication.
+// helperProgram is the process of a mount beside its client.
+const helperProgram = "s3-csi-helper"
+
+// BenchmarkMemory publishes 50 volumes, each with its own mount, and reads the memory of the processes some seconds after the last
+// publication.
 //
-// helper-MB and client-MB are medians of the private memory of a mount's two processes: the pages that nobody else has
-// (Private_Clean and Private_Dirty of smaps_rollup, proc_pid_smaps_rollup(5)), which is what one more mount costs, because
-// programs' code is shared by all. driver-MB is the driver's resident memory (VmRSS) with all 50 and idle-driver-MB before
-// the first. MB are 10^6 bytes.
-func BenchmarkMemory(b *testing.B) {
+// helper-MB and client-MB are medians of the private memory of a mount's two processes: Private_Clean and Private_Dirty of
+// smaps_rollup (proc_pid_smaps_rollup(5)). That is the cost of one more mount, because all processes of a program share its
+// code. helper-share-MB and client-share-MB are proportional (Pss). driver-MB is the driver's resident memory (VmRSS) with all 50
+// mounts, and idle-driver-MB before the first. MB are 10^6 bytes.
+func BenchmarkMemory(b *testing.B) { eachClient(b, measureMemory) }
+
+func measureMemory(b *testing.B, client string) {
 	const (
 		mounts = 50
-		settle = 10 * time.Second
+		settle = 5 * time.Second
 	)
-	n, d := setup(b)
-	idle := sizes(b, filepath.Join("/proc", strconv.Itoa(d.PID()), "status"), "VmRSS")
+	n, d := setup(b, client)
+	idle := resident(b, d)
 	volumes := map[string]*csi.Volume{}
 	for i := range mounts {
 		name := fmt.Sprintf("memory-%d", i)
@@ -36,49 +42,42 @@ func BenchmarkMemory(b *testing.B) {
 		rigtest.Publish(b, d, volumes[target], target)
 	}
 	time.Sleep(settle)
-	private := map[string][]float64{}
-	for _, pid := range pidsOf(b, n.FirstUID, n.LastUID) {
-		comm, err := os.ReadFile(filepath.Join("/proc", pid, "comm"))
-		must(b, err)
-		name := strings.TrimSpace(string(comm))
-		private[name] = append(private[name], sizes(b, filepath.Join("/proc", pid, "smaps_rollup"), "Private_Clean", "Private_Dirty"))
-	}
-	driver := sizes(b, filepath.Join("/proc", strconv.Itoa(d.PID()), "status"), "VmRSS")
-	helpers, clients := private["s3-csi-helper"], private["s3-csi-rclone"]
-	if len(helpers) != mounts || len(clients) != mounts {
-		b.Fatalf("%d helpers and %d clients run for %d mounts: %v", len(helpers), len(clients), mounts, private)
-	}
+	reportMemory(b, n, d, client, mounts)
 	for target, v := range volumes {
 		rigtest.Unpublish(b, d, v, target)
 	}
 	n.NothingLeft(b)
-	b.Logf("helper %s MB, client %s MB", span(helpers), span(clients))
-	b.ReportMetric(median(helpers), "helper-MB")
-	b.ReportMetric(median(clients), "client-MB")
-	b.ReportMetric(driver, "driver-MB")
 	b.ReportMetric(idle, "idle-driver-MB")
 }
 
-// pidsOf are the processes of user ids.
-func pidsOf(b *testing.B, first, last int) []string {
+// reportMemory reports the memory of the driver, of the helpers and of the clients, of which each mount must have one.
+func reportMemory(b *testing.B, n *rigtest.Node, d *rig.Driver, client string, mounts int) {
 	b.Helper()
-	dirs, err := filepath.Glob("/proc/[0-9]*")
-	must(b, err)
-	var pids []string
-	for _, dir := range dirs {
-		status, _ := os.ReadFile(filepath.Join(dir, "status")) // others come and go
-		for line := range strings.Lines(string(status)) {
-			fields := strings.Fields(line)
-			if len(fields) < 2 || fields[0] != "Uid:" {
-				continue
-			}
-			if uid, err := strconv.Atoi(fields[1]); err == nil && uid >= first && uid <= last {
-				pids = append(pids, filepath.Base(dir))
-			}
+	for label, program := range map[string]string{"helper": helperProgram, "client": rig.Programs()[client]} {
+		var private, share []float64
+		for _, p := range n.Running(program) {
+			rollup := proc(p.PID, "smaps_rollup")
+			private = append(private, sizes(b, rollup, "Private_Clean", "Private_Dirty"))
+			share = append(share, sizes(b, rollup, "Pss"))
 		}
+		if len(private) != mounts {
+			b.Fatalf("%d processes of %s run for %d mounts: %v", len(private), program, mounts, n.Processes())
+		}
+		b.Logf("%s: private %s MB, proportional %s MB", label, span(private), span(share))
+		b.ReportMetric(median(private), label+"-MB")
+		b.ReportMetric(median(share), label+"-share-MB")
 	}
-	return pids
+	b.ReportMetric(resident(b, d), "driver-MB")
 }
+
+// resident is the driver's resident memory in 10^6 bytes.
+func resident(b *testing.B, d *rig.Driver) float64 {
+	b.Helper()
+	return sizes(b, proc(d.PID(), "status"), "VmRSS")
+}
+
+// proc is the path of a file of a process in /proc.
+func proc(pid int, file string) string { return filepath.Join("/proc", strconv.Itoa(pid), file) }
 
 // sizes is the sum of the lines "Name:  123 kB" of a file in /proc, in 10^6 bytes.
 func sizes(b *testing.B, file string, names ...string) float64 {

@@ -15,40 +15,37 @@ import (
 // credentials, the helper's start, the records, the bind mount.
 //
 // publish-ms and bare-ms are medians; publish/bare is their quotient. unpublish-ms and bare-stop-ms are medians of the ends.
-func BenchmarkColdPublish(b *testing.B) {
-	const rounds = 61
-	n, d := setup(b)
-	v := volume(b, n, "cold")
-	target := n.Target("pod")
-	rigtest.Publish(b, d, v, target)
-	byHand := newBare(b, n)
-	rigtest.Unpublish(b, d, v, target)
+func BenchmarkColdPublish(b *testing.B) { eachClient(b, measureColdPublish) }
 
-	var published, bare, unpublished, stopped []float64
-	inTurns(rounds, func(int) {
-		published = append(published, took(b, func() error {
-			rigtest.Publish(b, d, v, target)
-			return readRoot(target)
-		}))
-		unpublished = append(unpublished, took(b, func() error { rigtest.Unpublish(b, d, v, target); return nil }))
-	}, func(int) {
-		bare = append(bare, took(b, byHand.start))
-		stopped = append(stopped, took(b, byHand.stop))
-	})
+func measureColdPublish(b *testing.B, client string) {
+	const rounds = 41
+	n, d := setup(b, client)
+	published, byHand := ways(b, n, d, volume(b, n, "cold"), n.Target("pod"))
+	measure := func(w way) func(int) {
+		return func(int) {
+			w.note("start", took(b, w.start))
+			w.note("stop", took(b, w.stop))
+		}
+	}
+	inTurns(rounds, measure(published), measure(byHand))
 	n.NothingLeft(b)
-	b.Logf("publish %s ms, bare %s ms; unpublish %s ms, bare %s ms", span(published), span(bare), span(unpublished), span(stopped))
-	b.ReportMetric(median(unpublished), "unpublish-ms")
-	b.ReportMetric(median(stopped), "bare-stop-ms")
-	b.ReportMetric(median(published), "publish-ms")
+	publish, bare := published.measured["start"], byHand.measured["start"]
+	unpublish, stop := published.measured["stop"], byHand.measured["stop"]
+	b.Logf("publish %s ms, bare %s ms; unpublish %s ms, bare %s ms", span(publish), span(bare), span(unpublish), span(stop))
+	b.ReportMetric(median(unpublish), "unpublish-ms")
+	b.ReportMetric(median(stop), "bare-stop-ms")
+	b.ReportMetric(median(publish), "publish-ms")
 	b.ReportMetric(median(bare), "bare-ms")
-	b.ReportMetric(median(published)/median(bare), "publish/bare")
+	b.ReportMetric(median(publish)/median(bare), "publish/bare")
 }
 
 // BenchmarkSharedPublish times NodePublishVolume of a volume that is mounted on the node already, for one more pod, until
 // its directory has been read there.
-func BenchmarkSharedPublish(b *testing.B) {
+func BenchmarkSharedPublish(b *testing.B) { eachClient(b, measureSharedPublish) }
+
+func measureSharedPublish(b *testing.B, client string) {
 	const rounds = 51
-	n, d := setup(b)
+	n, d := setup(b, client)
 	v := volume(b, n, "shared")
 	first := n.Target("first")
 	rigtest.Publish(b, d, v, first)

@@ -2,9 +2,6 @@ package bench
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -17,20 +14,21 @@ import (
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
 
-// BenchmarkStorm publishes 100 volumes at once, each with a mount of its own, as a node does that comes up with all its
-// pods, and starts 100 bare clients at once.
+// BenchmarkStorm publishes 100 volumes at once, each with its own mount, as on a node that starts with all its pods, and
+// starts 100 bare clients at once.
 //
-// storm-s and bare-s are medians of the time until the last root has been read, storm/bare is their quotient. helper-MB,
-// client-MB and driver-MB are as BenchmarkMemory's, a while after; helper-share-MB and client-share-MB are proportional
-// (Pss). The -cpu-s are what the storm took of the processors, by the driver, by all helpers and by all clients. No
-// publication may fail.
-func BenchmarkStorm(b *testing.B) {
+// storm-s and bare-s are medians of the time until the last root has been read, storm/bare is their quotient. The memory some
+// seconds after is reported as by BenchmarkMemory. The -cpu-s are the processor time that the first storm took, by the driver, by
+// all helpers and by all clients. No publication may fail.
+func BenchmarkStorm(b *testing.B) { eachClient(b, measureStorm) }
+
+func measureStorm(b *testing.B, client string) {
 	const (
 		mounts = 100
 		rounds = 3
 		settle = 5 * time.Second
 	)
-	n, d := setup(b)
+	n, d := setup(b, client)
 	volumes := make([]*csi.Volume, mounts)
 	targets := make([]string, mounts)
 	for i := range mounts {
@@ -45,9 +43,9 @@ func BenchmarkStorm(b *testing.B) {
 		bares[i] = bareOf(b, n, ofVolume(template, i), i)
 	}
 
-	var published, bare []float64
-	before := cpuSeconds(b, strconv.Itoa(d.PID()))
-	for round := range rounds {
+	var published, started []float64
+	inTurns(rounds, func(round int) {
+		before := cpuSeconds(b, d.PID())
 		published = append(published, took(b, func() error {
 			return all(mounts, func(i int) error {
 				if _, err := d.NodePublishVolume(b.Context(), rigtest.PublishRequest(volumes[i], targets[i])); err != nil {
@@ -58,47 +56,42 @@ func BenchmarkStorm(b *testing.B) {
 		})/1000)
 		if round == 0 {
 			time.Sleep(settle)
-			b.ReportMetric(sizes(b, filepath.Join("/proc", strconv.Itoa(d.PID()), "status"), "VmRSS"), "driver-MB")
-			b.ReportMetric(cpuSeconds(b, strconv.Itoa(d.PID()))-before, "driver-cpu-s")
+			b.ReportMetric(cpuSeconds(b, d.PID())-before, "driver-cpu-s")
 			var helpers, clients float64
-			for _, pid := range pidsOf(b, n.FirstUID, n.LastUID) {
-				comm, err := os.ReadFile(filepath.Join("/proc", pid, "comm"))
-				must(b, err)
-				if strings.TrimSpace(string(comm)) == "s3-csi-helper" {
-					helpers += cpuSeconds(b, pid)
+			for _, p := range n.Running("") {
+				if p.Name == helperProgram {
+					helpers += cpuSeconds(b, p.PID)
 				} else {
-					clients += cpuSeconds(b, pid)
+					clients += cpuSeconds(b, p.PID)
 				}
 			}
 			b.ReportMetric(helpers, "helpers-cpu-s")
 			b.ReportMetric(clients, "clients-cpu-s")
-			reportMemory(b, n, mounts)
+			reportMemory(b, n, d, client, mounts)
 		}
 		must(b, all(mounts, func(i int) error {
 			_, err := d.NodeUnpublishVolume(b.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: volumes[i].GetVolumeId(), TargetPath: targets[i]})
 			return err
 		}))
-		bare = append(bare, took(b, func() error { return all(mounts, func(i int) error { return bares[i].start() }) })/1000)
+	}, func(int) {
+		started = append(started, took(b, func() error { return all(mounts, func(i int) error { return bares[i].start() }) })/1000)
 		must(b, all(mounts, func(i int) error { return bares[i].stop() }))
-	}
+	})
 	n.NothingLeft(b)
-	b.Logf("storm %s s, bare %s s", span(published), span(bare))
+	b.Logf("storm %s s, bare %s s", span(published), span(started))
 	b.ReportMetric(median(published), "storm-s")
-	b.ReportMetric(median(bare), "bare-s")
-	b.ReportMetric(median(published)/median(bare), "storm/bare")
+	b.ReportMetric(median(started), "bare-s")
+	b.ReportMetric(median(published)/median(started), "storm/bare")
 }
 
-// cpuSeconds is the processor time that a process has used, in seconds.
-func cpuSeconds(b *testing.B, pid string) float64 {
+// cpuSeconds is the processor time that a process has used, in seconds, from its CPU clock (clock_getcpuclockid(3)): a helper uses less
+// than one tick of proc_pid_stat(5).
+func cpuSeconds(b *testing.B, pid int) float64 {
 	b.Helper()
-	text, err := os.ReadFile(filepath.Join("/proc", pid, "stat"))
-	must(b, err)
-	fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
-	user, err := strconv.ParseFloat(fields[11], 64)
-	must(b, err)
-	system, err := strconv.ParseFloat(fields[12], 64)
-	must(b, err)
-	return (user + system) / 100 // USER_HZ, proc_pid_stat(5)
+	const cpuClock = 2 // CPUCLOCK_SCHED
+	var used unix.Timespec
+	must(b, unix.ClockGettime(int32(^pid<<3|cpuClock), &used))
+	return float64(used.Nano()) / 1e9
 }
 
 // ofVolume is the command for another volume of the storm than the first.
@@ -110,77 +103,11 @@ func ofVolume(c client.Command, i int) (other client.Command) {
 	return other
 }
 
-// all does it all at once.
+// all calls do for each number below count, all at once.
 func all(count int, do func(i int) error) error {
 	var g errgroup.Group
 	for i := range count {
 		g.Go(func() error { return do(i) })
 	}
 	return g.Wait()
-}
-
-func reportMemory(b *testing.B, n *rigtest.Node, mounts int) {
-	b.Helper()
-	private, share := map[string][]float64{}, map[string][]float64{}
-	for _, pid := range pidsOf(b, n.FirstUID, n.LastUID) {
-		comm, err := os.ReadFile(filepath.Join("/proc", pid, "comm"))
-		must(b, err)
-		name, rollup := strings.TrimSpace(string(comm)), filepath.Join("/proc", pid, "smaps_rollup")
-		private[name] = append(private[name], sizes(b, rollup, "Private_Clean", "Private_Dirty"))
-		share[name] = append(share[name], sizes(b, rollup, "Pss"))
-	}
-	if len(private["s3-csi-helper"]) != mounts {
-		b.Errorf("%d helpers run for %d mounts", len(private["s3-csi-helper"]), mounts)
-	}
-	for label, name := range map[string]string{"helper": "s3-csi-helper", "client": "s3-csi-rclone"} {
-		b.Logf("%s: private %s MB, proportional %s MB", label, span(private[name]), span(share[name]))
-		b.ReportMetric(median(private[name]), label+"-MB")
-		b.ReportMetric(median(share[name]), label+"-share-MB")
-	}
-}
-
-// BenchmarkHeal kills a mount's client and waits until its target can be read again.
-//
-// heal-ms is the median, bare-ms that of a bare client's start, which is the least that healing takes.
-func BenchmarkHeal(b *testing.B) {
-	const rounds = 21
-	n, d := setup(b)
-	var healed, started []float64
-	var byHand *bare
-	inTurns(rounds, func(i int) {
-		v := volume(b, n, fmt.Sprintf("heal-%d", i)) // one of its own: deaths in a row are slowed down
-		target := n.Target("pod")
-		rigtest.Publish(b, d, v, target)
-		if byHand == nil {
-			byHand = newBare(b, n)
-		}
-		client := 0
-		for _, pid := range pidsOf(b, n.FirstUID, n.LastUID) {
-			if comm, _ := os.ReadFile(filepath.Join("/proc", pid, "comm")); strings.TrimSpace(string(comm)) == "s3-csi-rclone" {
-				client, _ = strconv.Atoi(pid)
-			}
-		}
-		healed = append(healed, took(b, func() error {
-			if err := unix.Kill(client, unix.SIGKILL); err != nil {
-				return err
-			}
-			for end := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-				if _, err := os.Stat(filepath.Join(target, "object")); err == nil || time.Now().After(end) {
-					return err
-				}
-			}
-		}))
-		rigtest.Unpublish(b, d, v, target)
-	}, func(int) {
-		if byHand == nil {
-			return
-		}
-		started = append(started, took(b, byHand.start))
-		must(b, byHand.stop())
-	})
-	n.NothingLeft(b)
-	b.Logf("heal %s ms, bare %s ms", span(healed), span(started))
-	b.ReportMetric(median(healed), "heal-ms")
-	b.ReportMetric(median(started), "bare-ms")
-	b.ReportMetric(median(healed)/median(started), "heal/bare")
 }

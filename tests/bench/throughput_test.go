@@ -31,63 +31,40 @@ const (
 //
 // The units *-MB/s are medians of 10^6 bytes a second through the publication; */bare is that divided by the bare client's
 // median: 1 is no difference, less is slower.
-func BenchmarkThroughput(b *testing.B) {
-	const rounds = 7
-	n, d := setup(b)
-	v := volume(b, n, "throughput")
-	target := n.Target("pod")
-	rigtest.Publish(b, d, v, target)
-	byHand := newBare(b, n)
-	rigtest.Unpublish(b, d, v, target)
+func BenchmarkThroughput(b *testing.B) { eachClient(b, measureThroughput) }
+
+func measureThroughput(b *testing.B, client string) {
+	const rounds = 5
+	n, d := setup(b, client)
+	published, byHand := ways(b, n, d, volume(b, n, "throughput"), n.Target("pod"))
 	block := make([]byte, blockSize)
 	random := rand.NewChaCha8([32]byte{})
 	_, _ = random.Read(block)
 
-	ways := []way{
-		{"published", target, func() { rigtest.Publish(b, d, v, target) }, func() { rigtest.Unpublish(b, d, v, target) }},
-		{"bare", byHand.dir, func() { must(b, byHand.start()) }, func() { must(b, byHand.stop()) }},
-	}
-	speeds := map[string][2][]float64{}
-	measure := func(i, round int) {
-		w := ways[i]
-		name := fmt.Sprintf("%s-%d", w.name, round)
-		note := func(what string, seconds float64) {
-			s := speeds[what]
-			s[i] = append(s[i], fileSize/1e6/seconds)
-			speeds[what] = s
+	measure := func(w way) func(int) {
+		note := func(what string, seconds float64) { w.note(what, fileSize/1e6/seconds) }
+		return func(round int) {
+			name := fmt.Sprintf("%s-%d", w.name, round)
+			must(b, w.start())
+			began := time.Now()
+			must(b, write(filepath.Join(w.dir, name), block))
+			note("write", time.Since(began).Seconds())
+			stored(b, n, "throughput/"+name)
+			note("store", time.Since(began).Seconds())
+			must(b, w.stop())
+			must(b, w.start())
+			note("read", took(b, func() error { return read(filepath.Join(w.dir, name), block) })/1e3)
+			must(b, os.Remove(filepath.Join(w.dir, name)))
+			must(b, w.stop())
 		}
-		w.start()
-		began := time.Now()
-		must(b, write(filepath.Join(w.dir, name), block))
-		note("write", time.Since(began).Seconds())
-		stored(b, n, "throughput/"+name)
-		note("store", time.Since(began).Seconds())
-		w.stop()
-		w.start()
-		note("read", took(b, func() error { return read(filepath.Join(w.dir, name), block) })/1e3)
-		must(b, os.Remove(filepath.Join(w.dir, name)))
-		w.stop()
 	}
-	inTurns(rounds, func(r int) { measure(0, r) }, func(r int) { measure(1, r) })
+	inTurns(rounds, measure(published), measure(byHand))
 	n.NothingLeft(b)
 	for _, what := range []string{"write", "store", "read"} {
-		s := speeds[what]
-		b.Logf("%s: published %s MB/s, bare %s MB/s", what, span(s[0]), span(s[1]))
-		b.ReportMetric(median(s[0]), what+"-MB/s")
-		b.ReportMetric(median(s[0])/median(s[1]), what+"/bare")
-	}
-}
-
-// way is one of the two ways to a mount.
-type way struct {
-	name, dir   string
-	start, stop func()
-}
-
-func must(b *testing.B, err error) {
-	b.Helper()
-	if err != nil {
-		b.Fatal(err)
+		driver, bare := published.measured[what], byHand.measured[what]
+		b.Logf("%s: published %s MB/s, bare %s MB/s", what, span(driver), span(bare))
+		b.ReportMetric(median(driver), what+"-MB/s")
+		b.ReportMetric(median(driver)/median(bare), what+"/bare")
 	}
 }
 
