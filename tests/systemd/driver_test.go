@@ -266,7 +266,7 @@ func TestWithoutSystemd(t *testing.T) {
 		t.Errorf("/metrics:\n%s", m)
 	}
 	ready := rigtest.Get(t, d, "/readyz")
-	for _, note := range []string{"note: the launcher is process: the host has no systemd", "does not enforce limits, so these flags have no effect: --memory-limit"} {
+	for _, note := range []string{"note: the launcher is process: the host has no suitable systemd", "does not enforce limits, so these flags have no effect: --memory-limit"} {
 		if !strings.Contains(ready, note) {
 			t.Errorf("/readyz does not say %q:\n%s", note, ready)
 		}

@@ -219,5 +219,5 @@ func TestUnitHasItsLimitsAndIsStoppedAfterTheContainersAndWithTimeToFlush(t *tes
 	if c := show(t, u.name(), "Conflicts"); c != "shutdown.target" {
 		t.Errorf("Conflicts is %q", c)
 	}
-	await(t, "the helper's log in the journal", func() bool { return strings.Contains(u.journal(), "helper "+u.Name+" serves") })
+	await(t, "the helper's log in the journal", func() bool { return strings.Contains(u.journal(), "helper started: name="+u.Name+" ") })
 }
