@@ -86,7 +86,7 @@ func mountpointS3() Client {
 			"memory-target":           {Kind: Integer, Unit: "MiB", Min: mountpointLeast, Max: mountpointMost, Default: "what the memory limit leaves (" + strconv.FormatInt(mountpointTarget(uint64(gib)), 10) + " of 1 GiB); " + strconv.Itoa(mountpointMemory) + " without one", Meaning: "What Mountpoint tries to stay within. It also limits the number of files open for writing (512: 47, 1024: 111)."},
 			"maximum-throughput-gbps": {Kind: Integer, Unit: "Gbit/s", Min: 1, Max: 10000, Default: strconv.Itoa(mountpointGbps), Meaning: "How much bandwidth Mountpoint plans its connections for."},
 			"part-size":               partSize(5*mib, 5*gib, "Size of the parts that are read and written; not with read-part-size or write-part-size."),
-			"read-part-size":          partSize(mib, 5*gib, "Size of the parts that are read."),
+			"read-part-size":          partSize(5*mib, 5*gib, "Size of the parts that are read."),
 			"write-part-size":         partSize(5*mib, 5*gib, "Size of the parts that are written; a file can have 10,000."),
 		},
 		Refused: map[string]string{
