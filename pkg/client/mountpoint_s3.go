@@ -66,7 +66,7 @@ func mountpointS3() Client {
 		Options: map[string]OptionType{
 			"allow-delete":            flag("true, unless the volume is read-only", "Files may be removed."),
 			"allow-overwrite":         flag("true, unless the volume is read-only", "Existing files may be replaced (opened with O_TRUNC and written from the start)."),
-			"rename":                  flag("true, unless files cannot be removed", "Files may be renamed, by a copy in the service that is compared before the original is removed. The program `mount-s3` has no such option and renames only in directory buckets of an availability zone."),
+			"rename":                  flag("true, unless files cannot be removed or sse is set", "Files may be renamed, by a copy in the service that is compared before the original is removed. The program `mount-s3` has no such option and renames only in directory buckets of an availability zone."),
 			"incremental-upload":      flag("false", "Data is stored while a file is written, and files can be appended to. Only for directory buckets of an availability zone."),
 			"infer-content-type":      flag("false", "New objects get a Content-Type by their file name."),
 			"requester-pays":          flag("false", "The caller pays for requests and traffic of a Requester Pays bucket."),

@@ -110,7 +110,8 @@ fn run(args: Args) -> anyhow::Result<()> {
         path,
         SuperblockConfig { cache_config: cache_config.clone(), s3_personality: personality },
     ));
-    let can_rename = !args.no_rename && args.allow_delete;
+    // A copy is encrypted as the bucket's default says, not as --sse does.
+    let can_rename = !args.no_rename && args.allow_delete && (rename == Rename::Native || args.sse.is_none());
     let fs = S3Filesystem::new(
         client,
         prefetcher,
