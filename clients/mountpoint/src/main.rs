@@ -7,6 +7,7 @@
 mod args;
 mod client;
 mod fuse;
+mod host;
 mod rename;
 mod report;
 mod tree;
@@ -56,6 +57,7 @@ const BLOCK: u64 = MIB as u64;
 const CACHED_TTL: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
+    host::use_no_libraries();
     abort_on_panic();
     let args = Args::parse();
     match run(args) {
@@ -215,6 +217,7 @@ fn client_config(args: &Args, parts: &PartConfig, pool: &PagedPool, report: &Arc
     let mut config = S3ClientConfig::new()
         .auth_config(S3ClientAuthConfig::Default)
         .throughput_target_gbps(args.maximum_throughput_gbps as f64)
+        .event_loop_threads(event_loops(args.maximum_throughput_gbps))
         .read_part_size(parts.read_size_bytes)
         .write_part_size(parts.write_size_bytes)
         .read_backpressure(true)
@@ -235,6 +238,13 @@ fn client_config(args: &Args, parts: &PartConfig, pool: &PagedPool, report: &Arc
         config = config.tls_config(tls);
     }
     Ok(config)
+}
+
+/// Returns how many threads there are for requests, and as many for their data: one for each Gbit/s, up to half of the processors. The
+/// runtime's default is half of the processors, which are many threads on a large node.
+fn event_loops(gbps: u64) -> u16 {
+    let processors = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
+    gbps.min(processors / 2).clamp(1, u16::MAX.into()) as u16
 }
 
 fn cache_directory(args: &Args) -> anyhow::Result<Option<(ManagedCacheDir, DiskDataCacheConfig)>> {
