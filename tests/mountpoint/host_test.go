@@ -68,8 +68,14 @@ func TestNoMetadataServiceIsAsked(t *testing.T) {
 		t.Errorf("read %q, %v", got, err)
 	}
 	m.unmount(t)
-	if code, output := failed(t, b.invocation(t), b.keys, true, "AWS_MAX_ATTEMPTS=2"); code != 1 {
-		t.Errorf("a client without credentials has the exit code %d\n%s", code, output)
+	for _, refused := range []bool{true, false} {
+		keys := b.keys
+		if !refused {
+			keys = nil
+		}
+		if code, output := failed(t, b.invocation(t), keys, refused, "AWS_MAX_ATTEMPTS=2"); code != 1 {
+			t.Errorf("a client without credentials has the exit code %d\n%s", code, output)
+		}
 	}
 	if n := connections.Load() - before; n != 0 {
 		t.Errorf("the client connected %d times", n)
@@ -99,6 +105,17 @@ func TestTheClientUsesNothingOfTheHost(t *testing.T) {
 	own(t)
 	b := newBench(t)
 	b.put(t, "volume/f", "f")
+	for name, libraries := range map[string][]string{
+		"modules of nsswitch.conf": {"libnss_compat.so.2"},
+		"libnuma":                  {"libnuma.so", "libnuma.so.1"},
+	} {
+		t.Run(name, func(t *testing.T) { usesNothing(t, b, libraries) })
+	}
+}
+
+// usesNothing mounts with a client in a root directory that has libraries of these names.
+func usesNothing(t *testing.T, b *bench, libraries []string) {
+	t.Helper()
 	in := b.invocation(t)
 	root := openDir(t)
 	for _, dir := range []string{"proc", "dev", "etc/ssl/certs", "tmp", "lib"} {
@@ -130,13 +147,11 @@ func TestTheClientUsesNothingOfTheHost(t *testing.T) {
 		t.Fatal(err)
 	}
 	copyFile(t, ca, filepath.Join(root, "etc/ssl/certs/ca-certificates.crt")) // the AWS runtime does not start without one
-	// A module of the C library, also under the name of a library that the AWS runtime looks for, with all that it needs.
-	module := needLibrary(t, "libnss_compat.so.2")
-	for to, from := range map[string]string{
-		"libnss_compat.so.2": module, "libnuma.so": module, "libnuma.so.1": module, "libc.so.6": needLibrary(t, "libc.so.6"),
-	} {
-		copyFile(t, from, filepath.Join(root, "lib", to))
+	// A module of the C library, with all that it needs, under each of the names.
+	for _, name := range libraries {
+		copyFile(t, needLibrary(t, "libnss_compat.so.2"), filepath.Join(root, "lib", name))
 	}
+	copyFile(t, needLibrary(t, "libc.so.6"), filepath.Join(root, "lib", "libc.so.6"))
 	copyFile(t, needLoader(t), filepath.Join(root, "lib", filepath.Base(needLoader(t))))
 	log, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: filepath.Join(root, "dev/log"), Net: "unixgram"})
 	if err != nil {

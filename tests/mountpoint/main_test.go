@@ -224,12 +224,15 @@ func mountpointS3(t *testing.T) client.Client {
 	return c
 }
 
-// command returns the client's process, with the FUSE descriptor at its number.
+// command returns the client's process, with the FUSE descriptor at its number. Without keys, it has no credentials endpoint.
 func command(t *testing.T, in client.Invocation, keys *endpoint, fuse *os.File) *exec.Cmd {
 	t.Helper()
 	c := mountpointS3(t).Command(in)
 	cmd := &exec.Cmd{Path: c.Argv[0], Args: c.Argv, ExtraFiles: []*os.File{fuse}}
-	cmd.Env = append(c.Env, "AWS_CONTAINER_CREDENTIALS_FULL_URI="+keys.URL+"/credentials", "AWS_CONTAINER_AUTHORIZATION_TOKEN="+authorization)
+	cmd.Env = c.Env
+	if keys != nil {
+		cmd.Env = append(cmd.Env, "AWS_CONTAINER_CREDENTIALS_FULL_URI="+keys.URL+"/credentials", "AWS_CONTAINER_AUTHORIZATION_TOKEN="+authorization)
+	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: clientUID, Gid: clientUID}}
 	return cmd
 }
