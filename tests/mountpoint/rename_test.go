@@ -266,3 +266,26 @@ func TestFilesOfAVolumeWithItsOwnEncryptionAreNotRenamed(t *testing.T) {
 	}
 	m.unmount(t)
 }
+
+// An empty file is stored when the kernel releases it, a moment after the program has closed it. A rename waits for that, but not for
+// a program that has the file open.
+func TestAnEmptyFileIsRenamedAtOnce(t *testing.T) {
+	own(t)
+	b := newBench(t)
+	m := mount(t, b.invocation(t), b.keys, nil)
+	for i := range 20 {
+		name := fmt.Sprintf("%d", i)
+		want(t, "write", overwrite(m.at(name+".tmp"), ""), 0)
+		want(t, "rename", os.Rename(m.at(name+".tmp"), m.at(name)), 0)
+		if _, ok := b.get(t, "volume/"+name); !ok {
+			t.Errorf("%s is not stored", name)
+		}
+	}
+	open, err := os.Create(m.at("open"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want(t, "rename of an open file", os.Rename(m.at("open"), m.at("renamed")), syscall.EPERM)
+	want(t, "close", open.Close(), 0)
+	m.unmount(t)
+}
