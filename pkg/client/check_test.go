@@ -56,7 +56,7 @@ func TestCheckAcceptsWhatTheTableSays(t *testing.T) {
 			{"sse-kms-key-id=arn:aws-us-gov:kms:us-gov-west-1:111122223333:key/mrk-1", "sse=aws:kms:dsse"},
 			{"sse=AES256"}, {"storage-class=GLACIER_IR"}, {"upload-checksums=off"},
 			{"memory-target=512", "max-threads=1", "maximum-throughput-gbps=100"},
-			{"read-part-size=1048576", "write-part-size=67108864"}, {"part-size=16777216"},
+			{"read-part-size=5242880", "write-part-size=67108864"}, {"part-size=16777216"},
 			{"write-part-size=1073741824", "memory-target=4096"},
 			{"max-cache-size=2048"},
 		},
@@ -115,6 +115,7 @@ func TestCheckRefusesAndSaysWhereAndWhy(t *testing.T) {
 		{"mountpoint-s3", "max-threads=99999999999999999999", "m[0]", "from 1"},
 		{"mountpoint-s3", "max-threads=4\n", "m[0]", "from 1"},
 		{"mountpoint-s3", "memory-target=511", "m[0]", "from 512"},
+		{"mountpoint-s3", "read-part-size=5242879", "m[0]", "from 5242880"}, // the client's libraries refuse it
 		{"mountpoint-s3", "metadata-ttl=0", "m[0]", "minimal"},
 		{"mountpoint-s3", "sse=aws:kms ", "m[0]", "one of"},
 		{"mountpoint-s3", "storage-class=-x", "m[0]", "capital letters"},

@@ -66,7 +66,7 @@ func mountpointS3() Client {
 		Options: map[string]OptionType{
 			"allow-delete":            flag("true, unless the volume is read-only", "Allow deleting files."),
 			"allow-overwrite":         flag("true, unless the volume is read-only", "Allow replacing existing files (opened with O_TRUNC and written from the start)."),
-			"rename":                  flag("true, unless deletes are not allowed", "Allow renaming files. A rename copies the object in S3, verifies the copy and deletes the original. The program `mount-s3` lacks this option and renames only in directory buckets of an Availability Zone."),
+			"rename":                  flag("true, unless deletes are not allowed or sse is set", "Allow renaming files. A rename copies the object in S3, verifies the copy and deletes the original. The program `mount-s3` lacks this option and renames only in directory buckets of an Availability Zone."),
 			"incremental-upload":      flag("false", "Upload data while a file is written, and allow appending to files. Only for directory buckets of an Availability Zone."),
 			"infer-content-type":      flag("false", "Set the Content-Type of new objects from their file names."),
 			"requester-pays":          flag("false", "Accept the charges for requests to, and data from, a Requester Pays bucket."),
@@ -86,7 +86,7 @@ func mountpointS3() Client {
 			"memory-target":           {Kind: Integer, Unit: "MiB", Min: mountpointLeast, Max: mountpointMost, Default: "derived from the memory limit (" + strconv.FormatInt(mountpointTarget(uint64(gib)), 10) + " for 1 GiB); " + strconv.Itoa(mountpointMemory) + " without one", Meaning: "Memory that Mountpoint tries not to exceed. It also limits the number of files open for writing (512: 47, 1024: 111)."},
 			"maximum-throughput-gbps": {Kind: Integer, Unit: "Gbit/s", Min: 1, Max: 10000, Default: strconv.Itoa(mountpointGbps), Meaning: "Expected bandwidth, which determines the number of connections."},
 			"part-size":               partSize(5*mib, 5*gib, "Part size for reads and writes. Cannot be combined with read-part-size or write-part-size."),
-			"read-part-size":          partSize(mib, 5*gib, "Part size for reads."),
+			"read-part-size":          partSize(5*mib, 5*gib, "Part size for reads."),
 			"write-part-size":         partSize(5*mib, 5*gib, "Part size for writes. A file can have 10,000 parts."),
 		},
 		Refused: map[string]string{

@@ -4,12 +4,14 @@ use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
 use mountpoint_s3_fs::fs::TimeToLive;
+use mountpoint_s3_fs::s3::{Bucket, Prefix};
 
 /// Serves a bucket, or a prefix of one, as a file system on an open and mounted FUSE descriptor.
 #[derive(Parser, Debug)]
 #[command(name = "s3-csi-mountpoint", version)]
 pub struct Args {
     /// Bucket
+    #[arg(value_parser = bucket)]
     pub bucket: String,
     /// FUSE descriptor, as /dev/fd/N
     pub mount_point: String,
@@ -22,7 +24,7 @@ pub struct Args {
     pub allow_other: bool,
 
     /// Prefix, ending in "/"
-    #[arg(long, default_value = "")]
+    #[arg(long, default_value = "", value_parser = prefix)]
     pub prefix: String,
     /// Region of the bucket [default: found out]
     #[arg(long)]
@@ -52,10 +54,10 @@ pub struct Args {
     #[arg(long)]
     pub dual_stack: bool,
 
-    /// Owner of all files [default: the process's]
-    #[arg(long)]
+    /// Owner of all files, not root [default: the process's]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub uid: Option<u32>,
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub gid: Option<u32>,
     /// Permissions in octal digits
     #[arg(long, default_value = "0755", value_parser = permissions)]
@@ -80,7 +82,7 @@ pub struct Args {
     pub storage_class: Option<String>,
     #[arg(long, value_parser = ["aws:kms", "aws:kms:dsse", "AES256"])]
     pub sse: Option<String>,
-    #[arg(long, requires = "sse")]
+    #[arg(long, requires = "sse", value_parser = kms_key)]
     pub sse_kms_key_id: Option<String>,
     #[arg(long, value_enum, default_value = "crc32c")]
     pub upload_checksums: Checksums,
@@ -132,6 +134,21 @@ pub enum Checksums {
     Off,
 }
 
+fn bucket(text: &str) -> Result<String, String> {
+    Bucket::new(text).map(Into::into).map_err(|e| e.to_string())
+}
+
+fn prefix(text: &str) -> Result<String, String> {
+    Prefix::new(text).map(|_| text.to_owned()).map_err(|e| e.to_string())
+}
+
+fn kms_key(text: &str) -> Result<String, String> {
+    match text.starts_with("arn:") && text.contains(":key/") {
+        true => Ok(text.to_owned()),
+        false => Err("must be the ARN of a KMS key".into()),
+    }
+}
+
 fn permissions(text: &str) -> Result<u16, String> {
     match u16::from_str_radix(text, 8) {
         Ok(mode) if mode <= 0o777 => Ok(mode),
@@ -158,8 +175,8 @@ mod tests {
 
     #[test]
     fn refuses_wrong_values() {
-        for bad in ["--dir-mode=1777", "--file-mode=rw", "--metadata-ttl=never", "--memory-target=100", "--sse=none", "--max-cache-size=5"] {
-            assert!(Args::try_parse_from(["s3-csi-mountpoint", bad, "--", "b", "/dev/fd/3"]).is_err(), "{bad}");
+        for bad in ["--prefix=p", "--uid=0", "--gid=4294967296", "--dir-mode=1777", "--file-mode=rw", "--metadata-ttl=never", "--memory-target=100", "--sse=none", "--max-cache-size=5"] {
+            assert!(Args::try_parse_from(["s3-csi-mountpoint", bad, "--", "bucket", "/dev/fd/3"]).is_err(), "{bad}");
         }
     }
 }

@@ -7,6 +7,7 @@
 mod args;
 mod client;
 mod fuse;
+mod host;
 mod rename;
 mod report;
 mod tree;
@@ -17,9 +18,10 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use clap::Parser;
 use futures::executor::block_on;
+use futures::future::{Either, select};
 use mountpoint_s3_client::config::{
     AddressingStyle, Allocator, EndpointConfig, RustLogAdapter, S3ClientAuthConfig, S3ClientConfig, TlsConfig, Uri,
 };
@@ -56,6 +58,7 @@ const BLOCK: u64 = MIB as u64;
 const CACHED_TTL: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
+    host::use_no_libraries();
     abort_on_panic();
     let args = Args::parse();
     match run(args) {
@@ -68,14 +71,17 @@ fn main() -> ExitCode {
 }
 
 fn run(args: Args) -> anyhow::Result<()> {
-    log(&args)?;
+    if args.debug {
+        log(&args)?;
+    }
     let _metrics = if args.log_metrics { Some(metrics::install(None)?) } else { None };
     ignore_signals();
+    if args.sse_kms_key_id.is_some() && !args.sse.as_deref().is_some_and(|sse| sse.starts_with("aws:kms")) {
+        bail!("sse-kms-key-id: needs sse aws:kms or aws:kms:dsse");
+    }
+    let mount_point = descriptor(&args)?;
     let report = Arc::new(Report::default());
-    let path = S3Path::new(
-        Bucket::new(args.bucket.as_str()).context("bucket")?,
-        Prefix::new(&args.prefix).context("prefix")?,
-    );
+    let path = S3Path::new(Bucket::new(args.bucket.as_str())?, Prefix::new(&args.prefix)?);
     let parts = PartConfig::with_read_write_sizes(
         args.read_part_size.unwrap_or(args.part_size),
         args.write_part_size.unwrap_or(args.part_size),
@@ -110,7 +116,8 @@ fn run(args: Args) -> anyhow::Result<()> {
         path,
         SuperblockConfig { cache_config: cache_config.clone(), s3_personality: personality },
     ));
-    let can_rename = !args.no_rename && args.allow_delete;
+    // A copy is encrypted as the bucket's default says, not as --sse does.
+    let can_rename = !args.no_rename && args.allow_delete && (rename == Rename::Native || args.sse.is_none());
     let fs = S3Filesystem::new(
         client,
         prefetcher,
@@ -119,9 +126,13 @@ fn run(args: Args) -> anyhow::Result<()> {
         tree.clone(),
         S3FilesystemConfig { cache_config, s3_personality: personality, ..filesystem(&args) },
     );
+    // Until here, the returned error says everything.
+    if !args.debug {
+        log(&args)?;
+    }
     let fuse = Fuse { fs: S3FuseFilesystem::new(fs, None), tree, rename: can_rename };
     let session = FuseSessionConfig::new(
-        MountPoint::new(&args.mount_point)?,
+        mount_point,
         FuseOptions { read_only: args.read_only, allow_other: args.allow_other, ..Default::default() },
         args.max_threads as usize,
     )?;
@@ -133,6 +144,14 @@ fn run(args: Args) -> anyhow::Result<()> {
     report.wait_for_uploads();
     report.finish(std::io::stdout());
     Ok(())
+}
+
+/// Takes the FUSE descriptor, before anything is asked of the service.
+fn descriptor(args: &Args) -> anyhow::Result<MountPoint> {
+    match MountPoint::new(&args.mount_point)? {
+        MountPoint::FileDescriptor(fd) => Ok(MountPoint::FileDescriptor(fd)),
+        MountPoint::Directory(path) => bail!("mount point {}: must be a FUSE descriptor, as /dev/fd/N", path.display()),
+    }
 }
 
 /// Logs warnings to standard error, and what --debug asks for. The runtime's own messages may hold session tokens: they are never
@@ -178,23 +197,36 @@ fn connect(
     loop {
         let endpoint = endpoint(args, &region)?;
         let s3 = S3CrtClient::new(client_config(args, parts, pool, report)?.endpoint_config(endpoint.clone()))
-            .context("S3 client")?;
-        match block_on(s3.list_objects(path.bucket.as_str(), None, "", 0, path.prefix.as_str())) {
+            .map_err(|e| anyhow!("cannot make a client for {}: {}", target(args, path, &region), words::client(&e)))?;
+        let handshake = report.failed_handshake();
+        let listing = s3.list_objects(path.bucket.as_str(), None, "", 0, path.prefix.as_str());
+        let listed = match block_on(select(listing, handshake)) {
+            Either::Left((listed, _)) => listed,
+            Either::Right((Ok(error), _)) => {
+                bail!("cannot list {}: {}", target(args, path, &region), words::connection(&error.to_string()))
+            }
+            Either::Right((Err(_), listing)) => block_on(listing),
+        };
+        match listed {
             Ok(_) => return Ok((s3, endpoint)),
             Err(ObjectClientError::ClientError(S3RequestError::IncorrectRegion(other, _)))
                 if args.region.is_none() && other != region =>
             {
                 region = other;
             }
-            Err(e) => bail!(
-                "cannot list bucket {:?}, prefix {:?}, region {region}, endpoint {}: {}",
-                path.bucket.as_str(),
-                path.prefix.as_str(),
-                args.endpoint_url.as_deref().unwrap_or("of AWS"),
-                words::listing(&e)
-            ),
+            Err(e) => bail!("cannot list {}: {}", target(args, path, &region), words::listing(&e)),
         }
     }
+}
+
+/// Names the bucket, the prefix and the service in errors.
+fn target(args: &Args, path: &S3Path, region: &str) -> String {
+    let prefix = match path.prefix.as_str() {
+        "" => String::new(),
+        prefix => format!("prefix {prefix:?} of "),
+    };
+    let endpoint = args.endpoint_url.as_deref().map(|url| format!(" at {url}")).unwrap_or_default();
+    format!("{prefix}bucket {:?} in region {region}{endpoint}", path.bucket.as_str())
 }
 
 fn endpoint(args: &Args, region: &str) -> anyhow::Result<EndpointConfig> {
@@ -204,7 +236,7 @@ fn endpoint(args: &Args, region: &str) -> anyhow::Result<EndpointConfig> {
         .use_accelerate(args.transfer_acceleration)
         .use_dual_stack(args.dual_stack);
     if let Some(url) = &args.endpoint_url {
-        endpoint = endpoint.endpoint(Uri::new_from_str(&Allocator::default(), url).context("endpoint-url")?);
+        endpoint = endpoint.endpoint(Uri::new_from_str(&Allocator::default(), url).map_err(|_| anyhow!("endpoint-url {url:?}: not a URL"))?);
     }
     Ok(endpoint)
 }
@@ -214,6 +246,7 @@ fn client_config(args: &Args, parts: &PartConfig, pool: &PagedPool, report: &Arc
     let mut config = S3ClientConfig::new()
         .auth_config(S3ClientAuthConfig::Default)
         .throughput_target_gbps(args.maximum_throughput_gbps as f64)
+        .event_loop_threads(event_loops(args.maximum_throughput_gbps))
         .read_part_size(parts.read_size_bytes)
         .write_part_size(parts.write_size_bytes)
         .read_backpressure(true)
@@ -230,15 +263,23 @@ fn client_config(args: &Args, parts: &PartConfig, pool: &PagedPool, report: &Arc
     }
     if let Some(file) = &args.ca_bundle {
         let tls = TlsConfig::new().with_trust_store_path(file);
-        tls.validate().context("ca-bundle")?;
+        tls.validate().map_err(|e| anyhow!("ca-bundle: {e}"))?;
         config = config.tls_config(tls);
     }
     Ok(config)
 }
 
+/// Returns how many threads there are for requests, and as many for their data: one for each Gbit/s, up to half of the processors. The
+/// runtime's default is half of the processors, which are many threads on a large node.
+fn event_loops(gbps: u64) -> u16 {
+    let processors = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
+    gbps.min(processors / 2).clamp(1, u16::MAX.into()) as u16
+}
+
 fn cache_directory(args: &Args) -> anyhow::Result<Option<(ManagedCacheDir, DiskDataCacheConfig)>> {
     let Some(parent) = &args.cache else { return Ok(None) };
-    let managed = ManagedCacheDir::new_from_parent_with_cache_key(parent, None, true).context("cache")?;
+    let managed = ManagedCacheDir::new_from_parent_with_cache_key(parent, None, true)
+        .map_err(|e| anyhow!("cannot make the cache in {}: {e}", parent.display()))?;
     let config = DiskDataCacheConfig {
         cache_directory: managed.as_path_buf(),
         block_size: BLOCK,

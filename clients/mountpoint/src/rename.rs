@@ -1,5 +1,6 @@
 //! Renames of files on services that have no request for it.
 
+use futures::future::try_join;
 use mountpoint_s3_client::ObjectClient;
 use mountpoint_s3_client::error::{CopyObjectError, HeadObjectError, ObjectClientError, RenameObjectError};
 use mountpoint_s3_client::types::{
@@ -13,6 +14,9 @@ use tracing::warn;
 const UNENCODED: AsciiSet = NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.').remove(b'~').remove(b'/');
 
 /// Copies an object, compares the copy, and deletes the source. After an error both names may exist, never none.
+///
+/// The runtime copies an object of 1 GiB or more in parts, because one CopyObject can have 5 GiB at most. Its copies cannot be made
+/// conditional, so the source is looked at again when it is copied: a copy of two versions is not taken for one of the first.
 pub async fn by_copy<C: ObjectClient + Sync>(
     client: &C,
     bucket: &str,
@@ -20,10 +24,11 @@ pub async fn by_copy<C: ObjectClient + Sync>(
     destination: &str,
     params: &RenameObjectParams,
 ) -> ObjectClientResult<RenameObjectResult, RenameObjectError, C::ClientError> {
-    let Some(before) = head(client, bucket, source).await? else {
+    let (before, replaced) = try_join(head(client, bucket, source), head(client, bucket, destination)).await?;
+    let Some(before) = before else {
         return Err(ObjectClientError::ServiceError(RenameObjectError::KeyNotFound));
     };
-    if params.if_none_match.is_some() && head(client, bucket, destination).await?.is_some() {
+    if params.if_none_match.is_some() && replaced.is_some() {
         let exists = RenameObjectError::PreConditionFailed(RenamePreconditionTypes::IfNoneMatch);
         return Err(ObjectClientError::ServiceError(exists));
     }
@@ -38,17 +43,16 @@ pub async fn by_copy<C: ObjectClient + Sync>(
         }
         ObjectClientError::ClientError(e) => ObjectClientError::ClientError(e),
     })?;
-    let copy = head(client, bucket, destination).await?;
-    let after = head(client, bucket, source).await?;
-    if let Err(why) = proven(&before, copy.as_ref(), after.as_ref()) {
-        warn!("renaming {source:?} to {destination:?}: the source is kept: {why}");
+    let (copy, after) = try_join(head(client, bucket, destination), head(client, bucket, source)).await?;
+    if let Err(why) = proven(&before, replaced.as_ref(), copy.as_ref(), after.as_ref()) {
+        warn!("cannot rename {source:?} to {destination:?}: {why}; the source is kept");
         return Err(ObjectClientError::ServiceError(RenameObjectError::InternalError));
     }
     match client.delete_object(bucket, source).await {
         Ok(_) => Ok(done()),
         Err(ObjectClientError::ClientError(e)) => Err(ObjectClientError::ClientError(e)),
         Err(ObjectClientError::ServiceError(e)) => {
-            warn!("renaming {source:?} to {destination:?}: both exist: {e}");
+            warn!("cannot delete {source:?}, which was renamed to {destination:?}: {e}; both exist");
             Err(ObjectClientError::ServiceError(RenameObjectError::InternalError))
         }
     }
@@ -78,6 +82,7 @@ async fn head<C: ObjectClient + Sync>(
 /// Returns an error if deleting the source could lose data.
 fn proven(
     before: &HeadObjectResult,
+    replaced: Option<&HeadObjectResult>,
     copy: Option<&HeadObjectResult>,
     after: Option<&HeadObjectResult>,
 ) -> Result<(), &'static str> {
@@ -85,6 +90,9 @@ fn proven(
     let after = after.ok_or("another writer deleted the source")?;
     if (&before.etag, before.size, before.last_modified) != (&after.etag, after.size, after.last_modified) {
         return Err("another writer replaced it during the copy");
+    }
+    if replaced.is_some_and(|old| (&old.etag, old.last_modified) == (&copy.etag, copy.last_modified)) && copy.etag != before.etag {
+        return Err("the service reported a copy, but did not change the destination");
     }
     if copy.size != before.size {
         return Err("the copy has another size");

@@ -5,7 +5,9 @@ use std::io::Write;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use futures::channel::oneshot;
 use mountpoint_s3_client::OnTelemetry;
+use mountpoint_s3_crt::common::error::Error;
 use mountpoint_s3_crt::http::request_response::Headers;
 use mountpoint_s3_crt::s3::client::{RequestMetrics, RequestType};
 use serde::Serialize;
@@ -22,6 +24,7 @@ const LATENCIES: [u64; 8] = [5, 25, 100, 250, 1000, 5000, 15000, 60000];
 pub struct Report {
     state: Mutex<State>,
     changed: Condvar,
+    handshake: Mutex<Option<oneshot::Sender<Error>>>,
 }
 
 #[derive(Debug, Default)]
@@ -66,6 +69,14 @@ impl Report {
         self.state().uploads.uploads += 1;
         self.changed.notify_all();
         Upload { report: self.clone(), bytes: 0 }
+    }
+
+    /// Returns the error of the next TLS handshake that fails. The runtime tries again, which does not help and takes minutes, because it
+    /// delays the answer to each failed handshake by up to half a minute.
+    pub fn failed_handshake(&self) -> oneshot::Receiver<Error> {
+        let (sender, receiver) = oneshot::channel();
+        *self.handshake.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(sender);
+        receiver
     }
 
     /// Waits until no upload is in flight.
@@ -170,6 +181,11 @@ impl Drop for Upload {
 
 impl OnTelemetry for Report {
     fn on_telemetry(&self, metrics: &RequestMetrics) {
+        if metrics.error().to_string().contains("AWS_IO_TLS_ERROR_NEGOTIATION_FAILURE")
+            && let Some(sender) = self.handshake.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take()
+        {
+            let _ = sender.send(metrics.error());
+        }
         let taken = metrics.total_duration().as_millis() as u64;
         let read = match metrics.request_type() {
             RequestType::GetObject => metrics.response_headers().and_then(|headers| content_length(&headers)),

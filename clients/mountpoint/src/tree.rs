@@ -4,7 +4,7 @@ use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::{OsStr, OsString};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use mountpoint_s3_client::types::ETag;
@@ -18,6 +18,10 @@ use time::OffsetDateTime;
 
 /// How long the kernel may believe that a directory exists which has vanished from S3.
 const VANISHED_TTL: Duration = Duration::from_secs(1);
+
+/// How long a rename waits for the end of an upload: an empty file is stored a moment after the program has closed it, when the kernel
+/// releases it.
+const RELEASE: Duration = Duration::from_secs(1);
 
 /// A directory exists in S3 only while there is an object in it, and Mountpoint denies one that has vanished. On other file systems such
 /// a directory is an empty one, and programs rely on it:
@@ -255,7 +259,13 @@ impl Metablock for Tree {
         new_name: &OsStr,
         overwrite: bool,
     ) -> Result<(), InodeError> {
-        self.0.tree.rename(from, name, to, new_name, overwrite).await?;
+        let until = Instant::now() + RELEASE;
+        loop {
+            match self.0.tree.rename(from, name, to, new_name, overwrite).await {
+                Err(InodeError::RenameNotPermittedWhileWriting(_)) if Instant::now() < until => std::thread::sleep(RELEASE / 100),
+                other => break other?,
+            }
+        }
         self.removed_from(from);
         Ok(())
     }
