@@ -95,7 +95,7 @@ func (src *source) origin(ctx context.Context, files *openFiles, stale Mount) (*
 		return src.root, src.Source
 	}
 	top, err := mountOf(root, mounts)
-	if err != nil || top.Mountpoint != place || !sameDevice(top, src.Source) || !isBelow(stale.Root, top.Root) {
+	if err != nil || top.Mountpoint != place || !sameDevice(top, src.Source) || !isBelow(stale.shown(), top.Root) {
 		return src.root, src.Source
 	}
 	return root, top

@@ -31,6 +31,10 @@ func (m Mount) ReadOnly() bool {
 	return hasOption(m.Options, "ro") || hasOption(m.SuperOptions, "ro")
 }
 
+// shown returns the directory (or file) of the file system that the mount shows, by its path there. A mount table appends "//deleted" when
+// the kernel has dropped the name: the directory was removed, or a process looked it up while no client answered.
+func (m Mount) shown() string { return strings.TrimSuffix(m.Root, "//deleted") }
+
 func hasOption(options, name string) bool {
 	return slices.Contains(strings.Split(options, ","), name)
 }

@@ -180,7 +180,7 @@ func (r *replacement) settle(ctx context.Context, h nsHandle, cause error) (bool
 		return false, fault.Errorf(fault.Precondition, "%w (%s); unmount that one", errHidden, top.Source)
 	}
 	for _, m := range mounts {
-		if m.Mountpoint != r.stale.Mountpoint || !sameDevice(m, r.Source) || m.Root != r.stale.Root || tree.top(m).ID != m.ID {
+		if m.Mountpoint != r.stale.Mountpoint || !sameDevice(m, r.Source) || m.Root != r.stale.shown() || tree.top(m).ID != m.ID {
 			continue
 		}
 		// It was replaced together with its parent, or with a peer of its parent.

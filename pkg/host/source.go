@@ -83,10 +83,8 @@ func (src *source) ask(ctx context.Context, what string, files *openFiles, fn fu
 // clone makes an unattached mount of the directory (or file) that a stale mount shows, with the stale mount's flags, nosuid and
 // nodev.
 func (src *source) clone(ctx context.Context, files *openFiles, stale Mount) (*os.File, error) {
+	stale.Root = stale.shown()
 	rel := strings.TrimPrefix(stale.Root, "/")
-	if strings.HasSuffix(rel, "//deleted") { // as mount tables show it, proc_pid_mountinfo(5)
-		return nil, fault.Errorf(fault.NotFound, "its directory (%s) had been removed", stale.Root)
-	}
 	if src.timedOut != nil && rel != "" {
 		return nil, src.timedOut
 	}

@@ -70,7 +70,7 @@ func TestControllersInARoleAnswerAsTheTokenServiceDoes(t *testing.T) {
 	hasCode(t, err, codes.PermissionDenied, "elsewhere")
 	behave(s3server.STS{Fault: s3server.FaultRefuse})
 	_, err = c.DeleteVolume(rigtest.Context(t, patience), &csi.DeleteVolumeRequest{VolumeId: resp.GetVolume().GetVolumeId()})
-	hasCode(t, err, codes.PermissionDenied, "nothing else")
+	hasCode(t, err, codes.PermissionDenied, "a session for the deletion of volume")
 	behave(s3server.STS{})
 	rigtest.Delete(t, c, resp.GetVolume().GetVolumeId())
 

@@ -295,6 +295,14 @@ func TestAContainerIsWellOnceItsVolumeIsHealed(t *testing.T) {
 		}
 		e.Kill() // so nobody heals
 		rigtest.Kill(e.t, e.client(client))
+		// The kernel asks the client again, gets no answer and drops the name of the subpath's directory.
+		time.Sleep(nameTTL)
+		if _, err := os.Stat(filepath.Join(target, "sub")); !errors.Is(err, unix.ENOTCONN) {
+			t.Errorf("a look-up without a client: %v", err)
+		}
+		if m := mountsAt(t, subpath); client == mountpoint && (len(m) != 1 || !strings.HasSuffix(m[0].Root, "//deleted")) {
+			t.Errorf("the mount of the subpath is %+v: this shows nothing", m)
+		}
 		files := map[string]string{target: "/data/sub/file", subpath: "/data/file"}
 		early := map[string]*containers.Container{}
 		for source, file := range files {

@@ -47,7 +47,7 @@ func TestVolumeStats(t *testing.T) {
 		rigtest.Kill(e.t, e.client(client))
 		e.await(10*time.Second, "the end of the connection", func() bool { _, err := e.stats(5*time.Second, v, target); return err != nil })
 		_, err = e.stats(5*time.Second, v, target)
-		want(t, err, codes.Unavailable, "exited", target)
+		want(t, err, codes.Unavailable, "stale", target)
 		e.unpublish(v, target)
 		_, err = e.stats(10*time.Second, v, target)
 		want(t, err, codes.NotFound, target)
