@@ -210,7 +210,8 @@ func testLayout(t *testing.T, a archive) {
 	}
 }
 
-// empty makes a root that has the image's programs and certificates, /dev/null, /proc and a resolv.conf, and no library or loader.
+// empty makes a root that has the image's programs and certificates, /dev/null, /dev/urandom (which the AWS runtime does not do without),
+// /proc and a resolv.conf, and no library or loader.
 func empty(t *testing.T, a archive, resolv string) string {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -231,9 +232,13 @@ func empty(t *testing.T, a archive, resolv string) string {
 			t.Fatal(err)
 		}
 	}
-	null := filepath.Join(root, "dev/null")
-	err = errors.Join(os.Chmod(root, 0o755), unix.Mknod(null, unix.S_IFCHR, int(unix.Mkdev(1, 3))), os.Chmod(null, 0o666),
-		unix.Mount("proc", filepath.Join(root, "proc"), "proc", 0, ""), os.WriteFile(filepath.Join(root, "etc/resolv.conf"), []byte(resolv), 0o644))
+	for name, minor := range map[string]uint32{"null": 3, "urandom": 9} { // of the memory devices
+		path := filepath.Join(root, "dev", name)
+		if err := errors.Join(unix.Mknod(path, unix.S_IFCHR, int(unix.Mkdev(1, minor))), os.Chmod(path, 0o666)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	err = errors.Join(os.Chmod(root, 0o755), unix.Mount("proc", filepath.Join(root, "proc"), "proc", 0, ""), os.WriteFile(filepath.Join(root, "etc/resolv.conf"), []byte(resolv), 0o644))
 	if err != nil {
 		t.Fatal(err)
 	}
