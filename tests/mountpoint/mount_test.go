@@ -5,6 +5,10 @@ package mountpoint
 import (
 	"bytes"
 	"crypto/rand"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -254,5 +258,48 @@ func TestSignalsDoNotEndTheClientBeforeItsMount(t *testing.T) {
 	if got, _ := b.get(t, "volume/g"); string(got) != "g" {
 		t.Errorf("the object has %q", got)
 	}
+	m.unmount(t)
+}
+
+// slowAnswers passes requests on to a service. Uploads arrive there late, and answers about what exists arrive late here.
+func slowAnswers(t *testing.T, service string, upload, answer time.Duration) string {
+	t.Helper()
+	to, err := url.Parse(service)
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy := &httputil.ReverseProxy{
+		Rewrite: func(r *httputil.ProxyRequest) {
+			r.SetURL(to)
+			r.Out.Host = r.In.Host // which is signed
+			if r.In.Method == http.MethodPut || r.In.Method == http.MethodPost {
+				time.Sleep(upload)
+			}
+		},
+		ModifyResponse: func(r *http.Response) error {
+			if r.Request.Method == http.MethodHead || r.Request.URL.Query().Has("list-type") {
+				time.Sleep(answer)
+			}
+			return nil
+		},
+	}
+	server := httptest.NewServer(proxy)
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+// An empty file is stored after its close has returned. A rename finds it, also when the service answers the look-up of before that only
+// after it.
+func TestAFileIsFoundWhileItIsStored(t *testing.T) {
+	own(t)
+	b := newBench(t)
+	const answer = 400 * time.Millisecond
+	// The kernel looks up the new name, then the client the old one: meanwhile the file is stored.
+	slow := slowAnswers(t, b.server.Endpoint(), answer*3/2, answer)
+	m := mount(t, invocation(t, slow, b.server.Region()), b.keys, nil)
+	want(t, "write", overwrite(m.at("file"), ""), 0)
+	want(t, "rename", unix.Rename(m.at("file"), m.at("new")), 0)
+	_, err := os.Stat(m.at("new"))
+	want(t, "stat", err, 0)
 	m.unmount(t)
 }

@@ -273,14 +273,22 @@ func TestAnEmptyFileIsRenamedAtOnce(t *testing.T) {
 	own(t)
 	b := newBench(t)
 	m := mount(t, b.invocation(t), b.keys, nil)
-	for i := range 20 {
-		name := fmt.Sprintf("%d", i)
-		want(t, "write", overwrite(m.at(name+".tmp"), ""), 0)
-		want(t, "rename", os.Rename(m.at(name+".tmp"), m.at(name)), 0)
-		if _, ok := b.get(t, "volume/"+name); !ok {
-			t.Errorf("%s is not stored", name)
-		}
+	var writers sync.WaitGroup
+	for w := range 8 { // a look-up of one file is answered while others are stored
+		writers.Go(func() {
+			for i := range 20 {
+				name := fmt.Sprintf("%d-%d", w, i)
+				want(t, "write", overwrite(m.at(name+".tmp"), ""), 0)
+				want(t, "rename", os.Rename(m.at(name+".tmp"), m.at(name)), 0)
+				_, err := os.Stat(m.at(name))
+				want(t, "stat", err, 0)
+				if _, ok := b.get(t, "volume/"+name); !ok {
+					t.Errorf("%s is not stored", name)
+				}
+			}
+		})
 	}
+	writers.Wait()
 	open, err := os.Create(m.at("open"))
 	if err != nil {
 		t.Fatal(err)

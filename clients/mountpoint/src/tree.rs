@@ -23,6 +23,10 @@ const VANISHED_TTL: Duration = Duration::from_secs(1);
 /// releases it.
 const RELEASE: Duration = Duration::from_secs(1);
 
+/// How long after the end of its upload or rename a file is looked up again if it seems to be missing. A look-up that was sent before
+/// that end can be answered after it.
+const SETTLING: Duration = Duration::from_secs(5);
+
 /// A directory exists in S3 only while there is an object in it, and Mountpoint denies one that has vanished. On other file systems such
 /// a directory is an empty one, and programs rely on it:
 ///
@@ -51,6 +55,34 @@ struct Known {
     /// Those in which this mount has removed something, the oldest first.
     emptied: HashSet<Place>,
     order: VecDeque<Place>,
+    /// The files that this mount has created, until they are stored.
+    created: HashMap<InodeNo, Place>,
+    stored: Recent,
+}
+
+/// The files that this mount has stored or renamed lately.
+#[derive(Default)]
+struct Recent {
+    places: HashMap<Place, Instant>,
+    order: VecDeque<(Instant, Place)>,
+}
+
+impl Recent {
+    fn add(&mut self, place: Place, now: Instant) {
+        while self.order.front().is_some_and(|(then, _)| now.duration_since(*then) > SETTLING) {
+            if let Some((then, old)) = self.order.pop_front()
+                && self.places.get(&old) == Some(&then)
+            {
+                self.places.remove(&old);
+            }
+        }
+        self.places.insert(place.clone(), now);
+        self.order.push_back((now, place));
+    }
+
+    fn has(&self, place: &Place, now: Instant) -> bool {
+        self.places.get(place).is_some_and(|then| now.duration_since(*then) <= SETTLING)
+    }
 }
 
 struct Directory {
@@ -114,12 +146,20 @@ impl Tree {
     fn removed_from(&self, ino: InodeNo) {
         self.known().emptied(ino);
     }
+
+    fn stored_lately(&self, parent: InodeNo, name: &OsStr) -> bool {
+        self.known().stored.has(&(parent, name.to_owned()), Instant::now())
+    }
 }
 
 #[async_trait]
 impl Metablock for Tree {
     async fn lookup(&self, parent: InodeNo, name: &OsStr) -> Result<Lookup, InodeError> {
-        let found = match self.0.tree.lookup(parent, name).await {
+        let mut found = self.0.tree.lookup(parent, name).await;
+        if matches!(found, Err(InodeError::FileDoesNotExist(..))) && self.stored_lately(parent, name) {
+            found = self.0.tree.lookup(parent, name).await;
+        }
+        let found = match found {
             Err(InodeError::FileDoesNotExist(..)) if self.known().emptied.contains(&(parent, name.to_owned())) => {
                 self.0.tree.create(parent, name, InodeKind::Directory).await?
             }
@@ -157,6 +197,9 @@ impl Metablock for Tree {
 
     async fn create(&self, dir: InodeNo, name: &OsStr, kind: InodeKind) -> Result<Lookup, InodeError> {
         let made = self.0.tree.create(dir, name, kind).await?;
+        if made.kind() == InodeKind::File {
+            self.known().created.insert(made.ino(), (dir, name.to_owned()));
+        }
         self.referenced(made.kind(), made.ino(), dir, name);
         Ok(made)
     }
@@ -190,7 +233,12 @@ impl Metablock for Tree {
     }
 
     async fn finish_writing(&self, ino: InodeNo, etag: Option<ETag>, fh: u64) -> Result<Lookup, InodeError> {
-        self.0.tree.finish_writing(ino, etag, fh).await
+        let finished = self.0.tree.finish_writing(ino, etag, fh).await;
+        let mut known = self.known();
+        if let Some(place) = known.created.remove(&ino) {
+            known.stored.add(place, Instant::now());
+        }
+        finished
     }
 
     async fn finish_reading(&self, ino: InodeNo, fh: u64) -> Result<(), InodeError> {
@@ -260,12 +308,15 @@ impl Metablock for Tree {
         overwrite: bool,
     ) -> Result<(), InodeError> {
         let until = Instant::now() + RELEASE;
+        let mut again = true;
         loop {
             match self.0.tree.rename(from, name, to, new_name, overwrite).await {
                 Err(InodeError::RenameNotPermittedWhileWriting(_)) if Instant::now() < until => std::thread::sleep(RELEASE / 100),
+                Err(InodeError::FileDoesNotExist(..)) if again && self.stored_lately(from, name) => again = false,
                 other => break other?,
             }
         }
+        self.known().stored.add((to, new_name.to_owned()), Instant::now());
         self.removed_from(from);
         Ok(())
     }
@@ -284,5 +335,25 @@ impl Metablock for Tree {
         self.0.tree.unlink(parent, name).await?;
         self.removed_from(parent);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_are_recent_for_a_while() {
+        let (mut recent, began) = (Recent::default(), Instant::now());
+        let place = |name: &str| (1, OsString::from(name));
+        recent.add(place("a"), began);
+        recent.add(place("b"), began + SETTLING / 2);
+        recent.add(place("a"), began + SETTLING / 2);
+        assert!(recent.has(&place("a"), began + SETTLING) && !recent.has(&place("c"), began));
+        recent.add(place("c"), began + SETTLING * 5 / 4);
+        assert!(recent.has(&place("a"), began + SETTLING * 5 / 4) && recent.has(&place("b"), began + SETTLING * 5 / 4));
+        recent.add(place("d"), began + SETTLING * 3);
+        assert_eq!((recent.places.len(), recent.order.len()), (1, 1));
+        assert!(!recent.has(&place("c"), began + SETTLING * 3));
     }
 }
