@@ -25,6 +25,8 @@ type hooks struct {
 	after  func(n int, operation string) error // the request was answered, and the answer is lost
 	// answer sees what is sent, and may answer for the service.
 	answer func(operation string, h http.Header) *http.Response
+	// serve answers for the service, always.
+	serve func(operation string, r *smithyhttp.Request) *http.Response
 	// edit changes the service's answer.
 	edit func(operation string, r *http.Response)
 	// rounds is how many requests were answered one after the other: one that is sent after another was answered counts one more.
@@ -73,7 +75,7 @@ func (h *hooks) install(s *middleware.Stack) error {
 		h.mu.Lock()
 		h.log = append(h.log, operation)
 		n := len(h.log)
-		before, after, answer, edit, wait := h.before, h.after, h.answer, h.edit, h.wait
+		before, after, answer, serve, edit, wait := h.before, h.after, h.answer, h.serve, h.edit, h.wait
 		round, began := h.rounds+1, time.Now()
 		h.mu.Unlock()
 		defer h.set(func(h *hooks) {
@@ -98,6 +100,10 @@ func (h *hooks) install(s *middleware.Stack) error {
 				out.RawResponse = &smithyhttp.Response{Response: r}
 				return out, middleware.Metadata{}, nil
 			}
+		}
+		if req, ok := in.Request.(*smithyhttp.Request); ok && serve != nil {
+			out.RawResponse = &smithyhttp.Response{Response: serve(operation, req)}
+			return out, middleware.Metadata{}, nil
 		}
 		out, metadata, err := next.HandleDeserialize(ctx, in)
 		if r, ok := out.RawResponse.(*smithyhttp.Response); ok && edit != nil {
