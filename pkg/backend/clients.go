@@ -299,8 +299,8 @@ func newHTTPClient(roots *x509.CertPool) *http.Client {
 			ResponseHeaderTimeout: responseTimeout,
 			ExpectContinueTimeout: time.Second,
 			IdleConnTimeout:       90 * time.Second,
-			MaxIdleConns:          64,
-			MaxIdleConnsPerHost:   32,
+			MaxIdleConns:          128,
+			MaxIdleConnsPerHost:   64,
 			ForceAttemptHTTP2:     true,
 		},
 		// S3 redirects to a bucket's region. Following would send a signature to another host.

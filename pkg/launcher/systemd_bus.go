@@ -269,7 +269,7 @@ func (b *bus) end(ctx context.Context, units []string, kill func() error) error 
 		return err
 	}
 	for _, name := range units {
-		for {
+		for pause := time.Millisecond; ; pause = min(killPause, 2*pause) { // systemd is usually only a moment behind
 			state, err := b.unit(ctx, name)
 			if err != nil {
 				return err
@@ -278,7 +278,7 @@ func (b *bus) end(ctx context.Context, units []string, kill func() error) error 
 				break
 			}
 			select {
-			case <-time.After(killPause):
+			case <-time.After(pause):
 			case <-ctx.Done():
 				return fmt.Errorf("unit %s is still %s: %w", name, state.active(), context.Cause(ctx))
 			}

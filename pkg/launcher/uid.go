@@ -36,7 +36,7 @@ func (r UIDRange) check(uid uint32) error {
 	return nil
 }
 
-// killPause is the interval between two checks for remaining processes.
+// killPause is the longest interval between two checks for remaining processes.
 const killPause = 20 * time.Millisecond
 
 // Alive reports whether any process of the mount with that uid runs; zombies do not count. The uid may be outside the launcher's range,
@@ -60,7 +60,7 @@ func (p *Process) Kill(ctx context.Context, uid uint32) error {
 	if err := DefaultUIDs().check(uid); err != nil {
 		return fmt.Errorf("kill processes: %w", err)
 	}
-	return killAll(ctx, findOnHost, uid, p.reap)
+	return killAll(ctx, findOnHost, uid, killPause, p.reap)
 }
 
 // List returns the uids of the launcher's range that have processes.
@@ -83,18 +83,55 @@ func (p *Process) List(ctx context.Context) ([]UnitInfo, error) {
 // OOMKills returns 0, because helpers of this launcher have no cgroups that count OOM kills.
 func (p *Process) OOMKills(context.Context, string, uint32) (uint64, error) { return 0, nil }
 
-// killAll kills every process of a mount's uid and returns when none is left. It calls each before each scan.
-func killAll(ctx context.Context, find finder, uid uint32, each func()) error {
+// killAll kills every process of a mount's uid and returns when none is left. It scans again when those that it found have exited, at
+// the latest after pause, and calls each before each scan.
+func killAll(ctx context.Context, find finder, uid uint32, pause time.Duration, each func()) error {
 	for {
 		each()
 		pids, err := killOnce(ctx, find, uid)
 		if err != nil || len(pids) == 0 {
 			return err
 		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("kill the processes of uid %d: %v have not exited: %w", uid, pids, ctx.Err())
-		case <-time.After(killPause):
+		awaitExits(pids, pause)
+		if err := ctx.Err(); err != nil {
+			return fmt.Errorf("kill the processes of uid %d: %v have not exited: %w", uid, pids, err)
+		}
+	}
+}
+
+// awaitExits returns when the processes have exited, at the latest after pause. Only another scan can prove that they have: a pid
+// may have been reused, and a process may have forked.
+func awaitExits(pids []int, pause time.Duration) {
+	end := time.Now().Add(pause)
+	for _, pid := range pids {
+		fd, err := unix.PidfdOpen(pid, 0)
+		if errors.Is(err, unix.ESRCH) {
+			continue
+		}
+		if err != nil {
+			time.Sleep(time.Until(end))
+			return
+		}
+		awaitExit(fd, end)
+		_ = unix.Close(fd)
+	}
+}
+
+// awaitExit returns when the process of a pidfd has exited, at the latest at end.
+func awaitExit(pidfd int, end time.Time) {
+	for {
+		left := time.Until(end)
+		if left <= 0 {
+			return
+		}
+		timeout := unix.NsecToTimespec(left.Nanoseconds())
+		n, err := unix.Ppoll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, &timeout, nil)
+		switch {
+		case n > 0:
+			return
+		case err != nil && !errors.Is(err, unix.EINTR): // a signal of the Go runtime
+			time.Sleep(time.Until(end))
+			return
 		}
 	}
 }

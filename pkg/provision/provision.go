@@ -38,7 +38,8 @@ type Options struct {
 	ClusterID  string
 	// Now is the clock; nil is time.Now.
 	Now func() time.Time
-	// Runs is how many deletions run at once, Workers how many requests they have in flight per backend; 0: the default.
+	// Runs is how many volumes are erased at once, Workers how many requests they have in flight per backend; 0: the default.
+	// Deletions of empty volumes are not limited by them.
 	Runs    int
 	Workers int
 }

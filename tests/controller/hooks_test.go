@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"slices"
 	"sync"
+	"time"
 
 	awsmiddleware "github.com/aws/aws-sdk-go-v2/aws/middleware"
 	"github.com/aws/smithy-go/middleware"
@@ -24,6 +25,13 @@ type hooks struct {
 	after  func(n int, operation string) error // the request was answered, and the answer is lost
 	// answer sees what is sent, and may answer for the service.
 	answer func(operation string, h http.Header) *http.Response
+	// serve answers for the service, always.
+	serve func(operation string, r *smithyhttp.Request) *http.Response
+	// edit changes the service's answer.
+	edit func(operation string, r *http.Response)
+	// rounds is how many requests were answered one after the other: one that is sent after another was answered counts one more.
+	rounds int
+	took   time.Duration                                          // all requests together
 	wait   func(ctx context.Context, operation string, done bool) // holds a request up, before it is sent and after it is done
 }
 
@@ -34,7 +42,7 @@ func (h *hooks) set(f func(*hooks)) {
 }
 
 // reset forgets what was sent.
-func (h *hooks) reset() { h.set(func(h *hooks) { h.log = nil }) }
+func (h *hooks) reset() { h.set(func(h *hooks) { h.log, h.rounds, h.took = nil, 0, 0 }) }
 
 func (h *hooks) sent() []string {
 	h.mu.Lock()
@@ -67,8 +75,13 @@ func (h *hooks) install(s *middleware.Stack) error {
 		h.mu.Lock()
 		h.log = append(h.log, operation)
 		n := len(h.log)
-		before, after, answer, wait := h.before, h.after, h.answer, h.wait
+		before, after, answer, serve, edit, wait := h.before, h.after, h.answer, h.serve, h.edit, h.wait
+		round, began := h.rounds+1, time.Now()
 		h.mu.Unlock()
+		defer h.set(func(h *hooks) {
+			h.rounds = max(h.rounds, round)
+			h.took += time.Since(began)
+		})
 		var header http.Header
 		if req, ok := in.Request.(*smithyhttp.Request); ok {
 			header = req.Header
@@ -88,7 +101,14 @@ func (h *hooks) install(s *middleware.Stack) error {
 				return out, middleware.Metadata{}, nil
 			}
 		}
+		if req, ok := in.Request.(*smithyhttp.Request); ok && serve != nil {
+			out.RawResponse = &smithyhttp.Response{Response: serve(operation, req)}
+			return out, middleware.Metadata{}, nil
+		}
 		out, metadata, err := next.HandleDeserialize(ctx, in)
+		if r, ok := out.RawResponse.(*smithyhttp.Response); ok && edit != nil {
+			edit(operation, r.Response)
+		}
 		if wait != nil {
 			wait(ctx, operation, true)
 		}

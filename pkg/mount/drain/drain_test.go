@@ -45,7 +45,7 @@ func TestDrainingClientsGetNewCredentials(t *testing.T) {
 	if h.WasAsked("credentials") {
 		t.Error("it gets new credentials at once")
 	}
-	d.refreshEvery = time.Millisecond
+	d.refreshEvery = time.Nanosecond
 	wait(mounttest.Until(t, func() bool { return h.WasAsked("credentials") }))
 	if !h.WasAsked("credentials") {
 		t.Errorf("its helper was asked only: %v", h.Asked)

@@ -83,7 +83,7 @@ func (c *Creator) reserveName(ctx context.Context, b buckets.Bucket, base, name 
 		case backend.IsNoSuchBucket(err):
 			return c.noBucket(b, err)
 		}
-		err = c.Records.Write(ctx, b, name, "", records.NewReservation(c.Records.Owner, name, c.Records.Now()))
+		_, err = c.Records.Write(ctx, b, name, "", records.NewReservation(c.Records.Owner, name, c.Records.Now()))
 		if !errors.Is(err, records.ErrChanged) {
 			return err
 		}

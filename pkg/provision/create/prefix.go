@@ -180,7 +180,8 @@ func (c *creation) write(ctx context.Context, id volume.ID, over records.Stored)
 	if over.ETag != "" {
 		r.FirstPrefix, r.PreviousVolumeID = over.FirstPrefix, over.VolumeID
 	}
-	return c.Records.Write(ctx, c.b, c.segment, over.ETag, r)
+	_, err := c.Records.Write(ctx, c.b, c.segment, over.ETag, r)
+	return err
 }
 
 // decideCreate decides what a record means for a CreateVolume of that name and digest. nil: it is the volume itself or, with next, a

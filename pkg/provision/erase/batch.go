@@ -30,15 +30,21 @@ const (
 // send sends a request when the throttle allows it, and retries while the service throttles or does not respond. Retries of the SDK are
 // disabled, because they would hide this from the throttle.
 func (e *erasure) send(ctx context.Context, request func(context.Context) error) error {
+	return e.sendAs(ctx, erasing, func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, buckets.RequestBound)
+		defer cancel()
+		return request(ctx)
+	})
+}
+
+func (e *erasure) sendAs(ctx context.Context, c class, request func(context.Context) error) error {
 	for attempt := 1; ; attempt++ {
-		if err := e.throttle.acquire(ctx); err != nil {
+		if err := e.throttle.acquire(ctx, c); err != nil {
 			return err
 		}
-		bounded, cancel := context.WithTimeout(ctx, buckets.RequestBound)
-		err := request(bounded)
-		cancel()
+		err := request(ctx)
 		again := err != nil && transient(err)
-		e.throttle.release(again)
+		e.throttle.release(c, again)
 		if !again || attempt == maxSends || !e.pause(ctx, attempt) {
 			return err
 		}
@@ -210,17 +216,29 @@ func xmlSafe(key string) bool {
 const (
 	minPause = 200 * time.Millisecond
 	maxPause = 20 * time.Second
+	// looksPerErase is how many listings of Look may be in flight for each request of an erasure. They are short, and must not wait
+	// behind a volume with many objects.
+	looksPerErase = 16
+)
+
+// class is a class of requests. Each has slots of its own.
+type class int
+
+const (
+	erasing class = iota
+	looking
+	classes
 )
 
 // throttle limits how many deletion requests are in flight at a service. When the service throttles, it halves the limit and
-// pauses, then slowly raises the limit again.
+// pauses, then slowly raises the limit again. Limit and pause are the same for both classes.
 type throttle struct {
 	max int
 
 	mu     sync.Mutex
-	limit  int
-	busy   int
-	good   int           // responses since the limit last changed
+	limit  int // of erasing
+	busy   [classes]int
+	good   int           // responses since the limit last changed; one of erasing counts looksPerErase times
 	pause  time.Duration // of the next slow-down
 	until  time.Time     // no request is sent before
 	change chan struct{} // closed when a waiter may have a chance
@@ -230,13 +248,21 @@ func newThrottle(limit int) *throttle {
 	return &throttle{max: limit, limit: limit, pause: minPause, change: make(chan struct{})}
 }
 
+// weight is how many slots of looking a request takes.
+func (c class) weight() int {
+	if c == looking {
+		return 1
+	}
+	return looksPerErase
+}
+
 // acquire waits for a slot, which release returns.
-func (t *throttle) acquire(ctx context.Context) error {
+func (t *throttle) acquire(ctx context.Context, c class) error {
 	for {
 		t.mu.Lock()
 		wait := time.Until(t.until)
-		if wait <= 0 && t.busy < t.limit {
-			t.busy++
+		if wait <= 0 && t.busy[c]*c.weight() < t.limit*looksPerErase {
+			t.busy[c]++
 			t.mu.Unlock()
 			return nil
 		}
@@ -258,10 +284,10 @@ func (t *throttle) acquire(ctx context.Context) error {
 }
 
 // release returns a slot. slow reports that the service throttled the request.
-func (t *throttle) release(slow bool) {
+func (t *throttle) release(c class, slow bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.busy--
+	t.busy[c]--
 	now := time.Now()
 	switch {
 	case slow && now.Before(t.until): // of the same burst
@@ -270,7 +296,7 @@ func (t *throttle) release(slow bool) {
 		t.until = now.Add(t.pause)
 		t.pause = min(maxPause, 2*t.pause)
 	default:
-		if t.good++; t.good >= 2*t.limit {
+		if t.good += c.weight(); t.good >= 2*t.limit*looksPerErase {
 			t.limit, t.good, t.pause = min(t.max, t.limit+1), 0, max(minPause, t.pause/2)
 		}
 	}

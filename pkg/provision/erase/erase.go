@@ -71,8 +71,10 @@ type Task struct {
 }
 
 // Erase returns nil when a listing showed that nothing is left.
-func (e *Eraser) Erase(ctx context.Context, t Task) error {
-	return (&erasure{Task: t, uploads: e.uploads, workers: e.workers, throttle: e.throttle(t.Bucket.Backend.Name)}).run(ctx)
+func (e *Eraser) Erase(ctx context.Context, t Task) error { return e.start(t).run(ctx) }
+
+func (e *Eraser) start(t Task) *erasure {
+	return &erasure{Task: t, uploads: e.uploads, workers: e.workers, throttle: e.throttle(t.Bucket.Backend.Name)}
 }
 
 // erasure is one Task in progress.

@@ -63,14 +63,14 @@ func TestTheThrottleBoundsAndGivesWay(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 50 {
 		wg.Go(func() {
-			if err := th.acquire(t.Context()); err != nil {
+			if err := th.acquire(t.Context(), erasing); err != nil {
 				t.Error(err)
 				return
 			}
 			most.Store(max(most.Load(), now.Add(1)))
 			time.Sleep(time.Millisecond)
 			now.Add(-1)
-			th.release(false)
+			th.release(erasing, false)
 		})
 	}
 	wg.Wait()
@@ -78,28 +78,28 @@ func TestTheThrottleBoundsAndGivesWay(t *testing.T) {
 		t.Errorf("%d at once", most.Load())
 	}
 	for range 3 { // one burst counts once
-		if err := th.acquire(t.Context()); err != nil {
+		if err := th.acquire(t.Context(), erasing); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for range 3 {
-		th.release(true)
+		th.release(erasing, true)
 	}
 	if th.limit != 4 {
 		t.Errorf("the limit is %d after one burst, want 4", th.limit)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	if err := th.acquire(ctx); !errors.Is(err, context.DeadlineExceeded) {
+	if err := th.acquire(ctx, erasing); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("during the pause: %v", err)
 	}
 	for range 200 {
-		if err := th.acquire(t.Context()); err != nil {
+		if err := th.acquire(t.Context(), erasing); err != nil {
 			t.Fatal(err)
 		}
-		th.release(false)
+		th.release(erasing, false)
 	}
-	if th.limit != 8 || th.busy != 0 {
-		t.Errorf("limit %d, busy %d after better times", th.limit, th.busy)
+	if th.limit != 8 || th.busy[erasing] != 0 {
+		t.Errorf("limit %d, busy %d after better times", th.limit, th.busy[erasing])
 	}
 }

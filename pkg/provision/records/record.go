@@ -33,8 +33,6 @@ const (
 	StateDeleted State = "deleted"
 	// StateReserved is for a name that is a directory of a base prefix, so no volume can have it.
 	StateReserved State = "base"
-	// StateGone is not stored: there is nothing to delete.
-	StateGone State = ""
 )
 
 // Record proves that this driver created a prefix volume with certain parameters. Its content is never trusted: no backend, bucket or

@@ -105,16 +105,17 @@ func readObject(ctx context.Context, b buckets.Bucket, key string) (data []byte,
 
 // Write writes a record under the condition that there is none (etag "") or that it is still the one with that etag.
 //
-// nil: it is written. ErrChanged: the condition does not hold. If the outcome is unknown it reads the record; if that fails too, the
-// error is Busy or Timeout, because the write may still happen.
-func (s *Store) Write(ctx context.Context, b buckets.Bucket, segment, etag string, r Record) error {
+// It returns the record's new ETag, or "" if the service did not return it: then read the record before the next write.
+// ErrChanged: the condition does not hold. If the outcome is unknown it reads the record; if that fails too, the error is Busy or
+// Timeout, because the write may still happen.
+func (s *Store) Write(ctx context.Context, b buckets.Bucket, segment, etag string, r Record) (newETag string, err error) {
 	data, err := r.encode()
 	if err != nil {
-		return fault.Errorf(fault.Unknown, "record of volume %q: %w", r.Name, err)
+		return "", fault.Errorf(fault.Unknown, "record of volume %q: %w", r.Name, err)
 	}
 	conditional, err := s.conditions.Conditional(ctx, b)
 	if err != nil {
-		return err
+		return "", err
 	}
 	put := s.putIf
 	if !conditional {
@@ -123,90 +124,99 @@ func (s *Store) Write(ctx context.Context, b buckets.Bucket, segment, etag strin
 	key := Key(segment)
 	what := "writing " + key + " of " + b.String()
 	for attempt := range writeAttempts {
-		err = put(ctx, b, key, etag, data)
+		newETag, err = put(ctx, b, key, etag, data)
 		switch {
 		case err == nil, errors.Is(err, ErrChanged):
-			return err
+			return newETag, err
 		case backend.IsConflict(err):
-			return fault.Errorf(fault.Busy, "%s: another controller writes it at the same time: %w", what, err)
+			return "", fault.Errorf(fault.Busy, "%s: another controller writes it at the same time: %w", what, err)
 		}
 		err = backend.Classify(err, what)
 		if !buckets.Indeterminate(err) {
 			if attempt > 0 { // the previous attempt may still arrive
-				return buckets.UnknownOutcome(ctx, err)
+				return "", buckets.UnknownOutcome(ctx, err)
 			}
-			return err
+			return "", err
 		}
-		happened, settleErr := settle(ctx, b, key, etag, data)
-		if settleErr != nil && !errors.Is(settleErr, ErrChanged) {
-			return buckets.UnknownOutcome(ctx, err)
-		}
-		if happened || settleErr != nil {
-			return settleErr
+		written, settleErr := settle(ctx, b, key, etag, data)
+		switch {
+		case errors.Is(settleErr, errNotWritten):
+		case settleErr == nil, errors.Is(settleErr, ErrChanged):
+			return written, settleErr
+		default:
+			return "", buckets.UnknownOutcome(ctx, err)
 		}
 		if !backend.Sleep(ctx, 100*time.Millisecond) {
 			break
 		}
 	}
-	return buckets.UnknownOutcome(ctx, err)
+	return "", buckets.UnknownOutcome(ctx, err)
 }
 
-// settle reports whether a write has happened. false, nil: it has not happened yet.
-func settle(ctx context.Context, b buckets.Bucket, key, etag string, data []byte) (happened bool, err error) {
+// errNotWritten means that a write has not happened yet.
+var errNotWritten = errors.New("the record is not written yet")
+
+// settle returns the record's ETag if a write has happened, and errNotWritten if it has not happened yet.
+func settle(ctx context.Context, b buckets.Bucket, key, etag string, data []byte) (newETag string, err error) {
 	now, nowEtag, err := readObject(ctx, b, key)
 	switch {
 	case fault.Is(err, fault.NotFound) && !backend.IsNoSuchBucket(err):
 		if etag == "" {
-			return false, nil
+			return "", errNotWritten
 		}
-		return false, ErrChanged
+		return "", ErrChanged
 	case err != nil:
-		return false, err
+		return "", err
 	case bytes.Equal(now, data): // it has the time of the write, so it is this one
-		return true, nil
+		return nowEtag, nil
 	case etag != "" && nowEtag == etag:
-		return false, nil
+		return "", errNotWritten
 	}
-	return false, ErrChanged
+	return "", ErrChanged
 }
 
 // putIf is a conditional write. It is sent once: a retry inside the SDK would hide that its first attempt succeeded.
-func (s *Store) putIf(ctx context.Context, b buckets.Bucket, key, etag string, data []byte) error {
+func (s *Store) putIf(ctx context.Context, b buckets.Bucket, key, etag string, data []byte) (newETag string, err error) {
 	in := buckets.PutInput(b, key, data)
 	if etag == "" {
 		in.IfNoneMatch = aws.String("*")
 	} else {
 		in.IfMatch = &etag
 	}
-	_, err := b.Client.PutObject(ctx, in, buckets.NoRetry)
+	out, err := b.Client.PutObject(ctx, in, buckets.NoRetry)
 	switch {
+	case err == nil:
+		return aws.ToString(out.ETag), nil
 	case backend.IsPreconditionFailed(err):
-		return ErrChanged
+		return "", ErrChanged
 	case etag != "" && backend.IsNotFound(err) && !backend.IsNoSuchBucket(err):
-		return ErrChanged // S3's answer to If-Match on a missing key
+		return "", ErrChanged // S3's answer to If-Match on a missing key
 	}
-	return err
+	return "", err
 }
 
 // putEmulated is for services without conditional writes, where the operator promised that this is the only controller: then a lock in
 // this process and a read before the write are equivalent.
-func (s *Store) putEmulated(ctx context.Context, b buckets.Bucket, key, etag string, data []byte) error {
+func (s *Store) putEmulated(ctx context.Context, b buckets.Bucket, key, etag string, data []byte) (newETag string, err error) {
 	release, err := s.locks.Lock(ctx, "write "+b.Backend.Name+" "+b.Info.Name)
 	if err != nil {
-		return err
+		return "", err
 	}
 	defer release()
 	_, now, err := readObject(ctx, b, key)
 	switch {
 	case fault.Is(err, fault.NotFound) && !backend.IsNoSuchBucket(err):
 		if etag != "" {
-			return ErrChanged
+			return "", ErrChanged
 		}
 	case err != nil:
-		return err
+		return "", err
 	case now != etag || etag == "":
-		return ErrChanged
+		return "", ErrChanged
 	}
-	_, err = b.Client.PutObject(ctx, buckets.PutInput(b, key, data), buckets.NoRetry)
-	return err
+	out, err := b.Client.PutObject(ctx, buckets.PutInput(b, key, data), buckets.NoRetry)
+	if err != nil {
+		return "", err
+	}
+	return aws.ToString(out.ETag), nil
 }

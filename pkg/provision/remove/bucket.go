@@ -15,38 +15,35 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
-// findBucket returns the state of a bucket volume, or records.StateGone if there is nothing to delete. An error is a refusal.
-func (r *Remover) findBucket(ctx context.Context, be backend.Backend, keys credentials.Keys, id volume.ID) (records.State, error) {
+// findBucket returns what deletes a bucket volume, or nil if there is nothing to delete. An error is a refusal.
+func (r *Remover) findBucket(ctx context.Context, be backend.Backend, keys credentials.Keys, id volume.ID) (job, error) {
 	b, have, err := r.openWithTags(ctx, be, keys, id)
 	if bucketIsGone(err) {
 		r.Opener.Invalidate(be, id.Bucket)
-		return records.StateGone, nil
+		return nil, nil
 	}
 	if err != nil {
-		return records.StateGone, err
+		return nil, err
 	}
 	if have.Of(r.Records.Owner, id) {
-		switch s := records.State(have[records.TagState]); s {
-		case records.StateDeleted:
-			return records.StateGone, nil // retained
-		case records.StateDeleting:
-			return s, nil
-		default: // without the tag it is still a volume
-			return records.StateActive, nil
+		if have[records.TagState] == string(records.StateDeleted) {
+			return nil, nil // retained
 		}
+		// Writes of tags are not conditional, so the deletion reads them again.
+		return func(ctx context.Context, d *deletion) error { return r.deleteBucket(ctx, be, d, id) }, nil
 	}
 	empty, err := buckets.IsEmpty(ctx, b, "")
 	switch {
 	case bucketIsGone(err):
 		r.Opener.Invalidate(be, id.Bucket)
-		return records.StateGone, nil
+		return nil, nil
 	case err != nil:
-		return records.StateGone, err
+		return nil, err
 	case !empty:
-		return records.StateGone, fault.Errorf(fault.Precondition, "volume %s: %s contains data, but its tags do not show that %s created it for this volume: nothing is deleted; "+
+		return nil, fault.Errorf(fault.Precondition, "volume %s: %s contains data, but its tags do not show that %s created it for this volume: nothing is deleted; "+
 			"delete the bucket by hand if it is unused, or set the PersistentVolume's reclaim policy to Retain", id, b, r.Records.Owner)
 	}
-	return records.StateGone, nil
+	return nil, nil
 }
 
 func (r *Remover) openWithTags(ctx context.Context, be backend.Backend, keys credentials.Keys, id volume.ID) (buckets.Bucket, records.Tags, error) {
@@ -97,6 +94,9 @@ func (r *Remover) deleteBucketOnce(ctx context.Context, be backend.Backend, d *d
 	if err != nil || !have.Of(r.Records.Owner, id) || have[records.TagState] == string(records.StateDeleted) {
 		return err
 	}
+	if d.hasWorker && !r.isDeleting(have, id) {
+		return r.errNotDeleting(b, id) // the volume was created again before this deletion got its worker
+	}
 	onDelete := volume.OnDelete(have[records.TagOnDelete])
 	switch onDelete {
 	case volume.OnDeleteRetain:
@@ -146,15 +146,15 @@ func reactivate(ctx context.Context, b buckets.Bucket, have records.Tags, err er
 func (r *Remover) emptyAndDrop(ctx context.Context, b buckets.Bucket, d *deletion, id volume.ID, onDelete volume.OnDelete) error {
 	still := func(ctx context.Context) error {
 		have, err := records.ReadTags(ctx, b.Client, b.Info.Name)
-		if err == nil && !(have.Of(r.Records.Owner, id) && have[records.TagState] == string(records.StateDeleting)) {
-			err = fault.Errorf(fault.Busy, "the tags of %s no longer say that volume %s is being deleted: another controller uses it", b, id)
+		if err == nil && !r.isDeleting(have, id) {
+			err = r.errNotDeleting(b, id)
 		}
 		return err
 	}
 	task := erase.Task{Bucket: b, Versions: onDelete == volume.OnDeletePurge, Progress: &d.progress, Still: still}
 	var err error
 	for range maxRaces {
-		if err = r.Eraser.Erase(ctx, task); err != nil {
+		if err = r.erase(ctx, d, task); err != nil {
 			return err
 		}
 		if err = still(ctx); err != nil {
@@ -169,6 +169,15 @@ func (r *Remover) emptyAndDrop(ctx context.Context, b buckets.Bucket, d *deletio
 		}
 	}
 	return fault.Errorf(fault.Busy, "volume %s: another process still writes to %s: %w", id, b, err)
+}
+
+// isDeleting reports whether a bucket's tags show that the volume is being deleted.
+func (r *Remover) isDeleting(have records.Tags, id volume.ID) bool {
+	return have.Of(r.Records.Owner, id) && have[records.TagState] == string(records.StateDeleting)
+}
+
+func (r *Remover) errNotDeleting(b buckets.Bucket, id volume.ID) error {
+	return fault.Errorf(fault.Busy, "the tags of %s no longer say that volume %s is being deleted: another controller uses it", b, id)
 }
 
 func dropBucket(ctx context.Context, b buckets.Bucket, id volume.ID) error {

@@ -16,30 +16,39 @@ import (
 // maxRaces is how often a decision is repeated because a record or a bucket changed meanwhile.
 const maxRaces = 4
 
-// findPrefix returns the volume's state, or records.StateGone if there is nothing to delete. An error is a refusal.
-func (r *Remover) findPrefix(ctx context.Context, be backend.Backend, keys credentials.Keys, id volume.ID) (records.State, error) {
+// findPrefix returns what deletes the volume, or nil if there is nothing to delete. An error is a refusal.
+func (r *Remover) findPrefix(ctx context.Context, be backend.Backend, keys credentials.Keys, id volume.ID) (job, error) {
 	b, err := r.Opener.OpenUncached(ctx, be, keys, id.Bucket)
 	if err == nil {
 		var found records.Stored
 		found, err = r.Records.ReadOwn(ctx, b, id)
 		if err == nil {
-			if found.State == records.StateDeleted || found.VolumeID != id.String() {
-				return records.StateGone, nil
+			if isDeleted(found, id) {
+				return nil, nil
 			}
-			return found.State, nil
+			return func(ctx context.Context, d *deletion) error {
+				first := found
+				found = records.Stored{} // the next attempt reads it again
+				return r.deletePrefix(ctx, be, d, id, first)
+			}, nil
 		}
 		if errors.Is(err, records.ErrNotOurs) {
 			var empty bool
 			if empty, err = buckets.IsEmpty(ctx, b, id.Prefix); err == nil && !empty {
-				return records.StateGone, fault.Errorf(fault.Precondition, "volume %s: there is data below %q in %s, but no record shows that %s created this volume: nothing is deleted; "+
+				return nil, fault.Errorf(fault.Precondition, "volume %s: there is data below %q in %s, but no record shows that %s created this volume: nothing is deleted; "+
 					"delete the data by hand if it is unused, or set the PersistentVolume's reclaim policy to Retain", id, id.Prefix, b, r.Records.Owner)
 			}
 		}
 	}
 	if bucketIsGone(err) {
-		return records.StateGone, r.bucketGone(be, id, err)
+		return nil, r.bucketGone(be, id, err)
 	}
-	return records.StateGone, err
+	return nil, err
+}
+
+// isDeleted reports whether the record of a volume's name shows that the volume was deleted.
+func isDeleted(found records.Stored, id volume.ID) bool {
+	return found.State == records.StateDeleted || found.VolumeID != id.String()
 }
 
 // bucketGone decides about a prefix volume whose bucket does not exist: the volume is gone, unless the bucket name is the alias of an access
@@ -78,51 +87,68 @@ func (r *Remover) lookupPrefix(ctx context.Context, be backend.Backend, keys cre
 //  2. write the state deleting
 //  3. erase its data, according to onDelete
 //  4. write the tombstone last, because until it exists every attempt repeats these steps
-func (r *Remover) deletePrefix(ctx context.Context, be backend.Backend, d *deletion, id volume.ID) error {
-	err := r.deletePrefixIn(ctx, be, d, id)
+//
+// found is the volume's record; without an ETag it is read first. It may be old: each write of the record is conditional.
+func (r *Remover) deletePrefix(ctx context.Context, be backend.Backend, d *deletion, id volume.ID, found records.Stored) error {
+	err := r.deletePrefixIn(ctx, be, d, id, found)
 	if bucketIsGone(err) {
 		return r.bucketGone(be, id, err)
 	}
 	return err
 }
 
-func (r *Remover) deletePrefixIn(ctx context.Context, be backend.Backend, d *deletion, id volume.ID) error {
+func (r *Remover) deletePrefixIn(ctx context.Context, be backend.Backend, d *deletion, id volume.ID, found records.Stored) error {
 	b, err := r.openToDelete(ctx, be, d, id)
 	if err != nil {
 		return err
 	}
 	segment, _, _ := id.NameSegment()
 	for range maxRaces {
-		found, err := r.Records.ReadOwn(ctx, b, id)
-		switch {
-		case errors.Is(err, records.ErrNotOurs): // another process deleted it, and its name was used again
-			return nil
-		case err != nil:
-			return err
-		case found.State == records.StateDeleted, found.VolumeID != id.String():
+		if found.ETag == "" {
+			found, err = r.Records.ReadOwn(ctx, b, id)
+			switch {
+			case errors.Is(err, records.ErrNotOurs): // another process deleted it, and its name was used again
+				return nil
+			case err != nil:
+				return err
+			}
+		}
+		if isDeleted(found, id) {
 			return nil
 		}
 		if found.State == records.StateActive && found.OnDelete != volume.OnDeleteRetain {
-			if found.OnDelete == volume.OnDeleteRequireEmpty {
-				if err := r.requireEmpty(ctx, b, id); err != nil {
-					return err
-				}
-			}
-			// Read the record again, because the next write needs its new ETag.
-			if err := r.Records.Write(ctx, b, segment, found.ETag, found.With(records.StateDeleting, r.Records.Now())); err != nil && !errors.Is(err, records.ErrChanged) {
+			if found, err = r.beginDeletion(ctx, b, id, segment, found); err != nil {
 				return err
 			}
-			continue
+			if found.ETag == "" {
+				continue
+			}
 		}
 		if err := r.removeData(ctx, b, d, id, segment, found); err != nil {
 			return err
 		}
-		err = r.Records.Write(ctx, b, segment, found.ETag, found.With(records.StateDeleted, r.Records.Now()))
+		_, err = r.Records.Write(ctx, b, segment, found.ETag, found.With(records.StateDeleted, r.Records.Now()))
 		if !errors.Is(err, records.ErrChanged) {
 			return err
 		}
+		found = records.Stored{}
 	}
 	return fault.Errorf(fault.Busy, "the record of volume %s keeps changing: another controller uses it", id)
+}
+
+// beginDeletion writes the state deleting and returns the record, without an ETag if it must be read again.
+func (r *Remover) beginDeletion(ctx context.Context, b buckets.Bucket, id volume.ID, segment string, found records.Stored) (records.Stored, error) {
+	if found.OnDelete == volume.OnDeleteRequireEmpty {
+		if err := r.requireEmpty(ctx, b, id); err != nil {
+			return records.Stored{}, err
+		}
+	}
+	deleting := found.With(records.StateDeleting, r.Records.Now())
+	etag, err := r.Records.Write(ctx, b, segment, found.ETag, deleting)
+	if errors.Is(err, records.ErrChanged) {
+		return records.Stored{}, nil
+	}
+	return records.Stored{Record: deleting, ETag: etag}, err
 }
 
 // removeData removes the data of a volume that is being deleted, according to onDelete.
@@ -136,32 +162,23 @@ func (r *Remover) removeData(ctx context.Context, b buckets.Bucket, d *deletion,
 		if !fault.Is(notEmpty, fault.Precondition) {
 			return notEmpty
 		}
-		if err := r.Records.Write(ctx, b, segment, found.ETag, found.With(records.StateActive, r.Records.Now())); err != nil {
+		if _, err := r.Records.Write(ctx, b, segment, found.ETag, found.With(records.StateActive, r.Records.Now())); err != nil {
 			return fault.Errorf(fault.Busy, "%w; making the volume usable again: %w", notEmpty, err)
 		}
 		return notEmpty
 	}
-	return r.Eraser.Erase(ctx, erase.Task{Bucket: b, Prefix: id.Prefix, Versions: found.OnDelete == volume.OnDeletePurge, Progress: &d.progress})
+	return r.erase(ctx, d, erase.Task{Bucket: b, Prefix: id.Prefix, Versions: found.OnDelete == volume.OnDeletePurge, Progress: &d.progress})
 }
-
-var errStop = errors.New("stop")
 
 // requireEmpty returns a Precondition if an object or an unfinished upload is below the volume's prefix.
 func (r *Remover) requireEmpty(ctx context.Context, b buckets.Bucket, id volume.ID) error {
-	empty, err := buckets.IsEmpty(ctx, b, id.Prefix)
-	if err != nil {
+	left, err := r.Eraser.Look(ctx, erase.Task{Bucket: b, Prefix: id.Prefix})
+	if err != nil || left.Empty() {
 		return err
 	}
-	left := "objects"
-	if empty {
-		err := r.Opener.UploadsBelow(ctx, b, id.Prefix, func(string, string) error { return errStop })
-		switch {
-		case err == nil:
-			return nil
-		case !errors.Is(err, errStop):
-			return backend.Classify(err, "listing unfinished uploads below "+b.Info.Name+"/"+id.Prefix)
-		}
-		left = "unfinished uploads"
+	what := "objects"
+	if !left.Objects {
+		what = "unfinished uploads"
 	}
-	return fault.Errorf(fault.Precondition, "volume %s is not empty and its onDelete is %s: remove the %s below %s/%s first", id, volume.OnDeleteRequireEmpty, left, b.Info.Name, id.Prefix)
+	return fault.Errorf(fault.Precondition, "volume %s is not empty and its onDelete is %s: remove the %s below %s/%s first", id, volume.OnDeleteRequireEmpty, what, b.Info.Name, id.Prefix)
 }

@@ -2,6 +2,7 @@ package remove
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -10,6 +11,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/erase"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/identity"
@@ -20,14 +22,27 @@ const (
 	answerMargin = 500 * time.Millisecond
 	// keptFailures is the number of volumes whose last failure is kept, for calls that wait for the next attempt.
 	keptFailures = 256
+	// maxChecks is how many deletions run at once until they need a worker. It bounds the memory of their requests.
+	maxChecks = 64
 )
+
+// errNeedsWorker means that there is something to erase, which a deletion may do only with a worker.
+var errNeedsWorker = errors.New("the deletion needs a worker")
+
+// job deletes one volume. After errNeedsWorker it is called again, with d.hasWorker.
+type job func(ctx context.Context, d *deletion) error
 
 // deletion is one volume's deletion in this process.
 type deletion struct {
 	id       string
-	job      func(context.Context, *deletion) error
+	job      job
 	progress erase.Progress
 	done     chan struct{} // closed when err is set
+
+	// Of the job:
+	hasWorker bool              // it is one of the limited number that may erase data
+	planned   bool              // scoped is final
+	scoped    backend.KeySource // sessions of the deletion; nil: none
 
 	mu      sync.Mutex
 	who     identity.Identity // of the latest request, because the keys of earlier ones may expire
@@ -41,23 +56,35 @@ func (d *deletion) latest() identity.Identity {
 	return d.who
 }
 
-// queue holds the deletions of this process, one per volume. Run limits how many run concurrently.
+// queue holds the deletions of this process, one per volume. Each begins in the first lane, which is short: most deletions are of empty
+// volumes and end there. Those with something to erase go to the second lane, where they wait for a worker.
 type queue struct {
-	limit int
-
 	mu       sync.Mutex
 	byID     map[string]*deletion
-	waiting  []*deletion
-	changed  *sync.Cond // waiting grew, or the context of run ended
+	checks   lane
+	erasures lane
 	running  bool
 	ended    bool
 	failures map[string]string // by volume id
 }
 
-func newQueue(limit int) *queue {
-	q := &queue{limit: limit, byID: map[string]*deletion{}, failures: map[string]string{}}
-	q.changed = sync.NewCond(&q.mu)
+// lane holds deletions that wait to run. The queue's lock guards it.
+type lane struct {
+	limit   int // how many run concurrently
+	waiting []*deletion
+	changed *sync.Cond // waiting grew, or the context of run ended
+}
+
+func newQueue(workers int) *queue {
+	q := &queue{byID: map[string]*deletion{}, failures: map[string]string{}}
+	q.checks = lane{limit: maxChecks, changed: sync.NewCond(&q.mu)}
+	q.erasures = lane{limit: workers, changed: sync.NewCond(&q.mu)}
 	return q
+}
+
+func (l *lane) add(d *deletion) {
+	l.waiting = append(l.waiting, d)
+	l.changed.Signal()
 }
 
 // join returns the deletion of that volume that is in progress or waiting, or nil.
@@ -78,7 +105,7 @@ func (q *queue) joinLocked(id string, who identity.Identity) *deletion {
 }
 
 // start queues a deletion of that volume, or joins the existing one.
-func (q *queue) start(id string, who identity.Identity, job func(context.Context, *deletion) error) (*deletion, error) {
+func (q *queue) start(id string, who identity.Identity, job job) (*deletion, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if d := q.joinLocked(id, who); d != nil {
@@ -89,8 +116,7 @@ func (q *queue) start(id string, who identity.Identity, job func(context.Context
 	}
 	d := &deletion{id: id, job: job, who: who, done: make(chan struct{})}
 	q.byID[id] = d
-	q.waiting = append(q.waiting, d)
-	q.changed.Signal()
+	q.checks.add(d)
 	return d, nil
 }
 
@@ -114,7 +140,7 @@ func (q *queue) wait(ctx context.Context, d *deletion) error {
 // report returns the progress of a deletion.
 func (q *queue) report(d *deletion) string {
 	q.mu.Lock()
-	ahead := slices.Index(q.waiting, d)
+	ahead := max(slices.Index(q.checks.waiting, d), slices.Index(q.erasures.waiting, d))
 	waiting := ahead >= 0
 	running, failure := q.running, q.failures[d.id]
 	q.mu.Unlock()
@@ -146,40 +172,43 @@ func (q *queue) run(ctx context.Context) error {
 	q.running = true
 	q.mu.Unlock()
 	var workers sync.WaitGroup
-	for range q.limit {
-		workers.Go(func() {
-			for d := q.next(ctx); d != nil; d = q.next(ctx) {
-				q.do(ctx, d)
-			}
-		})
+	for _, l := range []*lane{&q.checks, &q.erasures} {
+		for range l.limit {
+			workers.Go(func() {
+				for d := q.next(ctx, l); d != nil; d = q.next(ctx, l) {
+					q.do(ctx, d)
+				}
+			})
+		}
 	}
 	<-ctx.Done()
 	q.mu.Lock()
-	q.changed.Broadcast()
+	q.checks.changed.Broadcast()
+	q.erasures.changed.Broadcast()
 	q.mu.Unlock()
 	workers.Wait()
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.running, q.ended = false, true
-	for _, d := range q.waiting {
+	for _, d := range slices.Concat(q.checks.waiting, q.erasures.waiting) {
 		q.finishLocked(d, fault.Errorf(fault.Busy, "deleting volume %s: the driver is shutting down; the next DeleteVolume continues", d.id))
 	}
-	q.waiting = nil
+	q.checks.waiting, q.erasures.waiting = nil, nil
 	return nil
 }
 
-// next waits for the next deletion; nil: ctx ended.
-func (q *queue) next(ctx context.Context) *deletion {
+// next waits for the next deletion of a lane; nil: ctx ended.
+func (q *queue) next(ctx context.Context, l *lane) *deletion {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for len(q.waiting) == 0 && ctx.Err() == nil {
-		q.changed.Wait()
+	for len(l.waiting) == 0 && ctx.Err() == nil {
+		l.changed.Wait()
 	}
 	if ctx.Err() != nil {
 		return nil
 	}
-	d := q.waiting[0]
-	q.waiting = q.waiting[1:]
+	d := l.waiting[0]
+	l.waiting = l.waiting[1:]
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.started = time.Now()
@@ -188,8 +217,19 @@ func (q *queue) next(ctx context.Context) *deletion {
 
 func (q *queue) do(ctx context.Context, d *deletion) {
 	log := klog.FromContext(ctx).WithValues("volume", d.id)
-	log.Info("Deleting volume")
+	if d.hasWorker {
+		log.Info("Erasing volume")
+	} else {
+		log.Info("Deleting volume")
+	}
 	err := d.job(klog.NewContext(ctx, log), d)
+	if errors.Is(err, errNeedsWorker) {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		d.hasWorker = true
+		q.erasures.add(d)
+		return
+	}
 	switch {
 	case err == nil:
 		log.Info("Deleted volume", "done", d.progress.String(), "took", time.Since(d.started))

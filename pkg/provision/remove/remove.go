@@ -32,11 +32,12 @@ type Options struct {
 	Opener     *buckets.Opener
 	Records    *records.Store
 	Eraser     Eraser
-	Runs       int // how many deletions run at once
+	Runs       int // how many volumes are erased at once
 }
 
-// Eraser removes everything below a prefix; *erase.Eraser implements it.
+// Eraser looks below a prefix and removes everything there; *erase.Eraser implements it.
 type Eraser interface {
+	Look(ctx context.Context, t erase.Task) (erase.Left, error)
 	Erase(ctx context.Context, t erase.Task) error
 }
 
@@ -68,22 +69,34 @@ func (r *Remover) Delete(ctx context.Context, req Request) (err error) {
 		return err
 	}
 	defer func() { r.Identities.Invalidate(be, who, keys, err) }()
-	find, job := r.findPrefix, r.deletePrefix
+	find := r.findPrefix
 	if req.ID.Prefix == "" {
-		find, job = r.findBucket, r.deleteBucket
+		find = r.findBucket
 	}
-	// A volume without data to delete does not wait for other deletions.
-	state, err := find(ctx, be, keys, req.ID)
-	if err != nil || state == records.StateGone {
+	work, err := find(ctx, be, keys, req.ID)
+	if err != nil || work == nil {
 		return err
 	}
 	d, err := r.queue.start(req.ID.String(), who, func(ctx context.Context, d *deletion) error {
-		return r.whileConfigured(ctx, be, func(ctx context.Context) error { return job(ctx, be, d, req.ID) })
+		return r.whileConfigured(ctx, be, func(ctx context.Context) error { return work(ctx, d) })
 	})
 	if err != nil {
 		return err
 	}
 	return r.queue.wait(ctx, d)
+}
+
+// erase erases what is below a prefix. A deletion that has no worker may only find that there is nothing to erase; otherwise the
+// error is errNeedsWorker.
+func (r *Remover) erase(ctx context.Context, d *deletion, t erase.Task) error {
+	if d.hasWorker {
+		return r.Eraser.Erase(ctx, t)
+	}
+	left, err := r.Eraser.Look(ctx, t)
+	if err == nil && !left.Empty() {
+		return errNeedsWorker
+	}
+	return err
 }
 
 // Lookup returns NotFound unless this driver's volume of that id exists and is not being deleted.

@@ -42,12 +42,17 @@ func (r *Remover) openToDelete(ctx context.Context, be backend.Backend, d *delet
 	if b.Client, err = r.Clients.BucketWith(ctx, be, own, b.Info); err != nil {
 		return buckets.Bucket{}, err
 	}
-	scoped, err := r.deletionKeys(ctx, be, d, id)
-	if err != nil || scoped == nil {
-		return b, err
+	if !d.planned {
+		if d.scoped, err = r.deletionKeys(ctx, be, d, id); err != nil {
+			return buckets.Bucket{}, err
+		}
+		d.planned = true
+	}
+	if d.scoped == nil {
+		return b, nil
 	}
 	b.Own = b.Client
-	b.Client, err = r.Clients.BucketWith(ctx, be, scoped, b.Info)
+	b.Client, err = r.Clients.BucketWith(ctx, be, d.scoped, b.Info)
 	return b, err
 }
 
