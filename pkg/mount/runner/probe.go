@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
@@ -39,20 +40,20 @@ func (r *Runner) Probe(ctx context.Context, m state.Mount) (mount.Health, error)
 	case status.State != helper.StateRunning || m.Phase != state.Running:
 		return mount.Down, nil
 	}
-	mounted, err := r.Sources.Mounted(ctx, m)
-	if err != nil {
-		return mount.Down, err
-	}
-	if !mounted {
-		if health == mount.Healthy {
-			health = mount.Down
-		}
-		return health, nil
-	}
 	actx, cancel := context.WithTimeout(host.For(ctx, m.Account()), answerBound)
 	defer cancel()
-	if _, err = r.Namespace.Statfs(actx, r.Store.SourceDir(m.Name)); isConnectionGone(err) {
+	st, err := r.Namespace.Statfs(actx, r.Store.SourceDir(m.Name))
+	if isConnectionGone(err) {
 		return mount.Down, nil
+	}
+	mounted := err == nil && st.Type == unix.FUSE_SUPER_MAGIC
+	if !mounted {
+		if mounted, err = r.Sources.Mounted(ctx, m); err != nil {
+			return mount.Down, err
+		}
+	}
+	if !mounted && health == mount.Healthy {
+		health = mount.Down
 	}
 	return health, nil
 }
