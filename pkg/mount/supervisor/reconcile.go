@@ -173,12 +173,12 @@ func (s *Supervisor) keepServing(ctx context.Context, v view) (again time.Durati
 // refresh returns the health of a mount in use, and refreshes the credentials of one that serves. rerr is the error of the latter: the
 // mount is healed without new credentials, too, but not replaced.
 func (s *Supervisor) refresh(ctx context.Context, m state.Mount) (health mount.Health, rerr, err error) {
-	health, err = s.Runner.Probe(ctx, m)
+	health, status, err := s.Runner.ProbeStatus(ctx, m)
 	if err != nil || health != mount.Healthy {
 		return health, nil, err
 	}
 	s.Tracker.Mount(m.Name).Set(m.Client, tracker.Healthy)
-	rerr = s.Creds.Refresh(ctx, m)
+	rerr = s.Creds.Refresh(ctx, m, &status)
 	old, err := s.outdated(m)
 	if err != nil || rerr != nil && old {
 		return health, nil, errors.Join(err, rerr)
