@@ -239,6 +239,9 @@ func (s *session) status(now time.Time) *SessionStatus {
 	}
 	if !s.keys.IsZero() {
 		st.Made = s.made.Round(0)
+		if s.order.IsZero() {
+			st.KeysDigest = credentials.Order{Kind: credentials.AsIs, Keys: s.keys}.Digest(s.salt)
+		}
 	}
 	if s.err != nil {
 		st.Error, st.Kind, st.FailedSince = s.err.Error(), fault.KindOf(s.err).String(), s.since.Round(0)

@@ -292,6 +292,9 @@ func TestKeysFromOutsideWinOverASessionThatIsBeingMade(t *testing.T) {
 	j, _ = c.untilAttempt()
 	c.update(c.now, c.keys("c", time.Hour), credentials.Order{})
 	c.ended(c.now, j, c.keys("late", time.Hour), nil)
+	if s := c.status(c.now); !s.HasKeys(c.session.keys) || s.HasKeys(credentials.Keys{}) || s.HasKeys(testKeys) {
+		t.Errorf("it reports other keys than its client's: %+v", s)
+	}
 	if s := c.status(c.now); c.session.keys.AccessKeyID != "c" || s.OrderDigest != "" || s.Has(testOrder) || s.Has(credentials.Order{}) {
 		t.Errorf("%s is in use: %+v", c.session.keys, s)
 	}

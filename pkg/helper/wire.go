@@ -181,7 +181,9 @@ type SessionStatus struct {
 	Over bool `json:"over,omitempty"`
 	// OrderDigest is credentials.Order.Digest, with Salt, of the order from which the helper makes sessions; "": it has none.
 	OrderDigest string `json:"orderDigest,omitempty"`
-	Salt        []byte `json:"salt,omitempty"`
+	// KeysDigest is that of an order of kind AsIs with the client's keys, if the helper makes no sessions; "": it does, or has no keys.
+	KeysDigest string `json:"keysDigest,omitempty"`
+	Salt       []byte `json:"salt,omitempty"`
 }
 
 // Fault returns Error with its kind, or nil.
@@ -195,6 +197,11 @@ func (s *SessionStatus) Fault() error {
 // Has reports whether the helper makes its sessions from this order.
 func (s *SessionStatus) Has(o credentials.Order) bool {
 	return s != nil && s.OrderDigest != "" && s.OrderDigest == o.Digest(s.Salt)
+}
+
+// HasKeys reports whether the client uses these keys as they are, and the helper makes no sessions.
+func (s *SessionStatus) HasKeys(keys credentials.Keys) bool {
+	return s != nil && s.KeysDigest != "" && s.KeysDigest == credentials.Order{Kind: credentials.AsIs, Keys: keys}.Digest(s.Salt)
 }
 
 // StartRequest has the parameters to start a client, in addition to the FUSE descriptor.

@@ -36,30 +36,47 @@ func NewFusectl(n *Namespace, dir string) *Fusectl { return &Fusectl{namespace: 
 // Waiting returns the number of the connection's requests that the client has not answered. ok is false if the connection does not
 // exist.
 func (f *Fusectl) Waiting(ctx context.Context, minor uint32) (waiting int, ok bool, err error) {
-	type answer struct {
-		waiting int
-		ok      bool
-	}
-	what := fmt.Sprintf("reading the waiting requests of FUSE connection %d", minor)
-	got, err := Call(ctx, f.namespace, what, nil, func() (none answer, err error) {
-		dir, err := f.connection(ctx, minor)
-		if err != nil || dir == "" {
-			return none, err
+	all, err := f.WaitingAll(ctx, []uint32{minor})
+	waiting, ok = all[minor]
+	return waiting, ok, err
+}
+
+// WaitingAll is Waiting for several connections. Those that do not exist are not in the result. The files belong to the kernel, so
+// no client delays the others' numbers.
+func (f *Fusectl) WaitingAll(ctx context.Context, minors []uint32) (map[uint32]int, error) {
+	return Call(ctx, f.namespace, "reading the waiting requests of FUSE connections", nil, func() (map[uint32]int, error) {
+		all := make(map[uint32]int, len(minors))
+		for _, minor := range minors {
+			if err := ctx.Err(); err != nil {
+				return nil, err
+			}
+			n, ok, err := f.waiting(ctx, minor)
+			if err != nil {
+				return nil, fmt.Errorf("reading the waiting requests of FUSE connection %d: %w", minor, err)
+			}
+			if ok {
+				all[minor] = n
+			}
 		}
-		text, err := os.ReadFile(path.Join(dir, "waiting"))
-		if errors.Is(err, unix.ENOENT) || err == nil && len(text) == 0 { // the connection ended in between: its open files are empty
-			return none, nil
-		}
-		if err != nil {
-			return none, fmt.Errorf("%s: %w", what, err)
-		}
-		n, err := strconv.Atoi(strings.TrimSpace(string(text)))
-		if err != nil {
-			return none, fmt.Errorf("%s: %w", what, err)
-		}
-		return answer{n, true}, nil
+		return all, nil
 	})
-	return got.waiting, got.ok, err
+}
+
+// waiting runs inside Do.
+func (f *Fusectl) waiting(ctx context.Context, minor uint32) (waiting int, ok bool, err error) {
+	dir, err := f.connection(ctx, minor)
+	if err != nil || dir == "" {
+		return 0, false, err
+	}
+	text, err := os.ReadFile(path.Join(dir, "waiting"))
+	if errors.Is(err, unix.ENOENT) || err == nil && len(text) == 0 { // the connection ended in between: its open files are empty
+		return 0, false, nil
+	}
+	if err != nil {
+		return 0, false, err
+	}
+	waiting, err = strconv.Atoi(strings.TrimSpace(string(text)))
+	return waiting, err == nil, err
 }
 
 // Abort ends a connection: every waiting and every later request fails, which unblocks the processes that wait for them. A missing

@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/moby/sys/mountinfo"
 
@@ -43,6 +44,8 @@ const (
 	// maxReads bounds the reads of a mount table until two agree. A read takes about a millisecond per thousand mounts, so only a
 	// table that keeps changing reaches the bound.
 	maxReads = 50
+	// readTimeout bounds these reads, which several callers may share.
+	readTimeout = 30 * time.Second
 	// maxLine bounds the parsed part of a line. Longer lines (overlays of hundreds of layers) lose the end of SuperOptions, the
 	// last field.
 	maxLine = 48 << 10
@@ -61,17 +64,28 @@ func TopAt(mounts []Mount, path string) (top Mount, ok bool) {
 // Mounts reads the namespace's mount table. The kernel returns it in pieces, so a read can miss a mount while other mounts change.
 // It is therefore read until two reads in a row agree. If none do, the error is a fault.Busy, because a missing line would look
 // like an unmounted volume.
+//
+// Concurrent callers share a read that began after they called, and its result: do not modify it.
 func (n *Namespace) Mounts(ctx context.Context) ([]Mount, error) {
-	var mounts []Mount
-	err := n.run(ctx, "reading "+n.mountinfo, nil, func() (err error) {
-		mounts, err = readMounts(ctx, n.mountinfo)
-		return err
-	})
-	if err != nil {
+	what := "reading " + n.mountinfo
+	if err := n.admit(ctx, what); err != nil {
 		return nil, err
 	}
-	return mounts, nil
+	mounts, err := n.tables.Read(ctx, func(ctx context.Context) (mounts []Mount, err error) {
+		ctx, cancel := context.WithTimeout(ctx, readTimeout)
+		defer cancel()
+		n.reads.Add(1)
+		mounts, err = readMounts(ctx, n.mountinfo)
+		return slices.Clip(mounts), err
+	})
+	if err != nil && ctx.Err() != nil {
+		return nil, fmt.Errorf("%s: %w", what, ctx.Err())
+	}
+	return mounts, err
 }
+
+// Reads returns the number of times that the mount table was read, for tests of what a reconcile pass costs.
+func (n *Namespace) Reads() int { return int(n.reads.Load()) }
 
 func readMounts(ctx context.Context, path string) ([]Mount, error) {
 	return stableMounts(ctx, path, func() ([]byte, error) { return os.ReadFile(path) })

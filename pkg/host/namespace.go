@@ -17,12 +17,14 @@ import (
 	"runtime"
 	"sort"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/sharedread"
 )
 
 const (
@@ -45,6 +47,8 @@ const (
 type Namespace struct {
 	foreign   bool
 	mountinfo string // the file with this namespace's mount table
+	tables    sharedread.Reader[[]Mount]
+	reads     atomic.Int64
 
 	mu      sync.Mutex
 	overdue map[*call]struct{}

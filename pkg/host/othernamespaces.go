@@ -143,6 +143,37 @@ func (n *Namespace) ShownInOtherNamespaces(ctx context.Context, what string, mat
 	return found.Mountpoint + namespaceRef{n, holders[len(holders)-1]}.name(), nil
 }
 
+// MountsInOtherNamespaces returns the mounts that match and that other mount namespaces hold for themselves. It looks only at namespaces
+// with a process for whose text of /proc/<pid>/cgroup theirs reports true. Namespaces are found as in DetachCopies.
+func (n *Namespace) MountsInOtherNamespaces(ctx context.Context, what string, theirs func(cgroup string) bool, match func(Mount) bool) ([]Mount, error) {
+	host, err := n.hostView(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var all []Mount
+	err = n.run(ctx, what, nil, func() error {
+		others, err := n.otherNamespaces(ctx, what, theirs)
+		if err != nil {
+			return err
+		}
+		var found []Mount
+		for _, ns := range others {
+			if err := ctx.Err(); err != nil {
+				return fmt.Errorf("%s: %w", what, err)
+			}
+			if ns.marked != "" {
+				found = append(found, host.foreignTo(ns.mounts(ctx), match)...)
+			}
+		}
+		all = found
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return all, nil
+}
+
 // DoInOtherNamespaces is Do in each other mount namespace for whose mount table pick reports true. who is a process of the namespace, for
 // messages. Namespaces are found as in DetachCopies. A namespace whose processes have exited is skipped.
 func (n *Namespace) DoInOtherNamespaces(ctx context.Context, what string, pick func(mounts []Mount) bool, fn func(who string) error) error {

@@ -192,14 +192,15 @@ func (p *Provider) Prove(ctx context.Context, g *Grant, be backend.Backend, spec
 // Deliver gives a grant to the helper of a running mount. The helper makes the sessions; the one that the client has stays until it
 // expires. If it has expired, or could not be renewed, the helper tries at once, and the status is that of afterwards.
 func (p *Provider) Deliver(ctx context.Context, m state.Mount, g *Grant) (helper.Status, error) {
-	status, err := p.deliver(ctx, m, g)
+	status, err := p.deliver(ctx, m, g, nil)
 	if err != nil {
 		return helper.Status{}, fmt.Errorf("refreshing the credentials of mount %s (volume %s): %w", m.Name, m.VolumeID, err)
 	}
 	return status, nil
 }
 
-func (p *Provider) deliver(ctx context.Context, m state.Mount, g *Grant) (helper.Status, error) {
+// deliver is Deliver. known is the helper's status of a moment ago; nil: the helper is asked.
+func (p *Provider) deliver(ctx context.Context, m state.Mount, g *Grant, known *helper.Status) (status helper.Status, err error) {
 	if err := g.Fit(ctx, m.Client); err != nil {
 		return helper.Status{}, err
 	}
@@ -207,10 +208,14 @@ func (p *Provider) deliver(ctx context.Context, m state.Mount, g *Grant) (helper
 	bounded, cancel := context.WithTimeout(ctx, helperBound)
 	defer cancel()
 	if g.order.Kind == credentials.AsIs {
+		if known != nil && known.Session.HasKeys(g.order.Keys) {
+			return *known, nil
+		}
 		return helper.Status{}, peer.Renew(bounded, g.order.Keys, credentials.Order{})
 	}
-	status, err := peer.Status(bounded)
-	if err != nil {
+	if known != nil {
+		status = *known
+	} else if status, err = peer.Status(bounded); err != nil {
 		return helper.Status{}, err
 	}
 	if status.Session != nil && status.Session.OrderDigest == "" {
@@ -273,8 +278,9 @@ func (p *Provider) settle(ctx context.Context, peer *helper.Peer, status helper.
 	return status
 }
 
-// Refresh delivers the driver's current credentials to a mount that uses them. Other mounts get theirs from their publications.
-func (p *Provider) Refresh(ctx context.Context, m state.Mount) error {
+// Refresh delivers the driver's current credentials to a mount that uses them, unless its helper has them. Other mounts get theirs from
+// their publications. known is the helper's status of a moment ago; nil: the helper is asked.
+func (p *Provider) Refresh(ctx context.Context, m state.Mount, known *helper.Status) error {
 	g, err := p.PlanOwn(ctx, m)
 	if err != nil {
 		return fmt.Errorf("refreshing the credentials of mount %s (volume %s): %w", m.Name, m.VolumeID, err)
@@ -282,13 +288,15 @@ func (p *Provider) Refresh(ctx context.Context, m state.Mount) error {
 	if g.IsEmpty() {
 		return nil
 	}
-	_, err = p.Deliver(ctx, m, g)
-	return err
+	if _, err = p.deliver(ctx, m, g, known); err != nil {
+		return fmt.Errorf("refreshing the credentials of mount %s (volume %s): %w", m.Name, m.VolumeID, err)
+	}
+	return nil
 }
 
 // RefreshDraining is Refresh for a draining mount, whose uploads may take longer than its credentials are valid.
 func (p *Provider) RefreshDraining(ctx context.Context, m state.Mount) error {
-	if err := p.Refresh(ctx, m); err != nil && !errors.Is(err, helper.ErrGone) {
+	if err := p.Refresh(ctx, m, nil); err != nil && !errors.Is(err, helper.ErrGone) {
 		return err
 	}
 	return nil

@@ -89,14 +89,32 @@ func TestRepublishMakesNoSession(t *testing.T) {
 	}
 }
 
-// Static keys are delivered as they are.
+// Static keys are delivered as they are, unless the helper reports that the client has them.
 func TestStaticKeysAreDelivered(t *testing.T) {
 	f := newFixture(t, mounttest.S3{}, credentials.AsIs)
-	if err := f.Refresh(t.Context(), f.mount); err != nil {
-		t.Fatal(err)
+	refresh := func(known *helper.Status) {
+		t.Helper()
+		if err := f.Refresh(t.Context(), f.mount, known); err != nil {
+			t.Fatal(err)
+		}
 	}
+	refresh(nil)
 	if got := f.helper.Given(); len(got) != 1 || got[0].Keys == nil || got[0].Keys.AccessKeyID != "a" || got[0].Order != nil {
-		t.Errorf("it was given %+v", got)
+		t.Fatalf("it was given %+v", got)
+	}
+	known := *f.helper.Status
+	refresh(&known) // of an older helper, which reports no digest
+	session := *known.Session
+	known.Session = &session
+	session.KeysDigest = credentials.Order{Kind: credentials.AsIs, Keys: credentials.Keys{AccessKeyID: "a", SecretAccessKey: "former"}}.Digest(session.Salt)
+	refresh(&known)
+	if got := len(f.helper.Given()); got != 3 {
+		t.Errorf("it was given other keys %d times, want 3 in all", got)
+	}
+	session.KeysDigest = credentials.Order{Kind: credentials.AsIs, Keys: *f.helper.Given()[0].Keys}.Digest(session.Salt)
+	refresh(&known)
+	if got := len(f.helper.Given()); got != 3 {
+		t.Errorf("it was given %d times keys that it had", got-3)
 	}
 }
 

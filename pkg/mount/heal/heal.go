@@ -50,6 +50,30 @@ func New(enabled bool, ns *host.Namespace, store *state.Store, p *pins.Pins, t *
 // Enabled reports whether stale bind mounts are replaced (--heal).
 func (h *Healer) Enabled() bool { return h.enabled }
 
+// Unhealed reports whether HealOnce does anything although nothing stale was found: this process has not healed the mount yet.
+func (h *Healer) Unhealed(m state.Mount) bool { return h.enabled && !h.tracker.Mount(m.Name).Healed() }
+
+// OutdatedInPods returns the names of the mounts of which containers of the publishing pods show another file system than the current
+// one, whose device number current returns. It is one search for all mounts, while Heal searches for one.
+func (h *Healer) OutdatedInPods(ctx context.Context, pubs []state.Publication, current func(name string) (minor uint32, ok bool)) (map[string]bool, error) {
+	at := PlacesOf(pubs)
+	at.node = host.NodeCgroup()
+	found, err := h.ns.MountsInOtherNamespaces(ctx, "searching for stale mounts in pods", at.inPods, func(mnt host.Mount) bool {
+		name, ours := mount.NameOf(mnt.Source)
+		minor, ok := current(name)
+		return ours && (!ok || mnt.Major != 0 || mnt.Minor != minor)
+	})
+	if err != nil {
+		return nil, err
+	}
+	outdated := map[string]bool{}
+	for _, mnt := range found {
+		name, _ := mount.NameOf(mnt.Source)
+		outdated[name] = true
+	}
+	return outdated, nil
+}
+
 // HealOnce is Heal if that is needed, or if this process has not healed the mount before: the previous one may have been stopped
 // before it was done.
 func (h *Healer) HealOnce(ctx context.Context, m state.Mount, needed bool) error {
@@ -135,7 +159,7 @@ func (h *Healer) swapAt(ctx context.Context, m state.Mount, at Places, names []s
 		}
 		stale = swap.Stale
 		if groups == nil {
-			shown := slices.DeleteFunc(mounts, func(mnt host.Mount) bool { return !stale(mnt) || !at.Has(mnt) })
+			shown := slices.DeleteFunc(slices.Clone(mounts), func(mnt host.Mount) bool { return !stale(mnt) || !at.Has(mnt) })
 			if groups, err = h.ns.HoldGroups(ctx, shown); err != nil {
 				return nil, nil, err
 			}

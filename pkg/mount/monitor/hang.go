@@ -46,36 +46,52 @@ func (m *Monitor) watchHangs(ctx context.Context) {
 			return
 		case <-ticker.C:
 		}
-		mounts, err := m.Namespace.Mounts(ctx)
-		if err != nil {
-			m.Tracker.LogError(ctx, "hangs", err, "Cannot read mount table to find unresponsive clients")
-			continue
-		}
-		for _, mnt := range mounts {
-			name, ours := mount.NameOf(mnt.Source)
-			if !ours || mnt.Mountpoint != m.Store.SourceDir(name) {
-				continue
-			}
-			if entry := m.Tracker.Mount(name); entry.BeginProbe() {
-				wg.Go(func() {
-					if silent := entry.EndProbe(m.answers(ctx, mnt)); silent >= m.HangTimeout && ctx.Err() == nil {
-						m.abort(ctx, name, mnt)
-					}
-				})
-			}
-		}
+		m.probeAll(ctx, &wg)
 	}
 }
 
-// answers reports whether a mount's client answers, or has no request to answer.
+// probeAll probes all clients. Those that have no request to answer, nearly all, are found by one read of FUSE's control file system;
+// each of the others is asked by a goroutine of wg.
+func (m *Monitor) probeAll(ctx context.Context, wg *sync.WaitGroup) {
+	mounts, err := m.Namespace.Mounts(ctx)
+	if err != nil {
+		m.Tracker.LogError(ctx, "hangs", err, "Cannot read mount table to find unresponsive clients")
+		return
+	}
+	probed := map[string]host.Mount{}
+	var minors []uint32
+	for _, mnt := range mounts {
+		name, ours := mount.NameOf(mnt.Source)
+		if ours && mnt.Mountpoint == m.Store.SourceDir(name) && m.Tracker.Mount(name).BeginProbe() {
+			probed[name] = mnt
+			minors = append(minors, mnt.Minor)
+		}
+	}
+	if len(probed) == 0 {
+		return
+	}
+	wctx, cancel := context.WithTimeout(ctx, ProbeEvery(m.HangTimeout))
+	defer cancel()
+	waiting, err := m.Fusectl.WaitingAll(wctx, minors)
+	for name, mnt := range probed {
+		entry := m.Tracker.Mount(name)
+		if err == nil && waiting[mnt.Minor] == 0 { // or its connection has ended
+			entry.EndProbe(true)
+			continue
+		}
+		wg.Go(func() {
+			if silent := entry.EndProbe(m.answers(ctx, mnt)); silent >= m.HangTimeout && ctx.Err() == nil {
+				m.abort(ctx, name, mnt)
+			}
+		})
+	}
+}
+
+// answers reports whether a mount's client answers.
 func (m *Monitor) answers(ctx context.Context, mnt host.Mount) bool {
 	ctx, cancel := context.WithTimeout(ctx, ProbeEvery(m.HangTimeout))
 	defer cancel()
-	waiting, ok, err := m.Fusectl.Waiting(ctx, mnt.Minor)
-	if err == nil && (!ok || waiting == 0) {
-		return true
-	}
-	_, err = m.Namespace.Statfs(ctx, mnt.Mountpoint)
+	_, err := m.Namespace.Statfs(ctx, mnt.Mountpoint)
 	var errno unix.Errno
 	return err == nil || errors.As(err, &errno)
 }

@@ -33,7 +33,7 @@ const (
 // Mounts reconciles mounts. Package supervisor implements it and documents the methods.
 type Mounts interface {
 	Reconcile(ctx context.Context, name string) (again time.Duration, gone bool, err error)
-	TryReconcile(ctx context.Context, key string, names []string, failed func(name string, err error))
+	BeginPass(ctx context.Context) (tryReconcile func(ctx context.Context, key string, names []string, failed func(name string, err error)), err error)
 }
 
 // Killer kills clients and helpers. Package runner implements it.
@@ -118,17 +118,29 @@ func (m *Monitor) reconcile(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// Concurrently: a mount that drains for long must not delay the credentials of others, nor the garbage collection.
+	err = m.reconcileAll(ctx, names)
+	cctx, cancel := context.WithTimeout(ctx, reconcileBound)
+	defer cancel()
+	return errors.Join(err, m.collectGarbage(cctx))
+}
+
+// reconcileAll reconciles the mounts of these names.
+func (m *Monitor) reconcileAll(ctx context.Context, names []string) error {
+	for _, name := range names {
+		m.Watchers.Follow(name)
+	}
 	rctx, cancel := context.WithTimeout(ctx, m.bound)
 	defer cancel()
+	tryReconcile, err := m.Mounts.BeginPass(rctx)
+	if err != nil {
+		return err
+	}
+	// Concurrently: a mount that drains for long must not delay the credentials of others, nor the garbage collection.
 	var g errgroup.Group
 	g.SetLimit(reconcileWidth)
 	for key, generations := range byKey(names) {
-		for _, name := range generations {
-			m.Watchers.Follow(name)
-		}
 		g.Go(func() error {
-			m.Mounts.TryReconcile(rctx, key, generations, func(name string, err error) {
+			tryReconcile(rctx, key, generations, func(name string, err error) {
 				if ctx.Err() == nil {
 					m.Tracker.LogError(ctx, name, err, "Reconcile of mount failed", "mount", name, "retryIn", reconcileEvery)
 				}
@@ -136,10 +148,7 @@ func (m *Monitor) reconcile(ctx context.Context) error {
 			return nil
 		})
 	}
-	_ = g.Wait()
-	cctx, cancel := context.WithTimeout(ctx, reconcileBound)
-	defer cancel()
-	return m.collectGarbage(cctx)
+	return g.Wait()
 }
 
 func (m *Monitor) list(ctx context.Context) ([]string, error) {
@@ -181,7 +190,7 @@ func (m *Monitor) cleanPrograms(ctx context.Context) error {
 	if m.CleanPrograms == nil {
 		return nil
 	}
-	mounts, err := m.Store.Mounts(ctx)
+	mounts, err := m.Store.Mounts(ctx) // again: others were started since the pass began
 	if err != nil {
 		return err
 	}

@@ -28,7 +28,11 @@ func (f *fakeMounts) Reconcile(context.Context, string) (time.Duration, bool, er
 	return 0, true, nil
 }
 
-func (f *fakeMounts) TryReconcile(ctx context.Context, key string, names []string, failed func(string, error)) {
+func (f *fakeMounts) BeginPass(context.Context) (func(context.Context, string, []string, func(string, error)), error) {
+	return f.tryReconcile, nil
+}
+
+func (f *fakeMounts) tryReconcile(ctx context.Context, key string, names []string, failed func(string, error)) {
 	if key == f.blocked {
 		<-ctx.Done()
 		failed(names[0], errors.New("draining"))

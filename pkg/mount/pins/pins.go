@@ -91,6 +91,17 @@ func (p *Pins) List(mounts []host.Mount, name string) []host.Mount {
 	})
 }
 
+// Names returns the names of the mounts that have pins.
+func (p *Pins) Names(mounts []host.Mount) map[string]bool {
+	names := map[string]bool{}
+	for _, mnt := range mounts {
+		if name, ok := p.nameAt(mnt.Mountpoint); ok {
+			names[name] = true
+		}
+	}
+	return names
+}
+
 // Pin pins the file system of a mount in the host's table for the mount of that name. A second pin of one file system is
 // not made.
 func (p *Pins) Pin(ctx context.Context, name string, mounts []host.Mount, from host.Mount) error {

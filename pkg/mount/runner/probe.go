@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
@@ -24,6 +25,12 @@ const (
 // Probe returns the health of a mount's client: mount.Down, mount.Healthy or mount.Orphaned. The file system is asked, too, because
 // a helper reports an exit a moment later. A helper that does not answer is an error, not an exit.
 func (r *Runner) Probe(ctx context.Context, m state.Mount) (mount.Health, error) {
+	health, _, err := r.ProbeStatus(ctx, m)
+	return health, err
+}
+
+// ProbeStatus is Probe that also returns the status of the helper, unless that has exited.
+func (r *Runner) ProbeStatus(ctx context.Context, m state.Mount) (mount.Health, helper.Status, error) {
 	hctx, cancel := context.WithTimeout(ctx, helperBound)
 	defer cancel()
 	status, err := r.Peer(m.Name).Status(hctx)
@@ -31,30 +38,30 @@ func (r *Runner) Probe(ctx context.Context, m state.Mount) (mount.Health, error)
 	switch {
 	case errors.Is(err, helper.ErrGone):
 		if alive, err := r.Launcher.Alive(ctx, m.UID); err != nil || !alive {
-			return mount.Down, err
+			return mount.Down, status, err
 		}
 		health = mount.Orphaned
 	case err != nil:
-		return mount.Down, fault.Errorf(fault.Unavailable, "checking the client of mount %s: its helper does not answer: %w", m.Name, err)
+		return mount.Down, status, fault.Errorf(fault.Unavailable, "checking the client of mount %s: its helper does not answer: %w", m.Name, err)
 	case status.State != helper.StateRunning || m.Phase != state.Running:
-		return mount.Down, nil
-	}
-	mounted, err := r.Sources.Mounted(ctx, m)
-	if err != nil {
-		return mount.Down, err
-	}
-	if !mounted {
-		if health == mount.Healthy {
-			health = mount.Down
-		}
-		return health, nil
+		return mount.Down, status, nil
 	}
 	actx, cancel := context.WithTimeout(host.For(ctx, m.Account()), answerBound)
 	defer cancel()
-	if _, err = r.Namespace.Statfs(actx, r.Store.SourceDir(m.Name)); isConnectionGone(err) {
-		return mount.Down, nil
+	st, err := r.Namespace.Statfs(actx, r.Store.SourceDir(m.Name))
+	if isConnectionGone(err) {
+		return mount.Down, status, nil
 	}
-	return health, nil
+	mounted := err == nil && st.Type == unix.FUSE_SUPER_MAGIC
+	if !mounted {
+		if mounted, err = r.Sources.Mounted(ctx, m); err != nil {
+			return mount.Down, status, err
+		}
+	}
+	if !mounted && health == mount.Healthy {
+		health = mount.Down
+	}
+	return health, status, nil
 }
 
 // CauseOf returns why a mount's client must be restarted.

@@ -10,9 +10,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -35,6 +35,7 @@ type files struct {
 	Paths
 	// bounded: what mounts can write to in dir is limited, each in a file system of its own.
 	bounded bool
+	reads   *atomic.Int64 // of records; nil: they are not counted
 }
 
 // clearTemporaries removes files that a driver was writing when it exited. There must be no other writer.
@@ -115,7 +116,7 @@ func (f files) nextGeneration(key string) (uint64, error) {
 }
 
 func (f files) record(name string) (r Mount, ok bool, err error) {
-	ok, err = readJSON(f.recordFile(name), &r)
+	ok, err = f.readJSON(f.recordFile(name), &r)
 	if ok && r.Name != name {
 		return r, false, fmt.Errorf("%s is %w: it describes another mount, %q", f.recordFile(name), ErrDamaged, r.Name)
 	}
@@ -167,13 +168,15 @@ func (f files) recordsOf(key string) (records []Mount, err error) {
 
 func (f files) names() ([]string, error) {
 	var names []string
+	seen := map[string]bool{}
 	for _, dir := range []string{f.MountsDir(), f.SourcesDir()} {
 		entries, err := os.ReadDir(dir)
 		if err != nil {
 			return nil, err
 		}
 		for _, e := range entries {
-			if mount.ValidName(e.Name()) && !slices.Contains(names, e.Name()) {
+			if mount.ValidName(e.Name()) && !seen[e.Name()] {
+				seen[e.Name()] = true
 				names = append(names, e.Name())
 			}
 		}
@@ -182,7 +185,7 @@ func (f files) names() ([]string, error) {
 }
 
 func (f files) succeed(rec Mount) error {
-	pubs := publicationFiles{f.Paths}
+	pubs := publicationFiles{f}
 	for _, former := range rec.Predecessors {
 		old, ok, err := f.record(former)
 		if err != nil && !errors.Is(err, ErrDamaged) {
@@ -247,7 +250,10 @@ func ignoreMissing(err error) error {
 	return err
 }
 
-func readJSON(file string, v any) (ok bool, err error) {
+func (f files) readJSON(file string, v any) (ok bool, err error) {
+	if f.reads != nil {
+		f.reads.Add(1)
+	}
 	b, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
@@ -400,7 +406,7 @@ func (f files) restore(keeps func(Mount) bool) (names []string, err error) {
 
 func (f files) restoreOne(name string, keeps func(Mount) bool) (bool, error) {
 	var rec Mount
-	if _, err := readJSON(f.keptRecord(name), &rec); err != nil && !errors.Is(err, ErrDamaged) {
+	if _, err := f.readJSON(f.keptRecord(name), &rec); err != nil && !errors.Is(err, ErrDamaged) {
 		return false, err
 	}
 	uid, err := ownerOf(f.CacheDir(name))

@@ -14,12 +14,18 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
+	"github.com/s3-csi/s3-csi-driver/pkg/sharedread"
 )
 
 // Publications are the records of targets.
 type Publications struct {
 	base
 	records publicationFiles
+	shared  *sharedread.Reader[[]Publication]
+}
+
+func newPublications(b base) Publications {
+	return Publications{b, publicationFiles{b.files}, &sharedread.Reader[[]Publication]{}}
 }
 
 // Get returns the record of a target; ok is false if there is none.
@@ -27,14 +33,21 @@ func (s Publications) Get(ctx context.Context, target string) (p Publication, ok
 	return find(ctx, s.base, func() (Publication, bool, error) { return s.records.get(target) })
 }
 
-// All returns the records of all targets.
+// All returns the records of all targets. Concurrent callers share a read that began after they called, and its result: do not modify
+// it.
 func (s Publications) All(ctx context.Context) ([]Publication, error) {
-	return get(ctx, s.base, s.records.all)
+	return s.shared.Read(ctx, func(ctx context.Context) ([]Publication, error) {
+		ctx, cancel := context.WithTimeout(ctx, readBound)
+		defer cancel()
+		all, err := get(ctx, s.base, s.records.all)
+		return slices.Clip(all), err
+	})
 }
 
 // Of returns those of one mount.
 func (s Publications) Of(ctx context.Context, name string) ([]Publication, error) {
-	return get(ctx, s.base, func() ([]Publication, error) { return s.records.of(name) })
+	all, err := s.All(ctx)
+	return slices.DeleteFunc(slices.Clone(all), func(p Publication) bool { return p.Mount != name }), err
 }
 
 // Write writes the record of a target.
@@ -82,7 +95,7 @@ func (s Publications) RemoveStale(ctx context.Context, age time.Duration) error 
 }
 
 // publicationFiles reads and writes the records of targets. Like those of files, its methods do plain file I/O.
-type publicationFiles struct{ Paths }
+type publicationFiles struct{ files }
 
 func (f publicationFiles) of(name string) ([]Publication, error) {
 	all, err := f.all()
@@ -91,7 +104,7 @@ func (f publicationFiles) of(name string) ([]Publication, error) {
 
 func (f publicationFiles) get(target string) (p Publication, ok bool, err error) {
 	file := f.publicationFile(target)
-	ok, err = readJSON(file, &p)
+	ok, err = f.readJSON(file, &p)
 	if ok && p.Target != target {
 		return p, false, fmt.Errorf("%s describes another target, %q", file, p.Target)
 	}
@@ -117,7 +130,7 @@ func (f publicationFiles) all() ([]Publication, error) {
 			continue
 		}
 		var p Publication
-		ok, err := readJSON(filepath.Join(f.publicationsDir(), e.Name()), &p)
+		ok, err := f.readJSON(filepath.Join(f.publicationsDir(), e.Name()), &p)
 		if err != nil {
 			return nil, err
 		}

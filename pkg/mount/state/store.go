@@ -15,6 +15,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"time"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/flock"
@@ -27,6 +28,7 @@ const (
 	maxDir    = 48
 	lockBound = time.Second      // how long the lock may be held by a child that a killed driver was starting
 	passBound = 10 * time.Second // for the file systems of the state and the cache directory to answer
+	readBound = 30 * time.Second // for a read of all publications, which several callers may share
 )
 
 // Store is the state directory and the cache directory of one driver. Pubs are the records of publications, the other methods are of
@@ -53,12 +55,12 @@ func Open(ctx context.Context, ns *host.Namespace, dir, cache string, uid uint32
 	case !filepath.IsAbs(cache):
 		return nil, fmt.Errorf("--cache-dir %q: it must be an absolute path", cache)
 	}
-	s := &Store{base: base{files{Paths: Paths{Dir: dir, Cache: cache}}, ns}}
+	s := &Store{base: base{files{Paths: Paths{Dir: dir, Cache: cache}, reads: &atomic.Int64{}}, ns}}
 	lock, err := host.Call(ctx, ns, "preparing "+dir, func(f *os.File) { f.Close() }, s.open)
 	if err != nil {
 		return nil, fmt.Errorf("preparing the state directory %s: %w", dir, err)
 	}
-	s.lock, s.Pubs = lock, Publications{s.base, publicationFiles{s.Paths}}
+	s.lock, s.Pubs = lock, newPublications(s.base)
 	pctx, cancel := context.WithTimeout(ctx, passBound)
 	defer cancel()
 	for _, d := range []struct{ flag, dir string }{{"--state-dir", s.MountsDir()}, {"--cache-dir", s.Cache}} {
@@ -72,6 +74,9 @@ func Open(ctx context.Context, ns *host.Namespace, dir, cache string, uid uint32
 
 // Close releases the lock of the directories.
 func (s *Store) Close() error { return s.lock.Close() }
+
+// Reads returns the number of records of mounts and publications that were read, for tests of what a reconcile pass costs.
+func (s *Store) Reads() int { return int(s.reads.Load()) }
 
 // Salt is the node's random salt. It outlives a reboot if the cache directory does.
 func (s *Store) Salt() []byte { return bytes.Clone(s.salt) }

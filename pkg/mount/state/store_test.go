@@ -115,7 +115,7 @@ func TestRecordsComeBackAsTheyWere(t *testing.T) {
 // A record that cannot be read must never be taken for an absent one: its mount would be started twice or forgotten.
 func TestDamagedRecordsAreErrors(t *testing.T) {
 	s := newFiles(t)
-	pubs := publicationFiles{s.Paths}
+	pubs := publicationFiles{s}
 	p := Publication{Target: "/t", VolumeID: "v", Mount: "m"}
 	if err := pubs.write(p); err != nil {
 		t.Fatal(err)

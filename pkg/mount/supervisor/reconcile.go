@@ -13,8 +13,6 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/drain"
-	"github.com/s3-csi/s3-csi-driver/pkg/mount/heal"
-	"github.com/s3-csi/s3-csi-driver/pkg/mount/pins"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
 )
@@ -44,83 +42,29 @@ func (s *Supervisor) Reconcile(ctx context.Context, name string) (again time.Dur
 	return again, !s.Store.Exists(ctx, name), err
 }
 
-// TryReconcile reconciles the mounts of one key, in this order. If another call works on the key it does nothing. failed is called with
-// errors.
-func (s *Supervisor) TryReconcile(ctx context.Context, key string, names []string, failed func(name string, err error)) {
-	unlock, ok := s.keys.TryLock(key)
-	if !ok {
-		return
-	}
-	defer unlock()
-	for _, name := range names {
-		if _, err := s.reconcileMount(ctx, name); err != nil {
-			failed(name, err)
-		}
-	}
-}
-
-// view is the actual state of one mount.
-type view struct {
-	mount     state.Mount
-	have      bool                // mount was read
-	pubs      []state.Publication // whose targets show it, or should
-	shown     bool                // at one of them, or elsewhere on the host
-	heldByCO  bool                // a target was unmounted, but the CO has not unpublished it
-	stale     bool                // a file system of an earlier generation, or of a predecessor, shows somewhere on the host
-	pinned    bool                // former file systems are pinned, because they may still be shown
-	movedAway bool                // it has no publication, and some were moved away from it
-}
-
 // viewer reads the actual state of mounts.
 type viewer struct{ *Options }
 
+// look reads the actual state of one mount.
 func (o viewer) look(ctx context.Context, name string) (view, error) {
-	var v view
-	var err error
-	if v.mount, v.have, err = o.Store.Mount(ctx, name); errors.Is(err, state.ErrDamaged) {
+	m, have, err := o.Store.Mount(ctx, name)
+	if errors.Is(err, state.ErrDamaged) {
 		o.Tracker.LogError(ctx, name+" record", err, "Record of mount is damaged", "mount", name)
-		v.have, err = false, nil
+		have, err = false, nil
 	}
 	if err != nil {
 		return view{}, err
 	}
-	if v.have && v.mount.Phase == state.Running {
-		if err := o.Store.Pubs.Succeed(ctx, v.mount); err != nil {
+	if have && m.Phase == state.Running && len(m.Predecessors) > 0 {
+		if err := o.Store.Pubs.Succeed(ctx, m); err != nil {
 			return view{}, err
 		}
 	}
-	all, err := o.Store.Pubs.All(ctx)
+	s, err := o.snapshot(ctx)
 	if err != nil {
 		return view{}, err
 	}
-	v.pubs = slices.DeleteFunc(slices.Clone(all), func(p state.Publication) bool { return p.Mount != name })
-	v.movedAway = len(v.pubs) == 0 && movedElsewhere(all, name, "")
-	if v.have && v.mount.Phase == state.Running {
-		if v.heldByCO, err = o.anyHeld(ctx, v.pubs); err != nil {
-			return view{}, err
-		}
-	}
-	mounts, err := o.Namespace.Mounts(ctx)
-	if err != nil {
-		return view{}, err
-	}
-	source, mounted := o.Sources.Find(mounts, name)
-	at := heal.PlacesOf(v.pubs)
-	names := append([]string{name}, v.mount.Predecessors...)
-	former := o.Pins.Known(mounts, names, at.Targets)
-	delete(former, source.Minor)
-	v.pinned = len(o.Pins.List(mounts, name)) > 0
-	for _, mnt := range mounts {
-		shown, ours := mount.NameOf(mnt.Source)
-		if !ours || o.Pins.Own(mnt) {
-			continue
-		}
-		// A publication that is being moved here still shows the mount that it comes from.
-		moving := heal.MovingAway(v.pubs, shown, mnt)
-		v.shown = v.shown || shown == name || at.Targets[mnt.Mountpoint] && (moving || slices.Contains(v.mount.Predecessors, shown))
-		v.stale = v.stale || mounted && v.have && (moving || pins.Serves(mnt, names) && former.Has(mnt) && at.Has(mnt))
-	}
-	return v, nil
+	return o.view(s, name, m, have), nil
 }
 
 // anyHeld reports whether the CO still holds one of these publications, whatever is mounted at its target. The CO has the target's
@@ -172,8 +116,15 @@ func (s *Supervisor) reconcileMount(ctx context.Context, name string) (again tim
 			return replacedRetry, errors.Join(err, rerr)
 		}
 		return 0, nil
-	case m.Phase == state.Ending || !v.shown && !v.heldByCO:
+	case m.Phase == state.Ending:
 		return 0, s.stop(ctx, m)
+	}
+	if !v.shown {
+		if held, err := (viewer{&s.Options}).anyHeld(ctx, v.pubs); err != nil {
+			return 0, err
+		} else if !held {
+			return 0, s.stop(ctx, m)
+		}
 	}
 	return s.keepServing(ctx, v)
 }
@@ -182,26 +133,19 @@ func (s *Supervisor) reconcileMount(ctx context.Context, name string) (again tim
 func (s *Supervisor) keepServing(ctx context.Context, v view) (again time.Duration, err error) {
 	m := v.mount
 	entry := s.Tracker.Mount(m.Name)
-	health, err := s.Runner.Probe(ctx, m)
+	health, rerr, err := s.refresh(ctx, m)
 	if err != nil {
 		return 0, err
 	}
 	reason := tracker.ReasonHelper
 	switch health {
 	case mount.Healthy:
-		entry.Set(m.Client, tracker.Healthy)
-		rerr := s.Creds.Refresh(ctx, m) // it is healed without new credentials, too
-		old, err := s.outdated(m)
-		if err != nil || rerr != nil && old {
-			return 0, errors.Join(err, rerr)
+		herr := s.Healer.HealOnce(ctx, m, v.stale)
+		if v.pinned && herr == nil {
+			herr = s.Pins.Release(ctx, m.Name)
 		}
-		if !old {
-			herr := s.Healer.HealOnce(ctx, m, v.stale)
-			if v.pinned && herr == nil {
-				herr = s.Pins.Release(ctx, m.Name)
-			}
-			return 0, errors.Join(herr, rerr)
-		}
+		return 0, errors.Join(herr, rerr)
+	case mount.Outdated:
 		reason = tracker.ReasonConfig
 	case mount.Down:
 		entry.Set(m.Client, tracker.Failed)
@@ -224,4 +168,23 @@ func (s *Supervisor) keepServing(ctx context.Context, v view) (again time.Durati
 		return entry.RestartPause(), err
 	}
 	return time.Second, nil
+}
+
+// refresh returns the health of a mount in use, and refreshes the credentials of one that serves. rerr is the error of the latter: the
+// mount is healed without new credentials, too, but not replaced.
+func (s *Supervisor) refresh(ctx context.Context, m state.Mount) (health mount.Health, rerr, err error) {
+	health, status, err := s.Runner.ProbeStatus(ctx, m)
+	if err != nil || health != mount.Healthy {
+		return health, nil, err
+	}
+	s.Tracker.Mount(m.Name).Set(m.Client, tracker.Healthy)
+	rerr = s.Creds.Refresh(ctx, m, &status)
+	old, err := s.outdated(m)
+	if err != nil || rerr != nil && old {
+		return health, nil, errors.Join(err, rerr)
+	}
+	if old {
+		health = mount.Outdated
+	}
+	return health, rerr, nil
 }

@@ -102,6 +102,19 @@ type keyLocks struct {
 	namedlock.Locks
 	store   *state.Store
 	tracker *tracker.Tracker
+	changed changedKeys
+}
+
+// Lock is namedlock.Locks.Lock. The key counts as changed from its release on.
+func (l *keyLocks) Lock(ctx context.Context, key string) (unlock func(), err error) {
+	release, err := l.Locks.Lock(ctx, key)
+	return func() { l.changed.add(key); release() }, err
+}
+
+// TryLock is namedlock.Locks.TryLock. The key counts as changed from its release on.
+func (l *keyLocks) TryLock(key string) (unlock func(), ok bool) {
+	release, ok := l.Locks.TryLock(key)
+	return func() { l.changed.add(key); release() }, ok
 }
 
 func (l *keyLocks) lock(ctx context.Context, key string) (unlock func(), err error) {

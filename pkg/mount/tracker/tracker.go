@@ -93,6 +93,13 @@ func (m *Mount) Set(client string, state State) {
 	m.client, m.state = client, state
 }
 
+// Healed reports whether this process has healed the mount's publications.
+func (m *Mount) Healed() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.healed
+}
+
 // NeedsHealing reports whether this process has not healed the mount's publications yet, and notes that it does so now.
 func (m *Mount) NeedsHealing() bool {
 	m.mu.Lock()

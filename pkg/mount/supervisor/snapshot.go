@@ -1,0 +1,257 @@
+package supervisor
+
+import (
+	"context"
+	"path/filepath"
+	"slices"
+	"sync"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/heal"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/pins"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
+)
+
+// snapshot is the publications and the mount table at one time, indexed by the names of mounts, so that the view of one mount takes
+// no look at the others.
+type snapshot struct {
+	all     []state.Publication
+	pubs    map[string][]state.Publication // of each mount
+	moved   map[string]bool                // some publications were moved away from these mounts
+	sources map[string]host.Mount          // by the path of the source: the topmost mount
+	own     map[string][]host.Mount        // sources and pins, by the mount whose name they carry
+	shown   map[string][]host.Mount        // the driver's other mounts, by the mount whose name they carry
+	pinned  map[string]bool                // these mounts have pins
+}
+
+// snapshot reads publications and mount table once. The latter comes second, because a target is recorded before it is mounted.
+func (o viewer) snapshot(ctx context.Context) (snapshot, error) {
+	pubs, err := o.Store.Pubs.All(ctx)
+	if err != nil {
+		return snapshot{}, err
+	}
+	mounts, err := o.Namespace.Mounts(ctx)
+	if err != nil {
+		return snapshot{}, err
+	}
+	s := snapshot{
+		all: pubs, pubs: map[string][]state.Publication{}, moved: map[string]bool{}, sources: map[string]host.Mount{},
+		own: map[string][]host.Mount{}, shown: map[string][]host.Mount{}, pinned: o.Pins.Names(mounts),
+	}
+	for _, p := range pubs {
+		s.pubs[p.Mount] = append(s.pubs[p.Mount], p)
+		for _, name := range p.MovedFrom {
+			s.moved[name] = true
+		}
+	}
+	sources := o.Store.SourcesDir()
+	for _, mnt := range mounts {
+		if filepath.Dir(mnt.Mountpoint) == sources {
+			s.sources[mnt.Mountpoint] = mnt // later entries lie on top
+		}
+		name, ours := mount.NameOf(mnt.Source)
+		switch {
+		case !ours:
+		case o.Pins.Own(mnt):
+			s.own[name] = append(s.own[name], mnt)
+		default:
+			s.shown[name] = append(s.shown[name], mnt)
+		}
+	}
+	return s, nil
+}
+
+// view is the actual state of one mount.
+type view struct {
+	mount     state.Mount
+	have      bool                // mount was read
+	pubs      []state.Publication // whose targets show it, or should
+	mounted   bool                // a file system is on its source
+	shown     bool                // at one of them, or elsewhere on the host
+	stale     bool                // a file system of an earlier generation, or of a predecessor, shows somewhere on the host
+	pinned    bool                // former file systems are pinned, because they may still be shown
+	movedAway bool                // it has no publication, and some were moved away from it
+	former    bool                // there is a file system, other than the one on its source, that containers may show instead of it
+}
+
+// view returns the state of a mount. have reports whether its record was read.
+func (o viewer) view(s snapshot, name string, m state.Mount, have bool) view {
+	v := view{mount: m, have: have, pubs: s.pubs[name], pinned: s.pinned[name]}
+	v.movedAway = len(v.pubs) == 0 && s.moved[name]
+	source, mounted := s.sources[o.Store.SourceDir(name)]
+	v.mounted = mounted
+	at := heal.PlacesOf(v.pubs)
+	names := append([]string{name}, m.Predecessors...)
+	former := pins.Devices{}
+	for _, n := range names {
+		for _, mnt := range slices.Concat(s.own[n], s.shown[n]) {
+			if pins.Serves(mnt, names) && (o.Pins.Own(mnt) || at.Targets[mnt.Mountpoint]) {
+				former[mnt.Minor] = true
+			}
+		}
+	}
+	delete(former, source.Minor)
+	v.former = len(former) > 0 || slices.ContainsFunc(v.pubs, func(p state.Publication) bool { return len(p.MovedFrom) > 0 })
+	seen := map[string]bool{}
+	look := func(shown string) {
+		if seen[shown] {
+			return
+		}
+		seen[shown] = true
+		for _, mnt := range s.shown[shown] {
+			// A publication that is being moved here still shows the mount that it comes from.
+			moving := heal.MovingAway(v.pubs, shown, mnt)
+			v.shown = v.shown || shown == name || at.Targets[mnt.Mountpoint] && (moving || slices.Contains(m.Predecessors, shown))
+			v.stale = v.stale || mounted && have && (moving || pins.Serves(mnt, names) && former.Has(mnt) && at.Has(mnt))
+		}
+	}
+	for _, n := range names {
+		look(n)
+	}
+	for _, p := range v.pubs {
+		for _, n := range p.MovedFrom {
+			look(n)
+		}
+	}
+	return v
+}
+
+// pass is a reconcile pass over all mounts: a snapshot with the records of all mounts.
+type pass struct {
+	*Supervisor
+	snapshot
+	records map[string]state.Mount // those that could be read
+	// outdated are the mounts of which containers show another file system than the current one; searched is false if that is
+	// unknown.
+	outdated map[string]bool
+	searched bool
+}
+
+// BeginPass reads the actual state of all mounts once, and returns a function that reconciles the mounts of one key, in this order. If
+// another call works on the key that function does nothing. It calls failed with errors.
+//
+// What was read only serves to find mounts that are in order, which is nearly all of them. Before any other mount is changed, its
+// state is read again under the lock of its key.
+func (s *Supervisor) BeginPass(ctx context.Context) (func(ctx context.Context, key string, names []string, failed func(name string, err error)), error) {
+	s.keys.changed.clear() // before the first read: what changes from here on is not in the snapshot
+	all, err := s.Store.Mounts(ctx)
+	if err != nil {
+		return nil, err
+	}
+	p := &pass{Supervisor: s, records: make(map[string]state.Mount, len(all))}
+	for _, m := range all {
+		p.records[m.Name] = m
+	}
+	if p.snapshot, err = (viewer{&s.Options}).snapshot(ctx); err != nil {
+		return nil, err
+	}
+	p.search(ctx)
+	return p.tryReconcile, nil
+}
+
+// search finds the outdated mounts if this process has not healed all mounts yet. Most have nothing to heal when the driver starts, and
+// are found by one search of all mount namespaces instead of one for each.
+func (p *pass) search(ctx context.Context) {
+	unhealed := false
+	for _, m := range p.records {
+		unhealed = unhealed || m.Phase == state.Running && p.Healer.Unhealed(m)
+	}
+	if !unhealed {
+		return
+	}
+	outdated, err := p.Healer.OutdatedInPods(ctx, p.all, func(name string) (uint32, bool) {
+		mnt, mounted := p.sources[p.Store.SourceDir(name)]
+		return mnt.Minor, mounted
+	})
+	if err != nil {
+		p.Tracker.LogError(ctx, "search", err, "Cannot search for stale mounts in pods")
+		return
+	}
+	p.outdated, p.searched = outdated, true
+}
+
+func (p *pass) tryReconcile(ctx context.Context, key string, names []string, failed func(name string, err error)) {
+	unlock, ok := p.keys.TryLock(key)
+	if !ok {
+		return
+	}
+	defer unlock()
+	current := !p.keys.changed.has(key)
+	for _, name := range names {
+		if current {
+			done, err := p.confirm(ctx, name)
+			if err != nil {
+				failed(name, err)
+			}
+			if done {
+				continue
+			}
+		}
+		current = false // the reconciliation of one mount may change the others of its key
+		if _, err := p.reconcileMount(ctx, name); err != nil {
+			failed(name, err)
+		}
+	}
+}
+
+// confirm refreshes the credentials of a mount that is in use and in order, as far as the snapshot shows. done is false if it may have
+// to be changed.
+func (p *pass) confirm(ctx context.Context, name string) (done bool, err error) {
+	m, have := p.records[name]
+	if !have || m.Phase != state.Running || m.Superseded || p.succeeds(m) {
+		return false, nil
+	}
+	v := viewer{&p.Options}.view(p.snapshot, name, m, true)
+	if !v.mounted || !v.shown || v.stale || v.pinned {
+		return false, nil
+	}
+	unhealed := p.Healer.Unhealed(m)
+	if unhealed && (v.former || !p.searched || p.outdated[name]) {
+		return false, nil
+	}
+	health, rerr, err := p.refresh(ctx, m)
+	switch {
+	case err != nil:
+		return true, err
+	case health != mount.Healthy:
+		return false, nil
+	case unhealed:
+		p.Tracker.Mount(name).NeedsHealing() // until now: it was found to have nothing to heal
+	}
+	return true, rerr
+}
+
+// succeeds reports whether a mount may still have to take over publications of its predecessors.
+func (p *pass) succeeds(m state.Mount) bool {
+	return slices.ContainsFunc(m.Predecessors, func(name string) bool {
+		former, have := p.records[name]
+		return have && !former.Superseded || len(p.pubs[name]) > 0
+	})
+}
+
+// changedKeys are the keys of mounts that were locked, so that their mounts may have changed, since it was cleared.
+type changedKeys struct {
+	mu   sync.Mutex
+	keys map[string]bool
+}
+
+func (c *changedKeys) clear() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.keys = map[string]bool{}
+}
+
+func (c *changedKeys) add(key string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.keys != nil { // nil: there has been no pass yet
+		c.keys[key] = true
+	}
+}
+
+func (c *changedKeys) has(key string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.keys[key]
+}

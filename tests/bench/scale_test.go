@@ -1,0 +1,115 @@
+package bench
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/s3-csi/s3-csi-driver/tests/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+)
+
+// BenchmarkScale measures what mounts that no process uses cost the driver, with 100 and 300 of them, or with the numbers in
+// S3CSI_SCALE ("100,300,1000").
+//
+// cpu-s/min is the driver's processor time per minute and pass-ms the mean duration of a reconcile pass, both over a window of
+// S3CSI_SCALE_WINDOW (two minutes, which have two passes). RSS-MB is the driver's resident memory at its end, peak-MB the highest
+// since the driver started, threads the number of its threads. Then the driver is restarted: ready-ms is the time until it reports
+// that it is ready, answer-ms the time from its start until a NodePublishVolume of a volume that is published already has
+// returned, and first-pass-s the duration of its first pass. MB are 10^6 bytes.
+func BenchmarkScale(b *testing.B) {
+	counts := os.Getenv("S3CSI_SCALE")
+	if counts == "" {
+		counts = "100,300"
+	}
+	for text := range strings.SplitSeq(counts, ",") {
+		count, err := strconv.Atoi(text)
+		must(b, err)
+		b.Run(text, func(b *testing.B) { scale(b, count) })
+	}
+}
+
+func scale(b *testing.B, count int) {
+	const (
+		width  = 8 // publications at a time
+		settle = 10 * time.Second
+	)
+	window := 2 * time.Minute
+	if text := os.Getenv("S3CSI_SCALE_WINDOW"); text != "" {
+		var err error
+		window, err = time.ParseDuration(text)
+		must(b, err)
+	}
+	n, d := setup(b)
+	volumes, targets := make([]*csi.Volume, count), make([]string, count)
+	each := func(do func(i int) error) {
+		var g errgroup.Group
+		g.SetLimit(width)
+		for i := range count {
+			g.Go(func() error { return do(i) })
+		}
+		must(b, g.Wait())
+	}
+	for i := range count {
+		name := fmt.Sprintf("scale-%d", i)
+		volumes[i], targets[i] = volume(b, n, name), n.Target(name)
+	}
+	publish := func(i int) error {
+		_, err := d.NodePublishVolume(b.Context(), rigtest.PublishRequest(volumes[i], targets[i]))
+		return err
+	}
+	each(publish)
+	time.Sleep(settle)
+
+	pid := strconv.Itoa(d.PID())
+	status := filepath.Join("/proc", pid, "status")
+	passes, took := reconciled(b, d)
+	cpu, began := cpuSeconds(b, pid), time.Now()
+	time.Sleep(window)
+	b.ReportMetric((cpuSeconds(b, pid)-cpu)/time.Since(began).Minutes(), "cpu-s/min")
+	passesNow, tookNow := reconciled(b, d)
+	if passesNow > passes {
+		b.ReportMetric((tookNow-took)/(passesNow-passes)*1000, "pass-ms")
+	}
+	b.ReportMetric(sizes(b, status, "VmRSS"), "RSS-MB")
+	b.ReportMetric(sizes(b, status, "VmHWM"), "peak-MB")
+	threads, err := os.ReadDir(filepath.Join("/proc", pid, "task"))
+	must(b, err)
+	b.ReportMetric(float64(len(threads)), "threads")
+
+	_, err = d.Stop(b.Context())
+	must(b, err)
+	began = time.Now()
+	d = n.Drive(b, "node", "--v=2")
+	b.ReportMetric(milliseconds(time.Since(began)), "ready-ms")
+	must(b, publish(0))
+	b.ReportMetric(milliseconds(time.Since(began)), "answer-ms")
+	rigtest.Await(b, 10*time.Minute, "the first pass", func() bool {
+		passes, took = reconciled(b, d)
+		return passes > 0
+	})
+	b.ReportMetric(took, "first-pass-s")
+
+	each(func(i int) error {
+		_, err := d.NodeUnpublishVolume(b.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: volumes[i].GetVolumeId(), TargetPath: targets[i]})
+		return err
+	})
+	n.NothingLeft(b)
+}
+
+// reconciled is the number of reconcile passes of a driver so far, and their duration in seconds.
+func reconciled(b *testing.B, d *rig.Driver) (passes, took float64) {
+	b.Helper()
+	for line := range strings.Lines(rigtest.Get(b, d, "/metrics")) {
+		_, _ = fmt.Sscanf(line, "s3csi_reconcile_duration_seconds_count %f", &passes)
+		_, _ = fmt.Sscanf(line, "s3csi_reconcile_duration_seconds_sum %f", &took)
+	}
+	return passes, took
+}
