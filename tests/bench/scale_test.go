@@ -47,7 +47,7 @@ func scale(b *testing.B, count int) {
 		window, err = time.ParseDuration(text)
 		must(b, err)
 	}
-	n, d := setup(b)
+	n, d := setup(b, rigtest.Client)
 	volumes, targets := make([]*csi.Volume, count), make([]string, count)
 	each := func(do func(i int) error) {
 		var g errgroup.Group
