@@ -225,6 +225,11 @@ func (c *config) checkTuning() error {
 // needsCache reports whether files go through the cache directory.
 func (c *config) needsCache() bool { return !c.readOnly || c.readCache }
 
+// listsAttributes reports whether a listing has all attributes of files. The kernel then gets them with the names (READDIRPLUS), and
+// a stat that follows takes no request. Otherwise each file would take a HEAD request, or a listing of its own, even if only names
+// are read.
+func (c *config) listsAttributes() bool { return c.serverMtime && c.dirCacheTime >= attrTime }
+
 func hasControl(s string) bool {
 	return strings.ContainsFunc(s, func(r rune) bool { return r < 0x20 || r == 0x7f })
 }

@@ -36,6 +36,7 @@ type guard struct {
 	reopened atomic.Bool
 
 	serverMtime bool
+	mtimes      mtimes
 	conditional atomic.Bool
 	conflicts   atomic.Int64 // of this process
 	quarantined conflictedFiles
@@ -69,7 +70,9 @@ func (g *guard) List(ctx context.Context, dir string) (fs.DirEntries, error) {
 	entries, err := g.Fs.List(ctx, dir)
 	for i, e := range entries {
 		if o, ok := e.(fs.Object); ok {
-			entries[i] = g.object(o)
+			own := g.object(o)
+			own.listed.Store(true)
+			entries[i] = own
 		}
 	}
 	return entries, err
@@ -216,6 +219,8 @@ func (g *guard) object(o fs.Object) *object {
 // object is an object whose Update is guarded.
 type object struct {
 	guard *guard
+	// listed: it is as a listing showed it; this process has not changed it.
+	listed atomic.Bool
 
 	mu  sync.Mutex
 	now fs.Object // rclone's; Update replaces it
@@ -234,6 +239,7 @@ func (o *object) Update(ctx context.Context, in io.Reader, src fs.ObjectInfo, op
 	if err != nil {
 		return err
 	}
+	o.listed.Store(false)
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.now = now
@@ -260,12 +266,6 @@ func with[R any](o *object, fn func(fs.Object) (R, error)) (R, error) {
 	return result, err
 }
 
-// ModTime returns the modification time.
-func (o *object) ModTime(ctx context.Context) time.Time {
-	modified, _ := with(o, func(now fs.Object) (time.Time, error) { return now.ModTime(ctx), nil })
-	return modified
-}
-
 // Hash returns the MD5, or "".
 func (o *object) Hash(ctx context.Context, t hash.Type) (string, error) {
 	return with(o, func(now fs.Object) (string, error) { return now.Hash(ctx, t) })
@@ -282,6 +282,8 @@ func (o *object) Remote() string { return o.get().Remote() }
 func (o *object) Size() int64    { return o.get().Size() }
 func (o *object) Storable() bool { return o.get().Storable() }
 func (o *object) SetModTime(ctx context.Context, t time.Time) error {
+	o.listed.Store(false)
+	defer o.guard.mtimes.forget(o.Remote()) // some services keep the time of the upload when only metadata changes
 	return o.get().SetModTime(ctx, t)
 }
 func (o *object) Remove(ctx context.Context) error { return o.get().Remove(ctx) }

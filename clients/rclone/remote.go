@@ -82,6 +82,9 @@ func newRemote(ctx context.Context, c config) (fs.Fs, error) {
 		}
 		all[name] = value
 	}
+	// The backend then shows the time of the upload and never asks for metadata. object.ModTime asks for it if needed.
+	ctx, ci := fs.AddConfig(ctx)
+	ci.UseServerModTime = true
 	// The slash at the end marks a directory. Without it, rclone checks whether it is an object, which a session that is limited
 	// to the prefix may not do.
 	remote, err := s3.NewFs(ctx, "s3", c.bucket+"/"+c.prefix, all)

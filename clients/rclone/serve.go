@@ -147,7 +147,7 @@ func newServer(c config, files *vfs.VFS) (*fuse.Server, *handles, error) {
 		NullPermissions: true, // otherwise mode 0000 is replaced by a default
 		MountOptions: fuse.MountOptions{
 			AllowOther: true, FsName: "s3csi", Name: "rclone",
-			DisableXAttrs: true, DisableReadDirPlus: true, MaxWrite: maxWrite,
+			DisableXAttrs: true, DisableReadDirPlus: !c.listsAttributes(), MaxWrite: maxWrite,
 			// Containers with a user namespace need ID-mapped volumes. Linux 6.12 and newer allow that with default_permissions,
 			// and then omit the callers' IDs, which are not used here.
 			IDMappedMount: true,

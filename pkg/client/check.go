@@ -60,9 +60,9 @@ func (c Client) CheckOwner(uid, gid *uint32, field string) error {
 	return nil
 }
 
-// CheckLimits refuses memory and task limits in a that are too low for the client or its options, and a cache that is set both as
-// a parameter and as an option. A limit of 0 is none; options have passed Check. The error is Invalid and names
-// "<field>.memoryLimit", "<field>.tasksMax" or "<field>.cache".
+// CheckLimits refuses memory and task limits in a that are too low for the client or its options, a cache that is set both as
+// a parameter and as an option, and a consistency that an option contradicts. A limit of 0 is none; options have passed Check. The
+// error is Invalid and names "<field>.memoryLimit", "<field>.tasksMax", "<field>.cache" or "<field>.consistency".
 func (c Client) CheckLimits(a volume.Attributes, options []volume.Option, field string) error {
 	if a.MemoryLimit != 0 && a.MemoryLimit < c.MinMemory {
 		return fault.Field(field+".memoryLimit", "%s is too low for client %s; use at least %s",
@@ -80,6 +80,12 @@ func (c Client) CheckLimits(a volume.Attributes, options []volume.Option, field 
 	for _, name := range c.caching {
 		if _, ok := given[name]; ok && a.Cache {
 			return fault.Field(field+".cache", "duplicates the mount option %s of client %s; remove one of them", name, c.Name)
+		}
+	}
+	if c.contradiction != nil {
+		if name := c.contradiction(a.Consistency, given); name != "" {
+			return fault.Field(field+".consistency", "%s contradicts the mount option %s of client %s; remove one of them",
+				a.Consistency, name, c.Name)
 		}
 	}
 	return nil

@@ -198,10 +198,15 @@ func TestLimitsThatFitPass(t *testing.T) {
 			{volume.Attributes{MemoryLimit: 1 << 60}, []string{"memory-target=1048576"}},
 			{volume.Attributes{Cache: true, CacheSize: 1 << 20}, []string{"metadata-ttl=5"}},
 			{volume.Attributes{}, []string{"max-cache-size=100"}},
+			{volume.Attributes{Consistency: volume.ConsistencyRelaxed}, []string{"metadata-ttl=300", "negative-metadata-ttl=minimal"}},
+			{volume.Attributes{Consistency: volume.ConsistencyCloseToOpen, Cache: true}, []string{"metadata-ttl=minimal", "negative-metadata-ttl=0"}},
+			{volume.Attributes{ReadOnly: true}, []string{"metadata-ttl=minimal"}},
 		},
 		"rclone": {
 			{volume.Attributes{MemoryLimit: 128 << 20, TasksMax: 64, Cache: true}, []string{"write-back=5s"}},
 			{volume.Attributes{}, []string{"read-cache", "cache-size=1Gi"}},
+			{volume.Attributes{Consistency: volume.ConsistencyRelaxed}, []string{"dir-cache-time=10s", "server-mtime=false"}},
+			{volume.Attributes{Consistency: volume.ConsistencyCloseToOpen}, []string{"dir-cache-time=0s", "server-mtime"}},
 		},
 	} {
 		c := get(t, client)
@@ -233,6 +238,12 @@ func TestLimitsThatAClientCannotLiveWithAreRefused(t *testing.T) {
 		{"rclone", volume.Attributes{MemoryLimit: 127 << 20}, "", []string{"p.memoryLimit: ", "rclone", "at least 128Mi"}},
 		{"rclone", volume.Attributes{TasksMax: 32}, "", []string{"p.tasksMax: "}},
 		{"rclone", volume.Attributes{Cache: true}, "read-cache=false", []string{"p.cache: ", "read-cache"}},
+		{"mountpoint-s3", volume.Attributes{Consistency: volume.ConsistencyRelaxed}, "metadata-ttl=minimal", []string{"p.consistency: relaxed", "metadata-ttl", "remove"}},
+		{"mountpoint-s3", volume.Attributes{Consistency: volume.ConsistencyCloseToOpen}, "metadata-ttl=1", []string{"p.consistency: close-to-open", "metadata-ttl"}},
+		{"mountpoint-s3", volume.Attributes{Consistency: volume.ConsistencyCloseToOpen}, "metadata-ttl=indefinite", []string{"p.consistency: "}},
+		{"mountpoint-s3", volume.Attributes{Consistency: volume.ConsistencyCloseToOpen}, "negative-metadata-ttl=5", []string{"p.consistency: ", "negative-metadata-ttl"}},
+		{"rclone", volume.Attributes{Consistency: volume.ConsistencyRelaxed}, "dir-cache-time=9s", []string{"p.consistency: relaxed", "dir-cache-time"}},
+		{"rclone", volume.Attributes{Consistency: volume.ConsistencyCloseToOpen}, "dir-cache-time=1h", []string{"p.consistency: close-to-open", "dir-cache-time"}},
 		{"rclone", volume.Attributes{Cache: true, CacheSize: 1 << 30}, "cache-size=2Gi", []string{"p.cache: ", "cache-size"}},
 	} {
 		var list []volume.Option
@@ -361,6 +372,17 @@ func TestEveryRowOfTheTablesIsSound(t *testing.T) {
 	}
 }
 
+// implied reports whether options change another argument: a cache has a directory, and it and a lifetime replace the lifetimes that
+// the driver gives to a read-only mount.
+func implied(name string, list []volume.Option) bool {
+	by := map[string][]string{
+		"cache":                 {"max-cache-size"},
+		"metadata-ttl":          {"max-cache-size"},
+		"negative-metadata-ttl": {"max-cache-size", "metadata-ttl"},
+	}[name]
+	return slices.ContainsFunc(list, func(o volume.Option) bool { return slices.Contains(by, o.Name) })
+}
+
 // FuzzCheckedOptionsChangeNothingElse promises that options that pass Check are on the command line as what they are,
 // and that the rest of it is what it would have been without them.
 func FuzzCheckedOptionsChangeNothingElse(f *testing.F) {
@@ -400,7 +422,7 @@ func FuzzCheckedOptionsChangeNothingElse(f *testing.F) {
 		mine := func(arg string) bool {
 			name, _, _ := strings.Cut(strings.TrimPrefix(arg, "--"), "=")
 			return slices.ContainsFunc(list, func(o volume.Option) bool { return o.Name == name }) ||
-				name == "cache" && slices.ContainsFunc(list, func(o volume.Option) bool { return o.Name == "max-cache-size" })
+				implied(name, list)
 		}
 		rest := slices.DeleteFunc(slices.Clone(got.Argv), mine)
 		if want := slices.DeleteFunc(slices.Clone(plain.Argv), mine); !slices.Equal(rest, want) {

@@ -43,6 +43,8 @@ type Invocation struct {
 	// Cache enables a read cache in CacheDir; CacheSize bounds it in bytes, 0 is volume.DefaultCacheSize.
 	Cache     bool
 	CacheSize uint64
+	// Consistency is one of volume.Consistency…, or "": the default of the client.
+	Consistency string
 }
 
 // cacheSize returns the bound of the cache in bytes.
@@ -100,6 +102,8 @@ type Client struct {
 	least func(given map[string]string) uint64
 	// access returns the permissions that the client needs with these options on a writable volume.
 	access func(options []volume.Option) policy.Needs
+	// contradiction returns the option that contradicts a volume's consistency, or "".
+	contradiction func(consistency string, given map[string]string) (name string)
 	// caching are the client's own options for the volume's cache and cacheSize.
 	caching []string
 	// logging are the options for verbose logs, which only readers of the node's log can use.

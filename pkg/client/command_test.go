@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
 func invocation() Invocation {
@@ -39,6 +41,23 @@ func limited(in Invocation, memory uint64) Invocation { in.MemoryLimit = memory;
 
 func cached(in Invocation, size uint64) Invocation { in.Cache, in.CacheSize = true, size; return in }
 
+func consistent(in Invocation, consistency string) Invocation {
+	in.Consistency = consistency
+	return in
+}
+
+// The arguments of ordinary mounts of Mountpoint, up to those for metadata.
+var (
+	readOnlyMountpoint = []string{
+		"--foreground", "--allow-other", "--uid=1000", "--gid=2000", "--dir-mode=0755", "--file-mode=0644",
+		"--maximum-throughput-gbps=10", "--memory-target=1024",
+	}
+	writableMountpoint = []string{
+		"--foreground", "--allow-other", "--uid=1000", "--gid=2000", "--dir-mode=0755", "--file-mode=0644",
+		"--allow-delete", "--allow-overwrite", "--maximum-throughput-gbps=10", "--memory-target=1024",
+	}
+)
+
 func TestCommandLines(t *testing.T) {
 	tests := []struct {
 		name, client string
@@ -58,7 +77,7 @@ func TestCommandLines(t *testing.T) {
 		{"a read-only mount is not told so, and can change nothing", "mountpoint-s3",
 			readOnly(with(invocation(), "allow-delete", "incremental-upload", "debug")), []string{
 				"--foreground", "--allow-other", "--uid=1000", "--gid=2000", "--dir-mode=0755", "--file-mode=0644",
-				"--maximum-throughput-gbps=10", "--memory-target=1024", "--debug", "--", "bucket", "/dev/fd/3",
+				"--maximum-throughput-gbps=10", "--memory-target=1024", "--metadata-ttl=60", "--negative-metadata-ttl=1", "--debug", "--", "bucket", "/dev/fd/3",
 			}},
 		{"the author's word replaces the driver's defaults, in the author's order", "mountpoint-s3",
 			with(invocation(), "storage-class=STANDARD_IA", "memory-target=512", "allow-delete=false", "allow-overwrite=true", "incremental-upload", "maximum-throughput-gbps=25", "debug=false", "dual-stack=true"), []string{
@@ -96,6 +115,36 @@ func TestCommandLines(t *testing.T) {
 		{"unless the author gives one that fits", "mountpoint-s3", limited(with(invocation(), "memory-target=600"), 10<<30), []string{
 			"--foreground", "--allow-other", "--uid=1000", "--gid=2000", "--dir-mode=0755", "--file-mode=0644",
 			"--allow-delete", "--allow-overwrite", "--maximum-throughput-gbps=10", "--memory-target=600", "--", "bucket", "/dev/fd/3",
+		}},
+		{"a read-only volume keeps what a listing showed", "mountpoint-s3", readOnly(invocation()), append(slices.Clone(readOnlyMountpoint),
+			"--metadata-ttl=60", "--negative-metadata-ttl=1", "--", "bucket", "/dev/fd/3")},
+		{"unless it asks for the opposite", "mountpoint-s3", readOnly(consistent(invocation(), volume.ConsistencyCloseToOpen)), append(slices.Clone(readOnlyMountpoint),
+			"--", "bucket", "/dev/fd/3")},
+		{"or has a cache, which has a default of its own", "mountpoint-s3", readOnly(cached(invocation(), 1<<30)), append(slices.Clone(readOnlyMountpoint),
+			"--cache=/var/cache/s3-csi/k-1", "--max-cache-size=1024", "--", "bucket", "/dev/fd/3")},
+		{"or the author's own lifetime", "mountpoint-s3", readOnly(with(invocation(), "metadata-ttl=minimal")), append(slices.Clone(readOnlyMountpoint),
+			"--metadata-ttl=minimal", "--", "bucket", "/dev/fd/3")},
+		{"a relaxed volume keeps what a listing showed", "mountpoint-s3", consistent(invocation(), volume.ConsistencyRelaxed), append(slices.Clone(writableMountpoint),
+			"--metadata-ttl=60", "--negative-metadata-ttl=1", "--", "bucket", "/dev/fd/3")},
+		{"for as long as the author says", "mountpoint-s3", consistent(with(invocation(), "metadata-ttl=300"), volume.ConsistencyRelaxed), append(slices.Clone(writableMountpoint),
+			"--metadata-ttl=300", "--", "bucket", "/dev/fd/3")},
+		{"and what is missing as well", "mountpoint-s3", consistent(with(invocation(), "negative-metadata-ttl=0"), volume.ConsistencyRelaxed), append(slices.Clone(writableMountpoint),
+			"--metadata-ttl=60", "--negative-metadata-ttl=0", "--", "bucket", "/dev/fd/3")},
+		{"a cache does not change an explicit consistency", "mountpoint-s3", consistent(cached(invocation(), 1<<30), volume.ConsistencyCloseToOpen), append(slices.Clone(writableMountpoint),
+			"--cache=/var/cache/s3-csi/k-1", "--max-cache-size=1024", "--metadata-ttl=minimal", "--", "bucket", "/dev/fd/3")},
+		{"nor does one that is an option", "mountpoint-s3", consistent(with(invocation(), "max-cache-size=5"), volume.ConsistencyCloseToOpen), append(slices.Clone(writableMountpoint),
+			"--cache=/var/cache/s3-csi/k-1", "--metadata-ttl=minimal", "--max-cache-size=5", "--", "bucket", "/dev/fd/3")},
+		{"a relaxed volume shows what a listing has", "rclone", consistent(invocation(), volume.ConsistencyRelaxed), []string{
+			"--fuse-fd=3", "--bucket=bucket", "--uid=1000", "--gid=2000", "--dir-mode=0755", "--file-mode=0644",
+			"--cache-dir=/var/cache/s3-csi/k-1", "--dir-cache-time=1m0s", "--server-mtime=true",
+		}},
+		{"but for what the author says", "rclone", consistent(with(invocation(), "server-mtime=false", "dir-cache-time=5m"), volume.ConsistencyRelaxed), []string{
+			"--fuse-fd=3", "--bucket=bucket", "--uid=1000", "--gid=2000", "--dir-mode=0755", "--file-mode=0644",
+			"--cache-dir=/var/cache/s3-csi/k-1", "--dir-cache-time=5m",
+		}},
+		{"a volume that is not relaxed has the program's defaults", "rclone", readOnly(consistent(invocation(), volume.ConsistencyCloseToOpen)), []string{
+			"--fuse-fd=3", "--bucket=bucket", "--read-only", "--uid=1000", "--gid=2000", "--dir-mode=0755", "--file-mode=0644",
+			"--cache-dir=/var/cache/s3-csi/k-1",
 		}},
 		{"the parameters ask for a cache", "rclone", cached(invocation(), 10<<30), []string{
 			"--fuse-fd=3", "--bucket=bucket", "--uid=1000", "--gid=2000", "--dir-mode=0755", "--file-mode=0644",

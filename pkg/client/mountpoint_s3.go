@@ -34,6 +34,9 @@ const (
 	mountpointMaxTTL = 100 * 365 * 24 * 60 * 60
 )
 
+// mountpointMinimal is the lifetime of metadata with which Mountpoint looks every file up again.
+const mountpointMinimal = "minimal"
+
 const (
 	storageClass volume.Pattern = `^[A-Z][A-Z0-9_]{0,63}$`
 	kmsKey       volume.Pattern = `^arn:aws[a-z-]{0,16}:kms:[a-z0-9-]{1,32}:[0-9]{12}:key/[A-Za-z0-9-]{1,64}$`
@@ -49,7 +52,7 @@ func mountpointS3() Client {
 		return OptionType{Kind: Integer, Unit: "bytes", Min: least, Max: most, Default: "8388608", Meaning: meaning}
 	}
 	ttl := func(least int64, byDefault, meaning string) OptionType {
-		return OptionType{Kind: Integer, Unit: "seconds", Min: least, Max: mountpointMaxTTL, Words: []string{"minimal", "indefinite"}, Default: byDefault, Meaning: meaning}
+		return OptionType{Kind: Integer, Unit: "seconds", Min: least, Max: mountpointMaxTTL, Words: []string{mountpointMinimal, "indefinite"}, Default: byDefault, Meaning: meaning}
 	}
 	flag := func(byDefault, meaning string) OptionType {
 		return OptionType{Kind: Flag, Default: byDefault, Meaning: meaning}
@@ -79,8 +82,8 @@ func mountpointS3() Client {
 			"sse":                     {Kind: Enum, Words: []string{"aws:kms", "aws:kms:dsse", "AES256"}, Default: "the bucket's", Meaning: "Server-side encryption of new objects."},
 			"sse-kms-key-id":          {Kind: Text, Pattern: kmsKey, Form: "the ARN of a KMS key (not of an alias)", Default: "the service's default key", Meaning: "KMS key of new objects; only with sse aws:kms or aws:kms:dsse."},
 			"upload-checksums":        {Kind: Enum, Words: []string{"crc32c", "crc64nvme", "off"}, Default: "crc32c", Meaning: "Checksum algorithm for uploads. Use off if the service does not support checksums."},
-			"metadata-ttl":            ttl(1, "minimal; 60 with a cache", "How long metadata of files and directories is cached."),
-			"negative-metadata-ttl":   ttl(0, "same as metadata-ttl", "How long the absence of a file is cached."),
+			"metadata-ttl":            ttl(1, "minimal; 60 with a cache, `consistency: relaxed` or, without `consistency`, a read-only volume", "How long metadata of files and directories is cached."),
+			"negative-metadata-ttl":   ttl(0, "same as metadata-ttl; 1 where `consistency` or a read-only volume sets metadata-ttl to 60", "How long the absence of a file is cached."),
 			"max-cache-size":          {Kind: Integer, Unit: "MiB", Min: 1, Max: 16 << 20, Default: "no cache", Meaning: "Enable a cache of object data of this size in the mount's cache directory, and set metadata-ttl to 60. The volume parameters cache and cacheSize do this for any client."},
 			"max-threads":             {Kind: Integer, Unit: "threads", Min: 1, Max: 256, Default: "16", Meaning: "Number of file system requests served concurrently."},
 			"memory-target":           {Kind: Integer, Unit: "MiB", Min: mountpointLeast, Max: mountpointMost, Default: "derived from the memory limit (" + strconv.FormatInt(mountpointTarget(uint64(gib)), 10) + " for 1 GiB); " + strconv.Itoa(mountpointMemory) + " without one", Meaning: "Memory that Mountpoint tries not to exceed. It also limits the number of files open for writing (512: 47, 1024: 111)."},
@@ -103,12 +106,13 @@ func mountpointS3() Client {
 			"otlp-export-interval":  "a volume must not choose where data is sent",
 			"user-agent-prefix":     "the driver sets it",
 		},
-		rules:   mountpointRules,
-		memory:  mountpointFits,
-		least:   mountpointLeastLimit,
-		access:  mountpointAccess,
-		caching: []string{"max-cache-size"},
-		logging: []string{"debug", "log-metrics"},
+		rules:         mountpointRules,
+		memory:        mountpointFits,
+		least:         mountpointLeastLimit,
+		access:        mountpointAccess,
+		caching:       []string{"max-cache-size"},
+		contradiction: mountpointContradiction,
+		logging:       []string{"debug", "log-metrics"},
 	}
 	refuse(c.Refused, "set the endpoint, addressing style and CA of the backend in the driver's config file",
 		"endpoint-url", "force-path-style", "ca-bundle")
@@ -176,10 +180,54 @@ func mountpointCommand(c Client, in Invocation) Command {
 	} else if in.Cache {
 		argv = append(argv, argument("cache", in.CacheDir), argument("max-cache-size", strconv.FormatUint(in.cacheSize()/uint64(mib), 10)))
 	}
+	argv = append(argv, mountpointTTL(in)...)
 	argv = append(argv, authored(c.Options, rest)...)
 	argv = append(argv, "--", in.Bucket, fmt.Sprintf("/dev/fd/%d", FuseFD))
 
 	return Command{Argv: argv, Env: environment(in, fmt.Sprintf("AWS_MAX_ATTEMPTS=%d", mountpointAttempts))}
+}
+
+// mountpointTTL returns the arguments for how long metadata is cached. If the author sets metadata-ttl, that decides.
+//
+// With a volume that is read-only for everyone, the mount itself changes nothing, so most files stay as they were listed. A cache has
+// the client's own default, which is as long. A file that does not exist is looked up again after a second, because programs wait
+// for files to appear; that still saves the second lookup of a file that is created.
+func mountpointTTL(in Invocation) []string {
+	if _, given := find(in.Options, "metadata-ttl"); given {
+		return nil
+	}
+	_, sized := find(in.Options, "max-cache-size")
+	cached := in.Cache || sized
+	switch {
+	case in.Consistency == volume.ConsistencyCloseToOpen && cached:
+		return []string{argument("metadata-ttl", mountpointMinimal)}
+	case in.Consistency == volume.ConsistencyRelaxed, in.Consistency == "" && in.ReadOnly && !cached:
+		argv := []string{argument("metadata-ttl", strconv.Itoa(int(volume.RelaxedTTL.Seconds())))}
+		if _, given := find(in.Options, "negative-metadata-ttl"); !given {
+			argv = append(argv, argument("negative-metadata-ttl", "1"))
+		}
+		return argv
+	}
+	return nil
+}
+
+// mountpointContradiction returns an option that says the opposite of a volume's consistency.
+func mountpointContradiction(consistency string, given map[string]string) (name string) {
+	ttl, negative := given["metadata-ttl"], given["negative-metadata-ttl"]
+	switch consistency {
+	case volume.ConsistencyRelaxed:
+		if ttl == mountpointMinimal {
+			return "metadata-ttl"
+		}
+	case volume.ConsistencyCloseToOpen:
+		if ttl != "" && ttl != mountpointMinimal {
+			return "metadata-ttl"
+		}
+		if negative != "" && negative != mountpointMinimal && negative != "0" {
+			return "negative-metadata-ttl"
+		}
+	}
+	return ""
 }
 
 // changes reports whether a flag that allows changes of data is on for a writable mount.

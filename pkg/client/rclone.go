@@ -15,6 +15,8 @@ const (
 	rcloneMemory = uint64(128 * mib)
 	// rcloneRoom is the minimum difference between memory limit and Go heap, for the helper.
 	rcloneRoom = uint64(32 * mib)
+	// rcloneDirCacheTime is the program's default of dir-cache-time.
+	rcloneDirCacheTime = 10 * time.Second
 	// rcloneTasks is the minimum number of processes and threads, with those of the helper.
 	rcloneTasks = 64
 )
@@ -33,12 +35,12 @@ func rclone() Client {
 		Options: map[string]OptionType{
 			"cache-size":        {Kind: Size, Min: mib, Max: 16 * tib, Default: "1Gi", Meaning: "Amount of uploaded or read data kept in the mount's cache directory. Data that is not uploaded yet is always kept and does not count."},
 			"read-cache":        flag("Also cache data that was only read. The volume parameter cache does this for any client."),
-			"dir-cache-time":    {Kind: Duration, Min: 0, Max: 24 * time.Hour.Milliseconds(), Default: "10s", Meaning: "How long directory listings are cached."},
+			"dir-cache-time":    {Kind: Duration, Min: 0, Max: 24 * time.Hour.Milliseconds(), Default: "10s; 1m with `consistency: relaxed`", Meaning: "How long directory listings are cached."},
 			"write-back":        {Kind: Duration, Min: 100, Max: time.Hour.Milliseconds(), Default: "1s", Meaning: "Delay between closing a file and uploading it."},
 			"read-ahead":        {Kind: Size, Min: 0, Max: gib, Default: "16Mi", Meaning: "Read-ahead for sequential reads, in memory for each open file."},
 			"transfers":         {Kind: Integer, Unit: "files", Min: 1, Max: 64, Default: "4", Meaning: "Number of concurrent uploads."},
 			"part-size":         {Kind: Size, Min: 5 * mib, Max: 5 * gib, Default: "5Mi", Meaning: "Part size of large files. Each upload holds four parts in memory, and a file can have 10,000 parts."},
-			"server-mtime":      flag("Show the upload time as the modification time, which saves a request per file."),
+			"server-mtime":      {Kind: Flag, Default: "false; true with `consistency: relaxed`", Meaning: "Show the upload time as the modification time. A listing has it, so that the attributes of a file take no request."},
 			"directory-markers": flag("Store directories as empty objects, so that empty directories persist."),
 			"storage-class":     {Kind: Text, Pattern: storageClass, Form: "a name of capital letters, digits and _", Default: "the bucket's", Meaning: "Storage class of new objects."},
 			"sse":               {Kind: Enum, Words: []string{"aws:kms", "AES256"}, Default: "the bucket's", Meaning: "Server-side encryption of new objects."},
@@ -73,7 +75,15 @@ func rclone() Client {
 		access:     func([]volume.Option) policy.Needs { return policy.Needs{Delete: true} },
 		Quarantine: "lost",
 		caching:    []string{"cache-size", "read-cache"},
-		logging:    []string{"debug"},
+		contradiction: func(consistency string, given map[string]string) string {
+			kept, err := time.ParseDuration(given["dir-cache-time"])
+			if err == nil && (consistency == volume.ConsistencyRelaxed && kept < rcloneDirCacheTime ||
+				consistency == volume.ConsistencyCloseToOpen && kept > rcloneDirCacheTime) {
+				return "dir-cache-time"
+			}
+			return ""
+		},
+		logging: []string{"debug"},
 	}
 	refuseCommon(c.Refused)
 	c.rules = func(given map[string]string) (name, problem string) {
@@ -107,6 +117,13 @@ func rcloneCommand(c Client, in Invocation) Command {
 	}
 	if in.Cache {
 		for _, o := range []struct{ name, value string }{{"read-cache", "true"}, {"cache-size", volume.FormatQuantity(in.cacheSize())}} {
+			if _, given := find(in.Options, o.name); !given {
+				argv = append(argv, argument(o.name, o.value))
+			}
+		}
+	}
+	if in.Consistency == volume.ConsistencyRelaxed {
+		for _, o := range []struct{ name, value string }{{"dir-cache-time", volume.RelaxedTTL.String()}, {"server-mtime", "true"}} {
 			if _, given := find(in.Options, o.name); !given {
 				argv = append(argv, argument(o.name, o.value))
 			}

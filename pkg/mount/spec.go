@@ -43,6 +43,7 @@ type Spec struct {
 	TasksMax            uint64   `json:"tasksMax,omitempty"`
 	Cache               bool     `json:"cache,omitempty"`
 	CacheSize           uint64   `json:"cacheSize,omitempty"` // bytes
+	Consistency         string   `json:"consistency,omitempty"`
 	// Source is where the credentials come from, and Identity an opaque name of whose they are: two identities never
 	// share a mount, so an access key ID without its secret is not enough to join one.
 	Source   string `json:"source"`
@@ -62,7 +63,7 @@ func NewSpec(r Request, salt []byte) Spec {
 		MountGroup: r.MountGroup, SELinuxContext: r.SELinuxContext,
 		Region: r.Attributes.Region, ExpectedBucketOwner: r.Attributes.ExpectedBucketOwner,
 		MemoryLimit: r.Attributes.MemoryLimit, CPUWeight: r.Attributes.CPUWeight, TasksMax: r.Attributes.TasksMax,
-		Cache: r.Attributes.Cache, CacheSize: r.Attributes.CacheSize,
+		Cache: r.Attributes.Cache, CacheSize: r.Attributes.CacheSize, Consistency: r.Attributes.Consistency,
 		Source: r.Source, RoleARN: r.Attributes.RoleARN, Scope: r.Attributes.Scope, SessionDuration: r.Attributes.SessionDuration,
 	}
 	for _, o := range r.Options {

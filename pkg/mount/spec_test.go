@@ -64,6 +64,7 @@ func TestWhatMakesAnotherMount(t *testing.T) {
 		{"a uid of zero", func(r *Request) { r.Attributes.UID = new(uint32(0)) }, false},
 		{"a group", func(r *Request) { r.MountGroup = new(uint32(1)) }, false},
 		{"a read-only volume", func(r *Request) { r.Attributes.ReadOnly = true }, false},
+		{"a consistency", func(r *Request) { r.Attributes.Consistency = volume.ConsistencyCloseToOpen }, false},
 		{"an SELinux context", func(r *Request) { r.SELinuxContext = "c" }, false},
 		{"a secret", secret, false},
 		{"a role", func(r *Request) { r.Attributes.RoleARN = "arn:aws:iam::1:role/a" }, false},

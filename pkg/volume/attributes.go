@@ -34,6 +34,7 @@ const (
 	keyTasksMax            = "tasksMax"
 	keyCache               = "cache"
 	keyCacheSize           = "cacheSize"
+	keyConsistency         = "consistency"
 	keyRoleARN             = "roleARN"
 	keyScope               = "scope"
 	keySessionDuration     = "sessionDuration"
@@ -72,6 +73,8 @@ func (a *Attributes) set(key, value, field string) (handled bool, err error) {
 		a.Cache, err = parseBool(value, field)
 	case keyCacheSize:
 		a.CacheSize, err = parseBytes(value, field, MinCacheSize, MaxCacheSize)
+	case keyConsistency:
+		a.Consistency, err = parseConsistency(value, field)
 	case keyRoleARN:
 		a.RoleARN, err = parseRole(value, field)
 	case keyScope:
@@ -110,6 +113,7 @@ func (a Attributes) context() map[string]string {
 	put(keyMountOptions, joinOptionList(a.MountOptions))
 	put(keyRoleARN, a.RoleARN)
 	put(keyScope, a.Scope)
+	put(keyConsistency, a.Consistency)
 	if a.SessionDuration != 0 {
 		put(keySessionDuration, a.SessionDuration.String())
 	}
@@ -169,6 +173,14 @@ func parseScope(value, field string) (string, error) {
 		return value, nil
 	}
 	return "", fault.Field(field, "%q must be one of %s, %s, %s", value, ScopeRequired, ScopeAuto, ScopeOff)
+}
+
+func parseConsistency(value, field string) (string, error) {
+	switch value {
+	case ConsistencyCloseToOpen, ConsistencyRelaxed:
+		return value, nil
+	}
+	return "", fault.Field(field, "%q must be one of %s, %s", value, ConsistencyCloseToOpen, ConsistencyRelaxed)
 }
 
 // parseSessionDuration parses the duration of sessions. Services have limits of their own: AWS at least 15 minutes and at most

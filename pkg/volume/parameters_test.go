@@ -53,6 +53,7 @@ func TestParseParametersReadsEveryParameter(t *testing.T) {
 		"roleARN":             "arn:minio:iam:::role/${pod.namespace}",
 		"scope":               "auto",
 		"sessionDuration":     "1h",
+		"consistency":         "relaxed",
 	}
 	got, err := ParseParameters(with(given, "csi.storage.k8s.io/pvc/name", "data", "csi.storage.k8s.io/something-new", "x"), pvc)
 	if err != nil {
@@ -65,7 +66,7 @@ func TestParseParametersReadsEveryParameter(t *testing.T) {
 			ReadOnly: true, ExpectedBucketOwner: "111122223333",
 			MountOptions: []Option{{Name: "allow-delete"}, {"uid", "7", true}},
 			MemoryLimit:  1 << 30, CPUWeight: 50, TasksMax: 512, Cache: true, CacheSize: 20 << 30,
-			RoleARN: "arn:minio:iam:::role/${pod.namespace}", Scope: ScopeAuto, SessionDuration: time.Hour,
+			RoleARN: "arn:minio:iam:::role/${pod.namespace}", Scope: ScopeAuto, SessionDuration: time.Hour, Consistency: ConsistencyRelaxed,
 		},
 	}
 	if !reflect.DeepEqual(got, want) {
@@ -149,6 +150,8 @@ func TestParseParametersRefusesBadValuesByName(t *testing.T) {
 		"too few tasks":                {with(nil, "tasksMax", "31"), "parameters.tasksMax", []string{"from 32 to 4194304"}},
 		"infinitely many tasks":        {with(nil, "tasksMax", "infinity"), "parameters.tasksMax", nil},
 		"cache":                        {with(nil, "cache", "/tmp"), "parameters.cache", []string{"true"}},
+		"another consistency":          {with(nil, "consistency", "strong"), "parameters.consistency", []string{"close-to-open, relaxed"}},
+		"no consistency":               {with(nil, "consistency", ""), "parameters.consistency", nil},
 		"cacheSize without cache":      {with(nil, "cacheSize", "1Gi"), "parameters.cacheSize", []string{`cache: "true"`}},
 		"cacheSize with cache off":     {with(nil, "cache", "false", "cacheSize", "1Gi"), "parameters.cacheSize", nil},
 		"too small a cache":            {with(nil, "cache", "true", "cacheSize", "1000K"), "parameters.cacheSize", []string{"from 1Mi to 16Ti"}},
@@ -336,6 +339,8 @@ func TestDigestChangesWithEveryParameter(t *testing.T) {
 		"tasksMax":            with(shared, "tasksMax", "50"),
 		"cache":               with(shared, "cache", "true"),
 		"cacheSize":           with(shared, "cache", "true", "cacheSize", "1Gi"),
+		"consistency":         with(shared, "consistency", "relaxed"),
+		"other consistency":   with(shared, "consistency", "close-to-open"),
 	} {
 		p, err := ParseParameters(params, pvc)
 		if err != nil {

@@ -18,6 +18,16 @@ const (
 	MaxSessionDuration = 36 * time.Hour
 )
 
+// Values of Attributes.Consistency.
+const (
+	// ConsistencyCloseToOpen shows another writer's changes as soon as the client can.
+	ConsistencyCloseToOpen = "close-to-open"
+	// ConsistencyRelaxed may show files as a listing showed them up to RelaxedTTL ago.
+	ConsistencyRelaxed = "relaxed"
+	// RelaxedTTL is how long a client may use what a listing showed with ConsistencyRelaxed.
+	RelaxedTTL = 60 * time.Second
+)
+
 // Limits of the CSI specification ("Size Limits"), in bytes.
 const (
 	maxString = 128
@@ -88,4 +98,6 @@ type Attributes struct {
 	// Cache enables a read cache on the node's disk. CacheSize is its maximum size, in bytes; 0 is DefaultCacheSize.
 	Cache     bool
 	CacheSize uint64
+	// Consistency is one of Consistency…; "" is the client's default, which may depend on ReadOnly.
+	Consistency string
 }

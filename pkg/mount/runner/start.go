@@ -218,6 +218,7 @@ func (r *Runner) invocation(m state.Mount, cl client.Client, be backend.Backend,
 		UID: m.UID, GID: m.UID, DirMode: 0o777, FileMode: 0o666,
 		StateDir: r.Store.HelperDir(m.Name), CacheDir: r.Store.CacheDir(m.Name),
 		MemoryLimit: r.limits(spec, cl, options).MemoryMax, Cache: spec.Cache, CacheSize: spec.CacheSize,
+		Consistency:       spec.Consistency,
 		ConditionalWrites: !be.SingleController,
 	}
 	if be.CAFile != "" {
