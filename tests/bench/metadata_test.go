@@ -28,7 +28,7 @@ const (
 // by the bare client's median.
 func BenchmarkMetadata(b *testing.B) {
 	const rounds = 3
-	n, d := setup(b)
+	n, d := setup(b, rigtest.Client)
 	names := fillDirectory(b, n, "metadata/")
 	for _, tt := range []struct {
 		name, client string
@@ -46,13 +46,15 @@ func BenchmarkMetadata(b *testing.B) {
 		rigtest.Unpublish(b, d, v, target)
 		n.AwaitNothingLeft(b, time.Minute)
 		ways := []way{
-			{"published", target, func() { rigtest.Publish(b, d, v, target) }, func() { rigtest.Unpublish(b, d, v, target) }},
-			{"bare", byHand.dir, func() { must(b, byHand.start()) }, func() { must(b, byHand.stop()) }},
+			{name: "published", dir: target,
+				start: func() error { rigtest.Publish(b, d, v, target); return nil },
+				stop:  func() error { rigtest.Unpublish(b, d, v, target); return nil }},
+			{name: "bare", dir: byHand.dir, start: byHand.start, stop: byHand.stop},
 		}
 		var lists, stats [2][]float64
 		measure := func(i int) {
 			w := ways[i]
-			w.start()
+			must(b, w.start())
 			began := time.Now()
 			entries, err := os.ReadDir(w.dir)
 			must(b, err)
@@ -61,7 +63,7 @@ func BenchmarkMetadata(b *testing.B) {
 				b.Fatalf("%d of %d files are listed", len(entries), len(names))
 			}
 			stats[i] = append(stats[i], statRate(b, w.dir, names))
-			w.stop()
+			must(b, w.stop())
 		}
 		inTurns(rounds, func(int) { measure(0) }, func(int) { measure(1) })
 		b.Logf("%s: list, published %s s, bare %s s; stat, published %s /s, bare %s /s", tt.name, span(lists[0]), span(lists[1]), span(stats[0]), span(stats[1]))
