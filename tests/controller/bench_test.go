@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"testing"
@@ -97,4 +98,15 @@ func BenchmarkDeleteEmpty(b *testing.B) {
 			}
 		})
 	}
+}
+
+// slow makes every request of a process take at least that long.
+func (p *process) slow(d time.Duration) {
+	p.hooks.set(func(h *hooks) {
+		h.wait = func(_ context.Context, _ string, done bool) {
+			if !done {
+				time.Sleep(d)
+			}
+		}
+	})
 }
