@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
@@ -52,10 +53,17 @@ func NewClients(ns hostdir.Doer, found, dir string) *Clients {
 	return c
 }
 
+// settle is how long Run waits: healing and the publishes that wait for a driver go first.
+const settle = 2 * time.Second
+
 // Run runs each program once with --version, logs which ones the host cannot run, and waits until ctx ends.
 func (c *Clients) Run(ctx context.Context) error {
-	c.tryAll(ctx)
-	<-ctx.Done()
+	select {
+	case <-time.After(settle):
+		c.tryAll(ctx)
+		<-ctx.Done()
+	case <-ctx.Done():
+	}
 	return nil
 }
 

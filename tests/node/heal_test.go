@@ -287,7 +287,7 @@ func TestRepeatedDeathsBackOff(t *testing.T) {
 func TestTimedRestartOfAnUnresponsiveClient(t *testing.T) {
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		e.Kill()
-		e.drive("--hang-timeout=2s")
+		e.drive("--hang-timeout=4s")
 		e.Put(t, bucket, "hang/file", "content")
 		e.Put(t, bucket, "well/file", "content")
 		v, w := static("hang", client), static("well", client)
@@ -324,7 +324,7 @@ func TestTimedRestartOfAnUnresponsiveClient(t *testing.T) {
 func TestAHangingClientDoesNotHoldUpItsUnpublication(t *testing.T) {
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		e.Kill()
-		e.drive("--hang-timeout=2s")
+		e.drive("--hang-timeout=4s")
 		v := static("stuck", client)
 		a := e.publish(v, "a")
 		write(t, filepath.Join(a, "closed"), "stored")
