@@ -8,7 +8,7 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 S3CSI_CACHE ?= $(HOME)/.cache/s3-csi-driver
 TOOLS := $(S3CSI_CACHE)/bin
 BIN := $(CURDIR)/bin
-IMAGE ?= s3-csi-driver
+IMAGE ?= ghcr.io/s3-csi/s3-csi-driver
 ARCHS ?= $(shell go env GOHOSTARCH)
 
 # "yes" where this machine can build the client mountpoint-s3. Elsewhere tests that need it are skipped.

@@ -192,8 +192,9 @@ func (w *environment) deployed(ctx context.Context) error {
 	for _, name := range []string{"daemonset/" + release + "-node", "deployment/" + release + "-controller"} {
 		if _, err := w.Kubectl(ctx, nil, "rollout", "status", "-n", driverNamespace, name, "--timeout=2m"); err != nil {
 			pods, _ := w.Kubectl(ctx, nil, "describe", "pods", "-n", driverNamespace)
+			events, _ := w.Kubectl(ctx, nil, "get", "events", "-n", driverNamespace, "--field-selector=type=Warning")
 			logs, _ := w.Kubectl(ctx, nil, "logs", "-n", driverNamespace, name, "--all-containers", "--tail=30")
-			return fmt.Errorf("%w\n%s\n%s", err, pods, logs)
+			return fmt.Errorf("%w\n%s\n%s\n%s", err, pods, events, logs)
 		}
 	}
 	return nil
