@@ -61,8 +61,8 @@ func programs(string) (map[string]string, error) {
 		return files, nil // every test is skipped
 	}
 	err := filepath.WalkDir(bin, func(path string, d fs.DirEntry, err error) error {
-		if err == nil && d.IsDir() && path == filepath.Join(bin, "race") {
-			return filepath.SkipDir // the same programs once more, for tests without a host
+		if err == nil && d.IsDir() && (path == filepath.Join(bin, "race") || path == filepath.Join(bin, "image")) {
+			return filepath.SkipDir // the same programs, for tests without a host
 		}
 		if err != nil || !d.Type().IsRegular() {
 			return err
