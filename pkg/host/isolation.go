@@ -98,13 +98,12 @@ func (n *Namespace) surroundings(ctx context.Context, dirs []OwnDir) (s surround
 		return s, err
 	}
 	s.init = strings.TrimSpace(string(first))
-	err = n.Do(ctx, "checking "+systemdBooted, func() error {
+	s.booted, err = Call(ctx, n, "checking "+systemdBooted, nil, func() (bool, error) {
 		fi, err := os.Stat(systemdBooted)
-		s.booted = err == nil && fi.IsDir()
 		if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
-			return nil
+			return false, nil
 		}
-		return err
+		return err == nil && fi.IsDir(), err
 	})
 	if err != nil {
 		return s, err
@@ -113,10 +112,7 @@ func (n *Namespace) surroundings(ctx context.Context, dirs []OwnDir) (s surround
 		s.madeThere, err = n.showsOwnRoot(ctx)
 		return s, err
 	}
-	err = n.Do(ctx, "checking the driver's directories", func() (err error) {
-		s.layered, err = onLayer(dirs)
-		return err
-	})
+	s.layered, err = Call(ctx, n, "checking the driver's directories", nil, func() ([]OwnDir, error) { return onLayer(dirs) })
 	return s, err
 }
 

@@ -422,6 +422,30 @@ func TestErrorSaysWhyAProgramCannotRun(t *testing.T) {
 	}
 }
 
+// impatient stops to wait for a call as soon as it has begun.
+type impatient struct {
+	end  context.CancelFunc
+	done chan error
+}
+
+func (h impatient) Do(ctx context.Context, _ string, fn func() error) error {
+	go func() { h.done <- fn() }()
+	h.end()
+	return ctx.Err()
+}
+
+func TestATrialThatNobodyWaitsForChangesNothing(t *testing.T) {
+	program := newPlace(t, "#!/bin/sh\necho program 1.2\n").install().Path("program-1")
+	for range 20 { // the race detector needs a write after the return, and the context may end first
+		ctx, cancel := context.WithCancel(bounded(t))
+		h := impatient{cancel, make(chan error)}
+		if version, err := Try(ctx, h, program); version != "" || !errors.Is(err, context.Canceled) {
+			t.Errorf("%q, %v", version, err)
+		}
+		<-h.done
+	}
+}
+
 // dynamic is a program that names a loader which does not exist.
 func dynamic(t *testing.T) string {
 	t.Helper()

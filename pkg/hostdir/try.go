@@ -28,15 +28,17 @@ const (
 
 // Try runs a program on the host as an unprivileged user, with the argument --version, and returns the first line that it writes. If the
 // host cannot run it, the error is a fault.Precondition with the reason and the remedy.
-func Try(ctx context.Context, ns Doer, path string) (version string, err error) {
+func Try(ctx context.Context, ns Doer, path string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, tryTimeout)
 	defer cancel()
-	err = ns.Do(ctx, "trying "+path, func() error {
+	ran := make(chan string, 1) // buffered: after ctx ends, nothing receives from it
+	err := ns.Do(ctx, "trying "+path, func() error {
 		for {
 			output, err := run(ctx, path)
 			// A child that another thread forks has this process's descriptors, also one that wrote the program, until it executes.
 			if !errors.Is(err, unix.ETXTBSY) {
-				version, _, _ = strings.Cut(output, "\n")
+				version, _, _ := strings.Cut(output, "\n")
+				ran <- version
 				return explain(path, err)
 			}
 			select {
@@ -49,7 +51,7 @@ func Try(ctx context.Context, ns Doer, path string) (version string, err error) 
 	if err != nil {
 		return "", fmt.Errorf("run %s on the host: %w", path, err)
 	}
-	return version, nil
+	return <-ran, nil
 }
 
 // exitError means that the program ran and failed.
