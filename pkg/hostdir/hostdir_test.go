@@ -425,11 +425,14 @@ func TestErrorSaysWhyAProgramCannotRun(t *testing.T) {
 // impatient stops to wait for a call as soon as it has begun.
 type impatient struct {
 	end  context.CancelFunc
-	done chan error
+	done chan struct{}
 }
 
 func (h impatient) Do(ctx context.Context, _ string, fn func() error) error {
-	go func() { h.done <- fn() }()
+	go func() {
+		defer close(h.done)
+		_ = fn() // it may be killed in between, or not
+	}()
 	h.end()
 	return ctx.Err()
 }
@@ -438,7 +441,7 @@ func TestATrialThatNobodyWaitsForChangesNothing(t *testing.T) {
 	program := newPlace(t, "#!/bin/sh\necho program 1.2\n").install().Path("program-1")
 	for range 20 { // the race detector needs a write after the return, and the context may end first
 		ctx, cancel := context.WithCancel(bounded(t))
-		h := impatient{cancel, make(chan error)}
+		h := impatient{cancel, make(chan struct{})}
 		if version, err := Try(ctx, h, program); version != "" || !errors.Is(err, context.Canceled) {
 			t.Errorf("%q, %v", version, err)
 		}

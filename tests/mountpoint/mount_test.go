@@ -303,3 +303,41 @@ func TestAFileIsFoundWhileItIsStored(t *testing.T) {
 	want(t, "stat", err, 0)
 	m.unmount(t)
 }
+
+// An unmount drops the release of a file if the client has not read it yet.
+func TestAClosedFileIsStoredWithoutItsRelease(t *testing.T) {
+	own(t)
+	b := newBench(t)
+	m := mount(t, b.invocation(t), b.keys, nil)
+	fd, err := unix.Open(m.at("empty"), unix.O_CREAT|unix.O_WRONLY|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A message on its way to nobody is the last that refers to the file: without it, the close would release the file, too.
+	socks, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want(t, "send", unix.Sendmsg(socks[0], []byte{0}, unix.UnixRights(fd), nil, 0), 0)
+	want(t, "close", unix.Close(fd), 0)
+
+	if err := m.cmd.Process.Signal(unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	for stat, _ := os.ReadFile(proc(m.cmd.Process.Pid, "stat")); !strings.Contains(string(stat), ") T "); stat, _ = os.ReadFile(proc(m.cmd.Process.Pid, "stat")) {
+		time.Sleep(time.Millisecond)
+	}
+	for _, fd := range socks {
+		want(t, "close", unix.Close(fd), 0)
+	}
+	want(t, "unmount", unix.Unmount(m.dir, 0), 0)
+	if err := m.cmd.Process.Signal(unix.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	if code := m.exitCode(t); code != 0 {
+		t.Errorf("exit code %d, want 0", code)
+	}
+	if _, ok := b.get(t, "volume/empty"); !ok {
+		t.Error("the file is not stored")
+	}
+}

@@ -130,7 +130,7 @@ fn run(args: Args) -> anyhow::Result<()> {
     if !args.debug {
         log(&args)?;
     }
-    let fuse = Fuse { fs: S3FuseFilesystem::new(fs, None), tree, rename: can_rename };
+    let fuse = Fuse { fs: S3FuseFilesystem::new(fs, None), tree: tree.clone(), rename: can_rename };
     let session = FuseSessionConfig::new(
         mount_point,
         FuseOptions { read_only: args.read_only, allow_other: args.allow_other, ..Default::default() },
@@ -141,6 +141,8 @@ fn run(args: Args) -> anyhow::Result<()> {
     let reporter = report.clone();
     std::thread::Builder::new().name("report".into()).spawn(move || reporter.run(std::io::stdout())).context("report")?;
     session.join()?;
+    block_on(tree.store_closed());
+    drop(tree);
     report.wait_for_uploads();
     report.finish(std::io::stdout());
     Ok(())

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use futures::future::join_all;
 use mountpoint_s3_client::types::ETag;
 use mountpoint_s3_fs::fs::OpenFlags;
 use mountpoint_s3_fs::memory::WriteHandleLimiter;
@@ -57,6 +58,8 @@ struct Known {
     order: VecDeque<Place>,
     /// The files that this mount has created, until they are stored.
     created: HashMap<InodeNo, Place>,
+    /// The uploads, by handle, that a program has closed and the kernel has not released.
+    closed: HashMap<u64, PendingUploadHook>,
     stored: Recent,
 }
 
@@ -128,6 +131,18 @@ impl Tree {
                 found.kind() == InodeKind::Directory
             }
             Err(_) => false,
+        }
+    }
+
+    /// Stores the files that are closed and not released: an unmount drops what the kernel has not sent yet. Call it when no request
+    /// can come any more.
+    pub async fn store_closed(&self) {
+        let closed: Vec<_> = self.known().closed.drain().collect();
+        let stored = closed.iter().map(|(_, hook)| hook.wait_for_completion());
+        for result in join_all(stored).await {
+            if let Err(e) = result {
+                tracing::error!("a closed file is not stored: {e}");
+            }
         }
     }
 
@@ -235,6 +250,7 @@ impl Metablock for Tree {
     async fn finish_writing(&self, ino: InodeNo, etag: Option<ETag>, fh: u64) -> Result<Lookup, InodeError> {
         let finished = self.0.tree.finish_writing(ino, etag, fh).await;
         let mut known = self.known();
+        known.closed.remove(&fh);
         if let Some(place) = known.created.remove(&ino) {
             known.stored.add(place, Instant::now());
         }
@@ -255,7 +271,11 @@ impl Metablock for Tree {
         fh: u64,
         hook: PendingUploadHook,
     ) -> Result<Option<PendingUploadHook>, InodeError> {
-        self.0.tree.flush_writer(ino, fh, hook).await
+        let pending = self.0.tree.flush_writer(ino, fh, hook).await?;
+        if let Some(hook) = &pending {
+            self.known().closed.insert(fh, hook.clone());
+        }
+        Ok(pending)
     }
 
     async fn release_writer(
@@ -265,6 +285,7 @@ impl Metablock for Tree {
         hook: PendingUploadHook,
         location: &S3Location,
     ) -> Result<(), InodeError> {
+        self.known().closed.remove(&fh);
         self.0.tree.release_writer(ino, fh, hook, location).await
     }
 
