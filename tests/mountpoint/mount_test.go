@@ -5,6 +5,7 @@ package mountpoint
 import (
 	"bytes"
 	"crypto/rand"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
@@ -302,6 +303,24 @@ func TestAFileIsFoundWhileItIsStored(t *testing.T) {
 	_, err := os.Stat(m.at("new"))
 	want(t, "stat", err, 0)
 	m.unmount(t)
+}
+
+// The name that the kernel still knows from before the rename leads to the file as well.
+func TestARenamedFileIsOpenedAtOnce(t *testing.T) {
+	own(t)
+	b := newBench(t)
+	for delay := 3 * time.Millisecond; delay < 8*time.Millisecond; delay += time.Millisecond { // one of them meets the end of the upload
+		slow := slowAnswers(t, b.server.Endpoint(), delay*3/2, delay)
+		m := mount(t, invocation(t, slow, b.server.Region()), b.keys, nil)
+		for n := range 12 {
+			name := fmt.Sprintf("%s-%d", delay, n)
+			want(t, "write", overwrite(m.at(name+".tmp"), ""), 0)
+			want(t, "rename", unix.Rename(m.at(name+".tmp"), m.at(name)), 0)
+			_, err := os.ReadFile(m.at(name))
+			want(t, "read", err, 0)
+		}
+		m.unmount(t)
+	}
 }
 
 // An unmount drops the release of a file if the client has not read it yet.

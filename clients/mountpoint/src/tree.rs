@@ -12,7 +12,7 @@ use mountpoint_s3_client::types::ETag;
 use mountpoint_s3_fs::fs::OpenFlags;
 use mountpoint_s3_fs::memory::WriteHandleLimiter;
 use mountpoint_s3_fs::metablock::{
-    AddDirEntry, AddDirEntryResult, InodeError, InodeInformation, InodeKind, InodeNo, InodeStat, Lookup, Metablock,
+    AddDirEntry, AddDirEntryResult, InodeError, InodeErrorInfo, InodeInformation, InodeKind, InodeNo, InodeStat, Lookup, Metablock,
     NewHandle, PendingUploadHook, ReadWriteMode, S3Location, WriteMode,
 };
 use time::OffsetDateTime;
@@ -167,6 +167,19 @@ impl Tree {
     }
 }
 
+/// Mountpoint looks for a file by the name that it knows. The kernel can know a newer one: a look-up that missed the end of an upload makes
+/// another inode, and a rename then renames that one. ESTALE, unlike ENOENT, has the kernel look the name up again.
+fn stale(ino: InodeNo, error: InodeError) -> InodeError {
+    match error {
+        InodeError::FileDoesNotExist(name, parent) => InodeError::StaleInode {
+            remote_key: name,
+            old_inode: InodeErrorInfo { ino, ..parent.clone() },
+            new_inode: parent,
+        },
+        other => other,
+    }
+}
+
 #[async_trait]
 impl Metablock for Tree {
     async fn lookup(&self, parent: InodeNo, name: &OsStr) -> Result<Lookup, InodeError> {
@@ -190,7 +203,7 @@ impl Metablock for Tree {
             other => return other,
         };
         if !self.known().directories.contains_key(&ino) {
-            return Err(error);
+            return Err(stale(ino, error));
         }
         Ok(Lookup::new(ino, InodeStat::for_directory(self.0.began, VANISHED_TTL), InodeKind::Directory, None))
     }
@@ -240,7 +253,7 @@ impl Metablock for Tree {
         flags: OpenFlags,
         limiter: Option<&WriteHandleLimiter>,
     ) -> Result<NewHandle, InodeError> {
-        self.0.tree.open_handle(ino, fh, mode, flags, limiter).await
+        self.0.tree.open_handle(ino, fh, mode, flags, limiter).await.map_err(|e| stale(ino, e))
     }
 
     async fn inc_file_size(&self, ino: InodeNo, len: usize) -> Result<usize, InodeError> {
