@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -122,7 +123,7 @@ func (g *guard) upload(ctx context.Context, in io.Reader, src fs.ObjectInfo, opt
 	if !g.conditional.Load() {
 		return g.put(ctx, in, src, options, sum, time.Time{})
 	}
-	o, err := g.put(ctx, in, src, append(options[:len(options):len(options)], d.condition()), sum, time.Time{})
+	o, err := g.put(ctx, in, src, append(slices.Clip(options), d.condition()), sum, time.Time{})
 	if err != nil {
 		return nil, g.refused(name, err)
 	}

@@ -233,7 +233,7 @@ func TestTheProgramThatMakesSessionsIsInstalledBesideHelpers(t *testing.T) {
 	}
 	touch("s3-csi-driver")
 	touch("s3-csi-rclone")
-	if err := os.Chmod(path("s3-csi-rclone"), 0o755); err != nil { //nolint:gosec // a program
+	if err := os.Chmod(path("s3-csi-rclone"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	if got, files := small.sessions(), small.files(); got != path("s3-csi-driver") || !slices.Equal(files, []string{path("s3-csi-helper"), path("s3-csi-driver"), path("s3-csi-rclone")}) {

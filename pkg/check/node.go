@@ -69,6 +69,8 @@ type nodeRun struct {
 
 func (r *nodeRun) do(ctx context.Context) {
 	what := item{"hostMounts", "the host's mount namespace", true}
+	stateDir := item{"stateDir", "clients can access the state directory", true}
+	cacheDir := item{"cacheDir", "clients can access the cache directory", true}
 	var err error
 	if r.ns, err = host.NewNamespace(); err != nil {
 		r.add(what.row(No, one(err), ""))
@@ -151,11 +153,6 @@ func mountOnce(fuse *os.File, stateDir string, uid uint32) (err error) {
 	}
 	return unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 }
-
-var (
-	stateDir = item{"stateDir", "clients can access the state directory", true}
-	cacheDir = item{"cacheDir", "clients can access the cache directory", true}
-)
 
 // passable checks whether a mount's user can reach one of the driver's directories.
 func (r *nodeRun) passable(ctx context.Context, what item, flag, dir string) {

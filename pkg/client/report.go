@@ -28,18 +28,15 @@ type Requests struct {
 	Operations map[string]Operation `json:"operations"` // by the names of the S3 API; Other: several that the client does not tell apart
 }
 
-// Latencies are the upper bounds of Operation.Latencies but the last one, which has none, in milliseconds.
-var Latencies = [8]int64{5, 25, 100, 250, 1000, 5000, 15000, 60000}
-
 // Operation counts the requests of one kind.
 type Operation struct {
 	Requests int64 `json:"requests"`
 	// Errors counts answers that are errors, but for those that an object is missing or a condition does not hold, and requests without
 	// an answer. Throttles counts those of them that ask for fewer requests (429 and 503).
-	Errors       int64                     `json:"errors"`
-	Throttles    int64                     `json:"throttles"`
-	Milliseconds int64                     `json:"milliseconds"` // that they took together
-	Latencies    [len(Latencies) + 1]int64 `json:"latencies"`    // how many took up to each bound
+	Errors       int64    `json:"errors"`
+	Throttles    int64    `json:"throttles"`
+	Milliseconds int64    `json:"milliseconds"` // that they took together
+	Latencies    [9]int64 `json:"latencies"`    // how many took up to 5, 25, 100, 250, 1000, 5000, 15000 and 60000 ms, and longer
 }
 
 // report parses a line of a prefix and the JSON of a report in exactly the format of encoding/json. Other lines, such as a log

@@ -53,8 +53,6 @@ func (s *tokenService) count() int {
 	return len(s.orders)
 }
 
-func (s *tokenService) options(o *options) { o.exchange = s.make }
-
 // startSession runs a client on keys that live for a while and an order.
 func (r *rig) startSession(life time.Duration, order credentials.Order, steps ...string) Status {
 	r.t.Helper()

@@ -16,17 +16,14 @@ import (
 // A clone that the driver attaches there has no locks: the root of the user namespace may remount it with other flags, or unmount
 // it. So the driver does not replace a mount there if the clone would be less restricted.
 
-// restrictions are the mount flags that the kernel locks, except read-only, which stricterThan checks against the file system.
-var restrictions = []string{"nosuid", "nodev", "noexec", "noatime", "nodiratime"}
-
 // stricterThan returns the options of m that a container could remove from a clone of source: "ro", unless the file system itself is
-// read-only, and the restrictions that source does not have.
+// read-only, and the other locked flags that source does not have.
 func (m Mount) stricterThan(source Mount) string {
 	var more []string
 	if hasOption(m.Options, "ro") && !hasOption(source.SuperOptions, "ro") {
 		more = append(more, "ro")
 	}
-	for _, option := range restrictions {
+	for _, option := range []string{"nosuid", "nodev", "noexec", "noatime", "nodiratime"} { // which the kernel locks
 		if hasOption(m.Options, option) && !hasOption(source.Options, option) {
 			more = append(more, option)
 		}
@@ -64,7 +61,7 @@ func (h nsHandle) isLocked(m Mount) (bool, error) {
 	defer f.Close()
 	fd, err := unix.OpenTree(int(f.Fd()), "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
 	if err != nil {
-		return true, nil //nolint:nilerr // it is unbindable, or has locked children
+		return true, nil // it is unbindable, or has locked children
 	}
 	defer unix.Close(fd)
 	err = unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_NOEXEC | unix.MOUNT_ATTR_NODIRATIME})

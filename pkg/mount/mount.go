@@ -85,6 +85,7 @@ func KeepsOnDisk(cl client.Client, spec Spec) bool { return cl.WriteBack && !spe
 // Health is the result of a health check of a mount.
 type Health int
 
+// The results, of which only Healthy needs nothing.
 const (
 	Down     Health = iota // its client has exited, or its file system is gone
 	Healthy                // its client serves

@@ -40,19 +40,17 @@ const (
 	userNamespaceSize = 65_536
 )
 
-// defaultCapabilities are those of containerd's and CRI-O's default, which a container has that asks for none.
-var defaultCapabilities = []string{
-	"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FSETID", "CAP_FOWNER", "CAP_MKNOD", "CAP_NET_RAW", "CAP_SETGID", "CAP_SETUID", "CAP_SETFCAP",
-	"CAP_SETPCAP", "CAP_NET_BIND_SERVICE", "CAP_SYS_CHROOT", "CAP_KILL", "CAP_AUDIT_WRITE",
-}
-
 // object is a part of an OCI runtime's config.json (opencontainers/runtime-spec, config.md and config-linux.md).
 type object map[string]any
 
 func (o Options) spec(id, rootfs string) object {
 	process := object{"user": object{}, "args": []string{"/agent"}, "env": []string{"PATH=/"}, "cwd": "/", "noNewPrivileges": true}
-	if o.Capabilities {
-		process["capabilities"] = object{"bounding": defaultCapabilities, "effective": defaultCapabilities, "permitted": defaultCapabilities}
+	if o.Capabilities { // those of containerd and CRI-O for a container that asks for none
+		set := []string{
+			"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FSETID", "CAP_FOWNER", "CAP_MKNOD", "CAP_NET_RAW", "CAP_SETGID", "CAP_SETUID", "CAP_SETFCAP",
+			"CAP_SETPCAP", "CAP_NET_BIND_SERVICE", "CAP_SYS_CHROOT", "CAP_KILL", "CAP_AUDIT_WRITE",
+		}
+		process["capabilities"] = object{"bounding": set, "effective": set, "permitted": set}
 	}
 	namespaces := []object{{"type": "pid"}, {"type": "mount"}, {"type": "ipc"}, {"type": "uts"}}
 	linux := object{"cgroupsPath": o.Cgroup.path(o.PodUID, id)}

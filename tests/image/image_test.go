@@ -217,7 +217,7 @@ func empty(t *testing.T, a archive, resolv string) string {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: the programs run in a root of their own")
 	}
-	root, err := os.MkdirTemp("", "root")
+	root, err := os.MkdirTemp("", "root") //nolint:usetesting // other users cannot pass the directory of a t.TempDir
 	if err != nil {
 		t.Fatal(err)
 	}

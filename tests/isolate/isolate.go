@@ -22,17 +22,14 @@ const (
 
 const namespaces = syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | syscall.CLONE_NEWNET | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS
 
-// address belongs to the loopback interface of the new network: the C library looks no name up on a machine that has loopback
-// addresses only.
-var address = [4]byte{192, 0, 2, 1}
-
 // Main is the body of a TestMain: it runs the tests in PID, mount, network, IPC and UTS namespaces of their own, and returns the
 // exit code. Without root, where such tests are skipped, they run as they are.
 func Main(run func() int) int {
 	if os.Getuid() != 0 {
 		return run()
 	}
-	code, err := 0, error(nil)
+	var code int
+	var err error
 	switch os.Getenv(envRole) {
 	case roleInside:
 		return run()
@@ -99,7 +96,8 @@ func beInit() (int, error) {
 	}
 }
 
-// configureLoopback brings the loopback interface up and adds the address to it.
+// configureLoopback brings the loopback interface up and adds the address 192.0.2.1 to it: the C library looks no name up on a machine
+// that has loopback addresses only.
 func configureLoopback() error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -115,7 +113,7 @@ func configureLoopback() error {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(alias.SetInet4Addr(address[:]), unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, up), unix.IoctlIfreq(fd, unix.SIOCSIFADDR, alias)); err != nil {
+	if err := errors.Join(alias.SetInet4Addr([]byte{192, 0, 2, 1}), unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, up), unix.IoctlIfreq(fd, unix.SIOCSIFADDR, alias)); err != nil {
 		return fmt.Errorf("the loopback interface: %w", err)
 	}
 	if err := alias.SetInet4Addr([]byte{255, 255, 255, 255}); err != nil {

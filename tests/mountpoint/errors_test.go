@@ -53,7 +53,7 @@ func TestAClientThatCannotServeNamesTheCause(t *testing.T) {
 		t.Fatal(err)
 	}
 	text := filepath.Join(openDir(t), "file")
-	if err := os.WriteFile(text, []byte("no certificate"), 0o644); err != nil { //nolint:gosec // the client reads it
+	if err := os.WriteFile(text, []byte("no certificate"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	port := func(url string) string { return url[strings.LastIndex(url, ":"):] }

@@ -51,7 +51,7 @@ func TestNoMetadataServiceIsAsked(t *testing.T) {
 		t.Cleanup(func() { s.Close() })
 	}
 	// The listeners work.
-	answer, err := http.Get("http://" + metadataServices[0]) //nolint:noctx // of this process
+	answer, err := http.Get("http://" + metadataServices[0])
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -119,7 +119,7 @@ func usesNothing(t *testing.T, b *bench, libraries []string) {
 	in := b.invocation(t)
 	root := openDir(t)
 	for _, dir := range []string{"proc", "dev", "etc/ssl/certs", "tmp", "lib"} {
-		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil { //nolint:gosec // the client's
+		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -138,7 +138,7 @@ func usesNothing(t *testing.T, b *bench, libraries []string) {
 		"etc/nsswitch.conf": "hosts: compat files\npasswd: compat\ngroup: compat\n",
 		"etc/resolv.conf":   "nameserver 127.0.0.1\n",
 	} {
-		if err := os.WriteFile(filepath.Join(root, name), []byte(content), 0o644); err != nil { //nolint:gosec // the client's
+		if err := os.WriteFile(filepath.Join(root, name), []byte(content), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -158,7 +158,7 @@ func usesNothing(t *testing.T, b *bench, libraries []string) {
 		t.Fatal(err)
 	}
 	defer log.Close()
-	if err := os.Chmod(filepath.Join(root, "dev/log"), 0o777); err != nil { //nolint:gosec // the client's
+	if err := os.Chmod(filepath.Join(root, "dev/log"), 0o777); err != nil {
 		t.Fatal(err)
 	}
 
@@ -197,7 +197,7 @@ func copyFile(t *testing.T, from, to string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(to, data, 0o755); err != nil { //nolint:gosec // programs and libraries
+	if err := os.WriteFile(to, data, 0o755); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -5,6 +5,7 @@ package mountpoint
 import (
 	"encoding/xml"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -112,8 +113,9 @@ func (s *sizes) object(w http.ResponseWriter, r *http.Request, key string) {
 		s.log = append(s.log, "create upload of "+key)
 		answer(w, struct {
 			XMLName               xml.Name `xml:"InitiateMultipartUploadResult"`
-			Bucket, Key, UploadId string
-		}{Bucket: bucket, Key: key, UploadId: id})
+			Bucket, Key string
+			ID          string `xml:"UploadId"`
+		}{Bucket: bucket, Key: key, ID: id})
 	case r.Method == http.MethodPut && source != "" && id != "":
 		s.part(w, r, id, source)
 	case r.Method == http.MethodPut && source != "":
@@ -185,11 +187,7 @@ func (s *sizes) complete(w http.ResponseWriter, key, id string) {
 func (s *sizes) state() (objects map[string]int64, log []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	objects = map[string]int64{}
-	for key, size := range s.objects {
-		objects[key] = size
-	}
-	return objects, slices.Clone(s.log)
+	return maps.Clone(s.objects), slices.Clone(s.log)
 }
 
 // S3 copies at most 5 GiB with one request. Larger files are renamed by a copy in parts, and the original is removed last.

@@ -102,7 +102,7 @@ func TestAnotherUnitWithAMountsUIDHoldsNothingUp(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	stop := func() { _ = exec.Command("systemctl", "stop", unit).Run() } //nolint:noctx // when the test's context has ended
+	stop := func() { _ = exec.Command("systemctl", "stop", unit).Run() }
 	defer stop()
 	theirs := awaitProcess(t, uid, "sleep")
 	if err := e.tryUnpublish(20*time.Second, v, target); err != nil {

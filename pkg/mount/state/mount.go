@@ -10,6 +10,7 @@ import (
 // Phase is the phase of a mount's life cycle.
 type Phase string
 
+// The phases, in their order.
 const (
 	Starting Phase = "starting" // after a crash of the driver in this phase, the mount is removed
 	Running  Phase = "running"

@@ -208,7 +208,7 @@ func (d drainWait) grantFor(ctx context.Context, m *state.Mount) (*creds.Grant, 
 	}
 	if err != nil {
 		klog.FromContext(ctx).Info("Cannot refresh credentials of draining mount", "mount", m.Name, "error", err.Error())
-		return nil, nil //nolint:nilerr // the mount drains with what it has, if it can
+		return nil, nil // the mount drains with what it has, if it can
 	}
 	if rotated {
 		err = d.rotate(ctx, m, grant)

@@ -20,6 +20,7 @@ import (
 // State is the state of a mount, as operators see it.
 type State string
 
+// The states, which are also values of a metric's label.
 const (
 	Healthy      State = "healthy"
 	Failed       State = "failed"       // its client has exited and is not restarted yet

@@ -6,6 +6,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -59,7 +60,7 @@ func New(t *testing.T, b creds.Backends, peers func(*host.Namespace, state.Paths
 		t: t, Namespace: host.Own(), Clients: client.Registry{Get: client.Get, Default: "mountpoint-s3"}, Backends: b, Tokens: &mounttest.Tokens{},
 	}
 	p.Tracker = tracker.New(p.Namespace.Overdue)
-	if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // mounts' users pass it
+	if err := os.Chmod(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	if p.Store, err = state.Open(t.Context(), p.Namespace, filepath.Join(dir, "state"), filepath.Join(dir, "cache"), UID); err != nil {
@@ -68,9 +69,9 @@ func New(t *testing.T, b creds.Backends, peers func(*host.Namespace, state.Paths
 	t.Cleanup(func() {
 		p.Store.Close()
 		mounts, err := p.Namespace.Mounts(context.WithoutCancel(t.Context()))
-		for i := len(mounts) - 1; i >= 0; i-- {
-			if strings.HasPrefix(mounts[i].Mountpoint, dir+"/") {
-				_ = unix.Unmount(mounts[i].Mountpoint, unix.MNT_DETACH)
+		for _, m := range slices.Backward(mounts) {
+			if strings.HasPrefix(m.Mountpoint, dir+"/") {
+				_ = unix.Unmount(m.Mountpoint, unix.MNT_DETACH)
 			}
 		}
 		if rerr := os.RemoveAll(dir); err != nil || rerr != nil {
