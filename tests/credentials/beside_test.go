@@ -94,7 +94,7 @@ func (e *env) clientRequests() func() int32 {
 // The client of a mount runs and waits for its session while the token service has not answered yet, and serves with the session when it
 // comes, however long that takes.
 func TestClientsStartBesideTheirSession(t *testing.T) {
-	e := start(t)
+	e := start(t, "--hang-timeout=3s")
 	for _, client := range clients {
 		t.Run(client, func(t *testing.T) {
 			e.t = t
@@ -104,7 +104,7 @@ func TestClientsStartBesideTheirSession(t *testing.T) {
 			e.sts(s3server.STS{Delay: never})
 			published := e.publishing(v, target, e.workload(true))
 			waiting := e.waitingClient(client, published)
-			time.Sleep(5 * time.Second) // longer than SDKs usually wait for an answer: it is what is tried, not waited for
+			time.Sleep(6 * time.Second) // longer than SDKs usually wait, and than clients may be unresponsive: it is what is tried, not waited for
 			if now := e.Running(programs[client]); len(now) != 1 || now[0].PID != waiting.PID {
 				t.Errorf("the client %v did not wait: %v", waiting, now)
 			}
