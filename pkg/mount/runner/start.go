@@ -57,7 +57,8 @@ func (r *Runner) Start(ctx context.Context, p StartParams) (state.Mount, error) 
 		return state.Mount{}, err
 	}
 	defer release()
-	t, up := r.beginTrial(ctx, p.Grant, be, p.Spec)
+	steps := newTimeline(ctx)
+	t, up := r.beginTrial(ctx, p.Grant, be, p.Spec, steps)
 	defer t.end()
 	m, err := r.start(ctx, up, p, cl, be, t)
 	if errors.Is(err, errElsewhere) { // which is known now
@@ -66,6 +67,7 @@ func (r *Runner) Start(ctx context.Context, p StartParams) (state.Mount, error) 
 	if err != nil {
 		return state.Mount{}, err
 	}
+	steps.log(ctx, m.Name)
 	entry := r.Tracker.Mount(m.Name)
 	entry.Set(m.Client, tracker.Healthy)
 	entry.NeedsHealing() // it has no bind mounts yet
@@ -82,6 +84,7 @@ func (r *Runner) start(ctx, up context.Context, p StartParams, cl client.Client,
 		return state.Mount{}, err
 	}
 	m.Predecessors, m.Rotated = p.Predecessors, p.Rotated
+	t.steps.done("allocated")
 	failpoint.Here("start.allocated")
 	if err := t.explain(ctx, r.bringUp(ctx, up, &m, cl, be, t)); err != nil {
 		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)
@@ -99,8 +102,12 @@ func (r *Runner) bringUp(ctx, up context.Context, m *state.Mount, cl client.Clie
 	)
 	// These two are short and leave something behind. They are not cancelled, but waited for when the credentials are refused:
 	// an abandoned step would finish after the clean-up.
-	g.Go(func() error { return r.launchHelper(ctx, *m, be) })
+	g.Go(func() error {
+		defer t.steps.done("helper")
+		return r.launchHelper(ctx, *m, be)
+	})
 	g.Go(func() (err error) {
+		defer t.steps.done("fuse")
 		fuse, err = r.Sources.Mount(ctx, *m)
 		return err
 	})
@@ -125,13 +132,17 @@ func (r *Runner) bringUp(ctx, up context.Context, m *state.Mount, cl client.Clie
 	failpoint.Here("start.mounted")
 	var serving errgroup.Group
 	kept := *m
-	serving.Go(func() error { return r.Store.WriteCopy(ctx, kept, mount.KeepsOnDisk(cl, kept.Spec)) }) // on a disk, which is slow
+	serving.Go(func() error { // on a disk, which is slow
+		defer t.steps.done("copy")
+		return r.Store.WriteCopy(ctx, kept, mount.KeepsOnDisk(cl, kept.Spec))
+	})
 	serving.Go(func() error { return r.serveBeside(up, kept, cl, be, t, fuse) })
 	if err := serving.Wait(); err != nil {
 		return err
 	}
 	failpoint.Here("start.serving")
 	m.Phase, m.Region, m.Owner = state.Running, t.bucket.Region, t.bucket.Owner
+	defer t.steps.done("recorded")
 	return r.recordMounted(ctx, m)
 }
 
@@ -142,8 +153,12 @@ func (r *Runner) serveBeside(ctx context.Context, m state.Mount, cl client.Clien
 	if err != nil {
 		return err
 	}
+	t.steps.done("client")
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return r.awaitReady(ctx, m, status) })
+	g.Go(func() error {
+		defer t.steps.done("answers")
+		return r.awaitReady(ctx, m, status)
+	})
 	g.Go(func() error {
 		if err := t.wait(ctx); err != nil {
 			return err
@@ -158,6 +173,7 @@ func (r *Runner) serveBeside(ctx context.Context, m state.Mount, cl client.Clien
 		if err := r.Peer(m.Name).Renew(ctx, t.keys, t.order); err != nil {
 			return fmt.Errorf("giving client %s its session: %w", m.Client, err)
 		}
+		t.steps.done("session")
 		failpoint.Here("serve.delivered")
 		return nil
 	})

@@ -19,6 +19,7 @@ type trial struct {
 	expected backend.BucketInfo // what it will probably find
 	known    bool               // expected is known
 	cancel   context.CancelFunc
+	steps    *timeline
 	done     chan struct{} // closed when the following is valid
 	err      error
 	keys     credentials.Keys
@@ -28,8 +29,8 @@ type trial struct {
 
 // beginTrial begins a trial, which has the grant until it is done. The context that it returns ends with ctx, with the trial's end, and
 // when the credentials are refused.
-func (r *Runner) beginTrial(ctx context.Context, grant *creds.Grant, be backend.Backend, spec mount.Spec) (*trial, context.Context) {
-	t := &trial{done: make(chan struct{})}
+func (r *Runner) beginTrial(ctx context.Context, grant *creds.Grant, be backend.Backend, spec mount.Spec, steps *timeline) (*trial, context.Context) {
+	t := &trial{done: make(chan struct{}), steps: steps}
 	t.expected, t.known = r.Creds.Expect(grant, be, spec)
 	ctx, t.cancel = context.WithCancel(ctx)
 	up, refuse := context.WithCancel(ctx)
@@ -39,6 +40,7 @@ func (r *Runner) beginTrial(ctx context.Context, grant *creds.Grant, be backend.
 			refuse()
 			return
 		}
+		steps.done("proven")
 		t.keys, t.order, t.bucket = grant.Made(), grant.RenewalOrder(), grant.Bucket()
 	}()
 	return t, up
