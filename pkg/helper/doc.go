@@ -5,7 +5,8 @@
 //
 //   - answers the driver on that socket (wire.go),
 //   - runs the client in the foreground (process.go) and keeps the end of its output (tail.go),
-//   - serves credentials to the client on a loopback endpoint (endpoint.go),
+//   - serves credentials to the client on a loopback endpoint (endpoint.go), where a client that was started before its first
+//     session waits for it,
 //   - outlives the client: it reports how the client exited, keeps the credentials, and can start another client on a new
 //     FUSE descriptor. The exit is also recorded in the state directory (end.go).
 //

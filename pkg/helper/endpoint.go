@@ -36,6 +36,10 @@ const (
 	// renewalWait is how long a request waits for a session that is being made, if there is no valid one. SDKs time out after
 	// one or two seconds and ask again.
 	renewalWait = 1500 * time.Millisecond
+	// awaitedWait is how long a request waits for the first session of a client that was started before it. The clients set no
+	// timeout for the answer: aws-c-auth (Mountpoint) bounds connecting only, aws-sdk-go-v2 (rclone) connecting and TLS. Both
+	// take an error for final after three or four attempts, and then exit. The driver gives up earlier (--mount-timeout).
+	awaitedWait = 10 * time.Minute
 	// maxWaiting bounds how many requests wait for that at once.
 	maxWaiting = 16
 	// maxReading bounds connections that have not sent a token yet; a new one replaces the oldest.
@@ -57,7 +61,9 @@ type endpoint struct {
 	mu         sync.Mutex
 	keys       credentials.Keys
 	ends       time.Time     // of keys, by the clock now; zero: never
+	awaited    bool          // the first keys are still to come
 	changed    chan struct{} // closed and replaced after every attempt to renew the keys
+	closed     chan struct{} // closed by close
 	waiting    int           // requests that wait for changed
 	reading    []net.Conn    // the oldest first
 	wrong      float64       // tokens left in the bucket
@@ -75,7 +81,7 @@ func newEndpoint(log *logger, now func() time.Time) (*endpoint, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen for the client's credential requests: %w", err)
 	}
-	return &endpoint{listener: l, token: hex.EncodeToString(random[:]), now: now, log: log, changed: make(chan struct{}), sessionMissing: func() bool { return false }, wrong: wrongBurst, wrongSince: now()}, nil
+	return &endpoint{listener: l, token: hex.EncodeToString(random[:]), now: now, log: log, changed: make(chan struct{}), closed: make(chan struct{}), sessionMissing: func() bool { return false }, wrong: wrongBurst, wrongSince: now()}, nil
 }
 
 // env returns the variables that point a client to the endpoint and keep it from other sources of credentials.
@@ -92,6 +98,15 @@ func noOtherSources() []string {
 func (e *endpoint) set(keys credentials.Keys, ends time.Time) {
 	e.mu.Lock()
 	e.keys, e.ends = keys, ends
+	e.awaited = e.awaited && keys.IsZero()
+	e.mu.Unlock()
+	e.release()
+}
+
+// await sets whether the client's first keys are still to come. Its requests wait for them.
+func (e *endpoint) await(awaited bool) {
+	e.mu.Lock()
+	e.awaited = awaited
 	e.mu.Unlock()
 	e.release()
 }
@@ -104,24 +119,47 @@ func (e *endpoint) release() {
 	e.changed = make(chan struct{})
 }
 
-func (e *endpoint) current() (keys credentials.Keys, ends time.Time, valid bool, changed <-chan struct{}) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.keys, e.ends, !e.keys.IsZero() && (e.ends.IsZero() || e.now().Before(e.ends)), e.changed
+// served is what the endpoint has for the client at a moment.
+type served struct {
+	keys    credentials.Keys
+	ends    time.Time
+	valid   bool
+	awaited bool
+	changed <-chan struct{}
 }
 
-// wait waits for the end of an attempt to renew the keys, for renewalWait at most.
-func (e *endpoint) wait(changed <-chan struct{}) {
-	if !e.sessionMissing() || !e.countWaiting(+1) {
-		return
+func (e *endpoint) current() served {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	valid := !e.keys.IsZero() && (e.ends.IsZero() || e.now().Before(e.ends))
+	return served{e.keys, e.ends, valid, e.awaited && !valid, e.changed}
+}
+
+// wait waits until there may be valid keys: for awaited ones until they come, otherwise for the end of an attempt to renew them.
+func (e *endpoint) wait(now served) served {
+	bound := renewalWait
+	if now.awaited {
+		bound = awaitedWait
+	} else if !e.sessionMissing() {
+		return now
+	}
+	if !e.countWaiting(+1) {
+		return now
 	}
 	defer e.countWaiting(-1)
-	timer := time.NewTimer(renewalWait)
+	timer := time.NewTimer(bound)
 	defer timer.Stop()
-	select {
-	case <-changed:
-	case <-timer.C:
+	for first := true; first || now.awaited; first = false {
+		select {
+		case <-now.changed:
+			now = e.current()
+		case <-timer.C:
+			return e.current()
+		case <-e.closed:
+			return now
+		}
 	}
+	return now
 }
 
 func (e *endpoint) countWaiting(n int) bool {
@@ -157,6 +195,7 @@ func (e *endpoint) serve() {
 
 func (e *endpoint) close() {
 	_ = e.listener.Close()
+	close(e.closed)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, c := range e.reading {
@@ -193,6 +232,7 @@ func (e *endpoint) answer(conn net.Conn) {
 	default:
 		status, body = e.respond(head)
 	}
+	_ = conn.SetDeadline(time.Now().Add(connTimeout)) // it may have waited for a session
 	if _, err := conn.Write(httpAnswer(status, body)); err != nil {
 		return
 	}
@@ -222,19 +262,18 @@ func (e *endpoint) respond(head []byte) (status string, body []byte) {
 	if req.method != "GET" {
 		return "405 Method Not Allowed", refusal("MethodNotAllowed", "only GET is supported")
 	}
-	keys, ends, valid, changed := e.current()
-	if !valid {
-		e.wait(changed)
-		keys, ends, valid, _ = e.current()
+	now := e.current()
+	if !now.valid {
+		now = e.wait(now)
 	}
 	// 503, because clients retry it, and a session may be available then.
 	switch {
-	case keys.IsZero():
+	case now.keys.IsZero():
 		return "503 Service Unavailable", refusal("NoCredentials", "this mount has no credentials")
-	case !valid:
-		return "503 Service Unavailable", refusal("ExpiredCredentials", "the mount's credentials expired at "+keys.Expires.UTC().Format(time.RFC3339)+" and were not renewed")
+	case !now.valid:
+		return "503 Service Unavailable", refusal("ExpiredCredentials", "the mount's credentials expired at "+now.keys.Expires.UTC().Format(time.RFC3339)+" and were not renewed")
 	}
-	return "200 OK", document(keys, ends, e.now())
+	return "200 OK", document(now.keys, now.ends, e.now())
 }
 
 // countWrong takes one from the rate limit for wrong tokens and reports whether there was one left.

@@ -166,6 +166,7 @@ func (h *helper) start(req StartRequest, fuse *os.File) error {
 			return err
 		}
 	}
+	h.endpoint.await(req.Await && h.session.keys.IsZero())
 	if err := removeEnd(h.stateDir); err != nil {
 		h.log.printf("removing the previous exit record failed: %v", err)
 	}
@@ -238,6 +239,7 @@ func (h *helper) exited(code int, signal string) {
 	h.status.State, h.status.ClientPID = StateExited, 0
 	h.status.ExitCode, h.status.Signal = code, signal
 	h.lastActivity = h.now()
+	h.endpoint.await(false)
 	h.log.printf("client exited: %s", describe(code, signal))
 	h.recordEnd()
 	h.changeStatus()

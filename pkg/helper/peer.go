@@ -50,7 +50,7 @@ func (p *Peer) Status(ctx context.Context) (Status, error) {
 
 // Start runs a client on the FUSE descriptor. The caller must close that: only then does the client's exit end the connection.
 // Start returns when the program runs; it may not serve the file system yet. A program that cannot be started is
-// Precondition, a client that is already running Exists.
+// Precondition, a client that is already running Exists. After a request with Await, Renew supplies the session.
 func (p *Peer) Start(ctx context.Context, req StartRequest, fuse *os.File) (Status, error) {
 	return p.call(ctx, request{Op: opStart, Start: &req, Keys: req.Keys, Order: req.Order}, fuse, true)
 }
@@ -109,7 +109,7 @@ func (p *Peer) call(ctx context.Context, req request, f *os.File, bounded bool) 
 }
 
 func (p *Peer) exchange(ctx context.Context, req request, f *os.File) (_ Status, err error) {
-	req.Protocol = 1 // the lowest protocol that can understand the requests of this package
+	req.Protocol = req.lowestProtocol()
 	message, err := encode(req)
 	if err != nil {
 		return Status{}, err

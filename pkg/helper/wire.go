@@ -17,7 +17,7 @@ import (
 // A connection carries one request and one reply, each a JSON object after its length in four bytes, big endian. A start
 // request has the FUSE descriptor on its first byte. Every message names the lowest protocol that can understand it. Both
 // sides ignore unknown fields, and a helper answers an unknown operation with an error of kind "unsupported", so new fields
-// and operations need no new protocol; a new meaning does. The operations:
+// and operations need no new protocol; a new meaning does. Protocol 2 has clients that start before their session. The operations:
 //
 //	hello        the status
 //	start        run a client on the descriptor
@@ -26,7 +26,7 @@ import (
 //	end          the mount is ending; the client's exit is expected
 //	kill         kill a running client and keep the helper
 //	quit         kill a running client and exit
-const ProtocolVersion = 1
+const ProtocolVersion = 2
 
 // maxMessage bounds a message without its length, in bytes. The largest have a token service's CA bundle.
 const maxMessage = 1 << 20
@@ -54,6 +54,14 @@ type reply struct {
 	Protocol int            `json:"protocol"`
 	Error    *fault.Message `json:"error,omitempty"`
 	Status   *Status        `json:"status,omitempty"`
+}
+
+// lowestProtocol returns the lowest protocol that can understand the request.
+func (r request) lowestProtocol() int {
+	if r.Start != nil && r.Start.Await {
+		return 2
+	}
+	return 1
 }
 
 func encode(message any) ([]byte, error) {
@@ -213,4 +221,7 @@ type StartRequest struct {
 	// Order is what further sessions are made from. If it is zero, keys replace the helper's order as well; without keys the
 	// helper keeps what it has.
 	Order credentials.Order `json:"-"`
+	// Await means that the client's first session follows in a request of its own. Until then, the credential endpoint lets the
+	// client wait. It needs protocol 2: a helper that does not know it would answer the client that there are no credentials.
+	Await bool `json:"await,omitempty"`
 }

@@ -240,19 +240,24 @@ func (s *Systemd) start(ctx context.Context, b *bus, u Unit, socket uintptr, aga
 func (s *Systemd) awaitStart(ctx context.Context, b *bus, u Unit, job <-chan string) (pid int, err error) {
 	name := unitName(u.Name)
 	var state unitState
+	active := false
 	for ended := false; !ended; {
 		select {
-		case <-job:
-			ended = true
+		case result := <-job:
+			ended, active = true, result == "done" // the program was executed
 		case <-time.After(statePause):
 		case <-ctx.Done():
 			return 0, fmt.Errorf("wait for systemd to start it: %w", context.Cause(ctx))
+		}
+		if active {
+			break
 		}
 		// Not all properties of a service, for which systemd would read the unit's cgroup.
 		if state, err = b.GetUnitPropertiesContext(ctx, name); err != nil {
 			return 0, err
 		}
-		ended = ended || state.active() == "active" || state.dead() && !state.hasJob()
+		active = state.active() == "active"
+		ended = ended || active || state.dead() && !state.hasJob()
 	}
 	main, err := b.GetServicePropertyContext(ctx, name, "MainPID")
 	if err != nil {
@@ -261,7 +266,7 @@ func (s *Systemd) awaitStart(ctx context.Context, b *bus, u Unit, job <-chan str
 	if n, ok := main.Value.Value().(uint32); ok {
 		pid = int(n)
 	}
-	if state.active() != "active" || pid == 0 {
+	if !active || pid == 0 {
 		return 0, b.failed(ctx, name, s.program)
 	}
 	for {

@@ -46,9 +46,9 @@ func publishWith(b *testing.B, d *rig.Driver, v *csi.Volume, target string, secr
 	return readRoot(target)
 }
 
-// BenchmarkSessionPublish compares NodePublishVolume of a mount with a session of its own, which has to be made first, with that
-// of one that works with the secret's keys as they are. The token service answers at once, or within 50 ms as one in the same
-// region does.
+// BenchmarkSessionPublish compares NodePublishVolume of a mount with a session of its own, which is made beside the start of its
+// client, with that of one that works with the secret's keys as they are. The token service answers at once, or within 50 ms as one in
+// the same region does.
 //
 // session-ms and keys-ms are medians; session/keys is their quotient.
 func BenchmarkSessionPublish(b *testing.B) { eachClient(b, measureSessionPublish) }

@@ -47,6 +47,8 @@ func matrix() []testCase {
 		{step: "mount.mounted", operation: "publish", more: []fault{podGone}},
 		{step: "start.mounted", operation: "publish", more: []fault{podGone, killHelper}},
 		{step: "serve.started", operation: "publish", more: append([]fault{podGone}, all...)},
+		{step: "serve.proven", operation: "publish", more: append([]fault{podGone}, all...)},
+		{step: "serve.delivered", operation: "publish", more: append([]fault{podGone}, all...)},
 		{step: "start.serving", operation: "publish", more: append([]fault{podGone}, all...)},
 		{step: "write.durable", operation: "publish", clients: one, more: []fault{podGone}},
 		{step: "bind.recorded", operation: "publish", more: append([]fault{podGone}, all...)},

@@ -16,6 +16,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 	"github.com/s3-csi/s3-csi-driver/pkg/policy"
 	"github.com/s3-csi/s3-csi-driver/pkg/session"
+	"github.com/s3-csi/s3-csi-driver/pkg/ttlcache"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
@@ -51,11 +52,12 @@ type Provider struct {
 	sessions Sessions
 	clients  client.Registry
 	peer     func(name string) *helper.Peer
+	learnt   *ttlcache.Cache[learntKey, backend.BucketInfo] // by proofs
 }
 
 // New returns a provider. peer returns the helper of a mount.
 func New(backends Backends, sessions Sessions, clients client.Registry, peer func(name string) *helper.Peer) *Provider {
-	return &Provider{backends: backends, sessions: sessions, clients: clients, peer: peer}
+	return &Provider{backends: backends, sessions: sessions, clients: clients, peer: peer, learnt: newLearnt()}
 }
 
 // Plan decides how the sessions of a publication's mount are made. It calls no service.
@@ -125,40 +127,14 @@ func (p *Provider) request(spec mount.Spec, clientName string) (session.Request,
 
 // Keys returns the keys of a grant, and makes them if necessary; an empty grant has none.
 func (p *Provider) Keys(ctx context.Context, g *Grant) (credentials.Keys, error) {
-	switch {
-	case g.state == making:
-		return g.wait()
-	case g.state == planned && !g.IsEmpty():
-		keys, err := p.sessions.Make(ctx, g.order)
-		if err == nil {
-			g.keys, g.state = keys, made
-		}
-		return keys, err
-	default:
+	if g.state != planned || g.IsEmpty() {
 		return g.keys, nil
 	}
-}
-
-// Begin makes the keys of a grant in the background, until Keys wants them. end cancels that and must be called.
-func (p *Provider) Begin(ctx context.Context, g *Grant) (end func()) {
-	if g.state != planned {
-		return func() {}
+	keys, err := p.sessions.Make(ctx, g.order)
+	if err == nil {
+		g.keys, g.state = keys, made
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	result := make(chan madeKeys, 1)
-	g.state, g.pending = making, result
-	order := g.order
-	go func() {
-		var r madeKeys
-		r.keys, r.err = p.sessions.Make(ctx, order)
-		result <- r
-	}()
-	return func() {
-		cancel()
-		if g.state == making {
-			_, _ = g.wait()
-		}
-	}
+	return keys, err
 }
 
 // Prove makes the keys of a grant and checks that they have the permissions that the client needs and, if they must be limited to the
@@ -186,6 +162,7 @@ func (p *Provider) Prove(ctx context.Context, g *Grant, be backend.Backend, spec
 	if g.state == made {
 		g.state = proven
 	}
+	p.learnt.Put(learntKeyOf(g, be, spec), g.bucket, nil)
 	return nil
 }
 

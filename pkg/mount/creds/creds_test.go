@@ -195,21 +195,53 @@ func TestScopesAreProvenWhereTheyAreRequired(t *testing.T) {
 	}
 }
 
-// A session is made once in the background, and its error is returned to the caller that needs it.
-func TestSessionsAreMadeInTheBackground(t *testing.T) {
-	f := newFixture(t, mounttest.S3{}, credentials.AssumeRole)
-	for _, refusal := range []error{nil, fault.Errorf(fault.Denied, "no")} {
-		f.tokens.Refuse, f.tokens.Made = refusal, nil
-		g := f.own(t)
-		end := f.Begin(t.Context(), g)
-		keys, err := f.Keys(t.Context(), g)
-		if !errors.Is(err, refusal) || keys.IsZero() != (refusal != nil) {
-			t.Errorf("%v, %v", keys, err)
-		}
-		end()
-		if again, err := f.Keys(t.Context(), g); refusal == nil && (err != nil || again != keys || f.tokens.Sessions() != 1) {
-			t.Errorf("again: %v, %v, %d sessions", again, err, f.tokens.Sessions())
-		}
+// What a proof will learn of a bucket is told before it only if it cannot be anything else, or if a proof of the same identity has
+// learnt it.
+func TestExpectedBuckets(t *testing.T) {
+	const role = "arn:aws:iam::111122223333:role/r"
+	sts := &backend.STS{Endpoint: "https://sts.example"}
+	elsewhere := backend.Backend{Name: "b", Endpoint: "https://s3.example", STS: sts}
+	for name, tc := range map[string]struct {
+		be    backend.Backend
+		spec  mount.Spec
+		order credentials.Order
+		want  string // region and owner; "": unknown
+	}{
+		"AWS, any region":           {backend.Backend{}, mount.Spec{ExpectedBucketOwner: "1"}, credentials.Order{}, ""},
+		"AWS, a region":             {backend.Backend{Region: "r1"}, mount.Spec{}, credentials.Order{RoleARN: role}, "r1 111122223333"},
+		"AWS, the volume's region":  {backend.Backend{Region: "r1"}, mount.Spec{Region: "r2"}, credentials.Order{RoleARN: role}, "r2 111122223333"},
+		"AWS, keys":                 {backend.Backend{Region: "r1"}, mount.Spec{}, credentials.Order{Kind: credentials.AsIs}, ""},
+		"AWS, an owner":             {backend.Backend{Region: "r1"}, mount.Spec{ExpectedBucketOwner: "1"}, credentials.Order{RoleARN: role}, "r1 1"},
+		"AWS, the backend's owner":  {backend.Backend{Region: "r1", ExpectedBucketOwner: "2"}, mount.Spec{}, credentials.Order{}, "r1 2"},
+		"no STS":                    {backend.Backend{Endpoint: "https://s3.example"}, mount.Spec{}, credentials.Order{}, "us-east-1 "},
+		"an STS":                    {elsewhere, mount.Spec{}, credentials.Order{Kind: credentials.FederationToken}, ""},
+		"a role without an account": {elsewhere, mount.Spec{}, credentials.Order{RoleARN: "arn:minio:iam:::role/r"}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFixture(t, mounttest.S3{}, credentials.AssumeRole)
+			tc.spec.Bucket = "bucket"
+			expect := func() string {
+				info, ok := f.Expect(&Grant{state: planned, order: tc.order}, tc.be, tc.spec)
+				if !ok {
+					return ""
+				}
+				return info.Region + " " + info.Owner
+			}
+			if got := expect(); got != tc.want {
+				t.Errorf("expected %q, want %q", got, tc.want)
+			}
+			tc.order.Kind = credentials.AssumeRole
+			if err := f.Prove(t.Context(), &Grant{state: planned, order: tc.order}, tc.be, tc.spec); err != nil {
+				t.Fatal(err)
+			}
+			if got := expect(); got != "there " {
+				t.Errorf("after a proof: %q", got)
+			}
+			tc.order.RoleARN = "arn:aws:iam::444455556666:role/other"
+			if got := expect(); got == "there " {
+				t.Errorf("another identity expects what a proof of the first has learnt")
+			}
+		})
 	}
 }
 

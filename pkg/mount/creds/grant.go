@@ -13,7 +13,6 @@ type grantState int
 const (
 	empty   grantState = iota // there is no order: the mount's helper has all there is
 	planned                   // there is an order
-	making                    // keys are being made; pending
 	made                      // there are keys
 	proven                    // the keys were tried, and the bucket is known
 )
@@ -21,19 +20,13 @@ const (
 // Grant is the credentials of a mount's client: an order, and the session that is made from it when it is needed. The zero value is
 // empty. A grant is used by one goroutine.
 type Grant struct {
-	state   grantState
-	order   credentials.Order
-	keys    credentials.Keys // in states made and proven
-	pending chan madeKeys    // in state making
-	bucket  backend.BucketInfo
+	state  grantState
+	order  credentials.Order
+	keys   credentials.Keys // in states made and proven
+	bucket backend.BucketInfo
 	// The order depends on the client, whose sessions may do what it needs. plan plans for another one.
 	client string
 	plan   func(ctx context.Context, client string) (credentials.Order, error)
-}
-
-type madeKeys struct {
-	keys credentials.Keys
-	err  error
 }
 
 // IsEmpty reports whether there is nothing to make credentials from.
@@ -73,14 +66,3 @@ func (g Grant) String() string { return "grant(" + g.order.String() + ")" }
 func (g Grant) GoString() string { return g.String() }
 
 func (g *Grant) hasKeys() bool { return g.state == made || g.state == proven }
-
-// wait waits for the keys that are being made; Begin's context bounds that. After a failure they can be made again.
-func (g *Grant) wait() (credentials.Keys, error) {
-	r := <-g.pending
-	g.pending = nil
-	g.state = planned
-	if r.err == nil {
-		g.keys, g.state = r.keys, made
-	}
-	return r.keys, r.err
-}

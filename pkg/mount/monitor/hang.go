@@ -13,6 +13,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
 )
 
@@ -105,6 +106,9 @@ func (m *Monitor) abort(ctx context.Context, name string, mnt host.Mount) {
 	if err != nil {
 		m.Tracker.LogError(ctx, name, err, "Cannot read record of unresponsive mount", "mount", name)
 		return
+	}
+	if rec.Phase == state.Starting {
+		return // its client waits for its session, and its publication bounds that
 	}
 	failpoint.Here("hang.found")
 	release, ok := m.hold(ctx, mnt)

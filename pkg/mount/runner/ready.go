@@ -23,7 +23,8 @@ const exitReport = 500 * time.Millisecond
 const exitUsage = 2
 
 // awaitReady waits until a directory read through the mount succeeds, or the client exits: then the error has its output.
-func (r *Runner) awaitReady(ctx context.Context, m state.Mount, peer *helper.Peer, status helper.Status) error {
+func (r *Runner) awaitReady(ctx context.Context, m state.Mount, status helper.Status) error {
+	peer := r.Peer(m.Name)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	read, exited := make(chan error, 1), make(chan error, 1)

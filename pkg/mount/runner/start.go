@@ -2,8 +2,10 @@ package runner
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -38,8 +40,9 @@ type StartParams struct {
 
 // Start starts a new mount and returns when a directory read through it has succeeded. On failure nothing of it is left.
 //
-// Its steps: allocate name, uid and directories; beside each other make and prove the credentials, launch the helper and mount the
-// FUSE file system; start the client; read the root; record that it runs.
+// Its steps: allocate name, uid and directories; launch the helper and mount the FUSE file system, beside each other; start the client;
+// give it the session; read the root; record that it runs. The session is made and proven beside all that, and the client, which waits
+// for it, gets it only then. If it is refused, the client is killed.
 func (r *Runner) Start(ctx context.Context, p StartParams) (state.Mount, error) {
 	cl, err := r.Clients.Of(p.Spec.Client)
 	if err != nil {
@@ -54,18 +57,17 @@ func (r *Runner) Start(ctx context.Context, p StartParams) (state.Mount, error) 
 		return state.Mount{}, err
 	}
 	defer release()
-	defer r.Creds.Begin(ctx, p.Grant)() // it takes as long as everything else that precedes the client's start
-	m, err := r.uids.allocate(ctx, p.VolumeID, p.Spec, cl)
+	steps := newTimeline(ctx)
+	t, up := r.beginTrial(ctx, p.Grant, be, p.Spec, steps)
+	defer t.end()
+	m, err := r.start(ctx, up, p, cl, be, t)
+	if errors.Is(err, errElsewhere) { // which is known now
+		m, err = r.start(ctx, up, p, cl, be, t)
+	}
 	if err != nil {
 		return state.Mount{}, err
 	}
-	m.Predecessors, m.Rotated = p.Predecessors, p.Rotated
-	failpoint.Here("start.allocated")
-	if err := r.bringUp(ctx, &m, cl, be, p.Grant); err != nil {
-		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)
-		defer cancel()
-		return state.Mount{}, mount.WithCleanupError(err, r.Discard(cctx, m))
-	}
+	steps.log(ctx, m.Name)
 	entry := r.Tracker.Mount(m.Name)
 	entry.Set(m.Client, tracker.Healthy)
 	entry.NeedsHealing() // it has no bind mounts yet
@@ -75,45 +77,107 @@ func (r *Runner) Start(ctx context.Context, p StartParams) (state.Mount, error) 
 	return m, nil
 }
 
-// bringUp does the steps of Start that need a clean-up when they fail.
-func (r *Runner) bringUp(ctx context.Context, m *state.Mount, cl client.Client, be backend.Backend, grant *creds.Grant) error {
+// start is Start without the trial of the credentials. The context up ends when they are refused, too.
+func (r *Runner) start(ctx, up context.Context, p StartParams, cl client.Client, be backend.Backend, t *trial) (state.Mount, error) {
+	m, err := r.uids.allocate(ctx, p.VolumeID, p.Spec, cl)
+	if err != nil {
+		return state.Mount{}, err
+	}
+	m.Predecessors, m.Rotated = p.Predecessors, p.Rotated
+	t.steps.done("allocated")
+	failpoint.Here("start.allocated")
+	if err := t.explain(ctx, r.bringUp(ctx, up, &m, cl, be, t)); err != nil {
+		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)
+		defer cancel()
+		return state.Mount{}, mount.WithCleanupError(err, r.Discard(cctx, m))
+	}
+	return m, nil
+}
+
+// bringUp does the steps of start that need a clean-up when they fail.
+func (r *Runner) bringUp(ctx, up context.Context, m *state.Mount, cl client.Client, be backend.Backend, t *trial) error {
 	var (
-		fuse   *os.File
-		g, gtx = errgroup.WithContext(ctx)
+		fuse *os.File
+		g    errgroup.Group
 	)
-	g.Go(func() error { return r.Creds.Prove(gtx, grant, be, m.Spec) })
 	// These two are short and leave something behind. They are not cancelled, but waited for when the credentials are refused:
 	// an abandoned step would finish after the clean-up.
-	g.Go(func() error { return r.launchHelper(ctx, *m, be) })
+	g.Go(func() error {
+		defer t.steps.done("helper")
+		return r.launchHelper(ctx, *m, be)
+	})
 	g.Go(func() (err error) {
+		defer t.steps.done("fuse")
 		fuse, err = r.Sources.Mount(ctx, *m)
 		return err
 	})
-	if err := g.Wait(); err != nil {
+	err := g.Wait()
+	var digest string
+	if err == nil {
+		digest, err = be.MountDigest()
+	}
+	var bucket backend.BucketInfo
+	if err == nil {
+		bucket, err = t.expect(up)
+	}
+	if err == nil {
+		err = r.setCommand(up, m, cl, be, digest, bucket)
+	}
+	if err != nil {
 		if fuse != nil {
 			fuse.Close()
 		}
 		return err
 	}
-	digest, err := be.MountDigest()
-	if err == nil {
-		err = r.setCommand(ctx, m, cl, be, digest, grant.Bucket())
-	}
-	if err != nil {
-		fuse.Close()
-		return err
-	}
 	failpoint.Here("start.mounted")
-	var up errgroup.Group
+	var serving errgroup.Group
 	kept := *m
-	up.Go(func() error { return r.Store.WriteCopy(ctx, kept, mount.KeepsOnDisk(cl, kept.Spec)) }) // on a disk, which is slow
-	up.Go(func() error { return r.serve(ctx, kept, grant, fuse) })
-	if err := up.Wait(); err != nil {
+	serving.Go(func() error { // on a disk, which is slow
+		defer t.steps.done("copy")
+		return r.Store.WriteCopy(ctx, kept, mount.KeepsOnDisk(cl, kept.Spec))
+	})
+	serving.Go(func() error { return r.serveBeside(up, kept, cl, be, t, fuse) })
+	if err := serving.Wait(); err != nil {
 		return err
 	}
 	failpoint.Here("start.serving")
-	m.Phase = state.Running
+	m.Phase, m.Region, m.Owner = state.Running, t.bucket.Region, t.bucket.Owner
+	defer t.steps.done("recorded")
 	return r.recordMounted(ctx, m)
+}
+
+// serveBeside has the helper run the client on the FUSE descriptor, which it takes over, gives it the session once that is proven, and
+// waits until the mount answers. ctx ends when the session is refused.
+func (r *Runner) serveBeside(ctx context.Context, m state.Mount, cl client.Client, be backend.Backend, t *trial, fuse *os.File) error {
+	status, err := r.startClient(ctx, m, helper.StartRequest{Await: true}, fuse)
+	if err != nil {
+		return err
+	}
+	t.steps.done("client")
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error {
+		defer t.steps.done("answers")
+		return r.awaitReady(ctx, m, status)
+	})
+	g.Go(func() error {
+		if err := t.wait(ctx); err != nil {
+			return err
+		}
+		switch proven, err := r.command(ctx, m, cl, be, t.bucket); {
+		case err != nil:
+			return err
+		case !slices.Equal(proven.Argv, m.Command.Argv) || !slices.Equal(proven.Env, m.Command.Env):
+			return errElsewhere
+		}
+		failpoint.Here("serve.proven")
+		if err := r.Peer(m.Name).Renew(ctx, t.keys, t.order); err != nil {
+			return fmt.Errorf("giving client %s its session: %w", m.Client, err)
+		}
+		t.steps.done("session")
+		failpoint.Here("serve.delivered")
+		return nil
+	})
+	return g.Wait()
 }
 
 // recordMounted writes a mount's record with the device number of its source.
@@ -183,29 +247,45 @@ func (r *Runner) writeCA(ctx context.Context, name string, be backend.Backend) e
 // serve has the helper run the client on the FUSE descriptor, which it takes over, and waits until the mount answers. If the keys of
 // the grant are not made yet, the helper makes them or has some.
 func (r *Runner) serve(ctx context.Context, m state.Mount, grant *creds.Grant, fuse *os.File) error {
-	peer := r.Peer(m.Name)
-	status, err := peer.Start(ctx, helper.StartRequest{Client: m.Client, Command: m.Command, Keys: grant.Made(), Order: grant.RenewalOrder()}, fuse)
+	status, err := r.startClient(ctx, m, helper.StartRequest{Keys: grant.Made(), Order: grant.RenewalOrder()}, fuse)
+	if err != nil {
+		return err
+	}
+	return r.awaitReady(ctx, m, status)
+}
+
+// startClient has the helper run the client on the FUSE descriptor, which it takes over.
+func (r *Runner) startClient(ctx context.Context, m state.Mount, req helper.StartRequest, fuse *os.File) (helper.Status, error) {
+	req.Client, req.Command = m.Client, m.Command
+	status, err := r.Peer(m.Name).Start(ctx, req, fuse)
 	failpoint.Here("serve.started")
 	fuse.Close() // the connection ends with the client only if the driver has no descriptor of it
 	if err != nil {
-		return fmt.Errorf("starting client %s: %w", m.Client, err)
+		return status, fmt.Errorf("starting client %s: %w", m.Client, err)
 	}
-	return r.awaitReady(ctx, m, peer, status)
+	return status, nil
 }
 
 // setCommand sets a mount's command line and the settings that it depends on.
-func (r *Runner) setCommand(ctx context.Context, m *state.Mount, cl client.Client, be backend.Backend, digest string, bucket backend.BucketInfo) error {
-	options, err := m.Spec.ParseOptions()
-	if err != nil {
+func (r *Runner) setCommand(ctx context.Context, m *state.Mount, cl client.Client, be backend.Backend, digest string, bucket backend.BucketInfo) (err error) {
+	if m.Command, err = r.command(ctx, *m, cl, be, bucket); err != nil {
 		return err
 	}
-	in := r.invocation(*m, cl, be, bucket, options)
-	if in.Binary, err = r.Programs.Path(ctx, cl); err != nil {
-		return err
-	}
-	m.Command = cl.Command(in)
 	m.Backend, m.Region, m.Owner = digest, bucket.Region, bucket.Owner
 	return nil
+}
+
+// command returns a client's command line for a bucket.
+func (r *Runner) command(ctx context.Context, m state.Mount, cl client.Client, be backend.Backend, bucket backend.BucketInfo) (client.Command, error) {
+	options, err := m.Spec.ParseOptions()
+	if err != nil {
+		return client.Command{}, err
+	}
+	in := r.invocation(m, cl, be, bucket, options)
+	if in.Binary, err = r.Programs.Path(ctx, cl); err != nil {
+		return client.Command{}, err
+	}
+	return cl.Command(in), nil
 }
 
 // invocation returns the input of a client's command line: the spec, with defaults for unset fields.

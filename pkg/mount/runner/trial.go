@@ -1,0 +1,101 @@
+package runner
+
+import (
+	"context"
+	"errors"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
+)
+
+// errElsewhere means that a client was started for another region or owner of the bucket than the trial found.
+var errElsewhere = errors.New("the bucket has another region or owner than expected")
+
+// trial makes and proves the credentials of a new mount, beside everything that does not need them.
+type trial struct {
+	expected backend.BucketInfo // what it will probably find
+	known    bool               // expected is known
+	cancel   context.CancelFunc
+	steps    *timeline
+	done     chan struct{} // closed when the following is valid
+	err      error
+	keys     credentials.Keys
+	order    credentials.Order // for further sessions
+	bucket   backend.BucketInfo
+}
+
+// beginTrial begins a trial, which has the grant until it is done. The context that it returns ends with ctx, with the trial's end, and
+// when the credentials are refused.
+func (r *Runner) beginTrial(ctx context.Context, grant *creds.Grant, be backend.Backend, spec mount.Spec, steps *timeline) (*trial, context.Context) {
+	t := &trial{done: make(chan struct{}), steps: steps}
+	t.expected, t.known = r.Creds.Expect(grant, be, spec)
+	ctx, t.cancel = context.WithCancel(ctx)
+	up, refuse := context.WithCancel(ctx)
+	go func() {
+		defer close(t.done)
+		if t.err = r.Creds.Prove(ctx, grant, be, spec); t.err != nil {
+			refuse()
+			return
+		}
+		steps.done("proven")
+		t.keys, t.order, t.bucket = grant.Made(), grant.RenewalOrder(), grant.Bucket()
+	}()
+	return t, up
+}
+
+// end cancels the trial and waits for its end.
+func (t *trial) end() {
+	t.cancel()
+	<-t.done
+}
+
+// wait waits for the end of the trial and returns its error.
+func (t *trial) wait(ctx context.Context) error {
+	select {
+	case <-t.done:
+		return t.err
+	case <-ctx.Done():
+		return fault.Errorf(fault.Timeout, "the credentials are still being tried: %w", context.Cause(ctx))
+	}
+}
+
+// expect returns the bucket to start the client for. It waits for the trial if the bucket cannot be told before.
+func (t *trial) expect(ctx context.Context) (backend.BucketInfo, error) {
+	if t.known {
+		select {
+		case <-t.done: // which may have found another
+		default:
+			return t.expected, nil
+		}
+	}
+	return t.bucketOf(t.wait(ctx))
+}
+
+func (t *trial) bucketOf(err error) (backend.BucketInfo, error) {
+	if err != nil {
+		return backend.BucketInfo{}, err
+	}
+	return t.bucket, nil
+}
+
+// explain returns the error of a start: that of the trial, if the trial has failed, because the others follow from it. If the start
+// failed by itself, the trial is not waited for. If its time is over, so is that of the trial, which may know why.
+func (t *trial) explain(ctx context.Context, err error) error {
+	if err == nil {
+		return nil
+	}
+	if ctx.Err() != nil {
+		<-t.done
+	}
+	select {
+	case <-t.done:
+		if t.err != nil {
+			return t.err
+		}
+	default:
+	}
+	return err
+}
