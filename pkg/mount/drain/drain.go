@@ -48,8 +48,8 @@ type Options struct {
 // Drainer stops mounts. The caller of a method that is given a mount holds the lock of the mount's key.
 type Drainer struct {
 	runner.Options
-	runner                                *runner.Runner
-	checkEvery, refreshEvery, orphanBound time.Duration
+	runner                                             *runner.Runner
+	checkEvery, refreshEvery, orphanBound, reportBound time.Duration
 }
 
 // New returns a drainer. checkEvery is the time between two checks of a client's progress; without progress for the runner's
@@ -58,7 +58,7 @@ func New(r *runner.Runner, checkEvery time.Duration) *Drainer {
 	if r.HangTimeout == 0 {
 		checkEvery = statusBound
 	}
-	return &Drainer{Options: r.Options, runner: r, checkEvery: checkEvery, refreshEvery: refreshEvery, orphanBound: orphanBound}
+	return &Drainer{Options: r.Options, runner: r, checkEvery: checkEvery, refreshEvery: refreshEvery, orphanBound: orphanBound, reportBound: reportBound}
 }
 
 // Stop stops a mount without publications: everything that was written and closed is stored, the client has exited and nothing is
@@ -174,7 +174,7 @@ func (d *Drainer) drain(ctx context.Context, m state.Mount, o Options) error {
 		if err != nil {
 			return err
 		}
-		if !mount.KeepsOnDisk(cl, m.Spec) {
+		if !mount.KeepsOnDisk(cl, m.Spec) || m.Linger != nil {
 			return nil // what was closed was stored by then
 		}
 		if exists, err := d.Store.CacheExists(ctx, m.Name); err != nil || !exists {

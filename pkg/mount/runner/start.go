@@ -34,6 +34,7 @@ type StartParams struct {
 	// Predecessors are the mounts whose publications the new one takes over, and Rotated the identity that they serve.
 	Predecessors []string
 	Rotated      string
+	LingerFor    time.Duration // see state.Mount
 }
 
 // Start starts a new mount and returns when a directory read through it has succeeded. On failure nothing of it is left.
@@ -59,7 +60,7 @@ func (r *Runner) Start(ctx context.Context, p StartParams) (state.Mount, error) 
 	if err != nil {
 		return state.Mount{}, err
 	}
-	m.Predecessors, m.Rotated = p.Predecessors, p.Rotated
+	m.Predecessors, m.Rotated, m.LingerFor = p.Predecessors, p.Rotated, p.LingerFor
 	failpoint.Here("start.allocated")
 	if err := r.bringUp(ctx, &m, cl, be, p.Grant); err != nil {
 		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)

@@ -39,6 +39,7 @@ type Options struct {
 	Drainer *drain.Drainer
 	Healer  *heal.Healer
 	Pins    *pins.Pins
+	Linger  LingerLimits
 }
 
 // Supervisor decides what happens to mounts.

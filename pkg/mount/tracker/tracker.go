@@ -25,6 +25,7 @@ const (
 	Failed       State = "failed"       // its client has exited and is not restarted yet
 	Unresponsive State = "unresponsive" // its client does not answer
 	Draining     State = "draining"     // it has no publication, and its client finishes its uploads
+	Lingering    State = "lingering"    // it has no publication, everything is stored, and it stays for a while
 )
 
 // Tracker has the entries of all mounts.
@@ -32,6 +33,7 @@ type Tracker struct {
 	metrics metrics
 	log     logDeduper
 	now     func() time.Time
+	lingers notifier
 
 	mu     sync.Mutex
 	mounts map[string]*Mount
@@ -77,7 +79,8 @@ type Mount struct {
 
 	mu        sync.Mutex
 	client    string
-	state     State // "": unknown
+	state     State   // "": unknown
+	linger    *Linger // in state Lingering
 	healed    bool
 	session   *session
 	conflicts int
@@ -90,7 +93,7 @@ type Mount struct {
 func (m *Mount) Set(client string, state State) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.client, m.state = client, state
+	m.client, m.state, m.linger = client, state, nil
 }
 
 // Healed reports whether this process has healed the mount's publications.
