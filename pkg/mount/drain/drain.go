@@ -317,6 +317,9 @@ func (d *Drainer) stopHelper(ctx context.Context, m state.Mount) error {
 
 // InProgress returns the error for a mount that is still draining. The drain continues.
 func InProgress(m state.Mount, err error) error {
+	if m.Ending.IsZero() { // it is to linger
+		m.Ending = time.Now()
+	}
 	return fault.Errorf(fault.Busy, "draining: %w (for %s; mount %s, client %s); the drain continues, and a retry waits for it",
 		err, time.Since(m.Ending).Round(time.Second), m.Name, m.Client)
 }

@@ -43,7 +43,6 @@ func (d *Drainer) Flush(ctx context.Context, m state.Mount) error {
 		return notFlushed("client %s does not report its uploads", m.Client)
 	}
 	d.Tracker.Mount(m.Name).Set(m.Client, tracker.Draining)
-	m.Ending = time.Now() // for errors
 	if err := d.Sources.WaitIdle(ctx, m); err != nil {
 		return InProgress(m, d.withUploads(ctx, m, err))
 	}
@@ -90,7 +89,7 @@ func (d *Drainer) Flush(ctx context.Context, m state.Mount) error {
 func (d *Drainer) awaitReport(ctx context.Context, m state.Mount, stored func(helper.Status) (bool, error)) error {
 	entry := d.Tracker.Mount(m.Name)
 	var last helper.Status
-	began := time.Now()
+	empty := time.Now() // since when no upload is pending
 	for {
 		if entry.RefreshDue(d.refreshEvery) {
 			if err := d.Creds.RefreshDraining(ctx, m); err != nil && ctx.Err() == nil {
@@ -115,8 +114,11 @@ func (d *Drainer) awaitReport(ctx context.Context, m state.Mount, stored func(he
 			return InProgress(m, WithQueue(last.Queue, err))
 		}
 		pending := last.Queue != nil && last.Queue.Uploads > 0
+		if pending {
+			empty = time.Now()
+		}
 		switch {
-		case !pending && time.Since(began) >= d.reportBound:
+		case time.Since(empty) >= d.reportBound:
 			return notFlushed("its client does not report that it has stored everything")
 		case pending && d.HangTimeout != 0 && !d.makesProgress(m, last):
 			return notFlushed("its client makes no progress")

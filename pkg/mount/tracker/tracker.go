@@ -96,6 +96,13 @@ func (m *Mount) Set(client string, state State) {
 	m.client, m.state, m.linger = client, state, nil
 }
 
+// Draining reports whether the mount's client finishes its uploads.
+func (m *Mount) Draining() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.state == Draining
+}
+
 // Healed reports whether this process has healed the mount's publications.
 func (m *Mount) Healed() bool {
 	m.mu.Lock()
