@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/rclone/rclone/fs"
@@ -35,26 +36,62 @@ type drainer struct {
 	renewVFS func(context.Context) error
 }
 
-// whileMounted reports the queue and limits its delays until the file system is unmounted. A signal starts the waiting uploads
-// and does nothing else.
+// whileMounted reports the queue and limits its delays until the file system is unmounted. A signal starts a flush: the waiting uploads
+// start, and when the queue is empty, that is reported. Directories are listed again then: nothing uses the file system for a while.
 func (d *drainer) whileMounted(ctx context.Context, unmounted <-chan struct{}, signals <-chan os.Signal) {
 	tick := time.NewTicker(pollQueue)
 	defer tick.Stop()
+	flushing := false
 	for {
 		limit := maxRetryDelay
 		select {
 		case <-unmounted:
 			return
 		case s := <-signals:
-			fs.Logf(nil, "Signal ignored, unmount to stop: signal=%v", s)
-			limit = 0
+			fs.Infof(nil, "Flushing: signal=%v", s)
+			limit, flushing = 0, true
+			tick.Reset(pollDrain)
 		case <-d.guard.unsent.changed:
 		case <-tick.C:
 		}
-		if queued := d.step(ctx, limit); queued != nil && d.guard.quarantined.settled(queued) {
+		if flushing {
+			d.begin(ctx)
+		}
+		queued := d.step(ctx, limit)
+		if queued == nil {
+			continue
+		}
+		if d.guard.quarantined.settled(queued) {
 			d.flushDirs()
 		}
+		if flushing && len(queued) == 0 && d.flushed() {
+			flushing = false
+			tick.Reset(pollQueue)
+		}
 	}
+}
+
+// begin begins the uploads that have not been tried yet.
+func (d *drainer) begin(ctx context.Context) {
+	items, err := d.queue.items(ctx)
+	if err != nil {
+		return // step reports it
+	}
+	untried := slices.DeleteFunc(items, func(item writeback.QueueInfo) bool { return item.Tries > 0 })
+	if err := d.queue.limitDelays(ctx, untried, 0); err != nil {
+		fs.Errorf(nil, "Upload queue error: %v", err)
+	}
+}
+
+// flushed reports that the queue is empty, with the number of changed files that are not in it.
+func (d *drainer) flushed() bool {
+	left, err := d.cache.unsent()
+	if err != nil {
+		fs.Errorf(nil, "Cannot read cache: %v", err)
+		return false
+	}
+	d.flushDirs()
+	return d.report.flushed(len(left))
 }
 
 // drain waits until all changes are uploaded, without a time limit.

@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -213,6 +214,7 @@ type mount struct {
 	mu        sync.Mutex
 	queue     []queueStatus
 	conflicts int64
+	flushes   []flushStatus
 	stderr    bytes.Buffer
 }
 
@@ -315,6 +317,16 @@ func (m *mount) read(stdout io.Reader, ready chan<- struct{}) {
 			m.mu.Unlock()
 			continue
 		}
+		if rest, ok := strings.CutPrefix(line, flushedPrefix); ok {
+			var f flushStatus
+			if err := json.Unmarshal([]byte(rest), &f); err != nil {
+				m.t.Errorf("flush: %q: %v", line, err)
+			}
+			m.mu.Lock()
+			m.flushes = append(m.flushes, f)
+			m.mu.Unlock()
+			continue
+		}
 		rest, ok := strings.CutPrefix(line, queuePrefix)
 		var q queueStatus
 		if !ok || json.Unmarshal([]byte(rest), &q) != nil {
@@ -337,6 +349,25 @@ func (m *mount) reports() []queueStatus {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return append([]queueStatus(nil), m.queue...)
+}
+
+// flush asks the program for a flush and returns its report.
+func (m *mount) flush() flushStatus {
+	m.t.Helper()
+	reported := func() []flushStatus {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		return slices.Clone(m.flushes)
+	}
+	before := len(reported())
+	check(m.t, m.cmd.Process.Signal(syscall.SIGTERM))
+	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		if all := reported(); len(all) > before {
+			return all[before]
+		}
+	}
+	m.t.Fatal("no flush is reported")
+	return flushStatus{}
 }
 
 // conflictCount returns the number of files that the program reports as quarantined.

@@ -6,7 +6,9 @@
 //   - credentials come from the AWS default chain, never from its command line;
 //   - it writes "s3-csi-ready" to standard output when it is ready, and reports pending uploads as
 //     `s3-csi-queue {"uploads":3,"bytes":1288490188}`;
-//   - it exits after it was unmounted, with 0 only if all changes are stored in S3. It ignores SIGTERM.
+//   - on SIGTERM it uploads what is pending at once and goes on. When the queue is empty it writes `s3-csi-flushed {"unsent":0}`, with
+//     the number of changed files that are in no queue, because they are open for example;
+//   - it exits after it was unmounted, with 0 only if all changes are stored in S3.
 package main
 
 import (

@@ -165,6 +165,42 @@ func TestExitsOnlyWhenClosedFilesAreStored(t *testing.T) {
 	}
 }
 
+// A flush stores what is closed and keeps the program running. What the bucket's directories held before is listed again.
+func TestASignalFlushesTheQueue(t *testing.T) {
+	t.Parallel()
+	s := startS3(t)
+	m := startMount(t, mountOptions{s3: s, prefix: "vol/", args: []string{"--write-back=1h", "--dir-cache-time=1h"}})
+	files := map[string][]byte{"one": payload(2<<20, 1), "two": payload(1<<10, 2), "empty": {}}
+	for name, data := range files {
+		check(t, os.WriteFile(m.path(name), data, 0o644))
+	}
+	if f := m.flush(); f != (flushStatus{}) {
+		t.Errorf("flush: %+v", f)
+	}
+	for name, data := range files {
+		s.want("vol/"+name, data)
+	}
+	_, err := os.ReadDir(m.dir)
+	check(t, err)
+	s.put("vol/another", "from elsewhere")
+	if f := m.flush(); f != (flushStatus{}) {
+		t.Errorf("flush of nothing: %+v", f)
+	}
+	if b, err := os.ReadFile(m.path("another")); err != nil || string(b) != "from elsewhere" {
+		t.Errorf("what another writer stored meanwhile: %q, %v", b, err)
+	}
+	f, err := os.Create(m.path("open"))
+	check(t, err)
+	_, err = f.WriteString("data")
+	check(t, err)
+	if f := m.flush(); f != (flushStatus{Unsent: 1}) {
+		t.Errorf("flush with an open file: %+v", f)
+	}
+	check(t, f.Close())
+	m.finish()
+	s.want("vol/open", []byte("data"))
+}
+
 func TestKeepsEverythingWhileS3IsAway(t *testing.T) {
 	t.Parallel()
 	s := startS3(t)

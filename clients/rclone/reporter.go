@@ -12,6 +12,7 @@ const (
 	readyLine       = "s3-csi-ready"
 	queuePrefix     = "s3-csi-queue "
 	conflictsPrefix = "s3-csi-conflicts "
+	flushedPrefix   = "s3-csi-flushed "
 )
 
 const (
@@ -65,6 +66,17 @@ func (r *reporter) conflictCount(n int64) {
 	if line, err := json.Marshal(now); err == nil && r.send(conflictsPrefix+string(line)) {
 		r.conflicts = now
 	}
+}
+
+// flushStatus is the result of a flush.
+type flushStatus struct {
+	Unsent int `json:"unsent"` // changed files in no upload queue
+}
+
+// flushed reports that a flush has finished, and whether the line was accepted.
+func (r *reporter) flushed(unsent int) bool {
+	line, err := json.Marshal(flushStatus{unsent})
+	return err == nil && r.send(flushedPrefix+string(line))
 }
 
 // queue reports a changed queue: at once if it became empty or non-empty, otherwise at most once a second.

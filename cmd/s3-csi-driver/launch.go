@@ -21,6 +21,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/hostdir"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/runner"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/supervisor"
 	"github.com/s3-csi/s3-csi-driver/pkg/programs"
 	"github.com/s3-csi/s3-csi-driver/pkg/resolvconf"
 )
@@ -149,14 +150,28 @@ func ownDNS(ns *host.Namespace, o driver.NodeOptions) (*resolvconf.Copy, error) 
 
 // limitsOf returns the limits of one mount and of all mounts together on this node.
 func limitsOf(o driver.NodeOptions) (one, all launcher.Limits, err error) {
-	var node unix.Sysinfo_t
-	if err := unix.Sysinfo(&node); err != nil {
-		return one, all, fmt.Errorf("read the node's memory size: %w", err)
+	total, err := nodeMemory()
+	if err != nil {
+		return one, all, err
 	}
-	total := node.Totalram * uint64(node.Unit)
 	one = launcher.Limits{MemoryMax: o.MemoryLimit.Of(total), CPUWeight: o.CPUWeight, TasksMax: o.TasksMax}
 	all = launcher.Limits{MemoryMax: o.SliceMemoryLimit.Of(total)}
 	return one, all, nil
+}
+
+// lingerLimits returns the limits of lingering mounts on this node.
+func lingerLimits(o driver.NodeOptions) (supervisor.LingerLimits, error) {
+	total, err := nodeMemory()
+	return supervisor.LingerLimits{Mounts: o.LingerMaxMounts, Memory: o.LingerMaxMemory.Of(total)}, err
+}
+
+// nodeMemory returns the size of the node's memory in bytes.
+func nodeMemory() (uint64, error) {
+	var node unix.Sysinfo_t
+	if err := unix.Sysinfo(&node); err != nil {
+		return 0, fmt.Errorf("read the node's memory size: %w", err)
+	}
+	return node.Totalram * uint64(node.Unit), nil
 }
 
 // findSystemd returns the host's systemd, or nil and the reason for launcher process. A systemd that does not answer is an error,

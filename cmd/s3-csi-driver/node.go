@@ -51,6 +51,10 @@ func addNode(ctx context.Context, cfg *driver.Config, o driver.Options, s storag
 	if err := l.report(ctx, cfg, o.Node); err != nil {
 		return err
 	}
+	linger, err := lingerLimits(o.Node)
+	if err != nil {
+		return err
+	}
 	m, err := node.New(ctx, node.Options{
 		Namespace:     namespace,
 		Launcher:      l,
@@ -71,6 +75,7 @@ func addNode(ctx context.Context, cfg *driver.Config, o driver.Options, s storag
 		HangTimeout:   o.Node.HangTimeout,
 		CleanPrograms: l.clean,
 		Refused:       isolated,
+		Linger:        linger,
 	})
 	if err != nil {
 		return err

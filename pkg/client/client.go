@@ -7,11 +7,15 @@ package client
 import (
 	"fmt"
 	"strings"
+	"syscall"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/policy"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
+
+// FlushSignal asks a client with Flushed for a flush. Clients that do not know it in that meaning ignore it.
+const FlushSignal = syscall.SIGTERM
 
 // FuseFD is the number of the FUSE descriptor in every client process.
 const FuseFD = 3
@@ -85,6 +89,10 @@ type Client struct {
 	// Queue parses the upload queue from a line of the client's output; ok is false for other lines. nil: the client does not
 	// report it.
 	Queue func(line string) (q Queue, ok bool)
+	// Flushed parses from a line of output how many changed files the client still has after a flush, which it begins when it
+	// gets FlushSignal: it uploads its queue at once and reports when that is empty. nil: every file is stored when the kernel has
+	// no request left for the client, and Queue reports no upload.
+	Flushed func(line string) (unsent int, ok bool)
 	// Requests parses the client's request counts from a line of its output. nil: the client does not report them.
 	Requests func(line string) (r Requests, ok bool)
 	// Conflicts parses from a line of output how many files the client has quarantined since its start, because another writer

@@ -70,6 +70,7 @@ func rclone() Client {
 		},
 		WriteBack: true,
 		Queue:     parseQueue,
+		Flushed:   parseFlushed,
 		Conflicts: parseConflicts,
 		// Files can always be deleted and renamed; a rename is a copy and a delete.
 		access:     func([]volume.Option) policy.Needs { return policy.Needs{Delete: true} },

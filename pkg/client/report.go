@@ -72,6 +72,17 @@ func parseRequests(line string) (Requests, bool) {
 	return r, true
 }
 
+// parseFlushed parses the number of changed files that were not uploaded by a flush.
+func parseFlushed(line string) (unsent int, ok bool) {
+	f, ok := report[struct {
+		Unsent int `json:"unsent"`
+	}](line, "s3-csi-flushed ", maxReport)
+	if !ok || f.Unsent < 0 {
+		return 0, false
+	}
+	return f.Unsent, true
+}
+
 // parseConflicts parses the number of quarantined files.
 func parseConflicts(line string) (files int, ok bool) {
 	c, ok := report[struct {

@@ -49,12 +49,15 @@ type NodeOptions struct {
 	CPUWeight         uint64 // of one mount; 0: the host's default
 	TasksMax          uint64 // of one mount; 0: the host's default
 	SliceMemoryLimit  Memory // of all mounts together
+	LingerMaxMounts   int
+	LingerMaxMemory   Memory // of all lingering mounts together
 }
 
 // AddFlags registers the options on fs with their defaults.
 func (o *NodeOptions) AddFlags(fs *pflag.FlagSet) {
 	o.UIDs = UIDRange{First: 2000000, Last: 2065535}
 	o.MemoryLimit, o.SliceMemoryLimit = Memory{Bytes: 1 << 30}, Memory{Percent: 50}
+	o.LingerMaxMemory = Memory{Percent: 10}
 	fs.StringVar(&o.NodeID, "node-id", "", "node id that is reported to the CO, at most 256 bytes; default: the host name")
 	fs.StringVar(&o.StateDir, "state-dir", "/run/s3-csi", "directory on the host for mounts, sockets and records, on a tmpfs")
 	fs.StringVar(&o.CacheDir, "cache-dir", "/var/cache/s3-csi", "directory on the host for the caches of clients, on a disk")
@@ -76,6 +79,8 @@ func (o *NodeOptions) AddFlags(fs *pflag.FlagSet) {
 	fs.Uint64Var(&o.CPUWeight, "cpu-weight", 0, "default CPU weight of one mount, 1 to 10000 (other services have 100); 0: systemd's default; only launcher systemd enforces it")
 	fs.Uint64Var(&o.TasksMax, "tasks-max", 1024, "default maximum number of processes and threads of one mount; 0: systemd's default; only launcher systemd enforces it")
 	fs.Var(&o.SliceMemoryLimit, "slice-memory-limit", "memory limit of all mounts of the node together: bytes (8Gi), a share of the node's memory (50%), or 0 for the limit that the host's administrator has set; only launcher systemd enforces it")
+	fs.IntVar(&o.LingerMaxMounts, "linger-max-mounts", 16, "how many mounts without a publication may linger, of volumes with the parameter linger; the least recently used ends first; 0: none")
+	fs.Var(&o.LingerMaxMemory, "linger-max-memory", "resident memory that the clients and helpers of all lingering mounts may have together: bytes (1Gi), a share of the node's memory (10%), or 0 for no lingering mounts; the least recently used ends first")
 }
 
 func (o *NodeOptions) validate(c *checker) {
@@ -96,6 +101,9 @@ func (o *NodeOptions) validate(c *checker) {
 	c.check("drain-timeout", checkDuration(o.DrainTimeout, time.Second, time.Hour))
 	if o.HangTimeout != 0 {
 		c.check("hang-timeout", checkDuration(o.HangTimeout, time.Second, 24*time.Hour))
+	}
+	if o.LingerMaxMounts < 0 {
+		c.check("linger-max-mounts", fmt.Errorf("%d is negative; 0 means that no mount lingers", o.LingerMaxMounts))
 	}
 	if o.CPUWeight > volume.MaxCPUWeight {
 		c.check("cpu-weight", fmt.Errorf("%d is not between 1 and %d", o.CPUWeight, volume.MaxCPUWeight))

@@ -52,6 +52,7 @@ type helper struct {
 	lastActivity  time.Time     // of the latest request or the client's exit
 	waiting       int           // status requests that wait
 	pgid          int           // of the running client
+	flushes       bool          // the running client reports flushes
 	stopping      bool          // SIGTERM: exit when there is no client
 	quitting      bool          // a quit request: likewise, and the client is killed
 	killRequested bool          // the running client was killed for a kill request
@@ -176,9 +177,10 @@ func (h *helper) start(req StartRequest, fuse *os.File) error {
 		return fault.Errorf(fault.Precondition, "start the client %s: %w", req.Command.Argv[0], err)
 	}
 	h.log.printf("client started: program=%s pid=%d", filepath.Base(req.Command.Argv[0]), run.process.Pid)
-	h.pgid, h.killRequested = run.process.Pid, false
+	h.pgid, h.killRequested, h.flushes = run.process.Pid, false, c.Flushed != nil
 	h.status.State, h.status.ClientPID = StateRunning, run.process.Pid
 	h.status.ExitCode, h.status.Signal, h.status.Queue, h.status.Requests = 0, "", nil, nil
+	h.status.Flush = FlushStatus{}
 	h.status.Starts++
 	before := h.status.Conflicts
 	h.changeStatus()
@@ -213,6 +215,12 @@ func (h *helper) output(raw []byte, cut bool, c client.Client, conflicts int) {
 				h.status.Queue = &q
 				h.changeStatus()
 			}
+			return
+		}
+	}
+	if c.Flushed != nil {
+		if unsent, ok := c.Flushed(line); ok {
+			h.flushed(unsent)
 			return
 		}
 	}
@@ -287,6 +295,52 @@ func (h *helper) credentials(keys credentials.Keys, order credentials.Order) err
 	}
 	h.changeStatus()
 	return nil
+}
+
+// forget drops the session and the order.
+func (h *helper) forget() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.session.forget()
+	h.serveSession()
+	h.log.printf("credentials dropped on request")
+	h.changeStatus()
+}
+
+// flush signals the client, which reports when it has uploaded everything that was in its queue by then. Signals that wait for a
+// process are one, so the next one is sent when the client has reported the flush before it.
+func (h *helper) flush() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch f := &h.status.Flush; {
+	case h.pgid == 0:
+		return fault.Errorf(fault.Precondition, "no client is running")
+	case !h.flushes:
+		return fault.Errorf(fault.Unsupported, "the client reports no flushes")
+	case f.Asked == f.Done:
+		f.Asked++
+		signalFlush(h.pgid)
+	default:
+		f.Asked = f.Done + 2
+	}
+	h.changeStatus()
+	return nil
+}
+
+// flushed records that the client has finished a flush, and begins the next one.
+func (h *helper) flushed(unsent int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	f := &h.status.Flush
+	if f.Done == f.Asked {
+		return // another process sent the signal
+	}
+	f.Done++
+	f.Unsent = unsent
+	if f.Done < f.Asked {
+		signalFlush(h.pgid)
+	}
+	h.changeStatus()
 }
 
 func (h *helper) end() {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -257,6 +258,75 @@ func TestQueueIsReportedAndNotKeptAsOutput(t *testing.T) {
 	if s, _ := r.peer.Status(bounded(t)); len(s.Tail) != 1 {
 		t.Errorf("tail: %q", s.Tail)
 	}
+}
+
+// A flush that was asked for while another was in progress begins after that, so it covers what was queued before it was asked for.
+func TestEveryFlushBeginsAfterItWasAskedFor(t *testing.T) {
+	r := newRig(t)
+	if _, err := r.peer.Flush(bounded(t)); !fault.Is(err, fault.Precondition) {
+		t.Errorf("without a client: %v", err)
+	}
+	r.start("flushes:"+r.dir+"/go", "print:ready", "wait:/nowhere")
+	r.says("ready")
+	var asked []int
+	for range 3 {
+		s, err := r.peer.Flush(bounded(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		asked = append(asked, s.Flush.Asked)
+	}
+	if want := []int{1, 2, 2}; !slices.Equal(asked, want) {
+		t.Errorf("asked %v, want %v", asked, want)
+	}
+	for done := 1; done <= 2; done++ {
+		touch(t, r.dir+"/go")
+		s := r.until("a flush", func(s Status) bool { return s.Flush.Done == done })
+		if s.Flush != (FlushStatus{Done: done, Asked: 2}) {
+			t.Errorf("status %+v", s.Flush)
+		}
+	}
+	if s, err := r.peer.Flush(bounded(t)); err != nil || s.Flush != (FlushStatus{Done: 2, Asked: 3}) {
+		t.Errorf("one more: %+v, %v", s.Flush, err)
+	}
+}
+
+func TestAClientWithoutFlushesIsNotSignalled(t *testing.T) {
+	r := newRig(t, func(o *options) {
+		o.lookup = func(name string) (client.Client, error) { return client.Client{Name: name}, nil }
+	})
+	r.start("print:ready", "wait:/nowhere")
+	r.says("ready")
+	if _, err := r.peer.Flush(bounded(t)); !fault.Is(err, fault.Unsupported) {
+		t.Errorf("flush: %v", err)
+	}
+	r.mustLive()
+	if s, err := r.peer.Status(bounded(t)); err != nil || s.State != StateRunning {
+		t.Errorf("the client: %+v, %v", s, err)
+	}
+}
+
+// A helper that forgot its credentials has nothing to serve or to renew, until it gets others.
+func TestForgottenCredentialsAreServedNoMore(t *testing.T) {
+	r := newRig(t)
+	r.start("wait:"+r.dir+"/go", "credentials", "wait:"+r.dir+"/again", "credentials", "wait:/nowhere")
+	if err := r.peer.Forget(bounded(t)); err != nil {
+		t.Fatal(err)
+	}
+	s, err := r.peer.Status(bounded(t))
+	if err != nil || s.Session.KeysDigest != "" || s.Session.OrderDigest != "" || s.Session.Over || s.Session.Error != "" || !s.Session.Expires.IsZero() {
+		t.Errorf("session %+v, %v", s.Session, err)
+	}
+	touch(t, r.dir+"/go")
+	if line := r.says("credentials "); strings.Contains(line, testKeys.AccessKeyID) || strings.HasPrefix(line, "credentials 200") {
+		t.Errorf("client: %s", line)
+	}
+	keys := credentials.Keys{AccessKeyID: "AKIDNEW", SecretAccessKey: "other"}
+	if err := r.peer.Renew(bounded(t), keys, credentials.Order{}); err != nil {
+		t.Fatal(err)
+	}
+	touch(t, r.dir+"/again")
+	r.says("credentials 200 AKIDNEW ")
 }
 
 func TestSecretsNeverReachOutputOrLogs(t *testing.T) {

@@ -71,6 +71,9 @@ func testOptions(stateDir string, log *os.File) options {
 			return client.Client{Name: name, Queue: func(line string) (q client.Queue, ok bool) {
 				_, err := fmt.Sscanf(line, "queue %d %d", &q.Uploads, &q.Bytes)
 				return q, err == nil
+			}, Flushed: func(line string) (unsent int, ok bool) {
+				_, err := fmt.Sscanf(line, "flushed %d", &unsent)
+				return unsent, err == nil
 			}}, nil
 		},
 	}

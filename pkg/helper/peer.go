@@ -68,6 +68,19 @@ func (p *Peer) Renew(ctx context.Context, keys credentials.Keys, order credentia
 	return err
 }
 
+// Forget makes the helper drop the client's session and the order, until Renew brings others. The client may use the session that it
+// was given for advertisedLifetime more.
+func (p *Peer) Forget(ctx context.Context) error {
+	_, err := p.call(ctx, request{Op: opForget}, nil, true)
+	return err
+}
+
+// Flush makes the client upload its queue at once. It does not wait for that: the flush has finished when the Done of a later
+// status is no less than the Asked of this one, while the client is the same. A client that reports no flushes is fault.Unsupported.
+func (p *Peer) Flush(ctx context.Context) (Status, error) {
+	return p.call(ctx, request{Op: opFlush}, nil, true)
+}
+
 // End announces that the mount is about to be unmounted, so that the client's exit is expected. It cannot be undone: after it
 // another client can be started only if the last one exited abnormally.
 func (p *Peer) End(ctx context.Context) error {

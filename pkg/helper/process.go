@@ -101,6 +101,9 @@ func (r *run) wait(line func(raw []byte, cut bool)) (code int, signal string) {
 // killGroup kills a client and its children. With the mount's own uid it cannot hit processes of other mounts.
 func killGroup(pgid int) { _ = unix.Kill(-pgid, unix.SIGKILL) }
 
+// signalFlush asks a client for a flush. One that has exited meanwhile reports none.
+func signalFlush(pid int) { _ = unix.Kill(pid, client.FlushSignal) }
+
 // raiseOOMScore raises the client's OOM score above the helper's, which needs no privilege. Errors are ignored: then both have
 // the same score.
 func raiseOOMScore(pid int) {

@@ -129,6 +129,11 @@ func (h *helper) handle(ctx context.Context, conn *net.UnixConn, req request, fu
 		return h.await(ctx, conn, req.Since)
 	case opCredentials:
 		return h.credentials(req.Keys, req.Order)
+	case opForget:
+		h.forget()
+		return nil
+	case opFlush:
+		return h.flush()
 	case opEnd:
 		h.end()
 		return nil

@@ -83,6 +83,14 @@ func (s *session) update(now time.Time, keys credentials.Keys, order credentials
 	}
 }
 
+// forget drops the keys and the order, and the result of an attempt in progress.
+func (s *session) forget() {
+	s.keysVersion++
+	s.orderVersion++
+	s.order, s.digest = credentials.Order{}, ""
+	s.take(s.made, credentials.Keys{})
+}
+
 // take makes keys the session. It plans no attempt.
 func (s *session) take(now time.Time, keys credentials.Keys) {
 	s.keys, s.made, s.ends, s.expired = keys, now, time.Time{}, false

@@ -307,6 +307,27 @@ func TestKeysFromOutsideWinOverASessionThatIsBeingMade(t *testing.T) {
 	}
 }
 
+// What was being made when the credentials were forgotten is dropped.
+func TestASessionThatIsMadeWhileTheCredentialsAreForgottenIsDropped(t *testing.T) {
+	now := time.Now()
+	s := session{random: func() float64 { return 0 }}
+	s.update(now, credentials.Keys{}, credentials.Order{Kind: credentials.AssumeRole})
+	j, begin, _ := s.next(now)
+	if !begin {
+		t.Fatal("no session is made")
+	}
+	s.forget()
+	if out := s.ended(now, j, credentials.Keys{AccessKeyID: "a", SecretAccessKey: "b"}, nil); out.taken {
+		t.Error("the session is taken")
+	}
+	if st := s.status(now); st.Over || st.Error != "" || st.OrderDigest != "" || st.KeysDigest != "" {
+		t.Errorf("status %+v", st)
+	}
+	if _, begin, _ := s.next(now.Add(time.Hour)); begin {
+		t.Error("another session is made")
+	}
+}
+
 func TestAClientThatAsksInVainHurriesTheNextAttempt(t *testing.T) {
 	for name, tc := range map[string]struct {
 		err   error

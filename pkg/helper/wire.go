@@ -23,6 +23,8 @@ import (
 //	start        run a client on the descriptor
 //	status       the status when its revision differs from since
 //	credentials  replace the keys, the order, or both
+//	forget       drop the keys and the order
+//	flush        have the client upload its queue; Status.Flush shows when it has
 //	end          the mount is ending; the client's exit is expected
 //	kill         kill a running client and keep the helper
 //	quit         kill a running client and exit
@@ -36,6 +38,8 @@ const (
 	opStart       = "start"
 	opStatus      = "status"
 	opCredentials = "credentials"
+	opForget      = "forget"
+	opFlush       = "flush"
 	opEnd         = "end"
 	opKill        = "kill"
 	opQuit        = "quit"
@@ -159,6 +163,8 @@ type Status struct {
 	Tail []string `json:"tail,omitempty"`
 	// Queue is the upload queue that the client last reported; nil if it never did.
 	Queue *client.Queue `json:"queue,omitempty"`
+	// Flush is the state of the flushes of the running client.
+	Flush FlushStatus `json:"flush,omitzero"`
 	// Requests are the request counts that the running client, or the last one, last reported; nil if it never did. A change of it alone
 	// does not change the revision.
 	Requests *client.Requests `json:"requests,omitempty"`
@@ -168,6 +174,16 @@ type Status struct {
 	Starts int `json:"starts"`
 	// Session is the state of the client's session.
 	Session *SessionStatus `json:"session,omitempty"`
+}
+
+// FlushStatus is the state of the flushes of a client.
+type FlushStatus struct {
+	// Done counts the flushes that have finished. Asked is what Done will be when the flush that was asked for last has finished.
+	Done  int `json:"done,omitempty"`
+	Asked int `json:"asked,omitempty"`
+	// Unsent is the number of changed files that the client had after the last flush, in no upload queue: they are open, or
+	// cannot be uploaded.
+	Unsent int `json:"unsent,omitempty"`
 }
 
 // SessionStatus is the state of a mount's session. A change of it changes the revision; of consecutive equal failures only the

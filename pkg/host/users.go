@@ -119,6 +119,18 @@ func CPUTime(pid int, uid uint32) (time.Duration, error) {
 	return used, nil
 }
 
+// Memory returns the resident memory of a process with that real uid, in bytes. Its errors are those of CPUTime.
+func Memory(pid int, uid uint32) (uint64, error) {
+	status, err := proc.ReadStatus(pid)
+	if err != nil {
+		return 0, noProcess(pid, uid, fmt.Errorf("read the memory of process %d: %w", pid, err))
+	}
+	if owner, _, ok := status.UIDs(); !ok || owner != uid {
+		return 0, fault.Errorf(fault.NotFound, "process %d does not belong to uid %d but to %q", pid, uid, status.Field("Uid"))
+	}
+	return status.Memory(), nil
+}
+
 // noProcess returns the error of a read in /proc with its kind.
 func noProcess(pid int, uid uint32, err error) error {
 	if proc.Gone(err) {

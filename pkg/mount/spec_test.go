@@ -75,6 +75,7 @@ func TestWhatMakesAnotherMount(t *testing.T) {
 		{"a read-only publication", func(r *Request) { r.ReadOnly = true }, true},
 		{"another target", func(r *Request) { r.Target = "/u" }, true},
 		{"another volume of the same place", func(r *Request) { r.VolumeID = "static" }, true},
+		{"another time to linger", func(r *Request) { r.Attributes.Linger = time.Minute }, true},
 		{"a single writer", func(r *Request) { r.SingleWriter = true }, true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -63,6 +63,7 @@ type Options struct {
 	HangTimeout   time.Duration                                  // see monitor.Options
 	CleanPrograms func(ctx context.Context, used []string) error // see monitor.Options
 	Refused       error                                          // see publish.Options
+	Linger        supervisor.LingerLimits
 }
 
 // Node is the driver's part on a node.
@@ -112,6 +113,7 @@ func assemble(ctx context.Context, o Options, store *state.Store) (*Node, error)
 	})
 	super := supervisor.New(supervisor.Options{
 		Options: run.Options, Runner: run, Drainer: drain.New(run, monitor.ProbeEvery(o.HangTimeout)), Healer: healer, Pins: pinned,
+		Linger: o.Linger,
 	})
 	// Before anything is published: pending uploads of an earlier generation must finish before the next one serves.
 	if err := monitor.Restore(ctx, store, clients); err != nil {

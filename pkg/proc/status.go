@@ -32,6 +32,15 @@ func (s Status) UIDs() (ruid, euid uint32, ok bool) {
 	return uint32(r), uint32(e), rerr == nil && eerr == nil
 }
 
+// Memory returns the resident memory in bytes, 0 if the process has exited.
+func (s Status) Memory() uint64 {
+	kib, err := strconv.ParseUint(strings.TrimSuffix(s.Field("VmRSS"), " kB"), 10, 53)
+	if err != nil {
+		return 0
+	}
+	return kib << 10
+}
+
 // Running reports whether the process, or a thread of it, has not exited.
 func (s Status) Running() bool {
 	state, threads := s.Field("State"), s.Field("Threads")

@@ -132,7 +132,7 @@ func (p *Publisher) Publish(ctx context.Context, r mount.Request, refused error)
 		defer cancel()
 		w := want.Mount{
 			Publication: state.Publication{Target: r.Target, VolumeID: r.VolumeID, ReadOnly: r.ReadOnly, SingleWriter: r.SingleWriter},
-			Identity:    r.Identity, Spec: spec,
+			Identity:    r.Identity, Spec: spec, Linger: r.Attributes.Linger,
 			Plan: func(ctx context.Context, spec mount.Spec) (*creds.Grant, error) { return p.Planner.Plan(ctx, r, spec) },
 		}
 		for {

@@ -35,6 +35,7 @@ const (
 	keyCache               = "cache"
 	keyCacheSize           = "cacheSize"
 	keyConsistency         = "consistency"
+	keyLinger              = "linger"
 	keyRoleARN             = "roleARN"
 	keyScope               = "scope"
 	keySessionDuration     = "sessionDuration"
@@ -75,6 +76,8 @@ func (a *Attributes) set(key, value, field string) (handled bool, err error) {
 		a.CacheSize, err = parseBytes(value, field, MinCacheSize, MaxCacheSize)
 	case keyConsistency:
 		a.Consistency, err = parseConsistency(value, field)
+	case keyLinger:
+		a.Linger, err = parseLinger(value, field)
 	case keyRoleARN:
 		a.RoleARN, err = parseRole(value, field)
 	case keyScope:
@@ -114,8 +117,10 @@ func (a Attributes) context() map[string]string {
 	put(keyRoleARN, a.RoleARN)
 	put(keyScope, a.Scope)
 	put(keyConsistency, a.Consistency)
-	if a.SessionDuration != 0 {
-		put(keySessionDuration, a.SessionDuration.String())
+	for key, d := range map[string]time.Duration{keySessionDuration: a.SessionDuration, keyLinger: a.Linger} {
+		if d != 0 {
+			put(key, d.String())
+		}
 	}
 	for key, yes := range map[string]bool{keyReadOnly: a.ReadOnly, keyCache: a.Cache} {
 		if yes {
@@ -189,6 +194,15 @@ func parseSessionDuration(value, field string) (time.Duration, error) {
 	d, err := time.ParseDuration(value)
 	if err != nil || d < MinSessionDuration || d > MaxSessionDuration || d%time.Second != 0 {
 		return 0, fault.Field(field, "%q is not a duration of whole seconds from 1s to 36h, such as 1h or 90m", value)
+	}
+	return d, nil
+}
+
+// parseLinger parses the time for which a mount outlives its last publication.
+func parseLinger(value, field string) (time.Duration, error) {
+	d, err := time.ParseDuration(value)
+	if err != nil || d < MinLinger || d > MaxLinger || d%time.Second != 0 {
+		return 0, fault.Field(field, "%q is not a duration of whole seconds from 1s to 24h, such as 10m", value)
 	}
 	return d, nil
 }

@@ -11,7 +11,7 @@ func TestParseContextReadsWhatCreateVolumeWrote(t *testing.T) {
 		"bucketName": "shared", "prefix": "base", "client": "rclone", "credentials": "driver", "uid": "1000", "gid": "2000", "dirMode": "750",
 		"fileMode": "0", "readOnly": "true", "mountOptions": "a,b=1,c=", "expectedBucketOwner": "111122223333",
 		"roleARN": "arn:aws:iam::111122223333:role/pods/${pod.namespace}.${pod.serviceAccountName}", "scope": "required", "sessionDuration": "90m",
-		"memoryLimit": "1073741824", "cpuWeight": "10000", "tasksMax": "32", "cache": "true", "cacheSize": "3G", "consistency": "close-to-open",
+		"memoryLimit": "1073741824", "cpuWeight": "10000", "tasksMax": "32", "cache": "true", "cacheSize": "3G", "consistency": "close-to-open", "linger": "600s",
 	}, pvc)
 	if err != nil {
 		t.Fatal(err)

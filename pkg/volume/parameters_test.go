@@ -54,6 +54,7 @@ func TestParseParametersReadsEveryParameter(t *testing.T) {
 		"scope":               "auto",
 		"sessionDuration":     "1h",
 		"consistency":         "relaxed",
+		"linger":              "10m",
 	}
 	got, err := ParseParameters(with(given, "csi.storage.k8s.io/pvc/name", "data", "csi.storage.k8s.io/something-new", "x"), pvc)
 	if err != nil {
@@ -66,7 +67,7 @@ func TestParseParametersReadsEveryParameter(t *testing.T) {
 			ReadOnly: true, ExpectedBucketOwner: "111122223333",
 			MountOptions: []Option{{Name: "allow-delete"}, {"uid", "7", true}},
 			MemoryLimit:  1 << 30, CPUWeight: 50, TasksMax: 512, Cache: true, CacheSize: 20 << 30,
-			RoleARN: "arn:minio:iam:::role/${pod.namespace}", Scope: ScopeAuto, SessionDuration: time.Hour, Consistency: ConsistencyRelaxed,
+			RoleARN: "arn:minio:iam:::role/${pod.namespace}", Scope: ScopeAuto, SessionDuration: time.Hour, Consistency: ConsistencyRelaxed, Linger: 10 * time.Minute,
 		},
 	}
 	if !reflect.DeepEqual(got, want) {
@@ -152,6 +153,11 @@ func TestParseParametersRefusesBadValuesByName(t *testing.T) {
 		"cache":                        {with(nil, "cache", "/tmp"), "parameters.cache", []string{"true"}},
 		"another consistency":          {with(nil, "consistency", "strong"), "parameters.consistency", []string{"close-to-open, relaxed"}},
 		"no consistency":               {with(nil, "consistency", ""), "parameters.consistency", nil},
+		"no linger":                    {with(nil, "linger", "0"), "parameters.linger", []string{"from 1s to 24h"}},
+		"linger without a unit":        {with(nil, "linger", "600"), "parameters.linger", nil},
+		"a negative linger":            {with(nil, "linger", "-1m"), "parameters.linger", nil},
+		"too long a linger":            {with(nil, "linger", "24h1s"), "parameters.linger", nil},
+		"parts of a second of linger":  {with(nil, "linger", "1500ms"), "parameters.linger", nil},
 		"cacheSize without cache":      {with(nil, "cacheSize", "1Gi"), "parameters.cacheSize", []string{`cache: "true"`}},
 		"cacheSize with cache off":     {with(nil, "cache", "false", "cacheSize", "1Gi"), "parameters.cacheSize", nil},
 		"too small a cache":            {with(nil, "cache", "true", "cacheSize", "1000K"), "parameters.cacheSize", []string{"from 1Mi to 16Ti"}},
@@ -341,6 +347,8 @@ func TestDigestChangesWithEveryParameter(t *testing.T) {
 		"cacheSize":           with(shared, "cache", "true", "cacheSize", "1Gi"),
 		"consistency":         with(shared, "consistency", "relaxed"),
 		"other consistency":   with(shared, "consistency", "close-to-open"),
+		"linger":              with(shared, "linger", "10m"),
+		"other linger":        with(shared, "linger", "1h"),
 	} {
 		p, err := ParseParameters(params, pvc)
 		if err != nil {

@@ -18,6 +18,12 @@ const (
 	MaxSessionDuration = 36 * time.Hour
 )
 
+// The bounds of Attributes.Linger.
+const (
+	MinLinger = time.Second
+	MaxLinger = 24 * time.Hour
+)
+
 // Values of Attributes.Consistency.
 const (
 	// ConsistencyCloseToOpen shows another writer's changes as soon as the client can.
@@ -100,4 +106,6 @@ type Attributes struct {
 	CacheSize uint64
 	// Consistency is one of Consistency…; "" is the client's default, which may depend on ReadOnly.
 	Consistency string
+	// Linger is how long the mount may outlive its last publication; 0: not at all. It is not part of the mount spec.
+	Linger time.Duration
 }

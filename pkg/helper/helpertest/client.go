@@ -40,6 +40,7 @@ const mode = "stand-in-client"
 //	env:<name>         print a variable
 //	child              leave a process behind that holds all descriptors
 //	ignore             ignore SIGTERM
+//	flushes:<path>     print "flushed 0" for each SIGTERM, once the file is there, and remove that
 func Argv(program string, steps ...string) []string {
 	return append([]string{program, mode}, steps...)
 }
@@ -123,6 +124,17 @@ func Client() int {
 			fmt.Printf("child %v\n", err)
 		case "ignore":
 			signal.Ignore(syscall.SIGTERM)
+		case "flushes":
+			signals := make(chan os.Signal, 1)
+			signal.Notify(signals, syscall.SIGTERM)
+			go func() {
+				for range signals {
+					for os.Remove(arg) != nil {
+						time.Sleep(5 * time.Millisecond)
+					}
+					fmt.Println("flushed 0")
+				}
+			}()
 		default:
 			fmt.Println("unknown step " + step)
 			return 2

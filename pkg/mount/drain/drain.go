@@ -48,8 +48,8 @@ type Options struct {
 // Drainer stops mounts. The caller of a method that is given a mount holds the lock of the mount's key.
 type Drainer struct {
 	runner.Options
-	runner                                *runner.Runner
-	checkEvery, refreshEvery, orphanBound time.Duration
+	runner                                             *runner.Runner
+	checkEvery, refreshEvery, orphanBound, reportBound time.Duration
 }
 
 // New returns a drainer. checkEvery is the time between two checks of a client's progress; without progress for the runner's
@@ -58,7 +58,7 @@ func New(r *runner.Runner, checkEvery time.Duration) *Drainer {
 	if r.HangTimeout == 0 {
 		checkEvery = statusBound
 	}
-	return &Drainer{Options: r.Options, runner: r, checkEvery: checkEvery, refreshEvery: refreshEvery, orphanBound: orphanBound}
+	return &Drainer{Options: r.Options, runner: r, checkEvery: checkEvery, refreshEvery: refreshEvery, orphanBound: orphanBound, reportBound: reportBound}
 }
 
 // Stop stops a mount without publications: everything that was written and closed is stored, the client has exited and nothing is
@@ -174,7 +174,7 @@ func (d *Drainer) drain(ctx context.Context, m state.Mount, o Options) error {
 		if err != nil {
 			return err
 		}
-		if !mount.KeepsOnDisk(cl, m.Spec) {
+		if !mount.KeepsOnDisk(cl, m.Spec) || m.Linger != nil {
 			return nil // what was closed was stored by then
 		}
 		if exists, err := d.Store.CacheExists(ctx, m.Name); err != nil || !exists {
@@ -317,6 +317,9 @@ func (d *Drainer) stopHelper(ctx context.Context, m state.Mount) error {
 
 // InProgress returns the error for a mount that is still draining. The drain continues.
 func InProgress(m state.Mount, err error) error {
+	if m.Ending.IsZero() { // it is to linger
+		m.Ending = time.Now()
+	}
 	return fault.Errorf(fault.Busy, "draining: %w (for %s; mount %s, client %s); the drain continues, and a retry waits for it",
 		err, time.Since(m.Ending).Round(time.Second), m.Name, m.Client)
 }

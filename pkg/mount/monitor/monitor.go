@@ -82,6 +82,7 @@ func (m *Monitor) Run(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() { m.watchHangs(ctx) })
+	wg.Go(func() { m.watchLingers(ctx) })
 	ticker := time.NewTicker(reconcileEvery)
 	defer ticker.Stop()
 	for {

@@ -133,6 +133,8 @@ func (r *Runner) KillUnresponsive(ctx context.Context, m state.Mount, why string
 	}
 	if m.Spec.ReadOnly {
 		lost = "nothing: the mount is read-only"
+	} else if m.Linger != nil {
+		lost = "nothing: the mount lingers"
 	} else {
 		r.Tracker.CountUnflushed(m.Client)
 	}

@@ -36,6 +36,7 @@ type StartParams struct {
 	// Predecessors are the mounts whose publications the new one takes over, and Rotated the identity that they serve.
 	Predecessors []string
 	Rotated      string
+	LingerFor    time.Duration // see state.Mount
 }
 
 // Start starts a new mount and returns when a directory read through it has succeeded. On failure nothing of it is left.
@@ -83,7 +84,7 @@ func (r *Runner) start(ctx, up context.Context, p StartParams, cl client.Client,
 	if err != nil {
 		return state.Mount{}, err
 	}
-	m.Predecessors, m.Rotated = p.Predecessors, p.Rotated
+	m.Predecessors, m.Rotated, m.LingerFor = p.Predecessors, p.Rotated, p.LingerFor
 	t.steps.done("allocated")
 	failpoint.Here("start.allocated")
 	if err := t.explain(ctx, r.bringUp(ctx, up, &m, cl, be, t)); err != nil {

@@ -175,6 +175,26 @@ func (s *Sources) awaitReplaced(ctx context.Context, m state.Mount) error {
 	}
 }
 
+// ShownElsewhere returns where a file system of a mount shows besides its source and pins, in any mount namespace; "" is nowhere. It waits
+// for up to bound until it is nowhere: a mount namespace that is being made has copies for a moment.
+func (s *Sources) ShownElsewhere(ctx context.Context, m state.Mount, bound time.Duration) (where string, err error) {
+	for began := time.Now(); ; {
+		mounts, err := s.ns.Mounts(ctx)
+		if err != nil {
+			return "", err
+		}
+		where, err := s.pins.ShownElsewhere(ctx, mounts, s.pins.Known(mounts, []string{m.Name}, nil))
+		if err != nil || where == "" || time.Since(began) >= bound {
+			return where, err
+		}
+		select {
+		case <-time.After(copiesPause):
+		case <-ctx.Done():
+			return where, nil
+		}
+	}
+}
+
 // WaitIdle waits until no request waits for the client of a mount.
 func (s *Sources) WaitIdle(ctx context.Context, m state.Mount) error {
 	mounts, err := s.ns.Mounts(ctx)

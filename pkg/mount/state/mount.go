@@ -44,6 +44,10 @@ type Mount struct {
 	Rotated   string    `json:"rotated,omitempty"`
 	Rotating  bool      `json:"rotating,omitempty"`
 	RotatedAt time.Time `json:"rotatedAt,omitzero"`
+	// LingerFor is how long the mount may linger after its last publication: the longest time of its publications since it had
+	// none. Linger is set while it lingers, and stays set while such a mount is stopped: it has nothing left to store.
+	LingerFor time.Duration `json:"lingerFor,omitempty"`
+	Linger    *Linger       `json:"linger,omitempty"`
 	// Predecessors are the names of the mounts whose publications this one took over. Superseded is set if another one took
 	// over this one's.
 	Predecessors []string `json:"predecessors,omitempty"`
@@ -51,6 +55,18 @@ type Mount struct {
 	// Command is the client's command line, with which it is restarted.
 	Command client.Command `json:"command"`
 }
+
+// Linger is the state of a lingering mount: it has no publication, everything that was written and closed is stored, and its client and
+// its cache stay for a while.
+type Linger struct {
+	Since time.Time `json:"since"`
+	Until time.Time `json:"until"`
+	// Backend identifies the backend's configuration, the operator's rules included, as of then.
+	Backend string `json:"backend"`
+}
+
+// Lingers reports whether the mount lingers.
+func (m Mount) Lingers() bool { return m.Linger != nil && m.Phase == Running && !m.Superseded }
 
 // Publication is the record of a target.
 type Publication struct {

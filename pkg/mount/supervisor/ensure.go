@@ -23,6 +23,7 @@ import (
 // Ensure ensures a running mount for a publication and binds it to the target, both under the lock of the mount's key. If bind fails
 // and returns an undo, that is called and the publication is released.
 func (s *Supervisor) Ensure(ctx context.Context, w want.Mount, bind func(ctx context.Context, m state.Mount) (undo func(context.Context) error, err error)) error {
+	began := time.Now()
 	unlock, err := s.keys.lock(ctx, w.Key())
 	if err != nil {
 		return err
@@ -36,6 +37,9 @@ func (s *Supervisor) Ensure(ctx context.Context, w want.Mount, bind func(ctx con
 	if err != nil && undo != nil {
 		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)
 		defer cancel()
+		if m.Created.After(began) {
+			m.LingerFor = 0 // it was started for this publication alone
+		}
 		return mount.WithCleanupError(err, errors.Join(undo(cctx), s.release(cctx, m, w.Publication.Target)))
 	}
 	return err
@@ -85,13 +89,22 @@ func (s *Supervisor) ensure(ctx context.Context, w want.Mount) (state.Mount, err
 				return state.Mount{}, fmt.Errorf("waiting for the mount's previous generation: %w", err)
 			}
 		default:
-			return m, s.join(ctx, &m, w.Grant)
+			if m.Lingers() {
+				if joined, err := s.joinLingering(ctx, &m, w); joined || err != nil {
+					return m, err
+				}
+				continue
+			}
+			if err := s.join(ctx, &m, w.Grant); err != nil {
+				return m, err
+			}
+			return m, s.lingerLonger(ctx, &m, w.Linger)
 		}
 	}
-	if err := (drainOrder{&s.Options}).checkDrained(ctx, w.Spec); err != nil {
+	if err := (drainOrder{&s.Options}).checkDrained(ctx, w); err != nil {
 		return state.Mount{}, err
 	}
-	return s.Runner.Start(ctx, runner.StartParams{VolumeID: w.Publication.VolumeID, Identity: w.Identity, Spec: w.Spec, Grant: w.Grant})
+	return s.Runner.Start(ctx, runner.StartParams{VolumeID: w.Publication.VolumeID, Identity: w.Identity, Spec: w.Spec, Grant: w.Grant, LingerFor: w.Linger})
 }
 
 // join ensures that an existing mount serves with the grant's credentials. If its client has exited or is outdated, it is restarted
@@ -177,6 +190,7 @@ func (s *Supervisor) replace(ctx context.Context, m state.Mount, grant *creds.Gr
 	}
 	successor, err := s.Runner.Start(ctx, runner.StartParams{
 		VolumeID: m.VolumeID, Identity: m.Spec.Source, Spec: m.Spec, Grant: grant, Predecessors: append(m.Predecessors, m.Name), Rotated: m.Rotated,
+		LingerFor: m.LingerFor,
 	})
 	if err != nil {
 		return failed(err)

@@ -26,6 +26,8 @@ import (
 // A new mount must read everything that pods on this node have closed before, and older data must never overwrite what it writes.
 // So it waits for every draining mount whose prefix overlaps with its own, whatever that mount's key.
 //
+//   - A lingering mount has nothing to store. It ends before a mount starts that overlaps with it and writes, because its cache would
+//     be outdated, and before one of the same volume with other settings starts.
 //   - Only a start waits. A publication that joins a running mount does not, and neither do restarts and healing: mounts that pods
 //     use may share a prefix.
 //   - A mount drains from the moment when no target shows it until its record is removed. A mount that is still shown when the new
@@ -47,23 +49,28 @@ func (e *drainFirstError) Error() string {
 type drainOrder struct{ *Options }
 
 // checkDrained returns nil if a mount of the spec can start, because no mount that overlaps with it drains, or a drainFirstError.
-func (d drainOrder) checkDrained(ctx context.Context, spec mount.Spec) error {
+func (d drainOrder) checkDrained(ctx context.Context, w want.Mount) error {
 	all, err := d.Store.Mounts(ctx)
 	if err != nil {
 		return err
 	}
-	all = slices.DeleteFunc(all, func(m state.Mount) bool { return !d.overlap(spec, m.Spec) })
-	m, found, err := d.firstDraining(ctx, all)
+	m, found, err := d.firstDraining(ctx, w, all)
 	if err != nil || !found {
 		return err
 	}
 	return fault.Errorf(fault.Busy, "%w", &drainFirstError{m})
 }
 
-func (d drainOrder) firstDraining(ctx context.Context, all []state.Mount) (m state.Mount, found bool, err error) {
+// firstDraining returns the first of these mounts that has to drain, or to end, before the mount of a publication starts.
+func (d drainOrder) firstDraining(ctx context.Context, w want.Mount, all []state.Mount) (m state.Mount, found bool, err error) {
 	var running []state.Mount // in use, or left a moment ago
 	for _, m := range all {
 		switch {
+		case m.Lingers():
+			if d.spoils(w, m) != "" {
+				return m, true, nil
+			}
+		case !d.overlap(w.Spec, m.Spec):
 		case m.Spec.ReadOnly, m.Phase == state.Starting: // no pod could write to it
 		case m.Phase == state.Ending && !m.Superseded:
 			return m, true, nil
@@ -173,8 +180,11 @@ func (d drainWait) stop(ctx context.Context) (drained bool, err error) {
 	if err != nil || !ok {
 		return true, err
 	}
-	if _, drains, err := (drainOrder{&d.Options}).firstDraining(ctx, []state.Mount{m}); err != nil || !drains {
+	if _, drains, err := (drainOrder{&d.Options}).firstDraining(ctx, d.w, []state.Mount{m}); err != nil || !drains {
 		return true, err
+	}
+	if m.Lingers() {
+		return true, d.endLinger(ctx, m, drainOrder{&d.Options}.spoils(d.w, m))
 	}
 	if m.Phase != state.Ending && !m.Superseded {
 		return false, nil

@@ -101,6 +101,9 @@ func TestWhichMountsDrainFirst(t *testing.T) {
 		"ending, read-only":           {ending(func(_ *parts.Parts, m *state.Mount) { m.Spec.ReadOnly = true }), false},
 		"ending, elsewhere":           {ending(func(_ *parts.Parts, m *state.Mount) { m.Spec.Prefix = "other/" }), false},
 		"starting":                    {func(_ *parts.Parts, m *state.Mount) { m.Phase = state.Starting }, false},
+		"lingering":                   {lingers, true},
+		"lingering, read-only":        {func(p *parts.Parts, m *state.Mount) { lingers(p, m); m.Spec.ReadOnly = true }, false},
+		"lingering, elsewhere":        {func(p *parts.Parts, m *state.Mount) { lingers(p, m); m.Spec.Prefix = "other/" }, false},
 		"in use":                      {func(p *parts.Parts, m *state.Mount) { p.Show(*m) }, false},
 		"its target is unmounted":     {func(p *parts.Parts, m *state.Mount) { leaveTarget(t, p, *m) }, true},
 		"it has no publication":       {func(*parts.Parts, *state.Mount) {}, true},
@@ -121,8 +124,8 @@ func TestWhichMountsDrainFirst(t *testing.T) {
 			if err := p.Store.Write(t.Context(), m); err != nil {
 				t.Fatal(err)
 			}
-			spec := mount.Spec{Backend: "default", Bucket: "b", Prefix: "p/q/", MountGroup: &group, Source: credentials.SourceDriver}
-			err := drainOrder{&s.Options}.checkDrained(t.Context(), spec)
+			w := want.Mount{Spec: mount.Spec{Backend: "default", Bucket: "b", Prefix: "p/q/", MountGroup: &group, Source: credentials.SourceDriver}}
+			err := drainOrder{&s.Options}.checkDrained(t.Context(), w)
 			var first *drainFirstError
 			if waits := errors.As(err, &first); waits != tc.want || !waits && err != nil {
 				t.Errorf("%v", err)
@@ -131,6 +134,12 @@ func TestWhichMountsDrainFirst(t *testing.T) {
 			}
 		})
 	}
+}
+
+// lingers is a change to a mount that lingers for a minute.
+func lingers(p *parts.Parts, m *state.Mount) {
+	m.LingerFor = time.Minute
+	m.Linger = &state.Linger{Since: time.Now(), Until: time.Now().Add(time.Minute), Backend: p.Backend().Revision()}
 }
 
 // pin pins a former file system of a mount.

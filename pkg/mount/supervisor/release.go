@@ -8,10 +8,18 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 )
 
-// Release removes a publication. If it was its mount's last one, the mount is stopped first, so that the publication's record stays
-// until everything is stored. unmount unmounts the target; it is called under the lock of the mount's key, because the call
+// Release removes a publication. If it was its mount's last one, the mount lingers or is stopped first, so that the publication's record
+// stays until everything is stored. unmount unmounts the target; it is called under the lock of the mount's key, because the call
 // that held the lock before may have healed the target.
 func (s *Supervisor) Release(ctx context.Context, p state.Publication, unmount func(context.Context) error) error {
+	if err := s.releaseLocked(ctx, p, unmount); err != nil {
+		return err
+	}
+	s.evict(ctx)
+	return nil
+}
+
+func (s *Supervisor) releaseLocked(ctx context.Context, p state.Publication, unmount func(context.Context) error) error {
 	for _, from := range p.MovedFrom {
 		if err := s.stopPrevious(ctx, from, p.Target); err != nil {
 			return err
@@ -55,7 +63,7 @@ func (s *Supervisor) release(ctx context.Context, m state.Mount, target string) 
 			return err
 		}
 	default:
-		if err := s.stop(ctx, m); err != nil {
+		if err := s.retire(ctx, m); err != nil {
 			return err
 		}
 		failpoint.Here("release.ended")
@@ -66,6 +74,13 @@ func (s *Supervisor) release(ctx context.Context, m state.Mount, target string) 
 // stop stops a mount without publications. Its predecessors come first: they may still upload files that were open when they were
 // replaced, and a later unpublish of the target finds them only through this mount's record.
 func (s *Supervisor) stop(ctx context.Context, m state.Mount) error {
+	if err := s.stopPredecessors(ctx, m); err != nil {
+		return err
+	}
+	return s.Drainer.Stop(ctx, m, drain.Options{})
+}
+
+func (s *Supervisor) stopPredecessors(ctx context.Context, m state.Mount) error {
 	for _, name := range m.Predecessors {
 		predecessor, ok, err := s.Store.Mount(ctx, name)
 		if err == nil && ok {
@@ -75,7 +90,7 @@ func (s *Supervisor) stop(ctx context.Context, m state.Mount) error {
 			return err
 		}
 	}
-	return s.Drainer.Stop(ctx, m, drain.Options{})
+	return nil
 }
 
 // abandon stops a mount whose publications were all moved away, without waiting for files that they still have open in it.

@@ -203,6 +203,10 @@ func (p *pass) confirm(ctx context.Context, name string) (done bool, err error) 
 		return false, nil
 	}
 	v := viewer{&p.Options}.view(p.snapshot, name, m, true)
+	if m.Lingers() && !v.shown {
+		reason, err := p.due(ctx, m)
+		return err != nil || reason == "", err
+	}
 	if !v.mounted || !v.shown || v.stale || v.pinned {
 		return false, nil
 	}

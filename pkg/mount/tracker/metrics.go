@@ -27,6 +27,8 @@ type metrics struct {
 	renewals        *prometheus.CounterVec // client
 	renewalFailures *prometheus.CounterVec // client
 	conflicts       *prometheus.CounterVec // client
+	lingerHits      *prometheus.CounterVec // client
+	lingerEnds      *prometheus.CounterVec // client, reason
 }
 
 func newMetrics(overdue func() int) metrics {
@@ -53,6 +55,10 @@ func newMetrics(overdue func() int) metrics {
 		renewalFailures: counter("s3csi_mount_session_failures_total", "Failed session renewals of mounts, which are retried.", "client"),
 		conflicts: counter("s3csi_mount_conflicts_total",
 			"Files not uploaded because another writer had changed the object; the local copies are quarantined on the node.", "client"),
+		lingerHits: counter("s3csi_linger_hits_total", "Publications that used a lingering mount.", "client"),
+		lingerEnds: counter("s3csi_linger_ends_total",
+			"Lingering mounts that ended, by reason: time (linger is over), mounts and memory (limits of the node, the least recently used first), backend (configuration or rules changed), session (not renewable), client (exited), volume (published with other settings or another secret), overlap (a mount of an overlapping prefix was started).",
+			"client", "reason"),
 	}
 }
 
@@ -60,7 +66,8 @@ func newMetrics(overdue func() int) metrics {
 func (t *Tracker) Collectors() []prometheus.Collector {
 	m := &t.metrics
 	return []prometheus.Collector{
-		m.reconcile, m.restarts, m.restartFailures, m.heals, m.unflushed, m.overdue, m.renewals, m.renewalFailures, m.conflicts, gauges{t},
+		m.reconcile, m.restarts, m.restartFailures, m.heals, m.unflushed, m.overdue, m.renewals, m.renewalFailures, m.conflicts, m.lingerHits, m.lingerEnds,
+		gauges{t},
 	}
 }
 
@@ -77,6 +84,9 @@ func SampleCollectors() []prometheus.Collector {
 	m.Set(client, Healthy)
 	m.Session(client, helper.SessionStatus{})
 	m.Conflicts(client, 0)
+	t.CountLingerHit(client)
+	t.CountLingerEnd(client, EndedTime)
+	t.Mount("lingering").Linger(client, Linger{Memory: 1})
 	return t.Collectors()
 }
 
@@ -146,7 +156,7 @@ type gauges struct{ t *Tracker }
 
 func mountsDesc() *prometheus.Desc {
 	return prometheus.NewDesc("s3csi_mounts",
-		"Mounts on this node by client and state: healthy, failed (its client has exited and is not restarted yet), unresponsive (its client does not answer), draining (no publication is left, and its client stores what it has).",
+		"Mounts on this node by client and state: healthy, failed (its client has exited and is not restarted yet), unresponsive (its client does not answer), draining (no publication is left, and its client stores what it has), lingering (no publication is left, everything is stored, and client and cache stay for a while).",
 		[]string{"client", "state"}, nil)
 }
 
@@ -156,22 +166,31 @@ func sessionsDesc() *prometheus.Desc {
 		[]string{"client", "state"}, nil)
 }
 
+func lingerMemoryDesc() *prometheus.Desc {
+	return prometheus.NewDesc("s3csi_linger_memory_bytes", "Resident memory of the clients and helpers of lingering mounts, in bytes.", []string{"client"}, nil)
+}
+
 // Describe implements prometheus.Collector.
 func (g gauges) Describe(ch chan<- *prometheus.Desc) {
 	ch <- mountsDesc()
 	ch <- sessionsDesc()
+	ch <- lingerMemoryDesc()
 }
 
 // Collect implements prometheus.Collector.
 func (g gauges) Collect(ch chan<- prometheus.Metric) {
 	type key struct{ client, state string }
 	mounts, sessions := map[key]int{}, map[key]int{}
+	memory := map[string]uint64{}
 	now := g.t.now()
 	g.t.each(func(m *Mount) {
 		if m.state != "" {
 			mounts[key{m.client, string(m.state)}]++
 		}
-		if m.session != nil {
+		if m.linger != nil {
+			memory[m.client] += m.linger.Memory
+		}
+		if m.session != nil && !m.forgot() {
 			sessions[key{m.client, stateOf(m.session.status, now)}]++
 		}
 	})
@@ -180,6 +199,14 @@ func (g gauges) Collect(ch chan<- prometheus.Metric) {
 			ch <- prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, float64(n), k.client, k.state)
 		}
 	}
+	for client, bytes := range memory {
+		ch <- prometheus.MustNewConstMetric(lingerMemoryDesc(), prometheus.GaugeValue, float64(bytes), client)
+	}
+}
+
+// forgot reports whether the mount lingers without a session. Call it under the entry's lock.
+func (m *Mount) forgot() bool {
+	return m.linger != nil && m.session.status.OrderDigest == "" && m.session.status.KeysDigest == ""
 }
 
 func stateOf(s helper.SessionStatus, now time.Time) string {

@@ -26,6 +26,7 @@ const (
 	Failed       State = "failed"       // its client has exited and is not restarted yet
 	Unresponsive State = "unresponsive" // its client does not answer
 	Draining     State = "draining"     // it has no publication, and its client finishes its uploads
+	Lingering    State = "lingering"    // it has no publication, everything is stored, and it stays for a while
 )
 
 // Tracker has the entries of all mounts.
@@ -33,6 +34,7 @@ type Tracker struct {
 	metrics metrics
 	log     logDeduper
 	now     func() time.Time
+	lingers notifier
 
 	mu     sync.Mutex
 	mounts map[string]*Mount
@@ -78,7 +80,8 @@ type Mount struct {
 
 	mu        sync.Mutex
 	client    string
-	state     State // "": unknown
+	state     State   // "": unknown
+	linger    *Linger // in state Lingering
 	healed    bool
 	session   *session
 	conflicts int
@@ -91,7 +94,14 @@ type Mount struct {
 func (m *Mount) Set(client string, state State) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.client, m.state = client, state
+	m.client, m.state, m.linger = client, state, nil
+}
+
+// Draining reports whether the mount's client finishes its uploads.
+func (m *Mount) Draining() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.state == Draining
 }
 
 // Healed reports whether this process has healed the mount's publications.

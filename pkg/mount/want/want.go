@@ -3,6 +3,7 @@ package want
 
 import (
 	"context"
+	"time"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
@@ -17,6 +18,8 @@ type Mount struct {
 	Grant       *creds.Grant // the credentials that the request supplies
 	// Plan plans the credentials of another spec from those that the request supplies.
 	Plan func(ctx context.Context, spec mount.Spec) (*creds.Grant, error)
+	// Linger is how long the mount may outlive its last publication; 0: not at all.
+	Linger time.Duration
 	// At is the name of the mount at the target if that was rotated to Spec, so that its key is not Spec's; else "".
 	At string
 }

@@ -1,0 +1,341 @@
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/helper"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/drain"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/want"
+)
+
+// A mount whose volumes have the parameter linger outlives its last publication, so that the next one needs only a bind mount:
+//
+//   - It lingers once everything that was written and closed is stored, and if that is known. Otherwise it stops.
+//   - Its record says until when (state.Mount.Linger). That is written before the last publication's record is removed, and removed
+//     before another publication is bound. A driver that is killed in between finds a mount without publications, which lingers or
+//     stops as after its last unpublish. So a mount whose record says that it lingers has nothing to store.
+//   - It keeps a session only if its credentials are the driver's. Those of a secret or a pod are dropped, and the next publication's
+//     are proven before it is bound.
+//   - It ends, and is not healed, when its time is over, or before that for one of the reasons tracker.Ended….
+
+// evictBound bounds the end of the lingering mounts that exceed the limits, in an unpublish. The next reconcile pass ends the others.
+const evictBound = 5 * time.Second
+
+// LingerLimits bound the lingering mounts of a node. If one of them is 0, none lingers.
+type LingerLimits struct {
+	Mounts int
+	Memory uint64 // of their helpers and clients, in bytes
+}
+
+func (l LingerLimits) none() bool { return l.Mounts == 0 || l.Memory == 0 }
+
+// eviction is a lingering mount that must end, and why.
+type eviction struct {
+	name, reason string
+}
+
+// exceeding returns the mounts that must end so that the others are within the limits. all are the lingering mounts, the least recently
+// used first.
+func (l LingerLimits) exceeding(all []tracker.Linger) (end []eviction) {
+	var memory uint64
+	for _, m := range all {
+		memory += m.Memory
+	}
+	for i, m := range all {
+		reason := ""
+		switch {
+		case len(all)-i > l.Mounts:
+			reason = tracker.EndedMounts
+		case memory > l.Memory:
+			reason = tracker.EndedMemory
+		default:
+			return end
+		}
+		end = append(end, eviction{m.Name, reason})
+		memory -= m.Memory
+	}
+	return end
+}
+
+// retire ends the use of a mount without publications: it lingers, or else stops.
+func (s *Supervisor) retire(ctx context.Context, m state.Mount) error {
+	err := s.linger(ctx, m)
+	var unable *drain.NotFlushedError
+	if !errors.As(err, &unable) {
+		return err
+	}
+	if unable != errNoLinger {
+		klog.FromContext(ctx).Info("Mount cannot linger", "mount", m.Name, "volume", m.VolumeID, "client", m.Client, "reason", unable.Reason)
+	}
+	return s.stop(ctx, m)
+}
+
+// errNoLinger is the error of a mount whose volumes do not ask to linger.
+var errNoLinger = &drain.NotFlushedError{Reason: "it is not to linger"}
+
+func unable(reason string) error { return &drain.NotFlushedError{Reason: reason} }
+
+// linger lets a mount without publications linger. If the mount has to be stopped instead, the error is a drain.NotFlushedError.
+//
+// Its steps: check whether it may; stop its predecessors; check that its client serves and is current; wait until everything is stored;
+// drop credentials that are not the driver's; record that it lingers.
+func (s *Supervisor) linger(ctx context.Context, m state.Mount) error {
+	switch {
+	case m.LingerFor == 0:
+		return errNoLinger
+	case m.Lingers():
+		return nil
+	case m.Phase != state.Running || m.Superseded:
+		return errNoLinger
+	case s.Linger.none():
+		return unable("lingering is off on this node")
+	case m.Rotated != "" || m.Rotating:
+		return unable("its secret was rotated, so no publication can join it")
+	}
+	if err := s.stopPredecessors(ctx, m); err != nil {
+		return err
+	}
+	status, revision, err := s.lingerable(ctx, m)
+	if err != nil {
+		return err
+	}
+	if err := s.Drainer.Flush(ctx, m); err != nil {
+		return err
+	}
+	failpoint.Here("linger.flushed")
+	if err := s.Pins.UnpinAll(ctx, m.Name); err != nil {
+		return err
+	}
+	memory := memoryOf(m, status)
+	if memory > s.Linger.Memory {
+		return unable("its processes use more memory than may linger on this node")
+	}
+	if m.Spec.Source != credentials.SourceDriver {
+		if err := s.Peer(m.Name).Forget(ctx); err != nil {
+			return unable(err.Error())
+		}
+		failpoint.Here("linger.forgot")
+	}
+	now := time.Now().Round(0)
+	m.Linger = &state.Linger{Since: now, Until: now.Add(m.LingerFor), Backend: revision}
+	if err := s.Store.Write(ctx, m); err != nil {
+		return err
+	}
+	failpoint.Here("linger.recorded")
+	s.track(m, memory)
+	klog.FromContext(ctx).Info("Mount lingers", "mount", m.Name, "volume", m.VolumeID, "client", m.Client, "until", m.Linger.Until, "memory", memory)
+	return nil
+}
+
+// lingerable checks that a mount's client serves with the current configuration and a session that is renewed. It returns the status of
+// its helper and the revision of its backend.
+func (s *Supervisor) lingerable(ctx context.Context, m state.Mount) (helper.Status, string, error) {
+	reason, status, err := s.unfit(ctx, m)
+	if err != nil {
+		return status, "", unable(err.Error())
+	}
+	if reason != "" {
+		return status, "", unable("it would end at once, reason " + reason)
+	}
+	be, err := s.Backends.Backend(m.Spec.Backend)
+	if err != nil {
+		return status, "", unable(err.Error())
+	}
+	return status, be.Revision(), nil
+}
+
+// unfit returns why a mount must not linger, "" if it may, and the status of its helper.
+func (s *Supervisor) unfit(ctx context.Context, m state.Mount) (reason string, status helper.Status, err error) {
+	be, err := s.Backends.Backend(m.Spec.Backend)
+	switch {
+	case fault.Is(err, fault.Precondition):
+		return tracker.EndedBackend, status, nil // it is no longer configured
+	case err != nil:
+		return "", status, err
+	case m.Linger != nil && be.Revision() != m.Linger.Backend:
+		return tracker.EndedBackend, status, nil
+	}
+	if old, err := s.outdated(m); err != nil || old {
+		return tracker.EndedBackend, status, err
+	}
+	health, status, err := s.Runner.ProbeStatus(ctx, m)
+	switch {
+	case err != nil:
+		return "", status, err
+	case health != mount.Healthy:
+		return tracker.EndedClient, status, nil
+	case creds.SessionError(m, status) != nil:
+		return tracker.EndedSession, status, nil
+	}
+	return "", status, nil
+}
+
+// due returns why a lingering mount must end now, "" if it stays. It refreshes the credentials of one that stays. It ends others
+// that exceed the limits together with this one.
+func (s *Supervisor) due(ctx context.Context, m state.Mount) (reason string, err error) {
+	switch {
+	case !time.Now().Before(m.Linger.Until):
+		return tracker.EndedTime, nil
+	case s.Linger.Mounts == 0:
+		return tracker.EndedMounts, nil
+	case s.Linger.Memory == 0:
+		return tracker.EndedMemory, nil
+	}
+	reason, status, err := s.unfit(ctx, m)
+	if err != nil || reason != "" {
+		return reason, err
+	}
+	if err := s.Creds.Refresh(ctx, m, &status); err != nil {
+		if fault.KindOf(err).Permanent() {
+			return tracker.EndedSession, nil
+		}
+		return "", err
+	}
+	s.track(m, memoryOf(m, status))
+	for _, e := range s.Linger.exceeding(s.Tracker.Lingering()) {
+		if e.name == m.Name {
+			return e.reason, nil
+		}
+	}
+	s.evict(ctx)
+	return "", nil
+}
+
+// track notes that a mount lingers.
+func (s *Supervisor) track(m state.Mount, memory uint64) {
+	s.Tracker.Mount(m.Name).Linger(m.Client, tracker.Linger{Name: m.Name, Since: m.Linger.Since, Until: m.Linger.Until, Memory: memory})
+}
+
+// memoryOf returns the resident memory of a mount's helper and client, as far as they can be read.
+func memoryOf(m state.Mount, status helper.Status) (bytes uint64) {
+	for _, pid := range []int{status.PID, status.ClientPID} {
+		if n, err := host.Memory(pid, m.UID); err == nil {
+			bytes += n
+		}
+	}
+	return bytes
+}
+
+// endLinger stops a lingering mount.
+func (s *Supervisor) endLinger(ctx context.Context, m state.Mount, reason string) error {
+	klog.FromContext(ctx).Info("Lingering mount ends", "mount", m.Name, "volume", m.VolumeID, "client", m.Client, "reason", reason,
+		"lingered", time.Since(m.Linger.Since).Round(time.Second))
+	s.Tracker.CountLingerEnd(m.Client, reason)
+	failpoint.Here("linger.ending")
+	return s.stop(ctx, m)
+}
+
+// joinLingering prepares a lingering mount for a publication, with that one's credentials. joined is false if the mount had to end.
+func (s *Supervisor) joinLingering(ctx context.Context, m *state.Mount, w want.Mount) (joined bool, err error) {
+	reason, _, err := s.unfit(ctx, *m)
+	if err != nil {
+		return false, err
+	}
+	if reason == "" {
+		switch err := s.renewJoined(ctx, *m, w.Grant); {
+		case err != nil && m.Spec.Source != credentials.SourceDriver:
+			return false, err // it lingers on, for a publication with credentials that work
+		case err != nil && ctx.Err() != nil:
+			return false, err
+		case err != nil:
+			reason = tracker.EndedSession
+		}
+	}
+	if reason != "" {
+		return false, s.endLinger(ctx, *m, reason)
+	}
+	lingered := time.Since(m.Linger.Since)
+	m.Linger, m.LingerFor = nil, w.Linger
+	if err := s.Store.Write(ctx, *m); err != nil { // before a pod can write
+		return false, err
+	}
+	failpoint.Here("linger.joined")
+	s.Tracker.Mount(m.Name).Set(m.Client, tracker.Healthy)
+	s.Tracker.CountLingerHit(m.Client)
+	klog.FromContext(ctx).Info("Lingering mount is used again", "mount", m.Name, "volume", w.Publication.VolumeID, "client", m.Client, "lingered", lingered.Round(time.Millisecond))
+	return true, nil
+}
+
+// renewJoined delivers a publication's credentials to a lingering mount. Those of a secret or a pod are proven first: the mount has none
+// with which it was proven.
+func (s *Supervisor) renewJoined(ctx context.Context, m state.Mount, grant *creds.Grant) error {
+	if m.Spec.Source != credentials.SourceDriver {
+		if err := grant.Fit(ctx, m.Client); err != nil {
+			return err
+		}
+		be, err := s.Backends.Backend(m.Spec.Backend)
+		if err != nil {
+			return err
+		}
+		if err := s.Creds.Prove(ctx, grant, be, m.Spec); err != nil {
+			return err
+		}
+	}
+	return s.refreshCredentials(ctx, m, grant)
+}
+
+// lingerLonger records that a publication of a running mount asks for a longer time to linger.
+func (s *Supervisor) lingerLonger(ctx context.Context, m *state.Mount, d time.Duration) error {
+	if d <= m.LingerFor {
+		return nil
+	}
+	m.LingerFor = d
+	return s.Store.Write(ctx, *m)
+}
+
+// evict ends the lingering mounts that exceed the limits. Those whose keys are locked are in use, or end already.
+func (s *Supervisor) evict(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, evictBound)
+	defer cancel()
+	for _, e := range s.Linger.exceeding(s.Tracker.Lingering()) {
+		if err := s.evictOne(ctx, e); err != nil {
+			klog.FromContext(ctx).Info("Cannot end lingering mount, will retry", "mount", e.name, "error", err.Error())
+		}
+	}
+}
+
+func (s *Supervisor) evictOne(ctx context.Context, e eviction) error {
+	unlock, ok := s.keys.TryLock(mount.KeyOf(e.name))
+	if !ok {
+		return nil
+	}
+	defer unlock()
+	m, ok, err := s.Store.Mount(ctx, e.name)
+	if err != nil || !ok || !m.Lingers() {
+		return err
+	}
+	return s.endLinger(ctx, m, e.reason)
+}
+
+// spoils reports whether a new mount ends a lingering one: they overlap, and pods wrote to that one or to both; or that one is of the
+// same volume with other settings, or of its former secret.
+func (d drainOrder) spoils(w want.Mount, m state.Mount) (reason string) {
+	switch {
+	case w.Publication.VolumeID == m.VolumeID && !sameButPod(w.Spec, m.Spec):
+		return tracker.EndedVolume
+	case !m.Spec.ReadOnly && d.overlap(w.Spec, m.Spec):
+		return tracker.EndedOverlap
+	}
+	return ""
+}
+
+// sameButPod reports whether two specs differ only in the pods whose identity they have.
+func sameButPod(a, b mount.Spec) bool {
+	if a.Source != credentials.SourceWorkload || b.Source != credentials.SourceWorkload {
+		return false
+	}
+	a.Identity, a.RoleARN = b.Identity, b.RoleARN
+	return a.Encode() == b.Encode()
+}
