@@ -74,10 +74,11 @@ const bindProperty = "BindReadOnlyPaths"
 // Sandbox is the part of a unit's sandbox that the host's systemd enforces.
 type Sandbox struct {
 	Version string // of systemd
-	// Landlock is the version of Landlock that restricts helpers. If it is 0, units have mount namespaces of their own, and
-	// NoLandlock has the reason.
+	// Landlock is the version of Landlock that restricts helpers. If it is 0, NoLandlock has the reason, and Isolates reports
+	// whether units have mount namespaces of their own instead.
 	Landlock   int
 	NoLandlock string
+	Isolates   bool
 	Present    []string // enforced properties
 	Missing    []string // other properties, and why: "IPAddressDeny (the host has no unified cgroup hierarchy)"
 }
@@ -87,7 +88,7 @@ func (s Sandbox) Kind() string {
 	switch {
 	case s.Landlock > 0:
 		return "landlock"
-	case s.Version != "":
+	case s.Isolates:
 		return "unit"
 	}
 	return "none"
@@ -201,7 +202,7 @@ func (h *hostSandbox) report() Sandbox {
 	defer h.mu.Unlock()
 	box := Sandbox{Version: h.version, Landlock: h.landlock}
 	if h.landlock == 0 {
-		box.NoLandlock = h.noLandlock
+		box.NoLandlock, box.Isolates = h.noLandlock, !h.unshared
 	}
 	for _, p := range h.parts(nil, nil, nil) {
 		switch why, idle := h.unenforced[p.Name]; {

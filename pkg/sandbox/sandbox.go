@@ -148,7 +148,7 @@ func (p Policy) Restrict() error {
 	}
 	defer unix.Close(set)
 	if _, _, errno := unix.Syscall(unix.SYS_LANDLOCK_RESTRICT_SELF, uintptr(set), 0, 0); errno != 0 {
-		return fmt.Errorf("enforce a Landlock ruleset: %w", errno)
+		return fmt.Errorf("%w: enforce a ruleset: %w", ErrUnsupported, errno)
 	}
 	return nil
 }
@@ -158,7 +158,7 @@ func (p Policy) ruleset(abi int) (int, error) {
 	a := p.enforced(abi)
 	fd, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, uintptr(unsafe.Pointer(&a)), a.size(abi), 0)
 	if errno != 0 {
-		return -1, errno
+		return -1, fmt.Errorf("%w: %w", ErrUnsupported, errno)
 	}
 	set := int(fd)
 	for _, r := range p.rules {
@@ -207,7 +207,7 @@ func (r rule) add(set int, handled uint64) error {
 	// The kernel's struct landlock_path_beneath_attr is packed: 8 and 4 bytes.
 	beneath := unix.LandlockPathBeneathAttr{Allowed_access: access, Parent_fd: int32(fd)}
 	if _, _, errno := unix.Syscall6(unix.SYS_LANDLOCK_ADD_RULE, uintptr(set), unix.LANDLOCK_RULE_PATH_BENEATH, uintptr(unsafe.Pointer(&beneath)), 0, 0, 0); errno != 0 {
-		return &os.PathError{Op: "allow", Path: r.path, Err: errno}
+		return fmt.Errorf("%w: %w", ErrUnsupported, &os.PathError{Op: "allow", Path: r.path, Err: errno})
 	}
 	return nil
 }
@@ -218,7 +218,7 @@ const rulePort = 2
 func addPort(set int, port uint16, access uint64) error {
 	allowed := struct{ access, port uint64 }{access, uint64(port)} // struct landlock_net_port_attr
 	if _, _, errno := unix.Syscall6(unix.SYS_LANDLOCK_ADD_RULE, uintptr(set), rulePort, uintptr(unsafe.Pointer(&allowed)), 0, 0, 0); errno != 0 {
-		return errno
+		return fmt.Errorf("%w: %w", ErrUnsupported, errno)
 	}
 	return nil
 }
