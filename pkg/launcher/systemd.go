@@ -197,8 +197,8 @@ func validUnitName(name string) bool {
 
 func unitName(name string) string { return unitPrefix + name + unitSuffix }
 
-// start starts the unit and waits for its process. It retries without each property that systemd does not know, and after it has
-// removed an ended unit of that name. again means that an earlier attempt may have started the unit.
+// start starts the unit and waits for its process. It retries without each property that systemd does not know, without Landlock if the
+// process cannot use it, and after it has removed an ended unit of that name. again means that an earlier attempt may have started the unit.
 func (s *Systemd) start(ctx context.Context, b *bus, u Unit, socket uintptr, again bool) (pid int, err error) {
 	if err := s.limitSlice(ctx, b); err != nil {
 		return 0, err
@@ -211,13 +211,14 @@ func (s *Systemd) start(ctx context.Context, b *bus, u Unit, socket uintptr, aga
 		return 0, err
 	}
 	name := unitName(u.Name)
-	for cleared := false; ; {
+	for cleared, dropped := false, false; ; {
 		job := make(chan string, 1) // buffered, so that the connection never waits for a receiver
 		_, err := b.StartTransientUnitContext(ctx, name, "fail", s.properties(u, binds, dbus.UnixFD(socket)), job)
 		switch {
 		case err == nil:
 			pid, err := s.awaitStart(ctx, b, u, job)
-			if errors.Is(err, errNoLandlock) && s.sandbox.confines() {
+			if errors.Is(err, errNoLandlock) && !dropped {
+				dropped = true
 				s.sandbox.dropLandlock(ctx, "the unit of the first helper could not use it; see its journal")
 				if err := s.checkMounts(ctx); err != nil {
 					return 0, err

@@ -46,7 +46,7 @@ func ABI() (int, error) {
 }
 
 // ErrUnsupported means that the kernel, or a filter of system calls, does not let this process use Landlock.
-var ErrUnsupported = errors.New("Landlock is not available")
+var ErrUnsupported = errors.New("the kernel offers this process no Landlock")
 
 // ExitUnsupported is the exit status of a program that needs Landlock and cannot use it.
 const ExitUnsupported = 75
@@ -156,7 +156,7 @@ func (p Policy) Restrict() error {
 // ruleset returns the descriptor of a ruleset.
 func (p Policy) ruleset(abi int) (int, error) {
 	a := p.enforced(abi)
-	fd, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, uintptr(unsafe.Pointer(&a)), a.size(abi), 0)
+	fd, _, errno := unix.Syscall(unix.SYS_LANDLOCK_CREATE_RULESET, uintptr(unsafe.Pointer(&a)), a.size(abi), 0) //nolint:gosec // x/sys has no call for it
 	if errno != 0 {
 		return -1, fmt.Errorf("%w: %w", ErrUnsupported, errno)
 	}
@@ -206,7 +206,7 @@ func (r rule) add(set int, handled uint64) error {
 	}
 	// The kernel's struct landlock_path_beneath_attr is packed: 8 and 4 bytes.
 	beneath := unix.LandlockPathBeneathAttr{Allowed_access: access, Parent_fd: int32(fd)}
-	if _, _, errno := unix.Syscall6(unix.SYS_LANDLOCK_ADD_RULE, uintptr(set), unix.LANDLOCK_RULE_PATH_BENEATH, uintptr(unsafe.Pointer(&beneath)), 0, 0, 0); errno != 0 {
+	if _, _, errno := unix.Syscall6(unix.SYS_LANDLOCK_ADD_RULE, uintptr(set), unix.LANDLOCK_RULE_PATH_BENEATH, uintptr(unsafe.Pointer(&beneath)), 0, 0, 0); errno != 0 { //nolint:gosec // x/sys has no call for it
 		return fmt.Errorf("%w: %w", ErrUnsupported, &os.PathError{Op: "allow", Path: r.path, Err: errno})
 	}
 	return nil
@@ -216,8 +216,9 @@ func (r rule) add(set int, handled uint64) error {
 const rulePort = 2
 
 func addPort(set int, port uint16, access uint64) error {
-	allowed := struct{ access, port uint64 }{access, uint64(port)} // struct landlock_net_port_attr
-	if _, _, errno := unix.Syscall6(unix.SYS_LANDLOCK_ADD_RULE, uintptr(set), rulePort, uintptr(unsafe.Pointer(&allowed)), 0, 0, 0); errno != 0 {
+	// The kernel's struct landlock_net_port_attr.
+	allowed := struct{ access, port uint64 }{access, uint64(port)}
+	if _, _, errno := unix.Syscall6(unix.SYS_LANDLOCK_ADD_RULE, uintptr(set), rulePort, uintptr(unsafe.Pointer(&allowed)), 0, 0, 0); errno != 0 { //nolint:gosec // x/sys has no call for it
 		return fmt.Errorf("%w: %w", ErrUnsupported, errno)
 	}
 	return nil
