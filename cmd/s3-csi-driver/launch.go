@@ -24,6 +24,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/supervisor"
 	"github.com/s3-csi/s3-csi-driver/pkg/programs"
 	"github.com/s3-csi/s3-csi-driver/pkg/resolvconf"
+	"github.com/s3-csi/s3-csi-driver/pkg/sandbox"
 )
 
 const (
@@ -77,6 +78,7 @@ type hostLauncher interface {
 	runner.Launcher
 	SurvivesDriver() (bool, string)
 	ResolvesBy() (bool, string)
+	Sandbox() launcher.Sandbox
 }
 
 // launch is how helpers are started on this node. It is decided once, when the driver starts.
@@ -114,7 +116,7 @@ func launchOn(ctx context.Context, ns *host.Namespace, p programPaths, o driver.
 		options = append(options, launcher.WithResolver(l.dns))
 	}
 	if l.systemd != nil || ns.Foreign() {
-		installed, err := install(ctx, ns, p, o, version, l.systemd != nil)
+		installed, err := install(ctx, ns, p, o, version, l.systemd != nil && l.systemd.Sandbox().Landlock == 0)
 		if err != nil {
 			return l, err
 		}
@@ -203,7 +205,7 @@ func findSystemd(ctx context.Context, ns *host.Namespace, program string, o driv
 			"or set --launcher=process", err)
 	}
 	for flag, dir := range map[string]string{"--state-dir": o.StateDir, "--cache-dir": o.CacheDir} {
-		if below, hidden := hostdir.Hidden(dir); hidden {
+		if below, hidden := hostdir.Hidden(dir); hidden && s.Sandbox().Landlock == 0 {
 			return nil, "", fmt.Errorf("%s: %s is below %s, which units of launcher systemd cannot access; choose another directory, or set --launcher=process", flag, dir, below)
 		}
 	}
@@ -227,11 +229,11 @@ func awaitSystemd(ctx context.Context, s *launcher.Systemd) error {
 }
 
 // install copies the programs to the host and verifies that the host can run them.
-func install(ctx context.Context, ns *host.Namespace, p programPaths, o driver.Options, version string, sandboxed bool) (hostdir.Installed, error) {
+func install(ctx context.Context, ns *host.Namespace, p programPaths, o driver.Options, version string, hides bool) (hostdir.Installed, error) {
 	ctx, cancel := context.WithTimeout(ctx, installBound)
 	defer cancel()
 	installed, err := hostdir.Install(ctx, ns, hostdir.Options{
-		Dir: o.Node.HostDir, DriverName: o.Common.DriverName, Version: version, Files: p.files(), Closed: []string{p.sessions()}, Sandboxed: sandboxed,
+		Dir: o.Node.HostDir, DriverName: o.Common.DriverName, Version: version, Files: p.files(), Closed: []string{p.sessions()}, Sandboxed: hides,
 	})
 	if err != nil {
 		return installed, err
@@ -246,6 +248,7 @@ func install(ctx context.Context, ns *host.Namespace, p programPaths, o driver.O
 // report writes the launcher, the reason for its choice and its missing features to the log, /readyz and the metrics.
 func (l launch) report(ctx context.Context, cfg *driver.Config, o driver.NodeOptions) error {
 	logger := klog.FromContext(ctx)
+	box := l.Sandbox()
 	if l.systemd == nil {
 		logger.Info("Using launcher process", "reason", l.why)
 		cfg.Health.Note("the launcher is process: " + l.why)
@@ -255,13 +258,18 @@ func (l launch) report(ctx context.Context, cfg *driver.Config, o driver.NodeOpt
 			cfg.Health.Note(note)
 		}
 	} else {
-		box := l.systemd.Sandbox()
 		logger.Info("Using launcher systemd", "reason", l.why, "version", box.Version, "program", l.systemd.Program(),
-			"sandbox", box.Present, "missing", box.Missing, "memoryLimit", l.limits.MemoryMax, "tasksMax", l.limits.TasksMax)
+			"properties", box.Present, "missing", box.Missing, "memoryLimit", l.limits.MemoryMax, "tasksMax", l.limits.TasksMax)
 		cfg.Health.Note("the launcher is systemd " + box.Version + ": " + l.why)
 		if len(box.Missing) > 0 {
 			cfg.Health.Note("the host's systemd does not support these sandbox properties: " + strings.Join(box.Missing, ", "))
 		}
+	}
+	if box.Landlock > 0 {
+		logger.Info("Restricting new mounts with Landlock", "sandbox", box.Kind(), "landlock", box.Landlock, "beyondFiles", sandbox.Restrictions(box.Landlock))
+	} else {
+		logger.Info("Cannot restrict mounts with Landlock", "sandbox", box.Kind(), "reason", box.NoLandlock)
+		cfg.Health.Note("the sandbox of mounts is \"" + box.Kind() + "\": " + box.NoLandlock)
 	}
 	l.reportDNS(ctx, cfg, o)
 	if l.sessionProblem != "" {
@@ -295,11 +303,11 @@ func (l launch) reportDNS(ctx context.Context, cfg *driver.Config, o driver.Node
 
 // info returns the labels of the launcher's metrics.
 func (l launch) info() driver.LauncherInfo {
-	if l.systemd == nil {
-		return driver.LauncherInfo{Launcher: driver.LauncherProcess}
+	box := l.Sandbox()
+	i := driver.LauncherInfo{Launcher: driver.LauncherProcess, Sandbox: box.Kind(), Landlock: box.Landlock}
+	if l.systemd != nil {
+		i.Launcher, i.SystemdVersion = driver.LauncherSystemd, box.Version
 	}
-	box := l.systemd.Sandbox()
-	i := driver.LauncherInfo{Launcher: driver.LauncherSystemd, SystemdVersion: box.Version}
 	for _, property := range box.Missing {
 		name, _, _ := strings.Cut(property, " ")
 		i.Missing = append(i.Missing, name)

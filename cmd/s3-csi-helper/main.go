@@ -5,11 +5,13 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher/runas"
+	"github.com/s3-csi/s3-csi-driver/pkg/sandbox"
 )
 
 // version is set when the program is built.
@@ -20,6 +22,14 @@ const (
 	exitUsage   = 2
 )
 
+// exitStatus returns the exit status for an error.
+func exitStatus(err error) int {
+	if errors.Is(err, sandbox.ErrUnsupported) {
+		return sandbox.ExitUnsupported
+	}
+	return exitFailure
+}
+
 func main() {
 	if len(os.Args) < 2 {
 		os.Args = append(os.Args, "")
@@ -27,7 +37,7 @@ func main() {
 	var err error
 	switch os.Args[1] {
 	case runas.Mode: // first: drop the privileges that systemd starts a unit with
-		err = runas.Exec(os.Args)
+		err = runas.Exec(os.Args, helper.Restrict)
 	case "helper":
 		exchange, _ := helper.ExchangeBeside() // "" if unknown: renewals then fail, and the helper's status shows the reason
 		err = helper.Run(context.Background(), helper.Program{Version: version, Exchange: exchange}, os.Args[2:])
@@ -39,6 +49,6 @@ func main() {
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "s3-csi-helper:", err)
-		os.Exit(exitFailure)
+		os.Exit(exitStatus(err))
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
 	"github.com/s3-csi/s3-csi-driver/pkg/programs"
 	"github.com/s3-csi/s3-csi-driver/pkg/resolvconf"
+	"github.com/s3-csi/s3-csi-driver/pkg/sandbox"
 )
 
 const (
@@ -61,6 +62,7 @@ type nodeRun struct {
 	rows
 	ns      *host.Namespace
 	systemd bool  // it will launch helpers
+	hidden  bool  // helpers run in mount namespaces that hide some directories
 	dnsErr  error // why helpers resolve names like the host despite PodDNS
 	// version and broken are the versions of the clients that the host can run, and the errors of the others, by client.
 	version map[string]string
@@ -166,7 +168,7 @@ func (r *nodeRun) passable(ctx context.Context, what item, flag, dir string) {
 // launching determines the launcher of helpers.
 func (r *nodeRun) launching(ctx context.Context) {
 	what := item{"launcher", "the launcher of helpers", true}
-	sandbox := item{"sandbox", "the sandbox of systemd units", false}
+	confinement := item{"sandbox", "the sandbox of helpers and clients", false}
 	survives := item{"survivesDriver", "mounts survive driver restarts", false}
 	if r.Launcher != "process" {
 		options := []launcher.SystemdOption{launcher.WithSystemdUIDs(r.UIDs)}
@@ -185,28 +187,42 @@ func (r *nodeRun) launching(ctx context.Context) {
 				r.dnsErr = errors.New(why)
 			}
 			r.add(what.row(Yes, "systemd "+box.Version, ""))
+			r.hidden = box.Landlock == 0
 			if len(box.Missing) > 0 {
-				r.add(sandbox.row(No, "missing: "+strings.Join(box.Missing, ", "), "needs a newer systemd, the unified cgroup hierarchy, or a shared / on the host; mounts work without it"))
+				r.add(confinement.row(No, describe(box)+", missing: "+strings.Join(box.Missing, ", "), "needs a newer systemd, the unified cgroup hierarchy, or a shared / on the host; mounts work without it"))
 			} else {
-				r.add(sandbox.row(Yes, fmt.Sprintf("%d properties are supported", len(box.Present)), ""))
+				r.add(confinement.row(Yes, fmt.Sprintf("%s, and %d properties of units", describe(box), len(box.Present)), ""))
 			}
 			r.add(survives.row(Yes, "", ""))
 			return
 		case r.Launcher == "systemd" || !errors.Is(err, launcher.ErrNoSystemd):
 			r.add(what.row(No, one(err), "check systemd and D-Bus on the host (systemctl is-system-running), or set --launcher=process"))
-			r.unknown("systemd is unresponsive", sandbox, survives)
+			r.unknown("systemd is unresponsive", confinement, survives)
 			return
 		}
 		r.add(what.row(Yes, "process: "+one(err), ""))
 	} else {
 		r.add(what.row(Yes, "process, set with --launcher", ""))
 	}
-	r.add(sandbox.row(No, "launcher process: clients have their own user and no privileges, but no sandbox and no limits", ""))
-	if ok, why := launcher.NewProcess(r.ns, r.Program, launcher.WithUIDs(r.UIDs)).SurvivesDriver(); !ok {
+	p := launcher.NewProcess(r.ns, r.Program, launcher.WithUIDs(r.UIDs))
+	if box := p.Sandbox(); box.Landlock > 0 {
+		r.add(confinement.row(Yes, describe(box)+", without limits of memory, tasks and CPU", ""))
+	} else {
+		r.add(confinement.row(No, describe(box)+": clients have their own user and no privileges, but read and write what any user may", "boot a kernel with Landlock (Linux 5.19, lsm=...,landlock), or use launcher systemd"))
+	}
+	if ok, why := p.SurvivesDriver(); !ok {
 		r.add(survives.row(No, why, ""))
 	} else {
 		r.add(survives.row(Yes, "", ""))
 	}
+}
+
+// describe returns the kind of a sandbox and what it restricts.
+func describe(box launcher.Sandbox) string {
+	if box.Landlock == 0 {
+		return box.Kind() + " (" + box.NoLandlock + ")"
+	}
+	return fmt.Sprintf("%s, version %d (%s)", box.Kind(), box.Landlock, strings.Join(append([]string{"files"}, sandbox.Restrictions(box.Landlock)...), ", "))
 }
 
 // noBinds is for a launcher that starts no helpers.
@@ -228,7 +244,7 @@ func (r *nodeRun) programs(ctx context.Context) {
 		_, err := os.Lstat(r.HostDir)
 		return err
 	}) == nil
-	installed, err := hostdir.Install(ctx, r.ns, hostdir.Options{Dir: r.HostDir, DriverName: installName, Version: r.Version, Files: files, Sandboxed: r.systemd})
+	installed, err := hostdir.Install(ctx, r.ns, hostdir.Options{Dir: r.HostDir, DriverName: installName, Version: r.Version, Files: files, Sandboxed: r.hidden})
 	if err == nil {
 		err = r.ns.Passable(ctx, installed.Dir, r.UIDs.First)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/policy"
+	"github.com/s3-csi/s3-csi-driver/pkg/sandbox"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
@@ -63,6 +64,19 @@ func (in Invocation) cacheSize() uint64 {
 type Command struct {
 	Argv []string `json:"argv"` // Argv[0] is the absolute path of the program
 	Env  []string `json:"env"`  // the whole environment, "K=V"; the helper adds credentials
+	// Ports are the TCP ports of the service, and Files the files outside of its directories that the client must read. A helper
+	// with a sandbox lets it reach no others. Without Ports, connections are not restricted.
+	Ports []uint16 `json:"ports,omitempty"`
+	Files []string `json:"files,omitempty"`
+}
+
+// command returns a command with what it needs to reach the service.
+func (in Invocation) command(argv, env []string) Command {
+	c := Command{Argv: argv, Env: env, Ports: []uint16{sandbox.Port(in.Endpoint)}}
+	if in.CAFile != "" {
+		c.Files = []string{in.CAFile}
+	}
+	return c
 }
 
 // Client is the declaration of one FUSE client.

@@ -184,7 +184,7 @@ func mountpointCommand(c Client, in Invocation) Command {
 	argv = append(argv, authored(c.Options, rest)...)
 	argv = append(argv, "--", in.Bucket, fmt.Sprintf("/dev/fd/%d", FuseFD))
 
-	return Command{Argv: argv, Env: environment(in, fmt.Sprintf("AWS_MAX_ATTEMPTS=%d", mountpointAttempts))}
+	return in.command(argv, environment(in, fmt.Sprintf("AWS_MAX_ATTEMPTS=%d", mountpointAttempts)))
 }
 
 // mountpointTTL returns the arguments for how long metadata is cached. If the author sets metadata-ttl, that decides.

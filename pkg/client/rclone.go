@@ -137,5 +137,5 @@ func rcloneCommand(c Client, in Invocation) Command {
 		// A soft limit: near it the garbage collector runs more often, before the process is OOM-killed.
 		env = append(env, fmt.Sprintf("GOMEMLIMIT=%d", in.MemoryLimit-min(max(rcloneRoom, in.MemoryLimit/5), in.MemoryLimit/2)))
 	}
-	return Command{Argv: argv, Env: env}
+	return in.command(argv, env)
 }

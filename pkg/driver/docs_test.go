@@ -122,7 +122,9 @@ func TestMetricsDocument(t *testing.T) {
 	if err := config.Register(m.Registerer()); err != nil {
 		t.Fatal(err)
 	}
-	if err := m.ShowLauncher(func() LauncherInfo { return LauncherInfo{LauncherSystemd, "252", []string{"IPAddressDeny"}} }); err != nil {
+	if err := m.ShowLauncher(func() LauncherInfo {
+		return LauncherInfo{LauncherSystemd, "252", "landlock", 7, []string{"IPAddressDeny"}}
+	}); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range tracker.SampleCollectors() {

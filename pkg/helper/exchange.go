@@ -20,6 +20,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/sandbox"
 )
 
 // The exchange program makes sessions: it is the driver in mode session, one process for each session, so that helpers need no
@@ -61,10 +62,12 @@ type exchanger struct {
 	timeout time.Duration
 	// untraced refuses a process that another one may look into; nil if none can.
 	untraced func(pid int) error
+	// restricted calls a function that starts a process within that process's sandbox.
+	restricted func(c sandbox.Child, start func() error) error
 }
 
-func newExchanger(program string) *exchanger {
-	x := &exchanger{program: program, timeout: exchangeTimeout}
+func newExchanger(program string, restricted func(sandbox.Child, func() error) error) *exchanger {
+	x := &exchanger{program: program, timeout: exchangeTimeout, restricted: restricted}
 	if unix.Access(program, unix.R_OK) == nil {
 		x.untraced = untraced
 	}
@@ -96,7 +99,7 @@ func (x *exchanger) make(ctx context.Context, order credentials.Order) (credenti
 	if err != nil {
 		return credentials.Keys{}, fault.Errorf(fault.Invalid, "encode the order: %w", err)
 	}
-	keys, err := x.run(ctx, append(message, '\n'))
+	keys, err := x.run(ctx, append(message, '\n'), exchangeSandbox(x.program, order))
 	if err != nil && fault.KindOf(err) == fault.Unknown {
 		err = fmt.Errorf("make a session with %s: %w", x.program, err)
 	}
@@ -104,11 +107,16 @@ func (x *exchanger) make(ctx context.Context, order credentials.Order) (credenti
 }
 
 // run starts the program, sends it the order, reads its answer and kills its remaining processes.
-func (x *exchanger) run(ctx context.Context, order []byte) (credentials.Keys, error) {
-	p, err := startExchange(x.program)
+func (x *exchanger) run(ctx context.Context, order []byte, c sandbox.Child) (credentials.Keys, error) {
+	var p *exchangeProcess
+	err := x.restricted(c, func() (err error) {
+		p, err = startExchange(x.program)
+		return err
+	})
 	if err != nil {
 		return credentials.Keys{}, err
 	}
+	raiseOOMScore(p.process.Pid)
 	defer p.close()
 	deadline := time.Now().Add(x.timeout)
 	p.setDeadline(deadline)
@@ -172,7 +180,6 @@ func startExchange(program string) (*exchangeProcess, error) {
 		}
 		return nil, err // transient, such as a limit of the mount: memory, tasksMax
 	}
-	raiseOOMScore(p.process.Pid)
 	return p, nil
 }
 

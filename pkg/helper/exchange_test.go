@@ -115,7 +115,7 @@ func exchangeProgram(t testing.TB, how string) string {
 
 func newTestExchanger(t testing.TB, how string) *exchanger {
 	t.Helper()
-	return newExchanger(exchangeProgram(t, how))
+	return newExchanger(exchangeProgram(t, how), options{}.restricted)
 }
 
 func orderNamed(name string) credentials.Order {
@@ -255,7 +255,7 @@ func TestExchangesLeaveNoDescriptors(t *testing.T) {
 	run := func() {
 		_, _ = x.make(bounded(t), orderNamed("ok:1h"))
 		_, _ = x.make(bounded(t), orderNamed("crash"))
-		_, _ = (&exchanger{program: "/nowhere", timeout: time.Second}).make(bounded(t), testOrder)
+		_, _ = (&exchanger{program: "/nowhere", timeout: time.Second, restricted: options{}.restricted}).make(bounded(t), testOrder)
 	}
 	run()
 	before := openFDs(t)
@@ -268,7 +268,7 @@ func TestExchangesLeaveNoDescriptors(t *testing.T) {
 }
 
 func TestMissingExchangeProgramIsPrecondition(t *testing.T) {
-	x := newExchanger("/nowhere/s3-csi-driver")
+	x := newExchanger("/nowhere/s3-csi-driver", options{}.restricted)
 	if _, err := x.make(bounded(t), testOrder); !fault.Is(err, fault.Precondition) || !strings.Contains(err.Error(), "/nowhere/s3-csi-driver") {
 		t.Errorf("%v", err)
 	}

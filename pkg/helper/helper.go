@@ -19,6 +19,8 @@ import (
 // options configure a helper. Tests replace the parts that need a real mount.
 type options struct {
 	name, stateDir string
+	cacheDir       string // "": none
+	landlock       bool   // restrict the processes that it starts
 	version        string // of the program
 	stderr         *os.File
 	now            func() time.Time
@@ -172,10 +174,15 @@ func (h *helper) start(req StartRequest, fuse *os.File) error {
 		h.log.printf("removing the previous exit record failed: %v", err)
 	}
 	h.tail.reset()
-	run, err := startProcess(req.Command, h.endpoint.env(), fuse)
+	var run *run
+	err = h.restricted(h.clientSandbox(req.Command), func() (err error) {
+		run, err = startProcess(req.Command, h.endpoint.env(), fuse)
+		return err
+	})
 	if err != nil {
 		return fault.Errorf(fault.Precondition, "start the client %s: %w", req.Command.Argv[0], err)
 	}
+	raiseOOMScore(run.process.Pid)
 	h.log.printf("client started: program=%s pid=%d", filepath.Base(req.Command.Argv[0]), run.process.Pid)
 	h.pgid, h.killRequested, h.flushes = run.process.Pid, false, c.Flushed != nil
 	h.status.State, h.status.ClientPID = StateRunning, run.process.Pid

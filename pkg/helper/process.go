@@ -56,7 +56,6 @@ func startProcess(c client.Command, extra []string, fuse *os.File) (*run, error)
 		}
 		return nil, err
 	}
-	raiseOOMScore(p.Pid)
 	return &run{process: p, output: r}, nil
 }
 

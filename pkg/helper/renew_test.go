@@ -312,7 +312,7 @@ func TestKeysAloneEndRenewals(t *testing.T) {
 
 func TestMissingExchangeProgramLeavesTheGivenKeys(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, func(o *options) { o.exchange = newExchanger("/nowhere/s3-csi-driver").make })
+	r := newRig(t, func(o *options) { o.exchange = newExchanger("/nowhere/s3-csi-driver", options{}.restricted).make })
 	r.startSession(0, testOrder, "wait:/nowhere")
 	s := r.until("a failure", func(s Status) bool { return s.Session.Failures > 0 })
 	if !s.Session.Over || !fault.Is(s.Session.Fault(), fault.Precondition) {

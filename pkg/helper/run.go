@@ -29,28 +29,67 @@ type Program struct {
 	Exchange string
 }
 
-// Run runs a helper with the arguments `--name <name> --state-dir <dir>` and the listening socket as descriptor 0. It returns
+// arguments are those of a helper.
+type arguments struct {
+	name, stateDir string
+	cacheDir       string // "": none
+	landlock       bool   // the helper and the processes that it starts are restricted with Landlock
+}
+
+func parse(args []string) (a arguments, err error) {
+	flags := flag.NewFlagSet("helper", flag.ContinueOnError)
+	flags.StringVar(&a.name, "name", "", "name of the mount")
+	flags.StringVar(&a.stateDir, "state-dir", "", "the mount's state directory")
+	flags.StringVar(&a.cacheDir, "cache-dir", "", "the mount's cache directory")
+	flags.BoolVar(&a.landlock, "landlock", false, "restrict the helper and its client with Landlock")
+	if err := flags.Parse(args); err != nil {
+		return a, fmt.Errorf("helper: %w", err)
+	}
+	switch {
+	case flags.NArg() > 0:
+		return a, fmt.Errorf("helper: unexpected argument %q", flags.Arg(0))
+	case a.name == "":
+		return a, errors.New("helper: --name is missing")
+	case !filepath.IsAbs(a.stateDir):
+		return a, errors.New("helper: --state-dir is not an absolute path")
+	case a.cacheDir != "" && !filepath.IsAbs(a.cacheDir):
+		return a, errors.New("helper: --cache-dir is not an absolute path")
+	}
+	return a, nil
+}
+
+// writable returns the directories that belong to the mount.
+func (a arguments) writable() []string {
+	if a.cacheDir == "" {
+		return []string{a.stateDir}
+	}
+	return []string{a.stateDir, a.cacheDir}
+}
+
+// Arguments returns the command line of a helper, without the program. landlock means that Restrict was, or will be, called with it.
+func Arguments(name, stateDir, cacheDir string, landlock bool) []string {
+	args := []string{"helper", "--name", name, "--state-dir", stateDir}
+	if cacheDir != "" {
+		args = append(args, "--cache-dir", cacheDir)
+	}
+	if landlock {
+		args = append(args, "--landlock")
+	}
+	return args
+}
+
+// Run runs a helper with the arguments of Arguments, without the first one, and the listening socket as descriptor 0. It returns
 // when the helper is done; an error means that it could not start. It changes the whole process (umask, limits,
 // dumpability, garbage collection, signals), so nothing else may run there. The end of ctx is treated like SIGTERM: the
 // helper continues while a client runs.
 func Run(ctx context.Context, program Program, args []string) error {
-	flags := flag.NewFlagSet("helper", flag.ContinueOnError)
-	name := flags.String("name", "", "name of the mount")
-	stateDir := flags.String("state-dir", "", "the mount's state directory")
-	if err := flags.Parse(args); err != nil {
-		return fmt.Errorf("helper: %w", err)
-	}
-	switch {
-	case flags.NArg() > 0:
-		return fmt.Errorf("helper: unexpected argument %q", flags.Arg(0))
-	case *name == "":
-		return errors.New("helper: --name is missing")
-	case !filepath.IsAbs(*stateDir):
-		return errors.New("helper: --state-dir is not an absolute path")
+	a, err := parse(args)
+	if err != nil {
+		return err
 	}
 	limitMemory()
 	if err := harden(); err != nil {
-		return fmt.Errorf("helper %s: %w", *name, err)
+		return fmt.Errorf("helper %s: %w", a.name, err)
 	}
 	// Notify, not Ignore: a client must not inherit ignored signals.
 	signals := make(chan os.Signal, 8)
@@ -59,16 +98,18 @@ func Run(ctx context.Context, program Program, args []string) error {
 
 	l, uid, err := takeListener(0)
 	if err != nil {
-		return fmt.Errorf("helper %s: descriptor 0: %w", *name, err)
+		return fmt.Errorf("helper %s: descriptor 0: %w", a.name, err)
 	}
-	h, err := newHelper(options{
-		name: *name, version: program.Version, exchange: newExchanger(program.Exchange).make, random: rand.Float64, stateDir: *stateDir, stderr: os.Stderr, now: time.Now,
-		lookup: client.Get, checkFuse: checkFuse, idleLimit: idleLimit, endGrace: endGrace, idleQueue: idleQueue, idleSilent: idleSilent,
-	})
+	o := options{
+		name: a.name, stateDir: a.stateDir, cacheDir: a.cacheDir, landlock: a.landlock,
+		version: program.Version, random: rand.Float64, stderr: os.Stderr, now: time.Now, lookup: client.Get, checkFuse: checkFuse, idleLimit: idleLimit, endGrace: endGrace, idleQueue: idleQueue, idleSilent: idleSilent,
+	}
+	o.exchange = newExchanger(program.Exchange, o.restricted).make
+	h, err := newHelper(o)
 	if err != nil {
-		return errors.Join(fmt.Errorf("helper %s: %w", *name, err), l.Close())
+		return errors.Join(fmt.Errorf("helper %s: %w", a.name, err), l.Close())
 	}
-	h.log.printf("helper started: name=%s pid=%d version=%s", *name, os.Getpid(), h.status.Version)
+	h.log.printf("helper started: name=%s pid=%d version=%s", a.name, os.Getpid(), h.status.Version)
 	h.run(ctx, l, uid, signals)
 	return nil
 }

@@ -49,7 +49,7 @@ type Options struct {
 	// Closed are those of Files that only root may read. The kernel does not make their processes dumpable (execve(2)), so no
 	// process of the same user can inspect them, not even at their first instruction.
 	Closed []string
-	// Sandboxed means that the programs run in the sandbox of systemd units, which hides some directories.
+	// Sandboxed means that the programs run in the mount namespaces of systemd units, which hide some directories.
 	Sandboxed bool
 }
 

@@ -111,14 +111,15 @@ func (p *Process) probeCgroups() error {
 	return errors.Join(errs...)
 }
 
-// leaveCgroup moves a helper out of the driver's cgroup if that is killed with the driver, and records the result. Call it on the
-// thread that started the helper. hostView means that this thread is in the host's cgroup namespace.
-func (p *Process) leaveCgroup(pid int, hostView bool) error {
+// leaveCgroup moves a helper out of the driver's cgroup if that is killed with the driver, and records the result. It runs in the
+// host's mount namespace, on a thread that ends afterwards if that is not the driver's.
+func (p *Process) leaveCgroup(pid int) error {
 	err := func() error {
 		confined, err := p.confined()
 		if err != nil || !confined {
 			return err
 		}
+		hostView := !p.ns.Foreign() || enterHostCgroups()
 		files, err := cgroupFiles()
 		if err != nil {
 			return err

@@ -19,8 +19,10 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/helper"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/resolvconf"
+	"github.com/s3-csi/s3-csi-driver/pkg/sandbox"
 )
 
 // LogFile is the file in a mount's state directory to which a helper of Process logs; the helper bounds its size. The driver's
@@ -65,6 +67,9 @@ type Process struct {
 	uids     UIDRange
 	resolver Resolver // nil: names are resolved as the host does
 
+	landlock   int    // version of Landlock that restricts helpers; 0: none
+	noLandlock string // why there is none
+
 	scan processScan
 
 	mu       sync.Mutex
@@ -86,6 +91,19 @@ func WithHostProgram() Option { return func(p *Process) { p.onHost = true } }
 // resolve names as the host does.
 func WithResolver(r Resolver) Option { return func(p *Process) { p.resolver = r } }
 
+// WithLandlock sets the version of Landlock that restricts helpers; 0 is none. The default is the kernel's.
+func WithLandlock(abi int) Option {
+	return func(p *Process) { p.landlock, p.noLandlock = abi, "not requested" }
+}
+
+// Sandbox returns the state of the sandbox.
+func (p *Process) Sandbox() Sandbox {
+	if p.landlock > 0 {
+		return Sandbox{Landlock: p.landlock}
+	}
+	return Sandbox{NoLandlock: p.noLandlock}
+}
+
 // ResolvesBy reports whether helpers resolve names by the launcher's Resolver, and if not, why.
 func (p *Process) ResolvesBy() (bool, string) {
 	if p.resolver == nil {
@@ -97,6 +115,7 @@ func (p *Process) ResolvesBy() (bool, string) {
 // NewProcess returns a launcher of a program that is a helper in its mode `helper`. It starts nothing.
 func NewProcess(ns Doer, program string, opts ...Option) *Process {
 	p := &Process{ns: ns, program: program, uids: DefaultUIDs(), children: map[int]struct{}{}}
+	p.landlock, p.noLandlock = kernelLandlock()
 	for _, o := range opts {
 		o(p)
 	}
@@ -128,7 +147,6 @@ func (p *Process) Start(ctx context.Context, u Unit) error {
 		}
 	}
 	var pid int
-	var cgroupErr error
 	err := p.ns.Do(ctx, "starting the helper of "+u.Name, func() error {
 		if err := ctx.Err(); err != nil {
 			return err // the caller has stopped waiting
@@ -143,15 +161,20 @@ func (p *Process) Start(ctx context.Context, u Unit) error {
 			program = f
 		}
 		var err error
-		pid, cgroupErr, err = p.startOnOwnThread(u, program, binds)
+		pid, err = p.startOnOwnThread(u, program, binds)
 		return err
 	})
 	if err != nil {
 		return fmt.Errorf("start the helper of %s: %w", u.Name, err)
 	}
 	log := klog.FromContext(ctx).WithValues("unit", u.Name, "pid", pid, "uid", u.UID)
-	if cgroupErr != nil {
-		log.Error(cgroupErr, "Helper stays in the driver's cgroup", "effect", "the mount ends with the driver's container or unit")
+	// Not on the thread that started it, which cannot write there.
+	err = p.ns.Do(ctx, "moving the helper of "+u.Name, func() error { return p.leaveCgroup(pid) })
+	switch {
+	case err != nil && ctx.Err() != nil: // it may not have been moved
+		return fmt.Errorf("start the helper of %s: %w", u.Name, err)
+	case err != nil:
+		log.Error(err, "Helper stays in the driver's cgroup", "effect", "the mount ends with the driver's container or unit")
 	}
 	log.V(2).Info("Helper started")
 	return nil
@@ -175,12 +198,11 @@ func (u Unit) check(uids UIDRange) error {
 }
 
 // startOnOwnThread drops privileges on an OS thread of its own, starts the helper from there, and ends the thread. Its steps:
-// enter the host's cgroup namespace; mount the Resolver's files; drop capabilities; execute the helper; move it to its cgroup.
-func (p *Process) startOnOwnThread(u Unit, program *os.File, binds []resolvconf.Bind) (pid int, cgroupErr, err error) {
+// enter the host's cgroup namespace; mount the Resolver's files; drop capabilities; enter the sandbox; execute the helper.
+func (p *Process) startOnOwnThread(u Unit, program *os.File, binds []resolvconf.Bind) (pid int, err error) {
 	start := func() {
-		hostView := true
 		if p.ns.Foreign() {
-			hostView = enterHostCgroups()
+			enterHostCgroups()
 		}
 		if len(binds) > 0 {
 			if err = p.enterResolverView(u, binds); err != nil {
@@ -190,20 +212,37 @@ func (p *Process) startOnOwnThread(u Unit, program *os.File, binds []resolvconf.
 		if err = reduceThread(); err != nil {
 			return
 		}
-		if pid, err = p.exec(u, program); err != nil {
+		args := u.arguments(p.landlock > 0)
+		if err = helper.Restrict(args); err != nil {
+			return
+		}
+		if pid, err = p.exec(u, program, args); err != nil {
 			return
 		}
 		p.mu.Lock()
 		p.children[pid] = struct{}{}
 		p.mu.Unlock()
-		cgroupErr = p.leaveCgroup(pid, hostView)
 	}
 	if p.ns.Foreign() {
 		start() // on the thread that has entered the host's mount namespace; another one would be in the container's
 	} else {
 		host.OnThrowawayThread(start)
 	}
-	return pid, cgroupErr, err
+	return pid, err
+}
+
+// arguments returns the command line of the unit's helper, without the program.
+func (u Unit) arguments(landlock bool) []string {
+	return helper.Arguments(u.Name, u.StateDir, u.CacheDir, landlock)
+}
+
+// kernelLandlock returns the version of the kernel's Landlock, or 0 and why there is none.
+func kernelLandlock() (abi int, why string) {
+	abi, err := sandbox.ABI()
+	if err != nil {
+		return 0, err.Error()
+	}
+	return abi, ""
 }
 
 // reduceThread removes every way to privileges from this thread and its future children. It keeps the effective set, which the change
@@ -240,7 +279,7 @@ func reduceThread() error {
 }
 
 // exec starts the helper from this thread. All descriptors but the socket and the log are close-on-exec.
-func (p *Process) exec(u Unit, program *os.File) (int, error) {
+func (p *Process) exec(u Unit, program *os.File, args []string) (int, error) {
 	log, err := openLog(u)
 	if err != nil {
 		return 0, err
@@ -255,7 +294,7 @@ func (p *Process) exec(u Unit, program *os.File) (int, error) {
 		defer unix.Close(high)
 		// /proc/self is the child here: the path is resolved after the fork.
 		pid, err = syscall.ForkExec(fmt.Sprintf("/proc/self/fd/%d", high),
-			[]string{filepath.Base(p.program), "helper", "--name", u.Name, "--state-dir", u.StateDir},
+			append([]string{filepath.Base(p.program)}, args...),
 			&syscall.ProcAttr{
 				Dir:   "/",
 				Env:   []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},

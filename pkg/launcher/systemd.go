@@ -88,6 +88,12 @@ func WithSystemdResolver(r Resolver) SystemdOption {
 	return func(s *Systemd) { s.sandbox.resolver = r }
 }
 
+// WithSystemdLandlock sets the version of Landlock that restricts helpers; 0 is none: then units have mount namespaces of their own. The
+// default is the kernel's.
+func WithSystemdLandlock(abi int) SystemdOption {
+	return func(s *Systemd) { s.sandbox.landlock, s.sandbox.noLandlock = abi, "not requested" }
+}
+
 // DefaultSockets are the system bus and, in case that does not answer, systemd's own socket.
 func DefaultSockets() []string {
 	return []string{"/run/dbus/system_bus_socket", "/run/systemd/private"}
@@ -101,6 +107,7 @@ func NewSystemd(ns Doer, program string, opts ...SystemdOption) (*Systemd, error
 		systemd: &dialer{ns: ns, sockets: DefaultSockets(), slots: make(chan struct{}, maxConnections)},
 		sandbox: &hostSandbox{lacking: map[string]bool{}, unenforced: map[string]string{}},
 	}
+	s.sandbox.landlock, s.sandbox.noLandlock = kernelLandlock()
 	s.scan.find = s.find
 	for _, o := range opts {
 		o(s)
@@ -190,8 +197,8 @@ func validUnitName(name string) bool {
 
 func unitName(name string) string { return unitPrefix + name + unitSuffix }
 
-// start starts the unit and waits for its process. It retries without each property that systemd does not know, and after it has
-// removed an ended unit of that name. again means that an earlier attempt may have started the unit.
+// start starts the unit and waits for its process. It retries without each property that systemd does not know, without Landlock if the
+// process cannot use it, and after it has removed an ended unit of that name. again means that an earlier attempt may have started the unit.
 func (s *Systemd) start(ctx context.Context, b *bus, u Unit, socket uintptr, again bool) (pid int, err error) {
 	if err := s.limitSlice(ctx, b); err != nil {
 		return 0, err
@@ -204,12 +211,21 @@ func (s *Systemd) start(ctx context.Context, b *bus, u Unit, socket uintptr, aga
 		return 0, err
 	}
 	name := unitName(u.Name)
-	for cleared := false; ; {
+	for cleared, dropped := false, false; ; {
 		job := make(chan string, 1) // buffered, so that the connection never waits for a receiver
 		_, err := b.StartTransientUnitContext(ctx, name, "fail", s.properties(u, binds, dbus.UnixFD(socket)), job)
 		switch {
 		case err == nil:
-			return s.awaitStart(ctx, b, u, job)
+			pid, err := s.awaitStart(ctx, b, u, job)
+			if errors.Is(err, errNoLandlock) && !dropped {
+				dropped = true
+				s.sandbox.dropLandlock(ctx, "the unit of the first helper could not use it; see its journal")
+				if err := s.checkMounts(ctx); err != nil {
+					return 0, err
+				}
+				continue
+			}
+			return pid, err
 		case isDBusError(err, errReadOnly) && s.sandbox.recordUnsupported(ctx, err):
 		case isDBusError(err, errUnitExists):
 			state, serr := b.unit(ctx, name)

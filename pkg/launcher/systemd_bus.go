@@ -22,7 +22,11 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/sandbox"
 )
+
+// errNoLandlock means that a unit's process cannot use Landlock, for example because systemd's filter of system calls does not know it.
+var errNoLandlock = errors.New("the helper cannot use Landlock")
 
 const (
 	// maxConnections bounds the concurrent calls. Each takes two connections, and a bus usually allows a user 256 of them.
@@ -298,6 +302,9 @@ func (b *bus) failed(ctx context.Context, name, program string) error {
 	}
 	r := state.result()
 	err = fault.Errorf(fault.Precondition, "systemd could not start %s on the host: %s; see journalctl -u %s", program, r, name)
+	if r.ExitCode == sandbox.ExitUnsupported {
+		err = fmt.Errorf("%w: %w", errNoLandlock, err)
+	}
 	if ferr := b.forget(ctx, name); ferr != nil {
 		klog.FromContext(ctx).Error(ferr, "Cannot remove failed unit", "unit", name)
 	}

@@ -83,6 +83,9 @@ func (b *bus) manager(name string, to *string) error {
 
 // checkMounts determines whether new units may have a mount namespace.
 func (s *Systemd) checkMounts(ctx context.Context) error {
+	if !s.sandbox.isolates() {
+		return nil
+	}
 	shared, err := sharedRoot(ctx, s.ns)
 	if err == nil {
 		s.sandbox.setShared(ctx, shared)

@@ -20,19 +20,20 @@ type sandboxed struct {
 	seccomp bool // the host's systemd must be able to filter system calls
 	unified bool // the host must have the unified cgroup hierarchy
 	mounts  bool // it needs a mount namespace; see sharedRoot
+	hides   bool // not needed with Landlock, which restricts the same without a mount namespace
 	vital   bool // a unit is not started without it
 }
 
-// sandbox returns the properties that restrict a unit, with the directories that it may write to and the addresses that it needs. Each
-// property that hides or remounts something costs every start a pass over all the host's mounts. So properties that only deny what a
-// user without capabilities cannot do anyway are not used (ProtectKernelTunables and the like took 80 ms of CPU per start on a host
-// with 200 mounts).
-func sandbox(writable []string, needs []netip.Addr) []sandboxed {
+// unitSandbox returns the properties that restrict a unit, with the directories that it may write to and the addresses that it needs.
+// Each property that hides or remounts something costs every start a pass over all the host's mounts. So properties that only deny what
+// a user without capabilities cannot do anyway are not used (ProtectKernelTunables and the like took 80 ms of CPU per start on a host
+// with 200 mounts), and those that hide something only where the kernel has no Landlock.
+func unitSandbox(writable []string, needs []netip.Addr) []sandboxed {
 	const setuid, setgid, setpcap = 1 << unix.CAP_SETUID, 1 << unix.CAP_SETGID, 1 << unix.CAP_SETPCAP
 	plain := func(name string, value any) sandboxed { return sandboxed{Property: Property{name, value}} }
 	vital := func(name string, value any) sandboxed { return sandboxed{Property: Property{name, value}, vital: true} }
-	mounts := func(name string, value any) sandboxed {
-		return sandboxed{Property: Property{name, value}, mounts: true}
+	hides := func(name string, value any) sandboxed {
+		return sandboxed{Property: Property{name, value}, mounts: true, hides: true}
 	}
 	seccomp := func(name string, value any) sandboxed {
 		return sandboxed{Property: Property{name, value}, seccomp: true}
@@ -42,13 +43,13 @@ func sandbox(writable []string, needs []netip.Addr) []sandboxed {
 		// runas needs these and drops them all. Start checks that.
 		vital("CapabilityBoundingSet", uint64(setuid|setgid|setpcap)),
 		vital("AmbientCapabilities", uint64(0)),
-		mounts("ProtectSystem", "strict"),
-		mounts("ReadWritePaths", writable),
-		mounts("ProtectHome", "yes"),
-		mounts("PrivateTmp", true),
-		mounts("PrivateDevices", true),                     // the helper gets the FUSE descriptor over the socket
-		mounts("InaccessiblePaths", []string{"-/dev/shm"}), // it would be the host's own, where files outlive the unit
-		mounts("ProtectProc", "invisible"),
+		hides("ProtectSystem", "strict"),
+		hides("ReadWritePaths", writable),
+		hides("ProtectHome", "yes"),
+		hides("PrivateTmp", true),
+		hides("PrivateDevices", true),                     // the helper gets the FUSE descriptor over the socket
+		hides("InaccessiblePaths", []string{"-/dev/shm"}), // it would be the host's own, where files outlive the unit
+		hides("ProtectProc", "invisible"),
 		plain("ProtectClock", true),
 		plain("ProtectHostname", true),
 		seccomp("RestrictNamespaces", uint64(0)),
@@ -57,7 +58,8 @@ func sandbox(writable []string, needs []netip.Addr) []sandboxed {
 		seccomp("RestrictRealtime", true),
 		seccomp("LockPersonality", true),
 		seccomp("MemoryDenyWriteExecute", true),
-		seccomp("SystemCallFilter", filter{true, []string{"@system-service"}}),
+		// The latter restrict a process that calls them, and nothing else. systemd has them in no group that it can be relied on.
+		seccomp("SystemCallFilter", filter{true, []string{"@system-service", "landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"}}),
 		seccomp("SystemCallErrorNumber", int32(unix.EPERM)),
 		seccomp("SystemCallArchitectures", []string{"native"}),
 		plain("UMask", uint32(0o077)),
@@ -71,9 +73,25 @@ const bindProperty = "BindReadOnlyPaths"
 
 // Sandbox is the part of a unit's sandbox that the host's systemd enforces.
 type Sandbox struct {
-	Version string   // of systemd
-	Present []string // enforced properties
-	Missing []string // other properties, and why: "IPAddressDeny (the host has no unified cgroup hierarchy)"
+	Version string // of systemd
+	// Landlock is the version of Landlock that restricts helpers. If it is 0, NoLandlock has the reason, and Isolates reports
+	// whether units have mount namespaces of their own instead.
+	Landlock   int
+	NoLandlock string
+	Isolates   bool
+	Present    []string // enforced properties
+	Missing    []string // other properties, and why: "IPAddressDeny (the host has no unified cgroup hierarchy)"
+}
+
+// Kind names what keeps helpers from the host's files: "landlock", or without it "unit" (mount namespaces of units) or "none".
+func (s Sandbox) Kind() string {
+	switch {
+	case s.Landlock > 0:
+		return "landlock"
+	case s.Isolates:
+		return "unit"
+	}
+	return "none"
 }
 
 // hostSandbox records which parts of the sandbox the host's systemd enforces. It is safe for concurrent use.
@@ -82,6 +100,8 @@ type hostSandbox struct {
 	resolver Resolver   // nil: units resolve names as the host does
 
 	mu         sync.Mutex
+	landlock   int               // version of Landlock that restricts helpers; 0: none
+	noLandlock string            // why there is none
 	unshared   bool              // the host's / is not a shared mount
 	version    string            // of the systemd that answered last
 	lacking    map[string]bool   // properties that it does not know
@@ -93,14 +113,39 @@ func (h *hostSandbox) clone() *hostSandbox {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return &hostSandbox{
-		extra: h.extra, resolver: h.resolver, unshared: h.unshared, version: h.version,
+		extra: h.extra, resolver: h.resolver, landlock: h.landlock, noLandlock: h.noLandlock, unshared: h.unshared, version: h.version,
 		lacking: maps.Clone(h.lacking), unenforced: maps.Clone(h.unenforced),
 	}
 }
 
-// parts are the sandbox and the files of the Resolver.
+// confines reports whether helpers are restricted with Landlock.
+func (h *hostSandbox) confines() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.landlock > 0
+}
+
+// isolates reports whether units have mount namespaces of their own, if the host's / is shared.
+func (h *hostSandbox) isolates() bool { return h.resolver != nil || !h.confines() }
+
+// dropLandlock makes further units do without Landlock.
+func (h *hostSandbox) dropLandlock(ctx context.Context, why string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.landlock != 0 {
+		klog.FromContext(ctx).Info("Units cannot use Landlock, using mount namespaces", "landlock", h.landlock, "reason", why)
+	}
+	h.landlock, h.noLandlock = 0, why
+}
+
+// parts are the properties that units have now. Call under mu.
 func (h *hostSandbox) parts(writable []string, needs []netip.Addr, binds []resolvconf.Bind) []sandboxed {
-	parts := sandbox(writable, needs)
+	return slices.DeleteFunc(h.all(writable, needs, binds), func(p sandboxed) bool { return p.hides && h.landlock > 0 })
+}
+
+// all are the properties that units may have: the sandbox and the files of the Resolver.
+func (h *hostSandbox) all(writable []string, needs []netip.Addr, binds []resolvconf.Bind) []sandboxed {
+	parts := unitSandbox(writable, needs)
 	if h.resolver == nil {
 		return parts
 	}
@@ -155,7 +200,10 @@ func (h *hostSandbox) resolves() (bool, string) {
 func (h *hostSandbox) report() Sandbox {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	box := Sandbox{Version: h.version}
+	box := Sandbox{Version: h.version, Landlock: h.landlock}
+	if h.landlock == 0 {
+		box.NoLandlock, box.Isolates = h.noLandlock, !h.unshared
+	}
 	for _, p := range h.parts(nil, nil, nil) {
 		switch why, idle := h.unenforced[p.Name]; {
 		case h.lacking[p.Name]:
@@ -184,7 +232,7 @@ func (h *hostSandbox) update(version, features string, known map[string]any, uni
 	h.version = version
 	clear(h.lacking)
 	clear(h.unenforced)
-	for _, p := range h.parts(nil, nil, nil) {
+	for _, p := range h.all(nil, nil, nil) {
 		_, knows := known[p.Name]
 		switch {
 		case !knows && !p.vital:
@@ -215,7 +263,7 @@ func (h *hostSandbox) observe(seccomp bool) {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for _, p := range h.parts(nil, nil, nil) {
+	for _, p := range h.all(nil, nil, nil) {
 		if p.seccomp {
 			h.unenforced[p.Name] = "the host has no seccomp filters"
 		}
@@ -229,16 +277,16 @@ func (h *hostSandbox) recordUnsupported(ctx context.Context, err error) bool {
 	if !ok {
 		return false
 	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	dispensable := name == "OOMPolicy" || name == "CollectMode" ||
 		slices.ContainsFunc(h.extra, func(p Property) bool { return p.Name == name }) ||
-		slices.ContainsFunc(h.parts(nil, nil, nil), func(p sandboxed) bool { return p.Name == name && !p.vital })
+		slices.ContainsFunc(h.all(nil, nil, nil), func(p sandboxed) bool { return p.Name == name && !p.vital })
 	if !dispensable {
 		return false
 	}
-	h.mu.Lock()
 	known := h.lacking[name]
 	h.lacking[name] = true
-	h.mu.Unlock()
 	if !known {
 		klog.FromContext(ctx).Info("systemd does not support sandbox property", "property", name)
 	}

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -51,7 +52,7 @@ func TestUnknownPropertyIsReadFromTheRightErrorOnly(t *testing.T) {
 }
 
 func TestOnlyDispensablePropertiesAreLeftOut(t *testing.T) {
-	s, err := NewSystemd(here{}, "/helper", WithProperties(Property{"Extra", true}))
+	s, err := NewSystemd(here{}, "/helper", WithProperties(Property{"Extra", true}), WithSystemdLandlock(0))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -131,7 +132,7 @@ type stub []resolvconf.Bind
 func (s stub) Binds(context.Context) ([]resolvconf.Bind, error) { return s, nil }
 
 func TestUnitTextsAreEscaped(t *testing.T) {
-	s, err := NewSystemd(here{}, "/opt/s3-csi/s3-csi-helper")
+	s, err := NewSystemd(here{}, "/opt/s3-csi/s3-csi-helper", WithSystemdLandlock(7))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -143,7 +144,7 @@ func TestUnitTextsAreEscaped(t *testing.T) {
 			}
 		case "ExecStart":
 			got := fmt.Sprint(p.Value.Value())
-			if got != "[{/opt/s3-csi/s3-csi-helper [s3-csi-helper run-as 5000 6000 helper --name a-1 --state-dir /run/$$HOME] false}]" {
+			if got != "[{/opt/s3-csi/s3-csi-helper [s3-csi-helper run-as 5000 6000 helper --name a-1 --state-dir /run/$$HOME --landlock] false}]" {
 				t.Error(got)
 			}
 		}
@@ -310,7 +311,7 @@ func TestAbsentSystemd(t *testing.T) {
 }
 
 func TestWithCopiesTheKnowledgeOfTheHost(t *testing.T) {
-	s, err := NewSystemd(here{}, "/helper", WithDefaultLimits(Limits{TasksMax: 64}))
+	s, err := NewSystemd(here{}, "/helper", WithDefaultLimits(Limits{TasksMax: 64}), WithSystemdLandlock(0))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -331,5 +332,52 @@ func TestWithCopiesTheKnowledgeOfTheHost(t *testing.T) {
 	}
 	if _, err := s.With("relative"); err == nil {
 		t.Error("a relative program is accepted")
+	}
+}
+
+// With Landlock, no property gives a unit a mount namespace, unless the Resolver's files need one.
+func TestUnitsHaveMountNamespacesOnlyWithoutLandlock(t *testing.T) {
+	resolver := stub{{Source: "/run/s3-csi/resolv.conf", Target: "/etc/resolv.conf"}}
+	hiding := []string{"ProtectSystem", "ReadWritePaths", "ProtectHome", "PrivateTmp", "PrivateDevices", "InaccessiblePaths", "ProtectProc"}
+	for _, c := range []struct {
+		what     string
+		landlock int
+		options  []SystemdOption
+		want     []string
+		isolates bool
+		kind     string
+	}{
+		{"Landlock", 2, nil, nil, false, "landlock"},
+		{"Landlock and a resolver", 7, []SystemdOption{WithSystemdResolver(resolver)}, []string{bindProperty}, true, "landlock"},
+		{"no Landlock", 0, nil, hiding, true, "unit"},
+		{"no Landlock and a resolver", 0, []SystemdOption{WithSystemdResolver(resolver)}, append(slices.Clone(hiding), bindProperty), true, "unit"},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			s, err := NewSystemd(here{}, "/helper", append(c.options, WithSystemdLandlock(c.landlock))...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.sandbox.version = "252"
+			var got []string
+			for _, p := range s.properties(Unit{Name: "a"}, resolver, 0) {
+				if p.Name == bindProperty || slices.Contains(hiding, p.Name) {
+					got = append(got, p.Name)
+				}
+				if argv := fmt.Sprint(p.Value); p.Name == "ExecStart" && strings.Contains(argv, "--landlock") != (c.landlock > 0) {
+					t.Error(argv)
+				}
+			}
+			if !slices.Equal(got, c.want) {
+				t.Errorf("%v, want %v", got, c.want)
+			}
+			box := s.Sandbox()
+			if s.sandbox.isolates() != c.isolates || box.Kind() != c.kind || (box.NoLandlock == "") != (c.landlock > 0) || len(box.Missing) > 0 {
+				t.Errorf("it isolates: %v; %+v", s.sandbox.isolates(), box)
+			}
+			s.sandbox.dropLandlock(t.Context(), "why")
+			if box := s.Sandbox(); box.Kind() != "unit" || !slices.Contains(box.Present, "ProtectSystem") {
+				t.Errorf("afterwards: %+v", box)
+			}
+		})
 	}
 }

@@ -93,7 +93,7 @@ func containersEnd() []string {
 // properties returns the properties of a unit, without those that the host's systemd does not know. Every user who may call systemd
 // can read them, so they contain no secret.
 func (s *Systemd) properties(u Unit, binds []resolvconf.Bind, socket dbus.UnixFD) []sd.Property {
-	argv := runas.Argv(s.program, u.UID, u.GID, "helper", "--name", u.Name, "--state-dir", u.StateDir)
+	argv := runas.Argv(s.program, u.UID, u.GID, u.arguments(s.sandbox.confines())...)
 	for i := range argv[1:] {
 		argv[i+1] = strings.ReplaceAll(argv[i+1], "$", "$$") // systemd would expand it as a variable
 	}

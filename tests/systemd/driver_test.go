@@ -13,6 +13,8 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/check"
+	"github.com/s3-csi/s3-csi-driver/pkg/sandbox"
 	"github.com/s3-csi/s3-csi-driver/tests/rig"
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 	"github.com/s3-csi/s3-csi-driver/tests/s3server"
@@ -273,5 +275,70 @@ func TestWithoutSystemd(t *testing.T) {
 	}
 	if exists(n.HostDir) {
 		t.Error("programs were installed that run in place")
+	}
+}
+
+// withoutLandlock is a wrapper for drivers on a kernel without Landlock.
+func withoutLandlock() []string { return []string{standIn, "--without-landlock"} }
+
+func needsLandlock(t *testing.T) {
+	t.Helper()
+	if _, err := sandbox.ABI(); err != nil {
+		t.Skip(err)
+	}
+}
+
+// TestTheSandboxIsReported serves a volume with and without Landlock, and compares what the driver reports with what its helper has.
+func TestTheSandboxIsReported(t *testing.T) {
+	abi, _ := sandbox.ABI()
+	for _, c := range []struct {
+		launcher string
+		landlock bool
+		kind     string
+	}{
+		{"systemd", true, "landlock"}, {"process", true, "landlock"}, {"systemd", false, "unit"}, {"process", false, "none"},
+	} {
+		t.Run(c.launcher+", "+c.kind, func(t *testing.T) {
+			n, version := newRig(t), 0
+			n.Launcher = c.launcher
+			if c.landlock {
+				needsLandlock(t)
+				version = abi
+			} else {
+				n.Wrapper = withoutLandlock()
+			}
+			row := checkNode(t, n, "--launcher="+c.launcher)["sandbox"]
+			complete := c.landlock
+			if c.launcher == "systemd" { // units have further properties, and not every host has all of them
+				complete = !strings.Contains(row.Why, "missing: ")
+			}
+			if (row.Result == check.Yes) != complete || !strings.HasPrefix(row.Why, c.kind) {
+				t.Errorf("check: %+v", row)
+			}
+			d := n.Drive(t, "node", "--host-dir="+n.HostDir)
+			v, target := static("sandboxed"), n.Target("a")
+			rigtest.Publish(t, d, v, target)
+			info := fmt.Sprintf(`s3csi_sandbox_info{landlock_abi="%d",sandbox=%q} 1`, version, c.kind)
+			if m := rigtest.Get(t, d, "/metrics"); !strings.Contains(m, info) {
+				t.Errorf("no %s in /metrics:\n%s", info, m)
+			}
+			note := fmt.Sprintf("note: the sandbox of mounts is %q", c.kind)
+			if ready := rigtest.Get(t, d, "/readyz"); strings.Contains(ready, note) == c.landlock {
+				t.Errorf("/readyz:\n%s", ready)
+			}
+			helpers := n.Running("s3-csi-helper")
+			if len(helpers) != 1 {
+				t.Fatalf("helpers: %v", helpers)
+			}
+			argv, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", helpers[0].PID))
+			if err != nil || strings.Contains(string(argv), "--landlock") != c.landlock {
+				t.Errorf("the helper is %q (%v)", argv, err)
+			}
+			if own := namespace(t, helpers[0].PID) != namespace(t, 1); own != (c.kind == "unit") {
+				t.Errorf("the helper has a mount namespace of its own: %v", own)
+			}
+			rigtest.Unpublish(t, d, v, target)
+			n.NothingLeft(t)
+		})
 	}
 }

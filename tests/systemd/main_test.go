@@ -75,9 +75,28 @@ var keys = credentials.Keys{AccessKeyID: "AKIDCANARY", SecretAccessKey: "canary-
 type unit struct {
 	launcher.Unit
 	t    *testing.T
-	s    *launcher.Systemd
-	dir  string // its state directory and socket are in there
+	l    starter           // launches it
+	s    *launcher.Systemd // the same, if it is one
+	dir  string            // its state directory and socket are in there
 	peer *helper.Peer
+}
+
+// starter is what both launchers have.
+type starter interface {
+	Start(ctx context.Context, u launcher.Unit) error
+	Kill(ctx context.Context, uid uint32) error
+	Alive(ctx context.Context, uid uint32) (bool, error)
+}
+
+// newProcesses is a launcher of plain processes on the host.
+func newProcesses(t *testing.T, opts ...launcher.Option) *launcher.Process {
+	t.Helper()
+	systemd.Host(t)
+	ns, err := host.NewNamespace()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return launcher.NewProcess(ns, helperProgram, append([]launcher.Option{launcher.WithUIDs(launcher.UIDRange{First: firstUID, Last: firstUID + 10000})}, opts...)...)
 }
 
 // newLauncher is a launcher on the host.
@@ -98,11 +117,12 @@ func newLauncher(t *testing.T, opts ...launcher.SystemdOption) *launcher.Systemd
 }
 
 // prepare makes everything but the helper, and at the test's end sees that nothing is left of it.
-func prepare(t *testing.T, s *launcher.Systemd) *unit {
+func prepare(t *testing.T, l starter) *unit {
 	t.Helper()
 	n := units.Add(1)
 	uid := firstUID + n
-	u := &unit{t: t, s: s, dir: fmt.Sprintf("/run/s3csi-test-%d", n)}
+	s, _ := l.(*launcher.Systemd)
+	u := &unit{t: t, l: l, s: s, dir: fmt.Sprintf("/run/s3csi-test-%d", n)}
 	u.Unit = launcher.Unit{
 		Name: fmt.Sprintf("test%d-1", n), Description: "S3 volume default:bucket/test/ (stand-in)", UID: uid, GID: uid,
 		StateDir: filepath.Join(u.dir, "state"), CacheDir: fmt.Sprintf("/var/cache/s3csi-test-%d", n),
@@ -120,7 +140,7 @@ func prepare(t *testing.T, s *launcher.Systemd) *unit {
 		if t.Failed() {
 			t.Logf("the journal of %s:\n%s", u.name(), u.journal())
 		}
-		if err := s.Kill(bounded(t), uid); err != nil {
+		if err := l.Kill(bounded(t), uid); err != nil {
 			t.Error(err)
 		}
 		u.mustBeGone()
@@ -141,13 +161,13 @@ func (u *unit) launch(ctx context.Context) error {
 	}
 	defer socket.Close()
 	u.Socket = socket
-	return u.s.Start(ctx, u.Unit)
+	return u.l.Start(ctx, u.Unit)
 }
 
 // start starts a unit.
-func start(t *testing.T, s *launcher.Systemd) *unit {
+func start(t *testing.T, l starter) *unit {
 	t.Helper()
-	u := prepare(t, s)
+	u := prepare(t, l)
 	u.mustLaunch()
 	return u
 }
@@ -171,6 +191,12 @@ func (u *unit) hello() helper.Status {
 // run has the helper run a stand-in.
 func (u *unit) run(steps ...string) helper.Status {
 	u.t.Helper()
+	return u.runWith(client.Command{}, steps...)
+}
+
+// runWith is run for a stand-in that needs what the command has.
+func (u *unit) runWith(c client.Command, steps ...string) helper.Status {
+	u.t.Helper()
 	fuse, err := os.OpenFile("/dev/fuse", os.O_RDWR, 0)
 	if err != nil {
 		u.t.Skipf("needs /dev/fuse: %v", err)
@@ -178,7 +204,7 @@ func (u *unit) run(steps ...string) helper.Status {
 	defer fuse.Close()
 	s, err := u.peer.Start(bounded(u.t), helper.StartRequest{
 		Client: client.Default, Keys: keys,
-		Command: client.Command{Argv: append([]string{standIn}, steps...)},
+		Command: client.Command{Argv: append([]string{standIn}, steps...), Ports: c.Ports, Files: c.Files},
 	}, fuse)
 	if err != nil {
 		u.t.Fatal(err)
@@ -236,7 +262,7 @@ func (u *unit) mustBeGone() {
 	if loaded := show(u.t, u.name(), "LoadState"); loaded != "not-found" {
 		u.t.Errorf("unit %s is %s", u.name(), loaded)
 	}
-	if alive, err := u.s.Alive(bounded(u.t), u.UID); alive || err != nil {
+	if alive, err := u.l.Alive(bounded(u.t), u.UID); alive || err != nil {
 		u.t.Errorf("processes of uid %d: %v %v", u.UID, alive, err)
 	}
 	for end := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {

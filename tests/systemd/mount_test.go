@@ -32,12 +32,24 @@ func copies(t *testing.T, process, volume string) (found []string) {
 	return found
 }
 
-// TestNoServiceHoldsAMount ends mounts of which services have copies: units of other mounts, and services of the host that
-// have nothing to do with volumes. On the second host nothing propagates, so that units must do without a namespace there.
+// TestNoServiceHoldsAMount ends mounts of which services have copies: services of the host that have nothing to do with volumes and,
+// without Landlock, units of other mounts. On a host where nothing propagates, those units must do without a namespace.
 func TestNoServiceHoldsAMount(t *testing.T) {
-	for what, propagation := range map[string]uintptr{"shared root": unix.MS_SHARED, "private root": unix.MS_PRIVATE} {
-		t.Run(what, func(t *testing.T) {
-			n := newRig(t)
+	for _, c := range []struct {
+		what        string
+		propagation uintptr
+		landlock    bool
+	}{
+		{"shared root", unix.MS_SHARED, true}, {"private root", unix.MS_PRIVATE, true},
+		{"shared root, no Landlock", unix.MS_SHARED, false}, {"private root, no Landlock", unix.MS_PRIVATE, false},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			n, propagation := newRig(t), c.propagation
+			if c.landlock {
+				needsLandlock(t)
+			} else {
+				n.Wrapper = withoutLandlock()
+			}
 			if err := unix.Mount("", "/", "", propagation, ""); err != nil {
 				t.Fatal(err)
 			}
@@ -60,8 +72,11 @@ func TestNoServiceHoldsAMount(t *testing.T) {
 						t.Errorf("%s holds nothing of the first mount: this test shows nothing", who)
 					}
 				}
+				if own := namespace(t, helper) != namespace(t, 1); own == c.landlock {
+					t.Errorf("the second unit has a mount namespace of its own: %v", own)
+				}
 			}
-			if metrics := rigtest.Get(t, d, "/metrics"); strings.Contains(metrics, `s3csi_sandbox_missing{property="ProtectSystem"} 1`) != (propagation == unix.MS_PRIVATE) {
+			if metrics := rigtest.Get(t, d, "/metrics"); strings.Contains(metrics, `s3csi_sandbox_missing{property="ProtectSystem"} 1`) != (propagation == unix.MS_PRIVATE && !c.landlock) {
 				t.Errorf("/metrics:\n%s", metrics)
 			}
 			rigtest.Unpublish(t, d, first, n.Target("first"))
@@ -75,6 +90,16 @@ func TestNoServiceHoldsAMount(t *testing.T) {
 			}
 		})
 	}
+}
+
+// namespace is the mount namespace of a process.
+func namespace(t *testing.T, pid int) string {
+	t.Helper()
+	name, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return name
 }
 
 // TestHungClientKeepsNoUnitFromStarting stops a client whose mount is in the namespace that a new unit's is copied from.

@@ -2,16 +2,22 @@ package systemd_test
 
 import (
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/client"
+	"github.com/s3-csi/s3-csi-driver/pkg/helper"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
+	"github.com/s3-csi/s3-csi-driver/pkg/sandbox"
 )
 
 func TestHelperAndClientHaveTheirUIDAndNoPrivileges(t *testing.T) {
@@ -43,19 +49,172 @@ func TestHelperAndClientHaveTheirUIDAndNoPrivileges(t *testing.T) {
 	}
 }
 
-func TestClientReachesNothingBeyondItsOwn(t *testing.T) {
-	l := newLauncher(t)
+// everybodys is a directory of the host that every user may read and write.
+func everybodys(t *testing.T) string {
+	t.Helper()
+	const dir = "/var/lib/s3csi-everybodys"
+	for _, err := range []error{os.MkdirAll(dir, 0o777), os.Chmod(dir, 0o777), os.WriteFile(dir+"/file", []byte("x"), 0o666), os.Chmod(dir+"/file", 0o666)} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// attempts are a stand-in's steps and the errors that they must have, separated by "|"; "" is none.
+type attempts map[string]string
+
+// check compares what a unit's stand-in says of a step.
+func (a attempts) check(u *unit, step string) {
+	u.t.Helper()
+	want, got := a[step], u.said(step)
+	if !slices.ContainsFunc(strings.Split(want, "|"), func(w string) bool { return w == "" && got == "" || w != "" && strings.Contains(got, w) }) {
+		u.t.Errorf("%s: %q, want %q", step, got, want)
+	}
+}
+
+// TestLandlockKeepsClientsIn tries what a client must not do, with either launcher.
+func TestLandlockKeepsClientsIn(t *testing.T) {
+	abi, err := sandbox.ABI()
+	if err != nil {
+		t.Skip(err)
+	}
+	for name, l := range map[string]starter{"systemd": newLauncher(t), "process": newProcesses(t)} {
+		t.Run(name, func(t *testing.T) {
+			other, u, open := start(t, l), start(t, l), everybodys(t)
+			own, foreign := listener(t), listener(t)
+			abstract, err := net.Listen("unix", fmt.Sprintf("@s3csi-test-%s-%d", name, os.Getpid()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer abstract.Close()
+			neighbour := exec.CommandContext(t.Context(), "/bin/sleep", "1000") // of the same user, outside of the mount
+			neighbour.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: u.UID, Gid: u.GID}}
+			if err := neighbour.Start(); err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _, _ = neighbour.Process.Kill(), neighbour.Wait() }()
+			certificates, program := u.dir+"/ca.pem", u.CacheDir+"/program"
+			body, err := os.ReadFile(standIn)
+			for _, err := range []error{err, os.WriteFile(certificates, []byte("x"), 0o644), os.WriteFile(program, body, 0o755), os.Chmod(program, 0o755)} {
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			const refused = "permission denied"
+			steps := attempts{
+				"write:" + u.StateDir: "", "write:" + u.CacheDir: "", "list:" + u.StateDir: "stand-in", "read:" + u.CacheDir + "/stand-in": "",
+				"read:" + certificates: "", "read:/etc/hosts": "", "read:/etc/resolv.conf": "|no such file", "exec:/bin/true": "", "read:/proc/self/status": "",
+				"link:/proc/self/fd/3": "/dev/fuse", "open:/dev/null": "", "read:/etc/shadow": refused,
+				"write:" + open: refused, "read:" + open + "/file": refused, "open:" + open + "/file": refused, "list:" + open: refused,
+				"write:/tmp": refused, "write:/var/tmp": refused, "write:/dev/shm": refused, "write:/etc": refused, "write:/run": refused, "write:" + programs: refused,
+				"write:" + other.StateDir: refused, "list:" + other.StateDir: refused, "list:" + other.CacheDir: refused, "list:" + u.dir: refused,
+				"list:/": refused, "list:/etc": refused, "list:/home": refused, "list:/root": refused, "list:/run": refused, "list:/var": refused, "list:/tmp": refused,
+				"open:/dev/fuse": refused, "open:/dev/kmsg": refused + "|no such file", "open:/proc/sys/kernel/core_pattern": refused + "|read-only", "read:/proc/kmsg": refused + "|not permitted",
+				"open:/proc/self/oom_score_adj": refused, "open:/proc/self/mem": refused,
+				"exec:" + program: refused, "exec:" + helperProgram: refused,
+				fmt.Sprintf("read:/proc/%d/environ", os.Getpid()):           refused,
+				fmt.Sprintf("read:/proc/%d/environ", neighbour.Process.Pid): refused,
+				fmt.Sprintf("read:/proc/%d/environ", u.hello().PID):         refused,
+				fmt.Sprintf("read:/proc/%d/maps", neighbour.Process.Pid):    refused,
+			}
+			if abi >= 3 {
+				steps["truncate:"+open+"/file"] = refused
+			}
+			if abi >= 4 {
+				steps["connect:"+own.Addr().String()], steps["connect:"+foreign.Addr().String()] = "", refused
+				steps["bind:0"], steps["bind:18080"], steps["connect:127.0.0.1:80"] = refused, refused, refused
+			}
+			if abi >= 6 {
+				const refused = "operation not permitted"
+				steps["abstract:"+strings.TrimPrefix(abstract.Addr().String(), "@")] = refused
+				for _, pid := range []int{neighbour.Process.Pid, u.hello().PID} {
+					steps[fmt.Sprintf("signal:%d", pid)] = refused
+				}
+			}
+			needs := client.Command{Ports: []uint16{own.Addr().(*net.TCPAddr).AddrPort().Port()}, Files: []string{certificates}}
+			first := []string{"write:" + u.StateDir, "write:" + u.CacheDir} // others look for what these make
+			for some := range slices.Chunk(slices.Sorted(maps.Keys(steps)), 20) {
+				s := u.runWith(needs, slices.Concat(first, some, []string{"wait:/nowhere"})...)
+				for _, step := range some {
+					steps.check(u, step)
+				}
+				// The helper itself still controls its client.
+				if err := u.peer.Kill(bounded(t)); err != nil {
+					t.Fatal(err)
+				}
+				await(t, "the client's end", func() bool { return u.hello().State == helper.StateExited })
+				if _, err := os.Stat(fmt.Sprintf("/proc/%d", s.ClientPID)); err == nil {
+					t.Error("the client still runs")
+				}
+			}
+			if name == "systemd" && show(t, u.name(), "ProtectSystem") != "no" {
+				t.Error("the unit has a mount namespace of its own")
+			}
+		})
+	}
+}
+
+func listener(t *testing.T) net.Listener {
+	t.Helper()
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	return l
+}
+
+// TestAnotherClientIsRestrictedLikeTheFirst starts a second client on a helper whose first one has ended.
+func TestAnotherClientIsRestrictedLikeTheFirst(t *testing.T) {
+	if _, err := sandbox.ABI(); err != nil {
+		t.Skip(err)
+	}
+	for name, l := range map[string]starter{"systemd": newLauncher(t), "process": newProcesses(t)} {
+		t.Run(name, func(t *testing.T) {
+			u, open := start(t, l), everybodys(t)
+			for range 3 {
+				u.run("write:"+u.CacheDir, "write:"+open, "exit:3")
+				await(t, "the client's end", func() bool { return u.hello().State == helper.StateExited })
+				if said := u.said("write:" + open); !strings.Contains(said, "permission denied") || u.said("write:"+u.CacheDir) != "" {
+					t.Errorf("%q, and of its own: %q", said, u.said("write:"+u.CacheDir))
+				}
+			}
+		})
+	}
+}
+
+// TestHelperThatCannotUseLandlockGetsAMountNamespace has systemd refuse what the kernel offers, as a filter of system calls does that is
+// older than the kernel.
+func TestHelperThatCannotUseLandlockGetsAMountNamespace(t *testing.T) {
+	type filter struct {
+		Allow bool
+		Names []string
+	}
+	l := newLauncher(t, launcher.WithSystemdLandlock(7), launcher.WithProperties(launcher.Property{Name: "SystemCallFilter", Value: filter{false, []string{"landlock_restrict_self"}}}))
+	for range 2 {
+		u := start(t, l)
+		u.run("write:/tmp", "write:/etc", "wait:/nowhere")
+		if said := u.said("write:/etc"); !strings.Contains(said, "read-only file system") {
+			t.Errorf("writing to /etc: %q", said)
+		}
+		if protect := show(t, u.name(), "ProtectSystem"); protect != "strict" {
+			t.Errorf("ProtectSystem is %q", protect)
+		}
+	}
+	if box := l.Sandbox(); box.Kind() != "unit" || box.NoLandlock == "" {
+		t.Errorf("%+v", box)
+	}
+}
+
+// TestWithoutLandlockUnitsHideTheHost tries what a client must not do in a unit with a mount namespace of its own.
+func TestWithoutLandlockUnitsHideTheHost(t *testing.T) {
+	l := newLauncher(t, launcher.WithSystemdLandlock(0))
 	other := start(t, l)
 	u := start(t, l)
 	const refused = "operation not permitted"
-	if err := os.MkdirAll("/var/lib/s3csi-everybodys", 0o777); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod("/var/lib/s3csi-everybodys", 0o777); err != nil {
-		t.Fatal(err)
-	}
-	steps := map[string]string{ // and how they must go
-		"write:/var/lib/s3csi-everybodys":         "read-only file system",
+	steps := attempts{
+		"write:" + everybodys(t):                  "read-only file system",
 		"write:" + u.StateDir:                     "",
 		"write:" + u.CacheDir:                     "",
 		"write:/tmp":                              "", // its own
@@ -80,16 +239,9 @@ func TestClientReachesNothingBeyondItsOwn(t *testing.T) {
 		"code":                                    refused,
 		fmt.Sprintf("open:/proc/%d/environ", os.Getpid()): "no such file",
 	}
-	var argv []string
+	s := u.run(append(slices.Collect(maps.Keys(steps)), "list:/proc", "wait:/nowhere")...)
 	for step := range steps {
-		argv = append(argv, step)
-	}
-	s := u.run(append(argv, "list:/proc", "wait:/nowhere")...)
-	for step, want := range steps {
-		got := u.said(step)
-		if !slices.ContainsFunc(strings.Split(want, "|"), func(w string) bool { return w == "" && got == "" || w != "" && strings.Contains(got, w) }) {
-			t.Errorf("%s: %q, want %q", step, got, want)
-		}
+		steps.check(u, step)
 	}
 	if _, err := os.Lstat("/tmp/stand-in"); err == nil {
 		t.Error("the client's /tmp is the host's")
@@ -166,7 +318,7 @@ func TestSandboxIsReported(t *testing.T) {
 	if v := systemctl(t, "show", "--value", "-p", "Version"); box.Version != v {
 		t.Errorf("version %q, want %q", box.Version, v)
 	}
-	for _, p := range []string{"NoNewPrivileges", "SystemCallFilter", "ProtectSystem", "MemoryDenyWriteExecute"} {
+	for _, p := range []string{"NoNewPrivileges", "SystemCallFilter", "MemoryDenyWriteExecute"} {
 		if !slices.Contains(box.Present, p) {
 			t.Errorf("%s is not among what holds: %v", p, box.Present)
 		}
@@ -203,8 +355,7 @@ func TestUnitHasItsLimitsAndIsStoppedAfterTheContainersAndWithTimeToFlush(t *tes
 	for name, want := range map[string]string{
 		"Slice": "system-s3csi.slice", "Type": "exec", "KillMode": "mixed", "SendSIGKILL": "yes", "OOMPolicy": "continue",
 		"TimeoutStopUSec": "2min", "Restart": "no", "StandardOutput": "journal", "StandardError": "journal", "SyslogIdentifier": "s3csi-" + u.Name,
-		"Description": u.Description, "Transient": "yes", "CollectMode": "inactive", "ProtectSystem": "strict",
-		"ReadWritePaths": u.StateDir + " " + u.CacheDir, "MemoryMax": "209715200", "MemoryHigh": "157286400", "TasksMax": "400", "CPUWeight": "20", "Environment": "",
+		"Description": u.Description, "Transient": "yes", "CollectMode": "inactive", "MemoryMax": "209715200", "MemoryHigh": "157286400", "TasksMax": "400", "CPUWeight": "20", "Environment": "",
 	} {
 		if got := show(t, u.name(), name); got != want {
 			t.Errorf("%s is %q, want %q", name, got, want)

@@ -48,25 +48,29 @@ func id(s string) (uint32, error) {
 }
 
 // Exec irrevocably drops every privilege, becomes the uid and gid of a command line that Argv returned, and executes the running
-// program with the rest of it. It returns only after an error.
-func Exec(argv []string) error {
+// program with the rest of it. Before it drops privileges, it calls restrict with that rest, to restrict this thread further. It
+// returns only after an error.
+func Exec(argv []string, restrict func(args []string) error) error {
 	uid, gid, args, ok := Parse(argv)
 	if !ok {
 		return errors.New("run-as: requires a uid and a gid, both at least 1000, and arguments")
 	}
 	// The following changes only this thread; the exec ends all others.
 	runtime.LockOSThread()
-	if err := become(int(uid), int(gid)); err != nil {
+	if err := become(int(uid), int(gid), func() error { return restrict(args) }); err != nil {
 		return fmt.Errorf("run-as %d: %w", uid, err)
 	}
 	err := unix.Exec("/proc/self/exe", append([]string{argv[0]}, args...), os.Environ())
 	return fmt.Errorf("run-as %d: execute this program again: %w", uid, err)
 }
 
-// become changes the thread to an unprivileged uid and gid, and checks that no capability is left.
-func become(uid, gid int) error {
+// become restricts the thread, changes it to an unprivileged uid and gid, and checks that no capability is left.
+func become(uid, gid int, restrict func() error) error {
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("set no_new_privs: %w", err)
+	}
+	if err := restrict(); err != nil {
+		return err
 	}
 	if err := unix.Setgroups(nil); err != nil {
 		return fmt.Errorf("drop groups: %w", err)

@@ -6,20 +6,66 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
 
-func main() { os.Exit(standIn(os.Args[1:])) }
+func main() {
+	if len(os.Args) > 2 && os.Args[1] == "--without-landlock" {
+		fmt.Fprintln(os.Stderr, withoutLandlock(os.Args[2:]))
+		os.Exit(1)
+	}
+	os.Exit(standIn(os.Args[1:]))
+}
+
+// withoutLandlock executes a program for which the kernel has no Landlock: a filter refuses its first system call as such a kernel does.
+// It returns only after an error.
+func withoutLandlock(argv []string) error {
+	runtime.LockOSThread()
+	const number = 0 // offset in struct seccomp_data
+	filter := []unix.SockFilter{
+		{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: number},
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: unix.SYS_LANDLOCK_CREATE_RULESET, Jf: 1},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ERRNO | uint32(unix.ENOSYS)},
+		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
+	}
+	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
+	if _, _, errno := unix.Syscall(unix.SYS_PRCTL, unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&program))); errno != 0 {
+		return fmt.Errorf("filtering system calls: %w", errno)
+	}
+	path, err := exec.LookPath(argv[0])
+	if err != nil {
+		return err
+	}
+	return unix.Exec(path, argv, os.Environ())
+}
+
+func dial(network, addr string) error {
+	conn, err := new(net.Dialer).DialContext(context.Background(), network, addr)
+	if err != nil {
+		return err
+	}
+	return conn.Close()
+}
 
 // standIn does the steps one after the other, says how each went ("<step>: <error>") and gives an exit code:
 //
 //	write:<dir>      make a file there
 //	list:<dir>       name the entries
+//	read:<path>      read a file
+//	truncate:<path>  truncate a file without opening it
+//	exec:<path>      run a program
+//	signal:<pid>     send a process the signal 0
+//	connect:<addr>   connect to a host and port with TCP
+//	bind:<port>      bind a TCP socket
+//	abstract:<name>  connect to an abstract UNIX socket
 //	link:<path>      say where a symbolic link leads
 //	open:<path>      open a file for reading and writing
 //	socket:<family>  make a datagram socket of that address family's number
@@ -42,6 +88,24 @@ func standIn(steps []string) int {
 			entries, err = os.ReadDir(arg)
 			for _, e := range entries {
 				result += " " + e.Name()
+			}
+		case "read":
+			_, err = os.ReadFile(arg)
+		case "truncate":
+			err = os.Truncate(arg, 0)
+		case "exec":
+			err = exec.CommandContext(context.Background(), arg).Run()
+		case "signal":
+			err = unix.Kill(n, 0)
+		case "connect":
+			err = dial("tcp", arg)
+		case "abstract":
+			err = dial("unix", "@"+arg)
+		case "bind":
+			var fd int
+			if fd, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM, 0); err == nil {
+				err = unix.Bind(fd, &unix.SockaddrInet4{Port: n})
+				unix.Close(fd)
 			}
 		case "link":
 			result, err = os.Readlink(arg)

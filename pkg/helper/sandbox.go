@@ -1,0 +1,54 @@
+package helper
+
+import (
+	"net"
+	"slices"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/client"
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/sandbox"
+)
+
+// Restrict applies the sandbox of a helper to the calling thread, which is about to execute the program with these arguments, if they
+// ask for one. Launchers call it before the helper is executed, because the kernel restricts threads, not processes.
+func Restrict(args []string) error {
+	if len(args) == 0 || args[0] != "helper" {
+		return nil
+	}
+	a, err := parse(args[1:])
+	if err != nil || !a.landlock {
+		return err
+	}
+	return sandbox.Helper(a.writable()...).Restrict()
+}
+
+// restricted calls start, which starts a process, within the sandbox of that process.
+func (o options) restricted(c sandbox.Child, start func() error) error {
+	if !o.landlock {
+		return start()
+	}
+	return c.Policy().Run(start)
+}
+
+// clientSandbox returns what a client may reach: its service, its directories, and the credential endpoint.
+func (h *helper) clientSandbox(c client.Command) sandbox.Child {
+	s := sandbox.Child{Program: c.Argv[0], Files: c.Files, Writable: []string{h.stateDir}}
+	if h.cacheDir != "" {
+		s.Writable = append(s.Writable, h.cacheDir)
+	}
+	if endpoint, ok := h.endpoint.listener.Addr().(*net.TCPAddr); ok && c.Ports != nil {
+		s.Ports = append(slices.Clone(c.Ports), endpoint.AddrPort().Port())
+	}
+	return s
+}
+
+// exchangeSandbox returns what the program may reach that makes a session from an order. It writes no files.
+func exchangeSandbox(program string, o credentials.Order) sandbox.Child {
+	s := sandbox.Child{Program: program, Ports: []uint16{sandbox.Port(o.STS.Endpoint)}}
+	for _, further := range []string{o.STS.Proxy, o.AgentURI} {
+		if further != "" {
+			s.Ports = append(s.Ports, sandbox.Port(further))
+		}
+	}
+	return s
+}

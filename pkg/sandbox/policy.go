@@ -1,0 +1,103 @@
+package sandbox
+
+import (
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// dnsPort is the port of name servers.
+const dnsPort = 53
+
+// Helper is the policy of a helper, within which its children have stricter ones. It may read and execute what its user may, write only
+// to the given directories, and listen only on a port that the kernel chooses.
+func Helper(writable ...string) Policy {
+	p := Policy{files: change | makeDevice | unix.LANDLOCK_ACCESS_FS_IOCTL_DEV, bind: []uint16{0}, open: true}
+	for _, dir := range writable {
+		p.rules = append(p.rules, rule{dir, write, true})
+	}
+	// The name and the OOM score of its own user's processes.
+	p.rules = append(p.rules, rule{"/proc", unix.LANDLOCK_ACCESS_FS_WRITE_FILE | unix.LANDLOCK_ACCESS_FS_TRUNCATE, false})
+	p.rules = append(p.rules, devices()...)
+	p.rules = append(p.rules, reports()...)
+	return p
+}
+
+// Child is what a helper's child needs in addition to what every program does.
+type Child struct {
+	Program  string   // it is executed; if it does not exist, that fails
+	Files    []string // to read, with everything below them
+	Writable []string // directories to read and write; nothing in them can be executed
+	Ports    []uint16 // TCP ports to connect to, in addition to that of name servers; nil: any
+}
+
+// Policy returns the policy of a client or a session program. It may
+//
+//   - execute and read the system's programs and libraries, and its own program,
+//   - read the files of /etc, the certificates and the files of name services that are elsewhere, /proc and /sys,
+//   - read and write the given directories and the devices without state,
+//   - connect to the given TCP ports, and bind to none.
+func (c Child) Policy() Policy {
+	p := Policy{files: execute | write | device | makeDevice, connect: c.Ports, open: c.Ports == nil}
+	if !p.open {
+		p.connect = append(slices.Clone(c.Ports), dnsPort)
+	}
+	for _, dir := range programs() {
+		p.rules = append(p.rules, rule{dir, execute, false})
+	}
+	p.rules = append(p.rules, rule{c.Program, execute, false})
+	for _, dir := range c.Writable {
+		p.rules = append(p.rules, rule{dir, write, true})
+	}
+	for _, file := range c.Files {
+		p.rules = append(p.rules, rule{file, read, true})
+	}
+	// Files of /etc as a whole: a name service's file is replaced by another one when it changes, and a rule is for the old one.
+	// No directory there can be listed but those of certificates.
+	p.rules = append(p.rules, rule{"/etc", readFile, false})
+	for _, path := range []string{"/etc/ssl", "/etc/pki", "/etc/ca-certificates", "/proc", "/sys"} {
+		p.rules = append(p.rules, rule{path, read, false})
+	}
+	for _, path := range elsewhere() {
+		p.rules = append(p.rules, rule{path, read, false})
+	}
+	p.rules = append(p.rules, devices()...)
+	p.rules = append(p.rules, reports()...)
+	return p
+}
+
+// programs are the directories of the system's programs and libraries.
+func programs() []string {
+	return []string{"/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store"}
+}
+
+func devices() []rule {
+	var rules []rule
+	for _, path := range []string{"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"} {
+		rules = append(rules, rule{path, device, false})
+	}
+	return rules
+}
+
+// elsewhere returns the directories outside of /etc with certificates and name services' files, and the targets of links in /etc.
+func elsewhere() []string {
+	paths := []string{
+		"/var/lib/ca-certificates",
+		"/run/systemd/resolve", "/run/resolvconf", "/run/NetworkManager", "/run/netconfig", "/run/connman",
+	}
+	for _, link := range []string{"/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/localtime", "/etc/ssl/certs", "/etc/ssl/cert.pem", "/etc/pki/tls/certs"} {
+		target, err := filepath.EvalSymlinks(link)
+		if err != nil || strings.HasPrefix(target, "/etc/") {
+			continue
+		}
+		// The directory of a name service, because it replaces the file.
+		if dir := filepath.Dir(target); strings.HasPrefix(dir, "/run/") {
+			target = dir
+		}
+		paths = append(paths, target)
+	}
+	slices.Sort(paths)
+	return slices.Compact(paths)
+}
