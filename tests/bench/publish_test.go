@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
@@ -65,4 +66,41 @@ func measureSharedPublish(b *testing.B, client string) {
 	n.NothingLeft(b)
 	b.Logf("shared publish %s ms", span(times))
 	b.ReportMetric(median(times), "publish-ms")
+}
+
+// BenchmarkLingeringPublish times NodePublishVolume of a volume whose mount lingers on the node, until its directory has been read.
+// unpublish-ms is the median of the ends after which it lingers.
+func BenchmarkLingeringPublish(b *testing.B) { eachClient(b, measureLingeringPublish) }
+
+func measureLingeringPublish(b *testing.B, client string) {
+	const rounds = 51
+	n, d := setup(b, client)
+	v := volume(b, n, "lingering")
+	v.VolumeContext["linger"] = "1h"
+	target := n.Target("pod")
+	rigtest.Publish(b, d, v, target)
+	must(b, readRoot(target))
+	var published, read, unpublished []float64
+	for range rounds {
+		unpublished = append(unpublished, took(b, func() error {
+			rigtest.Unpublish(b, d, v, target)
+			return nil
+		}))
+		published = append(published, took(b, func() error {
+			rigtest.Publish(b, d, v, target)
+			return nil
+		}))
+		read = append(read, took(b, func() error { return readRoot(target) }))
+	}
+	rigtest.Unpublish(b, d, v, target)
+	if mounts, err := filepath.Glob(filepath.Join(n.State, "mounts", "*")); err != nil || len(mounts) != 1 {
+		b.Errorf("the mount did not linger: %v, %v", mounts, err)
+	}
+	d.Kill()
+	drive(b, n, client, "--linger-max-mounts=0")
+	n.AwaitNothingLeft(b, 20*time.Second)
+	b.Logf("publish %s ms, read %s ms, unpublish %s ms", span(published), span(read), span(unpublished))
+	b.ReportMetric(median(published), "publish-ms")
+	b.ReportMetric(median(read), "read-ms")
+	b.ReportMetric(median(unpublished), "unpublish-ms")
 }

@@ -72,6 +72,17 @@ func matrix() []testCase {
 		{step: "remove.files", operation: "unpublish"},
 		{step: "release.ended", operation: "unpublish"},
 		{step: "unpublish.released", operation: "unpublish"},
+		// linger
+		{step: "unpublish.unmounted", operation: "linger"},
+		{step: "linger.flushed", operation: "linger", more: all},
+		{step: "linger.forgot", operation: "linger secret", more: []fault{killClient, killAll}},
+		{step: "linger.recorded", operation: "linger", more: all},
+		{step: "linger.recorded", operation: "linger secret", clients: one, more: all},
+		{step: "release.ended", operation: "linger"},
+		{step: "linger.joined", operation: "warm", more: append([]fault{podGone}, all...)},
+		{step: "bind.recorded", operation: "warm", more: []fault{podGone}},
+		{step: "linger.ending", operation: "linger end", more: append([]fault{podGone}, all...)},
+		{step: "end.drained", operation: "linger end", more: []fault{podGone}},
 		// heal
 		{step: "uphold.dead", operation: "heal", more: []fault{killHelper, killAll}},
 		{step: "restart.ended", operation: "heal of two"},

@@ -31,6 +31,10 @@ var operations = map[string]func(*scenario){
 	"rotate shared": rotateSharedOperation,
 	"discard":       discardOperation,
 	"restore":       restoreOperation,
+	"linger":        lingerOperation,
+	"linger secret": lingerSecretOperation,
+	"linger end":    lingerEndOperation,
+	"warm":          warmOperation,
 }
 
 // A first publication.

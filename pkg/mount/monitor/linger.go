@@ -49,13 +49,15 @@ func (m *Monitor) watchLingers(ctx context.Context) {
 	}
 }
 
-// endLinger reconciles a mount whose time to linger is over. If that fails, it returns when the next attempt is due.
+// endLinger reconciles a mount whose time to linger is over. If the mount does not end, it returns when the next attempt is due.
 func (m *Monitor) endLinger(ctx context.Context, name string) {
-	_, _, err := m.Mounts.Reconcile(ctx, name)
-	if err == nil || ctx.Err() != nil {
+	_, gone, err := m.Mounts.Reconcile(ctx, name)
+	if gone || ctx.Err() != nil {
 		return
 	}
-	m.Tracker.LogError(ctx, name, err, "Cannot end lingering mount", "mount", name, "retryIn", lingerRetry)
+	if err != nil {
+		m.Tracker.LogError(ctx, name, err, "Cannot end lingering mount", "mount", name, "retryIn", lingerRetry)
+	}
 	select {
 	case <-ctx.Done():
 	case <-time.After(lingerRetry):

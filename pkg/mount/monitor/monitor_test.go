@@ -14,6 +14,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest/parts"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/runner"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
 )
 
 // fakeMounts are mounts of which one never finishes to drain.
@@ -22,9 +23,13 @@ type fakeMounts struct {
 
 	mu         sync.Mutex
 	reconciled []string
+	end        func(name string) // of a mount that is reconciled alone; may be nil
 }
 
-func (f *fakeMounts) Reconcile(context.Context, string) (time.Duration, bool, error) {
+func (f *fakeMounts) Reconcile(_ context.Context, name string) (time.Duration, bool, error) {
+	if f.end != nil {
+		f.end(name)
+	}
 	return 0, true, nil
 }
 
@@ -69,6 +74,39 @@ func TestDrainingMountDelaysNothing(t *testing.T) {
 	}
 	if !reflect.DeepEqual(mounts.reconciled, []string{other.Name}) || killer.orphans != 1 {
 		t.Errorf("reconciled: %v; orphans killed %d times", mounts.reconciled, killer.orphans)
+	}
+}
+
+// A lingering mount is reconciled when its time is over, also if it began to linger after others, and not before.
+func TestLingeringMountsAreReconciledInTime(t *testing.T) {
+	track, ended := tracker.New(nil), make(chan string, 3)
+	m := New(Options{Tracker: track, Mounts: &fakeMounts{end: func(name string) {
+		track.Forget(name)
+		ended <- name
+	}}})
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() { m.watchLingers(ctx) })
+	linger := func(name string, d time.Duration) {
+		track.Mount(name).Linger("rclone", tracker.Linger{Name: name, Since: time.Now(), Until: time.Now().Add(d)})
+	}
+	linger("long", time.Hour)
+	began := time.Now()
+	linger("short", 300*time.Millisecond)
+	linger("over", 0)
+	for _, want := range []string{"over", "short"} {
+		name := <-ended
+		if name != want {
+			t.Errorf("%s is reconciled, want %s", name, want)
+		}
+		if name == "short" && time.Since(began) < 300*time.Millisecond {
+			t.Errorf("it is reconciled after %s", time.Since(began))
+		}
+	}
+	cancel()
+	wg.Wait()
+	if left := track.Lingering(); len(left) != 1 || left[0].Name != "long" {
+		t.Errorf("left: %v", left)
 	}
 }
 
