@@ -159,6 +159,17 @@ func (s *Supervisor) restart(ctx context.Context, m *state.Mount, grant *creds.G
 	return nil
 }
 
+// discardIncomplete removes the mounts of a key, which is locked, whose start a crash has cut off.
+func (s *Supervisor) discardIncomplete(ctx context.Context, key string) error {
+	all, err := s.Store.MountsOf(ctx, key)
+	for _, m := range all {
+		if m.Phase == state.Starting {
+			err = errors.Join(err, s.Runner.Discard(ctx, m))
+		}
+	}
+	return err
+}
+
 // replace replaces a mount that serves but must be started again. If its client may hold closed files, only the client is replaced,
 // because two clients on one prefix would store them in any order. Otherwise another mount takes over the publications, and open
 // files stay with the old one until they are closed. grant may be empty.
@@ -187,6 +198,9 @@ func (s *Supervisor) replace(ctx context.Context, m state.Mount, grant *creds.Gr
 		if grant, err = s.Creds.PlanOwn(ctx, m); err != nil {
 			return failed(err)
 		}
+	}
+	if err := s.discardIncomplete(ctx, m.Key); err != nil {
+		return failed(err)
 	}
 	successor, err := s.Runner.Start(ctx, runner.StartParams{
 		VolumeID: m.VolumeID, Identity: m.Spec.Source, Spec: m.Spec, Grant: grant, Predecessors: append(m.Predecessors, m.Name), Rotated: m.Rotated,

@@ -90,13 +90,14 @@ func unable(reason string) error { return &drain.NotFlushedError{Reason: reason}
 // linger lets a mount without publications linger. If the mount has to be stopped instead, the error is a drain.NotFlushedError.
 //
 // Its steps: check whether it may; stop its predecessors; check that its client serves and is current; wait until everything is stored;
-// drop credentials that are not the driver's; record that it lingers.
+// record that it lingers; drop credentials that are not the driver's.
 func (s *Supervisor) linger(ctx context.Context, m state.Mount) error {
 	switch {
 	case m.LingerFor == 0:
 		return errNoLinger
-	case m.Lingers():
-		return nil
+	case m.Lingers(): // a crash may have cut off what follows its record
+		_, err := s.forgetOrEnd(ctx, m)
+		return err
 	case m.Phase != state.Running || m.Superseded:
 		return errNoLinger
 	case s.Linger.none():
@@ -122,21 +123,36 @@ func (s *Supervisor) linger(ctx context.Context, m state.Mount) error {
 	if memory > s.Linger.Memory {
 		return unable("its processes use more memory than may linger on this node")
 	}
-	if m.Spec.Source != credentials.SourceDriver {
-		if err := s.Peer(m.Name).Forget(ctx); err != nil {
-			return unable(err.Error())
-		}
-		failpoint.Here("linger.forgot")
-	}
 	now := time.Now().Round(0)
 	m.Linger = &state.Linger{Since: now, Until: now.Add(m.LingerFor), Backend: revision}
-	if err := s.Store.Write(ctx, m); err != nil {
+	if err := s.Store.Write(ctx, m); err != nil { // first: without credentials, a client that is in doubt could not be restarted
 		return err
 	}
 	failpoint.Here("linger.recorded")
+	if lingers, err := s.forgetOrEnd(ctx, m); err != nil || !lingers {
+		return err
+	}
+	failpoint.Here("linger.forgot")
 	s.track(m, memory)
 	klog.FromContext(ctx).Info("Mount lingers", "mount", m.Name, "volume", m.VolumeID, "client", m.Client, "until", m.Linger.Until, "memory", memory)
 	return nil
+}
+
+// forget drops the credentials of a mount that are not the driver's.
+func (s *Supervisor) forget(ctx context.Context, m state.Mount) error {
+	if m.Spec.Source == credentials.SourceDriver {
+		return nil
+	}
+	return s.Peer(m.Name).Forget(ctx)
+}
+
+// forgetOrEnd is forget for a mount that has just begun to linger. If its helper does not, the mount ends.
+func (s *Supervisor) forgetOrEnd(ctx context.Context, m state.Mount) (lingers bool, err error) {
+	if err := s.forget(ctx, m); err != nil {
+		klog.FromContext(ctx).Info("Cannot drop credentials of lingering mount", "mount", m.Name, "error", err.Error())
+		return false, s.endLinger(ctx, m, tracker.EndedClient)
+	}
+	return true, nil
 }
 
 // lingerable checks that a mount's client serves with the current configuration and a session that is renewed. It returns the status of
@@ -196,6 +212,9 @@ func (s *Supervisor) due(ctx context.Context, m state.Mount) (reason string, err
 	reason, status, err := s.unfit(ctx, m)
 	if err != nil || reason != "" {
 		return reason, err
+	}
+	if err := s.forget(ctx, m); err != nil {
+		return "", err
 	}
 	if err := s.Creds.Refresh(ctx, m, &status); err != nil {
 		if fault.KindOf(err).Permanent() {
