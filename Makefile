@@ -28,8 +28,9 @@ APART := node faults lifecycle systemd credentials controller policy
 SUITES := race-faults systemd-node clients controller process-systemd process-credentials units vet race-node systemd-faults \
 	systemd-upgrade systemd-credentials process-others race-lifecycle race-rig
 
-# Tests that hold the driver to a time, such as a heal within a second. They run after all others, with nothing beside them.
-TIMED := ^TestTimed
+# Tests that hold the driver to a time, such as a heal within a second, and those of lingering mounts: a mount does not linger while the
+# mount namespaces of other tests have copies of it. They run after all others, with nothing beside them.
+TIMED := ^TestTimed|Linger
 
 # The commit of whose driver tests upgrade; hack/older chooses one.
 OLDER ?=
