@@ -8,8 +8,10 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"strings"
 	"syscall"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
 
@@ -72,6 +74,7 @@ func spawn() (int, error) {
 func beInit() (int, error) {
 	if err := errors.Join(
 		unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
+		detachClients(),
 		unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""),
 		configureLoopback(),
 	); err != nil {
@@ -94,6 +97,19 @@ func beInit() (int, error) {
 			return status.ExitStatus(), nil
 		}
 	}
+}
+
+// detachClients detaches the copies of FUSE file systems that tests beside this one have mounted: a client does not end before them.
+func detachClients() error {
+	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
+		return m.FSType != "fuse" && !strings.HasPrefix(m.FSType, "fuse."), false
+	})
+	for _, m := range mounts {
+		if uerr := unix.Unmount(m.Mountpoint, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); uerr != nil && !errors.Is(uerr, unix.EINVAL) {
+			err = errors.Join(err, fmt.Errorf("detaching %s: %w", m.Mountpoint, uerr))
+		}
+	}
+	return err
 }
 
 // configureLoopback brings the loopback interface up and adds the address 192.0.2.1 to it: the C library looks no name up on a machine

@@ -2,12 +2,15 @@ package isolate_test
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/tests/isolate"
 )
@@ -48,6 +51,38 @@ func TestOnlyOwnProcesses(t *testing.T) {
 				t.Errorf("process %s, %q, is not of these tests", name, exe)
 			}
 		}
+	}
+}
+
+// A client that another package's tests have mounted ends with its mount there.
+func TestNoClientsOfOthers(t *testing.T) {
+	needRoot(t)
+	const fuseHere = "S3CSI_TEST_FUSE"
+	if os.Getenv(fuseHere) != "" {
+		table, err := os.ReadFile("/proc/self/mountinfo")
+		if err != nil || strings.Contains(string(table), " - fuse ") {
+			t.Errorf("%v\n%s", err, table)
+		}
+		return
+	}
+	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Skip("needs /dev/fuse: ", err)
+	}
+	defer unix.Close(fd)
+	dir := t.TempDir()
+	if err := unix.Mount("other", dir, "fuse", 0, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", fd)); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	}()
+	inner := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run", "^"+t.Name()+"$")
+	inner.Env = []string{fuseHere + "=1"}
+	if out, err := inner.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
 	}
 }
 
