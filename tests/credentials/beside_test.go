@@ -212,6 +212,42 @@ func TestUnfinishedStartsAreExplained(t *testing.T) {
 	e.sts(s3server.STS{})
 }
 
+// A driver that is killed meanwhile exits: it waits for no answer of a client without a session. The next one removes what it has left.
+func TestAKilledDriverLeavesClientsWithoutASession(t *testing.T) {
+	e := start(t)
+	for _, client := range clients {
+		t.Run(client, func(t *testing.T) {
+			e.t = t
+			name := "killed-" + client
+			e.Put(t, bucket, name+"/file", "content")
+			v, target := volume(name, client), e.Target(name)
+			e.sts(s3server.STS{Delay: never})
+			published := e.publishing(v, target, e.workload(true))
+			e.waitingClient(client, published)
+			exited := make(chan struct{})
+			go func() {
+				e.Kill()
+				close(exited)
+			}()
+			select {
+			case <-exited:
+			case <-time.After(30 * time.Second):
+				t.Fatal("the driver does not exit")
+			}
+			<-published
+			e.sts(s3server.STS{})
+			e.drive()
+			target = e.publish(v, name, e.workload(true))
+			if b, err := os.ReadFile(filepath.Join(target, "file")); err != nil || string(b) != "content" {
+				t.Errorf("reading: %q, %v", b, err)
+			}
+			e.unpublish(v, target)
+			e.NothingLeft(t)
+		})
+	}
+	e.t = t
+}
+
 // A client that was started for a region in which its bucket turns out not to be is replaced before it gets the session, by one for the
 // right region. The next one is right at once.
 func TestClientsForAnotherRegionAreReplaced(t *testing.T) {

@@ -22,13 +22,21 @@ const exitReport = 500 * time.Millisecond
 // exitUsage is the exit code of programs for invalid command lines.
 const exitUsage = 2
 
-// awaitReady waits until a directory read through the mount succeeds, or the client exits: then the error has its output.
-func (r *Runner) awaitReady(ctx context.Context, m state.Mount, status helper.Status) error {
+// awaitReady waits until a directory read through the mount succeeds, or the client exits: then the error has its output. The read
+// begins when the client has its session: a driver that is killed does not exit while a client leaves its read without an answer.
+func (r *Runner) awaitReady(ctx context.Context, m state.Mount, status helper.Status, session <-chan struct{}) error {
 	peer := r.Peer(m.Name)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	read, exited := make(chan error, 1), make(chan error, 1)
-	go func() { read <- r.Namespace.ReadRoot(host.For(ctx, m.Account()), r.Store.SourceDir(m.Name)) }()
+	go func() {
+		select {
+		case <-session:
+			read <- r.Namespace.ReadRoot(host.For(ctx, m.Account()), r.Store.SourceDir(m.Name))
+		case <-ctx.Done():
+			read <- ctx.Err()
+		}
+	}()
 	go func() {
 		for status.State == helper.StateRunning {
 			next, err := peer.WaitStatus(ctx, status.Revision)

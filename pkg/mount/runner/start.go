@@ -155,10 +155,11 @@ func (r *Runner) serveBeside(ctx context.Context, m state.Mount, cl client.Clien
 		return err
 	}
 	t.steps.done("client")
+	session := make(chan struct{})
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
 		defer t.steps.done("answers")
-		return r.awaitReady(ctx, m, status)
+		return r.awaitReady(ctx, m, status, session)
 	})
 	g.Go(func() error {
 		if err := t.wait(ctx); err != nil {
@@ -175,6 +176,7 @@ func (r *Runner) serveBeside(ctx context.Context, m state.Mount, cl client.Clien
 			return fmt.Errorf("giving client %s its session: %w", m.Client, err)
 		}
 		t.steps.done("session")
+		close(session)
 		failpoint.Here("serve.delivered")
 		return nil
 	})
@@ -252,7 +254,9 @@ func (r *Runner) serve(ctx context.Context, m state.Mount, grant *creds.Grant, f
 	if err != nil {
 		return err
 	}
-	return r.awaitReady(ctx, m, status)
+	begun := make(chan struct{})
+	close(begun)
+	return r.awaitReady(ctx, m, status, begun)
 }
 
 // startClient has the helper run the client on the FUSE descriptor, which it takes over.
