@@ -66,7 +66,7 @@ func TestClientsWaitForTheirFirstSession(t *testing.T) {
 	}
 }
 
-// A helper that has a session already does not let the client wait, and one that is told of none, or whose client has exited, refuses.
+// A helper that has a session already does not let the client wait, and one that awaits none, or whose client has exited, refuses.
 func TestOnlyAwaitedSessionsAreWaitedFor(t *testing.T) {
 	r := newRig(t)
 	if err := r.startAwaiting(testKeys); err != nil {

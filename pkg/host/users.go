@@ -109,26 +109,28 @@ func CPUTime(pid int, uid uint32) (time.Duration, error) {
 	if err != nil {
 		return 0, noProcess(pid, uid, err)
 	}
-	status, err := proc.ReadStatus(pid)
-	if err != nil {
-		return 0, noProcess(pid, uid, fmt.Errorf("read the owner of process %d: %w", pid, err))
-	}
-	if owner, _, ok := status.UIDs(); !ok || owner != uid {
-		return 0, fault.Errorf(fault.NotFound, "process %d does not belong to uid %d but to %q", pid, uid, status.Field("Uid"))
-	}
-	return used, nil
+	_, err = statusOf(pid, uid)
+	return used, err
 }
 
 // Memory returns the resident memory of a process with that real uid, in bytes. Its errors are those of CPUTime.
 func Memory(pid int, uid uint32) (uint64, error) {
-	status, err := proc.ReadStatus(pid)
+	status, err := statusOf(pid, uid)
 	if err != nil {
-		return 0, noProcess(pid, uid, fmt.Errorf("read the memory of process %d: %w", pid, err))
-	}
-	if owner, _, ok := status.UIDs(); !ok || owner != uid {
-		return 0, fault.Errorf(fault.NotFound, "process %d does not belong to uid %d but to %q", pid, uid, status.Field("Uid"))
+		return 0, err
 	}
 	return status.Memory(), nil
+}
+
+// statusOf returns the status of a process with that real uid.
+func statusOf(pid int, uid uint32) (status proc.Status, err error) {
+	if status, err = proc.ReadStatus(pid); err != nil {
+		return status, noProcess(pid, uid, fmt.Errorf("read the status of process %d: %w", pid, err))
+	}
+	if owner, _, ok := status.UIDs(); !ok || owner != uid {
+		return status, fault.Errorf(fault.NotFound, "process %d does not belong to uid %d but to %q", pid, uid, status.Field("Uid"))
+	}
+	return status, nil
 }
 
 // noProcess returns the error of a read in /proc with its kind.

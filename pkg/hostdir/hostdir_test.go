@@ -437,7 +437,7 @@ func (h impatient) Do(ctx context.Context, _ string, fn func() error) error {
 	return ctx.Err()
 }
 
-func TestATrialThatNobodyWaitsForChangesNothing(t *testing.T) {
+func TestAnAbandonedTrialChangesNothing(t *testing.T) {
 	program := newPlace(t, "#!/bin/sh\necho program 1.2\n").install().Path("program-1")
 	for range 20 { // the race detector needs a write after the return, and the context may end first
 		ctx, cancel := context.WithCancel(bounded(t))

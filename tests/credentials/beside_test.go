@@ -79,6 +79,16 @@ func asksLoopback(pid int) bool {
 	return false
 }
 
+// servesAndEnds fails the test unless a publication shows the content of its file, and nothing is left after its end.
+func (e *env) servesAndEnds(v *csi.Volume, target string) {
+	e.t.Helper()
+	if b, err := os.ReadFile(filepath.Join(target, "file")); err != nil || string(b) != "content" {
+		e.t.Errorf("reading: %q, %v", b, err)
+	}
+	e.unpublish(v, target)
+	e.NothingLeft(e.t)
+}
+
 // clientRequests counts the requests to S3 that clients make from now on.
 func (e *env) clientRequests() func() int32 {
 	var n atomic.Int32
@@ -119,11 +129,7 @@ func TestClientsStartBesideTheirSession(t *testing.T) {
 			if now := e.process(programs[client]); now != waiting.PID {
 				t.Errorf("client %d serves, %d waited for the session", now, waiting.PID)
 			}
-			if b, err := os.ReadFile(filepath.Join(target, "file")); err != nil || string(b) != "content" {
-				t.Errorf("reading: %q, %v", b, err)
-			}
-			e.unpublish(v, target)
-			e.NothingLeft(t)
+			e.servesAndEnds(v, target)
 		})
 	}
 	e.t = t
@@ -238,11 +244,7 @@ func TestAKilledDriverLeavesClientsWithoutASession(t *testing.T) {
 			e.sts(s3server.STS{})
 			e.drive()
 			target = e.publish(v, name, e.workload(true))
-			if b, err := os.ReadFile(filepath.Join(target, "file")); err != nil || string(b) != "content" {
-				t.Errorf("reading: %q, %v", b, err)
-			}
-			e.unpublish(v, target)
-			e.NothingLeft(t)
+			e.servesAndEnds(v, target)
 		})
 	}
 	e.t = t
@@ -281,11 +283,7 @@ func TestClientsForAnotherRegionAreReplaced(t *testing.T) {
 				if now := e.process(programs[client]); regionOf(now) != e.Region() || (now == waiting.PID) != (i == 1) {
 					t.Errorf("client %d serves with region %s, %d waited with %s", now, regionOf(now), waiting.PID, guess)
 				}
-				if b, err := os.ReadFile(filepath.Join(target, "file")); err != nil || string(b) != "content" {
-					t.Errorf("reading: %q, %v", b, err)
-				}
-				e.unpublish(v, target)
-				e.NothingLeft(t)
+				e.servesAndEnds(v, target)
 			}
 		})
 	}

@@ -332,7 +332,7 @@ func TestAClosedFileIsStoredWithoutItsRelease(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A message on its way to nobody is the last that refers to the file: without it, the close would release the file, too.
+	// A message that is never received is the last that refers to the file: without it, the close would release the file, too.
 	socks, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)

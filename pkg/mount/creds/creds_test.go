@@ -195,7 +195,7 @@ func TestScopesAreProvenWhereTheyAreRequired(t *testing.T) {
 	}
 }
 
-// What a proof will learn of a bucket is told before it only if it cannot be anything else, or if a proof of the same identity has
+// Expect returns what a proof will learn of a bucket only if it cannot be anything else, or if a proof of the same identity has
 // learnt it.
 func TestExpectedBuckets(t *testing.T) {
 	const role = "arn:aws:iam::111122223333:role/r"

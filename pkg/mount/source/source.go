@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"time"
 
@@ -155,28 +156,18 @@ func (s *Sources) unmount(ctx context.Context, mnt host.Mount) error {
 	return s.ns.UnmountWhenIdle(host.For(ctx, mount.Account(mnt.Source)), mnt, func() error { return host.Unmount(mnt.Mountpoint) })
 }
 
-// awaitReplaced waits until no file system of a mount shows anywhere, by its source and pins. A mount namespace that is being made,
-// of a systemd unit for example, has copies for a moment.
+// awaitReplaced waits until no file system of a mount shows besides its source and pins.
 func (s *Sources) awaitReplaced(ctx context.Context, m state.Mount) error {
-	for {
-		mounts, err := s.ns.Mounts(ctx)
-		if err != nil {
-			return err
-		}
-		where, err := s.pins.ShownElsewhere(ctx, mounts, s.pins.Known(mounts, []string{m.Name}, nil))
-		if err != nil || where == "" {
-			return err
-		}
-		select {
-		case <-time.After(copiesPause):
-		case <-ctx.Done():
-			return fault.Errorf(fault.Busy, "mount %s was replaced, but a bind mount of it remains at %s: %w", m.Name, where, context.Cause(ctx))
-		}
+	where, err := s.ShownElsewhere(ctx, m, math.MaxInt64)
+	if err != nil || where == "" {
+		return err
 	}
+	return fault.Errorf(fault.Busy, "mount %s was replaced, but a bind mount of it remains at %s: %w", m.Name, where, context.Cause(ctx))
 }
 
 // ShownElsewhere returns where a file system of a mount shows besides its source and pins, in any mount namespace; "" is nowhere. It waits
-// for up to bound until it is nowhere: a mount namespace that is being made has copies for a moment.
+// for up to bound, and not longer than ctx, until it is nowhere: a mount namespace that is being made, of a systemd unit for example, has
+// copies for a moment.
 func (s *Sources) ShownElsewhere(ctx context.Context, m state.Mount, bound time.Duration) (where string, err error) {
 	for began := time.Now(); ; {
 		mounts, err := s.ns.Mounts(ctx)

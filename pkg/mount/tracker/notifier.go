@@ -2,7 +2,7 @@ package tracker
 
 import "sync"
 
-// notifier wakes those who wait for a change.
+// notifier wakes the goroutines that wait for a change.
 type notifier struct {
 	mu sync.Mutex
 	ch chan struct{}
