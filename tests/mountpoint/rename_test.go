@@ -112,7 +112,7 @@ func (s *sizes) object(w http.ResponseWriter, r *http.Request, key string) {
 		s.uploads[id], s.parts[id] = key, map[int]span{}
 		s.log = append(s.log, "create upload of "+key)
 		answer(w, struct {
-			XMLName               xml.Name `xml:"InitiateMultipartUploadResult"`
+			XMLName     xml.Name `xml:"InitiateMultipartUploadResult"`
 			Bucket, Key string
 			ID          string `xml:"UploadId"`
 		}{Bucket: bucket, Key: key, ID: id})
