@@ -21,25 +21,33 @@ type conflictStatus struct {
 // the directories must be listed again.
 type conflictedFiles struct {
 	mu    sync.Mutex
-	names map[string]bool
+	names map[string]int // how many times
 }
 
 func (p *conflictedFiles) add(name string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.names == nil {
-		p.names = map[string]bool{}
+		p.names = map[string]int{}
 	}
-	p.names[name] = true
+	p.names[name]++
 }
 
-// settled removes the files that are no longer in the queue, and reports whether there were any.
-func (p *conflictedFiles) settled(queued map[string]bool) bool {
+// settled reads the queue, removes the files that are no longer in it, and reports whether there were any. A file that is quarantined
+// while the queue is read stays: the queue may have been read before its upload was in it.
+func (p *conflictedFiles) settled(read func() (queued map[string]bool)) bool {
+	p.mu.Lock()
+	known := maps.Clone(p.names)
+	p.mu.Unlock()
+	queued := read()
+	if queued == nil {
+		return false
+	}
+	maps.DeleteFunc(known, func(name string, _ int) bool { return queued[name] })
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	before := len(p.names)
-	maps.DeleteFunc(p.names, func(name string, _ bool) bool { return !queued[name] })
-	return len(p.names) < before
+	maps.DeleteFunc(p.names, func(name string, times int) bool { return known[name] == times })
+	return len(known) > 0
 }
 
 // Verdicts on a late upload.

@@ -57,14 +57,14 @@ func (d *drainer) whileMounted(ctx context.Context, unmounted <-chan struct{}, s
 		if flushing {
 			d.begin(ctx)
 		}
-		queued := d.step(ctx, limit)
-		if queued == nil {
-			continue
-		}
-		if d.guard.quarantined.settled(queued) {
+		var queued map[string]bool
+		if d.guard.quarantined.settled(func() map[string]bool {
+			queued = d.step(ctx, limit)
+			return queued
+		}) {
 			d.flushDirs()
 		}
-		if flushing && len(queued) == 0 && d.flushed() {
+		if flushing && queued != nil && len(queued) == 0 && d.flushed() {
 			flushing = false
 			tick.Reset(pollQueue)
 		}

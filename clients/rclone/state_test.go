@@ -57,14 +57,32 @@ func TestCredentialsOutliveTheHelperUntilTheyExpire(t *testing.T) {
 // Directories are listed again after the upload of a conflict has left the queue, because rclone has its object until then.
 func TestDirectoriesAreReadAgainAfterTheUpload(t *testing.T) {
 	var files conflictedFiles
-	files.add("a")
-	files.add("b")
 	for _, step := range []struct {
-		queued map[string]bool
-		want   bool
-	}{{map[string]bool{"a": true, "b": true}, false}, {map[string]bool{"b": true}, true}, {map[string]bool{"b": true}, false}, {nil, true}, {nil, false}} {
-		if got := files.settled(step.queued); got != step.want {
-			t.Errorf("settled with %v queued: %v", step.queued, got)
+		before, meanwhile []string // quarantined before the queue is read, and after
+		queued            map[string]bool
+		want              bool
+	}{
+		{before: []string{"a", "b"}, queued: map[string]bool{"a": true, "b": true}},
+		{queued: map[string]bool{"b": true}, want: true},
+		{queued: map[string]bool{"b": true}},
+		{want: false}, // the queue cannot be read
+		{queued: map[string]bool{}, want: true},
+		{queued: map[string]bool{}},
+		{meanwhile: []string{"c"}, queued: map[string]bool{}},
+		{meanwhile: []string{"c"}, queued: map[string]bool{}, want: true},
+		{queued: map[string]bool{}, want: true},
+		{queued: map[string]bool{}},
+	} {
+		for _, name := range step.before {
+			files.add(name)
+		}
+		if got := files.settled(func() map[string]bool {
+			for _, name := range step.meanwhile {
+				files.add(name)
+			}
+			return step.queued
+		}); got != step.want {
+			t.Errorf("%+v: settled %v", step, got)
 		}
 	}
 }
