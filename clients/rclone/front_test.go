@@ -1,6 +1,11 @@
 package main
 
 import (
+	"bytes"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
@@ -14,6 +19,7 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
+	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 )
 
 // minioProgram returns the path of MinIO: $MINIO_BIN, or the program that make test-parts builds.
@@ -44,27 +50,66 @@ func startMinio(t *testing.T) *s3d {
 	if err != nil {
 		t.Skipf("no MinIO program: make test-parts builds it: %v", err)
 	}
+	for range 3 {
+		var s *s3d
+		if s, err = tryMinio(t, program); err == nil {
+			return s
+		}
+	}
+	t.Fatalf("MinIO does not start: %v", err)
+	return nil
+}
+
+// tryMinio fails when another process takes the port before MinIO does.
+func tryMinio(t *testing.T, program string) (*s3d, error) {
+	t.Helper()
 	address := freeAddress(t)
 	cmd := exec.Command(program, "server", "--quiet", "--address", address, t.TempDir())
 	cmd.Env = append(os.Environ(), "MINIO_ROOT_USER="+rootKey, "MINIO_ROOT_PASSWORD="+rootSecret, "MINIO_BROWSER=off", "MINIO_UPDATE=off", "MINIO_CALLHOME_ENABLE=off")
+	var said bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &said, &said
 	check(t, cmd.Start())
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
+	ended := make(chan struct{})
+	go func() {
 		_ = cmd.Wait()
-	})
+		close(ended)
+	}()
+	stop := func() {
+		_ = cmd.Process.Kill()
+		<-ended
+	}
+	t.Cleanup(stop)
 	s := &s3d{t: t, endpoint: "http://" + address}
-	await(t, 60*time.Second, "MinIO to answer", func() bool {
+	deadline := time.After(60 * time.Second)
+	for {
 		_, err := s.client().CreateBucket(t.Context(), &s3.CreateBucketInput{Bucket: aws.String(testBucket)})
-		return err == nil
-	})
-	return s
+		if _, made := errors.AsType[*types.BucketAlreadyOwnedByYou](err); err == nil || made { // made: by a call that failed
+			return s, nil
+		}
+		select {
+		case <-time.After(20 * time.Millisecond):
+			continue
+		case <-ended:
+		case <-deadline:
+			stop()
+		}
+		return nil, fmt.Errorf("%w; its output:\n%s", err, &said)
+	}
 }
 
+// freeAddress returns an address whose port is below those that Linux gives to connections (ip(7), ip_local_port_range), so that none
+// takes it before a server does.
 func freeAddress(t *testing.T) string {
 	t.Helper()
-	srv := httptest.NewServer(nil)
-	defer srv.Close()
-	return srv.Listener.Addr().String()
+	for range 100 {
+		l, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", 10000+rand.IntN(20000)))
+		if err == nil {
+			check(t, l.Close())
+			return l.Addr().String()
+		}
+	}
+	t.Fatal("no port of 127.0.0.1 is free")
+	return ""
 }
 
 // eachService runs a test on every service, with conditional writes and without.
