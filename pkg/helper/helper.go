@@ -30,6 +30,7 @@ type options struct {
 	endGrace       time.Duration // after the client's exit, for the driver to read the final status
 	idleQueue      time.Duration // how long a client must be idle before a helper that was asked to stop kills it:
 	idleSilent     time.Duration // a client that reports its upload queue, and one that does not
+	cpuTime        func(pid int) (time.Duration, error)
 	// exchange makes a session from an order. It is bounded.
 	exchange func(context.Context, credentials.Order) (credentials.Keys, error)
 	random   func() float64 // at least 0, less than 1

@@ -2,6 +2,7 @@ package helper
 
 import (
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -38,11 +39,24 @@ func TestAClientThatSaysNothingIsEndedWhenItDoesNothing(t *testing.T) {
 
 func TestAClientAtWorkIsLeftAlone(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, func(o *options) { o.idleSilent = 600 * time.Millisecond })
-	r.start("work:"+r.dir+"/done", "wait:/nowhere")
+	const idle = 3 * idleInterval
+	var looks atomic.Int64
+	var rests atomic.Bool
+	r := newRig(t, func(o *options) {
+		o.idleSilent = idle
+		o.cpuTime = func(int) (time.Duration, error) { // how much a client gets depends on what else runs
+			if rests.Load() {
+				return time.Duration(looks.Load()) * time.Second, nil
+			}
+			return time.Duration(looks.Add(1)) * time.Second, nil
+		}
+	})
+	r.start("wait:/nowhere")
 	r.signals <- syscall.SIGTERM
-	time.Sleep(4 * 600 * time.Millisecond)
-	r.mustLive()
-	touch(t, r.dir+"/done")
+	for looks.Load() < 4*int64(idle/idleInterval) {
+		time.Sleep(idleInterval / 10)
+		r.mustLive()
+	}
+	rests.Store(true)
 	r.mustEnd()
 }

@@ -7,8 +7,6 @@ import (
 	"sync"
 	"syscall"
 	"time"
-
-	"github.com/s3-csi/s3-csi-driver/pkg/proc"
 )
 
 const (
@@ -124,7 +122,7 @@ type idleness struct {
 // idle checks the running client and reports whether it has been idle for long enough. Call under mu.
 func (h *helper) idle(i *idleness) bool {
 	now := h.now()
-	cpu, err := proc.CPUTime(h.status.ClientPID)
+	cpu, err := h.cpuTime(h.status.ClientPID)
 	q, limit := h.status.Queue, h.idleQueue
 	busy := q != nil && (q.Uploads > 0 || q.Bytes > 0)
 	if q == nil {

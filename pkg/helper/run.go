@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
+	"github.com/s3-csi/s3-csi-driver/pkg/proc"
 )
 
 // Program describes the programs of a helper.
@@ -102,7 +103,7 @@ func Run(ctx context.Context, program Program, args []string) error {
 	}
 	o := options{
 		name: a.name, stateDir: a.stateDir, cacheDir: a.cacheDir, landlock: a.landlock,
-		version: program.Version, random: rand.Float64, stderr: os.Stderr, now: time.Now, lookup: client.Get, checkFuse: checkFuse, idleLimit: idleLimit, endGrace: endGrace, idleQueue: idleQueue, idleSilent: idleSilent,
+		version: program.Version, random: rand.Float64, stderr: os.Stderr, now: time.Now, lookup: client.Get, checkFuse: checkFuse, idleLimit: idleLimit, endGrace: endGrace, idleQueue: idleQueue, idleSilent: idleSilent, cpuTime: proc.CPUTime,
 	}
 	o.exchange = newExchanger(program.Exchange, o.restricted).make
 	h, err := newHelper(o)

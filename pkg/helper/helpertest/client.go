@@ -29,7 +29,6 @@ const mode = "stand-in-client"
 //	print:<text>       a line on standard output
 //	shout:<text>       a line on standard error
 //	wait:<path>        until the file is there
-//	work:<path>        likewise, and keep a processor busy
 //	exit:<code>        end
 //	credentials        ask for credentials, print the access key id, and how they expire
 //	leak               ask for credentials and print them all
@@ -83,12 +82,6 @@ func Client() int {
 		case "wait":
 			for _, err := os.Stat(arg); err != nil; _, err = os.Stat(arg) {
 				time.Sleep(5 * time.Millisecond)
-			}
-		case "work":
-			for _, err := os.Stat(arg); err != nil; {
-				for began := time.Now(); time.Since(began) < 20*time.Millisecond; {
-				}
-				_, err = os.Stat(arg)
 			}
 		case "exit":
 			code, _ := strconv.Atoi(arg)
