@@ -12,6 +12,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/check"
+	"github.com/s3-csi/s3-csi-driver/pkg/client"
 	"github.com/s3-csi/s3-csi-driver/pkg/driver"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
 	"github.com/s3-csi/s3-csi-driver/pkg/session"
@@ -65,7 +66,7 @@ func checks(ctx context.Context, o driver.Options, version string) (check.Report
 		sections = append(sections, services.Check(ctx, b))
 	}
 	if o.Check.Node {
-		node, err := nodeToCheck(o, version, backends)
+		node, err := nodeToCheck(o, version, config.Clients(), backends)
 		if err != nil {
 			return check.Report{}, err
 		}
@@ -89,7 +90,7 @@ func chosen(config *backend.Config, o driver.Options) ([]backend.Backend, error)
 	return slices.DeleteFunc(all, same), nil
 }
 
-func nodeToCheck(o driver.Options, version string, backends []backend.Backend) (check.Node, error) {
+func nodeToCheck(o driver.Options, version string, clients client.Set, backends []backend.Backend) (check.Node, error) {
 	executable, err := os.Executable()
 	if err != nil {
 		return check.Node{}, err
@@ -97,7 +98,7 @@ func nodeToCheck(o driver.Options, version string, backends []backend.Backend) (
 	n := check.Node{
 		Program: helperProgram(executable), ClientDir: o.Node.ClientDir, DefaultClient: o.Node.DefaultClient, StateDir: o.Node.StateDir,
 		CacheDir: o.Node.CacheDir, HostDir: o.Node.HostDir, AllowIsolated: o.Node.AllowIsolated,
-		Launcher: o.Node.Launcher, PodDNS: o.Node.DNS == driver.DNSPod, UIDs: launcher.UIDRange(o.Node.UIDs), Version: version, Backends: backends,
+		Launcher: o.Node.Launcher, PodDNS: o.Node.DNS == driver.DNSPod, UIDs: launcher.UIDRange(o.Node.UIDs), Version: version, Backends: backends, Clients: clients,
 	}
 	if n.ClientDir == "" {
 		n.ClientDir = filepath.Dir(executable)

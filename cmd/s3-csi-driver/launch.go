@@ -36,7 +36,10 @@ const (
 )
 
 // programPaths holds the paths of the programs that run for mounts, as the driver sees them.
-type programPaths struct{ helper, clientDir string }
+type programPaths struct {
+	helper, clientDir string
+	clients           client.Set
+}
 
 // sessions returns the path of the program that renews sessions for helpers: the driver, in their directory. It is "" if the file is missing.
 func (p programPaths) sessions() string {
@@ -65,7 +68,7 @@ func (p programPaths) files() []string {
 	if path := p.sessions(); path != "" {
 		files = append(files, path)
 	}
-	for _, c := range client.All() {
+	for _, c := range p.clients.All() {
 		if name, ok := programs.Find(c, p.clientDir); ok {
 			files = append(files, filepath.Join(p.clientDir, name))
 		}
@@ -104,7 +107,7 @@ func launchOn(ctx context.Context, ns *host.Namespace, p programPaths, o driver.
 	if err != nil {
 		return l, err
 	}
-	l = launch{limits: limits, programs: programs.NewClients(ns, p.clientDir, p.clientDir)}
+	l = launch{limits: limits, programs: programs.NewClients(ns, p.clients.All(), p.clientDir, p.clientDir)}
 	if l.dns, err = ownDNS(ns, o.Node); err != nil {
 		return l, err
 	}
@@ -121,7 +124,7 @@ func launchOn(ctx context.Context, ns *host.Namespace, p programPaths, o driver.
 			return l, err
 		}
 		program, options = installed.Path(filepath.Base(p.helper)), append(options, launcher.WithHostProgram())
-		l.programs = programs.NewClients(ns, p.clientDir, installed.Dir)
+		l.programs = programs.NewClients(ns, p.clients.All(), p.clientDir, installed.Dir)
 		l.clean = func(ctx context.Context, used []string) error {
 			return installed.Clean(ctx, ns, func(dir string) bool { return slices.Contains(used, dir) })
 		}

@@ -9,7 +9,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
-	"github.com/s3-csi/s3-csi-driver/pkg/client"
 	"github.com/s3-csi/s3-csi-driver/pkg/driver"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
@@ -44,7 +43,7 @@ func addNode(ctx context.Context, cfg *driver.Config, o driver.Options, s storag
 		klog.FromContext(ctx).Info("Clients that need callers' PIDs are unavailable", "reason", err.Error())
 		cfg.Health.Note(err.Error())
 	}
-	l, err := launchOn(ctx, namespace, programPaths{program, clientDir}, o, version)
+	l, err := launchOn(ctx, namespace, programPaths{program, clientDir, s.config.Clients()}, o, version)
 	if err != nil {
 		return err
 	}
@@ -60,7 +59,7 @@ func addNode(ctx context.Context, cfg *driver.Config, o driver.Options, s storag
 		Launcher:      l,
 		Backends:      mountBackends{s.config, s.buckets},
 		Sessions:      s.sessions,
-		Client:        client.Get,
+		Clients:       s.config,
 		StateDir:      o.Node.StateDir,
 		CacheDir:      o.Node.CacheDir,
 		Programs:      l.programs,

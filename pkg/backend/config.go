@@ -14,6 +14,7 @@ import (
 
 	"sigs.k8s.io/yaml"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/client"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
@@ -35,15 +36,18 @@ var (
 	accountID  = regexp.MustCompile(`^[0-9]{12}$`)
 )
 
-// Config is the operator's configuration of S3 services. It is immutable.
+// Config is the operator's configuration of S3 services, with the declarations of further clients. It is immutable.
 type Config struct {
 	backends map[string]Backend
+	clients  client.Set
+	declared string // identifies the declarations of clients
 }
 
 // The keys of the file, which docs/configuration.md describes.
 type (
 	fileConfig struct {
 		Backends map[string]json.RawMessage `json:"backends"`
+		Clients  map[string]json.RawMessage `json:"clients"`
 	}
 	fileBackend struct {
 		Endpoint              string   `json:"endpoint"`
@@ -105,14 +109,25 @@ func DefaultConfig(region, endpoint string) (*Config, error) {
 
 // ParseConfig is LoadConfig for a file's content. It does not read CA files.
 func ParseConfig(data []byte, region, endpoint string) (*Config, error) {
-	files, err := parseFile(data)
+	top, err := parseFile(data)
+	if err != nil {
+		return nil, err
+	}
+	files, err := top.fileBackends()
+	if err != nil {
+		return nil, err
+	}
+	declared, err := top.declaredClients()
 	if err != nil {
 		return nil, err
 	}
 	if _, ok := files[volume.DefaultBackend]; !ok {
 		files[volume.DefaultBackend] = fileBackend{}
 	}
-	c := &Config{backends: make(map[string]Backend, len(files))}
+	c := &Config{backends: make(map[string]Backend, len(files)), clients: client.NewSet(declared)}
+	if identity, err := json.Marshal(top.Clients); err == nil { // of what was parsed before
+		c.declared = string(identity)
+	}
 	for name, f := range files {
 		place := func(key string) string { return "backends." + name + "." + key }
 		if name == volume.DefaultBackend {
@@ -147,6 +162,9 @@ func (c *Config) Backend(name string) (Backend, error) {
 		name, strings.Join(slices.Sorted(maps.Keys(c.backends)), ", "))
 }
 
+// Clients returns the driver's own clients and those that the file declares.
+func (c *Config) Clients() client.Set { return c.clients }
+
 // Config implements Configured.
 func (c *Config) Config() *Config { return c }
 
@@ -158,38 +176,74 @@ func (c *Config) Backends() []Backend {
 	return slices.SortedFunc(maps.Values(c.backends), func(a, b Backend) int { return strings.Compare(a.Name, b.Name) })
 }
 
-// parseFile decodes the YAML and checks keys and types, but not values.
-func parseFile(data []byte) (map[string]fileBackend, error) {
+// parseFile decodes the YAML and checks the topmost keys.
+func parseFile(data []byte) (top fileConfig, err error) {
 	if len(data) > maxConfigSize {
-		return nil, fault.Errorf(fault.Invalid, "the config file has %d bytes, more than the %d allowed", len(data), maxConfigSize)
+		return top, fault.Errorf(fault.Invalid, "the config file has %d bytes, more than the %d allowed", len(data), maxConfigSize)
 	}
 	// The YAML library ignores all documents but the first.
 	if err := oneDocument(string(data)); err != nil {
-		return nil, err
+		return top, err
 	}
 	raw, err := yaml.YAMLToJSONStrict(data)
 	if err != nil {
-		return nil, fault.Errorf(fault.Invalid, "not valid YAML: %w", err)
+		return top, fault.Errorf(fault.Invalid, "not valid YAML: %w", err)
 	}
-	files := map[string]fileBackend{}
 	if string(raw) == "null" { // nothing but comments
-		return files, nil
+		return top, nil
 	}
-	var top fileConfig
-	if err := decodeKeys("", raw, &top); err != nil {
-		return nil, err
-	}
-	for name, settings := range top.Backends {
+	return top, decodeKeys("", raw, &top)
+}
+
+// fileBackends checks the keys and types of backends, but not values.
+func (f fileConfig) fileBackends() (map[string]fileBackend, error) {
+	files := map[string]fileBackend{}
+	for name, settings := range f.Backends {
 		if !backendName.MatchString(name) {
 			return nil, fault.Field("backends."+Clip(name, 64), "is not a backend name: at most 32 of a-z, 0-9 and -, not - at the start or end")
 		}
-		var f fileBackend
-		if err := decodeKeys("backends."+name, settings, &f); err != nil {
+		var b fileBackend
+		if err := decodeKeys("backends."+name, settings, &b); err != nil {
 			return nil, err
 		}
-		files[name] = f
+		files[name] = b
 	}
 	return files, nil
+}
+
+// fileClient is a declaration of a client.
+type fileClient struct {
+	client.Declaration
+	Options map[string]json.RawMessage `json:"options"`
+}
+
+// declaredClients returns the declared clients, sorted by name.
+func (f fileConfig) declaredClients() ([]client.Client, error) {
+	var declared []client.Client
+	for _, name := range slices.Sorted(maps.Keys(f.Clients)) {
+		place := "clients." + Clip(name, 64)
+		if err := client.CheckName(name); err != nil {
+			return nil, fault.Field(place, "%w", err)
+		}
+		var d fileClient
+		if err := decodeKeys(place, f.Clients[name], &d); err != nil {
+			return nil, err
+		}
+		d.Declaration.Options = map[string]client.OptionDeclaration{}
+		for option, raw := range d.Options {
+			var o client.OptionDeclaration
+			if err := decodeKeys(place+".options."+Clip(option, 64), raw, &o); err != nil {
+				return nil, err
+			}
+			d.Declaration.Options[option] = o
+		}
+		c, err := d.Client(name, place)
+		if err != nil {
+			return nil, err
+		}
+		declared = append(declared, c)
+	}
+	return declared, nil
 }
 
 func oneDocument(text string) error {

@@ -2,6 +2,7 @@ package backend
 
 import (
 	"encoding/pem"
+	"errors"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
@@ -270,6 +271,42 @@ func TestTheDocumentedConfigIsTheOneThatIsRead(t *testing.T) {
 	for _, example := range examples {
 		if _, err := ParseConfig([]byte(example[1]), "", ""); err != nil {
 			t.Errorf("an example is refused: %v\n%s", err, example[1])
+		}
+	}
+}
+
+func TestClientsAreDeclaredInTheFile(t *testing.T) {
+	document, err := os.ReadFile("../../docs/clients.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(document), "```yaml\nclients:\n")
+	example, _, _ := strings.Cut(rest, "```")
+	cfg, err := ParseConfig([]byte("clients:\n"+example), "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := cfg.Clients().Get("debian-rclone")
+	if err != nil || !c.Declared || c.Options["dir-cache-time"].Max != 3600_000 || len(cfg.Clients().All()) != 3 {
+		t.Errorf("%+v, %v", c, err)
+	}
+	other, err := ParseConfig([]byte(strings.Replace("clients:\n"+example, "1h", "2h", 1)), "", "")
+	if err != nil || cfg.same(other) || !cfg.same(cfg) {
+		t.Errorf("another declaration is not another config: %v", err)
+	}
+	for text, field := range map[string]string{
+		"clients: {A: {}}":                                             "clients.A",
+		"clients: {a: 1}":                                              "clients.a",
+		"clients: {a: {program: x, nope: 1}}":                          "clients.a.nope",
+		"clients: {a: {tasks: many}}":                                  "clients.a.tasks",
+		"clients: {a: {options: {b: {typ: flag}}}}":                    "clients.a.options.b.typ",
+		"clients: {a: {argsIf: {root: [x]}}}":                          "clients.a.argsIf.root",
+		"clients: {a: {environment: [x]}}":                             "clients.a.environment",
+		"clients: {rclone: {program: x, fuse: path, operands: ['x']}}": "clients.rclone",
+	} {
+		_, err := ParseConfig([]byte(text), "", "")
+		if f := (*fault.Error)(nil); !errors.As(err, &f) || f.Field != field {
+			t.Errorf("%s: %v, want an error at %s", text, err, field)
 		}
 	}
 }

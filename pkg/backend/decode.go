@@ -17,7 +17,7 @@ func decodeKeys(place string, raw json.RawMessage, out any) error {
 	var keys map[string]json.RawMessage
 	if err := json.Unmarshal(raw, &keys); err != nil || keys == nil {
 		if place == "" {
-			return fault.Errorf(fault.Invalid, "the config file must be a map with the key backends")
+			return fault.Errorf(fault.Invalid, "the config file must be a map with the keys backends and clients")
 		}
 		return fault.Field(place, "must be a map of settings; use {} for an empty one")
 	}
@@ -90,6 +90,8 @@ func wanted(kind reflect.Kind) string {
 		return "must be true or false"
 	case reflect.Map:
 		return "must be a map"
+	case reflect.Int64:
+		return "must be a whole number"
 	default:
 		return "must be a string; put it in quotes"
 	}
@@ -100,7 +102,12 @@ func fieldsByKey(v any) map[string]reflect.Value {
 	fields := map[string]reflect.Value{}
 	s := reflect.ValueOf(v).Elem()
 	for i := range s.NumField() {
-		fields[s.Type().Field(i).Tag.Get("json")] = s.Field(i)
+		switch key := s.Type().Field(i).Tag.Get("json"); {
+		case s.Type().Field(i).Anonymous:
+			maps.Copy(fields, fieldsByKey(s.Field(i).Addr().Interface()))
+		case key != "-":
+			fields[key] = s.Field(i)
+		}
 	}
 	return fields
 }

@@ -10,6 +10,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/klog/v2"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/client"
 )
 
 const (
@@ -104,6 +106,9 @@ func (l *Live) Changed() <-chan struct{} {
 // Backend returns the current backend of that name. An unknown name is a Precondition.
 func (l *Live) Backend(name string) (Backend, error) { return l.Config().Backend(name) }
 
+// Clients returns the current clients.
+func (l *Live) Clients() client.Set { return l.Config().Clients() }
+
 // Run reloads the file until ctx ends.
 func (l *Live) Run(ctx context.Context) error {
 	if l.path == "" {
@@ -158,7 +163,7 @@ func (l *Live) reload(ctx context.Context, refused string) string {
 func (l *Live) apply(logger klog.Logger, c *Config) {
 	old := l.current.Swap(c)
 	added, removed, changed := c.since(old)
-	logger.Info("Config file reloaded", "added", added, "removed", removed, "changed", changed)
+	logger.Info("Config file reloaded", "added", added, "removed", removed, "changed", changed, "clientsChanged", c.declared != old.declared)
 	l.reloads.WithLabelValues(resultSuccess).Inc()
 	l.successful.Set(1)
 	l.mu.Lock()
@@ -169,7 +174,7 @@ func (l *Live) apply(logger klog.Logger, c *Config) {
 
 // same reports whether two configs are equal.
 func (c *Config) same(other *Config) bool {
-	return maps.Equal(c.revisions(), other.revisions())
+	return c.declared == other.declared && maps.Equal(c.revisions(), other.revisions())
 }
 
 func (c *Config) revisions() map[string]string {

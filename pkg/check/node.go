@@ -46,6 +46,7 @@ type Node struct {
 	UIDs          launcher.UIDRange
 	Version       string
 	Backends      []backend.Backend
+	Clients       client.Set
 }
 
 // Check checks the host and removes what it created.
@@ -234,7 +235,7 @@ func (noBinds) Binds(context.Context) ([]resolvconf.Bind, error) { return nil, n
 func (r *nodeRun) programs(ctx context.Context) {
 	what := item{"hostPrograms", "programs run from the host's directory", r.systemd || r.ns.Foreign()}
 	found, files := map[string]string{}, []string{r.Program}
-	for _, c := range client.All() {
+	for _, c := range r.Clients.All() {
 		if name, ok := programs.Find(c, r.ClientDir); ok {
 			found[c.Name] = name
 			files = append(files, filepath.Join(r.ClientDir, name))
@@ -272,7 +273,7 @@ func (r *nodeRun) programs(ctx context.Context) {
 }
 
 func (r *nodeRun) pids() {
-	c, err := client.Get(r.DefaultClient)
+	c, err := r.Clients.Get(r.DefaultClient)
 	what := item{"hostPIDs", "clients see the pids of their callers", err == nil && c.CallerPIDs}
 	r.noError(what, host.HostPID(), "")
 }
@@ -350,7 +351,7 @@ func (r *nodeRun) cgroups(ctx context.Context) {
 }
 
 func (r *nodeRun) clients() {
-	for _, c := range client.All() {
+	for _, c := range r.Clients.All() {
 		what := item{"client." + c.Name, "the client " + c.Name, c.Name == r.DefaultClient}
 		name, found := programs.Find(c, r.ClientDir)
 		path := filepath.Join(r.ClientDir, name)

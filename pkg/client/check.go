@@ -130,9 +130,12 @@ type Share struct {
 }
 
 // CheckInline refuses settings of inline volumes that authors of PersistentVolumes may use and authors of pods may not: limits
-// above the share, a cache larger than DefaultCacheSize, and verbose logs. Options have passed Check and attributes CheckLimits.
+// above the share, a cache larger than DefaultCacheSize, verbose logs, and clients that are not for pods' authors. Options have passed Check and attributes CheckLimits.
 // The error is Denied and names "volume_context.memoryLimit" and so on, or "mountOptions".
 func (c Client) CheckInline(a volume.Attributes, options []volume.Option, share Share) error {
+	if c.NoInline {
+		return fault.Errorf(fault.Denied, "volume_context.client: client %s is not allowed for inline volumes; use a PersistentVolumeClaim, or set inline: true in its declaration in the driver's config file", c.Name)
+	}
 	memory := share.Memory
 	if memory != 0 {
 		memory = max(memory, c.NeedsMemory(nil)) // the default

@@ -85,6 +85,10 @@ type Client struct {
 	Name string
 	// Programs are the file names of its program. The first one that is installed is used; all take the same command line.
 	Programs []string
+	// Declared means that it is from the operator's config file.
+	Declared bool
+	// SHA256 is the digest that the program must have, in hexadecimal; "": any.
+	SHA256 string
 	// Options are the allowed mount options, by name without dashes.
 	Options map[string]OptionType
 	// Refused has reasons and alternatives for some options that are not allowed. Any other unknown name is refused as well.
@@ -98,6 +102,10 @@ type Client struct {
 	CallerPIDs bool
 	// WriteBack means that a closed file may be in CacheDir alone until it is uploaded.
 	WriteBack bool
+	// ExitsEarly means that the client may end before everything is stored.
+	ExitsEarly bool
+	// NoInline means that inline volumes must not use the client.
+	NoInline bool
 	// Command builds the process from an invocation that was checked before.
 	Command func(Invocation) Command
 	// Queue parses the upload queue from a line of the client's output; ok is false for other lines. nil: the client does not
@@ -152,13 +160,32 @@ func All() []Client {
 	}
 }
 
+// CheckName checks that a text can be the name of a client, declared or not. The error is Invalid.
+func CheckName(name string) error {
+	if !clientName.MatchString(name) {
+		return fault.Errorf(fault.Invalid, "%s is not a client's name: at most 32 of a-z, 0-9 and -, not - at the start or end", quote(name))
+	}
+	return nil
+}
+
+const clientName volume.Pattern = `^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$`
+
+// Set are the clients of a configuration: those that the driver knows, and declared ones.
+type Set struct{ declared []Client }
+
+// NewSet returns the driver's own clients together with declared ones, whose names differ.
+func NewSet(declared []Client) Set { return Set{declared} }
+
+// All returns all clients, the driver's own first.
+func (s Set) All() []Client { return append(All(), s.declared...) }
+
 // Get finds a client by name; "" is the default. An unknown name is fault.Invalid.
-func Get(name string) (Client, error) {
+func (s Set) Get(name string) (Client, error) {
 	if name == "" {
 		name = Default
 	}
 	var known []string
-	for _, c := range All() {
+	for _, c := range s.All() {
 		if c.Name == name {
 			return c, nil
 		}
@@ -166,6 +193,9 @@ func Get(name string) (Client, error) {
 	}
 	return Client{}, fault.Errorf(fault.Invalid, "there is no client %s; this driver knows %s", quote(name), strings.Join(known, ", "))
 }
+
+// Get finds one of the driver's own clients by name; "" is the default. An unknown name is fault.Invalid.
+func Get(name string) (Client, error) { return Set{}.Get(name) }
 
 // argument is one "--name=value": in this form no value can be taken for a flag.
 func argument(name, value string) string { return "--" + name + "=" + value }
@@ -226,10 +256,16 @@ func environment(in Invocation, more ...string) []string {
 	}, more...)
 }
 
+// Source has the clients that can be used now.
+type Source interface{ Clients() Set }
+
+// Clients implements Source.
+func (s Set) Clients() Set { return s }
+
 // Registry finds clients by the names in volume attributes.
 type Registry struct {
-	Get     func(name string) (Client, error) // the function Get
-	Default string                            // the client of volumes that name none
+	Source
+	Default string // the client of volumes that name none
 }
 
 // Of returns the client of that name; "" is the default one.
@@ -237,5 +273,5 @@ func (r Registry) Of(name string) (Client, error) {
 	if name == "" {
 		name = r.Default
 	}
-	return r.Get(name)
+	return r.Clients().Get(name)
 }

@@ -44,6 +44,7 @@ type OptionType struct {
 const (
 	decimal  volume.Pattern = `^(0|[1-9][0-9]{0,17})$`
 	duration volume.Pattern = `^([0-9]{1,9}(ms|h|m|s))+$`
+	plain    volume.Pattern = `^[\x21-\x2c\x2e-\x7e][\x21-\x7e]*$`
 	size     volume.Pattern = `^[1-9][0-9]{0,11}(Ki|Mi|Gi|Ti)$`
 )
 
@@ -110,7 +111,7 @@ func (t OptionType) takes(value string) bool {
 		n, ok := parseSize(value)
 		return ok && n >= t.Min && n <= t.Max
 	case Text:
-		return t.Pattern.MatchString(value)
+		return plain.MatchString(value) && t.Pattern.MatchString(value)
 	}
 	return false
 }

@@ -52,6 +52,7 @@ type Backends interface {
 	Backend(name string) (backend.Backend, error)
 	// CheckClaims returns fault.Precondition if the backend of that name contradicts the claims in a volume's parameters.
 	CheckClaims(name string, claims []volume.Claim) error
+	client.Source
 }
 
 // Controller is the CSI Controller service. It has no capabilities for capacity, attachment and expansion, because S3 volumes need
@@ -138,7 +139,7 @@ func (c *Controller) parseCreate(req *csi.CreateVolumeRequest) (NewVolume, error
 	if err := c.backends.CheckClaims(v.Parameters.Backend, v.Parameters.Claims); err != nil {
 		return v, err
 	}
-	if err := checkClientOptions(v.Parameters.Node, req.GetVolumeCapabilities()); err != nil {
+	if err := c.checkClientOptions(v.Parameters.Node, req.GetVolumeCapabilities()); err != nil {
 		return v, err
 	}
 	v.Secret, err = c.secret(v.Parameters.Backend, req.GetSecrets())
@@ -147,10 +148,10 @@ func (c *Controller) parseCreate(req *csi.CreateVolumeRequest) (NewVolume, error
 
 // checkClientOptions rejects options that would fail on every node. For a volume that names no client, it checks only the syntax,
 // because each node chooses the client.
-func checkClientOptions(a volume.Attributes, capabilities []*csi.VolumeCapability) error {
+func (c *Controller) checkClientOptions(a volume.Attributes, capabilities []*csi.VolumeCapability) error {
 	var serves *client.Client
 	if a.Client != "" {
-		named, err := client.Get(a.Client)
+		named, err := c.backends.Clients().Get(a.Client)
 		if err != nil {
 			return fault.Field("parameters.client", "%w", err)
 		}
@@ -165,9 +166,9 @@ func checkClientOptions(a volume.Attributes, capabilities []*csi.VolumeCapabilit
 			return err
 		}
 	}
-	for i, c := range capabilities {
+	for i, capability := range capabilities {
 		field := fmt.Sprintf("volume_capabilities[%d].mount.mount_flags", i)
-		flags, _, err := splitSELinux(c.GetMount().GetMountFlags(), field)
+		flags, _, err := splitSELinux(capability.GetMount().GetMountFlags(), field)
 		if err != nil {
 			return err
 		}
@@ -248,7 +249,7 @@ func (c *Controller) ValidateVolumeCapabilities(ctx context.Context, req *csi.Va
 	if err := c.volumes.Lookup(ctx, id, secret); err != nil {
 		return nil, fmt.Errorf("look up volume %q: %w", handle, err)
 	}
-	if why := unsupported(req); why != "" {
+	if why := c.unsupported(req); why != "" {
 		return &csi.ValidateVolumeCapabilitiesResponse{Message: why}, nil
 	}
 	return &csi.ValidateVolumeCapabilitiesResponse{Confirmed: &csi.ValidateVolumeCapabilitiesResponse_Confirmed{
@@ -259,7 +260,7 @@ func (c *Controller) ValidateVolumeCapabilities(ctx context.Context, req *csi.Va
 }
 
 // unsupported returns why the driver does not support the well-formed request, or "" if it does.
-func unsupported(req *csi.ValidateVolumeCapabilitiesRequest) string {
+func (c *Controller) unsupported(req *csi.ValidateVolumeCapabilitiesRequest) string {
 	_, attributes, err := volume.ParseContext(req.GetVolumeId(), req.GetVolumeContext())
 	if err == nil && len(req.GetParameters()) > 0 {
 		// Any name will do, because the check does not depend on it.
@@ -272,7 +273,7 @@ func unsupported(req *csi.ValidateVolumeCapabilitiesRequest) string {
 		err = checkCapabilities(req.GetVolumeCapabilities())
 	}
 	if err == nil {
-		err = checkClientOptions(attributes, req.GetVolumeCapabilities())
+		err = c.checkClientOptions(attributes, req.GetVolumeCapabilities())
 	}
 	if err != nil {
 		return err.Error()

@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/client"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
@@ -186,3 +187,5 @@ func (f *fakeMounter) Stats(ctx context.Context, volumeID, path string) (mount.S
 	}
 	return mount.Stats{TotalBytes: 6, UsedBytes: 1, AvailableBytes: 5, Inodes: 60, InodesUsed: 10, InodesFree: 50}, nil
 }
+
+func (fakeBackends) Clients() client.Set { return client.Set{} }

@@ -162,8 +162,8 @@ func (h *helper) start(req StartRequest, fuse *os.File) error {
 		return fault.Errorf(fault.Precondition, "cannot start a client: the helper is exiting")
 	}
 	c, err := h.lookup(req.Client)
-	if err != nil {
-		h.log.printf("unknown client, upload queue not reported: client=%q", req.Client)
+	if err != nil { // a declared client
+		h.log.printf("client does not report uploads: client=%q", req.Client)
 	}
 	if !req.Keys.IsZero() || !req.Order.IsZero() {
 		if err := h.updateSession(req.Keys, req.Order); err != nil {

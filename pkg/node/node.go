@@ -48,9 +48,9 @@ type Options struct {
 	Launcher      runner.Launcher
 	Backends      Backends
 	Sessions      creds.Sessions
-	Client        func(name string) (client.Client, error) // client.Get
-	StateDir      string                                   // on a tmpfs: it is gone with a reboot, as the mounts are
-	CacheDir      string                                   // on a disk
+	Clients       client.Source
+	StateDir      string // on a tmpfs: it is gone with a reboot, as the mounts are
+	CacheDir      string // on a disk
 	Programs      runner.Programs
 	DefaultClient string
 	TargetRoot    string // targets must be below it; "": anywhere
@@ -79,7 +79,7 @@ func New(ctx context.Context, o Options) (*Node, error) {
 	if o.UIDs.First < 1000 || o.UIDs.Last < o.UIDs.First {
 		return nil, fmt.Errorf("--uid-range %d-%d: it must begin at 1000 or above and not be empty", o.UIDs.First, o.UIDs.Last)
 	}
-	if _, err := o.Client(o.DefaultClient); err != nil {
+	if _, err := o.Clients.Clients().Get(o.DefaultClient); err != nil {
 		return nil, fmt.Errorf("--default-client: %w", err)
 	}
 	store, err := state.Open(ctx, o.Namespace, o.StateDir, o.CacheDir, o.UIDs.First)
@@ -96,7 +96,7 @@ func New(ctx context.Context, o Options) (*Node, error) {
 
 func assemble(ctx context.Context, o Options, store *state.Store) (*Node, error) {
 	var (
-		clients  = client.Registry{Get: o.Client, Default: o.DefaultClient}
+		clients  = client.Registry{Source: o.Clients, Default: o.DefaultClient}
 		fusectl  = host.NewFusectl(o.Namespace, store.FusectlDir())
 		peer     = runner.Peers(o.Namespace, store.Paths)
 		track    = tracker.New(o.Namespace.Overdue)

@@ -3,10 +3,14 @@ package programs
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -38,19 +42,53 @@ type Clients struct {
 	failures map[string]error // why the host could not run it, by client
 }
 
-// NewClients returns the programs of the clients that are in the directory found, in the view of this process. On the host the
+// NewClients returns the programs of clients that are in the directory found, in the view of this process. On the host the
 // directory is dir.
-func NewClients(ns hostdir.Doer, found, dir string) *Clients {
+func NewClients(ns hostdir.Doer, all []client.Client, found, dir string) *Clients {
 	c := &Clients{ns: ns, dir: dir, names: map[string]string{}, failures: map[string]error{}}
-	for _, cl := range client.All() {
+	for _, cl := range all {
 		name, ok := Find(cl, found)
-		if !ok {
+		switch {
+		case !ok:
 			c.failures[cl.Name] = fault.Errorf(fault.Precondition, "program %s not found in %s; install it there, or set --client-dir to its directory", name, found)
-		} else {
+		case cl.Declared:
+			if err := checkDeclared(cl, filepath.Join(found, name)); err != nil {
+				c.failures[cl.Name] = err
+				continue
+			}
+			c.names[cl.Name] = name
+		default:
 			c.names[cl.Name] = name
 		}
 	}
 	return c
+}
+
+// checkDeclared checks that nobody but root can change the program of a declared client, and that it has the declared digest.
+func checkDeclared(cl client.Client, path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return fault.Errorf(fault.Precondition, "open its program: %w", err)
+	}
+	defer f.Close()
+	fi, err := f.Stat()
+	if err != nil {
+		return fault.Errorf(fault.Precondition, "stat its program: %w", err)
+	}
+	if st, ok := fi.Sys().(*syscall.Stat_t); !ok || st.Uid != 0 || fi.Mode().Perm()&0o022 != 0 {
+		return fault.Errorf(fault.Precondition, "program %s must be owned by root and writable by nobody else (chown 0:0, chmod 0755)", path)
+	}
+	if cl.SHA256 == "" {
+		return nil
+	}
+	sum := sha256.New()
+	if _, err := io.Copy(sum, f); err != nil {
+		return fault.Errorf(fault.Precondition, "read its program: %w", err)
+	}
+	if got := hex.EncodeToString(sum.Sum(nil)); got != cl.SHA256 {
+		return fault.Errorf(fault.Precondition, "program %s has the digest %s, not the declared %s; install the declared program, or correct sha256 in the config file", path, got, cl.SHA256)
+	}
+	return nil
 }
 
 // settle is how long Run waits: healing and the publishes that wait for a driver go first.
@@ -89,6 +127,9 @@ func (c *Clients) Path(ctx context.Context, cl client.Client) (string, error) {
 	err := c.failures[cl.Name]
 	c.mu.Unlock()
 	name, found := c.names[cl.Name]
+	if err == nil && !found {
+		err = fault.Errorf(fault.Precondition, "it was declared after the driver started; restart the driver on this node")
+	}
 	if err != nil && found { // the missing program may have been installed on the host since
 		_, err = c.try(ctx, cl.Name)
 	}

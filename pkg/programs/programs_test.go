@@ -73,7 +73,7 @@ func TestClientsThatCannotRunAreRefused(t *testing.T) {
 	rclone, mountpoint := get(t, "rclone"), get(t, "mountpoint-s3")
 	path := filepath.Join(dir, rclone.Programs[0])
 	script(t, path, "exit 127")
-	c := NewClients(here{}, dir, dir)
+	c := NewClients(here{}, client.All(), dir, dir)
 	if got, err := c.Path(t.Context(), rclone); err != nil || got != path {
 		t.Errorf("before it was tried: %q, %v", got, err)
 	}

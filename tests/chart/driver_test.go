@@ -129,13 +129,16 @@ func TestBackendsAreTheDrivers(t *testing.T) {
 	})
 }
 
-// The schema has exactly the backend keys of the driver.
-func TestSchemaHasTheKeysOfBackends(t *testing.T) {
+// The schema has exactly the keys of the driver's config file.
+func TestSchemaHasTheKeysOfTheConfigFile(t *testing.T) {
 	s := readSchema(t)
 	for at, c := range map[string]struct{ config, path string }{
 		"a backend": {"backends: {x: {no-such-key: 1}}", "definitions/backend"},
 		"sts":       {"backends: {x: {sts: {no-such-key: 1}}}", "definitions/backend/properties/sts"},
 		"a rule":    {"backends: {x: {allow: [{no-such-key: 1}]}}", "definitions/backend/properties/allow/items"},
+		"a client":  {"clients: {x: {no-such-key: 1}}", "definitions/client"},
+		"arguments": {"clients: {x: {argsIf: {no-such-key: 1}}}", "definitions/client/properties/argsIf"},
+		"an option": {"clients: {x: {options: {y: {no-such-key: 1}}}}", "definitions/client/properties/options/additionalProperties"},
 	} {
 		_, err := backend.ParseConfig([]byte(c.config), "", "")
 		if err == nil {
@@ -156,15 +159,10 @@ func TestSchemaHasTheKeysOfBackends(t *testing.T) {
 
 func TestSchemaHasTheChoicesOfTheDriver(t *testing.T) {
 	s := readSchema(t)
-	var clients []any
-	for _, c := range client.All() {
-		clients = append(clients, c.Name)
-	}
 	for path, want := range map[string][]any{
-		"properties/node/properties/defaultClient": clients,
-		"properties/node/properties/launcher":      {driver.LauncherAuto, driver.LauncherSystemd, driver.LauncherProcess},
-		"properties/node/properties/dns":           {"pod", "host"},
-		"properties/logging/properties/format":     {"text", "json"},
+		"properties/node/properties/launcher":  {driver.LauncherAuto, driver.LauncherSystemd, driver.LauncherProcess},
+		"properties/node/properties/dns":       {"pod", "host"},
+		"properties/logging/properties/format": {"text", "json"},
 	} {
 		have := s.at(t, path).Enum
 		if fmt.Sprint(sorted(have)) != fmt.Sprint(sorted(want)) {

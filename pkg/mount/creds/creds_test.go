@@ -33,7 +33,7 @@ func newFixture(t *testing.T, b Backends, kind credentials.Kind) *fixture {
 	t.Helper()
 	f := &fixture{tokens: &mounttest.Tokens{Kind: kind}}
 	socket := filepath.Join(t.TempDir(), "s")
-	f.Provider = New(b, f.tokens, client.Registry{Get: client.Get, Default: "mountpoint-s3"}, func(string) *helper.Peer {
+	f.Provider = New(b, f.tokens, client.Registry{Source: client.Set{}, Default: "mountpoint-s3"}, func(string) *helper.Peer {
 		return helper.NewPeer(func(context.Context) (*net.UnixConn, error) {
 			return net.DialUnix("unix", nil, &net.UnixAddr{Name: socket, Net: "unix"})
 		})

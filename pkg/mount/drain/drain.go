@@ -145,7 +145,7 @@ func (d *Drainer) StopUnrecorded(ctx context.Context, m state.Mount) error {
 		return fault.Errorf(fault.Precondition, "the record of mount %s is lost, and its client exited abnormally (%s): copy the files that were not uploaded from %s to the bucket, then remove %s",
 			m.Name, how, d.Store.CacheDir(m.Name), d.Store.MountDir(m.Name))
 	}
-	for _, cl := range client.All() { // it was one of them
+	for _, cl := range d.Clients.Clients().All() { // it was one of them
 		if err := d.keepQuarantined(ctx, m, cl); err != nil {
 			return err
 		}
@@ -166,6 +166,11 @@ func (d *Drainer) drain(ctx context.Context, m state.Mount, o Options) error {
 		}
 		failpoint.Here("drain.unmounted")
 		how, err := d.awaitExit(ctx, m)
+		if err == nil && how == "" {
+			if cl, err := d.Clients.Of(m.Client); err == nil && cl.ExitsEarly && !m.Spec.ReadOnly {
+				klog.FromContext(ctx).Info("Client may have exited before everything was stored", "mount", m.Name, "volume", m.VolumeID, "client", m.Client)
+			}
+		}
 		if err != nil || how == "" {
 			return err
 		}

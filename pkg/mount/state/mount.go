@@ -100,9 +100,12 @@ func (m Mount) Joinable(spec mount.Spec) bool {
 // Account is what calls that wait for the mount's client are accounted to: see host.For.
 func (m Mount) Account() string { return mount.Account(m.Source) }
 
-// KeepsOnDisk reports whether the mount's client may hold closed files in its cache directory that are not stored yet. A client that is
-// unknown by now is not known to.
+// KeepsOnDisk reports whether the mount's client may hold closed files in its cache directory that are not stored yet. One whose
+// declaration was removed may.
 func (m Mount) KeepsOnDisk(clients client.Registry) bool {
 	cl, err := clients.Of(m.Client)
-	return err == nil && mount.KeepsOnDisk(cl, m.Spec)
+	if err != nil {
+		return !m.Spec.ReadOnly
+	}
+	return mount.KeepsOnDisk(cl, m.Spec)
 }

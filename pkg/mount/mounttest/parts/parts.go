@@ -57,7 +57,7 @@ func New(t *testing.T, b creds.Backends, peers func(*host.Namespace, state.Paths
 		t.Fatal(err)
 	}
 	p := &Parts{
-		t: t, Namespace: host.Own(), Clients: client.Registry{Get: client.Get, Default: "mountpoint-s3"}, Backends: b, Tokens: &mounttest.Tokens{},
+		t: t, Namespace: host.Own(), Clients: client.Registry{Source: client.Set{}, Default: "mountpoint-s3"}, Backends: b, Tokens: &mounttest.Tokens{},
 	}
 	p.Tracker = tracker.New(p.Namespace.Overdue)
 	if err := os.Chmod(dir, 0o755); err != nil {

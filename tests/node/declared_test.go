@@ -1,0 +1,140 @@
+package node
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/proc"
+	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+)
+
+// debian is the name under which the program rclone of Debian, whose command mount2 takes a FUSE descriptor, is declared.
+const debian = "debian-rclone"
+
+// declaration is a config file that declares the program, with further settings of the declaration.
+func (e *env) declaration(settings string) string {
+	return fmt.Sprintf(`
+backends:
+  default: {endpoint: %q, region: %q, addressing: path}
+clients:
+  %s:
+    program: debian-rclone
+    fuse: path
+    args:
+    - mount2
+    - --allow-non-empty
+    - --config=/dev/null
+    - --s3-provider=Other
+    - --s3-env-auth=true
+    - --s3-no-check-bucket=true
+    - --s3-endpoint=${endpoint}
+    - --s3-region=${region}
+    - --ca-cert=${caFile}
+    - --uid=${uid}
+    - --gid=${gid}
+    - --dir-perms=${dirMode}
+    - --file-perms=${fileMode}
+    operands: [":s3:${bucket}/${prefix}", "${mountpoint}"]
+    needs: [delete]
+    memory: 128Mi
+    drain: exits # without rclone's cache, close returns when a file is stored
+    cache: none
+    options:
+      dir-cache-time: {type: duration, min: 1s, max: 1h}
+      no-checksum: {type: flag}
+%s`, e.Rig.S3.Endpoint, e.Rig.S3.Region, debian, settings)
+}
+
+// declare installs the program and starts a driver with the declaration.
+func (e *env) declare(settings string) {
+	e.t.Helper()
+	program, err := exec.LookPath("rclone")
+	if err != nil {
+		e.t.Skip("the program rclone of Debian is missing: make setup installs it: ", err)
+	}
+	content, err := os.ReadFile(program)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(e.Clients, debian), content, 0o755); err != nil { //nolint:gosec // other users run it
+		e.t.Fatal(err)
+	}
+	config := filepath.Join(e.Dir, "config.yaml")
+	if err := os.WriteFile(config, []byte(e.declaration(settings)), 0o600); err != nil {
+		e.t.Fatal(err)
+	}
+	e.drive("--config=" + config)
+}
+
+// A client that the operator declares serves like the driver's own: unprivileged, scoped, healed, and drained before its volume is
+// unpublished.
+func TestADeclaredClientServes(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t)
+	e.declare("")
+	v := static("declared", debian, "mountOptions", "dir-cache-time=1s,no-checksum")
+	target := e.publish(v, "declared")
+	file := filepath.Join(target, "dir", "file")
+	for _, step := range []func() error{
+		func() error { return os.Mkdir(filepath.Dir(file), 0o755) },
+		func() error { return os.WriteFile(file, []byte("content"), 0o644) }, //nolint:gosec // of a volume
+		func() error { return os.Rename(file, file+"2") },
+	} {
+		if err := step(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := e.Object(t, bucket, "declared/dir/file2"); got != "content" {
+		t.Errorf("the object is %q", got)
+	}
+
+	running := e.Running(debian)
+	if len(running) != 1 {
+		t.Fatalf("%d processes of the client: %v", len(running), e.Processes())
+	}
+	status, err := proc.ReadStatus(running[0].PID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if uid, _ := strconv.Atoi(strings.Fields(status.Field("Uid"))[0]); uid < e.FirstUID || status.Field("CapEff") != "0000000000000000" || status.Field("NoNewPrivs") != "1" {
+		t.Errorf("it runs as uid %d, with the capabilities %s", uid, status.Field("CapEff"))
+	}
+	rigtest.Kill(t, running...)
+	e.awaitRead(eventually, file+"2", "content")
+
+	if err := os.Remove(file + "2"); err != nil {
+		t.Error(err)
+	}
+	if err := os.WriteFile(file, []byte("last"), 0o644); err != nil { //nolint:gosec // of a volume
+		t.Error(err)
+	}
+	e.unpublish(v, target)
+	if keys := e.Keys(t, bucket, "declared/"); len(keys) != 1 || e.Object(t, bucket, "declared/dir/file") != "last" {
+		t.Errorf("the volume has %q", keys)
+	}
+	e.awaitNothingLeft(eventually)
+
+	for _, options := range []string{"vfs-cache-mode=full", "dir-cache-time=2h", "endpoint=http://127.0.0.1:1", "no-checksum=yes"} {
+		err := e.tryPublish(time.Minute, static("refused", debian, "mountOptions", options), e.Target("refused"))
+		want(t, err, codes.InvalidArgument, strings.Split(options, "=")[0])
+	}
+	want(t, e.tryPublish(time.Minute, static("refused", "undeclared"), e.Target("refused")), codes.InvalidArgument, debian)
+	e.undone(e.Target("refused"))
+}
+
+// The program of a declared client is the one that was declared, or it does not run.
+func TestADeclaredClientRunsNoOtherProgram(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t)
+	e.declare("    sha256: \"" + strings.Repeat("0", 64) + "\"\n")
+	want(t, e.tryPublish(time.Minute, static("other", debian), e.Target("other")), codes.FailedPrecondition, debian, "sha256")
+	e.undone(e.Target("other"))
+}
