@@ -68,7 +68,13 @@ type Command struct {
 	// with a sandbox lets it reach no others. Without Ports, connections are not restricted.
 	Ports []uint16 `json:"ports,omitempty"`
 	Files []string `json:"files,omitempty"`
+	// Fusermount is the path of s3-csi-fusermount for a client that gets the FUSE descriptor by executing fusermount3 or fusermount;
+	// "": the client takes the descriptor FuseFD itself.
+	Fusermount string `json:"fusermount,omitempty"`
 }
+
+// Mountpoint is the directory in StateDir that such a client gets as its mount point. Nothing is mounted there.
+const Mountpoint = "mountpoint"
 
 // command returns a command with what it needs to reach the service.
 func (in Invocation) command(argv, env []string) Command {
@@ -104,6 +110,8 @@ type Client struct {
 	WriteBack bool
 	// ExitsEarly means that the client may end before everything is stored.
 	ExitsEarly bool
+	// Fusermount means that the client executes fusermount3 or fusermount, see FusermountProgram.
+	Fusermount bool
 	// NoInline means that inline volumes must not use the client.
 	NoInline bool
 	// Command builds the process from an invocation that was checked before.

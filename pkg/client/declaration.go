@@ -3,6 +3,7 @@ package client
 import (
 	"fmt"
 	"maps"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -61,6 +62,8 @@ type OptionDeclaration struct {
 const (
 	FusePath     = "path"     // the mount point is the descriptor, /dev/fd/N: the placeholder ${mountpoint}
 	FuseArgument = "argument" // the number of the descriptor is an argument: the placeholder ${fd}
+	// FuseFusermount is for clients that execute fusermount3 or fusermount. ${mountpoint} is a directory of their own.
+	FuseFusermount = "fusermount"
 )
 
 // Values of Declaration.Drain: when a client ends after its unmount.
@@ -145,14 +148,14 @@ func (d Declaration) Client(name, place string) (Client, error) {
 	}
 	c := Client{
 		Name: name, Programs: []string{d.Program}, SHA256: d.SHA256, Declared: true, Options: map[string]OptionType{}, Refused: reserved(),
-		MinMemory: declaredMemory, MinTasks: declaredTasks, NoInline: !d.Inline,
+		MinMemory: declaredMemory, MinTasks: declaredTasks, NoInline: !d.Inline, Fusermount: d.Fuse == FuseFusermount,
 		ExitsEarly: d.Drain == DrainUnknown, WriteBack: d.Cache == CacheUnsent,
 	}
 	for _, check := range []struct {
 		key, value string
 		values     []string
 	}{
-		{"fuse", d.Fuse, []string{FusePath, FuseArgument}},
+		{"fuse", d.Fuse, []string{FusePath, FuseArgument, FuseFusermount}},
 		{"drain", d.Drain, []string{DrainExits, DrainUnknown}},
 		{"cache", d.Cache, []string{CacheNone, CacheCopies, CacheUnsent}},
 	} {
@@ -250,8 +253,8 @@ func (d Declaration) checkArguments(at func(string) string) error {
 			}
 		}
 	}
-	if want := map[string]string{FusePath: "mountpoint", FuseArgument: "fd"}[d.Fuse]; want != "" && !used[want] {
-		return fault.Field(at("args"), "the placeholder ${%s} is missing, from which the client learns its FUSE descriptor; add it to args or operands", want)
+	if want := map[string]string{FusePath: "mountpoint", FuseArgument: "fd", FuseFusermount: "mountpoint"}[d.Fuse]; want != "" && !used[want] {
+		return fault.Field(at("args"), "the placeholder ${%s} is missing, without which the client gets no FUSE descriptor; add it to args or operands", want)
 	}
 	if d.Cache == CacheNone && used["cacheDir"] {
 		return fault.Field(at("cache"), "must be copies or unsent, because an argument has ${cacheDir}")
@@ -402,6 +405,9 @@ func bound(kind Kind, text string) (int64, error) {
 // command builds the process from an invocation that was checked before.
 func (d Declaration) command(arguments map[string]string, in Invocation) Command {
 	values := placeholders(in)
+	if d.Fuse == FuseFusermount {
+		values["mountpoint"] = filepath.Join(in.StateDir, Mountpoint)
+	}
 	argv := append([]string{in.Binary}, fill(d.Args, values)...)
 	if d.ArgsIf != nil {
 		for _, list := range []struct {
@@ -428,8 +434,15 @@ func (d Declaration) command(arguments map[string]string, in Invocation) Command
 	for _, name := range slices.Sorted(maps.Keys(d.Environment)) {
 		env = append(env, name+"="+d.Environment[name])
 	}
-	return in.command(argv, env)
+	c := in.command(argv, env)
+	if d.Fuse == FuseFusermount {
+		c.Fusermount = filepath.Join(filepath.Dir(in.Binary), FusermountProgram)
+	}
+	return c
 }
+
+// FusermountProgram is the file name of the program that takes the place of fusermount3 and fusermount. It is beside the clients' programs.
+const FusermountProgram = "s3-csi-fusermount"
 
 // fill replaces the placeholders in arguments, and leaves arguments of the form "--name=${placeholder}" out if it is empty.
 func fill(args []string, values map[string]string) []string {

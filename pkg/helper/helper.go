@@ -174,10 +174,18 @@ func (h *helper) start(req StartRequest, fuse *os.File) error {
 	if err := removeEnd(h.stateDir); err != nil {
 		h.log.printf("removing the previous exit record failed: %v", err)
 	}
+	env := h.endpoint.env()
+	if req.Fusermount != "" {
+		path, err := prepareFusermount(h.stateDir, req.Fusermount)
+		if err != nil {
+			return fmt.Errorf("prepare the client's mount point: %w", err)
+		}
+		env = append(env, path...)
+	}
 	h.tail.reset()
 	var run *run
 	err = h.restricted(h.clientSandbox(req.Command), func() (err error) {
-		run, err = startProcess(req.Command, h.endpoint.env(), fuse)
+		run, err = startProcess(req.Command, env, fuse)
 		return err
 	})
 	if err != nil {
@@ -406,6 +414,9 @@ func (h *helper) stop(why string) {
 func checkCommand(c client.Command) error {
 	if len(c.Argv) == 0 || !filepath.IsAbs(c.Argv[0]) {
 		return fault.Errorf(fault.Invalid, "the path of the client's program is not absolute")
+	}
+	if c.Fusermount != "" && !filepath.IsAbs(c.Fusermount) {
+		return fault.Errorf(fault.Invalid, "the path of the client's fusermount is not absolute")
 	}
 	for _, s := range c.Argv {
 		if strings.IndexByte(s, 0) >= 0 {

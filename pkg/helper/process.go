@@ -3,7 +3,9 @@ package helper
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -12,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
+	"github.com/s3-csi/s3-csi-driver/pkg/fusermount"
 )
 
 const (
@@ -28,7 +31,7 @@ type run struct {
 }
 
 // startProcess starts a client in "/", in a process group of its own, with /dev/null as stdin, a pipe for its output, the FUSE
-// descriptor as client.FuseFD and no other descriptor. extra overrides the command's environment. It returns when the
+// descriptor as client.FuseFD, or fusermount.FuseFD, and no other descriptor. extra overrides the command's environment. It returns when the
 // program has been executed.
 func startProcess(c client.Command, extra []string, fuse *os.File) (*run, error) {
 	null, err := os.Open(os.DevNull)
@@ -41,8 +44,12 @@ func startProcess(c client.Command, extra []string, fuse *os.File) (*run, error)
 		return nil, fmt.Errorf("create a pipe for its output: %w", err)
 	}
 	defer w.Close()
-	files := make([]*os.File, client.FuseFD+1)
-	files[0], files[1], files[2], files[client.FuseFD] = null, w, w, fuse
+	fd := client.FuseFD
+	if c.Fusermount != "" {
+		fd = fusermount.FuseFD
+	}
+	files := make([]*os.File, fd+1)
+	files[0], files[1], files[2], files[fd] = null, w, w, fuse
 	p, err := os.StartProcess(c.Argv[0], c.Argv, &os.ProcAttr{
 		Dir:   "/",
 		Env:   environment(c.Env, extra),
@@ -57,6 +64,27 @@ func startProcess(c client.Command, extra []string, fuse *os.File) (*run, error)
 		return nil, err
 	}
 	return &run{process: p, output: r}, nil
+}
+
+// prepareFusermount makes the mount point and the directory of programs of a client that executes fusermount3 or fusermount, and returns
+// the environment in which it finds them.
+func prepareFusermount(stateDir, program string) ([]string, error) {
+	bin := filepath.Join(stateDir, "bin")
+	for _, dir := range []string{bin, filepath.Join(stateDir, client.Mountpoint)} {
+		if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+			return nil, err
+		}
+	}
+	for _, name := range []string{"fusermount3", "fusermount"} {
+		link := filepath.Join(bin, name)
+		if err := os.Remove(link); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+		if err := os.Symlink(program, link); err != nil {
+			return nil, err
+		}
+	}
+	return []string{"PATH=" + bin}, nil
 }
 
 func environment(base, extra []string) []string {

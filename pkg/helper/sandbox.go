@@ -32,7 +32,10 @@ func (o options) restricted(c sandbox.Child, start func() error) error {
 
 // clientSandbox returns what a client may reach: its service, its directories, and the credential endpoint.
 func (h *helper) clientSandbox(c client.Command) sandbox.Child {
-	s := sandbox.Child{Program: c.Argv[0], Files: c.Files, Writable: []string{h.stateDir}}
+	s := sandbox.Child{Programs: []string{c.Argv[0]}, Files: c.Files, Writable: []string{h.stateDir}}
+	if c.Fusermount != "" {
+		s.Programs = append(s.Programs, c.Fusermount)
+	}
 	if h.cacheDir != "" {
 		s.Writable = append(s.Writable, h.cacheDir)
 	}
@@ -44,7 +47,7 @@ func (h *helper) clientSandbox(c client.Command) sandbox.Child {
 
 // exchangeSandbox returns what the program may reach that makes a session from an order. It writes no files.
 func exchangeSandbox(program string, o credentials.Order) sandbox.Child {
-	s := sandbox.Child{Program: program, Ports: []uint16{sandbox.Port(o.STS.Endpoint)}}
+	s := sandbox.Child{Programs: []string{program}, Ports: []uint16{sandbox.Port(o.STS.Endpoint)}}
 	for _, further := range []string{o.STS.Proxy, o.AgentURI} {
 		if further != "" {
 			s.Ports = append(s.Ports, sandbox.Port(further))

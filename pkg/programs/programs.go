@@ -66,6 +66,11 @@ func NewClients(ns hostdir.Doer, all []client.Client, found, dir string) *Client
 
 // checkDeclared checks that nobody but root can change the program of a declared client, and that it has the declared digest.
 func checkDeclared(cl client.Client, path string) error {
+	if beside := filepath.Join(filepath.Dir(path), client.FusermountProgram); cl.Fusermount {
+		if _, err := os.Stat(beside); err != nil {
+			return fault.Errorf(fault.Precondition, "program %s not found; it is part of the driver, so copy it there: %w", beside, err)
+		}
+	}
 	f, err := os.Open(path)
 	if err != nil {
 		return fault.Errorf(fault.Precondition, "open its program: %w", err)

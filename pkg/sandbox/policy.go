@@ -27,7 +27,7 @@ func Helper(writable ...string) Policy {
 
 // Child is what a helper's child needs in addition to what every program does.
 type Child struct {
-	Program  string   // it is executed; if it does not exist, that fails
+	Programs []string // the program, and those that it executes
 	Files    []string // to read, with everything below them
 	Writable []string // directories to read and write; nothing in them can be executed
 	Ports    []uint16 // TCP ports to connect to, in addition to that of name servers; nil: any
@@ -35,7 +35,7 @@ type Child struct {
 
 // Policy returns the policy of a client or a session program. It may
 //
-//   - execute and read the system's programs and libraries, and its own program,
+//   - execute and read the system's programs and libraries, and its own programs,
 //   - read the files of /etc, the certificates and the files of name services that are elsewhere, /proc and /sys,
 //   - read and write the given directories and the devices without state,
 //   - connect to the given TCP ports, and bind to none.
@@ -47,7 +47,9 @@ func (c Child) Policy() Policy {
 	for _, dir := range programs() {
 		p.rules = append(p.rules, rule{dir, execute, false})
 	}
-	p.rules = append(p.rules, rule{c.Program, execute, false})
+	for _, program := range c.Programs {
+		p.rules = append(p.rules, rule{program, execute, false})
+	}
 	for _, dir := range c.Writable {
 		p.rules = append(p.rules, rule{dir, write, true})
 	}

@@ -45,7 +45,7 @@ func newPlace(t *testing.T) place {
 }
 
 func (p place) child() Policy {
-	return Child{Program: p.program, Writable: []string{p.own}, Ports: []uint16{}}.Policy()
+	return Child{Programs: []string{p.program}, Writable: []string{p.own}, Ports: []uint16{}}.Policy()
 }
 
 // attempts are tried under a policy; want is the error, nil for none.
@@ -153,8 +153,8 @@ func TestHelperWritesOnlyItsDirectories(t *testing.T) {
 func TestRequiredFilesMustExist(t *testing.T) {
 	needs(t, MinABI)
 	for name, p := range map[string]Policy{
-		"file":      Child{Program: "/bin/true", Files: []string{"/nonexistent/file"}}.Policy(),
-		"directory": Child{Program: "/bin/true", Writable: []string{"/nonexistent/dir"}}.Policy(),
+		"file":      Child{Programs: []string{"/bin/true"}, Files: []string{"/nonexistent/file"}}.Policy(),
+		"directory": Child{Programs: []string{"/bin/true"}, Writable: []string{"/nonexistent/dir"}}.Policy(),
 		"helper's":  Helper("/nonexistent/dir"),
 	} {
 		started := false
@@ -203,8 +203,8 @@ func TestConnectionsOnlyToGivenPorts(t *testing.T) {
 		"another port": {connect(other), unix.EACCES},
 		"DNS":          {connect(dnsPort), unix.ECONNREFUSED},
 		"bind":         {bind(0), unix.EACCES},
-	}.under(t, Child{Program: p.program, Ports: []uint16{own}}.Policy())
-	attempts{"any port": {connect(other), nil}}.under(t, Child{Program: p.program}.Policy())
+	}.under(t, Child{Programs: []string{p.program}, Ports: []uint16{own}}.Policy())
+	attempts{"any port": {connect(other), nil}}.under(t, Child{Programs: []string{p.program}}.Policy())
 	attempts{"any free port": {bind(0), nil}, "a port": {bind(18080), unix.EACCES}, "any port": {connect(other), nil}}.under(t, Helper())
 }
 
@@ -247,7 +247,7 @@ func TestSignalsAndAbstractSocketsStayWithin(t *testing.T) {
 }
 
 func TestOlderKernelsEnforceWhatTheyCan(t *testing.T) {
-	p := Child{Program: "/bin/true", Ports: []uint16{443}}.Policy()
+	p := Child{Programs: []string{"/bin/true"}, Ports: []uint16{443}}.Policy()
 	for abi, want := range map[int]struct {
 		truncate, ioctl, net, scoped bool
 		size                         uintptr
@@ -276,7 +276,7 @@ func TestEveryLevelMakesARuleset(t *testing.T) {
 	needs(t, MinABI)
 	have, _ := ABI()
 	for abi := MinABI; abi <= have; abi++ {
-		for name, p := range map[string]Policy{"child": Child{Program: "/bin/true", Ports: []uint16{443}}.Policy(), "helper": Helper(t.TempDir())} {
+		for name, p := range map[string]Policy{"child": Child{Programs: []string{"/bin/true"}, Ports: []uint16{443}}.Policy(), "helper": Helper(t.TempDir())} {
 			set, err := p.ruleset(abi)
 			if err != nil {
 				t.Errorf("%s, version %d: %v", name, abi, err)

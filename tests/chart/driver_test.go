@@ -138,7 +138,7 @@ func TestSchemaHasTheKeysOfTheConfigFile(t *testing.T) {
 		"a rule":    {"backends: {x: {allow: [{no-such-key: 1}]}}", "definitions/backend/properties/allow/items"},
 		"a client":  {"clients: {x: {no-such-key: 1}}", "definitions/client"},
 		"arguments": {"clients: {x: {argsIf: {no-such-key: 1}}}", "definitions/client/properties/argsIf"},
-		"an option": {"clients: {x: {options: {y: {no-such-key: 1}}}}", "definitions/client/properties/options/additionalProperties"},
+		"an option": {"clients: {x: {options: {y: {no-such-key: 1}}}}", "definitions/clientOption"},
 	} {
 		_, err := backend.ParseConfig([]byte(c.config), "", "")
 		if err == nil {

@@ -112,7 +112,7 @@ func TestSchemaRefuses(t *testing.T) {
 		"a map for a list":            {"node: {extraArgs: {v: 5}}", "got object, want array"},
 		"an argument that is none":    {"node: {extraArgs: [all]}", "does not match pattern"},
 		"another launcher":            {"node: {launcher: docker}", "value must be one of 'auto', 'systemd', 'process'"},
-		"another way of descriptors":  {"clients: {a: {program: a, fuse: socket, drain: exits, cache: none}}", "value must be one of 'path', 'argument'"},
+		"another way of descriptors":  {"clients: {a: {program: a, fuse: socket, drain: exits, cache: none}}", "value must be one of 'path', 'argument', 'fusermount'"},
 		"half a declaration":          {"clients: {a: {program: a}}", "missing properties"},
 		"another source":              {"backends: {a: {controllerCredentials: workload}}", "value must be one of 'driver', 'secret'"},
 		"another scope":               {"backends: {a: {scope: on}}", "value must be one of 'required', 'auto', 'off', false"},

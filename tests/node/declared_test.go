@@ -16,20 +16,21 @@ import (
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
 
-// debian is the name under which the program rclone of Debian, whose command mount2 takes a FUSE descriptor, is declared.
+// debian is the name under which the program rclone of Debian is declared. Its command mount2 takes a FUSE descriptor, and mount executes
+// fusermount.
 const debian = "debian-rclone"
 
 // declaration is a config file that declares the program, with further settings of the declaration.
-func (e *env) declaration(settings string) string {
+func (e *env) declaration(fuse, command, settings string) string {
 	return fmt.Sprintf(`
 backends:
   default: {endpoint: %q, region: %q, addressing: path}
 clients:
   %s:
     program: debian-rclone
-    fuse: path
+    fuse: %s
     args:
-    - mount2
+    - %s
     - --allow-non-empty
     - --config=/dev/null
     - --s3-provider=Other
@@ -50,11 +51,11 @@ clients:
     options:
       dir-cache-time: {type: duration, min: 1s, max: 1h}
       no-checksum: {type: flag}
-%s`, e.Rig.S3.Endpoint, e.Rig.S3.Region, debian, settings)
+%s`, e.Rig.S3.Endpoint, e.Rig.S3.Region, debian, fuse, command, settings)
 }
 
 // declare installs the program and starts a driver with the declaration.
-func (e *env) declare(settings string) {
+func (e *env) declare(fuse, command, settings string) {
 	e.t.Helper()
 	program, err := exec.LookPath("rclone")
 	if err != nil {
@@ -68,7 +69,7 @@ func (e *env) declare(settings string) {
 		e.t.Fatal(err)
 	}
 	config := filepath.Join(e.Dir, "config.yaml")
-	if err := os.WriteFile(config, []byte(e.declaration(settings)), 0o600); err != nil {
+	if err := os.WriteFile(config, []byte(e.declaration(fuse, command, settings)), 0o600); err != nil {
 		e.t.Fatal(err)
 	}
 	e.drive("--config=" + config)
@@ -78,8 +79,18 @@ func (e *env) declare(settings string) {
 // unpublished.
 func TestADeclaredClientServes(t *testing.T) {
 	t.Parallel()
+	for fuse, command := range map[string]string{"path": "mount2", "fusermount": "mount"} {
+		t.Run(fuse, func(t *testing.T) {
+			t.Parallel()
+			serveDeclared(t, fuse, command)
+		})
+	}
+}
+
+func serveDeclared(t *testing.T, fuse, command string) {
+	t.Helper()
 	e := newEnv(t)
-	e.declare("")
+	e.declare(fuse, command, "")
 	v := static("declared", debian, "mountOptions", "dir-cache-time=1s,no-checksum")
 	target := e.publish(v, "declared")
 	file := filepath.Join(target, "dir", "file")
@@ -134,7 +145,7 @@ func TestADeclaredClientServes(t *testing.T) {
 func TestADeclaredClientRunsNoOtherProgram(t *testing.T) {
 	t.Parallel()
 	e := newEnv(t)
-	e.declare("    sha256: \"" + strings.Repeat("0", 64) + "\"\n")
+	e.declare("path", "mount2", "    sha256: \""+strings.Repeat("0", 64)+"\"\n")
 	want(t, e.tryPublish(time.Minute, static("other", debian), e.Target("other")), codes.FailedPrecondition, debian, "sha256")
 	e.undone(e.Target("other"))
 }

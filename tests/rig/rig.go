@@ -196,7 +196,7 @@ func (r *Rig) install(bin string) error {
 		return err
 	}
 	programs := map[string]string{}
-	for _, name := range []string{driverProgram, helperProgram, "s3-csi-rclone"} {
+	for _, name := range []string{driverProgram, helperProgram, "s3-csi-fusermount", "s3-csi-rclone"} {
 		programs[name] = filepath.Join(bin, name)
 	}
 	if mountpoint, err := Mountpoint(bin); err == nil {

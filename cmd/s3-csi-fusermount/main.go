@@ -1,0 +1,30 @@
+// Command s3-csi-fusermount takes the place of libfuse's fusermount3 and fusermount for a FUSE client that cannot take a descriptor
+// itself. The driver has mounted the file system and given the descriptor to the client; this program, which the client executes, hands
+// it to the client's library.
+package main
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/fusermount"
+)
+
+// version is set when the program is built.
+var version = "devel"
+
+func main() {
+	call, err := fusermount.Parse(os.Args[1:], os.Getenv(fusermount.EnvSocket))
+	switch {
+	case err != nil:
+	case call.Version:
+		// The driver tests with it whether the host executes this program, and libraries ask for it.
+		_, err = fmt.Println("fusermount3 version: s3-csi-fusermount", version)
+	case call.Mount:
+		err = fusermount.Send(call.Socket)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "s3-csi-fusermount:", err)
+		os.Exit(1)
+	}
+}
