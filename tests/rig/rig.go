@@ -362,11 +362,11 @@ func (r *Rig) processes() []Process {
 	for _, uid := range r.Spares() {
 		spares[uid] = true
 	}
-	return slices.DeleteFunc(r.allProcesses(), func(p Process) bool { return spares[p.UID] })
+	return slices.DeleteFunc(r.AllProcesses(), func(p Process) bool { return spares[p.UID] })
 }
 
-// allProcesses are those of mounts and of spares.
-func (r *Rig) allProcesses() []Process {
+// AllProcesses are those of mounts and of spares.
+func (r *Rig) AllProcesses() []Process {
 	entries, _ := os.ReadDir("/proc")
 	var found []Process
 	for _, e := range entries {
@@ -403,7 +403,7 @@ func (r *Rig) Close() error {
 	}
 	var errs []error
 	for range 100 {
-		left := r.allProcesses()
+		left := r.AllProcesses()
 		if len(left) == 0 {
 			break
 		}
