@@ -105,6 +105,14 @@ type launch struct {
 	clean          func(ctx context.Context, used []string) error
 }
 
+// preparer returns the launcher, if it can start helpers ahead of need.
+func (l launch) preparer() runner.Preparer {
+	if l.systemd == nil {
+		return nil
+	}
+	return l.systemd
+}
+
 // launchOn chooses the launcher and prepares the host for it:
 //
 //  1. compute the limits of one mount and of all mounts

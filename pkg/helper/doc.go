@@ -10,6 +10,9 @@
 //   - outlives the client: it reports how the client exited, keeps the credentials, and can start another client on a new
 //     FUSE descriptor. The exit is also recorded in the state directory (end.go).
 //
+// A spare is a helper that is started with --spare before there is a mount for it. A request of the driver's gives it one, once, and
+// no client is started before (Assignment).
+//
 // It renews the client's session without the driver (session.go decides when, renew.go does it). It makes each session from
 // the order that it was given, before the previous session expires, with a separate program (exchange.go). It serves the old
 // session until that expires, retries failures and reports them in the status. This continues while the mount drains, until

@@ -18,19 +18,20 @@ import (
 
 // options configure a helper. Tests replace the parts that need a real mount.
 type options struct {
-	name, stateDir string
-	cacheDir       string // "": none
-	landlock       bool   // restrict the processes that it starts
-	version        string // of the program
-	stderr         *os.File
-	now            func() time.Time
-	lookup         func(name string) (client.Client, error)
-	checkFuse      func(*os.File) error
-	idleLimit      time.Duration // without a client and without a request
-	endGrace       time.Duration // after the client's exit, for the driver to read the final status
-	idleQueue      time.Duration // how long a client must be idle before a helper that was asked to stop kills it:
-	idleSilent     time.Duration // a client that reports its upload queue, and one that does not
-	cpuTime        func(pid int) (time.Duration, error)
+	stateDir   string // of the mount, or of the spare
+	cacheDir   string // "": none
+	spare      bool   // the mount comes with a request
+	landlock   bool   // restrict the processes that it starts
+	version    string // of the program
+	stderr     *os.File
+	now        func() time.Time
+	lookup     func(name string) (client.Client, error)
+	checkFuse  func(*os.File) error
+	idleLimit  time.Duration // without a client and without a request
+	endGrace   time.Duration // after the client's exit, for the driver to read the final status
+	idleQueue  time.Duration // how long a client must be idle before a helper that was asked to stop kills it:
+	idleSilent time.Duration // a client that reports its upload queue, and one that does not
+	cpuTime    func(pid int) (time.Duration, error)
 	// exchange makes a session from an order. It is bounded.
 	exchange func(context.Context, credentials.Order) (credentials.Keys, error)
 	random   func() float64 // at least 0, less than 1
@@ -49,6 +50,8 @@ type helper struct {
 	runs     sync.WaitGroup // of clients' readers and waiters
 
 	mu            sync.Mutex
+	dirs          directories
+	unassigned    bool // a spare without a mount
 	status        Status
 	session       session
 	changed       chan struct{} // closed and replaced with each revision
@@ -63,6 +66,9 @@ type helper struct {
 	finalRead     bool          // the final status was read
 	finished      bool          // done is closed
 }
+
+// directories are those of the mount; its cache is "" if it has none.
+type directories struct{ state, cache string }
 
 func newHelper(o options) (*helper, error) {
 	scrub := &scrubber{}
@@ -81,6 +87,7 @@ func newHelper(o options) (*helper, error) {
 		done: make(chan struct{}), killed: make(chan struct{}), changed: make(chan struct{}), lastActivity: o.now(),
 		status:  Status{Protocol: ProtocolVersion, Version: o.version, PID: os.Getpid(), Revision: 1, State: StateIdle},
 		session: session{random: o.random, salt: salt},
+		dirs:    directories{o.stateDir, o.cacheDir}, unassigned: o.spare,
 	}
 	ep.sessionMissing = h.sessionMissing
 	return h, nil
@@ -154,6 +161,8 @@ func (h *helper) start(req StartRequest, fuse *os.File) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	switch {
+	case h.unassigned:
+		return fault.Errorf(fault.Precondition, "cannot start a client: this spare helper has no mount yet")
 	case h.status.State == StateRunning:
 		return fault.Errorf(fault.Exists, "a client is already running (pid %d)", h.status.ClientPID)
 	case h.status.Ending && !h.exitedAbnormally():
@@ -171,12 +180,12 @@ func (h *helper) start(req StartRequest, fuse *os.File) error {
 		}
 	}
 	h.endpoint.await(req.Await && h.session.keys.IsZero())
-	if err := removeEnd(h.stateDir); err != nil {
+	if err := removeEnd(h.dirs.state); err != nil {
 		h.log.printf("removing the previous exit record failed: %v", err)
 	}
 	env := h.endpoint.env()
 	if req.Fusermount != "" {
-		path, err := prepareFusermount(h.stateDir, req.Fusermount)
+		path, err := prepareFusermount(h.dirs.state, req.Fusermount)
 		if err != nil {
 			return fmt.Errorf("prepare the client's mount point: %w", err)
 		}
@@ -286,8 +295,8 @@ func (h *helper) recordEnd() {
 			end.Reason += " while it was mounted"
 		}
 	}
-	if err := writeEnd(h.stateDir, end); err != nil {
-		h.log.printf("recording the client's exit failed: dir=%s: %v", h.stateDir, err)
+	if err := writeEnd(h.dirs.state, end); err != nil {
+		h.log.printf("recording the client's exit failed: dir=%s: %v", h.dirs.state, err)
 	}
 }
 
@@ -296,6 +305,25 @@ func describe(code int, signal string) string {
 		return "on signal " + signal
 	}
 	return fmt.Sprintf("with exit code %d", code)
+}
+
+// assign makes a spare the helper of a mount.
+func (h *helper) assign(a Assignment) error {
+	if a.Name == "" || !filepath.IsAbs(a.StateDir) || a.CacheDir != "" && !filepath.IsAbs(a.CacheDir) {
+		return fault.Errorf(fault.Invalid, "the assignment has no name, or directories without absolute paths")
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch {
+	case !h.unassigned:
+		return fault.Errorf(fault.Exists, "this helper has a mount already")
+	case h.quitting || h.stopping:
+		return fault.Errorf(fault.Precondition, "cannot take a mount: the helper is exiting")
+	}
+	h.unassigned, h.dirs = false, directories{a.StateDir, a.CacheDir}
+	h.log.printf("spare assigned: name=%s", a.Name)
+	h.changeStatus()
+	return nil
 }
 
 func (h *helper) credentials(keys credentials.Keys, order credentials.Order) error {

@@ -48,6 +48,12 @@ func (p *Peer) Status(ctx context.Context) (Status, error) {
 	return p.call(ctx, request{Op: opHello}, nil, true)
 }
 
+// Assign makes a spare the helper of a mount. A helper that is not a spare, or that has a mount, is Exists.
+func (p *Peer) Assign(ctx context.Context, a Assignment) error {
+	_, err := p.call(ctx, request{Op: opAssign, Assign: &a}, nil, true)
+	return err
+}
+
 // Start runs a client on the FUSE descriptor. The caller must close that: only then does the client's exit end the connection.
 // Start returns when the program runs; it may not serve the file system yet. A program that cannot be started is
 // Precondition, a client that is already running Exists. After a request with Await, Renew supplies the session.

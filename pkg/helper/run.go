@@ -30,56 +30,66 @@ type Program struct {
 	Exchange string
 }
 
-// arguments are those of a helper.
-type arguments struct {
-	name, stateDir string
-	cacheDir       string // "": none
-	landlock       bool   // the helper and the processes that it starts are restricted with Landlock
+// Arguments are those of a helper.
+type Arguments struct {
+	// Name is the mount's, or a spare's own.
+	Name string
+	// StateDir and CacheDir belong to the mount. The latter is "" if it has none.
+	StateDir, CacheDir string
+	// Landlock means that the helper and the processes that it starts are restricted with Landlock: Restrict was, or will be, called.
+	Landlock bool
+	// Spare means that the helper gets its mount later, with Peer.Assign. The directories are then those of the mount already, under other
+	// paths: Landlock restricts the helper to the directories, not to the paths.
+	Spare bool
 }
 
-func parse(args []string) (a arguments, err error) {
+func parse(args []string) (a Arguments, err error) {
 	flags := flag.NewFlagSet("helper", flag.ContinueOnError)
-	flags.StringVar(&a.name, "name", "", "name of the mount")
-	flags.StringVar(&a.stateDir, "state-dir", "", "the mount's state directory")
-	flags.StringVar(&a.cacheDir, "cache-dir", "", "the mount's cache directory")
-	flags.BoolVar(&a.landlock, "landlock", false, "restrict the helper and its client with Landlock")
+	flags.StringVar(&a.Name, "name", "", "name of the mount")
+	flags.StringVar(&a.StateDir, "state-dir", "", "the mount's state directory")
+	flags.StringVar(&a.CacheDir, "cache-dir", "", "the mount's cache directory")
+	flags.BoolVar(&a.Landlock, "landlock", false, "restrict the helper and its client with Landlock")
+	flags.BoolVar(&a.Spare, "spare", false, "the helper gets its mount later")
 	if err := flags.Parse(args); err != nil {
 		return a, fmt.Errorf("helper: %w", err)
 	}
 	switch {
 	case flags.NArg() > 0:
 		return a, fmt.Errorf("helper: unexpected argument %q", flags.Arg(0))
-	case a.name == "":
+	case a.Name == "":
 		return a, errors.New("helper: --name is missing")
-	case !filepath.IsAbs(a.stateDir):
+	case !filepath.IsAbs(a.StateDir):
 		return a, errors.New("helper: --state-dir is not an absolute path")
-	case a.cacheDir != "" && !filepath.IsAbs(a.cacheDir):
+	case a.CacheDir != "" && !filepath.IsAbs(a.CacheDir):
 		return a, errors.New("helper: --cache-dir is not an absolute path")
 	}
 	return a, nil
 }
 
 // writable returns the directories that belong to the mount.
-func (a arguments) writable() []string {
-	if a.cacheDir == "" {
-		return []string{a.stateDir}
+func (a Arguments) writable() []string {
+	if a.CacheDir == "" {
+		return []string{a.StateDir}
 	}
-	return []string{a.stateDir, a.cacheDir}
+	return []string{a.StateDir, a.CacheDir}
 }
 
-// Arguments returns the command line of a helper, without the program. landlock means that Restrict was, or will be, called with it.
-func Arguments(name, stateDir, cacheDir string, landlock bool) []string {
-	args := []string{"helper", "--name", name, "--state-dir", stateDir}
-	if cacheDir != "" {
-		args = append(args, "--cache-dir", cacheDir)
+// CommandLine returns the command line of a helper, without the program.
+func (a Arguments) CommandLine() []string {
+	args := []string{"helper", "--name", a.Name, "--state-dir", a.StateDir}
+	if a.CacheDir != "" {
+		args = append(args, "--cache-dir", a.CacheDir)
 	}
-	if landlock {
+	if a.Landlock {
 		args = append(args, "--landlock")
+	}
+	if a.Spare {
+		args = append(args, "--spare")
 	}
 	return args
 }
 
-// Run runs a helper with the arguments of Arguments, without the first one, and the listening socket as descriptor 0. It returns
+// Run runs a helper with the command line of Arguments, without its first word, and the listening socket as descriptor 0. It returns
 // when the helper is done; an error means that it could not start. It changes the whole process (umask, limits,
 // dumpability, garbage collection, signals), so nothing else may run there. The end of ctx is treated like SIGTERM: the
 // helper continues while a client runs.
@@ -90,7 +100,7 @@ func Run(ctx context.Context, program Program, args []string) error {
 	}
 	limitMemory()
 	if err := harden(); err != nil {
-		return fmt.Errorf("helper %s: %w", a.name, err)
+		return fmt.Errorf("helper %s: %w", a.Name, err)
 	}
 	// Notify, not Ignore: a client must not inherit ignored signals.
 	signals := make(chan os.Signal, 8)
@@ -99,18 +109,18 @@ func Run(ctx context.Context, program Program, args []string) error {
 
 	l, uid, err := takeListener(0)
 	if err != nil {
-		return fmt.Errorf("helper %s: descriptor 0: %w", a.name, err)
+		return fmt.Errorf("helper %s: descriptor 0: %w", a.Name, err)
 	}
 	o := options{
-		name: a.name, stateDir: a.stateDir, cacheDir: a.cacheDir, landlock: a.landlock,
+		stateDir: a.StateDir, cacheDir: a.CacheDir, landlock: a.Landlock, spare: a.Spare,
 		version: program.Version, random: rand.Float64, stderr: os.Stderr, now: time.Now, lookup: client.Get, checkFuse: checkFuse, idleLimit: idleLimit, endGrace: endGrace, idleQueue: idleQueue, idleSilent: idleSilent, cpuTime: proc.CPUTime,
 	}
 	o.exchange = newExchanger(program.Exchange, o.restricted).make
 	h, err := newHelper(o)
 	if err != nil {
-		return errors.Join(fmt.Errorf("helper %s: %w", a.name, err), l.Close())
+		return errors.Join(fmt.Errorf("helper %s: %w", a.Name, err), l.Close())
 	}
-	h.log.printf("helper started: name=%s pid=%d version=%s", a.name, os.Getpid(), h.status.Version)
+	h.log.printf("helper started: name=%s pid=%d version=%s", a.Name, os.Getpid(), h.status.Version)
 	h.run(ctx, l, uid, signals)
 	return nil
 }

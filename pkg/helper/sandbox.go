@@ -16,7 +16,7 @@ func Restrict(args []string) error {
 		return nil
 	}
 	a, err := parse(args[1:])
-	if err != nil || !a.landlock {
+	if err != nil || !a.Landlock {
 		return err
 	}
 	return sandbox.Helper(a.writable()...).Restrict()
@@ -30,14 +30,14 @@ func (o options) restricted(c sandbox.Child, start func() error) error {
 	return c.Policy().Run(start)
 }
 
-// clientSandbox returns what a client may reach: its service, its directories, and the credential endpoint.
+// clientSandbox returns what a client may reach: its service, its directories, and the credential endpoint. Call under mu.
 func (h *helper) clientSandbox(c client.Command) sandbox.Child {
-	s := sandbox.Child{Programs: []string{c.Argv[0]}, Files: c.Files, Writable: []string{h.stateDir}}
+	s := sandbox.Child{Programs: []string{c.Argv[0]}, Files: c.Files, Writable: []string{h.dirs.state}}
 	if c.Fusermount != "" {
 		s.Programs = append(s.Programs, c.Fusermount)
 	}
-	if h.cacheDir != "" {
-		s.Writable = append(s.Writable, h.cacheDir)
+	if h.dirs.cache != "" {
+		s.Writable = append(s.Writable, h.dirs.cache)
 	}
 	if endpoint, ok := h.endpoint.listener.Addr().(*net.TCPAddr); ok && c.Ports != nil {
 		s.Ports = append(slices.Clone(c.Ports), endpoint.AddrPort().Port())

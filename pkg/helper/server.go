@@ -118,6 +118,11 @@ func (h *helper) handle(ctx context.Context, conn *net.UnixConn, req request, fu
 	switch req.Op {
 	case opHello:
 		return nil
+	case opAssign:
+		if req.Assign == nil {
+			return fault.Errorf(fault.Invalid, "the request does not describe the mount")
+		}
+		return h.assign(*req.Assign)
 	case opStart:
 		if req.Start == nil {
 			_ = fuse.Close()

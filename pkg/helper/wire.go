@@ -20,6 +20,7 @@ import (
 // and operations need no new protocol; a new meaning does. Protocol 2 has clients that start before their session. The operations:
 //
 //	hello        the status
+//	assign       make a spare the helper of a mount
 //	start        run a client on the descriptor
 //	status       the status when its revision differs from since
 //	credentials  replace the keys, the order, or both
@@ -35,6 +36,7 @@ const maxMessage = 1 << 20
 
 const (
 	opHello       = "hello"
+	opAssign      = "assign"
 	opStart       = "start"
 	opStatus      = "status"
 	opCredentials = "credentials"
@@ -49,6 +51,7 @@ type request struct {
 	Protocol int               `json:"protocol"`
 	Op       string            `json:"op"`
 	Since    uint64            `json:"since,omitempty"` // status: answer when the revision differs
+	Assign   *Assignment       `json:"assign,omitempty"`
 	Start    *StartRequest     `json:"start,omitempty"`
 	Keys     credentials.Keys  `json:"keys,omitzero"`  // start, credentials
 	Order    credentials.Order `json:"order,omitzero"` // start, credentials
@@ -226,6 +229,14 @@ func (s *SessionStatus) Has(o credentials.Order) bool {
 // HasKeys reports whether the client uses these keys as they are, and the helper makes no sessions.
 func (s *SessionStatus) HasKeys(keys credentials.Keys) bool {
 	return s != nil && s.KeysDigest != "" && s.KeysDigest == credentials.Order{Kind: credentials.AsIs, Keys: keys}.Digest(s.Salt)
+}
+
+// Assignment is the mount that a spare becomes the helper of.
+type Assignment struct {
+	Name string `json:"name"`
+	// StateDir and CacheDir are the directories that the spare was started with, by their paths from now on.
+	StateDir string `json:"stateDir"`
+	CacheDir string `json:"cacheDir,omitempty"`
 }
 
 // StartRequest has the parameters to start a client, in addition to the FUSE descriptor.

@@ -45,6 +45,8 @@ type Unit struct {
 	Needs []netip.Addr
 	// Limits are enforced by launchers with a cgroup for each helper.
 	Limits Limits
+	// Spare means that the helper is started ahead of need, see helper.Arguments.
+	Spare bool
 	// Socket is the listening socket of helper.Listen. The caller closes it after Start.
 	Socket *os.File
 }
@@ -233,7 +235,7 @@ func (p *Process) startOnOwnThread(u Unit, program *os.File, binds []resolvconf.
 
 // arguments returns the command line of the unit's helper, without the program.
 func (u Unit) arguments(landlock bool) []string {
-	return helper.Arguments(u.Name, u.StateDir, u.CacheDir, landlock)
+	return helper.Arguments{Name: u.Name, StateDir: u.StateDir, CacheDir: u.CacheDir, Landlock: landlock, Spare: u.Spare}.CommandLine()
 }
 
 // kernelLandlock returns the version of the kernel's Landlock, or 0 and why there is none.

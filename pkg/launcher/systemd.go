@@ -166,7 +166,7 @@ func (s *Systemd) Start(ctx context.Context, u Unit) error {
 	if err != nil {
 		return err
 	}
-	klog.FromContext(ctx).V(2).Info("Helper started", "unit", unitName(u.Name), "pid", pid, "uid", u.UID)
+	klog.FromContext(ctx).V(2).Info("Helper started", "unit", unitName(u.Name), "pid", pid, "uid", u.UID, "spare", u.Spare)
 	return nil
 }
 

@@ -179,7 +179,18 @@ func (h *hostSandbox) complete(props []Property, u Unit, writable []string, bind
 			props = append(props, p.Property)
 		}
 	}
-	props = append(props, h.extra...)
+	return h.without(append(props, h.extra...))
+}
+
+// supported returns the properties that the host's systemd knows.
+func (h *hostSandbox) supported(props []Property) []Property {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.without(props)
+}
+
+// without removes the properties that the host's systemd does not know. Call under mu.
+func (h *hostSandbox) without(props []Property) []Property {
 	return slices.DeleteFunc(props, func(p Property) bool { return h.lacking[p.Name] })
 }
 

@@ -4,6 +4,7 @@ package node
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -46,6 +47,7 @@ type Backends interface {
 type Options struct {
 	Namespace     *host.Namespace
 	Launcher      runner.Launcher
+	Preparer      runner.Preparer // see runner.Options
 	Backends      Backends
 	Sessions      creds.Sessions
 	Clients       client.Source
@@ -72,6 +74,7 @@ type Node struct {
 	store   *state.Store
 	tracker *tracker.Tracker
 	monitor *monitor.Monitor
+	runner  *runner.Runner
 }
 
 // New checks the options, prepares the state directory and locks it for Run. It starts nothing.
@@ -107,7 +110,7 @@ func assemble(ctx context.Context, o Options, store *state.Store) (*Node, error)
 		watchers = monitor.NewWatchers()
 	)
 	run := runner.New(runner.Options{
-		Namespace: o.Namespace, Launcher: o.Launcher, Backends: o.Backends, Clients: clients, Store: store, Sources: sources, Creds: provider,
+		Namespace: o.Namespace, Launcher: o.Launcher, Preparer: o.Preparer, Backends: o.Backends, Clients: clients, Store: store, Sources: sources, Creds: provider,
 		Tracker: track, Peer: peer, UIDs: o.UIDs, Programs: o.Programs, Version: o.Version, Limits: o.Limits,
 		MountTimeout: o.MountTimeout, HangTimeout: o.HangTimeout, Started: watchers.Follow,
 	})
@@ -130,7 +133,7 @@ func assemble(ctx context.Context, o Options, store *state.Store) (*Node, error)
 		Namespace: o.Namespace, Fusectl: fusectl, Store: store, Pins: pinned, Tracker: track, Clients: clients, Peer: peer,
 		Mounts: super, Killer: run, Watchers: watchers, Changed: o.Backends.Changed, StaleAge: supervisor.StaleAge,
 		HangTimeout: o.HangTimeout, CleanPrograms: o.CleanPrograms,
-	})}, nil
+	}), run}, nil
 }
 
 // share returns the limits of inline volumes: those of volumes without limits of their own.
@@ -148,10 +151,13 @@ func share(l launcher.Limits) client.Share {
 // Collectors returns the metrics of mounts.
 func (n *Node) Collectors() []prometheus.Collector { return n.tracker.Collectors() }
 
-// Run keeps all mounts reconciled until ctx ends, and waits a moment for requests in flight. It never unmounts anything because it
-// ends.
+// Run keeps all mounts reconciled, and helpers ready for new ones, until ctx ends, and waits a moment for requests in flight. It never
+// unmounts anything because it ends.
 func (n *Node) Run(ctx context.Context) error {
 	defer n.store.Close()
+	var spares sync.WaitGroup
+	defer spares.Wait()
+	spares.Go(func() { n.runner.RunSpares(ctx) })
 	n.monitor.Run(ctx)
 	n.Wait(exitBound)
 	return nil

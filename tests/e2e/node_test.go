@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/tests/rig"
 )
@@ -34,11 +36,12 @@ type mountRecord struct {
 	VolumeID   string `json:"volumeID"`
 	Client     string `json:"client"`
 	UID        int    `json:"uid"`
+	Spare      string `json:"spare"`      // the name that its helper's unit has since before the mount; "": the mount's
 	Superseded bool   `json:"superseded"` // by another mount, which has its places
 }
 
 // unit is what the launcher systemd calls the mount's processes.
-func (m mountRecord) unit() string { return "s3csi-" + m.Name + ".service" }
+func (m mountRecord) unit() string { return "s3csi-" + cmp.Or(m.Spare, m.Name) + ".service" }
 
 // mountRecords are all that the node has.
 func mountRecords(t testing.TB) []mountRecord {
@@ -90,7 +93,25 @@ func (p process) String() string { return fmt.Sprintf("%s (pid %d, uid %d)", p.n
 
 // mountProcesses are the node's processes of all mounts.
 func mountProcesses() []process {
-	return slices.DeleteFunc(nodeProcesses(), func(p process) bool { return p.uid < firstUID || p.uid > lastUID })
+	spares := map[int]bool{} // before the processes: one that a mount has taken meanwhile is still a spare
+	for _, uid := range spareHelpers() {
+		spares[uid] = true
+	}
+	return slices.DeleteFunc(nodeProcesses(), func(p process) bool { return p.uid < firstUID || p.uid > lastUID || spares[p.uid] })
+}
+
+// spareHelpers are the uids of the helpers that the driver keeps for mounts to come, by their names. A spare's cache directory becomes
+// the mount's.
+func spareHelpers() map[string]int {
+	found := map[string]int{}
+	dirs, _ := filepath.Glob(world.Path(nodeCacheDir + "/spare-*")) // fails for patterns alone
+	for _, dir := range dirs {
+		var st unix.Stat_t
+		if unix.Lstat(dir, &st) == nil {
+			found[filepath.Base(dir)] = int(st.Uid)
+		}
+	}
+	return found
 }
 
 // nodeProcesses are all that the node has.
@@ -262,7 +283,12 @@ func leftovers() error {
 	if err != nil {
 		return fmt.Errorf("%w: %s", err, units)
 	}
+	spares := spareHelpers()
 	for line := range strings.Lines(units) {
+		unit, _, _ := strings.Cut(strings.TrimSpace(line), ".service")
+		if _, spare := spares[strings.TrimPrefix(unit, "s3csi-")]; spare {
+			continue
+		}
 		left = append(left, "unit "+strings.TrimSpace(line))
 	}
 	for _, dir := range []string{nodeStateDir + "/mounts", nodeStateDir + "/scratch", nodeStateDir + "/sources", nodeStateDir + "/publications", nodeCacheDir} {
@@ -271,7 +297,7 @@ func leftovers() error {
 			return err
 		}
 		for _, e := range entries {
-			if e.Name() != "salt" { // the node's own, for as long as it has the driver
+			if e.Name() != "salt" && !strings.HasPrefix(e.Name(), "spare-") { // the node's own, for as long as it has the driver
 				left = append(left, filepath.Join(dir, e.Name()))
 			}
 		}

@@ -19,6 +19,7 @@ import (
 var operations = map[string]func(*scenario){
 	"publish":       publishOperation,
 	"share":         shareOperation,
+	"prepare":       prepareOperation,
 	"replace":       replaceOperation,
 	"unpublish":     unpublishOperation,
 	"unrecorded":    unrecordedOperation,
@@ -35,6 +36,31 @@ var operations = map[string]func(*scenario){
 	"linger secret": lingerSecretOperation,
 	"linger end":    lingerEndOperation,
 	"warm":          warmOperation,
+
+	"publish prepared": publishPreparedOperation,
+}
+
+// A helper is started before there is a mount for it. It must not be in the way of what follows.
+func prepareOperation(c *scenario) {
+	c.arm()
+	if c.testCase.step != noSpares { // where it is held otherwise
+		c.keepSpares(c.t, true)
+	}
+	c.strike()
+	c.keepSpares(c.t, false)
+	c.publish(c.target)
+	c.works()
+	c.restart(c.t) // without spares
+}
+
+// A first publication, for which there is a helper.
+func publishPreparedOperation(c *scenario) {
+	const ready = `"Spare helper ready"`
+	before := strings.Count(c.Logs(), ready)
+	c.keepSpares(c.t, true)
+	rigtest.Await(c.t, reachBound, "a spare helper", func() bool { return strings.Count(c.Logs(), ready) > before })
+	c.keepSpares(c.t, false)
+	publishOperation(c)
 }
 
 // A first publication.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -66,6 +67,7 @@ func newTestNode(t, whole *testing.T, server *rigtest.Server) *testNode {
 	if err := os.Mkdir(l.points, 0o755); err != nil {
 		t.Fatal(err)
 	}
+	l.keepSpares(t, false)
 	l.moveBackend(t)
 	l.drive(t)
 	l.controlVolume = publishControl(t, l)
@@ -182,6 +184,21 @@ func (l *testNode) hold(t *testing.T, step string) {
 	}
 }
 
+// noSpares is the step at which a driver without spares is held: what starts a helper for a mount is a step, too.
+const noSpares = "spare.missing"
+
+// keepSpares has the driver keep spares, or not: then it takes those that it has, and has no other one afterwards.
+func (l *testNode) keepSpares(t *testing.T, keep bool) {
+	t.Helper()
+	if !keep {
+		l.hold(t, noSpares)
+		return
+	}
+	if err := os.Remove(filepath.Join(l.points, "hold-"+noSpares)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		t.Fatal(err)
+	}
+}
+
 // held tells whether the driver is held at a step.
 func (l *testNode) held(step string) bool {
 	_, err := os.Lstat(filepath.Join(l.points, "at-"+step))
@@ -193,7 +210,7 @@ func (l *testNode) release() {
 	entries, _ := os.ReadDir(l.points)
 	for _, prefix := range []string{"hold-", "at-"} {
 		for _, e := range entries {
-			if strings.HasPrefix(e.Name(), prefix) {
+			if strings.HasPrefix(e.Name(), prefix) && !strings.HasSuffix(e.Name(), "-"+noSpares) {
 				_ = os.Remove(filepath.Join(l.points, e.Name()))
 			}
 		}

@@ -111,7 +111,7 @@ func (e *env) everything(volumes []string) map[string]fs.FileMode {
 		if filepath.Base(path) == "secret" && strings.HasPrefix(path, filepath.Join(e.State, "sources")) {
 			secrets++
 		}
-		if kind == fs.ModeSocket {
+		if kind == fs.ModeSocket && !strings.HasPrefix(path, filepath.Join(e.State, "spares")+"/") {
 			sockets++
 		}
 	}

@@ -82,7 +82,11 @@ func (e *env) unitOf(volume string) string {
 	if err != nil || len(mounts) != 1 {
 		e.t.Fatalf("the mounts of volume %s: %v, %v", volume, mounts, err)
 	}
-	return "s3csi-" + filepath.Base(mounts[0].Mountpoint) + ".service"
+	unit, err := e.UnitOf(filepath.Base(mounts[0].Mountpoint))
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	return unit
 }
 
 // property is a unit's property.

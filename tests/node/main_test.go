@@ -219,7 +219,14 @@ func mountsAt(t *testing.T, path string) []*mountinfo.Info {
 }
 
 // lives tells how many mounts the driver has made so far, by the helpers that it started.
-func (e *env) lives() int { return strings.Count(e.Logs(), `"Helper started"`) }
+func (e *env) lives() (n int) {
+	for line := range strings.Lines(e.Logs()) {
+		if strings.Contains(line, `"Spare helper assigned"`) || strings.Contains(line, `"Helper started"`) && !strings.Contains(line, " spare=true") {
+			n++
+		}
+	}
+	return n
+}
 
 func write(t *testing.T, path, content string) {
 	t.Helper()

@@ -310,7 +310,7 @@ func (r *Rig) Traces() []string { return r.traces(r.unitsNow()) }
 func (r *Rig) traces(units []string) []string {
 	all := slices.Clone(units)
 	for _, m := range r.mounts() {
-		if strings.HasPrefix(m.Source, "s3csi:") || m.Source == "s3csi-scratch" {
+		if strings.HasPrefix(m.Source, "s3csi:") || m.Source == "s3csi-scratch" && !isSpare(m.Mountpoint) {
 			all = append(all, "mount "+m.Mountpoint+" of "+m.Source)
 		}
 	}
@@ -320,7 +320,7 @@ func (r *Rig) traces(units []string) []string {
 	for _, dir := range []string{filepath.Join(r.State, "mounts"), filepath.Join(r.State, "sources"), filepath.Join(r.State, "publications"), filepath.Join(r.State, "scratch"), r.Cache} {
 		entries, _ := os.ReadDir(dir)
 		for _, e := range entries {
-			if e.Name() != "salt" { // the node's, not a mount's
+			if e.Name() != "salt" && !isSpare(e.Name()) { // the node's, not a mount's
 				all = append(all, "file "+filepath.Join(dir, e.Name()))
 			}
 		}
@@ -355,9 +355,18 @@ func (p Process) String() string {
 	return text
 }
 
-// processes are those that run as a uid of the rig's range. One that has ended and that nobody has reaped yet is not among
-// them: after a crash of the driver that is for the machine's init to do.
+// processes are those that run as a uid of the rig's range, but those of spares. One that has ended and that nobody has reaped yet is
+// not among them: after a crash of the driver that is for the machine's init to do.
 func (r *Rig) processes() []Process {
+	spares := map[int]bool{} // before the processes: one that a mount has taken meanwhile is still a spare
+	for _, uid := range r.Spares() {
+		spares[uid] = true
+	}
+	return slices.DeleteFunc(r.AllProcesses(), func(p Process) bool { return spares[p.UID] })
+}
+
+// AllProcesses are those of mounts and of spares.
+func (r *Rig) AllProcesses() []Process {
 	entries, _ := os.ReadDir("/proc")
 	var found []Process
 	for _, e := range entries {
@@ -394,7 +403,7 @@ func (r *Rig) Close() error {
 	}
 	var errs []error
 	for range 100 {
-		left := r.processes()
+		left := r.AllProcesses()
 		if len(left) == 0 {
 			break
 		}

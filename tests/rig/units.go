@@ -1,15 +1,20 @@
 package rig
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Names of systemd's that mounts have on a host.
@@ -21,8 +26,17 @@ const (
 // unitGrace is how long systemd may take to clear away a unit whose processes have ended.
 const unitGrace = 5 * time.Second
 
-// Units are the names and states of the units of this rig's mounts, by name.
+// Units are the names and states of the units of this rig's mounts, by name; those of spares are not among them.
 func (r *Rig) Units() (map[string]string, error) {
+	units, err := r.allUnits()
+	for name := range r.Spares() {
+		delete(units, "s3csi-"+name+".service")
+	}
+	return units, err
+}
+
+// allUnits are the Units and those of spares.
+func (r *Rig) allUnits() (map[string]string, error) {
 	out, err := Systemctl("show", "--property=Id,ActiveState,ExecStart", unitPattern)
 	if err != nil {
 		return nil, err
@@ -39,6 +53,20 @@ func (r *Rig) Units() (map[string]string, error) {
 		}
 	}
 	return units, nil
+}
+
+// UnitOf is the unit of the helper of a mount, by the mount's record.
+func (r *Rig) UnitOf(mount string) (string, error) {
+	file := filepath.Join(r.State, "mounts", mount, "mount.json")
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return "", err
+	}
+	record := struct{ Name, Spare string }{}
+	if err := json.Unmarshal(b, &record); err != nil {
+		return "", fmt.Errorf("%s: %w", file, err)
+	}
+	return "s3csi-" + cmp.Or(record.Spare, record.Name) + ".service", nil
 }
 
 // unitsLeft describes the rig's units and their cgroups; those that are just going are waited for.
@@ -75,8 +103,12 @@ func (r *Rig) unitsNow() (left []string) {
 	for name, state := range own {
 		left = append(left, "unit "+name+", "+state)
 	}
+	spares := r.Spares()
 	for _, dir := range cgroups {
 		name := filepath.Base(dir)
+		if _, spare := spares[strings.TrimSuffix(strings.TrimPrefix(name, "s3csi-"), ".service")]; spare {
+			continue
+		}
 		if _, ours := own[name]; ours || !strings.Contains(all, name) {
 			left = append(left, "cgroup "+dir)
 		}
@@ -89,7 +121,7 @@ func (r *Rig) endUnits() error {
 	if !r.units {
 		return nil
 	}
-	units, err := r.Units()
+	units, err := r.allUnits()
 	if err != nil || len(units) == 0 {
 		return err
 	}
@@ -102,6 +134,26 @@ func (r *Rig) endUnits() error {
 	}
 	return nil
 }
+
+// sparePrefix begins the names of spares.
+const sparePrefix = "spare-"
+
+// Spares are the uids of the helpers that the driver has started ahead of need and that no mount has taken, by the names of their
+// units. A spare's cache directory becomes the mount's.
+func (r *Rig) Spares() map[string]int {
+	found := map[string]int{}
+	entries, _ := os.ReadDir(r.Cache)
+	for _, e := range entries {
+		var st unix.Stat_t
+		if strings.HasPrefix(e.Name(), sparePrefix) && unix.Lstat(filepath.Join(r.Cache, e.Name()), &st) == nil {
+			found[e.Name()] = int(st.Uid)
+		}
+	}
+	return found
+}
+
+// isSpare reports whether a path is one of a spare.
+func isSpare(path string) bool { return strings.HasPrefix(filepath.Base(path), sparePrefix) }
 
 // Systemctl calls this host's systemd and gives what it says.
 func Systemctl(args ...string) (string, error) {

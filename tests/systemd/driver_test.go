@@ -45,22 +45,22 @@ func newRig(t *testing.T) *rigtest.Node {
 
 func static(name string) *csi.Volume { return rigtest.Static(name, rigtest.Client) }
 
-// unitOf is the unit of a volume's mount, and its helper.
+// unitOf is the unit of a volume's mount, and its helper. One that was a spare gets its description after the publication.
 func unitOf(t *testing.T, volume string) (name string, pid int) {
 	t.Helper()
-	units := systemctl(t, "list-units", "--plain", "--no-legend", "s3csi-*.service")
-	for line := range strings.Lines(units) {
-		if !strings.Contains(line, "running S3 volume "+volume+" (rclone)") {
-			continue
+	await(t, "the unit of volume "+volume, func() bool {
+		for line := range strings.Lines(systemctl(t, "list-units", "--plain", "--no-legend", "s3csi-*.service")) {
+			if strings.Contains(line, "running S3 volume "+volume+" (rclone)") {
+				name, _, _ = strings.Cut(line, " ")
+				return true
+			}
 		}
-		name, _, _ = strings.Cut(line, " ")
-		if _, err := fmt.Sscan(show(t, name, "MainPID"), &pid); err != nil {
-			t.Fatal(err)
-		}
-		return name, pid
+		return false
+	})
+	if _, err := fmt.Sscan(show(t, name, "MainPID"), &pid); err != nil {
+		t.Fatal(err)
 	}
-	t.Fatalf("volume %s has no unit among\n%s", volume, units)
-	return "", 0
+	return name, pid
 }
 
 // container starts the rig's drivers as a node's container: in a mount namespace of their own that has nothing of the host's

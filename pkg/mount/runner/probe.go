@@ -123,7 +123,7 @@ func (r *Runner) memoryLimit(m state.Mount) string {
 func (r *Runner) oomKills(ctx context.Context, m state.Mount) uint64 {
 	ctx, cancel := context.WithTimeout(ctx, oomBound)
 	defer cancel()
-	kills, err := r.Launcher.OOMKills(ctx, m.Name, m.UID)
+	kills, err := r.Launcher.OOMKills(ctx, m.Unit(), m.UID)
 	if err != nil {
 		klog.FromContext(ctx).V(2).Info("Cannot determine whether the client was OOM-killed", "mount", m.Name, "error", err.Error())
 		return m.OOMKills

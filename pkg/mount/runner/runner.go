@@ -60,6 +60,7 @@ type Programs interface {
 type Options struct {
 	Namespace *host.Namespace
 	Launcher  Launcher
+	Preparer  Preparer // nil: the launcher starts no helpers ahead of need
 	Backends  Backends
 	Clients   client.Registry
 	Store     *state.Store
@@ -81,24 +82,28 @@ type Options struct {
 // Runner starts, probes, restarts and kills mounts. The caller of a method that is given a mount holds the lock of the mount's key.
 type Runner struct {
 	Options
-	uids   uids
+	uids   *uids
+	spares *spares
 	starts startLimiter
 }
 
 // New returns a runner.
 func New(o Options) *Runner {
-	return &Runner{Options: o, uids: uids{Options: &o}}
+	u := &uids{Options: &o}
+	return &Runner{Options: o, uids: u, spares: newSpares(&o, u)}
 }
 
 // Peers returns a function that returns the helper of a mount.
 func Peers(ns *host.Namespace, paths state.Paths) func(name string) *helper.Peer {
-	return func(name string) *helper.Peer {
-		return helper.NewPeer(func(ctx context.Context) (*net.UnixConn, error) {
-			return host.Call(ctx, ns, "connecting to a helper", func(c *net.UnixConn) { c.Close() }, func() (*net.UnixConn, error) {
-				return net.DialUnix("unix", nil, &net.UnixAddr{Name: paths.Socket(name), Net: "unix"})
-			})
+	return func(name string) *helper.Peer { return peerAt(ns, paths.Socket(name)) }
+}
+
+func peerAt(ns *host.Namespace, socket string) *helper.Peer {
+	return helper.NewPeer(func(ctx context.Context) (*net.UnixConn, error) {
+		return host.Call(ctx, ns, "connecting to a helper", func(c *net.UnixConn) { c.Close() }, func() (*net.UnixConn, error) {
+			return net.DialUnix("unix", nil, &net.UnixAddr{Name: socket, Net: "unix"})
 		})
-	}
+	})
 }
 
 // Discard removes a mount that no pod has written to. It can be repeated.

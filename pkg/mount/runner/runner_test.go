@@ -44,7 +44,7 @@ func TestQuarantinedUIDsAreNotAllocated(t *testing.T) {
 	l.Live[usual] = true
 	var given state.Mount
 	l.OnKill = func(uint32) {
-		if given, err = r.uids.reserve(t.Context(), "v", spec, cl, nil); err != nil {
+		if given, err = r.uids.reserve(t.Context(), "v", spec, cl, nil, nil); err != nil {
 			t.Error(err)
 		}
 	}
@@ -57,7 +57,7 @@ func TestQuarantinedUIDsAreNotAllocated(t *testing.T) {
 	if err := p.Store.Remove(t.Context(), given.Name); err != nil {
 		t.Fatal(err)
 	}
-	if again, err := r.uids.reserve(t.Context(), "v", spec, cl, nil); err != nil || again.UID != usual {
+	if again, err := r.uids.reserve(t.Context(), "v", spec, cl, nil, nil); err != nil || again.UID != usual {
 		t.Errorf("afterwards it gets %d, %v", again.UID, err)
 	}
 }

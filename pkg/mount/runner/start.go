@@ -18,7 +18,6 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
-	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
@@ -73,15 +72,20 @@ func (r *Runner) Start(ctx context.Context, p StartParams) (state.Mount, error) 
 	entry.Set(m.Client, tracker.Healthy)
 	entry.NeedsHealing() // it has no bind mounts yet
 	r.Started(m.Name)
-	klog.FromContext(ctx).Info("Mounted", "mount", m.Name, "client", cl.Name, "bucket", p.Spec.Bucket, "prefix", p.Spec.Prefix,
+	klog.FromContext(ctx).Info("Mounted", "mount", m.Name, "unit", m.Unit(), "client", cl.Name, "bucket", p.Spec.Bucket, "prefix", p.Spec.Prefix,
 		"uid", m.UID, "identity", p.Identity, "session", p.Grant.Order().Kind, "role", p.Grant.Order().RoleARN, "took", time.Since(m.Created).Round(time.Millisecond))
 	return m, nil
 }
 
 // start is Start without the trial of the credentials. The context up ends when they are refused, too.
 func (r *Runner) start(ctx, up context.Context, p StartParams, cl client.Client, be backend.Backend, t *trial) (state.Mount, error) {
-	m, err := r.uids.allocate(ctx, p.VolumeID, p.Spec, cl)
+	spare, end := r.spares.begin(be.Addresses(p.Spec.Source))
+	defer end()
+	m, err := r.uids.allocate(ctx, p.VolumeID, p.Spec, cl, spare)
 	if err != nil {
+		if spare != nil {
+			r.spares.condemn(*spare)
+		}
 		return state.Mount{}, err
 	}
 	m.Predecessors, m.Rotated, m.LingerFor = p.Predecessors, p.Rotated, p.LingerFor
@@ -90,7 +94,7 @@ func (r *Runner) start(ctx, up context.Context, p StartParams, cl client.Client,
 	if err := t.explain(ctx, r.bringUp(ctx, up, &m, cl, be, t)); err != nil {
 		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)
 		defer cancel()
-		return state.Mount{}, mount.WithCleanupError(err, r.Discard(cctx, m))
+		return state.Mount{}, mount.WithCleanupError(err, errors.Join(r.Discard(cctx, m), r.releaseSpare(cctx, m)))
 	}
 	return m, nil
 }
@@ -105,7 +109,7 @@ func (r *Runner) bringUp(ctx, up context.Context, m *state.Mount, cl client.Clie
 	// an abandoned step would finish after the clean-up.
 	g.Go(func() error {
 		defer t.steps.done("helper")
-		return r.launchHelper(ctx, *m, be)
+		return r.bringUpHelper(ctx, *m, be)
 	})
 	g.Go(func() (err error) {
 		defer t.steps.done("fuse")
@@ -137,6 +141,7 @@ func (r *Runner) bringUp(ctx, up context.Context, m *state.Mount, cl client.Clie
 		defer t.steps.done("copy")
 		return r.Store.WriteCopy(ctx, kept, mount.KeepsOnDisk(cl, kept.Spec))
 	})
+	serving.Go(func() error { return r.releaseSpare(ctx, kept) })
 	serving.Go(func() error { return r.serveBeside(up, kept, cl, be, t, fuse) })
 	if err := serving.Wait(); err != nil {
 		return err
@@ -196,13 +201,48 @@ func (r *Runner) recordMounted(ctx context.Context, m *state.Mount) error {
 	return nil
 }
 
-// launchHelper starts a mount's helper, without a client.
-func (r *Runner) launchHelper(ctx context.Context, m state.Mount, be backend.Backend) error {
-	cl, err := r.Clients.Of(m.Client)
+// bringUpHelper makes a new mount's spare its helper, or starts a helper if there is no spare, or it cannot be used.
+func (r *Runner) bringUpHelper(ctx context.Context, m state.Mount, be backend.Backend) error {
+	if m.Spare == "" {
+		return r.launchHelper(ctx, m, be)
+	}
+	u, err := r.unit(m, be)
 	if err != nil {
 		return err
 	}
-	options, err := m.Spec.ParseOptions()
+	if err := r.writeCA(ctx, m.Name, be); err != nil {
+		return err
+	}
+	err = r.assignSpare(ctx, m, u)
+	if err == nil {
+		failpoint.Here("spare.assigned")
+		klog.FromContext(ctx).V(2).Info("Spare helper assigned", "unit", m.Spare, "mount", m.Name, "uid", m.UID)
+		r.Tracker.CountSpare(tracker.SpareTaken)
+		r.spares.describeLater(u)
+		return nil
+	}
+	if ctx.Err() != nil {
+		return fmt.Errorf("assigning a spare helper: %w", err)
+	}
+	r.Tracker.CountSpare(tracker.SpareFailed)
+	klog.FromContext(ctx).Info("Spare helper unusable, starting another", "mount", m.Name, "unit", m.Spare, "error", err.Error())
+	if err := r.Launcher.Kill(ctx, m.UID); err != nil {
+		return fmt.Errorf("killing an unusable spare helper: %w", err)
+	}
+	return r.launchHelper(ctx, m, be)
+}
+
+// releaseSpare removes what a mount does not need of its spare. It can be repeated.
+func (r *Runner) releaseSpare(ctx context.Context, m state.Mount) error {
+	if m.Spare == "" {
+		return nil
+	}
+	return r.Store.RemoveSpare(ctx, m.Spare)
+}
+
+// launchHelper starts a mount's helper, without a client.
+func (r *Runner) launchHelper(ctx context.Context, m state.Mount, be backend.Backend) error {
+	u, err := r.unit(m, be)
 	if err != nil {
 		return err
 	}
@@ -212,27 +252,33 @@ func (r *Runner) launchHelper(ctx context.Context, m state.Mount, be backend.Bac
 	if err := r.Store.RestoreHelperDir(ctx, m); err != nil {
 		return fmt.Errorf("preparing the helper's directory: %w", err)
 	}
-	socket, err := host.Call(ctx, r.Namespace, "listening for helper "+m.Name, func(f *os.File) { f.Close() }, func() (*os.File, error) {
-		if err := os.Remove(r.Store.Socket(m.Name)); err != nil && !os.IsNotExist(err) { // of a helper that exited
-			return nil, err
-		}
-		return helper.Listen(r.Store.Socket(m.Name))
-	})
-	if err != nil {
-		return fmt.Errorf("making the helper's socket: %w", err)
+	if u.Socket, err = listen(ctx, r.Namespace, m.Name, r.Store.Socket(m.Name)); err != nil {
+		return err
 	}
-	defer socket.Close()
+	defer u.Socket.Close()
 	failpoint.Here("launch.listening")
-	err = r.Launcher.Start(ctx, launcher.Unit{
-		Name: m.Name, Description: fmt.Sprintf("S3 volume %s (%s)", m.VolumeID, m.Client),
-		UID: m.UID, GID: m.UID, StateDir: r.Store.HelperDir(m.Name), CacheDir: r.Store.CacheDir(m.Name), Socket: socket,
-		Callers: cl.CallerPIDs, Needs: be.Addresses(m.Spec.Source), Limits: r.limits(m.Spec, cl, options),
-	})
-	if err != nil {
+	if err := r.Launcher.Start(ctx, u); err != nil {
 		return fmt.Errorf("starting the helper: %w", err)
 	}
 	failpoint.Here("launch.started")
 	return nil
+}
+
+// unit returns the unit of a mount's helper, without its socket.
+func (r *Runner) unit(m state.Mount, be backend.Backend) (launcher.Unit, error) {
+	cl, err := r.Clients.Of(m.Client)
+	if err != nil {
+		return launcher.Unit{}, err
+	}
+	options, err := m.Spec.ParseOptions()
+	if err != nil {
+		return launcher.Unit{}, err
+	}
+	return launcher.Unit{
+		Name: m.Unit(), Description: fmt.Sprintf("S3 volume %s (%s), mount %s", m.VolumeID, m.Client, m.Name),
+		UID: m.UID, GID: m.UID, StateDir: r.Store.HelperDir(m.Name), CacheDir: r.Store.CacheDir(m.Name),
+		Callers: cl.CallerPIDs, Needs: be.Addresses(m.Spec.Source), Limits: r.limits(m.Spec, cl, options),
+	}, nil
 }
 
 // writeCA writes the certificates of the backend where the client can read them.

@@ -25,13 +25,14 @@ type uids struct {
 	quarantined map[uint32]bool // uids whose leftover processes are being killed
 }
 
-// allocate allocates the generation, the uid and the directories of a new mount.
-func (u *uids) allocate(ctx context.Context, volumeID string, spec mount.Spec, cl client.Client) (state.Mount, error) {
+// allocate allocates the generation, the uid and the directories of a new mount. Uid and directories are those of the spare, if it has
+// one.
+func (u *uids) allocate(ctx context.Context, volumeID string, spec mount.Spec, cl client.Client, spare *state.Spare) (state.Mount, error) {
 	taken := map[uint32]bool{}
 	for {
-		m, err := u.reserve(ctx, volumeID, spec, cl, taken)
-		if err != nil {
-			return state.Mount{}, err
+		m, err := u.reserve(ctx, volumeID, spec, cl, taken, spare)
+		if err != nil || spare != nil {
+			return m, err
 		}
 		free, err := u.Launcher.Free(ctx, m.UID)
 		if err == nil && free {
@@ -48,7 +49,7 @@ func (u *uids) allocate(ctx context.Context, volumeID string, spec mount.Spec, c
 }
 
 // reserve makes a mount's directories, which mark its name and its uid as used.
-func (u *uids) reserve(ctx context.Context, volumeID string, spec mount.Spec, cl client.Client, taken map[uint32]bool) (state.Mount, error) {
+func (u *uids) reserve(ctx context.Context, volumeID string, spec mount.Spec, cl client.Client, taken map[uint32]bool, spare *state.Spare) (state.Mount, error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	fail := func(err error) (state.Mount, error) {
@@ -59,20 +60,15 @@ func (u *uids) reserve(ctx context.Context, volumeID string, spec mount.Spec, cl
 	if err != nil {
 		return fail(err)
 	}
-	used, err := u.Store.UIDs(ctx)
-	if err != nil {
-		return fail(err)
-	}
-	maps.Copy(used, taken)
-	maps.Copy(used, u.quarantined)
-	uid, err := u.freeUID(key, used)
-	if err != nil {
-		return fail(err)
-	}
 	name := mount.Name(key, generation)
 	m := state.Mount{
-		Name: name, Key: key, Generation: generation, Phase: state.Starting, VolumeID: volumeID, UID: uid,
+		Name: name, Key: key, Generation: generation, Phase: state.Starting, VolumeID: volumeID,
 		Source: mount.SourceName(volumeID, name), Client: cl.Name, Spec: spec, Created: time.Now(),
+	}
+	if spare != nil {
+		m.UID, m.Spare = spare.UID, spare.Name
+	} else if m.UID, err = u.unused(ctx, key, taken); err != nil {
+		return fail(err)
 	}
 	if err := u.Store.Make(ctx, m); err != nil {
 		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)
@@ -80,6 +76,17 @@ func (u *uids) reserve(ctx context.Context, volumeID string, spec mount.Spec, cl
 		return state.Mount{}, mount.WithCleanupError(fmt.Errorf("making the directories of mount %s: %w", name, err), u.Store.Remove(cctx, name))
 	}
 	return m, nil
+}
+
+// unused returns a uid that no mount and no spare has, and that is not taken. Call under mu.
+func (u *uids) unused(ctx context.Context, key string, taken map[uint32]bool) (uint32, error) {
+	used, err := u.Store.UIDs(ctx)
+	if err != nil {
+		return 0, err
+	}
+	maps.Copy(used, taken)
+	maps.Copy(used, u.quarantined)
+	return u.freeUID(key, used)
 }
 
 // freeUID returns an unused uid of the range. The search starts at a hash of the key, so that a volume tends to keep its uid.

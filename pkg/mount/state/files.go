@@ -28,6 +28,7 @@ import (
 //	mounts/<name>/state         the helper's own directory, of the mount's uid, or a link to
 //	scratch/<name>/             its file system
 //	sources/<name>              the mount point
+//	spares/<spare>/             see spares.go
 //	publications/<hash>.json    one for each target
 //
 // See access.go for their permissions.
@@ -220,7 +221,7 @@ func (f files) leftCaches() (dirs []string, err error) {
 		return nil, err
 	}
 	for _, e := range entries {
-		if !e.IsDir() {
+		if !e.IsDir() || isSpare(e.Name()) {
 			continue
 		}
 		// A mount that is being started has its other directory first.
@@ -322,17 +323,28 @@ func (f files) make(r Mount) error {
 	if err := f.admit(r.Name, int(r.UID)); err != nil {
 		return err
 	}
+	if err := f.makeWritable(r); err != nil {
+		return err
+	}
+	failpoint.Here("make.directories")
+	return os.Mkdir(f.SourceDir(r.Name), modeClosed)
+}
+
+// makeWritable makes the directories that a mount's helper can write to, or takes those of its spare.
+func (f files) makeWritable(r Mount) error {
+	if r.Spare != "" {
+		if err := f.takeScratch(r.Name, r.Spare, int(r.UID)); err != nil {
+			return err
+		}
+		return f.takeCache(r.Name, r.Spare)
+	}
 	if err := f.makeHelperDir(r.Name, int(r.UID)); err != nil {
 		return err
 	}
 	if err := os.Mkdir(f.CacheDir(r.Name), modeClosed); err != nil {
 		return err
 	}
-	if err := os.Lchown(f.CacheDir(r.Name), int(r.UID), int(r.UID)); err != nil {
-		return err
-	}
-	failpoint.Here("make.directories")
-	return os.Mkdir(f.SourceDir(r.Name), modeClosed)
+	return os.Lchown(f.CacheDir(r.Name), int(r.UID), int(r.UID))
 }
 
 func (f files) remove(name string) error {
@@ -420,7 +432,7 @@ func (f files) restoreOne(name string, keeps func(Mount) bool) (bool, error) {
 	if !keeps(rec) {
 		return false, errors.Join(os.RemoveAll(f.CacheDir(name)), ignoreMissing(os.Remove(f.keptRecord(name))))
 	}
-	rec.Phase, rec.Ending, rec.Minor, rec.OOMKills, rec.Superseded, rec.Predecessors = Ending, time.Now(), 0, 0, false, nil
+	rec.Phase, rec.Ending, rec.Minor, rec.OOMKills, rec.Superseded, rec.Predecessors, rec.Spare = Ending, time.Now(), 0, 0, false, nil, ""
 	for _, dir := range []string{f.MountDir(name), f.SourceDir(name)} {
 		if err := os.Mkdir(dir, modeClosed); err != nil && !errors.Is(err, fs.ErrExist) {
 			return false, err

@@ -1,6 +1,7 @@
 package state
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
@@ -27,9 +28,11 @@ type Mount struct {
 	Source     string `json:"source"`   // in the mount table
 	// Minor is the source's minor device number while it is mounted; FUSE's major number is 0. The kernel reuses the number
 	// afterwards, so it identifies a file system only together with Source.
-	Minor   uint32     `json:"minor,omitempty"`
-	Client  string     `json:"client"` // its name, never empty
-	UID     uint32     `json:"uid"`    // of the helper and the client
+	Minor  uint32 `json:"minor,omitempty"`
+	Client string `json:"client"` // its name, never empty
+	UID    uint32 `json:"uid"`    // of the helper and the client
+	// Spare is the spare that became the mount's helper; "": none. The helper's unit has its name.
+	Spare   string     `json:"spare,omitempty"`
 	Spec    mount.Spec `json:"spec"`
 	Created time.Time  `json:"created"`
 	Ending  time.Time  `json:"ending,omitzero"`
@@ -96,6 +99,9 @@ func (m Mount) Serves() mount.Spec {
 func (m Mount) Joinable(spec mount.Spec) bool {
 	return !m.Superseded && !m.Rotating && (m.Rotated == "" || m.Serves().Encode() == spec.Encode())
 }
+
+// Unit is the name of the mount's helper for launchers.
+func (m Mount) Unit() string { return cmp.Or(m.Spare, m.Name) }
 
 // Account is what calls that wait for the mount's client are accounted to: see host.For.
 func (m Mount) Account() string { return mount.Account(m.Source) }

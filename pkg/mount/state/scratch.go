@@ -31,6 +31,15 @@ func (f files) makeHelperDir(name string, uid int) error {
 		}
 		return os.Lchown(f.HelperDir(name), uid, uid)
 	}
+	if err := f.mountScratch(name, uid); err != nil {
+		return err
+	}
+	failpoint.Here("make.scratch")
+	return f.linkScratch(name, uid)
+}
+
+// mountScratch mounts a tmpfs on scratch/<name>, unless something is mounted there.
+func (f files) mountScratch(name string, uid int) error {
 	dir := f.scratchDir(name)
 	if err := os.Mkdir(dir, modeClosed); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
@@ -43,7 +52,11 @@ func (f files) makeHelperDir(name string, uid int) error {
 			return fmt.Errorf("mounting a tmpfs on %s: %w", dir, err)
 		}
 	}
-	failpoint.Here("make.scratch")
+	return nil
+}
+
+// linkScratch makes a mount's HelperDir a link to its file system.
+func (f files) linkScratch(name string, uid int) error {
 	if err := os.Symlink(filepath.Join("..", "..", "scratch", name), f.HelperDir(name)); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
@@ -94,6 +107,9 @@ func (f files) clearScratch() error {
 	}
 	var errs []error
 	for _, e := range entries {
+		if isSpare(e.Name()) {
+			continue
+		}
 		// Of a mount that comes up now, the other directory is there first.
 		if _, err := os.Lstat(f.MountDir(e.Name())); errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, f.removeScratch(e.Name()))

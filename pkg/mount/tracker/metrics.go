@@ -29,6 +29,8 @@ type metrics struct {
 	conflicts       *prometheus.CounterVec // client
 	lingerHits      *prometheus.CounterVec // client
 	lingerEnds      *prometheus.CounterVec // client, reason
+	spares          prometheus.Gauge
+	spareRequests   *prometheus.CounterVec // result
 }
 
 func newMetrics(overdue func() int) metrics {
@@ -59,6 +61,11 @@ func newMetrics(overdue func() int) metrics {
 		lingerEnds: counter("s3csi_linger_ends_total",
 			"Lingering mounts that ended, by reason: time (linger is over), mounts and memory (limits of the node, the least recently used first), backend (configuration or rules changed), session (not renewable), client (exited), volume (published with other settings or another secret), overlap (a mount of an overlapping prefix was started).",
 			"client", "reason"),
+		spares: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "s3csi_spare_helpers", Help: "Helpers on this node that were started ahead of need and that no mount uses yet.",
+		}),
+		spareRequests: counter("s3csi_spare_helper_requests_total",
+			"New mounts that could use a spare helper, by result: taken, missing (there was none), failed (it did not answer; another helper was started).", "result"),
 	}
 }
 
@@ -67,6 +74,7 @@ func (t *Tracker) Collectors() []prometheus.Collector {
 	m := &t.metrics
 	return []prometheus.Collector{
 		m.reconcile, m.restarts, m.restartFailures, m.heals, m.unflushed, m.overdue, m.renewals, m.renewalFailures, m.conflicts, m.lingerHits, m.lingerEnds,
+		m.spares, m.spareRequests,
 		gauges{t},
 	}
 }
@@ -86,9 +94,23 @@ func SampleCollectors() []prometheus.Collector {
 	m.Conflicts(client, 0)
 	t.CountLingerHit(client)
 	t.CountLingerEnd(client, EndedTime)
+	t.CountSpare(SpareTaken)
 	t.Mount("lingering").Linger(client, Linger{Memory: 1})
 	return t.Collectors()
 }
+
+// The results of requests for spare helpers.
+const (
+	SpareTaken   = "taken"
+	SpareMissing = "missing"
+	SpareFailed  = "failed"
+)
+
+// CountSpare counts a new mount that could use a spare helper.
+func (t *Tracker) CountSpare(result string) { t.metrics.spareRequests.WithLabelValues(result).Inc() }
+
+// SetSpares sets the number of spare helpers.
+func (t *Tracker) SetSpares(n int) { t.metrics.spares.Set(float64(n)) }
 
 // CountReconcile counts a reconcile pass.
 func (t *Tracker) CountReconcile(took time.Duration) { t.metrics.reconcile.Observe(took.Seconds()) }

@@ -1,0 +1,129 @@
+package runner
+
+import (
+	"context"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
+)
+
+// prepared is a Preparer for mounts that need no addresses.
+type prepared struct{ no bool }
+
+func (p prepared) Prepares(needs []netip.Addr) bool            { return !p.no && len(needs) == 0 }
+func (prepared) Limit(context.Context, launcher.Unit) error    { return nil }
+func (prepared) Describe(context.Context, launcher.Unit) error { return nil }
+
+func newTestSpares(t *testing.T, p Preparer) *spares {
+	t.Helper()
+	r, _ := newRunner(t, &mounttest.UIDs{Live: map[uint32]bool{}}, mounttest.S3{})
+	o := r.Options
+	o.Preparer = p
+	return newSpares(&o, r.uids)
+}
+
+// A spare is given to one mount, and to none that it does not suit.
+func TestASpareIsTakenOnce(t *testing.T) {
+	s := newTestSpares(t, prepared{})
+	s.ready = []state.Spare{{Name: "spare-1", UID: 1}, {Name: "spare-2", UID: 2}}
+	other, end := s.begin([]netip.Addr{netip.MustParseAddr("169.254.170.23")})
+	defer end()
+	if other != nil {
+		t.Errorf("a mount with special needs got %v", other)
+	}
+	seen := map[uint32]bool{}
+	for range 2 {
+		spare, end := s.begin(nil)
+		defer end()
+		if spare == nil || seen[spare.UID] {
+			t.Fatalf("a mount got %v after %v", spare, seen)
+		}
+		seen[spare.UID] = true
+	}
+	if spare, end := s.begin(nil); spare != nil {
+		t.Errorf("a third mount got %v", spare)
+	} else {
+		end()
+	}
+}
+
+// Without a launcher that prepares helpers, nothing is kept.
+func TestNoSparesWithoutALauncherForThem(t *testing.T) {
+	s := newTestSpares(t, nil)
+	spare, end := s.begin(nil)
+	end()
+	if spare != nil || s.starting != 0 {
+		t.Errorf("%v, %d", spare, s.starting)
+	}
+	if s := newTestSpares(t, prepared{no: true}); s.missing() != 0 {
+		t.Error("a spare is missing where none can be used")
+	}
+}
+
+// More spares are kept after mounts found none, up to a limit, and fewer again when that is over.
+func TestSparesFollowTheDemand(t *testing.T) {
+	s := newTestSpares(t, prepared{})
+	if s.missing() != 1 {
+		t.Error("the first spare is not missing")
+	}
+	var ends []func()
+	for range 5 {
+		_, end := s.begin(nil)
+		ends = append(ends, end)
+	}
+	if s.busy() <= 0 {
+		t.Error("spares are started beside mounts")
+	}
+	s.busySince = time.Now().Add(-sparePatience)
+	if s.busy() > 0 {
+		t.Error("spares wait for mounts forever")
+	}
+	for _, end := range ends {
+		end()
+	}
+	if s.busy() != 0 || s.target != maxSpares {
+		t.Errorf("busy for %s, target %d", s.busy(), s.target)
+	}
+	for i := range uint32(maxSpares) {
+		s.ready = append(s.ready, state.Spare{UID: i})
+	}
+	if s.missing() != 0 {
+		t.Errorf("%d spares are not enough, or too many", len(s.ready))
+	}
+	for want := maxSpares / 2; want >= minSpares; want /= 2 {
+		s.decays = time.Now().Add(-time.Second)
+		if s.missing() != -1 || s.target != want {
+			t.Fatalf("target %d with %d spares, want %d", s.target, len(s.ready), want)
+		}
+		for s.missing() == -1 {
+			s.condemnOne()
+		}
+		if len(s.ready) != want {
+			t.Errorf("%d spares are left, want %d", len(s.ready), want)
+		}
+	}
+	if s.decays = time.Now().Add(-time.Second); s.missing() != 0 || s.target != minSpares {
+		t.Errorf("the last spare is too many: %d", s.target)
+	}
+}
+
+// A spare without an answer is not given to a mount.
+func TestASpareThatDoesNotAnswerIsCondemned(t *testing.T) {
+	s := newTestSpares(t, prepared{})
+	spare := state.Spare{Name: "spare-1", UID: 5000}
+	s.ready = []state.Spare{spare}
+	s.check(t.Context())
+	if len(s.ready) != 0 || len(s.condemned) != 1 {
+		t.Fatalf("ready %v, condemned %v", s.ready, s.condemned)
+	}
+	if done, err := s.killCondemned(t.Context()); !done || err != nil || len(s.condemned) != 0 {
+		t.Errorf("%v, %v, %v", done, err, s.condemned)
+	}
+	if l, ok := s.Launcher.(*mounttest.UIDs); !ok || len(l.Killed) != 1 || l.Killed[0] != spare.UID {
+		t.Errorf("killed: %v", l.Killed)
+	}
+}
