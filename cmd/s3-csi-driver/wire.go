@@ -115,6 +115,17 @@ func (a provisioner) Delete(ctx context.Context, id volume.ID, secret driver.Sec
 	return a.p.Delete(ctx, provision.DeleteRequest{ID: id, Keys: secret.Keys, RoleARN: secret.RoleARN})
 }
 
+func (a provisioner) Expand(ctx context.Context, id volume.ID, size driver.SizeRange, secret driver.Secret) (int64, error) {
+	return a.p.Modify(ctx, provision.ModifyRequest{
+		ID: id, Keys: secret.Keys, RoleARN: secret.RoleARN, Change: provision.Change{Required: size.Required, Limit: size.Limit},
+	})
+}
+
+func (a provisioner) Modify(ctx context.Context, id volume.ID, set volume.Mutable, secret driver.Secret) error {
+	_, err := a.p.Modify(ctx, provision.ModifyRequest{ID: id, Keys: secret.Keys, RoleARN: secret.RoleARN, Change: provision.Change{Set: set}})
+	return err
+}
+
 func (a provisioner) Lookup(ctx context.Context, id volume.ID, secret driver.Secret) error {
 	return a.p.Lookup(ctx, provision.LookupRequest{ID: id, Keys: secret.Keys, RoleARN: secret.RoleARN})
 }

@@ -15,6 +15,8 @@ import (
 type fakeProvisioner struct {
 	mu      sync.Mutex
 	volumes map[string]string // volume id → digest
+	sizes   map[string]int64  // volume id → recorded size
+	set     []volume.Mutable  // of all calls of Modify
 	last    NewVolume
 	secret  Secret
 	calls   int
@@ -23,7 +25,9 @@ type fakeProvisioner struct {
 	entered chan struct{} // gets one element per call, if set
 }
 
-func newFakeProvisioner() *fakeProvisioner { return &fakeProvisioner{volumes: map[string]string{}} }
+func newFakeProvisioner() *fakeProvisioner {
+	return &fakeProvisioner{volumes: map[string]string{}, sizes: map[string]int64{}}
+}
 
 func (f *fakeProvisioner) enter(ctx context.Context, secret Secret) error {
 	if f.entered != nil {
@@ -55,7 +59,28 @@ func (f *fakeProvisioner) Create(ctx context.Context, v NewVolume) (volume.ID, e
 		return volume.ID{}, fault.Errorf(fault.Exists, "made with other parameters")
 	}
 	f.volumes[id.String()] = v.Parameters.Digest()
+	f.sizes[id.String()] = max(f.sizes[id.String()], v.Parameters.CapacityBytes)
 	return id, nil
+}
+
+func (f *fakeProvisioner) Expand(ctx context.Context, id volume.ID, size SizeRange, secret Secret) (int64, error) {
+	if err := f.Lookup(ctx, id, secret); err != nil {
+		return 0, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.sizes[id.String()] = max(f.sizes[id.String()], size.Required)
+	return f.sizes[id.String()], nil
+}
+
+func (f *fakeProvisioner) Modify(ctx context.Context, id volume.ID, set volume.Mutable, secret Secret) error {
+	if err := f.Lookup(ctx, id, secret); err != nil {
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.set = append(f.set, set)
+	return nil
 }
 
 func (f *fakeProvisioner) Delete(ctx context.Context, id volume.ID, secret Secret) error {

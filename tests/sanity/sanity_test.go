@@ -62,6 +62,7 @@ func TestControllerAndNodeApartWithPrefixVolumesAndSecrets(t *testing.T) {
 	secret := map[string]string{"accessKeyID": root.AccessKeyID, "secretAccessKey": root.SecretAccessKey}
 	secrets, err := json.Marshal(map[string]any{ // YAML, too
 		"CreateVolumeSecret": secret, "DeleteVolumeSecret": secret, "ControllerValidateVolumeCapabilitiesSecret": secret, "NodePublishVolumeSecret": secret,
+		"ControllerExpandVolumeSecret": secret, "ControllerModifyVolumeSecret": secret,
 	})
 	if err != nil {
 		t.Fatal(err)
