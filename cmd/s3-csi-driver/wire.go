@@ -126,6 +126,21 @@ func (a provisioner) Modify(ctx context.Context, id volume.ID, set volume.Mutabl
 	return err
 }
 
+func (a provisioner) CanList() bool { return a.p.CanList() }
+
+func (a provisioner) List(ctx context.Context, limit int, token string) (page []driver.VolumeInfo, next string, err error) {
+	found, next, err := a.p.List(ctx, limit, token)
+	for _, v := range found {
+		page = append(page, driver.VolumeInfo(v))
+	}
+	return page, next, err
+}
+
+func (a provisioner) Get(ctx context.Context, id volume.ID) (driver.VolumeInfo, error) {
+	v, err := a.p.Get(ctx, id)
+	return driver.VolumeInfo(v), err
+}
+
 func (a provisioner) Lookup(ctx context.Context, id volume.ID, secret driver.Secret) error {
 	return a.p.Lookup(ctx, provision.LookupRequest{ID: id, Keys: secret.Keys, RoleARN: secret.RoleARN})
 }

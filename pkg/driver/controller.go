@@ -42,6 +42,7 @@ type Provisioner interface {
 	// Lookup returns nil if the volume exists, and fault.NotFound if it does not.
 	Lookup(ctx context.Context, id volume.ID, secret Secret) error
 	Modifier
+	Lister
 }
 
 // claimNamespaceKey is the parameter in which external-provisioner passes the claim's namespace, with --extra-create-metadata.
@@ -74,12 +75,12 @@ func NewController(volumes Provisioner, backends Backends) (*Controller, error) 
 // ControllerGetCapabilities implements csi.ControllerServer.
 func (c *Controller) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
 	resp := &csi.ControllerGetCapabilitiesResponse{}
-	for _, t := range []csi.ControllerServiceCapability_RPC_Type{
+	for _, t := range append(c.listCapabilities(),
 		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
 		csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
 		csi.ControllerServiceCapability_RPC_EXPAND_VOLUME,
 		csi.ControllerServiceCapability_RPC_MODIFY_VOLUME,
-	} {
+	) {
 		resp.Capabilities = append(resp.Capabilities, &csi.ControllerServiceCapability{
 			Type: &csi.ControllerServiceCapability_Rpc{Rpc: &csi.ControllerServiceCapability_RPC{Type: t}},
 		})

@@ -369,10 +369,15 @@ func TestValidateVolumeCapabilities(t *testing.T) {
 }
 
 func TestControllerClaimsWhatItDoes(t *testing.T) {
-	c, _ := newTestController(t)
+	c, p := newTestController(t)
 	resp, err := c.ControllerGetCapabilities(t.Context(), nil)
-	if err != nil || len(resp.GetCapabilities()) != 4 {
+	if err != nil || len(resp.GetCapabilities()) != 6 {
 		t.Errorf("%v, %v", resp, err)
+	}
+	p.secretsOnly = true
+	resp, err = c.ControllerGetCapabilities(t.Context(), nil)
+	if err != nil || len(resp.GetCapabilities()) != 4 {
+		t.Errorf("without credentials for listing: %v, %v", resp, err)
 	}
 	_, err = c.GetCapacity(t.Context(), nil)
 	if got := statusOf(t.Context(), "", err); !strings.Contains(got.Error(), "Unimplemented") {

@@ -2,6 +2,9 @@ package driver
 
 import (
 	"context"
+	"maps"
+	"slices"
+	"strconv"
 	"sync"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
@@ -17,12 +20,14 @@ type fakeProvisioner struct {
 	volumes map[string]string // volume id → digest
 	sizes   map[string]int64  // volume id → recorded size
 	set     []volume.Mutable  // of all calls of Modify
-	last    NewVolume
-	secret  Secret
-	calls   int
-	err     error         // returned by every call
-	block   chan struct{} // calls wait until it is closed or ctx ends
-	entered chan struct{} // gets one element per call, if set
+	// secretsOnly is set if a backend works only with the secrets of requests.
+	secretsOnly bool
+	last        NewVolume
+	secret      Secret
+	calls       int
+	err         error         // returned by every call
+	block       chan struct{} // calls wait until it is closed or ctx ends
+	entered     chan struct{} // gets one element per call, if set
 }
 
 func newFakeProvisioner() *fakeProvisioner {
@@ -81,6 +86,46 @@ func (f *fakeProvisioner) Modify(ctx context.Context, id volume.ID, set volume.M
 	defer f.mu.Unlock()
 	f.set = append(f.set, set)
 	return nil
+}
+
+func (f *fakeProvisioner) CanList() bool { return !f.secretsOnly }
+
+// List has the index of the next volume as its token.
+func (f *fakeProvisioner) List(ctx context.Context, limit int, token string) (page []VolumeInfo, next string, err error) {
+	if err := f.enter(ctx, Secret{}); err != nil {
+		return nil, "", err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	all := slices.Sorted(maps.Keys(f.volumes))
+	start := 0
+	if token != "" {
+		if start, err = strconv.Atoi(token); err != nil || start > len(all) {
+			return nil, "", fault.Errorf(fault.Busy, "no token")
+		}
+	}
+	end := len(all)
+	if limit > 0 && start+limit < end {
+		end = start + limit
+		next = strconv.Itoa(end)
+	}
+	for _, text := range all[start:end] {
+		id, err := volume.ParseID(text)
+		if err != nil {
+			return nil, "", err
+		}
+		page = append(page, VolumeInfo{id, f.sizes[text]})
+	}
+	return page, next, nil
+}
+
+func (f *fakeProvisioner) Get(ctx context.Context, id volume.ID) (VolumeInfo, error) {
+	if err := f.Lookup(ctx, id, Secret{}); err != nil {
+		return VolumeInfo{}, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return VolumeInfo{id, f.sizes[id.String()]}, nil
 }
 
 func (f *fakeProvisioner) Delete(ctx context.Context, id volume.ID, secret Secret) error {

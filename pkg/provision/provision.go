@@ -14,6 +14,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/create"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/erase"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/identity"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/list"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/modify"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/proofs"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/records"
@@ -49,6 +50,7 @@ type Options struct {
 type Provisioner struct {
 	*create.Creator  // Create
 	*remove.Remover  // Delete, Lookup and Run
+	*list.Lister     // CanList, List and Get
 	*modify.Modifier // Modify
 }
 
@@ -103,6 +105,7 @@ func New(o Options) (*Provisioner, error) {
 			Config: o.Config, Identities: identities, Clients: o.Clients, Opener: opener, Records: store,
 			Eraser: erase.New(opener, o.Workers), Runs: o.Runs,
 		}),
+		Lister:   &list.Lister{Config: o.Config, Identities: identities, Clients: o.Clients, Opener: opener, Records: store},
 		Modifier: &modify.Modifier{Identities: identities, Opener: opener, Records: store, Service: o.Buckets},
 	}, nil
 }
