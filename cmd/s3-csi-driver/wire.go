@@ -98,8 +98,13 @@ func addController(cfg *driver.Config, o driver.Options, s storage) error {
 		return err
 	}
 	cfg.Background = append(cfg.Background, driver.Background{Name: "deletion of volumes", Run: p.Run})
-	cfg.Controller, err = driver.NewController(provisioner{p}, s.config)
-	return err
+	c, err := driver.NewController(provisioner{p}, s.config)
+	if err != nil {
+		return err
+	}
+	c.VolumeHealth = o.Common.VolumeHealth
+	cfg.Controller = c
+	return nil
 }
 
 // provisioner adapts provision.Provisioner to driver.Provisioner.

@@ -59,9 +59,11 @@ type Backends interface {
 // Controller is the CSI Controller service. It has no capabilities for capacity and attachment, because S3 volumes need neither.
 type Controller struct {
 	csi.UnimplementedControllerServer
-	volumes  Provisioner
-	backends Backends
-	names    namedlock.Locks
+	// VolumeHealth offers the alpha RPCs of volume health.
+	VolumeHealth bool
+	volumes      Provisioner
+	backends     Backends
+	names        namedlock.Locks
 }
 
 // NewController returns the service.
@@ -75,7 +77,7 @@ func NewController(volumes Provisioner, backends Backends) (*Controller, error) 
 // ControllerGetCapabilities implements csi.ControllerServer.
 func (c *Controller) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
 	resp := &csi.ControllerGetCapabilitiesResponse{}
-	for _, t := range append(c.listCapabilities(),
+	for _, t := range append(append(c.listCapabilities(), c.healthCapabilities()...),
 		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
 		csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
 		csi.ControllerServiceCapability_RPC_EXPAND_VOLUME,

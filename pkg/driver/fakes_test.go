@@ -175,15 +175,16 @@ func (fakeBackends) CheckClaims(name string, claims []volume.Claim) error {
 
 // fakeMounter keeps publications in memory.
 type fakeMounter struct {
-	mu        sync.Mutex
-	published map[string]mount.Request // by target
-	last      mount.Request
-	calls     int
-	err       error
-	panics    any
-	block     chan struct{}
-	entered   chan struct{}
-	stubborn  bool // with block: do not even listen to ctx
+	mu         sync.Mutex
+	published  map[string]mount.Request // by target
+	conditions []mount.Condition        // of every volume and backend
+	last       mount.Request
+	calls      int
+	err        error
+	panics     any
+	block      chan struct{}
+	entered    chan struct{}
+	stubborn   bool // with block: do not even listen to ctx
 }
 
 func newFakeMounter() *fakeMounter { return &fakeMounter{published: map[string]mount.Request{}} }
@@ -255,4 +256,22 @@ func (f *fakeMounter) Stats(ctx context.Context, volumeID, path string) (mount.S
 		return mount.Stats{}, fault.Errorf(fault.NotFound, "not published there")
 	}
 	return mount.Stats{TotalBytes: 6, UsedBytes: 1, AvailableBytes: 5, Inodes: 60, InodesUsed: 10, InodesFree: 50}, nil
+}
+
+func (f *fakeMounter) VolumeHealth(ctx context.Context, volumeID, target string) ([]mount.Condition, error) {
+	if err := f.enter(ctx); err != nil {
+		return nil, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for path, p := range f.published {
+		if p.VolumeID == volumeID && (target == "" || target == path) {
+			return f.conditions, nil
+		}
+	}
+	return nil, fault.Errorf(fault.NotFound, "not published there")
+}
+
+func (f *fakeMounter) StorageHealth(ctx context.Context) ([]mount.Condition, error) {
+	return f.conditions, f.enter(ctx)
 }

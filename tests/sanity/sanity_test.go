@@ -38,7 +38,7 @@ func TestAllOnOneSocketWithPrefixVolumes(t *testing.T) {
 func TestAllOnOneSocketWithBucketVolumes(t *testing.T) {
 	t.Parallel()
 	n := rigtest.New(t)
-	d := n.Drive(t, "all")
+	d := n.Drive(t, "all", "--volume-health")
 	check(t, n, d, d, suite{Address: d.Endpoint, Parameters: buckets()})
 }
 
@@ -105,6 +105,9 @@ func check(t *testing.T, n *rigtest.Node, c csi.ControllerClient, d csi.NodeClie
 	want := atLeast
 	if claimed["LIST_VOLUMES"] {
 		want += listed
+	}
+	if claimed["GET_VOLUME_HEALTH"] {
+		want += healthy
 	}
 	if passed < want {
 		t.Errorf("only %d specs ran and passed, want at least %d: was the suite cut short?", passed, want)

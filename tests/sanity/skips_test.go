@@ -9,10 +9,12 @@ import (
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
 
-// atLeast is how many of csi-sanity's specs are about what this driver does, listed how many more where it lists volumes.
+// atLeast is how many of csi-sanity's specs are about what this driver does, listed and healthy how many more where it
+// lists volumes and offers volume health.
 const (
 	atLeast = 44
 	listed  = 3
+	healthy = 5
 )
 
 // skippable are csi-sanity's reasons to skip a spec that are true of this driver, with the capabilities that would make
