@@ -217,6 +217,42 @@ func TestTwoControllersThatMeetLoseNothing(t *testing.T) {
 	})
 }
 
+// Tags have no conditional writes: the controller whose change was overwritten repeats it.
+func TestTwoControllersThatMeetKeepEachOthersTags(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		a, b := e.process(), e.process()
+		id := a.create(e.bucket+"-v", "bucketName", "", "tags", "old=x")
+		b.grown(id, 2) // what is found out once is known from here on
+		both := &meeting{n: 2, met: make(chan struct{})}
+		for _, p := range []*process{a, b} {
+			var first sync.Once
+			p.hooks.set(func(h *hooks) {
+				h.wait = func(ctx context.Context, operation string, done bool) {
+					if operation == "GetBucketTagging" && done {
+						first.Do(func() { both.join(ctx) })
+					}
+				}
+			})
+		}
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			if err := a.set(id, volume.Mutable{Tags: map[string]string{"team": "web", "old": ""}}); err != nil {
+				t.Error(err)
+			}
+		})
+		wg.Go(func() {
+			if err := b.set(id, volume.Mutable{OnDelete: volume.OnDeleteRetain, Tags: map[string]string{"stage": "prod"}}); err != nil {
+				t.Error(err)
+			}
+		})
+		wg.Wait()
+		tags := e.bucketTags(id.Bucket)
+		if _, old := tags["old"]; old || tags["team"] != "web" || tags["stage"] != "prod" || tags["s3.csi/on-delete"] != "retain" || tags["s3.csi/capacity"] != "2" {
+			t.Errorf("tags %v", tags)
+		}
+	})
+}
+
 // meeting lets n callers go on when all have arrived.
 type meeting struct {
 	mu  sync.Mutex

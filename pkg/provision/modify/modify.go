@@ -100,6 +100,9 @@ func (p *recordPlace) read(ctx context.Context) (settings, error) {
 	switch {
 	case errors.Is(err, records.ErrNotOurs), err == nil && (found.State != records.StateActive || found.VolumeID != p.id.String()):
 		return settings{}, p.errNoVolume(p.id)
+	case fault.Is(err, fault.NotFound): // there is no bucket
+		p.Opener.Invalidate(p.b.Backend, p.id.Bucket)
+		return settings{}, err
 	case err != nil:
 		return settings{}, err
 	}

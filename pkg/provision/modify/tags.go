@@ -69,7 +69,9 @@ func (p *tagsPlace) write(ctx context.Context, s settings) error {
 	}
 	want := maps.Clone(s.tags)
 	want.SetCapacity(s.capacity)
-	want[records.TagOnDelete] = string(s.onDelete)
+	if s.onDelete != "" {
+		want[records.TagOnDelete] = string(s.onDelete)
+	}
 	if err := records.WriteTags(ctx, p.b.Client, p.id.Bucket, want); err != nil {
 		if buckets.Indeterminate(err) {
 			return buckets.UnknownOutcome(ctx, err)
