@@ -188,7 +188,7 @@ func ask(ctx context.Context, t *testing.T, target string) {
 		t.Errorf("GetPluginInfo says version %s, and --version %q, %v", info.GetVendorVersion(), version, err)
 	}
 	caps, err := csi.NewIdentityClient(conn).GetPluginCapabilities(ctx, &csi.GetPluginCapabilitiesRequest{})
-	if err != nil || len(caps.GetCapabilities()) != 1 {
+	if err != nil || len(caps.GetCapabilities()) != 2 {
 		t.Errorf("GetPluginCapabilities: %v, %v", caps, err)
 	}
 	if _, err := csi.NewControllerClient(conn).CreateVolume(ctx, &csi.CreateVolumeRequest{}); status.Code(err) != codes.InvalidArgument {

@@ -76,6 +76,8 @@ func addNode(ctx context.Context, cfg *driver.Config, o driver.Options, s storag
 		CleanPrograms: l.clean,
 		Refused:       isolated,
 		Linger:        linger,
+		Reach:         s.clients.Reach,
+		Declared:      func() []backend.Backend { return s.config.Config().Declared() },
 	})
 	if err != nil {
 		return err
@@ -90,8 +92,13 @@ func addNode(ctx context.Context, cfg *driver.Config, o driver.Options, s storag
 	if l.dns != nil {
 		cfg.Background = append(cfg.Background, driver.Background{Name: "copying of resolv.conf", Run: l.dns.Run})
 	}
-	cfg.Node, err = driver.NewNode(m, o.Common.DriverName, o.Node)
-	return err
+	n, err := driver.NewNode(m, o.Common.DriverName, o.Node)
+	if err != nil {
+		return err
+	}
+	n.VolumeHealth = o.Common.VolumeHealth
+	cfg.Node = n
+	return nil
 }
 
 // isolation returns an error if the driver cannot see the host and therefore must not publish volumes. It reports this in the log and in

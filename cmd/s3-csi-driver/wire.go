@@ -98,8 +98,13 @@ func addController(cfg *driver.Config, o driver.Options, s storage) error {
 		return err
 	}
 	cfg.Background = append(cfg.Background, driver.Background{Name: "deletion of volumes", Run: p.Run})
-	cfg.Controller, err = driver.NewController(provisioner{p}, s.config)
-	return err
+	c, err := driver.NewController(provisioner{p}, s.config)
+	if err != nil {
+		return err
+	}
+	c.VolumeHealth = o.Common.VolumeHealth
+	cfg.Controller = c
+	return nil
 }
 
 // provisioner adapts provision.Provisioner to driver.Provisioner.
@@ -113,6 +118,32 @@ func (a provisioner) Create(ctx context.Context, v driver.NewVolume) (volume.ID,
 
 func (a provisioner) Delete(ctx context.Context, id volume.ID, secret driver.Secret) error {
 	return a.p.Delete(ctx, provision.DeleteRequest{ID: id, Keys: secret.Keys, RoleARN: secret.RoleARN})
+}
+
+func (a provisioner) Expand(ctx context.Context, id volume.ID, size driver.SizeRange, secret driver.Secret) (int64, error) {
+	return a.p.Modify(ctx, provision.ModifyRequest{
+		ID: id, Keys: secret.Keys, RoleARN: secret.RoleARN, Change: provision.Change{Required: size.Required, Limit: size.Limit},
+	})
+}
+
+func (a provisioner) Modify(ctx context.Context, id volume.ID, set volume.Mutable, secret driver.Secret) error {
+	_, err := a.p.Modify(ctx, provision.ModifyRequest{ID: id, Keys: secret.Keys, RoleARN: secret.RoleARN, Change: provision.Change{Set: set}})
+	return err
+}
+
+func (a provisioner) CanList() bool { return a.p.CanList() }
+
+func (a provisioner) List(ctx context.Context, limit int, token string) (page []driver.VolumeInfo, next string, err error) {
+	found, next, err := a.p.List(ctx, limit, token)
+	for _, v := range found {
+		page = append(page, driver.VolumeInfo(v))
+	}
+	return page, next, err
+}
+
+func (a provisioner) Get(ctx context.Context, id volume.ID) (driver.VolumeInfo, error) {
+	v, err := a.p.Get(ctx, id)
+	return driver.VolumeInfo(v), err
 }
 
 func (a provisioner) Lookup(ctx context.Context, id volume.ID, secret driver.Secret) error {

@@ -76,7 +76,7 @@ func (r rule) lacks(u Use) (lacks []string) {
 		{"roles", u.RoleARN, r.Roles, u.Creation},
 		{"sources", u.Source, r.Sources, u.Creation},
 	} {
-		if len(c.patterns) == 0 || c.value == "" && c.later || matchesAny(c.patterns, c.value) {
+		if len(c.patterns) == 0 || c.value == "" && c.later || MatchesAny(c.patterns, c.value) {
 			continue
 		}
 		lacks = append(lacks, fmt.Sprintf("%q in %s", c.value, c.key))
@@ -84,7 +84,8 @@ func (r rule) lacks(u Use) (lacks []string) {
 	return lacks
 }
 
-func matchesAny(patterns []string, value string) bool {
+// MatchesAny reports whether a value matches one of the patterns, in which * stands for any text.
+func MatchesAny(patterns []string, value string) bool {
 	for _, p := range patterns {
 		if p == "*" || value != "" && matches(p, value) {
 			return true

@@ -9,6 +9,7 @@ import (
 	"crypto/x509"
 	"encoding/hex"
 	"fmt"
+	"strings"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
@@ -41,6 +42,8 @@ type Backend struct {
 	ControllerCredentials string
 	// ExpectedBucketOwner is the account id that must own every bucket; "" is the caller's own, if STS reports it.
 	ExpectedBucketOwner string
+	// VolumeBuckets are names and patterns (with *) of the buckets whose volumes are listed; none: all buckets of the controller's account.
+	VolumeBuckets []string
 	// Scope is one of volume.Scope…; "" was not set, see ScopeOf.
 	Scope string
 	// Allow are the operator's rules; nil: everything is allowed.
@@ -114,6 +117,21 @@ func (b Backend) MountDigest() (string, error) {
 	return "v1:" + hex.EncodeToString(h.Sum(nil)), nil
 }
 
+// ListedBuckets returns VolumeBuckets: names, and patterns that are matched with the buckets of the account.
+func (b Backend) ListedBuckets() (names, patterns []string) {
+	if len(b.VolumeBuckets) == 0 {
+		return nil, []string{"*"}
+	}
+	for _, bucket := range b.VolumeBuckets {
+		if strings.Contains(bucket, "*") {
+			patterns = append(patterns, bucket)
+		} else {
+			names = append(names, bucket)
+		}
+	}
+	return names, patterns
+}
+
 // Revision identifies the backend's complete configuration. Caches use it in their keys, so that responses of an old endpoint are
 // not used for a new one. It is valid in this process only.
 func (b Backend) Revision() string {
@@ -125,9 +143,9 @@ func (b Backend) Revision() string {
 	if b.Allow != nil {
 		allow = *b.Allow
 	}
-	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q %q %t %q %q %t %q %q %q %q %t %t %t %q %q %q %t %q %q %q %q", b.Name, b.Endpoint, b.Region, b.PathStyle, b.CAFile, b.caSum,
+	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q %q %t %q %q %t %q %q %q %q %t %t %t %q %q %q %t %q %q %q %q %q", b.Name, b.Endpoint, b.Region, b.PathStyle, b.CAFile, b.caSum,
 		b.STS != nil, sts.Endpoint, sts.Region, sts.Kinds, sts.Audience, sts.RoleOptional, b.SingleController, b.AdoptUntaggedBuckets, b.ControllerCredentials, b.ExpectedBucketOwner,
-		b.Scope, b.Allow != nil, allow, b.WorkloadRoleARN, b.ControllerRoleARN, b.PodIdentityAgent))
+		b.Scope, b.Allow != nil, allow, b.WorkloadRoleARN, b.ControllerRoleARN, b.PodIdentityAgent, b.VolumeBuckets))
 	return hex.EncodeToString(sum[:16])
 }
 

@@ -53,6 +53,8 @@ func every() (base Backend, others map[string]Backend, mount map[string]bool) {
 		"WorkloadRoleARN":       func(b *Backend) { b.WorkloadRoleARN = "arn" },
 		"ControllerRoleARN":     func(b *Backend) { b.ControllerRoleARN = "arn" },
 		"PodIdentityAgent":      func(b *Backend) { b.PodIdentityAgent = "arn" },
+		"VolumeBuckets":         func(b *Backend) { b.VolumeBuckets = []string{"a"} },
+		"VolumeBuckets, two":    func(b *Backend) { b.VolumeBuckets = []string{"a", "a"} },
 		"ExpectedBucketOwner":   func(b *Backend) { b.ExpectedBucketOwner = "111122223333" },
 	} {
 		other := base

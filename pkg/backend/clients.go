@@ -170,6 +170,18 @@ func (s KeySource) Retrieve(ctx context.Context) (aws.Credentials, error) {
 	return aws.Credentials{AccessKeyID: keys.AccessKeyID, SecretAccessKey: keys.SecretAccessKey, SessionToken: keys.SessionToken}, err
 }
 
+// Reach returns an error unless the service answers a request. Its answer does not matter: the request has no valid credentials.
+func (c *Clients) Reach(ctx context.Context, b Backend) error {
+	client, err := c.S3(ctx, b, credentials.Keys{AccessKeyID: "s3-csi-check", SecretAccessKey: "none"}, "")
+	if err != nil {
+		return err
+	}
+	if _, err = client.ListBuckets(ctx, &s3.ListBucketsInput{}); err == nil || ErrorCode(err) != "" {
+		return nil
+	}
+	return Classify(err, b.String()+" cannot be reached")
+}
+
 // BucketWith is Bucket for work that may outlast a session: source is called for each request.
 func (c *Clients) BucketWith(ctx context.Context, b Backend, source KeySource, info BucketInfo) (*s3.Client, error) {
 	return c.s3(ctx, b, source, info.Region, expectOwner(info.Owner)...)

@@ -41,6 +41,8 @@ type Config struct {
 	backends map[string]Backend
 	clients  client.Set
 	declared string // identifies the declarations of clients
+	// undeclared is set if the file declares backends, but not "default".
+	undeclared bool
 }
 
 // The keys of the file, which docs/configuration.md describes.
@@ -59,6 +61,7 @@ type (
 		AdoptUntaggedBuckets  bool     `json:"adoptUntaggedBuckets"`
 		ControllerCredentials string   `json:"controllerCredentials"`
 		ExpectedBucketOwner   string   `json:"expectedBucketOwner"`
+		VolumeBuckets         []string `json:"volumeBuckets"`
 
 		// config_sessions.go reads these.
 		Scope             fileScope  `json:"scope"`
@@ -117,14 +120,16 @@ func ParseConfig(data []byte, region, endpoint string) (*Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	declared, err := top.declaredClients()
+	clients, err := top.declaredClients()
 	if err != nil {
 		return nil, err
 	}
-	if _, ok := files[volume.DefaultBackend]; !ok {
+	_, declared := files[volume.DefaultBackend]
+	c := &Config{backends: make(map[string]Backend, len(files)), undeclared: !declared && len(files) > 0}
+	if !declared {
 		files[volume.DefaultBackend] = fileBackend{}
 	}
-	c := &Config{backends: make(map[string]Backend, len(files)), clients: client.NewSet(declared)}
+	c.clients = client.NewSet(clients)
 	if identity, err := json.Marshal(top.Clients); err == nil { // of what was parsed before
 		c.declared = string(identity)
 	}
@@ -174,6 +179,11 @@ func (c *Config) Changed() <-chan struct{} { return nil }
 // Backends returns all backends, sorted by name.
 func (c *Config) Backends() []Backend {
 	return slices.SortedFunc(maps.Values(c.backends), func(a, b Backend) int { return strings.Compare(a.Name, b.Name) })
+}
+
+// Declared returns the backends of the config file, sorted by name; without any, the backend "default".
+func (c *Config) Declared() []Backend {
+	return slices.DeleteFunc(c.Backends(), func(b Backend) bool { return c.undeclared && b.Name == volume.DefaultBackend })
 }
 
 // parseFile decodes the YAML and checks the topmost keys.
@@ -301,6 +311,17 @@ func (f fileBackend) backend(name string, place func(key string) string) (Backen
 	if f.ExpectedBucketOwner != "" && !accountID.MatchString(f.ExpectedBucketOwner) {
 		return Backend{}, fault.Field(place("expectedBucketOwner"), "must be an account id of 12 digits")
 	}
+	for i, bucket := range f.VolumeBuckets {
+		key := fmt.Sprintf("%s[%d]", place("volumeBuckets"), i)
+		if strings.Contains(bucket, "*") {
+			if err := checkPattern(bucket, "-._"); err != nil {
+				return Backend{}, fault.Field(key, "%q %w", Clip(bucket, 64), err)
+			}
+		} else if _, err := volume.ValidateBucketName(bucket); err != nil {
+			return Backend{}, fault.Field(key, "%w", err)
+		}
+	}
+	b.VolumeBuckets = f.VolumeBuckets
 	if err := f.sessions(&b, place); err != nil {
 		return Backend{}, err
 	}

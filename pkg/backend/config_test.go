@@ -31,6 +31,7 @@ backends:
     adoptUntaggedBuckets: true
     controllerCredentials: secret
     expectedBucketOwner: "012345678901"
+    volumeBuckets: [shared, "pvc-*"]
   plain:
     endpoint: http://10.0.0.1:9000
 `), "us-west-2", "")
@@ -40,11 +41,29 @@ backends:
 	want := []Backend{
 		{Name: "default", Region: "eu-central-1", ControllerCredentials: credentials.SourceDriver},
 		{Name: "minio", Endpoint: "https://minio.storage.svc:9000", Region: "us-east-1", CAFile: "/etc/ca.pem", STS: &STS{Region: "eu-west-1"}, SingleController: true,
-			AdoptUntaggedBuckets: true, ControllerCredentials: credentials.SourceSecret, ExpectedBucketOwner: "012345678901"},
+			AdoptUntaggedBuckets: true, ControllerCredentials: credentials.SourceSecret, ExpectedBucketOwner: "012345678901", VolumeBuckets: []string{"shared", "pvc-*"}},
 		{Name: "plain", Endpoint: "http://10.0.0.1:9000", PathStyle: true, ControllerCredentials: credentials.SourceDriver},
 	}
 	if got := cfg.Backends(); !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
+	}
+}
+
+func TestWhichBackendsAreDeclared(t *testing.T) {
+	for file, want := range map[string]string{
+		"": "default", "backends: {}": "default", "backends: {default: {}}": "default", "backends: {a: {}}": "a", "backends: {b: {}, default: {}}": "b default",
+	} {
+		cfg, err := ParseConfig([]byte(file), "", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, b := range cfg.Declared() {
+			got = append(got, b.Name)
+		}
+		if strings.Join(got, " ") != want || len(cfg.Backends()) < len(got) {
+			t.Errorf("%q: %q, want %q", file, got, want)
+		}
 	}
 }
 
@@ -67,7 +86,7 @@ func TestDefaultBackendComesFromTheEnvironmentAndTheFileOverridesIt(t *testing.T
 				t.Fatal(err)
 			}
 			c.want.Name, c.want.ControllerCredentials = "default", credentials.SourceDriver
-			if got, err := cfg.Backend("default"); err != nil || got != c.want {
+			if got, err := cfg.Backend("default"); err != nil || !reflect.DeepEqual(got, c.want) {
 				t.Errorf("got %+v, %v; want %+v", got, err, c.want)
 			}
 		})
@@ -112,6 +131,8 @@ func TestConfigErrorsAreInvalidAndNameTheirPlace(t *testing.T) {
 		"addressing":                   {one("addressing: auto"), []string{"backends.minio.addressing", "path or virtual"}},
 		"relative caFile":              {one("caFile: ca.pem"), []string{"backends.minio.caFile", "absolute"}},
 		"controllerCredentials":        {one("controllerCredentials: workload"), []string{"backends.minio.controllerCredentials", "driver or secret"}},
+		"volumeBuckets, a name":        {one("volumeBuckets: [good-name, Bad_Name]"), []string{"backends.minio.volumeBuckets[1]"}},
+		"volumeBuckets, a pattern":     {one("volumeBuckets: ['a?*']"), []string{"backends.minio.volumeBuckets[0]"}},
 		"sts endpoint":                 {one("sts: {endpoint: x}"), []string{"backends.minio.sts.endpoint"}},
 		"too large":                    {strings.Repeat("#", maxConfigSize+1), []string{"bytes"}},
 	} {

@@ -41,6 +41,8 @@ type Provisioner interface {
 	Delete(ctx context.Context, id volume.ID, secret Secret) error
 	// Lookup returns nil if the volume exists, and fault.NotFound if it does not.
 	Lookup(ctx context.Context, id volume.ID, secret Secret) error
+	Modifier
+	Lister
 }
 
 // claimNamespaceKey is the parameter in which external-provisioner passes the claim's namespace, with --extra-create-metadata.
@@ -55,13 +57,14 @@ type Backends interface {
 	client.Source
 }
 
-// Controller is the CSI Controller service. It has no capabilities for capacity, attachment and expansion, because S3 volumes need
-// none of them.
+// Controller is the CSI Controller service. It has no capabilities for capacity and attachment, because S3 volumes need neither.
 type Controller struct {
 	csi.UnimplementedControllerServer
-	volumes  Provisioner
-	backends Backends
-	names    namedlock.Locks
+	// VolumeHealth offers the alpha RPCs of volume health.
+	VolumeHealth bool
+	volumes      Provisioner
+	backends     Backends
+	names        namedlock.Locks
 }
 
 // NewController returns the service.
@@ -75,10 +78,12 @@ func NewController(volumes Provisioner, backends Backends) (*Controller, error) 
 // ControllerGetCapabilities implements csi.ControllerServer.
 func (c *Controller) ControllerGetCapabilities(context.Context, *csi.ControllerGetCapabilitiesRequest) (*csi.ControllerGetCapabilitiesResponse, error) {
 	resp := &csi.ControllerGetCapabilitiesResponse{}
-	for _, t := range []csi.ControllerServiceCapability_RPC_Type{
+	for _, t := range append(append(c.listCapabilities(), c.healthCapabilities()...),
 		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
 		csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
-	} {
+		csi.ControllerServiceCapability_RPC_EXPAND_VOLUME,
+		csi.ControllerServiceCapability_RPC_MODIFY_VOLUME,
+	) {
 		resp.Capabilities = append(resp.Capabilities, &csi.ControllerServiceCapability{
 			Type: &csi.ControllerServiceCapability_Rpc{Rpc: &csi.ControllerServiceCapability_RPC{Type: t}},
 		})
@@ -125,14 +130,14 @@ func (c *Controller) parseCreate(req *csi.CreateVolumeRequest) (NewVolume, error
 	if req.GetVolumeContentSource() != nil {
 		return v, fault.Field("volume_content_source", "is not supported: this driver creates neither snapshots nor clones")
 	}
-	if len(req.GetMutableParameters()) > 0 {
-		return v, fault.Field("mutable_parameters", "are not supported: this driver does not modify volumes (in Kubernetes: remove volumeAttributesClassName)")
+	if _, err := mutableOf(req.GetMutableParameters()); err != nil {
+		return v, err
 	}
 	capacity, err := capacityOf(req.GetCapacityRange())
 	if err != nil {
 		return v, err
 	}
-	if v.Parameters, err = volume.ParseParameters(req.GetParameters(), v.Name); err != nil {
+	if v.Parameters, err = volume.ParseParameters(withMutable(req.GetParameters(), req.GetMutableParameters()), v.Name); err != nil {
 		return v, err
 	}
 	v.Parameters.CapacityBytes = capacity
@@ -256,18 +261,19 @@ func (c *Controller) ValidateVolumeCapabilities(ctx context.Context, req *csi.Va
 		VolumeContext:      req.GetVolumeContext(),
 		VolumeCapabilities: req.GetVolumeCapabilities(),
 		Parameters:         req.GetParameters(),
+		MutableParameters:  req.GetMutableParameters(),
 	}}, nil
 }
 
 // unsupported returns why the driver does not support the well-formed request, or "" if it does.
 func (c *Controller) unsupported(req *csi.ValidateVolumeCapabilitiesRequest) string {
 	_, attributes, err := volume.ParseContext(req.GetVolumeId(), req.GetVolumeContext())
+	if err == nil {
+		_, err = mutableOf(req.GetMutableParameters())
+	}
 	if err == nil && len(req.GetParameters()) > 0 {
 		// Any name will do, because the check does not depend on it.
-		_, err = volume.ParseParameters(req.GetParameters(), "volume")
-	}
-	if err == nil && len(req.GetMutableParameters()) > 0 {
-		err = fault.Field("mutable_parameters", "are not supported")
+		_, err = volume.ParseParameters(withMutable(req.GetParameters(), req.GetMutableParameters()), "volume")
 	}
 	if err == nil {
 		err = checkCapabilities(req.GetVolumeCapabilities())

@@ -108,7 +108,12 @@ func TestCreateVolumeRefusesWhatItCannotDo(t *testing.T) {
 			r.CapacityRange = &csi.CapacityRange{RequiredBytes: 2, LimitBytes: 1}
 		}, invalid, []string{"capacity_range:"}},
 		{"content source", func(r *csi.CreateVolumeRequest) { r.VolumeContentSource = &csi.VolumeContentSource{} }, invalid, []string{"volume_content_source"}},
-		{"mutable parameters", func(r *csi.CreateVolumeRequest) { r.MutableParameters = map[string]string{"a": "b"} }, invalid, []string{"mutable_parameters"}},
+		{"mutable parameters", func(r *csi.CreateVolumeRequest) { r.MutableParameters = map[string]string{"a": "b"} }, invalid, []string{"mutable_parameters", "unknown: a"}},
+		{"parameters that are not mutable", func(r *csi.CreateVolumeRequest) {
+			r.MutableParameters = map[string]string{"client": "rclone", "uid": "7", "nosuch": "x"}
+		}, invalid, []string{"mutable_parameters", "unknown: nosuch", "fixed at creation: client, uid"}},
+		{"tags of a prefix", func(r *csi.CreateVolumeRequest) { r.MutableParameters = map[string]string{"tags": "a=b"} }, invalid, []string{"parameters.tags", "bucketName"}},
+		{"reserved tags", func(r *csi.CreateVolumeRequest) { r.MutableParameters = map[string]string{"tags": "s3.csi/volume=b"} }, invalid, []string{"mutable_parameters.tags", "reserved"}},
 		{"oversize parameters", func(r *csi.CreateVolumeRequest) { r.Parameters["prefix"] = strings.Repeat("x", 4096) }, invalid, []string{"parameters: has"}},
 		{"unknown parameter", func(r *csi.CreateVolumeRequest) { r.Parameters["bucketNam"] = "x" }, invalid, []string{"parameters.bucketNam", "bucketName"}},
 		{"bad onDelete", func(r *csi.CreateVolumeRequest) { r.Parameters["onDelete"] = "perhaps" }, invalid, []string{"parameters.onDelete"}},
@@ -364,10 +369,15 @@ func TestValidateVolumeCapabilities(t *testing.T) {
 }
 
 func TestControllerClaimsWhatItDoes(t *testing.T) {
-	c, _ := newTestController(t)
+	c, p := newTestController(t)
 	resp, err := c.ControllerGetCapabilities(t.Context(), nil)
-	if err != nil || len(resp.GetCapabilities()) != 2 {
+	if err != nil || len(resp.GetCapabilities()) != 6 {
 		t.Errorf("%v, %v", resp, err)
+	}
+	p.secretsOnly = true
+	resp, err = c.ControllerGetCapabilities(t.Context(), nil)
+	if err != nil || len(resp.GetCapabilities()) != 4 {
+		t.Errorf("without credentials for listing: %v, %v", resp, err)
 	}
 	_, err = c.GetCapacity(t.Context(), nil)
 	if got := statusOf(t.Context(), "", err); !strings.Contains(got.Error(), "Unimplemented") {

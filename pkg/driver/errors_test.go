@@ -41,7 +41,8 @@ func TestEveryFaultKindHasItsCode(t *testing.T) {
 func TestUnknownOutcomesAreNeverFinalWhereSomethingMayHaveHappened(t *testing.T) {
 	retried := map[codes.Code]bool{codes.Canceled: true, codes.DeadlineExceeded: true, codes.Unavailable: true, codes.Aborted: true}
 	for _, method := range []string{
-		csi.Controller_CreateVolume_FullMethodName, csi.Controller_DeleteVolume_FullMethodName,
+		csi.Controller_CreateVolume_FullMethodName, csi.Controller_DeleteVolume_FullMethodName, csi.Controller_ControllerExpandVolume_FullMethodName,
+		csi.Controller_ControllerModifyVolume_FullMethodName,
 		csi.Node_NodePublishVolume_FullMethodName, csi.Node_NodeUnpublishVolume_FullMethodName,
 	} {
 		for _, err := range []error{errors.New("who knows"), context.DeadlineExceeded, context.Canceled, fault.Errorf(fault.Unknown, "who knows")} {

@@ -2,6 +2,9 @@ package driver
 
 import (
 	"context"
+	"maps"
+	"slices"
+	"strconv"
 	"sync"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
@@ -16,15 +19,21 @@ import (
 type fakeProvisioner struct {
 	mu      sync.Mutex
 	volumes map[string]string // volume id → digest
-	last    NewVolume
-	secret  Secret
-	calls   int
-	err     error         // returned by every call
-	block   chan struct{} // calls wait until it is closed or ctx ends
-	entered chan struct{} // gets one element per call, if set
+	sizes   map[string]int64  // volume id → recorded size
+	set     []volume.Mutable  // of all calls of Modify
+	// secretsOnly is set if a backend works only with the secrets of requests.
+	secretsOnly bool
+	last        NewVolume
+	secret      Secret
+	calls       int
+	err         error         // returned by every call
+	block       chan struct{} // calls wait until it is closed or ctx ends
+	entered     chan struct{} // gets one element per call, if set
 }
 
-func newFakeProvisioner() *fakeProvisioner { return &fakeProvisioner{volumes: map[string]string{}} }
+func newFakeProvisioner() *fakeProvisioner {
+	return &fakeProvisioner{volumes: map[string]string{}, sizes: map[string]int64{}}
+}
 
 func (f *fakeProvisioner) enter(ctx context.Context, secret Secret) error {
 	if f.entered != nil {
@@ -56,7 +65,68 @@ func (f *fakeProvisioner) Create(ctx context.Context, v NewVolume) (volume.ID, e
 		return volume.ID{}, fault.Errorf(fault.Exists, "made with other parameters")
 	}
 	f.volumes[id.String()] = v.Parameters.Digest()
+	f.sizes[id.String()] = max(f.sizes[id.String()], v.Parameters.CapacityBytes)
 	return id, nil
+}
+
+func (f *fakeProvisioner) Expand(ctx context.Context, id volume.ID, size SizeRange, secret Secret) (int64, error) {
+	if err := f.Lookup(ctx, id, secret); err != nil {
+		return 0, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.sizes[id.String()] = max(f.sizes[id.String()], size.Required)
+	return f.sizes[id.String()], nil
+}
+
+func (f *fakeProvisioner) Modify(ctx context.Context, id volume.ID, set volume.Mutable, secret Secret) error {
+	if err := f.Lookup(ctx, id, secret); err != nil {
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.set = append(f.set, set)
+	return nil
+}
+
+func (f *fakeProvisioner) CanList() bool { return !f.secretsOnly }
+
+// List has the index of the next volume as its token.
+func (f *fakeProvisioner) List(ctx context.Context, limit int, token string) (page []VolumeInfo, next string, err error) {
+	if err := f.enter(ctx, Secret{}); err != nil {
+		return nil, "", err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	all := slices.Sorted(maps.Keys(f.volumes))
+	start := 0
+	if token != "" {
+		if start, err = strconv.Atoi(token); err != nil || start > len(all) {
+			return nil, "", fault.Errorf(fault.Busy, "no token")
+		}
+	}
+	end := len(all)
+	if limit > 0 && start+limit < end {
+		end = start + limit
+		next = strconv.Itoa(end)
+	}
+	for _, text := range all[start:end] {
+		id, err := volume.ParseID(text)
+		if err != nil {
+			return nil, "", err
+		}
+		page = append(page, VolumeInfo{id, f.sizes[text]})
+	}
+	return page, next, nil
+}
+
+func (f *fakeProvisioner) Get(ctx context.Context, id volume.ID) (VolumeInfo, error) {
+	if err := f.Lookup(ctx, id, Secret{}); err != nil {
+		return VolumeInfo{}, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return VolumeInfo{id, f.sizes[id.String()]}, nil
 }
 
 func (f *fakeProvisioner) Delete(ctx context.Context, id volume.ID, secret Secret) error {
@@ -106,15 +176,16 @@ func (fakeBackends) CheckClaims(name string, claims []volume.Claim) error {
 
 // fakeMounter keeps publications in memory.
 type fakeMounter struct {
-	mu        sync.Mutex
-	published map[string]mount.Request // by target
-	last      mount.Request
-	calls     int
-	err       error
-	panics    any
-	block     chan struct{}
-	entered   chan struct{}
-	stubborn  bool // with block: do not even listen to ctx
+	mu         sync.Mutex
+	published  map[string]mount.Request // by target
+	conditions []mount.Condition        // of every volume and backend
+	last       mount.Request
+	calls      int
+	err        error
+	panics     any
+	block      chan struct{}
+	entered    chan struct{}
+	stubborn   bool // with block: do not even listen to ctx
 }
 
 func newFakeMounter() *fakeMounter { return &fakeMounter{published: map[string]mount.Request{}} }
@@ -189,3 +260,21 @@ func (f *fakeMounter) Stats(ctx context.Context, volumeID, path string) (mount.S
 }
 
 func (fakeBackends) Clients() client.Set { return client.Set{} }
+
+func (f *fakeMounter) VolumeHealth(ctx context.Context, volumeID, target string) ([]mount.Condition, error) {
+	if err := f.enter(ctx); err != nil {
+		return nil, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for path, p := range f.published {
+		if p.VolumeID == volumeID && (target == "" || target == path) {
+			return f.conditions, nil
+		}
+	}
+	return nil, fault.Errorf(fault.NotFound, "not published there")
+}
+
+func (f *fakeMounter) StorageHealth(ctx context.Context) ([]mount.Condition, error) {
+	return f.conditions, f.enter(ctx)
+}

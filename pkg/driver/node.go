@@ -21,16 +21,22 @@ type Mounter interface {
 	Unpublish(ctx context.Context, volumeID, target string) error
 	// Stats returns fault.NotFound if the volume is not published at path.
 	Stats(ctx context.Context, volumeID, path string) (mount.Stats, error)
+	// VolumeHealth returns the adverse conditions of a volume at one target, or ("") at all. fault.NotFound: it is not on this node.
+	VolumeHealth(ctx context.Context, volumeID, target string) ([]mount.Condition, error)
+	// StorageHealth returns a condition if backends cannot be reached from this node.
+	StorageHealth(ctx context.Context) ([]mount.Condition, error)
 }
 
 // Node is the CSI Node service. It has no staging, because all targets of a volume share a mount anyway.
 type Node struct {
 	csi.UnimplementedNodeServer
-	mounter    Mounter
-	name       string // the driver's
-	id         string
-	maxVolumes int64
-	inline     bool
+	// VolumeHealth offers the alpha RPCs of volume health.
+	VolumeHealth bool
+	mounter      Mounter
+	name         string // the driver's
+	id           string
+	maxVolumes   int64
+	inline       bool
 }
 
 // NewNode returns the service. It uses the options NodeID, VolumeAttachLimit and InlineVolumes.
@@ -44,11 +50,11 @@ func NewNode(mounter Mounter, driverName string, o NodeOptions) (*Node, error) {
 // NodeGetCapabilities implements csi.NodeServer.
 func (n *Node) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequest) (*csi.NodeGetCapabilitiesResponse, error) {
 	resp := &csi.NodeGetCapabilitiesResponse{}
-	for _, t := range []csi.NodeServiceCapability_RPC_Type{
+	for _, t := range append(n.healthCapabilities(),
 		csi.NodeServiceCapability_RPC_GET_VOLUME_STATS,
 		csi.NodeServiceCapability_RPC_VOLUME_MOUNT_GROUP,
 		csi.NodeServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
-	} {
+	) {
 		resp.Capabilities = append(resp.Capabilities, &csi.NodeServiceCapability{
 			Type: &csi.NodeServiceCapability_Rpc{Rpc: &csi.NodeServiceCapability_RPC{Type: t}},
 		})

@@ -10,9 +10,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/klog/v2"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/condition"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/drain"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/heal"
@@ -66,15 +69,18 @@ type Options struct {
 	CleanPrograms func(ctx context.Context, used []string) error // see monitor.Options
 	Refused       error                                          // see publish.Options
 	Linger        supervisor.LingerLimits
+	Reach         func(ctx context.Context, be backend.Backend) error // see condition.Backends
+	Declared      func() []backend.Backend                            // see condition.Backends
 }
 
 // Node is the driver's part on a node.
 type Node struct {
 	*publish.Publisher
-	store   *state.Store
-	tracker *tracker.Tracker
-	monitor *monitor.Monitor
-	runner  *runner.Runner
+	conditions *condition.Reporter
+	store      *state.Store
+	tracker    *tracker.Tracker
+	monitor    *monitor.Monitor
+	runner     *runner.Runner
 }
 
 // New checks the options, prepares the state directory and locks it for Run. It starts nothing.
@@ -129,7 +135,10 @@ func assemble(ctx context.Context, o Options, store *state.Store) (*Node, error)
 	if err != nil {
 		return nil, err
 	}
-	return &Node{publisher, store, track, monitor.New(monitor.Options{
+	conditions := &condition.Reporter{
+		Store: store, Publications: store.Pubs, Mounts: super, Targets: healer, Asker: asker{o.Namespace}, Tracked: track, Backends: reachable{o}, Now: time.Now,
+	}
+	return &Node{publisher, conditions, store, track, monitor.New(monitor.Options{
 		Namespace: o.Namespace, Fusectl: fusectl, Store: store, Pins: pinned, Tracker: track, Clients: clients, Peer: peer,
 		Mounts: super, Killer: run, Watchers: watchers, Changed: o.Backends.Changed, StaleAge: supervisor.StaleAge,
 		HangTimeout: o.HangTimeout, CleanPrograms: o.CleanPrograms,
@@ -146,6 +155,34 @@ func share(l launcher.Limits) client.Share {
 		s.Tasks = inlineTasks
 	}
 	return s
+}
+
+// asker asks clients by statfs, which every client answers itself.
+type asker struct{ ns *host.Namespace }
+
+func (a asker) Ask(ctx context.Context, m state.Mount, target string) error {
+	_, err := a.ns.Statfs(host.For(ctx, mount.Account(m.Source)), target)
+	return err
+}
+
+// reachable adapts Options to condition.Backends.
+type reachable struct{ o Options }
+
+func (r reachable) Declared() []backend.Backend { return r.o.Declared() }
+
+func (r reachable) Reach(ctx context.Context, be backend.Backend) error { return r.o.Reach(ctx, be) }
+
+// VolumeHealth returns the adverse conditions of a volume at one target, or ("") at all. NotFound: it is not on this node.
+func (n *Node) VolumeHealth(ctx context.Context, volumeID, target string) ([]mount.Condition, error) {
+	if target != "" {
+		target = n.ResolveTarget(target)
+	}
+	return n.conditions.Volume(ctx, volumeID, target)
+}
+
+// StorageHealth returns a condition if backends cannot be reached from this node.
+func (n *Node) StorageHealth(ctx context.Context) ([]mount.Condition, error) {
+	return n.conditions.Storage(ctx)
 }
 
 // Collectors returns the metrics of mounts.

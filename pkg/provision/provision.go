@@ -1,4 +1,4 @@
-// Package provision creates and deletes volumes on S3 for the controller. It wires the packages below it and does not depend on CSI.
+// Package provision creates, changes and deletes volumes on S3 for the controller. It wires the packages below it and does not depend on CSI.
 //
 // A volume is a prefix of a bucket, proven by a volume record, or a whole bucket, proven by its tags. All state is in S3, so
 // any process of the same driver and cluster can finish what another one started. Every error has a pkg/fault kind; an unknown outcome is
@@ -14,6 +14,8 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/create"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/erase"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/identity"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/list"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/modify"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/proofs"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/records"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/remove"
@@ -44,10 +46,12 @@ type Options struct {
 	Workers int
 }
 
-// Provisioner creates and deletes volumes. All methods may be called concurrently.
+// Provisioner creates, changes and deletes volumes. All methods may be called concurrently.
 type Provisioner struct {
-	*create.Creator // Create
-	*remove.Remover // Delete, Lookup and Run
+	*create.Creator  // Create
+	*remove.Remover  // Delete, Lookup and Run
+	*list.Lister     // CanList, List and Get
+	*modify.Modifier // Modify
 }
 
 // CreateRequest is a request to create a volume.
@@ -55,6 +59,12 @@ type CreateRequest = create.Request
 
 // DeleteRequest is a request to delete a volume.
 type DeleteRequest = remove.Request
+
+// ModifyRequest is a request to change a volume.
+type ModifyRequest = modify.Request
+
+// Change is what a ModifyRequest changes.
+type Change = modify.Change
 
 // LookupRequest is a request to check that a volume exists.
 type LookupRequest = remove.Request
@@ -95,5 +105,7 @@ func New(o Options) (*Provisioner, error) {
 			Config: o.Config, Identities: identities, Clients: o.Clients, Opener: opener, Records: store,
 			Eraser: erase.New(opener, o.Workers), Runs: o.Runs,
 		}),
+		Lister:   &list.Lister{Config: o.Config, Identities: identities, Clients: o.Clients, Opener: opener, Records: store},
+		Modifier: &modify.Modifier{Identities: identities, Opener: opener, Records: store, Service: o.Buckets},
 	}, nil
 }

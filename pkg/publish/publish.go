@@ -102,8 +102,8 @@ func New(ctx context.Context, o Options) (*Publisher, error) {
 // Wait waits until no request is in flight, for at most d.
 func (p *Publisher) Wait(d time.Duration) { p.targets.wait(d) }
 
-// resolveTarget returns a target's path as the mount table shows it.
-func (p *Publisher) resolveTarget(target string) string {
+// ResolveTarget returns a target's path as the mount table shows it.
+func (p *Publisher) ResolveTarget(target string) string {
 	if rest, below := strings.CutPrefix(target, p.TargetRoot+"/"); below && p.TargetRoot != "" {
 		return filepath.Join(p.realRoot, rest)
 	}
@@ -117,7 +117,7 @@ func (p *Publisher) resolveTarget(target string) string {
 // Its steps: check the request; look at the target; if it shows the volume, refresh the credentials; if the secret was rotated, rotate;
 // otherwise ensure a running mount and bind it, or replace the stale one.
 func (p *Publisher) Publish(ctx context.Context, r mount.Request, refused error) error {
-	r.Target = p.resolveTarget(r.Target)
+	r.Target = p.ResolveTarget(r.Target)
 	var spec mount.Spec
 	err := errors.Join(refused, p.Refused)
 	if err == nil {

@@ -20,7 +20,7 @@ import (
 // everything that was written and closed there is stored. If that takes longer than the caller's deadline, the error reports the
 // pending uploads; the drain continues, and a retry waits for it.
 func (p *Publisher) Unpublish(ctx context.Context, volumeID, target string) error {
-	target = p.resolveTarget(target)
+	target = p.ResolveTarget(target)
 	if err := p.checkTarget(target); err != nil {
 		return err
 	}
@@ -119,7 +119,7 @@ func (p *Publisher) unmountTarget(ctx context.Context, target string) error {
 // Stats returns the usage of a volume as its client reports it, so ctx should have a deadline. It is fault.NotFound if the volume is not
 // published at the path.
 func (p *Publisher) Stats(ctx context.Context, volumeID, path string) (mount.Stats, error) {
-	path = p.resolveTarget(path)
+	path = p.ResolveTarget(path)
 	pub, ok, err := p.Store.Pubs.Get(ctx, path)
 	if err != nil {
 		return mount.Stats{}, err

@@ -19,6 +19,7 @@ const (
 	keyBucketNamePrefix    = "bucketNamePrefix"
 	keyPrefix              = "prefix"
 	keyOnDelete            = "onDelete"
+	keyTags                = "tags"
 	keyRegion              = "region"
 	keyClient              = "client"
 	keyCredentials         = "credentials"

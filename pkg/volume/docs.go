@@ -23,37 +23,39 @@ type ParameterDoc struct {
 	Scope   Scope
 	Default string // the default, in Markdown
 	Meaning string // one or two sentences in Markdown
+	Mutable bool   // a VolumeAttributesClass can have it, and change it after creation
 }
 
 // ParameterDocs returns the table of all parameters, in the order of the documentation. The parsers take the names from it, and
 // docs/parameters.md is rendered from it.
 func ParameterDocs() []ParameterDoc {
 	return []ParameterDoc{
-		{keyBackend, ScopeBoth, "`default`", "Name of the S3 service in the driver's config file. It becomes part of the volume id."},
-		{keyBucketName, ScopeBoth, "StorageClass: each volume gets its own bucket; static volume: required", "The bucket: a general purpose, account-regional or directory bucket, or the alias of an access point. In a StorageClass, each volume is then a prefix of this bucket."},
-		{keyBucketNamePrefix, ScopeClass, "empty", "Prefix of the names of buckets that are created for volumes; only without `bucketName`. At most 41 of a-z, 0-9 and `-`."},
-		{keyPrefix, ScopeBoth, "empty: the bucket's root", "StorageClass: base prefix of the volumes; may use `${pvc.namespace}`, `${pvc.name}`, `${pv.name}`. Static volume: prefix of the volume. A missing slash at the end is added."},
-		{keyOnDelete, ScopeClass, "`delete`", "What DeleteVolume does with the data: `delete` removes current objects and unfinished uploads (on a versioned bucket older versions stay), `purge` also removes versions and delete markers, `retain` keeps everything, `requireEmpty` fails while the volume is not empty."},
-		{keyExpectedBucketOwner, ScopeBoth, "the caller's own account, if the backend can determine it", "AWS account id, 12 digits, that must own the bucket."},
-		{keyRegion, ScopeContext, "detected", "The bucket's region."},
-		{keyClient, ScopeBoth, "the driver's default client", "The FUSE client: `mountpoint-s3` or `rclone`."},
-		{keyCredentials, ScopeBoth, "`secret` if the request has a secret with keys, else `driver`", "Source of the mount's credentials: `driver` (the driver's own), `secret` (the CSI secret) or `workload` (the token of the pod's service account, which is exchanged for a session)."},
-		{keyRoleARN, ScopeBoth, "`workload`: the backend's `workloadRoleARN`; `secret`: the secret's `roleARN`; else none", "ARN of the role to assume for the mount's sessions. May use `${pod.namespace}` and `${pod.serviceAccountName}` in the role's path and name."},
-		{keyScope, ScopeBoth, "the backend's `scope`", "Whether the mount's session is limited to its volume: `required` (otherwise the volume is not mounted), `auto` (if the backend's configuration allows it) or `off` (the credentials are used unchanged). A volume can be stricter than its backend, not less strict."},
-		{keySessionDuration, ScopeBoth, "the service's default, an hour on AWS", "Validity of a session, from 1s to 36h: `15m`, `1h`, `12h`. The minimum of AWS is 15m, its maximum is that of the role."},
-		{keyUID, ScopeBoth, "the mount's own user", "Numeric user id of all files."},
-		{keyGID, ScopeBoth, "the pod's fsGroup, else the mount's own group", "Numeric group id of all files."},
-		{keyDirMode, ScopeBoth, "`0777`; with an fsGroup `0770`", "Permission bits of directories, octal, 0 to 0777."},
-		{keyFileMode, ScopeBoth, "`0666`; with an fsGroup `0660`", "Permission bits of files, octal, 0 to 0777."},
-		{keyReadOnly, ScopeBoth, "`false`", "`true` makes the volume read-only for every publication."},
-		{keyMemoryLimit, ScopeBoth, "the node's `--memory-limit`", "Memory limit of the client and its helper, in bytes: `1Gi`, `800M`. Above it the kernel kills the client. At least 16Mi and the minimum of the client. **See below.**"},
-		{keyCPUWeight, ScopeBoth, "the node's `--cpu-weight`", "Share of CPU time when the node is busy, 1 to 10000; other processes have 100."},
-		{keyTasksMax, ScopeBoth, "the node's `--tasks-max`", "Maximum number of processes and threads of the client and its helper, 32 to 4194304."},
-		{keyCache, ScopeBoth, "`false`", "`true` caches read data on the node's disk. Each mount has its own cache, which is removed with the mount."},
-		{keyCacheSize, ScopeBoth, "`1Gi`", "Maximum size of the cache, in bytes: `10Gi`, from 1Mi to 16Ti. Only with `cache`."},
-		{keyConsistency, ScopeBoth, "`mountpoint-s3`: `relaxed` with `readOnly` and without `cache`, else `close-to-open`; `rclone`: `close-to-open`", "`relaxed` uses what a listing showed of files for up to 60 seconds, so that a listing and the attributes of its files take no request for each file. Other writers' changes may show that much later. `close-to-open` shows them as soon as the client can. **See below.**"},
-		{keyLinger, ScopeBoth, "not at all", "How long client and cache stay after the volume's last pod on a node has gone, from 1s to 24h: `10m`. Everything is stored before that, and the next pod needs only a bind mount. The node bounds it by `--linger-max-mounts` and `--linger-max-memory`. **See [warm volumes](operations.md#warm-volumes).**"},
-		{keyMountOptions, ScopeBoth, "none", "Options for the client, comma-separated: `allow-delete,max-threads=8`. Each client has a list of allowed options. They are added to the `mountOptions` of the StorageClass or PersistentVolume."},
+		{keyBackend, ScopeBoth, "`default`", "Name of the S3 service in the driver's config file. It becomes part of the volume id.", false},
+		{keyBucketName, ScopeBoth, "StorageClass: each volume gets its own bucket; static volume: required", "The bucket: a general purpose, account-regional or directory bucket, or the alias of an access point. In a StorageClass, each volume is then a prefix of this bucket.", false},
+		{keyBucketNamePrefix, ScopeClass, "empty", "Prefix of the names of buckets that are created for volumes; only without `bucketName`. At most 41 of a-z, 0-9 and `-`.", false},
+		{keyPrefix, ScopeBoth, "empty: the bucket's root", "StorageClass: base prefix of the volumes; may use `${pvc.namespace}`, `${pvc.name}`, `${pv.name}`. Static volume: prefix of the volume. A missing slash at the end is added.", false},
+		{keyOnDelete, ScopeClass, "`delete`", "What DeleteVolume does with the data: `delete` removes current objects and unfinished uploads (on a versioned bucket older versions stay), `purge` also removes versions and delete markers, `retain` keeps everything, `requireEmpty` fails while the volume is not empty.", true},
+		{keyTags, ScopeClass, "none", "Tags of the bucket, for example for cost allocation: `team=data,cost-centre=42`; only without `bucketName`. A VolumeAttributesClass adds and replaces the tags that it names, `team=` removes one, and all other tags stay as they are.", true},
+		{keyExpectedBucketOwner, ScopeBoth, "the caller's own account, if the backend can determine it", "AWS account id, 12 digits, that must own the bucket.", false},
+		{keyRegion, ScopeContext, "detected", "The bucket's region.", false},
+		{keyClient, ScopeBoth, "the driver's default client", "The FUSE client: `mountpoint-s3` or `rclone`.", false},
+		{keyCredentials, ScopeBoth, "`secret` if the request has a secret with keys, else `driver`", "Source of the mount's credentials: `driver` (the driver's own), `secret` (the CSI secret) or `workload` (the token of the pod's service account, which is exchanged for a session).", false},
+		{keyRoleARN, ScopeBoth, "`workload`: the backend's `workloadRoleARN`; `secret`: the secret's `roleARN`; else none", "ARN of the role to assume for the mount's sessions. May use `${pod.namespace}` and `${pod.serviceAccountName}` in the role's path and name.", false},
+		{keyScope, ScopeBoth, "the backend's `scope`", "Whether the mount's session is limited to its volume: `required` (otherwise the volume is not mounted), `auto` (if the backend's configuration allows it) or `off` (the credentials are used unchanged). A volume can be stricter than its backend, not less strict.", false},
+		{keySessionDuration, ScopeBoth, "the service's default, an hour on AWS", "Validity of a session, from 1s to 36h: `15m`, `1h`, `12h`. The minimum of AWS is 15m, its maximum is that of the role.", false},
+		{keyUID, ScopeBoth, "the mount's own user", "Numeric user id of all files.", false},
+		{keyGID, ScopeBoth, "the pod's fsGroup, else the mount's own group", "Numeric group id of all files.", false},
+		{keyDirMode, ScopeBoth, "`0777`; with an fsGroup `0770`", "Permission bits of directories, octal, 0 to 0777.", false},
+		{keyFileMode, ScopeBoth, "`0666`; with an fsGroup `0660`", "Permission bits of files, octal, 0 to 0777.", false},
+		{keyReadOnly, ScopeBoth, "`false`", "`true` makes the volume read-only for every publication.", false},
+		{keyMemoryLimit, ScopeBoth, "the node's `--memory-limit`", "Memory limit of the client and its helper, in bytes: `1Gi`, `800M`. Above it the kernel kills the client. At least 16Mi and the minimum of the client. **See below.**", false},
+		{keyCPUWeight, ScopeBoth, "the node's `--cpu-weight`", "Share of CPU time when the node is busy, 1 to 10000; other processes have 100.", false},
+		{keyTasksMax, ScopeBoth, "the node's `--tasks-max`", "Maximum number of processes and threads of the client and its helper, 32 to 4194304.", false},
+		{keyCache, ScopeBoth, "`false`", "`true` caches read data on the node's disk. Each mount has its own cache, which is removed with the mount.", false},
+		{keyCacheSize, ScopeBoth, "`1Gi`", "Maximum size of the cache, in bytes: `10Gi`, from 1Mi to 16Ti. Only with `cache`.", false},
+		{keyConsistency, ScopeBoth, "`mountpoint-s3`: `relaxed` with `readOnly` and without `cache`, else `close-to-open`; `rclone`: `close-to-open`", "`relaxed` uses what a listing showed of files for up to 60 seconds, so that a listing and the attributes of its files take no request for each file. Other writers' changes may show that much later. `close-to-open` shows them as soon as the client can. **See below.**", false},
+		{keyLinger, ScopeBoth, "not at all", "How long client and cache stay after the volume's last pod on a node has gone, from 1s to 24h: `10m`. Everything is stored before that, and the next pod needs only a bind mount. The node bounds it by `--linger-max-mounts` and `--linger-max-memory`. **See [warm volumes](operations.md#warm-volumes).**", false},
+		{keyMountOptions, ScopeBoth, "none", "Options for the client, comma-separated: `allow-delete,max-threads=8`. Each client has a list of allowed options. They are added to the `mountOptions` of the StorageClass or PersistentVolume.", false},
 	}
 }
 

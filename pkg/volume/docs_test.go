@@ -40,15 +40,16 @@ func TestDocsParametersAreThoseOfTheCode(t *testing.T) {
 
 func table() string {
 	var b strings.Builder
-	b.WriteString("| parameter | StorageClass | static volume | default | meaning |\n|---|---|---|---|---|\n")
+	b.WriteString("| parameter | StorageClass | VolumeAttributesClass | static volume | default | meaning |\n|---|---|---|---|---|---|\n")
 	for _, doc := range ParameterDocs() {
-		mark := func(scope Scope) string {
-			if doc.Scope == scope || doc.Scope == ScopeBoth {
+		mark := func(allowed bool) string {
+			if allowed {
 				return "yes"
 			}
 			return "–"
 		}
-		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s |\n", doc.Name, mark(ScopeClass), mark(ScopeContext), doc.Default, doc.Meaning)
+		in := func(scope Scope) string { return mark(doc.Scope == scope || doc.Scope == ScopeBoth) }
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s | %s |\n", doc.Name, in(ScopeClass), mark(doc.Mutable), in(ScopeContext), doc.Default, doc.Meaning)
 	}
 	return b.String()
 }

@@ -29,7 +29,7 @@ func ParseParameters(params map[string]string, name string) (Parameters, error) 
 	if err := checkName(name); err != nil {
 		return Parameters{}, err
 	}
-	p := Parameters{Backend: DefaultBackend, OnDelete: OnDeleteDelete}
+	p := Parameters{Backend: DefaultBackend, Mutable: Mutable{OnDelete: OnDeleteDelete}}
 	given := maps.Clone(params)
 	maps.DeleteFunc(given, func(key, _ string) bool { return strings.HasPrefix(key, metadataPrefix) })
 	if mapSize(given) > maxMap {
@@ -102,16 +102,12 @@ func (p *Parameters) set(key, value, field string) error {
 			return err
 		}
 		p.BucketNamePrefix = value
-	case keyOnDelete:
-		switch onDelete := OnDelete(value); onDelete {
-		case OnDeleteDelete, OnDeletePurge, OnDeleteRetain, OnDeleteRequireEmpty:
-			p.OnDelete = onDelete
-		default:
-			return fault.Field(field, "%q must be one of %s, %s, %s, %s", value, OnDeleteDelete, OnDeletePurge, OnDeleteRetain, OnDeleteRequireEmpty)
-		}
 	case keyPrefix:
 	default:
-		_, err := p.Node.set(key, value, field)
+		handled, err := p.Mutable.set(key, value, field)
+		if !handled {
+			_, err = p.Node.set(key, value, field)
+		}
 		return err
 	}
 	return nil
@@ -145,6 +141,9 @@ func (p *Parameters) place(params map[string]string) error {
 			return fault.Field("parameters."+keyPrefix, "requires bucketName, because volumes with their own bucket have no prefix")
 		}
 		return nil
+	}
+	if len(p.Tags) > 0 {
+		return fault.Field("parameters."+keyTags, "cannot be combined with bucketName; they are the tags of volumes with their own bucket")
 	}
 	if p.BucketNamePrefix != "" {
 		return fault.Field("parameters."+keyBucketNamePrefix, "cannot be combined with bucketName; it is for volumes with their own bucket")
@@ -210,6 +209,7 @@ func (p Parameters) Digest() string {
 		keyBucketNamePrefix:    p.BucketNamePrefix,
 		keyPrefix:              p.Prefix,
 		keyOnDelete:            string(p.OnDelete),
+		keyTags:                formatTags(p.Tags),
 		keyExpectedBucketOwner: p.ExpectedBucketOwner,
 	} {
 		// Unset parameters are omitted, so that parameters of later versions do not change existing digests.

@@ -61,7 +61,7 @@ func TestParseParametersReadsEveryParameter(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := Parameters{
-		Backend: "minio", BucketName: "shared", Prefix: "volumes/", OnDelete: OnDeleteRetain, ExpectedBucketOwner: "111122223333",
+		Backend: "minio", BucketName: "shared", Prefix: "volumes/", Mutable: Mutable{OnDelete: OnDeleteRetain}, ExpectedBucketOwner: "111122223333",
 		Node: Attributes{
 			Client: "rclone", Credentials: "secret", UID: new(uint32(1000)), GID: new(uint32(0)), DirMode: new(uint32(0o750)), FileMode: new(uint32(0o640)),
 			ReadOnly: true, ExpectedBucketOwner: "111122223333",
@@ -74,7 +74,7 @@ func TestParseParametersReadsEveryParameter(t *testing.T) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
 	}
 	for _, doc := range ParameterDocs() {
-		if _, ok := given[doc.Name]; !ok && doc.Scope != ScopeContext && doc.Name != keyBucketNamePrefix {
+		if _, ok := given[doc.Name]; !ok && doc.Scope != ScopeContext && doc.Name != keyBucketNamePrefix && doc.Name != keyTags {
 			t.Errorf("this test does not give %s", doc.Name)
 		}
 	}
@@ -85,7 +85,7 @@ func TestParseParametersWithoutAnyMakesABucketPerVolume(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := (Parameters{Backend: "default", OnDelete: OnDeleteDelete}); !reflect.DeepEqual(got, want) {
+	if want := (Parameters{Backend: "default", Mutable: Mutable{OnDelete: OnDeleteDelete}}); !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v", got)
 	}
 	if id := got.ID(pvc, 1); id.String() != "default:"+pvc {

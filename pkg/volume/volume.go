@@ -63,11 +63,11 @@ const (
 
 // Parameters are the parsed parameters of CreateVolume, that is, of a StorageClass.
 type Parameters struct {
-	Backend             string // never "" after ParseParameters
-	BucketName          string // "": each volume has its own bucket
-	BucketNamePrefix    string // only without BucketName
-	Prefix              string // base prefix, expanded; "" or ends in "/"
-	OnDelete            OnDelete
+	Backend          string // never "" after ParseParameters
+	BucketName       string // "": each volume has its own bucket
+	BucketNamePrefix string // only without BucketName
+	Prefix           string // base prefix, expanded; "" or ends in "/"
+	Mutable
 	ExpectedBucketOwner string // AWS account id; "" is the caller's own
 	// CapacityBytes is the requested size, which is not a parameter; 0 is no size. It is part of the digest, because requests for one name
 	// with different sizes are for different volumes.

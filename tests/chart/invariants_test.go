@@ -96,7 +96,7 @@ func checkContainer(t *testing.T, o object, c container) {
 		if m.SubPath != "" {
 			t.Errorf("%s: %s is a subPath, which no change reaches", place, m.MountPath)
 		}
-		if token := m.MountPath == "/var/run/secrets/kubernetes.io/serviceaccount"; token && c.Name != "csi-provisioner" {
+		if token := m.MountPath == "/var/run/secrets/kubernetes.io/serviceaccount"; token && c.Name != "csi-provisioner" && c.Name != "csi-resizer" {
 			t.Errorf("%s has a token for the API server", place)
 		}
 	}
@@ -155,6 +155,60 @@ func rights(objects []object, kind string) []string {
 	return list
 }
 
+func TestRightsOfTheResizer(t *testing.T) {
+	without := template(t)
+	with := template(t, "--set", "sidecars.resizer.enabled=true", "--set", "driverName=my.s3.driver")
+	if have, want := len(rights(without, "ClusterRole")), 4; have != want {
+		t.Errorf("without it there are %d rules, want %d", have, want)
+	}
+	for kind, want := range map[string][]string{
+		"ClusterRole": {
+			"cluster: /events[] create,patch",
+			"cluster: /persistentvolumeclaims/status[] patch",
+			"cluster: /persistentvolumeclaims[] get,list,watch",
+			"cluster: /persistentvolumes[] get,list,watch,patch",
+			"cluster: storage.k8s.io/volumeattributesclasses[] get,list,watch",
+		},
+		"Role": {"kube-system: coordination.k8s.io/leases[] create", "kube-system: coordination.k8s.io/leases[external-resizer-my-s3-driver] get,update"},
+	} {
+		var have []object
+		for _, o := range of(with, kind) {
+			if strings.HasSuffix(o.Metadata.Name, "-resizer") {
+				have = append(have, o)
+			}
+		}
+		if got := rights(have, kind); !slices.Equal(got, want) {
+			t.Errorf("%s: %q, want %q", kind, got, want)
+		}
+		if roles, bindings := len(of(with, kind)), len(of(with, kind+"Binding")); roles != 2 || bindings != 2 {
+			t.Errorf("%d %ss with %d bindings", roles, kind, bindings)
+		}
+	}
+}
+
+// Classes allow expansion if there is a resizer, unless they say otherwise.
+func TestClassesForTheResizer(t *testing.T) {
+	expandable := func(objects []object) (names []string) {
+		for _, o := range of(objects, "StorageClass") {
+			if o.Expandable {
+				names = append(names, o.Metadata.Name)
+			}
+		}
+		return names
+	}
+	if got := expandable(template(t, "--values", values("resizer"))); !slices.Equal(got, []string{"s3"}) {
+		t.Errorf("with a resizer: %q", got)
+	}
+	const classes = "storageClasses: [{name: a}, {name: b, allowVolumeExpansion: true}]"
+	if got := expandable(template(t, withValues(t, classes)...)); !slices.Equal(got, []string{"b"}) {
+		t.Errorf("without: %q", got)
+	}
+	attributes := of(template(t, "--values", values("resizer")), "VolumeAttributesClass")
+	if len(attributes) != 1 || attributes[0].DriverName != "s3.csi.driver" || attributes[0].Parameters["onDelete"] != "retain" {
+		t.Errorf("%+v", attributes)
+	}
+}
+
 func TestRightsOfTheProvisioner(t *testing.T) {
 	cluster := []string{
 		"cluster: /events[] create,patch",
@@ -171,6 +225,7 @@ func TestRightsOfTheProvisioner(t *testing.T) {
 	}{
 		"by default":                          {"", cluster, lease},
 		"a class with a secret":               {class, append(secrets, cluster...), lease},
+		"a class with one for the resizer":    {"storageClasses: [{name: a, parameters: {csi.storage.k8s.io/controller-expand-secret-name: x}}]\n", append(secrets, cluster...), lease},
 		"a class without one":                 {"storageClasses: [{name: a, parameters: {bucketName: b}}]", cluster, lease},
 		"asked for":                           {"rbac: {secrets: true}", append(secrets, cluster...), lease},
 		"namespaces":                          {"rbac: {secrets: true, secretNamespaces: [b, a]}", cluster, append([]string{"a: /secrets[] get", "b: /secrets[] get"}, lease...)},
@@ -259,7 +314,7 @@ func TestPortsAreUniqueOnTheHostNetwork(t *testing.T) {
 				if !declared[port] {
 					t.Errorf("port %d of %s/%s is not declared, and the scheduler does not see it taken", port, o.Metadata.Name, c.Name)
 				}
-				open := len(of(objects, "Service")) > 0 && (c.Name == "s3-csi-driver" || c.Name == "csi-provisioner")
+				open := len(of(objects, "Service")) > 0 && slices.Contains([]string{"s3-csi-driver", "csi-provisioner", "csi-resizer"}, c.Name)
 				if want := spec.HostNetwork && !open; (host == "127.0.0.1") != want || (host != "" && host != "127.0.0.1") {
 					t.Errorf("%s/%s listens on %q, with hostNetwork %v and metrics open %v", o.Metadata.Name, c.Name, address, spec.HostNetwork, open)
 				}

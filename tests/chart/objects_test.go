@@ -24,6 +24,8 @@ type object struct {
 	StringData   map[string]string `json:"stringData"`
 	Provisioner  string            `json:"provisioner"`
 	Parameters   map[string]string `json:"parameters"`
+	DriverName   string            `json:"driverName"`
+	Expandable   bool              `json:"allowVolumeExpansion"`
 	MountOptions []string          `json:"mountOptions"`
 	Rules        []rule            `json:"rules"`
 	Subjects     []subject         `json:"subjects"`

@@ -142,17 +142,18 @@ func TestSchemaRefuses(t *testing.T) {
 // The templates reject values that the schema cannot.
 func TestTemplatesRefuse(t *testing.T) {
 	for name, c := range map[string]struct{ values, want string }{
-		"both parts alone":          {"nodeComponentOnly: true\ncontrollerOnly: true", "nodeComponentOnly and controllerOnly"},
-		"two controllers":           {"backends: {a: {singleController: true}}", "set controller.replicas to 1"},
-		"certificates for nobody":   {"caCertificates: {a: '-----BEGIN CERTIFICATE-----'}", "caCertificates is set"},
-		"a certificate that is not": {"backends: {a: {caFile: /etc/s3-csi-driver/b}}", `backends.a.caFile is /etc/s3-csi-driver/b, but caCertificates has no "b"`},
-		"another client":            {"node: {defaultClient: goofys}", "node.defaultClient is goofys, which is neither mountpoint-s3, rclone nor in clients"},
-		"a client of ours":          {"clients: {rclone: {program: a, fuse: path, drain: exits, cache: none}}", "the name of one of the driver's own clients"},
-		"a monitor of nothing":      {"metrics: {serviceMonitor: {enabled: true}}", "require metrics.enabled"},
-		"both monitors":             {"metrics: {enabled: true, serviceMonitor: {enabled: true}, podMonitor: {enabled: true}}", "enable only one of them"},
-		"a port twice":              {"node: {ports: {driver: 9808}}", "node.ports has the same port twice"},
-		"a port of both":            {"controller: {hostNetwork: true, ports: {driver: 9810}}", "controller.ports and node.ports have a port in common"},
-		"a socket that is too long": {"node: {kubeletPath: /var/snap/" + strings.Repeat("x", 60) + "/kubelet}", "longer than 107 bytes"},
+		"both parts alone":             {"nodeComponentOnly: true\ncontrollerOnly: true", "nodeComponentOnly and controllerOnly"},
+		"attributes without a resizer": {"volumeAttributesClasses: [{name: a, parameters: {onDelete: retain}}]", "require sidecars.resizer.enabled"},
+		"two controllers":              {"backends: {a: {singleController: true}}", "set controller.replicas to 1"},
+		"certificates for nobody":      {"caCertificates: {a: '-----BEGIN CERTIFICATE-----'}", "caCertificates is set"},
+		"a certificate that is not":    {"backends: {a: {caFile: /etc/s3-csi-driver/b}}", `backends.a.caFile is /etc/s3-csi-driver/b, but caCertificates has no "b"`},
+		"a monitor of nothing":         {"metrics: {serviceMonitor: {enabled: true}}", "require metrics.enabled"},
+		"both monitors":                {"metrics: {enabled: true, serviceMonitor: {enabled: true}, podMonitor: {enabled: true}}", "enable only one of them"},
+		"a port twice":                 {"node: {ports: {driver: 9808}}", "node.ports has the same port twice"},
+		"a port of both":               {"controller: {hostNetwork: true, ports: {driver: 9810}}", "controller.ports and node.ports have a port in common"},
+		"a socket that is too long":    {"node: {kubeletPath: /var/snap/" + strings.Repeat("x", 60) + "/kubelet}", "longer than 107 bytes"},
+		"another client":               {"node: {defaultClient: goofys}", "node.defaultClient is goofys, which is neither mountpoint-s3, rclone nor in clients"},
+		"a client of ours":             {"clients: {rclone: {program: a, fuse: path, drain: exits, cache: none}}", "the name of one of the driver's own clients"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, all, err := tryTemplate(t, withValues(t, c.values)...)

@@ -17,6 +17,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision"
 	"github.com/s3-csi/s3-csi-driver/pkg/session"
@@ -90,17 +91,23 @@ type process struct {
 }
 
 // process starts a controller process.
-func (e *env) process(options ...func(*processOptions)) *process {
+func (e *env) process(changes ...func(*processOptions)) *process {
 	e.t.Helper()
 	o := processOptions{driver: "s3.csi.driver", cluster: "test", run: true, runs: 2, workers: 4}
-	for _, option := range options {
+	for _, option := range changes {
 		option(&o)
 	}
 	h := &hooks{}
 	if o.config == nil {
 		o.config = e.config(o.settings)
 	}
-	clients, err := backend.NewClients(o.config, backend.WithMiddleware(h.install))
+	options := []backend.Option{backend.WithMiddleware(h.install)}
+	if own := o.driverKeys; !own.IsZero() {
+		options = append(options, backend.WithCredentials(aws.CredentialsProviderFunc(func(context.Context) (aws.Credentials, error) {
+			return aws.Credentials{AccessKeyID: own.AccessKeyID, SecretAccessKey: own.SecretAccessKey, SessionToken: own.SessionToken}, nil
+		})))
+	}
+	clients, err := backend.NewClients(o.config, options...)
 	if err != nil {
 		e.t.Fatal(err)
 	}
@@ -145,6 +152,7 @@ type processOptions struct {
 	config                    backend.Configured // nil: of settings
 	run                       bool
 	runs, workers             int
+	driverKeys                credentials.Keys // the process's own; zero: none
 }
 
 func settings(s string) func(*processOptions) { return func(o *processOptions) { o.settings = s } }

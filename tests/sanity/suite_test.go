@@ -58,6 +58,7 @@ func TestSuite(t *testing.T) {
 	config.Address, config.ControllerAddress = s.Address, s.ControllerAddress
 	config.TargetPath, config.StagingPath = filepath.Join(s.Dir, "target"), filepath.Join(s.Dir, "staging")
 	config.TestVolumeParameters = s.Parameters
+	config.TestVolumeMutableParameters = map[string]string{"onDelete": "requireEmpty"}
 	config.SecretsFile = s.SecretsFile
 	config.IdempotentCount = 5
 	config.TestNodeVolumeAttachLimit = true

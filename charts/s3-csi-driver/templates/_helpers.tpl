@@ -160,8 +160,10 @@ httpGet:
 {{/* Whether the provisioner must read Secrets: "true" or "". */}}
 {{- define "s3csi.readsSecrets" -}}
 {{- $reads := .Values.rbac.secrets -}}
-{{- range .Values.storageClasses }}
-{{- if hasKey (.parameters | default dict) "csi.storage.k8s.io/provisioner-secret-name" }}{{ $reads = true }}{{ end -}}
+{{- range $class := .Values.storageClasses }}
+{{- range $use := list "provisioner" "controller-expand" "controller-modify" }}
+{{- if hasKey ($class.parameters | default dict) (printf "csi.storage.k8s.io/%s-secret-name" $use) }}{{ $reads = true }}{{ end -}}
+{{- end -}}
 {{- end -}}
 {{- if $reads }}true{{ end -}}
 {{- end -}}

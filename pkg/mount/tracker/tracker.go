@@ -57,6 +57,28 @@ func (t *Tracker) Mount(name string) *Mount {
 	return m
 }
 
+// Observed returns the last known state of a mount ("": unknown), Unresponsive also while it is not yet for --hang-timeout, and of its session
+// (nil: unknown). It makes no entry.
+func (t *Tracker) Observed(name string) (State, *helper.SessionStatus) {
+	t.mu.Lock()
+	m := t.mounts[name]
+	t.mu.Unlock()
+	if m == nil {
+		return "", nil
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	state := m.state
+	if (state == Healthy || state == "") && !m.hang.silent.IsZero() {
+		state = Unresponsive
+	}
+	if m.session == nil {
+		return state, nil
+	}
+	status := m.session.status
+	return state, &status
+}
+
 // Forget removes the entry of a mount that is gone.
 func (t *Tracker) Forget(name string) {
 	t.mu.Lock()

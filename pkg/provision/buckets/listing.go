@@ -70,12 +70,17 @@ func advances(truncated, moved bool, page []Object) (bool, error) {
 
 // CurrentObjects lists current objects; pageSize 0 is the service's choice.
 func CurrentObjects(b Bucket, prefix string, pageSize int32) Pager {
+	return CurrentObjectsAfter(b, prefix, "", pageSize)
+}
+
+// CurrentObjectsAfter is CurrentObjects for the keys after one; "" is the start.
+func CurrentObjectsAfter(b Bucket, prefix, after string, pageSize int32) Pager {
 	var token *string
 	return func(ctx context.Context) ([]Object, bool, error) {
 		ctx, cancel := context.WithTimeout(ctx, RequestBound)
 		defer cancel()
 		out, err := b.Client.ListObjectsV2(ctx, &s3.ListObjectsV2Input{
-			Bucket: b.Name(), Prefix: backend.Optional(prefix), ContinuationToken: token, EncodingType: types.EncodingTypeUrl, MaxKeys: positive(pageSize),
+			Bucket: b.Name(), Prefix: backend.Optional(prefix), StartAfter: backend.Optional(after), ContinuationToken: token, EncodingType: types.EncodingTypeUrl, MaxKeys: positive(pageSize),
 		})
 		if err != nil {
 			return nil, false, err

@@ -28,7 +28,8 @@ const (
 // createBucket creates a bucket volume:
 //
 //  1. prove that sessions can be limited to it, as far as that works without the bucket
-//  2. if the bucket exists: it is the volume if it has exactly the volume's tags, otherwise it is a conflict
+//  2. if the bucket exists: it is the volume if it has exactly the volume's tags (except for settings that were changed since),
+//     otherwise it is a conflict
 //  3. else create it with its tags, or tag it afterwards if the service drops them
 //  4. finish the proof; if it fails, remove the bucket that this call created
 func (c *Creator) createBucket(ctx context.Context, be backend.Backend, who identity.Identity, keys credentials.Keys, r Request) (volume.ID, error) {
@@ -210,7 +211,7 @@ func (c *bucketCreation) tag(ctx context.Context, client *s3.Client, undo func(e
 		have, err = records.ReadTags(ctx, client, c.bucket)
 	}
 	switch {
-	case err == nil && maps.Equal(have.Ours(), c.want):
+	case err == nil && maps.Equal(have.Ours(), c.want.Ours()):
 		return nil
 	case err != nil && buckets.Indeterminate(err):
 		return fault.Errorf(fault.Busy, "bucket %s was created, but it is unknown whether it is tagged: %w", c.bucket, err)
@@ -260,7 +261,7 @@ func (c *Creator) readNotBucketVolume(ctx context.Context, b buckets.Bucket) err
 func decideBucket(have, want records.Tags, bucket string) error {
 	mine := have.Ours()
 	switch {
-	case maps.Equal(mine, want):
+	case maps.Equal(mine.Fixed(), want.Fixed()):
 		return nil
 	case len(mine) == 0:
 		return fault.Errorf(fault.Exists, "bucket %s exists and is not tagged as a volume of this driver: it is not adopted; choose another bucketNamePrefix or volume name", bucket)

@@ -27,8 +27,7 @@ type Request struct {
 // Service returns properties of a bucket; *backend.Buckets implements it.
 type Service interface {
 	Validate(ctx context.Context, be backend.Backend, keys credentials.Keys, bucket, owner string) (backend.BucketInfo, error)
-	Versioning(ctx context.Context, be backend.Backend, keys credentials.Keys, info backend.BucketInfo) (backend.Versioning, error)
-	Retention(ctx context.Context, be backend.Backend, keys credentials.Keys, info backend.BucketInfo) (backend.Retention, error)
+	buckets.Service
 }
 
 // Proofs proves that sessions can be limited to a volume, if it needs that; *proofs.Prover implements it.

@@ -130,6 +130,8 @@ func TestWhatBucketTagsMean(t *testing.T) {
 		"another name":      {with(records.TagName, "x"), fault.Exists},
 		"other parameters":  {with(records.TagParameters, "v1:1"), fault.Exists},
 		"one is missing":    {with(records.TagParameters, ""), fault.Exists},
+		"size was changed":  {with(records.TagCapacity, "7"), fault.Unknown},
+		"onDelete was":      {with(records.TagOnDelete, "retain"), fault.Unknown},
 		"one more of ours":  {with(records.TagPrefix+"more", "x"), fault.Exists},
 		"being deleted":     {with(records.TagState, "deleting"), fault.Busy},
 		"retained":          {with(records.TagState, "deleted"), fault.Exists},

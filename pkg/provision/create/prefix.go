@@ -77,18 +77,11 @@ func (c *Creator) checkDeletable(ctx context.Context, b buckets.Bucket, params v
 	if err != nil {
 		return err
 	}
-	if versioning.MFADelete {
-		return fault.Errorf(fault.Precondition, "parameters.onDelete: purge cannot work in %s: deleting versions needs MFA; use onDelete: delete, which leaves versions", b)
+	why, err := buckets.Unpurgeable(ctx, c.Service, b, versioning)
+	if err == nil && why != "" {
+		err = fault.Errorf(fault.Precondition, "parameters.onDelete: purge cannot work in %s: %s", b, why)
 	}
-	retention, err := c.Service.Retention(ctx, b.Backend, b.Keys, b.Info)
-	if err != nil {
-		return err
-	}
-	if retention.Mode != "" {
-		return fault.Errorf(fault.Precondition, "parameters.onDelete: purge cannot work in %s: its object lock keeps every version (%s, %d days, %d years by default), and this driver bypasses no retention; use onDelete: delete, which leaves versions",
-			b, retention.Mode, retention.Days, retention.Years)
-	}
-	return nil
+	return err
 }
 
 // creation is one CreateVolume of a prefix volume.

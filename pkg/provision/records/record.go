@@ -45,8 +45,10 @@ type Record struct {
 	VolumeID         string          `json:"volumeID,omitempty"`
 	ParametersDigest string          `json:"parametersDigest,omitempty"`
 	OnDelete         volume.OnDelete `json:"onDelete,omitempty"`
-	State            State           `json:"state"`
-	Generation       int             `json:"generation,omitempty"`
+	// CapacityBytes is the size that was asked for, at creation or by an expansion. 0: none, or an earlier driver created the volume.
+	CapacityBytes int64 `json:"capacityBytes,omitempty"`
+	State         State `json:"state"`
+	Generation    int   `json:"generation,omitempty"`
 	// FirstPrefix is the prefix of generation 1, the only generation that can contain a base prefix. Later ones may have another prefix.
 	FirstPrefix string `json:"firstPrefix,omitempty"`
 	// PreviousVolumeID is the volume id of the previous generation, for late retries of its deletion.
@@ -63,7 +65,8 @@ func New(o Owner, name string, id volume.ID, params volume.Parameters, now time.
 	_, generation, _ := id.NameSegment()
 	return Record{
 		Version: version, Driver: o.Driver, Cluster: o.Cluster, Name: name, VolumeID: id.String(), ParametersDigest: params.Digest(),
-		OnDelete: params.OnDelete, State: StateActive, Generation: generation, FirstPrefix: id.Prefix, Created: now, Updated: now,
+		OnDelete: params.OnDelete, CapacityBytes: params.CapacityBytes, State: StateActive, Generation: generation, FirstPrefix: id.Prefix,
+		Created: now, Updated: now,
 	}
 }
 
@@ -141,7 +144,7 @@ func (r Record) check() error {
 		return errors.New("created or updated is missing")
 	}
 	if r.State == StateReserved {
-		if r.VolumeID != "" || r.ParametersDigest != "" || r.OnDelete != "" || r.Generation != 0 || r.FirstPrefix != "" || r.PreviousVolumeID != "" {
+		if r.VolumeID != "" || r.ParametersDigest != "" || r.OnDelete != "" || r.CapacityBytes != 0 || r.Generation != 0 || r.FirstPrefix != "" || r.PreviousVolumeID != "" {
 			return errors.New("a reservation has fields of a volume")
 		}
 		return nil
@@ -170,6 +173,8 @@ func (r Record) checkVolume() error {
 		return fmt.Errorf("the volume id %q is not that of generation %d of the name %q", r.VolumeID, r.Generation, r.Name)
 	case r.ParametersDigest == "":
 		return errors.New("parametersDigest is missing")
+	case r.CapacityBytes < 0:
+		return fmt.Errorf("the capacity %d is negative", r.CapacityBytes)
 	case r.Generation == 1 && r.FirstPrefix != id.Prefix:
 		return fmt.Errorf("the first prefix %q is not that of the volume id %q", r.FirstPrefix, r.VolumeID)
 	case !strings.HasSuffix(r.FirstPrefix, "/"):

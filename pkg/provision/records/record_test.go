@@ -14,7 +14,7 @@ var testTime = time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC)
 func testRecord() Record {
 	return Record{
 		Version: 1, Driver: "d", Cluster: "c", Name: "v", VolumeID: "default:bucket/base/v/", ParametersDigest: "v1:00", OnDelete: volume.OnDeleteDelete,
-		State: StateActive, Generation: 1, FirstPrefix: "base/v/", Created: testTime, Updated: testTime,
+		CapacityBytes: 1 << 30, State: StateActive, Generation: 1, FirstPrefix: "base/v/", Created: testTime, Updated: testTime,
 	}
 }
 
@@ -29,7 +29,7 @@ func later(r Record) Record {
 
 func TestRecordsAreReadAsTheyWereWritten(t *testing.T) {
 	for name, r := range map[string]Record{
-		"volume": testRecord(), "later generation": later(testRecord()), "reservation": testReservation(), "tombstone": testRecord().With(StateDeleted, testTime),
+		"volume": testRecord(), "later generation": later(testRecord()), "reservation": testReservation(), "tombstone": testRecord().With(StateDeleted, testTime), "of an earlier driver, without a size": func() Record { r := testRecord(); r.CapacityBytes = 0; return r }(),
 	} {
 		data, err := r.encode()
 		if err != nil {
@@ -67,6 +67,7 @@ func TestRecordsThatMakeNoSenseAreRefused(t *testing.T) {
 		"bad id":             strings.Replace(text, `default:bucket/base/v/`, `default:bucket/../v/`, 1),
 		"a bucket":           strings.Replace(text, `default:bucket/base/v/`, `default:bucket`, 1),
 		"other first prefix": strings.Replace(text, `"firstPrefix": "base/v/"`, `"firstPrefix": "v/"`, 1),
+		"negative size":      strings.Replace(text, `1073741824`, `-1`, 1),
 		"a predecessor":      strings.Replace(text, `"created"`, `"previousVolumeID": "default:bucket/v/", "created"`, 1),
 		"reservation + id":   strings.Replace(text, `"active"`, `"base"`, 1),
 		"no time":            strings.Replace(text, `"2026-01-02T03:04:05.000000006Z"`, `"0001-01-01T00:00:00Z"`, 1),

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -87,6 +88,29 @@ func (s *Store) ReadOwn(ctx context.Context, b buckets.Bucket, id volume.ID) (St
 		return Stored{}, ErrNotOurs
 	}
 	return found, nil
+}
+
+// Segments returns the segments of the bucket's records after one ("": from the start), in their order: one request. more is set if there
+// are more. An object that is not a record is no segment.
+func (s *Store) Segments(ctx context.Context, b buckets.Bucket, after string) (segments []string, more bool, err error) {
+	prefix := Key("")
+	start := ""
+	if after != "" {
+		start = Key(after)
+	}
+	page, more, err := buckets.CurrentObjectsAfter(b, prefix, start, 0)(ctx)
+	if err != nil {
+		return nil, false, backend.Classify(err, "listing "+prefix+" of "+b.String())
+	}
+	for _, o := range page {
+		if segment := strings.TrimPrefix(o.Key, prefix); segment != o.Key && segment != "" && segment > after {
+			segments = append(segments, segment)
+		}
+	}
+	if more && len(segments) == 0 {
+		return nil, false, fault.Errorf(fault.Unavailable, "the service lists keys of %s that are not below %q: its listings are unreliable", b, prefix)
+	}
+	return segments, more, nil
 }
 
 func readObject(ctx context.Context, b buckets.Bucket, key string) (data []byte, etag string, err error) {

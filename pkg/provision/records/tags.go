@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode"
 
@@ -29,6 +30,7 @@ const (
 	TagParameters = TagPrefix + "parameters"
 	TagOnDelete   = TagPrefix + "on-delete"
 	TagState      = TagPrefix + "state"
+	TagCapacity   = TagPrefix + "capacity" // in bytes; omitted without a size
 )
 
 // Tags are the tags of a bucket.
@@ -58,7 +60,44 @@ func NewTags(o Owner, name string, id volume.ID, params volume.Parameters) Tags 
 	if o.Cluster != "" {
 		t[TagCluster] = o.Cluster
 	}
+	t.SetCapacity(params.CapacityBytes)
+	t.SetOthers(params.Tags)
 	return t
+}
+
+// SetOthers sets tags that are not the driver's; an empty value removes one.
+func (t Tags) SetOthers(tags map[string]string) {
+	for k, v := range tags {
+		t[k] = v
+		if v == "" {
+			delete(t, k)
+		}
+	}
+}
+
+// Fixed returns the tags of the driver that stay as they were at creation: all but those of the settings that a request can change.
+func (t Tags) Fixed() Tags {
+	fixed := t.Ours()
+	delete(fixed, TagOnDelete)
+	delete(fixed, TagCapacity)
+	return fixed
+}
+
+// Capacity returns the recorded size in bytes; 0: none.
+func (t Tags) Capacity() int64 {
+	n, err := strconv.ParseInt(t[TagCapacity], 10, 64)
+	if err != nil || n < 0 {
+		return 0
+	}
+	return n
+}
+
+// SetCapacity records a size in bytes; 0: none.
+func (t Tags) SetCapacity(bytes int64) {
+	delete(t, TagCapacity)
+	if bytes != 0 {
+		t[TagCapacity] = strconv.FormatInt(bytes, 10)
+	}
 }
 
 // Ours returns the tags that this driver could have written; the others are the operator's and stay as they are.

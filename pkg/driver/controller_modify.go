@@ -1,0 +1,104 @@
+package driver
+
+import (
+	"context"
+	"fmt"
+	"maps"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
+)
+
+// SizeRange is a requested size in bytes: at least Required, at most Limit; 0: no bound.
+type SizeRange struct{ Required, Limit int64 }
+
+// Modifier changes what is recorded of volumes. Its errors are those of Provisioner. Requests for one volume that meet are merged.
+type Modifier interface {
+	// Expand records a size and returns it. It is no error if the volume is larger; fault.OutOfRange if that is more than the limit.
+	Expand(ctx context.Context, id volume.ID, size SizeRange, secret Secret) (int64, error)
+	// Modify changes the settings of a VolumeAttributesClass; fault.Invalid if the volume cannot have them.
+	Modify(ctx context.Context, id volume.ID, set volume.Mutable, secret Secret) error
+}
+
+// ControllerExpandVolume implements csi.ControllerServer. It records the size and nothing else: S3 limits no sizes, and nodes have nothing
+// to do.
+func (c *Controller) ControllerExpandVolume(ctx context.Context, req *csi.ControllerExpandVolumeRequest) (*csi.ControllerExpandVolumeResponse, error) {
+	handle := req.GetVolumeId()
+	if err := checkVolumeID(handle); err != nil {
+		return nil, err
+	}
+	size := SizeRange{req.GetCapacityRange().GetRequiredBytes(), req.GetCapacityRange().GetLimitBytes()}
+	if size == (SizeRange{}) {
+		return nil, fault.Field("capacity_range", "is missing")
+	}
+	if _, err := capacityOf(req.GetCapacityRange()); err != nil {
+		return nil, err
+	}
+	if req.GetVolumeCapability() != nil {
+		if err := checkCapabilities([]*csi.VolumeCapability{req.GetVolumeCapability()}); err != nil {
+			return nil, err
+		}
+	}
+	id, secret, err := c.existing(handle, req.GetSecrets())
+	if err != nil {
+		return nil, fmt.Errorf("expand volume %q: %w", handle, err)
+	}
+	capacity, err := c.volumes.Expand(ctx, id, size, secret)
+	if err != nil {
+		return nil, fmt.Errorf("expand volume %q: %w", handle, err)
+	}
+	return &csi.ControllerExpandVolumeResponse{CapacityBytes: capacity}, nil
+}
+
+// ControllerModifyVolume implements csi.ControllerServer. It changes what a VolumeAttributesClass names, and nothing else.
+func (c *Controller) ControllerModifyVolume(ctx context.Context, req *csi.ControllerModifyVolumeRequest) (*csi.ControllerModifyVolumeResponse, error) {
+	handle := req.GetVolumeId()
+	if err := checkVolumeID(handle); err != nil {
+		return nil, err
+	}
+	id, secret, err := c.existing(handle, req.GetSecrets())
+	if err != nil {
+		return nil, fmt.Errorf("modify volume %q: %w", handle, err)
+	}
+	set, err := mutableOf(req.GetMutableParameters())
+	if err != nil {
+		return nil, err
+	}
+	if err := c.volumes.Modify(ctx, id, set, secret); err != nil {
+		return nil, fmt.Errorf("modify volume %q: %w", handle, err)
+	}
+	return &csi.ControllerModifyVolumeResponse{}, nil
+}
+
+// mutableOf parses mutable_parameters.
+func mutableOf(params map[string]string) (volume.Mutable, error) {
+	if err := checkMap("mutable_parameters", params); err != nil {
+		return volume.Mutable{}, err
+	}
+	return volume.ParseMutable(params)
+}
+
+// withMutable returns the parameters of a creation: those of the VolumeAttributesClass take precedence.
+func withMutable(params, mutable map[string]string) map[string]string {
+	all := maps.Clone(params)
+	if all == nil {
+		all = map[string]string{}
+	}
+	maps.Copy(all, mutable)
+	return all
+}
+
+// existing returns the id and the credentials for a request about a volume that this driver created.
+func (c *Controller) existing(handle string, secrets map[string]string) (volume.ID, Secret, error) {
+	id, err := volume.ParseID(handle)
+	if err != nil {
+		if volume.LooksForeign(handle) {
+			return volume.ID{}, Secret{}, fault.Errorf(fault.Precondition, "not a volume id of this driver: a static volume has no record that could be changed")
+		}
+		return volume.ID{}, Secret{}, fault.Errorf(fault.NotFound, "the volume does not exist: %w", err)
+	}
+	secret, err := c.secret(id.Backend, secrets)
+	return id, secret, err
+}

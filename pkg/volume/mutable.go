@@ -1,0 +1,134 @@
+package volume
+
+import (
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+)
+
+const (
+	// maxTags leaves room for the driver's own tags among the 50 of a bucket.
+	maxTags = 35
+	// The limits of a tag, in characters (https://docs.aws.amazon.com/AmazonS3/latest/userguide/CostAllocTagging.html).
+	maxTagKey   = 128
+	maxTagValue = 256
+)
+
+// Mutable are the settings of a volume that can be changed after its creation, by a VolumeAttributesClass. Zero values change nothing.
+type Mutable struct {
+	OnDelete OnDelete
+	Tags     map[string]string // of a bucket volume; an empty value removes the tag
+}
+
+// ParseMutable parses mutable_parameters. Keys below csi.storage.k8s.io/ are the metadata of external-resizer. Errors are Invalid, and
+// name every key that is unknown or immutable.
+func ParseMutable(params map[string]string) (Mutable, error) {
+	given := maps.Clone(params)
+	maps.DeleteFunc(given, func(key, _ string) bool { return strings.HasPrefix(key, metadataPrefix) })
+	if mapSize(given) > maxMap {
+		return Mutable{}, fault.Field("mutable_parameters", "have more than %d bytes", maxMap)
+	}
+	var unknown, immutable []string
+	for _, key := range slices.Sorted(maps.Keys(given)) {
+		switch {
+		case mutable(key):
+		case knownIn(key, ScopeClass):
+			immutable = append(immutable, key)
+		default:
+			unknown = append(unknown, key)
+		}
+	}
+	can := "those that can be changed are " + strings.Join(mutableNames(), ", ")
+	switch {
+	case len(unknown) > 0 && len(immutable) > 0:
+		return Mutable{}, fault.Field("mutable_parameters", "unknown: %s; fixed at creation: %s; %s", strings.Join(unknown, ", "), strings.Join(immutable, ", "), can)
+	case len(unknown) > 0:
+		return Mutable{}, fault.Field("mutable_parameters", "unknown: %s; %s", strings.Join(unknown, ", "), can)
+	case len(immutable) > 0:
+		return Mutable{}, fault.Field("mutable_parameters", "fixed at creation: %s; %s", strings.Join(immutable, ", "), can)
+	}
+	var m Mutable
+	for _, key := range slices.Sorted(maps.Keys(given)) {
+		if _, err := m.set(key, given[key], "mutable_parameters."+key); err != nil {
+			return Mutable{}, err
+		}
+	}
+	return m, nil
+}
+
+// set parses one setting and reports whether key is one. field names the key in errors.
+func (m *Mutable) set(key, value, field string) (handled bool, err error) {
+	switch key {
+	case keyOnDelete:
+		m.OnDelete, err = parseOnDelete(value, field)
+	case keyTags:
+		m.Tags, err = parseTags(value, field)
+	default:
+		return false, nil
+	}
+	return true, err
+}
+
+// mutableNames returns the parameters that can be changed after creation.
+func mutableNames() []string {
+	var list []string
+	for _, doc := range ParameterDocs() {
+		if doc.Mutable {
+			list = append(list, doc.Name)
+		}
+	}
+	return list
+}
+
+func mutable(name string) bool { return slices.Contains(mutableNames(), name) }
+
+func parseOnDelete(value, field string) (OnDelete, error) {
+	switch onDelete := OnDelete(value); onDelete {
+	case OnDeleteDelete, OnDeletePurge, OnDeleteRetain, OnDeleteRequireEmpty:
+		return onDelete, nil
+	}
+	return "", fault.Field(field, "%q must be one of %s, %s, %s, %s", value, OnDeleteDelete, OnDeletePurge, OnDeleteRetain, OnDeleteRequireEmpty)
+}
+
+// parseTags parses "key=value,key=value". The characters are those that every service accepts in tags.
+func parseTags(value, field string) (map[string]string, error) {
+	tags := map[string]string{}
+	for pair := range strings.SplitSeq(value, ",") {
+		key, text, ok := strings.Cut(strings.TrimSpace(pair), "=")
+		if !ok || key == "" {
+			return nil, fault.Field(field, `%q is not a list of tags such as "team=data,cost-centre=42"`, value)
+		}
+		lower := strings.ToLower(key)
+		switch {
+		case strings.HasPrefix(lower, "aws:") || strings.HasPrefix(lower, "s3.csi/"):
+			return nil, fault.Field(field, "the tag %q is reserved", key)
+		case len(key) > maxTagKey || len(text) > maxTagValue:
+			return nil, fault.Field(field, "the tag %q is too long: its key may have %d characters, its value %d", key, maxTagKey, maxTagValue)
+		case strings.ContainsFunc(key+text, func(r rune) bool { return !isTagRune(r) }) || strings.TrimSpace(key) != key || strings.TrimSpace(text) != text:
+			return nil, fault.Field(field, "the tag %q may contain only letters, digits, inner spaces and + - = . _ : / @", key)
+		}
+		if _, twice := tags[key]; twice {
+			return nil, fault.Field(field, "the tag %q is there twice", key)
+		}
+		tags[key] = text
+	}
+	if len(tags) > maxTags {
+		return nil, fault.Field(field, "are %d tags, the maximum is %d", len(tags), maxTags)
+	}
+	return tags, nil
+}
+
+func isTagRune(r rune) bool {
+	return 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || strings.ContainsRune(" +-=._:/@", r)
+}
+
+// formatTags is the inverse of parseTags, in the order of the keys.
+func formatTags(tags map[string]string) string {
+	var pairs []string
+	for _, key := range slices.Sorted(maps.Keys(tags)) {
+		pairs = append(pairs, key+"="+tags[key])
+	}
+	return strings.Join(pairs, ",")
+}

@@ -1,0 +1,189 @@
+package controller
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
+)
+
+// lister is a process with the controller's own credentials, which lists some buckets.
+func (e *env) lister(buckets ...string) *process {
+	e.t.Helper()
+	text := fmt.Sprintf("backends:\n  lab:\n    endpoint: %s\n    region: %s\n    addressing: path\n    volumeBuckets: [%s]\n", e.endpoint, e.region, strings.Join(buckets, ", "))
+	config, err := backend.ParseConfig([]byte(text), "", "")
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	return e.process(func(o *processOptions) { o.config, o.driverKeys = config, e.keys })
+}
+
+// listed are the ids of all pages, and the number of pages.
+func (p *process) listed(limit int) (ids []string, pages int) {
+	p.e.t.Helper()
+	token := ""
+	for {
+		page, next, err := p.List(p.e.ctx(), limit, token)
+		if err != nil {
+			p.e.t.Fatal(err)
+		}
+		if limit > 0 && len(page) > limit {
+			p.e.t.Errorf("a page of %d, with a limit of %d", len(page), limit)
+		}
+		for _, v := range page {
+			ids = append(ids, v.ID.String())
+		}
+		pages++
+		if next == "" {
+			return ids, pages
+		}
+		if next == token {
+			p.e.t.Fatalf("the token repeats: %s", token)
+		}
+		token = next
+	}
+}
+
+func TestVolumesAreListedInPages(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		p := e.process()
+		var want []string
+		for i := range 23 {
+			want = append(want, p.create(fmt.Sprintf("v%02d", i), "prefix", "base/").String())
+		}
+		for i := range 20 { // tombstones, which take no place in pages
+			p.delete(p.create(fmt.Sprintf("v%02d-deleted", i)))
+		}
+		own := p.create(e.bucket+"-own", "bucketName", "").String()
+		e.process(cluster("other")).create("another-clusters")
+		e.put(".s3-csi/volumes/garbage", ".s3-csi/volumes/a/b", ".s3-csi/other", "data")
+		all := append(slices.Clone(want), own) // in the order of the buckets' names
+		l := e.lister(e.bucket + "*")
+		for _, limit := range []int{0, 1, 5, 23, 24, 1000} {
+			got, pages := l.listed(limit)
+			e.same(fmt.Sprintf("limit %d", limit), got, all)
+			if limit > 0 && pages > (len(all)+20+3)/limit+2 {
+				t.Errorf("limit %d: %d pages", limit, pages)
+			}
+		}
+		got, _ := e.lister(e.bucket).listed(7)
+		e.same("one bucket", got, want)
+		got, _ = e.lister(e.bucket, e.bucket+"-nosuch").listed(0)
+		e.same("a bucket that does not exist", got, want)
+
+		id, err := volume.ParseID(want[3])
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.grown(id, 77)
+		if v, err := l.Get(e.ctx(), id); err != nil || v.ID != id || v.CapacityBytes != 77 {
+			t.Errorf("Get: %+v, %v", v, err)
+		}
+		ownID, _ := volume.ParseID(own)
+		p.grown(ownID, 78)
+		if v, err := l.Get(e.ctx(), ownID); err != nil || v.ID != ownID || v.CapacityBytes != 78 {
+			t.Errorf("Get: %+v, %v", v, err)
+		}
+		p.delete(id)
+		p.delete(ownID)
+		for _, gone := range []volume.ID{id, ownID, {Backend: "lab", Bucket: e.bucket, Prefix: "another-clusters/"}} {
+			_, err = l.Get(e.ctx(), gone)
+			e.want(err, fault.NotFound)
+		}
+	})
+}
+
+// A page goes on where the last one ended, whatever was created and deleted meanwhile.
+func TestPagesGoOnAfterChanges(t *testing.T) {
+	one(t, func(t *testing.T, e *env) {
+		p := e.process()
+		var ids []volume.ID
+		for i := range 6 {
+			ids = append(ids, p.create(fmt.Sprint("v", i)))
+		}
+		l := e.lister(e.bucket)
+		first, token, err := l.List(e.ctx(), 2, "")
+		if err != nil || len(first) != 2 {
+			t.Fatalf("%v, %v", first, err)
+		}
+		p.delete(ids[1])
+		p.delete(ids[2])
+		p.create("v0-new")
+		p.create("v4-new")
+		second, _, err := l.List(e.ctx(), 0, token)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, v := range second {
+			got = append(got, v.ID.Prefix)
+		}
+		e.same("the second page", got, []string{"v3/", "v4/", "v4-new/", "v5/"})
+		for _, bad := range []string{"x", token + "x", "e30", "eyJiIjoibm9uZSJ9"} {
+			_, _, err := l.List(e.ctx(), 2, bad)
+			e.want(err, fault.Busy)
+		}
+	})
+}
+
+// The number of requests does not depend on the objects in the bucket.
+func TestListingIsNotAffectedByOtherObjects(t *testing.T) {
+	one(t, func(t *testing.T, e *env) {
+		p := e.process()
+		for i := range 5 {
+			p.create(fmt.Sprint("v", i))
+		}
+		requests := func() []string {
+			l := e.lister(e.bucket)
+			l.listed(0) // what is found out once
+			l.hooks.reset()
+			if got, _ := l.listed(0); len(got) != 5 {
+				t.Errorf("listed %q", got)
+			}
+			sent := l.hooks.sent()
+			slices.Sort(sent)
+			return sent
+		}
+		before := requests()
+		e.put(numbered("data/", 5000)...)
+		e.put(numbered(".data/", 1500)...) // sorts before the records
+		e.same("requests", requests(), before)
+		if len(before) != 1+1+5 { // tags, records, and each of them
+			t.Errorf("requests: %q", before)
+		}
+	})
+}
+
+func TestBucketsWithoutPermissionAreSkippedUnlessTheyAreNamed(t *testing.T) {
+	one(t, func(t *testing.T, e *env) {
+		p := e.process()
+		id := p.create("v")
+		l := e.lister(e.bucket + "*")
+		l.refuse(403, "AccessDenied", "ListBuckets")
+		_, _, err := l.List(e.ctx(), 0, "")
+		e.want(err, fault.Denied, "volumeBuckets")
+		l.refuse(403, "AccessDenied", "ListObjectsV2")
+		if got, _ := l.listed(0); len(got) != 0 {
+			t.Errorf("listed %q", got)
+		}
+		named := e.lister(e.bucket)
+		named.refuse(403, "AccessDenied", "ListBuckets", "GetBucketTagging") // neither is needed
+		if got, _ := named.listed(0); !slices.Equal(got, []string{id.String()}) {
+			t.Errorf("listed %q", got)
+		}
+		named.refuse(403, "AccessDenied", "ListObjectsV2")
+		_, _, err = named.List(e.ctx(), 0, "")
+		e.want(err, fault.Denied)
+		named.refuse(503, "SlowDown", "GetObject")
+		_, _, err = named.List(e.ctx(), 0, "")
+		e.notFinal("a service that is busy", err)
+		secrets := e.process()
+		if secrets.CanList() || !l.CanList() {
+			t.Errorf("CanList: %t with secrets, %t with own credentials", secrets.CanList(), l.CanList())
+		}
+	})
+}
