@@ -58,17 +58,18 @@ type Backends interface {
 // none of them.
 type Controller struct {
 	csi.UnimplementedControllerServer
-	volumes  Provisioner
-	backends Backends
-	names    namedlock.Locks
+	volumes   Provisioner
+	snapshots Snapshots
+	backends  Backends
+	names     namedlock.Locks
 }
 
 // NewController returns the service.
-func NewController(volumes Provisioner, backends Backends) (*Controller, error) {
-	if volumes == nil || backends == nil {
-		return nil, errors.New("the controller service needs a provisioner and the backends")
+func NewController(volumes Provisioner, snapshots Snapshots, backends Backends) (*Controller, error) {
+	if volumes == nil || snapshots == nil || backends == nil {
+		return nil, errors.New("the controller service needs a provisioner, snapshots and the backends")
 	}
-	return &Controller{volumes: volumes, backends: backends}, nil
+	return &Controller{volumes: volumes, snapshots: snapshots, backends: backends}, nil
 }
 
 // ControllerGetCapabilities implements csi.ControllerServer.
@@ -76,6 +77,10 @@ func (c *Controller) ControllerGetCapabilities(context.Context, *csi.ControllerG
 	resp := &csi.ControllerGetCapabilitiesResponse{}
 	for _, t := range []csi.ControllerServiceCapability_RPC_Type{
 		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
+		csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT,
+		csi.ControllerServiceCapability_RPC_LIST_SNAPSHOTS,
+		csi.ControllerServiceCapability_RPC_GET_SNAPSHOT,
+		csi.ControllerServiceCapability_RPC_CLONE_VOLUME,
 		csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
 	} {
 		resp.Capabilities = append(resp.Capabilities, &csi.ControllerServiceCapability{
@@ -107,6 +112,7 @@ func (c *Controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequ
 		VolumeId:      id.String(),
 		CapacityBytes: v.Parameters.CapacityBytes,
 		VolumeContext: v.Parameters.Context(),
+		ContentSource: req.GetVolumeContentSource(),
 	}}, nil
 }
 
@@ -121,9 +127,6 @@ func (c *Controller) parseCreate(req *csi.CreateVolumeRequest) (NewVolume, error
 	if err := checkMap("parameters", req.GetParameters()); err != nil {
 		return v, err
 	}
-	if req.GetVolumeContentSource() != nil {
-		return v, fault.Field("volume_content_source", "is not supported: this driver creates neither snapshots nor clones")
-	}
 	if len(req.GetMutableParameters()) > 0 {
 		return v, fault.Field("mutable_parameters", "are not supported: this driver does not modify volumes (in Kubernetes: remove volumeAttributesClassName)")
 	}
@@ -135,6 +138,9 @@ func (c *Controller) parseCreate(req *csi.CreateVolumeRequest) (NewVolume, error
 		return v, err
 	}
 	v.Parameters.CapacityBytes = capacity
+	if v.Parameters.Content, err = contentOf(req.GetVolumeContentSource()); err != nil {
+		return v, err
+	}
 	if err := c.backends.CheckClaims(v.Parameters.Backend, v.Parameters.Claims); err != nil {
 		return v, err
 	}

@@ -15,7 +15,7 @@ import (
 func newTestController(t *testing.T) (*Controller, *fakeProvisioner) {
 	t.Helper()
 	p := newFakeProvisioner()
-	c, err := NewController(p, fakeBackends{})
+	c, err := NewController(p, newFakeSnapshots(), fakeBackends{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -366,7 +366,7 @@ func TestValidateVolumeCapabilities(t *testing.T) {
 func TestControllerClaimsWhatItDoes(t *testing.T) {
 	c, _ := newTestController(t)
 	resp, err := c.ControllerGetCapabilities(t.Context(), nil)
-	if err != nil || len(resp.GetCapabilities()) != 2 {
+	if err != nil || len(resp.GetCapabilities()) != 6 {
 		t.Errorf("%v, %v", resp, err)
 	}
 	_, err = c.GetCapacity(t.Context(), nil)

@@ -34,6 +34,8 @@ func ParameterDocs() []ParameterDoc {
 		{keyBucketNamePrefix, ScopeClass, "empty", "Prefix of the names of buckets that are created for volumes; only without `bucketName`. At most 41 of a-z, 0-9 and `-`."},
 		{keyPrefix, ScopeBoth, "empty: the bucket's root", "StorageClass: base prefix of the volumes; may use `${pvc.namespace}`, `${pvc.name}`, `${pv.name}`. Static volume: prefix of the volume. A missing slash at the end is added."},
 		{keyOnDelete, ScopeClass, "`delete`", "What DeleteVolume does with the data: `delete` removes current objects and unfinished uploads (on a versioned bucket older versions stay), `purge` also removes versions and delete markers, `retain` keeps everything, `requireEmpty` fails while the volume is not empty."},
+		{keyMaxObjects, ScopeClass, "`100000`", "Maximum number of objects that are copied into a new volume from another volume. A source with more is refused, with the numbers and the requests that a copy would take."},
+		{keyMaxBytes, ScopeClass, "`1Ti`", "Maximum number of bytes that are copied into a new volume from another volume: `500Gi`."},
 		{keyExpectedBucketOwner, ScopeBoth, "the caller's own account, if the backend can determine it", "AWS account id, 12 digits, that must own the bucket."},
 		{keyRegion, ScopeContext, "detected", "The bucket's region."},
 		{keyClient, ScopeBoth, "the driver's default client", "The FUSE client: `mountpoint-s3` or `rclone`."},

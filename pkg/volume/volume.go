@@ -72,7 +72,12 @@ type Parameters struct {
 	// CapacityBytes is the requested size, which is not a parameter; 0 is no size. It is part of the digest, because requests for one name
 	// with different sizes are for different volumes.
 	CapacityBytes int64
-	Node          Attributes // for the volume context
+	// Content is where the volume's objects come from, which is not a parameter either. It is part of the digest.
+	Content Content
+	// MaxObjects and MaxBytes bound a volume that is copied from another one. They are not part of the digest.
+	MaxObjects int64
+	MaxBytes   int64
+	Node       Attributes // for the volume context
 	// Claims and Ignored are from settings of other drivers, as in Reading.
 	Claims  []Claim
 	Ignored []string

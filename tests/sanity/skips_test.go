@@ -13,20 +13,14 @@ import (
 const atLeast = 33
 
 // skippable are csi-sanity's reasons to skip a spec that are true of this driver, with the capabilities that would make
-// each of them false. A driver of S3 volumes has no snapshots, clones, groups of them, attachments, staging, sizes to grow
+// each of them false. A driver of S3 volumes has no groups of snapshots, attachments, staging, sizes to grow
 // or parameters to change; it does not list volumes, because nothing says in which buckets to look, and reports no
 // capacity, because S3 has none to report.
 func skippable() map[string][]string {
-	snapshots := []string{"CREATE_DELETE_SNAPSHOT"}
 	return map[string][]string{
 		"GetCapacity not supported":                         {"GET_CAPACITY"},
 		"ListVolumes not supported":                         {"LIST_VOLUMES"},
-		"Snapshot not supported":                            snapshots,
-		"CreateSnapshot not supported":                      snapshots,
-		"DeleteSnapshot not supported":                      snapshots,
-		"ListSnapshots not supported":                       {"LIST_SNAPSHOTS"},
-		"GetSnapshot not supported":                         {"GET_SNAPSHOT"},
-		"Volume Cloning not supported":                      {"CLONE_VOLUME"},
+		"SNAPSHOT_ACCESSIBILITY_CONSTRAINTS not supported":  {"SNAPSHOT_ACCESSIBILITY_CONSTRAINTS"},
 		"Modify volume not supported":                       {"MODIFY_VOLUME"},
 		"Modify Volume not supported":                       {"MODIFY_VOLUME"},
 		"ControllerModifyVolume not supported":              {"MODIFY_VOLUME"},

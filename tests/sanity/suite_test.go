@@ -27,6 +27,7 @@ type suite struct {
 	Address, ControllerAddress string
 	Dir                        string // of targets
 	Parameters                 map[string]string
+	Snapshots                  map[string]string // parameters of snapshots
 	SecretsFile                string
 	Report                     string // file for the outcomes
 }
@@ -58,6 +59,7 @@ func TestSuite(t *testing.T) {
 	config.Address, config.ControllerAddress = s.Address, s.ControllerAddress
 	config.TargetPath, config.StagingPath = filepath.Join(s.Dir, "target"), filepath.Join(s.Dir, "staging")
 	config.TestVolumeParameters = s.Parameters
+	config.TestSnapshotParameters = s.Snapshots
 	config.SecretsFile = s.SecretsFile
 	config.IdempotentCount = 5
 	config.TestNodeVolumeAttachLimit = true

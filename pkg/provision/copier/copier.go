@@ -35,9 +35,9 @@ const (
 	// minPart is the smallest size of a part that S3 accepts, maxParts the largest number of parts.
 	minPart  = 5 << 20
 	maxParts = 10000
-	// requestsPerPage is what a page takes beside its objects: the check that the copy is still wanted, a listing of the source and two of
+	// requestsPerPage is what a page takes beside its objects: two checks that the copy is still wanted, two listings of the source and two of
 	// the target, a segment written and read.
-	requestsPerPage = 6
+	requestsPerPage = 8
 	pageSize        = 1000
 )
 
@@ -118,6 +118,8 @@ type Task struct {
 	Manifest string
 	Limits   Limits
 	Progress *Progress
+	// Keep leaves objects at the target that are in no segment. Otherwise they are removed, which must not be where others write.
+	Keep bool
 	// Still is called before each page and before the end. It returns an error if the copy is no longer wanted.
 	Still func(context.Context) error
 }
@@ -226,16 +228,27 @@ func (c *Copier) run(t Task) *run {
 // mean that another call continues; other errors name what cannot be copied.
 func (c *Copier) Copy(ctx context.Context, t Task) (Totals, error) {
 	r := c.run(t)
+	totals, err := r.copy(ctx)
+	if err != nil && fault.KindOf(err).Permanent() && ctx.Err() == nil {
+		// Something is missing, for example: it may have been deleted because the copy is no longer wanted.
+		if over := r.still(ctx); over != nil {
+			return Totals{}, over
+		}
+	}
+	return totals, err
+}
+
+func (r *run) copy(ctx context.Context) (Totals, error) {
 	last, err := r.lastSegment(ctx)
 	if err != nil {
 		return Totals{}, err
 	}
-	t.Progress.set(last.Totals)
+	r.Progress.set(last.Totals)
 	for last.More {
 		if last, err = r.next(ctx, last); err != nil {
 			return Totals{}, err
 		}
-		t.Progress.set(last.Totals)
+		r.Progress.set(last.Totals)
 		klog.FromContext(ctx).V(4).Info("Copied page", "page", last.Number, "objects", last.Totals.Objects, "bytes", last.Totals.Bytes)
 	}
 	failpoint.Here("copy.copied")

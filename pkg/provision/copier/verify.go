@@ -55,6 +55,7 @@ func (r *run) verifySegment(ctx context.Context, after string, s segment, sum *T
 		e, ok := want[o.Key]
 		delete(want, o.Key)
 		switch {
+		case !ok && r.Keep:
 		case !ok:
 			extra = append(extra, o.Key)
 		case e.Size != o.Size, e.ETag != "" && o.ETag != "" && e.ETag != o.ETag:

@@ -58,6 +58,9 @@ func NewTags(o Owner, name string, id volume.ID, params volume.Parameters) Tags 
 	if o.Cluster != "" {
 		t[TagCluster] = o.Cluster
 	}
+	if params.Content.String() != "" {
+		t[TagState] = string(StateFilling)
+	}
 	return t
 }
 

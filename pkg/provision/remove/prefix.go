@@ -46,6 +46,11 @@ func (r *Remover) findPrefix(ctx context.Context, be backend.Backend, keys crede
 	return nil, err
 }
 
+// errFilled refuses to delete a volume that another process has filled, because it may be in use.
+func errFilled(id volume.ID) error {
+	return fault.Errorf(fault.Busy, "another controller has filled volume %s meanwhile", id)
+}
+
 // isDeleted reports whether the record of a volume's name shows that the volume was deleted.
 func isDeleted(found records.Stored, id volume.ID) bool {
 	return found.State == records.StateDeleted || found.VolumeID != id.String()
@@ -98,7 +103,7 @@ func (r *Remover) deletePrefix(ctx context.Context, be backend.Backend, d *delet
 }
 
 func (r *Remover) deletePrefixIn(ctx context.Context, be backend.Backend, d *deletion, id volume.ID, found records.Stored) error {
-	b, err := r.openToDelete(ctx, be, d, id)
+	b, err := r.openToDelete(ctx, be, d, volumeTarget(id))
 	if err != nil {
 		return err
 	}
@@ -116,7 +121,13 @@ func (r *Remover) deletePrefixIn(ctx context.Context, be backend.Backend, d *del
 		if isDeleted(found, id) {
 			return nil
 		}
-		if found.State == records.StateActive && found.OnDelete != volume.OnDeleteRetain {
+		if d.unfilled && found.State == records.StateActive {
+			return errFilled(id)
+		}
+		if found.State == records.StateFilling && found.OnDelete != volume.OnDeletePurge {
+			found.OnDelete = volume.OnDeleteDelete // nothing in it is a user's
+		}
+		if (found.State == records.StateActive || found.State == records.StateFilling) && found.OnDelete != volume.OnDeleteRetain {
 			if found, err = r.beginDeletion(ctx, b, id, segment, found); err != nil {
 				return err
 			}
@@ -167,7 +178,13 @@ func (r *Remover) removeData(ctx context.Context, b buckets.Bucket, d *deletion,
 		}
 		return notEmpty
 	}
-	return r.erase(ctx, d, erase.Task{Bucket: b, Prefix: id.Prefix, Versions: found.OnDelete == volume.OnDeletePurge, Progress: &d.progress})
+	versions := found.OnDelete == volume.OnDeletePurge
+	if found.ContentSource != "" {
+		if err := r.erase(ctx, d, erase.Task{Bucket: b.AsOwn(), Prefix: id.FillManifest(), Versions: versions, Progress: &d.progress}); err != nil {
+			return err
+		}
+	}
+	return r.erase(ctx, d, erase.Task{Bucket: b, Prefix: id.Prefix, Versions: versions, Progress: &d.progress})
 }
 
 // requireEmpty returns a Precondition if an object or an unfinished upload is below the volume's prefix.
