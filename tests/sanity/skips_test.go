@@ -10,7 +10,7 @@ import (
 )
 
 // atLeast is how many of csi-sanity's specs are about what this driver does.
-const atLeast = 33
+const atLeast = 55
 
 // skippable are csi-sanity's reasons to skip a spec that are true of this driver, with the capabilities that would make
 // each of them false. A driver of S3 volumes has no groups of snapshots, attachments, staging, sizes to grow
