@@ -141,6 +141,16 @@ func (c *Controller) parseCreate(req *csi.CreateVolumeRequest) (NewVolume, error
 	if v.Parameters.Content, err = contentOf(req.GetVolumeContentSource()); err != nil {
 		return v, err
 	}
+	if err := v.Parameters.ApplyAccess(); err != nil {
+		return v, err
+	}
+	if v.Parameters.Node.Snapshot != "" {
+		for i, capability := range req.GetVolumeCapabilities() {
+			if !readOnlyMode(capability) {
+				return v, fault.Field(fmt.Sprintf("volume_capabilities[%d].access_mode", i), "must be read-only (in Kubernetes: ReadOnlyMany), because the volume is a snapshot (snapshotAccess: direct)")
+			}
+		}
+	}
 	if err := c.backends.CheckClaims(v.Parameters.Backend, v.Parameters.Claims); err != nil {
 		return v, err
 	}

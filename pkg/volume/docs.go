@@ -36,6 +36,8 @@ func ParameterDocs() []ParameterDoc {
 		{keyOnDelete, ScopeClass, "`delete`", "What DeleteVolume does with the data: `delete` removes current objects and unfinished uploads (on a versioned bucket older versions stay), `purge` also removes versions and delete markers, `retain` keeps everything, `requireEmpty` fails while the volume is not empty."},
 		{keyMaxObjects, ScopeClass, "`100000`", "Maximum number of objects that are copied into a new volume from another volume. A source with more is refused, with the numbers and the requests that a copy would take."},
 		{keyMaxBytes, ScopeClass, "`1Ti`", "Maximum number of bytes that are copied into a new volume from another volume: `500Gi`."},
+		{keySnapshotAccess, ScopeClass, "`copy`", "How a volume gets the content of a snapshot: `copy` copies the objects. `direct` makes the volume the snapshot itself: nothing is copied, every access mode must be read-only, `bucketName` must be the snapshot's bucket, and the snapshot cannot be deleted before the volume."},
+		{keySnapshot, ScopeContext, "none", "A snapshot in the bucket, as `<name>@<generation>` (the end of its snapshot id), which the volume shows read-only. Not together with `prefix`."},
 		{keyExpectedBucketOwner, ScopeBoth, "the caller's own account, if the backend can determine it", "AWS account id, 12 digits, that must own the bucket."},
 		{keyRegion, ScopeContext, "detected", "The bucket's region."},
 		{keyClient, ScopeBoth, "the driver's default client", "The FUSE client: `mountpoint-s3` or `rclone`."},

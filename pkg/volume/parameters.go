@@ -109,6 +109,11 @@ func (p *Parameters) set(key, value, field string) (err error) {
 		default:
 			return fault.Field(field, "%q must be one of %s, %s, %s, %s", value, OnDeleteDelete, OnDeletePurge, OnDeleteRetain, OnDeleteRequireEmpty)
 		}
+	case keySnapshotAccess:
+		if value != SnapshotAccessCopy && value != SnapshotAccessDirect {
+			return fault.Field(field, "%q must be %s or %s", value, SnapshotAccessCopy, SnapshotAccessDirect)
+		}
+		p.SnapshotAccess = value
 	case keyMaxObjects:
 		p.MaxObjects, err = parseMaxObjects(value, field)
 	case keyMaxBytes:

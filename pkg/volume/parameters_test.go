@@ -56,6 +56,7 @@ func TestParseParametersReadsEveryParameter(t *testing.T) {
 		"consistency":         "relaxed",
 		"linger":              "10m",
 		"maxObjects":          "7",
+		"snapshotAccess":      "direct",
 		"maxBytes":            "2Gi",
 	}
 	got, err := ParseParameters(with(given, "csi.storage.k8s.io/pvc/name", "data", "csi.storage.k8s.io/something-new", "x"), pvc)
@@ -63,7 +64,7 @@ func TestParseParametersReadsEveryParameter(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := Parameters{
-		Backend: "minio", BucketName: "shared", Prefix: "volumes/", OnDelete: OnDeleteRetain, ExpectedBucketOwner: "111122223333", MaxObjects: 7, MaxBytes: 2 << 30,
+		Backend: "minio", BucketName: "shared", Prefix: "volumes/", OnDelete: OnDeleteRetain, ExpectedBucketOwner: "111122223333", MaxObjects: 7, MaxBytes: 2 << 30, SnapshotAccess: SnapshotAccessDirect,
 		Node: Attributes{
 			Client: "rclone", Credentials: "secret", UID: new(uint32(1000)), GID: new(uint32(0)), DirMode: new(uint32(0o750)), FileMode: new(uint32(0o640)),
 			ReadOnly: true, ExpectedBucketOwner: "111122223333",

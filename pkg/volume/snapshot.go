@@ -41,6 +41,15 @@ func (id SnapshotID) Data() string { return id.Prefix() + "data/" }
 // Manifest is the prefix of the snapshot's manifest segments.
 func (id SnapshotID) Manifest() string { return id.Prefix() + "manifest/" }
 
+// User is the key of the object that says that a volume is the snapshot itself, so that the snapshot is not deleted.
+func (id SnapshotID) User(v ID) string {
+	segment, generation, _ := v.NameSegment()
+	return id.Users() + segment + "@" + strconv.Itoa(generation)
+}
+
+// Users is the prefix of these objects.
+func (id SnapshotID) Users() string { return id.Prefix() + "users/" }
+
 // ParseSnapshotID parses a snapshot_id of this driver. It is strict: it accepts only what String returns. The error is Invalid and names
 // snapshot_id.
 func ParseSnapshotID(s string) (SnapshotID, error) {
@@ -69,12 +78,54 @@ func parseSnapshotID(s string) (SnapshotID, error) {
 	if _, err := bucketKind(bucket); err != nil {
 		return SnapshotID{}, fmt.Errorf("bucket %q %w", bucket, err)
 	}
+	id, ok := parseSnapshotElement(name)
+	if !ok {
+		return SnapshotID{}, errors.New(`it does not end in "<name>@<generation>"`)
+	}
+	id.Backend, id.Bucket = backend, bucket
+	return id, nil
+}
+
+// parseSnapshotElement parses "<segment>@<generation>".
+func parseSnapshotElement(name string) (SnapshotID, bool) {
 	segment, suffix, ok := strings.Cut(name, "@")
 	generation, err := strconv.Atoi(suffix)
 	if !ok || err != nil || generation < 1 || generation > MaxGeneration || strconv.Itoa(generation) != suffix || !isSegment(segment, maxSegment) {
-		return SnapshotID{}, errors.New(`it does not end in "<name>@<generation>"`)
+		return SnapshotID{}, false
 	}
-	return SnapshotID{Backend: backend, Bucket: bucket, Segment: segment, Generation: generation}, nil
+	return SnapshotID{Segment: segment, Generation: generation}, true
+}
+
+// parseSnapshot parses the attribute snapshot.
+func parseSnapshot(value, field string) (string, error) {
+	if _, ok := parseSnapshotElement(value); !ok {
+		return "", fault.Field(field, "%q is not <name>@<generation> of a snapshot", value)
+	}
+	return value, nil
+}
+
+// Values of Parameters.SnapshotAccess.
+const (
+	// SnapshotAccessCopy copies the snapshot into the new volume.
+	SnapshotAccessCopy = "copy"
+	// SnapshotAccessDirect makes the volume the snapshot itself, read-only.
+	SnapshotAccessDirect = "direct"
+)
+
+// ApplyAccess prepares a volume that is a snapshot itself, once Content is set. The error is Invalid.
+func (p *Parameters) ApplyAccess() error {
+	if p.SnapshotAccess != SnapshotAccessDirect {
+		return nil
+	}
+	id := p.Content.Snapshot
+	switch {
+	case id == SnapshotID{}:
+		return fault.Field("parameters."+keySnapshotAccess, "%s needs a snapshot as the volume's source (in Kubernetes: dataSource)", SnapshotAccessDirect)
+	case p.Backend != id.Backend || p.BucketName != id.Bucket:
+		return fault.Field("parameters."+keyBucketName, "%q must be the snapshot's bucket, %s, of its backend, %s, with %s: %s", p.BucketName, id.Bucket, id.Backend, keySnapshotAccess, SnapshotAccessDirect)
+	}
+	p.Node.Snapshot, p.Node.ReadOnly = id.element(), true
+	return nil
 }
 
 // Values of SnapshotParameters.Consistency.
@@ -101,6 +152,9 @@ type SnapshotParameters struct {
 const (
 	keyMaxObjects = "maxObjects"
 	keyMaxBytes   = "maxBytes"
+
+	keySnapshot       = "snapshot"
+	keySnapshotAccess = "snapshotAccess"
 )
 
 // SnapshotParameterDoc is one row of the table of parameters of a VolumeSnapshotClass.

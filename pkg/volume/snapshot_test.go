@@ -77,3 +77,30 @@ func TestEverySnapshotParameterIsParsed(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func TestAVolumeThatIsASnapshot(t *testing.T) {
+	p, err := ParseParameters(map[string]string{"bucketName": "bucket", "snapshotAccess": "direct"}, "v")
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantInvalid(t, p.ApplyAccess(), "parameters.snapshotAccess")
+	p.Content.Snapshot = SnapshotID{Backend: "default", Bucket: "other", Segment: "s", Generation: 2}
+	wantInvalid(t, p.ApplyAccess(), "parameters.bucketName")
+	p.Content.Snapshot.Bucket = "bucket"
+	before := p.Digest()
+	if err := p.ApplyAccess(); err != nil || p.Digest() == before {
+		t.Errorf("%v, digest %s", err, p.Digest())
+	}
+	for _, handle := range []string{p.ID("v", 1).String(), "static"} {
+		r, err := Read(Given{Handle: handle, Context: with(p.Context(), "bucketName", "bucket")})
+		if err != nil || r.ID != (ID{"default", "bucket", ".s3-csi/snapshots/s@2/data/"}) || !r.Attributes.ReadOnly || r.Attributes.Snapshot != "" {
+			t.Errorf("%s: %+v, %v", handle, r, err)
+		}
+	}
+	_, err = Read(Given{Handle: "static", Context: map[string]string{"bucketName": "bucket", "prefix": "p/", "snapshot": "s@2"}})
+	wantInvalid(t, err, "volume_context.snapshot")
+	for _, bad := range []string{"s", "s@0", "../x@1", "s@1/", "a/s@1"} {
+		_, err = Read(Given{Handle: "static", Context: map[string]string{"bucketName": "bucket", "snapshot": bad}})
+		wantInvalid(t, err, "volume_context.snapshot")
+	}
+}

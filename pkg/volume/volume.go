@@ -77,7 +77,9 @@ type Parameters struct {
 	// MaxObjects and MaxBytes bound a volume that is copied from another one. They are not part of the digest.
 	MaxObjects int64
 	MaxBytes   int64
-	Node       Attributes // for the volume context
+	// SnapshotAccess is one of SnapshotAccess…, "" is SnapshotAccessCopy. It is in the digest by Node.Snapshot.
+	SnapshotAccess string
+	Node           Attributes // for the volume context
 	// Claims and Ignored are from settings of other drivers, as in Reading.
 	Claims  []Claim
 	Ignored []string
@@ -96,8 +98,11 @@ type Attributes struct {
 	UID, GID        *uint32 // owner of all files
 	DirMode         *uint32 // permission bits
 	FileMode        *uint32
-	ReadOnly        bool   // the volume is read-only, regardless of the publication
-	Region          string // of a static volume; "": detected
+	ReadOnly        bool // the volume is read-only, regardless of the publication
+	// Snapshot is "<name>@<generation>" of a snapshot in the volume's bucket, which the volume shows; "": none. Read replaces it with the place
+	// of the snapshot's objects.
+	Snapshot string
+	Region   string // of a static volume; "": detected
 	// ExpectedBucketOwner is sent with every request for the volume's bucket.
 	ExpectedBucketOwner string
 	// MountOptions are the options in the context (parameter mountOptions), without those of the capability.

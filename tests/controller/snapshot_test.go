@@ -659,3 +659,108 @@ func TestABucketPolicyThatDeniesOneKey(t *testing.T) {
 		e.onlyRecords()
 	})
 }
+
+// direct asks for a volume that is a snapshot itself.
+func (p *process) direct(name string, id volume.SnapshotID) (volume.ID, error) {
+	ctx, cancel := context.WithTimeout(p.life, time.Minute)
+	defer cancel()
+	params := p.e.params(name, "snapshotAccess", "direct")
+	params.Content.Snapshot = id
+	if err := params.ApplyAccess(); err != nil {
+		return volume.ID{}, err
+	}
+	if context := params.Context(); context["snapshot"] != id.Segment+"@1" || context["readOnly"] != "true" {
+		p.e.t.Errorf("the volume context is %v", context)
+	}
+	return p.Create(ctx, provision.CreateRequest{Name: name, Parameters: params, Keys: p.e.keys, RoleARN: p.role})
+}
+
+func TestAVolumeThatIsASnapshotPinsIt(t *testing.T) {
+	eachWay(t, func(t *testing.T, e *env) {
+		p := e.process()
+		source := p.create("v")
+		e.fill(source, 3)
+		s := p.snapshot("s", source)
+		first, err := p.direct("d1", s.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if again, err := e.process().direct("d1", s.ID); err != nil || again != first {
+			t.Errorf("the same request again: %s, %v", again, err)
+		}
+		second, err := p.direct("d2", s.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.there(first)
+		e.same("nothing is copied", e.keysBelow("d"), nil)
+		_, err = p.tryFrom("d1", volume.Content{Snapshot: s.ID})
+		e.want(err, fault.Exists)
+		e.want(e.process().tryDeleteSnapshot(s.ID), fault.Precondition, "snapshotAccess")
+		p.delete(first)
+		e.want(p.tryDeleteSnapshot(s.ID), fault.Precondition, s.ID.Users())
+		e.holdsContent(e.bucket, s.ID.Data(), source)
+		e.process().delete(second)
+		p.deleteSnapshot(s.ID)
+		_, err = p.direct("d3", s.ID)
+		e.want(err, fault.NotFound)
+		p.delete(source)
+		e.onlyRecords()
+	})
+}
+
+func TestAPinAndADeletionOfItsSnapshotRace(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		processes := []*process{e.process(), e.process()}
+		source := processes[0].create("v")
+		e.fill(source, 2)
+		for round := range 8 {
+			s := processes[0].snapshot(fmt.Sprint("s", round), source)
+			name := fmt.Sprint("d", round)
+			errs := race(3, func(i int) error {
+				if i == 0 {
+					_, err := processes[0].direct(name, s.ID)
+					return err
+				}
+				return processes[i%2].tryDeleteSnapshot(s.ID)
+			})
+			if errs[0] == nil {
+				for _, err := range errs[1:] {
+					e.want(err, fault.Precondition, "snapshotAccess")
+				}
+				e.holdsContent(e.bucket, s.ID.Data(), source)
+				processes[0].delete(volume.ID{Backend: "lab", Bucket: e.bucket, Prefix: name + "/"})
+			} else {
+				e.want(errs[0], fault.NotFound)
+			}
+			processes[1].deleteSnapshot(s.ID)
+		}
+		processes[0].delete(source)
+		e.onlyRecords()
+	})
+}
+
+func TestAPinKilledAnywhereIsFinishedByAnother(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		other := e.process()
+		source := other.create("v")
+		e.fill(source, 1)
+		s := other.snapshot("s", source)
+		work := func(p *process, round string) error {
+			_, err := p.direct(round, s.ID)
+			return err
+		}
+		deaths(t, e, work, func(round string, err error) {
+			e.notFinal(round, err)
+			id, err := other.direct(round, s.ID)
+			if err != nil {
+				t.Fatalf("%s: %v", round, err)
+			}
+			e.want(other.tryDeleteSnapshot(s.ID), fault.Precondition)
+			other.delete(id)
+		})
+		other.deleteSnapshot(s.ID)
+		other.delete(source)
+		e.onlyRecords()
+	})
+}

@@ -126,6 +126,9 @@ func (f *Filler) Fill(ctx context.Context, r Request) (err error) {
 	if state, err := v.state(ctx, b); err != nil || state == records.StateActive {
 		return err
 	}
+	if r.Parameters.Node.Snapshot != "" {
+		return v.pin(ctx, b)
+	}
 	progress := &copier.Progress{}
 	return f.Runs.Do(ctx, RunID(r.ID), "filling volume "+r.ID.String(), who, progress, func(ctx context.Context, run *runs.Run) error {
 		return f.Volumes.WhileConfigured(ctx, be, func(ctx context.Context) error { return v.run(ctx, run, progress) })
@@ -168,6 +171,27 @@ func (v *filling) state(ctx context.Context, b buckets.Bucket) (records.State, e
 		return "", fault.Errorf(fault.Busy, "volume %s: %w", v.r.ID, errOver)
 	}
 	return state, nil
+}
+
+// pin makes a volume that is the snapshot itself: it writes the object that keeps the snapshot from being deleted, checks that the
+// snapshot is still there, and writes the state active. A deletion of the snapshot does the opposite: it writes its state first, then looks for such
+// objects. So one of the two sees the other.
+func (v *filling) pin(ctx context.Context, b buckets.Bucket) error {
+	id := v.r.Parameters.Content.Snapshot
+	_, err := v.Records.Put(ctx, b, id.User(v.r.ID), "", []byte(v.r.ID.String()+"\n"))
+	if err != nil && !errors.Is(err, records.ErrChanged) {
+		return err
+	}
+	failpoint.Here("fill.pinned")
+	if _, err = v.source(ctx, v.r.Parameters.Content, identity.Identity{Keys: v.r.Keys, Role: v.r.RoleARN}); err == nil {
+		return v.finish(ctx, b)
+	}
+	if fault.KindOf(err).Permanent() {
+		if deleteErr := v.Volumes.Delete(ctx, remove.Request{ID: v.r.ID, Keys: v.r.Keys, RoleARN: v.r.RoleARN, Unfilled: true}); deleteErr != nil {
+			return fault.Errorf(fault.Busy, "%w; deleting the volume's record: %w", err, deleteErr)
+		}
+	}
+	return err
 }
 
 // run fills the volume, from whatever an earlier run left:

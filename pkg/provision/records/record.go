@@ -53,6 +53,8 @@ type Record struct {
 	FirstPrefix string `json:"firstPrefix,omitempty"`
 	// ContentSource is the volume.Content of a volume that was created from a snapshot or another volume.
 	ContentSource string `json:"contentSource,omitempty"`
+	// Direct is set if the volume is the snapshot in ContentSource itself.
+	Direct bool `json:"direct,omitempty"`
 	// PreviousVolumeID is the volume id of the previous generation, for late retries of its deletion.
 	PreviousVolumeID string    `json:"previousVolumeID,omitempty"`
 	Created          time.Time `json:"created"` // this generation
@@ -71,7 +73,7 @@ func New(o Owner, name string, id volume.ID, params volume.Parameters, now time.
 	}
 	return Record{
 		Version: version, Driver: o.Driver, Cluster: o.Cluster, Name: name, VolumeID: id.String(), ParametersDigest: params.Digest(),
-		OnDelete: params.OnDelete, State: state, Generation: generation, FirstPrefix: id.Prefix, ContentSource: content, Created: now, Updated: now,
+		OnDelete: params.OnDelete, State: state, Generation: generation, FirstPrefix: id.Prefix, ContentSource: content, Direct: params.Node.Snapshot != "", Created: now, Updated: now,
 	}
 }
 
@@ -157,7 +159,7 @@ func (r Record) check() error {
 		return errors.New("created or updated is missing")
 	}
 	if r.State == StateReserved {
-		if r.VolumeID != "" || r.ParametersDigest != "" || r.OnDelete != "" || r.Generation != 0 || r.FirstPrefix != "" || r.PreviousVolumeID != "" || r.ContentSource != "" {
+		if r.VolumeID != "" || r.ParametersDigest != "" || r.OnDelete != "" || r.Generation != 0 || r.FirstPrefix != "" || r.PreviousVolumeID != "" || r.ContentSource != "" || r.Direct {
 			return errors.New("a reservation has fields of a volume")
 		}
 		return nil
@@ -171,7 +173,7 @@ func (r Record) checkVolume() error {
 	default:
 		return fmt.Errorf("unknown state %q", r.State)
 	}
-	if r.ContentSource != "" || r.State == StateFilling {
+	if r.ContentSource != "" || r.State == StateFilling || r.Direct {
 		if _, err := volume.ParseContent(r.ContentSource); err != nil {
 			return err
 		}

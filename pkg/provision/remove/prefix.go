@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
@@ -44,6 +46,17 @@ func (r *Remover) findPrefix(ctx context.Context, be backend.Backend, keys crede
 		return nil, r.bucketGone(be, id, err)
 	}
 	return nil, err
+}
+
+// unpin removes the object that keeps the snapshot from being deleted which the volume is. It is only ever the volume's own object.
+func unpin(ctx context.Context, b buckets.Bucket, id volume.ID, found records.Record) error {
+	content, err := volume.ParseContent(found.ContentSource)
+	if !found.Direct || err != nil || content.Snapshot.Bucket != id.Bucket {
+		return nil //nolint:nilerr // a record that was read is valid
+	}
+	key := content.Snapshot.User(id)
+	_, err = b.Client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: b.Name(), Key: &key})
+	return backend.Classify(err, "removing "+key+" of "+b.String())
 }
 
 // errFilled refuses to delete a volume that another process has filled, because it may be in use.
@@ -136,6 +149,9 @@ func (r *Remover) deletePrefixIn(ctx context.Context, be backend.Backend, d *del
 			}
 		}
 		if err := r.removeData(ctx, b, d, id, segment, found); err != nil {
+			return err
+		}
+		if err := unpin(ctx, b.AsOwn(), id, found.Record); err != nil {
 			return err
 		}
 		_, err = r.Records.Write(ctx, b, segment, found.ETag, found.With(records.StateDeleted, r.Records.Now()))

@@ -110,9 +110,10 @@ func (r *Remover) readSnapshot(ctx context.Context, b buckets.Bucket, id volume.
 
 // deleteSnapshot deletes a snapshot, in any state that an earlier attempt left:
 //
-//  1. write the state deleting
-//  2. erase its data and its manifest, according to onDelete
-//  3. write the tombstone last, because until it exists every attempt repeats these steps
+//  1. refuse it while a volume is the snapshot itself
+//  2. write the state deleting, and repeat the check
+//  3. erase its data and its manifest, according to onDelete
+//  4. write the tombstone last, because until it exists every attempt repeats these steps
 func (r *Remover) deleteSnapshot(ctx context.Context, be backend.Backend, d *deletion, req SnapshotRequest) error {
 	id := req.ID
 	b, err := r.openToDelete(ctx, be, d, target{
@@ -133,6 +134,9 @@ func (r *Remover) deleteSnapshot(ctx context.Context, be backend.Backend, d *del
 			return fault.Errorf(fault.Busy, "another controller has made snapshot %s meanwhile", id)
 		}
 		if found.State != records.StateDeleting {
+			if err := r.unused(ctx, b, id); err != nil {
+				return err
+			}
 			found.Snapshot = found.With(records.StateDeleting, r.Records.Now())
 			found.Failure = req.Failure
 			found.ETag, err = r.Records.WriteSnapshot(ctx, b, found.ETag, found.Snapshot)
@@ -142,6 +146,10 @@ func (r *Remover) deleteSnapshot(ctx context.Context, be backend.Backend, d *del
 			if err != nil {
 				return err
 			}
+		}
+		// The state stays: another process may have erased something already, if what this one sees was written after its check.
+		if err := r.unused(ctx, b, id); err != nil {
+			return err
 		}
 		failpoint.Here("snapshot.deleting")
 		if found.OnDelete != volume.OnDeleteRetain || found.Failure != "" {
@@ -156,4 +164,13 @@ func (r *Remover) deleteSnapshot(ctx context.Context, be backend.Backend, d *del
 		}
 	}
 	return fault.Errorf(fault.Busy, "the record of snapshot %s keeps changing: another controller uses it", id)
+}
+
+// unused refuses a snapshot that a volume uses without a copy.
+func (r *Remover) unused(ctx context.Context, b buckets.Bucket, id volume.SnapshotID) error {
+	empty, err := buckets.IsEmpty(ctx, b, id.Users())
+	if err == nil && !empty {
+		err = fault.Errorf(fault.Precondition, "snapshot %s is used without a copy (snapshotAccess: direct): delete the volumes that are named below %s in %s first", id, id.Users(), b)
+	}
+	return err
 }
