@@ -103,3 +103,27 @@ func TestSnapshotsThatMakeNoSenseAreRefused(t *testing.T) {
 		refused(t, "delete", csi.Controller_DeleteSnapshot_FullMethodName, err, codes.InvalidArgument, "snapshot_id")
 	}
 }
+
+func snapshotSource(id string) *csi.VolumeContentSource {
+	return &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Snapshot{Snapshot: &csi.VolumeContentSource_SnapshotSource{SnapshotId: id}}}
+}
+
+func TestVolumesAreMadeFromSnapshots(t *testing.T) {
+	c, p := newTestController(t)
+	req := createRequest()
+	req.VolumeContentSource = snapshotSource("default:bucket-2/s@1")
+	made, err := c.CreateVolume(t.Context(), req)
+	if err != nil || made.GetVolume().GetContentSource().GetSnapshot().GetSnapshotId() != "default:bucket-2/s@1" {
+		t.Errorf("%v, %v", made, err)
+	}
+	if want := (volume.Content{Snapshot: volume.SnapshotID{Backend: "default", Bucket: "bucket-2", Segment: "s", Generation: 1}}); p.last.Parameters.Content != want {
+		t.Errorf("%+v", p.last.Parameters.Content)
+	}
+	req = createRequest()
+	req.Name, req.Parameters["snapshotAccess"], req.VolumeContentSource = "pvc-2", "direct", snapshotSource("default:bucket-1/s@1")
+	req.VolumeCapabilities = []*csi.VolumeCapability{mountCapability(csi.VolumeCapability_AccessMode_MULTI_NODE_READER_ONLY)}
+	made, err = c.CreateVolume(t.Context(), req)
+	if err != nil || made.GetVolume().GetVolumeContext()["snapshot"] != "s@1" || made.GetVolume().GetVolumeContext()["readOnly"] != "true" {
+		t.Errorf("%v, %v", made, err)
+	}
+}
