@@ -4,15 +4,16 @@
 // A copy is made page by page, in the order of keys:
 //
 //  1. list a page of the source
-//  2. list what is at the target already in the range of the page
+//  2. list what is at the target already in the range of the page, if an earlier run may have copied some of it, or if the service does not
+//     honour conditions on the target
 //  3. copy what is missing, with conditions on source and target
 //  4. write a manifest segment, if there is none of that number: its last key is where the next page starts
 //
 // If the process is killed, any other process continues after the last segment. If two processes copy at the same time, the one that does not
 // write a segment reads that of the other and continues after it. In the end the target is compared with all segments.
 //
-// Objects at the target are never overwritten: step 2 comes after step 1, the source must still have the ETag of the listing, and where the
-// service supports it, the copy requires that the target has no such object.
+// Objects at the target are never overwritten: the copy requires that the target has no such object. Where the service does not honour that,
+// step 2 comes after step 1, and the source must still have the ETag of the listing, so a copy that another process made has the same content.
 package copier
 
 import (
@@ -35,9 +36,9 @@ const (
 	// minPart is the smallest size of a part that S3 accepts, maxParts the largest number of parts.
 	minPart  = 5 << 20
 	maxParts = 10000
-	// requestsPerPage is what a page takes beside its objects: two checks that the copy is still wanted, two listings of the source and two of
+	// requestsPerPage is what a page takes beside its objects: two checks that the copy is still wanted, two listings of the source, one of
 	// the target, a segment written and read.
-	requestsPerPage = 8
+	requestsPerPage = 7
 	pageSize        = 1000
 )
 
@@ -218,6 +219,21 @@ type run struct {
 	throttle *throttle.Throttle
 	// plain is set if the service refuses conditions on the target of a copy.
 	plain atomic.Bool
+	// started is set after the first page, which an earlier run may have copied in part.
+	started bool
+	// proven is set once it is known whether the service honours conditions on the target, and honoured if it does.
+	proven, honoured bool
+	ahead            *ahead // the page that is read while another one is copied; nil: none
+}
+
+// ahead is a page that is read in advance.
+type ahead struct {
+	number int
+	after  string
+	stop   context.CancelFunc
+	done   chan struct{} // closed when page and err are set
+	page   Page
+	err    error
 }
 
 func (c *Copier) run(t Task) *run {
@@ -239,6 +255,7 @@ func (c *Copier) Copy(ctx context.Context, t Task) (Totals, error) {
 }
 
 func (r *run) copy(ctx context.Context) (Totals, error) {
+	defer r.dropAhead()
 	last, err := r.lastSegment(ctx)
 	if err != nil {
 		return Totals{}, err
@@ -266,15 +283,51 @@ func (r *run) still(ctx context.Context) error {
 	return r.Still(ctx)
 }
 
+// readAhead reads a page of the source while another one is copied.
+func (r *run) readAhead(ctx context.Context, number int, after string) {
+	r.dropAhead()
+	a := &ahead{number: number, after: after, done: make(chan struct{})}
+	ctx, a.stop = context.WithCancel(ctx)
+	r.ahead = a
+	go func() {
+		defer close(a.done)
+		a.page, a.err = r.page(ctx, number, after)
+	}()
+}
+
+// dropAhead ends the reading in advance.
+func (r *run) dropAhead() {
+	if r.ahead != nil {
+		r.ahead.stop()
+		<-r.ahead.done
+		r.ahead = nil
+	}
+}
+
+// take returns a page, if possible the one that was read in advance.
+func (r *run) take(ctx context.Context, number int, after string) (Page, error) {
+	a := r.ahead
+	if a == nil || a.number != number || a.after != after {
+		return r.page(ctx, number, after)
+	}
+	<-a.done
+	page, err := a.page, a.err
+	r.dropAhead()
+	return page, err
+}
+
 // next copies the page after a segment and returns its segment.
 func (r *run) next(ctx context.Context, last segment) (segment, error) {
 	if err := r.still(ctx); err != nil {
 		return segment{}, err
 	}
 	number := last.Number + 1
-	page, err := r.page(ctx, number, last.Last)
+	page, err := r.take(ctx, number, last.Last)
 	if err != nil {
 		return segment{}, err
+	}
+	if page.More {
+		r.readAhead(ctx, number+1, page.Last)
 	}
 	failpoint.Here("copy.listed")
 	entries, changed, err := r.copyPage(ctx, last.Last, page)

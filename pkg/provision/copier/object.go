@@ -1,10 +1,12 @@
 package copier
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -29,9 +31,12 @@ func (r *run) copyPage(ctx context.Context, after string, page Page) (entries []
 		return nil, 0, nil
 	}
 	there := map[string]Object{}
-	if err := r.there(ctx, after, page.Last, !page.More, func(o Object) { there[o.Key] = o }); err != nil {
-		return nil, 0, err
+	if !r.started || !r.honoured || r.plain.Load() {
+		if err := r.there(ctx, after, page.Last, !page.More, func(o Object) { there[o.Key] = o }); err != nil {
+			return nil, 0, err
+		}
 	}
+	r.started = true
 	var mu sync.Mutex
 	var changes atomic.Int64
 	g, ctx := errgroup.WithContext(ctx)
@@ -62,7 +67,25 @@ func (r *run) copyPage(ctx context.Context, after string, page Page) (entries []
 		return nil, 0, err
 	}
 	byKey(entries)
+	if page.More && !r.proven && len(entries) > 0 {
+		r.prove(ctx, entries)
+	}
 	return entries, changes.Load(), nil
+}
+
+// prove tests whether the service honours conditions on the target: it copies the smallest object of the target onto itself.
+func (r *run) prove(ctx context.Context, entries []entry) {
+	least := slices.MinFunc(entries, func(a, b entry) int { return cmp.Compare(a.Size, b.Size) })
+	if least.Size > r.Threshold {
+		return
+	}
+	err := r.bounded(ctx, func(ctx context.Context) error {
+		_, err := r.Target.Bucket.Client.CopyObject(ctx, &s3.CopyObjectInput{
+			Bucket: r.Target.Bucket.Name(), Key: aws.String(r.Target.Prefix + least.Key), CopySource: copySource(r.Target, Object{Key: least.Key}), IfNoneMatch: aws.String("*"),
+		}, buckets.NoRetry)
+		return err
+	})
+	r.proven, r.honoured = true, backend.IsPreconditionFailed(err)
 }
 
 // errGone means that the source has no such object any more.
@@ -298,8 +321,9 @@ func (r *run) bounded(ctx context.Context, request func(context.Context) error) 
 }
 
 // copySource names an object for copy requests. Services decode it like a query, so a plus sign must be escaped.
-func (r *run) copySource(o Object) *string {
-	from := r.Source.Place()
+func (r *run) copySource(o Object) *string { return copySource(r.Source.Place(), o) }
+
+func copySource(from Place, o Object) *string {
 	parts := strings.Split(from.Prefix+o.Key, "/")
 	for i, p := range parts {
 		parts[i] = strings.ReplaceAll(url.QueryEscape(p), "+", "%20")
