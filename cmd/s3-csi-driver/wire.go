@@ -86,19 +86,20 @@ func newStorage(o driver.Options, version string) (s storage, err error) {
 
 func addController(cfg *driver.Config, o driver.Options, s storage) error {
 	p, err := provision.New(provision.Options{
-		Config:     s.config,
-		Clients:    s.clients,
-		Buckets:    s.buckets,
-		Sessions:   s.sessions,
-		DriverName: o.Common.DriverName,
-		ClusterID:  o.Controller.ClusterID,
-		Runs:       o.Controller.DeletionWorkers,
+		Config:      s.config,
+		Clients:     s.clients,
+		Buckets:     s.buckets,
+		Sessions:    s.sessions,
+		DriverName:  o.Common.DriverName,
+		ClusterID:   o.Controller.ClusterID,
+		Runs:        o.Controller.DeletionWorkers,
+		CopyWorkers: o.Controller.CopyWorkers,
 	})
 	if err != nil {
 		return err
 	}
-	cfg.Background = append(cfg.Background, driver.Background{Name: "deletion of volumes", Run: p.Run})
-	c, err := driver.NewController(provisioner{p}, s.config)
+	cfg.Background = append(cfg.Background, driver.Background{Name: "deletions and copies", Run: p.Run})
+	c, err := driver.NewController(provisioner{p}, snapshots{p}, s.config)
 	if err != nil {
 		return err
 	}
@@ -148,4 +149,37 @@ func (a provisioner) Get(ctx context.Context, id volume.ID) (driver.VolumeInfo, 
 
 func (a provisioner) Lookup(ctx context.Context, id volume.ID, secret driver.Secret) error {
 	return a.p.Lookup(ctx, provision.LookupRequest{ID: id, Keys: secret.Keys, RoleARN: secret.RoleARN})
+}
+
+// snapshots adapts provision.Provisioner to driver.Snapshots.
+type snapshots struct{ p *provision.Provisioner }
+
+func (a snapshots) Create(ctx context.Context, s driver.NewSnapshot) (driver.Snapshot, error) {
+	made, err := a.p.CreateSnapshot(ctx, provision.SnapshotRequest{
+		Name: s.Name, Namespace: s.Namespace, Source: s.Source, Parameters: s.Parameters, Keys: s.Secret.Keys, RoleARN: s.Secret.RoleARN,
+	})
+	return shown(made), err
+}
+
+func (a snapshots) Delete(ctx context.Context, id volume.SnapshotID, secret driver.Secret) error {
+	return a.p.DeleteSnapshot(ctx, provision.DeleteSnapshotRequest{ID: id, Keys: secret.Keys, RoleARN: secret.RoleARN})
+}
+
+func (a snapshots) Get(ctx context.Context, id volume.SnapshotID, secret driver.Secret) (driver.Snapshot, error) {
+	found, err := a.p.GetSnapshot(ctx, id, provision.SnapshotCredentials{Keys: secret.Keys, RoleARN: secret.RoleARN})
+	return shown(found), err
+}
+
+func (a snapshots) List(ctx context.Context, q driver.SnapshotQuery) (list []driver.Snapshot, next string, err error) {
+	found, next, err := a.p.ListSnapshots(ctx, provision.ListSnapshotsRequest{
+		Source: q.Source, Max: q.Max, Token: q.Token, Secret: provision.SnapshotCredentials{Keys: q.Secret.Keys, RoleARN: q.Secret.RoleARN},
+	})
+	for _, s := range found {
+		list = append(list, shown(s))
+	}
+	return list, next, err
+}
+
+func shown(s provision.Snapshot) driver.Snapshot {
+	return driver.Snapshot{ID: s.ID, Source: s.Source, Bytes: s.Bytes, Cut: s.Cut, Ready: s.Ready}
 }

@@ -63,16 +63,17 @@ type Controller struct {
 	// VolumeHealth offers the alpha RPCs of volume health.
 	VolumeHealth bool
 	volumes      Provisioner
+	snapshots    Snapshots
 	backends     Backends
 	names        namedlock.Locks
 }
 
 // NewController returns the service.
-func NewController(volumes Provisioner, backends Backends) (*Controller, error) {
-	if volumes == nil || backends == nil {
-		return nil, errors.New("the controller service needs a provisioner and the backends")
+func NewController(volumes Provisioner, snapshots Snapshots, backends Backends) (*Controller, error) {
+	if volumes == nil || snapshots == nil || backends == nil {
+		return nil, errors.New("the controller service needs a provisioner, snapshots and the backends")
 	}
-	return &Controller{volumes: volumes, backends: backends}, nil
+	return &Controller{volumes: volumes, snapshots: snapshots, backends: backends}, nil
 }
 
 // ControllerGetCapabilities implements csi.ControllerServer.
@@ -80,6 +81,10 @@ func (c *Controller) ControllerGetCapabilities(context.Context, *csi.ControllerG
 	resp := &csi.ControllerGetCapabilitiesResponse{}
 	for _, t := range append(append(c.listCapabilities(), c.healthCapabilities()...),
 		csi.ControllerServiceCapability_RPC_CREATE_DELETE_VOLUME,
+		csi.ControllerServiceCapability_RPC_CREATE_DELETE_SNAPSHOT,
+		csi.ControllerServiceCapability_RPC_LIST_SNAPSHOTS,
+		csi.ControllerServiceCapability_RPC_GET_SNAPSHOT,
+		csi.ControllerServiceCapability_RPC_CLONE_VOLUME,
 		csi.ControllerServiceCapability_RPC_SINGLE_NODE_MULTI_WRITER,
 		csi.ControllerServiceCapability_RPC_EXPAND_VOLUME,
 		csi.ControllerServiceCapability_RPC_MODIFY_VOLUME,
@@ -113,6 +118,7 @@ func (c *Controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequ
 		VolumeId:      id.String(),
 		CapacityBytes: v.Parameters.CapacityBytes,
 		VolumeContext: v.Parameters.Context(),
+		ContentSource: req.GetVolumeContentSource(),
 	}}, nil
 }
 
@@ -127,9 +133,6 @@ func (c *Controller) parseCreate(req *csi.CreateVolumeRequest) (NewVolume, error
 	if err := checkMap("parameters", req.GetParameters()); err != nil {
 		return v, err
 	}
-	if req.GetVolumeContentSource() != nil {
-		return v, fault.Field("volume_content_source", "is not supported: this driver creates neither snapshots nor clones")
-	}
 	if _, err := mutableOf(req.GetMutableParameters()); err != nil {
 		return v, err
 	}
@@ -141,6 +144,19 @@ func (c *Controller) parseCreate(req *csi.CreateVolumeRequest) (NewVolume, error
 		return v, err
 	}
 	v.Parameters.CapacityBytes = capacity
+	if v.Parameters.Content, err = contentOf(req.GetVolumeContentSource()); err != nil {
+		return v, err
+	}
+	if err := v.Parameters.ApplyAccess(); err != nil {
+		return v, err
+	}
+	if v.Parameters.Node.Snapshot != "" {
+		for i, capability := range req.GetVolumeCapabilities() {
+			if !readOnlyMode(capability) {
+				return v, fault.Field(fmt.Sprintf("volume_capabilities[%d].access_mode", i), "must be read-only (in Kubernetes: ReadOnlyMany), because the volume is a snapshot (snapshotAccess: direct)")
+			}
+		}
+	}
 	if err := c.backends.CheckClaims(v.Parameters.Backend, v.Parameters.Claims); err != nil {
 		return v, err
 	}

@@ -15,7 +15,7 @@ import (
 func newTestController(t *testing.T) (*Controller, *fakeProvisioner) {
 	t.Helper()
 	p := newFakeProvisioner()
-	c, err := NewController(p, fakeBackends{})
+	c, err := NewController(p, newFakeSnapshots(), fakeBackends{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -107,6 +107,19 @@ func TestCreateVolumeRefusesWhatItCannotDo(t *testing.T) {
 		{"limit below size", func(r *csi.CreateVolumeRequest) {
 			r.CapacityRange = &csi.CapacityRange{RequiredBytes: 2, LimitBytes: 1}
 		}, invalid, []string{"capacity_range:"}},
+		{"a snapshot itself, to write to", func(r *csi.CreateVolumeRequest) {
+			r.Parameters["snapshotAccess"] = "direct"
+			r.VolumeContentSource = snapshotSource("default:bucket-1/s@1")
+		}, invalid, []string{"volume_capabilities[0].access_mode", "read-only"}},
+		{"a snapshot itself, of another bucket", func(r *csi.CreateVolumeRequest) {
+			r.Parameters["snapshotAccess"] = "direct"
+			r.VolumeContentSource = snapshotSource("default:bucket-2/s@1")
+		}, invalid, []string{"parameters.bucketName", "bucket-2"}},
+		{"a snapshot itself, of none", func(r *csi.CreateVolumeRequest) { r.Parameters["snapshotAccess"] = "direct" }, invalid, []string{"parameters.snapshotAccess"}},
+		{"a snapshot that cannot be", func(r *csi.CreateVolumeRequest) { r.VolumeContentSource = snapshotSource("s") }, codes.NotFound, []string{"volume_content_source.snapshot"}},
+		{"a volume that cannot be", func(r *csi.CreateVolumeRequest) {
+			r.VolumeContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: "v"}}}
+		}, codes.NotFound, []string{"volume_content_source.volume"}},
 		{"content source", func(r *csi.CreateVolumeRequest) { r.VolumeContentSource = &csi.VolumeContentSource{} }, invalid, []string{"volume_content_source"}},
 		{"mutable parameters", func(r *csi.CreateVolumeRequest) { r.MutableParameters = map[string]string{"a": "b"} }, invalid, []string{"mutable_parameters", "unknown: a"}},
 		{"parameters that are not mutable", func(r *csi.CreateVolumeRequest) {

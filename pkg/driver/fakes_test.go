@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"time"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
@@ -149,6 +150,60 @@ func (f *fakeProvisioner) Lookup(ctx context.Context, id volume.ID, secret Secre
 		return fault.Errorf(fault.NotFound, "no record of %s", id)
 	}
 	return nil
+}
+
+// fakeSnapshots keeps snapshots in memory with the rules of the real one that the service depends on.
+type fakeSnapshots struct {
+	mu    sync.Mutex
+	made  map[string]Snapshot // by id
+	last  NewSnapshot
+	query SnapshotQuery
+	err   error
+}
+
+func newFakeSnapshots() *fakeSnapshots { return &fakeSnapshots{made: map[string]Snapshot{}} }
+
+func (f *fakeSnapshots) Create(_ context.Context, s NewSnapshot) (Snapshot, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.err != nil {
+		return Snapshot{}, f.err
+	}
+	f.last = s
+	id := s.Parameters.ID(s.Source, s.Name, 1)
+	have, ok := f.made[id.String()]
+	if ok && have.Source != s.Source.String() {
+		return Snapshot{}, fault.Errorf(fault.Exists, "of another source")
+	}
+	f.made[id.String()] = Snapshot{ID: id, Source: s.Source.String(), Bytes: 7, Cut: time.Unix(1, 0), Ready: true}
+	return f.made[id.String()], nil
+}
+
+func (f *fakeSnapshots) Delete(_ context.Context, id volume.SnapshotID, _ Secret) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.made, id.String())
+	return f.err
+}
+
+func (f *fakeSnapshots) Get(_ context.Context, id volume.SnapshotID, _ Secret) (Snapshot, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s, ok := f.made[id.String()]
+	if !ok {
+		return s, fault.Errorf(fault.NotFound, "no record of %s", id)
+	}
+	return s, f.err
+}
+
+func (f *fakeSnapshots) List(_ context.Context, q SnapshotQuery) (list []Snapshot, next string, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.query = q
+	for _, s := range f.made {
+		list = append(list, s)
+	}
+	return list, "next", f.err
 }
 
 // fakeBackends has two backends: "default" works with the driver's credentials, "tenants" with the request's.

@@ -37,6 +37,9 @@ func checkInline(target string, context map[string]string) error {
 	if context["bucketName"] == "" {
 		return fault.Field("volume_context.bucketName", "is missing: an inline volume must name its bucket (volumeAttributes in the pod's volume)")
 	}
+	if context["snapshot"] != "" {
+		return fault.Errorf(fault.Denied, "volume_context.snapshot: an inline volume cannot show a snapshot: restore it to a volume, or use a PersistentVolume")
+	}
 	return nil
 }
 

@@ -134,6 +134,7 @@ func TestInlineVolumesThatAreRefused(t *testing.T) {
 			set("bucket", "bucket-1", "mounter", "rclone")(r)
 		}, invalid, []string{"volume_context.bucketName: is missing"}},
 		{"a misspelt attribute", set("prefx", "b/"), invalid, []string{"volume_context.prefx", "prefix"}},
+		{"a snapshot", set("snapshot", "s@1"), codes.PermissionDenied, []string{"volume_context.snapshot"}},
 		{"the driver's own prefix", set("prefix", ".s3-csi/volumes"), invalid, []string{"volume_context.prefix"}},
 		{"no word of kubelet", unset(ephemeralKey, podUIDKey, podNamespaceKey, serviceAccountKey), precondition, []string{"podInfoOnMount"}},
 		{"another word than kubelet's", set(ephemeralKey, "false"), precondition, []string{"podInfoOnMount"}},

@@ -55,7 +55,7 @@ func testConfig(endpoint string, m *fakeMounter) (Config, error) {
 	if err != nil {
 		return Config{}, err
 	}
-	controller, err := NewController(newFakeProvisioner(), fakeBackends{})
+	controller, err := NewController(newFakeProvisioner(), newFakeSnapshots(), fakeBackends{})
 	if err != nil {
 		return Config{}, err
 	}

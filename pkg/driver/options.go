@@ -97,17 +97,20 @@ func (o *CommonOptions) validate(c *checker) {
 type ControllerOptions struct {
 	ClusterID       string
 	DeletionWorkers int
+	CopyWorkers     int
 }
 
 // AddFlags registers the options on fs with their defaults.
 func (o *ControllerOptions) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.ClusterID, "cluster-id", "", "distinguishes this cluster's volumes from those of other clusters in the same bucket; must not change while volumes exist; at most 63 letters, digits, dots, dashes and underscores")
 	fs.IntVar(&o.DeletionWorkers, "deletion-workers", 4, "number of volumes that are emptied concurrently, 1 to 64")
+	fs.IntVar(&o.CopyWorkers, "copy-workers", 16, "number of requests in flight per backend for snapshots, restores and clones, 1 to 256")
 }
 
 func (o *ControllerOptions) validate(c *checker) {
 	c.check("cluster-id", optional(checkClusterID, o.ClusterID))
 	c.check("deletion-workers", checkRange(o.DeletionWorkers, 1, 64))
+	c.check("copy-workers", checkRange(o.CopyWorkers, 1, 256))
 }
 
 // Flags returns the flag set of a mode, bound to o.

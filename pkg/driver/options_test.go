@@ -92,7 +92,7 @@ func TestCommandLineWinsOverEnvironmentWhichWinsOverDefaults(t *testing.T) {
 func TestEveryFlagCanBeSetByItsVariableAndBothRefuseABadValue(t *testing.T) {
 	values := map[string]struct{ good, bad string }{
 		"endpoint": {"/tmp/x.sock", "relative/path"}, "driver-name": {"a.b", "a_b"}, "config": {"/etc/c.yaml", "relative.yaml"}, "http-endpoint": {"127.0.0.1:1", "nowhere"},
-		"logging-format": {"json", "xml"}, "v": {"3", "many"}, "shutdown-timeout": {"3s", "-1s"}, "cluster-id": {"c1", "two words"}, "deletion-workers": {"3", "65"},
+		"logging-format": {"json", "xml"}, "v": {"3", "many"}, "shutdown-timeout": {"3s", "-1s"}, "cluster-id": {"c1", "two words"}, "deletion-workers": {"3", "65"}, "copy-workers": {"8", "257"},
 		"node-id": {"n", "two words"}, "state-dir": {"/run/x", "relative"}, "cache-dir": {"/var/x", "/a/../b"}, "client-dir": {"/opt/x", "relative"},
 		"default-client": {"rclone", "no_client"}, "launcher": {"process", "systemctl"}, "node-dns": {"pod", "cluster"}, "uid-range": {"3000-3001", "2000000"},
 		"target-root": {"/var/lib/kubelet", "relative"}, "volume-attach-limit": {"3", "-1"}, "inline-volumes": {"true", "perhaps"}, "mount-timeout": {"3s", "1ms"},

@@ -15,7 +15,7 @@ func healthServer(t *testing.T, on bool) (*running, *fakeProvisioner) {
 	t.Helper()
 	p := newFakeProvisioner()
 	return start(t, func(cfg *Config, m *fakeMounter) {
-		c, err := NewController(p, fakeBackends{})
+		c, err := NewController(p, newFakeSnapshots(), fakeBackends{})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -7,6 +7,7 @@ package policy
 
 import (
 	"slices"
+	"strings"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
@@ -55,6 +56,9 @@ func (s Scope) Session() (string, error) {
 	p, err := s.pattern(s.Prefix)
 	if err != nil {
 		return "", err
+	}
+	if strings.HasPrefix(s.Prefix, volume.SnapshotsPrefix) && !s.ReadOnly {
+		return "", s.refusal("is a snapshot, which no volume can write to", "mount it read-only")
 	}
 	below := p + "*"
 	actions := []string{"s3:GetObject"}

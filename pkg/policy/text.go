@@ -26,7 +26,7 @@ func (s Scope) pattern(key string) (string, error) {
 		switch {
 		case !strings.HasSuffix(key, "/"):
 			return "", s.refusal(`has a prefix that does not end in "/"`, `end it in "/"`)
-		case strings.HasPrefix(key, volume.RecordPrefix+"/") && (!strings.HasPrefix(key, CheckPrefix) || key == CheckPrefix):
+		case strings.HasPrefix(key, volume.RecordPrefix+"/") && !below(key, CheckPrefix) && !below(key, volume.SnapshotsPrefix):
 			return "", s.refusal("is where the driver keeps its records", "use another prefix")
 		}
 	}
@@ -39,6 +39,8 @@ func (s Scope) pattern(key string) (string, error) {
 	// IAM User Guide, "Policy variables", "Special characters".
 	return strings.NewReplacer("*", "${*}", "?", "${?}", "$", "${$}").Replace(key), nil
 }
+
+func below(key, prefix string) bool { return strings.HasPrefix(key, prefix) && key != prefix }
 
 // unfit returns why no policy can describe a key; "": it can.
 func unfit(key string) string {

@@ -1,4 +1,4 @@
-// Package provision creates, changes and deletes volumes on S3 for the controller. It wires the packages below it and does not depend on CSI.
+// Package provision creates, changes and deletes volumes and snapshots on S3 for the controller. It wires the packages below it and does not depend on CSI.
 //
 // A volume is a prefix of a bucket, proven by a volume record, or a whole bucket, proven by its tags. All state is in S3, so
 // any process of the same driver and cluster can finish what another one started. Every error has a pkg/fault kind; an unknown outcome is
@@ -6,25 +6,37 @@
 package provision
 
 import (
+	"context"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/copier"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/create"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/erase"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/fill"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/identity"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/list"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/modify"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/proofs"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/records"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/remove"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/runs"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/snapshot"
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
 // Defaults of Options.
 const (
 	DefaultRuns    = 4
 	DefaultWorkers = 8
+	// DefaultCopies is how many snapshots and volumes are copied at once, DefaultCopyWorkers how many requests of copies are in flight per
+	// backend.
+	DefaultCopies      = 4
+	DefaultCopyWorkers = 16
 )
 
 // Options are the dependencies and settings of a Provisioner.
@@ -44,15 +56,89 @@ type Options struct {
 	// Deletions of empty volumes are not limited by them.
 	Runs    int
 	Workers int
+	// CopyWorkers is how many requests of copies are in flight per backend; 0: the default.
+	CopyWorkers int
+	// CopyThreshold is the size above which an object is copied in parts; 0: the default.
+	CopyThreshold int64
 }
 
 // Provisioner creates, changes and deletes volumes. All methods may be called concurrently.
 type Provisioner struct {
-	*create.Creator  // Create
-	*remove.Remover  // Delete, Lookup and Run
+	*create.Creator
+	*remove.Remover  // Lookup
 	*list.Lister     // CanList, List and Get
 	*modify.Modifier // Modify
+	snapshots        *snapshot.Maker
+	fills            *fill.Filler
+	copies           *runs.Queue
 }
+
+// Create creates a volume, or returns it if it exists with the same parameters. See create.Creator. If the volume has content, the error is Busy
+// until it is complete.
+func (p *Provisioner) Create(ctx context.Context, r CreateRequest) (volume.ID, error) {
+	if r.Parameters.Content == (volume.Content{}) {
+		return p.Creator.Create(ctx, r)
+	}
+	if err := p.fills.Failure(r.Name, r.Parameters); err != nil {
+		return volume.ID{}, err
+	}
+	f := fill.Request{Parameters: r.Parameters, Keys: r.Keys, RoleARN: r.RoleARN}
+	r.Check = func(ctx context.Context) error { return p.fills.Check(ctx, f) }
+	id, err := p.Creator.Create(ctx, r)
+	if err != nil {
+		return volume.ID{}, err
+	}
+	f.ID = id
+	return id, p.fills.Fill(ctx, f)
+}
+
+// Delete stops filling the volume, and deletes it. See remove.Remover.
+func (p *Provisioner) Delete(ctx context.Context, r DeleteRequest) error {
+	if err := p.copies.Stop(ctx, fill.RunID(r.ID)); err != nil {
+		return err
+	}
+	return p.Remover.Delete(ctx, r)
+}
+
+// Run executes deletions and copies until ctx ends. The next call of any process continues unfinished ones. Run can be called once.
+func (p *Provisioner) Run(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return p.Remover.Run(ctx) })
+	g.Go(func() error { return p.copies.Run(ctx) })
+	return g.Wait()
+}
+
+// CreateSnapshot makes a snapshot. See snapshot.Maker.
+func (p *Provisioner) CreateSnapshot(ctx context.Context, r SnapshotRequest) (Snapshot, error) {
+	return p.snapshots.Create(ctx, r)
+}
+
+// DeleteSnapshot stops making the snapshot, and deletes it. See remove.Remover.
+func (p *Provisioner) DeleteSnapshot(ctx context.Context, r DeleteSnapshotRequest) error {
+	if err := p.copies.Stop(ctx, snapshot.RunID(r.ID)); err != nil {
+		return err
+	}
+	return p.Remover.DeleteSnapshot(ctx, r)
+}
+
+// GetSnapshot returns a snapshot; NotFound: there is none.
+func (p *Provisioner) GetSnapshot(ctx context.Context, id volume.SnapshotID, secret SnapshotCredentials) (Snapshot, error) {
+	return p.snapshots.Get(ctx, id, secret)
+}
+
+// ListSnapshots lists snapshots. See snapshot.Maker.
+func (p *Provisioner) ListSnapshots(ctx context.Context, r ListSnapshotsRequest) (list []Snapshot, next string, err error) {
+	return p.snapshots.List(ctx, r)
+}
+
+// The requests for snapshots, and what they return.
+type (
+	Snapshot              = snapshot.Info
+	SnapshotRequest       = snapshot.Request
+	DeleteSnapshotRequest = remove.SnapshotRequest
+	ListSnapshotsRequest  = snapshot.ListRequest
+	SnapshotCredentials   = snapshot.Credentials
+)
 
 // CreateRequest is a request to create a volume.
 type CreateRequest = create.Request
@@ -74,8 +160,8 @@ func New(o Options) (*Provisioner, error) {
 	switch {
 	case o.Config == nil || o.Clients == nil || o.Buckets == nil || o.Sessions == nil:
 		return nil, fault.Errorf(fault.Invalid, "a Provisioner needs Config, Clients, Buckets and Sessions")
-	case o.Runs < 0 || o.Workers < 0:
-		return nil, fault.Errorf(fault.Invalid, "negative numbers of runs (%d) or workers (%d)", o.Runs, o.Workers)
+	case o.Runs < 0 || o.Workers < 0 || o.CopyWorkers < 0:
+		return nil, fault.Errorf(fault.Invalid, "negative numbers of runs (%d) or workers (%d, %d)", o.Runs, o.Workers, o.CopyWorkers)
 	}
 	who := records.Owner{Driver: o.DriverName, Cluster: o.ClusterID}
 	if err := who.Check(); err != nil {
@@ -90,22 +176,37 @@ func New(o Options) (*Provisioner, error) {
 	if o.Workers == 0 {
 		o.Workers = DefaultWorkers
 	}
+	if o.CopyWorkers == 0 {
+		o.CopyWorkers = DefaultCopyWorkers
+	}
 	identities, err := identity.New(o.Config, o.Sessions, o.Now)
 	if err != nil {
 		return nil, err
 	}
 	opener := buckets.NewOpener(o.Clients, o.Buckets, o.Now)
 	store := records.NewStore(who, opener, o.Now)
-	return &Provisioner{
+	eraser := erase.New(opener, o.Workers)
+	p := &Provisioner{
 		Creator: &create.Creator{
 			Identities: identities, Clients: o.Clients, Service: o.Buckets, Opener: opener, Records: store,
 			Proofs: proofs.New(identities, o.Clients, o.Buckets, o.Now),
 		},
 		Remover: remove.New(remove.Options{
-			Config: o.Config, Identities: identities, Clients: o.Clients, Opener: opener, Records: store,
-			Eraser: erase.New(opener, o.Workers), Runs: o.Runs,
+			Config: o.Config, Identities: identities, Clients: o.Clients, Opener: opener, Records: store, Eraser: eraser, Runs: o.Runs,
 		}),
 		Lister:   &list.Lister{Config: o.Config, Identities: identities, Clients: o.Clients, Opener: opener, Records: store},
 		Modifier: &modify.Modifier{Identities: identities, Opener: opener, Records: store, Service: o.Buckets},
-	}, nil
+		copies:   runs.New(DefaultCopies),
+	}
+	copies := copier.New(copier.Options{Store: store, Uploads: opener, Workers: o.CopyWorkers, Threshold: o.CopyThreshold})
+	p.snapshots = snapshot.New(snapshot.Options{
+		Config: o.Config, Identities: identities, Clients: o.Clients, Opener: opener, Records: store, Eraser: eraser, Runs: p.copies, Volumes: p.Remover,
+		NotVolume: p.Creator.NotBucketVolume,
+		Copier:    copies,
+	})
+	p.fills = fill.New(fill.Options{
+		Identities: identities, Clients: o.Clients, Opener: opener, Records: store, Copier: copies, Eraser: eraser, Runs: p.copies, Volumes: p.Remover,
+		Snapshots: p.snapshots,
+	})
+	return p, nil
 }

@@ -77,6 +77,8 @@ func (a *Attributes) set(key, value, field string) (handled bool, err error) {
 		a.CacheSize, err = parseBytes(value, field, MinCacheSize, MaxCacheSize)
 	case keyConsistency:
 		a.Consistency, err = parseConsistency(value, field)
+	case keySnapshot:
+		a.Snapshot, err = parseSnapshot(value, field)
 	case keyLinger:
 		a.Linger, err = parseLinger(value, field)
 	case keyRoleARN:
@@ -118,6 +120,7 @@ func (a Attributes) context() map[string]string {
 	put(keyRoleARN, a.RoleARN)
 	put(keyScope, a.Scope)
 	put(keyConsistency, a.Consistency)
+	put(keySnapshot, a.Snapshot)
 	for key, d := range map[string]time.Duration{keySessionDuration: a.SessionDuration, keyLinger: a.Linger} {
 		if d != 0 {
 			put(key, d.String())

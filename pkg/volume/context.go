@@ -70,6 +70,13 @@ func Read(g Given) (Reading, error) {
 	if r.Attributes, err = c.attributes(legacy); err != nil {
 		return Reading{}, err
 	}
+	if s := r.Attributes.Snapshot; s != "" {
+		if ownErr != nil && r.ID.Prefix != "" {
+			return Reading{}, fault.Field("volume_context."+keySnapshot, "cannot be combined with a prefix")
+		}
+		id, _ := parseSnapshotElement(s)
+		r.ID.Prefix, r.Attributes.Snapshot, r.Attributes.ReadOnly = id.Data(), "", true
+	}
 	r.Options = slices.Concat(r.Attributes.MountOptions, c.options)
 	if g.DriverName == AWSDriverName && ownErr != nil && named && !c.legacy && r.Attributes.Client == "" {
 		r.awsDefaults()

@@ -14,6 +14,8 @@ const (
 	docsFile   = "../../docs/parameters.md"
 	tableBegin = "<!-- parameters: go test ./pkg/volume -run TestDocsParameters -update -->\n"
 	tableEnd   = "<!-- end of parameters -->\n"
+
+	snapshotTableBegin = "<!-- snapshot parameters: go test ./pkg/volume -run TestDocsParameters -update -->\n"
 )
 
 func TestDocsParametersAreThoseOfTheCode(t *testing.T) {
@@ -21,12 +23,15 @@ func TestDocsParametersAreThoseOfTheCode(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	head, rest, ok := strings.Cut(string(text), tableBegin)
-	_, tail, closed := strings.Cut(rest, tableEnd)
-	if !ok || !closed {
-		t.Fatalf("%s has lost the marks of its table: %s…%s", docsFile, tableBegin, tableEnd)
+	want := string(text)
+	for begin, table := range map[string]string{tableBegin: table(), snapshotTableBegin: snapshotTable()} {
+		head, rest, ok := strings.Cut(want, begin)
+		_, tail, closed := strings.Cut(rest, tableEnd)
+		if !ok || !closed {
+			t.Fatalf("%s has lost the marks of its table: %s…%s", docsFile, begin, tableEnd)
+		}
+		want = head + begin + "\n" + table + "\n" + tableEnd + tail
 	}
-	want := head + tableBegin + "\n" + table() + "\n" + tableEnd + tail
 	if want == string(text) {
 		return
 	}
@@ -50,6 +55,15 @@ func table() string {
 		}
 		in := func(scope Scope) string { return mark(doc.Scope == scope || doc.Scope == ScopeBoth) }
 		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s | %s |\n", doc.Name, in(ScopeClass), mark(doc.Mutable), in(ScopeContext), doc.Default, doc.Meaning)
+	}
+	return b.String()
+}
+
+func snapshotTable() string {
+	var b strings.Builder
+	b.WriteString("| parameter | default | meaning |\n|---|---|---|\n")
+	for _, doc := range SnapshotParameterDocs() {
+		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", doc.Name, doc.Default, doc.Meaning)
 	}
 	return b.String()
 }

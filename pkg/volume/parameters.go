@@ -29,7 +29,7 @@ func ParseParameters(params map[string]string, name string) (Parameters, error) 
 	if err := checkName(name); err != nil {
 		return Parameters{}, err
 	}
-	p := Parameters{Backend: DefaultBackend, Mutable: Mutable{OnDelete: OnDeleteDelete}}
+	p := Parameters{Backend: DefaultBackend, Mutable: Mutable{OnDelete: OnDeleteDelete}, MaxObjects: DefaultMaxObjects, MaxBytes: DefaultMaxBytes}
 	given := maps.Clone(params)
 	maps.DeleteFunc(given, func(key, _ string) bool { return strings.HasPrefix(key, metadataPrefix) })
 	if mapSize(given) > maxMap {
@@ -79,7 +79,7 @@ func checkName(name string) error {
 }
 
 // set parses one parameter, except for the base prefix, which place parses.
-func (p *Parameters) set(key, value, field string) error {
+func (p *Parameters) set(key, value, field string) (err error) {
 	if !knownIn(key, ScopeClass) {
 		return fault.Field(field, "is not a parameter of a StorageClass; %s", suggestion(key, ScopeClass))
 	}
@@ -102,6 +102,15 @@ func (p *Parameters) set(key, value, field string) error {
 			return err
 		}
 		p.BucketNamePrefix = value
+	case keySnapshotAccess:
+		if value != SnapshotAccessCopy && value != SnapshotAccessDirect {
+			return fault.Field(field, "%q must be %s or %s", value, SnapshotAccessCopy, SnapshotAccessDirect)
+		}
+		p.SnapshotAccess = value
+	case keyMaxObjects:
+		p.MaxObjects, err = parseMaxObjects(value, field)
+	case keyMaxBytes:
+		p.MaxBytes, err = parseMaxBytes(value, field)
 	case keyPrefix:
 	default:
 		handled, err := p.Mutable.set(key, value, field)
@@ -110,7 +119,7 @@ func (p *Parameters) set(key, value, field string) error {
 		}
 		return err
 	}
-	return nil
+	return err
 }
 
 func checkBucketNamePrefix(value, field string) error {
@@ -216,6 +225,9 @@ func (p Parameters) Digest() string {
 		if value != "" {
 			given[key] = value
 		}
+	}
+	if content := p.Content.String(); content != "" {
+		given["contentSource"] = content
 	}
 	if p.CapacityBytes != 0 {
 		given["capacityBytes"] = strconv.FormatInt(p.CapacityBytes, 10)

@@ -55,6 +55,9 @@ func TestParseParametersReadsEveryParameter(t *testing.T) {
 		"sessionDuration":     "1h",
 		"consistency":         "relaxed",
 		"linger":              "10m",
+		"maxObjects":          "7",
+		"snapshotAccess":      "direct",
+		"maxBytes":            "2Gi",
 	}
 	got, err := ParseParameters(with(given, "csi.storage.k8s.io/pvc/name", "data", "csi.storage.k8s.io/something-new", "x"), pvc)
 	if err != nil {
@@ -62,6 +65,7 @@ func TestParseParametersReadsEveryParameter(t *testing.T) {
 	}
 	want := Parameters{
 		Backend: "minio", BucketName: "shared", Prefix: "volumes/", Mutable: Mutable{OnDelete: OnDeleteRetain}, ExpectedBucketOwner: "111122223333",
+		MaxObjects: 7, MaxBytes: 2 << 30, SnapshotAccess: SnapshotAccessDirect,
 		Node: Attributes{
 			Client: "rclone", Credentials: "secret", UID: new(uint32(1000)), GID: new(uint32(0)), DirMode: new(uint32(0o750)), FileMode: new(uint32(0o640)),
 			ReadOnly: true, ExpectedBucketOwner: "111122223333",
@@ -85,7 +89,7 @@ func TestParseParametersWithoutAnyMakesABucketPerVolume(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := (Parameters{Backend: "default", Mutable: Mutable{OnDelete: OnDeleteDelete}}); !reflect.DeepEqual(got, want) {
+	if want := (Parameters{Backend: "default", Mutable: Mutable{OnDelete: OnDeleteDelete}, MaxObjects: DefaultMaxObjects, MaxBytes: DefaultMaxBytes}); !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v", got)
 	}
 	if id := got.ID(pvc, 1); id.String() != "default:"+pvc {

@@ -72,7 +72,14 @@ type Parameters struct {
 	// CapacityBytes is the requested size, which is not a parameter; 0 is no size. It is part of the digest, because requests for one name
 	// with different sizes are for different volumes.
 	CapacityBytes int64
-	Node          Attributes // for the volume context
+	// Content is where the volume's objects come from, which is not a parameter either. It is part of the digest.
+	Content Content
+	// MaxObjects and MaxBytes bound a volume that is copied from another one. They are not part of the digest.
+	MaxObjects int64
+	MaxBytes   int64
+	// SnapshotAccess is one of SnapshotAccess…, "" is SnapshotAccessCopy. It is in the digest by Node.Snapshot.
+	SnapshotAccess string
+	Node           Attributes // for the volume context
 	// Claims and Ignored are from settings of other drivers, as in Reading.
 	Claims  []Claim
 	Ignored []string
@@ -91,8 +98,11 @@ type Attributes struct {
 	UID, GID        *uint32 // owner of all files
 	DirMode         *uint32 // permission bits
 	FileMode        *uint32
-	ReadOnly        bool   // the volume is read-only, regardless of the publication
-	Region          string // of a static volume; "": detected
+	ReadOnly        bool // the volume is read-only, regardless of the publication
+	// Snapshot is "<name>@<generation>" of a snapshot in the volume's bucket, which the volume shows; "": none. Read replaces it with the place
+	// of the snapshot's objects.
+	Snapshot string
+	Region   string // of a static volume; "": detected
 	// ExpectedBucketOwner is sent with every request for the volume's bucket.
 	ExpectedBucketOwner string
 	// MountOptions are the options in the context (parameter mountOptions), without those of the capability.

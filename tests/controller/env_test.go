@@ -80,9 +80,11 @@ func (e *env) config(settings string) *backend.Config {
 // process is a controller process: a Provisioner that knows nothing of others.
 type process struct {
 	*provision.Provisioner
-	e     *env
-	role  string // that its requests' secrets name
-	hooks *hooks
+	e       *env
+	clients *backend.Clients
+	buckets *backend.Buckets
+	role    string // that its requests' secrets name
+	hooks   *hooks
 	// sessions are those that the process has asked for.
 	sessions *sessions
 	stop     func() // ends Run and waits for it
@@ -125,7 +127,7 @@ func (e *env) process(changes ...func(*processOptions)) *process {
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	pr := &process{Provisioner: p, e: e, hooks: h, sessions: made, stop: func() {}}
+	pr := &process{Provisioner: p, e: e, clients: clients, buckets: buckets, hooks: h, sessions: made, stop: func() {}}
 	pr.life, pr.kill = context.WithCancel(context.Background())
 	e.t.Cleanup(pr.kill)
 	if o.run {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"math"
 	"net/http"
@@ -28,7 +29,8 @@ type hooks struct {
 	// serve answers for the service, always.
 	serve func(operation string, r *smithyhttp.Request) *http.Response
 	// edit changes the service's answer.
-	edit func(operation string, r *http.Response)
+	edit     func(operation string, r *http.Response)
+	pageSize int // of listings; 0: the service's choice
 	// rounds is how many requests were answered one after the other: one that is sent after another was answered counts one more.
 	rounds int
 	took   time.Duration                                          // all requests together
@@ -58,9 +60,13 @@ func cut() error { return &smithyhttp.RequestSendError{Err: errCut} }
 func (h *hooks) install(s *middleware.Stack) error {
 	err := s.Build.Add(middleware.BuildMiddlewareFunc("testStrip", func(ctx context.Context, in middleware.BuildInput, next middleware.BuildHandler) (middleware.BuildOutput, middleware.Metadata, error) {
 		h.mu.Lock()
-		strip := h.strip
+		strip, pageSize := h.strip, h.pageSize
 		h.mu.Unlock()
 		if req, ok := in.Request.(*smithyhttp.Request); ok {
+			if q := req.URL.Query(); q.Get("list-type") == "2" && pageSize > 0 {
+				q.Set("max-keys", fmt.Sprint(pageSize))
+				req.URL.RawQuery = q.Encode()
+			}
 			for _, header := range strip {
 				req.Header.Del(header)
 			}

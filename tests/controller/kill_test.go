@@ -36,7 +36,7 @@ func (p *process) dies(n int) {
 func deaths(t *testing.T, e *env, work func(p *process, round string) error, next func(round string, err error)) {
 	t.Helper()
 	for n := 1; ; n++ {
-		if n > 40 {
+		if n > 120 {
 			t.Fatal("the work has no end")
 		}
 		round := fmt.Sprint("n", n)

@@ -28,6 +28,9 @@ func buckets() map[string]string {
 	return map[string]string{"bucketNamePrefix": "sanity-", "client": rigtest.Client}
 }
 
+// snapshots are the parameters of snapshots of volumes that have their own buckets.
+func snapshots() map[string]string { return map[string]string{"bucketName": rigtest.Bucket} }
+
 func TestAllOnOneSocketWithPrefixVolumes(t *testing.T) {
 	t.Parallel()
 	n := rigtest.New(t)
@@ -39,14 +42,14 @@ func TestAllOnOneSocketWithBucketVolumes(t *testing.T) {
 	t.Parallel()
 	n := rigtest.New(t)
 	d := n.Drive(t, "all", "--volume-health")
-	check(t, n, d, d, suite{Address: d.Endpoint, Parameters: buckets()})
+	check(t, n, d, d, suite{Address: d.Endpoint, Parameters: buckets(), Snapshots: snapshots()})
 }
 
 func TestControllerAndNodeApartWithBucketVolumes(t *testing.T) {
 	t.Parallel()
 	n := rigtest.New(t)
 	controller, node := n.Drive(t, "controller"), n.Drive(t, "node")
-	check(t, n, controller, node, suite{Address: node.Endpoint, ControllerAddress: controller.Endpoint, Parameters: buckets()})
+	check(t, n, controller, node, suite{Address: node.Endpoint, ControllerAddress: controller.Endpoint, Parameters: buckets(), Snapshots: snapshots()})
 }
 
 // Neither process has credentials here: all come with the requests.
@@ -66,6 +69,7 @@ func TestControllerAndNodeApartWithPrefixVolumesAndSecrets(t *testing.T) {
 	secrets, err := json.Marshal(map[string]any{ // YAML, too
 		"CreateVolumeSecret": secret, "DeleteVolumeSecret": secret, "ControllerValidateVolumeCapabilitiesSecret": secret, "NodePublishVolumeSecret": secret,
 		"ControllerExpandVolumeSecret": secret, "ControllerModifyVolumeSecret": secret,
+		"CreateSnapshotSecret": secret, "DeleteSnapshotSecret": secret, "ListSnapshotsSecret": secret, "GetSnapshotSecret": secret,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -128,7 +132,7 @@ func onlyTombstones(t *testing.T, n *rigtest.Node) {
 		t.Errorf("buckets left: %v, want only %s", got, rigtest.Bucket)
 	}
 	for _, key := range n.Keys(t, rigtest.Bucket, "") {
-		if !strings.HasPrefix(key, ".s3-csi/volumes/") {
+		if dir := key[:strings.LastIndexByte(key, '/')+1]; dir != ".s3-csi/volumes/" && dir != ".s3-csi/snapshots/" {
 			t.Errorf("object left: %s", key)
 			continue
 		}
@@ -138,7 +142,7 @@ func onlyTombstones(t *testing.T, n *rigtest.Node) {
 		}
 		// "base" keeps the name of a base prefix's directory from being a volume's.
 		if record.State != "deleted" && record.State != "base" {
-			t.Errorf("record %s of volume %s is %q, want a tombstone", key, record.Name, record.State)
+			t.Errorf("record %s of %s is %q, want a tombstone", key, record.Name, record.State)
 		}
 	}
 }

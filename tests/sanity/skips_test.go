@@ -12,25 +12,19 @@ import (
 // atLeast is how many of csi-sanity's specs are about what this driver does, listed and healthy how many more where it
 // lists volumes and offers volume health.
 const (
-	atLeast = 44
+	atLeast = 66
 	listed  = 3
 	healthy = 5
 )
 
 // skippable are csi-sanity's reasons to skip a spec that are true of this driver, with the capabilities that would make
-// each of them false. A driver of S3 volumes has no snapshots, clones, groups of them, attachments or staging. It
-// reports no capacity, because S3 has none to report, and lists volumes only with credentials of its own.
+// each of them false. A driver of S3 volumes has no groups of snapshots, attachments or staging. It reports no capacity, because S3 has
+// none to report, and lists volumes only with credentials of its own.
 func skippable() map[string][]string {
-	snapshots := []string{"CREATE_DELETE_SNAPSHOT"}
 	return map[string][]string{
 		"GetCapacity not supported":                         {"GET_CAPACITY"},
 		"ListVolumes not supported":                         {"LIST_VOLUMES"},
-		"Snapshot not supported":                            snapshots,
-		"CreateSnapshot not supported":                      snapshots,
-		"DeleteSnapshot not supported":                      snapshots,
-		"ListSnapshots not supported":                       {"LIST_SNAPSHOTS"},
-		"GetSnapshot not supported":                         {"GET_SNAPSHOT"},
-		"Volume Cloning not supported":                      {"CLONE_VOLUME"},
+		"SNAPSHOT_ACCESSIBILITY_CONSTRAINTS not supported":  {"SNAPSHOT_ACCESSIBILITY_CONSTRAINTS"},
 		"ControllerPublishVolume not supported":             {"PUBLISH_UNPUBLISH_VOLUME"},
 		"ControllerUnpublishVolume not supported":           {"PUBLISH_UNPUBLISH_VOLUME"},
 		"Controller Publish, UnpublishVolume not supported": {"PUBLISH_UNPUBLISH_VOLUME"},

@@ -27,6 +27,7 @@ type suite struct {
 	Address, ControllerAddress string
 	Dir                        string // of targets
 	Parameters                 map[string]string
+	Snapshots                  map[string]string // parameters of snapshots
 	SecretsFile                string
 	Report                     string // file for the outcomes
 }
@@ -59,6 +60,7 @@ func TestSuite(t *testing.T) {
 	config.TargetPath, config.StagingPath = filepath.Join(s.Dir, "target"), filepath.Join(s.Dir, "staging")
 	config.TestVolumeParameters = s.Parameters
 	config.TestVolumeMutableParameters = map[string]string{"onDelete": "requireEmpty"}
+	config.TestSnapshotParameters = s.Snapshots
 	config.SecretsFile = s.SecretsFile
 	config.IdempotentCount = 5
 	config.TestNodeVolumeAttachLimit = true

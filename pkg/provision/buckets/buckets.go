@@ -29,8 +29,9 @@ type Bucket struct {
 	Own *s3.Client
 }
 
-// asOwn returns the bucket with the controller's own identity. Tests of the service need it, because their objects are outside any volume.
-func (b Bucket) asOwn() Bucket {
+// AsOwn returns the bucket with the controller's own identity. Tests of the service and manifests need it, because their objects are outside
+// any volume.
+func (b Bucket) AsOwn() Bucket {
 	if b.Own != nil {
 		b.Client = b.Own
 	}

@@ -30,9 +30,9 @@ func (o Object) VersionID() *string { return backend.Optional(o.Version) }
 // Pager returns the pages of a listing one by one; more is false with the last one.
 type Pager func(ctx context.Context) (page []Object, more bool, err error)
 
-// plainKey decodes a key of a listing. Keys may contain characters that XML cannot, so listings request an encoding, which the response
+// PlainKey decodes a key of a listing. Keys may contain characters that XML cannot, so listings request an encoding, which the response
 // confirms.
-func plainKey(key *string, encoding types.EncodingType) (string, error) {
+func PlainKey(key *string, encoding types.EncodingType) (string, error) {
 	s := aws.ToString(key)
 	if encoding != types.EncodingTypeUrl {
 		return s, nil
@@ -87,7 +87,7 @@ func CurrentObjectsAfter(b Bucket, prefix, after string, pageSize int32) Pager {
 		}
 		page := make([]Object, 0, len(out.Contents))
 		for _, c := range out.Contents {
-			key, err := plainKey(c.Key, out.EncodingType)
+			key, err := PlainKey(c.Key, out.EncodingType)
 			if err != nil {
 				return nil, false, err
 			}
@@ -114,7 +114,7 @@ func AllVersions(b Bucket, prefix string, pageSize int32) Pager {
 		}
 		page := make([]Object, 0, len(out.Versions)+len(out.DeleteMarkers))
 		add := func(key, version *string) error {
-			plain, err := plainKey(key, out.EncodingType)
+			plain, err := PlainKey(key, out.EncodingType)
 			v := aws.ToString(version)
 			if v == "" {
 				v = "null" // of an object from before versioning
@@ -132,7 +132,7 @@ func AllVersions(b Bucket, prefix string, pageSize int32) Pager {
 				return nil, false, err
 			}
 		}
-		next, err := plainKey(out.NextKeyMarker, out.EncodingType)
+		next, err := PlainKey(out.NextKeyMarker, out.EncodingType)
 		if err != nil {
 			return nil, false, err
 		}
@@ -154,7 +154,7 @@ func listUploads(ctx context.Context, b Bucket, prefix string, each func(key, id
 			return err
 		}
 		for _, u := range out.Uploads {
-			plain, err := plainKey(u.Key, out.EncodingType)
+			plain, err := PlainKey(u.Key, out.EncodingType)
 			if err == nil {
 				err = each(plain, aws.ToString(u.UploadId))
 			}
@@ -162,7 +162,7 @@ func listUploads(ctx context.Context, b Bucket, prefix string, each func(key, id
 				return err
 			}
 		}
-		next, err := plainKey(out.NextKeyMarker, out.EncodingType)
+		next, err := PlainKey(out.NextKeyMarker, out.EncodingType)
 		if err != nil {
 			return err
 		}

@@ -36,7 +36,7 @@ const (
 // writes. If not, the backend must have singleController.
 func (o *Opener) Conditional(ctx context.Context, b Bucket) (bool, error) {
 	honoured, err := o.cache.get(ctx, b, "the test of conditional writes", func(ctx context.Context) (k known, err error) {
-		honoured, err := ProbeConditional(ctx, b.asOwn(), probesPrefix)
+		honoured, err := ProbeConditional(ctx, b.AsOwn(), probesPrefix)
 		if honoured {
 			k.value = 1
 		}
@@ -112,7 +112,7 @@ func refusesHeader(err error) bool {
 // lists all uploads without a prefix.
 func (o *Opener) uploadListing(ctx context.Context, b Bucket) (UploadListing, error) {
 	how, err := o.cache.get(ctx, b, "the test of upload listings", func(ctx context.Context) (known, error) {
-		how, err := ProbeUploadListing(ctx, b.asOwn(), probesPrefix)
+		how, err := ProbeUploadListing(ctx, b.AsOwn(), probesPrefix)
 		if how == UploadsNone {
 			klog.FromContext(ctx).Info("Service does not list unfinished uploads, leaving them", "backend", b.Backend.Name, "bucket", b.Info.Name)
 		}

@@ -55,6 +55,9 @@ func (c *Creator) createBucket(ctx context.Context, be backend.Backend, who iden
 	case v.refused != nil:
 		return volume.ID{}, v.refused
 	}
+	if err := r.check(ctx); err != nil {
+		return volume.ID{}, err
+	}
 	defer c.Opener.Invalidate(be, id.Bucket)
 	made, err := v.create(ctx)
 	if err == nil {
@@ -224,9 +227,9 @@ func (c *bucketCreation) tag(ctx context.Context, client *s3.Client, undo func(e
 	return undo(fault.Errorf(fault.Precondition, "%s accepts bucket tags but does not store them, and they identify the owner of a bucket: set bucketName, so that volumes are prefixes of a bucket", c.be))
 }
 
-// notBucketVolume refuses a bucket that is itself a volume, of any owner: volumes must not be nested. Another bucket cannot become
+// NotBucketVolume refuses a bucket that is itself a volume, of any owner: volumes must not be nested. Another bucket cannot become
 // one later, because bucket volumes are created with their bucket.
-func (c *Creator) notBucketVolume(ctx context.Context, b buckets.Bucket) error {
+func (c *Creator) NotBucketVolume(ctx context.Context, b buckets.Bucket) error {
 	err := c.Opener.Once(ctx, b, "its tags", buckets.Unlimited, func(ctx context.Context) error { return c.readNotBucketVolume(ctx, b) })
 	if errors.Is(err, errTagsDenied) {
 		return nil
@@ -257,11 +260,20 @@ func (c *Creator) readNotBucketVolume(ctx context.Context, b buckets.Bucket) err
 	return nil
 }
 
+// sameVolume reports whether tags are those of the volume, which may have been filled since.
+func sameVolume(mine, want records.Tags) bool {
+	if want[records.TagState] == string(records.StateFilling) && mine[records.TagState] == string(records.StateActive) {
+		want = maps.Clone(want)
+		want[records.TagState] = string(records.StateActive)
+	}
+	return maps.Equal(mine, want)
+}
+
 // decideBucket decides what the tags of an existing bucket mean for a CreateVolume with tags want; nil: it is the volume itself.
 func decideBucket(have, want records.Tags, bucket string) error {
 	mine := have.Ours()
 	switch {
-	case maps.Equal(mine.Fixed(), want.Fixed()):
+	case sameVolume(mine.Fixed(), want.Fixed()):
 		return nil
 	case len(mine) == 0:
 		return fault.Errorf(fault.Exists, "bucket %s exists and is not tagged as a volume of this driver: it is not adopted; choose another bucketNamePrefix or volume name", bucket)

@@ -22,6 +22,15 @@ type Request struct {
 	Parameters volume.Parameters
 	Keys       credentials.Keys // of the request's secret; zero: none
 	RoleARN    string           // of the request's secret; "": none
+	// Check is called before a volume with content is created; nil: no check. It is not called if the volume exists.
+	Check func(context.Context) error
+}
+
+func (r Request) check(ctx context.Context) error {
+	if r.Check == nil {
+		return nil
+	}
+	return r.Check(ctx)
 }
 
 // Service returns properties of a bucket; *backend.Buckets implements it.

@@ -47,7 +47,7 @@ func (c *Creator) prepareBucket(ctx context.Context, be backend.Backend, who ide
 	if err := c.checkDeletable(ctx, b, params); err != nil {
 		return buckets.Bucket{}, err
 	}
-	if err := c.notBucketVolume(ctx, b); err != nil {
+	if err := c.NotBucketVolume(ctx, b); err != nil {
 		return buckets.Bucket{}, err
 	}
 	if err := c.Proofs.Prefix(ctx, b, who, r.Name, params); err != nil {
@@ -99,7 +99,9 @@ func (c *creation) run(ctx context.Context) (volume.ID, error) {
 	if err != nil {
 		return volume.ID{}, err
 	}
-	if empty {
+	// A record is read first if a new volume must pass a check, which an existing one need not.
+	written := empty && c.r.Check == nil
+	if written {
 		if err := c.write(ctx, id, records.Stored{}); !errors.Is(err, records.ErrChanged) {
 			return id, err
 		}
@@ -107,6 +109,12 @@ func (c *creation) run(ctx context.Context) (volume.ID, error) {
 	for range maxRaces {
 		found, err := c.Records.Read(ctx, c.b, c.segment)
 		switch {
+		case fault.Is(err, fault.NotFound) && !backend.IsNoSuchBucket(err) && empty && !written:
+			written = true
+			if err := c.write(ctx, id, records.Stored{}); !errors.Is(err, records.ErrChanged) {
+				return id, err
+			}
+			continue
 		case fault.Is(err, fault.NotFound) && !backend.IsNoSuchBucket(err):
 			if empty {
 				return volume.ID{}, fault.Errorf(fault.Busy, "the record of volume %q in %s appeared and disappeared: retry", c.r.Name, c.b)
@@ -169,6 +177,9 @@ func (c *creation) unexplained(id volume.ID) error {
 
 // write writes the record of a new generation, if there is none or a tombstone.
 func (c *creation) write(ctx context.Context, id volume.ID, over records.Stored) error {
+	if err := c.r.check(ctx); err != nil {
+		return err
+	}
 	r := records.New(c.Records.Owner, c.r.Name, id, c.r.Parameters, c.Records.Now())
 	if over.ETag != "" {
 		r.FirstPrefix, r.PreviousVolumeID = over.FirstPrefix, over.VolumeID

@@ -3,11 +3,8 @@ package erase
 import (
 	"cmp"
 	"context"
-	"math/rand/v2"
 	"slices"
 	"strings"
-	"sync"
-	"time"
 	"unicode/utf8"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -16,53 +13,20 @@ import (
 	smithyhttp "github.com/aws/smithy-go/transport/http"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
-	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/throttle"
 )
 
-const (
-	maxBatch    = 1000 // of S3's DeleteObjects
-	maxSends    = 8    // of one request
-	firstRetry  = 100 * time.Millisecond
-	longestWait = 10 * time.Second
-)
+// maxBatch is the limit of S3's DeleteObjects.
+const maxBatch = 1000
 
-// send sends a request when the throttle allows it, and retries while the service throttles or does not respond. Retries of the SDK are
-// disabled, because they would hide this from the throttle.
+// send sends a request of an erasure, with its own timeout.
 func (e *erasure) send(ctx context.Context, request func(context.Context) error) error {
-	return e.sendAs(ctx, erasing, func(ctx context.Context) error {
+	return e.throttle.Send(ctx, throttle.Long, func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, buckets.RequestBound)
 		defer cancel()
 		return request(ctx)
 	})
-}
-
-func (e *erasure) sendAs(ctx context.Context, c class, request func(context.Context) error) error {
-	for attempt := 1; ; attempt++ {
-		if err := e.throttle.acquire(ctx, c); err != nil {
-			return err
-		}
-		err := request(ctx)
-		again := err != nil && transient(err)
-		e.throttle.release(c, again)
-		if !again || attempt == maxSends || !e.pause(ctx, attempt) {
-			return err
-		}
-	}
-}
-
-// pause waits before another attempt.
-func (e *erasure) pause(ctx context.Context, attempt int) bool {
-	d := min(longestWait, firstRetry<<attempt)
-	return backend.Sleep(ctx, d/2+rand.N(d/2)) //nolint:gosec // jitter
-}
-
-func transient(err error) bool {
-	switch fault.KindOf(backend.Classify(err, "")) {
-	case fault.Unavailable, fault.Timeout:
-		return true
-	}
-	return backend.IsConflict(err)
 }
 
 // remove deletes the objects of a page. An object that the service refuses to delete is counted and is no error.
@@ -125,9 +89,9 @@ func (e *erasure) removeBatch(ctx context.Context, batch []buckets.Object) error
 		if err != nil {
 			return err
 		}
-		busy := e.judge(batch, out.Errors, attempt < maxSends)
+		busy := e.judge(batch, out.Errors, attempt < throttle.MaxSends)
 		e.Progress.objects.Add(int64(len(batch) - len(out.Errors)))
-		if len(busy) > 0 && !e.pause(ctx, attempt) {
+		if len(busy) > 0 && !throttle.Pause(ctx, attempt) {
 			return ctx.Err()
 		}
 		batch = busy
@@ -182,7 +146,7 @@ func (e *erasure) removeOne(ctx context.Context, o buckets.Object) error {
 	case err == nil, backend.IsNotFound(err) && !backend.IsNoSuchBucket(err):
 		e.Progress.objects.Add(1)
 		return nil
-	case code != "" && !transient(err) && !backend.IsNoSuchBucket(err):
+	case code != "" && !throttle.Transient(err) && !backend.IsNoSuchBucket(err):
 		e.refuse(o, code, "")
 		return nil
 	}
@@ -211,95 +175,4 @@ func xmlSafe(key string) bool {
 		}
 	}
 	return true
-}
-
-const (
-	minPause = 200 * time.Millisecond
-	maxPause = 20 * time.Second
-	// looksPerErase is how many listings of Look may be in flight for each request of an erasure. They are short, and must not wait
-	// behind a volume with many objects.
-	looksPerErase = 16
-)
-
-// class is a class of requests. Each has slots of its own.
-type class int
-
-const (
-	erasing class = iota
-	looking
-	classes
-)
-
-// throttle limits how many deletion requests are in flight at a service. When the service throttles, it halves the limit and
-// pauses, then slowly raises the limit again. Limit and pause are the same for both classes.
-type throttle struct {
-	max int
-
-	mu     sync.Mutex
-	limit  int // of erasing
-	busy   [classes]int
-	good   int           // responses since the limit last changed; one of erasing counts looksPerErase times
-	pause  time.Duration // of the next slow-down
-	until  time.Time     // no request is sent before
-	change chan struct{} // closed when a waiter may have a chance
-}
-
-func newThrottle(limit int) *throttle {
-	return &throttle{max: limit, limit: limit, pause: minPause, change: make(chan struct{})}
-}
-
-// weight is how many slots of looking a request takes.
-func (c class) weight() int {
-	if c == looking {
-		return 1
-	}
-	return looksPerErase
-}
-
-// acquire waits for a slot, which release returns.
-func (t *throttle) acquire(ctx context.Context, c class) error {
-	for {
-		t.mu.Lock()
-		wait := time.Until(t.until)
-		if wait <= 0 && t.busy[c]*c.weight() < t.limit*looksPerErase {
-			t.busy[c]++
-			t.mu.Unlock()
-			return nil
-		}
-		change := t.change
-		t.mu.Unlock()
-		if wait <= 0 {
-			wait = time.Minute // until a slot is free
-		}
-		timer := time.NewTimer(wait)
-		select {
-		case <-change:
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-			return ctx.Err()
-		}
-		timer.Stop()
-	}
-}
-
-// release returns a slot. slow reports that the service throttled the request.
-func (t *throttle) release(c class, slow bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.busy[c]--
-	now := time.Now()
-	switch {
-	case slow && now.Before(t.until): // of the same burst
-	case slow:
-		t.limit, t.good = max(1, t.limit/2), 0
-		t.until = now.Add(t.pause)
-		t.pause = min(maxPause, 2*t.pause)
-	default:
-		if t.good += c.weight(); t.good >= 2*t.limit*looksPerErase {
-			t.limit, t.good, t.pause = min(t.max, t.limit+1), 0, max(minPause, t.pause/2)
-		}
-	}
-	close(t.change)
-	t.change = make(chan struct{})
 }

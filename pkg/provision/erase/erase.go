@@ -16,6 +16,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/throttle"
 )
 
 const (
@@ -31,11 +32,9 @@ const (
 
 // Eraser removes everything below a prefix. All methods may be called concurrently.
 type Eraser struct {
-	uploads Uploads
-	workers int
-
-	mu        sync.Mutex
-	throttles map[string]*throttle // by backend name
+	uploads   Uploads
+	workers   int
+	throttles *throttle.Set // all erasures of a backend share one
 }
 
 // Uploads lists unfinished uploads; *buckets.Opener does.
@@ -45,19 +44,7 @@ type Uploads interface {
 
 // New returns an Eraser that has up to workers requests in flight per backend.
 func New(uploads Uploads, workers int) *Eraser {
-	return &Eraser{uploads: uploads, workers: workers, throttles: map[string]*throttle{}}
-}
-
-// throttle returns the backend's throttle, which all its deletions share.
-func (e *Eraser) throttle(backend string) *throttle {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	t := e.throttles[backend]
-	if t == nil {
-		t = newThrottle(e.workers)
-		e.throttles[backend] = t
-	}
-	return t
+	return &Eraser{uploads: uploads, workers: workers, throttles: throttle.NewSet(workers)}
 }
 
 // Task is what to erase.
@@ -74,7 +61,7 @@ type Task struct {
 func (e *Eraser) Erase(ctx context.Context, t Task) error { return e.start(t).run(ctx) }
 
 func (e *Eraser) start(t Task) *erasure {
-	return &erasure{Task: t, uploads: e.uploads, workers: e.workers, throttle: e.throttle(t.Bucket.Backend.Name)}
+	return &erasure{Task: t, uploads: e.uploads, workers: e.workers, throttle: e.throttles.Of(t.Bucket.Backend.Name)}
 }
 
 // erasure is one Task in progress.
@@ -82,7 +69,7 @@ type erasure struct {
 	Task
 	uploads  Uploads
 	workers  int
-	throttle *throttle
+	throttle *throttle.Throttle
 
 	single atomic.Bool // the service has no multi-delete
 

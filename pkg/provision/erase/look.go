@@ -8,6 +8,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/throttle"
 )
 
 // Left is what listings found below a prefix.
@@ -38,7 +39,7 @@ func (e *Eraser) Look(ctx context.Context, t Task) (left Left, err error) {
 func (e *erasure) anyObject(ctx context.Context) (found bool, err error) {
 	var empty bool
 	list := func(is func(context.Context, buckets.Bucket, string) (bool, error)) error {
-		return e.sendAs(ctx, looking, func(ctx context.Context) (err error) {
+		return e.throttle.Send(ctx, throttle.Short, func(ctx context.Context) (err error) {
 			empty, err = is(ctx, e.Bucket, e.Prefix)
 			return err
 		})
@@ -55,7 +56,7 @@ func (e *erasure) anyObject(ctx context.Context) (found bool, err error) {
 var errStop = errors.New("stop")
 
 func (e *erasure) anyUpload(ctx context.Context) (found bool, err error) {
-	err = e.sendAs(ctx, looking, func(ctx context.Context) error {
+	err = e.throttle.Send(ctx, throttle.Short, func(ctx context.Context) error {
 		err := e.uploads.UploadsBelow(ctx, e.Bucket, e.Prefix, func(string, string) error { return errStop })
 		if found = errors.Is(err, errStop); found {
 			return nil

@@ -4,6 +4,8 @@ package identity
 import (
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
 	"sync"
 	"time"
 
@@ -146,6 +148,74 @@ func (i *Identities) Plan(ctx context.Context, be backend.Backend, who Identity,
 // Make makes a planned session.
 func (i *Identities) Make(ctx context.Context, o credentials.Order) (credentials.Keys, error) {
 	return i.sessions.Make(ctx, o)
+}
+
+// Narrowing is a request for sessions that are limited by a policy.
+type Narrowing struct {
+	Bucket  string
+	Name    string                                           // for the service's audit log
+	Purpose string                                           // for messages: "the deletion of volume x"
+	Latest  func() Identity                                  // the identity to make them from, because earlier ones may expire
+	Policy  func(aws bool, partition string) (string, error) // its error means that no policy can describe the limit
+}
+
+// Narrow returns the sessions, after making the first one; nil: the backend has no scope, the configuration and the identity make no
+// sessions, or no policy can describe the limit. Responses of the service never decide that.
+func (i *Identities) Narrow(ctx context.Context, be backend.Backend, n Narrowing) (backend.KeySource, error) {
+	if be.Scope == volume.ScopeOff {
+		return nil, nil
+	}
+	order, err := i.planNarrow(ctx, be, n)
+	if err != nil || order.Kind == credentials.AsIs {
+		return nil, err
+	}
+	session := i.NewSession(n.Purpose, func(ctx context.Context) (credentials.Keys, error) {
+		order, err := i.planNarrow(ctx, be, n)
+		var keys credentials.Keys
+		switch {
+		case err == nil && order.Kind == credentials.AsIs:
+			err = fault.Errorf(fault.Busy, "the latest request has credentials of another kind: a retry uses them")
+		case err == nil:
+			keys, err = i.Make(ctx, order)
+		}
+		if err != nil {
+			return credentials.Keys{}, fault.Errorf(fault.KindOf(err), "making a session for %s: %w", n.Purpose, err)
+		}
+		return keys, nil
+	})
+	_, err = session.Keys(ctx)
+	return session.Keys, err
+}
+
+func (i *Identities) planNarrow(ctx context.Context, be backend.Backend, n Narrowing) (credentials.Order, error) {
+	var inexpressible error
+	order, err := i.Plan(ctx, be, n.Latest(), SessionRequest{Bucket: n.Bucket, Name: n.Name, Policy: func(aws bool, partition string) (text string, err error) {
+		text, err = n.Policy(aws, partition)
+		inexpressible = err
+		return text, err
+	}})
+	if inexpressible != nil {
+		klog.FromContext(ctx).Info("Working without a scoped session", "for", n.Purpose, "reason", inexpressible)
+		return credentials.Order{Kind: credentials.AsIs}, nil //nolint:nilerr // logged; there is no session then
+	}
+	return order, err
+}
+
+// Own returns a source of the identity's current keys, for clients that live longer than a session.
+func (i *Identities) Own(be backend.Backend, driver func(context.Context) (credentials.Keys, error), latest func() Identity) backend.KeySource {
+	return func(ctx context.Context) (credentials.Keys, error) {
+		keys, err := i.Keys(ctx, be, latest())
+		if err == nil && keys.IsZero() {
+			keys, err = driver(ctx)
+		}
+		return keys, err
+	}
+}
+
+// SessionName returns a name for the sessions of a kind of work on something, whose length is limited.
+func SessionName(work, of string) string {
+	sum := sha256.Sum256([]byte(of))
+	return work + "-" + hex.EncodeToString(sum[:6])
 }
 
 const (

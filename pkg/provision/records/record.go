@@ -31,6 +31,8 @@ const (
 	StateDeleting State = "deleting"
 	// StateDeleted is a tombstone: the volume is deleted, and the next one of its name gets another generation.
 	StateDeleted State = "deleted"
+	// StateFilling is before the content of a new volume is complete.
+	StateFilling State = "filling"
 	// StateReserved is for a name that is a directory of a base prefix, so no volume can have it.
 	StateReserved State = "base"
 )
@@ -51,6 +53,10 @@ type Record struct {
 	Generation    int   `json:"generation,omitempty"`
 	// FirstPrefix is the prefix of generation 1, the only generation that can contain a base prefix. Later ones may have another prefix.
 	FirstPrefix string `json:"firstPrefix,omitempty"`
+	// ContentSource is the volume.Content of a volume that was created from a snapshot or another volume.
+	ContentSource string `json:"contentSource,omitempty"`
+	// Direct is set if the volume is the snapshot in ContentSource itself.
+	Direct bool `json:"direct,omitempty"`
 	// PreviousVolumeID is the volume id of the previous generation, for late retries of its deletion.
 	PreviousVolumeID string    `json:"previousVolumeID,omitempty"`
 	Created          time.Time `json:"created"` // this generation
@@ -63,10 +69,14 @@ func Key(segment string) string { return volume.RecordPrefix + "/volumes/" + seg
 // New returns the record of a new volume, in its first generation unless the id says otherwise.
 func New(o Owner, name string, id volume.ID, params volume.Parameters, now time.Time) Record {
 	_, generation, _ := id.NameSegment()
+	state, content := StateActive, params.Content.String()
+	if content != "" {
+		state = StateFilling
+	}
 	return Record{
 		Version: version, Driver: o.Driver, Cluster: o.Cluster, Name: name, VolumeID: id.String(), ParametersDigest: params.Digest(),
-		OnDelete: params.OnDelete, CapacityBytes: params.CapacityBytes, State: StateActive, Generation: generation, FirstPrefix: id.Prefix,
-		Created: now, Updated: now,
+		OnDelete: params.OnDelete, CapacityBytes: params.CapacityBytes, State: state, Generation: generation, FirstPrefix: id.Prefix,
+		ContentSource: content, Direct: params.Node.Snapshot != "", Created: now, Updated: now,
 	}
 }
 
@@ -104,31 +114,39 @@ func (r Record) encode() ([]byte, error) {
 
 // decode parses a record strictly: any difference from the format is an error.
 func decode(data []byte) (Record, error) {
+	var r Record
+	if err := parse(data, &r); err != nil {
+		return Record{}, err
+	}
+	return r, r.check()
+}
+
+// parse parses a JSON object of this version strictly.
+func parse(data []byte, into any) error {
 	if len(data) > maxRecord {
-		return Record{}, fmt.Errorf("more than %d bytes", maxRecord)
+		return fmt.Errorf("more than %d bytes", maxRecord)
 	}
 	if !utf8.Valid(data) { // encoding/json would replace what is not UTF-8, and two names could become one
-		return Record{}, errors.New("not UTF-8")
+		return errors.New("not UTF-8")
 	}
 	var form struct {
 		Version int `json:"version"`
 	}
 	if err := json.Unmarshal(data, &form); err != nil {
-		return Record{}, err
+		return err
 	}
 	if form.Version != version {
-		return Record{}, fmt.Errorf("version %d, this driver reads version %d: another version of the driver wrote it", form.Version, version)
+		return fmt.Errorf("version %d, this driver reads version %d: another version of the driver wrote it", form.Version, version)
 	}
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.DisallowUnknownFields()
-	var r Record
-	if err := d.Decode(&r); err != nil {
-		return Record{}, err
+	if err := d.Decode(into); err != nil {
+		return err
 	}
 	if _, err := d.Token(); err != io.EOF {
-		return Record{}, errors.New("data after the JSON object")
+		return errors.New("data after the JSON object")
 	}
-	return r, r.check()
+	return nil
 }
 
 // check returns an error if the record is inconsistent.
@@ -144,7 +162,8 @@ func (r Record) check() error {
 		return errors.New("created or updated is missing")
 	}
 	if r.State == StateReserved {
-		if r.VolumeID != "" || r.ParametersDigest != "" || r.OnDelete != "" || r.CapacityBytes != 0 || r.Generation != 0 || r.FirstPrefix != "" || r.PreviousVolumeID != "" {
+		if r.VolumeID != "" || r.ParametersDigest != "" || r.OnDelete != "" || r.CapacityBytes != 0 || r.Generation != 0 || r.FirstPrefix != "" || r.PreviousVolumeID != "" ||
+			r.ContentSource != "" || r.Direct {
 			return errors.New("a reservation has fields of a volume")
 		}
 		return nil
@@ -154,9 +173,14 @@ func (r Record) check() error {
 
 func (r Record) checkVolume() error {
 	switch r.State {
-	case StateActive, StateDeleting, StateDeleted:
+	case StateActive, StateFilling, StateDeleting, StateDeleted:
 	default:
 		return fmt.Errorf("unknown state %q", r.State)
+	}
+	if r.ContentSource != "" || r.State == StateFilling || r.Direct {
+		if _, err := volume.ParseContent(r.ContentSource); err != nil {
+			return err
+		}
 	}
 	switch r.OnDelete {
 	case volume.OnDeleteDelete, volume.OnDeletePurge, volume.OnDeleteRetain, volume.OnDeleteRequireEmpty:

@@ -56,7 +56,7 @@ func (s *Store) Now() time.Time { return s.now().UTC() }
 
 // Read reads a record. NotFound: there is none. Precondition: the object is not a valid record.
 func (s *Store) Read(ctx context.Context, b buckets.Bucket, segment string) (Stored, error) {
-	data, etag, err := readObject(ctx, b, Key(segment))
+	data, etag, err := s.Get(ctx, b, Key(segment), maxRecord)
 	if err != nil {
 		return Stored{}, err
 	}
@@ -113,30 +113,41 @@ func (s *Store) Segments(ctx context.Context, b buckets.Bucket, after string) (s
 	return segments, more, nil
 }
 
-func readObject(ctx context.Context, b buckets.Bucket, key string) (data []byte, etag string, err error) {
+// Get reads an object, of which it returns up to limit bytes and one more. NotFound: there is none.
+func (s *Store) Get(ctx context.Context, b buckets.Bucket, key string, limit int64) (data []byte, etag string, err error) {
+	return readObject(ctx, b, key, limit)
+}
+
+func readObject(ctx context.Context, b buckets.Bucket, key string, limit int64) (data []byte, etag string, err error) {
 	what := "reading " + key + " of " + b.String()
 	out, err := b.Client.GetObject(ctx, &s3.GetObjectInput{Bucket: b.Name(), Key: &key})
 	if err != nil {
 		return nil, "", backend.Classify(err, what)
 	}
 	defer out.Body.Close()
-	data, err = io.ReadAll(io.LimitReader(out.Body, maxRecord+1))
+	data, err = io.ReadAll(io.LimitReader(out.Body, limit+1))
 	if err != nil {
 		return nil, "", fault.Errorf(fault.Unavailable, "%s: %w", what, err)
 	}
 	return data, aws.ToString(out.ETag), nil
 }
 
-// Write writes a record under the condition that there is none (etag "") or that it is still the one with that etag.
-//
-// It returns the record's new ETag, or "" if the service did not return it: then read the record before the next write.
-// ErrChanged: the condition does not hold. If the outcome is unknown it reads the record; if that fails too, the error is Busy or
-// Timeout, because the write may still happen.
+// Write writes a record under the condition that there is none (etag "") or that it is still the one with that etag. See Put.
 func (s *Store) Write(ctx context.Context, b buckets.Bucket, segment, etag string, r Record) (newETag string, err error) {
 	data, err := r.encode()
 	if err != nil {
 		return "", fault.Errorf(fault.Unknown, "record of volume %q: %w", r.Name, err)
 	}
+	return s.Put(ctx, b, Key(segment), etag, data)
+}
+
+// Put writes an object under the condition that there is none (etag "") or that it is still the one with that etag. Two writes must have
+// different data, or be equivalent.
+//
+// It returns the object's new ETag, or "" if the service did not return it: then read the object before the next write.
+// ErrChanged: the condition does not hold. If the outcome is unknown it reads the object; if that fails too, the error is Busy or
+// Timeout, because the write may still happen.
+func (s *Store) Put(ctx context.Context, b buckets.Bucket, key, etag string, data []byte) (newETag string, err error) {
 	conditional, err := s.conditions.Conditional(ctx, b)
 	if err != nil {
 		return "", err
@@ -145,7 +156,6 @@ func (s *Store) Write(ctx context.Context, b buckets.Bucket, segment, etag strin
 	if !conditional {
 		put = s.putEmulated
 	}
-	key := Key(segment)
 	what := "writing " + key + " of " + b.String()
 	for attempt := range writeAttempts {
 		newETag, err = put(ctx, b, key, etag, data)
@@ -182,7 +192,7 @@ var errNotWritten = errors.New("the record is not written yet")
 
 // settle returns the record's ETag if a write has happened, and errNotWritten if it has not happened yet.
 func settle(ctx context.Context, b buckets.Bucket, key, etag string, data []byte) (newETag string, err error) {
-	now, nowEtag, err := readObject(ctx, b, key)
+	now, nowEtag, err := readObject(ctx, b, key, int64(len(data)))
 	switch {
 	case fault.Is(err, fault.NotFound) && !backend.IsNoSuchBucket(err):
 		if etag == "" {
@@ -227,7 +237,7 @@ func (s *Store) putEmulated(ctx context.Context, b buckets.Bucket, key, etag str
 		return "", err
 	}
 	defer release()
-	_, now, err := readObject(ctx, b, key)
+	_, now, err := readObject(ctx, b, key, maxRecord)
 	switch {
 	case fault.Is(err, fault.NotFound) && !backend.IsNoSuchBucket(err):
 		if etag != "" {

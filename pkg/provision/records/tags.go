@@ -62,6 +62,9 @@ func NewTags(o Owner, name string, id volume.ID, params volume.Parameters) Tags 
 	}
 	t.SetCapacity(params.CapacityBytes)
 	t.SetOthers(params.Tags)
+	if params.Content.String() != "" {
+		t[TagState] = string(StateFilling)
+	}
 	return t
 }
 

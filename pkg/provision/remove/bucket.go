@@ -2,6 +2,7 @@ package remove
 
 import (
 	"context"
+	"maps"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
@@ -86,7 +87,7 @@ func (r *Remover) deleteBucket(ctx context.Context, be backend.Backend, d *delet
 }
 
 func (r *Remover) deleteBucketOnce(ctx context.Context, be backend.Backend, d *deletion, id volume.ID) error {
-	b, err := r.openToDelete(ctx, be, d, id)
+	b, err := r.openToDelete(ctx, be, d, volumeTarget(id))
 	if err != nil {
 		return err
 	}
@@ -97,7 +98,15 @@ func (r *Remover) deleteBucketOnce(ctx context.Context, be backend.Backend, d *d
 	if d.hasWorker && !r.isDeleting(have, id) {
 		return r.errNotDeleting(b, id) // the volume was created again before this deletion got its worker
 	}
+	if d.unfilled && have[records.TagState] == string(records.StateActive) {
+		return errFilled(id)
+	}
 	onDelete := volume.OnDelete(have[records.TagOnDelete])
+	if have[records.TagState] == string(records.StateFilling) && onDelete != volume.OnDeletePurge {
+		onDelete = volume.OnDeleteDelete // nothing in it is a user's
+		have = maps.Clone(have)
+		have[records.TagOnDelete] = string(onDelete)
+	}
 	switch onDelete {
 	case volume.OnDeleteRetain:
 		return records.SetState(ctx, b, have, records.StateDeleted)

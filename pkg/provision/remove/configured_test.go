@@ -68,7 +68,7 @@ func TestADeletionEndsWhenItsBackendMoves(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			err = r.whileConfigured(t.Context(), be, func(ctx context.Context) error {
+			err = r.WhileConfigured(t.Context(), be, func(ctx context.Context) error {
 				configs.set(parse(t, c.to))
 				if c.kind != fault.Unknown {
 					<-ctx.Done() // a deletion at a service that does not answer any more waits for ever
@@ -93,7 +93,7 @@ func TestADeletionThatWasDoneAtTheOldEndpointIsNotSuccess(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = r.whileConfigured(t.Context(), be, func(context.Context) error {
+	err = r.WhileConfigured(t.Context(), be, func(context.Context) error {
 		configs.set(parse(t, atTwo))
 		return nil
 	})
@@ -101,7 +101,7 @@ func TestADeletionThatWasDoneAtTheOldEndpointIsNotSuccess(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	// The config may have changed before the work's turn came.
-	err = r.whileConfigured(t.Context(), be, func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
+	err = r.WhileConfigured(t.Context(), be, func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
 	if !fault.Is(err, fault.Busy) {
 		t.Errorf("work that begins with an old config: %v", err)
 	}
@@ -114,11 +114,11 @@ func TestADeletionThatTheDriversEndStopsSaysSo(t *testing.T) {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	if err := r.whileConfigured(ctx, be, func(ctx context.Context) error { cancel(); <-ctx.Done(); return ctx.Err() }); !errors.Is(err, context.Canceled) {
+	if err := r.WhileConfigured(ctx, be, func(ctx context.Context) error { cancel(); <-ctx.Done(); return ctx.Err() }); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
 	want := errors.New("failed")
-	if err := r.whileConfigured(t.Context(), be, func(context.Context) error { return want }); !errors.Is(err, want) {
+	if err := r.WhileConfigured(t.Context(), be, func(context.Context) error { return want }); !errors.Is(err, want) {
 		t.Errorf("got %v", err)
 	}
 }

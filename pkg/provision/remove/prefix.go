@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
@@ -44,6 +46,22 @@ func (r *Remover) findPrefix(ctx context.Context, be backend.Backend, keys crede
 		return nil, r.bucketGone(be, id, err)
 	}
 	return nil, err
+}
+
+// unpin removes the object that keeps the snapshot from being deleted which the volume is. It is only ever the volume's own object.
+func unpin(ctx context.Context, b buckets.Bucket, id volume.ID, found records.Record) error {
+	content, err := volume.ParseContent(found.ContentSource)
+	if !found.Direct || err != nil || content.Snapshot.Bucket != id.Bucket {
+		return nil //nolint:nilerr // a record that was read is valid
+	}
+	key := content.Snapshot.User(id)
+	_, err = b.Client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: b.Name(), Key: &key})
+	return backend.Classify(err, "removing "+key+" of "+b.String())
+}
+
+// errFilled refuses to delete a volume that another process has filled, because it may be in use.
+func errFilled(id volume.ID) error {
+	return fault.Errorf(fault.Busy, "another controller has filled volume %s meanwhile", id)
 }
 
 // isDeleted reports whether the record of a volume's name shows that the volume was deleted.
@@ -98,7 +116,7 @@ func (r *Remover) deletePrefix(ctx context.Context, be backend.Backend, d *delet
 }
 
 func (r *Remover) deletePrefixIn(ctx context.Context, be backend.Backend, d *deletion, id volume.ID, found records.Stored) error {
-	b, err := r.openToDelete(ctx, be, d, id)
+	b, err := r.openToDelete(ctx, be, d, volumeTarget(id))
 	if err != nil {
 		return err
 	}
@@ -116,7 +134,13 @@ func (r *Remover) deletePrefixIn(ctx context.Context, be backend.Backend, d *del
 		if isDeleted(found, id) {
 			return nil
 		}
-		if found.State == records.StateActive && found.OnDelete != volume.OnDeleteRetain {
+		if d.unfilled && found.State == records.StateActive {
+			return errFilled(id)
+		}
+		if found.State == records.StateFilling && found.OnDelete != volume.OnDeletePurge {
+			found.OnDelete = volume.OnDeleteDelete // nothing in it is a user's
+		}
+		if (found.State == records.StateActive || found.State == records.StateFilling) && found.OnDelete != volume.OnDeleteRetain {
 			if found, err = r.beginDeletion(ctx, b, id, segment, found); err != nil {
 				return err
 			}
@@ -125,6 +149,9 @@ func (r *Remover) deletePrefixIn(ctx context.Context, be backend.Backend, d *del
 			}
 		}
 		if err := r.removeData(ctx, b, d, id, segment, found); err != nil {
+			return err
+		}
+		if err := unpin(ctx, b.AsOwn(), id, found.Record); err != nil {
 			return err
 		}
 		_, err = r.Records.Write(ctx, b, segment, found.ETag, found.With(records.StateDeleted, r.Records.Now()))
@@ -167,7 +194,13 @@ func (r *Remover) removeData(ctx context.Context, b buckets.Bucket, d *deletion,
 		}
 		return notEmpty
 	}
-	return r.erase(ctx, d, erase.Task{Bucket: b, Prefix: id.Prefix, Versions: found.OnDelete == volume.OnDeletePurge, Progress: &d.progress})
+	versions := found.OnDelete == volume.OnDeletePurge
+	if found.ContentSource != "" {
+		if err := r.erase(ctx, d, erase.Task{Bucket: b.AsOwn(), Prefix: id.FillManifest(), Versions: versions, Progress: &d.progress}); err != nil {
+			return err
+		}
+	}
+	return r.erase(ctx, d, erase.Task{Bucket: b, Prefix: id.Prefix, Versions: versions, Progress: &d.progress})
 }
 
 // requireEmpty returns a Precondition if an object or an unfinished upload is below the volume's prefix.

@@ -40,6 +40,7 @@ type deletion struct {
 	done     chan struct{} // closed when err is set
 
 	// Of the job:
+	unfilled  bool              // the volume is deleted only if its content is not complete
 	hasWorker bool              // it is one of the limited number that may erase data
 	planned   bool              // scoped is final
 	scoped    backend.KeySource // sessions of the deletion; nil: none
@@ -48,6 +49,17 @@ type deletion struct {
 	who     identity.Identity // of the latest request, because the keys of earlier ones may expire
 	started time.Time         // zero: queued
 	err     error
+}
+
+// snapshotMark marks the ids of deletions of snapshots.
+const snapshotMark = "snapshot "
+
+// what names the volume or snapshot in messages.
+func (d *deletion) what() string {
+	if strings.HasPrefix(d.id, snapshotMark) {
+		return d.id
+	}
+	return "volume " + d.id
 }
 
 func (d *deletion) latest() identity.Identity {
@@ -112,7 +124,7 @@ func (q *queue) start(id string, who identity.Identity, job job) (*deletion, err
 		return d, nil
 	}
 	if q.ended {
-		return nil, fault.Errorf(fault.Busy, "deleting volume %s: the driver is shutting down; the next DeleteVolume continues", id)
+		return nil, fault.Errorf(fault.Busy, "deleting %s: the driver is shutting down; the next attempt continues", (&deletion{id: id}).what())
 	}
 	d := &deletion{id: id, job: job, who: who, done: make(chan struct{})}
 	q.byID[id] = d
@@ -144,7 +156,7 @@ func (q *queue) report(d *deletion) string {
 	waiting := ahead >= 0
 	running, failure := q.running, q.failures[d.id]
 	q.mu.Unlock()
-	s := "deleting volume " + d.id + ": "
+	s := "deleting " + d.what() + ": "
 	switch {
 	case waiting && !running:
 		s += "starts when the driver has started"
@@ -191,7 +203,7 @@ func (q *queue) run(ctx context.Context) error {
 	defer q.mu.Unlock()
 	q.running, q.ended = false, true
 	for _, d := range slices.Concat(q.checks.waiting, q.erasures.waiting) {
-		q.finishLocked(d, fault.Errorf(fault.Busy, "deleting volume %s: the driver is shutting down; the next DeleteVolume continues", d.id))
+		q.finishLocked(d, fault.Errorf(fault.Busy, "deleting %s: the driver is shutting down; the next attempt continues", d.what()))
 	}
 	q.checks.waiting, q.erasures.waiting = nil, nil
 	return nil
@@ -235,10 +247,10 @@ func (q *queue) do(ctx context.Context, d *deletion) {
 		log.Info("Deleted volume", "done", d.progress.String(), "took", time.Since(d.started))
 	case ctx.Err() != nil:
 		log.Info("Deletion interrupted by shutdown", "done", d.progress.String())
-		err = fault.Errorf(fault.Busy, "deleting volume %s: stopped because the driver is shutting down; the next DeleteVolume continues; %s", d.id, &d.progress)
+		err = fault.Errorf(fault.Busy, "deleting %s: stopped because the driver is shutting down; the next attempt continues; %s", d.what(), &d.progress)
 	default:
 		log.Error(err, "Deletion failed", "done", d.progress.String())
-		err = fmt.Errorf("deleting volume %s (%s): %w", d.id, &d.progress, err)
+		err = fmt.Errorf("deleting %s (%s): %w", d.what(), &d.progress, err)
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()

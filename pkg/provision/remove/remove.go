@@ -22,6 +22,8 @@ type Request struct {
 	ID      volume.ID
 	Keys    credentials.Keys // of the request's secret; zero: none
 	RoleARN string           // of the request's secret; "": none
+	// Unfilled deletes the volume only if its content is not complete.
+	Unfilled bool
 }
 
 // Options are the dependencies and settings of a Remover; all are required.
@@ -78,7 +80,8 @@ func (r *Remover) Delete(ctx context.Context, req Request) (err error) {
 		return err
 	}
 	d, err := r.queue.start(req.ID.String(), who, func(ctx context.Context, d *deletion) error {
-		return r.whileConfigured(ctx, be, func(ctx context.Context) error { return work(ctx, d) })
+		d.unfilled = req.Unfilled
+		return r.WhileConfigured(ctx, be, func(ctx context.Context) error { return work(ctx, d) })
 	})
 	if err != nil {
 		return err
@@ -120,9 +123,9 @@ func (r *Remover) Lookup(ctx context.Context, req Request) (err error) {
 // errReconfigured cancels work on a backend whose configuration has changed.
 var errReconfigured = errors.New("the config file has changed for this backend")
 
-// whileConfigured runs work on a backend and returns Busy if the backend's configuration changes meanwhile, because results from the old
+// WhileConfigured runs work on a backend and returns Busy if the backend's configuration changes meanwhile, because results from the old
 // endpoint prove nothing about the new one. The next DeleteVolume uses the new configuration.
-func (r *Remover) whileConfigured(ctx context.Context, be backend.Backend, work func(context.Context) error) error {
+func (r *Remover) WhileConfigured(ctx context.Context, be backend.Backend, work func(context.Context) error) error {
 	revision := be.Revision()
 	same := func() bool {
 		now, err := r.Config.Config().Backend(be.Name)

@@ -59,7 +59,7 @@ func TestADeletionHasASessionWhereConfigurationAndIdentityAllow(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			keys, err := r.deletionKeys(t.Context(), be, &deletion{who: who}, c.id)
+			keys, err := r.deletionKeys(t.Context(), be, &deletion{who: who}, volumeTarget(c.id))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -95,7 +95,7 @@ func TestADeletionsSessionsAreMadeOfTheLatestRequestsKeys(t *testing.T) {
 	now := testTime
 	r, f, be := newTest(t, "controllerCredentials: secret", func() time.Time { return now })
 	d := &deletion{who: identity.Identity{Keys: tenant}}
-	keys, err := r.deletionKeys(t.Context(), be, d, volume.ID{Backend: "lab", Bucket: "data", Prefix: "v/"})
+	keys, err := r.deletionKeys(t.Context(), be, d, volumeTarget(volume.ID{Backend: "lab", Bucket: "data", Prefix: "v/"}))
 	if err != nil {
 		t.Fatal(err)
 	}

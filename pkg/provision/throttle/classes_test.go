@@ -1,4 +1,4 @@
-package erase
+package throttle
 
 import (
 	"context"
@@ -11,8 +11,8 @@ import (
 // An erasure that uses all slots must not delay listings, but a service that throttles is spared by both.
 func TestListingsHaveSlotsOfTheirOwnAndShareThePause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		th := newThrottle(2)
-		acquire := func(n int, c class) {
+		th := New(2)
+		acquire := func(n int, c Class) {
 			t.Helper()
 			for range n {
 				if err := th.acquire(t.Context(), c); err != nil {
@@ -20,7 +20,7 @@ func TestListingsHaveSlotsOfTheirOwnAndShareThePause(t *testing.T) {
 				}
 			}
 		}
-		full := func(c class) {
+		full := func(c Class) {
 			t.Helper()
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()
@@ -29,29 +29,29 @@ func TestListingsHaveSlotsOfTheirOwnAndShareThePause(t *testing.T) {
 			}
 		}
 		began := time.Now()
-		acquire(2, erasing)
-		acquire(2*looksPerErase, looking)
+		acquire(2, Long)
+		acquire(2*shortPerLong, Short)
 		if time.Since(began) != 0 {
 			t.Error("a listing waited for the erasure")
 		}
-		full(erasing)
-		full(looking)
-		th.release(erasing, false)
-		th.release(erasing, false)
-		for range 2*looksPerErase - 1 {
-			th.release(looking, false)
+		full(Long)
+		full(Short)
+		th.release(Long, false)
+		th.release(Long, false)
+		for range 2*shortPerLong - 1 {
+			th.release(Short, false)
 		}
-		th.release(looking, true)
+		th.release(Short, true)
 		if th.limit != 1 {
 			t.Errorf("the limit is %d after the service throttled a listing, want 1", th.limit)
 		}
 		began = time.Now()
-		acquire(1, erasing)
+		acquire(1, Long)
 		if time.Since(began) != minPause {
 			t.Errorf("the erasure paused for %v, want %v", time.Since(began), minPause)
 		}
-		full(erasing)
-		acquire(looksPerErase, looking)
-		full(looking)
+		full(Long)
+		acquire(shortPerLong, Short)
+		full(Short)
 	})
 }

@@ -1,0 +1,222 @@
+package driver
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
+)
+
+// NewSnapshot is a parsed CreateSnapshotRequest.
+type NewSnapshot struct {
+	Name       string
+	Namespace  string // of the snapshot, if the CO passes it
+	Source     volume.ID
+	Parameters volume.SnapshotParameters
+	Secret     Secret
+}
+
+// Snapshot describes a snapshot.
+type Snapshot struct {
+	ID     volume.SnapshotID
+	Source string // volume id
+	Bytes  int64
+	Cut    time.Time
+	Ready  bool
+}
+
+// SnapshotQuery is a parsed ListSnapshotsRequest without a snapshot id.
+type SnapshotQuery struct {
+	Source string // volume id; "": all
+	Max    int    // 0: no limit
+	Token  string
+	Secret Secret
+}
+
+// Snapshots makes, finds and deletes snapshots. Its errors have fault kinds. Retries of Create and Delete join the running work.
+type Snapshots interface {
+	// Create makes a snapshot, or returns the one that an earlier call with the same request made.
+	Create(ctx context.Context, s NewSnapshot) (Snapshot, error)
+	// Delete deletes a snapshot. It is no error if the snapshot does not exist.
+	Delete(ctx context.Context, id volume.SnapshotID, secret Secret) error
+	// Get returns fault.NotFound if the snapshot does not exist.
+	Get(ctx context.Context, id volume.SnapshotID, secret Secret) (Snapshot, error)
+	// List returns one page; next is the token of the next one.
+	List(ctx context.Context, q SnapshotQuery) (list []Snapshot, next string, err error)
+}
+
+// snapshotNamespaceKey is the parameter in which the snapshotter passes the snapshot's namespace, with --extra-create-metadata.
+const snapshotNamespaceKey = metadataPrefix + "volumesnapshot/namespace"
+
+// CreateSnapshot implements csi.ControllerServer.
+func (c *Controller) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshotRequest) (*csi.CreateSnapshotResponse, error) {
+	s, err := c.parseSnapshot(req)
+	if err != nil {
+		return nil, err
+	}
+	release, ok := c.names.TryLock("snapshot " + s.Name)
+	if !ok {
+		return nil, fault.Errorf(fault.Busy, "snapshot %q: an earlier request to create it is still in progress", s.Name)
+	}
+	defer release()
+	made, err := c.snapshots.Create(ctx, s)
+	if err != nil {
+		return nil, fmt.Errorf("create snapshot %q: %w", s.Name, err)
+	}
+	return &csi.CreateSnapshotResponse{Snapshot: made.message()}, nil
+}
+
+func (c *Controller) parseSnapshot(req *csi.CreateSnapshotRequest) (s NewSnapshot, err error) {
+	s.Name, s.Namespace = req.GetName(), req.GetParameters()[snapshotNamespaceKey]
+	if err := checkName(s.Name); err != nil {
+		return s, err
+	}
+	handle := req.GetSourceVolumeId()
+	switch {
+	case handle == "":
+		return s, fault.Field("source_volume_id", "is missing")
+	case len(handle) > maxString:
+		return s, fault.Field("source_volume_id", "has %d bytes, the maximum is %d", len(handle), maxString)
+	}
+	if err := checkMap("parameters", req.GetParameters()); err != nil {
+		return s, err
+	}
+	if s.Source, err = volume.ParseID(handle); err != nil {
+		return s, fault.Errorf(fault.NotFound, "source_volume_id: %q is not a volume that this driver created: %w", handle, err)
+	}
+	if s.Parameters, err = volume.ParseSnapshotParameters(req.GetParameters()); err != nil {
+		return s, err
+	}
+	s.Secret, err = c.secret(s.Source.Backend, req.GetSecrets())
+	return s, err
+}
+
+// DeleteSnapshot implements csi.ControllerServer. An id that is not one of this driver is a snapshot that does not exist, which is success.
+func (c *Controller) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshotRequest) (*csi.DeleteSnapshotResponse, error) {
+	handle := req.GetSnapshotId()
+	if err := checkSnapshotID(handle); err != nil {
+		return nil, err
+	}
+	id, err := volume.ParseSnapshotID(handle)
+	if err != nil {
+		return &csi.DeleteSnapshotResponse{}, nil //nolint:nilerr // it does not exist
+	}
+	secret, err := c.secret(id.Backend, req.GetSecrets())
+	if err == nil {
+		err = c.snapshots.Delete(ctx, id, secret)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("delete snapshot %q: %w", handle, err)
+	}
+	return &csi.DeleteSnapshotResponse{}, nil
+}
+
+// GetSnapshot implements csi.ControllerServer.
+func (c *Controller) GetSnapshot(ctx context.Context, req *csi.GetSnapshotRequest) (*csi.GetSnapshotResponse, error) {
+	if err := checkSnapshotID(req.GetSnapshotId()); err != nil {
+		return nil, err
+	}
+	found, err := c.snapshot(ctx, req.GetSnapshotId(), req.GetSecrets())
+	if err != nil {
+		return nil, err
+	}
+	return &csi.GetSnapshotResponse{Snapshot: found.message()}, nil
+}
+
+// snapshot returns a snapshot by its id.
+func (c *Controller) snapshot(ctx context.Context, handle string, secrets map[string]string) (Snapshot, error) {
+	id, err := volume.ParseSnapshotID(handle)
+	if err != nil {
+		return Snapshot{}, fault.Errorf(fault.NotFound, "snapshot %q does not exist: %w", handle, err)
+	}
+	secret, err := c.secret(id.Backend, secrets)
+	if err != nil {
+		return Snapshot{}, err
+	}
+	found, err := c.snapshots.Get(ctx, id, secret)
+	if err != nil {
+		return Snapshot{}, fmt.Errorf("look up snapshot %q: %w", handle, err)
+	}
+	return found, nil
+}
+
+// ListSnapshots implements csi.ControllerServer.
+func (c *Controller) ListSnapshots(ctx context.Context, req *csi.ListSnapshotsRequest) (*csi.ListSnapshotsResponse, error) {
+	if req.GetMaxEntries() < 0 {
+		return nil, fault.Field("max_entries", "%d is negative", req.GetMaxEntries())
+	}
+	if handle := req.GetSnapshotId(); handle != "" {
+		found, err := c.snapshot(ctx, handle, req.GetSecrets())
+		switch {
+		case fault.Is(err, fault.NotFound), err == nil && req.GetSourceVolumeId() != "" && req.GetSourceVolumeId() != found.Source:
+			return &csi.ListSnapshotsResponse{}, nil
+		case err != nil:
+			return nil, err
+		}
+		return &csi.ListSnapshotsResponse{Entries: []*csi.ListSnapshotsResponse_Entry{{Snapshot: found.message()}}}, nil
+	}
+	q := SnapshotQuery{Source: req.GetSourceVolumeId(), Max: int(req.GetMaxEntries()), Token: req.GetStartingToken()}
+	var err error
+	if q.Secret.Keys, _, err = requestKeys(req.GetSecrets()); err != nil {
+		return nil, err
+	}
+	if q.Secret.RoleARN, err = credentials.RoleFromSecret(req.GetSecrets()); err != nil {
+		return nil, err
+	}
+	list, next, err := c.snapshots.List(ctx, q)
+	if err != nil {
+		return nil, fmt.Errorf("list snapshots: %w", err)
+	}
+	resp := &csi.ListSnapshotsResponse{NextToken: next}
+	for _, s := range list {
+		resp.Entries = append(resp.Entries, &csi.ListSnapshotsResponse_Entry{Snapshot: s.message()})
+	}
+	return resp, nil
+}
+
+func checkSnapshotID(id string) error {
+	if id == "" {
+		return fault.Field("snapshot_id", "is missing")
+	}
+	if len(id) > maxString {
+		return fault.Field("snapshot_id", "has %d bytes, the maximum is %d", len(id), maxString)
+	}
+	return nil
+}
+
+func (s Snapshot) message() *csi.Snapshot {
+	return &csi.Snapshot{SnapshotId: s.ID.String(), SourceVolumeId: s.Source, SizeBytes: s.Bytes, CreationTime: timestamppb.New(s.Cut), ReadyToUse: s.Ready}
+}
+
+// contentOf returns where the content of a new volume comes from.
+func contentOf(source *csi.VolumeContentSource) (c volume.Content, err error) {
+	switch {
+	case source == nil:
+		return c, nil
+	case source.GetSnapshot() != nil:
+		handle := source.GetSnapshot().GetSnapshotId()
+		if err := checkSnapshotID(handle); err != nil {
+			return c, fmt.Errorf("volume_content_source.snapshot: %w", err)
+		}
+		if c.Snapshot, err = volume.ParseSnapshotID(handle); err != nil {
+			return c, fault.Errorf(fault.NotFound, "volume_content_source.snapshot: snapshot %q does not exist: %w", handle, err)
+		}
+	case source.GetVolume() != nil:
+		handle := source.GetVolume().GetVolumeId()
+		if err := checkVolumeID(handle); err != nil {
+			return c, fmt.Errorf("volume_content_source.volume: %w", err)
+		}
+		if c.Volume, err = volume.ParseID(handle); err != nil {
+			return c, fault.Errorf(fault.NotFound, "volume_content_source.volume: %q is not a volume that this driver created: %w", handle, err)
+		}
+	default:
+		return c, fault.Field("volume_content_source", "has an unknown type")
+	}
+	return c, nil
+}

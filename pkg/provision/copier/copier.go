@@ -1,0 +1,350 @@
+// Package copier copies the objects below a prefix to another prefix of the same service, on the server. It does not depend on volumes
+// and snapshots.
+//
+// A copy is made page by page, in the order of keys:
+//
+//  1. list a page of the source
+//  2. list what is at the target already in the range of the page, if an earlier run may have copied some of it, or if the service does not
+//     honour conditions on the target
+//  3. copy what is missing, with conditions on source and target
+//  4. write a manifest segment, if there is none of that number: its last key is where the next page starts
+//
+// If the process is killed, any other process continues after the last segment. If two processes copy at the same time, the one that does not
+// write a segment reads that of the other and continues after it. In the end the target is compared with all segments.
+//
+// Objects at the target are never overwritten: the copy requires that the target has no such object. Where the service does not honour that,
+// step 2 comes after step 1, and the source must still have the ETag of the listing, so a copy that another process made has the same content.
+package copier
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+
+	"k8s.io/klog/v2"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/throttle"
+)
+
+const (
+	// DefaultThreshold is the size above which an object is copied in parts. S3's limit for a copy in one request is 5 GB. Services that
+	// copy the data before they answer need a lower one, because a request has a timeout.
+	DefaultThreshold = 1 << 30
+	// minPart is the smallest size of a part that S3 accepts, maxParts the largest number of parts.
+	minPart  = 5 << 20
+	maxParts = 10000
+	// requestsPerPage is what a page takes beside its objects: two checks that the copy is still wanted, two listings of the source, one of
+	// the target, a segment written and read.
+	requestsPerPage = 7
+	pageSize        = 1000
+)
+
+// Place is a prefix of a bucket. Prefix is "" for the whole bucket without the driver's records, and otherwise ends in "/".
+type Place struct {
+	Bucket buckets.Bucket
+	Prefix string
+}
+
+// String returns the place for messages.
+func (p Place) String() string { return p.Bucket.Info.Name + "/" + p.Prefix }
+
+// Object is an object of a source.
+type Object struct {
+	Key     string // below the prefix
+	ETag    string
+	Version string // "": the current one
+	Size    int64
+}
+
+// Page is a part of a source. Last is the key after which the next page starts; with More false there is none.
+type Page struct {
+	Objects []Object
+	Last    string
+	More    bool
+}
+
+// Source lists the objects to copy.
+type Source interface {
+	// Place is where the objects are.
+	Place() Place
+	// Page returns the page with that number (from 0), which starts after a key ("": at the beginning).
+	Page(ctx context.Context, number int, after string) (Page, error)
+}
+
+// Store reads and writes manifest segments; *records.Store implements it.
+type Store interface {
+	// Put writes an object if there is none (etag "").
+	Put(ctx context.Context, b buckets.Bucket, key, etag string, data []byte) (newETag string, err error)
+	// Get reads an object of up to limit bytes.
+	Get(ctx context.Context, b buckets.Bucket, key string, limit int64) (data []byte, etag string, err error)
+}
+
+// Uploads lists unfinished uploads; *buckets.Opener implements it.
+type Uploads interface {
+	UploadsBelow(ctx context.Context, b buckets.Bucket, prefix string, each func(key, id string) error) error
+}
+
+// Options are the dependencies and settings of a Copier.
+type Options struct {
+	Store   Store
+	Uploads Uploads
+	// Workers is how many requests are in flight per backend.
+	Workers int
+	// Threshold is the size above which an object is copied in parts; 0 is DefaultThreshold.
+	Threshold int64
+}
+
+// Copier copies prefixes. All methods may be called concurrently.
+type Copier struct {
+	Options
+	throttles *throttle.Set
+}
+
+// New returns a Copier. It starts nothing.
+func New(o Options) *Copier {
+	if o.Threshold == 0 {
+		o.Threshold = DefaultThreshold
+	}
+	return &Copier{Options: o, throttles: throttle.NewSet(o.Workers)}
+}
+
+// Task is a copy.
+type Task struct {
+	Source Source
+	Target Place
+	// Manifest is the prefix of the manifest segments, in the target's bucket.
+	Manifest string
+	Limits   Limits
+	Progress *Progress
+	// Keep leaves objects at the target that are in no segment. Otherwise they are removed, which must not be where others write.
+	Keep bool
+	// Still is called before each page and before the end. It returns an error if the copy is no longer wanted.
+	Still func(context.Context) error
+}
+
+// Limits bound a copy; 0 is no limit.
+type Limits struct{ Objects, Bytes int64 }
+
+// Totals are the sums of a copy.
+type Totals struct {
+	Objects int64 `json:"objects"`
+	Bytes   int64 `json:"bytes"`
+	// Changed is how many objects changed or disappeared after they were listed. A changed one is in the copy as it was later.
+	Changed int64 `json:"changed,omitempty"`
+}
+
+// Requests estimates how many requests a copy takes.
+func (t Totals) Requests() int64 {
+	return t.Objects + requestsPerPage*(t.Objects/pageSize+1) + t.Bytes/DefaultThreshold
+}
+
+// check refuses totals above the limits. exact is false if there may be more.
+func (l Limits) check(t Totals, exact bool) error {
+	if (l.Objects == 0 || t.Objects <= l.Objects) && (l.Bytes == 0 || t.Bytes <= l.Bytes) {
+		return nil
+	}
+	atLeast := ""
+	if !exact {
+		atLeast = "at least "
+	}
+	return fault.Errorf(fault.OutOfRange, "the source has %s%d objects and %d bytes, which are about %d requests; the limits are %d objects (maxObjects) and %d bytes (maxBytes)",
+		atLeast, t.Objects, t.Bytes, t.Requests(), l.Objects, l.Bytes)
+}
+
+// Progress is how far a copy is.
+type Progress struct{ objects, bytes, expectObjects, expectBytes atomic.Int64 }
+
+// String returns "1234 of 5000 objects (1.2 GiB of 5.0 GiB) copied".
+func (p *Progress) String() string {
+	objects, all := p.objects.Load(), p.expectObjects.Load()
+	if all == 0 {
+		return fmt.Sprintf("%d objects (%s) copied", objects, size(p.bytes.Load()))
+	}
+	return fmt.Sprintf("%d of %d objects (%s of %s) copied", objects, all, size(p.bytes.Load()), size(p.expectBytes.Load()))
+}
+
+// Expect sets what String compares with.
+func (p *Progress) Expect(t Totals) { p.expectObjects.Store(t.Objects); p.expectBytes.Store(t.Bytes) }
+
+func (p *Progress) set(t Totals) { p.objects.Store(t.Objects); p.bytes.Store(t.Bytes) }
+
+func size(n int64) string {
+	const units = "KMGTPE"
+	if n < 1<<10 {
+		return fmt.Sprintf("%d B", n)
+	}
+	f, i := float64(n)/(1<<10), 0
+	for ; f >= 1<<10 && i < len(units)-1; i++ {
+		f /= 1 << 10
+	}
+	return fmt.Sprintf("%.1f %ciB", f, units[i])
+}
+
+// maxCount is how many pages above a limit are counted for the refusal.
+const maxCount = 1000
+
+// Count lists the source and refuses it (OutOfRange) if it is above the limits.
+func (c *Copier) Count(ctx context.Context, source Source, limits Limits) (Totals, error) {
+	r := c.run(Task{Source: source, Target: source.Place()})
+	var t Totals
+	after, beyond := "", 0
+	for n := 0; ; n++ {
+		page, err := r.page(ctx, n, after)
+		if err != nil {
+			return Totals{}, err
+		}
+		for _, o := range page.Objects {
+			t.Objects++
+			t.Bytes += o.Size
+		}
+		if err := limits.check(t, !page.More); err != nil {
+			if beyond++; !page.More || beyond == maxCount {
+				return Totals{}, err
+			}
+		}
+		if !page.More {
+			return t, nil
+		}
+		after = page.Last
+	}
+}
+
+// run is one Task in progress.
+type run struct {
+	Task
+	*Copier
+	throttle *throttle.Throttle
+	// plain is set if the service refuses conditions on the target of a copy.
+	plain atomic.Bool
+	// started is set after the first page, which an earlier run may have copied in part.
+	started bool
+	// proven is set once it is known whether the service honours conditions on the target, and honoured if it does.
+	proven, honoured bool
+	ahead            *ahead // the page that is read while another one is copied; nil: none
+}
+
+// ahead is a page that is read in advance.
+type ahead struct {
+	number int
+	after  string
+	stop   context.CancelFunc
+	done   chan struct{} // closed when page and err are set
+	page   Page
+	err    error
+}
+
+func (c *Copier) run(t Task) *run {
+	return &run{Task: t, Copier: c, throttle: c.throttles.Of(t.Target.Bucket.Backend.Name)}
+}
+
+// Copy copies the source to the target, or what an earlier call left, and compares the target with the manifest. Busy, Unavailable and Timeout
+// mean that another call continues; other errors name what cannot be copied.
+func (c *Copier) Copy(ctx context.Context, t Task) (Totals, error) {
+	r := c.run(t)
+	totals, err := r.copy(ctx)
+	if err != nil && fault.KindOf(err).Permanent() && ctx.Err() == nil {
+		// Something is missing, for example: it may have been deleted because the copy is no longer wanted.
+		if over := r.still(ctx); over != nil {
+			return Totals{}, over
+		}
+	}
+	return totals, err
+}
+
+func (r *run) copy(ctx context.Context) (Totals, error) {
+	defer r.dropAhead()
+	last, err := r.lastSegment(ctx)
+	if err != nil {
+		return Totals{}, err
+	}
+	r.Progress.set(last.Totals)
+	for last.More {
+		if last, err = r.next(ctx, last); err != nil {
+			return Totals{}, err
+		}
+		r.Progress.set(last.Totals)
+		klog.FromContext(ctx).V(4).Info("Copied page", "page", last.Number, "objects", last.Totals.Objects, "bytes", last.Totals.Bytes)
+	}
+	failpoint.Here("copy.copied")
+	if err := r.verify(ctx, last); err != nil {
+		return Totals{}, err
+	}
+	failpoint.Here("copy.verified")
+	return last.Totals, r.still(ctx)
+}
+
+func (r *run) still(ctx context.Context) error {
+	if r.Still == nil {
+		return nil
+	}
+	return r.Still(ctx)
+}
+
+// readAhead reads a page of the source while another one is copied.
+func (r *run) readAhead(ctx context.Context, number int, after string) {
+	r.dropAhead()
+	a := &ahead{number: number, after: after, done: make(chan struct{})}
+	ctx, a.stop = context.WithCancel(ctx)
+	r.ahead = a
+	go func() {
+		defer close(a.done)
+		a.page, a.err = r.page(ctx, number, after)
+	}()
+}
+
+// dropAhead ends the reading in advance.
+func (r *run) dropAhead() {
+	if r.ahead != nil {
+		r.ahead.stop()
+		<-r.ahead.done
+		r.ahead = nil
+	}
+}
+
+// take returns a page, if possible the one that was read in advance.
+func (r *run) take(ctx context.Context, number int, after string) (Page, error) {
+	a := r.ahead
+	if a == nil || a.number != number || a.after != after {
+		return r.page(ctx, number, after)
+	}
+	<-a.done
+	page, err := a.page, a.err
+	r.dropAhead()
+	return page, err
+}
+
+// next copies the page after a segment and returns its segment.
+func (r *run) next(ctx context.Context, last segment) (segment, error) {
+	if err := r.still(ctx); err != nil {
+		return segment{}, err
+	}
+	number := last.Number + 1
+	page, err := r.take(ctx, number, last.Last)
+	if err != nil {
+		return segment{}, err
+	}
+	if page.More {
+		r.readAhead(ctx, number+1, page.Last)
+	}
+	failpoint.Here("copy.listed")
+	entries, changed, err := r.copyPage(ctx, last.Last, page)
+	if err != nil {
+		return segment{}, err
+	}
+	failpoint.Here("copy.page")
+	s := segment{Version: version, Number: number, Last: page.Last, More: page.More, Objects: entries, Totals: last.Totals}
+	for _, e := range entries {
+		s.Totals.Objects++
+		s.Totals.Bytes += e.Size
+	}
+	s.Totals.Changed += changed
+	if err := r.Limits.check(s.Totals, !page.More); err != nil {
+		return segment{}, err
+	}
+	s, err = r.writeSegment(ctx, s)
+	failpoint.Here("copy.segment")
+	return s, err
+}

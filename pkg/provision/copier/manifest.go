@@ -1,0 +1,142 @@
+package copier
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/records"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/throttle"
+)
+
+const (
+	// version is the format of segments. No other version is accepted.
+	version = 1
+	// maxSegment is the maximum size of a segment: 1000 keys of 1024 bytes, six bytes for each if they are escaped, and the rest.
+	maxSegment = 8 << 20
+	// segmentAttempts is how often a segment is written whose outcome is unknown.
+	segmentAttempts = 5
+	digits          = 8 // of a segment's number, so that keys sort by number
+)
+
+// segment is the part of a manifest for one page. Version 1.
+type segment struct {
+	Version int     `json:"version"`
+	Number  int     `json:"number"`
+	Last    string  `json:"last"`   // the next page starts after it
+	More    bool    `json:"more"`   // false: this is the last one
+	Totals  Totals  `json:"totals"` // of all segments up to this one
+	Objects []entry `json:"objects"`
+}
+
+// entry is one object of a copy.
+type entry struct {
+	Key        string `json:"key"` // below the prefix
+	Size       int64  `json:"size"`
+	ETag       string `json:"etag,omitempty"`       // of the copy
+	SourceETag string `json:"sourceETag,omitempty"` // "": it was there before the page was listed again
+	Version    string `json:"version,omitempty"`    // of the source
+}
+
+func segmentKey(manifest string, number int) string {
+	return fmt.Sprintf("%s%0*d", manifest, digits, number)
+}
+
+// before is the segment before the first one.
+func before() segment { return segment{Number: -1, More: true} }
+
+// lastSegment finds the segment with the highest number.
+func (r *run) lastSegment(ctx context.Context) (segment, error) {
+	last := ""
+	next, more := buckets.CurrentObjects(r.Target.Bucket.AsOwn(), r.Manifest, 0), true
+	for more {
+		var page []buckets.Object
+		err := r.send(ctx, func(ctx context.Context) (err error) {
+			page, more, err = next(ctx)
+			return err
+		})
+		if err != nil {
+			return segment{}, classify(err, "listing the manifest "+r.Manifest+" of "+r.Target.Bucket.String())
+		}
+		for _, o := range page {
+			last = max(last, o.Key)
+		}
+	}
+	if last == "" {
+		return before(), nil
+	}
+	number, err := strconv.Atoi(strings.TrimPrefix(last, r.Manifest))
+	if err != nil {
+		return segment{}, fault.Errorf(fault.Precondition, "%s of %s is not a segment of a manifest: find out which program wrote it", last, r.Target.Bucket)
+	}
+	return readSegment(ctx, r.Store, r.Target.Bucket, r.Manifest, number)
+}
+
+func readSegment(ctx context.Context, store Store, b buckets.Bucket, manifest string, number int) (segment, error) {
+	key := segmentKey(manifest, number)
+	data, _, err := store.Get(ctx, b.AsOwn(), key, maxSegment)
+	if err != nil {
+		return segment{}, err
+	}
+	var s segment
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.DisallowUnknownFields()
+	err = d.Decode(&s)
+	switch {
+	case err != nil:
+	case s.Version != version:
+		err = fmt.Errorf("version %d, this driver reads version %d", s.Version, version)
+	case s.Number != number:
+		err = fmt.Errorf("it has number %d", s.Number)
+	}
+	if err != nil {
+		return segment{}, fault.Errorf(fault.Precondition, "%s of %s is not a segment of a manifest that this driver can read: %w", key, b, err)
+	}
+	return s, nil
+}
+
+// writeSegment writes a segment, or returns that of the process that wrote one of that number first.
+func (r *run) writeSegment(ctx context.Context, s segment) (segment, error) {
+	data, err := json.Marshal(s)
+	if err != nil {
+		return segment{}, fault.Errorf(fault.Unknown, "encoding a manifest segment: %w", err)
+	}
+	for attempt := 1; ; attempt++ {
+		_, err = r.Store.Put(ctx, r.Target.Bucket.AsOwn(), segmentKey(r.Manifest, s.Number), "", data)
+		switch {
+		case errors.Is(err, records.ErrChanged):
+			return readSegment(ctx, r.Store, r.Target.Bucket, r.Manifest, s.Number)
+		case !fault.Is(err, fault.Busy) || attempt == segmentAttempts || !throttle.Pause(ctx, attempt):
+			return s, err
+		}
+	}
+}
+
+// Copied is the source of a copy of a copy: its pages are the segments of a manifest.
+type Copied struct {
+	Of       Place
+	Manifest string
+	Store    Store
+}
+
+// Place implements Source.
+func (c Copied) Place() Place { return c.Of }
+
+// Page implements Source.
+func (c Copied) Page(ctx context.Context, number int, _ string) (Page, error) {
+	s, err := readSegment(ctx, c.Store, c.Of.Bucket, c.Manifest, number)
+	if err != nil {
+		return Page{}, err
+	}
+	p := Page{Objects: make([]Object, len(s.Objects)), Last: s.Last, More: s.More}
+	for i, e := range s.Objects {
+		p.Objects[i] = Object{Key: e.Key, ETag: e.ETag, Size: e.Size}
+	}
+	return p, nil
+}

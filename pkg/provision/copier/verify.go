@@ -1,0 +1,86 @@
+package copier
+
+import (
+	"context"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+	"k8s.io/klog/v2"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
+)
+
+// verify compares the target with the manifest, page by page: keys, sizes and ETags, and the totals. It removes objects that are in no
+// segment, which a process that was killed or that lost a race left, and unfinished uploads.
+func (r *run) verify(ctx context.Context, last segment) error {
+	err := r.Uploads.UploadsBelow(ctx, r.Target.Bucket, r.Target.Prefix, func(key, id string) error {
+		if err := buckets.CheckBelow(r.Target.Prefix, key); err != nil {
+			return err
+		}
+		r.abort(ctx, key, id)
+		return nil
+	})
+	if err != nil {
+		return classify(err, "listing unfinished uploads below "+r.Target.String())
+	}
+	var sum Totals
+	after := ""
+	for n := 0; n <= last.Number; n++ {
+		s, err := readSegment(ctx, r.Store, r.Target.Bucket, r.Manifest, n)
+		if err != nil {
+			return err
+		}
+		if err := r.verifySegment(ctx, after, s, &sum); err != nil {
+			return err
+		}
+		after = s.Last
+	}
+	if sum.Objects != last.Totals.Objects || sum.Bytes != last.Totals.Bytes {
+		return fault.Errorf(fault.Precondition, "the segments of the manifest %s have %d objects and %d bytes, the last one says %d and %d", r.Manifest, sum.Objects, sum.Bytes, last.Totals.Objects, last.Totals.Bytes)
+	}
+	return nil
+}
+
+func (r *run) verifySegment(ctx context.Context, after string, s segment, sum *Totals) error {
+	want := make(map[string]entry, len(s.Objects))
+	for _, e := range s.Objects {
+		want[e.Key] = e
+		sum.Objects++
+		sum.Bytes += e.Size
+	}
+	var extra []string
+	var differs error
+	err := r.there(ctx, after, s.Last, !s.More, func(o Object) {
+		e, ok := want[o.Key]
+		delete(want, o.Key)
+		switch {
+		case !ok && r.Keep:
+		case !ok:
+			extra = append(extra, o.Key)
+		case e.Size != o.Size, e.ETag != "" && o.ETag != "" && e.ETag != o.ETag:
+			differs = fault.Errorf(fault.Precondition, "the copy of %q below %s has %d bytes and ETag %s, the manifest says %d and %s: another program changed it, or the service ignores the conditions of copies",
+				o.Key, r.Target, o.Size, o.ETag, e.Size, e.ETag)
+		}
+	})
+	if err != nil || differs != nil {
+		if err == nil {
+			err = differs
+		}
+		return err
+	}
+	for key := range want {
+		return fault.Errorf(fault.Precondition, "%d copied objects are missing below %s, for example %q: another program deleted them", len(want), r.Target, key)
+	}
+	for _, key := range extra {
+		klog.FromContext(ctx).V(2).Info("Removing object that is not in the manifest", "bucket", r.Target.Bucket.Info.Name, "key", r.Target.Prefix+key)
+		err := r.bounded(ctx, func(ctx context.Context) error {
+			_, err := r.Target.Bucket.Client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: r.Target.Bucket.Name(), Key: aws.String(r.Target.Prefix + key)}, buckets.NoRetry)
+			return err
+		})
+		if err != nil {
+			return classify(err, "removing "+r.Target.Prefix+key+" of "+r.Target.Bucket.String())
+		}
+	}
+	return nil
+}

@@ -1,0 +1,192 @@
+package records
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+	"github.com/aws/aws-sdk-go-v2/service/s3/types"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
+)
+
+// States of snapshot records, beside StateDeleting and StateDeleted.
+const (
+	// StateCutting is before anything is copied.
+	StateCutting State = "cutting"
+	StateCopying State = "copying"
+	StateReady   State = "ready"
+)
+
+// Snapshot proves that this driver made a snapshot. Like a Record, its content is never trusted: no backend, bucket or prefix is taken from
+// it.
+type Snapshot struct {
+	Version          int             `json:"version"`
+	Driver           string          `json:"driver"`
+	Cluster          string          `json:"cluster"`
+	Name             string          `json:"name"` // the snapshot's, as the CO gave it
+	SnapshotID       string          `json:"snapshotID"`
+	Source           string          `json:"source"` // volume id
+	ParametersDigest string          `json:"parametersDigest"`
+	Consistency      string          `json:"consistency"`
+	OnDelete         volume.OnDelete `json:"onDelete"`
+	State            State           `json:"state"`
+	Generation       int             `json:"generation"`
+	// Objects and Bytes are expected while the snapshot is copied, and exact when it is ready. Changed is how many objects changed meanwhile.
+	Objects int64 `json:"objects"`
+	Bytes   int64 `json:"bytes"`
+	Changed int64 `json:"changed,omitempty"`
+	// Failure is why a snapshot is deleted that could not be made.
+	Failure  string    `json:"failure,omitempty"`
+	Created  time.Time `json:"created"` // when the copy began
+	Finished time.Time `json:"finished,omitzero"`
+	Updated  time.Time `json:"updated"`
+}
+
+// SnapshotKey returns the object key of the record of the snapshot name with that segment.
+func SnapshotKey(segment string) string { return volume.SnapshotsPrefix + segment }
+
+// NewSnapshot returns the record of a snapshot that is about to be copied.
+func NewSnapshot(o Owner, name string, id volume.SnapshotID, source volume.ID, p volume.SnapshotParameters, now time.Time) Snapshot {
+	return Snapshot{
+		Version: version, Driver: o.Driver, Cluster: o.Cluster, Name: name, SnapshotID: id.String(), Source: source.String(), ParametersDigest: p.Digest(),
+		Consistency: p.Consistency, OnDelete: p.OnDelete, State: StateCutting, Generation: id.Generation, Created: now, Updated: now,
+	}
+}
+
+// Owner returns the owner that the record names.
+func (s Snapshot) Owner() Owner { return Owner{Driver: s.Driver, Cluster: s.Cluster} }
+
+// With returns the record in another state.
+func (s Snapshot) With(state State, now time.Time) Snapshot {
+	s.State, s.Updated = state, now
+	return s
+}
+
+func (s Snapshot) check() error {
+	switch {
+	case s.Version != version:
+		return fmt.Errorf("version %d", s.Version)
+	case s.Driver == "":
+		return errors.New("driver is missing")
+	case s.Name == "" || !utf8.ValidString(s.Name):
+		return fmt.Errorf("the name %q is empty or not UTF-8", s.Name)
+	case s.Created.IsZero() || s.Updated.IsZero():
+		return errors.New("created or updated is missing")
+	case s.ParametersDigest == "":
+		return errors.New("parametersDigest is missing")
+	case s.Objects < 0 || s.Bytes < 0:
+		return errors.New("negative counts")
+	case s.State == StateReady && s.Finished.IsZero():
+		return errors.New("finished is missing")
+	}
+	switch s.State {
+	case StateCutting, StateCopying, StateReady, StateDeleting, StateDeleted:
+	default:
+		return fmt.Errorf("unknown state %q", s.State)
+	}
+	switch s.OnDelete {
+	case volume.OnDeleteDelete, volume.OnDeletePurge, volume.OnDeleteRetain:
+	default:
+		return fmt.Errorf("unknown onDelete %q", s.OnDelete)
+	}
+	id, err := volume.ParseSnapshotID(s.SnapshotID)
+	if err != nil {
+		return err
+	}
+	if id.Segment != volume.NameSegment(s.Name) || id.Generation != s.Generation {
+		return fmt.Errorf("the snapshot id %q is not that of generation %d of the name %q", s.SnapshotID, s.Generation, s.Name)
+	}
+	_, err = volume.ParseID(s.Source)
+	return err
+}
+
+func decodeSnapshot(data []byte) (Snapshot, error) {
+	var s Snapshot
+	if err := parse(data, &s); err != nil {
+		return Snapshot{}, err
+	}
+	return s, s.check()
+}
+
+// StoredSnapshot is a snapshot record as it was read.
+type StoredSnapshot struct {
+	Snapshot
+	ETag string
+}
+
+// ReadSnapshot reads a snapshot record. NotFound: there is none. Precondition: the object is not a valid record.
+func (s *Store) ReadSnapshot(ctx context.Context, b buckets.Bucket, segment string) (StoredSnapshot, error) {
+	data, etag, err := s.Get(ctx, b, SnapshotKey(segment), maxRecord)
+	if err != nil {
+		return StoredSnapshot{}, err
+	}
+	r, err := decodeSnapshot(data)
+	if err != nil {
+		return StoredSnapshot{}, fault.Errorf(fault.Precondition, "%s in %s is not a snapshot record that this driver can read: %w; nothing was changed; find out which program wrote it before you change it", SnapshotKey(segment), b, err)
+	}
+	return StoredSnapshot{r, etag}, nil
+}
+
+// WriteSnapshot writes a snapshot record under the condition that there is none (etag "") or that it is still the one with that etag. See
+// Put.
+func (s *Store) WriteSnapshot(ctx context.Context, b buckets.Bucket, etag string, r Snapshot) (newETag string, err error) {
+	data, err := json.MarshalIndent(r, "", "  ")
+	if err == nil {
+		err = r.check()
+	}
+	if err != nil {
+		return "", fault.Errorf(fault.Unknown, "record of snapshot %q: %w", r.Name, err)
+	}
+	return s.Put(ctx, b, SnapshotKey(volume.NameSegment(r.Name)), etag, append(data, '\n'))
+}
+
+// SnapshotSegments lists the segments of the snapshot records of a bucket, in order: those after a segment, of one page.
+func (s *Store) SnapshotSegments(ctx context.Context, b buckets.Bucket, after string) (segments []string, more bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, buckets.RequestBound)
+	defer cancel()
+	in := &s3.ListObjectsV2Input{Bucket: b.Name(), Prefix: aws.String(volume.SnapshotsPrefix), Delimiter: aws.String("/"), EncodingType: types.EncodingTypeUrl}
+	for {
+		if after != "" {
+			in.StartAfter = aws.String(volume.SnapshotsPrefix + after)
+		}
+		out, err := b.Client.ListObjectsV2(ctx, in)
+		if err != nil {
+			return nil, false, backend.Classify(err, "listing the snapshots in "+b.String())
+		}
+		last := after
+		for _, c := range out.CommonPrefixes { // the data of the snapshots
+			key, err := buckets.PlainKey(c.Prefix, out.EncodingType)
+			if err != nil {
+				return nil, false, err
+			}
+			// The next key that is not below the prefix: "0" follows "/".
+			last = max(last, strings.TrimSuffix(strings.TrimPrefix(key, volume.SnapshotsPrefix), "/")+"0")
+		}
+		for _, c := range out.Contents {
+			key, err := buckets.PlainKey(c.Key, out.EncodingType)
+			if err != nil {
+				return nil, false, err
+			}
+			segment := strings.TrimPrefix(key, volume.SnapshotsPrefix)
+			last = max(last, segment)
+			if segment > after {
+				segments = append(segments, segment)
+			}
+		}
+		more = aws.ToBool(out.IsTruncated) && last > after
+		if !more || len(segments) > 0 {
+			return segments, more, nil
+		}
+		after = last
+	}
+}

@@ -1,0 +1,403 @@
+// Package snapshot makes snapshots of volumes, and finds and lists them. A snapshot is a record and a copy of the volume's objects, below a
+// prefix that no volume can have. Deleting it is pkg/provision/remove's.
+package snapshot
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/policy"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/copier"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/erase"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/identity"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/records"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/remove"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/runs"
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
+)
+
+// maxRaces is how often a decision is repeated because a record changed meanwhile.
+const maxRaces = 4
+
+// Request is a request to make a snapshot.
+type Request struct {
+	Name       string // as the CO gave it
+	Namespace  string // of the snapshot, if the CO passes it; it only decides whether the operator's rules allow the bucket
+	Source     volume.ID
+	Parameters volume.SnapshotParameters
+	Keys       credentials.Keys // of the request's secret; zero: none
+	RoleARN    string           // of the request's secret; "": none
+}
+
+// Info describes a snapshot.
+type Info struct {
+	ID      volume.SnapshotID
+	Source  string // volume id
+	Objects int64
+	Bytes   int64
+	Cut     time.Time
+	Ready   bool
+}
+
+// Volumes looks volumes up and deletes snapshots; *remove.Remover implements it.
+type Volumes interface {
+	Lookup(ctx context.Context, r remove.Request) error
+	DeleteSnapshot(ctx context.Context, r remove.SnapshotRequest) error
+	WhileConfigured(ctx context.Context, be backend.Backend, work func(context.Context) error) error
+}
+
+// Options are the dependencies of a Maker; all are required.
+type Options struct {
+	Config     backend.Configured // read at each call
+	Identities *identity.Identities
+	Clients    *backend.Clients
+	Opener     *buckets.Opener
+	Records    *records.Store
+	Copier     *copier.Copier
+	Eraser     *erase.Eraser
+	Runs       *runs.Queue
+	Volumes    Volumes
+	// NotVolume refuses a bucket that is itself a volume.
+	NotVolume func(ctx context.Context, b buckets.Bucket) error
+}
+
+// Maker makes snapshots. All methods may be called concurrently.
+type Maker struct{ Options }
+
+// New returns a Maker. It starts nothing.
+func New(o Options) *Maker { return &Maker{o} }
+
+// Create makes the snapshot of that name, or returns it if it exists with the same source and parameters. Until all is copied and verified, it
+// returns Busy with the progress. The copy continues without the caller, and calls for the same snapshot join it.
+//
+// Exists: the name is used otherwise. NotFound: there is no source, or it was deleted meanwhile. OutOfRange: the source is above the limits.
+// After such an error nothing is left of the snapshot but a tombstone.
+func (m *Maker) Create(ctx context.Context, r Request) (info Info, err error) {
+	if err := m.admit(r); err != nil {
+		return Info{}, err
+	}
+	be, who, err := m.Identities.Find(r.Source.Backend, r.Keys, r.RoleARN)
+	if err != nil {
+		return Info{}, err
+	}
+	keys, err := m.Identities.Keys(ctx, be, who)
+	if err != nil {
+		return Info{}, err
+	}
+	defer func() { m.Identities.Invalidate(be, who, keys, err) }()
+	c := creation{Maker: m, be: be, who: who, r: r}
+	if c.b, err = m.place(ctx, be, keys, r); err != nil {
+		return Info{}, err
+	}
+	if err := m.Runs.Failure(c.runID()); err != nil {
+		return Info{}, err
+	}
+	return c.run(ctx)
+}
+
+// admit refuses what no answer of a service can change.
+func (m *Maker) admit(r Request) error {
+	if r.Source.Prefix == "" && r.Parameters.BucketName == "" {
+		return fault.Field("parameters.bucketName", "is missing: volume %s is a bucket, which is deleted with its volume; name a bucket for its snapshots", r.Source)
+	}
+	if err := r.Parameters.CheckPlace(r.Source); err != nil {
+		return err
+	}
+	be, err := m.Config.Config().Backend(r.Source.Backend)
+	if err != nil {
+		return err
+	}
+	return be.Allows(backend.Use{Namespace: r.Namespace, Bucket: r.Parameters.ID(r.Source, r.Name, 1).Bucket, Creation: true})
+}
+
+// place opens the snapshot's bucket and checks that snapshots can be there.
+func (m *Maker) place(ctx context.Context, be backend.Backend, keys credentials.Keys, r Request) (buckets.Bucket, error) {
+	name := r.Parameters.ID(r.Source, r.Name, 1).Bucket
+	for _, bucket := range []string{name, r.Source.Bucket} {
+		if kind, err := volume.ValidateBucketName(bucket); err == nil && kind == volume.BucketDirectory {
+			return buckets.Bucket{}, fault.Errorf(fault.Precondition, "bucket %s is a directory bucket, which lists keys in no order: it can have no snapshots", bucket)
+		}
+	}
+	b, err := m.Opener.Open(ctx, be, keys, name, "")
+	if fault.Is(err, fault.NotFound) {
+		if r.Parameters.BucketName == "" {
+			return b, fault.Errorf(fault.NotFound, "there is no volume %s: %w", r.Source, err)
+		}
+		return b, fault.Errorf(fault.Precondition, "parameters.bucketName: bucket %s must exist: %w", name, err)
+	}
+	if err != nil {
+		return b, err
+	}
+	if err := m.NotVolume(ctx, b); err != nil {
+		return b, err
+	}
+	_, err = m.Opener.Conditional(ctx, b)
+	return b, err
+}
+
+// creation is one CreateSnapshot.
+type creation struct {
+	*Maker
+	be  backend.Backend
+	who identity.Identity
+	b   buckets.Bucket
+	r   Request
+}
+
+// RunID returns the id of the run that makes a snapshot of that name.
+func RunID(id volume.SnapshotID) string {
+	return "snapshot " + id.Backend + ":" + id.Bucket + "/" + id.Segment
+}
+
+func (c *creation) runID() string { return RunID(c.r.Parameters.ID(c.r.Source, c.r.Name, 1)) }
+
+func (c *creation) run(ctx context.Context) (Info, error) {
+	for range maxRaces {
+		found, err := c.Records.ReadSnapshot(ctx, c.b, volume.NameSegment(c.r.Name))
+		switch {
+		case fault.Is(err, fault.NotFound) && !backend.IsNoSuchBucket(err):
+			found = records.StoredSnapshot{}
+		case err != nil:
+			return Info{}, err
+		}
+		next, err := c.decide(found)
+		if err != nil {
+			return Info{}, err
+		}
+		if next > 0 {
+			if found, err = c.begin(ctx, next, found.ETag); errors.Is(err, records.ErrChanged) {
+				continue
+			} else if err != nil {
+				return Info{}, err
+			}
+		}
+		if found.State != records.StateReady {
+			if found, err = c.copy(ctx, found); err != nil {
+				return Info{}, err
+			}
+		}
+		return c.info(found.Snapshot)
+	}
+	return Info{}, fault.Errorf(fault.Busy, "the record of snapshot %q in %s keeps changing: other controllers use the same name", c.r.Name, c.b)
+}
+
+// decide decides what a record means for the request. next is the generation of a new record, 0: the record is that of the snapshot.
+func (c *creation) decide(found records.StoredSnapshot) (next int, err error) {
+	switch {
+	case found.ETag == "":
+		return 1, nil
+	case found.State == records.StateDeleted:
+		if found.Generation >= volume.MaxGeneration {
+			return 0, fault.Errorf(fault.Exhausted, "the snapshot name %q was used %d times in this bucket, which is the limit: choose another name", c.r.Name, found.Generation)
+		}
+		return found.Generation + 1, nil
+	case found.Owner() != c.Records.Owner:
+		return 0, fault.Errorf(fault.Exists, "the snapshot name %q is taken in this bucket by %s (%s); this is %s", c.r.Name, found.Owner(), found.SnapshotID, c.Records.Owner)
+	case found.Name != c.r.Name:
+		return 0, fault.Errorf(fault.Exists, "the snapshot names %q and %q have the same place, and the first one uses it (%s): choose another name", found.Name, c.r.Name, found.SnapshotID)
+	case found.Source != c.r.Source.String():
+		return 0, fault.Errorf(fault.Exists, "snapshot %q exists (%s), of volume %s", c.r.Name, found.SnapshotID, found.Source)
+	case found.ParametersDigest != c.r.Parameters.Digest():
+		return 0, fault.Errorf(fault.Exists, "snapshot %q exists (%s) with other parameters", c.r.Name, found.SnapshotID)
+	case found.State == records.StateDeleting:
+		why := ""
+		if found.Failure != "" {
+			why = ", because it failed: " + found.Failure
+		}
+		return 0, fault.Errorf(fault.Busy, "snapshot %s of that name is being deleted%s", found.SnapshotID, why)
+	case found.SnapshotID != c.r.Parameters.ID(c.r.Source, c.r.Name, found.Generation).String():
+		return 0, fault.Errorf(fault.Exists, "the record of snapshot %q in %s names %s: it was not written for this bucket", c.r.Name, c.b, found.SnapshotID)
+	}
+	return 0, nil
+}
+
+// begin writes the record of a new snapshot.
+func (c *creation) begin(ctx context.Context, generation int, etag string) (records.StoredSnapshot, error) {
+	if err := c.source(ctx, c.who); err != nil {
+		return records.StoredSnapshot{}, err
+	}
+	s := records.NewSnapshot(c.Records.Owner, c.r.Name, c.r.Parameters.ID(c.r.Source, c.r.Name, generation), c.r.Source, c.r.Parameters, c.Records.Now())
+	etag, err := c.Records.WriteSnapshot(ctx, c.b, etag, s)
+	return records.StoredSnapshot{Snapshot: s, ETag: etag}, err
+}
+
+// source returns NotFound unless the source exists and is not being deleted.
+func (c *creation) source(ctx context.Context, who identity.Identity) error {
+	return c.Volumes.Lookup(ctx, remove.Request{ID: c.r.Source, Keys: who.Keys, RoleARN: who.Role})
+}
+
+// copy executes or joins the run that copies the snapshot, and returns the record when it is ready.
+func (c *creation) copy(ctx context.Context, found records.StoredSnapshot) (records.StoredSnapshot, error) {
+	id := c.r.Parameters.ID(c.r.Source, c.r.Name, found.Generation)
+	progress := &copier.Progress{}
+	err := c.Runs.Do(ctx, c.runID(), "making snapshot "+id.String(), c.who, progress, func(ctx context.Context, r *runs.Run) error {
+		own := *c
+		return c.Volumes.WhileConfigured(ctx, c.be, func(ctx context.Context) error { return own.make(ctx, r, id, progress) })
+	})
+	if err != nil {
+		return found, err
+	}
+	return c.Records.ReadSnapshot(ctx, c.b, id.Segment)
+}
+
+// errOver means that the record no longer asks for the copy.
+var errOver = errors.New("the record no longer says that the snapshot is being made")
+
+// errDone means that another process has made the snapshot.
+var errDone = errors.New("the snapshot is made")
+
+// make makes the snapshot, from whatever an earlier run left:
+//
+//  1. count the source's objects, and refuse those above the limits
+//  2. copy them and verify the copy
+//  3. write the state ready
+//
+// If it fails for good, it deletes what there is of the snapshot.
+func (c *creation) make(ctx context.Context, r *runs.Run, id volume.SnapshotID, progress *copier.Progress) error {
+	sides, err := c.open(ctx, r, id)
+	if err != nil {
+		return err
+	}
+	err = c.makeIn(ctx, r, id, sides, progress)
+	switch {
+	case errors.Is(err, errDone):
+		return nil
+	case ctx.Err() != nil:
+		return err
+	case errors.Is(err, errOver):
+		return c.sweep(ctx, sides, id, err)
+	case err == nil || !fault.KindOf(err).Permanent():
+		return err
+	}
+	who := r.Latest()
+	failpoint.Here("snapshot.failed")
+	if discardErr := c.Volumes.DeleteSnapshot(ctx, remove.SnapshotRequest{ID: id, Keys: who.Keys, RoleARN: who.Role, Failure: backend.Clip(err.Error(), 1000)}); discardErr != nil {
+		return fault.Errorf(fault.Busy, "%w; deleting what was copied: %w", err, discardErr)
+	}
+	return err
+}
+
+// sweep erases what this run may have copied after another process had erased the snapshot.
+func (c *creation) sweep(ctx context.Context, sides sides, id volume.SnapshotID, why error) error {
+	found, err := c.Records.ReadSnapshot(ctx, sides.target.AsOwn(), id.Segment)
+	if err == nil && (found.SnapshotID != id.String() || found.State == records.StateDeleting || found.State == records.StateDeleted) && found.OnDelete != volume.OnDeleteRetain {
+		err = c.Eraser.Erase(ctx, erase.Task{Bucket: sides.target.AsOwn(), Prefix: id.Prefix(), Versions: found.OnDelete == volume.OnDeletePurge, Progress: &erase.Progress{}})
+	}
+	if err != nil && !fault.Is(err, fault.NotFound) {
+		return fault.Errorf(fault.Busy, "%w; removing what was copied: %w", why, err)
+	}
+	return why
+}
+
+func (c *creation) makeIn(ctx context.Context, r *runs.Run, id volume.SnapshotID, s sides, progress *copier.Progress) error {
+	own := s.target.AsOwn()
+	found, err := c.Records.ReadSnapshot(ctx, own, id.Segment)
+	switch {
+	case err != nil:
+		return err
+	case found.SnapshotID == id.String() && found.State == records.StateReady:
+		return nil
+	case !making(found, id):
+		return fault.Errorf(fault.Busy, "snapshot %s: %w", id, errOver)
+	}
+	source := copier.Current{Of: copier.Place{Bucket: s.source, Prefix: c.r.Source.Prefix}}
+	limits := copier.Limits{Objects: c.r.Parameters.MaxObjects, Bytes: c.r.Parameters.MaxBytes}
+	if found.State == records.StateCutting {
+		expected, err := c.Copier.Count(ctx, source, limits)
+		if err != nil {
+			return err
+		}
+		failpoint.Here("snapshot.counted")
+		next := found.With(records.StateCopying, c.Records.Now())
+		next.Objects, next.Bytes = expected.Objects, expected.Bytes
+		if _, err := c.Records.WriteSnapshot(ctx, own, found.ETag, next); err != nil && !errors.Is(err, records.ErrChanged) {
+			return err
+		}
+		found.Snapshot = next
+	}
+	progress.Expect(copier.Totals{Objects: found.Objects, Bytes: found.Bytes})
+	totals, err := c.Copier.Copy(ctx, copier.Task{
+		Source: source, Target: copier.Place{Bucket: s.target, Prefix: id.Data()}, Manifest: id.Manifest(), Limits: limits, Progress: progress,
+		Still: func(ctx context.Context) error { return c.still(ctx, r, own, id) },
+	})
+	if err != nil {
+		return err
+	}
+	return c.finish(ctx, own, id, totals)
+}
+
+// making reports whether a record asks for the copy of that snapshot.
+func making(found records.StoredSnapshot, id volume.SnapshotID) bool {
+	return found.SnapshotID == id.String() && (found.State == records.StateCutting || found.State == records.StateCopying)
+}
+
+// still returns an error if the snapshot is no longer being made, or its source is deleted.
+func (c *creation) still(ctx context.Context, r *runs.Run, own buckets.Bucket, id volume.SnapshotID) error {
+	found, err := c.Records.ReadSnapshot(ctx, own, id.Segment)
+	switch {
+	case fault.Is(err, fault.NotFound):
+		return fault.Errorf(fault.Busy, "snapshot %s: %w: %w", id, errOver, err)
+	case err != nil:
+		return err
+	case found.SnapshotID == id.String() && found.State == records.StateReady:
+		return errDone
+	case !making(found, id):
+		return fault.Errorf(fault.Busy, "snapshot %s: %w", id, errOver)
+	}
+	if err := c.source(ctx, r.Latest()); err != nil {
+		if fault.Is(err, fault.NotFound) {
+			return fault.Errorf(fault.NotFound, "the source was deleted while the snapshot was made: %w", err)
+		}
+		return err
+	}
+	return nil
+}
+
+// finish writes the state ready.
+func (c *creation) finish(ctx context.Context, own buckets.Bucket, id volume.SnapshotID, totals copier.Totals) error {
+	for range maxRaces {
+		found, err := c.Records.ReadSnapshot(ctx, own, id.Segment)
+		switch {
+		case err != nil:
+			return err
+		case found.SnapshotID == id.String() && found.State == records.StateReady:
+			return nil
+		case !making(found, id):
+			return fault.Errorf(fault.Busy, "snapshot %s: %w", id, errOver)
+		}
+		ready := found.With(records.StateReady, c.Records.Now())
+		ready.Objects, ready.Bytes, ready.Changed, ready.Finished = totals.Objects, totals.Bytes, totals.Changed, ready.Updated
+		_, err = c.Records.WriteSnapshot(ctx, own, found.ETag, ready)
+		if !errors.Is(err, records.ErrChanged) {
+			return err
+		}
+	}
+	return fault.Errorf(fault.Busy, "the record of snapshot %s keeps changing: another controller uses it", id)
+}
+
+// sides are the buckets of a copy, whose clients have the sessions of the copy, if any can be made.
+type sides struct{ source, target buckets.Bucket }
+
+// open opens both buckets.
+func (c *creation) open(ctx context.Context, r *runs.Run, id volume.SnapshotID) (sides, error) {
+	source := policy.Scope{Bucket: c.r.Source.Bucket, Prefix: c.r.Source.Prefix}
+	target := policy.Scope{Bucket: id.Bucket, Prefix: id.Prefix()}
+	from, to, err := OpenCopy(ctx, c.Options.copyOptions(), c.be, r, "snapshot "+id.String(), source, target)
+	return sides{from, to}, err
+}
+
+func (o Options) copyOptions() CopyOptions { return CopyOptions{o.Identities, o.Clients, o.Opener} }
+
+func (c *creation) info(s records.Snapshot) (Info, error) {
+	id, err := volume.ParseSnapshotID(s.SnapshotID)
+	if err != nil {
+		return Info{}, err
+	}
+	return Info{ID: id, Source: s.Source, Objects: s.Objects, Bytes: s.Bytes, Cut: s.Finished, Ready: s.State == records.StateReady}, nil
+}
