@@ -131,14 +131,20 @@ func (p *Provisioner) ListSnapshots(ctx context.Context, r ListSnapshotsRequest)
 	return p.snapshots.List(ctx, r)
 }
 
-// The requests for snapshots, and what they return.
-type (
-	Snapshot              = snapshot.Info
-	SnapshotRequest       = snapshot.Request
-	DeleteSnapshotRequest = remove.SnapshotRequest
-	ListSnapshotsRequest  = snapshot.ListRequest
-	SnapshotCredentials   = snapshot.Credentials
-)
+// Snapshot describes a snapshot.
+type Snapshot = snapshot.Info
+
+// SnapshotRequest is a request to make a snapshot.
+type SnapshotRequest = snapshot.Request
+
+// DeleteSnapshotRequest is a request to delete a snapshot.
+type DeleteSnapshotRequest = remove.SnapshotRequest
+
+// ListSnapshotsRequest is a request to list snapshots.
+type ListSnapshotsRequest = snapshot.ListRequest
+
+// SnapshotCredentials are those of the secret of a request about a snapshot.
+type SnapshotCredentials = snapshot.Credentials
 
 // CreateRequest is a request to create a volume.
 type CreateRequest = create.Request

@@ -235,7 +235,7 @@ func parseMaxObjects(value, field string) (int64, error) {
 
 func parseMaxBytes(value, field string) (int64, error) {
 	n, err := parseBytes(value, field, 1, 1<<62)
-	return int64(n), err //nolint:gosec // at most 1<<62
+	return int64(n), err
 }
 
 // ID returns the snapshot's id.

@@ -236,12 +236,12 @@ func (r *run) parts(ctx context.Context, o Object, key, upload *string) ([]types
 		g.Go(func() error {
 			return r.bounded(ctx, func(ctx context.Context) error {
 				out, err := r.Target.Bucket.Client.UploadPartCopy(ctx, &s3.UploadPartCopyInput{
-					Bucket: r.Target.Bucket.Name(), Key: key, UploadId: upload, PartNumber: aws.Int32(int32(i + 1)), //nolint:gosec // at most maxParts
+					Bucket: r.Target.Bucket.Name(), Key: key, UploadId: upload, PartNumber: aws.Int32(int32(i + 1)),
 					CopySource: r.copySource(o), CopySourceIfMatch: backend.Optional(o.ETag), CopySourceRange: aws.String(fmt.Sprintf("bytes=%d-%d", start, end)),
 					ExpectedSourceBucketOwner: backend.Optional(r.Source.Place().Bucket.Info.Owner),
 				}, buckets.NoRetry)
 				if err == nil && out.CopyPartResult != nil {
-					parts[i] = types.CompletedPart{PartNumber: aws.Int32(int32(i + 1)), ETag: out.CopyPartResult.ETag} //nolint:gosec // at most maxParts
+					parts[i] = types.CompletedPart{PartNumber: aws.Int32(int32(i + 1)), ETag: out.CopyPartResult.ETag}
 				}
 				return err
 			})
