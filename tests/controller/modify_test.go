@@ -45,15 +45,6 @@ func (e *env) size(segment string) int64 {
 	return r.CapacityBytes
 }
 
-func count(operations []string, name string) (n int) {
-	for _, o := range operations {
-		if o == name {
-			n++
-		}
-	}
-	return n
-}
-
 func TestExpansionsAreRecorded(t *testing.T) {
 	each(t, func(t *testing.T, e *env) {
 		p := e.process()
