@@ -384,12 +384,12 @@ func TestValidateVolumeCapabilities(t *testing.T) {
 func TestControllerClaimsWhatItDoes(t *testing.T) {
 	c, p := newTestController(t)
 	resp, err := c.ControllerGetCapabilities(t.Context(), nil)
-	if err != nil || len(resp.GetCapabilities()) != 6 {
+	if err != nil || len(resp.GetCapabilities()) != 10 {
 		t.Errorf("%v, %v", resp, err)
 	}
 	p.secretsOnly = true
 	resp, err = c.ControllerGetCapabilities(t.Context(), nil)
-	if err != nil || len(resp.GetCapabilities()) != 4 {
+	if err != nil || len(resp.GetCapabilities()) != 8 {
 		t.Errorf("without credentials for listing: %v, %v", resp, err)
 	}
 	_, err = c.GetCapacity(t.Context(), nil)
