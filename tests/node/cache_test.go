@@ -17,16 +17,22 @@ import (
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
 
+// caches are the cache directories of mounts; beside them are the driver's own notes, and the directories of its spares.
+func (e *env) caches() ([]string, error) {
+	spares := e.Spares()
+	dirs, err := filepath.Glob(filepath.Join(e.Cache, "*-*[0-9]"))
+	return slices.DeleteFunc(dirs, func(dir string) bool { _, spare := spares[filepath.Base(dir)]; return spare }), err
+}
+
 // cacheOf is the cache directory of the only mount, and its owner. One that is being replaced is waited for.
 func (e *env) cacheOf() (dir string, uid uint32) {
 	e.t.Helper()
 	e.await(5*time.Second, "the only cache directory", func() bool {
-		entries, err := os.ReadDir(e.Cache)
-		dirs := slices.DeleteFunc(entries, func(entry os.DirEntry) bool { return !entry.IsDir() }) // the driver's own notes
+		dirs, err := e.caches()
 		if err != nil || len(dirs) != 1 {
 			return false
 		}
-		dir = filepath.Join(e.Cache, dirs[0].Name())
+		dir = dirs[0]
 		return true
 	})
 	var st unix.Stat_t

@@ -262,7 +262,7 @@ func TestADrainThatIsGivenUp(t *testing.T) {
 	e.proxy.Set(faultproxy.Faults{Reset: true, Match: uploads("/given-up/file")})
 	write(t, filepath.Join(target, "file"), "old")
 	e.awaitBusy(v, target, "draining: 1 upload")
-	caches, err := filepath.Glob(filepath.Join(e.Cache, "*-*[0-9]"))
+	caches, err := e.caches()
 	if err != nil || len(caches) != 1 {
 		t.Fatal(caches, err)
 	}

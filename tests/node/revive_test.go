@@ -290,7 +290,7 @@ func TestWhatAClientPutAsideIsKept(t *testing.T) {
 	e := start(t)
 	v := static("aside", rclone)
 	target := e.publish(v, "t")
-	caches, err := filepath.Glob(filepath.Join(e.Cache, "*-*[0-9]")) // beside it are the driver's own notes
+	caches, err := e.caches() // beside it are the driver's own notes
 	if err != nil || len(caches) != 1 {
 		t.Fatalf("caches: %v, %v", caches, err)
 	}

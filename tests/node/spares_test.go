@@ -79,6 +79,12 @@ func TestAMountTakesASpareHelper(t *testing.T) {
 		}
 		e.unpublish(v, target)
 		e.NothingLeft(t)
+		for _, dir := range []string{"transient", "system.control"} { // where systemd keeps changed properties
+			e.await(eventually, "the end of "+unit+" in "+dir, func() bool {
+				left, err := filepath.Glob(filepath.Join("/run/systemd", dir, unit+"*"))
+				return err == nil && len(left) == 0
+			})
+		}
 	})
 }
 

@@ -30,12 +30,12 @@ const (
 	// spareCheck is the interval between two checks of a spare. A helper that no driver asks for two minutes exits.
 	spareCheck = 30 * time.Second
 	// sparePatience is how long new spares wait for mounts that are being started, from which they would take CPU time.
-	sparePatience  = 2 * time.Second
-	spareRetry     = 30 * time.Second // after a failure
-	spareBound     = 20 * time.Second // for a spare to start
-	spareEndBound  = 3 * time.Second  // for all spares to exit when the driver does
-	assignBound    = time.Second      // for a spare to take its mount; otherwise it is killed, and another helper is started
-	spareHelperAsk = 5 * time.Second  // for a spare to answer a check
+	sparePatience = 2 * time.Second
+	spareRetry    = 30 * time.Second // after a failure
+	spareBound    = 20 * time.Second // for a spare to start
+	spareEndBound = 3 * time.Second  // for all spares to exit when the driver does
+	assignBound   = time.Second      // for a spare to take its mount; otherwise it is killed, and another helper is started
+	spareAskBound = 5 * time.Second  // for a spare to answer a check
 )
 
 // Preparer is a launcher whose helpers can be started before their mounts.
@@ -290,7 +290,7 @@ func (s *spares) check(ctx context.Context) {
 
 // ask reports why a spare cannot be used.
 func (s *spares) ask(ctx context.Context, spare state.Spare) error {
-	ctx, cancel := context.WithTimeout(ctx, spareHelperAsk)
+	ctx, cancel := context.WithTimeout(ctx, spareAskBound)
 	defer cancel()
 	status, err := s.peer(spare).Status(ctx)
 	if err == nil && status.State != helper.StateIdle {
@@ -382,7 +382,8 @@ func (s *spares) stop(ctx context.Context) {
 		g.Go(func() error { return s.end(ctx, spare) })
 	}
 	g.Go(func() error {
-		for ctx.Err() == nil && s.describe(ctx) { //nolint:revive // describe does the work
+		for more := true; more && ctx.Err() == nil; {
+			more = s.describe(ctx)
 		}
 		return nil
 	})
