@@ -7,6 +7,7 @@ package provision
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -85,11 +86,27 @@ func (p *Provisioner) Create(ctx context.Context, r CreateRequest) (volume.ID, e
 	f := fill.Request{Parameters: r.Parameters, Keys: r.Keys, RoleARN: r.RoleARN}
 	r.Check = func(ctx context.Context) error { return p.fills.Check(ctx, f) }
 	id, err := p.Creator.Create(ctx, r)
+	if deleting := (*create.Deleting)(nil); errors.As(err, &deleting) {
+		// It may be a volume that could not be filled. The process that deletes it may have been killed, and nobody asks for its deletion.
+		return volume.ID{}, p.resumeDeletion(ctx, r, deleting.VolumeID, err)
+	}
 	if err != nil {
 		return volume.ID{}, err
 	}
 	f.ID = id
 	return id, p.fills.Fill(ctx, f)
+}
+
+// resumeDeletion continues the deletion of an earlier volume of the request's name, and returns why, or a failure.
+func (p *Provisioner) resumeDeletion(ctx context.Context, r CreateRequest, volumeID string, why error) error {
+	id, err := volume.ParseID(volumeID)
+	if err != nil || id.Backend != r.Parameters.Backend || id.Bucket != r.Parameters.BucketFor(r.Name) {
+		return why
+	}
+	if err := p.Remover.Delete(ctx, DeleteRequest{ID: id, Keys: r.Keys, RoleARN: r.RoleARN, Unfilled: true}); err != nil {
+		return err
+	}
+	return why
 }
 
 // Delete stops filling the volume, and deletes it. See remove.Remover.

@@ -445,7 +445,7 @@ func (c copying) bareLoop() (took time.Duration) {
 // loop over the SDK.
 func TestACopyNeedsFewRequestsAndLittleMemory(t *testing.T) {
 	each(t, func(t *testing.T, e *env) {
-		objects := 2500
+		objects := 1200
 		if s := os.Getenv("S3CSI_COPY_OBJECTS"); s != "" {
 			var err error
 			if objects, err = strconv.Atoi(s); err != nil {

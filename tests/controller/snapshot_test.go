@@ -764,3 +764,48 @@ func TestAPinKilledAnywhereIsFinishedByAnother(t *testing.T) {
 		e.onlyRecords()
 	})
 }
+
+// After an error that is final nobody asks for a deletion. So what fails is cleaned up by whoever is asked next.
+func TestAFailureKilledAnywhereLeavesNothing(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		other := e.process()
+		source := other.create("v")
+		e.fill(source, 3)
+		isDenied := func(operation string, h http.Header) *http.Response {
+			if operation == "CopyObject" && strings.HasSuffix(h.Get("X-Amz-Copy-Source"), "f00002") {
+				return refusal(403, "AccessDenied")
+			}
+			return nil
+		}
+		other.answers(isDenied)
+		for what, ask := range map[string]func(p *process, round string) error{
+			"snapshot": func(p *process, round string) error {
+				_, err := p.askSnapshot("s"+round, source)
+				return err
+			},
+			"volume": func(p *process, round string) error {
+				_, err := p.askFrom("c"+round, volume.Content{Volume: source})
+				return err
+			},
+		} {
+			work := func(p *process, round string) error {
+				p.hooks.set(func(h *hooks) { h.answer = isDenied })
+				return ask(p, round)
+			}
+			deaths(t, e, work, func(round string, _ error) {
+				for {
+					err := ask(other, round)
+					if fault.Is(err, fault.Busy) {
+						time.Sleep(20 * time.Millisecond)
+						continue
+					}
+					e.want(err, fault.Denied, "f00002")
+					break
+				}
+				e.same(what+" "+round, slices.Concat(e.keysBelow("c"+round), e.keysBelow(".s3-csi/snapshots/s"+round+"@"), e.keysBelow(".s3-csi/fills/")), nil)
+			})
+		}
+		other.delete(source)
+		e.onlyRecords()
+	})
+}

@@ -166,6 +166,13 @@ func (c *creation) run(ctx context.Context) (Info, error) {
 		case err != nil:
 			return Info{}, err
 		}
+		if c.failed(found) {
+			// The process that deletes it may have been killed, and nobody asks for the deletion of a snapshot that failed.
+			if err := c.discard(ctx, c.who, c.r.Parameters.ID(c.r.Source, c.r.Name, found.Generation), found.Failure); err != nil {
+				return Info{}, err
+			}
+			continue
+		}
 		next, err := c.decide(found)
 		if err != nil {
 			return Info{}, err
@@ -187,6 +194,17 @@ func (c *creation) run(ctx context.Context) (Info, error) {
 	return Info{}, fault.Errorf(fault.Busy, "the record of snapshot %q in %s keeps changing: other controllers use the same name", c.r.Name, c.b)
 }
 
+// failed reports whether a record is that of a snapshot of this name that could not be made and is being deleted.
+func (c *creation) failed(found records.StoredSnapshot) bool {
+	return found.State == records.StateDeleting && found.Failure != "" && found.Owner() == c.Records.Owner && found.Name == c.r.Name &&
+		found.SnapshotID == c.r.Parameters.ID(c.r.Source, c.r.Name, found.Generation).String()
+}
+
+// discard deletes a snapshot that could not be made.
+func (c *creation) discard(ctx context.Context, who identity.Identity, id volume.SnapshotID, failure string) error {
+	return c.Volumes.DeleteSnapshot(ctx, remove.SnapshotRequest{ID: id, Keys: who.Keys, RoleARN: who.Role, Failure: failure})
+}
+
 // decide decides what a record means for the request. next is the generation of a new record, 0: the record is that of the snapshot.
 func (c *creation) decide(found records.StoredSnapshot) (next int, err error) {
 	switch {
@@ -206,11 +224,7 @@ func (c *creation) decide(found records.StoredSnapshot) (next int, err error) {
 	case found.ParametersDigest != c.r.Parameters.Digest():
 		return 0, fault.Errorf(fault.Exists, "snapshot %q exists (%s) with other parameters", c.r.Name, found.SnapshotID)
 	case found.State == records.StateDeleting:
-		why := ""
-		if found.Failure != "" {
-			why = ", because it failed: " + found.Failure
-		}
-		return 0, fault.Errorf(fault.Busy, "snapshot %s of that name is being deleted%s", found.SnapshotID, why)
+		return 0, fault.Errorf(fault.Busy, "snapshot %s of that name is being deleted", found.SnapshotID)
 	case found.SnapshotID != c.r.Parameters.ID(c.r.Source, c.r.Name, found.Generation).String():
 		return 0, fault.Errorf(fault.Exists, "the record of snapshot %q in %s names %s: it was not written for this bucket", c.r.Name, c.b, found.SnapshotID)
 	}
@@ -275,9 +289,8 @@ func (c *creation) make(ctx context.Context, r *runs.Run, id volume.SnapshotID, 
 	case err == nil || !fault.KindOf(err).Permanent():
 		return err
 	}
-	who := r.Latest()
 	failpoint.Here("snapshot.failed")
-	if discardErr := c.Volumes.DeleteSnapshot(ctx, remove.SnapshotRequest{ID: id, Keys: who.Keys, RoleARN: who.Role, Failure: backend.Clip(err.Error(), 1000)}); discardErr != nil {
+	if discardErr := c.discard(ctx, r.Latest(), id, backend.Clip(err.Error(), 1000)); discardErr != nil {
 		return fault.Errorf(fault.Busy, "%w; deleting what was copied: %w", err, discardErr)
 	}
 	return err
