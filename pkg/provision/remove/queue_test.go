@@ -173,7 +173,9 @@ func TestADeletionThatNeedsNoWorkerDoesNotWaitForOne(t *testing.T) {
 			}
 			return d
 		}
-		big := []*deletion{start("a", erase), start("b", erase), start("c", erase)}
+		big := []*deletion{start("a", erase), start("b", erase)}
+		synctest.Wait() // they have the workers
+		big = append(big, start("c", erase))
 		synctest.Wait()
 		short, cancelShort := context.WithTimeout(t.Context(), time.Second)
 		defer cancelShort()
