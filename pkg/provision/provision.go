@@ -59,6 +59,8 @@ type Options struct {
 	Workers int
 	// CopyWorkers is how many requests of copies are in flight per backend; 0: the default.
 	CopyWorkers int
+	// FillLag is fill.Options.Lag, CopyCheckEvery copier.Options.CheckEvery.
+	FillLag, CopyCheckEvery time.Duration
 	// CopyThreshold is the size above which an object is copied in parts; 0: the default.
 	CopyThreshold int64
 }
@@ -221,7 +223,7 @@ func New(o Options) (*Provisioner, error) {
 		Modifier: &modify.Modifier{Identities: identities, Opener: opener, Records: store, Service: o.Buckets},
 		copies:   runs.New(DefaultCopies),
 	}
-	copies := copier.New(copier.Options{Store: store, Uploads: opener, Workers: o.CopyWorkers, Threshold: o.CopyThreshold})
+	copies := copier.New(copier.Options{Store: store, Uploads: opener, Workers: o.CopyWorkers, Threshold: o.CopyThreshold, CheckEvery: o.CopyCheckEvery})
 	p.snapshots = snapshot.New(snapshot.Options{
 		Config: o.Config, Identities: identities, Clients: o.Clients, Opener: opener, Records: store, Eraser: eraser, Runs: p.copies, Volumes: p.Remover,
 		NotVolume: p.Creator.NotBucketVolume,
@@ -229,7 +231,7 @@ func New(o Options) (*Provisioner, error) {
 	})
 	p.fills = fill.New(fill.Options{
 		Identities: identities, Clients: o.Clients, Opener: opener, Records: store, Copier: copies, Eraser: eraser, Runs: p.copies, Volumes: p.Remover,
-		Snapshots: p.snapshots,
+		Snapshots: p.snapshots, Lag: o.FillLag,
 	})
 	return p, nil
 }

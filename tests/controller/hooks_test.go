@@ -178,6 +178,25 @@ func (p *process) says(operation string, bodies ...string) {
 	})
 }
 
+// stops holds all requests of an operation up, from the first one on, until resume is called.
+func (p *process) stops(operation string) (reached <-chan struct{}, resume func()) {
+	held, gate := make(chan struct{}), make(chan struct{})
+	reach := sync.OnceFunc(func() { close(held) })
+	p.hooks.set(func(h *hooks) {
+		h.wait = func(ctx context.Context, o string, done bool) {
+			if o != operation || done {
+				return
+			}
+			reach()
+			select {
+			case <-gate:
+			case <-ctx.Done():
+			}
+		}
+	})
+	return held, func() { close(gate) }
+}
+
 // holds holds up the n-th request of an operation, before it is sent or when it is done, until resume is called or its context ends.
 func (p *process) holds(n int, operation string, done bool) (reached <-chan struct{}, resume func()) {
 	held, gate := make(chan struct{}), make(chan struct{})

@@ -574,6 +574,50 @@ func TestAFillingKilledAnywhereIsFinishedByAnother(t *testing.T) {
 	}
 }
 
+// A controller is stopped in the middle of a copy, for so long that another one fills the volume. When it goes on, it copies no more: its
+// objects would replace those that the volume's users have removed.
+func TestAControllerThatComesBackWritesNothingIntoAFilledVolume(t *testing.T) {
+	for _, own := range []bool{false, true} {
+		t.Run(fmt.Sprint("own bucket ", own), func(t *testing.T) {
+			each(t, func(t *testing.T, e *env) {
+				var pairs []string
+				late := []func(*processOptions){func(o *processOptions) { o.checkEvery = time.Nanosecond }}
+				if own {
+					pairs = e.own()
+					late = append(late, settings("adoptUntaggedBuckets: true"))
+				}
+				const objects = 100
+				p, other := e.process(late...), e.process(late...)
+				source := other.create("v")
+				e.fill(source, objects)
+				stopped, resume := p.stops("CopyObject")
+				done := make(chan error, 1)
+				go func() {
+					_, err := p.askFrom("n", volume.Content{Volume: source}, pairs...)
+					done <- err
+				}()
+				<-stopped
+				id := other.restored("n", volume.Content{Volume: source}, pairs...)
+				in := e.in(id.Bucket)
+				for _, key := range in.keysBelow(id.Prefix) {
+					if !strings.HasPrefix(key, ".s3-csi/") {
+						in.remove(key)
+					}
+				}
+				resume()
+				if err := <-done; err != nil {
+					e.notFinal("late", err)
+				}
+				// What had been sent already cannot be taken back; the other one waits for that, see fill.Options.Lag.
+				if have := withoutRecords(in.contents(id.Prefix)); len(have) > provision.DefaultCopyWorkers {
+					t.Errorf("%d of %d objects are back, more than %d", len(have), objects, provision.DefaultCopyWorkers)
+				}
+				other.delete(id)
+			})
+		})
+	}
+}
+
 // DeleteVolume of a volume that is not filled yet, by the same process or another one.
 func TestADeletionEndsAFilling(t *testing.T) {
 	each(t, func(t *testing.T, e *env) {

@@ -19,7 +19,9 @@ package copier
 import (
 	"context"
 	"fmt"
+	"sync"
 	"sync/atomic"
+	"time"
 
 	"k8s.io/klog/v2"
 
@@ -40,6 +42,11 @@ const (
 	// the target, a segment written and read.
 	requestsPerPage = 7
 	pageSize        = 1000
+	// DefaultCheckEvery is the default of Options.CheckEvery.
+	DefaultCheckEvery = 10 * time.Second
+	// Lag is how long after a copy is no longer wanted its process may still write an object: its last check may be as old as
+	// DefaultCheckEvery, and its last request as old as the limit for requests.
+	Lag = DefaultCheckEvery + buckets.RequestBound
 )
 
 // Place is a prefix of a bucket. Prefix is "" for the whole bucket without the driver's records, and otherwise ends in "/".
@@ -95,6 +102,8 @@ type Options struct {
 	Workers int
 	// Threshold is the size above which an object is copied in parts; 0 is DefaultThreshold.
 	Threshold int64
+	// CheckEvery is the age of a check that the copy is still wanted from which it is repeated before the next object is copied.
+	CheckEvery time.Duration
 }
 
 // Copier copies prefixes. All methods may be called concurrently.
@@ -107,6 +116,9 @@ type Copier struct {
 func New(o Options) *Copier {
 	if o.Threshold == 0 {
 		o.Threshold = DefaultThreshold
+	}
+	if o.CheckEvery == 0 {
+		o.CheckEvery = DefaultCheckEvery
 	}
 	return &Copier{Options: o, throttles: throttle.NewSet(o.Workers)}
 }
@@ -121,7 +133,7 @@ type Task struct {
 	Progress *Progress
 	// Keep leaves objects at the target that are in no segment. Otherwise they are removed, which must not be where others write.
 	Keep bool
-	// Still is called before each page and before the end. It returns an error if the copy is no longer wanted.
+	// Still is called before each page, every CheckEvery, and before the end. It returns an error if the copy is no longer wanted.
 	Still func(context.Context) error
 }
 
@@ -223,7 +235,9 @@ type run struct {
 	started bool
 	// proven is set once it is known whether the service honours conditions on the target, and honoured if it does.
 	proven, honoured bool
-	ahead            *ahead // the page that is read while another one is copied; nil: none
+	ahead            *ahead                    // the page that is read while another one is copied; nil: none
+	checked          atomic.Pointer[time.Time] // when still succeeded last
+	checking         sync.Mutex
 }
 
 // ahead is a page that is read in advance.
@@ -280,7 +294,33 @@ func (r *run) still(ctx context.Context) error {
 	if r.Still == nil {
 		return nil
 	}
-	return r.Still(ctx)
+	began := time.Now().Round(0) // by the wall clock, which also counts the time for which the machine was suspended
+	if err := r.Still(ctx); err != nil {
+		return err
+	}
+	r.checked.Store(&began)
+	return nil
+}
+
+// recheck is still for a process that may have been slow, or stopped, since the last check.
+func (r *run) recheck(ctx context.Context) error {
+	fresh := func() bool {
+		last := r.checked.Load()
+		if last == nil {
+			return r.Still == nil
+		}
+		age := time.Now().Round(0).Sub(*last)
+		return age >= 0 && age < r.CheckEvery
+	}
+	if fresh() {
+		return nil
+	}
+	r.checking.Lock()
+	defer r.checking.Unlock()
+	if fresh() {
+		return nil
+	}
+	return r.still(ctx)
 }
 
 // readAhead reads a page of the source while another one is copied.

@@ -4,9 +4,11 @@ package fill
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"maps"
 	"strings"
+	"time"
 
 	"k8s.io/klog/v2"
 
@@ -60,13 +62,20 @@ type Options struct {
 	Runs       *runs.Queue
 	Volumes    Volumes
 	Snapshots  Snapshots
+	// Lag is how long a process that took over from another one waits before it lets the volume be used; 0: copier.Lag.
+	Lag time.Duration
 }
 
 // Filler fills volumes. All methods may be called concurrently.
 type Filler struct{ Options }
 
 // New returns a Filler. It starts nothing.
-func New(o Options) *Filler { return &Filler{o} }
+func New(o Options) *Filler {
+	if o.Lag == 0 {
+		o.Lag = copier.Lag
+	}
+	return &Filler{o}
+}
 
 // RunID returns the id of the run that fills a volume, which is the same for all generations of its name.
 func RunID(id volume.ID) string {
@@ -123,7 +132,7 @@ func (f *Filler) Fill(ctx context.Context, r Request) (err error) {
 		return err
 	}
 	v := filling{Filler: f, be: be, r: r}
-	if state, err := v.state(ctx, b); err != nil || state == records.StateActive {
+	if s, err := v.status(ctx, b); err != nil || s.state == records.StateActive {
 		return err
 	}
 	if r.Parameters.Node.Snapshot != "" {
@@ -131,7 +140,9 @@ func (f *Filler) Fill(ctx context.Context, r Request) (err error) {
 	}
 	progress := &copier.Progress{}
 	return f.Runs.Do(ctx, RunID(r.ID), "filling volume "+r.ID.String(), who, progress, func(ctx context.Context, run *runs.Run) error {
-		return f.Volumes.WhileConfigured(ctx, be, func(ctx context.Context) error { return v.run(ctx, run, progress) })
+		own := v
+		own.claim = rand.Text()
+		return f.Volumes.WhileConfigured(ctx, be, func(ctx context.Context) error { return own.run(ctx, run, progress) })
 	})
 }
 
@@ -140,6 +151,8 @@ type filling struct {
 	*Filler
 	be backend.Backend
 	r  Request
+	// claim identifies this run in the volume's record or tags.
+	claim string
 }
 
 // errOver means that the record no longer asks for the copy.
@@ -148,29 +161,118 @@ var errOver = errors.New("the record no longer says that the volume is being fil
 // errDone means that another process has filled the volume. From then on it is its users'.
 var errDone = errors.New("the volume is filled")
 
-// state returns the state of the volume: active or filling. The error is Busy for any other.
-func (v *filling) state(ctx context.Context, b buckets.Bucket) (records.State, error) {
-	var state records.State
+// errTaken means that another process fills the volume now.
+var errTaken = errors.New("another controller has begun to fill the volume")
+
+// status is what the record or the tags of a volume say.
+type status struct {
+	state  records.State
+	filler string
+}
+
+// status returns the status of the volume, whose state is active or filling. The error is Busy for any other.
+func (v *filling) status(ctx context.Context, b buckets.Bucket) (s status, err error) {
 	if v.r.ID.Prefix != "" {
 		found, err := v.Records.ReadOwn(ctx, b, v.r.ID)
 		if err == nil && found.VolumeID == v.r.ID.String() {
-			state = found.State
+			s = status{found.State, found.Filler}
 		} else if err != nil && !errors.Is(err, records.ErrNotOurs) {
-			return "", err
+			return s, err
 		}
 	} else {
 		have, err := records.ReadTags(ctx, b.Client, v.r.ID.Bucket)
 		if err != nil {
-			return "", err
+			return s, err
 		}
 		if have.Of(v.Records.Owner, v.r.ID) {
-			state = records.State(have[records.TagState])
+			s = status{records.State(have[records.TagState]), have[records.TagFiller]}
 		}
 	}
-	if state != records.StateActive && state != records.StateFilling {
-		return "", fault.Errorf(fault.Busy, "volume %s: %w", v.r.ID, errOver)
+	if s.state != records.StateActive && s.state != records.StateFilling {
+		return s, v.over()
 	}
-	return state, nil
+	return s, nil
+}
+
+func (v *filling) over() error { return fault.Errorf(fault.Busy, "volume %s: %w", v.r.ID, errOver) }
+
+// still returns an error unless this run is the one that fills the volume.
+func (v *filling) still(ctx context.Context, b buckets.Bucket) error {
+	s, err := v.status(ctx, b)
+	switch {
+	case err != nil:
+		return err
+	case s.state == records.StateActive:
+		return errDone
+	case s.filler != v.claim:
+		return fault.Errorf(fault.Busy, "volume %s: %w", v.r.ID, errTaken)
+	}
+	return nil
+}
+
+// take makes this run the one that fills the volume. took is whether another one was.
+func (v *filling) take(ctx context.Context, b buckets.Bucket) (took bool, err error) {
+	if v.r.ID.Prefix == "" {
+		return v.takeBucket(ctx, b)
+	}
+	segment, _, _ := v.r.ID.NameSegment()
+	for range maxRaces {
+		found, err := v.Records.ReadOwn(ctx, b, v.r.ID)
+		switch {
+		case err != nil && !errors.Is(err, records.ErrNotOurs):
+			return false, err
+		case err != nil, found.VolumeID != v.r.ID.String(), found.State != records.StateActive && found.State != records.StateFilling:
+			return false, v.over()
+		case found.State == records.StateActive:
+			return false, errDone
+		}
+		next := found.With(found.State, v.Records.Now())
+		next.Filler = v.claim
+		if _, err = v.Records.Write(ctx, b, segment, found.ETag, next); !errors.Is(err, records.ErrChanged) {
+			return found.Filler != "", err
+		}
+	}
+	return false, v.changing()
+}
+
+func (v *filling) changing() error {
+	return fault.Errorf(fault.Busy, "the record of volume %s keeps changing: another controller uses it", v.r.ID)
+}
+
+// takeBucket is take for a bucket volume. Writes of tags are not conditional: of two processes, the one whose claim is overwritten finds that
+// out with its next check.
+func (v *filling) takeBucket(ctx context.Context, b buckets.Bucket) (took bool, err error) {
+	release, err := v.Opener.Lock(ctx, v.be, v.r.ID.Bucket)
+	if err != nil {
+		return false, err
+	}
+	defer release()
+	s, err := v.status(ctx, b)
+	switch {
+	case err != nil:
+		return false, err
+	case s.state == records.StateActive:
+		return false, errDone
+	}
+	have, err := records.ReadTags(ctx, b.Client, v.r.ID.Bucket)
+	if err != nil {
+		return false, err
+	}
+	have[records.TagFiller] = v.claim
+	return s.filler != "", records.SetState(ctx, b, have, records.StateFilling)
+}
+
+// outwait waits until a process from which this one took over can write no more: its files would come back after the volume's users had
+// removed them.
+func (v *filling) outwait(ctx context.Context, since time.Time) error {
+	t := time.NewTimer(time.Until(since.Add(v.Lag)))
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 // pin makes a volume that is the snapshot itself: it writes the object that keeps the snapshot from being deleted, checks that the
@@ -196,10 +298,12 @@ func (v *filling) pin(ctx context.Context, b buckets.Bucket) error {
 
 // run fills the volume, from whatever an earlier run left:
 //
-//  1. count the objects of a source that has no counts, and refuse those above the limits
-//  2. copy them and verify the copy
-//  3. write the state active
-//  4. remove the manifest
+//  1. write into the record that this run fills the volume, so that any other run stops
+//  2. count the objects of a source that has no counts, and refuse those above the limits
+//  3. copy them and verify the copy
+//  4. wait until another run that was stopped can write no more
+//  5. write the state active
+//  6. remove the manifest
 //
 // If it fails for good, it deletes the volume.
 func (v *filling) run(ctx context.Context, run *runs.Run, progress *copier.Progress) error {
@@ -252,9 +356,12 @@ func (v *filling) sweep(ctx context.Context, to buckets.Bucket, why error) error
 }
 
 func (v *filling) fill(ctx context.Context, run *runs.Run, from, to buckets.Bucket, progress *copier.Progress) error {
-	if state, err := v.state(ctx, to.AsOwn()); err != nil || state == records.StateActive {
+	took, err := v.take(ctx, to.AsOwn())
+	if err != nil {
 		return err
 	}
+	since := time.Now()
+	failpoint.Here("fill.taken")
 	content := v.r.Parameters.Content
 	info, err := v.source(ctx, content, run.Latest())
 	if err != nil {
@@ -273,14 +380,10 @@ func (v *filling) fill(ctx context.Context, run *runs.Run, from, to buckets.Buck
 	}
 	progress.Expect(expected)
 	task.Still = func(ctx context.Context) error {
-		state, err := v.state(ctx, to.AsOwn())
-		if err != nil {
+		if err := v.still(ctx, to.AsOwn()); err != nil {
 			return err
 		}
-		if state == records.StateActive {
-			return errDone
-		}
-		_, err = v.source(ctx, content, run.Latest())
+		_, err := v.source(ctx, content, run.Latest())
 		if fault.Is(err, fault.NotFound) {
 			err = fault.Errorf(fault.NotFound, "the source was deleted while the volume was filled: %w", err)
 		}
@@ -294,6 +397,11 @@ func (v *filling) fill(ctx context.Context, run *runs.Run, from, to buckets.Buck
 		return fault.Errorf(fault.Precondition, "%s has %d objects and %d bytes, of which %d and %d are left: another program deleted some", content, expected.Objects, expected.Bytes, totals.Objects, totals.Bytes)
 	}
 	failpoint.Here("fill.copied")
+	if took {
+		if err := v.outwait(ctx, since); err != nil {
+			return err
+		}
+	}
 	if err := v.finish(ctx, to.AsOwn()); err != nil {
 		return err
 	}
@@ -318,14 +426,16 @@ func (v *filling) finish(ctx context.Context, b buckets.Bucket) error {
 		case found.VolumeID == v.r.ID.String() && found.State == records.StateActive:
 			return nil
 		case found.VolumeID != v.r.ID.String() || found.State != records.StateFilling:
-			return fault.Errorf(fault.Busy, "volume %s: %w", v.r.ID, errOver)
+			return v.over()
+		case found.Filler != v.claim:
+			return fault.Errorf(fault.Busy, "volume %s: %w", v.r.ID, errTaken)
 		}
 		_, err = v.Records.Write(ctx, b, segment, found.ETag, found.With(records.StateActive, v.Records.Now()))
 		if !errors.Is(err, records.ErrChanged) {
 			return err
 		}
 	}
-	return fault.Errorf(fault.Busy, "the record of volume %s keeps changing: another controller uses it", v.r.ID)
+	return v.changing()
 }
 
 // finishBucket writes the state active in the tags. Writes of tags are not conditional, so a lock keeps this process from deleting the bucket at
@@ -336,8 +446,10 @@ func (v *filling) finishBucket(ctx context.Context, b buckets.Bucket) error {
 		return err
 	}
 	defer release()
-	state, err := v.state(ctx, b)
-	if err != nil || state == records.StateActive {
+	switch err := v.still(ctx, b); {
+	case errors.Is(err, errDone):
+		return nil
+	case err != nil:
 		return err
 	}
 	have, err := records.ReadTags(ctx, b.Client, v.r.ID.Bucket)

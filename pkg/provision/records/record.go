@@ -55,6 +55,8 @@ type Record struct {
 	FirstPrefix string `json:"firstPrefix,omitempty"`
 	// ContentSource is the volume.Content of a volume that was created from a snapshot or another volume.
 	ContentSource string `json:"contentSource,omitempty"`
+	// Filler identifies the process that copies the content into a volume that is not filled yet.
+	Filler string `json:"filler,omitempty"`
 	// Direct is set if the volume is the snapshot in ContentSource itself.
 	Direct bool `json:"direct,omitempty"`
 	// PreviousVolumeID is the volume id of the previous generation, for late retries of its deletion.
@@ -101,6 +103,9 @@ func (r Record) Outlived(id volume.ID) bool {
 // With returns the record in another state.
 func (r Record) With(s State, now time.Time) Record {
 	r.State, r.Updated = s, now
+	if s != StateFilling {
+		r.Filler = ""
+	}
 	return r
 }
 
@@ -163,7 +168,7 @@ func (r Record) check() error {
 	}
 	if r.State == StateReserved {
 		if r.VolumeID != "" || r.ParametersDigest != "" || r.OnDelete != "" || r.CapacityBytes != 0 || r.Generation != 0 || r.FirstPrefix != "" || r.PreviousVolumeID != "" ||
-			r.ContentSource != "" || r.Direct {
+			r.ContentSource != "" || r.Filler != "" || r.Direct {
 			return errors.New("a reservation has fields of a volume")
 		}
 		return nil

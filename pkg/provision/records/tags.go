@@ -31,6 +31,7 @@ const (
 	TagOnDelete   = TagPrefix + "on-delete"
 	TagState      = TagPrefix + "state"
 	TagCapacity   = TagPrefix + "capacity" // in bytes; omitted without a size
+	TagFiller     = TagPrefix + "filler"   // see Record.Filler
 )
 
 // Tags are the tags of a bucket.
@@ -83,6 +84,7 @@ func (t Tags) Fixed() Tags {
 	fixed := t.Ours()
 	delete(fixed, TagOnDelete)
 	delete(fixed, TagCapacity)
+	delete(fixed, TagFiller)
 	return fixed
 }
 
@@ -157,6 +159,9 @@ func WriteTags(ctx context.Context, client *s3.Client, bucket string, t Tags) er
 func SetState(ctx context.Context, b buckets.Bucket, t Tags, s State) error {
 	t = maps.Clone(t)
 	t[TagState] = string(s)
+	if s != StateFilling {
+		delete(t, TagFiller)
+	}
 	return WriteTags(ctx, b.Client, b.Info.Name, t)
 }
 
