@@ -25,7 +25,6 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/throttle"
@@ -282,11 +281,9 @@ func (r *run) copy(ctx context.Context) (Totals, error) {
 		r.Progress.set(last.Totals)
 		klog.FromContext(ctx).V(4).Info("Copied page", "page", last.Number, "objects", last.Totals.Objects, "bytes", last.Totals.Bytes)
 	}
-	failpoint.Here("copy.copied")
 	if err := r.verify(ctx, last); err != nil {
 		return Totals{}, err
 	}
-	failpoint.Here("copy.verified")
 	return last.Totals, r.still(ctx)
 }
 
@@ -369,12 +366,10 @@ func (r *run) next(ctx context.Context, last segment) (segment, error) {
 	if page.More {
 		r.readAhead(ctx, number+1, page.Last)
 	}
-	failpoint.Here("copy.listed")
 	entries, changed, err := r.copyPage(ctx, last.Last, page)
 	if err != nil {
 		return segment{}, err
 	}
-	failpoint.Here("copy.page")
 	s := segment{Version: version, Number: number, Last: page.Last, More: page.More, Objects: entries, Totals: last.Totals}
 	for _, e := range entries {
 		s.Totals.Objects++
@@ -385,6 +380,5 @@ func (r *run) next(ctx context.Context, last segment) (segment, error) {
 		return segment{}, err
 	}
 	s, err = r.writeSegment(ctx, s)
-	failpoint.Here("copy.segment")
 	return s, err
 }

@@ -14,7 +14,6 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
-	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/policy"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
@@ -284,7 +283,6 @@ func (v *filling) pin(ctx context.Context, b buckets.Bucket) error {
 	if err != nil && !errors.Is(err, records.ErrChanged) {
 		return err
 	}
-	failpoint.Here("fill.pinned")
 	if _, err = v.source(ctx, v.r.Parameters.Content, identity.Identity{Keys: v.r.Keys, Role: v.r.RoleARN}); err == nil {
 		return v.finish(ctx, b)
 	}
@@ -327,7 +325,6 @@ func (v *filling) run(ctx context.Context, run *runs.Run, progress *copier.Progr
 	case err == nil || !fault.KindOf(err).Permanent():
 		return err
 	}
-	failpoint.Here("fill.failed")
 	who := run.Latest()
 	if deleteErr := v.Volumes.Delete(ctx, remove.Request{ID: id, Keys: who.Keys, RoleARN: who.Role, Unfilled: true}); deleteErr != nil {
 		return fault.Errorf(fault.Busy, "%w; deleting what was copied: %w", err, deleteErr)
@@ -361,7 +358,6 @@ func (v *filling) fill(ctx context.Context, run *runs.Run, from, to buckets.Buck
 		return err
 	}
 	since := time.Now()
-	failpoint.Here("fill.taken")
 	content := v.r.Parameters.Content
 	info, err := v.source(ctx, content, run.Latest())
 	if err != nil {
@@ -396,7 +392,6 @@ func (v *filling) fill(ctx context.Context, run *runs.Run, from, to buckets.Buck
 	if content.Volume == (volume.ID{}) && (totals.Objects != expected.Objects || totals.Bytes != expected.Bytes) {
 		return fault.Errorf(fault.Precondition, "%s has %d objects and %d bytes, of which %d and %d are left: another program deleted some", content, expected.Objects, expected.Bytes, totals.Objects, totals.Bytes)
 	}
-	failpoint.Here("fill.copied")
 	if took {
 		if err := v.outwait(ctx, since); err != nil {
 			return err
@@ -405,7 +400,6 @@ func (v *filling) fill(ctx context.Context, run *runs.Run, from, to buckets.Buck
 	if err := v.finish(ctx, to.AsOwn()); err != nil {
 		return err
 	}
-	failpoint.Here("fill.active")
 	if err := v.Eraser.Erase(ctx, erase.Task{Bucket: to.AsOwn(), Prefix: v.r.ID.FillManifest(), Progress: &erase.Progress{}}); err != nil {
 		klog.FromContext(ctx).Error(err, "Removing manifest failed", "volume", v.r.ID.String()) // the volume's deletion removes it
 	}

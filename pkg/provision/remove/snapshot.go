@@ -6,7 +6,6 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
-	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/erase"
@@ -151,13 +150,11 @@ func (r *Remover) deleteSnapshot(ctx context.Context, be backend.Backend, d *del
 		if err := r.unused(ctx, b, id); err != nil {
 			return err
 		}
-		failpoint.Here("snapshot.deleting")
 		if found.OnDelete != volume.OnDeleteRetain || found.Failure != "" {
 			if err := r.erase(ctx, d, erase.Task{Bucket: b, Prefix: id.Prefix(), Versions: found.OnDelete == volume.OnDeletePurge, Progress: &d.progress}); err != nil {
 				return err
 			}
 		}
-		failpoint.Here("snapshot.erased")
 		_, err = r.Records.WriteSnapshot(ctx, b, found.ETag, found.With(records.StateDeleted, r.Records.Now()))
 		if !errors.Is(err, records.ErrChanged) {
 			return err

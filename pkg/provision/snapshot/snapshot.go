@@ -9,7 +9,6 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
-	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/policy"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
@@ -289,7 +288,6 @@ func (c *creation) make(ctx context.Context, r *runs.Run, id volume.SnapshotID, 
 	case err == nil || !fault.KindOf(err).Permanent():
 		return err
 	}
-	failpoint.Here("snapshot.failed")
 	if discardErr := c.discard(ctx, r.Latest(), id, backend.Clip(err.Error(), 1000)); discardErr != nil {
 		return fault.Errorf(fault.Busy, "%w; deleting what was copied: %w", err, discardErr)
 	}
@@ -326,7 +324,6 @@ func (c *creation) makeIn(ctx context.Context, r *runs.Run, id volume.SnapshotID
 		if err != nil {
 			return err
 		}
-		failpoint.Here("snapshot.counted")
 		next := found.With(records.StateCopying, c.Records.Now())
 		next.Objects, next.Bytes = expected.Objects, expected.Bytes
 		if _, err := c.Records.WriteSnapshot(ctx, own, found.ETag, next); err != nil && !errors.Is(err, records.ErrChanged) {
