@@ -144,7 +144,6 @@ func TestTemplatesRefuse(t *testing.T) {
 	for name, c := range map[string]struct{ values, want string }{
 		"both parts alone":             {"nodeComponentOnly: true\ncontrollerOnly: true", "nodeComponentOnly and controllerOnly"},
 		"attributes without a resizer": {"volumeAttributesClasses: [{name: a, parameters: {onDelete: retain}}]", "require sidecars.resizer.enabled"},
-		"snapshots without one":        {"volumeSnapshotClasses: [{name: a}]", "require sidecars.snapshotter.enabled"},
 		"two controllers":              {"backends: {a: {singleController: true}}", "set controller.replicas to 1"},
 		"certificates for nobody":      {"caCertificates: {a: '-----BEGIN CERTIFICATE-----'}", "caCertificates is set"},
 		"a certificate that is not":    {"backends: {a: {caFile: /etc/s3-csi-driver/b}}", `backends.a.caFile is /etc/s3-csi-driver/b, but caCertificates has no "b"`},
