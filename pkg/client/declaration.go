@@ -244,8 +244,7 @@ func (d Declaration) checkArguments(at func(string) string) error {
 			for _, name := range names {
 				used[name] = true
 			}
-			// No other placeholder's value begins with a dash.
-			if strings.HasPrefix(arg, "${prefix}") {
+			if startsWithPrefix(arg) {
 				return fault.Field(here, "must not begin with ${prefix}, which could be taken for an option; write --name=${prefix}, or begin with ${bucket}")
 			}
 			if len(names) == 1 && arg == "${"+names[0]+"}" && slices.Contains(optional(), names[0]) && key != "argsIf."+names[0] {
@@ -260,6 +259,17 @@ func (d Declaration) checkArguments(at func(string) string) error {
 		return fault.Field(at("cache"), "must be copies or unsent, because an argument has ${cacheDir}")
 	}
 	return nil
+}
+
+// startsWithPrefix reports whether an argument can begin with a volume's prefix: no other value of a placeholder begins with a dash.
+func startsWithPrefix(arg string) bool {
+	for rest := ""; rest != arg; {
+		rest = arg
+		for _, name := range optional() {
+			arg = strings.TrimPrefix(arg, "${"+name+"}")
+		}
+	}
+	return strings.HasPrefix(arg, "${prefix}")
 }
 
 // optional are the placeholders without a value for some mounts.
@@ -361,10 +371,10 @@ func (o OptionDeclaration) option(name, place string) (t OptionType, argument st
 		}
 		t.Words = o.Values
 	case kind == Text:
-		if _, err := regexp.Compile(o.Pattern); err != nil || len(o.Pattern) > maxArg {
+		t.Pattern, t.Form = volume.Pattern("^(?:"+o.Pattern+")$"), "a text that matches "+o.Pattern
+		if _, err := regexp.Compile(string(t.Pattern)); err != nil || len(o.Pattern) > maxArg { // as it is used: it could end in a quote (\Q)
 			return t, "", fault.Field(place+".pattern", "is not a regular expression (RE2)")
 		}
-		t.Pattern, t.Form = volume.Pattern("^(?:"+o.Pattern+")$"), "a text that matches "+o.Pattern
 	}
 	argument = o.Argument
 	switch {

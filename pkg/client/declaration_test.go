@@ -99,6 +99,7 @@ func TestADeclarationThatCannotServeIsRefused(t *testing.T) {
 		"cache":                        func(d *Declaration) { d.Cache = CacheNone }, // it has ${cacheDir}
 		"args[0]":                      func(d *Declaration) { d.Args[0] = "${secretAccessKey}" },
 		"args[1]":                      func(d *Declaration) { d.Args[1] = "${prefix}" },
+		"operands[1]":                  func(d *Declaration) { d.Operands[1] = "${caFile}${region}${prefix}" },
 		"args[2]":                      func(d *Declaration) { d.Args[2] = "--x=${bucket" },
 		"args[4]":                      func(d *Declaration) { d.Args[4] = "${memoryMiB}" },
 		"args[3]":                      func(d *Declaration) { d.Args[3] = "a\nb" },
@@ -121,6 +122,7 @@ func TestADeclarationThatCannotServeIsRefused(t *testing.T) {
 		"options.a.values":             func(d *Declaration) { d.Options["a"] = OptionDeclaration{Type: "enum"} },
 		"options.a.values[0]":          func(d *Declaration) { d.Options["a"] = OptionDeclaration{Type: "enum", Values: []string{"-x"}} },
 		"options.a.pattern":            func(d *Declaration) { d.Options["a"] = OptionDeclaration{Type: "text", Pattern: "("} },
+		"options.b.pattern":            func(d *Declaration) { d.Options["b"] = OptionDeclaration{Type: "text", Pattern: `\Qa`} },
 		"options.a.argument":           func(d *Declaration) { d.Options["a"] = OptionDeclaration{Type: "flag", Argument: "--a=${value}"} },
 	} {
 		d := declared()
@@ -140,6 +142,7 @@ func TestADeclarationThatCannotServeIsRefused(t *testing.T) {
 func FuzzDeclaration(f *testing.F) {
 	f.Add("--x=${bucket}", "--y=${value}", "[a-z]*", "abc", "p/")
 	f.Add("${bucket}:${prefix}", "-o", ".*", "-x", "-p/")
+	f.Add("--a", "--b=${value}", `\Qa`, "x", "-p/")
 	f.Add("${", "${value}", "(", "${fd}", "${endpoint}")
 	f.Fuzz(func(t *testing.T, arg, argument, pattern, value, prefix string) {
 		d := declared()
