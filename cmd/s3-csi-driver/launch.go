@@ -44,15 +44,10 @@ type programPaths struct {
 // sessions returns the path of the program that renews sessions for helpers: the driver, in their directory. It is "" if the file is missing.
 func (p programPaths) sessions() string {
 	path := filepath.Join(filepath.Dir(p.helper), helper.ExchangeProgram)
-	if !isFile(path) {
+	if fi, err := os.Stat(path); err != nil || !fi.Mode().IsRegular() {
 		return ""
 	}
 	return path
-}
-
-func isFile(path string) bool {
-	fi, err := os.Stat(path)
-	return err == nil && fi.Mode().IsRegular()
 }
 
 // sessionProblem returns the problem with a session program that was not installed on the host, or "".
@@ -73,16 +68,7 @@ func (p programPaths) files() []string {
 	if path := p.sessions(); path != "" {
 		files = append(files, path)
 	}
-	if path := filepath.Join(p.clientDir, client.FusermountProgram); isFile(path) {
-		files = append(files, path)
-	}
-	for _, c := range p.clients.All() {
-		name, ok := programs.Find(c, p.clientDir)
-		if path := filepath.Join(p.clientDir, name); ok && !slices.Contains(files, path) { // several may be declared with one program
-			files = append(files, path)
-		}
-	}
-	return files
+	return append(files, programs.Files(p.clients.All(), p.clientDir)...)
 }
 
 // hostLauncher is implemented by both launchers.

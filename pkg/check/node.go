@@ -234,11 +234,10 @@ func (noBinds) Binds(context.Context) ([]resolvconf.Bind, error) { return nil, n
 // programs installs the programs on the host like the node service, runs them, and removes them.
 func (r *nodeRun) programs(ctx context.Context) {
 	what := item{"hostPrograms", "programs run from the host's directory", r.systemd || r.ns.Foreign()}
-	found, files := map[string]string{}, []string{r.Program}
+	found, files := map[string]string{}, append([]string{r.Program}, programs.Files(r.Clients.All(), r.ClientDir)...)
 	for _, c := range r.Clients.All() {
 		if name, ok := programs.Find(c, r.ClientDir); ok {
 			found[c.Name] = name
-			files = append(files, filepath.Join(r.ClientDir, name))
 		}
 	}
 	had := r.ns.Do(ctx, "stat "+r.HostDir, func() error {
@@ -356,13 +355,17 @@ func (r *nodeRun) clients() {
 		name, found := programs.Find(c, r.ClientDir)
 		path := filepath.Join(r.ClientDir, name)
 		version, ran := r.version[c.Name]
-		switch err := r.broken[c.Name]; {
+		err := r.broken[c.Name]
+		if found {
+			err = cmp.Or(programs.Check(c, path), err)
+		}
+		switch {
 		case !found:
 			r.add(what.row(No, "program not found: "+path, "install it there, or set --client-dir to its directory"))
-		case !ran:
-			r.add(what.row(Unknown, path+" was not run, because programs cannot be run from the host's directory", ""))
 		case err != nil:
 			r.add(what.row(No, one(err), ""))
+		case !ran:
+			r.add(what.row(Unknown, path+" was not run, because programs cannot be run from the host's directory", ""))
 		default:
 			r.add(what.row(Yes, path+": "+version, ""))
 		}

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -32,6 +33,19 @@ func Find(c client.Client, dir string) (name string, ok bool) {
 	return c.Programs[0], false
 }
 
+// Files returns the paths of the programs of clients that exist in a directory, in the view of this process, with the program that clients
+// execute as fusermount.
+func Files(all []client.Client, dir string) []string {
+	var files []string
+	for _, c := range append([]client.Client{{Programs: []string{client.FusermountProgram}}}, all...) {
+		name, ok := Find(c, dir)
+		if path := filepath.Join(dir, name); ok && !slices.Contains(files, path) { // several may be declared with one program
+			files = append(files, path)
+		}
+	}
+	return files
+}
+
 // Clients are the programs of the clients in a directory of the host.
 type Clients struct {
 	ns    hostdir.Doer
@@ -48,24 +62,23 @@ func NewClients(ns hostdir.Doer, all []client.Client, found, dir string) *Client
 	c := &Clients{ns: ns, dir: dir, names: map[string]string{}, failures: map[string]error{}}
 	for _, cl := range all {
 		name, ok := Find(cl, found)
-		switch {
-		case !ok:
+		if !ok {
 			c.failures[cl.Name] = fault.Errorf(fault.Precondition, "program %s not found in %s; install it there, or set --client-dir to its directory", name, found)
-		case cl.Declared:
-			if err := checkDeclared(cl, filepath.Join(found, name)); err != nil {
-				c.failures[cl.Name] = err
-				continue
-			}
-			c.names[cl.Name] = name
-		default:
+		} else if err := Check(cl, filepath.Join(found, name)); err != nil {
+			c.failures[cl.Name] = err
+		} else {
 			c.names[cl.Name] = name
 		}
 	}
 	return c
 }
 
-// checkDeclared checks that nobody but root can change the program of a declared client, and that it has the declared digest.
-func checkDeclared(cl client.Client, path string) error {
+// Check checks that only root can change the program of a declared client, and that it has the declared digest. The error is a
+// fault.Precondition.
+func Check(cl client.Client, path string) error {
+	if !cl.Declared {
+		return nil
+	}
 	if beside := filepath.Join(filepath.Dir(path), client.FusermountProgram); cl.Fusermount {
 		if _, err := os.Stat(beside); err != nil {
 			return fault.Errorf(fault.Precondition, "program %s not found; it is part of the driver, so copy it there: %w", beside, err)
@@ -81,7 +94,7 @@ func checkDeclared(cl client.Client, path string) error {
 		return fault.Errorf(fault.Precondition, "stat its program: %w", err)
 	}
 	if st, ok := fi.Sys().(*syscall.Stat_t); !ok || st.Uid != 0 || fi.Mode().Perm()&0o022 != 0 {
-		return fault.Errorf(fault.Precondition, "program %s must be owned by root and writable by nobody else (chown 0:0, chmod 0755)", path)
+		return fault.Errorf(fault.Precondition, "program %s must be owned by root, and only root may write it (chown 0:0, chmod 0755)", path)
 	}
 	if cl.SHA256 == "" {
 		return nil

@@ -2,8 +2,12 @@ package programs
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
@@ -89,5 +93,46 @@ func TestClientsThatCannotRunAreRefused(t *testing.T) {
 	script(t, path, "exit 0")
 	if got, err := c.Path(t.Context(), rclone); err != nil || got != path {
 		t.Errorf("when the host runs it: %q, %v", got, err)
+	}
+}
+
+func TestADeclaredProgramIsRootsAndTheDeclaredOne(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root: the program must be root's")
+	}
+	dir := place(t)
+	path := filepath.Join(dir, "tool")
+	script(t, path, "exit 0")
+	content, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sum := sha256.Sum256(content)
+	right, wrong := hex.EncodeToString(sum[:]), strings.Repeat("0", 64)
+	for _, c := range []struct {
+		client client.Client
+		mode   os.FileMode
+		fails  bool
+	}{
+		{client.Client{}, 0o777, false}, // one of the driver's own
+		{client.Client{Declared: true}, 0o755, false},
+		{client.Client{Declared: true, SHA256: right}, 0o755, false},
+		{client.Client{Declared: true, SHA256: wrong}, 0o755, true},
+		{client.Client{Declared: true}, 0o775, true},
+		{client.Client{Declared: true}, 0o757, true},
+		{client.Client{Declared: true, Fusermount: true}, 0o755, true}, // whose program is missing
+	} {
+		if err := os.Chmod(path, c.mode); err != nil {
+			t.Fatal(err)
+		}
+		if err := Check(c.client, path); fault.Is(err, fault.Precondition) != c.fails || (err != nil) != c.fails {
+			t.Errorf("%+v, mode %o: %v", c.client, c.mode, err)
+		}
+	}
+	script(t, filepath.Join(dir, client.FusermountProgram), "exit 0")
+	tool := client.Client{Name: "a", Programs: []string{"tool"}}
+	want := []string{filepath.Join(dir, client.FusermountProgram), path}
+	if got := Files([]client.Client{tool, tool, {Name: "b", Programs: []string{"missing"}}}, dir); !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
 	}
 }

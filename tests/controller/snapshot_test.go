@@ -809,7 +809,7 @@ func TestAPinKilledAnywhereIsFinishedByAnother(t *testing.T) {
 	})
 }
 
-// After an error that is final nobody asks for a deletion. So what fails is cleaned up by whoever is asked next.
+// After an error that is final no caller asks for a deletion. So the process that is asked next cleans up what failed.
 func TestAFailureKilledAnywhereLeavesNothing(t *testing.T) {
 	each(t, func(t *testing.T, e *env) {
 		other := e.process()

@@ -15,11 +15,10 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/erase"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/identity"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/runs"
 )
 
 const (
-	// answerMargin is the time before an RPC's deadline that is reserved for its response.
-	answerMargin = 500 * time.Millisecond
 	// keptFailures is the number of volumes whose last failure is kept, for calls that wait for the next attempt.
 	keptFailures = 256
 	// maxChecks is how many deletions run at once until they need a worker. It bounds the memory of their requests.
@@ -134,13 +133,8 @@ func (q *queue) start(id string, who identity.Identity, job job) (*deletion, err
 
 // wait waits for the deletion until shortly before the caller's deadline.
 func (q *queue) wait(ctx context.Context, d *deletion) error {
-	patience := ctx
-	if deadline, ok := ctx.Deadline(); ok {
-		left := time.Until(deadline)
-		var cancel context.CancelFunc
-		patience, cancel = context.WithTimeout(ctx, left-min(answerMargin, left/4))
-		defer cancel()
-	}
+	patience, cancel := runs.Patience(ctx)
+	defer cancel()
 	select {
 	case <-d.done:
 		return d.err

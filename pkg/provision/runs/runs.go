@@ -93,19 +93,24 @@ func (q *Queue) Do(ctx context.Context, id, what string, who identity.Identity, 
 		defer r.mu.Unlock()
 		r.waiters--
 	}()
-	patience := ctx
-	if deadline, ok := ctx.Deadline(); ok {
-		left := time.Until(deadline)
-		var cancel context.CancelFunc
-		patience, cancel = context.WithTimeout(ctx, left-min(answerMargin, left/4))
-		defer cancel()
-	}
+	patience, cancel := Patience(ctx)
+	defer cancel()
 	select {
 	case <-r.done:
 		return r.err
 	case <-patience.Done():
 	}
 	return fault.Errorf(fault.Busy, "%s: %s", r.what, q.report(r))
+}
+
+// Patience returns a context that ends shortly before ctx does, so that the error of a call that waits still reaches the caller.
+func Patience(ctx context.Context) (context.Context, context.CancelFunc) {
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		return context.WithCancel(ctx)
+	}
+	left := time.Until(deadline)
+	return context.WithTimeout(ctx, left-min(answerMargin, left/4))
 }
 
 func (q *Queue) join(id, what string, who identity.Identity, progress fmt.Stringer, job Job) (*Run, error) {
