@@ -38,6 +38,7 @@ type Mounts interface {
 	Refresh(ctx context.Context, m state.Mount, p state.Publication, grant *creds.Grant) error
 	Rotate(ctx context.Context, w want.Mount, shown state.Mount, p state.Publication) error
 	Ensure(ctx context.Context, w want.Mount, bind func(ctx context.Context, m state.Mount) (undo func(context.Context) error, err error)) error
+	Reassign(ctx context.Context, former string, p state.Publication) error
 	AwaitDrained(ctx context.Context, w want.Mount, failed error) (again bool, err error)
 	Release(ctx context.Context, p state.Publication, unmount func(context.Context) error) error
 }
@@ -284,8 +285,7 @@ func logPublished(ctx context.Context, m state.Mount, w want.Mount, err error) e
 // an empty volume.
 func (p *Publisher) replace(ctx context.Context, w want.Mount, m state.Mount, at target) error {
 	pub := w.PublicationOn(m)
-	pub.MovedFrom = at.pub.MovedFrom
-	if err := p.Store.Pubs.Write(ctx, pub); err != nil {
+	if err := p.Mounts.Reassign(ctx, at.pub.Mount, pub); err != nil {
 		return err
 	}
 	failpoint.Here("replace.recorded")

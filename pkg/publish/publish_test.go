@@ -60,6 +60,11 @@ func (f *fakeMounts) Ensure(ctx context.Context, _ want.Mount, bind func(context
 	return err
 }
 
+func (f *fakeMounts) Reassign(context.Context, string, state.Publication) error {
+	f.called = append(f.called, "reassign")
+	return nil
+}
+
 func (f *fakeMounts) AwaitDrained(_ context.Context, _ want.Mount, failed error) (bool, error) {
 	if f.again {
 		f.again, f.err = false, nil

@@ -131,6 +131,7 @@ func matrix() []testCase {
 		{step: "rotate.started", operation: "rotate shared", clients: two, more: all},
 		{step: "rotate.moved", operation: "rotate shared", clients: two, pod: true, more: []fault{killClient}},
 		{step: "rotate.left", operation: "rotate shared", clients: two, more: []fault{killHelper}},
+		{step: "uphold.dead", operation: "rotate dead", clients: two, more: []fault{killNothing}},
 		{step: "rotate.handed", operation: "rotate shared", clients: one, more: []fault{killAll}},
 		// reconcile
 		{step: "discard.killed", operation: "discard", more: []fault{podGone}},

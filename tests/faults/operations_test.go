@@ -30,6 +30,7 @@ var operations = map[string]func(*scenario){
 	"renew unused":  renewUnusedOperation,
 	"rotate":        rotateOperation,
 	"rotate shared": rotateSharedOperation,
+	"rotate dead":   rotateDeadOperation,
 	"discard":       discardOperation,
 	"restore":       restoreOperation,
 	"linger":        lingerOperation,
@@ -336,6 +337,28 @@ func rotateSharedOperation(c *scenario) {
 	c.works()
 	c.reads(second, "seed")
 	c.outlive(former)
+}
+
+// Two publications come with another secret while the driver is about to restart their mount's client.
+func rotateDeadOperation(c *scenario) {
+	former, now := c.rotation()
+	c.secrets = former
+	c.publish(c.target)
+	c.write("before", "written before it")
+	second := c.newTarget("b")
+	c.publish(second)
+	c.secrets = now
+	c.arm()
+	c.killProcesses(programs[c.client])
+	c.reached(c.testCase.step)
+	for _, target := range c.targets {
+		c.t.Log("asked meanwhile: ", <-c.begin(c.publishing(target), true))
+	}
+	c.strike()
+	c.publish(c.target)
+	c.publish(second)
+	c.works()
+	c.reads(second, "seed")
 }
 
 // The driver that clears away what one before it left of a start.

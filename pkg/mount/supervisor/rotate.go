@@ -236,37 +236,41 @@ func (r rotation) moveTo(ctx context.Context) error {
 		return err
 	}
 	failpoint.Here("rotate.started")
-	p := r.w.PublicationOn(m)
-	p.MovedFrom = append(slices.Clone(r.pub.MovedFrom), r.shown.Name)
-	if err := r.reassign(ctx, p); err != nil {
+	if err := r.Reassign(ctx, r.pub.Mount, r.w.PublicationOn(m)); err != nil {
 		return err
 	}
 	failpoint.Here("rotate.moved")
 	if err := r.Healer.Heal(ctx, m); err != nil {
 		return err
 	}
-	klog.FromContext(ctx).Info("Moved publication to mount of new secret", "from", r.shown.Name, "mount", m.Name, "volume", p.VolumeID, "identity", r.w.Identity)
-	return r.Healer.CheckTarget(ctx, m, p.Target)
+	klog.FromContext(ctx).Info("Moved publication to mount of new secret", "from", r.shown.Name, "mount", m.Name, "volume", r.w.Publication.VolumeID, "identity", r.w.Identity)
+	return r.Healer.CheckTarget(ctx, m, r.w.Publication.Target)
 }
 
-// reassign records the publication's new mount. The caller holds the lock of the new mount's key. reassign also locks the former
-// mount's key, because a call that replaces that mount moves its publications to the successor.
-func (r rotation) reassign(ctx context.Context, p state.Publication) error {
-	if from := mount.KeyOf(r.shown.Name); from != mount.KeyOf(p.Mount) {
-		unlock, ok := r.keys.TryLock(from) // waiting for a second key's lock could deadlock
+// Reassign records that a publication is of another mount now, which is mounted at its target next. former is the mount that it was of
+// when the call began, which stays in the record until it is stopped. The caller holds the lock of the new mount's key. Reassign also
+// locks the former mount's key, because a call that replaces that mount moves its publications to the successor: Busy if another call
+// holds that lock, or has moved the publication.
+func (s *Supervisor) Reassign(ctx context.Context, former string, p state.Publication) error {
+	if former != "" && mount.KeyOf(former) != mount.KeyOf(p.Mount) {
+		unlock, ok := s.keys.TryLock(mount.KeyOf(former)) // waiting for a second key's lock could deadlock
 		if !ok {
-			return fault.Errorf(fault.Busy, "mount %s at the target is being replaced or stopped", r.shown.Name)
+			return fault.Errorf(fault.Busy, "mount %s at the target is being replaced or stopped", former)
 		}
 		defer unlock()
 	}
-	now, ok, err := r.Store.Pubs.Get(ctx, p.Target)
+	now, ok, err := s.Store.Pubs.Get(ctx, p.Target)
 	if err != nil {
 		return err
 	}
-	if ok && now.Mount != r.pub.Mount {
-		return fault.Errorf(fault.Busy, "mount %s at the target was replaced by %s in the meantime", r.shown.Name, now.Mount)
+	if ok && now.Mount != former && now.Mount != p.Mount {
+		return fault.Errorf(fault.Busy, "mount %s at the target was replaced by %s in the meantime", former, now.Mount)
 	}
-	return r.Store.Pubs.Write(ctx, p)
+	p.MovedFrom = slices.Clone(now.MovedFrom)
+	if ok && now.Mount != p.Mount {
+		p.MovedFrom = append(p.MovedFrom, now.Mount)
+	}
+	return s.Store.Pubs.Write(ctx, p)
 }
 
 // cleanUpMovedFrom cleans up after a publication was moved away from a mount. If it was the last one, the mount is superseded, gets

@@ -3,6 +3,7 @@ package supervisor
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -129,31 +130,30 @@ func TestRotationWaitsForAllPublications(t *testing.T) {
 func TestPublicationsMoveOnlyFromUnlockedMounts(t *testing.T) {
 	s, p := newSupervisor(t, &mounttest.UIDs{}, mounttest.S3{})
 	m, pub := p.Secret("a", "mountpoint-s3")
-	r := rotationOf(t, s, p, m, pub)
 	moved := pub
-	moved.Mount, moved.MovedFrom = mount.Name(parts.Key("b"), 7), []string{m.Name}
-	move := func(busy bool, mount string) {
+	moved.Mount = mount.Name(parts.Key("b"), 7)
+	move := func(former string, busy bool, mount string, from ...string) {
 		t.Helper()
-		if err := r.reassign(t.Context(), moved); fault.Is(err, fault.Busy) != busy || err != nil && !busy {
+		if err := s.Reassign(t.Context(), former, moved); fault.Is(err, fault.Busy) != busy || err != nil && !busy {
 			t.Errorf("busy: %t, want %t: %v", fault.Is(err, fault.Busy), busy, err)
 		}
-		if now, _, err := p.Store.Pubs.Get(t.Context(), pub.Target); err != nil || now.Mount != mount {
-			t.Errorf("the publication is of %s, not of %s; %v", now.Mount, mount, err)
+		if now, _, err := p.Store.Pubs.Get(t.Context(), pub.Target); err != nil || now.Mount != mount || !slices.Equal(now.MovedFrom, from) {
+			t.Errorf("the publication is of %s, not of %s, moved from %v, not %v; %v", now.Mount, mount, now.MovedFrom, from, err)
 		}
 	}
 	unlock, err := s.keys.Lock(t.Context(), m.Key)
 	if err != nil {
 		t.Fatal(err)
 	}
-	move(true, m.Name)
+	move(m.Name, true, m.Name)
 	unlock()
 	successor := state.Mount{Name: mount.Name(m.Key, 2), Predecessors: []string{m.Name}}
 	if err := p.Store.Pubs.Succeed(t.Context(), successor); err != nil {
 		t.Fatal(err)
 	}
-	move(true, successor.Name)
-	r.pub.Mount = successor.Name // as the next try reads it
-	move(false, moved.Mount)
+	move(m.Name, true, successor.Name)
+	move(successor.Name, false, moved.Mount, successor.Name) // as the next try reads it
+	move(successor.Name, false, moved.Mount, successor.Name) // that was interrupted after it
 }
 
 // What a rotated mount has left to store is stored before a pod with its new secret gets a mount of its own on the same prefix.
