@@ -35,6 +35,8 @@ type hooks struct {
 	rounds int
 	took   time.Duration                                          // all requests together
 	wait   func(ctx context.Context, operation string, done bool) // holds a request up, before it is sent and after it is done
+	// awaits waits for the answers of requests that were sent, even if the process is killed: what it sent is done when it has stopped.
+	awaits bool
 }
 
 func (h *hooks) set(f func(*hooks)) {
@@ -81,7 +83,7 @@ func (h *hooks) install(s *middleware.Stack) error {
 		h.mu.Lock()
 		h.log = append(h.log, operation)
 		n := len(h.log)
-		before, after, answer, serve, edit, wait := h.before, h.after, h.answer, h.serve, h.edit, h.wait
+		before, after, answer, serve, edit, wait, awaits := h.before, h.after, h.answer, h.serve, h.edit, h.wait, h.awaits
 		round, began := h.rounds+1, time.Now()
 		h.mu.Unlock()
 		defer h.set(func(h *hooks) {
@@ -110,6 +112,9 @@ func (h *hooks) install(s *middleware.Stack) error {
 		if req, ok := in.Request.(*smithyhttp.Request); ok && serve != nil {
 			out.RawResponse = &smithyhttp.Response{Response: serve(operation, req)}
 			return out, middleware.Metadata{}, nil
+		}
+		if awaits {
+			ctx = context.WithoutCancel(ctx)
 		}
 		out, metadata, err := next.HandleDeserialize(ctx, in)
 		if r, ok := out.RawResponse.(*smithyhttp.Response); ok && edit != nil {

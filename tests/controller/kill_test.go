@@ -14,7 +14,7 @@ import (
 // dies makes the process end at its n-th request from now: that one is done, its answer is lost, and nothing is sent after it.
 func (p *process) dies(n int) {
 	p.hooks.set(func(h *hooks) {
-		h.log = nil
+		h.log, h.awaits = nil, true
 		h.before = func(i int, _ string) error {
 			if i > n {
 				return errors.New("the process is dead") // unlike a cut connection, this is not tried again

@@ -35,13 +35,14 @@ func (r *Runner) beginTrial(ctx context.Context, grant *creds.Grant, be backend.
 	ctx, t.cancel = context.WithCancel(ctx)
 	up, refuse := context.WithCancel(ctx)
 	go func() {
-		defer close(t.done)
 		if t.err = r.Creds.Prove(ctx, grant, be, spec); t.err != nil {
+			close(t.done) // before up ends, because the trial's error explains what fails then
 			refuse()
 			return
 		}
 		steps.done("proven")
 		t.keys, t.order, t.bucket = grant.Made(), grant.RenewalOrder(), grant.Bucket()
+		close(t.done)
 	}()
 	return t, up
 }

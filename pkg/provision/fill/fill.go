@@ -152,6 +152,8 @@ type filling struct {
 	r  Request
 	// claim identifies this run in the volume's record or tags.
 	claim string
+	// taken is when this run took over from another one; zero: it did not.
+	taken time.Time
 }
 
 // errOver means that the record no longer asks for the copy.
@@ -261,10 +263,13 @@ func (v *filling) takeBucket(ctx context.Context, b buckets.Bucket) (took bool, 
 	return s.filler != "", records.SetState(ctx, b, have, records.StateFilling)
 }
 
-// outwait waits until a process from which this one took over can write no more: its files would come back after the volume's users had
-// removed them.
-func (v *filling) outwait(ctx context.Context, since time.Time) error {
-	t := time.NewTimer(time.Until(since.Add(v.Lag)))
+// outwait waits until a process from which this one took over can write no more: its files would come back after the volume's users, or
+// this process, had removed them.
+func (v *filling) outwait(ctx context.Context) error {
+	if v.taken.IsZero() {
+		return nil
+	}
+	t := time.NewTimer(time.Until(v.taken.Add(v.Lag)))
 	defer t.Stop()
 	select {
 	case <-t.C:
@@ -303,7 +308,7 @@ func (v *filling) pin(ctx context.Context, b buckets.Bucket) error {
 //  5. write the state active
 //  6. remove the manifest
 //
-// If it fails for good, it deletes the volume.
+// If it fails for good, it waits as in step 4 and deletes the volume.
 func (v *filling) run(ctx context.Context, run *runs.Run, progress *copier.Progress) error {
 	id, content := v.r.ID, v.r.Parameters.Content
 	source := policy.Scope{Bucket: content.Volume.Bucket, Prefix: content.Volume.Prefix}
@@ -324,6 +329,9 @@ func (v *filling) run(ctx context.Context, run *runs.Run, progress *copier.Progr
 		return v.sweep(ctx, to, err)
 	case err == nil || !fault.KindOf(err).Permanent():
 		return err
+	}
+	if outwaitErr := v.outwait(ctx); outwaitErr != nil {
+		return fault.Errorf(fault.Busy, "%w; before deleting what was copied: %w", err, outwaitErr)
 	}
 	who := run.Latest()
 	if deleteErr := v.Volumes.Delete(ctx, remove.Request{ID: id, Keys: who.Keys, RoleARN: who.Role, Unfilled: true}); deleteErr != nil {
@@ -357,7 +365,9 @@ func (v *filling) fill(ctx context.Context, run *runs.Run, from, to buckets.Buck
 	if err != nil {
 		return err
 	}
-	since := time.Now()
+	if took {
+		v.taken = time.Now()
+	}
 	content := v.r.Parameters.Content
 	info, err := v.source(ctx, content, run.Latest())
 	if err != nil {
@@ -392,10 +402,8 @@ func (v *filling) fill(ctx context.Context, run *runs.Run, from, to buckets.Buck
 	if content.Volume == (volume.ID{}) && (totals.Objects != expected.Objects || totals.Bytes != expected.Bytes) {
 		return fault.Errorf(fault.Precondition, "%s has %d objects and %d bytes, of which %d and %d are left: another program deleted some", content, expected.Objects, expected.Bytes, totals.Objects, totals.Bytes)
 	}
-	if took {
-		if err := v.outwait(ctx, since); err != nil {
-			return err
-		}
+	if err := v.outwait(ctx); err != nil {
+		return err
 	}
 	if err := v.finish(ctx, to.AsOwn()); err != nil {
 		return err
