@@ -246,12 +246,12 @@ func TestMetricsOfThePagesAreThere(t *testing.T) {
 	}
 }
 
-// A line of the log that the page on operations explains is one that the driver writes.
+// A line of the log that the page on monitoring explains is one that the driver writes.
 func TestLogLinesOfThePagesAreWritten(t *testing.T) {
-	_, rest, found := strings.Cut(pages(t)["../../docs/operations.md"], "| line of the driver's log | it means |\n")
+	_, rest, found := strings.Cut(pages(t)["../../docs/monitoring.md"], "| line of the driver's log | it means |\n")
 	table, _, _ := strings.Cut(rest, "\n\n")
 	if !found {
-		t.Fatal("docs/operations.md has no table of lines of the log")
+		t.Fatal("docs/monitoring.md has no table of lines of the log")
 	}
 	var code strings.Builder
 	err := filepath.WalkDir("..", func(path string, d fs.DirEntry, err error) error {
@@ -271,7 +271,7 @@ func TestLogLinesOfThePagesAreWritten(t *testing.T) {
 		for _, m := range regexp.MustCompile("`([A-Z][^`]+)`").FindAllStringSubmatch(cell, -1) {
 			lines++
 			if !strings.Contains(code.String(), `"`+m[1]) {
-				t.Errorf("docs/operations.md explains the line %q, which nothing writes", m[1])
+				t.Errorf("docs/monitoring.md explains the line %q, which nothing writes", m[1])
 			}
 		}
 	}

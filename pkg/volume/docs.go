@@ -58,7 +58,7 @@ func ParameterDocs() []ParameterDoc {
 		{keyCache, ScopeBoth, "`false`", "`true` caches read data on the node's disk. Each mount has its own cache, which is removed with the mount.", false},
 		{keyCacheSize, ScopeBoth, "`1Gi`", "Maximum size of the cache, in bytes: `10Gi`, from 1Mi to 16Ti. Only with `cache`.", false},
 		{keyConsistency, ScopeBoth, "`mountpoint-s3`: `relaxed` with `readOnly` and without `cache`, else `close-to-open`; `rclone`: `close-to-open`", "`relaxed` uses what a listing showed of files for up to 60 seconds, so that a listing and the attributes of its files take no request for each file. Other writers' changes may show that much later. `close-to-open` shows them as soon as the client can. **See below.**", false},
-		{keyLinger, ScopeBoth, "not at all", "How long client and cache stay after the volume's last pod on a node has gone, from 1s to 24h: `10m`. Everything is stored before that, and the next pod needs only a bind mount. The node bounds it by `--linger-max-mounts` and `--linger-max-memory`. **See [warm volumes](operations.md#warm-volumes).**", false},
+		{keyLinger, ScopeBoth, "not at all", "How long client and cache stay after the volume's last pod on a node has gone, from 1s to 24h: `10m`. Everything is stored before that, and the next pod needs only a bind mount. The node bounds it by `--linger-max-mounts` and `--linger-max-memory`. **See [warm volumes](sessions.md#warm-volumes).**", false},
 		{keyMountOptions, ScopeBoth, "none", "Options for the client, comma-separated: `allow-delete,max-threads=8`. Each client has a list of allowed options. They are added to the `mountOptions` of the StorageClass or PersistentVolume.", false},
 	}
 }

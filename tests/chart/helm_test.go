@@ -16,7 +16,7 @@ const (
 	chartDir  = root + "/charts/s3-csi-driver"
 	deployDir = root + "/deploy"
 	release   = "s3-csi-driver"
-	namespace = "kube-system"
+	namespace = "s3-csi"
 	// kubeVersion is what hack/render renders for.
 	kubeVersion = "1.36.0"
 )

@@ -169,7 +169,7 @@ func TestRightsOfTheResizer(t *testing.T) {
 			"cluster: /persistentvolumes[] get,list,watch,patch",
 			"cluster: storage.k8s.io/volumeattributesclasses[] get,list,watch",
 		},
-		"Role": {"kube-system: coordination.k8s.io/leases[] create", "kube-system: coordination.k8s.io/leases[external-resizer-my-s3-driver] get,update"},
+		"Role": {"s3-csi: coordination.k8s.io/leases[] create", "s3-csi: coordination.k8s.io/leases[external-resizer-my-s3-driver] get,update"},
 	} {
 		var have []object
 		for _, o := range of(with, kind) {
@@ -216,7 +216,7 @@ func TestRightsOfTheProvisioner(t *testing.T) {
 		"cluster: /persistentvolumes[] get,list,watch,create,patch,delete",
 		"cluster: storage.k8s.io/storageclasses[] get,list,watch",
 	}
-	lease := []string{"kube-system: coordination.k8s.io/leases[] create", "kube-system: coordination.k8s.io/leases[s3-csi-driver] get,update"}
+	lease := []string{"s3-csi: coordination.k8s.io/leases[] create", "s3-csi: coordination.k8s.io/leases[s3-csi-driver] get,update"}
 	secrets := []string{"cluster: /secrets[] get"}
 	class := "storageClasses: [{name: a, parameters: {csi.storage.k8s.io/provisioner-secret-name: x}}]\n"
 	for name, c := range map[string]struct {
@@ -231,7 +231,7 @@ func TestRightsOfTheProvisioner(t *testing.T) {
 		"namespaces":                          {"rbac: {secrets: true, secretNamespaces: [b, a]}", cluster, append([]string{"a: /secrets[] get", "b: /secrets[] get"}, lease...)},
 		"namespaces for a class":              {class + "rbac: {secretNamespaces: [a]}", cluster, append([]string{"a: /secrets[] get"}, lease...)},
 		"nothing":                             {"rbac: {create: false, secrets: true, secretNamespaces: [a]}", nil, nil},
-		"a lease with the name of the driver": {"driverName: my.s3.driver", cluster, []string{lease[0], "kube-system: coordination.k8s.io/leases[my-s3-driver] get,update"}},
+		"a lease with the name of the driver": {"driverName: my.s3.driver", cluster, []string{lease[0], "s3-csi: coordination.k8s.io/leases[my-s3-driver] get,update"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			objects := template(t, withValues(t, c.values)...)

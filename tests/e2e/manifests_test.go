@@ -425,7 +425,7 @@ func TestKustomize(t *testing.T) {
 		t.Cleanup(func() {
 			kubectl(t, "delete", "-k", dir, "--timeout="+patience.String())
 			eventually(t, "nothing to be left", func() error {
-				for name := range strings.FieldsSeq(kubectl(t, "get", "all,configmaps,serviceaccounts,roles,rolebindings", "-n", "kube-system", "-o", "name")) {
+				for name := range strings.FieldsSeq(kubectl(t, "get", "all,configmaps,serviceaccounts,roles,rolebindings", "-n", "s3-csi", "-o", "name")) {
 					if strings.Contains(name, release) {
 						return fmt.Errorf("there is %s", name)
 					}
@@ -434,7 +434,7 @@ func TestKustomize(t *testing.T) {
 			})
 		})
 		for _, name := range []string{"daemonset/" + release + "-node", "deployment/" + release + "-controller"} {
-			kubectl(t, "rollout", "status", "-n", "kube-system", name, "--timeout="+patience.String())
+			kubectl(t, "rollout", "status", "-n", "s3-csi", name, "--timeout="+patience.String())
 		}
 		ns := newNamespace(t)
 		claim(t, ns, "data", "minio", "ReadWriteMany")
