@@ -249,6 +249,10 @@ manifests: $(HELM) ## Render the manifests of deploy/ from the chart
 image: build mountpoint ## Build the container image for ARCHS, without a network: bin/image/<arch>.tar
 	VERSION=$(VERSION) hack/image $(IMAGE):$(VERSION) $(BIN) $(ARCHS)
 
+.PHONY: release
+release: image $(HELM) ## Push image and chart of VERSION (v1.2.3) to REGISTRY, after a login with buildah and helm
+	hack/release $(REGISTRY) $(VERSION) $(BIN)/release $(foreach arch,$(ARCHS),$(BIN)/image/$(arch).tar)
+
 .PHONY: clean
 clean: ## Remove what was built here
 	rm -rf $(BIN)

@@ -164,7 +164,9 @@ func (a archive) unpack(t *testing.T, dir string) map[string]int64 {
 }
 
 func TestTheImage(t *testing.T) {
-	a := open(t, build(t))
+	path := build(t)
+	a := open(t, path)
+	t.Run("it can be published", func(t *testing.T) { testRelease(t, path) })
 	t.Run("its layout", func(t *testing.T) { testLayout(t, a) })
 	t.Run("programs need nothing of the host", func(t *testing.T) { testPrograms(t, a) })
 	t.Run("clients resolve names without a C library", func(t *testing.T) { testNames(t, a) })
