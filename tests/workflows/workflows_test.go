@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/rhysd/actionlint"
+	"sigs.k8s.io/yaml"
 )
 
 func TestWorkflows(t *testing.T) {
@@ -39,6 +40,24 @@ func TestWorkflows(t *testing.T) {
 		}
 		for _, e := range found {
 			t.Errorf("%s:%d: %s [%s]", filepath.Base(file), e.Line, e.Message, e.Kind)
+		}
+	}
+}
+
+// GitHub ignores a form that it cannot read.
+func TestIssueForms(t *testing.T) {
+	files, err := filepath.Glob("../../.github/ISSUE_TEMPLATE/*")
+	if err != nil || len(files) < 3 {
+		t.Fatal(files, err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var form map[string]any
+		if err := yaml.Unmarshal(text, &form); err != nil || len(form) == 0 {
+			t.Errorf("%s: %v", file, err)
 		}
 	}
 }
