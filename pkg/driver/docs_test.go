@@ -223,6 +223,12 @@ func TestTheArchitectureNamesEveryPackage(t *testing.T) {
 // A metric that any page names is one that there is: alerts on others would never fire.
 func TestMetricsOfThePagesAreThere(t *testing.T) {
 	all := pages(t)
+	const rules = "../../charts/s3-csi-driver/alerts.yaml"
+	text, err := os.ReadFile(rules)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all[rules] = string(text)
 	known := map[string]bool{}
 	for _, m := range regexp.MustCompile("(?m)^\\| `([a-z0-9_]+)` \\| ([a-z]+) \\|").FindAllStringSubmatch(all["../../docs/metrics.md"], -1) {
 		known[m[1]] = true

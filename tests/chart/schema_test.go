@@ -148,6 +148,7 @@ func TestTemplatesRefuse(t *testing.T) {
 		"certificates for nobody":      {"caCertificates: {a: '-----BEGIN CERTIFICATE-----'}", "caCertificates is set"},
 		"a certificate that is not":    {"backends: {a: {caFile: /etc/s3-csi-driver/b}}", `backends.a.caFile is /etc/s3-csi-driver/b, but caCertificates has no "b"`},
 		"a monitor of nothing":         {"metrics: {serviceMonitor: {enabled: true}}", "require metrics.enabled"},
+		"alerts on nothing":            {"metrics: {prometheusRule: {enabled: true}}", "require metrics.enabled"},
 		"both monitors":                {"metrics: {enabled: true, serviceMonitor: {enabled: true}, podMonitor: {enabled: true}}", "enable only one of them"},
 		"a port twice":                 {"node: {ports: {driver: 9808}}", "node.ports has the same port twice"},
 		"a port of both":               {"controller: {hostNetwork: true, ports: {driver: 9810}}", "controller.ports and node.ports have a port in common"},

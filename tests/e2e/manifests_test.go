@@ -41,6 +41,15 @@ spec:
   scope: Namespaced
   names: {kind: PodMonitor, plural: podmonitors}
   versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}]
+---
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: prometheusrules.monitoring.coreos.com}
+spec:
+  group: monitoring.coreos.com
+  scope: Namespaced
+  names: {kind: PrometheusRule, plural: prometheusrules}
+  versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}]
 `
 
 // shell runs a command line as an administrator of the cluster does, with kubectl and helm on the PATH, and gives what it writes to
@@ -137,7 +146,7 @@ func TestVariantsOfTheChart(t *testing.T) {
 	})
 
 	apply(t, "", monitors)
-	for _, name := range []string{"servicemonitors", "podmonitors"} {
+	for _, name := range []string{"servicemonitors", "podmonitors", "prometheusrules"} {
 		t.Cleanup(func() { remove(t, "crd", "", name+".monitoring.coreos.com") })
 		kubectl(t, "wait", "--for=condition=Established", "crd/"+name+".monitoring.coreos.com", "--timeout="+patience.String())
 	}
@@ -157,7 +166,7 @@ func TestVariantsOfTheChart(t *testing.T) {
 		})
 	}
 	for _, kind := range []string{
-		"ClusterRole", "ClusterRoleBinding", "ConfigMap", "CSIDriver", "DaemonSet", "Deployment", "PodDisruptionBudget", "PodMonitor", "Role", "RoleBinding",
+		"ClusterRole", "ClusterRoleBinding", "ConfigMap", "CSIDriver", "DaemonSet", "Deployment", "PodDisruptionBudget", "PodMonitor", "PrometheusRule", "Role", "RoleBinding",
 		"Secret", "Service", "ServiceAccount", "ServiceMonitor", "StorageClass",
 	} {
 		if !kinds[kind] {
