@@ -41,6 +41,9 @@ type Provisioner interface {
 	Delete(ctx context.Context, id volume.ID, secret Secret) error
 	// Lookup returns nil if the volume exists, and fault.NotFound if it does not.
 	Lookup(ctx context.Context, id volume.ID, secret Secret) error
+	// LookupPlace returns nil if the bucket exists and, for a prefix, has an object below it, whoever created them. It returns
+	// fault.NotFound if not, or if this driver is deleting the volume of that id.
+	LookupPlace(ctx context.Context, id volume.ID, secret Secret) error
 	Modifier
 	Lister
 }
@@ -62,10 +65,12 @@ type Controller struct {
 	csi.UnimplementedControllerServer
 	// VolumeHealth offers the alpha RPCs of volume health.
 	VolumeHealth bool
-	volumes      Provisioner
-	snapshots    Snapshots
-	backends     Backends
-	names        namedlock.Locks
+	// DriverName is the driver's name. Static volumes are read by it, see volume.Given.
+	DriverName string
+	volumes    Provisioner
+	snapshots  Snapshots
+	backends   Backends
+	names      namedlock.Locks
 }
 
 // NewController returns the service.
@@ -259,19 +264,23 @@ func (c *Controller) ValidateVolumeCapabilities(ctx context.Context, req *csi.Va
 			return nil, err
 		}
 	}
+	r, unreadable := c.read(req)
 	id, err := volume.ParseID(handle)
-	if err != nil {
-		return nil, fault.Errorf(fault.NotFound, "volume %q does not exist: %w", handle, err)
+	switch {
+	case err == nil:
+		err = c.lookup(ctx, id, req.GetSecrets())
+	case unreadable == nil:
+		err = c.lookupStatic(ctx, r.ID, req.GetSecrets())
+	case namesNoPlace(unreadable):
+		err = fault.Errorf(fault.NotFound, "not a volume id of this driver, and no bucket is named: %w", unreadable)
+	default:
+		err = nil // the place is not known, and the response says why
 	}
-	secret, err := c.secret(id.Backend, req.GetSecrets())
 	if err != nil {
-		return nil, err
-	}
-	if err := c.volumes.Lookup(ctx, id, secret); err != nil {
 		return nil, fmt.Errorf("look up volume %q: %w", handle, err)
 	}
-	if why := c.unsupported(req); why != "" {
-		return &csi.ValidateVolumeCapabilitiesResponse{Message: why}, nil
+	if err := errors.Join(unreadable, c.unsupported(req)); err != nil {
+		return &csi.ValidateVolumeCapabilitiesResponse{Message: err.Error()}, nil
 	}
 	return &csi.ValidateVolumeCapabilitiesResponse{Confirmed: &csi.ValidateVolumeCapabilitiesResponse_Confirmed{
 		VolumeContext:      req.GetVolumeContext(),
@@ -281,26 +290,114 @@ func (c *Controller) ValidateVolumeCapabilities(ctx context.Context, req *csi.Va
 	}}, nil
 }
 
-// unsupported returns why the driver does not support the well-formed request, or "" if it does.
-func (c *Controller) unsupported(req *csi.ValidateVolumeCapabilitiesRequest) string {
-	_, attributes, err := volume.ParseContext(req.GetVolumeId(), req.GetVolumeContext())
-	if err == nil {
-		_, err = mutableOf(req.GetMutableParameters())
+// read reads the volume as publications with the capabilities would, and checks the options for its client.
+func (c *Controller) read(req *csi.ValidateVolumeCapabilitiesRequest) (r volume.Reading, err error) {
+	_, ownErr := volume.ParseID(req.GetVolumeId())
+	for i, capability := range req.GetVolumeCapabilities() {
+		field := fmt.Sprintf("volume_capabilities[%d].mount.mount_flags", i)
+		flags, _, err := splitSELinux(capability.GetMount().GetMountFlags(), field)
+		if err != nil {
+			return r, err
+		}
+		r, err = volume.Read(volume.Given{
+			Handle: req.GetVolumeId(), Context: req.GetVolumeContext(), Flags: flags, FlagsField: field, DriverName: c.DriverName,
+		})
+		if err != nil {
+			return r, err
+		}
+		if err := c.backends.CheckClaims(r.ID.Backend, r.Claims); err != nil {
+			return r, err
+		}
+		if ownErr != nil { // flags of a static volume are options only after their conversion
+			if err := c.checkOptions(r, field); err != nil {
+				return r, err
+			}
+		}
 	}
-	if err == nil && len(req.GetParameters()) > 0 {
-		// Any name will do, because the check does not depend on it.
-		_, err = volume.ParseParameters(withMutable(req.GetParameters(), req.GetMutableParameters()), "volume")
+	if ownErr == nil {
+		err = c.checkClientOptions(r.Attributes, req.GetVolumeCapabilities())
 	}
-	if err == nil {
-		err = checkCapabilities(req.GetVolumeCapabilities())
+	return r, err
+}
+
+// checkOptions checks a static volume's options if it names its client.
+func (c *Controller) checkOptions(r volume.Reading, field string) error {
+	if r.Attributes.Client == "" {
+		return nil
 	}
-	if err == nil {
-		err = c.checkClientOptions(attributes, req.GetVolumeCapabilities())
-	}
+	named, err := c.backends.Clients().Get(r.Attributes.Client)
 	if err != nil {
-		return err.Error()
+		return fault.Field("volume_context.client", "%w", err)
 	}
-	return ""
+	if err := named.Check(r.Options, field); err != nil {
+		return err
+	}
+	if err := named.CheckOwner(r.Attributes.UID, r.Attributes.GID, "volume_context"); err != nil {
+		return err
+	}
+	return named.CheckLimits(r.Attributes, r.Options, "volume_context")
+}
+
+// namesNoPlace reports whether an error of volume.Read means that neither the handle nor the context names a bucket.
+func namesNoPlace(err error) bool {
+	f := (*fault.Error)(nil)
+	return errors.As(err, &f) && (f.Field == "volume_id" || f.Field == "volume_context.bucketName")
+}
+
+// lookup finds a volume by its id: one that the driver created, or one whose data is there without a record, such as a retained one.
+func (c *Controller) lookup(ctx context.Context, id volume.ID, secrets map[string]string) error {
+	secret, err := c.secret(id.Backend, secrets)
+	if err != nil {
+		return err
+	}
+	if err := c.volumes.Lookup(ctx, id, secret); !fault.Is(err, fault.NotFound) {
+		return err
+	}
+	return c.volumes.LookupPlace(ctx, id, secret)
+}
+
+// lookupStatic looks for the bucket of a static volume. Nodes may have other credentials for it than the controller, so a refusal of the
+// service says nothing about the volume.
+func (c *Controller) lookupStatic(ctx context.Context, id volume.ID, secrets map[string]string) error {
+	b, err := c.backends.Backend(id.Backend)
+	if err != nil {
+		return err
+	}
+	keys, _, err := requestKeys(secrets)
+	if err != nil {
+		return err
+	}
+	if err := c.backends.CheckClaims(b.Name, volume.SecretClaims(secrets)); err != nil {
+		return err
+	}
+	role, err := credentials.RoleFromSecret(secrets)
+	if err != nil {
+		return err
+	}
+	secret := Secret{Keys: keys, RoleARN: role}
+	if b.ControllerCredentials != credentials.SourceSecret {
+		secret = Secret{} // the request's are those of publications
+	}
+	err = c.volumes.LookupPlace(ctx, volume.ID{Backend: id.Backend, Bucket: id.Bucket}, secret)
+	if kind := fault.KindOf(err); kind == fault.Denied || kind == fault.Unauthenticated || kind == fault.Precondition {
+		klog.FromContext(ctx).Info("Controller cannot see the bucket", "bucket", id.Bucket, "reason", err)
+		return nil //nolint:nilerr // logged
+	}
+	return err
+}
+
+// unsupported returns why the driver does not support a well-formed request, or nil if it does. It does not check the volume itself.
+func (c *Controller) unsupported(req *csi.ValidateVolumeCapabilitiesRequest) error {
+	if _, err := mutableOf(req.GetMutableParameters()); err != nil {
+		return err
+	}
+	if len(req.GetParameters()) > 0 {
+		// Any name will do, because the check does not depend on it.
+		if _, err := volume.ParseParameters(withMutable(req.GetParameters(), req.GetMutableParameters()), "volume"); err != nil {
+			return err
+		}
+	}
+	return checkCapabilities(req.GetVolumeCapabilities())
 }
 
 // secret returns the credentials for a backend. The backend's configuration decides about the source, not whether a secret is present.

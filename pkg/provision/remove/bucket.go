@@ -71,6 +71,20 @@ func (r *Remover) lookupBucket(ctx context.Context, be backend.Backend, keys cre
 	return nil
 }
 
+// lookupBucketPlace implements LookupPlace for a whole bucket.
+func (r *Remover) lookupBucketPlace(ctx context.Context, be backend.Backend, keys credentials.Keys, id volume.ID) error {
+	b, err := r.Opener.OpenUncached(ctx, be, keys, id.Bucket)
+	if err != nil {
+		return err
+	}
+	// Who may mount a bucket may not be allowed to read its tags.
+	have, err := records.ReadTags(ctx, b.Client, id.Bucket)
+	if err == nil && r.isDeleting(have, id) {
+		return fault.Errorf(fault.NotFound, "volume %s of %s is being deleted", id, r.Records.Owner)
+	}
+	return nil
+}
+
 // deleteBucket deletes a bucket volume, in any state that an earlier attempt left. Its tags are the record.
 func (r *Remover) deleteBucket(ctx context.Context, be backend.Backend, d *deletion, id volume.ID) error {
 	release, err := r.Opener.Lock(ctx, be, id.Bucket)

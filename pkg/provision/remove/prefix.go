@@ -99,6 +99,25 @@ func (r *Remover) lookupPrefix(ctx context.Context, be backend.Backend, keys cre
 	return err
 }
 
+// lookupPrefixPlace implements LookupPlace for a prefix.
+func (r *Remover) lookupPrefixPlace(ctx context.Context, be backend.Backend, keys credentials.Keys, id volume.ID) error {
+	b, err := r.Opener.OpenUncached(ctx, be, keys, id.Bucket)
+	if err != nil {
+		return err
+	}
+	switch found, err := r.Records.ReadOwn(ctx, b, id); {
+	case err == nil && found.State == records.StateDeleting && found.VolumeID == id.String():
+		return fault.Errorf(fault.NotFound, "volume %s of %s is being deleted", id, r.Records.Owner)
+	case err != nil && !errors.Is(err, records.ErrNotOurs) && !fault.Is(err, fault.NotFound):
+		return err
+	}
+	empty, err := buckets.IsEmpty(ctx, b, id.Prefix)
+	if err == nil && empty {
+		err = fault.Errorf(fault.NotFound, "there is no volume %s of %s, and no object is below its prefix", id, r.Records.Owner)
+	}
+	return err
+}
+
 // deletePrefix deletes a prefix volume, in any state that an earlier attempt left:
 //
 //  1. check that it is empty, if onDelete is requireEmpty
