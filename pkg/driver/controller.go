@@ -60,6 +60,12 @@ type Backends interface {
 	client.Source
 }
 
+// Publications are those of a node.
+type Publications interface {
+	// PublishedAt returns a target at which the node has the volume published, or is still storing its data; "": there is none.
+	PublishedAt(ctx context.Context, volumeID string) (target string, err error)
+}
+
 // Controller is the CSI Controller service. It has no capabilities for capacity and attachment, because S3 volumes need neither.
 type Controller struct {
 	csi.UnimplementedControllerServer
@@ -67,7 +73,9 @@ type Controller struct {
 	VolumeHealth bool
 	// DriverName is the driver's name. Static volumes are read by it, see volume.Given.
 	DriverName string
-	volumes    Provisioner
+	// InUse is the node that this process also serves; nil: none.
+	InUse   Publications
+	volumes Provisioner
 	snapshots  Snapshots
 	backends   Backends
 	names      namedlock.Locks
@@ -221,7 +229,8 @@ func (c *Controller) checkClientOptions(a volume.Attributes, capabilities []*csi
 }
 
 // DeleteVolume implements csi.ControllerServer. A handle that is not a volume id of this driver is a volume that does not exist, which is
-// success. It is an error if the handle may be from another S3 driver, because the volume may have data.
+// success. It is an error if the handle may be from another S3 driver, because the volume may have data, and if the volume is in use on this
+// process's own node. That does not protect volumes that are in use elsewhere.
 func (c *Controller) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
 	handle := req.GetVolumeId()
 	if err := checkVolumeID(handle); err != nil {
@@ -234,6 +243,15 @@ func (c *Controller) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequ
 				"delete the data by hand if it is unused, then delete the PersistentVolume", handle)
 		}
 		return &csi.DeleteVolumeResponse{}, nil
+	}
+	if c.InUse != nil {
+		target, err := c.InUse.PublishedAt(ctx, handle)
+		if err == nil && target != "" {
+			err = fault.Errorf(fault.Precondition, "it is in use on this node, at %s: stop what uses it first", target)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("delete volume %q: %w", handle, err)
+		}
 	}
 	secret, err := c.secret(id.Backend, req.GetSecrets())
 	if err != nil {

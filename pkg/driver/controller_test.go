@@ -1,6 +1,8 @@
 package driver
 
 import (
+	"context"
+	"errors"
 	"maps"
 	"strings"
 	"testing"
@@ -378,6 +380,32 @@ func TestValidateVolumeCapabilities(t *testing.T) {
 		case tt.says != "" && (resp.GetConfirmed() != nil || !strings.Contains(resp.GetMessage(), tt.says)):
 			t.Errorf("%s: %v", tt.what, resp)
 		}
+	}
+}
+
+// inUse are volumes that the process's own node has published, by id.
+type inUse map[string]string
+
+func (u inUse) PublishedAt(_ context.Context, volumeID string) (string, error) {
+	if u[volumeID] == "error" {
+		return "", errors.New("the state directory cannot be read")
+	}
+	return u[volumeID], nil
+}
+
+func TestDeleteVolumeInUse(t *testing.T) {
+	const used, other, unknown = "default:bucket-1/pvc-1/", "default:bucket-1/pvc-2/", "default:bucket-1/pvc-3/"
+	c, p := newTestController(t)
+	c.InUse = inUse{used: "/targets/a", unknown: "error"}
+	_, err := c.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: used})
+	refused(t, "in use", csi.Controller_DeleteVolume_FullMethodName, err, codes.FailedPrecondition, "/targets/a")
+	_, err = c.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: unknown})
+	refused(t, "not known", csi.Controller_DeleteVolume_FullMethodName, err, codes.Aborted)
+	if p.calls != 0 {
+		t.Errorf("the provisioner was called %d times", p.calls)
+	}
+	if _, err := c.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: other}); err != nil || p.calls != 1 {
+		t.Errorf("an unused volume: %v, %d calls", err, p.calls)
 	}
 }
 
