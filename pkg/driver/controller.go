@@ -74,11 +74,11 @@ type Controller struct {
 	// DriverName is the driver's name. Static volumes are read by it, see volume.Given.
 	DriverName string
 	// InUse is the node that this process also serves; nil: none.
-	InUse   Publications
-	volumes Provisioner
-	snapshots  Snapshots
-	backends   Backends
-	names      namedlock.Locks
+	InUse     Publications
+	volumes   Provisioner
+	snapshots Snapshots
+	backends  Backends
+	names     namedlock.Locks
 }
 
 // NewController returns the service.
@@ -240,7 +240,7 @@ func (c *Controller) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequ
 	if err != nil {
 		if volume.LooksForeign(handle) {
 			return nil, fault.Errorf(fault.Precondition, "delete volume %q: not a volume id of this driver, possibly of another S3 driver, so nothing is deleted: "+
-				"delete the data by hand if it is unused, then delete the PersistentVolume", handle)
+				"delete the data by hand if it is unused, then remove the volume without deleting it (in Kubernetes: delete the PersistentVolume)", handle)
 		}
 		return &csi.DeleteVolumeResponse{}, nil
 	}
@@ -433,12 +433,12 @@ func (c *Controller) secret(backendName string, secrets map[string]string) (Secr
 	}
 	if ok && b.ControllerCredentials != credentials.SourceSecret {
 		return Secret{}, fault.Field("secrets", "hold S3 keys, but backend %q uses the driver's own credentials: "+
-			"set controllerCredentials: secret for it in the driver's config file, or remove the provisioner secret from the StorageClass", b.Name)
+			"set controllerCredentials: secret for it in the driver's config file, or remove the secret from the volume (in Kubernetes: the provisioner secret of the StorageClass)", b.Name)
 	}
 	if !ok && b.ControllerCredentials == credentials.SourceSecret {
-		return Secret{}, fault.Errorf(fault.Precondition, "backend %q takes the controller's credentials from the request's secret, but the request has none: "+
-			"set csi.storage.k8s.io/provisioner-secret-name and -namespace in the StorageClass; for a deletion, the secret in the PersistentVolume's annotation "+
-			"volume.kubernetes.io/provisioner-deletion-secret-name may have been deleted: create it again with %s and %s",
+		return Secret{}, fault.Errorf(fault.Precondition, "backend %[1]q takes the controller's credentials from the request's secret, but the request has none: "+
+			"give the volume a secret with %[2]s and %[3]s (in Kubernetes: csi.storage.k8s.io/provisioner-secret-name and -namespace of the StorageClass; for a deletion, "+
+			"the secret in the PersistentVolume's annotation volume.kubernetes.io/provisioner-deletion-secret-name may have been deleted: create it again)",
 			b.Name, credentials.SecretAccessKeyID, credentials.SecretSecretAccessKey)
 	}
 	role, err := credentials.RoleFromSecret(secrets)

@@ -62,7 +62,8 @@ func (p *Process) sameNetwork() error {
 		return fmt.Errorf("finding the host's network namespace: %w", err)
 	}
 	if own != host {
-		return errors.New("helpers use the network namespace of the driver's pod and lose it when the pod ends: set hostNetwork: true on the node's pod")
+		return errors.New("helpers use the network namespace of the driver's container and lose it when that ends: run the driver in the host's " +
+			"(Kubernetes: hostNetwork: true on the node's pod; docker: --network=host; Nomad: network_mode = \"host\")")
 	}
 	return nil
 }

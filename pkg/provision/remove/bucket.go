@@ -42,7 +42,7 @@ func (r *Remover) findBucket(ctx context.Context, be backend.Backend, keys crede
 		return nil, err
 	case !empty:
 		return nil, fault.Errorf(fault.Precondition, "volume %s: %s contains data, but its tags do not show that %s created it for this volume: nothing is deleted; "+
-			"delete the bucket by hand if it is unused, or set the PersistentVolume's reclaim policy to Retain", id, b, r.Records.Owner)
+			"delete the bucket by hand if it is unused, or remove the volume without deleting it (in Kubernetes: reclaim policy Retain)", id, b, r.Records.Owner)
 	}
 	return nil, nil
 }
