@@ -98,6 +98,9 @@ func addNode(ctx context.Context, cfg *driver.Config, o driver.Options, s storag
 	}
 	n.VolumeHealth = o.Common.VolumeHealth
 	cfg.Node = n
+	if c, ok := cfg.Controller.(*driver.Controller); ok {
+		c.InUse = m
+	}
 	return nil
 }
 

@@ -103,7 +103,7 @@ func addController(cfg *driver.Config, o driver.Options, s storage) error {
 	if err != nil {
 		return err
 	}
-	c.VolumeHealth = o.Common.VolumeHealth
+	c.VolumeHealth, c.DriverName = o.Common.VolumeHealth, o.Common.DriverName
 	cfg.Controller = c
 	return nil
 }
@@ -149,6 +149,10 @@ func (a provisioner) Get(ctx context.Context, id volume.ID) (driver.VolumeInfo, 
 
 func (a provisioner) Lookup(ctx context.Context, id volume.ID, secret driver.Secret) error {
 	return a.p.Lookup(ctx, provision.LookupRequest{ID: id, Keys: secret.Keys, RoleARN: secret.RoleARN})
+}
+
+func (a provisioner) LookupPlace(ctx context.Context, id volume.ID, secret driver.Secret) error {
+	return a.p.LookupPlace(ctx, provision.LookupRequest{ID: id, Keys: secret.Keys, RoleARN: secret.RoleARN})
 }
 
 // snapshots adapts provision.Provisioner to driver.Snapshots.

@@ -162,15 +162,15 @@ func (b Backend) String() string {
 func (b Backend) ControllerKeys(secret credentials.Keys) (credentials.Keys, error) {
 	if b.ControllerCredentials == credentials.SourceSecret {
 		if secret.IsZero() {
-			return credentials.Keys{}, fault.Errorf(fault.Precondition, "%s takes the controller's credentials from the request's secret, but the request has none; "+
-				"check that the StorageClass names a provisioner secret and that the secret exists with %s and %s",
+			return credentials.Keys{}, fault.Errorf(fault.Precondition, "%[1]s takes the controller's credentials from the request's secret, but the request has none; "+
+				"give the volume a secret with %[2]s and %[3]s (in Kubernetes: check that the StorageClass names a provisioner secret and that it exists)",
 				b, credentials.SecretAccessKeyID, credentials.SecretSecretAccessKey)
 		}
 		return secret, nil
 	}
 	if !secret.IsZero() {
 		return credentials.Keys{}, fault.Errorf(fault.Precondition, "the request has S3 keys in a secret, but %s uses the driver's own credentials; "+
-			"set controllerCredentials: secret for it in the driver's config file, or remove the provisioner secret from the StorageClass", b)
+			"set controllerCredentials: secret for it in the driver's config file, or remove the secret from the volume (in Kubernetes: the provisioner secret of the StorageClass)", b)
 	}
 	return credentials.Keys{}, nil
 }

@@ -41,6 +41,9 @@ type Provisioner interface {
 	Delete(ctx context.Context, id volume.ID, secret Secret) error
 	// Lookup returns nil if the volume exists, and fault.NotFound if it does not.
 	Lookup(ctx context.Context, id volume.ID, secret Secret) error
+	// LookupPlace returns nil if the bucket exists and, for a prefix, has an object below it, whoever created them. It returns
+	// fault.NotFound if not, or if this driver is deleting the volume of that id.
+	LookupPlace(ctx context.Context, id volume.ID, secret Secret) error
 	Modifier
 	Lister
 }
@@ -57,15 +60,25 @@ type Backends interface {
 	client.Source
 }
 
+// Publications are those of a node.
+type Publications interface {
+	// PublishedAt returns a target at which the node has the volume published, or is still storing its data; "": there is none.
+	PublishedAt(ctx context.Context, volumeID string) (target string, err error)
+}
+
 // Controller is the CSI Controller service. It has no capabilities for capacity and attachment, because S3 volumes need neither.
 type Controller struct {
 	csi.UnimplementedControllerServer
 	// VolumeHealth offers the alpha RPCs of volume health.
 	VolumeHealth bool
-	volumes      Provisioner
-	snapshots    Snapshots
-	backends     Backends
-	names        namedlock.Locks
+	// DriverName is the driver's name. Static volumes are read by it, see volume.Given.
+	DriverName string
+	// InUse is the node that this process also serves; nil: none.
+	InUse     Publications
+	volumes   Provisioner
+	snapshots Snapshots
+	backends  Backends
+	names     namedlock.Locks
 }
 
 // NewController returns the service.
@@ -216,7 +229,8 @@ func (c *Controller) checkClientOptions(a volume.Attributes, capabilities []*csi
 }
 
 // DeleteVolume implements csi.ControllerServer. A handle that is not a volume id of this driver is a volume that does not exist, which is
-// success. It is an error if the handle may be from another S3 driver, because the volume may have data.
+// success. It is an error if the handle may be from another S3 driver, because the volume may have data, and if the volume is in use on this
+// process's own node. That does not protect volumes that are in use elsewhere.
 func (c *Controller) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequest) (*csi.DeleteVolumeResponse, error) {
 	handle := req.GetVolumeId()
 	if err := checkVolumeID(handle); err != nil {
@@ -226,9 +240,18 @@ func (c *Controller) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequ
 	if err != nil {
 		if volume.LooksForeign(handle) {
 			return nil, fault.Errorf(fault.Precondition, "delete volume %q: not a volume id of this driver, possibly of another S3 driver, so nothing is deleted: "+
-				"delete the data by hand if it is unused, then delete the PersistentVolume", handle)
+				"delete the data by hand if it is unused, then remove the volume without deleting it (in Kubernetes: delete the PersistentVolume)", handle)
 		}
 		return &csi.DeleteVolumeResponse{}, nil
+	}
+	if c.InUse != nil {
+		target, err := c.InUse.PublishedAt(ctx, handle)
+		if err == nil && target != "" {
+			err = fault.Errorf(fault.Precondition, "it is in use on this node, at %s: stop what uses it first", target)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("delete volume %q: %w", handle, err)
+		}
 	}
 	secret, err := c.secret(id.Backend, req.GetSecrets())
 	if err != nil {
@@ -259,19 +282,23 @@ func (c *Controller) ValidateVolumeCapabilities(ctx context.Context, req *csi.Va
 			return nil, err
 		}
 	}
+	r, unreadable := c.read(req)
 	id, err := volume.ParseID(handle)
-	if err != nil {
-		return nil, fault.Errorf(fault.NotFound, "volume %q does not exist: %w", handle, err)
+	switch {
+	case err == nil:
+		err = c.lookup(ctx, id, req.GetSecrets())
+	case unreadable == nil:
+		err = c.lookupStatic(ctx, r.ID, req.GetSecrets())
+	case namesNoPlace(unreadable):
+		err = fault.Errorf(fault.NotFound, "not a volume id of this driver, and no bucket is named: %w", unreadable)
+	default:
+		err = nil // the place is not known, and the response says why
 	}
-	secret, err := c.secret(id.Backend, req.GetSecrets())
 	if err != nil {
-		return nil, err
-	}
-	if err := c.volumes.Lookup(ctx, id, secret); err != nil {
 		return nil, fmt.Errorf("look up volume %q: %w", handle, err)
 	}
-	if why := c.unsupported(req); why != "" {
-		return &csi.ValidateVolumeCapabilitiesResponse{Message: why}, nil
+	if err := errors.Join(unreadable, c.unsupported(req)); err != nil {
+		return &csi.ValidateVolumeCapabilitiesResponse{Message: err.Error()}, nil
 	}
 	return &csi.ValidateVolumeCapabilitiesResponse{Confirmed: &csi.ValidateVolumeCapabilitiesResponse_Confirmed{
 		VolumeContext:      req.GetVolumeContext(),
@@ -281,26 +308,114 @@ func (c *Controller) ValidateVolumeCapabilities(ctx context.Context, req *csi.Va
 	}}, nil
 }
 
-// unsupported returns why the driver does not support the well-formed request, or "" if it does.
-func (c *Controller) unsupported(req *csi.ValidateVolumeCapabilitiesRequest) string {
-	_, attributes, err := volume.ParseContext(req.GetVolumeId(), req.GetVolumeContext())
-	if err == nil {
-		_, err = mutableOf(req.GetMutableParameters())
+// read reads the volume as publications with the capabilities would, and checks the options for its client.
+func (c *Controller) read(req *csi.ValidateVolumeCapabilitiesRequest) (r volume.Reading, err error) {
+	_, ownErr := volume.ParseID(req.GetVolumeId())
+	for i, capability := range req.GetVolumeCapabilities() {
+		field := fmt.Sprintf("volume_capabilities[%d].mount.mount_flags", i)
+		flags, _, err := splitSELinux(capability.GetMount().GetMountFlags(), field)
+		if err != nil {
+			return r, err
+		}
+		r, err = volume.Read(volume.Given{
+			Handle: req.GetVolumeId(), Context: req.GetVolumeContext(), Flags: flags, FlagsField: field, DriverName: c.DriverName,
+		})
+		if err != nil {
+			return r, err
+		}
+		if err := c.backends.CheckClaims(r.ID.Backend, r.Claims); err != nil {
+			return r, err
+		}
+		if ownErr != nil { // flags of a static volume are options only after their conversion
+			if err := c.checkOptions(r, field); err != nil {
+				return r, err
+			}
+		}
 	}
-	if err == nil && len(req.GetParameters()) > 0 {
-		// Any name will do, because the check does not depend on it.
-		_, err = volume.ParseParameters(withMutable(req.GetParameters(), req.GetMutableParameters()), "volume")
+	if ownErr == nil {
+		err = c.checkClientOptions(r.Attributes, req.GetVolumeCapabilities())
 	}
-	if err == nil {
-		err = checkCapabilities(req.GetVolumeCapabilities())
+	return r, err
+}
+
+// checkOptions checks a static volume's options if it names its client.
+func (c *Controller) checkOptions(r volume.Reading, field string) error {
+	if r.Attributes.Client == "" {
+		return nil
 	}
-	if err == nil {
-		err = c.checkClientOptions(attributes, req.GetVolumeCapabilities())
-	}
+	named, err := c.backends.Clients().Get(r.Attributes.Client)
 	if err != nil {
-		return err.Error()
+		return fault.Field("volume_context.client", "%w", err)
 	}
-	return ""
+	if err := named.Check(r.Options, field); err != nil {
+		return err
+	}
+	if err := named.CheckOwner(r.Attributes.UID, r.Attributes.GID, "volume_context"); err != nil {
+		return err
+	}
+	return named.CheckLimits(r.Attributes, r.Options, "volume_context")
+}
+
+// namesNoPlace reports whether an error of volume.Read means that neither the handle nor the context names a bucket.
+func namesNoPlace(err error) bool {
+	f := (*fault.Error)(nil)
+	return errors.As(err, &f) && (f.Field == "volume_id" || f.Field == "volume_context.bucketName")
+}
+
+// lookup finds a volume by its id: one that the driver created, or one whose data is there without a record, such as a retained one.
+func (c *Controller) lookup(ctx context.Context, id volume.ID, secrets map[string]string) error {
+	secret, err := c.secret(id.Backend, secrets)
+	if err != nil {
+		return err
+	}
+	if err := c.volumes.Lookup(ctx, id, secret); !fault.Is(err, fault.NotFound) {
+		return err
+	}
+	return c.volumes.LookupPlace(ctx, id, secret)
+}
+
+// lookupStatic looks for the bucket of a static volume. Nodes may have other credentials for it than the controller, so a refusal of the
+// service says nothing about the volume.
+func (c *Controller) lookupStatic(ctx context.Context, id volume.ID, secrets map[string]string) error {
+	b, err := c.backends.Backend(id.Backend)
+	if err != nil {
+		return err
+	}
+	keys, _, err := requestKeys(secrets)
+	if err != nil {
+		return err
+	}
+	if err := c.backends.CheckClaims(b.Name, volume.SecretClaims(secrets)); err != nil {
+		return err
+	}
+	role, err := credentials.RoleFromSecret(secrets)
+	if err != nil {
+		return err
+	}
+	secret := Secret{Keys: keys, RoleARN: role}
+	if b.ControllerCredentials != credentials.SourceSecret {
+		secret = Secret{} // the request's are those of publications
+	}
+	err = c.volumes.LookupPlace(ctx, volume.ID{Backend: id.Backend, Bucket: id.Bucket}, secret)
+	if kind := fault.KindOf(err); kind == fault.Denied || kind == fault.Unauthenticated || kind == fault.Precondition {
+		klog.FromContext(ctx).Info("Controller cannot see the bucket", "bucket", id.Bucket, "reason", err)
+		return nil //nolint:nilerr // logged
+	}
+	return err
+}
+
+// unsupported returns why the driver does not support a well-formed request, or nil if it does. It does not check the volume itself.
+func (c *Controller) unsupported(req *csi.ValidateVolumeCapabilitiesRequest) error {
+	if _, err := mutableOf(req.GetMutableParameters()); err != nil {
+		return err
+	}
+	if len(req.GetParameters()) > 0 {
+		// Any name will do, because the check does not depend on it.
+		if _, err := volume.ParseParameters(withMutable(req.GetParameters(), req.GetMutableParameters()), "volume"); err != nil {
+			return err
+		}
+	}
+	return checkCapabilities(req.GetVolumeCapabilities())
 }
 
 // secret returns the credentials for a backend. The backend's configuration decides about the source, not whether a secret is present.
@@ -318,12 +433,12 @@ func (c *Controller) secret(backendName string, secrets map[string]string) (Secr
 	}
 	if ok && b.ControllerCredentials != credentials.SourceSecret {
 		return Secret{}, fault.Field("secrets", "hold S3 keys, but backend %q uses the driver's own credentials: "+
-			"set controllerCredentials: secret for it in the driver's config file, or remove the provisioner secret from the StorageClass", b.Name)
+			"set controllerCredentials: secret for it in the driver's config file, or remove the secret from the volume (in Kubernetes: the provisioner secret of the StorageClass)", b.Name)
 	}
 	if !ok && b.ControllerCredentials == credentials.SourceSecret {
-		return Secret{}, fault.Errorf(fault.Precondition, "backend %q takes the controller's credentials from the request's secret, but the request has none: "+
-			"set csi.storage.k8s.io/provisioner-secret-name and -namespace in the StorageClass; for a deletion, the secret in the PersistentVolume's annotation "+
-			"volume.kubernetes.io/provisioner-deletion-secret-name may have been deleted: create it again with %s and %s",
+		return Secret{}, fault.Errorf(fault.Precondition, "backend %[1]q takes the controller's credentials from the request's secret, but the request has none: "+
+			"give the volume a secret with %[2]s and %[3]s (in Kubernetes: csi.storage.k8s.io/provisioner-secret-name and -namespace of the StorageClass; for a deletion, "+
+			"the secret in the PersistentVolume's annotation volume.kubernetes.io/provisioner-deletion-secret-name may have been deleted: create it again)",
 			b.Name, credentials.SecretAccessKeyID, credentials.SecretSecretAccessKey)
 	}
 	role, err := credentials.RoleFromSecret(secrets)

@@ -1,6 +1,8 @@
 package driver
 
 import (
+	"context"
+	"errors"
 	"maps"
 	"strings"
 	"testing"
@@ -377,6 +379,86 @@ func TestValidateVolumeCapabilities(t *testing.T) {
 			t.Errorf("%s: %v", tt.what, resp)
 		case tt.says != "" && (resp.GetConfirmed() != nil || !strings.Contains(resp.GetMessage(), tt.says)):
 			t.Errorf("%s: %v", tt.what, resp)
+		}
+	}
+}
+
+// inUse are volumes that the process's own node has published, by id.
+type inUse map[string]string
+
+func (u inUse) PublishedAt(_ context.Context, volumeID string) (string, error) {
+	if u[volumeID] == "error" {
+		return "", errors.New("the state directory cannot be read")
+	}
+	return u[volumeID], nil
+}
+
+func TestDeleteVolumeInUse(t *testing.T) {
+	const used, other, unknown = "default:bucket-1/pvc-1/", "default:bucket-1/pvc-2/", "default:bucket-1/pvc-3/"
+	c, p := newTestController(t)
+	c.InUse = inUse{used: "/targets/a", unknown: "error"}
+	_, err := c.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: used})
+	refused(t, "in use", csi.Controller_DeleteVolume_FullMethodName, err, codes.FailedPrecondition, "/targets/a")
+	_, err = c.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: unknown})
+	refused(t, "not known", csi.Controller_DeleteVolume_FullMethodName, err, codes.Aborted)
+	if p.calls != 0 {
+		t.Errorf("the provisioner was called %d times", p.calls)
+	}
+	if _, err := c.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: other}); err != nil || p.calls != 1 {
+		t.Errorf("an unused volume: %v, %d calls", err, p.calls)
+	}
+}
+
+// A static volume is read as a publication reads it, and its bucket is looked for.
+func TestValidateStaticVolumes(t *testing.T) {
+	keys := map[string]string{"accessKeyID": "AK", "secretAccessKey": "SK"}
+	static := map[string]string{"bucketName": "team-data", "prefix": "pre/"}
+	tests := []struct {
+		what, id  string
+		context   map[string]string
+		flags     []string
+		secrets   map[string]string
+		code      codes.Code
+		confirmed bool
+		asked     bool // the provisioner, with the secret's keys
+	}{
+		{"attributes", "my-static-volume", static, nil, nil, codes.OK, true, false},
+		{"secret of publications", "my-static-volume", static, nil, keys, codes.OK, true, false},
+		{"secret of the controller", "my-static-volume", map[string]string{"bucketName": "secrets", "backend": "tenants"}, nil, keys, codes.OK, true, true},
+		{"refused to the controller", "my-static-volume", map[string]string{"bucketName": "locked"}, nil, nil, codes.OK, true, false},
+		{"unreachable", "my-static-volume", map[string]string{"bucketName": "down"}, nil, nil, codes.Unavailable, false, false},
+		{"absent bucket", "my-static-volume", map[string]string{"bucketName": "absent"}, nil, nil, codes.NotFound, false, false},
+		{"no such backend", "my-static-volume", map[string]string{"bucketName": "team-data", "backend": "else"}, nil, nil, codes.FailedPrecondition, false, false},
+		{"bad attribute", "my-static-volume", map[string]string{"bucketName": "team-data", "clint": "rclone"}, nil, nil, codes.OK, false, false},
+		{"bad name", "my-static-volume", map[string]string{"bucketName": "Team_Data"}, nil, nil, codes.NotFound, false, false},
+		{"unknown client", "my-static-volume", map[string]string{"bucketName": "team-data", "client": "none"}, nil, nil, codes.OK, false, false},
+		{"half a secret", "my-static-volume", static, nil, map[string]string{"accessKeyID": "AK"}, codes.InvalidArgument, false, false},
+		{"handle of k8s-csi-s3", "team-data/pre", nil, nil, nil, codes.OK, true, false},
+		{"flags of the AWS driver", "my-static-volume", map[string]string{"bucketName": "team-data"}, []string{"prefix some/"}, nil, codes.OK, true, false},
+		{"id with data and no record", "default:team-data/pre/", nil, nil, nil, codes.OK, true, false},
+		{"id without data", "default:team-data/other/", nil, nil, nil, codes.NotFound, false, false},
+		{"id of a bucket", "default:team-data", nil, nil, nil, codes.OK, true, false},
+		{"id that the controller may not see", "default:locked", nil, nil, nil, codes.PermissionDenied, false, false},
+	}
+	for _, tt := range tests {
+		c, p := newTestController(t)
+		p.places = map[string]error{
+			"default:team-data": nil, "default:team-data/pre/": nil, "tenants:secrets": nil,
+			"default:locked": fault.Errorf(fault.Denied, "403"), "default:down": fault.Errorf(fault.Unavailable, "503"),
+		}
+		capability := mountCapability(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER)
+		capability.GetMount().MountFlags = tt.flags
+		resp, err := c.ValidateVolumeCapabilities(t.Context(), &csi.ValidateVolumeCapabilitiesRequest{
+			VolumeId: tt.id, VolumeContext: tt.context, Secrets: tt.secrets, VolumeCapabilities: []*csi.VolumeCapability{capability},
+		})
+		switch {
+		case tt.code != codes.OK:
+			refused(t, tt.what, csi.Controller_ValidateVolumeCapabilities_FullMethodName, err, tt.code)
+		case err != nil || (resp.GetConfirmed() != nil) != tt.confirmed || tt.confirmed == (resp.GetMessage() != ""):
+			t.Errorf("%s: %v, %v", tt.what, resp, err)
+		}
+		if (p.secret != Secret{}) != tt.asked {
+			t.Errorf("%s: looked up with %+v", tt.what, p.secret)
 		}
 	}
 }

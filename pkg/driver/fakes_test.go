@@ -22,6 +22,7 @@ type fakeProvisioner struct {
 	volumes map[string]string // volume id → digest
 	sizes   map[string]int64  // volume id → recorded size
 	set     []volume.Mutable  // of all calls of Modify
+	places  map[string]error  // place of data that nobody created here → result of LookupPlace
 	// secretsOnly is set if a backend works only with the secrets of requests.
 	secretsOnly bool
 	last        NewVolume
@@ -150,6 +151,18 @@ func (f *fakeProvisioner) Lookup(ctx context.Context, id volume.ID, secret Secre
 		return fault.Errorf(fault.NotFound, "no record of %s", id)
 	}
 	return nil
+}
+
+func (f *fakeProvisioner) LookupPlace(ctx context.Context, id volume.ID, secret Secret) error {
+	if err := f.enter(ctx, secret); err != nil {
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if err, ok := f.places[id.String()]; ok {
+		return err
+	}
+	return fault.Errorf(fault.NotFound, "nothing at %s", id)
 }
 
 // fakeSnapshots keeps snapshots in memory with the rules of the real one that the service depends on.

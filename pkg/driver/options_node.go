@@ -26,6 +26,9 @@ const (
 	DNSPod  = "pod"  // the driver's own container's
 )
 
+// maxDrainTimeout is the maximum of --drain-timeout.
+const maxDrainTimeout = 30 * 24 * time.Hour
+
 // NodeOptions are the options of the modes that serve the CSI Node service.
 type NodeOptions struct {
 	NodeID            string
@@ -72,7 +75,7 @@ func (o *NodeOptions) AddFlags(fs *pflag.FlagSet) {
 	fs.Int64Var(&o.VolumeAttachLimit, "volume-attach-limit", 0, "maximum number of volumes on this node, reported to the CO; 0: no limit")
 	fs.BoolVar(&o.InlineVolumes, "inline-volumes", false, "allow inline volumes (csi in a pod's volumes), never with the driver's own credentials; requires mode Ephemeral and podInfoOnMount: true in the CSIDriver object")
 	fs.DurationVar(&o.MountTimeout, "mount-timeout", 90*time.Second, "how long a client may take until its mount is ready")
-	fs.DurationVar(&o.DrainTimeout, "drain-timeout", 100*time.Second, "how long NodeUnpublishVolume waits for the uploads of a client if the caller set no deadline; uploads continue after it, and a retry waits for them again")
+	fs.DurationVar(&o.DrainTimeout, "drain-timeout", 24*time.Hour, "how long NodeUnpublishVolume waits for the uploads of a client if the caller set no deadline, as Nomad, which takes an error for success; uploads continue after it, and a retry waits for them again")
 	fs.BoolVar(&o.Heal, "heal", true, "restart crashed clients and replace their stale mounts, also in running containers")
 	fs.DurationVar(&o.HangTimeout, "hang-timeout", 2*time.Minute, "how long a client may be unresponsive and without progress before its FUSE connection is aborted and, with --heal, the client is restarted; 0: never")
 	fs.Var(&o.MemoryLimit, "memory-limit", "default memory limit of one mount, helper and client together: bytes (1Gi), a share of the node's memory (5%), or 0 for no limit; only launcher systemd enforces it")
@@ -97,7 +100,7 @@ func (o *NodeOptions) validate(c *checker) {
 		c.check("volume-attach-limit", fmt.Errorf("%d is negative; 0 means no limit", o.VolumeAttachLimit))
 	}
 	c.check("mount-timeout", checkDuration(o.MountTimeout, time.Second, time.Hour))
-	c.check("drain-timeout", checkDuration(o.DrainTimeout, time.Second, time.Hour))
+	c.check("drain-timeout", checkDuration(o.DrainTimeout, time.Second, maxDrainTimeout))
 	if o.HangTimeout != 0 {
 		c.check("hang-timeout", checkDuration(o.HangTimeout, time.Second, 24*time.Hour))
 	}

@@ -67,7 +67,7 @@ func TestCommandLineWinsOverEnvironmentWhichWinsOverDefaults(t *testing.T) {
 	if o.Node.NodeID != "node-7" || o.Node.UIDs != (UIDRange{5000, 5999}) || o.Node.VolumeAttachLimit != 12 || o.Common.HTTPEndpoint != ":9808" || o.Common.Verbosity != 5 {
 		t.Errorf("environment: %+v %+v", o.Common, o.Node)
 	}
-	if o.Node.DrainTimeout != 100*time.Second {
+	if o.Node.DrainTimeout != 24*time.Hour {
 		t.Errorf("an empty variable must be an unset one: %v", o.Node.DrainTimeout)
 	}
 	if o.DefaultRegion != "eu-north-1" || o.DefaultEndpoint != "https://s3.example.com" {
@@ -188,7 +188,7 @@ func TestMistakesAreUsageErrorsThatNameTheirPlace(t *testing.T) {
 		{"node --target-root=kubelet", nil, []string{"--target-root", "absolute"}},
 		{"node --volume-attach-limit=-1", nil, []string{"--volume-attach-limit", "negative"}},
 		{"node --mount-timeout=0s", nil, []string{"--mount-timeout"}},
-		{"node --drain-timeout=2h", nil, []string{"--drain-timeout"}},
+		{"node --drain-timeout=721h", nil, []string{"--drain-timeout"}},
 		{"controller --v=11 --driver-name=- --deletion-workers=0", nil, []string{"--v", "--driver-name", "--deletion-workers"}},
 		{"--v=2 node", nil, []string{`"node"`, "the mode comes first"}},
 		{"--endpoint", nil, []string{"--endpoint"}},

@@ -80,7 +80,7 @@ func TestUnresponsivePodDelaysNoOtherPod(t *testing.T) {
 		r.restart()
 		s := r.swap()
 		s.Bound = 250 * time.Millisecond
-		swapped, err := r.n.SwapInOtherNamespaces(within(t, 20*time.Second), s, ofPod)
+		swapped, err := r.n.SwapInOtherNamespaces(within(t, 20*time.Second), s, ofPod())
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -182,7 +182,7 @@ func (r *replacement) openChildren(h nsHandle, stale *os.File) error {
 		}
 		if what == nil {
 			return fault.Errorf(fault.Precondition, "%s (%s) is mounted below it and would be lost, because it can be "+
-				"neither moved nor cloned; unmount it or restart the pod: %w",
+				"neither moved nor cloned; unmount it or restart the container: %w",
 				c.mount.Mountpoint, c.mount.Source, c.why)
 		}
 		if same, err := sameType(what, c.place); err != nil || !same {

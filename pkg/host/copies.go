@@ -16,13 +16,12 @@ import (
 // not seen; the number of the latter is logged. Mounts of the host's own namespace, and mounts that are unmounted with them by
 // propagation, are not touched. The error lists the copies that could not be detached.
 func (n *Namespace) DetachCopies(ctx context.Context, m Mount) (int, error) {
-	return n.detachInOthers(ctx, "copies of "+m.Source, m.copiedAs, nil)
+	return n.detachInOthers(ctx, "copies of "+m.Source, m.copiedAs, Owners{})
 }
 
 // DetachStale detaches the mounts for which stale reports true, and what is mounted below them, in other mount namespaces, and returns
-// how many. It skips namespaces with a process for whose text of /proc/<pid>/cgroup spare reports true; spare may be nil. Otherwise
-// it is like DetachCopies.
-func (n *Namespace) DetachStale(ctx context.Context, stale func(Mount) bool, spare func(cgroup string) bool) (int, error) {
+// how many. It skips namespaces that have one of the owners. Otherwise it is like DetachCopies.
+func (n *Namespace) DetachStale(ctx context.Context, stale func(Mount) bool, spare Owners) (int, error) {
 	return n.detachInOthers(ctx, "stale mounts", stale, spare)
 }
 
@@ -33,14 +32,14 @@ func (m Mount) copiedAs(c Mount) bool {
 
 func sameDevice(a, b Mount) bool { return a.Major == b.Major && a.Minor == b.Minor }
 
-// detachInOthers detaches mounts that match in other namespaces, except those with a process that satisfies spare.
-func (n *Namespace) detachInOthers(ctx context.Context, things string, match func(Mount) bool, spare func(cgroup string) bool) (int, error) {
+// detachInOthers detaches mounts that match in other namespaces, except those that have one of the owners.
+func (n *Namespace) detachInOthers(ctx context.Context, things string, match func(Mount) bool, spare Owners) (int, error) {
 	host, err := n.hostView(ctx)
 	if err != nil {
 		return 0, err
 	}
 	holders, err := n.holders(ctx, "searching for "+things, spare, func(ns *otherNamespace, mounts []Mount) bool {
-		return ns.marked == "" && len(host.foreignTo(mounts, match)) > 0
+		return ns.owner == "" && len(host.foreignTo(mounts, match)) > 0
 	})
 	if err != nil {
 		return 0, err
@@ -65,13 +64,13 @@ func (n *Namespace) detachInOthers(ctx context.Context, things string, match fun
 	return detached, errors.Join(errs...)
 }
 
-// holders returns the other namespaces for whose mount tables pick reports true; mark sets otherNamespace.marked.
-func (n *Namespace) holders(ctx context.Context, what string, mark func(cgroup string) bool,
+// holders returns the other namespaces for whose mount tables pick reports true; owners set otherNamespace.owner.
+func (n *Namespace) holders(ctx context.Context, what string, owners Owners,
 	pick func(ns *otherNamespace, mounts []Mount) bool,
 ) ([]*otherNamespace, error) {
 	var holders []*otherNamespace
 	err := n.run(ctx, what, nil, func() error {
-		all, err := n.otherNamespaces(ctx, what, mark)
+		all, err := n.otherNamespaces(ctx, what, owners)
 		if err != nil {
 			return err
 		}

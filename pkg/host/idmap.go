@@ -80,7 +80,7 @@ func (h nsHandle) userNamespace(want idMapping) (int, error) {
 	if ended {
 		return -1, errEnded
 	}
-	return -1, fault.Errorf(fault.Unsupported, "it is id-mapped, and no process there has its mapping (users %q, groups %q); restart the pod", want.users, want.groups)
+	return -1, fault.Errorf(fault.Unsupported, "it is id-mapped, and no process there has its mapping (users %q, groups %q); restart the container", want.users, want.groups)
 }
 
 func (h nsHandle) mappingOfProcess(pid int) (idMapping, error) {
@@ -121,7 +121,7 @@ type mountRequest struct {
 	id, param uint64
 }
 
-var errMappingUnknown = fault.Errorf(fault.Unsupported, "it is id-mapped, with a mapping that cannot be read before Linux 6.15; restart the pod")
+var errMappingUnknown = fault.Errorf(fault.Unsupported, "it is id-mapped, with a mapping that cannot be read before Linux 6.15; restart the container")
 
 // mappingOf reads the mapping of an id-mapped mount in the calling thread's namespace. The shown ids are those of this process's user
 // namespace.

@@ -98,7 +98,7 @@ func NewNamespace() (*Namespace, error) {
 	defer cancel()
 	if err := n.Do(ctx, "entering the host's mount namespace", func() error { return nil }); err != nil {
 		return nil, fault.Errorf(fault.Precondition, "this process is outside the host's mount namespace and cannot enter it; "+
-			"the node's pod needs hostPID: true and its container privileged: true (CAP_SYS_ADMIN, CAP_SYS_CHROOT, CAP_SYS_PTRACE): %w", err)
+			"the driver's container must be privileged and in the host's PID namespace (Kubernetes: hostPID: true, privileged: true; Nomad: pid_mode = \"host\", privileged = true; CAP_SYS_ADMIN, CAP_SYS_CHROOT, CAP_SYS_PTRACE): %w", err)
 	}
 	return n, nil
 }

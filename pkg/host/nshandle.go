@@ -75,11 +75,11 @@ func (r namespaceRef) pid() int {
 	return r.other.pids[0]
 }
 
-func (r namespaceRef) cgroup() string {
+func (r namespaceRef) owner() string {
 	if r.other == nil {
 		return ""
 	}
-	return r.other.marked
+	return r.other.owner
 }
 
 // name names the namespace in messages: " in the mount namespace of sh (pid 12)", or "".

@@ -15,19 +15,18 @@ import (
 )
 
 type otherNamespace struct {
-	link   string // the target of /proc/<pid>/ns/mnt
-	pids   []int  // some of its processes
-	marked string // the text of /proc/<pid>/cgroup of one of its processes that satisfies mark; "": none does
+	link  string // the target of /proc/<pid>/ns/mnt
+	pids  []int  // some of its processes
+	owner string // by Owners; "": none
 }
 
 // maxPIDs bounds the remembered processes of a namespace, of which one must still run when the namespace is entered.
 const maxPIDs = 8
 
-// otherNamespaces finds the mount namespaces of processes, other than the host's, and those that have a process whose text in
-// /proc/<pid>/cgroup satisfies mark, which may be nil. It reads only links and cgroup of a process; other files can block with the
-// process. It does not see namespaces without processes, nor those of processes that this one may not inspect, whose number it
+// otherNamespaces finds the mount namespaces of processes, other than the host's, and their owners. It reads only links, cgroup and mount
+// table of a process; other files can block with the process. It does not see namespaces without processes, nor those of processes that this one may not inspect, whose number it
 // logs. Call it inside run.
-func (n *Namespace) otherNamespaces(ctx context.Context, what string, mark func(cgroup string) bool) ([]*otherNamespace, error) {
+func (n *Namespace) otherNamespaces(ctx context.Context, what string, owners Owners) ([]*otherNamespace, error) {
 	pids, err := proc.PIDs()
 	if err != nil {
 		return nil, err
@@ -59,15 +58,22 @@ func (n *Namespace) otherNamespaces(ctx context.Context, what string, mark func(
 		if len(ns.pids) < maxPIDs {
 			ns.pids = append(ns.pids, pid)
 		}
-		if mark == nil || ns.marked != "" {
+		if owners.ByCgroup == nil || ns.owner != "" {
 			continue
 		}
 		cgroup, err := os.ReadFile(proc.Path(pid, "cgroup"))
 		if err != nil && !proc.Gone(err) {
 			return nil, fmt.Errorf("%s: the cgroup of %s: %w", what, processName(pid), err)
 		}
-		if err == nil && mark(string(cgroup)) {
-			ns.marked = string(cgroup)
+		if err == nil {
+			ns.owner = owners.ByCgroup(string(cgroup))
+		}
+	}
+	if owners.ByMounts != nil {
+		for _, ns := range found {
+			if ns.owner == "" {
+				ns.owner = owners.ByMounts(ns.mounts(ctx))
+			}
 		}
 	}
 	if unreadable > 0 {
@@ -130,7 +136,7 @@ func (n *Namespace) ShownInOtherNamespaces(ctx context.Context, what string, mat
 		return "", err
 	}
 	var found Mount
-	holders, err := n.holders(ctx, what, nil, func(_ *otherNamespace, mounts []Mount) bool {
+	holders, err := n.holders(ctx, what, Owners{}, func(_ *otherNamespace, mounts []Mount) bool {
 		copies := host.lastingAfter(mounts, match)
 		if len(copies) > 0 {
 			found = copies[0]
@@ -144,15 +150,15 @@ func (n *Namespace) ShownInOtherNamespaces(ctx context.Context, what string, mat
 }
 
 // MountsInOtherNamespaces returns the mounts that match and that other mount namespaces hold for themselves. It looks only at namespaces
-// with a process for whose text of /proc/<pid>/cgroup theirs reports true. Namespaces are found as in DetachCopies.
-func (n *Namespace) MountsInOtherNamespaces(ctx context.Context, what string, theirs func(cgroup string) bool, match func(Mount) bool) ([]Mount, error) {
+// that have an owner. Namespaces are found as in DetachCopies.
+func (n *Namespace) MountsInOtherNamespaces(ctx context.Context, what string, owners Owners, match func(Mount) bool) ([]Mount, error) {
 	host, err := n.hostView(ctx)
 	if err != nil {
 		return nil, err
 	}
 	var all []Mount
 	err = n.run(ctx, what, nil, func() error {
-		others, err := n.otherNamespaces(ctx, what, theirs)
+		others, err := n.otherNamespaces(ctx, what, owners)
 		if err != nil {
 			return err
 		}
@@ -161,7 +167,7 @@ func (n *Namespace) MountsInOtherNamespaces(ctx context.Context, what string, th
 			if err := ctx.Err(); err != nil {
 				return fmt.Errorf("%s: %w", what, err)
 			}
-			if ns.marked != "" {
+			if ns.owner != "" {
 				found = append(found, host.foreignTo(ns.mounts(ctx), match)...)
 			}
 		}
@@ -177,7 +183,7 @@ func (n *Namespace) MountsInOtherNamespaces(ctx context.Context, what string, th
 // DoInOtherNamespaces is Do in each other mount namespace for whose mount table pick reports true. who is a process of the namespace, for
 // messages. Namespaces are found as in DetachCopies. A namespace whose processes have exited is skipped.
 func (n *Namespace) DoInOtherNamespaces(ctx context.Context, what string, pick func(mounts []Mount) bool, fn func(who string) error) error {
-	picked, err := n.holders(ctx, what, nil, func(_ *otherNamespace, mounts []Mount) bool { return pick(mounts) })
+	picked, err := n.holders(ctx, what, Owners{}, func(_ *otherNamespace, mounts []Mount) bool { return pick(mounts) })
 	if err != nil {
 		return err
 	}

@@ -123,11 +123,18 @@ func (r *swapRig) container(cgroup, script string) int {
 }
 
 // ofPod reports whether a cgroup is one that container made for "pod…".
-func ofPod(cgroup string) bool { return strings.Contains(cgroup, "/s3csitest-pod") }
+func ofPod() Owners {
+	return Owners{ByCgroup: func(cgroup string) string {
+		if strings.Contains(cgroup, "/s3csitest-pod") {
+			return "pod"
+		}
+		return ""
+	}}
+}
 
 func (r *swapRig) elsewhere() []Swapped {
 	r.t.Helper()
-	swapped, err := r.n.SwapInOtherNamespaces(within(r.t, 20*time.Second), r.swap(), ofPod)
+	swapped, err := r.n.SwapInOtherNamespaces(within(r.t, 20*time.Second), r.swap(), ofPod())
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -185,7 +192,7 @@ func TestSwapElsewhereReplacesOnlyInSelectedNamespaces(t *testing.T) {
 	r.all(r.here(r.swap()), 2)
 
 	// Only the mounts in other containers are detached.
-	count, err := r.n.DetachStale(within(t, 10*time.Second), r.swap().Stale, ofPod)
+	count, err := r.n.DetachStale(within(t, 10*time.Second), r.swap().Stale, ofPod())
 	if count != 2 || err != nil {
 		t.Errorf("detached %d, %v, want 2", count, err)
 	}
@@ -202,7 +209,7 @@ func TestDetachDeadSkipsSparedNamespaces(t *testing.T) {
 	pod := r.container("s3csitest-pod", "")
 	agent := r.container("", "")
 	r.restart()
-	count, err := r.n.DetachStale(within(t, 10*time.Second), r.swap().Stale, ofPod)
+	count, err := r.n.DetachStale(within(t, 10*time.Second), r.swap().Stale, ofPod())
 	if count != 2 || err != nil { // its copies of the source and of the target
 		t.Errorf("detached %d, %v, want 2", count, err)
 	}
@@ -306,7 +313,7 @@ func TestStartingAndExitingProcessesAreNoError(t *testing.T) {
 	}
 	for range 10 {
 		r.restart()
-		swapped, err := r.n.SwapInOtherNamespaces(within(t, 20*time.Second), r.swap(), func(string) bool { return true })
+		swapped, err := r.n.SwapInOtherNamespaces(within(t, 20*time.Second), r.swap(), Owners{ByCgroup: func(string) string { return "all" }})
 		if err != nil {
 			t.Error(err)
 		}
@@ -316,7 +323,7 @@ func TestStartingAndExitingProcessesAreNoError(t *testing.T) {
 			}
 		}
 		r.alive(pod, target)
-		if _, err := r.n.DetachStale(within(t, 20*time.Second), r.swap().Stale, nil); err != nil {
+		if _, err := r.n.DetachStale(within(t, 20*time.Second), r.swap().Stale, Owners{}); err != nil {
 			t.Error(err)
 		}
 	}
@@ -330,7 +337,7 @@ func TestManyNamespacesAreFast(t *testing.T) {
 	for range many {
 		pods = append(pods, sleeperWith(t, r.n, "/", unix.CLONE_NEWNS, "mount --make-rprivate / && umount "+r.source+" && echo ready; read -r _").Process.Pid)
 	}
-	everybody := func(string) bool { return true }
+	everybody := Owners{ByCgroup: func(string) string { return "all" }}
 	r.restart()
 	start := time.Now()
 	r.all(r.here(r.swap()), 1)

@@ -70,7 +70,7 @@ func (r *replacement) prepare(ctx context.Context) (err error) {
 		return nil
 	}
 	if second, ok := r.tree.under(under); ok && sameDevice(second, r.Source) {
-		return fault.Errorf(fault.Precondition, "two attempts to move the mounts below it were interrupted; restart the pod")
+		return fault.Errorf(fault.Precondition, "two attempts to move the mounts below it were interrupted; restart the container")
 	}
 	moved, err := r.children(ctx, under, r.clone)
 	r.below = append(r.below, moved...)

@@ -21,9 +21,9 @@ type Swap struct {
 	Stale func(Mount) bool
 	// Unknown reports whether a mount that looks stale must be reported (fault.Unsupported) and not replaced. nil: no mount.
 	Unknown func(Mount) bool
-	// ReadOnly reports whether the replacement of a mount must be read-only even if the stale one is not. cgroup is the text of
-	// /proc/<pid>/cgroup by which the mount's namespace was selected, "" for this namespace. nil: none must.
-	ReadOnly func(m Mount, cgroup string) bool
+	// ReadOnly reports whether the replacement of a mount must be read-only even if the stale one is not. owner is that of
+	// the mount's namespace, "" for this namespace. nil: none must.
+	ReadOnly func(m Mount, owner string) bool
 	// Groups are the peer groups of mounts that this swap, or one before it, replaces. Their slaves become slaves of the
 	// replacements. nil: none.
 	Groups *Groups
@@ -74,8 +74,7 @@ func (n *Namespace) SwapHere(ctx context.Context, s Swap, where func(Mount) bool
 	return src.swapIn(ctx, namespaceRef{n: n}, mounts, where)
 }
 
-// SwapInOtherNamespaces is SwapHere for the other mount namespaces that have a process for whose text of /proc/<pid>/cgroup theirs reports
-// true. Mounts that propagate from the host are replaced with the host's.
+// SwapInOtherNamespaces is SwapHere for the other mount namespaces that have one of the owners. Mounts that propagate from the host are replaced with the host's.
 //
 // In a namespace that another user namespace owns, these mounts are not replaced (fault.Unsupported), because their container could
 // remove a restriction from the replacement:
@@ -83,7 +82,7 @@ func (n *Namespace) SwapHere(ctx context.Context, s Swap, where func(Mount) bool
 //   - mounts with such a mount, or one that is locked to its mount point, below them.
 //
 // Neither are id-mapped mounts whose mapping the kernel does not report (it does since Linux 6.15), or no process there has.
-func (n *Namespace) SwapInOtherNamespaces(ctx context.Context, s Swap, theirs func(cgroup string) bool) ([]Swapped, error) {
+func (n *Namespace) SwapInOtherNamespaces(ctx context.Context, s Swap, owners Owners) ([]Swapped, error) {
 	src, err := n.openSource(ctx, s)
 	if err != nil {
 		return nil, err
@@ -94,8 +93,8 @@ func (n *Namespace) SwapInOtherNamespaces(ctx context.Context, s Swap, theirs fu
 		return nil, err
 	}
 	what := "searching for stale mounts of " + s.Source.Source
-	holders, err := n.holders(ctx, what, theirs, func(ns *otherNamespace, mounts []Mount) bool {
-		return ns.marked != "" && len(host.foreignTo(mounts, src.concerns)) > 0
+	holders, err := n.holders(ctx, what, owners, func(ns *otherNamespace, mounts []Mount) bool {
+		return ns.owner != "" && len(host.foreignTo(mounts, src.concerns)) > 0
 	})
 	if err != nil {
 		return nil, err
@@ -181,7 +180,7 @@ func (src *source) swapIn(ctx context.Context, at namespaceRef, mounts []Mount, 
 
 // swapOne replaces one stale mount. It returns false if there was nothing to do any more.
 func (src *source) swapOne(ctx context.Context, at namespaceRef, tree mountTree, stale Mount) (bool, error) {
-	r := src.replace(tree, stale, src.ReadOnly != nil && src.ReadOnly(stale, at.cgroup()))
+	r := src.replace(tree, stale, src.ReadOnly != nil && src.ReadOnly(stale, at.owner()))
 	defer r.files.release()
 	if err := r.prepare(ctx); err != nil {
 		return false, err

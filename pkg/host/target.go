@@ -118,7 +118,7 @@ func openParent(root, target string) (*os.File, string, error) {
 		return nil, "", fault.Field(targetField, "%s is a symbolic link, which is not allowed below %s: %w",
 			path.Join(root, firstSymlink(rootFD, dir)), root, err)
 	case errors.Is(err, unix.ENOENT):
-		return nil, "", fault.Field(targetField, "its parent directory %s does not exist on the host: %w", parent, err)
+		return nil, "", fault.Field(targetField, "its parent directory %s does not exist on the host; the path must be the host's (in Nomad: set stage_publish_base_dir to <data_dir>/client/csi/<type>/<plugin id>): %w", parent, err)
 	case errors.Is(err, unix.ENOTDIR):
 		return nil, "", fault.Field(targetField, "a component of its parent %s is not a directory: %w", parent, err)
 	case errors.Is(err, unix.ENAMETOOLONG):

@@ -25,14 +25,14 @@ const cgroupName = "s3-csi-helpers"
 // probeTimeout bounds the check of the cgroup file systems, which waits only for the kernel.
 const probeTimeout = 5 * time.Second
 
-// SurvivesDriver reports whether helpers survive a restart of the driver, and if not, why. When a container or a systemd unit ends,
-// every process in its cgroup is killed, so the driver moves helpers out of its own. Before the first start, the answer is whether
+// SurvivesDriver reports whether helpers survive a restart of the driver, and if not, why. When a container, a systemd unit or a task of
+// another orchestrator ends, every process in its cgroup is killed, so the driver moves helpers out of its own. Before the first start, the answer is whether
 // that looks possible. The network of a pod ends with the pod, too.
 func (p *Process) SurvivesDriver() (bool, string) {
 	if err := p.sameNetwork(); err != nil {
 		return false, err.Error()
 	}
-	const why = "helpers stay in the driver's cgroup and are killed when the driver's container or unit ends: "
+	const why = "helpers stay in the driver's cgroup and are killed when the driver's container, unit or task ends: "
 	p.mu.Lock()
 	started, err := p.moved, p.moveErr
 	p.mu.Unlock()
@@ -62,29 +62,46 @@ func (p *Process) sameNetwork() error {
 		return fmt.Errorf("finding the host's network namespace: %w", err)
 	}
 	if own != host {
-		return errors.New("helpers use the network namespace of the driver's pod and lose it when the pod ends: set hostNetwork: true on the node's pod")
+		return errors.New("helpers use the network namespace of the driver's container and lose it when that ends: run the driver in the host's " +
+			"(Kubernetes: hostNetwork: true on the node's pod; docker: --network=host; Nomad: network_mode = \"host\")")
 	}
 	return nil
 }
 
-// confined reports whether the driver's cgroup is killed as a whole.
+// confined reports whether the driver's cgroup may be killed as a whole: it is in a container, or, in any hierarchy, in another cgroup
+// than PID 1. systemd kills the cgroups of units and sessions, and other orchestrators, such as Nomad, those of their tasks.
 func (p *Process) confined() (bool, error) {
 	if p.ns.Foreign() {
 		return true, nil
 	}
-	own, err := os.ReadFile("/proc/self/cgroup")
+	own, init, err := ownCgroups()
 	if err != nil {
-		return false, fmt.Errorf("read the driver's cgroup: %w", err)
+		return false, err
 	}
-	return inUnit(parseCgroups(own)), nil
+	return apart(own, init), nil
 }
 
-func inUnit(cgroups map[string]string) bool {
-	for _, hierarchy := range []string{"", "name=systemd"} {
-		for part := range strings.SplitSeq(cgroups[hierarchy], "/") {
-			if strings.HasSuffix(part, ".service") {
-				return true
-			}
+// ownCgroups returns the cgroups of the driver and those of PID 1.
+func ownCgroups() (own, init map[string]string, err error) {
+	if own, err = cgroupsOf(os.Getpid()); err == nil {
+		init, err = cgroupsOf(1)
+	}
+	return own, init, err
+}
+
+func cgroupsOf(pid int) (map[string]string, error) {
+	file, err := os.ReadFile(proc.Path(pid, "cgroup"))
+	if err != nil {
+		return nil, fmt.Errorf("read the cgroups of process %d: %w", pid, err)
+	}
+	return parseCgroups(file), nil
+}
+
+// apart reports whether a process is in another cgroup than PID 1 in any hierarchy, the root excepted.
+func apart(own, init map[string]string) bool {
+	for hierarchy, path := range own {
+		if path != "/" && path != init[hierarchy] {
+			return true
 		}
 	}
 	return false
@@ -138,29 +155,29 @@ func (p *Process) leaveCgroup(pid int) error {
 
 // hasLeft returns an error if a helper is in any cgroup of the driver; moveErr is the likely cause.
 func hasLeft(pid int, hostView bool, moveErr error) error {
-	own, err := os.ReadFile(proc.Path(os.Getpid(), "cgroup"))
+	own, init, err := ownCgroups()
 	if err != nil {
 		return err
 	}
-	its, err := os.ReadFile(proc.Path(pid, "cgroup"))
+	its, err := cgroupsOf(pid)
 	if proc.Gone(err) {
 		return nil // it has exited
 	}
 	if err != nil {
 		return err
 	}
-	if shared := sharedCgroups(parseCgroups(own), parseCgroups(its), hostView); len(shared) > 0 {
+	if shared := sharedCgroups(own, its, init, hostView); len(shared) > 0 {
 		return errors.Join(fmt.Errorf("still shared: %s", strings.Join(shared, ", ")), moveErr)
 	}
 	return nil
 }
 
-// sharedCgroups returns the hierarchies in which two processes are in the same cgroup. The root does not count, unless "/" is only the
-// root of a container's cgroup namespace.
-func sharedCgroups(a, b map[string]string, hostView bool) []string {
+// sharedCgroups returns the hierarchies in which two processes are in the same cgroup. That of PID 1 and the root do not count, unless
+// "/" is only the root of a container's cgroup namespace.
+func sharedCgroups(a, b, init map[string]string, hostView bool) []string {
 	var shared []string
 	for hierarchy, path := range a {
-		if b[hierarchy] != path || path == "/" && hostView {
+		if b[hierarchy] != path || (path == "/" || path == init[hierarchy]) && hostView {
 			continue
 		}
 		if hierarchy == "" {

@@ -1,6 +1,7 @@
 package launcher_test
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
 	"os"
@@ -170,6 +171,84 @@ func inContainer(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := p.Kill(bounded(t), u.uid); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestHelperSurvivesTheEndOfADriversTask makes a host of its own, and in it a task of an orchestrator that is only a cgroup, as a task of
+// Nomad's raw_exec is. The task's end kills all processes of the cgroup.
+func TestHelperSurvivesTheEndOfADriversTask(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root")
+	}
+	const cgroups = "/sys/fs/cgroup"
+	if os.Getenv(containerLevel) == "" {
+		out, err := respawn("host", t.Name(), syscall.CLONE_NEWPID|syscall.CLONE_NEWNS)
+		if err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		if strings.Contains(out, "--- SKIP") {
+			t.Skip(out)
+		}
+		return
+	}
+	for _, err := range []error{
+		unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
+		unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""),
+		ignore(unix.Unmount(cgroups, unix.MNT_DETACH), unix.EINVAL),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := unix.Mount("cgroup2", cgroups, "cgroup2", 0, ""); err != nil {
+		t.Skipf("cgroups cannot be mounted: %v", err)
+	}
+	task, err := os.MkdirTemp(cgroups, "s3-csi-test-task-*.plugin.scope") //nolint:usetesting // it must be a cgroup
+	if err != nil {
+		t.Skipf("a cgroup cannot be created: %v", err)
+	}
+	t.Cleanup(func() { _ = os.Remove(task) })
+	if _, err := os.Stat(filepath.Join(task, "cgroup.kill")); err != nil {
+		t.Skipf("needs Linux 5.14: %v", err)
+	}
+	u := prepare(t, firstUID+21)
+	driver := exec.Command("/proc/self/exe", "driver", "test-1", u.dir, fmt.Sprint(u.uid))
+	dir, err := os.Open(task)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dir.Close()
+	driver.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(dir.Fd())}
+	var stderr strings.Builder
+	driver.Stderr = &stderr
+	stdout, err := driver.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := driver.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(stdout).ReadString('\n'); err != nil || line != "started\n" {
+		t.Fatalf("%q, %v: %v: %s", line, err, driver.Wait(), &stderr)
+	}
+	s := u.hello()
+	if cgroup, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", s.PID)); err != nil || !strings.Contains(string(cgroup), "0::/s3-csi-helpers\n") {
+		t.Errorf("the helper's cgroup: %s %v", cgroup, err)
+	}
+	if err := os.WriteFile(filepath.Join(task, "cgroup.kill"), []byte("1"), 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := driver.Wait(); err == nil {
+		t.Error("the driver's task was not killed")
+	}
+	if again := u.hello(); again.PID != s.PID {
+		t.Errorf("the helper has pid %d, and had %d", again.PID, s.PID)
+	}
+	if err := u.peer.Quit(bounded(t)); err != nil {
+		t.Fatal(err)
+	}
+	if err := u.p.Kill(bounded(t), u.uid); err != nil {
 		t.Fatal(err)
 	}
 }

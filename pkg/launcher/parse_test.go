@@ -30,32 +30,44 @@ func TestOnlyProcessesWithBothUIDsBelongToAMount(t *testing.T) {
 func TestCgroupsSharedWithTheDriverAreFound(t *testing.T) {
 	const container = "12:memory:/kubepods/pod1/c1\n1:name=systemd:/kubepods/pod1/c1\n0::/\n"
 	const out = "12:memory:/\n1:name=systemd:/\n0::/s3-csi-helpers\n"
+	const inits = "12:memory:/\n1:name=systemd:/init.scope\n0::/init.scope\n"
 	own := parseCgroups([]byte(container))
 	for _, tc := range []struct {
 		what     string
 		its      string
+		init     string
 		hostView bool
 		want     []string
 	}{
-		{"all left", out, true, nil},
-		{"one not left", strings.Replace(out, "memory:/", "memory:/kubepods/pod1/c1", 1), true, []string{"memory (/kubepods/pod1/c1)"}},
-		{"unified root in the host's view", strings.Replace(out, "/s3-csi-helpers", "/", 1), true, nil},
-		{"unified root in the container's view", strings.Replace(out, "/s3-csi-helpers", "/", 1), false, []string{"the unified hierarchy (/)"}},
+		{"all left", out, inits, true, nil},
+		{"one not left", strings.Replace(out, "memory:/", "memory:/kubepods/pod1/c1", 1), inits, true, []string{"memory (/kubepods/pod1/c1)"}},
+		{"PID 1 is there, too", strings.Replace(out, "memory:/", "memory:/kubepods/pod1/c1", 1), "12:memory:/kubepods/pod1/c1\n0::/\n", true, nil},
+		{"unified root in the host's view", strings.Replace(out, "/s3-csi-helpers", "/", 1), inits, true, nil},
+		{"unified root in the container's view", strings.Replace(out, "/s3-csi-helpers", "/", 1), "0::/\n", false, []string{"the unified hierarchy (/)"}},
 	} {
-		if got := sharedCgroups(own, parseCgroups([]byte(tc.its)), tc.hostView); !reflect.DeepEqual(got, tc.want) {
+		if got := sharedCgroups(own, parseCgroups([]byte(tc.its)), parseCgroups([]byte(tc.init)), tc.hostView); !reflect.DeepEqual(got, tc.want) {
 			t.Errorf("%s: %q, want %q", tc.what, got, tc.want)
 		}
 	}
-	for file, want := range map[string]bool{
-		"0::/system.slice/s3-csi-driver.service\n":       true,
-		"0::/system.slice/a.service/sub\n":               true,
-		"0::/user.slice/user-0.slice/session-1.scope\n":  false,
-		"1:name=systemd:/system.slice/a.service\n0::/\n": true,
-		"5:memory:/a.service\n1:name=systemd:/\n":        false,
-		"": false,
+}
+
+func TestHelpersLeaveEveryCgroupButThatOfInit(t *testing.T) {
+	for _, tc := range []struct {
+		what, own, init string
+		want            bool
+	}{
+		{"unit", "0::/system.slice/s3-csi-driver.service\n", "0::/init.scope\n", true},
+		{"below a unit", "0::/system.slice/a.service/sub\n", "0::/init.scope\n", true},
+		{"session", "0::/user.slice/user-0.slice/session-1.scope\n", "0::/init.scope\n", true},
+		{"unit of a hybrid host", "1:name=systemd:/system.slice/a.service\n0::/\n", "1:name=systemd:/init.scope\n0::/\n", true},
+		{"task of Nomad, cgroups v1", "5:memory:/nomad/0fd3.plugin\n4:freezer:/nomad/0fd3.plugin\n1:name=systemd:/\n0::/\n", "5:memory:/\n4:freezer:/\n1:name=systemd:/\n0::/\n", true},
+		{"task of Nomad, cgroups v2", "0::/nomad.slice/share.slice/0fd3.plugin.scope\n", "0::/init.scope\n", true},
+		{"child of init", "5:memory:/a\n0::/init.scope\n", "5:memory:/a\n0::/init.scope\n", false},
+		{"root", "5:memory:/\n0::/\n", "5:memory:/a\n0::/init.scope\n", false},
+		{"no cgroups", "", "", false},
 	} {
-		if got := inUnit(parseCgroups([]byte(file))); got != want {
-			t.Errorf("%q: %v", file, got)
+		if got := apart(parseCgroups([]byte(tc.own)), parseCgroups([]byte(tc.init))); got != tc.want {
+			t.Errorf("%s: %v", tc.what, got)
 		}
 	}
 }

@@ -59,8 +59,8 @@ type Doer interface {
 }
 
 // Process launches helpers as children of the driver. Each runs in its own session, as its mount's uid, without capabilities or a
-// way to get any, in the host's mount namespace (but see WithResolver). If the driver is in a container or a systemd unit, helpers
-// run in a cgroup outside of that. They survive the driver, and init reaps them then. Until then each method call reaps exited
+// way to get any, in the host's mount namespace (but see WithResolver). Unless the driver is in PID 1's cgroups, helpers run in a
+// cgroup outside of its own. They survive the driver, and init reaps them then. Until then each method call reaps exited
 // helpers.
 type Process struct {
 	ns       Doer
@@ -176,7 +176,7 @@ func (p *Process) Start(ctx context.Context, u Unit) error {
 	case err != nil && ctx.Err() != nil: // it may not have been moved
 		return fmt.Errorf("start the helper of %s: %w", u.Name, err)
 	case err != nil:
-		log.Error(err, "Helper stays in the driver's cgroup", "effect", "the mount ends with the driver's container or unit")
+		log.Error(err, "Helper stays in the driver's cgroup", "effect", "the mount ends with the driver's container, unit or task")
 	}
 	log.V(2).Info("Helper started")
 	return nil

@@ -168,7 +168,7 @@ func (p *Publisher) check(r *mount.Request) (spec mount.Spec, err error) {
 	}
 	if r.Source == credentials.SourceSecret && r.Keys.IsZero() {
 		return spec, fault.Errorf(fault.Precondition, "volume %s takes its credentials from a secret, but the request has no secret: "+
-			"set node-publish-secret-name and -namespace on its StorageClass, or nodePublishSecretRef on its PersistentVolume", r.VolumeID)
+			"give the volume one (in Kubernetes: node-publish-secret-name and -namespace of the StorageClass, or nodePublishSecretRef of the PersistentVolume)", r.VolumeID)
 	}
 	if err := p.Backends.CheckClaims(r.Volume.Backend, r.Claims); err != nil {
 		return spec, fmt.Errorf("volume %s: %w", r.VolumeID, err)

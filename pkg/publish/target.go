@@ -103,7 +103,7 @@ func (p *Publisher) compare(ctx context.Context, w want.Mount, t target) (target
 		return stale, fault.Errorf(fault.Exists, "target %s shows volume %s: unpublish that one first", pub.Target, m.VolumeID)
 	case differs:
 		return stale, fault.Errorf(fault.Exists, "target %s shows the volume with other parameters, options or credentials; "+
-			"unpublish and republish the target to apply the new ones (delete the pod)", pub.Target)
+			"unpublish and republish the target to apply the new ones (in Kubernetes: delete the pod)", pub.Target)
 	case pub.ReadOnly != w.Publication.ReadOnly:
 		return stale, fault.Errorf(fault.Exists, "target %s shows the volume with readOnly=%t: unpublish it first to change that", pub.Target, pub.ReadOnly)
 	case health == mount.Outdated:

@@ -37,6 +37,18 @@ func (p *Publisher) Unpublish(ctx context.Context, volumeID, target string) erro
 	})
 }
 
+// PublishedAt returns a target at which a volume is published, or "" if there is none. A target counts until everything that was written
+// there is stored.
+func (p *Publisher) PublishedAt(ctx context.Context, volumeID string) (string, error) {
+	all, err := p.Store.Pubs.All(ctx)
+	for _, pub := range all {
+		if pub.VolumeID == volumeID {
+			return pub.Target, err
+		}
+	}
+	return "", err
+}
+
 func (p *Publisher) unpublish(ctx context.Context, volumeID, target string) error {
 	pub, have, err := p.Store.Pubs.Get(ctx, target)
 	if err != nil {

@@ -81,7 +81,7 @@ func checkName(name string) error {
 // set parses one parameter, except for the base prefix, which place parses.
 func (p *Parameters) set(key, value, field string) (err error) {
 	if !knownIn(key, ScopeClass) {
-		return fault.Field(field, "is not a parameter of a StorageClass; %s", suggestion(key, ScopeClass))
+		return fault.Field(field, "is not a parameter of volumes (in Kubernetes: of a StorageClass); %s", suggestion(key, ScopeClass))
 	}
 	switch key {
 	case keyBackend:

@@ -83,7 +83,7 @@ func TestDocumentsNameValues(t *testing.T) {
 
 // Links in the documentation work.
 func TestLinks(t *testing.T) {
-	for _, file := range []string{root + "/docs/install.md", chartDir + "/README.md", root + "/README.md"} {
+	for _, file := range []string{root + "/docs/install.md", root + "/docs/nomad.md", chartDir + "/README.md", root + "/README.md"} {
 		links := regexp.MustCompile(`\]\(([^)\s]+)\)`).FindAllStringSubmatch(readDocument(t, file), -1)
 		if len(links) == 0 {
 			t.Errorf("%s has no links", file)

@@ -9,19 +9,24 @@ import (
 // CgroupStyle is how the cgroup of a pod is named.
 type CgroupStyle int
 
-// The styles of the kubelet's cgroup drivers.
+// The styles of the kubelet's cgroup drivers, and of Docker.
 const (
 	CgroupFS      CgroupStyle = iota // /kubepods/burstable/pod<uid>/<id>
 	CgroupSystemd                    // …/kubepods-burstable-pod<uid, with _ for ->.slice/cri-containerd-<id>.scope
+	CgroupDocker                     // /docker/<id>
 )
 
 // path is a container's cgroup. What is above the kubelet's part of it, as with the kubelet's --cgroup-root, is the
 // container's own: it can be made and removed while other containers, of the same pod even, come and go.
 func (s CgroupStyle) path(podUID, id string) string {
-	if s == CgroupSystemd {
+	switch s {
+	case CgroupDocker:
+		return fmt.Sprintf("/%[1]s/docker/%[1]s", id)
+	case CgroupSystemd:
 		return fmt.Sprintf("/%[1]s/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod%[2]s.slice/cri-containerd-%[1]s.scope", id, strings.ReplaceAll(podUID, "-", "_"))
+	default:
+		return fmt.Sprintf("/%[1]s/kubepods/burstable/pod%[2]s/%[1]s", id, podUID)
 	}
-	return fmt.Sprintf("/%[1]s/kubepods/burstable/pod%[2]s/%[1]s", id, podUID)
 }
 
 // Mount is a bind mount, with all mounts below, as the kubelet asks for.

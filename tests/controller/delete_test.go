@@ -106,6 +106,26 @@ func TestRetainKeepsTheData(t *testing.T) {
 	})
 }
 
+// What a node can mount without a record: data of others, or retained data; not a volume that is empty or was deleted.
+func TestPlacesOfStaticVolumes(t *testing.T) {
+	eachWay(t, func(t *testing.T, e *env) {
+		p := e.process()
+		at := func(bucket, prefix string) volume.ID { return volume.ID{Backend: "lab", Bucket: bucket, Prefix: prefix} }
+		kept, dropped := p.create("kept", "onDelete", "retain"), p.create("dropped")
+		e.put("others/data", kept.Prefix+"data", dropped.Prefix+"data")
+		p.delete(kept)
+		p.delete(dropped)
+		for _, id := range []volume.ID{at(e.bucket, ""), at(e.bucket, "others/"), kept} {
+			if err := p.lookupPlace(id); err != nil {
+				t.Errorf("%s: %v", id, err)
+			}
+		}
+		for _, id := range []volume.ID{at("absent-bucket", ""), at("absent-bucket", "others/"), at(e.bucket, "other/"), dropped} {
+			e.want(p.lookupPlace(id), fault.NotFound)
+		}
+	})
+}
+
 func TestRequireEmpty(t *testing.T) {
 	eachWay(t, func(t *testing.T, e *env) {
 		p := e.process()

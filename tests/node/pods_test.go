@@ -429,3 +429,39 @@ func TestTheLastPodGoesDuringAHeal(t *testing.T) {
 		}
 	})
 }
+
+// A container of a Nomad allocation is found by the allocation's directory, which Nomad mounts in it, because its cgroup names only the
+// container. A container of another allocation that happens to have a copy is left alone.
+func TestContainersOfNomadAllocationsHeal(t *testing.T) {
+	t.Parallel()
+	containers.Need(t)
+	eachClient(t, func(t *testing.T, e *env, client string) {
+		e.Put(t, bucket, "allocation/file", "content")
+		data := filepath.Join(e.Dir, "targets", "nomad")
+		target := filepath.Join(data, "client", "csi", "monolith", "s3", "per-alloc", podUID, "data", "rw-file-system-multi-node-multi-writer")
+		if err := os.MkdirAll(filepath.Dir(target), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		e.publishAt(static("allocation", client), target)
+		var cs []*containers.Container
+		for _, id := range []string{podUID, otherPodUID} {
+			shared := filepath.Join(data, "alloc", id, "alloc")
+			if err := os.MkdirAll(shared, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			c := containers.Start(t, containers.Options{
+				Cgroup: containers.CgroupDocker,
+				Mounts: []containers.Mount{{Source: shared, Target: "/alloc"}, {Source: target, Target: "/data"}},
+			})
+			cs = append(cs, c)
+			reads(t, c, eventually, "/data/file", "content")
+		}
+		rigtest.Kill(e.t, e.client(client))
+		reads(t, cs[0], eventually, "/data/file", "content")
+		e.await(eventually, "the mount in one container to be replaced", func() bool { return e.count("s3csi_mount_heals_total", "container", "replaced") == 1 })
+		if got, err := cs[1].Read(t.Context(), "/data/file"); err == nil {
+			t.Errorf("a container of another allocation reads %q", got)
+		}
+		stop(t, cs...)
+	})
+}

@@ -57,8 +57,11 @@ func (h *Healer) Unhealed(m state.Mount) bool { return h.enabled && !h.tracker.M
 // one, whose device number current returns. It is one search for all mounts, while Heal searches for one.
 func (h *Healer) OutdatedInPods(ctx context.Context, pubs []state.Publication, current func(name string) (minor uint32, ok bool)) (map[string]bool, error) {
 	at := PlacesOf(pubs)
-	at.node = host.NodeCgroup()
-	found, err := h.ns.MountsInOtherNamespaces(ctx, "searching for stale mounts in pods", at.inPods, func(mnt host.Mount) bool {
+	owners, err := h.owners(ctx, &at)
+	if err != nil {
+		return nil, err
+	}
+	found, err := h.ns.MountsInOtherNamespaces(ctx, "searching for stale mounts in pods", owners, func(mnt host.Mount) bool {
 		name, ours := mount.NameOf(mnt.Source)
 		minor, ok := current(name)
 		return ours && (!ok || mnt.Major != 0 || mnt.Minor != minor)
@@ -127,7 +130,8 @@ func (h *Healer) healAt(ctx context.Context, m state.Mount, at Places) (failures
 	if err != nil || at.others { // a container without its mount would write into its own directory below
 		return failures, err
 	}
-	n, err := h.ns.DetachStale(ctx, stale, at.inPods)
+	// No allocation is among the places, because their targets are in no pod's directory.
+	n, err := h.ns.DetachStale(ctx, stale, host.Owners{ByCgroup: at.pod})
 	failpoint.Here("heal.detached")
 	if n > 0 {
 		h.tracker.CountHeals("elsewhere", "detached", n)
@@ -150,7 +154,10 @@ func (h *Healer) healMoved(ctx context.Context, m state.Mount, p state.Publicati
 // swapAt replaces, at these places, the former file systems of the mounts of these names. It returns what could not be replaced,
 // and which mounts are stale.
 func (h *Healer) swapAt(ctx context.Context, m state.Mount, at Places, names []string) (failures []host.Swapped, stale func(host.Mount) bool, err error) {
-	at.node = host.NodeCgroup()
+	owners, err := h.owners(ctx, &at)
+	if err != nil {
+		return nil, nil, err
+	}
 	var groups *host.Groups
 	for range maxRounds {
 		swap, mounts, err := h.swapOf(ctx, m, at, names)
@@ -169,9 +176,9 @@ func (h *Healer) swapAt(ctx context.Context, m state.Mount, at Places, names []s
 		onHost, err := h.ns.SwapHere(ctx, swap, at.Has)
 		failpoint.Here("heal.host")
 		var inContainers []host.Swapped
-		if len(at.pods) > 0 {
+		if len(at.pods)+len(at.allocations) > 0 {
 			var cerr error
-			inContainers, cerr = h.ns.SwapInOtherNamespaces(ctx, swap, at.inPods)
+			inContainers, cerr = h.ns.SwapInOtherNamespaces(ctx, swap, owners)
 			err = errors.Join(err, cerr)
 		}
 		failpoint.Here("heal.containers")
@@ -185,6 +192,25 @@ func (h *Healer) swapAt(ctx context.Context, m state.Mount, at Places, names []s
 		}
 	}
 	return failures, stale, nil
+}
+
+// owners returns how the containers of the places' pods and allocations are found. It completes the places.
+func (h *Healer) owners(ctx context.Context, at *Places) (host.Owners, error) {
+	at.node = host.NodeCgroup()
+	if len(at.allocations) == 0 {
+		return host.Owners{ByCgroup: at.pod}, nil
+	}
+	mounts, err := h.ns.Mounts(ctx)
+	if err != nil {
+		return host.Owners{}, err
+	}
+	at.shown = map[string]host.Directory{}
+	for id, dir := range at.allocations {
+		if d, ok := host.DirectoryIn(mounts, dir); ok {
+			at.shown[id] = d
+		}
+	}
+	return host.Owners{ByCgroup: at.pod, ByMounts: at.allocation}, nil
 }
 
 // swapOf describes which mounts of these names are replaced and by what, and pins the former file systems. It returns the host's
@@ -282,10 +308,13 @@ func (h *Healer) CheckTarget(ctx context.Context, m state.Mount, target string) 
 type Places struct {
 	Targets map[string]bool
 	pods    map[string]string // the directories of pods that have the mount published, by pod UID
-	others  bool              // a target is in no pod's directory, so it is unknown whose containers use it
-	// readOnlyTargets are the targets of read-only publications, writable the pods that have one that is not read-only.
+	others  bool              // a target is in no pod's directory, so not all containers that use it may be found
+	// allocations are the directories of Nomad's allocations that have the mount published, by allocation id.
+	allocations map[string]string
+	// readOnlyTargets are the targets of read-only publications, writable the pods and allocations that have one that is not read-only.
 	readOnlyTargets, writable map[string]bool
-	node                      string // the text of /proc/1/cgroup
+	node                      string                    // the text of /proc/1/cgroup
+	shown                     map[string]host.Directory // the directories of allocations, as mount tables show them
 }
 
 // podOf reads a pod's directory and UID from kubelet's target path, <root>/pods/<uid>/volumes/….
@@ -299,17 +328,33 @@ func podOf(target string) (dir, uid string, ok bool) {
 
 var podPattern = regexp.MustCompile(`^(.*/pods/([0-9a-zA-Z][0-9a-zA-Z-]{7,62}))/volumes/`)
 
+// allocationOf reads an allocation's directory and id from Nomad's target path, <data_dir>/client/csi/<type>/<plugin>/per-alloc/<id>/….
+// The directory is where Nomad has it by default.
+func allocationOf(target string) (dir, id string, ok bool) {
+	match := allocationPattern.FindStringSubmatch(target)
+	if match == nil {
+		return "", "", false
+	}
+	return match[1] + "/alloc/" + match[2], match[2], true
+}
+
+var allocationPattern = regexp.MustCompile(`^(/.+)/client/csi/[^/]+/[^/]+/per-alloc/([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})/`)
+
 // PlacesOf returns the places of publications.
 func PlacesOf(pubs []state.Publication) Places {
-	p := Places{Targets: map[string]bool{}, pods: map[string]string{}, readOnlyTargets: map[string]bool{}, writable: map[string]bool{}}
+	p := Places{Targets: map[string]bool{}, pods: map[string]string{}, allocations: map[string]string{}, readOnlyTargets: map[string]bool{}, writable: map[string]bool{}}
 	for _, pub := range pubs {
 		p.Targets[pub.Target] = true
 		p.readOnlyTargets[pub.Target] = pub.ReadOnly
 		if dir, uid, ok := podOf(pub.Target); ok {
 			p.pods[uid] = dir
 			p.writable[uid] = p.writable[uid] || !pub.ReadOnly
-		} else {
-			p.others = true
+			continue
+		}
+		p.others = true
+		if dir, id, ok := allocationOf(pub.Target); ok {
+			p.allocations[id] = dir
+			p.writable[id] = p.writable[id] || !pub.ReadOnly
 		}
 	}
 	return p
@@ -328,16 +373,31 @@ func (p Places) Has(mnt host.Mount) bool {
 	return false
 }
 
-func (p Places) inPods(cgroup string) bool {
-	_, ours := p.pods[host.PodOf(cgroup, p.node)]
-	return ours
+// pod returns which of the pods a process is of, by the text of its /proc/<pid>/cgroup.
+func (p Places) pod(cgroup string) string {
+	uid := host.PodOf(cgroup, p.node)
+	if _, ours := p.pods[uid]; !ours {
+		return ""
+	}
+	return uid
 }
 
-// readOnly reports whether the replacement of a mount must be read-only. A publication has its own flag. A pod that has only
-// read-only publications can have no writable copy of one.
-func (p Places) readOnly(mnt host.Mount, cgroup string) bool {
-	if cgroup != "" {
-		return !p.writable[host.PodOf(cgroup, p.node)]
+// allocation returns which of the allocations a container is of, by its mount table: Nomad mounts the allocation's directories in it. A
+// container can make mounts with roots of any name, but none that show this directory of the host.
+func (p Places) allocation(mounts []host.Mount) string {
+	for id, dir := range p.shown {
+		if slices.ContainsFunc(mounts, dir.Shows) {
+			return id
+		}
+	}
+	return ""
+}
+
+// readOnly reports whether the replacement of a mount must be read-only. A publication has its own flag. A pod, or an allocation, that has
+// only read-only publications can have no writable copy of one. owner is that of the mount's namespace, "" on the host.
+func (p Places) readOnly(mnt host.Mount, owner string) bool {
+	if owner != "" {
+		return !p.writable[owner]
 	}
 	if p.Targets[mnt.Mountpoint] {
 		return p.readOnlyTargets[mnt.Mountpoint]

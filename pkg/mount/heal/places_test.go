@@ -35,7 +35,7 @@ func TestPlacesOfPods(t *testing.T) {
 		"0::/system.slice/agent.service": false,
 		"0::/":                           false,
 	} {
-		if got := at.inPods(cgroup); got != want {
+		if got := at.pod(cgroup) == podUID; got != want {
 			t.Errorf("%s: %t", cgroup, got)
 		}
 	}
@@ -61,7 +61,7 @@ func TestPodsAreMatchedByWholeElementsOfACgroup(t *testing.T) {
 		"0::/user.slice/my-pod" + podUID + "-backup":                                                 false,
 		"0::/user.slice/a-pod" + under + ".sliced":                                                   false,
 	} {
-		if got := at.inPods(cgroup); got != want {
+		if got := at.pod(cgroup) == podUID; got != want {
 			t.Errorf("%s: %t", cgroup, got)
 		}
 	}
@@ -77,19 +77,58 @@ func TestReplacementsAreReadOnlyAsPublicationsAre(t *testing.T) {
 		{Target: target(other, "a"), ReadOnly: true}, {Target: target(other, "b")},
 	})
 	for _, tc := range []struct {
-		mountpoint, cgroup string
-		want               bool
+		mountpoint, owner string
+		want              bool
 	}{
 		{target(podUID, "a"), "", true},
 		{target(other, "a"), "", true},
 		{target(other, "b"), "", false},
 		{"/k/pods/" + podUID + "/volume-subpaths/a/app/0", "", true},
 		{"/k/pods/" + other + "/volume-subpaths/a/app/0", "", false},
-		{"/data", "0::/kubepods/pod" + podUID + "/c", true},
-		{"/data", "0::/kubepods/pod" + other + "/c", false},
+		{"/data", podUID, true},
+		{"/data", other, false},
 	} {
-		if got := at.readOnly(host.Mount{Mountpoint: tc.mountpoint}, tc.cgroup); got != tc.want {
-			t.Errorf("%s in %q: %t", tc.mountpoint, tc.cgroup, got)
+		if got := at.readOnly(host.Mount{Mountpoint: tc.mountpoint}, tc.owner); got != tc.want {
+			t.Errorf("%s in %q: %t", tc.mountpoint, tc.owner, got)
 		}
+	}
+}
+
+func TestContainersOfAllocationsAreFoundByTheDirectoryThatTheyShow(t *testing.T) {
+	const id, other = "b2c3d4e5-53a4-4f0b-8d1c-7e2a90c4d611", "ffffffff-53a4-4f0b-8d1c-7e2a90c4d611"
+	at := PlacesOf([]state.Publication{
+		{Target: "/data/nomad/client/csi/monolith/s3/per-alloc/" + id + "/v/rw-file-system-multi-node-multi-writer", ReadOnly: true},
+		{Target: "/data/nomad/client/csi/monolith/s3/per-alloc/x/v/rw"}, // no allocation id
+	})
+	if len(at.allocations) != 1 || !at.others {
+		t.Fatalf("%+v", at)
+	}
+	hosts := []host.Mount{
+		{Minor: 1, Root: "/", Mountpoint: "/"},
+		{Minor: 2, Root: "/volumes/a", Mountpoint: "/data"},
+	}
+	d, ok := host.DirectoryIn(hosts, at.allocations[id])
+	if !ok {
+		t.Fatal("the directory is on no file system")
+	}
+	at.shown = map[string]host.Directory{id: d}
+	for what, tc := range map[string]struct {
+		mount host.Mount
+		want  string
+	}{
+		"allocation directory":     {host.Mount{Minor: 2, Root: "/volumes/a/nomad/alloc/" + id + "/alloc"}, id},
+		"task directory":           {host.Mount{Minor: 2, Root: "/volumes/a/nomad/alloc/" + id}, id},
+		"other file system":        {host.Mount{Minor: 3, Root: "/volumes/a/nomad/alloc/" + id + "/alloc"}, ""},
+		"other allocation":         {host.Mount{Minor: 2, Root: "/volumes/a/nomad/alloc/" + other + "/alloc"}, ""},
+		"longer name":              {host.Mount{Minor: 2, Root: "/volumes/a/nomad/alloc/" + id + "0"}, ""},
+		"own directory, same name": {host.Mount{Minor: 2, Root: "/volumes/docker/x/nomad/alloc/" + id + "/alloc"}, ""},
+		"all allocations":          {host.Mount{Minor: 2, Root: "/volumes/a/nomad/alloc"}, ""},
+	} {
+		if got := at.allocation([]host.Mount{hosts[0], tc.mount}); got != tc.want {
+			t.Errorf("%s: %q", what, got)
+		}
+	}
+	if !at.readOnly(host.Mount{Mountpoint: "/data"}, id) {
+		t.Error("a read-only publication gets a writable replacement in its container")
 	}
 }

@@ -195,7 +195,7 @@ func (p *Prover) session(ctx context.Context, be backend.Backend, who identity.I
 	}})
 	if err == nil && order.Kind == credentials.AsIs {
 		err = fault.Errorf(fault.Precondition, "the controller's own credentials cannot be narrowed: set controllerRoleARN on %s to a role that they may assume, "+
-			"or name a roleARN in the StorageClass, or declare in sts.kinds how the service makes sessions, or use scope: auto, which needs no proof", be)
+			"or name a roleARN in the parameters, or declare in sts.kinds how the service makes sessions, or use scope: auto, which needs no proof", be)
 	}
 	var keys credentials.Keys
 	if err == nil {

@@ -42,7 +42,7 @@ func (r *Remover) findBucket(ctx context.Context, be backend.Backend, keys crede
 		return nil, err
 	case !empty:
 		return nil, fault.Errorf(fault.Precondition, "volume %s: %s contains data, but its tags do not show that %s created it for this volume: nothing is deleted; "+
-			"delete the bucket by hand if it is unused, or set the PersistentVolume's reclaim policy to Retain", id, b, r.Records.Owner)
+			"delete the bucket by hand if it is unused, or remove the volume without deleting it (in Kubernetes: reclaim policy Retain)", id, b, r.Records.Owner)
 	}
 	return nil, nil
 }
@@ -67,6 +67,20 @@ func (r *Remover) lookupBucket(ctx context.Context, be backend.Backend, keys cre
 		return err
 	case !have.Of(r.Records.Owner, id) || have[records.TagState] != string(records.StateActive):
 		return fault.Errorf(fault.NotFound, "there is no volume %s of %s", id, r.Records.Owner)
+	}
+	return nil
+}
+
+// lookupBucketPlace implements LookupPlace for a whole bucket.
+func (r *Remover) lookupBucketPlace(ctx context.Context, be backend.Backend, keys credentials.Keys, id volume.ID) error {
+	b, err := r.Opener.OpenUncached(ctx, be, keys, id.Bucket)
+	if err != nil {
+		return err
+	}
+	// Who may mount a bucket may not be allowed to read its tags.
+	have, err := records.ReadTags(ctx, b.Client, id.Bucket)
+	if err == nil && r.isDeleting(have, id) {
+		return fault.Errorf(fault.NotFound, "volume %s of %s is being deleted", id, r.Records.Owner)
 	}
 	return nil
 }

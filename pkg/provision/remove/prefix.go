@@ -38,7 +38,7 @@ func (r *Remover) findPrefix(ctx context.Context, be backend.Backend, keys crede
 			var empty bool
 			if empty, err = buckets.IsEmpty(ctx, b, id.Prefix); err == nil && !empty {
 				return nil, fault.Errorf(fault.Precondition, "volume %s: there is data below %q in %s, but no record shows that %s created this volume: nothing is deleted; "+
-					"delete the data by hand if it is unused, or set the PersistentVolume's reclaim policy to Retain", id, id.Prefix, b, r.Records.Owner)
+					"delete the data by hand if it is unused, or remove the volume without deleting it (in Kubernetes: reclaim policy Retain)", id, id.Prefix, b, r.Records.Owner)
 			}
 		}
 	}
@@ -75,7 +75,7 @@ func (r *Remover) bucketGone(be backend.Backend, id volume.ID, err error) error 
 	r.Opener.Invalidate(be, id.Bucket)
 	if kind, nameErr := volume.ValidateBucketName(id.Bucket); nameErr == nil && kind == volume.BucketAccessPoint {
 		return fault.Errorf(fault.Precondition, "volume %s: the access point does not exist, and the data in its bucket may: nothing is deleted; "+
-			"create the access point again, or delete the data by hand and set the PersistentVolume's reclaim policy to Retain: %w", id, err)
+			"create the access point again, or delete the data by hand and remove the volume without deleting it (in Kubernetes: reclaim policy Retain): %w", id, err)
 	}
 	return nil
 }
@@ -95,6 +95,25 @@ func (r *Remover) lookupPrefix(ctx context.Context, be backend.Backend, keys cre
 		return fault.Errorf(fault.NotFound, "there is no volume %s of %s", id, r.Records.Owner)
 	case bucketIsGone(err):
 		r.Opener.Invalidate(be, id.Bucket)
+	}
+	return err
+}
+
+// lookupPrefixPlace implements LookupPlace for a prefix.
+func (r *Remover) lookupPrefixPlace(ctx context.Context, be backend.Backend, keys credentials.Keys, id volume.ID) error {
+	b, err := r.Opener.OpenUncached(ctx, be, keys, id.Bucket)
+	if err != nil {
+		return err
+	}
+	switch found, err := r.Records.ReadOwn(ctx, b, id); {
+	case err == nil && found.State == records.StateDeleting && found.VolumeID == id.String():
+		return fault.Errorf(fault.NotFound, "volume %s of %s is being deleted", id, r.Records.Owner)
+	case err != nil && !errors.Is(err, records.ErrNotOurs) && !fault.Is(err, fault.NotFound):
+		return err
+	}
+	empty, err := buckets.IsEmpty(ctx, b, id.Prefix)
+	if err == nil && empty {
+		err = fault.Errorf(fault.NotFound, "there is no volume %s of %s, and no object is below its prefix", id, r.Records.Owner)
 	}
 	return err
 }

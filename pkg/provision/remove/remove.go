@@ -103,7 +103,18 @@ func (r *Remover) erase(ctx context.Context, d *deletion, t erase.Task) error {
 }
 
 // Lookup returns NotFound unless this driver's volume of that id exists and is not being deleted.
-func (r *Remover) Lookup(ctx context.Context, req Request) (err error) {
+func (r *Remover) Lookup(ctx context.Context, req Request) error {
+	return r.look(ctx, req, r.lookupPrefix, r.lookupBucket)
+}
+
+// LookupPlace returns NotFound unless the bucket exists and, for a prefix, has an object below it, whoever created them. It also returns
+// NotFound while this driver is deleting the volume of that id.
+func (r *Remover) LookupPlace(ctx context.Context, req Request) error {
+	return r.look(ctx, req, r.lookupPrefixPlace, r.lookupBucketPlace)
+}
+
+// look calls the function for the kind of volume that the request's id is of.
+func (r *Remover) look(ctx context.Context, req Request, prefix, bucket func(context.Context, backend.Backend, credentials.Keys, volume.ID) error) (err error) {
 	be, who, err := r.Identities.Find(req.ID.Backend, req.Keys, req.RoleARN)
 	if err != nil {
 		return err
@@ -113,9 +124,9 @@ func (r *Remover) Lookup(ctx context.Context, req Request) (err error) {
 		return err
 	}
 	defer func() { r.Identities.Invalidate(be, who, keys, err) }()
-	find := r.lookupPrefix
+	find := prefix
 	if req.ID.Prefix == "" {
-		find = r.lookupBucket
+		find = bucket
 	}
 	return find(ctx, be, keys, req.ID)
 }
