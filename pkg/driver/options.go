@@ -22,10 +22,15 @@ const (
 	ModeNode Mode = "node"
 	// ModeCheck serves nothing; it checks backends and the host.
 	ModeCheck Mode = "check"
+	// ModeStatus serves nothing; it shows what runs on the node, as the node service reports it.
+	ModeStatus Mode = "status"
 )
 
 // Modes returns the modes that serve CSI services.
 func Modes() []Mode { return []Mode{ModeAll, ModeController, ModeNode} }
+
+// Commands returns the modes that serve nothing.
+func Commands() []Mode { return []Mode{ModeCheck, ModeStatus} }
 
 // Controller reports whether the mode serves the CSI Controller service.
 func (m Mode) Controller() bool { return m == ModeAll || m == ModeController }
@@ -49,8 +54,9 @@ type Options struct {
 	Mode       Mode
 	Common     CommonOptions
 	Controller ControllerOptions // used if Mode.Controller()
-	Node       NodeOptions       // used if Mode.Node(); ModeCheck uses some of them
+	Node       NodeOptions       // used if Mode.Node(); commands use some of them
 	Check      CheckOptions      // used with ModeCheck
+	Status     StatusOptions     // used with ModeStatus
 	// DefaultRegion and DefaultEndpoint are the settings of the backend "default" if the config file does not declare it, from
 	// AWS_REGION and AWS_ENDPOINT_URL.
 	DefaultRegion, DefaultEndpoint string
@@ -118,8 +124,8 @@ func (o *Options) Flags(mode Mode) *pflag.FlagSet {
 	fs := pflag.NewFlagSet(string(mode), pflag.ContinueOnError)
 	fs.SortFlags = false
 	fs.Usage = func() {} // the caller prints the usage; pflag would write it to stderr
-	if mode == ModeCheck {
-		o.checkFlags(fs)
+	if slices.Contains(Commands(), mode) {
+		o.commandFlags(mode, fs)
 		return fs
 	}
 	o.Common.AddFlags(fs)
@@ -169,11 +175,14 @@ func Parse(args []string, env Environment) (Options, error) {
 	if mode.Controller() {
 		o.Controller.validate(c)
 	}
-	if mode.Node() || mode == ModeCheck {
+	if mode.Node() || slices.Contains(Commands(), mode) {
 		o.Node.validate(c)
 	}
-	if mode == ModeCheck {
+	switch mode {
+	case ModeCheck:
 		o.Check.validate(c)
+	case ModeStatus:
+		o.Status.validate(c)
 	}
 	return o, c.err()
 }
@@ -182,7 +191,7 @@ func Parse(args []string, env Environment) (Options, error) {
 func Usage(mode Mode) string {
 	var o Options
 	var b strings.Builder
-	fmt.Fprintf(&b, "s3-csi-driver [all|controller|node|check] [--flag=value ...]\n\n")
+	fmt.Fprintf(&b, "s3-csi-driver [all|controller|node|%s] [--flag=value ...]\n\n", join(Commands(), "|"))
 	fmt.Fprintf(&b, "The default mode is \"all\". These are the flags of mode %q. Each can also be set with the variable\nS3_CSI_<FLAG> (--http-endpoint: S3_CSI_HTTP_ENDPOINT); the command line takes precedence.\n\n", mode)
 	b.WriteString(o.Flags(mode).FlagUsagesWrapped(100))
 	return b.String()
@@ -193,10 +202,18 @@ func splitMode(args []string) (Mode, []string, error) {
 		return ModeAll, args, nil
 	}
 	mode := Mode(args[0])
-	if mode != ModeCheck && !slices.Contains(Modes(), mode) {
-		return ModeAll, nil, usagef("unknown mode %q: the modes are all (default), controller, node and check", args[0])
+	if !slices.Contains(append(Modes(), Commands()...), mode) {
+		return ModeAll, nil, usagef("unknown mode %q: the modes are all (default), controller, node, %s", args[0], join(Commands(), ", "))
 	}
 	return mode, args[1:], nil
+}
+
+func join(modes []Mode, separator string) string {
+	var names []string
+	for _, m := range modes {
+		names = append(names, string(m))
+	}
+	return strings.Join(names, separator)
 }
 
 // explainParse returns a usage error that distinguishes a flag of another mode from an unknown flag.
@@ -210,7 +227,7 @@ func explainParse(mode Mode, err error) error {
 	}
 	name := unknown.GetSpecifiedName()
 	var owners []string
-	for _, m := range append(Modes(), ModeCheck) {
+	for _, m := range append(Modes(), Commands()...) {
 		if m != mode && new(Options).Flags(m).Lookup(name) != nil {
 			owners = append(owners, string(m))
 		}

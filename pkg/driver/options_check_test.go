@@ -23,11 +23,36 @@ func TestModeCheckHasItsOwnFlagsAndThoseThatSayWhatIsChecked(t *testing.T) {
 		"check --backend=A":         "--backend",
 		"check --endpoint=/x":       "is a flag of modes all and controller and node",
 		"check --memory-limit=1Gi":  "is a flag of modes all and node",
-		"controller --output=json":  "is a flag of modes check",
+		"controller --output=json":  "is a flag of modes check and status",
 		"check node":                "unexpected argument",
 		"check --launcher=upstart":  "--launcher",
 		"check --uid-range=1-2":     "uid-range",
 		"check --host-dir=relative": "--host-dir",
+	} {
+		_, err := Parse(strings.Fields(args), environment(nil))
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v does not say %q", args, err, want)
+		}
+	}
+}
+
+func TestModeStatusHasItsOwnFlags(t *testing.T) {
+	o := parse(t, "status -o json", map[string]string{"S3_CSI_STATE_DIR": "/run/x"})
+	if o.Mode != ModeStatus || o.Status.Output != OutputJSON || o.Node.StateDir != "/run/x" || o.Common.Verbosity != 0 {
+		t.Errorf("%+v", o)
+	}
+	if o := parse(t, "status", nil); o.Status.Output != OutputText {
+		t.Errorf("default: %+v", o.Status)
+	}
+	for args, want := range map[string]string{
+		"status --output=table":       "text, json",
+		"status --config=/etc/c":      "is a flag of modes",
+		"status --state-dir=run":      "--state-dir",
+		"status --memory-limit=1Gi":   "is a flag of modes all and node",
+		"status --node":               "is a flag of modes check",
+		"state":                       "unknown mode",
+		"status now":                  "unexpected argument",
+		"check --volume-attach-limit": "is a flag of modes all and node",
 	} {
 		_, err := Parse(strings.Fields(args), environment(nil))
 		if err == nil || !strings.Contains(err.Error(), want) {

@@ -1,0 +1,52 @@
+package driver
+
+import (
+	"slices"
+
+	"github.com/spf13/pflag"
+)
+
+// OutputText is a value of --output of the modes that show something.
+const OutputText = "text"
+
+// StatusOptions are the options of mode status.
+type StatusOptions struct{ Output string }
+
+// AddFlags registers the options on fs with their defaults.
+func (o *StatusOptions) AddFlags(fs *pflag.FlagSet) { outputFlag(fs, &o.Output) }
+
+func (o *StatusOptions) validate(c *checker) { checkOutput(c, o.Output) }
+
+func outputFlag(fs *pflag.FlagSet, to *string) {
+	fs.StringVarP(to, "output", "o", OutputText, "output format: text or json")
+}
+
+func checkOutput(c *checker, output string) {
+	c.check("output", checkOneOf(output, []string{OutputText, OutputJSON}))
+}
+
+// commandFlags adds the flags of a mode that serves nothing: its own, and those of other modes that affect it. Other options have their
+// defaults.
+func (o *Options) commandFlags(mode Mode, fs *pflag.FlagSet) {
+	shared := []string{"logging-format", "v", "version"}
+	switch mode {
+	case ModeCheck:
+		o.Check.AddFlags(fs)
+		shared = append(shared, "config", "state-dir", "cache-dir", "client-dir", "default-client", "launcher", "node-dns", "host-dir", "uid-range", "allow-isolated")
+	case ModeStatus:
+		o.Status.AddFlags(fs)
+		shared = append(shared, "state-dir")
+	}
+	others := pflag.NewFlagSet("", pflag.ContinueOnError)
+	o.Common.AddFlags(others)
+	o.Controller.AddFlags(others)
+	o.Node.AddFlags(others)
+	_ = others.Set("v", "0") // only the result is printed
+	others.Lookup("v").DefValue = "0"
+	others.VisitAll(func(f *pflag.Flag) {
+		f.Changed = false
+		if slices.Contains(shared, f.Name) {
+			fs.AddFlag(f)
+		}
+	})
+}
