@@ -1,4 +1,4 @@
-// Command s3-csi-driver is a CSI driver for volumes in S3. Its modes are all, controller, node, check, status and session.
+// Command s3-csi-driver is a CSI driver for volumes in S3. Its modes are all, controller, node, check, status, volumes and session.
 // Helpers run the mode session to get or renew a session.
 package main
 
@@ -68,6 +68,8 @@ func run(args []string, version string, stdout, stderr io.Writer) int {
 		return checkAll(ctx, o, version, stdout, stderr)
 	case driver.ModeStatus:
 		return showStatus(ctx, o, stdout, stderr)
+	case driver.ModeVolumes:
+		return showVolumes(ctx, o, version, stdout, stderr)
 	}
 	if err := serve(ctx, o, version); err != nil {
 		klog.FromContext(ctx).Error(err, "Driver failed")

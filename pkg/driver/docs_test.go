@@ -46,7 +46,7 @@ func TestFlagsDocument(t *testing.T) {
 
 <!-- Written by: go test ./pkg/driver -run TestFlagsDocument -update -->
 
-` + "`s3-csi-driver [all|controller|node|check|status] [--flag=value …]`" + `. The default mode is ` + "`all`" + `. A flag of another mode is an error.
+` + "`s3-csi-driver [all|controller|node|check|status|volumes] [--flag=value …]`" + `. The default mode is ` + "`all`" + `. A flag of another mode is an error.
 
 Every flag can also be set with an environment variable. If a flag has several, the first one that is not empty is used. The command line
 takes precedence over the environment.
@@ -65,6 +65,7 @@ SIGTERM, 1 for all other errors.
 		{"Modes all and node", o.Node.AddFlags},
 		{"Mode check", o.Check.AddFlags},
 		{"Mode status", o.Status.AddFlags},
+		{"Mode volumes", o.Volumes.AddFlags},
 	} {
 		fs := pflag.NewFlagSet("", pflag.ContinueOnError)
 		fs.SortFlags = false
@@ -84,6 +85,7 @@ SIGTERM, 1 for all other errors.
 	}
 	fmt.Fprintf(&b, "Mode [check](check.md) also takes, with the same meaning: %s. The default of `--v` is 0. The exit code is 1 if something that the driver needs is missing.\n\n", strings.Join(sharedWith(ModeCheck, new(CheckOptions).AddFlags), ", "))
 	fmt.Fprintf(&b, "Mode [status](status.md) also takes: %s.\n\n", strings.Join(sharedWith(ModeStatus, new(StatusOptions).AddFlags), ", "))
+	fmt.Fprintf(&b, "Mode [volumes](status.md#the-volumes-of-a-cluster) also takes: %s. The exit code is 1 if a backend or a bucket could not be read.\n\n", strings.Join(sharedWith(ModeVolumes, new(VolumesOptions).AddFlags), ", "))
 	fmt.Fprintf(&b, `## Variables without a flag
 
 They configure the backend `+"`default`"+` if the config file does not declare it.

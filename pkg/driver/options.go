@@ -24,13 +24,15 @@ const (
 	ModeCheck Mode = "check"
 	// ModeStatus serves nothing; it shows what runs on the node, as the node service reports it.
 	ModeStatus Mode = "status"
+	// ModeVolumes serves nothing; it shows the volumes that records and tags tell of.
+	ModeVolumes Mode = "volumes"
 )
 
 // Modes returns the modes that serve CSI services.
 func Modes() []Mode { return []Mode{ModeAll, ModeController, ModeNode} }
 
 // Commands returns the modes that serve nothing.
-func Commands() []Mode { return []Mode{ModeCheck, ModeStatus} }
+func Commands() []Mode { return []Mode{ModeCheck, ModeStatus, ModeVolumes} }
 
 // Controller reports whether the mode serves the CSI Controller service.
 func (m Mode) Controller() bool { return m == ModeAll || m == ModeController }
@@ -53,10 +55,11 @@ func usagef(format string, args ...any) error { return &UsageError{err: fmt.Erro
 type Options struct {
 	Mode       Mode
 	Common     CommonOptions
-	Controller ControllerOptions // used if Mode.Controller()
+	Controller ControllerOptions // used if Mode.Controller(); ModeVolumes uses some of them
 	Node       NodeOptions       // used if Mode.Node(); commands use some of them
 	Check      CheckOptions      // used with ModeCheck
 	Status     StatusOptions     // used with ModeStatus
+	Volumes    VolumesOptions    // used with ModeVolumes
 	// DefaultRegion and DefaultEndpoint are the settings of the backend "default" if the config file does not declare it, from
 	// AWS_REGION and AWS_ENDPOINT_URL.
 	DefaultRegion, DefaultEndpoint string
@@ -172,7 +175,7 @@ func Parse(args []string, env Environment) (Options, error) {
 		}
 	}
 	o.Common.validate(c)
-	if mode.Controller() {
+	if mode.Controller() || mode == ModeVolumes {
 		o.Controller.validate(c)
 	}
 	if mode.Node() || slices.Contains(Commands(), mode) {
@@ -183,6 +186,8 @@ func Parse(args []string, env Environment) (Options, error) {
 		o.Check.validate(c)
 	case ModeStatus:
 		o.Status.validate(c)
+	case ModeVolumes:
+		o.Volumes.validate(c)
 	}
 	return o, c.err()
 }

@@ -4,6 +4,8 @@ import (
 	"slices"
 
 	"github.com/spf13/pflag"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
 // OutputText is a value of --output of the modes that show something.
@@ -16,6 +18,27 @@ type StatusOptions struct{ Output string }
 func (o *StatusOptions) AddFlags(fs *pflag.FlagSet) { outputFlag(fs, &o.Output) }
 
 func (o *StatusOptions) validate(c *checker) { checkOutput(c, o.Output) }
+
+// VolumesOptions are the options of mode volumes.
+type VolumesOptions struct {
+	Output  string
+	Backend string // "": all
+	All     bool
+}
+
+// AddFlags registers the options on fs with their defaults.
+func (o *VolumesOptions) AddFlags(fs *pflag.FlagSet) {
+	outputFlag(fs, &o.Output)
+	fs.StringVar(&o.Backend, "backend", "", "backend whose volumes are shown; default: all that the config file declares")
+	fs.BoolVar(&o.All, "all", false, "also show ready snapshots, the records of deleted volumes and snapshots, and reserved names")
+}
+
+func (o *VolumesOptions) validate(c *checker) {
+	checkOutput(c, o.Output)
+	if o.Backend != "" {
+		c.check("backend", volume.ValidateBackendName(o.Backend))
+	}
+}
 
 func outputFlag(fs *pflag.FlagSet, to *string) {
 	fs.StringVarP(to, "output", "o", OutputText, "output format: text or json")
@@ -36,6 +59,9 @@ func (o *Options) commandFlags(mode Mode, fs *pflag.FlagSet) {
 	case ModeStatus:
 		o.Status.AddFlags(fs)
 		shared = append(shared, "state-dir")
+	case ModeVolumes:
+		o.Volumes.AddFlags(fs)
+		shared = append(shared, "config", "driver-name", "cluster-id")
 	}
 	others := pflag.NewFlagSet("", pflag.ContinueOnError)
 	o.Common.AddFlags(others)
