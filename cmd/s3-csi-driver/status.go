@@ -20,14 +20,25 @@ func showStatus(ctx context.Context, o driver.Options, stdout, stderr io.Writer)
 	if err != nil {
 		return fail(stderr, err)
 	}
-	if o.Status.Output == driver.OutputJSON {
+	if o.Status.Output == driver.OutputJSON && o.Status.Pod == "" { // also of another version
 		return printText(stdout, string(document))
 	}
-	parsed, err := status.Parse(document)
+	d, err := status.Parse(document)
 	if err != nil {
 		return fail(stderr, err)
 	}
-	if parsed.Text(stdout) != nil {
+	if o.Status.Pod != "" {
+		d = d.Of(o.Status.Pod)
+	}
+	switch o.Status.Output {
+	case driver.OutputJSON:
+		err = d.JSON(stdout)
+	case driver.OutputName:
+		err = d.Names(stdout)
+	default:
+		err = d.Text(stdout, o.Status.ClientOutput)
+	}
+	if err != nil {
 		return exitFailure
 	}
 	return exitOK

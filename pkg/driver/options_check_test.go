@@ -37,15 +37,15 @@ func TestModeCheckHasItsOwnFlagsAndThoseThatSayWhatIsChecked(t *testing.T) {
 }
 
 func TestModeStatusHasItsOwnFlags(t *testing.T) {
-	o := parse(t, "status -o json", map[string]string{"S3_CSI_STATE_DIR": "/run/x"})
-	if o.Mode != ModeStatus || o.Status.Output != OutputJSON || o.Node.StateDir != "/run/x" || o.Common.Verbosity != 0 {
+	o := parse(t, "status -o json --pod=a/b --client-output", map[string]string{"S3_CSI_STATE_DIR": "/run/x"})
+	if o.Mode != ModeStatus || o.Status != (StatusOptions{OutputJSON, "a/b", true}) || o.Node.StateDir != "/run/x" || o.Common.Verbosity != 0 {
 		t.Errorf("%+v", o)
 	}
 	if o := parse(t, "status", nil); o.Status.Output != OutputText {
 		t.Errorf("default: %+v", o.Status)
 	}
 	for args, want := range map[string]string{
-		"status --output=table":       "text, json",
+		"status --output=table":       "text, json, name",
 		"status --config=/etc/c":      "is a flag of modes",
 		"status --state-dir=run":      "--state-dir",
 		"status --memory-limit=1Gi":   "is a flag of modes all and node",

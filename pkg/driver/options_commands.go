@@ -8,16 +8,29 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
-// OutputText is a value of --output of the modes that show something.
-const OutputText = "text"
+// Values of --output of the modes that show something, beside OutputJSON.
+const (
+	OutputText = "text"
+	OutputName = "name"
+)
 
 // StatusOptions are the options of mode status.
-type StatusOptions struct{ Output string }
+type StatusOptions struct {
+	Output       string
+	Pod          string // "": all
+	ClientOutput bool
+}
 
 // AddFlags registers the options on fs with their defaults.
-func (o *StatusOptions) AddFlags(fs *pflag.FlagSet) { outputFlag(fs, &o.Output) }
+func (o *StatusOptions) AddFlags(fs *pflag.FlagSet) {
+	fs.StringVarP(&o.Output, "output", "o", OutputText, "output format: text, json, or name (the names of mounts)")
+	fs.StringVar(&o.Pod, "pod", "", "pod whose mounts are shown, as namespace/name; default: all")
+	fs.BoolVar(&o.ClientOutput, "client-output", false, "with the output text, also show the end of each client's output")
+}
 
-func (o *StatusOptions) validate(c *checker) { checkOutput(c, o.Output) }
+func (o *StatusOptions) validate(c *checker) {
+	c.check("output", checkOneOf(o.Output, []string{OutputText, OutputJSON, OutputName}))
+}
 
 // VolumesOptions are the options of mode volumes.
 type VolumesOptions struct {

@@ -90,7 +90,7 @@ func (c *Collector) mount(m state.Mount, pubs []Publication, now time.Time) Moun
 	shown := Mount{
 		Name: m.Name, State: stateOf(m, r), Since: utc(r.Since), Created: m.Created.UTC(), Superseded: m.Superseded, VolumeID: m.VolumeID,
 		Backend: m.Spec.Backend, Bucket: m.Spec.Bucket, Prefix: m.Spec.Prefix, ReadOnly: m.Spec.ReadOnly,
-		Client: Client{Name: m.Client, UID: m.UID}, Publications: slices.Concat([]Publication{}, pubs),
+		Client: Client{Name: m.Client, UID: m.UID}, Publications: append([]Publication{}, pubs...),
 		Session: Session{State: r.SessionState, Source: m.Spec.Source, RoleARN: m.Spec.RoleARN},
 	}
 	if len(m.Command.Argv) > 0 {
@@ -111,6 +111,7 @@ func (c *Collector) helper(shown *Mount, m state.Mount, r tracker.Report, now ti
 		return
 	}
 	shown.Client.Version, shown.Client.PID, shown.Client.Starts, shown.Conflicts = h.Version, h.ClientPID, h.Starts, h.Conflicts
+	shown.Client.Output = h.Tail
 	if h.Queue != nil {
 		shown.Uploads = &Uploads{Files: h.Queue.Uploads, Bytes: h.Queue.Bytes}
 	}

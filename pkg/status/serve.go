@@ -100,9 +100,14 @@ func (s Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", "application/json")
+	_ = d.JSON(w) // an error means that the reader is gone
+}
+
+// JSON writes the document as it is served.
+func (d Document) JSON(w io.Writer) error {
 	enc := json.NewEncoder(w)
 	enc.SetIndent("", "  ")
-	_ = enc.Encode(d) // the reader is gone
+	return enc.Encode(d)
 }
 
 // Fetch gets the document of the driver that serves on a socket of the host, as it is.

@@ -80,6 +80,8 @@ type Client struct {
 	PID     int    `json:"pid,omitempty"`
 	Starts  int    `json:"starts,omitempty"` // by the running helper
 	UID     uint32 `json:"uid"`              // of helper and client
+	// Output is the end of its output, without secrets; of the last client if none runs.
+	Output []string `json:"output,omitempty"`
 }
 
 // Publication is a target that shows a mount.

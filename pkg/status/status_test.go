@@ -100,7 +100,7 @@ func TestMountsHaveTheirStates(t *testing.T) {
 
 func TestSessionsMemoryAndUploads(t *testing.T) {
 	expires, failing := now.Add(41*time.Minute), now.Add(-3*time.Minute)
-	h := helper.Status{Version: "v0.9", PID: 3, ClientPID: 5, Starts: 2, Conflicts: 1, Queue: &client.Queue{Uploads: 3, Bytes: 1 << 30},
+	h := helper.Status{Version: "v0.9", PID: 3, ClientPID: 5, Starts: 2, Conflicts: 1, Tail: []string{"the last line"}, Queue: &client.Queue{Uploads: 3, Bytes: 1 << 30},
 		Session: &helper.SessionStatus{Expires: expires, Error: "403 AccessDenied", Kind: "denied", FailedSince: failing, Next: now.Add(time.Minute), OrderDigest: "x"}}
 	d := collect(t, records{mounts: []state.Mount{record("m")}}, reports{"m": {State: tracker.Healthy, Helper: &h, SessionState: tracker.SessionFailing}})
 	m := d.Mounts[0]
@@ -114,10 +114,10 @@ func TestSessionsMemoryAndUploads(t *testing.T) {
 		t.Errorf("%+v", m.Problems)
 	}
 	var b bytes.Buffer
-	if err := d.Text(&b); err != nil {
+	if err := d.Text(&b, true); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"node-1", "note: a note", "8.0MiB/1Gi", "3, 1.0GiB", "failing, 41m00s left", "session: 403 AccessDenied; do something; since 3m00s; next try in 1m00s"} {
+	for _, want := range []string{"node-1", "note: a note", "| the last line", "8.0MiB/1Gi", "3, 1.0GiB", "failing, 41m00s left", "session: 403 AccessDenied; do something; since 3m00s; next try in 1m00s"} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("the text does not have %q:\n%s", want, b.String())
 		}
@@ -142,6 +142,9 @@ func TestPublicationsNamePodsAndPersistentVolumes(t *testing.T) {
 	if len(d.Mounts) != 2 {
 		t.Fatalf("%+v", d.Mounts)
 	}
+	if empty := collect(t, records{mounts: []state.Mount{record("m")}}, nil); empty.Mounts[0].Publications == nil {
+		t.Error("a mount without publications has null instead of a list of them")
+	}
 	want := []Publication{
 		{VolumeID: "v", Target: "/opt/nomad/client/csi/x", ReadOnly: true},
 		{VolumeID: "v", Target: target("u1", "pv-1"), PersistentVolume: "pv-1", Pod: Pod{"team-a", "web-0", "u1"}},
@@ -150,6 +153,12 @@ func TestPublicationsNamePodsAndPersistentVolumes(t *testing.T) {
 	for i, p := range d.Mounts[0].Publications {
 		if p != want[i] {
 			t.Errorf("%+v, want %+v", p, want[i])
+		}
+	}
+	for pod, want := range map[string]int{"team-a/web-0": 1, "team-b/web-0": 0, "web-0": 0} {
+		var b bytes.Buffer
+		if of := d.Of(pod); len(of.Mounts) != want || of.Mounts == nil || of.Names(&b) != nil || (b.String() == "m\n") != (want == 1) {
+			t.Errorf("mounts of %s: %+v, %q", pod, of.Mounts, b.String())
 		}
 	}
 	if m := d.Mounts[1]; m.Name != "gone" || m.State != Failed || m.Problems[0].Reason != ReasonMissing {

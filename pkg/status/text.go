@@ -24,13 +24,49 @@ func Parse(b []byte) (d Document, err error) {
 	return d, nil
 }
 
-// Text writes the document for people: a line for each mount, and below it what is not well.
-func (d Document) Text(w io.Writer) error {
+// Of returns the document with the mounts of one pod only: "namespace/name", or "name" if the CO gives no namespaces.
+func (d Document) Of(pod string) Document {
+	mounts := []Mount{} // not nil, which would be null
+	for _, m := range d.Mounts {
+		if slices.ContainsFunc(m.Publications, func(p Publication) bool { return p.Pod.String() == pod }) {
+			mounts = append(mounts, m)
+		}
+	}
+	d.Mounts = mounts
+	return d
+}
+
+// String returns the pod's namespace and name; "": they are unknown.
+func (p Pod) String() string {
+	if p.Namespace == "" || p.Name == "" {
+		return p.Name
+	}
+	return p.Namespace + "/" + p.Name
+}
+
+// Names writes the names of the mounts, one a line.
+func (d Document) Names(w io.Writer) error {
+	var b strings.Builder
+	for _, m := range d.Mounts {
+		b.WriteString(m.Name + "\n")
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// Text writes the document for people: a line for each mount, and below it what is not well. With output, the end of the clients' output
+// follows.
+func (d Document) Text(w io.Writer, output bool) error {
 	t := table.New("MOUNT", "STATE", "CLIENT", "VERSION", "VOLUME", "PV", "PODS", "SESSION", "MEMORY", "UPLOADS")
 	for _, m := range d.Mounts {
 		t.Row(m.Name, d.state(m), m.Client.Name, m.Client.Version, m.VolumeID, m.volumes(), m.pods(), d.session(m), memory(m.Memory), uploads(m.Uploads))
 		for _, p := range m.Problems {
 			t.Note(d.problem(p))
+		}
+		if output {
+			for _, line := range m.Client.Output {
+				t.Note("| " + line)
+			}
 		}
 		if !m.LingersUntil.IsZero() {
 			t.Note("no pod uses it; it stays for " + table.Span(m.LingersUntil.Sub(d.Time)))
@@ -92,10 +128,8 @@ func (m Mount) pods() string {
 	var names []string
 	for _, p := range m.Publications {
 		switch {
-		case p.Pod.Name != "" && p.Pod.Namespace != "":
-			names = append(names, p.Pod.Namespace+"/"+p.Pod.Name)
 		case p.Pod.Name != "":
-			names = append(names, p.Pod.Name)
+			names = append(names, p.Pod.String())
 		case p.Pod.UID != "":
 			names = append(names, "uid "+p.Pod.UID)
 		default:
