@@ -91,6 +91,14 @@ type launch struct {
 	clean          func(ctx context.Context, used []string) error
 }
 
+// name returns the name of the launcher, as --launcher has it.
+func (l launch) name() string {
+	if l.systemd == nil {
+		return driver.LauncherProcess
+	}
+	return driver.LauncherSystemd
+}
+
 // preparer returns the launcher, if it can start helpers ahead of need.
 func (l launch) preparer() runner.Preparer {
 	if l.systemd == nil {

@@ -1,4 +1,4 @@
-// Command s3-csi-driver is a CSI driver for volumes in S3. Its modes are all, controller, node, check and session.
+// Command s3-csi-driver is a CSI driver for volumes in S3. Its modes are all, controller, node, check, status, volumes and session.
 // Helpers run the mode session to get or renew a session.
 package main
 
@@ -63,8 +63,13 @@ func run(args []string, version string, stdout, stderr io.Writer) int {
 		os.Exit(code)
 	})
 	defer stop()
-	if o.Mode == driver.ModeCheck {
+	switch o.Mode {
+	case driver.ModeCheck:
 		return checkAll(ctx, o, version, stdout, stderr)
+	case driver.ModeStatus:
+		return showStatus(ctx, o, stdout, stderr)
+	case driver.ModeVolumes:
+		return showVolumes(ctx, o, version, stdout, stderr)
 	}
 	if err := serve(ctx, o, version); err != nil {
 		klog.FromContext(ctx).Error(err, "Driver failed")

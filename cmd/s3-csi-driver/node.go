@@ -13,6 +13,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
 	"github.com/s3-csi/s3-csi-driver/pkg/node"
+	"github.com/s3-csi/s3-csi-driver/pkg/status"
 )
 
 // helperProgram returns the helper's program, which is installed beside the driver's.
@@ -78,6 +79,10 @@ func addNode(ctx context.Context, cfg *driver.Config, o driver.Options, s storag
 		Linger:        linger,
 		Reach:         s.clients.Reach,
 		Declared:      func() []backend.Backend { return s.config.Config().Declared() },
+		Status: node.Status{
+			Driver:   status.Driver{Name: o.Common.DriverName, Version: version, NodeID: o.Node.NodeID},
+			Launcher: l.name(), EnforcesLimits: l.systemd != nil, Notes: cfg.Health.Notes,
+		},
 	})
 	if err != nil {
 		return err

@@ -46,7 +46,7 @@ func TestFlagsDocument(t *testing.T) {
 
 <!-- Written by: go test ./pkg/driver -run TestFlagsDocument -update -->
 
-` + "`s3-csi-driver [all|controller|node|check] [--flag=value …]`" + `. The default mode is ` + "`all`" + `. A flag of another mode is an error.
+` + "`s3-csi-driver [all|controller|node|check|status|volumes] [--flag=value …]`" + `. The default mode is ` + "`all`" + `. A flag of another mode is an error.
 
 Every flag can also be set with an environment variable. If a flag has several, the first one that is not empty is used. The command line
 takes precedence over the environment.
@@ -64,6 +64,8 @@ SIGTERM, 1 for all other errors.
 		{"Modes all and controller", o.Controller.AddFlags},
 		{"Modes all and node", o.Node.AddFlags},
 		{"Mode check", o.Check.AddFlags},
+		{"Mode status", o.Status.AddFlags},
+		{"Mode volumes", o.Volumes.AddFlags},
 	} {
 		fs := pflag.NewFlagSet("", pflag.ContinueOnError)
 		fs.SortFlags = false
@@ -81,7 +83,9 @@ SIGTERM, 1 for all other errors.
 		})
 		b.WriteString("\n")
 	}
-	fmt.Fprintf(&b, "Mode [check](check.md) also takes, with the same meaning: %s. The default of `--v` is 0. The exit code is 1 if something that the driver needs is missing.\n\n", strings.Join(sharedWithCheck(), ", "))
+	fmt.Fprintf(&b, "Mode [check](check.md) also takes, with the same meaning: %s. The default of `--v` is 0. The exit code is 1 if something that the driver needs is missing.\n\n", strings.Join(sharedWith(ModeCheck, new(CheckOptions).AddFlags), ", "))
+	fmt.Fprintf(&b, "Mode [status](status.md) also takes: %s.\n\n", strings.Join(sharedWith(ModeStatus, new(StatusOptions).AddFlags), ", "))
+	fmt.Fprintf(&b, "Mode [volumes](status.md#the-volumes-of-a-cluster) also takes: %s. The exit code is 1 if a backend or a bucket could not be read.\n\n", strings.Join(sharedWith(ModeVolumes, new(VolumesOptions).AddFlags), ", "))
 	fmt.Fprintf(&b, `## Variables without a flag
 
 They configure the backend `+"`default`"+` if the config file does not declare it.
@@ -97,12 +101,12 @@ volumes with `+"`credentials: driver`"+`.
 	checkDocument(t, "flags.md", b.String())
 }
 
-// sharedWithCheck are the flags of other modes that mode check has too.
-func sharedWithCheck() []string {
+// sharedWith are the flags of other modes that a command has too.
+func sharedWith(mode Mode, add func(*pflag.FlagSet)) []string {
 	var names []string
 	own := pflag.NewFlagSet("", pflag.ContinueOnError)
-	new(CheckOptions).AddFlags(own)
-	new(Options).Flags(ModeCheck).VisitAll(func(f *pflag.Flag) {
+	add(own)
+	new(Options).Flags(mode).VisitAll(func(f *pflag.Flag) {
 		if own.Lookup(f.Name) == nil {
 			names = append(names, "`--"+f.Name+"`")
 		}

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
@@ -146,9 +147,25 @@ func TestRequestsThatMeanTheSameAreTheSame(t *testing.T) {
 		}
 		first, again := m.last, publishRequest()
 		change(again)
-		if _, err := n.NodePublishVolume(t.Context(), again); err != nil || !reflect.DeepEqual(first, m.last) {
+		_, err := n.NodePublishVolume(t.Context(), again)
+		last := m.last
+		last.PodName = first.PodName // it is for people: nothing is decided by it
+		if err != nil || !reflect.DeepEqual(first, last) {
 			t.Errorf("%s: %+v, %v; want %+v", what, m.last, err, first)
 		}
+	}
+}
+
+func TestTheNameOfThePodIsRead(t *testing.T) {
+	n, m := newTestNode(t)
+	r := publishRequest()
+	r.VolumeContext = map[string]string{podNameKey: "web-0", podNamespaceKey: "team-a"}
+	if _, err := n.NodePublishVolume(t.Context(), r); err != nil || m.last.PodName != "web-0" || m.last.PodNamespace != "team-a" {
+		t.Errorf("%+v, %v", m.last, err)
+	}
+	r.VolumeContext[podNameKey] = "web/0"
+	if _, err := n.NodePublishVolume(t.Context(), r); !fault.Is(err, fault.Invalid) {
+		t.Errorf("a name that is none: %v", err)
 	}
 }
 

@@ -22,10 +22,17 @@ const (
 	ModeNode Mode = "node"
 	// ModeCheck serves nothing; it checks backends and the host.
 	ModeCheck Mode = "check"
+	// ModeStatus serves nothing; it shows what runs on the node, as the node service reports it.
+	ModeStatus Mode = "status"
+	// ModeVolumes serves nothing; it shows the volumes that records and tags tell of.
+	ModeVolumes Mode = "volumes"
 )
 
 // Modes returns the modes that serve CSI services.
 func Modes() []Mode { return []Mode{ModeAll, ModeController, ModeNode} }
+
+// Commands returns the modes that serve nothing.
+func Commands() []Mode { return []Mode{ModeCheck, ModeStatus, ModeVolumes} }
 
 // Controller reports whether the mode serves the CSI Controller service.
 func (m Mode) Controller() bool { return m == ModeAll || m == ModeController }
@@ -48,9 +55,11 @@ func usagef(format string, args ...any) error { return &UsageError{err: fmt.Erro
 type Options struct {
 	Mode       Mode
 	Common     CommonOptions
-	Controller ControllerOptions // used if Mode.Controller()
-	Node       NodeOptions       // used if Mode.Node(); ModeCheck uses some of them
+	Controller ControllerOptions // used if Mode.Controller(); ModeVolumes uses some of them
+	Node       NodeOptions       // used if Mode.Node(); commands use some of them
 	Check      CheckOptions      // used with ModeCheck
+	Status     StatusOptions     // used with ModeStatus
+	Volumes    VolumesOptions    // used with ModeVolumes
 	// DefaultRegion and DefaultEndpoint are the settings of the backend "default" if the config file does not declare it, from
 	// AWS_REGION and AWS_ENDPOINT_URL.
 	DefaultRegion, DefaultEndpoint string
@@ -118,8 +127,8 @@ func (o *Options) Flags(mode Mode) *pflag.FlagSet {
 	fs := pflag.NewFlagSet(string(mode), pflag.ContinueOnError)
 	fs.SortFlags = false
 	fs.Usage = func() {} // the caller prints the usage; pflag would write it to stderr
-	if mode == ModeCheck {
-		o.checkFlags(fs)
+	if slices.Contains(Commands(), mode) {
+		o.commandFlags(mode, fs)
 		return fs
 	}
 	o.Common.AddFlags(fs)
@@ -166,14 +175,19 @@ func Parse(args []string, env Environment) (Options, error) {
 		}
 	}
 	o.Common.validate(c)
-	if mode.Controller() {
+	if mode.Controller() || mode == ModeVolumes {
 		o.Controller.validate(c)
 	}
-	if mode.Node() || mode == ModeCheck {
+	if mode.Node() || slices.Contains(Commands(), mode) {
 		o.Node.validate(c)
 	}
-	if mode == ModeCheck {
+	switch mode {
+	case ModeCheck:
 		o.Check.validate(c)
+	case ModeStatus:
+		o.Status.validate(c)
+	case ModeVolumes:
+		o.Volumes.validate(c)
 	}
 	return o, c.err()
 }
@@ -182,7 +196,7 @@ func Parse(args []string, env Environment) (Options, error) {
 func Usage(mode Mode) string {
 	var o Options
 	var b strings.Builder
-	fmt.Fprintf(&b, "s3-csi-driver [all|controller|node|check] [--flag=value ...]\n\n")
+	fmt.Fprintf(&b, "s3-csi-driver [all|controller|node|%s] [--flag=value ...]\n\n", join(Commands(), "|"))
 	fmt.Fprintf(&b, "The default mode is \"all\". These are the flags of mode %q. Each can also be set with the variable\nS3_CSI_<FLAG> (--http-endpoint: S3_CSI_HTTP_ENDPOINT); the command line takes precedence.\n\n", mode)
 	b.WriteString(o.Flags(mode).FlagUsagesWrapped(100))
 	return b.String()
@@ -193,10 +207,18 @@ func splitMode(args []string) (Mode, []string, error) {
 		return ModeAll, args, nil
 	}
 	mode := Mode(args[0])
-	if mode != ModeCheck && !slices.Contains(Modes(), mode) {
-		return ModeAll, nil, usagef("unknown mode %q: the modes are all (default), controller, node and check", args[0])
+	if !slices.Contains(append(Modes(), Commands()...), mode) {
+		return ModeAll, nil, usagef("unknown mode %q: the modes are all (default), controller, node, %s", args[0], join(Commands(), ", "))
 	}
 	return mode, args[1:], nil
+}
+
+func join(modes []Mode, separator string) string {
+	var names []string
+	for _, m := range modes {
+		names = append(names, string(m))
+	}
+	return strings.Join(names, separator)
 }
 
 // explainParse returns a usage error that distinguishes a flag of another mode from an unknown flag.
@@ -210,7 +232,7 @@ func explainParse(mode Mode, err error) error {
 	}
 	name := unknown.GetSpecifiedName()
 	var owners []string
-	for _, m := range append(Modes(), ModeCheck) {
+	for _, m := range append(Modes(), Commands()...) {
 		if m != mode && new(Options).Flags(m).Lookup(name) != nil {
 			owners = append(owners, string(m))
 		}

@@ -1,8 +1,6 @@
 package driver
 
 import (
-	"slices"
-
 	"github.com/spf13/pflag"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
@@ -39,20 +37,4 @@ func (o *CheckOptions) validate(c *checker) {
 		c.check("bucket", err)
 	}
 	c.check("output", checkOneOf(o.Output, []string{OutputTable, OutputJSON}))
-}
-
-// checkFlags adds the flags of mode check: its own, and those of other modes that affect the checks. Other options have their defaults.
-func (o *Options) checkFlags(fs *pflag.FlagSet) {
-	o.Check.AddFlags(fs)
-	others := pflag.NewFlagSet("", pflag.ContinueOnError)
-	o.Common.AddFlags(others)
-	o.Node.AddFlags(others)
-	_ = others.Set("v", "0") // only the result is printed
-	others.Lookup("v").DefValue = "0"
-	others.VisitAll(func(f *pflag.Flag) {
-		f.Changed = false
-		if slices.Contains([]string{"config", "logging-format", "v", "version", "state-dir", "cache-dir", "client-dir", "default-client", "launcher", "node-dns", "host-dir", "uid-range", "allow-isolated"}, f.Name) {
-			fs.AddFlag(f)
-		}
-	})
 }

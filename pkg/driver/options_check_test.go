@@ -23,11 +23,55 @@ func TestModeCheckHasItsOwnFlagsAndThoseThatSayWhatIsChecked(t *testing.T) {
 		"check --backend=A":         "--backend",
 		"check --endpoint=/x":       "is a flag of modes all and controller and node",
 		"check --memory-limit=1Gi":  "is a flag of modes all and node",
-		"controller --output=json":  "is a flag of modes check",
+		"controller --output=json":  "is a flag of modes check and status and volumes",
 		"check node":                "unexpected argument",
 		"check --launcher=upstart":  "--launcher",
 		"check --uid-range=1-2":     "uid-range",
 		"check --host-dir=relative": "--host-dir",
+	} {
+		_, err := Parse(strings.Fields(args), environment(nil))
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v does not say %q", args, err, want)
+		}
+	}
+}
+
+func TestModeStatusHasItsOwnFlags(t *testing.T) {
+	o := parse(t, "status -o json --pod=a/b --client-output", map[string]string{"S3_CSI_STATE_DIR": "/run/x"})
+	if o.Mode != ModeStatus || o.Status != (StatusOptions{OutputJSON, "a/b", true}) || o.Node.StateDir != "/run/x" || o.Common.Verbosity != 0 {
+		t.Errorf("%+v", o)
+	}
+	if o := parse(t, "status", nil); o.Status.Output != OutputText {
+		t.Errorf("default: %+v", o.Status)
+	}
+	for args, want := range map[string]string{
+		"status --output=table":       "text, json, name",
+		"status --config=/etc/c":      "is a flag of modes",
+		"status --state-dir=run":      "--state-dir",
+		"status --memory-limit=1Gi":   "is a flag of modes all and node",
+		"status --node":               "is a flag of modes check",
+		"state":                       "unknown mode",
+		"status now":                  "unexpected argument",
+		"check --volume-attach-limit": "is a flag of modes all and node",
+	} {
+		_, err := Parse(strings.Fields(args), environment(nil))
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v does not say %q", args, err, want)
+		}
+	}
+}
+
+func TestModeVolumesHasTheControllersFlags(t *testing.T) {
+	o := parse(t, "volumes -o json --backend=lab --all", map[string]string{"S3_CSI_CLUSTER_ID": "prod", "S3_CSI_DRIVER_NAME": "x.csi", "S3_CSI_CONFIG": "/etc/c.yaml", "AWS_REGION": "eu-north-1"})
+	if o.Mode != ModeVolumes || o.Volumes != (VolumesOptions{OutputJSON, "lab", true}) || o.Controller.ClusterID != "prod" || o.Common.DriverName != "x.csi" || o.Common.Config != "/etc/c.yaml" || o.DefaultRegion != "eu-north-1" {
+		t.Errorf("%+v", o)
+	}
+	for args, want := range map[string]string{
+		"volumes --output=table":       "text, json",
+		"volumes --backend=A":          "--backend",
+		"volumes --cluster-id=a/b":     "--cluster-id",
+		"volumes --deletion-workers=2": "is a flag of modes all and controller",
+		"volumes --state-dir=/run/x":   "is a flag of modes",
 	} {
 		_, err := Parse(strings.Fields(args), environment(nil))
 		if err == nil || !strings.Contains(err.Error(), want) {

@@ -138,7 +138,7 @@ func TestMistakesAreUsageErrorsThatNameTheirPlace(t *testing.T) {
 		vars map[string]string
 		want []string // parts of the message
 	}{
-		{"contoller", nil, []string{`unknown mode "contoller"`, "controller, node and check"}},
+		{"contoller", nil, []string{`unknown mode "contoller"`, "controller, node, check"}},
 		{"controller --uid-range=1-2", nil, []string{"--uid-range is a flag of modes all and node", "mode controller"}},
 		{"node --cluster-id=x", nil, []string{"--cluster-id is a flag of modes all and controller", "mode node"}},
 		{"node --no-such-flag", nil, []string{"unknown flag: --no-such-flag", "s3-csi-driver node --help"}},

@@ -12,12 +12,13 @@ import (
 // Keys of kubelet's pod information, with podInfoOnMount: true (Kubernetes CSI documentation, "Pod Info on Mount").
 const (
 	podNamespaceKey   = metadataPrefix + "pod.namespace"
+	podNameKey        = metadataPrefix + "pod.name"
 	serviceAccountKey = metadataPrefix + "serviceAccount.name"
 )
 
-// readPod reads the pod's namespace and service account, if the CO passes them.
+// readPod reads the pod's namespace, name and service account, if the CO passes them.
 func (p *publication) readPod(context map[string]string) error {
-	for key, to := range map[string]*string{podNamespaceKey: &p.PodNamespace, serviceAccountKey: &p.ServiceAccount} {
+	for key, to := range map[string]*string{podNamespaceKey: &p.PodNamespace, podNameKey: &p.PodName, serviceAccountKey: &p.ServiceAccount} {
 		value := context[key]
 		if value != "" && (len(value) > 253 || checkAlphabet(value, "-.") != nil) {
 			return fault.Field("volume_context."+key, "%q is not a Kubernetes name", value)

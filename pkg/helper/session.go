@@ -251,6 +251,9 @@ func (s *session) status(now time.Time) *SessionStatus {
 			st.KeysDigest = credentials.Order{Kind: credentials.AsIs, Keys: s.keys}.Digest(s.salt)
 		}
 	}
+	if !s.order.IsZero() {
+		st.Next = s.due.Round(0)
+	}
 	if s.err != nil {
 		st.Error, st.Kind, st.FailedSince = s.err.Error(), fault.KindOf(s.err).String(), s.since.Round(0)
 	}

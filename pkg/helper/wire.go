@@ -204,6 +204,9 @@ type SessionStatus struct {
 	Error       string    `json:"error,omitempty"`
 	Kind        string    `json:"kind,omitempty"`
 	FailedSince time.Time `json:"failedSince,omitzero"`
+	// Next is when the helper makes the next session; zero: it makes none. It is as of the status: a change of it alone does not change
+	// the revision.
+	Next time.Time `json:"next,omitzero"`
 	// Over reports whether the client has no valid session.
 	Over bool `json:"over,omitempty"`
 	// OrderDigest is credentials.Order.Digest, with Salt, of the order from which the helper makes sessions; "": it has none.

@@ -126,6 +126,7 @@ type Request struct {
 	SecretRoleARN  string             // the role that the secret names; "": none
 	Tokens         credentials.Tokens // of SourceWorkload
 	PodNamespace   string             // of the pod that it is for; "": unknown
+	PodName        string             // of that pod, for people; "": unknown
 	ServiceAccount string             // of that pod; "": unknown
 	Ephemeral      bool               // an inline volume of the pod, which never gets the driver's own credentials
 	Identity       string             // for people: "driver", "secret:<access key id>", "workload:<namespace>/<service account>"

@@ -27,6 +27,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/supervisor"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
 	"github.com/s3-csi/s3-csi-driver/pkg/publish"
+	"github.com/s3-csi/s3-csi-driver/pkg/status"
 )
 
 const (
@@ -71,6 +72,15 @@ type Options struct {
 	Linger        supervisor.LingerLimits
 	Reach         func(ctx context.Context, be backend.Backend) error // see condition.Backends
 	Declared      func() []backend.Backend                            // see condition.Backends
+	Status        Status
+}
+
+// Status is what the driver's status shows beside mounts.
+type Status struct {
+	Driver         status.Driver
+	Launcher       string
+	EnforcesLimits bool // the launcher enforces the limits of mounts
+	Notes          func() []string
 }
 
 // Node is the driver's part on a node.
@@ -81,6 +91,7 @@ type Node struct {
 	tracker    *tracker.Tracker
 	monitor    *monitor.Monitor
 	runner     *runner.Runner
+	status     status.Server
 }
 
 // New checks the options, prepares the state directory and locks it for Run. It starts nothing.
@@ -138,11 +149,23 @@ func assemble(ctx context.Context, o Options, store *state.Store) (*Node, error)
 	conditions := &condition.Reporter{
 		Store: store, Publications: store.Pubs, Mounts: super, Targets: healer, Asker: asker{o.Namespace}, Tracked: track, Backends: reachable{o}, Now: time.Now,
 	}
+	shown := &status.Collector{
+		Driver: o.Status.Driver, Launcher: o.Status.Launcher, Notes: o.Status.Notes, Mounts: store, Publications: store.Pubs, Tracked: track,
+		Memory: host.Memory, MemoryLimit: memoryLimit(o, run), Remedy: creds.Remedy, Now: time.Now,
+	}
 	return &Node{publisher, conditions, store, track, monitor.New(monitor.Options{
 		Namespace: o.Namespace, Fusectl: fusectl, Store: store, Pins: pinned, Tracker: track, Clients: clients, Peer: peer,
 		Mounts: super, Killer: run, Watchers: watchers, Changed: o.Backends.Changed, StaleAge: supervisor.StaleAge,
 		HangTimeout: o.HangTimeout, CleanPrograms: o.CleanPrograms,
-	}), run}, nil
+	}), run, status.Server{Namespace: o.Namespace, Socket: store.StatusSocket(), Collect: shown.Collect}}, nil
+}
+
+// memoryLimit returns the function that returns the memory limit of a mount, 0 if none is enforced.
+func memoryLimit(o Options, run *runner.Runner) func(state.Mount) uint64 {
+	if !o.Status.EnforcesLimits {
+		return func(state.Mount) uint64 { return 0 }
+	}
+	return run.MemoryLimit
 }
 
 // share returns the limits of inline volumes: those of volumes without limits of their own.
@@ -192,9 +215,10 @@ func (n *Node) Collectors() []prometheus.Collector { return n.tracker.Collectors
 // unmounts anything because it ends.
 func (n *Node) Run(ctx context.Context) error {
 	defer n.store.Close()
-	var spares sync.WaitGroup
-	defer spares.Wait()
-	spares.Go(func() { n.runner.RunSpares(ctx) })
+	var beside sync.WaitGroup
+	defer beside.Wait()
+	beside.Go(func() { n.runner.RunSpares(ctx) })
+	beside.Go(func() { n.status.Run(ctx) })
 	n.monitor.Run(ctx)
 	n.Wait(exitBound)
 	return nil

@@ -35,7 +35,7 @@ const cleanupBound = 20 * time.Second
 // Mounts are the mounts of the node. Package supervisor implements it and documents the methods.
 type Mounts interface {
 	Health(ctx context.Context, m state.Mount) (mount.Health, error)
-	Refresh(ctx context.Context, m state.Mount, p state.Publication, grant *creds.Grant) error
+	Refresh(ctx context.Context, m state.Mount, p state.Publication, w want.Mount) error
 	Rotate(ctx context.Context, w want.Mount, shown state.Mount, p state.Publication) error
 	Ensure(ctx context.Context, w want.Mount, bind func(ctx context.Context, m state.Mount) (undo func(context.Context) error, err error)) error
 	Reassign(ctx context.Context, former string, p state.Publication) error
@@ -132,7 +132,7 @@ func (p *Publisher) Publish(ctx context.Context, r mount.Request, refused error)
 		wctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.MountTimeout)
 		defer cancel()
 		w := want.Mount{
-			Publication: state.Publication{Target: r.Target, VolumeID: r.VolumeID, ReadOnly: r.ReadOnly, SingleWriter: r.SingleWriter},
+			Publication: state.Publication{Target: r.Target, VolumeID: r.VolumeID, ReadOnly: r.ReadOnly, SingleWriter: r.SingleWriter, Pod: podOf(r)},
 			Identity:    r.Identity, Spec: spec, Linger: r.Attributes.Linger,
 			Plan: func(ctx context.Context, spec mount.Spec) (*creds.Grant, error) { return p.Planner.Plan(ctx, r, spec) },
 		}
@@ -146,6 +146,13 @@ func (p *Publisher) Publish(ctx context.Context, r mount.Request, refused error)
 			}
 		}
 	})
+}
+
+func podOf(r mount.Request) state.Pod {
+	if r.PodName == "" {
+		return state.Pod{}
+	}
+	return state.Pod{Namespace: r.PodNamespace, Name: r.PodName}
 }
 
 // gradeError decides whether an error of a publish is final. After a final one, the CO takes the target for unpublished and does not
@@ -234,7 +241,7 @@ func (p *Publisher) publish(ctx context.Context, w want.Mount, ignored []string)
 	}
 	switch at.state {
 	case healthy:
-		return p.Mounts.Refresh(ctx, at.mount, at.pub, w.Grant)
+		return p.Mounts.Refresh(ctx, at.mount, at.pub, w)
 	case rotated:
 		w.Publication.Created = time.Now()
 		return p.Mounts.Rotate(ctx, w, at.mount, at.pub)

@@ -14,7 +14,6 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
-	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest/parts"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/runner"
@@ -37,7 +36,7 @@ func (f *fakeMounts) Health(context.Context, state.Mount) (mount.Health, error) 
 	return f.health, nil
 }
 
-func (f *fakeMounts) Refresh(context.Context, state.Mount, state.Publication, *creds.Grant) error {
+func (f *fakeMounts) Refresh(context.Context, state.Mount, state.Publication, want.Mount) error {
 	f.called = append(f.called, "refresh")
 	return nil
 }

@@ -86,6 +86,12 @@ func TestDefaultsAreTheDrivers(t *testing.T) {
 func TestVariables(t *testing.T) {
 	known := []string{"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION"}
 	known = append(known, driver.FlagVariables("node-id")...)
+	// Those that commands in the container need have the values of the driver's own flags.
+	same := map[string]string{}
+	for _, flag := range []string{"config", "driver-name", "cluster-id", "state-dir"} {
+		variable := driver.FlagVariables(flag)[0]
+		known, same[variable] = append(known, variable), flag
+	}
 	for _, variant := range []string{"default", "driver-keys", "full"} {
 		for _, o := range workloads(template(t, "--values", values(variant))) {
 			have := map[string]int{}
@@ -93,6 +99,9 @@ func TestVariables(t *testing.T) {
 				have[e.Name]++
 				if !slices.Contains(known, e.Name) || have[e.Name] > 1 {
 					t.Errorf("%s: %s has %s, %d times", variant, o.Metadata.Name, e.Name, have[e.Name])
+				}
+				if flag := same[e.Name]; flag != "" && !slices.Contains(driverOf(t, o).Args, "--"+flag+"="+e.Value) {
+					t.Errorf("%s: %s has %s=%s, and other flags: %q", variant, o.Metadata.Name, e.Name, e.Value, driverOf(t, o).Args)
 				}
 			}
 			if o.Kind == "DaemonSet" && have["CSI_NODE_NAME"] != 1 {

@@ -187,3 +187,57 @@ func TestBucketsWithoutPermissionAreSkippedUnlessTheyAreNamed(t *testing.T) {
 		}
 	})
 }
+
+// An inventory has the volumes and snapshots of all owners in all states, and what cannot be read.
+func TestInventory(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		p := e.process()
+		source := p.create("source")
+		e.put(source.Prefix + "a")
+		p.snapshot("s", source)
+		own := p.create(e.bucket+"-own", "bucketName", "")
+		e.process(cluster("other")).create("another-clusters")
+		p.delete(p.create("deleted"))
+		e.put(".s3-csi/volumes/garbage")
+		p.create("based", "prefix", "base/")
+
+		found, unread, err := e.lister(e.bucket+"*").Inventory(e.ctx(), "")
+		if err != nil || len(unread) > 0 {
+			t.Fatal(unread, err)
+		}
+		var got []string
+		for _, v := range found {
+			text := fmt.Sprintf("%s %s %s %s", v.Kind, v.Name, v.State, v.Owner.Cluster)
+			if v.Err != nil {
+				text = fmt.Sprintf("%s %s unreadable", v.Kind, v.Key)
+			}
+			if v.Misplaced() {
+				text += " misplaced"
+			}
+			got = append(got, text)
+		}
+		slices.Sort(got)
+		want := []string{
+			"reservation base base test", "snapshot s ready test", "volume .s3-csi/volumes/garbage unreadable", "volume another-clusters active other",
+			"volume based active test", "volume deleted deleted test", "volume " + e.bucket + "-own active test", "volume source active test",
+		}
+		slices.Sort(want)
+		e.same("entries", got, want)
+
+		// A backend whose credentials are in secrets, and a bucket that cannot be read, are named.
+		found, unread, err = p.Inventory(e.ctx(), "lab")
+		if err != nil || len(found) > 0 || len(unread) != 1 || unread[0].Backend != "lab" {
+			t.Errorf("%v, %v, %v", found, unread, err)
+		}
+		l := e.lister(e.bucket)
+		l.refuse(403, "AccessDenied", "ListObjectsV2")
+		if _, unread, err = l.Inventory(e.ctx(), ""); err != nil || len(unread) != 1 || unread[0].Bucket != e.bucket || !fault.Is(unread[0].Err, fault.Denied) {
+			t.Errorf("%v, %v", unread, err)
+		}
+		_, _, err = l.Inventory(e.ctx(), "nosuch")
+		if err == nil {
+			t.Error("a backend that is not configured has an inventory")
+		}
+		p.delete(own)
+	})
+}

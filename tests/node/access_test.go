@@ -115,7 +115,7 @@ func (e *env) everything(volumes []string) map[string]fs.FileMode {
 			sockets++
 		}
 	}
-	if secrets != len(volumes) || sockets != len(volumes)+1 {
+	if secrets != len(volumes) || sockets != len(volumes)+2 { // those of the helpers, of the driver and of its status
 		e.t.Fatalf("%d volumes and %d sockets were found: %v", secrets, sockets, paths)
 	}
 	return paths

@@ -1,10 +1,12 @@
 package upgrade
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -13,11 +15,18 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/status"
 	"github.com/s3-csi/s3-csi-driver/tests/rig"
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
 
 const limit = time.Minute
+
+// The keys of kubelet's information on pods, which is in the records of publications.
+const (
+	podNamespaceKey = "csi.storage.k8s.io/pod.namespace"
+	podNameKey      = "csi.storage.k8s.io/pod.name"
+)
 
 // programs are the names of the clients' programs.
 var programs = rig.Programs()
@@ -40,7 +49,7 @@ func eachClient(t *testing.T, test func(t *testing.T, e *env)) {
 		t.Run(client, func(t *testing.T) {
 			rigtest.NeedClient(t, client)
 			bin := rigtest.Bin(t)
-			e := &env{t: t, Node: rigtest.New(t), client: client, volume: rigtest.Static("kept", client)}
+			e := &env{t: t, Node: rigtest.New(t), client: client, volume: rigtest.Static("kept", client, podNamespaceKey, "team-a", podNameKey, "web-0")}
 			older, err := e.InstallDriver(filepath.Join(bin, "test", "old"))
 			if errors.Is(err, fs.ErrNotExist) {
 				t.Skip("needs an older driver: make test-parts builds it")
@@ -160,6 +169,7 @@ func (e *env) takenOver(from, to string) {
 		t.Errorf("statistics: %v, %v", stats, err)
 	}
 	e.publish("a") // as a CO's retry does
+	e.shown(to)
 	b := e.publish("b")
 	e.reads(filepath.Join(b, "without"), "2")
 	if after := e.Processes(); !slices.Equal(before, after) {
@@ -181,6 +191,25 @@ func (e *env) takenOver(from, to string) {
 	}
 	e.unpublish(c)
 	e.AwaitNothingLeft(e.t, limit)
+}
+
+// shown checks that the newer driver's status has the pod, whichever driver recorded it.
+func (e *env) shown(driver string) {
+	e.t.Helper()
+	if driver != e.newer {
+		return // an older one may have no status
+	}
+	out, err := exec.CommandContext(rigtest.Context(e.t, limit), e.newer, "status", "--state-dir="+e.State, "--output=json").Output()
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	var d status.Document
+	if err := json.Unmarshal(out, &d); err != nil || len(d.Mounts) != 1 || len(d.Mounts[0].Publications) != 1 {
+		e.t.Fatalf("%v: %s", err, out)
+	}
+	if m := d.Mounts[0]; m.State != status.Healthy || m.Publications[0].Pod.Namespace != "team-a" || m.Publications[0].Pod.Name != "web-0" {
+		e.t.Errorf("the status: %+v", m)
+	}
 }
 
 func TestMountsSurviveAnUpgrade(t *testing.T) {

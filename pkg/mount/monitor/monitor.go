@@ -86,10 +86,11 @@ func (m *Monitor) Run(ctx context.Context) {
 	ticker := time.NewTicker(reconcileEvery)
 	defer ticker.Stop()
 	for {
-		changed := m.Changed()
+		changed, began := m.Changed(), time.Now()
 		if err := m.reconcile(ctx); err != nil && ctx.Err() == nil {
 			m.Tracker.LogError(ctx, "reconcile", err, "Reconcile pass failed", "retryIn", reconcileEvery)
 		}
+		m.Tracker.PassDue(began.Add(reconcileEvery))
 		select {
 		case <-ctx.Done():
 			return
@@ -311,6 +312,7 @@ func (m *Monitor) rest(ctx context.Context, peer *helper.Peer, since uint64, d, 
 // once when they end.
 func (m *Monitor) observe(ctx context.Context, name string, status helper.Status) {
 	entry := m.Tracker.Mount(name)
+	entry.Reported(status)
 	conflicts := entry.ConflictsChanged(status.Conflicts)
 	session := status.Session
 	if !conflicts && (session == nil || !entry.SessionChanged(*session)) {

@@ -34,6 +34,9 @@ func (r *Runner) ProbeStatus(ctx context.Context, m state.Mount) (mount.Health, 
 	hctx, cancel := context.WithTimeout(ctx, helperBound)
 	defer cancel()
 	status, err := r.Peer(m.Name).Status(hctx)
+	if err == nil {
+		r.Tracker.Mount(m.Name).Reported(status)
+	}
 	health := mount.Healthy
 	switch {
 	case errors.Is(err, helper.ErrGone):
@@ -111,9 +114,8 @@ func (r *Runner) memoryLimit(m state.Mount) string {
 	own := "the mount has no limit of its own"
 	if m.Spec.MemoryLimit != 0 {
 		own = fmt.Sprintf("the memoryLimit of its volume is %d MiB", m.Spec.MemoryLimit>>20)
-	} else if cl, err := r.Clients.Of(m.Client); err == nil && r.Limits.MemoryMax != 0 {
-		options, _ := m.Spec.ParseOptions() // those that the client was started with
-		own = fmt.Sprintf("the limit from the node's --memory-limit is %d MiB", r.limits(m.Spec, cl, options).MemoryMax>>20)
+	} else if limit := r.MemoryLimit(m); limit != 0 {
+		own = fmt.Sprintf("the limit from the node's --memory-limit is %d MiB", limit>>20)
 	}
 	return own + "; --slice-memory-limit limits all mounts together"
 }

@@ -160,3 +160,13 @@ func (r *Runner) limits(spec mount.Spec, cl client.Client, options []volume.Opti
 	}
 	return l
 }
+
+// MemoryLimit returns the memory limit that the mount's processes were started with; 0: none, or unknown.
+func (r *Runner) MemoryLimit(m state.Mount) uint64 {
+	cl, err := r.Clients.Of(m.Client)
+	if err != nil {
+		return m.Spec.MemoryLimit
+	}
+	options, _ := m.Spec.ParseOptions()
+	return r.limits(m.Spec, cl, options).MemoryMax
+}

@@ -79,11 +79,18 @@ type Publication struct {
 	ReadOnly     bool      `json:"readOnly,omitempty"`
 	SingleWriter bool      `json:"singleWriter,omitempty"`
 	Created      time.Time `json:"created"`
+	Pod          Pod       `json:"pod,omitzero"` // zero: unknown
 	// MovedFrom are the names of the mounts that the publication was moved away from. They may have other publications. Where
 	// one of them still shows at a place of this publication, Mount must replace it. Files that were open stay in them.
 	MovedFrom []string `json:"movedFrom,omitempty"`
 	// PendingIdentity is the identity that the publication gets once the mount's other publications ask for it too.
 	PendingIdentity string `json:"pendingIdentity,omitempty"`
+}
+
+// Pod is the pod that a publication is for, by the names that the CO gave. It is for people: nothing is decided by it.
+type Pod struct {
+	Namespace string `json:"namespace,omitempty"`
+	Name      string `json:"name"`
 }
 
 // Serves returns the spec of those who may use the mount: Spec, with the identity that it was rotated to.

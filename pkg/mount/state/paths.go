@@ -30,6 +30,9 @@ func (p Paths) HelperDir(name string) string { return filepath.Join(p.MountDir(n
 // Socket is the socket of a mount's helper.
 func (p Paths) Socket(name string) string { return filepath.Join(p.MountDir(name), "helper.sock") }
 
+// StatusSocket is the socket on which the driver serves its status.
+func (p Paths) StatusSocket() string { return filepath.Join(p.Dir, "status.sock") }
+
 // CAFile holds the certificates that a mount's client trusts its backend by.
 func (p Paths) CAFile(name string) string { return filepath.Join(p.MountDir(name), "ca.pem") }
 

@@ -149,7 +149,7 @@ func (s *Supervisor) restart(ctx context.Context, m *state.Mount, grant *creds.G
 	began := time.Now()
 	err := s.Runner.Restart(ctx, m, grant)
 	s.Tracker.CountRestart(m.Client, why.Reason, err == nil)
-	entry.RestartDone(err == nil)
+	entry.RestartDone(err)
 	if err != nil {
 		return fault.Errorf(fault.Unavailable, "volume %s: restarting client %s of mount %s after it exited (%s): %w", m.VolumeID, m.Client, m.Name, why.Detail, err)
 	}
@@ -180,7 +180,7 @@ func (s *Supervisor) replace(ctx context.Context, m state.Mount, grant *creds.Gr
 	klog.FromContext(ctx).Info("Replacing mount", "mount", m.Name, "volume", m.VolumeID, "client", m.Client, "reason", reason)
 	failed := func(err error) (state.Mount, error) {
 		s.Tracker.CountRestart(m.Client, reason, false)
-		s.Tracker.Mount(m.Name).RestartDone(false)
+		s.Tracker.Mount(m.Name).RestartDone(err)
 		return state.Mount{}, err
 	}
 	cl, err := s.Clients.Of(m.Client)

@@ -39,7 +39,11 @@ func (s *Supervisor) Reconcile(ctx context.Context, name string) (again time.Dur
 	rctx, cancel := context.WithTimeout(ctx, reconcileBound)
 	defer cancel()
 	again, err = s.reconcileMount(rctx, name)
-	return again, !s.Store.Exists(ctx, name), err
+	if !s.Store.Exists(ctx, name) {
+		return again, true, err
+	}
+	s.Tracker.Mount(name).Reconciled(err, again)
+	return again, false, err
 }
 
 // viewer reads the actual state of mounts.

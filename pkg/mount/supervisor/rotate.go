@@ -195,9 +195,13 @@ func (s *Supervisor) verifyRotation(ctx context.Context, m state.Mount, grant *c
 	return err
 }
 
-// Refresh delivers the credentials that a republish supplies to a healthy mount, and to those that its publication was moved away
+// Refresh delivers the credentials that a republish supplies to a healthy mount, and to those that its publication p was moved away
 // from.
-func (s *Supervisor) Refresh(ctx context.Context, m state.Mount, p state.Publication, grant *creds.Grant) error {
+func (s *Supervisor) Refresh(ctx context.Context, m state.Mount, p state.Publication, w want.Mount) error {
+	grant := w.Grant
+	if err := s.recordPod(ctx, m, p, w.Publication.Pod); err != nil {
+		return err
+	}
 	if err := s.cleanUpPrevious(ctx, p, grant); err != nil {
 		return err
 	}
@@ -213,6 +217,24 @@ func (s *Supervisor) Refresh(ctx context.Context, m state.Mount, p state.Publica
 	}
 	defer unlock()
 	return s.verifyRotation(ctx, m, grant)
+}
+
+// recordPod adds the pod to the record of a publication that an older driver wrote. If the mount's key is busy, the next republish does.
+func (s *Supervisor) recordPod(ctx context.Context, m state.Mount, p state.Publication, pod state.Pod) error {
+	if pod == (state.Pod{}) || pod == p.Pod {
+		return nil
+	}
+	unlock, ok := s.keys.TryLock(m.Key)
+	if !ok {
+		return nil
+	}
+	defer unlock()
+	now, ok, err := s.Store.Pubs.Get(ctx, p.Target)
+	if err != nil || !ok || now.Mount != m.Name {
+		return err
+	}
+	now.Pod = pod
+	return s.Store.Pubs.Write(ctx, now)
 }
 
 func (r rotation) move(ctx context.Context) error {

@@ -185,12 +185,17 @@ func (p *pass) tryReconcile(ctx context.Context, key string, names []string, fai
 				failed(name, err)
 			}
 			if done {
+				p.Tracker.Mount(name).Reconciled(err, 0)
 				continue
 			}
 		}
 		current = false // the reconciliation of one mount may change the others of its key
-		if _, err := p.reconcileMount(ctx, name); err != nil {
+		again, err := p.reconcileMount(ctx, name)
+		if err != nil {
 			failed(name, err)
+		}
+		if p.Store.Exists(ctx, name) {
+			p.Tracker.Mount(name).Reconciled(err, again)
 		}
 	}
 }

@@ -28,7 +28,7 @@ type Linger struct {
 func (m *Mount) Linger(client string, l Linger) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.client, m.state = client, Lingering
+	m.set(client, Lingering)
 	changed := m.linger == nil || *m.linger != l
 	m.linger = &l
 	if changed {

@@ -11,10 +11,10 @@ import (
 
 // The states of a mount's session, as operators see them.
 const (
-	sessionValid   = "valid"
-	sessionFailing = "failing" // valid, but it could not be renewed
-	sessionExpired = "expired"
-	sessionStatic  = "static" // keys that do not expire
+	SessionValid   = "valid"
+	SessionFailing = "failing" // valid, but it could not be renewed
+	SessionExpired = "expired"
+	SessionStatic  = "static" // keys that do not expire
 )
 
 type metrics struct {
@@ -163,6 +163,7 @@ func (m *Mount) SessionChanged(status helper.SessionStatus) bool {
 	}
 	old := m.session.status
 	status.Salt, old.Salt = nil, nil
+	status.Next, old.Next = time.Time{}, time.Time{}
 	return !reflect.DeepEqual(old, status)
 }
 
@@ -234,11 +235,11 @@ func (m *Mount) forgot() bool {
 func stateOf(s helper.SessionStatus, now time.Time) string {
 	switch {
 	case s.Over, !s.Expires.IsZero() && !now.Before(s.Expires):
-		return sessionExpired
+		return SessionExpired
 	case s.Error != "":
-		return sessionFailing
+		return SessionFailing
 	case s.Expires.IsZero() && s.OrderDigest == "":
-		return sessionStatic
+		return SessionStatic
 	}
-	return sessionValid
+	return SessionValid
 }

@@ -38,6 +38,7 @@ type Tracker struct {
 
 	mu     sync.Mutex
 	mounts map[string]*Mount
+	pass   time.Time // when the next reconcile pass is due
 }
 
 // New returns a tracker without entries. overdue returns the number of system calls that are blocked after their callers timed out.
@@ -68,15 +69,19 @@ func (t *Tracker) Observed(name string) (State, *helper.SessionStatus) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	state := m.state
-	if (state == Healthy || state == "") && !m.hang.silent.IsZero() {
-		state = Unresponsive
-	}
+	state := m.observed()
 	if m.session == nil {
 		return state, nil
 	}
 	status := m.session.status
 	return state, &status
+}
+
+func (m *Mount) observed() State {
+	if (m.state == Healthy || m.state == "") && !m.hang.silent.IsZero() {
+		return Unresponsive
+	}
+	return m.state
 }
 
 // Forget removes the entry of a mount that is gone.
@@ -102,8 +107,11 @@ type Mount struct {
 
 	mu        sync.Mutex
 	client    string
-	state     State   // "": unknown
-	linger    *Linger // in state Lingering
+	state     State     // "": unknown
+	since     time.Time // of state
+	linger    *Linger   // in state Lingering
+	helper    *helper.Status
+	problem   problem
 	healed    bool
 	session   *session
 	conflicts int
@@ -116,7 +124,15 @@ type Mount struct {
 func (m *Mount) Set(client string, state State) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.client, m.state, m.linger = client, state, nil
+	m.set(client, state)
+	m.linger = nil
+}
+
+func (m *Mount) set(client string, state State) {
+	if m.state != state {
+		m.since = m.t.now()
+	}
+	m.client, m.state = client, state
 }
 
 // Draining reports whether the mount's client finishes its uploads.
@@ -347,12 +363,17 @@ type backoff struct {
 	tries int       // since the client last ran for stable
 	last  time.Time // of the last restart, or failure of one
 	cause Cause     // of an exit after which no restart has succeeded yet
+	err   string    // of the last restart; "": it succeeded
 }
 
 // RestartPause returns how long to wait before the client is restarted.
 func (m *Mount) RestartPause() time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	return m.restartPause()
+}
+
+func (m *Mount) restartPause() time.Duration {
 	since := m.t.now().Sub(m.backoff.last)
 	if m.backoff.tries == 0 || since >= stable {
 		return 0
@@ -375,8 +396,8 @@ func (m *Mount) Exited(cause Cause) Cause {
 	return m.backoff.cause
 }
 
-// RestartDone notes the result of a restart.
-func (m *Mount) RestartDone(succeeded bool) {
+// RestartDone notes the error of a restart, or nil.
+func (m *Mount) RestartDone(err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := m.t.now()
@@ -385,9 +406,11 @@ func (m *Mount) RestartDone(succeeded bool) {
 	}
 	m.backoff.tries++
 	m.backoff.last = now
-	if succeeded {
-		m.backoff.cause = Cause{}
+	if err != nil {
+		m.backoff.err = err.Error()
+		return
 	}
+	m.backoff.err, m.backoff.cause = "", Cause{}
 }
 
 // repeatAfter is how often an error that stays the same is logged.

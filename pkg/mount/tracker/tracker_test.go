@@ -1,6 +1,7 @@
 package tracker
 
 import (
+	"errors"
 	"maps"
 	"testing"
 	"time"
@@ -23,14 +24,14 @@ func TestRestartPausesGrowAndEnd(t *testing.T) {
 	wants("the first restart", 0)
 	for _, seconds := range []int{1, 2, 4, 8, 16, 32, 64, 120, 120} {
 		want := time.Duration(seconds) * time.Second
-		tr.Mount("m").RestartDone(true)
+		tr.Mount("m").RestartDone(nil)
 		wants("an exit at once", want)
 		now = now.Add(want)
 		wants("after the pause", 0)
 	}
-	tr.Mount("m").RestartDone(false)
+	tr.Mount("m").RestartDone(errors.New("it does not start"))
 	now = now.Add(stable)
-	tr.Mount("m").RestartDone(true)
+	tr.Mount("m").RestartDone(nil)
 	wants("after a stable run", firstPause)
 	tr.Forget("m")
 	wants("forgotten", 0)
@@ -47,7 +48,11 @@ func TestTheFirstCauseIsReported(t *testing.T) {
 		if got := m.Exited(step.now); got != step.want {
 			t.Errorf("step %d: %+v", i, got)
 		}
-		m.RestartDone(step.restarted)
+		if step.restarted {
+			m.RestartDone(nil)
+		} else {
+			m.RestartDone(errors.New("it does not start"))
+		}
 	}
 }
 
@@ -150,20 +155,68 @@ func TestMetricsOfSessions(t *testing.T) {
 	}
 	valid := helper.SessionStatus{Expires: now.Add(time.Hour), OrderDigest: "x", Renewals: 5}
 	say(valid, false)
-	shows(0, 0, sessionValid) // what was before is not counted
+	shows(0, 0, SessionValid) // what was before is not counted
 	failing := valid
 	failing.Error, failing.Kind, failing.Failures = "no", "denied", 1
 	say(failing, true)
 	failing.Failures, failing.Renewals = 3, 6
 	say(failing, false) // the same trouble is said once
-	shows(1, 3, sessionFailing)
+	shows(1, 3, SessionFailing)
 	now = now.Add(time.Hour)
-	shows(1, 3, sessionExpired)
+	shows(1, 3, SessionExpired)
 	failing.Over = true
 	say(failing, true)
 	fresh := helper.SessionStatus{Renewals: 1} // another helper
 	say(fresh, true)
-	shows(2, 3, sessionStatic)
+	shows(2, 3, SessionStatic)
 	tr.Forget("a")
 	shows(2, 3, "") // a mount that is gone has no session
+}
+
+func TestReportsShowTheReasonAndTheNextTry(t *testing.T) {
+	now := time.Unix(1_800_000_000, 0)
+	tr := New(nil)
+	tr.now = func() time.Time { return now }
+	if r := tr.Report("m"); r.State != "" || r.Helper != nil {
+		t.Errorf("unknown: %+v", r)
+	}
+	if len(tr.mounts) > 0 {
+		t.Error("a report made an entry")
+	}
+	m := tr.Mount("m")
+	m.Set("rclone", Healthy)
+	began := now
+	now = now.Add(time.Minute)
+	m.Set("rclone", Healthy)
+	if r := tr.Report("m"); r.State != Healthy || !r.Since.Equal(began) || r.Problem != "" || !r.NextTry.IsZero() {
+		t.Errorf("healthy: %+v", r)
+	}
+	tr.PassDue(now.Add(30 * time.Second))
+	m.Reconciled(errors.New("cannot heal"), 0)
+	if r := tr.Report("m"); r.Problem != "cannot heal" || !r.NextTry.Equal(now.Add(30*time.Second)) {
+		t.Errorf("an error: %+v", r)
+	}
+	m.Exited(Cause{ReasonOOM, "OOM-killed"})
+	m.Set("rclone", Failed)
+	m.RestartDone(errors.New("no credentials"))
+	m.RestartDone(errors.New("no credentials"))
+	m.Reconciled(nil, 0)
+	r := tr.Report("m")
+	if r.State != Failed || !r.Since.Equal(now) || r.Exit.Reason != ReasonOOM || r.Problem != "no credentials" || !r.NextTry.Equal(now.Add(2*time.Second)) {
+		t.Errorf("failed: %+v", r)
+	}
+	m.Reconciled(errors.New("again"), time.Second)
+	if r := tr.Report("m"); r.Problem != "again" || !r.NextTry.Equal(now.Add(time.Second)) {
+		t.Errorf("failed again: %+v", r)
+	}
+	m.RestartDone(nil)
+	m.Reconciled(nil, 0)
+	m.Set("rclone", Healthy)
+	if r := tr.Report("m"); r.Exit != (Cause{}) || r.Problem != "" || !r.NextTry.IsZero() {
+		t.Errorf("restarted: %+v", r)
+	}
+	m.Reported(helper.Status{Session: &helper.SessionStatus{Expires: now.Add(-time.Second)}})
+	if r := tr.Report("m"); r.SessionState != SessionExpired {
+		t.Errorf("session: %+v", r)
+	}
 }

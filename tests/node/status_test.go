@@ -1,0 +1,242 @@
+package node
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/status"
+	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
+	"github.com/s3-csi/s3-csi-driver/tests/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+)
+
+// ofPod adds the information of a pod, as kubelet does.
+func ofPod(namespace, name string) change {
+	return func(r *csi.NodePublishVolumeRequest) {
+		r.VolumeContext = maps.Clone(r.GetVolumeContext())
+		r.VolumeContext["csi.storage.k8s.io/pod.namespace"], r.VolumeContext["csi.storage.k8s.io/pod.name"] = namespace, name
+	}
+}
+
+// kubeletTarget is the name of a target that looks like kubelet's, with the "mount" that Target appends.
+func kubeletTarget(uid, volume string) string {
+	return "pods/" + uid + "/volumes/kubernetes.io~csi/" + volume
+}
+
+// status runs the command.
+func (e *env) status(args ...string) (stdout string, took time.Duration, err error) {
+	e.t.Helper()
+	cmd := exec.CommandContext(rigtest.Context(e.t, 30*time.Second), e.Program, append([]string{"status", "--state-dir=" + e.State}, args...)...)
+	cmd.Env = e.Environment()
+	var out, problem bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &problem
+	began := time.Now()
+	if err = cmd.Run(); err != nil {
+		err = errors.New(err.Error() + ": " + problem.String())
+	}
+	return out.String(), time.Since(began), err
+}
+
+// mountStatus is the status of the only mount of a volume.
+func (e *env) mountStatus(v *csi.Volume) status.Mount {
+	e.t.Helper()
+	out, took, err := e.status("-o", "json")
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	e.noSecretIn("the status", []byte(out))
+	var d status.Document
+	if err := json.Unmarshal([]byte(out), &d); err != nil || d.Version != status.Version {
+		e.t.Fatalf("%v: %s", err, out)
+	}
+	if took > 5*time.Second {
+		e.t.Errorf("the status took %s", took)
+	}
+	var found []status.Mount
+	for _, m := range d.Mounts {
+		if m.VolumeID == v.GetVolumeId() {
+			found = append(found, m)
+		}
+	}
+	if len(found) != 1 {
+		e.t.Fatalf("volume %s has %d mounts: %s", v.GetVolumeId(), len(found), out)
+	}
+	return found[0]
+}
+
+func (e *env) awaitStatus(v *csi.Volume, what string, is func(m status.Mount) bool) (m status.Mount) {
+	e.t.Helper()
+	e.await(30*time.Second, what, func() bool { m = e.mountStatus(v); return is(m) })
+	return m
+}
+
+func TestStatus(t *testing.T) {
+	t.Parallel()
+	eachClient(t, func(t *testing.T, e *env, client string) {
+		socket, err := os.Lstat(filepath.Join(e.State, "status.sock"))
+		if err != nil || socket.Mode() != os.ModeSocket|0o600 {
+			t.Fatalf("the socket: %v, %v", socket, err)
+		}
+		v := static("status", client)
+		uid := "0b1f6f3c-2f0e-4b5e-9d6c-0a4ff4c1f7a1"
+		target := e.publish(v, kubeletTarget(uid, "pv-1"), ofPod("team-a", "web-0"))
+		m := e.awaitStatus(v, "the helper's status", func(m status.Mount) bool { return m.Memory != nil })
+		if m.State != status.Healthy || m.Client.Name != client || m.Client.Version == "" || m.Client.PID != e.client(client).PID || m.Bucket != bucket || m.Prefix != "status/" {
+			t.Errorf("%+v", m)
+		}
+		if m.Memory.UsedBytes < 1<<20 || (m.Memory.LimitBytes != 0) != (e.Launcher == rig.LauncherSystemd) {
+			t.Errorf("memory: %+v", m.Memory)
+		}
+		if m.Session.Source != "driver" || m.Session.State == "" || len(m.Problems) > 0 {
+			t.Errorf("session: %+v, problems: %+v", m.Session, m.Problems)
+		}
+		want := status.Publication{VolumeID: "status", Target: target, PersistentVolume: "pv-1", Pod: status.Pod{Namespace: "team-a", Name: "web-0", UID: uid}}
+		if len(m.Publications) != 1 || m.Publications[0] != want {
+			t.Errorf("publications: %+v", m.Publications)
+		}
+		text, _, err := e.status()
+		if err != nil || !strings.Contains(text, "team-a/web-0") || !strings.Contains(text, string(status.Healthy)) {
+			t.Errorf("%v: %s", err, text)
+		}
+
+		// A record of an older driver has no pod. The next republish adds it.
+		records, err := filepath.Glob(filepath.Join(e.State, "publications", "*.json"))
+		if err != nil || len(records) != 1 {
+			t.Fatal(records, err)
+		}
+		var fields map[string]any
+		if err := json.Unmarshal([]byte(read(t, records[0])), &fields); err != nil || fields["pod"] == nil {
+			t.Fatalf("the record: %v, %v", fields, err)
+		}
+		delete(fields, "pod")
+		older, err := json.Marshal(fields)
+		if err != nil {
+			t.Fatal(err)
+		}
+		write(t, records[0], string(older))
+		if m := e.mountStatus(v); m.Publications[0].Pod.Name != "" || m.Publications[0].Pod.UID != uid {
+			t.Errorf("of an older driver: %+v", m.Publications)
+		}
+		e.publish(v, kubeletTarget(uid, "pv-1"), ofPod("team-a", "web-0"))
+		if m := e.mountStatus(v); m.Publications[0] != want {
+			t.Errorf("after a republish: %+v", m.Publications)
+		}
+
+		e.unpublish(v, target)
+		out, _, err := e.status("--output=json")
+		if err != nil || !strings.Contains(out, `"mounts": []`) {
+			t.Errorf("without mounts: %v, %s", err, out)
+		}
+		e.Kill()
+		if out, _, err := e.status(); err == nil || out != "" {
+			t.Errorf("without a driver: %q", out)
+		}
+	})
+}
+
+// The status waits for no client, and shows why one does not serve and when the driver tries again.
+func TestStatusOfWhatIsNotWell(t *testing.T) {
+	t.Parallel()
+	eachClient(t, func(t *testing.T, e *env, client string) {
+		v := static("unwell", client)
+		target := e.publish(v, "t")
+		process := e.client(client)
+		rigtest.Freeze(t, process.PID)
+		e.askInVain(target)
+		m := e.awaitStatus(v, "the state of an unresponsive client", func(m status.Mount) bool {
+			return m.State == status.Unresponsive && len(m.Problems) > 0
+		})
+		if p := m.Problems[0]; p.Reason != status.ReasonUnresponsive || p.Since.IsZero() {
+			t.Errorf("%+v", m.Problems)
+		}
+		if err := unix.Kill(process.PID, unix.SIGCONT); err != nil {
+			t.Fatal(err)
+		}
+		e.awaitStatus(v, "the state of a client that answers again", func(m status.Mount) bool { return m.State == status.Healthy && len(m.Problems) == 0 })
+
+		// A client that crashes twice is restarted later.
+		for range 2 {
+			rigtest.Kill(t, e.Running(programs[client])...)
+			e.await(30*time.Second, "an exit", func() bool {
+				return len(e.Running(programs[client])) == 0 || e.mountStatus(v).Client.PID != process.PID
+			})
+		}
+		m = e.awaitStatus(v, "the state of a crashed client", func(m status.Mount) bool { return m.State == status.Failed && !m.Problems[0].NextTry.IsZero() })
+		if !slices.Contains([]string{status.ReasonExited, "crash"}, m.Problems[0].Reason) || !m.Problems[0].NextTry.After(m.Problems[0].Since) {
+			t.Errorf("%+v", m.Problems)
+		}
+		e.awaitStatus(v, "the restart", func(m status.Mount) bool { return m.State == status.Healthy })
+	}, "--hang-timeout=40s")
+}
+
+// askInVain has a process ask a client that does not answer, until it does.
+func (e *env) askInVain(target string) {
+	e.t.Helper()
+	cmd := exec.Command("stat", "-f", target)
+	if err := cmd.Start(); err != nil {
+		e.t.Fatal(err)
+	}
+	e.t.Cleanup(func() { _ = cmd.Wait() })
+}
+
+// A client that does not answer delays no status, and neither do many mounts.
+func TestTimedStatus(t *testing.T) {
+	eachClient(t, func(t *testing.T, e *env, client string) {
+		var targets []string
+		for i := range 10 {
+			targets = append(targets, e.publish(static(fmt.Sprint("timed-", i), client), fmt.Sprint("t", i)))
+		}
+		for _, process := range e.Running(programs[client]) {
+			rigtest.Freeze(t, process.PID)
+		}
+		for _, target := range targets {
+			e.askInVain(target)
+		}
+		for _, v := range []string{"timed-0", "timed-9"} {
+			e.awaitStatus(static(v, client), "the state of an unresponsive client", func(m status.Mount) bool { return m.State == status.Unresponsive })
+		}
+		for range 3 {
+			if _, took, err := e.status("-o", "json"); err != nil || took > time.Second {
+				t.Errorf("the status took %s: %v", took, err)
+			}
+		}
+		for _, process := range e.Running(programs[client]) {
+			if err := unix.Kill(process.PID, unix.SIGCONT); err != nil {
+				t.Error(err)
+			}
+		}
+	}, "--hang-timeout=40s")
+}
+
+// The uploads that are left are shown while the client drains.
+func TestStatusShowsUploads(t *testing.T) {
+	t.Parallel()
+	e := start(t)
+	v := static("draining", rclone)
+	target := e.publish(v, "t")
+	e.proxy.Set(faultproxy.Faults{Blackhole: true})
+	write(t, filepath.Join(target, "file"), "not uploaded")
+	m := e.awaitStatus(v, "an upload", func(m status.Mount) bool { return m.Uploads != nil && m.Uploads.Files == 1 })
+	if m.Uploads.Bytes != int64(len("not uploaded")) {
+		t.Errorf("%+v", m.Uploads)
+	}
+	if err := e.tryUnpublish(2*time.Second, v, target); err == nil {
+		t.Error("the volume was unpublished before its upload")
+	}
+	e.awaitStatus(v, "the draining mount", func(m status.Mount) bool { return m.State == status.Draining && m.Uploads.Files == 1 })
+	e.proxy.Set(faultproxy.Faults{})
+	e.unpublish(v, target)
+}
