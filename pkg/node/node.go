@@ -26,6 +26,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/supervisor"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/usage"
 	"github.com/s3-csi/s3-csi-driver/pkg/publish"
 )
 
@@ -42,6 +43,7 @@ const (
 type Backends interface {
 	creds.Backends
 	publish.Backends
+	usage.Backends
 	// Changed returns a channel that is closed when the configuration of a backend changes.
 	Changed() <-chan struct{}
 }
@@ -69,6 +71,7 @@ type Options struct {
 	CleanPrograms func(ctx context.Context, used []string) error // see monitor.Options
 	Refused       error                                          // see publish.Options
 	Linger        supervisor.LingerLimits
+	UsageRequests int                                                 // see usage.Options, MaxRequests
 	Reach         func(ctx context.Context, be backend.Backend) error // see condition.Backends
 	Declared      func() []backend.Backend                            // see condition.Backends
 }
@@ -79,6 +82,7 @@ type Node struct {
 	conditions *condition.Reporter
 	store      *state.Store
 	tracker    *tracker.Tracker
+	meter      *usage.Meter
 	monitor    *monitor.Monitor
 	runner     *runner.Runner
 }
@@ -128,8 +132,14 @@ func assemble(ctx context.Context, o Options, store *state.Store) (*Node, error)
 	if err := monitor.Restore(ctx, store, clients); err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot restore mounts after reboot, will retry")
 	}
+	meter, err := usage.New(ctx, usage.Options{
+		Store: store, Publications: store.Pubs, Backends: o.Backends, Sessions: provider, MaxRequests: o.UsageRequests, Now: time.Now,
+	})
+	if err != nil {
+		return nil, err
+	}
 	publisher, err := publish.New(ctx, publish.Options{
-		Namespace: o.Namespace, Store: store, Mounts: super, Targets: healer, Backends: o.Backends, Planner: provider, Clients: clients,
+		Namespace: o.Namespace, Store: store, Mounts: super, Targets: healer, Backends: o.Backends, Planner: provider, Usage: meter, Clients: clients,
 		TargetRoot: o.TargetRoot, MountTimeout: o.MountTimeout, DrainTimeout: o.DrainTimeout, Share: share(o.Limits), Refused: o.Refused,
 	})
 	if err != nil {
@@ -138,7 +148,7 @@ func assemble(ctx context.Context, o Options, store *state.Store) (*Node, error)
 	conditions := &condition.Reporter{
 		Store: store, Publications: store.Pubs, Mounts: super, Targets: healer, Asker: asker{o.Namespace}, Tracked: track, Backends: reachable{o}, Now: time.Now,
 	}
-	return &Node{publisher, conditions, store, track, monitor.New(monitor.Options{
+	return &Node{publisher, conditions, store, track, meter, monitor.New(monitor.Options{
 		Namespace: o.Namespace, Fusectl: fusectl, Store: store, Pins: pinned, Tracker: track, Clients: clients, Peer: peer,
 		Mounts: super, Killer: run, Watchers: watchers, Changed: o.Backends.Changed, StaleAge: supervisor.StaleAge,
 		HangTimeout: o.HangTimeout, CleanPrograms: o.CleanPrograms,
@@ -186,15 +196,18 @@ func (n *Node) StorageHealth(ctx context.Context) ([]mount.Condition, error) {
 }
 
 // Collectors returns the metrics of mounts.
-func (n *Node) Collectors() []prometheus.Collector { return n.tracker.Collectors() }
+func (n *Node) Collectors() []prometheus.Collector {
+	return append(n.tracker.Collectors(), n.meter.Collectors()...)
+}
 
-// Run keeps all mounts reconciled, and helpers ready for new ones, until ctx ends, and waits a moment for requests in flight. It never
+// Run keeps all mounts reconciled, helpers ready for new ones, and usage measured, until ctx ends, and waits a moment for requests in flight. It never
 // unmounts anything because it ends.
 func (n *Node) Run(ctx context.Context) error {
 	defer n.store.Close()
-	var spares sync.WaitGroup
-	defer spares.Wait()
-	spares.Go(func() { n.runner.RunSpares(ctx) })
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() { n.runner.RunSpares(ctx) })
+	wg.Go(func() { n.meter.Run(ctx) })
 	n.monitor.Run(ctx)
 	n.Wait(exitBound)
 	return nil
