@@ -13,8 +13,9 @@ type Usage time.Duration
 const (
 	// UsageOff means that nothing is measured until a modification sets an interval.
 	UsageOff Usage = -1
-	// MinUsage and MaxUsage are the bounds of intervals.
+	// MinUsage is the shortest interval.
 	MinUsage = 10 * time.Minute
+	// MaxUsage is the longest interval.
 	MaxUsage = 7 * 24 * time.Hour
 
 	usageOff = "off"
