@@ -77,6 +77,7 @@ func addNode(ctx context.Context, cfg *driver.Config, o driver.Options, s storag
 		CleanPrograms: l.clean,
 		Refused:       isolated,
 		Linger:        linger,
+		UsageRequests: o.Node.UsageMaxRequests,
 		Reach:         s.clients.Reach,
 		Declared:      func() []backend.Backend { return s.config.Config().Declared() },
 		Status: node.Status{

@@ -158,6 +158,9 @@ func (c Client) CheckInline(a volume.Attributes, options []volume.Option, share 
 			return fault.Errorf(fault.Denied, "%s: %s%s is more than the %s allowed for an inline volume (%s); reduce it or use a PersistentVolumeClaim", l.field, l.what, l.format(l.asks), l.format(l.most), l.says)
 		}
 	}
+	if a.Usage != 0 {
+		return fault.Errorf(fault.Denied, "volume_context.usage: not allowed for an inline volume, because each pod's volume would be listed on its own; use a PersistentVolumeClaim")
+	}
 	for _, name := range c.logging {
 		if o, given := find(options, name); given && on(o) {
 			return fault.Errorf(fault.Denied, "mountOptions: option %q of client %s is not allowed for inline volumes, because it fills the node's log", name, c.Name)

@@ -24,6 +24,7 @@ func TestWhatAnInlineVolumeMayHave(t *testing.T) {
 		{"mountpoint-s3", volume.Attributes{MemoryLimit: 1 << 30, CPUWeight: 100, TasksMax: 1024, Cache: true, CacheSize: 1 << 30}, []string{"allow-delete=false", "metadata-ttl=5"}, share, ""},
 		{"mountpoint-s3", volume.Attributes{MemoryLimit: 1<<30 + 1}, nil, share, "volume_context.memoryLimit: "},
 		{"rclone", volume.Attributes{MemoryLimit: 2 << 30}, nil, share, "volume_context.memoryLimit: 2Gi"},
+		{"rclone", volume.Attributes{Usage: volume.UsageOff}, nil, share, "volume_context.usage: "},
 		{"rclone", volume.Attributes{CPUWeight: 101}, nil, share, "volume_context.cpuWeight: 101"},
 		{"rclone", volume.Attributes{TasksMax: 1025}, nil, share, "volume_context.tasksMax: 1025"},
 		{"rclone", volume.Attributes{Cache: true, CacheSize: 2 << 30}, nil, share, "volume_context.cacheSize: 2Gi"},

@@ -17,6 +17,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/usage"
 )
 
 var update = flag.Bool("update", false, "write docs/flags.md and docs/metrics.md instead of checking them")
@@ -131,7 +132,7 @@ func TestMetricsDocument(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	for _, c := range tracker.SampleCollectors() {
+	for _, c := range append(tracker.SampleCollectors(), usage.SampleCollectors()...) {
 		if err := m.Registerer().Register(c); err != nil {
 			t.Fatal(err)
 		}

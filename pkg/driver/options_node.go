@@ -54,6 +54,7 @@ type NodeOptions struct {
 	SliceMemoryLimit  Memory // of all mounts together
 	LingerMaxMounts   int
 	LingerMaxMemory   Memory // of all lingering mounts together
+	UsageMaxRequests  int    // of one listing
 }
 
 // AddFlags registers the options on fs with their defaults.
@@ -84,6 +85,7 @@ func (o *NodeOptions) AddFlags(fs *pflag.FlagSet) {
 	fs.Var(&o.SliceMemoryLimit, "slice-memory-limit", "memory limit of all mounts of the node together: bytes (8Gi), a share of the node's memory (50%), or 0 for the limit that the host's administrator has set; only launcher systemd enforces it")
 	fs.IntVar(&o.LingerMaxMounts, "linger-max-mounts", 16, "how many mounts without a publication may linger, of volumes with the parameter linger; the least recently used ends first; 0: none")
 	fs.Var(&o.LingerMaxMemory, "linger-max-memory", "resident memory that the clients and helpers of all lingering mounts may have together: bytes (1Gi), a share of the node's memory (10%), or 0 for no lingering mounts; the least recently used ends first")
+	fs.IntVar(&o.UsageMaxRequests, "usage-max-requests", 1000, "how many pages of up to 1000 objects one measurement of a volume with the parameter usage may list; a listing that reaches it is reported as a minimum; 0: this node measures nothing")
 }
 
 func (o *NodeOptions) validate(c *checker) {
@@ -106,6 +108,9 @@ func (o *NodeOptions) validate(c *checker) {
 	}
 	if o.LingerMaxMounts < 0 {
 		c.check("linger-max-mounts", fmt.Errorf("%d is negative; 0 means that no mount lingers", o.LingerMaxMounts))
+	}
+	if o.UsageMaxRequests < 0 {
+		c.check("usage-max-requests", fmt.Errorf("%d is negative; 0 means that nothing is measured", o.UsageMaxRequests))
 	}
 	if o.CPUWeight > volume.MaxCPUWeight {
 		c.check("cpu-weight", fmt.Errorf("%d is not between 1 and %d", o.CPUWeight, volume.MaxCPUWeight))

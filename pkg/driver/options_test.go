@@ -98,7 +98,7 @@ func TestEveryFlagCanBeSetByItsVariableAndBothRefuseABadValue(t *testing.T) {
 		"target-root": {"/var/lib/kubelet", "relative"}, "volume-attach-limit": {"3", "-1"}, "inline-volumes": {"true", "perhaps"}, "mount-timeout": {"3s", "1ms"},
 		"drain-timeout": {"3s", "soon"}, "host-dir": {"/opt/y", "relative"}, "heal": {"false", "perhaps"}, "hang-timeout": {"3s", "1ms"}, "allow-isolated": {"true", "perhaps"},
 		"memory-limit": {"2Gi", "1MiB"}, "cpu-weight": {"3", "10001"}, "tasks-max": {"64", "31"}, "slice-memory-limit": {"30%", "101%"},
-		"linger-max-mounts": {"3", "-1"}, "linger-max-memory": {"30%", "1Mi"}, "volume-health": {"true", "perhaps"},
+		"linger-max-mounts": {"3", "-1"}, "linger-max-memory": {"30%", "1Mi"}, "usage-max-requests": {"7", "-1"}, "volume-health": {"true", "perhaps"},
 	}
 	for _, mode := range Modes() {
 		new(Options).Flags(mode).VisitAll(func(f *pflag.Flag) {
@@ -178,6 +178,7 @@ func TestMistakesAreUsageErrorsThatNameTheirPlace(t *testing.T) {
 		{"node --tasks-max=8", nil, []string{"--tasks-max", "32"}},
 		{"node --hang-timeout=1ms", nil, []string{"--hang-timeout", "1s"}},
 		{"node --linger-max-mounts=-1", nil, []string{"--linger-max-mounts", "negative"}},
+		{"node --usage-max-requests=-1", nil, []string{"--usage-max-requests", "negative"}},
 		{"node --linger-max-memory=101%", nil, []string{"--linger-max-memory", "1% to 100%"}},
 		{"node --heal=maybe", nil, []string{"--heal", "maybe"}},
 		{"node --uid-range=5", nil, []string{"--uid-range", "two user ids"}},

@@ -139,3 +139,16 @@ type Stats struct {
 	TotalBytes, UsedBytes, AvailableBytes int64
 	Inodes, InodesUsed, InodesFree        int64
 }
+
+// Usage is what a listing of a volume found. CapacityBytes is its recorded size, 0 if that is unknown.
+type Usage struct{ Bytes, Objects, CapacityBytes int64 }
+
+// With returns the statistics with what a listing found, and with the volume's recorded size in place of the file system's.
+func (s Stats) With(u Usage) Stats {
+	if u.CapacityBytes > 0 {
+		s.TotalBytes = u.CapacityBytes
+	}
+	s.UsedBytes, s.AvailableBytes = u.Bytes, max(0, s.TotalBytes-u.Bytes)
+	s.InodesUsed, s.InodesFree = u.Objects, max(0, s.Inodes-u.Objects)
+	return s
+}

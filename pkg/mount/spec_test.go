@@ -76,6 +76,7 @@ func TestWhatMakesAnotherMount(t *testing.T) {
 		{"another target", func(r *Request) { r.Target = "/u" }, true},
 		{"another volume of the same place", func(r *Request) { r.VolumeID = "static" }, true},
 		{"another time to linger", func(r *Request) { r.Attributes.Linger = time.Minute }, true},
+		{"another interval of usage", func(r *Request) { r.Attributes.Usage = volume.UsageOff }, true},
 		{"a single writer", func(r *Request) { r.SingleWriter = true }, true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -200,4 +201,22 @@ func FuzzNameOfSource(f *testing.F) {
 			t.Errorf("%q gives the name %q, which is no file name of ours", source, name)
 		}
 	})
+}
+
+func TestStatisticsWithUsage(t *testing.T) {
+	client := Stats{TotalBytes: 1000, UsedBytes: 1, AvailableBytes: 999, Inodes: 50, InodesUsed: 2, InodesFree: 48}
+	for name, tc := range map[string]struct {
+		u    Usage
+		want Stats
+	}{
+		"empty":                {Usage{0, 0, 10}, Stats{10, 0, 10, 50, 0, 50}},
+		"of a size":            {Usage{7, 3, 10}, Stats{10, 7, 3, 50, 3, 47}},
+		"more than the size":   {Usage{70, 3, 10}, Stats{10, 70, 0, 50, 3, 47}},
+		"of an unknown size":   {Usage{7, 3, 0}, Stats{1000, 7, 993, 50, 3, 47}},
+		"more than any client": {Usage{7000, 60, 0}, Stats{1000, 7000, 0, 50, 60, 0}},
+	} {
+		if got := client.With(tc.u); got != tc.want {
+			t.Errorf("%s: %+v, want %+v", name, got, tc.want)
+		}
+	}
 }

@@ -26,6 +26,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/supervisor"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/usage"
 	"github.com/s3-csi/s3-csi-driver/pkg/publish"
 	"github.com/s3-csi/s3-csi-driver/pkg/status"
 )
@@ -43,6 +44,7 @@ const (
 type Backends interface {
 	creds.Backends
 	publish.Backends
+	usage.Backends
 	// Changed returns a channel that is closed when the configuration of a backend changes.
 	Changed() <-chan struct{}
 }
@@ -70,6 +72,7 @@ type Options struct {
 	CleanPrograms func(ctx context.Context, used []string) error // see monitor.Options
 	Refused       error                                          // see publish.Options
 	Linger        supervisor.LingerLimits
+	UsageRequests int                                                 // see usage.Options, MaxRequests
 	Reach         func(ctx context.Context, be backend.Backend) error // see condition.Backends
 	Declared      func() []backend.Backend                            // see condition.Backends
 	Status        Status
@@ -89,6 +92,7 @@ type Node struct {
 	conditions *condition.Reporter
 	store      *state.Store
 	tracker    *tracker.Tracker
+	meter      *usage.Meter
 	monitor    *monitor.Monitor
 	runner     *runner.Runner
 	status     status.Server
@@ -139,8 +143,14 @@ func assemble(ctx context.Context, o Options, store *state.Store) (*Node, error)
 	if err := monitor.Restore(ctx, store, clients); err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot restore mounts after reboot, will retry")
 	}
+	meter, err := usage.New(ctx, usage.Options{
+		Store: store, Publications: store.Pubs, Backends: o.Backends, Sessions: provider, MaxRequests: o.UsageRequests, Now: time.Now,
+	})
+	if err != nil {
+		return nil, err
+	}
 	publisher, err := publish.New(ctx, publish.Options{
-		Namespace: o.Namespace, Store: store, Mounts: super, Targets: healer, Backends: o.Backends, Planner: provider, Clients: clients,
+		Namespace: o.Namespace, Store: store, Mounts: super, Targets: healer, Backends: o.Backends, Planner: provider, Usage: meter, Clients: clients,
 		TargetRoot: o.TargetRoot, MountTimeout: o.MountTimeout, DrainTimeout: o.DrainTimeout, Share: share(o.Limits), Refused: o.Refused,
 	})
 	if err != nil {
@@ -153,7 +163,7 @@ func assemble(ctx context.Context, o Options, store *state.Store) (*Node, error)
 		Driver: o.Status.Driver, Launcher: o.Status.Launcher, Notes: o.Status.Notes, Mounts: store, Publications: store.Pubs, Tracked: track,
 		Memory: host.Memory, MemoryLimit: memoryLimit(o, run), Remedy: creds.Remedy, Now: time.Now,
 	}
-	return &Node{publisher, conditions, store, track, monitor.New(monitor.Options{
+	return &Node{publisher, conditions, store, track, meter, monitor.New(monitor.Options{
 		Namespace: o.Namespace, Fusectl: fusectl, Store: store, Pins: pinned, Tracker: track, Clients: clients, Peer: peer,
 		Mounts: super, Killer: run, Watchers: watchers, Changed: o.Backends.Changed, StaleAge: supervisor.StaleAge,
 		HangTimeout: o.HangTimeout, CleanPrograms: o.CleanPrograms,
@@ -209,9 +219,11 @@ func (n *Node) StorageHealth(ctx context.Context) ([]mount.Condition, error) {
 }
 
 // Collectors returns the metrics of mounts.
-func (n *Node) Collectors() []prometheus.Collector { return n.tracker.Collectors() }
+func (n *Node) Collectors() []prometheus.Collector {
+	return append(n.tracker.Collectors(), n.meter.Collectors()...)
+}
 
-// Run keeps all mounts reconciled, and helpers ready for new ones, until ctx ends, and waits a moment for requests in flight. It never
+// Run keeps all mounts reconciled, helpers ready for new ones, and usage measured, until ctx ends, and waits a moment for requests in flight. It never
 // unmounts anything because it ends.
 func (n *Node) Run(ctx context.Context) error {
 	defer n.store.Close()
@@ -219,6 +231,7 @@ func (n *Node) Run(ctx context.Context) error {
 	defer beside.Wait()
 	beside.Go(func() { n.runner.RunSpares(ctx) })
 	beside.Go(func() { n.status.Run(ctx) })
+	beside.Go(func() { n.meter.Run(ctx) })
 	n.monitor.Run(ctx)
 	n.Wait(exitBound)
 	return nil

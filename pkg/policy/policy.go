@@ -87,6 +87,44 @@ func (s Scope) Session() (string, error) {
 	return s.finish(t.statements(g))
 }
 
+// Usage is the policy for measuring a volume's usage, as compact JSON: it allows listing below the prefix, and nothing else but reading the object
+// recordKey or, with tags, the bucket's tags. "": there is no record. ReadOnly and Needs do not matter.
+//
+// The error is a Precondition: no policy can express the scope. Its text says what to do.
+func (s Scope) Usage(recordKey string, tags bool) (string, error) {
+	t, err := s.target()
+	if err != nil {
+		return "", err
+	}
+	if t.directory != "" {
+		return s.finish(t.directorySession(true, s.KMS))
+	}
+	p, err := s.pattern(s.Prefix)
+	if err != nil {
+		return "", err
+	}
+	g := grants{listing: []string{"s3:ListBucket"}}
+	if s.Prefix != "" {
+		g.prefixes = []string{p + "*"}
+	} else {
+		g.except = volume.RecordPrefix + "/*"
+	}
+	if tags {
+		g.bucket = []string{"s3:GetBucketTagging"}
+	}
+	if recordKey != "" {
+		k, err := s.pattern(recordKey)
+		if err != nil {
+			return "", err
+		}
+		g.objects = []objectGrant{{[]string{"s3:GetObject"}, []string{k}}}
+		if s.KMS && s.AWS { // for the record, in an encrypted bucket
+			g.kms = []string{"kms:Decrypt"}
+		}
+	}
+	return s.finish(t.statements(g))
+}
+
 // Deletion is the policy for deleting a volume's data, as compact JSON. It allows listing objects, versions and unfinished uploads,
 // deleting them below the prefix, and reading and writing the objects recordKeys. Below a record key that ends in "/" it allows writing
 // and deleting too, for tests of what the service can do.

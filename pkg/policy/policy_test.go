@@ -126,6 +126,44 @@ func TestDeletionPoliciesAreExactlyThese(t *testing.T) {
 	}
 }
 
+func TestUsagePoliciesAreExactlyThese(t *testing.T) {
+	const record = ".s3-csi/volumes/vol-1"
+	for _, tc := range []struct {
+		name   string
+		scope  Scope
+		record string
+		tags   bool
+		want   string
+	}{
+		{"a prefix with its record", Scope{Bucket: "data", Prefix: "vol-1/"}, record, false, one(
+			`{"Effect":"Allow","Action":"s3:ListBucket","Resource":"arn:aws:s3:::data","Condition":{"StringLike":{"s3:prefix":"vol-1/*"}}}`,
+			`{"Effect":"Allow","Action":"s3:GetObject","Resource":"arn:aws:s3:::data/`+record+`"}`,
+			`{"Effect":"Deny","Action":"s3:*","NotResource":["arn:aws:s3:::data","arn:aws:s3:::data/`+record+`"]}`,
+			`{"Effect":"Deny","Action":"s3:ListBucket","Resource":"*","Condition":{"StringNotLike":{"s3:prefix":"vol-1/*"}}}`)},
+		{"a static prefix", Scope{Bucket: "data", Prefix: "p/", ReadOnly: true, KMS: true, AWS: true, Needs: Needs{Delete: true}}, "", false, one(
+			`{"Effect":"Allow","Action":"s3:ListBucket","Resource":"arn:aws:s3:::data","Condition":{"StringLike":{"s3:prefix":"p/*"}}}`,
+			`{"Effect":"Deny","NotAction":"s3:ListBucket","Resource":"*"}`,
+			`{"Effect":"Deny","Action":"s3:*","NotResource":"arn:aws:s3:::data"}`,
+			`{"Effect":"Deny","Action":"s3:ListBucket","Resource":"*","Condition":{"StringNotLike":{"s3:prefix":"p/*"}}}`)},
+		{"a bucket of its own", Scope{Bucket: "data"}, "", true, one(
+			`{"Effect":"Allow","Action":"s3:ListBucket","Resource":"arn:aws:s3:::data"}`,
+			`{"Effect":"Allow","Action":"s3:GetBucketTagging","Resource":"arn:aws:s3:::data"}`,
+			`{"Effect":"Deny","Action":"s3:*","NotResource":"arn:aws:s3:::data"}`,
+			`{"Effect":"Deny","Action":"s3:*","Resource":"arn:aws:s3:::data/.s3-csi/*"}`,
+			`{"Effect":"Deny","Action":"s3:ListBucket","Resource":"*","Condition":{"StringLike":{"s3:prefix":".s3-csi/*"}}}`)},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			got, err := tc.scope.Usage(tc.record, tc.tags)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got != tc.want {
+				t.Errorf("got\n%s\nwant\n%s", strings.ReplaceAll(got, `{"Effect"`, "\n"+`{"Effect"`), strings.ReplaceAll(tc.want, `{"Effect"`, "\n"+`{"Effect"`))
+			}
+		})
+	}
+}
+
 func TestWhatAPolicyCannotSayIsRefused(t *testing.T) {
 	long := strings.Repeat("x", 400) + "/"
 	for _, tc := range []struct {

@@ -279,6 +279,39 @@ func TestADeletionReachesItsVolumeAndItsRecords(t *testing.T) {
 	expect(t, e, denied, "a policy", c.onBucket("s3:PutBucketPolicy")...)
 }
 
+func TestUsageReachesNamesAndTheRecordAlone(t *testing.T) {
+	const record = ".s3-csi/volumes/vol-1"
+	for _, bucket := range []string{"data", accessPoint} {
+		s := Scope{Bucket: bucket, Prefix: "vol-1/", AWS: bucket == accessPoint}
+		policy, err := s.Usage(record, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		e, c := newEvaluator(t, policy, s.AWS), calls{bucket: "data"}
+		if s.AWS {
+			c.accessPoint = accessPoint
+		}
+		for prefix, want := range map[string]verdict{"vol-1/": allowed, "vol-1/x": allowed, "vol-1": denied, "": denied, "vol-10/": denied, ".s3-csi/": denied, record: denied} {
+			expect(t, e, want, fmt.Sprintf("a listing of %q", prefix), c.list("s3:ListBucket", prefix)...)
+		}
+		expect(t, e, allowed, "the record", c.object("s3:GetObject", record)...)
+		expect(t, e, denied, "writing the record", c.object("s3:PutObject", record)...)
+		for _, key := range []string{"vol-1/x", "vol-1/", "vol-10/x", record + "0", ".s3-csi/volumes/"} {
+			for _, action := range []string{"GetObject", "PutObject", "AbortMultipartUpload", "DeleteObject", "ListMultipartUploadParts"} {
+				expect(t, e, denied, fmt.Sprintf("%s of %q", action, key), c.object("s3:"+action, key)...)
+			}
+			for what, q := range c.neverObject(key) {
+				expect(t, e, denied, what, q...)
+			}
+		}
+		for what, q := range c.never() {
+			expect(t, e, denied, what, q...)
+		}
+		expect(t, e, denied, "the tags", c.onBucket("s3:GetBucketTagging")...)
+		closed(t, e, calls{bucket: "data2"}, record)
+	}
+}
+
 // FuzzSession: whatever the prefix, a policy that is made lets everything below it be reached, nothing else, and says so within
 // the limits.
 func FuzzSession(f *testing.F) {

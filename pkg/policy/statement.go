@@ -79,11 +79,15 @@ func (t target) statements(g grants) []statement {
 		// Otherwise a bucket policy that names the session could add actions on what is allowed here.
 		all = append(all, statement{Effect: deny, NotAction: unique(allowed), Resource: oneOrMany{"*"}})
 	}
-	keys := []string{"*"}
-	if len(g.objects) == 1 {
-		keys = g.objects[0].keys
+	reachable := t.buckets()
+	switch len(g.objects) {
+	case 0:
+	case 1:
+		reachable = append(reachable, t.objects(g.objects[0].keys)...)
+	default:
+		reachable = append(reachable, t.objects([]string{"*"})...)
 	}
-	all = append(all, statement{Effect: deny, Action: oneOrMany{"s3:*"}, NotResource: unique(append(t.buckets(), t.objects(keys)...))})
+	all = append(all, statement{Effect: deny, Action: oneOrMany{"s3:*"}, NotResource: unique(reachable)})
 	for _, o := range g.objects {
 		if len(g.objects) > 1 {
 			all = append(all, statement{Effect: deny, Action: o.actions, NotResource: t.objects(o.keys)})

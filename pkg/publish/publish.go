@@ -60,6 +60,14 @@ type Planner interface {
 	Plan(ctx context.Context, r mount.Request, spec mount.Spec) (*creds.Grant, error)
 }
 
+// Usage measures the usage of volumes. *usage.Meter implements it.
+type Usage interface {
+	// Observe notes a successful publication, with which a measurement can start.
+	Observe(r mount.Request, spec mount.Spec)
+	// Of returns what was measured; ok is false if there is nothing to report.
+	Of(volumeID string) (u mount.Usage, ok bool)
+}
+
 // Options are the parts and settings of a Publisher.
 type Options struct {
 	Namespace    *host.Namespace
@@ -68,6 +76,7 @@ type Options struct {
 	Targets      Targets
 	Backends     Backends
 	Planner      Planner
+	Usage        Usage
 	Clients      client.Registry
 	TargetRoot   string        // targets must be below it; "": anywhere
 	MountTimeout time.Duration // for a publish
@@ -139,6 +148,7 @@ func (p *Publisher) Publish(ctx context.Context, r mount.Request, refused error)
 		for {
 			err := p.publish(wctx, w, r.Ignored)
 			if err == nil {
+				p.Usage.Observe(r, spec)
 				return nil
 			}
 			if again, err := p.Mounts.AwaitDrained(wctx, w, err); !again { // no lock is held meanwhile

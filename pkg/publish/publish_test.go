@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -85,11 +86,24 @@ func (fakeTargets) ReplaceTarget(context.Context, state.Mount, string, bool) (bo
 }
 func (fakeTargets) CheckTarget(context.Context, state.Mount, string) error { return nil }
 
+// fakeUsage has measured what the test says.
+type fakeUsage struct {
+	observed []string
+	measured map[string]mount.Usage
+}
+
+func (f *fakeUsage) Observe(r mount.Request, _ mount.Spec) { f.observed = append(f.observed, r.Target) }
+
+func (f *fakeUsage) Of(volumeID string) (u mount.Usage, ok bool) {
+	u, ok = f.measured[volumeID]
+	return u, ok
+}
+
 func newPublisher(t *testing.T, change func(*Options)) (*Publisher, *parts.Parts, *fakeMounts) {
 	t.Helper()
 	p, mounts := parts.New(t, mounttest.S3{}, runner.Peers), &fakeMounts{health: mount.Healthy}
 	o := Options{
-		Namespace: p.Namespace, Store: p.Store, Mounts: mounts, Targets: fakeTargets{}, Backends: mounttest.S3{}, Planner: p.Creds, Clients: p.Clients,
+		Namespace: p.Namespace, Store: p.Store, Mounts: mounts, Targets: fakeTargets{}, Backends: mounttest.S3{}, Planner: p.Creds, Usage: &fakeUsage{}, Clients: p.Clients,
 		MountTimeout: time.Minute, DrainTimeout: time.Minute, Share: client.Share{CPUWeight: 100, Tasks: 1024},
 	}
 	if change != nil {
@@ -181,6 +195,9 @@ func TestPublishWaitsAndIsUndone(t *testing.T) {
 	}
 	if _, err := os.Lstat(target); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the target is left: %v", err)
+	}
+	if u, ok := p.Usage.(*fakeUsage); !ok || !slices.Equal(u.observed, []string{bound}) {
+		t.Errorf("observed by what measures usage: %+v", u)
 	}
 }
 

@@ -128,7 +128,7 @@ func (p *Publisher) unmountTarget(ctx context.Context, target string) error {
 	}
 }
 
-// Stats returns the usage of a volume as its client reports it, so ctx should have a deadline. It is fault.NotFound if the volume is not
+// Stats returns the usage of a volume as it was measured, or else as its client reports it, which is asked in any case. So ctx should have a deadline. It is fault.NotFound if the volume is not
 // published at the path.
 func (p *Publisher) Stats(ctx context.Context, volumeID, path string) (mount.Stats, error) {
 	path = p.ResolveTarget(path)
@@ -157,10 +157,14 @@ func (p *Publisher) Stats(ctx context.Context, volumeID, path string) (mount.Sta
 		return mount.Stats{}, fmt.Errorf("volume %s at %s: its client does not answer: %w", volumeID, path, err)
 	}
 	bytes := func(blocks uint64) int64 { return saturate(blocks, uint64(st.Frsize)) }
-	return mount.Stats{
+	stats := mount.Stats{
 		TotalBytes: bytes(st.Blocks), UsedBytes: bytes(st.Blocks - min(st.Blocks, st.Bfree)), AvailableBytes: bytes(st.Bavail),
 		Inodes: saturate(st.Files, 1), InodesUsed: saturate(st.Files-min(st.Files, st.Ffree), 1), InodesFree: saturate(st.Ffree, 1),
-	}, nil
+	}
+	if u, ok := p.Usage.Of(volumeID); ok {
+		stats = stats.With(u)
+	}
+	return stats, nil
 }
 
 // saturate multiplies within an int64: clients of object stores report up to 2^63 blocks.

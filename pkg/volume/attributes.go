@@ -37,6 +37,7 @@ const (
 	keyCacheSize           = "cacheSize"
 	keyConsistency         = "consistency"
 	keyLinger              = "linger"
+	keyUsage               = "usage"
 	keyRoleARN             = "roleARN"
 	keyScope               = "scope"
 	keySessionDuration     = "sessionDuration"
@@ -81,6 +82,8 @@ func (a *Attributes) set(key, value, field string) (handled bool, err error) {
 		a.Snapshot, err = parseSnapshot(value, field)
 	case keyLinger:
 		a.Linger, err = parseLinger(value, field)
+	case keyUsage:
+		a.Usage, err = parseUsage(value, field)
 	case keyRoleARN:
 		a.RoleARN, err = parseRole(value, field)
 	case keyScope:
@@ -121,6 +124,7 @@ func (a Attributes) context() map[string]string {
 	put(keyScope, a.Scope)
 	put(keyConsistency, a.Consistency)
 	put(keySnapshot, a.Snapshot)
+	put(keyUsage, a.Usage.String())
 	for key, d := range map[string]time.Duration{keySessionDuration: a.SessionDuration, keyLinger: a.Linger} {
 		if d != 0 {
 			put(key, d.String())

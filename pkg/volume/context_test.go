@@ -11,7 +11,7 @@ func TestParseContextReadsWhatCreateVolumeWrote(t *testing.T) {
 		"bucketName": "shared", "prefix": "base", "client": "rclone", "credentials": "driver", "uid": "1000", "gid": "2000", "dirMode": "750",
 		"fileMode": "0", "readOnly": "true", "mountOptions": "a,b=1,c=", "expectedBucketOwner": "111122223333",
 		"roleARN": "arn:aws:iam::111122223333:role/pods/${pod.namespace}.${pod.serviceAccountName}", "scope": "required", "sessionDuration": "90m",
-		"memoryLimit": "1073741824", "cpuWeight": "10000", "tasksMax": "32", "cache": "true", "cacheSize": "3G", "consistency": "close-to-open", "linger": "600s",
+		"memoryLimit": "1073741824", "cpuWeight": "10000", "tasksMax": "32", "cache": "true", "cacheSize": "3G", "consistency": "close-to-open", "linger": "600s", "usage": "3600s",
 	}, pvc)
 	if err != nil {
 		t.Fatal(err)
@@ -36,12 +36,12 @@ func TestParseContextReadsWhatCreateVolumeWrote(t *testing.T) {
 func TestVolumeContextIsMinimalAndStable(t *testing.T) {
 	p, err := ParseParameters(map[string]string{
 		"bucketName": "shared", "prefix": "base", "onDelete": "retain", "uid": "0", "dirMode": "755", "readOnly": "false", "mountOptions": "--a,--b=1", "backend": "minio",
-		"memoryLimit": "1048576K", "cpuWeight": "7", "cache": "true", "cacheSize": "2147483648", "sessionDuration": "3600s", "scope": "auto",
+		"memoryLimit": "1048576K", "cpuWeight": "7", "cache": "true", "cacheSize": "2147483648", "sessionDuration": "3600s", "scope": "auto", "usage": "off",
 	}, pvc)
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := map[string]string{"uid": "0", "dirMode": "0755", "mountOptions": "a,b=1", "memoryLimit": "1000Mi", "cpuWeight": "7", "cache": "true", "cacheSize": "2Gi", "sessionDuration": "1h0m0s", "scope": "auto"}
+	want := map[string]string{"uid": "0", "dirMode": "0755", "mountOptions": "a,b=1", "memoryLimit": "1000Mi", "cpuWeight": "7", "cache": "true", "cacheSize": "2Gi", "sessionDuration": "1h0m0s", "scope": "auto", "usage": "off"}
 	if got := p.Context(); !reflect.DeepEqual(got, want) {
 		t.Errorf("context %v", got)
 	}

@@ -59,6 +59,7 @@ func ParameterDocs() []ParameterDoc {
 		{keyCacheSize, ScopeBoth, "`1Gi`", "Maximum size of the cache, in bytes: `10Gi`, from 1Mi to 16Ti. Only with `cache`.", false},
 		{keyConsistency, ScopeBoth, "`mountpoint-s3`: `relaxed` with `readOnly` and without `cache`, else `close-to-open`; `rclone`: `close-to-open`", "`relaxed` uses what a listing showed of files for up to 60 seconds, so that a listing and the attributes of its files take no request for each file. Other writers' changes may show that much later. `close-to-open` shows them as soon as the client can. **See below.**", false},
 		{keyLinger, ScopeBoth, "not at all", "How long client and cache stay after the volume's last pod on a node has gone, from 1s to 24h: `10m`. Everything is stored before that, and the next pod needs only a bind mount. The node bounds it by `--linger-max-mounts` and `--linger-max-memory`. **See [warm volumes](sessions.md#warm-volumes).**", false},
+		{keyUsage, ScopeBoth, "not at all", "How often a node lists the volume to measure its bytes and objects, from 10m to 168h: `6h`. They are reported and never enforced. `off` measures nothing until a VolumeAttributesClass sets an interval, which it can only for a volume that was created with `usage`. **See [usage](kubernetes.md#usage).**", true},
 		{keyMountOptions, ScopeBoth, "none", "Options for the client, comma-separated: `allow-delete,max-threads=8`. Each client has a list of allowed options. They are added to the `mountOptions` of the StorageClass or PersistentVolume.", false},
 	}
 }

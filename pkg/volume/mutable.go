@@ -20,6 +20,7 @@ const (
 type Mutable struct {
 	OnDelete OnDelete
 	Tags     map[string]string // of a bucket volume; an empty value removes the tag
+	Usage    Usage
 }
 
 // ParseMutable parses mutable_parameters. Keys below csi.storage.k8s.io/ are the metadata of external-resizer. Errors are Invalid, and
@@ -65,6 +66,8 @@ func (m *Mutable) set(key, value, field string) (handled bool, err error) {
 		m.OnDelete, err = parseOnDelete(value, field)
 	case keyTags:
 		m.Tags, err = parseTags(value, field)
+	case keyUsage:
+		m.Usage, err = parseUsage(value, field)
 	default:
 		return false, nil
 	}

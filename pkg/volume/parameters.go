@@ -49,7 +49,7 @@ func ParseParameters(params map[string]string, name string) (Parameters, error) 
 		return Parameters{}, err
 	}
 	p.Claims, p.Ignored = c.claims, c.ignored
-	p.ExpectedBucketOwner = p.Node.ExpectedBucketOwner
+	p.ExpectedBucketOwner, p.Node.Usage = p.Node.ExpectedBucketOwner, p.Usage
 	if err := p.Node.check("parameters"); err != nil {
 		return Parameters{}, err
 	}

@@ -55,6 +55,7 @@ func TestParseParametersReadsEveryParameter(t *testing.T) {
 		"sessionDuration":     "1h",
 		"consistency":         "relaxed",
 		"linger":              "10m",
+		"usage":               "6h",
 		"maxObjects":          "7",
 		"snapshotAccess":      "direct",
 		"maxBytes":            "2Gi",
@@ -64,7 +65,7 @@ func TestParseParametersReadsEveryParameter(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := Parameters{
-		Backend: "minio", BucketName: "shared", Prefix: "volumes/", Mutable: Mutable{OnDelete: OnDeleteRetain}, ExpectedBucketOwner: "111122223333",
+		Backend: "minio", BucketName: "shared", Prefix: "volumes/", Mutable: Mutable{OnDelete: OnDeleteRetain, Usage: Usage(6 * time.Hour)}, ExpectedBucketOwner: "111122223333",
 		MaxObjects: 7, MaxBytes: 2 << 30, SnapshotAccess: SnapshotAccessDirect,
 		Node: Attributes{
 			Client: "rclone", Credentials: "secret", UID: new(uint32(1000)), GID: new(uint32(0)), DirMode: new(uint32(0o750)), FileMode: new(uint32(0o640)),
@@ -72,6 +73,7 @@ func TestParseParametersReadsEveryParameter(t *testing.T) {
 			MountOptions: []Option{{Name: "allow-delete"}, {"uid", "7", true}},
 			MemoryLimit:  1 << 30, CPUWeight: 50, TasksMax: 512, Cache: true, CacheSize: 20 << 30,
 			RoleARN: "arn:minio:iam:::role/${pod.namespace}", Scope: ScopeAuto, SessionDuration: time.Hour, Consistency: ConsistencyRelaxed, Linger: 10 * time.Minute,
+			Usage: Usage(6 * time.Hour),
 		},
 	}
 	if !reflect.DeepEqual(got, want) {
@@ -161,6 +163,11 @@ func TestParseParametersRefusesBadValuesByName(t *testing.T) {
 		"linger without a unit":        {with(nil, "linger", "600"), "parameters.linger", nil},
 		"a negative linger":            {with(nil, "linger", "-1m"), "parameters.linger", nil},
 		"too long a linger":            {with(nil, "linger", "24h1s"), "parameters.linger", nil},
+		"usage more often than 10m":    {with(nil, "usage", "9m59s"), "parameters.usage", []string{"from 10m to 168h"}},
+		"usage less often than 168h":   {with(nil, "usage", "168h1s"), "parameters.usage", nil},
+		"usage without a unit":         {with(nil, "usage", "6"), "parameters.usage", nil},
+		"usage that is not a duration": {with(nil, "usage", "Off"), "parameters.usage", nil},
+		"no usage":                     {with(nil, "usage", ""), "parameters.usage", nil},
 		"parts of a second of linger":  {with(nil, "linger", "1500ms"), "parameters.linger", nil},
 		"cacheSize without cache":      {with(nil, "cacheSize", "1Gi"), "parameters.cacheSize", []string{`cache: "true"`}},
 		"cacheSize with cache off":     {with(nil, "cache", "false", "cacheSize", "1Gi"), "parameters.cacheSize", nil},
@@ -353,6 +360,9 @@ func TestDigestChangesWithEveryParameter(t *testing.T) {
 		"other consistency":   with(shared, "consistency", "close-to-open"),
 		"linger":              with(shared, "linger", "10m"),
 		"other linger":        with(shared, "linger", "1h"),
+		"usage":               with(shared, "usage", "6h"),
+		"other usage":         with(shared, "usage", "1h"),
+		"usage off":           with(shared, "usage", "off"),
 	} {
 		p, err := ParseParameters(params, pvc)
 		if err != nil {

@@ -118,4 +118,6 @@ type Attributes struct {
 	Consistency string
 	// Linger is how long the mount may outlive its last publication; 0: not at all. It is not part of the mount spec.
 	Linger time.Duration
+	// Usage is how often the volume's usage is measured, at its creation. It is not part of the mount spec.
+	Usage Usage
 }

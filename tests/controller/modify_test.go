@@ -300,6 +300,51 @@ func TestOnDeleteCanBeChanged(t *testing.T) {
 	})
 }
 
+// The interval of a volume with usage can be changed. Nodes do not read the settings of the others, so those are refused.
+func TestUsageCanBeChangedIfItWasSet(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		p := e.process()
+		hourly := volume.Mutable{Usage: volume.Usage(time.Hour)}
+		for _, kind := range []string{"prefix", "bucket"} {
+			name, pairs := "v", []string{"usage", "off"}
+			recorded := func(id volume.ID) string {
+				var r struct {
+					Usage string `json:"usage"`
+				}
+				if err := json.Unmarshal([]byte(e.record("v")), &r); err != nil {
+					t.Fatal(err)
+				}
+				return r.Usage
+			}
+			if kind == "bucket" {
+				name, pairs = e.bucket+"-v", append(pairs, "bucketName", "")
+				recorded = func(id volume.ID) string { return e.bucketTags(id.Bucket)["s3.csi/usage"] }
+			}
+			id := p.create(name, pairs...)
+			for _, step := range []struct {
+				set  volume.Mutable
+				want string
+			}{{volume.Mutable{}, "off"}, {hourly, "1h0m0s"}, {volume.Mutable{OnDelete: volume.OnDeleteRetain}, "1h0m0s"}, {volume.Mutable{Usage: volume.UsageOff}, "off"}} {
+				if err := p.set(id, step.set); err != nil || recorded(id) != step.want {
+					t.Errorf("%s, %+v: %v, recorded %q", kind, step.set, err, recorded(id))
+				}
+			}
+			p.grown(id, 7)
+			if got := recorded(id); got != "off" {
+				t.Errorf("%s: after an expansion %q", kind, got)
+			}
+			if again := p.create(name, pairs...); again != id {
+				t.Errorf("a retry of the creation: %s", again)
+			}
+			without := p.create(name+"-w", pairs[2:]...)
+			e.want(p.set(without, hourly), fault.Invalid, "mutable_parameters.usage")
+			if err := p.set(without, volume.Mutable{Usage: volume.UsageOff}); err != nil {
+				t.Errorf("%s: off where it is not set: %v", kind, err)
+			}
+		}
+	})
+}
+
 func TestPurgeIsSetOnlyWhereItDeletesWhatIsTheVolumes(t *testing.T) {
 	each(t, func(t *testing.T, e *env) {
 		p := e.process()

@@ -93,8 +93,11 @@ func others() []row {
 	var all []row
 	for name, call := range rows {
 		r := row{name, nil, call, nil}
-		if name == "delete an object's tags" {
+		switch name {
+		case "delete an object's tags":
 			r.may = []Scope{Deleting} // with the object they are gone too
+		case "read the bucket's tags":
+			r.may = []Scope{MeasuringWhole}
 		}
 		all = append(all, r)
 	}

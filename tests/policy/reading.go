@@ -8,9 +8,10 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 )
 
-// mounts see the volume; wholes see all of the bucket.
+// mounts see the volume; wholes see all of the bucket; wide lists all of it.
 func mounts() []Scope { return []Scope{Writing, Keeping, Reading, Whole, WholeRead} }
 func wholes() []Scope { return []Scope{Whole, WholeRead} }
+func wide() []Scope   { return append(wholes(), MeasuringWhole) }
 
 type call = func(ctx context.Context, c *s3.Client, p Place) error
 
@@ -39,13 +40,13 @@ func listings() []row {
 			_, err := c.ListObjects(ctx, &s3.ListObjectsInput{Bucket: &p.Bucket, Prefix: at(prefix)})
 			return err
 		}, nil},
-		{"list the volume without its slash", wholes(), list(at(prefix[:len(prefix)-1]), ""), nil},
-		{"list the neighbour", wholes(), list(at(beside), ""), nil},
-		{"list the parent", wholes(), list(at(parent), ""), nil},
-		{"list the parent's directories", wholes(), list(at(parent), "/"), nil},
-		{"list an empty prefix", wholes(), list(at(""), ""), nil},
-		{"list without a prefix", wholes(), list(nil, ""), nil},
-		{"list the top", wholes(), list(nil, "/"), nil},
+		{"list the volume without its slash", wide(), list(at(prefix[:len(prefix)-1]), ""), nil},
+		{"list the neighbour", wide(), list(at(beside), ""), nil},
+		{"list the parent", wide(), list(at(parent), ""), nil},
+		{"list the parent's directories", wide(), list(at(parent), "/"), nil},
+		{"list an empty prefix", wide(), list(at(""), ""), nil},
+		{"list without a prefix", wide(), list(nil, ""), nil},
+		{"list the top", wide(), list(nil, "/"), nil},
 		{"list the records", nil, list(at(".s3-csi/"), ""), nil},
 		{"list below the records", nil, list(at(".s3-csi/volumes/"), "/"), nil},
 		{"list another bucket", nil, func(ctx context.Context, c *s3.Client, p Place) error {
@@ -59,12 +60,12 @@ func listings() []row {
 		{"list all versions", nil, func(ctx context.Context, c *s3.Client, p Place) error {
 			_, err := c.ListObjectVersions(ctx, &s3.ListObjectVersionsInput{Bucket: &p.Bucket})
 			return err
-		}, map[string]oddity{MinIO: {wholes(), refused}}},
+		}, map[string]oddity{MinIO: {wide(), refused}}},
 		{"list unfinished uploads", []Scope{Deleting}, func(ctx context.Context, c *s3.Client, p Place) error {
 			_, err := c.ListMultipartUploads(ctx, &s3.ListMultipartUploadsInput{Bucket: &p.Bucket, Prefix: at(prefix)})
 			return err
 		}, nil},
-		{"ask for the bucket", wholes(), func(ctx context.Context, c *s3.Client, p Place) error {
+		{"ask for the bucket", wide(), func(ctx context.Context, c *s3.Client, p Place) error {
 			_, err := c.HeadBucket(ctx, &s3.HeadBucketInput{Bucket: &p.Bucket})
 			return err
 		}, nil},
@@ -114,7 +115,7 @@ func reads() []row {
 		{"ask for the neighbour's missing one", wholes(), head(beside + "missing"), nil},
 		{"read what begins alike", wholes(), get(parent + "vol-1x"), nil},
 		{"read at the top", wholes(), get("top"), nil},
-		{"read the volume's record", []Scope{Deleting}, get(record), nil},
+		{"read the volume's record", []Scope{Deleting, Measuring}, get(record), nil},
 		{"read another's record", nil, get(".s3-csi/volumes/vol-10"), nil},
 		{"read another bucket's", nil, func(ctx context.Context, c *s3.Client, p Place) error { return fetch(ctx, c, p.other, prefix+"a") }, nil},
 		// versitygw takes such a key for the one that it leads to, before it judges; MinIO takes none. On AWS it is a name like

@@ -18,7 +18,7 @@ import (
 // Scope is what kind of session a table is tried with.
 type Scope string
 
-// The sessions: of the volume, in every mode, of the whole bucket, and of what deletes the volume.
+// The sessions: of the volume, in every mode, of the whole bucket, and of what deletes or measures the volume.
 const (
 	Writing   Scope = "read-write"
 	Keeping   Scope = "read-write without delete"
@@ -26,10 +26,15 @@ const (
 	Whole     Scope = "whole bucket"
 	WholeRead Scope = "whole bucket, read-only"
 	Deleting  Scope = "deletion of the volume"
+	// Measuring and MeasuringWhole count the objects of the volume, and of the whole bucket.
+	Measuring      Scope = "usage of the volume"
+	MeasuringWhole Scope = "usage of the whole bucket"
 )
 
 // AllScopes are all of them.
-func AllScopes() []Scope { return []Scope{Writing, Keeping, Reading, Whole, WholeRead, Deleting} }
+func AllScopes() []Scope {
+	return []Scope{Writing, Keeping, Reading, Whole, WholeRead, Deleting, Measuring, MeasuringWhole}
+}
 
 // outcome is what a service says to a call.
 type outcome string

@@ -21,6 +21,11 @@ func policyFor(s table.Scope, bucket string, aws bool) (string, error) {
 		sc.Prefix = ""
 	case table.WholeRead:
 		sc.Prefix, sc.ReadOnly = "", true
+	case table.Measuring:
+		return sc.Usage(".s3-csi/volumes/vol-1", false)
+	case table.MeasuringWhole:
+		sc.Prefix = ""
+		return sc.Usage("", true)
 	case table.Deleting:
 		return sc.Deletion([]string{".s3-csi/volumes/vol-1"})
 	}

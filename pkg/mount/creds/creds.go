@@ -62,10 +62,7 @@ func New(backends Backends, sessions Sessions, clients client.Registry, peer fun
 
 // Plan decides how the sessions of a publication's mount are made. It calls no service.
 func (p *Provider) Plan(ctx context.Context, r mount.Request, spec mount.Spec) (*Grant, error) {
-	return p.planFor(ctx, spec, spec.Client, func(q *session.Request) {
-		q.Keys, q.SecretRoleARN, q.Tokens, q.Ephemeral = r.Keys, r.SecretRoleARN, r.Tokens, r.Ephemeral
-		q.Pod = session.Pod{Namespace: r.PodNamespace, ServiceAccount: r.ServiceAccount}
-	})
+	return p.planFor(ctx, spec, spec.Client, func(q *session.Request) { fillFrom(q, r) })
 }
 
 // PlanOwn is Plan without a publication, for a mount with the driver's own credentials: they were allowed when it was published.
@@ -97,6 +94,35 @@ func (p *Provider) planFor(ctx context.Context, spec mount.Spec, clientName stri
 	g.order, err = g.plan(ctx, clientName)
 	g.state = planned
 	return g, err
+}
+
+// UsageKeys makes a session for measuring the usage of a publication's volume, which its client never gets. It can list what the mount
+// shows, and read the object recordKey ("": none) or, with tags, the bucket's tags. Where sessions are not limited, it can do what the
+// credentials can.
+func (p *Provider) UsageKeys(ctx context.Context, r mount.Request, spec mount.Spec, recordKey string, tags bool) (credentials.Keys, error) {
+	clientName := spec.Client
+	if clientName == "" {
+		clientName = p.clients.Default
+	}
+	q, err := p.request(spec, clientName)
+	if err != nil {
+		return credentials.Keys{}, err
+	}
+	fillFrom(&q, r)
+	q.Policy = func(aws bool, partition string) (string, error) {
+		return policy.Scope{Partition: partition, Bucket: spec.Bucket, Prefix: spec.Prefix, KMS: aws, AWS: aws}.Usage(recordKey, tags)
+	}
+	order, err := p.sessions.Plan(ctx, q)
+	if err != nil {
+		return credentials.Keys{}, fmt.Errorf("credentials (%s): %w", spec.Source, err)
+	}
+	return p.sessions.Make(ctx, order)
+}
+
+// fillFrom sets what a session request takes from a publication.
+func fillFrom(q *session.Request, r mount.Request) {
+	q.Keys, q.SecretRoleARN, q.Tokens, q.Ephemeral = r.Keys, r.SecretRoleARN, r.Tokens, r.Ephemeral
+	q.Pod = session.Pod{Namespace: r.PodNamespace, ServiceAccount: r.ServiceAccount}
 }
 
 // request returns the session request of a spec's mount with that client.

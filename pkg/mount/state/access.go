@@ -34,7 +34,7 @@ func (f files) prepare() error {
 	}{
 		{f.Dir, modePassable}, {f.MountsDir(), modePassable}, {f.Cache, modePassable},
 		{f.scratch(), modePassable},
-		{f.SourcesDir(), modeClosed}, {f.publicationsDir(), modeClosed}, {f.sparesDir(), modeClosed},
+		{f.SourcesDir(), modeClosed}, {f.publicationsDir(), modeClosed}, {f.usageDir(), modeClosed}, {f.sparesDir(), modeClosed},
 	} {
 		if err := restrictDir(d.path, d.mode); err != nil {
 			return fmt.Errorf("making the state directory: %w", err)

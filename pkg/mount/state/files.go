@@ -30,6 +30,7 @@ import (
 //	sources/<name>              the mount point
 //	spares/<spare>/             see spares.go
 //	publications/<hash>.json    one for each target
+//	usage/<hash>.json           one for each volume whose usage is measured
 //
 // See access.go for their permissions.
 type files struct {
@@ -41,7 +42,7 @@ type files struct {
 
 // clearTemporaries removes files that a driver was writing when it exited. There must be no other writer.
 func (f files) clearTemporaries() error {
-	for _, dir := range []string{f.Dir, f.publicationsDir(), f.Cache} {
+	for _, dir := range []string{f.Dir, f.publicationsDir(), f.usageDir(), f.Cache} {
 		entries, err := os.ReadDir(dir)
 		if err != nil {
 			return err

@@ -24,12 +24,13 @@ const maxTags = 50
 type settings struct {
 	capacity int64 // in bytes; 0: unknown
 	onDelete volume.OnDelete
+	usage    volume.Usage
 	tags     records.Tags // all of a bucket volume; nil: a prefix volume
 }
 
 // equal reports whether both are the same.
 func (s settings) equal(other settings) bool {
-	return s.capacity == other.capacity && s.onDelete == other.onDelete && maps.Equal(s.tags, other.tags)
+	return s.capacity == other.capacity && s.onDelete == other.onDelete && s.usage == other.usage && maps.Equal(s.tags, other.tags)
 }
 
 // apply returns the settings after the change. purgeable returns why the volume cannot be purged.
@@ -38,6 +39,9 @@ func (c Change) apply(ctx context.Context, s settings, purgeable func(context.Co
 	if c.Limit > 0 && s.capacity > c.Limit {
 		return s, fault.Errorf(fault.OutOfRange, "the volume has %d bytes, which is more than the limit of %d: volumes do not shrink", s.capacity, c.Limit)
 	}
+	if c.Set.Usage != 0 && s.usage == 0 && c.Set.Usage != volume.UsageOff {
+		return s, fault.Field("mutable_parameters.usage", "the volume was created without usage, so nodes do not read how often to measure it; create volumes with usage: off to set an interval later")
+	}
 	if c.Set.OnDelete == volume.OnDeletePurge && s.onDelete != volume.OnDeletePurge {
 		if err := purgeable(ctx); err != nil {
 			return s, err
@@ -45,6 +49,9 @@ func (c Change) apply(ctx context.Context, s settings, purgeable func(context.Co
 	}
 	if c.Set.OnDelete != "" {
 		s.onDelete = c.Set.OnDelete
+	}
+	if c.Set.Usage != 0 && s.usage != 0 {
+		s.usage = c.Set.Usage
 	}
 	if len(c.Set.Tags) == 0 {
 		return s, nil

@@ -107,13 +107,17 @@ func (p *recordPlace) read(ctx context.Context) (settings, error) {
 		return settings{}, err
 	}
 	p.found = found
-	return settings{capacity: found.CapacityBytes, onDelete: found.OnDelete}, nil
+	usage, err := found.UsageSetting()
+	if err != nil {
+		return settings{}, err
+	}
+	return settings{capacity: found.CapacityBytes, onDelete: found.OnDelete, usage: usage}, nil
 }
 
 func (p *recordPlace) write(ctx context.Context, s settings) error {
 	segment, _, _ := p.id.NameSegment()
 	r := p.found.With(records.StateActive, p.Records.Now())
-	r.CapacityBytes, r.OnDelete = s.capacity, s.onDelete
+	r.CapacityBytes, r.OnDelete, r.Usage = s.capacity, s.onDelete, s.usage.String()
 	_, err := p.Records.Write(ctx, p.b, segment, p.found.ETag, r)
 	return err
 }

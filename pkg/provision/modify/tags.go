@@ -60,7 +60,7 @@ func (p *tagsPlace) read(ctx context.Context) (settings, error) {
 		return settings{}, p.errNoVolume(p.id)
 	}
 	p.found = have
-	return settings{capacity: have.Capacity(), onDelete: volume.OnDelete(have[records.TagOnDelete]), tags: have}, nil
+	return settings{capacity: have.Capacity(), onDelete: volume.OnDelete(have[records.TagOnDelete]), usage: have.Usage(), tags: have}, nil
 }
 
 func (p *tagsPlace) write(ctx context.Context, s settings) error {
@@ -69,6 +69,7 @@ func (p *tagsPlace) write(ctx context.Context, s settings) error {
 	}
 	want := maps.Clone(s.tags)
 	want.SetCapacity(s.capacity)
+	want.SetUsage(s.usage)
 	if s.onDelete != "" {
 		want[records.TagOnDelete] = string(s.onDelete)
 	}

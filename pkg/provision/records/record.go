@@ -49,8 +49,10 @@ type Record struct {
 	OnDelete         volume.OnDelete `json:"onDelete,omitempty"`
 	// CapacityBytes is the size that was asked for, at creation or by an expansion. 0: none, or an earlier driver created the volume.
 	CapacityBytes int64 `json:"capacityBytes,omitempty"`
-	State         State `json:"state"`
-	Generation    int   `json:"generation,omitempty"`
+	// Usage is a volume.Usage in its text form, which nodes read.
+	Usage      string `json:"usage,omitempty"`
+	State      State  `json:"state"`
+	Generation int    `json:"generation,omitempty"`
 	// FirstPrefix is the prefix of generation 1, the only generation that can contain a base prefix. Later ones may have another prefix.
 	FirstPrefix string `json:"firstPrefix,omitempty"`
 	// ContentSource is the volume.Content of a volume that was created from a snapshot or another volume.
@@ -77,7 +79,7 @@ func New(o Owner, name string, id volume.ID, params volume.Parameters, now time.
 	}
 	return Record{
 		Version: version, Driver: o.Driver, Cluster: o.Cluster, Name: name, VolumeID: id.String(), ParametersDigest: params.Digest(),
-		OnDelete: params.OnDelete, CapacityBytes: params.CapacityBytes, State: state, Generation: generation, FirstPrefix: id.Prefix,
+		OnDelete: params.OnDelete, CapacityBytes: params.CapacityBytes, Usage: params.Usage.String(), State: state, Generation: generation, FirstPrefix: id.Prefix,
 		ContentSource: content, Direct: params.Node.Snapshot != "", Created: now, Updated: now,
 	}
 }
@@ -85,6 +87,14 @@ func New(o Owner, name string, id volume.ID, params volume.Parameters, now time.
 // NewReservation returns a record that reserves a name, so that no volume can use it.
 func NewReservation(o Owner, name string, now time.Time) Record {
 	return Record{Version: version, Driver: o.Driver, Cluster: o.Cluster, Name: name, State: StateReserved, Created: now, Updated: now}
+}
+
+// UsageSetting returns how often usage is measured.
+func (r Record) UsageSetting() (volume.Usage, error) {
+	if r.Usage == "" {
+		return 0, nil
+	}
+	return volume.ParseUsage(r.Usage)
 }
 
 // Owner returns the owner that the record names.
@@ -168,7 +178,7 @@ func (r Record) check() error {
 	}
 	if r.State == StateReserved {
 		if r.VolumeID != "" || r.ParametersDigest != "" || r.OnDelete != "" || r.CapacityBytes != 0 || r.Generation != 0 || r.FirstPrefix != "" || r.PreviousVolumeID != "" ||
-			r.ContentSource != "" || r.Filler != "" || r.Direct {
+			r.ContentSource != "" || r.Filler != "" || r.Direct || r.Usage != "" {
 			return errors.New("a reservation has fields of a volume")
 		}
 		return nil
@@ -191,6 +201,9 @@ func (r Record) checkVolume() error {
 	case volume.OnDeleteDelete, volume.OnDeletePurge, volume.OnDeleteRetain, volume.OnDeleteRequireEmpty:
 	default:
 		return fmt.Errorf("unknown onDelete %q", r.OnDelete)
+	}
+	if _, err := r.UsageSetting(); err != nil {
+		return err
 	}
 	id, err := volume.ParseID(r.VolumeID)
 	if err != nil {

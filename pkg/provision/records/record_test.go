@@ -14,7 +14,7 @@ var testTime = time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC)
 func testRecord() Record {
 	return Record{
 		Version: 1, Driver: "d", Cluster: "c", Name: "v", VolumeID: "default:bucket/base/v/", ParametersDigest: "v1:00", OnDelete: volume.OnDeleteDelete,
-		CapacityBytes: 1 << 30, State: StateActive, Generation: 1, FirstPrefix: "base/v/", Created: testTime, Updated: testTime,
+		CapacityBytes: 1 << 30, Usage: "6h0m0s", State: StateActive, Generation: 1, FirstPrefix: "base/v/", Created: testTime, Updated: testTime,
 	}
 }
 
@@ -67,6 +67,7 @@ func TestRecordsThatMakeNoSenseAreRefused(t *testing.T) {
 		"bad id":             strings.Replace(text, `default:bucket/base/v/`, `default:bucket/../v/`, 1),
 		"a bucket":           strings.Replace(text, `default:bucket/base/v/`, `default:bucket`, 1),
 		"other first prefix": strings.Replace(text, `"firstPrefix": "base/v/"`, `"firstPrefix": "v/"`, 1),
+		"usage too often":    strings.Replace(text, `6h0m0s`, `1s`, 1),
 		"negative size":      strings.Replace(text, `1073741824`, `-1`, 1),
 		"a predecessor":      strings.Replace(text, `"created"`, `"previousVolumeID": "default:bucket/v/", "created"`, 1),
 		"reservation + id":   strings.Replace(text, `"active"`, `"base"`, 1),

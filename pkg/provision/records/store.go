@@ -51,6 +51,43 @@ func NewStore(owner Owner, conditions Conditions, now func() time.Time) *Store {
 	return &Store{Owner: owner, conditions: conditions, now: now}
 }
 
+// Settings are what a node reads of a volume.
+type Settings struct {
+	Usage         volume.Usage
+	CapacityBytes int64 // 0: unknown
+}
+
+// ReadSettings reads the settings of a volume from its record or its bucket's tags. NotFound: there are none, or they are those of a volume
+// with another id, or of one that is being deleted. It does not check the owner: settings are no authority.
+func ReadSettings(ctx context.Context, client *s3.Client, id volume.ID) (Settings, error) {
+	none := fault.Errorf(fault.NotFound, "volume %s has no record", id)
+	if id.Prefix == "" {
+		t, err := ReadTags(ctx, client, id.Bucket)
+		if err == nil && (t[TagVolume] != id.String() || t[TagState] != string(StateActive)) {
+			err = none
+		}
+		return Settings{t.Usage(), t.Capacity()}, err
+	}
+	segment, _, ok := id.NameSegment()
+	if !ok {
+		return Settings{}, none
+	}
+	b := buckets.Bucket{Client: client, Info: backend.BucketInfo{Name: id.Bucket}, Backend: backend.Backend{Name: id.Backend}}
+	data, _, err := readObject(ctx, b, Key(segment), maxRecord)
+	if err != nil {
+		return Settings{}, err
+	}
+	r, err := decode(data)
+	if err != nil {
+		return Settings{}, fault.Errorf(fault.Precondition, "%s in %s is not a volume record that this driver can read: %w", Key(segment), b, err)
+	}
+	if r.VolumeID != id.String() || r.State != StateActive {
+		return Settings{}, none
+	}
+	usage, err := r.UsageSetting()
+	return Settings{usage, r.CapacityBytes}, err
+}
+
 // Now returns the time for a record.
 func (s *Store) Now() time.Time { return s.now().UTC() }
 

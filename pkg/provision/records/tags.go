@@ -32,6 +32,7 @@ const (
 	TagState      = TagPrefix + "state"
 	TagCapacity   = TagPrefix + "capacity" // in bytes; omitted without a size
 	TagFiller     = TagPrefix + "filler"   // see Record.Filler
+	TagUsage      = TagPrefix + "usage"    // see Record.Usage; omitted without usage
 )
 
 // Tags are the tags of a bucket.
@@ -62,6 +63,7 @@ func NewTags(o Owner, name string, id volume.ID, params volume.Parameters) Tags 
 		t[TagCluster] = o.Cluster
 	}
 	t.SetCapacity(params.CapacityBytes)
+	t.SetUsage(params.Usage)
 	t.SetOthers(params.Tags)
 	if params.Content.String() != "" {
 		t[TagState] = string(StateFilling)
@@ -85,6 +87,7 @@ func (t Tags) Fixed() Tags {
 	delete(fixed, TagOnDelete)
 	delete(fixed, TagCapacity)
 	delete(fixed, TagFiller)
+	delete(fixed, TagUsage)
 	return fixed
 }
 
@@ -102,6 +105,22 @@ func (t Tags) SetCapacity(bytes int64) {
 	delete(t, TagCapacity)
 	if bytes != 0 {
 		t[TagCapacity] = strconv.FormatInt(bytes, 10)
+	}
+}
+
+// Usage returns how often usage is measured.
+func (t Tags) Usage() volume.Usage {
+	u, err := volume.ParseUsage(t[TagUsage])
+	if err != nil {
+		return 0
+	}
+	return u
+}
+
+// SetUsage records how often usage is measured; 0 changes nothing.
+func (t Tags) SetUsage(u volume.Usage) {
+	if u != 0 {
+		t[TagUsage] = u.String()
 	}
 }
 

@@ -1,0 +1,90 @@
+package backend
+
+import (
+	"context"
+	"errors"
+	"net/url"
+	"strings"
+
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+	"github.com/aws/aws-sdk-go-v2/service/s3/types"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+)
+
+// With calls do with a client for a bucket, and again if the service answers that the bucket is in another region. region "" is the
+// backend's, owner is as in Validate. It returns what was learnt of the bucket.
+func (b *Buckets) With(ctx context.Context, be Backend, keys credentials.Keys, info BucketInfo, do func(context.Context, *s3.Client) error) (BucketInfo, error) {
+	owner, err := b.expectedOwner(ctx, be, keys, info.Owner)
+	if err != nil {
+		return info, err
+	}
+	info.Owner = owner
+	if info.Region == "" {
+		info.Region = be.StartRegion()
+	}
+	info, err = b.inRegion(be, info, func(info BucketInfo) (string, error) {
+		client, err := b.clients.Bucket(ctx, be, keys, info)
+		if err != nil {
+			return "", err
+		}
+		return "", do(ctx, client)
+	})
+	return info, ownerHint(err, info.Owner)
+}
+
+// Count is what a listing found.
+type Count struct {
+	Bytes, Objects int64
+	Pages          int
+	// Cut is set if the listing ended early: there is at least that much.
+	Cut bool
+}
+
+// CountObjects counts the current objects below a prefix, without those below except ("": all). It lists at most maxPages pages, one after
+// the other, until ctx's deadline. A listing that is cut after its first page is no error.
+func CountObjects(ctx context.Context, client *s3.Client, bucket, prefix, except string, maxPages int) (Count, error) {
+	var c Count
+	var token *string
+	for {
+		out, err := client.ListObjectsV2(ctx, &s3.ListObjectsV2Input{Bucket: &bucket, Prefix: Optional(prefix), ContinuationToken: token, EncodingType: types.EncodingTypeUrl})
+		if err != nil {
+			if c.Pages > 0 && errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
+				c.Cut = true
+				return c, nil
+			}
+			return c, err
+		}
+		c.Pages++
+		for _, o := range out.Contents {
+			if except != "" && isBelow(except, aws.ToString(o.Key), out.EncodingType) {
+				continue
+			}
+			c.Objects++
+			c.Bytes += aws.ToInt64(o.Size)
+		}
+		next := aws.ToString(out.NextContinuationToken)
+		switch {
+		case !aws.ToBool(out.IsTruncated):
+			return c, nil
+		case next == "" || next == aws.ToString(token):
+			return c, fault.Errorf(fault.Unavailable, "the service reports a truncated listing but repeats its marker: its listings are unreliable")
+		case c.Pages >= maxPages:
+			c.Cut = true
+			return c, nil
+		}
+		token = &next
+	}
+}
+
+// isBelow reports whether a listed key is below a prefix.
+func isBelow(prefix, key string, encoding types.EncodingType) bool {
+	if encoding == types.EncodingTypeUrl {
+		if plain, err := url.QueryUnescape(key); err == nil {
+			key = plain
+		}
+	}
+	return strings.HasPrefix(key, prefix)
+}
