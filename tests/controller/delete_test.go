@@ -110,7 +110,9 @@ func TestRetainKeepsTheData(t *testing.T) {
 func TestPlacesOfStaticVolumes(t *testing.T) {
 	eachWay(t, func(t *testing.T, e *env) {
 		p := e.process()
-		at := func(bucket, prefix string) volume.ID { return volume.ID{Backend: "lab", Bucket: bucket, Prefix: prefix} }
+		at := func(bucket, prefix string) volume.ID {
+			return volume.ID{Backend: "lab", Bucket: bucket, Prefix: prefix}
+		}
 		kept, dropped := p.create("kept", "onDelete", "retain"), p.create("dropped")
 		e.put("others/data", kept.Prefix+"data", dropped.Prefix+"data")
 		p.delete(kept)

@@ -149,7 +149,7 @@ func TestListingIsNotAffectedByOtherObjects(t *testing.T) {
 			return sent
 		}
 		before := requests()
-		e.put(numbered("data/", 1100)...) // more than a page of a listing
+		e.put(numbered("data/", 1100)...)  // more than a page of a listing
 		e.put(numbered(".data/", 1100)...) // as many that sort before the records
 		e.same("requests", requests(), before)
 		if len(before) != 1+1+5 { // tags, records, and each of them
