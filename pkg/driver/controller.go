@@ -298,7 +298,7 @@ func (c *Controller) ValidateVolumeCapabilities(ctx context.Context, req *csi.Va
 		return nil, fmt.Errorf("look up volume %q: %w", handle, err)
 	}
 	if err := errors.Join(unreadable, c.unsupported(req)); err != nil {
-		return &csi.ValidateVolumeCapabilitiesResponse{Message: err.Error()}, nil
+		return &csi.ValidateVolumeCapabilitiesResponse{Message: err.Error()}, nil //nolint:nilerr // the response has it
 	}
 	return &csi.ValidateVolumeCapabilitiesResponse{Confirmed: &csi.ValidateVolumeCapabilitiesResponse_Confirmed{
 		VolumeContext:      req.GetVolumeContext(),
@@ -399,7 +399,7 @@ func (c *Controller) lookupStatic(ctx context.Context, id volume.ID, secrets map
 	err = c.volumes.LookupPlace(ctx, volume.ID{Backend: id.Backend, Bucket: id.Bucket}, secret)
 	if kind := fault.KindOf(err); kind == fault.Denied || kind == fault.Unauthenticated || kind == fault.Precondition {
 		klog.FromContext(ctx).Info("Controller cannot see the bucket", "bucket", id.Bucket, "reason", err)
-		return nil //nolint:nilerr // logged
+		return nil
 	}
 	return err
 }
