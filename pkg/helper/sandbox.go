@@ -30,7 +30,7 @@ func (o options) restricted(c sandbox.Child, start func() error) error {
 	return c.Policy().Run(start)
 }
 
-// clientSandbox returns what a client may reach: its service, its directories, and the credential endpoint. Call under mu.
+// clientSandbox returns what a client may reach: its service, its directories, and the credential endpoint if it uses that. Call under mu.
 func (h *helper) clientSandbox(c client.Command) sandbox.Child {
 	s := sandbox.Child{Programs: []string{c.Argv[0]}, Files: c.Files, Writable: []string{h.dirs.state}}
 	if c.Fusermount != "" {
@@ -40,7 +40,10 @@ func (h *helper) clientSandbox(c client.Command) sandbox.Child {
 		s.Writable = append(s.Writable, h.dirs.cache)
 	}
 	if endpoint, ok := h.endpoint.listener.Addr().(*net.TCPAddr); ok && c.Ports != nil {
-		s.Ports = append(slices.Clone(c.Ports), endpoint.AddrPort().Port())
+		s.Ports = slices.Clone(c.Ports)
+		if !c.StaticKeys {
+			s.Ports = append(s.Ports, endpoint.AddrPort().Port())
+		}
 	}
 	return s
 }
