@@ -6,6 +6,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/fusermount"
 	"github.com/s3-csi/s3-csi-driver/pkg/sandbox"
 )
 
@@ -35,6 +36,7 @@ func (h *helper) clientSandbox(c client.Command) sandbox.Child {
 	s := sandbox.Child{Programs: []string{c.Argv[0]}, Files: c.Files, Writable: []string{h.dirs.state}}
 	if c.Fusermount != "" {
 		s.Programs = append(s.Programs, c.Fusermount)
+		s.Without = fusermount.Names() // libfuse executes those of the host before it looks into PATH
 	}
 	if h.dirs.cache != "" {
 		s.Writable = append(s.Writable, h.dirs.cache)
