@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -20,15 +21,15 @@ import (
 // s3fs is the name under which the program s3fs of Debian is declared. It reads keys once, and executes fusermount.
 const s3fs = "debian-s3fs"
 
-// declareS3fs installs the program and starts a driver with its declaration.
-func (e *env) declareS3fs() {
+// declareS3fs installs the program and starts a driver with its declaration. It returns the driver's flag for that.
+func (e *env) declareS3fs() (flag string) {
 	e.t.Helper()
 	if _, err := os.Stat("/bin/fusermount"); err == nil {
 		if _, err := sandbox.ABI(); err != nil {
 			e.t.Skip("libfuse 2 executes /bin/fusermount instead of the driver's program, and nothing prevents that: ", err)
 		}
 	}
-	e.drive(e.declared("s3fs", s3fs, fmt.Sprintf(`
+	flag = e.declared("s3fs", s3fs, fmt.Sprintf(`
 backends:
   default: {endpoint: %q, region: %q, addressing: path}
 clients:
@@ -46,7 +47,9 @@ clients:
     cache: copies
     options:
       retries: {type: integer, min: "0", max: "10", argument: "-oretries=${value}"}
-`, e.Rig.S3.Endpoint, e.Rig.S3.Region, s3fs)))
+`, e.Rig.S3.Endpoint, e.Rig.S3.Region, s3fs))
+	e.drive(flag)
+	return flag
 }
 
 // A declared client that reads its keys when it starts serves like the others. No process but the client has them, and none but root and
@@ -134,6 +137,11 @@ func (e *env) keysOnlyIn(client rig.Process, secret map[string]string) {
 	if out, err := cat.CombinedOutput(); err == nil || !strings.Contains(string(out), "Permission denied") {
 		e.t.Errorf("another user reads the client's environment: %v", err)
 	}
+	for limit := range strings.Lines(of(client, "limits")) {
+		if rest, ok := strings.CutPrefix(limit, "Max core file size"); ok && !slices.Equal(strings.Fields(rest), []string{"0", "0", "bytes"}) {
+			e.t.Errorf("the client can leave a core: %s", limit)
+		}
+	}
 	for _, root := range []string{e.State, e.Cache, e.Dir} {
 		e.noSecretInFiles(root)
 	}
@@ -166,6 +174,30 @@ func (e *env) noSecretInFiles(root string) {
 	if err != nil {
 		e.t.Error(err)
 	}
+}
+
+// The helper has the keys, so that a client is started again by a driver that never had them. When the helper is gone, too, the next
+// republish brings them.
+func TestStaticKeysOutliveTheDriverAndComeAgainWithARepublish(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t)
+	flag := e.declareS3fs()
+	secret := e.user("owner")
+	v := static("again", s3fs)
+	target := e.publish(v, "again", secrets(secret))
+	file := filepath.Join(target, "file")
+	write(t, file, "content")
+	e.restart(flag)
+	rigtest.Kill(t, e.s3fs())
+	e.awaitRead(eventually, file, "content")
+	e.keysOnlyIn(e.s3fs(), secret)
+
+	rigtest.Kill(t, e.Running("")...)
+	e.publish(v, "again", secrets(secret))
+	e.awaitRead(eventually, file, "content")
+	e.keysOnlyIn(e.s3fs(), secret)
+	e.unpublish(v, target)
+	e.awaitNothingLeft(eventually)
 }
 
 // A client with static keys cannot get others, so a publication with a changed secret moves to another client.
