@@ -71,6 +71,9 @@ type Command struct {
 	// Fusermount is the path of s3-csi-fusermount for a client that gets the FUSE descriptor by executing fusermount3 or fusermount;
 	// "": the client takes the descriptor FuseFD itself.
 	Fusermount string `json:"fusermount,omitempty"`
+	// StaticKeys means that the client gets its keys in its environment, instead of the address of the credential endpoint. The helper
+	// adds them, and refuses keys that expire.
+	StaticKeys bool `json:"staticKeys,omitempty"`
 }
 
 // Mountpoint is the directory in StateDir that such a client gets as its mount point. Nothing is mounted there.
@@ -112,6 +115,8 @@ type Client struct {
 	ExitsEarly bool
 	// Fusermount means that the client executes fusermount3 or fusermount, see FusermountProgram.
 	Fusermount bool
+	// StaticKeys means that the client reads its keys when it starts, and cannot get others while it runs.
+	StaticKeys bool
 	// NoInline means that inline volumes must not use the client.
 	NoInline bool
 	// Command builds the process from an invocation that was checked before.

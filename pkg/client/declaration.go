@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"path/filepath"
@@ -20,6 +21,8 @@ type Declaration struct {
 	Program string `json:"program"` // file name in --client-dir
 	SHA256  string `json:"sha256"`  // of the program, in hexadecimal; "": any
 	Fuse    string `json:"fuse"`    // how it gets the FUSE descriptor, one of Fuse…
+	// Credentials is how it gets keys, one of Credentials…; "" is CredentialsEndpoint.
+	Credentials string `json:"credentials"`
 	// Args are its arguments, and Operands those after the volume's options. Both may have placeholders. An argument that ends with
 	// one that is empty for a mount ("--region=${region}") is left out.
 	Args     []string         `json:"args"`
@@ -64,6 +67,13 @@ const (
 	FuseArgument = "argument" // the number of the descriptor is an argument: the placeholder ${fd}
 	// FuseFusermount is for clients that execute fusermount3 or fusermount. ${mountpoint} is a directory of their own.
 	FuseFusermount = "fusermount"
+)
+
+// Values of Declaration.Credentials.
+const (
+	CredentialsEndpoint = "endpoint" // from the helper's endpoint, as the AWS SDKs do, before the former ones expire
+	// CredentialsStatic is for clients that read keys once, when they start: from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.
+	CredentialsStatic = "static"
 )
 
 // Values of Declaration.Drain: when a client ends after its unmount.
@@ -149,19 +159,23 @@ func (d Declaration) Client(name, place string) (Client, error) {
 	c := Client{
 		Name: name, Programs: []string{d.Program}, SHA256: d.SHA256, Declared: true, Options: map[string]OptionType{}, Refused: reserved(),
 		MinMemory: declaredMemory, MinTasks: declaredTasks, NoInline: !d.Inline, Fusermount: d.Fuse == FuseFusermount,
-		ExitsEarly: d.Drain == DrainUnknown, WriteBack: d.Cache == CacheUnsent,
+		ExitsEarly: d.Drain == DrainUnknown, WriteBack: d.Cache == CacheUnsent, StaticKeys: d.Credentials == CredentialsStatic,
 	}
 	for _, check := range []struct {
 		key, value string
 		values     []string
 	}{
 		{"fuse", d.Fuse, []string{FusePath, FuseArgument, FuseFusermount}},
+		{"credentials", cmp.Or(d.Credentials, CredentialsEndpoint), []string{CredentialsEndpoint, CredentialsStatic}},
 		{"drain", d.Drain, []string{DrainExits, DrainUnknown}},
 		{"cache", d.Cache, []string{CacheNone, CacheCopies, CacheUnsent}},
 	} {
 		if !slices.Contains(check.values, check.value) {
 			return Client{}, fault.Field(at(check.key), "must be one of %s", strings.Join(check.values, ", "))
 		}
+	}
+	if c.StaticKeys && c.WriteBack {
+		return Client{}, fault.Field(at("cache"), "must be none or copies with credentials: static: a client with unsent files cannot be replaced when its keys change")
 	}
 	if err := d.limits(&c, at); err != nil {
 		return Client{}, err
@@ -445,6 +459,7 @@ func (d Declaration) command(arguments map[string]string, in Invocation) Command
 		env = append(env, name+"="+d.Environment[name])
 	}
 	c := in.command(argv, env)
+	c.StaticKeys = d.Credentials == CredentialsStatic
 	if d.Fuse == FuseFusermount {
 		c.Fusermount = filepath.Join(filepath.Dir(in.Binary), FusermountProgram)
 	}

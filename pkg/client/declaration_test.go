@@ -66,6 +66,9 @@ func TestADeclaredClientBuildsItsCommand(t *testing.T) {
 	if want := []string{"/opt/geesefs", "-f", "--region=eu", "--uid=5", "--dir-mode=0700", "--cache=/c", "b:", "/dev/fd/3"}; !slices.Equal(bare.Argv, want) {
 		t.Errorf("argv without settings\n%q, want\n%q", bare.Argv, want)
 	}
+	if got.StaticKeys || c.StaticKeys {
+		t.Error("it gets static keys")
+	}
 	if !c.Needs(nil, false).Delete || c.Needs(nil, true).Delete || !c.WriteBack || c.ExitsEarly || c.MinMemory != 256<<20 || c.MinTasks != 128 {
 		t.Errorf("%+v", c)
 	}
@@ -95,6 +98,7 @@ func TestADeclarationThatCannotServeIsRefused(t *testing.T) {
 		"program":                      func(d *Declaration) { d.Program = "../geesefs" },
 		"sha256":                       func(d *Declaration) { d.SHA256 = strings.Repeat("A", 64) },
 		"fuse":                         func(d *Declaration) { d.Fuse = "socket" },
+		"credentials":                  func(d *Declaration) { d.Credentials = "keys" },
 		"drain":                        func(d *Declaration) { d.Drain = "" },
 		"cache":                        func(d *Declaration) { d.Cache = CacheNone }, // it has ${cacheDir}
 		"args[0]":                      func(d *Declaration) { d.Args[0] = "${secretAccessKey}" },
@@ -131,6 +135,15 @@ func TestADeclarationThatCannotServeIsRefused(t *testing.T) {
 		if e := (*fault.Error)(nil); !errors.As(err, &e) || e.Field != "clients.geese."+field {
 			t.Errorf("%s: %v", field, err)
 		}
+	}
+	d := declared()
+	d.Credentials = CredentialsStatic // and it keeps unsent files
+	if _, err := d.Client("geese", "clients.geese"); !fault.Is(err, fault.Invalid) {
+		t.Errorf("static keys and unsent files: %v", err)
+	}
+	d.Cache = CacheCopies
+	if c, err := d.Client("geese", "clients.geese"); err != nil || !c.StaticKeys || !c.Command(Invocation{Binary: "/p"}).StaticKeys {
+		t.Errorf("static keys: %v", err)
 	}
 	if _, err := declared().Client("rclone", "clients.rclone"); !fault.Is(err, fault.Invalid) {
 		t.Errorf("the name of one of the driver's own clients: %v", err)

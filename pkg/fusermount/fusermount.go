@@ -21,6 +21,9 @@ const EnvSocket = "_FUSE_COMMFD"
 // descriptors when they execute this program: Go numbers them from 3 on.
 const FuseFD = 200
 
+// Names are those under which libraries execute this program.
+func Names() []string { return []string{"fusermount3", "fusermount"} }
+
 // Call is what the arguments ask for. If it is zero, there is nothing to do: the driver unmounts.
 type Call struct {
 	Version bool

@@ -183,7 +183,10 @@ func (h *helper) start(req StartRequest, fuse *os.File) error {
 	if err := removeEnd(h.dirs.state); err != nil {
 		h.log.printf("removing the previous exit record failed: %v", err)
 	}
-	env := h.endpoint.env()
+	env, err := h.clientCredentials(req.Command)
+	if err != nil {
+		return err
+	}
 	if req.Fusermount != "" {
 		path, err := prepareFusermount(h.dirs.state, req.Fusermount)
 		if err != nil {

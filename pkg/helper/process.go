@@ -75,7 +75,7 @@ func prepareFusermount(stateDir, program string) ([]string, error) {
 			return nil, err
 		}
 	}
-	for _, name := range []string{"fusermount3", "fusermount"} {
+	for _, name := range fusermount.Names() {
 		link := filepath.Join(bin, name)
 		if err := os.Remove(link); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, err

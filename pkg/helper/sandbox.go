@@ -6,6 +6,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/fusermount"
 	"github.com/s3-csi/s3-csi-driver/pkg/sandbox"
 )
 
@@ -30,17 +31,21 @@ func (o options) restricted(c sandbox.Child, start func() error) error {
 	return c.Policy().Run(start)
 }
 
-// clientSandbox returns what a client may reach: its service, its directories, and the credential endpoint. Call under mu.
+// clientSandbox returns what a client may reach: its service, its directories, and the credential endpoint if it uses that. Call under mu.
 func (h *helper) clientSandbox(c client.Command) sandbox.Child {
 	s := sandbox.Child{Programs: []string{c.Argv[0]}, Files: c.Files, Writable: []string{h.dirs.state}}
 	if c.Fusermount != "" {
 		s.Programs = append(s.Programs, c.Fusermount)
+		s.Without = fusermount.Names() // libfuse executes those of the host before it looks into PATH
 	}
 	if h.dirs.cache != "" {
 		s.Writable = append(s.Writable, h.dirs.cache)
 	}
 	if endpoint, ok := h.endpoint.listener.Addr().(*net.TCPAddr); ok && c.Ports != nil {
-		s.Ports = append(slices.Clone(c.Ports), endpoint.AddrPort().Port())
+		s.Ports = slices.Clone(c.Ports)
+		if !c.StaticKeys {
+			s.Ports = append(s.Ports, endpoint.AddrPort().Port())
+		}
 	}
 	return s
 }

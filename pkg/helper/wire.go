@@ -17,7 +17,8 @@ import (
 // A connection carries one request and one reply, each a JSON object after its length in four bytes, big endian. A start
 // request has the FUSE descriptor on its first byte. Every message names the lowest protocol that can understand it. Both
 // sides ignore unknown fields, and a helper answers an unknown operation with an error of kind "unsupported", so new fields
-// and operations need no new protocol; a new meaning does. Protocol 2 has clients that start before their session. The operations:
+// and operations need no new protocol; a new meaning does. Protocol 2 has clients that start before their session, protocol 3
+// clients with static keys. The operations:
 //
 //	hello        the status
 //	assign       make a spare the helper of a mount
@@ -29,7 +30,7 @@ import (
 //	end          the mount is ending; the client's exit is expected
 //	kill         kill a running client and keep the helper
 //	quit         kill a running client and exit
-const ProtocolVersion = 2
+const ProtocolVersion = 3
 
 // maxMessage bounds a message without its length, in bytes. The largest have a token service's CA bundle.
 const maxMessage = 1 << 20
@@ -65,7 +66,10 @@ type reply struct {
 
 // lowestProtocol returns the lowest protocol that can understand the request.
 func (r request) lowestProtocol() int {
-	if r.Start != nil && r.Start.Await {
+	switch {
+	case r.Start != nil && r.Start.StaticKeys:
+		return 3
+	case r.Start != nil && r.Start.Await:
 		return 2
 	}
 	return 1

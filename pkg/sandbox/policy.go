@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -28,6 +29,8 @@ func Helper(writable ...string) Policy {
 // Child is what a helper's child needs in addition to what every program does.
 type Child struct {
 	Programs []string // the program, and those that it executes
+	// Without are names of programs of the system that it must not execute, because it has others of these names.
+	Without  []string
 	Files    []string // to read, with everything below them
 	Writable []string // directories to read and write; nothing in them can be executed
 	Ports    []uint16 // TCP ports to connect to, in addition to that of name servers; nil: any
@@ -44,9 +47,7 @@ func (c Child) Policy() Policy {
 	if !p.open {
 		p.connect = append(slices.Clone(c.Ports), dnsPort)
 	}
-	for _, dir := range programs() {
-		p.rules = append(p.rules, rule{dir, execute, false})
-	}
+	p.rules = append(p.rules, system(programs(), c.Without)...)
 	for _, program := range c.Programs {
 		p.rules = append(p.rules, rule{program, execute, false})
 	}
@@ -73,6 +74,58 @@ func (c Child) Policy() Policy {
 // programs are the directories of the system's programs and libraries.
 func programs() []string {
 	return []string{"/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store"}
+}
+
+// system returns the rules for the system's programs and libraries below these directories. Names in without that are in a directory of
+// programs cannot be executed. A rule holds for all below a directory, so there is then one for each of its entries.
+func system(dirs, without []string) []rule {
+	with := map[string]bool{} // directories with such a program, without symbolic links
+	for _, dir := range dirs {
+		if len(without) == 0 {
+			break
+		}
+		for _, bin := range []string{dir, filepath.Join(dir, "bin"), filepath.Join(dir, "sbin"), filepath.Join(dir, "local/bin"), filepath.Join(dir, "local/sbin")} {
+			if resolved, err := filepath.EvalSymlinks(bin); err == nil && hasAny(resolved, without) {
+				with[resolved] = true
+			}
+		}
+	}
+	var rules []rule
+	for _, dir := range dirs {
+		if resolved, err := filepath.EvalSymlinks(dir); err == nil {
+			dir = resolved
+		}
+		rules = append(rules, executable(dir, with, without)...)
+	}
+	return rules
+}
+
+func hasAny(dir string, names []string) bool {
+	return slices.ContainsFunc(names, func(name string) bool {
+		_, err := os.Lstat(filepath.Join(dir, name))
+		return err == nil
+	})
+}
+
+// executable returns the rules for all below a path but the programs of these names in the directories with.
+func executable(path string, with map[string]bool, without []string) []rule {
+	within := false
+	for dir := range with {
+		within = within || dir == path || strings.HasPrefix(dir, path+"/")
+	}
+	if !within {
+		return []rule{{path, execute, false}}
+	}
+	rules := []rule{{path, read, false}}
+	entries, _ := os.ReadDir(path) // one that cannot be listed: nothing in it is executed
+	for _, entry := range entries {
+		// The kernel checks the files that symbolic links lead to.
+		if entry.Type()&os.ModeSymlink != 0 || with[path] && slices.Contains(without, entry.Name()) {
+			continue
+		}
+		rules = append(rules, executable(filepath.Join(path, entry.Name()), with, without)...)
+	}
+	return rules
 }
 
 func devices() []rule {

@@ -3,6 +3,7 @@ package sandbox
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"os/exec"
@@ -127,6 +128,56 @@ func TestChildOpensOnlyItsFiles(t *testing.T) {
 		"listing /tmp":                 {list("/tmp"), unix.EACCES},
 		"programs are not replaceable": {writeAt(p.program), unix.EACCES},
 	}.under(t, p.child())
+}
+
+// A program that must not be executed cannot be by any of its paths, and everything else can.
+func TestChildDoesNotExecuteWhatItIsWithout(t *testing.T) {
+	needs(t, MinABI)
+	p := newPlace(t)
+	attempts{
+		"in /bin":                  {run("/bin/true"), unix.EACCES},
+		"in /usr/bin":              {run("/usr/bin/true"), unix.EACCES},
+		"its own one of that name": {run(p.program), nil},
+		"reading it":               {readFileAt("/bin/true"), nil},
+		"another in /bin":          {run("/bin/false"), nil},
+		"another in /usr/bin":      {run("/usr/bin/env"), nil},
+		"listing /usr/bin":         {list("/usr/bin"), nil},
+	}.under(t, Child{Programs: []string{p.program}, Without: []string{"true", "no-such-program"}, Ports: []uint16{}}.Policy())
+}
+
+func TestRulesOfASystemWithoutAProgram(t *testing.T) {
+	root := t.TempDir()
+	for _, dir := range []string{"usr/bin/sub", "usr/lib", "nix"} {
+		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, file := range []string{"usr/bin/fusermount3", "usr/bin/sh", "usr/lib/fusermount3"} {
+		if err := os.WriteFile(filepath.Join(root, file), nil, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for link, to := range map[string]string{"bin": "usr/bin", "usr/bin/fusermount": "fusermount3", "usr/bin/X11": "."} {
+		if err := os.Symlink(to, filepath.Join(root, link)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	dirs := []string{filepath.Join(root, "usr"), filepath.Join(root, "bin"), filepath.Join(root, "nix"), filepath.Join(root, "missing")}
+	got := map[string]uint64{}
+	for _, r := range system(dirs, []string{"fusermount", "fusermount3"}) {
+		path, err := filepath.Rel(root, r.path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got[path] |= r.access
+	}
+	want := map[string]uint64{"usr": read, "usr/bin": read, "usr/bin/sub": execute, "usr/bin/sh": execute, "usr/lib": execute, "nix": execute, "missing": execute}
+	if !maps.Equal(got, want) {
+		t.Errorf("rules %v, want %v", got, want)
+	}
+	if got := system(dirs, []string{"none"}); len(got) != len(dirs) {
+		t.Errorf("rules without a program that is not there: %v", got)
+	}
 }
 
 func TestChildTruncatesOnlyItsFiles(t *testing.T) {

@@ -57,22 +57,28 @@ clients:
 // declare installs the program and starts a driver with the declaration.
 func (e *env) declare(fuse, command, settings string) {
 	e.t.Helper()
-	program, err := exec.LookPath("rclone")
+	e.drive(e.declared("rclone", debian, e.declaration(fuse, command, settings)))
+}
+
+// declared installs a program of Debian under another name and writes a config file. It returns the driver's flag for it.
+func (e *env) declared(program, name, config string) string {
+	e.t.Helper()
+	path, err := exec.LookPath(program)
 	if err != nil {
-		e.t.Skip("the program rclone of Debian is missing: make setup installs it: ", err)
+		e.t.Skipf("the program %s of Debian is missing: make setup installs it: %v", program, err)
 	}
-	content, err := os.ReadFile(program)
+	content, err := os.ReadFile(path)
 	if err != nil {
 		e.t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(e.Clients, debian), content, 0o755); err != nil { //nolint:gosec // other users run it
+	if err := os.WriteFile(filepath.Join(e.Clients, name), content, 0o755); err != nil {
 		e.t.Fatal(err)
 	}
-	config := filepath.Join(e.Dir, "config.yaml")
-	if err := os.WriteFile(config, []byte(e.declaration(fuse, command, settings)), 0o600); err != nil {
+	file := filepath.Join(e.Dir, "config.yaml")
+	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		e.t.Fatal(err)
 	}
-	e.drive("--config=" + config)
+	return "--config=" + file
 }
 
 // A client that the operator declares serves like the driver's own: unprivileged, scoped, healed, and drained before its volume is
@@ -96,7 +102,7 @@ func serveDeclared(t *testing.T, fuse, command string) {
 	file := filepath.Join(target, "dir", "file")
 	for _, step := range []func() error{
 		func() error { return os.Mkdir(filepath.Dir(file), 0o755) },
-		func() error { return os.WriteFile(file, []byte("content"), 0o644) }, //nolint:gosec // of a volume
+		func() error { return os.WriteFile(file, []byte("content"), 0o644) },
 		func() error { return os.Rename(file, file+"2") },
 	} {
 		if err := step(); err != nil {
@@ -124,7 +130,7 @@ func serveDeclared(t *testing.T, fuse, command string) {
 	if err := os.Remove(file + "2"); err != nil {
 		t.Error(err)
 	}
-	if err := os.WriteFile(file, []byte("last"), 0o644); err != nil { //nolint:gosec // of a volume
+	if err := os.WriteFile(file, []byte("last"), 0o644); err != nil {
 		t.Error(err)
 	}
 	e.unpublish(v, target)

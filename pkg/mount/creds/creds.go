@@ -79,14 +79,24 @@ func (p *Provider) planFor(ctx context.Context, spec mount.Spec, clientName stri
 		clientName = p.clients.Default
 	}
 	g := &Grant{client: clientName, plan: func(ctx context.Context, clientName string) (credentials.Order, error) {
-		q, err := p.request(spec, clientName)
+		cl, err := p.clients.Of(clientName)
+		if err != nil {
+			return credentials.Order{}, err
+		}
+		q, err := p.request(spec, cl)
 		if err != nil {
 			return credentials.Order{}, err
 		}
 		fill(&q)
+		if err := checkStatic(cl, q); err != nil {
+			return credentials.Order{}, err
+		}
 		order, err := p.sessions.Plan(ctx, q)
 		if err != nil {
 			return credentials.Order{}, fmt.Errorf("credentials (%s): %w", spec.Source, err)
+		}
+		if cl.StaticKeys && order.Kind != credentials.AsIs {
+			return credentials.Order{}, staticError(cl, "the volume's credentials are sessions (%s), which expire; set scope: off, and no roleARN in the volume and its secret", order.Kind)
 		}
 		return order, nil
 	}}
@@ -104,7 +114,11 @@ func (p *Provider) UsageKeys(ctx context.Context, r mount.Request, spec mount.Sp
 	if clientName == "" {
 		clientName = p.clients.Default
 	}
-	q, err := p.request(spec, clientName)
+	cl, err := p.clients.Of(clientName)
+	if err != nil {
+		return credentials.Keys{}, err
+	}
+	q, err := p.request(spec, cl)
 	if err != nil {
 		return credentials.Keys{}, err
 	}
@@ -126,12 +140,8 @@ func fillFrom(q *session.Request, r mount.Request) {
 }
 
 // request returns the session request of a spec's mount with that client.
-func (p *Provider) request(spec mount.Spec, clientName string) (session.Request, error) {
+func (p *Provider) request(spec mount.Spec, cl client.Client) (session.Request, error) {
 	be, err := p.backends.Backend(spec.Backend)
-	if err != nil {
-		return session.Request{}, err
-	}
-	cl, err := p.clients.Of(clientName)
 	if err != nil {
 		return session.Request{}, err
 	}

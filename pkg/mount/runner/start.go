@@ -15,6 +15,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
@@ -42,7 +43,7 @@ type StartParams struct {
 //
 // Its steps: allocate name, uid and directories; launch the helper and mount the FUSE file system, beside each other; start the client;
 // give it the session; read the root; record that it runs. The session is made and proven beside all that, and the client, which waits
-// for it, gets it only then. If it is refused, the client is killed.
+// for it, gets it only then. If it is refused, the client is killed. A client with static keys is started when they are proven.
 func (r *Runner) Start(ctx context.Context, p StartParams) (state.Mount, error) {
 	cl, err := r.Clients.Of(p.Spec.Client)
 	if err != nil {
@@ -59,6 +60,7 @@ func (r *Runner) Start(ctx context.Context, p StartParams) (state.Mount, error) 
 	defer release()
 	steps := newTimeline(ctx)
 	t, up := r.beginTrial(ctx, p.Grant, be, p.Spec, steps)
+	t.known = t.known && !cl.StaticKeys // its client starts with the keys, when they are proven
 	defer t.end()
 	m, err := r.start(ctx, up, p, cl, be, t)
 	if errors.Is(err, errElsewhere) { // which is known now
@@ -155,6 +157,10 @@ func (r *Runner) bringUp(ctx, up context.Context, m *state.Mount, cl client.Clie
 // serveBeside has the helper run the client on the FUSE descriptor, which it takes over, gives it the session once that is proven, and
 // waits until the mount answers. ctx ends when the session is refused.
 func (r *Runner) serveBeside(ctx context.Context, m state.Mount, cl client.Client, be backend.Backend, t *trial, fuse *os.File) error {
+	if m.Command.StaticKeys {
+		defer t.steps.done("answers")
+		return r.serve(ctx, m, t.keys, t.order, fuse)
+	}
 	status, err := r.startClient(ctx, m, helper.StartRequest{Await: true}, fuse)
 	if err != nil {
 		return err
@@ -293,10 +299,10 @@ func (r *Runner) writeCA(ctx context.Context, name string, be backend.Backend) e
 	return r.Store.WriteCA(ctx, name, ca)
 }
 
-// serve has the helper run the client on the FUSE descriptor, which it takes over, and waits until the mount answers. If the keys of
-// the grant are not made yet, the helper makes them or has some.
-func (r *Runner) serve(ctx context.Context, m state.Mount, grant *creds.Grant, fuse *os.File) error {
-	status, err := r.startClient(ctx, m, helper.StartRequest{Keys: grant.Made(), Order: grant.RenewalOrder()}, fuse)
+// serve has the helper run the client on the FUSE descriptor, which it takes over, and waits until the mount answers. Without keys, the
+// helper makes them from the order or has some.
+func (r *Runner) serve(ctx context.Context, m state.Mount, keys credentials.Keys, order credentials.Order, fuse *os.File) error {
+	status, err := r.startClient(ctx, m, helper.StartRequest{Keys: keys, Order: order}, fuse)
 	if err != nil {
 		return err
 	}

@@ -34,6 +34,7 @@ import (
 //     target, subpaths and the pod's containers show the other mount, and open files stay with the old one. When the last
 //     publication has moved away, the old mount gets the new session, so that it can store open files after the old keys were
 //     revoked, and stops.
+//   - A client with static keys cannot get others, so its publications always move.
 //   - A publication is never moved away from a client that may hold closed files: two clients on one prefix would store what one pod
 //     wrote in any order. Such a mount stays, and gets the new session once all of its publications have been republished with it.
 
@@ -58,6 +59,9 @@ func (s *Supervisor) Rotate(ctx context.Context, w want.Mount, shown state.Mount
 		return fault.Errorf(fault.KindOf(err), "the volume's secret has changed, but its new credentials do not work; mount %s keeps its session: %w", shown.Name, err)
 	}
 	klog.FromContext(ctx).Info("Secret rotated", "mount", shown.Name, "volume", w.Publication.VolumeID, "identity", w.Identity)
+	if shown.Command.StaticKeys {
+		return r.move(ctx)
+	}
 	if !shown.KeepsOnDisk(s.Clients) {
 		if runs, err := r.targetRuns(ctx); err != nil {
 			return err
@@ -239,7 +243,7 @@ func (s *Supervisor) recordPod(ctx context.Context, m state.Mount, p state.Publi
 
 func (r rotation) move(ctx context.Context) error {
 	if !r.Healer.Enabled() {
-		return fault.Errorf(fault.Unavailable, "the volume's secret has changed, but mount %s keeps its session: other publications use the old keys, and --heal=false prevents moving this one to another mount; stop what uses the volume, and start it again, to apply the new secret (in Kubernetes: delete the pod)", r.shown.Name)
+		return fault.Errorf(fault.Unavailable, "the volume's secret has changed, but mount %s keeps its session: other publications use the old keys or its client cannot get new ones, and --heal=false prevents moving this one to another mount; stop what uses the volume, and start it again, to apply the new secret (in Kubernetes: delete the pod)", r.shown.Name)
 	}
 	if err := r.moveTo(ctx); err != nil {
 		return err

@@ -1,0 +1,253 @@
+package node
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/sandbox"
+	"github.com/s3-csi/s3-csi-driver/tests/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+)
+
+// s3fs is the name under which the program s3fs of Debian is declared. It reads keys once, and executes fusermount.
+const s3fs = "debian-s3fs"
+
+// declareS3fs installs the program and starts a driver with its declaration. It returns the driver's flag for that.
+func (e *env) declareS3fs() (flag string) {
+	e.t.Helper()
+	if _, err := os.Stat("/bin/fusermount"); err == nil {
+		if _, err := sandbox.ABI(); err != nil {
+			e.t.Skip("libfuse 2 executes /bin/fusermount instead of the driver's program, and nothing prevents that: ", err)
+		}
+	}
+	flag = e.declared("s3fs", s3fs, fmt.Sprintf(`
+backends:
+  default: {endpoint: %q, region: %q, addressing: path}
+clients:
+  %s:
+    program: debian-s3fs
+    fuse: fusermount
+    credentials: static
+    args: [-f, -oallow_other, -oauto_unmount, "-ourl=${endpoint}", "-oendpoint=${region}", "-ouid=${uid}", "-ogid=${gid}", -oumask=0000, "-otmpdir=${cacheDir}"]
+    argsIf:
+      pathStyle: [-ouse_path_request_style]
+    operands: ["${bucket}:/${prefix}", "${mountpoint}"]
+    needs: [delete]
+    memory: 128Mi
+    drain: exits # close returns when a file is stored
+    cache: copies
+    options:
+      retries: {type: integer, min: "0", max: "10", argument: "-oretries=${value}"}
+`, e.Rig.S3.Endpoint, e.Rig.S3.Region, s3fs))
+	e.drive(flag)
+	return flag
+}
+
+// A declared client that reads its keys when it starts serves like the others. No process but the client has them, and none but root and
+// the client's own user can read them there.
+func TestAClientWithStaticKeysServes(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t)
+	e.declareS3fs()
+	secret := e.user("owner")
+	v := static("keys", s3fs, "mountOptions", "retries=2")
+	target := e.publish(v, "keys", secrets(secret))
+	dir := filepath.Join(target, "dir")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(dir, "file"), "content")
+	if got := read(t, filepath.Join(dir, "file")); got != "content" {
+		t.Errorf("the file reads %q", got)
+	}
+	if err := os.Rename(filepath.Join(dir, "file"), filepath.Join(dir, "file2")); err != nil {
+		t.Fatal(err)
+	}
+	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 1 || entries[0].Name() != "file2" {
+		t.Errorf("the directory lists %v, %v", entries, err)
+	}
+	if got := e.Object(t, bucket, "keys/dir/file2"); got != "content" {
+		t.Errorf("the object is %q", got)
+	}
+
+	client := e.s3fs()
+	e.keysOnlyIn(client, secret)
+	rigtest.Kill(t, client)
+	e.awaitRead(eventually, filepath.Join(dir, "file2"), "content")
+	e.keysOnlyIn(e.s3fs(), secret)
+
+	if err := os.Remove(filepath.Join(dir, "file2")); err != nil {
+		t.Error(err)
+	}
+	write(t, filepath.Join(dir, "last"), strings.Repeat("last", 4<<20)) // more than a mount's directory of state holds
+	e.unpublish(v, target)
+	if got := e.Object(t, bucket, "keys/dir/last"); len(got) != 16<<20 {
+		t.Errorf("the last file has %d bytes", len(got))
+	}
+	if keys := e.Keys(t, bucket, "keys/dir/file"); len(keys) != 0 {
+		t.Errorf("what was removed is still there: %q", keys)
+	}
+	e.awaitNothingLeft(eventually)
+}
+
+// s3fs is the only process of that client.
+func (e *env) s3fs() rig.Process {
+	e.t.Helper()
+	all := e.Running(s3fs)
+	if len(all) != 1 {
+		e.t.Fatalf("%d processes of the client: %v", len(all), e.Processes())
+	}
+	return all[0]
+}
+
+// keysOnlyIn checks that the client has the keys of a secret in its environment, that no other user can read that, and that the keys are
+// nowhere else.
+func (e *env) keysOnlyIn(client rig.Process, secret map[string]string) {
+	e.t.Helper()
+	of := func(p rig.Process, file string) string { return read(e.t, fmt.Sprintf("/proc/%d/%s", p.PID, file)) }
+	env := strings.Split(of(client, "environ"), "\x00")
+	for name, want := range map[string]string{"AWS_ACCESS_KEY_ID": secret["accessKeyID"], "AWS_SECRET_ACCESS_KEY": secret["secretAccessKey"], "AWS_CONTAINER_AUTHORIZATION_TOKEN": "", "AWS_EC2_METADATA_DISABLED": "true"} {
+		got := ""
+		for _, variable := range env {
+			if n, value, _ := strings.Cut(variable, "="); n == name {
+				got = value
+			}
+		}
+		if got != want {
+			e.t.Errorf("the client's %s is not what it has to be", name)
+		}
+	}
+	for _, p := range e.Running("") {
+		e.noSecretIn(p.Name+"'s command line", []byte(of(p, "cmdline")))
+		if p.PID != client.PID {
+			e.noSecretIn(p.Name+"'s environment", []byte(of(p, "environ")))
+		}
+	}
+	cat := exec.CommandContext(e.t.Context(), "cat", fmt.Sprintf("/proc/%d/environ", client.PID))
+	cat.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(client.UID + 1), Gid: uint32(client.UID + 1)}}
+	if out, err := cat.CombinedOutput(); err == nil || !strings.Contains(string(out), "Permission denied") {
+		e.t.Errorf("another user reads the client's environment: %v", err)
+	}
+	for limit := range strings.Lines(of(client, "limits")) {
+		if rest, ok := strings.CutPrefix(limit, "Max core file size"); ok && !slices.Equal(strings.Fields(rest), []string{"0", "0", "bytes"}) {
+			e.t.Errorf("the client can leave a core: %s", limit)
+		}
+	}
+	for _, root := range []string{e.State, e.Cache, e.Dir} {
+		e.noSecretInFiles(root)
+	}
+	if e.Launcher == rig.LauncherSystemd {
+		out, err := exec.CommandContext(e.t.Context(), "systemctl", "--no-pager", "show", "--all", "s3csi-*.service").CombinedOutput()
+		if err != nil || len(out) == 0 {
+			e.t.Errorf("systemctl show: %v: %s", err, out)
+		}
+		e.noSecretIn("a unit", out)
+	}
+}
+
+// noSecretInFiles looks into every file that the driver, helpers and clients have written below a directory.
+func (e *env) noSecretInFiles(root string) {
+	e.t.Helper()
+	err := filepath.WalkDir(root, func(path string, d os.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return nil //nolint:nilerr // what goes away meanwhile, or is a mount
+		case d.IsDir() && (d.Name() == "sources" || d.Name() == "targets" || path == e.Clients):
+			return filepath.SkipDir // file systems of the clients, and programs
+		case !d.Type().IsRegular():
+			return nil
+		}
+		if text, err := os.ReadFile(path); err == nil {
+			e.noSecretIn(path, text)
+		}
+		return nil
+	})
+	if err != nil {
+		e.t.Error(err)
+	}
+}
+
+// The helper has the keys, so that a client is started again by a driver that never had them. When the helper is gone, too, the next
+// republish brings them.
+func TestStaticKeysOutliveTheDriverAndComeAgainWithARepublish(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t)
+	flag := e.declareS3fs()
+	secret := e.user("owner")
+	v := static("again", s3fs)
+	target := e.publish(v, "again", secrets(secret))
+	file := filepath.Join(target, "file")
+	write(t, file, "content")
+	e.restart(flag)
+	rigtest.Kill(t, e.s3fs())
+	e.awaitRead(eventually, file, "content")
+	e.keysOnlyIn(e.s3fs(), secret)
+
+	rigtest.Kill(t, e.Running("")...)
+	e.publish(v, "again", secrets(secret))
+	e.awaitRead(eventually, file, "content")
+	e.keysOnlyIn(e.s3fs(), secret)
+	e.unpublish(v, target)
+	e.awaitNothingLeft(eventually)
+}
+
+// A client with static keys cannot get others, so a publication with a changed secret moves to another client.
+func TestAClientWithStaticKeysIsReplacedWhenItsSecretChanges(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t)
+	e.declareS3fs()
+	first := e.user("owner")
+	second := e.anotherKey("owner")
+	v := static("rotated", s3fs)
+	target := e.publish(v, "rotated", secrets(first))
+	file := filepath.Join(target, "file")
+	write(t, file, "content")
+	before := e.s3fs()
+	e.publish(v, "rotated", secrets(second))
+	e.awaitRead(eventually, file, "content")
+	e.await(eventually, "the former client to end", func() bool {
+		running := e.Running(s3fs)
+		return len(running) == 1 && running[0].PID != before.PID
+	})
+	e.keysOnlyIn(e.s3fs(), second)
+	e.revoke("owner", first)
+	write(t, file, "changed")
+	if got := e.Object(t, bucket, "rotated/file"); got != "changed" {
+		t.Errorf("the object is %q", got)
+	}
+	e.publish(v, "rotated", secrets(second))
+	e.unpublish(v, target)
+	e.awaitNothingLeft(eventually)
+}
+
+// Keys that expire, or that another one than the volume's author can change, are refused before anything starts.
+func TestAClientWithStaticKeysGetsNoOthers(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t)
+	e.declareS3fs()
+	secret := e.user("owner")
+	session := map[string]string{"accessKeyID": secret["accessKeyID"], "secretAccessKey": secret["secretAccessKey"], "sessionToken": "token"}
+	for name, refused := range map[string]struct {
+		attributes []string
+		changes    []change
+	}{
+		"the driver's own":         {},
+		"keys of a session":        {changes: []change{secrets(session)}},
+		"a scope that needs those": {attributes: []string{"scope", "required"}, changes: []change{secrets(secret)}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := e.tryPublish(time.Minute, static("refused", s3fs, refused.attributes...), e.Target("refused"), refused.changes...)
+			want(t, err, codes.FailedPrecondition, "clients."+s3fs+".credentials")
+		})
+	}
+	e.undone(e.Target("refused"))
+}
