@@ -174,14 +174,25 @@ func (p *Pins) unpin(ctx context.Context, pin host.Mount) error {
 	})
 }
 
-// UnpinAll removes all pins of a mount that ends.
+// UnpinAll removes all pins of a mount that ends, and directories of pins that a crash left unmounted.
 func (p *Pins) UnpinAll(ctx context.Context, name string) error {
+	dirs, err := host.Call(ctx, p.ns, "reading "+p.sources, nil, func() ([]string, error) { return filepath.Glob(filepath.Join(p.sources, name) + ".*") })
+	if err != nil || len(dirs) == 0 {
+		return err
+	}
 	mounts, err := p.ns.Mounts(ctx)
 	if err != nil {
 		return err
 	}
 	var errs []error
-	for _, pin := range p.List(mounts, name) {
+	for _, dir := range dirs {
+		if _, ok := p.nameAt(dir); !ok {
+			continue
+		}
+		pin, mounted := host.TopAt(mounts, dir)
+		if !mounted {
+			pin.Mountpoint = dir
+		}
 		errs = append(errs, p.unpin(ctx, pin))
 	}
 	return errors.Join(errs...)

@@ -1,6 +1,9 @@
 package pins
 
 import (
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -28,5 +31,23 @@ func TestKnownFileSystems(t *testing.T) {
 	}
 	if known.Has(host.Mount{Major: 8, Minor: 50}) {
 		t.Error("a disk counts as a FUSE file system")
+	}
+}
+
+// A crash between unmounting a pin and removing its directory leaves the directory.
+func TestDirectoriesOfUnmountedPinsAreRemovedWithTheMount(t *testing.T) {
+	p := New(host.Own(), t.TempDir())
+	name, other := strings.Repeat("a", 24)+"-2", strings.Repeat("a", 24)+"-21"
+	for _, dir := range []string{p.Dir(name, 49), p.Dir(name, 50), p.Dir(other, 49), filepath.Join(p.sources, name)} {
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := p.UnpinAll(t.Context(), name); err != nil {
+		t.Fatal(err)
+	}
+	left, err := filepath.Glob(p.sources + "/*")
+	if want := []string{filepath.Join(p.sources, name), p.Dir(other, 49)}; err != nil || !slices.Equal(left, want) {
+		t.Errorf("left: %q, want %q; %v", left, want, err)
 	}
 }
