@@ -141,10 +141,10 @@ func (e *endpoint) wait(now served) served {
 	if now.awaited {
 		bound = awaitedWait
 	} else if !e.sessionMissing() {
-		return now
+		return e.current() // a renewal may have ended since
 	}
 	if !e.countWaiting(+1) {
-		return now
+		return e.current()
 	}
 	defer e.countWaiting(-1)
 	timer := time.NewTimer(bound)

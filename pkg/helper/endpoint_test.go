@@ -210,3 +210,15 @@ func TestAnswersAreReadByTheStandardLibrary(t *testing.T) {
 		t.Errorf("%+v %q %v", resp, body, err)
 	}
 }
+
+// A renewal that ends while a client asks is not missed.
+func TestARenewalThatEndsMeanwhileIsAnswered(t *testing.T) {
+	e, _, _ := serveEndpoint(t)
+	e.sessionMissing = func() bool {
+		e.set(testKeys, time.Time{})
+		return false // no session is missing any more
+	}
+	if status, _ := e.respond([]byte("GET " + endpointPath + " HTTP/1.1\r\nAuthorization: " + e.token + "\r\n\r\n")); !strings.HasPrefix(status, "200 ") {
+		t.Error(status)
+	}
+}
