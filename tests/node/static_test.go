@@ -126,6 +126,8 @@ func (e *env) keysOnlyIn(client rig.Process, secret map[string]string) {
 			e.t.Errorf("the client's %s is not what it has to be", name)
 		}
 	}
+	// The client starts it with its own environment, and it ends when the client has the descriptor.
+	rigtest.Await(e.t, eventually, "fusermount to end", func() bool { return len(e.Running("fusermount")) == 0 })
 	for _, p := range e.Running("") {
 		e.noSecretIn(p.Name+"'s command line", []byte(of(p, "cmdline")))
 		if p.PID != client.PID {
