@@ -41,7 +41,7 @@ type Provisioner interface {
 	Delete(ctx context.Context, id volume.ID, secret Secret) error
 	// Lookup returns nil if the volume exists, and fault.NotFound if it does not.
 	Lookup(ctx context.Context, id volume.ID, secret Secret) error
-	// LookupPlace returns nil if the bucket exists and, for a prefix, has an object below it, whoever created them. It returns
+	// LookupPlace returns nil if the bucket exists and, for a prefix, has an object below it, created by any program. It returns
 	// fault.NotFound if not, or if this driver is deleting the volume of that id.
 	LookupPlace(ctx context.Context, id volume.ID, secret Secret) error
 	Modifier

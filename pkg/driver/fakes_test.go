@@ -22,7 +22,7 @@ type fakeProvisioner struct {
 	volumes map[string]string // volume id → digest
 	sizes   map[string]int64  // volume id → recorded size
 	set     []volume.Mutable  // of all calls of Modify
-	places  map[string]error  // place of data that nobody created here → result of LookupPlace
+	places  map[string]error  // place of data without a record → result of LookupPlace
 	// secretsOnly is set if a backend works only with the secrets of requests.
 	secretsOnly bool
 	last        NewVolume

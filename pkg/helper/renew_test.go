@@ -56,22 +56,28 @@ func (s *tokenService) count() int {
 // startSession runs a client on keys that live for a while and an order.
 func (r *rig) startSession(life time.Duration, order credentials.Order, steps ...string) Status {
 	r.t.Helper()
-	null, err := os.Open(os.DevNull)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	defer null.Close()
 	req := r.request(steps...)
 	req.Order = order
 	if life != 0 {
 		req.Keys = testKeys
 		req.Keys.Expires = time.Now().Add(life)
 	}
-	s, err := r.peer.Start(bounded(r.t), req, null)
+	s, err := r.startWith(req)
 	if err != nil {
 		r.t.Fatal(err)
 	}
 	return s
+}
+
+// startWith runs a stand-in whose descriptor is not of FUSE.
+func (r *rig) startWith(req StartRequest) (Status, error) {
+	r.t.Helper()
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	defer null.Close()
+	return r.peer.Start(bounded(r.t), req, null)
 }
 
 func (r *rig) url() string { return "http://" + r.h.endpoint.listener.Addr().String() + endpointPath }

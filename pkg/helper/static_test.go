@@ -1,7 +1,6 @@
 package helper
 
 import (
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -14,18 +13,13 @@ import (
 // startStatic runs a stand-in that takes static keys.
 func (r *rig) startStatic(keys credentials.Keys, order credentials.Order, steps ...string) error {
 	r.t.Helper()
-	null, err := os.Open(os.DevNull)
-	if err != nil {
-		r.t.Fatal(err)
-	}
-	defer null.Close()
 	req := r.request(steps...)
 	req.Keys, req.Order, req.StaticKeys = keys, order, true
-	_, err = r.peer.Start(bounded(r.t), req, null)
+	_, err := r.startWith(req)
 	return err
 }
 
-// A client with static keys has them in its environment, and nothing of the endpoint. Its output shows them to nobody, also when the
+// A client with static keys has them in its environment, and nothing of the endpoint. Its output never shows them, also when the
 // helper has other keys by then; the next client gets those.
 func TestAClientWithStaticKeysHasThemInItsEnvironment(t *testing.T) {
 	r := newRig(t)

@@ -618,6 +618,50 @@ func TestAControllerThatComesBackWritesNothingIntoAFilledVolume(t *testing.T) {
 	}
 }
 
+// A process that took over a filling and fails removes nothing before the former one's requests have ended: their objects would be left.
+func TestAFailureAfterATakeOverWaitsForTheFormerController(t *testing.T) {
+	one(t, func(t *testing.T, e *env) {
+		const lag = time.Second
+		p, other := e.process(), e.process(func(o *processOptions) { o.fillLag = lag })
+		source := other.create("v")
+		e.fill(source, 3)
+		stopped, _ := p.stops("CopyObject")
+		done := make(chan error, 1)
+		go func() {
+			_, err := p.askFrom("n", volume.Content{Volume: source})
+			done <- err
+		}()
+		<-stopped
+		var removed time.Time
+		other.hooks.set(func(h *hooks) {
+			h.answer = func(operation string, _ http.Header) *http.Response {
+				switch operation {
+				case "CopyObject":
+					return refusal(403, "AccessDenied")
+				case "PutObject": // the last one before the answer is that of the tombstone
+					removed = time.Now()
+				}
+				return nil
+			}
+		})
+		began := time.Now()
+		for {
+			_, err := other.askFrom("n", volume.Content{Volume: source})
+			if !fault.Is(err, fault.Busy) {
+				e.want(err, fault.Denied)
+				break
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+		if waited := removed.Sub(began); waited < lag {
+			t.Errorf("the volume was removed after %s, before the former controller's requests had %s to end", waited, lag)
+		}
+		p.kill()
+		<-done
+		e.same("what is left", e.keysBelow("n/"), nil)
+	})
+}
+
 // DeleteVolume of a volume that is not filled yet, by the same process or another one.
 func TestADeletionEndsAFilling(t *testing.T) {
 	each(t, func(t *testing.T, e *env) {

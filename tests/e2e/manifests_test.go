@@ -22,35 +22,24 @@ const (
 	variants  = root + "/tests/chart/testdata"
 )
 
-// monitors are as much of Prometheus Operator's CRDs as objects of these kinds need to be taken: their fields are not looked at.
-const monitors = `
+// monitors are the kinds of Prometheus Operator that the chart makes.
+func monitors() []string { return []string{"ServiceMonitor", "PodMonitor", "PrometheusRule"} }
+
+// monitorCRD is as much of the CRD of such a kind as its objects need to be taken: their fields are not looked at.
+func monitorCRD(kind string) (name, object string) {
+	plural := strings.ToLower(kind) + "s"
+	name = plural + ".monitoring.coreos.com"
+	return name, fmt.Sprintf(`
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
-metadata: {name: servicemonitors.monitoring.coreos.com}
-spec: &spec
-  group: monitoring.coreos.com
-  scope: Namespaced
-  names: {kind: ServiceMonitor, plural: servicemonitors}
-  versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}]
----
-apiVersion: apiextensions.k8s.io/v1
-kind: CustomResourceDefinition
-metadata: {name: podmonitors.monitoring.coreos.com}
+metadata: {name: %s}
 spec:
   group: monitoring.coreos.com
   scope: Namespaced
-  names: {kind: PodMonitor, plural: podmonitors}
+  names: {kind: %s, plural: %s}
   versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}]
----
-apiVersion: apiextensions.k8s.io/v1
-kind: CustomResourceDefinition
-metadata: {name: prometheusrules.monitoring.coreos.com}
-spec:
-  group: monitoring.coreos.com
-  scope: Namespaced
-  names: {kind: PrometheusRule, plural: prometheusrules}
-  versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}]
-`
+`, name, kind, plural)
+}
 
 // shell runs a command line as an administrator of the cluster does, with kubectl and helm on the PATH, and gives what it writes to
 // both of its outputs.
@@ -145,10 +134,11 @@ func TestVariantsOfTheChart(t *testing.T) {
 		}
 	})
 
-	apply(t, "", monitors)
-	for _, name := range []string{"servicemonitors", "podmonitors", "prometheusrules"} {
-		t.Cleanup(func() { remove(t, "crd", "", name+".monitoring.coreos.com") })
-		kubectl(t, "wait", "--for=condition=Established", "crd/"+name+".monitoring.coreos.com", "--timeout="+patience.String())
+	for _, kind := range monitors() {
+		name, object := monitorCRD(kind)
+		apply(t, "", object)
+		t.Cleanup(func() { remove(t, "crd", "", name) })
+		kubectl(t, "wait", "--for=condition=Established", "crd/"+name, "--timeout="+patience.String())
 	}
 	files, err := filepath.Glob(variants + "/*.yaml")
 	if err != nil || len(files) < 10 {

@@ -312,14 +312,20 @@ func (c *scenario) outlive(former map[string]string) {
 	c.works()
 }
 
-// Two publications of one mount come with another secret, one after the other.
-func rotateSharedOperation(c *scenario) {
-	former, now := c.rotation()
+// sharedWithSecret makes two publications of one mount with the first of two secrets.
+func sharedWithSecret(c *scenario) (former, now map[string]string, second string) {
+	former, now = c.rotation()
 	c.secrets = former
 	c.publish(c.target)
 	c.write("before", "written before it")
-	second := c.newTarget("b")
+	second = c.newTarget("b")
 	c.publish(second)
+	return former, now, second
+}
+
+// Two publications of one mount come with another secret, one after the other.
+func rotateSharedOperation(c *scenario) {
+	former, now, second := sharedWithSecret(c)
 	if c.testCase.pod {
 		containers.Need(c.t)
 		c.startPod()
@@ -341,12 +347,7 @@ func rotateSharedOperation(c *scenario) {
 
 // Two publications come with another secret while the driver is about to restart their mount's client.
 func rotateDeadOperation(c *scenario) {
-	former, now := c.rotation()
-	c.secrets = former
-	c.publish(c.target)
-	c.write("before", "written before it")
-	second := c.newTarget("b")
-	c.publish(second)
+	_, now, second := sharedWithSecret(c)
 	c.secrets = now
 	c.arm()
 	c.killProcesses(programs[c.client])

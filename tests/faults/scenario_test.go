@@ -28,7 +28,7 @@ const (
 	reachBound = 20 * time.Second
 	// healBound is for what comes back by itself. It is less than the minute after which the driver looks at everything.
 	healBound = 20 * time.Second
-	// clearBound is for what is cleared away when nobody asks, callsBound for calls to systemd that another scenario's restart of the
+	// clearBound is for what is cleared away without a request, callsBound for calls to systemd that another scenario's restart of the
 	// bus has cut off: each has two sockets until its time is over.
 	clearBound = 10 * time.Second
 	callsBound = 150 * time.Second

@@ -2,6 +2,7 @@
 package creds
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -75,9 +76,7 @@ func (p *Provider) PlanOwn(ctx context.Context, m state.Mount) (*Grant, error) {
 }
 
 func (p *Provider) planFor(ctx context.Context, spec mount.Spec, clientName string, fill func(*session.Request)) (*Grant, error) {
-	if clientName == "" {
-		clientName = p.clients.Default
-	}
+	clientName = cmp.Or(clientName, p.clients.Default)
 	g := &Grant{client: clientName, plan: func(ctx context.Context, clientName string) (credentials.Order, error) {
 		cl, err := p.clients.Of(clientName)
 		if err != nil {
@@ -110,11 +109,7 @@ func (p *Provider) planFor(ctx context.Context, spec mount.Spec, clientName stri
 // shows, and read the object recordKey ("": none) or, with tags, the bucket's tags. Where sessions are not limited, it can do what the
 // credentials can.
 func (p *Provider) UsageKeys(ctx context.Context, r mount.Request, spec mount.Spec, recordKey string, tags bool) (credentials.Keys, error) {
-	clientName := spec.Client
-	if clientName == "" {
-		clientName = p.clients.Default
-	}
-	cl, err := p.clients.Of(clientName)
+	cl, err := p.clients.Of(cmp.Or(spec.Client, p.clients.Default))
 	if err != nil {
 		return credentials.Keys{}, err
 	}

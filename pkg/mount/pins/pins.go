@@ -111,7 +111,7 @@ func (p *Pins) Pin(ctx context.Context, name string, mounts []host.Mount, from h
 	}
 	for len(pins) >= maxPins {
 		klog.FromContext(ctx).Info("Too many pinned file systems, unpinning the oldest", "mount", name, "device", pins[0].Minor)
-		if err := p.unpin(ctx, pins[0]); err != nil {
+		if err := p.unpin(ctx, pins[0].Mountpoint); err != nil {
 			return err
 		}
 		pins = pins[1:]
@@ -162,12 +162,13 @@ func (p *Pins) PinTargets(ctx context.Context, name string, names []string, targ
 	return nil
 }
 
-func (p *Pins) unpin(ctx context.Context, pin host.Mount) error {
-	return p.ns.Do(ctx, "unmounting "+pin.Mountpoint, func() error {
-		if err := host.Detach(pin.Mountpoint); err != nil && !errors.Is(err, unix.EINVAL) {
+// unpin removes the pin at a directory, which may be unmounted already.
+func (p *Pins) unpin(ctx context.Context, dir string) error {
+	return p.ns.Do(ctx, "unmounting "+dir, func() error {
+		if err := host.Detach(dir); err != nil && !errors.Is(err, unix.EINVAL) {
 			return err
 		}
-		if err := os.Remove(pin.Mountpoint); !errors.Is(err, os.ErrNotExist) {
+		if err := os.Remove(dir); !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
 		return nil
@@ -177,23 +178,14 @@ func (p *Pins) unpin(ctx context.Context, pin host.Mount) error {
 // UnpinAll removes all pins of a mount that ends, and directories of pins that a crash left unmounted.
 func (p *Pins) UnpinAll(ctx context.Context, name string) error {
 	dirs, err := host.Call(ctx, p.ns, "reading "+p.sources, nil, func() ([]string, error) { return filepath.Glob(filepath.Join(p.sources, name) + ".*") })
-	if err != nil || len(dirs) == 0 {
-		return err
-	}
-	mounts, err := p.ns.Mounts(ctx)
 	if err != nil {
 		return err
 	}
 	var errs []error
 	for _, dir := range dirs {
-		if _, ok := p.nameAt(dir); !ok {
-			continue
+		if _, ok := p.nameAt(dir); ok {
+			errs = append(errs, p.unpin(ctx, dir))
 		}
-		pin, mounted := host.TopAt(mounts, dir)
-		if !mounted {
-			pin.Mountpoint = dir
-		}
-		errs = append(errs, p.unpin(ctx, pin))
 	}
 	return errors.Join(errs...)
 }
@@ -208,7 +200,7 @@ func (p *Pins) Release(ctx context.Context, name string) error {
 	for _, pin := range p.List(mounts, name) {
 		where, err := p.ShownElsewhere(ctx, mounts, Devices{pin.Minor: true})
 		if err == nil && where == "" {
-			err = p.unpin(ctx, pin)
+			err = p.unpin(ctx, pin.Mountpoint)
 		}
 		errs = append(errs, err)
 	}
@@ -228,10 +220,6 @@ func (p *Pins) ShownElsewhere(ctx context.Context, mounts []host.Mount, of Devic
 
 // Clear removes pins of mounts that are gone, and the directories of pins that were unmounted.
 func (p *Pins) Clear(ctx context.Context, gone func(ctx context.Context, name string) bool) error {
-	mounts, err := p.ns.Mounts(ctx)
-	if err != nil {
-		return err
-	}
 	entries, err := host.Call(ctx, p.ns, "reading "+p.sources, nil, func() ([]os.DirEntry, error) { return os.ReadDir(p.sources) })
 	if err != nil {
 		return err
@@ -240,14 +228,9 @@ func (p *Pins) Clear(ctx context.Context, gone func(ctx context.Context, name st
 	for _, e := range entries {
 		dir := filepath.Join(p.sources, e.Name())
 		name, ok := p.nameAt(dir)
-		if !ok || !gone(ctx, name) {
-			continue
+		if ok && gone(ctx, name) {
+			errs = append(errs, p.unpin(ctx, dir))
 		}
-		pin, mounted := host.TopAt(mounts, dir)
-		if !mounted {
-			pin.Mountpoint = dir
-		}
-		errs = append(errs, p.unpin(ctx, pin))
 	}
 	return errors.Join(errs...)
 }

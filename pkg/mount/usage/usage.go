@@ -10,7 +10,6 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
-	"slices"
 	"sync"
 	"time"
 
@@ -222,13 +221,17 @@ func (m *Meter) prune(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	published := map[string]bool{}
+	for _, p := range all {
+		published[p.VolumeID] = true
+	}
 	var gone []string
 	m.mu.Lock()
 	for id, e := range m.entries {
 		if e.seen > seen { // published since
 			continue
 		}
-		e.published = slices.ContainsFunc(all, func(p state.Publication) bool { return p.VolumeID == id })
+		e.published = published[id]
 		if e.published || e.busy {
 			continue
 		}
@@ -388,7 +391,7 @@ func (m *Meter) measure(ctx context.Context, u state.Usage, s source, began time
 		result = resultCut
 	}
 	u.Measured, u.Bytes, u.Objects, u.AtLeast, u.Failures, u.Retry = began, c.Bytes, c.Objects, c.Cut, 0, time.Time{}
-	// Nodes that publish a volume at the same time do not list it at the same time for ever.
+	// Nodes that publish a volume at the same time do not list it at the same time again and again.
 	u.NotBefore = began.Add(interval + rand.N(interval/10)) //nolint:gosec // nothing secret
 	return u, result, nil
 }

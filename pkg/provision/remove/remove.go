@@ -107,7 +107,7 @@ func (r *Remover) Lookup(ctx context.Context, req Request) error {
 	return r.look(ctx, req, r.lookupPrefix, r.lookupBucket)
 }
 
-// LookupPlace returns NotFound unless the bucket exists and, for a prefix, has an object below it, whoever created them. It also returns
+// LookupPlace returns NotFound unless the bucket exists and, for a prefix, has an object below it, created by any program. It also returns
 // NotFound while this driver is deleting the volume of that id.
 func (r *Remover) LookupPlace(ctx context.Context, req Request) error {
 	return r.look(ctx, req, r.lookupPrefixPlace, r.lookupBucketPlace)
