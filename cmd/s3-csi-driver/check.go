@@ -2,10 +2,12 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -60,7 +62,14 @@ func checks(ctx context.Context, o driver.Options, version string) (check.Report
 	}
 	made := sessions{session.NewPlanner(clients), session.NewMaker(version)}
 	defer made.Close()
-	services := check.Services{Clients: clients, Buckets: buckets, Sessions: made, Bucket: o.Check.Bucket, NeedNoKeys: o.Check.Node}
+	token, err := tokenIn(o.Check.TokenFile)
+	if err != nil {
+		return check.Report{}, err
+	}
+	services := check.Services{
+		Clients: clients, Buckets: buckets, Sessions: made, Bucket: o.Check.Bucket, CreateBucket: o.Check.CreateBucket, NeedNoKeys: o.Check.Node,
+		Workload: check.Workload{RoleARN: o.Check.RoleARN, Token: token, Prefix: o.Check.Prefix},
+	}
 	var sections []check.Section
 	for _, b := range backends {
 		sections = append(sections, services.Check(ctx, b))
@@ -73,6 +82,30 @@ func checks(ctx context.Context, o driver.Options, version string) (check.Report
 		sections = append(sections, node.Check(ctx))
 	}
 	return check.NewReport(sections...), nil
+}
+
+// maxToken bounds the file of a token, in bytes.
+const maxToken = 64 << 10
+
+// tokenIn returns the token in a file. A path of "" has none.
+func tokenIn(path string) (string, error) {
+	if path == "" {
+		return "", nil
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return "", fmt.Errorf("--token-file: %w", err)
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, maxToken))
+	if err != nil {
+		return "", fmt.Errorf("--token-file: %w", err)
+	}
+	token := strings.TrimSpace(string(data))
+	if token == "" || len(data) == maxToken {
+		return "", fmt.Errorf("--token-file: %s has no token", path)
+	}
+	return token, nil
 }
 
 // chosen returns the backends to check. If the config file declares other backends, but not "default", then "default" is skipped.

@@ -40,9 +40,12 @@ type Services struct {
 	Clients  *backend.Clients
 	Buckets  *backend.Buckets
 	Sessions Sessions
-	// Bucket is an existing bucket, in which only objects below a random prefix of policy.CheckPrefix are written. "": each backend
-	// gets a temporary bucket.
+	// Bucket is an existing bucket, in which only objects below a random prefix of policy.CheckPrefix are written. "": none.
 	Bucket string
+	// CreateBucket means that each backend gets a temporary bucket if Bucket is "". Without either nothing is created.
+	CreateBucket bool
+	// Workload is a workload to check, besides the driver's own credentials.
+	Workload Workload
 	// NeedNoKeys means that the process, like a node, needs no credentials: then services only have to respond.
 	NeedNoKeys bool
 }
@@ -53,6 +56,14 @@ func (s Services) Check(ctx context.Context, be backend.Backend) Section {
 	defer cancel()
 	r := &run{Services: s, be: be, prefix: policy.CheckPrefix + strings.ToLower(rand.Text()) + "/"}
 	r.do(ctx)
+	if asked := s.Bucket != "" || s.CreateBucket; s.NeedNoKeys && r.client == nil && (r.keys.IsZero() || !asked) {
+		for i := range r.all {
+			r.all[i].Needed = r.all[i].Needed && r.all[i].Check == "reachable"
+		}
+	}
+	if s.Workload.RoleARN != "" {
+		r.add(r.workload(ctx))
+	}
 	return Section{Name: be.String(), Rows: r.all}
 }
 
@@ -89,7 +100,6 @@ func (r *run) do(ctx context.Context) {
 	r.keys = keys
 	r.reach(ctx, reachable)
 	if err != nil {
-		defer r.withoutKeys()
 		r.add(identity.row(No, one(err), "run the check with credentials for this backend in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, like those of its volumes"))
 	} else {
 		r.add(identity.row(Yes, "access key "+keys.AccessKeyID, ""))
@@ -112,15 +122,6 @@ func (r *run) do(ctx context.Context) {
 	defer r.cleanUp(ctx)
 	r.storage(ctx)
 	r.sessions(ctx)
-}
-
-// withoutKeys marks items that need credentials as not needed if NeedNoKeys is set.
-func (r *run) withoutKeys() {
-	for i := range r.all {
-		if r.NeedNoKeys && i > 0 {
-			r.all[i].Needed = false
-		}
-	}
 }
 
 // reach checks whether an S3 service responds, with any credentials.
@@ -158,6 +159,10 @@ func (r *run) bucket(ctx context.Context, what item) {
 		r.info = info
 		r.add(what.row(Yes, r.written(), ""))
 		r.known(nil)
+		return
+	}
+	if !r.CreateBucket {
+		r.add(what.row(Unknown, "nothing was created", "use --bucket to check in an existing bucket, or --create-bucket to check in one that is deleted afterwards"))
 		return
 	}
 	if r.create(ctx, what) {

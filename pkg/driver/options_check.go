@@ -1,6 +1,8 @@
 package driver
 
 import (
+	"errors"
+
 	"github.com/spf13/pflag"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
@@ -15,15 +17,25 @@ const (
 // CheckOptions are the options of mode check.
 type CheckOptions struct {
 	Backend string // "": all
-	Bucket  string // "": one is created for each backend
-	Output  string
-	Node    bool
+	Bucket  string // "": no bucket that exists
+	// CreateBucket means that a bucket is created for each backend, and then deleted.
+	CreateBucket bool
+	// RoleARN and TokenFile are a workload's role and its service account's token; "": no role is checked.
+	RoleARN, TokenFile string
+	// Prefix is where the role is to list objects in Bucket.
+	Prefix string
+	Output string
+	Node   bool
 }
 
 // AddFlags registers the options on fs with their defaults.
 func (o *CheckOptions) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Backend, "backend", "", "backend to check; default: all that the config file declares")
-	fs.StringVar(&o.Bucket, "bucket", "", "existing bucket in which objects below .s3-csi/check/ are created and then deleted; default: a bucket is created for each backend and then deleted")
+	fs.StringVar(&o.Bucket, "bucket", "", "existing bucket in which objects below .s3-csi/check/ are created and then deleted; default: nothing is created")
+	fs.BoolVar(&o.CreateBucket, "create-bucket", false, "create a bucket for each backend, check with it, and delete it")
+	fs.StringVar(&o.RoleARN, "role", "", "ARN of a workload's role to check, with --token-file; with --bucket, it must be able to list --prefix there")
+	fs.StringVar(&o.TokenFile, "token-file", "", "file with a token of the workload's service account, for --role")
+	fs.StringVar(&o.Prefix, "prefix", "", "prefix in --bucket that --role must be able to list, as a volume's prefix; default: the whole bucket")
 	fs.StringVar(&o.Output, "output", OutputTable, "output format: table or json")
 	fs.BoolVar(&o.Node, "node", false, "also check the host as the node service uses it; requires root, on the host or in the node's container")
 }
@@ -36,5 +48,16 @@ func (o *CheckOptions) validate(c *checker) {
 		_, err := volume.ValidateBucketName(o.Bucket)
 		c.check("bucket", err)
 	}
+	c.check("create-bucket", without(o.CreateBucket && o.Bucket != "", "cannot be combined with --bucket"))
+	c.check("role", without((o.RoleARN == "") != (o.TokenFile == ""), "and --token-file need each other"))
+	c.check("prefix", without(o.Prefix != "" && (o.RoleARN == "" || o.Bucket == ""), "needs --role and --bucket"))
 	c.check("output", checkOneOf(o.Output, []string{OutputTable, OutputJSON}))
+}
+
+// without returns an error with the text if wrong is true.
+func without(wrong bool, text string) error {
+	if wrong {
+		return errors.New(text)
+	}
+	return nil
 }

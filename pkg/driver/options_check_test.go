@@ -14,20 +14,31 @@ func TestModeCheckHasItsOwnFlagsAndThoseThatSayWhatIsChecked(t *testing.T) {
 	if want := (CheckOptions{Backend: "lab", Bucket: "data", Output: "json", Node: true}); o.Check != want {
 		t.Errorf("%+v, want %+v", o.Check, want)
 	}
+	o2 := parse(t, "check --role=arn:aws:iam::1:role/r --token-file=/t --bucket=data --prefix=a/", nil)
+	if want := (CheckOptions{Bucket: "data", Output: "table", RoleARN: "arn:aws:iam::1:role/r", TokenFile: "/t", Prefix: "a/"}); o2.Check != want {
+		t.Errorf("%+v, want %+v", o2.Check, want)
+	}
+	if !parse(t, "check --create-bucket", nil).Check.CreateBucket {
+		t.Error("--create-bucket has no effect")
+	}
 	if o.Common.Config != "/etc/c.yaml" || o.Common.Verbosity != 4 || o.Node.HostDir != "/opt/y" || o.Node.Launcher != "process" || o.Node.StateDir != "/run/x" || o.DefaultRegion != "eu-north-1" {
 		t.Errorf("flags of other modes: %+v", o)
 	}
 	for args, want := range map[string]string{
-		"check --output=xml":        "table, json",
-		"check --bucket=A":          "--bucket",
-		"check --backend=A":         "--backend",
-		"check --endpoint=/x":       "is a flag of modes all and controller and node",
-		"check --memory-limit=1Gi":  "is a flag of modes all and node",
-		"controller --output=json":  "is a flag of modes check and status and volumes",
-		"check node":                "unexpected argument",
-		"check --launcher=upstart":  "--launcher",
-		"check --uid-range=1-2":     "uid-range",
-		"check --host-dir=relative": "--host-dir",
+		"check --output=xml":                        "table, json",
+		"check --bucket=A":                          "--bucket",
+		"check --backend=A":                         "--backend",
+		"check --endpoint=/x":                       "is a flag of modes all and controller and node",
+		"check --memory-limit=1Gi":                  "is a flag of modes all and node",
+		"controller --output=json":                  "is a flag of modes check and status and volumes",
+		"check --create-bucket --bucket=data":       "--create-bucket",
+		"check --role=r":                            "--role",
+		"check --token-file=/t":                     "--role",
+		"check --role=r --token-file=/t --prefix=a": "--prefix",
+		"check node":                                "unexpected argument",
+		"check --launcher=upstart":                  "--launcher",
+		"check --uid-range=1-2":                     "uid-range",
+		"check --host-dir=relative":                 "--host-dir",
 	} {
 		_, err := Parse(strings.Fields(args), environment(nil))
 		if err == nil || !strings.Contains(err.Error(), want) {

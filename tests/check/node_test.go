@@ -39,7 +39,7 @@ func TestAHostThatCanServeVolumes(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	r := run(t, g.user, g.backend(""), append(rig.IsolationFlags(), "--node", "--launcher=process", "--state-dir="+dir+"/state", "--host-dir="+dir+"/programs", "--client-dir="+clients, "--default-client=rclone")...)
+	r := run(t, g.user, g.backend(""), append(rig.IsolationFlags(), "--create-bucket", "--node", "--launcher=process", "--state-dir="+dir+"/state", "--host-dir="+dir+"/programs", "--client-dir="+clients, "--default-client=rclone")...)
 	if len(r.Sections) != 2 || r.Sections[1].Name != "node" {
 		t.Fatalf("%+v", r.Report)
 	}

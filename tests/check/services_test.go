@@ -11,6 +11,7 @@ import (
 	"net/http/httputil"
 	"net/url"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -21,6 +22,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/tests/minio"
 	"github.com/s3-csi/s3-csi-driver/tests/s3server"
+	"github.com/s3-csi/s3-csi-driver/tests/sts"
 
 	checks "github.com/s3-csi/s3-csi-driver/pkg/check"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
@@ -79,7 +81,7 @@ func TestAGatewayWithATokenService(t *testing.T) {
 	t.Cleanup(func() { nothingLeft(t, client(g.Endpoint(), g.Region(), g.Keys())) })
 
 	t.Run("with a role to take on", func(t *testing.T) {
-		r := run(t, g.user, g.backend(g.sts("assumeRole, webIdentity, federationToken")+", scope: required, controllerRoleARN: "+g.role))
+		r := run(t, g.user, g.backend(g.sts("assumeRole, webIdentity, federationToken")+", scope: required, controllerRoleARN: "+g.role), "--create-bucket")
 		expect(t, r, storage+`
 			callerIdentity yes
 			assumeRole yes
@@ -97,7 +99,7 @@ func TestAGatewayWithATokenService(t *testing.T) {
 	})
 
 	t.Run("without a role federation tokens are found", func(t *testing.T) {
-		r := run(t, g.user, g.backend(g.sts("assumeRole, federationToken")))
+		r := run(t, g.user, g.backend(g.sts("assumeRole, federationToken")), "--create-bucket")
 		expect(t, r, storage+`
 			callerIdentity yes
 			assumeRole unknown
@@ -112,7 +114,7 @@ func TestAGatewayWithATokenService(t *testing.T) {
 	})
 
 	t.Run("sessions are required and none can be made", func(t *testing.T) {
-		r := run(t, g.user, g.backend(g.sts("webIdentity")+", scope: required"))
+		r := run(t, g.user, g.backend(g.sts("webIdentity")+", scope: required"), "--create-bucket")
 		expect(t, r, storage+`
 			callerIdentity yes
 			assumeRole unknown
@@ -160,7 +162,7 @@ func TestAGatewayWithATokenService(t *testing.T) {
 	})
 
 	t.Run("the table for people says the same", func(t *testing.T) {
-		cmd := command(t, g.user, g.backend(", scope: required"))
+		cmd := command(t, g.user, g.backend(", scope: required"), "--create-bucket")
 		out, err := cmd.Output()
 		for _, want := range []string{"backend lab (" + g.Endpoint() + ")\n", "\n  yes      conditional writes", "\n! no       volumes with the driver's credentials get sessions", "sts: {roleOptional: true} for MinIO", `marked with "!"`} {
 			if !strings.Contains(string(out), want) {
@@ -178,7 +180,7 @@ func TestAServiceThatIgnoresSessionPoliciesIsFoundOut(t *testing.T) {
 	if err := g.SetSTS(t.Context(), s3server.STS{IgnorePolicies: true}); err != nil {
 		t.Fatal(err)
 	}
-	r := run(t, g.user, g.backend(g.sts("assumeRole")+", controllerRoleARN: "+g.role))
+	r := run(t, g.user, g.backend(g.sts("assumeRole")+", controllerRoleARN: "+g.role), "--create-bucket")
 	expect(t, r, storage+`
 		callerIdentity yes
 		assumeRole yes
@@ -192,7 +194,7 @@ func TestAServiceThatIgnoresSessionPoliciesIsFoundOut(t *testing.T) {
 
 func TestAGatewayWithoutATokenService(t *testing.T) {
 	g := newGateway(t)
-	r := run(t, g.user, g.backend(""))
+	r := run(t, g.user, g.backend(""), "--create-bucket")
 	expect(t, r, strings.Replace(storage, "bucketOwner yes", "bucketOwner no", 1)+`
 		callerIdentity no
 		assumeRole no
@@ -238,14 +240,14 @@ func TestMinIO(t *testing.T) {
 	`
 	backend := func(more string) string { return fmt.Sprintf("  lab: {endpoint: %q%s}\n", m.Endpoint(), more) }
 	t.Run("declared", func(t *testing.T) {
-		r := run(t, m.Keys(), backend(", sts: {roleOptional: true}"))
+		r := run(t, m.Keys(), backend(", sts: {roleOptional: true}"), "--create-bucket")
 		expect(t, r, can+"sessions yes\nsessionPolicies yes")
 		if least := row(t, r, "leastSession"); !strings.HasPrefix(least.Why, "15m ") {
 			t.Errorf("%+v", least)
 		}
 	})
 	t.Run("not declared", func(t *testing.T) {
-		r := run(t, m.Keys(), backend(""))
+		r := run(t, m.Keys(), backend(""), "--create-bucket")
 		expect(t, r, can+"sessions no\nsessionPolicies yes")
 		if role := row(t, r, "assumeRole"); !strings.Contains(role.Advice, "sts: {roleOptional: true}") {
 			t.Errorf("%+v", role)
@@ -284,7 +286,7 @@ func TestWhatCannotBeTriedIsUnknown(t *testing.T) {
 	t.Run("credentials that may make no bucket", func(t *testing.T) {
 		g := newGateway(t)
 		poor := must(g.AddUser(t.Context(), "poor", ""))(t)
-		r := run(t, poor, g.backend(""))
+		r := run(t, poor, g.backend(""), "--create-bucket")
 		if b := row(t, r, "createBucket"); b.Result != checks.No || !strings.Contains(b.Advice, "--bucket") {
 			t.Errorf("%+v", b)
 		}
@@ -294,14 +296,130 @@ func TestWhatCannotBeTriedIsUnknown(t *testing.T) {
 	})
 }
 
+func TestNothingIsCreatedUnlessAsked(t *testing.T) {
+	t.Parallel()
+	g := newGateway(t)
+	upstream := must(url.Parse(g.Endpoint()))(t)
+	var mu sync.Mutex
+	var written []string
+	server := listen(t, &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) {
+		r.SetURL(upstream)
+		r.Out.Host = r.In.Host // it is signed
+		if r.In.Method != http.MethodGet && r.In.Method != http.MethodHead {
+			mu.Lock()
+			defer mu.Unlock()
+			written = append(written, r.In.Method+" "+r.In.URL.Path)
+		}
+	}})
+	backend := fmt.Sprintf("  lab: {endpoint: %q, region: %s%s}\n", server, g.Region(), g.sts("federationToken"))
+	r := run(t, g.user, backend)
+	if len(written) > 0 {
+		t.Errorf("it sent %q", written)
+	}
+	expect(t, r, `
+		reachable yes
+		credentials yes
+		createBucket unknown
+		region unknown
+		bucketOwner unknown
+		bucketTags unknown
+		objects unknown !
+		conditionalWrites unknown !
+		missingKey unknown !
+		emptyListing unknown !
+		uploadListing unknown
+		versioning unknown
+		callerIdentity yes
+		assumeRole unknown
+		webIdentity yes
+		federationToken yes
+		leastSession yes
+		sessions unknown
+		sessionPolicies unknown`)
+	if b := row(t, r, "createBucket"); !strings.Contains(b.Advice, "--bucket") || !strings.Contains(b.Advice, "--create-bucket") {
+		t.Errorf("%+v", b)
+	}
+	// A node has other credentials than the controller, or none, and nothing of it depends on them.
+	r = run(t, g.user, backend, "--node", "--state-dir="+t.TempDir(), "--host-dir="+t.TempDir())
+	for _, row := range r.Sections[0].Rows {
+		if row.Needed && row.Result != checks.Yes {
+			t.Errorf("%+v", row)
+		}
+	}
+}
+
+func TestAWorkloadsRole(t *testing.T) {
+	t.Parallel()
+	g := newGateway(t)
+	issuer, err := sts.NewIssuer()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := issuer.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	const audience = "sts.example"
+	if err := g.AddIssuer(t.Context(), issuer.URL(), audience); err != nil {
+		t.Fatal(err)
+	}
+	for _, bucket := range []string{"mine", "others"} {
+		if _, err := client(g.Endpoint(), g.Region(), g.Keys()).CreateBucket(t.Context(), &s3.CreateBucketInput{Bucket: &bucket}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	role := must(g.SetRole(t.Context(), s3server.Role{
+		Name: "workload",
+		Policy: `{"Version":"2012-10-17","Statement":[
+			{"Effect":"Allow","Action":"s3:ListBucket","Resource":"arn:aws:s3:::mine","Condition":{"StringLike":{"s3:prefix":"team/*"}}},
+			{"Effect":"Allow","Action":"s3:*Object","Resource":"arn:aws:s3:::mine/team/*"}]}`,
+		Trust: s3server.Trust{Issuers: []s3server.TrustedIssuer{{URL: issuer.URL(), Audiences: []string{audience}, Subjects: []string{"system:serviceaccount:apps:web"}}}},
+	}))(t)
+	file := func(account string) string {
+		token, err := issuer.Token(sts.TokenRequest{Namespace: "apps", ServiceAccount: account, Audiences: []string{audience}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join(t.TempDir(), "token")
+		if err := os.WriteFile(path, []byte(token.Value+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	for _, tc := range []struct {
+		name, account string
+		args          []string
+		want          checks.Result
+	}{
+		{"the account that it trusts", "web", nil, checks.Yes},
+		{"another account", "db", nil, checks.No},
+		{"a prefix that it may list", "web", []string{"--bucket=mine", "--prefix=team/"}, checks.Yes},
+		{"another prefix", "web", []string{"--bucket=mine", "--prefix=other/"}, checks.No},
+		{"another bucket", "web", []string{"--bucket=others"}, checks.No},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			token := file(tc.account)
+			r := run(t, credentials.Keys{}, g.backend(g.sts("webIdentity")), append(tc.args, "--role="+role, "--token-file="+token)...)
+			if got := row(t, r, "workloadRole"); got.Result != tc.want || !got.Needed {
+				t.Errorf("%+v", got)
+			}
+			secret := must(os.ReadFile(token))(t)
+			if text := fmt.Sprintf("%+v%s", r.Report, r.stderr); strings.Contains(text, strings.TrimSpace(string(secret))) {
+				t.Errorf("the token is in the output: %s", text)
+			}
+		})
+	}
+}
+
 func TestOnlyTheBackendThatIsNamedIsChecked(t *testing.T) {
 	t.Parallel()
 	g := newGateway(t)
-	r := run(t, g.user, g.backend("")+`  dead: {endpoint: "http://127.0.0.1:1"}`+"\n", "--backend=lab")
+	r := run(t, g.user, g.backend("")+`  dead: {endpoint: "http://127.0.0.1:1"}`+"\n", "--backend=lab", "--create-bucket")
 	if len(r.Sections) != 1 || !strings.HasPrefix(r.Sections[0].Name, "backend lab ") || r.code != 0 {
 		t.Errorf("%+v, exit code %d", r.Report, r.code)
 	}
-	r = run(t, g.user, g.backend("")+`  dead: {endpoint: "http://127.0.0.1:1"}`+"\n")
+	r = run(t, g.user, g.backend("")+`  dead: {endpoint: "http://127.0.0.1:1"}`+"\n", "--create-bucket")
 	if len(r.Sections) != 2 || r.code != 1 {
 		t.Errorf("all that are declared: %d sections, exit code %d", len(r.Sections), r.code)
 	}
@@ -350,7 +468,7 @@ func TestAnInterruptedCheckLeavesNothing(t *testing.T) {
 		r.Out.Host = r.In.Host // it is signed
 	}}
 	server := listen(t, h)
-	cmd := command(t, g.user, fmt.Sprintf("  lab: {endpoint: %q, region: %s}\n", server, g.Region()))
+	cmd := command(t, g.user, fmt.Sprintf("  lab: {endpoint: %q, region: %s}\n", server, g.Region()), "--create-bucket")
 	var out strings.Builder
 	cmd.Stdout, cmd.Stderr = &out, &out
 	if err := cmd.Start(); err != nil {
