@@ -175,21 +175,22 @@ timed: test-parts
 	cd tests && go test -count=1 -parallel 2 -timeout 10m -run '$(TIMED)' ./node
 	cd tests && S3CSI_LAUNCHER=systemd go test -count=1 -parallel 2 -timeout 10m -run '$(TIMED)' ./node
 
+# Without -v, what a failed test says stands beside its name.
 .PHONY: e2e e2e-deploy e2e-disrupt e2e-share e2e-some
 e2e: test-parts $(if $(RUST),image) $(CLUSTER) ## Deploy the driver with its chart in a real Kubernetes, built and run here, and use it (as root)
 	$(MAKE) --no-print-directory -j$(E2E_JOBS) -Otarget -k $(if $(filter .,$(E2E)),e2e-disrupt e2e-share e2e-deploy,e2e-some)
 
 e2e-deploy:
-	cd tests && go test -count=1 -v -timeout 40m -run '$(E2E_DEPLOY)' ./e2e
+	cd tests && go test -count=1 -timeout 40m -run '$(E2E_DEPLOY)' ./e2e
 
 e2e-disrupt:
-	cd tests && go test -count=1 -v -timeout 40m -run '$(E2E_DISRUPT)' ./e2e
+	cd tests && go test -count=1 -timeout 40m -run '$(E2E_DISRUPT)' ./e2e
 
 e2e-share:
-	cd tests && go test -count=1 -v -timeout 40m -parallel 10 -skip '$(E2E_DEPLOY)|$(E2E_DISRUPT)' ./e2e
+	cd tests && go test -count=1 -timeout 40m -parallel 10 -skip '$(E2E_DEPLOY)|$(E2E_DISRUPT)' ./e2e
 
 e2e-some:
-	cd tests && go test -count=1 -v -timeout 75m -parallel 10 -run '$(E2E)' ./e2e
+	cd tests && go test -count=1 -timeout 75m -parallel 10 -run '$(E2E)' ./e2e
 
 .PHONY: cluster
 cluster: $(CLUSTER)

@@ -93,19 +93,22 @@ func (p *patient) die(t testing.TB) {
 	if c := get(t, "pod", p.ns, p.name).Status.ContainerStatuses[0]; c.RestartCount != 0 || c.ContainerID != p.container {
 		t.Errorf("the container was %s and is %s, restarted %d times", p.container, c.ContainerID, c.RestartCount)
 	}
-	device := p.mount.device(t)
-	table := containerTable(t, p.ns, p.name)
-	if len(table) != 2 {
-		t.Errorf("the container has %d mounts of the volume, want two", len(table))
-	}
-	for _, m := range table {
-		if d := deviceOf(m); d != device {
-			t.Errorf("%s is of device %s, want %s", m.Mountpoint, d, device)
+	eventually(t, p.name+" to have the living mount in both places, as before", func() error { // a place can be used before all is set
+		table := containerTable(t, p.ns, p.name)
+		if len(table) != 2 {
+			return fmt.Errorf("there are %d mounts of the volume", len(table))
 		}
-		if slave := strings.HasPrefix(m.Optional, "master:"); slave != (p.propagation == "HostToContainer") || !slave && m.Optional != "" {
-			t.Errorf("%s propagates as %q, with mountPropagation %s", m.Mountpoint, m.Optional, p.propagation)
+		device := p.mount.device(t)
+		for _, m := range table {
+			if d := deviceOf(m); d != device {
+				return fmt.Errorf("%s is of device %s, want %s", m.Mountpoint, d, device)
+			}
+			if slave := strings.HasPrefix(m.Optional, "master:"); slave != (p.propagation == "HostToContainer") || !slave && m.Optional != "" {
+				return fmt.Errorf("%s propagates as %q, with mountPropagation %s", m.Mountpoint, m.Optional, p.propagation)
+			}
 		}
-	}
+		return nil
+	})
 }
 
 func deviceOf(m *mountinfo.Info) string { return fmt.Sprintf("%d:%d", m.Major, m.Minor) }
