@@ -82,7 +82,7 @@ func addNode(ctx context.Context, cfg *driver.Config, o driver.Options, s storag
 		Declared:      func() []backend.Backend { return s.config.Config().Declared() },
 		Status: node.Status{
 			Driver:   status.Driver{Name: o.Common.DriverName, Version: version, NodeID: o.Node.NodeID},
-			Launcher: l.name(), EnforcesLimits: l.systemd != nil, Notes: cfg.Health.Notes,
+			Launcher: l.name(), EnforcesLimits: l.systemd != nil, Notes: cfg.Health.Notes, Volumes: o.Node.VolumeMetrics,
 		},
 	})
 	if err != nil {

@@ -18,6 +18,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/usage"
+	"github.com/s3-csi/s3-csi-driver/pkg/status"
 )
 
 var update = flag.Bool("update", false, "write docs/flags.md and docs/metrics.md instead of checking them")
@@ -132,7 +133,7 @@ func TestMetricsDocument(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	for _, c := range append(tracker.SampleCollectors(), usage.SampleCollectors()...) {
+	for _, c := range slices.Concat(tracker.SampleCollectors(), usage.SampleCollectors(), status.SampleCollectors()) {
 		if err := m.Registerer().Register(c); err != nil {
 			t.Fatal(err)
 		}

@@ -55,6 +55,7 @@ type NodeOptions struct {
 	LingerMaxMounts   int
 	LingerMaxMemory   Memory // of all lingering mounts together
 	UsageMaxRequests  int    // of one listing
+	VolumeMetrics     bool
 }
 
 // AddFlags registers the options on fs with their defaults.
@@ -86,6 +87,7 @@ func (o *NodeOptions) AddFlags(fs *pflag.FlagSet) {
 	fs.IntVar(&o.LingerMaxMounts, "linger-max-mounts", 16, "how many mounts without a publication may linger, of volumes with the parameter linger; the least recently used ends first; 0: none")
 	fs.Var(&o.LingerMaxMemory, "linger-max-memory", "resident memory that the clients and helpers of all lingering mounts may have together: bytes (1Gi), a share of the node's memory (10%), or 0 for no lingering mounts; the least recently used ends first")
 	fs.IntVar(&o.UsageMaxRequests, "usage-max-requests", 1000, "how many pages of up to 1000 objects one measurement of a volume with the parameter usage may list; a listing that reaches it is reported as a minimum; 0: this node measures nothing")
+	fs.BoolVar(&o.VolumeMetrics, "volume-metrics", false, "serve metrics of each mount (s3csi_volume_mount_info and the others that have the label mount): state, session, memory, uploads and, of clients that report them, requests, bytes, errors and latencies; about 100 time series per mount")
 }
 
 func (o *NodeOptions) validate(c *checker) {

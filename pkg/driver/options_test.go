@@ -98,7 +98,7 @@ func TestEveryFlagCanBeSetByItsVariableAndBothRefuseABadValue(t *testing.T) {
 		"target-root": {"/var/lib/kubelet", "relative"}, "volume-attach-limit": {"3", "-1"}, "inline-volumes": {"true", "perhaps"}, "mount-timeout": {"3s", "1ms"},
 		"drain-timeout": {"3s", "soon"}, "host-dir": {"/opt/y", "relative"}, "heal": {"false", "perhaps"}, "hang-timeout": {"3s", "1ms"}, "allow-isolated": {"true", "perhaps"},
 		"memory-limit": {"2Gi", "1MiB"}, "cpu-weight": {"3", "10001"}, "tasks-max": {"64", "31"}, "slice-memory-limit": {"30%", "101%"},
-		"linger-max-mounts": {"3", "-1"}, "linger-max-memory": {"30%", "1Mi"}, "usage-max-requests": {"7", "-1"}, "volume-health": {"true", "perhaps"},
+		"linger-max-mounts": {"3", "-1"}, "linger-max-memory": {"30%", "1Mi"}, "usage-max-requests": {"7", "-1"}, "volume-metrics": {"true", "perhaps"}, "volume-health": {"true", "perhaps"},
 	}
 	for _, mode := range Modes() {
 		new(Options).Flags(mode).VisitAll(func(f *pflag.Flag) {

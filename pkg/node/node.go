@@ -4,6 +4,7 @@ package node
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -84,6 +85,7 @@ type Status struct {
 	Launcher       string
 	EnforcesLimits bool // the launcher enforces the limits of mounts
 	Notes          func() []string
+	Volumes        bool // metrics of single volumes, too
 }
 
 // Node is the driver's part on a node.
@@ -96,6 +98,7 @@ type Node struct {
 	monitor    *monitor.Monitor
 	runner     *runner.Runner
 	status     status.Server
+	ofVolumes  []prometheus.Collector
 }
 
 // New checks the options, prepares the state directory and locks it for Run. It starts nothing.
@@ -163,11 +166,15 @@ func assemble(ctx context.Context, o Options, store *state.Store) (*Node, error)
 		Driver: o.Status.Driver, Launcher: o.Status.Launcher, Notes: o.Status.Notes, Mounts: store, Publications: store.Pubs, Tracked: track,
 		Memory: host.Memory, MemoryLimit: memoryLimit(o, run), Remedy: creds.Remedy, Now: time.Now,
 	}
+	var ofVolumes []prometheus.Collector
+	if o.Status.Volumes {
+		ofVolumes = append(ofVolumes, status.VolumeMetrics{Collector: shown, Refresh: run.Refresh})
+	}
 	return &Node{publisher, conditions, store, track, meter, monitor.New(monitor.Options{
 		Namespace: o.Namespace, Fusectl: fusectl, Store: store, Pins: pinned, Tracker: track, Clients: clients, Peer: peer,
 		Mounts: super, Killer: run, Watchers: watchers, Changed: o.Backends.Changed, StaleAge: supervisor.StaleAge,
 		HangTimeout: o.HangTimeout, CleanPrograms: o.CleanPrograms,
-	}), run, status.Server{Namespace: o.Namespace, Socket: store.StatusSocket(), Collect: shown.Collect}}, nil
+	}), run, status.Server{Namespace: o.Namespace, Socket: store.StatusSocket(), Collect: shown.Collect}, ofVolumes}, nil
 }
 
 // memoryLimit returns the function that returns the memory limit of a mount, 0 if none is enforced.
@@ -220,7 +227,7 @@ func (n *Node) StorageHealth(ctx context.Context) ([]mount.Condition, error) {
 
 // Collectors returns the metrics of mounts.
 func (n *Node) Collectors() []prometheus.Collector {
-	return append(n.tracker.Collectors(), n.meter.Collectors()...)
+	return slices.Concat(n.tracker.Collectors(), n.meter.Collectors(), n.ofVolumes)
 }
 
 // Run keeps all mounts reconciled, helpers ready for new ones, and usage measured, until ctx ends, and waits a moment for requests in flight. It never

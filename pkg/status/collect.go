@@ -111,7 +111,7 @@ func (c *Collector) helper(shown *Mount, m state.Mount, r tracker.Report, now ti
 		return
 	}
 	shown.Client.Version, shown.Client.PID, shown.Client.Starts, shown.Conflicts = h.Version, h.ClientPID, h.Starts, h.Conflicts
-	shown.Client.Output = h.Tail
+	shown.Client.Output, shown.requests = h.Tail, h.Requests
 	if h.Queue != nil {
 		shown.Uploads = &Uploads{Files: h.Queue.Uploads, Bytes: h.Queue.Bytes}
 	}

@@ -8,6 +8,7 @@ package status
 import (
 	"time"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/client"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
 )
 
@@ -70,6 +71,8 @@ type Mount struct {
 	LingersUntil time.Time `json:"lingersUntil,omitzero"`
 	// Problems are what is not well.
 	Problems []Problem `json:"problems,omitempty"`
+
+	requests *client.Requests // nil: the client has not reported any
 }
 
 // Client is the program of a mount.

@@ -35,9 +35,8 @@ type reports map[string]tracker.Report
 
 func (r reports) Report(name string) tracker.Report { return r[name] }
 
-func collect(t *testing.T, r records, of reports) Document {
-	t.Helper()
-	c := Collector{
+func collector(r records, of reports) *Collector {
+	return &Collector{
 		Driver: Driver{"s3.csi.driver", "v1", "node-1"}, Launcher: "systemd", Notes: func() []string { return []string{"a note"} },
 		Mounts: r, Publications: r, Tracked: of,
 		Memory: func(pid int, uid uint32) (uint64, error) {
@@ -49,7 +48,11 @@ func collect(t *testing.T, r records, of reports) Document {
 		MemoryLimit: func(state.Mount) uint64 { return 1 << 30 }, Remedy: func(state.Mount) string { return "do something" },
 		Now: func() time.Time { return now },
 	}
-	d, err := c.Collect(t.Context())
+}
+
+func collect(t *testing.T, r records, of reports) Document {
+	t.Helper()
+	d, err := collector(r, of).Collect(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -53,6 +53,20 @@ func (m *Mount) Reported(status helper.Status) {
 	m.helper = &status
 }
 
+// Reported notes the status of the helper of a mount. It makes no entry.
+func (t *Tracker) Reported(name string, status helper.Status) {
+	if m := t.known(name); m != nil {
+		m.Reported(status)
+	}
+}
+
+// known returns the entry of a mount, nil if there is none.
+func (t *Tracker) known(name string) *Mount {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.mounts[name]
+}
+
 // Report returns what is remembered of a mount. It makes no entry.
 func (t *Tracker) Report(name string) Report {
 	t.mu.Lock()

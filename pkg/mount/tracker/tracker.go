@@ -61,9 +61,7 @@ func (t *Tracker) Mount(name string) *Mount {
 // Observed returns the last known state of a mount ("": unknown), Unresponsive also while it is not yet for --hang-timeout, and of its session
 // (nil: unknown). It makes no entry.
 func (t *Tracker) Observed(name string) (State, *helper.SessionStatus) {
-	t.mu.Lock()
-	m := t.mounts[name]
-	t.mu.Unlock()
+	m := t.known(name)
 	if m == nil {
 		return "", nil
 	}
