@@ -85,6 +85,7 @@ type launch struct {
 	systemd        *launcher.Systemd // nil with launcher process
 	why            string            // reason for the choice of the launcher
 	limits         launcher.Limits   // default limits of a mount
+	slice          launcher.Limits   // of all mounts together
 	programs       *programs.Clients
 	dns            *resolvconf.Copy // nil if helpers use the host's resolv.conf
 	sessionProblem string           // problem with the session program; "" if none
@@ -118,7 +119,7 @@ func launchOn(ctx context.Context, ns *host.Namespace, p programPaths, o driver.
 	if err != nil {
 		return l, err
 	}
-	l = launch{limits: limits, programs: programs.NewClients(ns, p.clients.All(), p.clientDir, p.clientDir)}
+	l = launch{limits: limits, slice: slice, programs: programs.NewClients(ns, p.clients.All(), p.clientDir, p.clientDir)}
 	if l.dns, err = ownDNS(ns, o.Node); err != nil {
 		return l, err
 	}
@@ -173,6 +174,14 @@ func limitsOf(o driver.NodeOptions) (one, all launcher.Limits, err error) {
 	one = launcher.Limits{MemoryMax: o.MemoryLimit.Of(total), CPUWeight: o.CPUWeight, TasksMax: o.TasksMax}
 	all = launcher.Limits{MemoryMax: o.SliceMemoryLimit.Of(total)}
 	return one, all, nil
+}
+
+// enforced returns the memory limits that the launcher enforces, of one mount and of all together, in bytes; 0: none.
+func (l launch) enforced() (one, all uint64) {
+	if l.systemd == nil {
+		return 0, 0
+	}
+	return l.limits.MemoryMax, l.slice.MemoryMax
 }
 
 // lingerLimits returns the limits of lingering mounts on this node.

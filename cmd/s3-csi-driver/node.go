@@ -103,6 +103,7 @@ func addNode(ctx context.Context, cfg *driver.Config, o driver.Options, s storag
 		return err
 	}
 	n.VolumeHealth = o.Common.VolumeHealth
+	n.MaxVolumes = o.Node.VolumeAttachLimit.Of(l.enforced())
 	cfg.Node = n
 	if c, ok := cfg.Controller.(*driver.Controller); ok {
 		c.InUse = m

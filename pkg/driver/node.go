@@ -32,19 +32,20 @@ type Node struct {
 	csi.UnimplementedNodeServer
 	// VolumeHealth offers the alpha RPCs of volume health.
 	VolumeHealth bool
-	mounter      Mounter
-	name         string // the driver's
-	id           string
-	maxVolumes   int64
-	inline       bool
+	// MaxVolumes is how many volumes the CO may publish on this node; 0: any number.
+	MaxVolumes int64
+	mounter    Mounter
+	name       string // the driver's
+	id         string
+	inline     bool
 }
 
-// NewNode returns the service. It uses the options NodeID, VolumeAttachLimit and InlineVolumes.
+// NewNode returns the service. It uses the options NodeID and InlineVolumes.
 func NewNode(mounter Mounter, driverName string, o NodeOptions) (*Node, error) {
-	if mounter == nil || driverName == "" || o.NodeID == "" || o.VolumeAttachLimit < 0 {
-		return nil, errors.New("the node service needs a mounter, the driver's name, a node id and a non-negative limit")
+	if mounter == nil || driverName == "" || o.NodeID == "" {
+		return nil, errors.New("the node service needs a mounter, the driver's name and a node id")
 	}
-	return &Node{mounter: mounter, name: driverName, id: o.NodeID, maxVolumes: o.VolumeAttachLimit, inline: o.InlineVolumes}, nil
+	return &Node{mounter: mounter, name: driverName, id: o.NodeID, inline: o.InlineVolumes}, nil
 }
 
 // NodeGetCapabilities implements csi.NodeServer.
@@ -64,7 +65,7 @@ func (n *Node) NodeGetCapabilities(context.Context, *csi.NodeGetCapabilitiesRequ
 
 // NodeGetInfo implements csi.NodeServer.
 func (n *Node) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeGetInfoResponse, error) {
-	return &csi.NodeGetInfoResponse{NodeId: n.id, MaxVolumesPerNode: n.maxVolumes}, nil
+	return &csi.NodeGetInfoResponse{NodeId: n.id, MaxVolumesPerNode: n.MaxVolumes}, nil
 }
 
 // NodePublishVolume implements csi.NodeServer.

@@ -42,7 +42,7 @@ type NodeOptions struct {
 	UIDs              UIDRange
 	TargetRoot        string // "": any
 	AllowIsolated     bool   // publish volumes even if the driver cannot see the host
-	VolumeAttachLimit int64
+	VolumeAttachLimit VolumeLimit
 	InlineVolumes     bool // of pods
 	MountTimeout      time.Duration
 	DrainTimeout      time.Duration
@@ -74,7 +74,7 @@ func (o *NodeOptions) AddFlags(fs *pflag.FlagSet) {
 	fs.Var(&o.UIDs, "uid-range", "range of unused user ids on the host, \"first-last\"; every mount gets its own")
 	fs.StringVar(&o.TargetRoot, "target-root", "", "directory that must contain every target path, for example /var/lib/kubelet; if empty, any directory is allowed")
 	fs.BoolVar(&o.AllowIsolated, "allow-isolated", false, "publish volumes even if the driver runs in a container that cannot see the host (without hostPID: true, --pid=host or pid_mode = \"host\"); all mounts then end with the container, and files that are not uploaded yet are lost")
-	fs.Int64Var(&o.VolumeAttachLimit, "volume-attach-limit", 0, "maximum number of volumes on this node, reported to the CO; 0: no limit")
+	fs.Var(&o.VolumeAttachLimit, "volume-attach-limit", "maximum number of volumes on this node, reported to the CO; auto: --slice-memory-limit divided by --memory-limit, where the launcher enforces both; 0: no limit")
 	fs.BoolVar(&o.InlineVolumes, "inline-volumes", false, "allow inline volumes (csi in a pod's volumes), never with the driver's own credentials; requires mode Ephemeral and podInfoOnMount: true in the CSIDriver object")
 	fs.DurationVar(&o.MountTimeout, "mount-timeout", 90*time.Second, "how long a client may take until its mount is ready")
 	fs.DurationVar(&o.DrainTimeout, "drain-timeout", 24*time.Hour, "how long NodeUnpublishVolume waits for the uploads of a client if the caller set no deadline, as Nomad, which takes an error for success; uploads continue after it, and a retry waits for them again")
@@ -100,9 +100,6 @@ func (o *NodeOptions) validate(c *checker) {
 	c.check("launcher", checkOneOf(o.Launcher, []string{LauncherSystemd, LauncherProcess, LauncherAuto}))
 	c.check("node-dns", checkOneOf(o.DNS, []string{DNSHost, DNSPod}))
 	c.check("target-root", optional(checkAbsolute, o.TargetRoot))
-	if o.VolumeAttachLimit < 0 {
-		c.check("volume-attach-limit", fmt.Errorf("%d is negative; 0 means no limit", o.VolumeAttachLimit))
-	}
 	c.check("mount-timeout", checkDuration(o.MountTimeout, time.Second, time.Hour))
 	c.check("drain-timeout", checkDuration(o.DrainTimeout, time.Second, maxDrainTimeout))
 	if o.HangTimeout != 0 {
@@ -141,6 +138,48 @@ func (o *NodeOptions) ChosenLimits() []string {
 		}
 	}
 	return chosen
+}
+
+// VolumeLimit is a number of volumes; 0: no limit; AutoVolumeLimit: as many as the memory of all mounts has room for.
+type VolumeLimit int64
+
+// AutoVolumeLimit is the VolumeLimit "auto".
+const AutoVolumeLimit VolumeLimit = -1
+
+// String returns the form that Set reads.
+func (l *VolumeLimit) String() string {
+	if *l == AutoVolumeLimit {
+		return "auto"
+	}
+	return strconv.FormatInt(int64(*l), 10)
+}
+
+// Type returns the name of the value in help texts.
+func (l *VolumeLimit) Type() string { return "limit" }
+
+// Set reads a number, or "auto".
+func (l *VolumeLimit) Set(s string) error {
+	if s == "auto" {
+		*l = AutoVolumeLimit
+		return nil
+	}
+	n, err := strconv.ParseUint(s, 10, 31)
+	if err != nil {
+		return errors.New("must be auto, a number of volumes, or 0 for no limit")
+	}
+	*l = VolumeLimit(n)
+	return nil
+}
+
+// Of returns the number on a node that enforces these memory limits, in bytes, of one mount and of all mounts together; 0: none.
+func (l *VolumeLimit) Of(one, all uint64) int64 {
+	switch {
+	case *l != AutoVolumeLimit:
+		return int64(*l)
+	case one == 0 || all == 0:
+		return 0
+	}
+	return int64(max(all/one, 1)) //nolint:gosec // memory limits are far below
 }
 
 // Memory is an amount of memory, in bytes or as a share of the node's memory. It is a pflag.Value. The zero value is no limit.

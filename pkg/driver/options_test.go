@@ -89,13 +89,33 @@ func TestCommandLineWinsOverEnvironmentWhichWinsOverDefaults(t *testing.T) {
 	}
 }
 
+func TestTheVolumeLimitOfANode(t *testing.T) {
+	const gi = 1 << 30
+	for _, tc := range []struct {
+		flag     string
+		one, all uint64
+		want     int64
+	}{
+		{"0", gi, 8 * gi, 0}, {"12", gi, 8 * gi, 12}, {"12", 0, 0, 12},
+		{"auto", gi, 8*gi + 1, 8}, {"auto", 2 * gi, gi, 1}, {"auto", 0, gi, 0}, {"auto", gi, 0, 0},
+	} {
+		var l VolumeLimit
+		if err := l.Set(tc.flag); err != nil || l.String() != tc.flag {
+			t.Errorf("%s is read as %s, %v", tc.flag, l.String(), err)
+		}
+		if got := l.Of(tc.one, tc.all); got != tc.want {
+			t.Errorf("%s with %d of %d bytes is %d, want %d", tc.flag, tc.one, tc.all, got, tc.want)
+		}
+	}
+}
+
 func TestEveryFlagCanBeSetByItsVariableAndBothRefuseABadValue(t *testing.T) {
 	values := map[string]struct{ good, bad string }{
 		"endpoint": {"/tmp/x.sock", "relative/path"}, "driver-name": {"a.b", "a_b"}, "config": {"/etc/c.yaml", "relative.yaml"}, "http-endpoint": {"127.0.0.1:1", "nowhere"},
 		"logging-format": {"json", "xml"}, "v": {"3", "many"}, "shutdown-timeout": {"3s", "-1s"}, "cluster-id": {"c1", "two words"}, "deletion-workers": {"3", "65"}, "copy-workers": {"8", "257"},
 		"node-id": {"n", "two words"}, "state-dir": {"/run/x", "relative"}, "cache-dir": {"/var/x", "/a/../b"}, "client-dir": {"/opt/x", "relative"},
 		"default-client": {"rclone", "no_client"}, "launcher": {"process", "systemctl"}, "node-dns": {"pod", "cluster"}, "uid-range": {"3000-3001", "2000000"},
-		"target-root": {"/var/lib/kubelet", "relative"}, "volume-attach-limit": {"3", "-1"}, "inline-volumes": {"true", "perhaps"}, "mount-timeout": {"3s", "1ms"},
+		"target-root": {"/var/lib/kubelet", "relative"}, "volume-attach-limit": {"auto", "-1"}, "inline-volumes": {"true", "perhaps"}, "mount-timeout": {"3s", "1ms"},
 		"drain-timeout": {"3s", "soon"}, "host-dir": {"/opt/y", "relative"}, "heal": {"false", "perhaps"}, "hang-timeout": {"3s", "1ms"}, "allow-isolated": {"true", "perhaps"},
 		"memory-limit": {"2Gi", "1MiB"}, "cpu-weight": {"3", "10001"}, "tasks-max": {"64", "31"}, "slice-memory-limit": {"30%", "101%"},
 		"linger-max-mounts": {"3", "-1"}, "linger-max-memory": {"30%", "1Mi"}, "usage-max-requests": {"7", "-1"}, "volume-metrics": {"true", "perhaps"}, "volume-health": {"true", "perhaps"},
@@ -187,7 +207,7 @@ func TestMistakesAreUsageErrorsThatNameTheirPlace(t *testing.T) {
 		{"node --uid-range=2000-70000", nil, []string{"--uid-range", "65534"}},
 		{"node --uid-range=100000-4294967295", nil, []string{"--uid-range", "not a user id"}},
 		{"node --target-root=kubelet", nil, []string{"--target-root", "absolute"}},
-		{"node --volume-attach-limit=-1", nil, []string{"--volume-attach-limit", "negative"}},
+		{"node --volume-attach-limit=-1", nil, []string{"--volume-attach-limit", "auto"}},
 		{"node --mount-timeout=0s", nil, []string{"--mount-timeout"}},
 		{"node --drain-timeout=721h", nil, []string{"--drain-timeout"}},
 		{"controller --v=11 --driver-name=- --deletion-workers=0", nil, []string{"--v", "--driver-name", "--deletion-workers"}},

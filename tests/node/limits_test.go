@@ -369,3 +369,17 @@ func TestWhatAllMountsUseIsBounded(t *testing.T) {
 		e.awaitNothingLeft(5 * time.Second)
 	}, "--memory-limit=8Gi", "--slice-memory-limit=700Mi")
 }
+
+// TestTheVolumeLimitFitsTheMemory asks a driver that sets the limit itself.
+func TestTheVolumeLimitFitsTheMemory(t *testing.T) {
+	t.Parallel()
+	e := start(t, "--volume-attach-limit=auto", "--memory-limit=128Mi", "--slice-memory-limit=1Gi")
+	want := int64(0) // processes have no limits
+	if e.Launcher == rig.LauncherSystemd {
+		want = 8
+	}
+	info, err := e.NodeGetInfo(rigtest.Context(t, time.Minute), &csi.NodeGetInfoRequest{})
+	if err != nil || info.GetMaxVolumesPerNode() != want {
+		t.Errorf("%v, %v, want %d", info, err, want)
+	}
+}
