@@ -31,11 +31,15 @@ func TestPassedOptionsOfTheAWSDriverAreMountpoints(t *testing.T) {
 	}
 }
 
-// Every mount option that docs/migrating.md advises to use exists.
+// Every mount option that the pages on migrating advise to use exists.
 func TestTheAdviceNamesExistingOptions(t *testing.T) {
-	page, err := os.ReadFile("../../docs/migrating.md")
-	if err != nil {
-		t.Fatal(err)
+	var page []byte
+	for _, name := range []string{"migrating-aws.md", "migrating-k8s-csi-s3.md"} {
+		text, err := os.ReadFile("../../docs/" + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		page = append(page, text...)
 	}
 	named := regexp.MustCompile(`mount option ([a-z-]+)(?: of (rclone|mountpoint-s3))?(?: or ([a-z-]+) of mountpoint-s3)?`)
 	found, limits := 0, false

@@ -12,9 +12,9 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 )
 
-// The examples in docs/credentials.md are what the driver, or at least a parser, takes.
+// The examples in docs/credentials-setup.md are what the driver, or at least a parser, takes.
 func TestTheDocumentedExamplesAreTaken(t *testing.T) {
-	doc, err := os.ReadFile("../../docs/credentials.md")
+	doc, err := os.ReadFile("../../docs/credentials-setup.md")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,48 +9,65 @@ import (
 )
 
 const (
-	foreignFile  = "../../docs/migrating.md"
 	foreignBegin = "<!-- tables: go test ./pkg/volume -run TestDocsForeign -update -->\n"
 	foreignEnd   = "<!-- end of tables -->\n"
 )
 
+// foreignTitle is the title of an origin's table, and of its first column.
+type foreignTitle struct {
+	origin       Origin
+	title, thing string
+}
+
+// foreignPages are the tables of each page.
+func foreignPages() map[string][]foreignTitle {
+	return map[string][]foreignTitle{
+		"migrating.md": {
+			{OriginOption, "Mount options that set attributes", "option"},
+		},
+		"migrating-aws.md": {
+			{OriginAWSAttribute, "Volume attributes of the AWS driver", "attribute"},
+			{OriginAWSOption, "Mount options of the AWS driver", "option"},
+		},
+		"migrating-k8s-csi-s3.md": {
+			{OriginK8sS3, "Parameters and volume attributes of k8s-csi-s3", "name"},
+			{OriginSecret, "Secrets of k8s-csi-s3", "key"},
+			{OriginRclone, "`options` of k8s-csi-s3 with `mounter: rclone`", "option"},
+			{OriginOtherMounter, "`options` of k8s-csi-s3 with another `mounter`, or none", "option"},
+		},
+	}
+}
+
 func TestDocsForeignWordsAreThoseOfTheCode(t *testing.T) {
-	text, err := os.ReadFile(foreignFile)
-	if err != nil {
-		t.Fatal(err)
-	}
-	head, rest, ok := strings.Cut(string(text), foreignBegin)
-	_, tail, closed := strings.Cut(rest, foreignEnd)
-	if !ok || !closed {
-		t.Fatalf("%s has lost the marks of its tables: %s…%s", foreignFile, foreignBegin, foreignEnd)
-	}
-	want := head + foreignBegin + foreignTables() + "\n" + foreignEnd + tail
-	if want == string(text) {
-		return
-	}
-	if !*update {
-		t.Fatalf("%s differs from ForeignDocs; run: go test ./pkg/volume -run TestDocsForeign -update", foreignFile)
-	}
-	if err := os.WriteFile(foreignFile, []byte(want), 0o644); err != nil {
-		t.Fatal(err)
+	for page, titles := range foreignPages() {
+		file := "../../docs/" + page
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		head, rest, ok := strings.Cut(string(text), foreignBegin)
+		_, tail, closed := strings.Cut(rest, foreignEnd)
+		if !ok || !closed {
+			t.Fatalf("%s has lost the marks of its tables: %s…%s", file, foreignBegin, foreignEnd)
+		}
+		want := head + foreignBegin + foreignTables(titles) + "\n" + foreignEnd + tail
+		if want == string(text) {
+			continue
+		}
+		if !*update {
+			t.Errorf("%s differs from ForeignDocs; run: go test ./pkg/volume -run TestDocsForeign -update", file)
+			continue
+		}
+		if err := os.WriteFile(file, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 
 // foreignTables is a table for each origin, with a line for all rows that say the same.
-func foreignTables() string {
+func foreignTables(titles []foreignTitle) string {
 	var b strings.Builder
-	for _, part := range []struct {
-		origin       Origin
-		title, thing string
-	}{
-		{OriginAWSAttribute, "Volume attributes of the AWS driver", "attribute"},
-		{OriginAWSOption, "Mount options of the AWS driver", "option"},
-		{OriginOption, "Mount options that set attributes", "option"},
-		{OriginK8sS3, "Parameters and volume attributes of k8s-csi-s3", "name"},
-		{OriginSecret, "Secrets of k8s-csi-s3", "key"},
-		{OriginRclone, "`options` of k8s-csi-s3 with `mounter: rclone`", "option"},
-		{OriginOtherMounter, "`options` of k8s-csi-s3 with another `mounter`, or none", "option"},
-	} {
+	for _, part := range titles {
 		fmt.Fprintf(&b, "\n### %s\n\n| %s | outcome | here |\n|---|---|---|\n", part.title, part.thing)
 		var lines []ForeignDoc
 		names := map[string][]string{}
@@ -75,13 +92,16 @@ func foreignTables() string {
 	return b.String()
 }
 
-// Each origin has rows and a title, so that no row is left out of the page.
+// Each origin has rows and a title, so that no row is left out of the pages.
 func TestDocsForeignHaveEveryOrigin(t *testing.T) {
-	page := foreignTables()
+	var page string
+	for _, titles := range foreignPages() {
+		page += foreignTables(titles)
+	}
 	var origins []Origin
 	for _, row := range ForeignDocs() {
 		if row.Name != others && !strings.Contains(page, "`"+row.Name+"`") {
-			t.Errorf("%s %s is not on the page", row.Origin, row.Name)
+			t.Errorf("%s %s is on no page", row.Origin, row.Name)
 		}
 		if !slices.Contains(origins, row.Origin) {
 			origins = append(origins, row.Origin)
