@@ -28,8 +28,9 @@ const (
 	moves = "victim"
 )
 
-// hangTimeout is --hang-timeout: short, but not so short that a busy machine looks like a hang.
-const hangTimeout = 5 * time.Second
+// hangTimeout is --hang-timeout: short, but not so short that a machine whose disk is busy with a build looks like a hang: there, clients
+// whose caches are on it did not answer for more than six seconds.
+const hangTimeout = 10 * time.Second
 
 // testNode is a node on which one scenario of the matrix after the other runs. Its driver stops at failpoints; a volume that
 // nothing is done to is in use all the time.
