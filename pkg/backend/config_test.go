@@ -297,7 +297,7 @@ func TestTheDocumentedConfigIsTheOneThatIsRead(t *testing.T) {
 }
 
 func TestClientsAreDeclaredInTheFile(t *testing.T) {
-	document, err := os.ReadFile("../../docs/clients.md")
+	document, err := os.ReadFile("../../docs/declared-clients.md")
 	if err != nil {
 		t.Fatal(err)
 	}

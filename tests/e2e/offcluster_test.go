@@ -77,7 +77,7 @@ func TestOffClusterController(t *testing.T) {
 	}
 }
 
-// outside is a machine's directory with what docs/install.md has one put there.
+// outside is a machine's directory with what docs/off-cluster.md has one put there.
 type outside string
 
 // machineDir makes it.
