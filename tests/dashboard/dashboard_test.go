@@ -100,6 +100,7 @@ func TestEveryPanelHasData(t *testing.T) {
 	}
 	rigtest.Delete(t, d, rigtest.Create(t, d, "deleted").GetVolumeId())
 	refused := rigtest.PublishRequest(v, n.Rig.Target("refused"))
+	refused.VolumeContext = maps.Clone(refused.GetVolumeContext())
 	refused.VolumeContext["client"] = "no-such-client"
 	if _, err := d.NodePublishVolume(rigtest.Context(t, time.Minute), refused); err == nil {
 		t.Error("a volume with a client that does not exist was published")
@@ -117,6 +118,9 @@ func TestEveryPanelHasData(t *testing.T) {
 		_, err := os.ReadFile(file)
 		return err == nil && shows("s3csi_volume_read_bytes_total{")()
 	})
+	again := n.Rig.Target("again")
+	rigtest.Publish(t, d, v, again)
+	rigtest.Unpublish(t, d, v, again)
 	seen.scrape(t, d)
 	seen.scrape(t, d)
 	rigtest.Unpublish(t, d, v, target)
