@@ -136,7 +136,7 @@ httpGet:
     - --http-endpoint={{ include "s3csi.address" (dict "hostNetwork" $values.hostNetwork "open" false "port" $values.ports.liveness) }}
     - --probe-timeout=3s
     - --v={{ int $sidecar.logLevel }}
-    {{- with $sidecar.additionalArgs }}
+    {{- with $sidecar.extraArgs }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
   volumeMounts:
