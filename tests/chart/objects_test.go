@@ -107,6 +107,7 @@ type podSpec struct {
 type container struct {
 	Name  string   `json:"name"`
 	Image string   `json:"image"`
+	Pull  string   `json:"imagePullPolicy"`
 	Args  []string `json:"args"`
 	Env   []struct {
 		Name  string `json:"name"`

@@ -55,22 +55,29 @@ app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
 {{- end -}}
 
 {{/*
-An image reference, with its digest if there is one. A digest with a tag is used only for that tag: container runtimes ignore the
-tag of an image with a digest, so another tag with the chart's digest would pull the chart's version. Call with a dict of image, tag.
+An image reference, with its digest if there is one, from global.imageRegistry if that is set. A digest with a tag is used only for
+that tag: container runtimes ignore the tag of an image with a digest, so another tag with the chart's digest would pull the chart's
+version. Call with (list $ image tag).
 */}}
 {{- define "s3csi.reference" -}}
-{{ .image.repository }}:{{ .tag }}
-{{- $digest := trimPrefix (printf "%s@" .tag) .image.digest -}}
+{{- $image := index . 1 -}}
+{{- $tag := index . 2 -}}
+{{- with (index . 0).Values.global.imageRegistry }}{{ . }}/{{ regexReplaceAll "^([^/]*[.:][^/]*|localhost)/" $image.repository "" }}{{ else }}{{ $image.repository }}{{ end -}}
+:{{ $tag }}
+{{- $digest := trimPrefix (printf "%s@" $tag) $image.digest -}}
 {{- if hasPrefix "sha256:" $digest }}@{{ $digest }}{{ end -}}
 {{- end -}}
 
 {{- define "s3csi.image" -}}
-{{ include "s3csi.reference" (dict "image" .Values.image "tag" (.Values.image.tag | default .Chart.AppVersion)) }}
+{{ include "s3csi.reference" (list . .Values.image (.Values.image.tag | default .Chart.AppVersion)) }}
 {{- end -}}
 
-{{/* A sidecar's image. Call with the sidecar's values. */}}
+{{/* Image and pull policy of a sidecar's container. Call with (list $ .Values.sidecars.provisioner). */}}
 {{- define "s3csi.sidecarImage" -}}
-{{ include "s3csi.reference" (dict "image" .image "tag" .image.tag) }}
+{{- $root := index . 0 -}}
+{{- $image := (index . 1).image -}}
+image: {{ include "s3csi.reference" (list $root $image $image.tag) }}
+imagePullPolicy: {{ $image.pullPolicy | default $root.Values.image.pullPolicy }}
 {{- end -}}
 
 {{/* Directory of the config file and the certificates in the driver's containers. */}}
@@ -129,8 +136,7 @@ httpGet:
 {{- $values := index $root.Values (index . 1) -}}
 {{- $sidecar := $root.Values.sidecars.livenessProbe -}}
 - name: liveness-probe
-  image: {{ include "s3csi.sidecarImage" $sidecar }}
-  imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+  {{- include "s3csi.sidecarImage" (list $root $sidecar) | nindent 2 }}
   args:
     - --csi-address=/csi/csi.sock
     - --http-endpoint={{ include "s3csi.address" (dict "hostNetwork" $values.hostNetwork "open" false "port" $values.ports.liveness) }}
