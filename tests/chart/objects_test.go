@@ -76,6 +76,10 @@ type subject struct {
 	Kind, Name, Namespace string
 }
 
+type named struct {
+	Name string `json:"name"`
+}
+
 type podSpec struct {
 	ServiceAccountName string      `json:"serviceAccountName"`
 	Automount          *bool       `json:"automountServiceAccountToken"`
@@ -91,9 +95,13 @@ type podSpec struct {
 			Path string `json:"path"`
 			Type string `json:"type"`
 		} `json:"hostPath"`
-		ConfigMap *struct {
-			Name string `json:"name"`
-		} `json:"configMap"`
+		ConfigMap *named `json:"configMap"`
+		Projected struct {
+			Sources []struct {
+				ConfigMap *named `json:"configMap"`
+				Secret    *named `json:"secret"`
+			} `json:"sources"`
+		} `json:"projected"`
 	} `json:"volumes"`
 	SecurityContext struct {
 		RunAsNonRoot   bool  `json:"runAsNonRoot"`

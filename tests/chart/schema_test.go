@@ -148,6 +148,13 @@ func TestTemplatesRefuse(t *testing.T) {
 		"attributes without a resizer": {"volumeAttributesClasses: [{name: a, parameters: {onDelete: retain}}]", "require sidecars.resizer.enabled"},
 		"two controllers":              {"backends: {a: {singleController: true}}", "set controller.replicas to 1"},
 		"certificates for nobody":      {"caCertificates: {a: '-----BEGIN CERTIFICATE-----'}", "caCertificates is set"},
+		"two config files":             {"existingConfig: {configMapName: a, secretName: b}", "can be in only one of them"},
+		"backends beside a file":       {"existingConfig: {configMapName: a}\nbackends: {a: {}}", "existingConfig replaces backends"},
+		"clients beside a file":        {"existingConfig: {configMapName: a}\nclients: {a: {program: a, fuse: path, drain: exits, cache: none}}", "existingConfig replaces backends"},
+		"certificates beside a file":   {"existingConfig: {configMapName: a}\ncaCertificates: {a: '-----BEGIN CERTIFICATE-----'}", "existingConfig replaces backends"},
+		"two controllers of a file":    {"existingConfig: {configMapName: a, singleController: true}", "set controller.replicas to 1"},
+		"one controller of no file":    {"existingConfig: {singleController: true}\ncontroller: {replicas: 1}", "existingConfig.singleController is set without"},
+		"existing certificates alone":  {"existingCACertificates: {secretName: a}", "existingCACertificates is set"},
 		"a certificate that is not":    {"backends: {a: {caFile: /etc/s3-csi-driver/b}}", `backends.a.caFile is /etc/s3-csi-driver/b, but caCertificates has no "b"`},
 		"a monitor of nothing":         {"metrics: {serviceMonitor: {enabled: true}}", "require metrics.enabled"},
 		"alerts on nothing":            {"metrics: {prometheusRule: {enabled: true}}", "require metrics.enabled"},
@@ -192,6 +199,7 @@ func TestNotes(t *testing.T) {
 		nodeKeys  = "driverCredentials.node"
 		inRelease = "secrets"
 		network   = "node.hostNetwork"
+		audiences = "csiDriver.tokenRequests.additional"
 	)
 	for name, c := range map[string]struct {
 		values string
@@ -210,6 +218,8 @@ func TestNotes(t *testing.T) {
 		"inline":                {"inlineVolumes: true", []string{none, inline}},
 		"metrics":               {"metrics: {enabled: true}", []string{none, metrics}},
 		"secrets in the chart":  {"secrets: [{name: a, stringData: {}}]", []string{none, inRelease}},
+		"an existing file":      {"existingConfig: {configMapName: a}", []string{audiences}},
+		"and its audiences":     {"existingConfig: {configMapName: a}\ncsiDriver: {tokenRequests: {additional: [{audience: a}]}}", nil},
 		"nodes alone":           {"nodeComponentOnly: true", nil},
 		"controller alone":      {"controllerOnly: true\nnode: {launcher: process}\ninlineVolumes: true", []string{none}},
 	} {

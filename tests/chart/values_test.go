@@ -1,6 +1,7 @@
 package chart
 
 import (
+	"slices"
 	"testing"
 )
 
@@ -38,5 +39,54 @@ sidecars:
 	}
 	if len(want) > 0 {
 		t.Errorf("there are no containers %v", want)
+	}
+}
+
+// Config file and certificates can come from objects that the chart does not make.
+func TestExistingObjects(t *testing.T) {
+	const (
+		dir     = "/etc/s3-csi-driver"
+		backend = "backends: {a: {caFile: /etc/s3-csi-driver/ca.crt}}\n"
+	)
+	for name, c := range map[string]struct {
+		values   string
+		mounted  []string
+		own      int
+		audience string
+		strategy string
+	}{
+		"the chart's":             {"backends: {a: {}}", []string{"ConfigMap s3-csi-driver-config"}, 1, "sts.amazonaws.com", "RollingUpdate"},
+		"a ConfigMap":             {"existingConfig: {configMapName: x}", []string{"ConfigMap x"}, 0, "", "RollingUpdate"},
+		"a Secret":                {"existingConfig: {secretName: x}", []string{"Secret x"}, 0, "", "RollingUpdate"},
+		"for one controller":      {"existingConfig: {secretName: x, singleController: true}\ncontroller: {replicas: 1}", []string{"Secret x"}, 0, "", "Recreate"},
+		"its client":              {"existingConfig: {secretName: x}\nnode: {defaultClient: other}", []string{"Secret x"}, 0, "", "RollingUpdate"},
+		"certificates":            {backend + "existingCACertificates: {configMapName: ca}", []string{"ConfigMap ca", "ConfigMap s3-csi-driver-config"}, 1, "sts.amazonaws.com", "RollingUpdate"},
+		"certificates of Secrets": {backend + "existingCACertificates: {secretName: tls}", []string{"Secret tls", "ConfigMap s3-csi-driver-config"}, 1, "sts.amazonaws.com", "RollingUpdate"},
+		"all of it":               {"existingConfig: {configMapName: x}\nexistingCACertificates: {configMapName: ca, secretName: tls}", []string{"ConfigMap ca", "Secret tls", "ConfigMap x"}, 0, "", "RollingUpdate"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			objects := template(t, withValues(t, c.values)...)
+			if have := len(of(objects, "ConfigMap")); have != c.own {
+				t.Errorf("%d ConfigMaps, want %d", have, c.own)
+			}
+			for _, o := range workloads(objects) {
+				if have := driverOf(t, o).flag("config"); have != dir+"/config.yaml" {
+					t.Errorf("%s has --config=%s", o.Metadata.Name, have)
+				}
+				if have := mountedAt(t, o, dir); !slices.Equal(have, c.mounted) {
+					t.Errorf("%s mounts %q, want %q", o.Metadata.Name, have, c.mounted)
+				}
+			}
+			audience := ""
+			for _, r := range one(t, objects, "CSIDriver").Spec.TokenRequests {
+				audience += r.Audience
+			}
+			if audience != c.audience {
+				t.Errorf("tokens for %q, want %q", audience, c.audience)
+			}
+			if have := one(t, objects, "Deployment").Spec.Strategy.Type; have != c.strategy {
+				t.Errorf("strategy %s, want %s", have, c.strategy)
+			}
+		})
 	}
 }

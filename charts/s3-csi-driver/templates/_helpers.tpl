@@ -51,6 +51,7 @@ app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
 
 {{/* Whether only one controller may run. */}}
 {{- define "s3csi.singleController" -}}
+{{- if .Values.existingConfig.singleController }}true{{ end -}}
 {{- range $name, $backend := .Values.backends }}{{ if $backend.singleController }}true{{ end }}{{ end -}}
 {{- end -}}
 
@@ -78,6 +79,43 @@ version. Call with (list $ image tag).
 {{- $image := (index . 1).image -}}
 image: {{ include "s3csi.reference" (list $root $image $image.tag) }}
 imagePullPolicy: {{ $image.pullPolicy | default $root.Values.image.pullPolicy }}
+{{- end -}}
+
+{{/* Whether the config file is an existing object's: "true" or "". */}}
+{{- define "s3csi.existingConfig" -}}{{ if or .Values.existingConfig.configMapName .Values.existingConfig.secretName }}true{{ end }}{{- end -}}
+
+{{/* Whether there is a config file: "true" or "". */}}
+{{- define "s3csi.hasConfig" -}}{{ if or .Values.backends .Values.clients (include "s3csi.existingConfig" .) }}true{{ end }}{{- end -}}
+
+{{/* The volume of the config file and the certificates. */}}
+{{- define "s3csi.configVolume" -}}
+{{- $own := printf "%s-config" (include "s3csi.fullname" .) -}}
+{{- $config := .Values.existingConfig -}}
+{{- $ca := .Values.existingCACertificates -}}
+name: config
+{{- if not (or (include "s3csi.existingConfig" .) $ca.configMapName $ca.secretName) }}
+configMap:
+  name: {{ $own }}
+{{- else }}
+projected:
+  sources:
+    {{- with $ca.configMapName }}
+    - configMap:
+        name: {{ . }}
+    {{- end }}
+    {{- with $ca.secretName }}
+    - secret:
+        name: {{ . }}
+    {{- end }}
+    # The last one, so that a certificate's file does not replace the config file.
+    {{- if $config.secretName }}
+    - secret:
+        name: {{ $config.secretName }}
+    {{- else }}
+    - configMap:
+        name: {{ $config.configMapName | default $own }}
+    {{- end }}
+{{- end }}
 {{- end -}}
 
 {{/* Directory of the config file and the certificates in the driver's containers. */}}
@@ -174,12 +212,17 @@ httpGet:
 {{- if $reads }}true{{ end -}}
 {{- end -}}
 
+{{/* The backends that the chart knows, as YAML: those of the values, or AWS. */}}
+{{- define "s3csi.backends" -}}
+{{- if not (include "s3csi.existingConfig" .) }}{{ .Values.backends | default (dict "default" dict) | toYaml }}{{ end -}}
+{{- end -}}
+
 {{/* tokenRequests of the CSIDriver object, as YAML; "" for none. */}}
 {{- define "s3csi.tokenRequests" -}}
 {{- $t := .Values.csiDriver.tokenRequests -}}
 {{- $audiences := list -}}
 {{- if $t.derive -}}
-{{- range $name, $backend := (.Values.backends | default (dict "default" dict)) -}}
+{{- range $name, $backend := (include "s3csi.backends" . | fromYaml) -}}
 {{- $audience := dig "sts" "audience" "" $backend | default (ternary "" "sts.amazonaws.com" (hasKey $backend "endpoint")) -}}
 {{- if $audience }}{{ $audiences = append $audiences $audience }}{{ end -}}
 {{- end -}}
