@@ -190,6 +190,7 @@ func TestLint(t *testing.T) {
 // The notes warn about values that an operator should know the consequences of.
 func TestNotes(t *testing.T) {
 	const (
+		cluster   = "clusterID"
 		none      = "driverCredentials"
 		process   = "node.launcher"
 		inline    = "inlineVolumes"
@@ -205,6 +206,7 @@ func TestNotes(t *testing.T) {
 		values string
 		want   []string
 	}{
+		"no cluster ID":         {"clusterID: ''", []string{cluster, none}},
 		"by default":            {"", []string{none}},
 		"a role":                {"controller: {serviceAccount: {annotations: {eks.amazonaws.com/role-arn: x}}}", nil},
 		"keys":                  {"driverCredentials: {secretName: x}", nil},
@@ -224,7 +226,8 @@ func TestNotes(t *testing.T) {
 		"controller alone":      {"controllerOnly: true\nnode: {launcher: process}\ninlineVolumes: true", []string{none}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			args := append([]string{"install", release, chartDir, "--namespace", namespace, "--dry-run=client"}, withValues(t, c.values)...)
+			args := append([]string{"install", release, chartDir, "--namespace", namespace, "--dry-run=client"}, withValues(t, "clusterID: one")...)
+			args = append(args, withValues(t, c.values)...)
 			out, all, err := run(t, helm(t), args...)
 			if err != nil {
 				t.Fatal(err, all)
