@@ -2,6 +2,7 @@ package chart
 
 import (
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -39,6 +40,33 @@ sidecars:
 	}
 	if len(want) > 0 {
 		t.Errorf("there are no containers %v", want)
+	}
+}
+
+// The CSIDriver object has the field only if asked, and only where the API server knows it: Kubernetes 1.36 was the first.
+func TestPodsAreScheduledToNodesWithTheDriver(t *testing.T) {
+	const field = "preventPodSchedulingIfMissing"
+	for _, tc := range []struct {
+		cluster, value string
+		want, fails    bool
+	}{
+		{"1.36.0", "false", false, false},
+		{"1.36.0", "true", true, false},
+		{"1.37.1", "true", true, false},
+		{"1.35.4", "false", false, false},
+		{"1.35.4", "true", false, true},
+	} {
+		out, all, err := run(t, helm(t), "template", release, chartDir, "--kube-version", tc.cluster, "--set", "csiDriver."+field+"="+tc.value)
+		if (err != nil) != tc.fails || tc.fails && !strings.Contains(all, field+" requires") {
+			t.Errorf("Kubernetes %s, %s: %v", tc.cluster, tc.value, all)
+		}
+		if tc.fails {
+			continue
+		}
+		spec, _ := one(t, parse(t, out), "CSIDriver").raw["spec"].(map[string]any)
+		if have, _ := spec[field].(bool); have != tc.want {
+			t.Errorf("Kubernetes %s, %s: %v", tc.cluster, tc.value, have)
+		}
 	}
 }
 
