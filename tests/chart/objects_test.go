@@ -40,7 +40,8 @@ type object struct {
 		} `json:"selector"`
 		Template struct {
 			Metadata struct {
-				Labels map[string]string `json:"labels"`
+				Labels      map[string]string `json:"labels"`
+				Annotations map[string]string `json:"annotations"`
 			} `json:"metadata"`
 			Spec podSpec `json:"spec"`
 		} `json:"template"`

@@ -43,6 +43,59 @@ sidecars:
 	}
 }
 
+// Every object, and every pod, has the chart's labels, the common ones and the common annotations. The chart's own cannot be replaced.
+func TestMetadata(t *testing.T) {
+	const name = "app.kubernetes.io/name"
+	common := withValues(t, "commonLabels: {common: l, "+name+": other, own: common}\ncommonAnnotations: {common: a, own: common}")
+	for _, variant := range variants(t) {
+		for _, o := range template(t, append(common, "--values", values(variant))...) {
+			labels, annotations := o.Metadata.Labels, o.Metadata.Annotations
+			if labels["common"] != "l" || annotations["common"] != "a" {
+				t.Errorf("%s: %s %s has %v and %v", variant, o.Kind, o.Metadata.Name, labels, annotations)
+			}
+			if labels[name] == "other" || labels["app.kubernetes.io/managed-by"] != "Helm" || !strings.HasPrefix(labels["helm.sh/chart"], "s3-csi-driver-") || labels["app.kubernetes.io/part-of"] != "s3-csi-driver" {
+				t.Errorf("%s: %s %s has the labels %v", variant, o.Kind, o.Metadata.Name, labels)
+			}
+			if o.Kind != "Deployment" && o.Kind != "DaemonSet" {
+				continue
+			}
+			labels, annotations = o.Spec.Template.Metadata.Labels, o.Spec.Template.Metadata.Annotations
+			if labels["common"] != "l" || annotations["common"] != "a" || labels[name] == "other" || annotations["kubectl.kubernetes.io/default-container"] != "s3-csi-driver" {
+				t.Errorf("%s: the pods of %s have %v and %v", variant, o.Metadata.Name, labels, annotations)
+			}
+			if labels["helm.sh/chart"] != "" {
+				t.Errorf("%s: pods of %s are replaced with every version of the chart", variant, o.Metadata.Name)
+			}
+		}
+	}
+	// What a value says of one object wins over common values.
+	objects := template(t, append(common, withValues(t, `
+controller: {podLabels: {own: pod}, podAnnotations: {own: pod}, serviceAccount: {annotations: {own: account}}}
+storageClasses: [{name: a, default: true, labels: {own: class}, annotations: {own: class}}]
+secrets: [{name: a, stringData: {}, labels: {own: secret}, annotations: {own: secret}}]
+metrics: {enabled: true, serviceAnnotations: {own: service}, serviceMonitor: {enabled: true, labels: {own: monitor}}, prometheusRule: {enabled: true, labels: {own: rule}}}
+`)...)...)
+	pods := one(t, objects, "Deployment").Spec.Template.Metadata
+	if pods.Labels["own"] != "pod" || pods.Annotations["own"] != "pod" {
+		t.Errorf("the pods have %v and %v", pods.Labels, pods.Annotations)
+	}
+	for kind, want := range map[string][2]string{
+		"StorageClass": {"class", "class"}, "Secret": {"secret", "secret"}, "Service": {"common", "service"}, "ServiceMonitor": {"monitor", "common"}, "PrometheusRule": {"rule", "common"},
+	} {
+		for _, o := range of(objects, kind) {
+			if have := [2]string{o.Metadata.Labels["own"], o.Metadata.Annotations["own"]}; have != want {
+				t.Errorf("%s has %q, want %q", kind, have, want)
+			}
+		}
+	}
+	if class := one(t, objects, "StorageClass"); class.Metadata.Annotations["storageclass.kubernetes.io/is-default-class"] != "true" {
+		t.Errorf("the class has the annotations %v", class.Metadata.Annotations)
+	}
+	if account := of(objects, "ServiceAccount")[0]; account.Metadata.Annotations["own"] != "account" {
+		t.Errorf("%s has the annotations %v", account.Metadata.Name, account.Metadata.Annotations)
+	}
+}
+
 // The CSIDriver object has the field only if asked, and only where the API server knows it: Kubernetes 1.36 was the first.
 func TestPodsAreScheduledToNodesWithTheDriver(t *testing.T) {
 	const field = "preventPodSchedulingIfMissing"

@@ -21,21 +21,47 @@
 {{- define "s3csi.selectorLabels" -}}
 {{- $root := index . 0 -}}
 app.kubernetes.io/name: {{ include "s3csi.name" $root }}
-app.kubernetes.io/instance: {{ $root.Release.Name }}
+app.kubernetes.io/instance: {{ $root.Release.Name | quote }}
 app.kubernetes.io/component: {{ index . 1 }}
 {{- end -}}
 
-{{/* Labels of an object. Call with (list $ "controller"), or (list $ "") for an object of no component. */}}
+{{/* Labels of the chart's own for objects and pods, as YAML. Call with (list $ "controller"), or (list $ "") for an object of no component. */}}
 {{- define "s3csi.labels" -}}
 {{- $root := index . 0 -}}
 app.kubernetes.io/name: {{ include "s3csi.name" $root }}
-app.kubernetes.io/instance: {{ $root.Release.Name }}
+app.kubernetes.io/instance: {{ $root.Release.Name | quote }}
 {{- with index . 1 }}
 app.kubernetes.io/component: {{ . }}
 {{- end }}
 app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
-{{- with $root.Values.commonLabels }}
-{{ toYaml . }}
+app.kubernetes.io/part-of: s3-csi-driver
+{{- end -}}
+
+{{/*
+Labels and annotations of an object. The chart's own win over those of values, and the object's over common ones. Call with
+(list $ "controller" LABELS ANNOTATIONS), where the last two can be left out.
+*/}}
+{{- define "s3csi.metadata" -}}
+{{- $root := index . 0 -}}
+{{- $own := include "s3csi.labels" (slice . 0 2) | fromYaml -}}
+{{- $chart := dict "app.kubernetes.io/managed-by" $root.Release.Service "helm.sh/chart" (printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-") -}}
+{{- include "s3csi.metadataOf" (dict "root" $root "labels" (merge $own $chart (rest (rest .) | first | default dict)) "annotations" (rest (rest (rest .)) | first | default dict)) -}}
+{{- end -}}
+
+{{/* Labels and annotations of pods, which do not change with the chart's version. Called as s3csi.metadata. */}}
+{{- define "s3csi.podMetadata" -}}
+{{- $own := include "s3csi.labels" (slice . 0 2) | fromYaml -}}
+{{- $annotations := merge (dict "kubectl.kubernetes.io/default-container" "s3-csi-driver") (index . 3 | default dict) -}}
+{{- include "s3csi.metadataOf" (dict "root" (index . 0) "labels" (merge $own (index . 2 | default dict)) "annotations" $annotations) -}}
+{{- end -}}
+
+{{/* Adds what all objects and pods have. */}}
+{{- define "s3csi.metadataOf" -}}
+labels:
+  {{- merge .labels (.root.Values.commonLabels | default dict) | toYaml | nindent 2 }}
+{{- with merge dict .annotations (.root.Values.commonAnnotations | default dict) }}
+annotations:
+  {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end -}}
 
