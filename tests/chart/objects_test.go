@@ -58,6 +58,12 @@ type object struct {
 		Endpoints            []endpoint `json:"endpoints"`           // of a ServiceMonitor
 		PodEndpoints         []endpoint `json:"podMetricsEndpoints"` // of a PodMonitor
 		VolumeLifecycleModes []string   `json:"volumeLifecycleModes"`
+		PodSelector          struct {
+			MatchLabels map[string]string `json:"matchLabels"`
+		} `json:"podSelector"` // of a NetworkPolicy, as the next ones
+		PolicyTypes []string  `json:"policyTypes"`
+		Ingress     []traffic `json:"ingress"`
+		Egress      []traffic `json:"egress"`
 	} `json:"spec"`
 }
 
@@ -71,6 +77,14 @@ type rule struct {
 type endpoint struct {
 	Port     string `json:"port"`
 	Interval string `json:"interval"`
+}
+
+type traffic struct {
+	From  []map[string]any `json:"from"`
+	To    []map[string]any `json:"to"`
+	Ports []struct {
+		Port any `json:"port"`
+	} `json:"ports"`
 }
 
 type subject struct {

@@ -161,6 +161,8 @@ func TestTemplatesRefuse(t *testing.T) {
 		"both monitors":                {"metrics: {enabled: true, serviceMonitor: {enabled: true}, podMonitor: {enabled: true}}", "enable only one of them"},
 		"a port twice":                 {"node: {ports: {driver: 9808}}", "node.ports has the same port twice"},
 		"a port of both":               {"controller: {hostNetwork: true, ports: {driver: 9810}}", "controller.ports and node.ports have a port in common"},
+		"a policy for hosts":           {"node: {networkPolicy: {enabled: true}}", "node.networkPolicy.enabled cannot be combined with node.hostNetwork"},
+		"one for the controller's":     {"controller: {hostNetwork: true, networkPolicy: {enabled: true}}", "controller.networkPolicy.enabled cannot be combined with controller.hostNetwork"},
 		"a socket that is too long":    {"node: {kubeletPath: /var/snap/" + strings.Repeat("x", 60) + "/kubelet}", "longer than 107 bytes"},
 		"another client":               {"node: {defaultClient: goofys}", "node.defaultClient is goofys, which is neither mountpoint-s3, rclone nor in clients"},
 		"a client of ours":             {"clients: {rclone: {program: a, fuse: path, drain: exits, cache: none}}", "the name of one of the driver's own clients"},

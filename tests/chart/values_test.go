@@ -1,6 +1,8 @@
 package chart
 
 import (
+	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -93,6 +95,54 @@ metrics: {enabled: true, serviceAnnotations: {own: service}, serviceMonitor: {en
 	}
 	if account := of(objects, "ServiceAccount")[0]; account.Metadata.Annotations["own"] != "account" {
 		t.Errorf("%s has the annotations %v", account.Metadata.Name, account.Metadata.Annotations)
+	}
+}
+
+// A NetworkPolicy selects the pods of its component, and allows what serves metrics in and what values say out.
+func TestNetworkPolicies(t *testing.T) {
+	const both = "controller: {networkPolicy: {enabled: true}}\nnode: {hostNetwork: false, networkPolicy: {enabled: true}}\n"
+	for name, c := range map[string]struct {
+		values string
+		want   []string
+	}{
+		"by default":  {"", nil},
+		"for both":    {both, []string{"controller Ingress: in to [], out to []", "node Ingress: in to [], out to []"}},
+		"the metrics": {both + "metrics: {enabled: true}\nsidecars: {resizer: {enabled: true}}", []string{"controller Ingress: in to [driver provisioner resizer] of 0, out to []", "node Ingress: in to [driver] of 0, out to []"}},
+		"some of it": {"metrics: {enabled: true}\ncontroller: {networkPolicy: {enabled: true, metricsFrom: [{podSelector: {}}], egress: [{to: [{ipBlock: {cidr: 10.0.0.0/8}}], ports: [{port: 443}]}]}}",
+			[]string{"controller Ingress,Egress: in to [driver provisioner] of 1, out to [53 53] of 0 [443] of 1"}},
+		"no controller": {both + "nodeComponentOnly: true", []string{"node Ingress: in to [], out to []"}},
+		"no node":       {both + "controllerOnly: true", []string{"controller Ingress: in to [], out to []"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			rules := func(all []traffic) string {
+				text := ""
+				for _, r := range all {
+					var ports []any
+					for _, p := range r.Ports {
+						ports = append(ports, p.Port)
+					}
+					text += fmt.Sprintf(" %v of %d", ports, len(r.From)+len(r.To))
+				}
+				if text == "" {
+					return " []"
+				}
+				return text
+			}
+			objects := template(t, withValues(t, c.values)...)
+			var have []string
+			for _, o := range of(objects, "NetworkPolicy") {
+				component := o.Metadata.Labels["app.kubernetes.io/component"]
+				have = append(have, fmt.Sprintf("%s %s: in to%s, out to%s", component, strings.Join(o.Spec.PolicyTypes, ","), rules(o.Spec.Ingress), rules(o.Spec.Egress)))
+				for _, w := range workloads(objects) {
+					if same := w.Metadata.Labels["app.kubernetes.io/component"] == component; maps.Equal(o.Spec.PodSelector.MatchLabels, w.Spec.Selector.MatchLabels) != same {
+						t.Errorf("the policy of %s selects %v", component, o.Spec.PodSelector.MatchLabels)
+					}
+				}
+			}
+			if !slices.Equal(have, c.want) {
+				t.Errorf("%q, want %q", have, c.want)
+			}
+		})
 	}
 }
 

@@ -156,7 +156,7 @@ func TestVariantsOfTheChart(t *testing.T) {
 		})
 	}
 	for _, kind := range []string{
-		"ClusterRole", "ClusterRoleBinding", "ConfigMap", "CSIDriver", "DaemonSet", "Deployment", "PodDisruptionBudget", "PodMonitor", "PrometheusRule", "Role", "RoleBinding",
+		"ClusterRole", "ClusterRoleBinding", "ConfigMap", "CSIDriver", "DaemonSet", "Deployment", "NetworkPolicy", "PodDisruptionBudget", "PodMonitor", "PrometheusRule", "Role", "RoleBinding",
 		"Secret", "Service", "ServiceAccount", "ServiceMonitor", "StorageClass",
 	} {
 		if !kinds[kind] {

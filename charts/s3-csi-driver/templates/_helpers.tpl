@@ -155,6 +155,17 @@ endpoint is open. Call with a dict of hostNetwork, open, port.
 {{- if and .hostNetwork (not .open) }}127.0.0.1{{ end }}:{{ int .port }}
 {{- end -}}
 
+{{/* Names of the ports with metrics, as YAML. Call with (list $ "controller"). */}}
+{{- define "s3csi.metricsPorts" -}}
+- driver
+{{- if eq (index . 1) "controller" }}
+- provisioner
+{{- if (index . 0).Values.sidecars.resizer.enabled }}
+- resizer
+{{- end }}
+{{- end }}
+{{- end -}}
+
 {{/* A probe of such an endpoint. Call with a dict of hostNetwork, open, port (a name), path. */}}
 {{- define "s3csi.httpGet" -}}
 httpGet:
