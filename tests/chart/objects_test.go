@@ -29,6 +29,7 @@ type object struct {
 	MountOptions []string          `json:"mountOptions"`
 	Rules        []rule            `json:"rules"`
 	Subjects     []subject         `json:"subjects"`
+	RoleRef      subject           `json:"roleRef"`
 	Automount    *bool             `json:"automountServiceAccountToken"`
 	Spec         struct {
 		Replicas int `json:"replicas"`

@@ -163,6 +163,8 @@ func TestTemplatesRefuse(t *testing.T) {
 		"a port of both":               {"controller: {hostNetwork: true, ports: {driver: 9810}}", "controller.ports and node.ports have a port in common"},
 		"a policy for hosts":           {"node: {networkPolicy: {enabled: true}}", "node.networkPolicy.enabled cannot be combined with node.hostNetwork"},
 		"one for the controller's":     {"controller: {hostNetwork: true, networkPolicy: {enabled: true}}", "controller.networkPolicy.enabled cannot be combined with controller.hostNetwork"},
+		"OpenShift without roles":      {"openshift: {enabled: true}\nrbac: {create: false}", "openshift.enabled requires rbac.create"},
+		"OpenShift's host network":     {"openshift: {enabled: true}\ncontroller: {hostNetwork: true}", "openshift.enabled cannot be combined with controller.hostNetwork"},
 		"a socket that is too long":    {"node: {kubeletPath: /var/snap/" + strings.Repeat("x", 60) + "/kubelet}", "longer than 107 bytes"},
 		"another client":               {"node: {defaultClient: goofys}", "node.defaultClient is goofys, which is neither mountpoint-s3, rclone nor in clients"},
 		"a client of ours":             {"clients: {rclone: {program: a, fuse: path, drain: exits, cache: none}}", "the name of one of the driver's own clients"},

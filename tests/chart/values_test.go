@@ -3,9 +3,14 @@ package chart
 import (
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
+
+	"sigs.k8s.io/yaml"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/driver"
 )
 
 // containers returns the containers of all workloads, by "component/container".
@@ -141,6 +146,152 @@ func TestNetworkPolicies(t *testing.T) {
 			}
 			if !slices.Equal(have, c.want) {
 				t.Errorf("%q, want %q", have, c.want)
+			}
+		})
+	}
+}
+
+// helm test runs a pod that checks what the controller uses, as the controller: with its identity, its network, its files and its
+// environment.
+func TestCheckPod(t *testing.T) {
+	eachVariant(t, func(t *testing.T, variant string, objects []object) {
+		pods := of(objects, "Pod")
+		controllers := of(objects, "Deployment")
+		if len(pods) != len(controllers) {
+			t.Fatalf("%d pods for %d controllers", len(pods), len(controllers))
+		}
+		for i, p := range pods {
+			if p.Metadata.Annotations["helm.sh/hook"] != "test" {
+				t.Errorf("the pod has the annotations %v, and is installed", p.Metadata.Annotations)
+			}
+			// The same pod without what only the controller has.
+			have, _ := p.raw["spec"].(map[string]any)
+			template, _ := controllers[i].raw["spec"].(map[string]any)["template"].(map[string]any)
+			want, _ := template["spec"].(map[string]any)
+			for _, field := range []string{"serviceAccountName", "automountServiceAccountToken", "imagePullSecrets", "hostNetwork", "dnsPolicy", "securityContext", "nodeSelector", "tolerations", "affinity"} {
+				if !reflect.DeepEqual(have[field], want[field]) {
+					t.Errorf("%s is %v, and the controller's %v", field, have[field], want[field])
+				}
+			}
+			check, controller := onlyContainer(t, p), containerNamed(t, want, "s3-csi-driver")
+			for _, field := range []string{"image", "imagePullPolicy", "securityContext", "envFrom"} {
+				if !reflect.DeepEqual(check[field], controller[field]) {
+					t.Errorf("%s is %v, and the controller's %v", field, check[field], controller[field])
+				}
+			}
+			var c, d container
+			convert(t, check, &c)
+			convert(t, controller, &d)
+			for _, m := range c.VolumeMounts {
+				if !slices.Contains(d.VolumeMounts, m) {
+					t.Errorf("it mounts %+v, and the controller does not", m)
+				}
+			}
+			if len(c.VolumeMounts) != len(d.VolumeMounts)-1 { // the socket's directory
+				t.Errorf("%d mounts, and the controller has %d", len(c.VolumeMounts), len(d.VolumeMounts))
+			}
+			options, err := driver.Parse(c.Args, environment())
+			if err != nil || options.Mode != driver.ModeCheck || options.Common.Config != d.flag("config") {
+				t.Errorf("%q: %v", c.Args, err)
+			}
+		}
+	})
+	const values = `
+driverCredentials: {secretName: own}
+controller: {extraEnv: [{name: AWS_REGION, value: eu-central-1}], extraEnvFrom: [{configMapRef: {name: x}}]}
+`
+	keys := func(more string) (names, secrets []string, c container) {
+		pods := of(template(t, append(withValues(t, values), withValues(t, more)...)...), "Pod")
+		if len(pods) == 0 {
+			return nil, nil, c
+		}
+		raw := onlyContainer(t, pods[0])
+		convert(t, raw, &c)
+		env, _ := raw["env"].([]any)
+		for _, e := range env {
+			v, _ := e.(map[string]any)
+			names = append(names, fmt.Sprint(v["name"]))
+			from, _ := v["valueFrom"].(map[string]any)
+			if ref, ok := from["secretKeyRef"].(map[string]any); ok {
+				secrets = append(secrets, fmt.Sprint(ref["name"]))
+			}
+		}
+		return names, secrets, c
+	}
+	if names, secrets, _ := keys(""); !slices.Equal(secrets, []string{"own", "own"}) || !slices.Contains(names, "AWS_REGION") {
+		t.Errorf("variables %q, of the secrets %q", names, secrets)
+	}
+	if names, secrets, _ := keys("test: {secretName: other}"); !slices.Equal(secrets, []string{"other", "other"}) || !slices.Contains(names, "AWS_REGION") {
+		t.Errorf("variables %q, of the secrets %q", names, secrets)
+	}
+	if _, _, c := keys("test: {bucket: data, extraArgs: [--backend=a]}"); c.flag("bucket") != "data" || c.flag("backend") != "a" {
+		t.Errorf("arguments %q", c.Args)
+	}
+	if names, _, _ := keys("test: {enabled: false}"); names != nil {
+		t.Error("there is a pod")
+	}
+}
+
+// onlyContainer returns the container of a pod that has one.
+func onlyContainer(t *testing.T, pod object) map[string]any {
+	t.Helper()
+	spec, _ := pod.raw["spec"].(map[string]any)
+	if list, _ := spec["containers"].([]any); len(list) != 1 {
+		t.Fatalf("%d containers", len(list))
+	}
+	return containerNamed(t, spec, "s3-csi-driver")
+}
+
+func containerNamed(t *testing.T, spec map[string]any, name string) map[string]any {
+	t.Helper()
+	list, _ := spec["containers"].([]any)
+	for _, entry := range list {
+		if c, ok := entry.(map[string]any); ok && c["name"] == name {
+			return c
+		}
+	}
+	t.Fatalf("there is no container %s", name)
+	return nil
+}
+
+// convert decodes an object into a struct.
+func convert(t *testing.T, from, to any) {
+	t.Helper()
+	if err := yaml.Unmarshal([]byte(text(t, from)), to); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// On OpenShift, the service accounts of the pods may use the constraints that their pods need.
+func TestOpenShift(t *testing.T) {
+	const role = "system:openshift:scc:"
+	for name, c := range map[string]struct {
+		values string
+		want   map[string]string // by service account
+	}{
+		"elsewhere":     {"", map[string]string{}},
+		"on it":         {"openshift: {enabled: true}", map[string]string{"s3-csi-driver-controller": role + "nonroot-v2", "s3-csi-driver-node": role + "privileged"}},
+		"nodes":         {"openshift: {enabled: true}\nnodeComponentOnly: true", map[string]string{"s3-csi-driver-node": role + "privileged"}},
+		"other account": {"openshift: {enabled: true}\ncontrollerOnly: true\ncontroller: {serviceAccount: {name: mine}}", map[string]string{"mine": role + "nonroot-v2"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			objects := template(t, withValues(t, c.values)...)
+			have := map[string]string{}
+			for _, o := range of(objects, "RoleBinding") {
+				if strings.HasPrefix(o.RoleRef.Name, role) {
+					if o.RoleRef.Kind != "ClusterRole" || o.Metadata.Namespace != namespace || o.Subjects[0].Namespace != namespace {
+						t.Errorf("%+v binds %+v", o.RoleRef, o.Subjects)
+					}
+					have[o.Subjects[0].Name] = o.RoleRef.Name
+				}
+			}
+			if !maps.Equal(have, c.want) {
+				t.Errorf("%v, want %v", have, c.want)
+			}
+			for _, o := range workloads(objects) {
+				if account := o.Spec.Template.Spec.ServiceAccountName; len(c.want) > 0 && c.want[account] == "" {
+					t.Errorf("%s runs as %s, which may not use any", o.Metadata.Name, account)
+				}
 			}
 		})
 	}

@@ -176,29 +176,72 @@ httpGet:
   port: {{ .port }}
 {{- end -}}
 
-{{/* The driver's environment. Call with (list $ "controller"). */}}
+{{/* What the pods of the controller and of helm test have in common: identity, network and nodes. */}}
+{{- define "s3csi.controllerPod" -}}
+{{- $c := .Values.controller -}}
+serviceAccountName: {{ include "s3csi.serviceAccountName" (list . "controller") }}
+automountServiceAccountToken: false
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- if $c.hostNetwork }}
+hostNetwork: true
+dnsPolicy: ClusterFirstWithHostNet
+{{- end }}
+securityContext:
+  # All containers run as the same user, because only that user can open the driver's socket.
+  runAsNonRoot: true
+  runAsUser: {{ int64 $c.runAsUser }}
+  runAsGroup: {{ int64 $c.runAsUser }}
+  fsGroup: {{ int64 $c.runAsUser }}
+  seccompProfile:
+    type: RuntimeDefault
+{{- with $c.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $c.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $c.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* Environment variables with the keys of a Secret. Call with (list $ NAME). */}}
+{{- define "s3csi.keysEnv" -}}
+{{- $name := index . 1 -}}
+{{- with (index . 0).Values.driverCredentials.keys -}}
+- name: AWS_ACCESS_KEY_ID
+  valueFrom:
+    secretKeyRef:
+      name: {{ $name }}
+      key: {{ .accessKeyID }}
+- name: AWS_SECRET_ACCESS_KEY
+  valueFrom:
+    secretKeyRef:
+      name: {{ $name }}
+      key: {{ .secretAccessKey }}
+{{- with .sessionToken }}
+- name: AWS_SESSION_TOKEN
+  valueFrom:
+    secretKeyRef:
+      name: {{ $name }}
+      key: {{ . }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* The driver's environment. Call with (list $ "controller"), or with (list $ "controller" NAME) for the keys of another Secret. */}}
 {{- define "s3csi.driverEnv" -}}
 {{- $root := index . 0 -}}
 {{- $component := index . 1 -}}
 {{- $c := $root.Values.driverCredentials -}}
-{{- if and $c.secretName (index $c $component) }}
-- name: AWS_ACCESS_KEY_ID
-  valueFrom:
-    secretKeyRef:
-      name: {{ $c.secretName }}
-      key: {{ $c.keys.accessKeyID }}
-- name: AWS_SECRET_ACCESS_KEY
-  valueFrom:
-    secretKeyRef:
-      name: {{ $c.secretName }}
-      key: {{ $c.keys.secretAccessKey }}
-{{- with $c.keys.sessionToken }}
-- name: AWS_SESSION_TOKEN
-  valueFrom:
-    secretKeyRef:
-      name: {{ $c.secretName }}
-      key: {{ . }}
-{{- end }}
+{{- with rest (rest .) | first | default (ternary $c.secretName "" (index $c $component)) }}
+{{ include "s3csi.keysEnv" (list $root .) }}
 {{- end }}
 {{- with (index $root.Values $component).extraEnv }}
 {{ toYaml . }}
