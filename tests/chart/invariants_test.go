@@ -122,6 +122,9 @@ func TestServiceAccountsHaveTheirRightsAndNoOthers(t *testing.T) {
 		}
 		for _, binding := range append(of(objects, "ClusterRoleBinding"), of(objects, "RoleBinding")...) {
 			for _, s := range binding.Subjects {
+				if binding.RoleRef.Name == "system:openshift:scc:privileged" && accounts[s.Name] == "DaemonSet" && s.Kind == "ServiceAccount" && s.Namespace == namespace {
+					continue // it allows pods, and no request to the API server
+				}
 				if s.Kind != "ServiceAccount" || accounts[s.Name] != "Deployment" || s.Namespace != namespace {
 					t.Errorf("%s %s gives rights to %+v", binding.Kind, binding.Metadata.Name, s)
 				}
