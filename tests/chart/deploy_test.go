@@ -3,6 +3,7 @@ package chart
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"io/fs"
 	"maps"
 	"os"
@@ -58,6 +59,7 @@ func TestManifestsAreRendered(t *testing.T) {
 func TestOverlaysAreVariants(t *testing.T) {
 	variantOf := map[string]string{
 		"../base":          "default",
+		"aws":              "aws-irsa",
 		"before-1.35":      "tokens-in-context",
 		"inline-volumes":   "inline-volumes",
 		"minio":            "minio",
@@ -76,18 +78,72 @@ func TestOverlaysAreVariants(t *testing.T) {
 	for overlay, variant := range variantOf {
 		t.Run(overlay, func(t *testing.T) {
 			t.Parallel()
-			have := normal(t, kustomize(t, deployDir+"/kubernetes/overlays/"+overlay))
-			want := normal(t, template(t, "--values", values(variant)))
-			for _, key := range slices.Sorted(maps.Keys(want)) {
-				if have[key] != want[key] {
-					t.Errorf("%s is\n%s\nand with values %s it is\n%s", key, have[key], variant, want[key])
-				}
-				delete(have, key)
-			}
-			for key := range have {
-				t.Errorf("%s is not there with values %s", key, variant)
-			}
+			sameObjects(t, kustomize(t, deployDir+"/kubernetes/overlays/"+overlay), variant)
 		})
+	}
+}
+
+// Components change any overlay as the corresponding values files change the values of its variant.
+func TestComponentsCombine(t *testing.T) {
+	variantOf := map[string]string{
+		"minio": "minio", "aws": "aws-irsa",
+		"before-1.35": "tokens-in-context", "inline-volumes": "inline-volumes", "node-only": "node-only", "process-launcher": "process-launcher",
+	}
+	entries, err := os.ReadDir(deployDir + "/kubernetes/components")
+	if err != nil {
+		t.Fatal(err)
+	}
+	used := map[string]bool{"config": true} // of the overlays minio and aws
+	combinations := [][]string{{"aws", "node-only"}}
+	for _, overlay := range []string{"minio", "aws"} {
+		combinations = append(combinations, []string{overlay, "before-1.35", "process-launcher"}, []string{overlay, "process-launcher", "before-1.35"},
+			[]string{overlay, "inline-volumes", "process-launcher", "before-1.35"}, []string{overlay, "before-1.35", "inline-volumes"})
+	}
+	for _, combination := range combinations {
+		overlay, components := combination[0], combination[1:]
+		for _, c := range components {
+			used[c] = true
+		}
+		t.Run(strings.Join(combination, "+"), func(t *testing.T) {
+			t.Parallel()
+			dir := filepath.Join(t.TempDir(), "kubernetes")
+			if err := os.CopyFS(dir, os.DirFS(deployDir+"/kubernetes")); err != nil {
+				t.Fatal(err)
+			}
+			text, variants := "resources: [../overlays/"+overlay+"]\ncomponents:\n", []string{variantOf[overlay]}
+			for _, c := range components {
+				text += "  - ../components/" + c + "\n"
+				variants = append(variants, variantOf[c])
+			}
+			if err := errors.Join(os.Mkdir(dir+"/mine", 0o700), os.WriteFile(dir+"/mine/kustomization.yaml", []byte(text), 0o600)); err != nil {
+				t.Fatal(err)
+			}
+			sameObjects(t, kustomize(t, dir+"/mine"), variants...)
+		})
+	}
+	for _, e := range entries {
+		if !used[e.Name()] {
+			t.Errorf("component %s is combined with nothing", e.Name())
+		}
+	}
+}
+
+// sameObjects compares objects with those of the chart with values files.
+func sameObjects(t *testing.T, objects []object, variants ...string) {
+	t.Helper()
+	var args []string
+	for _, v := range variants {
+		args = append(args, "--values", values(v))
+	}
+	have, want := normal(t, objects), normal(t, template(t, args...))
+	for _, key := range slices.Sorted(maps.Keys(want)) {
+		if have[key] != want[key] {
+			t.Errorf("%s is\n%s\nand with values %s it is\n%s", key, have[key], variants, want[key])
+		}
+		delete(have, key)
+	}
+	for key := range have {
+		t.Errorf("%s is not there with values %s", key, variants)
 	}
 }
 
@@ -125,6 +181,9 @@ func normal(t *testing.T, objects []object) map[string]string {
 	t.Helper()
 	texts := map[string]string{}
 	for _, o := range objects {
+		if o.Metadata.Annotations["helm.sh/hook"] != "" {
+			continue // Helm's
+		}
 		if metadata, ok := o.raw["metadata"].(map[string]any); ok {
 			delete(metadata, "labels")
 		}

@@ -138,3 +138,46 @@ func TestDigestsAreRenewed(t *testing.T) {
 		})
 	}
 }
+
+// global.imageRegistry replaces the registry of every image, and nothing else of it.
+func TestImagesComeFromOneRegistry(t *testing.T) {
+	for _, tc := range []struct{ registry, repository, want string }{
+		{"", "ghcr.io/s3-csi/s3-csi-driver", "ghcr.io/s3-csi/s3-csi-driver:v1"},
+		{"mirror.example.com", "ghcr.io/s3-csi/s3-csi-driver", "mirror.example.com/s3-csi/s3-csi-driver:v1"},
+		{"mirror.example.com/all", "localhost:5000/driver", "mirror.example.com/all/driver:v1"},
+		{"mirror.example.com:5000", "localhost/driver", "mirror.example.com:5000/driver:v1"},
+		{"mirror.example.com", "team/driver", "mirror.example.com/team/driver:v1"},
+		{"mirror.example.com", "driver", "mirror.example.com/driver:v1"},
+	} {
+		objects := template(t, "--set", "image.tag=v1,image.repository="+tc.repository+",global.imageRegistry="+tc.registry)
+		if have := images(objects)["s3-csi-driver"]; have != tc.want {
+			t.Errorf("%s from registry %q is %q, want %q", tc.repository, tc.registry, have, tc.want)
+		}
+	}
+	const registry = "global.imageRegistry=mirror.example.com,sidecars.resizer.enabled=true"
+	own := images(template(t, "--set", "sidecars.resizer.enabled=true"))
+	for name, image := range images(template(t, "--set", registry)) {
+		_, path, _ := strings.Cut(own[name], "/")
+		if image != "mirror.example.com/"+path {
+			t.Errorf("%s has the image %q, and from its own registry %q", name, image, own[name])
+		}
+	}
+}
+
+// A sidecar has the pull policy of the driver, or its own.
+func TestPullPolicies(t *testing.T) {
+	own := map[string]string{"csi-provisioner": "provisioner", "csi-resizer": "resizer", "node-driver-registrar": "nodeDriverRegistrar", "liveness-probe": "livenessProbe"}
+	const all = "image.pullPolicy=Always,sidecars.resizer.enabled=true"
+	for name, c := range containers(template(t, "--set", all)) {
+		if c.Pull != "Always" {
+			t.Errorf("%s has the pull policy %q", name, c.Pull)
+		}
+	}
+	for container, sidecar := range own {
+		for name, c := range containers(template(t, "--set", all+",sidecars."+sidecar+".image.pullPolicy=Never")) {
+			if want := strings.HasSuffix(name, "/"+container); (c.Pull == "Never") != want {
+				t.Errorf("with a policy for %s, %s has %q", container, name, c.Pull)
+			}
+		}
+	}
+}

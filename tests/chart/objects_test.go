@@ -29,6 +29,7 @@ type object struct {
 	MountOptions []string          `json:"mountOptions"`
 	Rules        []rule            `json:"rules"`
 	Subjects     []subject         `json:"subjects"`
+	RoleRef      subject           `json:"roleRef"`
 	Automount    *bool             `json:"automountServiceAccountToken"`
 	Spec         struct {
 		Replicas int `json:"replicas"`
@@ -40,7 +41,8 @@ type object struct {
 		} `json:"selector"`
 		Template struct {
 			Metadata struct {
-				Labels map[string]string `json:"labels"`
+				Labels      map[string]string `json:"labels"`
+				Annotations map[string]string `json:"annotations"`
 			} `json:"metadata"`
 			Spec podSpec `json:"spec"`
 		} `json:"template"`
@@ -57,6 +59,12 @@ type object struct {
 		Endpoints            []endpoint `json:"endpoints"`           // of a ServiceMonitor
 		PodEndpoints         []endpoint `json:"podMetricsEndpoints"` // of a PodMonitor
 		VolumeLifecycleModes []string   `json:"volumeLifecycleModes"`
+		PodSelector          struct {
+			MatchLabels map[string]string `json:"matchLabels"`
+		} `json:"podSelector"` // of a NetworkPolicy, as the next ones
+		PolicyTypes []string  `json:"policyTypes"`
+		Ingress     []traffic `json:"ingress"`
+		Egress      []traffic `json:"egress"`
 	} `json:"spec"`
 }
 
@@ -72,8 +80,20 @@ type endpoint struct {
 	Interval string `json:"interval"`
 }
 
+type traffic struct {
+	From  []map[string]any `json:"from"`
+	To    []map[string]any `json:"to"`
+	Ports []struct {
+		Port any `json:"port"`
+	} `json:"ports"`
+}
+
 type subject struct {
 	Kind, Name, Namespace string
+}
+
+type named struct {
+	Name string `json:"name"`
 }
 
 type podSpec struct {
@@ -91,9 +111,13 @@ type podSpec struct {
 			Path string `json:"path"`
 			Type string `json:"type"`
 		} `json:"hostPath"`
-		ConfigMap *struct {
-			Name string `json:"name"`
-		} `json:"configMap"`
+		ConfigMap *named `json:"configMap"`
+		Projected struct {
+			Sources []struct {
+				ConfigMap *named `json:"configMap"`
+				Secret    *named `json:"secret"`
+			} `json:"sources"`
+		} `json:"projected"`
 	} `json:"volumes"`
 	SecurityContext struct {
 		RunAsNonRoot   bool  `json:"runAsNonRoot"`
@@ -107,6 +131,7 @@ type podSpec struct {
 type container struct {
 	Name  string   `json:"name"`
 	Image string   `json:"image"`
+	Pull  string   `json:"imagePullPolicy"`
 	Args  []string `json:"args"`
 	Env   []struct {
 		Name  string `json:"name"`

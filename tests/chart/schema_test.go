@@ -71,7 +71,9 @@ func TestSchemaIsClosed(t *testing.T) {
 	walk = func(path string, node *schema) {
 		if len(node.Properties) > 0 {
 			objects++
-			if string(node.Additional) != "false" && path != "/env/items" { // a variable, a volume and so on: Kubernetes' own objects
+			// Others decide on the keys of these: a variable, a volume and so on are Kubernetes' own objects, and a chart that has this one as
+			// a dependency shares global with other charts.
+			if string(node.Additional) != "false" && path != "/env/items" && path != "/global" {
 				t.Errorf("%s takes any key", path)
 			}
 		}
@@ -146,12 +148,26 @@ func TestTemplatesRefuse(t *testing.T) {
 		"attributes without a resizer": {"volumeAttributesClasses: [{name: a, parameters: {onDelete: retain}}]", "require sidecars.resizer.enabled"},
 		"two controllers":              {"backends: {a: {singleController: true}}", "set controller.replicas to 1"},
 		"certificates for nobody":      {"caCertificates: {a: '-----BEGIN CERTIFICATE-----'}", "caCertificates is set"},
+		"two config files":             {"existingConfig: {configMapName: a, secretName: b}", "can be in only one of them"},
+		"backends beside a file":       {"existingConfig: {configMapName: a}\nbackends: {a: {}}", "existingConfig replaces backends"},
+		"clients beside a file":        {"existingConfig: {configMapName: a}\nclients: {a: {program: a, fuse: path, drain: exits, cache: none}}", "existingConfig replaces backends"},
+		"certificates beside a file":   {"existingConfig: {configMapName: a}\ncaCertificates: {a: '-----BEGIN CERTIFICATE-----'}", "existingConfig replaces backends"},
+		"two controllers of a file":    {"existingConfig: {configMapName: a, singleController: true}", "set controller.replicas to 1"},
+		"one controller of no file":    {"existingConfig: {singleController: true}\ncontroller: {replicas: 1}", "existingConfig.singleController is set without"},
+		"existing certificates alone":  {"existingCACertificates: {secretName: a}", "existingCACertificates is set"},
 		"a certificate that is not":    {"backends: {a: {caFile: /etc/s3-csi-driver/b}}", `backends.a.caFile is /etc/s3-csi-driver/b, but caCertificates has no "b"`},
 		"a monitor of nothing":         {"metrics: {serviceMonitor: {enabled: true}}", "require metrics.enabled"},
 		"alerts on nothing":            {"metrics: {prometheusRule: {enabled: true}}", "require metrics.enabled"},
+		"a dashboard of nothing":       {"metrics: {dashboard: {enabled: true}}", "require metrics.enabled"},
+		"volumes of nobody":            {"metrics: {volumes: true}", "require metrics.enabled"},
+		"a limit that is none":         {"node: {volumeAttachLimit: many}", "volumeAttachLimit"},
 		"both monitors":                {"metrics: {enabled: true, serviceMonitor: {enabled: true}, podMonitor: {enabled: true}}", "enable only one of them"},
 		"a port twice":                 {"node: {ports: {driver: 9808}}", "node.ports has the same port twice"},
 		"a port of both":               {"controller: {hostNetwork: true, ports: {driver: 9810}}", "controller.ports and node.ports have a port in common"},
+		"a policy for hosts":           {"node: {networkPolicy: {enabled: true}}", "node.networkPolicy.enabled cannot be combined with node.hostNetwork"},
+		"one for the controller's":     {"controller: {hostNetwork: true, networkPolicy: {enabled: true}}", "controller.networkPolicy.enabled cannot be combined with controller.hostNetwork"},
+		"OpenShift without roles":      {"openshift: {enabled: true}\nrbac: {create: false}", "openshift.enabled requires rbac.create"},
+		"OpenShift's host network":     {"openshift: {enabled: true}\ncontroller: {hostNetwork: true}", "openshift.enabled cannot be combined with controller.hostNetwork"},
 		"a socket that is too long":    {"node: {kubeletPath: /var/snap/" + strings.Repeat("x", 60) + "/kubelet}", "longer than 107 bytes"},
 		"another client":               {"node: {defaultClient: goofys}", "node.defaultClient is goofys, which is neither mountpoint-s3, rclone nor in clients"},
 		"a client of ours":             {"clients: {rclone: {program: a, fuse: path, drain: exits, cache: none}}", "the name of one of the driver's own clients"},
@@ -181,6 +197,7 @@ func TestLint(t *testing.T) {
 // The notes warn about values that an operator should know the consequences of.
 func TestNotes(t *testing.T) {
 	const (
+		cluster   = "clusterID"
 		none      = "driverCredentials"
 		process   = "node.launcher"
 		inline    = "inlineVolumes"
@@ -190,11 +207,13 @@ func TestNotes(t *testing.T) {
 		nodeKeys  = "driverCredentials.node"
 		inRelease = "secrets"
 		network   = "node.hostNetwork"
+		audiences = "csiDriver.tokenRequests.additional"
 	)
 	for name, c := range map[string]struct {
 		values string
 		want   []string
 	}{
+		"no cluster ID":         {"clusterID: ''", []string{cluster, none}},
 		"by default":            {"", []string{none}},
 		"a role":                {"controller: {serviceAccount: {annotations: {eks.amazonaws.com/role-arn: x}}}", nil},
 		"keys":                  {"driverCredentials: {secretName: x}", nil},
@@ -208,11 +227,14 @@ func TestNotes(t *testing.T) {
 		"inline":                {"inlineVolumes: true", []string{none, inline}},
 		"metrics":               {"metrics: {enabled: true}", []string{none, metrics}},
 		"secrets in the chart":  {"secrets: [{name: a, stringData: {}}]", []string{none, inRelease}},
+		"an existing file":      {"existingConfig: {configMapName: a}", []string{audiences}},
+		"and its audiences":     {"existingConfig: {configMapName: a}\ncsiDriver: {tokenRequests: {additional: [{audience: a}]}}", nil},
 		"nodes alone":           {"nodeComponentOnly: true", nil},
 		"controller alone":      {"controllerOnly: true\nnode: {launcher: process}\ninlineVolumes: true", []string{none}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			args := append([]string{"install", release, chartDir, "--namespace", namespace, "--dry-run=client"}, withValues(t, c.values)...)
+			args := append([]string{"install", release, chartDir, "--namespace", namespace, "--dry-run=client"}, withValues(t, "clusterID: one")...)
+			args = append(args, withValues(t, c.values)...)
 			out, all, err := run(t, helm(t), args...)
 			if err != nil {
 				t.Fatal(err, all)

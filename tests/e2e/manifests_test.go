@@ -98,7 +98,8 @@ func judged(t *testing.T, objects, warning string) {
 // changed, which some fields of its object do not allow: then it gets another name.
 func rendered(t *testing.T, namespace string, args ...string) string {
 	t.Helper()
-	args = append([]string{"template", "variant", chart, "--namespace", namespace}, args...)
+	// The pod of helm test needs the service account, which is not there.
+	args = append([]string{"template", "variant", chart, "--namespace", namespace, "--skip-tests"}, args...)
 	out, err := world.Helm(t.Context(), args...)
 	if regexp.MustCompile(`(?m)^kind: CSIDriver\nmetadata:\n  name: ` + regexp.QuoteMeta(csiName) + `$`).MatchString(out) {
 		args = append(args, "--set", "driverName=variant.csi.driver")
@@ -156,7 +157,7 @@ func TestVariantsOfTheChart(t *testing.T) {
 		})
 	}
 	for _, kind := range []string{
-		"ClusterRole", "ClusterRoleBinding", "ConfigMap", "CSIDriver", "DaemonSet", "Deployment", "PodDisruptionBudget", "PodMonitor", "PrometheusRule", "Role", "RoleBinding",
+		"ClusterRole", "ClusterRoleBinding", "ConfigMap", "CSIDriver", "DaemonSet", "Deployment", "NetworkPolicy", "PodDisruptionBudget", "PodMonitor", "PrometheusRule", "Role", "RoleBinding",
 		"Secret", "Service", "ServiceAccount", "ServiceMonitor", "StorageClass",
 	} {
 		if !kinds[kind] {
@@ -282,7 +283,8 @@ func TestNotes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	lines := regexp.MustCompile(`(?m)^  (kubectl (?:.*\\\n)*.*)$`).FindAllStringSubmatch(notes, -1)
+	t.Cleanup(func() { remove(t, "pod", driverNamespace, release+"-check") }) // of helm test, which leaves it for its log
+	lines := regexp.MustCompile(`(?m)^  ((?:kubectl|helm) (?:.*\\\n)*.*)$`).FindAllStringSubmatch(notes, -1)
 	said := map[string]string{}
 	for _, line := range lines {
 		out, errs, err := shell(t.Context(), t, "", line[1])
@@ -292,7 +294,7 @@ func TestNotes(t *testing.T) {
 		if errs != "" {
 			t.Errorf("%s says %q", line[1], errs)
 		}
-		for _, what := range []string{"rollout status deployment", "rollout status daemonset", "csinodes", "check --node", "check --config"} {
+		for _, what := range []string{"rollout status deployment", "rollout status daemonset", "csinodes", "check --node", "check --config", "helm test"} {
 			if strings.Contains(line[1], what) {
 				said[what] = out
 			}
@@ -307,6 +309,7 @@ func TestNotes(t *testing.T) {
 			yes("the service responds"), yes("the driver's own credentials"), yes("create a bucket"), yes("conditional writes (If-None-Match, If-Match)"),
 			yes("STS AssumeRoleWithWebIdentity"), yes("session policies are enforced"),
 		},
+		"helm test": {`(?m)^Phase: +Succeeded$`, `(?m)^backend default \(http://s3\.storage\.svc:9000\)$`, yes("conditional writes (If-None-Match, If-Match)")},
 		"check --node": {
 			`(?m)^node$`, yes("the host's mount namespace"), yes("/dev/fuse"), yes("mounting FUSE"), yes("the launcher of helpers"), yes("mounts survive driver restarts"),
 			yes("programs run from the host's directory"), yes("clients see the pids of their callers"), yes("the client mountpoint-s3"), yes("the client rclone"),

@@ -21,21 +21,47 @@
 {{- define "s3csi.selectorLabels" -}}
 {{- $root := index . 0 -}}
 app.kubernetes.io/name: {{ include "s3csi.name" $root }}
-app.kubernetes.io/instance: {{ $root.Release.Name }}
+app.kubernetes.io/instance: {{ $root.Release.Name | quote }}
 app.kubernetes.io/component: {{ index . 1 }}
 {{- end -}}
 
-{{/* Labels of an object. Call with (list $ "controller"), or (list $ "") for an object of no component. */}}
+{{/* Labels of the chart's own for objects and pods, as YAML. Call with (list $ "controller"), or (list $ "") for an object of no component. */}}
 {{- define "s3csi.labels" -}}
 {{- $root := index . 0 -}}
 app.kubernetes.io/name: {{ include "s3csi.name" $root }}
-app.kubernetes.io/instance: {{ $root.Release.Name }}
+app.kubernetes.io/instance: {{ $root.Release.Name | quote }}
 {{- with index . 1 }}
 app.kubernetes.io/component: {{ . }}
 {{- end }}
 app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
-{{- with $root.Values.commonLabels }}
-{{ toYaml . }}
+app.kubernetes.io/part-of: s3-csi-driver
+{{- end -}}
+
+{{/*
+Labels and annotations of an object. The chart's own win over those of values, and the object's over common ones. Call with
+(list $ "controller" LABELS ANNOTATIONS), where the last two can be left out.
+*/}}
+{{- define "s3csi.metadata" -}}
+{{- $root := index . 0 -}}
+{{- $own := include "s3csi.labels" (slice . 0 2) | fromYaml -}}
+{{- $chart := dict "app.kubernetes.io/managed-by" $root.Release.Service "helm.sh/chart" (printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-") -}}
+{{- include "s3csi.metadataOf" (dict "root" $root "labels" (merge $own $chart (rest (rest .) | first | default dict)) "annotations" (rest (rest (rest .)) | first | default dict)) -}}
+{{- end -}}
+
+{{/* Labels and annotations of pods, which do not change with the chart's version. Called as s3csi.metadata. */}}
+{{- define "s3csi.podMetadata" -}}
+{{- $own := include "s3csi.labels" (slice . 0 2) | fromYaml -}}
+{{- $annotations := merge (dict "kubectl.kubernetes.io/default-container" "s3-csi-driver") (index . 3 | default dict) -}}
+{{- include "s3csi.metadataOf" (dict "root" (index . 0) "labels" (merge $own (index . 2 | default dict)) "annotations" $annotations) -}}
+{{- end -}}
+
+{{/* Adds what all objects and pods have. */}}
+{{- define "s3csi.metadataOf" -}}
+labels:
+  {{- merge .labels (.root.Values.commonLabels | default dict) | toYaml | nindent 2 }}
+{{- with merge dict .annotations (.root.Values.commonAnnotations | default dict) }}
+annotations:
+  {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end -}}
 
@@ -51,26 +77,71 @@ app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
 
 {{/* Whether only one controller may run. */}}
 {{- define "s3csi.singleController" -}}
+{{- if .Values.existingConfig.singleController }}true{{ end -}}
 {{- range $name, $backend := .Values.backends }}{{ if $backend.singleController }}true{{ end }}{{ end -}}
 {{- end -}}
 
 {{/*
-An image reference, with its digest if there is one. A digest with a tag is used only for that tag: container runtimes ignore the
-tag of an image with a digest, so another tag with the chart's digest would pull the chart's version. Call with a dict of image, tag.
+An image reference, with its digest if there is one, from global.imageRegistry if that is set. A digest with a tag is used only for
+that tag: container runtimes ignore the tag of an image with a digest, so another tag with the chart's digest would pull the chart's
+version. Call with (list $ image tag).
 */}}
 {{- define "s3csi.reference" -}}
-{{ .image.repository }}:{{ .tag }}
-{{- $digest := trimPrefix (printf "%s@" .tag) .image.digest -}}
+{{- $image := index . 1 -}}
+{{- $tag := index . 2 -}}
+{{- with (index . 0).Values.global.imageRegistry }}{{ . }}/{{ regexReplaceAll "^([^/]*[.:][^/]*|localhost)/" $image.repository "" }}{{ else }}{{ $image.repository }}{{ end -}}
+:{{ $tag }}
+{{- $digest := trimPrefix (printf "%s@" $tag) $image.digest -}}
 {{- if hasPrefix "sha256:" $digest }}@{{ $digest }}{{ end -}}
 {{- end -}}
 
 {{- define "s3csi.image" -}}
-{{ include "s3csi.reference" (dict "image" .Values.image "tag" (.Values.image.tag | default .Chart.AppVersion)) }}
+{{ include "s3csi.reference" (list . .Values.image (.Values.image.tag | default .Chart.AppVersion)) }}
 {{- end -}}
 
-{{/* A sidecar's image. Call with the sidecar's values. */}}
+{{/* Image and pull policy of a sidecar's container. Call with (list $ .Values.sidecars.provisioner). */}}
 {{- define "s3csi.sidecarImage" -}}
-{{ include "s3csi.reference" (dict "image" .image "tag" .image.tag) }}
+{{- $root := index . 0 -}}
+{{- $image := (index . 1).image -}}
+image: {{ include "s3csi.reference" (list $root $image $image.tag) }}
+imagePullPolicy: {{ $image.pullPolicy | default $root.Values.image.pullPolicy }}
+{{- end -}}
+
+{{/* Whether the config file is an existing object's: "true" or "". */}}
+{{- define "s3csi.existingConfig" -}}{{ if or .Values.existingConfig.configMapName .Values.existingConfig.secretName }}true{{ end }}{{- end -}}
+
+{{/* Whether there is a config file: "true" or "". */}}
+{{- define "s3csi.hasConfig" -}}{{ if or .Values.backends .Values.clients (include "s3csi.existingConfig" .) }}true{{ end }}{{- end -}}
+
+{{/* The volume of the config file and the certificates. */}}
+{{- define "s3csi.configVolume" -}}
+{{- $own := printf "%s-config" (include "s3csi.fullname" .) -}}
+{{- $config := .Values.existingConfig -}}
+{{- $ca := .Values.existingCACertificates -}}
+name: config
+{{- if not (or (include "s3csi.existingConfig" .) $ca.configMapName $ca.secretName) }}
+configMap:
+  name: {{ $own }}
+{{- else }}
+projected:
+  sources:
+    {{- with $ca.configMapName }}
+    - configMap:
+        name: {{ . }}
+    {{- end }}
+    {{- with $ca.secretName }}
+    - secret:
+        name: {{ . }}
+    {{- end }}
+    # The last one, so that a certificate's file does not replace the config file.
+    {{- if $config.secretName }}
+    - secret:
+        name: {{ $config.secretName }}
+    {{- else }}
+    - configMap:
+        name: {{ $config.configMapName | default $own }}
+    {{- end }}
+{{- end }}
 {{- end -}}
 
 {{/* Directory of the config file and the certificates in the driver's containers. */}}
@@ -84,6 +155,17 @@ endpoint is open. Call with a dict of hostNetwork, open, port.
 {{- if and .hostNetwork (not .open) }}127.0.0.1{{ end }}:{{ int .port }}
 {{- end -}}
 
+{{/* Names of the ports with metrics, as YAML. Call with (list $ "controller"). */}}
+{{- define "s3csi.metricsPorts" -}}
+- driver
+{{- if eq (index . 1) "controller" }}
+- provisioner
+{{- if (index . 0).Values.sidecars.resizer.enabled }}
+- resizer
+{{- end }}
+{{- end }}
+{{- end -}}
+
 {{/* A probe of such an endpoint. Call with a dict of hostNetwork, open, port (a name), path. */}}
 {{- define "s3csi.httpGet" -}}
 httpGet:
@@ -94,29 +176,72 @@ httpGet:
   port: {{ .port }}
 {{- end -}}
 
-{{/* The driver's environment. Call with (list $ "controller"). */}}
+{{/* What the pods of the controller and of helm test have in common: identity, network and nodes. */}}
+{{- define "s3csi.controllerPod" -}}
+{{- $c := .Values.controller -}}
+serviceAccountName: {{ include "s3csi.serviceAccountName" (list . "controller") }}
+automountServiceAccountToken: false
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- if $c.hostNetwork }}
+hostNetwork: true
+dnsPolicy: ClusterFirstWithHostNet
+{{- end }}
+securityContext:
+  # All containers run as the same user, because only that user can open the driver's socket.
+  runAsNonRoot: true
+  runAsUser: {{ int64 $c.runAsUser }}
+  runAsGroup: {{ int64 $c.runAsUser }}
+  fsGroup: {{ int64 $c.runAsUser }}
+  seccompProfile:
+    type: RuntimeDefault
+{{- with $c.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $c.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $c.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* Environment variables with the keys of a Secret. Call with (list $ NAME). */}}
+{{- define "s3csi.keysEnv" -}}
+{{- $name := index . 1 -}}
+{{- with (index . 0).Values.driverCredentials.keys -}}
+- name: AWS_ACCESS_KEY_ID
+  valueFrom:
+    secretKeyRef:
+      name: {{ $name }}
+      key: {{ .accessKeyID }}
+- name: AWS_SECRET_ACCESS_KEY
+  valueFrom:
+    secretKeyRef:
+      name: {{ $name }}
+      key: {{ .secretAccessKey }}
+{{- with .sessionToken }}
+- name: AWS_SESSION_TOKEN
+  valueFrom:
+    secretKeyRef:
+      name: {{ $name }}
+      key: {{ . }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* The driver's environment. Call with (list $ "controller"), or with (list $ "controller" NAME) for the keys of another Secret. */}}
 {{- define "s3csi.driverEnv" -}}
 {{- $root := index . 0 -}}
 {{- $component := index . 1 -}}
 {{- $c := $root.Values.driverCredentials -}}
-{{- if and $c.secretName (index $c $component) }}
-- name: AWS_ACCESS_KEY_ID
-  valueFrom:
-    secretKeyRef:
-      name: {{ $c.secretName }}
-      key: {{ $c.keys.accessKeyID }}
-- name: AWS_SECRET_ACCESS_KEY
-  valueFrom:
-    secretKeyRef:
-      name: {{ $c.secretName }}
-      key: {{ $c.keys.secretAccessKey }}
-{{- with $c.keys.sessionToken }}
-- name: AWS_SESSION_TOKEN
-  valueFrom:
-    secretKeyRef:
-      name: {{ $c.secretName }}
-      key: {{ . }}
-{{- end }}
+{{- with rest (rest .) | first | default (ternary $c.secretName "" (index $c $component)) }}
+{{ include "s3csi.keysEnv" (list $root .) }}
 {{- end }}
 {{- with (index $root.Values $component).extraEnv }}
 {{ toYaml . }}
@@ -129,14 +254,13 @@ httpGet:
 {{- $values := index $root.Values (index . 1) -}}
 {{- $sidecar := $root.Values.sidecars.livenessProbe -}}
 - name: liveness-probe
-  image: {{ include "s3csi.sidecarImage" $sidecar }}
-  imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+  {{- include "s3csi.sidecarImage" (list $root $sidecar) | nindent 2 }}
   args:
     - --csi-address=/csi/csi.sock
     - --http-endpoint={{ include "s3csi.address" (dict "hostNetwork" $values.hostNetwork "open" false "port" $values.ports.liveness) }}
     - --probe-timeout=3s
     - --v={{ int $sidecar.logLevel }}
-    {{- with $sidecar.additionalArgs }}
+    {{- with $sidecar.extraArgs }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
   volumeMounts:
@@ -168,12 +292,17 @@ httpGet:
 {{- if $reads }}true{{ end -}}
 {{- end -}}
 
+{{/* The backends that the chart knows, as YAML: those of the values, or AWS. */}}
+{{- define "s3csi.backends" -}}
+{{- if not (include "s3csi.existingConfig" .) }}{{ .Values.backends | default (dict "default" dict) | toYaml }}{{ end -}}
+{{- end -}}
+
 {{/* tokenRequests of the CSIDriver object, as YAML; "" for none. */}}
 {{- define "s3csi.tokenRequests" -}}
 {{- $t := .Values.csiDriver.tokenRequests -}}
 {{- $audiences := list -}}
 {{- if $t.derive -}}
-{{- range $name, $backend := (.Values.backends | default (dict "default" dict)) -}}
+{{- range $name, $backend := (include "s3csi.backends" . | fromYaml) -}}
 {{- $audience := dig "sts" "audience" "" $backend | default (ternary "" "sts.amazonaws.com" (hasKey $backend "endpoint")) -}}
 {{- if $audience }}{{ $audiences = append $audiences $audience }}{{ end -}}
 {{- end -}}
