@@ -3,6 +3,7 @@ package alerts
 
 import (
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -80,4 +81,26 @@ func ruleOf(t *testing.T, alert string) rulefmt.Rule {
 	}
 	t.Fatalf("there is no alert %s", alert)
 	return rulefmt.Rule{}
+}
+
+// The queries that the page on monitoring shows are ones.
+func TestDocumentedQueries(t *testing.T) {
+	page, err := os.ReadFile("../../docs/monitoring.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	blocks := regexp.MustCompile("(?s)```promql\n(.*?)```").FindAllStringSubmatch(string(page), -1)
+	if len(blocks) == 0 {
+		t.Fatal("there are none")
+	}
+	const load = `load 1m
+  s3csi_volume_read_bytes_total{instance="n", mount="m", volume="v"} 0+60x10
+  s3csi_volume_mount_info{instance="n", mount="m", volume="v", persistentvolume="pv"} 1x10
+  kube_persistentvolumeclaim_info{instance="ksm", namespace="team", persistentvolumeclaim="data", volumename="pv"} 1x10
+
+eval instant at 10m `
+	for _, block := range blocks {
+		query := strings.Join(strings.Fields(block[1]), " ")
+		promqltest.RunTest(t, load+query+"\n  {namespace=\"team\", persistentvolumeclaim=\"data\"} 1\n", promqltest.NewTestEngine(t, false, 0, 1e6))
+	}
 }
