@@ -179,7 +179,7 @@ func (l *VolumeLimit) Of(one, all uint64) int64 {
 	case one == 0 || all == 0:
 		return 0
 	}
-	return int64(max(all/one, 1)) //nolint:gosec // memory limits are far below
+	return int64(max(all/one, 1))
 }
 
 // Memory is an amount of memory, in bytes or as a share of the node's memory. It is a pflag.Value. The zero value is no limit.

@@ -657,7 +657,7 @@ func TestAFailureAfterATakeOverWaitsForTheFormerController(t *testing.T) {
 			t.Errorf("the volume was removed after %s, before the former controller's requests had %s to end", waited, lag)
 		}
 		p.kill()
-		<-done
+		t.Logf("the killed controller: %v", <-done)
 		e.same("what is left", e.keysBelow("n/"), nil)
 	})
 }

@@ -240,7 +240,7 @@ func TestAKilledDriverLeavesClientsWithoutASession(t *testing.T) {
 			case <-time.After(30 * time.Second):
 				t.Fatal("the driver does not exit")
 			}
-			<-published
+			t.Logf("the publication whose driver exited: %v", <-published)
 			e.sts(s3server.STS{})
 			e.drive()
 			target = e.publish(v, name, e.workload(true))

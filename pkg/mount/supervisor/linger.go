@@ -54,7 +54,7 @@ func (l LingerLimits) exceeding(all []tracker.Linger) (end []eviction) {
 		memory += m.Memory
 	}
 	for i, m := range all {
-		reason := ""
+		var reason string
 		switch {
 		case len(all)-i > l.Mounts:
 			reason = tracker.EndedMounts
@@ -192,10 +192,11 @@ func (s *Supervisor) unfit(ctx context.Context, m state.Mount) (reason string, s
 		return "", status, err
 	case health != mount.Healthy:
 		return tracker.EndedClient, status, nil
-	case creds.SessionError(m, status) != nil:
-		return tracker.EndedSession, status, nil
 	}
-	return "", status, nil
+	if problem := creds.SessionError(m, status); problem != nil {
+		reason = tracker.EndedSession
+	}
+	return reason, status, nil
 }
 
 // due returns why a lingering mount must end now, "" if it stays. It refreshes the credentials of one that stays. It ends others

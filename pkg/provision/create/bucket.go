@@ -280,7 +280,7 @@ func decideBucket(have, want records.Tags, bucket string) error {
 	case mine[records.TagVolume] != want[records.TagVolume] || mine.Owner() != want.Owner():
 		return fault.Errorf(fault.Exists, "bucket %s is tagged as volume %q of %s, not as volume %q of %s", bucket, mine[records.TagVolume], mine.Owner(), want[records.TagVolume], want.Owner())
 	case mine[records.TagState] == string(records.StateDeleting):
-		return fault.Errorf(fault.Busy, "%w", &Deleting{want[records.TagVolume]})
+		return fault.Errorf(fault.Busy, "%w", &DeletingError{want[records.TagVolume]})
 	case mine[records.TagState] == string(records.StateDeleted):
 		return fault.Errorf(fault.Exists, "bucket %s was retained when its volume was deleted (onDelete: %s): it is not reused; choose another volume name, or remove the bucket", bucket, mine[records.TagOnDelete])
 	}

@@ -26,11 +26,13 @@ type Request struct {
 	Check func(context.Context) error
 }
 
-// Deleting is in the chain of the error for a name whose volume is being deleted.
-type Deleting struct{ VolumeID string }
+// DeletingError is in the chain of the error for a name whose volume is being deleted.
+type DeletingError struct{ VolumeID string }
 
 // Error implements error.
-func (d *Deleting) Error() string { return "volume " + d.VolumeID + " of that name is being deleted" }
+func (d *DeletingError) Error() string {
+	return "volume " + d.VolumeID + " of that name is being deleted"
+}
 
 func (r Request) check(ctx context.Context) error {
 	if r.Check == nil {

@@ -205,7 +205,7 @@ func (c *Creator) decideCreate(r records.Record, name, digest string) (next bool
 	case r.Name != name:
 		return false, fault.Errorf(fault.Exists, "the volume names %q and %q have the same prefix, and the first one uses it (%s): choose another name", r.Name, name, r.VolumeID)
 	case r.State == records.StateDeleting:
-		return false, fault.Errorf(fault.Busy, "%w", &Deleting{r.VolumeID})
+		return false, fault.Errorf(fault.Busy, "%w", &DeletingError{r.VolumeID})
 	case r.ParametersDigest != digest:
 		return false, fault.Errorf(fault.Exists, "volume %q exists (%s) with other parameters", name, r.VolumeID)
 	}
