@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -62,13 +61,13 @@ func checks(ctx context.Context, o driver.Options, version string) (check.Report
 	}
 	made := sessions{session.NewPlanner(clients), session.NewMaker(version)}
 	defer made.Close()
-	token, err := tokenIn(o.Check.TokenFile)
+	workload, err := workloadOf(o.Check, backends)
 	if err != nil {
 		return check.Report{}, err
 	}
 	services := check.Services{
 		Clients: clients, Buckets: buckets, Sessions: made, Bucket: o.Check.Bucket, CreateBucket: o.Check.CreateBucket, NeedNoKeys: o.Check.Node,
-		Workload: check.Workload{RoleARN: o.Check.RoleARN, Token: token, Prefix: o.Check.Prefix},
+		Workload: workload,
 	}
 	var sections []check.Section
 	for _, b := range backends {
@@ -84,28 +83,19 @@ func checks(ctx context.Context, o driver.Options, version string) (check.Report
 	return check.NewReport(sections...), nil
 }
 
-// maxToken bounds the file of a token, in bytes.
-const maxToken = 64 << 10
-
-// tokenIn returns the token in a file. A path of "" has none.
-func tokenIn(path string) (string, error) {
-	if path == "" {
-		return "", nil
+// workloadOf returns the workload to check. Its token goes to the token service of one backend: others could use it.
+func workloadOf(o driver.CheckOptions, backends []backend.Backend) (check.Workload, error) {
+	if o.RoleARN == "" {
+		return check.Workload{}, nil
 	}
-	f, err := os.Open(path)
+	if len(backends) != 1 {
+		return check.Workload{}, fmt.Errorf("--role: %d backends would be checked; name the one that may see the token with --backend", len(backends))
+	}
+	token, err := session.ReadToken(o.TokenFile)
 	if err != nil {
-		return "", fmt.Errorf("--token-file: %w", err)
+		return check.Workload{}, fmt.Errorf("--token-file: %w", err)
 	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, maxToken))
-	if err != nil {
-		return "", fmt.Errorf("--token-file: %w", err)
-	}
-	token := strings.TrimSpace(string(data))
-	if token == "" || len(data) == maxToken {
-		return "", fmt.Errorf("--token-file: %s has no token", path)
-	}
-	return token, nil
+	return check.Workload{RoleARN: o.RoleARN, Token: token, Prefix: o.Prefix}, nil
 }
 
 // chosen returns the backends to check. If the config file declares other backends, but not "default", then "default" is skipped.

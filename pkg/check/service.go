@@ -56,11 +56,7 @@ func (s Services) Check(ctx context.Context, be backend.Backend) Section {
 	defer cancel()
 	r := &run{Services: s, be: be, prefix: policy.CheckPrefix + strings.ToLower(rand.Text()) + "/"}
 	r.do(ctx)
-	if asked := s.Bucket != "" || s.CreateBucket; s.NeedNoKeys && r.client == nil && (r.keys.IsZero() || !asked) {
-		for i := range r.all {
-			r.all[i].Needed = r.all[i].Needed && r.all[i].Check == "reachable"
-		}
-	}
+	r.needLess()
 	if s.Workload.RoleARN != "" {
 		r.add(r.workload(ctx))
 	}
@@ -122,6 +118,18 @@ func (r *run) do(ctx context.Context) {
 	defer r.cleanUp(ctx)
 	r.storage(ctx)
 	r.sessions(ctx)
+}
+
+// needLess marks what was not tried as not needed if NeedNoKeys is set, for want of credentials or of a bucket that was asked for.
+func (r *run) needLess() {
+	if asked := r.Bucket != "" || r.CreateBucket; !r.NeedNoKeys || asked && !r.keys.IsZero() {
+		return
+	}
+	for i, row := range r.all {
+		if row.Result == Unknown || row.Check == "credentials" {
+			r.all[i].Needed = false
+		}
+	}
 }
 
 // reach checks whether an S3 service responds, with any credentials.

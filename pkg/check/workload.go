@@ -28,10 +28,10 @@ func (r *run) workload(ctx context.Context) Row {
 	}
 	const exchanged = "its trust policy accepts the token"
 	if r.Bucket == "" {
-		return what.row(Yes, exchanged+"; use --bucket to see whether it can list it", "")
+		return what.row(Yes, exchanged+"; use --bucket to see whether the role can list a bucket", "")
 	}
 	if _, err := r.Buckets.CheckAccess(ctx, r.be, keys, r.Bucket, r.Workload.Prefix, r.info.Region, r.info.Owner); err != nil {
-		return what.row(No, exchanged+", but its permissions are not enough: "+one(err), "")
+		return what.row(No, exchanged+", but the role's permissions are not enough: "+one(err), "")
 	}
-	return what.row(Yes, exchanged+", and it can list "+r.Bucket+"/"+r.Workload.Prefix, "")
+	return what.row(Yes, exchanged+", and the role can list "+r.Bucket+"/"+r.Workload.Prefix, "")
 }

@@ -33,7 +33,7 @@ func (o *CheckOptions) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Backend, "backend", "", "backend to check; default: all that the config file declares")
 	fs.StringVar(&o.Bucket, "bucket", "", "existing bucket in which objects below .s3-csi/check/ are created and then deleted; default: nothing is created")
 	fs.BoolVar(&o.CreateBucket, "create-bucket", false, "create a bucket for each backend, check with it, and delete it")
-	fs.StringVar(&o.RoleARN, "role", "", "ARN of a workload's role to check, with --token-file; with --bucket, it must be able to list --prefix there")
+	fs.StringVar(&o.RoleARN, "role", "", "ARN of a workload's role to check, with --token-file and, where several backends are declared, --backend; with --bucket, it must be able to list --prefix there")
 	fs.StringVar(&o.TokenFile, "token-file", "", "file with a token of the workload's service account, for --role")
 	fs.StringVar(&o.Prefix, "prefix", "", "prefix in --bucket that --role must be able to list, as a volume's prefix; default: the whole bucket")
 	fs.StringVar(&o.Output, "output", OutputTable, "output format: table or json")

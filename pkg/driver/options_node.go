@@ -119,7 +119,7 @@ func (o *NodeOptions) validate(c *checker) {
 	}
 }
 
-// ChosenLimits returns the flags of limits that differ from the defaults.
+// ChosenLimits returns the flags of limits that differ from the defaults and need a launcher that enforces limits.
 func (o *NodeOptions) ChosenLimits() []string {
 	var byDefault NodeOptions
 	byDefault.AddFlags(pflag.NewFlagSet("", pflag.ContinueOnError))
@@ -132,6 +132,7 @@ func (o *NodeOptions) ChosenLimits() []string {
 		{"--cpu-weight", o.CPUWeight != byDefault.CPUWeight},
 		{"--tasks-max", o.TasksMax != byDefault.TasksMax},
 		{"--slice-memory-limit", o.SliceMemoryLimit != byDefault.SliceMemoryLimit},
+		{"--volume-attach-limit=auto", o.VolumeAttachLimit == AutoVolumeLimit},
 	} {
 		if l.chosen {
 			chosen = append(chosen, l.flag)

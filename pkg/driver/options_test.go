@@ -303,4 +303,12 @@ func TestChosenLimitsAreThoseThatAreNotTheDefaults(t *testing.T) {
 	if got := o.Node.ChosenLimits(); !slices.Equal(got, []string{"--memory-limit", "--cpu-weight"}) {
 		t.Errorf("%v", got)
 	}
+	o = parse(t, "node --volume-attach-limit=12", nil)
+	if got := o.Node.ChosenLimits(); len(got) != 0 {
+		t.Errorf("%v", got)
+	}
+	o = parse(t, "node --volume-attach-limit=auto", nil)
+	if got := o.Node.ChosenLimits(); !slices.Equal(got, []string{"--volume-attach-limit=auto"}) {
+		t.Errorf("%v", got)
+	}
 }

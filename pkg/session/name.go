@@ -49,24 +49,26 @@ func clean(s string) string {
 
 func cut(s string, limit int) string { return s[:min(len(s), limit)] }
 
-// maxTokenFile bounds the driver's own token, in bytes.
+// maxTokenFile bounds the file of a token, in bytes.
 const maxTokenFile = 16 << 10
 
-// readToken reads a token file, which kubelet keeps up to date.
-func readToken(path string) ([]byte, error) {
+// ReadToken reads the token of a service account from a file, which kubelet keeps up to date. Unauthenticated: it has none.
+func ReadToken(path string) (string, error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return nil, err
+		return "", err
 	}
 	defer f.Close()
-	token, err := io.ReadAll(io.LimitReader(f, maxTokenFile+1))
+	raw, err := io.ReadAll(io.LimitReader(f, maxTokenFile+1))
+	if err != nil {
+		return "", err
+	}
+	token := strings.TrimSpace(string(raw))
 	switch {
-	case err != nil:
-		return nil, err
-	case len(token) > maxTokenFile:
-		return nil, fault.Errorf(fault.Unauthenticated, "%s is too large for a token", path)
-	case strings.TrimSpace(string(token)) == "":
-		return nil, fault.Errorf(fault.Unauthenticated, "%s is empty", path)
+	case len(raw) > maxTokenFile:
+		return "", fault.Errorf(fault.Unauthenticated, "%s is too large for a token", path)
+	case token == "":
+		return "", fault.Errorf(fault.Unauthenticated, "%s is empty", path)
 	}
 	return token, nil
 }

@@ -1,10 +1,14 @@
 package session
 
 import (
+	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
 func TestSessionNamesTellThePodAndTheMount(t *testing.T) {
@@ -50,4 +54,26 @@ func FuzzAudiences(f *testing.F) {
 	f.Add("a.e30.c")
 	f.Add("a.bnVsbA.c")
 	f.Fuzz(func(_ *testing.T, token string) { audiences(token) })
+}
+
+func TestTokensAreReadFromFiles(t *testing.T) {
+	for name, tc := range map[string]struct{ text, want string }{
+		"a token":              {"a.b.c", "a.b.c"},
+		"with a line's end":    {" a.b.c\n", "a.b.c"},
+		"none":                 {" \n", ""},
+		"one that is too long": {strings.Repeat("x", maxTokenFile+1), ""},
+		"the longest":          {strings.Repeat("x", maxTokenFile), strings.Repeat("x", maxTokenFile)},
+	} {
+		path := filepath.Join(t.TempDir(), "token")
+		if err := os.WriteFile(path, []byte(tc.text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		got, err := ReadToken(path)
+		if got != tc.want || (tc.want == "") != fault.Is(err, fault.Unauthenticated) {
+			t.Errorf("%s: %d bytes, %v", name, len(got), err)
+		}
+	}
+	if _, err := ReadToken(filepath.Join(t.TempDir(), "token")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("no file: %v", err)
+	}
 }

@@ -55,14 +55,14 @@ type Chain interface {
 
 // Planner decides how sessions are made. It is safe for concurrent use.
 type Planner struct {
-	chain    Chain
-	env      func(string) string
-	readFile func(string) ([]byte, error)
+	chain     Chain
+	env       func(string) string
+	readToken func(string) (string, error)
 }
 
 // NewPlanner returns a planner that reads this process's environment and files.
 func NewPlanner(chain Chain) *Planner {
-	return &Planner{chain: chain, env: os.Getenv, readFile: readToken}
+	return &Planner{chain: chain, env: os.Getenv, readToken: ReadToken}
 }
 
 // chained is the maximum validity of a session of AWS that was made with the keys of another session (IAM User Guide, "Role chaining").
@@ -164,11 +164,10 @@ func (l *plan) driver(ctx context.Context) (credentials.Order, error) {
 	// If the driver's own credentials come from a web identity token, use that token with the policy: assuming the role with
 	// its own session would need a role that trusts itself. The order has the token, because only the driver can read its file.
 	if own, tokenFile := l.planner.webIdentity(); tokenFile != "" && l.scope != volume.ScopeOff && (l.role == "" || l.role == own) && l.Backend.Makes(credentials.WebIdentity) {
-		raw, err := l.planner.readFile(tokenFile)
+		token, err := l.planner.readToken(tokenFile)
 		if err != nil {
 			return credentials.Order{}, fault.Errorf(fault.Unauthenticated, "read the driver's own web identity token (AWS_WEB_IDENTITY_TOKEN_FILE): %w", err)
 		}
-		token := strings.TrimSpace(string(raw))
 		if audience := l.Backend.Audience(); audience != "" && slices.Contains(audiences(token), audience) {
 			l.role = own
 			return credentials.Order{Kind: credentials.WebIdentity, Token: token}, nil

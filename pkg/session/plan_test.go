@@ -75,11 +75,11 @@ func planner(keys credentials.Keys, env map[string]string, files map[string]stri
 	return &Planner{
 		chain: fakeChain{keys: keys},
 		env:   func(name string) string { return env[name] },
-		readFile: func(path string) ([]byte, error) {
+		readToken: func(path string) (string, error) {
 			if text, ok := files[path]; ok {
-				return []byte(text), nil
+				return strings.TrimSpace(text), nil
 			}
-			return nil, os.ErrNotExist
+			return "", os.ErrNotExist
 		},
 	}
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
 )
 
-// scrapeBound limits what one scrape waits for helpers; the metrics then have what they reported before.
-const scrapeBound = 5 * time.Second
+// refreshBound limits how long one scrape waits for helpers; of those that have not answered, the metrics have what they reported before.
+const refreshBound = 3 * time.Second
 
 // operation returns the value of the label operation. A client is not trusted with names of its own, each of which would be another
 // time series.
@@ -90,9 +90,11 @@ func (v VolumeMetrics) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (v VolumeMetrics) Collect(ch chan<- prometheus.Metric) {
-	ctx, cancel := context.WithTimeout(context.Background(), scrapeBound)
+	refresh, cancel := context.WithTimeout(context.Background(), refreshBound)
+	v.Refresh(refresh)
+	cancel()
+	ctx, cancel := context.WithTimeout(context.Background(), collectBound)
 	defer cancel()
-	v.Refresh(ctx)
 	document, err := v.Collector.Collect(ctx)
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot collect the metrics of volumes")
@@ -108,7 +110,11 @@ func (d volumeDescs) send(ch chan<- prometheus.Metric, m *Mount) {
 	send := func(metric volumeMetric, value float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(metric.desc, metric.kind, value, append([]string{m.VolumeID, m.Name}, labels...)...)
 	}
-	send(d.info, 1, m.persistentVolume(), m.Client.Name, m.Bucket, m.Prefix, m.Client.Version)
+	persistentVolume := ""
+	if names := m.volumes(); len(names) > 0 {
+		persistentVolume = slices.Min(names) // the same one whichever pods come and go
+	}
+	send(d.info, 1, persistentVolume, m.Client.Name, m.Bucket, m.Prefix, m.Client.Version)
 	send(d.state, 1, string(m.State))
 	if !m.Session.Expires.IsZero() {
 		send(d.sessionExpiry, float64(m.Session.Expires.Unix()))
@@ -156,16 +162,6 @@ func byOperation(reported map[string]client.Operation) map[string]client.Operati
 		all[operation(name)] = sum
 	}
 	return all
-}
-
-// persistentVolume returns the name of a mount's PersistentVolume, the first of several; "": unknown.
-func (m *Mount) persistentVolume() string {
-	for _, p := range m.Publications {
-		if p.PersistentVolume != "" {
-			return p.PersistentVolume
-		}
-	}
-	return ""
 }
 
 // SampleCollectors returns the metrics with one value each, for the page that documents them.

@@ -2,6 +2,7 @@ package status
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"testing"
 
@@ -17,7 +18,10 @@ func TestMetricsOfVolumes(t *testing.T) {
 	of := reports{}
 	r := records{
 		mounts: []state.Mount{record("m")},
-		pubs:   []state.Publication{{VolumeID: "default:b/m", Mount: "m", Target: "/var/lib/kubelet/pods/u1/volumes/kubernetes.io~csi/pv-1/mount"}},
+		pubs: []state.Publication{
+			{VolumeID: "default:b/m", Mount: "m", Target: "/var/lib/kubelet/pods/u1/volumes/kubernetes.io~csi/pv-2/mount"},
+			{VolumeID: "default:b/m", Mount: "m", Target: "/var/lib/kubelet/pods/u2/volumes/kubernetes.io~csi/pv-1/mount"},
+		},
 	}
 	metrics := VolumeMetrics{
 		Collector: collector(r, of),
@@ -99,5 +103,21 @@ s3csi_volume_request_duration_seconds_count{mount="m",operation="Other",volume="
 `
 	if err := testutil.CollectAndCompare(metrics, strings.NewReader(want)); err != nil {
 		t.Error(err)
+	}
+}
+
+// bounded are records that cannot be read after the end of a context.
+type bounded struct{ records }
+
+func (b bounded) Mounts(ctx context.Context) ([]state.Mount, error) {
+	return b.mounts, errors.Join(ctx.Err())
+}
+
+func TestMetricsOfVolumesWithAHelperThatDoesNotAnswer(t *testing.T) {
+	c := collector(records{}, reports{})
+	c.Mounts = bounded{records{mounts: []state.Mount{record("m")}}}
+	metrics := VolumeMetrics{Collector: c, Refresh: func(ctx context.Context) { <-ctx.Done() }}
+	if n := testutil.CollectAndCount(metrics, "s3csi_volume_mount_info"); n != 1 {
+		t.Errorf("%d mounts are shown", n)
 	}
 }

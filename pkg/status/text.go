@@ -59,7 +59,7 @@ func (d Document) Names(w io.Writer) error {
 func (d Document) Text(w io.Writer, output bool) error {
 	t := table.New("MOUNT", "STATE", "CLIENT", "VERSION", "VOLUME", "PV", "PODS", "SESSION", "MEMORY", "UPLOADS")
 	for _, m := range d.Mounts {
-		t.Row(m.Name, d.state(m), m.Client.Name, m.Client.Version, m.VolumeID, m.volumes(), m.pods(), d.session(m), memory(m.Memory), uploads(m.Uploads))
+		t.Row(m.Name, d.state(m), m.Client.Name, m.Client.Version, m.VolumeID, first(m.volumes()), m.pods(), d.session(m), memory(m.Memory), uploads(m.Uploads))
 		for _, p := range m.Problems {
 			t.Note(d.problem(p))
 		}
@@ -114,14 +114,13 @@ func (d Document) session(m Mount) string {
 }
 
 // volumes are the PersistentVolumes of a mount.
-func (m Mount) volumes() string {
-	var names []string
+func (m Mount) volumes() (names []string) {
 	for _, p := range m.Publications {
 		if p.PersistentVolume != "" && !slices.Contains(names, p.PersistentVolume) {
 			names = append(names, p.PersistentVolume)
 		}
 	}
-	return first(names)
+	return names
 }
 
 func (m Mount) pods() string {

@@ -159,7 +159,7 @@ func TestTemplatesRefuse(t *testing.T) {
 		"a monitor of nothing":         {"metrics: {serviceMonitor: {enabled: true}}", "require metrics.enabled"},
 		"alerts on nothing":            {"metrics: {prometheusRule: {enabled: true}}", "require metrics.enabled"},
 		"a dashboard of nothing":       {"metrics: {dashboard: {enabled: true}}", "require metrics.enabled"},
-		"volumes of nobody":            {"metrics: {volumes: true}", "require metrics.enabled"},
+		"metrics of mounts not served": {"metrics: {volumes: true}", "require metrics.enabled"},
 		"a limit that is none":         {"node: {volumeAttachLimit: many}", "volumeAttachLimit"},
 		"both monitors":                {"metrics: {enabled: true, serviceMonitor: {enabled: true}, podMonitor: {enabled: true}}", "enable only one of them"},
 		"a port twice":                 {"node: {ports: {driver: 9808}}", "node.ports has the same port twice"},

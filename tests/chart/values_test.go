@@ -225,6 +225,9 @@ controller: {extraEnv: [{name: AWS_REGION, value: eu-central-1}], extraEnvFrom: 
 	if names, secrets, _ := keys("test: {secretName: other}"); !slices.Equal(secrets, []string{"other", "other"}) || !slices.Contains(names, "AWS_REGION") {
 		t.Errorf("variables %q, of the secrets %q", names, secrets)
 	}
+	if _, _, c := keys(""); !slices.Contains(c.Args, "--create-bucket") {
+		t.Errorf("arguments %q", c.Args)
+	}
 	if _, _, c := keys("test: {bucket: data, extraArgs: [--backend=a]}"); c.flag("bucket") != "data" || c.flag("backend") != "a" {
 		t.Errorf("arguments %q", c.Args)
 	}

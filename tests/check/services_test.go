@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -54,6 +55,16 @@ func newGateway(t *testing.T) gateway {
 // backend is the gateway as a backend with these further settings.
 func (g gateway) backend(more string) string {
 	return fmt.Sprintf("  lab: {endpoint: %q, region: %s%s}\n", g.Endpoint(), g.Region(), more)
+}
+
+// proxy passes requests on to the gateway.
+func (g gateway) proxy(t *testing.T) http.Handler {
+	t.Helper()
+	upstream := must(url.Parse(g.Endpoint()))(t)
+	return &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) {
+		r.SetURL(upstream)
+		r.Out.Host = r.In.Host // it is signed
+	}}
 }
 
 func (g gateway) sts(kinds string) string {
@@ -299,18 +310,17 @@ func TestWhatCannotBeTriedIsUnknown(t *testing.T) {
 func TestNothingIsCreatedUnlessAsked(t *testing.T) {
 	t.Parallel()
 	g := newGateway(t)
-	upstream := must(url.Parse(g.Endpoint()))(t)
 	var mu sync.Mutex
 	var written []string
-	server := listen(t, &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) {
-		r.SetURL(upstream)
-		r.Out.Host = r.In.Host // it is signed
-		if r.In.Method != http.MethodGet && r.In.Method != http.MethodHead {
+	proxy := g.proxy(t)
+	server := listen(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodGet && r.Method != http.MethodHead {
 			mu.Lock()
-			defer mu.Unlock()
-			written = append(written, r.In.Method+" "+r.In.URL.Path)
+			written = append(written, r.Method+" "+r.URL.Path)
+			mu.Unlock()
 		}
-	}})
+		proxy.ServeHTTP(w, r)
+	}))
 	backend := fmt.Sprintf("  lab: {endpoint: %q, region: %s%s}\n", server, g.Region(), g.sts("federationToken"))
 	r := run(t, g.user, backend)
 	if len(written) > 0 {
@@ -410,6 +420,42 @@ func TestAWorkloadsRole(t *testing.T) {
 			}
 		})
 	}
+	t.Run("only the backend that is named sees the token", func(t *testing.T) {
+		var seen atomic.Int64
+		other := listen(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			seen.Add(1)
+			w.WriteHeader(http.StatusForbidden)
+		}))
+		backends := g.backend(g.sts("webIdentity")) + fmt.Sprintf("  other: {endpoint: %q, sts: {}}\n", other)
+		args := []string{"--role=" + role, "--token-file=" + file("web")}
+		cmd := command(t, credentials.Keys{}, backends, args...)
+		if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "--backend") || seen.Load() > 0 {
+			t.Errorf("%v, %d requests to the other backend: %s", err, seen.Load(), out)
+		}
+		if got := row(t, run(t, credentials.Keys{}, backends, append(args, "--backend=lab")...), "workloadRole"); got.Result != checks.Yes || seen.Load() > 0 {
+			t.Errorf("%+v, %d requests to the other backend", got, seen.Load())
+		}
+	})
+}
+
+// A token service that takes any token is a danger wherever it is found, also by a node, which needs no credentials of its own.
+func TestANodeReportsATokenServiceThatVerifiesNothing(t *testing.T) {
+	t.Parallel()
+	g := newGateway(t)
+	service := listen(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if err := r.ParseForm(); err != nil || r.PostForm.Get("Action") != "AssumeRoleWithWebIdentity" {
+			w.WriteHeader(http.StatusForbidden)
+			return
+		}
+		fmt.Fprint(w, `<AssumeRoleWithWebIdentityResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><AssumeRoleWithWebIdentityResult><Credentials><AccessKeyId>A</AccessKeyId><SecretAccessKey>s</SecretAccessKey><SessionToken>t</SessionToken><Expiration>2100-01-01T00:00:00Z</Expiration></Credentials></AssumeRoleWithWebIdentityResult></AssumeRoleWithWebIdentityResponse>`)
+	}))
+	r := run(t, g.user, g.backend(fmt.Sprintf(", sts: {endpoint: %q}", service)), "--node", "--state-dir="+t.TempDir(), "--host-dir="+t.TempDir())
+	if got := row(t, r, "webIdentity"); got.Result != checks.No || !got.Needed {
+		t.Errorf("%+v", got)
+	}
+	if got := row(t, r, "objects"); got.Result != checks.Unknown || got.Needed {
+		t.Errorf("%+v", got)
+	}
 }
 
 func TestOnlyTheBackendThatIsNamedIsChecked(t *testing.T) {
@@ -461,12 +507,7 @@ func (h *hold) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func TestAnInterruptedCheckLeavesNothing(t *testing.T) {
 	t.Parallel()
 	g := newGateway(t)
-	upstream := must(url.Parse(g.Endpoint()))(t)
-	h := &hold{reached: make(chan struct{}), late: make(chan *http.Request, 1)}
-	h.Handler = &httputil.ReverseProxy{Rewrite: func(r *httputil.ProxyRequest) {
-		r.SetURL(upstream)
-		r.Out.Host = r.In.Host // it is signed
-	}}
+	h := &hold{Handler: g.proxy(t), reached: make(chan struct{}), late: make(chan *http.Request, 1)}
 	server := listen(t, h)
 	cmd := command(t, g.user, fmt.Sprintf("  lab: {endpoint: %q, region: %s}\n", server, g.Region()), "--create-bucket")
 	var out strings.Builder

@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(rigtest.Main(m)) }
 
-// interval is the time between two scrapes, as Prometheus is told.
+// interval is the time between two scrapes.
 const interval = time.Minute
 
 // panel is a panel of a dashboard, as far as it matters here.
@@ -108,7 +108,7 @@ func TestEveryPanelHasData(t *testing.T) {
 	shows := func(what string) func() bool {
 		return func() bool { return strings.Contains(rigtest.Get(t, d, "/metrics"), "\n"+what) }
 	}
-	// The client reports its requests every few seconds, and another one begins anew.
+	// The client reports its requests every few seconds, and another client counts from zero.
 	rigtest.Await(t, time.Minute, "requests of the client", shows("s3csi_volume_written_bytes_total{"))
 	rigtest.Await(t, time.Minute, "the usage of the volume", shows("s3csi_volume_objects{"))
 	seen.scrape(t, d)
