@@ -26,11 +26,12 @@ KUBERNETES_VERSION := $(shell sed -n 's,^\tk8s.io/kubernetes ,,p' tests/kubernet
 SUITE_JOBS ?= 4
 APART := node faults lifecycle systemd credentials controller policy
 SUITES := race-faults systemd-node clients controller process-systemd process-credentials units vet race-node systemd-faults \
-	systemd-upgrade systemd-credentials process-others race-lifecycle race-rig
+	systemd-upgrade systemd-credentials race-linger systemd-linger process-others race-lifecycle race-rig
 
-# Tests that hold the driver to a time, such as a heal within a second, and those of lingering mounts: a mount does not linger while the
-# mount namespaces of other tests have copies of it. They run after all others, with nothing beside them.
-TIMED := ^TestTimed|Linger
+# Tests that hold the driver to a time, such as a heal within a second. They run after all others, with nothing beside them.
+TIMED := ^TestTimed
+# Those of lingering mounts have a process of their own: a mount does not linger while the mount namespaces of other tests have copies of it.
+LINGER := Linger
 
 # The commit of whose driver tests upgrade; hack/older chooses one.
 OLDER ?=
@@ -140,7 +141,7 @@ suites: test-parts race $(if $(RUST),mountpoint-units)
 vet:
 	for m in $(MODULES); do (cd $$m && go vet ./...); done
 
-.PHONY: units clients mountpoint-units controller process-others systemd-credentials timed
+.PHONY: units clients mountpoint-units controller race-linger systemd-linger process-others systemd-credentials timed
 units:
 	$(RACE_TEST) -timeout 15m ./...
 
@@ -157,23 +158,30 @@ race-%: export S3CSI_BIN := $(BIN)/race
 race-faults: export S3CSI_BIN := $(BIN)/race/faults
 race-%: export S3CSI_RACE := 1
 race-%:
-	cd tests && go test -count=1 -parallel 3 -timeout 30m -skip '$(TIMED)' ./$*/...
+	cd tests && go test -count=1 -parallel 3 -timeout 30m -skip '$(TIMED)|$(LINGER)' ./$*/...
 
 process-%:
-	cd tests && go test -count=1 -parallel 3 -timeout 30m -skip '$(TIMED)' ./$*/...
+	cd tests && go test -count=1 -parallel 3 -timeout 30m -skip '$(TIMED)|$(LINGER)' ./$*/...
 
 systemd-%:
-	cd tests && S3CSI_LAUNCHER=systemd go test -count=1 -parallel 3 -timeout 30m -skip '$(TIMED)' ./$*/...
+	cd tests && S3CSI_LAUNCHER=systemd go test -count=1 -parallel 3 -timeout 30m -skip '$(TIMED)|$(LINGER)' ./$*/...
 
 process-others:
 	cd tests && apart='$(APART)' && go test -count=1 -p 2 -parallel 3 -timeout 30m $$(go list ./... | grep -vE "/tests/(e2e|$${apart// /|})(/|$$)")
+
+# -parallel 2: more tests side by side have copies of each other's mounts.
+race-linger:
+	cd tests && go test -count=1 -parallel 2 -timeout 10m -run '$(LINGER)' ./node
+
+systemd-linger:
+	cd tests && S3CSI_LAUNCHER=systemd go test -count=1 -parallel 2 -timeout 10m -run '$(LINGER)' ./node
 
 systemd-credentials: # the test that looks for secrets in the properties of units, too
 	cd tests && S3CSI_LAUNCHER=systemd go test -count=1 -timeout 5m -run NothingSecret ./credentials
 
 timed: test-parts
-	cd tests && go test -count=1 -parallel 2 -timeout 10m -run '$(TIMED)' ./node
-	cd tests && S3CSI_LAUNCHER=systemd go test -count=1 -parallel 2 -timeout 10m -run '$(TIMED)' ./node
+	cd tests && go test -count=1 -parallel 4 -timeout 10m -run '$(TIMED)' ./node
+	cd tests && S3CSI_LAUNCHER=systemd go test -count=1 -parallel 4 -timeout 10m -run '$(TIMED)' ./node
 
 # Without -v, what a failed test says stands beside its name.
 .PHONY: e2e e2e-deploy e2e-disrupt e2e-share e2e-some

@@ -32,7 +32,8 @@ func (p *process) dies(n int) {
 }
 
 // deaths tries a piece of work with a process that dies after each request that it has, which is as good as before the next one,
-// and calls next after each death. It ends when the work was done without a death.
+// and calls next after each death. It ends when the work was done without a death. Those of snapshots run on one server: that each server
+// takes up a copy again is shown by the copier's own test.
 func deaths(t *testing.T, e *env, work func(p *process, round string) error, next func(round string, err error)) {
 	t.Helper()
 	for n := 1; ; n++ {

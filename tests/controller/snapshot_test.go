@@ -212,7 +212,7 @@ func withoutRecords(m map[string]string) map[string]string {
 }
 
 func TestASnapshotKilledAnywhereIsFinishedByAnother(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
+	one(t, func(t *testing.T, e *env) {
 		other := e.process()
 		source := other.create("v")
 		e.fill(source, 3)
@@ -236,7 +236,7 @@ func TestASnapshotKilledAnywhereIsFinishedByAnother(t *testing.T) {
 }
 
 func TestADeletionOfASnapshotKilledAnywhereIsFinishedByAnother(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
+	one(t, func(t *testing.T, e *env) {
 		other := e.process()
 		source := other.create("v")
 		e.fill(source, 2)
@@ -547,7 +547,7 @@ func TestVolumesFromSnapshotsAndVolumes(t *testing.T) {
 func TestAFillingKilledAnywhereIsFinishedByAnother(t *testing.T) {
 	for _, own := range []bool{false, true} {
 		t.Run(fmt.Sprint("own bucket ", own), func(t *testing.T) {
-			each(t, func(t *testing.T, e *env) {
+			one(t, func(t *testing.T, e *env) {
 				var pairs []string
 				other := e.process()
 				if own {
@@ -829,7 +829,7 @@ func TestAPinAndADeletionOfItsSnapshotRace(t *testing.T) {
 }
 
 func TestAPinKilledAnywhereIsFinishedByAnother(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
+	one(t, func(t *testing.T, e *env) {
 		other := e.process()
 		source := other.create("v")
 		e.fill(source, 1)
@@ -855,7 +855,7 @@ func TestAPinKilledAnywhereIsFinishedByAnother(t *testing.T) {
 
 // After an error that is final no caller asks for a deletion. So the process that is asked next cleans up what failed.
 func TestAFailureKilledAnywhereLeavesNothing(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
+	one(t, func(t *testing.T, e *env) {
 		other := e.process()
 		source := other.create("v")
 		e.fill(source, 3)

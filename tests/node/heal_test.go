@@ -285,6 +285,7 @@ func TestRepeatedDeathsBackOff(t *testing.T) {
 
 // A client that answers nothing any more is cut off and started again, unasked, and whoever waited for it is freed.
 func TestTimedRestartOfAnUnresponsiveClient(t *testing.T) {
+	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		e.Kill()
 		e.drive("--hang-timeout=4s")

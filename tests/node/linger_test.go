@@ -97,7 +97,7 @@ func TestALingeringMountEndsInTime(t *testing.T) {
 	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		for _, driver := range []string{"runs", "is started again"} {
-			v := static("short", client, "linger", "4s")
+			v := static("short", client, "linger", "6s")
 			target := e.publish(v, "t")
 			write(t, filepath.Join(target, "file"), driver)
 			pid := e.client(client).PID
@@ -109,7 +109,7 @@ func TestALingeringMountEndsInTime(t *testing.T) {
 				e.restart()
 			}
 			e.awaitNothingLeft(20 * time.Second)
-			if took := time.Since(unpublished); took < 4*time.Second {
+			if took := time.Since(unpublished); took < 6*time.Second {
 				t.Errorf("it ended after %s", took)
 			}
 			e.await(5*time.Second, "the end to be counted", func() bool { return e.ended("time") == 1 && e.lingering() == 0 })

@@ -17,6 +17,7 @@ import (
 // A backend whose endpoint changes in the config file takes its volumes along: publications, and the containers on them,
 // keep their places; a file that is open stays with the old endpoint until it is closed, where the client keeps nothing back.
 func TestTimedMoveOfABackend(t *testing.T) {
+	t.Parallel()
 	containers.Need(t)
 	e := newEnv(t)
 	moved := rigtest.Proxy(t, e.Endpoint())

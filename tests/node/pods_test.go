@@ -371,6 +371,7 @@ func TestContainersThatComeUpDuringAHealAreHealed(t *testing.T) {
 // A pod that is deleted while its volume heals takes nothing from the others, and its unpublication waits for no more than
 // that.
 func TestTimedUnpublishDuringAHeal(t *testing.T) {
+	t.Parallel()
 	containers.Need(t)
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		e.Put(t, bucket, "going/file", "content")

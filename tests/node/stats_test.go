@@ -57,6 +57,7 @@ func TestVolumeStats(t *testing.T) {
 
 // A client that does not answer costs its own volume's calls their deadlines, and nobody else anything.
 func TestTimedStatsOfAnUnresponsiveClient(t *testing.T) {
+	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		v, other := static("hung", client), static("fine", client)
 		target := e.publish(v, "hung")

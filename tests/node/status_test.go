@@ -196,6 +196,7 @@ func (e *env) askInVain(target string) {
 
 // A client that does not answer delays no status, and neither do many mounts.
 func TestTimedStatus(t *testing.T) {
+	t.Parallel()
 	rigtest.ProcessOnly(t, "the status is read from memory and from records, which are the same with either launcher")
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		var targets []string
