@@ -74,7 +74,7 @@ var capabilities = map[string]string{
 	"snapshotMetadata":               "Snapshots have no metadata of changed blocks.",
 	"topology":                       "A volume is everywhere.",
 	"volumeLimits":                   "There is no limit, unless `--volume-attach-limit` says so.",
-	"volumeMountGroup":               "The client is told the group; nothing changes owners afterwards, which tests of `fsGroupChangePolicy` expect.",
+	"volumeMountGroup":               "The client shows the group; nothing changes owners afterwards, which tests of `fsGroupChangePolicy` expect.",
 }
 
 // claimed are the capabilities that a client's definition claims.
