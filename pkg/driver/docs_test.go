@@ -197,7 +197,7 @@ func pages(t *testing.T) map[string]string {
 func TestTheArchitectureNamesEveryPackage(t *testing.T) {
 	page := pages(t)["../../docs/architecture.md"]
 	named := map[string]bool{}
-	for _, m := range regexp.MustCompile("(?m)^\\| `(pkg/[a-z0-9/]+)` \\| [^|]+ \\|$").FindAllStringSubmatch(page, -1) {
+	for _, m := range regexp.MustCompile("`(pkg/[a-z0-9/]+)`").FindAllStringSubmatch(page, -1) {
 		named[m[1]] = true
 	}
 	there := map[string]bool{}
@@ -212,7 +212,7 @@ func TestTheArchitectureNamesEveryPackage(t *testing.T) {
 	}
 	for dir := range there {
 		if parent := filepath.Dir(dir); !named[dir] && !named[parent] { // the one of its parent covers what is for tests
-			t.Errorf("docs/architecture.md does not say what %s does", dir)
+			t.Errorf("docs/architecture.md does not name %s", dir)
 		}
 	}
 	for _, m := range regexp.MustCompile(`\bpkg/[a-z0-9/_]+(\.go)?`).FindAllString(page, -1) {
