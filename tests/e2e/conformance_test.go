@@ -136,6 +136,9 @@ func conformance(t *testing.T) map[string]string {
 	}
 	slices.SortFunc(names, func(a, b string) int { return strings.Compare(strings.ToLower(a), strings.ToLower(b)) })
 	for _, name := range names {
+		if !slices.ContainsFunc(suiteClients, func(client string) bool { return !claimed(t, client)[name] }) {
+			continue
+		}
 		fmt.Fprintf(&b, "| `%s` |", name)
 		for _, client := range suiteClients {
 			fmt.Fprintf(&b, " %s |", map[bool]string{true: "yes", false: "no"}[claimed(t, client)[name]])
