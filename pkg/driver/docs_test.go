@@ -149,7 +149,8 @@ func TestMetricsDocument(t *testing.T) {
 
 The driver serves metrics in the Prometheus format at ` + "`/metrics`" + ` of ` + "`--http-endpoint`" + `. ` + "`/healthz`" + ` fails once the driver shuts
 down. ` + "`/readyz`" + ` fails while the driver does not serve requests, or must not publish volumes. Neither checks S3. ` + "`/readyz`" + ` also lists
-degraded features, one ` + "`note:`" + ` per line.
+degraded features, one ` + "`note:`" + ` per line. [Status](status.md#the-mounts-of-a-node) explains the states of mounts,
+[warm volumes](sessions.md#warm-volumes) why lingering mounts end.
 
 | metric | type | labels | meaning |
 |---|---|---|---|
