@@ -236,9 +236,10 @@ fmt: ## Format the code
 	gofmt -s -w $(shell git ls-files '*.go')
 
 .PHONY: lint
-lint: $(TOOLS)/golangci-lint-$(GOLANGCI_VERSION) ## Check the code's style
+lint: $(TOOLS)/golangci-lint-$(GOLANGCI_VERSION) ## Check the style of code and pages
 	@test -z "$$(gofmt -s -l $$(git ls-files '*.go'))" || { echo "not formatted; run make fmt:"; gofmt -s -l $$(git ls-files '*.go'); exit 1; }
 	for m in $(MODULES); do (cd $$m && $< run ./...); done
+	cd tests && go test ./docs
 
 $(TOOLS)/golangci-lint-$(GOLANGCI_VERSION):
 	mkdir -p $(TOOLS)

@@ -31,18 +31,6 @@ func tables() string {
 			}
 			fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", name, values, o.Default, o.Meaning)
 		}
-		reasons := map[string][]string{}
-		for name, reason := range c.Refused {
-			reasons[reason] = append(reasons[reason], name)
-		}
-		fmt.Fprintf(&b, "\nRefused, with what to do instead:\n\n| option | instead |\n|---|---|\n")
-		var rows []string
-		for reason, names := range reasons {
-			slices.Sort(names)
-			rows = append(rows, fmt.Sprintf("| `%s` | %s |\n", strings.Join(names, "`, `"), reason))
-		}
-		slices.Sort(rows)
-		b.WriteString(strings.Join(rows, ""))
 	}
 	return b.String()
 }

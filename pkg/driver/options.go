@@ -87,7 +87,7 @@ func (o *CommonOptions) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.LoggingFormat, "logging-format", "text", "log format: text or json")
 	fs.IntVarP(&o.Verbosity, "v", "v", 2, "log verbosity, 0 to 10: 2 logs changes, 4 requests, 5 responses, 6 polling")
 	fs.DurationVar(&o.ShutdownTimeout, "shutdown-timeout", 20*time.Second, "how long running requests may take to finish during shutdown before they are cancelled")
-	fs.BoolVar(&o.VolumeHealth, "volume-health", false, "offer the RPCs of volume health, which are alpha in CSI 1.13 and may change: stale, unresponsive and draining mounts, refused or expired credentials, unreachable backends")
+	fs.BoolVar(&o.VolumeHealth, "volume-health", false, "offer the RPCs of volume health, which are alpha in CSI 1.13 and may change")
 	fs.BoolVar(&o.Version, "version", false, "print the version and exit")
 }
 

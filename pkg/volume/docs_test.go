@@ -45,16 +45,19 @@ func TestDocsParametersAreThoseOfTheCode(t *testing.T) {
 
 func table() string {
 	var b strings.Builder
-	b.WriteString("| parameter | StorageClass | VolumeAttributesClass | static volume | default | meaning |\n|---|---|---|---|---|---|\n")
+	b.WriteString("S: StorageClass, V: VolumeAttributesClass, P: static PersistentVolume.\n\n| parameter | in | default | meaning |\n|---|---|---|---|\n")
 	for _, doc := range ParameterDocs() {
-		mark := func(allowed bool) string {
-			if allowed {
-				return "yes"
-			}
-			return "–"
+		var in string
+		if doc.Scope != ScopeContext {
+			in += "S"
 		}
-		in := func(scope Scope) string { return mark(doc.Scope == scope || doc.Scope == ScopeBoth) }
-		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s | %s |\n", doc.Name, in(ScopeClass), mark(doc.Mutable), in(ScopeContext), doc.Default, doc.Meaning)
+		if doc.Mutable {
+			in += "V"
+		}
+		if doc.Scope != ScopeClass {
+			in += "P"
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", doc.Name, in, doc.Default, doc.Meaning)
 	}
 	return b.String()
 }

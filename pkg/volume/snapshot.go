@@ -164,8 +164,8 @@ type SnapshotParameterDoc struct{ Name, Default, Meaning string }
 func SnapshotParameterDocs() []SnapshotParameterDoc {
 	return []SnapshotParameterDoc{
 		{keyBucketName, "the source's bucket; required if the source has its own bucket", "The bucket in which snapshots are stored. It must be on the source's backend, and the driver's credentials must reach both buckets."},
-		{keyConsistency, "`object`", "`object`: each object is whole, and existed at some time between the start and the end of the copy. CreateSnapshot returns when everything is copied."},
-		{keyMaxObjects, "`100000`", "Maximum number of objects of a snapshot. A source with more is refused, with the numbers and the requests that a copy would take."},
+		{keyConsistency, "`object`", "[`object`](snapshots.md#what-a-snapshot-of-a-volume-in-use-promises): each object is whole, and existed at some time between the start and the end of the copy."},
+		{keyMaxObjects, "`100000`", "Maximum number of objects of a snapshot. A larger source is refused."},
 		{keyMaxBytes, "`1Ti`", "Maximum size of a snapshot, in bytes: `500Gi`."},
 		{keyOnDelete, "`delete`", "What DeleteSnapshot does with the data: `delete` removes current objects (on a versioned bucket older versions stay), `purge` also removes versions and delete markers, `retain` keeps everything."},
 	}

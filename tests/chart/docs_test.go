@@ -2,7 +2,6 @@ package chart
 
 import (
 	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -80,45 +79,4 @@ func TestDocumentsNameValues(t *testing.T) {
 	if named < 20 {
 		t.Errorf("%d values are named in all documents", named)
 	}
-}
-
-// Links in the documentation work.
-func TestLinks(t *testing.T) {
-	pages, err := filepath.Glob(root + "/docs/*.md")
-	if err != nil || len(pages) < 20 {
-		t.Fatalf("%d pages: %v", len(pages), err)
-	}
-	for _, file := range append(pages, chartDir+"/README.md", root+"/README.md") {
-		links := regexp.MustCompile(`\]\(([^)\s]+)\)`).FindAllStringSubmatch(readDocument(t, file), -1)
-		if len(links) == 0 && filepath.Base(file) != "metrics.md" { // generated
-			t.Errorf("%s has no links", file)
-		}
-		for _, link := range links {
-			path, anchor, _ := strings.Cut(link[1], "#")
-			if strings.Contains(path, "://") {
-				continue
-			}
-			target := file
-			if path != "" {
-				target = filepath.Join(filepath.Dir(file), path)
-			}
-			if _, err := os.Stat(target); err != nil {
-				t.Errorf("%s: %v", file, err)
-				continue
-			}
-			if anchor != "" && !slices.Contains(anchors(readDocument(t, target)), anchor) {
-				t.Errorf("%s: %s has no heading #%s", file, target, anchor)
-			}
-		}
-	}
-}
-
-// anchors returns the anchors that GitHub generates for headings.
-func anchors(markdown string) []string {
-	var list []string
-	for _, heading := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(markdown, -1) {
-		name := regexp.MustCompile(`[^\w -]`).ReplaceAllString(strings.ToLower(heading[1]), "")
-		list = append(list, strings.ReplaceAll(name, " ", "-"))
-	}
-	return list
 }

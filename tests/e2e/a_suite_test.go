@@ -104,7 +104,7 @@ func (r *suiteRun) do(ctx context.Context, dir string) {
 func tail(text string) string { return text[max(0, len(text)-8000):] }
 
 // TestExternalStorage runs Kubernetes' own tests of storage drivers, with both clients. The tests that have to pass are those that
-// docs/conformance.md lists; one that is not listed and is not skipped for a reason given there must not run.
+// testdata/external-storage/passing-*.txt list; one that is not listed and is not skipped for a reason given there must not run.
 //
 // Each is a run of its own, several at a time. So are those that call themselves serial: they are about pods and volumes of their own.
 // All of them together take longest of the parallel tests. The name of this file makes this the first that go test starts.

@@ -59,7 +59,7 @@ func newMetrics(overdue func() int) metrics {
 			"Files not uploaded because another writer had changed the object; the local copies are quarantined on the node.", "client"),
 		lingerHits: counter("s3csi_linger_hits_total", "Publications that used a lingering mount.", "client"),
 		lingerEnds: counter("s3csi_linger_ends_total",
-			"Lingering mounts that ended, by reason: time (linger is over), mounts and memory (limits of the node, the least recently used first), backend (configuration or rules changed), session (not renewable), client (exited), volume (published with other settings or another secret), overlap (a mount of an overlapping prefix was started).",
+			"Lingering mounts that ended, by reason: time, mounts, memory, backend, session, client, volume, overlap.",
 			"client", "reason"),
 		spares: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "s3csi_spare_helpers", Help: "Helpers on this node that were started ahead of need and that no mount uses yet.",
@@ -179,7 +179,7 @@ type gauges struct{ t *Tracker }
 
 func mountsDesc() *prometheus.Desc {
 	return prometheus.NewDesc("s3csi_mounts",
-		"Mounts on this node by client and state: healthy, failed (its client has exited and is not restarted yet), unresponsive (its client does not answer), draining (no publication is left, and its client stores what it has), lingering (no publication is left, everything is stored, and client and cache stay for a while).",
+		"Mounts on this node by client and state: healthy, failed, unresponsive, draining, lingering.",
 		[]string{"client", "state"}, nil)
 }
 
