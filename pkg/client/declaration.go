@@ -127,6 +127,7 @@ func reserved() map[string]string {
 	refuseCommon(refused)
 	refuse(refused, "the driver sets the endpoint, addressing style, region and CA of the backend", "endpoint", "endpoint-url", "url", "region", "ca-bundle",
 		"ca-file", "path-style", "force-path-style", "use-path-request-style", "no-check-certificate")
+	refuse(refused, "set proxy of the backend", "proxy", "http-proxy", "https-proxy")
 	refuse(refused, "the driver serves the credentials", "credentials", "profile", "access-key-id", "secret-access-key", "passwd-file", "no-sign-request", "iam", "env-auth", "config")
 	refuse(refused, "the driver sets it for every mount", "allow-other", "allow-root", "auto-unmount", "foreground", "daemon", "f", "fuse-fd", "user-agent")
 	refuse(refused, "clients write no log files; the helper logs their output", "log-file", "logfile", "log-directory", "log-dir")
@@ -318,6 +319,8 @@ func (d Declaration) checkEnvironment(at func(string) string) error {
 			return fault.Field(here, "is not a variable's name: at most 64 of A-Z, 0-9 and _, no digit at the start")
 		case ours, strings.HasPrefix(name, "LD_"), strings.HasPrefix(name, "AWS_") && !slices.Contains(harmless(), name):
 			return fault.Field(here, "cannot be declared: the driver sets the client's environment and credentials")
+		case strings.HasSuffix(name, "_PROXY"):
+			return fault.Field(here, "cannot be declared; set proxy of the backend")
 		case len(value) > maxArg || value != "" && !printable.MatchString(value) || strings.Contains(value, "${"):
 			return fault.Field(here, "must be at most %d printable ASCII characters, without placeholders", maxArg)
 		}
