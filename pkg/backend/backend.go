@@ -32,6 +32,10 @@ type Backend struct {
 	// CAFile is an absolute path of PEM certificates that are trusted for Endpoint instead of the system's; "" is the
 	// system's.
 	CAFile string
+	// Proxy is the HTTP proxy for Endpoint and the token service.
+	Proxy Proxy
+	// DefaultClient is the client of volumes that name none; "" is the driver's default.
+	DefaultClient string
 	// STS is the security token service; nil: not declared. AWS always has one.
 	STS *STS
 	// SingleController asserts that only one controller at a time uses this backend, for services without conditional writes.
@@ -97,16 +101,22 @@ func (b Backend) CA() (string, error) {
 	return string(pem), nil
 }
 
-// MountDigest returns a hash of the settings with which the client of a mount reaches the service: endpoint, region, addressing
-// and trusted certificates. It is stable over upgrades of the driver, so a mount with another digest uses settings that are
-// no longer configured. The error is CA's.
+// MountDigest returns a hash of the settings with which the client of a mount reaches the service: endpoint, region, addressing,
+// trusted certificates and proxy. It is stable over upgrades of the driver, so a mount with another digest uses settings that are
+// no longer configured. The error is CA's or ProxyCredentials'.
 func (b Backend) MountDigest() (string, error) {
 	ca, err := b.CA()
 	if err != nil {
 		return "", err
 	}
+	proxy, err := b.loaded()
+	if err != nil {
+		return "", err
+	}
 	h := sha256.New()
-	for _, f := range []struct{ key, value string }{{"endpoint", b.Endpoint}, {"region", b.Region}, {"ca", ca}} {
+	for _, f := range []struct{ key, value string }{
+		{"endpoint", b.Endpoint}, {"region", b.Region}, {"ca", ca}, {"proxy", b.ProxyFor(b.Endpoint)}, {"proxyCredentials", proxy.sum},
+	} {
 		if f.value != "" {
 			fmt.Fprintf(h, "%s %d %s\n", f.key, len(f.value), f.value)
 		}
@@ -143,9 +153,10 @@ func (b Backend) Revision() string {
 	if b.Allow != nil {
 		allow = *b.Allow
 	}
-	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q %q %t %q %q %t %q %q %q %q %t %t %t %q %q %q %t %q %q %q %q %q", b.Name, b.Endpoint, b.Region, b.PathStyle, b.CAFile, b.caSum,
+	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q %q %t %q %q %t %q %q %q %q %t %t %t %q %q %q %t %q %q %q %q %q %q %q %q %q", b.Name, b.Endpoint, b.Region, b.PathStyle, b.CAFile, b.caSum,
 		b.STS != nil, sts.Endpoint, sts.Region, sts.Kinds, sts.Audience, sts.RoleOptional, b.SingleController, b.AdoptUntaggedBuckets, b.ControllerCredentials, b.ExpectedBucketOwner,
-		b.Scope, b.Allow != nil, allow, b.WorkloadRoleARN, b.ControllerRoleARN, b.PodIdentityAgent, b.VolumeBuckets))
+		b.Scope, b.Allow != nil, allow, b.WorkloadRoleARN, b.ControllerRoleARN, b.PodIdentityAgent, b.VolumeBuckets,
+		b.Proxy.URL, b.Proxy.CredentialsFile, b.Proxy.sum, b.DefaultClient))
 	return hex.EncodeToString(sum[:16])
 }
 

@@ -33,6 +33,11 @@ func every() (base Backend, others map[string]Backend, mount map[string]bool) {
 		"PathStyle":             func(b *Backend) { b.PathStyle = false },
 		"CAFile":                func(b *Backend) { b.CAFile = "/other.pem" },
 		"CA":                    func(b *Backend) { b.ca, b.caSum = "PEM2", "2" },
+		"Proxy":                 func(b *Backend) { b.Proxy.URL = "http://p" },
+		"Proxy.URL":             func(b *Backend) { b.Proxy.URL = "http://q" },
+		"Proxy.CredentialsFile": func(b *Backend) { b.Proxy = Proxy{CredentialsFile: "/p", credentials: "a:b"} },
+		"Proxy, credentials":    func(b *Backend) { b.Proxy = Proxy{credentials: "a:b", sum: "1"} },
+		"DefaultClient":         func(b *Backend) { b.DefaultClient = "rclone" },
 		"STS":                   func(b *Backend) { b.STS = &STS{} },
 		"STS.Endpoint":          func(b *Backend) { b.STS = &STS{Endpoint: "https://a"} },
 		"STS.Region":            func(b *Backend) { b.STS = &STS{Region: "https://a"} },
@@ -61,7 +66,7 @@ func every() (base Backend, others map[string]Backend, mount map[string]bool) {
 		change(&other)
 		others[name] = other
 	}
-	return base, others, map[string]bool{"Endpoint": true, "Region": true, "PathStyle": true, "CA": true}
+	return base, others, map[string]bool{"Endpoint": true, "Region": true, "PathStyle": true, "CA": true, "Proxy": true, "Proxy.URL": true, "Proxy, credentials": true}
 }
 
 func TestARevisionIsOneSetOfSettings(t *testing.T) {
@@ -69,7 +74,7 @@ func TestARevisionIsOneSetOfSettings(t *testing.T) {
 	for _, s := range []struct {
 		of     reflect.Type
 		prefix string
-	}{{reflect.TypeFor[Backend](), ""}, {reflect.TypeFor[STS](), "STS."}, {reflect.TypeFor[rule](), "Allow."}} {
+	}{{reflect.TypeFor[Backend](), ""}, {reflect.TypeFor[STS](), "STS."}, {reflect.TypeFor[Proxy](), "Proxy."}, {reflect.TypeFor[rule](), "Allow."}} {
 		for f := range s.of.Fields() {
 			if _, ok := others[s.prefix+f.Name]; !ok && f.IsExported() {
 				t.Errorf("nothing tells what another %s does to the revision", s.prefix+f.Name)

@@ -78,7 +78,7 @@ func withTransport(rt http.RoundTripper) Option { return func(c *Clients) { c.tr
 // withoutWaiting retries without backoff.
 func withoutWaiting() Option { return func(c *Clients) { c.backoff = time.Millisecond } }
 
-// NewClients prepares the clients of all backends in the current config. It reads CA files that were not read yet and sends no
+// NewClients prepares the clients of all backends in the current config. It reads files of the config that were not read yet and sends no
 // requests.
 func NewClients(configs Configured, opts ...Option) (*Clients, error) {
 	c := &Clients{configs: configs, version: "dev", backoff: maxBackoff, proxy: http.ProxyFromEnvironment, services: map[string]*service{}}
@@ -124,11 +124,15 @@ func (c *Clients) service(b Backend) (*service, error) {
 	if _, err := c.configs.Config().Backend(b.Name); err != nil {
 		return nil, err
 	}
-	if b.roots == nil {
+	if b.roots == nil || b.Proxy.credentials == "" {
 		var err error
-		if b, err = b.withCA(); err != nil {
-			return nil, fault.Field("backends."+b.Name+".caFile", "%w", err)
+		if b, err = b.withFiles(); err != nil {
+			return nil, err
 		}
+	}
+	proxy, err := b.proxyFunc(c.proxy)
+	if err != nil {
+		return nil, err
 	}
 	current := map[string]bool{}
 	for _, other := range c.configs.Config().Backends() {
@@ -140,7 +144,7 @@ func (c *Clients) service(b Backend) (*service, error) {
 			delete(c.services, other)
 		}
 	}
-	s := &service{http: newHTTPClient(b.roots), retryer: newRetryer(c.backoff)}
+	s := &service{http: newHTTPClient(b.roots, proxy), retryer: newRetryer(c.backoff)}
 	if c.transport != nil {
 		s.http.Transport = c.transport
 	}
@@ -300,11 +304,11 @@ const (
 	maxCAFileSize = 512 << 10 // bytes; twice a system bundle. Orders for helpers contain it in one message.
 )
 
-func newHTTPClient(roots *x509.CertPool) *http.Client {
+func newHTTPClient(roots *x509.CertPool, proxy func(*http.Request) (*url.URL, error)) *http.Client {
 	dialer := &net.Dialer{Timeout: dialTimeout, KeepAlive: 30 * time.Second}
 	return &http.Client{
 		Transport: &http.Transport{
-			Proxy:                 http.ProxyFromEnvironment,
+			Proxy:                 proxy,
 			DialContext:           dialer.DialContext,
 			TLSClientConfig:       &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots},
 			TLSHandshakeTimeout:   tlsTimeout,
@@ -318,6 +322,19 @@ func newHTTPClient(roots *x509.CertPool) *http.Client {
 		// S3 redirects to a bucket's region. Following would send a signature to another host.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
+}
+
+// withFiles reads the backend's files. Errors are Invalid and name the key.
+func (b Backend) withFiles() (Backend, error) {
+	at := "backends." + b.Name + "."
+	b, err := b.withCA()
+	if err != nil {
+		return b, fault.Field(at+"caFile", "%w", err)
+	}
+	if b.Proxy, err = b.Proxy.read(); err != nil {
+		return b, fault.Field(at+"proxy.credentialsFile", "%w", err)
+	}
+	return b, nil
 }
 
 // withCA reads the backend's CA file, if it has one.

@@ -52,16 +52,18 @@ type (
 		Clients  map[string]json.RawMessage `json:"clients"`
 	}
 	fileBackend struct {
-		Endpoint              string   `json:"endpoint"`
-		Region                string   `json:"region"`
-		Addressing            string   `json:"addressing"`
-		CAFile                string   `json:"caFile"`
-		STS                   *fileSTS `json:"sts"`
-		SingleController      bool     `json:"singleController"`
-		AdoptUntaggedBuckets  bool     `json:"adoptUntaggedBuckets"`
-		ControllerCredentials string   `json:"controllerCredentials"`
-		ExpectedBucketOwner   string   `json:"expectedBucketOwner"`
-		VolumeBuckets         []string `json:"volumeBuckets"`
+		Endpoint              string     `json:"endpoint"`
+		Region                string     `json:"region"`
+		Addressing            string     `json:"addressing"`
+		CAFile                string     `json:"caFile"`
+		Proxy                 *fileProxy `json:"proxy"`
+		DefaultClient         string     `json:"defaultClient"`
+		STS                   *fileSTS   `json:"sts"`
+		SingleController      bool       `json:"singleController"`
+		AdoptUntaggedBuckets  bool       `json:"adoptUntaggedBuckets"`
+		ControllerCredentials string     `json:"controllerCredentials"`
+		ExpectedBucketOwner   string     `json:"expectedBucketOwner"`
+		VolumeBuckets         []string   `json:"volumeBuckets"`
 
 		// config_sessions.go reads these.
 		Scope             fileScope  `json:"scope"`
@@ -69,6 +71,10 @@ type (
 		WorkloadRoleARN   string     `json:"workloadRoleARN"`
 		ControllerRoleARN string     `json:"controllerRoleARN"`
 		PodIdentityAgent  string     `json:"podIdentityAgent"`
+	}
+	fileProxy struct {
+		URL             string `json:"url"`
+		CredentialsFile string `json:"credentialsFile"`
 	}
 	fileSTS struct {
 		Endpoint     string   `json:"endpoint"`
@@ -85,7 +91,7 @@ type (
 	}
 )
 
-// LoadConfig reads the config file and the CA files that it names. region and endpoint are the environment's (AWS_REGION,
+// LoadConfig reads the config file and the files that it names. region and endpoint are the environment's (AWS_REGION,
 // AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL): defaults for the backend "default", or "". Errors are Invalid and name the key,
 // or Precondition for a file that cannot be read.
 func LoadConfig(path, region, endpoint string) (*Config, error) {
@@ -98,8 +104,8 @@ func LoadConfig(path, region, endpoint string) (*Config, error) {
 		return nil, fmt.Errorf("config file %s: %w", path, err)
 	}
 	for name, b := range c.backends {
-		if c.backends[name], err = b.withCA(); err != nil {
-			return nil, fmt.Errorf("config file %s: %w", path, fault.Field("backends."+name+".caFile", "%w", err))
+		if c.backends[name], err = b.withFiles(); err != nil {
+			return nil, fmt.Errorf("config file %s: %w", path, err)
 		}
 	}
 	return c, nil
@@ -110,7 +116,7 @@ func DefaultConfig(region, endpoint string) (*Config, error) {
 	return ParseConfig(nil, region, endpoint)
 }
 
-// ParseConfig is LoadConfig for a file's content. It does not read CA files.
+// ParseConfig is LoadConfig for a file's content. It does not read the files that it names.
 func ParseConfig(data []byte, region, endpoint string) (*Config, error) {
 	top, err := parseFile(data)
 	if err != nil {
@@ -153,6 +159,11 @@ func ParseConfig(data []byte, region, endpoint string) (*Config, error) {
 		}
 		if c.backends[name], err = f.backend(name, place); err != nil {
 			return nil, err
+		}
+		if f.DefaultClient != "" {
+			if _, err := c.clients.Get(f.DefaultClient); err != nil {
+				return nil, fault.Field(place("defaultClient"), "%w", err)
+			}
 		}
 	}
 	return c, nil
@@ -279,6 +290,7 @@ func (f fileBackend) backend(name string, place func(key string) string) (Backen
 		Region:                f.Region,
 		PathStyle:             f.Endpoint != "",
 		CAFile:                f.CAFile,
+		DefaultClient:         f.DefaultClient,
 		SingleController:      f.SingleController,
 		AdoptUntaggedBuckets:  f.AdoptUntaggedBuckets,
 		ControllerCredentials: credentials.SourceDriver,
@@ -300,6 +312,9 @@ func (f fileBackend) backend(name string, place func(key string) string) (Backen
 	}
 	if f.CAFile != "" && !strings.HasPrefix(f.CAFile, "/") {
 		return Backend{}, fault.Field(place("caFile"), "must be an absolute path")
+	}
+	if err := f.proxy(&b, place); err != nil {
+		return Backend{}, err
 	}
 	switch f.ControllerCredentials {
 	case "":
@@ -335,9 +350,14 @@ func checkRegion(place, region string) error {
 	return nil
 }
 
-// checkEndpoint returns the URL in its canonical form: scheme and host, no trailing slash. Errors do not repeat the value, which
-// may contain a password.
+// checkEndpoint is checkURL for an endpoint.
 func checkEndpoint(place, endpoint string) (string, error) {
+	return checkURL(place, endpoint, "keys come from a secret or the driver's own environment")
+}
+
+// checkURL returns the URL in its canonical form: scheme and host, no trailing slash. Errors do not repeat the value, which may contain a
+// password; instead is where credentials belong.
+func checkURL(place, endpoint, instead string) (string, error) {
 	if endpoint == "" {
 		return "", nil
 	}
@@ -348,7 +368,7 @@ func checkEndpoint(place, endpoint string) (string, error) {
 	case u.Scheme != "http" && u.Scheme != "https":
 		return "", fault.Field(place, "must start with https:// or http://")
 	case u.User != nil:
-		return "", fault.Field(place, "must not contain a user or password; keys come from a secret or the driver's own environment")
+		return "", fault.Field(place, "must not contain a user or password; %s", instead)
 	case u.Hostname() == "" || strings.ContainsAny(u.Host, "\\%*?# "):
 		return "", fault.Field(place, "has no valid host")
 	case u.Path != "" && u.Path != "/", u.RawQuery != "", u.ForceQuery, strings.Contains(endpoint, "#"):

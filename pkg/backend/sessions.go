@@ -71,7 +71,7 @@ func (b Backend) AgentURI() string {
 // Addresses returns the IP addresses in the backend's configuration, and that of EKS Pod Identity's agent if helpers of mounts
 // with these credentials may use it.
 func (b Backend) Addresses(source string) []netip.Addr {
-	urls := []string{b.Endpoint}
+	urls := []string{b.Endpoint, b.Proxy.URL}
 	if b.STS != nil {
 		urls = append(urls, b.STS.Endpoint)
 	}
@@ -130,8 +130,8 @@ func (b Backend) ScopeOf(wanted string) (string, error) {
 	return wanted, nil
 }
 
-// STSService returns how another process can reach the backend's token service: with the CA certificates, the proxy and the
-// endpoint settings of the driver's environment. Errors are Precondition.
+// STSService returns how another process can reach the backend's token service: with its CA certificates and proxy and the
+// endpoint settings, or else the proxy, of the driver's environment. Errors are Precondition.
 func (c *Clients) STSService(ctx context.Context, b Backend) (credentials.STSService, error) {
 	ca, err := b.CA()
 	if err != nil {
@@ -153,7 +153,11 @@ func (c *Clients) STSService(ctx context.Context, b Backend) (credentials.STSSer
 	if err != nil {
 		return s, fault.Errorf(fault.Precondition, "%s: no token service in region %s; correct region or sts.region of the backend: %w", b, s.Region, err)
 	}
-	proxy, err := c.proxy(&http.Request{URL: &at.URI})
+	proxyOf, err := b.proxyFunc(c.proxy)
+	if err != nil {
+		return s, err
+	}
+	proxy, err := proxyOf(&http.Request{URL: &at.URI})
 	if err != nil {
 		return s, fault.Errorf(fault.Precondition, "the proxy in the driver's environment (HTTPS_PROXY, HTTP_PROXY) is not a URL")
 	}

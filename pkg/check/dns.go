@@ -85,8 +85,11 @@ func dnsItem(b backend.Backend) item {
 	return item{"dns." + b.Name, "DNS of backend " + b.Name, true}
 }
 
-// hostName returns the host of the backend's requests; on AWS they go to names below it.
+// hostName returns the host to which the backend's requests are sent; on AWS they go to names below it.
 func hostName(b backend.Backend) string {
+	if u, err := url.Parse(b.ProxyFor(b.Endpoint)); err == nil && u.Host != "" {
+		return u.Hostname() // which resolves the names of the service
+	}
 	if u, err := url.Parse(b.Endpoint); err == nil && !b.AWS() {
 		return u.Hostname()
 	}

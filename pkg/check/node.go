@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -271,9 +272,15 @@ func (r *nodeRun) programs(ctx context.Context) {
 	r.noError(what, err, r.HostDir)
 }
 
+// isDefault reports whether volumes that name no client use c.
+func (r *nodeRun) isDefault(c client.Client) bool {
+	own := func(b backend.Backend) bool { return b.DefaultClient == c.Name }
+	return c.Name == r.DefaultClient || slices.ContainsFunc(r.Backends, own)
+}
+
 func (r *nodeRun) pids() {
-	c, err := r.Clients.Get(r.DefaultClient)
-	what := item{"hostPIDs", "clients see the pids of their callers", err == nil && c.CallerPIDs}
+	needed := slices.ContainsFunc(r.Clients.All(), func(c client.Client) bool { return c.CallerPIDs && r.isDefault(c) })
+	what := item{"hostPIDs", "clients see the pids of their callers", needed}
 	r.noError(what, host.HostPID(), "")
 }
 
@@ -351,7 +358,7 @@ func (r *nodeRun) cgroups(ctx context.Context) {
 
 func (r *nodeRun) clients() {
 	for _, c := range r.Clients.All() {
-		what := item{"client." + c.Name, "the client " + c.Name, c.Name == r.DefaultClient}
+		what := item{"client." + c.Name, "the client " + c.Name, r.isDefault(c)}
 		name, found := programs.Find(c, r.ClientDir)
 		path := filepath.Join(r.ClientDir, name)
 		version, ran := r.version[c.Name]

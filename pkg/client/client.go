@@ -30,6 +30,7 @@ type Invocation struct {
 	Endpoint  string // URL; "" is the AWS endpoint of the region
 	PathStyle bool
 	CAFile    string // PEM bundle that the client's uid can read; "" is the system's
+	Proxy     string // URL of an HTTP proxy for the endpoint, without credentials; "" is none
 	ReadOnly  bool
 	UID, GID  uint32 // owner that files are shown with
 	DirMode   uint32 // permission bits
@@ -82,10 +83,26 @@ const Mountpoint = "mountpoint"
 // command returns a command with what it needs to reach the service.
 func (in Invocation) command(argv, env []string) Command {
 	c := Command{Argv: argv, Env: env, Ports: []uint16{sandbox.Port(in.Endpoint)}}
+	if in.Proxy != "" {
+		c.Env, c.Ports = append(c.Env, in.proxyEnv()...), []uint16{sandbox.Port(in.Proxy)}
+	}
 	if in.CAFile != "" {
 		c.Files = []string{in.CAFile}
 	}
 	return c
+}
+
+// ProxyVariables are the variables with the URL of a proxy, for endpoints with https and with http. They are in lower case because
+// libcurl does not read HTTP_PROXY; all others read both.
+func ProxyVariables() (https, http string) { return "https_proxy", "http_proxy" }
+
+// proxyEnv returns the environment that makes a client use the proxy for the endpoint, and not for the credential endpoint.
+func (in Invocation) proxyEnv() []string {
+	name, plain := ProxyVariables()
+	if strings.HasPrefix(in.Endpoint, "http://") {
+		name = plain
+	}
+	return []string{name + "=" + in.Proxy, "no_proxy=127.0.0.1,::1,localhost"}
 }
 
 // Client is the declaration of one FUSE client.

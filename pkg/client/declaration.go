@@ -28,7 +28,7 @@ type Declaration struct {
 	Args     []string         `json:"args"`
 	ArgsIf   *ConditionalArgs `json:"argsIf"` // between Args and the volume's options
 	Operands []string         `json:"operands"`
-	// Environment has further variables. They may have no placeholders.
+	// Environment has further variables. A value is a text without placeholders, or ${caFile}: then a mount without one has no such variable.
 	Environment map[string]string            `json:"environment"`
 	Options     map[string]OptionDeclaration `json:"-"` // by name; the config file has them under the key "options"
 	Needs       []string                     `json:"needs"`
@@ -127,6 +127,7 @@ func reserved() map[string]string {
 	refuseCommon(refused)
 	refuse(refused, "the driver sets the endpoint, addressing style, region and CA of the backend", "endpoint", "endpoint-url", "url", "region", "ca-bundle",
 		"ca-file", "path-style", "force-path-style", "use-path-request-style", "no-check-certificate")
+	refuse(refused, "set proxy of the backend", "proxy", "http-proxy", "https-proxy")
 	refuse(refused, "the driver serves the credentials", "credentials", "profile", "access-key-id", "secret-access-key", "passwd-file", "no-sign-request", "iam", "env-auth", "config")
 	refuse(refused, "the driver sets it for every mount", "allow-other", "allow-root", "auto-unmount", "foreground", "daemon", "f", "fuse-fd", "user-agent")
 	refuse(refused, "clients write no log files; the helper logs their output", "log-file", "logfile", "log-directory", "log-dir")
@@ -318,12 +319,18 @@ func (d Declaration) checkEnvironment(at func(string) string) error {
 			return fault.Field(here, "is not a variable's name: at most 64 of A-Z, 0-9 and _, no digit at the start")
 		case ours, strings.HasPrefix(name, "LD_"), strings.HasPrefix(name, "AWS_") && !slices.Contains(harmless(), name):
 			return fault.Field(here, "cannot be declared: the driver sets the client's environment and credentials")
+		case strings.HasSuffix(name, "_PROXY"):
+			return fault.Field(here, "cannot be declared; set proxy of the backend")
+		case value == caFileVariable:
 		case len(value) > maxArg || value != "" && !printable.MatchString(value) || strings.Contains(value, "${"):
-			return fault.Field(here, "must be at most %d printable ASCII characters, without placeholders", maxArg)
+			return fault.Field(here, "must be at most %d printable ASCII characters without placeholders, or %s", maxArg, caFileVariable)
 		}
 	}
 	return nil
 }
+
+// caFileVariable is the only value of a variable with a placeholder. Programs with libcurl take certificates from CURL_CA_BUNDLE.
+const caFileVariable = "${caFile}"
 
 // harmless are the variables of AWS SDKs that neither lead to credentials nor to another service (AWS SDKs and Tools Reference Guide,
 // "Environment variables support").
@@ -456,7 +463,13 @@ func (d Declaration) command(arguments map[string]string, in Invocation) Command
 	argv = append(argv, fill(d.Operands, values)...)
 	env := environment(in)
 	for _, name := range slices.Sorted(maps.Keys(d.Environment)) {
-		env = append(env, name+"="+d.Environment[name])
+		value := d.Environment[name]
+		if value == caFileVariable {
+			value = in.CAFile
+		}
+		if value != "" || d.Environment[name] == "" {
+			env = append(env, name+"="+value)
+		}
 	}
 	c := in.command(argv, env)
 	c.StaticKeys = d.Credentials == CredentialsStatic

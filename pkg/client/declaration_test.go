@@ -197,3 +197,28 @@ func TestTheDocumentHasEveryPlaceholderAndKey(t *testing.T) {
 		}
 	}
 }
+
+// Clients that find certificates through a variable, such as s3fs through CURL_CA_BUNDLE, get the backend's there.
+func TestACAFileIsInTheEnvironment(t *testing.T) {
+	d := declared()
+	d.Environment = map[string]string{"CURL_CA_BUNDLE": "${caFile}"}
+	c, err := d.Client("geese", "clients.geese")
+	if err != nil {
+		t.Fatal(err)
+	}
+	in := invocation()
+	in.CAFile = "/run/ca.pem"
+	if got := c.Command(in); !slices.Contains(got.Env, "CURL_CA_BUNDLE=/run/ca.pem") || !slices.Equal(got.Files, []string{"/run/ca.pem"}) {
+		t.Errorf("%q, may read %q", got.Env, got.Files)
+	}
+	in.CAFile = ""
+	if got := c.Command(in); strings.Contains(strings.Join(got.Env, " "), "CURL_CA_BUNDLE") {
+		t.Errorf("without a CA file: %q", got.Env)
+	}
+	for _, value := range []string{"${prefix}", "x${caFile}", "${caFile}${caFile}"} {
+		d.Environment = map[string]string{"CURL_CA_BUNDLE": value}
+		if _, err := d.Client("geese", "clients.geese"); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "clients.geese.environment.CURL_CA_BUNDLE") {
+			t.Errorf("%s: %v", value, err)
+		}
+	}
+}

@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -173,23 +174,36 @@ func (c *Controller) parseCreate(req *csi.CreateVolumeRequest) (NewVolume, error
 	if err := c.backends.CheckClaims(v.Parameters.Backend, v.Parameters.Claims); err != nil {
 		return v, err
 	}
-	if err := c.checkClientOptions(v.Parameters.Node, req.GetVolumeCapabilities()); err != nil {
+	if err := c.checkClientOptions(v.Parameters.Backend, v.Parameters.Node, req.GetVolumeCapabilities()); err != nil {
 		return v, err
 	}
 	v.Secret, err = c.secret(v.Parameters.Backend, req.GetSecrets())
 	return v, err
 }
 
-// checkClientOptions rejects options that would fail on every node. For a volume that names no client, it checks only the syntax,
-// because each node chooses the client.
-func (c *Controller) checkClientOptions(a volume.Attributes, capabilities []*csi.VolumeCapability) error {
-	var serves *client.Client
-	if a.Client != "" {
-		named, err := c.backends.Clients().Get(a.Client)
-		if err != nil {
-			return fault.Field("parameters.client", "%w", err)
-		}
-		serves = &named
+// clientOf returns the client that a volume names, or its backend's default; nil: each node chooses it. An unknown backend has none: the
+// error comes when the volume is looked up there. place is that of the volume's client in errors.
+func (c *Controller) clientOf(backend, name, place string) (*client.Client, error) {
+	if be, err := c.backends.Backend(backend); err == nil {
+		name = cmp.Or(name, be.DefaultClient)
+	}
+	if name == "" {
+		return nil, nil //nolint:nilnil // unknown here
+	}
+	named, err := c.backends.Clients().Get(name)
+	if err != nil {
+		return nil, fault.Field(place, "%w", err)
+	}
+	return &named, nil
+}
+
+// checkClientOptions rejects options that would fail on every node. If each node chooses the client, it checks only the syntax.
+func (c *Controller) checkClientOptions(backend string, a volume.Attributes, capabilities []*csi.VolumeCapability) error {
+	named, err := c.clientOf(backend, a.Client, "parameters.client")
+	if err != nil {
+		return err
+	}
+	if named != nil {
 		if err := named.Check(a.MountOptions, "parameters.mountOptions"); err != nil {
 			return err
 		}
@@ -215,13 +229,13 @@ func (c *Controller) checkClientOptions(a volume.Attributes, capabilities []*csi
 				return fault.Field(field, "contain %s, which is also in the volume's mountOptions; remove one of them", o.Name)
 			}
 		}
-		if serves == nil {
+		if named == nil {
 			continue
 		}
-		if err := serves.Check(options, field); err != nil {
+		if err := named.Check(options, field); err != nil {
 			return err
 		}
-		if err := serves.CheckLimits(a, slices.Concat(a.MountOptions, options), "parameters"); err != nil {
+		if err := named.CheckLimits(a, slices.Concat(a.MountOptions, options), "parameters"); err != nil {
 			return err
 		}
 	}
@@ -333,19 +347,16 @@ func (c *Controller) read(req *csi.ValidateVolumeCapabilitiesRequest) (r volume.
 		}
 	}
 	if ownErr == nil {
-		err = c.checkClientOptions(r.Attributes, req.GetVolumeCapabilities())
+		err = c.checkClientOptions(r.ID.Backend, r.Attributes, req.GetVolumeCapabilities())
 	}
 	return r, err
 }
 
-// checkOptions checks a static volume's options if it names its client.
+// checkOptions checks a static volume's options if its client is known.
 func (c *Controller) checkOptions(r volume.Reading, field string) error {
-	if r.Attributes.Client == "" {
-		return nil
-	}
-	named, err := c.backends.Clients().Get(r.Attributes.Client)
-	if err != nil {
-		return fault.Field("volume_context.client", "%w", err)
+	named, err := c.clientOf(r.ID.Backend, r.Attributes.Client, "volume_context.client")
+	if err != nil || named == nil {
+		return err
 	}
 	if err := named.Check(r.Options, field); err != nil {
 		return err

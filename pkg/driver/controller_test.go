@@ -132,6 +132,9 @@ func TestCreateVolumeRefusesWhatItCannotDo(t *testing.T) {
 		{"oversize parameters", func(r *csi.CreateVolumeRequest) { r.Parameters["prefix"] = strings.Repeat("x", 4096) }, invalid, []string{"parameters: has"}},
 		{"unknown parameter", func(r *csi.CreateVolumeRequest) { r.Parameters["bucketNam"] = "x" }, invalid, []string{"parameters.bucketNam", "bucketName"}},
 		{"bad onDelete", func(r *csi.CreateVolumeRequest) { r.Parameters["onDelete"] = "perhaps" }, invalid, []string{"parameters.onDelete"}},
+		{"mount option of another client than the backend's default", func(r *csi.CreateVolumeRequest) {
+			r.Parameters = map[string]string{"bucketName": "bucket-1", "backend": "cached", "mountOptions": "allow-delete"}
+		}, invalid, []string{"parameters.mountOptions", "allow-delete"}},
 		{"injected mount option", func(r *csi.CreateVolumeRequest) { r.Parameters["mountOptions"] = "debug,--config /etc/passwd extra" }, invalid, []string{"parameters.mountOptions[1]"}},
 		{"unknown backend", func(r *csi.CreateVolumeRequest) { r.Parameters["backend"] = "gone" }, codes.FailedPrecondition, []string{`"gone"`}},
 		{"secret that is not asked for", func(r *csi.CreateVolumeRequest) { r.Secrets = tenantKeys() }, invalid, []string{"secrets: hold S3 keys", "controllerCredentials: secret"}},

@@ -71,7 +71,7 @@ func codeOf(ctx context.Context, method string, err error) codes.Code {
 	return codes.Internal
 }
 
-// statusOf converts a method's error to a gRPC status with the same text. An error that is itself a status is returned unchanged: it is
+// statusOf converts a method's error to a gRPC status with the same text and the page that explains it. An error that is itself a status is returned unchanged: it is
 // the generated code's "unimplemented". errors.As would also match errors that wrap a status.
 func statusOf(ctx context.Context, method string, err error) error {
 	if err == nil {
@@ -80,14 +80,15 @@ func statusOf(ctx context.Context, method string, err error) error {
 	if _, ok := err.(interface{ GRPCStatus() *status.Status }); ok {
 		return err
 	}
-	return status.Error(codeOf(ctx, method, err), truncate(err.Error()))
+	page := pageOf(method, err)
+	return status.Error(codeOf(ctx, method, err), truncate(err.Error(), maxMessage-len(page))+page)
 }
 
-// truncate shortens a text in the middle, because what failed is at the start and the cause at the end.
-func truncate(text string) string {
+// truncate shortens a text to limit bytes in the middle, because what failed is at the start and the cause at the end.
+func truncate(text string, limit int) string {
 	const gap = " … "
-	if len(text) > maxMessage {
-		half := (maxMessage - len(gap)) / 2
+	if len(text) > limit {
+		half := (limit - len(gap)) / 2
 		text = text[:half] + gap + text[len(text)-half:]
 	}
 	return strings.ToValidUTF8(text, "?")

@@ -4,6 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -30,7 +35,8 @@ func TestEveryFaultKindHasItsCode(t *testing.T) {
 		for _, method := range []string{csi.Controller_CreateVolume_FullMethodName, csi.Node_NodeGetVolumeStats_FullMethodName} {
 			err := fmt.Errorf("create volume %q: %w", "a", fault.Errorf(kind, "reason %d", kind))
 			got := statusOf(t.Context(), method, err)
-			if status.Code(got) != code || status.Convert(got).Message() != fmt.Sprintf(`create volume "a": reason %d`, kind) {
+			text, _, _ := strings.Cut(status.Convert(got).Message(), "; see ")
+			if status.Code(got) != code || text != fmt.Sprintf(`create volume "a": reason %d`, kind) {
 				t.Errorf("%s, kind %d: %v, want %v", method, kind, got, code)
 			}
 		}
@@ -73,5 +79,113 @@ func TestGeneratedUnimplementedStaysAsItIs(t *testing.T) {
 	_, err := csi.UnimplementedNodeServer{}.NodeStageVolume(t.Context(), nil)
 	if code := status.Code(statusOf(t.Context(), csi.Node_NodeStageVolume_FullMethodName, err)); code != codes.Unimplemented {
 		t.Errorf("got %v", code)
+	}
+}
+
+func TestErrorsNameTheirPage(t *testing.T) {
+	const publish, unpublish = csi.Node_NodePublishVolume_FullMethodName, csi.Node_NodeUnpublishVolume_FullMethodName
+	for _, method := range []string{
+		publish, unpublish, csi.Controller_CreateVolume_FullMethodName, csi.Controller_DeleteVolume_FullMethodName,
+		csi.Controller_ControllerExpandVolume_FullMethodName, csi.Controller_ControllerModifyVolume_FullMethodName,
+		csi.Controller_CreateSnapshot_FullMethodName, csi.Controller_DeleteSnapshot_FullMethodName,
+	} {
+		for kind := fault.Unknown; kind <= fault.Unsupported; kind++ {
+			err := fault.Errorf(kind, "%s", strings.Repeat("a reason ", maxMessage))
+			text := status.Convert(statusOf(t.Context(), method, err)).Message()
+			_, page, found := strings.Cut(text, "; see docs/")
+			file, heading, _ := strings.Cut(page, "#")
+			if document, err := os.ReadFile("../../docs/" + file); !found || err != nil {
+				t.Errorf("%s, %v: %q: %v", method, kind, page, err)
+			} else if heading != "" && !slices.Contains(headings(string(document)), heading) {
+				t.Errorf("%s, %v: docs/%s has no heading #%s", method, kind, file, heading)
+			}
+			if len(text) > maxMessage {
+				t.Errorf("%s, %v: %d bytes", method, kind, len(text))
+			}
+		}
+	}
+	own := fault.See("docs/mounts.md#memory", fault.Errorf(fault.Unavailable, "client exited"))
+	for _, tt := range []struct {
+		method string
+		err    error
+		want   string
+	}{
+		{publish, fault.Errorf(fault.Denied, "no"), "no; see " + pageCredentials},
+		{publish, fault.Errorf(fault.Busy, "later"), "later; see " + pagePodStarts},
+		{publish, fmt.Errorf("mount a: %w", own), "mount a: client exited; see docs/mounts.md#memory"},
+		{publish, fault.MessageOf(own).Err(), "client exited; see docs/mounts.md#memory"}, // a helper's
+		{publish, fault.Errorf(fault.Precondition, "no; see docs/operations.md"), "no; see docs/operations.md"},
+		{unpublish, fault.Errorf(fault.Busy, "draining"), "draining; see " + pagePodTerminating},
+		{csi.Node_NodeGetVolumeStats_FullMethodName, own, "client exited"},
+	} {
+		if got := status.Convert(statusOf(t.Context(), tt.method, tt.err)).Message(); got != tt.want {
+			t.Errorf("%s: %q, want %q", tt.method, got, tt.want)
+		}
+	}
+}
+
+// headings returns the anchors of a document's headings.
+func headings(markdown string) (anchors []string) {
+	for _, heading := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(markdown, -1) {
+		name := regexp.MustCompile(`[^\w -]`).ReplaceAllString(strings.ToLower(heading[1]), "")
+		anchors = append(anchors, strings.ReplaceAll(name, " ", "-"))
+	}
+	return anchors
+}
+
+// Pages that any text of the programs names exist.
+func TestPagesInTheSourceExist(t *testing.T) {
+	found := 0
+	for _, dir := range []string{"../../pkg", "../../cmd", "../../clients", "../../charts"} {
+		err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+			switch {
+			case err != nil:
+				return err
+			case d.IsDir() && (d.Name() == "target" || d.Name() == "testdata"):
+				return fs.SkipDir
+			case d.IsDir() || !slices.Contains([]string{".go", ".rs", ".yaml", ".txt", ".tpl"}, filepath.Ext(path)) || strings.HasSuffix(path, "_test.go"):
+				return nil
+			}
+			source, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			for _, page := range regexp.MustCompile(`\bdocs/([a-z0-9-]+\.md)(?:#([a-z0-9-]+))?`).FindAllSubmatch(source, -1) {
+				found++
+				document, err := os.ReadFile("../../docs/" + string(page[1]))
+				if err != nil {
+					t.Errorf("%s names %s: %v", path, page[0], err)
+				} else if len(page[2]) > 0 && !slices.Contains(headings(string(document)), string(page[2])) {
+					t.Errorf("%s names %s, which has no such heading", path, page[0])
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if found < 30 {
+		t.Errorf("only %d pages are named", found)
+	}
+}
+
+// Through the whole server, with one error of each RPC that orchestrators repeat in events.
+func TestEachRPCNamesItsPage(t *testing.T) {
+	r := start(t, func(_ *Config, m *fakeMounter) { m.err = fault.Errorf(fault.Unavailable, "away") })
+	controller, node := csi.NewControllerClient(r.conn), csi.NewNodeClient(r.conn)
+	_, create := controller.CreateVolume(t.Context(), &csi.CreateVolumeRequest{})
+	_, remove := controller.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{})
+	_, publish := node.NodePublishVolume(t.Context(), publishRequest())
+	_, unpublish := node.NodeUnpublishVolume(t.Context(), &csi.NodeUnpublishVolumeRequest{})
+	for _, tt := range []struct {
+		rpc, page string
+		err       error
+	}{
+		{"CreateVolume", pageParameters, create}, {"DeleteVolume", pageParameters, remove}, {"NodePublishVolume", pagePodStarts, publish}, {"NodeUnpublishVolume", pagePodTerminating, unpublish},
+	} {
+		if text := status.Convert(tt.err).Message(); tt.err == nil || !strings.HasSuffix(text, "; see "+tt.page) {
+			t.Errorf("%s: %v does not name %s", tt.rpc, tt.err, tt.page)
+		}
 	}
 }

@@ -219,13 +219,16 @@ func (f *fakeSnapshots) List(_ context.Context, q SnapshotQuery) (list []Snapsho
 	return list, "next", f.err
 }
 
-// fakeBackends has two backends: "default" works with the driver's credentials, "tenants" with the request's.
+// fakeBackends has three backends: "default" works with the driver's credentials, "tenants" with the request's, and volumes of "cached" use
+// rclone.
 type fakeBackends struct{}
 
 func (fakeBackends) Backend(name string) (backend.Backend, error) {
 	switch name {
 	case "default":
 		return backend.Backend{Name: name, ControllerCredentials: credentials.SourceDriver}, nil
+	case "cached":
+		return backend.Backend{Name: name, ControllerCredentials: credentials.SourceDriver, DefaultClient: "rclone"}, nil
 	case "tenants":
 		return backend.Backend{Name: name, ControllerCredentials: credentials.SourceSecret}, nil
 	}

@@ -20,7 +20,7 @@ import (
 func TestFailureIsLoggedOnceWithWhatItIsAbout(t *testing.T) {
 	r := start(t, func(_ *Config, m *fakeMounter) { m.err = fault.Errorf(fault.Busy, "draining: 3 uploads") })
 	_, err := csi.NewNodeClient(r.conn).NodePublishVolume(t.Context(), publishRequest())
-	if status.Code(err) != codes.Aborted || !strings.HasSuffix(status.Convert(err).Message(), "draining: 3 uploads") {
+	if status.Code(err) != codes.Aborted || !strings.HasSuffix(status.Convert(err).Message(), "draining: 3 uploads; see "+pagePodStarts) {
 		t.Errorf("got %v", err)
 	}
 	var lines []string

@@ -8,12 +8,6 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
-// Values of --output.
-const (
-	OutputTable = "table"
-	OutputJSON  = "json"
-)
-
 // CheckOptions are the options of mode check.
 type CheckOptions struct {
 	Backend string // "": all
@@ -36,7 +30,7 @@ func (o *CheckOptions) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.RoleARN, "role", "", "ARN of a workload's role to check, with --token-file and, where several backends are declared, --backend; with --bucket, it must be able to list --prefix there")
 	fs.StringVar(&o.TokenFile, "token-file", "", "file with a token of the workload's service account, for --role")
 	fs.StringVar(&o.Prefix, "prefix", "", "prefix in --bucket that --role must be able to list, as a volume's prefix; default: the whole bucket")
-	fs.StringVar(&o.Output, "output", OutputTable, "output format: table or json")
+	outputFlag(fs, &o.Output)
 	fs.BoolVar(&o.Node, "node", false, "also check the host as the node service uses it; requires root, on the host or in the node's container")
 }
 
@@ -51,7 +45,7 @@ func (o *CheckOptions) validate(c *checker) {
 	c.check("create-bucket", without(o.CreateBucket && o.Bucket != "", "cannot be combined with --bucket"))
 	c.check("role", without((o.RoleARN == "") != (o.TokenFile == ""), "and --token-file need each other"))
 	c.check("prefix", without(o.Prefix != "" && (o.RoleARN == "" || o.Bucket == ""), "needs --role and --bucket"))
-	c.check("output", checkOneOf(o.Output, []string{OutputTable, OutputJSON}))
+	checkOutput(c, o.Output)
 }
 
 // without returns an error with the text if wrong is true.

@@ -7,7 +7,7 @@ import (
 
 func TestModeCheckHasItsOwnFlagsAndThoseThatSayWhatIsChecked(t *testing.T) {
 	o := parse(t, "check", nil)
-	if o.Mode != ModeCheck || o.Check != (CheckOptions{Output: "table"}) || o.Common.Verbosity != 0 || o.Node.StateDir != "/run/s3-csi" || o.Node.UIDs.First == 0 {
+	if o.Mode != ModeCheck || o.Check != (CheckOptions{Output: OutputText}) || o.Common.Verbosity != 0 || o.Node.StateDir != "/run/s3-csi" || o.Node.UIDs.First == 0 {
 		t.Errorf("defaults: %+v", o)
 	}
 	o = parse(t, "check --backend=lab --bucket=data --output=json --node --config=/etc/c.yaml --host-dir=/opt/y --launcher=process -v=4", map[string]string{"S3_CSI_STATE_DIR": "/run/x", "AWS_REGION": "eu-north-1"})
@@ -15,7 +15,7 @@ func TestModeCheckHasItsOwnFlagsAndThoseThatSayWhatIsChecked(t *testing.T) {
 		t.Errorf("%+v, want %+v", o.Check, want)
 	}
 	o2 := parse(t, "check --role=arn:aws:iam::1:role/r --token-file=/t --bucket=data --prefix=a/", nil)
-	if want := (CheckOptions{Bucket: "data", Output: "table", RoleARN: "arn:aws:iam::1:role/r", TokenFile: "/t", Prefix: "a/"}); o2.Check != want {
+	if want := (CheckOptions{Bucket: "data", Output: OutputText, RoleARN: "arn:aws:iam::1:role/r", TokenFile: "/t", Prefix: "a/"}); o2.Check != want {
 		t.Errorf("%+v, want %+v", o2.Check, want)
 	}
 	if !parse(t, "check --create-bucket", nil).Check.CreateBucket {
@@ -25,7 +25,8 @@ func TestModeCheckHasItsOwnFlagsAndThoseThatSayWhatIsChecked(t *testing.T) {
 		t.Errorf("flags of other modes: %+v", o)
 	}
 	for args, want := range map[string]string{
-		"check --output=xml":                        "table, json",
+		"check --output=xml":                        "text, json",
+		"check --output=table":                      "text, json",
 		"check --bucket=A":                          "--bucket",
 		"check --backend=A":                         "--backend",
 		"check --endpoint=/x":                       "is a flag of modes all and controller and node",

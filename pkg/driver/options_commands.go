@@ -8,9 +8,10 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
-// Values of --output of the modes that show something, beside OutputJSON.
+// Values of --output of the modes that show something.
 const (
 	OutputText = "text"
+	OutputJSON = "json"
 	OutputName = "name"
 )
 

@@ -67,7 +67,7 @@ func (n *Node) NodeGetStorageHealth(ctx context.Context, req *csi.NodeGetStorage
 		if c.Inaccessible {
 			status = csi.StorageHealthErrorType_STORAGE_UNREACHABLE
 		}
-		resp.BackendHealth = append(resp.BackendHealth, &csi.NodeGetStorageHealthResponse_StorageBackendHealth{Status: status, Reason: c.Reason, Message: truncate(c.Message)})
+		resp.BackendHealth = append(resp.BackendHealth, &csi.NodeGetStorageHealthResponse_StorageBackendHealth{Status: status, Reason: c.Reason, Message: truncate(c.Message, maxMessage)})
 	}
 	return resp, nil
 }
@@ -113,7 +113,7 @@ func healthOf(handle string, found []mount.Condition) *csi.VolumeHealth {
 		if c.Inaccessible {
 			status = csi.VolumeHealthErrorType_INACCESSIBLE
 		}
-		h.HealthStatuses = append(h.HealthStatuses, &csi.VolumeHealth_VolumeHealthEntry{Status: status, Reason: c.Reason, Message: truncate(c.Message)})
+		h.HealthStatuses = append(h.HealthStatuses, &csi.VolumeHealth_VolumeHealthEntry{Status: status, Reason: c.Reason, Message: truncate(c.Message, maxMessage)})
 	}
 	return h
 }

@@ -127,14 +127,15 @@ func KindOf(err error) Kind {
 // Is reports whether err is of that kind.
 func Is(err error, kind Kind) bool { return err != nil && KindOf(err) == kind }
 
-// Message is an error as it travels to another process: its kind and its text, without the chain.
+// Message is an error as it travels to another process: its kind, its text and its page, without the chain.
 type Message struct {
 	Kind Kind   `json:"kind"`
 	Text string `json:"text"`
+	Page string `json:"page,omitempty"` // see See
 }
 
 // MessageOf returns the message for an error.
-func MessageOf(err error) *Message { return &Message{KindOf(err), err.Error()} }
+func MessageOf(err error) *Message { return &Message{KindOf(err), err.Error(), PageOf(err)} }
 
 // Err returns the error that the message describes.
-func (m *Message) Err() error { return Errorf(m.Kind, "%s", m.Text) }
+func (m *Message) Err() error { return See(m.Page, Errorf(m.Kind, "%s", m.Text)) }

@@ -187,6 +187,7 @@ func (h *helper) start(req StartRequest, fuse *os.File) error {
 	if err != nil {
 		return err
 	}
+	env = append(env, h.proxy(req)...)
 	if req.Fusermount != "" {
 		path, err := prepareFusermount(h.dirs.state, req.Fusermount)
 		if err != nil {

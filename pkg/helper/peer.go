@@ -58,7 +58,7 @@ func (p *Peer) Assign(ctx context.Context, a Assignment) error {
 // Start returns when the program runs; it may not serve the file system yet. A program that cannot be started is
 // Precondition, a client that is already running Exists. After a request with Await, Renew supplies the session.
 func (p *Peer) Start(ctx context.Context, req StartRequest, fuse *os.File) (Status, error) {
-	return p.call(ctx, request{Op: opStart, Start: &req, Keys: req.Keys, Order: req.Order}, fuse, true)
+	return p.call(ctx, request{Op: opStart, Start: &req, Keys: req.Keys, Order: req.Order, Proxy: req.ProxyCredentials}, fuse, true)
 }
 
 // WaitStatus waits until the helper's revision differs from since and returns the status. It is bounded by ctx alone.

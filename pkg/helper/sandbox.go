@@ -1,6 +1,7 @@
 package helper
 
 import (
+	"cmp"
 	"net"
 	"slices"
 
@@ -52,11 +53,9 @@ func (h *helper) clientSandbox(c client.Command) sandbox.Child {
 
 // exchangeSandbox returns what the program may reach that makes a session from an order. It writes no files.
 func exchangeSandbox(program string, o credentials.Order) sandbox.Child {
-	s := sandbox.Child{Programs: []string{program}, Ports: []uint16{sandbox.Port(o.STS.Endpoint)}}
-	for _, further := range []string{o.STS.Proxy, o.AgentURI} {
-		if further != "" {
-			s.Ports = append(s.Ports, sandbox.Port(further))
-		}
+	s := sandbox.Child{Programs: []string{program}, Ports: []uint16{sandbox.Port(cmp.Or(o.STS.Proxy, o.STS.Endpoint))}}
+	if o.AgentURI != "" {
+		s.Ports = append(s.Ports, sandbox.Port(o.AgentURI))
 	}
 	return s
 }

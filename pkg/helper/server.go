@@ -128,7 +128,7 @@ func (h *helper) handle(ctx context.Context, conn *net.UnixConn, req request, fu
 			_ = fuse.Close()
 			return fault.Errorf(fault.Invalid, "the request does not describe the client to start")
 		}
-		req.Start.Keys, req.Start.Order = req.Keys, req.Order
+		req.Start.Keys, req.Start.Order, req.Start.ProxyCredentials = req.Keys, req.Order, req.Proxy
 		return h.start(*req.Start, fuse)
 	case opStatus:
 		return h.await(ctx, conn, req.Since)

@@ -18,7 +18,7 @@ import (
 // request has the FUSE descriptor on its first byte. Every message names the lowest protocol that can understand it. Both
 // sides ignore unknown fields, and a helper answers an unknown operation with an error of kind "unsupported", so new fields
 // and operations need no new protocol; a new meaning does. Protocol 2 has clients that start before their session, protocol 3
-// clients with static keys. The operations:
+// clients with static keys, protocol 4 credentials of a proxy. The operations:
 //
 //	hello        the status
 //	assign       make a spare the helper of a mount
@@ -30,7 +30,7 @@ import (
 //	end          the mount is ending; the client's exit is expected
 //	kill         kill a running client and keep the helper
 //	quit         kill a running client and exit
-const ProtocolVersion = 3
+const ProtocolVersion = 4
 
 // maxMessage bounds a message without its length, in bytes. The largest have a token service's CA bundle.
 const maxMessage = 1 << 20
@@ -54,8 +54,9 @@ type request struct {
 	Since    uint64            `json:"since,omitempty"` // status: answer when the revision differs
 	Assign   *Assignment       `json:"assign,omitempty"`
 	Start    *StartRequest     `json:"start,omitempty"`
-	Keys     credentials.Keys  `json:"keys,omitzero"`  // start, credentials
-	Order    credentials.Order `json:"order,omitzero"` // start, credentials
+	Keys     credentials.Keys  `json:"keys,omitzero"`   // start, credentials
+	Order    credentials.Order `json:"order,omitzero"`  // start, credentials
+	Proxy    string            `json:"proxy,omitempty"` // start: StartRequest.ProxyCredentials
 }
 
 type reply struct {
@@ -67,6 +68,8 @@ type reply struct {
 // lowestProtocol returns the lowest protocol that can understand the request.
 func (r request) lowestProtocol() int {
 	switch {
+	case r.Proxy != "":
+		return 4
 	case r.Start != nil && r.Start.StaticKeys:
 		return 3
 	case r.Start != nil && r.Start.Await:
@@ -255,6 +258,9 @@ type StartRequest struct {
 	// Order is what further sessions are made from. If it is zero, keys replace the helper's order as well; without keys the
 	// helper keeps what it has.
 	Order credentials.Order `json:"-"`
+	// ProxyCredentials are "user:password" for the proxy in the command's environment; "": it needs none. They are a secret. It needs
+	// protocol 4: a helper that does not know them would start a client that the proxy refuses.
+	ProxyCredentials string `json:"-"`
 	// Await means that the client's first session follows in a request of its own. Until then, the credential endpoint lets the
 	// client wait. It needs protocol 2: a helper that does not know it would answer the client that there are no credentials.
 	Await bool `json:"await,omitempty"`

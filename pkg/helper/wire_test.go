@@ -59,7 +59,7 @@ func TestRequestsThatAHelperCannotTakeAreRefusedClearly(t *testing.T) {
 		kind    fault.Kind
 		text    string
 	}{
-		"newer protocol":         {frame(`{"protocol":4,"op":{"new":"shape"}}`), nil, fault.Unsupported, "protocol 4"},
+		"newer protocol":         {frame(`{"protocol":5,"op":{"new":"shape"}}`), nil, fault.Unsupported, "protocol 5"},
 		"unknown operation":      {frame(`{"protocol":1,"op":"dance"}`), nil, fault.Unsupported, "dance"},
 		"no protocol":            {frame(`{"op":"hello"}`), nil, fault.Invalid, "no protocol"},
 		"not JSON":               {frame(`hello`), nil, fault.Invalid, ""},

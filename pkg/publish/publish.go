@@ -3,6 +3,7 @@
 package publish
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -51,6 +52,8 @@ type Targets interface {
 
 // Backends are the S3 services of the config file.
 type Backends interface {
+	// Backend returns fault.Precondition for a name that is not configured.
+	Backend(name string) (backend.Backend, error)
 	// CheckClaims returns fault.Precondition if the backend contradicts the author's statements about the service.
 	CheckClaims(name string, claims []volume.Claim) error
 }
@@ -202,7 +205,11 @@ func (p *Publisher) check(r *mount.Request) (spec mount.Spec, err error) {
 }
 
 func (p *Publisher) checkClient(r mount.Request) error {
-	cl, err := p.Clients.Of(r.Attributes.Client)
+	be, err := p.Backends.Backend(r.Volume.Backend)
+	if err != nil {
+		return err
+	}
+	cl, err := p.Clients.Of(cmp.Or(r.Attributes.Client, be.DefaultClient))
 	if err != nil {
 		return err
 	}

@@ -42,7 +42,7 @@ func ParameterDocs() []ParameterDoc {
 		{keySnapshot, ScopeContext, "none", "A snapshot in the bucket, `<name>@<generation>`, which the volume shows read-only. Not with `prefix`.", false},
 		{keyExpectedBucketOwner, ScopeBoth, "the caller's own account, if the backend can determine it", "AWS account id, 12 digits, that must own the bucket.", false},
 		{keyRegion, ScopeContext, "detected", "The bucket's region.", false},
-		{keyClient, ScopeBoth, "the driver's default client", "The FUSE client: `mountpoint-s3` or `rclone`.", false},
+		{keyClient, ScopeBoth, "the default client of the backend, else of the driver", "The FUSE client: `mountpoint-s3` or `rclone`.", false},
 		{keyCredentials, ScopeBoth, "`secret` if the request has a secret with keys, else `driver`", "[Source](credentials.md#sources) of the mount's credentials: `driver` (the driver's own), `secret` (the CSI secret) or `workload` (the token of the pod's service account).", false},
 		{keyRoleARN, ScopeBoth, "`workload`: the backend's `workloadRoleARN`; `secret`: the secret's `roleARN`; else none", "[Role](credentials.md#roles) of the mount's sessions; may use `${pod.namespace}` and `${pod.serviceAccountName}`.", false},
 		{keyScope, ScopeBoth, "the backend's `scope`", "Whether the mount's session is [limited to its volume](credentials.md#scope): `required`, `auto` or `off`. A volume can be stricter than its backend, not less strict.", false},

@@ -26,7 +26,7 @@ func awsAttributes() []ForeignDoc {
 			c.refuse(k, "%s is not supported: %s", k.name, medium.Here)
 		}
 	}
-	const noPods, noProxy = "clients do not run in pods", "a volume cannot decide where its data is sent, and clients use no proxy; remove it, and use an endpoint that nodes can reach without a proxy"
+	const noPods, noProxy = "clients do not run in pods", "a volume cannot decide where its data is sent; remove it, and set proxy of the backend in the driver's config file"
 	return []ForeignDoc{
 		row(keyBucketName, Same, "the bucket; for an access point its alias (…-s3alias), not its ARN; not an S3 URI"),
 		mapped("authenticationSource", "driver becomes credentials: driver, pod becomes credentials: workload with roleARN of the volume or workloadRoleARN of the backend; the annotation eks.amazonaws.com/role-arn of service accounts is not read", awsSource),

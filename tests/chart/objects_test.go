@@ -32,8 +32,10 @@ type object struct {
 	RoleRef      subject           `json:"roleRef"`
 	Automount    *bool             `json:"automountServiceAccountToken"`
 	Spec         struct {
-		Replicas int `json:"replicas"`
-		Strategy struct {
+		Replicas             int    `json:"replicas"`
+		RevisionHistoryLimit int    `json:"revisionHistoryLimit"`
+		Eviction             string `json:"unhealthyPodEvictionPolicy"` // of a PodDisruptionBudget
+		Strategy             struct {
 			Type string `json:"type"`
 		} `json:"strategy"`
 		Selector struct {
@@ -76,8 +78,11 @@ type rule struct {
 }
 
 type endpoint struct {
-	Port     string `json:"port"`
-	Interval string `json:"interval"`
+	Port              string           `json:"port"`
+	Interval          string           `json:"interval"`
+	Timeout           string           `json:"scrapeTimeout"`
+	Relabelings       []map[string]any `json:"relabelings"`
+	MetricRelabelings []map[string]any `json:"metricRelabelings"`
 }
 
 type traffic struct {
@@ -97,15 +102,22 @@ type named struct {
 }
 
 type podSpec struct {
-	ServiceAccountName string      `json:"serviceAccountName"`
-	Automount          *bool       `json:"automountServiceAccountToken"`
-	HostNetwork        bool        `json:"hostNetwork"`
-	HostPID            bool        `json:"hostPID"`
-	DNSPolicy          string      `json:"dnsPolicy"`
-	Grace              int         `json:"terminationGracePeriodSeconds"`
-	Containers         []container `json:"containers"`
-	InitContainers     []container `json:"initContainers"`
-	Volumes            []struct {
+	ServiceAccountName string `json:"serviceAccountName"`
+	Automount          *bool  `json:"automountServiceAccountToken"`
+	HostNetwork        bool   `json:"hostNetwork"`
+	HostPID            bool   `json:"hostPID"`
+	DNSPolicy          string `json:"dnsPolicy"`
+	DNSConfig          struct {
+		Options []named `json:"options"`
+	} `json:"dnsConfig"`
+	HostAliases []struct {
+		IP string `json:"ip"`
+	} `json:"hostAliases"`
+	ServiceLinks   *bool       `json:"enableServiceLinks"`
+	Grace          int         `json:"terminationGracePeriodSeconds"`
+	Containers     []container `json:"containers"`
+	InitContainers []container `json:"initContainers"`
+	Volumes        []struct {
 		Name     string `json:"name"`
 		HostPath *struct {
 			Path string `json:"path"`

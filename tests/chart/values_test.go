@@ -403,3 +403,58 @@ func TestVolumesOfNodes(t *testing.T) {
 		t.Errorf("%+v", dashboard.Metadata)
 	}
 }
+
+// Values of pods and of their workloads arrive where they belong.
+func TestPodValues(t *testing.T) {
+	const pod = `{revisionHistoryLimit: 3, annotations: {own: workload}, hostAliases: [{ip: 10.0.0.1, hostnames: [s3.lab]}], dnsConfig: {options: [{name: ndots, value: "1"}]}, initContainers: [{name: before, image: busybox}]`
+	objects := template(t, withValues(t, "controller: "+pod+", updateStrategy: {type: Recreate}, podDisruptionBudget: {unhealthyPodEvictionPolicy: AlwaysAllow}}\nnode: "+pod+", mountTimeout: 3m}\n")...)
+	for _, o := range workloads(objects) {
+		s := o.Spec.Template.Spec
+		if o.Spec.RevisionHistoryLimit != 3 || o.Metadata.Annotations["own"] != "workload" || len(s.InitContainers) != 1 || s.InitContainers[0].Name != "before" {
+			t.Errorf("%s: history %d, annotations %v, init containers %v", o.Kind, o.Spec.RevisionHistoryLimit, o.Metadata.Annotations, s.InitContainers)
+		}
+		if len(s.HostAliases) != 1 || s.HostAliases[0].IP != "10.0.0.1" || len(s.DNSConfig.Options) != 1 || s.DNSConfig.Options[0].Name != "ndots" || s.ServiceLinks == nil || *s.ServiceLinks {
+			t.Errorf("%s: names by %v, %v and service links %v", o.Kind, s.HostAliases, s.DNSConfig, s.ServiceLinks)
+		}
+	}
+	if have := one(t, objects, "Deployment").Spec.Strategy.Type; have != "Recreate" {
+		t.Errorf("the strategy is %s", have)
+	}
+	if have := one(t, objects, "PodDisruptionBudget").Spec.Eviction; have != "AlwaysAllow" {
+		t.Errorf("the policy is %q", have)
+	}
+	if args := driverOf(t, one(t, objects, "DaemonSet")).Args; !slices.Contains(args, "--mount-timeout=3m") {
+		t.Errorf("the driver has %q", args)
+	}
+}
+
+// Relabelings of monitors are those of each endpoint.
+func TestRelabelings(t *testing.T) {
+	const monitor = `{enabled: true, interval: 1m, scrapeTimeout: 20s, relabelings: [{targetLabel: node}], metricRelabelings: [{action: drop}]}`
+	for kind, value := range map[string]string{"ServiceMonitor": "serviceMonitor", "PodMonitor": "podMonitor"} {
+		monitors := of(template(t, withValues(t, "metrics: {enabled: true, "+value+": "+monitor+"}\n")...), kind)
+		if len(monitors) != 2 {
+			t.Errorf("%d objects of kind %s", len(monitors), kind)
+		}
+		for _, o := range monitors {
+			for _, e := range append(o.Spec.Endpoints, o.Spec.PodEndpoints...) {
+				if e.Interval != "1m" || e.Timeout != "20s" || len(e.Relabelings) != 1 || e.Relabelings[0]["targetLabel"] != "node" || len(e.MetricRelabelings) != 1 || e.MetricRelabelings[0]["action"] != "drop" {
+					t.Errorf("%s %s: %+v", kind, o.Metadata.Name, e)
+				}
+			}
+		}
+	}
+}
+
+// Further objects are installed with their templates filled in.
+func TestExtraObjects(t *testing.T) {
+	objects := template(t, withValues(t, `
+extraObjects:
+  - {apiVersion: v1, kind: ResourceQuota, metadata: {name: "{{ .Release.Name }}-quota", namespace: "{{ .Release.Namespace }}"}}
+  - {apiVersion: v1, kind: LimitRange, metadata: {name: limits}}
+`)...)
+	if quota := one(t, objects, "ResourceQuota"); quota.Metadata.Name != release+"-quota" || quota.Metadata.Namespace != namespace {
+		t.Errorf("%+v", quota.Metadata)
+	}
+	one(t, objects, "LimitRange")
+}

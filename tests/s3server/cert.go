@@ -15,9 +15,9 @@ import (
 	"time"
 )
 
-// WriteCert makes a certificate for 127.0.0.1 and localhost that is its own authority, and writes it and its key to dir.
+// WriteCert makes a certificate for 127.0.0.1, localhost and further names that is its own authority, and writes it and its key to dir.
 // The certificate's file is also the CA bundle that a client needs.
-func WriteCert(dir string) (certFile, keyFile string, err error) {
+func WriteCert(dir string, names ...string) (certFile, keyFile string, err error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return "", "", fmt.Errorf("s3server: key: %w", err)
@@ -28,7 +28,7 @@ func WriteCert(dir string) (certFile, keyFile string, err error) {
 		NotBefore: now.Add(-time.Hour), NotAfter: now.Add(24 * time.Hour),
 		KeyUsage:    x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, IsCA: true, BasicConstraintsValid: true,
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, DNSNames: []string{"localhost"},
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, DNSNames: append([]string{"localhost"}, names...),
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	if err != nil {

@@ -176,6 +176,40 @@ httpGet:
   port: {{ .port }}
 {{- end -}}
 
+{{/* How a pod resolves names, and no variables for Services, whose names can begin like those of flags (S3_CSI_…). Call with the values of the component. */}}
+{{- define "s3csi.names" }}
+enableServiceLinks: false
+{{- with .dnsConfig }}
+dnsConfig:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .hostAliases }}
+hostAliases:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* One endpoint of a ServiceMonitor or PodMonitor. Call with (list PORT MONITOR). */}}
+{{- define "s3csi.monitorEndpoint" -}}
+- port: {{ index . 0 }}
+  {{- with index . 1 }}
+  {{- with .interval }}
+  interval: {{ . }}
+  {{- end }}
+  {{- with .scrapeTimeout }}
+  scrapeTimeout: {{ . }}
+  {{- end }}
+  {{- with .relabelings }}
+  relabelings:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with .metricRelabelings }}
+  metricRelabelings:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- end }}
+{{- end -}}
+
 {{/* What the pods of the controller and of helm test have in common: identity, network and nodes. */}}
 {{- define "s3csi.controllerPod" -}}
 {{- $c := .Values.controller -}}
@@ -189,6 +223,7 @@ imagePullSecrets:
 hostNetwork: true
 dnsPolicy: ClusterFirstWithHostNet
 {{- end }}
+{{- include "s3csi.names" $c }}
 securityContext:
   # All containers run as the same user, because only that user can open the driver's socket.
   runAsNonRoot: true

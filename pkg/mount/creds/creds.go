@@ -76,7 +76,11 @@ func (p *Provider) PlanOwn(ctx context.Context, m state.Mount) (*Grant, error) {
 }
 
 func (p *Provider) planFor(ctx context.Context, spec mount.Spec, clientName string, fill func(*session.Request)) (*Grant, error) {
-	clientName = cmp.Or(clientName, p.clients.Default)
+	be, err := p.backends.Backend(spec.Backend)
+	if err != nil {
+		return &Grant{}, err
+	}
+	clientName = cmp.Or(clientName, be.DefaultClient, p.clients.Default)
 	g := &Grant{client: clientName, plan: func(ctx context.Context, clientName string) (credentials.Order, error) {
 		cl, err := p.clients.Of(clientName)
 		if err != nil {
@@ -99,7 +103,6 @@ func (p *Provider) planFor(ctx context.Context, spec mount.Spec, clientName stri
 		}
 		return order, nil
 	}}
-	var err error
 	g.order, err = g.plan(ctx, clientName)
 	g.state = planned
 	return g, err
@@ -109,7 +112,11 @@ func (p *Provider) planFor(ctx context.Context, spec mount.Spec, clientName stri
 // shows, and read the object recordKey ("": none) or, with tags, the bucket's tags. Where sessions are not limited, it can do what the
 // credentials can.
 func (p *Provider) UsageKeys(ctx context.Context, r mount.Request, spec mount.Spec, recordKey string, tags bool) (credentials.Keys, error) {
-	cl, err := p.clients.Of(cmp.Or(spec.Client, p.clients.Default))
+	be, err := p.backends.Backend(spec.Backend)
+	if err != nil {
+		return credentials.Keys{}, err
+	}
+	cl, err := p.clients.Of(cmp.Or(spec.Client, be.DefaultClient))
 	if err != nil {
 		return credentials.Keys{}, err
 	}

@@ -77,6 +77,9 @@ func (r *Runner) awaitReady(ctx context.Context, m state.Mount, status helper.St
 	}
 }
 
+// pageClients explains errors of clients and uids.
+const pageClients = "docs/errors.md#publishing-clients-and-the-node"
+
 // unknownFlag matches the output of a client that does not support a flag of another version.
 var unknownFlag = regexp.MustCompile(`(?:unexpected argument '|flag provided but not defined: )-{0,2}([a-z0-9-]+)`)
 
@@ -87,7 +90,7 @@ func exitedEarly(name string, s helper.Status) error {
 		return fault.Errorf(fault.Precondition, "client %s does not support the flag --%s, so its version does not match the driver's: "+
 			"install the program from the driver's image, or remove the mount option: %s", name, m[1], summary)
 	}
-	return fault.Errorf(fault.Unavailable, "client %s exited before the mount was ready: %s", name, summary)
+	return fault.See(pageClients, fault.Errorf(fault.Unavailable, "client %s exited before the mount was ready: %s", name, summary))
 }
 
 func (r *Runner) outputSoFar(ctx context.Context, m state.Mount) string {

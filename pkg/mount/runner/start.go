@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -45,11 +46,11 @@ type StartParams struct {
 // give it the session; read the root; record that it runs. The session is made and proven beside all that, and the client, which waits
 // for it, gets it only then. If it is refused, the client is killed. A client with static keys is started when they are proven.
 func (r *Runner) Start(ctx context.Context, p StartParams) (state.Mount, error) {
-	cl, err := r.Clients.Of(p.Spec.Client)
+	be, err := r.Backends.Backend(p.Spec.Backend)
 	if err != nil {
 		return state.Mount{}, err
 	}
-	be, err := r.Backends.Backend(p.Spec.Backend)
+	cl, err := r.Clients.Of(cmp.Or(p.Spec.Client, be.DefaultClient))
 	if err != nil {
 		return state.Mount{}, err
 	}
@@ -314,6 +315,14 @@ func (r *Runner) serve(ctx context.Context, m state.Mount, keys credentials.Keys
 // startClient has the helper run the client on the FUSE descriptor, which it takes over.
 func (r *Runner) startClient(ctx context.Context, m state.Mount, req helper.StartRequest, fuse *os.File) (helper.Status, error) {
 	req.Client, req.Command = m.Client, m.Command
+	be, err := r.Backends.Backend(m.Spec.Backend)
+	if err == nil {
+		req.ProxyCredentials, err = be.ProxyCredentials()
+	}
+	if err != nil {
+		fuse.Close()
+		return helper.Status{}, err
+	}
 	status, err := r.Peer(m.Name).Start(ctx, req, fuse)
 	failpoint.Here("serve.started")
 	fuse.Close() // the connection ends with the client only if the driver has no descriptor of it
@@ -350,7 +359,7 @@ func (r *Runner) invocation(m state.Mount, cl client.Client, be backend.Backend,
 	spec := m.Spec
 	in := client.Invocation{
 		Bucket: spec.Bucket, Prefix: spec.Prefix, Region: bucket.Region,
-		Endpoint: be.Endpoint, PathStyle: be.PathStyle, ReadOnly: spec.ReadOnly, Options: options,
+		Endpoint: be.Endpoint, Proxy: be.ProxyFor(be.Endpoint), PathStyle: be.PathStyle, ReadOnly: spec.ReadOnly, Options: options,
 		ExpectedBucketOwner: bucket.Owner, UserAgent: "s3-csi-driver/" + r.Version,
 		UID: m.UID, GID: m.UID, DirMode: 0o777, FileMode: 0o666,
 		StateDir: r.Store.HelperDir(m.Name), CacheDir: r.Store.CacheDir(m.Name),

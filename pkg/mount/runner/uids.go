@@ -99,7 +99,7 @@ func (u *uids) freeUID(key string, used map[uint32]bool) (uint32, error) {
 			return uid, nil
 		}
 	}
-	return 0, fault.Errorf(fault.Exhausted, "all %d uids of --uid-range are in use by mounts: unpublish volumes or widen the range", size)
+	return 0, fault.See(pageClients, fault.Errorf(fault.Exhausted, "all %d uids of --uid-range are in use by mounts: unpublish volumes or widen the range", size))
 }
 
 // KillOrphans kills helpers that belong to no mount: their directories were removed by a crash or by hand. Those that still serve a

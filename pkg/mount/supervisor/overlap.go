@@ -158,7 +158,7 @@ func (s *Supervisor) AwaitDrained(ctx context.Context, w want.Mount, failed erro
 		if kind != fault.Busy && kind != fault.Timeout {
 			kind = fault.Unavailable
 		}
-		return false, fault.Errorf(kind, "waiting to mount the volume: %w: %w", first, err)
+		return false, fault.See("docs/mounts.md#a-new-mount-waits-for-draining-mounts", fault.Errorf(kind, "waiting to mount the volume: %w: %w", first, err))
 	}
 }
 

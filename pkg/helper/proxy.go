@@ -1,0 +1,27 @@
+package helper
+
+import (
+	"strings"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/client"
+)
+
+// proxy returns the variables of the command's environment that name a proxy, with the request's credentials for it. They are in no
+// record, argument or log. Call under mu.
+func (h *helper) proxy(req StartRequest) []string {
+	_, password, _ := strings.Cut(req.ProxyCredentials, ":")
+	h.scrub.hold(h.now(), "proxy", req.ProxyCredentials, password)
+	if req.ProxyCredentials == "" {
+		return nil
+	}
+	var env []string
+	https, http := client.ProxyVariables()
+	for _, variable := range req.Env {
+		name, url, _ := strings.Cut(variable, "=")
+		scheme, host, ok := strings.Cut(url, "://")
+		if ok && (name == https || name == http) {
+			env = append(env, name+"="+scheme+"://"+req.ProxyCredentials+"@"+host)
+		}
+	}
+	return env
+}

@@ -1,0 +1,43 @@
+package helper
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+)
+
+// A client has the credentials of its proxy in its environment. Neither its output nor the helper's log shows them.
+func TestAClientHasTheCredentialsOfItsProxy(t *testing.T) {
+	r := newRig(t)
+	req := r.request("env:https_proxy", "env:no_proxy", "wait:"+r.dir+"/never")
+	req.Env = append(req.Env, "https_proxy=http://proxy.example:3128", "no_proxy=127.0.0.1")
+	req.ProxyCredentials = "driver:canary$1"
+	if _, err := r.startWith(req); err != nil {
+		t.Fatal(err)
+	}
+	r.says("env http://" + redacted + "@proxy.example:3128")
+	r.says("env 127.0.0.1")
+	if strings.Contains(r.log(), "canary") {
+		t.Error("the log has the password")
+	}
+}
+
+// A helper that does not know these credentials would start a client that the proxy refuses.
+func TestCredentialsOfAProxyNeedAHelperThatKnowsThem(t *testing.T) {
+	if got := (request{Op: opStart, Start: &StartRequest{}, Proxy: "a:b"}).lowestProtocol(); got != 4 {
+		t.Errorf("they need protocol %d", got)
+	}
+}
+
+func TestASessionIsMadeThroughTheProxyOnly(t *testing.T) {
+	order := credentials.Order{STS: credentials.STSService{Endpoint: "https://sts.example:8443"}, AgentURI: "http://169.254.170.23/v1/credentials"}
+	if got := exchangeSandbox("/program", order).Ports; !slices.Equal(got, []uint16{8443, 80}) {
+		t.Errorf("without a proxy: %d", got)
+	}
+	order.STS.Proxy = "http://driver:canary@proxy.example:3128"
+	if got := exchangeSandbox("/program", order).Ports; !slices.Equal(got, []uint16{3128, 80}) {
+		t.Errorf("with a proxy: %d", got)
+	}
+}

@@ -1,0 +1,205 @@
+package node
+
+import (
+	"crypto/tls"
+	"encoding/base64"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+	"github.com/s3-csi/s3-csi-driver/tests/s3server"
+)
+
+// forwardProxy is an HTTP proxy that wants credentials. It alone knows where the hosts are that it is asked for.
+type forwardProxy struct {
+	*httptest.Server
+	login string            // "user:password"
+	hosts map[string]string // host:port → address
+	plain http.Handler
+
+	mu    sync.Mutex
+	asked []string // "METHOD host:port user-agent"
+}
+
+func startForwardProxy(t *testing.T, login string, hosts map[string]string) *forwardProxy {
+	t.Helper()
+	p := &forwardProxy{login: login, hosts: hosts}
+	transport := &http.Transport{DisableCompression: true}
+	p.plain = &httputil.ReverseProxy{
+		Rewrite: func(r *httputil.ProxyRequest) {
+			r.Out.URL.Scheme, r.Out.URL.Host = "http", p.hosts[withPort(r.In.URL.Host)]
+			r.Out.Host = strings.TrimSuffix(r.In.Host, ":80") // as usual: clients sign the host without a default port
+		},
+		FlushInterval: -1, Transport: transport,
+	}
+	p.Server = httptest.NewServer(p)
+	t.Cleanup(func() {
+		p.CloseClientConnections()
+		p.Close()
+		transport.CloseIdleConnections()
+	})
+	return p
+}
+
+func withPort(host string) string {
+	if strings.Contains(host, ":") {
+		return host
+	}
+	return host + ":80"
+}
+
+// ServeHTTP implements http.Handler: requests for http URLs, and CONNECT.
+func (p *forwardProxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.Header.Get("Proxy-Authorization") != "Basic "+base64.StdEncoding.EncodeToString([]byte(p.login)) {
+		w.WriteHeader(http.StatusProxyAuthRequired)
+		return
+	}
+	host := withPort(r.URL.Host)
+	p.mu.Lock()
+	p.asked = append(p.asked, r.Method+" "+host+" "+r.UserAgent())
+	p.mu.Unlock()
+	switch {
+	case p.hosts[host] == "":
+		w.WriteHeader(http.StatusBadGateway)
+	case r.Method == http.MethodConnect:
+		p.tunnel(w, p.hosts[host])
+	default:
+		p.plain.ServeHTTP(w, r)
+	}
+}
+
+func (p *forwardProxy) tunnel(w http.ResponseWriter, address string) {
+	to, err := net.Dial("tcp", address) //nolint:noctx // the connection ends with either side
+	if err != nil {
+		w.WriteHeader(http.StatusBadGateway)
+		return
+	}
+	defer to.Close()
+	from, buffered, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		return
+	}
+	defer from.Close()
+	_, _ = io.WriteString(from, "HTTP/1.1 200 Connection established\r\n\r\n")
+	go func() {
+		_, _ = io.Copy(to, buffered)
+		_ = to.(*net.TCPConn).CloseWrite()
+	}()
+	_, _ = io.Copy(from, to)
+}
+
+// requests returns what has been asked for since the first n requests.
+func (p *forwardProxy) requests(n int) []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.asked[n:])
+}
+
+// With a proxy, controller, node and both clients reach the backend through it and in no other way: only the proxy knows where the
+// endpoint is, and the server counts no request but the proxy's.
+func TestEverythingGoesThroughTheProxyOfABackend(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t)
+	const plain, secure = "s3.proxied.test", "tls.proxied.test"
+	cert, key, err := s3server.WriteCert(t.TempDir(), secure)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pair, err := tls.LoadX509KeyPair(cert, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	upstream, err := url.Parse(e.proxy.Endpoint())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var overTLS atomic.Int64
+	front := httptest.NewUnstartedServer(&httputil.ReverseProxy{
+		Rewrite: func(r *httputil.ProxyRequest) {
+			overTLS.Add(1)
+			r.Out.URL.Scheme, r.Out.URL.Host, r.Out.Host = "http", upstream.Host, r.In.Host
+		},
+		FlushInterval: -1, Transport: &http.Transport{DisableCompression: true},
+	})
+	front.TLS = &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
+	front.StartTLS()
+	t.Cleanup(front.Close)
+
+	const password = "correct-horse$battery"
+	p := startForwardProxy(t, "driver:"+password, map[string]string{plain + ":80": upstream.Host, secure + ":443": front.Listener.Addr().String()})
+	login := filepath.Join(t.TempDir(), "proxy")
+	config := filepath.Join(e.Dir, "config.yaml")
+	proxy := fmt.Sprintf("    region: %s\n    addressing: path\n    proxy:\n      url: %s\n      credentialsFile: %s\n", e.Rig.S3.Region, p.URL, login)
+	text := "backends:\n  default:\n    endpoint: http://" + plain + "\n" + proxy + "  secure:\n    endpoint: https://" + secure + "\n    caFile: " + cert + "\n" + proxy
+	for path, content := range map[string]string{login: "driver:" + password + "\n", config: text} {
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	e.secrets = append(e.secrets, password)
+	e.Driver = e.Drive(t, "all", "--config="+config)
+
+	for backend, host := range map[string]string{"default": plain, "secure": secure} {
+		for _, client := range clients {
+			name := backend + "-" + client
+			before, tunnelled := len(p.requests(0)), overTLS.Load()
+			created, err := e.CreateVolume(rigtest.Context(t, time.Minute), rigtest.CreateRequest(name, "backend", backend, "client", client))
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			if len(p.requests(before)) == 0 && overTLS.Load() == tunnelled { // a tunnel is used again
+				t.Errorf("%s: no request of CreateVolume went through the proxy", name)
+			}
+			before = len(p.requests(0))
+			v := created.GetVolume()
+			target := e.publish(v, name)
+			file := filepath.Join(target, "file")
+			if err := os.WriteFile(file, []byte(name), 0o644); err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			if content, err := os.ReadFile(file); err != nil || string(content) != name {
+				t.Errorf("%s: read %q: %v", name, content, err)
+			}
+			process := e.client(client)
+			if argv, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", process.PID)); err != nil || strings.Contains(string(argv), password) {
+				t.Errorf("%s: the password is in the command line: %q: %v", name, argv, err)
+			}
+			e.noSecretInFiles(e.State)
+			e.noSecretInFiles(e.Cache)
+			e.unpublish(v, target)
+
+			way, agent := "PUT "+host+":80 ", map[string]string{rclone: "s3-csi-rclone", mountpoint: "mountpoint"}[client]
+			if backend == "secure" {
+				way, agent = "CONNECT "+host+":443 ", ""
+			}
+			if asked := p.requests(before); !slices.ContainsFunc(asked, func(r string) bool { return strings.HasPrefix(r, way) && strings.Contains(r, agent) }) {
+				t.Errorf("%s: the client's requests did not go through the proxy: %q", name, asked)
+			}
+		}
+	}
+	forwarded := int(overTLS.Load())
+	for _, r := range p.requests(0) {
+		if !strings.Contains(r, ".proxied.test:") {
+			t.Errorf("the proxy was asked for another host: %s", r)
+		}
+		if !strings.HasPrefix(r, "CONNECT ") {
+			forwarded++
+		}
+	}
+	if arrived := e.proxy.Requests(); arrived != forwarded {
+		t.Errorf("the server got %d requests, and the proxy passed on %d", arrived, forwarded)
+	}
+}
