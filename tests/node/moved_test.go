@@ -58,7 +58,8 @@ func TestTimedMoveOfABackend(t *testing.T) {
 	kept := e.publish(secret, "kept", keys)
 
 	at(moved.Endpoint())
-	e.await(40*time.Second, "the mounts to be replaced", func() bool { return e.count("s3csi_mount_heals_total", "container", "replaced") == 2 })
+	// At least: other tests' mount namespaces may have copies of the mounts.
+	e.await(40*time.Second, "the mounts to be replaced", func() bool { return e.count("s3csi_mount_heals_total", "container", "replaced") >= 2 })
 	if n := e.count("s3csi_mount_restarts_total", "backend"); n != 2 {
 		t.Errorf("%v replaced mounts are counted", n)
 	}

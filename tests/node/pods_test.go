@@ -157,7 +157,7 @@ func TestTimedHealOfPodsThatShareAMount(t *testing.T) {
 			}
 		}
 		// They are counted when the dead ones are detached, too, all at once.
-		e.await(eventually, "four mounts in containers to be replaced", func() bool { return e.count("s3csi_mount_heals_total", "container", "replaced") == 4 })
+		e.await(eventually, "four mounts in containers to be replaced", func() bool { return e.count("s3csi_mount_heals_total", "container", "replaced") >= 4 })
 		for w, content := range watches {
 			if bad := w.Unwanted(content); len(bad) > 0 {
 				t.Errorf("in place of %q was %+v", content, bad[0])
@@ -459,7 +459,7 @@ func TestContainersOfNomadAllocationsHeal(t *testing.T) {
 		}
 		rigtest.Kill(e.t, e.client(client))
 		reads(t, cs[0], eventually, "/data/file", "content")
-		e.await(eventually, "the mount in one container to be replaced", func() bool { return e.count("s3csi_mount_heals_total", "container", "replaced") == 1 })
+		e.await(eventually, "the mount in one container to be replaced", func() bool { return e.count("s3csi_mount_heals_total", "container", "replaced") >= 1 })
 		if got, err := cs[1].Read(t.Context(), "/data/file"); err == nil {
 			t.Errorf("a container of another allocation reads %q", got)
 		}
