@@ -75,14 +75,14 @@ func (p *forwardProxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case p.hosts[host] == "":
 		w.WriteHeader(http.StatusBadGateway)
 	case r.Method == http.MethodConnect:
-		p.tunnel(w, p.hosts[host])
+		p.tunnel(w, r, p.hosts[host])
 	default:
 		p.plain.ServeHTTP(w, r)
 	}
 }
 
-func (p *forwardProxy) tunnel(w http.ResponseWriter, address string) {
-	to, err := net.Dial("tcp", address) //nolint:noctx // the connection ends with either side
+func (p *forwardProxy) tunnel(w http.ResponseWriter, r *http.Request, address string) {
+	to, err := new(net.Dialer).DialContext(r.Context(), "tcp", address)
 	if err != nil {
 		w.WriteHeader(http.StatusBadGateway)
 		return
@@ -96,7 +96,7 @@ func (p *forwardProxy) tunnel(w http.ResponseWriter, address string) {
 	_, _ = io.WriteString(from, "HTTP/1.1 200 Connection established\r\n\r\n")
 	go func() {
 		_, _ = io.Copy(to, buffered)
-		_ = to.(*net.TCPConn).CloseWrite()
+		to.Close()
 	}()
 	_, _ = io.Copy(from, to)
 }
