@@ -183,8 +183,8 @@ func (c *Controller) parseCreate(req *csi.CreateVolumeRequest) (NewVolume, error
 
 // clientOf returns the client that a volume names, or its backend's default; nil: each node chooses it. An unknown backend has none: the
 // error comes when the volume is looked up there. place is that of the volume's client in errors.
-func (c *Controller) clientOf(backend, name, place string) (*client.Client, error) {
-	if be, err := c.backends.Backend(backend); err == nil {
+func (c *Controller) clientOf(backendName, name, place string) (*client.Client, error) {
+	if be, err := c.backends.Backend(backendName); err == nil {
 		name = cmp.Or(name, be.DefaultClient)
 	}
 	if name == "" {
@@ -198,8 +198,8 @@ func (c *Controller) clientOf(backend, name, place string) (*client.Client, erro
 }
 
 // checkClientOptions rejects options that would fail on every node. If each node chooses the client, it checks only the syntax.
-func (c *Controller) checkClientOptions(backend string, a volume.Attributes, capabilities []*csi.VolumeCapability) error {
-	named, err := c.clientOf(backend, a.Client, "parameters.client")
+func (c *Controller) checkClientOptions(backendName string, a volume.Attributes, capabilities []*csi.VolumeCapability) error {
+	named, err := c.clientOf(backendName, a.Client, "parameters.client")
 	if err != nil {
 		return err
 	}

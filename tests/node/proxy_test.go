@@ -75,14 +75,14 @@ func (p *forwardProxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case p.hosts[host] == "":
 		w.WriteHeader(http.StatusBadGateway)
 	case r.Method == http.MethodConnect:
-		p.tunnel(w, p.hosts[host])
+		p.tunnel(w, r, p.hosts[host])
 	default:
 		p.plain.ServeHTTP(w, r)
 	}
 }
 
-func (p *forwardProxy) tunnel(w http.ResponseWriter, address string) {
-	to, err := net.Dial("tcp", address) //nolint:noctx // the connection ends with either side
+func (p *forwardProxy) tunnel(w http.ResponseWriter, r *http.Request, address string) {
+	to, err := new(net.Dialer).DialContext(r.Context(), "tcp", address)
 	if err != nil {
 		w.WriteHeader(http.StatusBadGateway)
 		return
@@ -96,7 +96,7 @@ func (p *forwardProxy) tunnel(w http.ResponseWriter, address string) {
 	_, _ = io.WriteString(from, "HTTP/1.1 200 Connection established\r\n\r\n")
 	go func() {
 		_, _ = io.Copy(to, buffered)
-		_ = to.(*net.TCPConn).CloseWrite()
+		to.Close()
 	}()
 	_, _ = io.Copy(from, to)
 }
@@ -108,12 +108,18 @@ func (p *forwardProxy) requests(n int) []string {
 	return slices.Clone(p.asked[n:])
 }
 
-// With a proxy, controller, node and both clients reach the backend through it and in no other way: only the proxy knows where the
-// endpoint is, and the server counts no request but the proxy's.
+// With a proxy, controller, node and both clients reach the backend and its token service through it and in no other way: only the proxy
+// knows where these are, and the server counts no request but the proxy's.
 func TestEverythingGoesThroughTheProxyOfABackend(t *testing.T) {
 	t.Parallel()
 	e := newEnv(t)
-	const plain, secure = "s3.proxied.test", "tls.proxied.test"
+	const plain, secure, tokens = "s3.proxied.test", "tls.proxied.test", "sts.proxied.test"
+	user, err := e.AddUser(t.Context(), "alice", `{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Action":"*","Resource":"*"}]}`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.Rig.S3.Keys = user
+	e.secrets = append(e.secrets, user.SecretAccessKey)
 	cert, key, err := s3server.WriteCert(t.TempDir(), secure)
 	if err != nil {
 		t.Fatal(err)
@@ -139,11 +145,13 @@ func TestEverythingGoesThroughTheProxyOfABackend(t *testing.T) {
 	t.Cleanup(front.Close)
 
 	const password = "correct-horse$battery"
-	p := startForwardProxy(t, "driver:"+password, map[string]string{plain + ":80": upstream.Host, secure + ":443": front.Listener.Addr().String()})
+	p := startForwardProxy(t, "driver:"+password, map[string]string{
+		plain + ":80": upstream.Host, tokens + ":80": strings.TrimPrefix(e.STS(), "http://"), secure + ":443": front.Listener.Addr().String(),
+	})
 	login := filepath.Join(t.TempDir(), "proxy")
 	config := filepath.Join(e.Dir, "config.yaml")
 	proxy := fmt.Sprintf("    region: %s\n    addressing: path\n    proxy:\n      url: %s\n      credentialsFile: %s\n", e.Rig.S3.Region, p.URL, login)
-	text := "backends:\n  default:\n    endpoint: http://" + plain + "\n" + proxy + "  secure:\n    endpoint: https://" + secure + "\n    caFile: " + cert + "\n" + proxy
+	text := "backends:\n  default:\n    endpoint: http://" + plain + "\n    sts: {endpoint: http://" + tokens + ", kinds: [federationToken]}\n" + proxy + "  secure:\n    endpoint: https://" + secure + "\n    caFile: " + cert + "\n" + proxy
 	for path, content := range map[string]string{login: "driver:" + password + "\n", config: text} {
 		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
@@ -190,14 +198,20 @@ func TestEverythingGoesThroughTheProxyOfABackend(t *testing.T) {
 			}
 		}
 	}
-	forwarded := int(overTLS.Load())
+	forwarded, sessions := int(overTLS.Load()), 0
 	for _, r := range p.requests(0) {
 		if !strings.Contains(r, ".proxied.test:") {
 			t.Errorf("the proxy was asked for another host: %s", r)
 		}
-		if !strings.HasPrefix(r, "CONNECT ") {
+		switch {
+		case strings.HasPrefix(r, "POST "+tokens):
+			sessions++
+		case !strings.HasPrefix(r, "CONNECT "):
 			forwarded++
 		}
+	}
+	if sessions < len(clients) {
+		t.Errorf("%d sessions were made through the proxy", sessions)
 	}
 	if arrived := e.proxy.Requests(); arrived != forwarded {
 		t.Errorf("the server got %d requests, and the proxy passed on %d", arrived, forwarded)
