@@ -37,7 +37,7 @@ import (
 
 const (
 	// emptyDirBound is how long a publish waits for kubelet to make the emptyDir volume, which it does at the same time.
-	emptyDirBound = 10 * time.Second
+	emptyDirBound = 5 * time.Second
 	emptyDirPause = 20 * time.Millisecond
 	// cleanupBound bounds the clean-up after a failed publish.
 	cleanupBound = 20 * time.Second
@@ -264,17 +264,18 @@ func errForeign(target string, top host.Mount) error {
 
 // awaitEmptyDir waits until kubelet has made the emptyDir volume, with the tmpfs of one with medium Memory.
 func (s *Server) awaitEmptyDir(ctx context.Context, v podvolume.Volume) error {
-	ctx, cancel := context.WithTimeout(ctx, emptyDirBound)
-	defer cancel()
-	for {
+	for began := time.Now(); ; {
 		err := s.Namespace.Do(ctx, "looking for emptyDir volume "+v.EmptyDir, func() error { return emptyDirReady(s.TargetRoot, v) })
 		if err == nil || !fault.Is(err, fault.NotFound) {
 			return err
 		}
+		if time.Since(began) >= emptyDirBound {
+			return fault.Errorf(fault.Precondition, "volume_context.%s: the pod has no emptyDir volume %q, or kubelet has not made it within %s: %w", podvolume.AttributeEmptyDir, v.EmptyDir, emptyDirBound, err)
+		}
 		select {
 		case <-time.After(emptyDirPause):
 		case <-ctx.Done():
-			return fault.Errorf(fault.Precondition, "volume_context.%s: the pod has no emptyDir volume %q, or kubelet has not made it within %s: %w", podvolume.AttributeEmptyDir, v.EmptyDir, emptyDirBound, err)
+			return context.Cause(ctx)
 		}
 	}
 }
