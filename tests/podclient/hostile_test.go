@@ -149,7 +149,9 @@ func everyHostileClient(t *testing.T, e *env, innocent *pod) {
 				innocent.publish()
 				p.stats()
 			}
-			if ended(c) != (kind == diesAfterInit || kind == garbage) { // the driver ends a connection that the kernel gave up
+			if kind == diesAfterInit || kind == garbage { // the driver ends a connection that the kernel gave up
+				rigtest.Await(t, eventually, "the end of the client", func() bool { return ended(c) })
+			} else if ended(c) {
 				t.Errorf("the client's process: %s", c.output.String())
 			}
 			// A client whose connection was ended can be followed by another one, also while its process lives.
@@ -196,4 +198,35 @@ func (p *pod) stats() {
 		_, err := p.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: p.handle(), VolumePath: p.target})
 		return err
 	})
+}
+
+// A client that serves and then hangs is given up after the hang timeout. Until then its volume can be unpublished at once.
+func TestAClientThatHangs(t *testing.T) {
+	t.Parallel()
+	e := start(t, "--hang-timeout=2s")
+	e.Put(t, bucket, "file", "content")
+	p := e.pod(t, podUID)
+	p.publish()
+	c := p.serve()
+	if err := unix.Kill(-c.Process.Pid, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	if err := within(t, eventually, "the target of a client that hangs", func() error {
+		for { // the file system may have answers of its own for a moment
+			entries, err := os.ReadDir(p.target)
+			if err != nil || len(entries) == 0 {
+				return nil
+			}
+		}
+	}); err != nil {
+		t.Error(err)
+	}
+	rigtest.Await(t, eventually, "the empty file system", func() bool { _, err := os.Stat(p.target); return err == nil })
+	c.kill()
+	c = p.serve()
+	if err := unix.Kill(-c.Process.Pid, unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	p.unpublish()
+	p.NothingLeft(t)
 }

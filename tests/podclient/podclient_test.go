@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"sigs.k8s.io/yaml"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/podvolume"
 	"github.com/s3-csi/s3-csi-driver/tests/containers"
@@ -153,6 +154,45 @@ func TestClientThatExecutesFusermount(t *testing.T) {
 		}
 	}
 	p.run(t, podUID, append(p.s3(), "PATH="+bin+":/usr/bin:/bin", "FUSERMOUNT3PROXY_FDPASSING_SOCKPATH="+p.shortSocket()), p.rclone(t, "mount", decoy)...)
+	rigtest.Await(t, eventually, "the client", func() bool { return p.shows("content") })
+	p.unpublish()
+	p.NothingLeft(t)
+}
+
+// The client of examples/pod-clients.yaml works as it is there, but for the paths and the service of this machine.
+func TestTheExample(t *testing.T) {
+	t.Parallel()
+	e := start(t)
+	rigtest.NeedClient(t, "mountpoint-s3")
+	e.Put(t, bucket, "genomes/file", "content")
+	text, err := os.ReadFile("../../examples/pod-clients.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, text, _ = bytes.Cut(text, []byte("\n---\n"))
+	var o struct {
+		Spec struct {
+			InitContainers []struct {
+				Command []string `json:"command"`
+			} `json:"initContainers"`
+		} `json:"spec"`
+	}
+	if err := yaml.Unmarshal(text, &o); err != nil || len(o.Spec.InitContainers) != 1 {
+		t.Fatalf("%+v, %v", o, err)
+	}
+	p := e.pod(t, podUID)
+	p.publish()
+	var args []string
+	for _, arg := range o.Spec.InitContainers[0].Command {
+		for old, now := range map[string]string{"/usr/local/bin/s3-csi-": e.Clients + "/s3-csi-", "/fuse-fd-passing/data.sock": p.shortSocket(), "us-west-2": e.Rig.S3.Region} {
+			arg = strings.ReplaceAll(arg, old, now)
+		}
+		if arg == "reference" {
+			arg = bucket
+		}
+		args = append(args, arg)
+	}
+	p.run(t, podUID, p.s3(), append(args, "--endpoint-url="+e.Rig.S3.Endpoint, "--force-path-style")...)
 	rigtest.Await(t, eventually, "the client", func() bool { return p.shows("content") })
 	p.unpublish()
 	p.NothingLeft(t)
