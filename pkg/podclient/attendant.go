@@ -19,9 +19,10 @@ import (
 )
 
 const (
-	// startingEvery and servingEvery are the times between two looks at a client, before and after its first answer.
+	// startingEvery and servingEvery are the times between two looks at a client, when it has got its descriptor and after its first answer.
+	// One that exits is noticed at once if its successor connects.
 	startingEvery = 50 * time.Millisecond
-	servingEvery  = 2 * time.Second
+	servingEvery  = 5 * time.Second
 	// answerBound bounds one look at a client.
 	answerBound = time.Second
 	// sendBound bounds the passing of a descriptor.
@@ -125,8 +126,8 @@ func (a *attendant) run(ctx context.Context) {
 	for {
 		a.step(ctx)
 		every := servingEvery
-		if a.client != 0 && !a.serving {
-			every = startingEvery
+		if a.client != a.left && !a.serving { // it is starting
+			every = min(max(time.Since(a.answered)/8, startingEvery), servingEvery)
 		}
 		select {
 		case <-ctx.Done():
@@ -186,7 +187,7 @@ func (a *attendant) look(ctx context.Context) error {
 	id := idOf(a.volume.Target)
 	current, ok := a.s.records.current(mounts, id)
 	if !ok {
-		a.client = 0
+		a.client, a.left = 0, 0
 		return nil
 	}
 	if current.n != a.client { // of an earlier driver
@@ -309,8 +310,11 @@ func (a *attendant) free(ctx context.Context) error {
 			return err
 		}
 		current, ok := a.s.records.current(mounts, idOf(a.volume.Target))
-		if !ok || a.ask(ctx, current) == gone {
+		if !ok {
 			return nil
+		}
+		if a.ask(ctx, current) == gone {
+			return a.leave(ctx, mounts, current)
 		}
 		if time.Since(began) > takeoverBound {
 			return fault.Errorf(fault.Busy, "another process of the pod has the volume's descriptor already")
