@@ -55,6 +55,7 @@ type attendant struct {
 	client      uint64    // the current client; 0: none
 	left        uint64    // the client whose exit was dealt with
 	serving     bool      // the current client has answered
+	aborted     bool      // its connection was aborted, and that it has ended was not seen yet
 	answered    time.Time // when it did last, or got the descriptor
 	replaceWait time.Duration
 	replaceAt   time.Time
@@ -126,6 +127,12 @@ func (a *attendant) run(ctx context.Context) {
 	for {
 		a.step(ctx)
 		every := servingEvery
+		if a.s.HangTimeout > 0 {
+			every = min(every, max(a.s.HangTimeout/8, startingEvery))
+		}
+		if a.aborted {
+			every = startingEvery
+		}
 		if a.client != a.left && !a.serving { // it is starting
 			every = min(max(time.Since(a.answered)/8, startingEvery), servingEvery)
 		}
@@ -202,6 +209,7 @@ func (a *attendant) look(ctx context.Context) error {
 		}
 		if limit > 0 && time.Since(a.answered) >= limit {
 			klog.FromContext(ctx).Info("Client in pod is unresponsive, aborting its connection", "client", current.n, "after", limit, "answered", a.serving)
+			a.aborted = true
 			return a.s.abort(ctx, current)
 		}
 	case gone:
@@ -229,6 +237,7 @@ func (a *attendant) look(ctx context.Context) error {
 
 // leave shows the empty file system at the target after the client has exited, and removes that of the client unless containers show it.
 func (a *attendant) leave(ctx context.Context, mounts []host.Mount, current own) error {
+	a.aborted = false
 	if a.left == current.n {
 		return nil
 	}

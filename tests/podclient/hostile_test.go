@@ -121,7 +121,7 @@ func reply(fd int, unique uint64, body []byte) error {
 // Whatever a client does, its target and the other volumes answer kubelet, and its volume can be unpublished at once.
 func TestHostileClients(t *testing.T) {
 	t.Parallel()
-	e := start(t, "--hang-timeout=5s", "--mount-timeout=5s")
+	e := start(t, "--hang-timeout=3s", "--mount-timeout=3s")
 	e.Put(t, bucket, "file", "content")
 	innocent := e.pod(t, otherUID)
 	innocent.publish()
