@@ -106,6 +106,7 @@ backends:
 driverCredentials: {secretName: s3-keys, controller: true, node: true}
 rbac: {secrets: true}
 inlineVolumes: true
+podClients: {enabled: true}
 ` + noDigests
 
 // noDigests are values of the chart by which it names images by their tags alone: those of the tests' cluster are made here.

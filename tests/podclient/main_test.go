@@ -184,7 +184,7 @@ func (p *pod) look() error {
 	})
 }
 
-// top is the source and the type of the uppermost mount at the target.
+// shows reports whether the target shows a file with that content.
 func (p *pod) shows(content string) bool {
 	b, err := os.ReadFile(filepath.Join(p.target, "file"))
 	return err == nil && string(b) == content
@@ -275,7 +275,7 @@ func (p *pod) shortSocket() string {
 	return filepath.Join(dir, socket)
 }
 
-// receive connects as a process of a pod would and returns the message's error.
+// connectFrom connects as a process of a pod; "" is no pod. What gets the descriptor keeps it.
 func (p *pod) connectFrom(uid string) *process {
 	p.t.Helper()
 	return p.run(p.t, uid, nil, p.program("s3-csi-fuse-starter"), "--fd-passing-socket-path", p.shortSocket(), "--timeout", "20s", "--", "sleep", "600")
