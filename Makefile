@@ -116,7 +116,7 @@ race: build $(if $(RUST),mountpoint) servers older
 	cd clients/rclone && CGO_ENABLED=1 go build -race -overlay $(BIN)/race/overlay.json -ldflags "-s -w" -o $(BIN)/race/s3-csi-rclone .
 	ln -sfn $(addprefix $(BIN)/test/,container-agent old) $(BIN)/race/test/
 	mkdir -p $(BIN)/race/faults
-	ln -f $(addprefix $(BIN)/,race/s3-csi-driver race/s3-csi-helper race/s3-csi-fusermount s3-csi-rclone) $(BIN)/race/faults/
+	ln -f $(addprefix $(BIN)/,race/s3-csi-driver race/s3-csi-helper race/s3-csi-fusermount race/s3-csi-fuse-starter s3-csi-rclone) $(BIN)/race/faults/
 	if [ -e $(BIN)/s3-csi-mountpoint ]; then for d in race race/faults; do ln -f $(BIN)/s3-csi-mountpoint $(BIN)/$$d/; done; fi
 	ln -sfn ../test $(BIN)/race/faults/test
 

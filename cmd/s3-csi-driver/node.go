@@ -102,6 +102,7 @@ func addNode(ctx context.Context, cfg *driver.Config, o driver.Options, s storag
 	if err != nil {
 		return err
 	}
+	n.PodClients = m.PodClients()
 	n.VolumeHealth = o.Common.VolumeHealth
 	n.MaxVolumes = o.Node.VolumeAttachLimit.Of(l.enforced())
 	cfg.Node = n

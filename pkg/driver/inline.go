@@ -25,14 +25,22 @@ func errInlineDisabled() error {
 		"or let the operator enable them (inlineVolumes: true in the chart's values, --inline-volumes of the driver on the nodes)")
 }
 
-// checkInline refuses an inline volume without a bucket, or whose pod information is not from kubelet.
+// checkPodInfo refuses an inline volume whose pod information is not from kubelet.
 //
 // The pod's author writes the context. With podInfoOnMount kubelet overwrites the pod information in it, without it an author could forge
 // that information. An author cannot know the pod's UID in advance, which is in kubelet's target path. So if the context has that UID,
 // kubelet wrote it, and with it the namespace and the service account.
-func checkInline(target string, context map[string]string) error {
+func checkPodInfo(target string, context map[string]string) error {
 	if uid := context[podUIDKey]; context[ephemeralKey] != "true" || uid == "" || uid != podOf(target) {
 		return fault.Errorf(fault.Precondition, "inline volumes need the pod information of kubelet: set podInfoOnMount: true in the CSIDriver object")
+	}
+	return nil
+}
+
+// checkInline refuses an inline volume without a bucket, or whose pod information is not from kubelet.
+func checkInline(target string, context map[string]string) error {
+	if err := checkPodInfo(target, context); err != nil {
+		return err
 	}
 	if context["bucketName"] == "" {
 		return fault.Field("volume_context.bucketName", "is missing: an inline volume must name its bucket (volumeAttributes in the pod's volume)")

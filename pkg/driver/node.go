@@ -10,6 +10,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
+	"github.com/s3-csi/s3-csi-driver/pkg/podvolume"
 )
 
 // Mounter publishes volumes at targets. It joins retries and locks targets. Its errors have fault kinds. If a failed call may have changed
@@ -34,18 +35,21 @@ type Node struct {
 	VolumeHealth bool
 	// MaxVolumes is how many volumes the CO may publish on this node; 0: any number.
 	MaxVolumes int64
+	// PodClients publishes the volumes with the option PodClients.
+	PodClients PodClients
 	mounter    Mounter
 	name       string // the driver's
 	id         string
 	inline     bool
+	podClients bool
 }
 
-// NewNode returns the service. It uses the options NodeID and InlineVolumes.
+// NewNode returns the service. It uses the options NodeID, InlineVolumes and PodClients.
 func NewNode(mounter Mounter, driverName string, o NodeOptions) (*Node, error) {
 	if mounter == nil || driverName == "" || o.NodeID == "" {
 		return nil, errors.New("the node service needs a mounter, the driver's name and a node id")
 	}
-	return &Node{mounter: mounter, name: driverName, id: o.NodeID, inline: o.InlineVolumes}, nil
+	return &Node{mounter: mounter, name: driverName, id: o.NodeID, inline: o.InlineVolumes, podClients: o.PodClients}, nil
 }
 
 // NodeGetCapabilities implements csi.NodeServer.
@@ -70,6 +74,12 @@ func (n *Node) NodeGetInfo(context.Context, *csi.NodeGetInfoRequest) (*csi.NodeG
 
 // NodePublishVolume implements csi.NodeServer.
 func (n *Node) NodePublishVolume(ctx context.Context, req *csi.NodePublishVolumeRequest) (*csi.NodePublishVolumeResponse, error) {
+	if podvolume.Requested(req.GetVolumeContext()) {
+		if err := n.publishPodVolume(ctx, req); err != nil {
+			return nil, err
+		}
+		return &csi.NodePublishVolumeResponse{}, nil
+	}
 	p, refused := parsePublish(n.name, n.inline, req)
 	if p.Target == "" {
 		return nil, refused

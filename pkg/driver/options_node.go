@@ -44,6 +44,7 @@ type NodeOptions struct {
 	AllowIsolated     bool   // publish volumes even if the driver cannot see the host
 	VolumeAttachLimit VolumeLimit
 	InlineVolumes     bool // of pods
+	PodClients        bool // inline volumes whose client runs in the pod
 	MountTimeout      time.Duration
 	DrainTimeout      time.Duration
 	HangTimeout       time.Duration // 0: never
@@ -76,6 +77,7 @@ func (o *NodeOptions) AddFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&o.AllowIsolated, "allow-isolated", false, "publish volumes even if the driver runs in a container that cannot see the host; all mounts then end with the container, and files that are not uploaded yet are lost")
 	fs.Var(&o.VolumeAttachLimit, "volume-attach-limit", "maximum number of volumes on this node, reported to the CO; auto: --slice-memory-limit divided by --memory-limit, where the launcher enforces both; 0: no limit")
 	fs.BoolVar(&o.InlineVolumes, "inline-volumes", false, "allow inline volumes (csi in a pod's volumes), never with the driver's own credentials; requires mode Ephemeral and podInfoOnMount: true in the CSIDriver object")
+	fs.BoolVar(&o.PodClients, "pod-clients", false, "allow inline volumes whose FUSE client runs in the user's own pod, which gets the descriptor of the mount from the driver (attributes fdPassingEmptyDirName and fdPassingSocketName); requires --heal, and mode Ephemeral and podInfoOnMount: true in the CSIDriver object")
 	fs.DurationVar(&o.MountTimeout, "mount-timeout", 90*time.Second, "how long a client may take until its mount is ready")
 	fs.DurationVar(&o.DrainTimeout, "drain-timeout", 24*time.Hour, "how long NodeUnpublishVolume waits for the uploads of a client if the caller set no deadline (Nomad); uploads continue after it")
 	fs.BoolVar(&o.Heal, "heal", true, "restart crashed clients and replace their stale mounts, also in running containers")
@@ -104,6 +106,9 @@ func (o *NodeOptions) validate(c *checker) {
 	c.check("drain-timeout", checkDuration(o.DrainTimeout, time.Second, maxDrainTimeout))
 	if o.HangTimeout != 0 {
 		c.check("hang-timeout", checkDuration(o.HangTimeout, time.Second, 24*time.Hour))
+	}
+	if o.PodClients && !o.Heal {
+		c.check("pod-clients", errors.New("it needs --heal, with which the driver shows a client's file system in running containers"))
 	}
 	if o.LingerMaxMounts < 0 {
 		c.check("linger-max-mounts", fmt.Errorf("%d is negative; 0 means that no mount lingers", o.LingerMaxMounts))

@@ -115,7 +115,7 @@ func TestEveryFlagCanBeSetByItsVariableAndBothRefuseABadValue(t *testing.T) {
 		"logging-format": {"json", "xml"}, "v": {"3", "many"}, "shutdown-timeout": {"3s", "-1s"}, "cluster-id": {"c1", "two words"}, "deletion-workers": {"3", "65"}, "copy-workers": {"8", "257"},
 		"node-id": {"n", "two words"}, "state-dir": {"/run/x", "relative"}, "cache-dir": {"/var/x", "/a/../b"}, "client-dir": {"/opt/x", "relative"},
 		"default-client": {"rclone", "no_client"}, "launcher": {"process", "systemctl"}, "node-dns": {"pod", "cluster"}, "uid-range": {"3000-3001", "2000000"},
-		"target-root": {"/var/lib/kubelet", "relative"}, "volume-attach-limit": {"auto", "-1"}, "inline-volumes": {"true", "perhaps"}, "mount-timeout": {"3s", "1ms"},
+		"target-root": {"/var/lib/kubelet", "relative"}, "volume-attach-limit": {"auto", "-1"}, "inline-volumes": {"true", "perhaps"}, "pod-clients": {"true", "perhaps"}, "mount-timeout": {"3s", "1ms"},
 		"drain-timeout": {"3s", "soon"}, "host-dir": {"/opt/y", "relative"}, "heal": {"false", "perhaps"}, "hang-timeout": {"3s", "1ms"}, "allow-isolated": {"true", "perhaps"},
 		"memory-limit": {"2Gi", "1MiB"}, "cpu-weight": {"3", "10001"}, "tasks-max": {"64", "31"}, "slice-memory-limit": {"30%", "101%"},
 		"linger-max-mounts": {"3", "-1"}, "linger-max-memory": {"30%", "1Mi"}, "usage-max-requests": {"7", "-1"}, "volume-metrics": {"true", "perhaps"}, "volume-health": {"true", "perhaps"},

@@ -2,6 +2,8 @@
 // descriptor, which every process of the client inherits under a fixed number, over the socket of the client's library. It mounts
 // and unmounts nothing, and needs no privilege.
 //
+// In a pod, the program gets the descriptor from the driver, see package fdpass.
+//
 // The client chooses the arguments. They decide only whether the descriptor is sent, which the client has anyway.
 package fusermount
 
@@ -89,13 +91,18 @@ func short(cluster string, socket *string) (call Call, takes, done bool) {
 	return Call{}, false, false
 }
 
-// Send sends the FUSE descriptor over a socket of this process.
+// Send sends the FUSE descriptor that this process inherited over a socket of this process.
 func Send(socket int) error {
 	if target, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", FuseFD)); err == nil && target != "/dev/fuse" {
 		return fmt.Errorf("descriptor %d is %s, not /dev/fuse", FuseFD, target)
 	}
-	if err := unix.Sendmsg(socket, []byte{0}, unix.UnixRights(FuseFD), nil, 0); err != nil {
-		return fmt.Errorf("send descriptor %d over socket %d: %w", FuseFD, socket, err)
+	return SendFD(socket, FuseFD)
+}
+
+// SendFD sends a FUSE descriptor over a socket of this process.
+func SendFD(socket, fd int) error {
+	if err := unix.Sendmsg(socket, []byte{0}, unix.UnixRights(fd), nil, 0); err != nil {
+		return fmt.Errorf("send descriptor %d over socket %d: %w", fd, socket, err)
 	}
 	return nil
 }

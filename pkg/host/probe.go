@@ -37,6 +37,25 @@ func (n *Namespace) Statfs(ctx context.Context, dir string) (unix.Statfs_t, erro
 	return value.(unix.Statfs_t), nil //nolint:forcetypeassert // what the function above returns
 }
 
+// Answers asks a file system for its usage and for the attributes of its root, which every client answers without its bucket, and which
+// kubelet and container runtimes ask for. It is bounded like Statfs.
+func (n *Namespace) Answers(ctx context.Context, dir string) error {
+	_, err := n.probe(ctx, "asking "+dir, func() (any, error) {
+		return nil, uninterrupted(func() error {
+			var st unix.Statfs_t
+			if err := unix.Statfs(dir, &st); err != nil {
+				return fmt.Errorf("reading the usage of %s: %w", dir, err)
+			}
+			var attributes unix.Statx_t
+			if err := unix.Statx(unix.AT_FDCWD, dir, unix.AT_STATX_FORCE_SYNC, unix.STATX_BASIC_STATS, &attributes); err != nil {
+				return fmt.Errorf("reading the attributes of %s: %w", dir, err)
+			}
+			return nil
+		})
+	})
+	return err
+}
+
 // probe runs fn in the namespace and returns its value. Calls with the same what share one run.
 func (n *Namespace) probe(ctx context.Context, what string, fn func() (any, error)) (any, error) {
 	if err := n.admit(ctx, what); err != nil {

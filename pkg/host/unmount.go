@@ -52,6 +52,19 @@ func Detach(target string) error {
 	return nil
 }
 
+// DetachTarget is Detach for a target path: it refuses symbolic links below root, as OpenTarget does.
+func DetachTarget(root, target string) error {
+	parent, name, err := openParent(root, target)
+	if err != nil {
+		return err
+	}
+	defer parent.Close()
+	if err := unix.Unmount(fdPath(parent)+"/"+name, unix.UMOUNT_NOFOLLOW|unix.MNT_DETACH); err != nil {
+		return fmt.Errorf("detaching %s: %w", target, err)
+	}
+	return nil
+}
+
 // UnmountWhenIdle calls once, which is Unmount or UnmountTarget for m, until it succeeds. While the mount is busy it retries
 // with backoff until ctx ends. It then returns a fault.Busy that names the processes that use the mount. Each attempt is a Do of
 // its own, on the account of ctx. A path that is no longer a mount point (unix.EINVAL) counts as success, and any other error

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
@@ -138,6 +140,24 @@ type Request struct {
 type Stats struct {
 	TotalBytes, UsedBytes, AvailableBytes int64
 	Inodes, InodesUsed, InodesFree        int64
+}
+
+// StatsOf returns the statistics in the answer of a file system.
+func StatsOf(st unix.Statfs_t) Stats {
+	bytes := func(blocks uint64) int64 { return saturate(blocks, uint64(st.Frsize)) }
+	return Stats{
+		TotalBytes: bytes(st.Blocks), UsedBytes: bytes(st.Blocks - min(st.Blocks, st.Bfree)), AvailableBytes: bytes(st.Bavail),
+		Inodes: saturate(st.Files, 1), InodesUsed: saturate(st.Files-min(st.Files, st.Ffree), 1), InodesFree: saturate(st.Ffree, 1),
+	}
+}
+
+// saturate multiplies within an int64: clients of object stores report up to 2^63 blocks.
+func saturate(n, size uint64) int64 {
+	const limit = uint64(1<<63 - 1)
+	if size == 0 || n > limit/size {
+		return int64(limit)
+	}
+	return int64(n * size)
 }
 
 // Usage is what a listing of a volume found. CapacityBytes is its recorded size, 0 if that is unknown.

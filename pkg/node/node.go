@@ -28,6 +28,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/supervisor"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/usage"
+	"github.com/s3-csi/s3-csi-driver/pkg/podclient"
 	"github.com/s3-csi/s3-csi-driver/pkg/publish"
 	"github.com/s3-csi/s3-csi-driver/pkg/status"
 )
@@ -91,6 +92,7 @@ type Status struct {
 // Node is the driver's part on a node.
 type Node struct {
 	*publish.Publisher
+	podClients *podclient.Server
 	conditions *condition.Reporter
 	store      *state.Store
 	tracker    *tracker.Tracker
@@ -170,7 +172,14 @@ func assemble(ctx context.Context, o Options, store *state.Store) (*Node, error)
 	if o.Status.Volumes {
 		ofVolumes = append(ofVolumes, status.VolumeMetrics{Collector: shown, Refresh: run.Refresh})
 	}
-	return &Node{publisher, conditions, store, track, meter, monitor.New(monitor.Options{
+	inPods, err := podclient.New(ctx, podclient.Options{
+		Namespace: o.Namespace, Connections: fusectl, StateDir: store.Dir, Resolve: publisher.ResolveTarget, TargetRoot: publisher.ResolveTarget(o.TargetRoot),
+		ReadyTimeout: o.MountTimeout, HangTimeout: o.HangTimeout, Refused: o.Refused,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &Node{publisher, inPods, conditions, store, track, meter, monitor.New(monitor.Options{
 		Namespace: o.Namespace, Fusectl: fusectl, Store: store, Pins: pinned, Tracker: track, Clients: clients, Peer: peer,
 		Mounts: super, Killer: run, Watchers: watchers, Changed: o.Backends.Changed, StaleAge: supervisor.StaleAge,
 		HangTimeout: o.HangTimeout, CleanPrograms: o.CleanPrograms,
@@ -225,12 +234,33 @@ func (n *Node) StorageHealth(ctx context.Context) ([]mount.Condition, error) {
 	return n.conditions.Storage(ctx)
 }
 
+// PodClients publishes volumes whose client runs in the user's own pod.
+func (n *Node) PodClients() *podclient.Server { return n.podClients }
+
+// Unpublish removes a volume from its target, whoever serves it.
+func (n *Node) Unpublish(ctx context.Context, volumeID, target string) error {
+	if ok, err := n.podClients.Unpublish(ctx, volumeID, target); ok || err != nil {
+		return err
+	}
+	return n.Publisher.Unpublish(ctx, volumeID, target)
+}
+
+// Stats returns the usage of a volume, whoever serves it.
+func (n *Node) Stats(ctx context.Context, volumeID, path string) (mount.Stats, error) {
+	if ok, err := n.podClients.Has(ctx, path); err != nil {
+		return mount.Stats{}, err
+	} else if ok {
+		return n.podClients.Stats(ctx, volumeID, path)
+	}
+	return n.Publisher.Stats(ctx, volumeID, path)
+}
+
 // Collectors returns the metrics of mounts.
 func (n *Node) Collectors() []prometheus.Collector {
 	return slices.Concat(n.tracker.Collectors(), n.meter.Collectors(), n.ofVolumes)
 }
 
-// Run keeps all mounts reconciled, helpers ready for new ones, and usage measured, until ctx ends, and waits a moment for requests in flight. It never
+// Run keeps all mounts reconciled, helpers ready for new ones, usage measured, and clients in pods served, until ctx ends, and waits a moment for requests in flight. It never
 // unmounts anything because it ends.
 func (n *Node) Run(ctx context.Context) error {
 	defer n.store.Close()
@@ -239,6 +269,7 @@ func (n *Node) Run(ctx context.Context) error {
 	beside.Go(func() { n.runner.RunSpares(ctx) })
 	beside.Go(func() { n.status.Run(ctx) })
 	beside.Go(func() { n.meter.Run(ctx) })
+	beside.Go(func() { n.podClients.Run(ctx) })
 	n.monitor.Run(ctx)
 	n.Wait(exitBound)
 	return nil

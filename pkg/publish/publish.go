@@ -117,6 +117,9 @@ func (p *Publisher) Wait(d time.Duration) { p.targets.wait(d) }
 
 // ResolveTarget returns a target's path as the mount table shows it.
 func (p *Publisher) ResolveTarget(target string) string {
+	if target == p.TargetRoot {
+		return p.realRoot
+	}
 	if rest, below := strings.CutPrefix(target, p.TargetRoot+"/"); below && p.TargetRoot != "" {
 		return filepath.Join(p.realRoot, rest)
 	}

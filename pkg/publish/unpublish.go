@@ -156,22 +156,9 @@ func (p *Publisher) Stats(ctx context.Context, volumeID, path string) (mount.Sta
 	case err != nil:
 		return mount.Stats{}, fmt.Errorf("volume %s at %s: its client does not answer: %w", volumeID, path, err)
 	}
-	bytes := func(blocks uint64) int64 { return saturate(blocks, uint64(st.Frsize)) }
-	stats := mount.Stats{
-		TotalBytes: bytes(st.Blocks), UsedBytes: bytes(st.Blocks - min(st.Blocks, st.Bfree)), AvailableBytes: bytes(st.Bavail),
-		Inodes: saturate(st.Files, 1), InodesUsed: saturate(st.Files-min(st.Files, st.Ffree), 1), InodesFree: saturate(st.Ffree, 1),
-	}
+	stats := mount.StatsOf(st)
 	if u, ok := p.Usage.Of(volumeID); ok {
 		stats = stats.With(u)
 	}
 	return stats, nil
-}
-
-// saturate multiplies within an int64: clients of object stores report up to 2^63 blocks.
-func saturate(n, size uint64) int64 {
-	const limit = uint64(1<<63 - 1)
-	if size == 0 || n > limit/size {
-		return int64(limit)
-	}
-	return int64(n * size)
 }

@@ -201,6 +201,7 @@ func TestNotes(t *testing.T) {
 		none      = "driverCredentials"
 		process   = "node.launcher"
 		inline    = "inlineVolumes"
+		inPods    = "podClients.enabled"
 		unread    = "rbac.secretNamespaces"
 		everyone  = "rbac.secrets"
 		metrics   = "metrics.enabled"
@@ -225,6 +226,7 @@ func TestNotes(t *testing.T) {
 		"process":               {"node: {launcher: process}", []string{none, process}},
 		"pod network":           {"node: {hostNetwork: false}", []string{none, network}},
 		"inline":                {"inlineVolumes: true", []string{none, inline}},
+		"clients in pods":       {"podClients: {enabled: true}", []string{none, inPods}},
 		"metrics":               {"metrics: {enabled: true}", []string{none, metrics}},
 		"secrets in the chart":  {"secrets: [{name: a, stringData: {}}]", []string{none, inRelease}},
 		"an existing file":      {"existingConfig: {configMapName: a}", []string{audiences}},

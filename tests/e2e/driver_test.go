@@ -49,7 +49,7 @@ func (w *environment) chartImages(ctx context.Context) (i driverImages, err erro
 }
 
 // driverPrograms are the programs in the driver's image.
-var driverPrograms = []string{"s3-csi-driver", "s3-csi-fusermount", "s3-csi-helper", "s3-csi-rclone", rig.OwnMountpoint}
+var driverPrograms = []string{"s3-csi-driver", "s3-csi-fuse-starter", "s3-csi-fusermount", "s3-csi-helper", "s3-csi-rclone", rig.OwnMountpoint}
 
 // driverArchive is the file that make image writes below the directory of the built programs.
 func driverArchive(bin string) string { return filepath.Join(bin, "image", runtime.GOARCH+".tar") }
@@ -106,6 +106,7 @@ backends:
 driverCredentials: {secretName: s3-keys, controller: true, node: true}
 rbac: {secrets: true}
 inlineVolumes: true
+podClients: {enabled: true}
 ` + noDigests
 
 // noDigests are values of the chart by which it names images by their tags alone: those of the tests' cluster are made here.

@@ -11,7 +11,16 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/driver"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
+	"github.com/s3-csi/s3-csi-driver/pkg/podvolume"
 )
+
+// podRecorder publishes volumes whose client runs in the pod, and remembers the last one.
+type podRecorder struct{ podvolume.Volume }
+
+func (r *podRecorder) Publish(_ context.Context, v podvolume.Volume, refused error) error {
+	r.Volume = v
+	return refused
+}
 
 // inline is an inline volume of a pod.
 type inline struct {
@@ -31,10 +40,12 @@ func (e example) checkInline(name string, v inline) {
 		ofKubelet = "csi.storage.k8s.io/"
 	)
 	published := &recorder{}
-	node, err := driver.NewNode(published, v.Driver, driver.NodeOptions{NodeID: "node", InlineVolumes: true})
+	node, err := driver.NewNode(published, v.Driver, driver.NodeOptions{NodeID: "node", InlineVolumes: true, PodClients: true})
 	if err != nil {
 		e.t.Fatal(err)
 	}
+	inPod := &podRecorder{}
+	node.PodClients = inPod
 	attributes := map[string]string{ofKubelet + "ephemeral": "true", ofKubelet + "pod.uid": uid, ofKubelet + "pod.namespace": "research", ofKubelet + "serviceAccount.name": "trainer"}
 	maps.Copy(attributes, v.VolumeAttributes)
 	secrets := map[string]string{ofKubelet + "serviceAccount.tokens": `{"sts.amazonaws.com": {"token": "t", "expirationTimestamp": "2030-01-01T00:00:00Z"}}`}
@@ -47,6 +58,7 @@ func (e example) checkInline(name string, v inline) {
 		}
 		maps.Copy(secrets, keys)
 	}
+	ownClient := podvolume.Requested(v.VolumeAttributes)
 	if _, err := node.NodePublishVolume(e.t.Context(), &csi.NodePublishVolumeRequest{
 		VolumeId: "csi-" + strings.Repeat("0", 64), TargetPath: "/var/lib/kubelet/pods/" + uid + "/volumes/kubernetes.io~csi/" + name + "/mount",
 		VolumeContext: attributes, Secrets: secrets, Readonly: v.ReadOnly, VolumeCapability: &csi.VolumeCapability{
@@ -55,6 +67,12 @@ func (e example) checkInline(name string, v inline) {
 		},
 	}); err != nil {
 		e.t.Fatalf("volume %s: %v", name, err)
+	}
+	if ownClient {
+		if inPod.EmptyDir == "" {
+			e.t.Errorf("volume %s: %+v", name, inPod.Volume)
+		}
+		return
 	}
 	p := published.Request
 	if p.Source != source {

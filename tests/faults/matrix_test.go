@@ -252,6 +252,9 @@ func TestEveryStepIsInTheMatrix(t *testing.T) {
 	var source, steps []string
 	for _, dir := range []string{"../../pkg", "../../cmd"} {
 		err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+			if path == "../../pkg/podclient" {
+				return filepath.SkipDir // tests/podclient kills the driver at these
+			}
 			if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
 				return err
 			}

@@ -38,7 +38,7 @@ const (
 	patience = 30 * time.Second
 )
 
-var programs = []string{"s3-csi-driver", "s3-csi-fusermount", "s3-csi-helper", "s3-csi-mountpoint", "s3-csi-rclone"}
+var programs = []string{"s3-csi-driver", "s3-csi-fuse-starter", "s3-csi-fusermount", "s3-csi-helper", "s3-csi-mountpoint", "s3-csi-rclone"}
 
 func TestMain(m *testing.M) { os.Exit(isolate.Main(m.Run)) }
 

@@ -196,7 +196,7 @@ func (r *Rig) install(bin string) error {
 		return err
 	}
 	programs := map[string]string{}
-	for _, name := range []string{driverProgram, helperProgram, "s3-csi-fusermount", "s3-csi-rclone"} {
+	for _, name := range []string{driverProgram, helperProgram, "s3-csi-fusermount", "s3-csi-fuse-starter", "s3-csi-rclone"} {
 		programs[name] = filepath.Join(bin, name)
 	}
 	if mountpoint, err := Mountpoint(bin); err == nil {
@@ -310,17 +310,17 @@ func (r *Rig) Traces() []string { return r.traces(r.unitsNow()) }
 func (r *Rig) traces(units []string) []string {
 	all := slices.Clone(units)
 	for _, m := range r.mounts() {
-		if strings.HasPrefix(m.Source, "s3csi:") || m.Source == "s3csi-scratch" && !isSpare(m.Mountpoint) {
+		if strings.HasPrefix(m.Source, "s3csi:") || strings.HasPrefix(m.Source, "s3csi-pod:") || m.Source == "s3csi-scratch" && !isSpare(m.Mountpoint) {
 			all = append(all, "mount "+m.Mountpoint+" of "+m.Source)
 		}
 	}
 	for _, p := range r.processes() {
 		all = append(all, "process "+p.String())
 	}
-	for _, dir := range []string{filepath.Join(r.State, "mounts"), filepath.Join(r.State, "sources"), filepath.Join(r.State, "publications"), filepath.Join(r.State, "scratch"), r.Cache} {
+	for _, dir := range []string{filepath.Join(r.State, "mounts"), filepath.Join(r.State, "sources"), filepath.Join(r.State, "publications"), filepath.Join(r.State, "podclients"), filepath.Join(r.State, "podclients", "mounts"), filepath.Join(r.State, "scratch"), r.Cache} {
 		entries, _ := os.ReadDir(dir)
 		for _, e := range entries {
-			if e.Name() != "salt" && !isSpare(e.Name()) { // the node's, not a mount's
+			if e.Name() != "salt" && e.Name() != "mounts" && !isSpare(e.Name()) { // the node's, not a mount's
 				all = append(all, "file "+filepath.Join(dir, e.Name()))
 			}
 		}

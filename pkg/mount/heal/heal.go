@@ -57,7 +57,7 @@ func (h *Healer) Unhealed(m state.Mount) bool { return h.enabled && !h.tracker.M
 // one, whose device number current returns. It is one search for all mounts, while Heal searches for one.
 func (h *Healer) OutdatedInPods(ctx context.Context, pubs []state.Publication, current func(name string) (minor uint32, ok bool)) (map[string]bool, error) {
 	at := PlacesOf(pubs)
-	owners, err := h.owners(ctx, &at)
+	owners, err := owners(ctx, h.ns, &at)
 	if err != nil {
 		return nil, err
 	}
@@ -111,7 +111,7 @@ func (h *Healer) Heal(ctx context.Context, m state.Mount) error {
 	if err == nil {
 		err = h.pins.Release(ctx, m.Name)
 	}
-	again = err != nil || slices.ContainsFunc(failures, func(s host.Swapped) bool { return isTransient(s.Err) })
+	again = err != nil || slices.ContainsFunc(failures, func(s host.Swapped) bool { return IsTransient(s.Err) })
 	for _, s := range failures[:min(len(failures), maxReported)] {
 		err := fault.Errorf(fault.Unavailable, "volume %s: replacing the stale mount at %s (pid %d, showing %s): %w; restart the container", m.VolumeID, s.Mountpoint, s.PID, s.Root, s.Err)
 		h.tracker.LogError(ctx, m.Name+" "+s.Mountpoint, err, "Stale mount not replaced", "mount", m.Name)
@@ -119,8 +119,8 @@ func (h *Healer) Heal(ctx context.Context, m state.Mount) error {
 	return err
 }
 
-// isTransient reports whether a replacement that failed may succeed without a change by a user.
-func isTransient(err error) bool {
+// IsTransient reports whether a replacement that failed may succeed without a change by a user.
+func IsTransient(err error) bool {
 	return !fault.Is(err, fault.NotFound) && !fault.Is(err, fault.Precondition) && !fault.Is(err, fault.Unsupported)
 }
 
@@ -154,53 +154,67 @@ func (h *Healer) healMoved(ctx context.Context, m state.Mount, p state.Publicati
 // swapAt replaces, at these places, the former file systems of the mounts of these names. It returns what could not be replaced,
 // and which mounts are stale.
 func (h *Healer) swapAt(ctx context.Context, m state.Mount, at Places, names []string) (failures []host.Swapped, stale func(host.Mount) bool, err error) {
-	owners, err := h.owners(ctx, &at)
+	err = Replace(ctx, h.ns, at,
+		func(ctx context.Context) (host.Swap, []host.Mount, error) {
+			swap, mounts, err := h.swapOf(ctx, m, at, names)
+			stale = swap.Stale
+			return swap, mounts, err
+		},
+		func(all []host.Swapped) (replaced int) {
+			replaced, failures = h.count(ctx, m, all)
+			return replaced
+		})
+	return failures, stale, err
+}
+
+// Replace replaces stale mounts at these places, on the host and in containers, until a round replaces none. next returns what a round
+// replaces and the host's mount table, count counts the results of a round and returns how many were replaced.
+func Replace(ctx context.Context, ns *host.Namespace, at Places, next func(ctx context.Context) (host.Swap, []host.Mount, error), count func(all []host.Swapped) (replaced int)) error {
+	owners, err := owners(ctx, ns, &at)
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
 	var groups *host.Groups
 	for range maxRounds {
-		swap, mounts, err := h.swapOf(ctx, m, at, names)
+		swap, mounts, err := next(ctx)
 		if err != nil {
-			return nil, nil, err
+			return err
 		}
-		stale = swap.Stale
 		if groups == nil {
-			shown := slices.DeleteFunc(slices.Clone(mounts), func(mnt host.Mount) bool { return !stale(mnt) || !at.Has(mnt) })
-			if groups, err = h.ns.HoldGroups(ctx, shown); err != nil {
-				return nil, nil, err
+			shown := slices.DeleteFunc(slices.Clone(mounts), func(mnt host.Mount) bool { return !swap.Stale(mnt) || !at.Has(mnt) })
+			if groups, err = ns.HoldGroups(ctx, shown); err != nil {
+				return err
 			}
 			defer groups.Close()
 		}
-		swap.Groups = groups
-		onHost, err := h.ns.SwapHere(ctx, swap, at.Has)
+		swap.Groups, swap.Bound, swap.ReadOnly = groups, lookupBound, at.readOnly
+		onHost, err := ns.SwapHere(ctx, swap, at.Has)
 		failpoint.Here("heal.host")
 		var inContainers []host.Swapped
 		if len(at.pods)+len(at.allocations) > 0 {
 			var cerr error
-			inContainers, cerr = h.ns.SwapInOtherNamespaces(ctx, swap, owners)
+			inContainers, cerr = ns.SwapInOtherNamespaces(ctx, swap, owners)
 			err = errors.Join(err, cerr)
 		}
 		failpoint.Here("heal.containers")
-		var replaced int
-		replaced, failures = h.count(ctx, m, slices.Concat(onHost, inContainers))
+		replaced := count(slices.Concat(onHost, inContainers))
 		if err != nil {
-			return failures, stale, err
+			return err
 		}
 		if replaced == 0 {
 			break
 		}
 	}
-	return failures, stale, nil
+	return nil
 }
 
 // owners returns how the containers of the places' pods and allocations are found. It completes the places.
-func (h *Healer) owners(ctx context.Context, at *Places) (host.Owners, error) {
+func owners(ctx context.Context, ns *host.Namespace, at *Places) (host.Owners, error) {
 	at.node = host.NodeCgroup()
 	if len(at.allocations) == 0 {
 		return host.Owners{ByCgroup: at.pod}, nil
 	}
-	mounts, err := h.ns.Mounts(ctx)
+	mounts, err := ns.Mounts(ctx)
 	if err != nil {
 		return host.Owners{}, err
 	}
@@ -234,7 +248,7 @@ func (h *Healer) swapOf(ctx context.Context, m state.Mount, at Places, names []s
 	former := h.pins.Known(mounts, append([]string{m.Name}, names...), nil)
 	delete(former, source.Minor)
 	return host.Swap{
-		Source: source, Bound: lookupBound, ReadOnly: at.readOnly,
+		Source: source, Bound: lookupBound,
 		Stale:   func(mnt host.Mount) bool { return pins.Serves(mnt, names) && former.Has(mnt) },
 		Unknown: func(mnt host.Mount) bool { return pins.Serves(mnt, names) && !former.Has(mnt) },
 	}, mounts, nil

@@ -22,7 +22,7 @@ func TestFailedHealIsRepeated(t *testing.T) {
 		t.Error("it is not repeated")
 	}
 	for kind, want := range map[fault.Kind]bool{fault.NotFound: false, fault.Precondition: false, fault.Unsupported: false, fault.Timeout: true, fault.Unknown: true} {
-		if got := isTransient(fault.Errorf(kind, "x")); got != want {
+		if got := IsTransient(fault.Errorf(kind, "x")); got != want {
 			t.Errorf("%s: %t", kind, got)
 		}
 	}

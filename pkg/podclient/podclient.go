@@ -1,0 +1,337 @@
+// Package podclient publishes volumes whose FUSE client runs in the user's own pod.
+//
+// A FUSE file system blocks every process that looks at it until its client answers, and the client's container starts after the volume is
+// published. So the target first shows an empty, read-only file system. A program in the pod connects to the driver's socket in one of the
+// pod's emptyDir volumes. The driver mounts a new FUSE file system in a directory of its own, passes the program the descriptor, and when
+// the client answers, it replaces the empty file system by the client's: at the target and inside running containers. When the client has
+// exited, the target shows the empty file system again, so that containers can start; those that run keep the client's stale file system,
+// whose errors cannot be taken for an empty volume, until the next client answers.
+//
+// What is on disk, below <state-dir>/podclients, survives the driver:
+//
+//	<id>.json          the record of a volume; the id is the hash of its target
+//	mounts/<id>.empty  its empty file system
+//	mounts/<id>.<n>    the file system of its n-th client
+//
+// Everything else is read from the mount table. Former file systems stay mounted as long as a copy of one exists: their device numbers,
+// which must not be reused meanwhile, decide what is stale.
+package podclient
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount"
+	"github.com/s3-csi/s3-csi-driver/pkg/namedlock"
+	"github.com/s3-csi/s3-csi-driver/pkg/podvolume"
+)
+
+const (
+	// emptyDirBound is how long a publish waits for kubelet to make the emptyDir volume, which it does at the same time.
+	emptyDirBound = 5 * time.Second
+	emptyDirPause = 20 * time.Millisecond
+	// cleanupBound bounds the clean-up after a failed publish.
+	cleanupBound = 20 * time.Second
+	// statsBound bounds the answer of a client to a request for statistics.
+	statsBound = 10 * time.Second
+)
+
+// Connections ends FUSE connections. *host.Fusectl implements it.
+type Connections interface {
+	Abort(ctx context.Context, minor uint32) error
+}
+
+// Options are the parts and settings of a Server.
+type Options struct {
+	Namespace    *host.Namespace
+	Connections  Connections
+	StateDir     string                     // without symbolic links
+	Resolve      func(target string) string // a target's path as the mount table shows it
+	TargetRoot   string                     // without symbolic links; "": targets may be anywhere
+	ReadyTimeout time.Duration              // for the first answer of a client that has got its descriptor
+	HangTimeout  time.Duration              // after which the connection of a client that does not answer is aborted; 0: never
+	Refused      error                      // the reason why nothing can be published on this node, or nil
+}
+
+// Server publishes volumes and passes descriptors to their clients.
+type Server struct {
+	Options
+	records records
+	locks   namedlock.Locks // by target
+
+	mu      sync.Mutex
+	base    context.Context // of attendants; nil while Run does not run
+	stopped bool
+	active  map[string]*attendant // by id
+	group   sync.WaitGroup
+}
+
+// New prepares the directories. It starts nothing.
+func New(ctx context.Context, o Options) (*Server, error) {
+	s := &Server{Options: o, records: records{o.Namespace, filepath.Join(o.StateDir, "podclients")}, active: map[string]*attendant{}}
+	if err := s.records.prepare(ctx); err != nil {
+		return nil, fmt.Errorf("preparing %s: %w", s.records.dir, err)
+	}
+	return s, nil
+}
+
+// Run passes descriptors for all published volumes until ctx ends. It unmounts nothing.
+func (s *Server) Run(ctx context.Context) {
+	s.mu.Lock()
+	s.base = ctx
+	for _, a := range s.active { // published before
+		s.launch(a)
+	}
+	s.mu.Unlock()
+	s.resume(ctx)
+	<-ctx.Done()
+	s.mu.Lock()
+	s.stopped = true
+	s.mu.Unlock()
+	s.group.Wait()
+}
+
+// resume attends to the volumes that an earlier driver published. Records that cannot be read are reported; the others are served.
+func (s *Server) resume(ctx context.Context) {
+	volumes, err := s.records.all(ctx)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot read records of volumes with clients in pods")
+	}
+	for _, v := range volumes {
+		release, err := s.locks.Lock(ctx, v.Target)
+		if err != nil {
+			return
+		}
+		if have, ok, err := s.records.get(ctx, v.Target); err == nil && ok && have == v {
+			s.attend(v)
+		}
+		release()
+	}
+}
+
+// attend makes sure that the volume has an attendant and returns it. The caller holds the target's lock.
+func (s *Server) attend(v podvolume.Volume) *attendant {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	id := idOf(v.Target)
+	a := s.active[id]
+	if a == nil {
+		a = newAttendant(s, v)
+		s.active[id] = a
+		if s.base != nil {
+			s.launch(a)
+		}
+	}
+	return a
+}
+
+// launch starts an attendant; mu is held.
+func (s *Server) launch(a *attendant) {
+	if s.stopped || a.launched {
+		return
+	}
+	a.launched = true
+	ctx, cancel := context.WithCancel(klog.NewContext(s.base, klog.FromContext(s.base).WithValues("volume", a.volume.VolumeID, "target", a.volume.Target)))
+	a.cancel = cancel
+	s.group.Go(func() {
+		defer close(a.done)
+		defer cancel()
+		a.run(ctx)
+	})
+}
+
+// dismiss stops the attendant of a target and waits for it. The caller holds the target's lock.
+func (s *Server) dismiss(ctx context.Context, target string) error {
+	id := idOf(target)
+	s.mu.Lock()
+	a := s.active[id]
+	var launched bool
+	if a != nil {
+		if launched = a.launched; launched {
+			a.cancel()
+		}
+		a.launched = true // and will not be
+	}
+	s.mu.Unlock()
+	if a == nil {
+		return nil
+	}
+	if launched {
+		select {
+		case <-a.done:
+		case <-ctx.Done():
+			return fault.Errorf(fault.Busy, "the volume's client is being connected: %w", context.Cause(ctx))
+		}
+	}
+	a.closeListener()
+	s.mu.Lock()
+	delete(s.active, id)
+	s.mu.Unlock()
+	return nil
+}
+
+// Has reports whether a volume of this kind is published at a target.
+func (s *Server) Has(ctx context.Context, target string) (bool, error) {
+	_, ok, err := s.records.get(ctx, s.Resolve(target))
+	return ok, err
+}
+
+// Publish makes the volume appear at its target, without waiting for its client, and listens for that. It is idempotent. refused is the
+// reason to refuse the request, or nil; a volume that is published already stays so nevertheless.
+func (s *Server) Publish(ctx context.Context, v podvolume.Volume, refused error) (err error) {
+	v.Target = s.Resolve(v.Target)
+	release, err := s.locks.Lock(ctx, v.Target)
+	if err != nil {
+		return fault.Errorf(fault.Busy, "another request for the target is in flight: %w", err)
+	}
+	defer release()
+	have, published, err := s.records.get(ctx, v.Target)
+	switch {
+	case err != nil:
+		return err
+	case published && have == v:
+		_, err := s.show(ctx, v)
+		if err == nil {
+			err = s.attend(v).listen(ctx)
+		}
+		if err != nil {
+			return fault.Errorf(fault.Unavailable, "the target is left unchanged: %w", err)
+		}
+		return nil
+	}
+	if err := errors.Join(refused, s.Refused); err != nil {
+		return err
+	}
+	if published {
+		return fault.Errorf(fault.Exists, "target %s shows volume %s with other attributes (%s/%s)", v.Target, have.VolumeID, have.EmptyDir, have.Socket)
+	}
+	if err := s.check(ctx, v); err != nil {
+		return err
+	}
+	if err := s.records.write(ctx, v); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)
+			defer cancel()
+			err = mount.WithCleanupError(err, s.remove(cctx, v))
+		}
+	}()
+	if _, err := s.show(ctx, v); err != nil {
+		return err
+	}
+	if err := s.awaitEmptyDir(ctx, v); err != nil {
+		return err
+	}
+	if err := s.attend(v).listen(ctx); err != nil {
+		return err
+	}
+	klog.FromContext(ctx).Info("Published, waiting for client in pod", "emptyDir", v.EmptyDir, "socket", v.Socket)
+	return nil
+}
+
+// check refuses targets that are not kubelet's, or are not free.
+func (s *Server) check(ctx context.Context, v podvolume.Volume) error {
+	if _, _, ok := v.Pod(); !ok {
+		return fault.Field("target_path", "%s is not a target of kubelet for an inline volume (<root>/pods/<uid>/volumes/kubernetes.io~csi/<volume>/mount)", v.Target)
+	}
+	if s.TargetRoot != "" && !strings.HasPrefix(v.Target, s.TargetRoot+"/") {
+		return fault.Field("target_path", "%q is not below %s", v.Target, s.TargetRoot)
+	}
+	mounts, err := s.Namespace.Mounts(ctx)
+	if err != nil {
+		return err
+	}
+	if top, mounted := host.TopAt(mounts, v.Target); mounted {
+		return errForeign(v.Target, top)
+	}
+	return nil
+}
+
+func errForeign(target string, top host.Mount) error {
+	return fault.Errorf(fault.Precondition, "target %s has a mount of another program or volume (%s, type %s): unmount it first", target, top.Source, top.FSType)
+}
+
+// awaitEmptyDir waits until kubelet has made the emptyDir volume, with the tmpfs of one with medium Memory.
+func (s *Server) awaitEmptyDir(ctx context.Context, v podvolume.Volume) error {
+	for began := time.Now(); ; {
+		err := s.Namespace.Do(ctx, "looking for emptyDir volume "+v.EmptyDir, func() error { return emptyDirReady(s.TargetRoot, v) })
+		if err == nil || !fault.Is(err, fault.NotFound) {
+			return err
+		}
+		if time.Since(began) >= emptyDirBound {
+			return fault.Errorf(fault.Precondition, "volume_context.%s: the pod has no emptyDir volume %q, or kubelet has not made it within %s: %w", podvolume.AttributeEmptyDir, v.EmptyDir, emptyDirBound, err)
+		}
+		select {
+		case <-time.After(emptyDirPause):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// Unpublish removes the volume from a target: it ends the client's connection, unmounts, and removes the socket and the target. ok is
+// false if no volume of this kind is published there.
+func (s *Server) Unpublish(ctx context.Context, volumeID, target string) (ok bool, err error) {
+	target = s.Resolve(target)
+	release, err := s.locks.Lock(ctx, target)
+	if err != nil {
+		return true, fault.Errorf(fault.Busy, "another request for the target is in flight: %w", err)
+	}
+	defer release()
+	v, published, err := s.records.get(ctx, target)
+	switch {
+	case err != nil:
+		return true, err
+	case !published:
+		return false, nil
+	case v.VolumeID != volumeID:
+		return true, fault.Errorf(fault.Precondition, "target %s belongs to volume %s, not %s", target, v.VolumeID, volumeID)
+	}
+	if err := s.remove(ctx, v); err != nil {
+		return true, err
+	}
+	klog.FromContext(ctx).Info("Unpublished volume of a client in the pod")
+	return true, nil
+}
+
+// Stats returns the usage that the client reports. It is fault.NotFound if the volume is not published at the path, and fault.Unavailable
+// while no client serves it.
+func (s *Server) Stats(ctx context.Context, volumeID, target string) (mount.Stats, error) {
+	target = s.Resolve(target)
+	v, ok, err := s.records.get(ctx, target)
+	if err != nil {
+		return mount.Stats{}, err
+	}
+	if !ok || v.VolumeID != volumeID {
+		return mount.Stats{}, fault.Errorf(fault.NotFound, "volume %s is not published at %s on this node", volumeID, target)
+	}
+	mounts, err := s.Namespace.Mounts(ctx)
+	if err != nil {
+		return mount.Stats{}, err
+	}
+	current, ok := s.records.current(mounts, idOf(target))
+	if top, mounted := host.TopAt(mounts, target); !ok || !mounted || top.Minor != current.Minor {
+		return mount.Stats{}, fault.Errorf(fault.Unavailable, "volume %s at %s: no client of the pod serves it", volumeID, target)
+	}
+	ctx, cancel := context.WithTimeout(host.For(ctx, account(v)), statsBound)
+	defer cancel()
+	st, err := s.Namespace.Statfs(ctx, target)
+	if err != nil {
+		return mount.Stats{}, fault.Errorf(fault.Unavailable, "volume %s at %s: its client in the pod does not answer: %w", volumeID, target, err)
+	}
+	return mount.StatsOf(st), nil
+}
+
+// account is what calls that wait for the volume's client are accounted to: see host.For.
+func account(v podvolume.Volume) string { return "mount " + sourceOf(idOf(v.Target)) }

@@ -1,0 +1,280 @@
+package podclient
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/heal"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
+	"github.com/s3-csi/s3-csi-driver/pkg/podvolume"
+)
+
+const (
+	// abortBound bounds the abort of a connection, and the replacement at a target.
+	abortBound = 10 * time.Second
+	// maxFormer bounds the file systems of former clients that stay mounted because a copy cannot be replaced.
+	maxFormer = 8
+)
+
+// show makes sure that the volume's empty file system exists and that something of the volume is mounted at its target. It returns the
+// mount table that it has seen last.
+func (s *Server) show(ctx context.Context, v podvolume.Volume) ([]host.Mount, error) {
+	id := idOf(v.Target)
+	mounts, err := s.Namespace.Mounts(ctx)
+	if err != nil {
+		return nil, err
+	}
+	_, have := host.TopAt(mounts, s.records.empty(id))
+	top, mounted := host.TopAt(mounts, v.Target)
+	if mounted && top.Source != sourceOf(id) {
+		return nil, errForeign(v.Target, top)
+	}
+	if have && mounted {
+		return mounts, nil
+	}
+	err = s.Namespace.Do(ctx, "mounting the empty file system of "+v.Target, func() error {
+		if !have {
+			if err := s.mountEmpty(v); err != nil {
+				return err
+			}
+			failpoint.Here("podclient.empty")
+		}
+		if mounted {
+			return nil
+		}
+		return s.bindEmpty(v)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return s.Namespace.Mounts(ctx)
+}
+
+func (s *Server) mountEmpty(v podvolume.Volume) error {
+	id := idOf(v.Target)
+	dir, err := makeDir(s.records.empty(id))
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return host.MountEmpty(dir, sourceOf(id), v.SELinuxContext)
+}
+
+func makeDir(path string) (*os.File, error) {
+	if err := os.Mkdir(path, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
+		return nil, err
+	}
+	return host.OpenDir(path)
+}
+
+func (s *Server) bindEmpty(v podvolume.Volume) error {
+	empty, err := host.OpenDir(s.records.empty(idOf(v.Target)))
+	if err != nil {
+		return err
+	}
+	defer empty.Close()
+	target, err := host.OpenTarget(s.TargetRoot, v.Target, true)
+	if err != nil {
+		return err
+	}
+	defer target.Close()
+	return host.Bind(empty, target, host.BindAttrs{ReadOnly: v.ReadOnly, Shared: true})
+}
+
+// mountClient mounts a FUSE file system for the next client of a volume, which runs as these users. It returns the client's number and
+// descriptor.
+func (s *Server) mountClient(ctx context.Context, v podvolume.Volume, uid, gid uint32) (n uint64, fuse *os.File, err error) {
+	id := idOf(v.Target)
+	mounts, err := s.Namespace.Mounts(ctx)
+	if err != nil {
+		return 0, nil, err
+	}
+	last, _ := s.records.current(mounts, id)
+	n = last.n + 1
+	path := s.records.client(id, n)
+	drop := func(f *os.File) { f.Close() } // which leaves a stale mount, to be removed like that of a client that exited
+	fuse, err = host.Call(ctx, s.Namespace, "mounting the file system of the client of "+v.Target, drop, func() (*os.File, error) {
+		dir, err := makeDir(path)
+		if err != nil {
+			return nil, err
+		}
+		defer dir.Close()
+		fuse, err := host.OpenFuse()
+		if err != nil {
+			return nil, err
+		}
+		err = host.MountFuse(fuse, dir, host.FuseMount{Source: sourceOf(id), UID: uid, GID: gid, ReadOnly: v.ReadOnly, SELinuxContext: v.SELinuxContext})
+		if err != nil {
+			fuse.Close()
+			return nil, err
+		}
+		failpoint.Here("podclient.mounted")
+		return fuse, nil
+	})
+	return n, fuse, err
+}
+
+// replace shows one of a volume's file systems instead of its others, at the target only or everywhere. again is true if something could not
+// be replaced that a later call may replace.
+func (s *Server) replace(ctx context.Context, v podvolume.Volume, with own, targetOnly bool) (again bool, err error) {
+	id := idOf(v.Target)
+	pub := state.Publication{Target: v.Target, VolumeID: v.VolumeID, ReadOnly: v.ReadOnly}
+	next := func(ctx context.Context) (host.Swap, []host.Mount, error) {
+		mounts, err := s.Namespace.Mounts(ctx)
+		if err != nil {
+			return host.Swap{}, nil, err
+		}
+		former := map[uint32]bool{}
+		for _, m := range s.records.of(mounts, id) {
+			former[m.Minor] = m.Minor != with.Minor
+		}
+		stale := func(m host.Mount) bool { return m.Major == 0 && m.Source == sourceOf(id) && former[m.Minor] }
+		return host.Swap{Source: with.Mount, Stale: stale}, mounts, nil
+	}
+	count := func(all []host.Swapped) (replaced int) {
+		again = false
+		for _, one := range all {
+			if one.Err == nil {
+				replaced++
+				klog.FromContext(ctx).Info("Replaced mount of volume", "at", one.Mountpoint, "pid", one.PID, "client", with.n)
+				continue
+			}
+			again = again || heal.IsTransient(one.Err)
+			klog.FromContext(ctx).V(2).Info("Mount of volume not replaced", "at", one.Mountpoint, "pid", one.PID, "error", one.Err)
+		}
+		return replaced
+	}
+	if !targetOnly {
+		err := heal.Replace(ctx, s.Namespace, heal.PlacesOf([]state.Publication{pub}), next, count)
+		return again || err != nil, err
+	}
+	swap, _, err := next(ctx)
+	if err != nil {
+		return true, err
+	}
+	swap.Bound = abortBound
+	all, err := s.Namespace.SwapHere(ctx, swap, func(m host.Mount) bool { return m.Mountpoint == v.Target })
+	count(all)
+	return again || err != nil, err
+}
+
+// prune unmounts the file systems of clients, except that of the client keep, that show nowhere any more; and the oldest if there are too
+// many, whose copies are then not replaced any more.
+func (s *Server) prune(ctx context.Context, v podvolume.Volume, keep uint64) error {
+	mounts, err := s.Namespace.Mounts(ctx)
+	if err != nil {
+		return err
+	}
+	former := slices.DeleteFunc(s.records.of(mounts, idOf(v.Target)), func(m own) bool { return m.n == 0 || m.n == keep })
+	slices.SortFunc(former, func(a, b own) int { return cmp.Compare(a.n, b.n) })
+	var errs []error
+	for i, m := range former {
+		var err error
+		unused := len(former)-i > maxFormer
+		if !unused && !shownBeside(mounts, m) {
+			var where string
+			where, err = s.Namespace.ShownInOtherNamespaces(ctx, "looking for copies of former clients' mounts", func(mnt host.Mount) bool { return mnt.Major == 0 && mnt.Minor == m.Minor })
+			unused = err == nil && where == ""
+		}
+		if unused {
+			err = s.Namespace.Do(ctx, "removing "+m.Mountpoint, func() error { return discard(m.Mountpoint) })
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// shownBeside reports whether a mount table has another mount of m's file system.
+func shownBeside(mounts []host.Mount, m own) bool {
+	for _, other := range mounts {
+		if other.Major == 0 && other.Minor == m.Minor && other.Mountpoint != m.Mountpoint {
+			return true
+		}
+	}
+	return false
+}
+
+// abort ends the connection of one of a volume's clients, which is mounted: so its number belongs to it.
+func (s *Server) abort(ctx context.Context, m own) error {
+	ctx, cancel := context.WithTimeout(ctx, abortBound)
+	defer cancel()
+	if err := s.Connections.Abort(ctx, m.Minor); err != nil {
+		return fmt.Errorf("aborting the connection of the client at %s: %w", m.Mountpoint, err)
+	}
+	return nil
+}
+
+// remove takes everything of a volume away, the record last. It can be repeated.
+func (s *Server) remove(ctx context.Context, v podvolume.Volume) error {
+	id := idOf(v.Target)
+	if err := s.dismiss(ctx, v.Target); err != nil {
+		return err
+	}
+	if err := s.Namespace.Do(ctx, "removing the socket of "+v.Target, func() error { return removeSocket(s.TargetRoot, v) }); err != nil {
+		return err
+	}
+	mounts, err := s.Namespace.Mounts(ctx)
+	if err != nil {
+		return err
+	}
+	for _, m := range s.records.of(mounts, id) {
+		if m.n > 0 {
+			if err := s.abort(ctx, m); err != nil {
+				return err
+			}
+		}
+	}
+	failpoint.Here("podclient.aborted")
+	if err := s.unmountTarget(ctx, v); err != nil {
+		return err
+	}
+	err = s.Namespace.Do(ctx, "unmounting the file systems of "+v.Target, func() error {
+		places, err := filepath.Glob(filepath.Join(s.records.mounts(), id) + ".*")
+		if err != nil {
+			return err
+		}
+		for _, dir := range places {
+			if err := discard(dir); err != nil {
+				return err
+			}
+		}
+		return host.RemoveTarget(s.TargetRoot, v.Target)
+	})
+	if err != nil {
+		return err
+	}
+	return s.records.remove(ctx, v.Target)
+}
+
+// unmountTarget detaches the volume's mounts at its target. Their connections are aborted, so nothing that could be stored is lost.
+func (s *Server) unmountTarget(ctx context.Context, v podvolume.Volume) error {
+	for {
+		mounts, err := s.Namespace.Mounts(ctx)
+		if err != nil {
+			return err
+		}
+		top, mounted := host.TopAt(mounts, v.Target)
+		if !mounted {
+			return nil
+		}
+		if top.Source != sourceOf(idOf(v.Target)) {
+			return errForeign(v.Target, top)
+		}
+		err = s.Namespace.Do(ctx, "unmounting "+v.Target, func() error { return host.DetachTarget(s.TargetRoot, v.Target) })
+		if err != nil && !errors.Is(err, unix.EINVAL) && !fault.Is(err, fault.NotFound) {
+			return err
+		}
+	}
+}

@@ -1,0 +1,377 @@
+package podclient
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"sigs.k8s.io/yaml"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/podvolume"
+	"github.com/s3-csi/s3-csi-driver/tests/containers"
+	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
+)
+
+func reads(t *testing.T, c *containers.Container, path, content string) {
+	t.Helper()
+	rigtest.Await(t, eventually, path+" in a container to read "+content, func() bool {
+		got, err := c.Read(t.Context(), path)
+		return err == nil && got == content
+	})
+}
+
+// Containers that start before their pod's client see its files when it serves, with and without propagation, also after the client's
+// container and the driver were restarted.
+func TestAPodWithItsOwnClient(t *testing.T) {
+	t.Parallel()
+	containers.Need(t)
+	e := start(t)
+	e.Put(t, bucket, "file", "content")
+	e.Put(t, bucket, "sub/file", "in sub")
+	p := e.pod(t, podUID)
+	p.publish()
+	if err := p.look(); err != nil {
+		t.Fatalf("without a client: %v", err)
+	}
+	if err := os.Mkdir(filepath.Join(p.target, "sub"), 0o755); !errors.Is(err, unix.EROFS) {
+		t.Errorf("what is written before a client serves would be lost: %v", err)
+	}
+	if _, err := p.NodeGetVolumeStats(rigtest.Context(t, bounded), &csi.NodeGetVolumeStatsRequest{VolumeId: p.handle(), VolumePath: p.target}); status.Code(err) != codes.Unavailable {
+		t.Errorf("statistics without a client: %v", err)
+	}
+	pod := containers.Start(t, containers.Options{PodUID: podUID, Mounts: []containers.Mount{
+		{Source: p.target, Target: "/data"}, {Source: p.target, Target: "/read-only", ReadOnly: true}, {Source: p.target, Target: "/slave", Propagation: "rslave"},
+	}})
+	other := containers.Start(t, containers.Options{PodUID: otherUID, Mounts: []containers.Mount{{Source: p.target, Target: "/data"}}})
+	mounts := func() string {
+		table, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", pod.PID))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(table)
+	}
+	if strings.Contains(mounts(), " - fuse ") {
+		t.Error("containers that wait for a mount of type fuse would not wait for the client")
+	}
+
+	client := p.client()
+	for _, dir := range []string{"/data", "/read-only", "/slave"} {
+		reads(t, pod, dir+"/file", "content")
+	}
+	if names, err := other.List(t.Context(), "/data"); err != nil || len(names) != 0 {
+		t.Errorf("another pod sees %q, %v", names, err)
+	}
+	if n := strings.Count(mounts(), " - fuse "); n != 3 {
+		t.Errorf("%d mounts of type fuse in the container:\n%s", n, mounts())
+	}
+	if err := pod.Write(t.Context(), "/data/new", "written"); err != nil {
+		t.Error(err)
+	}
+	if err := pod.Write(t.Context(), "/read-only/no", "x"); err == nil {
+		t.Error("a read-only mount became writable")
+	}
+	if got := e.Object(t, bucket, "new"); got != "written" {
+		t.Errorf("the object is %q", got)
+	}
+	if s, err := p.NodeGetVolumeStats(rigtest.Context(t, bounded), &csi.NodeGetVolumeStatsRequest{VolumeId: p.handle(), VolumePath: p.target}); err != nil || len(s.GetUsage()) == 0 {
+		t.Errorf("statistics: %v, %v", s, err)
+	}
+	second := p.connectFrom(podUID)
+	<-second.done
+	if !strings.Contains(second.output.String(), "another process of the pod has the volume's descriptor") {
+		t.Errorf("a second client: %s", second.output.String())
+	}
+
+	// The client exits: what runs gets errors, which no program takes for an empty volume, and what starts can start.
+	client.kill()
+	rigtest.Await(t, eventually, "the target to be empty", func() bool {
+		entries, err := os.ReadDir(p.target)
+		return err == nil && len(entries) == 0
+	})
+	if _, err := pod.List(t.Context(), "/data"); err == nil {
+		t.Error("a running container sees an empty volume after its client has exited")
+	}
+	late := containers.Start(t, containers.Options{PodUID: podUID, Mounts: []containers.Mount{{Source: p.target, Target: "/data"}}})
+	client = p.client()
+	for _, c := range []*containers.Container{pod, late} {
+		reads(t, c, "/data/file", "content")
+	}
+	reads(t, pod, "/slave/file", "content")
+
+	// The driver is killed: the client goes on, and one that starts meanwhile waits for the next driver.
+	e.Kill()
+	if err := pod.Write(t.Context(), "/data/new", "without a driver"); err != nil {
+		t.Error(err)
+	}
+	e.drive()
+	p.publish()
+	reads(t, pod, "/data/new", "without a driver")
+	e.Kill()
+	client.kill()
+	client = p.client()
+	e.drive()
+	for _, c := range []*containers.Container{pod, late} {
+		reads(t, c, "/data/file", "content")
+	}
+	if left, err := filepath.Glob(filepath.Join(e.State, "podclients/mounts/*.*")); err != nil || len(left) > 3 {
+		t.Errorf("file systems of former clients stay mounted: %q, %v", left, err)
+	}
+	for _, c := range []*containers.Container{pod, late, other} {
+		if err := c.Stop(); err != nil {
+			t.Error(err)
+		}
+	}
+	p.unpublish()
+	p.NothingLeft(t)
+	rigtest.Await(t, eventually, "the client to end with its connection", func() bool { return ended(client) })
+}
+
+// Debian's rclone and libraries like libfuse get the descriptor by executing fusermount3.
+func TestClientThatExecutesFusermount(t *testing.T) {
+	t.Parallel()
+	e := start(t)
+	e.Put(t, bucket, "file", "content")
+	p := e.pod(t, podUID)
+	p.publish()
+	bin, decoy := filepath.Join(e.Dir, "pod-bin"), filepath.Join(e.Dir, "decoy")
+	for _, dir := range []string{bin, decoy} {
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{"fusermount3", "fusermount"} {
+		if err := os.Symlink(e.program("s3-csi-fusermount"), filepath.Join(bin, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	p.run(t, podUID, append(p.s3(), "PATH="+bin+":/usr/bin:/bin", "FUSERMOUNT3PROXY_FDPASSING_SOCKPATH="+p.shortSocket()), p.rclone(t, "mount", decoy)...)
+	rigtest.Await(t, eventually, "the client", func() bool { return p.shows("content") })
+	p.unpublish()
+	p.NothingLeft(t)
+}
+
+// The client of examples/pod-clients.yaml works as it is there, but for the paths and the service of this machine.
+func TestTheExample(t *testing.T) {
+	t.Parallel()
+	e := start(t)
+	rigtest.NeedClient(t, "mountpoint-s3")
+	e.Put(t, bucket, "genomes/file", "content")
+	text, err := os.ReadFile("../../examples/pod-clients.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, text, _ = bytes.Cut(text, []byte("\n---\n"))
+	var o struct {
+		Spec struct {
+			InitContainers []struct {
+				Command []string `json:"command"`
+			} `json:"initContainers"`
+		} `json:"spec"`
+	}
+	if err := yaml.Unmarshal(text, &o); err != nil || len(o.Spec.InitContainers) != 1 {
+		t.Fatalf("%+v, %v", o, err)
+	}
+	p := e.pod(t, podUID)
+	p.publish()
+	var args []string
+	for _, arg := range o.Spec.InitContainers[0].Command {
+		for old, now := range map[string]string{"/usr/local/bin/s3-csi-": e.Clients + "/s3-csi-", "/fuse-fd-passing/data.sock": p.shortSocket(), "us-west-2": e.Rig.S3.Region} {
+			arg = strings.ReplaceAll(arg, old, now)
+		}
+		if arg == "reference" {
+			arg = bucket
+		}
+		args = append(args, arg)
+	}
+	p.run(t, podUID, p.s3(), append(args, "--endpoint-url="+e.Rig.S3.Endpoint, "--force-path-style")...)
+	rigtest.Await(t, eventually, "the client", func() bool { return p.shows("content") })
+	p.unpublish()
+	p.NothingLeft(t)
+}
+
+// The descriptor is for the pod alone, whoever can reach the socket.
+func TestForeignPeersAreRefused(t *testing.T) {
+	t.Parallel()
+	e := start(t)
+	e.Put(t, bucket, "file", "content")
+	p := e.pod(t, podUID)
+	p.publish()
+	for _, uid := range []string{otherUID, ""} {
+		foreign := p.connectFrom(uid)
+		<-foreign.done
+		if !strings.Contains(foreign.output.String(), "not a process of the volume's pod") {
+			t.Errorf("a process of pod %q: %s", uid, foreign.output.String())
+		}
+	}
+	p.client()
+	rigtest.Await(t, eventually, "the pod's own client", func() bool { return p.shows("content") })
+	p.unpublish()
+	p.NothingLeft(t)
+}
+
+// A pod's containers can do what they like to the emptyDir volume. It never leads out of it.
+func TestTheSocketIsMadeAgain(t *testing.T) {
+	t.Parallel()
+	e := start(t)
+	e.Put(t, bucket, "file", "content")
+	p := e.pod(t, podUID)
+	outside := filepath.Join(e.Dir, "outside")
+	if err := os.WriteFile(outside, []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(outside, p.socket); err != nil {
+		t.Fatal(err)
+	}
+	p.publish()
+	unchanged := func() {
+		t.Helper()
+		info, err := os.Stat(outside)
+		if b, rerr := os.ReadFile(outside); err != nil || rerr != nil || info.Mode().Perm() != 0o600 || !bytes.Equal(b, []byte("x")) {
+			t.Errorf("a file outside was changed: %v, %v", info, errors.Join(err, rerr))
+		}
+	}
+	unchanged()
+	if err := errors.Join(os.Remove(p.socket), os.Symlink(outside, p.socket)); err != nil {
+		t.Fatal(err)
+	}
+	p.publish()
+	p.client()
+	rigtest.Await(t, eventually, "a client over the new socket", func() bool { return p.shows("content") })
+	unchanged()
+	p.unpublish()
+	p.NothingLeft(t)
+}
+
+// Whatever the state, unpublish is quick, leaves nothing, and can be repeated.
+func TestUnpublishInEachState(t *testing.T) {
+	t.Parallel()
+	e := start(t)
+	e.Put(t, bucket, "file", "content")
+	states := map[string]func(p *pod){
+		"no client": func(*pod) {},
+		"serving": func(p *pod) {
+			p.client()
+			rigtest.Await(p.t, eventually, "the client", func() bool { return p.shows("content") })
+		},
+		"client exited": func(p *pod) {
+			c := p.client()
+			rigtest.Await(p.t, eventually, "the client", func() bool { return p.shows("content") })
+			c.kill()
+		},
+		"file open": func(p *pod) {
+			p.client()
+			rigtest.Await(p.t, eventually, "the client", func() bool { return p.shows("content") })
+			f, err := os.Open(filepath.Join(p.target, "file"))
+			if err != nil {
+				p.t.Fatal(err)
+			}
+			p.t.Cleanup(func() { f.Close() })
+		},
+		"emptyDir gone": func(p *pod) {
+			if err := os.RemoveAll(filepath.Dir(p.socket)); err != nil {
+				p.t.Fatal(err)
+			}
+		},
+		"after a restart, serving": func(p *pod) {
+			p.client()
+			rigtest.Await(p.t, eventually, "the client", func() bool { return p.shows("content") })
+			e.Kill()
+			e.drive()
+			p.env = e
+		},
+		neverReads:   func(p *pod) { p.hostile(neverReads) },
+		neverAnswers: func(p *pod) { p.hostile(neverAnswers) },
+	}
+	for i, name := range slices.Sorted(func(yield func(string) bool) {
+		for name := range states {
+			if !yield(name) {
+				return
+			}
+		}
+	}) {
+		t.Run(name, func(t *testing.T) {
+			p := e.pod(t, fmt.Sprintf("%08d%s", i, podUID[8:]))
+			p.publish()
+			states[name](p)
+			p.unpublish()
+			p.unpublish()
+			p.NothingLeft(t)
+		})
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	t.Parallel()
+	e := start(t)
+	p := e.pod(t, podUID)
+	attribute := func(key, value string) func(*csi.NodePublishVolumeRequest) {
+		return func(r *csi.NodePublishVolumeRequest) { r.VolumeContext[key] = value }
+	}
+	for name, tc := range map[string]struct {
+		change func(*csi.NodePublishVolumeRequest)
+		code   codes.Code
+		text   string
+	}{
+		"another attribute": {attribute("bucketName", "b"), codes.InvalidArgument, "volume_context.bucketName"},
+		"a path":            {attribute(podvolume.AttributeSocket, "../x"), codes.InvalidArgument, podvolume.AttributeSocket},
+		"one only":          {func(r *csi.NodePublishVolumeRequest) { delete(r.GetVolumeContext(), podvolume.AttributeSocket) }, codes.InvalidArgument, podvolume.AttributeSocket},
+		"a secret":          {func(r *csi.NodePublishVolumeRequest) { r.Secrets = map[string]string{"accessKeyID": "x"} }, codes.InvalidArgument, "secrets"},
+		"flags":             {func(r *csi.NodePublishVolumeRequest) { r.GetVolumeCapability().GetMount().MountFlags = []string{"x"} }, codes.InvalidArgument, "mount_flags"},
+		"not inline": {func(r *csi.NodePublishVolumeRequest) {
+			delete(r.GetVolumeContext(), "csi.storage.k8s.io/ephemeral")
+			r.VolumeId = "default:b"
+		}, codes.InvalidArgument, "inline volumes only"},
+		"another pod": {attribute("csi.storage.k8s.io/pod.uid", otherUID), codes.FailedPrecondition, "podInfoOnMount"},
+	} {
+		if err := p.tryPublish(tc.change); status.Code(err) != tc.code || !strings.Contains(err.Error(), tc.text) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	p.publish()
+	if err := p.tryPublish(attribute(podvolume.AttributeSocket, "other")); status.Code(err) != codes.AlreadyExists {
+		t.Errorf("with other attributes: %v", err)
+	}
+
+	// What is published stays when it is turned off, and nothing else is published.
+	e.Kill()
+	e.flags = append(e.flags, "--pod-clients=false")
+	e.drive()
+	p.publish()
+	p.unpublish()
+	if err := p.tryPublish(nil); status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "not enabled") {
+		t.Errorf("turned off: %v", err)
+	}
+	p.NothingLeft(t)
+}
+
+// Without its emptyDir volume, the pod's events have the reason, and nothing is left.
+func TestMissingEmptyDir(t *testing.T) {
+	t.Parallel()
+	e := start(t)
+	p := e.pod(t, podUID)
+	if err := errors.Join(os.Remove(p.ready()), os.RemoveAll(filepath.Dir(p.socket))); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.tryPublish(nil); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), emptyDir) {
+		t.Errorf("%v", err)
+	}
+	p.NothingLeft(t)
+	done := make(chan error, 1)
+	go func() { done <- p.tryPublish(nil) }() // kubelet makes both at the same time
+	rigtest.Await(t, eventually, "the publish to have begun", func() bool { _, err := os.Stat(p.target); return err == nil })
+	p.makeEmptyDir()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	p.unpublish()
+	p.NothingLeft(t)
+}
