@@ -260,3 +260,22 @@ func TestNotes(t *testing.T) {
 		})
 	}
 }
+
+// Clients in pods need a flag of the nodes' driver and a mode of the CSIDriver object, and bring no other inline volumes with them.
+func TestPodClients(t *testing.T) {
+	for values, want := range map[string]bool{"podClients: {enabled: true}": true, "": false} {
+		args := append([]string{"template", release, chartDir, "--namespace", namespace}, withValues(t, "clusterID: one")...)
+		out, all, err := run(t, helm(t), append(args, withValues(t, values)...)...)
+		if err != nil {
+			t.Fatal(err, all)
+		}
+		for _, text := range []string{"- --pod-clients\n", "    - Ephemeral\n"} {
+			if strings.Contains(out, text) != want {
+				t.Errorf("%q: it has %q: %t", values, text, !want)
+			}
+		}
+		if !strings.Contains(out, "- --inline-volumes=false\n") {
+			t.Errorf("%q: inline volumes are on", values)
+		}
+	}
+}
