@@ -3,7 +3,10 @@ package policy
 import "github.com/s3-csi/s3-csi-driver/pkg/volume"
 
 // Copy is what a copy of a prefix to another one may touch. Both are of one service.
-type Copy struct{ Source, Target Scope }
+type Copy struct {
+	Source, Target Scope
+	Versions       bool // of the source are listed and read
+}
 
 // Policy is the policy for a copy, as compact JSON. It allows listing and reading the source, listing, reading, writing and deleting below the
 // target's prefix, and listing unfinished uploads in the target's bucket, and denies everything else. A whole bucket excludes the driver's
@@ -21,6 +24,10 @@ func (c Copy) Policy() (string, error) {
 	}
 	list, uploads := []string{"s3:ListBucket"}, []string{"s3:ListBucketMultipartUploads"}
 	read := []string{"s3:GetObject", "s3:GetObjectTagging"}
+	if c.Versions {
+		// The wildcard stands for four actions, which would be too long for two buckets on AWS.
+		list, read = append(list, "s3:ListBucketVersions"), []string{"s3:GetObject*"}
+	}
 	write := []string{"s3:PutObject", "s3:PutObjectTagging", "s3:AbortMultipartUpload", "s3:DeleteObject"}
 	targets := to.own([]string{toKeys})
 	objects := unique(append(from.own([]string{fromKeys}), targets...))

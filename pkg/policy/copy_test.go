@@ -28,6 +28,10 @@ func TestACopyReachesItsSourceAndItsTarget(t *testing.T) {
 			if len(text) > MaxSize {
 				t.Errorf("%d characters", len(text))
 			}
+			versions, err := Copy{Source: Scope{Bucket: c.from, Prefix: c.source, AWS: c.aws, KMS: c.aws}, Target: Scope{Bucket: c.to, Prefix: c.target, AWS: c.aws, KMS: c.aws}, Versions: true}.Policy()
+			if err != nil || len(versions) > MaxSize {
+				t.Errorf("with versions: %d characters, %v", len(versions), err)
+			}
 			e := newEvaluator(t, text, c.aws)
 			from, to := calls{bucket: c.from}, calls{bucket: c.to}
 			list := func(at calls, prefix string) []asked {
@@ -45,6 +49,19 @@ func TestACopyReachesItsSourceAndItsTarget(t *testing.T) {
 				if got := e.all(q...); got != allowed {
 					t.Errorf("%s: %s", what, got)
 				}
+			}
+			old := newEvaluator(t, versions, c.aws)
+			for _, action := range []string{"s3:GetObjectVersion", "s3:GetObjectVersionTagging"} {
+				if of, beside, without := old.all(from.object(action, c.inside)...), old.all(from.object(action, c.outside)...), e.all(from.object(action, c.inside)...); of != allowed || beside == allowed || without == allowed {
+					t.Errorf("%s: %s of the source, %s beside it, %s of a copy without versions", action, of, beside, without)
+				}
+			}
+			listing := from.onBucket("s3:ListBucketVersions")
+			if c.source != "" {
+				listing = from.list("s3:ListBucketVersions", c.source)
+			}
+			if of, without := old.all(listing...), e.all(listing...); of != allowed || without == allowed {
+				t.Errorf("listing versions: %s, and %s in a copy without versions", of, without)
 			}
 			elsewhere := calls{bucket: "another"}
 			for what, q := range map[string][]asked{
@@ -69,7 +86,7 @@ func TestCopiesThatNoPolicyCanDescribe(t *testing.T) {
 		"a directory bucket": {Bucket: "data--use1-az4--x-s3", AWS: true}, "the records": {Bucket: "data", Prefix: ".s3-csi/volumes/", AWS: true}, "all snapshots": {Bucket: "data", Prefix: ".s3-csi/snapshots/", AWS: true},
 		"a long prefix": {Bucket: "data", Prefix: strings.Repeat("p", 1500) + "/", AWS: true},
 	} {
-		for _, c := range []Copy{{good, bad}, {bad, good}} {
+		for _, c := range []Copy{{Source: good, Target: bad}, {Source: bad, Target: good}} {
 			if text, err := c.Policy(); !fault.Is(err, fault.Precondition) || text != "" {
 				t.Errorf("%s: %q, %v", name, text, err)
 			}

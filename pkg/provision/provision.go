@@ -61,6 +61,8 @@ type Options struct {
 	CopyWorkers int
 	// FillLag is fill.Options.Lag, CopyCheckEvery copier.Options.CheckEvery.
 	FillLag, CopyCheckEvery time.Duration
+	// ClockSkew is snapshot.Options.ClockSkew.
+	ClockSkew time.Duration
 	// CopyThreshold is the size above which an object is copied in parts; 0: the default.
 	CopyThreshold int64
 }
@@ -228,6 +230,7 @@ func New(o Options) (*Provisioner, error) {
 		Config: o.Config, Identities: identities, Clients: o.Clients, Opener: opener, Records: store, Eraser: eraser, Runs: p.copies, Volumes: p.Remover,
 		NotVolume: p.Creator.NotBucketVolume,
 		Copier:    copies,
+		ClockSkew: o.ClockSkew,
 	})
 	p.fills = fill.New(fill.Options{
 		Identities: identities, Clients: o.Clients, Opener: opener, Records: store, Copier: copies, Eraser: eraser, Runs: p.copies, Volumes: p.Remover,

@@ -41,6 +41,9 @@ func (id SnapshotID) Data() string { return id.Prefix() + "data/" }
 // Manifest is the prefix of the snapshot's manifest segments.
 func (id SnapshotID) Manifest() string { return id.Prefix() + "manifest/" }
 
+// Plan is the prefix of the plan of a snapshot as of a time: which versions are to be copied.
+func (id SnapshotID) Plan() string { return id.Prefix() + "plan/" }
+
 // User is the key of the object that says that a volume is the snapshot itself, so that the snapshot is not deleted.
 func (id SnapshotID) User(v ID) string {
 	segment, generation, _ := v.NameSegment()
@@ -132,6 +135,8 @@ func (p *Parameters) ApplyAccess() error {
 const (
 	// SnapshotObject copies each object as it is when its turn comes.
 	SnapshotObject = "object"
+	// SnapshotTime copies, of each object, the version that was current at one time.
+	SnapshotTime = "time"
 )
 
 // Defaults of SnapshotParameters, and of Parameters.
@@ -147,11 +152,15 @@ type SnapshotParameters struct {
 	MaxObjects  int64
 	MaxBytes    int64
 	OnDelete    OnDelete // delete, purge or retain
+	// StaticVolumes allows sources that this driver did not create.
+	StaticVolumes bool
 }
 
 const (
 	keyMaxObjects = "maxObjects"
 	keyMaxBytes   = "maxBytes"
+
+	keyStaticVolumes = "staticVolumes"
 
 	keySnapshot       = "snapshot"
 	keySnapshotAccess = "snapshotAccess"
@@ -164,10 +173,11 @@ type SnapshotParameterDoc struct{ Name, Default, Meaning string }
 func SnapshotParameterDocs() []SnapshotParameterDoc {
 	return []SnapshotParameterDoc{
 		{keyBucketName, "the source's bucket; required if the source has its own bucket", "The bucket in which snapshots are stored. It must be on the source's backend, and the driver's credentials must reach both buckets."},
-		{keyConsistency, "`object`", "[`object`](snapshots.md#what-a-snapshot-of-a-volume-in-use-promises): each object is whole, and existed at some time between the start and the end of the copy."},
+		{keyConsistency, "`object`", "[`object`](snapshots.md#what-a-snapshot-of-a-volume-in-use-promises): each object is whole, and existed at some time between the start and the end of the copy. [`time`](snapshots.md#a-snapshot-of-one-time): all objects are as they were at one time; the bucket must have versioning."},
 		{keyMaxObjects, "`100000`", "Maximum number of objects of a snapshot. A larger source is refused."},
 		{keyMaxBytes, "`1Ti`", "Maximum size of a snapshot, in bytes: `500Gi`."},
 		{keyOnDelete, "`delete`", "What DeleteSnapshot does with the data: `delete` removes current objects (on a versioned bucket older versions stay), `purge` also removes versions and delete markers, `retain` keeps everything."},
+		{keyStaticVolumes, "`false`", "`true`: also makes snapshots of static volumes, that is, of volumes that this driver did not create. Their handle must name the place: `<backend>:<bucket>` or `<backend>:<bucket>/<prefix>/`. See [snapshots](snapshots.md#snapshots-of-static-volumes)."},
 	}
 }
 
@@ -206,8 +216,8 @@ func (p *SnapshotParameters) set(key, value, field string) (err error) {
 		}
 		p.BucketName = value
 	case keyConsistency:
-		if value != SnapshotObject {
-			return fault.Field(field, "%q must be %s", value, SnapshotObject)
+		if value != SnapshotObject && value != SnapshotTime {
+			return fault.Field(field, "%q must be %s or %s", value, SnapshotObject, SnapshotTime)
 		}
 		p.Consistency = value
 	case keyOnDelete:
@@ -217,6 +227,8 @@ func (p *SnapshotParameters) set(key, value, field string) (err error) {
 		default:
 			return fault.Field(field, "%q must be one of %s, %s, %s", value, OnDeleteDelete, OnDeletePurge, OnDeleteRetain)
 		}
+	case keyStaticVolumes:
+		p.StaticVolumes, err = parseBool(value, field)
 	case keyMaxObjects:
 		p.MaxObjects, err = parseMaxObjects(value, field)
 	case keyMaxBytes:
@@ -258,6 +270,6 @@ func (p SnapshotParameters) CheckPlace(source ID) error {
 
 // Digest returns a versioned hash of the parameters. Equivalent spellings have the same digest.
 func (p SnapshotParameters) Digest() string {
-	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q %d %d %q", p.BucketName, p.Consistency, p.MaxObjects, p.MaxBytes, p.OnDelete))
+	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q %d %d %q %t", p.BucketName, p.Consistency, p.MaxObjects, p.MaxBytes, p.OnDelete, p.StaticVolumes))
 	return "v1:" + hex.EncodeToString(sum[:])
 }

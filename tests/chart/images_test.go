@@ -126,8 +126,8 @@ func TestDigestsAreRenewed(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := strings.Count(string(text), "@"+fresh); tc.writes && got != 3 {
-				t.Errorf("%s has %d digests of now, want 3", values, got)
+			if got := strings.Count(string(text), "@"+fresh); tc.writes && got != 4 {
+				t.Errorf("%s has %d digests of now, want 4", values, got)
 			}
 			if !tc.writes && string(text) != before[values] {
 				t.Errorf("%s was changed", values)
@@ -154,8 +154,8 @@ func TestImagesComeFromOneRegistry(t *testing.T) {
 			t.Errorf("%s from registry %q is %q, want %q", tc.repository, tc.registry, have, tc.want)
 		}
 	}
-	const registry = "global.imageRegistry=mirror.example.com,sidecars.resizer.enabled=true"
-	own := images(template(t, "--set", "sidecars.resizer.enabled=true"))
+	const registry = "global.imageRegistry=mirror.example.com,sidecars.resizer.enabled=true,snapshots.enabled=true"
+	own := images(template(t, "--set", "sidecars.resizer.enabled=true,snapshots.enabled=true"))
 	for name, image := range images(template(t, "--set", registry)) {
 		_, path, _ := strings.Cut(own[name], "/")
 		if image != "mirror.example.com/"+path {
@@ -166,8 +166,8 @@ func TestImagesComeFromOneRegistry(t *testing.T) {
 
 // A sidecar has the pull policy of the driver, or its own.
 func TestPullPolicies(t *testing.T) {
-	own := map[string]string{"csi-provisioner": "provisioner", "csi-resizer": "resizer", "node-driver-registrar": "nodeDriverRegistrar", "liveness-probe": "livenessProbe"}
-	const all = "image.pullPolicy=Always,sidecars.resizer.enabled=true"
+	own := map[string]string{"csi-provisioner": "provisioner", "csi-resizer": "resizer", "csi-snapshotter": "snapshotter", "node-driver-registrar": "nodeDriverRegistrar", "liveness-probe": "livenessProbe"}
+	const all = "image.pullPolicy=Always,sidecars.resizer.enabled=true,snapshots.enabled=true"
 	for name, c := range containers(template(t, "--set", all)) {
 		if c.Pull != "Always" {
 			t.Errorf("%s has the pull policy %q", name, c.Pull)

@@ -96,7 +96,7 @@ func checkContainer(t *testing.T, o object, c container) {
 		if m.SubPath != "" {
 			t.Errorf("%s: %s is a subPath, which no change reaches", place, m.MountPath)
 		}
-		if token := m.MountPath == "/var/run/secrets/kubernetes.io/serviceaccount"; token && c.Name != "csi-provisioner" && c.Name != "csi-resizer" {
+		if token := m.MountPath == "/var/run/secrets/kubernetes.io/serviceaccount"; token && !slices.Contains([]string{"csi-provisioner", "csi-resizer", "csi-snapshotter"}, c.Name) {
 			t.Errorf("%s has a token for the API server", place)
 		}
 	}
@@ -189,6 +189,41 @@ func TestRightsOfTheResizer(t *testing.T) {
 	}
 }
 
+func TestRightsOfTheSnapshotter(t *testing.T) {
+	with := template(t, "--set", "snapshots.enabled=true", "--set", "driverName=my.s3.driver")
+	for kind, want := range map[string][]string{
+		"ClusterRole": {
+			"cluster: /events[] create,patch,update",
+			"cluster: snapshot.storage.k8s.io/volumesnapshotclasses[] get,list,watch",
+			"cluster: snapshot.storage.k8s.io/volumesnapshotcontents/status[] update,patch",
+			"cluster: snapshot.storage.k8s.io/volumesnapshotcontents[] get,list,watch,update,patch",
+			"cluster: snapshot.storage.k8s.io/volumesnapshots[] get,list,watch,update",
+		},
+		"Role": {"s3-csi: coordination.k8s.io/leases[] create", "s3-csi: coordination.k8s.io/leases[external-snapshotter-leader-my-s3-driver] get,update"},
+	} {
+		var have []object
+		for _, o := range of(with, kind) {
+			if strings.HasSuffix(o.Metadata.Name, "-snapshotter") {
+				have = append(have, o)
+			}
+		}
+		if got := rights(have, kind); !slices.Equal(got, want) {
+			t.Errorf("%s: %q, want %q", kind, got, want)
+		}
+		if roles, bindings := len(of(with, kind)), len(of(with, kind+"Binding")); roles != 2 || bindings != 2 {
+			t.Errorf("%d %ss with %d bindings", roles, kind, bindings)
+		}
+	}
+	secret := template(t, withValues(t, "snapshots: {enabled: true}\nvolumeSnapshotClasses: [{name: a, parameters: {csi.storage.k8s.io/snapshotter-secret-name: x}}]")...)
+	if !slices.Contains(rights(secret, "ClusterRole"), "cluster: /secrets[] get") || slices.Contains(rights(with, "ClusterRole"), "cluster: /secrets[] get") {
+		t.Error("secrets are not read exactly if a class names one")
+	}
+	classes := of(template(t, "--values", values("snapshotter")), "VolumeSnapshotClass")
+	if len(classes) != 2 || classes[0].Parameters["consistency"] != "time" || classes[0].Metadata.Annotations["snapshot.storage.kubernetes.io/is-default-class"] != "true" {
+		t.Errorf("%+v", classes)
+	}
+}
+
 // Classes allow expansion if there is a resizer, unless they say otherwise.
 func TestClassesForTheResizer(t *testing.T) {
 	expandable := func(objects []object) (names []string) {
@@ -229,6 +264,7 @@ func TestRightsOfTheProvisioner(t *testing.T) {
 		"by default":                          {"", cluster, lease},
 		"a class with a secret":               {class, append(secrets, cluster...), lease},
 		"a class with one for the resizer":    {"storageClasses: [{name: a, parameters: {csi.storage.k8s.io/controller-expand-secret-name: x}}]\n", append(secrets, cluster...), lease},
+		"clones":                              {"clones: {enabled: true}", []string{cluster[0], cluster[1] + ",update", cluster[2], cluster[3]}, lease},
 		"a class without one":                 {"storageClasses: [{name: a, parameters: {bucketName: b}}]", cluster, lease},
 		"asked for":                           {"rbac: {secrets: true}", append(secrets, cluster...), lease},
 		"namespaces":                          {"rbac: {secrets: true, secretNamespaces: [b, a]}", cluster, append([]string{"a: /secrets[] get", "b: /secrets[] get"}, lease...)},
@@ -317,7 +353,7 @@ func TestPortsAreUniqueOnTheHostNetwork(t *testing.T) {
 				if !declared[port] {
 					t.Errorf("port %d of %s/%s is not declared, and the scheduler does not see it taken", port, o.Metadata.Name, c.Name)
 				}
-				open := len(of(objects, "Service")) > 0 && slices.Contains([]string{"s3-csi-driver", "csi-provisioner", "csi-resizer"}, c.Name)
+				open := len(of(objects, "Service")) > 0 && slices.Contains([]string{"s3-csi-driver", "csi-provisioner", "csi-resizer", "csi-snapshotter"}, c.Name)
 				if want := spec.HostNetwork && !open; (host == "127.0.0.1") != want || (host != "" && host != "127.0.0.1") {
 					t.Errorf("%s/%s listens on %q, with hostNetwork %v and metrics open %v", o.Metadata.Name, c.Name, address, spec.HostNetwork, open)
 				}

@@ -146,6 +146,7 @@ func TestTemplatesRefuse(t *testing.T) {
 	for name, c := range map[string]struct{ values, want string }{
 		"both parts alone":             {"nodeComponentOnly: true\ncontrollerOnly: true", "nodeComponentOnly and controllerOnly"},
 		"attributes without a resizer": {"volumeAttributesClasses: [{name: a, parameters: {onDelete: retain}}]", "require sidecars.resizer.enabled"},
+		"snapshots without one":        {"volumeSnapshotClasses: [{name: a}]", "require snapshots.enabled"},
 		"two controllers":              {"backends: {a: {singleController: true}}", "set controller.replicas to 1"},
 		"certificates for nobody":      {"caCertificates: {a: '-----BEGIN CERTIFICATE-----'}", "caCertificates is set"},
 		"two config files":             {"existingConfig: {configMapName: a, secretName: b}", "can be in only one of them"},

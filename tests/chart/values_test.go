@@ -30,14 +30,16 @@ func TestExtraArgs(t *testing.T) {
 	objects := template(t, withValues(t, `
 controller: {extraArgs: [--v=1]}
 node: {extraArgs: [--v=2]}
+snapshots: {enabled: true}
 sidecars:
   provisioner: {extraArgs: [--v=3]}
   resizer: {enabled: true, extraArgs: [--v=4]}
+  snapshotter: {extraArgs: [--v=7]}
   nodeDriverRegistrar: {extraArgs: [--v=5]}
   livenessProbe: {extraArgs: [--v=6]}
 `)...)
 	want := map[string]string{
-		"controller/s3-csi-driver": "--v=1", "node/s3-csi-driver": "--v=2", "controller/csi-provisioner": "--v=3", "controller/csi-resizer": "--v=4",
+		"controller/s3-csi-driver": "--v=1", "node/s3-csi-driver": "--v=2", "controller/csi-provisioner": "--v=3", "controller/csi-resizer": "--v=4", "controller/csi-snapshotter": "--v=7",
 		"node/node-driver-registrar": "--v=5", "controller/liveness-probe": "--v=6", "node/liveness-probe": "--v=6",
 	}
 	for name, c := range containers(objects) {

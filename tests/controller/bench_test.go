@@ -4,10 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
 	"testing"
 	"time"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/copier"
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
 // BenchmarkVolumes makes and deletes volumes, warm, and counts requests and sessions: what scope costs the controller.
@@ -109,4 +116,86 @@ func (p *process) slow(d time.Duration) {
 			}
 		}
 	})
+}
+
+// BenchmarkSnapshot makes snapshots of 10,000 and of SNAPSHOT_OBJECTS (100,000) objects. requests/needed is the number of requests ÷ objects and
+// pages of 1000, which must not be above 1.05. heap-MiB is the most that was in use, and does not grow with the objects. rate/bare compares with
+// a loop over the SDK that lists and copies with as many requests in flight.
+func BenchmarkSnapshot(b *testing.B) {
+	most := 100_000
+	if s := os.Getenv("SNAPSHOT_OBJECTS"); s != "" {
+		var err error
+		if most, err = strconv.Atoi(s); err != nil {
+			b.Fatal(err)
+		}
+	}
+	for _, objects := range []int{most / 10, most} {
+		for _, target := range targets {
+			b.Run(fmt.Sprint(target.name, "-", objects), func(b *testing.B) {
+				if target.skip != "" {
+					b.Skip(target.skip)
+				}
+				e := newEnv(b, target)
+				p := e.process()
+				source := p.create("v")
+				for some := range slices.Chunk(numbered(source.Prefix, objects), 5000) {
+					e.put(some...)
+				}
+				c := p.copying(func(o *copier.Options) { o.Workers = provision.DefaultCopyWorkers })
+				params, err := volume.ParseSnapshotParameters(nil)
+				if err != nil {
+					b.Fatal(err)
+				}
+				for n := range b.N {
+					p.hooks.set(func(h *hooks) { h.counts, h.count = true, 0 })
+					heap := peak()
+					began := time.Now()
+					for {
+						s, err := p.CreateSnapshot(p.life, provision.SnapshotRequest{Name: fmt.Sprint("s", n), Source: source, Parameters: params, Keys: e.keys})
+						if err == nil && s.Objects == int64(objects) {
+							break
+						}
+						if !fault.Is(err, fault.Busy) {
+							b.Fatal(s, err)
+						}
+					}
+					took := time.Since(began)
+					b.ReportMetric(float64(heap())/(1<<20), "heap-MiB")
+					requests := 0
+					p.hooks.set(func(h *hooks) { requests = h.count })
+					ratio := float64(requests) / float64(objects+(objects+999)/1000)
+					b.ReportMetric(ratio, "requests/needed")
+					if ratio > 1.05 {
+						b.Errorf("%d requests for %d objects", requests, objects)
+					}
+					b.ReportMetric(float64(objects)/took.Seconds(), "objects/s")
+					b.ReportMetric(c.bareLoop(source.Prefix).Seconds()/took.Seconds(), "rate/bare")
+				}
+			})
+		}
+	}
+}
+
+// peak measures the heap until the function is called that it returns, which returns the most that was in use.
+func peak() func() uint64 {
+	stop, most := make(chan struct{}), make(chan uint64)
+	go func() {
+		var highest uint64
+		for {
+			select {
+			case <-stop:
+				most <- highest
+				return
+			case <-time.After(250 * time.Millisecond):
+				runtime.GC()
+				var m runtime.MemStats
+				runtime.ReadMemStats(&m)
+				highest = max(highest, m.HeapAlloc)
+			}
+		}
+	}()
+	return func() uint64 {
+		close(stop)
+		return <-most
+	}
 }

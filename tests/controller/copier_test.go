@@ -410,7 +410,7 @@ func TestACopyAboveItsLimitsIsRefused(t *testing.T) {
 }
 
 // bareLoop copies objects as a program would that has only the SDK, with as many requests in flight.
-func (c copying) bareLoop() (took time.Duration) {
+func (c copying) bareLoop(from string) (took time.Duration) {
 	c.e.t.Helper()
 	began := time.Now()
 	next := make(chan string, 1000)
@@ -425,7 +425,7 @@ func (c copying) bareLoop() (took time.Duration) {
 			}
 		})
 	}
-	pages := s3.NewListObjectsV2Paginator(c.bucket.Client, &s3.ListObjectsV2Input{Bucket: c.bucket.Name(), Prefix: aws.String("from/")})
+	pages := s3.NewListObjectsV2Paginator(c.bucket.Client, &s3.ListObjectsV2Input{Bucket: c.bucket.Name(), Prefix: &from})
 	for pages.HasMorePages() {
 		page, err := pages.NextPage(c.life)
 		if err != nil {
@@ -476,7 +476,7 @@ func TestACopyNeedsFewRequestsAndLittleMemory(t *testing.T) {
 			t.Errorf("%d requests, at most %.0f are allowed", sent, limit)
 		}
 		if os.Getenv("S3CSI_COPY_OBJECTS") != "" {
-			bare := p.bareLoop()
+			bare := p.bareLoop("from/")
 			t.Logf("a bare loop: %s (%.0f/s); the copier's rate is %.2f of it", bare, float64(objects)/bare.Seconds(), bare.Seconds()/took.Seconds())
 		}
 		e.same("keys", e.keysBelow("to/"), rebased(e.keysBelow("from/"), "from/", "to/"))

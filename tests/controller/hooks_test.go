@@ -9,6 +9,7 @@ import (
 	"math"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -30,7 +31,10 @@ type hooks struct {
 	serve func(operation string, r *smithyhttp.Request) *http.Response
 	// edit changes the service's answer.
 	edit     func(operation string, r *http.Response)
-	pageSize int // of listings; 0: the service's choice
+	counts   bool // requests are counted, not logged
+	count    int
+	current  bool // versions are copied as if the current object were asked for
+	pageSize int  // of listings; 0: the service's choice
 	// rounds is how many requests were answered one after the other: one that is sent after another was answered counts one more.
 	rounds int
 	took   time.Duration                                          // all requests together
@@ -62,12 +66,16 @@ func cut() error { return &smithyhttp.RequestSendError{Err: errCut} }
 func (h *hooks) install(s *middleware.Stack) error {
 	err := s.Build.Add(middleware.BuildMiddlewareFunc("testStrip", func(ctx context.Context, in middleware.BuildInput, next middleware.BuildHandler) (middleware.BuildOutput, middleware.Metadata, error) {
 		h.mu.Lock()
-		strip, pageSize := h.strip, h.pageSize
+		strip, pageSize, current := h.strip, h.pageSize, h.current
 		h.mu.Unlock()
 		if req, ok := in.Request.(*smithyhttp.Request); ok {
-			if q := req.URL.Query(); q.Get("list-type") == "2" && pageSize > 0 {
+			if q := req.URL.Query(); (q.Get("list-type") == "2" || q.Has("versions")) && pageSize > 0 {
 				q.Set("max-keys", fmt.Sprint(pageSize))
 				req.URL.RawQuery = q.Encode()
+			}
+			if from := req.Header.Get("X-Amz-Copy-Source"); current && from != "" {
+				from, _, _ = strings.Cut(from, "?")
+				req.Header.Set("X-Amz-Copy-Source", from)
 			}
 			for _, header := range strip {
 				req.Header.Del(header)
@@ -81,7 +89,9 @@ func (h *hooks) install(s *middleware.Stack) error {
 	return s.Deserialize.Add(middleware.DeserializeMiddlewareFunc("testHooks", func(ctx context.Context, in middleware.DeserializeInput, next middleware.DeserializeHandler) (middleware.DeserializeOutput, middleware.Metadata, error) {
 		operation := awsmiddleware.GetOperationName(ctx)
 		h.mu.Lock()
-		h.log = append(h.log, operation)
+		if h.count++; !h.counts {
+			h.log = append(h.log, operation)
+		}
 		n := len(h.log)
 		before, after, answer, serve, edit, wait, awaits := h.before, h.after, h.answer, h.serve, h.edit, h.wait, h.awaits
 		round, began := h.rounds+1, time.Now()

@@ -35,11 +35,11 @@ func (p *process) askSnapshot(name string, source volume.ID, pairs ...string) (p
 	return p.CreateSnapshot(ctx, provision.SnapshotRequest{Name: name, Source: source, Parameters: params, Keys: p.e.keys, RoleARN: p.role})
 }
 
-// trySnapshot makes a snapshot, again while the answer is Busy, as a snapshotter does.
+// trySnapshot makes a snapshot, again while the answer is Busy or not ready, as a snapshotter does.
 func (p *process) trySnapshot(name string, source volume.ID, pairs ...string) (provision.Snapshot, error) {
 	for {
 		s, err := p.askSnapshot(name, source, pairs...)
-		if !fault.Is(err, fault.Busy) {
+		if err == nil && s.Ready || err != nil && !fault.Is(err, fault.Busy) {
 			return s, err
 		}
 		time.Sleep(20 * time.Millisecond)
@@ -198,6 +198,54 @@ func TestSnapshotsOfBucketVolumes(t *testing.T) {
 		p.there(id)
 		p.delete(id)
 		e.gone(id.Bucket)
+	})
+}
+
+// A volume that this driver did not create, and no record shows.
+func TestSnapshotsOfStaticVolumes(t *testing.T) {
+	eachWay(t, func(t *testing.T, e *env) {
+		p := e.process()
+		source := volume.ID{Backend: "lab", Bucket: e.bucket, Prefix: "team/data/"}
+		_, err := p.askSnapshot("s", source, "staticVolumes", "true")
+		e.want(err, fault.NotFound, "no object")
+		e.fill(source, 3)
+		e.put("team/data2/x", "other/y")
+		_, err = p.askSnapshot("s", source)
+		e.want(err, fault.NotFound, "staticVolumes")
+		s := p.snapshot("s", source, "staticVolumes", "true")
+		if s.Source != source.String() || s.Objects != 3 {
+			t.Errorf("%+v", s)
+		}
+		e.holdsContent(e.bucket, s.ID.Data(), source)
+		if ids, _ := p.listSnapshots(provision.ListSnapshotsRequest{Source: source.String()}); !slices.Equal(ids, []string{s.ID.String()}) {
+			t.Errorf("listed: %v", ids)
+		}
+		restored := p.restored("r", volume.Content{Snapshot: s.ID})
+		e.holdsContent(e.bucket, restored.Prefix, source)
+		// The whole bucket, without what the driver has in it.
+		p.delete(restored)
+		second := e.in(e.bucket + "-copies")
+		e.makeBucket(second.bucket)
+		_, err = p.askSnapshot("w", volume.ID{Backend: "lab", Bucket: e.bucket}, "staticVolumes", "true", "bucketName", e.bucket)
+		e.want(err, fault.Invalid, "parameters.bucketName")
+		whole := p.snapshot("w", volume.ID{Backend: "lab", Bucket: e.bucket}, "staticVolumes", "true", "bucketName", second.bucket)
+		e.same("all of the bucket", slices.DeleteFunc(e.keysBelow(""), func(key string) bool { return strings.HasPrefix(key, ".s3-csi/") }), rebased(second.keysBelow(whole.ID.Data()), whole.ID.Data(), ""))
+		// A volume that is being deleted is none, and its snapshots follow the usual rule.
+		own := p.create("v")
+		p.delete(own)
+		_, err = p.askSnapshot("x", own, "staticVolumes", "true")
+		e.want(err, fault.NotFound)
+		// The rules of the operator apply to the source, too.
+		q := e.process(settings("allow: [{namespaces: [shop], buckets: [" + e.bucket + "-copies]}]"))
+		params, err := volume.ParseSnapshotParameters(map[string]string{"staticVolumes": "true", "bucketName": e.bucket + "-copies"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = q.CreateSnapshot(e.ctx(), provision.SnapshotRequest{Name: "a", Namespace: "shop", Source: source, Parameters: params, Keys: e.keys})
+		e.want(err, fault.Denied, "bucket "+e.bucket+" ")
+		p.deleteSnapshot(s.ID)
+		p.deleteSnapshot(whole.ID)
+		e.same("the volume", e.keysBelow(source.Prefix), numbered(source.Prefix, 3))
 	})
 }
 

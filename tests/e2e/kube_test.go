@@ -58,6 +58,9 @@ type object struct {
 	} `json:"spec"`
 	Status struct {
 		Phase      string `json:"phase"`
+		ReadyToUse bool   `json:"readyToUse"` // of a snapshot
+		Content    string `json:"boundVolumeSnapshotContentName"`
+		Handle     string `json:"snapshotHandle"`
 		PodIP      string `json:"podIP"`
 		Reason     string `json:"reason"`
 		Conditions []struct {
@@ -207,6 +210,8 @@ func resources(kind string) (path string, namespaced bool) {
 		{"namespaces namespace ns", "/api/v1", false},
 		{"nodes node", "/api/v1", false},
 		{"persistentvolumes persistentvolume pv", "/api/v1", false},
+		{"volumesnapshots volumesnapshot", "/apis/snapshot.storage.k8s.io/v1", true},
+		{"volumesnapshotcontents volumesnapshotcontent", "/apis/snapshot.storage.k8s.io/v1", false},
 		{"storageclasses storageclass sc", "/apis/storage.k8s.io/v1", false},
 		{"csinodes csinode", "/apis/storage.k8s.io/v1", false},
 		{"csidrivers csidriver", "/apis/storage.k8s.io/v1", false},

@@ -127,6 +127,9 @@ func (w *environment) start(ctx context.Context) (err error) {
 	if err := w.Base(ctx); err != nil {
 		return err
 	}
+	if err := w.Snapshots(ctx); err != nil {
+		return err
+	}
 	if err := w.importDriver(ctx); err != nil {
 		return err
 	}

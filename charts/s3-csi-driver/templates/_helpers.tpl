@@ -163,6 +163,9 @@ endpoint is open. Call with a dict of hostNetwork, open, port.
 {{- if (index . 0).Values.sidecars.resizer.enabled }}
 - resizer
 {{- end }}
+{{- if (index . 0).Values.snapshots.enabled }}
+- snapshotter
+{{- end }}
 {{- end }}
 {{- end -}}
 
@@ -316,11 +319,16 @@ affinity:
   verbs: [get]
 {{- end -}}
 
-{{/* Whether the provisioner must read Secrets: "true" or "". */}}
+{{/* Whether the sidecars must read Secrets: "true" or "". */}}
 {{- define "s3csi.readsSecrets" -}}
 {{- $reads := .Values.rbac.secrets -}}
 {{- range $class := .Values.storageClasses }}
 {{- range $use := list "provisioner" "controller-expand" "controller-modify" }}
+{{- if hasKey ($class.parameters | default dict) (printf "csi.storage.k8s.io/%s-secret-name" $use) }}{{ $reads = true }}{{ end -}}
+{{- end -}}
+{{- end -}}
+{{- range $class := .Values.volumeSnapshotClasses }}
+{{- range $use := list "snapshotter" "snapshotter-list" }}
 {{- if hasKey ($class.parameters | default dict) (printf "csi.storage.k8s.io/%s-secret-name" $use) }}{{ $reads = true }}{{ end -}}
 {{- end -}}
 {{- end -}}

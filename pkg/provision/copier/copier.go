@@ -143,7 +143,8 @@ type Limits struct{ Objects, Bytes int64 }
 type Totals struct {
 	Objects int64 `json:"objects"`
 	Bytes   int64 `json:"bytes"`
-	// Changed is how many objects changed or disappeared after they were listed. A changed one is in the copy as it was later.
+	// Changed is how many objects changed or disappeared after they were listed. A changed one is in the copy as it was later. Versions do not
+	// change: one that has disappeared is an error.
 	Changed int64 `json:"changed,omitempty"`
 }
 
@@ -258,13 +259,17 @@ func (c *Copier) run(t Task) *run {
 func (c *Copier) Copy(ctx context.Context, t Task) (Totals, error) {
 	r := c.run(t)
 	totals, err := r.copy(ctx)
+	return totals, r.orOver(ctx, err)
+}
+
+// orOver returns the error, or that the copy is no longer wanted: something may be missing because it was deleted for that reason.
+func (r *run) orOver(ctx context.Context, err error) error {
 	if err != nil && fault.KindOf(err).Permanent() && ctx.Err() == nil {
-		// Something is missing, for example: it may have been deleted because the copy is no longer wanted.
 		if over := r.still(ctx); over != nil {
-			return Totals{}, over
+			return over
 		}
 	}
-	return totals, err
+	return err
 }
 
 func (r *run) copy(ctx context.Context) (Totals, error) {
@@ -370,11 +375,7 @@ func (r *run) next(ctx context.Context, last segment) (segment, error) {
 	if err != nil {
 		return segment{}, err
 	}
-	s := segment{Version: version, Number: number, Last: page.Last, More: page.More, Objects: entries, Totals: last.Totals}
-	for _, e := range entries {
-		s.Totals.Objects++
-		s.Totals.Bytes += e.Size
-	}
+	s := last.next(page, entries)
 	s.Totals.Changed += changed
 	if err := r.Limits.check(s.Totals, !page.More); err != nil {
 		return segment{}, err

@@ -44,6 +44,16 @@ type entry struct {
 	Version    string `json:"version,omitempty"`    // of the source
 }
 
+// next returns the segment of the page after this one.
+func (s segment) next(page Page, entries []entry) segment {
+	next := segment{Version: version, Number: s.Number + 1, Last: page.Last, More: page.More, Objects: entries, Totals: s.Totals}
+	for _, e := range entries {
+		next.Totals.Objects++
+		next.Totals.Bytes += e.Size
+	}
+	return next
+}
+
 func segmentKey(manifest string, number int) string {
 	return fmt.Sprintf("%s%0*d", manifest, digits, number)
 }

@@ -114,17 +114,23 @@ func (r *run) copyObject(ctx context.Context, o Object) (e entry, changed bool, 
 				return entry{}, changed, r.refused(o, err)
 			}
 		case errors.Is(err, errGone), backend.IsNotFound(err) && !backend.IsNoSuchBucket(err):
+			if o.Version != "" {
+				return entry{}, false, r.lost(o)
+			}
 			return entry{}, true, nil
 		case !backend.IsPreconditionFailed(err):
 			return entry{}, changed, r.refused(o, err)
 		}
 		// Either the target has the object, copied by another process or by a request whose answer was lost, or the source changed.
 		have, err := r.head(ctx, r.Target, Object{Key: o.Key})
-		if err == nil {
+		if err == nil && (o.Version == "" || have.Size == o.Size) {
 			return entry{Key: o.Key, Size: have.Size, ETag: have.ETag, Version: o.Version}, changed || have.Size != o.Size, nil
 		}
-		if !errors.Is(err, errGone) {
+		if err != nil && !errors.Is(err, errGone) {
 			return entry{}, changed, r.refused(o, err)
+		}
+		if o.Version != "" {
+			return entry{}, false, r.lost(o)
 		}
 		changed = true
 		if o, err = r.head(ctx, r.Source.Place(), o); errors.Is(err, errGone) {
@@ -342,6 +348,11 @@ func copySource(from Place, o Object) *string {
 		s += "?versionId=" + url.QueryEscape(o.Version)
 	}
 	return &s
+}
+
+// lost is the error for a version that is not there any more, or is another one.
+func (r *run) lost(o Object) error {
+	return fault.Errorf(fault.Precondition, "version %s of %q of %s was deleted or replaced before it was copied: a lifecycle rule or another program must keep old versions until the copy is finished", o.Version, o.Key, r.Source.Place())
 }
 
 // refused is the error for an object that cannot be copied. It names the object.

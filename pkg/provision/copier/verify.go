@@ -5,11 +5,15 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
+	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
 )
+
+// verifiers is how many segments are compared at a time.
+const verifiers = 4
 
 // verify compares the target with the manifest, page by page: keys, sizes and ETags, and the totals. It removes objects that are in no
 // segment, which a process that was killed or that lost a race left, and unfinished uploads.
@@ -26,15 +30,24 @@ func (r *run) verify(ctx context.Context, last segment) error {
 	}
 	var sum Totals
 	after := ""
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(verifiers)
 	for n := 0; n <= last.Number; n++ {
-		s, err := readSegment(ctx, r.Store, r.Target.Bucket, r.Manifest, n)
+		s, err := readSegment(gctx, r.Store, r.Target.Bucket, r.Manifest, n)
 		if err != nil {
-			return err
+			g.Go(func() error { return err })
+			break
 		}
-		if err := r.verifySegment(ctx, after, s, &sum); err != nil {
-			return err
+		for _, e := range s.Objects {
+			sum.Objects++
+			sum.Bytes += e.Size
 		}
+		from := after
+		g.Go(func() error { return r.verifySegment(gctx, from, s) })
 		after = s.Last
+	}
+	if err := g.Wait(); err != nil {
+		return err
 	}
 	if sum.Objects != last.Totals.Objects || sum.Bytes != last.Totals.Bytes {
 		return fault.Errorf(fault.Precondition, "the segments of the manifest %s have %d objects and %d bytes, the last one says %d and %d", r.Manifest, sum.Objects, sum.Bytes, last.Totals.Objects, last.Totals.Bytes)
@@ -42,12 +55,11 @@ func (r *run) verify(ctx context.Context, last segment) error {
 	return nil
 }
 
-func (r *run) verifySegment(ctx context.Context, after string, s segment, sum *Totals) error {
+// verifySegment compares the target with a segment, in the range of its page.
+func (r *run) verifySegment(ctx context.Context, after string, s segment) error {
 	want := make(map[string]entry, len(s.Objects))
 	for _, e := range s.Objects {
 		want[e.Key] = e
-		sum.Objects++
-		sum.Bytes += e.Size
 	}
 	var extra []string
 	var differs error

@@ -110,7 +110,11 @@ func (f *Filler) source(ctx context.Context, content volume.Content, who identit
 	if content.Volume != (volume.ID{}) {
 		return info, f.Volumes.Lookup(ctx, remove.Request{ID: content.Volume, Keys: who.Keys, RoleARN: who.Role})
 	}
-	return f.Snapshots.Get(ctx, content.Snapshot, snapshot.Credentials{Keys: who.Keys, RoleARN: who.Role})
+	info, err = f.Snapshots.Get(ctx, content.Snapshot, snapshot.Credentials{Keys: who.Keys, RoleARN: who.Role})
+	if err == nil && !info.Ready {
+		err = fault.Errorf(fault.Busy, "snapshot %s is not ready yet", content.Snapshot)
+	}
+	return info, err
 }
 
 // Fill fills a volume whose record says filling, and returns nil if it is filled. Until then it returns Busy with the progress. The copy
@@ -315,7 +319,7 @@ func (v *filling) run(ctx context.Context, run *runs.Run, progress *copier.Progr
 	if content.Volume == (volume.ID{}) {
 		source = policy.Scope{Bucket: content.Snapshot.Bucket, Prefix: content.Snapshot.Data()}
 	}
-	from, to, err := snapshot.OpenCopy(ctx, snapshot.CopyOptions{Identities: v.Identities, Clients: v.Clients, Opener: v.Opener}, v.be, run, "volume "+id.String(), source, policy.Scope{Bucket: id.Bucket, Prefix: id.Prefix})
+	from, to, err := snapshot.OpenCopy(ctx, snapshot.CopyOptions{Identities: v.Identities, Clients: v.Clients, Opener: v.Opener}, v.be, run, "volume "+id.String(), source, policy.Scope{Bucket: id.Bucket, Prefix: id.Prefix}, false)
 	if err != nil {
 		return err
 	}

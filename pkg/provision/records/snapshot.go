@@ -46,11 +46,17 @@ type Snapshot struct {
 	Bytes   int64 `json:"bytes"`
 	Changed int64 `json:"changed,omitempty"`
 	// Failure is why a snapshot is deleted that could not be made.
-	Failure  string    `json:"failure,omitempty"`
+	Failure string `json:"failure,omitempty"`
+	// Cut is the time that the snapshot shows, if its consistency is time. Planned is set when all versions to copy are in the plan.
+	Cut      time.Time `json:"cut,omitzero"`
+	Planned  bool      `json:"planned,omitempty"`
 	Created  time.Time `json:"created"` // when the copy began
 	Finished time.Time `json:"finished,omitzero"`
 	Updated  time.Time `json:"updated"`
 }
+
+// CutsPrefix is the prefix of the objects whose times become those of snapshots.
+const CutsPrefix = volume.RecordPrefix + "/probe/"
 
 // SnapshotKey returns the object key of the record of the snapshot name with that segment.
 func SnapshotKey(segment string) string { return volume.SnapshotsPrefix + segment }
@@ -88,6 +94,8 @@ func (s Snapshot) check() error {
 		return errors.New("negative counts")
 	case s.State == StateReady && s.Finished.IsZero():
 		return errors.New("finished is missing")
+	case s.Consistency == volume.SnapshotTime && s.Cut.IsZero():
+		return errors.New("cut is missing")
 	}
 	switch s.State {
 	case StateCutting, StateCopying, StateReady, StateDeleting, StateDeleted:

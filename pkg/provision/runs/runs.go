@@ -103,6 +103,18 @@ func (q *Queue) Do(ctx context.Context, id, what string, who identity.Identity, 
 	return fault.Errorf(fault.Busy, "%s: %s", r.what, q.report(r))
 }
 
+// Start is Do without the wait: the job is executed, or a run of that id goes on. Failure returns its final error.
+func (q *Queue) Start(id, what string, who identity.Identity, progress fmt.Stringer, job Job) error {
+	r, err := q.join(id, what, who, progress, job)
+	if err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.waiters--
+	return nil
+}
+
 // Patience returns a context that ends shortly before ctx does, so that the error of a call that waits still reaches the caller.
 func Patience(ctx context.Context) (context.Context, context.CancelFunc) {
 	deadline, ok := ctx.Deadline()

@@ -54,9 +54,9 @@ func (m *Maker) Get(ctx context.Context, id volume.SnapshotID, secret Credential
 	return (&creation{Maker: m}).info(found.Snapshot)
 }
 
-// listed reports whether a record is that of a snapshot of this driver.
+// listed reports whether a record is that of a snapshot of this driver that is cut.
 func (m *Maker) listed(s records.Snapshot) bool {
-	return s.Owner() == m.Records.Owner && s.State == records.StateReady
+	return s.Owner() == m.Records.Owner && (s.State == records.StateReady || s.State == records.StateCopying && !s.Cut.IsZero())
 }
 
 // ListRequest is a request to list snapshots.

@@ -20,12 +20,12 @@ type CopyOptions struct {
 // OpenCopy opens the buckets of a copy. If the backend supports sessions, their clients use one that is limited to the copy, so that a bug in
 // this program, or a service that lists wrong keys, reaches no other data. Records and manifests are written with the controller's own
 // identity.
-func OpenCopy(ctx context.Context, o CopyOptions, be backend.Backend, r *runs.Run, what string, source, target policy.Scope) (from, to buckets.Bucket, err error) {
+func OpenCopy(ctx context.Context, o CopyOptions, be backend.Backend, r *runs.Run, what string, source, target policy.Scope, versions bool) (from, to buckets.Bucket, err error) {
 	own := o.Identities.Own(be, o.Clients.DriverKeys, r.Latest)
 	scoped, err := o.Identities.Narrow(ctx, be, identity.Narrowing{
 		Bucket: target.Bucket, Name: identity.SessionName("copy", what), Purpose: "the copy of " + what, Latest: r.Latest,
 		Policy: func(aws bool, partition string) (string, error) {
-			c := policy.Copy{Source: source, Target: target}
+			c := policy.Copy{Source: source, Target: target, Versions: versions}
 			for _, s := range []*policy.Scope{&c.Source, &c.Target} {
 				s.Partition, s.KMS, s.AWS = partition, aws, aws
 			}

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"time"
 
+	"k8s.io/klog/v2"
+
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
@@ -47,6 +49,7 @@ type Info struct {
 // Volumes looks volumes up and deletes snapshots; *remove.Remover implements it.
 type Volumes interface {
 	Lookup(ctx context.Context, r remove.Request) error
+	LookupPlace(ctx context.Context, r remove.Request) error
 	DeleteSnapshot(ctx context.Context, r remove.SnapshotRequest) error
 	WhileConfigured(ctx context.Context, be backend.Backend, work func(context.Context) error) error
 }
@@ -62,6 +65,8 @@ type Options struct {
 	Eraser     *erase.Eraser
 	Runs       *runs.Queue
 	Volumes    Volumes
+	// ClockSkew is the maximum difference between the clocks of a service's servers; 0: DefaultClockSkew.
+	ClockSkew time.Duration
 	// NotVolume refuses a bucket that is itself a volume.
 	NotVolume func(ctx context.Context, b buckets.Bucket) error
 }
@@ -69,14 +74,23 @@ type Options struct {
 // Maker makes snapshots. All methods may be called concurrently.
 type Maker struct{ Options }
 
+// DefaultClockSkew is the default of Options.ClockSkew. A snapshot with consistency: time takes up to two seconds longer for each second of it.
+const DefaultClockSkew = time.Second
+
 // New returns a Maker. It starts nothing.
-func New(o Options) *Maker { return &Maker{o} }
+func New(o Options) *Maker {
+	if o.ClockSkew == 0 {
+		o.ClockSkew = DefaultClockSkew
+	}
+	return &Maker{o}
+}
 
 // Create makes the snapshot of that name, or returns it if it exists with the same source and parameters. Until all is copied and verified, it
-// returns Busy with the progress. The copy continues without the caller, and calls for the same snapshot join it.
+// returns Busy with the progress. The copy continues without the caller, and calls for the same snapshot join it. A snapshot with
+// consistency: time is returned before it is ready, once its time is over.
 //
 // Exists: the name is used otherwise. NotFound: there is no source, or it was deleted meanwhile. OutOfRange: the source is above the limits.
-// After such an error nothing is left of the snapshot but a tombstone.
+// After such an error nothing is left of the snapshot but a tombstone. If a snapshot was returned before, the tombstone makes the error last.
 func (m *Maker) Create(ctx context.Context, r Request) (info Info, err error) {
 	if err := m.admit(r); err != nil {
 		return Info{}, err
@@ -102,6 +116,9 @@ func (m *Maker) Create(ctx context.Context, r Request) (info Info, err error) {
 
 // admit refuses what no answer of a service can change.
 func (m *Maker) admit(r Request) error {
+	if r.Source.Prefix == "" && r.Parameters.StaticVolumes && (r.Parameters.BucketName == "" || r.Parameters.BucketName == r.Source.Bucket) {
+		return fault.Field("parameters.bucketName", "must name another bucket than that of volume %s, which is the whole bucket", r.Source)
+	}
 	if r.Source.Prefix == "" && r.Parameters.BucketName == "" {
 		return fault.Field("parameters.bucketName", "is missing: volume %s is a bucket, which is deleted with its volume; name a bucket for its snapshots", r.Source)
 	}
@@ -112,7 +129,16 @@ func (m *Maker) admit(r Request) error {
 	if err != nil {
 		return err
 	}
-	return be.Allows(backend.Use{Namespace: r.Namespace, Bucket: r.Parameters.ID(r.Source, r.Name, 1).Bucket, Creation: true})
+	places := []string{r.Parameters.ID(r.Source, r.Name, 1).Bucket}
+	if r.Parameters.StaticVolumes { // no creation has checked the source's
+		places = append(places, r.Source.Bucket)
+	}
+	for _, bucket := range places {
+		if err := be.Allows(backend.Use{Namespace: r.Namespace, Bucket: bucket, Creation: true}); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // place opens the snapshot's bucket and checks that snapshots can be there.
@@ -165,7 +191,10 @@ func (c *creation) run(ctx context.Context) (Info, error) {
 		case err != nil:
 			return Info{}, err
 		}
-		if c.failed(found) {
+		if c.failed(found) && !found.Cut.IsZero() && found.State == records.StateDeleted {
+			return Info{}, fault.Errorf(fault.Precondition, "snapshot %s showed the time %s, but could not be copied and was deleted; make one with another name: %s", found.SnapshotID, found.Cut.Format(time.RFC3339Nano), found.Failure)
+		}
+		if c.failed(found) && found.State == records.StateDeleting {
 			// The process that deletes it may have been killed, and nobody asks for the deletion of a snapshot that failed.
 			if err := c.discard(ctx, c.who, c.r.Parameters.ID(c.r.Source, c.r.Name, found.Generation), found.Failure); err != nil {
 				return Info{}, err
@@ -183,7 +212,13 @@ func (c *creation) run(ctx context.Context) (Info, error) {
 				return Info{}, err
 			}
 		}
-		if found.State != records.StateReady {
+		switch {
+		case found.State == records.StateReady:
+		case !found.Cut.IsZero():
+			if err := c.start(found); err != nil {
+				return Info{}, err
+			}
+		default:
 			if found, err = c.copy(ctx, found); err != nil {
 				return Info{}, err
 			}
@@ -193,9 +228,9 @@ func (c *creation) run(ctx context.Context) (Info, error) {
 	return Info{}, fault.Errorf(fault.Busy, "the record of snapshot %q in %s keeps changing: other controllers use the same name", c.r.Name, c.b)
 }
 
-// failed reports whether a record is that of a snapshot of this name that could not be made and is being deleted.
+// failed reports whether a record is that of a snapshot of this name that could not be made and is being deleted, or is deleted.
 func (c *creation) failed(found records.StoredSnapshot) bool {
-	return found.State == records.StateDeleting && found.Failure != "" && found.Owner() == c.Records.Owner && found.Name == c.r.Name &&
+	return (found.State == records.StateDeleting || found.State == records.StateDeleted) && found.Failure != "" && found.Owner() == c.Records.Owner && found.Name == c.r.Name &&
 		found.SnapshotID == c.r.Parameters.ID(c.r.Source, c.r.Name, found.Generation).String()
 }
 
@@ -236,27 +271,71 @@ func (c *creation) begin(ctx context.Context, generation int, etag string) (reco
 		return records.StoredSnapshot{}, err
 	}
 	s := records.NewSnapshot(c.Records.Owner, c.r.Name, c.r.Parameters.ID(c.r.Source, c.r.Name, generation), c.r.Source, c.r.Parameters, c.Records.Now())
+	if c.r.Parameters.Consistency == volume.SnapshotTime {
+		cut, err := c.cut(ctx)
+		if err != nil {
+			return records.StoredSnapshot{}, err
+		}
+		s.State, s.Cut = records.StateCopying, cut
+	}
 	etag, err := c.Records.WriteSnapshot(ctx, c.b, etag, s)
 	return records.StoredSnapshot{Snapshot: s, ETag: etag}, err
 }
 
-// source returns NotFound unless the source exists and is not being deleted.
+// cut returns the time that the snapshot shows. It is over when cut returns, and the source existed then.
+func (c *creation) cut(ctx context.Context) (time.Time, error) {
+	keys, err := c.Identities.Keys(ctx, c.be, c.who)
+	if err != nil {
+		return time.Time{}, err
+	}
+	b, err := c.Opener.Open(ctx, c.be, keys, c.r.Source.Bucket, "")
+	if err != nil {
+		return time.Time{}, err
+	}
+	cut, err := buckets.Cut(ctx, b, records.CutsPrefix, c.ClockSkew)
+	if err != nil {
+		return time.Time{}, fault.Errorf(fault.KindOf(err), "parameters.consistency: a snapshot of one time (%s) of volume %s: %w", volume.SnapshotTime, c.r.Source, err)
+	}
+	return cut, c.source(ctx, c.who)
+}
+
+// source returns NotFound unless the source exists and is not being deleted. A static volume exists if anything is in its place.
 func (c *creation) source(ctx context.Context, who identity.Identity) error {
-	return c.Volumes.Lookup(ctx, remove.Request{ID: c.r.Source, Keys: who.Keys, RoleARN: who.Role})
+	req := remove.Request{ID: c.r.Source, Keys: who.Keys, RoleARN: who.Role}
+	err := c.Volumes.Lookup(ctx, req)
+	switch {
+	case !fault.Is(err, fault.NotFound):
+		return err
+	case c.r.Parameters.StaticVolumes:
+		return c.Volumes.LookupPlace(ctx, req)
+	}
+	return fault.Errorf(fault.NotFound, "%w; a static volume needs the parameter staticVolumes of the VolumeSnapshotClass", err)
 }
 
 // copy executes or joins the run that copies the snapshot, and returns the record when it is ready.
 func (c *creation) copy(ctx context.Context, found records.StoredSnapshot) (records.StoredSnapshot, error) {
 	id := c.r.Parameters.ID(c.r.Source, c.r.Name, found.Generation)
 	progress := &copier.Progress{}
-	err := c.Runs.Do(ctx, c.runID(), "making snapshot "+id.String(), c.who, progress, func(ctx context.Context, r *runs.Run) error {
-		own := *c
-		return c.Volumes.WhileConfigured(ctx, c.be, func(ctx context.Context) error { return own.make(ctx, r, id, progress) })
-	})
-	if err != nil {
+	if err := c.Runs.Do(ctx, c.runID(), making+id.String(), c.who, progress, c.job(id, progress)); err != nil {
 		return found, err
 	}
 	return c.Records.ReadSnapshot(ctx, c.b, id.Segment)
+}
+
+// start executes the run that copies the snapshot, or lets it go on.
+func (c *creation) start(found records.StoredSnapshot) error {
+	id := c.r.Parameters.ID(c.r.Source, c.r.Name, found.Generation)
+	progress := &copier.Progress{}
+	return c.Runs.Start(c.runID(), making+id.String(), c.who, progress, c.job(id, progress))
+}
+
+const making = "making snapshot "
+
+func (c *creation) job(id volume.SnapshotID, progress *copier.Progress) runs.Job {
+	own := *c
+	return func(ctx context.Context, r *runs.Run) error {
+		return own.Volumes.WhileConfigured(ctx, own.be, func(ctx context.Context) error { return own.make(ctx, r, id, progress) })
+	}
 }
 
 // errOver means that the record no longer asks for the copy.
@@ -267,7 +346,7 @@ var errDone = errors.New("the snapshot is made")
 
 // make makes the snapshot, from whatever an earlier run left:
 //
-//  1. count the source's objects, and refuse those above the limits
+//  1. count the source's objects, and refuse those above the limits; of a snapshot of one time, write the plan: which versions to copy
 //  2. copy them and verify the copy
 //  3. write the state ready
 //
@@ -314,40 +393,89 @@ func (c *creation) makeIn(ctx context.Context, r *runs.Run, id volume.SnapshotID
 		return err
 	case found.SnapshotID == id.String() && found.State == records.StateReady:
 		return nil
-	case !making(found, id):
+	case !isMade(found, id):
 		return fault.Errorf(fault.Busy, "snapshot %s: %w", id, errOver)
 	}
-	source := copier.Current{Of: copier.Place{Bucket: s.source, Prefix: c.r.Source.Prefix}}
-	limits := copier.Limits{Objects: c.r.Parameters.MaxObjects, Bytes: c.r.Parameters.MaxBytes}
-	if found.State == records.StateCutting {
-		expected, err := c.Copier.Count(ctx, source, limits)
-		if err != nil {
-			return err
-		}
-		next := found.With(records.StateCopying, c.Records.Now())
-		next.Objects, next.Bytes = expected.Objects, expected.Bytes
-		if _, err := c.Records.WriteSnapshot(ctx, own, found.ETag, next); err != nil && !errors.Is(err, records.ErrChanged) {
-			return err
-		}
-		found.Snapshot = next
+	task := copier.Task{
+		Target: copier.Place{Bucket: s.target, Prefix: id.Data()}, Manifest: id.Manifest(), Limits: copier.Limits{Objects: c.r.Parameters.MaxObjects, Bytes: c.r.Parameters.MaxBytes},
+		Progress: progress, Still: func(ctx context.Context) error { return c.still(ctx, r, own, id) },
 	}
-	progress.Expect(copier.Totals{Objects: found.Objects, Bytes: found.Bytes})
-	totals, err := c.Copier.Copy(ctx, copier.Task{
-		Source: source, Target: copier.Place{Bucket: s.target, Prefix: id.Data()}, Manifest: id.Manifest(), Limits: limits, Progress: progress,
-		Still: func(ctx context.Context) error { return c.still(ctx, r, own, id) },
-	})
+	if found.Cut.IsZero() {
+		err = c.count(ctx, &task, &found, s)
+	} else {
+		err = c.plan(ctx, &task, &found, s, id)
+	}
 	if err != nil {
 		return err
 	}
-	return c.finish(ctx, own, id, totals)
+	progress.Expect(copier.Totals{Objects: found.Objects, Bytes: found.Bytes})
+	totals, err := c.Copier.Copy(ctx, task)
+	if err != nil {
+		return err
+	}
+	if !found.Cut.IsZero() && (totals.Objects != found.Objects || totals.Bytes != found.Bytes) {
+		return fault.Errorf(fault.Precondition, "snapshot %s has %d objects and %d bytes, its plan %d and %d: another program changed one of them", id, totals.Objects, totals.Bytes, found.Objects, found.Bytes)
+	}
+	if err := c.finish(ctx, own, id, totals); err != nil || found.Cut.IsZero() {
+		return err
+	}
+	if err := c.Eraser.Erase(ctx, erase.Task{Bucket: own, Prefix: id.Plan(), Progress: &erase.Progress{}}); err != nil {
+		klog.FromContext(ctx).Error(err, "Removing plan failed", "snapshot", id.String()) // the snapshot's deletion removes it
+	}
+	return nil
 }
 
-// making reports whether a record asks for the copy of that snapshot.
-func making(found records.StoredSnapshot, id volume.SnapshotID) bool {
+// count makes the task one that copies the current objects, and writes into the record how many there are.
+func (c *creation) count(ctx context.Context, task *copier.Task, found *records.StoredSnapshot, s sides) error {
+	task.Source = copier.Current{Of: copier.Place{Bucket: s.source, Prefix: c.r.Source.Prefix}}
+	if found.State != records.StateCutting {
+		return nil
+	}
+	expected, err := c.Copier.Count(ctx, task.Source, task.Limits)
+	if err != nil {
+		return err
+	}
+	return c.expect(ctx, found, s, expected, false)
+}
+
+// plan makes the task one that copies the versions of the cut. First it writes the plan, which later deletions and uploads do not change.
+func (c *creation) plan(ctx context.Context, task *copier.Task, found *records.StoredSnapshot, s sides, id volume.SnapshotID) error {
+	from := copier.Place{Bucket: s.source, Prefix: c.r.Source.Prefix}
+	task.Source = copier.Planned{Of: from, Plan: id.Plan(), In: s.target, Store: c.Records}
+	if found.Planned {
+		return nil
+	}
+	planning := *task
+	planning.Source, planning.Manifest = copier.Versions{Of: from, At: found.Cut}, id.Plan()
+	expected, err := c.Copier.Plan(ctx, planning)
+	if err != nil {
+		return err
+	}
+	// Otherwise objects may have been overwritten without a version.
+	if err := buckets.Versioned(ctx, s.source.AsOwn()); err != nil {
+		return err
+	}
+	return c.expect(ctx, found, s, expected, true)
+}
+
+// expect writes into the record what is to be copied.
+func (c *creation) expect(ctx context.Context, found *records.StoredSnapshot, s sides, expected copier.Totals, planned bool) error {
+	next := found.With(records.StateCopying, c.Records.Now())
+	next.Objects, next.Bytes, next.Planned = expected.Objects, expected.Bytes, planned
+	_, err := c.Records.WriteSnapshot(ctx, s.target.AsOwn(), found.ETag, next)
+	found.Snapshot = next
+	if errors.Is(err, records.ErrChanged) {
+		return nil // by another process that makes the snapshot; still finds out any other change
+	}
+	return err
+}
+
+// isMade reports whether a record asks for the copy of that snapshot.
+func isMade(found records.StoredSnapshot, id volume.SnapshotID) bool {
 	return found.SnapshotID == id.String() && (found.State == records.StateCutting || found.State == records.StateCopying)
 }
 
-// still returns an error if the snapshot is no longer being made, or its source is deleted.
+// still returns an error if the snapshot is no longer being made, or its source is deleted. A snapshot of one time needs no source any more.
 func (c *creation) still(ctx context.Context, r *runs.Run, own buckets.Bucket, id volume.SnapshotID) error {
 	found, err := c.Records.ReadSnapshot(ctx, own, id.Segment)
 	switch {
@@ -357,8 +485,11 @@ func (c *creation) still(ctx context.Context, r *runs.Run, own buckets.Bucket, i
 		return err
 	case found.SnapshotID == id.String() && found.State == records.StateReady:
 		return errDone
-	case !making(found, id):
+	case !isMade(found, id):
 		return fault.Errorf(fault.Busy, "snapshot %s: %w", id, errOver)
+	}
+	if !found.Cut.IsZero() {
+		return nil // its versions are the source
 	}
 	if err := c.source(ctx, r.Latest()); err != nil {
 		if fault.Is(err, fault.NotFound) {
@@ -378,7 +509,7 @@ func (c *creation) finish(ctx context.Context, own buckets.Bucket, id volume.Sna
 			return err
 		case found.SnapshotID == id.String() && found.State == records.StateReady:
 			return nil
-		case !making(found, id):
+		case !isMade(found, id):
 			return fault.Errorf(fault.Busy, "snapshot %s: %w", id, errOver)
 		}
 		ready := found.With(records.StateReady, c.Records.Now())
@@ -398,7 +529,7 @@ type sides struct{ source, target buckets.Bucket }
 func (c *creation) open(ctx context.Context, r *runs.Run, id volume.SnapshotID) (sides, error) {
 	source := policy.Scope{Bucket: c.r.Source.Bucket, Prefix: c.r.Source.Prefix}
 	target := policy.Scope{Bucket: id.Bucket, Prefix: id.Prefix()}
-	from, to, err := OpenCopy(ctx, c.Options.copyOptions(), c.be, r, "snapshot "+id.String(), source, target)
+	from, to, err := OpenCopy(ctx, c.Options.copyOptions(), c.be, r, "snapshot "+id.String(), source, target, c.r.Parameters.Consistency == volume.SnapshotTime)
 	return sides{from, to}, err
 }
 
@@ -409,5 +540,9 @@ func (c *creation) info(s records.Snapshot) (Info, error) {
 	if err != nil {
 		return Info{}, err
 	}
-	return Info{ID: id, Source: s.Source, Objects: s.Objects, Bytes: s.Bytes, Cut: s.Finished, Ready: s.State == records.StateReady}, nil
+	info := Info{ID: id, Source: s.Source, Objects: s.Objects, Bytes: s.Bytes, Cut: s.Cut, Ready: s.State == records.StateReady}
+	if s.Cut.IsZero() {
+		info.Cut = s.Finished
+	}
+	return info, nil
 }

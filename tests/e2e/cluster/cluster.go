@@ -66,7 +66,7 @@ func Unusable() string {
 	if dir == "" {
 		return "needs the cluster's programs: set " + EnvPrograms + " to their directory (make e2e builds them)"
 	}
-	for _, name := range []string{"kube", "containerd", "containerd-shim-runc-v2", "ctr", "runc", "coredns", "csi-provisioner", "registrar", "livenessprobe", "pause", "agnhost"} {
+	for _, name := range []string{"kube", "containerd", "containerd-shim-runc-v2", "ctr", "runc", "coredns", "csi-provisioner", "csi-snapshotter", "snapshot-controller", "snapshot-crds", "registrar", "livenessprobe", "pause", "agnhost"} {
 		if _, err := os.Stat(filepath.Join(dir, name)); err != nil {
 			return "needs the cluster's programs: " + err.Error()
 		}
@@ -382,6 +382,21 @@ func (c *Cluster) Base(ctx context.Context) error {
 		return err
 	}
 	_, err = c.Kubectl(ctx, []byte(strings.ReplaceAll(coreDNS, "$DNSIP", DNSIP)), "apply", "-f", "-")
+	return err
+}
+
+// Snapshots brings the CRDs of snapshots and starts the snapshot controller, which a Kubernetes has beside itself.
+func (c *Cluster) Snapshots(ctx context.Context) error {
+	image := Image{Name: "cluster.local/snapshot-controller:1", Files: map[string]string{"snapshot-controller": c.Program("snapshot-controller")}, Entrypoint: []string{"/snapshot-controller"}}
+	if err := c.Import(ctx, image); err != nil {
+		return err
+	}
+	for _, args := range [][]string{{"create", "-f", c.Program("snapshot-crds")}, {"wait", "--for=condition=Established", "crd", "--all", "--timeout=" + readyTimeout.String()}} {
+		if _, err := c.Kubectl(ctx, nil, args...); err != nil {
+			return err
+		}
+	}
+	_, err := c.Kubectl(ctx, []byte(snapshotController), "apply", "-f", "-")
 	return err
 }
 

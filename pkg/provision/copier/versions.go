@@ -1,0 +1,179 @@
+package copier
+
+import (
+	"context"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
+)
+
+// Versions is the source of the objects of a place as they were at a time: of each key, the newest version or delete marker up to and
+// including that time. The bucket's versioning must have been enabled since.
+type Versions struct {
+	Of Place
+	At time.Time
+}
+
+// Place implements Source.
+func (v Versions) Place() Place { return v.Of }
+
+// Page implements Source: one listing, or more if a key has more versions than a listing shows.
+func (v Versions) Page(ctx context.Context, _ int, after string) (Page, error) {
+	page := Page{Last: after}
+	marker, version := "", ""
+	if after != "" {
+		marker = v.Of.Prefix + after
+	}
+	var group []buckets.Version // the versions of a key of which the listing may have more
+	for {
+		listed, err := buckets.ListVersions(ctx, v.Of.Bucket, v.Of.Prefix, marker, version)
+		if err != nil {
+			return Page{}, err
+		}
+		for _, item := range listed.Versions {
+			key, below := strings.CutPrefix(item.Key, v.Of.Prefix)
+			switch {
+			case !below:
+				return Page{}, fault.Errorf(fault.Unavailable, "the service listed the key %q, which is not below %q: its listings are unreliable", item.Key, v.Of.Prefix)
+			case key != "" && (key < after || len(group) > 0 && item.Key < group[0].Key):
+				return Page{}, fault.Errorf(fault.Unsupported, "the service lists versions of the key %q after those of greater keys: a copy needs listings in the order of keys", item.Key)
+			case key == after: // the directory of the prefix itself, or the key after which the page starts
+				continue
+			case !utf8.ValidString(key):
+				return Page{}, fault.Errorf(fault.Precondition, "the key %q is not UTF-8 and cannot be copied", item.Key)
+			}
+			if len(group) > 0 && group[0].Key != item.Key {
+				if err := v.add(&page, group); err != nil {
+					return Page{}, err
+				}
+				group = group[:0]
+			}
+			group = append(group, item)
+		}
+		if !listed.More {
+			page.More = false
+			return page, v.add(&page, group)
+		}
+		if page.Last != after {
+			page.More = true
+			return page, nil // the next page starts with the key of the group
+		}
+		marker, version = listed.NextKey, listed.NextVersion
+	}
+}
+
+// add adds the object that a key had.
+func (v Versions) add(page *Page, group []buckets.Version) error {
+	if len(group) == 0 {
+		return nil
+	}
+	key := strings.TrimPrefix(group[0].Key, v.Of.Prefix)
+	page.Last = key
+	if v.Of.Prefix == "" && strings.HasPrefix(key, volume.RecordPrefix+"/") {
+		return nil
+	}
+	was, found, err := asOf(group, v.At)
+	if found && err == nil {
+		page.Objects = append(page.Objects, Object{Key: key, ETag: was.ETag, Version: was.ID, Size: was.Size})
+	}
+	return err
+}
+
+// asOf returns which of the versions of a key was the current one at a time, if it was not deleted. They are in the order of a listing.
+//
+// A write and a deletion can have the same time. Then their order in the listing decides. A service that lists versions and delete markers apart
+// shows none, and the object counts as not deleted.
+func asOf(versions []buckets.Version, at time.Time) (was buckets.Version, found bool, err error) {
+	object, marker := -1, -1
+	for i, v := range versions {
+		switch {
+		case v.Time.After(at) && v.ID == "null" && !strings.HasSuffix(v.Key, "/"): // versitygw has no versions of directories
+			return was, false, fault.Errorf(fault.Precondition, "the versioning of the bucket was suspended after %s, the time of the snapshot: %q has been overwritten since without a version", at.UTC().Format(time.RFC3339Nano), v.Key)
+		case v.Time.After(at):
+		case v.Deleted && marker < 0:
+			marker = i
+		case !v.Deleted && object < 0:
+			object = i
+		}
+	}
+	switch {
+	case object < 0:
+		return was, false, nil
+	case marker < 0:
+	case versions[marker].Latest, !versions[object].Latest && versions[marker].Time.After(versions[object].Time):
+		return was, false, nil
+	case versions[object].Latest, versions[object].Time.After(versions[marker].Time):
+	case marker < object:
+		return was, false, nil
+	}
+	return versions[object], true, nil
+}
+
+// Planned is the source of the objects of a plan.
+type Planned struct {
+	Of Place
+	// Plan is the prefix of the plan's segments, which are in the bucket In.
+	Plan  string
+	In    buckets.Bucket
+	Store Store
+}
+
+// Place implements Source.
+func (p Planned) Place() Place { return p.Of }
+
+// Page implements Source.
+func (p Planned) Page(ctx context.Context, number int, _ string) (Page, error) {
+	s, err := readSegment(ctx, p.Store, p.In, p.Plan, number)
+	if err != nil {
+		return Page{}, err
+	}
+	page := Page{Objects: make([]Object, len(s.Objects)), Last: s.Last, More: s.More}
+	for i, e := range s.Objects {
+		page.Objects[i] = Object{Key: e.Key, ETag: e.SourceETag, Version: e.Version, Size: e.Size}
+	}
+	return page, nil
+}
+
+// Plan writes into the task's manifest what its source has, and copies nothing. Like Copy it continues an earlier call. A copy of a Planned source
+// is the same however long it takes.
+func (c *Copier) Plan(ctx context.Context, t Task) (Totals, error) {
+	r := c.run(t)
+	totals, err := r.plan(ctx)
+	return totals, r.orOver(ctx, err)
+}
+
+func (r *run) plan(ctx context.Context) (Totals, error) {
+	defer r.dropAhead()
+	last, err := r.lastSegment(ctx)
+	if err != nil {
+		return Totals{}, err
+	}
+	for last.More {
+		if err := r.still(ctx); err != nil {
+			return Totals{}, err
+		}
+		page, err := r.take(ctx, last.Number+1, last.Last)
+		if err != nil {
+			return Totals{}, err
+		}
+		if page.More {
+			r.readAhead(ctx, last.Number+2, page.Last)
+		}
+		entries := make([]entry, len(page.Objects))
+		for i, o := range page.Objects {
+			entries[i] = entry{Key: o.Key, Size: o.Size, SourceETag: o.ETag, Version: o.Version}
+		}
+		s := last.next(page, entries)
+		if err := r.Limits.check(s.Totals, !page.More); err != nil {
+			return Totals{}, err
+		}
+		if last, err = r.writeSegment(ctx, s); err != nil {
+			return Totals{}, err
+		}
+	}
+	return last.Totals, nil
+}

@@ -1,0 +1,54 @@
+package copier
+
+import (
+	"testing"
+	"time"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
+)
+
+func TestWhichVersionWasCurrent(t *testing.T) {
+	cut := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	object := func(id string, after time.Duration) buckets.Version {
+		return buckets.Version{Key: "v/key", ID: id, Time: cut.Add(after)}
+	}
+	marker := func(id string, after time.Duration) buckets.Version {
+		v := object(id, after)
+		v.Deleted = true
+		return v
+	}
+	latest := func(v buckets.Version) buckets.Version {
+		v.Latest = true
+		return v
+	}
+	const s = time.Second
+	for name, c := range map[string]struct {
+		versions []buckets.Version
+		want     string // "": none
+	}{
+		"written at the cut":           {[]buckets.Version{latest(object("2", s)), object("1", 0)}, "1"},
+		"written after it":             {[]buckets.Version{latest(object("1", s))}, ""},
+		"the newest up to the cut":     {[]buckets.Version{object("3", s), object("2", -s), object("1", -2*s)}, "2"},
+		"two of one time":              {[]buckets.Version{latest(object("3", s)), object("2", 0), object("1", 0)}, "2"},
+		"deleted before":               {[]buckets.Version{latest(marker("2", -s)), object("1", -2*s)}, ""},
+		"deleted at the cut":           {[]buckets.Version{latest(marker("2", 0)), object("1", -s)}, ""},
+		"deleted after":                {[]buckets.Version{latest(marker("2", s)), object("1", 0)}, "1"},
+		"deleted and written again":    {[]buckets.Version{latest(object("3", 0)), marker("2", 0), object("1", 0)}, "3"},
+		"deleted in the same second":   {[]buckets.Version{latest(object("3", s)), marker("2", 0), object("1", 0)}, ""},
+		"latest although listed apart": {[]buckets.Version{object("1", 0), latest(marker("2", 0))}, ""},
+		"listed apart, in doubt":       {[]buckets.Version{latest(object("3", s)), object("1", 0), marker("2", 0)}, "1"},
+		"listed apart, written later":  {[]buckets.Version{latest(object("4", s)), object("3", 0), object("1", -2*s), marker("2", -s)}, "3"},
+		"listed apart, deleted later":  {[]buckets.Version{latest(object("4", s)), object("1", -2*s), marker("2", -s)}, ""},
+		"from before versioning":       {[]buckets.Version{latest(object("2", s)), object("null", -s)}, "null"},
+		"only markers":                 {[]buckets.Version{latest(marker("2", 0)), marker("1", 0)}, ""},
+	} {
+		got, found, err := asOf(c.versions, cut)
+		if err != nil || found != (c.want != "") || got.ID != c.want && found {
+			t.Errorf("%s: %+v, %t, %v", name, got, found, err)
+		}
+	}
+	if _, _, err := asOf([]buckets.Version{latest(object("null", s)), object("1", -s)}, cut); !fault.Is(err, fault.Precondition) {
+		t.Errorf("overwritten without a version: %v", err)
+	}
+}
