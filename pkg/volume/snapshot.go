@@ -176,8 +176,8 @@ func SnapshotParameterDocs() []SnapshotParameterDoc {
 		{keyConsistency, "`object`", "[`object`](snapshots.md#what-a-snapshot-of-a-volume-in-use-promises): each object is whole, and existed at some time between the start and the end of the copy. [`time`](snapshots.md#a-snapshot-of-one-time): all objects are as they were at one time; the bucket must have versioning."},
 		{keyMaxObjects, "`100000`", "Maximum number of objects of a snapshot. A larger source is refused."},
 		{keyMaxBytes, "`1Ti`", "Maximum size of a snapshot, in bytes: `500Gi`."},
-		{keyOnDelete, "`delete`", "What DeleteSnapshot does with the data: `delete` removes current objects (on a versioned bucket older versions stay), `purge` also removes versions and delete markers, `retain` keeps everything."},
-		{keyStaticVolumes, "`false`", "`true`: also makes snapshots of static volumes, that is, of volumes that this driver did not create. Their handle must name the place: `<backend>:<bucket>` or `<backend>:<bucket>/<prefix>/`. See [snapshots](snapshots.md#snapshots-of-static-volumes)."},
+		{keyOnDelete, "`delete`", "What DeleteSnapshot does with the data: `delete`, `purge` or `retain`, as for volumes."},
+		{keyStaticVolumes, "`false`", "`true` allows snapshots of [static volumes](snapshots.md#snapshots-of-static-volumes)."},
 	}
 }
 
