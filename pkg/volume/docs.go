@@ -59,8 +59,8 @@ func ParameterDocs() []ParameterDoc {
 		{keyCacheSize, ScopeBoth, "`1Gi`", "Maximum size of the cache, in bytes: `10Gi`, from 1Mi to 16Ti. Only with `cache`.", false},
 		{keyConsistency, ScopeBoth, "`mountpoint-s3`: `relaxed` with `readOnly` and without `cache`, else `close-to-open`; `rclone`: `close-to-open`", "`relaxed` uses what a listing showed of files for up to 60 seconds. `close-to-open` shows other writers' changes as soon as the client can. [Details](#consistency).", false},
 		{keyLinger, ScopeBoth, "not at all", "How long [client and cache stay](sessions.md#warm-volumes) after the volume's last pod on a node has gone, from 1s to 24h: `10m`.", false},
-		{keyUsage, ScopeBoth, "not at all", "How often a node lists the volume to [measure](usage.md) its bytes and objects, from 10m to 168h: `6h`. `off` measures nothing until a VolumeAttributesClass sets an interval.", true},
-		{keyMountOptions, ScopeBoth, "none", "[Options](client-options.md) of the client, comma-separated: `allow-delete,max-threads=8`, in addition to the `mountOptions` of the StorageClass or PersistentVolume.", false},
+		{keyUsage, ScopeBoth, "not at all", "How often a node lists the volume to [measure](usage.md) its bytes and objects, from 10m to 168h: `6h`. `off`: not before a VolumeAttributesClass sets an interval.", true},
+		{keyMountOptions, ScopeBoth, "none", "[Options](client-options.md) of the client, comma-separated: `allow-delete,max-threads=8`, beside `mountOptions` of class or PersistentVolume.", false},
 	}
 }
 

@@ -172,7 +172,7 @@ type SnapshotParameterDoc struct{ Name, Default, Meaning string }
 // SnapshotParameterDocs returns the table of all parameters of a VolumeSnapshotClass, in the order of the documentation.
 func SnapshotParameterDocs() []SnapshotParameterDoc {
 	return []SnapshotParameterDoc{
-		{keyBucketName, "the source's bucket; required if the source has its own bucket", "The bucket in which snapshots are stored. It must be on the source's backend, and the driver's credentials must reach both buckets."},
+		{keyBucketName, "the source's bucket; required if the source has its own bucket", "The bucket in which snapshots are stored. On the source's backend; the driver's credentials must reach both."},
 		{keyConsistency, "`object`", "[`object`](snapshots.md#what-a-snapshot-of-a-volume-in-use-promises): each object is whole, and existed at some time between the start and the end of the copy. [`time`](snapshots.md#a-snapshot-of-one-time): all objects are as they were at one time; the bucket must have versioning."},
 		{keyMaxObjects, "`100000`", "Maximum number of objects of a snapshot. A larger source is refused."},
 		{keyMaxBytes, "`1Ti`", "Maximum size of a snapshot, in bytes: `500Gi`."},

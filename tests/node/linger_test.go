@@ -22,6 +22,14 @@ func (e *env) ended(reason string) int {
 	return int(e.count("s3csi_linger_ends_total", fmt.Sprintf("reason=%q", reason)))
 }
 
+// reports skips the test for another program of Mountpoint: it does not report its uploads, so the driver stops its mounts.
+func reports(t *testing.T, client string) {
+	t.Helper()
+	if client == mountpoint {
+		own(t)
+	}
+}
+
 // lingers fails the test unless the client of that pid is the only one and lingers.
 func (e *env) lingers(client string, pid int) {
 	e.t.Helper()
@@ -35,6 +43,7 @@ func (e *env) lingers(client string, pid int) {
 func TestALingeringMountIsUsedAgain(t *testing.T) {
 	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {
+		reports(t, client)
 		v := static("warm", client, "linger", "1h")
 		target := e.publish(v, "first")
 		write(t, filepath.Join(target, "file"), "content")
@@ -96,6 +105,7 @@ func TestALingeringMountIsUsedAgain(t *testing.T) {
 func TestALingeringMountEndsInTime(t *testing.T) {
 	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {
+		reports(t, client)
 		for _, driver := range []string{"runs", "is started again"} {
 			v := static("short", client, "linger", "6s")
 			target := e.publish(v, "t")
@@ -222,6 +232,7 @@ func TestALingeringMountEndsWithItsConfiguration(t *testing.T) {
 func TestALingeringMountHasNoSecret(t *testing.T) {
 	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {
+		reports(t, client)
 		first := e.user("owner")
 		v := static("secret", client, "linger", "1h")
 		target := e.publish(v, "t", secrets(first))
