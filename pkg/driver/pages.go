@@ -14,7 +14,7 @@ const (
 	pageSnapshots      = "docs/snapshots.md"
 	pageSnapshotClass  = "docs/parameters.md#parameters-of-a-volumesnapshotclass"
 	pageCreateDelete   = "docs/errors.md#creating-and-deleting-volumes"
-	pageCredentials    = "docs/errors.md#publishing-credentials-and-sessions"
+	pageCredentials    = "docs/errors.md#publishing-credentials-and-sessions" //nolint:gosec // a page, no credential
 	pagePodStarts      = "docs/troubleshooting.md#a-pod-does-not-start"
 	pagePodTerminating = "docs/troubleshooting.md#a-pod-stays-in-terminating"
 )

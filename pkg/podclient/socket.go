@@ -121,7 +121,7 @@ func isBound(root string, v podvolume.Volume, id fileID) bool {
 func removeSocket(root string, v podvolume.Volume) error {
 	dir, err := openSocketDir(root, v)
 	if err != nil {
-		return nil //nolint:nilerr // there is no socket
+		return nil // there is no socket
 	}
 	defer dir.Close()
 	err = unix.Unlinkat(int(dir.Fd()), v.Socket, 0)

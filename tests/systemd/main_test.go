@@ -51,7 +51,7 @@ func install(dir string) (map[string]string, error) {
 		files[program] = filepath.Join(dir, filepath.Base(program))
 	}
 	bin := os.Getenv(rig.EnvBin)
-	for _, name := range []string{"s3-csi-driver", "s3-csi-fusermount", "s3-csi-helper", "s3-csi-rclone", "test/s3server"} {
+	for _, name := range []string{"s3-csi-driver", "s3-csi-fuse-starter", "s3-csi-fusermount", "s3-csi-helper", "s3-csi-rclone", "test/s3server"} {
 		if path := filepath.Join(bin, name); bin != "" && exists(path) {
 			files[filepath.Join(built, name)] = path
 		}

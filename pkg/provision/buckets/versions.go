@@ -54,7 +54,7 @@ func ListVersions(ctx context.Context, b Bucket, prefix, key, version string) (V
 	var raw struct {
 		IsTruncated                        bool
 		EncodingType                       types.EncodingType
-		NextKeyMarker, NextVersionIdMarker string
+		NextKeyMarker, NextVersionIdMarker string //nolint:revive // the names of the elements
 		Items                              []struct {
 			XMLName              xml.Name
 			Key, VersionId, ETag string //nolint:revive // the names of the elements
