@@ -24,6 +24,8 @@ import (
 const (
 	// abortBound bounds the abort of a connection, and the replacement at a target.
 	abortBound = 10 * time.Second
+	// mountBound bounds a mount, which waits for no client.
+	mountBound = 10 * time.Second
 	// maxFormer bounds the file systems of former clients that stay mounted because a copy cannot be replaced.
 	maxFormer = 8
 )
@@ -94,8 +96,10 @@ func (s *Server) bindEmpty(v podvolume.Volume) error {
 }
 
 // mountClient mounts a FUSE file system for the next client of a volume, which runs as these users. It returns the client's number and
-// descriptor.
+// descriptor. It goes on when ctx ends, because unpublish, which ends it, must find the mount.
 func (s *Server) mountClient(ctx context.Context, v podvolume.Volume, uid, gid uint32) (n uint64, fuse *os.File, err error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), mountBound)
+	defer cancel()
 	id := idOf(v.Target)
 	mounts, err := s.Namespace.Mounts(ctx)
 	if err != nil {
@@ -106,6 +110,7 @@ func (s *Server) mountClient(ctx context.Context, v podvolume.Volume, uid, gid u
 	path := s.records.client(id, n)
 	drop := func(f *os.File) { f.Close() } // which leaves a stale mount, to be removed like that of a client that exited
 	fuse, err = host.Call(ctx, s.Namespace, "mounting the file system of the client of "+v.Target, drop, func() (*os.File, error) {
+		failpoint.Here("podclient.mounting")
 		dir, err := makeDir(path)
 		if err != nil {
 			return nil, err
