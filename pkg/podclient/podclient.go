@@ -120,8 +120,8 @@ func (s *Server) resume(ctx context.Context) {
 	}
 }
 
-// forgotten removes a volume whose pod kubelet has removed without an unpublish, as after a reboot, when nothing is mounted, and reports
-// whether it did.
+// forgotten removes a volume whose pod's directory was removed without an unpublish, as by a reset of kubelet, and reports whether it did.
+// No request would remove it any more.
 func (s *Server) forgotten(ctx context.Context, v podvolume.Volume) bool {
 	ctx, cancel := context.WithTimeout(ctx, cleanupBound)
 	defer cancel()

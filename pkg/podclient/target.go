@@ -25,7 +25,8 @@ const (
 	// abortBound bounds the abort of a connection, and the replacement at a target.
 	abortBound = 10 * time.Second
 	// mountBound bounds a mount, which waits for no client.
-	mountBound = 10 * time.Second
+	mountBound        = 10 * time.Second
+	maxFailedUnmounts = 3
 	// maxFormer bounds the file systems of former clients that stay mounted because a copy cannot be replaced.
 	maxFormer = 8
 )
@@ -265,7 +266,7 @@ func (s *Server) remove(ctx context.Context, v podvolume.Volume) error {
 
 // unmountTarget detaches the volume's mounts at its target. Their connections are aborted, so nothing that could be stored is lost.
 func (s *Server) unmountTarget(ctx context.Context, v podvolume.Volume) error {
-	for {
+	for failed := 0; ; {
 		mounts, err := s.Namespace.Mounts(ctx)
 		if err != nil {
 			return err
@@ -278,8 +279,14 @@ func (s *Server) unmountTarget(ctx context.Context, v podvolume.Volume) error {
 			return errForeign(v.Target, top)
 		}
 		err = s.Namespace.Do(ctx, "unmounting "+v.Target, func() error { return host.DetachTarget(s.TargetRoot, v.Target) })
-		if err != nil && !errors.Is(err, unix.EINVAL) && !fault.Is(err, fault.NotFound) {
+		switch {
+		case err == nil:
+		case !errors.Is(err, unix.EINVAL) && !fault.Is(err, fault.NotFound):
 			return err
+		case failed == maxFailedUnmounts:
+			return fault.Errorf(fault.Precondition, "target %s is mounted but cannot be unmounted; does a mount on a directory above it hide it? %w", v.Target, err)
+		default: // it was unmounted meanwhile
+			failed++
 		}
 	}
 }

@@ -407,8 +407,8 @@ func TestASocketOfTwoVolumes(t *testing.T) {
 	p.NothingLeft(t)
 }
 
-// After a reboot nothing is mounted. A volume whose pod kubelet has removed meanwhile is removed, the others are published again.
-func TestAfterAReboot(t *testing.T) {
+// While no driver runs, everything is unmounted. A volume whose pod's directory was removed is removed, the others are published again.
+func TestPodsThatAreGone(t *testing.T) {
 	t.Parallel()
 	e := start(t)
 	e.Put(t, bucket, "file", "content")
@@ -438,4 +438,25 @@ func TestAfterAReboot(t *testing.T) {
 	stays.serve()
 	stays.unpublish()
 	stays.NothingLeft(t)
+}
+
+// A target that another mount hides cannot be unmounted. The request fails at once, and succeeds when it can be.
+func TestHiddenTarget(t *testing.T) {
+	t.Parallel()
+	e := start(t)
+	p := e.pod(t, podUID)
+	p.publish()
+	dir := filepath.Join(p.dir, "volumes")
+	if err := unix.Mount(dir, dir, "", unix.MS_BIND, ""); err != nil { // without the mounts below
+		t.Fatal(err)
+	}
+	_, err := p.NodeUnpublishVolume(rigtest.Context(t, bounded), &csi.NodeUnpublishVolumeRequest{VolumeId: p.handle(), TargetPath: p.target})
+	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), p.target) {
+		t.Errorf("%v", err)
+	}
+	if err := unix.Unmount(dir, unix.UMOUNT_NOFOLLOW); err != nil {
+		t.Fatal(err)
+	}
+	p.unpublish()
+	p.NothingLeft(t)
 }
