@@ -38,13 +38,14 @@ func (n *Namespace) Statfs(ctx context.Context, dir string) (unix.Statfs_t, erro
 }
 
 // Answers asks a file system for its usage and for the attributes of its root, which every client answers without its bucket, and which
-// kubelet and container runtimes ask for. It is bounded like Statfs.
+// kubelet and container runtimes ask for. Both must be answered. The error is that of the attributes: a client may report any error of its
+// service as that of the usage, also one that looks like the end of the connection. It is bounded like Statfs.
 func (n *Namespace) Answers(ctx context.Context, dir string) error {
 	_, err := n.probe(ctx, "asking "+dir, func() (any, error) {
 		return nil, uninterrupted(func() error {
 			var st unix.Statfs_t
-			if err := unix.Statfs(dir, &st); err != nil {
-				return fmt.Errorf("reading the usage of %s: %w", dir, err)
+			if err := unix.Statfs(dir, &st); errors.Is(err, unix.EINTR) {
+				return err
 			}
 			var attributes unix.Statx_t
 			if err := unix.Statx(unix.AT_FDCWD, dir, unix.AT_STATX_FORCE_SYNC, unix.STATX_BASIC_STATS, &attributes); err != nil {

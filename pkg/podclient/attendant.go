@@ -33,7 +33,25 @@ const (
 	firstReplace, lastReplace = time.Second, time.Minute
 	// stepBound bounds the work of one step.
 	stepBound = time.Minute
+	// Programs of the pod can connect again and again, and each time costs the driver a mount and lines in its log: after a burst, one is
+	// answered in each interval.
+	meetBurst, meetEvery = 10, time.Second
 )
+
+// pace admits meetBurst events at once, and then one every meetEvery.
+type pace struct{ next time.Time }
+
+// wait is the time until the next event is admitted.
+func (p *pace) wait(now time.Time) time.Duration {
+	return p.next.Add(-(meetBurst - 1) * meetEvery).Sub(now)
+}
+
+func (p *pace) admit(now time.Time) {
+	if p.next.Before(now) {
+		p.next = now
+	}
+	p.next = p.next.Add(meetEvery)
+}
 
 // attendant attends to one volume: it listens, passes descriptors, and shows the file systems of clients. What it remembers it can find
 // again: it begins with what is mounted.
@@ -57,6 +75,8 @@ type attendant struct {
 	serving     bool      // the current client has answered
 	aborted     bool      // its connection was aborted, and that it has ended was not seen yet
 	answered    time.Time // when it did last, or got the descriptor
+	asked       uint64    // the client that a call of an earlier look was waiting for; 0: none
+	pace        pace      // of meetings
 	replaceWait time.Duration
 	replaceAt   time.Time
 }
@@ -136,10 +156,15 @@ func (a *attendant) run(ctx context.Context) {
 		if a.client != a.left && !a.serving { // it is starting
 			every = min(max(time.Since(a.answered)/8, startingEvery), servingEvery)
 		}
+		incoming := conns
+		if wait := a.pace.wait(time.Now()); wait > 0 {
+			incoming, every = nil, min(every, wait)
+		}
 		select {
 		case <-ctx.Done():
 			return
-		case conn := <-conns:
+		case conn := <-incoming:
+			a.pace.admit(time.Now())
 			a.meet(ctx, conn)
 		case <-time.After(every):
 		}
@@ -174,8 +199,10 @@ func (a *attendant) accept(ctx context.Context, conns chan<- *net.UnixConn) {
 }
 
 // step looks at the socket and at the client. Each step begins with what is mounted, so it also completes what an earlier driver began.
+//
+// Only the calls that wait for the client are on its account: when that is exhausted, the others can still abort the connection.
 func (a *attendant) step(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(host.For(ctx, account(a.volume)), stepBound)
+	ctx, cancel := context.WithTimeout(ctx, stepBound)
 	defer cancel()
 	if err := a.listen(ctx); err != nil && ctx.Err() == nil {
 		klog.FromContext(ctx).V(2).Info("Cannot listen for client in pod, will retry", "error", err)
@@ -194,11 +221,11 @@ func (a *attendant) look(ctx context.Context) error {
 	id := idOf(a.volume.Target)
 	current, ok := a.s.records.current(mounts, id)
 	if !ok {
-		a.client, a.left = 0, 0
+		a.client, a.left, a.aborted = 0, 0, false
 		return nil
 	}
 	if current.n != a.client { // of an earlier driver
-		a.client, a.serving, a.answered = current.n, false, time.Now()
+		a.client, a.serving, a.answered, a.asked = current.n, false, time.Now(), 0
 	}
 	top, _ := host.TopAt(mounts, a.volume.Target)
 	switch a.ask(ctx, current) {
@@ -209,8 +236,7 @@ func (a *attendant) look(ctx context.Context) error {
 		}
 		if limit > 0 && time.Since(a.answered) >= limit {
 			klog.FromContext(ctx).Info("Client in pod is unresponsive, aborting its connection", "client", current.n, "after", limit, "answered", a.serving)
-			a.aborted = true
-			return a.s.abort(ctx, current)
+			return a.abort(ctx, current)
 		}
 	case gone:
 		return a.leave(ctx, mounts, current)
@@ -233,6 +259,13 @@ func (a *attendant) look(ctx context.Context) error {
 		return err
 	}
 	return nil
+}
+
+// abort ends the connection of a client that does not answer. Until its end is seen, the attendant looks more often.
+func (a *attendant) abort(ctx context.Context, m own) error {
+	err := a.s.abort(ctx, m)
+	a.aborted = err == nil
+	return err
 }
 
 // leave shows the empty file system at the target after the client has exited, and removes that of the client unless containers show it.
@@ -268,13 +301,23 @@ const (
 )
 
 // ask looks at a client. The call of a client that never answers stays in the kernel until the connection is aborted; there is at most one.
+// So if a call was started while an earlier look's was not answered in time, that one was answered late: the client is slow.
 func (a *attendant) ask(ctx context.Context, m own) finding {
-	ctx, cancel := context.WithTimeout(ctx, answerBound)
+	bounded, cancel := context.WithTimeout(host.For(ctx, account(a.volume)), answerBound)
 	defer cancel()
-	err := a.s.Namespace.Answers(ctx, m.Mountpoint)
+	err := a.s.Namespace.Answers(bounded, m.Mountpoint)
+	if started := errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil; started {
+		late := a.asked == m.n
+		a.asked = m.n
+		if late {
+			return answered
+		}
+		return silent
+	}
 	var errno unix.Errno
 	switch {
 	case err == nil:
+		a.asked = 0
 		return answered
 	case errors.Is(err, unix.ENOTCONN), errors.Is(err, unix.ECONNABORTED), errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.ENODEV):
 		return gone
@@ -287,7 +330,7 @@ func (a *attendant) ask(ctx context.Context, m own) finding {
 // meet answers a program that has connected: with the descriptor of a new file system, or with the reason why not.
 func (a *attendant) meet(ctx context.Context, conn *net.UnixConn) {
 	defer conn.Close()
-	ctx, cancel := context.WithTimeout(host.For(ctx, account(a.volume)), stepBound)
+	ctx, cancel := context.WithTimeout(ctx, stepBound)
 	defer cancel()
 	if err := conn.SetDeadline(time.Now().Add(takeoverBound + sendBound)); err != nil {
 		return
@@ -342,7 +385,7 @@ func (a *attendant) pass(ctx context.Context, conn *net.UnixConn, p peer) error 
 	if err != nil {
 		return err
 	}
-	a.client, a.left, a.serving, a.answered = n, 0, false, time.Now()
+	a.client, a.left, a.serving, a.answered, a.asked = n, 0, false, time.Now(), 0
 	message := fdpass.Message{VolumeName: a.volume.VolumeID}.Encode()
 	_, _, err = conn.WriteMsgUnix(message, unix.UnixRights(int(fuse.Fd())), nil)
 	if cerr := fuse.Close(); err == nil {

@@ -21,6 +21,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -111,11 +113,38 @@ func (s *Server) resume(ctx context.Context) {
 		if err != nil {
 			return
 		}
-		if have, ok, err := s.records.get(ctx, v.Target); err == nil && ok && have == v {
+		if have, ok, err := s.records.get(ctx, v.Target); err == nil && ok && have == v && !s.forgotten(ctx, v) {
 			s.attend(v)
 		}
 		release()
 	}
+}
+
+// forgotten removes a volume whose pod's directory was removed without an unpublish, as by a reset of kubelet, and reports whether it did.
+// No request would remove it any more.
+func (s *Server) forgotten(ctx context.Context, v podvolume.Volume) bool {
+	ctx, cancel := context.WithTimeout(ctx, cleanupBound)
+	defer cancel()
+	dir, _, ok := v.Pod()
+	if !ok {
+		return false
+	}
+	gone, err := host.Call(ctx, s.Namespace, "looking for the pod of "+v.Target, nil, func() (bool, error) {
+		if _, err := os.Lstat(filepath.Dir(dir)); err != nil { // kubelet's directory may not be there yet
+			return false, err
+		}
+		_, err := os.Lstat(dir)
+		return errors.Is(err, fs.ErrNotExist), nil
+	})
+	if err != nil || !gone {
+		return false
+	}
+	if err := s.remove(ctx, v); err != nil {
+		klog.FromContext(ctx).Error(err, "Cannot remove volume of a pod that is gone", "volume", v.VolumeID, "target", v.Target)
+		return false
+	}
+	klog.FromContext(ctx).Info("Removed volume of a pod that is gone", "volume", v.VolumeID, "target", v.Target)
+	return true
 }
 
 // attend makes sure that the volume has an attendant and returns it. The caller holds the target's lock.
@@ -217,6 +246,15 @@ func (s *Server) Publish(ctx context.Context, v podvolume.Volume, refused error)
 	if err := s.check(ctx, v); err != nil {
 		return err
 	}
+	// kubelet publishes a pod's volumes at the same time. The targets' names, which are locked, too, are in other directories.
+	releaseSocket, err := s.locks.Lock(ctx, filepath.Join(v.SocketDir(), v.Socket))
+	if err != nil {
+		return fault.Errorf(fault.Busy, "another request for the socket is in flight: %w", err)
+	}
+	defer releaseSocket()
+	if err := s.checkSocket(ctx, v); err != nil {
+		return err
+	}
 	if err := s.records.write(ctx, v); err != nil {
 		return err
 	}
@@ -254,6 +292,19 @@ func (s *Server) check(ctx context.Context, v podvolume.Volume) error {
 	}
 	if top, mounted := host.TopAt(mounts, v.Target); mounted {
 		return errForeign(v.Target, top)
+	}
+	return nil
+}
+
+// checkSocket refuses a socket that another volume of the pod has: they would replace each other's, and a client would get either's
+// descriptor. The caller holds the socket's lock.
+func (s *Server) checkSocket(ctx context.Context, v podvolume.Volume) error {
+	all, _ := s.records.all(ctx) // a record that cannot be read is one of another pod, or hides a use of the socket
+	for _, other := range all {
+		if other.Target != v.Target && other.Socket == v.Socket && other.SocketDir() == v.SocketDir() {
+			return fault.Field("volume_context."+podvolume.AttributeSocket, "%q in emptyDir volume %q is the socket of the pod's volume %q: give each volume a socket of its own",
+				v.Socket, v.EmptyDir, filepath.Base(filepath.Dir(other.Target)))
+		}
 	}
 	return nil
 }

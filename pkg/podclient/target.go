@@ -24,6 +24,9 @@ import (
 const (
 	// abortBound bounds the abort of a connection, and the replacement at a target.
 	abortBound = 10 * time.Second
+	// mountBound bounds a mount, which waits for no client.
+	mountBound        = 10 * time.Second
+	maxFailedUnmounts = 3
 	// maxFormer bounds the file systems of former clients that stay mounted because a copy cannot be replaced.
 	maxFormer = 8
 )
@@ -94,8 +97,10 @@ func (s *Server) bindEmpty(v podvolume.Volume) error {
 }
 
 // mountClient mounts a FUSE file system for the next client of a volume, which runs as these users. It returns the client's number and
-// descriptor.
+// descriptor. It goes on when ctx ends, because unpublish, which ends it, must find the mount.
 func (s *Server) mountClient(ctx context.Context, v podvolume.Volume, uid, gid uint32) (n uint64, fuse *os.File, err error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), mountBound)
+	defer cancel()
 	id := idOf(v.Target)
 	mounts, err := s.Namespace.Mounts(ctx)
 	if err != nil {
@@ -106,6 +111,7 @@ func (s *Server) mountClient(ctx context.Context, v podvolume.Volume, uid, gid u
 	path := s.records.client(id, n)
 	drop := func(f *os.File) { f.Close() } // which leaves a stale mount, to be removed like that of a client that exited
 	fuse, err = host.Call(ctx, s.Namespace, "mounting the file system of the client of "+v.Target, drop, func() (*os.File, error) {
+		failpoint.Here("podclient.mounting")
 		dir, err := makeDir(path)
 		if err != nil {
 			return nil, err
@@ -260,7 +266,7 @@ func (s *Server) remove(ctx context.Context, v podvolume.Volume) error {
 
 // unmountTarget detaches the volume's mounts at its target. Their connections are aborted, so nothing that could be stored is lost.
 func (s *Server) unmountTarget(ctx context.Context, v podvolume.Volume) error {
-	for {
+	for failed := 0; ; {
 		mounts, err := s.Namespace.Mounts(ctx)
 		if err != nil {
 			return err
@@ -273,8 +279,14 @@ func (s *Server) unmountTarget(ctx context.Context, v podvolume.Volume) error {
 			return errForeign(v.Target, top)
 		}
 		err = s.Namespace.Do(ctx, "unmounting "+v.Target, func() error { return host.DetachTarget(s.TargetRoot, v.Target) })
-		if err != nil && !errors.Is(err, unix.EINVAL) && !fault.Is(err, fault.NotFound) {
+		switch {
+		case err == nil:
+		case !errors.Is(err, unix.EINVAL) && !fault.Is(err, fault.NotFound):
 			return err
+		case failed == maxFailedUnmounts:
+			return fault.Errorf(fault.Precondition, "target %s is mounted but cannot be unmounted; does a mount on a directory above it hide it? %w", v.Target, err)
+		default: // it was unmounted meanwhile
+			failed++
 		}
 	}
 }

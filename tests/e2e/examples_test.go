@@ -89,7 +89,11 @@ func TestExamples(t *testing.T) {
 		})
 	}
 	for _, file := range judgedOnly {
-		t.Run(file, func(t *testing.T) { judged(t, adapted(t, file, k, replaced), "") })
+		t.Run(file, func(t *testing.T) {
+			text := adapted(t, file, k, replaced)
+			objectsOf(t, text)
+			judged(t, text, "")
+		})
 	}
 	for _, file := range slices.Sorted(maps.Keys(examples)) {
 		t.Run(file, func(t *testing.T) {
@@ -205,15 +209,9 @@ type consumer struct {
 	readOnly              bool
 }
 
-func (e example) try(t *testing.T, text string, config func(string) string) {
-	if e.driver != "" {
-		text = strings.ReplaceAll(text, csiName, e.driver)
-		secondRelease(t, e.driver, config(e.config))
-	}
-	for _, m := range regexp.MustCompile(`(?m)^\s+(?:bucketName|bucket): (\S+)`).FindAllStringSubmatch(text, -1) {
-		namedBucket(t, m[1])
-	}
-	var objects []exampleObject
+// objectsOf parses an example and makes its namespaces, for as long as the test runs.
+func objectsOf(t *testing.T, text string) (objects []exampleObject) {
+	t.Helper()
 	for doc := range strings.SplitSeq(text, "\n---\n") {
 		var o exampleObject
 		if err := yaml.Unmarshal([]byte(doc), &o); err != nil {
@@ -224,6 +222,20 @@ func (e example) try(t *testing.T, text string, config func(string) string) {
 			apply(t, "", "apiVersion: v1\nkind: Namespace\nmetadata: {name: "+o.namespace()+"}")
 			t.Cleanup(func() { remove(t, "namespace", "", o.namespace()) })
 		}
+	}
+	return objects
+}
+
+func (e example) try(t *testing.T, text string, config func(string) string) {
+	if e.driver != "" {
+		text = strings.ReplaceAll(text, csiName, e.driver)
+		secondRelease(t, e.driver, config(e.config))
+	}
+	for _, m := range regexp.MustCompile(`(?m)^\s+(?:bucketName|bucket): (\S+)`).FindAllStringSubmatch(text, -1) {
+		namedBucket(t, m[1])
+	}
+	objects := objectsOf(t, text)
+	for _, o := range objects {
 		if o.Kind == "ServiceAccount" {
 			e.role(t, o)
 		}

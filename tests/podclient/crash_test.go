@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
@@ -19,6 +20,10 @@ func TestKilledAtEachStep(t *testing.T) {
 	t.Parallel()
 	steps := map[string]func(p *pod) (interrupted func()){
 		"podclient.empty": func(p *pod) func() { return func() { _ = p.tryPublish(nil) } },
+		"podclient.mounting": func(p *pod) func() {
+			p.publish()
+			return func() { p.client() }
+		},
 		"podclient.mounted": func(p *pod) func() {
 			p.publish()
 			return func() { p.client() }
@@ -50,19 +55,8 @@ func TestKilledAtEachStep(t *testing.T) {
 			if begin == nil {
 				t.Fatal("no test kills the driver at this step")
 			}
-			e := &env{Node: rigtest.New(t), t: t}
+			e, points := startWithFailpoints(t)
 			e.Put(t, bucket, "file", "content")
-			points := t.TempDir()
-			program, err := e.InstallDriver(filepath.Join(rigtest.Bin(t), "test", "failpoints"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			e.Program, e.Wrapper = program, []string{"env", "S3CSI_FAILPOINTS=" + points}
-			e.flags = []string{"--pod-clients", "--target-root=" + e.kubelet()}
-			if err := os.MkdirAll(e.kubelet(), 0o755); err != nil {
-				t.Fatal(err)
-			}
-			e.drive()
 			p := e.pod(t, podUID)
 			interrupted := begin(p)
 			hold := filepath.Join(points, "hold-"+step)
@@ -92,6 +86,53 @@ func TestKilledAtEachStep(t *testing.T) {
 			p.NothingLeft(t)
 		})
 	}
+}
+
+// startWithFailpoints starts a driver that stops at a step while points has the step's file.
+func startWithFailpoints(t *testing.T) (e *env, points string) {
+	t.Helper()
+	e, points = &env{Node: rigtest.New(t), t: t}, t.TempDir()
+	program, err := e.InstallDriver(filepath.Join(rigtest.Bin(t), "test", "failpoints"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.Program, e.Wrapper = program, []string{"env", "S3CSI_FAILPOINTS=" + points}
+	e.flags = []string{"--pod-clients", "--target-root=" + e.kubelet()}
+	if err := os.MkdirAll(e.kubelet(), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	e.drive()
+	return e, points
+}
+
+// A file system that is being mounted for a client while the volume is unpublished does not stay.
+func TestUnpublishWhileAClientConnects(t *testing.T) {
+	t.Parallel()
+	e, points := startWithFailpoints(t)
+	p := e.pod(t, podUID)
+	p.publish()
+	const step = "podclient.mounting"
+	hold := filepath.Join(points, "hold-"+step)
+	if err := os.WriteFile(hold, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p.connectFrom(podUID)
+	rigtest.Await(t, eventually, step, func() bool { _, err := os.Stat(filepath.Join(points, "at-"+step)); return err == nil })
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		p.unpublish()
+	}()
+	select {
+	case <-done:
+		t.Error("unpublish did not wait for the mount")
+	case <-time.After(time.Second):
+	}
+	if err := os.Remove(hold); err != nil {
+		t.Fatal(err)
+	}
+	<-done
+	p.NothingLeft(t)
 }
 
 // stepsOfSource are the steps of the packages that this package tests.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -25,6 +26,14 @@ const (
 	diesAfterInit  = "dying after INIT"
 	hangsAfterInit = "silent after INIT"
 	hangsOnStat    = "answering all but attributes"
+	failsThenHangs = "failing the usage, silent about attributes"
+	connectsAgain  = "connecting again and again"
+)
+
+// What a client does that is only slow, or has lost its service.
+const (
+	slow    = "answering attributes late"
+	offline = "reporting the error of its service as that of the usage"
 )
 
 // The numbers of requests (include/uapi/linux/fuse.h).
@@ -65,8 +74,11 @@ func hostile(kind string) error {
 	if err != nil {
 		return err
 	}
-	if kind == neverAnswers {
+	switch kind {
+	case neverAnswers:
 		return sleep()
+	case connectsAgain:
+		return reconnect(ctx, fd, path)
 	}
 	buf := make([]byte, 1<<18)
 	for first := true; ; first = false {
@@ -92,8 +104,20 @@ func hostile(kind string) error {
 			err = reply(fd, unique, init)
 		case kind == diesAfterInit:
 			return nil
-		case op == opStatfs && kind == hangsOnStat:
+		case op == opStatfs && (kind == hangsOnStat || kind == slow):
 			err = reply(fd, unique, make([]byte, 80))
+		case op == opStatfs && kind == failsThenHangs:
+			err = replyError(fd, unique, unix.EIO)
+		case op == opStatfs && kind == offline:
+			err = replyError(fd, unique, unix.ECONNREFUSED)
+		case op == opGetattr && (kind == slow || kind == offline):
+			if kind == slow {
+				time.Sleep(answersAfter)
+			}
+			fmt.Println(attributesAnswered)
+			err = reply(fd, unique, rootAttributes())
+		case kind == slow || kind == offline:
+			err = replyError(fd, unique, unix.ENOSYS)
 		}
 		if err != nil {
 			return fmt.Errorf("answering: %w", err)
@@ -102,6 +126,46 @@ func hostile(kind string) error {
 			fmt.Println("ready")
 		}
 	}
+}
+
+// reconnect takes descriptor after descriptor, closes each, and writes how many it got.
+func reconnect(ctx context.Context, fd int, path string) error {
+	ctx, cancel := context.WithTimeout(ctx, reconnectsFor)
+	defer cancel()
+	got := 1
+	for ctx.Err() == nil {
+		unix.Close(fd)
+		var err error
+		if fd, err = fdpass.Receive(ctx, path); err == nil {
+			got++
+		}
+	}
+	fmt.Printf("descriptors: %d\n", got)
+	return sleep()
+}
+
+const (
+	answersAfter       = 1300 * time.Millisecond // longer than the driver waits at a time
+	attributesAnswered = "attributes answered"
+	reconnectsFor      = 2 * time.Second
+)
+
+// rootAttributes is the answer to opGetattr for a directory (struct fuse_attr_out).
+func rootAttributes() []byte {
+	b := make([]byte, 104)
+	binary.NativeEndian.PutUint64(b[16:], 1) // inode
+	binary.NativeEndian.PutUint32(b[76:], unix.S_IFDIR|0o755)
+	binary.NativeEndian.PutUint32(b[80:], 2) // links
+	return b
+}
+
+func replyError(fd int, unique uint64, errno unix.Errno) error {
+	b := make([]byte, 16)
+	binary.NativeEndian.PutUint32(b, 16)
+	binary.NativeEndian.PutUint32(b[4:], uint32(-int32(errno)))
+	binary.NativeEndian.PutUint64(b[8:], unique)
+	_, err := unix.Write(fd, b)
+	return err
 }
 
 func sleep() error {
@@ -132,7 +196,7 @@ func TestHostileClients(t *testing.T) {
 }
 
 func everyHostileClient(t *testing.T, e *env, innocent *pod) {
-	for i, kind := range []string{neverReads, neverAnswers, garbage, diesAfterInit, hangsAfterInit, hangsOnStat} {
+	for i, kind := range []string{neverReads, neverAnswers, garbage, diesAfterInit, hangsAfterInit, hangsOnStat, failsThenHangs} {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
 			p := e.pod(t, fmt.Sprintf("%08d%s", i, podUID[8:]))
@@ -165,6 +229,66 @@ func everyHostileClient(t *testing.T, e *env, innocent *pod) {
 			}
 		})
 	}
+}
+
+// A client that is slow, or has lost its service, is not given up: its files show, and its connection is not aborted.
+func TestClientsThatAreNotGivenUp(t *testing.T) {
+	t.Parallel()
+	e := start(t, "--hang-timeout=3s", "--mount-timeout=3s")
+	t.Run("clients", func(t *testing.T) { everyClientThatIsNotGivenUp(t, e) })
+	e.NothingLeft(t)
+}
+
+func everyClientThatIsNotGivenUp(t *testing.T, e *env) {
+	for i, kind := range []string{slow, offline} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			p := e.pod(t, fmt.Sprintf("%08d%s", i, podUID[8:]))
+			p.publish()
+			c := p.hostile(kind)
+			rigtest.Await(t, eventually, "the client's file system at the target", func() bool { return p.showsFUSE(t) || ended(c) })
+			shown := strings.Count(c.output.String(), attributesAnswered)
+			rigtest.Await(t, eventually, "further looks at the client", func() bool {
+				return strings.Count(c.output.String(), attributesAnswered) >= shown+4 || ended(c)
+			})
+			if ended(c) || !p.showsFUSE(t) {
+				t.Errorf("the client was given up: %s", c.output.String())
+			}
+			p.unpublish()
+		})
+	}
+}
+
+// showsFUSE reports whether a FUSE file system is at the target, without a request to it.
+func (p *pod) showsFUSE(t *testing.T) bool {
+	t.Helper()
+	table, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	shows := false
+	for line := range strings.Lines(string(table)) {
+		if fields := strings.Fields(line); len(fields) > 4 && fields[4] == p.target {
+			shows = strings.Contains(line, " - fuse ")
+		}
+	}
+	return shows
+}
+
+// A program that takes one descriptor after the other is slowed down.
+func TestConnectingAgainAndAgain(t *testing.T) {
+	t.Parallel()
+	e := start(t)
+	p := e.pod(t, podUID)
+	p.publish()
+	c := p.hostile(connectsAgain)
+	_, text, _ := strings.Cut(c.output.String(), "descriptors: ")
+	var got int
+	if _, err := fmt.Sscan(text, &got); err != nil || got < 2 || got > 15 {
+		t.Errorf("in %s it got %d descriptors: %v", reconnectsFor, got, err)
+	}
+	p.unpublish()
+	p.NothingLeft(t)
 }
 
 // serve starts clients, as kubelet restarts a container, until one serves: a slow start is taken for a client that never answers, and while

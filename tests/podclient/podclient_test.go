@@ -375,3 +375,88 @@ func TestMissingEmptyDir(t *testing.T) {
 	p.unpublish()
 	p.NothingLeft(t)
 }
+
+// Volumes of a pod that name one socket would replace each other's.
+func TestASocketOfTwoVolumes(t *testing.T) {
+	t.Parallel()
+	e := start(t)
+	p := e.pod(t, podUID)
+	p.publish()
+	second := func(r *csi.NodePublishVolumeRequest) {
+		r.VolumeId = "csi-" + strings.Repeat("ab", 32)
+		r.TargetPath = filepath.Join(p.dir, "volumes/kubernetes.io~csi/second/mount")
+	}
+	target := filepath.Join(p.dir, "volumes/kubernetes.io~csi/second/mount")
+	if err := os.MkdirAll(filepath.Dir(target), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	err := p.tryPublish(second)
+	if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "volume_context."+podvolume.AttributeSocket) || !strings.Contains(err.Error(), `"data"`) {
+		t.Errorf("%v", err)
+	}
+	if _, err := os.Lstat(target); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the target of a refused volume: %v", err)
+	}
+	p.unpublish()
+	if err := p.tryPublish(second); err != nil { // the socket is free
+		t.Error(err)
+	}
+	if _, err := p.NodeUnpublishVolume(rigtest.Context(t, bounded), &csi.NodeUnpublishVolumeRequest{VolumeId: "csi-" + strings.Repeat("ab", 32), TargetPath: target}); err != nil {
+		t.Error(err)
+	}
+	p.NothingLeft(t)
+}
+
+// While no driver runs, everything is unmounted. A volume whose pod's directory was removed is removed, the others are published again.
+func TestPodsThatAreGone(t *testing.T) {
+	t.Parallel()
+	e := start(t)
+	e.Put(t, bucket, "file", "content")
+	gone, stays := e.pod(t, podUID), e.pod(t, otherUID)
+	gone.publish()
+	stays.publish()
+	e.Kill()
+	mounts, err := filepath.Glob(filepath.Join(e.State, "podclients/mounts/*.*"))
+	if err != nil || len(mounts) != 2 {
+		t.Fatalf("%q, %v", mounts, err)
+	}
+	for _, dir := range append(mounts, gone.target, stays.target) {
+		if err := unix.Unmount(dir, unix.UMOUNT_NOFOLLOW); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.RemoveAll(gone.dir); err != nil {
+		t.Fatal(err)
+	}
+	e.drive()
+	stays.env = e
+	rigtest.Await(t, eventually, "the record of the volume whose pod is gone to be removed", func() bool {
+		records, err := filepath.Glob(filepath.Join(e.State, "podclients/*.json"))
+		return err == nil && len(records) == 1
+	})
+	stays.publish()
+	stays.serve()
+	stays.unpublish()
+	stays.NothingLeft(t)
+}
+
+// A target that another mount hides cannot be unmounted. The request fails at once, and succeeds when it can be.
+func TestHiddenTarget(t *testing.T) {
+	t.Parallel()
+	e := start(t)
+	p := e.pod(t, podUID)
+	p.publish()
+	dir := filepath.Join(p.dir, "volumes")
+	if err := unix.Mount(dir, dir, "", unix.MS_BIND, ""); err != nil { // without the mounts below
+		t.Fatal(err)
+	}
+	_, err := p.NodeUnpublishVolume(rigtest.Context(t, bounded), &csi.NodeUnpublishVolumeRequest{VolumeId: p.handle(), TargetPath: p.target})
+	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), p.target) {
+		t.Errorf("%v", err)
+	}
+	if err := unix.Unmount(dir, unix.UMOUNT_NOFOLLOW); err != nil {
+		t.Fatal(err)
+	}
+	p.unpublish()
+	p.NothingLeft(t)
+}
