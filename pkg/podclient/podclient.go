@@ -228,7 +228,7 @@ func (s *Server) Publish(ctx context.Context, v podvolume.Volume, refused error)
 	case err != nil:
 		return err
 	case published && have == v:
-		_, err := s.show(ctx, v)
+		err := s.show(ctx, v)
 		if err == nil {
 			err = s.attend(v).listen(ctx)
 		}
@@ -265,7 +265,7 @@ func (s *Server) Publish(ctx context.Context, v podvolume.Volume, refused error)
 			err = mount.WithCleanupError(err, s.remove(cctx, v))
 		}
 	}()
-	if _, err := s.show(ctx, v); err != nil {
+	if err := s.show(ctx, v); err != nil {
 		return err
 	}
 	if err := s.awaitEmptyDir(ctx, v); err != nil {

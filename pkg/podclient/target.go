@@ -31,23 +31,22 @@ const (
 	maxFormer = 8
 )
 
-// show makes sure that the volume's empty file system exists and that something of the volume is mounted at its target. It returns the
-// mount table that it has seen last.
-func (s *Server) show(ctx context.Context, v podvolume.Volume) ([]host.Mount, error) {
+// show makes sure that the volume's empty file system exists and that something of the volume is mounted at its target.
+func (s *Server) show(ctx context.Context, v podvolume.Volume) error {
 	id := idOf(v.Target)
 	mounts, err := s.Namespace.Mounts(ctx)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	_, have := host.TopAt(mounts, s.records.empty(id))
 	top, mounted := host.TopAt(mounts, v.Target)
 	if mounted && top.Source != sourceOf(id) {
-		return nil, errForeign(v.Target, top)
+		return errForeign(v.Target, top)
 	}
 	if have && mounted {
-		return mounts, nil
+		return nil
 	}
-	err = s.Namespace.Do(ctx, "mounting the empty file system of "+v.Target, func() error {
+	return s.Namespace.Do(ctx, "mounting the empty file system of "+v.Target, func() error {
 		if !have {
 			if err := s.mountEmpty(v); err != nil {
 				return err
@@ -59,10 +58,6 @@ func (s *Server) show(ctx context.Context, v podvolume.Volume) ([]host.Mount, er
 		}
 		return s.bindEmpty(v)
 	})
-	if err != nil {
-		return nil, err
-	}
-	return s.Namespace.Mounts(ctx)
 }
 
 func (s *Server) mountEmpty(v podvolume.Volume) error {
