@@ -124,11 +124,9 @@ func (c *Clients) service(b Backend) (*service, error) {
 	if _, err := c.configs.Config().Backend(b.Name); err != nil {
 		return nil, err
 	}
-	if b.roots == nil || b.Proxy.credentials == "" {
-		var err error
-		if b, err = b.withFiles(); err != nil {
-			return nil, err
-		}
+	b, err := b.withFiles()
+	if err != nil {
+		return nil, err
 	}
 	proxy, err := b.proxyFunc(c.proxy)
 	if err != nil {
@@ -324,15 +322,18 @@ func newHTTPClient(roots *x509.CertPool, proxy func(*http.Request) (*url.URL, er
 	}
 }
 
-// withFiles reads the backend's files. Errors are Invalid and name the key.
-func (b Backend) withFiles() (Backend, error) {
+// withFiles reads those of the backend's files that were not read yet. Errors are Invalid and name the key.
+func (b Backend) withFiles() (_ Backend, err error) {
 	at := "backends." + b.Name + "."
-	b, err := b.withCA()
-	if err != nil {
-		return b, fault.Field(at+"caFile", "%w", err)
+	if b.roots == nil {
+		if b, err = b.withCA(); err != nil {
+			return b, fault.Field(at+"caFile", "%w", err)
+		}
 	}
-	if b.Proxy, err = b.Proxy.read(); err != nil {
-		return b, fault.Field(at+"proxy.credentialsFile", "%w", err)
+	if b.Proxy.credentials == "" {
+		if b.Proxy, err = b.Proxy.read(); err != nil {
+			return b, fault.Field(at+"proxy.credentialsFile", "%w", err)
+		}
 	}
 	return b, nil
 }

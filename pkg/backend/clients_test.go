@@ -88,6 +88,33 @@ func TestClientsTrustTheBackendsCAFileForThatBackendOnly(t *testing.T) {
 	}
 }
 
+// The config file and its files are one state. A CA file that is replaced or removed later counts with the next reload.
+func TestClientsUseTheFilesThatTheConfigRead(t *testing.T) {
+	hermetic(t)
+	server := httptest.NewTLSServer(http.HandlerFunc(ok))
+	defer server.Close()
+	dir := t.TempDir()
+	ca, config := filepath.Join(dir, "ca.pem"), filepath.Join(dir, "config.yaml")
+	for path, content := range map[string][]byte{
+		ca: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), config: []byte("backends:\n  own: {endpoint: '" + server.URL + "', caFile: '" + ca + "'}\n"),
+	} {
+		if err := os.WriteFile(path, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cfg, err := LoadConfig(config, "", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(ca); err != nil {
+		t.Fatal(err)
+	}
+	clients, be := newTestClients(t, cfg, "own")
+	if _, err := newTestBuckets(t, clients, nil).Validate(bounded(t), be, testKeys, "b", ""); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestRequestsCarryTheUserAgentAndPassTheMiddleware(t *testing.T) {
 	var counted atomic.Int32
 	f, clients, be := serve(t, ok, "", WithVersion("1.2.3"), WithMiddleware(func(s *middleware.Stack) error {

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -72,15 +73,18 @@ func (o Order) String() string { return "Order(" + string(o.Kind) + " " + o.Role
 // GoString keeps %#v from printing secrets.
 func (o Order) GoString() string { return o.String() }
 
-// password returns the password in the proxy's URL, or "".
-func (s STSService) password() string {
+// passwords returns the password in the proxy's URL as it is there and, if that differs, as it is sent; without one they are "".
+func (s STSService) passwords() (written, sent string) {
 	_, rest, _ := strings.Cut(s.Proxy, "://")
 	user, _, found := strings.Cut(rest, "@")
 	if !found {
-		return ""
+		return "", ""
 	}
-	_, password, _ := strings.Cut(user, ":")
-	return password
+	_, written, _ = strings.Cut(user, ":")
+	if sent, err := url.PathUnescape(written); err == nil && sent != written {
+		return written, sent
+	}
+	return written, ""
 }
 
 // IsZero reports whether there is no order.
@@ -88,7 +92,8 @@ func (o Order) IsZero() bool { return o.Kind == "" }
 
 // Secrets returns the values that must not be shown.
 func (o Order) Secrets() []string {
-	return slices.DeleteFunc([]string{o.Keys.SecretAccessKey, o.Keys.SessionToken, o.Token, o.STS.password()}, func(s string) bool { return s == "" })
+	written, sent := o.STS.passwords()
+	return slices.DeleteFunc([]string{o.Keys.SecretAccessKey, o.Keys.SessionToken, o.Token, written, sent}, func(s string) bool { return s == "" })
 }
 
 // Reply is the answer of a process that got an order: keys or an error.

@@ -2,6 +2,7 @@ package credentials
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -18,6 +19,19 @@ func TestOrdersAreNeverPrinted(t *testing.T) {
 	}
 	if got := len(o.Secrets()); got != 3 {
 		t.Errorf("%d secrets", got)
+	}
+}
+
+func TestThePasswordOfAProxyIsASecretInBothForms(t *testing.T) {
+	for proxy, want := range map[string][]string{
+		"":                             nil,
+		"http://p:3128":                nil,
+		"http://u:canary@p:3128":       {"canary"},
+		"http://u:can%21a%28ry@p:3128": {"can%21a%28ry", "can!a(ry"},
+	} {
+		if got := (Order{STS: STSService{Proxy: proxy}}).Secrets(); !slices.Equal(got, want) {
+			t.Errorf("%s: %q, want %q", proxy, got, want)
+		}
 	}
 }
 

@@ -1,6 +1,7 @@
 package helper
 
 import (
+	"encoding/base64"
 	"strings"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
@@ -10,7 +11,7 @@ import (
 // record, argument or log. Call under mu.
 func (h *helper) proxy(req StartRequest) []string {
 	_, password, _ := strings.Cut(req.ProxyCredentials, ":")
-	h.scrub.hold(h.now(), "proxy", req.ProxyCredentials, password)
+	h.scrub.hold(h.now(), "proxy", req.ProxyCredentials, password, proxyHeader(req.ProxyCredentials))
 	if req.ProxyCredentials == "" {
 		return nil
 	}
@@ -25,3 +26,6 @@ func (h *helper) proxy(req StartRequest) []string {
 	}
 	return env
 }
+
+// proxyHeader returns the credentials as they are in the header Proxy-Authorization, which verbose logs of clients may show.
+func proxyHeader(login string) string { return base64.StdEncoding.EncodeToString([]byte(login)) }

@@ -172,6 +172,7 @@ func TestTemplatesRefuse(t *testing.T) {
 		"OpenShift's host network":        {"openshift: {enabled: true}\ncontroller: {hostNetwork: true}", "openshift.enabled cannot be combined with controller.hostNetwork"},
 		"a socket that is too long":       {"node: {kubeletPath: /var/snap/" + strings.Repeat("x", 60) + "/kubelet}", "longer than 107 bytes"},
 		"another client":                  {"node: {defaultClient: goofys}", "node.defaultClient is goofys, which is neither mountpoint-s3, rclone nor in clients"},
+		"another client of a backend":     {"backends: {lab: {defaultClient: goofys}}", "backends.lab.defaultClient is goofys, which is neither mountpoint-s3, rclone nor in clients"},
 		"a client of ours":                {"clients: {rclone: {program: a, fuse: path, drain: exits, cache: none}}", "the name of one of the driver's own clients"},
 	} {
 		t.Run(name, func(t *testing.T) {

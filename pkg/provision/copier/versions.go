@@ -2,6 +2,7 @@ package copier
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -28,7 +29,7 @@ func (v Versions) Page(ctx context.Context, _ int, after string) (Page, error) {
 	if after != "" {
 		marker = v.Of.Prefix + after
 	}
-	var group []buckets.Version // the versions of a key of which the listing may have more
+	var group []buckets.Version // the versions of a key of which the listing may have more, without those that decide nothing
 	for {
 		listed, err := buckets.ListVersions(ctx, v.Of.Bucket, v.Of.Prefix, marker, version)
 		if err != nil {
@@ -52,11 +53,14 @@ func (v Versions) Page(ctx context.Context, _ int, after string) (Page, error) {
 				}
 				group = group[:0]
 			}
-			group = append(group, item)
+			if len(group) == 0 || v.decides(group, item) {
+				group = append(group, item)
+			}
 		}
 		if !listed.More {
 			page.More = false
-			return page, v.add(&page, group)
+			err := v.add(&page, group)
+			return page, err
 		}
 		if page.Last != after {
 			page.More = true
@@ -64,6 +68,14 @@ func (v Versions) Page(ctx context.Context, _ int, after string) (Page, error) {
 		}
 		marker, version = listed.NextKey, listed.NextVersion
 	}
+}
+
+// decides reports whether asOf needs another version of a key. A key can have millions of them.
+func (v Versions) decides(group []buckets.Version, item buckets.Version) bool {
+	if item.Time.After(v.At) {
+		return item.ID == "null"
+	}
+	return !slices.ContainsFunc(group, func(g buckets.Version) bool { return g.Deleted == item.Deleted && !g.Time.After(v.At) })
 }
 
 // add adds the object that a key had.

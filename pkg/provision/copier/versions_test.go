@@ -1,6 +1,7 @@
 package copier
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -47,8 +48,39 @@ func TestWhichVersionWasCurrent(t *testing.T) {
 		if err != nil || found != (c.want != "") || got.ID != c.want && found {
 			t.Errorf("%s: %+v, %t, %v", name, got, found, err)
 		}
+		var kept []buckets.Version
+		for _, v := range c.versions {
+			if len(kept) == 0 || (Versions{At: cut}).decides(kept, v) {
+				kept = append(kept, v)
+			}
+		}
+		if again, also, err := asOf(kept, cut); again != got || also != found || err != nil {
+			t.Errorf("%s, of the versions that are kept: %+v, %t, %v", name, again, also, err)
+		}
 	}
 	if _, _, err := asOf([]buckets.Version{latest(object("null", s)), object("1", -s)}, cut); !fault.Is(err, fault.Precondition) {
 		t.Errorf("overwritten without a version: %v", err)
+	}
+}
+
+// All versions of a key are listed before it is decided, and there may be millions of them.
+func TestOnlyVersionsThatDecideAreKept(t *testing.T) {
+	cut := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	source := Versions{At: cut}
+	var all, kept []buckets.Version
+	for i := range 1000 {
+		v := buckets.Version{Key: "key", ID: fmt.Sprint(i), Time: cut.Add(time.Duration(500-i) * time.Second), Latest: i == 0, Deleted: i%3 == 1}
+		all = append(all, v)
+		if len(kept) == 0 || source.decides(kept, v) {
+			kept = append(kept, v)
+		}
+	}
+	want, _, _ := asOf(all, cut)
+	if got, found, err := asOf(kept, cut); got != want || !found || err != nil || len(kept) > 3 {
+		t.Errorf("%d kept: %+v, %t, %v, want %+v", len(kept), got, found, err, want)
+	}
+	suspended := buckets.Version{Key: "key", ID: "null", Time: cut.Add(time.Second)}
+	if !source.decides(kept, suspended) {
+		t.Error("a version that shows that versioning was suspended is dropped")
 	}
 }
