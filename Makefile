@@ -250,6 +250,7 @@ $(TOOLS)/golangci-lint-$(GOLANGCI_VERSION):
 docs: ## Render the reference pages that tests compare with the code
 	go test ./pkg/client ./pkg/driver ./pkg/volume -run Doc -update
 	cd tests && go test ./chart -run TestReadme -update
+	cd tests && go test ./fuseclients -run Doc -update
 
 .PHONY: manifests
 manifests: $(HELM) ## Render the manifests of deploy/ from the chart

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/proc"
+	"github.com/s3-csi/s3-csi-driver/tests/fuseclients"
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
 
@@ -85,34 +86,27 @@ func (e *env) declared(program, name, config string) string {
 // unpublished.
 func TestADeclaredClientServes(t *testing.T) {
 	t.Parallel()
-	for fuse, command := range map[string]string{"path": "mount2", "fusermount": "mount"} {
-		t.Run(fuse, func(t *testing.T) {
+	for _, way := range []struct {
+		fuse, command string
+		fuseclients.Case
+	}{
+		{"path", "mount2", fuseclients.Get(t, "rclone mount2", fuseclients.Declared, fuseclients.Path)},
+		{"fusermount", "mount", fuseclients.Get(t, "rclone mount", fuseclients.Declared, fuseclients.Fusermount)},
+	} {
+		t.Run(way.fuse, func(t *testing.T) {
 			t.Parallel()
-			serveDeclared(t, fuse, command)
+			serveDeclared(t, way.fuse, way.command, way.Case)
 		})
 	}
 }
 
-func serveDeclared(t *testing.T, fuse, command string) {
+func serveDeclared(t *testing.T, fuse, command string, c fuseclients.Case) {
 	t.Helper()
 	e := newEnv(t)
+	e.Put(t, bucket, "declared/file", "content")
 	e.declare(fuse, command, "")
 	v := static("declared", debian, "mountOptions", "dir-cache-time=1s,no-checksum")
 	target := e.publish(v, "declared")
-	file := filepath.Join(target, "dir", "file")
-	for _, step := range []func() error{
-		func() error { return os.Mkdir(filepath.Dir(file), 0o755) },
-		func() error { return os.WriteFile(file, []byte("content"), 0o644) },
-		func() error { return os.Rename(file, file+"2") },
-	} {
-		if err := step(); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if got := e.Object(t, bucket, "declared/dir/file2"); got != "content" {
-		t.Errorf("the object is %q", got)
-	}
-
 	running := e.Running(debian)
 	if len(running) != 1 {
 		t.Fatalf("%d processes of the client: %v", len(running), e.Processes())
@@ -124,17 +118,14 @@ func serveDeclared(t *testing.T, fuse, command string) {
 	if uid, _ := strconv.Atoi(strings.Fields(status.Field("Uid"))[0]); uid < e.FirstUID || status.Field("CapEff") != "0000000000000000" || status.Field("NoNewPrivs") != "1" {
 		t.Errorf("it runs as uid %d, with the capabilities %s", uid, status.Field("CapEff"))
 	}
-	rigtest.Kill(t, running...)
-	e.awaitRead(eventually, file+"2", "content")
+	c.Use(t, fuseclients.Volume{Dir: target, Stored: e.Stored(t, bucket, "declared/"), Restart: func() {
+		rigtest.Kill(t, running...)
+		e.awaitRead(eventually, filepath.Join(target, "file"), "content")
+	}})
 
-	if err := os.Remove(file + "2"); err != nil {
-		t.Error(err)
-	}
-	if err := os.WriteFile(file, []byte("last"), 0o644); err != nil {
-		t.Error(err)
-	}
+	write(t, filepath.Join(target, "file"), "last")
 	e.unpublish(v, target)
-	if keys := e.Keys(t, bucket, "declared/"); len(keys) != 1 || e.Object(t, bucket, "declared/dir/file") != "last" {
+	if keys := e.Keys(t, bucket, "declared/"); len(keys) != 1 || e.Object(t, bucket, "declared/file") != "last" {
 		t.Errorf("the volume has %q", keys)
 	}
 	e.awaitNothingLeft(eventually)

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/sandbox"
+	"github.com/s3-csi/s3-csi-driver/tests/fuseclients"
 	"github.com/s3-csi/s3-csi-driver/tests/rig"
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
@@ -61,40 +62,18 @@ func TestAClientWithStaticKeysServes(t *testing.T) {
 	secret := e.user("owner")
 	v := static("keys", s3fs, "mountOptions", "retries=2")
 	target := e.publish(v, "keys", secrets(secret))
-	dir := filepath.Join(target, "dir")
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	write(t, filepath.Join(dir, "file"), "content")
-	if got := read(t, filepath.Join(dir, "file")); got != "content" {
-		t.Errorf("the file reads %q", got)
-	}
-	if err := os.Rename(filepath.Join(dir, "file"), filepath.Join(dir, "file2")); err != nil {
-		t.Fatal(err)
-	}
-	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 1 || entries[0].Name() != "file2" {
-		t.Errorf("the directory lists %v, %v", entries, err)
-	}
-	if got := e.Object(t, bucket, "keys/dir/file2"); got != "content" {
-		t.Errorf("the object is %q", got)
-	}
-
-	client := e.s3fs()
-	e.keysOnlyIn(client, secret)
-	rigtest.Kill(t, client)
-	e.awaitRead(eventually, filepath.Join(dir, "file2"), "content")
+	write(t, filepath.Join(target, "file"), "content")
 	e.keysOnlyIn(e.s3fs(), secret)
+	fuseclients.Get(t, "s3fs", fuseclients.Declared, fuseclients.Fusermount).Use(t, fuseclients.Volume{Dir: target, Stored: e.Stored(t, bucket, "keys/"), Restart: func() {
+		rigtest.Kill(t, e.s3fs())
+		e.awaitRead(eventually, filepath.Join(target, "file"), "content")
+		e.keysOnlyIn(e.s3fs(), secret)
+	}})
 
-	if err := os.Remove(filepath.Join(dir, "file2")); err != nil {
-		t.Error(err)
-	}
-	write(t, filepath.Join(dir, "last"), strings.Repeat("last", 4<<20)) // more than a mount's directory of state holds
+	write(t, filepath.Join(target, "last"), strings.Repeat("last", 4<<20)) // more than a mount's directory of state holds
 	e.unpublish(v, target)
-	if got := e.Object(t, bucket, "keys/dir/last"); len(got) != 16<<20 {
+	if got := e.Object(t, bucket, "keys/last"); len(got) != 16<<20 {
 		t.Errorf("the last file has %d bytes", len(got))
-	}
-	if keys := e.Keys(t, bucket, "keys/dir/file"); len(keys) != 0 {
-		t.Errorf("what was removed is still there: %q", keys)
 	}
 	e.awaitNothingLeft(eventually)
 }

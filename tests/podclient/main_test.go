@@ -31,6 +31,9 @@ const (
 	emptyDir = "fuse-fd-passing"
 	socket   = "fuse-csi-ephemeral.sock"
 
+	// clientUID is the user of all clients in pods.
+	clientUID = 65534
+
 	// eventually is the limit for what takes a moment.
 	eventually = 30 * time.Second
 	// bounded is the limit for what must not wait for a client.
@@ -200,6 +203,12 @@ type process struct {
 // run starts a program in the cgroup of a pod, as a user without rights; uid "" is no pod.
 func (e *env) run(t *testing.T, uid string, env []string, args ...string) *process {
 	t.Helper()
+	return e.runIn(t, uid, "", env, args...)
+}
+
+// runIn is run in a mount namespace of its own, which a script of root prepares; "" is none.
+func (e *env) runIn(t *testing.T, uid, image string, env []string, args ...string) *process {
+	t.Helper()
 	// As kubelet's cgroup driver cgroupfs names it, below a cgroup of the test's own.
 	own := filepath.Join("/sys/fs/cgroup/pids", fmt.Sprintf("s3csi-%d-%d", os.Getpid(), time.Now().UnixNano()))
 	cgroup := own
@@ -209,7 +218,13 @@ func (e *env) run(t *testing.T, uid string, env []string, args ...string) *proce
 	if err := os.MkdirAll(cgroup, 0o755); err != nil {
 		t.Skipf("needs cgroups: %v", err)
 	}
-	script := fmt.Sprintf(`echo $$ >%s/cgroup.procs && exec setpriv --reuid=65534 --regid=65534 --clear-groups --no-new-privs --bounding-set=-all --inh-caps=-all "$@"`, cgroup)
+	script := `exec setpriv --reuid=65534 --regid=65534 --clear-groups --no-new-privs --bounding-set=-all --inh-caps=-all "$@"`
+	name := filepath.Base(args[0])
+	if image != "" {
+		args = append([]string{"sh", "-c", "set -e\n" + image + "\n" + script, "sh"}, args...)
+		script = `exec unshare --mount --propagation slave -- "$@"`
+	}
+	script = fmt.Sprintf("echo $$ >%s/cgroup.procs && %s", cgroup, script)
 	p := &process{Cmd: exec.CommandContext(context.WithoutCancel(t.Context()), "sh", append([]string{"-c", script, "sh"}, args...)...), done: make(chan struct{})}
 	p.Env = append([]string{"PATH=/usr/bin:/bin", "HOME=/nonexistent"}, env...)
 	p.Stdout, p.Stderr = &p.output, &p.output
@@ -227,7 +242,7 @@ func (e *env) run(t *testing.T, uid string, env []string, args ...string) *proce
 			_ = os.Remove(dir)
 		}
 		if t.Failed() {
-			t.Logf("output of %s: %s", filepath.Base(args[0]), p.output.String())
+			t.Logf("output of %s: %s", name, p.output.String())
 		}
 	})
 	return p

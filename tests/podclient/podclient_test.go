@@ -135,30 +135,6 @@ func TestAPodWithItsOwnClient(t *testing.T) {
 	rigtest.Await(t, eventually, "the client to end with its connection", func() bool { return ended(client) })
 }
 
-// Debian's rclone and libraries like libfuse get the descriptor by executing fusermount3.
-func TestClientThatExecutesFusermount(t *testing.T) {
-	t.Parallel()
-	e := start(t)
-	e.Put(t, bucket, "file", "content")
-	p := e.pod(t, podUID)
-	p.publish()
-	bin, decoy := filepath.Join(e.Dir, "pod-bin"), filepath.Join(e.Dir, "decoy")
-	for _, dir := range []string{bin, decoy} {
-		if err := os.Mkdir(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, name := range []string{"fusermount3", "fusermount"} {
-		if err := os.Symlink(e.program("s3-csi-fusermount"), filepath.Join(bin, name)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	p.run(t, podUID, append(p.s3(), "PATH="+bin+":/usr/bin:/bin", "FUSERMOUNT3PROXY_FDPASSING_SOCKPATH="+p.shortSocket()), p.rclone(t, "mount", decoy)...)
-	rigtest.Await(t, eventually, "the client", func() bool { return p.shows("content") })
-	p.unpublish()
-	p.NothingLeft(t)
-}
-
 // The client of examples/pod-clients.yaml works as it is there, but for the paths and the service of this machine.
 func TestTheExample(t *testing.T) {
 	t.Parallel()

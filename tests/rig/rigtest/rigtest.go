@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -117,6 +118,16 @@ func (s *Server) Object(t testing.TB, bucket, key string) string {
 		t.Fatalf("object %s: %v", key, err)
 	}
 	return string(b)
+}
+
+// Stored returns a function that reads the objects below a prefix. Its error for a missing one is fs.ErrNotExist.
+func (s *Server) Stored(t testing.TB, bucket, prefix string) func(name string) (string, error) {
+	return func(name string) (string, error) {
+		if !slices.Contains(s.Keys(t, bucket, prefix+name), prefix+name) {
+			return "", fmt.Errorf("object %s: %w", prefix+name, fs.ErrNotExist)
+		}
+		return s.Object(t, bucket, prefix+name), nil
+	}
 }
 
 // Put stores an object.

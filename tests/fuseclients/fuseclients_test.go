@@ -1,0 +1,91 @@
+package fuseclients
+
+import (
+	"flag"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+var update = flag.Bool("update", false, "write the table of the documentation")
+
+const (
+	page  = "../../docs/pod-clients.md"
+	begin = "<!-- clients: go test ./fuseclients -update, in tests/ -->\n"
+	end   = "<!-- end of clients -->\n"
+)
+
+// The documentation has the table of what is tested.
+func TestDocs(t *testing.T) {
+	text, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, rest, ok := strings.Cut(string(text), begin)
+	got, after, closed := strings.Cut(rest, end)
+	if !ok || !closed {
+		t.Fatalf("%s has no place for the table", page)
+	}
+	if got == Table() {
+		return
+	}
+	if !*update {
+		t.Fatalf("the table of %s is not that of the tests; run make docs", page)
+	}
+	if err := os.WriteFile(page, []byte(before+begin+Table()+end+after), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Each row of the table is run by exactly one test: a call of Get with its client, place and way.
+func TestEachRowIsTested(t *testing.T) {
+	constants := map[string]string{"InAPod": InAPod, "Declared": Declared, "Starter": Starter, "Path": Path, "Fusermount": Fusermount}
+	tested := map[[3]string]int{}
+	for _, dir := range []string{"../node", "../podclient"} {
+		files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
+		if err != nil || len(files) == 0 {
+			t.Fatal("no tests: ", err)
+		}
+		for _, file := range files {
+			tree, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ast.Inspect(tree, func(n ast.Node) bool {
+				call, ok := n.(*ast.CallExpr)
+				if !ok || len(call.Args) != 4 {
+					return true
+				}
+				if f, ok := call.Fun.(*ast.SelectorExpr); !ok || f.Sel.Name != "Get" || !isPackage(f.X) {
+					return true
+				}
+				var row [3]string
+				for i, arg := range call.Args[1:] {
+					switch arg := arg.(type) {
+					case *ast.BasicLit:
+						row[i], _ = strconv.Unquote(arg.Value)
+					case *ast.SelectorExpr:
+						row[i] = constants[arg.Sel.Name]
+					}
+				}
+				tested[row]++
+				return true
+			})
+		}
+	}
+	for _, c := range Cases() {
+		if n := tested[[3]string{c.Client, c.Place, c.Way}]; n != 1 {
+			t.Errorf("%s, %s, %s: %d tests", c.Client, c.Place, c.Way, n)
+		}
+	}
+}
+
+func isPackage(x ast.Expr) bool {
+	name, ok := x.(*ast.Ident)
+	return ok && name.Name == "fuseclients"
+}
