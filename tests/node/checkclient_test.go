@@ -8,9 +8,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/check"
 	"github.com/s3-csi/s3-csi-driver/tests/rig"
@@ -85,7 +88,7 @@ func TestACheckOfAClient(t *testing.T) {
 			if len(table) != 15 || code != 0 {
 				t.Errorf("exit code %d, rows %q", code, table)
 			}
-			t.Logf("%q, notes %q", s.Rows, s.Notes)
+			t.Logf("%+v, notes %q", s.Rows, s.Notes)
 			notes := strings.Join(s.Notes, "\n")
 			for _, want := range []string{"drain: exits", "needs: [delete]"} {
 				if !strings.Contains(notes, want) {
@@ -105,7 +108,7 @@ func TestACheckOfAClientThatNeverAnswers(t *testing.T) {
 backends:
   default: {endpoint: %q, region: %q, addressing: path}
 clients:
-  %s: {program: silent, fuse: path, args: ["3600"], drain: exits, cache: none}
+  %s: {program: silent, fuse: argument, args: ["3600${fd}"], drain: exits, cache: none}
 `, e.Rig.S3.Endpoint, e.Rig.S3.Region, hostile)
 	began := time.Now()
 	s, code := e.report(e.checkClient(hostile, e.declared("sleep", hostile, config), "--step-timeout=2s"))
@@ -118,6 +121,28 @@ clients:
 	if len(s.Notes) > 0 {
 		t.Errorf("%q", s.Notes)
 	}
+}
+
+// A client that stops answering in the middle ends as a failed row, too, and is killed.
+func TestACheckOfAClientThatStopsAnswering(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t)
+	cmd := e.checkClient(rclone, "--step-timeout=2s")
+	go func() {
+		for e.t.Context().Err() == nil {
+			if all := e.Running(programs[rclone]); len(all) == 1 && len(e.Keys(t, bucket, "checked/")) > 0 {
+				_ = unix.Kill(all[0].PID, unix.SIGSTOP)
+				return
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+	}()
+	s, code := e.report(cmd)
+	failed := slices.IndexFunc(s.Rows, func(r check.Row) bool { return r.Needed && r.Result == check.No })
+	if code != 1 || failed < 0 {
+		t.Errorf("exit code %d, %+v", code, s.Rows)
+	}
+	t.Logf("%+v", s.Rows)
 }
 
 // An interrupted check removes everything, too.

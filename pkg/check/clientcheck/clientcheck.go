@@ -24,7 +24,7 @@ const (
 	// removeBound bounds the removal of the objects, which also happens after an interrupt.
 	removeBound = 30 * time.Second
 	// remoteBound is how long to wait for an object of another writer to appear in the mount.
-	remoteBound = 2 * time.Second
+	remoteBound = time.Second
 	// straggling is how long to wait for the service to carry out requests of a client that was killed.
 	straggling = time.Second
 	poll       = 50 * time.Millisecond
@@ -293,7 +293,7 @@ func (r *run) remote(ctx context.Context) (check.Result, string, error) {
 		err := r.Host.Do(ctx, "list the root", listed)
 		switch {
 		case err == nil:
-			r.saw["clientRemote"] = "in " + since(began)
+			r.saw["clientRemote"] = "soon"
 			return check.Yes, "in " + since(began), r.get(ctx, "remote", small())
 		case !errors.Is(err, fs.ErrNotExist):
 			return "", "", err
@@ -473,7 +473,7 @@ func NotRemoved(err error) check.Row {
 
 // suggest makes notes of what a declaration of the client should say.
 func (r *run) suggest() {
-	note := func(format string, args ...any) { r.notes = append(r.notes, fmt.Sprintf(format, args...)) }
+	note := func(text string) { r.notes = append(r.notes, text) }
 	tried := func(name string) bool {
 		return slices.ContainsFunc(r.rows, func(row check.Row) bool { return row.Check == name && row.Result != check.Unknown })
 	}
@@ -499,12 +499,11 @@ func (r *run) suggest() {
 	if tried("clientRename") && !r.has("clientRename") {
 		note("rename: not supported, so programs that replace files by renaming fail")
 	}
-	switch saw := r.saw["clientRemote"]; saw {
-	case "":
+	switch r.saw["clientRemote"] {
+	case "soon":
+		note("options: none needed for objects of other writers, which appear at once")
 	case "late":
 		note("options: declare the option that limits how long the client caches names")
-	default:
-		note("options: none needed for the visibility of other writers' objects, which appear %s", saw)
 	}
 }
 

@@ -127,7 +127,7 @@ func (p *Place) Left(ctx context.Context) ([]string, error) {
 	}
 	var left []string
 	for _, m := range mounts {
-		if m.FSType != "fusectl" { // of the check itself
+		if isClients(m) {
 			left = append(left, "mount "+m.Mountpoint)
 		}
 	}
@@ -139,16 +139,22 @@ func (p *Place) Left(ctx context.Context) ([]string, error) {
 		left = append(left, fmt.Sprintf("processes of uid %d", u.UID))
 	}
 	err = p.Namespace.Do(ctx, "look for files", func() error {
-		names, err := filepath.Glob(filepath.Join(p.Cache, "*", "*"))
-		for _, name := range names {
-			left = append(left, "file "+name)
+		names, err := filepath.Glob(filepath.Join(p.Cache, "mounts", "*"))
+		records, rerr := filepath.Glob(filepath.Join(p.State, "mounts", "*"))
+		for _, name := range append(names, records...) {
+			left = append(left, "directory "+name)
 		}
 		if _, serr := os.Lstat(p.Target); !errors.Is(serr, os.ErrNotExist) {
 			left = append(left, "target "+p.Target)
 		}
-		return err
+		return errors.Join(err, rerr)
 	})
 	return left, err
+}
+
+// isClients reports whether a mount is a client's. The others are those of the node, which stay until Close.
+func isClients(m host.Mount) bool {
+	return strings.HasPrefix(m.FSType, "fuse") && m.FSType != "fusectl"
 }
 
 func (p *Place) units(ctx context.Context) ([]launcher.UnitInfo, error) {
@@ -185,7 +191,7 @@ func (p *Place) Close(ctx context.Context) error {
 	fusectl := host.NewFusectl(p.Namespace, filepath.Join(p.State, "fusectl"))
 	var errs []error
 	for _, m := range mounts {
-		if strings.HasPrefix(m.FSType, "fuse") && m.FSType != "fusectl" {
+		if isClients(m) {
 			errs = append(errs, fusectl.Abort(ctx, m.Minor))
 		}
 	}
