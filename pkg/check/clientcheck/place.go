@@ -139,7 +139,7 @@ func (p *Place) Left(ctx context.Context) ([]string, error) {
 		left = append(left, fmt.Sprintf("processes of uid %d", u.UID))
 	}
 	err = p.Namespace.Do(ctx, "look for files", func() error {
-		names, err := filepath.Glob(filepath.Join(p.Cache, "mounts", "*"))
+		names, err := filepath.Glob(filepath.Join(p.Cache, "*-*")) // of mounts, see mount.Name
 		records, rerr := filepath.Glob(filepath.Join(p.State, "mounts", "*"))
 		for _, name := range append(names, records...) {
 			left = append(left, "directory "+name)
