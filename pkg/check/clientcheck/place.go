@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -143,6 +144,9 @@ func (p *Place) Left(ctx context.Context) ([]string, error) {
 		records, rerr := filepath.Glob(filepath.Join(p.State, "mounts", "*"))
 		for _, name := range append(names, records...) {
 			left = append(left, "directory "+name)
+		}
+		if slices.ContainsFunc(mounts, func(m host.Mount) bool { return m.Mountpoint == p.Target }) {
+			return errors.Join(err, rerr) // it is named as a mount, and its client may never answer
 		}
 		if _, serr := os.Lstat(p.Target); !errors.Is(serr, os.ErrNotExist) {
 			left = append(left, "target "+p.Target)
