@@ -19,7 +19,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/session"
 )
 
-// checkAll checks backends and, with --node, the host. The exit code is exitOK if everything that the driver needs is available.
+// checkAll checks backends and, with --node, the host; or, with --client, one client. The exit code is exitOK if everything that the driver needs is available.
 func checkAll(ctx context.Context, o driver.Options, version string, stdout, stderr io.Writer) int {
 	if o.Common.Verbosity == 0 { // the result already contains what would be logged
 		ctx = klog.NewContext(ctx, klog.Logger{})
@@ -39,6 +39,10 @@ func checkAll(ctx context.Context, o driver.Options, version string, stdout, std
 }
 
 func checks(ctx context.Context, o driver.Options, version string) (check.Report, error) {
+	if o.Check.Client != "" {
+		section, err := checkClient(ctx, o, version)
+		return check.NewReport(section), err
+	}
 	config, err := backend.DefaultConfig(o.DefaultRegion, o.DefaultEndpoint)
 	if o.Common.Config != "" {
 		config, err = backend.LoadConfig(o.Common.Config, o.DefaultRegion, o.DefaultEndpoint)

@@ -36,8 +36,10 @@ type Row struct {
 
 // Section has the rows of one backend or of the host.
 type Section struct {
-	Name string `json:"name"` // "backend default", "node"
+	Name string `json:"name"` // "backend default", "node", "client rclone"
 	Rows []Row  `json:"rows"`
+	// Notes are what a declaration of the client should say.
+	Notes []string `json:"notes,omitempty"`
 }
 
 // Report is the outcome of all checks.
@@ -88,6 +90,12 @@ func (r Report) Table(w io.Writer) error {
 			if row.Advice != "" {
 				fmt.Fprintf(&b, "  %-7s  %-*s  -> %s\n", "", widest, "", row.Advice)
 			}
+		}
+		if len(s.Notes) > 0 {
+			b.WriteString("\nA declaration of this client should say:\n")
+		}
+		for _, note := range s.Notes {
+			fmt.Fprintf(&b, "  %s\n", note)
 		}
 		b.WriteByte('\n')
 	}

@@ -203,9 +203,14 @@ func (r *run) versioning(ctx context.Context, what item) Row {
 
 // removeBelow removes all objects and versions below the check's prefix.
 func (r *run) removeBelow(ctx context.Context) error {
-	found, _, err := buckets.AllVersions(r.opened(), r.prefix, 0)(ctx)
+	return RemoveBelow(ctx, r.opened(), r.prefix)
+}
+
+// RemoveBelow removes all objects and versions of a check below its prefix, of which there is less than one page.
+func RemoveBelow(ctx context.Context, b buckets.Bucket, prefix string) error {
+	found, _, err := buckets.AllVersions(b, prefix, 0)(ctx)
 	if !backend.IsNoSuchBucket(err) && len(found) == 0 {
-		found, _, err = buckets.CurrentObjects(r.opened(), r.prefix, 0)(ctx)
+		found, _, err = buckets.CurrentObjects(b, prefix, 0)(ctx)
 	}
 	if err != nil {
 		if backend.IsNoSuchBucket(err) {
@@ -215,14 +220,14 @@ func (r *run) removeBelow(ctx context.Context) error {
 	}
 	var errs []error
 	for _, o := range found {
-		if !strings.HasPrefix(o.Key, r.prefix) {
-			return errors.New("the service listed " + o.Key + ", which is not below " + r.prefix + "; stopped the cleanup")
+		if !strings.HasPrefix(o.Key, prefix) {
+			return errors.New("the service listed " + o.Key + ", which is not below " + prefix + "; stopped the cleanup")
 		}
-		in := &s3.DeleteObjectInput{Bucket: &r.info.Name, Key: &o.Key}
+		in := &s3.DeleteObjectInput{Bucket: b.Name(), Key: &o.Key}
 		if o.Version != "null" {
 			in.VersionId = o.VersionID()
 		}
-		_, err := r.client.DeleteObject(ctx, in)
+		_, err := b.Client.DeleteObject(ctx, in)
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)

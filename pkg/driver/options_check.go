@@ -2,11 +2,16 @@ package driver
 
 import (
 	"errors"
+	"time"
 
 	"github.com/spf13/pflag"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/client"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
+
+// defaultStepTimeout is the default of --step-timeout.
+const defaultStepTimeout = 30 * time.Second
 
 // CheckOptions are the options of mode check.
 type CheckOptions struct {
@@ -16,10 +21,13 @@ type CheckOptions struct {
 	CreateBucket bool
 	// RoleARN and TokenFile are a workload's role and its service account's token; "": no role is checked.
 	RoleARN, TokenFile string
-	// Prefix is where the role is to list objects in Bucket.
+	// Prefix is where the role is to list objects in Bucket, or where the client is to write.
 	Prefix string
 	Output string
 	Node   bool
+	// Client is the client to check, instead of anything else; "": none. StepTimeout bounds each step of its check.
+	Client      string
+	StepTimeout time.Duration
 }
 
 // AddFlags registers the options on fs with their defaults.
@@ -29,9 +37,11 @@ func (o *CheckOptions) AddFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&o.CreateBucket, "create-bucket", false, "create a bucket for each backend, check with it, and delete it")
 	fs.StringVar(&o.RoleARN, "role", "", "ARN of a workload's role to check, with --token-file and, where several backends are declared, --backend; with --bucket, it must be able to list --prefix there")
 	fs.StringVar(&o.TokenFile, "token-file", "", "file with a token of the workload's service account, for --role")
-	fs.StringVar(&o.Prefix, "prefix", "", "prefix in --bucket that --role must be able to list, as a volume's prefix; default: the whole bucket")
+	fs.StringVar(&o.Prefix, "prefix", "", "prefix in --bucket that --role must be able to list, as a volume's prefix, or below which --client writes; default: the whole bucket")
 	outputFlag(fs, &o.Output)
 	fs.BoolVar(&o.Node, "node", false, "also check the host as the node service uses it; requires root, on the host or in the node's container")
+	fs.StringVar(&o.Client, "client", "", "check only this client, built in or declared, in a mount of its own below a new prefix of --bucket; requires root, on the host or in the node's container")
+	fs.DurationVar(&o.StepTimeout, "step-timeout", defaultStepTimeout, "time limit of each step of --client")
 }
 
 func (o *CheckOptions) validate(c *checker) {
@@ -44,8 +54,22 @@ func (o *CheckOptions) validate(c *checker) {
 	}
 	c.check("create-bucket", without(o.CreateBucket && o.Bucket != "", "cannot be combined with --bucket"))
 	c.check("role", without((o.RoleARN == "") != (o.TokenFile == ""), "and --token-file need each other"))
-	c.check("prefix", without(o.Prefix != "" && (o.RoleARN == "" || o.Bucket == ""), "needs --role and --bucket"))
+	c.check("prefix", without(o.Prefix != "" && (o.RoleARN == "" && o.Client == "" || o.Bucket == ""), "needs --role or --client, and --bucket"))
+	o.validateClient(c)
 	checkOutput(c, o.Output)
+}
+
+func (o *CheckOptions) validateClient(c *checker) {
+	c.check("step-timeout", without(o.StepTimeout < time.Second || o.StepTimeout > time.Hour, "must be between 1s and 1h"))
+	if o.Client == "" {
+		c.check("step-timeout", without(o.StepTimeout != defaultStepTimeout, "needs --client"))
+		return
+	}
+	c.check("client", client.CheckName(o.Client))
+	c.check("client", without(o.Bucket == "", "needs --bucket"))
+	c.check("client", without(o.CreateBucket, "cannot be combined with --create-bucket"))
+	c.check("client", without(o.RoleARN != "", "cannot be combined with --role"))
+	c.check("client", without(o.Node, "cannot be combined with --node: run the checks one after the other"))
 }
 
 // without returns an error with the text if wrong is true.

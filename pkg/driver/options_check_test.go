@@ -3,20 +3,25 @@ package driver
 import (
 	"strings"
 	"testing"
+	"time"
 )
 
 func TestModeCheckHasItsOwnFlagsAndThoseThatSayWhatIsChecked(t *testing.T) {
 	o := parse(t, "check", nil)
-	if o.Mode != ModeCheck || o.Check != (CheckOptions{Output: OutputText}) || o.Common.Verbosity != 0 || o.Node.StateDir != "/run/s3-csi" || o.Node.UIDs.First == 0 {
+	if o.Mode != ModeCheck || o.Check != (CheckOptions{Output: OutputText, StepTimeout: defaultStepTimeout}) || o.Common.Verbosity != 0 || o.Node.StateDir != "/run/s3-csi" || o.Node.UIDs.First == 0 {
 		t.Errorf("defaults: %+v", o)
 	}
 	o = parse(t, "check --backend=lab --bucket=data --output=json --node --config=/etc/c.yaml --host-dir=/opt/y --launcher=process -v=4", map[string]string{"S3_CSI_STATE_DIR": "/run/x", "AWS_REGION": "eu-north-1"})
-	if want := (CheckOptions{Backend: "lab", Bucket: "data", Output: "json", Node: true}); o.Check != want {
+	if want := (CheckOptions{Backend: "lab", Bucket: "data", Output: "json", Node: true, StepTimeout: defaultStepTimeout}); o.Check != want {
 		t.Errorf("%+v, want %+v", o.Check, want)
 	}
 	o2 := parse(t, "check --role=arn:aws:iam::1:role/r --token-file=/t --bucket=data --prefix=a/", nil)
-	if want := (CheckOptions{Bucket: "data", Output: OutputText, RoleARN: "arn:aws:iam::1:role/r", TokenFile: "/t", Prefix: "a/"}); o2.Check != want {
+	if want := (CheckOptions{Bucket: "data", Output: OutputText, RoleARN: "arn:aws:iam::1:role/r", TokenFile: "/t", Prefix: "a/", StepTimeout: defaultStepTimeout}); o2.Check != want {
 		t.Errorf("%+v, want %+v", o2.Check, want)
+	}
+	o3 := parse(t, "check --client=rclone --bucket=data --prefix=a --step-timeout=5s", nil)
+	if want := (CheckOptions{Bucket: "data", Output: OutputText, Prefix: "a", Client: "rclone", StepTimeout: 5 * time.Second}); o3.Check != want {
+		t.Errorf("%+v, want %+v", o3.Check, want)
 	}
 	if !parse(t, "check --create-bucket", nil).Check.CreateBucket {
 		t.Error("--create-bucket has no effect")
@@ -25,21 +30,29 @@ func TestModeCheckHasItsOwnFlagsAndThoseThatSayWhatIsChecked(t *testing.T) {
 		t.Errorf("flags of other modes: %+v", o)
 	}
 	for args, want := range map[string]string{
-		"check --output=xml":                        "text, json",
-		"check --output=table":                      "text, json",
-		"check --bucket=A":                          "--bucket",
-		"check --backend=A":                         "--backend",
-		"check --endpoint=/x":                       "is a flag of modes all and controller and node",
-		"check --memory-limit=1Gi":                  "is a flag of modes all and node",
-		"controller --output=json":                  "is a flag of modes check and status and volumes",
-		"check --create-bucket --bucket=data":       "--create-bucket",
-		"check --role=r":                            "--role",
-		"check --token-file=/t":                     "--role",
-		"check --role=r --token-file=/t --prefix=a": "--prefix",
-		"check node":                                "unexpected argument",
-		"check --launcher=upstart":                  "--launcher",
-		"check --uid-range=1-2":                     "uid-range",
-		"check --host-dir=relative":                 "--host-dir",
+		"check --output=xml":                         "text, json",
+		"check --output=table":                       "text, json",
+		"check --bucket=A":                           "--bucket",
+		"check --backend=A":                          "--backend",
+		"check --endpoint=/x":                        "is a flag of modes all and controller and node",
+		"check --memory-limit=1Gi":                   "is a flag of modes all and node",
+		"controller --output=json":                   "is a flag of modes check and status and volumes",
+		"check --create-bucket --bucket=data":        "--create-bucket",
+		"check --role=r":                             "--role",
+		"check --token-file=/t":                      "--role",
+		"check --role=r --token-file=/t --prefix=a":  "--prefix",
+		"check node":                                 "unexpected argument",
+		"check --launcher=upstart":                   "--launcher",
+		"check --uid-range=1-2":                      "uid-range",
+		"check --host-dir=relative":                  "--host-dir",
+		"check --client=rclone":                      "--client: needs --bucket",
+		"check --client=R --bucket=data":             "--client",
+		"check --client=rclone --bucket=data --node": "--node",
+		"check --client=rclone --create-bucket":      "--create-bucket",
+		"check --client=rclone --bucket=data --role=r --token-file=/t": "--role",
+		"check --client=rclone --bucket=data --step-timeout=1ms":       "--step-timeout",
+		"check --step-timeout=9s":                                      "--step-timeout: needs --client",
+		"check --prefix=a --bucket=data":                               "--prefix",
 	} {
 		_, err := Parse(strings.Fields(args), environment(nil))
 		if err == nil || !strings.Contains(err.Error(), want) {

@@ -1,0 +1,520 @@
+// Package clientcheck takes one FUSE client through a mount of its own, and reports what works and what a declaration of the client
+// should say. It knows the node, the bucket and the host only by the interfaces here.
+package clientcheck
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/check"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+)
+
+const (
+	// undoBound is how long a publish that failed may take to clean up, beyond the bound of a step.
+	undoBound = 25 * time.Second
+	// removeBound bounds the removal of the objects, which also happens after an interrupt.
+	removeBound = 30 * time.Second
+	// remoteBound is how long to wait for an object of another writer to appear in the mount.
+	remoteBound = time.Second
+	// straggling is how long to wait for the service to carry out requests of a client that was killed.
+	straggling = time.Second
+	poll       = 50 * time.Millisecond
+	// largeSize needs a multipart upload with every client, whose parts have 5 or 8 MiB.
+	largeSize = 9 << 20
+)
+
+// Volume is the volume of the check, at its only target.
+type Volume interface {
+	Publish(ctx context.Context) error
+	Unpublish(ctx context.Context) error
+}
+
+// Objects are the objects of the volume, as the service has them. Keys are relative to the volume's prefix.
+type Objects interface {
+	// Get returns an error with fs.ErrNotExist if there is no object.
+	Get(ctx context.Context, key string) ([]byte, error)
+	Put(ctx context.Context, key string, data []byte) error
+	// Remove removes all objects, their versions, and unfinished uploads.
+	Remove(ctx context.Context) error
+}
+
+// Host runs the client. Place implements it.
+type Host interface {
+	// Do runs fn, which may wait for the client, until ctx ends.
+	Do(ctx context.Context, what string, fn func() error) error
+	// Clients returns the pids of the client's processes, without the helper.
+	Clients(ctx context.Context) ([]int, error)
+	Kill(pid int) error
+	// Left describes mounts, processes and files of the client that exist.
+	Left(ctx context.Context) ([]string, error)
+}
+
+// Check checks one client.
+type Check struct {
+	Client  string
+	Target  string // the directory where Volume is published
+	Volume  Volume
+	Objects Objects
+	Host    Host
+	// ExitsEarly means that the client's declaration has drain: unknown, so that files may be lost at an unmount.
+	ExitsEarly bool
+	Timeout    time.Duration // of each step
+}
+
+// item is a row without its result.
+type item struct {
+	check, what string
+	needed      bool
+}
+
+func (i item) row(result check.Result, why, advice string) check.Row {
+	return check.Row{Check: i.check, What: i.what, Result: result, Needed: i.needed, Why: why, Advice: advice}
+}
+
+// step is one step with the mount.
+type step struct {
+	item
+	do func(ctx context.Context) (check.Result, string, error)
+}
+
+// run is one run of a Check.
+type run struct {
+	Check
+	rows  []check.Row
+	hung  string            // the step that the client did not finish; "": none
+	saw   map[string]string // what the notes are made of, by the name of the row
+	notes []string
+}
+
+// Run checks the client. It unmounts the volume and removes its objects in any case, also after ctx has ended.
+func (c Check) Run(ctx context.Context) check.Section {
+	r := &run{Check: c, saw: map[string]string{}}
+	mounted := r.try(ctx, step{item{"clientMount", "mount", true}, r.mount}, c.Timeout+undoBound)
+	why := "the client did not mount"
+	if mounted {
+		why = ""
+	}
+	for _, s := range r.steps() {
+		if why != "" {
+			r.add(s.row(check.Unknown, why, ""))
+			continue
+		}
+		r.try(ctx, s, c.Timeout)
+	}
+	r.unmount(ctx, mounted)
+	r.nothingLeft(ctx)
+	r.remove(ctx, mounted)
+	if mounted {
+		r.suggest()
+	}
+	return check.Section{Name: "client " + c.Client, Rows: r.rows, Notes: r.notes}
+}
+
+func (r *run) add(row check.Row) { r.rows = append(r.rows, row) }
+
+// try adds the row of a step, and reports whether its result is Yes.
+func (r *run) try(ctx context.Context, s step, limit time.Duration) bool {
+	switch {
+	case ctx.Err() != nil:
+		r.add(s.row(check.Unknown, "the check was stopped before", ""))
+		return false
+	case r.hung != "":
+		r.add(s.row(check.Unknown, "not tried, because the client did not finish: "+r.hung, ""))
+		return false
+	}
+	sctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	result, why, err := s.do(sctx)
+	switch {
+	case err == nil:
+		r.add(s.row(result, why, ""))
+		return result == check.Yes
+	case ctx.Err() != nil:
+		r.add(s.row(check.Unknown, "the check was stopped meanwhile", ""))
+	case sctx.Err() != nil:
+		r.hung = s.what
+		r.add(s.row(check.No, fmt.Sprintf("the client did not finish within %s: %s", limit, one(err)), ""))
+	default:
+		r.add(s.row(check.No, one(err), ""))
+	}
+	return false
+}
+
+// steps returns the steps with the mounted volume, in their order.
+func (r *run) steps() []step {
+	return []step{
+		{item{"clientList", "list the root", true}, r.list},
+		{item{"clientWrite", "write a file", true}, r.write},
+		{item{"clientStored", "a file is stored when it is closed", false}, r.stored},
+		{item{"clientRead", "read it back", true}, r.readBack},
+		{item{"clientEmpty", "write an empty file", false}, r.empty},
+		{item{"clientLarge", "write and read 9 MiB", true}, r.large},
+		{item{"clientRemote", "objects of other writers appear", false}, r.remote},
+		{item{"clientRename", "rename a file", false}, r.rename},
+		{item{"clientDelete", "delete a file", true}, r.remove1},
+		{item{"clientHeal", "the mount works again after the client was killed", true}, r.heal},
+		{item{"clientRenewal", "the session is renewed", false}, r.renewal},
+	}
+}
+
+func (r *run) path(name string) string { return filepath.Join(r.Target, name) }
+
+func (r *run) mount(ctx context.Context) (check.Result, string, error) {
+	began := time.Now()
+	err := r.Volume.Publish(ctx)
+	return check.Yes, "in " + since(began), err
+}
+
+func (r *run) list(ctx context.Context) (check.Result, string, error) {
+	var names []os.DirEntry
+	err := r.Host.Do(ctx, "list the root", func() (err error) {
+		names, err = os.ReadDir(r.Target)
+		return err
+	})
+	if err == nil && len(names) > 0 {
+		err = fmt.Errorf("a new volume has %d entries", len(names))
+	}
+	return check.Yes, "", err
+}
+
+const (
+	smallName = "small"
+	largeName = "large"
+)
+
+func small() []byte { return []byte("Test file of s3-csi-driver check. It can be deleted.\n") }
+
+// pattern returns bytes that differ from part to part.
+func pattern(size int) []byte {
+	data := make([]byte, size)
+	for i := range data {
+		data[i] = byte(i ^ i>>8 ^ i>>16)
+	}
+	return data
+}
+
+// put writes a file and closes it, as one thread: some clients complete an upload when the process that wrote a file closes it.
+func (r *run) put(ctx context.Context, name string, data []byte) error {
+	return r.Host.Do(ctx, "write "+name, func() error { return os.WriteFile(r.path(name), data, 0o644) })
+}
+
+// get returns an error unless a file has the data.
+func (r *run) get(ctx context.Context, name string, want []byte) error {
+	return r.Host.Do(ctx, "read "+name, func() error {
+		got, err := os.ReadFile(r.path(name))
+		if err == nil && !bytes.Equal(got, want) {
+			err = fmt.Errorf("file %s has %d bytes that differ from the %d that were written", name, len(got), len(want))
+		}
+		return err
+	})
+}
+
+// await returns how long it takes until the object has the data, within limit.
+func (r *run) await(ctx context.Context, key string, want []byte, limit time.Duration) (took time.Duration, err error) {
+	for began := time.Now(); ; {
+		got, err := r.Objects.Get(ctx, key)
+		switch {
+		case err == nil && bytes.Equal(got, want):
+			return time.Since(began), nil
+		case err == nil:
+			err = fmt.Errorf("object %s has %d bytes that differ from the %d that were written", key, len(got), len(want))
+		}
+		if ctx.Err() != nil || time.Since(began) > limit {
+			return 0, err
+		}
+		pause(ctx)
+	}
+}
+
+func (r *run) write(ctx context.Context) (check.Result, string, error) {
+	return check.Yes, "", r.put(ctx, smallName, small())
+}
+
+// stored checks what the service has at the moment when close has returned.
+func (r *run) stored(ctx context.Context) (check.Result, string, error) {
+	if !r.has("clientWrite") {
+		return check.Unknown, "no file could be written", nil
+	}
+	if _, err := r.await(ctx, smallName, small(), 0); err == nil {
+		r.saw["clientStored"] = "at close"
+		return check.Yes, "", nil
+	}
+	took, err := r.await(ctx, smallName, small(), r.Timeout/2)
+	if err != nil {
+		r.saw["clientStored"] = "late"
+		return check.No, fmt.Sprintf("not within %s: %s", r.Timeout/2, one(err)), nil
+	}
+	r.saw["clientStored"] = "late"
+	return check.No, "but " + took.Round(10*time.Millisecond).String() + " later", nil
+}
+
+func (r *run) readBack(ctx context.Context) (check.Result, string, error) {
+	return check.Yes, "", r.get(ctx, smallName, small())
+}
+
+func (r *run) empty(ctx context.Context) (check.Result, string, error) {
+	if err := r.put(ctx, "empty", nil); err != nil {
+		return "", "", err
+	}
+	return check.Yes, "", r.get(ctx, "empty", nil)
+}
+
+func (r *run) large(ctx context.Context) (check.Result, string, error) {
+	began, data := time.Now(), pattern(largeSize)
+	if err := r.put(ctx, largeName, data); err != nil {
+		return "", "", err
+	}
+	return check.Yes, "in " + since(began), r.get(ctx, largeName, data)
+}
+
+// remote writes an object beside the client. It is looked up after it appeared in a listing only: the client may remember that there
+// was no such file.
+func (r *run) remote(ctx context.Context) (check.Result, string, error) {
+	if err := r.Objects.Put(ctx, "remote", small()); err != nil {
+		return check.Unknown, one(err), nil
+	}
+	listed := func() error {
+		names, err := os.ReadDir(r.Target)
+		if err == nil && !slices.ContainsFunc(names, func(e os.DirEntry) bool { return e.Name() == "remote" }) {
+			err = fs.ErrNotExist
+		}
+		return err
+	}
+	for began := time.Now(); ; pause(ctx) {
+		err := r.Host.Do(ctx, "list the root", listed)
+		switch {
+		case err == nil:
+			r.saw["clientRemote"] = "soon"
+			return check.Yes, "in " + since(began), r.get(ctx, "remote", small())
+		case !errors.Is(err, fs.ErrNotExist):
+			return "", "", err
+		case time.Since(began) > min(remoteBound, r.Timeout/2):
+			r.saw["clientRemote"] = "late"
+			return check.No, "not within " + since(began) + ": the client caches names", nil
+		}
+	}
+}
+
+func (r *run) rename(ctx context.Context) (check.Result, string, error) {
+	err := r.Host.Do(ctx, "rename", func() error { return os.Rename(r.path(smallName), r.path("renamed")) })
+	if err == nil {
+		err = r.get(ctx, "renamed", small())
+	}
+	return check.Yes, "", err
+}
+
+func (r *run) remove1(ctx context.Context) (check.Result, string, error) {
+	name := smallName
+	if r.has("clientRename") {
+		name = "renamed"
+	}
+	return check.Yes, "", r.Host.Do(ctx, "delete", func() error {
+		if err := os.Remove(r.path(name)); err != nil {
+			return err
+		}
+		if _, err := os.Lstat(r.path(name)); !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("the file still exists: %w", err)
+		}
+		return nil
+	})
+}
+
+// heal kills the client, awaits another one, and reads through it.
+func (r *run) heal(ctx context.Context) (check.Result, string, error) {
+	if !r.has("clientLarge") {
+		return check.Unknown, "there is no file to read", nil
+	}
+	before, err := r.Host.Clients(ctx)
+	if err == nil && len(before) == 0 {
+		err = errors.New("the client has no process")
+	}
+	if err != nil {
+		return "", "", err
+	}
+	began, data := time.Now(), pattern(largeSize)
+	for _, pid := range before {
+		err = errors.Join(err, r.Host.Kill(pid))
+	}
+	if err != nil {
+		return "", "", err
+	}
+	for last := errors.New("the client was not started again"); ; pause(ctx) {
+		now, err := r.Host.Clients(ctx)
+		if err == nil && slices.ContainsFunc(now, func(pid int) bool { return !slices.Contains(before, pid) }) {
+			if last = r.get(ctx, largeName, data); last == nil {
+				return check.Yes, "in " + since(began), nil
+			}
+		}
+		if ctx.Err() != nil {
+			return "", "", last
+		}
+	}
+}
+
+func (*run) renewal(context.Context) (check.Result, string, error) {
+	return check.Unknown, "not tried: it would take as long as the shortest session", nil
+}
+
+// has reports whether a row has the result Yes.
+func (r *run) has(name string) bool {
+	return slices.ContainsFunc(r.rows, func(row check.Row) bool { return row.Check == name && row.Result == check.Yes })
+}
+
+// unmount writes a file, unpublishes at once, and looks for the object.
+func (r *run) unmount(ctx context.Context, mounted bool) {
+	var (
+		unmount = item{"clientUnmount", "unmount", true}
+		drain   = item{"clientDrain", "files closed before the unmount are stored", !r.ExitsEarly}
+		data    = pattern(largeSize / 2)
+		wrote   = false
+		failed  error
+	)
+	if mounted && r.hung == "" && ctx.Err() == nil {
+		wctx, cancel := context.WithTimeout(ctx, r.Timeout)
+		failed = r.put(wctx, "drain", data)
+		cancel()
+		wrote = failed == nil
+	}
+	began := time.Now()
+	uctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.Timeout+undoBound)
+	defer cancel()
+	err := r.unpublish(uctx)
+	switch {
+	case err != nil:
+		r.add(unmount.row(check.No, one(err), "the check kills the client and unmounts"))
+	case !mounted:
+		r.add(unmount.row(check.Unknown, "the client did not mount", ""))
+	default:
+		r.add(unmount.row(check.Yes, "in "+since(began), ""))
+	}
+	switch {
+	case !wrote && failed != nil:
+		r.add(drain.row(check.Unknown, "no file could be written: "+one(failed), ""))
+		return
+	case !wrote:
+		r.add(drain.row(check.Unknown, "no file was written", ""))
+		return
+	case err != nil:
+		r.add(drain.row(check.No, "the unmount failed", ""))
+		return
+	}
+	octx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.Timeout)
+	defer cancel()
+	if _, err := r.await(octx, "drain", data, 0); err != nil {
+		r.add(drain.row(check.No, one(err), "declare the client with drain: unknown"))
+		return
+	}
+	r.add(drain.row(check.Yes, "", ""))
+}
+
+// unpublish waits for a publish that is still in flight.
+func (r *run) unpublish(ctx context.Context) error {
+	for {
+		err := r.Volume.Unpublish(ctx)
+		if !fault.Is(err, fault.Busy) || ctx.Err() != nil {
+			return err
+		}
+		pause(ctx)
+	}
+}
+
+func (r *run) nothingLeft(ctx context.Context) {
+	what := item{"clientLeft", "the unmount leaves nothing", true}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.Timeout)
+	defer cancel()
+	for began := time.Now(); ; pause(ctx) {
+		left, err := r.Host.Left(ctx)
+		switch {
+		case err == nil && len(left) == 0:
+			r.add(what.row(check.Yes, "", ""))
+			return
+		case ctx.Err() != nil || time.Since(began) > min(remoteBound, r.Timeout/2):
+			if err != nil {
+				r.add(what.row(check.Unknown, one(err), ""))
+			} else {
+				r.add(what.row(check.No, "left: "+strings.Join(left, ", "), "the check removes it"))
+			}
+			return
+		}
+	}
+}
+
+// remove removes the objects. It adds a row only if that fails.
+func (r *run) remove(ctx context.Context, mounted bool) {
+	stopped := ctx.Err() != nil || r.hung != "" || !mounted
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeBound)
+	defer cancel()
+	err := r.Objects.Remove(ctx)
+	if stopped && mounted {
+		select {
+		case <-time.After(straggling):
+			err = r.Objects.Remove(ctx)
+		case <-ctx.Done():
+		}
+	}
+	if err != nil {
+		r.add(NotRemoved(err))
+	}
+}
+
+// NotRemoved returns the row for what the check could not remove.
+func NotRemoved(err error) check.Row {
+	return item{"clientRemoved", "the check deletes everything that it creates", true}.row(check.No, one(err), "delete it manually")
+}
+
+// suggest makes notes of what a declaration of the client should say.
+func (r *run) suggest() {
+	note := func(text string) { r.notes = append(r.notes, text) }
+	tried := func(name string) bool {
+		return slices.ContainsFunc(r.rows, func(row check.Row) bool { return row.Check == name && row.Result != check.Unknown })
+	}
+	switch {
+	case r.has("clientUnmount") && r.has("clientDrain"):
+		note("drain: exits")
+	case tried("clientDrain"):
+		note("drain: unknown")
+	}
+	if tried("clientDelete") || tried("clientRename") {
+		if r.has("clientDelete") || r.has("clientRename") {
+			note("needs: [delete]")
+		} else {
+			note("needs: without delete, because the client does not delete objects")
+		}
+	}
+	switch r.saw["clientStored"] {
+	case "at close":
+		note("cache: none or copies, because a closed file is stored")
+	case "late":
+		note("cache: unsent if the client keeps closed files in ${cacheDir}; otherwise they are lost if it is killed")
+	}
+	if tried("clientRename") && !r.has("clientRename") {
+		note("rename: not supported, so programs that replace files by renaming fail")
+	}
+	switch r.saw["clientRemote"] {
+	case "soon":
+		note("options: none needed for objects of other writers, which appear at once")
+	case "late":
+		note("options: declare the option that limits how long the client caches names")
+	}
+}
+
+func since(began time.Time) string { return time.Since(began).Round(10 * time.Millisecond).String() }
+
+func pause(ctx context.Context) {
+	select {
+	case <-time.After(poll):
+	case <-ctx.Done():
+	}
+}
+
+// one returns an error's text on one line.
+func one(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }

@@ -1,0 +1,191 @@
+package clientcheck
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/check"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+)
+
+// fake is a node, a client and a bucket. Its volume is a directory, whose files are the objects.
+type fake struct {
+	target      string
+	hangs       string // the call that has no answer
+	refuses     string // the call that fails
+	loses       string // the object that is not stored
+	left        []string
+	publishErr  error
+	busy        int // unpublishes that are refused
+	interrupt   func()
+	pid         int
+	published   bool
+	unpublished bool
+	removed     int
+}
+
+func (f *fake) Publish(ctx context.Context) error {
+	if f.hangs == "publish" {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	f.published = f.publishErr == nil
+	return f.publishErr
+}
+
+func (f *fake) Unpublish(context.Context) error {
+	if f.busy--; f.busy >= 0 {
+		return fault.Errorf(fault.Busy, "another request is in flight")
+	}
+	f.unpublished = true
+	return nil
+}
+
+func (f *fake) Get(_ context.Context, key string) ([]byte, error) {
+	if key == f.loses {
+		return nil, fs.ErrNotExist
+	}
+	return os.ReadFile(filepath.Join(f.target, key))
+}
+
+func (f *fake) Put(_ context.Context, key string, data []byte) error {
+	if key == f.loses {
+		return nil
+	}
+	return os.WriteFile(filepath.Join(f.target, key), data, 0o600)
+}
+
+func (f *fake) Remove(context.Context) error { f.removed++; return nil }
+
+func (f *fake) Do(ctx context.Context, what string, fn func() error) error {
+	if f.interrupt != nil && strings.HasPrefix(what, "write") {
+		f.interrupt()
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	switch what {
+	case f.hangs:
+		<-ctx.Done()
+		return ctx.Err()
+	case f.refuses:
+		return errors.New("operation not permitted")
+	}
+	return fn()
+}
+
+func (f *fake) Clients(context.Context) ([]int, error) { return []int{f.pid}, nil }
+
+func (f *fake) Kill(int) error {
+	if f.hangs != "heal" {
+		f.pid++
+	}
+	return nil
+}
+
+func (f *fake) Left(context.Context) ([]string, error) { return f.left, nil }
+
+// failed returns the rows without the result yes, as "check result".
+func failed(s check.Section) string {
+	var all []string
+	for _, row := range s.Rows {
+		if row.Result != check.Yes && row.Check != "clientRenewal" {
+			all = append(all, row.Check+" "+string(row.Result))
+		}
+	}
+	return strings.Join(all, ", ")
+}
+
+func TestRowsAndNotes(t *testing.T) {
+	t.Parallel()
+	const unmounted = "clientList unknown, clientWrite unknown, clientStored unknown, clientRead unknown, clientEmpty unknown, clientLarge unknown, " +
+		"clientRemote unknown, clientRename unknown, clientDelete unknown, clientHeal unknown, clientUnmount unknown, clientDrain unknown"
+	const all = "drain: exits|needs: [delete]|cache: none or copies"
+	for name, tt := range map[string]struct {
+		fake   fake
+		failed string
+		notes  string // separated by |
+		ok     bool
+	}{
+		"everything works":   {fake{busy: 2}, "", all, true},
+		"no rename":          {fake{refuses: "rename"}, "clientRename no", all + "|rename: not supported", true},
+		"a write has failed": {fake{refuses: "write small"}, "clientWrite no, clientStored unknown, clientRead no, clientRename no, clientDelete no", "drain: exits|needs: without delete", false},
+		"lost at unmount":    {fake{loses: "drain"}, "clientDrain no", "drain: unknown|needs: [delete]", false},
+		"stored later":       {fake{loses: smallName}, "clientStored no", "cache: unsent", true},
+		"names are cached":   {fake{loses: "remote"}, "clientRemote no", "options: declare", true},
+		"something is left":  {fake{left: []string{"mount /x"}}, "clientLeft no", all, false},
+		"no mount":           {fake{publishErr: errors.New("exit status 1")}, "clientMount no, " + unmounted, "", false},
+		"no mount in time":   {fake{hangs: "publish"}, "clientMount no, " + unmounted, "", false},
+		"no restart":         {fake{hangs: "heal"}, "clientHeal no, clientDrain unknown", "needs: [delete]", false},
+		"a hang": {fake{hangs: "read small"}, "clientRead no, clientEmpty unknown, clientLarge unknown, clientRemote unknown, clientRename unknown, " +
+			"clientDelete unknown, clientHeal unknown, clientDrain unknown", "cache: none or copies", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := tt.fake
+			f.target = t.TempDir()
+			c := Check{Client: "x", Target: f.target, Volume: &f, Objects: &f, Host: &f, Timeout: 600 * time.Millisecond}
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			if f.hangs == "publish" {
+				time.AfterFunc(time.Millisecond, cancel)
+			}
+			s := c.Run(ctx)
+			want := tt.failed
+			if f.hangs == "publish" {
+				want = strings.Replace(want, "clientMount no", "clientMount unknown", 1)
+			}
+			if got := failed(s); got != want {
+				t.Errorf("not yes: %s\nwant %s", got, want)
+			}
+			notes := strings.Join(s.Notes, "\n")
+			for want := range strings.SplitSeq(tt.notes, "|") {
+				if !strings.Contains(notes, want) {
+					t.Errorf("no note %q: %q", want, s.Notes)
+				}
+			}
+			if tt.notes == "" && len(s.Notes) > 0 {
+				t.Errorf("%q", s.Notes)
+			}
+			if ok := check.NewReport(s).OK; ok != tt.ok {
+				t.Errorf("ok: %t", ok)
+			}
+			if !f.unpublished || f.removed == 0 {
+				t.Errorf("unpublished: %t, removed: %d", f.unpublished, f.removed)
+			}
+			if i := slices.IndexFunc(s.Rows, func(r check.Row) bool { return strings.Contains(r.Why, "did not finish within") }); (i >= 0) != (f.hangs != "" && f.hangs != "publish") {
+				t.Errorf("the step that has hung: %d of %+v", i, s.Rows)
+			}
+		})
+	}
+}
+
+// An interrupt stops the check, which unmounts and removes the objects nevertheless.
+func TestInterrupted(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	f := &fake{target: t.TempDir(), interrupt: cancel}
+	s := Check{Client: "x", Target: f.target, Volume: f, Objects: f, Host: f, Timeout: time.Minute}.Run(ctx)
+	if !f.unpublished || f.removed != 2 {
+		t.Errorf("unpublished: %t, removed: %d", f.unpublished, f.removed)
+	}
+	if got := failed(s); !strings.HasPrefix(got, "clientWrite unknown, clientStored unknown") || check.NewReport(s).OK {
+		t.Error(got)
+	}
+}
+
+// A client that may lose files at its unmount is declared so.
+func TestDrainIsNotNeededOfAClientThatExitsEarly(t *testing.T) {
+	t.Parallel()
+	f := &fake{target: t.TempDir(), loses: "drain"}
+	s := Check{Client: "x", Target: f.target, Volume: f, Objects: f, Host: f, ExitsEarly: true, Timeout: time.Second}.Run(t.Context())
+	if !check.NewReport(s).OK || failed(s) != "clientDrain no" {
+		t.Error(failed(s))
+	}
+}

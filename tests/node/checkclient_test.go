@@ -1,0 +1,173 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/check"
+	"github.com/s3-csi/s3-csi-driver/tests/rig"
+)
+
+// checkClient is the driver's command for a check of a client on the rig, whose node does not run. The check has the uids after --uid-range.
+func (e *env) checkClient(client string, flags ...string) *exec.Cmd {
+	e.t.Helper()
+	args := append([]string{
+		"check", "--client=" + client, "--bucket=" + bucket, "--prefix=checked", "--output=json", "--state-dir=" + e.State, "--cache-dir=" + e.Cache,
+		"--client-dir=" + e.Clients, fmt.Sprintf("--uid-range=%d-%d", e.FirstUID, e.LastUID-100),
+	}, append(rig.IsolationFlags(), flags...)...)
+	ctx, cancel := context.WithTimeout(e.t.Context(), 2*time.Minute)
+	e.t.Cleanup(cancel)
+	cmd := exec.CommandContext(ctx, e.Program, args...)
+	cmd.Env = e.Environment()
+	return cmd
+}
+
+// report runs a check to its end. Nothing must be left of it on the node, nor in the bucket.
+func (e *env) report(cmd *exec.Cmd) (check.Section, int) {
+	e.t.Helper()
+	out, err := cmd.Output()
+	exit := (*exec.ExitError)(nil)
+	if err != nil && !errors.As(err, &exit) {
+		e.t.Fatal(err)
+	}
+	e.noSecretIn("the report", out)
+	var r check.Report
+	if err := json.Unmarshal(out, &r); err != nil || len(r.Sections) != 1 {
+		e.t.Fatalf("%v: %s\n%s", err, out, exit.Stderr)
+	}
+	e.nothingOfACheck()
+	return r.Sections[0], cmd.ProcessState.ExitCode()
+}
+
+func (e *env) nothingOfACheck() {
+	e.t.Helper()
+	e.NothingLeft(e.t)
+	for _, dir := range []string{e.State, e.Cache} {
+		if left, err := filepath.Glob(filepath.Join(dir, "*")); err != nil || len(left) > 0 {
+			e.t.Errorf("left: %q, %v", left, err)
+		}
+	}
+	if mounts, err := os.ReadFile("/proc/self/mounts"); err != nil || strings.Contains(string(mounts), " "+e.State+"/") {
+		e.t.Errorf("a mount is left, %v", err)
+	}
+	if keys := e.Keys(e.t, bucket, ""); len(keys) > 0 {
+		e.t.Errorf("objects are left: %q", keys)
+	}
+}
+
+// The check takes each client through everything, and says what its declaration should say.
+func TestACheckOfAClient(t *testing.T) {
+	t.Parallel()
+	for _, client := range []string{rclone, mountpoint, debian} {
+		t.Run(client, func(t *testing.T) {
+			t.Parallel()
+			e := newEnv(t)
+			var flags []string
+			if client == debian {
+				flags = append(flags, e.declared("rclone", debian, e.declaration("path", "mount2", "")))
+			}
+			s, code := e.report(e.checkClient(client, flags...))
+			var table []string
+			for _, row := range s.Rows {
+				table = append(table, row.Check+" "+string(row.Result))
+				if row.Needed && row.Result != check.Yes {
+					t.Errorf("%+v", row)
+				}
+			}
+			if len(table) != 15 || code != 0 {
+				t.Errorf("exit code %d, rows %q", code, table)
+			}
+			t.Logf("%+v, notes %q", s.Rows, s.Notes)
+			notes := strings.Join(s.Notes, "\n")
+			for _, want := range []string{"drain: exits", "needs: [delete]"} {
+				if !strings.Contains(notes, want) {
+					t.Errorf("the notes do not say %q: %q", want, s.Notes)
+				}
+			}
+		})
+	}
+}
+
+// A program that takes the descriptor and never answers ends as a failed row within the bound.
+func TestACheckOfAClientThatNeverAnswers(t *testing.T) {
+	t.Parallel()
+	const hostile = "silent"
+	e := newEnv(t)
+	config := fmt.Sprintf(`
+backends:
+  default: {endpoint: %q, region: %q, addressing: path}
+clients:
+  %s: {program: silent, fuse: argument, args: ["3600${fd}"], drain: exits, cache: none}
+`, e.Rig.S3.Endpoint, e.Rig.S3.Region, hostile)
+	began := time.Now()
+	s, code := e.report(e.checkClient(hostile, e.declared("sleep", hostile, config), "--step-timeout=2s"))
+	if row := s.Rows[0]; code != 1 || row.Check != "clientMount" || row.Result != check.No || !strings.Contains(row.Why, "did not answer within 2s") {
+		t.Errorf("exit code %d, %+v", code, s.Rows)
+	}
+	if took := time.Since(began); took > time.Minute {
+		t.Errorf("it took %s", took)
+	}
+	if len(s.Notes) > 0 {
+		t.Errorf("%q", s.Notes)
+	}
+}
+
+// A client that stops answering in the middle ends as a failed row, too, and is killed.
+func TestACheckOfAClientThatStopsAnswering(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t)
+	cmd := e.checkClient(rclone, "--step-timeout=2s")
+	go func() {
+		for e.t.Context().Err() == nil {
+			if all := e.Running(programs[rclone]); len(all) == 1 && len(e.Keys(t, bucket, "checked/")) > 0 {
+				_ = unix.Kill(all[0].PID, unix.SIGSTOP)
+				return
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+	}()
+	s, code := e.report(cmd)
+	failed := slices.IndexFunc(s.Rows, func(r check.Row) bool { return r.Needed && r.Result == check.No })
+	if code != 1 || failed < 0 {
+		t.Errorf("exit code %d, %+v", code, s.Rows)
+	}
+	t.Logf("%+v", s.Rows)
+}
+
+// An interrupted check removes everything, too.
+func TestAnInterruptedCheckOfAClient(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t)
+	cmd := e.checkClient(rclone)
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	e.await(eventually, "the first object", func() bool { return len(e.Keys(t, bucket, "checked/")) > 0 })
+	if err := cmd.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	var r check.Report
+	if err := json.NewDecoder(stdout).Decode(&r); err != nil {
+		t.Error(err)
+	}
+	_ = cmd.Wait()
+	if code := cmd.ProcessState.ExitCode(); code != 1 || r.OK {
+		t.Errorf("exit code %d, %+v", code, r)
+	}
+	e.nothingOfACheck()
+}
