@@ -209,9 +209,9 @@ func (p *Place) Close(ctx context.Context) error {
 	}
 	errs = append(errs, p.Namespace.Do(ctx, "unmount what is left", func() error {
 		var errs []error
-		for i := len(mounts) - 1; i >= 0; i-- {
-			if err := unix.Unmount(mounts[i].Mountpoint, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) {
-				errs = append(errs, fmt.Errorf("unmount %s: %w", mounts[i].Mountpoint, err))
+		for _, m := range slices.Backward(mounts) {
+			if err := unix.Unmount(m.Mountpoint, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) {
+				errs = append(errs, fmt.Errorf("unmount %s: %w", m.Mountpoint, err))
 			}
 		}
 		return errors.Join(errs...)
