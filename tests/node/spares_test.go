@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/tests/rig"
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
@@ -91,17 +90,15 @@ func TestAMountTakesASpareHelper(t *testing.T) {
 // A spare that has exited, or does not answer, costs a publication time, and nothing else.
 func TestASpareHelperThatCannotBeUsed(t *testing.T) {
 	units(t)
-	for what, signal := range map[string]unix.Signal{"exited": unix.SIGKILL, "does not answer": unix.SIGSTOP} {
+	for what, stop := range map[string]func(t testing.TB, spare rig.Process){
+		"exited":          func(t testing.TB, spare rig.Process) { t.Helper(); rigtest.Kill(t, spare) },
+		"does not answer": func(t testing.TB, spare rig.Process) { t.Helper(); rigtest.Freeze(t, spare.PID) },
+	} {
 		t.Run(what, func(t *testing.T) {
 			e := start(t)
 			v := static("unspared", rclone)
 			_, spare := e.spare()
-			if err := unix.Kill(spare.PID, signal); err != nil {
-				t.Fatal(err)
-			}
-			if signal == unix.SIGKILL {
-				e.await(eventually, "the spare's end", func() bool { return rig.Ended(spare.PID) })
-			}
+			stop(t, spare)
 			target := e.publish(v, "t")
 			write(t, filepath.Join(target, "file"), "x")
 			if !rig.Ended(spare.PID) {

@@ -142,7 +142,9 @@ func (r *run) try(ctx context.Context, s step, limit time.Duration) bool {
 		r.add(s.row(check.Unknown, "the check was stopped meanwhile", ""))
 	case sctx.Err() != nil:
 		r.hung = s.what
-		r.add(s.row(check.No, fmt.Sprintf("the client did not finish within %s: %s", limit, one(err)), ""))
+		row := s.row(check.No, fmt.Sprintf("the client did not finish within %s: %s", limit, one(err)), "")
+		row.Needed = true // whatever the step is: a client must answer
+		r.add(row)
 	default:
 		r.add(s.row(check.No, one(err), ""))
 	}
