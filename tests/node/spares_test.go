@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-
 	"github.com/s3-csi/s3-csi-driver/tests/rig"
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
