@@ -55,7 +55,7 @@ var judgedOnly = []string{"checkpoints.yaml", "ci-cache.yaml", "logs.yaml", "mod
 const oldVolume = "pvc-035763df-0488-4941-9a34-f637292eb95c"
 
 // configs are the files that are the driver's config and hold no objects. They are values of the chart.
-var configs = []string{"config.yaml", "migrating/config.yaml"}
+var configs = []string{"config.yaml", "declared-clients/config.yaml", "migrating/config.yaml"}
 
 // serviceOfDriver stands for a config file: the S3 service, for a driver with keys of its own.
 const serviceOfDriver = "driver"
