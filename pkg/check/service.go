@@ -120,7 +120,7 @@ func (r *run) do(ctx context.Context) {
 	r.sessions(ctx)
 }
 
-// needLess marks what was not tried as not needed if NeedNoKeys is set, for want of credentials or of a bucket that was asked for.
+// needLess marks what was not tried as not needed if NeedNoKeys is set, because credentials or a bucket that was asked for are missing.
 func (r *run) needLess() {
 	if asked := r.Bucket != "" || r.CreateBucket; !r.NeedNoKeys || asked && !r.keys.IsZero() {
 		return

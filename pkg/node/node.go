@@ -237,7 +237,7 @@ func (n *Node) StorageHealth(ctx context.Context) ([]mount.Condition, error) {
 // PodClients publishes volumes whose client runs in the user's own pod.
 func (n *Node) PodClients() *podclient.Server { return n.podClients }
 
-// Unpublish removes a volume from its target, whoever serves it.
+// Unpublish removes a volume from its target, of the driver's clients or of one in a pod.
 func (n *Node) Unpublish(ctx context.Context, volumeID, target string) error {
 	if ok, err := n.podClients.Unpublish(ctx, volumeID, target); ok || err != nil {
 		return err
@@ -245,7 +245,7 @@ func (n *Node) Unpublish(ctx context.Context, volumeID, target string) error {
 	return n.Publisher.Unpublish(ctx, volumeID, target)
 }
 
-// Stats returns the usage of a volume, whoever serves it.
+// Stats returns the usage of a volume, of the driver's clients or of one in a pod.
 func (n *Node) Stats(ctx context.Context, volumeID, path string) (mount.Stats, error) {
 	if ok, err := n.podClients.Has(ctx, path); err != nil {
 		return mount.Stats{}, err

@@ -149,7 +149,7 @@ func TestTemplatesRefuse(t *testing.T) {
 		"snapshots without one":           {"volumeSnapshotClasses: [{name: a}]", "require snapshots.enabled"},
 		"clients in pods without healing": {"podClients: {enabled: true}\nnode: {heal: false}", "requires node.heal"},
 		"two controllers":                 {"backends: {a: {singleController: true}}", "set controller.replicas to 1"},
-		"certificates for nobody":         {"caCertificates: {a: '-----BEGIN CERTIFICATE-----'}", "caCertificates is set"},
+		"certificates without use":        {"caCertificates: {a: '-----BEGIN CERTIFICATE-----'}", "caCertificates is set"},
 		"two config files":                {"existingConfig: {configMapName: a, secretName: b}", "can be in only one of them"},
 		"backends beside a file":          {"existingConfig: {configMapName: a}\nbackends: {a: {}}", "existingConfig replaces backends"},
 		"clients beside a file":           {"existingConfig: {configMapName: a}\nclients: {a: {program: a, fuse: path, drain: exits, cache: none}}", "existingConfig replaces backends"},

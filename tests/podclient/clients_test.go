@@ -183,7 +183,7 @@ func sshfs(t *testing.T, e *env) foreign {
 	}}
 }
 
-// serveSSH starts a server for each connection, as inetd does, as the user daemon: systemd locks nobody.
+// serveSSH starts a server for each connection, as inetd does, as the user daemon: systemd reports the user nobody as locked, which sshd refuses.
 func serveSSH(t *testing.T, listener net.Listener, sshd ...string) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))

@@ -174,7 +174,7 @@ func TestTheExample(t *testing.T) {
 	p.NothingLeft(t)
 }
 
-// The descriptor is for the pod alone, whoever can reach the socket.
+// Only processes of the pod get the descriptor, even if others can reach the socket.
 func TestForeignPeersAreRefused(t *testing.T) {
 	t.Parallel()
 	e := start(t)
