@@ -21,7 +21,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/hostdir"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/runner"
-	"github.com/s3-csi/s3-csi-driver/pkg/mount/supervisor"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/linger"
 	"github.com/s3-csi/s3-csi-driver/pkg/programs"
 	"github.com/s3-csi/s3-csi-driver/pkg/resolvconf"
 	"github.com/s3-csi/s3-csi-driver/pkg/sandbox"
@@ -185,9 +185,9 @@ func (l launch) enforced() (one, all uint64) {
 }
 
 // lingerLimits returns the limits of lingering mounts on this node.
-func lingerLimits(o driver.NodeOptions) (supervisor.LingerLimits, error) {
+func lingerLimits(o driver.NodeOptions) (linger.Limits, error) {
 	total, err := nodeMemory()
-	return supervisor.LingerLimits{Mounts: o.LingerMaxMounts, Memory: o.LingerMaxMemory.Of(total)}, err
+	return linger.Limits{Mounts: o.LingerMaxMounts, Memory: o.LingerMaxMemory.Of(total)}, err
 }
 
 // nodeMemory returns the size of the node's memory in bytes.

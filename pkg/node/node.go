@@ -20,6 +20,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/drain"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/heal"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/linger"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/monitor"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/pins"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/runner"
@@ -73,7 +74,7 @@ type Options struct {
 	HangTimeout   time.Duration                                  // see monitor.Options
 	CleanPrograms func(ctx context.Context, used []string) error // see monitor.Options
 	Refused       error                                          // see publish.Options
-	Linger        supervisor.LingerLimits
+	Linger        linger.Limits
 	UsageRequests int                                                 // see usage.Options, MaxRequests
 	Reach         func(ctx context.Context, be backend.Backend) error // see condition.Backends
 	Declared      func() []backend.Backend                            // see condition.Backends

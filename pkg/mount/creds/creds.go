@@ -214,6 +214,15 @@ func (p *Provider) Deliver(ctx context.Context, m state.Mount, g *Grant) (helper
 	return status, nil
 }
 
+// Apply delivers a grant to a running mount and returns an error if its session has failed.
+func (p *Provider) Apply(ctx context.Context, m state.Mount, g *Grant) error {
+	status, err := p.Deliver(ctx, m, g)
+	if err != nil {
+		return err
+	}
+	return SessionError(m, status)
+}
+
 // deliver is Deliver. known is the helper's status of a moment ago; nil: the helper is asked.
 func (p *Provider) deliver(ctx context.Context, m state.Mount, g *Grant, known *helper.Status) (status helper.Status, err error) {
 	if err := g.Fit(ctx, m.Client); err != nil {

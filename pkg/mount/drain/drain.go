@@ -99,6 +99,29 @@ func (d *Drainer) Stop(ctx context.Context, m state.Mount, o Options) error {
 	return nil
 }
 
+// StopWithPredecessors is Stop for a mount and, before it, its predecessors: they may still upload files that were open when they were
+// replaced, and a later unpublish of the target finds them only through this mount's record.
+func (d *Drainer) StopWithPredecessors(ctx context.Context, m state.Mount) error {
+	if err := d.StopPredecessors(ctx, m); err != nil {
+		return err
+	}
+	return d.Stop(ctx, m, Options{})
+}
+
+// StopPredecessors stops the predecessors of a mount.
+func (d *Drainer) StopPredecessors(ctx context.Context, m state.Mount) error {
+	for _, name := range m.Predecessors {
+		predecessor, ok, err := d.Store.Mount(ctx, name)
+		if err == nil && ok {
+			err = d.Stop(ctx, predecessor, Options{})
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // keepQuarantined moves quarantined files out of the cache, before that is removed.
 func (d *Drainer) keepQuarantined(ctx context.Context, m state.Mount, cl client.Client) error {
 	if cl.Quarantine == "" {

@@ -11,20 +11,16 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
-	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest/parts"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest/runnertest"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/runner"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 )
 
 func newDrainer(t *testing.T, l runner.Launcher, hangTimeout time.Duration) (*Drainer, *parts.Parts) {
 	t.Helper()
-	p := parts.New(t, mounttest.S3{}, runner.Peers)
-	r := runner.New(runner.Options{
-		Namespace: p.Namespace, Launcher: l, Backends: p.Backends, Clients: p.Clients, Store: p.Store, Sources: p.Sources, Creds: p.Creds,
-		Tracker: p.Tracker, Programs: mounttest.Programs("/opt"), Peer: p.Peer, UIDs: launcher.UIDRange{First: parts.UID, Last: parts.UID + 1}, HangTimeout: hangTimeout,
-	})
+	r, p := runnertest.New(t, l, mounttest.S3{}, hangTimeout)
 	return New(r, hangTimeout/8), p
 }
 

@@ -6,13 +6,12 @@ import (
 	"time"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
-	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/drain"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/heal"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/monitor"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest/parts"
-	"github.com/s3-csi/s3-csi-driver/pkg/mount/runner"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest/runnertest"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/supervisor"
 )
@@ -27,11 +26,7 @@ type node struct {
 
 func newNode(t *testing.T, mounts, replaced int) node {
 	t.Helper()
-	p := parts.New(t, mounttest.S3{}, runner.Peers)
-	r := runner.New(runner.Options{
-		Namespace: p.Namespace, Launcher: &mounttest.UIDs{}, Backends: mounttest.S3{}, Clients: p.Clients, Store: p.Store, Sources: p.Sources, Creds: p.Creds, Tracker: p.Tracker,
-		Programs: mounttest.Programs("/opt"), Peer: p.Peer, UIDs: launcher.UIDRange{First: parts.UID, Last: parts.UID + 1}, MountTimeout: time.Minute, Started: func(string) {},
-	})
+	r, p := runnertest.New(t, &mounttest.UIDs{}, mounttest.S3{}, 0)
 	s := supervisor.New(supervisor.Options{
 		Options: r.Options, Runner: r, Drainer: drain.New(r, 0), Healer: heal.New(true, p.Namespace, p.Store, p.Pins, p.Tracker), Pins: p.Pins,
 	})

@@ -132,3 +132,16 @@ func (r *Runner) oomKills(ctx context.Context, m state.Mount) uint64 {
 	}
 	return kills
 }
+
+// Outdated reports whether a mount's backend has another configuration than when its client was started.
+func (r *Runner) Outdated(m state.Mount) (bool, error) {
+	be, err := r.Backends.Backend(m.Spec.Backend)
+	if fault.Is(err, fault.Precondition) {
+		return false, nil // removed from the config file: running mounts continue
+	}
+	if err != nil {
+		return false, err
+	}
+	digest, err := be.MountDigest()
+	return digest != m.Backend, err
+}

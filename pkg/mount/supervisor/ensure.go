@@ -62,7 +62,7 @@ func (s *Supervisor) ensureFor(ctx context.Context, w want.Mount) (state.Mount, 
 }
 
 // ensure returns a running mount of the spec's key. If a mount of another key has to drain before a new one starts, the error is a
-// drainFirstError.
+// *overlap.Error.
 func (s *Supervisor) ensure(ctx context.Context, w want.Mount) (state.Mount, error) {
 	all, err := s.Store.MountsOf(ctx, w.Spec.Key())
 	if err != nil {
@@ -90,7 +90,7 @@ func (s *Supervisor) ensure(ctx context.Context, w want.Mount) (state.Mount, err
 			}
 		default:
 			if m.Lingers() {
-				if joined, err := s.joinLingering(ctx, &m, w); joined || err != nil {
+				if joined, err := s.lingerer.Join(ctx, &m, w); joined || err != nil {
 					return m, err
 				}
 				continue
@@ -98,10 +98,10 @@ func (s *Supervisor) ensure(ctx context.Context, w want.Mount) (state.Mount, err
 			if err := s.join(ctx, &m, w.Grant); err != nil {
 				return m, err
 			}
-			return m, s.lingerLonger(ctx, &m, w.Linger)
+			return m, s.lingerer.Extend(ctx, &m, w.Linger)
 		}
 	}
-	if err := (drainOrder{&s.Options}).checkDrained(ctx, w); err != nil {
+	if err := s.order.Check(ctx, w); err != nil {
 		return state.Mount{}, err
 	}
 	return s.Runner.Start(ctx, runner.StartParams{VolumeID: w.Publication.VolumeID, Identity: w.Identity, Spec: w.Spec, Grant: w.Grant, LingerFor: w.Linger})
@@ -122,21 +122,12 @@ func (s *Supervisor) join(ctx context.Context, m *state.Mount, grant *creds.Gran
 		*m, err = s.replace(ctx, *m, grant, tracker.ReasonConfig)
 		return err
 	case mount.Healthy:
-		return s.refreshCredentials(ctx, *m, grant)
+		return s.Creds.Apply(ctx, *m, grant)
 	}
 	if err := s.restart(ctx, m, grant); err != nil {
 		return err
 	}
 	return s.Healer.HealOnce(ctx, *m, true)
-}
-
-// refreshCredentials delivers a grant to a running mount and returns an error if its session has failed.
-func (s *Supervisor) refreshCredentials(ctx context.Context, m state.Mount, grant *creds.Grant) error {
-	status, err := s.Creds.Deliver(ctx, m, grant)
-	if err != nil {
-		return err
-	}
-	return creds.SessionError(m, status)
 }
 
 // restart restarts the client of a mount that is down, and counts and logs why. grant may be empty.

@@ -121,28 +121,19 @@ func (s *Supervisor) reconcileMount(ctx context.Context, name string) (again tim
 		}
 		return 0, nil
 	case m.Phase == state.Ending:
-		return 0, s.stop(ctx, m)
+		return 0, s.Drainer.StopWithPredecessors(ctx, m)
 	}
 	if m.Lingers() && !v.shown {
-		return 0, s.keepLingering(ctx, m)
+		return 0, s.lingerer.Reconcile(ctx, m)
 	}
 	if !v.shown {
 		if held, err := (viewer{&s.Options}).anyHeld(ctx, v.pubs); err != nil {
 			return 0, err
 		} else if !held {
-			return 0, s.retire(ctx, m)
+			return 0, s.lingerer.Retire(ctx, m)
 		}
 	}
 	return s.keepServing(ctx, v)
-}
-
-// keepLingering ends a lingering mount if it must end.
-func (s *Supervisor) keepLingering(ctx context.Context, m state.Mount) error {
-	reason, err := s.due(ctx, m)
-	if err != nil || reason == "" {
-		return err
-	}
-	return s.endLinger(ctx, m, reason)
 }
 
 // keepServing ensures that a mount in use serves at all its places, with current credentials.
@@ -195,7 +186,7 @@ func (s *Supervisor) refresh(ctx context.Context, m state.Mount) (health mount.H
 	}
 	s.Tracker.Mount(m.Name).Set(m.Client, tracker.Healthy)
 	rerr = s.Creds.Refresh(ctx, m, &status)
-	old, err := s.outdated(m)
+	old, err := s.Runner.Outdated(m)
 	if err != nil || rerr != nil && old {
 		return health, nil, errors.Join(err, rerr)
 	}

@@ -15,7 +15,7 @@ func (s *Supervisor) Release(ctx context.Context, p state.Publication, unmount f
 	if err := s.releaseLocked(ctx, p, unmount); err != nil {
 		return err
 	}
-	s.evict(ctx)
+	s.lingerer.Evict(ctx)
 	return nil
 }
 
@@ -63,34 +63,12 @@ func (s *Supervisor) release(ctx context.Context, m state.Mount, target string) 
 			return err
 		}
 	default:
-		if err := s.retire(ctx, m); err != nil {
+		if err := s.lingerer.Retire(ctx, m); err != nil {
 			return err
 		}
 		failpoint.Here("release.ended")
 	}
 	return s.Store.Pubs.Remove(ctx, target)
-}
-
-// stop stops a mount without publications. Its predecessors come first: they may still upload files that were open when they were
-// replaced, and a later unpublish of the target finds them only through this mount's record.
-func (s *Supervisor) stop(ctx context.Context, m state.Mount) error {
-	if err := s.stopPredecessors(ctx, m); err != nil {
-		return err
-	}
-	return s.Drainer.Stop(ctx, m, drain.Options{})
-}
-
-func (s *Supervisor) stopPredecessors(ctx context.Context, m state.Mount) error {
-	for _, name := range m.Predecessors {
-		predecessor, ok, err := s.Store.Mount(ctx, name)
-		if err == nil && ok {
-			err = s.Drainer.Stop(ctx, predecessor, drain.Options{})
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // abandon stops a mount whose publications were all moved away, without waiting for files that they still have open in it.

@@ -15,6 +15,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest/parts"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/overlap"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/want"
 )
@@ -166,8 +167,8 @@ func TestDrainingRotatedMountsAreWaitedFor(t *testing.T) {
 	}
 	r := rotationOf(t, s, p, m, pub)
 	_, failed := s.ensure(t.Context(), r.w)
-	var first *drainFirstError
-	if !errors.As(failed, &first) || !fault.Is(failed, fault.Busy) || first.m.Name != m.Name {
+	var first *overlap.Error
+	if !errors.As(failed, &first) || !fault.Is(failed, fault.Busy) || first.First.Name != m.Name {
 		t.Fatalf("%v", failed)
 	}
 	h := running()

@@ -209,7 +209,7 @@ func (p *pass) confirm(ctx context.Context, name string) (done bool, err error) 
 	}
 	v := viewer{&p.Options}.view(p.snapshot, name, m, true)
 	if m.Lingers() && !v.shown {
-		reason, err := p.due(ctx, m)
+		reason, err := p.lingerer.Due(ctx, m)
 		return err != nil || reason == "", err
 	}
 	if !v.mounted || !v.shown || v.stale || v.pinned {

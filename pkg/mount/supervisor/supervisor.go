@@ -15,6 +15,8 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/drain"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/heal"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/linger"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/overlap"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/pins"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/runner"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
@@ -39,18 +41,28 @@ type Options struct {
 	Drainer *drain.Drainer
 	Healer  *heal.Healer
 	Pins    *pins.Pins
-	Linger  LingerLimits
+	Linger  linger.Limits
 }
 
 // Supervisor decides what happens to mounts.
 type Supervisor struct {
 	Options
-	keys keyLocks
+	keys     keyLocks
+	order    overlap.Order
+	lingerer *linger.Lingerer
 }
 
 // New returns a supervisor.
 func New(o Options) *Supervisor {
-	return &Supervisor{Options: o, keys: keyLocks{store: o.Store, tracker: o.Tracker}}
+	s := &Supervisor{
+		Options: o, keys: keyLocks{store: o.Store, tracker: o.Tracker},
+		order: overlap.Order{Store: o.Store, Namespace: o.Namespace, Pins: o.Pins, Backends: o.Backends},
+	}
+	s.lingerer = linger.New(linger.Options{
+		Client: o.Runner, Drainer: o.Drainer, Pins: o.Pins, Backends: o.Backends, Store: o.Store, Creds: o.Creds, Tracker: o.Tracker, Peer: o.Peer,
+		Limits: o.Linger, TryLock: s.keys.TryLock,
+	})
+	return s
 }
 
 // Health returns the health of a mount.
@@ -59,23 +71,10 @@ func (s *Supervisor) Health(ctx context.Context, m state.Mount) (mount.Health, e
 	if err != nil || health != mount.Healthy {
 		return health, err
 	}
-	if old, err := s.outdated(m); err != nil || old {
+	if old, err := s.Runner.Outdated(m); err != nil || old {
 		return mount.Outdated, err
 	}
 	return health, nil
-}
-
-// outdated reports whether a mount's backend has another configuration than when its client was started.
-func (s *Supervisor) outdated(m state.Mount) (bool, error) {
-	be, err := s.Backends.Backend(m.Spec.Backend)
-	if fault.Is(err, fault.Precondition) {
-		return false, nil // removed from the config file: running mounts continue
-	}
-	if err != nil {
-		return false, err
-	}
-	digest, err := be.MountDigest()
-	return digest != m.Backend, err
 }
 
 // stopReplaced stops a mount whose targets other mounts have taken over. If that takes longer than replacedBound, each reconcile pass

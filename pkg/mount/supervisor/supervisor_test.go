@@ -9,13 +9,14 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
-	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/drain"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/heal"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/linger"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest/parts"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest/runnertest"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/runner"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
@@ -23,11 +24,7 @@ import (
 
 func newSupervisor(t *testing.T, l runner.Launcher, b creds.Backends) (*Supervisor, *parts.Parts) {
 	t.Helper()
-	p := parts.New(t, b, runner.Peers)
-	r := runner.New(runner.Options{
-		Namespace: p.Namespace, Launcher: l, Backends: b, Clients: p.Clients, Store: p.Store, Sources: p.Sources, Creds: p.Creds, Tracker: p.Tracker,
-		Programs: mounttest.Programs("/opt"), Peer: p.Peer, UIDs: launcher.UIDRange{First: parts.UID, Last: parts.UID + 1}, MountTimeout: time.Minute, Started: func(string) {},
-	})
+	r, p := runnertest.New(t, l, b, 0)
 	return New(Options{
 		Options: r.Options, Runner: r, Drainer: drain.New(r, 0), Healer: heal.New(true, p.Namespace, p.Store, p.Pins, p.Tracker), Pins: p.Pins,
 	}), p
@@ -179,5 +176,34 @@ func TestHealth(t *testing.T) {
 	m.Spec.Source = credentials.SourceSecret
 	if _, err := s.replace(t.Context(), m, &creds.Grant{}, tracker.ReasonConfig); !fault.Is(err, fault.Unavailable) {
 		t.Errorf("replaced without credentials: %v", err)
+	}
+}
+
+// What a driver leaves that is killed between the unmount of the last target and the record of the mount lingers after the next pass, and
+// stays until its time is over.
+func TestReconcileLetsAMountLinger(t *testing.T) {
+	s, p := newSupervisor(t, &mounttest.UIDs{}, mounttest.S3{})
+	s.lingerer.Limits = linger.Limits{Mounts: 2, Memory: 1 << 30}
+	m := p.Mount("a", "1", "mountpoint-s3", func(m *state.Mount) { m.Spec.ReadOnly, m.LingerFor = true, time.Hour })
+	p.MountAt(m, p.Store.SourceDir(m.Name))
+	h := running()
+	h.Status.Session = &helper.SessionStatus{}
+	h.Serve(t, p.Store.Socket(m.Name))
+	for range 2 {
+		if _, err := s.reconcileMount(t.Context(), m.Name); err != nil {
+			t.Fatal(err)
+		}
+		if m = p.Record(m.Name); !m.Lingers() || h.WasAsked("end") {
+			t.Fatalf("it does not linger: %+v", m)
+		}
+	}
+	m.Linger.Until = time.Now()
+	if err := p.Store.Write(t.Context(), m); err != nil {
+		t.Fatal(err)
+	}
+	ctx := mounttest.Until(t, func() bool { return h.WasAsked("end") })
+	_, _ = s.reconcileMount(ctx, m.Name)
+	if now := p.Record(m.Name); !h.WasAsked("end") || now.Phase != state.Ending || now.Linger == nil {
+		t.Errorf("its time is over: %+v", now)
 	}
 }

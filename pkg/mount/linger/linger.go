@@ -1,4 +1,15 @@
-package supervisor
+// Package linger keeps the mounts of volumes that ask for it after their last publication, so that the next one needs only a bind mount.
+//
+// How a mount lingers:
+//
+//   - It lingers once everything that was written and closed is stored, and if that is known. Otherwise it stops.
+//   - Its record says until when (state.Mount.Linger). That is written before the last publication's record is removed, and removed
+//     before another publication is bound. A driver that is killed in between finds a mount without publications, which lingers or
+//     stops as after its last unpublish. So a mount whose record says that it lingers has nothing to store.
+//   - It keeps a session only if its credentials are the driver's. Those of a secret or a pod are dropped, and the next publication's
+//     are proven before it is bound.
+//   - It ends, and is not healed, when its time is over, or before that for one of the reasons tracker.Ended….
+package linger
 
 import (
 	"context"
@@ -7,6 +18,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
@@ -20,26 +32,16 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/want"
 )
 
-// A mount whose volumes have the parameter linger outlives its last publication, so that the next one needs only a bind mount:
-//
-//   - It lingers once everything that was written and closed is stored, and if that is known. Otherwise it stops.
-//   - Its record says until when (state.Mount.Linger). That is written before the last publication's record is removed, and removed
-//     before another publication is bound. A driver that is killed in between finds a mount without publications, which lingers or
-//     stops as after its last unpublish. So a mount whose record says that it lingers has nothing to store.
-//   - It keeps a session only if its credentials are the driver's. Those of a secret or a pod are dropped, and the next publication's
-//     are proven before it is bound.
-//   - It ends, and is not healed, when its time is over, or before that for one of the reasons tracker.Ended….
-
 // evictBound bounds the end of the lingering mounts that exceed the limits, in an unpublish. The next reconcile pass ends the others.
 const evictBound = 5 * time.Second
 
-// LingerLimits bound the lingering mounts of a node. If one of them is 0, none lingers.
-type LingerLimits struct {
+// Limits bound the lingering mounts of a node. If one of them is 0, none lingers.
+type Limits struct {
 	Mounts int
 	Memory uint64 // of their helpers and clients, in bytes
 }
 
-func (l LingerLimits) none() bool { return l.Mounts == 0 || l.Memory == 0 }
+func (b Limits) none() bool { return b.Mounts == 0 || b.Memory == 0 }
 
 // eviction is a lingering mount that must end, and why.
 type eviction struct {
@@ -48,7 +50,7 @@ type eviction struct {
 
 // exceeding returns the mounts that must end so that the others are within the limits. all are the lingering mounts, the least recently
 // used first.
-func (l LingerLimits) exceeding(all []tracker.Linger) (end []eviction) {
+func (b Limits) exceeding(all []tracker.Linger) (end []eviction) {
 	var memory uint64
 	for _, m := range all {
 		memory += m.Memory
@@ -56,9 +58,9 @@ func (l LingerLimits) exceeding(all []tracker.Linger) (end []eviction) {
 	for i, m := range all {
 		var reason string
 		switch {
-		case len(all)-i > l.Mounts:
+		case len(all)-i > b.Mounts:
 			reason = tracker.EndedMounts
-		case memory > l.Memory:
+		case memory > b.Memory:
 			reason = tracker.EndedMemory
 		default:
 			return end
@@ -69,9 +71,48 @@ func (l LingerLimits) exceeding(all []tracker.Linger) (end []eviction) {
 	return end
 }
 
-// retire ends the use of a mount without publications: it lingers, or else stops.
-func (s *Supervisor) retire(ctx context.Context, m state.Mount) error {
-	err := s.linger(ctx, m)
+// Client is what a Lingerer asks of a mount's client.
+type Client interface {
+	ProbeStatus(ctx context.Context, m state.Mount) (mount.Health, helper.Status, error)
+	// Outdated reports whether the mount's backend has another configuration than when its client was started.
+	Outdated(m state.Mount) (bool, error)
+}
+
+// Backends are the S3 services of the config file.
+type Backends interface {
+	Backend(name string) (backend.Backend, error)
+}
+
+// Pins are the former file systems of mounts.
+type Pins interface {
+	UnpinAll(ctx context.Context, name string) error
+}
+
+// Options are the parts of a Lingerer.
+type Options struct {
+	Client   Client
+	Drainer  *drain.Drainer
+	Pins     Pins
+	Backends Backends
+	Store    *state.Store
+	Creds    *creds.Provider
+	Tracker  *tracker.Tracker
+	Peer     func(name string) *helper.Peer // the helper of a mount
+	Limits   Limits
+	// TryLock locks the key of a mount unless another call holds the lock.
+	TryLock func(key string) (unlock func(), ok bool)
+}
+
+// Lingerer begins, checks and ends the lingering of mounts. The caller of a method that is given a mount holds the lock of the mount's
+// key.
+type Lingerer struct{ Options }
+
+// New returns a Lingerer.
+func New(o Options) *Lingerer { return &Lingerer{o} }
+
+// Retire ends the use of a mount without publications: it lingers, or else stops.
+func (l *Lingerer) Retire(ctx context.Context, m state.Mount) error {
+	err := l.linger(ctx, m)
 	var unable *drain.NotFlushedError
 	if !errors.As(err, &unable) {
 		return err
@@ -79,7 +120,7 @@ func (s *Supervisor) retire(ctx context.Context, m state.Mount) error {
 	if unable != errNoLinger {
 		klog.FromContext(ctx).Info("Mount cannot linger", "mount", m.Name, "volume", m.VolumeID, "client", m.Client, "reason", unable.Reason)
 	}
-	return s.stop(ctx, m)
+	return l.Drainer.StopWithPredecessors(ctx, m)
 }
 
 // errNoLinger is the error of a mount whose volumes do not ask to linger.
@@ -91,81 +132,81 @@ func unable(reason string) error { return &drain.NotFlushedError{Reason: reason}
 //
 // Its steps: check whether it may; stop its predecessors; check that its client serves and is current; wait until everything is stored;
 // record that it lingers; drop credentials that are not the driver's.
-func (s *Supervisor) linger(ctx context.Context, m state.Mount) error {
+func (l *Lingerer) linger(ctx context.Context, m state.Mount) error {
 	switch {
 	case m.LingerFor == 0:
 		return errNoLinger
 	case m.Lingers(): // a crash may have cut off what follows its record
-		_, err := s.forgetOrEnd(ctx, m)
+		_, err := l.forgetOrEnd(ctx, m)
 		return err
 	case m.Phase != state.Running || m.Superseded:
 		return errNoLinger
-	case s.Linger.none():
+	case l.Limits.none():
 		return unable("lingering is off on this node")
 	case m.Rotated != "" || m.Rotating:
 		return unable("its secret was rotated, so no publication can join it")
 	}
-	if err := s.stopPredecessors(ctx, m); err != nil {
+	if err := l.Drainer.StopPredecessors(ctx, m); err != nil {
 		return err
 	}
-	status, revision, err := s.lingerable(ctx, m)
+	status, revision, err := l.lingerable(ctx, m)
 	if err != nil {
 		return err
 	}
-	if err := s.Drainer.Flush(ctx, m); err != nil {
+	if err := l.Drainer.Flush(ctx, m); err != nil {
 		return err
 	}
 	failpoint.Here("linger.flushed")
-	if err := s.Pins.UnpinAll(ctx, m.Name); err != nil {
+	if err := l.Pins.UnpinAll(ctx, m.Name); err != nil {
 		return err
 	}
 	memory := memoryOf(m, status)
-	if memory > s.Linger.Memory {
+	if memory > l.Limits.Memory {
 		return unable("its processes use more memory than may linger on this node")
 	}
 	now := time.Now().Round(0)
 	m.Linger = &state.Linger{Since: now, Until: now.Add(m.LingerFor), Backend: revision}
-	if err := s.Store.Write(ctx, m); err != nil { // first: without credentials, a client that is in doubt could not be restarted
+	if err := l.Store.Write(ctx, m); err != nil { // first: without credentials, a client that is in doubt could not be restarted
 		return err
 	}
 	failpoint.Here("linger.recorded")
-	if lingers, err := s.forgetOrEnd(ctx, m); err != nil || !lingers {
+	if lingers, err := l.forgetOrEnd(ctx, m); err != nil || !lingers {
 		return err
 	}
 	failpoint.Here("linger.forgot")
-	s.track(m, memory)
+	l.track(m, memory)
 	klog.FromContext(ctx).Info("Mount lingers", "mount", m.Name, "volume", m.VolumeID, "client", m.Client, "until", m.Linger.Until, "memory", memory)
 	return nil
 }
 
 // forget drops the credentials of a mount that are not the driver's.
-func (s *Supervisor) forget(ctx context.Context, m state.Mount) error {
+func (l *Lingerer) forget(ctx context.Context, m state.Mount) error {
 	if m.Spec.Source == credentials.SourceDriver {
 		return nil
 	}
-	return s.Peer(m.Name).Forget(ctx)
+	return l.Peer(m.Name).Forget(ctx)
 }
 
 // forgetOrEnd is forget for a mount that has just begun to linger. If its helper does not, the mount ends.
-func (s *Supervisor) forgetOrEnd(ctx context.Context, m state.Mount) (lingers bool, err error) {
-	if err := s.forget(ctx, m); err != nil {
+func (l *Lingerer) forgetOrEnd(ctx context.Context, m state.Mount) (lingers bool, err error) {
+	if err := l.forget(ctx, m); err != nil {
 		klog.FromContext(ctx).Info("Cannot drop credentials of lingering mount", "mount", m.Name, "error", err.Error())
-		return false, s.endLinger(ctx, m, tracker.EndedClient)
+		return false, l.End(ctx, m, tracker.EndedClient)
 	}
 	return true, nil
 }
 
 // lingerable checks that a mount's client serves with the current configuration and a session that is renewed. It returns the status of
 // its helper and the revision of its backend.
-func (s *Supervisor) lingerable(ctx context.Context, m state.Mount) (helper.Status, string, error) {
-	reason, status, err := s.unfit(ctx, m)
+func (l *Lingerer) lingerable(ctx context.Context, m state.Mount) (helper.Status, string, error) {
+	reason, status, err := l.unfit(ctx, m)
 	if err != nil {
 		return status, "", unable(err.Error())
 	}
 	if reason != "" {
 		return status, "", unable("it would end at once, reason " + reason)
 	}
-	be, err := s.Backends.Backend(m.Spec.Backend)
+	be, err := l.Backends.Backend(m.Spec.Backend)
 	if err != nil {
 		return status, "", unable(err.Error())
 	}
@@ -173,8 +214,8 @@ func (s *Supervisor) lingerable(ctx context.Context, m state.Mount) (helper.Stat
 }
 
 // unfit returns why a mount must not linger, "" if it may, and the status of its helper.
-func (s *Supervisor) unfit(ctx context.Context, m state.Mount) (reason string, status helper.Status, err error) {
-	be, err := s.Backends.Backend(m.Spec.Backend)
+func (l *Lingerer) unfit(ctx context.Context, m state.Mount) (reason string, status helper.Status, err error) {
+	be, err := l.Backends.Backend(m.Spec.Backend)
 	switch {
 	case fault.Is(err, fault.Precondition):
 		return tracker.EndedBackend, status, nil // it is no longer configured
@@ -183,10 +224,10 @@ func (s *Supervisor) unfit(ctx context.Context, m state.Mount) (reason string, s
 	case m.Linger != nil && be.Revision() != m.Linger.Backend:
 		return tracker.EndedBackend, status, nil
 	}
-	if old, err := s.outdated(m); err != nil || old {
+	if old, err := l.Client.Outdated(m); err != nil || old {
 		return tracker.EndedBackend, status, err
 	}
-	health, status, err := s.Runner.ProbeStatus(ctx, m)
+	health, status, err := l.Client.ProbeStatus(ctx, m)
 	switch {
 	case err != nil:
 		return "", status, err
@@ -199,43 +240,52 @@ func (s *Supervisor) unfit(ctx context.Context, m state.Mount) (reason string, s
 	return reason, status, nil
 }
 
-// due returns why a lingering mount must end now, "" if it stays. It refreshes the credentials of one that stays. It ends others
+// Due returns why a lingering mount must end now, "" if it stays. It refreshes the credentials of one that stays. It ends others
 // that exceed the limits together with this one.
-func (s *Supervisor) due(ctx context.Context, m state.Mount) (reason string, err error) {
+func (l *Lingerer) Due(ctx context.Context, m state.Mount) (reason string, err error) {
 	switch {
 	case !time.Now().Before(m.Linger.Until):
 		return tracker.EndedTime, nil
-	case s.Linger.Mounts == 0:
+	case l.Limits.Mounts == 0:
 		return tracker.EndedMounts, nil
-	case s.Linger.Memory == 0:
+	case l.Limits.Memory == 0:
 		return tracker.EndedMemory, nil
 	}
-	reason, status, err := s.unfit(ctx, m)
+	reason, status, err := l.unfit(ctx, m)
 	if err != nil || reason != "" {
 		return reason, err
 	}
-	if err := s.forget(ctx, m); err != nil {
+	if err := l.forget(ctx, m); err != nil {
 		return "", err
 	}
-	if err := s.Creds.Refresh(ctx, m, &status); err != nil {
+	if err := l.Creds.Refresh(ctx, m, &status); err != nil {
 		if fault.KindOf(err).Permanent() {
 			return tracker.EndedSession, nil
 		}
 		return "", err
 	}
-	s.track(m, memoryOf(m, status))
-	for _, e := range s.Linger.exceeding(s.Tracker.Lingering()) {
+	l.track(m, memoryOf(m, status))
+	for _, e := range l.Limits.exceeding(l.Tracker.Lingering()) {
 		if e.name == m.Name {
 			return e.reason, nil
 		}
 	}
-	s.evict(ctx)
+	l.Evict(ctx)
 	return "", nil
 }
 
+// Reconcile ends a lingering mount if it must end.
+func (l *Lingerer) Reconcile(ctx context.Context, m state.Mount) error {
+	reason, err := l.Due(ctx, m)
+	if err != nil || reason == "" {
+		return err
+	}
+	return l.End(ctx, m, reason)
+}
+
 // track notes that a mount lingers.
-func (s *Supervisor) track(m state.Mount, memory uint64) {
-	s.Tracker.Mount(m.Name).Linger(m.Client, tracker.Linger{Name: m.Name, Since: m.Linger.Since, Until: m.Linger.Until, Memory: memory})
+func (l *Lingerer) track(m state.Mount, memory uint64) {
+	l.Tracker.Mount(m.Name).Linger(m.Client, tracker.Linger{Name: m.Name, Since: m.Linger.Since, Until: m.Linger.Until, Memory: memory})
 }
 
 // memoryOf returns the resident memory of a mount's helper and client, as far as they can be read.
@@ -248,23 +298,23 @@ func memoryOf(m state.Mount, status helper.Status) (bytes uint64) {
 	return bytes
 }
 
-// endLinger stops a lingering mount.
-func (s *Supervisor) endLinger(ctx context.Context, m state.Mount, reason string) error {
+// End stops a lingering mount.
+func (l *Lingerer) End(ctx context.Context, m state.Mount, reason string) error {
 	klog.FromContext(ctx).Info("Lingering mount ends", "mount", m.Name, "volume", m.VolumeID, "client", m.Client, "reason", reason,
 		"lingered", time.Since(m.Linger.Since).Round(time.Second))
-	s.Tracker.CountLingerEnd(m.Client, reason)
+	l.Tracker.CountLingerEnd(m.Client, reason)
 	failpoint.Here("linger.ending")
-	return s.stop(ctx, m)
+	return l.Drainer.StopWithPredecessors(ctx, m)
 }
 
-// joinLingering prepares a lingering mount for a publication, with that one's credentials. joined is false if the mount had to end.
-func (s *Supervisor) joinLingering(ctx context.Context, m *state.Mount, w want.Mount) (joined bool, err error) {
-	reason, _, err := s.unfit(ctx, *m)
+// Join prepares a lingering mount for a publication, with that one's credentials. joined is false if the mount had to end.
+func (l *Lingerer) Join(ctx context.Context, m *state.Mount, w want.Mount) (joined bool, err error) {
+	reason, _, err := l.unfit(ctx, *m)
 	if err != nil {
 		return false, err
 	}
 	if reason == "" {
-		switch err := s.renewJoined(ctx, *m, w.Grant); {
+		switch err := l.renewJoined(ctx, *m, w.Grant); {
 		case err != nil && m.Spec.Source != credentials.SourceDriver:
 			return false, err // it lingers on, for a publication with credentials that work
 		case err != nil && ctx.Err() != nil:
@@ -274,88 +324,67 @@ func (s *Supervisor) joinLingering(ctx context.Context, m *state.Mount, w want.M
 		}
 	}
 	if reason != "" {
-		return false, s.endLinger(ctx, *m, reason)
+		return false, l.End(ctx, *m, reason)
 	}
 	lingered := time.Since(m.Linger.Since)
 	m.Linger, m.LingerFor = nil, w.Linger
-	if err := s.Store.Write(ctx, *m); err != nil { // before a pod can write
+	if err := l.Store.Write(ctx, *m); err != nil { // before a pod can write
 		return false, err
 	}
 	failpoint.Here("linger.joined")
-	s.Tracker.Mount(m.Name).Set(m.Client, tracker.Healthy)
-	s.Tracker.CountLingerHit(m.Client)
+	l.Tracker.Mount(m.Name).Set(m.Client, tracker.Healthy)
+	l.Tracker.CountLingerHit(m.Client)
 	klog.FromContext(ctx).Info("Lingering mount is used again", "mount", m.Name, "volume", w.Publication.VolumeID, "client", m.Client, "lingered", lingered.Round(time.Millisecond))
 	return true, nil
 }
 
 // renewJoined delivers a publication's credentials to a lingering mount. Those of a secret or a pod are proven first: the mount has none
 // with which it was proven.
-func (s *Supervisor) renewJoined(ctx context.Context, m state.Mount, grant *creds.Grant) error {
+func (l *Lingerer) renewJoined(ctx context.Context, m state.Mount, grant *creds.Grant) error {
 	if m.Spec.Source != credentials.SourceDriver {
 		if err := grant.Fit(ctx, m.Client); err != nil {
 			return err
 		}
-		be, err := s.Backends.Backend(m.Spec.Backend)
+		be, err := l.Backends.Backend(m.Spec.Backend)
 		if err != nil {
 			return err
 		}
-		if err := s.Creds.Prove(ctx, grant, be, m.Spec); err != nil {
+		if err := l.Creds.Prove(ctx, grant, be, m.Spec); err != nil {
 			return err
 		}
 	}
-	return s.refreshCredentials(ctx, m, grant)
+	return l.Creds.Apply(ctx, m, grant)
 }
 
-// lingerLonger records that a publication of a running mount asks for a longer time to linger.
-func (s *Supervisor) lingerLonger(ctx context.Context, m *state.Mount, d time.Duration) error {
+// Extend records that a publication of a running mount asks for a longer time to linger.
+func (l *Lingerer) Extend(ctx context.Context, m *state.Mount, d time.Duration) error {
 	if d <= m.LingerFor {
 		return nil
 	}
 	m.LingerFor = d
-	return s.Store.Write(ctx, *m)
+	return l.Store.Write(ctx, *m)
 }
 
-// evict ends the lingering mounts that exceed the limits. Those whose keys are locked are in use, or end already.
-func (s *Supervisor) evict(ctx context.Context) {
+// Evict ends the lingering mounts that exceed the limits. Those whose keys are locked are in use, or end already.
+func (l *Lingerer) Evict(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, evictBound)
 	defer cancel()
-	for _, e := range s.Linger.exceeding(s.Tracker.Lingering()) {
-		if err := s.evictOne(ctx, e); err != nil {
+	for _, e := range l.Limits.exceeding(l.Tracker.Lingering()) {
+		if err := l.evictOne(ctx, e); err != nil {
 			klog.FromContext(ctx).Info("Cannot end lingering mount, will retry", "mount", e.name, "error", err.Error())
 		}
 	}
 }
 
-func (s *Supervisor) evictOne(ctx context.Context, e eviction) error {
-	unlock, ok := s.keys.TryLock(mount.KeyOf(e.name))
+func (l *Lingerer) evictOne(ctx context.Context, e eviction) error {
+	unlock, ok := l.TryLock(mount.KeyOf(e.name))
 	if !ok {
 		return nil
 	}
 	defer unlock()
-	m, ok, err := s.Store.Mount(ctx, e.name)
+	m, ok, err := l.Store.Mount(ctx, e.name)
 	if err != nil || !ok || !m.Lingers() {
 		return err
 	}
-	return s.endLinger(ctx, m, e.reason)
-}
-
-// spoils reports whether a new mount ends a lingering one: they overlap, and pods wrote to that one or to both; or that one is of the
-// same volume with other settings, or of its former secret.
-func (d drainOrder) spoils(w want.Mount, m state.Mount) (reason string) {
-	switch {
-	case w.Publication.VolumeID == m.VolumeID && !sameButPod(w.Spec, m.Spec):
-		return tracker.EndedVolume
-	case !m.Spec.ReadOnly && d.overlap(w.Spec, m.Spec):
-		return tracker.EndedOverlap
-	}
-	return ""
-}
-
-// sameButPod reports whether two specs differ only in the pods whose identity they have.
-func sameButPod(a, b mount.Spec) bool {
-	if a.Source != credentials.SourceWorkload || b.Source != credentials.SourceWorkload {
-		return false
-	}
-	a.Identity, a.RoleARN = b.Identity, b.RoleARN
-	return a.Encode() == b.Encode()
+	return l.End(ctx, m, e.reason)
 }

@@ -1,0 +1,24 @@
+// Package runnertest makes runners for the tests of the packages above package runner.
+package runnertest
+
+import (
+	"testing"
+	"time"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest/parts"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/runner"
+)
+
+// New returns a runner with its parts, which has uids for two mounts. hangTimeout is runner.Options.HangTimeout.
+func New(t *testing.T, l runner.Launcher, b creds.Backends, hangTimeout time.Duration) (*runner.Runner, *parts.Parts) {
+	t.Helper()
+	p := parts.New(t, b, runner.Peers)
+	return runner.New(runner.Options{
+		Namespace: p.Namespace, Launcher: l, Backends: b, Clients: p.Clients, Store: p.Store, Sources: p.Sources, Creds: p.Creds, Tracker: p.Tracker,
+		Programs: mounttest.Programs("/opt"), Peer: p.Peer, UIDs: launcher.UIDRange{First: parts.UID, Last: parts.UID + 1},
+		MountTimeout: time.Minute, HangTimeout: hangTimeout, Started: func(string) {},
+	}), p
+}
