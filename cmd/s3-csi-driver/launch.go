@@ -20,8 +20,9 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/hostdir"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
-	"github.com/s3-csi/s3-csi-driver/pkg/mount/runner"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/linger"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/runner"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/spares"
 	"github.com/s3-csi/s3-csi-driver/pkg/programs"
 	"github.com/s3-csi/s3-csi-driver/pkg/resolvconf"
 	"github.com/s3-csi/s3-csi-driver/pkg/sandbox"
@@ -101,7 +102,7 @@ func (l launch) name() string {
 }
 
 // preparer returns the launcher, if it can start helpers ahead of need.
-func (l launch) preparer() runner.Preparer {
+func (l launch) preparer() spares.Preparer {
 	if l.systemd == nil {
 		return nil
 	}

@@ -24,7 +24,9 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/monitor"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/pins"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/runner"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/sockets"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/source"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/spares"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/supervisor"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
@@ -56,7 +58,7 @@ type Backends interface {
 type Options struct {
 	Namespace     *host.Namespace
 	Launcher      runner.Launcher
-	Preparer      runner.Preparer // see runner.Options
+	Preparer      spares.Preparer // see runner.Options
 	Backends      Backends
 	Sessions      creds.Sessions
 	Clients       client.Source
@@ -128,7 +130,7 @@ func assemble(ctx context.Context, o Options, store *state.Store) (*Node, error)
 	var (
 		clients  = client.Registry{Source: o.Clients, Default: o.DefaultClient}
 		fusectl  = host.NewFusectl(o.Namespace, store.FusectlDir())
-		peer     = runner.Peers(o.Namespace, store.Paths)
+		peer     = sockets.Peers(o.Namespace, store.Paths)
 		track    = tracker.New(o.Namespace.Overdue)
 		pinned   = pins.New(o.Namespace, store.SourcesDir())
 		sources  = source.New(o.Namespace, fusectl, store, pinned)

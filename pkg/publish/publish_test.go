@@ -17,7 +17,6 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest/parts"
-	"github.com/s3-csi/s3-csi-driver/pkg/mount/runner"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/want"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
@@ -101,7 +100,7 @@ func (f *fakeUsage) Of(volumeID string) (u mount.Usage, ok bool) {
 
 func newPublisher(t *testing.T, change func(*Options)) (*Publisher, *parts.Parts, *fakeMounts) {
 	t.Helper()
-	p, mounts := parts.New(t, mounttest.S3{}, runner.Peers), &fakeMounts{health: mount.Healthy}
+	p, mounts := parts.New(t, mounttest.S3{}), &fakeMounts{health: mount.Healthy}
 	o := Options{
 		Namespace: p.Namespace, Store: p.Store, Mounts: mounts, Targets: fakeTargets{}, Backends: mounttest.S3{}, Planner: p.Creds, Usage: &fakeUsage{}, Clients: p.Clients,
 		MountTimeout: time.Minute, DrainTimeout: time.Minute, Share: client.Share{CPUWeight: 100, Tasks: 1024},

@@ -6,12 +6,11 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest/parts"
-	"github.com/s3-csi/s3-csi-driver/pkg/mount/runner"
 )
 
 // A heal that failed for a transient reason is repeated, although the host shows nothing stale any more.
 func TestFailedHealIsRepeated(t *testing.T) {
-	p := parts.New(t, mounttest.S3{}, runner.Peers)
+	p := parts.New(t, mounttest.S3{})
 	h := New(true, p.Namespace, p.Store, p.Pins, p.Tracker)
 	m := p.Mount("a", "1", "rclone", nil)
 	p.Tracker.Mount(m.Name).NeedsHealing()

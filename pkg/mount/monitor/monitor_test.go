@@ -12,7 +12,6 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest/parts"
-	"github.com/s3-csi/s3-csi-driver/pkg/mount/runner"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
 )
@@ -60,7 +59,7 @@ func (f *fakeKiller) KillOrphans(context.Context) error {
 
 // A mount that never finishes to drain delays neither the others, whose credentials would expire, nor the garbage collection.
 func TestDrainingMountDelaysNothing(t *testing.T) {
-	p := parts.New(t, mounttest.S3{}, runner.Peers)
+	p := parts.New(t, mounttest.S3{})
 	mounts, killer := &fakeMounts{blocked: parts.Key("a")}, &fakeKiller{}
 	m := New(Options{
 		Namespace: p.Namespace, Store: p.Store, Pins: p.Pins, Tracker: p.Tracker, Clients: p.Clients, Peer: p.Peer, Mounts: mounts, Killer: killer,
@@ -113,7 +112,7 @@ func TestLingeringMountsAreReconciledInTime(t *testing.T) {
 // Publications are removed only if their target and their mount are gone. The target is not opened: an unresponsive client would block
 // one call after the other.
 func TestStalePublicationsAreRemoved(t *testing.T) {
-	p := parts.New(t, mounttest.S3{}, runner.Peers)
+	p := parts.New(t, mounttest.S3{})
 	m := p.Mount("a", "1", "mountpoint-s3", nil)
 	shown := t.TempDir()
 	p.HangAt(m, shown)

@@ -13,7 +13,6 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest/parts"
-	"github.com/s3-csi/s3-csi-driver/pkg/mount/runner"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/want"
@@ -21,7 +20,7 @@ import (
 
 func newOrder(t *testing.T) (Order, *parts.Parts) {
 	t.Helper()
-	p := parts.New(t, mounttest.S3{}, runner.Peers)
+	p := parts.New(t, mounttest.S3{})
 	return Order{Store: p.Store, Namespace: p.Namespace, Pins: p.Pins, Backends: p.Backends}, p
 }
 

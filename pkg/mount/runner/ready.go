@@ -77,7 +77,7 @@ func (r *Runner) awaitReady(ctx context.Context, m state.Mount, status helper.St
 	}
 }
 
-// pageClients explains errors of clients and uids.
+// pageClients explains errors of clients.
 const pageClients = "docs/errors.md#publishing-clients-and-the-node"
 
 // unknownFlag matches the output of a client that does not support a flag of another version.

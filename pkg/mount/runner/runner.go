@@ -5,7 +5,6 @@ package runner
 import (
 	"context"
 	"fmt"
-	"net"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -19,8 +18,10 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/source"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/spares"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/uids"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
@@ -32,15 +33,10 @@ const (
 
 // Launcher starts helpers. Each mount has a uid of its own, so a uid identifies all processes of a mount.
 type Launcher interface {
-	Start(ctx context.Context, u launcher.Unit) error
-	// Free reports whether an unused uid can be assigned to a mount: no process has it.
-	Free(ctx context.Context, uid uint32) (bool, error)
+	spares.Launcher
+	uids.Launcher
 	// Alive reports whether a process has the uid.
 	Alive(ctx context.Context, uid uint32) (bool, error)
-	// Kill kills the processes of a uid and returns when they have exited.
-	Kill(ctx context.Context, uid uint32) error
-	// List returns what was started and still exists, running or not.
-	List(ctx context.Context) ([]launcher.UnitInfo, error)
 	// OOMKills returns the number of a mount's processes that the kernel has OOM-killed.
 	OOMKills(ctx context.Context, name string, uid uint32) (uint64, error)
 }
@@ -60,14 +56,14 @@ type Programs interface {
 type Options struct {
 	Namespace *host.Namespace
 	Launcher  Launcher
-	Preparer  Preparer // nil: the launcher starts no helpers ahead of need
+	Preparer  spares.Preparer // nil: the launcher starts no helpers ahead of need
 	Backends  Backends
 	Clients   client.Registry
 	Store     *state.Store
 	Sources   *source.Sources
 	Creds     *creds.Provider
 	Tracker   *tracker.Tracker
-	Peer      func(name string) *helper.Peer // the helper of a mount, see Peers
+	Peer      func(name string) *helper.Peer // the helper of a mount, see sockets.Peers
 	UIDs      launcher.UIDRange
 	Programs  Programs
 	Version   string // the driver's
@@ -82,29 +78,24 @@ type Options struct {
 // Runner starts, probes, restarts and kills mounts. The caller of a method that is given a mount holds the lock of the mount's key.
 type Runner struct {
 	Options
-	uids   *uids
-	spares *spares
+	uids   *uids.Allocator
+	spares *spares.Pool
 	starts startLimiter
 }
 
 // New returns a runner.
 func New(o Options) *Runner {
-	u := &uids{Options: &o}
-	return &Runner{Options: o, uids: u, spares: newSpares(&o, u)}
+	u := uids.New(uids.Options{Namespace: o.Namespace, Launcher: o.Launcher, Store: o.Store, Range: o.UIDs})
+	return &Runner{Options: o, uids: u, spares: spares.New(spares.Options{
+		Namespace: o.Namespace, Launcher: o.Launcher, Preparer: o.Preparer, UIDs: u, Store: o.Store, Tracker: o.Tracker,
+	})}
 }
 
-// Peers returns a function that returns the helper of a mount.
-func Peers(ns *host.Namespace, paths state.Paths) func(name string) *helper.Peer {
-	return func(name string) *helper.Peer { return peerAt(ns, paths.Socket(name)) }
-}
+// KillOrphans kills helpers that belong to no mount, see uids.Allocator.
+func (r *Runner) KillOrphans(ctx context.Context) error { return r.uids.KillOrphans(ctx) }
 
-func peerAt(ns *host.Namespace, socket string) *helper.Peer {
-	return helper.NewPeer(func(ctx context.Context) (*net.UnixConn, error) {
-		return host.Call(ctx, ns, "connecting to a helper", func(c *net.UnixConn) { c.Close() }, func() (*net.UnixConn, error) {
-			return net.DialUnix("unix", nil, &net.UnixAddr{Name: socket, Net: "unix"})
-		})
-	})
-}
+// RunSpares keeps helpers ready for new mounts until ctx ends, see spares.Pool.
+func (r *Runner) RunSpares(ctx context.Context) { r.spares.Run(ctx) }
 
 // Discard removes a mount that no pod has written to. It can be repeated.
 func (r *Runner) Discard(ctx context.Context, m state.Mount) error {

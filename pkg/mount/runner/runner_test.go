@@ -11,7 +11,6 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
-	"github.com/s3-csi/s3-csi-driver/pkg/mount"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest/parts"
@@ -20,46 +19,11 @@ import (
 
 func newRunner(t *testing.T, l Launcher, b creds.Backends) (*Runner, *parts.Parts) {
 	t.Helper()
-	p := parts.New(t, b, Peers)
+	p := parts.New(t, b)
 	return New(Options{
 		Namespace: p.Namespace, Launcher: l, Backends: b, Clients: p.Clients, Store: p.Store, Sources: p.Sources, Creds: p.Creds, Tracker: p.Tracker,
 		Programs: mounttest.Programs("/opt"), Peer: p.Peer, UIDs: launcher.UIDRange{First: parts.UID, Last: parts.UID + 1}, MountTimeout: time.Minute,
 	}), p
-}
-
-// A new mount of the same volume tends to get the same uid. While the processes of the former one are being killed it gets another:
-// the new client would be killed, too.
-func TestQuarantinedUIDsAreNotAllocated(t *testing.T) {
-	l := &mounttest.UIDs{Live: map[uint32]bool{}}
-	r, p := newRunner(t, l, mounttest.S3{})
-	spec := mount.Spec{Bucket: "b"}
-	cl, err := p.Clients.Of("")
-	if err != nil {
-		t.Fatal(err)
-	}
-	usual, err := r.uids.freeUID(spec.Key(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	l.Live[usual] = true
-	var given state.Mount
-	l.OnKill = func(uint32) {
-		if given, err = r.uids.reserve(t.Context(), "v", spec, cl, nil, nil); err != nil {
-			t.Error(err)
-		}
-	}
-	if err := r.KillOrphans(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if !slices.Equal(l.Killed, []uint32{usual}) || given.UID == usual || given.UID == 0 {
-		t.Fatalf("killed: %v; meanwhile a mount got uid %d", l.Killed, given.UID)
-	}
-	if err := p.Store.Remove(t.Context(), given.Name); err != nil {
-		t.Fatal(err)
-	}
-	if again, err := r.uids.reserve(t.Context(), "v", spec, cl, nil, nil); err != nil || again.UID != usual {
-		t.Errorf("afterwards it gets %d, %v", again.UID, err)
-	}
 }
 
 // A removed program, and a changed backend, make a new command line.

@@ -23,6 +23,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/sockets"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
@@ -82,12 +83,12 @@ func (r *Runner) Start(ctx context.Context, p StartParams) (state.Mount, error) 
 
 // start is Start without the trial of the credentials. The context up ends when they are refused, too.
 func (r *Runner) start(ctx, up context.Context, p StartParams, cl client.Client, be backend.Backend, t *trial) (state.Mount, error) {
-	spare, end := r.spares.begin(be.Addresses(p.Spec.Source))
+	spare, end := r.spares.Begin(be.Addresses(p.Spec.Source))
 	defer end()
-	m, err := r.uids.allocate(ctx, p.VolumeID, p.Spec, cl, spare)
+	m, err := r.uids.Allocate(ctx, p.VolumeID, p.Spec, cl, spare)
 	if err != nil {
 		if spare != nil {
-			r.spares.condemn(*spare)
+			r.spares.Discard(*spare)
 		}
 		return state.Mount{}, err
 	}
@@ -220,12 +221,12 @@ func (r *Runner) bringUpHelper(ctx context.Context, m state.Mount, be backend.Ba
 	if err := r.writeCA(ctx, m.Name, be); err != nil {
 		return err
 	}
-	err = r.assignSpare(ctx, m, u)
+	err = r.spares.Assign(ctx, r.Peer(m.Name), u)
 	if err == nil {
 		failpoint.Here("spare.assigned")
 		klog.FromContext(ctx).V(2).Info("Spare helper assigned", "unit", m.Spare, "mount", m.Name, "uid", m.UID)
 		r.Tracker.CountSpare(tracker.SpareTaken)
-		r.spares.describeLater(u)
+		r.spares.DescribeLater(u)
 		return nil
 	}
 	if ctx.Err() != nil {
@@ -259,7 +260,7 @@ func (r *Runner) launchHelper(ctx context.Context, m state.Mount, be backend.Bac
 	if err := r.Store.RestoreHelperDir(ctx, m); err != nil {
 		return fmt.Errorf("preparing the helper's directory: %w", err)
 	}
-	if u.Socket, err = listen(ctx, r.Namespace, m.Name, r.Store.Socket(m.Name)); err != nil {
+	if u.Socket, err = sockets.Listen(ctx, r.Namespace, m.Name, r.Store.Socket(m.Name)); err != nil {
 		return err
 	}
 	defer u.Socket.Close()

@@ -22,6 +22,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/pins"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/sockets"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/source"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
@@ -46,8 +47,8 @@ type Parts struct {
 	Peer      func(name string) *helper.Peer
 }
 
-// New makes the parts. peers is runner.Peers. It skips the test without root, which the store needs.
-func New(t *testing.T, b creds.Backends, peers func(*host.Namespace, state.Paths) func(string) *helper.Peer) *Parts {
+// New makes the parts. It skips the test without root, which the store needs.
+func New(t *testing.T, b creds.Backends) *Parts {
 	t.Helper()
 	if os.Getuid() != 0 {
 		t.Skip("needs root: the directories of mounts belong to users of their own")
@@ -81,7 +82,7 @@ func New(t *testing.T, b creds.Backends, peers func(*host.Namespace, state.Paths
 	p.Fusectl = host.NewFusectl(p.Namespace, p.Store.FusectlDir())
 	p.Pins = pins.New(p.Namespace, p.Store.SourcesDir())
 	p.Sources = source.New(p.Namespace, p.Fusectl, p.Store, p.Pins)
-	p.Peer = peers(p.Namespace, p.Store.Paths)
+	p.Peer = sockets.Peers(p.Namespace, p.Store.Paths)
 	p.Creds = creds.New(b, p.Tokens, p.Clients, p.Peer)
 	return p
 }

@@ -15,7 +15,7 @@ import (
 // New returns a runner with its parts, which has uids for two mounts. hangTimeout is runner.Options.HangTimeout.
 func New(t *testing.T, l runner.Launcher, b creds.Backends, hangTimeout time.Duration) (*runner.Runner, *parts.Parts) {
 	t.Helper()
-	p := parts.New(t, b, runner.Peers)
+	p := parts.New(t, b)
 	return runner.New(runner.Options{
 		Namespace: p.Namespace, Launcher: l, Backends: b, Clients: p.Clients, Store: p.Store, Sources: p.Sources, Creds: p.Creds, Tracker: p.Tracker,
 		Programs: mounttest.Programs("/opt"), Peer: p.Peer, UIDs: launcher.UIDRange{First: parts.UID, Last: parts.UID + 1},

@@ -1,4 +1,4 @@
-package runner
+package spares
 
 import (
 	"context"
@@ -8,7 +8,9 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest/parts"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/uids"
 )
 
 // prepared is a Preparer for mounts that need no addresses.
@@ -18,33 +20,32 @@ func (p prepared) Prepares(needs []netip.Addr) bool            { return !p.no &&
 func (prepared) Limit(context.Context, launcher.Unit) error    { return nil }
 func (prepared) Describe(context.Context, launcher.Unit) error { return nil }
 
-func newTestSpares(t *testing.T, p Preparer) *spares {
+func newPool(t *testing.T, prep Preparer) *Pool {
 	t.Helper()
-	r, _ := newRunner(t, &mounttest.UIDs{Live: map[uint32]bool{}}, mounttest.S3{})
-	o := r.Options
-	o.Preparer = p
-	return newSpares(&o, r.uids)
+	p, l := parts.New(t, mounttest.S3{}), &mounttest.UIDs{Live: map[uint32]bool{}}
+	u := uids.New(uids.Options{Namespace: p.Namespace, Launcher: l, Store: p.Store, Range: launcher.UIDRange{First: parts.UID, Last: parts.UID + 1}})
+	return New(Options{Namespace: p.Namespace, Launcher: l, Preparer: prep, UIDs: u, Store: p.Store, Tracker: p.Tracker})
 }
 
 // A spare is given to one mount, and to none that it does not suit.
 func TestASpareIsTakenOnce(t *testing.T) {
-	s := newTestSpares(t, prepared{})
+	s := newPool(t, prepared{})
 	s.ready = []state.Spare{{Name: "spare-1", UID: 1}, {Name: "spare-2", UID: 2}}
-	other, end := s.begin([]netip.Addr{netip.MustParseAddr("169.254.170.23")})
+	other, end := s.Begin([]netip.Addr{netip.MustParseAddr("169.254.170.23")})
 	defer end()
 	if other != nil {
 		t.Errorf("a mount with special needs got %v", other)
 	}
 	seen := map[uint32]bool{}
 	for range 2 {
-		spare, end := s.begin(nil)
+		spare, end := s.Begin(nil)
 		defer end()
 		if spare == nil || seen[spare.UID] {
 			t.Fatalf("a mount got %v after %v", spare, seen)
 		}
 		seen[spare.UID] = true
 	}
-	if spare, end := s.begin(nil); spare != nil {
+	if spare, end := s.Begin(nil); spare != nil {
 		t.Errorf("a third mount got %v", spare)
 	} else {
 		end()
@@ -53,26 +54,26 @@ func TestASpareIsTakenOnce(t *testing.T) {
 
 // Without a launcher that prepares helpers, nothing is kept.
 func TestNoSparesWithoutALauncherForThem(t *testing.T) {
-	s := newTestSpares(t, nil)
-	spare, end := s.begin(nil)
+	s := newPool(t, nil)
+	spare, end := s.Begin(nil)
 	end()
 	if spare != nil || s.starting != 0 {
 		t.Errorf("%v, %d", spare, s.starting)
 	}
-	if s := newTestSpares(t, prepared{no: true}); s.missing() != 0 {
+	if s := newPool(t, prepared{no: true}); s.missing() != 0 {
 		t.Error("a spare is missing where none can be used")
 	}
 }
 
 // More spares are kept after mounts found none, up to a limit, and fewer again when that is over.
 func TestSparesFollowTheDemand(t *testing.T) {
-	s := newTestSpares(t, prepared{})
+	s := newPool(t, prepared{})
 	if s.missing() != 1 {
 		t.Error("the first spare is not missing")
 	}
 	var ends []func()
 	for range 5 {
-		_, end := s.begin(nil)
+		_, end := s.Begin(nil)
 		ends = append(ends, end)
 	}
 	if s.busy() <= 0 {
@@ -100,7 +101,7 @@ func TestSparesFollowTheDemand(t *testing.T) {
 			t.Fatalf("target %d with %d spares, want %d", s.target, len(s.ready), want)
 		}
 		for s.missing() == -1 {
-			s.condemnOne()
+			s.discardOne()
 		}
 		if len(s.ready) != want {
 			t.Errorf("%d spares are left, want %d", len(s.ready), want)
@@ -112,16 +113,16 @@ func TestSparesFollowTheDemand(t *testing.T) {
 }
 
 // A spare without an answer is not given to a mount.
-func TestASpareThatDoesNotAnswerIsCondemned(t *testing.T) {
-	s := newTestSpares(t, prepared{})
+func TestASpareThatDoesNotAnswerIsDiscarded(t *testing.T) {
+	s := newPool(t, prepared{})
 	spare := state.Spare{Name: "spare-1", UID: 5000}
 	s.ready = []state.Spare{spare}
 	s.check(t.Context())
-	if len(s.ready) != 0 || len(s.condemned) != 1 {
-		t.Fatalf("ready %v, condemned %v", s.ready, s.condemned)
+	if len(s.ready) != 0 || len(s.discarded) != 1 {
+		t.Fatalf("ready %v, discarded %v", s.ready, s.discarded)
 	}
-	if done, err := s.killCondemned(t.Context()); !done || err != nil || len(s.condemned) != 0 {
-		t.Errorf("%v, %v, %v", done, err, s.condemned)
+	if done, err := s.killDiscarded(t.Context()); !done || err != nil || len(s.discarded) != 0 {
+		t.Errorf("%v, %v, %v", done, err, s.discarded)
 	}
 	if l, ok := s.Launcher.(*mounttest.UIDs); !ok || len(l.Killed) != 1 || l.Killed[0] != spare.UID {
 		t.Errorf("killed: %v", l.Killed)

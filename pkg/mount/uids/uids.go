@@ -1,0 +1,215 @@
+// Package uids allocates names, uids and directories for mounts and for spare helpers, and kills processes whose uid belongs to neither.
+package uids
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"maps"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/client"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
+	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
+)
+
+const (
+	cleanupBound = 20 * time.Second // for the clean-up of a failed allocation, and for the end of a process
+	page         = "docs/errors.md#publishing-clients-and-the-node"
+)
+
+// Launcher knows the processes of uids.
+type Launcher interface {
+	// Free reports whether an unused uid can be assigned to a mount: no process has it.
+	Free(ctx context.Context, uid uint32) (bool, error)
+	// Kill kills the processes of a uid and returns when they have exited.
+	Kill(ctx context.Context, uid uint32) error
+	// List returns what was started and still exists, running or not.
+	List(ctx context.Context) ([]launcher.UnitInfo, error)
+}
+
+// Options are the parts of an Allocator.
+type Options struct {
+	Namespace *host.Namespace
+	Launcher  Launcher
+	Store     *state.Store
+	Range     launcher.UIDRange
+}
+
+// Allocator allocates uids of a range.
+type Allocator struct {
+	Options
+	mu          sync.Mutex
+	quarantined map[uint32]bool // uids whose leftover processes are being killed
+}
+
+// New returns an Allocator.
+func New(o Options) *Allocator { return &Allocator{Options: o} }
+
+// Allocate allocates the generation, the uid and the directories of a new mount. Uid and directories are those of the spare, if it has
+// one.
+func (a *Allocator) Allocate(ctx context.Context, volumeID string, spec mount.Spec, cl client.Client, spare *state.Spare) (state.Mount, error) {
+	taken := map[uint32]bool{}
+	for {
+		m, err := a.reserve(ctx, volumeID, spec, cl, taken, spare)
+		if err != nil || spare != nil {
+			return m, err
+		}
+		free, err := a.Launcher.Free(ctx, m.UID)
+		if err == nil && free {
+			return m, nil
+		}
+		taken[m.UID] = true
+		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)
+		rerr := a.Store.Remove(cctx, m.Name)
+		cancel()
+		if err := errors.Join(err, rerr); err != nil {
+			return state.Mount{}, err
+		}
+	}
+}
+
+// reserve makes a mount's directories, which mark its name and its uid as used.
+func (a *Allocator) reserve(ctx context.Context, volumeID string, spec mount.Spec, cl client.Client, taken map[uint32]bool, spare *state.Spare) (state.Mount, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	fail := func(err error) (state.Mount, error) {
+		return state.Mount{}, fmt.Errorf("allocating a new mount: %w", err)
+	}
+	key := spec.Key()
+	generation, err := a.Store.NextGeneration(ctx, key)
+	if err != nil {
+		return fail(err)
+	}
+	name := mount.Name(key, generation)
+	m := state.Mount{
+		Name: name, Key: key, Generation: generation, Phase: state.Starting, VolumeID: volumeID,
+		Source: mount.SourceName(volumeID, name), Client: cl.Name, Spec: spec, Created: time.Now(),
+	}
+	if spare != nil {
+		m.UID, m.Spare = spare.UID, spare.Name
+	} else if m.UID, err = a.unused(ctx, key, taken); err != nil {
+		return fail(err)
+	}
+	if err := a.Store.Make(ctx, m); err != nil {
+		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)
+		defer cancel()
+		return state.Mount{}, mount.WithCleanupError(fmt.Errorf("making the directories of mount %s: %w", name, err), a.Store.Remove(cctx, name))
+	}
+	return m, nil
+}
+
+// AllocateSpare makes the directories of a new spare, which mark its uid as used.
+func (a *Allocator) AllocateSpare(ctx context.Context) (state.Spare, error) {
+	taken := map[uint32]bool{}
+	for {
+		spare, err := a.makeSpare(ctx, taken)
+		if err != nil {
+			return state.Spare{}, fmt.Errorf("allocating a new spare: %w", err)
+		}
+		free, err := a.Launcher.Free(ctx, spare.UID)
+		if err == nil && free {
+			return spare, nil
+		}
+		taken[spare.UID] = true
+		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)
+		rerr := a.Store.RemoveSpare(cctx, spare.Name)
+		cancel()
+		if err := errors.Join(err, rerr); err != nil {
+			return state.Spare{}, err
+		}
+	}
+}
+
+func (a *Allocator) makeSpare(ctx context.Context, taken map[uint32]bool) (state.Spare, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	uid, err := a.unused(ctx, "spare", taken)
+	if err != nil {
+		return state.Spare{}, err
+	}
+	return a.Store.MakeSpare(ctx, uid)
+}
+
+// unused returns a uid that no mount and no spare has, and that is not taken. Call under mu.
+func (a *Allocator) unused(ctx context.Context, key string, taken map[uint32]bool) (uint32, error) {
+	used, err := a.Store.UIDs(ctx)
+	if err != nil {
+		return 0, err
+	}
+	maps.Copy(used, taken)
+	maps.Copy(used, a.quarantined)
+	return a.freeUID(key, used)
+}
+
+// freeUID returns an unused uid of the range. The search starts at a hash of the key, so that a volume tends to keep its uid.
+func (a *Allocator) freeUID(key string, used map[uint32]bool) (uint32, error) {
+	h := fnv.New32a()
+	h.Write([]byte(key))
+	size := uint64(a.Range.Last-a.Range.First) + 1
+	for i := range size {
+		if uid := a.Range.First + uint32((uint64(h.Sum32())+i)%size); !used[uid] {
+			return uid, nil
+		}
+	}
+	return 0, fault.See(page, fault.Errorf(fault.Exhausted, "all %d uids of --uid-range are in use by mounts: unpublish volumes or widen the range", size))
+}
+
+// KillOrphans kills helpers that belong to no mount: their directories were removed by a crash or by hand. Those that still serve a
+// mounted file system are left alone.
+func (a *Allocator) KillOrphans(ctx context.Context) error {
+	units, err := a.Launcher.List(ctx)
+	if err != nil {
+		return fmt.Errorf("listing helpers: %w", err)
+	}
+	orphans, err := a.quarantine(ctx, units)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, o := range orphans {
+		klog.FromContext(ctx).Info("Killing orphaned helper", "unit", o.Name, "uid", o.UID)
+		kctx, cancel := context.WithTimeout(ctx, cleanupBound) // a helper that is blocked in the kernel must not delay the others
+		errs = append(errs, a.Launcher.Kill(kctx, o.UID))
+		cancel()
+		a.mu.Lock()
+		delete(a.quarantined, o.UID)
+		a.mu.Unlock()
+	}
+	return errors.Join(errs...)
+}
+
+// quarantine returns the units that belong to no mount, and bars their uids until they are killed: a new mount of the same volume
+// tends to get the same uid, and would be killed instead.
+func (a *Allocator) quarantine(ctx context.Context, units []launcher.UnitInfo) (orphans []launcher.UnitInfo, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	used, err := a.Store.UIDs(ctx) // after the units were listed: a mount's directory is made before its unit
+	if err != nil {
+		return nil, err
+	}
+	mounts, err := a.Namespace.Mounts(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, mnt := range mounts {
+		if uid, ok := mount.ClientUID(mnt); ok {
+			used[uid] = true
+		}
+	}
+	a.quarantined = map[uint32]bool{}
+	for _, info := range units {
+		if !used[info.UID] && info.UID >= a.Range.First && info.UID <= a.Range.Last {
+			orphans = append(orphans, info)
+			a.quarantined[info.UID] = true
+		}
+	}
+	return orphans, nil
+}

@@ -1,0 +1,48 @@
+package uids
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest/parts"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
+)
+
+// A new mount of the same volume tends to get the same uid. While the processes of the former one are being killed it gets another:
+// the new client would be killed, too.
+func TestQuarantinedUIDsAreNotAllocated(t *testing.T) {
+	l := &mounttest.UIDs{Live: map[uint32]bool{}}
+	p := parts.New(t, mounttest.S3{})
+	a := New(Options{Namespace: p.Namespace, Launcher: l, Store: p.Store, Range: launcher.UIDRange{First: parts.UID, Last: parts.UID + 1}})
+	spec := mount.Spec{Bucket: "b"}
+	cl, err := p.Clients.Of("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	usual, err := a.freeUID(spec.Key(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Live[usual] = true
+	var given state.Mount
+	l.OnKill = func(uint32) {
+		if given, err = a.reserve(t.Context(), "v", spec, cl, nil, nil); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := a.KillOrphans(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(l.Killed, []uint32{usual}) || given.UID == usual || given.UID == 0 {
+		t.Fatalf("killed: %v; meanwhile a mount got uid %d", l.Killed, given.UID)
+	}
+	if err := p.Store.Remove(t.Context(), given.Name); err != nil {
+		t.Fatal(err)
+	}
+	if again, err := a.reserve(t.Context(), "v", spec, cl, nil, nil); err != nil || again.UID != usual {
+		t.Errorf("afterwards it gets %d, %v", again.UID, err)
+	}
+}
