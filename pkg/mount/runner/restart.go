@@ -4,14 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
-	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 )
@@ -41,7 +38,7 @@ func (r *Runner) Restart(ctx context.Context, m *state.Mount, grant *creds.Grant
 		return err
 	}
 	// First, so that a client that still serves is not killed for a backend that cannot be reached.
-	if err := r.updateCommand(ctx, m, be, grant); err != nil {
+	if err := r.commands.update(ctx, m, be, grant); err != nil {
 		return err
 	}
 	if err := r.ensureIdleHelper(ctx, *m, be, grant); err != nil {
@@ -137,42 +134,4 @@ func (r *Runner) killClient(ctx context.Context, m state.Mount, status helper.St
 		status = next
 	}
 	return status, nil
-}
-
-// updateCommand makes the client's command line again if the recorded one is outdated: the backend's configuration has changed, or
-// the program was removed. The grant's credentials are proven with the new configuration first.
-func (r *Runner) updateCommand(ctx context.Context, m *state.Mount, be backend.Backend, grant *creds.Grant) error {
-	digest, err := be.MountDigest()
-	if err != nil {
-		return err
-	}
-	argv := m.Command.Argv
-	removed, err := host.Call(ctx, r.Namespace, "looking for the client program of "+m.Name, nil, func() (bool, error) {
-		if len(argv) == 0 {
-			return true, nil
-		}
-		_, err := os.Stat(argv[0])
-		return errors.Is(err, fs.ErrNotExist), nil
-	})
-	if err != nil {
-		return err
-	}
-	if digest == m.Backend && !removed {
-		return nil
-	}
-	cl, err := r.Clients.Of(m.Client)
-	if err != nil {
-		return err
-	}
-	bucket := backend.BucketInfo{Name: m.Spec.Bucket, Region: m.Region, Owner: m.Owner}
-	if !grant.IsEmpty() {
-		if err := r.Creds.Prove(ctx, grant, be, m.Spec); err != nil {
-			return err
-		}
-		bucket = grant.Bucket()
-	}
-	if err := r.writeCA(ctx, m.Name, be); err != nil {
-		return err
-	}
-	return r.setCommand(ctx, m, cl, be, digest, bucket)
 }

@@ -22,7 +22,6 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/uids"
-	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
 const (
@@ -78,15 +77,16 @@ type Options struct {
 // Runner starts, probes, restarts and kills mounts. The caller of a method that is given a mount holds the lock of the mount's key.
 type Runner struct {
 	Options
-	uids   *uids.Allocator
-	spares *spares.Pool
-	starts startLimiter
+	commands commands
+	uids     *uids.Allocator
+	spares   *spares.Pool
+	starts   startLimiter
 }
 
 // New returns a runner.
 func New(o Options) *Runner {
 	u := uids.New(uids.Options{Namespace: o.Namespace, Launcher: o.Launcher, Store: o.Store, Range: o.UIDs})
-	return &Runner{Options: o, uids: u, spares: spares.New(spares.Options{
+	return &Runner{Options: o, commands: commands{&o}, uids: u, spares: spares.New(spares.Options{
 		Namespace: o.Namespace, Launcher: o.Launcher, Preparer: o.Preparer, UIDs: u, Store: o.Store, Tracker: o.Tracker,
 	})}
 }
@@ -142,22 +142,5 @@ func (r *Runner) KillUnresponsive(ctx context.Context, m state.Mount, why string
 	return r.Launcher.Kill(ctx, m.UID) // the helper does not answer either
 }
 
-// limits returns the limits of a mount's processes: the volume's, or else the node's. The memory is never less than the client
-// needs for its options.
-func (r *Runner) limits(spec mount.Spec, cl client.Client, options []volume.Option) launcher.Limits {
-	l := launcher.Limits{MemoryMax: spec.MemoryLimit, CPUWeight: spec.CPUWeight, TasksMax: spec.TasksMax}
-	if l.MemoryMax == 0 && r.Limits.MemoryMax != 0 {
-		l.MemoryMax = max(r.Limits.MemoryMax, cl.NeedsMemory(options))
-	}
-	return l
-}
-
 // MemoryLimit returns the memory limit that the mount's processes were started with; 0: none, or unknown.
-func (r *Runner) MemoryLimit(m state.Mount) uint64 {
-	cl, err := r.Clients.Of(m.Client)
-	if err != nil {
-		return m.Spec.MemoryLimit
-	}
-	options, _ := m.Spec.ParseOptions()
-	return r.limits(m.Spec, cl, options).MemoryMax
-}
+func (r *Runner) MemoryLimit(m state.Mount) uint64 { return r.commands.memoryLimit(m) }

@@ -41,7 +41,7 @@ func TestCommandsAreUpdated(t *testing.T) {
 		m := p.Mount("a", "1", "rclone", nil)
 		before := m.Command.Argv
 		tc.change(&m)
-		if err := r.updateCommand(t.Context(), &m, p.Backend(), &creds.Grant{}); err != nil {
+		if err := r.commands.update(t.Context(), &m, p.Backend(), &creds.Grant{}); err != nil {
 			t.Errorf("%s: %v", what, err)
 		}
 		if changed := !slices.Equal(m.Command.Argv, before); changed != tc.want || len(m.Command.Argv) == 0 {

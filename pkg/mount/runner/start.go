@@ -20,13 +20,11 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
-	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/sockets"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
-	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
 // StartParams are the parameters of a new mount.
@@ -130,7 +128,7 @@ func (r *Runner) bringUp(ctx, up context.Context, m *state.Mount, cl client.Clie
 		bucket, err = t.expect(up)
 	}
 	if err == nil {
-		err = r.setCommand(up, m, cl, be, digest, bucket)
+		err = r.commands.set(up, m, cl, be, digest, bucket)
 	}
 	if err != nil {
 		if fuse != nil {
@@ -178,7 +176,7 @@ func (r *Runner) serveBeside(ctx context.Context, m state.Mount, cl client.Clien
 		if err := t.wait(ctx); err != nil {
 			return err
 		}
-		switch proven, err := r.command(ctx, m, cl, be, t.bucket); {
+		switch proven, err := r.commands.command(ctx, m, cl, be, t.bucket); {
 		case err != nil:
 			return err
 		case !slices.Equal(proven.Argv, m.Command.Argv) || !slices.Equal(proven.Env, m.Command.Env):
@@ -214,11 +212,11 @@ func (r *Runner) bringUpHelper(ctx context.Context, m state.Mount, be backend.Ba
 	if m.Spare == "" {
 		return r.launchHelper(ctx, m, be)
 	}
-	u, err := r.unit(m, be)
+	u, err := r.commands.unit(m, be)
 	if err != nil {
 		return err
 	}
-	if err := r.writeCA(ctx, m.Name, be); err != nil {
+	if err := r.commands.writeCA(ctx, m.Name, be); err != nil {
 		return err
 	}
 	err = r.spares.Assign(ctx, r.Peer(m.Name), u)
@@ -250,11 +248,11 @@ func (r *Runner) releaseSpare(ctx context.Context, m state.Mount) error {
 
 // launchHelper starts a mount's helper, without a client.
 func (r *Runner) launchHelper(ctx context.Context, m state.Mount, be backend.Backend) error {
-	u, err := r.unit(m, be)
+	u, err := r.commands.unit(m, be)
 	if err != nil {
 		return err
 	}
-	if err := r.writeCA(ctx, m.Name, be); err != nil {
+	if err := r.commands.writeCA(ctx, m.Name, be); err != nil {
 		return err
 	}
 	if err := r.Store.RestoreHelperDir(ctx, m); err != nil {
@@ -270,35 +268,6 @@ func (r *Runner) launchHelper(ctx context.Context, m state.Mount, be backend.Bac
 	}
 	failpoint.Here("launch.started")
 	return nil
-}
-
-// unit returns the unit of a mount's helper, without its socket.
-func (r *Runner) unit(m state.Mount, be backend.Backend) (launcher.Unit, error) {
-	cl, err := r.Clients.Of(m.Client)
-	if err != nil {
-		return launcher.Unit{}, err
-	}
-	options, err := m.Spec.ParseOptions()
-	if err != nil {
-		return launcher.Unit{}, err
-	}
-	return launcher.Unit{
-		Name: m.Unit(), Description: fmt.Sprintf("S3 volume %s (%s), mount %s", m.VolumeID, m.Client, m.Name),
-		UID: m.UID, GID: m.UID, StateDir: r.Store.HelperDir(m.Name), CacheDir: r.Store.CacheDir(m.Name),
-		Callers: cl.CallerPIDs, Needs: be.Addresses(m.Spec.Source), Limits: r.limits(m.Spec, cl, options),
-	}, nil
-}
-
-// writeCA writes the certificates of the backend where the client can read them.
-func (r *Runner) writeCA(ctx context.Context, name string, be backend.Backend) error {
-	if be.CAFile == "" {
-		return nil
-	}
-	ca, err := be.CA()
-	if err != nil {
-		return err
-	}
-	return r.Store.WriteCA(ctx, name, ca)
 }
 
 // serve has the helper run the client on the FUSE descriptor, which it takes over, and waits until the mount answers. Without keys, the
@@ -331,55 +300,6 @@ func (r *Runner) startClient(ctx context.Context, m state.Mount, req helper.Star
 		return status, fmt.Errorf("starting client %s: %w", m.Client, err)
 	}
 	return status, nil
-}
-
-// setCommand sets a mount's command line and the settings that it depends on.
-func (r *Runner) setCommand(ctx context.Context, m *state.Mount, cl client.Client, be backend.Backend, digest string, bucket backend.BucketInfo) (err error) {
-	if m.Command, err = r.command(ctx, *m, cl, be, bucket); err != nil {
-		return err
-	}
-	m.Backend, m.Region, m.Owner = digest, bucket.Region, bucket.Owner
-	return nil
-}
-
-// command returns a client's command line for a bucket.
-func (r *Runner) command(ctx context.Context, m state.Mount, cl client.Client, be backend.Backend, bucket backend.BucketInfo) (client.Command, error) {
-	options, err := m.Spec.ParseOptions()
-	if err != nil {
-		return client.Command{}, err
-	}
-	in := r.invocation(m, cl, be, bucket, options)
-	if in.Binary, err = r.Programs.Path(ctx, cl); err != nil {
-		return client.Command{}, err
-	}
-	return cl.Command(in), nil
-}
-
-// invocation returns the input of a client's command line: the spec, with defaults for unset fields.
-func (r *Runner) invocation(m state.Mount, cl client.Client, be backend.Backend, bucket backend.BucketInfo, options []volume.Option) client.Invocation {
-	spec := m.Spec
-	in := client.Invocation{
-		Bucket: spec.Bucket, Prefix: spec.Prefix, Region: bucket.Region,
-		Endpoint: be.Endpoint, Proxy: be.ProxyFor(be.Endpoint), PathStyle: be.PathStyle, ReadOnly: spec.ReadOnly, Options: options,
-		ExpectedBucketOwner: bucket.Owner, UserAgent: "s3-csi-driver/" + r.Version,
-		UID: m.UID, GID: m.UID, DirMode: 0o777, FileMode: 0o666,
-		StateDir: r.Store.HelperDir(m.Name), CacheDir: r.Store.CacheDir(m.Name),
-		MemoryLimit: r.limits(spec, cl, options).MemoryMax, Cache: spec.Cache, CacheSize: spec.CacheSize,
-		Consistency:       spec.Consistency,
-		ConditionalWrites: !be.SingleController,
-	}
-	if be.CAFile != "" {
-		in.CAFile = r.Store.CAFile(m.Name)
-	}
-	if spec.MountGroup != nil {
-		in.GID, in.DirMode, in.FileMode = *spec.MountGroup, 0o770, 0o660
-	}
-	for _, given := range []struct{ to, from *uint32 }{{&in.UID, spec.UID}, {&in.GID, spec.GID}, {&in.DirMode, spec.DirMode}, {&in.FileMode, spec.FileMode}} {
-		if given.from != nil {
-			*given.to = *given.from
-		}
-	}
-	return in
 }
 
 // maxStarts is how many mounts of one backend start at a time, so that an unreachable backend does not delay those of others.

@@ -1,0 +1,157 @@
+package runner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/client"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
+	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
+)
+
+// commands makes the command lines of clients and the units of their helpers.
+type commands struct{ *Options }
+
+// set sets a mount's command line and the settings that it depends on.
+func (c *commands) set(ctx context.Context, m *state.Mount, cl client.Client, be backend.Backend, digest string, bucket backend.BucketInfo) (err error) {
+	if m.Command, err = c.command(ctx, *m, cl, be, bucket); err != nil {
+		return err
+	}
+	m.Backend, m.Region, m.Owner = digest, bucket.Region, bucket.Owner
+	return nil
+}
+
+// command returns a client's command line for a bucket.
+func (c *commands) command(ctx context.Context, m state.Mount, cl client.Client, be backend.Backend, bucket backend.BucketInfo) (client.Command, error) {
+	options, err := m.Spec.ParseOptions()
+	if err != nil {
+		return client.Command{}, err
+	}
+	in := c.invocation(m, cl, be, bucket, options)
+	if in.Binary, err = c.Programs.Path(ctx, cl); err != nil {
+		return client.Command{}, err
+	}
+	return cl.Command(in), nil
+}
+
+// invocation returns the input of a client's command line: the spec, with defaults for unset fields.
+func (c *commands) invocation(m state.Mount, cl client.Client, be backend.Backend, bucket backend.BucketInfo, options []volume.Option) client.Invocation {
+	spec := m.Spec
+	in := client.Invocation{
+		Bucket: spec.Bucket, Prefix: spec.Prefix, Region: bucket.Region,
+		Endpoint: be.Endpoint, Proxy: be.ProxyFor(be.Endpoint), PathStyle: be.PathStyle, ReadOnly: spec.ReadOnly, Options: options,
+		ExpectedBucketOwner: bucket.Owner, UserAgent: "s3-csi-driver/" + c.Version,
+		UID: m.UID, GID: m.UID, DirMode: 0o777, FileMode: 0o666,
+		StateDir: c.Store.HelperDir(m.Name), CacheDir: c.Store.CacheDir(m.Name),
+		MemoryLimit: c.limits(spec, cl, options).MemoryMax, Cache: spec.Cache, CacheSize: spec.CacheSize,
+		Consistency:       spec.Consistency,
+		ConditionalWrites: !be.SingleController,
+	}
+	if be.CAFile != "" {
+		in.CAFile = c.Store.CAFile(m.Name)
+	}
+	if spec.MountGroup != nil {
+		in.GID, in.DirMode, in.FileMode = *spec.MountGroup, 0o770, 0o660
+	}
+	for _, given := range []struct{ to, from *uint32 }{{&in.UID, spec.UID}, {&in.GID, spec.GID}, {&in.DirMode, spec.DirMode}, {&in.FileMode, spec.FileMode}} {
+		if given.from != nil {
+			*given.to = *given.from
+		}
+	}
+	return in
+}
+
+// update makes the client's command line again if the recorded one is outdated: the backend's configuration has changed, or
+// the program was removed. The grant's credentials are proven with the new configuration first.
+func (c *commands) update(ctx context.Context, m *state.Mount, be backend.Backend, grant *creds.Grant) error {
+	digest, err := be.MountDigest()
+	if err != nil {
+		return err
+	}
+	argv := m.Command.Argv
+	removed, err := host.Call(ctx, c.Namespace, "looking for the client program of "+m.Name, nil, func() (bool, error) {
+		if len(argv) == 0 {
+			return true, nil
+		}
+		_, err := os.Stat(argv[0])
+		return errors.Is(err, fs.ErrNotExist), nil
+	})
+	if err != nil {
+		return err
+	}
+	if digest == m.Backend && !removed {
+		return nil
+	}
+	cl, err := c.Clients.Of(m.Client)
+	if err != nil {
+		return err
+	}
+	bucket := backend.BucketInfo{Name: m.Spec.Bucket, Region: m.Region, Owner: m.Owner}
+	if !grant.IsEmpty() {
+		if err := c.Creds.Prove(ctx, grant, be, m.Spec); err != nil {
+			return err
+		}
+		bucket = grant.Bucket()
+	}
+	if err := c.writeCA(ctx, m.Name, be); err != nil {
+		return err
+	}
+	return c.set(ctx, m, cl, be, digest, bucket)
+}
+
+// unit returns the unit of a mount's helper, without its socket.
+func (c *commands) unit(m state.Mount, be backend.Backend) (launcher.Unit, error) {
+	cl, err := c.Clients.Of(m.Client)
+	if err != nil {
+		return launcher.Unit{}, err
+	}
+	options, err := m.Spec.ParseOptions()
+	if err != nil {
+		return launcher.Unit{}, err
+	}
+	return launcher.Unit{
+		Name: m.Unit(), Description: fmt.Sprintf("S3 volume %s (%s), mount %s", m.VolumeID, m.Client, m.Name),
+		UID: m.UID, GID: m.UID, StateDir: c.Store.HelperDir(m.Name), CacheDir: c.Store.CacheDir(m.Name),
+		Callers: cl.CallerPIDs, Needs: be.Addresses(m.Spec.Source), Limits: c.limits(m.Spec, cl, options),
+	}, nil
+}
+
+// writeCA writes the certificates of the backend where the client can read them.
+func (c *commands) writeCA(ctx context.Context, name string, be backend.Backend) error {
+	if be.CAFile == "" {
+		return nil
+	}
+	ca, err := be.CA()
+	if err != nil {
+		return err
+	}
+	return c.Store.WriteCA(ctx, name, ca)
+}
+
+// limits returns the limits of a mount's processes: the volume's, or else the node's. The memory is never less than the client
+// needs for its options.
+func (c *commands) limits(spec mount.Spec, cl client.Client, options []volume.Option) launcher.Limits {
+	l := launcher.Limits{MemoryMax: spec.MemoryLimit, CPUWeight: spec.CPUWeight, TasksMax: spec.TasksMax}
+	if l.MemoryMax == 0 && c.Limits.MemoryMax != 0 {
+		l.MemoryMax = max(c.Limits.MemoryMax, cl.NeedsMemory(options))
+	}
+	return l
+}
+
+// memoryLimit returns the memory limit that the mount's processes were started with; 0: none, or unknown.
+func (c *commands) memoryLimit(m state.Mount) uint64 {
+	cl, err := c.Clients.Of(m.Client)
+	if err != nil {
+		return m.Spec.MemoryLimit
+	}
+	options, _ := m.Spec.ParseOptions()
+	return c.limits(m.Spec, cl, options).MemoryMax
+}
