@@ -56,7 +56,7 @@ LDFLAGS := -s -w -X main.version=$(VERSION)
 # The chart is rendered and tested with these.
 export HELM := $(TOOLS)/helm-$(HELM_VERSION)
 export KUBECTL := $(TOOLS)/kubectl-$(KUBERNETES_VERSION)
-# The programs of the Kubernetes that make e2e runs. They are built anew when something changes that they are made of.
+# The programs of the Kubernetes that make e2e runs. They are built again when one of their sources changes.
 CLUSTER := $(TOOLS)/kubernetes-$(shell cat hack/kubernetes $$(git ls-files tests/kubernetes) | sha256sum | cut -c1-16)
 export S3CSI_CLUSTER_BIN := $(CLUSTER)
 

@@ -135,7 +135,7 @@ func TestReporterIsThrottledAndNeverBlocks(t *testing.T) {
 		t.Errorf("got\n%swant\n%s", out.String(), want)
 	}
 
-	read, write := io.Pipe() // nobody reads
+	read, write := io.Pipe() // without a reader
 	defer read.Close()
 	stuck := newReporter(write)
 	for i := range 100 {

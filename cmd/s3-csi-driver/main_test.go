@@ -108,7 +108,7 @@ func TestExitCodesAndMessages(t *testing.T) {
 	}
 }
 
-// freePort is an address below those that the kernel gives to whoever wishes for none, so that nobody gets it by chance before it
+// freePort is an address below the kernel's range of ephemeral ports, so that no other process gets it by chance before it
 // is bound.
 func freePort(t *testing.T) string {
 	t.Helper()
@@ -217,7 +217,7 @@ func fetch(t *testing.T, url string) string {
 	return string(body)
 }
 
-// The program that makes sessions comes along with helpers, once, and nobody but root can read it there.
+// The program that makes sessions comes along with helpers, once, and only root can read it there.
 func TestTheProgramThatMakesSessionsIsInstalledBesideHelpers(t *testing.T) {
 	dir := t.TempDir()
 	path := func(name string) string { return filepath.Join(dir, name) }

@@ -58,7 +58,7 @@ func (f *liveFile) open() {
 	})
 }
 
-// write puts a new file in the place of the old one.
+// write replaces the file.
 func (f *liveFile) write(content string) {
 	f.t.Helper()
 	if err := os.WriteFile(f.path+".new", []byte(content), 0o600); err != nil {

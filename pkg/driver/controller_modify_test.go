@@ -46,7 +46,7 @@ func TestControllerExpandVolume(t *testing.T) {
 		"no volume id of ours":   {&csi.ControllerExpandVolumeRequest{VolumeId: "fake-vol-id", CapacityRange: some}, codes.NotFound},
 		"a static volume":        {&csi.ControllerExpandVolumeRequest{VolumeId: "bucket-1/data", CapacityRange: some}, codes.FailedPrecondition},
 		"an unknown backend":     {&csi.ControllerExpandVolumeRequest{VolumeId: "gone:bucket-1/v/", CapacityRange: some}, codes.FailedPrecondition},
-		"keys that nobody wants": {&csi.ControllerExpandVolumeRequest{VolumeId: id, CapacityRange: some, Secrets: tenantKeys()}, codes.InvalidArgument},
+		"keys that are not used": {&csi.ControllerExpandVolumeRequest{VolumeId: id, CapacityRange: some, Secrets: tenantKeys()}, codes.InvalidArgument},
 	} {
 		_, err := c.ControllerExpandVolume(t.Context(), tt.req)
 		refused(t, what, csi.Controller_ControllerExpandVolume_FullMethodName, err, tt.code)

@@ -43,7 +43,7 @@ func TestEveryFaultKindHasItsCode(t *testing.T) {
 	}
 }
 
-// A final code for an outcome that nobody knows makes COs leak volumes and mounts.
+// A final code for an unknown outcome makes COs leak volumes and mounts.
 func TestUnknownOutcomesAreNeverFinalWhereSomethingMayHaveHappened(t *testing.T) {
 	retried := map[codes.Code]bool{codes.Canceled: true, codes.DeadlineExceeded: true, codes.Unavailable: true, codes.Aborted: true}
 	for _, method := range []string{

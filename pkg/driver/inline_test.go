@@ -119,7 +119,7 @@ func TestInlineVolumesThatAreRefused(t *testing.T) {
 		}, denied, []string{"never use the driver's own"}},
 		{"a secret that is not there", set("credentials", "secret"), precondition, []string{"nodePublishSecretRef", "pod"}},
 		{"no token", func(r *csi.NodePublishVolumeRequest) { r.Secrets = nil }, precondition, []string{"credentials: workload", "tokenRequests"}},
-		{"somebody else's token in the context", func(r *csi.NodePublishVolumeRequest) {
+		{"another pod's token in the context", func(r *csi.NodePublishVolumeRequest) {
 			r.Secrets = nil
 			set(tokensKey, tokensOf(audience, tokenOf("system:serviceaccount:kube-system:admin")))(r)
 		}, invalid, []string{"kube-system/admin"}},

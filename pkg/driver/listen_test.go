@@ -201,7 +201,7 @@ func TestCleanupLeavesASuccessorsSocketAlone(t *testing.T) {
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
-	leaveStaleSocket(t, path) // stands for somebody else's
+	leaveStaleSocket(t, path) // stands for another program's
 	if err := cleanup(); err != nil {
 		t.Error(err)
 	}

@@ -43,7 +43,7 @@ func TestAWorkloadBringsItsToken(t *testing.T) {
 		{"in the secrets, which come first", func(r *csi.NodePublishVolumeRequest) {
 			r.Secrets = map[string]string{tokensKey: tokensOf(audience, inSecrets)}
 		}, inSecrets},
-		{"whose payload nobody here can read", func(r *csi.NodePublishVolumeRequest) { r.VolumeContext[tokensKey] = tokensOf(audience, "opaque") }, "opaque"},
+		{"whose payload the driver cannot read", func(r *csi.NodePublishVolumeRequest) { r.VolumeContext[tokensKey] = tokensOf(audience, "opaque") }, "opaque"},
 	} {
 		n, m := newTestNode(t)
 		req := workloadRequest()
@@ -73,7 +73,7 @@ func TestAWorkloadThatCannotBeOneIsRefused(t *testing.T) {
 		{"no service account", func(r *csi.NodePublishVolumeRequest) { delete(r.VolumeContext, serviceAccountKey) }, codes.FailedPrecondition, "podInfoOnMount"},
 		{"no token", func(r *csi.NodePublishVolumeRequest) { delete(r.VolumeContext, tokensKey) }, codes.FailedPrecondition, "tokenRequests"},
 		{"no JSON", func(r *csi.NodePublishVolumeRequest) { r.VolumeContext[tokensKey] = "canary" }, codes.InvalidArgument, "serviceAccount.tokens"},
-		{"somebody else's token", func(r *csi.NodePublishVolumeRequest) {
+		{"another pod's token", func(r *csi.NodePublishVolumeRequest) {
 			r.VolumeContext[tokensKey] = tokensOf(audience, tokenOf("system:serviceaccount:kube-system:app"))
 		}, codes.InvalidArgument, "kube-system/app"},
 		{"a namespace that is none", func(r *csi.NodePublishVolumeRequest) { r.VolumeContext[podNamespaceKey] = "a/b" }, codes.InvalidArgument, "pod.namespace"},
@@ -93,7 +93,7 @@ func TestAWorkloadThatCannotBeOneIsRefused(t *testing.T) {
 	}
 }
 
-// What kubelet does not bring any more leaves a volume that is there where it is: after a final answer nobody would look after it.
+// A published volume stays when kubelet does not supply its token any more: after a final error kubelet would forget it.
 func TestAVolumeThatIsThereIsNotGivenUpForAToken(t *testing.T) {
 	n, _ := newTestNode(t)
 	if _, err := n.NodePublishVolume(t.Context(), workloadRequest()); err != nil {

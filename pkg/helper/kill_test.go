@@ -38,7 +38,7 @@ func TestKillEndsTheClientAndWhatItStartedAndNotTheHelper(t *testing.T) {
 	}
 	r.mustLive()
 
-	// The next client has the keys of before, and the kill is not what it dies of.
+	// The next client has the former keys, and is not killed.
 	s, err = r.tryStartWithoutKeys("credentials", "exit:3")
 	if err != nil || s.Starts != 2 {
 		t.Fatalf("second start: %+v, %v", s, err)

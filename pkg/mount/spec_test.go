@@ -121,7 +121,7 @@ func TestWhatMakesAnotherMount(t *testing.T) {
 		secret(&theirs)
 		theirs.Keys.SecretAccessKey = "guess"
 		if NewSpec(mine, []byte("n")).Key() == NewSpec(theirs, []byte("n")).Key() {
-			t.Error("whoever names an access key joins its mount")
+			t.Error("an access key without its secret is enough to join the mount")
 		}
 	})
 	t.Run("nothing secret is encoded", func(t *testing.T) {

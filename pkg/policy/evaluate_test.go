@@ -130,7 +130,7 @@ func (e evaluator) all(questions ...asked) verdict {
 	return worst
 }
 
-// otherAction tells whether one of the questions is about an action that the policy allows nowhere.
+// otherAction reports whether one of the questions is about an action that the policy allows nowhere.
 func (e evaluator) otherAction(questions []asked) bool {
 	return slices.ContainsFunc(questions, func(q asked) bool {
 		return !slices.ContainsFunc(e.statements, func(s evaluated) bool {

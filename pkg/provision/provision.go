@@ -91,7 +91,7 @@ func (p *Provisioner) Create(ctx context.Context, r CreateRequest) (volume.ID, e
 	r.Check = func(ctx context.Context) error { return p.fills.Check(ctx, f) }
 	id, err := p.Creator.Create(ctx, r)
 	if deleting := (*create.DeletingError)(nil); errors.As(err, &deleting) {
-		// It may be a volume that could not be filled. The process that deletes it may have been killed, and nobody asks for its deletion.
+		// It may be a volume that could not be filled. The process that deletes it may have been killed, and no caller asks for its deletion.
 		return volume.ID{}, p.resumeDeletion(ctx, r, deleting.VolumeID, err)
 	}
 	if err != nil {

@@ -254,7 +254,7 @@ func TestEveryRowOfOtherDriversHasItsOutcome(t *testing.T) {
 				want.Claims = []Claim{{row.claim, got.Claims[0].Field, "hidden"}}
 			case Ignored:
 				if len(got.Ignored) != 1 || !strings.HasSuffix(got.Ignored[0], row.Name+": "+row.Here) || strings.Contains(got.Ignored[0], "hidden") {
-					t.Errorf("the log is told %q", got.Ignored)
+					t.Errorf("logged: %q", got.Ignored)
 				}
 				want.Ignored = got.Ignored
 			case Same, Mapped, Refused:

@@ -154,7 +154,7 @@ func TestSchemaHasTheKeysOfTheConfigFile(t *testing.T) {
 	} {
 		_, err := backend.ParseConfig([]byte(c.config), "", "")
 		if err == nil {
-			t.Fatalf("%s: a key that nobody knows was taken", at)
+			t.Fatalf("%s: an unknown key was accepted", at)
 		}
 		_, list, ok := strings.Cut(err.Error(), "known here: ")
 		if !ok {

@@ -58,7 +58,7 @@ func checkHostPaths(t *testing.T, o object, objects []object) {
 		registered := containerOf(t, o, "node-driver-registrar").flag("kubelet-registration-path")
 		kubelet := strings.TrimSuffix(registered, "/plugins/"+driver+"/csi.sock")
 		if kubelet == registered {
-			t.Fatalf("kubelet is told %s, which is not the socket of %s", registered, driver)
+			t.Fatalf("the registrar gives kubelet %s, which is not the socket of %s", registered, driver)
 		}
 		want = []string{kubelet + "/plugins/" + driver + "/ DirectoryOrCreate", kubelet + "/plugins_registry/ Directory"}
 		for _, csi := range of(objects, "CSIDriver") {
@@ -114,7 +114,7 @@ func TestServiceAccountsHaveTheirRightsAndNoOthers(t *testing.T) {
 		}
 		for _, o := range of(objects, "ServiceAccount") {
 			if accounts[o.Metadata.Name] == "" {
-				t.Errorf("the service account %s is nobody's", o.Metadata.Name)
+				t.Errorf("no pod uses the service account %s", o.Metadata.Name)
 			}
 			if o.Automount == nil || *o.Automount {
 				t.Errorf("the token of service account %s is mounted", o.Metadata.Name)

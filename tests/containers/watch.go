@@ -21,7 +21,7 @@ type Watch struct {
 	more  chan struct{} // closed with the next look
 }
 
-// Watch reads a file in the container, opening it anew each time, until the container ends or Stop is called.
+// Watch reads a file in the container, opening it each time, until the container ends or Stop is called.
 func (c *Container) Watch(path string) *Watch {
 	c.t.Helper()
 	c.mu.Lock()

@@ -108,7 +108,7 @@ func TestServicesThatRefuseTagsAtCreation(t *testing.T) {
 	})
 }
 
-// A bucket that cannot be proven to be the volume's is removed if this call made it, and only then. If it stays, somebody asks again.
+// A bucket that cannot be proven to be the volume's is removed if this call made it, and only then. If it stays, the error is not final.
 func TestABucketWhoseTagsProveNothing(t *testing.T) {
 	const stranger = "999999999999"
 	type refused struct {
@@ -200,7 +200,7 @@ func TestABucketCreationWhoseAnswerIsLost(t *testing.T) {
 			}
 		})
 		id, err := p.ask("v", e.own()...)
-		if e.name == "minio" { // it has dropped the tags, so that nobody can tell whose it is
+		if e.name == "minio" { // it has dropped the tags, so its owner is unknown
 			e.want(err, fault.Busy)
 			e.want(e.process().tryCreate("v", e.own()...), fault.Exists, "adoptUntaggedBuckets")
 			id = e.process(settings("adoptUntaggedBuckets: true")).create("v", e.own()...)

@@ -25,7 +25,7 @@ func TestWarmCreateIsTwoRequests(t *testing.T) {
 	})
 }
 
-// Data that no record explains is somebody else's: no volume takes it over, and no deletion takes it away.
+// Data without a record has another owner: no volume takes it over, and no deletion removes it.
 func TestUnexplainedDataIsNotTouched(t *testing.T) {
 	each(t, func(t *testing.T, e *env) {
 		p, other := e.process(), e.process(cluster("other"))
@@ -144,7 +144,7 @@ func TestAnUnknownOutcomeIsNeverFinal(t *testing.T) {
 		p.hooks.set(func(h *hooks) { h.after = nil })
 		p.create("v")
 
-		// A first attempt on the way, of which nobody knows whether it still arrives, and a refusal of the second one.
+		// The first attempt may still arrive, and the second one is refused.
 		writes := 0
 		p.refuse(403, "AccessDenied", "PutObject")
 		p.hooks.set(func(h *hooks) {

@@ -49,7 +49,7 @@ func TestKeysThatXMLCannotHoldAreDeleted(t *testing.T) {
 		id := p.create("v")
 		e.put(id.Prefix+"a\x01b", id.Prefix+"c\uFFFEd", id.Prefix+"plain")
 		if e.name == "versitygw" {
-			// It lists such keys with replacement characters, so that nobody can delete what it lists, and this must be said.
+			// It lists such keys with replacement characters, so what it lists cannot be deleted, and the error must say so.
 			e.want(p.tryDelete(id), fault.Busy, "passes")
 			e.state("v", "deleting")
 			return
@@ -137,7 +137,7 @@ func TestRequireEmpty(t *testing.T) {
 		e.state("v", "active")
 		e.same("data", e.keysBelow("v/"), []string{"v/data"})
 
-		// Somebody writes between the look and the change of the record.
+		// Another writer comes between the read and the change of the record.
 		e.remove(id.Prefix + "data")
 		p.hooks.set(func(h *hooks) {
 			h.wait = func(_ context.Context, operation string, _ bool) {

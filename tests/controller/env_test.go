@@ -267,7 +267,7 @@ func (e *env) want(err error, kind fault.Kind, words ...string) {
 	}
 }
 
-// notFinal fails the test if nobody would ask again after err.
+// notFinal fails the test if err is final, so that the caller would not retry.
 func (e *env) notFinal(what string, err error) {
 	e.t.Helper()
 	if slices.Contains([]fault.Kind{fault.Invalid, fault.NotFound, fault.Exists, fault.Precondition, fault.Denied}, fault.KindOf(err)) {

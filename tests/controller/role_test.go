@@ -96,7 +96,7 @@ func TestTheControllerTakesOnARole(t *testing.T) {
 	l.want(l.process().tryCreate("without-a-role"), fault.Denied)
 	l.want(l.process(settings("controllerRoleARN: "+foreign)).tryCreate("v"), fault.Denied, foreign)
 
-	// Somebody takes all its sessions back, as an operator does after a break-in.
+	// All its sessions are revoked, as an operator does after a break-in.
 	p := l.process(settings("controllerRoleARN: " + backendRole))
 	before := l.sessionsMade()
 	p.create("first")

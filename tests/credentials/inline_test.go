@@ -106,7 +106,7 @@ func TestInlineVolumesAreMountedWithWhatThePodBrings(t *testing.T) {
 	e.t = t
 }
 
-// What nobody may have who may run a pod: the driver's own credentials, another pod's identity, what the operator's rules do not
+// What the right to run a pod must not give: the driver's own credentials, another pod's identity, what the operator's rules do not
 // allow, more of the node than others.
 func TestInlineVolumesThatAreRefused(t *testing.T) {
 	e := newEnv(t)
@@ -149,7 +149,7 @@ func TestInlineVolumesThatAreRefused(t *testing.T) {
 	e.NothingLeft(t)
 }
 
-// A driver that is told to have no inline volumes any more publishes none, leaves those that are there to their pods, and takes them
+// A driver without --inline-volumes publishes none, leaves those that are there to their pods, and takes them
 // away with them.
 func TestInlineVolumesThatAreTurnedOffStayUntilTheirPodsEnd(t *testing.T) {
 	e := start(t, "--inline-volumes")

@@ -99,7 +99,7 @@ func TestADrainOutlastsItsSession(t *testing.T) {
 	e.NothingLeft(t)
 }
 
-// A session that is over is told by the metric, the log and the next publication, and comes back by itself.
+// An expired session shows in the metric, the log and the next publication, and is renewed when that is possible again.
 func TestAnExpiredSessionIsAClearState(t *testing.T) {
 	e := start(t)
 	told := func() int { return strings.Count(e.Logs(), "Session expired") }

@@ -116,7 +116,7 @@ func TestAServiceThatIgnoresPoliciesIsRefusedWhereScopeIsRequired(t *testing.T) 
 	e.NothingLeft(t)
 }
 
-// What the token service refuses is told as what it is, at once.
+// A refusal of the token service is reported at once, with its own code.
 func TestRefusalsOfTheTokenServiceAreTold(t *testing.T) {
 	e := start(t)
 	other := source{"a role that does not trust the pod", func(r *csi.NodePublishVolumeRequest) {

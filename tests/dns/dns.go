@@ -1,4 +1,4 @@
-// Package dns is a name server for tests: on an address of this machine's that nobody else has, it knows some names and no
+// Package dns is a name server for tests: on an address of this machine that no other process uses, it knows some names and no
 // others.
 package dns
 

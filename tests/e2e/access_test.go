@@ -9,7 +9,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/tests/e2e/cluster"
 )
 
-// readOnlyError is what a program is told that writes where nothing can be written.
+// readOnlyError is the error of a write to a read-only file system.
 const readOnlyError = "Read-only file system"
 
 // clients are the driver's.
@@ -278,7 +278,7 @@ func tryInContainer(namespace, pod, container string, argv ...string) (string, e
 	return try(append([]string{"exec", "-n", namespace, pod, "-c", container, "--"}, argv...)...)
 }
 
-// cannotWrite checks that a container is told that nothing can be written.
+// cannotWrite checks that a container's writes fail as on a read-only file system.
 func cannotWrite(t testing.TB, namespace, pod, container, path string) {
 	t.Helper()
 	out, err := tryInContainer(namespace, pod, container, "sh", "-c", "echo x >"+path)

@@ -18,7 +18,7 @@ import (
 // new one is seen in all places may take longer: what fails there for a reason that passes is tried again after a minute.
 const healing = 30 * time.Second
 
-// revived waits for another client in the place of one that died.
+// revived waits for the client that replaces one that exited.
 func (m mountRecord) revived(t testing.TB, died process) {
 	t.Helper()
 	within(t, healing, "another client", func() error {
@@ -77,7 +77,7 @@ func (p *patient) well(t testing.TB) {
 	}
 }
 
-// die kills the client, and waits until the pod sees a living one in both places.
+// die kills the client, and waits until the pod sees a healthy mount in both places.
 func (p *patient) die(t testing.TB) {
 	t.Helper()
 	died := p.mount.process(t, rig.Programs()[p.client])
@@ -93,7 +93,7 @@ func (p *patient) die(t testing.TB) {
 	if c := get(t, "pod", p.ns, p.name).Status.ContainerStatuses[0]; c.RestartCount != 0 || c.ContainerID != p.container {
 		t.Errorf("the container was %s and is %s, restarted %d times", p.container, c.ContainerID, c.RestartCount)
 	}
-	eventually(t, p.name+" to have the living mount in both places, as before", func() error { // a place can be used before all is set
+	eventually(t, p.name+" to have the healthy mount in both places, as before", func() error { // a place can be used before all is set
 		table := containerTable(t, p.ns, p.name)
 		if len(table) != 2 {
 			return fmt.Errorf("there are %d mounts of the volume", len(table))
@@ -214,12 +214,12 @@ func TestAgentsWithTheNodesRoot(t *testing.T) {
 					for name := range agents {
 						for _, m := range p.mount.of(containerTable(t, ns, name)) {
 							if deviceOf(m) != device {
-								return fmt.Errorf("agent %s has %s of device %s, the living one is %s", name, m.Mountpoint, deviceOf(m), device)
+								return fmt.Errorf("agent %s has %s of device %s, the healthy one is %s", name, m.Mountpoint, deviceOf(m), device)
 							}
 						}
 					}
 					if len(p.mount.of(containerTable(t, ns, "slave"))) == 0 {
-						return errors.New("agent slave has not got the living mount")
+						return errors.New("agent slave does not have the healthy mount")
 					}
 					return nil
 				})

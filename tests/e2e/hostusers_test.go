@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// kernel tells whether the kernel is of that version or a later one.
+// kernel reports whether the kernel is of that version or a later one.
 func kernel(t testing.TB, major, minor int) bool {
 	t.Helper()
 	var u unix.Utsname

@@ -96,7 +96,7 @@ func TestSecretsOfNamespaces(t *testing.T) {
 		}
 		remove(t, "pod", z, "thief")
 	})
-	t.Run("a bucket that is nobody's", func(t *testing.T) {
+	t.Run("a bucket that no role allows", func(t *testing.T) {
 		claim(t, z, "greedy", tenantClass(t, bucket(t), "mountpoint-s3"), "ReadWriteMany")
 		t.Log(event(t, z, "greedy", "PermissionDenied", "s3:ListBucket"))
 		if o := get(t, "pvc", z, "greedy"); o.Status.Phase != "Pending" {
@@ -126,7 +126,7 @@ func TestSecretsOfNamespaces(t *testing.T) {
 	})
 }
 
-// TestSecretRotation: a pod that runs goes on with the keys that its secret holds now, and nobody touches the pod.
+// TestSecretRotation: a pod that runs continues with the keys that its secret holds now, without a restart.
 func TestSecretRotation(t *testing.T) {
 	t.Parallel()
 	ns := newNamespace(t)
@@ -183,7 +183,7 @@ func TestSecretRotation(t *testing.T) {
 			t.Errorf("%s could not write: %s", name, out)
 		}
 	}
-	// The old user may do nothing any more: whoever works on has the new one's session.
+	// The old user is allowed nothing any more, so what works has the new user's session.
 	if err := world.s3.SetPolicy(t.Context(), users[0], `{"Version": "2012-10-17", "Statement": [{"Effect": "Deny", "Action": "*", "Resource": "*"}]}`); err != nil {
 		t.Fatal(err)
 	}
@@ -231,7 +231,7 @@ func TestWorkloadIdentity(t *testing.T) {
 	ns := newNamespace(t)
 	for _, name := range []string{"app", "other"} {
 		apply(t, ns, account(name))
-		workloadRole(t, ns, name, everything, "app") // the other's role is for somebody else
+		workloadRole(t, ns, name, everything, "app") // the other's role trusts another service account
 	}
 	b := bucket(t)
 	put(t, b, "neighbour/file", "not for the pod")
@@ -290,7 +290,7 @@ func TestWorkloadIdentity(t *testing.T) {
 	})
 }
 
-// TestTokensOfServiceAccounts: they come among the secrets or in the volume context, as the cluster can, and nobody sees them.
+// TestTokensOfServiceAccounts: they come among the secrets or in the volume context, as the cluster supports, and appear nowhere else.
 func TestTokensOfServiceAccounts(t *testing.T) {
 	ns := newNamespace(t)
 	apply(t, ns, account("app"))
@@ -453,7 +453,7 @@ func (s session) put(bucket, key string) (*s3.PutObjectOutput, error) {
 	return c.PutObject(context.Background(), &s3.PutObjectInput{Bucket: &bucket, Key: &key, Body: strings.NewReader("by a session")})
 }
 
-// isForbidden tells whether S3 has refused.
+// isForbidden reports whether S3 has refused.
 func isForbidden(err error) bool {
 	r, ok := errors.AsType[*smithyhttp.ResponseError](err)
 	return ok && r.HTTPStatusCode() == http.StatusForbidden

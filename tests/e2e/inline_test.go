@@ -165,7 +165,7 @@ func TestInlineVolumes(t *testing.T) {
 }
 
 // TestInlineVolumesOfNamespaces: the admission policy that docs/inline-security.md has lets those namespaces define volumes in pods that have
-// its label, and keeps nobody from anything else.
+// its label, and forbids nothing else.
 func TestInlineVolumesOfNamespaces(t *testing.T) {
 	ns := newNamespace(t)
 	page, err := os.ReadFile("../../docs/inline-security.md")

@@ -87,7 +87,7 @@ type object struct {
 	Items         []object
 }
 
-// ready tells whether a pod is.
+// ready reports whether a pod is.
 func (o object) ready() bool {
 	for _, c := range o.Status.Conditions {
 		if c.Type == "Ready" {

@@ -83,7 +83,7 @@ func TestLauncherProcess(t *testing.T) {
 	nothingLeft(t)
 }
 
-// isUnit tells whether the mount's processes are a unit of systemd.
+// isUnit reports whether the mount's processes are a unit of systemd.
 func (w *workload) isUnit(t testing.TB) bool {
 	t.Helper()
 	return strings.TrimSpace(onNode(t, "/bin/sh", "-c", "systemctl is-active "+w.mount.unit()+" || true")) == "active"

@@ -176,7 +176,7 @@ func unharmed(t *testing.T, all []*workload, do func()) {
 	}
 }
 
-// finish lets the workload come to its end and deletes its pod. Everything that it wrote is in S3 then.
+// finish lets the workload finish and deletes its pod. Everything that it wrote is in S3 then.
 func (w *workload) finish(t testing.TB) {
 	t.Helper()
 	execute(t, w.ns, w.name, "touch", "/tmp/stop")

@@ -131,7 +131,7 @@ func TestVariantsOfTheChart(t *testing.T) {
 		}
 		const deprecated = "apiVersion: v1\nkind: Endpoints\nmetadata: {name: one}\n"
 		if warnings, err := dryRun(t.Context(), t, deprecated); err != nil || warnings == "" {
-			t.Errorf("nobody is warned of a deprecated kind: %v", err)
+			t.Errorf("no warning about a deprecated kind: %v", err)
 		}
 	})
 

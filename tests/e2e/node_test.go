@@ -231,7 +231,7 @@ func (m mountRecord) of(table []*mountinfo.Info) (mine []*mountinfo.Info) {
 	return mine
 }
 
-// device is the number of the mount's living file system.
+// device is the number of the mount's current file system.
 func (m mountRecord) device(t testing.TB) string {
 	t.Helper()
 	source := filepath.Join(nodeStateDir, "sources", m.Name)

@@ -78,7 +78,7 @@ func (w *watch) first(t testing.TB, what string, after time.Time, is func(change
 		select {
 		case <-more:
 		case <-timeout:
-			t.Fatalf("waited in vain for %s", what)
+			t.Fatalf("timed out waiting for %s", what)
 		}
 	}
 }

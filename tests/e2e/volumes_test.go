@@ -111,7 +111,7 @@ func TestClaimDeletedInUse(t *testing.T) {
 	erased(t, v)
 }
 
-// TestClaimsThatFail: what is wrong with a class is said where somebody looks who waits for a claim.
+// TestClaimsThatFail: the claim's events say what is wrong with its class.
 func TestClaimsThatFail(t *testing.T) {
 	t.Parallel()
 	ns := newNamespace(t)
@@ -205,7 +205,7 @@ func TestStaticVolume(t *testing.T) {
 		kubectl(t, "patch", "pv", v, "-p", `{"spec":{"persistentVolumeReclaimPolicy":"Delete"}}`)
 		remove(t, "pvc", ns, claim)
 	}
-	// What the driver has no record of is absent where its handle says nothing, and data of somebody else where it does.
+	// What the driver has no record of is absent where its handle says nothing, and data of another owner where it does.
 	volumeGone(t, v)
 	t.Log(event(t, "default", own, "FailedPrecondition", b+"/some/where/"))
 	want := []string{"some/where/file", "some/where/new", "some/whereabouts"}

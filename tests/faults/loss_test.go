@@ -118,7 +118,7 @@ func TestDriversThatDieDuringADrainLoseNothing(t *testing.T) {
 	u.AwaitNothingLeft(t, clearBound)
 }
 
-// The client, and with it what it was sending, dies again and again during a drain.
+// The client is killed repeatedly during a drain, while it uploads.
 func TestClientsThatDieDuringADrainLoseNothing(t *testing.T) {
 	for _, name := range []string{programs[rclone], helperProgram, ""} {
 		t.Run("killed: "+name, func(t *testing.T) {

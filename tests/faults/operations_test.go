@@ -95,7 +95,7 @@ func shareOperation(c *scenario) {
 	c.works()
 }
 
-// A publication that finds its target dead, where nobody else heals.
+// A publication that finds its target stale, where nothing else heals it.
 func replaceOperation(c *scenario) {
 	c.flags = []string{"--heal=false"}
 	c.restart(c.t)
@@ -167,7 +167,7 @@ func (c *scenario) healAfter(victims func() []rig.Process) {
 	}
 }
 
-// bothAtOnce are the client and its helper. The client is dead already, and nobody has heard of it: a driver that finds the
+// bothAtOnce are the client and its helper. The client has exited, and no process knows yet: a driver that finds the
 // helper dead and the client alive would do something else.
 func (c *scenario) bothAtOnce() []rig.Process {
 	all := c.processes("")
@@ -183,7 +183,7 @@ func (c *scenario) bothAtOnce() []rig.Process {
 func (c *scenario) letDie(client []rig.Process) (stop func()) {
 	all := func(sig unix.Signal) {
 		for _, p := range client {
-			_ = unix.Kill(p.PID, sig) // one that is gone holds up nobody
+			_ = unix.Kill(p.PID, sig) // one that has exited delays nothing
 		}
 	}
 	done := make(chan struct{})
@@ -392,7 +392,7 @@ func restoreOperation(c *scenario) {
 	c.arm()
 	c.driveLater(c.t)
 	c.strike()
-	if c.fault == podGone { // nobody asks
+	if c.fault == podGone { // no caller asks
 		rigtest.Await(c.t, healBound, "what was left to be stored and cleared away", func() bool {
 			left, err := filepath.Glob(filepath.Join(c.State, "mounts", "*"))
 			return err == nil && len(left) == 1

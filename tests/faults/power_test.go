@@ -138,7 +138,7 @@ func (c *computer) patience(seconds int) {
 	c.run("systemctl", "daemon-reload")
 }
 
-// stored tells whether an object is there and whole.
+// stored reports whether an object is there and whole.
 func (c *computer) stored(key string, content []byte) bool {
 	c.t.Helper()
 	return len(c.server.Keys(c.t, bucket, key)) > 0 && c.server.Object(c.t, bucket, key) == string(content)
@@ -189,7 +189,7 @@ func TestShutdownWaitsForUploads(t *testing.T) {
 	rigtest.Await(t, 30*time.Second, "nothing to be left of the mount", func() bool { return len(c.left()) == 0 })
 }
 
-// What was closed and not stored when the power went is stored after the next boot, although nobody asks for it.
+// What was closed and not stored when the power went is stored after the next boot, without a call.
 func TestWhatAPowerCutKeptFromBeingStoredIsStoredLater(t *testing.T) {
 	for _, how := range []string{"cut", "shutdown without S3"} {
 		t.Run(how, func(t *testing.T) {

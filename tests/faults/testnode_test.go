@@ -78,7 +78,7 @@ func newTestNode(t, whole *testing.T, server *rigtest.Server) *testNode {
 		l.base = beyond(l.base, beyond(l.base, l.look())) // what belongs to the start goes
 		l.open = descriptors(l.driver.Load().PID())
 	}
-	for range 20 { // connections to helpers are made anew now and then
+	for range 20 { // connections to helpers are dialed again now and then
 		if now := descriptors(l.driver.Load().PID()); len(now) > len(l.open) {
 			l.open = now
 		}
@@ -200,7 +200,7 @@ func (l *testNode) keepSpares(t *testing.T, keep bool) {
 	}
 }
 
-// held tells whether the driver is held at a step.
+// held reports whether the driver is held at a step.
 func (l *testNode) held(step string) bool {
 	_, err := os.Lstat(filepath.Join(l.points, "at-"+step))
 	return err == nil

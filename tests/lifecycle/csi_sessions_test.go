@@ -64,7 +64,7 @@ func TestControllersInARoleAnswerAsTheTokenServiceDoes(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := resp.GetVolume().GetVolumeContext()["scope"]; got != "required" {
-		t.Errorf("the node is told scope %q", got)
+		t.Errorf("the node gets scope %q", got)
 	}
 	_, err = c.CreateVolume(rigtest.Context(t, patience), rigtest.CreateRequest("stranger", "csi.storage.k8s.io/pvc/namespace", "elsewhere"))
 	hasCode(t, err, codes.PermissionDenied, "elsewhere")

@@ -150,7 +150,7 @@ func socket(t *testing.T) (endpoint, path string) {
 	return "unix://" + path, path
 }
 
-// port is a TCP address of the loopback interface that nobody uses.
+// port is a TCP address of the loopback interface that no process uses.
 func port(t *testing.T) string {
 	t.Helper()
 	addr, err := ports.Free()

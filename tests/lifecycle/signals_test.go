@@ -142,7 +142,7 @@ func TestMountsStayWhenTheDriverStopsAndTheNextOneTakesThemOver(t *testing.T) {
 				t.Fatalf("exit code %d, %v", code, err)
 			}
 		},
-		func() { d.Kill() }, // whoever d is by then
+		func() { d.Kill() }, // the process that d is then
 	} {
 		end()
 		if b, err := os.ReadFile(file); err != nil || string(b) != "before" {

@@ -121,7 +121,7 @@ func (e *env) everything(volumes []string) map[string]fs.FileMode {
 	return paths
 }
 
-// intruders are other mounts' users and nobody, on the host and in the namespaces of mounts' processes.
+// intruders are the users of other mounts and the user nobody, on the host and in the namespaces of mounts' processes.
 func (e *env) intruders() []intruder {
 	e.t.Helper()
 	var all []intruder

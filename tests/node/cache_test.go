@@ -61,7 +61,7 @@ func usage(t *testing.T, dir string) (bytes int64) {
 	return bytes
 }
 
-// A volume's cache is a directory of its mount's own, for nobody else to read, and gone with the mount, whatever ended before.
+// A volume's cache is a directory of its mount's own, which no other user can read and which is removed with the mount, whatever exited before.
 func TestACacheIsTheMountsOwn(t *testing.T) {
 	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {
@@ -92,7 +92,7 @@ func TestACacheIsTheMountsOwn(t *testing.T) {
 				e.awaitRead(eventually, filepath.Join(target, "file"), "content")
 			case "client and helper":
 				e.killAll()
-				e.awaitRead(10*time.Second, filepath.Join(target, "file"), "content") // nobody tells of a client whose helper is gone
+				e.awaitRead(10*time.Second, filepath.Join(target, "file"), "content") // no process reports the exit of a client whose helper is gone
 			case "everything":
 				e.Kill()
 				e.killAll()

@@ -61,7 +61,7 @@ func TestConcurrentPublicationsJoin(t *testing.T) {
 	e.NothingLeft(t)
 }
 
-// A publication goes on when its call times out, and the retry joins it; whatever else comes for the target is told that
+// A publication goes on when its call times out, and the retry joins it; any other call for the target is told that
 // it is busy.
 func TestAPublicationOutlivesItsCall(t *testing.T) {
 	e := start(t)
@@ -80,7 +80,7 @@ func TestAPublicationOutlivesItsCall(t *testing.T) {
 	e.NothingLeft(t)
 }
 
-// A volume whose S3 does not answer keeps nobody else waiting.
+// A volume whose S3 does not answer delays no other volume.
 func TestAHangingVolumeKeepsNobodyWaiting(t *testing.T) {
 	e := start(t)
 	v := static("hang", rclone)

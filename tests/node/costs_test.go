@@ -14,7 +14,7 @@ import (
 )
 
 // What a client's death costs is what docs/clients.md says: nothing that was closed; of what was open for writing, with
-// Mountpoint all, with rclone nothing that had been written; whoever had something open has to open it again.
+// Mountpoint all, with rclone nothing that had been written; open files have to be opened again.
 func TestWhatADeathCosts(t *testing.T) {
 	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {

@@ -31,7 +31,7 @@ var (
 // arrives on a machine with much else to do, too.
 const brief = 2 * time.Second
 
-// awaitBusy unpublishes, in vain, until the answer says why a retry has to wait: not everything is known at once, and a busy
+// awaitBusy repeats an unpublish that fails until the answer says why a retry has to wait: not everything is known at once, and a busy
 // machine's answer may come too late.
 func (e *env) awaitBusy(v *csi.Volume, target string, words ...string) {
 	e.t.Helper()
@@ -277,7 +277,7 @@ func TestWhatAKilledClientHadToStoreIsStored(t *testing.T) {
 	})
 }
 
-// A driver that is told to stop while a mount drains goes at once, and well; the next one goes on with it.
+// A driver that is stopped while a mount drains exits at once, with status 0; the next one continues the drain.
 func TestAStopDoesNotWaitForADrain(t *testing.T) {
 	t.Parallel()
 	e := start(t, "--shutdown-timeout=500ms")

@@ -116,7 +116,7 @@ func TestFiles(t *testing.T) { // alone: its big files keep the disk busy
 		// What another writer stores shows up.
 		target = e.publish(v, "t")
 		e.Put(t, bucket, "files/from-elsewhere", "hello")
-		e.await(20*time.Second, "an object of somebody else's", func() bool {
+		e.await(20*time.Second, "an object of another writer", func() bool {
 			b, err := os.ReadFile(at("from-elsewhere"))
 			return err == nil && string(b) == "hello"
 		})

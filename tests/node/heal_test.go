@@ -80,7 +80,7 @@ func (e *env) count(name string, words ...string) float64 {
 	return sum
 }
 
-// A client that dies is started again, and every target shows the new one, unasked.
+// A client that exits is started again, and every target shows the new mount, without a call.
 func TestTimedRestartOfACrashedClient(t *testing.T) {
 	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {
@@ -121,7 +121,7 @@ func TestTimedRestartOfACrashedClient(t *testing.T) {
 }
 
 // Running containers get the new client too: without a restart, in all their mounts of the volume, and never see what lies
-// below. Nobody else's mounts are touched.
+// below. No other mount is changed.
 func TestTimedHealOfContainers(t *testing.T) {
 	t.Parallel()
 	containers.Need(t)
@@ -173,10 +173,10 @@ func TestTimedHealOfContainers(t *testing.T) {
 			t.Error(err)
 		}
 		// Its copy of the dead mount is of no use to anybody, and would keep the dead connection.
-		e.await(5*time.Second, "the copy in somebody else's container to be detached", func() bool {
+		e.await(5*time.Second, "the copy in another container to be detached", func() bool {
 			got, err := stranger.Read(t.Context(), "/data/file")
 			if err == nil && got != "its own" {
-				t.Errorf("somebody else's container reads %q", got)
+				t.Errorf("another container reads %q", got)
 			}
 			return err == nil
 		})
@@ -261,7 +261,7 @@ func TestHealingCanBeTurnedOff(t *testing.T) {
 	e.awaitNothingLeft(5 * time.Second)
 }
 
-// A client that dies again and again is not spun on.
+// A crash loop has backoff.
 func TestRepeatedDeathsBackOff(t *testing.T) {
 	t.Parallel()
 	e := start(t)
@@ -283,7 +283,7 @@ func TestRepeatedDeathsBackOff(t *testing.T) {
 	e.awaitNothingLeft(5 * time.Second)
 }
 
-// A client that answers nothing any more is cut off and started again, unasked, and whoever waited for it is freed.
+// The connection of an unresponsive client is aborted, which ends all waiting calls, and the client is restarted, without a call.
 func TestTimedRestartOfAnUnresponsiveClient(t *testing.T) {
 	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {

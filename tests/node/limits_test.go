@@ -42,7 +42,7 @@ const slack = 32 << 20
 // bigSize is that of the file, in bytes.
 const bigSize = 64 << 20
 
-// oomBound is how long a volume may be out of order after its client was killed for want of memory: the kernel takes a
+// oomBound is how long a volume may be out of order after its client was OOM-killed: the kernel takes a
 // moment to give back what it had.
 const oomBound = 3 * time.Second
 
@@ -281,7 +281,7 @@ func TestWantOfMemoryHitsNoNeighbour(t *testing.T) {
 		e.awaitRead(oomBound, filepath.Join(a, "file"), "content")
 		t.Logf("healed after %s", time.Since(died).Round(time.Millisecond))
 		if n := stop(); n == 0 {
-			t.Error("nobody read the neighbour")
+			t.Error("the other volume was not read")
 		}
 		if _, err := open.ReadAt(make([]byte, 7), 0); err != nil {
 			t.Errorf("the neighbour's open file: %v", err)
@@ -295,7 +295,7 @@ func TestWantOfMemoryHitsNoNeighbour(t *testing.T) {
 		}
 		e.logged("Client exited, restarting it", `volume="greedy"`, `reason="oom"`, "OOM-killed", "the memoryLimit of its volume is "+strings.TrimSuffix(greed[client].limit, "Mi")+" MiB")
 		if n := e.count("s3csi_mount_restarts_total", client, "oom"); n != 1 {
-			t.Errorf("%v restarts for want of memory are counted", n)
+			t.Errorf("%v OOM restarts are counted", n)
 		}
 		if n := e.count("s3csi_mount_restarts_total") + e.count("s3csi_mount_restart_failures_total"); n != 1 {
 			t.Errorf("%v restarts are counted", n)
@@ -310,7 +310,7 @@ func TestWantOfMemoryHitsNoNeighbour(t *testing.T) {
 			t.Errorf("%v crashes are counted", n)
 		}
 		if n := e.count("s3csi_mount_restarts_total", client, "oom"); n != 1 {
-			t.Errorf("%v restarts for want of memory are counted after a crash", n)
+			t.Errorf("%v OOM restarts are counted after a crash", n)
 		}
 		e.unpublish(v, a)
 		if got := e.Object(t, bucket, "greedy/new"); got != "written after" {
@@ -320,7 +320,7 @@ func TestWantOfMemoryHitsNoNeighbour(t *testing.T) {
 	})
 }
 
-// Where a client cannot be started again, whoever publishes its volume is told of what it died, however often that was tried.
+// If a client cannot be restarted, the error of a publication says why it exited, however often a restart was tried.
 func TestWantOfMemoryIsToldWhenAVolumeDoesNotComeBack(t *testing.T) {
 	enforced(t)
 	const client = mountpoint // it gives up on an S3 that is away sooner than the other
@@ -340,7 +340,7 @@ func TestWantOfMemoryIsToldWhenAVolumeDoesNotComeBack(t *testing.T) {
 	e.proxy.Set(faultproxy.Faults{})
 	e.publish(v, "a")
 	if n := e.count("s3csi_mount_restarts_total", client, "oom"); n != 1 {
-		t.Errorf("%v restarts for want of memory are counted", n)
+		t.Errorf("%v OOM restarts are counted", n)
 	}
 	e.unpublish(v, a)
 	e.awaitNothingLeft(5 * time.Second)
@@ -359,7 +359,7 @@ func TestWhatAllMountsUseIsBounded(t *testing.T) {
 		e.awaitRead(oomBound, filepath.Join(b, "file"), "content")
 		e.logged("Client exited, restarting it", `volume="greedy"`, `reason="oom"`, "--slice-memory-limit")
 		if n := e.count("s3csi_mount_restarts_total", client, "oom"); n == 0 {
-			t.Error("no restart for want of memory is counted")
+			t.Error("no OOM restart is counted")
 		}
 		if n := e.count("s3csi_mount_restarts_total", client, "crash"); n != 0 {
 			t.Errorf("%v crashes are counted", n)

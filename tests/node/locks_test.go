@@ -17,7 +17,7 @@ import (
 const nameTTL = 1500 * time.Millisecond
 
 // A process of a container that makes user and mount namespaces of its own cannot write to what the container has read-only,
-// because the kernel has locked the flag there. It binds that below the volume, whose client dies: when the volume has healed
+// because the kernel has locked the flag there. It binds that below the volume, whose client exits: when the volume has healed
 // it still cannot. What it may write to heals with the volume.
 func TestHealingTakesNoLockOffWhatIsMountedBelow(t *testing.T) {
 	t.Parallel()

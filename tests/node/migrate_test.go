@@ -90,7 +90,7 @@ func TestAVolumeOfK8sCSIS3(t *testing.T) {
 	v.VolumeContext["mounter"], v.VolumeContext["options"] = "geesefs", "--memory-limit 1000"
 	want(t, e.tryPublish(time.Minute, v, e.Target("t"), secrets(keys)), codes.InvalidArgument, "volume_context.mounter", "set client: rclone", "memory-limit is not supported")
 
-	// What Kubernetes lets nobody change, a mount option can take the place of.
+	// A mount option can replace an attribute that Kubernetes does not allow to change.
 	keys["endpoint"] = e.proxy.Endpoint()
 	target = e.publish(v, "t", secrets(keys), flags("client=rclone", "dir-mode=0750"))
 	if got := read(t, filepath.Join(target, "new")); got != "x" {

@@ -34,7 +34,7 @@ func look(t *testing.T, path string) string {
 	return fmt.Sprintf("%d:%d %04o", st.Uid, st.Gid, fi.Mode().Perm())
 }
 
-// Whoever has the volume's group can use it, and nobody else can.
+// Only processes with the volume's group can use it.
 func TestVolumeMountGroup(t *testing.T) {
 	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {

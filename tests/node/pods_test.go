@@ -108,8 +108,8 @@ func ours(t *testing.T, pid int, volume string) []*mountinfo.Info {
 	return found
 }
 
-// Pods that share a mount all get the living one, whatever their cgroups are called and wherever they have it, and what is
-// mounted below it stays. (Nobody looks there meanwhile: for a moment after the death, such a look can make the kernel take
+// Pods that share a mount all get the healthy one, whatever their cgroups are called and wherever they have it, and what is
+// mounted below it stays. (No process looks there meanwhile: for a moment after the exit, such a look can make the kernel take
 // away what is mounted on a directory that the file system does not vouch for any more.)
 func TestTimedHealOfPodsThatShareAMount(t *testing.T) {
 	t.Parallel()
@@ -186,8 +186,8 @@ func TestTimedHealOfPodsThatShareAMount(t *testing.T) {
 	})
 }
 
-// An agent of somebody's that holds a private copy of the host's root keeps neither the dead connection nor, at the end, the
-// living one.
+// An agent that holds a private copy of the host's root keeps neither the stale connection nor, at the end, the
+// healthy one.
 func TestAnAgentWithACopyOfTheHostKeepsNothing(t *testing.T) {
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		e.Put(t, bucket, "copied/file", "content")
@@ -293,7 +293,7 @@ func TestAContainerIsWellOnceItsVolumeIsHealed(t *testing.T) {
 		options := func(source string) containers.Options {
 			return containers.Options{PodUID: podUID, Mounts: []containers.Mount{{Source: source, Target: "/data"}}, Own: map[string]string{"data/file": "its own"}}
 		}
-		e.Kill() // so nobody heals
+		e.Kill() // so nothing heals it
 		rigtest.Kill(e.t, e.client(client))
 		// The kernel asks the client again, gets no answer and drops the name of the subpath's directory.
 		time.Sleep(nameTTL)
@@ -335,7 +335,7 @@ func TestAContainerIsWellOnceItsVolumeIsHealed(t *testing.T) {
 	})
 }
 
-// A container that comes up while its volume dies and heals, at whichever moment, is healed like one that was there before.
+// A container that starts while its volume's client exits and heals, at whichever moment, is healed like one that was there before.
 func TestContainersThatComeUpDuringAHealAreHealed(t *testing.T) {
 	t.Parallel()
 	containers.Need(t)
@@ -347,12 +347,12 @@ func TestContainersThatComeUpDuringAHealAreHealed(t *testing.T) {
 	started := 0
 	for i := range 16 {
 		e.publishAt(v, target)
-		dies := e.client(mountpoint)
+		killed := e.client(mountpoint)
 		killed := make(chan struct{})
 		go func() {
 			defer close(killed)
 			time.Sleep(time.Duration(i) * 8 * time.Millisecond) // any moment of the container's start will do
-			_ = unix.Kill(dies.PID, unix.SIGKILL)
+			_ = unix.Kill(killed.PID, unix.SIGKILL)
 		}()
 		c, why := tryContainer(t, options)
 		<-killed

@@ -161,7 +161,7 @@ func TestRenameIsAnOption(t *testing.T) {
 	e.unpublish(v, target)
 }
 
-// Whatever fails, and whoever else writes, a file has its old name or both, and nothing is lost.
+// Whatever fails, and whatever another writer does, a file has its old name or both, and nothing is lost.
 func TestARenameThatFailsLosesNothing(t *testing.T) {
 	t.Parallel()
 	copies := func(r *http.Request) bool { return r.Header.Get("X-Amz-Copy-Source") != "" }
@@ -194,7 +194,7 @@ func TestARenameThatFailsLosesNothing(t *testing.T) {
 			e.stored(c.want)
 		})
 	}
-	t.Run("the client dies before it removes the original", func(t *testing.T) {
+	t.Run("the client exits before it removes the original", func(t *testing.T) {
 		e, at, done := renaming(t)
 		defer done()
 		write(t, at("file"), "content")

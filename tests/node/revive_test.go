@@ -135,7 +135,7 @@ func container(t *testing.T) (pid int) {
 }
 
 // Where the driver is not to heal by itself, a container that runs on a dead mount gets errors, as long as its volume is
-// published: taking the dead mount away there would let it write into its own directory below, and nobody would know.
+// published: without the stale mount it would write into its own directory below, unnoticed.
 func TestADeadMountIsNotTakenFromAContainer(t *testing.T) {
 	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {
@@ -180,7 +180,7 @@ func TestADeadMountStaysUntilItIsReplaced(t *testing.T) {
 	e.NothingLeft(t)
 }
 
-// A driver that dies between unmounting the source and detaching the copies of it leaves the latter to the next one.
+// A driver that is killed between unmounting the source and detaching the copies of it leaves the latter to the next one.
 func TestCopiesAreFoundAfterTheSourceIsGone(t *testing.T) {
 	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {

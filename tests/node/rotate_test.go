@@ -31,7 +31,7 @@ func (e *env) revoke(name string, secret map[string]string) {
 	}
 }
 
-// A publication that comes with another secret goes on with it, on the same client; nobody who has the old secret is let in.
+// A publication with another secret continues with it, on the same client; none with the old secret can join.
 func TestARotatedSecretIsTakenOverInPlace(t *testing.T) {
 	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {

@@ -54,7 +54,7 @@ func TestPublicationsShareAClientOnlyWithEqualSpecs(t *testing.T) {
 	e.NothingLeft(t)
 }
 
-// Whoever names an access key without knowing its secret does not get to see what its owner sees.
+// An access key without its secret does not give access to what its owner sees.
 func TestAnAccessKeyAloneOpensNothing(t *testing.T) {
 	t.Parallel()
 	e := start(t)
@@ -163,7 +163,7 @@ func TestAccessModes(t *testing.T) {
 	e.undone(target)
 }
 
-// A repeated publication changes nothing; one that asks for something else is told so.
+// A repeated publication changes nothing; one that asks for something else gets an error that says so.
 func TestRepublication(t *testing.T) {
 	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A volume can be a snapshot itself. Nobody can write to it.
+// A volume can be a snapshot itself. No pod can write to it.
 func TestASnapshotIsMountedReadOnly(t *testing.T) {
 	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {

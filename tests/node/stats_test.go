@@ -55,7 +55,7 @@ func TestVolumeStats(t *testing.T) {
 	}, "--heal=false") // healing takes a twentieth of a second
 }
 
-// A client that does not answer costs its own volume's calls their deadlines, and nobody else anything.
+// A client that does not answer lets the calls of its own volume time out, and no others.
 func TestTimedStatsOfAnUnresponsiveClient(t *testing.T) {
 	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {

@@ -72,7 +72,7 @@ func TestTargetsThatAreRefused(t *testing.T) {
 	e.unpublish(v, e.publish(v, "fine"))
 }
 
-// A file that is the target of an unpublish, or a directory with files in it, is nobody's publication: it stays.
+// A file that is the target of an unpublish, or a directory with files in it, is no publication: it stays.
 func TestUnpublishRemovesOnlyEmptyTargets(t *testing.T) {
 	t.Parallel()
 	e := start(t)
@@ -90,7 +90,7 @@ func TestUnpublishRemovesOnlyEmptyTargets(t *testing.T) {
 	e.unpublish(v, filepath.Join(e.Dir, "targets", "no", "parent"))
 }
 
-// A mount of somebody else on the target is left alone, and the error says what it is.
+// A foreign mount on the target is left alone, and the error says what it is.
 func TestForeignMountsAreLeftAlone(t *testing.T) {
 	t.Parallel()
 	e := start(t)
@@ -166,7 +166,7 @@ func TestUnpublishWithoutRecords(t *testing.T) {
 	}
 }
 
-// A target that is in use is not unmounted lazily: the caller is told who uses it, and the retry succeeds.
+// A target that is in use is not unmounted lazily: the error names the processes that use it, and the retry succeeds.
 func TestUnpublishSaysWhoUsesTheTarget(t *testing.T) {
 	e := start(t)
 	v := static("busy", rclone)

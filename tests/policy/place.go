@@ -92,7 +92,7 @@ func NewPlace(t testing.TB, s Service, open bool) Place {
 	return p
 }
 
-// stands tells whether an object still holds what it was made with.
+// stands reports whether an object still holds what it was made with.
 func (p Place) stands(ctx context.Context, bucket, key string) error {
 	out, err := p.root.GetObject(ctx, &s3.GetObjectInput{Bucket: &bucket, Key: &key})
 	if err != nil {

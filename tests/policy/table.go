@@ -42,7 +42,7 @@ type outcome string
 const (
 	allowed outcome = "allowed"
 	refused outcome = "refused" // 403, of the call or of every key of it
-	absurd  outcome = "absurd"  // 400: the service makes nothing of it, whoever asks
+	absurd  outcome = "absurd"  // 400: the service refuses it from every caller
 )
 
 // judge says what the outcome of a call was. That something is missing is said to who may see it.

@@ -50,7 +50,7 @@ func upload(key string) call {
 	}
 }
 
-// uploadOf does something with an upload that somebody else has begun.
+// uploadOf does something with an upload that another user has begun.
 func uploadOf(key string, do func(ctx context.Context, c *s3.Client, p Place, id *string) error) call {
 	return func(ctx context.Context, c *s3.Client, p Place) error {
 		begun, err := p.root.CreateMultipartUpload(ctx, &s3.CreateMultipartUploadInput{Bucket: &p.Bucket, Key: &key})
@@ -144,7 +144,7 @@ func remove(bucket, key string) call {
 }
 
 // removeAll deletes several objects in one call. A call that is answered with denials of all keys, and only these, was refused;
-// one with a denial of some is told as such.
+// one with a denial of some is reported as such.
 func removeAll(bucket string, keys ...string) call {
 	return func(ctx context.Context, c *s3.Client, p Place) error {
 		var objects []types.ObjectIdentifier

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Ended tells whether a process has ended, be it that nobody has reaped it yet. A zombie with threads has not: its first thread
+// Ended reports whether a process has ended, even if it has not been reaped yet. A zombie with threads has not: its first thread
 // is gone, and the others still run, or hang, and hold what it had open.
 func Ended(pid int) bool { return ended(statusOf(pid)) }
 

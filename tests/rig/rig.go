@@ -355,7 +355,7 @@ func (p Process) String() string {
 	return text
 }
 
-// processes are those that run as a uid of the rig's range, but those of spares. One that has ended and that nobody has reaped yet is
+// processes are those that run as a uid of the rig's range, but those of spares. One that has exited and was not reaped yet is
 // not among them: after a crash of the driver that is for the machine's init to do.
 func (r *Rig) processes() []Process {
 	spares := map[int]bool{} // before the processes: one that a mount has taken meanwhile is still a spare

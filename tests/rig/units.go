@@ -79,7 +79,7 @@ func (r *Rig) unitsLeft() []string {
 	}
 }
 
-// unitsNow also has the cgroups that are nobody's: those that have no unit.
+// unitsNow also has the cgroups that have no unit.
 func (r *Rig) unitsNow() (left []string) {
 	if !r.units {
 		return nil

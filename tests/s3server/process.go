@@ -23,7 +23,7 @@ const (
 	EnvRootSecretKey = "S3SERVER_ROOT_SECRET_KEY"
 )
 
-// Process is a server in a process of its own. It dies with the process that started it.
+// Process is a server in a process of its own. It is killed with the process that started it.
 type Process struct {
 	cmd      *exec.Cmd
 	endpoint string

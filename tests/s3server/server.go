@@ -217,7 +217,7 @@ func (s *Server) Stop() error {
 func (s *Server) end() {
 	s.cancel()
 	s.sts.stop()
-	_ = s.private.Shutdown() // its listener dies with it; nothing is lost
+	_ = s.private.Shutdown() // its listener is closed with it; nothing is lost
 	os.RemoveAll(s.sockDir)
 }
 
@@ -234,7 +234,7 @@ func (s *Server) waitHealthy(ctx context.Context) error {
 	})
 }
 
-// Healthy tells whether a GET of the URL answers 200 within a second.
+// Healthy reports whether a GET of the URL answers 200 within a second.
 func Healthy(ctx context.Context, url string) bool {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()

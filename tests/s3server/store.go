@@ -62,7 +62,7 @@ func (s *store) CreateSession(_ context.Context, session types.Session) (*types.
 	return &session, nil
 }
 
-// ended tells whether there was a session of that key and its time is over.
+// ended reports whether there was a session of that key and its time is over.
 func (s *store) ended(accessKeyID string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -241,7 +241,7 @@ func TestSTSRefusesWhatAWSRefuses(t *testing.T) {
 		"an expired token":               {identify(fakests.TokenRequest{Lifetime: -time.Second}, r.role), "ExpiredTokenException"},
 		"another's key":                  {identify(fakests.TokenRequest{WrongKey: true}, r.role), "InvalidIdentityToken"},
 		"another's issuer":               {identify(fakests.TokenRequest{Issuer: "http://127.0.0.1:9"}, r.role), "InvalidIdentityToken"},
-		"an audience nobody knows":       {identify(fakests.TokenRequest{Audiences: []string{"vault"}}, r.role), "InvalidIdentityToken"},
+		"an unknown audience":            {identify(fakests.TokenRequest{Audiences: []string{"vault"}}, r.role), "InvalidIdentityToken"},
 		"an audience the role knows not": {identify(fakests.TokenRequest{Audiences: []string{"unused"}}, r.role), "AccessDenied"},
 		"another namespace":              {identify(fakests.TokenRequest{Namespace: "apps2"}, r.role), "AccessDenied"},
 		"a role without issuers":         {identify(fakests.TokenRequest{}, r.other), "AccessDenied"},

@@ -133,7 +133,7 @@ func (s *service) assumeRole(ctx context.Context, c *call, who caller) (any, err
 	return roleResult{Credentials: c.keys(session), AssumedRoleUser: assumed(session), PackedPolicySize: packed(session)}, nil
 }
 
-// trusts tells whether a role's trust names a caller. As at AWS, the root user takes on no role.
+// trusts reports whether a role's trust names a caller. As at AWS, the root user takes on no role.
 func trusts(role Role, who caller) bool {
 	switch {
 	case who.user != nil:
@@ -145,7 +145,7 @@ func trusts(role Role, who caller) bool {
 	}
 }
 
-// allows tells whether an IAM policy allows an action, as the gateway judges it.
+// allows reports whether an IAM policy allows an action, as the gateway judges it.
 func allows(document, action, resource string) bool {
 	return policy.EvaluateIdentityPolicies([]types.PolicyEntry{{PolicyDocument: document}},
 		policy.RequestContext{Action: action, Resource: resource}) == policy.DecisionAllow
@@ -237,7 +237,7 @@ func (s *service) make(ctx context.Context, c *call, session types.Session, last
 	return s.store.CreateSession(ctx, session)
 }
 
-// keys are a session's as its caller is told them, with times by the service's clock.
+// keys are a session's as its caller gets them, with times by the service's clock.
 func (c *call) keys(s *types.Session) sessionKeys {
 	return sessionKeys{s.AccessKeyId, s.SecretAccessKey, s.SessionToken, timestamp(s.Expiration.Add(c.state.ClockOffset))}
 }

@@ -39,14 +39,14 @@ type claims struct {
 	known string // the audience that the issuer is known for
 }
 
-// goodFor tells whether the token is what a role trusts.
+// goodFor reports whether the token is what a role trusts.
 func (c claims) goodFor(t TrustedIssuer) bool {
 	audience := len(t.Audiences) == 0 || slices.ContainsFunc(t.Audiences, func(a string) bool { return slices.Contains(c.Audience, a) })
 	subject := len(t.Subjects) == 0 || slices.ContainsFunc(t.Subjects, func(p string) bool { return matches(p, c.Subject) })
 	return t.URL == c.Issuer && audience && subject
 }
 
-// matches tells whether a text is what a pattern describes, in which * stands for any characters.
+// matches reports whether a text is what a pattern describes, in which * stands for any characters.
 func matches(pattern, text string) bool {
 	parts := strings.Split(pattern, "*")
 	rest, ok := strings.CutPrefix(text, parts[0])

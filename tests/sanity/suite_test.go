@@ -123,7 +123,7 @@ func (s suite) run(t *testing.T) []outcome {
 	output, runErr := cmd.CombinedOutput()
 	b, err := os.ReadFile(s.Report)
 	if err != nil {
-		t.Fatalf("csi-sanity did not come to its end: %v\n%s", errors.Join(runErr, err), output)
+		t.Fatalf("csi-sanity did not finish: %v\n%s", errors.Join(runErr, err), output)
 	}
 	var all []outcome
 	if err := json.Unmarshal(b, &all); err != nil {

@@ -143,7 +143,7 @@ type TokenRequest struct {
 	Lifetime                       time.Duration // 0: an hour; negative: it has expired that long ago
 	Subject                        string        // in place of the service account's
 	Issuer                         string        // in place of this one
-	WrongKey                       bool          // signed by somebody else
+	WrongKey                       bool          // signed with another key
 }
 
 // Token is a service account's token.

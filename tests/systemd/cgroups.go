@@ -22,7 +22,7 @@ type hierarchy struct {
 	own        string
 }
 
-// unified tells whether the machine has nothing but the unified hierarchy.
+// unified reports whether the machine has nothing but the unified hierarchy.
 func unified() bool {
 	var st unix.Statfs_t
 	return unix.Statfs(cgroupRoot, &st) == nil && st.Type == unix.CGROUP2_SUPER_MAGIC

@@ -217,7 +217,7 @@ func TestMountsOutliveAChangeOfTheLauncher(t *testing.T) {
 }
 
 // TestAutoTakesSystemdAndWaitsForIt starts a driver while systemd cannot be called, as it cannot while it executes itself
-// anew: that is no reason to take another launcher.
+// again: that is no reason to take another launcher.
 func TestAutoTakesSystemdAndWaitsForIt(t *testing.T) {
 	n := newRig(t)
 	n.Launcher = "auto"

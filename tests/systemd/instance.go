@@ -16,7 +16,7 @@ type Options struct {
 	// Network gives the host a network of its own, in which there is only a loopback interface that is down. Without it the
 	// host has the machine's.
 	Network bool
-	// Disk keeps the host's files over its boots, but for /run, /tmp and /dev. Without it, it begins anew with each.
+	// Disk keeps the host's files over its boots, but for /run, /tmp and /dev. Without it, they are empty after each boot.
 	Disk bool
 	// Kubelet makes what kubelet and kube-proxy demand of a host: the cpuset cgroups, /dev/kmsg, network settings that can be
 	// changed, which only a host with Network has for itself, and kernel settings that look as kubelet would set them, so that

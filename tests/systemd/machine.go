@@ -81,7 +81,7 @@ func Init() {
 	}
 }
 
-// Inside tells whether this process runs the tests on the host.
+// Inside reports whether this process runs the tests on the host.
 func Inside() bool { return os.Getenv(envRole) == roleInside }
 
 // Host skips a test that does not run on a host of its own.
@@ -231,7 +231,7 @@ func (h *machine) output(argv ...string) ([]byte, error) {
 	return []byte(out.String()), err
 }
 
-// enter runs a command on the host, with whose init it dies.
+// enter runs a command on the host, and is killed with the host's init.
 func (h *machine) enter(cmd *exec.Cmd) error {
 	namespaces := unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC | unix.CLONE_NEWCGROUP
 	if h.opts.Network {

@@ -92,7 +92,7 @@ func TestWithoutABusSystemdItselfIsCalled(t *testing.T) {
 		}
 	}()
 	start(t, l).hello()
-	// It has booted, so it is waited for: a systemd that executes itself anew has no socket for a moment.
+	// It has booted, so it is waited for: a systemd that executes itself again has no socket for a moment.
 	if _, err := newLauncher(t, launcher.WithSockets(systemBus)).Check(bounded(t)); !fault.Is(err, fault.Unavailable) {
 		t.Errorf("with the bus alone: %v", err)
 	}

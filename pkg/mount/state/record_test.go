@@ -7,7 +7,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
 )
 
-// A mount that was rotated is for those who have the new secret, and for nobody who has the old one.
+// A mount that was rotated can be joined with the new secret, and not with the old one.
 func TestWhoMayJoinARotatedMount(t *testing.T) {
 	old, now := mount.Spec{Source: credentials.SourceSecret, Identity: "old"}, mount.Spec{Source: credentials.SourceSecret, Identity: "new"}
 	for what, tc := range map[string]struct {

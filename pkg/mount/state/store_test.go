@@ -65,7 +65,7 @@ func TestGenerationsOnlyGrow(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := s.nextGeneration(key); err == nil {
-		t.Error("a damaged counter starts anew, and old names come back")
+		t.Error("a damaged counter starts again, and old names are used again")
 	}
 }
 

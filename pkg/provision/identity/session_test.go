@@ -18,10 +18,10 @@ var testTime = time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC)
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// sts is a service that makes sessions of a length, and refuses while it is told to.
+// sts is a service that makes sessions of a length, and refuses on request.
 type sts struct {
 	now    time.Time
-	length time.Duration // 0: for ever
+	length time.Duration // 0: forever
 	refuse error
 	made   int
 }

@@ -71,7 +71,7 @@ func TestADeletionEndsWhenItsBackendMoves(t *testing.T) {
 			err = r.WhileConfigured(t.Context(), be, func(ctx context.Context) error {
 				configs.set(parse(t, c.to))
 				if c.kind != fault.Unknown {
-					<-ctx.Done() // a deletion at a service that does not answer any more waits for ever
+					<-ctx.Done() // a deletion at a service that does not answer any more waits forever
 					if !errors.Is(context.Cause(ctx), errReconfigured) {
 						t.Errorf("the work ended because of %v", context.Cause(ctx))
 					}

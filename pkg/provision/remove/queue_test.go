@@ -196,7 +196,7 @@ func TestADeletionThatNeedsNoWorkerDoesNotWaitForOne(t *testing.T) {
 		if runs.Load() != 6 {
 			t.Errorf("%d calls of three jobs", runs.Load())
 		}
-		// A deletion that waits for a worker when the driver ends is told so.
+		// A deletion that waits for a worker when the driver exits gets an error that says so.
 		stuck := func(ctx context.Context, d *deletion) error {
 			if !d.hasWorker {
 				return errNeedsWorker

@@ -195,7 +195,7 @@ func (c *creation) run(ctx context.Context) (Info, error) {
 			return Info{}, fault.Errorf(fault.Precondition, "snapshot %s showed the time %s, but could not be copied and was deleted; make one with another name: %s", found.SnapshotID, found.Cut.Format(time.RFC3339Nano), found.Failure)
 		}
 		if c.failed(found) && found.State == records.StateDeleting {
-			// The process that deletes it may have been killed, and nobody asks for the deletion of a snapshot that failed.
+			// The process that deletes it may have been killed, and no caller asks for the deletion of a snapshot that failed.
 			if err := c.discard(ctx, c.who, c.r.Parameters.ID(c.r.Source, c.r.Name, found.Generation), found.Failure); err != nil {
 				return Info{}, err
 			}

@@ -1,4 +1,4 @@
-// Package agent is the process of a test's container: it does what it is told on its standard input and says on its standard
+// Package agent is the process of a test's container: it executes the requests on its standard input and says on its standard
 // output how that went, in lines of JSON. It ends with its input.
 package agent
 
@@ -24,7 +24,7 @@ const (
 	OpRead  = "read"  // the content of a file
 	OpWrite = "write" // replaces a file's content
 	OpList  = "list"  // the names in a directory
-	OpWatch = "watch" // reads a file again and again, each time anew
+	OpWatch = "watch" // reads a file repeatedly, and opens it each time
 	OpStop  = "stop"  // ends the watch of that number
 
 	// OpNest starts another agent in user and mount namespaces of its own, as "unshare -Urm" does. Requests that are Nested go
@@ -78,7 +78,7 @@ func (a Answer) Err() error {
 // End is the moment when it ended.
 func (a Answer) End() pressure.Moment { return pressure.Moment{Time: a.Ended, Stalls: a.Stalls} }
 
-// OK tells whether it went well.
+// OK reports whether it went well.
 func (a Answer) OK() bool { return a.Err() == nil }
 
 type agent struct {

@@ -53,7 +53,7 @@ type Cluster struct {
 
 // Options say what a cluster is to be like.
 type Options struct {
-	// Issuer is the URL that service accounts' tokens name as their issuer. Somebody has to publish KeySet there.
+	// Issuer is the URL that service accounts' tokens name as their issuer. The caller publishes KeySet there.
 	Issuer string
 }
 

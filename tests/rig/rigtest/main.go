@@ -41,7 +41,7 @@ func run(m *testing.M) int {
 	return systemd.Main(m, programs)
 }
 
-// onHost tells whether tests need a host of their own.
+// onHost reports whether tests need a host of their own.
 func onHost() bool { return os.Getenv(rig.EnvLauncher) == rig.LauncherSystemd }
 
 // ProcessOnly skips a test that makes sense for no other launcher than processes.

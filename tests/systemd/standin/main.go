@@ -1,4 +1,4 @@
-// Command standin is a stand-in for a client: it tries what a sandbox forbids, and waits, as it is told.
+// Command standin is a stand-in for a client: it tries what a sandbox forbids, and waits, as its arguments say.
 package main
 
 import (
