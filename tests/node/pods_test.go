@@ -347,12 +347,12 @@ func TestContainersThatComeUpDuringAHealAreHealed(t *testing.T) {
 	started := 0
 	for i := range 16 {
 		e.publishAt(v, target)
-		killed := e.client(mountpoint)
+		victim := e.client(mountpoint)
 		killed := make(chan struct{})
 		go func() {
 			defer close(killed)
 			time.Sleep(time.Duration(i) * 8 * time.Millisecond) // any moment of the container's start will do
-			_ = unix.Kill(killed.PID, unix.SIGKILL)
+			_ = unix.Kill(victim.PID, unix.SIGKILL)
 		}()
 		c, why := tryContainer(t, options)
 		<-killed
