@@ -15,6 +15,8 @@ ARCHS ?= $(shell go env GOHOSTARCH)
 RUST := $(shell hack/mountpoint --usable 2>/dev/null && echo yes)
 
 MINIO_VERSION := v0.0.0-20260212201848-7aac2a2c5b7c
+# The newest that the Go of go.mod builds.
+GCSFUSE_VERSION := v3.11.4
 GOLANGCI_VERSION := v2.15.0
 HELM_VERSION := $(shell sed -n 's,^\thelm.sh/helm/v4 ,,p' tests/kubernetes/go.mod)
 KUBERNETES_VERSION := $(shell sed -n 's,^\tk8s.io/kubernetes ,,p' tests/kubernetes/go.mod)
@@ -93,7 +95,7 @@ $(MOUNTPOINT):
 	hack/mountpoint $@
 
 .PHONY: test-parts
-test-parts: build $(if $(RUST),mountpoint) servers failpoints older $(TOOLS)/minio $(HELM) $(KUBECTL) ## Build what the tests run beside the driver: the client in Rust, S3 servers, an older driver, one with failpoints
+test-parts: build $(if $(RUST),mountpoint) servers failpoints older $(TOOLS)/minio $(TOOLS)/gcs $(HELM) $(KUBECTL) ## Build what the tests run beside the driver: the client in Rust, S3 servers, an older driver, one with failpoints
 
 .PHONY: servers failpoints older
 servers:
@@ -128,6 +130,17 @@ $(TOOLS)/minio-$(MINIO_VERSION):
 	mkdir -p $(TOOLS)
 	GOBIN=$(TOOLS)/.minio go install github.com/minio/minio@$(MINIO_VERSION)
 	mv $(TOOLS)/.minio/minio $@
+
+# gcsfuse, and the emulator of its service that its own tests use, in the version that they use.
+.PHONY: $(TOOLS)/gcs
+$(TOOLS)/gcs: $(TOOLS)/gcs-$(GCSFUSE_VERSION)
+	ln -sfn $< $@
+
+$(TOOLS)/gcs-$(GCSFUSE_VERSION):
+	mkdir -p $@.unfinished
+	dir=$$(go mod download -json github.com/googlecloudplatform/gcsfuse/v3@$(GCSFUSE_VERSION) | sed -n 's/^\t"Dir": "\(.*\)",$$/\1/p') && \
+		go build -C "$$dir" -ldflags "-s -w" -o $@.unfinished/ . github.com/fsouza/fake-gcs-server
+	mv $@.unfinished $@
 
 .PHONY: test
 test: suites ## Run every test of every module but those of make e2e; what needs root or FUSE says so when it is skipped

@@ -26,6 +26,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
 	"github.com/s3-csi/s3-csi-driver/pkg/node"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
+	"github.com/s3-csi/s3-csi-driver/pkg/status"
 )
 
 const (
@@ -49,12 +50,12 @@ func checkClient(ctx context.Context, o driver.Options, version string) (section
 	}
 	defer s.clients.Close()
 	defer s.sessions.Close()
-	c := clientcheck.Check{Client: o.Check.Client, Timeout: o.Check.StepTimeout}
+	c := clientcheck.Check{Client: o.Check.Client, Renewal: o.Check.SessionDuration, Timeout: o.Check.StepTimeout}
 	volume, objects, declared, err := volumeToCheck(ctx, o, s)
 	if err != nil {
 		return section, err
 	}
-	c.ExitsEarly, c.Objects = declared.ExitsEarly, objects
+	c.ExitsEarly, c.StaticKeys, c.Objects = declared.ExitsEarly, declared.StaticKeys, objects
 	ns, err := host.NewNamespace()
 	if err != nil {
 		return section, err
@@ -95,7 +96,7 @@ func checkClient(ctx context.Context, o driver.Options, version string) (section
 	if err != nil {
 		return section, err
 	}
-	volume.node, volume.target = service, place.Target
+	volume.node, volume.target, volume.status = service, place.Target, n.Status
 	c.Volume, c.Host, c.Target = volume, place, place.Target
 	return c.Run(ctx), nil
 }
@@ -150,11 +151,14 @@ func volumeToCheck(ctx context.Context, o driver.Options, s storage) (v checkVol
 	id := checkPrefix + strings.ToLower(rand.Text())
 	objects = clientcheck.Below{Bucket: b, Opener: opener, Prefix: base + id + "/"}
 	v = checkVolume{id: id, attributes: map[string]string{"backend": be.Name, "bucketName": o.Check.Bucket, "prefix": objects.Prefix, "client": cl.Name}}
-	if cl.StaticKeys { // such a client can only have the keys of a secret
+	switch {
+	case cl.StaticKeys: // such a client can only have the keys of a secret
 		v.secrets = map[string]string{credentials.SecretAccessKeyID: keys.AccessKeyID, credentials.SecretSecretAccessKey: keys.SecretAccessKey}
 		if keys.SessionToken != "" {
 			v.secrets[credentials.SecretSessionToken] = keys.SessionToken
 		}
+	case o.Check.SessionDuration != 0:
+		v.attributes["sessionDuration"] = o.Check.SessionDuration.String()
 	}
 	return v, objects, cl, nil
 }
@@ -235,6 +239,7 @@ type checkVolume struct {
 	id, target string
 	attributes map[string]string
 	secrets    map[string]string
+	status     func(ctx context.Context) (status.Document, error)
 }
 
 // Publish implements clientcheck.Volume.
@@ -253,4 +258,25 @@ func (v checkVolume) Publish(ctx context.Context) error {
 func (v checkVolume) Unpublish(ctx context.Context) error {
 	_, err := v.node.NodeUnpublishVolume(ctx, &csi.NodeUnpublishVolumeRequest{VolumeId: v.id, TargetPath: v.target})
 	return err
+}
+
+// Session implements clientcheck.Volume.
+func (v checkVolume) Session(ctx context.Context) (clientcheck.Session, error) {
+	d, err := v.status(ctx)
+	if err != nil {
+		return clientcheck.Session{}, err
+	}
+	for _, m := range d.Mounts {
+		if m.VolumeID != v.id || m.Session.State == "" { // the helper has not reported
+			continue
+		}
+		s := clientcheck.Session{Expires: m.Session.Expires}
+		for _, p := range m.Problems {
+			if p.Reason == status.ReasonSession {
+				s.Problem = p.Message
+			}
+		}
+		return s, nil
+	}
+	return clientcheck.Session{}, errors.New("the helper of the mount does not report its session")
 }

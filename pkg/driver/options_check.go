@@ -28,6 +28,8 @@ type CheckOptions struct {
 	// Client is the client to check, instead of anything else; "": none. StepTimeout bounds each step of its check.
 	Client      string
 	StepTimeout time.Duration
+	// SessionDuration is how long the sessions of the client's volume last, whose renewal is awaited; 0: the service's default, which is not.
+	SessionDuration time.Duration
 }
 
 // AddFlags registers the options on fs with their defaults.
@@ -42,6 +44,7 @@ func (o *CheckOptions) AddFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&o.Node, "node", false, "also check the host as the node service uses it; requires root, on the host or in the node's container")
 	fs.StringVar(&o.Client, "client", "", "check only this client, built in or declared, in a mount of its own below a new prefix of --bucket; requires root, on the host or in the node's container")
 	fs.DurationVar(&o.StepTimeout, "step-timeout", defaultStepTimeout, "time limit of each step of --client")
+	fs.DurationVar(&o.SessionDuration, "session-duration", 0, "validity of the sessions of --client, as the volume parameter sessionDuration; the check then waits until one has expired and was renewed; default: the service's, and renewal is not checked")
 }
 
 func (o *CheckOptions) validate(c *checker) {
@@ -63,8 +66,11 @@ func (o *CheckOptions) validateClient(c *checker) {
 	c.check("step-timeout", without(o.StepTimeout < time.Second || o.StepTimeout > time.Hour, "must be between 1s and 1h"))
 	if o.Client == "" {
 		c.check("step-timeout", without(o.StepTimeout != defaultStepTimeout, "needs --client"))
+		c.check("session-duration", without(o.SessionDuration != 0, "needs --client"))
 		return
 	}
+	c.check("session-duration", without(o.SessionDuration != 0 && (o.SessionDuration < volume.MinSessionDuration || o.SessionDuration > volume.MaxSessionDuration || o.SessionDuration%time.Second != 0),
+		"must be whole seconds, from 1s to 36h"))
 	c.check("client", client.CheckName(o.Client))
 	c.check("client", without(o.Bucket == "", "needs --bucket"))
 	c.check("client", without(o.CreateBucket, "cannot be combined with --create-bucket"))

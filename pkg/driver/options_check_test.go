@@ -19,8 +19,8 @@ func TestModeCheckHasItsOwnFlagsAndThoseThatSayWhatIsChecked(t *testing.T) {
 	if want := (CheckOptions{Bucket: "data", Output: OutputText, RoleARN: "arn:aws:iam::1:role/r", TokenFile: "/t", Prefix: "a/", StepTimeout: defaultStepTimeout}); o2.Check != want {
 		t.Errorf("%+v, want %+v", o2.Check, want)
 	}
-	o3 := parse(t, "check --client=rclone --bucket=data --prefix=a --step-timeout=5s", nil)
-	if want := (CheckOptions{Bucket: "data", Output: OutputText, Prefix: "a", Client: "rclone", StepTimeout: 5 * time.Second}); o3.Check != want {
+	o3 := parse(t, "check --client=rclone --bucket=data --prefix=a --step-timeout=5s --session-duration=15m", nil)
+	if want := (CheckOptions{Bucket: "data", Output: OutputText, Prefix: "a", Client: "rclone", StepTimeout: 5 * time.Second, SessionDuration: 15 * time.Minute}); o3.Check != want {
 		t.Errorf("%+v, want %+v", o3.Check, want)
 	}
 	if !parse(t, "check --create-bucket", nil).Check.CreateBucket {
@@ -52,6 +52,9 @@ func TestModeCheckHasItsOwnFlagsAndThoseThatSayWhatIsChecked(t *testing.T) {
 		"check --client=rclone --bucket=data --role=r --token-file=/t": "--role",
 		"check --client=rclone --bucket=data --step-timeout=1ms":       "--step-timeout",
 		"check --step-timeout=9s":                                      "--step-timeout: needs --client",
+		"check --session-duration=15m":                                 "--session-duration: needs --client",
+		"check --client=rclone --bucket=data --session-duration=1ms":   "--session-duration",
+		"check --client=rclone --bucket=data --session-duration=37h":   "--session-duration",
 		"check --prefix=a --bucket=data":                               "--prefix",
 	} {
 		_, err := Parse(strings.Fields(args), environment(nil))

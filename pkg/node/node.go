@@ -263,6 +263,12 @@ func (n *Node) Collectors() []prometheus.Collector {
 	return slices.Concat(n.tracker.Collectors(), n.meter.Collectors(), n.ofVolumes)
 }
 
+// Status returns what runs on the node, as its helpers report it now.
+func (n *Node) Status(ctx context.Context) (status.Document, error) {
+	n.runner.Refresh(ctx)
+	return n.status.Collect(ctx)
+}
+
 // Run keeps all mounts reconciled, helpers ready for new ones, usage measured, and clients in pods served, until ctx ends, and waits a moment for requests in flight. It never
 // unmounts anything because it ends.
 func (n *Node) Run(ctx context.Context) error {

@@ -15,30 +15,43 @@ import (
 var update = flag.Bool("update", false, "write the table of the documentation")
 
 const (
-	page  = "../../docs/pod-clients.md"
+	pages = "../../docs/*.md"
 	begin = "<!-- clients: go test ./fuseclients -update, in tests/ -->\n"
 	end   = "<!-- end of clients -->\n"
 )
 
-// The documentation has the table of what is tested.
+// One page of the documentation has the table of what is tested.
 func TestDocs(t *testing.T) {
-	text, err := os.ReadFile(page)
+	all, err := filepath.Glob(pages)
 	if err != nil {
 		t.Fatal(err)
 	}
-	before, rest, ok := strings.Cut(string(text), begin)
-	got, after, closed := strings.Cut(rest, end)
-	if !ok || !closed {
-		t.Fatalf("%s has no place for the table", page)
+	found := 0
+	for _, page := range all {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		before, rest, ok := strings.Cut(string(text), begin)
+		if !ok {
+			continue
+		}
+		found++
+		got, after, closed := strings.Cut(rest, end)
+		switch {
+		case !closed:
+			t.Errorf("%s: the table has no end", page)
+		case got == Table():
+		case !*update:
+			t.Errorf("the table of %s is not that of the tests; run make docs", page)
+		default:
+			if err := os.WriteFile(page, []byte(before+begin+Table()+end+after), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
-	if got == Table() {
-		return
-	}
-	if !*update {
-		t.Fatalf("the table of %s is not that of the tests; run make docs", page)
-	}
-	if err := os.WriteFile(page, []byte(before+begin+Table()+end+after), 0o644); err != nil {
-		t.Fatal(err)
+	if found != 1 {
+		t.Errorf("%d pages have the table, want one", found)
 	}
 }
 

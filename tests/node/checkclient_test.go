@@ -66,22 +66,33 @@ func (e *env) nothingOfACheck() {
 	}
 }
 
-// The check takes each client through everything, and says what its declaration should say.
+// The check takes each client through everything, and says what its declaration should say. Renewal is checked if that is asked for.
 func TestACheckOfAClient(t *testing.T) {
 	t.Parallel()
-	for _, client := range []string{rclone, mountpoint, debian} {
-		t.Run(client, func(t *testing.T) {
+	const renewal = "--session-duration=3s"
+	for name, tc := range map[string]struct {
+		client  string
+		flags   func(e *env) []string
+		renewal check.Result
+	}{
+		"rclone":        {rclone, func(*env) []string { return nil }, check.Unknown},
+		"mountpoint-s3": {mountpoint, func(*env) []string { return nil }, check.Unknown},
+		"declared, session": {debian, func(e *env) []string {
+			return []string{e.declared("rclone", debian, e.withSessions(e.declaration("path", "mount2", ""))), renewal}
+		}, check.Yes},
+		"declared, fusermount": {debian, func(e *env) []string {
+			return []string{e.declared("rclone", debian, e.declaration("fusermount", "mount", ""))}
+		}, check.Unknown},
+		"declared, static": {s3fs, func(e *env) []string { return []string{e.declaredS3fs(), renewal} }, check.Unknown},
+	} {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			e := newEnv(t)
-			var flags []string
-			if client == debian {
-				flags = append(flags, e.declared("rclone", debian, e.declaration("path", "mount2", "")))
-			}
-			s, code := e.report(e.checkClient(client, flags...))
+			s, code := e.report(e.checkClient(tc.client, tc.flags(e)...))
 			var table []string
 			for _, row := range s.Rows {
 				table = append(table, row.Check+" "+string(row.Result))
-				if row.Needed && row.Result != check.Yes {
+				if row.Needed && row.Result != check.Yes || row.Check == "clientRenewal" && row.Result != tc.renewal {
 					t.Errorf("%+v", row)
 				}
 			}

@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/proc"
+	"github.com/s3-csi/s3-csi-driver/pkg/status"
 	"github.com/s3-csi/s3-csi-driver/tests/fuseclients"
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
@@ -53,6 +55,23 @@ clients:
       dir-cache-time: {type: duration, min: 1s, max: 1h}
       no-checksum: {type: flag}
 %s`, e.Rig.S3.Endpoint, e.Rig.S3.Region, debian, fuse, command, settings)
+}
+
+// withSessions gives the driver keys of a user, and adds a token service to a config file's only backend: volumes with the driver's
+// credentials get sessions.
+func (e *env) withSessions(config string) string {
+	e.t.Helper()
+	keys, err := e.AddUser(e.t.Context(), "driver", `{"Version":"2012-10-17","Statement":[{"Effect":"Allow","Action":"*","Resource":"*"}]}`)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	e.Rig.S3.Keys = keys
+	e.secrets = append(e.secrets, keys.SecretAccessKey)
+	const backend = "addressing: path"
+	if strings.Count(config, backend) != 1 {
+		e.t.Fatalf("not one backend: %s", config)
+	}
+	return strings.Replace(config, backend, fmt.Sprintf("%s, sts: {endpoint: %q, kinds: [federationToken]}", backend, e.STS()), 1)
 }
 
 // declare installs the program and starts a driver with the declaration.
@@ -104,29 +123,36 @@ func serveDeclared(t *testing.T, fuse, command string, c fuseclients.Case) {
 	t.Helper()
 	e := newEnv(t)
 	e.Put(t, bucket, "declared/file", "content")
-	e.declare(fuse, command, "")
-	v := static("declared", debian, "mountOptions", "dir-cache-time=1s,no-checksum")
+	e.drive(e.declared("rclone", debian, e.withSessions(e.declaration(fuse, command, ""))))
+	v := static("declared", debian, "mountOptions", "dir-cache-time=1s,no-checksum", "sessionDuration", "6s")
 	target := e.publish(v, "declared")
 	running := e.Running(debian)
 	if len(running) != 1 {
 		t.Fatalf("%d processes of the client: %v", len(running), e.Processes())
 	}
-	status, err := proc.ReadStatus(running[0].PID)
+	process, err := proc.ReadStatus(running[0].PID)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if uid, _ := strconv.Atoi(strings.Fields(status.Field("Uid"))[0]); uid < e.FirstUID || status.Field("CapEff") != "0000000000000000" || status.Field("NoNewPrivs") != "1" {
-		t.Errorf("it runs as uid %d, with the capabilities %s", uid, status.Field("CapEff"))
+	if uid, _ := strconv.Atoi(strings.Fields(process.Field("Uid"))[0]); uid < e.FirstUID || process.Field("CapEff") != "0000000000000000" || process.Field("NoNewPrivs") != "1" {
+		t.Errorf("it runs as uid %d, with the capabilities %s", uid, process.Field("CapEff"))
 	}
 	c.Use(t, fuseclients.Volume{Dir: target, Stored: e.Stored(t, bucket, "declared/"), Restart: func() {
 		rigtest.Kill(t, running...)
 		e.awaitRead(eventually, filepath.Join(target, "file"), "content")
+	}, Renew: func() bool {
+		before, first := e.Running(debian), e.mountStatus(v).Session.Expires
+		e.awaitStatus(v, "another session after the first one has expired", func(m status.Mount) bool {
+			return time.Now().After(first) && m.Session.Expires.After(first)
+		})
+		return slices.Equal(e.Running(debian), before)
+	}, Unpublish: func() {
+		write(t, filepath.Join(target, "file"), "last")
+		e.unpublish(v, target)
 	}})
-
-	write(t, filepath.Join(target, "file"), "last")
-	e.unpublish(v, target)
-	if keys := e.Keys(t, bucket, "declared/"); len(keys) != 1 || e.Object(t, bucket, "declared/file") != "last" {
-		t.Errorf("the volume has %q", keys)
+	stored := []string{"declared/drained", "declared/file", "declared/renewed"}
+	if keys := e.Keys(t, bucket, "declared/"); !slices.Equal(keys, stored) || e.Object(t, bucket, "declared/file") != "last" {
+		t.Errorf("the volume has %q, want %q", keys, stored)
 	}
 	e.awaitNothingLeft(eventually)
 

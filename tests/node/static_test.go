@@ -22,15 +22,23 @@ import (
 // s3fs is the name under which the program s3fs of Debian is declared. It reads keys once, and executes fusermount.
 const s3fs = "debian-s3fs"
 
-// declareS3fs installs the program and starts a driver with its declaration. It returns the driver's flag for that.
+// declareS3fs starts a driver with the declaration of s3fs. It returns the driver's flag for that.
 func (e *env) declareS3fs() (flag string) {
+	e.t.Helper()
+	flag = e.declaredS3fs()
+	e.drive(flag)
+	return flag
+}
+
+// declaredS3fs installs s3fs, and returns the driver's flag for its declaration.
+func (e *env) declaredS3fs() (flag string) {
 	e.t.Helper()
 	if _, err := os.Stat("/bin/fusermount"); err == nil {
 		if _, err := sandbox.ABI(); err != nil {
 			e.t.Skip("libfuse 2 executes /bin/fusermount instead of the driver's program, and nothing prevents that: ", err)
 		}
 	}
-	flag = e.declared("s3fs", s3fs, fmt.Sprintf(`
+	return e.declared("s3fs", s3fs, fmt.Sprintf(`
 backends:
   default: {endpoint: %q, region: %q, addressing: path}
 clients:
@@ -49,8 +57,6 @@ clients:
     options:
       retries: {type: integer, min: "0", max: "10", argument: "-oretries=${value}"}
 `, e.Rig.S3.Endpoint, e.Rig.S3.Region, s3fs))
-	e.drive(flag)
-	return flag
 }
 
 // A declared client that reads its keys when it starts serves like the others. No process but the client has them, and none but root and
@@ -68,10 +74,16 @@ func TestAClientWithStaticKeysServes(t *testing.T) {
 		rigtest.Kill(t, e.s3fs())
 		e.awaitRead(eventually, filepath.Join(target, "file"), "content")
 		e.keysOnlyIn(e.s3fs(), secret)
+	}, Renew: func() bool {
+		before, second := e.s3fs(), e.anotherKey("owner")
+		e.publish(v, "keys", secrets(second))
+		e.awaitOther(s3fs, before)
+		e.revoke("owner", secret)
+		return e.s3fs() == before
+	}, Unpublish: func() {
+		write(t, filepath.Join(target, "last"), strings.Repeat("last", 4<<20)) // more than a mount's directory of state holds
+		e.unpublish(v, target)
 	}})
-
-	write(t, filepath.Join(target, "last"), strings.Repeat("last", 4<<20)) // more than a mount's directory of state holds
-	e.unpublish(v, target)
 	if got := e.Object(t, bucket, "keys/last"); len(got) != 16<<20 {
 		t.Errorf("the last file has %d bytes", len(got))
 	}
@@ -86,6 +98,15 @@ func (e *env) s3fs() rig.Process {
 		e.t.Fatalf("%d processes of the client: %v", len(all), e.Processes())
 	}
 	return all[0]
+}
+
+// awaitOther waits until another process than before is the only one of a client.
+func (e *env) awaitOther(client string, before rig.Process) {
+	e.t.Helper()
+	e.await(eventually, "the former client to end", func() bool {
+		running := e.Running(client)
+		return len(running) == 1 && running[0].PID != before.PID
+	})
 }
 
 // keysOnlyIn checks that the client has the keys of a secret in its environment, that no other user can read that, and that the keys are
@@ -195,10 +216,7 @@ func TestAClientWithStaticKeysIsReplacedWhenItsSecretChanges(t *testing.T) {
 	before := e.s3fs()
 	e.publish(v, "rotated", secrets(second))
 	e.awaitRead(eventually, file, "content")
-	e.await(eventually, "the former client to end", func() bool {
-		running := e.Running(s3fs)
-		return len(running) == 1 && running[0].PID != before.PID
-	})
+	e.awaitOther(s3fs, before)
 	e.keysOnlyIn(e.s3fs(), second)
 	e.revoke("owner", first)
 	write(t, file, "changed")

@@ -45,6 +45,8 @@ func everyForeignClient(t *testing.T, e *env) {
 		{fuseclients.Get(t, "s3fs", fuseclients.InAPod, fuseclients.Fusermount), s3fs},
 		{fuseclients.Get(t, "sshfs", fuseclients.InAPod, fuseclients.Starter), sshfs},
 		{fuseclients.Get(t, "sshfs", fuseclients.InAPod, fuseclients.Fusermount), sshfs},
+		{fuseclients.Get(t, "gcsfuse", fuseclients.InAPod, fuseclients.Starter), gcsfuse},
+		{fuseclients.Get(t, "gcsfuse", fuseclients.InAPod, fuseclients.Fusermount), gcsfuse},
 	} {
 		uid := fmt.Sprintf("%08d%s", i, podUID[8:])
 		t.Run(tc.Client+" "+strconv.Itoa(i), func(t *testing.T) {

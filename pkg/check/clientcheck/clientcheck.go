@@ -36,6 +36,14 @@ const (
 type Volume interface {
 	Publish(ctx context.Context) error
 	Unpublish(ctx context.Context) error
+	// Session returns the session that the client's credentials are from now.
+	Session(ctx context.Context) (Session, error)
+}
+
+// Session is a session of the mount.
+type Session struct {
+	Expires time.Time // zero: the credentials do not expire
+	Problem string    // why it could not be renewed; "": nothing is known
 }
 
 // Objects are the objects of the volume, as the service has them. Keys are relative to the volume's prefix.
@@ -67,7 +75,11 @@ type Check struct {
 	Host    Host
 	// ExitsEarly means that the client's declaration has drain: unknown, so that files may be lost at an unmount.
 	ExitsEarly bool
-	Timeout    time.Duration // of each step
+	// StaticKeys means that the client gets the keys of a user once, when it starts.
+	StaticKeys bool
+	// Renewal is how long the sessions of the volume last, whose renewal is awaited; 0: it is not tried.
+	Renewal time.Duration
+	Timeout time.Duration // of each step, beside waiting for the end of a session
 }
 
 // item is a row without its result.
@@ -83,7 +95,8 @@ func (i item) row(result check.Result, why, advice string) check.Row {
 // step is one step with the mount.
 type step struct {
 	item
-	do func(ctx context.Context) (check.Result, string, error)
+	do    func(ctx context.Context) (check.Result, string, error)
+	waits time.Duration // for something else than the client; added to the limit
 }
 
 // run is one run of a Check.
@@ -98,7 +111,7 @@ type run struct {
 // Run checks the client. It unmounts the volume and removes its objects in any case, also after ctx has ended.
 func (c Check) Run(ctx context.Context) check.Section {
 	r := &run{Check: c, saw: map[string]string{}}
-	mounted := r.try(ctx, step{item{"clientMount", "mount", true}, r.mount}, c.Timeout+undoBound)
+	mounted := r.try(ctx, step{item: item{"clientMount", "mount", true}, do: r.mount, waits: undoBound})
 	why := "the client did not mount"
 	if mounted {
 		why = ""
@@ -108,7 +121,7 @@ func (c Check) Run(ctx context.Context) check.Section {
 			r.add(s.row(check.Unknown, why, ""))
 			continue
 		}
-		r.try(ctx, s, c.Timeout)
+		r.try(ctx, s)
 	}
 	r.unmount(ctx, mounted)
 	r.nothingLeft(ctx)
@@ -122,7 +135,8 @@ func (c Check) Run(ctx context.Context) check.Section {
 func (r *run) add(row check.Row) { r.rows = append(r.rows, row) }
 
 // try adds the row of a step, and reports whether its result is Yes.
-func (r *run) try(ctx context.Context, s step, limit time.Duration) bool {
+func (r *run) try(ctx context.Context, s step) bool {
+	limit := r.Timeout + s.waits
 	switch {
 	case ctx.Err() != nil:
 		r.add(s.row(check.Unknown, "the check was stopped before", ""))
@@ -154,17 +168,17 @@ func (r *run) try(ctx context.Context, s step, limit time.Duration) bool {
 // steps returns the steps with the mounted volume, in their order.
 func (r *run) steps() []step {
 	return []step{
-		{item{"clientList", "list the root", true}, r.list},
-		{item{"clientWrite", "write a file", true}, r.write},
-		{item{"clientStored", "a file is stored when it is closed", false}, r.stored},
-		{item{"clientRead", "read it back", true}, r.readBack},
-		{item{"clientEmpty", "write an empty file", false}, r.empty},
-		{item{"clientLarge", "write and read 9 MiB", true}, r.large},
-		{item{"clientRemote", "objects of other writers appear", false}, r.remote},
-		{item{"clientRename", "rename a file", false}, r.rename},
-		{item{"clientDelete", "delete a file", true}, r.remove1},
-		{item{"clientHeal", "the mount works again after the client was killed", true}, r.heal},
-		{item{"clientRenewal", "the session is renewed", false}, r.renewal},
+		{item{"clientList", "list the root", true}, r.list, 0},
+		{item{"clientWrite", "write a file", true}, r.write, 0},
+		{item{"clientStored", "a file is stored when it is closed", false}, r.stored, 0},
+		{item{"clientRead", "read it back", true}, r.readBack, 0},
+		{item{"clientEmpty", "write an empty file", false}, r.empty, 0},
+		{item{"clientLarge", "write and read 9 MiB", true}, r.large, 0},
+		{item{"clientRemote", "objects of other writers appear", false}, r.remote, 0},
+		{item{"clientRename", "rename a file", false}, r.rename, 0},
+		{item{"clientDelete", "delete a file", true}, r.remove1, 0},
+		{item{"clientHeal", "the mount works again after the client was killed", true}, r.heal, 0},
+		{item{"clientRenewal", "files work after the first session has expired", r.Renewal > 0 && !r.StaticKeys}, r.renewal, r.Renewal},
 	}
 }
 
@@ -362,8 +376,64 @@ func (r *run) heal(ctx context.Context) (check.Result, string, error) {
 	}
 }
 
-func (*run) renewal(context.Context) (check.Result, string, error) {
-	return check.Unknown, "not tried: it would take as long as the shortest session", nil
+// renewal waits until the session that the client has now, or had before, has expired. It then lists, writes and reads through the client:
+//
+//  1. find out when the session expires
+//  2. wait until then, and until there is another session
+//  3. list the root, write a file, read it back, and look for its object
+func (r *run) renewal(ctx context.Context) (check.Result, string, error) {
+	switch {
+	case r.StaticKeys:
+		return check.Unknown, "does not apply to credentials: static: when the keys in a volume's secret change, the driver replaces the client", nil
+	case r.Renewal == 0:
+		return check.Unknown, "not tried: it takes as long as a session; set --session-duration to the shortest one of the service", nil
+	}
+	first, err := r.Volume.Session(ctx)
+	switch {
+	case err != nil:
+		return "", "", err
+	case first.Expires.IsZero():
+		return check.Unknown, "the backend makes no session for this volume, so the client's keys do not expire", nil
+	case time.Until(first.Expires) > r.Renewal+time.Second:
+		return check.Unknown, fmt.Sprintf("the session lasts until %s, longer than --session-duration", first.Expires.Format(time.RFC3339)), nil
+	}
+	if err := r.renewed(ctx, first); err != nil {
+		return "", "", err
+	}
+	err = r.Host.Do(ctx, "list the root after the renewal", func() error { _, err := os.ReadDir(r.Target); return err })
+	if err == nil {
+		err = r.put(ctx, "renewed", small())
+	}
+	if err == nil {
+		err = r.get(ctx, "renewed", small())
+	}
+	if err == nil {
+		_, err = r.await(ctx, "renewed", small(), r.Timeout/2)
+	}
+	return check.Yes, "", err
+}
+
+// renewed waits until a session has expired and there is another one.
+func (r *run) renewed(ctx context.Context, first Session) error {
+	select {
+	case <-time.After(time.Until(first.Expires)):
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	for ; ; pause(ctx) {
+		now, err := r.Volume.Session(ctx)
+		switch {
+		case err == nil && now.Expires.After(first.Expires):
+			return nil
+		case ctx.Err() == nil && time.Since(first.Expires) < r.Timeout/2:
+		case err != nil:
+			return err
+		case now.Problem != "":
+			return fmt.Errorf("the session was not renewed: %s", now.Problem)
+		default:
+			return errors.New("the session was not renewed")
+		}
+	}
 }
 
 // has reports whether a row has the result Yes.

@@ -25,6 +25,7 @@ type fake struct {
 	publishErr  error
 	busy        int // unpublishes that are refused
 	interrupt   func()
+	sessions    []Session // one after the other
 	pid         int
 	published   bool
 	unpublished bool
@@ -46,6 +47,17 @@ func (f *fake) Unpublish(context.Context) error {
 	}
 	f.unpublished = true
 	return nil
+}
+
+func (f *fake) Session(context.Context) (s Session, err error) {
+	if len(f.sessions) == 0 {
+		return s, errors.New("the helper does not answer")
+	}
+	s = f.sessions[0]
+	if len(f.sessions) > 1 {
+		f.sessions = f.sessions[1:]
+	}
+	return s, nil
 }
 
 func (f *fake) Get(_ context.Context, key string) ([]byte, error) {
@@ -187,5 +199,62 @@ func TestDrainIsNotNeededOfAClientThatExitsEarly(t *testing.T) {
 	s := Check{Client: "x", Target: f.target, Volume: f, Objects: f, Host: f, ExitsEarly: true, Timeout: time.Second}.Run(t.Context())
 	if !check.NewReport(s).OK || failed(s) != "clientDrain no" {
 		t.Error(failed(s))
+	}
+}
+
+// A session is renewed if there is another one after it has expired, and the client works with that.
+func TestRenewal(t *testing.T) {
+	t.Parallel()
+	const lasts, next = time.Second, time.Hour // the validity of the first session and of the next one
+	for name, tt := range map[string]struct {
+		fake    fake
+		lasts   []time.Duration // of the sessions, from the beginning; 0: they do not expire
+		problem string          // with the last one
+		renewal time.Duration
+		static  bool
+		result  check.Result
+		why     string
+		ok      bool
+	}{
+		"renewed":                       {lasts: []time.Duration{lasts, lasts, next}, renewal: lasts, result: check.Yes, ok: true},
+		"renewed before the step":       {lasts: []time.Duration{lasts, next}, renewal: lasts, result: check.Yes, ok: true},
+		"not renewed":                   {lasts: []time.Duration{lasts}, renewal: lasts, result: check.No, why: "not renewed"},
+		"refused":                       {lasts: []time.Duration{lasts, lasts}, problem: "AccessDenied", renewal: lasts, result: check.No, why: "AccessDenied"},
+		"no answer":                     {renewal: lasts, result: check.No, why: "does not answer"},
+		"the client has the former one": {fake: fake{refuses: "write renewed"}, lasts: []time.Duration{lasts, next}, renewal: lasts, result: check.No, why: "not permitted"},
+		"nothing arrives":               {fake: fake{loses: "renewed"}, lasts: []time.Duration{lasts, next}, renewal: lasts, result: check.No, why: "not exist"},
+		"it lists nothing":              {fake: fake{refuses: "list the root after the renewal"}, lasts: []time.Duration{lasts, next}, renewal: lasts, result: check.No, why: "not permitted"},
+		"no session":                    {lasts: []time.Duration{0}, renewal: lasts, result: check.Unknown, why: "no session"},
+		"longer than asked for":         {lasts: []time.Duration{next}, renewal: lasts, result: check.Unknown, why: "longer"},
+		"not asked for":                 {result: check.Unknown, why: "--session-duration", ok: true},
+		"static keys":                   {renewal: lasts, static: true, result: check.Unknown, why: "credentials: static", ok: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := tt.fake
+			f.target = t.TempDir()
+			began := time.Now()
+			for _, d := range tt.lasts {
+				s := Session{}
+				if d != 0 {
+					s.Expires = began.Add(d)
+				}
+				f.sessions = append(f.sessions, s)
+			}
+			if tt.problem != "" {
+				f.sessions[len(f.sessions)-1].Problem = tt.problem
+			}
+			s := Check{Client: "x", Target: f.target, Volume: &f, Objects: &f, Host: &f, StaticKeys: tt.static, Renewal: tt.renewal, Timeout: time.Second}.Run(t.Context())
+			row := s.Rows[slices.IndexFunc(s.Rows, func(r check.Row) bool { return r.Check == "clientRenewal" })]
+			if row.Result != tt.result || !strings.Contains(row.Why, tt.why) || check.NewReport(s).OK != tt.ok {
+				t.Errorf("%+v", row)
+			}
+			if tt.result == check.Yes && time.Since(began) < lasts {
+				t.Error("it did not wait for the end of the session")
+			}
+			if got := failed(s); got != "" {
+				t.Error(got)
+			}
+		})
 	}
 }
