@@ -3,6 +3,7 @@ package check
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -22,6 +23,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 
 	"github.com/s3-csi/s3-csi-driver/tests/minio"
+	"github.com/s3-csi/s3-csi-driver/tests/pages"
 	"github.com/s3-csi/s3-csi-driver/tests/s3server"
 	"github.com/s3-csi/s3-csi-driver/tests/sts"
 
@@ -265,6 +267,24 @@ func TestMinIO(t *testing.T) {
 		}
 	})
 	nothingLeft(t, client(m.Endpoint(), m.Region(), m.Keys()))
+}
+
+// The controller's policy of docs/aws.md is enough for the check with a bucket that the page runs.
+func TestTheControllersPolicyOfThePage(t *testing.T) {
+	t.Parallel()
+	g := newGateway(t)
+	const bucket = "team-data" // the page's
+	if _, err := client(g.Endpoint(), g.Region(), g.Keys()).CreateBucket(t.Context(), &s3.CreateBucketInput{Bucket: aws.String(bucket)}); err != nil {
+		t.Fatal(err)
+	}
+	document := strings.ReplaceAll(pages.Files(pages.Read(t, "aws"))["controller.json"], "$BUCKET", bucket)
+	if !json.Valid([]byte(document)) {
+		t.Fatalf("the page's controller.json is not JSON: %s", document)
+	}
+	r := run(t, must(g.AddUser(t.Context(), "controller", document))(t), g.backend(""), "--bucket="+bucket)
+	if r.code != 0 || !r.OK {
+		t.Errorf("exit code %d: %s\n%+v", r.code, r.stderr, r.Report)
+	}
 }
 
 func TestWhatCannotBeTriedIsUnknown(t *testing.T) {

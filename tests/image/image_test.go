@@ -190,7 +190,7 @@ func testLayout(t *testing.T, a archive) {
 		t.Errorf("it is for %s/%s and starts %q", config.OS, config.Architecture, config.Config.Entrypoint)
 	}
 	const label = "org.opencontainers.image."
-	if l := config.Config.Labels; l[label+"version"] != "v1.2.3" || l[label+"title"] != "s3-csi-driver" || l[label+"licenses"] == "" || l[label+"revision"] == "" {
+	if l := config.Config.Labels; l[label+"version"] != "v1.2.3" || l[label+"title"] != "s3-csi-driver" || l[label+"licenses"] == "" || l[label+"revision"] == "" || l[label+"source"] == "" {
 		t.Errorf("its labels are %q", l)
 	}
 	root := t.TempDir()

@@ -2,7 +2,7 @@ package image
 
 import (
 	"encoding/json"
-	"net/http/httptest"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-containerregistry/pkg/registry"
+	"github.com/s3-csi/s3-csi-driver/tests/registry"
 )
 
 // testRelease publishes image and chart to a registry, and installs from there as users do, with nothing but the chart's address.
@@ -20,9 +20,16 @@ func testRelease(t *testing.T, archive string) {
 	if helm == "" {
 		t.Skip("needs helm: run make test, or set HELM to its path")
 	}
-	server := httptest.NewServer(registry.New())
-	t.Cleanup(server.Close)
-	repository := strings.TrimPrefix(server.URL, "http://") + "/team"
+	server, err := registry.Start(t.Context(), registry.Options{Addr: "127.0.0.1:0", Dir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := server.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	repository := server.Host() + "/team"
 	out := t.TempDir()
 	run := func(name string, args ...string) string {
 		t.Helper()
@@ -41,13 +48,21 @@ func testRelease(t *testing.T, archive string) {
 	published := run("../../hack/release", repository, "v1.2.3", out, archive)
 	lines := strings.Fields(published)
 	reference := lines[len(lines)-1]
+	if published, digest, _ := strings.Cut(lines[len(lines)-2], "@"); published != repository+"/charts/s3-csi-driver:1.2.3" || !strings.HasPrefix(digest, "sha256:") {
+		t.Errorf("published the chart %q", lines[len(lines)-2])
+	}
 	image, digest, _ := strings.Cut(reference, "@")
 	if image != repository+"/s3-csi-driver:v1.2.3" || !strings.HasPrefix(digest, "sha256:") {
 		t.Fatalf("published %q", published)
 	}
 
 	// kubelet gets the image for its platform by this reference.
-	response, err := server.Client().Get(server.URL + "/v2/team/s3-csi-driver/manifests/" + digest)
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+server.Host()+"/v2/team/s3-csi-driver/manifests/"+digest, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.Header.Set("Accept", "application/vnd.oci.image.index.v1+json")
+	response, err := http.DefaultClient.Do(request)
 	if err != nil {
 		t.Fatal(err)
 	}

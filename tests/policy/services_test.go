@@ -29,6 +29,8 @@ type service struct {
 	// orders make sessions of everything, by the kind of how.
 	orders map[credentials.Kind]credentials.Order
 	aws    bool // it understands all of IAM's policy language
+
+	process *s3server.Process // nil: MinIO
 }
 
 // services starts them; MinIO only where there is one.
@@ -80,7 +82,7 @@ func versitygw(t *testing.T, issuer *sts.Issuer, token string) service {
 		credentials.AssumeRole:      {Kind: credentials.AssumeRole, Keys: user, RoleARN: role, Name: "table", Duration: lasts, STS: at},
 		credentials.FederationToken: {Kind: credentials.FederationToken, Keys: user, Name: "table", Duration: lasts, STS: at},
 		credentials.WebIdentity:     {Kind: credentials.WebIdentity, Token: token, RoleARN: role, Name: "table", Duration: lasts, STS: at},
-	}, true}
+	}, true, p}
 }
 
 func minioService(t *testing.T, issuer *sts.Issuer, token string) (service, error) {
@@ -100,7 +102,7 @@ func minioService(t *testing.T, issuer *sts.Issuer, token string) (service, erro
 	return service{table.Service{Name: table.MinIO, Endpoint: m.Endpoint(), Region: m.Region(), Root: m.Keys(), STS: at, OtherRole: role, Principal: "*"}, map[credentials.Kind]credentials.Order{
 		credentials.AssumeRole:  {Kind: credentials.AssumeRole, Keys: user, Name: "table", Duration: lasts, STS: at},
 		credentials.WebIdentity: {Kind: credentials.WebIdentity, Token: token, RoleARN: role, Name: "table", Duration: lasts, STS: at},
-	}, false}, err
+	}, false, nil}, err
 }
 
 func must[T any](v T, err error) func(testing.TB) T {

@@ -73,7 +73,11 @@ func (v variant) String() string {
 
 func tryAll(t *testing.T, s service, kind credentials.Kind, sc table.Scope, v variant) {
 	t.Helper()
-	p := table.NewPlace(t, s.Service, v.open)
+	tryWith(t, s, table.NewPlace(t, s.Service, v.open), kind, sc, v)
+}
+
+func tryWith(t *testing.T, s service, p table.Place, kind credentials.Kind, sc table.Scope, v variant) {
+	t.Helper()
 	document, err := policyFor(sc, p.Bucket, v.aws)
 	if err != nil {
 		t.Fatal(err)
