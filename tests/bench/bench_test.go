@@ -10,7 +10,9 @@ import (
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sys/unix"
 
+	"github.com/s3-csi/s3-csi-driver/tests/isolate"
 	"github.com/s3-csi/s3-csi-driver/tests/rig"
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
@@ -32,6 +34,7 @@ func setup(b *testing.B, client string) (*rigtest.Node, *rig.Driver) {
 // newNode returns a node with an S3 server and without a driver. The benchmark is skipped if the node lacks the client's program.
 func newNode(b *testing.B, client string) *rigtest.Node {
 	b.Helper()
+	must(b, mountRun())
 	n := rigtest.New(b)
 	program := rig.Programs()[client]
 	if _, err := os.Stat(filepath.Join(n.Clients, program)); err != nil {
@@ -39,6 +42,17 @@ func newNode(b *testing.B, client string) *rigtest.Node {
 	}
 	b.ReportMetric(0, "ns/op") // has no meaning here
 	return n
+}
+
+// mountRun mounts a tmpfs on /run, as hosts do, where the state directory is, if this machine has none there. The mount ends with the
+// benchmarks' mount namespace.
+func mountRun() error {
+	const run = "/run"
+	var fs unix.Statfs_t
+	if err := unix.Statfs(run, &fs); err != nil || fs.Type == unix.TMPFS_MAGIC || !isolate.Inside() {
+		return err
+	}
+	return unix.Mount("tmpfs", run, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=755")
 }
 
 // drive starts a driver that is as verbose as by default; the default of the rig is for tests.

@@ -2,6 +2,10 @@ package bench
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -11,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
+	"github.com/s3-csi/s3-csi-driver/tests/rig"
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
 
@@ -19,7 +24,7 @@ import (
 //
 // storm-s and bare-s are medians of the time until the last root has been read, storm/bare is their quotient. The memory some
 // seconds after is reported as by BenchmarkMemory. The -cpu-s are the processor time that the first storm took, by the driver, by
-// all helpers and by all clients. No publication may fail.
+// all helpers, by all clients, by systemd and its services, and by all bare clients. No publication may fail.
 func BenchmarkStorm(b *testing.B) { eachClient(b, measureStorm) }
 
 func measureStorm(b *testing.B, client string) {
@@ -45,7 +50,7 @@ func measureStorm(b *testing.B, client string) {
 
 	var published, started []float64
 	inTurns(rounds, func(round int) {
-		before := cpuSeconds(b, d.PID())
+		before, systemd := cpuSeconds(b, d.PID()), systemdSeconds(b, n)
 		published = append(published, took(b, func() error {
 			return all(mounts, func(i int) error {
 				if _, err := d.NodePublishVolume(b.Context(), rigtest.PublishRequest(volumes[i], targets[i])); err != nil {
@@ -57,6 +62,7 @@ func measureStorm(b *testing.B, client string) {
 		if round == 0 {
 			time.Sleep(settle)
 			b.ReportMetric(cpuSeconds(b, d.PID())-before, "driver-cpu-s")
+			b.ReportMetric(systemdSeconds(b, n)-systemd, "systemd-cpu-s")
 			var helpers, clients float64
 			for _, p := range n.Running("") {
 				if p.Name == helperProgram {
@@ -73,8 +79,16 @@ func measureStorm(b *testing.B, client string) {
 			_, err := d.NodeUnpublishVolume(b.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: volumes[i].GetVolumeId(), TargetPath: targets[i]})
 			return err
 		}))
-	}, func(int) {
+	}, func(round int) {
 		started = append(started, took(b, func() error { return all(mounts, func(i int) error { return bares[i].start() }) })/1000)
+		if round == 0 {
+			time.Sleep(settle)
+			used := 0.0
+			for _, c := range bares {
+				used += cpuSeconds(b, c.process.Pid)
+			}
+			b.ReportMetric(used, "bare-cpu-s")
+		}
 		must(b, all(mounts, func(i int) error { return bares[i].stop() }))
 	})
 	n.NothingLeft(b)
@@ -92,6 +106,35 @@ func cpuSeconds(b *testing.B, pid int) float64 {
 	var used unix.Timespec
 	must(b, unix.ClockGettime(int32(^pid<<3|cpuClock), &used))
 	return float64(used.Nano()) / 1e9
+}
+
+// systemdSeconds is the processor time that systemd and the services beside it have used, in seconds, 0 if they are not there.
+func systemdSeconds(b *testing.B, n *rigtest.Node) (used float64) {
+	b.Helper()
+	if n.Launcher != rig.LauncherSystemd {
+		return 0
+	}
+	for _, pid := range pidsOf(b, "systemd", "systemd-journal", "dbus-daemon", "dbus-broker") {
+		used += cpuSeconds(b, pid)
+	}
+	return used
+}
+
+// pidsOf are the processes of these names (proc_pid_comm(5)).
+func pidsOf(b *testing.B, names ...string) (pids []int) {
+	b.Helper()
+	all, err := filepath.Glob("/proc/[0-9]*/comm")
+	must(b, err)
+	for _, file := range all {
+		comm, err := os.ReadFile(file)
+		if err != nil || !slices.Contains(names, strings.TrimSpace(string(comm))) {
+			continue // one that has exited
+		}
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+		must(b, err)
+		pids = append(pids, pid)
+	}
+	return pids
 }
 
 // ofVolume is the command for another volume of the storm than the first.
