@@ -3,6 +3,7 @@ package volume
 import (
 	"fmt"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -64,29 +65,44 @@ func TestDocsForeignWordsAreThoseOfTheCode(t *testing.T) {
 	}
 }
 
-// foreignTables is a table for each origin, with a line for all rows that say the same.
+// oneName is what a row says that only renames: an attribute or a mount option of this driver.
+var oneName = regexp.MustCompile(`^(mount option )?([a-zA-Z-]+)$`)
+
+// foreignTables is a table for each origin, with a line for all rows that say the same, and for all that only rename.
 func foreignTables(titles []foreignTitle) string {
 	var b strings.Builder
 	for _, part := range titles {
 		fmt.Fprintf(&b, "\n### %s\n\n| %s | outcome | here |\n|---|---|---|\n", part.title, part.thing)
-		var lines []ForeignDoc
-		names := map[string][]string{}
+		var lines []string
+		names, here, outcomes := map[string][]string{}, map[string]string{}, map[string]Outcome{}
 		for _, row := range ForeignDocs() {
 			if row.Origin != part.origin {
 				continue
 			}
-			line := string(row.Outcome) + row.Here
-			if names[line] == nil {
-				lines = append(lines, row)
+			line, text := string(row.Outcome)+row.Here, row.Here
+			if to := oneName.FindStringSubmatch(row.Here); to != nil && row.Outcome == Mapped {
+				line, text = string(row.Outcome)+" to "+to[1], row.Here
+				if before, ok := here[line]; ok {
+					text = before + ", " + to[2]
+				}
 			}
+			if names[line] == nil {
+				lines = append(lines, line)
+			}
+			here[line] = text
 			name := "`" + row.Name + "`"
 			if row.Name == others {
 				name = "all others"
 			}
 			names[line] = append(names[line], name)
+			outcomes[line] = row.Outcome
 		}
-		for _, row := range lines {
-			fmt.Fprintf(&b, "| %s | %s | %s |\n", strings.Join(names[string(row.Outcome)+row.Here], ", "), row.Outcome, row.Here)
+		for _, line := range lines {
+			text := here[line]
+			if len(names[line]) > 1 && strings.Contains(line, " to mount option ") {
+				text = strings.Replace(text, "mount option ", "mount options ", 1)
+			}
+			fmt.Fprintf(&b, "| %s | %s | %s |\n", strings.Join(names[line], ", "), outcomes[line], text)
 		}
 	}
 	return b.String()
