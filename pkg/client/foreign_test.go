@@ -31,17 +31,13 @@ func TestPassedOptionsOfTheAWSDriverAreMountpoints(t *testing.T) {
 	}
 }
 
-// Every mount option that the pages on migrating advise to use exists.
+// Every mount option that the page on settings of other drivers advises to use exists.
 func TestTheAdviceNamesExistingOptions(t *testing.T) {
-	var page []byte
-	for _, name := range []string{"migrating-aws.md", "migrating-k8s-csi-s3.md"} {
-		text, err := os.ReadFile("../../docs/" + name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		page = append(page, text...)
+	page, err := os.ReadFile("../../docs/migrating-settings.md")
+	if err != nil {
+		t.Fatal(err)
 	}
-	named := regexp.MustCompile(`mount option ([a-z-]+)(?: of (rclone|mountpoint-s3))?(?: or ([a-z-]+) of mountpoint-s3)?`)
+	named := regexp.MustCompile(`mount options? ([a-z-]+(?:, [a-z-]+)*)(?: of (rclone|mountpoint-s3))?(?: or ([a-z-]+) of mountpoint-s3)?`)
 	found, limits := 0, false
 	var section string
 	for line := range strings.Lines(string(page)) {
@@ -52,7 +48,6 @@ func TestTheAdviceNamesExistingOptions(t *testing.T) {
 			continue
 		}
 		for _, m := range named.FindAllStringSubmatch(line, -1) {
-			found++
 			clients := []string{m[2]}
 			switch {
 			case strings.Contains(section, "rclone"):
@@ -60,9 +55,12 @@ func TestTheAdviceNamesExistingOptions(t *testing.T) {
 			case m[2] == "":
 				clients = []string{"rclone", "mountpoint-s3"}
 			}
-			for _, name := range clients {
-				if _, ok := get(t, name).Options[m[1]]; !ok {
-					t.Errorf("%s has no option %s: %s", name, m[1], line)
+			for option := range strings.SplitSeq(m[1], ", ") {
+				found++
+				for _, name := range clients {
+					if _, ok := get(t, name).Options[option]; !ok {
+						t.Errorf("%s has no option %s: %s", name, option, line)
+					}
 				}
 			}
 			if _, ok := get(t, "mountpoint-s3").Options[m[3]]; m[3] != "" && !ok {

@@ -20,7 +20,7 @@ func readDocument(t *testing.T, path string) string {
 // The chart accepts the values that the pages on installing show.
 func TestDocumentedValuesAreTaken(t *testing.T) {
 	text := readDocument(t, root+"/docs/install.md") + readDocument(t, root+"/docs/aws.md") + readDocument(t, root+"/docs/platforms.md") + readDocument(t, root+"/docs/hardening.md") +
-		readDocument(t, root+"/docs/upgrading.md")
+		readDocument(t, root+"/docs/upgrading.md") + readDocument(t, root+"/docs/credentials-setup.md")
 	tried := 0
 	for _, block := range regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(text, -1) {
 		if strings.Contains(block[1], "kind: Kustomization") {
