@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -27,6 +28,8 @@ type bare struct {
 	process *os.Process
 
 	template client.Command // with places for the directories
+	// mounts means that it executes fusermount3 or fusermount, as root, instead of getting a FUSE descriptor.
+	mounts bool
 }
 
 // newBare makes one that does what the driver did for the only mount of the node: the command is read from that mount's
@@ -57,6 +60,9 @@ func newBare(b *testing.B, n *rigtest.Node) *bare {
 	for _, e := range record.Command.Env {
 		command.Env = append(command.Env, own.Replace(e))
 	}
+	if command.Fusermount = record.Command.Fusermount; command.Fusermount != "" {
+		command.Env = append(slices.DeleteFunc(command.Env, func(e string) bool { return strings.HasPrefix(e, "PATH=") }), "PATH=/usr/bin:/bin")
+	}
 	keys := n.Process.Keys()
 	command.Env = append(command.Env, "AWS_ACCESS_KEY_ID="+keys.AccessKeyID, "AWS_SECRET_ACCESS_KEY="+keys.SecretAccessKey)
 	return bareOf(b, n, command, 0)
@@ -77,6 +83,9 @@ func bareOf(b *testing.B, n *rigtest.Node, command client.Command, number int) *
 	work := filepath.Join(n.Dir, fmt.Sprintf("bare-%d", number))
 	c := &bare{node: n, uid: bareUID + number, dir: filepath.Join(n.Dir, "targets", fmt.Sprintf("bare-%d", number)), cache: filepath.Join(work, "cache"), template: command}
 	home := filepath.Join(work, "home")
+	if command.Fusermount != "" {
+		c.mounts, c.uid, c.dir = true, 0, filepath.Join(home, client.Mountpoint)
+	}
 	for _, dir := range []string{c.dir, home} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			b.Fatal(err)
@@ -113,6 +122,9 @@ func (c *bare) start() error {
 	if err := os.Chown(c.cache, c.uid, c.uid); err != nil {
 		return err
 	}
+	if c.mounts {
+		return c.startMounting()
+	}
 	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("/dev/fuse: %w", err)
@@ -137,6 +149,47 @@ func (c *bare) start() error {
 	}
 	fuse.Close() // or the client's death would not end the wait below
 	return readRoot(c.dir)
+}
+
+// startMounting starts a client that mounts itself.
+func (c *bare) startMounting() error {
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer null.Close()
+	before, err := device(c.dir)
+	if err != nil {
+		return err
+	}
+	c.process, err = os.StartProcess(c.command.Argv[0], c.command.Argv, &os.ProcAttr{
+		Dir: "/", Env: c.command.Env, Files: []*os.File{null, null, null}, Sys: &syscall.SysProcAttr{Setsid: true},
+	})
+	if err != nil {
+		return err
+	}
+	for began := time.Now(); ; time.Sleep(200 * time.Microsecond) {
+		switch now, err := device(c.dir); {
+		case err != nil:
+			return err
+		case now != before:
+			return readRoot(c.dir)
+		case time.Since(began) > mountBound:
+			return fmt.Errorf("%s: the client has not mounted within %s", c.dir, mountBound)
+		}
+	}
+}
+
+// mountBound is how long a client may take to mount.
+const mountBound = 20 * time.Second
+
+// device is the file system of a directory.
+func device(dir string) (uint64, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(dir, &st); err != nil {
+		return 0, fmt.Errorf("%s: %w", dir, err)
+	}
+	return st.Dev, nil
 }
 
 // stop unmounts and waits for the client's end: everything is stored then.

@@ -81,9 +81,14 @@ func (w way) note(what string, value float64) { w.measured[what] = append(w.meas
 // ways returns both ways to a volume: published by the driver at the target, and with the bare client.
 func ways(b *testing.B, n *rigtest.Node, d *rig.Driver, v *csi.Volume, target string) (published, byHand way) {
 	b.Helper()
+	return waysWith(b, n, d, v, target, nil)
+}
+
+// waysWith is ways for a volume that is published with a secret; nil: without one.
+func waysWith(b *testing.B, n *rigtest.Node, d *rig.Driver, v *csi.Volume, target string, secret map[string]string) (published, byHand way) {
+	b.Helper()
 	published = way{name: "published", dir: target, measured: map[string][]float64{}, start: func() error {
-		rigtest.Publish(b, d, v, target)
-		return readRoot(target)
+		return publishWith(b, d, v, target, secret, nil)
 	}, stop: func() error {
 		rigtest.Unpublish(b, d, v, target)
 		return nil

@@ -11,4 +11,5 @@
 //
 // The bare client (type bare) is the least that anybody has to do to serve a prefix: open /dev/fuse, mount(2), execute the
 // client as a user of its own with the argument vector that the driver gives it, credentials in its environment.
+// A client that executes fusermount3 is started as root instead, with Debian's fusermount3.
 package bench

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/s3-csi/s3-csi-driver/tests/rig"
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
 
@@ -16,12 +17,25 @@ import (
 // credentials, the helper's start, the records, the bind mount.
 //
 // publish-ms and bare-ms are medians; publish/bare is their quotient. unpublish-ms and bare-stop-ms are medians of the ends.
-func BenchmarkColdPublish(b *testing.B) { eachClient(b, measureColdPublish) }
+//
+// Declared clients are measured as well: Debian's rclone with the descriptor as a path and by fusermount, and s3fs with static keys.
+func BenchmarkColdPublish(b *testing.B) {
+	eachClient(b, func(b *testing.B, client string) {
+		n, d := setup(b, client)
+		measureColdPublish(b, n, d, nil)
+	})
+	for _, c := range declaredClients() {
+		b.Run(c.name, func(b *testing.B) {
+			n, d := c.setup(b)
+			measureColdPublish(b, n, d, c.secret(n))
+		})
+	}
+}
 
-func measureColdPublish(b *testing.B, client string) {
+func measureColdPublish(b *testing.B, n *rigtest.Node, d *rig.Driver, secret map[string]string) {
+	b.Helper()
 	const rounds = 41
-	n, d := setup(b, client)
-	published, byHand := ways(b, n, d, volume(b, n, "cold"), n.Target("pod"))
+	published, byHand := waysWith(b, n, d, volume(b, n, "cold"), n.Target("pod"), secret)
 	measure := func(w way) func(int) {
 		return func(int) {
 			w.note("start", took(b, w.start))

@@ -2,8 +2,6 @@ package node
 
 import (
 	"fmt"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -25,36 +23,7 @@ const debian = "debian-rclone"
 
 // declaration is a config file that declares the program, with further settings of the declaration.
 func (e *env) declaration(fuse, command, settings string) string {
-	return fmt.Sprintf(`
-backends:
-  default: {endpoint: %q, region: %q, addressing: path}
-clients:
-  %s:
-    program: debian-rclone
-    fuse: %s
-    args:
-    - %s
-    - --allow-non-empty
-    - --config=/dev/null
-    - --s3-provider=Other
-    - --s3-env-auth=true
-    - --s3-no-check-bucket=true
-    - --s3-endpoint=${endpoint}
-    - --s3-region=${region}
-    - --ca-cert=${caFile}
-    - --uid=${uid}
-    - --gid=${gid}
-    - --dir-perms=${dirMode}
-    - --file-perms=${fileMode}
-    operands: [":s3:${bucket}/${prefix}", "${mountpoint}"]
-    needs: [delete]
-    memory: 128Mi
-    drain: exits # without rclone's cache, close returns when a file is stored
-    cache: none
-    options:
-      dir-cache-time: {type: duration, min: 1s, max: 1h}
-      no-checksum: {type: flag}
-%s`, e.Rig.S3.Endpoint, e.Rig.S3.Region, debian, fuse, command, settings)
+	return fuseclients.DeclareRclone(e.Rig.S3, debian, fuse, command) + settings
 }
 
 // withSessions gives the driver keys of a user, and adds a token service to a config file's only backend: volumes with the driver's
@@ -83,22 +52,7 @@ func (e *env) declare(fuse, command, settings string) {
 // declared installs a program of Debian under another name and writes a config file. It returns the driver's flag for it.
 func (e *env) declared(program, name, config string) string {
 	e.t.Helper()
-	path, err := exec.LookPath(program)
-	if err != nil {
-		e.t.Skipf("the program %s of Debian is missing: make setup installs it: %v", program, err)
-	}
-	content, err := os.ReadFile(path)
-	if err != nil {
-		e.t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(e.Clients, name), content, 0o755); err != nil {
-		e.t.Fatal(err)
-	}
-	file := filepath.Join(e.Dir, "config.yaml")
-	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
-		e.t.Fatal(err)
-	}
-	return "--config=" + file
+	return fuseclients.Declare(e.t, e.Rig, program, name, config)
 }
 
 // A client that the operator declares serves like the driver's own: unprivileged, scoped, healed, and drained before its volume is

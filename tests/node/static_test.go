@@ -38,25 +38,7 @@ func (e *env) declaredS3fs() (flag string) {
 			e.t.Skip("libfuse 2 executes /bin/fusermount instead of the driver's program, and nothing prevents that: ", err)
 		}
 	}
-	return e.declared("s3fs", s3fs, fmt.Sprintf(`
-backends:
-  default: {endpoint: %q, region: %q, addressing: path}
-clients:
-  %s:
-    program: debian-s3fs
-    fuse: fusermount
-    credentials: static
-    args: [-f, -oallow_other, -oauto_unmount, "-ourl=${endpoint}", "-oendpoint=${region}", "-ouid=${uid}", "-ogid=${gid}", -oumask=0000, "-otmpdir=${cacheDir}"]
-    argsIf:
-      pathStyle: [-ouse_path_request_style]
-    operands: ["${bucket}:/${prefix}", "${mountpoint}"]
-    needs: [delete]
-    memory: 128Mi
-    drain: exits # close returns when a file is stored
-    cache: copies
-    options:
-      retries: {type: integer, min: "0", max: "10", argument: "-oretries=${value}"}
-`, e.Rig.S3.Endpoint, e.Rig.S3.Region, s3fs))
+	return e.declared("s3fs", s3fs, fuseclients.DeclareS3fs(e.Rig.S3, s3fs))
 }
 
 // A declared client that reads its keys when it starts serves like the others. No process but the client has them, and none but root and

@@ -1,0 +1,90 @@
+package fuseclients
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/s3-csi/s3-csi-driver/tests/rig"
+)
+
+// DeclareRclone is a config file that declares Debian's rclone. Its command mount2 takes a FUSE descriptor (fuse: path), and mount executes
+// fusermount. Without rclone's cache, close returns when a file is stored. More settings of the declaration can follow.
+func DeclareRclone(s3 rig.S3, name, fuse, command string) string {
+	return fmt.Sprintf(`
+backends:
+  default: {endpoint: %q, region: %q, addressing: path}
+clients:
+  %[3]s:
+    program: %[3]s
+    fuse: %[4]s
+    args:
+    - %[5]s
+    - --allow-non-empty
+    - --config=/dev/null
+    - --s3-provider=Other
+    - --s3-env-auth=true
+    - --s3-no-check-bucket=true
+    - --s3-endpoint=${endpoint}
+    - --s3-region=${region}
+    - --ca-cert=${caFile}
+    - --uid=${uid}
+    - --gid=${gid}
+    - --dir-perms=${dirMode}
+    - --file-perms=${fileMode}
+    operands: [":s3:${bucket}/${prefix}", "${mountpoint}"]
+    needs: [delete]
+    memory: 128Mi
+    drain: exits
+    cache: none
+    options:
+      dir-cache-time: {type: duration, min: 1s, max: 1h}
+      no-checksum: {type: flag}
+`, s3.Endpoint, s3.Region, name, fuse, command)
+}
+
+// DeclareS3fs is a config file that declares Debian's s3fs, whose close returns when a file is stored.
+func DeclareS3fs(s3 rig.S3, name string) string {
+	return fmt.Sprintf(`
+backends:
+  default: {endpoint: %q, region: %q, addressing: path}
+clients:
+  %[3]s:
+    program: %[3]s
+    fuse: fusermount
+    credentials: static
+    args: [-f, -oallow_other, -oauto_unmount, "-ourl=${endpoint}", "-oendpoint=${region}", "-ouid=${uid}", "-ogid=${gid}", -oumask=0000, "-otmpdir=${cacheDir}"]
+    argsIf:
+      pathStyle: [-ouse_path_request_style]
+    operands: ["${bucket}:/${prefix}", "${mountpoint}"]
+    needs: [delete]
+    memory: 128Mi
+    drain: exits
+    cache: copies
+    options:
+      retries: {type: integer, min: "0", max: "10", argument: "-oretries=${value}"}
+`, s3.Endpoint, s3.Region, name)
+}
+
+// Declare installs a program of Debian under the name of its declaration, and writes the config file. It returns the driver's flag for it.
+func Declare(t testing.TB, r *rig.Rig, program, name, config string) (flag string) {
+	t.Helper()
+	path, err := exec.LookPath(program)
+	if err != nil {
+		t.Skipf("the program %s of Debian is missing: make setup installs it: %v", program, err)
+	}
+	content, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := rig.WriteProgram(filepath.Join(r.Clients, name), content); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(r.Dir, "config.yaml")
+	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return "--config=" + file
+}
