@@ -374,20 +374,83 @@ func TestABusyServiceSlowsACopyDown(t *testing.T) {
 	})
 }
 
-func TestServicesWithoutConditionsOnCopiesDoWithout(t *testing.T) {
-	each(t, func(t *testing.T, e *env) {
-		e.put(numbered("from/", 10)...)
-		p := e.process().copying()
+// Also what an earlier run copied of a later page stays as it is.
+func TestACopyReplacesNothingAtItsTarget(t *testing.T) {
+	for name, prepare := range map[string]func(p copying){
+		"a service that honours conditions": func(p copying) {
+			p.answers(func(operation string, h http.Header) *http.Response { // neither server does
+				_, key, _ := strings.Cut(h.Get("X-Amz-Copy-Source"), "/")
+				if key, found := strings.CutPrefix(key, "from/"); operation == "CopyObject" && (!found || len(p.e.keysBelow("to/"+key)) > 0) {
+					return refusal(412, "PreconditionFailed")
+				}
+				return nil
+			})
+		},
+		"a service that refuses conditions": func(p copying) {
+			p.answers(func(operation string, h http.Header) *http.Response {
+				if operation == "CopyObject" && h.Get("If-None-Match") != "" {
+					return refusal(501, "NotImplemented")
+				}
+				return nil
+			})
+		},
+		"a service that ignores conditions": func(copying) {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			each(t, func(t *testing.T, e *env) {
+				e.put(numbered("from/", 20)...)
+				want := e.contents("from/")
+				for _, key := range []string{"d02/f00009", "d06/f00013"} {
+					e.write("to/"+key, "earlier")
+					want[key] = "earlier"
+				}
+				p := e.process().copying()
+				p.small()
+				prepare(p)
+				totals, err := p.run(p.task())
+				if err != nil || totals.Objects != 20 {
+					t.Fatal(totals, err)
+				}
+				if have := e.contents("to/"); !maps.Equal(have, want) {
+					t.Errorf("%v, want %v", have, want)
+				}
+			})
+		})
+	}
+}
+
+// While the last object of a page is copied, those of the next page are. The manifest has no page before all of it is copied.
+func TestThePagesOfACopyOverlap(t *testing.T) {
+	one(t, func(t *testing.T, e *env) {
+		e.put(numbered("from/", 9)...)
+		p := e.process().copying(func(o *copier.Options) { o.Workers = 2 })
+		p.small()
+		gate := make(chan struct{})
 		p.answers(func(operation string, h http.Header) *http.Response {
-			if operation == "CopyObject" && h.Get("If-None-Match") != "" {
-				return refusal(501, "NotImplemented")
+			if operation == "CopyObject" && strings.HasSuffix(h.Get("X-Amz-Copy-Source"), "from/d01/f00001") { // the third one
+				<-gate
 			}
 			return nil
 		})
-		if _, err := p.run(p.task()); err != nil {
+		done := make(chan error, 1)
+		go func() {
+			_, err := p.run(p.task())
+			done <- err
+		}()
+		for late := time.Now().Add(time.Minute); len(e.keysBelow("to/")) < 5; time.Sleep(10 * time.Millisecond) {
+			if time.Now().After(late) {
+				t.Fatal("the next page waits")
+			}
+		}
+		e.same("the manifest", e.keysBelow("manifest/"), nil)
+		close(gate)
+		if err := <-done; err != nil {
 			t.Fatal(err)
 		}
 		e.copied("from/", "to/")
+		if pages := e.keysBelow("manifest/"); len(pages) != 3 {
+			t.Errorf("the manifest has %q", pages)
+		}
 	})
 }
 
@@ -396,21 +459,21 @@ func TestACopyAboveItsLimitsIsRefused(t *testing.T) {
 		e.put(numbered("from/", 10)...)
 		p := e.process().copying()
 		for _, limits := range []copier.Limits{{Objects: 9}, {Bytes: 9}} {
-			_, err := p.copier.Count(e.ctx(), p.task().Source, limits)
+			_, _, err := p.copier.Count(e.ctx(), p.task().Source, limits)
 			e.want(err, fault.OutOfRange, "10 objects", "10 bytes", "requests")
 			task := p.task()
 			task.Limits = limits
 			_, err = p.run(task)
 			e.want(err, fault.OutOfRange, "10 objects", "requests")
 		}
-		if totals, err := p.copier.Count(e.ctx(), p.task().Source, copier.Limits{Objects: 10, Bytes: 10}); err != nil || totals.Objects != 10 {
+		if totals, _, err := p.copier.Count(e.ctx(), p.task().Source, copier.Limits{Objects: 10, Bytes: 10}); err != nil || totals.Objects != 10 {
 			t.Errorf("%+v, %v", totals, err)
 		}
 	})
 }
 
 // bareLoop copies objects as a program would that has only the SDK, with as many requests in flight.
-func (c copying) bareLoop(from string) (took time.Duration) {
+func (c copying) bareLoop(from, to string) (took time.Duration) {
 	c.e.t.Helper()
 	began := time.Now()
 	next := make(chan string, 1000)
@@ -418,7 +481,7 @@ func (c copying) bareLoop(from string) (took time.Duration) {
 	for range c.copier.Workers {
 		wg.Go(func() {
 			for key := range next {
-				_, err := c.bucket.Client.CopyObject(c.life, &s3.CopyObjectInput{Bucket: c.bucket.Name(), Key: aws.String("bare/" + key), CopySource: aws.String(c.e.bucket + "/" + key)})
+				_, err := c.bucket.Client.CopyObject(c.life, &s3.CopyObjectInput{Bucket: c.bucket.Name(), Key: aws.String(to + key), CopySource: aws.String(c.e.bucket + "/" + key)})
 				if err != nil {
 					c.e.t.Error(err)
 				}
@@ -476,7 +539,7 @@ func TestACopyNeedsFewRequestsAndLittleMemory(t *testing.T) {
 			t.Errorf("%d requests, at most %.0f are allowed", sent, limit)
 		}
 		if os.Getenv("S3CSI_COPY_OBJECTS") != "" {
-			bare := p.bareLoop("from/")
+			bare := p.bareLoop("from/", "bare/")
 			t.Logf("a bare loop: %s (%.0f/s); the copier's rate is %.2f of it", bare, float64(objects)/bare.Seconds(), bare.Seconds()/took.Seconds())
 		}
 		e.same("keys", e.keysBelow("to/"), rebased(e.keysBelow("from/"), "from/", "to/"))

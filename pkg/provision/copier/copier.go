@@ -9,6 +9,8 @@
 //  3. copy what is missing, with conditions on source and target
 //  4. write a manifest segment, if there is none of that number: its last key is where the next page starts
 //
+// The steps of several pages run at the same time, so that requests are in flight all the time. Segments are written in their order.
+//
 // If the process is killed, any other process continues after the last segment. If two processes copy at the same time, the one that does not
 // write a segment reads that of the other and continues after it. In the end the target is compared with all segments.
 //
@@ -22,8 +24,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"k8s.io/klog/v2"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
@@ -195,18 +195,24 @@ func size(n int64) string {
 	return fmt.Sprintf("%.1f %ciB", f, units[i])
 }
 
-// maxCount is how many pages above a limit are counted for the refusal.
-const maxCount = 1000
+const (
+	// maxCount is how many pages above a limit are counted for the refusal.
+	maxCount = 1000
+	// keptPages is how many pages of a count are kept for the copy.
+	keptPages = 16
+)
 
-// Count lists the source and refuses it (OutOfRange) if it is above the limits.
-func (c *Copier) Count(ctx context.Context, source Source, limits Limits) (Totals, error) {
+// Count lists the source and refuses it (OutOfRange) if it is above the limits. A copy of the source that it returns does not list the first pages
+// again.
+func (c *Copier) Count(ctx context.Context, source Source, limits Limits) (Totals, Source, error) {
 	r := c.run(Task{Source: source, Target: source.Place()})
+	kept := &counted{Source: source}
 	var t Totals
 	after, beyond := "", 0
 	for n := 0; ; n++ {
 		page, err := r.page(ctx, n, after)
 		if err != nil {
-			return Totals{}, err
+			return Totals{}, nil, err
 		}
 		for _, o := range page.Objects {
 			t.Objects++
@@ -214,14 +220,38 @@ func (c *Copier) Count(ctx context.Context, source Source, limits Limits) (Total
 		}
 		if err := limits.check(t, !page.More); err != nil {
 			if beyond++; !page.More || beyond == maxCount {
-				return Totals{}, err
+				return Totals{}, nil, err
 			}
 		}
+		if n < keptPages {
+			kept.pages = append(kept.pages, keptPage{after, page})
+		}
 		if !page.More {
-			return t, nil
+			return t, kept, nil
 		}
 		after = page.Last
 	}
+}
+
+// counted is a source whose first pages were read to count it.
+type counted struct {
+	Source
+	pages []keptPage
+}
+
+type keptPage struct {
+	after string
+	Page
+}
+
+// Page implements Source. Each kept page is returned once. It must not be called concurrently.
+func (c *counted) Page(ctx context.Context, number int, after string) (Page, error) {
+	if number < len(c.pages) && c.pages[number].Objects != nil && c.pages[number].after == after {
+		page := c.pages[number].Page
+		c.pages[number] = keptPage{}
+		return page, nil
+	}
+	return c.Source.Page(ctx, number, after)
 }
 
 // run is one Task in progress.
@@ -230,24 +260,18 @@ type run struct {
 	*Copier
 	throttle *throttle.Throttle
 	// plain is set if the service refuses conditions on the target of a copy.
-	plain atomic.Bool
-	// started is set after the first page, which an earlier run may have copied in part.
-	started bool
+	plain    atomic.Bool
+	checked  atomic.Pointer[time.Time] // when still succeeded last
+	checking sync.Mutex
+
+	// Of the goroutine that reads pages:
+
+	// before is the page before the one that is read; nil: that is the first one.
+	before *pageWork
 	// proven is set once it is known whether the service honours conditions on the target, and honoured if it does.
 	proven, honoured bool
-	ahead            *ahead                    // the page that is read while another one is copied; nil: none
-	checked          atomic.Pointer[time.Time] // when still succeeded last
-	checking         sync.Mutex
-}
-
-// ahead is a page that is read in advance.
-type ahead struct {
-	number int
-	after  string
-	stop   context.CancelFunc
-	done   chan struct{} // closed when page and err are set
-	page   Page
-	err    error
+	// clear is set once it is known that an earlier run copied nothing after the page before.
+	clear bool
 }
 
 func (c *Copier) run(t Task) *run {
@@ -273,19 +297,11 @@ func (r *run) orOver(ctx context.Context, err error) error {
 }
 
 func (r *run) copy(ctx context.Context) (Totals, error) {
-	defer r.dropAhead()
-	last, err := r.lastSegment(ctx)
+	last, err := r.segments(ctx, r.prepare)
 	if err != nil {
 		return Totals{}, err
 	}
 	r.Progress.set(last.Totals)
-	for last.More {
-		if last, err = r.next(ctx, last); err != nil {
-			return Totals{}, err
-		}
-		r.Progress.set(last.Totals)
-		klog.FromContext(ctx).V(4).Info("Copied page", "page", last.Number, "objects", last.Totals.Objects, "bytes", last.Totals.Bytes)
-	}
 	if err := r.verify(ctx, last); err != nil {
 		return Totals{}, err
 	}
@@ -323,63 +339,4 @@ func (r *run) recheck(ctx context.Context) error {
 		return nil
 	}
 	return r.still(ctx)
-}
-
-// readAhead reads a page of the source while another one is copied.
-func (r *run) readAhead(ctx context.Context, number int, after string) {
-	r.dropAhead()
-	a := &ahead{number: number, after: after, done: make(chan struct{})}
-	ctx, a.stop = context.WithCancel(ctx)
-	r.ahead = a
-	go func() {
-		defer close(a.done)
-		a.page, a.err = r.page(ctx, number, after)
-	}()
-}
-
-// dropAhead ends the reading in advance.
-func (r *run) dropAhead() {
-	if r.ahead != nil {
-		r.ahead.stop()
-		<-r.ahead.done
-		r.ahead = nil
-	}
-}
-
-// take returns a page, if possible the one that was read in advance.
-func (r *run) take(ctx context.Context, number int, after string) (Page, error) {
-	a := r.ahead
-	if a == nil || a.number != number || a.after != after {
-		return r.page(ctx, number, after)
-	}
-	<-a.done
-	page, err := a.page, a.err
-	r.dropAhead()
-	return page, err
-}
-
-// next copies the page after a segment and returns its segment.
-func (r *run) next(ctx context.Context, last segment) (segment, error) {
-	if err := r.still(ctx); err != nil {
-		return segment{}, err
-	}
-	number := last.Number + 1
-	page, err := r.take(ctx, number, last.Last)
-	if err != nil {
-		return segment{}, err
-	}
-	if page.More {
-		r.readAhead(ctx, number+1, page.Last)
-	}
-	entries, changed, err := r.copyPage(ctx, last.Last, page)
-	if err != nil {
-		return segment{}, err
-	}
-	s := last.next(page, entries)
-	s.Totals.Changed += changed
-	if err := r.Limits.check(s.Totals, !page.More); err != nil {
-		return segment{}, err
-	}
-	s, err = r.writeSegment(ctx, s)
-	return s, err
 }

@@ -1,9 +1,7 @@
 package copier
 
 import (
-	"cmp"
 	"context"
-	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -79,8 +77,9 @@ func (r *run) page(ctx context.Context, number int, after string) (page Page, er
 	return page, classify(err, "listing "+r.Source.Place().String()+" of "+r.Source.Place().Bucket.Backend.String())
 }
 
-// there lists what is at the target after a key, up to and including the key last; "": up to the end.
-func (r *run) there(ctx context.Context, after, last string, toEnd bool, each func(Object)) error {
+// there lists what is at the target after a key, up to and including the key last; toEnd: up to the end. beyond is whether there may be more
+// after last.
+func (r *run) there(ctx context.Context, after, last string, toEnd bool, each func(Object)) (beyond bool, err error) {
 	for {
 		var page Page
 		err := r.send(ctx, func(ctx context.Context) (err error) {
@@ -88,15 +87,17 @@ func (r *run) there(ctx context.Context, after, last string, toEnd bool, each fu
 			return err
 		})
 		if err != nil {
-			return classify(err, "listing "+r.Target.String()+" of "+r.Target.Bucket.Backend.String())
+			return true, classify(err, "listing "+r.Target.String()+" of "+r.Target.Bucket.Backend.String())
 		}
 		for _, o := range page.Objects {
 			if toEnd || o.Key <= last {
 				each(o)
+			} else {
+				return true, nil
 			}
 		}
 		if !page.More || !toEnd && page.Last >= last {
-			return nil
+			return page.More, nil
 		}
 		after = page.Last
 	}
@@ -113,9 +114,4 @@ func classify(err error, what string) error {
 		return nil
 	}
 	return backend.Classify(err, what)
-}
-
-// byKey sorts entries as listings do.
-func byKey(entries []entry) {
-	slices.SortFunc(entries, func(a, b entry) int { return cmp.Compare(a.Key, b.Key) })
 }

@@ -1,15 +1,11 @@
 package copier
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net/url"
-	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
@@ -25,63 +21,14 @@ import (
 // maxChanges is how often an object is tried that changes all the time.
 const maxChanges = 8
 
-// copyPage copies the objects of a page that are not at the target. changed is how many of them changed after the listing.
-func (r *run) copyPage(ctx context.Context, after string, page Page) (entries []entry, changed int64, err error) {
-	if len(page.Objects) == 0 {
-		return nil, 0, nil
-	}
-	there := map[string]Object{}
-	if !r.started || !r.honoured || r.plain.Load() {
-		if err := r.there(ctx, after, page.Last, !page.More, func(o Object) { there[o.Key] = o }); err != nil {
-			return nil, 0, err
-		}
-	}
-	r.started = true
-	var mu sync.Mutex
-	var changes atomic.Int64
-	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(r.Workers)
-	for _, o := range page.Objects {
-		if have, ok := there[o.Key]; ok { // copied before this run
-			mu.Lock()
-			entries = append(entries, entry{Key: o.Key, Size: have.Size, ETag: have.ETag, Version: o.Version})
-			mu.Unlock()
-			continue
-		}
-		g.Go(func() error {
-			e, differs, err := r.copyObject(ctx, o)
-			if differs {
-				changes.Add(1)
-			}
-			if err == nil && e.Key != "" {
-				mu.Lock()
-				entries = append(entries, e)
-				mu.Unlock()
-				r.Progress.objects.Add(1)
-				r.Progress.bytes.Add(e.Size)
-			}
-			return err
-		})
-	}
-	if err := g.Wait(); err != nil {
-		return nil, 0, err
-	}
-	byKey(entries)
-	if page.More && !r.proven && len(entries) > 0 {
-		r.prove(ctx, entries)
-	}
-	return entries, changes.Load(), nil
-}
-
-// prove tests whether the service honours conditions on the target: it copies the smallest object of the target onto itself.
-func (r *run) prove(ctx context.Context, entries []entry) {
-	least := slices.MinFunc(entries, func(a, b entry) int { return cmp.Compare(a.Size, b.Size) })
-	if least.Size > r.Threshold {
+// prove tests whether the service honours conditions on the target: it copies an object of the target onto itself.
+func (r *run) prove(ctx context.Context, e entry) {
+	if e.Size > r.Threshold {
 		return
 	}
 	err := r.bounded(ctx, func(ctx context.Context) error {
 		_, err := r.Target.Bucket.Client.CopyObject(ctx, &s3.CopyObjectInput{
-			Bucket: r.Target.Bucket.Name(), Key: aws.String(r.Target.Prefix + least.Key), CopySource: copySource(r.Target, Object{Key: least.Key}), IfNoneMatch: aws.String("*"),
+			Bucket: r.Target.Bucket.Name(), Key: aws.String(r.Target.Prefix + e.Key), CopySource: copySource(r.Target, Object{Key: e.Key}), IfNoneMatch: aws.String("*"),
 		}, buckets.NoRetry)
 		return err
 	})

@@ -2,6 +2,7 @@ package copier
 
 import (
 	"context"
+	"sync"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
@@ -12,8 +13,8 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
 )
 
-// verifiers is how many segments are compared at a time.
-const verifiers = 4
+// verifiers is how many segments are read and compared at a time.
+const verifiers = 8
 
 // verify compares the target with the manifest, page by page: keys, sizes and ETags, and the totals. It removes objects that are in no
 // segment, which a process that was killed or that lost a race left, and unfinished uploads.
@@ -28,23 +29,35 @@ func (r *run) verify(ctx context.Context, last segment) error {
 	if err != nil {
 		return classify(err, "listing unfinished uploads below "+r.Target.String())
 	}
+	var mu sync.Mutex
 	var sum Totals
-	after := ""
-	g, gctx := errgroup.WithContext(ctx)
+	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(verifiers)
+	before := make(chan string, 1) // the last key of the segment before
+	before <- ""
 	for n := 0; n <= last.Number; n++ {
-		s, err := readSegment(gctx, r.Store, r.Target.Bucket, r.Manifest, n)
-		if err != nil {
-			g.Go(func() error { return err })
-			break
-		}
-		for _, e := range s.Objects {
-			sum.Objects++
-			sum.Bytes += e.Size
-		}
-		from := after
-		g.Go(func() error { return r.verifySegment(gctx, from, s) })
-		after = s.Last
+		mine := before
+		next := make(chan string, 1)
+		before = next
+		g.Go(func() error {
+			s, err := readSegment(ctx, r.Store, r.Target.Bucket, r.Manifest, n)
+			if err != nil {
+				return err
+			}
+			next <- s.Last
+			mu.Lock()
+			for _, e := range s.Objects {
+				sum.Objects++
+				sum.Bytes += e.Size
+			}
+			mu.Unlock()
+			select {
+			case after := <-mine:
+				return r.verifySegment(ctx, after, s)
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+		})
 	}
 	if err := g.Wait(); err != nil {
 		return err
@@ -63,7 +76,7 @@ func (r *run) verifySegment(ctx context.Context, after string, s segment) error 
 	}
 	var extra []string
 	var differs error
-	err := r.there(ctx, after, s.Last, !s.More, func(o Object) {
+	_, err := r.there(ctx, after, s.Last, !s.More, func(o Object) {
 		e, ok := want[o.Key]
 		delete(want, o.Key)
 		switch {

@@ -159,33 +159,11 @@ func (c *Copier) Plan(ctx context.Context, t Task) (Totals, error) {
 }
 
 func (r *run) plan(ctx context.Context) (Totals, error) {
-	defer r.dropAhead()
-	last, err := r.lastSegment(ctx)
-	if err != nil {
-		return Totals{}, err
-	}
-	for last.More {
-		if err := r.still(ctx); err != nil {
-			return Totals{}, err
+	last, err := r.segments(ctx, func(_ context.Context, _ string, w *pageWork) error {
+		for i, o := range w.Objects {
+			w.have(i, entry{Key: o.Key, Size: o.Size, SourceETag: o.ETag, Version: o.Version})
 		}
-		page, err := r.take(ctx, last.Number+1, last.Last)
-		if err != nil {
-			return Totals{}, err
-		}
-		if page.More {
-			r.readAhead(ctx, last.Number+2, page.Last)
-		}
-		entries := make([]entry, len(page.Objects))
-		for i, o := range page.Objects {
-			entries[i] = entry{Key: o.Key, Size: o.Size, SourceETag: o.ETag, Version: o.Version}
-		}
-		s := last.next(page, entries)
-		if err := r.Limits.check(s.Totals, !page.More); err != nil {
-			return Totals{}, err
-		}
-		if last, err = r.writeSegment(ctx, s); err != nil {
-			return Totals{}, err
-		}
-	}
-	return last.Totals, nil
+		return nil
+	})
+	return last.Totals, err
 }

@@ -382,7 +382,7 @@ func (v *filling) fill(ctx context.Context, run *runs.Run, from, to buckets.Buck
 	if content.Volume != (volume.ID{}) {
 		task.Source = copier.Current{Of: copier.Place{Bucket: from, Prefix: content.Volume.Prefix}}
 		task.Limits = copier.Limits{Objects: v.r.Parameters.MaxObjects, Bytes: v.r.Parameters.MaxBytes}
-		if expected, err = v.Copier.Count(ctx, task.Source, task.Limits); err != nil {
+		if expected, task.Source, err = v.Copier.Count(ctx, task.Source, task.Limits); err != nil {
 			return err
 		}
 	} else {

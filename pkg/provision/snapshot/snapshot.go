@@ -431,10 +431,11 @@ func (c *creation) count(ctx context.Context, task *copier.Task, found *records.
 	if found.State != records.StateCutting {
 		return nil
 	}
-	expected, err := c.Copier.Count(ctx, task.Source, task.Limits)
+	expected, source, err := c.Copier.Count(ctx, task.Source, task.Limits)
 	if err != nil {
 		return err
 	}
+	task.Source = source
 	return c.expect(ctx, found, s, expected, false)
 }
 

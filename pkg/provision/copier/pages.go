@@ -1,0 +1,237 @@
+package copier
+
+import (
+	"context"
+	"slices"
+	"sync/atomic"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/klog/v2"
+)
+
+// pageWork is a page in progress.
+type pageWork struct {
+	Page
+	// entries has an entry for each object of the page, without a key until it is copied, and if it was deleted meanwhile.
+	entries []entry
+	missing []int // the objects that are to be copied
+	changed atomic.Int64
+	left    atomic.Int64  // objects without an entry, and one for the reader
+	done    chan struct{} // closed when left is 0
+	// least is the smallest object, and leastDone is closed when leastEntry is its entry.
+	least      int
+	leastEntry entry
+	leastDone  chan struct{}
+}
+
+func newPageWork(page Page) *pageWork {
+	w := &pageWork{Page: page, entries: make([]entry, len(page.Objects)), done: make(chan struct{}), leastDone: make(chan struct{})}
+	w.left.Store(int64(len(page.Objects)) + 1)
+	for i, o := range page.Objects {
+		if o.Size < page.Objects[w.least].Size {
+			w.least = i
+		}
+	}
+	return w
+}
+
+// have sets the entry of an object. Each is set once.
+func (w *pageWork) have(i int, e entry) {
+	w.entries[i] = e
+	if i == w.least {
+		w.leastEntry = e
+		close(w.leastDone)
+	}
+	w.release()
+}
+
+func (w *pageWork) release() {
+	if w.left.Add(-1) == 0 {
+		close(w.done)
+	}
+}
+
+// object is one object to copy.
+type object struct {
+	of *pageWork
+	i  int
+}
+
+// preparer sets the entries that a page has before anything is copied, and what is missing. after is the key before the page.
+type preparer func(ctx context.Context, after string, w *pageWork) error
+
+// segments writes the segments of the source's pages that are not written yet, and returns the last one.
+func (r *run) segments(ctx context.Context, prepare preparer) (segment, error) {
+	last, err := r.lastSegment(ctx)
+	if err != nil {
+		return segment{}, err
+	}
+	for last.More {
+		r.Progress.set(last.Totals)
+		if last, err = r.stream(ctx, last, prepare); err != nil {
+			return segment{}, err
+		}
+	}
+	return last, nil
+}
+
+// stream writes the segments after one, and returns the last one. One goroutine reads the pages and hands their objects to the workers, one for
+// each request that may be in flight, and one writes the segments of pages that are complete. At most three pages are in memory.
+//
+// It returns early if another process wrote a segment that ends elsewhere than the page of this one.
+func (r *run) stream(ctx context.Context, last segment, prepare preparer) (segment, error) {
+	g, ctx := errgroup.WithContext(ctx)
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	pages := make(chan *pageWork, 1)
+	objects := make(chan object, pageSize) // while the next page is read, the workers have those of this one
+	r.before, r.clear = nil, false
+	g.Go(func() error {
+		defer close(pages)
+		defer close(objects)
+		return r.readPages(ctx, last, prepare, pages, objects)
+	})
+	for range r.Workers { // they stay, because the stack of a new goroutine grows with its first request
+		g.Go(func() error { return r.copyObjects(ctx, objects) })
+	}
+	early := false
+	g.Go(func() (err error) {
+		if last, early, err = r.writeSegments(ctx, last, pages); early {
+			stop()
+		}
+		return err
+	})
+	if err := g.Wait(); err != nil && !early {
+		return segment{}, err
+	}
+	return last, nil
+}
+
+// readPages reads the pages after a segment and hands them and their objects on.
+func (r *run) readPages(ctx context.Context, last segment, prepare preparer, pages chan<- *pageWork, objects chan<- object) error {
+	after, more := last.Last, true
+	for number := last.Number + 1; more; number++ {
+		if err := r.still(ctx); err != nil {
+			return err
+		}
+		page, err := r.page(ctx, number, after)
+		if err != nil {
+			return err
+		}
+		w := newPageWork(page)
+		if err := prepare(ctx, after, w); err != nil {
+			return err
+		}
+		select {
+		case pages <- w:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		for _, i := range w.missing {
+			select {
+			case objects <- object{w, i}:
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+		}
+		w.release()
+		r.before, after, more = w, page.Last, page.More
+	}
+	return nil
+}
+
+// prepare finds out which objects of a page are at the target.
+func (r *run) prepare(ctx context.Context, after string, w *pageWork) error {
+	if len(w.Objects) == 0 {
+		return nil
+	}
+	if err := r.proveOnce(ctx); err != nil {
+		return err
+	}
+	there := map[string]Object{}
+	if !r.clear || !r.honoured || r.plain.Load() {
+		beyond, err := r.there(ctx, after, w.Last, !w.More, func(o Object) { there[o.Key] = o })
+		if err != nil {
+			return err
+		}
+		r.clear = !beyond
+	}
+	for i, o := range w.Objects {
+		if have, ok := there[o.Key]; ok { // copied before this run
+			w.have(i, entry{Key: o.Key, Size: have.Size, ETag: have.ETag, Version: o.Version})
+			r.count(have.Size)
+			continue
+		}
+		w.missing = append(w.missing, i)
+	}
+	// The first one is needed for a proof.
+	if first := slices.Index(w.missing, w.least); first > 0 {
+		w.missing[0], w.missing[first] = w.missing[first], w.missing[0]
+	}
+	return nil
+}
+
+// proveOnce finds out whether conditions on the target are honoured, if that is not known, with an object of the page before.
+func (r *run) proveOnce(ctx context.Context) error {
+	if r.proven || r.before == nil || len(r.before.Objects) == 0 {
+		return nil
+	}
+	select {
+	case <-r.before.leastDone:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	if e := r.before.leastEntry; e.Key != "" {
+		r.prove(ctx, e)
+	}
+	return nil
+}
+
+// copyObjects copies objects until there are no more.
+func (r *run) copyObjects(ctx context.Context, objects <-chan object) error {
+	for o := range objects {
+		e, changed, err := r.copyObject(ctx, o.of.Objects[o.i])
+		if err != nil {
+			return err
+		}
+		if changed {
+			o.of.changed.Add(1)
+		}
+		if e.Key != "" {
+			r.count(e.Size)
+		}
+		o.of.have(o.i, e)
+	}
+	return nil
+}
+
+// count adds an object to the progress.
+func (r *run) count(size int64) {
+	r.Progress.objects.Add(1)
+	r.Progress.bytes.Add(size)
+}
+
+// writeSegments writes the segments of pages, in their order, when they are complete. early is set if another process wrote a segment that ends
+// elsewhere: then the pages that follow are not those of the copy.
+func (r *run) writeSegments(ctx context.Context, last segment, pages <-chan *pageWork) (_ segment, early bool, err error) {
+	for w := range pages {
+		select {
+		case <-w.done:
+		case <-ctx.Done():
+			return last, false, context.Cause(ctx)
+		}
+		s := last.next(w.Page, slices.DeleteFunc(w.entries, func(e entry) bool { return e.Key == "" }))
+		s.Totals.Changed += w.changed.Load()
+		if err := r.Limits.check(s.Totals, !w.More); err != nil {
+			return last, false, err
+		}
+		if last, err = r.writeSegment(ctx, s); err != nil {
+			return last, false, err
+		}
+		klog.FromContext(ctx).V(4).Info("Wrote manifest segment", "page", last.Number, "objects", last.Totals.Objects, "bytes", last.Totals.Bytes)
+		if last.Last != w.Last || last.More != w.More {
+			return last, true, nil
+		}
+	}
+	return last, false, nil
+}
