@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -38,6 +39,9 @@ const (
 	// callTimeout bounds a call whose ctx has no deadline.
 	callTimeout = 2 * time.Minute
 	redialPause = 50 * time.Millisecond
+	// idleConnection is how long a connection is kept for the next call. Mounts tend to start and end together, and each needs
+	// several calls.
+	idleConnection = time.Second
 )
 
 // Names of D-Bus errors: those of the specification, and systemd's (its bus-common-errors.h).
@@ -52,13 +56,18 @@ const (
 	errAccessDenied   = "org.freedesktop.DBus.Error.AccessDenied"
 )
 
-// dialer connects to systemd for each call. It keeps no connection.
+// dialer connects to systemd for a call, or uses the connection of a former one, which it keeps for a moment.
 type dialer struct {
 	ns      Doer
 	sockets []string      // on the host; the first that answers is used
 	slots   chan struct{} // bounds the connections
+
+	mu     sync.Mutex
+	idle   []*bus
+	closer *time.Timer // closes them
 }
 
+// bus is a connection. It is used by one call at a time.
 type bus struct {
 	*sd.Conn
 	cancel context.CancelFunc
@@ -101,16 +110,65 @@ func (d *dialer) call(ctx context.Context, what string, fn func(context.Context,
 	}
 }
 
+// once calls fn with a connection, which ends with ctx.
 func (d *dialer) once(ctx context.Context, fn func(context.Context, *bus) error) error {
-	b, err := d.connect(ctx)
-	if err != nil {
+	b := d.kept()
+	if b == nil {
+		var err error
+		if b, err = d.connect(ctx); err != nil {
+			return err
+		}
+	}
+	unbind := context.AfterFunc(ctx, b.cancel)
+	err := fn(ctx, b)
+	if unbind() && (err == nil || !lost(err)) {
+		d.keep(b)
 		return err
 	}
-	defer b.close()
-	return fn(ctx, b)
+	b.close()
+	return err
 }
 
-// connect tries one socket after the other. The connection, and every call that waits on it, ends with ctx.
+// kept returns a connection of a former call, nil if there is none.
+func (d *dialer) kept() *bus {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for len(d.idle) > 0 {
+		last := len(d.idle) - 1
+		b := d.idle[last]
+		d.idle = d.idle[:last]
+		if b.Connected() {
+			return b
+		}
+		b.close()
+	}
+	return nil
+}
+
+// keep keeps a connection for the next call.
+func (d *dialer) keep(b *bus) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.idle = append(d.idle, b)
+	if d.closer == nil {
+		d.closer = time.AfterFunc(idleConnection, d.closeIdle)
+		return
+	}
+	d.closer.Reset(idleConnection)
+}
+
+// closeIdle closes the connections that no call uses.
+func (d *dialer) closeIdle() {
+	d.mu.Lock()
+	idle := d.idle
+	d.idle = nil
+	d.mu.Unlock()
+	for _, b := range idle {
+		b.close()
+	}
+}
+
+// connect tries one socket after the other.
 func (d *dialer) connect(ctx context.Context) (*bus, error) {
 	var failed connectError
 	for _, path := range d.sockets {
@@ -143,11 +201,18 @@ func (e connectError) absent() bool {
 	})
 }
 
+// dial connects to one socket. The connection ends with cancel, and may serve other calls than that of ctx.
 func (d *dialer) dial(ctx context.Context, path string) (*bus, error) {
-	ctx, cancel := context.WithCancel(ctx)
+	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	unbind := context.AfterFunc(ctx, cancel)
 	overdue := time.AfterFunc(dialTimeout, cancel)
-	conn, err := sd.NewConnection(func() (*dbus.Conn, error) { return d.dialBus(ctx, path) })
-	if !overdue.Stop() { // the result of the handshake does not matter
+	conn, err := sd.NewConnection(func() (*dbus.Conn, error) { return d.dialBus(own, path) })
+	if !unbind() {
+		if err == nil {
+			conn.Close()
+		}
+		err = context.Cause(ctx)
+	} else if !overdue.Stop() { // the result of the handshake does not matter
 		if err == nil {
 			conn.Close()
 		}

@@ -1,9 +1,11 @@
 package bench
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -11,19 +13,22 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/tests/rig"
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
 
 // BenchmarkScale measures what mounts that no process uses cost the driver, with 100 and 300 of them, or with the numbers in
-// S3CSI_SCALE ("100,300,1000").
+// S3CSI_SCALE ("100,300,990"; a rig has 1,000 user ids). Their client is rclone, or S3CSI_SCALE_CLIENT.
 //
+// publish-s and unpublish-s are how long it takes to publish and unpublish all, eight at a time.
 // cpu-s/min is the driver's processor time per minute and pass-ms the mean duration of a reconcile pass, both over a window of
 // S3CSI_SCALE_WINDOW (two minutes, which have two passes). RSS-MB is the driver's resident memory at its end, peak-MB the highest
 // since the driver started, threads the number of its threads. Then the driver is restarted: ready-ms is the time until it reports
 // that it is ready, answer-ms the time from its start until a NodePublishVolume of a volume that is published already has
-// returned, and first-pass-s the duration of its first pass. MB are 10^6 bytes.
+// returned, and first-pass-s the duration of its first pass. heal-s is how long it takes until ten roots can be read again whose
+// clients were killed at once. MB are 10^6 bytes.
 func BenchmarkScale(b *testing.B) {
 	counts := os.Getenv("S3CSI_SCALE")
 	if counts == "" {
@@ -47,7 +52,8 @@ func scale(b *testing.B, count int) {
 		window, err = time.ParseDuration(text)
 		must(b, err)
 	}
-	n, d := setup(b, rigtest.Client)
+	client := cmp.Or(os.Getenv("S3CSI_SCALE_CLIENT"), rigtest.Client)
+	n, d := setup(b, client)
 	volumes, targets := make([]*csi.Volume, count), make([]string, count)
 	each := func(do func(i int) error) {
 		var g errgroup.Group
@@ -65,18 +71,18 @@ func scale(b *testing.B, count int) {
 		_, err := d.NodePublishVolume(b.Context(), rigtest.PublishRequest(volumes[i], targets[i]))
 		return err
 	}
-	each(publish)
+	b.ReportMetric(took(b, func() error { each(publish); return nil })/1000, "publish-s")
 	time.Sleep(settle)
 
 	pid := strconv.Itoa(d.PID())
 	status := filepath.Join("/proc", pid, "status")
-	passes, took := reconciled(b, d)
+	passes, lasted := reconciled(b, d)
 	cpu, began := cpuSeconds(b, d.PID()), time.Now()
 	time.Sleep(window)
 	b.ReportMetric((cpuSeconds(b, d.PID())-cpu)/time.Since(began).Minutes(), "cpu-s/min")
-	passesNow, tookNow := reconciled(b, d)
+	passesNow, lastedNow := reconciled(b, d)
 	if passesNow > passes {
-		b.ReportMetric((tookNow-took)/(passesNow-passes)*1000, "pass-ms")
+		b.ReportMetric((lastedNow-lasted)/(passesNow-passes)*1000, "pass-ms")
 	}
 	b.ReportMetric(sizes(b, status, "VmRSS"), "RSS-MB")
 	b.ReportMetric(sizes(b, status, "VmHWM"), "peak-MB")
@@ -84,24 +90,52 @@ func scale(b *testing.B, count int) {
 	must(b, err)
 	b.ReportMetric(float64(len(threads)), "threads")
 
+	began = time.Now()
+	healed := killClients(b, n, client, targets, 10)
+	b.ReportMetric(healed.Sub(began).Seconds(), "heal-s")
+
 	_, err = d.Stop(b.Context())
 	must(b, err)
 	began = time.Now()
-	d = drive(b, n, rigtest.Client)
+	d = drive(b, n, client)
 	b.ReportMetric(milliseconds(time.Since(began)), "ready-ms")
 	must(b, publish(0))
 	b.ReportMetric(milliseconds(time.Since(began)), "answer-ms")
 	rigtest.Await(b, 10*time.Minute, "the first pass", func() bool {
-		passes, took = reconciled(b, d)
+		passes, lasted = reconciled(b, d)
 		return passes > 0
 	})
-	b.ReportMetric(took, "first-pass-s")
+	b.ReportMetric(lasted, "first-pass-s")
 
-	each(func(i int) error {
-		_, err := d.NodeUnpublishVolume(b.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: volumes[i].GetVolumeId(), TargetPath: targets[i]})
-		return err
-	})
+	b.ReportMetric(took(b, func() error {
+		each(func(i int) error {
+			_, err := d.NodeUnpublishVolume(b.Context(), &csi.NodeUnpublishVolumeRequest{VolumeId: volumes[i].GetVolumeId(), TargetPath: targets[i]})
+			return err
+		})
+		return nil
+	})/1000, "unpublish-s")
 	n.NothingLeft(b)
+}
+
+// killClients kills some clients, and returns when all roots can be read again.
+func killClients(b *testing.B, n *rigtest.Node, client string, targets []string, count int) time.Time {
+	b.Helper()
+	running := n.Running(rig.Programs()[client])
+	if len(running) != len(targets) {
+		b.Fatalf("want %d clients, %d run", len(targets), len(running))
+	}
+	for _, p := range running[:count] {
+		must(b, unix.Kill(p.PID, unix.SIGKILL))
+	}
+	left := slices.Clone(targets)
+	rigtest.Await(b, 5*time.Minute, "the heals", func() bool {
+		if slices.ContainsFunc(running[:count], func(p rig.Process) bool { return unix.Kill(p.PID, 0) == nil }) {
+			return false
+		}
+		left = slices.DeleteFunc(left, func(target string) bool { return readRoot(target) == nil })
+		return len(left) == 0
+	})
+	return time.Now()
 }
 
 // reconciled is the number of reconcile passes of a driver so far, and their duration in seconds.
