@@ -70,12 +70,14 @@ func DetachTarget(root, target string) error {
 // its own, on the account of ctx. A path that is no longer a mount point (unix.EINVAL) counts as success, and any other error
 // is returned at once.
 func (n *Namespace) UnmountWhenIdle(ctx context.Context, m Mount, once func() error) error {
+	busy := false
 	for wait := firstUnmountRetry; ; wait = min(2*wait, lastUnmountRetry) {
 		err := n.Do(ctx, "unmounting "+m.Mountpoint, once)
+		busy = busy || errors.Is(err, unix.EBUSY)
 		switch {
 		case err == nil, errors.Is(err, unix.EINVAL):
 			return nil
-		case !errors.Is(err, unix.EBUSY):
+		case !errors.Is(err, unix.EBUSY) && (!busy || ctx.Err() == nil): // ctx may have ended during a later attempt
 			return fmt.Errorf("unmounting %s: %w", m.Mountpoint, err)
 		}
 		select {

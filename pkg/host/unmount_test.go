@@ -102,3 +102,20 @@ func TestUnmountWhenIdleReturnsOtherErrorsAtOnce(t *testing.T) {
 		t.Errorf("after %d attempts: %v", attempts, err)
 	}
 }
+
+// The context may end in the middle of an attempt, which is then the one without an answer.
+func TestUnmountWhenIdleNamesTheUsersWhenAnAttemptIsCutOff(t *testing.T) {
+	n := testNamespace(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	attempts := 0
+	err := n.UnmountWhenIdle(ctx, Mount{Mountpoint: "/a"}, func() error {
+		if attempts++; attempts == 1 {
+			return unix.EBUSY
+		}
+		cancel()
+		return context.Cause(ctx)
+	})
+	if attempts != 2 || !fault.Is(err, fault.Busy) {
+		t.Errorf("after %d attempts: %v", attempts, err)
+	}
+}
