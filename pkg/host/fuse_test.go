@@ -117,6 +117,19 @@ func TestInterruptedCallsAreRepeated(t *testing.T) {
 	hasErrno(t, n.ReadRoot(within(t, 10*time.Second), place), unix.EINTR)
 }
 
+// The end of a connection is seen even if the client had made the root unusable.
+func TestAnswersOfARootThatIsALink(t *testing.T) {
+	needMounts(t)
+	n := testNamespace(t)
+	place := mkdir(t, hostDir(t, n), "target")
+	nodes := fakeNodes()
+	nodes[0].mode = unix.S_IFLNK | 0o777
+	f := startFake(t, n, place, &fakeFuse{source: "s3csi:link", nodes: nodes})
+	hasErrno(t, n.Answers(within(t, 10*time.Second), place), unix.EIO)
+	f.exit()
+	hasErrno(t, n.Answers(within(t, 10*time.Second), place), unix.ENOTCONN)
+}
+
 func TestStaleMountCanBeOpenedBoundAndUnmounted(t *testing.T) {
 	needMounts(t)
 	n := testNamespace(t)

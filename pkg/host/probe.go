@@ -39,16 +39,22 @@ func (n *Namespace) Statfs(ctx context.Context, dir string) (unix.Statfs_t, erro
 
 // Answers asks a file system for its usage and for the attributes of its root, which every client answers without its bucket, and which
 // kubelet and container runtimes ask for. Both must be answered. The error is that of the attributes: a client may report any error of its
-// service as that of the usage, also one that looks like the end of the connection. It is bounded like Statfs.
+// service as that of the usage, also one that looks like the end of the connection. Only if the root has become unusable, because the
+// client changed its type, the end of the connection shows in the usage alone. It is bounded like Statfs.
 func (n *Namespace) Answers(ctx context.Context, dir string) error {
 	_, err := n.probe(ctx, "asking "+dir, func() (any, error) {
 		return nil, uninterrupted(func() error {
 			var st unix.Statfs_t
-			if err := unix.Statfs(dir, &st); errors.Is(err, unix.EINTR) {
-				return err
+			usage := unix.Statfs(dir, &st)
+			if errors.Is(usage, unix.EINTR) {
+				return usage
 			}
 			var attributes unix.Statx_t
-			if err := unix.Statx(unix.AT_FDCWD, dir, unix.AT_STATX_FORCE_SYNC, unix.STATX_BASIC_STATS, &attributes); err != nil {
+			err := unix.Statx(unix.AT_FDCWD, dir, unix.AT_STATX_FORCE_SYNC, unix.STATX_BASIC_STATS, &attributes)
+			if errors.Is(err, unix.EIO) && (errors.Is(usage, unix.ENOTCONN) || errors.Is(usage, unix.ECONNABORTED)) {
+				err = usage // the kernel answers for the root with EIO, with and without a client
+			}
+			if err != nil {
 				return fmt.Errorf("reading the attributes of %s: %w", dir, err)
 			}
 			return nil

@@ -2,11 +2,9 @@ package podclient
 
 import (
 	"context"
-	"encoding/binary"
-	"errors"
 	"fmt"
-	"io"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -15,44 +13,26 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fdpass"
+	"github.com/s3-csi/s3-csi-driver/tests/hostile"
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
 
-// What a client does that is not one.
+// What a client in a pod does, beside the kinds of the package hostile.
 const (
-	neverReads     = "never reading the descriptor"
-	neverAnswers   = "never answering"
-	garbage        = "answering garbage"
-	diesAfterInit  = "dying after INIT"
-	hangsAfterInit = "silent after INIT"
-	hangsOnStat    = "answering all but attributes"
-	failsThenHangs = "failing the usage, silent about attributes"
-	connectsAgain  = "connecting again and again"
+	neverReads    = "never reading the descriptor"
+	connectsAgain = "connecting again and again"
 )
 
-// What a client does that is only slow, or has lost its service.
-const (
-	slow    = "answering attributes late"
-	offline = "reporting the error of its service as that of the usage"
-)
-
-// The numbers of requests (include/uapi/linux/fuse.h).
-const (
-	opGetattr = 3
-	opStatfs  = 17
-	opInit    = 26
-)
-
-// beHostile is the client's process. It writes "ready" when it does what it is for.
+// beHostile is the client's process.
 func beHostile(kind string) int {
-	if err := hostile(kind); err != nil {
+	if err := behave(kind); err != nil {
 		fmt.Println(err)
 		return 1
 	}
 	return 0
 }
 
-func hostile(kind string) error {
+func behave(kind string) error {
 	path := os.Getenv(fdpass.EnvSocket)
 	if kind == neverReads {
 		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM, 0)
@@ -66,7 +46,7 @@ func hostile(kind string) error {
 		if _, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, -1); err != nil {
 			return err
 		}
-		return sleep()
+		return hostile.Sleep()
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
@@ -74,58 +54,10 @@ func hostile(kind string) error {
 	if err != nil {
 		return err
 	}
-	switch kind {
-	case neverAnswers:
-		return sleep()
-	case connectsAgain:
+	if kind == connectsAgain {
 		return reconnect(ctx, fd, path)
 	}
-	buf := make([]byte, 1<<18)
-	for first := true; ; first = false {
-		n, err := unix.Read(fd, buf)
-		if errors.Is(err, unix.EINTR) {
-			continue
-		}
-		if err != nil || n < 40 {
-			return fmt.Errorf("reading a request: %d, %w", n, err)
-		}
-		op, unique := binary.NativeEndian.Uint32(buf[4:]), binary.NativeEndian.Uint64(buf[8:])
-		switch {
-		case op == opInit && kind == garbage:
-			for i := range 64 {
-				_, _ = unix.Write(fd, make([]byte, i)) // too short, and of no request
-			}
-			err = reply(fd, unique, make([]byte, 24)) // of protocol 0.0
-		case op == opInit:
-			init := make([]byte, 64)
-			for i, v := range []uint32{7, 31, 1 << 17, 0, 12 | 9<<16, 1 << 17, 1} {
-				binary.NativeEndian.PutUint32(init[4*i:], v)
-			}
-			err = reply(fd, unique, init)
-		case kind == diesAfterInit:
-			return nil
-		case op == opStatfs && (kind == hangsOnStat || kind == slow):
-			err = reply(fd, unique, make([]byte, 80))
-		case op == opStatfs && kind == failsThenHangs:
-			err = replyError(fd, unique, unix.EIO)
-		case op == opStatfs && kind == offline:
-			err = replyError(fd, unique, unix.ECONNREFUSED)
-		case op == opGetattr && (kind == slow || kind == offline):
-			if kind == slow {
-				time.Sleep(answersAfter)
-			}
-			fmt.Println(attributesAnswered)
-			err = reply(fd, unique, rootAttributes())
-		case kind == slow || kind == offline:
-			err = replyError(fd, unique, unix.ENOSYS)
-		}
-		if err != nil {
-			return fmt.Errorf("answering: %w", err)
-		}
-		if first {
-			fmt.Println("ready")
-		}
-	}
+	return hostile.Serve(kind, fd)
 }
 
 // reconnect takes descriptor after descriptor, closes each, and writes how many it got.
@@ -141,46 +73,10 @@ func reconnect(ctx context.Context, fd int, path string) error {
 		}
 	}
 	fmt.Printf("descriptors: %d\n", got)
-	return sleep()
+	return hostile.Sleep()
 }
 
-const (
-	answersAfter       = 1300 * time.Millisecond // longer than the driver waits at a time
-	attributesAnswered = "attributes answered"
-	reconnectsFor      = 2 * time.Second
-)
-
-// rootAttributes is the answer to opGetattr for a directory (struct fuse_attr_out).
-func rootAttributes() []byte {
-	b := make([]byte, 104)
-	binary.NativeEndian.PutUint64(b[16:], 1) // inode
-	binary.NativeEndian.PutUint32(b[76:], unix.S_IFDIR|0o755)
-	binary.NativeEndian.PutUint32(b[80:], 2) // links
-	return b
-}
-
-func replyError(fd int, unique uint64, errno unix.Errno) error {
-	b := make([]byte, 16)
-	binary.NativeEndian.PutUint32(b, 16)
-	binary.NativeEndian.PutUint32(b[4:], uint32(-int32(errno)))
-	binary.NativeEndian.PutUint64(b[8:], unique)
-	_, err := unix.Write(fd, b)
-	return err
-}
-
-func sleep() error {
-	fmt.Println("ready")
-	time.Sleep(time.Hour)
-	return io.EOF
-}
-
-func reply(fd int, unique uint64, body []byte) error {
-	b := make([]byte, 16, 16+len(body))
-	binary.NativeEndian.PutUint32(b, uint32(16+len(body)))
-	binary.NativeEndian.PutUint64(b[8:], unique)
-	_, err := unix.Write(fd, append(b, body...))
-	return err
-}
+const reconnectsFor = 2 * time.Second
 
 // Whatever a client does, its target and the other volumes answer kubelet, and its volume can be unpublished at once.
 func TestHostileClients(t *testing.T) {
@@ -196,7 +92,8 @@ func TestHostileClients(t *testing.T) {
 }
 
 func everyHostileClient(t *testing.T, e *env, innocent *pod) {
-	for i, kind := range []string{neverReads, neverAnswers, garbage, diesAfterInit, hangsAfterInit, hangsOnStat, failsThenHangs} {
+	given := []string{neverReads, hostile.NeverAnswers, hostile.Garbage, hostile.DiesAfterInit, hostile.HangsAfterInit, hostile.HangsOnStat, hostile.FailsThenHangs}
+	for i, kind := range given { // the driver ends the connection
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
 			p := e.pod(t, fmt.Sprintf("%08d%s", i, podUID[8:]))
@@ -213,7 +110,7 @@ func everyHostileClient(t *testing.T, e *env, innocent *pod) {
 				innocent.publish()
 				p.stats()
 			}
-			if kind == diesAfterInit || kind == garbage { // the driver ends a connection that the kernel gave up
+			if kind == hostile.DiesAfterInit || kind == hostile.Garbage { // the driver ends a connection that the kernel gave up
 				rigtest.Await(t, eventually, "the end of the client", func() bool { return ended(c) })
 			} else if ended(c) {
 				t.Errorf("the client's process: %s", c.output.String())
@@ -231,6 +128,50 @@ func everyHostileClient(t *testing.T, e *env, innocent *pod) {
 	}
 }
 
+// Whatever a client serves, and at whatever request it dies, looking at its target takes a moment, leads nowhere, and disturbs no other
+// volume. The volume can be unpublished at once, and the next client serves it.
+func TestHostileFileSystems(t *testing.T) {
+	t.Parallel()
+	e := start(t)
+	e.Put(t, bucket, "file", "content")
+	innocent := e.pod(t, otherUID)
+	innocent.publish()
+	innocent.serve()
+	t.Run("clients", func(t *testing.T) {
+		for i, kind := range slices.Concat(hostile.Serving(), hostile.Dying()) {
+			t.Run(kind, func(t *testing.T) {
+				t.Parallel()
+				p := e.pod(t, fmt.Sprintf("%08d%s", i, podUID[8:]))
+				p.publish()
+				c := p.hostile(kind)
+				if kind != hostile.RootLink { // which is not shown
+					rigtest.Await(t, eventually, "the client's file system at the target", func() bool { return p.showsFUSE(t) || ended(c) })
+				}
+				for range 2 {
+					if err := within(t, bounded, "looking at the target", func() error { return hostile.Look(p.target) }); err != nil {
+						t.Error(err)
+					}
+					if !innocent.shows("content") {
+						t.Error("the other volume does not serve any more")
+					}
+					p.stats()
+					p.publish()
+				}
+				if kind == hostile.RootLink && p.showsFUSE(t) {
+					t.Error("the target shows a file system whose root is no directory")
+				}
+				c.kill()
+				p.serve().kill()
+				second := p.hostile(kind)
+				p.unpublish()
+				second.kill()
+			})
+		}
+	})
+	innocent.unpublish()
+	e.AwaitNothingLeft(t, eventually)
+}
+
 // A client that is slow, or has lost its service, is not given up: its files show, and its connection is not aborted.
 func TestClientsThatAreNotGivenUp(t *testing.T) {
 	t.Parallel()
@@ -240,16 +181,16 @@ func TestClientsThatAreNotGivenUp(t *testing.T) {
 }
 
 func everyClientThatIsNotGivenUp(t *testing.T, e *env) {
-	for i, kind := range []string{slow, offline} {
+	for i, kind := range []string{hostile.Slow, hostile.Offline} {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
 			p := e.pod(t, fmt.Sprintf("%08d%s", i, podUID[8:]))
 			p.publish()
 			c := p.hostile(kind)
 			rigtest.Await(t, eventually, "the client's file system at the target", func() bool { return p.showsFUSE(t) || ended(c) })
-			shown := strings.Count(c.output.String(), attributesAnswered)
+			shown := strings.Count(c.output.String(), hostile.AttributesAnswered)
 			rigtest.Await(t, eventually, "further looks at the client", func() bool {
-				return strings.Count(c.output.String(), attributesAnswered) >= shown+4 || ended(c)
+				return strings.Count(c.output.String(), hostile.AttributesAnswered) >= shown+4 || ended(c)
 			})
 			if ended(c) || !p.showsFUSE(t) {
 				t.Errorf("the client was given up: %s", c.output.String())

@@ -18,6 +18,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fdpass"
 	"github.com/s3-csi/s3-csi-driver/pkg/podvolume"
+	"github.com/s3-csi/s3-csi-driver/tests/hostile"
 	"github.com/s3-csi/s3-csi-driver/tests/output"
 	"github.com/s3-csi/s3-csi-driver/tests/rig"
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
@@ -41,7 +42,7 @@ const (
 )
 
 func TestMain(m *testing.M) {
-	if kind := os.Getenv(envHostile); kind != "" {
+	if kind := os.Getenv(hostile.Env); kind != "" {
 		os.Exit(beHostile(kind))
 	}
 	os.Exit(rigtest.Main(m))
@@ -296,8 +297,6 @@ func (p *pod) connectFrom(uid string) *process {
 	return p.run(p.t, uid, nil, p.program("s3-csi-fuse-starter"), "--fd-passing-socket-path", p.shortSocket(), "--timeout", "20s", "--", "sleep", "600")
 }
 
-const envHostile = "S3CSI_TEST_HOSTILE"
-
 // hostile starts a client that behaves in one way.
 func (p *pod) hostile(kind string) *process {
 	p.t.Helper()
@@ -315,7 +314,7 @@ func (p *pod) hostile(kind string) *process {
 			p.t.Fatal(err)
 		}
 	}
-	c := p.run(p.t, p.uid, []string{envHostile + "=" + kind, fdpass.EnvSocket + "=" + p.shortSocket()}, program)
-	rigtest.Await(p.t, eventually, "the client that is "+kind, func() bool { return strings.Contains(c.output.String(), "ready\n") })
+	c := p.run(p.t, p.uid, []string{hostile.Env + "=" + kind, fdpass.EnvSocket + "=" + p.shortSocket()}, program)
+	rigtest.Await(p.t, eventually, "the client that is "+kind, func() bool { return strings.Contains(c.output.String(), hostile.Ready) })
 	return c
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/podvolume"
 	"github.com/s3-csi/s3-csi-driver/tests/containers"
+	"github.com/s3-csi/s3-csi-driver/tests/hostile"
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
 
@@ -264,8 +265,8 @@ func TestUnpublishInEachState(t *testing.T) {
 			e.drive()
 			p.env = e
 		},
-		neverReads:   func(p *pod) { p.hostile(neverReads) },
-		neverAnswers: func(p *pod) { p.hostile(neverAnswers) },
+		neverReads:           func(p *pod) { p.hostile(neverReads) },
+		hostile.NeverAnswers: func(p *pod) { p.hostile(hostile.NeverAnswers) },
 	}
 	for i, name := range slices.Sorted(func(yield func(string) bool) {
 		for name := range states {
