@@ -82,6 +82,12 @@ func Declare(t testing.TB, r *rig.Rig, program, name, config string) (flag strin
 	if err := rig.WriteProgram(filepath.Join(r.Clients, name), content); err != nil {
 		t.Fatal(err)
 	}
+	return WriteConfig(t, r, config)
+}
+
+// WriteConfig writes the config file. It returns the driver's flag for it.
+func WriteConfig(t testing.TB, r *rig.Rig, config string) (flag string) {
+	t.Helper()
 	file := filepath.Join(r.Dir, "config.yaml")
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		t.Fatal(err)

@@ -88,6 +88,9 @@ func Serving() []string {
 	return []string{RootLink, HugeNames, BadNames, Links, Devices, Many, Endless}
 }
 
+// fuseFD is the FUSE descriptor of a declared client.
+const fuseFD = 3
+
 // Serve is a client of a FUSE descriptor until it dies, or the connection ends.
 func Serve(kind string, fd int) error {
 	if kind == NeverAnswers {

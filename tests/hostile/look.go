@@ -3,28 +3,54 @@ package hostile
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 )
 
-// Look looks at a target, as kubelet, container runtimes and containers do. Errors of the client are none of Look's: it returns one if the
-// file system leads out of itself.
-func Look(target string) error {
+// Look looks at the target of a client of that kind, as kubelet, container runtimes and containers do. Errors of the client are none of
+// Look's: it returns one if the file system leads out of itself, or if a client that serves does not show what it is for.
+func Look(target, kind string) error {
 	if path, err := filepath.EvalSymlinks(target); err == nil && path != target {
 		return fmt.Errorf("%s is %s", target, path)
 	}
 	_, _ = os.Stat(target)
 	if dir, err := os.Open(target); err == nil {
-		_, _ = dir.Readdirnames(100)
+		names, _ := dir.Readdirnames(100)
 		dir.Close()
+		if (kind == Many || kind == Endless) && len(names) != 100 {
+			return fmt.Errorf("the directory has %d entries", len(names))
+		}
 	}
-	info, err := os.Lstat(filepath.Join(target, "name"))
-	if err != nil || info.Mode()&os.ModeDevice == 0 {
-		return nil //nolint:nilerr // see above
+	name := filepath.Join(target, "name")
+	info, err := os.Lstat(name)
+	shown := map[string]fs.FileMode{Links: fs.ModeSymlink, Devices: fs.ModeDevice}[kind]
+	if shown != 0 && (err != nil || info.Mode()&shown == 0) {
+		return fmt.Errorf("%s is not %s: %w", name, shown, err)
 	}
-	device, err := os.Open(filepath.Join(target, "name"))
+	if kind != Devices {
+		return nil
+	}
+	device, err := os.Open(name)
 	if err == nil {
 		return errors.Join(errors.New("a device node of the client can be opened"), device.Close())
 	}
 	return nil
 }
+
+// Main is a declared client. It returns the exit code. It does so also for the driver's question for its version.
+func Main() int {
+	if asked() {
+		return 0
+	}
+	if err := Serve(os.Getenv(Env), fuseFD); err != nil {
+		fmt.Println(err)
+		return 1
+	}
+	return 0
+}
+
+// IsClient reports whether the process is to be Main.
+func IsClient() bool { return os.Getenv(Env) != "" || asked() }
+
+func asked() bool { return len(os.Args) == 2 && os.Args[1] == "--version" }

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
+	"github.com/s3-csi/s3-csi-driver/tests/hostile"
 	"github.com/s3-csi/s3-csi-driver/tests/rig"
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
@@ -32,7 +33,12 @@ var programs = rig.Programs()
 const bucket = rigtest.Bucket
 
 // The suite holds for every launcher; see rigtest.Main.
-func TestMain(m *testing.M) { os.Exit(rigtest.Main(m)) }
+func TestMain(m *testing.M) {
+	if hostile.IsClient() {
+		os.Exit(hostile.Main())
+	}
+	os.Exit(rigtest.Main(m))
+}
 
 // env is a node with one driver, and a proxy between it and its S3 server.
 type env struct {

@@ -148,7 +148,7 @@ func TestHostileFileSystems(t *testing.T) {
 					rigtest.Await(t, eventually, "the client's file system at the target", func() bool { return p.showsFUSE(t) || ended(c) })
 				}
 				for range 2 {
-					if err := within(t, bounded, "looking at the target", func() error { return hostile.Look(p.target) }); err != nil {
+					if err := within(t, bounded, "looking at the target", func() error { return hostile.Look(p.target, kind) }); err != nil {
 						t.Error(err)
 					}
 					if !innocent.shows("content") {
