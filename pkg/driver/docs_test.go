@@ -18,6 +18,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/usage"
+	"github.com/s3-csi/s3-csi-driver/pkg/podclient"
 	"github.com/s3-csi/s3-csi-driver/pkg/status"
 )
 
@@ -132,7 +133,7 @@ func TestMetricsDocument(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	for _, c := range slices.Concat(tracker.SampleCollectors(), usage.SampleCollectors(), status.SampleCollectors()) {
+	for _, c := range slices.Concat(tracker.SampleCollectors(), usage.SampleCollectors(), podclient.SampleCollectors(), status.SampleCollectors()) {
 		if err := m.Registerer().Register(c); err != nil {
 			t.Fatal(err)
 		}

@@ -2,6 +2,9 @@ package driver
 
 import (
 	"context"
+	"errors"
+	"math"
+	"regexp"
 	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -17,8 +20,9 @@ import (
 // and all other codes as final. A wrong final code from CreateVolume or NodePublishVolume orphans a volume or a mount, so errors
 // without a kind are never final there.
 
-// maxMessage is the maximum length of an error text, in bytes. gRPC sends it in a header.
-const maxMessage = 4096
+// maxMessage is the maximum length of an error text with its page, in bytes. COs show the text in an event, which Kubernetes cuts at 1,024
+// bytes, after words of their own such as the volume's name. The log has the full text.
+const maxMessage = 800
 
 // mutates reports whether a method may have changed something when it fails.
 func mutates(method string) bool {
@@ -80,18 +84,56 @@ func statusOf(ctx context.Context, method string, err error) error {
 	if _, ok := err.(interface{ GRPCStatus() *status.Status }); ok {
 		return err
 	}
-	page := pageOf(method, err)
-	return status.Error(codeOf(ctx, method, err), truncate(err.Error(), maxMessage-len(page))+page)
+	return &rpcError{err, status.New(codeOf(ctx, method, err), messageOf(method, err, maxMessage)), messageOf(method, err, math.MaxInt)}
 }
 
-// truncate shortens a text to limit bytes in the middle, because what failed is at the start and the cause at the end.
+// rpcError is an error as an RPC returns it.
+type rpcError struct {
+	err    error
+	status *status.Status
+	full   string // the status's text, not shortened
+}
+
+// Error implements error.
+func (e *rpcError) Error() string { return e.status.Err().Error() }
+
+// Unwrap returns the method's error.
+func (e *rpcError) Unwrap() error { return e.err }
+
+// GRPCStatus returns the status that gRPC sends.
+func (e *rpcError) GRPCStatus() *status.Status { return e.status }
+
+// fullText returns the text of an RPC's error for the log.
+func fullText(err error) string {
+	if e := (*rpcError)(nil); errors.As(err, &e) {
+		return e.full
+	}
+	return status.Convert(err).Message()
+}
+
+// messageOf returns the text of a method's error, with the page that explains it at the end, in at most limit bytes.
+func messageOf(method string, err error, limit int) string {
+	text, page := err.Error(), pageOf(method, err)
+	if named := pageInText.FindString(text); named != "" && !strings.Contains(truncate(text, limit), named) {
+		page = "; " + named
+	}
+	return truncate(text, limit-len(page)) + page
+}
+
+// pageInText matches a page that a text names.
+var pageInText = regexp.MustCompile(`see docs/[a-z0-9-]+\.md(#[a-z0-9-]+)?`)
+
+// truncate shortens a text to limit bytes in the middle, because what failed is at the start, and the cause, which may be the end of a
+// client's output, at the end.
 func truncate(text string, limit int) string {
 	const gap = " … "
-	if len(text) > limit {
-		half := (limit - len(gap)) / 2
-		text = text[:half] + gap + text[len(text)-half:]
+	text = strings.ToValidUTF8(text, "?")
+	if len(text) <= limit {
+		return text
 	}
-	return strings.ToValidUTF8(text, "?")
+	half := (limit - len(gap)) / 2
+	// What is left of characters that were cut is removed.
+	return strings.ToValidUTF8(text[:half], "") + gap + strings.ToValidUTF8(text[len(text)-half:], "")
 }
 
 // unexpected reports whether a code indicates a bug or a broken environment, which is logged as an error.

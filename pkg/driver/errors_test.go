@@ -68,10 +68,39 @@ func TestUnknownOutcomesAreNeverFinalWhereSomethingMayHaveHappened(t *testing.T)
 }
 
 func TestLongMessagesKeepBothEnds(t *testing.T) {
-	err := fault.Errorf(fault.Busy, "start%send\xff", strings.Repeat("é", maxMessage))
-	text := status.Convert(statusOf(t.Context(), "", err)).Message()
-	if !strings.HasPrefix(text, "start") || !strings.HasSuffix(text, "end?") || len(text) > maxMessage+2 || !utf8.ValidString(text) {
-		t.Errorf("%d bytes: %.20q … %q", len(text), text, text[len(text)-20:])
+	for _, start := range []string{"start", "star"} { // a character is cut, or none
+		err := fault.Errorf(fault.Busy, "%s%send\xff", start, strings.Repeat("é", maxMessage))
+		text := status.Convert(statusOf(t.Context(), "", err)).Message()
+		if !strings.HasPrefix(text, start+"é") || !strings.HasSuffix(text, "éend?") || len(text) > maxMessage || !utf8.ValidString(text) || strings.Count(text, "?") != 1 {
+			t.Errorf("%d bytes: %.20q … %q", len(text), text, text[len(text)-20:])
+		}
+	}
+}
+
+// An event shows 1,024 bytes: what failed, the end of the client's output and the page are among them. The log has all of it.
+func TestLongMessagesAsEvents(t *testing.T) {
+	const (
+		// external-provisioner and kubelet begin like this, with names of usual lengths.
+		event  = "MountVolume.SetUp failed for volume \"pvc-0b9c7f1e-53a4-4f0b-8d1c-7e2a90c4d611\" : rpc error: code = FailedPrecondition desc = "
+		volume = "default:team-data/namespace/pvc-0b9c7f1e-53a4-4f0b-8d1c-7e2a90c4d611/"
+		target = "/var/lib/kubelet/pods/6f4b1c9e-0d7a-4a8f-9c36-2b1de00f7a55/volumes/kubernetes.io~csi/pvc-0b9c7f1e-53a4-4f0b-8d1c-7e2a90c4d611/mount"
+		failed = "client mountpoint-s3 exited before the mount was ready: exit status 1"
+		last   = "Error: 403 AccessDenied"
+		page   = "docs/errors.md#publishing-clients-and-the-node"
+	)
+	output := strings.Repeat("a line of output | ", 220) + last
+	for name, err := range map[string]error{
+		"page of the error": fault.See(page, fault.Errorf(fault.Unavailable, "publish volume %q at %s: %s: %s", volume, target, failed, output)),
+		"page in the text":  fault.Errorf(fault.Unavailable, "publish volume %q at %s: %s: %s; see %s: %s", volume, target, failed, output, page, output),
+	} {
+		err := statusOf(t.Context(), csi.Node_NodePublishVolume_FullMethodName, err)
+		text := event + status.Convert(err).Message()
+		if len(text) > 1000 || !strings.HasSuffix(text, "; see "+page) || !strings.Contains(text, failed) || !strings.Contains(text, last) || strings.Count(text, page) != 1 {
+			t.Errorf("%s: %d bytes: %s", name, len(text), text)
+		}
+		if full := fullText(err); !strings.Contains(full, output) || strings.Count(full, page) != 1 {
+			t.Errorf("%s: the log has %d bytes", name, len(full))
+		}
 	}
 }
 
@@ -90,7 +119,7 @@ func TestErrorsNameTheirPage(t *testing.T) {
 		csi.Controller_CreateSnapshot_FullMethodName, csi.Controller_DeleteSnapshot_FullMethodName,
 	} {
 		for kind := fault.Unknown; kind <= fault.Unsupported; kind++ {
-			err := fault.Errorf(kind, "%s", strings.Repeat("a reason ", maxMessage))
+			err := fault.Errorf(kind, "%s", strings.Repeat("a reason ", 1000))
 			text := status.Convert(statusOf(t.Context(), method, err)).Message()
 			_, page, found := strings.Cut(text, "; see docs/")
 			file, heading, _ := strings.Cut(page, "#")

@@ -2,6 +2,7 @@ package driver
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path"
 	"runtime/debug"
@@ -63,9 +64,9 @@ func logRequests(logger klog.Logger, running *inflight) grpc.UnaryServerIntercep
 			logger.V(2).Info("Request succeeded", "duration", took)
 		case err == nil:
 		case unexpected(code):
-			logger.Error(err, "Request failed", "code", code, "duration", took)
+			logger.Error(errors.New(fullText(err)), "Request failed", "code", code, "duration", took)
 		default:
-			logger.Info("Request failed", "code", code, "duration", took, "reason", status.Convert(err).Message())
+			logger.Info("Request failed", "code", code, "duration", took, "reason", fullText(err))
 		}
 		if err == nil {
 			logger.V(answer).Info("Response", "response", redact.Message(resp), "duration", took)

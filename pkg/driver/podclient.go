@@ -66,6 +66,11 @@ func parsePodVolume(req *csi.NodePublishVolumeRequest) (v podvolume.Volume, err 
 	if err := checkPodInfo(v.Target, attributes); err != nil {
 		return v, err
 	}
+	var pod publication
+	if err := pod.readPod(attributes); err != nil {
+		return v, err
+	}
+	v.PodNamespace, v.PodName = pod.PodNamespace, pod.PodName
 	for _, key := range slices.Sorted(maps.Keys(req.GetSecrets())) {
 		if !strings.HasPrefix(key, metadataPrefix) {
 			return v, fault.Field("secrets", "are not used for a client in the pod: remove nodePublishSecretRef from the pod's volume, and give its container the secret")

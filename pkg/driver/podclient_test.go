@@ -45,8 +45,12 @@ func TestPodClients(t *testing.T) {
 		kind   fault.Kind       // of the error; Unknown: none
 		field  string
 	}{
-		"as it is":  {func(*csi.NodePublishVolumeRequest) {}, podvolume.Volume{}, fault.Unknown, ""},
-		"read-only": {func(r *csi.NodePublishVolumeRequest) { r.Readonly = true }, podvolume.Volume{ReadOnly: true}, fault.Unknown, ""},
+		"as it is": {func(*csi.NodePublishVolumeRequest) {}, podvolume.Volume{}, fault.Unknown, ""},
+		"pod names": {func(r *csi.NodePublishVolumeRequest) {
+			r.VolumeContext[podNamespaceKey], r.VolumeContext[podNameKey] = "team-a", "web-0"
+		}, podvolume.Volume{PodNamespace: "team-a", PodName: "web-0"}, fault.Unknown, ""},
+		"a pod name that is none": {func(r *csi.NodePublishVolumeRequest) { r.VolumeContext[podNameKey] = "web\n0" }, podvolume.Volume{}, fault.Invalid, "volume_context." + podNameKey},
+		"read-only":               {func(r *csi.NodePublishVolumeRequest) { r.Readonly = true }, podvolume.Volume{ReadOnly: true}, fault.Unknown, ""},
 		"SELinux": {func(r *csi.NodePublishVolumeRequest) {
 			r.GetVolumeCapability().GetMount().MountFlags = []string{`context="u:r:t:s0:c1,c2"`}
 		}, podvolume.Volume{SELinuxContext: "u:r:t:s0:c1,c2"}, fault.Unknown, ""},

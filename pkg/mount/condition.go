@@ -11,6 +11,7 @@ type Condition struct {
 const (
 	ReasonStale              = "StaleMount"         // the client has exited, or a target does not show its file system
 	ReasonUnresponsive       = "ClientUnresponsive" // the client does not answer
+	ReasonNoClient           = "NoClient"           // no client in the user's pod serves the volume
 	ReasonDraining           = "Draining"           // the client finishes its uploads
 	ReasonHelperExited       = "HelperExited"       // the client serves, and its credentials are not renewed
 	ReasonCredentialsExpired = "CredentialsExpired" // the session is over

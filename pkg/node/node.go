@@ -13,6 +13,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
@@ -167,20 +168,20 @@ func assemble(ctx context.Context, o Options, store *state.Store) (*Node, error)
 	conditions := &condition.Reporter{
 		Store: store, Publications: store.Pubs, Mounts: super, Targets: healer, Asker: asker{o.Namespace}, Tracked: track, Backends: reachable{o}, Now: time.Now,
 	}
-	shown := &status.Collector{
-		Driver: o.Status.Driver, Launcher: o.Status.Launcher, Notes: o.Status.Notes, Mounts: store, Publications: store.Pubs, Tracked: track,
-		Memory: host.Memory, MemoryLimit: memoryLimit(o, run), Remedy: creds.Remedy, Now: time.Now,
-	}
-	var ofVolumes []prometheus.Collector
-	if o.Status.Volumes {
-		ofVolumes = append(ofVolumes, status.VolumeMetrics{Collector: shown, Refresh: run.Refresh})
-	}
 	inPods, err := podclient.New(ctx, podclient.Options{
 		Namespace: o.Namespace, Connections: fusectl, StateDir: store.Dir, Resolve: publisher.ResolveTarget, TargetRoot: publisher.ResolveTarget(o.TargetRoot),
 		ReadyTimeout: o.MountTimeout, HangTimeout: o.HangTimeout, Refused: o.Refused,
 	})
 	if err != nil {
 		return nil, err
+	}
+	shown := &status.Collector{
+		Driver: o.Status.Driver, Launcher: o.Status.Launcher, Notes: o.Status.Notes, Mounts: store, Publications: store.Pubs, Tracked: track, PodClients: inPods,
+		Memory: host.Memory, MemoryLimit: memoryLimit(o, run), Remedy: creds.Remedy, Now: time.Now,
+	}
+	var ofVolumes []prometheus.Collector
+	if o.Status.Volumes {
+		ofVolumes = append(ofVolumes, status.VolumeMetrics{Collector: shown, Refresh: run.Refresh})
 	}
 	return &Node{publisher, inPods, conditions, store, track, meter, monitor.New(monitor.Options{
 		Namespace: o.Namespace, Fusectl: fusectl, Store: store, Pins: pinned, Tracker: track, Clients: clients, Peer: peer,
@@ -226,6 +227,9 @@ func (r reachable) Reach(ctx context.Context, be backend.Backend) error { return
 
 // VolumeHealth returns the adverse conditions of a volume at one target, or ("") at all. NotFound: it is not on this node.
 func (n *Node) VolumeHealth(ctx context.Context, volumeID, target string) ([]mount.Condition, error) {
+	if found, err := n.podClients.Health(ctx, volumeID, target); !fault.Is(err, fault.NotFound) {
+		return found, err
+	}
 	if target != "" {
 		target = n.ResolveTarget(target)
 	}
@@ -258,9 +262,9 @@ func (n *Node) Stats(ctx context.Context, volumeID, path string) (mount.Stats, e
 	return n.Publisher.Stats(ctx, volumeID, path)
 }
 
-// Collectors returns the metrics of mounts.
+// Collectors returns the metrics of mounts and of clients in pods.
 func (n *Node) Collectors() []prometheus.Collector {
-	return slices.Concat(n.tracker.Collectors(), n.meter.Collectors(), n.ofVolumes)
+	return slices.Concat(n.tracker.Collectors(), n.meter.Collectors(), n.podClients.Collectors(), n.ofVolumes)
 }
 
 // Status returns what runs on the node, as its helpers report it now.

@@ -68,18 +68,19 @@ type Options struct {
 type Server struct {
 	Options
 	records records
+	metrics metrics
 	locks   namedlock.Locks // by target
 
 	mu      sync.Mutex
-	base    context.Context // of attendants; nil while Run does not run
+	base    context.Context // of reconcilers; nil while Run does not run
 	stopped bool
-	active  map[string]*attendant // by id
+	active  map[string]*reconciler // by id
 	group   sync.WaitGroup
 }
 
 // New prepares the directories. It starts nothing.
 func New(ctx context.Context, o Options) (*Server, error) {
-	s := &Server{Options: o, records: records{o.Namespace, filepath.Join(o.StateDir, "podclients")}, active: map[string]*attendant{}}
+	s := &Server{Options: o, records: records{o.Namespace, filepath.Join(o.StateDir, "podclients")}, metrics: newMetrics(), active: map[string]*reconciler{}}
 	if err := s.records.prepare(ctx); err != nil {
 		return nil, fmt.Errorf("preparing %s: %w", s.records.dir, err)
 	}
@@ -90,8 +91,8 @@ func New(ctx context.Context, o Options) (*Server, error) {
 func (s *Server) Run(ctx context.Context) {
 	s.mu.Lock()
 	s.base = ctx
-	for _, a := range s.active { // published before
-		s.launch(a)
+	for _, r := range s.active { // published before
+		s.launch(r)
 	}
 	s.mu.Unlock()
 	s.resume(ctx)
@@ -102,7 +103,7 @@ func (s *Server) Run(ctx context.Context) {
 	s.group.Wait()
 }
 
-// resume attends to the volumes that an earlier driver published. Records that cannot be read are reported; the others are served.
+// resume serves the volumes that an earlier driver published. Records that cannot be read are reported; the others are served.
 func (s *Server) resume(ctx context.Context) {
 	volumes, err := s.records.all(ctx)
 	if err != nil {
@@ -114,7 +115,10 @@ func (s *Server) resume(ctx context.Context) {
 			return
 		}
 		if have, ok, err := s.records.get(ctx, v.Target); err == nil && ok && have == v && !s.forgotten(ctx, v) {
-			s.attend(v)
+			_, err = s.reconcile(ctx, v)
+			if err != nil {
+				klog.FromContext(ctx).Error(err, "Cannot serve volume of a client in a pod", "volume", v.VolumeID, "target", v.Target)
+			}
 		}
 		release()
 	}
@@ -147,65 +151,82 @@ func (s *Server) forgotten(ctx context.Context, v podvolume.Volume) bool {
 	return true
 }
 
-// attend makes sure that the volume has an attendant and returns it. The caller holds the target's lock.
-func (s *Server) attend(v podvolume.Volume) *attendant {
+// reconcile makes sure that the volume has a running reconciler and returns it. It waits for one that is stopping, as after an unpublish that timed out. The caller holds
+// the target's lock.
+func (s *Server) reconcile(ctx context.Context, v podvolume.Volume) (*reconciler, error) {
+	s.mu.Lock()
+	r := s.active[idOf(v.Target)]
+	s.mu.Unlock()
+	if r != nil && r.current().State == Stopped {
+		if err := r.wait(ctx); err != nil {
+			return nil, err
+		}
+		r = nil
+	}
+	if r != nil {
+		return r, nil
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	id := idOf(v.Target)
-	a := s.active[id]
-	if a == nil {
-		a = newAttendant(s, v)
-		s.active[id] = a
-		if s.base != nil {
-			s.launch(a)
-		}
+	r = newReconciler(s, v)
+	s.active[idOf(v.Target)] = r
+	if s.base != nil {
+		s.launch(r)
 	}
-	return a
+	return r, nil
 }
 
-// launch starts an attendant; mu is held.
-func (s *Server) launch(a *attendant) {
-	if s.stopped || a.launched {
+// listen makes sure that the driver listens for the clients of a volume.
+func (s *Server) listen(ctx context.Context, v podvolume.Volume) error {
+	r, err := s.reconcile(ctx, v)
+	if err != nil {
+		return err
+	}
+	return r.listen(ctx)
+}
+
+// launch starts a reconciler; mu is held.
+func (s *Server) launch(r *reconciler) {
+	if s.stopped || r.cancel != nil {
 		return
 	}
-	a.launched = true
-	ctx, cancel := context.WithCancel(klog.NewContext(s.base, klog.FromContext(s.base).WithValues("volume", a.volume.VolumeID, "target", a.volume.Target)))
-	a.cancel = cancel
+	ctx, cancel := context.WithCancel(klog.NewContext(s.base, klog.FromContext(s.base).WithValues("volume", r.volume.VolumeID, "target", r.volume.Target)))
+	r.cancel = cancel
 	s.group.Go(func() {
-		defer close(a.done)
+		defer close(r.done)
 		defer cancel()
-		a.run(ctx)
+		r.run(ctx)
 	})
 }
 
-// dismiss stops the attendant of a target and waits for it. The caller holds the target's lock.
-func (s *Server) dismiss(ctx context.Context, target string) error {
-	id := idOf(target)
+// stop stops the reconciler of a target and waits for it. It stays known as stopped until forget. The caller holds the target's lock.
+func (s *Server) stop(ctx context.Context, target string) error {
 	s.mu.Lock()
-	a := s.active[id]
-	var launched bool
-	if a != nil {
-		if launched = a.launched; launched {
-			a.cancel()
-		}
-		a.launched = true // and will not be
-	}
-	s.mu.Unlock()
-	if a == nil {
+	defer s.mu.Unlock()
+	r := s.active[idOf(target)]
+	if r == nil {
 		return nil
 	}
-	if launched {
-		select {
-		case <-a.done:
-		case <-ctx.Done():
-			return fault.Errorf(fault.Busy, "the volume's client is being connected: %w", context.Cause(ctx))
-		}
+	r.set(Stopped)
+	if r.cancel == nil { // Run has not begun
+		r.cancel = func() {}
+		close(r.done)
 	}
-	a.closeListener()
-	s.mu.Lock()
-	delete(s.active, id)
+	r.cancel()
 	s.mu.Unlock()
+	defer s.mu.Lock()
+	if err := r.wait(ctx); err != nil {
+		return err
+	}
+	r.closeListener()
 	return nil
+}
+
+// forget ends the record of a reconciler that was stopped.
+func (s *Server) forget(target string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.active, idOf(target))
 }
 
 // Has reports whether a volume of this kind is published at a target.
@@ -227,10 +248,10 @@ func (s *Server) Publish(ctx context.Context, v podvolume.Volume, refused error)
 	switch {
 	case err != nil:
 		return err
-	case published && have == v:
+	case published && have.Same(v):
 		err := s.show(ctx, v)
 		if err == nil {
-			err = s.attend(v).listen(ctx)
+			err = s.listen(ctx, v)
 		}
 		if err != nil {
 			return fault.Errorf(fault.Unavailable, "the target is left unchanged: %w", err)
@@ -271,7 +292,7 @@ func (s *Server) Publish(ctx context.Context, v podvolume.Volume, refused error)
 	if err := s.awaitEmptyDir(ctx, v); err != nil {
 		return err
 	}
-	if err := s.attend(v).listen(ctx); err != nil {
+	if err := s.listen(ctx, v); err != nil {
 		return err
 	}
 	klog.FromContext(ctx).Info("Published, waiting for client in pod", "emptyDir", v.EmptyDir, "socket", v.Socket)

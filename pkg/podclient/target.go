@@ -220,7 +220,7 @@ func (s *Server) abort(ctx context.Context, m own) error {
 // remove takes everything of a volume away, the record last. It can be repeated.
 func (s *Server) remove(ctx context.Context, v podvolume.Volume) error {
 	id := idOf(v.Target)
-	if err := s.dismiss(ctx, v.Target); err != nil {
+	if err := s.stop(ctx, v.Target); err != nil {
 		return err
 	}
 	if err := s.Namespace.Do(ctx, "removing the socket of "+v.Target, func() error { return removeSocket(s.TargetRoot, v) }); err != nil {
@@ -256,7 +256,11 @@ func (s *Server) remove(ctx context.Context, v podvolume.Volume) error {
 	if err != nil {
 		return err
 	}
-	return s.records.remove(ctx, v.Target)
+	if err := s.records.remove(ctx, v.Target); err != nil {
+		return err
+	}
+	s.forget(v.Target)
+	return nil
 }
 
 // unmountTarget detaches the volume's mounts at its target. Their connections are aborted, so nothing that could be stored is lost.

@@ -35,6 +35,15 @@ type Volume struct {
 	ReadOnly bool   `json:"readOnly,omitempty"`
 	// SELinuxContext labels every file of the file system.
 	SELinuxContext string `json:"selinuxContext,omitempty"`
+	// PodNamespace and PodName are for people: the target has the pod's UID. "": unknown.
+	PodNamespace string `json:"podNamespace,omitempty"`
+	PodName      string `json:"podName,omitempty"`
+}
+
+// Same reports whether two publications are the same, whatever the pod is called.
+func (v Volume) Same(other Volume) bool {
+	v.PodNamespace, v.PodName = other.PodNamespace, other.PodName
+	return v == other
 }
 
 // Requested reports whether a volume context is that of such a volume, well-formed or not.

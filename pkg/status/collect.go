@@ -11,6 +11,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
+	"github.com/s3-csi/s3-csi-driver/pkg/podclient"
 )
 
 // Mounts are the records of mounts; *state.Store implements it.
@@ -28,6 +29,11 @@ type Tracked interface {
 	Report(name string) tracker.Report
 }
 
+// PodClients has the volumes whose client runs in the user's own pod; *podclient.Server implements it.
+type PodClients interface {
+	Reports(ctx context.Context) ([]podclient.Report, error)
+}
+
 // Collector makes documents.
 type Collector struct {
 	Driver       Driver
@@ -36,6 +42,7 @@ type Collector struct {
 	Mounts       Mounts
 	Publications Publications
 	Tracked      Tracked
+	PodClients   PodClients
 	// Memory returns the resident memory of a process with that uid.
 	Memory func(pid int, uid uint32) (uint64, error)
 	// MemoryLimit returns the memory limit of a mount; 0: none that is enforced.
@@ -57,6 +64,16 @@ func (c *Collector) Collect(ctx context.Context) (Document, error) {
 	if err != nil {
 		return d, err
 	}
+	inPods, err := c.PodClients.Reports(ctx)
+	if err != nil {
+		return d, err
+	}
+	for _, r := range inPods {
+		d.PodClients = append(d.PodClients, podClient(r))
+	}
+	slices.SortFunc(d.PodClients, func(a, b PodClient) int {
+		return cmp.Or(cmp.Compare(a.Pod.String(), b.Pod.String()), cmp.Compare(a.Target, b.Target))
+	})
 	of := map[string][]Publication{}
 	for _, p := range pubs {
 		of[p.Mount] = append(of[p.Mount], publication(p))
@@ -200,6 +217,18 @@ func publication(p state.Publication) Publication {
 		VolumeID: p.VolumeID, Target: p.Target, ReadOnly: p.ReadOnly, PersistentVolume: volume,
 		Pod: Pod{Namespace: p.Pod.Namespace, Name: p.Pod.Name, UID: uid},
 	}
+}
+
+func podClient(r podclient.Report) PodClient {
+	uid, volume := kubelet(r.Target)
+	p := PodClient{
+		VolumeID: r.VolumeID, Target: r.Target, ReadOnly: r.ReadOnly, Pod: Pod{Namespace: r.PodNamespace, Name: r.PodName, UID: uid}, Volume: volume,
+		EmptyDir: r.EmptyDir, Socket: r.Socket, State: State(r.State), Since: utc(r.Since), Handovers: r.Handovers,
+	}
+	if f := r.Failure; f != nil {
+		p.LastFailure = &Problem{Reason: f.Reason, Message: f.Message, Since: utc(f.Time), NextTry: utc(f.Next)}
+	}
+	return p
 }
 
 // kubelet returns what kubelet's target paths contain: <root>/pods/<uid>/volumes/kubernetes.io~csi/<volume>/mount.

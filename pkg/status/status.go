@@ -24,6 +24,8 @@ type Document struct {
 	// Notes are degraded features and their reasons, as /readyz lists them.
 	Notes  []string `json:"notes,omitempty"`
 	Mounts []Mount  `json:"mounts"`
+	// PodClients are the volumes whose client runs in the user's own pod.
+	PodClients []PodClient `json:"podClients,omitempty"`
 }
 
 // Driver identifies the driver that answers.
@@ -125,6 +127,24 @@ type Memory struct {
 type Uploads struct {
 	Files int   `json:"files"`
 	Bytes int64 `json:"bytes"`
+}
+
+// PodClient is a volume whose client runs in the user's own pod.
+type PodClient struct {
+	VolumeID string `json:"volumeID"`
+	Target   string `json:"target"`
+	ReadOnly bool   `json:"readOnly,omitempty"`
+	Pod      Pod    `json:"pod,omitzero"`
+	Volume   string `json:"volume,omitempty"` // the pod's name of it
+	EmptyDir string `json:"emptyDir"`         // the pod's name of the emptyDir volume with the socket
+	Socket   string `json:"socket"`           // its file name
+	// State is one of package podclient's: unknown, waiting, starting, serving, unresponsive, exited or stopped.
+	State State     `json:"state"`
+	Since time.Time `json:"since,omitzero"`
+	// Handovers is the number of FUSE descriptors that this driver passed to programs of the pod.
+	Handovers int `json:"handovers"`
+	// LastFailure stays when the client serves again.
+	LastFailure *Problem `json:"lastFailure,omitempty"`
 }
 
 // Problem is one thing that is not well.

@@ -19,6 +19,8 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
+	"github.com/s3-csi/s3-csi-driver/pkg/podclient"
+	"github.com/s3-csi/s3-csi-driver/pkg/podvolume"
 )
 
 var now = time.Date(2027, 3, 1, 12, 0, 0, 0, time.UTC)
@@ -26,10 +28,12 @@ var now = time.Date(2027, 3, 1, 12, 0, 0, 0, time.UTC)
 type records struct {
 	mounts []state.Mount
 	pubs   []state.Publication
+	inPods []podclient.Report
 }
 
-func (r records) Mounts(context.Context) ([]state.Mount, error)    { return r.mounts, nil }
-func (r records) All(context.Context) ([]state.Publication, error) { return r.pubs, nil }
+func (r records) Mounts(context.Context) ([]state.Mount, error)       { return r.mounts, nil }
+func (r records) Reports(context.Context) ([]podclient.Report, error) { return r.inPods, nil }
+func (r records) All(context.Context) ([]state.Publication, error)    { return r.pubs, nil }
 
 type reports map[string]tracker.Report
 
@@ -38,7 +42,7 @@ func (r reports) Report(name string) tracker.Report { return r[name] }
 func collector(r records, of reports) *Collector {
 	return &Collector{
 		Driver: Driver{"s3.csi.driver", "v1", "node-1"}, Launcher: "systemd", Notes: func() []string { return []string{"a note"} },
-		Mounts: r, Publications: r, Tracked: of,
+		Mounts: r, Publications: r, Tracked: of, PodClients: r,
 		Memory: func(pid int, uid uint32) (uint64, error) {
 			if pid == 0 || uid != 7 {
 				return 0, errors.New("no process")
@@ -224,4 +228,39 @@ func TestTheSocketIsRootsAndReplaced(t *testing.T) {
 	}
 	cancel()
 	<-ended
+}
+
+func TestClientsInPodsAreShown(t *testing.T) {
+	target := "/var/lib/kubelet/pods/u1/volumes/kubernetes.io~csi/data/mount"
+	v := podvolume.Volume{Target: target, VolumeID: "csi-1", EmptyDir: "fd", Socket: "s.sock", PodNamespace: "team-a", PodName: "web-0"}
+	unnamed := podvolume.Volume{Target: strings.ReplaceAll(target, "u1", "u2"), VolumeID: "csi-2", EmptyDir: "fd", Socket: "s.sock"}
+	failed := podclient.Failure{Reason: podclient.ReasonUnresponsive, Message: "the client does not answer", Time: now.Add(-time.Minute), Next: now.Add(30 * time.Second)}
+	d := collect(t, records{inPods: []podclient.Report{
+		{Volume: v, Progress: podclient.Progress{State: podclient.Unresponsive, Since: now.Add(-time.Hour), Handovers: 3, Failure: &failed}},
+		{Volume: unnamed, Progress: podclient.Progress{State: podclient.Waiting}},
+	}}, nil)
+	want := PodClient{
+		VolumeID: "csi-1", Target: target, Pod: Pod{"team-a", "web-0", "u1"}, Volume: "data", EmptyDir: "fd", Socket: "s.sock",
+		State: "unresponsive", Since: now.Add(-time.Hour), Handovers: 3,
+	}
+	failure := Problem{podclient.ReasonUnresponsive, failed.Message, failed.Time, failed.Next}
+	if len(d.PodClients) != 2 || d.PodClients[1].LastFailure == nil || *d.PodClients[1].LastFailure != failure {
+		t.Fatalf("%+v", d.PodClients)
+	}
+	got := d.PodClients[1]
+	if got.LastFailure = nil; got != want {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+	var b bytes.Buffer
+	if err := d.Text(&b, false); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"team-a/web-0", "uid u2", "fd/s.sock", "unresponsive 1h00m", "last failure: unresponsive: the client does not answer; 1m00s ago; next try in 30s"} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("the text does not have %q:\n%s", want, b.String())
+		}
+	}
+	if of := d.Of("team-a/web-0"); len(of.PodClients) != 1 || of.PodClients[0].VolumeID != "csi-1" || len(d.PodClients) != 2 {
+		t.Errorf("%+v of %+v", of.PodClients, d.PodClients)
+	}
 }

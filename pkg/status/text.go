@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -24,7 +25,7 @@ func Parse(b []byte) (d Document, err error) {
 	return d, nil
 }
 
-// Of returns the document with the mounts of one pod only: "namespace/name", or "name" if the CO gives no namespaces.
+// Of returns the document with the mounts and the client of one pod only: "namespace/name", or "name" if the CO gives no namespaces.
 func (d Document) Of(pod string) Document {
 	mounts := []Mount{} // not nil, which would be null
 	for _, m := range d.Mounts {
@@ -33,6 +34,7 @@ func (d Document) Of(pod string) Document {
 		}
 	}
 	d.Mounts = mounts
+	d.PodClients = slices.DeleteFunc(slices.Clone(d.PodClients), func(p PodClient) bool { return p.Pod.String() != pod })
 	return d
 }
 
@@ -75,6 +77,13 @@ func (d Document) Text(w io.Writer, output bool) error {
 			t.Note("another mount has replaced it; it ends when the files that were open in it are closed")
 		}
 	}
+	pods := table.New("POD", "VOLUME", "SOCKET", "STATE", "HANDOVERS")
+	for _, p := range d.PodClients {
+		pods.Row(p.pod(), p.Volume, p.EmptyDir+"/"+p.Socket, d.stateSince(p.State, p.Since), strconv.Itoa(p.Handovers))
+		if p.LastFailure != nil {
+			pods.Note(d.failure(*p.LastFailure))
+		}
+	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "driver %s %s on node %s, launcher %s, mounts: %d\n", d.Driver.Name, d.Driver.Version, d.Driver.NodeID, d.Launcher, len(d.Mounts))
 	for _, n := range d.Notes {
@@ -83,15 +92,41 @@ func (d Document) Text(w io.Writer, output bool) error {
 	if len(d.Mounts) > 0 {
 		b.WriteString("\n" + t.String())
 	}
+	if len(d.PodClients) > 0 {
+		b.WriteString("\nclients in pods:\n\n" + pods.String())
+	}
 	_, err := io.WriteString(w, b.String())
 	return err
 }
 
 func (d Document) state(m Mount) string {
-	if m.State == Healthy || m.Since.IsZero() {
+	if m.State == Healthy {
 		return string(m.State)
 	}
-	return string(m.State) + " " + table.Span(d.Time.Sub(m.Since))
+	return d.stateSince(m.State, m.Since)
+}
+
+func (d Document) stateSince(s State, since time.Time) string {
+	if since.IsZero() {
+		return string(s)
+	}
+	return string(s) + " " + table.Span(d.Time.Sub(since))
+}
+
+func (d Document) failure(p Problem) string {
+	text := "last failure: " + p.Reason + ": " + p.Message + "; " + table.Span(d.Time.Sub(p.Since)) + " ago"
+	if p.NextTry.After(d.Time) {
+		text += "; next try in " + table.Span(p.NextTry.Sub(d.Time))
+	}
+	return text
+}
+
+// pod names the pod as well as it is known.
+func (p PodClient) pod() string {
+	if name := p.Pod.String(); name != "" {
+		return name
+	}
+	return "uid " + p.Pod.UID
 }
 
 func (d Document) problem(p Problem) string {

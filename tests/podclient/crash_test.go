@@ -135,6 +135,34 @@ func TestUnpublishWhileAClientConnects(t *testing.T) {
 	p.NothingLeft(t)
 }
 
+// A volume that is published again after its unpublish timed out is served again.
+func TestPublishAfterAnUnpublishThatTimedOut(t *testing.T) {
+	t.Parallel()
+	e, points := startWithFailpoints(t)
+	e.Put(t, bucket, "file", "content")
+	p := e.pod(t, podUID)
+	p.publish()
+	const step = "podclient.mounting"
+	hold := filepath.Join(points, "hold-"+step)
+	if err := os.WriteFile(hold, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := p.connectFrom(podUID)
+	rigtest.Await(t, eventually, step, func() bool { _, err := os.Stat(filepath.Join(points, "at-"+step)); return err == nil })
+	_, err := p.NodeUnpublishVolume(rigtest.Context(t, time.Second), &csi.NodeUnpublishVolumeRequest{VolumeId: p.handle(), TargetPath: p.target})
+	if err == nil {
+		t.Fatal("unpublish did not time out")
+	}
+	if err := os.Remove(hold); err != nil {
+		t.Fatal(err)
+	}
+	p.publish()
+	c.kill()
+	p.serve()
+	p.unpublish()
+	p.NothingLeft(t)
+}
+
 // stepsOfSource are the steps of the packages that this package tests.
 func stepsOfSource(t *testing.T) (steps []string) {
 	t.Helper()
