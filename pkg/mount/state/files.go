@@ -38,6 +38,9 @@ type files struct {
 	// bounded: what mounts can write to in dir is limited, each in a file system of its own.
 	bounded bool
 	reads   *atomic.Int64 // of records; nil: they are not counted
+
+	mounts       *recordCache[Mount] // nil: records are read every time
+	publications *recordCache[Publication]
 }
 
 // clearTemporaries removes files that a driver was writing when it exited. There must be no other writer.
@@ -118,7 +121,7 @@ func (f files) nextGeneration(key string) (uint64, error) {
 }
 
 func (f files) record(name string) (r Mount, ok bool, err error) {
-	ok, err = f.readJSON(f.recordFile(name), &r)
+	r, ok, err = f.mounts.read(f, f.recordFile(name))
 	if ok && r.Name != name {
 		return r, false, fmt.Errorf("%s is %w: it describes another mount, %q", f.recordFile(name), ErrDamaged, r.Name)
 	}
@@ -165,6 +168,7 @@ func (f files) recordsOf(key string) (records []Mount, err error) {
 			records = append(records, r)
 		}
 	}
+	f.mounts.prune(len(entries))
 	return records, nil
 }
 

@@ -104,7 +104,7 @@ func (f publicationFiles) of(name string) ([]Publication, error) {
 
 func (f publicationFiles) get(target string) (p Publication, ok bool, err error) {
 	file := f.publicationFile(target)
-	ok, err = f.readJSON(file, &p)
+	p, ok, err = f.publications.read(f.files, file)
 	if ok && p.Target != target {
 		return p, false, fmt.Errorf("%s describes another target, %q", file, p.Target)
 	}
@@ -129,8 +129,7 @@ func (f publicationFiles) all() ([]Publication, error) {
 		if !strings.HasSuffix(e.Name(), ".json") {
 			continue
 		}
-		var p Publication
-		ok, err := f.readJSON(filepath.Join(f.publicationsDir(), e.Name()), &p)
+		p, ok, err := f.publications.read(f.files, filepath.Join(f.publicationsDir(), e.Name()))
 		if err != nil {
 			return nil, err
 		}
@@ -138,5 +137,6 @@ func (f publicationFiles) all() ([]Publication, error) {
 			all = append(all, p)
 		}
 	}
+	f.publications.prune(len(entries))
 	return all, nil
 }

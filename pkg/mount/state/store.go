@@ -55,7 +55,8 @@ func Open(ctx context.Context, ns *host.Namespace, dir, cache string, uid uint32
 	case !filepath.IsAbs(cache):
 		return nil, fmt.Errorf("--cache-dir %q: it must be an absolute path", cache)
 	}
-	s := &Store{base: base{files{Paths: Paths{Dir: dir, Cache: cache}, reads: &atomic.Int64{}}, ns}}
+	s := &Store{base: base{files{Paths: Paths{Dir: dir, Cache: cache}, reads: &atomic.Int64{},
+		mounts: newRecordCache(Mount.clone), publications: newRecordCache(Publication.clone)}, ns}}
 	lock, err := host.Call(ctx, ns, "preparing "+dir, func(f *os.File) { f.Close() }, s.open)
 	if err != nil {
 		return nil, fmt.Errorf("preparing the state directory %s: %w", dir, err)

@@ -1,0 +1,120 @@
+package state
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"slices"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// recordCache keeps the records of a directory that were read, so that a publication on a node with many mounts reads only the files
+// that have changed. Records are replaced as a whole (writeFile), so a changed one has another inode.
+type recordCache[T any] struct {
+	clone func(T) T // callers may modify what they get
+
+	mu    sync.Mutex
+	known map[string]cachedRecord[T] // by file
+}
+
+type cachedRecord[T any] struct {
+	version fileVersion
+	record  T
+}
+
+// fileVersion identifies the content of a file.
+type fileVersion struct {
+	device, inode uint64
+	size          int64
+	modified      unix.Timespec
+}
+
+func newRecordCache[T any](clone func(T) T) *recordCache[T] {
+	return &recordCache[T]{clone: clone, known: map[string]cachedRecord[T]{}}
+}
+
+// read returns the record in a file, and reads it if the file has changed. A nil cache reads it every time.
+func (c *recordCache[T]) read(f files, file string) (record T, ok bool, err error) {
+	if c == nil {
+		ok, err = f.readJSON(file, &record)
+		return record, ok, err
+	}
+	// Before the content: if the file is replaced in between, it is read again the next time.
+	version, err := versionOf(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		c.forget(file)
+		return record, false, nil
+	}
+	if err != nil {
+		return record, false, err
+	}
+	c.mu.Lock()
+	cached, found := c.known[file]
+	c.mu.Unlock()
+	if found && cached.version == version {
+		return c.clone(cached.record), true, nil
+	}
+	if ok, err = f.readJSON(file, &record); ok && err == nil {
+		c.mu.Lock()
+		c.known[file] = cachedRecord[T]{version, c.clone(record)}
+		c.mu.Unlock()
+	}
+	return record, ok, err
+}
+
+func (c *recordCache[T]) forget(file string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.known, file)
+}
+
+// prune forgets records that were removed, if there are many. present is how many there are.
+func (c *recordCache[T]) prune(present int) {
+	const spare = 100
+	if c == nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.known) > present+spare {
+		clear(c.known)
+	}
+}
+
+func versionOf(file string) (fileVersion, error) {
+	var st unix.Stat_t
+	if err := unix.Lstat(file, &st); err != nil {
+		return fileVersion{}, &os.PathError{Op: "lstat", Path: file, Err: err}
+	}
+	return fileVersion{st.Dev, st.Ino, st.Size, st.Mtim}, nil
+}
+
+// clone returns a copy that shares nothing that can be modified.
+func (m Mount) clone() Mount {
+	m.Spec.Options = slices.Clone(m.Spec.Options)
+	for _, p := range []**uint32{&m.Spec.UID, &m.Spec.GID, &m.Spec.DirMode, &m.Spec.FileMode, &m.Spec.MountGroup} {
+		*p = copied(*p)
+	}
+	m.Linger = copied(m.Linger)
+	m.Predecessors = slices.Clone(m.Predecessors)
+	m.Command.Argv, m.Command.Env = slices.Clone(m.Command.Argv), slices.Clone(m.Command.Env)
+	m.Command.Ports, m.Command.Files = slices.Clone(m.Command.Ports), slices.Clone(m.Command.Files)
+	return m
+}
+
+// clone returns a copy that shares nothing that can be modified.
+func (p Publication) clone() Publication {
+	p.MovedFrom = slices.Clone(p.MovedFrom)
+	return p
+}
+
+// copied returns a pointer to a copy, nil for nil.
+func copied[T any](p *T) *T {
+	if p == nil {
+		return nil
+	}
+	v := *p
+	return &v
+}
