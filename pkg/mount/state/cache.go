@@ -11,7 +11,8 @@ import (
 )
 
 // recordCache keeps the records of a directory that were read, so that a publication on a node with many mounts reads only the files
-// that have changed. Records are replaced as a whole (writeFile), so a changed one has another inode.
+// that have changed. Records are replaced as a whole (writeFile), so a changed one has another inode. This driver forgets those that it
+// writes: a file system may give a third version the inode of the first.
 type recordCache[T any] struct {
 	clone func(T) T // callers may modify what they get
 
@@ -64,7 +65,11 @@ func (c *recordCache[T]) read(f files, file string) (record T, ok bool, err erro
 	return record, ok, err
 }
 
+// forget forgets the record in a file.
 func (c *recordCache[T]) forget(file string) {
+	if c == nil {
+		return
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.known, file)

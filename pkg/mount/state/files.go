@@ -128,7 +128,11 @@ func (f files) record(name string) (r Mount, ok bool, err error) {
 	return r, ok, err
 }
 
-func (f files) writeRecord(r Mount) error { return writeJSON(f.recordFile(r.Name), r) }
+func (f files) writeRecord(r Mount) error {
+	file := f.recordFile(r.Name)
+	defer f.mounts.forget(file)
+	return writeJSON(file, r)
+}
 
 // owner returns a mount's uid by its helper's directory, for a mount whose record is lost; 0: no helper was ever started.
 func (f files) owner(name string) (uint32, error) { return ownerOf(f.HelperDir(name)) }

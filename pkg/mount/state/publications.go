@@ -112,7 +112,9 @@ func (f publicationFiles) get(target string) (p Publication, ok bool, err error)
 }
 
 func (f publicationFiles) write(p Publication) error {
-	return writeJSON(f.publicationFile(p.Target), p)
+	file := f.publicationFile(p.Target)
+	defer f.publications.forget(file)
+	return writeJSON(file, p)
 }
 
 func (f publicationFiles) remove(target string) error {
