@@ -66,7 +66,7 @@ func reconnect(ctx context.Context, fd int, path string) error {
 	defer cancel()
 	got := 1
 	for ctx.Err() == nil {
-		unix.Close(fd)
+		_ = unix.Close(fd)
 		var err error
 		if fd, err = fdpass.Receive(ctx, path); err == nil {
 			got++

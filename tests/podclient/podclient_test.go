@@ -251,7 +251,7 @@ func TestUnpublishInEachState(t *testing.T) {
 			if err != nil {
 				p.t.Fatal(err)
 			}
-			p.t.Cleanup(func() { f.Close() })
+			p.t.Cleanup(func() { _ = f.Close() })
 		},
 		"emptyDir gone": func(p *pod) {
 			if err := os.RemoveAll(filepath.Dir(p.socket)); err != nil {
