@@ -106,18 +106,21 @@ func (r *run) do(ctx context.Context) {
 			why = "the service does not respond"
 		}
 		r.unknown(why, append([]item{bucket, region, owner}, r.storageItems()...)...)
-		r.unknown(why, r.sessionItems()...)
+		r.unknown(why, append(r.sessionItems(), timeSnapshotsItem())...)
 		return
 	}
 	r.bucket(ctx, bucket)
 	if r.client == nil {
-		r.unknown("there is no bucket to test with", append([]item{region, owner}, r.storageItems()...)...)
+		const why = "there is no bucket to test with"
+		r.unknown(why, append([]item{region, owner}, r.storageItems()...)...)
 		r.sessions(ctx)
+		r.unknown(why, timeSnapshotsItem())
 		return
 	}
 	defer r.cleanUp(ctx)
 	r.storage(ctx)
 	r.sessions(ctx)
+	r.each(ctx, []item{timeSnapshotsItem()}, map[string]func(context.Context, item) Row{timeSnapshotsItem().check: r.timeSnapshots})
 }
 
 // needLess marks what was not tried as not needed if NeedNoKeys is set, because credentials or a bucket that was asked for are missing.

@@ -7,6 +7,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
@@ -34,6 +35,11 @@ func (r *run) storageItems() []item {
 		{"uploadListing", "unfinished uploads are listed by prefix", false},
 		{"versioning", "the versioning state of a bucket can be read", false},
 	}
+}
+
+// timeSnapshotsItem is checked last, because it changes the bucket of the check.
+func timeSnapshotsItem() item {
+	return item{"timeSnapshots", "snapshots of one time (consistency: time)", false}
 }
 
 // storage checks what the controller and the clients need of a bucket.
@@ -199,6 +205,35 @@ func (r *run) versioning(ctx context.Context, what item) Row {
 		return what.row(Yes, "the bucket is not versioned", "")
 	}
 	return what.row(Yes, "the bucket's versioning is "+strings.ToLower(string(out.Status))+": onDelete: delete leaves versions behind, purge does not", "")
+}
+
+// timeSnapshots proves what a snapshot of one time needs, as the controller does before each.
+func (r *run) timeSnapshots(ctx context.Context, what item) Row {
+	if r.made {
+		// Objects from before versioning would keep versions that cannot be told from it.
+		err := r.removeBelow(ctx)
+		if err == nil {
+			_, err = r.client.PutBucketVersioning(ctx, &s3.PutBucketVersioningInput{
+				Bucket: &r.info.Name, VersioningConfiguration: &types.VersioningConfiguration{Status: types.BucketVersioningStatusEnabled},
+			})
+		}
+		switch {
+		case backend.IsNotImplemented(err):
+			return what.row(No, "the service does not support versioning", "")
+		case err != nil:
+			row := failed(what, err, "enabling the versioning of the test bucket")
+			row.Advice = "allow s3:PutBucketVersioning, or use --bucket with a bucket whose versioning is enabled"
+			return row
+		}
+	}
+	_, err := buckets.Cut(ctx, r.opened(), r.prefix, time.Nanosecond)
+	switch {
+	case err == nil:
+		return what.row(Yes, "the bucket's versions can be read and copied as of one time", "")
+	case fault.Is(err, fault.Precondition):
+		return what.row(No, one(err), "")
+	}
+	return failed(what, err, "testing versions")
 }
 
 // removeBelow removes all objects and versions below the check's prefix.

@@ -59,8 +59,8 @@ type Options struct {
 	Workers int
 	// CopyWorkers is how many requests of copies are in flight per backend; 0: the default.
 	CopyWorkers int
-	// FillLag is fill.Options.Lag, CopyCheckEvery copier.Options.CheckEvery.
-	FillLag, CopyCheckEvery time.Duration
+	// CopyLag is Lag of fill.Options and snapshot.Options, CopyCheckEvery copier.Options.CheckEvery.
+	CopyLag, CopyCheckEvery time.Duration
 	// ClockSkew is snapshot.Options.ClockSkew.
 	ClockSkew time.Duration
 	// CopyThreshold is the size above which an object is copied in parts; 0: the default.
@@ -231,10 +231,11 @@ func New(o Options) (*Provisioner, error) {
 		NotVolume: p.Creator.NotBucketVolume,
 		Copier:    copies,
 		ClockSkew: o.ClockSkew,
+		Lag:       o.CopyLag,
 	})
 	p.fills = fill.New(fill.Options{
 		Identities: identities, Clients: o.Clients, Opener: opener, Records: store, Copier: copies, Eraser: eraser, Runs: p.copies, Volumes: p.Remover,
-		Snapshots: p.snapshots, Lag: o.FillLag,
+		Snapshots: p.snapshots, Lag: o.CopyLag,
 	})
 	return p, nil
 }

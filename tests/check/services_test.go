@@ -102,9 +102,13 @@ func TestAGatewayWithATokenService(t *testing.T) {
 			federationToken yes
 			leastSession yes
 			sessions yes
-			sessionPolicies yes`)
+			sessionPolicies yes
+			timeSnapshots no`)
 		if least := row(t, r, "leastSession"); !strings.HasPrefix(least.Why, "1s ") {
 			t.Errorf("%+v", least)
+		}
+		if snapshots := row(t, r, "timeSnapshots"); !strings.Contains(snapshots.Why, "does not keep the times of versions") {
+			t.Errorf("%+v", snapshots)
 		}
 		if sessions := row(t, r, "sessions"); !strings.Contains(sessions.Why, "assumeRole") {
 			t.Errorf("%+v", sessions)
@@ -120,7 +124,8 @@ func TestAGatewayWithATokenService(t *testing.T) {
 			federationToken yes
 			leastSession yes
 			sessions yes
-			sessionPolicies yes`)
+			sessionPolicies yes
+			timeSnapshots no`)
 		if web := row(t, r, "webIdentity"); !strings.Contains(web.Advice, "webIdentity to the backend's sts.kinds") {
 			t.Errorf("%+v", web)
 		}
@@ -135,7 +140,8 @@ func TestAGatewayWithATokenService(t *testing.T) {
 			federationToken yes
 			leastSession yes
 			sessions no !
-			sessionPolicies yes`)
+			sessionPolicies yes
+			timeSnapshots no`)
 	})
 
 	t.Run("a bucket that is there", func(t *testing.T) {
@@ -157,7 +163,8 @@ func TestAGatewayWithATokenService(t *testing.T) {
 			federationToken yes
 			leastSession yes
 			sessions yes
-			sessionPolicies yes`)
+			sessionPolicies yes
+			timeSnapshots no`)
 		if v := row(t, r, "versioning"); !strings.Contains(v.Why, "enabled") {
 			t.Errorf("%+v", v)
 		}
@@ -201,7 +208,8 @@ func TestAServiceThatIgnoresSessionPoliciesIsFoundOut(t *testing.T) {
 		federationToken yes
 		leastSession yes
 		sessions yes
-		sessionPolicies no !`)
+		sessionPolicies no !
+		timeSnapshots no`)
 	nothingLeft(t, client(g.Endpoint(), g.Region(), g.Keys()))
 }
 
@@ -215,7 +223,8 @@ func TestAGatewayWithoutATokenService(t *testing.T) {
 		federationToken no
 		leastSession unknown
 		sessions no
-		sessionPolicies unknown`)
+		sessionPolicies unknown
+		timeSnapshots no`)
 	nothingLeft(t, client(g.Endpoint(), g.Region(), g.Keys()))
 }
 
@@ -254,16 +263,35 @@ func TestMinIO(t *testing.T) {
 	backend := func(more string) string { return fmt.Sprintf("  lab: {endpoint: %q%s}\n", m.Endpoint(), more) }
 	t.Run("declared", func(t *testing.T) {
 		r := run(t, m.Keys(), backend(", sts: {roleOptional: true}"), "--create-bucket")
-		expect(t, r, can+"sessions yes\nsessionPolicies yes")
+		expect(t, r, can+"sessions yes\nsessionPolicies yes\ntimeSnapshots yes")
 		if least := row(t, r, "leastSession"); !strings.HasPrefix(least.Why, "15m ") {
 			t.Errorf("%+v", least)
 		}
 	})
 	t.Run("not declared", func(t *testing.T) {
 		r := run(t, m.Keys(), backend(""), "--create-bucket")
-		expect(t, r, can+"sessions no\nsessionPolicies yes")
+		expect(t, r, can+"sessions no\nsessionPolicies yes\ntimeSnapshots yes")
 		if role := row(t, r, "assumeRole"); !strings.Contains(role.Advice, "sts: {roleOptional: true}") {
 			t.Errorf("%+v", role)
+		}
+	})
+	t.Run("a bucket that is there", func(t *testing.T) {
+		c := client(m.Endpoint(), m.Region(), m.Keys())
+		bucket := aws.String("there")
+		if _, err := c.CreateBucket(t.Context(), &s3.CreateBucketInput{Bucket: bucket}); err != nil {
+			t.Fatal(err)
+		}
+		if off := row(t, run(t, m.Keys(), backend(""), "--bucket=there"), "timeSnapshots"); off.Result != checks.No || !strings.Contains(off.Why, "versioning") {
+			t.Errorf("%+v", off)
+		}
+		if _, err := c.PutBucketVersioning(t.Context(), &s3.PutBucketVersioningInput{Bucket: bucket, VersioningConfiguration: &types.VersioningConfiguration{Status: types.BucketVersioningStatusEnabled}}); err != nil {
+			t.Fatal(err)
+		}
+		if on := row(t, run(t, m.Keys(), backend(""), "--bucket=there"), "timeSnapshots"); on.Result != checks.Yes {
+			t.Errorf("%+v", on)
+		}
+		if left, err := c.ListObjectVersions(t.Context(), &s3.ListObjectVersionsInput{Bucket: bucket}); err != nil || len(left.Versions)+len(left.DeleteMarkers) != 0 {
+			t.Errorf("left: %+v %+v, %v", left.Versions, left.DeleteMarkers, err)
 		}
 	})
 	nothingLeft(t, client(m.Endpoint(), m.Region(), m.Keys()))
@@ -304,7 +332,8 @@ func TestWhatCannotBeTriedIsUnknown(t *testing.T) {
 		federationToken unknown
 		leastSession unknown
 		sessions unknown
-		sessionPolicies unknown`
+		sessionPolicies unknown
+		timeSnapshots unknown`
 	t.Run("a service that is not there", func(t *testing.T) {
 		r := run(t, credentials.Keys{AccessKeyID: "a", SecretAccessKey: "not-to-be-shown"}, `  lab: {endpoint: "http://127.0.0.1:1"}`+"\n")
 		expect(t, r, "reachable no !\ncredentials yes\ncreateBucket unknown\nregion unknown"+nothing)
@@ -365,7 +394,8 @@ func TestNothingIsCreatedUnlessAsked(t *testing.T) {
 		federationToken yes
 		leastSession yes
 		sessions unknown
-		sessionPolicies unknown`)
+		sessionPolicies unknown
+		timeSnapshots unknown`)
 	if b := row(t, r, "createBucket"); !strings.Contains(b.Advice, "--bucket") || !strings.Contains(b.Advice, "--create-bucket") {
 		t.Errorf("%+v", b)
 	}

@@ -123,7 +123,7 @@ func (e *env) process(changes ...func(*processOptions)) *process {
 	made := &sessions{Planner: session.NewPlanner(clients), maker: maker}
 	p, err := provision.New(provision.Options{
 		Config: o.config, Clients: clients, Buckets: buckets, Sessions: made, DriverName: o.driver, ClusterID: o.cluster, Runs: o.runs, Workers: o.workers,
-		FillLag: max(o.fillLag, time.Millisecond), CopyCheckEvery: o.checkEvery, ClockSkew: max(o.clockSkew, time.Nanosecond),
+		CopyLag: max(o.copyLag, time.Millisecond), CopyCheckEvery: o.checkEvery, ClockSkew: max(o.clockSkew, time.Nanosecond),
 	})
 	if err != nil {
 		e.t.Fatal(err)
@@ -157,7 +157,7 @@ type processOptions struct {
 	runs, workers             int
 	driverKeys                credentials.Keys // the process's own; zero: none
 	checkEvery                time.Duration    // see copier.Options; 0: the default
-	fillLag                   time.Duration    // see fill.Options; 0: hardly any
+	copyLag                   time.Duration    // see provision.Options; 0: hardly any
 	clockSkew                 time.Duration    // see snapshot.Options; 0: hardly any
 }
 

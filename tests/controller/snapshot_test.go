@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -666,11 +667,185 @@ func TestAControllerThatComesBackWritesNothingIntoAFilledVolume(t *testing.T) {
 	}
 }
 
+// A controller is stopped in the middle of a snapshot and goes on when another one has copied it. It leaves the rest to that one.
+func TestAControllerThatComesBackLeavesASnapshotToAnother(t *testing.T) {
+	each(t, func(t *testing.T, e *env) {
+		late := func(o *processOptions) { o.checkEvery = time.Nanosecond }
+		p, other := e.process(late), e.process(late)
+		source := other.create("v")
+		e.fill(source, 100)
+		other.snapshot("warm", source) // the listing of uploads is tested once
+		stopped, resume := p.stops("CopyObject")
+		back := make(chan error, 1)
+		go func() {
+			_, err := p.askSnapshot("s", source)
+			back <- err
+		}()
+		<-stopped
+		copied, goOn := other.holds(1, "ListMultipartUploads", false)
+		made := make(chan error, 1)
+		go func() {
+			_, err := other.trySnapshot("s", source)
+			made <- err
+		}()
+		<-copied
+		p.hooks.reset()
+		resume()
+		e.want(<-back, fault.Busy, "another controller")
+		if sent := count(p.hooks.sent(), "CopyObject"); sent > 0 {
+			t.Errorf("it copied %d further objects", sent)
+		}
+		// It leaves the other one alone when it is asked again, too.
+		_, err := p.askSnapshot("s", source)
+		e.want(err, fault.Busy, "another controller")
+		goOn()
+		if err := <-made; err != nil {
+			t.Error(err)
+		}
+		s := p.snapshot("s", source)
+		e.holdsContent(e.bucket, s.ID.Data(), source)
+	})
+}
+
+// What the former controller had sent when another one took over arrives late. It is not in the snapshot when that is ready.
+func TestATakeOverRemovesWhatComesLate(t *testing.T) {
+	one(t, func(t *testing.T, e *env) {
+		p, other := e.process(), e.process()
+		source := other.create("v")
+		e.fill(source, 3)
+		other.snapshot("warm", source) // the listing of uploads is tested once
+		deleted := numbered(source.Prefix, 3)[1]
+		stopped, resume := p.stops("CopyObject")
+		late := make(chan error, 1)
+		go func() {
+			_, err := p.askSnapshot("s", source)
+			late <- err
+		}()
+		<-stopped
+		text := e.object(deleted)
+		e.remove(deleted)                                               // for the listing of the other one
+		compares, goOn := other.holds(2, "ListMultipartUploads", false) // the first request of each comparison
+		made := make(chan provision.Snapshot, 1)
+		failed := make(chan error, 1)
+		go func() {
+			s, err := other.trySnapshot("s", source)
+			if err != nil {
+				failed <- err
+			}
+			made <- s
+		}()
+		select {
+		case <-compares:
+		case err := <-failed:
+			t.Fatal(err)
+		case s := <-made:
+			t.Fatalf("%s is ready, compared once", s.ID)
+		}
+		e.write(deleted, text)
+		p.hooks.set(func(h *hooks) { // what it has sent is all that it does
+			h.before = func(_ int, operation string) error {
+				if operation != "CopyObject" {
+					return errors.New("the process is dead")
+				}
+				return nil
+			}
+		})
+		resume()
+		if err := <-late; err != nil {
+			e.notFinal("late", err)
+		}
+		id := volume.SnapshotID{Backend: "lab", Bucket: e.bucket, Segment: "s", Generation: 1}
+		if n := len(e.keysBelow(id.Data())); n != 3 {
+			t.Errorf("nothing came late: %d objects", n)
+		}
+		goOn()
+		if s := <-made; s.ID != id || s.Objects != 2 {
+			t.Errorf("%+v", s)
+		}
+		if n := len(e.keysBelow(id.Data())); n != 2 {
+			t.Errorf("%d objects are there, of 2 in the snapshot", n)
+		}
+	})
+}
+
+// When one object cannot be copied, the requests that were sent for others go on. Otherwise the service could carry them out after the removal
+// of what was copied.
+func TestAFailureDoesNotBreakOffWhatWasSent(t *testing.T) {
+	one(t, func(t *testing.T, e *env) {
+		p := e.process()
+		source := p.create("v")
+		e.fill(source, 3)
+		denied := make(chan struct{})
+		var first, refused, brokenOff atomic.Bool
+		p.hooks.set(func(h *hooks) {
+			h.wait = func(ctx context.Context, operation string, done bool) {
+				if operation != "CopyObject" || done || first.Swap(true) {
+					return
+				}
+				<-denied
+				select {
+				case <-ctx.Done():
+					brokenOff.Store(true)
+				case <-time.After(300 * time.Millisecond):
+				}
+			}
+			h.answer = func(operation string, _ http.Header) *http.Response {
+				if operation == "CopyObject" && !refused.Swap(true) {
+					close(denied)
+					return refusal(403, "AccessDenied")
+				}
+				return nil
+			}
+		})
+		_, err := p.askSnapshot("s", source)
+		e.want(err, fault.Denied)
+		if brokenOff.Load() {
+			t.Error("a request was broken off")
+		}
+		p.delete(source)
+		e.onlyRecords()
+	})
+}
+
+// Two controllers that are both asked all the time would take over from each other, and each has to wait after that.
+func TestControllersThatAreBothAskedFinish(t *testing.T) {
+	for what, ask := range map[string]func(p *process, source volume.ID) error{
+		"volume": func(p *process, source volume.ID) error {
+			_, err := p.askFrom("c", volume.Content{Volume: source})
+			return err
+		},
+		"snapshot": func(p *process, source volume.ID) error {
+			_, err := p.askSnapshot("s", source)
+			return err
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			one(t, func(t *testing.T, e *env) {
+				lag := func(o *processOptions) { o.copyLag = 500 * time.Millisecond }
+				processes := []*process{e.process(lag), e.process(lag)}
+				source := processes[0].create("v")
+				e.fill(source, 5)
+				for _, err := range race(2, func(i int) error {
+					for late := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+						if err := ask(processes[i], source); !fault.Is(err, fault.Busy) || time.Now().After(late) {
+							return err
+						}
+					}
+				}) {
+					if err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		})
+	}
+}
+
 // A process that took over a filling and fails removes nothing before the former one's requests have ended: their objects would be left.
 func TestAFailureAfterATakeOverWaitsForTheFormerController(t *testing.T) {
 	one(t, func(t *testing.T, e *env) {
 		const lag = time.Second
-		p, other := e.process(), e.process(func(o *processOptions) { o.fillLag = lag })
+		p, other := e.process(), e.process(func(o *processOptions) { o.copyLag = lag })
 		source := other.create("v")
 		e.fill(source, 3)
 		stopped, _ := p.stops("CopyObject")

@@ -224,6 +224,40 @@ func TestASnapshotOfOneTimeNeedsVersions(t *testing.T) {
 	})
 }
 
+// Each answer of the proof is lost once. What was written then is removed, too.
+func TestACutOfUnknownOutcomeLeavesNothing(t *testing.T) {
+	eachOfTime(t, func(t *testing.T, e *env) {
+		e.versioned()
+		p := e.process(notRunning)
+		source := p.create("v")
+		p.cut("warm", source)
+		before := e.versions(".s3-csi/probe/")
+		for n := 1; ; n++ {
+			seen, lost := 0, ""
+			p.hooks.set(func(h *hooks) {
+				h.after = func(_ int, operation string) error {
+					if operation == "PutObject" || operation == "CopyObject" || operation == "DeleteObject" {
+						if seen++; seen == n {
+							lost = operation
+							return cut()
+						}
+					}
+					return nil
+				}
+			})
+			_, err := p.askSnapshot(fmt.Sprint("s", n), source, "consistency", "time")
+			e.same(fmt.Sprint("left after the loss of a ", lost), e.versions(".s3-csi/probe/"), before)
+			if err == nil {
+				if n < 5 { // two markers, a copy, a deletion
+					t.Errorf("the snapshot was cut although the answer of a %s was lost", lost)
+				}
+				break
+			}
+			e.notFinal(lost, err)
+		}
+	})
+}
+
 func TestAVersionThatIsDeletedDuringTheCopy(t *testing.T) {
 	eachOfTime(t, func(t *testing.T, e *env) {
 		e.versioned()

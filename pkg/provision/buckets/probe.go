@@ -88,17 +88,32 @@ func ProbeConditional(ctx context.Context, b Bucket, below string) (honoured boo
 	return true, nil
 }
 
-// removeProbe removes a test object, with all its versions.
+// removeProbe removes a test object, with all its versions. A version "" stands for one that is not known.
 func removeProbe(ctx context.Context, b Bucket, key string, versions map[string]bool) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), CleanupBound)
 	defer cancel()
-	for v := range versions {
-		in := &s3.DeleteObjectInput{Bucket: b.Name(), Key: &key}
-		if v != "" {
-			in.VersionId = &v
-		}
-		if _, err := b.Client.DeleteObject(ctx, in); err != nil {
+	remove := func(version string) (versioned bool) {
+		out, err := b.Client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: b.Name(), Key: &key, VersionId: backend.Optional(version)})
+		if err != nil {
 			klog.FromContext(ctx).Error(err, "Removing test object failed", "bucket", b.Info.Name, "key", key)
+			return false
+		}
+		return aws.ToBool(out.DeleteMarker) && aws.ToString(out.VersionId) != ""
+	}
+	if versions[""] && remove("") {
+		page, err := ListVersions(ctx, b, key, "", "")
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "Listing versions of test object failed", "bucket", b.Info.Name, "key", key)
+		}
+		for _, v := range page.Versions {
+			if v.Key == key {
+				versions[v.ID] = true
+			}
+		}
+	}
+	for v := range versions {
+		if v != "" {
+			remove(v)
 		}
 	}
 }

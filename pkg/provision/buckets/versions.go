@@ -92,14 +92,20 @@ func ListVersions(ctx context.Context, b Bucket, prefix, key, version string) (V
 // nullVersion is the version id of an object that was written while the bucket's versioning was not enabled.
 const nullVersion = "null"
 
-// keepBody keeps the body of a response.
+// maxVersions is the maximum size of a listing of versions: 1000 keys of 1024 bytes, six bytes for each if they are escaped, and the rest.
+const maxVersions = 8 << 20
+
+// keepBody keeps the body of a response of up to maxVersions bytes.
 func keepBody(body *[]byte) func(*s3.Options) {
 	return func(o *s3.Options) {
 		o.APIOptions = append(o.APIOptions, func(s *middleware.Stack) error {
 			return s.Deserialize.Insert(middleware.DeserializeMiddlewareFunc("KeepBody", func(ctx context.Context, in middleware.DeserializeInput, next middleware.DeserializeHandler) (middleware.DeserializeOutput, middleware.Metadata, error) {
 				out, metadata, err := next.HandleDeserialize(ctx, in)
 				if resp, ok := out.RawResponse.(*smithyhttp.Response); ok && err == nil {
-					data, readErr := io.ReadAll(resp.Body)
+					data, readErr := io.ReadAll(io.LimitReader(resp.Body, maxVersions+1))
+					if len(data) > maxVersions {
+						data, readErr = nil, fault.Errorf(fault.Unavailable, "the response has more than %d bytes", maxVersions)
+					}
 					*body = data
 					var rest io.Reader = bytes.NewReader(data)
 					if readErr != nil {
@@ -292,6 +298,7 @@ func (m *markers) prove(ctx context.Context) error {
 	}
 	gone, err := m.b.Client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: m.b.Name(), Key: &m.key}, NoRetry)
 	if err != nil {
+		m.created[""] = true
 		return backend.Classify(err, m.what())
 	}
 	m.created[aws.ToString(gone.VersionId)] = true

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/url"
 	"strings"
+	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
@@ -273,11 +274,22 @@ func (r *run) head(ctx context.Context, p Place, o Object) (Object, error) {
 	return o, nil
 }
 
+// finishBound is for how long a request that was sent goes on after its copy was stopped. The service would carry out one that is broken off, too,
+// maybe after what was copied has been removed.
+const finishBound = 5 * time.Second
+
 // bounded sends one request with a timeout.
 func (r *run) bounded(ctx context.Context, request func(context.Context) error) error {
-	return r.send(ctx, func(ctx context.Context) error {
-		ctx, cancel := context.WithTimeout(ctx, buckets.RequestBound)
+	return r.send(ctx, func(stopped context.Context) error {
+		if stopped.Err() != nil {
+			return context.Cause(stopped)
+		}
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(stopped), buckets.RequestBound)
 		defer cancel()
+		defer context.AfterFunc(stopped, func() {
+			t := time.AfterFunc(finishBound, cancel)
+			context.AfterFunc(ctx, func() { t.Stop() })
+		})()
 		return request(ctx)
 	})
 }

@@ -4,7 +4,6 @@ package fill
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"maps"
 	"strings"
@@ -66,14 +65,17 @@ type Options struct {
 }
 
 // Filler fills volumes. All methods may be called concurrently.
-type Filler struct{ Options }
+type Filler struct {
+	Options
+	claims *runs.Claims
+}
 
 // New returns a Filler. It starts nothing.
 func New(o Options) *Filler {
 	if o.Lag == 0 {
 		o.Lag = copier.Lag
 	}
-	return &Filler{o}
+	return &Filler{o, runs.NewClaims(o.Lag)}
 }
 
 // RunID returns the id of the run that fills a volume, which is the same for all generations of its name.
@@ -134,7 +136,7 @@ func (f *Filler) Fill(ctx context.Context, r Request) (err error) {
 	if err != nil {
 		return err
 	}
-	v := filling{Filler: f, be: be, r: r}
+	v := filling{Filler: f, be: be, r: r, claim: &runs.Claim{}}
 	if s, err := v.status(ctx, b); err != nil || s.state == records.StateActive {
 		return err
 	}
@@ -144,7 +146,7 @@ func (f *Filler) Fill(ctx context.Context, r Request) (err error) {
 	progress := &copier.Progress{}
 	return f.Runs.Do(ctx, RunID(r.ID), "filling volume "+r.ID.String(), who, progress, func(ctx context.Context, run *runs.Run) error {
 		own := v
-		own.claim = rand.Text()
+		own.claim = runs.NewClaim()
 		return f.Volumes.WhileConfigured(ctx, be, func(ctx context.Context) error { return own.run(ctx, run, progress) })
 	})
 }
@@ -154,10 +156,8 @@ type filling struct {
 	*Filler
 	be backend.Backend
 	r  Request
-	// claim identifies this run in the volume's record or tags.
-	claim string
-	// taken is when this run took over from another one; zero: it did not.
-	taken time.Time
+	// claim is that of the run, in the volume's record or tags. A volume that is a snapshot itself has none.
+	claim *runs.Claim
 }
 
 // errOver means that the record no longer asks for the copy.
@@ -209,14 +209,20 @@ func (v *filling) still(ctx context.Context, b buckets.Bucket) error {
 		return err
 	case s.state == records.StateActive:
 		return errDone
-	case s.filler != v.claim:
-		return fault.Errorf(fault.Busy, "volume %s: %w", v.r.ID, errTaken)
+	case s.filler != v.claim.ID:
+		return v.taken(s.filler)
 	}
 	return nil
 }
 
-// take makes this run the one that fills the volume. took is whether another one was.
-func (v *filling) take(ctx context.Context, b buckets.Bucket) (took bool, err error) {
+// taken returns the error for a volume that another run fills.
+func (v *filling) taken(by string) error {
+	v.claims.LostTo(by)
+	return fault.Errorf(fault.Busy, "volume %s: %w", v.r.ID, errTaken)
+}
+
+// take makes this run the one that fills the volume.
+func (v *filling) take(ctx context.Context, b buckets.Bucket) error {
 	if v.r.ID.Prefix == "" {
 		return v.takeBucket(ctx, b)
 	}
@@ -225,19 +231,24 @@ func (v *filling) take(ctx context.Context, b buckets.Bucket) (took bool, err er
 		found, err := v.Records.ReadOwn(ctx, b, v.r.ID)
 		switch {
 		case err != nil && !errors.Is(err, records.ErrNotOurs):
-			return false, err
+			return err
 		case err != nil, found.VolumeID != v.r.ID.String(), found.State != records.StateActive && found.State != records.StateFilling:
-			return false, v.over()
+			return v.over()
 		case found.State == records.StateActive:
-			return false, errDone
+			return errDone
+		case !v.claims.MayTakeOver(found.Filler):
+			return v.taken(found.Filler)
 		}
 		next := found.With(found.State, v.Records.Now())
-		next.Filler = v.claim
+		next.Filler = v.claim.ID
 		if _, err = v.Records.Write(ctx, b, segment, found.ETag, next); !errors.Is(err, records.ErrChanged) {
-			return found.Filler != "", err
+			if found.Filler != "" {
+				v.claim.TookOver()
+			}
+			return err
 		}
 	}
-	return false, v.changing()
+	return v.changing()
 }
 
 func (v *filling) changing() error {
@@ -246,41 +257,30 @@ func (v *filling) changing() error {
 
 // takeBucket is take for a bucket volume. Writes of tags are not conditional: of two processes, the one whose claim is overwritten finds that
 // out with its next check.
-func (v *filling) takeBucket(ctx context.Context, b buckets.Bucket) (took bool, err error) {
+func (v *filling) takeBucket(ctx context.Context, b buckets.Bucket) error {
 	release, err := v.Opener.Lock(ctx, v.be, v.r.ID.Bucket)
 	if err != nil {
-		return false, err
+		return err
 	}
 	defer release()
 	s, err := v.status(ctx, b)
 	switch {
 	case err != nil:
-		return false, err
+		return err
 	case s.state == records.StateActive:
-		return false, errDone
+		return errDone
+	case !v.claims.MayTakeOver(s.filler):
+		return v.taken(s.filler)
 	}
 	have, err := records.ReadTags(ctx, b.Client, v.r.ID.Bucket)
 	if err != nil {
-		return false, err
+		return err
 	}
-	have[records.TagFiller] = v.claim
-	return s.filler != "", records.SetState(ctx, b, have, records.StateFilling)
-}
-
-// outwait waits until a process from which this one took over can write no more: its files would come back after the volume's users, or
-// this process, had removed them.
-func (v *filling) outwait(ctx context.Context) error {
-	if v.taken.IsZero() {
-		return nil
+	have[records.TagFiller] = v.claim.ID
+	if s.filler != "" {
+		v.claim.TookOver()
 	}
-	t := time.NewTimer(time.Until(v.taken.Add(v.Lag)))
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
+	return records.SetState(ctx, b, have, records.StateFilling)
 }
 
 // pin makes a volume that is the snapshot itself: it writes the object that keeps the snapshot from being deleted, checks that the
@@ -334,7 +334,7 @@ func (v *filling) run(ctx context.Context, run *runs.Run, progress *copier.Progr
 	case err == nil || !fault.KindOf(err).Permanent():
 		return err
 	}
-	if outwaitErr := v.outwait(ctx); outwaitErr != nil {
+	if outwaitErr := v.claim.Outwait(ctx, v.Lag); outwaitErr != nil {
 		return fault.Errorf(fault.Busy, "%w; before deleting what was copied: %w", err, outwaitErr)
 	}
 	who := run.Latest()
@@ -365,12 +365,8 @@ func (v *filling) sweep(ctx context.Context, to buckets.Bucket, why error) error
 }
 
 func (v *filling) fill(ctx context.Context, run *runs.Run, from, to buckets.Bucket, progress *copier.Progress) error {
-	took, err := v.take(ctx, to.AsOwn())
-	if err != nil {
+	if err := v.take(ctx, to.AsOwn()); err != nil {
 		return err
-	}
-	if took {
-		v.taken = time.Now()
 	}
 	content := v.r.Parameters.Content
 	info, err := v.source(ctx, content, run.Latest())
@@ -406,7 +402,7 @@ func (v *filling) fill(ctx context.Context, run *runs.Run, from, to buckets.Buck
 	if content.Volume == (volume.ID{}) && (totals.Objects != expected.Objects || totals.Bytes != expected.Bytes) {
 		return fault.Errorf(fault.Precondition, "%s has %d objects and %d bytes, of which %d and %d are left: another program deleted some", content, expected.Objects, expected.Bytes, totals.Objects, totals.Bytes)
 	}
-	if err := v.outwait(ctx); err != nil {
+	if err := v.claim.Outwait(ctx, v.Lag); err != nil {
 		return err
 	}
 	if err := v.finish(ctx, to.AsOwn()); err != nil {
@@ -433,8 +429,8 @@ func (v *filling) finish(ctx context.Context, b buckets.Bucket) error {
 			return nil
 		case found.VolumeID != v.r.ID.String() || found.State != records.StateFilling:
 			return v.over()
-		case found.Filler != v.claim:
-			return fault.Errorf(fault.Busy, "volume %s: %w", v.r.ID, errTaken)
+		case found.Filler != v.claim.ID:
+			return v.taken(found.Filler)
 		}
 		_, err = v.Records.Write(ctx, b, segment, found.ETag, found.With(records.StateActive, v.Records.Now()))
 		if !errors.Is(err, records.ErrChanged) {

@@ -45,6 +45,8 @@ type Snapshot struct {
 	Objects int64 `json:"objects"`
 	Bytes   int64 `json:"bytes"`
 	Changed int64 `json:"changed,omitempty"`
+	// Maker identifies the process that makes a snapshot that is not ready yet.
+	Maker string `json:"maker,omitempty"`
 	// Failure is why a snapshot is deleted that could not be made.
 	Failure string `json:"failure,omitempty"`
 	// Cut is the time that the snapshot shows, if its consistency is time. Planned is set when all versions to copy are in the plan.
@@ -75,6 +77,9 @@ func (s Snapshot) Owner() Owner { return Owner{Driver: s.Driver, Cluster: s.Clus
 // With returns the record in another state.
 func (s Snapshot) With(state State, now time.Time) Snapshot {
 	s.State, s.Updated = state, now
+	if state != StateCutting && state != StateCopying {
+		s.Maker = ""
+	}
 	return s
 }
 

@@ -67,12 +67,17 @@ type Options struct {
 	Volumes    Volumes
 	// ClockSkew is the maximum difference between the clocks of a service's servers; 0: DefaultClockSkew.
 	ClockSkew time.Duration
+	// Lag is how long a process that took over from another one waits before it compares the copy for the last time; 0: copier.Lag.
+	Lag time.Duration
 	// NotVolume refuses a bucket that is itself a volume.
 	NotVolume func(ctx context.Context, b buckets.Bucket) error
 }
 
 // Maker makes snapshots. All methods may be called concurrently.
-type Maker struct{ Options }
+type Maker struct {
+	Options
+	claims *runs.Claims
+}
 
 // DefaultClockSkew is the default of Options.ClockSkew. A snapshot with consistency: time takes up to two seconds longer for each second of it.
 const DefaultClockSkew = time.Second
@@ -82,7 +87,10 @@ func New(o Options) *Maker {
 	if o.ClockSkew == 0 {
 		o.ClockSkew = DefaultClockSkew
 	}
-	return &Maker{o}
+	if o.Lag == 0 {
+		o.Lag = copier.Lag
+	}
+	return &Maker{o, runs.NewClaims(o.Lag)}
 }
 
 // Create makes the snapshot of that name, or returns it if it exists with the same source and parameters. Until all is copied and verified, it
@@ -173,6 +181,8 @@ type creation struct {
 	who identity.Identity
 	b   buckets.Bucket
 	r   Request
+	// claim is that of the run, in the snapshot's record.
+	claim *runs.Claim
 }
 
 // RunID returns the id of the run that makes a snapshot of that name.
@@ -333,6 +343,7 @@ const making = "making snapshot "
 
 func (c *creation) job(id volume.SnapshotID, progress *copier.Progress) runs.Job {
 	own := *c
+	own.claim = runs.NewClaim()
 	return func(ctx context.Context, r *runs.Run) error {
 		return own.Volumes.WhileConfigured(ctx, own.be, func(ctx context.Context) error { return own.make(ctx, r, id, progress) })
 	}
@@ -344,13 +355,18 @@ var errOver = errors.New("the record no longer says that the snapshot is being m
 // errDone means that another process has made the snapshot.
 var errDone = errors.New("the snapshot is made")
 
+// errTaken means that another process makes the snapshot now.
+var errTaken = errors.New("another controller has begun to make the snapshot")
+
 // make makes the snapshot, from whatever an earlier run left:
 //
-//  1. count the source's objects, and refuse those above the limits; of a snapshot of one time, write the plan: which versions to copy
-//  2. copy them and verify the copy
-//  3. write the state ready
+//  1. write into the record that this run makes the snapshot, so that any other run stops
+//  2. count the source's objects, and refuse those above the limits; of a snapshot of one time, write the plan: which versions to copy
+//  3. copy them and verify the copy
+//  4. if another run was stopped, wait until it can write no more, and verify the copy again
+//  5. write the state ready
 //
-// If it fails for good, it deletes what there is of the snapshot.
+// If it fails for good, it waits as in step 4 and deletes what there is of the snapshot.
 func (c *creation) make(ctx context.Context, r *runs.Run, id volume.SnapshotID, progress *copier.Progress) error {
 	sides, err := c.open(ctx, r, id)
 	if err != nil {
@@ -366,6 +382,9 @@ func (c *creation) make(ctx context.Context, r *runs.Run, id volume.SnapshotID, 
 		return c.sweep(ctx, sides, id, err)
 	case err == nil || !fault.KindOf(err).Permanent():
 		return err
+	}
+	if outwaitErr := c.claim.Outwait(ctx, c.Lag); outwaitErr != nil {
+		return fault.Errorf(fault.Busy, "%w; before deleting what was copied: %w", err, outwaitErr)
 	}
 	if discardErr := c.discard(ctx, r.Latest(), id, backend.Clip(err.Error(), 1000)); discardErr != nil {
 		return fault.Errorf(fault.Busy, "%w; deleting what was copied: %w", err, discardErr)
@@ -387,14 +406,9 @@ func (c *creation) sweep(ctx context.Context, sides sides, id volume.SnapshotID,
 
 func (c *creation) makeIn(ctx context.Context, r *runs.Run, id volume.SnapshotID, s sides, progress *copier.Progress) error {
 	own := s.target.AsOwn()
-	found, err := c.Records.ReadSnapshot(ctx, own, id.Segment)
-	switch {
-	case err != nil:
+	found, err := c.take(ctx, own, id)
+	if err != nil {
 		return err
-	case found.SnapshotID == id.String() && found.State == records.StateReady:
-		return nil
-	case !isMade(found, id):
-		return fault.Errorf(fault.Busy, "snapshot %s: %w", id, errOver)
 	}
 	task := copier.Task{
 		Target: copier.Place{Bucket: s.target, Prefix: id.Data()}, Manifest: id.Manifest(), Limits: copier.Limits{Objects: c.r.Parameters.MaxObjects, Bytes: c.r.Parameters.MaxBytes},
@@ -410,6 +424,11 @@ func (c *creation) makeIn(ctx context.Context, r *runs.Run, id volume.SnapshotID
 	}
 	progress.Expect(copier.Totals{Objects: found.Objects, Bytes: found.Bytes})
 	totals, err := c.Copier.Copy(ctx, task)
+	if err == nil && c.claim.IsTakeOver() {
+		if err = c.claim.Outwait(ctx, c.Lag); err == nil {
+			totals, err = c.Copier.Copy(ctx, task) // all is copied: this compares, and removes what came late
+		}
+	}
 	if err != nil {
 		return err
 	}
@@ -423,6 +442,48 @@ func (c *creation) makeIn(ctx context.Context, r *runs.Run, id volume.SnapshotID
 		klog.FromContext(ctx).Error(err, "Removing plan failed", "snapshot", id.String()) // the snapshot's deletion removes it
 	}
 	return nil
+}
+
+// take makes this run the one that makes the snapshot, and returns the record.
+func (c *creation) take(ctx context.Context, own buckets.Bucket, id volume.SnapshotID) (records.StoredSnapshot, error) {
+	for range maxRaces {
+		found, err := c.Records.ReadSnapshot(ctx, own, id.Segment)
+		switch {
+		case err != nil:
+			return found, err
+		case found.SnapshotID == id.String() && found.State == records.StateReady:
+			return found, errDone
+		case !isMade(found, id):
+			return found, fault.Errorf(fault.Busy, "snapshot %s: %w", id, errOver)
+		case !c.claims.MayTakeOver(found.Maker):
+			return found, c.taken(id, found.Maker)
+		}
+		before := found.Maker
+		found.Snapshot = found.With(found.State, c.Records.Now())
+		found.Maker = c.claim.ID
+		found.ETag, err = c.Records.WriteSnapshot(ctx, own, found.ETag, found.Snapshot)
+		if err == nil && found.ETag == "" {
+			found, err = c.Records.ReadSnapshot(ctx, own, id.Segment)
+		}
+		if errors.Is(err, records.ErrChanged) {
+			continue
+		}
+		if before != "" {
+			c.claim.TookOver()
+		}
+		return found, err
+	}
+	return records.StoredSnapshot{}, c.changing(id)
+}
+
+// taken returns the error for a snapshot that another run makes.
+func (c *creation) taken(id volume.SnapshotID, by string) error {
+	c.claims.LostTo(by)
+	return fault.Errorf(fault.Busy, "snapshot %s: %w", id, errTaken)
+}
+
+func (c *creation) changing(id volume.SnapshotID) error {
+	return fault.Errorf(fault.Busy, "the record of snapshot %s keeps changing: another controller uses it", id)
 }
 
 // count makes the task one that copies the current objects, and writes into the record how many there are.
@@ -466,7 +527,7 @@ func (c *creation) expect(ctx context.Context, found *records.StoredSnapshot, s 
 	_, err := c.Records.WriteSnapshot(ctx, s.target.AsOwn(), found.ETag, next)
 	found.Snapshot = next
 	if errors.Is(err, records.ErrChanged) {
-		return nil // by another process that makes the snapshot; still finds out any other change
+		return nil // still finds out the change
 	}
 	return err
 }
@@ -488,6 +549,8 @@ func (c *creation) still(ctx context.Context, r *runs.Run, own buckets.Bucket, i
 		return errDone
 	case !isMade(found, id):
 		return fault.Errorf(fault.Busy, "snapshot %s: %w", id, errOver)
+	case found.Maker != c.claim.ID:
+		return c.taken(id, found.Maker)
 	}
 	if !found.Cut.IsZero() {
 		return nil // its versions are the source
@@ -512,6 +575,8 @@ func (c *creation) finish(ctx context.Context, own buckets.Bucket, id volume.Sna
 			return nil
 		case !isMade(found, id):
 			return fault.Errorf(fault.Busy, "snapshot %s: %w", id, errOver)
+		case found.Maker != c.claim.ID:
+			return c.taken(id, found.Maker)
 		}
 		ready := found.With(records.StateReady, c.Records.Now())
 		ready.Objects, ready.Bytes, ready.Changed, ready.Finished = totals.Objects, totals.Bytes, totals.Changed, ready.Updated
@@ -520,7 +585,7 @@ func (c *creation) finish(ctx context.Context, own buckets.Bucket, id volume.Sna
 			return err
 		}
 	}
-	return fault.Errorf(fault.Busy, "the record of snapshot %s keeps changing: another controller uses it", id)
+	return c.changing(id)
 }
 
 // sides are the buckets of a copy, whose clients have the sessions of the copy, if any can be made.
