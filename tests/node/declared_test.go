@@ -78,7 +78,7 @@ func serveDeclared(t *testing.T, fuse, command string, c fuseclients.Case) {
 	e := newEnv(t)
 	e.Put(t, bucket, "declared/file", "content")
 	e.drive(e.declared("rclone", debian, e.withSessions(e.declaration(fuse, command, ""))))
-	v := static("declared", debian, "mountOptions", "dir-cache-time=1s,no-checksum", "sessionDuration", "6s")
+	v := static("declared", debian, "mountOptions", "dir-cache-time=1s,no-checksum", "sessionDuration", "8s")
 	target := e.publish(v, "declared")
 	running := e.Running(debian)
 	if len(running) != 1 {
