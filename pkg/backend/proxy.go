@@ -46,6 +46,9 @@ func (f fileBackend) proxy(b *Backend, place func(key string) string) (err error
 	if b.Proxy.URL, err = checkURL(place("proxy.url"), f.Proxy.URL, "put user:password into the file of proxy.credentialsFile"); err != nil {
 		return err
 	}
+	if strings.HasPrefix(b.Proxy.URL, "https://") {
+		return fault.Field(place("proxy.url"), "must start with http://: not all clients can reach a proxy over TLS; what they send to an endpoint with https:// is encrypted nevertheless")
+	}
 	if f.Proxy.CredentialsFile != "" && !strings.HasPrefix(f.Proxy.CredentialsFile, "/") {
 		return fault.Field(place("proxy.credentialsFile"), "must be an absolute path")
 	}

@@ -113,6 +113,7 @@ func TestAProxyIsPartOfHowAMountReachesItsService(t *testing.T) {
 func TestProxiesThatAreRefused(t *testing.T) {
 	for text, words := range map[string]string{
 		"proxy: {}": "proxy.url: is missing", "proxy: http://p": "proxy: must be a map", "proxy: {url: socks5://p:1}": "proxy.url: must start with",
+		"proxy: {url: 'https://p:1'}":                           "proxy.url: must start with http://",
 		"proxy: {url: 'http://driver:canary@p:1'}":              "proxy.url: must not contain a user or password; put user:password into the file of proxy.credentialsFile",
 		"proxy: {url: 'http://p:1/path'}":                       "proxy.url: must be scheme, host and port only",
 		"proxy: {url: 'http://p:1', credentialsFile: relative}": "proxy.credentialsFile: must be an absolute path",

@@ -35,9 +35,9 @@ const (
 	unresponsiveAfter = 10 * time.Second
 	// stepBound bounds the work of one step.
 	stepBound = time.Minute
-	// Programs of the pod can connect again and again, and each time costs the driver a mount and lines in its log: after a burst, one is
-	// answered in each interval.
-	handoverBurst, handoverEvery = 10, time.Second
+	// Programs of the pod can connect again and again, and each time costs the driver a mount, lines in its log, and a look at the mount
+	// namespaces of all processes: after a burst, one is answered in each interval, which is the first one of kubelet's own backoff.
+	handoverBurst, handoverEvery = 10, 10 * time.Second
 )
 
 // pace admits handoverBurst events at once, and then one every handoverEvery.
@@ -400,7 +400,7 @@ func (r *reconciler) handOver(ctx context.Context, conn *net.UnixConn) {
 
 // free returns nil if no client has the volume. It waits a moment for one that is exiting.
 func (r *reconciler) free(ctx context.Context) error {
-	for began := time.Now(); ; {
+	for began, pause := time.Now(), startingEvery; ; pause = min(2*pause, takeoverBound/4) { // a pod can have it wait all the time
 		mounts, err := r.s.Namespace.Mounts(ctx)
 		if err != nil {
 			return err
@@ -416,7 +416,7 @@ func (r *reconciler) free(ctx context.Context) error {
 			return fault.Errorf(fault.Busy, "another process of the pod has the volume's descriptor already")
 		}
 		select {
-		case <-time.After(startingEvery):
+		case <-time.After(pause):
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}

@@ -2,12 +2,15 @@ package podclient
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
+	"os"
 	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
@@ -116,6 +119,7 @@ func TestExitsAreCountedOnceByReason(t *testing.T) {
 		{"hang", Unresponsive, true, true, exitHang, ReasonUnresponsive},
 		{"start", Starting, false, true, exitStart, ReasonUnresponsive},
 		{"seen by an earlier driver", Unknown, false, false, "", ""},
+		{"a descriptor that was not taken", Waiting, false, false, "", ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			r := testReconciler(t, connections{})
@@ -129,7 +133,11 @@ func TestExitsAreCountedOnceByReason(t *testing.T) {
 			r.exited(tc.aborted)
 			r.exited(false) // it is repeated until the file system is removed
 			p := r.current()
-			if p.State != Exited || (p.Failure == nil) != (tc.failure == "") || p.Failure != nil && p.Failure.Reason != tc.failure {
+			want := Exited
+			if tc.state == Waiting {
+				want = Waiting
+			}
+			if p.State != want || (p.Failure == nil) != (tc.failure == "") || p.Failure != nil && p.Failure.Reason != tc.failure {
 				t.Errorf("%+v, %+v", p, p.Failure)
 			}
 			for _, reason := range []string{exitExit, exitHang, exitStart} {
@@ -166,4 +174,73 @@ func TestProgress(t *testing.T) {
 	if p := r.current(); p.State != Stopped {
 		t.Errorf("%+v", p)
 	}
+}
+
+// answerNothing is a client that serves, and whose service fails: it answers every request with an error.
+func answerNothing(fuse *os.File) {
+	const opInit, version = 26, 7<<0 | 31<<32 // include/uapi/linux/fuse.h
+	buf := make([]byte, 1<<18)
+	for {
+		n, err := unix.Read(int(fuse.Fd()), buf)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil || n < 40 {
+			return
+		}
+		answer := make([]byte, 16)
+		if binary.NativeEndian.Uint32(buf[4:]) == opInit {
+			answer = append(answer, make([]byte, 64)...)
+			binary.NativeEndian.PutUint64(answer[16:], version)
+		} else {
+			failed := int32(unix.EIO)
+			binary.NativeEndian.PutUint32(answer[4:], uint32(-failed))
+		}
+		binary.NativeEndian.PutUint32(answer, uint32(len(answer)))
+		copy(answer[8:16], buf[8:16])
+		if _, err := unix.Write(int(fuse.Fd()), answer); err != nil {
+			return
+		}
+	}
+}
+
+// A program that connects while another one has the descriptor waits for that one to exit. The driver does not read the mount table, and ask
+// the client, more than a few times for it.
+func TestWaitingForAnExitIsCheap(t *testing.T) {
+	t.Parallel()
+	if os.Getuid() != 0 {
+		t.Skip("needs root: it mounts")
+	}
+	ns, dir := host.Own(), t.TempDir()
+	s, err := New(t.Context(), Options{Namespace: ns, Connections: connections{}, StateDir: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := discard(s.records.mounts()); err != nil {
+			t.Error(err)
+		}
+	}()
+	v := podvolume.Volume{Target: filepath.Join(dir, "pods/0b9c7f1e/volumes/kubernetes.io~csi/data/mount"), EmptyDir: "e", Socket: "s"}
+	n, fuse, err := s.mountClient(t.Context(), v, 0, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	answering := make(chan struct{})
+	go func() {
+		defer close(answering)
+		answerNothing(fuse)
+	}()
+	before := ns.Reads()
+	if err := newReconciler(s, v).free(t.Context()); !fault.Is(err, fault.Busy) {
+		t.Error(err)
+	}
+	if reads := ns.Reads() - before; reads == 0 || reads > 15 {
+		t.Errorf("the mount table was read %d times", reads)
+	}
+	if err := discard(s.records.client(idOf(v.Target), n)); err != nil {
+		t.Error(err)
+	}
+	<-answering
+	fuse.Close()
 }

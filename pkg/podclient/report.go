@@ -101,11 +101,15 @@ func (r *reconciler) handedOver() {
 
 // exited records that the current client has exited, once for each.
 func (r *reconciler) exited(aborted bool) {
-	before := r.current().State
-	r.set(Exited)
-	if before == Exited || before == Stopped || before == Unknown { // Unknown: an earlier driver saw it
+	switch r.current().State {
+	case Unknown: // an earlier driver saw it
+		r.set(Exited)
 		return
+	case Waiting, Exited, Stopped: // Waiting: the program did not take the descriptor
+		return
+	case Starting, Serving, Unresponsive:
 	}
+	r.set(Exited)
 	reason := exitExit
 	switch {
 	case !aborted:

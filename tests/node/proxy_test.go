@@ -19,6 +19,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
+
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 	"github.com/s3-csi/s3-csi-driver/tests/s3server"
 )
@@ -26,11 +28,11 @@ import (
 // forwardProxy is an HTTP proxy that wants credentials. It alone knows where the hosts are that it is asked for.
 type forwardProxy struct {
 	*httptest.Server
-	login string            // "user:password"
 	hosts map[string]string // host:port → address
 	plain http.Handler
 
 	mu    sync.Mutex
+	login string   // "user:password"
 	asked []string // "METHOD host:port user-agent"
 }
 
@@ -63,7 +65,10 @@ func withPort(host string) string {
 
 // ServeHTTP implements http.Handler: requests for http URLs, and CONNECT.
 func (p *forwardProxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if r.Header.Get("Proxy-Authorization") != "Basic "+base64.StdEncoding.EncodeToString([]byte(p.login)) {
+	p.mu.Lock()
+	login := p.login
+	p.mu.Unlock()
+	if r.Header.Get("Proxy-Authorization") != "Basic "+base64.StdEncoding.EncodeToString([]byte(login)) {
 		w.WriteHeader(http.StatusProxyAuthRequired)
 		return
 	}
@@ -106,6 +111,14 @@ func (p *forwardProxy) requests(n int) []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Clone(p.asked[n:])
+}
+
+// change makes the proxy want other credentials, also of clients that are connected.
+func (p *forwardProxy) change(login string) {
+	p.mu.Lock()
+	p.login = login
+	p.mu.Unlock()
+	p.CloseClientConnections()
 }
 
 // With a proxy, controller, node and both clients reach the backend and its token service through it and in no other way: only the proxy
@@ -215,5 +228,50 @@ func TestEverythingGoesThroughTheProxyOfABackend(t *testing.T) {
 	}
 	if arrived := e.proxy.Requests(); arrived != forwarded {
 		t.Errorf("the server got %d requests, and the proxy passed on %d", arrived, forwarded)
+	}
+}
+
+// When the password of a proxy changes, the node reads the new one and replaces running mounts, whose pods then go on.
+func TestAProxyWhosePasswordChanges(t *testing.T) {
+	t.Parallel()
+	e := newEnv(t)
+	const host = "s3.proxied.test"
+	upstream, err := url.Parse(e.proxy.Endpoint())
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := startForwardProxy(t, "driver:first$password", map[string]string{host + ":80": upstream.Host})
+	login, config := filepath.Join(t.TempDir(), "proxy"), filepath.Join(e.Dir, "config.yaml")
+	text := fmt.Sprintf("backends:\n  default:\n    endpoint: http://%s\n    region: %s\n    addressing: path\n    proxy: {url: %q, credentialsFile: %q}\n", host, e.Rig.S3.Region, p.URL, login)
+	for path, content := range map[string]string{login: p.login, config: text} {
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	e.Driver = e.Drive(t, "node", "--config="+config)
+	targets := map[string]string{}
+	volumes := map[string]*csi.Volume{}
+	for _, client := range clients {
+		volumes[client] = static("proxy-"+client, client)
+		targets[client] = e.publish(volumes[client], "proxy-"+client)
+	}
+	const second = "driver:second$password"
+	e.secrets = append(e.secrets, "first$password", "second$password")
+	p.change(second)
+	if err := os.WriteFile(login, []byte(second), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, client := range clients {
+		e.await(time.Minute, "the mount of "+client+" to be replaced", func() bool {
+			return strings.Contains(rigtest.Get(t, e.Driver, "/metrics"), fmt.Sprintf("s3csi_mount_restarts_total{client=%q,reason=\"backend\"} 1", client))
+		})
+		if err := os.WriteFile(filepath.Join(targets[client], "after"), []byte(client), 0o644); err != nil {
+			t.Errorf("%s: %v", client, err)
+		}
+		e.noSecretInFiles(e.State)
+		e.unpublish(volumes[client], targets[client])
+		if content, err := e.Stored(t, rigtest.Bucket, volumes[client].GetVolumeContext()["prefix"])("after"); err != nil || content != client {
+			t.Errorf("%s: stored %q: %v", client, content, err)
+		}
 	}
 }

@@ -225,7 +225,7 @@ func TestConnectingAgainAndAgain(t *testing.T) {
 	c := p.hostile(connectsAgain)
 	_, text, _ := strings.Cut(c.output.String(), "descriptors: ")
 	var got int
-	if _, err := fmt.Sscan(text, &got); err != nil || got < 2 || got > 15 {
+	if _, err := fmt.Sscan(text, &got); err != nil || got < 2 || got > 11 {
 		t.Errorf("in %s it got %d descriptors: %v", reconnectsFor, got, err)
 	}
 	p.unpublish()

@@ -59,7 +59,7 @@ func (r *Runner) Restart(ctx context.Context, m *state.Mount, grant *creds.Grant
 		fuse.Close()
 		return err
 	}
-	if err := r.serve(ctx, *m, grant.Made(), grant.RenewalOrder(), fuse); err != nil {
+	if err := r.serve(ctx, *m, be, grant.Made(), grant.RenewalOrder(), fuse); err != nil {
 		// A file system that does not answer would count as healthy. Without it the client exits by itself.
 		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)
 		defer cancel()

@@ -2,14 +2,21 @@ package runner
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/helper"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest"
@@ -85,5 +92,61 @@ func TestHelpersMayReachTheirCredentialSource(t *testing.T) {
 		if len(l.started) != 1 || fmt.Sprint(l.started[0].Needs) != want {
 			t.Errorf("%s: %+v, want the needs %s", source, l.started, want)
 		}
+	}
+}
+
+// reloaded is a config that was reloaded, with another proxy.
+type reloaded struct {
+	mounttest.S3
+	now backend.Backend
+}
+
+func (r reloaded) Backend(string) (backend.Backend, error) { return r.now, nil }
+
+// A config that is reloaded while a client starts does not give the new proxy's credentials to the old one.
+func TestAClientGetsTheCredentialsOfTheProxyInItsCommand(t *testing.T) {
+	dir := t.TempDir()
+	proxied := func(name string) backend.Backend {
+		file := filepath.Join(dir, name)
+		if err := os.WriteFile(file, []byte("driver:"+name), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return backend.Backend{Name: "default", Endpoint: "http://s3.example", Proxy: backend.Proxy{URL: "http://" + name + ".example:3128", CredentialsFile: file}}
+	}
+	before := proxied("before")
+	r, p := newRunner(t, &mounttest.UIDs{}, reloaded{now: proxied("after")})
+	socket := filepath.Join(dir, "s")
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	got := make(chan string, 1)
+	go func() {
+		conn, err := l.AcceptUnix()
+		if err != nil {
+			got <- err.Error()
+			return
+		}
+		defer conn.Close()
+		length := make([]byte, 4)
+		if _, err := io.ReadFull(conn, length); err != nil {
+			got <- err.Error()
+			return
+		}
+		request := make([]byte, binary.BigEndian.Uint32(length))
+		_, err = io.ReadFull(conn, request)
+		got <- fmt.Sprintln(string(request), err)
+	}()
+	r.Peer = func(string) *helper.Peer { return helper.NewPeer(helper.Dial(socket)) }
+	fuse, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.startClient(t.Context(), p.Mount("a", "1", "rclone", nil), before, helper.StartRequest{}, fuse); err == nil {
+		t.Error("a helper that closes its connection was taken for one that answers")
+	}
+	if request := <-got; !strings.Contains(request, "driver:before") || strings.Contains(request, "driver:after") {
+		t.Errorf("the helper was sent %q", request)
 	}
 }

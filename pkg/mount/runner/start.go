@@ -159,9 +159,9 @@ func (r *Runner) bringUp(ctx, up context.Context, m *state.Mount, cl client.Clie
 func (r *Runner) serveBeside(ctx context.Context, m state.Mount, cl client.Client, be backend.Backend, t *trial, fuse *os.File) error {
 	if m.Command.StaticKeys {
 		defer t.steps.done("answers")
-		return r.serve(ctx, m, t.keys, t.order, fuse)
+		return r.serve(ctx, m, be, t.keys, t.order, fuse)
 	}
-	status, err := r.startClient(ctx, m, helper.StartRequest{Await: true}, fuse)
+	status, err := r.startClient(ctx, m, be, helper.StartRequest{Await: true}, fuse)
 	if err != nil {
 		return err
 	}
@@ -272,8 +272,8 @@ func (r *Runner) launchHelper(ctx context.Context, m state.Mount, be backend.Bac
 
 // serve has the helper run the client on the FUSE descriptor, which it takes over, and waits until the mount answers. Without keys, the
 // helper makes them from the order or has some.
-func (r *Runner) serve(ctx context.Context, m state.Mount, keys credentials.Keys, order credentials.Order, fuse *os.File) error {
-	status, err := r.startClient(ctx, m, helper.StartRequest{Keys: keys, Order: order}, fuse)
+func (r *Runner) serve(ctx context.Context, m state.Mount, be backend.Backend, keys credentials.Keys, order credentials.Order, fuse *os.File) error {
+	status, err := r.startClient(ctx, m, be, helper.StartRequest{Keys: keys, Order: order}, fuse)
 	if err != nil {
 		return err
 	}
@@ -282,14 +282,12 @@ func (r *Runner) serve(ctx context.Context, m state.Mount, keys credentials.Keys
 	return r.awaitReady(ctx, m, status, begun)
 }
 
-// startClient has the helper run the client on the FUSE descriptor, which it takes over.
-func (r *Runner) startClient(ctx context.Context, m state.Mount, req helper.StartRequest, fuse *os.File) (helper.Status, error) {
+// startClient has the helper run the client on the FUSE descriptor, which it takes over. The backend is the one that the mount's command line
+// was made for: the current one may have another proxy, which must not get these credentials.
+func (r *Runner) startClient(ctx context.Context, m state.Mount, be backend.Backend, req helper.StartRequest, fuse *os.File) (helper.Status, error) {
 	req.Client, req.Command = m.Client, m.Command
-	be, err := r.Backends.Backend(m.Spec.Backend)
-	if err == nil {
-		req.ProxyCredentials, err = be.ProxyCredentials()
-	}
-	if err != nil {
+	var err error
+	if req.ProxyCredentials, err = be.ProxyCredentials(); err != nil {
 		fuse.Close()
 		return helper.Status{}, err
 	}
