@@ -211,7 +211,7 @@ func (n *Namespace) hostView(ctx context.Context) (hostView, error) {
 	if err != nil {
 		return hostView{}, err
 	}
-	if !n.foreign {
+	if !n.foreign && !sharesMounts(1) {
 		if first, err := readMounts(ctx, hostMountinfo); err == nil {
 			mounts = append(mounts, first...)
 		}
@@ -223,6 +223,16 @@ func (n *Namespace) hostView(ctx context.Context) (hostView, error) {
 		}
 	}
 	return view, nil
+}
+
+// sharesMounts reports whether a process is in this process's mount namespace.
+func sharesMounts(pid int) bool {
+	own, err := os.Stat("/proc/self/ns/mnt")
+	if err != nil {
+		return false
+	}
+	its, err := os.Stat(proc.Path(pid, "ns/mnt"))
+	return err == nil && os.SameFile(own, its)
 }
 
 // peerGroup returns the peer group of a mount: "shared:7", or "" if it is not shared.

@@ -61,7 +61,7 @@ func TestKillReturnsWhenTheProcessesHaveExited(t *testing.T) {
 	sleeper(t, uid)
 	sleeper(t, uid)
 	began := time.Now()
-	if err := killAll(ctx, findOnHost, uid, time.Minute, func() {}); err != nil || time.Since(began) > 30*time.Second {
+	if err := new(processScan).killAll(ctx, uid, time.Minute, func() {}); err != nil || time.Since(began) > 30*time.Second {
 		t.Errorf("%v after %v", err, time.Since(began))
 	}
 	if alive, err := p.Alive(ctx, uid); err != nil || alive {

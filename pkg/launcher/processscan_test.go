@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 )
@@ -48,6 +49,33 @@ func TestProcessScanSeesProcessesStartedBeforeIt(t *testing.T) {
 	cancel()
 	if _, err := s.uids(ctx); err != nil && !errors.Is(err, context.Canceled) {
 		t.Error(err)
+	}
+}
+
+// Mounts that end together, of which nothing is left, do not need a scan each.
+func TestKillsShareScans(t *testing.T) {
+	const uid, callers = 2_123_459, 50
+	var scans, called atomic.Int32
+	all := make(chan struct{})
+	s := processScan{find: func(ctx context.Context, fn func(member) error) error {
+		scans.Add(1)
+		<-all // the others arrive meanwhile
+		return findOnHost(ctx, fn)
+	}}
+	var wg sync.WaitGroup
+	for range callers {
+		wg.Go(func() {
+			if called.Add(1) == callers {
+				close(all)
+			}
+			if err := s.killAll(t.Context(), uid, killPause, func() {}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if n := scans.Load(); n > callers/2 { // usually two or three
+		t.Errorf("%d scans for %d callers", n, callers)
 	}
 }
 

@@ -332,7 +332,7 @@ func (s *Systemd) Kill(ctx context.Context, uid uint32) error {
 				its = append(its, unitName(u.Name))
 			}
 		}
-		return b.end(ctx, its, func() error { return killAll(ctx, s.find, uid, killPause, func() {}) })
+		return b.end(ctx, its, func() error { return s.scan.killAll(ctx, uid, killPause, func() {}) })
 	})
 }
 

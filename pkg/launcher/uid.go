@@ -60,7 +60,7 @@ func (p *Process) Kill(ctx context.Context, uid uint32) error {
 	if err := DefaultUIDs().check(uid); err != nil {
 		return fmt.Errorf("kill processes: %w", err)
 	}
-	return killAll(ctx, findOnHost, uid, killPause, p.reap)
+	return p.scan.killAll(ctx, uid, killPause, p.reap)
 }
 
 // List returns the uids of the launcher's range that have processes.
@@ -84,11 +84,15 @@ func (p *Process) List(ctx context.Context) ([]UnitInfo, error) {
 func (p *Process) OOMKills(context.Context, string, uint32) (uint64, error) { return 0, nil }
 
 // killAll kills every process of a mount's uid and returns when none is left. It scans again when those that it found have exited, at
-// the latest after pause, and calls each before each scan.
-func killAll(ctx context.Context, find finder, uid uint32, pause time.Duration, each func()) error {
+// the latest after pause, and calls each before each scan. Callers share the scans that find none, of which each needs one: usually
+// nothing of a mount is left, and many mounts end together.
+func (s *processScan) killAll(ctx context.Context, uid uint32, pause time.Duration, each func()) error {
 	for {
 		each()
-		pids, err := killOnce(ctx, find, uid)
+		if alive, err := s.alive(ctx, uid); err != nil || !alive {
+			return err
+		}
+		pids, err := killOnce(ctx, s.finder(), uid)
 		if err != nil || len(pids) == 0 {
 			return err
 		}
@@ -288,6 +292,13 @@ func (s *processScan) uids(ctx context.Context) (map[uint32]bool, error) {
 	}
 }
 
+func (s *processScan) finder() finder {
+	if s.find == nil {
+		return findOnHost
+	}
+	return s.find
+}
+
 // run fills in a result, after the scan that is running.
 func (s *processScan) run(ctx context.Context, result *scanResult) {
 	s.running.Lock()
@@ -299,12 +310,8 @@ func (s *processScan) run(ctx context.Context, result *scanResult) {
 	result.began = time.Now()
 	ctx, cancel := context.WithTimeout(ctx, scanTimeout)
 	defer cancel()
-	find := s.find
-	if find == nil {
-		find = findOnHost
-	}
 	found := make(chan map[uint32]bool, 1) // buffered: after ctx ends, no caller receives it
-	result.err = find(ctx, func(is member) error {
+	result.err = s.finder()(ctx, func(is member) error {
 		uids := map[uint32]bool{}
 		err := eachProcess(ctx, func(pid int, status proc.Status) {
 			if uid, _, ok := status.UIDs(); ok && uid >= minUID && !uids[uid] && runsAs(status, uid) && is(pid, uid, status) {
