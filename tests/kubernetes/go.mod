@@ -6,7 +6,6 @@ require (
 	github.com/container-storage-interface/spec v1.12.0
 	github.com/coredns/coredns v1.14.4
 	github.com/kubernetes-csi/external-provisioner/v6 v6.3.0
-	github.com/kubernetes-csi/external-snapshotter/v8 v8.6.0
 	github.com/onsi/ginkgo/v2 v2.29.0
 	github.com/onsi/gomega v1.41.0
 	go.etcd.io/etcd/server/v3 v3.6.8
@@ -106,7 +105,7 @@ require (
 	github.com/golang/protobuf v1.5.4 // indirect
 	github.com/google/btree v1.1.3 // indirect
 	github.com/google/cadvisor v0.56.2 // indirect
-	github.com/google/cel-go v0.28.1 // indirect
+	github.com/google/cel-go v0.27.0 // indirect
 	github.com/google/gnostic-models v0.7.1 // indirect
 	github.com/google/go-cmp v0.7.0 // indirect
 	github.com/google/pprof v0.0.0-20260402051712-545e8a4df936 // indirect
@@ -311,6 +310,3 @@ replace (
 	k8s.io/sample-controller => k8s.io/sample-controller v0.36.3
 	k8s.io/streaming => k8s.io/streaming v0.36.3
 )
-
-// The version that Kubernetes is compiled with. external-snapshotter asks for a newer one and has no use for it.
-replace github.com/google/cel-go => github.com/google/cel-go v0.27.0

@@ -5,8 +5,6 @@ package kubernetes
 
 import (
 	_ "github.com/kubernetes-csi/external-provisioner/v6/cmd/csi-provisioner"
-	_ "github.com/kubernetes-csi/external-snapshotter/v8/cmd/csi-snapshotter"
-	_ "github.com/kubernetes-csi/external-snapshotter/v8/cmd/snapshot-controller"
 	_ "helm.sh/helm/v4/cmd/helm"
 	_ "k8s.io/kubernetes/cmd/kubectl"
 	_ "k8s.io/kubernetes/test/images/agnhost"
