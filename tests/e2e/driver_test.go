@@ -22,11 +22,11 @@ const (
 )
 
 // driverImages are the images that the chart names.
-type driverImages struct{ driver, provisioner, snapshotter, registrar, liveness string }
+type driverImages struct{ driver, provisioner, snapshotter, resizer, registrar, liveness string }
 
 // chartImages asks the chart, so that it is deployed with its own words.
 func (w *environment) chartImages(ctx context.Context) (i driverImages, err error) {
-	out, err := w.Helm(ctx, "template", release, chart, "--namespace", driverNamespace, "--set", "snapshots.enabled=true")
+	out, err := w.Helm(ctx, "template", release, chart, "--namespace", driverNamespace, "--set", "snapshots.enabled=true,sidecars.resizer.enabled=true")
 	if err != nil {
 		return i, err
 	}
@@ -36,6 +36,8 @@ func (w *environment) chartImages(ctx context.Context) (i driverImages, err erro
 			i.provisioner = name
 		case strings.Contains(name, "csi-snapshotter"):
 			i.snapshotter = name
+		case strings.Contains(name, "csi-resizer"):
+			i.resizer = name
 		case strings.Contains(name, "registrar"):
 			i.registrar = name
 		case strings.Contains(name, "livenessprobe"):
@@ -44,7 +46,7 @@ func (w *environment) chartImages(ctx context.Context) (i driverImages, err erro
 			i.driver = name
 		}
 	}
-	if i.driver == "" || i.provisioner == "" || i.snapshotter == "" || i.registrar == "" || i.liveness == "" {
+	if i.driver == "" || i.provisioner == "" || i.snapshotter == "" || i.resizer == "" || i.registrar == "" || i.liveness == "" {
 		return i, fmt.Errorf("images of the chart: %+v", i)
 	}
 	return i, nil
@@ -56,8 +58,8 @@ var driverPrograms = []string{"s3-csi-driver", "s3-csi-fuse-starter", "s3-csi-fu
 // driverArchive is the file that make image writes below the directory of the built programs.
 func driverArchive(bin string) string { return filepath.Join(bin, "image", runtime.GOARCH+".tar") }
 
-// importDriver imports the images that the chart names: the driver's, which make image has built, the real external-provisioner and
-// external-snapshotter, and stand-ins for node-driver-registrar and livenessprobe.
+// importDriver imports the images that the chart names: the driver's, which make image has built, the real external-provisioner,
+// external-snapshotter and external-resizer, and stand-ins for node-driver-registrar and livenessprobe.
 func (w *environment) importDriver(ctx context.Context) (err error) {
 	if w.images, err = w.chartImages(ctx); err != nil {
 		return err
@@ -70,7 +72,8 @@ func (w *environment) importDriver(ctx context.Context) (err error) {
 		return err
 	}
 	return w.Import(ctx,
-		sidecar(w.images.provisioner, "csi-provisioner"), sidecar(w.images.snapshotter, "csi-snapshotter"), sidecar(w.images.registrar, "registrar"), sidecar(w.images.liveness, "livenessprobe"))
+		sidecar(w.images.provisioner, "csi-provisioner"), sidecar(w.images.snapshotter, "csi-snapshotter"), sidecar(w.images.resizer, "csi-resizer"),
+		sidecar(w.images.registrar, "registrar"), sidecar(w.images.liveness, "livenessprobe"))
 }
 
 // values are the chart's. They tell the driver of the S3 service by the names of Services in the cluster, which nodes cannot
@@ -111,11 +114,15 @@ inlineVolumes: true
 podClients: {enabled: true}
 snapshots: {enabled: true}
 clones: {enabled: true}
-` + noDigests
+sidecars:
+  resizer: {enabled: true, image: {digest: ""}}
+` + sidecarTags
 
 // noDigests are values of the chart by which it names images by their tags alone: those of the tests' cluster are made here.
-const noDigests = `
-sidecars:
+const noDigests = "sidecars:\n" + sidecarTags
+
+// sidecarTags are the sidecars that every installation has, in noDigests.
+const sidecarTags = `
   provisioner: {image: {digest: ""}}
   snapshotter: {image: {digest: ""}}
   nodeDriverRegistrar: {image: {digest: ""}}

@@ -286,19 +286,30 @@ func erased(t testing.TB, v object) {
 	}
 }
 
-// recordState is what the record of a volume that is a prefix says.
-func recordState(t testing.TB, v object) string {
+// volumeRecord is what the record of a volume that is a prefix says.
+type volumeRecord struct {
+	State         string `json:"state"`
+	VolumeID      string `json:"volumeID"`
+	OnDelete      string `json:"onDelete"`
+	CapacityBytes int64  `json:"capacityBytes"`
+}
+
+// recordOf is the record of a volume that is a prefix.
+func recordOf(t testing.TB, v object) volumeRecord {
 	t.Helper()
 	b, _ := place(t, v)
-	var r struct {
-		State    string `json:"state"`
-		VolumeID string `json:"volumeID"`
-	}
+	var r volumeRecord
 	text := content(t, b, ".s3-csi/volumes/"+v.Metadata.Name)
 	if err := json.Unmarshal([]byte(text), &r); err != nil || r.VolumeID != v.Spec.CSI.VolumeHandle {
 		t.Errorf("the record of %s is %s (%v)", v.Spec.CSI.VolumeHandle, text, err)
 	}
-	return r.State
+	return r
+}
+
+// recordState is the state of a volume in its record.
+func recordState(t testing.TB, v object) string {
+	t.Helper()
+	return recordOf(t, v).State
 }
 
 // deleteObjects deletes what is below a prefix, behind all mounts.
