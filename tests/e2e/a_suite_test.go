@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -41,9 +42,10 @@ type spec struct {
 	Failure                    struct{ Message string }
 }
 
-// name is the test's, without what all begin with.
+// name is the test's, without what all begin with, as Ginkgo joins it: without containers that have no name.
 func (s spec) name() string {
-	return strings.TrimPrefix(strings.Join(append(slices.Clone(s.ContainerHierarchyTexts), s.LeafNodeText), " "), suiteName)
+	texts := slices.DeleteFunc(append(slices.Clone(s.ContainerHierarchyTexts), s.LeafNodeText), func(text string) bool { return text == "" })
+	return strings.TrimPrefix(strings.Join(texts, " "), suiteName)
 }
 
 // suiteRun is one run of the suite's program.
@@ -122,6 +124,13 @@ func TestExternalStorage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	// Those of snapshots are the tests' own, which make them without parameters.
+	attributes, err := os.ReadFile("testdata/external-storage/volumeattributesclass.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	apply(t, "", string(attributes))
+	t.Cleanup(func() { remove(t, "volumeattributesclass", "", suiteBucket) })
 	var runs []*suiteRun
 	for _, client := range suiteClients {
 		class, err := os.ReadFile("testdata/external-storage/storageclass-" + client + ".yaml")
@@ -198,6 +207,12 @@ func TestExternalStorage(t *testing.T) {
 		return nil
 	})
 	volumesGone(t, suiteBucket)
+	eventually(t, "the snapshots' objects to be gone", func() error {
+		if left := keys(t, suiteBucket, ".s3-csi/snapshots/"); len(left) > 0 {
+			return errors.New(strings.Join(left, ", "))
+		}
+		return nil
+	})
 	for _, key := range keys(t, suiteBucket, "") {
 		if !strings.HasPrefix(key, ".s3-csi/") {
 			t.Errorf("left in S3: %s", key)
