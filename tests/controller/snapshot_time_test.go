@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 
@@ -255,6 +256,93 @@ func TestACutOfUnknownOutcomeLeavesNothing(t *testing.T) {
 			}
 			e.notFinal(lost, err)
 		}
+	})
+}
+
+// What a draining pod, or a node after a reboot, completes after the snapshot began is in it as a whole or not at all. Later it does not change.
+func TestAnUploadThatIsCompletedDuringASnapshot(t *testing.T) {
+	begin := func(e *env, key string) (complete func()) {
+		in := &s3.CreateMultipartUploadInput{Bucket: &e.bucket, Key: &key}
+		up, err := e.s3.CreateMultipartUpload(e.ctx(), in)
+		if err != nil {
+			e.t.Fatal(err)
+		}
+		part, err := e.s3.UploadPart(e.ctx(), &s3.UploadPartInput{Bucket: in.Bucket, Key: in.Key, UploadId: up.UploadId, PartNumber: aws.Int32(1), Body: strings.NewReader("all of it")})
+		if err != nil {
+			e.t.Fatal(err)
+		}
+		return func() {
+			_, err := e.s3.CompleteMultipartUpload(e.ctx(), &s3.CompleteMultipartUploadInput{
+				Bucket: in.Bucket, Key: in.Key, UploadId: up.UploadId, MultipartUpload: &types.CompletedMultipartUpload{Parts: []types.CompletedPart{{PartNumber: aws.Int32(1), ETag: part.ETag}}},
+			})
+			if err != nil {
+				e.t.Error(err)
+			}
+		}
+	}
+	check := func(e *env, p *process, source volume.ID, s provision.Snapshot, before map[string]string, err error) {
+		if err != nil || !s.Ready {
+			e.t.Fatal(s, err)
+		}
+		have := e.contents(s.ID.Data())
+		for _, key := range []string{"early", "late"} {
+			if text, found := have[key]; found && text != "all of it" {
+				e.t.Errorf("%s is %q", key, text)
+			}
+			delete(have, key)
+		}
+		if !maps.Equal(have, before) {
+			e.t.Errorf("%v, want %v", have, before)
+		}
+		want := e.contents(s.ID.Data())
+		e.write(source.Prefix+"late", "later")
+		restored := p.restored("r", volume.Content{Snapshot: s.ID})
+		if have := e.contents(restored.Prefix); !maps.Equal(have, want) {
+			e.t.Errorf("restored: %v, want %v", have, want)
+		}
+	}
+	t.Run("object", func(t *testing.T) {
+		each(t, func(t *testing.T, e *env) {
+			p := e.process()
+			source := p.create("v")
+			e.fill(source, 5)
+			before := e.contents(source.Prefix)
+			early, late := begin(e, source.Prefix+"early"), begin(e, source.Prefix+"late")
+			p.hooks.set(func(h *hooks) { h.pageSize = 2 })
+			stopped, resume := p.stops("CopyObject")
+			done := make(chan error, 1)
+			var s provision.Snapshot
+			go func() {
+				var err error
+				s, err = p.trySnapshot("s", source)
+				done <- err
+			}()
+			<-stopped
+			early()
+			late()
+			resume()
+			err := <-done
+			check(e, p, source, s, before, err)
+		})
+	})
+	t.Run("time", func(t *testing.T) {
+		eachOfTime(t, func(t *testing.T, e *env) {
+			e.versioned()
+			p := e.process(notRunning)
+			source := p.create("v")
+			e.fill(source, 5)
+			before := e.contents(source.Prefix)
+			early, late := begin(e, source.Prefix+"early"), begin(e, source.Prefix+"late")
+			p.cut("s", source)
+			early() // before the plan
+			stopped, resume := p.stops("CopyObject")
+			p.start()
+			<-stopped
+			late()
+			resume()
+			s, err := p.trySnapshot("s", source, "consistency", "time")
+			check(e, p, source, s, before, err)
+		})
 	})
 }
 
