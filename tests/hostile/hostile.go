@@ -83,7 +83,7 @@ func Dying() []string {
 	return kinds
 }
 
-// Serving are the kinds that serve a file system nobody should trust.
+// Serving are the kinds that serve a malicious file system.
 func Serving() []string {
 	return []string{RootLink, HugeNames, BadNames, Links, Devices, Many, Endless}
 }
@@ -122,7 +122,7 @@ func Serve(kind string, fd int) error {
 	}
 }
 
-// Sleep holds everything open.
+// Sleep keeps all descriptors open.
 func Sleep() error {
 	fmt.Print(Ready)
 	time.Sleep(time.Hour)

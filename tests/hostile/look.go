@@ -8,8 +8,8 @@ import (
 	"path/filepath"
 )
 
-// Look looks at the target of a client of that kind, as kubelet, container runtimes and containers do. Errors of the client are none of
-// Look's: it returns one if the file system leads out of itself, or if a client that serves does not show what it is for.
+// Look looks at the target of a client of that kind, as kubelet, container runtimes and containers do. It returns an error
+// if the file system leads out of itself, or if the kind's file system is not shown. It ignores other errors.
 func Look(target, kind string) error {
 	if path, err := filepath.EvalSymlinks(target); err == nil && path != target {
 		return fmt.Errorf("%s is %s", target, path)
@@ -38,7 +38,7 @@ func Look(target, kind string) error {
 	return nil
 }
 
-// Main is a declared client. It returns the exit code. It does so also for the driver's question for its version.
+// Main is a declared client, and returns its exit code. A driver with launcher systemd first executes the program with --version.
 func Main() int {
 	if asked() {
 		return 0
