@@ -29,7 +29,7 @@ func TestDocumentedValuesAreTaken(t *testing.T) {
 			}
 			continue
 		}
-		if strings.Contains(block[1], "kind: ") { // for kubectl
+		if strings.HasPrefix(block[1], "apiVersion: ") { // for kubectl
 			continue
 		}
 		tried++

@@ -15,7 +15,8 @@ import (
 )
 
 const (
-	chart           = "../../charts/s3-csi-driver"
+	chartPath       = "charts/s3-csi-driver" // in a checkout
+	chart           = root + "/" + chartPath
 	driverNamespace = "s3-csi"
 	release         = "s3-csi-driver"
 	csiName         = "s3.csi.driver"
@@ -170,13 +171,20 @@ func (w *environment) install(ctx context.Context) error {
 	if err := w.s3.AddIssuer(ctx, w.issuer.URL(), audience); err != nil {
 		return err
 	}
-	if _, err := w.Kubectl(ctx, []byte(strings.ReplaceAll(s3Service, "MACHINE", w.MachineIP())), "apply", "-f", "-"); err != nil {
-		return err
-	}
-	if _, err := w.Kubectl(ctx, []byte(secret("s3-keys", k)), "apply", "-n", driverNamespace, "-f", "-"); err != nil {
+	w.keys = k
+	if err := w.surround(ctx); err != nil {
 		return err
 	}
 	return w.upgrade(ctx, "install")
+}
+
+// surround makes what the chart's values name: the driver's namespace with its keys, and the Service of the S3 service.
+func (w *environment) surround(ctx context.Context) error {
+	if _, err := w.Kubectl(ctx, []byte(strings.ReplaceAll(s3Service, "MACHINE", w.MachineIP())), "apply", "-f", "-"); err != nil {
+		return err
+	}
+	_, err := w.Kubectl(ctx, []byte(secret("s3-keys", w.keys)), "apply", "-n", driverNamespace, "-f", "-")
+	return err
 }
 
 // secret is a Secret with keys.

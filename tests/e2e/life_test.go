@@ -266,12 +266,20 @@ func importNext(t testing.TB) {
 	}
 	repository, _, _ := strings.Cut(world.images.driver, ":")
 	image := repository + ":" + nextTag
-	if out, err := exec.CommandContext(t.Context(), root+"/hack/image", image, bin, runtime.GOARCH).CombinedOutput(); err != nil {
-		t.Fatalf("building the image %s: %v\n%s", image, err, out)
-	}
-	if err := world.ImportArchive(t.Context(), image, driverArchive(bin)); err != nil {
+	if err := world.ImportArchive(t.Context(), image, buildImage(t, image, bin)); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// buildImage makes an image of the programs in a directory, as make image does, and returns its archive.
+func buildImage(t testing.TB, name, bin string) (archive string) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), root+"/hack/image", name, bin, runtime.GOARCH)
+	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "VERSION=") }) // it is the name's
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("building the image %s: %v\n%s", name, err, out)
+	}
+	return driverArchive(bin)
 }
 
 // programVersions are those that the node has.

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/tests/e2e/cluster"
 	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
 	"github.com/s3-csi/s3-csi-driver/tests/rig"
@@ -34,6 +35,7 @@ type environment struct {
 	slow     *faultproxy.Proxy // before s3, for those who use the backend slow
 	issuer   *issuer
 	images   driverImages
+	keys     credentials.Keys // the driver's own, for s3
 	unusable string
 }
 

@@ -49,7 +49,7 @@ type Server struct {
 // Start starts MinIO on a free port of 127.0.0.1 with its data in dir and waits until it is healthy. It runs until Stop;
 // ctx bounds only the start. Extra environment ("K=V") is for features that are configured with it.
 func Start(ctx context.Context, dir string, env ...string) (*Server, error) {
-	bin, err := binary()
+	bin, err := Binary()
 	if err != nil {
 		return nil, err
 	}
@@ -150,7 +150,8 @@ func (s *Server) waitHealthy(ctx context.Context) error {
 	}
 }
 
-func binary() (string, error) {
+// Binary is the path of the MinIO program.
+func Binary() (string, error) {
 	candidates := []string{os.Getenv(EnvBinary)}
 	if cache := os.Getenv("S3CSI_CACHE"); cache != "" {
 		candidates = append(candidates, filepath.Join(cache, "bin", "minio"))

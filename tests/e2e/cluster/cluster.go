@@ -13,6 +13,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"crypto/tls"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -47,6 +48,7 @@ type Cluster struct {
 	node     *systemd.Instance
 	net      int       // the cable's network is one of these
 	lock     io.Closer // on it
+	ca       *authority
 	keySet   string
 	api      *api
 }
@@ -119,13 +121,13 @@ func (c *Cluster) prepare(o Options) error {
 	kubelet, err2 := ca.server("kubelet", c.NodeIP(), Node)
 	toKubelet, err3 := ca.client("kube-apiserver-kubelet-client", "system:masters")
 	private, public, set, err4 := tokenKeys()
-	c.keySet = set
+	c.ca, c.keySet = ca, set
 	if err := errors.Join(err1, err2, err3, err4); err != nil {
 		return err
 	}
 	p := parameters{
 		MachineIP: c.MachineIP(), NodeIP: c.NodeIP(), ServiceIPs: ServiceIPs, PodIPs: PodIPs, DNSIP: DNSIP, Node: Node, Etc: etc, Programs: programs,
-		Socket: ContainerdSocket, Issuer: o.Issuer, APIPort: APIPort,
+		Socket: ContainerdSocket, Issuer: o.Issuer, APIPort: APIPort, Registry: c.Registry(),
 	}
 	files, err := p.files()
 	if err != nil {
@@ -160,9 +162,8 @@ func (c *Cluster) prepare(o Options) error {
 	if c.api, err = newAPI(c.NodeIP(), admin, ca.pem); err != nil {
 		return err
 	}
-	outside := filepath.Join(c.Dir, "ca.crt")
 	return errors.Join(writeFiles(c.node.File("/"), files),
-		writeFiles(c.Dir, map[string]string{"ca.crt": string(ca.pem), "admin.conf": kubeconfig(c.NodeIP(), outside, admin)}))
+		writeFiles(c.Dir, map[string]string{caFile: string(ca.pem), "admin.conf": kubeconfig(c.NodeIP(), c.CA(), admin)}))
 }
 
 // Boot switches the node on and returns when it is ready. Only images that were there before its last end are there.
@@ -272,6 +273,24 @@ func (c *Cluster) MachineIP() string { return fmt.Sprintf("10.%d.0.1", c.net) }
 // NodeIP is the node's address.
 func (c *Cluster) NodeIP() string { return fmt.Sprintf("10.%d.0.2", c.net) }
 
+// Registry is the address of a container registry on the machine from which the node pulls images, if there is one, and if its
+// certificate is of the cluster's authority.
+func (c *Cluster) Registry() string { return net.JoinHostPort(c.MachineIP(), "5000") }
+
+const caFile = "ca.crt"
+
+// CA is the file on the machine with the certificate of the cluster's authority.
+func (c *Cluster) CA() string { return filepath.Join(c.Dir, caFile) }
+
+// Certificate is one of the cluster's authority for a server on the machine.
+func (c *Cluster) Certificate(name string) (tls.Certificate, error) {
+	p, err := c.ca.server(name, c.MachineIP())
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	return tls.X509KeyPair(p.cert, p.key)
+}
+
 // Node runs a command on the node, and gives what it says.
 func (c *Cluster) Node(argv ...string) (string, error) { return c.node.Output(argv...) }
 
@@ -345,11 +364,23 @@ func (c *Cluster) ImportArchive(ctx context.Context, name, file string) error {
 }
 
 func (c *Cluster) importFile(ctx context.Context, name, file string, options ...string) error {
-	args := append([]string{"--address", c.node.Path(ContainerdSocket), "--namespace=k8s.io", "images", "import", "--local=false"}, options...)
-	if out, err := c.run(ctx, nil, c.Program("ctr"), append(args, file)...); err != nil {
+	args := append([]string{"images", "import", "--local=false"}, options...)
+	if out, err := c.ctr(ctx, append(args, file)...); err != nil {
 		return fmt.Errorf("importing image %s: %w: %s", name, err, out)
 	}
 	return nil
+}
+
+// RemoveImage removes an image from the node.
+func (c *Cluster) RemoveImage(ctx context.Context, name string) error {
+	if out, err := c.ctr(ctx, "images", "rm", "--sync", name); err != nil {
+		return fmt.Errorf("removing image %s: %w: %s", name, err, out)
+	}
+	return nil
+}
+
+func (c *Cluster) ctr(ctx context.Context, args ...string) (string, error) {
+	return c.run(ctx, nil, c.Program("ctr"), append([]string{"--address", c.node.Path(ContainerdSocket), "--namespace=k8s.io"}, args...)...)
 }
 
 // busybox is what an image of busybox-static holds.
@@ -365,6 +396,16 @@ func busybox(ctx context.Context) (Image, error) {
 		}
 	}
 	return i, nil
+}
+
+// ImportBusybox brings an image with a shell onto the node, under that name.
+func (c *Cluster) ImportBusybox(ctx context.Context, name string) error {
+	shell, err := busybox(ctx)
+	if err != nil {
+		return err
+	}
+	shell.Name = name
+	return c.Import(ctx, shell)
 }
 
 // Base brings what every cluster needs: the image of pods' sandboxes, busybox, and CoreDNS, which is started.

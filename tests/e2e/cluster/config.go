@@ -44,8 +44,8 @@ type user struct {
 
 // parameters are what the node's files are made of.
 type parameters struct {
-	MachineIP, NodeIP, ServiceIPs, PodIPs, DNSIP, Node, Etc, Programs, Socket, Issuer string
-	APIPort                                                                           int
+	MachineIP, NodeIP, ServiceIPs, PodIPs, DNSIP, Node, Etc, Programs, Socket, Issuer, Registry string
+	APIPort                                                                                     int
 }
 
 // files are the node's, by path. Their texts are in node.tmpl, one after the other behind lines that name them.

@@ -1,0 +1,309 @@
+package e2e
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/s3-csi/s3-csi-driver/tests/e2e/cluster"
+	"github.com/s3-csi/s3-csi-driver/tests/minio"
+	"github.com/s3-csi/s3-csi-driver/tests/pages"
+	"github.com/s3-csi/s3-csi-driver/tests/registry"
+	"github.com/s3-csi/s3-csi-driver/tests/rig"
+)
+
+// The driver is installed by the tutorial, and from a registry.
+func TestInstallation(t *testing.T) {
+	makeRoom(t)
+	kubectl(t, "delete", "namespace", driverNamespace)
+	t.Cleanup(func() { // before the driver comes back
+		err := errors.Join(world.surround(context.Background()), world.ImportArchive(context.Background(), world.images.driver, driverArchive(os.Getenv(rig.EnvBin))))
+		if err != nil {
+			t.Fatal(err)
+		}
+	})
+	t.Run("tutorial", tutorial)
+	t.Run("registry", fromARegistry)
+}
+
+// notRun are the command blocks of the tutorial that the test does not run, by their first line, and why.
+var notRun = map[string]string{
+	"git clone https://github.com/s3-csi/s3-csi-driver && cd s3-csi-driver": "make e2e runs in a checkout, and has built the image before this test",
+}
+
+// kind stands in for the program of that name: the tests' cluster is there already, and kind's image of a node cannot be had where they
+// run. It loads an image as kind does, with the containerd of the node.
+const kind = `#!/bin/sh
+case "$1 $2" in
+"create cluster" | "delete cluster") ;;
+"load image-archive") exec %q --address %q --namespace k8s.io images import --all-platforms --digests --snapshotter overlayfs - <"$3" ;;
+*)
+	echo "the tests have no kind $*" >&2
+	exit 1
+	;;
+esac
+`
+
+// tutorial runs the commands of docs/tutorial.md as they are printed, and compares what they write with what the page says.
+func tutorial(t *testing.T) {
+	page := pages.Read(t, "tutorial")
+	dir := t.TempDir()
+	archive := filepath.Join(dir, "bin", "image", filepath.Base(driverArchive("")))
+	err := errors.Join(
+		os.MkdirAll(filepath.Dir(archive), 0o700), os.CopyFS(filepath.Join(dir, chartPath), os.DirFS(filepath.Join(root, chartPath))),
+		os.WriteFile(filepath.Join(dir, "bin", "kind"), fmt.Appendf(nil, kind, world.Program("ctr"), world.Path(cluster.ContainerdSocket)), 0o700),
+		unpin(filepath.Join(dir, chartPath, "values.yaml")),
+		// The name that it has with the page's VERSION.
+		renamed(archive, driverArchive(os.Getenv(rig.EnvBin)), world.images.driver))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(page, "make image VERSION="+world.images.driver[strings.LastIndex(world.images.driver, ":")+1:]+"\n") {
+		t.Errorf("the page builds another version than %s, which the chart names", world.images.driver)
+	}
+	tutorialImages(t, page)
+	t.Cleanup(func() {
+		if t.Failed() {
+			for _, ns := range []string{driverNamespace, "minio", "default"} {
+				explain(t, ns)
+			}
+			remove(t, "pod", "default", "app")
+			remove(t, "pvc", "default", "data")
+			uninstall(t)
+		}
+		kubectl(t, "delete", "namespace", "minio", "--ignore-not-found", "--wait=false")
+	})
+
+	var script strings.Builder
+	fmt.Fprintf(&script, "cd %q\nPATH=%q:$PATH\ntrap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n", dir, filepath.Join(dir, "bin"))
+	const mark = "=== the next block ==="
+	var outputs []*regexp.Regexp // of the blocks that are run; nil: the page does not say
+	skipped := map[string]bool{}
+	last := ""
+	for _, b := range pages.Blocks(page) {
+		switch {
+		case b.Language == "sh" && notRun[b.First()] != "":
+			skipped[b.First()] = true
+		case b.Language == "sh":
+			fmt.Fprintf(&script, "echo %q\n%s", mark, b.Text)
+			outputs = append(outputs, nil)
+		case b.Language == "text" && last == "sh":
+			outputs[len(outputs)-1] = expected(b.Text)
+		default:
+			t.Errorf("line %d: the block is neither commands (sh) nor what they write (text): %s", b.Line, b.First())
+		}
+		last = b.Language
+	}
+	if len(skipped) != len(notRun) || len(outputs) < 8 {
+		t.Fatalf("%d blocks are run, %v are not", len(outputs), skipped)
+	}
+	file := filepath.Join(dir, "script")
+	if err := os.WriteFile(file, []byte(script.String()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// In the node's network, where no other process has the port of the page.
+	out, errs, err := shell(t.Context(), t, "", fmt.Sprintf("exec nsenter --net=/proc/%d/ns/net bash -e %q", world.PID(), file))
+	said := strings.Split(out, mark+"\n")[1:]
+	if err != nil || len(said) != len(outputs) {
+		t.Fatalf("block %d of %d: %v\n%s\n%s", len(said), len(outputs), err, out, errs)
+	}
+	for i, want := range outputs {
+		if want != nil && !want.MatchString(said[i]) {
+			t.Errorf("the page does not say what this block writes:\n%s\nwant %s", said[i], want)
+		}
+	}
+	volumesGone(t)
+}
+
+// uninstall takes a release away that a test has made, if it is there.
+func uninstall(t *testing.T) {
+	t.Helper()
+	if _, err := world.Helm(context.Background(), "uninstall", release, "--namespace", driverNamespace, "--wait", "--timeout=2m", "--ignore-not-found"); err != nil {
+		t.Error(err)
+	}
+}
+
+// expected is the output that a page shows. "…" stands for anything.
+func expected(text string) *regexp.Regexp {
+	var parts []string
+	for part := range strings.SplitSeq(strings.TrimSpace(text), "…") {
+		parts = append(parts, regexp.MustCompile(` +`).ReplaceAllString(regexp.QuoteMeta(part), " +"))
+	}
+	return regexp.MustCompile(`(?s)^\s*` + strings.Join(parts, ".*") + `\s*$`)
+}
+
+func TestExpected(t *testing.T) {
+	t.Parallel()
+	for said, want := range map[string]bool{
+		"\nname   state\na  healthy  1\n": true, "name state\na healthy 1": true, "name state\na stale 1": false, "name state\na healthy 1\nb healthy 2": false, "": false,
+	} {
+		if expected("name state\n… healthy 1\n").MatchString(said) != want {
+			t.Errorf("%q: want %t", said, want)
+		}
+	}
+}
+
+// tutorialImages brings the images that the tutorial's pods name, because none can be pulled: the MinIO that make builds, and the
+// shell of the other tests. The driver's is taken away, so that the tutorial has to bring it.
+func tutorialImages(t *testing.T, page string) {
+	t.Helper()
+	server, err := minio.Binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, m := range regexp.MustCompile(`(?m)^ +image: (\S+)$`).FindAllStringSubmatch(page, -1) {
+		names = append(names, m[1])
+	}
+	if len(names) != 2 || !strings.Contains(names[0], "minio/minio:") || !strings.HasPrefix(names[1], "busybox:") {
+		t.Fatalf("the page names the images %q", names)
+	}
+	err = errors.Join(
+		world.Import(t.Context(), cluster.Image{Name: names[0], Files: map[string]string{"usr/bin/minio": server}, Dirs: []string{"tmp"}, Entrypoint: []string{"/usr/bin/minio"}}),
+		world.ImportBusybox(t.Context(), "docker.io/library/"+names[1]),
+		world.RemoveImage(t.Context(), world.images.driver))
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// unpin removes the digests from a file of the chart: the sidecars' images of this cluster are made here.
+func unpin(file string) error {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(file, regexp.MustCompile(`(?m)^( +digest: ).*$`).ReplaceAll(text, []byte(`$1""`)), 0o600)
+}
+
+// renamed writes an archive of the format that make image writes, in which the image has another name.
+func renamed(to, from, name string) error {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	out, err := os.Create(to)
+	if err != nil {
+		return err
+	}
+	r, w := tar.NewReader(in), tar.NewWriter(out)
+	for {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return errors.Join(w.Close(), out.Close())
+		}
+		content := io.Reader(r)
+		if err == nil && h.Name == "index.json" {
+			var index map[string]any
+			if err = json.NewDecoder(r).Decode(&index); err == nil {
+				manifest := index["manifests"].([]any)[0].(map[string]any)
+				manifest["annotations"] = map[string]any{"org.opencontainers.image.ref.name": name}
+				var text []byte
+				text, err = json.Marshal(index)
+				h.Size, content = int64(len(text)), bytes.NewReader(text)
+			}
+		}
+		if err == nil {
+			err = w.WriteHeader(h)
+		}
+		if err == nil {
+			_, err = io.Copy(w, content)
+		}
+		if err != nil {
+			return errors.Join(err, out.Close())
+		}
+	}
+}
+
+// fromARegistry publishes image and chart as make release does, to a registry that knows its users and has a certificate of a private
+// authority, and installs with the chart's address alone. The node pulls the driver's image from there.
+func fromARegistry(t *testing.T) {
+	if err := world.surround(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	certificate, err := world.Certificate("registry")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const user, password, version = "team", "registry-secret", "1.2.3"
+	server, err := registry.Start(t.Context(), registry.Options{Addr: world.Registry(), Dir: t.TempDir(), Certificate: &certificate, User: user, Password: password})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := server.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	dir := t.TempDir()
+	admin := func(line string) string {
+		t.Helper()
+		out, errs, err := shell(t.Context(), t, password, fmt.Sprintf("cd %q && export SSL_CERT_FILE=%q REGISTRY_AUTH_FILE=%q/auth.json && %s", dir, world.CA(), dir, line))
+		if err != nil {
+			t.Fatalf("%v\n%s%s", err, out, errs)
+		}
+		return out
+	}
+	publish, err := filepath.Abs(root + "/hack/release")
+	err = errors.Join(err, os.WriteFile(filepath.Join(dir, "values.yaml"), []byte(values+"imagePullSecrets: [{name: registry}]\n"), 0o600))
+	// The version makes another image of the same programs, which containerd does not have.
+	bin := filepath.Join(dir, "bin")
+	err = errors.Join(err, os.Mkdir(bin, 0o700))
+	for _, name := range driverPrograms {
+		err = errors.Join(err, symlink(filepath.Join(os.Getenv(rig.EnvBin), name), filepath.Join(bin, name)))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	repository := server.Host() + "/team"
+	began := time.Now()
+	archive := buildImage(t, repository+"/s3-csi-driver:v"+version, bin)
+	admin(fmt.Sprintf("buildah login --username %s --password-stdin %s", user, server.Host()))
+	admin(fmt.Sprintf("helm registry login --username %s --password-stdin %s", user, server.Host()))
+	published := strings.Fields(admin(fmt.Sprintf("%s %s v%s published %s", publish, repository, version, archive)))
+	reference := published[len(published)-1]
+	t.Logf("built and published %s in %.1f s", reference, time.Since(began).Seconds())
+
+	kubectl(t, "create", "secret", "docker-registry", "registry", "--namespace", driverNamespace, "--docker-server="+server.Host(), "--docker-username="+user, "--docker-password="+password)
+	t.Cleanup(func() {
+		if t.Failed() {
+			explain(t, driverNamespace)
+		}
+		uninstall(t)
+	})
+	admin(fmt.Sprintf("helm install %s oci://%s/charts/s3-csi-driver --version %s --namespace %s --values values.yaml --wait --timeout=2m", release, repository, version, driverNamespace))
+	image, digest, _ := strings.Cut(reference, "@")
+	if image != repository+"/s3-csi-driver:v"+version || digest == "" {
+		t.Errorf("published %q", published)
+	}
+	used := strings.Fields(kubectl(t, "get", "pods", "--namespace", driverNamespace, "--output",
+		`jsonpath={range .items[*]}{range .status.containerStatuses[?(@.name=="s3-csi-driver")]}{.imageID}{"\n"}{end}{end}`))
+	if len(used) < 2 {
+		t.Errorf("the driver's containers have the images %q", used)
+	}
+	for _, id := range used {
+		if !strings.HasPrefix(id, repository+"/s3-csi-driver@sha256:") {
+			t.Errorf("a container of the driver has the image %s", id)
+		}
+	}
+
+	ns := newNamespace(t)
+	claim(t, ns, "data", class(t, map[string]string{"bucketName": bucket(t)}), "ReadWriteMany")
+	at, prefix := place(t, bound(t, ns, "data"))
+	podSpec{name: "pod", claims: map[string]string{"/v": "data"}, command: "echo written > /v/file && " + forever}.run(t, ns)
+	stored(t, at, prefix+"file", "written\n")
+	remove(t, "pod", ns, "pod")
+	remove(t, "pvc", ns, "data")
+	volumesGone(t)
+}
