@@ -41,6 +41,8 @@ const (
 	// emptyDirBound is how long a publish waits for kubelet to make the emptyDir volume, which it does at the same time.
 	emptyDirBound = 5 * time.Second
 	emptyDirPause = 20 * time.Millisecond
+	// maxOfPod is how many volumes with clients of its own a pod may have. Each costs the driver a socket, and looks at the mount table.
+	maxOfPod = 16
 	// cleanupBound bounds the clean-up after a failed publish.
 	cleanupBound = 20 * time.Second
 	// statsBound bounds the answer of a client to a request for statistics.
@@ -267,16 +269,7 @@ func (s *Server) Publish(ctx context.Context, v podvolume.Volume, refused error)
 	if err := s.check(ctx, v); err != nil {
 		return err
 	}
-	// kubelet publishes a pod's volumes at the same time. The targets' names, which are locked, too, are in other directories.
-	releaseSocket, err := s.locks.Lock(ctx, filepath.Join(v.SocketDir(), v.Socket))
-	if err != nil {
-		return fault.Errorf(fault.Busy, "another request for the socket is in flight: %w", err)
-	}
-	defer releaseSocket()
-	if err := s.checkSocket(ctx, v); err != nil {
-		return err
-	}
-	if err := s.records.write(ctx, v); err != nil {
+	if err := s.admit(ctx, v); err != nil {
 		return err
 	}
 	defer func() {
@@ -317,12 +310,38 @@ func (s *Server) check(ctx context.Context, v podvolume.Volume) error {
 	return nil
 }
 
-// checkSocket refuses a socket that another volume of the pod has: they would replace each other's, and a client would get either's
-// descriptor. The caller holds the socket's lock.
-func (s *Server) checkSocket(ctx context.Context, v podvolume.Volume) error {
+// admit writes the record of a volume if its pod may have it.
+func (s *Server) admit(ctx context.Context, v podvolume.Volume) error {
+	// kubelet publishes a pod's volumes at the same time. Targets, which are locked, too, have longer names.
+	dir, _, _ := v.Pod()
+	release, err := s.locks.Lock(ctx, dir)
+	if err != nil {
+		return fault.Errorf(fault.Busy, "another request for the pod is in flight: %w", err)
+	}
+	defer release()
+	if err := s.checkOthers(ctx, v); err != nil {
+		return err
+	}
+	return s.records.write(ctx, v)
+}
+
+// checkOthers refuses a volume of a pod that has too many, and a socket that another volume of the pod has: they would replace each other's,
+// and a client would get either's descriptor. The caller holds the pod's lock.
+func (s *Server) checkOthers(ctx context.Context, v podvolume.Volume) error {
 	all, _ := s.records.all(ctx) // a record that cannot be read is one of another pod, or hides a use of the socket
+	dir, _, _ := v.Pod()
+	ofPod := 0
 	for _, other := range all {
-		if other.Target != v.Target && other.Socket == v.Socket && other.SocketDir() == v.SocketDir() {
+		if other.Target == v.Target {
+			continue
+		}
+		if otherDir, _, _ := other.Pod(); otherDir == dir {
+			ofPod++
+		}
+		if ofPod >= maxOfPod {
+			return fault.Errorf(fault.Exhausted, "the pod has %d volumes with a client of its own already, which is the maximum", maxOfPod)
+		}
+		if other.Socket == v.Socket && other.SocketDir() == v.SocketDir() {
 			return fault.Field("volume_context."+podvolume.AttributeSocket, "%q in emptyDir volume %q is the socket of the pod's volume %q: give each volume a socket of its own",
 				v.Socket, v.EmptyDir, filepath.Base(filepath.Dir(other.Target)))
 		}

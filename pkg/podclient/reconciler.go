@@ -390,11 +390,11 @@ func (r *reconciler) handOver(ctx context.Context, conn *net.UnixConn) {
 	}
 	klog.FromContext(ctx).Info("Refused the descriptor to a program", "pid", p.pid, "error", err)
 	r.s.metrics.handovers.WithLabelValues(resultRefused).Inc()
-	r.fail(ReasonRefused, time.Time{}, "process %d did not get the descriptor: %v", p.pid, err)
 	text := err.Error()
-	if errors.Is(err, errForeignPeer) {
+	if errors.Is(err, errForeignPeer) { // the log has which pod's it is
 		text = errForeignPeer.Error()
 	}
+	r.fail(ReasonRefused, time.Time{}, "process %d did not get the descriptor: %s", p.pid, text)
 	_, _ = conn.Write(fdpass.Message{Error: text}.Encode()) // it may be gone
 }
 

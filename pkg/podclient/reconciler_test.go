@@ -190,7 +190,7 @@ func answerNothing(fuse *os.File) {
 		}
 		answer := make([]byte, 16)
 		if binary.NativeEndian.Uint32(buf[4:]) == opInit {
-			answer = append(answer, make([]byte, 64)...)
+			answer = make([]byte, 16+64)
 			binary.NativeEndian.PutUint64(answer[16:], version)
 		} else {
 			failed := int32(unix.EIO)

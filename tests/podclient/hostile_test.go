@@ -4,15 +4,20 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	grpcstatus "google.golang.org/grpc/status"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fdpass"
+	"github.com/s3-csi/s3-csi-driver/pkg/podvolume"
 	"github.com/s3-csi/s3-csi-driver/tests/hostile"
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
@@ -291,6 +296,52 @@ func TestAClientThatHangs(t *testing.T) {
 	if err := unix.Kill(-c.Process.Pid, unix.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
+	p.unpublish()
+	p.NothingLeft(t)
+}
+
+// A pod cannot have the driver serve any number of volumes, also if they are published at the same time.
+func TestAPodWithManyVolumes(t *testing.T) {
+	t.Parallel()
+	const most = 16
+	e := start(t)
+	p := e.pod(t, podUID)
+	volume := func(i int) string {
+		return filepath.Join(p.dir, fmt.Sprintf("volumes/kubernetes.io~csi/data-%d/mount", i))
+	}
+	var g errgroup.Group
+	results := make([]error, most+4)
+	for i := range results {
+		if err := os.MkdirAll(filepath.Dir(volume(i)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		g.Go(func() error {
+			results[i] = p.tryPublish(func(r *csi.NodePublishVolumeRequest) {
+				r.TargetPath, r.VolumeContext[podvolume.AttributeSocket] = volume(i), fmt.Sprintf("%d.sock", i)
+			})
+			return nil
+		})
+	}
+	_ = g.Wait()
+	published, refused := 0, 0
+	for i, err := range results {
+		switch grpcstatus.Code(err) {
+		case codes.OK:
+			published++
+		case codes.ResourceExhausted:
+			refused++
+		default:
+			t.Errorf("volume %d: %v", i, err)
+		}
+		_, err := p.NodeUnpublishVolume(rigtest.Context(t, bounded), &csi.NodeUnpublishVolumeRequest{VolumeId: p.handle(), TargetPath: volume(i)})
+		if err != nil {
+			t.Errorf("unpublish %d: %v", i, err)
+		}
+	}
+	if published != most || refused != len(results)-most {
+		t.Errorf("%d volumes were published, and %d were refused", published, refused)
+	}
+	p.publish()
 	p.unpublish()
 	p.NothingLeft(t)
 }
