@@ -13,7 +13,6 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/s3-csi/s3-csi-driver/tests/e2e/cluster"
 	"github.com/s3-csi/s3-csi-driver/tests/minio"
@@ -22,9 +21,18 @@ import (
 	"github.com/s3-csi/s3-csi-driver/tests/rig"
 )
 
-// The driver is installed by the tutorial, and from a registry.
+// The driver is installed without Helm, by the tutorial, and from a registry.
 func TestInstallation(t *testing.T) {
+	need(t)
+	releaseBin := t.TempDir()
+	pulled, released := make(chan error, 1), make(chan error, 1)
+	go func() { // most of the test waits
+		pulled <- tutorialImages(t.Context(), pages.Read(t, "tutorial"))
+		released <- releaseImage(t.Context(), releaseBin)
+	}()
 	makeRoom(t)
+	t.Run("kustomize", kustomize)
+
 	kubectl(t, "delete", "namespace", driverNamespace)
 	t.Cleanup(func() { // before the driver comes back
 		err := errors.Join(world.surround(context.Background()), world.ImportArchive(context.Background(), world.images.driver, driverArchive(os.Getenv(rig.EnvBin))))
@@ -32,8 +40,14 @@ func TestInstallation(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
+	if err := <-pulled; err != nil {
+		t.Fatal(err)
+	}
 	t.Run("tutorial", tutorial)
-	t.Run("registry", fromARegistry)
+	if err := <-released; err != nil {
+		t.Fatal(err)
+	}
+	t.Run("registry", func(t *testing.T) { fromARegistry(t, driverArchive(releaseBin)) })
 }
 
 // notRun are the command blocks of the tutorial that the test does not run, by their first line, and why.
@@ -71,7 +85,9 @@ func tutorial(t *testing.T) {
 	if !strings.Contains(page, "make image VERSION="+world.images.driver[strings.LastIndex(world.images.driver, ":")+1:]+"\n") {
 		t.Errorf("the page builds another version than %s, which the chart names", world.images.driver)
 	}
-	tutorialImages(t, page)
+	if err := world.RemoveImage(t.Context(), world.images.driver); err != nil { // the tutorial has to bring it
+		t.Fatal(err)
+	}
 	t.Cleanup(func() {
 		if t.Failed() {
 			for _, ns := range []string{driverNamespace, "minio", "default"} {
@@ -154,27 +170,22 @@ func TestExpected(t *testing.T) {
 }
 
 // tutorialImages brings the images that the tutorial's pods name, because none can be pulled: the MinIO that make builds, and the
-// shell of the other tests. The driver's is taken away, so that the tutorial has to bring it.
-func tutorialImages(t *testing.T, page string) {
-	t.Helper()
+// shell of the other tests.
+func tutorialImages(ctx context.Context, page string) error {
 	server, err := minio.Binary()
 	if err != nil {
-		t.Fatal(err)
+		return err
 	}
 	var names []string
 	for _, m := range regexp.MustCompile(`(?m)^ +image: (\S+)$`).FindAllStringSubmatch(page, -1) {
 		names = append(names, m[1])
 	}
 	if len(names) != 2 || !strings.Contains(names[0], "minio/minio:") || !strings.HasPrefix(names[1], "busybox:") {
-		t.Fatalf("the page names the images %q", names)
+		return fmt.Errorf("the page names the images %q", names)
 	}
-	err = errors.Join(
-		world.Import(t.Context(), cluster.Image{Name: names[0], Files: map[string]string{"usr/bin/minio": server}, Dirs: []string{"tmp"}, Entrypoint: []string{"/usr/bin/minio"}}),
-		world.ImportBusybox(t.Context(), "docker.io/library/"+names[1]),
-		world.RemoveImage(t.Context(), world.images.driver))
-	if err != nil {
-		t.Fatal(err)
-	}
+	return errors.Join(
+		world.Import(ctx, cluster.Image{Name: names[0], Files: map[string]string{"usr/bin/minio": server}, Dirs: []string{"tmp"}, Entrypoint: []string{"/usr/bin/minio"}}),
+		world.ImportBusybox(ctx, "docker.io/library/"+names[1]))
 }
 
 // unpin removes the digests from a file of the chart: the sidecars' images of this cluster are made here.
@@ -226,9 +237,25 @@ func renamed(to, from, name string) error {
 	}
 }
 
+// releaseVersion is what the test publishes.
+const releaseVersion = "1.2.3"
+
+// releaseRepository is where in the registry.
+func releaseRepository() string { return world.Registry() + "/team" }
+
+// releaseImage makes the image that is published. Its version makes it another image of the same programs, which the node does not have.
+func releaseImage(ctx context.Context, bin string) error {
+	var errs []error
+	for _, name := range driverPrograms {
+		errs = append(errs, symlink(filepath.Join(os.Getenv(rig.EnvBin), name), filepath.Join(bin, name)))
+	}
+	_, err := buildImage(ctx, releaseRepository()+"/s3-csi-driver:v"+releaseVersion, bin)
+	return errors.Join(append(errs, err)...)
+}
+
 // fromARegistry publishes image and chart as make release does, to a registry that knows its users and has a certificate of a private
 // authority, and installs with the chart's address alone. The node pulls the driver's image from there.
-func fromARegistry(t *testing.T) {
+func fromARegistry(t *testing.T, archive string) {
 	if err := world.surround(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -236,7 +263,7 @@ func fromARegistry(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const user, password, version = "team", "registry-secret", "1.2.3"
+	const user, password = "team", "registry-secret"
 	server, err := registry.Start(t.Context(), registry.Options{Addr: world.Registry(), Dir: t.TempDir(), Certificate: &certificate, User: user, Password: password})
 	if err != nil {
 		t.Fatal(err)
@@ -257,23 +284,14 @@ func fromARegistry(t *testing.T) {
 	}
 	publish, err := filepath.Abs(root + "/hack/release")
 	err = errors.Join(err, os.WriteFile(filepath.Join(dir, "values.yaml"), []byte(values+"imagePullSecrets: [{name: registry}]\n"), 0o600))
-	// The version makes another image of the same programs, which containerd does not have.
-	bin := filepath.Join(dir, "bin")
-	err = errors.Join(err, os.Mkdir(bin, 0o700))
-	for _, name := range driverPrograms {
-		err = errors.Join(err, symlink(filepath.Join(os.Getenv(rig.EnvBin), name), filepath.Join(bin, name)))
-	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	repository := server.Host() + "/team"
-	began := time.Now()
-	archive := buildImage(t, repository+"/s3-csi-driver:v"+version, bin)
+	repository := releaseRepository()
 	admin(fmt.Sprintf("buildah login --username %s --password-stdin %s", user, server.Host()))
 	admin(fmt.Sprintf("helm registry login --username %s --password-stdin %s", user, server.Host()))
-	published := strings.Fields(admin(fmt.Sprintf("%s %s v%s published %s", publish, repository, version, archive)))
+	published := strings.Fields(admin(fmt.Sprintf("%s %s v%s published %s", publish, repository, releaseVersion, archive)))
 	reference := published[len(published)-1]
-	t.Logf("built and published %s in %.1f s", reference, time.Since(began).Seconds())
 
 	kubectl(t, "create", "secret", "docker-registry", "registry", "--namespace", driverNamespace, "--docker-server="+server.Host(), "--docker-username="+user, "--docker-password="+password)
 	t.Cleanup(func() {
@@ -282,9 +300,9 @@ func fromARegistry(t *testing.T) {
 		}
 		uninstall(t)
 	})
-	admin(fmt.Sprintf("helm install %s oci://%s/charts/s3-csi-driver --version %s --namespace %s --values values.yaml --wait --timeout=2m", release, repository, version, driverNamespace))
+	admin(fmt.Sprintf("helm install %s oci://%s/charts/s3-csi-driver --version %s --namespace %s --values values.yaml --wait --timeout=2m", release, repository, releaseVersion, driverNamespace))
 	image, digest, _ := strings.Cut(reference, "@")
-	if image != repository+"/s3-csi-driver:v"+version || digest == "" {
+	if image != repository+"/s3-csi-driver:v"+releaseVersion || digest == "" {
 		t.Errorf("published %q", published)
 	}
 	used := strings.Fields(kubectl(t, "get", "pods", "--namespace", driverNamespace, "--output",
@@ -298,7 +316,7 @@ func fromARegistry(t *testing.T) {
 		}
 	}
 
-	ns := newNamespace(t)
+	const ns = "default"
 	claim(t, ns, "data", class(t, map[string]string{"bucketName": bucket(t)}), "ReadWriteMany")
 	at, prefix := place(t, bound(t, ns, "data"))
 	podSpec{name: "pod", claims: map[string]string{"/v": "data"}, command: "echo written > /v/file && " + forever}.run(t, ns)

@@ -266,20 +266,23 @@ func importNext(t testing.TB) {
 	}
 	repository, _, _ := strings.Cut(world.images.driver, ":")
 	image := repository + ":" + nextTag
-	if err := world.ImportArchive(t.Context(), image, buildImage(t, image, bin)); err != nil {
+	archive, err := buildImage(t.Context(), image, bin)
+	if err == nil {
+		err = world.ImportArchive(t.Context(), image, archive)
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
 }
 
 // buildImage makes an image of the programs in a directory, as make image does, and returns its archive.
-func buildImage(t testing.TB, name, bin string) (archive string) {
-	t.Helper()
-	cmd := exec.CommandContext(t.Context(), root+"/hack/image", name, bin, runtime.GOARCH)
+func buildImage(ctx context.Context, name, bin string) (archive string, err error) {
+	cmd := exec.CommandContext(ctx, root+"/hack/image", name, bin, runtime.GOARCH)
 	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "VERSION=") }) // it is the name's
 	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("building the image %s: %v\n%s", name, err, out)
+		return "", fmt.Errorf("building the image %s: %w\n%s", name, err, out)
 	}
-	return driverArchive(bin)
+	return driverArchive(bin), nil
 }
 
 // programVersions are those that the node has.

@@ -376,9 +376,8 @@ backends:
       kinds: [federationToken]
 `
 
-// The driver is installed without Helm as well.
-func TestKustomize(t *testing.T) {
-	makeRoom(t)
+// kustomize installs the driver without Helm.
+func kustomize(t *testing.T) {
 	eventually(t, "the uninstalled release to leave nothing", func() error { // kubelet takes a moment
 		for _, name := range clusterScoped(t) {
 			if strings.Contains(name, release) || strings.HasSuffix(name, csiName) || strings.Contains(name, csiName+" of ") {
