@@ -101,9 +101,11 @@ func TestADrainOutlastsItsSession(t *testing.T) {
 
 // An expired session shows in the metric, the log and the next publication, and is renewed when that is possible again.
 func TestAnExpiredSessionIsAClearState(t *testing.T) {
-	e := start(t)
+	e := start(t, "--volume-health")
 	told := func() int { return strings.Count(e.Logs(), "Session expired") }
-	for _, tt := range []struct{ fault, word string }{{s3server.FaultDown, "connection refused"}, {s3server.FaultRefuse, "AccessDenied"}} {
+	for _, tt := range []struct{ fault, word, reason string }{
+		{s3server.FaultDown, "connection refused", "BackendUnreachable"}, {s3server.FaultRefuse, "AccessDenied", "CredentialsRefused"},
+	} {
 		t.Run(tt.fault, func(t *testing.T) {
 			e.t = t
 			name := "expired-" + tt.fault
@@ -140,6 +142,18 @@ func TestAnExpiredSessionIsAClearState(t *testing.T) {
 					t.Fatalf("publishing again: %v", err)
 				}
 				return strings.Contains(err.Error(), tt.word) // not before an attempt has failed
+			})
+			e.await(10*time.Second, "the volume's health to say that the session is over, and why", func() bool {
+				resp, err := e.NodeGetVolumeHealth(rigtest.Context(t, 10*time.Second), &csi.NodeGetVolumeHealthRequest{VolumeId: v.GetVolumeId(), VolumePublishPath: target})
+				if err != nil {
+					t.Fatal(err)
+				}
+				reasons := map[string]csi.VolumeHealthErrorType{}
+				for _, s := range resp.GetVolumeHealth().GetHealthStatuses() {
+					reasons[s.GetReason()] = s.GetStatus()
+				}
+				_, why := reasons[tt.reason]
+				return why && reasons["CredentialsExpired"] == csi.VolumeHealthErrorType_INACCESSIBLE
 			})
 			e.await(10*time.Second, "the log to say it", func() bool { return told() > before })
 			if n := told() - before; n > 2 {

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -9,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 
+	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
 
@@ -73,4 +75,30 @@ func TestVolumeHealth(t *testing.T) {
 		want(t, err, codes.NotFound)
 		e.awaitNothingLeft(time.Second)
 	}, "--heal=false", "--volume-health")
+}
+
+// A volume whose backend is away is inaccessible, one that is unpublished while files are uploaded is degraded.
+func TestVolumeHealthOfABackendThatIsAwayAndOfADrain(t *testing.T) {
+	t.Parallel()
+	e := start(t, "--volume-health")
+	v := static("draining", rclone)
+	target := e.publish(v, "t")
+	e.proxy.Set(faultproxy.Faults{Refuse: true})
+	e.awaitConditions(v, target, "INACCESSIBLE BackendUnreachable")
+	storage, err := e.NodeGetStorageHealth(rigtest.Context(t, 20*time.Second), &csi.NodeGetStorageHealthRequest{})
+	if err != nil || len(storage.GetBackendHealth()) != 1 || storage.GetBackendHealth()[0].GetStatus() != csi.StorageHealthErrorType_STORAGE_UNREACHABLE {
+		t.Errorf("%v, %v", storage, err)
+	}
+	e.proxy.Set(faultproxy.Faults{})
+	e.awaitConditions(v, target)
+
+	e.proxy.Set(crawling)
+	write(t, filepath.Join(target, "data.bin"), random(3<<20))
+	e.awaitBusy(v, target, "draining: ")
+	e.awaitConditions(v, "", "DEGRADED Draining")
+	e.proxy.Set(faultproxy.Faults{})
+	e.unpublish(v, target)
+	_, err = e.conditions(v, "")
+	want(t, err, codes.NotFound)
+	e.NothingLeft(t)
 }
