@@ -22,7 +22,7 @@ import (
 
 // maxMessage is the maximum length of an error text with its page, in bytes. COs show the text in an event, which Kubernetes cuts at 1,024
 // bytes, after words of their own such as the volume's name. The log has the full text.
-const maxMessage = 800
+const maxMessage = 850
 
 // mutates reports whether a method may have changed something when it fails.
 func mutates(method string) bool {
@@ -117,23 +117,31 @@ func messageOf(method string, err error, limit int) string {
 	if named := pageInText.FindString(text); named != "" && !strings.Contains(truncate(text, limit), named) {
 		page = "; " + named
 	}
-	return truncate(text, limit-len(page)) + page
+	if limit -= len(page); len(text) > limit {
+		if at := targetInText.FindStringIndex(text); at != nil {
+			text = text[:at[0]] + text[at[1]-1:]
+		}
+	}
+	return truncate(text, limit) + page
 }
+
+// targetInText matches the path of a request's target in the words that say what failed. An event is of a pod and names the volume.
+var targetInText = regexp.MustCompile(` at /[^ :"]+:`)
 
 // pageInText matches a page that a text names.
 var pageInText = regexp.MustCompile(`see docs/[a-z0-9-]+\.md(#[a-z0-9-]+)?`)
 
-// truncate shortens a text to limit bytes in the middle, because what failed is at the start, and the cause, which may be the end of a
-// client's output, at the end.
+// truncate shortens a text to limit bytes. It keeps twice as much of the start as of the end: what failed and the cause are at the start,
+// advice at the end, or the last lines of a client's output.
 func truncate(text string, limit int) string {
 	const gap = " … "
 	text = strings.ToValidUTF8(text, "?")
 	if len(text) <= limit {
 		return text
 	}
-	half := (limit - len(gap)) / 2
+	end := (limit - len(gap)) / 3
 	// What is left of characters that were cut is removed.
-	return strings.ToValidUTF8(text[:half], "") + gap + strings.ToValidUTF8(text[len(text)-half:], "")
+	return strings.ToValidUTF8(text[:limit-len(gap)-end], "") + gap + strings.ToValidUTF8(text[len(text)-end:], "")
 }
 
 // unexpected reports whether a code indicates a bug or a broken environment, which is logged as an error.

@@ -77,6 +77,20 @@ func TestLongMessagesKeepBothEnds(t *testing.T) {
 	}
 }
 
+// The cause is shown even if much advice follows it.
+func TestLongMessagesKeepTheCause(t *testing.T) {
+	err := fault.Errorf(fault.Unavailable, "publish volume %q at %s: the target is left unchanged: the session of mount %s (volume %s) expired at %s and could not be renewed since %s: make a session of role %s for backend default (https://s3.example.com) (webIdentity): the token service returned 403 AccessDenied %q (request 3eb22aa2396a447a): %s; %s",
+		"default:team-data/namespace/pvc-0b9c7f1e-53a4-4f0b-8d1c-7e2a90c4d611/",
+		"/var/lib/kubelet/pods/6f4b1c9e-0d7a-4a8f-9c36-2b1de00f7a55/volumes/kubernetes.io~csi/pvc-0b9c7f1e-53a4-4f0b-8d1c-7e2a90c4d611/mount",
+		"52kejb4r35ynr4qcltsn4kyr-3821454290", "default:team-data/namespace/pvc-0b9c7f1e-53a4-4f0b-8d1c-7e2a90c4d611/",
+		"2026-11-25T04:37:42Z", "2026-11-25T04:37:40Z", "arn:aws:iam::000000000000:role/apps.web", "not authorized to perform sts:AssumeRoleWithWebIdentity",
+		strings.Repeat("check the role; ", 10), strings.Repeat("check the service account; ", 10))
+	text := status.Convert(statusOf(t.Context(), csi.Node_NodePublishVolume_FullMethodName, err)).Message()
+	if !strings.Contains(text, "403 AccessDenied") || !strings.HasPrefix(text, "publish volume ") || strings.Contains(text, "/var/lib/kubelet") || len(text) > maxMessage {
+		t.Errorf("%d bytes: %s", len(text), text)
+	}
+}
+
 // An event shows 1,024 bytes: what failed, the end of the client's output and the page are among them. The log has all of it.
 func TestLongMessagesAsEvents(t *testing.T) {
 	const (
