@@ -69,7 +69,7 @@ func (e *env) nothingOfACheck() {
 // The check takes each client through everything, and says what its declaration should say. Renewal is checked if that is asked for.
 func TestACheckOfAClient(t *testing.T) {
 	t.Parallel()
-	const renewal = "--session-duration=6s"
+	const renewal = "--session-duration=15s"
 	for name, tc := range map[string]struct {
 		client  string
 		flags   func(e *env) []string

@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/check"
@@ -219,15 +218,9 @@ func pattern(size int) []byte {
 	return data
 }
 
-// put writes a file and closes it, as one thread: some clients complete an upload when the process that wrote a file closes it. For these,
-// a program that is started meanwhile would end the file: its copy of the descriptor is closed when it is executed, which the client sees as a
-// flush. So no program is started while the file is open.
+// put writes a file and closes it, as one thread: some clients complete an upload when the process that wrote a file closes it.
 func (r *run) put(ctx context.Context, name string, data []byte) error {
-	return r.Host.Do(ctx, "write "+name, func() error {
-		syscall.ForkLock.RLock()
-		defer syscall.ForkLock.RUnlock()
-		return os.WriteFile(r.path(name), data, 0o644)
-	})
+	return r.Host.Do(ctx, "write "+name, func() error { return os.WriteFile(r.path(name), data, 0o644) })
 }
 
 // get returns an error unless a file has the data.
