@@ -157,9 +157,6 @@ func TestExternalStorage(t *testing.T) {
 	}
 	slices.SortStableFunc(runs, func(a, b *suiteRun) int { return weight(a) - weight(b) })
 
-	// Those that take minutes begin first.
-	long := func(r *suiteRun) int { return min(1, strings.Count(r.test, "snapshottable-stress")) }
-	slices.SortStableFunc(runs, func(a, b *suiteRun) int { return long(b) - long(a) })
 	queue := make(chan *suiteRun)
 	var workers sync.WaitGroup
 	for range suiteRuns {
