@@ -61,7 +61,7 @@ func TestConcurrentPublicationsJoin(t *testing.T) {
 	e.NothingLeft(t)
 }
 
-// A publication goes on when its call times out, and the retry joins it; any other call for the target is told that
+// A publication goes on when its call times out, and the retry joins it; any other call for the target gets an error that says that
 // it is busy.
 func TestAPublicationOutlivesItsCall(t *testing.T) {
 	e := start(t)

@@ -10,7 +10,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/tests/registry"
 )
 
-// A registry with a user lets nobody else in, and shows its certificate.
+// A registry with a user refuses requests without its login, and shows its certificate.
 func TestAPrivateRegistry(t *testing.T) {
 	other := httptest.NewTLSServer(http.NotFoundHandler()) // for its certificate
 	defer other.Close()
