@@ -48,6 +48,54 @@ func TestDrainingClientsGetNewCredentials(t *testing.T) {
 	}
 }
 
+// A client that cannot store its files with the former settings of its backend, such as the password of a proxy, is started again with the
+// current ones, if it keeps the files on disk.
+func TestDrainingClientsGetTheSettingsOfTheirBackend(t *testing.T) {
+	for name, tc := range map[string]struct {
+		client string
+		change func(*state.Mount)
+		want   bool
+	}{
+		"changed":          {"rclone", func(m *state.Mount) { m.Backend = "a former digest" }, true},
+		"not changed":      {"rclone", nil, false},
+		"nothing to store": {"rclone", func(m *state.Mount) { m.Backend, m.Spec.ReadOnly = "a former digest", true }, false},
+		"no files on disk": {"mountpoint-s3", func(m *state.Mount) { m.Backend = "a former digest" }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d, p := newDrainer(t, &mounttest.UIDs{}, 0)
+			m := p.Mount("a", "1", tc.client, tc.change)
+			h := &mounttest.Helper{Status: &helper.Status{Protocol: 1, Revision: 7, State: helper.StateRunning, Ending: true}}
+			h.Serve(t, p.Store.Socket(m.Name))
+			statuses := func() (n int) {
+				h.Mu.Lock()
+				defer h.Mu.Unlock()
+				for _, op := range h.Asked {
+					if op == "status" {
+						n++
+					}
+				}
+				return n
+			}
+			drainUntil := func(happened func() bool) {
+				t.Helper()
+				if err := d.drain(mounttest.Until(t, happened), m, Options{}); err == nil {
+					t.Error("drained")
+				}
+			}
+			drainUntil(func() bool { return h.WasAsked("status") })
+			if h.WasAsked("kill") {
+				t.Fatal("it was killed at once")
+			}
+			d.refreshEvery = time.Nanosecond
+			before := statuses()
+			drainUntil(func() bool { return h.WasAsked("kill") || statuses() >= before+2 }) // it is checked between the two
+			if killed := h.WasAsked("kill"); killed != tc.want {
+				t.Errorf("killed: %t", killed)
+			}
+		})
+	}
+}
+
 func TestUnresponsiveHelperDoesNotBlockADrain(t *testing.T) {
 	d, p := newDrainer(t, &mounttest.UIDs{}, 100*time.Millisecond)
 	m := p.Mount("a", "1", "rclone", nil)
