@@ -371,8 +371,9 @@ func (d *Drainer) awaitGone(ctx context.Context, m state.Mount) error {
 }
 
 func (d *Drainer) stopHelper(ctx context.Context, m state.Mount) error {
-	if err := d.Peer(m.Name).Quit(ctx); err == nil {
+	if status, err := d.Peer(m.Name).Quit(ctx); err == nil {
 		gctx, cancel := context.WithTimeout(ctx, exitGrace)
+		host.AwaitExit(gctx, status.PID, m.UID) // usually nothing is left then, and a search for processes is expensive
 		err := d.awaitGone(gctx, m)
 		cancel()
 		if err == nil {

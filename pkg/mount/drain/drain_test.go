@@ -3,7 +3,10 @@ package drain
 import (
 	"context"
 	"errors"
+	"os/exec"
 	"strings"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -156,5 +159,53 @@ func TestUploadsInFlightAreNamed(t *testing.T) {
 	h.Serve(t, p.Store.Socket(m.Name))
 	if err := d.withUploads(t.Context(), m, busy); !errors.Is(err, busy) || !strings.Contains(err.Error(), "3 uploads, 2.0 MiB") {
 		t.Errorf("%v", err)
+	}
+}
+
+// scans is a launcher that counts the searches for processes. Those of the mount have exited when gone is set.
+type scans struct {
+	mounttest.UIDs
+	gone  atomic.Bool
+	count atomic.Int32
+}
+
+func (l *scans) Alive(context.Context, uint32) (bool, error) {
+	l.count.Add(1)
+	return !l.gone.Load(), nil
+}
+
+// Searching for processes is expensive on a node with many mounts, so a drain first waits for the helper that it told to exit.
+func TestTheExitOfAHelperIsAwaitedWithoutSearching(t *testing.T) {
+	l := &scans{}
+	d, p := newDrainer(t, l, 0)
+	m := p.Mount("a", "1", "rclone", nil)
+	process := exec.CommandContext(t.Context(), "cat")
+	process.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: m.UID, Gid: m.UID}}
+	stdin, err := process.StdinPipe()
+	if err == nil {
+		err = process.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &mounttest.Helper{Status: &helper.Status{Protocol: 1, State: helper.StateExited, PID: process.Process.Pid}}
+	h.Serve(t, p.Store.Socket(m.Name))
+	exited := make(chan error, 1)
+	go func() {
+		<-mounttest.Until(t, func() bool { return h.WasAsked("quit") }).Done()
+		time.Sleep(300 * time.Millisecond) // thirty times exitPause
+		stdin.Close()
+		err := process.Wait()
+		l.gone.Store(true)
+		exited <- err
+	}()
+	if err := d.stopHelper(t.Context(), m); err != nil {
+		t.Error(err)
+	}
+	if err := <-exited; err != nil || len(l.Killed) > 0 {
+		t.Errorf("%v, killed: %v", err, l.Killed)
+	}
+	if n := l.count.Load(); n < 1 || n > 10 { // one or two, on a machine that is not busy
+		t.Errorf("%d searches", n)
 	}
 }
