@@ -242,7 +242,7 @@ func (d *Drainer) update(ctx context.Context, m *state.Mount, grant *creds.Grant
 // outdated reports whether a client uses settings of its backend that are no longer configured, such as the former password of a proxy, and
 // keeps what it has not stored on disk: then it can be started again with the current ones.
 func (d *Drainer) outdated(m state.Mount) (bool, error) {
-	if m.Linger != nil || !m.KeepsOnDisk(d.Clients) {
+	if m.Backend == "" || m.Linger != nil || !m.KeepsOnDisk(d.Clients) { // "": its record is lost
 		return false, nil
 	}
 	return d.runner.Outdated(m)

@@ -62,6 +62,7 @@ func TestDrainingClientsGetTheSettingsOfTheirBackend(t *testing.T) {
 		"changed":          {"rclone", func(m *state.Mount) { m.Backend = "a former digest" }, true},
 		"not changed":      {"rclone", nil, false},
 		"nothing to store": {"rclone", func(m *state.Mount) { m.Backend, m.Spec.ReadOnly = "a former digest", true }, false},
+		"record lost":      {"rclone", func(m *state.Mount) { m.Backend = "" }, false},
 		"no files on disk": {"mountpoint-s3", func(m *state.Mount) { m.Backend = "a former digest" }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
