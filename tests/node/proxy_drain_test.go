@@ -34,7 +34,7 @@ func TestAProxyWhosePasswordChangesDuringADrain(t *testing.T) {
 	if err := os.WriteFile(login, []byte("driver:"+second), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	e.await(4*time.Minute, "the file to be stored", func() bool { return e.tryUnpublish(20*time.Second, v, target) == nil })
+	e.await(2*time.Minute, "the file to be stored", func() bool { return e.tryUnpublish(20*time.Second, v, target) == nil })
 	if got := e.Object(t, rigtest.Bucket, "proxy-drain/file"); got != "content" {
 		t.Errorf("stored %q", got)
 	}
