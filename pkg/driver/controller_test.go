@@ -478,7 +478,7 @@ func TestControllerClaimsWhatItDoes(t *testing.T) {
 		t.Errorf("without credentials for listing: %v, %v", resp, err)
 	}
 	_, err = c.GetCapacity(t.Context(), nil)
-	if got := statusOf(t.Context(), "", err); !strings.Contains(got.Error(), "Unimplemented") {
+	if got := statusOf(t.Context(), "", "", err); !strings.Contains(got.Error(), "Unimplemented") {
 		t.Errorf("GetCapacity: %v", got)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"path/filepath"
 	"regexp"
 	"strings"
 
@@ -75,16 +76,17 @@ func codeOf(ctx context.Context, method string, err error) codes.Code {
 	return codes.Internal
 }
 
-// statusOf converts a method's error to a gRPC status with the same text and the page that explains it. An error that is itself a status is returned unchanged: it is
-// the generated code's "unimplemented". errors.As would also match errors that wrap a status.
-func statusOf(ctx context.Context, method string, err error) error {
+// statusOf converts a method's error to a gRPC status with the same text and the page that explains it. target is the path of the request, or "".
+// An error that is itself a status is returned unchanged: it is the generated code's "unimplemented". errors.As would also match errors that wrap
+// a status.
+func statusOf(ctx context.Context, method, target string, err error) error {
 	if err == nil {
 		return nil
 	}
 	if _, ok := err.(interface{ GRPCStatus() *status.Status }); ok {
 		return err
 	}
-	return &rpcError{err, status.New(codeOf(ctx, method, err), messageOf(method, err, maxMessage)), messageOf(method, err, math.MaxInt)}
+	return &rpcError{err, status.New(codeOf(ctx, method, err), messageOf(method, target, err, maxMessage)), messageOf(method, target, err, math.MaxInt)}
 }
 
 // rpcError is an error as an RPC returns it.
@@ -111,22 +113,35 @@ func fullText(err error) string {
 	return status.Convert(err).Message()
 }
 
-// messageOf returns the text of a method's error, with the page that explains it at the end, in at most limit bytes.
-func messageOf(method string, err error, limit int) string {
+// messageOf returns the text of a method's error, with the page that explains it at the end, in at most limit bytes. A long text does not name the
+// target: an event is of a pod and names the volume.
+func messageOf(method, target string, err error, limit int) string {
 	text, page := err.Error(), pageOf(method, err)
 	if named := pageInText.FindString(text); named != "" && !strings.Contains(truncate(text, limit), named) {
 		page = "; " + named
 	}
-	if limit -= len(page); len(text) > limit {
-		if at := targetInText.FindStringIndex(text); at != nil {
-			text = text[:at[0]] + text[at[1]-1:]
+	if limit -= len(page); len(text) > limit && target != "" {
+		for _, word := range []string{" at ", " from "} {
+			text = strings.Replace(text, word+target+":", ":", 1)
 		}
 	}
 	return truncate(text, limit) + page
 }
 
-// targetInText matches the path of a request's target in the words that say what failed. An event is of a pod and names the volume.
-var targetInText = regexp.MustCompile(` at /[^ :"]+:`)
+// targetOf returns the path of the request's target, or "".
+func targetOf(req any) string {
+	path := ""
+	switch r := req.(type) {
+	case interface{ GetTargetPath() string }:
+		path = r.GetTargetPath()
+	case interface{ GetVolumePath() string }:
+		path = r.GetVolumePath()
+	}
+	if path == "" {
+		return ""
+	}
+	return filepath.Clean(path)
+}
 
 // pageInText matches a page that a text names.
 var pageInText = regexp.MustCompile(`see docs/[a-z0-9-]+\.md(#[a-z0-9-]+)?`)

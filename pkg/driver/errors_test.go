@@ -34,7 +34,7 @@ func TestEveryFaultKindHasItsCode(t *testing.T) {
 		}
 		for _, method := range []string{csi.Controller_CreateVolume_FullMethodName, csi.Node_NodeGetVolumeStats_FullMethodName} {
 			err := fmt.Errorf("create volume %q: %w", "a", fault.Errorf(kind, "reason %d", kind))
-			got := statusOf(t.Context(), method, err)
+			got := statusOf(t.Context(), method, "", err)
 			text, _, _ := strings.Cut(status.Convert(got).Message(), "; see ")
 			if status.Code(got) != code || text != fmt.Sprintf(`create volume "a": reason %d`, kind) {
 				t.Errorf("%s, kind %d: %v, want %v", method, kind, got, code)
@@ -52,17 +52,17 @@ func TestUnknownOutcomesAreNeverFinalWhereSomethingMayHaveHappened(t *testing.T)
 		csi.Node_NodePublishVolume_FullMethodName, csi.Node_NodeUnpublishVolume_FullMethodName,
 	} {
 		for _, err := range []error{errors.New("who knows"), context.DeadlineExceeded, context.Canceled, fault.Errorf(fault.Unknown, "who knows")} {
-			if code := status.Code(statusOf(t.Context(), method, err)); !retried[code] {
+			if code := status.Code(statusOf(t.Context(), method, "", err)); !retried[code] {
 				t.Errorf("%s, %v: %v is final", method, err, code)
 			}
 		}
 	}
-	if code := status.Code(statusOf(t.Context(), csi.Node_NodeGetVolumeStats_FullMethodName, errors.New("who knows"))); code != codes.Internal {
+	if code := status.Code(statusOf(t.Context(), csi.Node_NodeGetVolumeStats_FullMethodName, "", errors.New("who knows"))); code != codes.Internal {
 		t.Errorf("stats: %v", code)
 	}
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	if code := status.Code(statusOf(ended, csi.Node_NodeGetVolumeStats_FullMethodName, errors.New("who knows"))); code != codes.DeadlineExceeded {
+	if code := status.Code(statusOf(ended, csi.Node_NodeGetVolumeStats_FullMethodName, "", errors.New("who knows"))); code != codes.DeadlineExceeded {
 		t.Errorf("after the request's end: %v", code)
 	}
 }
@@ -70,24 +70,46 @@ func TestUnknownOutcomesAreNeverFinalWhereSomethingMayHaveHappened(t *testing.T)
 func TestLongMessagesKeepBothEnds(t *testing.T) {
 	for _, start := range []string{"start", "star"} { // a character is cut, or none
 		err := fault.Errorf(fault.Busy, "%s%send\xff", start, strings.Repeat("é", maxMessage))
-		text := status.Convert(statusOf(t.Context(), "", err)).Message()
+		text := status.Convert(statusOf(t.Context(), "", "", err)).Message()
 		if !strings.HasPrefix(text, start+"é") || !strings.HasSuffix(text, "éend?") || len(text) > maxMessage || !utf8.ValidString(text) || strings.Count(text, "?") != 1 {
 			t.Errorf("%d bytes: %.20q … %q", len(text), text, text[len(text)-20:])
 		}
 	}
 }
 
+const longTarget = "/var/lib/kubelet/pods/6f4b1c9e-0d7a-4a8f-9c36-2b1de00f7a55/volumes/kubernetes.io~csi/pvc-0b9c7f1e-53a4-4f0b-8d1c-7e2a90c4d611/mount"
+
 // The cause is shown even if much advice follows it.
 func TestLongMessagesKeepTheCause(t *testing.T) {
 	err := fault.Errorf(fault.Unavailable, "publish volume %q at %s: the target is left unchanged: the session of mount %s (volume %s) expired at %s and could not be renewed since %s: make a session of role %s for backend default (https://s3.example.com) (webIdentity): the token service returned 403 AccessDenied %q (request 3eb22aa2396a447a): %s; %s",
 		"default:team-data/namespace/pvc-0b9c7f1e-53a4-4f0b-8d1c-7e2a90c4d611/",
-		"/var/lib/kubelet/pods/6f4b1c9e-0d7a-4a8f-9c36-2b1de00f7a55/volumes/kubernetes.io~csi/pvc-0b9c7f1e-53a4-4f0b-8d1c-7e2a90c4d611/mount",
-		"52kejb4r35ynr4qcltsn4kyr-3821454290", "default:team-data/namespace/pvc-0b9c7f1e-53a4-4f0b-8d1c-7e2a90c4d611/",
+		longTarget, "52kejb4r35ynr4qcltsn4kyr-3821454290", "default:team-data/namespace/pvc-0b9c7f1e-53a4-4f0b-8d1c-7e2a90c4d611/",
 		"2026-11-25T04:37:42Z", "2026-11-25T04:37:40Z", "arn:aws:iam::000000000000:role/apps.web", "not authorized to perform sts:AssumeRoleWithWebIdentity",
 		strings.Repeat("check the role; ", 10), strings.Repeat("check the service account; ", 10))
-	text := status.Convert(statusOf(t.Context(), csi.Node_NodePublishVolume_FullMethodName, err)).Message()
+	text := status.Convert(statusOf(t.Context(), csi.Node_NodePublishVolume_FullMethodName, longTarget, err)).Message()
 	if !strings.Contains(text, "403 AccessDenied") || !strings.HasPrefix(text, "publish volume ") || strings.Contains(text, "/var/lib/kubelet") || len(text) > maxMessage {
 		t.Errorf("%d bytes: %s", len(text), text)
+	}
+}
+
+// A long text does without the request's target, but not without other paths.
+func TestLongMessagesKeepPathsThatAreNotTheTarget(t *testing.T) {
+	const cause = "reading the certificates at /etc/s3-csi/ca.pem: permission denied"
+	advice := strings.Repeat("; check the mode", 100)
+	for _, tt := range []struct {
+		method, begin string
+		req           any
+	}{
+		{csi.Controller_CreateVolume_FullMethodName, "create volume \"a\": ", &csi.CreateVolumeRequest{Name: "a"}},
+		{csi.Node_NodePublishVolume_FullMethodName, "publish volume \"a\" at " + longTarget + ": ", &csi.NodePublishVolumeRequest{TargetPath: longTarget + "/"}},
+		{csi.Node_NodeUnpublishVolume_FullMethodName, "unpublish volume \"a\" from " + longTarget + ": ", &csi.NodeUnpublishVolumeRequest{TargetPath: longTarget}},
+		{csi.Node_NodeGetVolumeStats_FullMethodName, "statistics of volume \"a\" at " + longTarget + ": ", &csi.NodeGetVolumeStatsRequest{VolumePath: longTarget}},
+	} {
+		err := fault.Errorf(fault.Unavailable, "%s%s%s", tt.begin, cause, advice)
+		text := status.Convert(statusOf(t.Context(), tt.method, targetOf(tt.req), err)).Message()
+		if !strings.Contains(text, "\"a\": "+cause) {
+			t.Errorf("%s: %s", tt.method, text)
+		}
 	}
 }
 
@@ -97,17 +119,16 @@ func TestLongMessagesAsEvents(t *testing.T) {
 		// external-provisioner and kubelet begin like this, with names of usual lengths.
 		event  = "MountVolume.SetUp failed for volume \"pvc-0b9c7f1e-53a4-4f0b-8d1c-7e2a90c4d611\" : rpc error: code = FailedPrecondition desc = "
 		volume = "default:team-data/namespace/pvc-0b9c7f1e-53a4-4f0b-8d1c-7e2a90c4d611/"
-		target = "/var/lib/kubelet/pods/6f4b1c9e-0d7a-4a8f-9c36-2b1de00f7a55/volumes/kubernetes.io~csi/pvc-0b9c7f1e-53a4-4f0b-8d1c-7e2a90c4d611/mount"
 		failed = "client mountpoint-s3 exited before the mount was ready: exit status 1"
 		last   = "Error: 403 AccessDenied"
 		page   = "docs/errors.md#publishing-clients-and-the-node"
 	)
 	output := strings.Repeat("a line of output | ", 220) + last
 	for name, err := range map[string]error{
-		"page of the error": fault.See(page, fault.Errorf(fault.Unavailable, "publish volume %q at %s: %s: %s", volume, target, failed, output)),
-		"page in the text":  fault.Errorf(fault.Unavailable, "publish volume %q at %s: %s: %s; see %s: %s", volume, target, failed, output, page, output),
+		"page of the error": fault.See(page, fault.Errorf(fault.Unavailable, "publish volume %q at %s: %s: %s", volume, longTarget, failed, output)),
+		"page in the text":  fault.Errorf(fault.Unavailable, "publish volume %q at %s: %s: %s; see %s: %s", volume, longTarget, failed, output, page, output),
 	} {
-		err := statusOf(t.Context(), csi.Node_NodePublishVolume_FullMethodName, err)
+		err := statusOf(t.Context(), csi.Node_NodePublishVolume_FullMethodName, longTarget, err)
 		text := event + status.Convert(err).Message()
 		if len(text) > 1000 || !strings.HasSuffix(text, "; see "+page) || !strings.Contains(text, failed) || !strings.Contains(text, last) || strings.Count(text, page) != 1 {
 			t.Errorf("%s: %d bytes: %s", name, len(text), text)
@@ -120,7 +141,7 @@ func TestLongMessagesAsEvents(t *testing.T) {
 
 func TestGeneratedUnimplementedStaysAsItIs(t *testing.T) {
 	_, err := csi.UnimplementedNodeServer{}.NodeStageVolume(t.Context(), nil)
-	if code := status.Code(statusOf(t.Context(), csi.Node_NodeStageVolume_FullMethodName, err)); code != codes.Unimplemented {
+	if code := status.Code(statusOf(t.Context(), csi.Node_NodeStageVolume_FullMethodName, "", err)); code != codes.Unimplemented {
 		t.Errorf("got %v", code)
 	}
 }
@@ -134,7 +155,7 @@ func TestErrorsNameTheirPage(t *testing.T) {
 	} {
 		for kind := fault.Unknown; kind <= fault.Unsupported; kind++ {
 			err := fault.Errorf(kind, "%s", strings.Repeat("a reason ", 1000))
-			text := status.Convert(statusOf(t.Context(), method, err)).Message()
+			text := status.Convert(statusOf(t.Context(), method, "", err)).Message()
 			_, page, found := strings.Cut(text, "; see docs/")
 			file, heading, _ := strings.Cut(page, "#")
 			if document, err := os.ReadFile("../../docs/" + file); !found || err != nil {
@@ -161,7 +182,7 @@ func TestErrorsNameTheirPage(t *testing.T) {
 		{unpublish, fault.Errorf(fault.Busy, "draining"), "draining; see " + pagePodTerminating},
 		{csi.Node_NodeGetVolumeStats_FullMethodName, own, "client exited"},
 	} {
-		if got := status.Convert(statusOf(t.Context(), tt.method, tt.err)).Message(); got != tt.want {
+		if got := status.Convert(statusOf(t.Context(), tt.method, "", tt.err)).Message(); got != tt.want {
 			t.Errorf("%s: %q, want %q", tt.method, got, tt.want)
 		}
 	}

@@ -93,7 +93,7 @@ func subject(method string, req any) []any {
 func mapErrors(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	resp, err := handler(ctx, req)
 	if err != nil {
-		return nil, statusOf(ctx, info.FullMethod, err)
+		return nil, statusOf(ctx, info.FullMethod, targetOf(req), err)
 	}
 	return resp, nil
 }

@@ -102,7 +102,7 @@ func TestAwaitingHelpersExit(t *testing.T) {
 		t.Fatal(err)
 	}
 	asked := r.asking()
-	if err := r.peer.Quit(bounded(t)); err != nil {
+	if _, err := r.peer.Quit(bounded(t)); err != nil {
 		t.Fatal(err)
 	}
 	<-asked

@@ -226,7 +226,7 @@ func TestQuitKillsTheClientAndWhatItStarted(t *testing.T) {
 	r := newRig(t)
 	s := r.start("ignore", "child", "wait:/nowhere")
 	r.says("child <nil>")
-	if err := r.peer.Quit(bounded(t)); err != nil {
+	if _, err := r.peer.Quit(bounded(t)); err != nil {
 		t.Fatal(err)
 	}
 	r.mustEnd()

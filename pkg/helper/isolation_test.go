@@ -84,7 +84,7 @@ func newIsolated(t *testing.T, exchangeMode os.FileMode, how string) *isolated {
 	i.must(cmd.Start())
 	i.helper, i.peer = cmd.Process.Pid, NewPeer(Dial(i.socket))
 	t.Cleanup(func() {
-		_ = i.peer.Quit(context.Background())
+		_, _ = i.peer.Quit(context.Background())
 		if err := cmd.Wait(); err != nil {
 			t.Errorf("the helper: %v", err)
 		}

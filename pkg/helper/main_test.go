@@ -117,7 +117,7 @@ func newRig(t testing.TB, change ...func(*options)) *rig {
 		h.run(ctx, l.(*net.UnixListener), uint32(os.Getuid()), r.signals)
 	}()
 	t.Cleanup(func() {
-		_ = r.peer.Quit(context.Background())
+		_, _ = r.peer.Quit(context.Background())
 		r.mustEnd()
 		cancel()
 		_ = log.Close()

@@ -102,10 +102,9 @@ func (p *Peer) Kill(ctx context.Context) error {
 	return err
 }
 
-// Quit makes the helper kill a running client and exit. It returns when the helper has accepted the request.
-func (p *Peer) Quit(ctx context.Context) error {
-	_, err := p.call(ctx, request{Op: opQuit}, nil, true)
-	return err
+// Quit makes the helper kill a running client and exit. It returns when the helper has accepted the request, with its last status.
+func (p *Peer) Quit(ctx context.Context) (Status, error) {
+	return p.call(ctx, request{Op: opQuit}, nil, true)
 }
 
 func (p *Peer) call(ctx context.Context, req request, f *os.File, bounded bool) (Status, error) {

@@ -3,6 +3,7 @@
 package host
 
 import (
+	"context"
 	"os"
 	"os/exec"
 	"testing"
@@ -41,5 +42,32 @@ func TestCPUTimeIsOfThatPidAndUser(t *testing.T) {
 	}
 	if _, err := CPUTime(cmd.Process.Pid, uint32(os.Getuid())); fault.KindOf(err) != fault.NotFound {
 		t.Errorf("of one that ended: %v", err)
+	}
+}
+
+func TestAwaitExit(t *testing.T) {
+	cmd := exec.Command("sleep", "600")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = cmd.Wait() }()
+	pid, uid := cmd.Process.Pid, uint32(os.Getuid())
+	brief, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	AwaitExit(brief, pid, uid)
+	if brief.Err() == nil {
+		t.Error("it did not wait for a process that runs")
+	}
+	waits, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	AwaitExit(waits, pid, uid+1) // of another user
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	AwaitExit(waits, pid, uid)
+	_ = cmd.Wait()
+	AwaitExit(waits, pid, uid) // there is none
+	if waits.Err() != nil {
+		t.Error("it waited for longer than the process ran")
 	}
 }

@@ -2,11 +2,14 @@ package host
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/proc"
@@ -120,6 +123,28 @@ func Memory(pid int, uid uint32) (uint64, error) {
 		return 0, err
 	}
 	return status.Memory(), nil
+}
+
+// AwaitExit returns when the process with that pid and real uid has exited, or ctx ends, or at once if that cannot be known.
+func AwaitExit(ctx context.Context, pid int, uid uint32) {
+	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
+	if err != nil {
+		return
+	}
+	process := os.NewFile(uintptr(fd), "pidfd")
+	defer process.Close()
+	if _, err := statusOf(pid, uid); err != nil { // after it was opened: the pid may have been reused
+		return
+	}
+	defer context.AfterFunc(ctx, func() { _ = process.SetReadDeadline(time.Unix(1, 0)) })()
+	exit, err := process.SyscallConn()
+	if err != nil {
+		return
+	}
+	_ = exit.Read(func(fd uintptr) bool { // is called again when the process has exited
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+		return n != 0 || err != nil && !errors.Is(err, unix.EINTR)
+	})
 }
 
 // statusOf returns the status of a process with that real uid.

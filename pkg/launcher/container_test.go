@@ -167,7 +167,7 @@ func inContainer(t *testing.T) {
 	if ok, why := p.SurvivesDriver(); strings.Contains(why, "unified") {
 		t.Errorf("after a start: %v, %s", ok, why)
 	}
-	if err := u.peer.Quit(bounded(t)); err != nil {
+	if _, err := u.peer.Quit(bounded(t)); err != nil {
 		t.Fatal(err)
 	}
 	if err := p.Kill(bounded(t), u.uid); err != nil {
@@ -245,7 +245,7 @@ func TestHelperSurvivesTheEndOfADriversTask(t *testing.T) {
 	if again := u.hello(); again.PID != s.PID {
 		t.Errorf("the helper has pid %d, and had %d", again.PID, s.PID)
 	}
-	if err := u.peer.Quit(bounded(t)); err != nil {
+	if _, err := u.peer.Quit(bounded(t)); err != nil {
 		t.Fatal(err)
 	}
 	if err := u.p.Kill(bounded(t), u.uid); err != nil {

@@ -149,7 +149,7 @@ func holdsNothing(t *testing.T) {
 	}
 	write(u.state()+"/go", "")
 	u.until("the client's end", exited)
-	if err := u.peer.Quit(bounded(t)); err != nil {
+	if _, err := u.peer.Quit(bounded(t)); err != nil {
 		t.Error(err)
 	}
 	u.mustGo()

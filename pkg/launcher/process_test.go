@@ -380,7 +380,7 @@ func TestBadUnitsAreRefused(t *testing.T) {
 func TestExitedHelpersAreReaped(t *testing.T) {
 	u := start(t, firstUID+9)
 	pid := u.hello().PID
-	if err := u.peer.Quit(bounded(t)); err != nil {
+	if _, err := u.peer.Quit(bounded(t)); err != nil {
 		t.Fatal(err)
 	}
 	u.mustGo()

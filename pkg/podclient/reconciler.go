@@ -83,6 +83,7 @@ type reconciler struct {
 	pace        pace      // of handovers
 	replaceWait time.Duration
 	replaceAt   time.Time
+	replaced    bool // the target showed the client's file system before the last replacement
 }
 
 func newReconciler(s *Server, v podvolume.Volume) *reconciler {
@@ -273,14 +274,18 @@ func (r *reconciler) look(ctx context.Context) error {
 		return r.leave(ctx, mounts, current)
 	case answered:
 		if !r.serving {
-			r.serving, r.replaceWait = true, firstReplace
+			r.serving, r.replaceWait, r.replaceAt = true, firstReplace, time.Time{}
 			klog.FromContext(ctx).Info("Client in pod serves the volume", "client", current.n)
 		}
 		r.answered = time.Now()
 		r.set(Serving)
-		if top.Minor == current.Minor && time.Now().Before(r.replaceAt) {
+		// At once if the target has lost the client's file system. A client can have one that cannot be shown, and each try costs the driver
+		// a look at the mount namespaces of all processes.
+		shown := top.Minor == current.Minor
+		if time.Now().Before(r.replaceAt) && (shown || !r.replaced) {
 			return nil
 		}
+		r.replaced = shown
 		failpoint.Here("podclient.answered")
 		again, err := r.s.replace(ctx, r.volume, current, false)
 		if !again && err == nil {

@@ -204,10 +204,9 @@ func answerNothing(fuse *os.File) {
 	}
 }
 
-// A program that connects while another one has the descriptor waits for that one to exit. The driver does not read the mount table, and ask
-// the client, more than a few times for it.
-func TestWaitingForAnExitIsCheap(t *testing.T) {
-	t.Parallel()
+// servedVolume is a volume whose client answers every request with an error.
+func servedVolume(t *testing.T) *reconciler {
+	t.Helper()
 	if os.Getuid() != 0 {
 		t.Skip("needs root: it mounts")
 	}
@@ -216,11 +215,6 @@ func TestWaitingForAnExitIsCheap(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() {
-		if err := discard(s.records.mounts()); err != nil {
-			t.Error(err)
-		}
-	}()
 	v := podvolume.Volume{Target: filepath.Join(dir, "pods/0b9c7f1e/volumes/kubernetes.io~csi/data/mount"), EmptyDir: "e", Socket: "s"}
 	n, fuse, err := s.mountClient(t.Context(), v, 0, 0)
 	if err != nil {
@@ -231,16 +225,50 @@ func TestWaitingForAnExitIsCheap(t *testing.T) {
 		defer close(answering)
 		answerNothing(fuse)
 	}()
-	before := ns.Reads()
-	if err := newReconciler(s, v).free(t.Context()); !fault.Is(err, fault.Busy) {
+	t.Cleanup(func() {
+		if err := discard(s.records.client(idOf(v.Target), n)); err != nil {
+			t.Error(err)
+		}
+		<-answering
+		fuse.Close()
+		if err := discard(s.records.mounts()); err != nil {
+			t.Error(err)
+		}
+	})
+	return newReconciler(s, v)
+}
+
+// A program that connects while another one has the descriptor waits for that one to exit. The driver does not read the mount table, and ask
+// the client, more than a few times for it.
+func TestWaitingForAnExitIsCheap(t *testing.T) {
+	t.Parallel()
+	r := servedVolume(t)
+	before := r.s.Namespace.Reads()
+	if err := r.free(t.Context()); !fault.Is(err, fault.Busy) {
 		t.Error(err)
 	}
-	if reads := ns.Reads() - before; reads == 0 || reads > 15 {
+	if reads := r.s.Namespace.Reads() - before; reads == 0 || reads > 15 {
 		t.Errorf("the mount table was read %d times", reads)
 	}
-	if err := discard(s.records.client(idOf(v.Target), n)); err != nil {
-		t.Error(err)
+}
+
+// The file system of a client that cannot be shown at the target, as that of a hostile one, is not tried again with each look.
+func TestAClientThatCannotBeShownIsCheap(t *testing.T) {
+	t.Parallel()
+	r := servedVolume(t)
+	look := func() int {
+		t.Helper()
+		before := r.s.Namespace.Reads()
+		if err := r.look(t.Context()); err != nil {
+			t.Error(err)
+		}
+		return r.s.Namespace.Reads() - before
 	}
-	<-answering
-	fuse.Close()
+	first := look()
+	r.replaceAt = r.replaceAt.Add(time.Hour)
+	for range 5 {
+		if reads := look(); reads != 1 || first <= 1 {
+			t.Errorf("the first look read the mount table %d times, another one %d times", first, reads)
+		}
+	}
 }

@@ -19,7 +19,7 @@ const Env = "S3CSI_TEST_HOSTILE"
 const (
 	NeverAnswers   = "never answering"
 	Garbage        = "answering garbage"
-	DiesAfterInit  = "dying after INIT"
+	ExitsAfterInit = "exiting after INIT"
 	HangsAfterInit = "silent after INIT"
 	HangsOnStat    = "answering all but attributes"
 	FailsThenHangs = "failing the usage, silent about attributes"
@@ -49,7 +49,7 @@ const (
 )
 
 const (
-	dying        = "dying at "
+	exiting      = "exiting at "
 	answersAfter = 1300 * time.Millisecond // longer than the driver waits at a time
 	manyEntries  = 100_000
 )
@@ -69,16 +69,16 @@ const (
 	opForgets    = 42
 )
 
-// steps are the requests at which clients die, instead of answering.
+// steps are the requests at which clients exit, instead of answering.
 func steps() map[string]uint32 {
 	return map[string]uint32{"INIT": opInit, "LOOKUP": opLookup, "GETATTR": opGetattr, "STATFS": opStatfs, "OPENDIR": opOpendir, "READDIR": opReaddir}
 }
 
-// Dying are the kinds that serve until one request.
-func Dying() []string {
+// Exiting are the kinds that serve until one request.
+func Exiting() []string {
 	kinds := make([]string, 0, len(steps()))
 	for name := range steps() {
-		kinds = append(kinds, dying+name)
+		kinds = append(kinds, exiting+name)
 	}
 	return kinds
 }
@@ -91,12 +91,12 @@ func Serving() []string {
 // fuseFD is the FUSE descriptor of a declared client.
 const fuseFD = 3
 
-// Serve is a client of a FUSE descriptor until it dies, or the connection ends.
+// Serve is a client of a FUSE descriptor until it exits, or the connection ends.
 func Serve(kind string, fd int) error {
 	if kind == NeverAnswers {
 		return Sleep()
 	}
-	dies := steps()[strings.TrimPrefix(kind, dying)]
+	exits := steps()[strings.TrimPrefix(kind, exiting)]
 	buf := make([]byte, 1<<18)
 	for first := true; ; first = false {
 		n, err := unix.Read(fd, buf)
@@ -107,7 +107,7 @@ func Serve(kind string, fd int) error {
 			return fmt.Errorf("reading a request: %d, %w", n, err)
 		}
 		r := request{fd, kind, buf[:n]}
-		if dies != 0 && r.op() == dies || kind == DiesAfterInit && r.op() != opInit {
+		if exits != 0 && r.op() == exits || kind == ExitsAfterInit && r.op() != opInit {
 			if first {
 				fmt.Print(Ready)
 			}

@@ -40,7 +40,7 @@ func TestHostileDeclaredClients(t *testing.T) {
 	e := newEnv(t)
 	never := []string{hostile.NeverAnswers, hostile.Garbage, hostile.HangsAfterInit}
 	serving := []string{hostile.Links, hostile.Devices, hostile.Many, hostile.Endless}
-	kinds := slices.Concat(never, []string{hostile.DiesAfterInit, hostile.HangsOnStat, hostile.FailsThenHangs}, hostile.Serving(), hostile.Dying())
+	kinds := slices.Concat(never, []string{hostile.ExitsAfterInit, hostile.HangsOnStat, hostile.FailsThenHangs}, hostile.Serving(), hostile.Exiting())
 	const mountTimeout = 5 * time.Second
 	e.drive(e.declareHostile(kinds), "--hang-timeout=3s", "--mount-timeout="+mountTimeout.String())
 	e.Put(t, bucket, "control/file", "content")

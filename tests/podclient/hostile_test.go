@@ -88,16 +88,16 @@ func TestHostileClients(t *testing.T) {
 	t.Parallel()
 	e := start(t, "--hang-timeout=3s", "--mount-timeout=3s")
 	e.Put(t, bucket, "file", "content")
-	innocent := e.pod(t, otherUID)
-	innocent.publish()
-	innocent.serve()
-	t.Run("clients", func(t *testing.T) { everyHostileClient(t, e, innocent) })
-	innocent.unpublish()
+	control := e.pod(t, otherUID)
+	control.publish()
+	control.serve()
+	t.Run("clients", func(t *testing.T) { everyHostileClient(t, e, control) })
+	control.unpublish()
 	e.AwaitNothingLeft(t, eventually)
 }
 
-func everyHostileClient(t *testing.T, e *env, innocent *pod) {
-	given := []string{neverReads, hostile.NeverAnswers, hostile.Garbage, hostile.DiesAfterInit, hostile.HangsAfterInit, hostile.HangsOnStat, hostile.FailsThenHangs}
+func everyHostileClient(t *testing.T, e *env, control *pod) {
+	given := []string{neverReads, hostile.NeverAnswers, hostile.Garbage, hostile.ExitsAfterInit, hostile.HangsAfterInit, hostile.HangsOnStat, hostile.FailsThenHangs}
 	for i, kind := range given { // the driver ends the connection
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
@@ -108,14 +108,14 @@ func everyHostileClient(t *testing.T, e *env, innocent *pod) {
 				if err := p.look(); err != nil {
 					t.Errorf("the target: %v", err)
 				}
-				if err := within(t, bounded, "the target of the other volume", func() error { _, err := os.Stat(innocent.target + "/file"); return err }); err != nil {
+				if err := within(t, bounded, "the target of the other volume", func() error { _, err := os.Stat(control.target + "/file"); return err }); err != nil {
 					t.Error(err)
 				}
 				p.publish() // as kubelet does every now and then
-				innocent.publish()
+				control.publish()
 				p.stats()
 			}
-			if kind == hostile.DiesAfterInit || kind == hostile.Garbage { // the driver ends a connection that the kernel gave up
+			if kind == hostile.ExitsAfterInit || kind == hostile.Garbage { // the driver ends a connection that the kernel gave up
 				rigtest.Await(t, eventually, "the end of the client", func() bool { return ended(c) })
 			} else if ended(c) {
 				t.Errorf("the client's process: %s", c.output.String())
@@ -126,24 +126,24 @@ func everyHostileClient(t *testing.T, e *env, innocent *pod) {
 			p.unpublish()
 			c.kill()
 			second.kill()
-			if !innocent.shows("content") {
+			if !control.shows("content") {
 				t.Error("the other volume does not serve any more")
 			}
 		})
 	}
 }
 
-// Whatever a client serves, and at whatever request it dies, looking at its target takes a moment, leads nowhere, and disturbs no other
+// Whatever a client serves, and at whatever request it exits, looking at its target takes a moment, leads nowhere, and disturbs no other
 // volume. The volume can be unpublished at once, and the next client serves it.
 func TestHostileFileSystems(t *testing.T) {
 	t.Parallel()
 	e := start(t)
 	e.Put(t, bucket, "file", "content")
-	innocent := e.pod(t, otherUID)
-	innocent.publish()
-	innocent.serve()
+	control := e.pod(t, otherUID)
+	control.publish()
+	control.serve()
 	t.Run("clients", func(t *testing.T) {
-		for i, kind := range slices.Concat(hostile.Serving(), hostile.Dying()) {
+		for i, kind := range slices.Concat(hostile.Serving(), hostile.Exiting()) {
 			t.Run(kind, func(t *testing.T) {
 				t.Parallel()
 				p := e.pod(t, fmt.Sprintf("%08d%s", i, podUID[8:]))
@@ -156,7 +156,7 @@ func TestHostileFileSystems(t *testing.T) {
 					if err := within(t, bounded, "looking at the target", func() error { return hostile.Look(p.target, kind) }); err != nil {
 						t.Error(err)
 					}
-					if !innocent.shows("content") {
+					if !control.shows("content") {
 						t.Error("the other volume does not serve any more")
 					}
 					p.stats()
@@ -173,7 +173,7 @@ func TestHostileFileSystems(t *testing.T) {
 			})
 		}
 	})
-	innocent.unpublish()
+	control.unpublish()
 	e.AwaitNothingLeft(t, eventually)
 }
 

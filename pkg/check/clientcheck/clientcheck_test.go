@@ -244,7 +244,7 @@ func TestRenewal(t *testing.T) {
 			if tt.problem != "" {
 				f.sessions[len(f.sessions)-1].Problem = tt.problem
 			}
-			s := Check{Client: "x", Target: f.target, Volume: &f, Objects: &f, Host: &f, StaticKeys: tt.static, Renewal: tt.renewal, Timeout: time.Second}.Run(t.Context())
+			s := Check{Client: "x", Target: f.target, Volume: &f, Objects: &f, Host: &f, StaticKeys: tt.static, Renewal: tt.renewal, Timeout: 3 * time.Second}.Run(t.Context())
 			row := s.Rows[slices.IndexFunc(s.Rows, func(r check.Row) bool { return r.Check == "clientRenewal" })]
 			if row.Result != tt.result || !strings.Contains(row.Why, tt.why) || check.NewReport(s).OK != tt.ok {
 				t.Errorf("%+v", row)

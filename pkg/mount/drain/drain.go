@@ -28,7 +28,7 @@ const (
 	exitPause = 10 * time.Millisecond // between two checks for processes
 	// orphanBound is how long a client without a helper may keep running: the credentials that it was last given expire after that.
 	orphanBound = 15 * time.Minute
-	// refreshEvery is how often a draining client gets new credentials.
+	// refreshEvery is how often a draining client gets new credentials, and is checked for settings that have changed.
 	refreshEvery = time.Minute
 	// uploadsBound bounds the query of pending uploads after a call has timed out: the answer must still reach the caller.
 	uploadsBound = 200 * time.Millisecond
@@ -189,6 +189,10 @@ func (d *Drainer) drain(ctx context.Context, m state.Mount, o Options) error {
 		}
 		failpoint.Here("drain.unmounted")
 		how, err := d.awaitExit(ctx, m)
+		if errors.Is(err, errOutdated) {
+			d.update(ctx, &m, o.Grant)
+			continue
+		}
 		if err == nil && how == "" {
 			if cl, err := d.Clients.Of(m.Client); err == nil && cl.ExitsEarly && !m.Spec.ReadOnly {
 				klog.FromContext(ctx).Info("Client may have exited before everything was stored", "mount", m.Name, "volume", m.VolumeID, "client", m.Client)
@@ -208,14 +212,40 @@ func (d *Drainer) drain(ctx context.Context, m state.Mount, o Options) error {
 		if exists, err := d.Store.CacheExists(ctx, m.Name); err != nil || !exists {
 			return err // it exited cleanly before, and its directories were being removed
 		}
-		if o.Grant == nil {
-			o.Grant = &creds.Grant{}
-		}
-		if err := d.runner.Restart(ctx, &m, o.Grant); err != nil {
+		if err := d.restart(ctx, &m, o.Grant); err != nil {
 			return fault.Errorf(fault.Unavailable, "client %s exited abnormally (%s) and may have pending uploads in %s; restarting it to finish them: %w",
 				m.Client, how, d.Store.CacheDir(m.Name), err)
 		}
 	}
+}
+
+// restart starts a draining client again. grant may be nil.
+func (d *Drainer) restart(ctx context.Context, m *state.Mount, grant *creds.Grant) error {
+	if grant == nil {
+		grant = &creds.Grant{}
+	}
+	return d.runner.Restart(ctx, m, grant)
+}
+
+// update starts a draining client again with its backend's current settings, with which it may be able to store its files. If that fails, the
+// client drains as it is, or its exit is dealt with like any other.
+func (d *Drainer) update(ctx context.Context, m *state.Mount, grant *creds.Grant) {
+	log := []any{"mount", m.Name, "volume", m.VolumeID, "client", m.Client}
+	klog.FromContext(ctx).Info("Restarting draining client, its backend has other settings", log...)
+	err := d.restart(ctx, m, grant)
+	d.Tracker.CountRestart(m.Client, tracker.ReasonConfig, err == nil)
+	if err != nil && ctx.Err() == nil {
+		d.Tracker.LogError(ctx, m.Name+" settings", err, "Cannot restart draining client with its backend's settings", log...)
+	}
+}
+
+// outdated reports whether a client uses settings of its backend that are no longer configured, such as the former password of a proxy, and
+// keeps what it has not stored on disk: then it can be started again with the current ones.
+func (d *Drainer) outdated(m state.Mount) (bool, error) {
+	if m.Backend == "" || m.Linger != nil || !m.KeepsOnDisk(d.Clients) { // "": its record is lost
+		return false, nil
+	}
+	return d.runner.Outdated(m)
 }
 
 // withUploads adds the uploads that a client has in flight to an error. ctx may have ended.
@@ -231,15 +261,24 @@ func (d *Drainer) withUploads(ctx context.Context, m state.Mount, err error) err
 
 // awaitExit waits until the client has exited and returns its exit summary, "" for a clean exit. Without a helper, or if that does
 // not answer for the hang timeout, it waits for the mount's processes and reads the helper's exit file. A client that makes no
-// progress for the hang timeout is killed. A drain that takes long gets new credentials.
+// progress for the hang timeout is killed. A drain that takes long gets new credentials, and ends with errOutdated if its client must be started
+// again.
 func (d *Drainer) awaitExit(ctx context.Context, m state.Mount) (how string, err error) {
 	entry := d.Tracker.Mount(m.Name)
 	var last helper.Status
+	due := false // the check of its settings
 	for {
 		if entry.RefreshDue(d.refreshEvery) {
 			if err := d.Creds.RefreshDraining(ctx, m); err != nil && ctx.Err() == nil {
 				d.Tracker.LogError(ctx, m.Name+" keys", err, "Cannot refresh credentials of draining client", "mount", m.Name, "volume", m.VolumeID)
 			}
+			due = true
+		}
+		if due && last.State == helper.StateRunning {
+			if old, err := d.outdated(m); err == nil && old {
+				return "", errOutdated
+			}
+			due = false
 		}
 		status, err := d.nextStatus(ctx, m, last.Revision)
 		if err == nil {
@@ -287,6 +326,9 @@ func (d *Drainer) makesProgress(m state.Mount, status helper.Status) bool {
 	return entry.Progress(cpu, status.Revision) < d.HangTimeout
 }
 
+// errOutdated means that a client runs with settings that are no longer configured.
+var errOutdated = errors.New("the backend has other settings than those that the client was started with")
+
 // errUnchanged means that the status did not change in time.
 var errUnchanged = errors.New("the helper's status has not changed")
 
@@ -329,8 +371,9 @@ func (d *Drainer) awaitGone(ctx context.Context, m state.Mount) error {
 }
 
 func (d *Drainer) stopHelper(ctx context.Context, m state.Mount) error {
-	if err := d.Peer(m.Name).Quit(ctx); err == nil {
+	if status, err := d.Peer(m.Name).Quit(ctx); err == nil {
 		gctx, cancel := context.WithTimeout(ctx, exitGrace)
+		host.AwaitExit(gctx, status.PID, m.UID) // usually nothing is left then, and a search for processes is expensive
 		err := d.awaitGone(gctx, m)
 		cancel()
 		if err == nil {

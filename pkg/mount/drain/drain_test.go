@@ -3,7 +3,9 @@ package drain
 import (
 	"context"
 	"errors"
+	"os/exec"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,6 +18,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest/runnertest"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/runner"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
+	"github.com/s3-csi/s3-csi-driver/pkg/proc"
 )
 
 func newDrainer(t *testing.T, l runner.Launcher, hangTimeout time.Duration) (*Drainer, *parts.Parts) {
@@ -45,6 +48,55 @@ func TestDrainingClientsGetNewCredentials(t *testing.T) {
 	wait(mounttest.Until(t, func() bool { return h.WasAsked("credentials") }))
 	if !h.WasAsked("credentials") {
 		t.Errorf("its helper was asked only: %v", h.Asked)
+	}
+}
+
+// A client that cannot store its files with the former settings of its backend, such as the password of a proxy, is started again with the
+// current ones, if it keeps the files on disk.
+func TestDrainingClientsGetTheSettingsOfTheirBackend(t *testing.T) {
+	for name, tc := range map[string]struct {
+		client string
+		change func(*state.Mount)
+		want   bool
+	}{
+		"changed":          {"rclone", func(m *state.Mount) { m.Backend = "a former digest" }, true},
+		"not changed":      {"rclone", nil, false},
+		"nothing to store": {"rclone", func(m *state.Mount) { m.Backend, m.Spec.ReadOnly = "a former digest", true }, false},
+		"record lost":      {"rclone", func(m *state.Mount) { m.Backend = "" }, false},
+		"no files on disk": {"mountpoint-s3", func(m *state.Mount) { m.Backend = "a former digest" }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d, p := newDrainer(t, &mounttest.UIDs{}, 0)
+			m := p.Mount("a", "1", tc.client, tc.change)
+			h := &mounttest.Helper{Status: &helper.Status{Protocol: 1, Revision: 7, State: helper.StateRunning, Ending: true}}
+			h.Serve(t, p.Store.Socket(m.Name))
+			statuses := func() (n int) {
+				h.Mu.Lock()
+				defer h.Mu.Unlock()
+				for _, op := range h.Asked {
+					if op == "status" {
+						n++
+					}
+				}
+				return n
+			}
+			drainUntil := func(happened func() bool) {
+				t.Helper()
+				if err := d.drain(mounttest.Until(t, happened), m, Options{}); err == nil {
+					t.Error("drained")
+				}
+			}
+			drainUntil(func() bool { return h.WasAsked("status") })
+			if h.WasAsked("kill") {
+				t.Fatal("it was killed at once")
+			}
+			d.refreshEvery = time.Nanosecond
+			before := statuses()
+			drainUntil(func() bool { return h.WasAsked("kill") || statuses() >= before+2 }) // it is checked between the two
+			if killed := h.WasAsked("kill"); killed != tc.want {
+				t.Errorf("killed: %t", killed)
+			}
+		})
 	}
 }
 
@@ -108,5 +160,51 @@ func TestUploadsInFlightAreNamed(t *testing.T) {
 	h.Serve(t, p.Store.Socket(m.Name))
 	if err := d.withUploads(t.Context(), m, busy); !errors.Is(err, busy) || !strings.Contains(err.Error(), "3 uploads, 2.0 MiB") {
 		t.Errorf("%v", err)
+	}
+}
+
+// searches is a launcher that counts the searches for processes, of which a mount has one.
+type searches struct {
+	mounttest.UIDs
+	pid   int
+	count int
+}
+
+func (l *searches) Alive(context.Context, uint32) (bool, error) {
+	l.count++
+	status, err := proc.ReadStatus(l.pid)
+	return err == nil && status.Running(), nil
+}
+
+// Searching for processes is expensive on a node with many mounts, so a drain first waits for the helper that it told to exit.
+func TestTheExitOfAHelperIsAwaitedWithoutSearching(t *testing.T) {
+	l := &searches{}
+	d, p := newDrainer(t, l, 0)
+	m := p.Mount("a", "1", "rclone", nil)
+	process := exec.CommandContext(t.Context(), "cat")
+	process.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: m.UID, Gid: m.UID}}
+	stdin, err := process.StdinPipe()
+	if err == nil {
+		err = process.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.pid = process.Process.Pid
+	h := &mounttest.Helper{Status: &helper.Status{Protocol: 1, State: helper.StateExited, PID: l.pid}}
+	h.Serve(t, p.Store.Socket(m.Name))
+	quit := mounttest.Until(t, func() bool { return h.WasAsked("quit") })
+	context.AfterFunc(quit, func() {
+		time.Sleep(5 * exitPause)
+		stdin.Close()
+	})
+	if err := d.stopHelper(t.Context(), m); err != nil {
+		t.Error(err)
+	}
+	if l.count != 1 || len(l.Killed) > 0 {
+		t.Errorf("%d searches, killed: %v", l.count, l.Killed)
+	}
+	if err := process.Wait(); err != nil {
+		t.Error(err)
 	}
 }

@@ -177,7 +177,7 @@ func (p *Pool) endFormer(ctx context.Context) {
 // end has a spare exit, kills it if it does not answer, and removes what it leaves.
 func (p *Pool) end(ctx context.Context, spare state.Spare) error {
 	actx, cancel := context.WithTimeout(ctx, assignBound)
-	err := p.peer(spare).Quit(actx)
+	_, err := p.peer(spare).Quit(actx)
 	cancel()
 	if err != nil && !errors.Is(err, helper.ErrGone) && spare.UID != 0 {
 		return p.kill(ctx, spare)

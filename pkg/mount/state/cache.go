@@ -16,8 +16,9 @@ import (
 type recordCache[T any] struct {
 	clone func(T) T // callers may modify what they get
 
-	mu    sync.Mutex
-	known map[string]cachedRecord[T] // by file
+	mu        sync.Mutex
+	known     map[string]cachedRecord[T] // by file
+	forgotten uint64                     // how often a record was forgotten
 }
 
 type cachedRecord[T any] struct {
@@ -42,6 +43,10 @@ func (c *recordCache[T]) read(f files, file string) (record T, ok bool, err erro
 		ok, err = f.readJSON(file, &record)
 		return record, ok, err
 	}
+	c.mu.Lock()
+	cached, found := c.known[file]
+	forgotten := c.forgotten
+	c.mu.Unlock()
 	// Before the content: if the file is replaced in between, it is read again the next time.
 	version, err := versionOf(file)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -51,18 +56,22 @@ func (c *recordCache[T]) read(f files, file string) (record T, ok bool, err erro
 	if err != nil {
 		return record, false, err
 	}
-	c.mu.Lock()
-	cached, found := c.known[file]
-	c.mu.Unlock()
 	if found && cached.version == version {
 		return c.clone(cached.record), true, nil
 	}
 	if ok, err = f.readJSON(file, &record); ok && err == nil {
-		c.mu.Lock()
-		c.known[file] = cachedRecord[T]{version, c.clone(record)}
-		c.mu.Unlock()
+		c.keep(file, cachedRecord[T]{version, c.clone(record)}, forgotten)
 	}
 	return record, ok, err
+}
+
+// keep keeps a record, unless one was forgotten since: then it may be a version between two of one inode.
+func (c *recordCache[T]) keep(file string, r cachedRecord[T], forgotten uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.forgotten == forgotten {
+		c.known[file] = r
+	}
 }
 
 // forget forgets the record in a file.
@@ -73,6 +82,7 @@ func (c *recordCache[T]) forget(file string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.known, file)
+	c.forgotten++
 }
 
 // prune forgets records that were removed, if there are many. present is how many there are.

@@ -115,3 +115,27 @@ func TestUnchangedRecordsAreReadOnce(t *testing.T) {
 		t.Errorf("a removed record is known: %v", c.known)
 	}
 }
+
+// A record that is written while it is read is not kept: a file system may give the next version the inode of the one before.
+func TestRecordsThatAreWrittenMeanwhileAreNotKept(t *testing.T) {
+	f := files{Paths: Paths{Dir: t.TempDir(), Cache: t.TempDir()}, reads: &atomic.Int64{}}
+	file := filepath.Join(f.Dir, "record")
+	var c *recordCache[Mount]
+	written := false
+	c = newRecordCache(func(m Mount) Mount { // between reading and keeping
+		if written {
+			c.forget(file)
+			written = false
+		}
+		return m.clone()
+	})
+	if err := writeJSON(file, Mount{Name: "one"}); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []int{0, 1} {
+		written = want == 0
+		if m, ok, err := c.read(f, file); err != nil || !ok || m.Name != "one" || len(c.known) != want {
+			t.Errorf("%+v, %t, %v, and %d are known, want %d", m, ok, err, len(c.known), want)
+		}
+	}
+}

@@ -101,7 +101,7 @@ type Options struct {
 	Workers int
 	// Threshold is the size above which an object is copied in parts; 0 is DefaultThreshold.
 	Threshold int64
-	// CheckEvery is the age of a check that the copy is still wanted from which it is repeated before the next object is copied.
+	// CheckEvery is the age of a check that the copy is still wanted from which it is repeated before the next request is sent.
 	CheckEvery time.Duration
 }
 

@@ -42,9 +42,6 @@ var errGone = errors.New("the object was deleted")
 // copyObject copies an object. An entry without a key means that it was deleted meanwhile.
 func (r *run) copyObject(ctx context.Context, o Object) (e entry, changed bool, err error) {
 	for range maxChanges {
-		if err := r.recheck(ctx); err != nil {
-			return entry{}, changed, err
-		}
 		plain := r.plain.Load()
 		etag, err := r.copyOnce(ctx, o, plain)
 		switch {
@@ -137,9 +134,6 @@ func (r *run) copyParts(ctx context.Context, o Object, plain bool) (etag string,
 		}
 	}()
 	parts, err := r.parts(ctx, o, create.Key, up.UploadId)
-	if err == nil {
-		err = r.recheck(ctx)
-	}
 	if err != nil {
 		return "", err
 	}
@@ -194,9 +188,6 @@ func (r *run) parts(ctx context.Context, o Object, key, upload *string) ([]types
 		start := int64(i) * length
 		end := min(start+length, o.Size) - 1
 		g.Go(func() error {
-			if err := r.recheck(ctx); err != nil {
-				return err
-			}
 			return r.bounded(ctx, func(ctx context.Context) error {
 				out, err := r.Target.Bucket.Client.UploadPartCopy(ctx, &s3.UploadPartCopyInput{
 					Bucket: r.Target.Bucket.Name(), Key: key, UploadId: upload, PartNumber: aws.Int32(int32(i + 1)),
