@@ -143,7 +143,7 @@ func startHelper(t *testing.T) (peer *helper.Peer, log string) {
 	must(cmd.Start())
 	peer = helper.NewPeer(helper.Dial(filepath.Join(dir, "sock")))
 	t.Cleanup(func() {
-		_ = peer.Quit(context.Background())
+		_, _ = peer.Quit(context.Background())
 		if err := cmd.Wait(); err != nil {
 			t.Errorf("the helper: %v\n%s", err, contents(t, log))
 		}

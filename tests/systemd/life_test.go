@@ -57,7 +57,7 @@ func TestKillEndsWhateverTheUnitDoes(t *testing.T) {
 		"stopped helper":  func(u *unit) { kill(t, u.hello().PID, unix.SIGSTOP) },
 		"failed":          func(u *unit) { kill(t, u.hello().PID, unix.SIGKILL) },
 		"about to stop":   func(u *unit) { u.run("wait:/nowhere"); systemctl(t, "stop", "--no-block", u.name()) },
-		"gone":            func(u *unit) { _ = u.peer.Quit(bounded(t)) },
+		"gone":            func(u *unit) { _, _ = u.peer.Quit(bounded(t)) },
 		"killed before":   func(u *unit) { _ = u.s.Kill(bounded(t), u.UID) },
 		"stopped client":  func(u *unit) { kill(t, u.run("wait:/nowhere").ClientPID, unix.SIGSTOP) },
 		"removed by name": func(u *unit) { _ = u.s.Remove(bounded(t), u.Name) },
