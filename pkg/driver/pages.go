@@ -5,6 +5,7 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
@@ -14,7 +15,7 @@ const (
 	pageSnapshots      = "docs/snapshots.md"
 	pageSnapshotClass  = "docs/parameters.md#parameters-of-a-volumesnapshotclass"
 	pageCreateDelete   = "docs/errors.md#creating-and-deleting-volumes"
-	pageCredentials    = "docs/errors.md#publishing-credentials-and-sessions" //nolint:gosec // a page, no credential
+	pageCredentials    = credentials.Page
 	pagePodStarts      = "docs/troubleshooting.md#a-pod-does-not-start"
 	pagePodTerminating = "docs/troubleshooting.md#a-pod-stays-in-terminating"
 )

@@ -253,7 +253,7 @@ func (d *Drainer) awaitExit(ctx context.Context, m state.Mount) (how string, err
 			}
 			return d.runner.LastExit(ctx, m)
 		case ctx.Err() != nil:
-			return "", InProgress(m, WithQueue(last.Queue, errors.Join(err, context.Cause(ctx))))
+			return "", InProgress(m, WithQueue(last.Queue, withOutput(last, context.Cause(ctx))))
 		case errors.Is(err, errUnchanged):
 			if last.State != helper.StateRunning || d.HangTimeout == 0 || d.makesProgress(m, last) {
 				continue
@@ -262,7 +262,7 @@ func (d *Drainer) awaitExit(ctx context.Context, m state.Mount) (how string, err
 				return "", err
 			}
 		case err != nil:
-			return "", InProgress(m, WithQueue(last.Queue, err))
+			return "", InProgress(m, WithQueue(last.Queue, withOutput(last, err)))
 		case status.State == helper.StateRunning:
 			last = status
 			entry.Queued(status.Queue)
@@ -358,6 +358,14 @@ func WithQueue(q *client.Queue, err error) error {
 		return fmt.Errorf("the client is still uploading data: %w", err)
 	}
 	return fmt.Errorf("%s: %w", formatQueue(*q), err)
+}
+
+// withOutput adds the last line of a client's output to an error: it is why uploads fail, if they do.
+func withOutput(s helper.Status, err error) error {
+	if len(s.Tail) == 0 {
+		return err
+	}
+	return fmt.Errorf("%w; last output of the client: %s", err, s.Tail[len(s.Tail)-1])
 }
 
 // formatQueue formats a queue: "3 uploads, 1.2 GiB".
