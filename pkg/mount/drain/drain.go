@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -360,12 +362,15 @@ func WithQueue(q *client.Queue, err error) error {
 	return fmt.Errorf("%s: %w", formatQueue(*q), err)
 }
 
-// withOutput adds the last line of a client's output to an error: it is why uploads fail, if they do.
+// withOutput adds the last line of a client's output to an error: it is why uploads fail, if they do. Lines on the client's start and
+// on the progress of the drain are left out.
 func withOutput(s helper.Status, err error) error {
-	if len(s.Tail) == 0 {
-		return err
+	for _, line := range slices.Backward(s.Tail) {
+		if !strings.HasPrefix(line, "s3-csi-") && !strings.Contains(line, "NOTICE: Draining: ") {
+			return fmt.Errorf("%w; last output of the client: %s", err, line)
+		}
 	}
-	return fmt.Errorf("%w; last output of the client: %s", err, s.Tail[len(s.Tail)-1])
+	return err
 }
 
 // formatQueue formats a queue: "3 uploads, 1.2 GiB".
