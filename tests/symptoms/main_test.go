@@ -225,8 +225,12 @@ func leads(t *testing.T, symptom, text, where string) {
 		t.Logf("%s: %s", symptom, text)
 		return
 	}
+	seen := text
+	if reason, _, ok := strings.Cut(text, ": "); ok && where == shown && reason != "note" {
+		seen = reason
+	}
 	for _, e := range pages.Entries(t, file) {
-		if e.Anchor() == where && e.Explains(text) {
+		if e.Anchor() == where && e.Explains(seen) {
 			t.Logf("%s: %s\n=> %s, %d words: %s", symptom, text, where, e.Words, e.Text)
 			return
 		}
