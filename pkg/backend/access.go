@@ -194,8 +194,8 @@ func (b *Buckets) proveScope(ctx context.Context, be Backend, keys credentials.K
 // refused interprets the response to a request that must be refused.
 func refused(be Backend, err error, what string) error {
 	if err == nil || IsNotFound(err) && !IsNoSuchBucket(err) {
-		return fault.Errorf(fault.Precondition, "%s does not enforce session policies: a session for one volume can also %s; "+
-			"set scope: off on the backend in the driver's config file, and give each volume its own secret", be, what)
+		return fault.See(credentials.Page, fault.Errorf(fault.Precondition, "%s does not enforce session policies: a session for one volume can also %s; "+
+			"set scope: off on the backend in the driver's config file, and give each volume its own secret", be, what))
 	}
 	if a, _ := answered(err); a.status == http.StatusForbidden {
 		if _, other := meaningOf(a.code); !other {

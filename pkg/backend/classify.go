@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/url"
@@ -30,8 +31,15 @@ func Classify(err error, what string) error {
 		return nil
 	}
 	kind, why := verdict(err)
-	return fault.Errorf(kind, "%s: %w", what, &explained{why, err})
+	classified := fault.Errorf(kind, "%s: %w", what, &explained{why, err})
+	if f := (*fault.Error)(nil); errors.As(err, &f) {
+		return classified // not of a service, or classified before
+	}
+	return fault.See(pageAnswers, classified)
 }
+
+// pageAnswers explains the answers of services, and why there is none.
+const pageAnswers = "docs/errors.md#answers-of-s3"
 
 // explained replaces the SDK's long text and keeps its error in the chain.
 type explained struct {
@@ -108,6 +116,8 @@ func networkVerdict(err error) (fault.Kind, string) {
 		return fault.Unavailable, endpoint + ": the TLS handshake failed: " + Clip(alert.Error(), 200)
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return fault.Unavailable, endpoint + ": connection refused"
+	case errors.Is(err, syscall.ECONNRESET), errors.Is(err, io.EOF):
+		return fault.Unavailable, endpoint + ": connection closed without an answer"
 	case errors.As(err, &netErr) && netErr.Timeout():
 		return fault.Unavailable, endpoint + ": it did not respond in time (" + Clip(netErr.Error(), 300) + ")"
 	case errors.As(err, &netErr):

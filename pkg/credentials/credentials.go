@@ -12,6 +12,9 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
+// Page explains errors of credentials and sessions.
+const Page = "docs/errors.md#publishing-credentials-and-sessions" //nolint:gosec // a page, no credential
+
 // The sources that a volume parameter or a backend can name.
 const (
 	SourceDriver   = "driver"   // the driver's own (the AWS SDK's default chain)

@@ -179,7 +179,7 @@ func TestErrorsNameTheirPage(t *testing.T) {
 		{publish, fmt.Errorf("mount a: %w", own), "mount a: client exited; see docs/mounts.md#memory"},
 		{publish, fault.MessageOf(own).Err(), "client exited; see docs/mounts.md#memory"}, // a helper's
 		{publish, fault.Errorf(fault.Precondition, "no; see docs/operations.md"), "no; see docs/operations.md"},
-		{unpublish, fault.Errorf(fault.Busy, "draining"), "draining; see " + pagePodTerminating},
+		{unpublish, fault.Errorf(fault.Busy, "draining"), "draining; see " + pageUnpublish},
 		{csi.Node_NodeGetVolumeStats_FullMethodName, own, "client exited"},
 	} {
 		if got := status.Convert(statusOf(t.Context(), tt.method, "", tt.err)).Message(); got != tt.want {
@@ -246,7 +246,7 @@ func TestEachRPCNamesItsPage(t *testing.T) {
 		rpc, page string
 		err       error
 	}{
-		{"CreateVolume", pageParameters, create}, {"DeleteVolume", pageParameters, remove}, {"NodePublishVolume", pagePodStarts, publish}, {"NodeUnpublishVolume", pagePodTerminating, unpublish},
+		{"CreateVolume", pageParameters, create}, {"DeleteVolume", pageParameters, remove}, {"NodePublishVolume", pagePodStarts, publish}, {"NodeUnpublishVolume", pageUnpublish, unpublish},
 	} {
 		if text := status.Convert(tt.err).Message(); tt.err == nil || !strings.HasSuffix(text, "; see "+tt.page) {
 			t.Errorf("%s: %v does not name %s", tt.rpc, tt.err, tt.page)

@@ -29,9 +29,9 @@ func interceptors(logger klog.Logger, metrics *Metrics, running *inflight) []grp
 	return []grpc.UnaryServerInterceptor{
 		metrics.intercept,
 		logRequests(logger, running),
+		setDeadline,
 		mapErrors,
 		recoverPanics,
-		setDeadline,
 	}
 }
 
@@ -110,13 +110,19 @@ func recoverPanics(ctx context.Context, req any, info *grpc.UnaryServerInfo, han
 	return handler(ctx, req)
 }
 
-// setDeadline sets a deadline if there is none. Publish and unpublish have their own timeouts: --mount-timeout and --drain-timeout.
+// answerBefore is how long before the caller's deadline a request ends. Otherwise the caller sees its own timeout, and not the reason.
+const answerBefore = time.Second
+
+// setDeadline sets a deadline if there is none, and ends requests a moment before the caller's deadline. Unpublish does both itself, and
+// publish has its own timeout: --drain-timeout and --mount-timeout.
 func setDeadline(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-	switch info.FullMethod {
-	case csi.Node_NodePublishVolume_FullMethodName, csi.Node_NodeUnpublishVolume_FullMethodName:
+	deadline, ok := ctx.Deadline()
+	switch {
+	case info.FullMethod == csi.Node_NodeUnpublishVolume_FullMethodName, !ok && info.FullMethod == csi.Node_NodePublishVolume_FullMethodName:
 		return handler(ctx, req)
-	}
-	if _, ok := ctx.Deadline(); ok {
+	case ok:
+		ctx, cancel := context.WithDeadline(ctx, deadline.Add(-min(answerBefore, time.Until(deadline)/2)))
+		defer cancel()
 		return handler(ctx, req)
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, defaultDeadline, fmt.Errorf("the default timeout of %v expired, because the caller set no deadline: %w", defaultDeadline, context.DeadlineExceeded))

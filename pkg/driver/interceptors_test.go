@@ -141,12 +141,30 @@ func TestRequestsWithoutDeadlineGetOne(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 	defer cancel()
-	if _, err := setDeadline(ctx, nil, create, look); err != nil || left < 50*time.Minute {
+	if _, err := setDeadline(ctx, nil, create, look); err != nil || left < 50*time.Minute || left > time.Hour-answerBefore {
 		t.Errorf("an hour given: %v left, %v", left, err)
+	}
+	ctx, cancel = context.WithTimeout(t.Context(), answerBefore)
+	defer cancel()
+	if _, err := setDeadline(ctx, nil, create, look); err != nil || left <= 0 || left > answerBefore/2 {
+		t.Errorf("%v given: %v left, %v", answerBefore, left, err)
 	}
 	unpublish := &grpc.UnaryServerInfo{FullMethod: csi.Node_NodeUnpublishVolume_FullMethodName}
 	if _, err := setDeadline(t.Context(), nil, unpublish, look); err != nil || left > 0 {
 		t.Errorf("an unpublish, which --drain-timeout bounds: %v left, %v", left, err)
+	}
+}
+
+// A caller whose deadline has passed sees its own timeout only, so the driver answers before.
+func TestAnAnswerComesBeforeTheDeadline(t *testing.T) {
+	r := start(t, func(_ *Config, m *fakeMounter) { m.block = make(chan struct{}) })
+	for _, limit := range []time.Duration{500 * time.Millisecond, 2 * time.Second} {
+		ctx, cancel := context.WithTimeout(t.Context(), limit)
+		_, err := csi.NewNodeClient(r.conn).NodePublishVolume(ctx, publishRequest())
+		cancel()
+		if text := status.Convert(err).Message(); status.Code(err) != codes.DeadlineExceeded || !strings.HasSuffix(text, "; see "+pagePodStarts) {
+			t.Errorf("within %v: %v", limit, err)
+		}
 	}
 }
 

@@ -5,18 +5,20 @@ import (
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
 // Pages of the documentation that errors end with. tests/chart checks that they and their headings exist.
 const (
-	pageParameters     = "docs/parameters.md"
-	pageSnapshots      = "docs/snapshots.md"
-	pageSnapshotClass  = "docs/parameters.md#parameters-of-a-volumesnapshotclass"
-	pageCreateDelete   = "docs/errors.md#creating-and-deleting-volumes"
-	pageCredentials    = "docs/errors.md#publishing-credentials-and-sessions" //nolint:gosec // a page, no credential
-	pagePodStarts      = "docs/troubleshooting.md#a-pod-does-not-start"
-	pagePodTerminating = "docs/troubleshooting.md#a-pod-stays-in-terminating"
+	pageParameters    = "docs/parameters.md"
+	pageSnapshots     = "docs/snapshots.md"
+	pageSnapshotClass = "docs/parameters.md#parameters-of-a-volumesnapshotclass"
+	pageCreateDelete  = "docs/errors.md#creating-and-deleting-volumes"
+	pageCredentials   = credentials.Page
+	pageClients       = "docs/errors.md#publishing-clients-and-the-node"
+	pagePodStarts     = "docs/troubleshooting.md#a-pod-does-not-start"
+	pageUnpublish     = "docs/errors.md#unpublishing"
 )
 
 // pagesOf returns the pages for a method's errors by kind; other is the page of kinds that are not in the map, or "".
@@ -25,10 +27,10 @@ func pagesOf(method string) (pages map[fault.Kind]string, other string) {
 	case csi.Node_NodePublishVolume_FullMethodName:
 		return map[fault.Kind]string{
 			fault.Invalid: pageParameters, fault.Unsupported: pageParameters,
-			fault.Denied: pageCredentials, fault.Unauthenticated: pageCredentials,
+			fault.Denied: pageCredentials, fault.Unauthenticated: pageCredentials, fault.Precondition: pageClients,
 		}, pagePodStarts
 	case csi.Node_NodeUnpublishVolume_FullMethodName:
-		return nil, pagePodTerminating
+		return nil, pageUnpublish
 	case csi.Controller_CreateVolume_FullMethodName, csi.Controller_DeleteVolume_FullMethodName,
 		csi.Controller_ControllerExpandVolume_FullMethodName, csi.Controller_ControllerModifyVolume_FullMethodName:
 		return map[fault.Kind]string{fault.Invalid: pageParameters, fault.Unsupported: pageParameters}, pageCreateDelete

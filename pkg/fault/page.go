@@ -23,6 +23,14 @@ func See(page string, err error) error {
 	return &paged{page, err}
 }
 
+// SeeElse is See for errors that have no page yet.
+func SeeElse(page string, err error) error {
+	if PageOf(err) != "" {
+		return err
+	}
+	return See(page, err)
+}
+
 // PageOf returns the page of the outermost error in err's chain that has one, or "".
 func PageOf(err error) string {
 	if p := (*paged)(nil); errors.As(err, &p) {

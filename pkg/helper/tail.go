@@ -11,7 +11,7 @@ import (
 
 const (
 	tailLines = 40      // lines of the client's output that are kept
-	tailBytes = 400     // bytes of each line
+	tailBytes = 600     // bytes of each line
 	maxLine   = 8 << 10 // bytes of a line that are read; the rest is dropped
 )
 

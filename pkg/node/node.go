@@ -177,7 +177,7 @@ func assemble(ctx context.Context, o Options, store *state.Store) (*Node, error)
 	}
 	shown := &status.Collector{
 		Driver: o.Status.Driver, Launcher: o.Status.Launcher, Notes: o.Status.Notes, Mounts: store, Publications: store.Pubs, Tracked: track, PodClients: inPods,
-		Memory: host.Memory, MemoryLimit: memoryLimit(o, run), Remedy: creds.Remedy, Now: time.Now,
+		CacheDir: store.Cache, CacheFree: store.CacheFree, Memory: host.Memory, MemoryLimit: memoryLimit(o, run), Remedy: creds.Remedy, Now: time.Now,
 	}
 	var ofVolumes []prometheus.Collector
 	if o.Status.Volumes {

@@ -264,7 +264,7 @@ func (p *Publisher) publish(ctx context.Context, w want.Mount, ignored []string)
 		return p.Mounts.Refresh(ctx, at.mount, at.pub, w)
 	case rotated:
 		w.Publication.Created = time.Now()
-		return p.Mounts.Rotate(ctx, w, at.mount, at.pub)
+		return fault.See(credentials.Page, p.Mounts.Rotate(ctx, w, at.mount, at.pub))
 	}
 	if err := p.checkSingleWriter(ctx, w.Publication); err != nil {
 		return err

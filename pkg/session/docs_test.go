@@ -12,16 +12,21 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 )
 
-// The examples in docs/credentials-setup.md are what the driver, or at least a parser, takes.
+// The examples in the pages that set up credentials are what the driver, or at least a parser, takes.
 func TestTheDocumentedExamplesAreTaken(t *testing.T) {
-	doc, err := os.ReadFile("../../docs/credentials-setup.md")
-	if err != nil {
-		t.Fatal(err)
+	var doc []byte
+	for _, page := range []string{"credentials-setup", "minio"} {
+		text, err := os.ReadFile("../../docs/" + page + ".md")
+		if err != nil {
+			t.Fatal(err)
+		}
+		doc = append(doc, text...)
 	}
 	configs := 0
 	for _, block := range regexp.MustCompile("(?s)```([a-z]+)\n(.*?)```").FindAllStringSubmatch(string(doc), -1) {
 		language, text := block[1], block[2]
 		var object map[string]any
+		var err error
 		switch {
 		case strings.HasPrefix(text, "backends:"):
 			configs++

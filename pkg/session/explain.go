@@ -18,9 +18,6 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
-// pageSessions explains errors of sessions.
-const pageSessions = "docs/errors.md#publishing-credentials-and-sessions"
-
 // subject returns the beginning of all messages about an order.
 func subject(o credentials.Order) string {
 	s := "make a session"
@@ -53,10 +50,10 @@ func (a *stsCall) explain(ctx context.Context, o credentials.Order, err error) e
 		if kind == fault.Unknown || ctx.Err() != nil && kind == fault.Timeout {
 			kind = fault.Unavailable
 		}
-		return fault.See(pageSessions, fault.Errorf(kind, "%s", scrub(o, backend.Classify(err, subject(o)).Error())))
+		return fault.See(credentials.Page, fault.Errorf(kind, "%s", scrub(o, backend.Classify(err, subject(o)).Error())))
 	}
 	kind, advice := said.meaning(o)
-	return fault.See(pageSessions, fault.Errorf(kind, "%s: %s: %s", subject(o), said.text(o), advice))
+	return fault.See(credentials.Page, fault.Errorf(kind, "%s: %s: %s", subject(o), said.text(o), advice))
 }
 
 // answer is a token service's error response.

@@ -73,6 +73,11 @@ const chained = time.Hour
 // Denied: the operator's rules do not allow it. Precondition: the configuration does not allow it, and the text says what to
 // change. Unauthenticated: there are no credentials to make a session from.
 func (p *Planner) Plan(ctx context.Context, r Request) (credentials.Order, error) {
+	o, err := p.plan(ctx, r)
+	return o, fault.SeeElse(credentials.Page, err)
+}
+
+func (p *Planner) plan(ctx context.Context, r Request) (credentials.Order, error) {
 	if r.Ephemeral && r.Source == credentials.SourceDriver {
 		return credentials.Order{}, fault.Errorf(fault.Precondition, "inline volumes cannot use the driver's own credentials; set credentials: workload, or give the volume a secret with nodePublishSecretRef")
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
 	"github.com/s3-csi/s3-csi-driver/pkg/podclient"
+	"github.com/s3-csi/s3-csi-driver/pkg/table"
 )
 
 // Mounts are the records of mounts; *state.Store implements it.
@@ -43,6 +44,9 @@ type Collector struct {
 	Publications Publications
 	Tracked      Tracked
 	PodClients   PodClients
+	// CacheDir is --cache-dir, and CacheFree returns how many bytes clients can still write to it.
+	CacheDir  string
+	CacheFree func(ctx context.Context) (uint64, error)
 	// Memory returns the resident memory of a process with that uid.
 	Memory func(pid int, uid uint32) (uint64, error)
 	// MemoryLimit returns the memory limit of a mount; 0: none that is enforced.
@@ -52,9 +56,15 @@ type Collector struct {
 	Now    func() time.Time
 }
 
+// lowCache is the space in the cache directory below which a note reports it.
+const lowCache = 64 << 20
+
 // Collect returns what runs now.
 func (c *Collector) Collect(ctx context.Context) (Document, error) {
 	d := Document{Version: Version, Driver: c.Driver, Time: c.Now().UTC(), Launcher: c.Launcher, Notes: c.Notes(), Mounts: []Mount{}}
+	if free, err := c.CacheFree(ctx); err == nil && free < lowCache {
+		d.Notes = append(d.Notes, fmt.Sprintf("the file system of --cache-dir (%s) is full, %s are free: what pods write can fail; free space on the node", c.CacheDir, table.Bytes(free)))
+	}
 	// Publications first: the mount of each was recorded before it.
 	pubs, err := c.Publications.All(ctx)
 	if err != nil {
@@ -118,6 +128,9 @@ func (c *Collector) mount(m state.Mount, pubs []Publication, now time.Time) Moun
 	}
 	c.helper(&shown, m, r, now)
 	shown.Problems = c.problems(m, r, now)
+	if shown.State == Failed && r.State == tracker.Healthy {
+		shown.Problems = append(shown.Problems, Problem{Reason: ReasonExited, Message: "client " + m.Client + " and its helper have exited"})
+	}
 	return shown
 }
 
@@ -143,6 +156,10 @@ func (c *Collector) helper(shown *Mount, m state.Mount, r tracker.Report, now ti
 		if n, err := c.Memory(pid, m.UID); err == nil { // else it has exited
 			used, known = used+n, true
 		}
+	}
+	if !known && shown.State == Healthy {
+		// Both have exited since the helper reported. The next reconcile pass, or the next republish, notices that.
+		shown.State, shown.Since = Failed, time.Time{}
 	}
 	if known {
 		shown.Memory = &Memory{UsedBytes: used, LimitBytes: c.MemoryLimit(m)}

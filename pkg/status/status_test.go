@@ -49,6 +49,7 @@ func collector(r records, of reports) *Collector {
 			}
 			return uint64(pid) << 20, nil
 		},
+		CacheDir: "/cache", CacheFree: func(context.Context) (uint64, error) { return 1 << 30, nil },
 		MemoryLimit: func(state.Mount) uint64 { return 1 << 30 }, Remedy: func(state.Mount) string { return "do something" },
 		Now: func() time.Time { return now },
 	}
@@ -128,6 +129,30 @@ func TestSessionsMemoryAndUploads(t *testing.T) {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("the text does not have %q:\n%s", want, b.String())
 		}
+	}
+}
+
+// The driver learns of the exit of a helper and its client in its next pass, which may be a minute away.
+func TestAMountWithoutProcessesIsNotHealthy(t *testing.T) {
+	h := helper.Status{PID: 0, ClientPID: 0, State: helper.StateRunning}
+	d := collect(t, records{mounts: []state.Mount{record("m")}}, reports{"m": {State: tracker.Healthy, Helper: &h}})
+	if m := d.Mounts[0]; m.State != Failed || len(m.Problems) != 1 || m.Problems[0].Reason != ReasonExited {
+		t.Errorf("%+v", m)
+	}
+}
+
+func TestAFullCacheDiskIsReported(t *testing.T) {
+	c := collector(records{}, nil)
+	for free, want := range map[uint64]bool{lowCache - 1: true, lowCache: false} {
+		c.CacheFree = func(context.Context) (uint64, error) { return free, nil }
+		d, err := c.Collect(t.Context())
+		if err != nil || strings.Contains(strings.Join(d.Notes, " "), "--cache-dir (/cache) is full") != want {
+			t.Errorf("%d bytes are free: %q, %v", free, d.Notes, err)
+		}
+	}
+	c.CacheFree = func(context.Context) (uint64, error) { return 0, errors.New("the disk does not answer") }
+	if d, err := c.Collect(t.Context()); err != nil || len(d.Notes) != 1 {
+		t.Errorf("%q, %v", d.Notes, err)
 	}
 }
 

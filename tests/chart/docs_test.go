@@ -20,8 +20,8 @@ func readDocument(t *testing.T, path string) string {
 // The chart accepts the values that the pages on installing show.
 func TestDocumentedValuesAreTaken(t *testing.T) {
 	text := readDocument(t, root+"/docs/install.md") + readDocument(t, root+"/docs/aws.md") + readDocument(t, root+"/docs/platforms.md") + readDocument(t, root+"/docs/hardening.md") +
-		readDocument(t, root+"/docs/upgrading.md") + readDocument(t, root+"/docs/credentials-setup.md")
-	tried := 0
+		readDocument(t, root+"/docs/upgrading.md") + readDocument(t, root+"/docs/credentials-setup.md") + readDocument(t, root+"/docs/minio.md")
+	tried, secrets := 0, 0
 	for _, block := range regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(text, -1) {
 		if strings.Contains(block[1], "kind: Kustomization") {
 			if image := "name: " + strings.Split(driverOf(t, one(t, template(t), "Deployment")).Image, ":")[0] + "\n"; !strings.Contains(block[1], image) {
@@ -35,12 +35,16 @@ func TestDocumentedValuesAreTaken(t *testing.T) {
 		tried++
 		args := withValues(t, block[1])
 		if strings.Contains(block[1], "controllerCredentials: secret") && strings.Contains(block[1], "secretNamespaces") {
+			secrets++
 			objects := template(t, args...)
-			if have := rights(objects, "Role"); !slices.Contains(have, "storage: /secrets[] get") {
+			if have := rights(objects, "Role"); !slices.Contains(have, "s3-csi: /secrets[] get") {
 				t.Errorf("the provisioner may not read the Secrets: %q", have)
 			}
 		}
 		template(t, args...)
+	}
+	if secrets == 0 {
+		t.Error("no values have a provisioner's secret")
 	}
 	if tried < 5 {
 		t.Errorf("%d blocks of values", tried)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -12,9 +13,12 @@ import (
 	awscredentials "github.com/aws/aws-sdk-go-v2/credentials"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 	"github.com/container-storage-interface/spec/lib/go/csi"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/tests/minio"
+	"github.com/s3-csi/s3-csi-driver/tests/pages"
 	"github.com/s3-csi/s3-csi-driver/tests/policy"
 	"github.com/s3-csi/s3-csi-driver/tests/rig"
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
@@ -157,5 +161,67 @@ func TestMinIOsSessionsAreRenewed(t *testing.T) {
 	useMount(t, target, policy.Writing)
 	policy.Try(t, e.place, policy.Writing, e.session(rclone))
 	e.unpublish(v, target)
+	e.NothingLeft(t)
+}
+
+// The policies of docs/minio.md are enough on MinIO, and keep a namespace in its prefix.
+func TestThePoliciesOfTheMinIOPage(t *testing.T) {
+	e := startMinIO(t)
+	const shared = "team-data" // the page's
+	if _, err := e.Server.S3.CreateBucket(t.Context(), &s3.CreateBucketInput{Bucket: aws.String(shared)}); err != nil {
+		t.Fatal(err)
+	}
+	files := pages.Files(pages.Read(t, "minio"))
+	user := func(name string) credentials.Keys {
+		t.Helper()
+		keys, err := e.server.AddUser(t.Context(), name, files[name+".json"])
+		if err != nil {
+			t.Fatalf("%s: %v", files[name+".json"], err)
+		}
+		return keys
+	}
+	team := e.secretOf(user("team-a"))
+	ofTeam := volume("minio-team", rclone, "bucketName", shared, "prefix", "team-a/pvc-1/", "credentials", "secret")
+	target := e.publish(ofTeam, "t", team)
+	if err := os.WriteFile(filepath.Join(target, "file"), []byte("x"), 0o644); err != nil {
+		t.Error(err)
+	}
+	e.unpublish(ofTeam, target)
+	if got := e.Object(t, shared, "team-a/pvc-1/file"); got != "x" {
+		t.Errorf("the object is %q", got)
+	}
+	other := volume("minio-other", rclone, "bucketName", shared, "prefix", "team-b/pvc-1/", "credentials", "secret")
+	if err := e.tryPublish(other, e.Target("u"), team); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("another namespace's prefix: %v", err)
+	}
+
+	config, err := os.ReadFile(e.config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(e.config, []byte(strings.ReplaceAll(string(config), "scope: required", "scope: required\n    controllerCredentials: secret")), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	e.Kill()
+	e.Driver = e.Drive(t, "all", "--config="+e.config)
+	keys := user("provisioner")
+	secrets := map[string]string{"accessKeyID": keys.AccessKeyID, "secretAccessKey": keys.SecretAccessKey}
+	create := rigtest.CreateRequest("pvc-2", "bucketName", shared, "prefix", "team-a/", "credentials", "secret")
+	create.Secrets = secrets
+	made, err := e.CreateVolume(rigtest.Context(t, time.Minute), create)
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := e.publish(made.GetVolume(), "v", team)
+	if err := os.WriteFile(filepath.Join(at, "file"), []byte("x"), 0o644); err != nil {
+		t.Error(err)
+	}
+	e.unpublish(made.GetVolume(), at)
+	if _, err := e.DeleteVolume(rigtest.Context(t, time.Minute), &csi.DeleteVolumeRequest{VolumeId: made.GetVolume().GetVolumeId(), Secrets: secrets}); err != nil {
+		t.Error(err)
+	}
+	if left := e.Keys(t, shared, "team-a/pvc-2"); len(left) > 0 {
+		t.Errorf("the deletion left %q", left)
+	}
 	e.NothingLeft(t)
 }

@@ -106,6 +106,23 @@ func checkTarget(t *testing.T, from, target, anchor string) {
 	}
 }
 
+// The picture of the demo shows its steps.
+func TestPictureOfTheDemo(t *testing.T) {
+	picture := read(t, filepath.Join(root, "docs/demo.svg"))
+	steps := 0
+	for _, file := range []string{"play.go", "place.go"} {
+		for _, step := range regexp.MustCompile(`\bstep\("([^"]+)"\)`).FindAllStringSubmatch(read(t, filepath.Join(root, "tests/cmd/demo", file)), -1) {
+			steps++
+			if !strings.Contains(picture, "== "+step[1]+"<") && !strings.Contains(step[1], "DEMO_S3_ENDPOINT") {
+				t.Errorf("docs/demo.svg has no step %q: make it again from the output of make demo", step[1])
+			}
+		}
+	}
+	if steps < 10 {
+		t.Errorf("only %d steps", steps)
+	}
+}
+
 // anchors returns the anchors that GitHub generates for headings.
 func anchors(markdown string) []string {
 	var list []string

@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/tests/isolate"
 )
 
 // EnvBin names the directory where make put the programs.
@@ -68,7 +69,9 @@ const (
 // The user ids that mounts get: of all rigs that live at the same time in a network namespace, each has a block of its own,
 // because a user id is how a mount's processes are found.
 const (
-	firstUID  = 2100000
+	firstUID = 2100000
+	// hostUID is the first of rigs outside of the tests' namespaces, such as the demo's: they see, and kill, the processes of rigs inside.
+	hostUID   = 2300000
 	uidBlock  = 1000
 	uidBlocks = 100
 )
@@ -172,12 +175,16 @@ func launcher() (string, error) {
 // takeUIDs takes the first block of user ids that no other rig in this network namespace has. The sign is an abstract UNIX
 // socket, which vanishes with its process.
 func (r *Rig) takeUIDs() error {
+	first := hostUID
+	if isolate.Inside() {
+		first = firstUID
+	}
 	for block := range uidBlocks {
 		sign, err := new(net.ListenConfig).Listen(context.Background(), "unix", fmt.Sprintf("@s3csi-rig-uids-%d", block))
 		if err != nil {
 			continue
 		}
-		r.uids, r.FirstUID, r.LastUID = sign, firstUID+block*uidBlock, firstUID+(block+1)*uidBlock-1
+		r.uids, r.FirstUID, r.LastUID = sign, first+block*uidBlock, first+(block+1)*uidBlock-1
 		return nil
 	}
 	return fmt.Errorf("no block of user ids is free: do %d rigs run on this machine?", uidBlocks)

@@ -329,6 +329,10 @@ func (p *Provider) RefreshDraining(ctx context.Context, m state.Mount) error {
 // SessionError returns an error if a mount's session has expired, or if its renewal fails permanently. An unavailable token service is
 // not an error as long as the session is valid.
 func SessionError(m state.Mount, status helper.Status) error {
+	return fault.See(credentials.Page, sessionError(m, status))
+}
+
+func sessionError(m state.Mount, status helper.Status) error {
 	s := status.Session
 	if s == nil || s.Error == "" && !s.Over {
 		return nil

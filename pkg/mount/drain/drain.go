@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -292,7 +294,7 @@ func (d *Drainer) awaitExit(ctx context.Context, m state.Mount) (how string, err
 			}
 			return d.runner.LastExit(ctx, m)
 		case ctx.Err() != nil:
-			return "", InProgress(m, WithQueue(last.Queue, errors.Join(err, context.Cause(ctx))))
+			return "", InProgress(m, WithQueue(last.Queue, withOutput(last, context.Cause(ctx))))
 		case errors.Is(err, errUnchanged):
 			if last.State != helper.StateRunning || d.HangTimeout == 0 || d.makesProgress(m, last) {
 				continue
@@ -301,7 +303,7 @@ func (d *Drainer) awaitExit(ctx context.Context, m state.Mount) (how string, err
 				return "", err
 			}
 		case err != nil:
-			return "", InProgress(m, WithQueue(last.Queue, err))
+			return "", InProgress(m, WithQueue(last.Queue, withOutput(last, err)))
 		case status.State == helper.StateRunning:
 			last = status
 			entry.Queued(status.Queue)
@@ -401,6 +403,17 @@ func WithQueue(q *client.Queue, err error) error {
 		return fmt.Errorf("the client is still uploading data: %w", err)
 	}
 	return fmt.Errorf("%s: %w", formatQueue(*q), err)
+}
+
+// withOutput adds the last line of a client's output to an error: it is why uploads fail, if they do. Lines on the client's start and
+// on the progress of the drain are left out.
+func withOutput(s helper.Status, err error) error {
+	for _, line := range slices.Backward(s.Tail) {
+		if !strings.HasPrefix(line, "s3-csi-") && !strings.Contains(line, "NOTICE: Draining: ") {
+			return fmt.Errorf("%w; last output of the client: %s", err, line)
+		}
+	}
+	return err
 }
 
 // formatQueue formats a queue: "3 uploads, 1.2 GiB".

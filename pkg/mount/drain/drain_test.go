@@ -148,6 +148,19 @@ func TestQueueTexts(t *testing.T) {
 	})
 }
 
+// What a client said last about its uploads is their problem.
+func TestTheLastOutputIsPartOfTheError(t *testing.T) {
+	ended := errors.New("ended")
+	for want, tail := range map[string][]string{
+		"ended": {"s3-csi-ready", "15:19:37 NOTICE: Draining: duration=30s files=1"},
+		"ended; last output of the client: ERROR : file: AccessDenied": {"ERROR : other: timeout", "ERROR : file: AccessDenied", "15:19:37 NOTICE: Draining: duration=30s files=1"},
+	} {
+		if err := withOutput(helper.Status{Tail: tail}, ended); err.Error() != want || !errors.Is(err, ended) {
+			t.Errorf("%q: %v", tail, err)
+		}
+	}
+}
+
 // An unmount that waits for requests of the file system names the uploads that they wait for.
 func TestUploadsInFlightAreNamed(t *testing.T) {
 	d, p := newDrainer(t, &mounttest.UIDs{}, time.Minute)

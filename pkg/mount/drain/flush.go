@@ -109,9 +109,9 @@ func (d *Drainer) awaitReport(ctx context.Context, m state.Mount, stored func(he
 		case errors.Is(err, helper.ErrGone):
 			return notFlushed("its helper has exited")
 		case ctx.Err() != nil:
-			return InProgress(m, WithQueue(last.Queue, errors.Join(err, context.Cause(ctx))))
+			return InProgress(m, WithQueue(last.Queue, withOutput(last, context.Cause(ctx))))
 		case !errors.Is(err, errUnchanged):
-			return InProgress(m, WithQueue(last.Queue, err))
+			return InProgress(m, WithQueue(last.Queue, withOutput(last, err)))
 		}
 		pending := last.Queue != nil && last.Queue.Uploads > 0
 		if pending {

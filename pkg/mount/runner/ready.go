@@ -71,7 +71,7 @@ func (r *Runner) awaitReady(ctx context.Context, m state.Mount, status helper.St
 		case <-ctx.Done():
 		}
 		if ctx.Err() != nil {
-			err = fault.Errorf(fault.Timeout, "client %s did not answer within %s", m.Client, r.MountTimeout)
+			err = fault.See(pageClients, fault.Errorf(fault.Timeout, "client %s did not answer within %s", m.Client, r.MountTimeout))
 		}
 		return fmt.Errorf("reading the root of the new mount: %w%s", err, r.outputSoFar(ctx, m))
 	}

@@ -18,6 +18,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/flock"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
@@ -141,11 +144,26 @@ func lockDir(dir string) (*os.File, error) {
 
 // do runs plain file I/O in the host's mount namespace.
 func (s base) do(ctx context.Context, fn func() error) error {
-	return s.ns.Do(ctx, "reading or writing "+s.Dir, fn)
+	return noSpace(s.ns.Do(ctx, "reading or writing "+s.Dir, fn))
+}
+
+// noSpace adds to the error of a full disk what to do. Other errors are returned as they are.
+func noSpace(err error) error {
+	if !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EDQUOT) {
+		return err
+	}
+	return fault.See("docs/errors.md#publishing-clients-and-the-node", fault.Errorf(fault.Exhausted, "%w; free space on that file system of the node", err))
+}
+
+// CacheFree returns how many bytes clients can still write to the cache directory.
+func (s *Store) CacheFree(ctx context.Context) (uint64, error) {
+	st, err := s.ns.Statfs(ctx, s.Cache)
+	return st.Bavail * uint64(st.Bsize), err //nolint:gosec // a block size
 }
 
 func get[T any](ctx context.Context, s base, fn func() (T, error)) (T, error) {
-	return host.Call(ctx, s.ns, "reading "+s.Dir, nil, fn)
+	v, err := host.Call(ctx, s.ns, "reading "+s.Dir, nil, fn)
+	return v, noSpace(err)
 }
 
 // find is get for something that may not exist.

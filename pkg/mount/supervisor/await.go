@@ -18,6 +18,9 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/want"
 )
 
+// pageWaits explains why a mount waits.
+const pageWaits = "docs/mounts.md#a-new-mount-waits-for-draining-mounts"
+
 // drainPause is the time between two checks of a mount that is being unpublished.
 const drainPause = 50 * time.Millisecond
 
@@ -50,7 +53,7 @@ func (s *Supervisor) AwaitDrained(ctx context.Context, w want.Mount, failed erro
 		if kind != fault.Busy && kind != fault.Timeout {
 			kind = fault.Unavailable
 		}
-		return false, fault.See("docs/mounts.md#a-new-mount-waits-for-draining-mounts", fault.Errorf(kind, "waiting to mount the volume: %w: %w", first, err))
+		return false, fault.See(pageWaits, fault.Errorf(kind, "waiting to mount the volume: %w: %w", first, err))
 	}
 }
 

@@ -86,7 +86,7 @@ func (s *Supervisor) ensure(ctx context.Context, w want.Mount) (state.Mount, err
 		case state.Ending:
 			// Its pending uploads must finish before another generation uses the same prefix.
 			if err := s.Drainer.Stop(ctx, m, drain.Options{Grant: w.Grant}); err != nil {
-				return state.Mount{}, fmt.Errorf("waiting for the mount's previous generation: %w", err)
+				return state.Mount{}, fault.See(pageWaits, fmt.Errorf("waiting for the mount's previous generation: %w", err))
 			}
 		default:
 			if m.Lingers() {
