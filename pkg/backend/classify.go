@@ -45,12 +45,13 @@ func MayArrive(err error) bool {
 		dial     *net.OpError
 		dns      *net.DNSError
 		verify   *tls.CertificateVerificationError
+		record   tls.RecordHeaderError
 		sent     *smithyhttp.RequestSendError
 		decode   *smithy.DeserializationError
 		response *awshttp.ResponseError
 	)
 	switch {
-	case errors.As(err, &dial) && dial.Op == "dial", errors.As(err, &dns), errors.As(err, &verify):
+	case errors.As(err, &dial) && dial.Op == "dial", errors.As(err, &dns), errors.As(err, &verify), errors.As(err, &record), errors.Is(err, http.ErrSchemeMismatch):
 		return false
 	case errors.As(err, &sent), errors.As(err, &decode), errors.As(err, &response):
 		return true
