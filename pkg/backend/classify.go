@@ -41,6 +41,32 @@ func Classify(err error, what string) error {
 // pageAnswers explains the answers of services, and why there is none.
 const pageAnswers = "docs/errors.md#answers-of-s3"
 
+// MayArrive reports whether the service may still carry out a request that failed with err: it was sent, and the service has not answered it.
+func MayArrive(err error) bool {
+	if err == nil {
+		return false
+	}
+	if a, ok := answered(err); ok {
+		return a.status == http.StatusBadGateway || a.status == http.StatusGatewayTimeout // answers of a proxy, not of the service
+	}
+	var (
+		dial     *net.OpError
+		dns      *net.DNSError
+		verify   *tls.CertificateVerificationError
+		record   tls.RecordHeaderError
+		sent     *smithyhttp.RequestSendError
+		decode   *smithy.DeserializationError
+		response *awshttp.ResponseError
+	)
+	switch {
+	case errors.As(err, &dial) && dial.Op == "dial", errors.As(err, &dns), errors.As(err, &verify), errors.As(err, &record), errors.Is(err, http.ErrSchemeMismatch):
+		return false
+	case errors.As(err, &sent), errors.As(err, &decode), errors.As(err, &response):
+		return true
+	}
+	return canceled(err)
+}
+
 // explained replaces the SDK's long text and keeps its error in the chain.
 type explained struct {
 	text string

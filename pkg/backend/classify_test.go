@@ -178,12 +178,15 @@ func TestClassifyNamesTheEndpointThatCannotBeReached(t *testing.T) {
 			conn.Close()
 		}
 	}()
-	for name, c := range map[string]struct{ endpoint, text string }{
-		"refused":         {closed.URL, "connection refused"},
-		"unknown host":    {"http://no-such-host.invalid", "cannot resolve"},
-		"untrusted":       {tls.URL, "caFile"},
-		"http, not https": {strings.Replace(plain.URL, "http:", "https:", 1), "http://"},
-		"hangs up":        {"http://" + hangup.Addr().String(), ""},
+	for name, c := range map[string]struct {
+		endpoint, text string
+		mayArrive      bool // what was sent
+	}{
+		"refused":         {closed.URL, "connection refused", false},
+		"unknown host":    {"http://no-such-host.invalid", "cannot resolve", false},
+		"untrusted":       {tls.URL, "caFile", false},
+		"http, not https": {strings.Replace(plain.URL, "http:", "https:", 1), "http://", false},
+		"hangs up":        {"http://" + hangup.Addr().String(), "", true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg, err := DefaultConfig("", c.endpoint)
@@ -200,7 +203,28 @@ func TestClassifyNamesTheEndpointThatCannotBeReached(t *testing.T) {
 				t.Errorf("kind %v: %v", fault.KindOf(err), err)
 			}
 			wantText(t, err, c.endpoint, c.text)
+			if MayArrive(err) != c.mayArrive {
+				t.Errorf("the request may arrive: %t", !c.mayArrive)
+			}
 		})
+	}
+}
+
+// A service that answered carries nothing out later, but one behind a proxy may.
+func TestWhatWasAnsweredDoesNotArrive(t *testing.T) {
+	for status, want := range map[int]bool{http.StatusServiceUnavailable: false, http.StatusForbidden: false, http.StatusBadGateway: true, http.StatusGatewayTimeout: true} {
+		_, clients, be := serve(t, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) }, "")
+		client, err := clients.S3(bounded(t), be, testKeys, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = Classify(operations["PutObject"](bounded(t), client), "writing")
+		if err == nil || MayArrive(err) != want {
+			t.Errorf("%d: %v; it may arrive: %t", status, err, !want)
+		}
+	}
+	if MayArrive(nil) || MayArrive(fault.Errorf(fault.Denied, "no credentials")) {
+		t.Error("what was not sent may arrive")
 	}
 }
 
@@ -214,8 +238,8 @@ func TestClassifyTellsTheCallersDeadlineFromTheNetworks(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if err := Classify(operations["GetObject"](ctx, client), "reading"); !fault.Is(err, fault.Timeout) {
-		t.Errorf("kind %v: %v", fault.KindOf(err), err)
+	if err := Classify(operations["GetObject"](ctx, client), "reading"); !fault.Is(err, fault.Timeout) || !MayArrive(err) {
+		t.Errorf("kind %v, may arrive: %t: %v", fault.KindOf(err), MayArrive(err), err)
 	}
 	if err := Classify(context.Canceled, "reading"); !fault.Is(err, fault.Timeout) {
 		t.Errorf("kind %v: %v", fault.KindOf(err), err)

@@ -6,6 +6,7 @@
 package provision
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -59,7 +60,8 @@ type Options struct {
 	Workers int
 	// CopyWorkers is how many requests of copies are in flight per backend; 0: the default.
 	CopyWorkers int
-	// CopyLag is Lag of fill.Options and snapshot.Options, CopyCheckEvery copier.Options.CheckEvery.
+	// CopyLag is how long a copy that another process continues, or that must stop, may still write; 0: copier.Lag. CopyCheckEvery is
+	// copier.Options.CheckEvery.
 	CopyLag, CopyCheckEvery time.Duration
 	// ClockSkew is snapshot.Options.ClockSkew.
 	ClockSkew time.Duration
@@ -76,6 +78,7 @@ type Provisioner struct {
 	snapshots        *snapshot.Maker
 	fills            *fill.Filler
 	copies           *runs.Queue
+	copier           *copier.Copier
 }
 
 // Create creates a volume, or returns it if it exists with the same parameters. See create.Creator. If the volume has content, the error is Busy
@@ -124,6 +127,7 @@ func (p *Provisioner) Delete(ctx context.Context, r DeleteRequest) error {
 // Run executes deletions and copies until ctx ends. The next call of any process continues unfinished ones. Run can be called once.
 func (p *Provisioner) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
+	defer context.AfterFunc(ctx, p.copier.End)()
 	g.Go(func() error { return p.Remover.Run(ctx) })
 	g.Go(func() error { return p.copies.Run(ctx) })
 	return g.Wait()
@@ -212,6 +216,7 @@ func New(o Options) (*Provisioner, error) {
 	}
 	opener := buckets.NewOpener(o.Clients, o.Buckets, o.Now)
 	store := records.NewStore(who, opener, o.Now)
+	claims := runs.NewClaims(cmp.Or(o.CopyLag, copier.Lag))
 	eraser := erase.New(opener, o.Workers)
 	p := &Provisioner{
 		Creator: &create.Creator{
@@ -219,23 +224,23 @@ func New(o Options) (*Provisioner, error) {
 			Proofs: proofs.New(identities, o.Clients, o.Buckets, o.Now),
 		},
 		Remover: remove.New(remove.Options{
-			Config: o.Config, Identities: identities, Clients: o.Clients, Opener: opener, Records: store, Eraser: eraser, Runs: o.Runs,
+			Config: o.Config, Identities: identities, Clients: o.Clients, Opener: opener, Records: store, Eraser: eraser, Claims: claims, Runs: o.Runs,
 		}),
 		Lister:   &list.Lister{Config: o.Config, Identities: identities, Clients: o.Clients, Opener: opener, Records: store},
 		Modifier: &modify.Modifier{Identities: identities, Opener: opener, Records: store, Service: o.Buckets},
 		copies:   runs.New(DefaultCopies),
+		copier:   copier.New(copier.Options{Store: store, Uploads: opener, Workers: o.CopyWorkers, Threshold: o.CopyThreshold, CheckEvery: o.CopyCheckEvery}),
 	}
-	copies := copier.New(copier.Options{Store: store, Uploads: opener, Workers: o.CopyWorkers, Threshold: o.CopyThreshold, CheckEvery: o.CopyCheckEvery})
 	p.snapshots = snapshot.New(snapshot.Options{
 		Config: o.Config, Identities: identities, Clients: o.Clients, Opener: opener, Records: store, Eraser: eraser, Runs: p.copies, Volumes: p.Remover,
 		NotVolume: p.Creator.NotBucketVolume,
-		Copier:    copies,
+		Copier:    p.copier,
 		ClockSkew: o.ClockSkew,
-		Lag:       o.CopyLag,
+		Claims:    claims,
 	})
 	p.fills = fill.New(fill.Options{
-		Identities: identities, Clients: o.Clients, Opener: opener, Records: store, Copier: copies, Eraser: eraser, Runs: p.copies, Volumes: p.Remover,
-		Snapshots: p.snapshots, Lag: o.CopyLag,
+		Identities: identities, Clients: o.Clients, Opener: opener, Records: store, Copier: p.copier, Eraser: eraser, Runs: p.copies, Volumes: p.Remover,
+		Snapshots: p.snapshots, Claims: claims,
 	})
 	return p, nil
 }

@@ -399,8 +399,13 @@ func TestADeletionEndsASnapshotInTheMaking(t *testing.T) {
 		id := volume.SnapshotID{Backend: "lab", Bucket: e.bucket, Segment: "s", Generation: 1}
 		_, err = p.GetSnapshot(e.ctx(), id, provision.SnapshotCredentials{Keys: e.keys})
 		e.want(err, fault.NotFound)
-		p.deleteSnapshot(id)
+		deleted := make(chan error, 1)
+		go func() { deleted <- p.tryDeleteSnapshot(id) }()
+		time.Sleep(100 * time.Millisecond) // it waits for what has been sent
 		resume()
+		if err := <-deleted; err != nil {
+			t.Error(err)
+		}
 		p.delete(source)
 		e.onlyRecords()
 	})
@@ -906,10 +911,13 @@ func TestADeletionEndsAFilling(t *testing.T) {
 			if i == 0 {
 				by = e.process()
 			}
-			if err := by.tryDelete(id); err != nil {
+			deleted := make(chan error, 1)
+			go func() { deleted <- by.tryDelete(id) }()
+			time.Sleep(100 * time.Millisecond) // it waits for what has been sent
+			resume()
+			if err := <-deleted; err != nil {
 				t.Errorf("%s: %v", onDelete, err)
 			}
-			resume()
 			if err := <-done; err != nil {
 				e.notFinal(onDelete, err)
 			} else {

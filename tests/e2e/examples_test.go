@@ -49,7 +49,7 @@ var examples = map[string]example{
 }
 
 // judgedOnly are the files of which the API server only judges the objects: their volumes are like those of the others.
-var judgedOnly = []string{"checkpoints.yaml", "ci-cache.yaml", "logs.yaml", "model-serving.yaml", "pod-clients.yaml", "training-data.yaml"}
+var judgedOnly = []string{"checkpoints.yaml", "ci-cache.yaml", "logs.yaml", "model-serving.yaml", "pod-clients.yaml", "snapshots.yaml", "training-data.yaml"}
 
 // oldVolume was made by k8s-csi-s3.
 const oldVolume = "pvc-035763df-0488-4941-9a34-f637292eb95c"

@@ -93,7 +93,7 @@ func TestEveryExampleIsAccepted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for kind, least := range map[string]int{config: 3, "StorageClass": 5, "PersistentVolume": 4, "Secret": 5, "Pod": 5, "inline volume": 3} {
+	for kind, least := range map[string]int{config: 3, "StorageClass": 5, "PersistentVolume": 4, "Secret": 5, "Pod": 5, "inline volume": 3, "VolumeSnapshotClass": 1} {
 		if seen[kind] < least {
 			t.Errorf("checked %d of %s, want at least %d", seen[kind], kind, least)
 		}
@@ -219,6 +219,10 @@ func (e example) check(o object) (inlines int) {
 	switch {
 	case o.Kind == "StorageClass":
 		e.checkClass(o)
+	case o.Kind == "VolumeSnapshotClass":
+		if _, err := volume.ParseSnapshotParameters(o.Parameters); err != nil {
+			e.t.Error(err)
+		}
 	case o.Spec.CSI != nil:
 		e.checkVolume(o)
 	case o.Kind == "Secret":

@@ -109,6 +109,8 @@ type Options struct {
 type Copier struct {
 	Options
 	throttles *throttle.Set
+	ending    context.Context // ends with End
+	end       context.CancelFunc
 }
 
 // New returns a Copier. It starts nothing.
@@ -119,7 +121,9 @@ func New(o Options) *Copier {
 	if o.CheckEvery == 0 {
 		o.CheckEvery = DefaultCheckEvery
 	}
-	return &Copier{Options: o, throttles: throttle.NewSet(o.Workers)}
+	c := &Copier{Options: o, throttles: throttle.NewSet(o.Workers)}
+	c.ending, c.end = context.WithCancel(context.Background())
+	return c
 }
 
 // Task is a copy.
@@ -134,6 +138,8 @@ type Task struct {
 	Keep bool
 	// Still is called before each page, every CheckEvery, and before the end. It returns an error if the copy is no longer wanted.
 	Still func(context.Context) error
+	// Unanswered is called when a request ended without an answer, so that the service may still carry it out; nil: no call.
+	Unanswered func()
 }
 
 // Limits bound a copy; 0 is no limit.

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/records"
@@ -117,8 +118,20 @@ func (r *run) writeSegment(ctx context.Context, s segment) (segment, error) {
 	if err != nil {
 		return segment{}, fault.Errorf(fault.Unknown, "encoding a manifest segment: %w", err)
 	}
+	put := func() error {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		whole, cancel := r.Whole(ctx)
+		defer cancel()
+		_, err := r.Store.Put(whole, r.Target.Bucket.AsOwn(), segmentKey(r.Manifest, s.Number), "", data)
+		if backend.MayArrive(err) {
+			r.unanswered()
+		}
+		return err
+	}
 	for attempt := 1; ; attempt++ {
-		_, err = r.Store.Put(ctx, r.Target.Bucket.AsOwn(), segmentKey(r.Manifest, s.Number), "", data)
+		err = put()
 		switch {
 		case errors.Is(err, records.ErrChanged):
 			return readSegment(ctx, r.Store, r.Target.Bucket, r.Manifest, s.Number)

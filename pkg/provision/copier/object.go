@@ -265,24 +265,44 @@ func (r *run) head(ctx context.Context, p Place, o Object) (Object, error) {
 	return o, nil
 }
 
-// finishBound is for how long a request that was sent goes on after its copy was stopped. The service would carry out one that is broken off, too,
-// maybe after what was copied has been removed.
-const finishBound = 5 * time.Second
+// endBound is for how long a request that was sent goes on after End.
+const endBound = 3 * time.Second
+
+// End is called when the process ends, so that requests in flight do not delay that for long.
+func (c *Copier) End() { c.end() }
+
+// Whole returns a context for a request that must not be broken off: it goes on when ctx ends, until its timeout, or shortly after End. The service
+// would carry out a request that is broken off, too, maybe after what was copied has been removed.
+func (c *Copier) Whole(ctx context.Context) (context.Context, context.CancelFunc) {
+	whole, cancel := context.WithTimeout(context.WithoutCancel(ctx), buckets.RequestBound)
+	stop := context.AfterFunc(c.ending, func() {
+		t := time.AfterFunc(endBound, cancel)
+		context.AfterFunc(whole, func() { t.Stop() })
+	})
+	return whole, func() { stop(); cancel() }
+}
 
 // bounded sends one request with a timeout.
 func (r *run) bounded(ctx context.Context, request func(context.Context) error) error {
-	return r.send(ctx, func(stopped context.Context) error {
-		if stopped.Err() != nil {
-			return context.Cause(stopped)
+	return r.send(ctx, func(ctx context.Context) error {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
 		}
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(stopped), buckets.RequestBound)
+		ctx, cancel := r.Whole(ctx)
 		defer cancel()
-		defer context.AfterFunc(stopped, func() {
-			t := time.AfterFunc(finishBound, cancel)
-			context.AfterFunc(ctx, func() { t.Stop() })
-		})()
-		return request(ctx)
+		err := request(ctx)
+		if backend.MayArrive(err) {
+			r.unanswered()
+		}
+		return err
 	})
+}
+
+// unanswered notes that a request ended without an answer.
+func (r *run) unanswered() {
+	if r.Unanswered != nil {
+		r.Unanswered()
+	}
 }
 
 // copySource names an object for copy requests. Services decode it like a query, so a plus sign must be escaped.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -60,22 +61,15 @@ type Options struct {
 	Runs       *runs.Queue
 	Volumes    Volumes
 	Snapshots  Snapshots
-	// Lag is how long a process that took over from another one waits before it lets the volume be used; 0: copier.Lag.
-	Lag time.Duration
+	Claims     *runs.Claims
 }
 
 // Filler fills volumes. All methods may be called concurrently.
-type Filler struct {
-	Options
-	claims *runs.Claims
-}
+type Filler struct{ Options }
 
 // New returns a Filler. It starts nothing.
 func New(o Options) *Filler {
-	if o.Lag == 0 {
-		o.Lag = copier.Lag
-	}
-	return &Filler{o, runs.NewClaims(o.Lag)}
+	return &Filler{o}
 }
 
 // RunID returns the id of the run that fills a volume, which is the same for all generations of its name.
@@ -136,7 +130,7 @@ func (f *Filler) Fill(ctx context.Context, r Request) (err error) {
 	if err != nil {
 		return err
 	}
-	v := filling{Filler: f, be: be, r: r, claim: &runs.Claim{}}
+	v := filling{Filler: f, be: be, r: r}
 	if s, err := v.status(ctx, b); err != nil || s.state == records.StateActive {
 		return err
 	}
@@ -146,7 +140,8 @@ func (f *Filler) Fill(ctx context.Context, r Request) (err error) {
 	progress := &copier.Progress{}
 	return f.Runs.Do(ctx, RunID(r.ID), "filling volume "+r.ID.String(), who, progress, func(ctx context.Context, run *runs.Run) error {
 		own := v
-		own.claim = runs.NewClaim()
+		own.claim = f.Claims.New()
+		defer own.claim.End()
 		return f.Volumes.WhileConfigured(ctx, be, func(ctx context.Context) error { return own.run(ctx, run, progress) })
 	})
 }
@@ -156,7 +151,7 @@ type filling struct {
 	*Filler
 	be backend.Backend
 	r  Request
-	// claim is that of the run, in the volume's record or tags. A volume that is a snapshot itself has none.
+	// claim is that of the run, in the volume's record or tags. nil: the volume is a snapshot itself.
 	claim *runs.Claim
 }
 
@@ -171,8 +166,8 @@ var errTaken = errors.New("another controller has begun to fill the volume")
 
 // status is what the record or the tags of a volume say.
 type status struct {
-	state  records.State
-	filler string
+	state   records.State
+	fillers []string
 }
 
 // status returns the status of the volume, whose state is active or filling. The error is Busy for any other.
@@ -180,7 +175,7 @@ func (v *filling) status(ctx context.Context, b buckets.Bucket) (s status, err e
 	if v.r.ID.Prefix != "" {
 		found, err := v.Records.ReadOwn(ctx, b, v.r.ID)
 		if err == nil && found.VolumeID == v.r.ID.String() {
-			s = status{found.State, found.Filler}
+			s = status{found.State, found.Fillers}
 		} else if err != nil && !errors.Is(err, records.ErrNotOurs) {
 			return s, err
 		}
@@ -190,7 +185,7 @@ func (v *filling) status(ctx context.Context, b buckets.Bucket) (s status, err e
 			return s, err
 		}
 		if have.Of(v.Records.Owner, v.r.ID) {
-			s = status{records.State(have[records.TagState]), have[records.TagFiller]}
+			s = status{records.State(have[records.TagState]), have.Fillers()}
 		}
 	}
 	if s.state != records.StateActive && s.state != records.StateFilling {
@@ -209,15 +204,15 @@ func (v *filling) still(ctx context.Context, b buckets.Bucket) error {
 		return err
 	case s.state == records.StateActive:
 		return errDone
-	case s.filler != v.claim.ID:
-		return v.taken(s.filler)
+	case !v.claim.Is(s.fillers):
+		return v.taken(s.fillers)
 	}
 	return nil
 }
 
 // taken returns the error for a volume that another run fills.
-func (v *filling) taken(by string) error {
-	v.claims.LostTo(by)
+func (v *filling) taken(fillers []string) error {
+	v.Claims.LostTo(runs.Last(fillers))
 	return fault.Errorf(fault.Busy, "volume %s: %w", v.r.ID, errTaken)
 }
 
@@ -236,19 +231,80 @@ func (v *filling) take(ctx context.Context, b buckets.Bucket) error {
 			return v.over()
 		case found.State == records.StateActive:
 			return errDone
-		case !v.claims.MayTakeOver(found.Filler):
-			return v.taken(found.Filler)
+		case !v.Claims.MayTakeOver(runs.Last(found.Fillers)):
+			return v.taken(found.Fillers)
 		}
 		next := found.With(found.State, v.Records.Now())
-		next.Filler = v.claim.ID
-		if _, err = v.Records.Write(ctx, b, segment, found.ETag, next); !errors.Is(err, records.ErrChanged) {
-			if found.Filler != "" {
-				v.claim.TookOver()
+		next.Fillers = v.claim.Add(found.Fillers)
+		if err = v.write(ctx, b, segment, found.ETag, next); !errors.Is(err, records.ErrChanged) {
+			if err == nil {
+				v.Claims.Revoke(found.Fillers)
 			}
 			return err
 		}
 	}
 	return v.changing()
+}
+
+// write writes the volume's record. A write that is broken off would arrive later where the service has no conditions.
+func (v *filling) write(ctx context.Context, b buckets.Bucket, segment, etag string, r records.Record) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	ctx, cancel := v.Copier.Whole(ctx)
+	defer cancel()
+	_, err := v.Records.Write(ctx, b, segment, etag, r)
+	return err
+}
+
+// outwait waits until no other run can write to the volume any more.
+func (v *filling) outwait(ctx context.Context, b buckets.Bucket) error {
+	for {
+		s, err := v.status(ctx, b)
+		switch {
+		case err != nil:
+			return err
+		case s.state == records.StateActive:
+			return errDone
+		case !v.claim.Is(s.fillers):
+			return v.taken(s.fillers)
+		case len(v.claim.Others(s.fillers)) == 0:
+			return nil
+		}
+		if err := v.Claims.Pause(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+// releaseBound is how long release takes at most.
+const releaseBound = time.Second
+
+// release takes the claim of this run, which has ended, out of the record, so that no other process waits for it. If that fails, they wait. Writes of
+// tags are not conditional, so that the claim of a bucket volume stays.
+func (v *filling) release(ctx context.Context, b buckets.Bucket) {
+	if v.r.ID.Prefix == "" {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseBound)
+	defer cancel()
+	segment, _, _ := v.r.ID.NameSegment()
+	for range maxRaces {
+		found, err := v.Records.ReadOwn(ctx, b, v.r.ID)
+		next := found.With(found.State, v.Records.Now())
+		next.Fillers = v.Claims.Open(found.Fillers)
+		switch {
+		case err != nil, found.VolumeID != v.r.ID.String(), slices.Contains(next.Fillers, v.claim.ID), !slices.Contains(found.Fillers, v.claim.ID):
+		default:
+			_, err = v.Records.Write(ctx, b, segment, found.ETag, next)
+		}
+		if !errors.Is(err, records.ErrChanged) {
+			if err != nil && !errors.Is(err, records.ErrNotOurs) {
+				klog.FromContext(ctx).Info("Could not release the claim of a volume, another controller waits for it", "volume", v.r.ID.String(), "reason", err)
+			}
+			return
+		}
+	}
 }
 
 func (v *filling) changing() error {
@@ -269,18 +325,18 @@ func (v *filling) takeBucket(ctx context.Context, b buckets.Bucket) error {
 		return err
 	case s.state == records.StateActive:
 		return errDone
-	case !v.claims.MayTakeOver(s.filler):
-		return v.taken(s.filler)
+	case !v.Claims.MayTakeOver(runs.Last(s.fillers)):
+		return v.taken(s.fillers)
 	}
 	have, err := records.ReadTags(ctx, b.Client, v.r.ID.Bucket)
 	if err != nil {
 		return err
 	}
-	have[records.TagFiller] = v.claim.ID
-	if s.filler != "" {
-		v.claim.TookOver()
+	have.SetFillers(v.claim.Add(s.fillers))
+	if err = records.SetState(ctx, b, have, records.StateFilling); err == nil {
+		v.Claims.Revoke(s.fillers)
 	}
-	return records.SetState(ctx, b, have, records.StateFilling)
+	return err
 }
 
 // pin makes a volume that is the snapshot itself: it writes the object that keeps the snapshot from being deleted, checks that the
@@ -308,11 +364,11 @@ func (v *filling) pin(ctx context.Context, b buckets.Bucket) error {
 //  1. write into the record that this run fills the volume, so that any other run stops
 //  2. count the objects of a source that has no counts, and refuse those above the limits
 //  3. copy them and verify the copy
-//  4. wait until another run that was stopped can write no more
+//  4. wait until other runs that were stopped can write no more
 //  5. write the state active
 //  6. remove the manifest
 //
-// If it fails for good, it waits as in step 4 and deletes the volume.
+// If it fails for good, it waits as in step 4 and deletes the volume. Otherwise another run continues, which need not wait for this one.
 func (v *filling) run(ctx context.Context, run *runs.Run, progress *copier.Progress) error {
 	id, content := v.r.ID, v.r.Parameters.Content
 	source := policy.Scope{Bucket: content.Volume.Bucket, Prefix: content.Volume.Prefix}
@@ -324,17 +380,18 @@ func (v *filling) run(ctx context.Context, run *runs.Run, progress *copier.Progr
 		return err
 	}
 	err = v.fill(ctx, run, from, to, progress)
+	v.claim.End()
 	switch {
-	case errors.Is(err, errDone):
+	case err == nil, errors.Is(err, errDone):
 		return nil
-	case ctx.Err() != nil:
-		return err
-	case errors.Is(err, errOver):
-		return v.sweep(ctx, to, err)
-	case err == nil || !fault.KindOf(err).Permanent():
+	case errors.Is(err, errOver) && ctx.Err() == nil:
+		err = v.sweep(ctx, to, err)
+		fallthrough
+	case !fault.KindOf(err).Permanent(), ctx.Err() != nil:
+		v.release(ctx, to.AsOwn())
 		return err
 	}
-	if outwaitErr := v.claim.Outwait(ctx, v.Lag); outwaitErr != nil {
+	if outwaitErr := v.outwait(ctx, to.AsOwn()); outwaitErr != nil {
 		return fault.Errorf(fault.Busy, "%w; before deleting what was copied: %w", err, outwaitErr)
 	}
 	who := run.Latest()
@@ -374,7 +431,9 @@ func (v *filling) fill(ctx context.Context, run *runs.Run, from, to buckets.Buck
 		return err
 	}
 	expected := copier.Totals{Objects: info.Objects, Bytes: info.Bytes}
-	task := copier.Task{Target: copier.Place{Bucket: to, Prefix: v.r.ID.Prefix}, Manifest: v.r.ID.FillManifest(), Progress: progress, Keep: true}
+	task := copier.Task{
+		Target: copier.Place{Bucket: to, Prefix: v.r.ID.Prefix}, Manifest: v.r.ID.FillManifest(), Progress: progress, Keep: true, Unanswered: v.claim.Unanswered,
+	}
 	if content.Volume != (volume.ID{}) {
 		task.Source = copier.Current{Of: copier.Place{Bucket: from, Prefix: content.Volume.Prefix}}
 		task.Limits = copier.Limits{Objects: v.r.Parameters.MaxObjects, Bytes: v.r.Parameters.MaxBytes}
@@ -402,7 +461,7 @@ func (v *filling) fill(ctx context.Context, run *runs.Run, from, to buckets.Buck
 	if content.Volume == (volume.ID{}) && (totals.Objects != expected.Objects || totals.Bytes != expected.Bytes) {
 		return fault.Errorf(fault.Precondition, "%s has %d objects and %d bytes, of which %d and %d are left: another program deleted some", content, expected.Objects, expected.Bytes, totals.Objects, totals.Bytes)
 	}
-	if err := v.claim.Outwait(ctx, v.Lag); err != nil {
+	if err := v.outwait(ctx, to.AsOwn()); err != nil {
 		return err
 	}
 	if err := v.finish(ctx, to.AsOwn()); err != nil {
@@ -429,10 +488,10 @@ func (v *filling) finish(ctx context.Context, b buckets.Bucket) error {
 			return nil
 		case found.VolumeID != v.r.ID.String() || found.State != records.StateFilling:
 			return v.over()
-		case found.Filler != v.claim.ID:
-			return v.taken(found.Filler)
+		case v.claim != nil && !v.claim.Is(found.Fillers):
+			return v.taken(found.Fillers)
 		}
-		_, err = v.Records.Write(ctx, b, segment, found.ETag, found.With(records.StateActive, v.Records.Now()))
+		err = v.write(ctx, b, segment, found.ETag, found.With(records.StateActive, v.Records.Now()))
 		if !errors.Is(err, records.ErrChanged) {
 			return err
 		}

@@ -57,8 +57,9 @@ type Record struct {
 	FirstPrefix string `json:"firstPrefix,omitempty"`
 	// ContentSource is the volume.Content of a volume that was created from a snapshot or another volume.
 	ContentSource string `json:"contentSource,omitempty"`
-	// Filler identifies the process that copies the content into a volume that is not filled yet.
-	Filler string `json:"filler,omitempty"`
+	// Fillers are the claims of the runs that may still copy content into a volume that is not filled yet, in the order in which they took over. The
+	// last one fills the volume.
+	Fillers []string `json:"fillers,omitempty"`
 	// Direct is set if the volume is the snapshot in ContentSource itself.
 	Direct bool `json:"direct,omitempty"`
 	// PreviousVolumeID is the volume id of the previous generation, for late retries of its deletion.
@@ -113,8 +114,8 @@ func (r Record) Outlived(id volume.ID) bool {
 // With returns the record in another state.
 func (r Record) With(s State, now time.Time) Record {
 	r.State, r.Updated = s, now
-	if s != StateFilling {
-		r.Filler = ""
+	if s != StateFilling && s != StateDeleting {
+		r.Fillers = nil
 	}
 	return r
 }
@@ -178,7 +179,7 @@ func (r Record) check() error {
 	}
 	if r.State == StateReserved {
 		if r.VolumeID != "" || r.ParametersDigest != "" || r.OnDelete != "" || r.CapacityBytes != 0 || r.Generation != 0 || r.FirstPrefix != "" || r.PreviousVolumeID != "" ||
-			r.ContentSource != "" || r.Filler != "" || r.Direct || r.Usage != "" {
+			r.ContentSource != "" || len(r.Fillers) > 0 || r.Direct || r.Usage != "" {
 			return errors.New("a reservation has fields of a volume")
 		}
 		return nil

@@ -45,8 +45,9 @@ type Snapshot struct {
 	Objects int64 `json:"objects"`
 	Bytes   int64 `json:"bytes"`
 	Changed int64 `json:"changed,omitempty"`
-	// Maker identifies the process that makes a snapshot that is not ready yet.
-	Maker string `json:"maker,omitempty"`
+	// Makers are the claims of the runs that may still write objects of a snapshot that is not ready, in the order in which they took over. The last
+	// one makes the snapshot.
+	Makers []string `json:"makers,omitempty"`
 	// Failure is why a snapshot is deleted that could not be made.
 	Failure string `json:"failure,omitempty"`
 	// Cut is the time that the snapshot shows, if its consistency is time. Planned is set when all versions to copy are in the plan.
@@ -77,8 +78,8 @@ func (s Snapshot) Owner() Owner { return Owner{Driver: s.Driver, Cluster: s.Clus
 // With returns the record in another state.
 func (s Snapshot) With(state State, now time.Time) Snapshot {
 	s.State, s.Updated = state, now
-	if state != StateCutting && state != StateCopying {
-		s.Maker = ""
+	if state == StateReady || state == StateDeleted {
+		s.Makers = nil
 	}
 	return s
 }

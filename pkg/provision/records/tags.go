@@ -31,9 +31,12 @@ const (
 	TagOnDelete   = TagPrefix + "on-delete"
 	TagState      = TagPrefix + "state"
 	TagCapacity   = TagPrefix + "capacity" // in bytes; omitted without a size
-	TagFiller     = TagPrefix + "filler"   // see Record.Filler
+	TagFillers    = TagPrefix + "fillers"  // see Record.Fillers
 	TagUsage      = TagPrefix + "usage"    // see Record.Usage; omitted without usage
 )
+
+// maxTagValue is S3's limit for a tag's value, in characters.
+const maxTagValue = 256
 
 // Tags are the tags of a bucket.
 type Tags map[string]string
@@ -86,7 +89,7 @@ func (t Tags) Fixed() Tags {
 	fixed := t.Ours()
 	delete(fixed, TagOnDelete)
 	delete(fixed, TagCapacity)
-	delete(fixed, TagFiller)
+	delete(fixed, TagFillers)
 	delete(fixed, TagUsage)
 	return fixed
 }
@@ -115,6 +118,21 @@ func (t Tags) Usage() volume.Usage {
 		return 0
 	}
 	return u
+}
+
+// Fillers returns the claims of the runs that may still copy content into the volume.
+func (t Tags) Fillers() []string {
+	return strings.FieldsFunc(t[TagFillers], func(r rune) bool { return r == '/' })
+}
+
+// SetFillers records claims. If a tag has no place for all of them, the first ones are left out.
+func (t Tags) SetFillers(claims []string) {
+	value := strings.Join(claims, "/")
+	for len(value) > maxTagValue && len(claims) > 1 {
+		claims = claims[1:]
+		value = strings.Join(claims, "/")
+	}
+	t[TagFillers] = value
 }
 
 // SetUsage records how often usage is measured; 0 changes nothing.
@@ -179,7 +197,7 @@ func SetState(ctx context.Context, b buckets.Bucket, t Tags, s State) error {
 	t = maps.Clone(t)
 	t[TagState] = string(s)
 	if s != StateFilling {
-		delete(t, TagFiller)
+		delete(t, TagFillers)
 	}
 	return WriteTags(ctx, b.Client, b.Info.Name, t)
 }

@@ -121,9 +121,10 @@ func (r *Remover) lookupPrefixPlace(ctx context.Context, be backend.Backend, key
 // deletePrefix deletes a prefix volume, in any state that an earlier attempt left:
 //
 //  1. check that it is empty, if onDelete is requireEmpty
-//  2. write the state deleting
-//  3. erase its data, according to onDelete
-//  4. write the tombstone last, because until it exists every attempt repeats these steps
+//  2. write the state deleting, so that runs that fill the volume stop
+//  3. wait until none of these runs may still write
+//  4. erase its data, according to onDelete
+//  5. write the tombstone last, because until it exists every attempt repeats these steps
 //
 // found is the volume's record; without an ETag it is read first. It may be old: each write of the record is conditional.
 func (r *Remover) deletePrefix(ctx context.Context, be backend.Backend, d *deletion, id volume.ID, found records.Stored) error {
@@ -167,6 +168,19 @@ func (r *Remover) deletePrefixIn(ctx context.Context, be backend.Backend, d *del
 				continue
 			}
 		}
+		if len(r.Claims.Open(found.Fillers)) > 0 {
+			if err := r.outwait(ctx, d, func(ctx context.Context) ([]string, error) {
+				found, err := r.Records.ReadOwn(ctx, b, id)
+				if errors.Is(err, records.ErrNotOurs) || err == nil && isDeleted(found, id) {
+					return nil, nil
+				}
+				return found.Fillers, err
+			}); err != nil {
+				return err
+			}
+			found = records.Stored{}
+			continue
+		}
 		if err := r.removeData(ctx, b, d, id, segment, found); err != nil {
 			return err
 		}
@@ -190,6 +204,7 @@ func (r *Remover) beginDeletion(ctx context.Context, b buckets.Bucket, id volume
 		}
 	}
 	deleting := found.With(records.StateDeleting, r.Records.Now())
+	deleting.Fillers = r.Claims.Open(found.Fillers)
 	etag, err := r.Records.Write(ctx, b, segment, found.ETag, deleting)
 	if errors.Is(err, records.ErrChanged) {
 		return records.Stored{}, nil

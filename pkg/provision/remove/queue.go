@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -36,6 +37,7 @@ type deletion struct {
 	id       string
 	job      job
 	progress erase.Progress
+	waits    atomic.Bool   // for runs that may still write, see Remover.outwait
 	done     chan struct{} // closed when err is set
 
 	// Of the job:
@@ -161,6 +163,9 @@ func (q *queue) report(d *deletion) string {
 		since := time.Since(d.started)
 		d.mu.Unlock()
 		s += "so far " + d.progress.String() + " (" + since.Truncate(time.Second).String() + ")"
+	}
+	if d.waits.Load() {
+		s += "; waiting until a copy that was in progress has ended, for two minutes if its controller does not answer"
 	}
 	if failure != "" {
 		s += "; the previous attempt failed: " + failure

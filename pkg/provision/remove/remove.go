@@ -14,6 +14,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/erase"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/identity"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/records"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/runs"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
@@ -34,6 +35,7 @@ type Options struct {
 	Opener     *buckets.Opener
 	Records    *records.Store
 	Eraser     Eraser
+	Claims     *runs.Claims
 	Runs       int // how many volumes are erased at once
 }
 
@@ -100,6 +102,26 @@ func (r *Remover) erase(ctx context.Context, d *deletion, t erase.Task) error {
 		return errNeedsWorker
 	}
 	return err
+}
+
+// outwait waits until no run that copies into the volume or snapshot may still write. The record says deleting, which the runs notice, and read
+// returns the claims that are left in it.
+func (r *Remover) outwait(ctx context.Context, d *deletion, read func(context.Context) ([]string, error)) error {
+	d.waits.Store(true)
+	defer d.waits.Store(false)
+	for {
+		left, err := read(ctx)
+		if err != nil {
+			return err
+		}
+		r.Claims.Revoke(left)
+		if len(r.Claims.Open(left)) == 0 {
+			return nil
+		}
+		if err := r.Claims.Pause(ctx); err != nil {
+			return err
+		}
+	}
 }
 
 // Lookup returns NotFound unless this driver's volume of that id exists and is not being deleted.

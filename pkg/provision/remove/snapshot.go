@@ -110,9 +110,10 @@ func (r *Remover) readSnapshot(ctx context.Context, b buckets.Bucket, id volume.
 // deleteSnapshot deletes a snapshot, in any state that an earlier attempt left:
 //
 //  1. refuse it while a volume is the snapshot itself
-//  2. write the state deleting, and repeat the check
-//  3. erase its data and its manifest, according to onDelete
-//  4. write the tombstone last, because until it exists every attempt repeats these steps
+//  2. write the state deleting, so that runs that make the snapshot stop, and repeat the check
+//  3. wait until none of these runs may still write
+//  4. erase its data and its manifest, according to onDelete
+//  5. write the tombstone last, because until it exists every attempt repeats these steps
 func (r *Remover) deleteSnapshot(ctx context.Context, be backend.Backend, d *deletion, req SnapshotRequest) error {
 	id := req.ID
 	b, err := r.openToDelete(ctx, be, d, target{
@@ -136,7 +137,11 @@ func (r *Remover) deleteSnapshot(ctx context.Context, be backend.Backend, d *del
 			if err := r.unused(ctx, b, id); err != nil {
 				return err
 			}
+			if found.State != records.StateReady && found.OnDelete == volume.OnDeleteRetain {
+				found.OnDelete = volume.OnDeleteDelete // what there is of it is of no use
+			}
 			found.Snapshot = found.With(records.StateDeleting, r.Records.Now())
+			found.Makers = r.Claims.Open(found.Makers)
 			found.Failure = req.Failure
 			found.ETag, err = r.Records.WriteSnapshot(ctx, b, found.ETag, found.Snapshot)
 			if errors.Is(err, records.ErrChanged) || err == nil && found.ETag == "" {
@@ -150,7 +155,19 @@ func (r *Remover) deleteSnapshot(ctx context.Context, be backend.Backend, d *del
 		if err := r.unused(ctx, b, id); err != nil {
 			return err
 		}
-		if found.OnDelete != volume.OnDeleteRetain || found.Failure != "" {
+		if len(r.Claims.Open(found.Makers)) > 0 {
+			if err := r.outwait(ctx, d, func(ctx context.Context) ([]string, error) {
+				found, err := r.readSnapshot(ctx, b, id)
+				if errors.Is(err, records.ErrNotOurs) || errors.Is(err, errSnapshotDeleted) {
+					return nil, nil
+				}
+				return found.Makers, err
+			}); err != nil {
+				return err
+			}
+			continue // read it again
+		}
+		if found.OnDelete != volume.OnDeleteRetain {
 			if err := r.erase(ctx, d, erase.Task{Bucket: b, Prefix: id.Prefix(), Versions: found.OnDelete == volume.OnDeletePurge, Progress: &d.progress}); err != nil {
 				return err
 			}

@@ -3,6 +3,7 @@ package runs
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -32,23 +33,63 @@ func TestARunThatTookOverIsLeftAlone(t *testing.T) {
 	})
 }
 
-func TestOutwaitWaitsOnlyAfterATakeOver(t *testing.T) {
+func TestWhichRunsMayStillWrite(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		began := time.Now()
-		c := NewClaim()
-		if err := c.Outwait(t.Context(), time.Minute); err != nil || time.Since(began) != 0 {
-			t.Errorf("%v after %s", err, time.Since(began))
+		const lag = time.Minute
+		c, other := NewClaims(lag), NewClaims(lag)
+		open := func(what string, list []string, want ...string) {
+			t.Helper()
+			if got := c.Open(list); !slices.Equal(got, want) {
+				t.Errorf("%s: %q, want %q", what, got, want)
+			}
 		}
-		c.TookOver()
-		time.Sleep(20 * time.Second)
-		if err := c.Outwait(t.Context(), time.Minute); err != nil || time.Since(began) != time.Minute {
-			t.Errorf("%v after %s", err, time.Since(began))
+		theirs, ours := other.New(), c.New()
+		list := ours.Add(theirs.Add(nil))
+		if !ours.Is(list) || theirs.Is(list) || !slices.Equal(ours.Others(list), []string{theirs.ID}) {
+			t.Errorf("%q: the last one is not ours", list)
 		}
-		ended, why := context.WithCancelCause(t.Context())
-		stopped := errors.New("stopped")
-		why(stopped)
-		if err := c.Outwait(ended, time.Hour); !errors.Is(err, stopped) {
-			t.Error(err)
+		c.Revoke(list)
+		open("both in progress", list, theirs.ID, ours.ID)
+		ours.End()
+		open("ours ended", list, theirs.ID)
+		time.Sleep(lag - time.Second)
+		c.Revoke(list) // which is no news
+		open("theirs has had nearly the lag", list, theirs.ID)
+		time.Sleep(time.Second)
+		open("theirs has had the lag", list)
+		open("of another process, not revoked yet", []string{"a"}, "a")
+
+		next := c.New()
+		next.Unanswered()
+		next.End()
+		list = []string{next.ID}
+		open("ours ended without an answer", list, next.ID)
+		time.Sleep(lag)
+		open("ours ended without an answer, and nothing comes any more", list)
+		c.Revoke([]string{"a"})
+		time.Sleep(2 * time.Hour)
+		c.Revoke(list)
+		if len(c.last) != 0 || len(c.running) != 0 {
+			t.Errorf("remembered: %v, %v", c.last, c.running)
 		}
 	})
+}
+
+func TestARecordHasFewClaims(t *testing.T) {
+	var list []string
+	for range 3 * maxClaims {
+		list = NewClaims(time.Minute).New().Add(list)
+	}
+	if len(list) != maxClaims {
+		t.Errorf("%d claims", len(list))
+	}
+}
+
+func TestPauseEndsWithItsContext(t *testing.T) {
+	ctx, why := context.WithCancelCause(t.Context())
+	stopped := errors.New("stopped")
+	why(stopped)
+	if err := NewClaims(time.Hour).Pause(ctx); !errors.Is(err, stopped) {
+		t.Error(err)
+	}
 }

@@ -173,11 +173,13 @@ func (q *Queue) Stop(ctx context.Context, id string) error {
 	if r == nil {
 		return nil
 	}
+	patience, cancel := Patience(ctx)
+	defer cancel()
 	select {
 	case <-r.done:
 		return nil
-	case <-ctx.Done():
-		return fault.Errorf(fault.Busy, "%s is being stopped: %w", r.what, context.Cause(ctx))
+	case <-patience.Done():
+		return fault.Errorf(fault.Busy, "%s is being stopped, its last requests have no answer yet", r.what)
 	}
 }
 

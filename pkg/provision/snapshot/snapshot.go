@@ -5,6 +5,7 @@ package snapshot
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -67,17 +68,13 @@ type Options struct {
 	Volumes    Volumes
 	// ClockSkew is the maximum difference between the clocks of a service's servers; 0: DefaultClockSkew.
 	ClockSkew time.Duration
-	// Lag is how long a process that took over from another one waits before it compares the copy for the last time; 0: copier.Lag.
-	Lag time.Duration
+	Claims    *runs.Claims
 	// NotVolume refuses a bucket that is itself a volume.
 	NotVolume func(ctx context.Context, b buckets.Bucket) error
 }
 
 // Maker makes snapshots. All methods may be called concurrently.
-type Maker struct {
-	Options
-	claims *runs.Claims
-}
+type Maker struct{ Options }
 
 // DefaultClockSkew is the default of Options.ClockSkew. A snapshot with consistency: time takes up to two seconds longer for each second of it.
 const DefaultClockSkew = time.Second
@@ -87,10 +84,7 @@ func New(o Options) *Maker {
 	if o.ClockSkew == 0 {
 		o.ClockSkew = DefaultClockSkew
 	}
-	if o.Lag == 0 {
-		o.Lag = copier.Lag
-	}
-	return &Maker{o, runs.NewClaims(o.Lag)}
+	return &Maker{o}
 }
 
 // Create makes the snapshot of that name, or returns it if it exists with the same source and parameters. Until all is copied and verified, it
@@ -232,6 +226,9 @@ func (c *creation) run(ctx context.Context) (Info, error) {
 			if found, err = c.copy(ctx, found); err != nil {
 				return Info{}, err
 			}
+			if found.State != records.StateReady {
+				continue // it has been deleted since
+			}
 		}
 		return c.info(found.Snapshot)
 	}
@@ -342,9 +339,10 @@ func (c *creation) start(found records.StoredSnapshot) error {
 const making = "making snapshot "
 
 func (c *creation) job(id volume.SnapshotID, progress *copier.Progress) runs.Job {
-	own := *c
-	own.claim = runs.NewClaim()
 	return func(ctx context.Context, r *runs.Run) error {
+		own := *c
+		own.claim = own.Claims.New()
+		defer own.claim.End()
 		return own.Volumes.WhileConfigured(ctx, own.be, func(ctx context.Context) error { return own.make(ctx, r, id, progress) })
 	}
 }
@@ -363,28 +361,26 @@ var errTaken = errors.New("another controller has begun to make the snapshot")
 //  1. write into the record that this run makes the snapshot, so that any other run stops
 //  2. count the source's objects, and refuse those above the limits; of a snapshot of one time, write the plan: which versions to copy
 //  3. copy them and verify the copy
-//  4. if another run was stopped, wait until it can write no more, and verify the copy again
+//  4. if other runs were stopped, wait until they can write no more, and verify the copy again
 //  5. write the state ready
 //
-// If it fails for good, it waits as in step 4 and deletes what there is of the snapshot.
+// If it fails for good, it deletes what there is of the snapshot. Otherwise another run continues, which need not wait for this one.
 func (c *creation) make(ctx context.Context, r *runs.Run, id volume.SnapshotID, progress *copier.Progress) error {
 	sides, err := c.open(ctx, r, id)
 	if err != nil {
 		return err
 	}
 	err = c.makeIn(ctx, r, id, sides, progress)
+	c.claim.End()
 	switch {
-	case errors.Is(err, errDone):
+	case err == nil, errors.Is(err, errDone):
 		return nil
-	case ctx.Err() != nil:
+	case errors.Is(err, errOver) && ctx.Err() == nil:
+		err = c.sweep(ctx, sides, id, err)
+		fallthrough
+	case !fault.KindOf(err).Permanent(), ctx.Err() != nil:
+		c.release(ctx, sides.target.AsOwn(), id)
 		return err
-	case errors.Is(err, errOver):
-		return c.sweep(ctx, sides, id, err)
-	case err == nil || !fault.KindOf(err).Permanent():
-		return err
-	}
-	if outwaitErr := c.claim.Outwait(ctx, c.Lag); outwaitErr != nil {
-		return fault.Errorf(fault.Busy, "%w; before deleting what was copied: %w", err, outwaitErr)
 	}
 	if discardErr := c.discard(ctx, r.Latest(), id, backend.Clip(err.Error(), 1000)); discardErr != nil {
 		return fault.Errorf(fault.Busy, "%w; deleting what was copied: %w", err, discardErr)
@@ -412,10 +408,10 @@ func (c *creation) makeIn(ctx context.Context, r *runs.Run, id volume.SnapshotID
 	}
 	task := copier.Task{
 		Target: copier.Place{Bucket: s.target, Prefix: id.Data()}, Manifest: id.Manifest(), Limits: copier.Limits{Objects: c.r.Parameters.MaxObjects, Bytes: c.r.Parameters.MaxBytes},
-		Progress: progress, Still: func(ctx context.Context) error { return c.still(ctx, r, own, id) },
+		Progress: progress, Still: func(ctx context.Context) error { return c.still(ctx, r, own, id) }, Unanswered: c.claim.Unanswered,
 	}
 	if found.Cut.IsZero() {
-		err = c.count(ctx, &task, &found, s)
+		err = c.count(ctx, &task, &found, s, id)
 	} else {
 		err = c.plan(ctx, &task, &found, s, id)
 	}
@@ -424,8 +420,8 @@ func (c *creation) makeIn(ctx context.Context, r *runs.Run, id volume.SnapshotID
 	}
 	progress.Expect(copier.Totals{Objects: found.Objects, Bytes: found.Bytes})
 	totals, err := c.Copier.Copy(ctx, task)
-	if err == nil && c.claim.IsTakeOver() {
-		if err = c.claim.Outwait(ctx, c.Lag); err == nil {
+	if err == nil && len(found.Makers) > 1 {
+		if err = c.outwait(ctx, own, id); err == nil {
 			totals, err = c.Copier.Copy(ctx, task) // all is copied: this compares, and removes what came late
 		}
 	}
@@ -444,6 +440,54 @@ func (c *creation) makeIn(ctx context.Context, r *runs.Run, id volume.SnapshotID
 	return nil
 }
 
+// write writes the snapshot's record. A write that is broken off would arrive later where the service has no conditions.
+func (c *creation) write(ctx context.Context, own buckets.Bucket, etag string, s records.Snapshot) (newETag string, err error) {
+	if ctx.Err() != nil {
+		return "", context.Cause(ctx)
+	}
+	ctx, cancel := c.Copier.Whole(ctx)
+	defer cancel()
+	return c.Records.WriteSnapshot(ctx, own, etag, s)
+}
+
+// outwait waits until no other run can write an object of the snapshot any more.
+func (c *creation) outwait(ctx context.Context, own buckets.Bucket, id volume.SnapshotID) error {
+	for {
+		found, err := c.mine(ctx, own, id)
+		if err != nil || len(c.claim.Others(found.Makers)) == 0 {
+			return err
+		}
+		if err := c.Claims.Pause(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+// releaseBound is how long release takes at most.
+const releaseBound = time.Second
+
+// release takes the claim of this run, which has ended, out of the record, so that no other process waits for it. If that fails, they wait.
+func (c *creation) release(ctx context.Context, own buckets.Bucket, id volume.SnapshotID) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseBound)
+	defer cancel()
+	for range maxRaces {
+		found, err := c.Records.ReadSnapshot(ctx, own, id.Segment)
+		next := found.With(found.State, c.Records.Now())
+		next.Makers = c.Claims.Open(found.Makers)
+		switch {
+		case err != nil, found.SnapshotID != id.String(), slices.Contains(next.Makers, c.claim.ID), !slices.Contains(found.Makers, c.claim.ID):
+		default:
+			_, err = c.Records.WriteSnapshot(ctx, own, found.ETag, next)
+		}
+		if !errors.Is(err, records.ErrChanged) {
+			if err != nil {
+				klog.FromContext(ctx).Info("Could not release the claim of a snapshot, another controller waits for it", "snapshot", id.String(), "reason", err)
+			}
+			return
+		}
+	}
+}
+
 // take makes this run the one that makes the snapshot, and returns the record.
 func (c *creation) take(ctx context.Context, own buckets.Bucket, id volume.SnapshotID) (records.StoredSnapshot, error) {
 	for range maxRaces {
@@ -455,21 +499,21 @@ func (c *creation) take(ctx context.Context, own buckets.Bucket, id volume.Snaps
 			return found, errDone
 		case !isMade(found, id):
 			return found, fault.Errorf(fault.Busy, "snapshot %s: %w", id, errOver)
-		case !c.claims.MayTakeOver(found.Maker):
-			return found, c.taken(id, found.Maker)
+		case !c.Claims.MayTakeOver(runs.Last(found.Makers)):
+			return found, c.taken(id, found.Makers)
 		}
-		before := found.Maker
+		others := found.Makers
 		found.Snapshot = found.With(found.State, c.Records.Now())
-		found.Maker = c.claim.ID
-		found.ETag, err = c.Records.WriteSnapshot(ctx, own, found.ETag, found.Snapshot)
+		found.Makers = c.claim.Add(others)
+		found.ETag, err = c.write(ctx, own, found.ETag, found.Snapshot)
+		if err == nil {
+			c.Claims.Revoke(others)
+		}
 		if err == nil && found.ETag == "" {
 			found, err = c.Records.ReadSnapshot(ctx, own, id.Segment)
 		}
 		if errors.Is(err, records.ErrChanged) {
 			continue
-		}
-		if before != "" {
-			c.claim.TookOver()
 		}
 		return found, err
 	}
@@ -477,8 +521,8 @@ func (c *creation) take(ctx context.Context, own buckets.Bucket, id volume.Snaps
 }
 
 // taken returns the error for a snapshot that another run makes.
-func (c *creation) taken(id volume.SnapshotID, by string) error {
-	c.claims.LostTo(by)
+func (c *creation) taken(id volume.SnapshotID, makers []string) error {
+	c.Claims.LostTo(runs.Last(makers))
 	return fault.Errorf(fault.Busy, "snapshot %s: %w", id, errTaken)
 }
 
@@ -487,7 +531,7 @@ func (c *creation) changing(id volume.SnapshotID) error {
 }
 
 // count makes the task one that copies the current objects, and writes into the record how many there are.
-func (c *creation) count(ctx context.Context, task *copier.Task, found *records.StoredSnapshot, s sides) error {
+func (c *creation) count(ctx context.Context, task *copier.Task, found *records.StoredSnapshot, s sides, id volume.SnapshotID) error {
 	task.Source = copier.Current{Of: copier.Place{Bucket: s.source, Prefix: c.r.Source.Prefix}}
 	if found.State != records.StateCutting {
 		return nil
@@ -497,7 +541,7 @@ func (c *creation) count(ctx context.Context, task *copier.Task, found *records.
 		return err
 	}
 	task.Source = source
-	return c.expect(ctx, found, s, expected, false)
+	return c.expect(ctx, found, s, id, expected, false)
 }
 
 // plan makes the task one that copies the versions of the cut. First it writes the plan, which later deletions and uploads do not change.
@@ -517,19 +561,25 @@ func (c *creation) plan(ctx context.Context, task *copier.Task, found *records.S
 	if err := buckets.Versioned(ctx, s.source.AsOwn()); err != nil {
 		return err
 	}
-	return c.expect(ctx, found, s, expected, true)
+	return c.expect(ctx, found, s, id, expected, true)
 }
 
 // expect writes into the record what is to be copied.
-func (c *creation) expect(ctx context.Context, found *records.StoredSnapshot, s sides, expected copier.Totals, planned bool) error {
-	next := found.With(records.StateCopying, c.Records.Now())
-	next.Objects, next.Bytes, next.Planned = expected.Objects, expected.Bytes, planned
-	_, err := c.Records.WriteSnapshot(ctx, s.target.AsOwn(), found.ETag, next)
-	found.Snapshot = next
-	if errors.Is(err, records.ErrChanged) {
-		return nil // still finds out the change
+func (c *creation) expect(ctx context.Context, found *records.StoredSnapshot, s sides, id volume.SnapshotID, expected copier.Totals, planned bool) error {
+	own := s.target.AsOwn()
+	for range maxRaces {
+		next := found.With(records.StateCopying, c.Records.Now())
+		next.Objects, next.Bytes, next.Planned = expected.Objects, expected.Bytes, planned
+		_, err := c.write(ctx, own, found.ETag, next)
+		if !errors.Is(err, records.ErrChanged) {
+			found.Snapshot = next
+			return err
+		}
+		if *found, err = c.mine(ctx, own, id); err != nil {
+			return err
+		}
 	}
-	return err
+	return c.changing(id)
 }
 
 // isMade reports whether a record asks for the copy of that snapshot.
@@ -537,20 +587,28 @@ func isMade(found records.StoredSnapshot, id volume.SnapshotID) bool {
 	return found.SnapshotID == id.String() && (found.State == records.StateCutting || found.State == records.StateCopying)
 }
 
-// still returns an error if the snapshot is no longer being made, or its source is deleted. A snapshot of one time needs no source any more.
-func (c *creation) still(ctx context.Context, r *runs.Run, own buckets.Bucket, id volume.SnapshotID) error {
+// mine returns the record, or an error unless this run is the one that makes the snapshot.
+func (c *creation) mine(ctx context.Context, own buckets.Bucket, id volume.SnapshotID) (records.StoredSnapshot, error) {
 	found, err := c.Records.ReadSnapshot(ctx, own, id.Segment)
 	switch {
 	case fault.Is(err, fault.NotFound):
-		return fault.Errorf(fault.Busy, "snapshot %s: %w: %w", id, errOver, err)
+		err = fault.Errorf(fault.Busy, "snapshot %s: %w: %w", id, errOver, err)
 	case err != nil:
-		return err
 	case found.SnapshotID == id.String() && found.State == records.StateReady:
-		return errDone
+		err = errDone
 	case !isMade(found, id):
-		return fault.Errorf(fault.Busy, "snapshot %s: %w", id, errOver)
-	case found.Maker != c.claim.ID:
-		return c.taken(id, found.Maker)
+		err = fault.Errorf(fault.Busy, "snapshot %s: %w", id, errOver)
+	case !c.claim.Is(found.Makers):
+		err = c.taken(id, found.Makers)
+	}
+	return found, err
+}
+
+// still returns an error if the snapshot is no longer being made, or its source is deleted. A snapshot of one time needs no source any more.
+func (c *creation) still(ctx context.Context, r *runs.Run, own buckets.Bucket, id volume.SnapshotID) error {
+	found, err := c.mine(ctx, own, id)
+	if err != nil {
+		return err
 	}
 	if !found.Cut.IsZero() {
 		return nil // its versions are the source
@@ -567,20 +625,13 @@ func (c *creation) still(ctx context.Context, r *runs.Run, own buckets.Bucket, i
 // finish writes the state ready.
 func (c *creation) finish(ctx context.Context, own buckets.Bucket, id volume.SnapshotID, totals copier.Totals) error {
 	for range maxRaces {
-		found, err := c.Records.ReadSnapshot(ctx, own, id.Segment)
-		switch {
-		case err != nil:
+		found, err := c.mine(ctx, own, id)
+		if err != nil {
 			return err
-		case found.SnapshotID == id.String() && found.State == records.StateReady:
-			return nil
-		case !isMade(found, id):
-			return fault.Errorf(fault.Busy, "snapshot %s: %w", id, errOver)
-		case found.Maker != c.claim.ID:
-			return c.taken(id, found.Maker)
 		}
 		ready := found.With(records.StateReady, c.Records.Now())
 		ready.Objects, ready.Bytes, ready.Changed, ready.Finished = totals.Objects, totals.Bytes, totals.Changed, ready.Updated
-		_, err = c.Records.WriteSnapshot(ctx, own, found.ETag, ready)
+		_, err = c.write(ctx, own, found.ETag, ready)
 		if !errors.Is(err, records.ErrChanged) {
 			return err
 		}
