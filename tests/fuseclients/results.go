@@ -1,6 +1,7 @@
 package fuseclients
 
 import (
+	"embed"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,8 +14,13 @@ import (
 // EnvRecord makes Use record what it finds, instead of comparing it with what is recorded.
 const EnvRecord = "S3CSI_RECORD_CLIENTS"
 
-// results are the directory of what was found, as tests of the packages beside this one name it.
+// results is the directory of what was found, as tests of the packages beside this one name it.
 const results = "../fuseclients/results"
+
+// recorded is that directory. Tests that run units of systemd have another root, without it.
+//
+//go:embed results/*.txt
+var recorded embed.FS
 
 // file is the name of the case's file in it.
 func (c Case) file() string {
@@ -25,25 +31,24 @@ func (c Case) file() string {
 // record compares what was found with what is recorded.
 func (c Case) record(t testing.TB, found string) {
 	t.Helper()
-	path := filepath.Join(results, c.file())
 	if os.Getenv(EnvRecord) != "" {
-		if err := os.WriteFile(path, []byte(found), 0o644); err != nil {
+		if err := os.WriteFile(filepath.Join(results, c.file()), []byte(found), 0o644); err != nil {
 			t.Fatal(err)
 		}
 		return
 	}
-	recorded, err := os.ReadFile(path)
+	before, err := recorded.ReadFile("results/" + c.file())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		t.Fatal(err)
 	}
-	if found != string(recorded) {
-		t.Fatalf("%s, %s, %s: found\n%srecorded in %s\n%sif that is right, run it with %s=1, and make docs", c.Client, c.Place, c.Way, found, path, recorded, EnvRecord)
+	if found != string(before) {
+		t.Fatalf("%s, %s, %s: found\n%srecorded in %s\n%sif that is right, run it with %s=1, and make docs", c.Client, c.Place, c.Way, found, c.file(), before, EnvRecord)
 	}
 }
 
-// recorded are the results of a case by step.
-func (c Case) recorded() (map[string]string, error) {
-	text, err := os.ReadFile(filepath.Join(results, c.file()))
+// results are those of a case by step.
+func (c Case) results() (map[string]string, error) {
+	text, err := recorded.ReadFile("results/" + c.file())
 	if err != nil {
 		return nil, err
 	}
@@ -68,7 +73,7 @@ func Table() (string, error) {
 	var b strings.Builder
 	fmt.Fprintf(&b, "| client | where | descriptor | tested | %s |\n|---|---|---|---|%s\n", strings.Join(columns(), " | "), strings.Repeat("---|", len(columns())))
 	for _, c := range Cases() {
-		found, err := c.recorded()
+		found, err := c.results()
 		if err != nil {
 			return "", err
 		}
