@@ -236,7 +236,7 @@ demo: build $(if $(RUST),$(if $(filter rclone,$(CLIENT)),,mountpoint)) ## Show t
 
 .PHONY: bench
 bench: test-parts $(if $(RUST),image) $(CLUSTER) ## Measure the mount path against the bare client, the controller, and what users of a Kubernetes wait for, in one run (as root)
-	cd tests && go test -v -run '^$$' -bench . -benchtime 1x -timeout 30m ./bench/... ./controller/...
+	cd tests && go test -v -run '^$$' -bench . -benchtime 1x -timeout 30m ./bench/... ./controller/... ./podclient
 	cd tests && S3CSI_LAUNCHER=systemd go test -v -run '^$$' -bench 'Cold|Heal|Storm' -benchtime 1x -timeout 30m ./bench/...
 	cd tests && go test -run '^$$' -bench . -benchtime 1x -timeout 30m ./e2e
 

@@ -66,25 +66,29 @@ type object struct {
 		Conditions []struct {
 			Type, Status string
 		} `json:"conditions"`
-		ContainerStatuses []struct {
-			Name         string `json:"name"`
-			Ready        bool   `json:"ready"`
-			RestartCount int    `json:"restartCount"`
-			ContainerID  string `json:"containerID"`
-			State        struct {
-				Terminated *struct {
-					ExitCode int `json:"exitCode"`
-				} `json:"terminated"`
-				Waiting *struct {
-					Reason, Message string
-				} `json:"waiting"`
-			} `json:"state"`
-		} `json:"containerStatuses"`
+		ContainerStatuses     []containerStatus `json:"containerStatuses"`
+		InitContainerStatuses []containerStatus `json:"initContainerStatuses"`
 	} `json:"status"`
 	Reason        string `json:"reason"`        // of an event
 	Message       string `json:"message"`       // of an event
 	LastTimestamp string `json:"lastTimestamp"` // of an event, in RFC 3339
 	Items         []object
+}
+
+// containerStatus is that of a pod's container.
+type containerStatus struct {
+	Name         string `json:"name"`
+	Ready        bool   `json:"ready"`
+	RestartCount int    `json:"restartCount"`
+	ContainerID  string `json:"containerID"`
+	State        struct {
+		Terminated *struct {
+			ExitCode int `json:"exitCode"`
+		} `json:"terminated"`
+		Waiting *struct {
+			Reason, Message string
+		} `json:"waiting"`
+	} `json:"state"`
 }
 
 // ready reports whether a pod is.

@@ -10,18 +10,21 @@ import (
 	"github.com/s3-csi/s3-csi-driver/tests/rig"
 )
 
+// Backend is a config file that has nothing but the backend "default".
+func Backend(s3 rig.S3) string {
+	return fmt.Sprintf("\nbackends:\n  default: {endpoint: %q, region: %q, addressing: path}\n", s3.Endpoint, s3.Region)
+}
+
 // DeclareRclone is a config file that declares Debian's rclone. Its command mount2 takes a FUSE descriptor (fuse: path), and mount executes
 // fusermount. Without rclone's cache, close returns when a file is stored. More settings of the declaration can follow.
 func DeclareRclone(s3 rig.S3, name, fuse, command string) string {
-	return fmt.Sprintf(`
-backends:
-  default: {endpoint: %q, region: %q, addressing: path}
+	return Backend(s3) + fmt.Sprintf(`
 clients:
-  %[3]s:
-    program: %[3]s
-    fuse: %[4]s
+  %[1]s:
+    program: %[1]s
+    fuse: %[2]s
     args:
-    - %[5]s
+    - %[3]s
     - --allow-non-empty
     - --config=/dev/null
     - --s3-provider=Other
@@ -42,17 +45,15 @@ clients:
     options:
       dir-cache-time: {type: duration, min: 1s, max: 1h}
       no-checksum: {type: flag}
-`, s3.Endpoint, s3.Region, name, fuse, command)
+`, name, fuse, command)
 }
 
 // DeclareS3fs is a config file that declares Debian's s3fs, whose close returns when a file is stored.
 func DeclareS3fs(s3 rig.S3, name string) string {
-	return fmt.Sprintf(`
-backends:
-  default: {endpoint: %q, region: %q, addressing: path}
+	return Backend(s3) + fmt.Sprintf(`
 clients:
-  %[3]s:
-    program: %[3]s
+  %[1]s:
+    program: %[1]s
     fuse: fusermount
     credentials: static
     args: [-f, -oallow_other, -oauto_unmount, "-ourl=${endpoint}", "-oendpoint=${region}", "-ouid=${uid}", "-ogid=${gid}", -oumask=0000, "-otmpdir=${cacheDir}"]
@@ -65,7 +66,7 @@ clients:
     cache: copies
     options:
       retries: {type: integer, min: "0", max: "10", argument: "-oretries=${value}"}
-`, s3.Endpoint, s3.Region, name)
+`, name)
 }
 
 // Declare installs a program of Debian under the name of its declaration, and writes the config file. It returns the driver's flag for it.

@@ -1,5 +1,5 @@
-// Package fuseclients lists the FUSE clients of others that tests run with the driver, and has the steps that they run with each. The table
-// of docs/pod-clients.md is rendered from it.
+// Package fuseclients has the steps that tests run with each FUSE client, whether the driver's own or of others, and what they found. The
+// table of docs/clients.md is rendered from that.
 package fuseclients
 
 import (
@@ -13,58 +13,60 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 )
 
-// Case is a client, where it runs, and how it gets the FUSE descriptor.
+// Case is a client, where it runs, and how it gets the FUSE descriptor. It is one row of the table.
 type Case struct {
 	Client  string
-	Place   string // one of InAPod, Declared
+	Place   string // one of BuiltIn, Declared, InAPod, InKubernetes
 	Way     string // one of Starter, Path, Fusermount
 	Version string // what is tested, against which service
-	Renewal string // one of NotOurs, InPlace, Replaced
-	Drain   string // one of NotOurs, Drained
 }
 
 // Values of Case.Place.
 const (
-	InAPod   = "in a pod"
-	Declared = "declared"
+	BuiltIn      = "built in"
+	Declared     = "declared"
+	InAPod       = "in a pod"
+	InKubernetes = "in a pod of a Kubernetes"
 )
 
 // Values of Case.Way.
 const (
 	Starter    = "`/dev/fd/3` from `s3-csi-fuse-starter`"
-	Path       = "`fuse: path`"
+	Path       = "`/dev/fd/3`"
 	Fusermount = "`s3-csi-fusermount`"
-)
-
-// Values of Case.Renewal and Case.Drain.
-const (
-	NotOurs  = "–" // the pod's own concern
-	InPlace  = "by the same client"
-	Replaced = "by another client"
-	Drained  = "yes"
 )
 
 // Cases are the rows of the table.
 func Cases() []Case {
 	const (
+		own    = "S3"
 		rclone = "Debian's package, S3"
 		s3fs   = "1.90 of Debian (libfuse 2), S3"
 		sshfs  = "3.7 of Debian (libfuse 3), OpenSSH's server"
 		gcs    = "3.11, fake-gcs-server"
 	)
 	return []Case{
-		{"rclone mount2", Declared, Path, rclone, InPlace, Drained},
-		{"rclone mount", Declared, Fusermount, rclone, InPlace, Drained},
-		{"s3fs", Declared, Fusermount, s3fs, Replaced, Drained},
-		{"rclone mount2", InAPod, Starter, rclone, NotOurs, NotOurs},
-		{"rclone mount", InAPod, Fusermount, rclone, NotOurs, NotOurs},
-		{"s3fs", InAPod, Fusermount, s3fs, NotOurs, NotOurs},
-		{"sshfs", InAPod, Starter, sshfs, NotOurs, NotOurs},
-		{"sshfs", InAPod, Fusermount, sshfs, NotOurs, NotOurs},
-		{"gcsfuse", InAPod, Starter, gcs, NotOurs, NotOurs},
-		{"gcsfuse", InAPod, Fusermount, gcs, NotOurs, NotOurs},
+		{"mountpoint-s3", BuiltIn, Path, own},
+		{"rclone", BuiltIn, Path, own},
+		{"rclone mount2", Declared, Path, rclone},
+		{"rclone mount", Declared, Fusermount, rclone},
+		{"s3fs", Declared, Fusermount, s3fs},
+		{"s3-csi-mountpoint", InAPod, Starter, own},
+		{"s3-csi-mountpoint", InAPod, Fusermount, own},
+		{"rclone mount2", InAPod, Starter, rclone},
+		{"rclone mount", InAPod, Fusermount, rclone},
+		{"s3fs", InAPod, Fusermount, s3fs},
+		{"sshfs", InAPod, Starter, sshfs},
+		{"sshfs", InAPod, Fusermount, sshfs},
+		{"gcsfuse", InAPod, Starter, gcs},
+		{"gcsfuse", InAPod, Fusermount, gcs},
+		{"s3-csi-mountpoint", InKubernetes, Starter, own},
+		{"s3-csi-mountpoint", InKubernetes, Fusermount, "MinIO"},
+		{"sshfs", InKubernetes, Starter, sshfs},
+		{"sshfs", InKubernetes, Fusermount, sshfs},
 	}
 }
 
@@ -80,54 +82,125 @@ func Get(t testing.TB, client, place, way string) Case {
 	return Case{}
 }
 
-// step is something that the table promises of each client.
-type step struct {
-	name string
-	run  func(v Volume) error
-}
-
 // Volume is a volume whose client serves, with a file "file" that has the content "content".
 type Volume struct {
-	Dir string
-	// Stored reads a file of the volume where the service has it. The error of a missing file is fs.ErrNotExist.
+	Dir      string
+	ReadOnly bool
+	// Stored reads a file of the volume where the service has it. The error of a missing file is fs.ErrNotExist. nil if ReadOnly.
 	Stored func(name string) (string, error)
+	// Late is how long after close or a removal the service may have another state; 0: not at all.
+	Late time.Duration
 	// Restart kills the client and returns when the next one serves.
 	Restart func()
 	// Renew returns when the credentials that the client had do not work any more. It reports whether the same client runs as before.
-	// nil for NotOurs.
+	// nil if that is the pod's own concern.
 	Renew func() (same bool)
-	// Unpublish unpublishes the volume; nil for NotOurs.
+	// Unpublish unpublishes the volume; nil if the pod waits for its client.
 	Unpublish func()
 }
 
-// Use runs all steps: those of every client, and those that its row of the table promises.
-func (c Case) Use(t testing.TB, v Volume) {
-	t.Helper()
-	try := func(what string, run func(Volume) error) {
-		t.Helper()
-		if err := run(v); err != nil {
-			t.Fatalf("%s, %s, %s: %s: %v", c.Client, c.Place, c.Way, what, err)
-		}
-	}
-	if (v.Renew == nil) != (c.Renewal == NotOurs) || (v.Unpublish == nil) != (c.Drain == NotOurs) {
-		t.Fatalf("%s, %s, %s: the table has renewal %q and drain %q, which is not what the test tries", c.Client, c.Place, c.Way, c.Renewal, c.Drain)
-	}
-	for _, s := range steps() {
-		try(s.name, s.run)
-	}
-	if v.Renew != nil {
-		try("renewal", c.renewal)
-	}
-	if v.Unpublish != nil {
-		try("drain", drain)
+// step is something that is tried with each client.
+type step struct {
+	name   string
+	writes bool
+	run    func(v Volume) error
+}
+
+func steps() []step {
+	return []step{
+		{"list", false, func(v Volume) error { return v.lists(".", "file") }},
+		{"read", false, func(v Volume) error { return v.reads("file", "content") }},
+		{"mkdir", true, func(v Volume) error { return os.Mkdir(v.path("made"), 0o755) }},
+		{"write", true, func(v Volume) error {
+			if err := v.write("made/file"); err != nil {
+				return err
+			}
+			return v.stores("made/file")
+		}},
+		{"rename", true, func(v Volume) error {
+			if err := os.Rename(v.path("made/file"), v.path("made/renamed")); err != nil {
+				return err
+			}
+			if err := v.lists("made", "renamed"); err != nil {
+				return err
+			}
+			return v.stores("made/renamed")
+		}},
+		{"heal", false, func(v Volume) error {
+			v.Restart()
+			err := v.reads("file", "content")
+			for _, name := range v.made() {
+				err = errors.Join(err, v.reads(name, string(large())))
+			}
+			return err
+		}},
+		{"delete", true, func(v Volume) error {
+			made := v.made()
+			if len(made) == 0 {
+				return errors.New("there is nothing to delete")
+			}
+			for _, name := range made {
+				if err := v.deletes(name); err != nil {
+					return err
+				}
+			}
+			return v.reads("file", "content")
+		}},
 	}
 }
 
-// renewal uses the volume with other credentials than it was published with.
-func (c Case) renewal(v Volume) error {
-	if same := v.Renew(); same != (c.Renewal == InPlace) {
-		return fmt.Errorf("the same client runs as before: %t", same)
+// Columns of the table after those of the steps.
+const (
+	renewal = "renewal"
+	drain   = "drain"
+)
+
+// What is found of a step.
+const (
+	works    = "yes"
+	fails    = "no"
+	notOurs  = "–"
+	inPlace  = "same client"
+	replaced = "new client"
+)
+
+// Use runs all steps. What it finds must be what is recorded of the case.
+func (c Case) Use(t testing.TB, v Volume) {
+	t.Helper()
+	var found strings.Builder
+	try := func(what, result string, run func(Volume) error) {
+		t.Helper()
+		if err := run(v); err != nil {
+			t.Logf("%s, %s, %s: %s: %v", c.Client, c.Place, c.Way, what, err)
+			result = fails
+		}
+		fmt.Fprintf(&found, "%s: %s\n", what, result)
 	}
+	nothing := func(Volume) error { return nil }
+	for _, s := range steps() {
+		if s.writes && v.ReadOnly {
+			try(s.name, notOurs, nothing)
+		} else {
+			try(s.name, works, s.run)
+		}
+	}
+	if v.Renew == nil {
+		try(renewal, notOurs, nothing)
+	} else if v.Renew() {
+		try(renewal, inPlace, renewed)
+	} else {
+		try(renewal, replaced, renewed)
+	}
+	if v.Unpublish == nil {
+		try(drain, notOurs, nothing)
+	} else {
+		try(drain, works, drained)
+	}
+	c.record(t, found.String())
+}
+
+// renewed uses the volume with other credentials than it was published with.
+func renewed(v Volume) error {
 	if err := v.write("renewed"); err != nil {
 		return err
 	}
@@ -144,49 +217,15 @@ func (c Case) renewal(v Volume) error {
 	return v.reads("file", "content")
 }
 
-// drain unpublishes the volume right after a file was closed.
-func drain(v Volume) error {
-	if err := v.write("drained"); err != nil {
+// drained unpublishes the volume right after a file was closed.
+func drained(v Volume) error {
+	err := v.write("drained")
+	v.Unpublish()
+	if err != nil {
 		return err
 	}
-	v.Unpublish()
+	v.Late = 0
 	return v.stores("drained")
-}
-
-func steps() []step {
-	return []step{
-		{"list", func(v Volume) error { return v.lists(".", "file") }},
-		{"read", func(v Volume) error { return v.reads("file", "content") }},
-		{"make directories", func(v Volume) error { return os.Mkdir(v.path("made"), 0o755) }},
-		{"write", func(v Volume) error {
-			if err := v.write("made/file"); err != nil {
-				return err
-			}
-			return v.stores("made/file")
-		}},
-		{"rename", func(v Volume) error {
-			if err := os.Rename(v.path("made/file"), v.path("made/renamed")); err != nil {
-				return err
-			}
-			if err := v.lists("made", "renamed"); err != nil {
-				return err
-			}
-			return v.stores("made/renamed")
-		}},
-		{"go on after a crash", func(v Volume) error {
-			v.Restart()
-			return v.reads("made/renamed", string(large()))
-		}},
-		{"delete", func(v Volume) error {
-			if err := os.Remove(v.path("made/renamed")); err != nil {
-				return err
-			}
-			if got, err := v.Stored("made/renamed"); !errors.Is(err, fs.ErrNotExist) {
-				return fmt.Errorf("the service still has %d bytes of it: %w", len(got), err)
-			}
-			return v.reads("file", "content")
-		}},
-	}
 }
 
 // large is more than one request of FUSE.
@@ -221,26 +260,43 @@ func (v Volume) reads(name, want string) error {
 	return err
 }
 
-func (v Volume) stores(name string) error {
-	got, err := v.Stored(name)
-	if err == nil && got != string(large()) {
-		err = fmt.Errorf("the service has %d bytes of %s, or others than were written", len(got), name)
+// made are the files of the directory that the steps make.
+func (v Volume) made() (names []string) {
+	entries, _ := os.ReadDir(v.path("made")) // there is none where nothing can be written
+	for _, e := range entries {
+		names = append(names, "made/"+e.Name())
 	}
-	return err
+	return names
 }
 
-// Table renders the table of the documentation.
-func Table() string {
-	var b strings.Builder
-	b.WriteString("| client | tested | where | descriptor from | renewal | drain |\n|---|---|---|---|---|---|\n")
-	for _, c := range Cases() {
-		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s |\n", c.Client, c.Version, c.Place, c.Way, c.Renewal, c.Drain)
+func (v Volume) deletes(name string) error {
+	if err := os.Remove(v.path(name)); err != nil {
+		return err
 	}
-	names := make([]string, 0, len(steps()))
-	for _, s := range steps() {
-		names = append(names, s.name)
+	return v.soon(func() error {
+		got, err := v.Stored(name)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		return fmt.Errorf("the service still has %d bytes of %s: %w", len(got), name, err)
+	})
+}
+
+func (v Volume) stores(name string) error {
+	return v.soon(func() error {
+		got, err := v.Stored(name)
+		if err == nil && got != string(large()) {
+			err = fmt.Errorf("the service has %d bytes of %s, or others than were written", len(got), name)
+		}
+		return err
+	})
+}
+
+// soon tries until there is no error, while the service may be late.
+func (v Volume) soon(try func() error) error {
+	for end := time.Now().Add(v.Late); ; time.Sleep(50 * time.Millisecond) {
+		if err := try(); err == nil || time.Now().After(end) {
+			return err
+		}
 	}
-	fmt.Fprintf(&b, "\nWhat works with each: %s and %s. Renewal: which client serves after the session has expired, or the keys in the secret have changed. Drain: what was closed is stored when the volume is unpublished.\n",
-		strings.Join(names[:len(names)-1], ", "), names[len(names)-1])
-	return b.String()
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/proc"
@@ -91,19 +92,13 @@ func serveDeclared(t *testing.T, fuse, command string, c fuseclients.Case) {
 	if uid, _ := strconv.Atoi(strings.Fields(process.Field("Uid"))[0]); uid < e.FirstUID || process.Field("CapEff") != "0000000000000000" || process.Field("NoNewPrivs") != "1" {
 		t.Errorf("it runs as uid %d, with the capabilities %s", uid, process.Field("CapEff"))
 	}
-	c.Use(t, fuseclients.Volume{Dir: target, Stored: e.Stored(t, bucket, "declared/"), Restart: func() {
-		rigtest.Kill(t, running...)
-		e.awaitRead(eventually, filepath.Join(target, "file"), "content")
-	}, Renew: func() bool {
-		before, first := e.Running(debian), e.mountStatus(v).Session.Expires
-		e.awaitStatus(v, "another session after the first one has expired", func(m status.Mount) bool {
-			return time.Now().After(first) && m.Session.Expires.After(first)
-		})
-		return slices.Equal(e.Running(debian), before)
-	}, Unpublish: func() {
+	use := e.used(v, target, debian, "declared/")
+	unpublish := use.Unpublish
+	use.Unpublish = func() {
 		write(t, filepath.Join(target, "file"), "last")
-		e.unpublish(v, target)
-	}})
+		unpublish()
+	}
+	c.Use(t, use)
 	stored := []string{"declared/drained", "declared/file", "declared/renewed"}
 	if keys := e.Keys(t, bucket, "declared/"); !slices.Equal(keys, stored) || e.Object(t, bucket, "declared/file") != "last" {
 		t.Errorf("the volume has %q, want %q", keys, stored)
@@ -116,6 +111,44 @@ func serveDeclared(t *testing.T, fuse, command string, c fuseclients.Case) {
 	}
 	want(t, e.tryPublish(time.Minute, static("refused", "undeclared"), e.Target("refused")), codes.InvalidArgument, debian)
 	e.undone(e.Target("refused"))
+}
+
+// used is a published volume at a prefix, whose sessions are short, for the steps of its client.
+func (e *env) used(v *csi.Volume, target, program, prefix string) fuseclients.Volume {
+	return fuseclients.Volume{Dir: target, Stored: e.Stored(e.t, bucket, prefix), Restart: func() {
+		rigtest.Kill(e.t, e.Running(program)...)
+		e.awaitRead(eventually, filepath.Join(target, "file"), "content")
+	}, Renew: func() bool {
+		before, first := e.Running(program), e.mountStatus(v).Session.Expires
+		e.awaitStatus(v, "another session after the first one has expired", func(m status.Mount) bool {
+			return time.Now().After(first) && m.Session.Expires.After(first)
+		})
+		return slices.Equal(e.Running(program), before)
+	}, Unpublish: func() { e.unpublish(v, target) }}
+}
+
+// The driver's own clients do what the table of the documentation has of them.
+func TestTheDriversOwnClients(t *testing.T) {
+	t.Parallel()
+	for _, c := range []fuseclients.Case{
+		fuseclients.Get(t, mountpoint, fuseclients.BuiltIn, fuseclients.Path),
+		fuseclients.Get(t, rclone, fuseclients.BuiltIn, fuseclients.Path),
+	} {
+		t.Run(c.Client, func(t *testing.T) {
+			t.Parallel()
+			e := newEnv(t)
+			e.Put(t, bucket, "own/file", "content")
+			e.drive(fuseclients.WriteConfig(t, e.Rig, e.withSessions(fuseclients.Backend(e.Rig.S3))))
+			v := static("own", c.Client, "sessionDuration", "8s")
+			target := e.publish(v, "own")
+			use := e.used(v, target, programs[c.Client], "own/")
+			if c.Client == rclone {
+				use.Late = eventually // it stores after close
+			}
+			c.Use(t, use)
+			e.awaitNothingLeft(eventually)
+		})
+	}
 }
 
 // The program of a declared client is the one that was declared, or it does not run.

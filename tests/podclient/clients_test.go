@@ -9,17 +9,19 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/s3-csi/s3-csi-driver/tests/fuseclients"
 	"github.com/s3-csi/s3-csi-driver/tests/output"
+	"github.com/s3-csi/s3-csi-driver/tests/rig"
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
 
 // sshUID is the user daemon of the package base-passwd.
 const sshUID = 1
 
-// foreign is a FUSE client of others in a pod: its command for a mount point, and its service.
+// foreign is a FUSE client in a pod: its command for a mount point, and its service.
 type foreign struct {
 	env     []string
 	command func(mountpoint string) []string
@@ -34,12 +36,17 @@ func TestForeignClients(t *testing.T) {
 	e.AwaitNothingLeft(t, eventually)
 }
 
-func everyForeignClient(t *testing.T, e *env) {
+// foreignClient is a client and its way in the documentation's table.
+type foreignClient struct {
+	fuseclients.Case
+	of func(t testing.TB, e *env) foreign
+}
+
+func foreignClients(t testing.TB) []foreignClient {
 	t.Helper()
-	for i, tc := range []struct {
-		fuseclients.Case
-		of func(t *testing.T, e *env) foreign
-	}{
+	return []foreignClient{
+		{fuseclients.Get(t, "s3-csi-mountpoint", fuseclients.InAPod, fuseclients.Starter), mountpoint},
+		{fuseclients.Get(t, "s3-csi-mountpoint", fuseclients.InAPod, fuseclients.Fusermount), mountpoint},
 		{fuseclients.Get(t, "rclone mount2", fuseclients.InAPod, fuseclients.Starter), rcloneOf("mount2")},
 		{fuseclients.Get(t, "rclone mount", fuseclients.InAPod, fuseclients.Fusermount), rcloneOf("mount")},
 		{fuseclients.Get(t, "s3fs", fuseclients.InAPod, fuseclients.Fusermount), s3fs},
@@ -47,7 +54,12 @@ func everyForeignClient(t *testing.T, e *env) {
 		{fuseclients.Get(t, "sshfs", fuseclients.InAPod, fuseclients.Fusermount), sshfs},
 		{fuseclients.Get(t, "gcsfuse", fuseclients.InAPod, fuseclients.Starter), gcsfuse},
 		{fuseclients.Get(t, "gcsfuse", fuseclients.InAPod, fuseclients.Fusermount), gcsfuse},
-	} {
+	}
+}
+
+func everyForeignClient(t *testing.T, e *env) {
+	t.Helper()
+	for i, tc := range foreignClients(t) {
 		uid := fmt.Sprintf("%08d%s", i, podUID[8:])
 		t.Run(tc.Client+" "+strconv.Itoa(i), func(t *testing.T) {
 			t.Parallel()
@@ -75,7 +87,7 @@ func everyForeignClient(t *testing.T, e *env) {
 
 // foreign starts a client as in an image where s3-csi-fusermount has replaced the programs of the packages fuse and fuse3, and without
 // /dev/fuse.
-func (p *pod) foreign(t *testing.T, way string, f foreign) *process {
+func (p *pod) foreign(t testing.TB, way string, f foreign) *process {
 	t.Helper()
 	none := filepath.Join(p.dir, "none")
 	if err := os.WriteFile(none, nil, 0); err != nil {
@@ -107,8 +119,8 @@ func (p *pod) foreign(t *testing.T, way string, f foreign) *process {
 	return p.runIn(t, p.uid, image, env, f.command(decoy)...)
 }
 
-func rcloneOf(command string) func(t *testing.T, e *env) foreign {
-	return func(t *testing.T, e *env) foreign {
+func rcloneOf(command string) func(t testing.TB, e *env) foreign {
+	return func(t testing.TB, e *env) foreign {
 		t.Helper()
 		prefix := command + "/"
 		e.Put(t, bucket, prefix+"file", "content")
@@ -120,7 +132,24 @@ func rcloneOf(command string) func(t *testing.T, e *env) foreign {
 	}
 }
 
-func s3fs(t *testing.T, e *env) foreign {
+func mountpoint(t testing.TB, e *env) foreign {
+	t.Helper()
+	rigtest.NeedClient(t, "mountpoint-s3")
+	prefix := filepath.Base(t.Name()) + "/"
+	e.Put(t, bucket, prefix+"file", "content")
+	return foreign{e.s3(), func(mountpoint string) []string {
+		args := []string{
+			e.program(rig.OwnMountpoint), bucket, mountpoint, "--prefix=" + prefix, "--endpoint-url=" + e.Rig.S3.Endpoint, "--region=" + e.Rig.S3.Region,
+			"--force-path-style", "--allow-other", "--allow-delete",
+		}
+		if !strings.HasPrefix(mountpoint, "/dev/fd/") {
+			args = append(args, "--auto-unmount")
+		}
+		return args
+	}, e.Stored(t, bucket, prefix)}
+}
+
+func s3fs(t testing.TB, e *env) foreign {
 	t.Helper()
 	program := e.debian(t, "s3fs", "s3fs")
 	// s3fs takes a directory for one only if it has an object.
@@ -135,7 +164,7 @@ func s3fs(t *testing.T, e *env) foreign {
 }
 
 // sshfs serves a directory of this machine through OpenSSH's server, which needs neither root nor its system service.
-func sshfs(t *testing.T, e *env) foreign {
+func sshfs(t testing.TB, e *env) foreign {
 	t.Helper()
 	program, sshd, keygen := e.debian(t, "sshfs", "sshfs"), e.debian(t, "/usr/sbin/sshd", "openssh-server"), e.debian(t, "ssh-keygen", "openssh-client")
 	dir, err := os.MkdirTemp(e.Dir, "ssh-") //nolint:usetesting // other users may pass through it
@@ -186,7 +215,7 @@ func sshfs(t *testing.T, e *env) foreign {
 }
 
 // serveSSH starts a server for each connection, as inetd does, as the user daemon: systemd reports the user nobody as locked, which sshd refuses.
-func serveSSH(t *testing.T, listener net.Listener, sshd ...string) {
+func serveSSH(t testing.TB, listener net.Listener, sshd ...string) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	var log output.Buffer
@@ -224,7 +253,7 @@ func serveSSH(t *testing.T, listener net.Listener, sshd ...string) {
 }
 
 // debian is the path of a program of a package, which make setup installs.
-func (e *env) debian(t *testing.T, program, pkg string) string {
+func (e *env) debian(t testing.TB, program, pkg string) string {
 	t.Helper()
 	path, err := exec.LookPath(program)
 	if err != nil {

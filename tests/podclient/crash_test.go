@@ -89,7 +89,7 @@ func TestKilledAtEachStep(t *testing.T) {
 }
 
 // startWithFailpoints starts a driver that stops at a step while points has the step's file.
-func startWithFailpoints(t *testing.T) (e *env, points string) {
+func startWithFailpoints(t testing.TB) (e *env, points string) {
 	t.Helper()
 	e, points = &env{Node: rigtest.New(t), t: t}, t.TempDir()
 	program, err := e.InstallDriver(filepath.Join(rigtest.Bin(t), "test", "failpoints"))
@@ -164,7 +164,7 @@ func TestPublishAfterAnUnpublishThatTimedOut(t *testing.T) {
 }
 
 // stepsOfSource are the steps of the packages that this package tests.
-func stepsOfSource(t *testing.T) (steps []string) {
+func stepsOfSource(t testing.TB) (steps []string) {
 	t.Helper()
 	files, err := filepath.Glob("../../pkg/podclient/*.go")
 	if err != nil || len(files) == 0 {

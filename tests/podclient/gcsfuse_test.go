@@ -21,7 +21,7 @@ import (
 )
 
 // gcsfuse serves a bucket of an emulator of Google Cloud Storage.
-func gcsfuse(t *testing.T, e *env) foreign {
+func gcsfuse(t testing.TB, e *env) foreign {
 	t.Helper()
 	program := e.copied(t, ofGCS(t, "gcsfuse"))
 	service := emulateGCS(t)
@@ -36,7 +36,7 @@ func gcsfuse(t *testing.T, e *env) foreign {
 }
 
 // ofGCS is the path of a program that make test-parts builds.
-func ofGCS(t *testing.T, name string) string {
+func ofGCS(t testing.TB, name string) string {
 	t.Helper()
 	cache := os.Getenv("S3CSI_CACHE")
 	path := filepath.Join(cache, "bin", "gcs", name)
@@ -47,7 +47,7 @@ func ofGCS(t *testing.T, name string) string {
 }
 
 // copied is a copy of a program that every user may execute.
-func (e *env) copied(t *testing.T, path string) string {
+func (e *env) copied(t testing.TB, path string) string {
 	t.Helper()
 	program, err := os.ReadFile(path)
 	if err != nil {
@@ -71,7 +71,7 @@ func (e *env) copied(t *testing.T, path string) string {
 type gcs struct{ url string }
 
 // emulateGCS starts an emulator, which keeps everything in memory.
-func emulateGCS(t *testing.T) gcs {
+func emulateGCS(t testing.TB) gcs {
 	t.Helper()
 	program := ofGCS(t, "fake-gcs-server")
 	addr, err := ports.Free()
@@ -106,7 +106,7 @@ func emulateGCS(t *testing.T) gcs {
 	return g
 }
 
-func (g gcs) put(t *testing.T, name, content string) {
+func (g gcs) put(t testing.TB, name, content string) {
 	t.Helper()
 	g.must(t, "/upload/storage/v1/b/"+bucket+"/o?uploadType=media&name="+url.QueryEscape(name), "application/octet-stream", []byte(content))
 }
@@ -125,7 +125,7 @@ func (g gcs) stored(name string) (string, error) {
 	return string(body), nil
 }
 
-func (g gcs) must(t *testing.T, path, kind string, body []byte) {
+func (g gcs) must(t testing.TB, path, kind string, body []byte) {
 	t.Helper()
 	if status, answer, err := g.do(http.MethodPost, path, kind, body); err != nil || status != http.StatusOK {
 		t.Fatalf("%s: status %d, %v: %s", path, status, err, answer)

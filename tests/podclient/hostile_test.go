@@ -206,7 +206,7 @@ func everyClientThatIsNotGivenUp(t *testing.T, e *env) {
 }
 
 // showsFUSE reports whether a FUSE file system is at the target, without a request to it.
-func (p *pod) showsFUSE(t *testing.T) bool {
+func (p *pod) showsFUSE(t testing.TB) bool {
 	t.Helper()
 	table, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {

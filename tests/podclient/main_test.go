@@ -52,11 +52,11 @@ func TestMain(m *testing.M) {
 type env struct {
 	*rigtest.Node
 	*rig.Driver
-	t     *testing.T
+	t     testing.TB
 	flags []string
 }
 
-func start(t *testing.T, flags ...string) *env {
+func start(t testing.TB, flags ...string) *env {
 	t.Helper()
 	e := &env{Node: rigtest.New(t), t: t}
 	rigtest.ProcessOnly(t, "no helper is started")
@@ -75,14 +75,14 @@ func (e *env) kubelet() string { return filepath.Join(e.Dir, "kubelet") }
 // pod is a pod as kubelet lays it out before its containers start.
 type pod struct {
 	*env
-	t      *testing.T
+	t      testing.TB
 	uid    string
 	dir    string
 	target string
 	socket string
 }
 
-func (e *env) pod(t *testing.T, uid string) *pod {
+func (e *env) pod(t testing.TB, uid string) *pod {
 	t.Helper()
 	dir := filepath.Join(e.kubelet(), "pods", uid)
 	p := &pod{env: e, t: t, uid: uid, dir: dir, target: filepath.Join(dir, "volumes/kubernetes.io~csi/data/mount")}
@@ -160,7 +160,7 @@ func (p *pod) unpublish() {
 }
 
 // within fails the test if fn takes longer than limit. Its goroutine may stay.
-func within(t *testing.T, limit time.Duration, what string, fn func() error) error {
+func within(t testing.TB, limit time.Duration, what string, fn func() error) error {
 	t.Helper()
 	done := make(chan error, 1)
 	go func() { done <- fn() }()
@@ -202,13 +202,13 @@ type process struct {
 }
 
 // run starts a program in the cgroup of a pod, as a user without rights; uid "" is no pod.
-func (e *env) run(t *testing.T, uid string, env []string, args ...string) *process {
+func (e *env) run(t testing.TB, uid string, env []string, args ...string) *process {
 	t.Helper()
 	return e.runIn(t, uid, "", env, args...)
 }
 
 // runIn is run in a mount namespace of its own, which a script of root prepares; "" is none.
-func (e *env) runIn(t *testing.T, uid, image string, env []string, args ...string) *process {
+func (e *env) runIn(t testing.TB, uid, image string, env []string, args ...string) *process {
 	t.Helper()
 	// As kubelet's cgroup driver cgroupfs names it, below a cgroup of the test's own.
 	own := filepath.Join("/sys/fs/cgroup/pids", fmt.Sprintf("s3csi-%d-%d", os.Getpid(), time.Now().UnixNano()))
@@ -226,7 +226,23 @@ func (e *env) runIn(t *testing.T, uid, image string, env []string, args ...strin
 		script = `exec unshare --mount --propagation slave -- "$@"`
 	}
 	script = fmt.Sprintf("echo $$ >%s/cgroup.procs && %s", cgroup, script)
-	p := &process{Cmd: exec.CommandContext(context.WithoutCancel(t.Context()), "sh", append([]string{"-c", script, "sh"}, args...)...), done: make(chan struct{})}
+	t.Cleanup(func() { // after the process has ended
+		for dir := cgroup; dir != "/sys/fs/cgroup/pids"; dir = filepath.Dir(dir) {
+			_ = os.Remove(dir)
+		}
+	})
+	return e.execute(t, name, env, append([]string{"sh", "-c", script, "sh"}, args...)...)
+}
+
+// asRoot starts a program outside of pods, with all rights.
+func (e *env) asRoot(t testing.TB, env []string, args ...string) *process {
+	t.Helper()
+	return e.execute(t, filepath.Base(args[0]), env, args...)
+}
+
+func (e *env) execute(t testing.TB, name string, env []string, args ...string) *process {
+	t.Helper()
+	p := &process{Cmd: exec.CommandContext(context.WithoutCancel(t.Context()), args[0], args[1:]...), done: make(chan struct{})}
 	p.Env = append([]string{"PATH=/usr/bin:/bin", "HOME=/nonexistent"}, env...)
 	p.Stdout, p.Stderr = &p.output, &p.output
 	p.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
@@ -239,9 +255,6 @@ func (e *env) runIn(t *testing.T, uid, image string, env []string, args ...strin
 	}()
 	t.Cleanup(func() {
 		p.kill()
-		for dir := cgroup; dir != "/sys/fs/cgroup/pids"; dir = filepath.Dir(dir) {
-			_ = os.Remove(dir)
-		}
 		if t.Failed() {
 			t.Logf("output of %s: %s", name, p.output.String())
 		}
@@ -265,7 +278,7 @@ func (e *env) s3() []string {
 }
 
 // rclone are the arguments of Debian's rclone for the bucket.
-func (e *env) rclone(t *testing.T, command, mountpoint string) []string {
+func (e *env) rclone(t testing.TB, command, mountpoint string) []string {
 	t.Helper()
 	program, err := exec.LookPath("rclone")
 	if err != nil {

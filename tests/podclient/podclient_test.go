@@ -22,7 +22,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
 
-func reads(t *testing.T, c *containers.Container, path, content string) {
+func reads(t testing.TB, c *containers.Container, path, content string) {
 	t.Helper()
 	rigtest.Await(t, eventually, path+" in a container to read "+content, func() bool {
 		got, err := c.Read(t.Context(), path)

@@ -18,7 +18,7 @@ import (
 )
 
 // show runs s3-csi-driver status.
-func (e *env) show(t *testing.T, args ...string) string {
+func (e *env) show(t testing.TB, args ...string) string {
 	t.Helper()
 	out, err := exec.CommandContext(rigtest.Context(t, eventually), e.Program, append([]string{"status", "--state-dir=" + e.State}, args...)...).CombinedOutput()
 	if err != nil {
@@ -28,7 +28,7 @@ func (e *env) show(t *testing.T, args ...string) string {
 }
 
 // shown is what status shows of the pod's client; ok is false if it shows none.
-func (p *pod) shown(t *testing.T) (c status.PodClient, ok bool) {
+func (p *pod) shown(t testing.TB) (c status.PodClient, ok bool) {
 	t.Helper()
 	var d status.Document
 	if err := json.Unmarshal([]byte(p.show(t, "--output=json")), &d); err != nil {
@@ -43,7 +43,7 @@ func (p *pod) shown(t *testing.T) (c status.PodClient, ok bool) {
 }
 
 // awaitState waits until status, metrics and volume health show a state.
-func (p *pod) awaitState(t *testing.T, want podclient.State, reasons ...string) (c status.PodClient) {
+func (p *pod) awaitState(t testing.TB, want podclient.State, reasons ...string) (c status.PodClient) {
 	t.Helper()
 	rigtest.Await(t, eventually, "the client in state "+string(want), func() bool {
 		c, _ = p.shown(t)
@@ -61,7 +61,7 @@ func (p *pod) awaitState(t *testing.T, want podclient.State, reasons ...string) 
 	return c
 }
 
-func (p *pod) awaitMetric(t *testing.T, line string) {
+func (p *pod) awaitMetric(t testing.TB, line string) {
 	t.Helper()
 	rigtest.Await(t, eventually, line, func() bool { return strings.Contains("\n"+rigtest.Get(t, p.Driver, "/metrics"), "\n"+line+"\n") })
 }

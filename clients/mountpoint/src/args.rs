@@ -13,8 +13,11 @@ pub struct Args {
     /// Bucket
     #[arg(value_parser = bucket)]
     pub bucket: String,
-    /// FUSE descriptor, as /dev/fd/N
+    /// FUSE descriptor, as /dev/fd/N, or a directory with --auto-unmount
     pub mount_point: String,
+    /// Gets the FUSE descriptor from the program fusermount
+    #[arg(long)]
+    pub auto_unmount: bool,
 
     /// Runs in the foreground, as always
     #[arg(long, short)]
@@ -171,6 +174,17 @@ mod tests {
         .unwrap();
         assert_eq!((args.bucket.as_str(), args.prefix.as_str(), args.dir_mode), ("-bucket", "p/", 0o750));
         assert!(args.allow_delete && args.allow_overwrite && !args.no_rename && !args.read_only);
+    }
+
+    #[test]
+    fn takes_a_command_line_for_mount_s3_in_a_pod() {
+        let args = Args::try_parse_from([
+            "mount-s3", "test-bucket", "/tmp", "--endpoint-url", "http://localhost:9000", "-d", "--allow-other", "--auto-unmount", "--foreground",
+            "--force-path-style",
+        ])
+        .unwrap();
+        assert_eq!((args.bucket.as_str(), args.mount_point.as_str()), ("test-bucket", "/tmp"));
+        assert!(args.auto_unmount && args.debug && args.allow_other);
     }
 
     #[test]

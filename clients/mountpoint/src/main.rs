@@ -79,7 +79,7 @@ fn run(args: Args) -> anyhow::Result<()> {
     if args.sse_kms_key_id.is_some() && !args.sse.as_deref().is_some_and(|sse| sse.starts_with("aws:kms")) {
         bail!("sse-kms-key-id: needs sse aws:kms or aws:kms:dsse");
     }
-    let mount_point = descriptor(&args)?;
+    let mount_point = mount_point(&args)?;
     let report = Arc::new(Report::default());
     let path = S3Path::new(Bucket::new(args.bucket.as_str())?, Prefix::new(&args.prefix)?);
     let parts = PartConfig::with_read_write_sizes(
@@ -133,7 +133,12 @@ fn run(args: Args) -> anyhow::Result<()> {
     let fuse = Fuse { fs: S3FuseFilesystem::new(fs, None), tree: tree.clone(), rename: can_rename };
     let session = FuseSessionConfig::new(
         mount_point,
-        FuseOptions { read_only: args.read_only, allow_other: args.allow_other, ..Default::default() },
+        FuseOptions {
+            read_only: args.read_only,
+            allow_other: args.allow_other,
+            auto_unmount: args.auto_unmount,
+            ..Default::default()
+        },
         args.max_threads as usize,
     )?;
     let session = FuseSession::new(fuse, session)?;
@@ -148,11 +153,13 @@ fn run(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Takes the FUSE descriptor, before anything is asked of the service.
-fn descriptor(args: &Args) -> anyhow::Result<MountPoint> {
+/// Takes the FUSE descriptor, before anything is asked of the service. With --auto-unmount, fusermount passes it when the session starts.
+fn mount_point(args: &Args) -> anyhow::Result<MountPoint> {
     match MountPoint::new(&args.mount_point)? {
-        MountPoint::FileDescriptor(fd) => Ok(MountPoint::FileDescriptor(fd)),
-        MountPoint::Directory(path) => bail!("mount point {}: must be a FUSE descriptor, as /dev/fd/N", path.display()),
+        MountPoint::Directory(path) if !args.auto_unmount => {
+            bail!("mount point {}: must be a FUSE descriptor, as /dev/fd/N; a directory needs --auto-unmount and the program fusermount", path.display())
+        }
+        mount_point => Ok(mount_point),
     }
 }
 
@@ -325,5 +332,18 @@ fn filesystem(args: &Args) -> S3FilesystemConfig {
         content_type_detection: if args.infer_content_type { ContentTypeDetection::Auto } else { ContentTypeDetection::Disabled },
         read_only: args.read_only,
         ..defaults
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn takes_a_directory_only_if_fusermount_has_its_descriptor() {
+        let at = |more: &[&str]| mount_point(&Args::try_parse_from([&["s3-csi-mountpoint", "bucket", "/etc"][..], more].concat()).unwrap());
+        let error = at(&[]).unwrap_err().to_string();
+        assert!(error.contains("--auto-unmount"), "{error}");
+        assert!(matches!(at(&["--auto-unmount"]), Ok(MountPoint::Directory(_))));
     }
 }

@@ -3,6 +3,7 @@ package cluster
 import (
 	"archive/tar"
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -10,7 +11,9 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -20,6 +23,7 @@ import (
 type Image struct {
 	Name       string            // with its tag
 	Files      map[string]string // paths in the image, and the files of this machine that they are copies of
+	Texts      map[string]string // further paths in the image, and their contents; those that begin with #! are executable
 	Links      map[string]string // symbolic links in the image, and what they point to
 	Dirs       []string
 	Entrypoint []string
@@ -88,23 +92,36 @@ func (i Image) layer(w io.Writer) error {
 			return err
 		}
 	}
+	file := func(name string, mode int64, content []byte) error {
+		name = strings.Trim(name, "/")
+		if err := mkdir(path.Dir(name)); err != nil {
+			return err
+		}
+		if err := t.WriteHeader(&tar.Header{Name: name, Mode: mode, Size: int64(len(content))}); err != nil {
+			return err
+		}
+		_, err := t.Write(content)
+		return err
+	}
 	for _, to := range sorted(i.Files) {
 		content, err := os.ReadFile(i.Files[to])
 		if err != nil {
-			return err
-		}
-		name := strings.Trim(to, "/")
-		if err := mkdir(path.Dir(name)); err != nil {
 			return err
 		}
 		mode := int64(0o644)
 		if fi, err := os.Stat(i.Files[to]); err == nil && fi.Mode()&0o100 != 0 {
 			mode = 0o755
 		}
-		if err := t.WriteHeader(&tar.Header{Name: name, Mode: mode, Size: int64(len(content))}); err != nil {
+		if err := file(to, mode, content); err != nil {
 			return err
 		}
-		if _, err := t.Write(content); err != nil {
+	}
+	for _, to := range sorted(i.Texts) {
+		mode := int64(0o644)
+		if strings.HasPrefix(i.Texts[to], "#!") {
+			mode = 0o755
+		}
+		if err := file(to, mode, []byte(i.Texts[to])); err != nil {
 			return err
 		}
 	}
@@ -118,6 +135,26 @@ func (i Image) layer(w io.Writer) error {
 		}
 	}
 	return t.Close()
+}
+
+// dependency is a line of ldd about a library, or about the program that loads them.
+var dependency = regexp.MustCompile(`(?m)^\s+(?:\S+ => )?(/\S+) \(0x[0-9a-f]+\)$`)
+
+// Programs are programs of this machine with the libraries that they are linked with, as files of an image at the same paths.
+func Programs(ctx context.Context, programs ...string) (files map[string]string, err error) {
+	files = map[string]string{}
+	for _, program := range programs {
+		out, err := exec.CommandContext(ctx, "ldd", program).CombinedOutput()
+		libraries := dependency.FindAllSubmatch(out, -1)
+		if err != nil || len(libraries) == 0 {
+			return nil, fmt.Errorf("the libraries of %s: %w: %s", program, err, out)
+		}
+		files[program] = program
+		for _, library := range libraries {
+			files[string(library[1])] = string(library[1])
+		}
+	}
+	return files, nil
 }
 
 func sorted(m map[string]string) []string {
