@@ -39,7 +39,7 @@ func serve(ctx context.Context, o driver.Options, version string) error {
 		Identity:        driver.NewIdentity(o.Common.DriverName, version, health),
 		Metrics:         metrics,
 		Health:          health,
-		Background:      []driver.Background{{Name: "reloading of the config file", Run: storage.config.Run}},
+		Background:      []driver.Background{{Name: "reloading of the config file", Run: storage.config.Run}, {Name: "returning of unused memory", Run: trimMemory}},
 	}
 	if o.Mode.Controller() {
 		if err := addController(&cfg, o, storage); err != nil {

@@ -49,7 +49,8 @@ type Systemd struct {
 	systemd     *dialer
 	sandbox     *hostSandbox
 	scan        processScan
-	limited     atomic.Bool // sliceLimits are set
+	limited     atomic.Bool            // sliceLimits are set
+	group       atomic.Pointer[string] // see sliceGroup; nil: not known yet
 }
 
 // Property is a unit property as systemd's D-Bus interface takes it (org.freedesktop.systemd1(5)).

@@ -151,13 +151,36 @@ func (s *Systemd) Result(ctx context.Context, name string) (Result, error) {
 }
 
 // OOMKills returns the number of processes of the unit of that name that the kernel has OOM-killed so far. It is 0 on a host without a
-// memory controller, and after the unit has ended.
+// memory controller, and after the unit has ended. It reads the unit's cgroup, because systemd takes milliseconds to answer, and longer
+// while it starts units, and the driver asks before it restarts a client.
 func (s *Systemd) OOMKills(ctx context.Context, name string, _ uint32) (uint64, error) {
-	r, err := s.Result(ctx, name)
-	if fault.Is(err, fault.NotFound) {
-		return 0, nil
+	if !validUnitName(name) {
+		return 0, fault.Errorf(fault.Invalid, "read the OOM kills of a unit: invalid name %q", name)
 	}
-	return r.OOMKills, err
+	group, err := s.sliceGroup(ctx)
+	if err != nil || group == "" {
+		return 0, err
+	}
+	return oomKills(ctx, s.ns, group+"/"+unitName(name))
+}
+
+// sliceGroup returns the cgroup of the slice with all units, "" if no unit was started yet. It asks systemd once, because it does not change.
+func (s *Systemd) sliceGroup(ctx context.Context) (string, error) {
+	if group := s.group.Load(); group != nil {
+		return *group, nil
+	}
+	var group string
+	err := s.systemd.call(ctx, "find the cgroup of "+Slice, func(ctx context.Context, b *bus) error {
+		p, err := b.GetUnitTypePropertyContext(ctx, Slice, "Slice", "ControlGroup")
+		if err == nil {
+			group, _ = p.Value.Value().(string)
+		}
+		return err
+	})
+	if err == nil && group != "" {
+		s.group.Store(&group)
+	}
+	return group, err
 }
 
 // UnitInfo is a helper in a list.

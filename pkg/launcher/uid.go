@@ -187,16 +187,18 @@ func killIfOf(pid int, uid uint32, is member) error {
 	return nil
 }
 
+// eachProcess calls fn for each process. The status is valid until fn returns, and nil for a process that has exited.
 func eachProcess(ctx context.Context, fn func(pid int, status proc.Status)) error {
 	pids, err := proc.PIDs()
 	if err != nil {
 		return err
 	}
+	var reader proc.StatusReader
 	for _, pid := range pids {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		status, err := statusOf(pid)
+		status, err := ifExists(pid, reader.Read)
 		if err != nil {
 			return err
 		}
@@ -205,9 +207,11 @@ func eachProcess(ctx context.Context, fn func(pid int, status proc.Status)) erro
 	return nil
 }
 
-// statusOf reads the status of a process, nil if there is no such process.
-func statusOf(pid int) (proc.Status, error) {
-	status, err := proc.ReadStatus(pid)
+func statusOf(pid int) (proc.Status, error) { return ifExists(pid, proc.ReadStatus) }
+
+// ifExists reads the status of a process, nil if there is no such process.
+func ifExists(pid int, read func(pid int) (proc.Status, error)) (proc.Status, error) {
+	status, err := read(pid)
 	if proc.Gone(err) {
 		return nil, nil
 	}

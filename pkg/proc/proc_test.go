@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -123,4 +124,28 @@ func FuzzStatus(f *testing.F) {
 			t.Error("a uid that is not there")
 		}
 	})
+}
+
+// A reader returns what the kernel shows of each process, also when the status before was longer, or is longer than its buffer.
+func TestStatusReaderReadsOneAfterTheOther(t *testing.T) {
+	other := exec.Command("sleep", "60")
+	if err := other.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = other.Process.Kill(); _ = other.Wait() })
+	reader := StatusReader{buf: make([]byte, 0, 16)}
+	for range 2 {
+		for _, pid := range []int{os.Getpid(), other.Process.Pid} {
+			status, err := reader.Read(pid)
+			if err != nil || !strings.HasPrefix(string(status), "Name:") || status.Field("Pid") != strconv.Itoa(pid) || strings.Count(string(status), "\nPid:") != 1 || !status.Running() {
+				t.Errorf("process %d: %v, %s", pid, err, status)
+			}
+		}
+	}
+	if _, err := reader.Read(1 << 30); !Gone(err) {
+		t.Errorf("a process that does not exist: %v", err)
+	}
+	if allocs := testing.AllocsPerRun(100, func() { _, _ = reader.Read(os.Getpid()) }); allocs > 5 {
+		t.Errorf("%v allocations for a status", allocs)
+	}
 }

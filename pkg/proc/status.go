@@ -2,16 +2,58 @@ package proc
 
 import (
 	"bytes"
-	"os"
+	"errors"
+	"fmt"
+	"slices"
 	"strconv"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // Status is the text of /proc/<pid>/status (proc_pid_status(5)).
 type Status []byte
 
 // ReadStatus reads the status of a process. Gone reports whether an error means that the process has exited.
-func ReadStatus(pid int) (Status, error) { return os.ReadFile(Path(pid, "status")) }
+func ReadStatus(pid int) (Status, error) { return new(StatusReader).Read(pid) }
+
+// StatusReader reads the statuses of many processes without an allocation for each.
+type StatusReader struct{ buf []byte }
+
+// statusSize is more than the size of a status, in bytes. A longer one, of a process in many groups, is read as well.
+const statusSize = 4 << 10
+
+// Read is ReadStatus. The status is valid until the next call.
+func (r *StatusReader) Read(pid int) (Status, error) {
+	fd, err := retry(func() (int, error) { return unix.Open(Path(pid, "status"), unix.O_RDONLY|unix.O_CLOEXEC, 0) })
+	if err != nil {
+		return nil, fmt.Errorf("open the status of process %d: %w", pid, err)
+	}
+	defer unix.Close(fd)
+	r.buf = r.buf[:0]
+	for {
+		if len(r.buf) == cap(r.buf) {
+			r.buf = slices.Grow(r.buf, statusSize)
+		}
+		n, err := retry(func() (int, error) { return unix.Read(fd, r.buf[len(r.buf):cap(r.buf)]) })
+		if err != nil {
+			return nil, fmt.Errorf("read the status of process %d: %w", pid, err)
+		}
+		if n == 0 {
+			return r.buf, nil
+		}
+		r.buf = r.buf[:len(r.buf)+n]
+	}
+}
+
+// retry repeats a system call that a signal interrupted.
+func retry(call func() (int, error)) (n int, err error) {
+	for {
+		if n, err = call(); !errors.Is(err, unix.EINTR) {
+			return n, err
+		}
+	}
+}
 
 // Field returns the value of a field, "" if the kernel does not show it. The first field, Name, is the process's to choose, but it
 // cannot hold a line break. It is not returned.

@@ -207,16 +207,21 @@ func (p *Provider) Prove(ctx context.Context, g *Grant, be backend.Backend, spec
 // Deliver gives a grant to the helper of a running mount. The helper makes the sessions; the one that the client has stays until it
 // expires. If it has expired, or could not be renewed, the helper tries at once, and the status is that of afterwards.
 func (p *Provider) Deliver(ctx context.Context, m state.Mount, g *Grant) (helper.Status, error) {
-	status, err := p.deliver(ctx, m, g, nil)
+	return p.deliverTo(ctx, m, g, nil)
+}
+
+func (p *Provider) deliverTo(ctx context.Context, m state.Mount, g *Grant, known *helper.Status) (helper.Status, error) {
+	status, err := p.deliver(ctx, m, g, known)
 	if err != nil {
 		return helper.Status{}, fmt.Errorf("refreshing the credentials of mount %s (volume %s): %w", m.Name, m.VolumeID, err)
 	}
 	return status, nil
 }
 
-// Apply delivers a grant to a running mount and returns an error if its session has failed.
-func (p *Provider) Apply(ctx context.Context, m state.Mount, g *Grant) error {
-	status, err := p.Deliver(ctx, m, g)
+// Apply delivers a grant to a running mount and returns an error if its session has failed. known is the helper's status of a moment ago;
+// nil: the helper is asked.
+func (p *Provider) Apply(ctx context.Context, m state.Mount, g *Grant, known *helper.Status) error {
+	status, err := p.deliverTo(ctx, m, g, known)
 	if err != nil {
 		return err
 	}
@@ -233,7 +238,7 @@ func (p *Provider) deliver(ctx context.Context, m state.Mount, g *Grant, known *
 	defer cancel()
 	if g.order.Kind == credentials.AsIs {
 		if known != nil && known.Session.HasKeys(g.order.Keys) {
-			return *known, nil
+			return helper.Status{}, nil
 		}
 		return helper.Status{}, peer.Renew(bounded, g.order.Keys, credentials.Order{})
 	}
@@ -312,10 +317,8 @@ func (p *Provider) Refresh(ctx context.Context, m state.Mount, known *helper.Sta
 	if g.IsEmpty() {
 		return nil
 	}
-	if _, err = p.deliver(ctx, m, g, known); err != nil {
-		return fmt.Errorf("refreshing the credentials of mount %s (volume %s): %w", m.Name, m.VolumeID, err)
-	}
-	return nil
+	_, err = p.deliverTo(ctx, m, g, known)
+	return err
 }
 
 // RefreshDraining is Refresh for a draining mount, whose uploads may take longer than its credentials are valid.

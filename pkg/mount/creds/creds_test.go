@@ -113,6 +113,9 @@ func TestStaticKeysAreDelivered(t *testing.T) {
 	}
 	session.KeysDigest = credentials.Order{Kind: credentials.AsIs, Keys: *f.helper.Given()[0].Keys}.Digest(session.Salt)
 	refresh(&known)
+	if err := f.Apply(t.Context(), f.mount, f.own(t), &known); err != nil { // as another publication does
+		t.Fatal(err)
+	}
 	if got := len(f.helper.Given()); got != 3 {
 		t.Errorf("it was given %d times keys that it had", got-3)
 	}

@@ -353,7 +353,7 @@ func (l *Lingerer) renewJoined(ctx context.Context, m state.Mount, grant *creds.
 			return err
 		}
 	}
-	return l.Creds.Apply(ctx, m, grant)
+	return l.Creds.Apply(ctx, m, grant, nil)
 }
 
 // Extend records that a publication of a running mount asks for a longer time to linger.

@@ -110,7 +110,7 @@ func (s *Supervisor) ensure(ctx context.Context, w want.Mount) (state.Mount, err
 // join ensures that an existing mount serves with the grant's credentials. If its client has exited or is outdated, it is restarted
 // or replaced first, and so are the mount's other publications. m is the mount to use then.
 func (s *Supervisor) join(ctx context.Context, m *state.Mount, grant *creds.Grant) error {
-	health, err := s.Health(ctx, *m)
+	health, status, err := s.healthAndStatus(ctx, *m)
 	if err != nil {
 		return err
 	}
@@ -122,7 +122,7 @@ func (s *Supervisor) join(ctx context.Context, m *state.Mount, grant *creds.Gran
 		*m, err = s.replace(ctx, *m, grant, tracker.ReasonConfig)
 		return err
 	case mount.Healthy:
-		return s.Creds.Apply(ctx, *m, grant)
+		return s.Creds.Apply(ctx, *m, grant, &status)
 	}
 	if err := s.restart(ctx, m, grant); err != nil {
 		return err

@@ -209,7 +209,7 @@ func (s *Supervisor) Refresh(ctx context.Context, m state.Mount, p state.Publica
 	if err := s.cleanUpPrevious(ctx, p, grant); err != nil {
 		return err
 	}
-	if err := s.Creds.Apply(ctx, m, grant); err != nil {
+	if err := s.Creds.Apply(ctx, m, grant, nil); err != nil {
 		return err
 	}
 	if m.RotatedAt.IsZero() || time.Since(m.RotatedAt) > rotationBound {

@@ -11,6 +11,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/helper"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/drain"
@@ -67,14 +68,20 @@ func New(o Options) *Supervisor {
 
 // Health returns the health of a mount.
 func (s *Supervisor) Health(ctx context.Context, m state.Mount) (mount.Health, error) {
-	health, err := s.Runner.Probe(ctx, m)
+	health, _, err := s.healthAndStatus(ctx, m)
+	return health, err
+}
+
+// healthAndStatus is Health that also returns the status of the helper, unless that has exited.
+func (s *Supervisor) healthAndStatus(ctx context.Context, m state.Mount) (mount.Health, helper.Status, error) {
+	health, status, err := s.Runner.ProbeStatus(ctx, m)
 	if err != nil || health != mount.Healthy {
-		return health, err
+		return health, status, err
 	}
 	if old, err := s.Runner.Outdated(m); err != nil || old {
-		return mount.Outdated, err
+		return mount.Outdated, status, err
 	}
-	return health, nil
+	return health, status, nil
 }
 
 // stopReplaced stops a mount whose targets other mounts have taken over. If that takes longer than replacedBound, each reconcile pass
