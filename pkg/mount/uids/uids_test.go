@@ -16,7 +16,8 @@ import (
 func TestQuarantinedUIDsAreNotAllocated(t *testing.T) {
 	l := &mounttest.UIDs{Live: map[uint32]bool{}}
 	p := parts.New(t, mounttest.S3{})
-	a := New(Options{Namespace: p.Namespace, Launcher: l, Store: p.Store, Range: launcher.UIDRange{First: parts.UID, Last: parts.UID + 1}})
+	const first = parts.UID + 100 // tests of other packages have mounts with parts.UID, which are not orphaned
+	a := New(Options{Namespace: p.Namespace, Launcher: l, Store: p.Store, Range: launcher.UIDRange{First: first, Last: first + 1}})
 	spec := mount.Spec{Bucket: "b"}
 	cl, err := p.Clients.Of("")
 	if err != nil {
