@@ -200,7 +200,7 @@ func nodeOfCheck(ctx context.Context, ns *host.Namespace, place *clientcheck.Pla
 	}
 	place.Launcher = l
 	if n, err = node.New(ctx, node.Options{
-		Namespace: ns, Launcher: l, Preparer: l, Backends: mountBackends{s.config, s.buckets}, Sessions: s.sessions, Clients: s.config,
+		Namespace: ns, Launcher: l, Backends: mountBackends{s.config, s.buckets}, Sessions: s.sessions, Clients: s.config,
 		StateDir: o.Node.StateDir, CacheDir: o.Node.CacheDir, Programs: l.programs, DefaultClient: o.Check.Client, UIDs: launcher.UIDRange(o.Node.UIDs),
 		MountTimeout: o.Check.StepTimeout, DrainTimeout: o.Check.StepTimeout, Version: version, Limits: l.limits, Heal: true, HangTimeout: o.Check.StepTimeout,
 		Refused: refused, Reach: s.clients.Reach, Declared: func() []backend.Backend { return s.config.Config().Declared() },

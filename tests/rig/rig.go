@@ -285,11 +285,14 @@ func (r *Rig) Logs() string {
 
 func (r *Rig) logFile() string { return filepath.Join(r.Dir, "driver.log") }
 
-// Processes describes what runs for mounts: "s3-csi-rclone, pid 12, uid 2100007".
+// Processes describes what runs for mounts: "s3-csi-rclone, pid 12, uid 2100007". What is exiting is not among it: a spare whose
+// directory is gone may be.
 func (r *Rig) Processes() []string {
 	var all []string
 	for _, p := range r.Running("") {
-		all = append(all, p.String())
+		if !p.zombie {
+			all = append(all, p.String())
+		}
 	}
 	return all
 }
@@ -365,11 +368,15 @@ func (p Process) String() string {
 // processes are those that run as a uid of the rig's range, but those of spares. One that has exited and was not reaped yet is
 // not among them: after a crash of the driver that is for the machine's init to do.
 func (r *Rig) processes() []Process {
-	spares := map[int]bool{} // before the processes: one that a mount has taken meanwhile is still a spare
-	for _, uid := range r.Spares() {
-		spares[uid] = true
+	// Before and after the processes: a spare that a mount has taken meanwhile is still one, and one that was started meanwhile is, too.
+	before, all, after := r.Spares(), r.AllProcesses(), r.Spares()
+	spares := map[int]bool{}
+	for _, found := range []map[string]int{before, after} {
+		for _, uid := range found {
+			spares[uid] = true
+		}
 	}
-	return slices.DeleteFunc(r.AllProcesses(), func(p Process) bool { return spares[p.UID] })
+	return slices.DeleteFunc(all, func(p Process) bool { return spares[p.UID] })
 }
 
 // AllProcesses are those of mounts and of spares.
