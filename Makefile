@@ -252,7 +252,7 @@ fmt: ## Format the code
 lint: $(TOOLS)/golangci-lint-$(GOLANGCI_VERSION) ## Check the style of code and pages
 	@test -z "$$(gofmt -s -l $$(git ls-files '*.go'))" || { echo "not formatted; run make fmt:"; gofmt -s -l $$(git ls-files '*.go'); exit 1; }
 	for m in $(MODULES); do (cd $$m && $< run ./...); done
-	cd tests && go test ./docs
+	cd tests && go test -count=1 ./docs
 
 $(TOOLS)/golangci-lint-$(GOLANGCI_VERSION):
 	mkdir -p $(TOOLS)
