@@ -165,22 +165,24 @@ func TestVariantsOfTheChart(t *testing.T) {
 		}
 	}
 
-	t.Run("values of the page", func(t *testing.T) {
-		page, err := os.ReadFile(root + "/docs/credentials-setup.md")
-		if err != nil {
-			t.Fatal(err)
-		}
+	t.Run("values of pages", func(t *testing.T) {
 		tried := 0
-		for _, block := range regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(string(page), -1) {
-			if strings.Contains(block[1], "kind: ") {
-				continue
-			}
-			tried++
-			file := filepath.Join(t.TempDir(), "values.yaml")
-			if err := os.WriteFile(file, []byte(block[1]), 0o600); err != nil {
+		for _, name := range []string{"credentials-setup.md", "minio.md"} {
+			page, err := os.ReadFile(root + "/docs/" + name)
+			if err != nil {
 				t.Fatal(err)
 			}
-			judged(t, rendered(t, ns, "--values", file), "")
+			for _, block := range regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(string(page), -1) {
+				if strings.Contains(block[1], "kind: ") {
+					continue
+				}
+				tried++
+				file := filepath.Join(t.TempDir(), "values.yaml")
+				if err := os.WriteFile(file, []byte(block[1]), 0o600); err != nil {
+					t.Fatal(err)
+				}
+				judged(t, rendered(t, ns, "--values", file), "")
+			}
 		}
 		if tried < 3 {
 			t.Errorf("%d blocks", tried)
