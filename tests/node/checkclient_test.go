@@ -67,7 +67,9 @@ func (e *env) nothingOfACheck() {
 }
 
 // The check takes each client through everything, and says what its declaration should say. Renewal is checked if that is asked for.
-func TestACheckOfAClient(t *testing.T) {
+//
+// Its times depend on the machine: on a busy one, a write of 9 MiB to Debian's rclone has failed with EBADF, for a reason that is not known.
+func TestTimedCheckOfAClient(t *testing.T) {
 	t.Parallel()
 	const renewal = "--session-duration=15s"
 	for name, tc := range map[string]struct {
