@@ -147,12 +147,12 @@ func networkVerdict(err error) (fault.Kind, string) {
 	case errors.As(err, &netErr) && netErr.Timeout():
 		return fault.Unavailable, endpoint + ": it did not respond in time (" + Clip(netErr.Error(), 300) + ")"
 	case errors.As(err, &netErr):
-		return fault.Unavailable, endpoint + ": " + Clip(netErr.Error(), 300)
+		return fault.Unavailable, endpoint + ": the connection failed: " + Clip(netErr.Error(), 300)
 	case errors.As(err, &decode), errors.As(err, &response): // a response in an unknown format
 		return fault.Unavailable, "the response is incomplete or not from S3; check that the endpoint is an S3 service (" + Clip(err.Error(), 300) + ")"
 	}
 	if s := (interface{ ConnectionError() bool })(nil); errors.As(err, &s) && s.ConnectionError() {
-		return fault.Unavailable, endpoint + ": " + Clip(err.Error(), 300)
+		return fault.Unavailable, endpoint + ": the connection failed: " + Clip(err.Error(), 300)
 	}
 	return fault.Unknown, Clip(err.Error(), 500)
 }

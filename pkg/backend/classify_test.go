@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"strings"
 	"testing"
 	"time"
@@ -208,6 +209,15 @@ func TestClassifyNamesTheEndpointThatCannotBeReached(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A connection that fails in a way without a text of its own is explained like the others, with what is known of it.
+func TestOtherFailuresOfConnectionsAreUnavailable(t *testing.T) {
+	err := Classify(&url.Error{Op: "Get", URL: "http://s3.example/bucket", Err: errors.New("http: server closed idle connection")}, "reading")
+	if !fault.Is(err, fault.Unavailable) {
+		t.Errorf("kind %v: %v", fault.KindOf(err), err)
+	}
+	wantText(t, err, "the connection failed", "closed idle connection")
 }
 
 // A service that answered carries nothing out later, but one behind a proxy may.
