@@ -19,9 +19,9 @@ func fill(v reflect.Value) {
 		v.Set(reflect.MakeSlice(v.Type(), 1, 1))
 		fill(v.Index(0))
 	case reflect.Struct:
-		for i := range v.NumField() {
-			if v.Field(i).CanSet() {
-				fill(v.Field(i))
+		for _, field := range v.Fields() {
+			if field.CanSet() {
+				fill(field)
 			}
 		}
 	case reflect.String:

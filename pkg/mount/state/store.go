@@ -158,7 +158,7 @@ func noSpace(err error) error {
 // CacheFree returns how many bytes clients can still write to the cache directory.
 func (s *Store) CacheFree(ctx context.Context) (uint64, error) {
 	st, err := s.ns.Statfs(ctx, s.Cache)
-	return st.Bavail * uint64(st.Bsize), err //nolint:gosec // a block size
+	return st.Bavail * uint64(st.Bsize), err
 }
 
 func get[T any](ctx context.Context, s base, fn func() (T, error)) (T, error) {
