@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -131,7 +132,8 @@ func TestAPodDoesNotEnd(t *testing.T) {
 		}
 		// The client's own words are the cause.
 		leads(t, "draining", e.awaitUnpublish(target, "away", "draining: 1 upload", "last output of the client", "failed to upload"), unpublishing)
-		if log := e.Logs(); !strings.Contains(log, "connection reset by peer") {
+		// What the client sees depends on how far its request was.
+		if log := e.Logs(); !regexp.MustCompile(`PutObject.*(EOF|connection reset by peer|broken pipe)`).MatchString(log) {
 			t.Error("the driver's log does not have the cause")
 		}
 		e.awaitStatus("draining", "1, 1B")
