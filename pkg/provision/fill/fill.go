@@ -198,16 +198,22 @@ func (v *filling) over() error { return fault.Errorf(fault.Busy, "volume %s: %w"
 
 // still returns an error unless this run is the one that fills the volume.
 func (v *filling) still(ctx context.Context, b buckets.Bucket) error {
+	_, err := v.own(ctx, b)
+	return err
+}
+
+// own returns the volume's status, with an error unless this run is the one that fills the volume.
+func (v *filling) own(ctx context.Context, b buckets.Bucket) (status, error) {
 	s, err := v.status(ctx, b)
 	switch {
 	case err != nil:
-		return err
+		return s, err
 	case s.state == records.StateActive:
-		return errDone
+		return s, errDone
 	case !v.claim.Is(s.fillers):
-		return v.taken(s.fillers)
+		return s, v.taken(s.fillers)
 	}
-	return nil
+	return s, nil
 }
 
 // taken returns the error for a volume that another run fills.
@@ -260,16 +266,9 @@ func (v *filling) write(ctx context.Context, b buckets.Bucket, segment, etag str
 // outwait waits until no other run can write to the volume any more.
 func (v *filling) outwait(ctx context.Context, b buckets.Bucket) error {
 	for {
-		s, err := v.status(ctx, b)
-		switch {
-		case err != nil:
+		s, err := v.own(ctx, b)
+		if err != nil || len(v.claim.Others(s.fillers)) == 0 {
 			return err
-		case s.state == records.StateActive:
-			return errDone
-		case !v.claim.Is(s.fillers):
-			return v.taken(s.fillers)
-		case len(v.claim.Others(s.fillers)) == 0:
-			return nil
 		}
 		if err := v.Claims.Pause(ctx); err != nil {
 			return err
