@@ -40,7 +40,7 @@ func TestAPodDoesNotStart(t *testing.T) {
 		s3      faultproxy.Faults
 		page    string
 	}{
-		{"role does not trust the pod", volume("v", "roleARN", s3server.RoleARN("somebody-elses")), e.workload(time.Hour), s3server.STS{}, faultproxy.Faults{}, sessions},
+		{"role does not trust the pod", volume("v", "roleARN", s3server.RoleARN("another-team")), e.workload(time.Hour), s3server.STS{}, faultproxy.Faults{}, sessions},
 		{"token service refuses", volume("v"), e.workload(time.Hour), s3server.STS{Fault: s3server.FaultRefuse}, faultproxy.Faults{}, sessions},
 		{"token service away", volume("v"), e.workload(time.Hour), s3server.STS{Fault: s3server.FaultDown}, faultproxy.Faults{}, sessions},
 		{"token expired", volume("v"), e.workload(-time.Minute), s3server.STS{}, faultproxy.Faults{}, sessions},
