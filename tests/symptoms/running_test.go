@@ -58,7 +58,7 @@ func TestAClientFails(t *testing.T) {
 		e := start(t)
 		e.publish(plain("crash"), "t")
 		rigtest.Await(t, time.Minute, "a failed mount", func() bool {
-			if strings.Contains(e.status(), "crash: ") {
+			if strings.Contains(e.status(), "next try") {
 				return true
 			}
 			for _, p := range e.Running(program) {
