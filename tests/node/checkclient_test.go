@@ -68,7 +68,7 @@ func (e *env) nothingOfACheck() {
 
 // The check takes each client through everything, and says what its declaration should say. Renewal is checked if that is asked for.
 //
-// Its times depend on the machine: on a busy one, a write of 9 MiB to Debian's rclone has failed with EBADF, for a reason that is not known.
+// The first session must last until the renewal is awaited, so the test runs when the machine has nothing else to do.
 func TestTimedCheckOfAClient(t *testing.T) {
 	t.Parallel()
 	const renewal = "--session-duration=15s"

@@ -240,9 +240,7 @@ func TestALingeringMountHasNoSecret(t *testing.T) {
 		pid := e.client(client).PID
 		e.unpublish(v, target)
 		e.lingers(client, pid)
-		if n := e.count("s3csi_mount_sessions"); n != 0 {
-			t.Errorf("%v sessions are left", n)
-		}
+		e.await(5*time.Second, "no session in the metrics", func() bool { return e.count("s3csi_mount_sessions") == 0 })
 		e.publish(v, "t", secrets(first))
 		if now := e.client(client).PID; now != pid {
 			t.Errorf("client %d is %d", pid, now)
