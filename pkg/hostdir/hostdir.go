@@ -5,6 +5,7 @@
 package hostdir
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -27,12 +28,13 @@ import (
 )
 
 const (
-	modeParent  = 0o755 // of directories above the operator's
-	modeDir     = 0o711 // clients of any uid pass through; a user who may open a directory could lock it against Install
-	modeProgram = 0o755
-	modeClosed  = 0o711 // executable by every user, readable by root
-	tempPrefix  = ".tmp-"
-	digestChars = 16
+	modeParent   = 0o755 // of directories above the operator's
+	modeDir      = 0o711 // clients of any uid pass through; a user who may open a directory could lock it against Install
+	modeProgram  = 0o755
+	modeClosed   = 0o711 // executable by every user, readable by root
+	tempPrefix   = ".tmp-"
+	digestChars  = 16
+	compareChunk = 256 << 10
 )
 
 // Doer does work in the host's mount namespace (host.Namespace).
@@ -283,8 +285,29 @@ func (s source) installed(ctx context.Context, path string) bool {
 	if unix.Fstat(int(f.Fd()), &st) != nil || st.Mode != unix.S_IFREG|s.mode || st.Uid != 0 || st.Nlink != 1 || st.Size != s.size {
 		return false
 	}
-	sum, err := digest(ctx, io.Discard, f, s.size)
-	return err == nil && sum == s.sum
+	same, err := s.equals(ctx, f)
+	return err == nil && same
+}
+
+// equals compares a file of the same size with the program, which takes a fraction of the time of a digest.
+func (s source) equals(ctx context.Context, f io.ReaderAt) (bool, error) {
+	want, got := make([]byte, compareChunk), make([]byte, compareChunk)
+	for at := int64(0); at < s.size; at += compareChunk {
+		if err := ctx.Err(); err != nil {
+			return false, err
+		}
+		n := min(compareChunk, s.size-at)
+		if _, err := s.file.ReadAt(want[:n], at); err != nil {
+			return false, err
+		}
+		if _, err := f.ReadAt(got[:n], at); err != nil {
+			return false, err
+		}
+		if !bytes.Equal(want[:n], got[:n]) {
+			return false, nil
+		}
+	}
+	return true, nil
 }
 
 // write puts the program into dir. The directory's lock is held.

@@ -26,6 +26,7 @@ type testCase struct {
 	readOnly bool // the whole volume is
 	pod      bool // a container runs on it
 	units    bool // with launcher systemd only
+	asks     bool // the driver waits for systemd there, or is about to ask it: systemd and its bus are restarted there, too
 }
 
 var (
@@ -37,44 +38,44 @@ func matrix() []testCase {
 	all := []fault{killHelper, killClient, killAll}
 	return []testCase{
 		// publish; the clients differ from launch.started on
-		{step: "publish.target", operation: "publish", clients: one, more: []fault{podGone}},
+		{step: "publish.target", operation: "publish", asks: true, clients: one, more: []fault{podGone}},
 		{step: "make.directory", operation: "publish", clients: one, more: []fault{podGone}},
 		{step: "make.recorded", operation: "publish", clients: one, more: []fault{podGone}},
 		{step: "make.scratch", operation: "publish", clients: one, more: []fault{podGone}},
 		{step: "make.directories", operation: "publish", clients: one, more: []fault{podGone}},
 		{step: "start.allocated", operation: "publish", clients: one, more: []fault{podGone}},
-		{step: "launch.listening", operation: "publish", clients: one, more: []fault{podGone}},
-		{step: "launch.started", operation: "publish", more: []fault{podGone, killHelper, killAll}},
+		{step: "launch.listening", operation: "publish", asks: true, clients: one, more: []fault{podGone}},
+		{step: "launch.started", operation: "publish", asks: true, more: []fault{podGone, killHelper, killAll}},
 		// publish with a helper that was started before, for which the clients make no difference
 		{step: "spare.missing", operation: "prepare", units: true},
-		{step: "spare.made", operation: "prepare", units: true},
-		{step: "spare.started", operation: "prepare", units: true},
-		{step: "spare.taken", operation: "publish prepared", units: true, more: []fault{podGone}},
+		{step: "spare.made", operation: "prepare", asks: true, units: true},
+		{step: "spare.started", operation: "prepare", asks: true, units: true},
+		{step: "spare.taken", operation: "publish prepared", asks: true, units: true, more: []fault{podGone}},
 		{step: "spare.scratch", operation: "publish prepared", units: true, more: []fault{podGone}},
 		{step: "spare.cache", operation: "publish prepared", units: true, more: []fault{podGone, killHelper}},
 		{step: "spare.assigned", operation: "publish prepared", units: true, more: []fault{podGone, killHelper, killAll}},
 		{step: "mount.mounted", operation: "publish", more: []fault{podGone}},
 		{step: "start.mounted", operation: "publish", more: []fault{podGone, killHelper}},
-		{step: "serve.started", operation: "publish", more: append([]fault{podGone}, all...)},
+		{step: "serve.started", operation: "publish", asks: true, more: append([]fault{podGone}, all...)},
 		{step: "serve.proven", operation: "publish", more: append([]fault{podGone}, all...)},
 		{step: "serve.delivered", operation: "publish", more: append([]fault{podGone}, all...)},
 		{step: "start.serving", operation: "publish", more: append([]fault{podGone}, all...)},
 		{step: "write.durable", operation: "publish", clients: one, more: []fault{podGone}},
 		{step: "bind.recorded", operation: "publish", more: append([]fault{podGone}, all...)},
-		{step: "bind.bound", operation: "publish", more: append([]fault{podGone}, all...)},
+		{step: "bind.bound", operation: "publish", asks: true, more: append([]fault{podGone}, all...)},
 		{step: "write.temporary", operation: "publish", more: []fault{podGone}},
 		{step: "write.temporary", operation: "share", more: []fault{podGone}},
 		{step: "bind.recorded", operation: "share", more: []fault{podGone, killClient}},
 		{step: "replace.recorded", operation: "replace", more: all},
 		// unpublish
-		{step: "unpublish.unmounted", operation: "unpublish", more: all},
+		{step: "unpublish.unmounted", operation: "unpublish", asks: true, more: all},
 		{step: "unpublish.recorded", operation: "unrecorded", more: []fault{killAll}},
 		{step: "write.temporary", operation: "unrecorded"},
 		{step: "end.recorded", operation: "unpublish", more: all},
-		{step: "drain.told", operation: "unpublish", more: []fault{killHelper, killClient}},
+		{step: "drain.told", operation: "unpublish", asks: true, more: []fault{killHelper, killClient}},
 		{step: "drain.unmounted", operation: "unpublish"},
-		{step: "end.drained", operation: "unpublish"},
-		{step: "end.helper", operation: "unpublish"},
+		{step: "end.drained", operation: "unpublish", asks: true},
+		{step: "end.helper", operation: "unpublish", asks: true},
 		{step: "remove.source", operation: "unpublish"},
 		{step: "remove.cache", operation: "unpublish"},
 		{step: "remove.scratch", operation: "unpublish"},
@@ -90,12 +91,12 @@ func matrix() []testCase {
 		{step: "release.ended", operation: "linger"},
 		{step: "linger.joined", operation: "warm", more: append([]fault{podGone}, all...)},
 		{step: "bind.recorded", operation: "warm", more: []fault{podGone}},
-		{step: "linger.ending", operation: "linger end", more: append([]fault{podGone}, all...)},
+		{step: "linger.ending", operation: "linger end", asks: true, more: append([]fault{podGone}, all...)},
 		{step: "end.drained", operation: "linger end", more: []fault{podGone}},
 		// heal
-		{step: "uphold.dead", operation: "heal", more: []fault{killHelper, killAll}},
+		{step: "uphold.dead", operation: "heal", asks: true, more: []fault{killHelper, killAll}},
 		{step: "restart.ended", operation: "heal of two"},
-		{step: "restart.idle", operation: "heal", more: []fault{killHelper, killAll}},
+		{step: "restart.idle", operation: "heal", asks: true, more: []fault{killHelper, killAll}},
 		{step: "restart.idle", operation: "heal of two", more: []fault{killAll}},
 		{step: "former.pinned", operation: "heal", pod: true, more: []fault{killHelper, killAll}},
 		{step: "restart.cleared", operation: "heal", more: []fault{killHelper}},
@@ -108,7 +109,7 @@ func matrix() []testCase {
 		{step: "heal.containers", operation: "heal", pod: true, more: []fault{killClient}},
 		{step: "heal.detached", operation: "heal", pod: true, more: []fault{killClient}},
 		// hang
-		{step: "hang.found", operation: "hang", more: all},
+		{step: "hang.found", operation: "hang", asks: true, more: all},
 		{step: "hang.aborted", operation: "hang", more: all},
 		{step: "restart.idle", operation: "hang"},
 		// renew: another mount where the client keeps nothing back, else another client
@@ -116,25 +117,25 @@ func matrix() []testCase {
 		{step: "succeed.superseded", operation: "renew", clients: one, readOnly: true},
 		{step: "succeed.moved", operation: "renew", clients: two, more: []fault{killClient}},
 		{step: "succeed.moved", operation: "renew", clients: one, readOnly: true},
-		{step: "renew.started", operation: "renew", clients: two, more: all},
+		{step: "renew.started", operation: "renew", asks: true, clients: two, more: all},
 		{step: "renew.started", operation: "renew", clients: one, readOnly: true},
 		{step: "renew.started", operation: "renew unused", clients: two, more: []fault{killNothing}},
 		{step: "renew.succeeded", operation: "renew", clients: two, pod: true, more: all},
 		{step: "renew.succeeded", operation: "renew", clients: one, readOnly: true},
 		{step: "end.drained", operation: "renew", clients: two, more: []fault{killAll}},
-		{step: "restart.killed", operation: "renew", clients: one, more: []fault{killHelper}},
+		{step: "restart.killed", operation: "renew", asks: true, clients: one, more: []fault{killHelper}},
 		{step: "restart.cleared", operation: "renew", clients: one, more: []fault{killAll}},
 		{step: "restart.serving", operation: "renew", clients: one, pod: true, more: all},
 		// rotate: in place, or to another mount where the client keeps nothing back and others have the mount too
 		{step: "rotate.recorded", operation: "rotate", more: []fault{killHelper, killClient}},
 		{step: "rotate.handed", operation: "rotate", more: []fault{killHelper, killClient}},
-		{step: "rotate.started", operation: "rotate shared", clients: two, more: all},
+		{step: "rotate.started", operation: "rotate shared", asks: true, clients: two, more: all},
 		{step: "rotate.moved", operation: "rotate shared", clients: two, pod: true, more: []fault{killClient}},
 		{step: "rotate.left", operation: "rotate shared", clients: two, more: []fault{killHelper}},
 		{step: "uphold.dead", operation: "rotate dead", clients: two, more: []fault{killNothing}},
 		{step: "rotate.handed", operation: "rotate shared", clients: one, more: []fault{killAll}},
 		// reconcile
-		{step: "discard.killed", operation: "discard", more: []fault{podGone}},
+		{step: "discard.killed", operation: "discard", asks: true, more: []fault{podGone}},
 		{step: "discard.unmounted", operation: "discard", more: []fault{podGone}},
 		{step: "remove.cache", operation: "discard", more: []fault{podGone}},
 		{step: "restore.directories", operation: "restore", clients: one, more: []fault{podGone}},
@@ -145,7 +146,6 @@ func matrix() []testCase {
 func scenarios() []*scenario {
 	onSystemd := os.Getenv(rig.EnvLauncher) == rig.LauncherSystemd
 	var all []*scenario
-	struck := map[string]bool{} // steps at which systemd and the bus are restarted
 	for _, r := range matrix() {
 		if r.units && !onSystemd {
 			continue
@@ -158,8 +158,7 @@ func scenarios() []*scenario {
 			of = of[:1]
 		}
 		faults := append([]fault{killDriver}, r.more...)
-		if onSystemd && !struck[r.step] {
-			struck[r.step] = true
+		if onSystemd && r.asks {
 			faults = append(faults, reexec, bus)
 		}
 		for _, f := range faults {

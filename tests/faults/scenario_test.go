@@ -366,7 +366,7 @@ func (c *scenario) finish() {
 	}
 	var left []string
 	isSocket := func(what string) bool { return what == "descriptor socket" }
-	for began := time.Now(); ; time.Sleep(20 * time.Millisecond) {
+	for began, pause := time.Now(), 10*time.Millisecond; ; pause = min(2*pause, 500*time.Millisecond) {
 		if left = c.left(); len(left) == 0 {
 			return
 		}
@@ -377,6 +377,7 @@ func (c *scenario) finish() {
 		if time.Since(began) > bound {
 			break
 		}
+		time.Sleep(pause)
 	}
 	for _, what := range left {
 		c.t.Errorf("left behind: %s", what)

@@ -311,14 +311,12 @@ func (r *Rig) Leftovers() []string {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	return r.traces(r.unitsLeft())
+	return append(r.Traces(), r.unitsLeft()...)
 }
 
-// Traces lists what there is of mounts: in the mount table, among processes and units, in the state and cache directories.
-func (r *Rig) Traces() []string { return r.traces(r.unitsNow()) }
-
-func (r *Rig) traces(units []string) []string {
-	all := slices.Clone(units)
+// Traces lists what there is of mounts in the mount table, among processes, in the state and cache directories. UnitTraces are the rest.
+func (r *Rig) Traces() []string {
+	var all []string
 	for _, m := range r.mounts() {
 		if strings.HasPrefix(m.Source, "s3csi:") || strings.HasPrefix(m.Source, "s3csi-pod:") || m.Source == "s3csi-scratch" && !isSpare(m.Mountpoint) {
 			all = append(all, "mount "+m.Mountpoint+" of "+m.Source)

@@ -71,16 +71,17 @@ func (r *Rig) UnitOf(mount string) (string, error) {
 
 // unitsLeft describes the rig's units and their cgroups; those that are just going are waited for.
 func (r *Rig) unitsLeft() []string {
-	for end := time.Now().Add(unitGrace); ; time.Sleep(10 * time.Millisecond) {
-		left := r.unitsNow()
+	for end, pause := time.Now().Add(unitGrace), 10*time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
+		left := r.UnitTraces()
 		if len(left) == 0 || time.Now().After(end) {
 			return left
 		}
+		time.Sleep(pause)
 	}
 }
 
-// unitsNow also has the cgroups that have no unit.
-func (r *Rig) unitsNow() (left []string) {
+// UnitTraces lists the units of mounts, and cgroups that have no unit. It asks systemd, which costs much more than Traces.
+func (r *Rig) UnitTraces() (left []string) {
 	if !r.units {
 		return nil
 	}
