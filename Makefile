@@ -40,9 +40,9 @@ OLDER ?=
 
 # Which of the tests in a Kubernetes make e2e runs.
 E2E ?= .
-# Those that deploy the driver again, and those that restart it, kubelet or the node, run one after the other in a cluster of their own.
-E2E_DEPLOY := ^Test(Examples|InlineVolumesOfNamespaces|Installation|LauncherProcess|OffClusterController|SecondRelease|UpgradeIsTried)$$
-E2E_DISRUPT := ^Test(AgentsWithTheNodesRoot|ADeletedPodWaitsForItsFiles|FilesGoOn|Reboot|TokensOfServiceAccounts)$$
+# Those that deploy the driver again, and those that restart it, kubelet or the node, run one after the other, in two clusters of their own.
+E2E_DEPLOY := ^Test(Examples|InlineVolumesOfNamespaces|Installation|OffClusterController|SecondRelease|UpgradeIsTried)$$
+E2E_DISRUPT := ^Test(LauncherProcess|AgentsWithTheNodesRoot|ADeletedPodWaitsForItsFiles|FilesGoOn|Reboot|TokensOfServiceAccounts)$$
 
 # How many clusters run at a time. Each uses 3 GB, that of the tests which share it more than one processor, the others a third of one.
 E2E_JOBS ?= 3

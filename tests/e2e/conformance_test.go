@@ -36,8 +36,10 @@ var suiteSkips = []struct {
 		why: "It installs two programs of other projects, a populator and a validator, whose images the test's cluster cannot have. What they do is to fill a claim of theirs, and nothing of that is the driver's."},
 	{pattern: `volumeIO should write files of various sizes`, client: "mountpoint-s3", what: "volumeIO should write files of various sizes, verify size, validate content",
 		why: "It appends to files. [Mountpoint](clients.md#what-each-client-is-good-for) writes a file once, from start to end."},
-	{pattern: `snapshottable-stress`, client: "mountpoint-s3", what: "snapshottable-stress should support snapshotting of many volumes repeatedly",
-		why: "Snapshots are the controller's work, which is the same with each client, and the test takes minutes. It runs with `rclone`."},
+	{pattern: `snapshottable|data source|volume-expand|volume-modify|expansion of pvcs|\(block volmode\)`, client: "mountpoint-s3", what: "snapshots, clones, expansion and modification",
+		why: "They are the controller's work, which is the same with each client. They run with `rclone`."},
+	{pattern: `\(late-binding\)`, client: "mountpoint-s3", what: "Generic Ephemeral-volume (late-binding)",
+		why: "They differ from those of immediate binding in the work of the scheduler. They run with `rclone`."},
 }
 
 // suiteSkipped are the patterns of a client.
