@@ -263,10 +263,12 @@ func (n *Node) NothingLeft(t testing.TB) {
 // Await waits until something holds. Time for which the machine keeps all from running does not count.
 func Await(t testing.TB, limit time.Duration, what string, holds func() bool) {
 	t.Helper()
-	for began := pressure.Now(); !holds(); time.Sleep(10 * time.Millisecond) {
+	for began := pressure.Now(); !holds(); {
 		if began.Since() > limit {
 			t.Fatalf("timed out after %s waiting for %s", limit, what)
 		}
+		// What takes long is looked at less often, so that tests which wait leave the processors to others.
+		time.Sleep(min(max(time.Since(began.Time)/20, 10*time.Millisecond), 100*time.Millisecond))
 	}
 }
 
