@@ -52,7 +52,7 @@ MODULES := . clients/rclone tests
 export CGO_ENABLED := 0
 export GOFLAGS := $(strip $(filter-out -trimpath,$(GOFLAGS)) -trimpath)
 # Tests that run the code in their own process do so with the race detector, which needs cgo.
-RACE_TEST := CGO_ENABLED=1 go test -race
+RACE_TEST := CGO_ENABLED=1 go test -vet=off -race
 LDFLAGS := -s -w -X main.version=$(VERSION)
 
 # The chart is rendered and tested with these.
@@ -150,6 +150,7 @@ test: suites ## Run every test of every module but those of make e2e; what needs
 suites: test-parts race $(if $(RUST),mountpoint-units)
 	$(MAKE) --no-print-directory -j$(SUITE_JOBS) -Otarget -k $(SUITES)
 
+# The other suites leave it to this one.
 .PHONY: vet
 vet:
 	for m in $(MODULES); do (cd $$m && go vet ./...); done
@@ -171,30 +172,30 @@ race-%: export S3CSI_BIN := $(BIN)/race
 race-faults: export S3CSI_BIN := $(BIN)/race/faults
 race-%: export S3CSI_RACE := 1
 race-%:
-	cd tests && go test -count=1 -parallel 3 -timeout 30m -skip '$(TIMED)|$(LINGER)' ./$*/...
+	cd tests && go test -vet=off -count=1 -parallel 3 -timeout 30m -skip '$(TIMED)|$(LINGER)' ./$*/...
 
 process-%:
-	cd tests && go test -count=1 -parallel 3 -timeout 30m -skip '$(TIMED)|$(LINGER)' ./$*/...
+	cd tests && go test -vet=off -count=1 -parallel 3 -timeout 30m -skip '$(TIMED)|$(LINGER)' ./$*/...
 
 systemd-%:
-	cd tests && S3CSI_LAUNCHER=systemd go test -count=1 -parallel 3 -timeout 30m -skip '$(TIMED)|$(LINGER)' ./$*/...
+	cd tests && S3CSI_LAUNCHER=systemd go test -vet=off -count=1 -parallel 3 -timeout 30m -skip '$(TIMED)|$(LINGER)' ./$*/...
 
 process-others:
-	cd tests && apart='$(APART)' && go test -count=1 -p 2 -parallel 3 -timeout 30m $$(go list ./... | grep -vE "/tests/(e2e|$${apart// /|})(/|$$)")
+	cd tests && apart='$(APART)' && go test -vet=off -count=1 -p 2 -parallel 3 -timeout 30m $$(go list ./... | grep -vE "/tests/(e2e|$${apart// /|})(/|$$)")
 
 # -parallel 2: more tests side by side have copies of each other's mounts.
 race-linger:
-	cd tests && go test -count=1 -parallel 2 -timeout 10m -run '$(LINGER)' ./node
+	cd tests && go test -vet=off -count=1 -parallel 2 -timeout 10m -run '$(LINGER)' ./node
 
 systemd-linger:
-	cd tests && S3CSI_LAUNCHER=systemd go test -count=1 -parallel 2 -timeout 10m -run '$(LINGER)' ./node
+	cd tests && S3CSI_LAUNCHER=systemd go test -vet=off -count=1 -parallel 2 -timeout 10m -run '$(LINGER)' ./node
 
 systemd-credentials: # the test that looks for secrets in the properties of units, too
-	cd tests && S3CSI_LAUNCHER=systemd go test -count=1 -timeout 5m -run NothingSecret ./credentials
+	cd tests && S3CSI_LAUNCHER=systemd go test -vet=off -count=1 -timeout 5m -run NothingSecret ./credentials
 
 timed: test-parts
-	cd tests && go test -count=1 -parallel 4 -timeout 10m -run '$(TIMED)' ./node
-	cd tests && S3CSI_LAUNCHER=systemd go test -count=1 -parallel 4 -timeout 10m -run '$(TIMED)' ./node
+	cd tests && go test -vet=off -count=1 -parallel 4 -timeout 10m -run '$(TIMED)' ./node
+	cd tests && S3CSI_LAUNCHER=systemd go test -vet=off -count=1 -parallel 4 -timeout 10m -run '$(TIMED)' ./node
 
 # Without -v, what a failed test says stands beside its name.
 .PHONY: e2e e2e-deploy e2e-disrupt e2e-share e2e-some
@@ -202,16 +203,16 @@ e2e: test-parts $(if $(RUST),image) $(CLUSTER) ## Deploy the driver with its cha
 	$(MAKE) --no-print-directory -j$(E2E_JOBS) -Otarget -k $(if $(filter .,$(E2E)),e2e-disrupt e2e-share e2e-deploy,e2e-some)
 
 e2e-deploy:
-	cd tests && go test -count=1 -timeout 40m -run '$(E2E_DEPLOY)' ./e2e
+	cd tests && go test -vet=off -count=1 -timeout 40m -run '$(E2E_DEPLOY)' ./e2e
 
 e2e-disrupt:
-	cd tests && go test -count=1 -timeout 40m -run '$(E2E_DISRUPT)' ./e2e
+	cd tests && go test -vet=off -count=1 -timeout 40m -run '$(E2E_DISRUPT)' ./e2e
 
 e2e-share:
-	cd tests && go test -count=1 -timeout 40m -parallel 10 -skip '$(E2E_DEPLOY)|$(E2E_DISRUPT)' ./e2e
+	cd tests && go test -vet=off -count=1 -timeout 40m -parallel 10 -skip '$(E2E_DEPLOY)|$(E2E_DISRUPT)' ./e2e
 
 e2e-some:
-	cd tests && go test -count=1 -timeout 75m -parallel 10 -run '$(E2E)' ./e2e
+	cd tests && go test -vet=off -count=1 -timeout 75m -parallel 10 -run '$(E2E)' ./e2e
 
 .PHONY: cluster
 cluster: $(CLUSTER)
@@ -252,7 +253,7 @@ fmt: ## Format the code
 lint: $(TOOLS)/golangci-lint-$(GOLANGCI_VERSION) ## Check the style of code and pages
 	@test -z "$$(gofmt -s -l $$(git ls-files '*.go'))" || { echo "not formatted; run make fmt:"; gofmt -s -l $$(git ls-files '*.go'); exit 1; }
 	for m in $(MODULES); do (cd $$m && $< run ./...); done
-	cd tests && go test -count=1 ./docs
+	cd tests && go test -vet=off -count=1 ./docs
 
 $(TOOLS)/golangci-lint-$(GOLANGCI_VERSION):
 	mkdir -p $(TOOLS)
