@@ -75,6 +75,7 @@ func (p programPaths) files() []string {
 // hostLauncher is implemented by both launchers.
 type hostLauncher interface {
 	runner.Launcher
+	spares.Preparer
 	SurvivesDriver() (bool, string)
 	ResolvesBy() (bool, string)
 	Sandbox() launcher.Sandbox
@@ -99,14 +100,6 @@ func (l launch) name() string {
 		return driver.LauncherProcess
 	}
 	return driver.LauncherSystemd
-}
-
-// preparer returns the launcher, if it can start helpers ahead of need.
-func (l launch) preparer() spares.Preparer {
-	if l.systemd == nil {
-		return nil
-	}
-	return l.systemd
 }
 
 // launchOn chooses the launcher and prepares the host for it:

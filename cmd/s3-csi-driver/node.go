@@ -58,7 +58,7 @@ func addNode(ctx context.Context, cfg *driver.Config, o driver.Options, s storag
 	m, err := node.New(ctx, node.Options{
 		Namespace:     namespace,
 		Launcher:      l,
-		Preparer:      l.preparer(),
+		Preparer:      l,
 		Backends:      mountBackends{s.config, s.buckets},
 		Sessions:      s.sessions,
 		Clients:       s.config,

@@ -178,7 +178,7 @@ func (p *Process) Start(ctx context.Context, u Unit) error {
 	case err != nil:
 		log.Error(err, "Helper stays in the driver's cgroup", "effect", "the mount ends with the driver's container, unit or task")
 	}
-	log.V(2).Info("Helper started")
+	log.V(2).Info("Helper started", "spare", u.Spare)
 	return nil
 }
 

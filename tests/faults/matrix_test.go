@@ -25,7 +25,6 @@ type testCase struct {
 	more     []fault
 	readOnly bool // the whole volume is
 	pod      bool // a container runs on it
-	units    bool // with launcher systemd only
 	asks     bool // the driver waits for systemd there, or is about to ask it: systemd and its bus are restarted there, too
 }
 
@@ -47,13 +46,13 @@ func matrix() []testCase {
 		{step: "launch.listening", operation: "publish", asks: true, clients: one, more: []fault{podGone}},
 		{step: "launch.started", operation: "publish", asks: true, more: []fault{podGone, killHelper, killAll}},
 		// publish with a helper that was started before, for which the clients make no difference
-		{step: "spare.missing", operation: "prepare", units: true},
-		{step: "spare.made", operation: "prepare", asks: true, units: true},
-		{step: "spare.started", operation: "prepare", asks: true, units: true},
-		{step: "spare.taken", operation: "publish prepared", asks: true, units: true, more: []fault{podGone}},
-		{step: "spare.scratch", operation: "publish prepared", units: true, more: []fault{podGone}},
-		{step: "spare.cache", operation: "publish prepared", units: true, more: []fault{podGone, killHelper}},
-		{step: "spare.assigned", operation: "publish prepared", units: true, more: []fault{podGone, killHelper, killAll}},
+		{step: "spare.missing", operation: "prepare", clients: one},
+		{step: "spare.made", operation: "prepare", asks: true, clients: one},
+		{step: "spare.started", operation: "prepare", asks: true, clients: one},
+		{step: "spare.taken", operation: "publish prepared", asks: true, clients: one, more: []fault{podGone}},
+		{step: "spare.scratch", operation: "publish prepared", clients: one, more: []fault{podGone}},
+		{step: "spare.cache", operation: "publish prepared", clients: one, more: []fault{podGone, killHelper}},
+		{step: "spare.assigned", operation: "publish prepared", clients: one, more: []fault{podGone, killHelper, killAll}},
 		{step: "mount.mounted", operation: "publish", more: []fault{podGone}},
 		{step: "start.mounted", operation: "publish", more: []fault{podGone, killHelper}},
 		{step: "serve.started", operation: "publish", asks: true, more: append([]fault{podGone}, all...)},
@@ -147,9 +146,6 @@ func scenarios() []*scenario {
 	onSystemd := os.Getenv(rig.EnvLauncher) == rig.LauncherSystemd
 	var all []*scenario
 	for _, r := range matrix() {
-		if r.units && !onSystemd {
-			continue
-		}
 		of := r.clients
 		if of == nil {
 			of = clients

@@ -36,10 +36,8 @@ func (e *env) spare() (name string, process rig.Process) {
 	return name, process
 }
 
-// A new mount takes the helper that was started before it: its process, its user and its unit, which gets the mount's description.
-// Another one is started for the next mount.
+// A new mount takes the helper that was started before it: its process and its user. Another one is started for the next mount.
 func TestAMountTakesASpareHelper(t *testing.T) {
-	units(t)
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		v := static("spared", client)
 		e.Put(t, bucket, "spared/file", "content")
@@ -48,47 +46,63 @@ func TestAMountTakesASpareHelper(t *testing.T) {
 		if got := read(t, filepath.Join(target, "file")); got != "content" {
 			t.Errorf("the file reads %q", got)
 		}
-		unit := e.unitOf("spared")
-		if unit != "s3csi-"+name+".service" {
-			t.Errorf("the mount's unit is %s, want that of %s", unit, name)
-		}
 		if helpers := e.Running("s3-csi-helper"); len(helpers) != 1 || helpers[0] != spare {
 			t.Errorf("the helpers are %v, want %v", helpers, spare)
 		}
 		if c := e.client(client); c.UID != spare.UID {
 			t.Errorf("the client is %v, the helper %v", c, spare)
 		}
-		e.await(eventually, "the unit's description", func() bool {
-			return strings.Contains(property(t, unit, "Description"), "S3 volume spared ("+client+")")
-		})
 		next, other := e.spare()
 		if next == name || other.UID == spare.UID {
 			t.Errorf("the next spare is %s, %v, as %s, %v", next, other, name, spare)
 		}
-		// The mount's record leads another driver to the unit.
 		e.restart()
-		if got := e.unitOf("spared"); got != unit {
-			t.Errorf("the unit is %s after a restart, it was %s", got, unit)
-		}
 		rigtest.Kill(e.t, e.Running("s3-csi-helper")...)
 		e.publish(v, "t")
-		if got := e.unitOf("spared"); got != unit || property(t, got, "ActiveState") != "active" {
-			t.Errorf("another helper has unit %s, %s", got, property(t, got, "ActiveState"))
+		if got := read(t, filepath.Join(target, "file")); got != "content" {
+			t.Errorf("after the end of the helper, the file reads %q", got)
 		}
 		e.unpublish(v, target)
 		e.NothingLeft(t)
-		for _, dir := range []string{"transient", "system.control"} { // where systemd keeps changed properties
-			e.await(eventually, "the end of "+unit+" in "+dir, func() bool {
-				left, err := filepath.Glob(filepath.Join("/run/systemd", dir, unit+"*"))
-				return err == nil && len(left) == 0
-			})
-		}
 	})
+}
+
+// The unit of a spare becomes that of the mount that takes it, and gets its description.
+func TestAMountTakesTheUnitOfASpareHelper(t *testing.T) {
+	units(t)
+	e := start(t)
+	v := static("spared", rclone)
+	name, _ := e.spare()
+	target := e.publish(v, "t")
+	unit := e.unitOf("spared")
+	if unit != "s3csi-"+name+".service" {
+		t.Errorf("the mount's unit is %s, want that of %s", unit, name)
+	}
+	e.await(eventually, "the unit's description", func() bool {
+		return strings.Contains(property(t, unit, "Description"), "S3 volume spared (rclone)")
+	})
+	// The mount's record leads another driver to the unit.
+	e.restart()
+	if got := e.unitOf("spared"); got != unit {
+		t.Errorf("the unit is %s after a restart, it was %s", got, unit)
+	}
+	rigtest.Kill(e.t, e.Running("s3-csi-helper")...)
+	e.publish(v, "t")
+	if got := e.unitOf("spared"); got != unit || property(t, got, "ActiveState") != "active" {
+		t.Errorf("another helper has unit %s, %s", got, property(t, got, "ActiveState"))
+	}
+	e.unpublish(v, target)
+	e.NothingLeft(t)
+	for _, dir := range []string{"transient", "system.control"} { // where systemd keeps changed properties
+		e.await(eventually, "the end of "+unit+" in "+dir, func() bool {
+			left, err := filepath.Glob(filepath.Join("/run/systemd", dir, unit+"*"))
+			return err == nil && len(left) == 0
+		})
+	}
 }
 
 // A spare that has exited, or does not answer, costs a publication time, and nothing else.
 func TestASpareHelperThatCannotBeUsed(t *testing.T) {
-	units(t)
 	for what, stop := range map[string]func(t testing.TB, spare rig.Process){
 		"exited":          func(t testing.TB, spare rig.Process) { t.Helper(); rigtest.Kill(t, spare) },
 		"does not answer": func(t testing.TB, spare rig.Process) { t.Helper(); rigtest.Freeze(t, spare.PID) },
@@ -111,7 +125,6 @@ func TestASpareHelperThatCannotBeUsed(t *testing.T) {
 
 // A driver that exits ends its spares. One that is killed cannot: the next one ends them, also with other users.
 func TestSpareHelpersDoNotOutliveTheirDriver(t *testing.T) {
-	units(t)
 	e := start(t)
 	_, killed := e.spare()
 	e.Kill()
