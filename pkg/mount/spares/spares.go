@@ -174,15 +174,15 @@ func (p *Pool) endFormer(ctx context.Context) {
 	}
 }
 
-// end has a spare exit, kills it if it does not answer, and removes what it leaves.
+// end has a spare exit, kills it if it does not, and removes what it leaves. Until its process has ended, its directories bar its uid.
 func (p *Pool) end(ctx context.Context, spare state.Spare) error {
-	actx, cancel := context.WithTimeout(ctx, assignBound)
-	_, err := p.peer(spare).Quit(actx)
-	cancel()
-	if err != nil && !errors.Is(err, helper.ErrGone) && spare.UID != 0 {
-		return p.kill(ctx, spare)
+	if spare.UID == 0 {
+		return p.Store.RemoveSpare(ctx, spare.Name)
 	}
-	return p.Store.RemoveSpare(ctx, spare.Name)
+	actx, cancel := context.WithTimeout(ctx, assignBound)
+	_, _ = p.peer(spare).Quit(actx) // if it does not answer, it is killed
+	cancel()
+	return p.kill(ctx, spare)
 }
 
 func (p *Pool) run(ctx context.Context) {
