@@ -199,15 +199,21 @@ func (e *env) status() string {
 func (e *env) awaitStatus(words ...string) (found string) {
 	e.t.Helper()
 	rigtest.Await(e.t, time.Minute, fmt.Sprintf("a line of the status with %q", words), func() bool {
-		for line := range strings.Lines(e.status()) {
-			if !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(line, w) }) {
-				found = strings.TrimSpace(line)
-				return true
-			}
-		}
-		return false
+		found = e.statusLine(words...)
+		return found != ""
 	})
 	return found
+}
+
+// statusLine is the line of the status that has all words, or "".
+func (e *env) statusLine(words ...string) string {
+	e.t.Helper()
+	for line := range strings.Lines(e.status()) {
+		if !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(line, w) }) {
+			return strings.TrimSpace(line)
+		}
+	}
+	return ""
 }
 
 // page matches the page that a text names.
