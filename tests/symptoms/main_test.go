@@ -114,11 +114,6 @@ func (e *env) sts(behaviour s3server.STS) {
 // change is one way in which a request differs from an ordinary one.
 type change func(*csi.NodePublishVolumeRequest)
 
-// attribute sets one of the volume.
-func attribute(key, value string) change {
-	return func(r *csi.NodePublishVolumeRequest) { r.VolumeContext[key] = value }
-}
-
 // secret supplies the keys of a node publish secret.
 func secret(pairs ...string) change {
 	return func(r *csi.NodePublishVolumeRequest) {
