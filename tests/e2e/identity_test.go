@@ -105,6 +105,8 @@ func TestSecretsOfNamespaces(t *testing.T) {
 		remove(t, "pvc", z, "greedy")
 	})
 	t.Run("a secret that is not there", func(t *testing.T) {
+		// kubelet would republish the volume for this pod, fail, and wait before it tries the volume again, for whichever pod.
+		remove(t, "pod", z, "p")
 		remove(t, "secret", z, "s3-keys")
 		apply(t, z, podSpec{name: "late", claims: map[string]string{"/v": "data"}}.yaml())
 		t.Log(event(t, z, "late", "s3-keys", "not found"))
