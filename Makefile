@@ -21,13 +21,13 @@ GOLANGCI_VERSION := v2.15.0
 HELM_VERSION := $(shell sed -n 's,^\thelm.sh/helm/v4 ,,p' tests/kubernetes/go.mod)
 KUBERNETES_VERSION := $(shell sed -n 's,^\tk8s.io/kubernetes ,,p' tests/kubernetes/go.mod)
 
-# make test runs the suites in this order, SUITE_JOBS at a time: most of them wait more than they compute, and those that take long begin
-# first. The packages of tests that have namespaces of their own (tests/isolate) do not notice each other. process-% and systemd-% are a
-# directory of tests with helpers as processes and as units of systemd, race-% one whose driver, helpers and rclone clients have the race
-# detector. Those of the faults start a thousand clients, which are built without it.
+# make test runs the suites in this order, SUITE_JOBS at a time: most of them wait more than they compute. What compiles most begins first,
+# and then what takes long. The packages of tests that have namespaces of their own (tests/isolate) do not notice each other. process-% and
+# systemd-% are a directory of tests with helpers as processes and as units of systemd, race-% one whose driver, helpers and rclone clients
+# have the race detector. Those of the faults start a thousand clients, which are built without it.
 SUITE_JOBS ?= 4
 APART := node faults lifecycle systemd credentials controller policy
-SUITES := systemd-node race-node controller race-faults systemd-faults process-others process-systemd process-credentials clients units vet \
+SUITES := units systemd-node race-node controller race-faults systemd-faults process-others process-systemd process-credentials clients vet \
 	race-linger systemd-linger systemd-upgrade systemd-credentials race-lifecycle race-rig
 
 # Tests that hold the driver to a time, such as a heal within a second. They run after all others, with nothing beside them.
