@@ -174,14 +174,15 @@ func (p *Pool) endFormer(ctx context.Context) {
 	}
 }
 
-// end has a spare exit, kills it if it does not, and removes what it leaves. Until its process has ended, its directories bar its uid.
+// end has a spare exit, and removes what it leaves when its process has ended: until then, its directories bar its uid. Where no helper
+// listens, the uid may already be that of a mount that took the spare, so nothing is killed.
 func (p *Pool) end(ctx context.Context, spare state.Spare) error {
-	if spare.UID == 0 {
+	actx, cancel := context.WithTimeout(ctx, assignBound)
+	_, err := p.peer(spare).Quit(actx)
+	cancel()
+	if spare.UID == 0 || errors.Is(err, helper.ErrGone) {
 		return p.Store.RemoveSpare(ctx, spare.Name)
 	}
-	actx, cancel := context.WithTimeout(ctx, assignBound)
-	_, _ = p.peer(spare).Quit(actx) // if it does not answer, it is killed
-	cancel()
 	return p.kill(ctx, spare)
 }
 
