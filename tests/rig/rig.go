@@ -311,7 +311,7 @@ func (r *Rig) Leftovers() []string {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	return append(r.Traces(), r.unitsLeft()...)
+	return append(r.unitsLeft(), r.Traces()...) // the units first: what they hold goes with them
 }
 
 // Traces lists what there is of mounts in the mount table, among processes, in the state and cache directories. UnitTraces are the rest.
