@@ -178,7 +178,10 @@ func (p *Pool) endFormer(ctx context.Context) {
 // listens, the uid may already be that of a mount that took the spare, so nothing is killed.
 func (p *Pool) end(ctx context.Context, spare state.Spare) error {
 	actx, cancel := context.WithTimeout(ctx, assignBound)
-	_, err := p.peer(spare).Quit(actx)
+	status, err := p.peer(spare).Quit(actx)
+	if err == nil {
+		host.AwaitExit(actx, status.PID, spare.UID) // one that is killed may leave a failed unit, which this launcher may not know
+	}
 	cancel()
 	if spare.UID == 0 || errors.Is(err, helper.ErrGone) {
 		return p.Store.RemoveSpare(ctx, spare.Name)

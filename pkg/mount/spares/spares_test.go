@@ -3,9 +3,13 @@ package spares
 import (
 	"context"
 	"net/netip"
+	"os/exec"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/helper"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/mounttest/parts"
@@ -126,5 +130,45 @@ func TestASpareThatDoesNotAnswerIsDiscarded(t *testing.T) {
 	}
 	if l, ok := s.Launcher.(*mounttest.UIDs); !ok || len(l.Killed) != 1 || l.Killed[0] != spare.UID {
 		t.Errorf("killed: %v", l.Killed)
+	}
+}
+
+// A spare that was told to exit may do so before it is killed: a unit that is killed is a failed one.
+func TestASpareExitsBeforeItIsKilled(t *testing.T) {
+	s := newPool(t, prepared{})
+	spare, err := s.UIDs.AllocateSpare(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	process := exec.CommandContext(t.Context(), "cat")
+	process.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: spare.UID, Gid: spare.UID}}
+	stdin, err := process.StdinPipe()
+	if err == nil {
+		err = process.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	var exits atomic.Bool
+	exited := make(chan error, 1)
+	s.Launcher = &mounttest.UIDs{OnKill: func(uid uint32) {
+		if uid != spare.UID || !exits.Load() {
+			t.Errorf("uid %d is killed before the spare, of uid %d, exits", uid, spare.UID)
+		}
+	}}
+	h := &mounttest.Helper{Status: &helper.Status{Protocol: 1, State: helper.StateIdle, PID: process.Process.Pid}}
+	h.Serve(t, s.Store.SpareSocket(spare.Name))
+	go func() {
+		<-mounttest.Until(t, func() bool { return h.WasAsked("quit") }).Done()
+		time.Sleep(50 * time.Millisecond)
+		exits.Store(true)
+		stdin.Close()
+		exited <- process.Wait()
+	}()
+	if err := s.end(t.Context(), spare); err != nil {
+		t.Error(err)
+	}
+	if err := <-exited; err != nil {
+		t.Error(err)
 	}
 }
