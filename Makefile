@@ -44,7 +44,8 @@ E2E ?= .
 E2E_DEPLOY := ^Test(Examples|InlineVolumesOfNamespaces|Installation|OffClusterController|SecondRelease|UpgradeIsTried)$$
 E2E_DISRUPT := ^Test(LauncherProcess|AgentsWithTheNodesRoot|ADeletedPodWaitsForItsFiles|FilesGoOn|Reboot|TokensOfServiceAccounts)$$
 
-# How many clusters run at a time. Each uses 3 GB, that of the tests which share it more than one processor, the others a third of one.
+# How many clusters run at a time. Each uses 3 GB. Those of the tests that run one after the other wait for most of the time, and are to have
+# their third of a processor at once; the one that many tests share has what is left.
 E2E_JOBS ?= 3
 
 MODULES := . clients/rclone tests
@@ -209,7 +210,7 @@ e2e-disrupt:
 	cd tests && go test -vet=off -count=1 -timeout 40m -run '$(E2E_DISRUPT)' ./e2e
 
 e2e-share:
-	cd tests && go test -vet=off -count=1 -timeout 40m -parallel 10 -skip '$(E2E_DEPLOY)|$(E2E_DISRUPT)' ./e2e
+	cd tests && nice -n 10 go test -vet=off -count=1 -timeout 40m -parallel 10 -skip '$(E2E_DEPLOY)|$(E2E_DISRUPT)' ./e2e
 
 e2e-some:
 	cd tests && go test -vet=off -count=1 -timeout 75m -parallel 10 -run '$(E2E)' ./e2e

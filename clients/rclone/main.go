@@ -17,6 +17,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"slices"
 )
 
 // version is set when the program is built.
@@ -28,6 +29,10 @@ const (
 )
 
 func main() {
+	if slices.Equal(os.Args[1:], []string{"--version"}) { // asked of every program on a node; nothing in the environment changes the answer
+		fmt.Println("s3-csi-rclone", version)
+		return
+	}
 	if err := leaveEnvironment(); err != nil {
 		fail(exitFailure, err)
 	}

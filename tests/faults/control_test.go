@@ -61,7 +61,7 @@ func (i *controlVolume) use() (stop func() error) {
 				if err == nil && string(b) != "content" {
 					err = fmt.Errorf("it reads %q", b)
 				}
-				if err == nil && n%20 == 0 {
+				if err == nil && n%10 == 0 {
 					err = os.WriteFile(filepath.Join(i.target, "more"), []byte(fmt.Sprint(n)), 0o644)
 				}
 				if err != nil {
@@ -73,7 +73,7 @@ func (i *controlVolume) use() (stop func() error) {
 				select {
 				case <-done:
 					return nil
-				case <-time.After(20 * time.Millisecond):
+				case <-time.After(50 * time.Millisecond):
 				}
 			}
 		}()

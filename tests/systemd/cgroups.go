@@ -4,9 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -90,7 +92,32 @@ func joinCgroups(name string, withCPUSet bool) error {
 				return err
 			}
 		}
-		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte("0"), 0); err != nil {
+		if err := errors.Join(inheritNice(dir), os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte("0"), 0)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// inheritNice gives a cgroup as little of the processors as this process has: beside a cgroup, how nice a process in another one is
+// makes no difference.
+func inheritNice(dir string) error {
+	raw, err := unix.Getpriority(unix.PRIO_PROCESS, 0)
+	if err != nil {
+		return err
+	}
+	nice := 20 - raw // see getpriority(2)
+	// Those of version 2 and of version 1, for which a process of nice 0 has 1024, and a fifth less for each step of nice.
+	for name, value := range map[string]int{"cpu.weight.nice": nice, "cpu.shares": int(1024 * math.Pow(0.8, float64(nice)))} {
+		f, err := os.OpenFile(filepath.Join(dir, name), os.O_WRONLY, 0)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err == nil {
+			_, err = f.WriteString(strconv.Itoa(value))
+			err = errors.Join(err, f.Close())
+		}
+		if err != nil {
 			return err
 		}
 	}
