@@ -138,7 +138,7 @@ func (s *Sources) Unmount(ctx context.Context, m state.Mount, replaced bool) err
 		}
 		// Bind mounts in this namespace are publications, or were made by another process. The latter keep the client running,
 		// which the error of the wait for its exit reports.
-		if gone.Minor != 0 && !replaced {
+		if gone.Minor != 0 && !replaced && s.connected(ctx, gone.Minor) {
 			if n, err := s.ns.DetachCopies(ctx, gone); err != nil {
 				klog.FromContext(ctx).Error(err, "Cannot detach copies in other mount namespaces", "mount", m.Name)
 			} else if n > 0 {
@@ -150,6 +150,13 @@ func (s *Sources) Unmount(ctx context.Context, m state.Mount, replaced bool) err
 		}
 		gone.Minor = 0
 	}
+}
+
+// connected reports whether a file system may have mounts, in whatever namespace: its connection exists as long as it has any. The
+// search for these mounts reads the mount table of every namespace on the node.
+func (s *Sources) connected(ctx context.Context, minor uint32) bool {
+	_, exists, err := s.ctl.Waiting(ctx, minor)
+	return exists || err != nil
 }
 
 func (s *Sources) unmount(ctx context.Context, mnt host.Mount) error {
