@@ -38,6 +38,8 @@ var suiteSkips = []struct {
 		why: "It appends to files. [Mountpoint](clients.md#what-each-client-is-good-for) writes a file once, from start to end."},
 	{pattern: `snapshottable|data source|volume-expand|volume-modify|expansion of pvcs|\(block volmode\)`, client: "mountpoint-s3", what: "snapshots, clones, expansion and modification",
 		why: "They are the controller's work, which is the same with each client. They run with `rclone`."},
+	{pattern: `\(retain policy\)\] snapshottable-stress`, what: "snapshottable-stress (retain policy)",
+		why: "It changes the policy of each VolumeSnapshotContent to Delete and deletes the VolumeSnapshot at once. A snapshot-controller whose cache still has the former policy then never deletes the content. `snapshottable` runs with both policies, `snapshottable-stress` with Delete."},
 	{pattern: `\(late-binding\)`, client: "mountpoint-s3", what: "Generic Ephemeral-volume (late-binding)",
 		why: "They differ from those of immediate binding in the work of the scheduler. They run with `rclone`."},
 }
