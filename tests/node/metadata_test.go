@@ -15,9 +15,11 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc/codes"
+
+	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
 
-const manyFiles = 500
+const manyFiles = 150
 
 // fill stores manyFiles objects below a prefix, whose content is their name, and returns the names.
 func (e *env) fill(prefix string) []string {
@@ -61,6 +63,7 @@ func (e *env) requestsOfStats(dir string, names []string) int {
 
 // After a listing, the attributes of its files take no requests, where the volume keeps what a listing showed.
 func TestStatsAfterAListing(t *testing.T) {
+	rigtest.ProcessOnly(t, "what is kept of a listing is the client's own doing")
 	t.Parallel()
 	e := start(t)
 	names := e.fill("listed/")
@@ -89,6 +92,7 @@ func TestStatsAfterAListing(t *testing.T) {
 // What a mount keeps of a listing hides no change of its own, and no file that another writer adds. By default it hides no change of
 // other writers.
 func TestChangesAfterAListing(t *testing.T) {
+	rigtest.ProcessOnly(t, "what is kept of a listing is the client's own doing")
 	t.Parallel()
 	e := start(t)
 	for i, tt := range []struct {
