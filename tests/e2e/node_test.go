@@ -46,9 +46,17 @@ func (m mountRecord) unit() string { return "s3csi-" + cmp.Or(m.Spare, m.Name) +
 // mountRecords are all that the node has.
 func mountRecords(t testing.TB) []mountRecord {
 	t.Helper()
-	files, err := filepath.Glob(world.Path(nodeStateDir + "/mounts/*/mount.json"))
+	all, err := readMountRecords()
 	if err != nil {
 		t.Fatal(err)
+	}
+	return all
+}
+
+func readMountRecords() ([]mountRecord, error) {
+	files, err := filepath.Glob(world.Path(nodeStateDir + "/mounts/*/mount.json"))
+	if err != nil {
+		return nil, err
 	}
 	var all []mountRecord
 	for _, f := range files {
@@ -58,11 +66,11 @@ func mountRecords(t testing.TB) []mountRecord {
 		}
 		var m mountRecord
 		if err := errors.Join(err, json.Unmarshal(b, &m)); err != nil {
-			t.Fatalf("%s: %v", f, err)
+			return nil, fmt.Errorf("%s: %w", f, err)
 		}
 		all = append(all, m)
 	}
-	return all
+	return all, nil
 }
 
 // recordsOf are those of the mounts of a volume.
@@ -141,9 +149,14 @@ func nodeProcesses() []process {
 	return all
 }
 
-// processes are the mount's helper and client.
+// processes are the mount's helper and client. When it is gone, another mount can have its uid.
 func (m mountRecord) processes() []process {
-	return slices.DeleteFunc(mountProcesses(), func(p process) bool { return p.uid != m.UID })
+	all := slices.DeleteFunc(mountProcesses(), func(p process) bool { return p.uid != m.UID })
+	records, err := readMountRecords()
+	if err == nil && slices.ContainsFunc(records, func(r mountRecord) bool { return r.UID == m.UID && r.Name != m.Name }) {
+		return nil
+	}
+	return all
 }
 
 // process is the mount's only one of that name.
