@@ -394,6 +394,24 @@ func (r *Rig) AllProcesses() []Process {
 	return found
 }
 
+// starting are the processes that run the rig's own copies of programs. A helper that a driver was starting when it was killed is among
+// them before it has its uid, which the next rig may have, too.
+func (r *Rig) starting() []int {
+	entries, _ := os.ReadDir("/proc")
+	var found []int
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		exe, err := os.Readlink(filepath.Join("/proc", e.Name(), "exe"))
+		if err == nil && strings.HasPrefix(exe, r.Dir+"/") { // one that has exited has none
+			found = append(found, pid)
+		}
+	}
+	return found
+}
+
 // ProgramOf is the name of a process's program, of which the kernel itself keeps 15 characters, by its directory in /proc.
 func ProgramOf(process string) string {
 	comm, _ := os.ReadFile(filepath.Join(process, "comm"))
@@ -415,12 +433,15 @@ func (r *Rig) Close() error {
 	}
 	var errs []error
 	for range 100 {
-		left := r.AllProcesses()
+		left := r.starting()
+		for _, p := range r.AllProcesses() {
+			left = append(left, p.PID)
+		}
 		if len(left) == 0 {
 			break
 		}
-		for _, p := range left {
-			_ = unix.Kill(p.PID, unix.SIGKILL)
+		for _, pid := range left {
+			_ = unix.Kill(pid, unix.SIGKILL)
 		}
 		time.Sleep(20 * time.Millisecond)
 	}

@@ -134,7 +134,7 @@ func TestAPodDoesNotEnd(t *testing.T) {
 		// The client's own words are the cause.
 		leads(t, "draining", e.awaitUnpublish(target, "away", "draining: 1 upload", "last output of the client", "failed to upload"), unpublishing)
 		// What the client sees depends on how far its request was.
-		if log := e.Logs(); !regexp.MustCompile(`PutObject.*(EOF|connection reset by peer|broken pipe)`).MatchString(log) {
+		if log := e.Logs(); !regexp.MustCompile(`PutObject.*(EOF|connection reset by peer|broken pipe|server closed idle connection)`).MatchString(log) {
 			t.Error("the driver's log does not have the cause")
 		}
 		e.awaitStatus("draining", "1, 1B")
