@@ -45,7 +45,7 @@ E2E_DEPLOY := ^Test(Examples|InlineVolumesOfNamespaces|Installation|OffClusterCo
 E2E_DISRUPT := ^Test(LauncherProcess|AgentsWithTheNodesRoot|ADeletedPodWaitsForItsFiles|FilesGoOn|Reboot|TokensOfServiceAccounts)$$
 
 # How many clusters run at a time. Each uses 3 GB. Those of the tests that run one after the other wait for most of the time, and are to have
-# their third of a processor at once; the one that many tests share has what is left.
+# their third of a processor at once: the one that many tests share is nice to them, and with it the cgroup of its cluster (tests/systemd).
 E2E_JOBS ?= 3
 
 MODULES := . clients/rclone tests

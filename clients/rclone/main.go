@@ -17,7 +17,6 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"slices"
 )
 
 // version is set when the program is built.
@@ -29,13 +28,6 @@ const (
 )
 
 func main() {
-	if slices.Equal(os.Args[1:], []string{"--version"}) { // asked of every program on a node; nothing in the environment changes the answer
-		fmt.Println("s3-csi-rclone", version)
-		return
-	}
-	if err := leaveEnvironment(); err != nil {
-		fail(exitFailure, err)
-	}
 	cfg, err := parseArgs(os.Args[1:])
 	switch {
 	case errors.Is(err, flag.ErrHelp):
@@ -46,6 +38,10 @@ func main() {
 		return
 	case err != nil:
 		fail(exitUsage, err)
+	}
+	// Last: it may execute this program again, and a node asks for the version of every program.
+	if err := leaveEnvironment(); err != nil {
+		fail(exitFailure, err)
 	}
 	if err := run(context.Background(), cfg, os.Stdout); err != nil {
 		fail(exitFailure, err)

@@ -149,11 +149,12 @@ func nodeProcesses() []process {
 	return all
 }
 
-// processes are the mount's helper and client. When it is gone, another mount can have its uid.
+// processes are the mount's helper and client. When its record is gone, another mount can have its uid.
 func (m mountRecord) processes() []process {
 	all := slices.DeleteFunc(mountProcesses(), func(p process) bool { return p.uid != m.UID })
 	records, err := readMountRecords()
-	if err == nil && slices.ContainsFunc(records, func(r mountRecord) bool { return r.UID == m.UID && r.Name != m.Name }) {
+	own := slices.ContainsFunc(records, func(r mountRecord) bool { return r.Name == m.Name })
+	if err == nil && !own && slices.ContainsFunc(records, func(r mountRecord) bool { return r.UID == m.UID }) {
 		return nil
 	}
 	return all

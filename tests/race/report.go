@@ -19,7 +19,7 @@ func init() {
 	if err != nil {
 		panic(err)
 	}
-	if os.Getenv("GORACE") == "" && !slices.Equal(os.Args[1:], []string{"--version"}) { // does nothing that could be a race
+	if os.Getenv("GORACE") == "" && !slices.Equal(os.Args[1:], []string{"--version"}) { // the version is printed by one goroutine
 		options := "atexit_sleep_ms=50"
 		reports := filepath.Join(filepath.Dir(filepath.Dir(program)), "races")
 		if _, err := os.Stat(reports); err == nil {

@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
+	"github.com/s3-csi/s3-csi-driver/pkg/proc"
 	"github.com/s3-csi/s3-csi-driver/tests/isolate"
 )
 
@@ -379,13 +380,9 @@ func (r *Rig) processes() []Process {
 
 // AllProcesses are those of mounts and of spares.
 func (r *Rig) AllProcesses() []Process {
-	entries, _ := os.ReadDir("/proc")
+	pids, _ := proc.PIDs()
 	var found []Process
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil {
-			continue
-		}
+	for _, pid := range pids {
 		status := statusOf(pid)
 		if uid, _ := strconv.Atoi(statusField(status, "Uid")); uid >= r.FirstUID && uid <= r.LastUID && !ended(status) {
 			found = append(found, Process{ProgramOf(fmt.Sprintf("/proc/%d", pid)), pid, uid, statusField(status, "State") == "Z"})
@@ -397,19 +394,11 @@ func (r *Rig) AllProcesses() []Process {
 // starting are the processes that run the rig's own copies of programs. A helper that a driver was starting when it was killed is among
 // them before it has its uid, which the next rig may have, too.
 func (r *Rig) starting() []int {
-	entries, _ := os.ReadDir("/proc")
-	var found []int
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil {
-			continue
-		}
-		exe, err := os.Readlink(filepath.Join("/proc", e.Name(), "exe"))
-		if err == nil && strings.HasPrefix(exe, r.Dir+"/") { // one that has exited has none
-			found = append(found, pid)
-		}
-	}
-	return found
+	pids, _ := proc.PIDs()
+	return slices.DeleteFunc(pids, func(pid int) bool {
+		exe, err := os.Readlink(proc.Path(pid, "exe"))
+		return err != nil || !strings.HasPrefix(exe, r.Dir+"/") // err: it has exited
+	})
 }
 
 // ProgramOf is the name of a process's program, of which the kernel itself keeps 15 characters, by its directory in /proc.

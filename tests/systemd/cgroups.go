@@ -92,7 +92,10 @@ func joinCgroups(name string, withCPUSet bool) error {
 				return err
 			}
 		}
-		if err := errors.Join(inheritNice(dir), os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte("0"), 0)); err != nil {
+		if err := inheritNice(dir); err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte("0"), 0); err != nil {
 			return err
 		}
 	}

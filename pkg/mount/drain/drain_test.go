@@ -3,9 +3,7 @@ package drain
 import (
 	"context"
 	"errors"
-	"os/exec"
 	"strings"
-	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -194,22 +192,14 @@ func TestTheExitOfAHelperIsAwaitedWithoutSearching(t *testing.T) {
 	l := &searches{}
 	d, p := newDrainer(t, l, 0)
 	m := p.Mount("a", "1", "rclone", nil)
-	process := exec.CommandContext(t.Context(), "cat")
-	process.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: m.UID, Gid: m.UID}}
-	stdin, err := process.StdinPipe()
-	if err == nil {
-		err = process.Start()
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	process, exit := mounttest.Process(t, m.UID)
 	l.pid = process.Process.Pid
 	h := &mounttest.Helper{Status: &helper.Status{Protocol: 1, State: helper.StateExited, PID: l.pid}}
 	h.Serve(t, p.Store.Socket(m.Name))
 	quit := mounttest.Until(t, func() bool { return h.WasAsked("quit") })
 	context.AfterFunc(quit, func() {
 		time.Sleep(5 * exitPause)
-		stdin.Close()
+		exit()
 	})
 	if err := d.stopHelper(t.Context(), m); err != nil {
 		t.Error(err)

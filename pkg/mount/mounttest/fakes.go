@@ -9,9 +9,11 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -203,6 +205,21 @@ func (h *Helper) WasAsked(op string) bool {
 	h.Mu.Lock()
 	defer h.Mu.Unlock()
 	return slices.Contains(h.Asked, op)
+}
+
+// Process starts a process of a uid, which exits when exit is called. Wait for it.
+func Process(t *testing.T, uid uint32) (process *exec.Cmd, exit func()) {
+	t.Helper()
+	process = exec.CommandContext(t.Context(), "cat")
+	process.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uid, Gid: uid}}
+	stdin, err := process.StdinPipe()
+	if err == nil {
+		err = process.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return process, func() { stdin.Close() }
 }
 
 // Until returns a context that ends as soon as something has happened.

@@ -174,13 +174,14 @@ func (p *Pool) endFormer(ctx context.Context) {
 	}
 }
 
-// end has a spare exit, and removes what it leaves when its process has ended: until then, its directories bar its uid. Where no helper
-// listens, the uid may already be that of a mount that took the spare, so nothing is killed.
+// end has a spare exit, kills it if it does not, and removes what it leaves when its process has ended: until then, its directories bar
+// its uid. Nothing is killed where no helper listens, because the uid may already be that of a mount that took the spare, nor where the
+// uid is unknown because the spare's cache is gone.
 func (p *Pool) end(ctx context.Context, spare state.Spare) error {
 	actx, cancel := context.WithTimeout(ctx, assignBound)
 	status, err := p.peer(spare).Quit(actx)
 	if err == nil {
-		host.AwaitExit(actx, status.PID, spare.UID) // one that is killed may leave a failed unit, which this launcher may not know
+		host.AwaitExit(actx, status.PID, spare.UID) // a unit whose process is killed fails, and launcher process would leave it
 	}
 	cancel()
 	if spare.UID == 0 || errors.Is(err, helper.ErrGone) {

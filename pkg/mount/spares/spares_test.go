@@ -3,9 +3,7 @@ package spares
 import (
 	"context"
 	"net/netip"
-	"os/exec"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -140,15 +138,7 @@ func TestASpareExitsBeforeItIsKilled(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	process := exec.CommandContext(t.Context(), "cat")
-	process.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: spare.UID, Gid: spare.UID}}
-	stdin, err := process.StdinPipe()
-	if err == nil {
-		err = process.Start()
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	process, exit := mounttest.Process(t, spare.UID)
 	var exits atomic.Bool
 	exited := make(chan error, 1)
 	s.Launcher = &mounttest.UIDs{OnKill: func(uid uint32) {
@@ -162,7 +152,7 @@ func TestASpareExitsBeforeItIsKilled(t *testing.T) {
 		<-mounttest.Until(t, func() bool { return h.WasAsked("quit") }).Done()
 		time.Sleep(50 * time.Millisecond)
 		exits.Store(true)
-		stdin.Close()
+		exit()
 		exited <- process.Wait()
 	}()
 	if err := s.end(t.Context(), spare); err != nil {
