@@ -30,8 +30,7 @@ type drainer struct {
 	cache  *cache
 	guard  *guard
 	report *reporter
-	// flushDirs makes the VFS list its directories again.
-	flushDirs func()
+	dirs   *directories
 	// renewVFS replaces the VFS with a new one, which uploads what it finds in the cache.
 	renewVFS func(context.Context) error
 }
@@ -62,7 +61,7 @@ func (d *drainer) whileMounted(ctx context.Context, unmounted <-chan struct{}, s
 			queued = d.step(ctx, limit)
 			return queued
 		}) {
-			d.flushDirs()
+			d.dirs.expire()
 		}
 		if flushing && queued != nil && len(queued) == 0 && d.flushed() {
 			flushing = false
@@ -90,7 +89,7 @@ func (d *drainer) flushed() bool {
 		fs.Errorf(nil, "Cannot read cache: %v", err)
 		return false
 	}
-	d.flushDirs()
+	d.dirs.expire()
 	return d.report.flushed(len(left))
 }
 

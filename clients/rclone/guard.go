@@ -32,6 +32,7 @@ type guard struct {
 	heads    *heads
 	cache    *cache
 	unsent   *unsentFiles
+	dirs     *directories
 
 	// reopened: the files of a previous process are reopened. A file that is uploaded earlier would be shown as empty: see reopen.
 	reopened atomic.Bool
@@ -48,7 +49,7 @@ func newGuard(ctx context.Context, c config, remote fs.Fs, cache *cache) (*guard
 	if err != nil {
 		return nil, err
 	}
-	g := &guard{Fs: remote, heads: h, cache: cache, unsent: newUnsentFiles(cache), serverMtime: c.serverMtime}
+	g := &guard{Fs: remote, heads: h, cache: cache, unsent: newUnsentFiles(cache), dirs: newDirectories(c.dirCacheTime), serverMtime: c.serverMtime}
 	g.conditional.Store(c.conditionalWrites)
 	features := *remote.Features()
 	if copyObject := features.Copy; copyObject != nil {
@@ -68,15 +69,29 @@ func newGuard(ctx context.Context, c config, remote fs.Fs, cache *cache) (*guard
 func (g *guard) Features() *fs.Features { return g.features }
 
 func (g *guard) List(ctx context.Context, dir string) (fs.DirEntries, error) {
+	l := g.dirs.listing(dir)
 	entries, err := g.Fs.List(ctx, dir)
-	for i, e := range entries {
-		if o, ok := e.(fs.Object); ok {
-			own := g.object(o)
-			own.listed.Store(true)
-			entries[i] = own
-		}
+	uploaded := g.dirs.listed(l)
+	if err != nil {
+		return entries, err
 	}
-	return entries, err
+	for i, e := range entries {
+		o, ok := e.(fs.Object)
+		if !ok {
+			continue
+		}
+		own := g.object(o)
+		own.listed.Store(true)
+		if newer, ok := uploaded[o.Remote()]; ok { // the service may have answered before
+			own = g.object(newer)
+			delete(uploaded, o.Remote())
+		}
+		entries[i] = own
+	}
+	for _, o := range uploaded {
+		entries = append(entries, g.object(o))
+	}
+	return entries, nil
 }
 
 func (g *guard) NewObject(ctx context.Context, name string) (fs.Object, error) {
@@ -153,7 +168,9 @@ func (g *guard) put(ctx context.Context, in io.Reader, src fs.ObjectInfo, option
 		return nil, err
 	}
 	g.unsent.stored(name, v)
-	return g.refresh(ctx, name, o, sum), nil
+	o = g.refresh(ctx, name, o, sum)
+	g.dirs.uploaded(o)
+	return o, nil
 }
 
 // firstRead calls begun before the first read.

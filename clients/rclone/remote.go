@@ -131,7 +131,7 @@ func newVFS(ctx context.Context, c config, remote fs.Fs) (*vfs.VFS, error) {
 	opt.ReadOnly = c.readOnly
 	opt.UID, opt.GID, opt.Umask = uint32(c.uid), uint32(c.gid), 0
 	opt.DirPerms, opt.FilePerms = c.dirMode, c.fileMode
-	opt.DirCacheTime = fs.Duration(c.dirCacheTime)
+	opt.DirCacheTime = fs.Duration(vfsDirCacheTime)
 	opt.PollInterval = 0 // S3 does not report changes
 	opt.WriteBack = fs.Duration(c.writeBack)
 	opt.CacheMaxSize = c.cacheSize

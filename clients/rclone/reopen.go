@@ -20,7 +20,7 @@ const reopenInterval = time.Second
 //
 // rclone uploads such files by itself, but its VFS learns of the new object only if it has opened the file before. Otherwise
 // the VFS takes the uploaded file for one that was removed from S3, and shows it as empty.
-func (c *cache) reopen(ctx context.Context, files *vfs.VFS) (stop func()) {
+func (c *cache) reopen(ctx context.Context, files *vfs.VFS, dirs *directories) (stop func()) {
 	left, err := c.unsent()
 	if err != nil {
 		fs.Errorf(nil, "Cannot read cache: %v", err)
@@ -39,21 +39,21 @@ func (c *cache) reopen(ctx context.Context, files *vfs.VFS) (stop func()) {
 				return
 			case <-time.After(reopenInterval):
 			}
-			c.retryReopen(files, left)
+			c.retryReopen(files, dirs, left)
 		}
 	})
 	return func() { cancel(); wg.Wait() }
 }
 
 // retryReopen tries again, and removes the files from left that need no further attempt.
-func (c *cache) retryReopen(files *vfs.VFS, left map[string]bool) {
+func (c *cache) retryReopen(files *vfs.VFS, dirs *directories, left map[string]bool) {
 	unsent, err := c.unsent()
 	if err != nil {
 		return // the next attempt reads it again
 	}
 	for name := range left {
 		if _, still := unsent[name]; !still {
-			files.FlushDirCache() // the next listing finds the object
+			dirs.expire() // the next listing finds the object
 		} else if touch(files, name) != nil {
 			continue
 		}

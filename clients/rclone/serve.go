@@ -78,13 +78,16 @@ func run(ctx context.Context, c config, stdout io.Writer) error {
 	if err := cache.check(files); err != nil {
 		return err
 	}
-	stopReopening := cache.reopen(ctx, files)
+	stopReopening := cache.reopen(ctx, files, remote.dirs)
 	remote.reopened.Store(true)
-	server, open, err := newServer(c, files)
+	server, open, err := newServer(c, files, remote.dirs)
 	if err != nil {
 		return err
 	}
 
+	trimmed, stopTrimming := context.WithCancel(ctx)
+	defer stopTrimming()
+	go remote.dirs.keepTrimmed(trimmed, c.cachePoll)
 	open.renaming = remote.unsent.renaming
 	report := newReporter(stdout)
 	defer report.close()
@@ -95,7 +98,7 @@ func run(ctx context.Context, c config, stdout io.Writer) error {
 	}()
 	report.send(readyLine)
 
-	d := &drainer{queue: queue, cache: cache, guard: remote, report: report, flushDirs: files.FlushDirCache, renewVFS: func(ctx context.Context) error {
+	d := &drainer{queue: queue, cache: cache, guard: remote, report: report, dirs: remote.dirs, renewVFS: func(ctx context.Context) error {
 		if err := cache.awaitRemote(ctx, remote); err != nil {
 			return err
 		}
@@ -135,9 +138,9 @@ func recoverCache(ctx context.Context, cache *cache, remote *guard) error {
 }
 
 // newServer takes over the FUSE descriptor, and returns after it has answered the kernel's INIT request.
-func newServer(c config, files *vfs.VFS) (*fuse.Server, *handles, error) {
+func newServer(c config, files *vfs.VFS, dirs *directories) (*fuse.Server, *handles, error) {
 	mountOpt := mountlib.Options{AttrTimeout: fs.Duration(attrTime), AllowOther: true}
-	root, err := mount2.NewFS(files, &mountOpt).Root()
+	root, err := dirs.serve(mount2.NewFS(files, &mountOpt))
 	if err != nil {
 		return nil, nil, fmt.Errorf("root directory: %w", err)
 	}
