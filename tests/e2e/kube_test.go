@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -19,6 +20,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 	"github.com/aws/aws-sdk-go-v2/service/s3/types"
+	"sigs.k8s.io/yaml"
 
 	"github.com/s3-csi/s3-csi-driver/tests/e2e/cluster"
 	"github.com/s3-csi/s3-csi-driver/tests/s3server"
@@ -126,13 +128,7 @@ func newNamespace(t testing.TB) string {
 		if t.Failed() {
 			explain(t, name)
 		}
-		kubectl(t, "delete", "namespace", name, "--wait=false")
-		eventually(t, "namespace "+name+" to be gone", func() error {
-			if _, ok := find(t, "namespace", "", name); ok {
-				return errors.New("it is there")
-			}
-			return nil
-		})
+		remove(t, "namespace", "", name)
 	})
 	return name
 }
@@ -178,26 +174,66 @@ func try(args ...string) (string, error) {
 	return world.Kubectl(context.Background(), nil, args...)
 }
 
-// apply applies objects in a namespace.
+// apply applies objects in a namespace. Those of the kinds in resources are made without kubectl, which costs more than all else that making an
+// object does.
 func apply(t testing.TB, namespace, objects string) {
 	t.Helper()
-	args := []string{"apply", "-f", "-"}
-	if namespace != "" {
-		args = append(args, "-n", namespace)
-	}
-	if _, err := world.Kubectl(context.Background(), []byte(objects), args...); err != nil {
-		t.Fatalf("%v\n%s", err, objects)
+	for text := range strings.SplitSeq(objects, "\n---") {
+		if strings.TrimSpace(text) == "" {
+			continue
+		}
+		var o struct {
+			Kind     string `json:"kind"`
+			Metadata struct {
+				Namespace string `json:"namespace"`
+			} `json:"metadata"`
+		}
+		if err := yaml.Unmarshal([]byte(text), &o); err != nil {
+			t.Fatalf("%v\n%s", err, text)
+		}
+		within := cmp.Or(o.Metadata.Namespace, namespace)
+		if path, _ := resource(o.Kind, within, ""); path != "" {
+			if err := world.Create(context.Background(), path, text); err == nil {
+				continue
+			} else if !errors.Is(err, cluster.ErrExists) {
+				t.Fatalf("%v\n%s", err, text)
+			}
+		}
+		args := []string{"apply", "-f", "-"}
+		if within != "" {
+			args = append(args, "-n", within)
+		}
+		if _, err := world.Kubectl(context.Background(), []byte(text), args...); err != nil {
+			t.Fatalf("%v\n%s", err, text)
+		}
 	}
 }
 
 // remove removes an object and waits until it is gone.
 func remove(t testing.TB, kind, namespace, name string) {
 	t.Helper()
-	args := []string{"delete", kind, name, "--ignore-not-found", "--timeout=" + patience.String()}
-	if namespace != "" {
-		args = append(args, "-n", namespace)
+	path, known := resource(kind, namespace, name)
+	if !known {
+		args := []string{"delete", kind, name, "--ignore-not-found", "--timeout=" + patience.String()}
+		if namespace != "" {
+			args = append(args, "-n", namespace)
+		}
+		kubectl(t, args...)
+		return
 	}
-	kubectl(t, args...)
+	uid := ""
+	if o, ok := find(t, kind, namespace, name); ok {
+		uid = o.Metadata.UID
+	}
+	if err := world.Delete(context.Background(), path); err != nil && !errors.Is(err, cluster.ErrNotFound) {
+		t.Fatal(err)
+	}
+	eventually(t, kind+" "+namespace+"/"+name+" to be gone", func() error {
+		if o, ok := find(t, kind, namespace, name); ok && o.Metadata.UID == uid {
+			return fmt.Errorf("it is there, with finalizers %q", o.Metadata.Finalizers)
+		}
+		return nil
+	})
 }
 
 // resources are where the API server has objects of a kind; kubectl's short names count too.
@@ -211,11 +247,15 @@ func resources(kind string) (path string, namespaced bool) {
 		{"persistentvolumeclaims persistentvolumeclaim pvc", "/api/v1", true},
 		{"events event", "/api/v1", true},
 		{"secrets secret", "/api/v1", true},
+		{"configmaps configmap", "/api/v1", true},
+		{"serviceaccounts serviceaccount", "/api/v1", true},
 		{"namespaces namespace ns", "/api/v1", false},
 		{"nodes node", "/api/v1", false},
 		{"persistentvolumes persistentvolume pv", "/api/v1", false},
 		{"volumesnapshots volumesnapshot", "/apis/snapshot.storage.k8s.io/v1", true},
 		{"volumesnapshotcontents volumesnapshotcontent", "/apis/snapshot.storage.k8s.io/v1", false},
+		{"volumesnapshotclasses volumesnapshotclass", "/apis/snapshot.storage.k8s.io/v1", false},
+		{"volumeattributesclasses volumeattributesclass", "/apis/storage.k8s.io/v1", false},
 		{"storageclasses storageclass sc", "/apis/storage.k8s.io/v1", false},
 		{"csinodes csinode", "/apis/storage.k8s.io/v1", false},
 		{"csidrivers csidriver", "/apis/storage.k8s.io/v1", false},
@@ -229,12 +269,11 @@ func resources(kind string) (path string, namespaced bool) {
 	return "", false
 }
 
-// ask asks the API server for an object, or for all of a kind.
-func ask(t testing.TB, kind, namespace, name string, query url.Values) (object, error) {
-	t.Helper()
-	path, namespaced := resources(kind)
+// resource is where the API server has an object of a kind, or all of the kind in a namespace.
+func resource(kind, namespace, name string) (path string, known bool) {
+	path, namespaced := resources(strings.ToLower(kind))
 	if path == "" {
-		t.Fatalf("where are objects of kind %s? Add it to resources", kind)
+		return "", false
 	}
 	within := ""
 	if namespaced && namespace != "" {
@@ -243,6 +282,16 @@ func ask(t testing.TB, kind, namespace, name string, query url.Values) (object, 
 	path = fmt.Sprintf(path, within)
 	if name != "" {
 		path += "/" + name
+	}
+	return path, true
+}
+
+// ask asks the API server for an object, or for all of a kind.
+func ask(t testing.TB, kind, namespace, name string, query url.Values) (object, error) {
+	t.Helper()
+	path, known := resource(kind, namespace, name)
+	if !known {
+		t.Fatalf("where are objects of kind %s? Add it to resources", kind)
 	}
 	body, err := world.Get(context.Background(), path+"?"+query.Encode())
 	if err != nil {
@@ -356,12 +405,12 @@ func podReady(t testing.TB, namespace, name string) object {
 			if len(c.Command) == 0 || !strings.HasSuffix(c.Command[len(c.Command)-1], "&& "+forever) {
 				continue
 			}
-			first, err := try("exec", "-n", namespace, name, "-c", c.Name, "--", "cat", "/proc/1/comm")
-			if err != nil {
-				return err
+			i := slices.IndexFunc(o.Status.ContainerStatuses, func(s containerStatus) bool { return s.Name == c.Name })
+			if i < 0 {
+				return fmt.Errorf("its container %s has no status", c.Name)
 			}
-			if first != "sleep\n" {
-				return fmt.Errorf("its container %s is not done: its first process is %q", c.Name, first)
+			if all := containerProcesses(o.Status.ContainerStatuses[i].ContainerID); len(all) != 1 || all[0].name != "sleep" {
+				return fmt.Errorf("its container %s is not done: there are %v", c.Name, all)
 			}
 		}
 		return nil

@@ -360,6 +360,15 @@ func containerProcess(t testing.TB, namespace, pod string) process {
 	return process{}
 }
 
+// containerProcesses are those of a container, by its ID in a pod's status.
+func containerProcesses(id string) []process {
+	_, id, _ = strings.Cut(id, "://")
+	return slices.DeleteFunc(nodeProcesses(), func(p process) bool {
+		cgroup, err := os.ReadFile(world.Path(fmt.Sprintf("/proc/%d/cgroup", p.pid)))
+		return id == "" || err != nil || !strings.Contains(string(cgroup), id)
+	})
+}
+
 // inside is a path of a container's own files, from outside.
 func inside(t testing.TB, namespace, pod, path string) string {
 	t.Helper()

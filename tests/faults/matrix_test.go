@@ -154,8 +154,11 @@ func scenarios() []*scenario {
 			of = of[:1]
 		}
 		faults := append([]fault{killDriver}, r.more...)
-		if onSystemd && r.asks {
+		switch {
+		case onSystemd && r.asks:
 			faults = append(faults, reexec, bus)
+		case onSystemd: // the end of a unit differs, not that of a client or of a pod
+			faults = slices.DeleteFunc(faults, func(f fault) bool { return f == killClient || f == podGone })
 		}
 		for _, f := range faults {
 			for _, client := range of {

@@ -5,10 +5,13 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
 
 // Volumes that name no client get their backend's, and only without one the driver's.
 func TestABackendHasADefaultClient(t *testing.T) {
+	rigtest.ProcessOnly(t, "the client is chosen before anything is started")
 	t.Parallel()
 	e := newEnv(t)
 	config := filepath.Join(e.Dir, "config.yaml")

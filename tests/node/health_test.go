@@ -79,6 +79,7 @@ func TestVolumeHealth(t *testing.T) {
 
 // A volume whose backend is away is inaccessible, one that is unpublished while files are uploaded is degraded.
 func TestVolumeHealthOfABackendThatIsAwayAndOfADrain(t *testing.T) {
+	rigtest.ProcessOnly(t, "the conditions are of the volume's service and uploads")
 	t.Parallel()
 	e := start(t, "--volume-health")
 	v := static("draining", rclone)

@@ -70,6 +70,7 @@ func TestInjectionIsRefused(t *testing.T) {
 // What is understood of the AWS driver's mount options says something about the mount, or nothing; none of it is on a command line
 // as it was written.
 func TestWordsOfTheAWSDriverReachNoClient(t *testing.T) {
+	rigtest.ProcessOnly(t, "requests are checked before anything is started")
 	t.Parallel()
 	e := start(t)
 	for _, client := range clients {
@@ -117,6 +118,7 @@ func TestOptionsReachTheClient(t *testing.T) {
 
 // Malformed volumes are told what is wrong with which field.
 func TestMalformedRequestsAreRefused(t *testing.T) {
+	rigtest.ProcessOnly(t, "requests are checked before anything is started")
 	t.Parallel()
 	e := start(t)
 	good := static("v", rclone)
@@ -168,6 +170,7 @@ func TestMalformedRequestsAreRefused(t *testing.T) {
 
 // Volumes that no controller made are found by their context, whatever their handle is.
 func TestStaticVolumes(t *testing.T) {
+	rigtest.ProcessOnly(t, "requests are checked before anything is started")
 	t.Parallel()
 	e := start(t)
 	e.Put(t, bucket, "top", "1")

@@ -155,6 +155,7 @@ func TestChangesAfterAListing(t *testing.T) {
 }
 
 func TestConsistencyThatAnOptionContradicts(t *testing.T) {
+	rigtest.ProcessOnly(t, "what is asked for a file is the client's own doing")
 	t.Parallel()
 	e := start(t)
 	for _, v := range []*csi.Volume{
@@ -171,6 +172,7 @@ func TestConsistencyThatAnOptionContradicts(t *testing.T) {
 
 // The requests of a small file are those that docs/clients.md lists.
 func TestRequestsOfASmallFile(t *testing.T) {
+	rigtest.ProcessOnly(t, "what is asked for a file is the client's own doing")
 	t.Parallel()
 	e := start(t)
 	for _, tt := range []struct {

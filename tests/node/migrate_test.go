@@ -11,10 +11,13 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
+
+	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
 
 // A PersistentVolume of the AWS Mountpoint driver is published as it is by a driver of that name, and means what it meant.
 func TestAVolumeOfTheAWSDriver(t *testing.T) {
+	rigtest.ProcessOnly(t, "handles and attributes are read in the same way with each launcher")
 	t.Parallel()
 	e := start(t, "--driver-name=s3.csi.aws.com") // and with another default client
 	e.Put(t, bucket, "some-s3-prefix/data", "hello")
@@ -64,6 +67,7 @@ func TestAVolumeOfTheAWSDriver(t *testing.T) {
 // A PersistentVolume that k8s-csi-s3 made is published as it is, with the very secret, as long as that one's keys are meant for
 // where they go.
 func TestAVolumeOfK8sCSIS3(t *testing.T) {
+	rigtest.ProcessOnly(t, "handles and attributes are read in the same way with each launcher")
 	t.Parallel()
 	e := start(t, "--driver-name=ru.yandex.s3.csi")
 	const pvc = "pvc-035763df-0488-4941-9a34-f637292eb95c"

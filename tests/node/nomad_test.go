@@ -112,6 +112,7 @@ func (o *nomad) delete(v *csi.Volume) error {
 }
 
 func TestNomadsCalls(t *testing.T) {
+	rigtest.ProcessOnly(t, "Nomad's calls are the same with each launcher")
 	t.Parallel()
 	rigtest.NeedClient(t, "rclone")
 	n := rigtest.New(t)

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+
+	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
 
 // as runs a shell command as a user and gives its output and whether it succeeded.
@@ -36,6 +38,7 @@ func look(t *testing.T, path string) string {
 
 // Only processes with the volume's group can use it.
 func TestVolumeMountGroup(t *testing.T) {
+	rigtest.ProcessOnly(t, "owners are options of the mount")
 	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		e.Put(t, bucket, "group/dir/file", "x")
@@ -115,6 +118,7 @@ func TestOwnersAndModes(t *testing.T) {
 
 // Root's ids are refused by name where a client cannot show them, and shown where it can.
 func TestRootAsOwner(t *testing.T) {
+	rigtest.ProcessOnly(t, "owners are options of the mount")
 	t.Parallel()
 	e := start(t)
 	v := static("rooted", mountpoint, "uid", "0")

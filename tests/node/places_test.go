@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+
+	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
 
 // The operator's own directories may be symbolic links.
@@ -55,6 +57,7 @@ func TestDirectoriesBehindSymbolicLinks(t *testing.T) {
 
 // The driver's own directories are no targets, neither to publish nor to unpublish: there are the mounts behind all targets.
 func TestOwnDirectoriesAreNoTargets(t *testing.T) {
+	rigtest.ProcessOnly(t, "targets are checked before anything is started")
 	t.Parallel()
 	e := start(t)
 	v := static("own", rclone)

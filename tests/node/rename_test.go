@@ -58,6 +58,7 @@ func (e *env) stored(want map[string]string) {
 
 // Files are renamed by a copy in the service, directories by the programs that get EXDEV.
 func TestRenameWithMountpoint(t *testing.T) {
+	rigtest.ProcessOnly(t, "renaming is the client's own doing")
 	t.Parallel()
 	e, at, done := renaming(t)
 	defer done()
@@ -148,6 +149,7 @@ func TestDirectoriesOutliveTheirFilesWithMountpoint(t *testing.T) {
 }
 
 func TestRenameIsAnOption(t *testing.T) {
+	rigtest.ProcessOnly(t, "renaming is the client's own doing")
 	t.Parallel()
 	e, _, done := renaming(t)
 	defer done()
@@ -163,6 +165,7 @@ func TestRenameIsAnOption(t *testing.T) {
 
 // Whatever fails, and whatever another writer does, a file has its old name or both, and nothing is lost.
 func TestARenameThatFailsLosesNothing(t *testing.T) {
+	rigtest.ProcessOnly(t, "renaming is the client's own doing")
 	t.Parallel()
 	copies := func(r *http.Request) bool { return r.Header.Get("X-Amz-Copy-Source") != "" }
 	deletes := func(r *http.Request) bool { return r.Method == http.MethodDelete }

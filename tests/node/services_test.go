@@ -2,7 +2,6 @@ package node
 
 import (
 	"errors"
-	"os"
 	"testing"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -29,9 +28,7 @@ func eachService(t *testing.T, test func(t *testing.T, e *env), flags ...string)
 func startOnMinIO(t *testing.T, flags ...string) *env {
 	t.Helper()
 	rigtest.Bin(t)
-	if os.Getenv(rig.EnvLauncher) == rig.LauncherSystemd {
-		t.Skip("another service makes no difference to the launcher: it is tried with processes")
-	}
+	rigtest.ProcessOnly(t, "another service makes no difference to the launcher")
 	if err := rig.Usable(); err != nil {
 		t.Skip(err)
 	}

@@ -20,6 +20,7 @@ import (
 
 // A volume can be a snapshot itself. No pod can write to it.
 func TestASnapshotIsMountedReadOnly(t *testing.T) {
+	rigtest.ProcessOnly(t, "snapshots are mounted like any volume")
 	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		e.Put(t, bucket, ".s3-csi/snapshots/s@1/data/dir/file", "content")
@@ -46,6 +47,7 @@ func TestASnapshotIsMountedReadOnly(t *testing.T) {
 // What a snapshot has of files that a node still has to store: those that are stored when it is made, and no others, also when the node comes back and
 // stores them later. When the unpublish has returned, a snapshot has everything.
 func TestASnapshotHasWhatIsStored(t *testing.T) {
+	rigtest.ProcessOnly(t, "snapshots are mounted like any volume")
 	t.Parallel()
 	e := newEnv(t)
 	e.Driver = e.Drive(t, "all")

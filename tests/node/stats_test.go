@@ -18,6 +18,7 @@ func (e *env) stats(limit time.Duration, v *csi.Volume, path string) (*csi.NodeG
 }
 
 func TestVolumeStats(t *testing.T) {
+	rigtest.ProcessOnly(t, "statistics are read from the mount")
 	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		v := static("stats", client)

@@ -15,11 +15,13 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
+	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
 
 // A target that is not a clean absolute path below the root, or that symbolic links lead to, is refused and nothing is
 // made.
 func TestTargetsThatAreRefused(t *testing.T) {
+	rigtest.ProcessOnly(t, "targets are checked before anything is started")
 	t.Parallel()
 	e := newEnv(t)
 	root := filepath.Join(e.Dir, "targets")

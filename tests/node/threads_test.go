@@ -30,6 +30,7 @@ func onThread(fn func()) (id int) {
 // it, as it goes in programs of many threads. Mountpoint has to see its callers for that: it takes the close of another
 // process for one of many.
 func TestAClosedFileIsStoredWhicheverThreadClosesIt(t *testing.T) {
+	rigtest.ProcessOnly(t, "closing files is the client's own doing")
 	t.Parallel()
 	e := start(t)
 	v := static("threads", mountpoint)

@@ -67,6 +67,7 @@ func (e *env) create(name, client string, size int64, pairs ...string) *csi.Volu
 }
 
 func TestUsageIsReportedAgainstTheRecordedSize(t *testing.T) {
+	rigtest.ProcessOnly(t, "the driver lists the volume itself")
 	t.Parallel()
 	for _, kind := range []string{"prefix", "bucket", "static"} {
 		t.Run(kind, func(t *testing.T) {
@@ -126,6 +127,7 @@ func TestUsageIsReportedAgainstTheRecordedSize(t *testing.T) {
 }
 
 func TestUsageIsListedBoundedAndOncePerInterval(t *testing.T) {
+	rigtest.ProcessOnly(t, "the driver lists the volume itself")
 	t.Parallel()
 	e := newEnv(t)
 	listed := e.measurements()

@@ -31,8 +31,12 @@ func newAPI(nodeIP, token string, ca []byte) (*api, error) {
 	}, nil
 }
 
-// ErrNotFound says that the API server has no such object.
-var ErrNotFound = errors.New("not found")
+var (
+	// ErrNotFound says that the API server has no such object.
+	ErrNotFound = errors.New("not found")
+	// ErrExists says that it has one already.
+	ErrExists = errors.New("exists")
+)
 
 // Get asks the API server for a path, such as /api/v1/nodes.
 func (c *Cluster) Get(ctx context.Context, path string) ([]byte, error) {
@@ -46,11 +50,20 @@ func (c *Cluster) Get(ctx context.Context, path string) ([]byte, error) {
 	return io.ReadAll(body)
 }
 
-// Create makes an object, written as YAML, at the path of its kind.
+// Create makes an object, written as YAML, at the path of its kind. A field that the kind does not have is an error.
 func (c *Cluster) Create(ctx context.Context, path, object string) error {
+	return c.change(ctx, http.MethodPost, path+"?fieldValidation=Strict", strings.NewReader(object))
+}
+
+// Delete asks for the deletion of an object, and of what it owns after it.
+func (c *Cluster) Delete(ctx context.Context, path string) error {
+	return c.change(ctx, http.MethodDelete, path+"?propagationPolicy=Background", nil)
+}
+
+func (c *Cluster) change(ctx context.Context, method, path string, in io.Reader) error {
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
-	body, err := c.api.request(ctx, http.MethodPost, path, strings.NewReader(object))
+	body, err := c.api.request(ctx, method, path, in)
 	if err != nil {
 		return err
 	}
@@ -82,5 +95,8 @@ func (a *api) request(ctx context.Context, method, path string, in io.Reader) (i
 		return nil, fmt.Errorf("%s: %w", path, ErrNotFound)
 	}
 	text, err := io.ReadAll(resp.Body)
+	if resp.StatusCode == http.StatusConflict && method == http.MethodPost {
+		return nil, fmt.Errorf("%s: %w: %s", path, ErrExists, text)
+	}
 	return nil, errors.Join(fmt.Errorf("%s %s: %s: %s", method, path, resp.Status, text), err)
 }
