@@ -4,6 +4,7 @@ import (
 	"context"
 	"maps"
 	"path"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -18,6 +19,9 @@ import (
 
 // vfsDirCacheTime is a --dir-cache-time that never ends, for rclone's VFS: directories decides instead. rclone doubles it.
 const vfsDirCacheTime = 100 * 365 * 24 * time.Hour
+
+// patience is how much longer than its time a listing is used while a directory above is being listed, which can take minutes.
+const patience = time.Minute
 
 // directories decides how long rclone's VFS uses the listing of a directory.
 //
@@ -121,9 +125,10 @@ func (d *directories) use(n *node) (done func()) {
 	e := d.get(name)
 	e.node = n
 	e.users++
-	old := time.Since(e.listed) >= d.keep
+	age := time.Since(e.listed)
+	old := age >= d.keep && !(d.keep > 0 && age < d.keep+patience && d.listingAbove(name))
 	d.mu.Unlock()
-	if old {
+	if old { // it waits for listings above
 		d.root.ForgetPath(path.Join(name, "any"), fs.EntryObject) // the directory is listed again, its entries stay until then
 	}
 	return func() {
@@ -132,6 +137,16 @@ func (d *directories) use(n *node) (done func()) {
 		e.users--
 		e.used = time.Now()
 	}
+}
+
+// listingAbove reports whether a directory above is being listed. Call under mu.
+func (d *directories) listingAbove(name string) bool {
+	for l := range d.running {
+		if l.name == "" && name != "" || strings.HasPrefix(name, l.name+"/") {
+			return true
+		}
+	}
+	return false
 }
 
 // trim makes the VFS forget the entries of directories that have not been used for a while, if the kernel knows none of their

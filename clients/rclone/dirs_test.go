@@ -110,10 +110,12 @@ type kernel struct {
 	fs       fuse.RawFileSystem
 	lookups  map[uint64]uint64 // by node
 	listings map[string]int
+	hold     func(dir string) // before a listing
 }
 
 func (k *kernel) List(ctx context.Context, dir string) (fs.DirEntries, error) {
 	k.listings[dir]++
+	k.hold(dir)
 	return k.guard.List(ctx, dir)
 }
 
@@ -125,7 +127,7 @@ func newKernel(t *testing.T, keep time.Duration, files ...string) *kernel {
 		check(t, os.WriteFile(filepath.Join(dir, name), nil, 0o644))
 	}
 	remote := localRemote(t, dir)
-	k := &kernel{t: t, lookups: map[uint64]uint64{}, listings: map[string]int{}, guard: &guard{Fs: remote, features: remote.Features(), dirs: newDirectories(keep)}}
+	k := &kernel{t: t, lookups: map[uint64]uint64{}, listings: map[string]int{}, hold: func(string) {}, guard: &guard{Fs: remote, features: remote.Features(), dirs: newDirectories(keep)}}
 	v, err := newVFS(t.Context(), config{readOnly: true}, k)
 	check(t, err)
 	t.Cleanup(v.Shutdown)
@@ -208,4 +210,43 @@ func TestAListingIsUsedForItsTime(t *testing.T) {
 	k.lookup(dir, "file")
 	k.lookup(dir, "file")
 	k.wantListings("expired", map[string]int{"": 1, "dir": 2})
+}
+
+// Pods with directories of one volume do not wait for each other's listings.
+func TestALongListingHoldsUpNoDirectoryBelow(t *testing.T) {
+	const root, keep = 1, 20 * time.Millisecond
+	k := newKernel(t, keep, "dir/file")
+	dir := k.lookup(root, "dir")
+	k.lookup(dir, "file")
+	began, pass := make(chan struct{}), make(chan struct{})
+	k.hold = func(name string) {
+		if name == "" {
+			l := k.dirs.listing("") // as that of the service
+			defer k.dirs.listed(l)
+			close(began)
+			<-pass
+		}
+	}
+	time.Sleep(keep)
+	listed := make(chan fuse.Status)
+	go func() {
+		listed <- k.fs.Lookup(nil, &fuse.InHeader{NodeId: root}, "dir", &fuse.EntryOut{})
+	}()
+	<-began
+	found := make(chan fuse.Status)
+	go func() {
+		found <- k.fs.Lookup(nil, &fuse.InHeader{NodeId: dir}, "file", &fuse.EntryOut{})
+	}()
+	select {
+	case status := <-found:
+		if !status.Ok() {
+			t.Errorf("lookup below: %v", status)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("a lookup waits for the listing of a directory above")
+	}
+	close(pass)
+	if status := <-listed; !status.Ok() {
+		t.Errorf("lookup of the directory: %v", status)
+	}
 }
