@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"maps"
 	"path"
 	"strings"
 	"sync"
@@ -152,26 +151,37 @@ func (d *directories) listingAbove(name string) bool {
 // trim makes the VFS forget the entries of directories that have not been used for a while, if the kernel knows none of their
 // subdirectories.
 func (d *directories) trim(unused time.Duration) {
-	d.mu.Lock()
-	idle := maps.Clone(d.byName)
-	maps.DeleteFunc(idle, func(_ string, e *directory) bool {
-		return e.node == nil || e.users > 0 || time.Since(e.used) < unused
-	})
-	d.mu.Unlock()
-	for name, e := range idle {
-		if e.node.String() == name && e.node.hasSubdirectory() {
+	for name, n := range d.unused(unused) {
+		if n.String() == name && n.hasSubdirectory() {
 			continue
 		}
 		d.mu.Lock()
-		stillIdle := e.users == 0 && time.Since(e.used) >= unused
-		if stillIdle {
+		still := d.byName[name].isUnused(unused)
+		if still {
 			delete(d.byName, name)
 		}
 		d.mu.Unlock()
-		if stillIdle && e.node.String() == name { // otherwise it was renamed
+		if still && n.String() == name { // otherwise it was renamed
 			d.root.ForgetPath(name, fs.EntryDirectory)
 		}
 	}
+}
+
+// unused returns the directories that have not been used for a while.
+func (d *directories) unused(since time.Duration) map[string]*node {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	all := map[string]*node{}
+	for name, e := range d.byName {
+		if e.isUnused(since) {
+			all[name] = e.node
+		}
+	}
+	return all
+}
+
+func (e *directory) isUnused(since time.Duration) bool {
+	return e != nil && e.node != nil && e.users == 0 && time.Since(e.used) >= since
 }
 
 // keepTrimmed trims until ctx ends.
