@@ -16,10 +16,10 @@ func Look(target, kind string) error {
 	}
 	_, _ = os.Stat(target)
 	if dir, err := os.Open(target); err == nil {
-		names, _ := dir.Readdirnames(100)
+		names, err := dir.Readdirnames(100)
 		dir.Close()
 		if (kind == Many || kind == Endless) && len(names) != 100 {
-			return fmt.Errorf("the directory has %d entries", len(names))
+			return fmt.Errorf("the directory has %d entries: %w", len(names), err)
 		}
 	}
 	name := filepath.Join(target, "name")

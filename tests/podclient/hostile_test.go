@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -208,17 +209,21 @@ func everyClientThatIsNotGivenUp(t *testing.T, e *env) {
 // showsFUSE reports whether a FUSE file system is at the target, without a request to it.
 func (p *pod) showsFUSE(t testing.TB) bool {
 	t.Helper()
+	var top unix.Statx_t
+	flags := unix.AT_NO_AUTOMOUNT | unix.AT_SYMLINK_NOFOLLOW | unix.AT_STATX_DONT_SYNC // which asks no file system
+	if err := unix.Statx(unix.AT_FDCWD, p.target, flags, unix.STATX_MNT_ID, &top); err != nil {
+		return false
+	}
 	table, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
 		t.Fatal(err)
 	}
-	shows := false
 	for line := range strings.Lines(string(table)) {
-		if fields := strings.Fields(line); len(fields) > 4 && fields[4] == p.target {
-			shows = strings.Contains(line, " - fuse ")
+		if strings.HasPrefix(line, strconv.FormatUint(top.Mnt_id, 10)+" ") {
+			return strings.Contains(line, " - fuse ")
 		}
 	}
-	return shows
+	return false
 }
 
 // A program that takes one descriptor after the other is slowed down.
