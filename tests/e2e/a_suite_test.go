@@ -26,8 +26,8 @@ const (
 	// suiteTimeout is how long one run of the suite's program may take, which most tests need a quarter of a minute for. Those that
 	// restart containers allow themselves more than a quarter of an hour.
 	suiteTimeout = 25 * time.Minute
-	// suiteRuns is how many are run at a time: they wait more than they work.
-	suiteRuns = 12
+	// suiteRuns is how many are run at a time: so many that they and the other parallel tests end at about the same time.
+	suiteRuns = 9
 	suiteName = "External Storage [Driver: " + csiName + "] "
 )
 
@@ -154,20 +154,19 @@ func TestExternalStorage(t *testing.T) {
 			runs = append(runs, &suiteRun{client: client, test: test})
 		}
 	}
-	// What takes long begins early.
+	// What takes long begins early, and what takes minutes first.
 	weight := func(r *suiteRun) int {
 		switch {
-		case strings.Contains(r.test, "restarting containers"):
+		case strings.Contains(r.test, "snapshottable-stress"):
 			return 0
-		case r.test == "" || strings.Contains(r.test, "[Slow]"):
+		case strings.Contains(r.test, "restarting containers"):
 			return 1
+		case r.test == "" || strings.Contains(r.test, "[Slow]"):
+			return 2
 		}
-		return 2
+		return 3
 	}
 	slices.SortStableFunc(runs, func(a, b *suiteRun) int { return weight(a) - weight(b) })
-	// Those that take minutes begin first.
-	long := func(r *suiteRun) int { return min(1, strings.Count(r.test, "snapshottable-stress")) }
-	slices.SortStableFunc(runs, func(a, b *suiteRun) int { return long(b) - long(a) })
 
 	queue := make(chan *suiteRun)
 	var workers sync.WaitGroup
