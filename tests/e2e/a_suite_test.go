@@ -26,8 +26,8 @@ const (
 	// suiteTimeout is how long one run of the suite's program may take, which most tests need a quarter of a minute for. Those that
 	// restart containers allow themselves more than a quarter of an hour.
 	suiteTimeout = 25 * time.Minute
-	// suiteRuns is how many are run at a time: so many that they and the other parallel tests end at about the same time.
-	suiteRuns = 9
+	// suiteRuns is how many are run at a time: they wait more than they work.
+	suiteRuns = 12
 	suiteName = "External Storage [Driver: " + csiName + "] "
 )
 
