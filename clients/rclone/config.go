@@ -126,7 +126,7 @@ func flags(c *config, showVersion *bool) *flag.FlagSet {
 	add("sse", "server-side encryption of new objects: AES256 or aws:kms", &c.sse)
 	add("sse-kms-key-id", "key for aws:kms", &c.sseKMSKeyID)
 
-	set.DurationVar(&c.cachePoll, "cache-poll-interval", c.cachePoll, "how often the cache is reduced to its size (for tests)")
+	set.DurationVar(&c.cachePoll, "cache-poll-interval", c.cachePoll, "how often the cache is reduced to its size, and listings of unused directories are forgotten (for tests)")
 	set.IntVar(&c.attempts, "low-level-retries", c.attempts, "how often a request is tried (for tests)")
 	set.Var((*size)(&c.uploadCutoff), "upload-cutoff", "size from which files are uploaded in parts (for tests)")
 	set.BoolVar(showVersion, "version", false, "print the version")

@@ -30,7 +30,6 @@ type drainer struct {
 	cache  *cache
 	guard  *guard
 	report *reporter
-	dirs   *directories
 	// renewVFS replaces the VFS with a new one, which uploads what it finds in the cache.
 	renewVFS func(context.Context) error
 }
@@ -61,7 +60,7 @@ func (d *drainer) whileMounted(ctx context.Context, unmounted <-chan struct{}, s
 			queued = d.step(ctx, limit)
 			return queued
 		}) {
-			d.dirs.expire()
+			d.guard.dirs.expire()
 		}
 		if flushing && queued != nil && len(queued) == 0 && d.flushed() {
 			flushing = false
@@ -89,7 +88,7 @@ func (d *drainer) flushed() bool {
 		fs.Errorf(nil, "Cannot read cache: %v", err)
 		return false
 	}
-	d.dirs.expire()
+	d.guard.dirs.expire()
 	return d.report.flushed(len(left))
 }
 

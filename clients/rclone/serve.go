@@ -98,7 +98,7 @@ func run(ctx context.Context, c config, stdout io.Writer) error {
 	}()
 	report.send(readyLine)
 
-	d := &drainer{queue: queue, cache: cache, guard: remote, report: report, dirs: remote.dirs, renewVFS: func(ctx context.Context) error {
+	d := &drainer{queue: queue, cache: cache, guard: remote, report: report, renewVFS: func(ctx context.Context) error {
 		if err := cache.awaitRemote(ctx, remote); err != nil {
 			return err
 		}

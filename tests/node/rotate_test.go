@@ -184,7 +184,7 @@ func TestARotatedSecretOfASharedMount(t *testing.T) {
 
 // A secret that does not work changes nothing for the publication, and the answer says so.
 func TestARotatedSecretThatIsRefused(t *testing.T) {
-	rigtest.ProcessOnly(t, "the service refuses, whoever started the client")
+	rigtest.ProcessOnly(t, "the service refuses the same with each launcher")
 	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		first, stranger := e.user("owner"), map[string]string{"accessKeyID": "AKIAUNKNOWN000000000", "secretAccessKey": "nobodys-secret"}

@@ -96,7 +96,7 @@ func TestFailedPublicationsSayWhyAndLeaveNothing(t *testing.T) {
 
 // Wrong keys and missing buckets are found out before a client starts.
 func TestVolumesThatCannotBeReached(t *testing.T) {
-	rigtest.ProcessOnly(t, "the service refuses, whoever started the client")
+	rigtest.ProcessOnly(t, "the service refuses the same with each launcher")
 	t.Parallel()
 	e := start(t)
 	good := e.user("somebody")
