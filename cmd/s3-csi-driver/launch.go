@@ -267,7 +267,7 @@ func (l launch) report(ctx context.Context, cfg *driver.Config, o driver.NodeOpt
 	logger := klog.FromContext(ctx)
 	box := l.Sandbox()
 	if l.systemd == nil {
-		logger.Info("Using launcher process", "reason", l.why)
+		logger.Info("Using launcher process", "reason", l.why, "missing", box.Missing)
 		cfg.Health.Note("the launcher is process: " + l.why)
 		if chosen := o.ChosenLimits(); len(chosen) > 0 {
 			note := "launcher process does not enforce limits, so these flags have no effect: " + strings.Join(chosen, ", ")
@@ -278,9 +278,9 @@ func (l launch) report(ctx context.Context, cfg *driver.Config, o driver.NodeOpt
 		logger.Info("Using launcher systemd", "reason", l.why, "version", box.Version, "program", l.systemd.Program(),
 			"properties", box.Present, "missing", box.Missing, "memoryLimit", l.limits.MemoryMax, "tasksMax", l.limits.TasksMax)
 		cfg.Health.Note("the launcher is systemd " + box.Version + ": " + l.why)
-		if len(box.Missing) > 0 {
-			cfg.Health.Note("the host's systemd does not support these sandbox properties: " + strings.Join(box.Missing, ", "))
-		}
+	}
+	if len(box.Missing) > 0 {
+		cfg.Health.Note("the host does not support these parts of the sandbox: " + strings.Join(box.Missing, ", "))
 	}
 	if box.Landlock > 0 {
 		logger.Info("Restricting new mounts with Landlock", "sandbox", box.Kind(), "landlock", box.Landlock, "beyondFiles", sandbox.Restrictions(box.Landlock))

@@ -193,7 +193,7 @@ func (r *nodeRun) launching(ctx context.Context) {
 			if len(box.Missing) > 0 {
 				r.add(confinement.row(No, describe(box)+", missing: "+strings.Join(box.Missing, ", "), "needs a newer systemd, the unified cgroup hierarchy, or a shared / on the host; mounts work without it"))
 			} else {
-				r.add(confinement.row(Yes, fmt.Sprintf("%s, and %d properties of units", describe(box), len(box.Present)), ""))
+				r.add(confinement.row(Yes, fmt.Sprintf("%s, system calls, and %d properties of units", describe(box), len(box.Present)), ""))
 			}
 			r.add(survives.row(Yes, "", ""))
 			return
@@ -207,9 +207,12 @@ func (r *nodeRun) launching(ctx context.Context) {
 		r.add(what.row(Yes, "process, set with --launcher", ""))
 	}
 	p := launcher.NewProcess(r.ns, r.Program, launcher.WithUIDs(r.UIDs))
-	if box := p.Sandbox(); box.Landlock > 0 {
-		r.add(confinement.row(Yes, describe(box)+", without limits of memory, tasks and CPU", ""))
-	} else {
+	switch box := p.Sandbox(); {
+	case len(box.Missing) > 0:
+		r.add(confinement.row(No, describe(box)+", missing: "+strings.Join(box.Missing, ", "), "boot a kernel with CONFIG_SECCOMP_FILTER, or allow the driver's container seccomp(2)"))
+	case box.Landlock > 0:
+		r.add(confinement.row(Yes, describe(box)+", and system calls, without limits of memory, tasks and CPU", ""))
+	default:
 		r.add(confinement.row(No, describe(box)+": clients have their own user and no privileges, but read and write what any user may", "boot a kernel with Landlock (Linux 5.19, lsm=...,landlock), or use launcher systemd"))
 	}
 	if ok, why := p.SurvivesDriver(); !ok {

@@ -12,7 +12,7 @@ type LauncherInfo struct {
 	SystemdVersion string   // "" with launcher process
 	Sandbox        string   // what keeps clients from the host's files: "landlock", "unit" or "none"
 	Landlock       int      // version of Landlock; 0: none
-	Missing        []string // sandbox properties of units that the host's systemd does not support
+	Missing        []string // what the sandbox lacks on this host: properties of units, seccomp
 }
 
 // ShowLauncher registers the launcher's metrics. info is called at every scrape.
@@ -23,7 +23,7 @@ func (m *Metrics) ShowLauncher(info func() LauncherInfo) error {
 			[]string{"launcher", "systemd_version"}, nil),
 		sandbox: prometheus.NewDesc("s3csi_sandbox_info", "Always 1; the labels have what restricts new mounts' access to the host's files (landlock, unit: the mount namespace of a systemd unit, none) and the version of Landlock.",
 			[]string{"sandbox", "landlock_abi"}, nil),
-		missing: prometheus.NewDesc("s3csi_sandbox_missing", "1 for each sandbox property of systemd units that this host does not support; the reason is in the driver's log.",
+		missing: prometheus.NewDesc("s3csi_sandbox_missing", "1 for each sandbox property of systemd units that this host does not support, and for seccomp if system calls are not filtered; the reason is in the driver's log.",
 			[]string{"property"}, nil),
 	})
 }

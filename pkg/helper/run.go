@@ -20,6 +20,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
 	"github.com/s3-csi/s3-csi-driver/pkg/proc"
+	"github.com/s3-csi/s3-csi-driver/pkg/sandbox"
 )
 
 // Program describes the programs of a helper.
@@ -99,6 +100,7 @@ func Run(ctx context.Context, program Program, args []string) error {
 		return err
 	}
 	limitMemory()
+	filterErr := sandbox.RestrictCalls()
 	if err := harden(); err != nil {
 		return fmt.Errorf("helper %s: %w", a.Name, err)
 	}
@@ -119,6 +121,9 @@ func Run(ctx context.Context, program Program, args []string) error {
 	h, err := newHelper(o)
 	if err != nil {
 		return errors.Join(fmt.Errorf("helper %s: %w", a.Name, err), l.Close())
+	}
+	if filterErr != nil {
+		h.log.printf("system calls are not filtered: %v", filterErr)
 	}
 	h.log.printf("helper started: name=%s pid=%d version=%s", a.Name, os.Getpid(), h.status.Version)
 	h.run(ctx, l, uid, signals)

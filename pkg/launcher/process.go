@@ -100,10 +100,11 @@ func WithLandlock(abi int) Option {
 
 // Sandbox returns the state of the sandbox.
 func (p *Process) Sandbox() Sandbox {
-	if p.landlock > 0 {
-		return Sandbox{Landlock: p.landlock}
+	box := Sandbox{Landlock: p.landlock, Missing: unfiltered()}
+	if p.landlock == 0 {
+		box.NoLandlock = p.noLandlock
 	}
-	return Sandbox{NoLandlock: p.noLandlock}
+	return box
 }
 
 // ResolvesBy reports whether helpers resolve names by the launcher's Resolver, and if not, why.
@@ -245,6 +246,14 @@ func kernelLandlock() (abi int, why string) {
 		return 0, err.Error()
 	}
 	return abi, ""
+}
+
+// unfiltered returns what a Sandbox is missing without a filter of system calls.
+func unfiltered() []string {
+	if err := sandbox.FiltersCalls(); err != nil {
+		return []string{"seccomp (" + err.Error() + ")"}
+	}
+	return nil
 }
 
 // reduceThread removes every way to privileges from this thread and its future children. It keeps the effective set, which the change

@@ -287,9 +287,8 @@ func (s *Systemd) awaitStart(ctx context.Context, b *bus, u Unit, job <-chan str
 		return 0, b.failed(ctx, name, s.program)
 	}
 	for {
-		confined, seccomp, err := confined(pid, u.UID)
+		confined, err := confined(pid, u.UID)
 		if confined {
-			s.sandbox.observe(seccomp)
 			return pid, nil
 		}
 		if err != nil { // it has exited

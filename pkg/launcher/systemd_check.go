@@ -23,15 +23,14 @@ var ErrNoSystemd = errors.New("the host has no suitable systemd to launch helper
 func (s *Systemd) Check(ctx context.Context) (Sandbox, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	var version, features string
+	var version string
 	var known map[string]any
 	check := func(ctx context.Context, b *bus) error {
-		for to, name := range map[*string]string{&version: "Version", &features: "Features"} {
-			if err := b.manager(name, to); err != nil {
-				return err
-			}
+		err := b.manager("Version", &version)
+		if err != nil {
+			return err
 		}
-		var err error // systemd lists the properties of a service that does not exist, too
+		// systemd lists the properties of a service that does not exist, too
 		known, err = b.GetUnitTypePropertiesContext(ctx, unitName("probe"), "Service")
 		return err
 	}
@@ -67,7 +66,7 @@ func (s *Systemd) Check(ctx context.Context) (Sandbox, error) {
 	if err := s.checkMounts(ctx); err != nil {
 		return Sandbox{}, err
 	}
-	s.sandbox.update(version, features, known, unified)
+	s.sandbox.update(version, known, unified)
 	return s.Sandbox(), nil
 }
 

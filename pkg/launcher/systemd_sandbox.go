@@ -5,7 +5,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -17,7 +16,6 @@ import (
 
 type sandboxed struct {
 	Property
-	seccomp bool // the host's systemd must be able to filter system calls
 	unified bool // the host must have the unified cgroup hierarchy
 	mounts  bool // it needs a mount namespace; see sharedRoot
 	hides   bool // not needed with Landlock, which restricts the same without a mount namespace
@@ -27,16 +25,14 @@ type sandboxed struct {
 // unitSandbox returns the properties that restrict a unit, with the directories that it may write to and the addresses that it needs.
 // Each property that hides or remounts something costs every start a pass over all the host's mounts. So properties that only deny what
 // a user without capabilities cannot do anyway are not used (ProtectKernelTunables and the like took 80 ms of CPU per start on a host
-// with 200 mounts), and those that hide something only where the kernel has no Landlock.
+// with 200 mounts), and those that hide something only where the kernel has no Landlock. None makes systemd filter system calls: it
+// would assemble several filters anew for each unit (10 ms of CPU), and the helper has one (sandbox.RestrictCalls).
 func unitSandbox(writable []string, needs []netip.Addr) []sandboxed {
 	const setuid, setgid, setpcap = 1 << unix.CAP_SETUID, 1 << unix.CAP_SETGID, 1 << unix.CAP_SETPCAP
 	plain := func(name string, value any) sandboxed { return sandboxed{Property: Property{name, value}} }
 	vital := func(name string, value any) sandboxed { return sandboxed{Property: Property{name, value}, vital: true} }
 	hides := func(name string, value any) sandboxed {
 		return sandboxed{Property: Property{name, value}, mounts: true, hides: true}
-	}
-	seccomp := func(name string, value any) sandboxed {
-		return sandboxed{Property: Property{name, value}, seccomp: true}
 	}
 	return []sandboxed{
 		vital("NoNewPrivileges", true),
@@ -50,18 +46,6 @@ func unitSandbox(writable []string, needs []netip.Addr) []sandboxed {
 		hides("PrivateDevices", true),                     // the helper gets the FUSE descriptor over the socket
 		hides("InaccessiblePaths", []string{"-/dev/shm"}), // it would be the host's own, where files outlive the unit
 		hides("ProtectProc", "invisible"),
-		plain("ProtectClock", true),
-		plain("ProtectHostname", true),
-		seccomp("RestrictNamespaces", uint64(0)),
-		seccomp("RestrictAddressFamilies", filter{true, []string{"AF_UNIX", "AF_INET", "AF_INET6"}}),
-		seccomp("RestrictSUIDSGID", true),
-		seccomp("RestrictRealtime", true),
-		seccomp("LockPersonality", true),
-		seccomp("MemoryDenyWriteExecute", true),
-		// The latter restrict a process that calls them, and nothing else. systemd has them in no group that it can be relied on.
-		seccomp("SystemCallFilter", filter{true, []string{"@system-service", "landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"}}),
-		seccomp("SystemCallErrorNumber", int32(unix.EPERM)),
-		seccomp("SystemCallArchitectures", []string{"native"}),
 		plain("UMask", uint32(0o077)),
 		plain("LimitCORE", uint64(0)),
 		{Property: Property{"IPAddressDeny", metadata(needs)}, unified: true},
@@ -71,16 +55,18 @@ func unitSandbox(writable []string, needs []netip.Addr) []sandboxed {
 // bindProperty is the property that mounts the files of a Resolver.
 const bindProperty = "BindReadOnlyPaths"
 
-// Sandbox is the part of a unit's sandbox that the host's systemd enforces.
+// Sandbox is what this host enforces of the sandbox of helpers.
 type Sandbox struct {
-	Version string // of systemd
+	Version string // of systemd; "" with launcher process
 	// Landlock is the version of Landlock that restricts helpers. If it is 0, NoLandlock has the reason, and Isolates reports
 	// whether units have mount namespaces of their own instead.
 	Landlock   int
 	NoLandlock string
 	Isolates   bool
-	Present    []string // enforced properties
-	Missing    []string // other properties, and why: "IPAddressDeny (the host has no unified cgroup hierarchy)"
+	Present    []string // enforced properties of units
+	// Missing are other properties, and "seccomp" if system calls are not filtered, each with the reason:
+	// "IPAddressDeny (the host has no unified cgroup hierarchy)".
+	Missing []string
 }
 
 // Kind names what keeps helpers from the host's files: "landlock", or without it "unit" (mount namespaces of units) or "none".
@@ -232,12 +218,13 @@ func (h *hostSandbox) report() Sandbox {
 			box.Missing = append(box.Missing, name+" (not supported by systemd "+h.version+")")
 		}
 	}
+	box.Missing = append(box.Missing, unfiltered()...)
 	return box
 }
 
-// update records systemd's version, its features, and the properties that it supports.
+// update records systemd's version and the properties that it supports.
 // unified reports whether the host has the unified cgroup hierarchy.
-func (h *hostSandbox) update(version, features string, known map[string]any, unified bool) {
+func (h *hostSandbox) update(version string, known map[string]any, unified bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.version = version
@@ -248,8 +235,6 @@ func (h *hostSandbox) update(version, features string, known map[string]any, uni
 		switch {
 		case !knows && !p.vital:
 			h.lacking[p.Name] = true
-		case p.seccomp && !slices.Contains(strings.Fields(features), "+SECCOMP"):
-			h.unenforced[p.Name] = "the host's systemd is built without seccomp filters"
 		case p.unified && !unified:
 			h.unenforced[p.Name] = "the host has no unified cgroup hierarchy"
 		}
@@ -265,20 +250,6 @@ func (h *hostSandbox) setShared(ctx context.Context, shared bool) {
 			"hostDNS", h.resolver != nil)
 	}
 	h.unshared = !shared
-}
-
-// observe records whether a running process has a seccomp filter.
-func (h *hostSandbox) observe(seccomp bool) {
-	if seccomp {
-		return
-	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for _, p := range h.all(nil, nil, nil) {
-		if p.seccomp {
-			h.unenforced[p.Name] = "the host has no seccomp filters"
-		}
-	}
 }
 
 // recordUnsupported omits a property that systemd does not support from all further units. It reports false if err is not about a property
@@ -304,19 +275,19 @@ func (h *hostSandbox) recordUnsupported(ctx context.Context, err error) bool {
 	return true
 }
 
-// confined reports whether a process runs as the uid without privileges and without a way to gain any, and whether it has a
-// seccomp filter. An error means that the process has exited.
-func confined(pid int, uid uint32) (ok, seccomp bool, err error) {
+// confined reports whether a process runs as the uid without privileges and without a way to gain any. An error means that the process
+// has exited.
+func confined(pid int, uid uint32) (bool, error) {
 	status, err := proc.ReadStatus(pid)
 	if err != nil || !runsAs(status, uid) {
-		return false, false, err
+		return false, err
 	}
 	for _, set := range []string{"CapEff", "CapPrm", "CapInh", "CapAmb", "CapBnd"} {
 		if status.Field(set) != "0000000000000000" {
-			return false, false, nil
+			return false, nil
 		}
 	}
-	return status.Field("NoNewPrivs") == "1", status.Field("Seccomp") == "2", nil
+	return status.Field("NoNewPrivs") == "1", nil
 }
 
 // instanceMetadata are the addresses where clouds serve the node's own credentials. No mount needs them.

@@ -1,5 +1,6 @@
 // Package sandbox restricts a thread, and every process that it starts, with Landlock: the files that it may open, the TCP ports
-// that it may use, and the processes that it may signal. It needs no privileges, and no restriction can be lifted again.
+// that it may use, and the processes that it may signal. It restricts system calls with seccomp (RestrictCalls). It needs no
+// privileges, and no restriction can be lifted again.
 //
 // Landlock restricts the calling thread, not the process. So a launcher restricts the thread that executes a helper, and a helper
 // restricts a thread of its own that starts a client and ends (Policy.Start). Each restriction is a domain of its own within that of

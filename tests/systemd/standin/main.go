@@ -69,6 +69,7 @@ func dial(network, addr string) error {
 //	link:<path>      say where a symbolic link leads
 //	open:<path>      open a file for reading and writing
 //	socket:<family>  make a datagram socket of that address family's number
+//	mptcp            make a socket of MPTCP
 //	unshare          make a user namespace
 //	code             map memory that can be written and executed
 //	send:<addr>      send a packet to an address
@@ -117,6 +118,11 @@ func standIn(steps []string) int {
 		case "socket":
 			var fd int
 			if fd, err = unix.Socket(n, unix.SOCK_DGRAM, 0); err == nil {
+				unix.Close(fd)
+			}
+		case "mptcp":
+			var fd int
+			if fd, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_MPTCP); err == nil {
 				unix.Close(fd)
 			}
 		case "unshare":
