@@ -360,8 +360,10 @@ func (p *Pool) discardOne() {
 
 // start starts a spare. On failure nothing of it is left.
 func (p *Pool) start(ctx context.Context) error {
-	sctx, cancel := context.WithTimeout(ctx, spareBound)
+	sctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), spareBound)
 	defer cancel()
+	// A start that is given up may leave a helper that nothing names. So the end of the driver waits for it.
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(spareEndBound, cancel) })()
 	spare, err := p.UIDs.AllocateSpare(sctx)
 	if err != nil {
 		return err

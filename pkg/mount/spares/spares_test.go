@@ -3,6 +3,7 @@ package spares
 import (
 	"context"
 	"net/netip"
+	"os"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -160,5 +161,43 @@ func TestASpareExitsBeforeItIsKilled(t *testing.T) {
 	}
 	if err := <-exited; err != nil {
 		t.Error(err)
+	}
+}
+
+// starting is a launcher whose helper answers once ready is closed.
+type starting struct {
+	mounttest.UIDs
+	begin func(u launcher.Unit)
+	ready chan struct{}
+}
+
+func (l *starting) Start(ctx context.Context, u launcher.Unit) error {
+	l.begin(u)
+	<-l.ready
+	return ctx.Err()
+}
+
+// A driver that ends while a spare starts ends that spare too.
+func TestASpareThatStartsIsEndedWithTheDriver(t *testing.T) {
+	s := newPool(t, prepared{})
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	h := &mounttest.Helper{Status: &helper.Status{Protocol: 1, State: helper.StateIdle}}
+	l := &starting{ready: make(chan struct{})}
+	l.begin = func(u launcher.Unit) {
+		if err := os.Remove(s.Store.SpareSocket(u.Name)); err != nil { // the driver's end of it is not served
+			t.Error(err)
+		}
+		h.Serve(t, s.Store.SpareSocket(u.Name))
+		cancel()
+		close(l.ready)
+	}
+	s.Launcher = l
+	s.Run(ctx)
+	if !h.WasAsked("quit") || len(l.Killed) != 1 {
+		t.Errorf("asked to quit: %t, killed: %v", h.WasAsked("quit"), l.Killed)
+	}
+	if left, err := s.Store.Spares(t.Context()); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
 	}
 }
