@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"syscall"
 	"time"
@@ -84,6 +85,7 @@ func run(ctx context.Context, c config, stdout io.Writer) error {
 	if err != nil {
 		return err
 	}
+	answerAtOnce()
 
 	trimmed, stopTrimming := context.WithCancel(ctx)
 	defer stopTrimming()
@@ -163,6 +165,13 @@ func newServer(c config, files *vfs.VFS, dirs *directories) (*fuse.Server, *hand
 		return nil, nil, fmt.Errorf("FUSE descriptor %d: %w", c.fuseFD, err)
 	}
 	return server, raw, nil
+}
+
+// answerAtOnce gives the Go runtime one more scheduler slot than go-fuse has readers of requests. They wait in read(2), where each keeps a
+// slot until the runtime notices, after up to 10 ms. There are as many readers as slots, and then what answers requests waits for that.
+func answerAtOnce() {
+	const leastReaders = 2 // of go-fuse
+	runtime.GOMAXPROCS(max(runtime.GOMAXPROCS(0), leastReaders) + 1)
 }
 
 // withoutNoise drops the log lines of go-fuse about requests that it does not implement. The kernel sends each of them once.
