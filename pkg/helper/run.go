@@ -101,6 +101,9 @@ func Run(ctx context.Context, program Program, args []string) error {
 	}
 	limitMemory()
 	filterErr := sandbox.RestrictCalls()
+	if filterErr != nil && !errors.Is(filterErr, sandbox.ErrNoSeccomp) {
+		return fmt.Errorf("helper %s: %w", a.Name, filterErr)
+	}
 	if err := harden(); err != nil {
 		return fmt.Errorf("helper %s: %w", a.Name, err)
 	}

@@ -26,7 +26,7 @@ type sandboxed struct {
 // Each property that hides or remounts something costs every start a pass over all the host's mounts. So properties that only deny what
 // a user without capabilities cannot do anyway are not used (ProtectKernelTunables and the like took 80 ms of CPU per start on a host
 // with 200 mounts), and those that hide something only where the kernel has no Landlock. None makes systemd filter system calls: it
-// would assemble several filters anew for each unit (10 ms of CPU), and the helper has one (sandbox.RestrictCalls).
+// would assemble several filters for each unit (10 ms of CPU), and the helper has one (sandbox.RestrictCalls).
 func unitSandbox(writable []string, needs []netip.Addr) []sandboxed {
 	const setuid, setgid, setpcap = 1 << unix.CAP_SETUID, 1 << unix.CAP_SETGID, 1 << unix.CAP_SETPCAP
 	plain := func(name string, value any) sandboxed { return sandboxed{Property: Property{name, value}} }

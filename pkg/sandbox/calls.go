@@ -34,8 +34,11 @@ func FiltersCalls() error {
 // tracing, io_uring, keyrings, memory files, or memory and queues shared through the kernel's IPC; sockets only of UNIX, TCP and UDP; no
 // memory that is both written and executed, and no set-user-ID files. Refused calls fail with EPERM, and those that libraries have a
 // fallback for with ENOSYS. The process has no_new_privs afterwards. An error wraps ErrNoSeccomp if the kernel, or another filter,
-// allows no filters.
+// allows no filters (FiltersCalls).
 func RestrictCalls() error {
+	if err := FiltersCalls(); err != nil {
+		return err
+	}
 	raw, err := bpf.Assemble(filter())
 	if err != nil {
 		return fmt.Errorf("assemble the filter of system calls: %w", err)
@@ -52,8 +55,6 @@ func RestrictCalls() error {
 	program := unix.SockFprog{Len: uint16(len(instructions)), Filter: &instructions[0]}
 	thread, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC, uintptr(unsafe.Pointer(&program))) //nolint:gosec // x/sys has no call for it
 	switch {
-	case errno == unix.ENOSYS || errno == unix.EINVAL || errno == unix.EPERM:
-		return fmt.Errorf("%w: %w", ErrNoSeccomp, errno)
 	case errno != 0:
 		return fmt.Errorf("filter system calls: %w", errno)
 	case thread != 0:
