@@ -2,8 +2,10 @@ package supervisor
 
 import (
 	"context"
+	"errors"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/drain"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 )
@@ -30,7 +32,10 @@ func (s *Supervisor) releaseLocked(ctx context.Context, p state.Publication, unm
 		return err
 	}
 	defer unlock()
-	// The call that held the lock before may have moved the publication to a successor, which has the same key.
+	if err := s.finishReplacement(ctx, mount.KeyOf(p.Mount)); err != nil {
+		return err
+	}
+	// The publication may have moved to a successor, which has the same key.
 	name := p.Mount
 	if now, ok, err := s.Store.Pubs.Get(ctx, p.Target); err != nil {
 		return err
@@ -49,6 +54,25 @@ func (s *Supervisor) releaseLocked(ctx context.Context, p state.Publication, unm
 	}
 	failpoint.Here("unpublish.released")
 	return nil
+}
+
+// finishReplacement does what a driver that exited while it replaced a mount of the key left to do: a successor that runs takes over the
+// publications, one that does not run yet is removed. Otherwise a successor would stay until the next reconcile pass finds it without
+// publications.
+func (s *Supervisor) finishReplacement(ctx context.Context, key string) error {
+	all, err := s.Store.MountsOf(ctx, key)
+	if errors.Is(err, state.ErrDamaged) {
+		return nil // the mount of that record may be the one to stop
+	}
+	for _, m := range all {
+		switch {
+		case m.Phase == state.Starting:
+			err = errors.Join(err, s.Runner.Discard(ctx, m))
+		case m.Phase == state.Running && len(m.Predecessors) > 0:
+			err = errors.Join(err, s.Store.Pubs.Succeed(ctx, m))
+		}
+	}
+	return err
 }
 
 func (s *Supervisor) release(ctx context.Context, m state.Mount, target string) error {

@@ -114,6 +114,26 @@ func TestReleaseFollowsAReplacement(t *testing.T) {
 	}
 }
 
+// A driver that exits while it replaces a mount leaves a successor that has no publications yet. The last release does not leave it.
+func TestReleaseFinishesAReplacement(t *testing.T) {
+	for _, phase := range []state.Phase{state.Running, state.Starting} {
+		s, p := newSupervisor(t, &mounttest.UIDs{}, mounttest.S3{})
+		old := p.Mount("a", "1", "mountpoint-s3", nil)
+		pub := state.Publication{Target: t.TempDir(), VolumeID: "v", Mount: old.Name}
+		p.Publish(pub)
+		p.Mount("a", "2", "mountpoint-s3", func(m *state.Mount) { m.Predecessors, m.Phase = []string{old.Name}, phase })
+		if err := s.Release(t.Context(), pub, func(context.Context) error { return nil }); err != nil {
+			t.Errorf("%v: %v", phase, err)
+		}
+		if names, err := p.Store.Names(t.Context()); err != nil || len(names) > 0 {
+			t.Errorf("%v: left: %v, %v", phase, names, err)
+		}
+		if pubs, err := p.Store.Pubs.All(t.Context()); err != nil || len(pubs) > 0 {
+			t.Errorf("%v: publications left: %v, %v", phase, pubs, err)
+		}
+	}
+}
+
 // An unpublish that has unmounted the target may wait for a reconcile that finds a successor in use nowhere and stops it: the
 // predecessor goes with it, because nothing leads the unpublish to it any more.
 func TestReconcileStopsPredecessorsToo(t *testing.T) {
