@@ -1,15 +1,29 @@
 package rig
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // Ended reports whether a process has ended, even if it has not been reaped yet. A zombie with threads has not: its first thread
-// is gone, and the others still run, or hang, and hold what it had open.
-func Ended(pid int) bool { return ended(statusOf(pid)) }
+// is gone, and the others still run, or hang, and hold what it had open. It does not look in /proc, where the kernel may keep both
+// processors busy for seconds if a process is looked at while it exits.
+func Ended(pid int) bool {
+	process, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return errors.Is(err, unix.ESRCH)
+	}
+	defer unix.Close(process)
+	poll := []unix.PollFd{{Fd: int32(process), Events: unix.POLLIN}} // readable when all threads have ended (pidfd_open(2))
+	_, _ = unix.Poll(poll, 0)                                        // an interrupted one sees it the next time
+	return poll[0].Revents&unix.POLLIN != 0
+}
 
+// ended is what Ended says, by the process's status.
 func ended(status string) bool {
 	switch statusField(status, "State") {
 	case "", "X":
