@@ -18,8 +18,10 @@ const (
 	accountTTL = time.Hour
 	// noAccountTTL is long because a network without access to STS rarely gets it, and each attempt takes stsBound.
 	noAccountTTL = 10 * time.Minute
-	// stsBound bounds the request for the account.
+	// stsBound bounds the request for the account. It is short because many networks have no access to STS.
 	stsBound = 3 * time.Second
+	// declaredSTSBound is the bound for an STS of the config file. It is longer because an STS that does not answer is an error then.
+	declaredSTSBound = 10 * time.Second
 )
 
 // account is a caller's account id; "" if it is unknown.
@@ -70,7 +72,11 @@ func (b *Buckets) askAccount(ctx context.Context, be Backend, keys credentials.K
 	if err != nil {
 		return account{}, err
 	}
-	asking, cancel := context.WithTimeout(ctx, stsBound)
+	bound := stsBound
+	if be.STS != nil {
+		bound = declaredSTSBound
+	}
+	asking, cancel := context.WithTimeout(ctx, bound)
 	defer cancel()
 	out, err := client.GetCallerIdentity(asking, &sts.GetCallerIdentityInput{})
 	if err == nil && accountID.MatchString(aws.ToString(out.Account)) {

@@ -208,7 +208,7 @@ func (s *Sources) WaitIdle(ctx context.Context, m state.Mount) error {
 // awaitIdle waits until the FUSE connection has had no waiting request for a moment. umount(2) would drop a RELEASE that is still
 // queued, and with it the data that the client would store then.
 func (s *Sources) awaitIdle(ctx context.Context, mnt host.Mount) error {
-	for seen := 0; seen < idleReads; {
+	for seen := 0; ; {
 		waiting, ok, err := s.ctl.Waiting(ctx, mnt.Minor)
 		switch {
 		case err != nil:
@@ -216,7 +216,9 @@ func (s *Sources) awaitIdle(ctx context.Context, mnt host.Mount) error {
 		case !ok:
 			return nil // the connection has ended, so no request will be answered
 		case waiting == 0:
-			seen++
+			if seen++; seen == idleReads {
+				return nil
+			}
 		default:
 			seen = 0
 		}
@@ -226,5 +228,4 @@ func (s *Sources) awaitIdle(ctx context.Context, mnt host.Mount) error {
 			return fault.Errorf(fault.Busy, "%d file system requests are in flight: %w", max(waiting, 1), context.Cause(ctx))
 		}
 	}
-	return nil
 }
