@@ -68,10 +68,6 @@ type (
 		Argv  []string
 		Unfit bool // a failure counts as success
 	}
-	filter struct {
-		Allow bool
-		Names []string
-	}
 	bindMount struct {
 		Source, Target string
 		IgnoreMissing  bool

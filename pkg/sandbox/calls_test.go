@@ -86,16 +86,16 @@ func TestRestrictedProcess(t *testing.T) {
 		}
 		return
 	}
-	calls, results := make(chan func() error), make(chan error)
+	calls, results, started := make(chan func() error), make(chan error), make(chan struct{})
 	defer close(calls)
 	go func() {
 		runtime.LockOSThread()
-		results <- nil
+		close(started)
 		for call := range calls {
 			results <- call()
 		}
 	}()
-	<-results
+	<-started
 	if err := RestrictCalls(); err != nil {
 		t.Fatal(err)
 	}
