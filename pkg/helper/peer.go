@@ -63,11 +63,7 @@ func (p *Peer) Start(ctx context.Context, req StartRequest, fuse *os.File) (Stat
 
 // WaitStatus waits until the helper's revision differs from since and returns the status. It is bounded by ctx alone.
 func (p *Peer) WaitStatus(ctx context.Context, since uint64) (Status, error) {
-	status, err := p.exchange(ctx, &request{Op: opStatus, Since: since}, nil)
-	if err != nil {
-		return Status{}, explain(ctx, opStatus, err)
-	}
-	return *status, nil
+	return p.ask(ctx, &request{Op: opStatus, Since: since}, nil)
 }
 
 // Renew replaces the client's session and the order from which the helper makes the next ones. Zero keys keep the current
@@ -114,6 +110,10 @@ func (p *Peer) Quit(ctx context.Context) (Status, error) {
 func (p *Peer) call(ctx context.Context, req *request, f *os.File) (Status, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
+	return p.ask(ctx, req, f)
+}
+
+func (p *Peer) ask(ctx context.Context, req *request, f *os.File) (Status, error) {
 	status, err := p.exchange(ctx, req, f)
 	if err != nil {
 		return Status{}, explain(ctx, req.Op, err)
@@ -121,6 +121,7 @@ func (p *Peer) call(ctx context.Context, req *request, f *os.File) (Status, erro
 	return *status, nil
 }
 
+// explain returns the error of a request as Peer documents it.
 func explain(ctx context.Context, op string, err error) error {
 	switch {
 	case ctx.Err() != nil && fault.KindOf(err) == fault.Unknown:

@@ -150,9 +150,8 @@ func (s *Supervisor) restart(ctx context.Context, m *state.Mount, grant *creds.G
 	return nil
 }
 
-// discardIncomplete removes the mounts of a key, which is locked, whose start a crash has cut off.
-func (s *Supervisor) discardIncomplete(ctx context.Context, key string) error {
-	all, err := s.Store.MountsOf(ctx, key)
+// discardIncomplete removes those of the mounts of a key, which is locked, whose start a crash has cut off.
+func (s *Supervisor) discardIncomplete(ctx context.Context, all []state.Mount) (err error) {
 	for _, m := range all {
 		if m.Phase == state.Starting {
 			err = errors.Join(err, s.Runner.Discard(ctx, m))
@@ -190,7 +189,11 @@ func (s *Supervisor) replace(ctx context.Context, m state.Mount, grant *creds.Gr
 			return failed(err)
 		}
 	}
-	if err := s.discardIncomplete(ctx, m.Key); err != nil {
+	all, err := s.Store.MountsOf(ctx, m.Key)
+	if err == nil {
+		err = s.discardIncomplete(ctx, all)
+	}
+	if err != nil {
 		return failed(err)
 	}
 	successor, err := s.Runner.Start(ctx, runner.StartParams{

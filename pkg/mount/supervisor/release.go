@@ -64,11 +64,11 @@ func (s *Supervisor) finishReplacement(ctx context.Context, key string) error {
 	if errors.Is(err, state.ErrDamaged) {
 		return nil // the mount of that record may be the one to stop
 	}
+	if err == nil {
+		err = s.discardIncomplete(ctx, all)
+	}
 	for _, m := range all {
-		switch {
-		case m.Phase == state.Starting:
-			err = errors.Join(err, s.Runner.Discard(ctx, m))
-		case m.Phase == state.Running && len(m.Predecessors) > 0:
+		if m.Phase == state.Running && len(m.Predecessors) > 0 {
 			err = errors.Join(err, s.Store.Pubs.Succeed(ctx, m))
 		}
 	}
