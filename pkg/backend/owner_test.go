@@ -4,7 +4,6 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
@@ -178,22 +177,13 @@ func TestAServiceThatDoesNotKnowTheQuestionIsNotAskedForEachSession(t *testing.T
 }
 
 func TestADeclaredSTSMayTakeLonger(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		slow := &fakeS3{answer: func(w http.ResponseWriter, r *http.Request) {
-			if r.Method == http.MethodPost {
-				time.Sleep(2 * stsBound)
-				identityAnswer(w, "111122223333")
-			}
-		}}
-		for extra, want := range map[string]string{"    sts: {}\n": "111122223333", "    region: us-east-1\n": ""} {
-			cfg, err := ParseConfig([]byte("backends:\n  default:\n    endpoint: https://s3.us-east-1.amazonaws.com\n"+extra), "", "")
-			if err != nil {
-				t.Fatal(err)
-			}
-			clients, be := newTestClients(t, cfg, "default", withTransport(slow))
-			if info, err := newTestBuckets(t, clients, nil).Validate(bounded(t), be, testKeys, "bucket", ""); err != nil || info.Owner != want {
-				t.Errorf("%s: %+v, %v", extra, info, err)
-			}
+	_, clients, be := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPost {
+			time.Sleep(stsBound + 500*time.Millisecond)
+			identityAnswer(w, "111122223333")
 		}
-	})
+	}, "    sts: {}\n")
+	if info, err := newTestBuckets(t, clients, nil).Validate(bounded(t), be, testKeys, "bucket", ""); err != nil || info.Owner != "111122223333" {
+		t.Errorf("%+v, %v", info, err)
+	}
 }
