@@ -40,9 +40,10 @@ OLDER ?=
 
 # Which of the tests in a Kubernetes make e2e runs.
 E2E ?= .
-# Those that deploy the driver again, and those that restart it, kubelet or the node, run one after the other, in two clusters of their own.
+# Those that deploy the driver again, and those that restart it, kubelet or the node or start many pods, run one after the other, in two clusters
+# of their own.
 E2E_DEPLOY := ^Test(Examples|InlineVolumesOfNamespaces|Installation|OffClusterController|SecondRelease|UpgradeIsTried)$$
-E2E_DISRUPT := ^Test(LauncherProcess|AgentsWithTheNodesRoot|ADeletedPodWaitsForItsFiles|FilesGoOn|Reboot|TokensOfServiceAccounts)$$
+E2E_DISRUPT := ^Test(LauncherProcess|AgentsWithTheNodesRoot|ADeletedPodWaitsForItsFiles|FilesGoOn|ManyPodsAtOnce|Reboot|TokensOfServiceAccounts)$$
 
 # How many clusters run at a time. Each uses 3 GB. Those of the tests that run one after the other wait for most of the time, and are to have
 # their third of a processor at once: the one that many tests share is nice to them, and with it the cgroup of its cluster (tests/systemd).

@@ -12,29 +12,16 @@ import (
 	"github.com/s3-csi/s3-csi-driver/tests/rig"
 )
 
+// eachMany is how many pods with each client start at the same moment.
+const eachMany = 25
+
 // TestManyPodsAtOnce starts fifty pods at the same moment, each with a claim and a mount of its own, and ends them at the same moment.
-// As many pods with an emptyDir before them say what of it is Kubernetes' and the machine's.
 func TestManyPodsAtOnce(t *testing.T) {
-	const each = 25
 	ns := newNamespace(t)
 	b := bucket(t)
 	clients := slices.Sorted(maps.Keys(rig.Programs()))
-	total := each * len(clients)
-	began := time.Now()
-	apply(t, ns, manyPods("plain", total, "volumes: [{name: v, emptyDir: {}}]", ""))
-	plain := allAre(t, "pods ready, with an emptyDir each", "pods", ns, total, began, object.ready)
-	endAll(t, ns)
-
-	var sets strings.Builder
-	for _, client := range clients {
-		c := class(t, map[string]string{"bucketName": b, "prefix": client + "/", "client": client})
-		sets.WriteString(manyPods(setOf(client), each, "", "volumeClaimTemplates: [{metadata: {name: v}, spec: {storageClassName: "+c+", accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}}]"))
-	}
-	began = time.Now()
-	apply(t, ns, sets.String())
-	allAre(t, "claims bound", "pvc", ns, total, began, func(c object) bool { return c.Status.Phase == "Bound" })
-	ready := allAre(t, "pods ready, with a volume each", "pods", ns, total, began, object.ready)
-	t.Logf("that is %.1f times as long as with an emptyDir", float64(ready)/float64(plain))
+	total := eachMany * len(clients)
+	manyReady(t, ns, b, clients)
 	if n := len(mountRecords(t)); n != total {
 		t.Errorf("the node has %d mounts", n)
 	}
@@ -49,7 +36,7 @@ func TestManyPodsAtOnce(t *testing.T) {
 		}
 		slices.Sort(names)
 		var want []string
-		for i := range each {
+		for i := range eachMany {
 			want = append(want, fmt.Sprintf("%s-%d", setOf(client), i))
 		}
 		slices.Sort(want)
@@ -58,6 +45,37 @@ func TestManyPodsAtOnce(t *testing.T) {
 		}
 	}
 	nothingLeft(t)
+}
+
+// BenchmarkManyPods measures the same, and how long as many pods with an emptyDir take: the ratio is what the volumes cost.
+func BenchmarkManyPods(b *testing.B) {
+	for b.Loop() {
+		ns := newNamespace(b)
+		clients := slices.Sorted(maps.Keys(rig.Programs()))
+		total := eachMany * len(clients)
+		began := time.Now()
+		apply(b, ns, manyPods("plain", total, "volumes: [{name: v, emptyDir: {}}]", ""))
+		plain := allAre(b, "pods ready, with an emptyDir each", "pods", ns, total, began, object.ready)
+		endAll(b, ns)
+		ready := manyReady(b, ns, bucket(b), clients)
+		endAll(b, ns)
+		b.ReportMetric(float64(ready)/float64(plain), "ready/emptyDir")
+	}
+}
+
+// manyReady creates the pods, waits until all are ready, and returns how long that took.
+func manyReady(t testing.TB, ns, bucket string, clients []string) time.Duration {
+	t.Helper()
+	var sets strings.Builder
+	for _, client := range clients {
+		c := class(t, map[string]string{"bucketName": bucket, "prefix": client + "/", "client": client})
+		sets.WriteString(manyPods(setOf(client), eachMany, "", "volumeClaimTemplates: [{metadata: {name: v}, spec: {storageClassName: "+c+", accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}}]"))
+	}
+	total := eachMany * len(clients)
+	began := time.Now()
+	apply(t, ns, sets.String())
+	allAre(t, "claims bound", "pvc", ns, total, began, func(c object) bool { return c.Status.Phase == "Bound" })
+	return allAre(t, "pods ready, with a volume each", "pods", ns, total, began, object.ready)
 }
 
 // setOf is the name of a client's pods.
@@ -86,7 +104,7 @@ spec:
 }
 
 // allAre waits until all of so many objects are what they are to be, and says how long that took since they were applied.
-func allAre(t *testing.T, what, kind, ns string, want int, began time.Time, is func(object) bool) time.Duration {
+func allAre(t testing.TB, what, kind, ns string, want int, began time.Time, is func(object) bool) time.Duration {
 	t.Helper()
 	within(t, 2*patience, fmt.Sprintf("%d %s", want, what), func() error {
 		n := 0
@@ -106,7 +124,7 @@ func allAre(t *testing.T, what, kind, ns string, want int, began time.Time, is f
 }
 
 // endAll ends a namespace's pods and says how long that took.
-func endAll(t *testing.T, ns string) {
+func endAll(t testing.TB, ns string) {
 	t.Helper()
 	began := time.Now()
 	kubectl(t, "delete", "statefulsets", "--all", "-n", ns, "--wait=false")
