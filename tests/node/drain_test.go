@@ -93,6 +93,7 @@ func TestUnpublishWaitsUntilEverythingIsStored(t *testing.T) {
 // The error of an unpublication that has to wait names what is left to store, with both clients: with Mountpoint, whose programs wait for their
 // files themselves when they close them, that is what another process closed, and empty files.
 func TestUnpublishNamesUploadsInFlight(t *testing.T) {
+	rigtest.ProcessOnly(t, "uploads are the client's own doing")
 	t.Parallel()
 	own(t)
 	eachClient(t, func(t *testing.T, e *env, client string) {
@@ -166,6 +167,7 @@ func TestPublishDuringADrainSeesAllThatWasWritten(t *testing.T) {
 // What a client stores only when a file is released must not be lost to an unmount that comes before: a shell's
 // redirection is closed by another process than the one that opened it, and an empty file is stored on release.
 func TestUnpublishWaitsForFilesThatAreBeingReleased(t *testing.T) {
+	rigtest.ProcessOnly(t, "uploads are the client's own doing")
 	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		v := static("release", client)

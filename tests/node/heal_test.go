@@ -243,6 +243,7 @@ func TestANewDriverHealsWhatDiedBefore(t *testing.T) {
 
 // Healing can be turned off; then the next publication heals its own target.
 func TestHealingCanBeTurnedOff(t *testing.T) {
+	rigtest.ProcessOnly(t, "the driver decides by itself whether it heals")
 	t.Parallel()
 	e := start(t, "--heal=false")
 	e.Put(t, bucket, "off/file", "content")

@@ -71,6 +71,7 @@ func TestVolumeMountGroup(t *testing.T) {
 
 // Without a group any pod can read and write, root or not; the parameters change that.
 func TestOwnersAndModes(t *testing.T) {
+	rigtest.ProcessOnly(t, "owners are options of the mount")
 	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		plain := static("plain", client)

@@ -10,10 +10,13 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
+
+	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
 
 // Publications of equal specs share a client; a difference in what decides a mount, or in whose it is, separates them.
 func TestPublicationsShareAClientOnlyWithEqualSpecs(t *testing.T) {
+	rigtest.ProcessOnly(t, "publications are compared before anything is started")
 	t.Parallel()
 	e := start(t)
 	one, two := e.user("one"), e.user("two")
@@ -74,6 +77,7 @@ func TestAnAccessKeyAloneOpensNothing(t *testing.T) {
 
 // A read-only publication lies beside a read-write one of the same mount; a read-only volume cannot be written at all.
 func TestReadOnlyIsOfThePublicationOrOfTheVolume(t *testing.T) {
+	rigtest.ProcessOnly(t, "they are options of the mounts")
 	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		v := static("ro", client)
@@ -124,6 +128,7 @@ func TestReadOnlyIsOfThePublicationOrOfTheVolume(t *testing.T) {
 }
 
 func TestAccessModes(t *testing.T) {
+	rigtest.ProcessOnly(t, "publications are compared before anything is started")
 	t.Parallel()
 	e := start(t)
 	v := static("modes", rclone)
@@ -165,6 +170,7 @@ func TestAccessModes(t *testing.T) {
 
 // A repeated publication changes nothing; one that asks for something else gets an error that says so.
 func TestRepublication(t *testing.T) {
+	rigtest.ProcessOnly(t, "publications are compared before anything is started")
 	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		v := static("again", client)

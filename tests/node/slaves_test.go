@@ -16,6 +16,7 @@ import (
 // Container runtimes refuse a HostToContainer mount unless the target is shared or a slave. Such a container starts, sees what is
 // mounted in the volume on the host, also after its client died, and keeps nothing when it is gone.
 func TestContainersWithHostToContainerPropagation(t *testing.T) {
+	rigtest.ProcessOnly(t, "propagation is of the mounts")
 	t.Parallel()
 	containers.Need(t)
 	eachClient(t, func(t *testing.T, e *env, client string) {
