@@ -34,8 +34,7 @@ type guard struct {
 	unsent   *unsentFiles
 	dirs     *directories
 
-	// reopened: the files of a previous process are reopened. A file that is uploaded earlier would be shown as empty: see reopen.
-	reopened atomic.Bool
+	reopening reopening
 
 	serverMtime bool
 	mtimes      mtimes
@@ -108,10 +107,10 @@ func (g *guard) upload(ctx context.Context, in io.Reader, src fs.ObjectInfo, opt
 	if !g.cache.used {
 		return g.Fs.Put(ctx, in, src, options...)
 	}
-	if !g.reopened.Load() { // rclone tries again after --write-back
-		return nil, fmt.Errorf("files of a previous process are not reopened yet: %w", context.Canceled)
-	}
 	name := src.Remote()
+	if g.reopening.refuses(name) {
+		return nil, fmt.Errorf("file of a previous process was not open when its upload began: %w", context.Canceled)
+	}
 	sum, err := src.Hash(ctx, hash.MD5)
 	if err == nil && sum == "" {
 		err = errors.New("not computed by rclone")

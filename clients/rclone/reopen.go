@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -15,50 +17,106 @@ import (
 // reopenInterval is the interval between attempts to open a file.
 const reopenInterval = time.Second
 
-// reopen opens each file once that a previous process did not upload. It retries files that it cannot open until the returned
-// function is called.
+// reopening holds back the uploads of files of a previous process until the VFS has opened them.
 //
-// rclone uploads such files by itself, but its VFS learns of the new object only if it has opened the file before. Otherwise
-// the VFS takes the uploaded file for one that was removed from S3, and shows it as empty.
-func (c *cache) reopen(ctx context.Context, files *vfs.VFS, dirs *directories) (stop func()) {
+// rclone uploads such files by itself, but its VFS learns of the new object only if it has opened the file before the upload begins.
+// Otherwise the VFS takes the uploaded file for one that was removed from S3, and shows it as empty until the file system is unmounted.
+type reopening struct {
+	mu      sync.Mutex
+	begun   bool            // waiting is known
+	waiting map[string]bool // files that are not opened yet
+	running map[string]bool // files with an upload that began before they were opened
+}
+
+// refuses reports whether an upload of a file must fail. rclone tries again after --write-back, which begins another upload.
+func (r *reopening) refuses(name string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.begun || r.waiting[name] {
+		return true
+	}
+	outdated := r.running[name]
+	delete(r.running, name)
+	return outdated
+}
+
+// begin sets which files a previous process left.
+func (r *reopening) begin(left []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.begun, r.waiting, r.running = true, map[string]bool{}, map[string]bool{}
+	for _, name := range left {
+		r.waiting[name] = true
+	}
+}
+
+// left returns the files that are not opened yet.
+func (r *reopening) left() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Collect(maps.Keys(r.waiting))
+}
+
+// opened records that files are open, and whether uploads of them run that may have begun before.
+func (r *reopening) opened(names []string, running func(name string) bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, name := range names {
+		delete(r.waiting, name)
+		if running(name) {
+			r.running[name] = true
+		}
+	}
+}
+
+// reopen opens each file once that a previous process did not upload. It retries files that it cannot open until the returned
+// function is called. Then nothing uses the file system any more, and all files may be uploaded.
+func (c *cache) reopen(ctx context.Context, files *vfs.VFS, r *reopening, queue *uploads) (stop func()) {
 	left, err := c.unsent()
 	if err != nil {
 		fs.Errorf(nil, "Cannot read cache: %v", err)
 	}
-	for name := range left {
-		if touch(files, name) == nil {
-			delete(left, name)
-		}
-	}
+	r.begin(slices.Collect(maps.Keys(left)))
+	r.open(ctx, files, queue)
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		for len(left) > 0 {
+		for len(r.left()) > 0 {
 			select {
 			case <-ctx.Done():
+				r.begin(nil)
 				return
 			case <-time.After(reopenInterval):
 			}
-			c.retryReopen(files, dirs, left)
+			c.forgetGone(r)
+			r.open(ctx, files, queue)
 		}
 	})
 	return func() { cancel(); wg.Wait() }
 }
 
-// retryReopen tries again, and removes the files from left that need no further attempt.
-func (c *cache) retryReopen(files *vfs.VFS, dirs *directories, left map[string]bool) {
+// open tries to open the files that are not opened yet.
+func (r *reopening) open(ctx context.Context, files *vfs.VFS, queue *uploads) {
+	opened := slices.DeleteFunc(r.left(), func(name string) bool { return touch(files, name) != nil })
+	if len(opened) == 0 {
+		return
+	}
+	items, err := queue.items(ctx)
+	running := map[string]bool{}
+	for _, item := range items {
+		running[item.Name] = item.Uploading
+	}
+	r.opened(opened, func(name string) bool { return err != nil || running[name] })
+}
+
+// forgetGone forgets files that were removed meanwhile.
+func (c *cache) forgetGone(r *reopening) {
 	unsent, err := c.unsent()
 	if err != nil {
 		return // the next attempt reads it again
 	}
-	for name := range left {
-		if _, still := unsent[name]; !still {
-			dirs.expire() // the next listing finds the object
-		} else if touch(files, name) != nil {
-			continue
-		}
-		delete(left, name)
-	}
+	gone := slices.DeleteFunc(r.left(), func(name string) bool { _, still := unsent[name]; return still })
+	r.opened(gone, func(string) bool { return false })
 }
 
 // touch opens and closes a file. rclone opens it only when it is read.

@@ -79,8 +79,7 @@ func run(ctx context.Context, c config, stdout io.Writer) error {
 	if err := cache.check(files); err != nil {
 		return err
 	}
-	stopReopening := cache.reopen(ctx, files, remote.dirs)
-	remote.reopened.Store(true)
+	stopReopening := cache.reopen(ctx, files, &remote.reopening, queue)
 	server, open, err := newServer(c, files, remote.dirs)
 	if err != nil {
 		return err
