@@ -128,9 +128,42 @@ func newNamespace(t testing.TB) string {
 		if t.Failed() {
 			explain(t, name)
 		}
+		clearNamespace(t, name)
 		remove(t, "namespace", "", name)
 	})
 	return name
+}
+
+// clearNamespace removes what takes time in a namespace. Kubernetes would look for it with pauses of up to a minute.
+func clearNamespace(t testing.TB, name string) {
+	t.Helper()
+	for _, kind := range []string{"statefulsets", "deployments", "daemonsets", "jobs"} {
+		removeAll(t, kind, name)
+	}
+	for _, kind := range []string{"pods", "volumesnapshots", "persistentvolumeclaims"} {
+		eventually(t, kind+" in "+name+" to be gone", func() error {
+			left, err := ask(t, kind, name, "", nil)
+			if errors.Is(err, cluster.ErrNotFound) { // no such kind
+				return nil
+			}
+			if err != nil || len(left.Items) == 0 {
+				return err
+			}
+			if slices.ContainsFunc(left.Items, func(o object) bool { return o.Metadata.DeletionTimestamp == "" }) {
+				removeAll(t, kind, name)
+			}
+			return fmt.Errorf("%d are there, %s with finalizers %q", len(left.Items), left.Items[0].Metadata.Name, left.Items[0].Metadata.Finalizers)
+		})
+	}
+}
+
+// removeAll asks for the removal of all objects of a kind in a namespace.
+func removeAll(t testing.TB, kind, namespace string) {
+	t.Helper()
+	path, _ := resource(kind, namespace, "")
+	if err := world.Delete(context.Background(), path); err != nil && !errors.Is(err, cluster.ErrNotFound) {
+		t.Fatal(err)
+	}
 }
 
 // explain shows what there is to see of a namespace in which something went wrong.
@@ -261,6 +294,8 @@ func resources(kind string) (path string, namespaced bool) {
 		{"csidrivers csidriver", "/apis/storage.k8s.io/v1", false},
 		{"daemonsets daemonset ds", "/apis/apps/v1", true},
 		{"deployments deployment deploy", "/apis/apps/v1", true},
+		{"statefulsets statefulset sts", "/apis/apps/v1", true},
+		{"jobs job", "/apis/batch/v1", true},
 	} {
 		if names := strings.Fields(r.names); slices.Contains(names, kind) {
 			return r.group + "/%s" + names[0], r.namespaced
