@@ -109,7 +109,7 @@ func (g *guard) upload(ctx context.Context, in io.Reader, src fs.ObjectInfo, opt
 	}
 	name := src.Remote()
 	if g.reopening.refuses(name) {
-		return nil, fmt.Errorf("file of a previous process was not open when its upload began: %w", context.Canceled)
+		return nil, fmt.Errorf("upload is tried again, because the file of a previous process was not open when it began: %w", context.Canceled)
 	}
 	sum, err := src.Hash(ctx, hash.MD5)
 	if err == nil && sum == "" {

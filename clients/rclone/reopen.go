@@ -57,16 +57,21 @@ func (r *reopening) left() []string {
 	return slices.Collect(maps.Keys(r.waiting))
 }
 
-// opened records that files are open, and whether uploads of them run that may have begun before.
-func (r *reopening) opened(names []string, running func(name string) bool) {
+// opened records that a file is open, and whether an upload of it runs, which may have begun before.
+func (r *reopening) opened(name string, running bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, name := range names {
-		delete(r.waiting, name)
-		if running(name) {
-			r.running[name] = true
-		}
+	delete(r.waiting, name)
+	if running {
+		r.running[name] = true
 	}
+}
+
+// forget records that a file was removed.
+func (r *reopening) forget(name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.waiting, name)
 }
 
 // reopen opens each file once that a previous process did not upload. It retries files that it cannot open until the returned
@@ -106,7 +111,9 @@ func (r *reopening) open(ctx context.Context, files *vfs.VFS, queue *uploads) {
 	for _, item := range items {
 		running[item.Name] = item.Uploading
 	}
-	r.opened(opened, func(name string) bool { return err != nil || running[name] })
+	for _, name := range opened {
+		r.opened(name, err != nil || running[name])
+	}
 }
 
 // forgetGone forgets files that were removed meanwhile.
@@ -115,8 +122,11 @@ func (c *cache) forgetGone(r *reopening) {
 	if err != nil {
 		return // the next attempt reads it again
 	}
-	gone := slices.DeleteFunc(r.left(), func(name string) bool { _, still := unsent[name]; return still })
-	r.opened(gone, func(string) bool { return false })
+	for _, name := range r.left() {
+		if _, still := unsent[name]; !still {
+			r.forget(name)
+		}
+	}
 }
 
 // touch opens and closes a file. rclone opens it only when it is read.

@@ -57,7 +57,11 @@ func TestAFileWhoseUploadBeganBeforeItWasReopenedIsNotEmpty(t *testing.T) {
 	files, err := newVFS(t.Context(), conf, remote)
 	check(t, err)
 	defer files.Shutdown()
-	<-remote.begun
+	select {
+	case <-remote.begun:
+	case <-time.After(20 * time.Second):
+		t.Fatal("no upload begins")
+	}
 	defer c.reopen(t.Context(), files, &g.reopening, queue)()
 	close(remote.release)
 	await(t, 20*time.Second, "the upload", func() bool {
@@ -84,7 +88,8 @@ func TestUploadsOfAPreviousProcessWaitUntilTheirFilesAreOpen(t *testing.T) {
 	r.begin([]string{"a", "b", "c"})
 	refused(false, "new")
 	refused(true, "a", "b", "c")
-	r.opened([]string{"a", "b"}, func(name string) bool { return name == "b" })
+	r.opened("a", false)
+	r.opened("b", true)
 	refused(true, "b", "c") // the upload of b that began before
 	refused(false, "a", "b")
 	r.begin(nil) // unmounted

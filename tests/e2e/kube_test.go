@@ -124,12 +124,12 @@ func newNamespace(t testing.TB) string {
 	}
 	name = strings.Trim(name, "-")
 	apply(t, "", "apiVersion: v1\nkind: Namespace\nmetadata: {name: "+name+"}")
+	t.Cleanup(func() { remove(t, "namespace", "", name) }) // also if something in it stays
 	t.Cleanup(func() {
 		if t.Failed() {
 			explain(t, name)
 		}
 		clearNamespace(t, name)
-		remove(t, "namespace", "", name)
 	})
 	return name
 }

@@ -16,7 +16,6 @@ import (
 
 // Publications of equal specs share a client; a difference in what decides a mount, or in whose it is, separates them.
 func TestPublicationsShareAClientOnlyWithEqualSpecs(t *testing.T) {
-	rigtest.ProcessOnly(t, "publications are compared before anything is started")
 	t.Parallel()
 	e := start(t)
 	one, two := e.user("one"), e.user("two")
@@ -77,7 +76,6 @@ func TestAnAccessKeyAloneOpensNothing(t *testing.T) {
 
 // A read-only publication lies beside a read-write one of the same mount; a read-only volume cannot be written at all.
 func TestReadOnlyIsOfThePublicationOrOfTheVolume(t *testing.T) {
-	rigtest.ProcessOnly(t, "they are options of the mounts")
 	t.Parallel()
 	eachClient(t, func(t *testing.T, e *env, client string) {
 		v := static("ro", client)
