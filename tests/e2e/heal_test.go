@@ -14,14 +14,10 @@ import (
 	"github.com/s3-csi/s3-csi-driver/tests/rig"
 )
 
-// healing is how long a mount whose client was killed may be without one, on a machine that is busy with other things as well. That the
-// new one is seen in all places may take longer: what fails there for a reason that passes is tried again after a minute.
-const healing = 30 * time.Second
-
-// revived waits for the client that replaces one that exited.
+// revived waits for the client that replaces one that exited. TestTimedRestartOfACrashedClient holds the driver to a time.
 func (m mountRecord) revived(t testing.TB, died process) {
 	t.Helper()
-	within(t, healing, "another client", func() error {
+	eventually(t, "another client", func() error {
 		all := m.processes()
 		if !slices.ContainsFunc(all, func(p process) bool { return p.name == died.name && p != died }) {
 			return fmt.Errorf("there are %v", all)

@@ -177,6 +177,23 @@ func explain(t testing.TB, namespace string) {
 		t.Logf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
 	}
 	t.Logf("the node's driver:\n%s", driverLog(t, 40))
+	names, err := try("get", "pods,pvc", "-n", namespace, "-o", "jsonpath={.items[*].metadata.uid} {.items[*].spec.volumeName}")
+	t.Logf("what it said earlier of the pods and volumes of namespace %s: %v\n%s", namespace, err, strings.Join(about(driverLog(t, -1), strings.Fields(names)), "\n"))
+}
+
+// about returns the last lines of a log that contain one of the names, or are about a mount of which another such line is.
+func about(log string, names []string) []string {
+	has := func(line string) bool {
+		return slices.ContainsFunc(names, func(name string) bool { return strings.Contains(line, name) })
+	}
+	mount := regexp.MustCompile(` mount="[^"]+"`)
+	for line := range strings.Lines(log) {
+		if m := mount.FindString(line); m != "" && has(line) && !slices.Contains(names, m) {
+			names = append(names, m)
+		}
+	}
+	lines := slices.DeleteFunc(strings.Split(log, "\n"), func(line string) bool { return !has(line) })
+	return lines[max(0, len(lines)-100):]
 }
 
 // driverLog is the end of what the driver on the node said. Flags are those of kubectl logs.
