@@ -10,7 +10,7 @@ import (
 // denied are the addresses that a unit of s may not reach.
 func denied(t *testing.T, s *Systemd, u Unit) (all []string) {
 	t.Helper()
-	for _, p := range s.properties(u, nil, 0) {
+	for _, p := range s.properties(u, nil, []uintptr{0}) {
 		if p.Name != "IPAddressDeny" {
 			continue
 		}

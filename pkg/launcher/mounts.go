@@ -8,10 +8,13 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/resolvconf"
 )
 
@@ -123,9 +126,87 @@ func stays(m *mountinfo.Info, paths []string) bool {
 
 func atOrBelow(path, dir string) bool { return path == dir || strings.HasPrefix(path, dir+"/") }
 
-// enterResolverView moves this thread, which ends afterwards, into a mount namespace with the files of a unit's Resolver.
-func (p *Process) enterResolverView(u Unit, binds []resolvconf.Bind) error {
-	paths := []string{u.StateDir, filepath.Dir(p.program), certificates}
+// view makes the mount namespace of helpers that resolve names by the files of a Resolver. Where the host's mounts are shared, as systemd
+// makes them, it is one for all helpers that a driver starts: later mounts and unmounts of the host propagate to it. Elsewhere it is one
+// for each helper, with only the mounts that the helper needs.
+type view struct {
+	ns       Doer
+	resolver Resolver
+
+	alone atomic.Bool   // helpers get namespaces of their own, which do not show directories that come later
+	turn  chan struct{} // held while one is made
+	last  *os.File      // nil: none that further helpers can enter
+	of    string        // the host's files that it hides
+}
+
+func newView(ns Doer, r Resolver) *view {
+	return &view{ns: ns, resolver: r, turn: make(chan struct{}, 1)}
+}
+
+// open returns the mount namespace for a helper of a program that starts now. The caller closes it.
+func (v *view) open(ctx context.Context, u Unit, program string) (*os.File, error) {
+	select {
+	case v.turn <- struct{}{}:
+		defer func() { <-v.turn }()
+	case <-ctx.Done():
+		return nil, fmt.Errorf("make the mount namespace of helpers: %w", context.Cause(ctx))
+	}
+	binds, err := v.resolver.Binds(ctx)
+	if err != nil {
+		return nil, err
+	}
+	type result struct {
+		made   *os.File // nil: the last one serves
+		of     string
+		shared bool
+	}
+	have, results := "", make(chan result, 1) // buffered: after ctx ends, no caller receives it
+	if v.last != nil {
+		have = v.of
+	}
+	err = v.ns.Do(ctx, "making the mount namespace of helpers", func() (err error) {
+		var r result
+		if r.of, err = resolvconf.State(binds); err != nil {
+			return err
+		}
+		needed := neededBy(u, program, binds)
+		if r.shared, err = propagate(slices.Concat(needed, parents(u))); err != nil {
+			return err
+		}
+		v.alone.Store(!r.shared)
+		if u.Spare && !r.shared {
+			return fault.Errorf(fault.Unsupported, "no spare helpers: the host's mounts are not shared, so the directories of a mount would not appear in its mount namespace")
+		}
+		if !r.shared || have == "" || r.of != have {
+			enter := func() { r.made, err = makeView(needed, r.shared, binds) }
+			if v.ns.Foreign() {
+				enter() // this thread has the host's mounts, and ends afterwards
+			} else {
+				host.OnThrowawayThread(enter)
+			}
+		}
+		results <- r
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("make the mount namespace of helpers: %w", err)
+	}
+	r := <-results
+	if !r.shared {
+		return r.made, nil
+	}
+	if r.made != nil {
+		if v.last != nil {
+			v.last.Close() // helpers that are in it keep it
+		}
+		v.last, v.of = r.made, r.of
+	}
+	return duplicate(v.last)
+}
+
+// neededBy returns the paths that a helper needs, without symbolic links, as the mount table has them.
+func neededBy(u Unit, program string, binds []resolvconf.Bind) []string {
+	paths := []string{u.StateDir, filepath.Dir(program), certificates}
 	if u.CacheDir != "" {
 		paths = append(paths, u.CacheDir)
 	}
@@ -134,11 +215,102 @@ func (p *Process) enterResolverView(u Unit, binds []resolvconf.Bind) error {
 	}
 	for i, path := range paths {
 		if resolved, err := filepath.EvalSymlinks(path); err == nil {
-			paths[i] = resolved // as the mount table has it
+			paths[i] = resolved
 		}
 	}
-	if err := leaveMounts(paths); err != nil {
-		return fmt.Errorf("isolate it from the host's mounts: %w", err)
+	return paths
+}
+
+// parents returns the directories in which the directories of further helpers will appear.
+func parents(u Unit) []string {
+	dirs := []string{u.StateDir}
+	if u.CacheDir != "" {
+		dirs = append(dirs, u.CacheDir)
 	}
-	return resolvconf.Apply(binds)
+	for i, dir := range dirs {
+		if resolved, err := filepath.EvalSymlinks(dir); err == nil {
+			dir = resolved
+		}
+		dirs[i] = filepath.Dir(dir)
+	}
+	return dirs
+}
+
+// propagate reports whether mounts and unmounts in the file systems of all these paths, and of the root, propagate to copies of those.
+func propagate(paths []string) (bool, error) {
+	f, err := os.Open("/proc/thread-self/mountinfo")
+	if err != nil {
+		return false, err
+	}
+	defer f.Close()
+	mounts, err := mountinfo.GetMountsFromReader(f, func(m *mountinfo.Info) (skip, stop bool) {
+		return !slices.ContainsFunc(paths, func(path string) bool { return m.Mountpoint == "/" || atOrBelow(path, m.Mountpoint) }), false
+	})
+	if err != nil {
+		return false, fmt.Errorf("read the mount table: %w", err)
+	}
+	holds := func(path string) (found *mountinfo.Info) {
+		for _, m := range mounts { // later entries lie on top
+			if (m.Mountpoint == "/" || atOrBelow(path, m.Mountpoint)) && (found == nil || len(m.Mountpoint) >= len(found.Mountpoint)) {
+				found = m
+			}
+		}
+		return found
+	}
+	for _, path := range append(paths, "/") {
+		if m := holds(path); m == nil || !strings.Contains(m.Optional, "shared:") {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// makeView moves this thread, which ends afterwards, into a new mount namespace with the files of a Resolver, and returns the namespace.
+// With shared mounts it has copies of all of the host's mounts, as long as the host has them; otherwise only those that the paths need.
+func makeView(needed []string, shared bool, binds []resolvconf.Bind) (*os.File, error) {
+	leave := leaveSharedMounts
+	if !shared {
+		leave = func() error { return leaveMounts(needed) }
+	}
+	if err := leave(); err != nil {
+		return nil, fmt.Errorf("isolate it from the host's mounts: %w", err)
+	}
+	if err := resolvconf.Apply(binds); err != nil {
+		return nil, err
+	}
+	return os.Open("/proc/thread-self/ns/mnt")
+}
+
+// leaveSharedMounts moves this thread into a new mount namespace to which the host's mounts and unmounts propagate, and which changes
+// nothing on the host.
+func leaveSharedMounts() error {
+	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+		return fmt.Errorf("make a mount namespace: %w", err)
+	}
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
+		return fmt.Errorf("make the mounts follow the host's: %w", err)
+	}
+	return nil
+}
+
+// enterView moves this thread, which ends afterwards, into a mount namespace.
+func enterView(view *os.File) error {
+	if err := unix.Unshare(unix.CLONE_FS); err != nil { // which setns(2) requires
+		return fmt.Errorf("leave the other threads' root: %w", err)
+	}
+	if err := withFDs(func(fds []uintptr) error { return unix.Setns(int(fds[0]), unix.CLONE_NEWNS) }, view); err != nil {
+		return fmt.Errorf("enter the mount namespace of helpers: %w", err)
+	}
+	return nil
+}
+
+// duplicate returns another descriptor of a file.
+func duplicate(f *os.File) (other *os.File, err error) {
+	return other, withFDs(func(fds []uintptr) error {
+		fd, err := unix.FcntlInt(fds[0], unix.F_DUPFD_CLOEXEC, 0)
+		if err == nil {
+			other = os.NewFile(uintptr(fd), f.Name())
+		}
+		return err
+	}, f)
 }

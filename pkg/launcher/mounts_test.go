@@ -50,11 +50,13 @@ func TestHelperWithAResolverHoldsNoMountsOfTheHost(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		holdsNothing(t)
+		holdsNothing(t, level == "shared")
 	}
 }
 
-func holdsNothing(t *testing.T) {
+// holdsNothing tests that a helper keeps no file system that the host unmounts. On a host with shared mounts it has copies until then, in the
+// mount namespace of all helpers.
+func holdsNothing(t *testing.T, shared bool) {
 	u := prepare(t, firstUID+21)
 	write := func(path, content string) {
 		t.Helper()
@@ -94,16 +96,9 @@ func holdsNothing(t *testing.T) {
 	if resolved, err := filepath.EvalSymlinks(target); err == nil {
 		target = resolved
 	}
-	p := launcher.NewProcess(plain{}, "/proc/self/exe", launcher.WithUIDs(launcher.UIDRange{First: u.uid, Last: u.uid}),
+	p := launcher.NewProcess(plain{}, "/proc/self/exe", launcher.WithUIDs(launcher.UIDRange{First: u.uid, Last: u.uid + 10}),
 		launcher.WithResolver(fixed{{Source: own, Target: own}, {Source: own, Target: target}}))
-	socket, err := helper.Listen(filepath.Join(u.dir, "sock"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer socket.Close()
-	if err := p.Start(bounded(t), launcher.Unit{Name: "test-1", UID: u.uid, GID: u.uid, StateDir: u.state(), Socket: socket}); err != nil {
-		t.Fatal(err)
-	}
+	startBy(t, p, u)
 	s := u.run("credentials", "wait:"+u.state()+"/go")
 	if line := u.says("credentials "); !strings.HasPrefix(line, "credentials 200 ") {
 		t.Errorf("the client and its helper: %s", line)
@@ -132,8 +127,25 @@ func holdsNothing(t *testing.T) {
 	late := u.dir + "/late"
 	volumes[late] = mountVolume(t, late)
 	for line := range strings.SplitSeq(string(readAll(t, fmt.Sprintf("/proc/%d/mountinfo", s.PID))), "\n") {
-		if strings.Contains(line, " - fuse ") || strings.Contains(line, disk) || strings.Contains(line, late) || strings.Contains(line, "shared:") || strings.Contains(line, "master:") {
+		if strings.Contains(line, "shared:") || !shared && (strings.Contains(line, "master:") || strings.Contains(line, " - fuse ") || strings.Contains(line, disk) || strings.Contains(line, late)) {
 			t.Errorf("the helper holds %s", line)
+		}
+	}
+	// The directory of another helper is mounted after the namespace was made.
+	other := &unit{t: t, uid: u.uid + 1, dir: u.dir + "/other", peer: helper.NewPeer(helper.Dial(u.dir + "/other/sock")), p: p}
+	mount("tmpfs", other.dir, "mode=755")
+	mount("tmpfs", other.state(), fmt.Sprintf("mode=700,uid=%d,gid=%d", other.uid, other.uid))
+	startBy(t, p, other)
+	if one := sameNamespace(t, s.PID, other.hello().PID); one != shared {
+		t.Errorf("both helpers are in one mount namespace: %v, want %v", one, shared)
+	}
+	if _, err := other.peer.Quit(bounded(t)); err != nil {
+		t.Error(err)
+	}
+	other.mustGo()
+	for _, path := range []string{other.state(), other.dir} {
+		if err := unix.Unmount(path, 0); err != nil {
+			t.Errorf("unmounting %s: %v", path, err)
 		}
 	}
 
@@ -153,6 +165,32 @@ func holdsNothing(t *testing.T) {
 		t.Error(err)
 	}
 	u.mustGo()
+}
+
+// startBy starts the helper of a unit.
+func startBy(t *testing.T, p *launcher.Process, u *unit) {
+	t.Helper()
+	socket, err := helper.Listen(filepath.Join(u.dir, "sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer socket.Close()
+	if err := p.Start(bounded(t), launcher.Unit{Name: "test-1", UID: u.uid, GID: u.uid, StateDir: u.state(), Socket: socket}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// sameNamespace reports whether two processes are in one mount namespace.
+func sameNamespace(t *testing.T, pids ...int) bool {
+	t.Helper()
+	var seen [2]string
+	for i, pid := range pids {
+		var err error
+		if seen[i], err = os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", pid)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return seen[0] == seen[1]
 }
 
 func readAll(t *testing.T, path string) []byte {

@@ -21,7 +21,6 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
-	"github.com/s3-csi/s3-csi-driver/pkg/resolvconf"
 	"github.com/s3-csi/s3-csi-driver/pkg/sandbox"
 )
 
@@ -63,11 +62,11 @@ type Doer interface {
 // cgroup outside of its own. They survive the driver, and init reaps them then. Until then each method call reaps exited
 // helpers.
 type Process struct {
-	ns       Doer
-	program  string
-	onHost   bool // program is a path on the host
-	uids     UIDRange
-	resolver Resolver // nil: names are resolved as the host does
+	ns      Doer
+	program string
+	onHost  bool // program is a path on the host
+	uids    UIDRange
+	view    *view // nil: names are resolved as the host does
 
 	landlock   int    // version of Landlock that restricts helpers; 0: none
 	noLandlock string // why there is none
@@ -89,9 +88,9 @@ func WithUIDs(r UIDRange) Option { return func(p *Process) { p.uids = r } }
 // WithHostProgram makes the program's path one on the host. By default it is one that this process sees.
 func WithHostProgram() Option { return func(p *Process) { p.onHost = true } }
 
-// WithResolver gives helpers a mount namespace of their own, with the files of the Resolver. By default they are in the host's, and
-// resolve names as the host does.
-func WithResolver(r Resolver) Option { return func(p *Process) { p.resolver = r } }
+// WithResolver starts helpers in another mount namespace, with the files of the Resolver. By default they are in the host's, and resolve
+// names as the host does.
+func WithResolver(r Resolver) Option { return func(p *Process) { p.view = newView(p.ns, r) } }
 
 // WithLandlock sets the version of Landlock that restricts helpers; 0 is none. The default is the kernel's.
 func WithLandlock(abi int) Option {
@@ -109,7 +108,7 @@ func (p *Process) Sandbox() Sandbox {
 
 // ResolvesBy reports whether helpers resolve names by the launcher's Resolver, and if not, why.
 func (p *Process) ResolvesBy() (bool, string) {
-	if p.resolver == nil {
+	if p.view == nil {
 		return false, "not requested"
 	}
 	return true, ""
@@ -142,12 +141,13 @@ func (p *Process) Start(ctx context.Context, u Unit) error {
 		defer f.Close()
 		own = f
 	}
-	var binds []resolvconf.Bind
-	if p.resolver != nil {
+	var view *os.File
+	if p.view != nil {
 		var err error
-		if binds, err = p.resolver.Binds(ctx); err != nil {
+		if view, err = p.view.open(ctx, u, p.program); err != nil {
 			return fmt.Errorf("start the helper of %s: %w", u.Name, err)
 		}
+		defer view.Close()
 	}
 	var pid int
 	err := p.ns.Do(ctx, "starting the helper of "+u.Name, func() error {
@@ -164,7 +164,7 @@ func (p *Process) Start(ctx context.Context, u Unit) error {
 			program = f
 		}
 		var err error
-		pid, err = p.startOnOwnThread(u, program, binds)
+		pid, err = p.startOnOwnThread(u, program, view)
 		return err
 	})
 	if err != nil {
@@ -201,14 +201,14 @@ func (u Unit) check(uids UIDRange) error {
 }
 
 // startOnOwnThread drops privileges on an OS thread of its own, starts the helper from there, and ends the thread. Its steps:
-// enter the host's cgroup namespace; mount the Resolver's files; drop capabilities; enter the sandbox; execute the helper.
-func (p *Process) startOnOwnThread(u Unit, program *os.File, binds []resolvconf.Bind) (pid int, err error) {
+// enter the host's cgroup namespace and the view, if there is one; drop capabilities; enter the sandbox; execute the helper.
+func (p *Process) startOnOwnThread(u Unit, program, view *os.File) (pid int, err error) {
 	start := func() {
 		if p.ns.Foreign() {
 			enterHostCgroups()
 		}
-		if len(binds) > 0 {
-			if err = p.enterResolverView(u, binds); err != nil {
+		if view != nil {
+			if err = enterView(view); err != nil {
 				return
 			}
 		}

@@ -5,9 +5,9 @@ import (
 	"net/netip"
 )
 
-// Prepares reports whether a helper can be started as a spare and later become that of a mount. A mount namespace of its own, as with a
-// Resolver, would not show the directories that it gets then. Nothing denies helpers of this launcher any address.
-func (p *Process) Prepares([]netip.Addr) bool { return p.resolver == nil }
+// Prepares reports whether a helper can be started as a spare and later become that of a mount. The mount namespace of a Resolver
+// may not show the directories that it gets then. Nothing denies helpers of this launcher any address.
+func (p *Process) Prepares([]netip.Addr) bool { return p.view == nil }
 
 // Limit does nothing, because this launcher enforces no limits.
 func (p *Process) Limit(context.Context, Unit) error { return nil }

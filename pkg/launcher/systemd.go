@@ -4,12 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"time"
 
-	"github.com/godbus/dbus/v5"
 	"k8s.io/klog/v2"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
@@ -48,6 +48,7 @@ type Systemd struct {
 	defaults    Limits
 	systemd     *dialer
 	sandbox     *hostSandbox
+	view        *view // nil: units resolve names as the host does
 	scan        processScan
 	limited     atomic.Bool            // sliceLimits are set
 	group       atomic.Pointer[string] // see sliceGroup; nil: not known yet
@@ -83,10 +84,10 @@ func WithDefaultLimits(l Limits) SystemdOption { return func(s *Systemd) { s.def
 // WithProperties sets further properties on every unit, if the host's systemd knows them.
 func WithProperties(p ...Property) SystemdOption { return func(s *Systemd) { s.sandbox.extra = p } }
 
-// WithSystemdResolver makes units resolve names by the files of the Resolver. By default, and if units get no mount namespace, they
-// resolve names as the host does.
+// WithSystemdResolver makes units resolve names by the files of the Resolver. By default, and if they get no mount namespace although the
+// kernel has no Landlock, they resolve names as the host does.
 func WithSystemdResolver(r Resolver) SystemdOption {
-	return func(s *Systemd) { s.sandbox.resolver = r }
+	return func(s *Systemd) { s.sandbox.resolver, s.view = r, newView(s.ns, r) }
 }
 
 // WithSystemdLandlock sets the version of Landlock that restricts helpers; 0 is none: then units have mount namespaces of their own. The
@@ -135,7 +136,7 @@ func (s *Systemd) With(program string) (*Systemd, error) {
 	}
 	other := &Systemd{
 		ns: s.ns, program: program, uids: s.uids, stopTimeout: s.stopTimeout, sliceLimits: s.sliceLimits, defaults: s.defaults,
-		systemd: s.systemd, sandbox: s.sandbox.clone(),
+		systemd: s.systemd, sandbox: s.sandbox.clone(), view: s.view,
 	}
 	other.limited.Store(s.limited.Load())
 	other.scan.find = other.find
@@ -155,15 +156,24 @@ func (s *Systemd) Start(ctx context.Context, u Unit) error {
 	if err := s.check(u); err != nil {
 		return err
 	}
+	files := []*os.File{u.Socket}
+	if s.view != nil && s.sandbox.confines() {
+		view, err := s.view.open(ctx, u, s.program)
+		if err != nil {
+			return fmt.Errorf("start the helper of %s: %w", u.Name, err)
+		}
+		defer view.Close()
+		files = append(files, view)
+	}
 	var pid int
 	err := withFDs(func(fds []uintptr) error {
 		again := false
 		return s.systemd.call(ctx, "start the helper of "+u.Name, func(ctx context.Context, b *bus) (err error) {
-			pid, err = s.start(ctx, b, u, fds[0], again)
+			pid, err = s.start(ctx, b, u, fds, again)
 			again = true // the unit may exist if systemd's answer was lost
 			return err
 		})
-	}, u.Socket)
+	}, files...)
 	if err != nil {
 		return err
 	}
@@ -200,21 +210,22 @@ func unitName(name string) string { return unitPrefix + name + unitSuffix }
 
 // start starts the unit and waits for its process. It retries without each property that systemd does not know, without Landlock if the
 // process cannot use it, and after it has removed an ended unit of that name. again means that an earlier attempt may have started the unit.
-func (s *Systemd) start(ctx context.Context, b *bus, u Unit, socket uintptr, again bool) (pid int, err error) {
+// The descriptors are the socket and, with a Resolver and Landlock, the mount namespace.
+func (s *Systemd) start(ctx context.Context, b *bus, u Unit, fds []uintptr, again bool) (pid int, err error) {
 	if err := s.limitSlice(ctx, b); err != nil {
 		return 0, err
 	}
 	if err := s.checkMounts(ctx); err != nil {
 		return 0, err
 	}
-	binds, err := s.sandbox.binds(ctx)
-	if err != nil {
-		return 0, err
-	}
 	name := unitName(u.Name)
 	for cleared, dropped := false, false; ; {
+		binds, err := s.sandbox.binds(ctx)
+		if err != nil {
+			return 0, err
+		}
 		job := make(chan string, 1) // buffered, so that the connection never waits for a receiver
-		_, err := b.StartTransientUnitContext(ctx, name, "fail", s.properties(u, binds, dbus.UnixFD(socket)), job)
+		_, err = b.StartTransientUnitContext(ctx, name, "fail", s.properties(u, binds, fds), job)
 		switch {
 		case err == nil:
 			pid, err := s.awaitStart(ctx, b, u, job)

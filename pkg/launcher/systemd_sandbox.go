@@ -27,8 +27,13 @@ type sandboxed struct {
 // a user without capabilities cannot do anyway are not used (ProtectKernelTunables and the like took 80 ms of CPU per start on a host
 // with 200 mounts), and those that hide something only where the kernel has no Landlock. None makes systemd filter system calls: it
 // would assemble several filters for each unit (10 ms of CPU), and the helper has one (sandbox.RestrictCalls).
-func unitSandbox(writable []string, needs []netip.Addr) []sandboxed {
-	const setuid, setgid, setpcap = 1 << unix.CAP_SETUID, 1 << unix.CAP_SETGID, 1 << unix.CAP_SETPCAP
+//
+// join means that the unit's process enters another mount namespace before it drops its privileges.
+func unitSandbox(writable []string, needs []netip.Addr, join bool) []sandboxed {
+	capabilities := uint64(1<<unix.CAP_SETUID | 1<<unix.CAP_SETGID | 1<<unix.CAP_SETPCAP)
+	if join {
+		capabilities |= 1<<unix.CAP_SYS_ADMIN | 1<<unix.CAP_SYS_CHROOT
+	}
 	plain := func(name string, value any) sandboxed { return sandboxed{Property: Property{name, value}} }
 	vital := func(name string, value any) sandboxed { return sandboxed{Property: Property{name, value}, vital: true} }
 	hides := func(name string, value any) sandboxed {
@@ -37,7 +42,7 @@ func unitSandbox(writable []string, needs []netip.Addr) []sandboxed {
 	return []sandboxed{
 		vital("NoNewPrivileges", true),
 		// runas needs these and drops them all. Start checks that.
-		vital("CapabilityBoundingSet", uint64(setuid|setgid|setpcap)),
+		vital("CapabilityBoundingSet", capabilities),
 		vital("AmbientCapabilities", uint64(0)),
 		hides("ProtectSystem", "strict"),
 		hides("ReadWritePaths", writable),
@@ -112,7 +117,7 @@ func (h *hostSandbox) confines() bool {
 }
 
 // isolates reports whether units have mount namespaces of their own, if the host's / is shared.
-func (h *hostSandbox) isolates() bool { return h.resolver != nil || !h.confines() }
+func (h *hostSandbox) isolates() bool { return !h.confines() }
 
 // dropLandlock makes further units do without Landlock.
 func (h *hostSandbox) dropLandlock(ctx context.Context, why string) {
@@ -125,13 +130,13 @@ func (h *hostSandbox) dropLandlock(ctx context.Context, why string) {
 }
 
 // parts are the properties that units have now. Call under mu.
-func (h *hostSandbox) parts(writable []string, needs []netip.Addr, binds []resolvconf.Bind) []sandboxed {
-	return slices.DeleteFunc(h.all(writable, needs, binds), func(p sandboxed) bool { return p.hides && h.landlock > 0 })
+func (h *hostSandbox) parts(writable []string, needs []netip.Addr, binds []resolvconf.Bind, join bool) []sandboxed {
+	return slices.DeleteFunc(h.all(writable, needs, binds, join), func(p sandboxed) bool { return p.hides && h.landlock > 0 })
 }
 
 // all are the properties that units may have: the sandbox and the files of the Resolver.
-func (h *hostSandbox) all(writable []string, needs []netip.Addr, binds []resolvconf.Bind) []sandboxed {
-	parts := unitSandbox(writable, needs)
+func (h *hostSandbox) all(writable []string, needs []netip.Addr, binds []resolvconf.Bind, join bool) []sandboxed {
+	parts := unitSandbox(writable, needs, join)
 	if h.resolver == nil {
 		return parts
 	}
@@ -139,13 +144,13 @@ func (h *hostSandbox) all(writable []string, needs []netip.Addr, binds []resolvc
 	for _, b := range binds {
 		seen = append(seen, bindMount{Source: b.Source, Target: b.Target})
 	}
-	return append(parts, sandboxed{Property: Property{bindProperty, seen}, mounts: true})
+	return append(parts, sandboxed{Property: Property{bindProperty, seen}, mounts: true, hides: true})
 }
 
-// binds returns the Resolver's files for a unit that starts now.
+// binds returns the Resolver's files for a unit that starts now with a mount namespace of its own.
 func (h *hostSandbox) binds(ctx context.Context) ([]resolvconf.Bind, error) {
 	h.mu.Lock()
-	none := h.resolver == nil || h.unshared
+	none := h.resolver == nil || h.unshared || h.landlock > 0
 	h.mu.Unlock()
 	if none {
 		return nil, nil
@@ -154,10 +159,10 @@ func (h *hostSandbox) binds(ctx context.Context) ([]resolvconf.Bind, error) {
 }
 
 // complete adds the sandbox to the properties of a unit and removes those that the host's systemd does not know.
-func (h *hostSandbox) complete(props []Property, u Unit, writable []string, binds []resolvconf.Bind) []Property {
+func (h *hostSandbox) complete(props []Property, u Unit, writable []string, binds []resolvconf.Bind, join bool) []Property {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for _, p := range h.parts(writable, u.Needs, binds) {
+	for _, p := range h.parts(writable, u.Needs, binds, join) {
 		if u.Callers && p.Name == "ProtectProc" {
 			continue // the client must see its callers; the kernel still protects what other processes keep private
 		}
@@ -186,6 +191,8 @@ func (h *hostSandbox) resolves() (bool, string) {
 	switch {
 	case h.resolver == nil:
 		return false, "not requested"
+	case h.landlock > 0:
+		return true, ""
 	case h.lacking[bindProperty]:
 		return false, "the host's systemd " + h.version + " does not support " + bindProperty
 	case h.unshared:
@@ -201,7 +208,7 @@ func (h *hostSandbox) report() Sandbox {
 	if h.landlock == 0 {
 		box.NoLandlock, box.Isolates = h.noLandlock, !h.unshared
 	}
-	for _, p := range h.parts(nil, nil, nil) {
+	for _, p := range h.parts(nil, nil, nil, false) {
 		switch why, idle := h.unenforced[p.Name]; {
 		case h.lacking[p.Name]:
 			box.Missing = append(box.Missing, p.Name+" (not supported by systemd "+h.version+")")
@@ -230,7 +237,7 @@ func (h *hostSandbox) update(version string, known map[string]any, unified bool)
 	h.version = version
 	clear(h.lacking)
 	clear(h.unenforced)
-	for _, p := range h.all(nil, nil, nil) {
+	for _, p := range h.all(nil, nil, nil, false) {
 		_, knows := known[p.Name]
 		switch {
 		case !knows && !p.vital:
@@ -263,7 +270,7 @@ func (h *hostSandbox) recordUnsupported(ctx context.Context, err error) bool {
 	defer h.mu.Unlock()
 	dispensable := name == "OOMPolicy" || name == "CollectMode" ||
 		slices.ContainsFunc(h.extra, func(p Property) bool { return p.Name == name }) ||
-		slices.ContainsFunc(h.all(nil, nil, nil), func(p sandboxed) bool { return p.Name == name && !p.vital })
+		slices.ContainsFunc(h.all(nil, nil, nil, false), func(p sandboxed) bool { return p.Name == name && !p.vital })
 	if !dispensable {
 		return false
 	}

@@ -54,8 +54,8 @@ func uidOf(execStart any) (uint32, bool) {
 		return 0, false
 	}
 	argv, _ := lines[0][1].([]string)
-	uid, _, _, ok := runas.Parse(argv)
-	return uid, ok
+	as, _, ok := runas.Parse(argv)
+	return as.UID, ok
 }
 
 // Result is the state of a unit and, if its helper has exited, how.

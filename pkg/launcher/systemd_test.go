@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/godbus/dbus/v5"
+	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher/runas"
@@ -65,7 +66,7 @@ func TestOnlyDispensablePropertiesAreLeftOut(t *testing.T) {
 			t.Errorf("%s: %v", name, got)
 		}
 	}
-	for _, p := range s.properties(Unit{Name: "a"}, nil, 0) {
+	for _, p := range s.properties(Unit{Name: "a"}, nil, []uintptr{0}) {
 		if p.Name == "ProtectProc" || p.Name == "OOMPolicy" || p.Name == "Extra" {
 			t.Errorf("%s is still asked for", p.Name)
 		}
@@ -76,11 +77,11 @@ func TestOnlyDispensablePropertiesAreLeftOut(t *testing.T) {
 }
 
 func TestUnitsWithAMountNamespaceSeeTheResolversFiles(t *testing.T) {
-	plain, err := NewSystemd(here{}, "/helper")
+	plain, err := NewSystemd(here{}, "/helper", WithSystemdLandlock(0))
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := NewSystemd(here{}, "/helper", WithSystemdResolver(stub{{Source: "/run/s3-csi/resolv.conf", Target: "/etc/resolv.conf"}}))
+	s, err := NewSystemd(here{}, "/helper", WithSystemdLandlock(0), WithSystemdResolver(stub{{Source: "/run/s3-csi/resolv.conf", Target: "/etc/resolv.conf"}}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -105,7 +106,7 @@ func TestUnitsWithAMountNamespaceSeeTheResolversFiles(t *testing.T) {
 			t.Fatal(err)
 		}
 		got := ""
-		for _, p := range c.s.properties(Unit{Name: "a"}, binds, 0) {
+		for _, p := range c.s.properties(Unit{Name: "a"}, binds, []uintptr{0}) {
 			if p.Name == bindProperty {
 				got = fmt.Sprint(p.Value.Value())
 				if signature := p.Value.Signature().String(); signature != "a(ssbt)" {
@@ -136,7 +137,7 @@ func TestUnitTextsAreEscaped(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, p := range s.properties(Unit{Name: "a-1", Description: "two\nlines\x00", StateDir: "/run/$HOME", UID: 5000, GID: 6000}, nil, 0) {
+	for _, p := range s.properties(Unit{Name: "a-1", Description: "two\nlines\x00", StateDir: "/run/$HOME", UID: 5000, GID: 6000}, nil, []uintptr{0}) {
 		switch p.Name {
 		case "Description":
 			if got := p.Value.Value(); got != "two lines " {
@@ -158,7 +159,7 @@ func TestUIDOfAUnit(t *testing.T) {
 		uid   uint32
 		ok    bool
 	}{
-		{line(runas.Argv("helper", 5000, 6000, "helper")...), 5000, true},
+		{line(runas.Identity{UID: 5000, GID: 6000}.Argv("helper", "helper")...), 5000, true},
 		{line("helper", "run-as", "5", "6000"), 0, false},
 		{line("sleep", "1000"), 0, false},
 		{line(), 0, false}, {nil, 0, false}, {[][]any{}, 0, false}, {"text", 0, false},
@@ -338,6 +339,7 @@ func TestWithCopiesTheKnowledgeOfTheHost(t *testing.T) {
 // With Landlock, no property gives a unit a mount namespace, unless the Resolver's files need one.
 func TestUnitsHaveMountNamespacesOnlyWithoutLandlock(t *testing.T) {
 	resolver := stub{{Source: "/run/s3-csi/resolv.conf", Target: "/etc/resolv.conf"}}
+	const joined = "StandardOutputFileDescriptor"
 	hiding := []string{"ProtectSystem", "ReadWritePaths", "ProtectHome", "PrivateTmp", "PrivateDevices", "InaccessiblePaths", "ProtectProc"}
 	for _, c := range []struct {
 		what     string
@@ -348,7 +350,7 @@ func TestUnitsHaveMountNamespacesOnlyWithoutLandlock(t *testing.T) {
 		kind     string
 	}{
 		{"Landlock", 2, nil, nil, false, "landlock"},
-		{"Landlock and a resolver", 7, []SystemdOption{WithSystemdResolver(resolver)}, []string{bindProperty}, true, "landlock"},
+		{"Landlock and a resolver", 7, []SystemdOption{WithSystemdResolver(resolver)}, []string{joined}, false, "landlock"},
 		{"no Landlock", 0, nil, hiding, true, "unit"},
 		{"no Landlock and a resolver", 0, []SystemdOption{WithSystemdResolver(resolver)}, append(slices.Clone(hiding), bindProperty), true, "unit"},
 	} {
@@ -359,9 +361,24 @@ func TestUnitsHaveMountNamespacesOnlyWithoutLandlock(t *testing.T) {
 			}
 			s.sandbox.version = "252"
 			var got []string
-			for _, p := range s.properties(Unit{Name: "a"}, resolver, 0) {
-				if p.Name == bindProperty || slices.Contains(hiding, p.Name) {
+			binds, err := s.sandbox.binds(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			fds := []uintptr{0}
+			if s.view != nil {
+				fds = append(fds, 1)
+			}
+			for _, p := range s.properties(Unit{Name: "a"}, binds, fds) {
+				if p.Name == bindProperty || p.Name == joined || slices.Contains(hiding, p.Name) {
 					got = append(got, p.Name)
+				}
+				join := slices.Contains(c.want, joined)
+				if argv := fmt.Sprint(p.Value); p.Name == "ExecStart" && strings.Contains(argv, "--join") != join {
+					t.Error(argv)
+				}
+				if can := fmt.Sprint(p.Value.Value()); p.Name == "CapabilityBoundingSet" && (can != fmt.Sprint(1<<unix.CAP_SETUID|1<<unix.CAP_SETGID|1<<unix.CAP_SETPCAP)) != join {
+					t.Errorf("it has the capabilities %s", can)
 				}
 				if argv := fmt.Sprint(p.Value); p.Name == "ExecStart" && strings.Contains(argv, "--landlock") != (c.landlock > 0) {
 					t.Error(argv)

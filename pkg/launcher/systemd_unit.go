@@ -87,9 +87,11 @@ func containersEnd() []string {
 }
 
 // properties returns the properties of a unit, without those that the host's systemd does not know. Every user who may call systemd
-// can read them, so they contain no secret.
-func (s *Systemd) properties(u Unit, binds []resolvconf.Bind, socket dbus.UnixFD) []sd.Property {
-	argv := runas.Argv(s.program, u.UID, u.GID, u.arguments(s.sandbox.confines())...)
+// can read them, so they contain no secret. The descriptors are those of start.
+func (s *Systemd) properties(u Unit, binds []resolvconf.Bind, fds []uintptr) []sd.Property {
+	confines := s.sandbox.confines()
+	as := runas.Identity{UID: u.UID, GID: u.GID, Join: confines && len(fds) > 1}
+	argv := as.Argv(s.program, u.arguments(confines)...)
 	for i := range argv[1:] {
 		argv[i+1] = strings.ReplaceAll(argv[i+1], "$", "$$") // systemd would expand it as a variable
 	}
@@ -99,7 +101,7 @@ func (s *Systemd) properties(u Unit, binds []resolvconf.Bind, socket dbus.UnixFD
 		{"Slice", Slice},
 		{"Type", "exec"},
 		{"ExecStart", []command{{s.program, argv, false}}},
-		{"StandardInputFileDescriptor", socket},
+		{"StandardInputFileDescriptor", dbus.UnixFD(fds[0])},
 		{"StandardOutput", "journal"},
 		{"StandardError", "journal"},
 		{"SyslogIdentifier", unitPrefix + u.Name},
@@ -114,12 +116,15 @@ func (s *Systemd) properties(u Unit, binds []resolvconf.Bind, socket dbus.UnixFD
 		{"MemoryAccounting", true},
 		{"Before", containersEnd()},
 	}
+	if as.Join {
+		props = append(props, Property{"StandardOutputFileDescriptor", dbus.UnixFD(fds[1])}) // which takes precedence over StandardOutput
+	}
 	props = append(props, u.Limits.or(s.defaults).properties()...)
 	writable := []string{u.StateDir}
 	if u.CacheDir != "" {
 		writable = append(writable, u.CacheDir)
 	}
-	return wire(s.sandbox.complete(props, u, writable, binds))
+	return wire(s.sandbox.complete(props, u, writable, binds, as.Join))
 }
 
 func wire(props []Property) []sd.Property {

@@ -244,7 +244,7 @@ func (c *Copy) look() (v view, err error) {
 		}
 		v.binds = append(v.binds, Bind{v.copied, target})
 	}
-	v.state, err = stateOf(v.binds)
+	v.state, err = State(v.binds)
 	return v, err
 }
 
@@ -275,10 +275,14 @@ func isIn(dir, other, target string) bool {
 	return err == nil
 }
 
-// stateOf identifies the files that are mounted on. The result changes when one of them is replaced.
-func stateOf(binds []Bind) (string, error) {
+// State identifies the files that are mounted on, as the calling thread sees them. It changes when one of them is replaced, which takes
+// off what is mounted on it in any mount namespace.
+func State(binds []Bind) (string, error) {
 	var state strings.Builder
-	for _, b := range binds[1:] {
+	for _, b := range binds {
+		if b.Source == b.Target {
+			continue // the copy
+		}
 		fi, err := os.Lstat(b.Target)
 		if err != nil {
 			return "", fault.Errorf(fault.Precondition, "the host has no %s to mount the driver's resolv.conf on: %w", b.Target, err)

@@ -2,6 +2,7 @@ package bench
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -20,12 +21,14 @@ import (
 )
 
 // BenchmarkScale measures what mounts that no process uses cost the driver, with 100 and 300 of them, or with the numbers in
-// S3CSI_SCALE ("100,300,990"; a rig has 1,000 user ids). Their client is rclone, or S3CSI_SCALE_CLIENT.
+// S3CSI_SCALE ("100,300,990"; a rig has 1,000 user ids). Their client is rclone, or S3CSI_SCALE_CLIENT. With S3CSI_SCALE_DNS=pod, the
+// driver has another resolv.conf than the host, as in a container, and helpers use it, as with the chart.
 //
 // publish-s and unpublish-s are how long it takes to publish and unpublish all, eight at a time.
 // cpu-s/min is the driver's processor time per minute and pass-ms the mean duration of a reconcile pass, both over a window of
 // S3CSI_SCALE_WINDOW (two minutes, which have two passes). RSS-MB is the driver's resident memory at its end, peak-MB the highest
-// since the driver started, threads the number of its threads. Then the driver is restarted: ready-ms is the time until it reports
+// since the driver started, threads the number of its threads. mounts-MB is the kernel's memory for the mounts of all mount namespaces
+// of the machine. Then the driver is restarted: ready-ms is the time until it reports
 // that it is ready, answer-ms the time from its start until a NodePublishVolume of a volume that is published already has
 // returned, and first-pass-s the duration of its first pass. heal-s is how long it takes until ten roots can be read again whose
 // clients were killed at once. MB are 10^6 bytes.
@@ -53,7 +56,13 @@ func scale(b *testing.B, count int) {
 		must(b, err)
 	}
 	client := cmp.Or(os.Getenv("S3CSI_SCALE_CLIENT"), rigtest.Client)
-	n, d := setup(b, client)
+	n := newNode(b, client)
+	dns := cmp.Or(os.Getenv("S3CSI_SCALE_DNS"), "host")
+	if dns == "pod" {
+		withResolvConf(b, n)
+	}
+	start := func() *rig.Driver { return drive(b, n, client, "--node-dns="+dns) }
+	d := start()
 	volumes, targets := make([]*csi.Volume, count), make([]string, count)
 	each := func(do func(i int) error) {
 		var g errgroup.Group
@@ -89,6 +98,7 @@ func scale(b *testing.B, count int) {
 	threads, err := os.ReadDir(filepath.Join("/proc", pid, "task"))
 	must(b, err)
 	b.ReportMetric(float64(len(threads)), "threads")
+	b.ReportMetric(kernelMounts(b), "mounts-MB")
 
 	began = time.Now()
 	healed := killClients(b, n, client, targets, 10)
@@ -97,7 +107,7 @@ func scale(b *testing.B, count int) {
 	_, err = d.Stop(b.Context())
 	must(b, err)
 	began = time.Now()
-	d = drive(b, n, client)
+	d = start()
 	b.ReportMetric(milliseconds(time.Since(began)), "ready-ms")
 	must(b, publish(0))
 	b.ReportMetric(milliseconds(time.Since(began)), "answer-ms")
@@ -146,4 +156,29 @@ func reconciled(b *testing.B, d *rig.Driver) (passes, took float64) {
 		_, _ = fmt.Sscanf(line, "s3csi_reconcile_duration_seconds_sum %f", &took)
 	}
 	return passes, took
+}
+
+// withResolvConf gives the driver a mount namespace with a resolv.conf of its own, as a container has.
+func withResolvConf(b *testing.B, n *rigtest.Node) {
+	b.Helper()
+	own := filepath.Join(n.Dir, "pod-resolv.conf")
+	must(b, os.WriteFile(own, []byte("nameserver 127.0.0.1\n"), 0o644))
+	n.Wrapper = []string{"unshare", "--mount", "--propagation", "private", "sh", "-ec", `mount --bind "$0" /etc/resolv.conf; exec setpriv --pdeathsig KILL "$@"`, own}
+}
+
+// kernelMounts returns how many MB the kernel's objects of mounts take.
+func kernelMounts(b *testing.B) float64 {
+	b.Helper()
+	slabs, err := os.ReadFile("/proc/slabinfo")
+	must(b, err)
+	for line := range strings.Lines(string(slabs)) {
+		if f := strings.Fields(line); len(f) > 3 && f[0] == "mnt_cache" {
+			count, cerr := strconv.ParseFloat(f[1], 64)
+			size, serr := strconv.ParseFloat(f[3], 64)
+			must(b, errors.Join(cerr, serr))
+			return count * size / 1e6
+		}
+	}
+	b.Fatal("/proc/slabinfo has no mnt_cache")
+	return 0
 }

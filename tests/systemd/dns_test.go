@@ -54,22 +54,33 @@ func TestACheckLooksNamesUpAsHelpersWill(t *testing.T) {
 	for _, c := range []struct {
 		dns, launcher string
 		private       bool // the host's /
+		noLandlock    bool
 		want          check.Result
 		why           string
 	}{
-		{"host", "systemd", false, check.No, "as the host does"},
-		{"host", "process", false, check.No, "as the host does"},
-		{"pod", "systemd", false, check.Yes, "as the driver's container does"},
-		{"pod", "process", false, check.Yes, "as the driver's container does"},
-		{"pod", "systemd", true, check.No, "despite --node-dns=pod: the host's / is not a shared mount"},
+		{"host", "systemd", false, false, check.No, "as the host does"},
+		{"host", "process", false, false, check.No, "as the host does"},
+		{"pod", "systemd", false, false, check.Yes, "as the driver's container does"},
+		{"pod", "process", false, false, check.Yes, "as the driver's container does"},
+		{"pod", "systemd", true, false, check.Yes, "as the driver's container does"},
+		{"pod", "systemd", false, true, check.Yes, "as the driver's container does"},
+		{"pod", "systemd", true, true, check.No, "despite --node-dns=pod: the host's / is not a shared mount"},
 	} {
 		name := c.dns + ", " + c.launcher
 		if c.private {
 			name += ", a private root"
 		}
+		if c.noLandlock {
+			name += ", no Landlock"
+		}
 		t.Run(name, func(t *testing.T) {
 			n := newCluster(t)
 			n.Launcher = c.launcher
+			if c.noLandlock {
+				n.Wrapper = append(withoutLandlock(), n.Wrapper...)
+			} else {
+				needsLandlock(t)
+			}
 			if c.private {
 				if err := unix.Mount("", "/", "", unix.MS_PRIVATE, ""); err != nil {
 					t.Fatal(err)
@@ -92,13 +103,54 @@ func TestACheckLooksNamesUpAsHelpersWill(t *testing.T) {
 				t.Error(err)
 			}
 			ready, metrics := rigtest.Get(t, d, "/readyz"), rigtest.Get(t, d, "/metrics")
-			if strings.Contains(ready, "note: --node-dns=pod has no effect") != c.private {
+			lacks := c.private && c.noLandlock
+			if strings.Contains(ready, "note: --node-dns=pod has no effect") != lacks {
 				t.Errorf("/readyz:\n%s", ready)
 			}
-			if strings.Contains(metrics, `s3csi_sandbox_missing{property="BindReadOnlyPaths"} 1`) != c.private {
+			if strings.Contains(metrics, `s3csi_sandbox_missing{property="BindReadOnlyPaths"} 1`) != lacks {
 				t.Errorf("/metrics:\n%s", metrics)
 			}
 			n.NothingLeft(t)
+		})
+	}
+}
+
+// TestHelpersThatResolveNamesByThePodShareAMountNamespace counts the mount namespaces of a driver's helpers, before and after a restart of the
+// driver. On a host where nothing propagates, each helper has its own.
+func TestHelpersThatResolveNamesByThePodShareAMountNamespace(t *testing.T) {
+	needsLandlock(t)
+	for _, private := range []bool{false, true} {
+		t.Run(map[bool]string{false: "shared root", true: "private root"}[private], func(t *testing.T) {
+			n := newCluster(t)
+			if private {
+				if err := unix.Mount("", "/", "", unix.MS_PRIVATE, ""); err != nil {
+					t.Fatal(err)
+				}
+				defer func() { _ = unix.Mount("", "/", "", unix.MS_SHARED, "") }()
+			}
+			flags := []string{"--node-dns=pod", "--host-dir=" + n.HostDir}
+			d := n.Drive(t, "node", flags...)
+			for _, name := range []string{"one", "two", "three"} {
+				if name == "three" {
+					d.Kill()
+					d = n.Drive(t, "node", flags...)
+				}
+				v, target := static(name), n.Target(name)
+				rigtest.Publish(t, d, v, target)
+				defer func() { rigtest.Unpublish(t, d, v, target) }()
+			}
+			seen := map[string]bool{}
+			for _, name := range []string{"one", "two", "three"} {
+				_, helper := unitOf(t, name)
+				seen[namespace(t, helper)] = true
+			}
+			want := 2 // the second driver made another
+			if private {
+				want = 3
+			}
+			if len(seen) != want || seen[namespace(t, 1)] {
+				t.Errorf("three helpers are in the mount namespaces %v, that of the host is %s", seen, namespace(t, 1))
+			}
 		})
 	}
 }

@@ -1,7 +1,7 @@
 // Package runas irrevocably changes a process that systemd started to a mount's own uid, and executes the same program again.
 //
 // systemd's User= refuses a number that is not in the host's user database (the unit fails with 217/USER), and mounts' uids are in
-// no database. So a unit's first process is root, inside the whole sandbox, with only the three capabilities that the change needs.
+// no database. So a unit's first process is root, inside the whole sandbox, with only the capabilities that the change needs.
 // This package is the first code that runs in it.
 package runas
 
@@ -18,22 +18,42 @@ import (
 // Mode is the first argument of a program that must call Exec.
 const Mode = "run-as"
 
+// join is the argument with which Exec enters another mount namespace first.
+const join = "--join"
+
 // minID is the smallest uid and gid of mounts; smaller ones belong to root and the system's services.
 const minID = 1000
 
-// Argv returns the command line of a program that becomes uid and gid and continues with args.
-func Argv(program string, uid, gid uint32, args ...string) []string {
-	return append([]string{program, Mode, strconv.FormatUint(uint64(uid), 10), strconv.FormatUint(uint64(gid), 10)}, args...)
+// Identity is what a process becomes.
+type Identity struct {
+	UID, GID uint32
+	// Join means that it also enters the mount namespace that its standard output is a descriptor of, and has the standard error as
+	// its output from then on. That needs CAP_SYS_ADMIN and CAP_SYS_CHROOT.
+	Join bool
 }
 
-// Parse reads a command line that Argv returned; ok is false for any other.
-func Parse(argv []string) (uid, gid uint32, args []string, ok bool) {
-	if len(argv) < 4 || argv[1] != Mode {
-		return 0, 0, nil, false
+// Argv returns the command line of a program that becomes as described and continues with args.
+func (i Identity) Argv(program string, args ...string) []string {
+	argv := []string{program, Mode, strconv.FormatUint(uint64(i.UID), 10), strconv.FormatUint(uint64(i.GID), 10)}
+	if i.Join {
+		argv = append(argv, join)
 	}
-	u, uerr := id(argv[2])
-	g, gerr := id(argv[3])
-	return u, g, argv[4:], uerr == nil && gerr == nil
+	return append(argv, args...)
+}
+
+// Parse reads a command line that Identity.Argv returned; ok is false for any other.
+func Parse(argv []string) (i Identity, args []string, ok bool) {
+	if len(argv) < 4 || argv[1] != Mode {
+		return Identity{}, nil, false
+	}
+	var uerr, gerr error
+	i.UID, uerr = id(argv[2])
+	i.GID, gerr = id(argv[3])
+	args = argv[4:]
+	if i.Join = len(args) > 0 && args[0] == join; i.Join {
+		args = args[1:]
+	}
+	return i, args, uerr == nil && gerr == nil
 }
 
 func id(s string) (uint32, error) {
@@ -47,21 +67,42 @@ func id(s string) (uint32, error) {
 	return uint32(n), nil
 }
 
-// Exec irrevocably drops every privilege, becomes the uid and gid of a command line that Argv returned, and executes the running
-// program with the rest of it. Before it drops privileges, it calls restrict with that rest, to restrict this thread further. It
-// returns only after an error.
+// Exec irrevocably drops every privilege, becomes what a command line of Identity.Argv says, and executes the running program with the
+// rest of it. Before it drops privileges, it calls restrict with that rest, to restrict this thread further. It returns only after an
+// error.
 func Exec(argv []string, restrict func(args []string) error) error {
-	uid, gid, args, ok := Parse(argv)
+	i, args, ok := Parse(argv)
 	if !ok {
 		return errors.New("run-as: requires a uid and a gid, both at least 1000, and arguments")
 	}
 	// The following changes only this thread; the exec ends all others.
 	runtime.LockOSThread()
-	if err := become(int(uid), int(gid), func() error { return restrict(args) }); err != nil {
-		return fmt.Errorf("run-as %d: %w", uid, err)
+	var err error
+	if i.Join {
+		err = joinMounts()
 	}
-	err := unix.Exec("/proc/self/exe", append([]string{argv[0]}, args...), os.Environ())
-	return fmt.Errorf("run-as %d: execute this program again: %w", uid, err)
+	if err == nil {
+		err = become(int(i.UID), int(i.GID), func() error { return restrict(args) })
+	}
+	if err != nil {
+		return fmt.Errorf("run-as %d: %w", i.UID, err)
+	}
+	err = unix.Exec("/proc/self/exe", append([]string{argv[0]}, args...), os.Environ())
+	return fmt.Errorf("run-as %d: execute this program again: %w", i.UID, err)
+}
+
+// joinMounts moves this thread into the mount namespace that descriptor 1 is of, and makes descriptor 1 a copy of descriptor 2.
+func joinMounts() error {
+	if err := unix.Unshare(unix.CLONE_FS); err != nil { // which setns(2) requires
+		return fmt.Errorf("leave the other threads' root: %w", err)
+	}
+	if err := unix.Setns(unix.Stdout, unix.CLONE_NEWNS); err != nil {
+		return fmt.Errorf("enter the mount namespace of helpers: %w", err)
+	}
+	if err := unix.Dup3(unix.Stderr, unix.Stdout, 0); err != nil {
+		return fmt.Errorf("replace the standard output: %w", err)
+	}
+	return nil
 }
 
 // become restricts the thread, changes it to an unprivileged uid and gid, and checks that no capability is left.

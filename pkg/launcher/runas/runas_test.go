@@ -7,30 +7,32 @@ import (
 )
 
 func TestArgvIsReadBack(t *testing.T) {
-	argv := Argv("helper", 2100007, 4294967294, "helper", "--name", "a")
-	uid, gid, args, ok := Parse(argv)
-	if !ok || uid != 2100007 || gid != 4294967294 || !slices.Equal(args, []string{"helper", "--name", "a"}) {
-		t.Errorf("%d %d %q %v", uid, gid, args, ok)
+	for _, join := range []bool{false, true} {
+		want := Identity{UID: 2100007, GID: 4294967294, Join: join}
+		got, args, ok := Parse(want.Argv("helper", "helper", "--name", "a"))
+		if !ok || got != want || !slices.Equal(args, []string{"helper", "--name", "a"}) {
+			t.Errorf("%+v %q %v, want %+v", got, args, ok, want)
+		}
 	}
 }
 
 func FuzzParse(f *testing.F) {
 	for _, s := range []string{
 		"p run-as 1000 1000 helper", "p run-as 0 0", "p run-as 999 1000", "p run-as -1 1000", "p run-as 4294967295 1000", "p run-as 01000 1000", "p run-as +1000 1000",
-		"p run-as 1000", "p helper", "",
+		"p run-as 1000", "p run-as 1000 1000 --join helper", "p run-as 1000 1000 --join --join", "p helper", "",
 	} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, line string) {
 		argv := strings.Split(line, " ")
-		uid, gid, args, ok := Parse(argv)
+		i, args, ok := Parse(argv)
 		if !ok {
 			return
 		}
-		if uid < minID || gid < minID || uid == 1<<32-1 || gid == 1<<32-1 {
-			t.Fatalf("%q: %d %d", line, uid, gid)
+		if i.UID < minID || i.GID < minID || i.UID == 1<<32-1 || i.GID == 1<<32-1 {
+			t.Fatalf("%q: %+v", line, i)
 		}
-		if again := Argv(argv[0], uid, gid, args...); !slices.Equal(again, argv) {
+		if again := i.Argv(argv[0], args...); !slices.Equal(again, argv) {
 			t.Fatalf("%q is another spelling of %q", argv, again)
 		}
 	})
