@@ -265,6 +265,12 @@ func TestHelpersThatResolveNamesByThePodKeepNoMount(t *testing.T) {
 		t.Run(propagation, func(t *testing.T) {
 			c := newCluster(t, propagation)
 			c.drive("--node-dns=pod")
+			// Where mounts do not propagate, a spare would not see the directories of the mount that it is for.
+			spared, said := propagation == "shared", "No spare helpers"
+			if spared {
+				said = "Spare helper ready"
+			}
+			c.await(20*time.Second, said, func() bool { return strings.Contains(c.Logs(), said) })
 			var volumes []*csi.Volume
 			for _, name := range []string{"first", "second", "third"} {
 				v := static(name, rclone)
@@ -279,6 +285,9 @@ func TestHelpersThatResolveNamesByThePodKeepNoMount(t *testing.T) {
 				if got := c.Object(t, bucket, v.GetVolumeId()+"/file"); got != "content" {
 					t.Errorf("the object of %s is %q", v.GetVolumeId(), got)
 				}
+			}
+			if strings.Contains(c.Logs(), "Spare helper assigned") != spared {
+				t.Errorf("a spare helper was used: %v, want %v", !spared, spared)
 			}
 			c.clean()
 		})

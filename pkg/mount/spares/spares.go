@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
@@ -216,7 +217,12 @@ func (p *Pool) step(ctx context.Context) time.Duration {
 	switch p.missing() {
 	case 1:
 		failpoint.Here("spare.missing")
-		return p.pause(ctx, p.start(ctx), "Cannot start spare helper")
+		err := p.start(ctx)
+		if fault.Is(err, fault.Unsupported) { // the launcher prepares none from now on
+			klog.FromContext(ctx).Info("No spare helpers", "reason", err.Error())
+			return spareCheck
+		}
+		return p.pause(ctx, err, "Cannot start spare helper")
 	case -1:
 		p.discardOne()
 		return 0
