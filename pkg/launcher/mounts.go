@@ -290,6 +290,38 @@ func leaveSharedMounts() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
 		return fmt.Errorf("make the mounts follow the host's: %w", err)
 	}
+	if err := dropStayingClients(); err != nil {
+		return fmt.Errorf("leave the host's FUSE mounts: %w", err)
+	}
+	return nil
+}
+
+// dropStayingClients unmounts, in this thread's mount namespace, the copies of FUSE mounts that would stay when the host unmounts theirs,
+// because the mount that they are on does not follow the host's. It sends no request to a file system of a client.
+func dropStayingClients() error {
+	f, err := os.Open("/proc/thread-self/mountinfo")
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	mounts, err := mountinfo.GetMountsFromReader(f, nil)
+	if err != nil {
+		return err
+	}
+	ofClient := func(m *mountinfo.Info) bool { return m.FSType == "fuse" || strings.HasPrefix(m.FSType, "fuse.") }
+	leave := map[int]bool{} // what is on these mounts: it follows the host's, or its path leads through a client's file system
+	for _, m := range mounts {
+		leave[m.ID] = strings.Contains(m.Optional, "master:") || ofClient(m)
+	}
+	for _, m := range mounts {
+		if !ofClient(m) || leave[m.Parent] {
+			continue
+		}
+		// One that is hidden below another mount cannot be reached.
+		if err := unix.Unmount(m.Mountpoint, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("unmount %s: %w", m.Mountpoint, err)
+		}
+	}
 	return nil
 }
 

@@ -89,6 +89,12 @@ func holdsNothing(t *testing.T, shared bool) {
 		volumes[path] = mountVolume(t, path)
 	}
 	mount("tmpfs", u.dir+"/hidden", "")
+	aside := u.dir + "/aside" // its mounts do not propagate on any host
+	mount("tmpfs", aside, "")
+	if err := unix.Mount("", aside, "", unix.MS_PRIVATE, ""); err != nil {
+		t.Fatal(err)
+	}
+	volumes[aside+"/volume"] = mountVolume(t, aside+"/volume")
 
 	own, target := filepath.Join(u.dir, "resolv.conf"), "/etc/resolv.conf"
 	before := string(readAll(t, target))
@@ -149,7 +155,7 @@ func holdsNothing(t *testing.T, shared bool) {
 		}
 	}
 
-	for _, path := range []string{u.dir + "/hidden", u.dir + "/hidden/below", u.dir + "/stacked", u.dir + "/stacked", disk + "/nested", disk, late} {
+	for _, path := range []string{u.dir + "/hidden", u.dir + "/hidden/below", u.dir + "/stacked", u.dir + "/stacked", disk + "/nested", disk, late, aside + "/volume", aside} {
 		if err := unix.Unmount(path, 0); err != nil {
 			t.Errorf("unmounting %s: %v", path, err)
 		}
