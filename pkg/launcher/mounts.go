@@ -338,11 +338,12 @@ func enterView(view *os.File) error {
 
 // duplicate returns another descriptor of a file.
 func duplicate(f *os.File) (other *os.File, err error) {
-	return other, withFDs(func(fds []uintptr) error {
+	err = withFDs(func(fds []uintptr) error {
 		fd, err := unix.FcntlInt(fds[0], unix.F_DUPFD_CLOEXEC, 0)
 		if err == nil {
 			other = os.NewFile(uintptr(fd), f.Name())
 		}
 		return err
 	}, f)
+	return other, err // now, because the order of a variable and a call in one return is not defined
 }

@@ -116,8 +116,8 @@ func TestACheckLooksNamesUpAsHelpersWill(t *testing.T) {
 	}
 }
 
-// TestHelpersThatResolveNamesByThePodShareAMountNamespace counts the mount namespaces of a driver's helpers and their clients, before and after a restart of the
-// driver. On a host where nothing propagates, each helper has its own.
+// TestHelpersThatResolveNamesByThePodShareAMountNamespace counts the mount namespaces of a driver's helpers and their clients, before and
+// after a restart of the driver. On a host where nothing propagates, each helper has its own.
 func TestHelpersThatResolveNamesByThePodShareAMountNamespace(t *testing.T) {
 	needsLandlock(t)
 	for _, private := range []bool{false, true} {
