@@ -222,6 +222,7 @@ func TestADrainingMountKeepsItsSessionUntilTheClientHasExited(t *testing.T) {
 		b.start(time.Hour, testOrder)
 		b.h.end()
 		time.Sleep(12 * time.Hour)
+		synctest.Wait() // a renewal is due at this very moment
 		if s := b.status(); s.Session.Renewals < 12 || s.Session.Over {
 			t.Errorf("%+v", s.Session)
 		}
