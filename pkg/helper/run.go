@@ -10,8 +10,6 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"runtime"
-	"runtime/debug"
 	"strconv"
 	"syscall"
 	"time"
@@ -92,14 +90,13 @@ func (a Arguments) CommandLine() []string {
 
 // Run runs a helper with the command line of Arguments, without its first word, and the listening socket as descriptor 0. It returns
 // when the helper is done; an error means that it could not start. It changes the whole process (umask, limits,
-// dumpability, garbage collection, signals), so nothing else may run there. The end of ctx is treated like SIGTERM: the
+// dumpability, signals), so nothing else may run there. The end of ctx is treated like SIGTERM: the
 // helper continues while a client runs.
 func Run(ctx context.Context, program Program, args []string) error {
 	a, err := parse(args)
 	if err != nil {
 		return err
 	}
-	limitMemory()
 	filterErr := sandbox.RestrictCalls()
 	if filterErr != nil && !errors.Is(filterErr, sandbox.ErrNoSeccomp) {
 		return fmt.Errorf("helper %s: %w", a.Name, filterErr)
@@ -133,12 +130,10 @@ func Run(ctx context.Context, program Program, args []string) error {
 	return nil
 }
 
-// limitMemory trades CPU for memory: helpers are idle most of the time, and a node may run a hundred.
-func limitMemory() {
-	runtime.GOMAXPROCS(1)
-	debug.SetGCPercent(25)
-	debug.SetMemoryLimit(8 << 20)
-	debug.FreeOSMemory()
+// Environment returns the variables that launchers start helpers with. A node may run a thousand of them, which are idle most of the time:
+// on one processor, and with a small heap, Go's runtime starts fewer threads and keeps less memory.
+func Environment() []string {
+	return []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "GOMAXPROCS=1", "GOGC=25", "GOMEMLIMIT=8MiB"}
 }
 
 // harden protects the keys in this process's memory and limits the files it creates to its uid.

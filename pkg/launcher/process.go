@@ -308,7 +308,7 @@ func (p *Process) exec(u Unit, program *os.File, args []string) (int, error) {
 			append([]string{filepath.Base(p.program)}, args...),
 			&syscall.ProcAttr{
 				Dir:   "/",
-				Env:   []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
+				Env:   helper.Environment(),
 				Files: []uintptr{fds[1], fds[2], fds[2]},
 				Sys:   &syscall.SysProcAttr{Setsid: true, Credential: &syscall.Credential{Uid: u.UID, Gid: u.GID}},
 			})

@@ -8,6 +8,7 @@ import (
 	"github.com/godbus/dbus/v5"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/helper"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher/runas"
 	"github.com/s3-csi/s3-csi-driver/pkg/resolvconf"
 )
@@ -101,6 +102,7 @@ func (s *Systemd) properties(u Unit, binds []resolvconf.Bind, fds []uintptr) []s
 		{"Slice", Slice},
 		{"Type", "exec"},
 		{"ExecStart", []command{{s.program, argv, false}}},
+		{"Environment", helper.Environment()},
 		{"StandardInputFileDescriptor", dbus.UnixFD(fds[0])},
 		{"StandardOutput", "journal"},
 		{"StandardError", "journal"},

@@ -365,7 +365,7 @@ func TestUnitHasItsLimitsAndIsStoppedAfterTheContainersAndWithTimeToFlush(t *tes
 	for name, want := range map[string]string{
 		"Slice": "system-s3csi.slice", "Type": "exec", "KillMode": "mixed", "SendSIGKILL": "yes", "OOMPolicy": "continue",
 		"TimeoutStopUSec": "2min", "Restart": "no", "StandardOutput": "journal", "StandardError": "journal", "SyslogIdentifier": "s3csi-" + u.Name,
-		"Description": u.Description, "Transient": "yes", "CollectMode": "inactive", "MemoryMax": "209715200", "MemoryHigh": "157286400", "TasksMax": "400", "CPUWeight": "20", "Environment": "",
+		"Description": u.Description, "Transient": "yes", "CollectMode": "inactive", "MemoryMax": "209715200", "MemoryHigh": "157286400", "TasksMax": "400", "CPUWeight": "20", "Environment": strings.Join(helper.Environment(), " "),
 	} {
 		if got := show(t, u.name(), name); got != want {
 			t.Errorf("%s is %q, want %q", name, got, want)
