@@ -200,14 +200,19 @@ func CheckName(name string) error {
 
 const clientName volume.Pattern = `^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$`
 
-// Set are the clients of a configuration: those that the driver knows, and declared ones.
-type Set struct{ declared []Client }
+// Set are the clients of a configuration: those that the driver knows, and declared ones. The zero Set has those that the driver knows.
+type Set struct{ clients []Client }
 
 // NewSet returns the driver's own clients together with declared ones, whose names differ.
-func NewSet(declared []Client) Set { return Set{declared} }
+func NewSet(declared []Client) Set { return Set{append(All(), declared...)} }
 
-// All returns all clients, the driver's own first.
-func (s Set) All() []Client { return append(All(), s.declared...) }
+// All returns all clients, the driver's own first. They belong to the Set.
+func (s Set) All() []Client {
+	if s.clients == nil {
+		return All()
+	}
+	return s.clients
+}
 
 // Get finds a client by name; "" is the default. An unknown name is fault.Invalid.
 func (s Set) Get(name string) (Client, error) {
