@@ -62,9 +62,10 @@ func (r *Runner) Start(ctx context.Context, p StartParams) (state.Mount, error) 
 	t, up := r.beginTrial(ctx, p.Grant, be, p.Spec, steps)
 	t.known = t.known && !cl.StaticKeys // its client starts with the keys, when they are proven
 	defer t.end()
-	m, err := r.start(ctx, up, p, cl, be, t)
+	s := &start{Runner: r, StartParams: p, backend: be, client: cl, trial: t}
+	m, err := s.run(ctx, up)
 	if errors.Is(err, errElsewhere) { // which is known now
-		m, err = r.start(ctx, up, p, cl, be, t)
+		m, err = s.run(ctx, up)
 	}
 	if err != nil {
 		return state.Mount{}, err
@@ -79,30 +80,39 @@ func (r *Runner) Start(ctx context.Context, p StartParams) (state.Mount, error) 
 	return m, nil
 }
 
-// start is Start without the trial of the credentials. The context up ends when they are refused, too.
-func (r *Runner) start(ctx, up context.Context, p StartParams, cl client.Client, be backend.Backend, t *trial) (state.Mount, error) {
-	spare, end := r.spares.Begin(be.Addresses(p.Spec.Source))
+// start is the start of a new mount.
+type start struct {
+	*Runner
+	StartParams
+	backend backend.Backend
+	client  client.Client
+	trial   *trial // of the credentials
+}
+
+// run starts the mount. The context up ends when the credentials are refused, too.
+func (s *start) run(ctx, up context.Context) (state.Mount, error) {
+	spare, end := s.spares.Begin(s.backend.Addresses(s.Spec.Source))
 	defer end()
-	m, err := r.uids.Allocate(ctx, p.VolumeID, p.Spec, cl, spare)
+	m, err := s.uids.Allocate(ctx, s.VolumeID, s.Spec, s.client, spare)
 	if err != nil {
 		if spare != nil {
-			r.spares.Discard(*spare)
+			s.spares.Discard(*spare)
 		}
 		return state.Mount{}, err
 	}
-	m.Predecessors, m.Rotated, m.LingerFor = p.Predecessors, p.Rotated, p.LingerFor
-	t.steps.done("allocated")
+	m.Predecessors, m.Rotated, m.LingerFor = s.Predecessors, s.Rotated, s.LingerFor
+	s.trial.steps.done("allocated")
 	failpoint.Here("start.allocated")
-	if err := t.explain(ctx, r.bringUp(ctx, up, &m, cl, be, t)); err != nil {
+	if err := s.trial.explain(ctx, s.bringUp(ctx, up, &m)); err != nil {
 		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)
 		defer cancel()
-		return state.Mount{}, mount.WithCleanupError(err, errors.Join(r.Discard(cctx, m), r.releaseSpare(cctx, m)))
+		return state.Mount{}, mount.WithCleanupError(err, errors.Join(s.Discard(cctx, m), s.releaseSpare(cctx, m)))
 	}
 	return m, nil
 }
 
-// bringUp does the steps of start that need a clean-up when they fail.
-func (r *Runner) bringUp(ctx, up context.Context, m *state.Mount, cl client.Client, be backend.Backend, t *trial) error {
+// bringUp does the steps of run that need a clean-up when they fail.
+func (s *start) bringUp(ctx, up context.Context, m *state.Mount) error {
 	var (
 		fuse *os.File
 		g    errgroup.Group
@@ -110,25 +120,25 @@ func (r *Runner) bringUp(ctx, up context.Context, m *state.Mount, cl client.Clie
 	// These two are short and leave something behind. They are not cancelled, but waited for when the credentials are refused:
 	// an abandoned step would finish after the clean-up.
 	g.Go(func() error {
-		defer t.steps.done("helper")
-		return r.bringUpHelper(ctx, *m, be)
+		defer s.trial.steps.done("helper")
+		return s.bringUpHelper(ctx, *m)
 	})
 	g.Go(func() (err error) {
-		defer t.steps.done("fuse")
-		fuse, err = r.Sources.Mount(ctx, *m)
+		defer s.trial.steps.done("fuse")
+		fuse, err = s.Sources.Mount(ctx, *m)
 		return err
 	})
 	err := g.Wait()
 	var digest string
 	if err == nil {
-		digest, err = be.MountDigest()
+		digest, err = s.backend.MountDigest()
 	}
 	var bucket backend.BucketInfo
 	if err == nil {
-		bucket, err = t.expect(up)
+		bucket, err = s.trial.expect(up)
 	}
 	if err == nil {
-		err = r.commands.set(up, m, cl, be, digest, bucket)
+		err = s.commands.set(up, m, s.client, s.backend, digest, bucket)
 	}
 	if err != nil {
 		if fuse != nil {
@@ -140,58 +150,89 @@ func (r *Runner) bringUp(ctx, up context.Context, m *state.Mount, cl client.Clie
 	var serving errgroup.Group
 	kept := *m
 	serving.Go(func() error { // on a disk, which is slow
-		defer t.steps.done("copy")
-		return r.Store.WriteCopy(ctx, kept, mount.KeepsOnDisk(cl, kept.Spec))
+		defer s.trial.steps.done("copy")
+		return s.Store.WriteCopy(ctx, kept, mount.KeepsOnDisk(s.client, kept.Spec))
 	})
-	serving.Go(func() error { return r.releaseSpare(ctx, kept) })
-	serving.Go(func() error { return r.serveBeside(up, kept, cl, be, t, fuse) })
+	serving.Go(func() error { return s.releaseSpare(ctx, kept) })
+	serving.Go(func() error { return s.serveBeside(up, kept, fuse) })
 	if err := serving.Wait(); err != nil {
 		return err
 	}
 	failpoint.Here("start.serving")
-	m.Phase, m.Region, m.Owner = state.Running, t.bucket.Region, t.bucket.Owner
-	defer t.steps.done("recorded")
-	return r.recordMounted(ctx, m)
+	m.Phase, m.Region, m.Owner = state.Running, s.trial.bucket.Region, s.trial.bucket.Owner
+	defer s.trial.steps.done("recorded")
+	return s.recordMounted(ctx, m)
 }
 
 // serveBeside has the helper run the client on the FUSE descriptor, which it takes over, gives it the session once that is proven, and
 // waits until the mount answers. ctx ends when the session is refused.
-func (r *Runner) serveBeside(ctx context.Context, m state.Mount, cl client.Client, be backend.Backend, t *trial, fuse *os.File) error {
+func (s *start) serveBeside(ctx context.Context, m state.Mount, fuse *os.File) error {
 	if m.Command.StaticKeys {
-		defer t.steps.done("answers")
-		return r.serve(ctx, m, be, t.keys, t.order, fuse)
+		defer s.trial.steps.done("answers")
+		return s.serve(ctx, m, s.backend, s.trial.keys, s.trial.order, fuse)
 	}
-	status, err := r.startClient(ctx, m, be, helper.StartRequest{Await: true}, fuse)
+	status, err := s.startClient(ctx, m, s.backend, helper.StartRequest{Await: true}, fuse)
 	if err != nil {
 		return err
 	}
-	t.steps.done("client")
+	s.trial.steps.done("client")
 	session := make(chan struct{})
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
-		defer t.steps.done("answers")
-		return r.awaitReady(ctx, m, status, session)
+		defer s.trial.steps.done("answers")
+		return s.awaitReady(ctx, m, status, session)
 	})
 	g.Go(func() error {
-		if err := t.wait(ctx); err != nil {
+		if err := s.trial.wait(ctx); err != nil {
 			return err
 		}
-		switch proven, err := r.commands.command(ctx, m, cl, be, t.bucket); {
+		switch proven, err := s.commands.command(ctx, m, s.client, s.backend, s.trial.bucket); {
 		case err != nil:
 			return err
 		case !slices.Equal(proven.Argv, m.Command.Argv) || !slices.Equal(proven.Env, m.Command.Env):
 			return errElsewhere
 		}
 		failpoint.Here("serve.proven")
-		if err := r.Peer(m.Name).Renew(ctx, t.keys, t.order); err != nil {
+		if err := s.Peer(m.Name).Renew(ctx, s.trial.keys, s.trial.order); err != nil {
 			return fmt.Errorf("giving client %s its session: %w", m.Client, err)
 		}
-		t.steps.done("session")
+		s.trial.steps.done("session")
 		close(session)
 		failpoint.Here("serve.delivered")
 		return nil
 	})
 	return g.Wait()
+}
+
+// bringUpHelper makes a new mount's spare its helper, or starts a helper if there is no spare, or it cannot be used.
+func (s *start) bringUpHelper(ctx context.Context, m state.Mount) error {
+	if m.Spare == "" {
+		return s.launchHelper(ctx, m, s.backend)
+	}
+	u, err := s.commands.unit(m, s.backend)
+	if err != nil {
+		return err
+	}
+	if err := s.commands.writeCA(ctx, m.Name, s.backend); err != nil {
+		return err
+	}
+	err = s.spares.Assign(ctx, s.Peer(m.Name), u)
+	if err == nil {
+		failpoint.Here("spare.assigned")
+		klog.FromContext(ctx).V(2).Info("Spare helper assigned", "unit", m.Spare, "mount", m.Name, "uid", m.UID)
+		s.Tracker.CountSpare(tracker.SpareTaken)
+		s.spares.DescribeLater(u)
+		return nil
+	}
+	if ctx.Err() != nil {
+		return fmt.Errorf("assigning a spare helper: %w", err)
+	}
+	s.Tracker.CountSpare(tracker.SpareFailed)
+	klog.FromContext(ctx).Info("Spare helper unusable, starting another", "mount", m.Name, "unit", m.Spare, "error", err.Error())
+	if err := s.Launcher.Kill(ctx, m.UID); err != nil {
+		return fmt.Errorf("killing an unusable spare helper: %w", err)
+	}
+	return s.launchHelper(ctx, m, s.backend)
 }
 
 // recordMounted writes a mount's record with the device number of its source.
@@ -205,37 +246,6 @@ func (r *Runner) recordMounted(ctx context.Context, m *state.Mount) error {
 	}
 	*m = written
 	return nil
-}
-
-// bringUpHelper makes a new mount's spare its helper, or starts a helper if there is no spare, or it cannot be used.
-func (r *Runner) bringUpHelper(ctx context.Context, m state.Mount, be backend.Backend) error {
-	if m.Spare == "" {
-		return r.launchHelper(ctx, m, be)
-	}
-	u, err := r.commands.unit(m, be)
-	if err != nil {
-		return err
-	}
-	if err := r.commands.writeCA(ctx, m.Name, be); err != nil {
-		return err
-	}
-	err = r.spares.Assign(ctx, r.Peer(m.Name), u)
-	if err == nil {
-		failpoint.Here("spare.assigned")
-		klog.FromContext(ctx).V(2).Info("Spare helper assigned", "unit", m.Spare, "mount", m.Name, "uid", m.UID)
-		r.Tracker.CountSpare(tracker.SpareTaken)
-		r.spares.DescribeLater(u)
-		return nil
-	}
-	if ctx.Err() != nil {
-		return fmt.Errorf("assigning a spare helper: %w", err)
-	}
-	r.Tracker.CountSpare(tracker.SpareFailed)
-	klog.FromContext(ctx).Info("Spare helper unusable, starting another", "mount", m.Name, "unit", m.Spare, "error", err.Error())
-	if err := r.Launcher.Kill(ctx, m.UID); err != nil {
-		return fmt.Errorf("killing an unusable spare helper: %w", err)
-	}
-	return r.launchHelper(ctx, m, be)
 }
 
 // releaseSpare removes what a mount does not need of its spare. It can be repeated.
