@@ -16,104 +16,111 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
-// findBucket returns what deletes a bucket volume, or nil if there is nothing to delete. An error is a refusal.
-func (r *Remover) findBucket(ctx context.Context, be backend.Backend, keys credentials.Keys, id volume.ID) (job, error) {
-	b, have, err := r.openWithTags(ctx, be, keys, id)
+// bucketVolume is a volume that is a whole bucket. Its tags are the record.
+type bucketVolume struct {
+	*Remover
+	be backend.Backend
+	id volume.ID
+}
+
+// find returns what deletes the volume, or nil if there is nothing to delete. An error is a refusal.
+func (v bucketVolume) find(ctx context.Context, keys credentials.Keys) (job, error) {
+	b, have, err := v.openWithTags(ctx, keys)
 	if bucketIsGone(err) {
-		r.Opener.Invalidate(be, id.Bucket)
+		v.Opener.Invalidate(v.be, v.id.Bucket)
 		return nil, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	if have.Of(r.Records.Owner, id) {
+	if have.Of(v.Records.Owner, v.id) {
 		if have[records.TagState] == string(records.StateDeleted) {
 			return nil, nil // retained
 		}
 		// Writes of tags are not conditional, so the deletion reads them again.
-		return func(ctx context.Context, d *deletion) error { return r.deleteBucket(ctx, be, d, id) }, nil
+		return v.remove, nil
 	}
 	empty, err := buckets.IsEmpty(ctx, b, "")
 	switch {
 	case bucketIsGone(err):
-		r.Opener.Invalidate(be, id.Bucket)
+		v.Opener.Invalidate(v.be, v.id.Bucket)
 		return nil, nil
 	case err != nil:
 		return nil, err
 	case !empty:
 		return nil, fault.Errorf(fault.Precondition, "volume %s: %s contains data, but its tags do not show that %s created it for this volume: nothing is deleted; "+
-			"delete the bucket by hand if it is unused, or remove the volume without deleting it (in Kubernetes: reclaim policy Retain)", id, b, r.Records.Owner)
+			"delete the bucket by hand if it is unused, or remove the volume without deleting it (in Kubernetes: reclaim policy Retain)", v.id, b, v.Records.Owner)
 	}
 	return nil, nil
 }
 
-func (r *Remover) openWithTags(ctx context.Context, be backend.Backend, keys credentials.Keys, id volume.ID) (buckets.Bucket, records.Tags, error) {
-	b, err := r.Opener.OpenUncached(ctx, be, keys, id.Bucket)
+func (v bucketVolume) openWithTags(ctx context.Context, keys credentials.Keys) (buckets.Bucket, records.Tags, error) {
+	b, err := v.Opener.OpenUncached(ctx, v.be, keys, v.id.Bucket)
 	if err != nil {
 		return buckets.Bucket{}, nil, err
 	}
-	have, err := records.ReadTags(ctx, b.Client, id.Bucket)
+	have, err := records.ReadTags(ctx, b.Client, v.id.Bucket)
 	return b, have, err
 }
 
-// lookupBucket implements Lookup for a bucket volume.
-func (r *Remover) lookupBucket(ctx context.Context, be backend.Backend, keys credentials.Keys, id volume.ID) error {
-	_, have, err := r.openWithTags(ctx, be, keys, id)
+// lookup implements Lookup.
+func (v bucketVolume) lookup(ctx context.Context, keys credentials.Keys) error {
+	_, have, err := v.openWithTags(ctx, keys)
 	switch {
 	case bucketIsGone(err):
-		r.Opener.Invalidate(be, id.Bucket)
+		v.Opener.Invalidate(v.be, v.id.Bucket)
 		return err
 	case err != nil:
 		return err
-	case !have.Of(r.Records.Owner, id) || have[records.TagState] != string(records.StateActive):
-		return fault.Errorf(fault.NotFound, "there is no volume %s of %s", id, r.Records.Owner)
+	case !have.Of(v.Records.Owner, v.id) || have[records.TagState] != string(records.StateActive):
+		return fault.Errorf(fault.NotFound, "there is no volume %s of %s", v.id, v.Records.Owner)
 	}
 	return nil
 }
 
-// lookupBucketPlace implements LookupPlace for a whole bucket.
-func (r *Remover) lookupBucketPlace(ctx context.Context, be backend.Backend, keys credentials.Keys, id volume.ID) error {
-	b, err := r.Opener.OpenUncached(ctx, be, keys, id.Bucket)
+// lookupPlace implements LookupPlace.
+func (v bucketVolume) lookupPlace(ctx context.Context, keys credentials.Keys) error {
+	b, err := v.Opener.OpenUncached(ctx, v.be, keys, v.id.Bucket)
 	if err != nil {
 		return err
 	}
 	// Who may mount a bucket may not be allowed to read its tags.
-	have, err := records.ReadTags(ctx, b.Client, id.Bucket)
-	if err == nil && r.isDeleting(have, id) {
-		return fault.Errorf(fault.NotFound, "volume %s of %s is being deleted", id, r.Records.Owner)
+	have, err := records.ReadTags(ctx, b.Client, v.id.Bucket)
+	if err == nil && v.isDeleting(have) {
+		return fault.Errorf(fault.NotFound, "volume %s of %s is being deleted", v.id, v.Records.Owner)
 	}
 	return nil
 }
 
-// deleteBucket deletes a bucket volume, in any state that an earlier attempt left. Its tags are the record.
-func (r *Remover) deleteBucket(ctx context.Context, be backend.Backend, d *deletion, id volume.ID) error {
-	release, err := r.Opener.Lock(ctx, be, id.Bucket)
+// remove deletes the volume, in any state that an earlier attempt left.
+func (v bucketVolume) remove(ctx context.Context, d *deletion) error {
+	release, err := v.Opener.Lock(ctx, v.be, v.id.Bucket)
 	if err != nil {
 		return err
 	}
 	defer release()
-	err = r.deleteBucketOnce(ctx, be, d, id)
+	err = v.removeLocked(ctx, d)
 	if err == nil || bucketIsGone(err) {
-		r.Opener.Invalidate(be, id.Bucket)
+		v.Opener.Invalidate(v.be, v.id.Bucket)
 		return nil
 	}
 	return err
 }
 
-func (r *Remover) deleteBucketOnce(ctx context.Context, be backend.Backend, d *deletion, id volume.ID) error {
-	b, err := r.openToDelete(ctx, be, d, volumeTarget(id))
+func (v bucketVolume) removeLocked(ctx context.Context, d *deletion) error {
+	b, err := v.openToDelete(ctx, v.be, d, volumeTarget(v.id))
 	if err != nil {
 		return err
 	}
-	have, err := records.ReadTags(ctx, b.Client, id.Bucket)
-	if err != nil || !have.Of(r.Records.Owner, id) || have[records.TagState] == string(records.StateDeleted) {
+	have, err := records.ReadTags(ctx, b.Client, v.id.Bucket)
+	if err != nil || !have.Of(v.Records.Owner, v.id) || have[records.TagState] == string(records.StateDeleted) {
 		return err
 	}
-	if d.hasWorker && !r.isDeleting(have, id) {
-		return r.errNotDeleting(b, id) // the volume was created again before this deletion got its worker
+	if d.hasWorker && !v.isDeleting(have) {
+		return v.errNotDeleting(b) // the volume was created again before this deletion got its worker
 	}
 	if d.unfilled && have[records.TagState] == string(records.StateActive) {
-		return errFilled(id)
+		return errFilled(v.id)
 	}
 	onDelete := volume.OnDelete(have[records.TagOnDelete])
 	if have[records.TagState] == string(records.StateFilling) && onDelete != volume.OnDeletePurge {
@@ -125,7 +132,7 @@ func (r *Remover) deleteBucketOnce(ctx context.Context, be backend.Backend, d *d
 	case volume.OnDeleteRetain:
 		return records.SetState(ctx, b, have, records.StateDeleted)
 	case volume.OnDeleteRequireEmpty:
-		if err := r.requireEmpty(ctx, b, id); err != nil {
+		if err := v.requireEmpty(ctx, b, v.id); err != nil {
 			return reactivate(ctx, b, have, err)
 		}
 	case volume.OnDeleteDelete, volume.OnDeletePurge:
@@ -138,16 +145,16 @@ func (r *Remover) deleteBucketOnce(ctx context.Context, be backend.Backend, d *d
 		}
 	}
 	if onDelete == volume.OnDeleteRequireEmpty {
-		if err := r.requireEmpty(ctx, b, id); err != nil {
+		if err := v.requireEmpty(ctx, b, v.id); err != nil {
 			return reactivate(ctx, b, have, err)
 		}
-		err := dropBucket(ctx, b, id)
+		err := dropBucket(ctx, b, v.id)
 		if backend.ErrorCode(err) == "BucketNotEmpty" {
-			return reactivate(ctx, b, have, fault.Errorf(fault.Precondition, "volume %s is not empty and its onDelete is %s: remove the objects, or versions of objects, that are left: %w", id, onDelete, err))
+			return reactivate(ctx, b, have, fault.Errorf(fault.Precondition, "volume %s is not empty and its onDelete is %s: remove the objects, or versions of objects, that are left: %w", v.id, onDelete, err))
 		}
 		return err
 	}
-	return r.emptyAndDrop(ctx, b, d, id, onDelete)
+	return v.emptyAndDrop(ctx, b, d, onDelete)
 }
 
 // reactivate makes a volume usable again whose deletion failed with err.
@@ -166,41 +173,41 @@ func reactivate(ctx context.Context, b buckets.Bucket, have records.Tags, err er
 // A bucket's name has no generations. So each upload, each page and the bucket itself are deleted only while the tags show that
 // this volume is being deleted: a delayed deletion stops if the volume was created again. A race between that check and the
 // following request remains.
-func (r *Remover) emptyAndDrop(ctx context.Context, b buckets.Bucket, d *deletion, id volume.ID, onDelete volume.OnDelete) error {
+func (v bucketVolume) emptyAndDrop(ctx context.Context, b buckets.Bucket, d *deletion, onDelete volume.OnDelete) error {
 	still := func(ctx context.Context) error {
 		have, err := records.ReadTags(ctx, b.Client, b.Info.Name)
-		if err == nil && !r.isDeleting(have, id) {
-			err = r.errNotDeleting(b, id)
+		if err == nil && !v.isDeleting(have) {
+			err = v.errNotDeleting(b)
 		}
 		return err
 	}
 	task := erase.Task{Bucket: b, Versions: onDelete == volume.OnDeletePurge, Progress: &d.progress, Still: still}
 	var err error
 	for range maxRaces {
-		if err = r.erase(ctx, d, task); err != nil {
+		if err = v.erase(ctx, d, task); err != nil {
 			return err
 		}
 		if err = still(ctx); err != nil {
 			return err
 		}
-		if err = dropBucket(ctx, b, id); backend.ErrorCode(err) != "BucketNotEmpty" {
+		if err = dropBucket(ctx, b, v.id); backend.ErrorCode(err) != "BucketNotEmpty" {
 			return err
 		}
 		if onDelete == volume.OnDeleteDelete && hasVersions(ctx, b) {
 			return fault.Errorf(fault.Precondition, "volume %s: its objects are deleted, but versions of them keep %s from being deleted: to delete versions too, set the bucket's tag %s to %s: %w",
-				id, b, records.TagOnDelete, volume.OnDeletePurge, err)
+				v.id, b, records.TagOnDelete, volume.OnDeletePurge, err)
 		}
 	}
-	return fault.Errorf(fault.Busy, "volume %s: another process still writes to %s: %w", id, b, err)
+	return fault.Errorf(fault.Busy, "volume %s: another process still writes to %s: %w", v.id, b, err)
 }
 
 // isDeleting reports whether a bucket's tags show that the volume is being deleted.
-func (r *Remover) isDeleting(have records.Tags, id volume.ID) bool {
-	return have.Of(r.Records.Owner, id) && have[records.TagState] == string(records.StateDeleting)
+func (v bucketVolume) isDeleting(have records.Tags) bool {
+	return have.Of(v.Records.Owner, v.id) && have[records.TagState] == string(records.StateDeleting)
 }
 
-func (r *Remover) errNotDeleting(b buckets.Bucket, id volume.ID) error {
-	return fault.Errorf(fault.Busy, "the tags of %s no longer say that volume %s is being deleted: another controller uses it", b, id)
+func (v bucketVolume) errNotDeleting(b buckets.Bucket) error {
+	return fault.Errorf(fault.Busy, "the tags of %s no longer say that volume %s is being deleted: another controller uses it", b, v.id)
 }
 
 func dropBucket(ctx context.Context, b buckets.Bucket, id volume.ID) error {

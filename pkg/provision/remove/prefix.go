@@ -18,32 +18,39 @@ import (
 // maxRaces is how often a decision is repeated because a record or a bucket changed meanwhile.
 const maxRaces = 4
 
-// findPrefix returns what deletes the volume, or nil if there is nothing to delete. An error is a refusal.
-func (r *Remover) findPrefix(ctx context.Context, be backend.Backend, keys credentials.Keys, id volume.ID) (job, error) {
-	b, err := r.Opener.OpenUncached(ctx, be, keys, id.Bucket)
+// prefixVolume is a volume that is a prefix of a bucket.
+type prefixVolume struct {
+	*Remover
+	be backend.Backend
+	id volume.ID
+}
+
+// find returns what deletes the volume, or nil if there is nothing to delete. An error is a refusal.
+func (v prefixVolume) find(ctx context.Context, keys credentials.Keys) (job, error) {
+	b, err := v.Opener.OpenUncached(ctx, v.be, keys, v.id.Bucket)
 	if err == nil {
 		var found records.Stored
-		found, err = r.Records.ReadOwn(ctx, b, id)
+		found, err = v.Records.ReadOwn(ctx, b, v.id)
 		if err == nil {
-			if isDeleted(found, id) {
+			if isDeleted(found, v.id) {
 				return nil, nil
 			}
 			return func(ctx context.Context, d *deletion) error {
 				first := found
 				found = records.Stored{} // the next attempt reads it again
-				return r.deletePrefix(ctx, be, d, id, first)
+				return v.remove(ctx, d, first)
 			}, nil
 		}
 		if errors.Is(err, records.ErrNotOurs) {
 			var empty bool
-			if empty, err = buckets.IsEmpty(ctx, b, id.Prefix); err == nil && !empty {
+			if empty, err = buckets.IsEmpty(ctx, b, v.id.Prefix); err == nil && !empty {
 				return nil, fault.Errorf(fault.Precondition, "volume %s: there is data below %q in %s, but no record shows that %s created this volume: nothing is deleted; "+
-					"delete the data by hand if it is unused, or remove the volume without deleting it (in Kubernetes: reclaim policy Retain)", id, id.Prefix, b, r.Records.Owner)
+					"delete the data by hand if it is unused, or remove the volume without deleting it (in Kubernetes: reclaim policy Retain)", v.id, v.id.Prefix, b, v.Records.Owner)
 			}
 		}
 	}
 	if bucketIsGone(err) {
-		return nil, r.bucketGone(be, id, err)
+		return nil, v.bucketGone(err)
 	}
 	return nil, err
 }
@@ -69,13 +76,13 @@ func isDeleted(found records.Stored, id volume.ID) bool {
 	return found.State == records.StateDeleted || found.VolumeID != id.String()
 }
 
-// bucketGone decides about a prefix volume whose bucket does not exist: the volume is gone, unless the bucket name is the alias of an access
+// bucketGone decides about a volume whose bucket does not exist: it is gone, unless the bucket name is the alias of an access
 // point, whose bucket may still exist.
-func (r *Remover) bucketGone(be backend.Backend, id volume.ID, err error) error {
-	r.Opener.Invalidate(be, id.Bucket)
-	if kind, nameErr := volume.ValidateBucketName(id.Bucket); nameErr == nil && kind == volume.BucketAccessPoint {
+func (v prefixVolume) bucketGone(err error) error {
+	v.Opener.Invalidate(v.be, v.id.Bucket)
+	if kind, nameErr := volume.ValidateBucketName(v.id.Bucket); nameErr == nil && kind == volume.BucketAccessPoint {
 		return fault.Errorf(fault.Precondition, "volume %s: the access point does not exist, and the data in its bucket may: nothing is deleted; "+
-			"create the access point again, or delete the data by hand and remove the volume without deleting it (in Kubernetes: reclaim policy Retain): %w", id, err)
+			"create the access point again, or delete the data by hand and remove the volume without deleting it (in Kubernetes: reclaim policy Retain): %w", v.id, err)
 	}
 	return nil
 }
@@ -83,42 +90,42 @@ func (r *Remover) bucketGone(be backend.Backend, id volume.ID, err error) error 
 // bucketIsGone reports whether an error means that the bucket does not exist.
 func bucketIsGone(err error) bool { return fault.Is(err, fault.NotFound) }
 
-// lookupPrefix implements Lookup for a prefix volume.
-func (r *Remover) lookupPrefix(ctx context.Context, be backend.Backend, keys credentials.Keys, id volume.ID) error {
-	b, err := r.Opener.Open(ctx, be, keys, id.Bucket, "")
+// lookup implements Lookup.
+func (v prefixVolume) lookup(ctx context.Context, keys credentials.Keys) error {
+	b, err := v.Opener.Open(ctx, v.be, keys, v.id.Bucket, "")
 	if err != nil {
 		return err
 	}
-	found, err := r.Records.ReadOwn(ctx, b, id)
+	found, err := v.Records.ReadOwn(ctx, b, v.id)
 	switch {
-	case errors.Is(err, records.ErrNotOurs), err == nil && (found.State != records.StateActive || found.VolumeID != id.String()):
-		return fault.Errorf(fault.NotFound, "there is no volume %s of %s", id, r.Records.Owner)
+	case errors.Is(err, records.ErrNotOurs), err == nil && (found.State != records.StateActive || found.VolumeID != v.id.String()):
+		return fault.Errorf(fault.NotFound, "there is no volume %s of %s", v.id, v.Records.Owner)
 	case bucketIsGone(err):
-		r.Opener.Invalidate(be, id.Bucket)
+		v.Opener.Invalidate(v.be, v.id.Bucket)
 	}
 	return err
 }
 
-// lookupPrefixPlace implements LookupPlace for a prefix.
-func (r *Remover) lookupPrefixPlace(ctx context.Context, be backend.Backend, keys credentials.Keys, id volume.ID) error {
-	b, err := r.Opener.OpenUncached(ctx, be, keys, id.Bucket)
+// lookupPlace implements LookupPlace.
+func (v prefixVolume) lookupPlace(ctx context.Context, keys credentials.Keys) error {
+	b, err := v.Opener.OpenUncached(ctx, v.be, keys, v.id.Bucket)
 	if err != nil {
 		return err
 	}
-	switch found, err := r.Records.ReadOwn(ctx, b, id); {
-	case err == nil && found.State == records.StateDeleting && found.VolumeID == id.String():
-		return fault.Errorf(fault.NotFound, "volume %s of %s is being deleted", id, r.Records.Owner)
+	switch found, err := v.Records.ReadOwn(ctx, b, v.id); {
+	case err == nil && found.State == records.StateDeleting && found.VolumeID == v.id.String():
+		return fault.Errorf(fault.NotFound, "volume %s of %s is being deleted", v.id, v.Records.Owner)
 	case err != nil && !errors.Is(err, records.ErrNotOurs) && !fault.Is(err, fault.NotFound):
 		return err
 	}
-	empty, err := buckets.IsEmpty(ctx, b, id.Prefix)
+	empty, err := buckets.IsEmpty(ctx, b, v.id.Prefix)
 	if err == nil && empty {
-		err = fault.Errorf(fault.NotFound, "there is no volume %s of %s, and no object is below its prefix", id, r.Records.Owner)
+		err = fault.Errorf(fault.NotFound, "there is no volume %s of %s, and no object is below its prefix", v.id, v.Records.Owner)
 	}
 	return err
 }
 
-// deletePrefix deletes a prefix volume, in any state that an earlier attempt left:
+// remove deletes the volume, in any state that an earlier attempt left:
 //
 //  1. check that it is empty, if onDelete is requireEmpty
 //  2. write the state deleting, so that runs that fill the volume stop
@@ -127,23 +134,23 @@ func (r *Remover) lookupPrefixPlace(ctx context.Context, be backend.Backend, key
 //  5. write the tombstone last, because until it exists every attempt repeats these steps
 //
 // found is the volume's record; without an ETag it is read first. It may be old: each write of the record is conditional.
-func (r *Remover) deletePrefix(ctx context.Context, be backend.Backend, d *deletion, id volume.ID, found records.Stored) error {
-	err := r.deletePrefixIn(ctx, be, d, id, found)
+func (v prefixVolume) remove(ctx context.Context, d *deletion, found records.Stored) error {
+	err := v.removeIn(ctx, d, found)
 	if bucketIsGone(err) {
-		return r.bucketGone(be, id, err)
+		return v.bucketGone(err)
 	}
 	return err
 }
 
-func (r *Remover) deletePrefixIn(ctx context.Context, be backend.Backend, d *deletion, id volume.ID, found records.Stored) error {
-	b, err := r.openToDelete(ctx, be, d, volumeTarget(id))
+func (v prefixVolume) removeIn(ctx context.Context, d *deletion, found records.Stored) error {
+	b, err := v.openToDelete(ctx, v.be, d, volumeTarget(v.id))
 	if err != nil {
 		return err
 	}
-	segment, _, _ := id.NameSegment()
+	segment, _, _ := v.id.NameSegment()
 	for range maxRaces {
 		if found.ETag == "" {
-			found, err = r.Records.ReadOwn(ctx, b, id)
+			found, err = v.Records.ReadOwn(ctx, b, v.id)
 			switch {
 			case errors.Is(err, records.ErrNotOurs): // another process deleted it, and its name was used again
 				return nil
@@ -151,27 +158,27 @@ func (r *Remover) deletePrefixIn(ctx context.Context, be backend.Backend, d *del
 				return err
 			}
 		}
-		if isDeleted(found, id) {
+		if isDeleted(found, v.id) {
 			return nil
 		}
 		if d.unfilled && found.State == records.StateActive {
-			return errFilled(id)
+			return errFilled(v.id)
 		}
 		if found.State == records.StateFilling && found.OnDelete != volume.OnDeletePurge {
 			found.OnDelete = volume.OnDeleteDelete // nothing in it is a user's
 		}
 		if (found.State == records.StateActive || found.State == records.StateFilling) && found.OnDelete != volume.OnDeleteRetain {
-			if found, err = r.beginDeletion(ctx, b, id, segment, found); err != nil {
+			if found, err = v.beginDeletion(ctx, b, segment, found); err != nil {
 				return err
 			}
 			if found.ETag == "" {
 				continue
 			}
 		}
-		if len(r.Claims.Open(found.Fillers)) > 0 {
-			if err := r.outwait(ctx, d, func(ctx context.Context) ([]string, error) {
-				found, err := r.Records.ReadOwn(ctx, b, id)
-				if errors.Is(err, records.ErrNotOurs) || err == nil && isDeleted(found, id) {
+		if len(v.Claims.Open(found.Fillers)) > 0 {
+			if err := v.outwait(ctx, d, func(ctx context.Context) ([]string, error) {
+				found, err := v.Records.ReadOwn(ctx, b, v.id)
+				if errors.Is(err, records.ErrNotOurs) || err == nil && isDeleted(found, v.id) {
 					return nil, nil
 				}
 				return found.Fillers, err
@@ -181,31 +188,31 @@ func (r *Remover) deletePrefixIn(ctx context.Context, be backend.Backend, d *del
 			found = records.Stored{}
 			continue
 		}
-		if err := r.removeData(ctx, b, d, id, segment, found); err != nil {
+		if err := v.removeData(ctx, b, d, segment, found); err != nil {
 			return err
 		}
-		if err := unpin(ctx, b.AsOwn(), id, found.Record); err != nil {
+		if err := unpin(ctx, b.AsOwn(), v.id, found.Record); err != nil {
 			return err
 		}
-		_, err = r.Records.Write(ctx, b, segment, found.ETag, found.With(records.StateDeleted, r.Records.Now()))
+		_, err = v.Records.Write(ctx, b, segment, found.ETag, found.With(records.StateDeleted, v.Records.Now()))
 		if !errors.Is(err, records.ErrChanged) {
 			return err
 		}
 		found = records.Stored{}
 	}
-	return fault.Errorf(fault.Busy, "the record of volume %s keeps changing: another controller uses it", id)
+	return fault.Errorf(fault.Busy, "the record of volume %s keeps changing: another controller uses it", v.id)
 }
 
 // beginDeletion writes the state deleting and returns the record, without an ETag if it must be read again.
-func (r *Remover) beginDeletion(ctx context.Context, b buckets.Bucket, id volume.ID, segment string, found records.Stored) (records.Stored, error) {
+func (v prefixVolume) beginDeletion(ctx context.Context, b buckets.Bucket, segment string, found records.Stored) (records.Stored, error) {
 	if found.OnDelete == volume.OnDeleteRequireEmpty {
-		if err := r.requireEmpty(ctx, b, id); err != nil {
+		if err := v.requireEmpty(ctx, b, v.id); err != nil {
 			return records.Stored{}, err
 		}
 	}
-	deleting := found.With(records.StateDeleting, r.Records.Now())
-	deleting.Fillers = r.Claims.Open(found.Fillers)
-	etag, err := r.Records.Write(ctx, b, segment, found.ETag, deleting)
+	deleting := found.With(records.StateDeleting, v.Records.Now())
+	deleting.Fillers = v.Claims.Open(found.Fillers)
+	etag, err := v.Records.Write(ctx, b, segment, found.ETag, deleting)
 	if errors.Is(err, records.ErrChanged) {
 		return records.Stored{}, nil
 	}
@@ -213,28 +220,28 @@ func (r *Remover) beginDeletion(ctx context.Context, b buckets.Bucket, id volume
 }
 
 // removeData removes the data of a volume that is being deleted, according to onDelete.
-func (r *Remover) removeData(ctx context.Context, b buckets.Bucket, d *deletion, id volume.ID, segment string, found records.Stored) error {
+func (v prefixVolume) removeData(ctx context.Context, b buckets.Bucket, d *deletion, segment string, found records.Stored) error {
 	switch found.OnDelete {
 	case volume.OnDeleteRetain:
 		return nil
 	case volume.OnDeleteRequireEmpty:
 		// A pod may have written between the first check and the change of state.
-		notEmpty := r.requireEmpty(ctx, b, id)
+		notEmpty := v.requireEmpty(ctx, b, v.id)
 		if !fault.Is(notEmpty, fault.Precondition) {
 			return notEmpty
 		}
-		if _, err := r.Records.Write(ctx, b, segment, found.ETag, found.With(records.StateActive, r.Records.Now())); err != nil {
+		if _, err := v.Records.Write(ctx, b, segment, found.ETag, found.With(records.StateActive, v.Records.Now())); err != nil {
 			return fault.Errorf(fault.Busy, "%w; making the volume usable again: %w", notEmpty, err)
 		}
 		return notEmpty
 	}
 	versions := found.OnDelete == volume.OnDeletePurge
 	if found.ContentSource != "" {
-		if err := r.erase(ctx, d, erase.Task{Bucket: b.AsOwn(), Prefix: id.FillManifest(), Versions: versions, Progress: &d.progress}); err != nil {
+		if err := v.erase(ctx, d, erase.Task{Bucket: b.AsOwn(), Prefix: v.id.FillManifest(), Versions: versions, Progress: &d.progress}); err != nil {
 			return err
 		}
 	}
-	return r.erase(ctx, d, erase.Task{Bucket: b, Prefix: id.Prefix, Versions: versions, Progress: &d.progress})
+	return v.erase(ctx, d, erase.Task{Bucket: b, Prefix: v.id.Prefix, Versions: versions, Progress: &d.progress})
 }
 
 // requireEmpty returns a Precondition if an object or an unfinished upload is below the volume's prefix.

@@ -73,11 +73,7 @@ func (r *Remover) Delete(ctx context.Context, req Request) (err error) {
 		return err
 	}
 	defer func() { r.Identities.Invalidate(be, who, keys, err) }()
-	find := r.findPrefix
-	if req.ID.Prefix == "" {
-		find = r.findBucket
-	}
-	work, err := find(ctx, be, keys, req.ID)
+	work, err := r.volume(be, req.ID).find(ctx, keys)
 	if err != nil || work == nil {
 		return err
 	}
@@ -126,17 +122,31 @@ func (r *Remover) outwait(ctx context.Context, d *deletion, read func(context.Co
 
 // Lookup returns NotFound unless this driver's volume of that id exists and is not being deleted.
 func (r *Remover) Lookup(ctx context.Context, req Request) error {
-	return r.look(ctx, req, r.lookupPrefix, r.lookupBucket)
+	return r.look(ctx, req, deletable.lookup)
 }
 
 // LookupPlace returns NotFound unless the bucket exists and, for a prefix, has an object below it, created by any program. It also returns
 // NotFound while this driver is deleting the volume of that id.
 func (r *Remover) LookupPlace(ctx context.Context, req Request) error {
-	return r.look(ctx, req, r.lookupPrefixPlace, r.lookupBucketPlace)
+	return r.look(ctx, req, deletable.lookupPlace)
 }
 
-// look calls the function for the kind of volume that the request's id is of.
-func (r *Remover) look(ctx context.Context, req Request, prefix, bucket func(context.Context, backend.Backend, credentials.Keys, volume.ID) error) (err error) {
+// deletable is a volume to delete or look up.
+type deletable interface {
+	// find returns what deletes the volume, or nil if there is nothing to delete. An error is a refusal.
+	find(ctx context.Context, keys credentials.Keys) (job, error)
+	lookup(ctx context.Context, keys credentials.Keys) error
+	lookupPlace(ctx context.Context, keys credentials.Keys) error
+}
+
+func (r *Remover) volume(be backend.Backend, id volume.ID) deletable {
+	if id.Prefix == "" {
+		return bucketVolume{r, be, id}
+	}
+	return prefixVolume{r, be, id}
+}
+
+func (r *Remover) look(ctx context.Context, req Request, lookup func(v deletable, ctx context.Context, keys credentials.Keys) error) (err error) {
 	be, who, err := r.Identities.Find(req.ID.Backend, req.Keys, req.RoleARN)
 	if err != nil {
 		return err
@@ -146,11 +156,7 @@ func (r *Remover) look(ctx context.Context, req Request, prefix, bucket func(con
 		return err
 	}
 	defer func() { r.Identities.Invalidate(be, who, keys, err) }()
-	find := prefix
-	if req.ID.Prefix == "" {
-		find = bucket
-	}
-	return find(ctx, be, keys, req.ID)
+	return lookup(r.volume(be, req.ID), ctx, keys)
 }
 
 // errReconfigured cancels work on a backend whose configuration has changed.

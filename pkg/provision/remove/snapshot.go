@@ -38,13 +38,14 @@ func (r *Remover) DeleteSnapshot(ctx context.Context, req SnapshotRequest) (err 
 		return err
 	}
 	defer func() { r.Identities.Invalidate(be, who, keys, err) }()
-	there, err := r.findSnapshot(ctx, be, keys, req.ID)
+	s := snapshot{r, be, req.ID}
+	there, err := s.find(ctx, keys)
 	if err != nil || !there {
 		return err
 	}
 	d, err := r.queue.start(name, who, func(ctx context.Context, d *deletion) error {
 		return r.WhileConfigured(ctx, be, func(ctx context.Context) error {
-			err := r.deleteSnapshot(ctx, be, d, req)
+			err := s.remove(ctx, d, req.Failure)
 			if bucketIsGone(err) {
 				r.Opener.Invalidate(be, req.ID.Bucket)
 				return nil
@@ -58,12 +59,19 @@ func (r *Remover) DeleteSnapshot(ctx context.Context, req SnapshotRequest) (err 
 	return r.queue.wait(ctx, d)
 }
 
-// findSnapshot reports whether there is something to delete. An error is a refusal.
-func (r *Remover) findSnapshot(ctx context.Context, be backend.Backend, keys credentials.Keys, id volume.SnapshotID) (bool, error) {
-	b, err := r.Opener.OpenUncached(ctx, be, keys, id.Bucket)
+// snapshot is a snapshot to delete.
+type snapshot struct {
+	*Remover
+	be backend.Backend
+	id volume.SnapshotID
+}
+
+// find reports whether there is something to delete. An error is a refusal.
+func (s snapshot) find(ctx context.Context, keys credentials.Keys) (bool, error) {
+	b, err := s.Opener.OpenUncached(ctx, s.be, keys, s.id.Bucket)
 	if err == nil {
 		var empty bool
-		_, err = r.readSnapshot(ctx, b, id)
+		_, err = s.read(ctx, b)
 		switch {
 		case err == nil:
 			return true, nil
@@ -71,14 +79,14 @@ func (r *Remover) findSnapshot(ctx context.Context, be backend.Backend, keys cre
 			return false, nil
 		case !errors.Is(err, records.ErrNotOurs):
 		default:
-			if empty, err = buckets.IsEmpty(ctx, b, id.Prefix()); err == nil && !empty {
+			if empty, err = buckets.IsEmpty(ctx, b, s.id.Prefix()); err == nil && !empty {
 				return false, fault.Errorf(fault.Precondition, "snapshot %s: there is data below %q in %s, but no record shows that %s made this snapshot: nothing is deleted; delete the data by hand if it is unused",
-					id, id.Prefix(), b, r.Records.Owner)
+					s.id, s.id.Prefix(), b, s.Records.Owner)
 			}
 		}
 	}
 	if bucketIsGone(err) {
-		r.Opener.Invalidate(be, id.Bucket)
+		s.Opener.Invalidate(s.be, s.id.Bucket)
 		return false, nil
 	}
 	return false, err
@@ -86,10 +94,10 @@ func (r *Remover) findSnapshot(ctx context.Context, be backend.Backend, keys cre
 
 var errSnapshotDeleted = errors.New("the snapshot is deleted")
 
-// readSnapshot reads this owner's record of exactly that snapshot. ErrNotOurs: there is none. errSnapshotDeleted: its record says so, or
+// read reads this owner's record of exactly that snapshot. ErrNotOurs: there is none. errSnapshotDeleted: its record says so, or
 // is of a later generation. NotFound: there is no bucket.
-func (r *Remover) readSnapshot(ctx context.Context, b buckets.Bucket, id volume.SnapshotID) (records.StoredSnapshot, error) {
-	found, err := r.Records.ReadSnapshot(ctx, b, id.Segment)
+func (s snapshot) read(ctx context.Context, b buckets.Bucket) (records.StoredSnapshot, error) {
+	found, err := s.Records.ReadSnapshot(ctx, b, s.id.Segment)
 	switch {
 	case backend.IsNoSuchBucket(err):
 		return found, err
@@ -97,53 +105,52 @@ func (r *Remover) readSnapshot(ctx context.Context, b buckets.Bucket, id volume.
 		return found, records.ErrNotOurs
 	case err != nil:
 		return found, err
-	case found.Owner() != r.Records.Owner:
+	case found.Owner() != s.Records.Owner:
 		return found, records.ErrNotOurs
-	case found.Generation > id.Generation, found.SnapshotID == id.String() && found.State == records.StateDeleted:
+	case found.Generation > s.id.Generation, found.SnapshotID == s.id.String() && found.State == records.StateDeleted:
 		return found, errSnapshotDeleted
-	case found.SnapshotID != id.String():
+	case found.SnapshotID != s.id.String():
 		return found, records.ErrNotOurs
 	}
 	return found, nil
 }
 
-// deleteSnapshot deletes a snapshot, in any state that an earlier attempt left:
+// remove deletes the snapshot, in any state that an earlier attempt left:
 //
 //  1. refuse it while a volume is the snapshot itself
 //  2. write the state deleting, so that runs that make the snapshot stop, and repeat the check
 //  3. wait until none of these runs may still write
 //  4. erase its data and its manifest, according to onDelete
 //  5. write the tombstone last, because until it exists every attempt repeats these steps
-func (r *Remover) deleteSnapshot(ctx context.Context, be backend.Backend, d *deletion, req SnapshotRequest) error {
-	id := req.ID
-	b, err := r.openToDelete(ctx, be, d, target{
-		what: "snapshot " + id.String(), id: id.String(), bucket: id.Bucket, prefix: id.Prefix(), records: []string{records.SnapshotKey(id.Segment)},
+func (s snapshot) remove(ctx context.Context, d *deletion, failure string) error {
+	b, err := s.openToDelete(ctx, s.be, d, target{
+		what: "snapshot " + s.id.String(), id: s.id.String(), bucket: s.id.Bucket, prefix: s.id.Prefix(), records: []string{records.SnapshotKey(s.id.Segment)},
 	})
 	if err != nil {
 		return err
 	}
 	for range maxRaces {
-		found, err := r.readSnapshot(ctx, b, id)
+		found, err := s.read(ctx, b)
 		switch {
 		case errors.Is(err, records.ErrNotOurs), errors.Is(err, errSnapshotDeleted):
 			return nil
 		case err != nil:
 			return err
 		}
-		if req.Failure != "" && found.State == records.StateReady {
-			return fault.Errorf(fault.Busy, "another controller has made snapshot %s meanwhile", id)
+		if failure != "" && found.State == records.StateReady {
+			return fault.Errorf(fault.Busy, "another controller has made snapshot %s meanwhile", s.id)
 		}
 		if found.State != records.StateDeleting {
-			if err := r.unused(ctx, b, id); err != nil {
+			if err := s.unused(ctx, b); err != nil {
 				return err
 			}
 			if found.State != records.StateReady && found.OnDelete == volume.OnDeleteRetain {
 				found.OnDelete = volume.OnDeleteDelete // what there is of it is of no use
 			}
-			found.Snapshot = found.With(records.StateDeleting, r.Records.Now())
-			found.Makers = r.Claims.Open(found.Makers)
-			found.Failure = req.Failure
-			found.ETag, err = r.Records.WriteSnapshot(ctx, b, found.ETag, found.Snapshot)
+			found.Snapshot = found.With(records.StateDeleting, s.Records.Now())
+			found.Makers = s.Claims.Open(found.Makers)
+			found.Failure = failure
+			found.ETag, err = s.Records.WriteSnapshot(ctx, b, found.ETag, found.Snapshot)
 			if errors.Is(err, records.ErrChanged) || err == nil && found.ETag == "" {
 				continue // read it again
 			}
@@ -152,12 +159,12 @@ func (r *Remover) deleteSnapshot(ctx context.Context, be backend.Backend, d *del
 			}
 		}
 		// The state stays: another process may have erased something already, if what this one sees was written after its check.
-		if err := r.unused(ctx, b, id); err != nil {
+		if err := s.unused(ctx, b); err != nil {
 			return err
 		}
-		if len(r.Claims.Open(found.Makers)) > 0 {
-			if err := r.outwait(ctx, d, func(ctx context.Context) ([]string, error) {
-				found, err := r.readSnapshot(ctx, b, id)
+		if len(s.Claims.Open(found.Makers)) > 0 {
+			if err := s.outwait(ctx, d, func(ctx context.Context) ([]string, error) {
+				found, err := s.read(ctx, b)
 				if errors.Is(err, records.ErrNotOurs) || errors.Is(err, errSnapshotDeleted) {
 					return nil, nil
 				}
@@ -168,23 +175,23 @@ func (r *Remover) deleteSnapshot(ctx context.Context, be backend.Backend, d *del
 			continue // read it again
 		}
 		if found.OnDelete != volume.OnDeleteRetain {
-			if err := r.erase(ctx, d, erase.Task{Bucket: b, Prefix: id.Prefix(), Versions: found.OnDelete == volume.OnDeletePurge, Progress: &d.progress}); err != nil {
+			if err := s.erase(ctx, d, erase.Task{Bucket: b, Prefix: s.id.Prefix(), Versions: found.OnDelete == volume.OnDeletePurge, Progress: &d.progress}); err != nil {
 				return err
 			}
 		}
-		_, err = r.Records.WriteSnapshot(ctx, b, found.ETag, found.With(records.StateDeleted, r.Records.Now()))
+		_, err = s.Records.WriteSnapshot(ctx, b, found.ETag, found.With(records.StateDeleted, s.Records.Now()))
 		if !errors.Is(err, records.ErrChanged) {
 			return err
 		}
 	}
-	return fault.Errorf(fault.Busy, "the record of snapshot %s keeps changing: another controller uses it", id)
+	return fault.Errorf(fault.Busy, "the record of snapshot %s keeps changing: another controller uses it", s.id)
 }
 
 // unused refuses a snapshot that a volume uses without a copy.
-func (r *Remover) unused(ctx context.Context, b buckets.Bucket, id volume.SnapshotID) error {
-	empty, err := buckets.IsEmpty(ctx, b, id.Users())
+func (s snapshot) unused(ctx context.Context, b buckets.Bucket) error {
+	empty, err := buckets.IsEmpty(ctx, b, s.id.Users())
 	if err == nil && !empty {
-		err = fault.Errorf(fault.Precondition, "snapshot %s is used without a copy (snapshotAccess: direct): delete the volumes that are named below %s in %s first", id, id.Users(), b)
+		err = fault.Errorf(fault.Precondition, "snapshot %s is used without a copy (snapshotAccess: direct): delete the volumes that are named below %s in %s first", s.id, s.id.Users(), b)
 	}
 	return err
 }
