@@ -91,7 +91,10 @@ func containersEnd() []string {
 // can read them, so they contain no secret. The descriptors are those of start.
 func (s *Systemd) properties(u Unit, binds []resolvconf.Bind, fds []uintptr) []sd.Property {
 	confines := s.sandbox.confines()
-	as := runas.Identity{UID: u.UID, GID: u.GID, Join: confines && len(fds) > 1}
+	as, output := runas.Identity{UID: u.UID, GID: u.GID}, Property{"StandardOutput", "journal"}
+	if confines && len(fds) > 1 {
+		as.Join, output = true, Property{"StandardOutputFileDescriptor", dbus.UnixFD(fds[1])}
+	}
 	argv := as.Argv(s.program, u.arguments(confines)...)
 	for i := range argv[1:] {
 		argv[i+1] = strings.ReplaceAll(argv[i+1], "$", "$$") // systemd would expand it as a variable
@@ -104,7 +107,7 @@ func (s *Systemd) properties(u Unit, binds []resolvconf.Bind, fds []uintptr) []s
 		{"ExecStart", []command{{s.program, argv, false}}},
 		{"Environment", helper.Environment()},
 		{"StandardInputFileDescriptor", dbus.UnixFD(fds[0])},
-		{"StandardOutput", "journal"},
+		output,
 		{"StandardError", "journal"},
 		{"SyslogIdentifier", unitPrefix + u.Name},
 		// systemd removes a unit that exits cleanly, and keeps a failed one until Remove, Kill or the next Start.
@@ -117,9 +120,6 @@ func (s *Systemd) properties(u Unit, binds []resolvconf.Bind, fds []uintptr) []s
 		{"OOMPolicy", "continue"},
 		{"MemoryAccounting", true},
 		{"Before", containersEnd()},
-	}
-	if as.Join {
-		props = append(props, Property{"StandardOutputFileDescriptor", dbus.UnixFD(fds[1])}) // which takes precedence over StandardOutput
 	}
 	props = append(props, u.Limits.or(s.defaults).properties()...)
 	writable := []string{u.StateDir}
