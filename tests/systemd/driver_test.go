@@ -15,6 +15,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/check"
 	"github.com/s3-csi/s3-csi-driver/pkg/sandbox"
+	"github.com/s3-csi/s3-csi-driver/tests/pressure"
 	"github.com/s3-csi/s3-csi-driver/tests/rig"
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 	"github.com/s3-csi/s3-csi-driver/tests/s3server"
@@ -253,11 +254,11 @@ func TestWithoutSystemd(t *testing.T) {
 			}
 		}()
 	}
-	began := time.Now()
+	began := pressure.Now()
 	if d, err := n.Start(t.Context(), "node"); err == nil {
 		d.Kill()
 		t.Error("--launcher=systemd starts without a systemd")
-	} else if took := time.Since(began); took > 5*time.Second {
+	} else if took := began.Since(); took > 5*time.Second {
 		t.Errorf("it took %s to say so", took)
 	} else if log := n.Logs(); !strings.Contains(log, "--launcher=systemd: the host has no suitable systemd to launch helpers") {
 		t.Errorf("it does not say why it ended:\n%s", log)

@@ -19,6 +19,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
+	"github.com/s3-csi/s3-csi-driver/tests/pressure"
 	"github.com/s3-csi/s3-csi-driver/tests/systemd"
 )
 
@@ -65,11 +66,11 @@ func TestKillEndsWhateverTheUnitDoes(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			neighbour, u := start(t, l), start(t, l)
 			prepare(u)
-			began := time.Now()
+			began := pressure.Now()
 			if err := l.Kill(bounded(t), u.UID); err != nil {
 				t.Fatal(err)
 			}
-			if took := time.Since(began); took > 5*time.Second {
+			if took := began.Since(); took > 5*time.Second {
 				t.Errorf("it took %s", took)
 			}
 			u.mustBeGone()
