@@ -3,7 +3,6 @@ package e2e
 import (
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -100,7 +99,7 @@ backends:
 `, world.s3.Endpoint(), world.s3.Region(), world.s3.STS())
 	err = errors.Join(os.Chmod(path, 0o755), os.Mkdir(dir.in("run"), 0o755), os.Chmod(dir.in("run"), 0o700), os.Chown(dir.in("run"), offClusterUser, offClusterUser),
 		os.Mkdir(dir.in("bin"), 0o755), os.Symlink(os.Getenv("KUBECTL"), dir.in("bin/kubectl")),
-		copyProgram(filepath.Join(os.Getenv(rig.EnvBin), "s3-csi-driver"), dir.in("bin/s3-csi-driver")), copyProgram(world.Program("csi-provisioner"), dir.in("bin/csi-provisioner")),
+		rig.CopyProgram(filepath.Join(os.Getenv(rig.EnvBin), "s3-csi-driver"), dir.in("bin/s3-csi-driver")), rig.CopyProgram(world.Program("csi-provisioner"), dir.in("bin/csi-provisioner")),
 		os.WriteFile(dir.in("config.yaml"), []byte(config), 0o644))
 	if err != nil {
 		t.Fatal(err)
@@ -130,20 +129,6 @@ func (d outside) keys(t testing.TB) credentials.Keys {
 		t.Fatal(err)
 	}
 	return k
-}
-
-func copyProgram(from, to string) error {
-	in, err := os.Open(from)
-	if err != nil {
-		return err
-	}
-	defer in.Close()
-	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o755)
-	if err != nil {
-		return err
-	}
-	_, err = io.Copy(out, in)
-	return errors.Join(err, out.Close())
 }
 
 // unitProcess is a unit's main process, started without systemd.

@@ -46,7 +46,7 @@ const (
 
 func TestMain(m *testing.M) { os.Exit(isolate.Main(m.Run)) }
 
-// program returns the path of the program under test: a copy that every user can execute.
+// program returns a path of the program under test that every user can execute.
 func program(t *testing.T) string {
 	t.Helper()
 	path := os.Getenv(rig.EnvMountpoint)
@@ -57,21 +57,14 @@ func program(t *testing.T) string {
 		}
 		path = filepath.Join(bin, rig.OwnMountpoint)
 	}
-	data, err := os.ReadFile(path)
-	if errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
 		t.Skipf("needs the client's program: there is no %s; run make mountpoint", path)
 	}
-	if err != nil {
+	name := filepath.Join(openDir(t), filepath.Base(path))
+	if err := rig.CopyProgram(path, name); err != nil {
 		t.Fatal(err)
 	}
-	if info, err := os.Stat(path); err == nil && info.IsDir() {
-		t.Fatalf("%s is a directory", path)
-	}
-	path = filepath.Join(openDir(t), filepath.Base(path))
-	if err := os.WriteFile(path, data, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	return path
+	return name
 }
 
 // isOwn reports whether the program under test is that of this repository.

@@ -211,7 +211,7 @@ func (r *Rig) install(bin string) error {
 		programs[Programs()["mountpoint-s3"]] = mountpoint
 	}
 	for name, from := range programs {
-		if err := copyProgram(from, filepath.Join(r.Clients, name)); err != nil {
+		if err := CopyProgram(from, filepath.Join(r.Clients, name)); err != nil {
 			return fmt.Errorf("installing programs (make builds them): %w", err)
 		}
 	}
@@ -226,8 +226,8 @@ func (r *Rig) InstallDriver(bin string) (program string, err error) {
 		return "", err
 	}
 	program = filepath.Join(dir, driverProgram)
-	err = errors.Join(os.Chmod(dir, 0o755), copyProgram(filepath.Join(bin, driverProgram), program),
-		copyProgram(filepath.Join(bin, helperProgram), filepath.Join(dir, helperProgram)))
+	err = errors.Join(os.Chmod(dir, 0o755), CopyProgram(filepath.Join(bin, driverProgram), program),
+		CopyProgram(filepath.Join(bin, helperProgram), filepath.Join(dir, helperProgram)))
 	return program, err
 }
 
@@ -243,8 +243,8 @@ func (r *Rig) Programs() (string, error) {
 	return filepath.Dir(versions[0]), nil
 }
 
-// copyProgram gives a program another name, which takes nothing, or makes a copy that other users may execute.
-func copyProgram(from, to string) error {
+// CopyProgram gives a program another name, which takes nothing, or makes a copy that other users may execute.
+func CopyProgram(from, to string) error {
 	from, err := filepath.EvalSymlinks(from)
 	if err != nil {
 		return err

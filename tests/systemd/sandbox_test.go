@@ -18,6 +18,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
 	"github.com/s3-csi/s3-csi-driver/pkg/sandbox"
+	"github.com/s3-csi/s3-csi-driver/tests/rig"
 )
 
 func TestHelperAndClientHaveTheirUIDAndNoPrivileges(t *testing.T) {
@@ -111,7 +112,7 @@ func TestLandlockKeepsClientsIn(t *testing.T) {
 			defer func() { _, _ = neighbour.Process.Kill(), neighbour.Wait() }()
 			certificates, program := u.dir+"/ca.pem", u.CacheDir+"/program"
 			body, err := os.ReadFile(standIn)
-			for _, err := range []error{err, os.WriteFile(certificates, []byte("x"), 0o644), os.WriteFile(program, body, 0o755), os.Chmod(program, 0o755)} {
+			for _, err := range []error{err, os.WriteFile(certificates, []byte("x"), 0o644), rig.WriteProgram(program, body)} {
 				if err != nil {
 					t.Fatal(err)
 				}
