@@ -8,6 +8,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/s3-csi/s3-csi-driver/tests/rig"
 )
 
 // pinned matches an image with a tag and a digest.
@@ -114,7 +116,7 @@ func TestDigestsAreRenewed(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if err := os.WriteFile(filepath.Join(dir, "docker"), []byte("#!/bin/sh\necho '"+tc.answer+"'\n"), 0o755); err != nil {
+			if err := rig.WriteProgram(filepath.Join(dir, "docker"), []byte("#!/bin/sh\necho '"+tc.answer+"'\n")); err != nil {
 				t.Fatal(err)
 			}
 			cmd := exec.CommandContext(t.Context(), filepath.Join(dir, "hack/image-digests"), tc.args...)

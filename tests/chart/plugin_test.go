@@ -15,6 +15,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/s3-csi/s3-csi-driver/tests/rig"
 )
 
 // cluster is a kubectl of a cluster with two nodes, for the script: tests/e2e runs it in a real one.
@@ -43,7 +45,7 @@ func plugin(t *testing.T, shell string, env []string, args ...string) (stdout, s
 	t.Helper()
 	dir := t.TempDir()
 	program := filepath.Join(dir, "kubectl")
-	if err := os.WriteFile(program, []byte(cluster), 0o700); err != nil {
+	if err := rig.WriteProgram(program, []byte(cluster)); err != nil {
 		t.Fatal(err)
 	}
 	script, err := filepath.Abs("../../deploy/kubectl-s3csi")

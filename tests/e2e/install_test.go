@@ -75,7 +75,7 @@ func tutorial(t *testing.T) {
 	archive := filepath.Join(dir, "bin", "image", filepath.Base(driverArchive("")))
 	err := errors.Join(
 		os.MkdirAll(filepath.Dir(archive), 0o700), os.CopyFS(filepath.Join(dir, chartPath), os.DirFS(filepath.Join(root, chartPath))),
-		os.WriteFile(filepath.Join(dir, "bin", "kind"), fmt.Appendf(nil, kind, world.Program("ctr"), world.Path(cluster.ContainerdSocket)), 0o700),
+		rig.WriteProgram(filepath.Join(dir, "bin", "kind"), fmt.Appendf(nil, kind, world.Program("ctr"), world.Path(cluster.ContainerdSocket))),
 		unpin(filepath.Join(dir, chartPath, "values.yaml")),
 		// The name that it has with the page's VERSION.
 		renamed(archive, driverArchive(os.Getenv(rig.EnvBin)), world.images.driver))
