@@ -35,6 +35,7 @@ type guard struct {
 	dirs     *directories
 
 	reopening reopening
+	renames   *renames
 
 	serverMtime bool
 	mtimes      mtimes
@@ -48,7 +49,7 @@ func newGuard(ctx context.Context, c config, remote fs.Fs, cache *cache) (*guard
 	if err != nil {
 		return nil, err
 	}
-	g := &guard{Fs: remote, heads: h, cache: cache, unsent: newUnsentFiles(cache), dirs: newDirectories(c.dirCacheTime), serverMtime: c.serverMtime}
+	g := &guard{Fs: remote, heads: h, cache: cache, unsent: newUnsentFiles(cache), dirs: newDirectories(c.dirCacheTime), renames: newRenames(), serverMtime: c.serverMtime}
 	g.conditional.Store(c.conditionalWrites)
 	features := *remote.Features()
 	if copyObject := features.Copy; copyObject != nil {
@@ -108,6 +109,11 @@ func (g *guard) upload(ctx context.Context, in io.Reader, src fs.ObjectInfo, opt
 		return g.Fs.Put(ctx, in, src, options...)
 	}
 	name := src.Remote()
+	answered, ok := g.renames.upload(name)
+	if !ok {
+		return nil, fmt.Errorf("upload is tried again, because the file is being renamed: %w", context.Canceled)
+	}
+	defer answered()
 	if g.reopening.refuses(name) {
 		return nil, fmt.Errorf("upload is tried again, because the file of a previous process was not open when it began: %w", context.Canceled)
 	}

@@ -18,6 +18,8 @@ type handles struct {
 
 	// renaming, if not nil, is called with the last part of a file's new name, before and after it is renamed.
 	renaming func(name string)
+	// renames, if not nil, keeps uploads apart from renames.
+	renames *renames
 
 	mu   sync.Mutex
 	open map[handle]*state
@@ -89,6 +91,9 @@ func (h *handles) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
 }
 
 func (h *handles) Rename(cancel <-chan struct{}, in *fuse.RenameIn, oldName, newName string) fuse.Status {
+	if h.renames != nil {
+		defer h.renames.begin(oldName, newName)()
+	}
 	if h.renaming != nil {
 		h.renaming(newName)
 		defer h.renaming(newName)

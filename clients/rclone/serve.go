@@ -90,6 +90,7 @@ func run(ctx context.Context, c config, stdout io.Writer) error {
 	defer stopTrimming()
 	go remote.dirs.keepTrimmed(trimmed, c.cachePoll)
 	open.renaming = remote.unsent.renaming
+	remote.renames.items, open.renames = queue.items, remote.renames
 	report := newReporter(stdout)
 	defer report.close()
 	unmounted := make(chan struct{})
