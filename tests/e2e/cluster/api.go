@@ -18,7 +18,8 @@ type api struct {
 	http       *http.Client
 }
 
-const apiTimeout = 20 * time.Second
+// apiTimeout bounds one request. An API server on a busy machine has answered after 20 seconds.
+const apiTimeout = time.Minute
 
 func newAPI(nodeIP, token string, ca []byte) (*api, error) {
 	roots := x509.NewCertPool()
