@@ -21,8 +21,11 @@ func Here(step string) {
 		return
 	}
 	hold, at := filepath.Join(dir, "hold-"+step), filepath.Join(dir, "at-"+step)
-	for ; exists(hold); time.Sleep(2 * time.Millisecond) {
-		_ = os.WriteFile(at, nil, 0o600) // a removed directory holds no step
+	for pause := time.Millisecond; exists(hold); pause = min(2*pause, 32*time.Millisecond) {
+		if !exists(at) {
+			_ = os.WriteFile(at, nil, 0o600) // a removed directory holds no step
+		}
+		time.Sleep(pause)
 	}
 	_ = os.Remove(at)
 }
