@@ -60,6 +60,9 @@ func newGuard(ctx context.Context, c config, remote fs.Fs, cache *cache) (*guard
 			return g.wrap(copyObject(ctx, src, name))
 		}
 	}
+	if c.endpoint != "" { // AWS encodes keys
+		g.Fs = &listings{Fs: remote, encodes: h.encodesKeys, asIs: func() (fs.Fs, error) { return newRemote(ctx, c, false) }}
+	}
 	// Without these, rclone uses List and Put.
 	features.ListR, features.ListP, features.OpenChunkWriter = nil, nil, nil
 	g.features = &features

@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -94,6 +95,44 @@ func (m *mount) statAllStopped(names []string) bool {
 	check(m.t, m.cmd.Process.Signal(syscall.SIGCONT))
 	<-answered
 	return ok
+}
+
+// Files have the names of their objects, whether the service encodes the keys of listings or not.
+func TestAListingHasTheNamesOfTheObjects(t *testing.T) {
+	t.Parallel()
+	for name, start := range map[string]func(*testing.T) *s3d{"versitygw": startS3, "minio": startMinio} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := start(t)
+			names := []string{"a b", "a+b", "a%20b", "100%", "%zz", "d+r/a+b", "d r/a b"}
+			for _, name := range names {
+				s.put("vol/"+name, name)
+			}
+			if name == "minio" { // the other one lists another character
+				names = append(names, "a␁b") // as rclone shows it
+				s.put("vol/a\x01b", "a␁b")
+			}
+			m := startMount(t, mountOptions{s3: s, prefix: "vol/"})
+			var have []string
+			check(t, filepath.WalkDir(m.dir, func(path string, e os.DirEntry, err error) error {
+				if err == nil && !e.IsDir() {
+					have = append(have, strings.TrimPrefix(path, m.dir+"/"))
+				}
+				return err
+			}))
+			slices.Sort(have)
+			slices.Sort(names)
+			if !slices.Equal(have, names) {
+				t.Errorf("%q are listed, want %q", have, names)
+			}
+			for _, name := range have {
+				if content, err := os.ReadFile(m.path(name)); err != nil || string(content) != name {
+					t.Errorf("%q has the content %q: %v", name, content, err)
+				}
+			}
+			m.finish()
+		})
+	}
 }
 
 // With the time of the upload, a listing has all attributes, and a stat takes no request.

@@ -65,9 +65,10 @@ func configureRclone(c config) error {
 	return nil
 }
 
-// newRemote returns the S3 file system. It makes no request, so it does not notice a missing bucket.
-func newRemote(ctx context.Context, c config) (fs.Fs, error) {
-	options := s3Options(c)
+// newRemote returns the S3 file system. It makes no request, so it does not notice a missing bucket. encodedKeys is whether it asks
+// services other than AWS for encoded keys in listings, and decodes them.
+func newRemote(ctx context.Context, c config, encodedKeys bool) (fs.Fs, error) {
+	options := s3Options(c, encodedKeys)
 	info, err := fs.Find("s3")
 	if err != nil {
 		return nil, err
@@ -94,7 +95,7 @@ func newRemote(ctx context.Context, c config) (fs.Fs, error) {
 	return remote, nil
 }
 
-func s3Options(c config) map[string]string {
+func s3Options(c config, encodedKeys bool) map[string]string {
 	o := map[string]string{
 		"provider":         "AWS",
 		"env_auth":         "true",
@@ -112,12 +113,11 @@ func s3Options(c config) map[string]string {
 	o["server_side_encryption"] = c.sse
 	o["sse_kms_key_id"] = c.sseKMSKeyID
 	if c.endpoint != "" {
-		// "Other" is the most compatible profile. All current services support version 2 of listing, and encoded keys: without
-		// encoding, a key with a control character makes a directory unreadable.
+		// "Other" is the most compatible profile. All current services support version 2 of listing.
 		o["provider"] = "Other"
 		o["endpoint"] = c.endpoint
 		o["list_version"] = "2"
-		o["list_url_encode"] = "true"
+		o["list_url_encode"] = strconv.FormatBool(encodedKeys)
 	}
 	return o
 }

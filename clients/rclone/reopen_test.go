@@ -46,7 +46,7 @@ func TestAFileWhoseUploadBeganBeforeItWasReopenedIsNotEmpty(t *testing.T) {
 		check(t, os.MkdirAll(path, 0o700))
 		check(t, os.WriteFile(filepath.Join(path, "file"), b, 0o600))
 	}
-	plain, err := newRemote(t.Context(), conf)
+	plain, err := newRemote(t.Context(), conf, true)
 	check(t, err)
 	g, err := newGuard(t.Context(), conf, plain, c)
 	check(t, err)

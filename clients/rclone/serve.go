@@ -50,7 +50,7 @@ func run(ctx context.Context, c config, stdout io.Writer) error {
 		return err
 	}
 	defer unlock()
-	plain, err := newRemote(ctx, c)
+	plain, err := newRemote(ctx, c, true)
 	if err != nil {
 		return err
 	}
