@@ -676,7 +676,7 @@ func TestAControllerThatComesBackWritesNothingIntoAFilledVolume(t *testing.T) {
 func TestAControllerThatComesBackLeavesASnapshotToAnother(t *testing.T) {
 	each(t, func(t *testing.T, e *env) {
 		late := func(o *processOptions) { o.checkEvery = time.Nanosecond }
-		p, other := e.process(late), e.process(late)
+		p, other := e.process(late, patient), e.process(late) // p leaves the other one alone for twice its lag
 		source := other.create("v")
 		e.fill(source, 100)
 		other.snapshot("warm", source) // the listing of uploads is tested once
