@@ -49,6 +49,9 @@ func newGuard(ctx context.Context, c config, remote fs.Fs, cache *cache) (*guard
 	if err != nil {
 		return nil, err
 	}
+	if c.endpoint != "" { // AWS encodes keys
+		remote = &variants{Fs: remote, encodes: h.encodesKeys, asIs: func() (fs.Fs, error) { return newRemote(ctx, c, false) }}
+	}
 	g := &guard{Fs: remote, heads: h, cache: cache, unsent: newUnsentFiles(cache), dirs: newDirectories(c.dirCacheTime), renames: newRenames(), serverMtime: c.serverMtime}
 	g.conditional.Store(c.conditionalWrites)
 	features := *remote.Features()
@@ -59,9 +62,6 @@ func newGuard(ctx context.Context, c config, remote fs.Fs, cache *cache) (*guard
 			}
 			return g.wrap(copyObject(ctx, src, name))
 		}
-	}
-	if c.endpoint != "" { // AWS encodes keys
-		g.Fs = &listings{Fs: remote, encodes: h.encodesKeys, asIs: func() (fs.Fs, error) { return newRemote(ctx, c, false) }}
 	}
 	// Without these, rclone uses List and Put.
 	features.ListR, features.ListP, features.OpenChunkWriter = nil, nil, nil
