@@ -2,12 +2,15 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"sync"
 
 	awss3 "github.com/aws/aws-sdk-go-v2/service/s3"
 	"github.com/aws/aws-sdk-go-v2/service/s3/types"
+	smithyhttp "github.com/aws/smithy-go/transport/http"
 	"github.com/rclone/rclone/fs"
 )
 
@@ -61,13 +64,10 @@ func (v *variants) Rmdir(ctx context.Context, dir string) error { return v.curre
 
 func (v *variants) List(ctx context.Context, dir string) (fs.DirEntries, error) {
 	right, err := v.find(ctx)
-	if err == nil {
-		return right.List(ctx, dir)
+	if err != nil {
+		return nil, err
 	}
-	if entries, err := v.Fs.List(ctx, dir); err != nil { // rclone knows the kinds of errors
-		return entries, err
-	}
-	return nil, err
+	return right.List(ctx, dir)
 }
 
 func (v *variants) find(ctx context.Context) (fs.Fs, error) {
@@ -79,7 +79,7 @@ func (v *variants) find(ctx context.Context) (fs.Fs, error) {
 	}
 	encodes, err := v.encodes(ctx) // maybe more than once at a time: an upload must not wait for it
 	if err != nil {
-		return nil, fmt.Errorf("asking the service whether it encodes keys in listings: %w", err)
+		return nil, err
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -103,8 +103,12 @@ func (h *heads) encodesKeys(ctx context.Context) (bool, error) {
 	list, err := h.client.ListObjectsV2(ctx, &awss3.ListObjectsV2Input{
 		Bucket: &h.bucket, Prefix: &prefix, MaxKeys: &one, EncodingType: types.EncodingTypeUrl,
 	})
+	var answer *smithyhttp.ResponseError
+	if errors.As(err, &answer) && answer.HTTPStatusCode() == http.StatusNotFound {
+		return false, fs.ErrorDirNotFound // itself, as from rclone's listings: the VFS compares
+	}
 	if err != nil {
-		return false, err
+		return false, fmt.Errorf("asking the service whether it encodes keys in listings: %w", err)
 	}
 	return list.EncodingType == types.EncodingTypeUrl, nil
 }

@@ -18,7 +18,7 @@ type api struct {
 	http       *http.Client
 }
 
-// apiTimeout bounds one request. An API server on a busy machine has answered after 20 seconds.
+// apiTimeout bounds one request. 20 seconds were too short on a busy machine.
 const apiTimeout = time.Minute
 
 func newAPI(nodeIP, token string, ca []byte) (*api, error) {
