@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -257,6 +258,35 @@ func TestClassifyTellsTheCallersDeadlineFromTheNetworks(t *testing.T) {
 	dial := &net.OpError{Op: "dial", Err: dialTimeoutError{}}
 	if err := Classify(dial, "reading"); !fault.Is(err, fault.Unavailable) {
 		t.Errorf("kind %v: %v", fault.KindOf(err), err)
+	}
+}
+
+// Work in the background has no deadline, so a service that stops in the middle of a response has to fail by itself.
+func TestAResponseThatStopsInItsMiddleFails(t *testing.T) {
+	stop := make(chan struct{})
+	_, clients, be := serve(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Length", "1000")
+		_, _ = io.WriteString(w, "<ListBucketResult>")
+		_ = http.NewResponseController(w).Flush()
+		<-stop
+	}, "", withSilence(50*time.Millisecond))
+	defer close(stop)
+	client, err := clients.S3(bounded(t), be, testKeys, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := client.GetObject(bounded(t), &s3.GetObjectInput{Bucket: new("bucket"), Key: new("key")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer got.Body.Close()
+	_, err = io.ReadAll(got.Body)
+	if err := Classify(err, "reading"); !fault.Is(err, fault.Unavailable) {
+		t.Errorf("a body: kind %v: %v", fault.KindOf(err), err)
+	}
+	_, err = client.ListObjectsV2(bounded(t), &s3.ListObjectsV2Input{Bucket: new("bucket")})
+	if err := Classify(err, "listing"); !fault.Is(err, fault.Unavailable) {
+		t.Errorf("a listing: kind %v: %v", fault.KindOf(err), err)
 	}
 }
 

@@ -40,6 +40,7 @@ type Clients struct {
 	transport  http.RoundTripper // nil: one for each backend
 	proxy      func(*http.Request) (*url.URL, error)
 	backoff    time.Duration
+	silence    time.Duration // see maxSilence
 
 	servicesMu sync.Mutex
 	services   map[string]*service // by the backend's revision
@@ -78,10 +79,13 @@ func withTransport(rt http.RoundTripper) Option { return func(c *Clients) { c.tr
 // withoutWaiting retries without backoff.
 func withoutWaiting() Option { return func(c *Clients) { c.backoff = time.Millisecond } }
 
+// withSilence shortens how long a connection may receive nothing, for tests.
+func withSilence(limit time.Duration) Option { return func(c *Clients) { c.silence = limit } }
+
 // NewClients prepares the clients of all backends in the current config. It reads files of the config that were not read yet and sends no
 // requests.
 func NewClients(configs Configured, opts ...Option) (*Clients, error) {
-	c := &Clients{configs: configs, version: "dev", backoff: maxBackoff, proxy: http.ProxyFromEnvironment, services: map[string]*service{}}
+	c := &Clients{configs: configs, version: "dev", backoff: maxBackoff, silence: maxSilence, proxy: http.ProxyFromEnvironment, services: map[string]*service{}}
 	for _, opt := range opts {
 		opt(c)
 	}
@@ -142,7 +146,7 @@ func (c *Clients) service(b Backend) (*service, error) {
 			delete(c.services, other)
 		}
 	}
-	s := &service{http: newHTTPClient(b.roots, proxy), retryer: newRetryer(c.backoff)}
+	s := &service{http: newHTTPClient(b.roots, proxy, c.silence), retryer: newRetryer(c.backoff)}
 	if c.transport != nil {
 		s.http.Transport = c.transport
 	}
@@ -296,23 +300,27 @@ const (
 	dialTimeout     = 4 * time.Second
 	tlsTimeout      = 4 * time.Second
 	responseTimeout = 30 * time.Second
-	maxAttempts     = 3
-	maxBackoff      = 2 * time.Second
+	idleTimeout     = 90 * time.Second
+	// maxSilence also bounds how long a response may stop in its middle. The read that waits for a response begins when the
+	// connection becomes idle, so it includes that time.
+	maxSilence  = idleTimeout + responseTimeout
+	maxAttempts = 3
+	maxBackoff  = 2 * time.Second
 
 	maxCAFileSize = 512 << 10 // bytes; twice a system bundle. Orders for helpers contain it in one message.
 )
 
-func newHTTPClient(roots *x509.CertPool, proxy func(*http.Request) (*url.URL, error)) *http.Client {
+func newHTTPClient(roots *x509.CertPool, proxy func(*http.Request) (*url.URL, error), silence time.Duration) *http.Client {
 	dialer := &net.Dialer{Timeout: dialTimeout, KeepAlive: 30 * time.Second}
 	return &http.Client{
 		Transport: &http.Transport{
 			Proxy:                 proxy,
-			DialContext:           dialer.DialContext,
+			DialContext:           readsWithin(silence, dialer.DialContext),
 			TLSClientConfig:       &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots},
 			TLSHandshakeTimeout:   tlsTimeout,
 			ResponseHeaderTimeout: responseTimeout,
 			ExpectContinueTimeout: time.Second,
-			IdleConnTimeout:       90 * time.Second,
+			IdleConnTimeout:       idleTimeout,
 			MaxIdleConns:          128,
 			MaxIdleConnsPerHost:   64,
 			ForceAttemptHTTP2:     true,
@@ -320,6 +328,32 @@ func newHTTPClient(roots *x509.CertPool, proxy func(*http.Request) (*url.URL, er
 		// S3 redirects to a bucket's region. Following would send a signature to another host.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
+}
+
+type dialFunc = func(ctx context.Context, network, address string) (net.Conn, error)
+
+// readsWithin returns a dialer whose connections fail after a read that received nothing for the limit. Work in the background has
+// no deadline of its own, and net/http has none for a response's body.
+func readsWithin(limit time.Duration, dial dialFunc) dialFunc {
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := dial(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		return &boundedConn{conn, limit}, nil
+	}
+}
+
+type boundedConn struct {
+	net.Conn
+	limit time.Duration
+}
+
+func (c *boundedConn) Read(p []byte) (int, error) {
+	if err := c.SetReadDeadline(time.Now().Add(c.limit)); err != nil {
+		return 0, err
+	}
+	return c.Conn.Read(p)
 }
 
 // withFiles reads those of the backend's files that were not read yet. Errors are Invalid and name the key.
