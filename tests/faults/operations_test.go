@@ -231,12 +231,8 @@ func hangOperation(c *scenario) {
 	}()
 	c.arm()
 	c.strike()
-	select {
-	case err := <-answered:
-		c.t.Log("who asked the client that hangs: ", err)
-	case <-time.After(healBound):
-		c.t.Errorf("who asked the client that hangs still waits after %s", healBound)
-	}
+	rigtest.Await(c.t, healBound, "an answer for who asked the client that hangs", func() bool { return len(answered) > 0 })
+	c.t.Log("who asked the client that hangs: ", <-answered)
 	c.works()
 }
 

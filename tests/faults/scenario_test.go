@@ -16,6 +16,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/tests/containers"
+	"github.com/s3-csi/s3-csi-driver/tests/pressure"
 	"github.com/s3-csi/s3-csi-driver/tests/rig"
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
@@ -147,12 +148,12 @@ func (c *scenario) unpublishing(target string) call {
 func (c *scenario) begin(do call, once bool) <-chan error {
 	done := make(chan error, 1)
 	go func() {
-		end := time.Now().Add(retryBound)
+		began := pressure.Now()
 		for pause := 50 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 			ctx, cancel := context.WithTimeout(context.Background(), callBound)
 			err := do(ctx, c.driver.Load())
 			cancel()
-			if err == nil || once || time.Now().After(end) {
+			if err == nil || once || began.Since() > retryBound {
 				done <- err
 				return
 			}
@@ -272,26 +273,26 @@ func (c *scenario) taken(name string) {
 func (c *scenario) reads(target, name string) {
 	c.t.Helper()
 	var last string
-	for end := time.Now().Add(healBound); ; time.Sleep(10 * time.Millisecond) {
+	for began := pressure.Now(); ; time.Sleep(10 * time.Millisecond) {
 		b, err := os.ReadFile(filepath.Join(target, name))
 		if err == nil && string(b) == c.stored[name] {
 			break
 		}
-		if last = fmt.Sprintf("%q, %v", b, err); time.Now().After(end) {
+		if last = fmt.Sprintf("%q, %v", b, err); began.Since() > healBound {
 			c.t.Fatalf("%s cannot be read after %s: %s; %s", name, healBound, last, c.cached())
 		}
 	}
 	if c.pod == nil {
 		return
 	}
-	for end := time.Now().Add(healBound); ; time.Sleep(10 * time.Millisecond) {
+	for began := pressure.Now(); ; time.Sleep(10 * time.Millisecond) {
 		ctx, cancel := context.WithTimeout(c.t.Context(), 5*time.Second)
 		got, err := c.pod.Read(ctx, "/data/"+name)
 		cancel()
 		if err == nil && got == c.stored[name] {
 			return
 		}
-		if time.Now().After(end) {
+		if began.Since() > healBound {
 			c.t.Fatalf("%s cannot be read in the container after %s: %q, %v", name, healBound, got, err)
 		}
 	}
@@ -321,7 +322,7 @@ func (c *scenario) works() {
 	}
 	// What died with the fault may still be on its way.
 	var err error
-	for end := time.Now().Add(healBound); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+	for began := pressure.Now(); began.Since() < healBound; time.Sleep(20 * time.Millisecond) {
 		if err = os.WriteFile(filepath.Join(c.target, "after"), []byte("written after it"), 0o644); err == nil {
 			break
 		}
@@ -366,7 +367,7 @@ func (c *scenario) finish() {
 	}
 	var left []string
 	isSocket := func(what string) bool { return what == "descriptor socket" }
-	for began, pause := time.Now(), 10*time.Millisecond; ; pause = min(2*pause, 500*time.Millisecond) {
+	for began, pause := pressure.Now(), 10*time.Millisecond; ; pause = min(2*pause, 500*time.Millisecond) {
 		if left = c.left(); len(left) == 0 {
 			return
 		}
@@ -374,7 +375,7 @@ func (c *scenario) finish() {
 		if os.Getenv(rig.EnvLauncher) == rig.LauncherSystemd && !slices.ContainsFunc(left, func(what string) bool { return !isSocket(what) }) {
 			bound = callsBound
 		}
-		if time.Since(began) > bound {
+		if began.Since() > bound {
 			break
 		}
 		time.Sleep(pause)
