@@ -112,11 +112,16 @@ func freeAddress(t *testing.T) string {
 	return ""
 }
 
+// services returns how to start each service.
+func services() map[string]func(*testing.T) *s3d {
+	return map[string]func(*testing.T) *s3d{"versitygw": startS3, "minio": startMinio}
+}
+
 // eachService runs a test on every service, with conditional writes and without.
 func eachService(t *testing.T, test func(t *testing.T, s *s3d, args ...string)) {
 	t.Helper()
 	t.Parallel() // it waits most of the time
-	for name, start := range map[string]func(*testing.T) *s3d{"versitygw": startS3, "minio": startMinio} {
+	for name, start := range services() {
 		for mode, arg := range map[string]string{"conditional": "--conditional-writes", "compare": "--conditional-writes=false"} {
 			t.Run(name+"/"+mode, func(t *testing.T) {
 				t.Parallel()

@@ -369,7 +369,7 @@ func TestWhatAKilledProcessHadStoredIsNoConflict(t *testing.T) {
 
 // Another writer stores an object between the HEAD request of a late upload and the upload itself.
 func TestAConditionCatchesWhatComesInBetween(t *testing.T) {
-	for name, start := range map[string]func(*testing.T) *s3d{"versitygw": startS3, "minio": startMinio} {
+	for name, start := range services() {
 		for size, method := range map[int]string{100: http.MethodPut, 12 << 20: http.MethodPost} { // in one request, and in parts
 			t.Run(fmt.Sprintf("%s/%d", name, size), func(t *testing.T) {
 				t.Parallel()

@@ -100,7 +100,7 @@ func (m *mount) statAllStopped(names []string) bool {
 // Files have the names of their objects, whether the service encodes the keys of listings or not.
 func TestAListingHasTheNamesOfTheObjects(t *testing.T) {
 	t.Parallel()
-	for name, start := range map[string]func(*testing.T) *s3d{"versitygw": startS3, "minio": startMinio} {
+	for name, start := range services() {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := start(t)
