@@ -69,6 +69,10 @@ func TestTimedMoveOfABackend(t *testing.T) {
 			t.Errorf("the file that was open reads %q, %v", got, err)
 		}
 		m.open.Close()
+		// A read of the container that began at the former mount would wait there for the old endpoint.
+		if _, ok := m.watch.Await(time.Now(), 10*time.Second, containers.Reads("content")); !ok {
+			t.Errorf("the container of %s does not read the file before the old endpoint is gone", m.client)
+		}
 	}
 	e.proxy.Set(faultproxy.Faults{Refuse: true}) // the old endpoint is gone
 	for _, m := range all {
