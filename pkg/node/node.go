@@ -153,7 +153,7 @@ func assemble(ctx context.Context, o Options, store *state.Store) (*Node, error)
 		klog.FromContext(ctx).Error(err, "Cannot restore mounts after reboot, will retry")
 	}
 	meter, err := usage.New(ctx, usage.Options{
-		Store: store, Publications: store.Pubs, Backends: o.Backends, Sessions: provider, MaxRequests: o.UsageRequests, Now: time.Now,
+		Store: store.Usages, Publications: store.Pubs, Backends: o.Backends, Sessions: provider, MaxRequests: o.UsageRequests, Now: time.Now,
 	})
 	if err != nil {
 		return nil, err

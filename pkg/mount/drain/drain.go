@@ -270,7 +270,7 @@ func (d *Drainer) awaitExit(ctx context.Context, m state.Mount) (how string, err
 	var last helper.Status
 	due := false // the check of its settings
 	for {
-		if entry.RefreshDue(d.refreshEvery) {
+		if entry.Drain.RefreshDue(d.refreshEvery) {
 			if err := d.Creds.RefreshDraining(ctx, m); err != nil && ctx.Err() == nil {
 				d.Tracker.LogError(ctx, m.Name+" keys", err, "Cannot refresh credentials of draining client", "mount", m.Name, "volume", m.VolumeID)
 			}
@@ -286,7 +286,7 @@ func (d *Drainer) awaitExit(ctx context.Context, m state.Mount) (how string, err
 		if err == nil {
 			d.Tracker.LogConflicts(ctx, m, status.Conflicts, d.quarantineDir(m))
 		}
-		silent := entry.HelperAnswered(err == nil || last.State != "")
+		silent := entry.Drain.HelperAnswered(err == nil || last.State != "")
 		switch {
 		case errors.Is(err, helper.ErrGone), errors.Is(err, errUnchanged) && last.State == "" && d.HangTimeout != 0 && silent >= d.HangTimeout:
 			if err := d.awaitOrphan(ctx, m); err != nil {
@@ -306,7 +306,7 @@ func (d *Drainer) awaitExit(ctx context.Context, m state.Mount) (how string, err
 			return "", InProgress(m, WithQueue(last.Queue, withOutput(last, err)))
 		case status.State == helper.StateRunning:
 			last = status
-			entry.Queued(status.Queue)
+			entry.Drain.Queued(status.Queue)
 		case status.State == helper.StateIdle: // started for a restart of the client that was interrupted
 			return runner.ExitUnknown, nil
 		case runner.ExitedAbnormally(status):
@@ -322,10 +322,10 @@ func (d *Drainer) makesProgress(m state.Mount, status helper.Status) bool {
 	entry := d.Tracker.Mount(m.Name)
 	cpu, err := host.CPUTime(status.ClientPID, m.UID)
 	if err != nil {
-		entry.Active()
+		entry.Drain.Active()
 		return true
 	}
-	return entry.Progress(cpu, status.Revision) < d.HangTimeout
+	return entry.Drain.Progress(cpu, status.Revision) < d.HangTimeout
 }
 
 // errOutdated means that a client runs with settings that are no longer configured.
@@ -348,7 +348,7 @@ func (d *Drainer) nextStatus(ctx context.Context, m state.Mount, since uint64) (
 // awaitOrphan waits until the processes of a mount without a helper have exited. Its client gets no new credentials: when those that
 // it has have expired it is killed, because it cannot store anything any more.
 func (d *Drainer) awaitOrphan(ctx context.Context, m state.Mount) error {
-	octx, cancel := context.WithDeadline(ctx, d.Tracker.Mount(m.Name).OrphanedSince().Add(d.orphanBound))
+	octx, cancel := context.WithDeadline(ctx, d.Tracker.Mount(m.Name).Drain.OrphanedSince().Add(d.orphanBound))
 	defer cancel()
 	err := d.awaitGone(octx, m)
 	if err == nil || octx.Err() == nil || ctx.Err() != nil {

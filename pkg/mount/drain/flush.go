@@ -91,7 +91,7 @@ func (d *Drainer) awaitReport(ctx context.Context, m state.Mount, stored func(he
 	var last helper.Status
 	empty := time.Now() // since when no upload is pending
 	for {
-		if entry.RefreshDue(d.refreshEvery) {
+		if entry.Drain.RefreshDue(d.refreshEvery) {
 			if err := d.Creds.RefreshDraining(ctx, m); err != nil && ctx.Err() == nil {
 				d.Tracker.LogError(ctx, m.Name+" keys", err, "Cannot refresh credentials of draining client", "mount", m.Name, "volume", m.VolumeID)
 			}
@@ -102,7 +102,7 @@ func (d *Drainer) awaitReport(ctx context.Context, m state.Mount, stored func(he
 			return notFlushed("its client has exited")
 		case err == nil:
 			last = status
-			entry.Queued(status.Queue)
+			entry.Drain.Queued(status.Queue)
 			if done, err := stored(status); done || err != nil {
 				return err
 			}

@@ -253,7 +253,7 @@ func (r *Runner) releaseSpare(ctx context.Context, m state.Mount) error {
 	if m.Spare == "" {
 		return nil
 	}
-	return r.Store.RemoveSpare(ctx, m.Spare)
+	return r.Store.Spares.Remove(ctx, m.Spare)
 }
 
 // launchHelper starts a mount's helper, without a client.

@@ -166,7 +166,7 @@ func (p *Pool) Run(ctx context.Context) {
 
 // endFormer ends the spares of the driver before this one, which may have had another version, launcher or range of uids.
 func (p *Pool) endFormer(ctx context.Context) {
-	former, err := p.Store.Spares(ctx)
+	former, err := p.Store.Spares.All(ctx)
 	for _, spare := range former {
 		err = errors.Join(err, p.end(ctx, spare))
 	}
@@ -186,7 +186,7 @@ func (p *Pool) end(ctx context.Context, spare state.Spare) error {
 	}
 	cancel()
 	if spare.UID == 0 || errors.Is(err, helper.ErrGone) {
-		return p.Store.RemoveSpare(ctx, spare.Name)
+		return p.Store.Spares.Remove(ctx, spare.Name)
 	}
 	return p.kill(ctx, spare)
 }
@@ -289,7 +289,7 @@ func (p *Pool) kill(ctx context.Context, spare state.Spare) error {
 	if err := p.Launcher.Kill(ctx, spare.UID); err != nil {
 		return err
 	}
-	return p.Store.RemoveSpare(ctx, spare.Name)
+	return p.Store.Spares.Remove(ctx, spare.Name)
 }
 
 // check discards the spares that do not answer, and all if the launcher can use none any more.

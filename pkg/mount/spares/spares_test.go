@@ -197,7 +197,7 @@ func TestASpareThatStartsIsEndedWithTheDriver(t *testing.T) {
 	if !h.WasAsked("quit") || len(l.Killed) != 1 {
 		t.Errorf("asked to quit: %t, killed: %v", h.WasAsked("quit"), l.Killed)
 	}
-	if left, err := s.Store.Spares(t.Context()); err != nil || len(left) > 0 {
+	if left, err := s.Store.Spares.All(t.Context()); err != nil || len(left) > 0 {
 		t.Errorf("left behind: %v, %v", left, err)
 	}
 }

@@ -41,16 +41,19 @@ func (p Paths) SpareSocket(name string) string { return filepath.Join(p.spareDir
 // SpareHelperDir is the HelperDir of a spare.
 func (p Paths) SpareHelperDir(name string) string { return p.scratchDir(name) }
 
-// MakeSpare makes the directories of a new spare with that uid and returns its name.
-func (s *Store) MakeSpare(ctx context.Context, uid uint32) (Spare, error) {
+// Spares are the directories of spares.
+type Spares struct{ base }
+
+// Make makes the directories of a new spare with that uid and returns its name.
+func (s Spares) Make(ctx context.Context, uid uint32) (Spare, error) {
 	return get(ctx, s.base, func() (Spare, error) { return s.makeSpare(uid) })
 }
 
-// Spares returns the spares of which anything is left. The uid of one that a mount has taken is 0.
-func (s *Store) Spares(ctx context.Context) ([]Spare, error) { return get(ctx, s.base, s.spares) }
+// All returns the spares of which anything is left. The uid of one that a mount has taken is 0.
+func (s Spares) All(ctx context.Context) ([]Spare, error) { return get(ctx, s.base, s.spares) }
 
-// RemoveSpare removes what is left of a spare that a mount has taken, or that has exited.
-func (s *Store) RemoveSpare(ctx context.Context, name string) error {
+// Remove removes what is left of a spare that a mount has taken, or that has exited.
+func (s Spares) Remove(ctx context.Context, name string) error {
 	return s.do(ctx, func() error { return s.removeSpare(name) })
 }
 

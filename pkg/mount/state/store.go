@@ -34,13 +34,14 @@ const (
 	readBound = 30 * time.Second // for a read of all publications, which several callers may share
 )
 
-// Store is the state directory and the cache directory of one driver. Pubs are the records of publications, the other methods are of
-// mounts.
+// Store is the state directory and the cache directory of one driver. Its own methods are of mounts.
 type Store struct {
 	base
-	Pubs Publications
-	salt []byte
-	lock *os.File
+	Pubs   Publications
+	Spares Spares
+	Usages Usages
+	salt   []byte
+	lock   *os.File
 }
 
 // base is shared by the parts of a Store.
@@ -64,7 +65,7 @@ func Open(ctx context.Context, ns *host.Namespace, dir, cache string, uid uint32
 	if err != nil {
 		return nil, fmt.Errorf("preparing the state directory %s: %w", dir, err)
 	}
-	s.lock, s.Pubs = lock, newPublications(s.base)
+	s.lock, s.Pubs, s.Spares, s.Usages = lock, newPublications(s.base), Spares{s.base}, Usages{s.base}
 	pctx, cancel := context.WithTimeout(ctx, passBound)
 	defer cancel()
 	for _, d := range []struct{ flag, dir string }{{"--state-dir", s.MountsDir()}, {"--cache-dir", s.Cache}} {

@@ -38,16 +38,19 @@ func (p Paths) usageFile(volumeID string) string {
 	return filepath.Join(p.usageDir(), hex.EncodeToString(sum[:16])+".json")
 }
 
-// Usages returns the readable records of the usage of volumes.
-func (s *Store) Usages(ctx context.Context) ([]Usage, error) { return get(ctx, s.base, s.usages) }
+// Usages are the records of the usage of volumes.
+type Usages struct{ base }
 
-// WriteUsage writes the record of a volume's usage.
-func (s *Store) WriteUsage(ctx context.Context, u Usage) error {
+// All returns the readable records.
+func (s Usages) All(ctx context.Context) ([]Usage, error) { return get(ctx, s.base, s.usages) }
+
+// Write writes the record of a volume.
+func (s Usages) Write(ctx context.Context, u Usage) error {
 	return s.do(ctx, func() error { return writeJSON(s.usageFile(u.VolumeID), u) })
 }
 
-// RemoveUsage removes the record of a volume's usage.
-func (s *Store) RemoveUsage(ctx context.Context, volumeID string) error {
+// Remove removes the record of a volume.
+func (s Usages) Remove(ctx context.Context, volumeID string) error {
 	return s.do(ctx, func() error { return ignoreMissing(os.Remove(s.usageFile(volumeID))) })
 }
 

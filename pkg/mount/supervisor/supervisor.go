@@ -141,7 +141,7 @@ func (l *keyLocks) lockToStop(ctx context.Context, name string) (unlock func(), 
 	rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
 	if m, rerr := l.store.MountOrRemains(rctx, name); rerr == nil && (m.Phase == state.Ending || l.tracker.Mount(name).Draining()) {
-		return nil, drain.InProgress(m, drain.WithQueue(l.tracker.Mount(name).Queue(), err))
+		return nil, drain.InProgress(m, drain.WithQueue(l.tracker.Mount(name).Drain.Queue(), err))
 	}
 	return nil, fault.Errorf(fault.Busy, "the mount is being started or stopped: %w", err)
 }

@@ -12,7 +12,6 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/s3-csi/s3-csi-driver/pkg/client"
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 )
@@ -115,7 +114,9 @@ type Mount struct {
 	conflicts int
 	backoff   backoff
 	hang      hang
-	drain     drain
+
+	// Drain is of the client while it is being stopped.
+	Drain Drain
 }
 
 // Set notes the state of the mount.
@@ -184,88 +185,6 @@ func (m *Mount) ConflictsChanged(files int) bool {
 	return m.conflicts != files
 }
 
-// drain is the observed state of a client that is being stopped.
-type drain struct {
-	silent    time.Time // since when the helper does not answer; zero: it does
-	orphaned  time.Time // since when the helper is known to have exited
-	refreshed time.Time // when the client got credentials
-	active    time.Time // when the client last did something
-	cpu       time.Duration
-	revision  uint64
-	queue     *client.Queue // as last reported
-}
-
-// HelperAnswered notes whether the helper of a draining mount answered, and returns for how long it has not.
-func (m *Mount) HelperAnswered(answered bool) (silent time.Duration) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	switch {
-	case answered:
-		m.drain.silent, m.drain.orphaned = time.Time{}, time.Time{}
-	case m.drain.silent.IsZero():
-		m.drain.silent = time.Now()
-	default:
-		silent = time.Since(m.drain.silent)
-	}
-	return silent
-}
-
-// OrphanedSince returns since when the client of a draining mount is known to have no helper. The first call notes that.
-func (m *Mount) OrphanedSince() time.Time {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.drain.orphaned.IsZero() {
-		m.drain.orphaned = time.Now()
-	}
-	return m.drain.orphaned
-}
-
-// RefreshDue reports, each time that every has passed, that a draining mount should get new credentials.
-func (m *Mount) RefreshDue(every time.Duration) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	first := m.drain.refreshed.IsZero() // it was just given some
-	due := !first && time.Since(m.drain.refreshed) >= every
-	if first || due {
-		m.drain.refreshed = time.Now()
-	}
-	return due
-}
-
-// Progress notes the CPU time of a draining mount's client and the revision of its helper's status, and returns for how long
-// neither has changed.
-func (m *Mount) Progress(cpu time.Duration, revision uint64) (idle time.Duration) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	d := &m.drain
-	if d.active.IsZero() || cpu != d.cpu || revision != d.revision {
-		d.active, d.cpu, d.revision = time.Now(), cpu, revision
-		return 0
-	}
-	return time.Since(d.active)
-}
-
-// Active notes that the client of a draining mount did something, as far as is known.
-func (m *Mount) Active() {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.drain.active = time.Now()
-}
-
-// Queued records the upload queue of a draining mount's client.
-func (m *Mount) Queued(q *client.Queue) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.drain.queue = q
-}
-
-// Queue returns the upload queue of a draining mount's client; nil: unknown.
-func (m *Mount) Queue() *client.Queue {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.drain.queue
-}
-
 // hang is the observed state of a client that should serve.
 type hang struct {
 	silent  time.Time // since when no request is answered; zero: they are
@@ -322,7 +241,7 @@ func (m *Mount) Restarted() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.hang = hang{probing: m.hang.probing, stale: m.hang.probing}
-	m.drain = drain{}
+	m.Drain.restarted()
 }
 
 // session is the session status that a helper reported.

@@ -120,7 +120,7 @@ func (a *Allocator) AllocateSpare(ctx context.Context) (state.Spare, error) {
 		}
 		taken[spare.UID] = true
 		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)
-		rerr := a.Store.RemoveSpare(cctx, spare.Name)
+		rerr := a.Store.Spares.Remove(cctx, spare.Name)
 		cancel()
 		if err := errors.Join(err, rerr); err != nil {
 			return state.Spare{}, err
@@ -135,7 +135,7 @@ func (a *Allocator) makeSpare(ctx context.Context, taken map[uint32]bool) (state
 	if err != nil {
 		return state.Spare{}, err
 	}
-	return a.Store.MakeSpare(ctx, uid)
+	return a.Store.Spares.Make(ctx, uid)
 }
 
 // unused returns a uid that no mount and no spare has, and that is not taken. Call under mu.

@@ -41,11 +41,11 @@ const (
 	storeBound = 10 * time.Second
 )
 
-// Store keeps records of usage. *state.Store implements it.
+// Store keeps records of usage. state.Usages implements it.
 type Store interface {
-	Usages(ctx context.Context) ([]state.Usage, error)
-	WriteUsage(ctx context.Context, u state.Usage) error
-	RemoveUsage(ctx context.Context, volumeID string) error
+	All(ctx context.Context) ([]state.Usage, error)
+	Write(ctx context.Context, u state.Usage) error
+	Remove(ctx context.Context, volumeID string) error
 }
 
 // Publications are those of the node.
@@ -110,7 +110,7 @@ func New(ctx context.Context, o Options) (*Meter, error) {
 	if o.MaxRequests == 0 {
 		return m, nil
 	}
-	all, err := o.Store.Usages(ctx)
+	all, err := o.Store.All(ctx)
 	for _, u := range all {
 		m.entries[u.VolumeID] = &entry{Usage: u}
 	}
@@ -243,7 +243,7 @@ func (m *Meter) prune(ctx context.Context) error {
 	}
 	m.mu.Unlock()
 	for _, id := range gone {
-		err = errors.Join(err, m.Store.RemoveUsage(ctx, id))
+		err = errors.Join(err, m.Store.Remove(ctx, id))
 	}
 	return err
 }
@@ -288,7 +288,7 @@ func (m *Meter) visit(ctx context.Context, e *entry) {
 	tried := u
 	tried.Failures++
 	tried.Retry = began.Add(backoff(tried.Failures))
-	err := m.Store.WriteUsage(vctx, tried)
+	err := m.Store.Write(vctx, tried)
 	if err == nil {
 		var result string
 		if u, result, err = m.measure(vctx, u, s, began); result != "" {
@@ -308,7 +308,7 @@ func (m *Meter) visit(ctx context.Context, e *entry) {
 	m.finish(e, u)
 	wctx, cancelWrite := context.WithTimeout(ctx, storeBound)
 	defer cancelWrite()
-	if err := m.Store.WriteUsage(wctx, u); err != nil {
+	if err := m.Store.Write(wctx, u); err != nil {
 		logger.Error(err, "Cannot record usage")
 	}
 }

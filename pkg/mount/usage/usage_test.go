@@ -39,7 +39,7 @@ type fixture struct {
 	now time.Time
 	*Meter
 
-	records      map[string]state.Usage
+	records      stored
 	publications []state.Publication
 	session      error // of every session
 	sessions     []string
@@ -57,7 +57,7 @@ type fixture struct {
 func newFixture(t *testing.T) *fixture {
 	t.Helper()
 	f := &fixture{
-		t: t, now: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), records: map[string]state.Usage{}, objects: map[string]int{"v/a": 3, "v/b": 4},
+		t: t, now: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), records: stored{}, objects: map[string]int{"v/a": 3, "v/b": 4},
 		perPage: 1000, limit: 3, setting: six, size: 100, status: map[string]int{}, asked: map[string]int{},
 	}
 	f.restart()
@@ -68,26 +68,29 @@ func newFixture(t *testing.T) *fixture {
 func (f *fixture) restart() {
 	f.t.Helper()
 	var err error
-	f.Meter, err = New(f.t.Context(), Options{Store: f, Publications: f, Backends: f, Sessions: f, MaxRequests: f.limit, Now: func() time.Time { return f.now }})
+	f.Meter, err = New(f.t.Context(), Options{Store: f.records, Publications: f, Backends: f, Sessions: f, MaxRequests: f.limit, Now: func() time.Time { return f.now }})
 	if err != nil {
 		f.t.Fatal(err)
 	}
 }
 
-func (f *fixture) Usages(context.Context) (all []state.Usage, err error) {
-	for _, u := range f.records {
+// stored is a Store, by the volumes' IDs.
+type stored map[string]state.Usage
+
+func (s stored) All(context.Context) (all []state.Usage, err error) {
+	for _, u := range s {
 		all = append(all, u)
 	}
 	return all, nil
 }
 
-func (f *fixture) WriteUsage(_ context.Context, u state.Usage) error {
-	f.records[u.VolumeID] = u
+func (s stored) Write(_ context.Context, u state.Usage) error {
+	s[u.VolumeID] = u
 	return nil
 }
 
-func (f *fixture) RemoveUsage(_ context.Context, id string) error {
-	delete(f.records, id)
+func (s stored) Remove(_ context.Context, id string) error {
+	delete(s, id)
 	return nil
 }
 
