@@ -179,16 +179,22 @@ func (p *Pool) endFormer(ctx context.Context) {
 // its uid. Nothing is killed where no helper listens, because the uid may already be that of a mount that took the spare, nor where the
 // uid is unknown because the spare's cache is gone.
 func (p *Pool) end(ctx context.Context, spare state.Spare) error {
-	actx, cancel := context.WithTimeout(ctx, assignBound)
-	status, err := p.peer(spare).Quit(actx)
-	if err == nil {
-		host.AwaitExit(actx, status.PID, spare.UID) // a unit whose process is killed fails, and launcher process would leave it
-	}
-	cancel()
+	err := p.quit(ctx, spare)
 	if spare.UID == 0 || errors.Is(err, helper.ErrGone) {
 		return p.Store.Spares.Remove(ctx, spare.Name)
 	}
 	return p.kill(ctx, spare)
+}
+
+// quit has a spare exit, and waits until it has: a unit whose process is killed fails, and launcher process would leave it.
+func (p *Pool) quit(ctx context.Context, spare state.Spare) error {
+	ctx, cancel := context.WithTimeout(ctx, assignBound)
+	defer cancel()
+	status, err := p.peer(spare).Quit(ctx)
+	if err == nil {
+		host.AwaitExit(ctx, status.PID, spare.UID)
+	}
+	return err
 }
 
 func (p *Pool) run(ctx context.Context) {
@@ -273,6 +279,7 @@ func (p *Pool) killDiscarded(ctx context.Context) (done bool, err error) {
 	}
 	spare := p.discarded[0]
 	p.mu.Unlock()
+	_ = p.quit(ctx, spare) // killing needs two scans of all processes more
 	if err := p.kill(ctx, spare); err != nil {
 		return false, err
 	}
