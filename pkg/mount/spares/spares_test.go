@@ -134,6 +134,20 @@ func TestASpareThatDoesNotAnswerIsDiscarded(t *testing.T) {
 
 // A spare that was told to exit may do so before it is killed: a unit that is killed is a failed one.
 func TestASpareExitsBeforeItIsKilled(t *testing.T) {
+	for name, end := range map[string]func(context.Context, *Pool, state.Spare) error{
+		"of the former driver": func(ctx context.Context, p *Pool, spare state.Spare) error { return p.end(ctx, spare) },
+		"discarded": func(ctx context.Context, p *Pool, spare state.Spare) error {
+			p.discarded = []state.Spare{spare}
+			_, err := p.killDiscarded(ctx)
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) { exitsBeforeItIsKilled(t, end) })
+	}
+}
+
+func exitsBeforeItIsKilled(t *testing.T, end func(context.Context, *Pool, state.Spare) error) {
+	t.Helper()
 	s := newPool(t, prepared{})
 	spare, err := s.UIDs.AllocateSpare(t.Context())
 	if err != nil {
@@ -156,7 +170,7 @@ func TestASpareExitsBeforeItIsKilled(t *testing.T) {
 		exit()
 		exited <- process.Wait()
 	}()
-	if err := s.end(t.Context(), spare); err != nil {
+	if err := end(t.Context(), s, spare); err != nil {
 		t.Error(err)
 	}
 	if err := <-exited; err != nil {
