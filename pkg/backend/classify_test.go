@@ -261,7 +261,7 @@ func TestClassifyTellsTheCallersDeadlineFromTheNetworks(t *testing.T) {
 	}
 }
 
-// Work in the background has no deadline, so a service that stops in the middle of a response has to fail by itself.
+// Work in the background may have no deadline, so a service that stops in the middle of a response has to fail by itself.
 func TestAResponseThatStopsInItsMiddleFails(t *testing.T) {
 	stop := make(chan struct{})
 	_, clients, be := serve(t, func(w http.ResponseWriter, _ *http.Request) {

@@ -332,8 +332,8 @@ func newHTTPClient(roots *x509.CertPool, proxy func(*http.Request) (*url.URL, er
 
 type dialFunc = func(ctx context.Context, network, address string) (net.Conn, error)
 
-// readsWithin returns a dialer whose connections fail after a read that received nothing for the limit. Work in the background has
-// no deadline of its own, and net/http has none for a response's body.
+// readsWithin returns a dialer whose connections fail after a read that received nothing for the limit. Not all work in the background
+// bounds each request, and net/http has no bound for the body of a response.
 func readsWithin(limit time.Duration, dial dialFunc) dialFunc {
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
 		conn, err := dial(ctx, network, address)

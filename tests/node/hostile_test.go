@@ -42,7 +42,7 @@ func TestHostileDeclaredClients(t *testing.T) {
 	never := []string{hostile.NeverAnswers, hostile.Garbage, hostile.HangsAfterInit}
 	serving := []string{hostile.Links, hostile.Devices, hostile.Many, hostile.Endless}
 	kinds := slices.Concat(never, []string{hostile.ExitsAfterInit, hostile.HangsOnStat, hostile.FailsThenHangs}, hostile.Serving(), hostile.Exiting())
-	const mountTimeout = 15 * time.Second // on a busy machine, too, for all of these starts at once
+	const mountTimeout = 15 * time.Second // a busy machine makes all of these starts at once in it
 	e.drive(e.declareHostile(kinds), "--hang-timeout=3s", "--mount-timeout="+mountTimeout.String())
 	e.Put(t, bucket, "control/file", "content")
 	control := e.publish(static("control", rclone), "control")
