@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -54,11 +55,21 @@ type env struct {
 	*rig.Driver
 	t     testing.TB
 	flags []string
+	// hostileProgram makes the program of hostile clients when the first one starts, and gives its path.
+	hostileProgram func() (string, error)
 }
 
 func start(t testing.TB, flags ...string) *env {
 	t.Helper()
 	e := &env{Node: rigtest.New(t), t: t}
+	e.hostileProgram = sync.OnceValues(func() (string, error) {
+		program := filepath.Join(e.Dir, "hostile")
+		self, err := os.ReadFile("/proc/self/exe")
+		if err != nil {
+			return "", err
+		}
+		return program, rig.WriteProgram(program, self)
+	})
 	rigtest.ProcessOnly(t, "no helper is started")
 	e.flags = append([]string{"--pod-clients", "--target-root=" + e.kubelet()}, flags...)
 	if err := os.MkdirAll(e.kubelet(), 0o755); err != nil {
@@ -313,19 +324,9 @@ func (p *pod) connectFrom(uid string) *process {
 // hostile starts a client that behaves in one way.
 func (p *pod) hostile(kind string) *process {
 	p.t.Helper()
-	self, err := os.Executable()
+	program, err := p.hostileProgram()
 	if err != nil {
 		p.t.Fatal(err)
-	}
-	program := filepath.Join(p.Dir, "hostile")
-	if _, err := os.Stat(program); err != nil {
-		b, err := os.ReadFile(self)
-		if err == nil {
-			err = rig.WriteProgram(program, b)
-		}
-		if err != nil {
-			p.t.Fatal(err)
-		}
 	}
 	c := p.run(p.t, p.uid, []string{hostile.Env + "=" + kind, fdpass.EnvSocket + "=" + p.shortSocket()}, program)
 	rigtest.Await(p.t, eventually, "the client that is "+kind, func() bool { return strings.Contains(c.output.String(), hostile.Ready) })
