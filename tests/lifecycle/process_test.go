@@ -22,6 +22,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/tests/isolate"
 	"github.com/s3-csi/s3-csi-driver/tests/output"
 	"github.com/s3-csi/s3-csi-driver/tests/ports"
+	"github.com/s3-csi/s3-csi-driver/tests/pressure"
 	"github.com/s3-csi/s3-csi-driver/tests/rig"
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
@@ -69,13 +70,15 @@ func launch(t *testing.T, env []string, args ...string) *process {
 // exit waits for the process's end and returns its code.
 func (p *process) exit(t *testing.T) int {
 	t.Helper()
-	select {
-	case <-p.exited:
-		return p.cmd.ProcessState.ExitCode()
-	case <-time.After(patience):
-		t.Fatalf("the driver has not exited after %v", patience)
-		return -1
-	}
+	eventually(t, "the driver has exited", func() bool {
+		select {
+		case <-p.exited:
+			return true
+		default:
+			return false
+		}
+	})
+	return p.cmd.ProcessState.ExitCode()
 }
 
 func (p *process) signal(t *testing.T, s os.Signal) {
@@ -122,8 +125,8 @@ func (p *process) ready(t *testing.T, c connection) {
 // eventually waits until something is so.
 func eventually(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	for start := time.Now(); !is(); time.Sleep(5 * time.Millisecond) {
-		if time.Since(start) > patience {
+	for start := pressure.Now(); !is(); time.Sleep(5 * time.Millisecond) {
+		if start.Since() > patience {
 			t.Fatalf("after %v it is still not so that %s", patience, what)
 		}
 	}

@@ -24,6 +24,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
+	"github.com/s3-csi/s3-csi-driver/tests/pressure"
 	"github.com/s3-csi/s3-csi-driver/tests/s3server"
 )
 
@@ -113,9 +114,9 @@ func TestAClientThatCannotServeNamesTheCause(t *testing.T) {
 			if tt.keys != (credentials.Keys{}) {
 				keys = newEndpoint(t, tt.keys)
 			}
-			started := time.Now()
+			started := pressure.Now()
 			code, output := failed(t, in, keys, tt.refuse, "AWS_MAX_ATTEMPTS="+cmp.Or(tt.attempts, "2"))
-			if took := time.Since(started); isOwn() && took > bound {
+			if took := started.Since(); isOwn() && took > bound {
 				t.Errorf("it took %s", took)
 			}
 			if code != 1 {

@@ -386,7 +386,7 @@ func TestTimedUnpublishDuringAHeal(t *testing.T) {
 			going := containers.Start(t, containers.Options{PodUID: otherPodUID, Cgroup: containers.CgroupSystemd, Mounts: []containers.Mount{{Source: goes, Target: "/data"}}})
 			w := pod.Watch("/data/file")
 			rigtest.Kill(e.t, e.client(client))
-			died := time.Now()
+			died := pressure.Now()
 			time.Sleep(time.Duration(i) * 15 * time.Millisecond) // any moment of the heal will do
 			var all sync.WaitGroup
 			all.Go(func() {
@@ -395,11 +395,11 @@ func TestTimedUnpublishDuringAHeal(t *testing.T) {
 					t.Errorf("round %d: %v", i, err)
 				}
 			})
-			if _, ok := w.Await(died, 10*time.Second, containers.Reads("content")); !ok {
+			if _, ok := w.Await(died.Time, 10*time.Second, containers.Reads("content")); !ok {
 				t.Errorf("round %d: the pod that stays does not read", i)
 			}
 			all.Wait()
-			if took := time.Since(died); took > 5*time.Second {
+			if took := died.Since(); took > 5*time.Second {
 				t.Errorf("round %d took %s", i, took)
 			}
 			if _, err := os.Lstat(goes); !errors.Is(err, os.ErrNotExist) {

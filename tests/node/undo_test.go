@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
+	"github.com/s3-csi/s3-csi-driver/tests/pressure"
 	"github.com/s3-csi/s3-csi-driver/tests/rig"
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
@@ -82,9 +83,9 @@ func TestFailedPublicationsSayWhyAndLeaveNothing(t *testing.T) {
 		e.drive("--mount-timeout=8s") // in which others can be mounted, on a busy machine too
 		e.program(rclone, "echo dreaming; exec /bin/sleep 1000\n")
 		target := e.Target("t")
-		began := time.Now()
+		began := pressure.Now()
 		want(t, e.tryPublish(30*time.Second, static("v", rclone), target), codes.DeadlineExceeded, "dreaming", "8s")
-		if took := time.Since(began); took > 20*time.Second {
+		if took := began.Since(); took > 20*time.Second {
 			t.Errorf("it took %s", took)
 		}
 		e.undone(target)

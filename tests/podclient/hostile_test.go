@@ -267,12 +267,7 @@ func ended(p *process) bool {
 // stats asks for statistics, which a client that does not serve may not delay.
 func (p *pod) stats() {
 	p.t.Helper()
-	_ = within(p.t, bounded, "statistics", func() error {
-		ctx, cancel := context.WithTimeout(p.t.Context(), eventually)
-		defer cancel()
-		_, err := p.NodeGetVolumeStats(ctx, &csi.NodeGetVolumeStatsRequest{VolumeId: p.handle(), VolumePath: p.target})
-		return err
-	})
+	_, _ = ask(p.t, p.NodeGetVolumeStats, &csi.NodeGetVolumeStatsRequest{VolumeId: p.handle(), VolumePath: p.target})
 }
 
 // A client that serves and then hangs is given up after the hang timeout. Until then its volume can be unpublished at once.
@@ -338,7 +333,7 @@ func TestAPodWithManyVolumes(t *testing.T) {
 		default:
 			t.Errorf("volume %d: %v", i, err)
 		}
-		_, err := p.NodeUnpublishVolume(rigtest.Context(t, bounded), &csi.NodeUnpublishVolumeRequest{VolumeId: p.handle(), TargetPath: volume(i)})
+		_, err := ask(t, p.NodeUnpublishVolume, &csi.NodeUnpublishVolumeRequest{VolumeId: p.handle(), TargetPath: volume(i)})
 		if err != nil {
 			t.Errorf("unpublish %d: %v", i, err)
 		}

@@ -46,7 +46,7 @@ func TestAPodWithItsOwnClient(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(p.target, "sub"), 0o755); !errors.Is(err, unix.EROFS) {
 		t.Errorf("what is written before a client serves would be lost: %v", err)
 	}
-	if _, err := p.NodeGetVolumeStats(rigtest.Context(t, bounded), &csi.NodeGetVolumeStatsRequest{VolumeId: p.handle(), VolumePath: p.target}); status.Code(err) != codes.Unavailable {
+	if _, err := ask(t, p.NodeGetVolumeStats, &csi.NodeGetVolumeStatsRequest{VolumeId: p.handle(), VolumePath: p.target}); status.Code(err) != codes.Unavailable {
 		t.Errorf("statistics without a client: %v", err)
 	}
 	pod := containers.Start(t, containers.Options{PodUID: podUID, Mounts: []containers.Mount{
@@ -83,7 +83,7 @@ func TestAPodWithItsOwnClient(t *testing.T) {
 	if got := e.Object(t, bucket, "new"); got != "written" {
 		t.Errorf("the object is %q", got)
 	}
-	if s, err := p.NodeGetVolumeStats(rigtest.Context(t, bounded), &csi.NodeGetVolumeStatsRequest{VolumeId: p.handle(), VolumePath: p.target}); err != nil || len(s.GetUsage()) == 0 {
+	if s, err := ask(t, p.NodeGetVolumeStats, &csi.NodeGetVolumeStatsRequest{VolumeId: p.handle(), VolumePath: p.target}); err != nil || len(s.GetUsage()) == 0 {
 		t.Errorf("statistics: %v, %v", s, err)
 	}
 	second := p.connectFrom(podUID)
@@ -379,7 +379,7 @@ func TestASocketOfTwoVolumes(t *testing.T) {
 	if err := p.tryPublish(second); err != nil { // the socket is free
 		t.Error(err)
 	}
-	if _, err := p.NodeUnpublishVolume(rigtest.Context(t, bounded), &csi.NodeUnpublishVolumeRequest{VolumeId: "csi-" + strings.Repeat("ab", 32), TargetPath: target}); err != nil {
+	if _, err := ask(t, p.NodeUnpublishVolume, &csi.NodeUnpublishVolumeRequest{VolumeId: "csi-" + strings.Repeat("ab", 32), TargetPath: target}); err != nil {
 		t.Error(err)
 	}
 	p.NothingLeft(t)
@@ -428,7 +428,7 @@ func TestHiddenTarget(t *testing.T) {
 	if err := unix.Mount(dir, dir, "", unix.MS_BIND, ""); err != nil { // without the mounts below
 		t.Fatal(err)
 	}
-	_, err := p.NodeUnpublishVolume(rigtest.Context(t, bounded), &csi.NodeUnpublishVolumeRequest{VolumeId: p.handle(), TargetPath: p.target})
+	_, err := ask(t, p.NodeUnpublishVolume, &csi.NodeUnpublishVolumeRequest{VolumeId: p.handle(), TargetPath: p.target})
 	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), p.target) {
 		t.Errorf("%v", err)
 	}

@@ -50,7 +50,7 @@ func (p *pod) awaitState(t testing.TB, want podclient.State, reasons ...string) 
 		return c.State == status.State(want)
 	})
 	p.awaitMetric(t, fmt.Sprintf(`s3csi_pod_clients{state=%q} 1`, want))
-	resp, err := p.NodeGetVolumeHealth(rigtest.Context(t, bounded), &csi.NodeGetVolumeHealthRequest{VolumeId: p.handle(), VolumePublishPath: p.target})
+	resp, err := ask(t, p.NodeGetVolumeHealth, &csi.NodeGetVolumeHealthRequest{VolumeId: p.handle(), VolumePublishPath: p.target})
 	if err != nil {
 		t.Fatal(err)
 	}
