@@ -211,7 +211,7 @@ e2e-disrupt:
 	cd tests && go test -vet=off -count=1 -timeout 40m -run '$(E2E_DISRUPT)' ./e2e
 
 e2e-share:
-	cd tests && nice -n 3 go test -vet=off -count=1 -timeout 40m -parallel 10 -skip '$(E2E_DEPLOY)|$(E2E_DISRUPT)' ./e2e
+	cd tests && nice -n 1 go test -vet=off -count=1 -timeout 40m -parallel 10 -skip '$(E2E_DEPLOY)|$(E2E_DISRUPT)' ./e2e
 
 e2e-some:
 	cd tests && go test -vet=off -count=1 -timeout 75m -parallel 10 -run '$(E2E)' ./e2e
