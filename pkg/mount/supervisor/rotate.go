@@ -3,7 +3,6 @@ package supervisor
 import (
 	"context"
 	"errors"
-	"slices"
 	"strings"
 	"time"
 
@@ -203,8 +202,10 @@ func (s *Supervisor) verifyRotation(ctx context.Context, m state.Mount, grant *c
 // from.
 func (s *Supervisor) Refresh(ctx context.Context, m state.Mount, p state.Publication, w want.Mount) error {
 	grant := w.Grant
-	if err := s.recordPod(ctx, m, p, w.Publication.Pod); err != nil {
-		return err
+	if pod := w.Publication.Pod; pod != (state.Pod{}) && pod != p.Pod { // an older driver recorded none
+		if err := s.update(ctx, p, func(now *state.Publication) { now.Pod = pod }); err != nil {
+			return err
+		}
 	}
 	if err := s.cleanUpPrevious(ctx, p, grant); err != nil {
 		return err
@@ -221,24 +222,6 @@ func (s *Supervisor) Refresh(ctx context.Context, m state.Mount, p state.Publica
 	}
 	defer unlock()
 	return s.verifyRotation(ctx, m, grant)
-}
-
-// recordPod adds the pod to the record of a publication that an older driver wrote. If the mount's key is busy, the next republish does.
-func (s *Supervisor) recordPod(ctx context.Context, m state.Mount, p state.Publication, pod state.Pod) error {
-	if pod == (state.Pod{}) || pod == p.Pod {
-		return nil
-	}
-	unlock, ok := s.keys.TryLock(m.Key)
-	if !ok {
-		return nil
-	}
-	defer unlock()
-	now, ok, err := s.Store.Pubs.Get(ctx, p.Target)
-	if err != nil || !ok || now.Mount != m.Name {
-		return err
-	}
-	now.Pod = pod
-	return s.Store.Pubs.Write(ctx, now)
 }
 
 func (r rotation) move(ctx context.Context) error {
@@ -271,32 +254,6 @@ func (r rotation) moveTo(ctx context.Context) error {
 	}
 	klog.FromContext(ctx).Info("Moved publication to mount of new secret", "from", r.shown.Name, "mount", m.Name, "volume", r.w.Publication.VolumeID, "identity", r.w.Identity)
 	return r.Healer.CheckTarget(ctx, m, r.w.Publication.Target)
-}
-
-// Reassign records that a publication is of another mount now, which is mounted at its target next. former is the mount that it was of
-// when the call began, which stays in the record until it is stopped. The caller holds the lock of the new mount's key. Reassign also
-// locks the former mount's key, because a call that replaces that mount moves its publications to the successor: Busy if another call
-// holds that lock, or has moved the publication.
-func (s *Supervisor) Reassign(ctx context.Context, former string, p state.Publication) error {
-	if former != "" && mount.KeyOf(former) != mount.KeyOf(p.Mount) {
-		unlock, ok := s.keys.TryLock(mount.KeyOf(former)) // waiting for a second key's lock could deadlock
-		if !ok {
-			return fault.Errorf(fault.Busy, "mount %s at the target is being replaced or stopped", former)
-		}
-		defer unlock()
-	}
-	now, ok, err := s.Store.Pubs.Get(ctx, p.Target)
-	if err != nil {
-		return err
-	}
-	if ok && now.Mount != former && now.Mount != p.Mount {
-		return fault.Errorf(fault.Busy, "mount %s at the target was replaced by %s in the meantime", former, now.Mount)
-	}
-	p.MovedFrom = slices.Clone(now.MovedFrom)
-	if ok && now.Mount != p.Mount {
-		p.MovedFrom = append(p.MovedFrom, now.Mount)
-	}
-	return s.Store.Pubs.Write(ctx, p)
 }
 
 // cleanUpMovedFrom cleans up after a publication was moved away from a mount. If it was the last one, the mount is superseded, gets
@@ -347,15 +304,5 @@ func (s *Supervisor) cleanUpPrevious(ctx context.Context, p state.Publication, g
 	if len(left) == len(p.MovedFrom) && p.PendingIdentity == "" {
 		return nil
 	}
-	unlock, ok := s.keys.TryLock(mount.KeyOf(p.Mount)) // of writers of the mount's publications
-	if !ok {
-		return nil // the next republish does it
-	}
-	defer unlock()
-	now, ok, err := s.Store.Pubs.Get(ctx, p.Target)
-	if err != nil || !ok || now.Mount != p.Mount {
-		return err
-	}
-	now.MovedFrom, now.PendingIdentity = left, ""
-	return s.Store.Pubs.Write(ctx, now)
+	return s.update(ctx, p, func(now *state.Publication) { now.MovedFrom, now.PendingIdentity = left, "" })
 }

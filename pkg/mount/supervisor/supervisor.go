@@ -48,6 +48,7 @@ type Options struct {
 // Supervisor decides what happens to mounts.
 type Supervisor struct {
 	Options
+	publications
 	keys     keyLocks
 	order    overlap.Order
 	lingerer *linger.Lingerer
@@ -59,6 +60,7 @@ func New(o Options) *Supervisor {
 		Options: o, keys: keyLocks{store: o.Store, tracker: o.Tracker},
 		order: overlap.Order{Store: o.Store, Namespace: o.Namespace, Pins: o.Pins, Backends: o.Backends},
 	}
+	s.publications = publications{locks: &s.keys, records: o.Store.Pubs}
 	s.lingerer = linger.New(linger.Options{
 		Client: o.Runner, Drainer: o.Drainer, Pins: o.Pins, Backends: o.Backends, Store: o.Store, Creds: o.Creds, Tracker: o.Tracker, Peer: o.Peer,
 		Limits: o.Linger, TryLock: s.keys.TryLock,
