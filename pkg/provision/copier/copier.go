@@ -21,7 +21,6 @@ package copier
 import (
 	"context"
 	"fmt"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -260,15 +259,26 @@ func (c *counted) Page(ctx context.Context, number int, after string) (Page, err
 	return c.Source.Page(ctx, number, after)
 }
 
+// endBound is for how long a request that was sent goes on after End.
+const endBound = 3 * time.Second
+
+// End is called when the process ends, so that requests in flight do not delay that for long.
+func (c *Copier) End() { c.end() }
+
+// Whole returns a context for a request that must not be broken off: it goes on when ctx ends, until its timeout, or shortly after End. The service
+// would carry out a request that is broken off, too, maybe after what was copied has been removed.
+func (c *Copier) Whole(ctx context.Context) (context.Context, context.CancelFunc) {
+	whole, cancel := context.WithTimeout(context.WithoutCancel(ctx), buckets.RequestBound)
+	stop := context.AfterFunc(c.ending, func() {
+		t := time.AfterFunc(endBound, cancel)
+		context.AfterFunc(whole, func() { t.Stop() })
+	})
+	return whole, func() { stop(); cancel() }
+}
+
 // run is one Task in progress.
 type run struct {
-	Task
-	*Copier
-	throttle *throttle.Throttle
-	// plain is set if the service refuses conditions on the target of a copy.
-	plain    atomic.Bool
-	checked  atomic.Pointer[time.Time] // when still succeeded last
-	checking sync.Mutex
+	*mover
 
 	// Of the goroutine that reads pages:
 
@@ -281,7 +291,7 @@ type run struct {
 }
 
 func (c *Copier) run(t Task) *run {
-	return &run{Task: t, Copier: c, throttle: c.throttles.Of(t.Target.Bucket.Backend.Name)}
+	return &run{mover: &mover{requests: &requests{Task: t, Copier: c, throttle: c.throttles.Of(t.Target.Bucket.Backend.Name)}}}
 }
 
 // Copy copies the source to the target, or what an earlier call left, and compares the target with the manifest. Busy, Unavailable and Timeout
@@ -312,37 +322,4 @@ func (r *run) copy(ctx context.Context) (Totals, error) {
 		return Totals{}, err
 	}
 	return last.Totals, r.still(ctx)
-}
-
-func (r *run) still(ctx context.Context) error {
-	if r.Still == nil {
-		return nil
-	}
-	began := time.Now().Round(0) // by the wall clock, which also counts the time for which the machine was suspended
-	if err := r.Still(ctx); err != nil {
-		return err
-	}
-	r.checked.Store(&began)
-	return nil
-}
-
-// recheck is still for a process that may have been slow, or stopped, since the last check.
-func (r *run) recheck(ctx context.Context) error {
-	fresh := func() bool {
-		last := r.checked.Load()
-		if last == nil {
-			return r.Still == nil
-		}
-		age := time.Now().Round(0).Sub(*last)
-		return age >= 0 && age < r.CheckEvery
-	}
-	if fresh() {
-		return nil
-	}
-	r.checking.Lock()
-	defer r.checking.Unlock()
-	if fresh() {
-		return nil
-	}
-	return r.still(ctx)
 }

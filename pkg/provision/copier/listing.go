@@ -12,7 +12,6 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
-	"github.com/s3-csi/s3-csi-driver/pkg/provision/throttle"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
@@ -101,18 +100,6 @@ func (r *run) there(ctx context.Context, after, last string, toEnd bool, each fu
 		}
 		after = page.Last
 	}
-}
-
-// send sends a request that is part of the run. It may wait for a while and be repeated, so that the copy may not be wanted any more.
-func (r *run) send(ctx context.Context, request func(context.Context) error) error {
-	return r.throttle.Send(ctx, throttle.Long, func(ctx context.Context) error {
-		if r.checked.Load() != nil {
-			if err := r.recheck(ctx); err != nil {
-				return err
-			}
-		}
-		return request(ctx)
-	})
 }
 
 // classify is backend.Classify, but keeps the text of errors that have a kind.

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"net/url"
 	"strings"
-	"time"
+	"sync/atomic"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
@@ -22,10 +22,17 @@ import (
 // maxChanges is how often an object is tried that changes all the time.
 const maxChanges = 8
 
-// prove tests whether the service honours conditions on the target: it copies an object of the target onto itself.
-func (r *run) prove(ctx context.Context, e entry) {
+// mover copies single objects of a task.
+type mover struct {
+	*requests
+	// plain is set if the service refuses conditions on the target of a copy.
+	plain atomic.Bool
+}
+
+// prove tests whether the service honours conditions on the target: it copies an object of the target onto itself, unless that is large.
+func (r *mover) prove(ctx context.Context, e entry) (proven, honoured bool) {
 	if e.Size > r.Threshold {
-		return
+		return false, false
 	}
 	err := r.bounded(ctx, func(ctx context.Context) error {
 		_, err := r.Target.Bucket.Client.CopyObject(ctx, &s3.CopyObjectInput{
@@ -33,14 +40,14 @@ func (r *run) prove(ctx context.Context, e entry) {
 		}, buckets.NoRetry)
 		return err
 	})
-	r.proven, r.honoured = true, backend.IsPreconditionFailed(err)
+	return true, backend.IsPreconditionFailed(err)
 }
 
 // errGone means that the source has no such object any more.
 var errGone = errors.New("the object was deleted")
 
 // copyObject copies an object. An entry without a key means that it was deleted meanwhile.
-func (r *run) copyObject(ctx context.Context, o Object) (e entry, changed bool, err error) {
+func (r *mover) copyObject(ctx context.Context, o Object) (e entry, changed bool, err error) {
 	for range maxChanges {
 		plain := r.plain.Load()
 		etag, err := r.copyOnce(ctx, o, plain)
@@ -88,7 +95,7 @@ func (r *run) copyObject(ctx context.Context, o Object) (e entry, changed bool, 
 }
 
 // copyOnce copies an object if it is unchanged and the target has none.
-func (r *run) copyOnce(ctx context.Context, o Object, plain bool) (etag string, err error) {
+func (r *mover) copyOnce(ctx context.Context, o Object, plain bool) (etag string, err error) {
 	if o.Size > r.Threshold {
 		return r.copyParts(ctx, o, plain)
 	}
@@ -114,7 +121,7 @@ func (r *run) copyOnce(ctx context.Context, o Object, plain bool) (etag string, 
 }
 
 // copyParts copies a large object in parts, with its metadata and tags.
-func (r *run) copyParts(ctx context.Context, o Object, plain bool) (etag string, err error) {
+func (r *mover) copyParts(ctx context.Context, o Object, plain bool) (etag string, err error) {
 	create, err := r.uploadLike(ctx, o)
 	if err != nil {
 		return "", err
@@ -158,7 +165,7 @@ func (r *run) copyParts(ctx context.Context, o Object, plain bool) (etag string,
 }
 
 // putEmpty writes an object without content that is like one of the source.
-func (r *run) putEmpty(ctx context.Context, o Object, plain bool) (etag string, err error) {
+func (r *mover) putEmpty(ctx context.Context, o Object, plain bool) (etag string, err error) {
 	like, err := r.uploadLike(ctx, o)
 	if err != nil {
 		return "", err
@@ -178,7 +185,7 @@ func (r *run) putEmpty(ctx context.Context, o Object, plain bool) (etag string, 
 }
 
 // parts copies the parts of an object.
-func (r *run) parts(ctx context.Context, o Object, key, upload *string) ([]types.CompletedPart, error) {
+func (r *mover) parts(ctx context.Context, o Object, key, upload *string) ([]types.CompletedPart, error) {
 	length := max(min(r.Threshold, 512<<20), minPart, (o.Size+maxParts-1)/maxParts)
 	count := int((o.Size + length - 1) / length)
 	parts := make([]types.CompletedPart, count)
@@ -205,7 +212,7 @@ func (r *run) parts(ctx context.Context, o Object, key, upload *string) ([]types
 }
 
 // uploadLike returns an upload with the metadata and tags of an object, which a copy in one request would keep by itself.
-func (r *run) uploadLike(ctx context.Context, o Object) (*s3.CreateMultipartUploadInput, error) {
+func (r *mover) uploadLike(ctx context.Context, o Object) (*s3.CreateMultipartUploadInput, error) {
 	from := r.Source.Place()
 	key := aws.String(from.Prefix + o.Key)
 	var head *s3.HeadObjectOutput
@@ -239,7 +246,7 @@ func (r *run) uploadLike(ctx context.Context, o Object) (*s3.CreateMultipartUplo
 }
 
 // abort removes an upload that was not completed. What it leaves is removed at the end of the copy.
-func (r *run) abort(ctx context.Context, key, id string) {
+func (r *mover) abort(ctx context.Context, key, id string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), buckets.CleanupBound)
 	defer cancel()
 	_, err := r.Target.Bucket.Client.AbortMultipartUpload(ctx, &s3.AbortMultipartUploadInput{Bucket: r.Target.Bucket.Name(), Key: &key, UploadId: &id}, buckets.NoRetry)
@@ -249,7 +256,7 @@ func (r *run) abort(ctx context.Context, key, id string) {
 }
 
 // head returns an object as it is now, or errGone.
-func (r *run) head(ctx context.Context, p Place, o Object) (Object, error) {
+func (r *mover) head(ctx context.Context, p Place, o Object) (Object, error) {
 	var out *s3.HeadObjectOutput
 	err := r.bounded(ctx, func(ctx context.Context) (err error) {
 		out, err = p.Bucket.Client.HeadObject(ctx, &s3.HeadObjectInput{Bucket: p.Bucket.Name(), Key: aws.String(p.Prefix + o.Key), VersionId: backend.Optional(o.Version)}, buckets.NoRetry)
@@ -265,48 +272,8 @@ func (r *run) head(ctx context.Context, p Place, o Object) (Object, error) {
 	return o, nil
 }
 
-// endBound is for how long a request that was sent goes on after End.
-const endBound = 3 * time.Second
-
-// End is called when the process ends, so that requests in flight do not delay that for long.
-func (c *Copier) End() { c.end() }
-
-// Whole returns a context for a request that must not be broken off: it goes on when ctx ends, until its timeout, or shortly after End. The service
-// would carry out a request that is broken off, too, maybe after what was copied has been removed.
-func (c *Copier) Whole(ctx context.Context) (context.Context, context.CancelFunc) {
-	whole, cancel := context.WithTimeout(context.WithoutCancel(ctx), buckets.RequestBound)
-	stop := context.AfterFunc(c.ending, func() {
-		t := time.AfterFunc(endBound, cancel)
-		context.AfterFunc(whole, func() { t.Stop() })
-	})
-	return whole, func() { stop(); cancel() }
-}
-
-// bounded sends one request with a timeout.
-func (r *run) bounded(ctx context.Context, request func(context.Context) error) error {
-	return r.send(ctx, func(ctx context.Context) error {
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		ctx, cancel := r.Whole(ctx)
-		defer cancel()
-		err := request(ctx)
-		if backend.MayArrive(err) {
-			r.unanswered()
-		}
-		return err
-	})
-}
-
-// unanswered notes that a request ended without an answer.
-func (r *run) unanswered() {
-	if r.Unanswered != nil {
-		r.Unanswered()
-	}
-}
-
 // copySource names an object for copy requests. Services decode it like a query, so a plus sign must be escaped.
-func (r *run) copySource(o Object) *string { return copySource(r.Source.Place(), o) }
+func (r *mover) copySource(o Object) *string { return copySource(r.Source.Place(), o) }
 
 func copySource(from Place, o Object) *string {
 	parts := strings.Split(from.Prefix+o.Key, "/")
@@ -321,12 +288,12 @@ func copySource(from Place, o Object) *string {
 }
 
 // lost is the error for a version that is not there any more, or is another one.
-func (r *run) lost(o Object) error {
+func (r *mover) lost(o Object) error {
 	return fault.Errorf(fault.Precondition, "version %s of %q of %s was deleted or replaced before it was copied: a lifecycle rule or another program must keep old versions until the copy is finished", o.Version, o.Key, r.Source.Place())
 }
 
 // refused is the error for an object that cannot be copied. It names the object.
-func (r *run) refused(o Object, err error) error {
+func (r *mover) refused(o Object, err error) error {
 	what := fmt.Sprintf("copying %q of %s", o.Key, r.Source.Place())
 	switch backend.ErrorCode(err) {
 	case "InvalidObjectState":

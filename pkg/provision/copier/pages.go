@@ -182,7 +182,7 @@ func (r *run) proveOnce(ctx context.Context) error {
 		return context.Cause(ctx)
 	}
 	if e := r.before.leastEntry; e.Key != "" {
-		r.prove(ctx, e)
+		r.proven, r.honoured = r.prove(ctx, e)
 	}
 	return nil
 }
