@@ -123,7 +123,7 @@ func TestASessionExpires(t *testing.T) {
 // S3 is away while a pod ends, and when the next one starts.
 func TestAPodDoesNotEnd(t *testing.T) {
 	t.Parallel()
-	e := start(t, "--mount-timeout=3s")
+	e := start(t, "--mount-timeout=8s")
 	t.Run("S3 is away", func(t *testing.T) {
 		e.t = t
 		target := e.publish(plain("away"), "t")
@@ -138,7 +138,7 @@ func TestAPodDoesNotEnd(t *testing.T) {
 			t.Error("the driver's log does not have the cause")
 		}
 		e.awaitStatus("draining", "1, 1B")
-		err := e.tryPublish(10*time.Second, plain("away"), e.Target("next"))
+		err := e.tryPublish(20*time.Second, plain("away"), e.Target("next"))
 		if text := message(t, "overlap", err); !strings.Contains(text, waits) || !strings.Contains(text, "away") {
 			t.Errorf("a mount that waits: %s", text)
 		}
