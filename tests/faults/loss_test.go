@@ -178,13 +178,19 @@ func TestAStoppedUnitLosesNothing(t *testing.T) {
 		t.Skip("needs units of systemd: run with " + rig.EnvLauncher + "=" + rig.LauncherSystemd)
 	}
 	u := upload(t, drive(t))
-	u.under()
-	if _, err := rig.Systemctl("kill", "--kill-whom=all", "--signal=TERM", "s3csi-*.service"); err != nil {
+	mounts, err := os.ReadDir(filepath.Join(u.State, "mounts"))
+	if err != nil || len(mounts) != 1 {
+		t.Fatalf("mounts: %v %v", mounts, err)
+	}
+	unit, err := u.UnitOf(mounts[0].Name())
+	if err != nil {
 		t.Fatal(err)
 	}
-	u.under()
-	if _, err := rig.Systemctl("kill", "--kill-whom=all", "--signal=KILL", "s3csi-*.service"); err != nil { // as after its patience
-		t.Fatal(err)
+	for _, signal := range []string{"TERM", "KILL"} { // as after its patience
+		u.under()
+		if _, err := rig.Systemctl("kill", "--kill-whom=all", "--signal="+signal, unit); err != nil {
+			t.Fatal(err)
+		}
 	}
 	u.hurry()
 	u.unpublish(2*time.Second, func() {})
