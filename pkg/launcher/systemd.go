@@ -28,8 +28,9 @@ const (
 	DefaultStopTimeout = 2 * time.Minute
 	// minSystemd is the first version with Type=exec, without which a failed start is not reported.
 	minSystemd = 240
-	// statePause is the interval between two reads of a unit's state, in case its signals were lost.
-	statePause = 100 * time.Millisecond
+	// statePause is the interval between two reads of a unit's state, in case its signals were lost. Of a hundred units that start at
+	// once, each takes longer than a tenth of a second, and a read costs systemd more than a call.
+	statePause = time.Second
 	// confinePause is the interval between two checks of a process that drops its privileges.
 	confinePause = 2 * time.Millisecond
 	// maxUnitName leaves room within systemd's limit of 255 bytes.
