@@ -32,7 +32,7 @@ const (
 	// spareCheck is the interval between two checks of a spare. A helper that no driver asks for two minutes exits.
 	spareCheck = 30 * time.Second
 	// sparePatience is how long new spares wait for mounts that are being started, from which they would take CPU time.
-	sparePatience = 2 * time.Second
+	sparePatience = 10 * time.Second
 	spareRetry    = 30 * time.Second // after a failure
 	spareBound    = 20 * time.Second // for a spare to start
 	spareEndBound = 3 * time.Second  // for all spares to exit when the driver does
