@@ -54,19 +54,24 @@ func TestAwaitExit(t *testing.T) {
 	pid, uid := cmd.Process.Pid, uint32(os.Getuid())
 	brief, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	AwaitExit(brief, pid, uid)
-	if brief.Err() == nil {
+	if AwaitExit(brief, pid, uid) || brief.Err() == nil {
 		t.Error("it did not wait for a process that runs")
 	}
 	waits, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	AwaitExit(waits, pid, uid+1) // of another user
+	if AwaitExit(waits, pid, uid+1) {
+		t.Error("a process of another user counts as exited")
+	}
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	AwaitExit(waits, pid, uid)
+	if !AwaitExit(waits, pid, uid) {
+		t.Error("a process that has exited does not count as exited")
+	}
 	_ = cmd.Wait()
-	AwaitExit(waits, pid, uid) // there is none
+	if AwaitExit(waits, pid, uid) {
+		t.Error("a process that does not exist counts as exited")
+	}
 	if waits.Err() != nil {
 		t.Error("it waited for longer than the process ran")
 	}

@@ -125,26 +125,29 @@ func Memory(pid int, uid uint32) (uint64, error) {
 	return status.Memory(), nil
 }
 
-// AwaitExit returns when the process with that pid and real uid has exited, or ctx ends, or at once if that cannot be known.
-func AwaitExit(ctx context.Context, pid int, uid uint32) {
+// AwaitExit waits until the process with that pid and real uid has exited. It reports false if ctx ends before, and at once if there is
+// no such process or the exit cannot be known.
+func AwaitExit(ctx context.Context, pid int, uid uint32) (exited bool) {
 	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
 	if err != nil {
-		return
+		return false
 	}
 	process := os.NewFile(uintptr(fd), "pidfd")
 	defer process.Close()
 	if _, err := statusOf(pid, uid); err != nil { // after it was opened: the pid may have been reused
-		return
+		return false
 	}
 	defer context.AfterFunc(ctx, func() { _ = process.SetReadDeadline(time.Unix(1, 0)) })()
 	exit, err := process.SyscallConn()
 	if err != nil {
-		return
+		return false
 	}
-	_ = exit.Read(func(fd uintptr) bool { // is called again when the process has exited
+	err = exit.Read(func(fd uintptr) bool { // is called again when the process has exited
 		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
-		return n != 0 || err != nil && !errors.Is(err, unix.EINTR)
+		exited = n > 0
+		return exited || err != nil && !errors.Is(err, unix.EINTR)
 	})
+	return exited && err == nil
 }
 
 // statusOf returns the status of a process with that real uid.

@@ -179,22 +179,23 @@ func (p *Pool) endFormer(ctx context.Context) {
 // its uid. Nothing is killed where no helper listens, because the uid may already be that of a mount that took the spare, nor where the
 // uid is unknown because the spare's cache is gone.
 func (p *Pool) end(ctx context.Context, spare state.Spare) error {
-	err := p.quit(ctx, spare)
+	_, err := p.quit(ctx, spare)
 	if spare.UID == 0 || errors.Is(err, helper.ErrGone) {
 		return p.Store.Spares.Remove(ctx, spare.Name)
 	}
 	return p.kill(ctx, spare)
 }
 
-// quit has a spare exit, and waits until it has: a unit whose process is killed fails, and launcher process would leave it.
-func (p *Pool) quit(ctx context.Context, spare state.Spare) error {
+// quit has a spare exit, and waits until it has: a unit whose process is killed fails, and launcher process would leave it. exited is
+// false if that is not certain.
+func (p *Pool) quit(ctx context.Context, spare state.Spare) (exited bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, assignBound)
 	defer cancel()
 	status, err := p.peer(spare).Quit(ctx)
-	if err == nil {
-		host.AwaitExit(ctx, status.PID, spare.UID)
+	if err != nil {
+		return false, err
 	}
-	return err
+	return host.AwaitExit(ctx, status.PID, spare.UID), nil
 }
 
 func (p *Pool) run(ctx context.Context) {
@@ -279,8 +280,13 @@ func (p *Pool) killDiscarded(ctx context.Context) (done bool, err error) {
 	}
 	spare := p.discarded[0]
 	p.mu.Unlock()
-	_ = p.quit(ctx, spare) // killing needs two scans of all processes more
-	if err := p.kill(ctx, spare); err != nil {
+	// A spare that exits leaves no process, because it has started none. To kill it takes a scan of all processes of the node.
+	if exited, _ := p.quit(ctx, spare); exited {
+		err = p.Store.Spares.Remove(ctx, spare.Name)
+	} else {
+		err = p.kill(ctx, spare)
+	}
+	if err != nil {
 		return false, err
 	}
 	p.mu.Lock()
