@@ -28,8 +28,8 @@ const (
 	DefaultStopTimeout = 2 * time.Minute
 	// minSystemd is the first version with Type=exec, without which a failed start is not reported.
 	minSystemd = 240
-	// statePause is the interval between two reads of a unit's state, in case its signals were lost. Of a hundred units that start at
-	// once, each takes longer than a tenth of a second, and a read costs systemd more than a call.
+	// statePause is the interval between two reads of a unit's state, in case its signals were lost. For each read, systemd collects and
+	// sends all properties of the unit, so the many units of a busy node must not be read often while they start.
 	statePause = time.Second
 	// confinePause is the interval between two checks of a process that drops its privileges.
 	confinePause = 2 * time.Millisecond

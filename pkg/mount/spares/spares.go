@@ -31,7 +31,8 @@ const (
 	spareDecay = time.Minute
 	// spareCheck is the interval between two checks of a spare. A helper that no driver asks for two minutes exits.
 	spareCheck = 30 * time.Second
-	// sparePatience is how long new spares wait for mounts that are being started, from which they would take CPU time.
+	// sparePatience is how long new spares wait for mounts that are being started, from which they would take CPU time. A hundred mounts
+	// on two processors take about four seconds.
 	sparePatience = 10 * time.Second
 	spareRetry    = 30 * time.Second // after a failure
 	spareBound    = 20 * time.Second // for a spare to start
@@ -80,7 +81,7 @@ type Pool struct {
 
 	mu        sync.Mutex
 	ready     []state.Spare
-	discarded []state.Spare   // to be killed
+	discarded []state.Spare   // to be ended
 	described []launcher.Unit // of mounts that have taken spares, to be described
 	starting  int             // mounts
 	busySince time.Time       // since when there are such mounts
@@ -129,7 +130,7 @@ func (p *Pool) Begin(needs []netip.Addr) (spare *state.Spare, end func()) {
 	})
 }
 
-// Discard has a spare killed that no mount can use.
+// Discard has a spare ended that no mount can use.
 func (p *Pool) Discard(spare state.Spare) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -217,7 +218,7 @@ func (p *Pool) step(ctx context.Context) time.Duration {
 	if p.describe(ctx) {
 		return 0
 	}
-	if done, err := p.killDiscarded(ctx); done || err != nil {
+	if done, err := p.endDiscarded(ctx); done || err != nil {
 		return p.pause(ctx, err, "Cannot end spare helper")
 	}
 	p.check(ctx)
@@ -271,8 +272,8 @@ func (p *Pool) describe(ctx context.Context) bool {
 	return true
 }
 
-// killDiscarded ends a discarded spare, and reports whether there was one.
-func (p *Pool) killDiscarded(ctx context.Context) (done bool, err error) {
+// endDiscarded ends a discarded spare, and reports whether there was one.
+func (p *Pool) endDiscarded(ctx context.Context) (done bool, err error) {
 	p.mu.Lock()
 	if len(p.discarded) == 0 {
 		p.mu.Unlock()

@@ -124,7 +124,7 @@ func TestASpareThatDoesNotAnswerIsDiscarded(t *testing.T) {
 	if len(s.ready) != 0 || len(s.discarded) != 1 {
 		t.Fatalf("ready %v, discarded %v", s.ready, s.discarded)
 	}
-	if done, err := s.killDiscarded(t.Context()); !done || err != nil || len(s.discarded) != 0 {
+	if done, err := s.endDiscarded(t.Context()); !done || err != nil || len(s.discarded) != 0 {
 		t.Errorf("%v, %v, %v", done, err, s.discarded)
 	}
 	if l, ok := s.Launcher.(*mounttest.UIDs); !ok || len(l.Killed) != 1 || l.Killed[0] != spare.UID {
@@ -141,7 +141,7 @@ func TestASpareExitsBeforeItIsKilled(t *testing.T) {
 	t.Run("discarded", func(t *testing.T) {
 		exitsBeforeItIsKilled(t, 0, func(ctx context.Context, p *Pool, spare state.Spare) error {
 			p.discarded = []state.Spare{spare}
-			_, err := p.killDiscarded(ctx)
+			_, err := p.endDiscarded(ctx)
 			return err
 		})
 	})
