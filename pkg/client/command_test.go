@@ -192,7 +192,7 @@ func TestEnvironmentsAreCompleteAndInheritNothing(t *testing.T) {
 	}
 	for client, want := range map[string][]string{
 		"mountpoint-s3": append(slices.Clone(base), "AWS_MAX_ATTEMPTS=8"),
-		"rclone":        append(slices.Clone(base), "RCLONE_CONFIG=/dev/null"),
+		"rclone":        append(slices.Clone(base), "RCLONE_CONFIG=/dev/null", "GOGC=400"),
 	} {
 		if got := get(t, client).Command(everything()).Env; !slices.Equal(got, want) {
 			t.Errorf("%s gets %q, want %q", client, got, want)

@@ -132,7 +132,8 @@ func rcloneCommand(c Client, in Invocation) Command {
 	}
 	argv = append(argv, authored(c.Options, in.Options)...)
 	// Without it the program starts itself again, to keep rclone's packages from looking for a configuration.
-	env := environment(in, "RCLONE_CONFIG=/dev/null")
+	// GOGC spares its start all garbage collections. The program goes on with Go's default after the first one.
+	env := environment(in, "RCLONE_CONFIG=/dev/null", "GOGC=400")
 	if in.MemoryLimit != 0 {
 		// A soft limit: near it the garbage collector runs more often, before the process is OOM-killed.
 		env = append(env, fmt.Sprintf("GOMEMLIMIT=%d", in.MemoryLimit-min(max(rcloneRoom, in.MemoryLimit/5), in.MemoryLimit/2)))
