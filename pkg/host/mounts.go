@@ -4,14 +4,16 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"os"
+	"io"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/proc"
 )
 
 // Mount is one line of a mountinfo file, unescaped. See proc_pid_mountinfo(5).
@@ -41,8 +43,8 @@ func hasOption(options, name string) bool {
 }
 
 const (
-	// maxReads bounds the reads of a mount table until two agree. A read takes about a millisecond per thousand mounts, so only a
-	// table that keeps changing reaches the bound.
+	// maxReads bounds the reads of a mount table until it does not change during one. A read takes about a millisecond per thousand
+	// mounts, so only a table that keeps changing reaches the bound.
 	maxReads = 50
 	// readTimeout bounds these reads, which several callers may share.
 	readTimeout = 30 * time.Second
@@ -62,8 +64,8 @@ func TopAt(mounts []Mount, path string) (top Mount, ok bool) {
 }
 
 // Mounts reads the namespace's mount table. The kernel returns it in pieces, so a read can miss a mount while other mounts change.
-// It is therefore read until two reads in a row agree. If none do, the error is a fault.Busy, because a missing line would look
-// like an unmounted volume.
+// It is therefore read until no mount comes or goes during a read. If that never happens, the error is a fault.Busy, because a missing
+// line would look like an unmounted volume.
 //
 // Concurrent callers share a read that began after they called, and its result: do not modify it.
 func (n *Namespace) Mounts(ctx context.Context) ([]Mount, error) {
@@ -88,26 +90,75 @@ func (n *Namespace) Mounts(ctx context.Context) ([]Mount, error) {
 func (n *Namespace) Reads() int { return int(n.reads.Load()) }
 
 func readMounts(ctx context.Context, path string) ([]Mount, error) {
-	return stableMounts(ctx, path, func() ([]byte, error) { return os.ReadFile(path) })
+	return readMountsAt(ctx, unix.AT_FDCWD, path)
 }
 
-// stableMounts is readMounts with the read function as a parameter.
-func stableMounts(ctx context.Context, name string, read func() ([]byte, error)) ([]Mount, error) {
-	var last []byte
-	for i := range maxReads {
+// readMountsAt is readMounts with a path relative to an open directory.
+func readMountsAt(ctx context.Context, dir int, path string) ([]Mount, error) {
+	t, err := openTable(dir, path)
+	if err != nil {
+		return nil, fmt.Errorf("opening the mount table %s: %w", path, err)
+	}
+	defer t.close()
+	return stableMounts(ctx, path, t.read)
+}
+
+// stableMounts reads until a read is stable.
+func stableMounts(ctx context.Context, name string, read func() (data []byte, stable bool, err error)) ([]Mount, error) {
+	for range maxReads {
 		if err := ctx.Err(); err != nil {
 			return nil, fmt.Errorf("reading %s: %w", name, err)
 		}
-		data, err := read()
+		data, stable, err := read()
 		if err != nil {
-			return nil, fmt.Errorf("reading the mount table: %w", err)
+			return nil, fmt.Errorf("reading the mount table %s: %w", name, err)
 		}
-		if i > 0 && bytes.Equal(last, data) {
+		if stable {
 			return parseMounts(data)
 		}
-		last = data
 	}
-	return nil, fault.Errorf(fault.Busy, "reading %s: the mount table keeps changing: %d reads in a row differ", name, maxReads)
+	return nil, fault.Errorf(fault.Busy, "reading %s: the mount table keeps changing: it did during each of %d reads", name, maxReads)
+}
+
+// table is an open mountinfo file. It is no os.File: Go's poller would be told of the changes that changed asks for.
+type table struct{ fd int }
+
+func openTable(dir int, path string) (table, error) {
+	fd, err := proc.Retry(func() (int, error) { return unix.Openat(dir, path, unix.O_RDONLY|unix.O_CLOEXEC, 0) })
+	return table{fd}, err
+}
+
+func (t table) close() { _ = unix.Close(t.fd) }
+
+// read reads the whole file. stable reports that no mount came or went since it was opened, or since the previous read ended.
+func (t table) read() (data []byte, stable bool, err error) {
+	if _, err := unix.Seek(t.fd, 0, io.SeekStart); err != nil {
+		return nil, false, err
+	}
+	data = make([]byte, 0, tableSize)
+	for {
+		data = slices.Grow(data, tableSize/2)
+		n, err := proc.Retry(func() (int, error) { return unix.Read(t.fd, data[len(data):cap(data)]) })
+		if err != nil {
+			return nil, false, err
+		}
+		if n == 0 {
+			break
+		}
+		data = data[:len(data)+n]
+	}
+	changed, err := t.changed()
+	return data, !changed, err
+}
+
+// tableSize is the size of a buffer for the mount table of a node without many mounts, in bytes.
+const tableSize = 32 << 10
+
+// changed reports whether a mount came or went since the file was opened, or since the previous call; see poll(2) in proc_pid_mounts(5).
+func (t table) changed() (bool, error) {
+	fds := []unix.PollFd{{Fd: int32(t.fd), Events: unix.POLLPRI}}
+	n, err := proc.Retry(func() (int, error) { return unix.Poll(fds, 0) })
+	return n > 0, err
 }
 
 func parseMounts(data []byte) ([]Mount, error) {

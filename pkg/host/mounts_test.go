@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -70,25 +72,90 @@ func TestReadOnly(t *testing.T) {
 	}
 }
 
-func TestMountTableIsReadUntilTwoReadsAgree(t *testing.T) {
-	table := func(id int) []byte { return fmt.Appendf(nil, "%d 1 0:5 / /t rw - tmpfs t rw\n", id) }
+func TestMountTableIsReadUntilItIsStable(t *testing.T) {
 	reads := 0
-	settled := func() ([]byte, error) { reads++; return table(min(reads, 4)), nil }
-	mounts, err := stableMounts(t.Context(), "t", settled)
-	if err != nil || reads != 5 || mounts[0].ID != 4 {
+	settles := func(after int) func() ([]byte, bool, error) {
+		reads = 0
+		return func() ([]byte, bool, error) {
+			reads++
+			return fmt.Appendf(nil, "%d 1 0:5 / /t rw - tmpfs t rw\n", reads), reads == after, nil
+		}
+	}
+	mounts, err := stableMounts(t.Context(), "t", settles(4))
+	if err != nil || reads != 4 || mounts[0].ID != 4 {
 		t.Errorf("%d reads, %+v, %v", reads, mounts, err)
 	}
-	reads = 0
-	if _, err := stableMounts(t.Context(), "t", func() ([]byte, error) { reads++; return table(reads), nil }); !fault.Is(err, fault.Busy) || reads != maxReads {
+	if _, err := stableMounts(t.Context(), "t", settles(maxReads+1)); !fault.Is(err, fault.Busy) || reads != maxReads {
 		t.Errorf("a table that never settles: %d reads, %v", reads, err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := stableMounts(ctx, "t", settled); !errors.Is(err, context.Canceled) {
+	if _, err := stableMounts(ctx, "t", settles(1)); !errors.Is(err, context.Canceled) {
 		t.Errorf("after the context's end: %v", err)
 	}
-	if _, err := stableMounts(t.Context(), "t", func() ([]byte, error) { return nil, unix.EACCES }); !errors.Is(err, unix.EACCES) {
+	if _, err := stableMounts(t.Context(), "t", func() ([]byte, bool, error) { return nil, true, unix.EACCES }); !errors.Is(err, unix.EACCES) {
 		t.Errorf("unreadable: %v", err)
+	}
+}
+
+// The kernel reports each change of the table to who has it open, once.
+func TestChangesOfTheMountTableAreNoticed(t *testing.T) {
+	needMounts(t)
+	n := testNamespace(t)
+	dir := hostDir(t, n)
+	place := mkdir(t, dir, "place")
+	do(t, n, "changing mounts", func() error {
+		table, err := openTable(unix.AT_FDCWD, threadMountinfo)
+		if err != nil {
+			return err
+		}
+		defer table.close()
+		look := func(when string, want bool) {
+			if _, stable, err := table.read(); err != nil || stable != want {
+				t.Errorf("%s: stable %t, %v", when, stable, err)
+			}
+		}
+		look("nothing has changed", true)
+		for _, change := range []struct {
+			what string
+			do   func() error
+		}{
+			{"a mount", func() error { return unix.Mount("s3csi-test", place, "tmpfs", 0, "") }},
+			{"an unmount", func() error { return unix.Unmount(place, 0) }},
+			{"a bind mount", func() error { return unix.Mount(dir, place, "", unix.MS_BIND, "") }},
+			{"a lazy unmount", func() error { return unix.Unmount(place, unix.MNT_DETACH) }},
+		} {
+			if err := change.do(); err != nil {
+				return fmt.Errorf("%s: %w", change.what, err)
+			}
+			look("after "+change.what, false)
+			look("a moment after "+change.what, true)
+		}
+		return nil
+	})
+}
+
+// A table that does not fit into one buffer is complete.
+func TestALargeMountTableIsComplete(t *testing.T) {
+	needMounts(t)
+	n := testNamespace(t)
+	dir := hostDir(t, n)
+	const count = 3 * tableSize / 100 // a line has more bytes
+	do(t, n, "mounting", func() error {
+		for i := range count {
+			if err := unix.Mount("s3csi-test", mkdir(t, dir, fmt.Sprintf("mount-%d", i)), "tmpfs", 0, "size=4k"); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	mounts, err := n.Mounts(within(t, 10*time.Second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	mounts = slices.DeleteFunc(slices.Clone(mounts), func(m Mount) bool { return !isBelow(m.Mountpoint, dir) })
+	if len(mounts) != count {
+		t.Errorf("%d mounts, want %d", len(mounts), count)
 	}
 }
 

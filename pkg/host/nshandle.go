@@ -112,7 +112,7 @@ func belongsBelow(ns int) (bool, error) {
 
 // mounts reads the namespace's mount table, as seen from its root directory.
 func (h nsHandle) mounts(ctx context.Context) ([]Mount, error) {
-	return stableMounts(ctx, "the mount table", func() ([]byte, error) { return readAt(h.proc, "thread-self/mountinfo") })
+	return readMountsAt(ctx, h.proc, "thread-self/mountinfo")
 }
 
 // errHidden means that no path leads to a mount.

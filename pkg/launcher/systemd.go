@@ -321,11 +321,6 @@ func (s *Systemd) Alive(ctx context.Context, uid uint32) (bool, error) {
 	return s.scan.alive(ctx, uid)
 }
 
-// Free reports whether a new mount can have an unused uid; see Process.Free.
-func (s *Systemd) Free(ctx context.Context, uid uint32) (bool, error) {
-	return s.scan.free(ctx, uid)
-}
-
 // Kill ends that uid's units and kills every process of its mount. It returns when none is left or ctx ends. A process that is blocked
 // in the kernel, usually by a FUSE mount, exits only when that connection is aborted. Kill needs systemd, because a unit that is still
 // starting has no process yet.

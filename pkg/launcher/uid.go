@@ -39,19 +39,12 @@ func (r UIDRange) check(uid uint32) error {
 // killPause is the longest interval between two checks for remaining processes.
 const killPause = 20 * time.Millisecond
 
-// Alive reports whether any process of the mount with that uid runs; zombies do not count. The uid may be outside the launcher's range,
-// also in Kill, because mounts outlive a change of the range.
+// Alive reports whether any process of the mount with that uid runs; zombies do not count, nor do processes of pods, which can have any
+// uid and cannot access a mount's files. The uid may be outside the launcher's range, also in Kill, because mounts outlive a change of
+// the range.
 func (p *Process) Alive(ctx context.Context, uid uint32) (bool, error) {
 	p.reap()
 	return p.scan.alive(ctx, uid)
-}
-
-// Free reports whether a new mount can have an unused uid: no process of an earlier mount with that uid is left. The answer may be a
-// few minutes old. Only this driver starts mounts' processes, and it waits for their exit before it releases their uid. Other
-// processes can get the uid at any time after any scan; those of pods do not count as a mount's, and cannot access a mount's files.
-func (p *Process) Free(ctx context.Context, uid uint32) (bool, error) {
-	p.reap()
-	return p.scan.free(ctx, uid)
 }
 
 // Kill kills every process of the mount with that uid. It returns when none is left or ctx ends. A process that is blocked in the
@@ -83,9 +76,8 @@ func (p *Process) List(ctx context.Context) ([]UnitInfo, error) {
 // OOMKills returns 0, because helpers of this launcher have no cgroups that count OOM kills.
 func (p *Process) OOMKills(context.Context, string, uint32) (uint64, error) { return 0, nil }
 
-// killAll kills every process of a mount's uid and returns when none is left. It scans again when those that it found have exited, at
-// the latest after pause, and calls each before each scan. Callers share the scans that find none, of which each needs one: usually
-// nothing of a mount is left, and many mounts end together.
+// killAll kills every process of a mount's uid and returns when none is left. It looks again when those that it found have exited, at
+// the latest after pause, and calls each before it looks.
 func (s *processScan) killAll(ctx context.Context, uid uint32, pause time.Duration, each func()) error {
 	for {
 		each()
@@ -229,53 +221,42 @@ func runsAs(status proc.Status, uid uint32) bool {
 }
 
 // processScan finds the uids that have running processes of mounts. A scan reads the status of every process on the host.
-// Callers that arrive during a scan share the next one, so that a hundred mounts that start at once do not need a hundred scans.
+// Callers that arrive during a scan share the next one, so that a hundred mounts that end at once do not need a hundred scans.
 type processScan struct {
 	find finder // nil: findOnHost
 
 	mu      sync.Mutex
 	next    *scanResult
-	last    *scanResult // of the latest successful scan
-	running sync.Mutex  // held by the one scan that runs
+	running sync.Mutex // held by the one scan that runs
 }
 
 // scanResult is the result of one scan. uids and err are final when done is closed.
 type scanResult struct {
-	began time.Time
-	done  chan struct{}
-	uids  map[uint32]bool
-	err   error
+	done chan struct{}
+	uids map[uint32]bool
+	err  error
 }
 
-const (
-	// scanTimeout bounds a scan, which reads only /proc.
-	scanTimeout = 30 * time.Second
-	// maxScanAge is the age up to which a scan is accepted as proof that a uid is free. The reconcile loop scans more often.
-	maxScanAge = 3 * time.Minute
-)
+// scanTimeout bounds a scan, which reads only /proc.
+const scanTimeout = 30 * time.Second
 
-// alive reports whether a process of a mount has a uid.
+// alive reports whether a process of a mount has a uid. Usually no process has it, and there is no scan.
 func (s *processScan) alive(ctx context.Context, uid uint32) (bool, error) {
 	if err := DefaultUIDs().check(uid); err != nil {
 		return false, fmt.Errorf("look for processes: %w", err)
+	}
+	if !hasThreads(uid) {
+		return false, nil
 	}
 	uids, err := s.uids(ctx)
 	return uids[uid], err
 }
 
-// free reports whether no process of a mount has a uid; see Process.Free.
-func (s *processScan) free(ctx context.Context, uid uint32) (bool, error) {
-	if err := DefaultUIDs().check(uid); err != nil {
-		return false, fmt.Errorf("look for processes: %w", err)
-	}
-	s.mu.Lock()
-	last := s.last
-	s.mu.Unlock()
-	if last != nil && time.Since(last.began) < maxScanAge && !last.uids[uid] {
-		return true, nil
-	}
-	uids, err := s.uids(ctx)
-	return err == nil && !uids[uid], err
+// hasThreads reports whether any thread in this process's PID namespace has that real uid, those of zombies and of pods among them. The
+// kernel looks at each thread, which takes a hundredth of the time of a scan (getpriority(2), PRIO_USER).
+func hasThreads(uid uint32) bool {
+	_, err := unix.Getpriority(unix.PRIO_USER, int(uid))
+	return !errors.Is(err, unix.ESRCH)
 }
 
 // uids returns the uids that have processes, from a scan that begins after the call.
@@ -311,7 +292,6 @@ func (s *processScan) run(ctx context.Context, result *scanResult) {
 	s.next = nil // callers from now on need a scan that begins later
 	s.mu.Unlock()
 	defer close(result.done)
-	result.began = time.Now()
 	ctx, cancel := context.WithTimeout(ctx, scanTimeout)
 	defer cancel()
 	found := make(chan map[uint32]bool, 1) // buffered: after ctx ends, no caller receives it
@@ -327,8 +307,5 @@ func (s *processScan) run(ctx context.Context, result *scanResult) {
 	})
 	if result.err == nil {
 		result.uids = <-found
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.last = result
 	}
 }

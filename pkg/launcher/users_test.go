@@ -133,9 +133,6 @@ func leftAlone(t *testing.T, uid uint32, pids ...int) {
 	if alive, err := p.Alive(ctx, uid); err != nil || alive {
 		t.Errorf("Alive: %v, %v", alive, err)
 	}
-	if free, err := p.Free(ctx, uid); err != nil || !free {
-		t.Errorf("Free: %v, %v", free, err)
-	}
 	if list, err := p.List(ctx); err != nil || slices.ContainsFunc(list, func(u UnitInfo) bool { return u.UID == uid }) {
 		t.Errorf("List: %v, %v", list, err)
 	}
@@ -180,9 +177,6 @@ func TestProcessesInTheirOwnNamespacesAreKilled(t *testing.T) {
 			}
 			if alive, err := p.Alive(ctx, uid); err != nil || !alive {
 				t.Errorf("Alive: %v, %v", alive, err)
-			}
-			if free, err := p.Free(ctx, uid); err != nil || free {
-				t.Errorf("Free: %v, %v", free, err)
 			}
 			if err := p.Kill(ctx, uid); err != nil {
 				t.Errorf("Kill: %v", err)

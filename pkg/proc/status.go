@@ -25,7 +25,7 @@ const statusSize = 4 << 10
 
 // Read is ReadStatus. The status is valid until the next call.
 func (r *StatusReader) Read(pid int) (Status, error) {
-	fd, err := retry(func() (int, error) { return unix.Open(Path(pid, "status"), unix.O_RDONLY|unix.O_CLOEXEC, 0) })
+	fd, err := Retry(func() (int, error) { return unix.Open(Path(pid, "status"), unix.O_RDONLY|unix.O_CLOEXEC, 0) })
 	if err != nil {
 		return nil, fmt.Errorf("open the status of process %d: %w", pid, err)
 	}
@@ -35,7 +35,7 @@ func (r *StatusReader) Read(pid int) (Status, error) {
 		if len(r.buf) == cap(r.buf) {
 			r.buf = slices.Grow(r.buf, statusSize)
 		}
-		n, err := retry(func() (int, error) { return unix.Read(fd, r.buf[len(r.buf):cap(r.buf)]) })
+		n, err := Retry(func() (int, error) { return unix.Read(fd, r.buf[len(r.buf):cap(r.buf)]) })
 		if err != nil {
 			return nil, fmt.Errorf("read the status of process %d: %w", pid, err)
 		}
@@ -46,8 +46,8 @@ func (r *StatusReader) Read(pid int) (Status, error) {
 	}
 }
 
-// retry repeats a system call that a signal interrupted.
-func retry(call func() (int, error)) (n int, err error) {
+// Retry repeats a system call that a signal interrupted.
+func Retry(call func() (int, error)) (n int, err error) {
 	for {
 		if n, err = call(); !errors.Is(err, unix.EINTR) {
 			return n, err

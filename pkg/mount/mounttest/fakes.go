@@ -51,11 +51,6 @@ func (l *UIDs) Alive(_ context.Context, uid uint32) (bool, error) {
 	return l.Live[uid], nil
 }
 
-func (l *UIDs) Free(ctx context.Context, uid uint32) (bool, error) {
-	alive, err := l.Alive(ctx, uid)
-	return !alive, err
-}
-
 func (l *UIDs) Kill(_ context.Context, uid uint32) error {
 	if l.OnKill != nil {
 		l.OnKill(uid)

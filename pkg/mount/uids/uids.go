@@ -27,8 +27,8 @@ const (
 
 // Launcher knows the processes of uids.
 type Launcher interface {
-	// Free reports whether an unused uid can be assigned to a mount: no process has it.
-	Free(ctx context.Context, uid uint32) (bool, error)
+	// Alive reports whether a process of an earlier mount has a uid.
+	Alive(ctx context.Context, uid uint32) (bool, error)
 	// Kill kills the processes of a uid and returns when they have exited.
 	Kill(ctx context.Context, uid uint32) error
 	// List returns what was started and still exists, running or not.
@@ -62,8 +62,8 @@ func (a *Allocator) Allocate(ctx context.Context, volumeID string, spec mount.Sp
 		if err != nil || spare != nil {
 			return m, err
 		}
-		free, err := a.Launcher.Free(ctx, m.UID)
-		if err == nil && free {
+		alive, err := a.Launcher.Alive(ctx, m.UID)
+		if err == nil && !alive {
 			return m, nil
 		}
 		taken[m.UID] = true
@@ -114,8 +114,8 @@ func (a *Allocator) AllocateSpare(ctx context.Context) (state.Spare, error) {
 		if err != nil {
 			return state.Spare{}, fmt.Errorf("allocating a new spare: %w", err)
 		}
-		free, err := a.Launcher.Free(ctx, spare.UID)
-		if err == nil && free {
+		alive, err := a.Launcher.Alive(ctx, spare.UID)
+		if err == nil && !alive {
 			return spare, nil
 		}
 		taken[spare.UID] = true
