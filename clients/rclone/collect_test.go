@@ -17,6 +17,7 @@ func gcPercent() uint64 {
 }
 
 func TestTheFirstCollectionRestoresGosDefault(t *testing.T) {
+	t.Setenv("GOGC", startGC)
 	before := debug.SetGCPercent(400)
 	t.Cleanup(func() { debug.SetGCPercent(before) })
 	collectAsUsualLater()
@@ -34,7 +35,7 @@ func TestTheFirstCollectionRestoresGosDefault(t *testing.T) {
 // With the driver's environment, a start needs no collection.
 func TestAStartCollectsNothing(t *testing.T) {
 	s := startS3(t)
-	m := startMount(t, mountOptions{s3: s, prefix: "vol/", env: []string{"GOGC=400", "GODEBUG=gctrace=1"}})
+	m := startMount(t, mountOptions{s3: s, prefix: "vol/", env: []string{"GOGC=" + startGC, "GODEBUG=gctrace=1"}})
 	_, err := os.ReadDir(m.dir)
 	check(t, err)
 	if strings.Contains(m.log(), "gc 1 @") {

@@ -51,15 +51,20 @@ func main() {
 	}
 }
 
-// collectAsUsualLater returns Go's garbage collector to its default after the next collection. The driver starts this program with
-// GOGC=400: the initialization of rclone's packages allocates a multiple of what stays, and collections took a fifth of the start. For
-// the heap of a large mount, that would be five times the memory.
+// collectAsUsualLater returns Go's garbage collector to its default after the next collection, if the driver has started this program:
+// the initialization of rclone's packages allocates a multiple of what stays, and collections took a fifth of the start. For the heap of
+// a large mount, startGC would be five times the memory.
 func collectAsUsualLater() {
+	if os.Getenv("GOGC") != startGC {
+		return
+	}
 	runtime.AddCleanup(new([64]byte), func(struct{}) { debug.SetGCPercent(usualGC) }, struct{}{})
 }
 
-// usualGC is Go's default for GOGC.
-const usualGC = 100
+const (
+	startGC = "400" // GOGC in the environment that the driver starts this program with
+	usualGC = 100   // Go's default for GOGC
+)
 
 func fail(code int, err error) {
 	fmt.Fprintln(os.Stderr, "s3-csi-rclone:", err)

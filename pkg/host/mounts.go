@@ -135,17 +135,9 @@ func (t table) read() (data []byte, stable bool, err error) {
 	if _, err := unix.Seek(t.fd, 0, io.SeekStart); err != nil {
 		return nil, false, err
 	}
-	data = make([]byte, 0, tableSize)
-	for {
-		data = slices.Grow(data, tableSize/2)
-		n, err := proc.Retry(func() (int, error) { return unix.Read(t.fd, data[len(data):cap(data)]) })
-		if err != nil {
-			return nil, false, err
-		}
-		if n == 0 {
-			break
-		}
-		data = data[:len(data)+n]
+	data, err = proc.ReadAll(t.fd, make([]byte, 0, tableSize))
+	if err != nil {
+		return nil, false, err
 	}
 	changed, err := t.changed()
 	return data, !changed, err

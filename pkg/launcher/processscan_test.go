@@ -99,7 +99,7 @@ func TestAScanIsForUIDsOfProcesses(t *testing.T) {
 	look(false, 0)
 }
 
-// Mounts that end together do not need a scan each, whoever else has their uids.
+// Mounts that end together do not need a scan each, also if other processes have their uids.
 func TestKillsShareScans(t *testing.T) {
 	const uid, callers = 2_123_459, 50
 	_ = sleeperAs(t, uid)

@@ -253,7 +253,7 @@ func (s *processScan) alive(ctx context.Context, uid uint32) (bool, error) {
 }
 
 // hasThreads reports whether any thread in this process's PID namespace has that real uid, those of zombies and of pods among them. The
-// kernel looks at each thread, which takes a hundredth of the time of a scan (getpriority(2), PRIO_USER).
+// kernel looks at each thread, which takes much less time than a scan (getpriority(2), PRIO_USER).
 func hasThreads(uid uint32) bool {
 	_, err := unix.Getpriority(unix.PRIO_USER, int(uid))
 	return !errors.Is(err, unix.ESRCH)

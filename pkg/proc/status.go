@@ -30,19 +30,23 @@ func (r *StatusReader) Read(pid int) (Status, error) {
 		return nil, fmt.Errorf("open the status of process %d: %w", pid, err)
 	}
 	defer unix.Close(fd)
-	r.buf = r.buf[:0]
+	if r.buf, err = ReadAll(fd, r.buf[:0]); err != nil {
+		return nil, fmt.Errorf("read the status of process %d: %w", pid, err)
+	}
+	return r.buf, nil
+}
+
+// ReadAll appends the rest of an open file to buf. Unlike os.File, it does not add the file to Go's poller.
+func ReadAll(fd int, buf []byte) ([]byte, error) {
 	for {
-		if len(r.buf) == cap(r.buf) {
-			r.buf = slices.Grow(r.buf, statusSize)
+		if len(buf) == cap(buf) {
+			buf = slices.Grow(buf, statusSize)
 		}
-		n, err := Retry(func() (int, error) { return unix.Read(fd, r.buf[len(r.buf):cap(r.buf)]) })
-		if err != nil {
-			return nil, fmt.Errorf("read the status of process %d: %w", pid, err)
+		n, err := Retry(func() (int, error) { return unix.Read(fd, buf[len(buf):cap(buf)]) })
+		if n <= 0 {
+			return buf, err
 		}
-		if n == 0 {
-			return r.buf, nil
-		}
-		r.buf = r.buf[:len(r.buf)+n]
+		buf = buf[:len(buf)+n]
 	}
 }
 

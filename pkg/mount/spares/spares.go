@@ -281,7 +281,7 @@ func (p *Pool) endDiscarded(ctx context.Context) (done bool, err error) {
 	}
 	spare := p.discarded[0]
 	p.mu.Unlock()
-	// A spare that exits leaves no process, because it has started none. To kill it takes a scan of all processes of the node.
+	// A spare that exits leaves no process, because it has started none. So systemd need not be asked for its units.
 	if exited, _ := p.quit(ctx, spare); exited {
 		err = p.Store.Spares.Remove(ctx, spare.Name)
 	} else {

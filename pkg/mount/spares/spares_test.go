@@ -133,7 +133,7 @@ func TestASpareThatDoesNotAnswerIsDiscarded(t *testing.T) {
 }
 
 // A spare that was told to exit may do so before it is killed: a unit that is killed is a failed one. One that this driver started and
-// that has exited is not killed, because that takes a scan of all processes.
+// that has exited is not killed, because it has started no process.
 func TestASpareExitsBeforeItIsKilled(t *testing.T) {
 	t.Run("of the former driver", func(t *testing.T) {
 		exitsBeforeItIsKilled(t, 1, func(ctx context.Context, p *Pool, spare state.Spare) error { return p.end(ctx, spare) })
