@@ -34,9 +34,14 @@ type Faults struct {
 	SlowDown int
 	// Deny answers with 403 AccessDenied.
 	Deny bool
-	// Match says which requests SlowDown, Deny and Reset are for; nil is all.
+	// Match says which requests SlowDown, Deny, Reset and Quirk are for; nil is all.
 	Match func(*http.Request) bool
+	// Quirk answers requests in the way of another service; nil passes them on.
+	Quirk Quirk
 }
+
+// Quirk answers one request. It may change the request and pass it on to forward, change forward's answer, or answer by itself.
+type Quirk func(w http.ResponseWriter, r *http.Request, forward http.Handler)
 
 // Proxy is an HTTP reverse proxy with faults. Requests keep their Host header, so that signatures hold.
 type Proxy struct {
@@ -139,6 +144,9 @@ func (p *Proxy) take(r *http.Request) (f Faults, throttle bool) {
 	f = p.faults
 	matches := f.Match == nil || f.Match(r)
 	f.Reset, f.Deny = f.Reset && matches, f.Deny && matches
+	if !matches {
+		f.Quirk = nil
+	}
 	if f.SlowDown > 0 && matches {
 		p.faults.SlowDown--
 		return f, true
@@ -168,17 +176,19 @@ func (p *Proxy) handler(forward http.Handler) http.Handler {
 			}
 			panic(http.ErrAbortHandler)
 		case throttle:
-			refuse(w, r, http.StatusServiceUnavailable, "SlowDown", "Please reduce your request rate.")
+			Refuse(w, r, http.StatusServiceUnavailable, "SlowDown", "Please reduce your request rate.")
 		case f.Deny:
-			refuse(w, r, http.StatusForbidden, "AccessDenied", "Access Denied.")
+			Refuse(w, r, http.StatusForbidden, "AccessDenied", "Access Denied.")
+		case f.Quirk != nil:
+			f.Quirk(w, r, forward)
 		default:
 			forward.ServeHTTP(w, r)
 		}
 	})
 }
 
-// refuse answers as S3 does with an error.
-func refuse(w http.ResponseWriter, r *http.Request, status int, code, message string) {
+// Refuse reads the request to its end and answers as S3 does with an error.
+func Refuse(w http.ResponseWriter, r *http.Request, status int, code, message string) {
 	_, _ = io.Copy(io.Discard, r.Body)
 	body := `<?xml version="1.0" encoding="UTF-8"?>` + "\n" +
 		"<Error><Code>" + code + "</Code><Message>" + message + "</Message><RequestId>faultproxy</RequestId></Error>"

@@ -92,6 +92,12 @@ func TestFaultsComeAndGo(t *testing.T) {
 		"slow down": {faultproxy.Faults{SlowDown: 1}, func(code int, body []byte, _ error, _ time.Duration) bool {
 			return code == 503 && strings.Contains(string(body), "<Code>SlowDown</Code>")
 		}},
+		"quirk": {faultproxy.Faults{Quirk: noContent}, func(code int, body []byte, _ error, _ time.Duration) bool {
+			return code == http.StatusNoContent && len(body) == 0
+		}},
+		"quirk of other requests": {faultproxy.Faults{Quirk: noContent, Match: isPut}, func(code int, body []byte, err error, _ time.Duration) bool {
+			return code == 200 && len(body) == size && err == nil
+		}},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -105,7 +111,7 @@ func TestFaultsComeAndGo(t *testing.T) {
 			fine()
 		})
 	}
-	p.Set(faultproxy.Faults{SlowDown: 2, Match: func(r *http.Request) bool { return r.Method == http.MethodPut }})
+	p.Set(faultproxy.Faults{SlowDown: 2, Match: isPut})
 	fine()
 	before := p.Requests()
 	fine()
@@ -113,6 +119,12 @@ func TestFaultsComeAndGo(t *testing.T) {
 		t.Errorf("counted %d requests, want 1", n)
 	}
 }
+
+func noContent(w http.ResponseWriter, _ *http.Request, _ http.Handler) {
+	w.WriteHeader(http.StatusNoContent)
+}
+
+func isPut(r *http.Request) bool { return r.Method == http.MethodPut }
 
 func TestAFaultReachesARequestUnderWay(t *testing.T) {
 	p, get := setup(t)
