@@ -38,7 +38,7 @@ type Mounts interface {
 	Health(ctx context.Context, m state.Mount) (mount.Health, error)
 	Refresh(ctx context.Context, m state.Mount, p state.Publication, w want.Mount) error
 	Rotate(ctx context.Context, w want.Mount, shown state.Mount, p state.Publication) error
-	Ensure(ctx context.Context, w want.Mount, bind func(ctx context.Context, m state.Mount) (undo func(context.Context) error, err error)) error
+	Ensure(ctx context.Context, w want.Mount) (want.Lease, error)
 	Reassign(ctx context.Context, former string, p state.Publication) error
 	AwaitDrained(ctx context.Context, w want.Mount, failed error) (again bool, err error)
 	Release(ctx context.Context, p state.Publication, unmount func(context.Context) error) error
@@ -274,10 +274,17 @@ func (p *Publisher) publish(ctx context.Context, w want.Mount, ignored []string)
 		if at.rotatedTo(w.Spec) {
 			w.At = at.mount.Name
 		}
-		return p.Mounts.Ensure(ctx, w, func(ctx context.Context, m state.Mount) (func(context.Context) error, error) {
-			// Not undone: containers may use copies of the mount at the target.
-			return nil, logPublished(ctx, m, w, p.replace(ctx, w, m, at))
-		})
+		lease, err := p.Mounts.Ensure(ctx, w)
+		if err != nil {
+			return err
+		}
+		defer lease.Release()
+		// Not undone: containers may use copies of the mount at the target.
+		if err := p.replace(ctx, w, lease.Mount, at); err != nil {
+			return err
+		}
+		logPublished(ctx, lease.Mount, w)
+		return nil
 	}
 	if len(ignored) > 0 {
 		klog.FromContext(ctx).Info("Ignoring attributes of another driver", "ignored", ignored)
@@ -295,17 +302,22 @@ func (p *Publisher) publish(ctx context.Context, w want.Mount, ignored []string)
 		}
 	}()
 	failpoint.Here("publish.target")
-	return p.Mounts.Ensure(ctx, w, func(ctx context.Context, m state.Mount) (func(context.Context) error, error) {
-		undo := func(ctx context.Context) error { return p.unmountTarget(ctx, w.Publication.Target) }
-		return undo, logPublished(ctx, m, w, p.bind(ctx, w, m, target))
-	})
+	lease, err := p.Mounts.Ensure(ctx, w)
+	if err != nil {
+		return err
+	}
+	defer lease.Release()
+	if err := p.bind(ctx, w, lease.Mount, target); err != nil {
+		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)
+		defer cancel()
+		return mount.WithCleanupError(err, errors.Join(p.unmountTarget(cctx, w.Publication.Target), lease.Abandon(cctx)))
+	}
+	logPublished(ctx, lease.Mount, w)
+	return nil
 }
 
-func logPublished(ctx context.Context, m state.Mount, w want.Mount, err error) error {
-	if err == nil {
-		klog.FromContext(ctx).Info("Published", "mount", m.Name, "client", m.Client, "readOnly", w.Publication.ReadOnly)
-	}
-	return err
+func logPublished(ctx context.Context, m state.Mount, w want.Mount) {
+	klog.FromContext(ctx).Info("Published", "mount", m.Name, "client", m.Client, "readOnly", w.Publication.ReadOnly)
 }
 
 // replace replaces the stale mount at a target. The target always shows a mount: without one, a container that is restarted would see

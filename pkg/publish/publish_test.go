@@ -29,6 +29,7 @@ type fakeMounts struct {
 	health mount.Health
 	called []string
 	undone bool
+	leased int  // leases that are not released
 	again  bool // AwaitDrained succeeds once
 }
 
@@ -46,17 +47,16 @@ func (f *fakeMounts) Rotate(context.Context, want.Mount, state.Mount, state.Publ
 	return nil
 }
 
-func (f *fakeMounts) Ensure(ctx context.Context, _ want.Mount, bind func(context.Context, state.Mount) (func(context.Context) error, error)) error {
+func (f *fakeMounts) Ensure(context.Context, want.Mount) (want.Lease, error) {
 	f.called = append(f.called, "ensure")
 	if f.err != nil {
-		return f.err
+		return want.Lease{}, f.err
 	}
-	undo, err := bind(ctx, f.mount)
-	if err != nil && undo != nil {
-		f.undone = true
-		return errors.Join(err, undo(ctx))
-	}
-	return err
+	f.leased++
+	return want.Lease{Mount: f.mount, Release: func() { f.leased-- }, Abandon: func(context.Context) error {
+		f.undone = f.leased == 1 // the key is still locked
+		return nil
+	}}, nil
 }
 
 func (f *fakeMounts) Reassign(context.Context, string, state.Publication) error {
@@ -189,8 +189,8 @@ func TestPublishWaitsAndIsUndone(t *testing.T) {
 	}
 	mounts.mount.Name = "gone"
 	target := filepath.Join(t.TempDir(), "target")
-	if err := p.Publish(t.Context(), requestFor(target), nil); err == nil || !mounts.undone {
-		t.Errorf("undone: %t, %v", mounts.undone, err)
+	if err := p.Publish(t.Context(), requestFor(target), nil); err == nil || !mounts.undone || mounts.leased != 0 {
+		t.Errorf("undone: %t, leases: %d, %v", mounts.undone, mounts.leased, err)
 	}
 	if _, err := os.Lstat(target); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the target is left: %v", err)

@@ -20,29 +20,25 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/want"
 )
 
-// Ensure ensures a running mount for a publication and binds it to the target, both under the lock of the mount's key. If bind fails
-// and returns an undo, that is called and the publication is released.
-func (s *Supervisor) Ensure(ctx context.Context, w want.Mount, bind func(ctx context.Context, m state.Mount) (undo func(context.Context) error, err error)) error {
+// Ensure ensures a running mount for a publication and returns it with its key locked.
+func (s *Supervisor) Ensure(ctx context.Context, w want.Mount) (want.Lease, error) {
 	began := time.Now()
 	unlock, err := s.keys.lock(ctx, w.Key())
 	if err != nil {
-		return err
+		return want.Lease{}, err
 	}
-	defer unlock()
 	m, err := s.ensureFor(ctx, w)
 	if err != nil {
-		return err
+		unlock()
+		return want.Lease{}, err
 	}
-	undo, err := bind(ctx, m)
-	if err != nil && undo != nil {
-		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)
-		defer cancel()
+	return want.Lease{Mount: m, Release: unlock, Abandon: func(ctx context.Context) error {
+		abandoned := m
 		if m.Created.After(began) {
-			m.LingerFor = 0 // it was started for this publication alone
+			abandoned.LingerFor = 0 // it was started for this publication alone
 		}
-		return mount.WithCleanupError(err, errors.Join(undo(cctx), s.release(cctx, m, w.Publication.Target)))
-	}
-	return err
+		return s.release(ctx, abandoned, w.Publication.Target)
+	}}, nil
 }
 
 // ensureFor returns a running mount for a publication: the one at its target if that was rotated to the spec, else one of the spec's

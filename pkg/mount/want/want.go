@@ -24,6 +24,14 @@ type Mount struct {
 	At string
 }
 
+// Lease is a running mount for a publication. Its key stays locked until Release, so that the caller can bind the mount.
+type Lease struct {
+	Mount state.Mount
+	// Abandon releases a publication that was recorded and could not be bound. It ends a mount that has no other.
+	Abandon func(ctx context.Context) error
+	Release func()
+}
+
 // Key returns the key of the mount.
 func (w Mount) Key() string {
 	if w.At != "" {
