@@ -32,7 +32,11 @@ type fakeFuse struct {
 	served atomic.Int64
 	// interrupted is the number of further requests that are answered with EINTR.
 	interrupted atomic.Int64
+	unanswered  map[uint32]bool // requests that are read, and never answered
 }
+
+// fakeSize is the size of every file of a fakeFuse.
+const fakeSize = 4096
 
 // fakeNode is a file or directory of a fakeFuse.
 type fakeNode struct {
@@ -61,8 +65,12 @@ const (
 	opGetattr    = 3
 	opReadlink   = 5
 	opMkdir      = 9
+	opOpen       = 14
+	opRead       = 15
+	opWrite      = 16
 	opStatfs     = 17
 	opRelease    = 18
+	opFlush      = 25
 	opInit       = 26
 	opOpendir    = 27
 	opReaddir    = 28
@@ -164,6 +172,9 @@ func (f *fakeFuse) serve() {
 
 // answer returns the errno and body of an answer.
 func (f *fakeFuse) answer(op uint32, node uint64, in []byte) (errno unix.Errno, body []byte, silent bool) {
+	if f.unanswered[op] {
+		return 0, nil, true
+	}
 	switch op {
 	case opOpendir, opReaddir, opStatfs:
 		if f.interrupted.Add(-1) >= 0 {
@@ -206,8 +217,10 @@ func (f *fakeFuse) answer(op uint32, node uint64, in []byte) (errno unix.Errno, 
 		binary.LittleEndian.PutUint32(body[44:], 255)  // namelen
 		binary.LittleEndian.PutUint32(body[48:], 4096) // frsize
 		return 0, body, false
-	case opOpendir:
+	case opOpendir, opOpen:
 		return 0, make([]byte, 16), false
+	case opRead:
+		return 0, make([]byte, fakeSize), false
 	case opReaddir, opRelease, opReleasedir:
 		return 0, nil, false
 	}
@@ -219,6 +232,7 @@ func (f *fakeFuse) attr(body []byte, node uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	binary.LittleEndian.PutUint64(body, node)                      // ino
+	binary.LittleEndian.PutUint64(body[8:], fakeSize)              // size
 	binary.LittleEndian.PutUint32(body[60:], f.nodes[node-1].mode) // mode
 	binary.LittleEndian.PutUint32(body[64:], 1)                    // nlink
 }

@@ -28,6 +28,7 @@ const (
 	levelGuest = "guest"
 	levelProbe = "probe" // says what NewNamespace says, and ends
 	levelSwap  = "swap"  // replaces mounts, and is killed meanwhile
+	levelStuck = "stuck" // gets stuck in a call that waits for a FUSE client
 )
 
 func TestMain(m *testing.M) {
@@ -38,6 +39,10 @@ func TestMain(m *testing.M) {
 		n, err := NewNamespace()
 		fmt.Printf("%v, error %v", err == nil && n.Foreign(), err)
 		os.Exit(0)
+	}
+	if os.Getenv(levelEnv) == levelStuck {
+		fmt.Fprintln(os.Stderr, "not stuck:", getStuck(os.Args[1], os.Args[2]))
+		os.Exit(1)
 	}
 	if os.Getenv(levelEnv) == levelSwap {
 		if err := swapUntilKilled(os.Args[1], os.Args[2], os.Args[3]); err != nil {

@@ -28,35 +28,50 @@ func TestParseMounts(t *testing.T) {
 		{"escapes and propagation", `1 2 0:53 /a\040b /t\134\011\012 ro shared:7 master:3 - fuse s3csi:default:b/p\040q/:k-1 rw,user_id=1`,
 			Mount{1, 2, 0, 53, "/a b", "/t\\\t\n", "ro", "fuse", "s3csi:default:b/p q/:k-1", "rw,user_id=1", []string{"shared:7", "master:3"}}},
 		{"no source", "1 2 0:5 / /t rw unbindable - tmpfs  rw", Mount{1, 2, 0, 5, "/", "/t", "rw", "tmpfs", "", "rw", []string{"unbindable"}}},
-		{"a line too long for the parser", "1 2 0:5 / /t rw - overlay overlay " + long, Mount{1, 2, 0, 5, "/", "/t", "rw", "overlay", "overlay", long[:maxLine-len("1 2 0:5 / /t rw - overlay overlay ")], nil}},
+		{"a long field", "1 2 0:5 / /t rw - overlay overlay " + long, Mount{1, 2, 0, 5, "/", "/t", "rw", "overlay", "overlay", long[:maxField] + "\x00", nil}},
+		{"a long field before others", "1 2 0:5 /" + long + " /t ro - ext4 /dev/vda rw", Mount{1, 2, 0, 5, ("/" + long)[:maxField] + "\x00", "/t", "ro", "ext4", "/dev/vda", "rw", nil}},
+		{"the longest path", "1 2 0:5 /" + long[:maxField-1] + " /t ro - ext4 /dev/vda rw", Mount{1, 2, 0, 5, "/" + long[:maxField-1], "/t", "ro", "ext4", "/dev/vda", "rw", nil}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			got, err := parseMounts([]byte(tc.line + "\n"))
-			if err != nil || len(got) != 1 {
-				t.Fatalf("%d mounts, %v", len(got), err)
-			}
-			if len(got[0].Optional) == 0 {
-				got[0].Optional = nil
-			}
-			if !reflect.DeepEqual(got[0], tc.want) {
-				t.Errorf("got  %+v\nwant %+v", got[0], tc.want)
+			for _, size := range []int{1, 7, 1 << 20} { // of the parts that the kernel returns
+				p := parse([]byte("not a mount\n"+tc.line+"\n\n"), size)
+				if p.skipped != 2 || p.sample != "not a mount" || len(p.mounts) != 1 || !reflect.DeepEqual(p.mounts[0], tc.want) {
+					t.Errorf("in parts of %d: skipped %d (%q)\ngot  %+v\nwant %+v", size, p.skipped, p.sample, p.mounts, tc.want)
+				}
 			}
 		})
 	}
-	if _, err := parseMounts([]byte("nonsense\n")); err == nil {
-		t.Error("nonsense was parsed")
-	}
 }
 
-func FuzzParseMounts(f *testing.F) {
+// parse parses a table that comes in parts of a size.
+func parse(data []byte, size int) (p tableParser) {
+	for part := range slices.Chunk(data, size) {
+		p.add(part)
+	}
+	return p
+}
+
+func FuzzMountTable(f *testing.F) {
 	f.Add([]byte("36 35 98:1 / /mnt rw,noatime shared:1 - ext4 /dev/vda rw\n"))
 	f.Add([]byte("1 2 0:53 / /a\\040b rw - fuse s3csi:x - rw\n"))
 	f.Add([]byte("1 2 0: / / - - - - - -\n"))
+	f.Add([]byte("1 2 0:5 /\\000\\377\\400\\8\\04 /a\x00b rw shared:1 master:2 propagate_from:3 unbindable - t s rw\n"))
+	f.Add([]byte("1 2 0:5 / /t rw - t  \n1 2 0:5 / /t rw - t\n1 2 0:5 / /t - rw t t\n"))
+	f.Add([]byte("1 2 0:5 /" + strings.Repeat("d/", 40<<10) + " /t rw - ext4 /dev/vda rw\n2 1 0:6 / /u rw - tmpfs t rw\n"))
+	f.Add([]byte(strings.Repeat(" ", 1000) + "\n" + strings.Repeat("1", 1000)))
 	f.Add([]byte(""))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		mounts, err := parseMounts(data)
-		if err == nil && len(mounts) > strings.Count(string(data), "\n")+1 {
-			t.Errorf("%d mounts of %q", len(mounts), data)
+		p := parse(data, len(data)+1)
+		if len(p.mounts)+p.skipped != strings.Count(string(data), "\n") {
+			t.Errorf("%d mounts and %d other lines of %q", len(p.mounts), p.skipped, data)
+		}
+		for _, m := range p.mounts {
+			if len(m.Root) > maxField+1 || len(m.Mountpoint) > maxField+1 || len(m.Source) > maxField+1 || len(m.SuperOptions) > maxField+1 || len(m.Optional) > maxFields {
+				t.Errorf("too long: %+v", m)
+			}
+		}
+		if parts := parse(data, 3); !reflect.DeepEqual(parts.mounts, p.mounts) || parts.skipped != p.skipped {
+			t.Errorf("other mounts in parts: %+v, %+v", parts.mounts, p.mounts)
 		}
 	})
 }
@@ -74,26 +89,26 @@ func TestReadOnly(t *testing.T) {
 
 func TestMountTableIsReadUntilItIsStable(t *testing.T) {
 	reads := 0
-	settles := func(after int) func() ([]byte, bool, error) {
+	settles := func(after int) func() (tableParser, bool, error) {
 		reads = 0
-		return func() ([]byte, bool, error) {
+		return func() (tableParser, bool, error) {
 			reads++
-			return fmt.Appendf(nil, "%d 1 0:5 / /t rw - tmpfs t rw\n", reads), reads == after, nil
+			return tableParser{mounts: []Mount{{ID: reads}}}, reads == after, nil
 		}
 	}
-	mounts, err := stableMounts(t.Context(), "t", settles(4))
-	if err != nil || reads != 4 || mounts[0].ID != 4 {
-		t.Errorf("%d reads, %+v, %v", reads, mounts, err)
+	table, err := stableTable(t.Context(), "t", settles(4))
+	if err != nil || reads != 4 || table.mounts[0].ID != 4 {
+		t.Errorf("%d reads, %+v, %v", reads, table.mounts, err)
 	}
-	if _, err := stableMounts(t.Context(), "t", settles(maxReads+1)); !fault.Is(err, fault.Busy) || reads != maxReads {
+	if _, err := stableTable(t.Context(), "t", settles(maxReads+1)); !fault.Is(err, fault.Busy) || reads != maxReads {
 		t.Errorf("a table that never settles: %d reads, %v", reads, err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := stableMounts(ctx, "t", settles(1)); !errors.Is(err, context.Canceled) {
+	if _, err := stableTable(ctx, "t", settles(1)); !errors.Is(err, context.Canceled) {
 		t.Errorf("after the context's end: %v", err)
 	}
-	if _, err := stableMounts(t.Context(), "t", func() ([]byte, bool, error) { return nil, true, unix.EACCES }); !errors.Is(err, unix.EACCES) {
+	if _, err := stableTable(t.Context(), "t", func() (tableParser, bool, error) { return tableParser{}, true, unix.EACCES }); !errors.Is(err, unix.EACCES) {
 		t.Errorf("unreadable: %v", err)
 	}
 }
@@ -111,7 +126,7 @@ func TestChangesOfTheMountTableAreNoticed(t *testing.T) {
 		}
 		defer table.close()
 		look := func(when string, want bool) {
-			if _, stable, err := table.read(); err != nil || stable != want {
+			if stable, err := table.read(t.Context(), 0, &tableParser{}); err != nil || stable != want {
 				t.Errorf("%s: stable %t, %v", when, stable, err)
 			}
 		}
@@ -140,7 +155,7 @@ func TestALargeMountTableIsComplete(t *testing.T) {
 	needMounts(t)
 	n := testNamespace(t)
 	dir := hostDir(t, n)
-	const count = 3 * tableSize / 100 // a line has more bytes
+	const count = 3 * readSize / 100 // a line has more bytes
 	do(t, n, "mounting", func() error {
 		for i := range count {
 			if err := unix.Mount("s3csi-test", mkdir(t, dir, fmt.Sprintf("mount-%d", i)), "tmpfs", 0, "size=4k"); err != nil {

@@ -49,6 +49,7 @@ type Namespace struct {
 	mountinfo string // the file with this namespace's mount table
 	tables    sharedread.Reader[[]Mount]
 	reads     atomic.Int64
+	skipped   atomic.Int64 // the lines that the latest read of the table could not parse
 
 	mu      sync.Mutex
 	overdue map[*call]struct{}

@@ -112,7 +112,12 @@ func belongsBelow(ns int) (bool, error) {
 
 // mounts reads the namespace's mount table, as seen from its root directory.
 func (h nsHandle) mounts(ctx context.Context) ([]Mount, error) {
-	return readMountsAt(ctx, h.proc, "thread-self/mountinfo")
+	limit := int64(0)
+	if h.pids != nil {
+		limit = maxTable
+	}
+	table, err := readTable(ctx, h.proc, "thread-self/mountinfo", limit, nil)
+	return table.mounts, err
 }
 
 // errHidden means that no path leads to a mount.

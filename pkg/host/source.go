@@ -133,7 +133,7 @@ func cloneMount(files *openFiles, dir *os.File, of, like Mount) (*os.File, error
 	clone := files.add(fd, dir.Name()) // an unattached clone is removed with its descriptor
 	attr := flagsOf(of, like)
 	attr.Propagation = unix.MS_PRIVATE
-	if isSlave(like) {
+	if like.Slave() {
 		attr.Propagation = unix.MS_SLAVE
 	}
 	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &attr); err != nil {
@@ -174,20 +174,15 @@ func flagsOf(of, like Mount) unix.MountAttr {
 	return attr
 }
 
-// isSlave reports whether mounts propagate to m from a master.
-func isSlave(m Mount) bool {
-	return slices.ContainsFunc(m.Optional, func(field string) bool { return strings.HasPrefix(field, "master:") })
-}
-
 // propagationOf returns the propagation type for the attached replacement of m. A mount that was attached below a shared mount has
 // become shared, in a group of its own.
 func propagationOf(m Mount) uint64 {
 	switch {
 	case slices.Contains(m.Optional, "unbindable"):
 		return unix.MS_UNBINDABLE
-	case peerGroup(m) != "":
+	case m.Shared():
 		return unix.MS_SHARED // and it stays a slave if it is one
-	case isSlave(m):
+	case m.Slave():
 		return unix.MS_SLAVE
 	}
 	return unix.MS_PRIVATE

@@ -87,7 +87,7 @@ func TestReplacementShowsTheSameDirectory(t *testing.T) {
 				t.Errorf("was %+v\nis  %+v", before, after)
 			}
 			types := func(m Mount) string {
-				return fmt.Sprint(peerGroup(m) != "", isSlave(m), slices.Contains(m.Optional, "unbindable"))
+				return fmt.Sprint(peerGroup(m) != "", m.Slave(), slices.Contains(m.Optional, "unbindable"))
 			}
 			if types(after) != types(before) {
 				t.Errorf("propagation was %q, is %q", before.Optional, after.Optional)
@@ -154,12 +154,12 @@ func TestASlaveStaysASlave(t *testing.T) {
 	r.run(func() error { return unix.Mount(r.source, master, "", unix.MS_BIND, "") }, // in the source's group
 		func() error { return unix.Mount(r.source, target, "", unix.MS_BIND, "") },
 		func() error { return unix.Mount("", target, "", unix.MS_SLAVE, "") })
-	if m := mountAt(t, r.n, target); !isSlave(m) {
+	if m := mountAt(t, r.n, target); !m.Slave() {
 		t.Fatalf("%+v of %+v", m, mountAt(t, r.n, r.source))
 	}
 	r.restart()
 	r.all(r.here(r.swap()), 1)
-	if m := mountAt(t, r.n, target); !isSlave(m) || peerGroup(m) != "" {
+	if m := mountAt(t, r.n, target); !m.Slave() || peerGroup(m) != "" {
 		t.Errorf("%+v", m)
 	}
 }

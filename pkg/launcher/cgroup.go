@@ -12,9 +12,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/proc"
 )
 
@@ -57,11 +57,11 @@ func (p *Process) sameNetwork() error {
 	if err != nil {
 		return fmt.Errorf("finding the driver's network namespace: %w", err)
 	}
-	host, err := os.Readlink("/proc/1/ns/net")
+	hosts, err := os.Readlink("/proc/1/ns/net")
 	if err != nil {
 		return fmt.Errorf("finding the host's network namespace: %w", err)
 	}
-	if own != host {
+	if own != hosts {
 		return errors.New("helpers use the network namespace of the driver's container and lose it when that ends: run the driver in the host's " +
 			"(Kubernetes: hostNetwork: true on the node's pod; docker: --network=host; Nomad: network_mode = \"host\")")
 	}
@@ -202,14 +202,7 @@ func parseCgroups(file []byte) map[string]string {
 
 // cgroupFiles returns the files to which a pid is written to leave its cgroups: one for each hierarchy that this thread sees whole.
 func cgroupFiles() ([]string, error) {
-	f, err := os.Open("/proc/thread-self/mountinfo")
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	mounts, err := mountinfo.GetMountsFromReader(f, func(m *mountinfo.Info) (skip, stop bool) {
-		return m.Root != "/" || m.FSType != "cgroup" && m.FSType != "cgroup2", false
-	})
+	mounts, err := host.ThreadMounts(func(m host.Mount) bool { return m.Root == "/" && (m.FSType == "cgroup" || m.FSType == "cgroup2") })
 	if err != nil {
 		return nil, fmt.Errorf("find the cgroup file systems: %w", err)
 	}

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync/atomic"
 
-	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
@@ -93,12 +92,7 @@ func moveCopy(from, to string) (int, error) {
 
 // mountsToKeep returns the mount points, except the root, that this thread's namespace keeps, parents first.
 func mountsToKeep(paths []string) ([]string, error) {
-	f, err := os.Open("/proc/thread-self/mountinfo")
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	mounts, err := mountinfo.GetMountsFromReader(f, func(m *mountinfo.Info) (skip, stop bool) { return !stays(m, paths), false })
+	mounts, err := host.ThreadMounts(func(m host.Mount) bool { return stays(m, paths) })
 	if err != nil {
 		return nil, err
 	}
@@ -110,7 +104,7 @@ func mountsToKeep(paths []string) ([]string, error) {
 	return slices.Compact(stay), nil
 }
 
-func stays(m *mountinfo.Info, paths []string) bool {
+func stays(m host.Mount, paths []string) bool {
 	switch {
 	case m.Mountpoint == "/":
 		return false // is there
@@ -238,27 +232,22 @@ func parents(u Unit) []string {
 
 // propagate reports whether mounts and unmounts in the file systems of all these paths, and of the root, propagate to copies of those.
 func propagate(paths []string) (bool, error) {
-	f, err := os.Open("/proc/thread-self/mountinfo")
+	mounts, err := host.ThreadMounts(func(m host.Mount) bool {
+		return slices.ContainsFunc(paths, func(path string) bool { return m.Mountpoint == "/" || atOrBelow(path, m.Mountpoint) })
+	})
 	if err != nil {
 		return false, err
 	}
-	defer f.Close()
-	mounts, err := mountinfo.GetMountsFromReader(f, func(m *mountinfo.Info) (skip, stop bool) {
-		return !slices.ContainsFunc(paths, func(path string) bool { return m.Mountpoint == "/" || atOrBelow(path, m.Mountpoint) }), false
-	})
-	if err != nil {
-		return false, fmt.Errorf("read the mount table: %w", err)
-	}
-	holds := func(path string) (found *mountinfo.Info) {
+	holds := func(path string) (found host.Mount) {
 		for _, m := range mounts { // later entries lie on top
-			if (m.Mountpoint == "/" || atOrBelow(path, m.Mountpoint)) && (found == nil || len(m.Mountpoint) >= len(found.Mountpoint)) {
+			if (m.Mountpoint == "/" || atOrBelow(path, m.Mountpoint)) && len(m.Mountpoint) >= len(found.Mountpoint) {
 				found = m
 			}
 		}
 		return found
 	}
 	for _, path := range append(paths, "/") {
-		if m := holds(path); m == nil || !strings.Contains(m.Optional, "shared:") {
+		if !holds(path).Shared() {
 			return false, nil
 		}
 	}
@@ -299,22 +288,17 @@ func leaveSharedMounts() error {
 // dropStayingClients unmounts, in this thread's mount namespace, the copies of FUSE mounts that would stay when the host unmounts theirs,
 // because the mount that they are on does not follow the host's. It sends no request to a file system of a client.
 func dropStayingClients() error {
-	f, err := os.Open("/proc/thread-self/mountinfo")
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	mounts, err := mountinfo.GetMountsFromReader(f, nil)
-	if err != nil {
-		return err
-	}
-	ofClient := func(m *mountinfo.Info) bool { return m.FSType == "fuse" || strings.HasPrefix(m.FSType, "fuse.") }
 	leave := map[int]bool{} // what is on these mounts: it follows the host's, or its path leads through a client's file system
-	for _, m := range mounts {
-		leave[m.ID] = strings.Contains(m.Optional, "master:") || ofClient(m)
+	clients, err := host.ThreadMounts(func(m host.Mount) bool {
+		ofClient := m.FSType == "fuse" || strings.HasPrefix(m.FSType, "fuse.")
+		leave[m.ID] = m.Slave() || ofClient
+		return ofClient
+	})
+	if err != nil {
+		return err
 	}
-	for _, m := range mounts {
-		if !ofClient(m) || leave[m.Parent] {
+	for _, m := range clients {
+		if leave[m.Parent] {
 			continue
 		}
 		// One that is hidden below another mount cannot be reached.

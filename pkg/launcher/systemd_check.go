@@ -9,10 +9,10 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
 )
 
 // ErrNoSystemd means that the host has no systemd, or one that is too old.
@@ -127,16 +127,11 @@ func unifiedCgroups(ctx context.Context, ns Doer) (bool, error) {
 func sharedRoot(ctx context.Context, ns Doer) (bool, error) {
 	shared := make(chan bool, 1)
 	err := ns.Do(ctx, "reading the host's mount table", func() error {
-		f, err := os.Open("/proc/thread-self/mountinfo")
+		roots, err := host.ThreadMounts(func(m host.Mount) bool { return m.Mountpoint == "/" })
 		if err != nil {
 			return err
 		}
-		defer f.Close()
-		root, err := mountinfo.GetMountsFromReader(f, mountinfo.SingleEntryFilter("/"))
-		if err != nil {
-			return fmt.Errorf("find the root: %w", err)
-		}
-		shared <- len(root) > 0 && strings.Contains(root[len(root)-1].Optional, "shared:")
+		shared <- len(roots) > 0 && roots[len(roots)-1].Shared()
 		return nil
 	})
 	if err != nil {

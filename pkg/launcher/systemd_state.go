@@ -12,10 +12,10 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher/runas"
 )
 
@@ -262,13 +262,8 @@ func oomKills(ctx context.Context, ns Doer, group string) (uint64, error) {
 }
 
 func readOOMKills(group string) (uint64, error) {
-	f, err := os.Open("/proc/thread-self/mountinfo")
-	if err != nil {
-		return 0, err
-	}
-	defer f.Close()
-	mounts, err := mountinfo.GetMountsFromReader(f, func(m *mountinfo.Info) (skip, stop bool) {
-		return m.Root != "/" || m.FSType != "cgroup2" && (m.FSType != "cgroup" || !slices.Contains(strings.Split(m.VFSOptions, ","), "memory")), false
+	mounts, err := host.ThreadMounts(func(m host.Mount) bool {
+		return m.Root == "/" && (m.FSType == "cgroup2" || m.FSType == "cgroup" && slices.Contains(strings.Split(m.SuperOptions, ","), "memory"))
 	})
 	if err != nil {
 		return 0, fmt.Errorf("find the cgroup file systems: %w", err)
