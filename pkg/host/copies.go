@@ -1,12 +1,20 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"sync/atomic"
+	"time"
+
+	"k8s.io/klog/v2"
 )
+
+// detachBound bounds the work in one mount namespace, whose processes choose what its paths lead to.
+const detachBound = 5 * time.Second
 
 // DetachCopies detaches the copies of a FUSE mount in other mount namespaces, and returns how many. A namespace that is made while
 // the mount exists gets a copy, which keeps the client running after the host has unmounted everything. A copy has m's device and
@@ -38,58 +46,85 @@ func (n *Namespace) detachInOthers(ctx context.Context, things string, match fun
 	if err != nil {
 		return 0, err
 	}
-	holders, err := n.holders(ctx, "searching for "+things, spare, func(ns *otherNamespace, mounts []Mount) bool {
+	holders, _, err := n.holders(ctx, "searching for "+things, scope{Owners: spare}, match, func(ns *otherNamespace, mounts []Mount) bool {
 		return ns.owner == "" && len(host.foreignTo(mounts, match)) > 0
 	})
 	if err != nil {
 		return 0, err
 	}
-	detached := 0
-	var errs []error
-	for _, ns := range holders {
-		at := namespaceRef{n, ns}
+	var detached atomic.Int64 // a call may outlive this function
+	err = n.inEach(holders, func(at namespaceRef) error {
 		what := "detaching " + things + at.name()
-		var done atomic.Int64 // the call may outlive this function
-		err := at.do(ctx, what, func(h nsHandle) error {
-			if err := h.detachAll(ctx, host, match, &done); err != nil {
+		bounded, cancel := context.WithTimeout(ctx, detachBound)
+		defer cancel()
+		return at.do(bounded, what, func(h nsHandle) error {
+			if err := h.detachAll(bounded, host, match, &detached); err != nil {
 				return fmt.Errorf("%s: %w", what, err)
 			}
 			return nil
 		})
-		detached += int(done.Load())
-		if !errors.Is(err, errEnded) {
-			errs = append(errs, err)
-		}
-	}
-	return detached, errors.Join(errs...)
+	})
+	return int(detached.Load()), err
 }
 
-// holders returns the other namespaces for whose mount tables pick reports true; owners set otherNamespace.owner.
-func (n *Namespace) holders(ctx context.Context, what string, owners Owners,
+// holders returns the other namespaces for whose mount tables pick reports true; see otherNamespace.mounts for needs. A namespace whose table
+// cannot be read costs only itself: unseen are those that have an owner.
+func (n *Namespace) holders(ctx context.Context, what string, of scope, needs func(Mount) bool,
 	pick func(ns *otherNamespace, mounts []Mount) bool,
-) ([]*otherNamespace, error) {
-	var holders []*otherNamespace
-	err := n.run(ctx, what, nil, func() error {
-		all, err := n.otherNamespaces(ctx, what, owners)
+) (holders []*otherNamespace, unseen []Swapped, err error) {
+	err = n.run(ctx, what, nil, func() error {
+		all, missed, err := n.otherNamespaces(ctx, what, of)
 		if err != nil {
 			return err
 		}
 		var found []*otherNamespace
 		for _, ns := range all {
-			if err := ctx.Err(); err != nil {
-				return fmt.Errorf("%s: %w", what, err)
+			mounts, err := ns.mounts(ctx, needs)
+			if ctx.Err() != nil {
+				return fmt.Errorf("%s: %w", what, ctx.Err())
 			}
-			if pick(ns, ns.mounts(ctx)) {
+			switch {
+			case err == nil && pick(ns, mounts):
 				found = append(found, ns)
+			case err != nil && ns.owner != "":
+				missed = append(missed, Swapped{PID: ns.pids[0], Err: err})
+			case err != nil:
+				klog.FromContext(ctx).V(4).Info("Cannot read a mount table", "process", processName(ns.pids[0]), "call", what, "error", err)
 			}
 		}
-		holders = found
+		holders, unseen = found, missed
 		return nil
 	})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return holders, nil
+	return holders, unseen, nil
+}
+
+// inEach calls fn for each namespace: for those of one owner, else of one pod or cgroup, one after the other, and for the others at the same
+// time, so that none waits for another tenant's. A namespace whose processes have exited is skipped.
+func (n *Namespace) inEach(all []*otherNamespace, fn func(at namespaceRef) error) error {
+	of := map[string][]namespaceRef{}
+	for _, ns := range all {
+		owner := cmp.Or(ns.owner, accountOf(ns.pids[0]))
+		of[owner] = append(of[owner], namespaceRef{n, ns})
+	}
+	var group sync.WaitGroup
+	var mu sync.Mutex
+	var errs []error
+	for _, namespaces := range of {
+		group.Go(func() {
+			for _, at := range namespaces {
+				if err := fn(at); err != nil && !errors.Is(err, errEnded) {
+					mu.Lock()
+					errs = append(errs, err)
+					mu.Unlock()
+				}
+			}
+		})
+	}
+	group.Wait()
+	return errors.Join(errs...)
 }
 
 // detachAll detaches the namespace's own mounts that match, those on top of others first.

@@ -65,14 +65,14 @@ func (h nsHandle) mapLike(like, clone *os.File) error {
 func (h nsHandle) userNamespace(want idMapping) (int, error) {
 	ended := len(h.pids) > 0
 	for _, pid := range h.pids {
-		users, err := unix.Openat(h.proc, strconv.Itoa(pid)+"/ns/user", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		users, err := openNamespaceOf(pid, "user") // a kernel that reports mappings can do that
 		if err != nil {
 			continue // it has exited
 		}
 		ended = false
 		have, err := h.mappingOfProcess(pid)
 		// The pid may have been reused in between.
-		if again, reErr := h.sameNamespace(pid, users); err == nil && reErr == nil && again && have.equal(want) {
+		if err == nil && have.equal(want) && hasUserNamespace(pid, users) {
 			return users, nil
 		}
 		unix.Close(users)
@@ -92,12 +92,14 @@ func (h nsHandle) mappingOfProcess(pid int) (idMapping, error) {
 	return newIDMapping(strings.Split(string(users), "\n"), strings.Split(string(groups), "\n")), err
 }
 
-func (h nsHandle) sameNamespace(pid, users int) (bool, error) {
-	var open, its unix.Stat_t
-	if err := errors.Join(unix.Fstat(users, &open), unix.Fstatat(h.proc, strconv.Itoa(pid)+"/ns/user", &its, 0)); err != nil {
-		return false, err
+func hasUserNamespace(pid, users int) bool {
+	again, err := openNamespaceOf(pid, "user")
+	if err != nil {
+		return false
 	}
-	return open.Dev == its.Dev && open.Ino == its.Ino, nil
+	defer unix.Close(again)
+	var open, its unix.Stat_t
+	return errors.Join(unix.Fstat(users, &open), unix.Fstat(again, &its)) == nil && open.Dev == its.Dev && open.Ino == its.Ino
 }
 
 // From include/uapi/linux/mount.h: statmount(2) since Linux 6.8, mappings since 6.15.

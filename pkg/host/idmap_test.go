@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -38,11 +37,11 @@ func (r *swapRig) idMap(target string, pid, users int, at string, more uint64) {
 	}
 	into := namespaceRef{n: r.n}
 	if pid != 0 {
-		link, err := os.Readlink(proc.Path(pid, "ns", "mnt"))
+		id, err := r.n.looks.mountNamespace(r.t.Context(), pid)
 		if err != nil {
 			r.t.Fatal(err)
 		}
-		into.other = &otherNamespace{link: link, pids: []int{pid}}
+		into.other = &otherNamespace{id: id, pids: []int{pid}}
 	}
 	err = into.do(within(r.t, 10*time.Second), "mounting", func(nsHandle) error {
 		return unix.MoveMount(clone, "", unix.AT_FDCWD, at, unix.MOVE_MOUNT_F_EMPTY_PATH)

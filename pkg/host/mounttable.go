@@ -166,7 +166,7 @@ func (t table) read(ctx context.Context, limit int64, p *tableParser) (stable bo
 		}
 		p.add(buf[:n])
 		if size += int64(n); limit > 0 && size > limit {
-			return false, fault.Errorf(fault.Exhausted, "it has more than %d MiB", limit>>20)
+			return false, fault.Errorf(fault.Unsupported, "it has more than %d MiB", limit>>20)
 		}
 		if err := ctx.Err(); err != nil {
 			return false, err

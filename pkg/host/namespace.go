@@ -49,6 +49,7 @@ type Namespace struct {
 	mountinfo string // the file with this namespace's mount table
 	tables    sharedread.Reader[[]Mount]
 	reads     atomic.Int64
+	looks     Looks
 	skipped   atomic.Int64 // the lines that the latest read of the table could not parse
 
 	mu      sync.Mutex
@@ -224,18 +225,19 @@ func (n *Namespace) finish(c *call) {
 	}
 }
 
-// Overdue returns the number of calls that still run after their context has ended.
+// Overdue returns the number of calls that still run after their context has ended, and of looks at processes that hang.
 func (n *Namespace) Overdue() int {
+	hung := len(n.looks.calls())
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return len(n.overdue)
+	return len(n.overdue) + hung
 }
 
 // OverdueCalls returns the names and ages of the calls that Overdue counts.
 func (n *Namespace) OverdueCalls() []string {
+	names := n.looks.calls()
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	names := make([]string, 0, len(n.overdue))
 	for c := range n.overdue {
 		names = append(names, fmt.Sprintf("%s (%s)", c.what, age(c)))
 	}
@@ -267,21 +269,21 @@ func OnThrowawayThread(fn func()) {
 
 // enterHost moves the calling thread, which must end afterwards, into PID 1's mount namespace.
 func enterHost() error {
-	fd, err := unix.Open(hostNamespace, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	first, err := unix.PidfdOpen(1, 0)
 	if err != nil {
-		return fmt.Errorf("opening %s: %w", hostNamespace, err)
+		return fmt.Errorf("opening PID 1: %w", err)
 	}
-	defer unix.Close(fd)
-	return enterNamespace(fd)
+	defer unix.Close(first)
+	return enterNamespace(first)
 }
 
-// enterNamespace moves the calling thread, which must end afterwards, into the mount namespace behind fd. The kernel requires a
-// thread that shares its root and working directory with no other.
-func enterNamespace(fd int) error {
+// enterNamespace moves the calling thread, which must end afterwards, into the mount namespace of the process of a pidfd, also if the process
+// hangs. The kernel requires a thread that shares its root and working directory with no other.
+func enterNamespace(pidfd int) error {
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return fmt.Errorf("unsharing the thread's root and working directory: %w", err)
 	}
-	if err := unix.Setns(fd, unix.CLONE_NEWNS); err != nil {
+	if err := unix.Setns(pidfd, unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("entering the mount namespace: %w", err)
 	}
 	return nil

@@ -50,16 +50,14 @@ func (r namespaceRef) do(ctx context.Context, what string, fn func(h nsHandle) e
 		case r.other == nil:
 			return unix.Unshare(unix.CLONE_FS) // the thread needs a working directory of its own here, too
 		}
-		ns, err := r.other.open()
+		ns, err := r.other.enter(h.proc)
 		if err != nil {
 			return err
 		}
 		defer unix.Close(ns)
 		h.pids = r.other.pids
-		if h.inUserNS, err = belongsBelow(ns); err != nil {
-			return err
-		}
-		return enterNamespace(ns)
+		h.inUserNS, err = belongsBelow(h.proc, ns)
+		return err
 	}
 	return r.n.run(ctx, what, enter, func() error {
 		defer unix.Close(h.proc)
@@ -91,7 +89,7 @@ func (r namespaceRef) name() string {
 }
 
 // belongsBelow reports whether a user namespace below this process's owns a mount namespace.
-func belongsBelow(ns int) (bool, error) {
+func belongsBelow(procDir, ns int) (bool, error) {
 	owner, err := unix.IoctlRetInt(ns, unix.NS_GET_USERNS)
 	if errors.Is(err, unix.EPERM) {
 		return false, nil // neither this process's user namespace nor one below it
@@ -104,7 +102,7 @@ func belongsBelow(ns int) (bool, error) {
 	if err := unix.Fstat(owner, &theirs); err != nil {
 		return false, fmt.Errorf("finding the user namespace that owns the mount namespace: %w", err)
 	}
-	if err := unix.Stat("/proc/self/ns/user", &ours); err != nil {
+	if err := unix.Fstatat(procDir, "self/ns/user", &ours, 0); err != nil {
 		return false, fmt.Errorf("finding this process's user namespace: %w", err)
 	}
 	return theirs.Ino != ours.Ino || theirs.Dev != ours.Dev, nil

@@ -1,6 +1,7 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,11 +12,12 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/proc"
 )
 
 type otherNamespace struct {
-	link  string // the target of /proc/<pid>/ns/mnt
+	id    uint64 // of Looks.mountNamespace
 	pids  []int  // some of its processes
 	owner string // by Owners; "": none
 }
@@ -23,107 +25,140 @@ type otherNamespace struct {
 // maxPIDs bounds the remembered processes of a namespace, of which one must still run when the namespace is entered.
 const maxPIDs = 8
 
-// otherNamespaces finds the mount namespaces of processes, other than the host's, and their owners. It reads only links, cgroup and mount
-// table of a process; other files can block with the process. It does not see namespaces without processes, nor those of processes that this one may not inspect, whose number it
-// logs. Call it inside run.
-func (n *Namespace) otherNamespaces(ctx context.Context, what string, owners Owners) ([]*otherNamespace, error) {
+// A scope says of which other mount namespaces a search is.
+type scope struct {
+	Owners
+	owned bool // only of those that have an owner
+}
+
+// otherNamespaces finds the mount namespaces of processes, other than the host's, and their owners. It does not see namespaces without
+// processes, nor those of processes that this one may not inspect, whose number it logs. A process that hangs costs none of the others their
+// place: hung are those that have an owner, and whose namespace is therefore not known. Call it inside run.
+func (n *Namespace) otherNamespaces(ctx context.Context, what string, of scope) (found []*otherNamespace, hung []Swapped, err error) {
 	pids, err := proc.PIDs()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	hosts := n.links()
-	var found []*otherNamespace
-	known := map[string]*otherNamespace{}
+	hosts := n.hostIDs(ctx)
+	known := map[uint64]*otherNamespace{}
 	unreadable := 0
 	for _, pid := range pids {
 		if err := ctx.Err(); err != nil {
-			return nil, fmt.Errorf("%s: %w", what, err)
+			return nil, nil, fmt.Errorf("%s: %w", what, err)
 		}
-		link, err := os.Readlink(proc.Path(pid, "ns", "mnt"))
+		owner := ""
+		if of.ByCgroup != nil {
+			cgroup, err := os.ReadFile(proc.Path(pid, "cgroup"))
+			if err != nil {
+				continue // it has exited
+			}
+			owner = of.ByCgroup(string(cgroup))
+		}
+		if of.owned && owner == "" && of.ByMounts == nil {
+			continue
+		}
+		id, err := n.looks.mountNamespace(ctx, pid)
 		switch {
-		case proc.Gone(err):
+		case proc.Gone(err), err == nil && slices.Contains(hosts, id):
 			continue
 		case err != nil:
-			unreadable++
-			continue
-		case slices.Contains(hosts, link):
+			if unreadable++; owner != "" && (fault.Is(err, fault.Timeout) || fault.Is(err, fault.Exhausted)) {
+				hung = append(hung, Swapped{PID: pid, Err: err})
+			}
 			continue
 		}
-		ns := known[link]
+		ns := known[id]
 		if ns == nil {
-			ns = &otherNamespace{link: link}
-			known[link] = ns
+			ns = &otherNamespace{id: id}
+			known[id] = ns
 			found = append(found, ns)
 		}
 		if len(ns.pids) < maxPIDs {
 			ns.pids = append(ns.pids, pid)
 		}
-		if owners.ByCgroup == nil || ns.owner != "" {
-			continue
-		}
-		cgroup, err := os.ReadFile(proc.Path(pid, "cgroup"))
-		if err != nil && !proc.Gone(err) {
-			return nil, fmt.Errorf("%s: the cgroup of %s: %w", what, processName(pid), err)
-		}
-		if err == nil {
-			ns.owner = owners.ByCgroup(string(cgroup))
-		}
+		ns.owner = cmp.Or(ns.owner, owner)
 	}
-	if owners.ByMounts != nil {
+	if of.ByMounts != nil {
 		for _, ns := range found {
 			if ns.owner == "" {
-				ns.owner = owners.ByMounts(ns.mounts(ctx))
+				if mounts, err := ns.mounts(ctx, nil); err == nil {
+					ns.owner = of.ByMounts(mounts)
+				}
 			}
 		}
 	}
 	if unreadable > 0 {
 		klog.FromContext(ctx).V(4).Info("Cannot read some mount namespaces", "processes", unreadable, "call", what)
 	}
-	return found, nil
+	if of.owned {
+		found = slices.DeleteFunc(found, func(ns *otherNamespace) bool { return ns.owner == "" })
+	}
+	return found, hung, nil
 }
 
-// links returns the links of the Namespace and, if it can be read, of PID 1's mount namespace.
-func (n *Namespace) links() []string {
-	var links []string
-	if link, err := os.Readlink(hostNamespace); err == nil {
-		links = append(links, link)
+// hostIDs returns the ids of the Namespace and, if it can be read, of PID 1's mount namespace.
+func (n *Namespace) hostIDs(ctx context.Context) (ids []uint64) {
+	if id, err := n.looks.mountNamespace(ctx, 1); err == nil {
+		ids = append(ids, id)
 	}
-	if !n.foreign {
-		if link, err := os.Readlink(ownNamespace); err == nil {
-			links = append(links, link)
-		}
+	var own unix.Stat_t
+	if !n.foreign && unix.Stat(ownNamespace, &own) == nil {
+		ids = append(ids, own.Ino)
 	}
-	return links
+	return ids
 }
 
 // mounts reads the mount table of one of the namespace's processes. Mount points are seen from that process's root, which may not be
-// the namespace's. The table is empty if all processes have exited.
-func (o *otherNamespace) mounts(ctx context.Context) []Mount {
-	for _, pid := range o.pids {
-		if mounts, err := readMounts(ctx, proc.Path(pid, "mountinfo")); err == nil {
-			return mounts
+// the namespace's. Of mounts for which needs reports false, only id, parent and propagation are known; nil: all are needed. The table is
+// empty if all processes have exited.
+func (o *otherNamespace) mounts(ctx context.Context, needs func(Mount) bool) ([]Mount, error) {
+	var keep func(m Mount) (Mount, bool)
+	if needs != nil {
+		keep = func(m Mount) (Mount, bool) {
+			if !needs(m) {
+				m = Mount{ID: m.ID, Parent: m.Parent, Optional: m.Optional}
+			}
+			return m, true
 		}
 	}
-	return nil
+	for _, pid := range o.pids {
+		table, err := readTable(ctx, unix.AT_FDCWD, proc.Path(pid, "mountinfo"), maxTable, keep)
+		if err == nil || fault.KindOf(err) != fault.Unknown {
+			return table.mounts, err
+		}
+	}
+	return nil, nil
 }
 
 // errEnded means that all known processes of a namespace have exited. If others run in it, the next search finds them.
 var errEnded = errors.New("the processes have exited")
 
-func (o *otherNamespace) open() (int, error) {
+// enter moves the calling thread, which must end afterwards, into the namespace. procDir is this process's /proc. It returns the namespace.
+func (o *otherNamespace) enter(procDir int) (int, error) {
 	for _, pid := range o.pids {
-		fd, err := unix.Open(proc.Path(pid, "ns", "mnt"), unix.O_RDONLY|unix.O_CLOEXEC, 0)
-		if proc.Gone(err) || errors.Is(err, unix.EACCES) { // EACCES: it was readable a moment ago, so it is exiting
+		process, err := unix.PidfdOpen(pid, 0)
+		if proc.Gone(err) {
+			continue
+		}
+		if err == nil {
+			err = enterNamespace(process)
+			unix.Close(process)
+		}
+		if proc.Gone(err) || errors.Is(err, unix.EPERM) { // EPERM: its namespace was readable a moment ago, so it is exiting
 			continue
 		}
 		if err != nil {
-			return -1, fmt.Errorf("opening the mount namespace of %s: %w", processName(pid), err)
+			return -1, fmt.Errorf("the mount namespace of %s: %w", processName(pid), err)
 		}
-		// The pid may have been reused, and a process can change its namespace.
-		if link, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd)); err == nil && link == o.link {
-			return fd, nil
+		ns, err := unix.Openat(procDir, "thread-self/ns/mnt", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return -1, err
 		}
-		unix.Close(fd)
+		var st unix.Stat_t
+		if err := unix.Fstat(ns, &st); err == nil && st.Ino == o.id { // the pid may have been reused, and a process can change its namespace
+			return ns, nil
+		}
+		unix.Close(ns)
 	}
 	return -1, errEnded
 }
@@ -136,7 +171,7 @@ func (n *Namespace) ShownInOtherNamespaces(ctx context.Context, what string, mat
 		return "", err
 	}
 	var found Mount
-	holders, err := n.holders(ctx, what, Owners{}, func(_ *otherNamespace, mounts []Mount) bool {
+	holders, _, err := n.holders(ctx, what, scope{}, match, func(_ *otherNamespace, mounts []Mount) bool {
 		copies := host.lastingAfter(mounts, match)
 		if len(copies) > 0 {
 			found = copies[0]
@@ -157,22 +192,9 @@ func (n *Namespace) MountsInOtherNamespaces(ctx context.Context, what string, ow
 		return nil, err
 	}
 	var all []Mount
-	err = n.run(ctx, what, nil, func() error {
-		others, err := n.otherNamespaces(ctx, what, owners)
-		if err != nil {
-			return err
-		}
-		var found []Mount
-		for _, ns := range others {
-			if err := ctx.Err(); err != nil {
-				return fmt.Errorf("%s: %w", what, err)
-			}
-			if ns.owner != "" {
-				found = append(found, host.foreignTo(ns.mounts(ctx), match)...)
-			}
-		}
-		all = found
-		return nil
+	_, _, err = n.holders(ctx, what, scope{owners, true}, match, func(_ *otherNamespace, mounts []Mount) bool {
+		all = append(all, host.foreignTo(mounts, match)...)
+		return false
 	})
 	if err != nil {
 		return nil, err
@@ -183,20 +205,17 @@ func (n *Namespace) MountsInOtherNamespaces(ctx context.Context, what string, ow
 // DoInOtherNamespaces is Do in each other mount namespace for whose mount table pick reports true. who is a process of the namespace, for
 // messages. Namespaces are found as in DetachCopies. A namespace whose processes have exited is skipped.
 func (n *Namespace) DoInOtherNamespaces(ctx context.Context, what string, pick func(mounts []Mount) bool, fn func(who string) error) error {
-	picked, err := n.holders(ctx, what, Owners{}, func(_ *otherNamespace, mounts []Mount) bool { return pick(mounts) })
+	picked, _, err := n.holders(ctx, what, scope{}, nil, func(_ *otherNamespace, mounts []Mount) bool { return pick(mounts) })
 	if err != nil {
 		return err
 	}
-	var errs []error
-	for _, ns := range picked {
-		at := namespaceRef{n, ns}
+	return n.inEach(picked, func(at namespaceRef) error {
 		who := processName(at.pid())
-		err := at.do(ctx, what+at.name(), func(nsHandle) error { return fn(who) })
-		if err != nil && !errors.Is(err, errEnded) {
-			errs = append(errs, fmt.Errorf("%s%s: %w", what, at.name(), err))
+		if err := at.do(ctx, what+at.name(), func(nsHandle) error { return fn(who) }); err != nil {
+			return fmt.Errorf("%s%s: %w", what, at.name(), err)
 		}
-	}
-	return errors.Join(errs...)
+		return nil
+	})
 }
 
 // hostView distinguishes the host's mounts from those that other namespaces hold for themselves.
@@ -211,7 +230,7 @@ func (n *Namespace) hostView(ctx context.Context) (hostView, error) {
 	if err != nil {
 		return hostView{}, err
 	}
-	if !n.foreign && !sharesMounts(1) {
+	if ids := n.hostIDs(ctx); !n.foreign && (len(ids) < 2 || ids[0] != ids[1]) {
 		if first, err := readMounts(ctx, hostMountinfo); err == nil {
 			mounts = append(mounts, first...)
 		}
@@ -223,16 +242,6 @@ func (n *Namespace) hostView(ctx context.Context) (hostView, error) {
 		}
 	}
 	return view, nil
-}
-
-// sharesMounts reports whether a process is in this process's mount namespace.
-func sharesMounts(pid int) bool {
-	own, err := os.Stat("/proc/self/ns/mnt")
-	if err != nil {
-		return false
-	}
-	its, err := os.Stat(proc.Path(pid, "ns/mnt"))
-	return err == nil && os.SameFile(own, its)
 }
 
 // peerGroup returns the peer group of a mount: "shared:7", or "" if it is not shared.

@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -13,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/proc"
 )
 
@@ -35,7 +39,7 @@ func getStuck(way, file string) error {
 		}
 		page[0] = 1
 	}
-	fmt.Println("ready")
+	fmt.Println(os.Getpid())
 	if way == stuckFile {
 		_, err := syscall.ForkExec("/bin/true", []string{"true"}, nil) // its child gets stuck, and this process waits for that
 		return err
@@ -43,76 +47,136 @@ func getStuck(way, file string) error {
 	return unix.Exec("/bin/true", []string{"true"}, nil)
 }
 
-// stuck starts a process that gets stuck and returns its pid. The file system is at dir.
-func stuck(t *testing.T, way, dir string) int {
+// stuck starts a process that gets stuck, in a mount namespace of its own, and returns its pid. The file system is at dir.
+func (r *swapRig) stuck(way, dir string) int {
+	t := r.t
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe", way, dir+"/file")
 	cmd.Env = append(os.Environ(), levelEnv+"="+levelStuck)
 	cmd.Stderr = os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNS}
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := cmd.Start(); err != nil {
+	do(t, r.n, "starting a process", cmd.Start)
+	t.Cleanup(func() { _ = cmd.Wait() })
+	pid := 0
+	if _, err := fmt.Fscan(out, &pid); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := out.Read(make([]byte, 6)); err != nil {
-		t.Fatal(err)
+	if way == stuckFile { // it is the child
+		for deadline := time.Now().Add(10 * time.Second); ; {
+			files, _ := filepath.Glob(proc.Path(pid, "task/*/children"))
+			for _, file := range files {
+				text, _ := os.ReadFile(file)
+				if child, err := strconv.Atoi(strings.TrimSpace(string(text))); err == nil {
+					return child
+				}
+			}
+			if time.Now().After(deadline) {
+				t.Fatal("it has no child")
+			}
+		}
 	}
-	return cmd.Process.Pid
+	return pid
 }
 
-func TestExp(t *testing.T) {
-	needMounts(t)
-	n := testNamespace(t)
-	if n.Foreign() { t.Skip() }
-	dir := hostDir(t, n)
+// stuckTenant is a process in a cgroup of its own that gets stuck with a file system of its own.
+func (r *swapRig) stuckTenant(way, cgroup string) (pid int) {
+	r.t.Helper()
+	place := mkdir(r.t, r.dir, "stuck-"+way)
+	client := startFake(r.t, r.n, place, &fakeFuse{source: "s3csi:stuck", nodes: fakeNodes(), unanswered: map[uint32]bool{opWrite: true, opFlush: true}})
+	pid = r.stuck(way, place)
+	r.t.Cleanup(client.exit)
+	if cgroup != "" {
+		join(r.t, r.n, testCgroup(r.t, r.n, cgroup), pid)
+	}
+	for deadline := time.Now().Add(10 * time.Second); !hangs(pid); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			r.t.Fatal("it is not stuck")
+		}
+	}
+	return pid
+}
+
+// hangs reports whether a process waits in execve(2).
+func hangs(pid int) bool {
+	done := make(chan struct{})
+	go func() {
+		_, _ = os.Readlink(proc.Path(pid, "cwd"))
+		close(done)
+	}()
+	select {
+	case <-done:
+		return false
+	case <-time.After(100 * time.Millisecond):
+		return true
+	}
+}
+
+// A process that is stuck in execve(2) costs only itself its place in a search: also if the kernel opens no namespace of such a process.
+func TestHungProcess_DelaysNoOther(t *testing.T) {
 	for _, way := range []string{stuckMapped, stuckFile} {
-		place := mkdir(t, dir, way)
-		startFake(t, n, place, &fakeFuse{source: "s3csi:stuck", nodes: fakeNodes(), unanswered: map[uint32]bool{opWrite: true, opFlush: true}})
-		pid := stuck(t, way, place)
-		time.Sleep(300*time.Millisecond)
-		if way == stuckFile {
-			kids, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
-			all, _ := exec.Command("sh", "-c", "for p in /proc/[0-9]*; do [ \"$(sed -n 's/^PPid:.//p' $p/status)\" = "+fmt.Sprint(pid)+" ] && basename $p; done").Output()
-			t.Logf("children %q %q", kids, all)
-			fmt.Sscan(strings.TrimSpace(string(all)), &pid)
+		for name, noPidfds := range map[string]bool{"": false, " before Linux 6.11": true} {
+			t.Run(way+name, func(t *testing.T) {
+				r := newSwapRig(t)
+				r.n.looks.noPidfds = noPidfds
+				target := r.bind("target", "/", BindAttrs{})
+				pid := r.stuckTenant(way, "")
+				victim := r.container("s3csitest-pod", "umount "+r.source+" && ")
+				agent := r.container("", "")
+				r.restart()
+				began := time.Now()
+				if _, err := CPUTime(pid, uint32(os.Getuid())); err != nil {
+					t.Error(err)
+				}
+				r.all(r.elsewhere(), 1)
+				r.onlyHealthy(victim, target, 1)
+				if took := time.Since(began); took > time.Second {
+					t.Errorf("healing took %s", took)
+				}
+				for _, bound := range []time.Duration{3 * time.Second, time.Second} { // known processes that hang are not waited for
+					began = time.Now()
+					if _, err := r.n.DetachStale(within(t, 10*time.Second), r.swap().Stale, ofPod()); err != nil {
+						t.Error(err)
+					}
+					if _, err := r.n.DetachCopies(within(t, 10*time.Second), r.healthy); err != nil {
+						t.Error(err)
+					}
+					if _, err := r.n.ShownInOtherNamespaces(within(t, 10*time.Second), "looking", r.healthy.copiedAs); err != nil {
+						t.Error(err)
+					}
+					if _, err := r.n.Users(within(t, 10*time.Second), r.healthy); err != nil {
+						t.Error(err)
+					}
+					if took := time.Since(began); took > bound {
+						t.Errorf("searches took %s", took)
+					}
+				}
+				if left := mountsOf(t, agent, r.name); len(left) != 0 {
+					t.Errorf("left: %+v", left)
+				}
+			})
 		}
-		for _, f := range []string{"stat", "status", "cgroup", "comm", "mountinfo", "uid_map", "ns/mnt", "ns/pid", "ns/user", "cwd", "root", "exe", "fd", "fdinfo", "maps", "cmdline", "environ", "io", "oom_score_adj", "limits", "wchan", "stack", "syscall", "task", "setgroups", "loginuid", "attr/current", "mounts", "auxv", "smaps_rollup","fd/0","fdinfo/0"} {
-			done := make(chan string, 1)
-			go func() {
-				p := proc.Path(pid, f)
-				if l, err := os.Readlink(p); err == nil { 
-					_ , err := os.Stat(p)
-					done <- "link "+l+fmt.Sprint(err); return }
-				b, err := os.ReadFile(p)
-				done <- fmt.Sprint(len(b), err)
-			}()
-			select {
-			case r := <-done: t.Logf("%s %s: %s", way, f, r)
-			case <-time.After(200*time.Millisecond): t.Logf("%s %s: BLOCKS", way, f)
+	}
+}
+
+// The container whose only process hangs is healed too, if the kernel opens its namespace; otherwise it is reported.
+func TestHungProcess_OfThePodItself(t *testing.T) {
+	for name, noPidfds := range map[string]bool{"opened": false, "before Linux 6.11": true} {
+		t.Run(name, func(t *testing.T) {
+			r := newSwapRig(t)
+			r.n.looks.noPidfds = noPidfds
+			target := r.bind("target", "/", BindAttrs{})
+			r.stuckTenant(stuckMapped, "s3csitest-pod")
+			victim := r.container("s3csitest-pod", "umount "+r.source+" && ")
+			r.restart()
+			failed := slices.DeleteFunc(r.elsewhere(), func(s Swapped) bool { return s.Err == nil })
+			if want := map[bool]int{true: 1}[noPidfds]; len(failed) != want || want > 0 && !fault.Is(failed[0].Err, fault.Timeout) {
+				t.Errorf("failed: %+v", failed)
 			}
-		}
-		pfd, err := unix.PidfdOpen(pid, 0)
-		t.Log(pfd, err)
-		for _, c := range []uintptr{3, 5, 9} { // mnt, pid, user
-			done := make(chan string, 1)
-			go func() {
-				fd, _, e := unix.Syscall(unix.SYS_IOCTL, uintptr(pfd), 0xFF00|c, 0)
-				l, _ := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
-				done <- fmt.Sprint(int(fd), e, l)
-			}()
-			select {
-			case r := <-done: t.Logf("%s ioctl %d: %s", way, c, r)
-			case <-time.After(200*time.Millisecond): t.Logf("%s ioctl %d: BLOCKS", way, c)
-			}
-		}
-		done := make(chan string, 1)
-		go OnThrowawayThread(func() { unix.Unshare(unix.CLONE_FS); done <- fmt.Sprint(unix.Setns(pfd, unix.CLONE_NEWNS)) })
-		select {
-		case r := <-done: t.Logf("%s setns: %s", way, r)
-		case <-time.After(200*time.Millisecond): t.Logf("%s setns: BLOCKS", way)
-		}
+			r.onlyHealthy(victim, target, 1)
+		})
 	}
 }

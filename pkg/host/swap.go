@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -93,30 +94,25 @@ func (n *Namespace) SwapInOtherNamespaces(ctx context.Context, s Swap, owners Ow
 		return nil, err
 	}
 	what := "searching for stale mounts of " + s.Source.Source
-	holders, err := n.holders(ctx, what, owners, func(ns *otherNamespace, mounts []Mount) bool {
-		return ns.owner != "" && len(host.foreignTo(mounts, src.concerns)) > 0
+	holders, all, err := n.holders(ctx, what, scope{owners, true}, src.concerns, func(_ *otherNamespace, mounts []Mount) bool {
+		return len(host.foreignTo(mounts, src.concerns)) > 0
 	})
 	if err != nil {
 		return nil, err
 	}
-	var all []Swapped
-	var errs []error
-	for _, ns := range holders {
-		at := namespaceRef{n, ns}
-		swapped, err := n.swapInOther(ctx, src, at, host)
+	var mu sync.Mutex
+	err = n.inEach(holders, func(at namespaceRef) error {
+		own := *src // what a look-up for one namespace finds, or waits for, is not the others'
+		swapped, err := n.swapInOther(ctx, &own, at, host)
+		if err != nil && ctx.Err() == nil && !errors.Is(err, errEnded) { // caused by that namespace
+			swapped, err = append(swapped, Swapped{PID: at.pid(), Err: err}), nil
+		}
+		mu.Lock()
+		defer mu.Unlock()
 		all = append(all, swapped...)
-		if fault.Is(err, fault.Exhausted) { // caused by that pod, so the others continue
-			all = append(all, Swapped{PID: at.pid(), Err: err})
-			continue
-		}
-		if !errors.Is(err, errEnded) {
-			errs = append(errs, err)
-		}
-		if ctx.Err() != nil {
-			break
-		}
-	}
-	return all, errors.Join(errs...)
+		return err
+	})
+	return all, err
 }
 
 func (n *Namespace) swapInOther(ctx context.Context, src *source, at namespaceRef, host hostView) ([]Swapped, error) {

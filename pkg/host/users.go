@@ -20,7 +20,7 @@ const maxUsers = 10
 
 // Users returns up to ten processes that keep a mount busy, as "bash (pid 12)": their working or root directory, executable or an
 // open file is on it. It reads only links and fdinfo in /proc, and so answers for an unresponsive mount, too. It does not see
-// processes that this one may not inspect, nor memory maps of closed files.
+// processes that this one may not inspect or that hang, nor memory maps of closed files.
 func (n *Namespace) Users(ctx context.Context, m Mount) ([]string, error) {
 	var users []string
 	err := n.run(ctx, "searching for users of "+m.Mountpoint, nil, func() error {
@@ -33,7 +33,8 @@ func (n *Namespace) Users(ctx context.Context, m Mount) ([]string, error) {
 			if ctx.Err() != nil || len(found) == maxUsers {
 				break
 			}
-			if usesMount(pid, m) {
+			uses, _ := lookAt(ctx, &n.looks, pid, "searching for users of "+m.Mountpoint, nil, func() (bool, error) { return usesMount(pid, m), nil })
+			if uses {
 				found = append(found, processName(pid))
 			}
 		}
@@ -71,18 +72,9 @@ func usesMount(pid int, m Mount) bool {
 
 // seesMount reports whether a mount is in a process's namespace. A path alone could be one of another namespace.
 func seesMount(pid int, m Mount) bool {
-	// One line is enough, so a table that changes during the read is not read again.
-	table, err := os.ReadFile(proc.Path(pid, "mountinfo"))
-	if err != nil {
-		return false
-	}
-	id := fmt.Sprintf("%d ", m.ID)
-	for line := range strings.Lines(string(table)) {
-		if strings.HasPrefix(line, id) {
-			return true
-		}
-	}
-	return false
+	keep := func(its Mount) (Mount, bool) { return its, its.ID == m.ID }
+	table, err := readTable(context.Background(), unix.AT_FDCWD, proc.Path(pid, "mountinfo"), maxTable, keep)
+	return err == nil && len(table.mounts) > 0
 }
 
 func isBelow(place, dir string) bool {

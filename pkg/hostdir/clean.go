@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/flock"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/proc"
 )
 
@@ -80,19 +81,20 @@ func (i Installed) clean(ctx context.Context, base string, inUse func(dir string
 	return removed, errors.Join(errs...)
 }
 
-// running returns the directories below base from which processes run programs. It reads only the link to a process's program,
-// which never blocks. If a link cannot be read, the process has more privileges than this one and was not started from base.
+// running returns the directories below base from which processes run programs. If the link to a process's program cannot be read, the process
+// has more privileges than this one, or hangs with a file system of other software, and was not started from base.
 func running(ctx context.Context, base string) (map[string]bool, error) {
 	pids, err := proc.PIDs()
 	if err != nil {
 		return nil, err
 	}
 	dirs := map[string]bool{}
+	var looks host.Looks
 	for _, pid := range pids {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		program, err := os.Readlink(proc.Path(pid, "exe"))
+		program, err := looks.Program(ctx, pid)
 		if err != nil {
 			continue
 		}

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/proc"
 )
 
@@ -25,13 +26,18 @@ type member func(pid int, uid uint32, status proc.Status) bool
 // when finder returns ctx's error.
 type finder func(ctx context.Context, fn func(is member) error) error
 
-func findOnHost(_ context.Context, fn func(is member) error) error { return fn(onHost) }
+func (s *processScan) findOnHost(ctx context.Context, fn func(is member) error) error {
+	return fn(onHost(ctx, &s.looks))
+}
 
-// onHost reports whether a process is in this process's user namespace and in the PID namespace of /proc, or in namespaces below them
+// onHost returns a member that reports whether a process is in this process's user namespace and in the PID namespace of /proc, or in namespaces below them
 // that its own uid made. Container runtimes make those of pods as root, so a pod's process is not on the host, whatever namespaces it
-// makes inside. A process of a pod with hostPID is on the host.
-func onHost(pid int, uid uint32, status proc.Status) bool {
-	return (sameUsers(pid) || madeUsers(pid, uid)) && (pidNamespaces(status) <= 1 || madePIDs(pid, uid))
+// makes inside. A process of a pod with hostPID is on the host. One whose namespaces cannot be read because it hangs is not.
+func onHost(ctx context.Context, looks *host.Looks) member {
+	return func(pid int, uid uint32, status proc.Status) bool {
+		open := func(kind string) (int, error) { return looks.OpenNamespace(ctx, pid, kind) }
+		return (sameUsers(pid) || madeUsers(open, uid)) && (pidNamespaces(status) <= 1 || madePIDs(open, uid))
+	}
 }
 
 // pidNamespaces returns the number of PID namespaces in which a process has a pid, from that of /proc on down (NSpid in
@@ -53,8 +59,8 @@ func sameUsers(pid int) bool {
 const maxNested = 33
 
 // madeUsers reports whether a process's user namespace is below this process's, and every one on the way was made by uid.
-func madeUsers(pid int, uid uint32) bool {
-	return climb(pid, "user", "/proc/self/ns/user", func(namespace int) bool {
+func madeUsers(open func(kind string) (int, error), uid uint32) bool {
+	return climb(open, "user", "/proc/self/ns/user", func(namespace int) bool {
 		owner, err := unix.IoctlGetUint32(namespace, unix.NS_GET_OWNER_UID)
 		return err == nil && owner == uid
 	})
@@ -63,12 +69,12 @@ func madeUsers(pid int, uid uint32) bool {
 // madePIDs reports whether a process's PID namespace is below the host's, and every one on the way was made by uid. A user without
 // capabilities can make a PID namespace only in its own user namespace, which then owns it (ioctl_nsfs(2)). This process's PID
 // namespace is taken for the host's, because that of PID 1 cannot be read everywhere.
-func madePIDs(pid int, uid uint32) bool {
+func madePIDs(open func(kind string) (int, error), uid uint32) bool {
 	var own unix.Stat_t
 	if unix.Stat("/proc/self/ns/user", &own) != nil {
 		return false
 	}
-	return climb(pid, "pid", "/proc/self/ns/pid", func(namespace int) bool {
+	return climb(open, "pid", "/proc/self/ns/pid", func(namespace int) bool {
 		users, err := unix.IoctlRetInt(namespace, unix.NS_GET_USERNS)
 		if err != nil {
 			return false
@@ -79,14 +85,14 @@ func madePIDs(pid int, uid uint32) bool {
 	})
 }
 
-// climb goes from a process's namespace up to the one at top. It reports false if ok does for a namespace below top, or if top is not
+// climb goes from a process's namespace, which open opens, up to the one at top. It reports false if ok does for a namespace below top, or if top is not
 // reached: the kernel shows no namespaces above this process's own.
-func climb(pid int, kind, top string, ok func(namespace int) bool) bool {
+func climb(open func(kind string) (int, error), kind, top string, ok func(namespace int) bool) bool {
 	var end unix.Stat_t
 	if unix.Stat(top, &end) != nil {
 		return false
 	}
-	namespace, err := unix.Open(proc.Path(pid, "ns", kind), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	namespace, err := open(kind)
 	for range maxNested {
 		if err != nil {
 			return false
@@ -118,6 +124,7 @@ func isNamespace(fd int, of unix.Stat_t) bool {
 type unitCgroups struct {
 	slice string   // prefix of the paths of units
 	other []string // of helpers that Process started, before a change of the launcher
+	there member   // of the processes in those
 }
 
 // readUnitCgroups reads them. The calling thread must be in the host's cgroup namespace.
@@ -166,7 +173,7 @@ func (c unitCgroups) is(pid int, uid uint32, status proc.Status) bool {
 	if err != nil {
 		return false // it has exited
 	}
-	return c.hasUnit(path) || slices.Contains(c.other, path) && onHost(pid, uid, status)
+	return c.hasUnit(path) || slices.Contains(c.other, path) && c.there(pid, uid, status)
 }
 
 func (s *Systemd) find(ctx context.Context, fn func(is member) error) error {
@@ -178,6 +185,7 @@ func (s *Systemd) find(ctx context.Context, fn func(is member) error) error {
 		if err != nil {
 			return err
 		}
+		cgroups.there = onHost(ctx, &s.scan.looks)
 		return fn(cgroups.is)
 	})
 }

@@ -65,10 +65,11 @@ func TestProcessScanSeesProcessesStartedBeforeIt(t *testing.T) {
 func TestAScanIsForUIDsOfProcesses(t *testing.T) {
 	const uid = 2_123_461
 	scans := 0
-	s := processScan{find: func(ctx context.Context, fn func(member) error) error {
+	var s processScan
+	s.find = func(ctx context.Context, fn func(member) error) error {
 		scans++
-		return findOnHost(ctx, fn)
-	}}
+		return s.findOnHost(ctx, fn)
+	}
 	look := func(want bool, wantScans int) {
 		t.Helper()
 		scans = 0

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/proc"
 )
 
@@ -223,7 +224,8 @@ func runsAs(status proc.Status, uid uint32) bool {
 // processScan finds the uids that have running processes of mounts. A scan reads the status of every process on the host.
 // Callers that arrive during a scan share the next one, so that a hundred mounts that end at once do not need a hundred scans.
 type processScan struct {
-	find finder // nil: findOnHost
+	find  finder // nil: findOnHost
+	looks host.Looks
 
 	mu      sync.Mutex
 	next    *scanResult
@@ -279,7 +281,7 @@ func (s *processScan) uids(ctx context.Context) (map[uint32]bool, error) {
 
 func (s *processScan) finder() finder {
 	if s.find == nil {
-		return findOnHost
+		return s.findOnHost
 	}
 	return s.find
 }

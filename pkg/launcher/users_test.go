@@ -169,10 +169,10 @@ func TestProcessesInTheirOwnNamespacesAreKilled(t *testing.T) {
 			defer cancel()
 			p := NewProcess(plainDoer{}, "/bin/true")
 			status, err := statusOf(pid)
-			if err != nil || !onHost(pid, uid, status) {
+			if err != nil || !onHost(ctx, &p.scan.looks)(pid, uid, status) {
 				t.Errorf("it does not count: %v", err)
 			}
-			if onHost(pid, uid+1, status) {
+			if onHost(ctx, &p.scan.looks)(pid, uid+1, status) {
 				t.Error("another user's namespaces count")
 			}
 			if alive, err := p.Alive(ctx, uid); err != nil || !alive {

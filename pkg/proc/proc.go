@@ -1,5 +1,5 @@
-// Package proc reads what /proc shows of processes. It reads only files that the kernel answers without the process's memory:
-// cmdline, environ and maps can hang with a process that waits for a FUSE client.
+// Package proc reads what /proc shows of processes. It reads only files that never block with a process that waits for a FUSE client.
+// Others do: cmdline, environ and maps, and while the process is stuck in execve(2) also stat and every link.
 package proc
 
 import (

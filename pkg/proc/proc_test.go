@@ -7,30 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 )
-
-func TestStatCPUTime(t *testing.T) {
-	rest := " S 1 1 1 0 -1 4194560 1 2 3 4 "
-	for _, tc := range []struct {
-		name, stat string
-		want       time.Duration
-		fails      bool
-	}{
-		{"plain", "12 (sh)" + rest + "7 5 100 100 20 0", 120 * time.Millisecond, false},
-		{"a name with brackets and spaces", "12 (a) b (c) 9 9)" + rest + "100 0 0", time.Second, false},
-		{"more than a Duration can hold", "12 (sh)" + rest + "4611686018427387903 4611686018427387903 0", 922337203685 * 10 * time.Millisecond, false},
-		{"no name", "12 sh S 1", 0, true},
-		{"too short", "12 (sh)" + rest + "7", 0, true},
-		{"no number", "12 (sh)" + rest + "7 x 0", 0, true},
-		{"negative", "12 (sh)" + rest + "-7 1 0", 0, true},
-	} {
-		got, err := parseCPUTime(tc.stat)
-		if got != tc.want || (err != nil) != tc.fails {
-			t.Errorf("%s: %s, %v", tc.name, got, err)
-		}
-	}
-}
 
 func status(state, uids, threads string) Status {
 	return Status("Name:\tUid:\t5000\nState:\t" + state + "\nUid:\t" + uids + "\nThreads:\t" + threads + "\n")
@@ -101,17 +78,6 @@ func TestProcessThatHasExitedIsGone(t *testing.T) {
 	if _, err := CPUTime(cmd.Process.Pid); !Gone(err) {
 		t.Errorf("its CPU time: %v", err)
 	}
-}
-
-func FuzzStat(f *testing.F) {
-	stat, _ := os.ReadFile("/proc/self/stat")
-	f.Add(string(stat))
-	f.Add("1 ()) S")
-	f.Fuzz(func(t *testing.T, text string) {
-		if used, err := parseCPUTime(text); err == nil && (used < 0 || !strings.Contains(text, ")")) {
-			t.Errorf("%q: %s", text, used)
-		}
-	})
 }
 
 func FuzzStatus(f *testing.F) {

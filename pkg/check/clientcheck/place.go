@@ -37,6 +37,7 @@ type Place struct {
 	Cache     string // for --cache-dir
 	Target    string
 	Helper    string // the file name of the helper's program
+	looks     host.Looks
 	dirs      []string
 	parents   []string // that did not exist, the deepest first
 }
@@ -104,7 +105,7 @@ func (p *Place) Clients(ctx context.Context) ([]int, error) {
 			continue
 		}
 		// The helper and the program that renews sessions are no clients.
-		exe, err := os.Readlink(proc.Path(pid, "exe"))
+		exe, err := p.looks.Program(ctx, pid)
 		if name := filepath.Base(exe); err == nil && name != p.Helper && name != "s3-csi-driver" {
 			pids = append(pids, pid)
 		}

@@ -1,0 +1,189 @@
+package host
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/proc"
+)
+
+const (
+	// lookBound bounds a look at a process, which takes the kernel microseconds.
+	lookBound = 500 * time.Millisecond
+	// maxHung and maxHungEach bound the looks that hang, in all and for the processes of one pod or cgroup.
+	maxHung, maxHungEach = 256, 4
+)
+
+// Looks bounds looks at processes. Most files of a process in /proc block while the process is stuck in execve(2), which waits for a FUSE
+// client if the process has a changed page or an open file of its file system: also for root, and for as long as the client likes. So a look
+// that does not return is abandoned, and there is no other at that process until it returns. The zero value is ready for use.
+type Looks struct {
+	mu   sync.Mutex
+	hung map[*look]struct{}
+
+	noPidfds bool // as on kernels that open no namespace of a pidfd; for tests
+}
+
+// look is a look that hangs.
+type look struct {
+	pid     int
+	process int    // its pidfd, as the pid may be reused; -1: it has exited
+	account string // see accountOf
+	what    string
+	started time.Time
+}
+
+// errHung is the error of a look at a process that hangs.
+func errHung(pid int) error {
+	return fault.Errorf(fault.Timeout, "%s hangs in the kernel", processName(pid))
+}
+
+// lookAt calls fn, which looks at a process, and returns its result. The error is a fault.Timeout if fn does not return in time; drop then
+// gets a later result, unless it is nil.
+func lookAt[T any](ctx context.Context, l *Looks, pid int, what string, drop func(T), fn func() (T, error)) (T, error) {
+	type result struct {
+		value T
+		err   error
+	}
+	var none T
+	if err := l.admit(ctx, pid); err != nil {
+		return none, err
+	}
+	done, abandoned := make(chan result), make(chan struct{})
+	hangs := &look{pid: pid, process: -1, what: what, started: time.Now()}
+	go func() {
+		value, err := fn()
+		select {
+		case done <- result{value, err}:
+		case <-abandoned:
+			if err == nil && drop != nil {
+				drop(value)
+			}
+			l.returned(hangs)
+		}
+	}()
+	bound := time.NewTimer(lookBound)
+	defer bound.Stop()
+	defer close(abandoned)
+	select {
+	case r := <-done:
+		return r.value, r.err
+	case <-bound.C:
+		l.abandon(ctx, hangs)
+		return none, errHung(pid)
+	}
+}
+
+// admit returns an error if no look at a process may begin.
+func (l *Looks) admit(ctx context.Context, pid int) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.hung) == 0 {
+		return nil
+	}
+	account, each := accountOf(pid), 0
+	for h := range l.hung {
+		if h.pid == pid && h.process >= 0 && !exited(h.process) {
+			return errHung(pid)
+		}
+		if h.account == account {
+			each++
+		}
+	}
+	if each >= maxHungEach || len(l.hung) >= maxHung {
+		return fault.Errorf(fault.Exhausted, "%s: not looked at, because %d processes of %s hang", processName(pid), each, account)
+	}
+	return nil
+}
+
+func (l *Looks) abandon(ctx context.Context, h *look) {
+	h.account = accountOf(h.pid)
+	if process, err := unix.PidfdOpen(h.pid, 0); err == nil {
+		h.process = process
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.hung == nil {
+		l.hung = map[*look]struct{}{}
+	}
+	l.hung[h] = struct{}{}
+	klog.FromContext(ctx).Info("Process hangs in the kernel, skipping it", "process", processName(h.pid), "account", h.account, "call", h.what)
+}
+
+func (l *Looks) returned(h *look) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.hung, h)
+	if h.process >= 0 {
+		unix.Close(h.process)
+	}
+}
+
+// calls returns the looks that hang.
+func (l *Looks) calls() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var all []string
+	for h := range l.hung {
+		all = append(all, fmt.Sprintf("%s of %s (%s)", h.what, processName(h.pid), time.Since(h.started).Round(time.Millisecond)))
+	}
+	return all
+}
+
+func exited(pidfd int) bool {
+	n, err := proc.Retry(func() (int, error) { return unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, 0) })
+	return err == nil && n > 0
+}
+
+// Program returns the path of a process's program.
+func (l *Looks) Program(ctx context.Context, pid int) (string, error) {
+	return lookAt(ctx, l, pid, "reading the program", nil, func() (string, error) { return os.Readlink(proc.Path(pid, "exe")) })
+}
+
+// OpenNamespace opens a process's namespace of a kind: "mnt", "pid" or "user". proc.Gone reports whether an error means that the process has
+// exited.
+func (l *Looks) OpenNamespace(ctx context.Context, pid int, kind string) (int, error) {
+	if !l.noPidfds {
+		// Since Linux 6.11 the kernel opens it without waiting for a process that hangs.
+		fd, err := openNamespaceOf(pid, kind)
+		if !errors.Is(err, unix.ENOTTY) && !errors.Is(err, unix.EINVAL) {
+			return fd, err
+		}
+	}
+	return lookAt(ctx, l, pid, "opening the namespace "+kind, func(fd int) { unix.Close(fd) }, func() (int, error) {
+		return unix.Open(proc.Path(pid, "ns", kind), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	})
+}
+
+func openNamespaceOf(pid int, kind string) (int, error) {
+	process, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return -1, err
+	}
+	defer unix.Close(process)
+	// PIDFD_GET_…_NAMESPACE of include/uapi/linux/pidfd.h
+	return unix.IoctlRetInt(process, map[string]uint{"mnt": 0xff03, "pid": 0xff05, "user": 0xff09}[kind])
+}
+
+// mountNamespace returns the inode number of a process's mount namespace, which identifies it as long as it exists.
+func (l *Looks) mountNamespace(ctx context.Context, pid int) (uint64, error) {
+	fd, err := l.OpenNamespace(ctx, pid, "mnt")
+	if err != nil {
+		return 0, err
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	err = unix.Fstat(fd, &st)
+	return st.Ino, err
+}
