@@ -24,7 +24,7 @@ const detachBound = 5 * time.Second
 // not seen; the number of the latter is logged. Mounts of the host's own namespace, and mounts that are unmounted with them by
 // propagation, are not touched. The error lists the copies that could not be detached.
 func (n *Namespace) DetachCopies(ctx context.Context, m Mount) (int, error) {
-	return n.detachInOthers(ctx, "copies of "+m.Source, m.copiedAs, Owners{})
+	return n.detachInOthers(ctx, "copies of "+m.Source, m.IsCopy, Owners{})
 }
 
 // DetachStale detaches the mounts for which stale reports true, and what is mounted below them, in other mount namespaces, and returns
@@ -33,8 +33,8 @@ func (n *Namespace) DetachStale(ctx context.Context, stale func(Mount) bool, spa
 	return n.detachInOthers(ctx, "stale mounts", stale, spare)
 }
 
-// copiedAs reports whether c is of the same file system as m. The device alone is not enough, because the kernel reuses it.
-func (m Mount) copiedAs(c Mount) bool {
+// IsCopy reports whether a mount is of the same file system as m. The device alone is not enough, because the kernel reuses it.
+func (m Mount) IsCopy(c Mount) bool {
 	return sameDevice(c, m) && c.Source == m.Source && c.FSType == m.FSType
 }
 

@@ -107,7 +107,7 @@ func TestCopiesInOtherNamespacesAreDetached(t *testing.T) {
 	}
 	wrong := m
 	wrong.Source = "s3csi:was here before"
-	if copies := (hostView{}).foreignTo([]Mount{m}, wrong.copiedAs); len(copies) != 0 {
+	if copies := (hostView{}).foreignTo([]Mount{m}, wrong.IsCopy); len(copies) != 0 {
 		t.Error("a device number alone makes a copy")
 	}
 	_ = f

@@ -68,7 +68,11 @@ func (f *Fusectl) waiting(ctx context.Context, minor uint32) (waiting int, ok bo
 	if err != nil || dir == "" {
 		return 0, false, err
 	}
-	text, err := os.ReadFile(path.Join(dir, "waiting"))
+	return readWaiting(path.Join(dir, "waiting"))
+}
+
+func readWaiting(file string) (waiting int, ok bool, err error) {
+	text, err := os.ReadFile(file)
 	if errors.Is(err, unix.ENOENT) || err == nil && len(text) == 0 { // the connection ended in between: its open files are empty
 		return 0, false, nil
 	}
@@ -82,25 +86,72 @@ func (f *Fusectl) waiting(ctx context.Context, minor uint32) (waiting int, ok bo
 // Abort ends a connection: every waiting and every later request fails, which unblocks the processes that wait for them. A missing
 // connection is not an error.
 func (f *Fusectl) Abort(ctx context.Context, minor uint32) error {
-	what := fmt.Sprintf("aborting FUSE connection %d", minor)
-	return f.namespace.Do(ctx, what, func() error {
+	c, err := f.Open(ctx, minor)
+	if err != nil || c == nil {
+		return err
+	}
+	defer c.Close()
+	return c.Abort()
+}
+
+// Connection is an open FUSE connection. It never becomes another one, though the kernel reuses its number after it has ended.
+type Connection struct {
+	minor          uint32
+	waiting, abort *os.File // locations only: each read needs an open of its own
+}
+
+// Open opens a connection; nil is that there is none.
+func (f *Fusectl) Open(ctx context.Context, minor uint32) (*Connection, error) {
+	what := fmt.Sprintf("opening FUSE connection %d", minor)
+	return Call(ctx, f.namespace, what, (*Connection).Close, func() (c *Connection, err error) {
 		dir, err := f.connection(ctx, minor)
 		if err != nil || dir == "" {
-			return err
+			return nil, err
 		}
-		fd, err := unix.Open(path.Join(dir, "abort"), unix.O_WRONLY|unix.O_CLOEXEC, 0)
-		if errors.Is(err, unix.ENOENT) {
-			return nil
+		c = &Connection{minor: minor}
+		for name, file := range map[string]**os.File{"waiting": &c.waiting, "abort": &c.abort} {
+			fd, err := unix.Open(path.Join(dir, name), unix.O_PATH|unix.O_CLOEXEC, 0)
+			if err != nil {
+				c.Close()
+				if errors.Is(err, unix.ENOENT) {
+					return nil, nil
+				}
+				return nil, fmt.Errorf("%s: %w", what, err)
+			}
+			*file = os.NewFile(uintptr(fd), name)
 		}
-		if err != nil {
-			return fmt.Errorf("%s: %w", what, err)
-		}
-		defer unix.Close(fd)
-		if _, err := unix.Write(fd, []byte("1")); err != nil && !errors.Is(err, unix.ENOENT) {
-			return fmt.Errorf("%s: %w", what, err)
-		}
-		return nil
+		return c, nil
 	})
+}
+
+// Waiting is Fusectl.Waiting of the connection.
+func (c *Connection) Waiting() (waiting int, ok bool, err error) {
+	return readWaiting(fdPath(c.waiting))
+}
+
+// Abort is Fusectl.Abort of the connection.
+func (c *Connection) Abort() error {
+	f, err := os.OpenFile(fdPath(c.abort), os.O_WRONLY, 0)
+	if err == nil {
+		_, err = f.WriteString("1")
+		f.Close()
+	}
+	if err != nil && !errors.Is(err, unix.ENOENT) {
+		return fmt.Errorf("aborting FUSE connection %d: %w", c.minor, err)
+	}
+	return nil
+}
+
+// Close closes it; nil is permitted.
+func (c *Connection) Close() {
+	if c == nil {
+		return
+	}
+	for _, f := range []*os.File{c.waiting, c.abort} {
+		if f != nil {
+			f.Close()
+		}
+	}
 }
 
 // maxFinds bounds the searches for the control file system, which another process may unmount after it was found.

@@ -83,6 +83,46 @@ func TestFusectlAbortEndsAConnection(t *testing.T) {
 	hasErrno(t, err, unix.ENOTCONN)
 }
 
+// The kernel gives a number to the next mount as soon as it is free.
+func TestConnection_StaysTheSameWhenItsNumberIsReused(t *testing.T) {
+	needMounts(t)
+	n := testNamespace(t)
+	dir := hostDir(t, n)
+	place := mkdir(t, dir, "m")
+	ctl := NewFusectl(n, mkdir(t, dir, "ctl"))
+	mountFake(t, n, place, "s3csi:first")
+	first := mountAt(t, n, place)
+	c, err := ctl.Open(t.Context(), first.Minor)
+	if err != nil || c == nil {
+		t.Fatal(c, err)
+	}
+	defer c.Close()
+	do(t, n, "unmounting", func() error { return Detach(place) })
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		_, ok, err := c.Waiting()
+		if err != nil || time.Now().After(deadline) {
+			t.Fatalf("it has not ended: %v", err)
+		}
+		if !ok {
+			break
+		}
+	}
+	mountFake(t, n, place, "s3csi:second")
+	t.Logf("the numbers are %d and %d", first.Minor, mountAt(t, n, place).Minor)
+	if _, ok, err := c.Waiting(); ok || err != nil {
+		t.Errorf("it counts as another one: %v", err)
+	}
+	if err := c.Abort(); err != nil {
+		t.Error(err)
+	}
+	if err := n.ReadRoot(within(t, 10*time.Second), place); err != nil {
+		t.Errorf("another one was aborted: %v", err)
+	}
+	if c, err := ctl.Open(t.Context(), 1<<20-1); c != nil || err != nil {
+		t.Errorf("a connection that does not exist: %v, %v", c, err)
+	}
+}
+
 // unmountFusectl unmounts the control file system in the test's namespace.
 func unmountFusectl(t *testing.T, n *Namespace) {
 	t.Helper()

@@ -144,7 +144,7 @@ func TestHungProcess_DelaysNoOther(t *testing.T) {
 					if _, err := r.n.DetachCopies(within(t, 10*time.Second), r.healthy); err != nil {
 						t.Error(err)
 					}
-					if _, err := r.n.ShownInOtherNamespaces(within(t, 10*time.Second), "looking", r.healthy.copiedAs); err != nil {
+					if _, err := r.n.ShownInOtherNamespaces(within(t, 10*time.Second), "looking", r.healthy.IsCopy); err != nil {
 						t.Error(err)
 					}
 					if _, err := r.n.Users(within(t, 10*time.Second), r.healthy); err != nil {

@@ -149,11 +149,13 @@ func (s *Server) replace(ctx context.Context, v podvolume.Volume, with own, targ
 		for _, one := range all {
 			if one.Err == nil {
 				replaced++
-				klog.FromContext(ctx).Info("Replaced mount of volume", "at", one.Mountpoint, "pid", one.PID, "client", with.n)
 				continue
 			}
 			again = again || heal.IsTransient(one.Err)
 			klog.FromContext(ctx).V(2).Info("Mount of volume not replaced", "at", one.Mountpoint, "pid", one.PID, "error", one.Err)
+		}
+		if replaced > 0 {
+			klog.FromContext(ctx).Info("Replaced mounts of volume", "count", replaced, "at", heal.Named(all), "client", with.n)
 		}
 		return replaced
 	}

@@ -393,8 +393,8 @@ func InProgress(m state.Mount, err error) error {
 	if m.Ending.IsZero() { // it is to linger
 		m.Ending = time.Now()
 	}
-	return fault.Errorf(fault.Busy, "draining: %w (for %s; mount %s, client %s); the drain continues, and a retry waits for it",
-		err, time.Since(m.Ending).Round(time.Second), m.Name, m.Client)
+	return fault.Errorf(fault.Busy, "draining: %w (for %s; volume %s, mount %s, client %s); the drain continues, and a retry waits for it",
+		err, time.Since(m.Ending).Round(time.Second), m.VolumeID, m.Name, m.Client)
 }
 
 // WithQueue adds a client's upload queue to an error; nil: unknown.

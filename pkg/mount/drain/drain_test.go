@@ -137,9 +137,9 @@ func TestQueueTexts(t *testing.T) {
 		}
 	}
 	synctest.Test(t, func(t *testing.T) {
-		m := state.Mount{Name: "m", Client: "rclone", Ending: time.Now()}
+		m := state.Mount{Name: "m", VolumeID: "v", Client: "rclone", Ending: time.Now()}
 		time.Sleep(90 * time.Second)
-		want := "draining: 3 uploads, 1.2 GiB: context deadline exceeded (for 1m30s; mount m, client rclone); the drain continues, and a retry waits for it"
+		want := "draining: 3 uploads, 1.2 GiB: context deadline exceeded (for 1m30s; volume v, mount m, client rclone); the drain continues, and a retry waits for it"
 		if err := InProgress(m, WithQueue(&client.Queue{Uploads: 3, Bytes: 1288490189}, context.DeadlineExceeded)); err.Error() != want || !fault.Is(err, fault.Busy) {
 			t.Errorf("%v", err)
 		}

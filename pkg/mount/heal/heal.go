@@ -8,6 +8,7 @@ package heal
 import (
 	"context"
 	"errors"
+	"fmt"
 	"regexp"
 	"slices"
 	"strings"
@@ -27,8 +28,9 @@ import (
 const (
 	// maxRounds bounds how often Heal looks again for places that appeared meanwhile, such as a container that was just started.
 	maxRounds = 5
-	// maxReported bounds the places that are logged as not replaced: a container can create any number of them.
-	maxReported = 20
+	// maxReported bounds the places that are logged as not replaced, and maxNamed those that are logged as replaced: a container can create
+	// any number of them.
+	maxReported, maxNamed = 20, 5
 	// lookupBound bounds a client's lookup of the directory that a subpath shows.
 	lookupBound = 10 * time.Second
 )
@@ -268,9 +270,21 @@ func (h *Healer) count(ctx context.Context, m state.Mount, all []host.Swapped) (
 		}
 		replaced++
 		h.tracker.CountHeals(place, "replaced", 1)
-		klog.FromContext(ctx).Info("Replaced stale mount", "mount", m.Name, "volume", m.VolumeID, "at", s.Mountpoint, "pid", s.PID, "root", s.Root)
+	}
+	if replaced > 0 {
+		klog.FromContext(ctx).Info("Replaced stale mounts", "mount", m.Name, "volume", m.VolumeID, "count", replaced, "at", Named(all))
 	}
 	return replaced, failures
+}
+
+// Named names some of the mounts that were replaced, for a line in the log.
+func Named(all []host.Swapped) (places []string) {
+	for _, s := range all {
+		if s.Err == nil && len(places) < maxNamed {
+			places = append(places, fmt.Sprintf("%s (pid %d, showing %s)", s.Mountpoint, s.PID, s.Root))
+		}
+	}
+	return places
 }
 
 // ReplaceTarget replaces the stale mount at a target with a mount's file system. done is false if it cannot be replaced in place.

@@ -2,12 +2,14 @@
 package source
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"math"
 	"os"
+	"slices"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -24,6 +26,12 @@ const (
 	idleReads   = 4                      // this many reads in a row must see no waiting request
 	idlePause   = 5 * time.Millisecond   // between two of them
 	copiesPause = 100 * time.Millisecond // between two searches of all mount namespaces
+	// searchBound bounds the search for copies, which leaves time for what follows.
+	searchBound = 10 * time.Second
+	// pinnedBound and busyBound are how long a connection may last after its last mount on the host was unmounted and copies were detached:
+	// without requests, and with them. What keeps it then is no publication: a copy that a user namespace has locked, or a file that is
+	// open on a detached one.
+	pinnedBound, busyBound = time.Second, 30 * time.Second
 )
 
 // Sources are the sources of all mounts.
@@ -116,7 +124,7 @@ func (s *Sources) Clear(ctx context.Context, m state.Mount, pin bool) error {
 func (s *Sources) Unmount(ctx context.Context, m state.Mount, replaced bool) error {
 	// Copies may be left of a source that was unmounted before. Its device number alone may belong to another file system now.
 	gone := host.Mount{Minor: m.Minor, Source: m.Source, FSType: "fuse"}
-	for {
+	for first := true; ; first = false {
 		if replaced {
 			if err := s.awaitReplaced(ctx, m); err != nil {
 				return err
@@ -128,35 +136,91 @@ func (s *Sources) Unmount(ctx context.Context, m state.Mount, replaced bool) err
 		}
 		mnt, mounted := s.Find(mounts, m.Name)
 		if mounted {
-			if err := s.awaitIdle(ctx, mnt); err != nil {
-				return err
-			}
-			if err := s.unmount(ctx, mnt); err != nil {
-				return err
-			}
 			gone = mnt
 		}
-		// Bind mounts in this namespace are publications, or were made by another process. The latter keep the client running,
-		// which the error of the wait for its exit reports.
-		if gone.Minor != 0 && !replaced && s.connected(ctx, gone.Minor) {
-			if n, err := s.ns.DetachCopies(ctx, gone); err != nil {
-				klog.FromContext(ctx).Error(err, "Cannot detach copies in other mount namespaces", "mount", m.Name)
-			} else if n > 0 {
-				klog.FromContext(ctx).Info("Detached copies in other mount namespaces", "mount", m.Name, "copies", n)
+		if mounted || first && gone.Minor != 0 && !replaced {
+			if err := s.end(ctx, m, gone, mounted, replaced); err != nil {
+				return err
 			}
 		}
 		if !mounted {
 			return s.pins.UnpinAll(ctx, m.Name)
 		}
-		gone.Minor = 0
 	}
 }
 
-// connected reports whether a file system may have mounts, in whatever namespace: its connection exists as long as it has any. The
-// search for these mounts reads the mount table of every namespace on the node.
-func (s *Sources) connected(ctx context.Context, minor uint32) bool {
-	_, exists, err := s.ctl.Waiting(ctx, minor)
-	return exists || err != nil
+// end unmounts a file system from a mount's source, if it is mounted there, and ends its connection. A connection exists as long as its file
+// system has a mount, in whatever namespace.
+func (s *Sources) end(ctx context.Context, m state.Mount, mnt host.Mount, mounted, replaced bool) error {
+	c, err := s.ctl.Open(ctx, mnt.Minor) // now, because its number may be reused once it is unmounted
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	if mounted {
+		if c != nil {
+			if err := s.awaitIdle(ctx, c); err != nil {
+				return err
+			}
+		}
+		if err := s.unmount(ctx, mnt); err != nil {
+			return err
+		}
+	}
+	if c == nil || replaced {
+		return nil
+	}
+	return s.dropCopies(ctx, m, mnt, c, mounted)
+}
+
+// dropCopies detaches the copies of a file system in other mount namespaces, and aborts its connection if something still keeps it: none of
+// these may delay the end of the mount. known reports whether the connection is certainly the file system's.
+//
+// Bind mounts in this namespace are publications, or were made by another process. The latter keep the client running, which the error of
+// the wait for its exit reports.
+func (s *Sources) dropCopies(ctx context.Context, m state.Mount, mnt host.Mount, c *host.Connection, known bool) error {
+	if _, exists, err := c.Waiting(); err == nil && !exists {
+		return nil
+	}
+	log := klog.FromContext(ctx).WithValues("mount", m.Name, "volume", m.VolumeID)
+	search, cancel := context.WithTimeout(ctx, searchBound)
+	defer cancel()
+	n, err := s.ns.DetachCopies(search, mnt)
+	if ctx.Err() != nil {
+		return fault.Errorf(fault.Busy, "searching for private copies of the file system: %w", cmp.Or(err, context.Cause(ctx)))
+	}
+	if err != nil {
+		log.Error(err, "Cannot detach copies in other mount namespaces")
+	}
+	if n > 0 {
+		log.Info("Detached copies in other mount namespaces", "copies", n)
+	}
+	if !known { // the number of a connection that ended before this driver started may be another's
+		where, err := s.ns.ShownInOtherNamespaces(search, "searching for copies of "+mnt.Source, mnt.IsCopy)
+		if err != nil || where == "" {
+			return nil //nolint:nilerr // the wait for the client's exit follows
+		}
+	}
+	mounts, err := s.ns.Mounts(ctx)
+	if err != nil || slices.ContainsFunc(mounts, mnt.IsCopy) {
+		return err
+	}
+	for began := time.Now(); ; {
+		waiting, exists, err := c.Waiting()
+		if err != nil || !exists {
+			return err
+		}
+		if lasts := time.Since(began); waiting == 0 && lasts >= pinnedBound || lasts >= busyBound {
+			break
+		}
+		select {
+		case <-time.After(idlePause):
+		case <-ctx.Done():
+			return fault.Errorf(fault.Busy, "private copies of the file system in other mount namespaces are in use: %w", context.Cause(ctx))
+		}
+	}
+	log.Info("Aborting the connection of an unmounted volume, another mount namespace keeps it")
+	return c.Abort()
 }
 
 func (s *Sources) unmount(ctx context.Context, mnt host.Mount) error {
@@ -199,17 +263,23 @@ func (s *Sources) WaitIdle(ctx context.Context, m state.Mount) error {
 	if err != nil {
 		return err
 	}
-	if mnt, mounted := s.Find(mounts, m.Name); mounted {
-		return s.awaitIdle(ctx, mnt)
+	mnt, mounted := s.Find(mounts, m.Name)
+	if !mounted {
+		return nil
 	}
-	return nil
+	c, err := s.ctl.Open(ctx, mnt.Minor)
+	if err != nil || c == nil {
+		return err
+	}
+	defer c.Close()
+	return s.awaitIdle(ctx, c)
 }
 
 // awaitIdle waits until the FUSE connection has had no waiting request for a moment. umount(2) would drop a RELEASE that is still
 // queued, and with it the data that the client would store then.
-func (s *Sources) awaitIdle(ctx context.Context, mnt host.Mount) error {
+func (s *Sources) awaitIdle(ctx context.Context, c *host.Connection) error {
 	for seen := 0; ; {
-		waiting, ok, err := s.ctl.Waiting(ctx, mnt.Minor)
+		waiting, ok, err := c.Waiting()
 		switch {
 		case err != nil:
 			return err
@@ -225,7 +295,10 @@ func (s *Sources) awaitIdle(ctx context.Context, mnt host.Mount) error {
 		select {
 		case <-time.After(idlePause):
 		case <-ctx.Done():
-			return fault.Errorf(fault.Busy, "%d file system requests are in flight: %w", max(waiting, 1), context.Cause(ctx))
+			if waiting == 0 {
+				return fault.Errorf(fault.Busy, "checking that no file system request is in flight: %w", context.Cause(ctx))
+			}
+			return fault.Errorf(fault.Busy, "%d file system requests are in flight: %w", waiting, context.Cause(ctx))
 		}
 	}
 }
