@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -89,6 +90,50 @@ func (n *Namespace) Mounts(ctx context.Context) ([]Mount, error) {
 		return nil, fmt.Errorf("%s: %w", what, ctx.Err())
 	}
 	return mounts, err
+}
+
+// KnownMounts is Mounts, but reads the table only if a mount came or went since it was last read. So it costs little to call again and again,
+// for any number of callers. It does not notice other changes: of paths, by renames of directories, and of propagation.
+func (n *Namespace) KnownMounts(ctx context.Context) ([]Mount, error) {
+	what := "reading " + n.mountinfo
+	if err := n.admit(ctx, what); err != nil {
+		return nil, err
+	}
+	k := &n.known
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if !k.open {
+		t, err := openTable(unix.AT_FDCWD, n.mountinfo)
+		if err != nil {
+			return nil, fmt.Errorf("opening the mount table %s: %w", n.mountinfo, err)
+		}
+		k.table, k.open = t, true
+	}
+	if changed, err := k.table.changed(); err != nil || !changed && k.valid {
+		return k.mounts, err
+	}
+	k.valid = false
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	read, err := stableTable(ctx, n.mountinfo, func() (p tableParser, stable bool, err error) {
+		n.reads.Add(1)
+		stable, err = k.table.read(ctx, 0, &p)
+		return p, stable, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	k.mounts, k.valid = slices.Clip(read.mounts), true
+	return k.mounts, nil
+}
+
+// knownTable is what KnownMounts remembers. Its file stays open, as the kernel reports changes to who has it open.
+type knownTable struct {
+	mu     sync.Mutex
+	table  table
+	open   bool
+	mounts []Mount
+	valid  bool // mounts are those of the latest read
 }
 
 // Reads returns the number of times that the mount table was read, for tests of what a reconcile pass costs.

@@ -150,6 +150,33 @@ func TestChangesOfTheMountTableAreNoticed(t *testing.T) {
 	})
 }
 
+func TestKnownMounts_AreReadAgainOnlyAfterAChange(t *testing.T) {
+	needMounts(t)
+	n := testNamespace(t)
+	t.Cleanup(n.known.table.close)
+	place := mkdir(t, hostDir(t, n), "place")
+	for _, change := range []func() error{
+		func() error { return nil },
+		func() error { return unix.Mount("s3csi-test", place, "tmpfs", 0, "") },
+		func() error { return unix.Unmount(place, 0) },
+	} {
+		do(t, n, "changing mounts", change)
+		before := n.Reads()
+		for range 100 {
+			known, err := n.KnownMounts(within(t, 10*time.Second))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if all, err := readMounts(t.Context(), n.mountinfo); err != nil || !reflect.DeepEqual(known, all) {
+				t.Fatalf("%+v\nwant %+v, %v", known, all, err)
+			}
+		}
+		if reads := n.Reads() - before; reads != 1 {
+			t.Errorf("%d reads after one change", reads)
+		}
+	}
+}
+
 // A table that does not fit into one buffer is complete.
 func TestALargeMountTableIsComplete(t *testing.T) {
 	needMounts(t)

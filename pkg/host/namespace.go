@@ -50,6 +50,7 @@ type Namespace struct {
 	tables    sharedread.Reader[[]Mount]
 	reads     atomic.Int64
 	looks     Looks
+	known     knownTable
 	skipped   atomic.Int64 // the lines that the latest read of the table could not parse
 
 	mu      sync.Mutex

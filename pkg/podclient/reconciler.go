@@ -231,7 +231,7 @@ func (r *reconciler) step(ctx context.Context) {
 
 // look finds out whether the current client serves, and shows what there is to show.
 func (r *reconciler) look(ctx context.Context) error {
-	mounts, err := r.s.Namespace.Mounts(ctx)
+	mounts, err := r.s.Namespace.KnownMounts(ctx)
 	if err != nil {
 		return err
 	}
@@ -406,7 +406,7 @@ func (r *reconciler) handOver(ctx context.Context, conn *net.UnixConn) {
 // free returns nil if no client has the volume. It waits a moment for one that is exiting.
 func (r *reconciler) free(ctx context.Context) error {
 	for began, pause := time.Now(), startingEvery; ; pause = min(2*pause, takeoverBound/4) { // a pod can have it wait all the time
-		mounts, err := r.s.Namespace.Mounts(ctx)
+		mounts, err := r.s.Namespace.KnownMounts(ctx)
 		if err != nil {
 			return err
 		}

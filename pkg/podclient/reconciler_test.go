@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -50,6 +51,26 @@ func TestAClientCannotExhaustTheReconciler(t *testing.T) {
 	r.step(t.Context())
 	if r.client != 0 || r.aborted {
 		t.Errorf("the reconciler did not look: client %d, aborted %t", r.client, r.aborted)
+	}
+}
+
+// Any number of clients that do not serve cost no read of the mount table each.
+func TestReconcilers_ShareTheMountTable(t *testing.T) {
+	first := testReconciler(t, connections{})
+	const looks = 100
+	for tries := 0; ; tries++ { // other processes of the machine may change mounts
+		before := first.s.Namespace.Reads()
+		for i := range looks {
+			r := newReconciler(first.s, podvolume.Volume{Target: fmt.Sprintf("/target-%d", i)})
+			if err := r.look(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if reads := first.s.Namespace.Reads() - before; reads < looks/10 {
+			return
+		} else if tries == 10 {
+			t.Fatalf("%d reads of the mount table for %d looks", reads, looks)
+		}
 	}
 }
 

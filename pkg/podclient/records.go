@@ -136,9 +136,10 @@ type own struct {
 
 // of returns a volume's mounts in the mount table, in the order of the table.
 func (r records) of(mounts []host.Mount, id string) (all []own) {
+	place, source := filepath.Join(r.mounts(), id)+".", sourceOf(id)
 	for _, m := range mounts {
-		rest, ok := strings.CutPrefix(m.Mountpoint, filepath.Join(r.mounts(), id)+".")
-		if !ok || m.Source != sourceOf(id) {
+		rest, ok := strings.CutPrefix(m.Mountpoint, place)
+		if !ok || m.Source != source {
 			continue
 		}
 		if n, err := strconv.ParseUint(rest, 10, 64); err == nil && n > 0 {
