@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"k8s.io/klog/v2"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
 // detachBound bounds the work in one mount namespace, whose processes choose what its paths lead to.
@@ -78,13 +80,22 @@ func (n *Namespace) holders(ctx context.Context, what string, of scope, needs fu
 			return err
 		}
 		var found []*otherNamespace
+		large := map[string]int64{} // the bytes of large tables, by pod or cgroup
 		for _, ns := range all {
-			mounts, err := ns.mounts(ctx, needs)
 			if ctx.Err() != nil {
 				return fmt.Errorf("%s: %w", what, ctx.Err())
 			}
+			byMounts, needs := ns.owner == "" && of.ByMounts != nil, needs
+			if byMounts {
+				needs = nil
+			}
+			table, err := ns.mountsWithin(ctx, large, needs)
+			if byMounts && err == nil {
+				ns.owner = of.ByMounts(table.mounts)
+			}
 			switch {
-			case err == nil && pick(ns, mounts):
+			case ctx.Err() != nil, of.owned && ns.owner == "":
+			case err == nil && pick(ns, table.mounts):
 				found = append(found, ns)
 			case err != nil && ns.owner != "":
 				missed = append(missed, Swapped{PID: ns.pids[0], Err: err})
@@ -93,7 +104,7 @@ func (n *Namespace) holders(ctx context.Context, what string, of scope, needs fu
 			}
 		}
 		holders, unseen = found, missed
-		return nil
+		return ctx.Err()
 	})
 	if err != nil {
 		return nil, nil, err
@@ -101,13 +112,30 @@ func (n *Namespace) holders(ctx context.Context, what string, of scope, needs fu
 	return holders, unseen, nil
 }
 
+// mountsWithin is mounts, as long as the tables of the namespace's owner, else of its pod or cgroup, have no more than maxTables bytes.
+func (o *otherNamespace) mountsWithin(ctx context.Context, large map[string]int64, needs func(Mount) bool) (tableParser, error) {
+	if len(large) > 0 && large[o.account()] >= maxTables {
+		return tableParser{}, fault.Errorf(fault.Unsupported, "other mount tables of %s have %d MiB", o.account(), large[o.account()]>>20)
+	}
+	table, err := o.mounts(ctx, needs)
+	if err != nil && fault.Is(err, fault.Unsupported) {
+		table.size = maxTable
+	}
+	if table.size >= largeTable {
+		large[o.account()] += table.size
+	}
+	return table, err
+}
+
+// account is the namespace's owner, else its pod or cgroup.
+func (o *otherNamespace) account() string { return cmp.Or(o.owner, accountOf(o.pids[0])) }
+
 // inEach calls fn for each namespace: for those of one owner, else of one pod or cgroup, one after the other, and for the others at the same
 // time, so that none waits for another tenant's. A namespace whose processes have exited is skipped.
 func (n *Namespace) inEach(all []*otherNamespace, fn func(at namespaceRef) error) error {
 	of := map[string][]namespaceRef{}
 	for _, ns := range all {
-		owner := cmp.Or(ns.owner, accountOf(ns.pids[0]))
-		of[owner] = append(of[owner], namespaceRef{n, ns})
+		of[ns.account()] = append(of[ns.account()], namespaceRef{n, ns})
 	}
 	var group sync.WaitGroup
 	var mu sync.Mutex

@@ -25,6 +25,8 @@ const (
 	maxFields = 32
 	// maxTable bounds the mount table of another mount namespace, in bytes: some 60,000 mounts.
 	maxTable = 16 << 20
+	// largeTable is a table that counts towards maxTables, which bounds the tables of one pod or cgroup that a search reads, in bytes.
+	largeTable, maxTables = 1 << 20, 4 * maxTable
 	// readSize is the size of the buffer for parts of a table, in bytes.
 	readSize = 32 << 10
 	// maxSample bounds the text of a line in a message.
@@ -36,6 +38,7 @@ type tableParser struct {
 	// keep returns what is kept of a mount, if any of it is; nil: all.
 	keep   func(Mount) (kept Mount, ok bool)
 	mounts []Mount
+	size   int64 // of the parts
 	// skipped is the number of lines that are no mounts, and sample the beginning of the first one.
 	skipped int
 	sample  string
@@ -46,6 +49,7 @@ type tableParser struct {
 }
 
 func (p *tableParser) add(part []byte) {
+	p.size += int64(len(part))
 	for len(part) > 0 {
 		end := bytes.IndexByte(part, '\n')
 		if end < 0 {
@@ -156,7 +160,7 @@ func (t table) read(ctx context.Context, limit int64, p *tableParser) (stable bo
 		return false, err
 	}
 	buf := make([]byte, readSize)
-	for size := int64(0); ; {
+	for {
 		n, err := proc.Retry(func() (int, error) { return unix.Read(t.fd, buf) })
 		if err != nil {
 			return false, err
@@ -165,7 +169,7 @@ func (t table) read(ctx context.Context, limit int64, p *tableParser) (stable bo
 			break
 		}
 		p.add(buf[:n])
-		if size += int64(n); limit > 0 && size > limit {
+		if limit > 0 && p.size > limit {
 			return false, fault.Errorf(fault.Unsupported, "it has more than %d MiB", limit>>20)
 		}
 		if err := ctx.Err(); err != nil {

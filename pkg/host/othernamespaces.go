@@ -31,7 +31,7 @@ type scope struct {
 	owned bool // only of those that have an owner
 }
 
-// otherNamespaces finds the mount namespaces of processes, other than the host's, and their owners. It does not see namespaces without
+// otherNamespaces finds the mount namespaces of processes, other than the host's, and their owners by cgroup. It does not see namespaces without
 // processes, nor those of processes that this one may not inspect, whose number it logs. A process that hangs costs none of the others their
 // place: hung are those that have an owner, and whose namespace is therefore not known. Call it inside run.
 func (n *Namespace) otherNamespaces(ctx context.Context, what string, of scope) (found []*otherNamespace, hung []Swapped, err error) {
@@ -78,20 +78,8 @@ func (n *Namespace) otherNamespaces(ctx context.Context, what string, of scope) 
 		}
 		ns.owner = cmp.Or(ns.owner, owner)
 	}
-	if of.ByMounts != nil {
-		for _, ns := range found {
-			if ns.owner == "" {
-				if mounts, err := ns.mounts(ctx, nil); err == nil {
-					ns.owner = of.ByMounts(mounts)
-				}
-			}
-		}
-	}
 	if unreadable > 0 {
 		klog.FromContext(ctx).V(4).Info("Cannot read some mount namespaces", "processes", unreadable, "call", what)
-	}
-	if of.owned {
-		found = slices.DeleteFunc(found, func(ns *otherNamespace) bool { return ns.owner == "" })
 	}
 	return found, hung, nil
 }
@@ -111,7 +99,7 @@ func (n *Namespace) hostIDs(ctx context.Context) (ids []uint64) {
 // mounts reads the mount table of one of the namespace's processes. Mount points are seen from that process's root, which may not be
 // the namespace's. Of mounts for which needs reports false, only id, parent and propagation are known; nil: all are needed. The table is
 // empty if all processes have exited.
-func (o *otherNamespace) mounts(ctx context.Context, needs func(Mount) bool) ([]Mount, error) {
+func (o *otherNamespace) mounts(ctx context.Context, needs func(Mount) bool) (table tableParser, err error) {
 	var keep func(m Mount) (Mount, bool)
 	if needs != nil {
 		keep = func(m Mount) (Mount, bool) {
@@ -122,12 +110,12 @@ func (o *otherNamespace) mounts(ctx context.Context, needs func(Mount) bool) ([]
 		}
 	}
 	for _, pid := range o.pids {
-		table, err := readTable(ctx, unix.AT_FDCWD, proc.Path(pid, "mountinfo"), maxTable, keep)
+		table, err = readTable(ctx, unix.AT_FDCWD, proc.Path(pid, "mountinfo"), maxTable, keep)
 		if err == nil || fault.KindOf(err) != fault.Unknown {
-			return table.mounts, err
+			return table, err
 		}
 	}
-	return nil, nil
+	return tableParser{}, nil
 }
 
 // errEnded means that all known processes of a namespace have exited. If others run in it, the next search finds them.

@@ -288,7 +288,7 @@ func TestAClientThatCannotBeShownIsCheap(t *testing.T) {
 	first := look()
 	r.replaceAt = r.replaceAt.Add(time.Hour)
 	for range 5 {
-		if reads := look(); reads != 1 || first <= 1 {
+		if reads := look(); reads > 1 || first <= 1 {
 			t.Errorf("the first look read the mount table %d times, another one %d times", first, reads)
 		}
 	}
