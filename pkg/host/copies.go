@@ -48,11 +48,14 @@ func (n *Namespace) detachInOthers(ctx context.Context, things string, match fun
 	if err != nil {
 		return 0, err
 	}
-	holders, _, err := n.holders(ctx, "searching for "+things, scope{Owners: spare}, match, func(ns *otherNamespace, mounts []Mount) bool {
+	holders, unseen, err := n.holders(ctx, "searching for "+things, scope{Owners: spare}, match, func(ns *otherNamespace, mounts []Mount) bool {
 		return ns.owner == "" && len(host.foreignTo(mounts, match)) > 0
 	})
 	if err != nil {
 		return 0, err
+	}
+	if slices.ContainsFunc(unseen, func(s Swapped) bool { return !fault.Is(s.Err, fault.Unsupported) }) {
+		return 0, fault.Errorf(fault.Busy, "not detaching %s, because a namespace to spare is unknown: %w", things, unseen[0].Err)
 	}
 	var detached atomic.Int64 // a call may outlive this function
 	err = n.inEach(holders, func(at namespaceRef) error {

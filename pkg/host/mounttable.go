@@ -79,7 +79,7 @@ func (p *tableParser) addFields(part []byte) {
 
 // endLine ends a line. The kernel ends each with a line break.
 func (p *tableParser) endLine() {
-	m, ok := parseMount(p.line)
+	m, ok := parseMount(string(p.line))
 	if !ok {
 		if p.skipped++; p.skipped == 1 {
 			p.sample = string(p.line[:min(len(p.line), maxSample)])
@@ -94,16 +94,16 @@ func (p *tableParser) endLine() {
 	p.line, p.field, p.fields = p.line[:0], 0, 0
 }
 
-// parseMount parses a line of a mountinfo file.
-func parseMount(line []byte) (m Mount, ok bool) {
-	fields := bytes.Split(line, []byte{' '})
-	end := slices.IndexFunc(fields, func(f []byte) bool { return string(f) == "-" })
+// parseMount parses a line of a mountinfo file. The mount refers to its text.
+func parseMount(line string) (m Mount, ok bool) {
+	fields := strings.Split(line, " ")
+	end := slices.Index(fields, "-")
 	if end < 6 || len(fields) < end+4 {
 		return m, false
 	}
-	id, err := strconv.Atoi(string(fields[0]))
-	parent, perr := strconv.Atoi(string(fields[1]))
-	first, second, colon := strings.Cut(string(fields[2]), ":")
+	id, err := strconv.Atoi(fields[0])
+	parent, perr := strconv.Atoi(fields[1])
+	first, second, colon := strings.Cut(fields[2], ":")
 	major, aerr := strconv.ParseUint(first, 10, 32)
 	minor, ierr := strconv.ParseUint(second, 10, 32)
 	if err != nil || perr != nil || aerr != nil || ierr != nil || !colon {
@@ -111,30 +111,30 @@ func parseMount(line []byte) (m Mount, ok bool) {
 	}
 	m = Mount{
 		ID: id, Parent: parent, Major: uint32(major), Minor: uint32(minor),
-		Root: unescape(fields[3]), Mountpoint: unescape(fields[4]), Options: string(fields[5]),
+		Root: unescape(fields[3]), Mountpoint: unescape(fields[4]), Options: fields[5],
 		FSType: unescape(fields[end+1]), Source: unescape(fields[end+2]), SuperOptions: unescape(fields[end+3]),
 	}
-	for _, f := range fields[6:end] {
-		m.Optional = append(m.Optional, string(f))
+	if end > 6 {
+		m.Optional = slices.Clone(fields[6:end])
 	}
 	return m, true
 }
 
 // unescape returns a field's text, in which the kernel writes some bytes as three octal digits. It ends a field that was cut with a NUL, so
 // that no system call takes it for another path.
-func unescape(field []byte) string {
+func unescape(field string) string {
 	if len(field) > maxField {
-		field = append(bytes.Clone(field[:maxField]), 0)
+		field = field[:maxField] + "\x00"
 	}
-	if bytes.IndexByte(field, '\\') < 0 {
-		return string(field)
+	if strings.IndexByte(field, '\\') < 0 {
+		return field
 	}
 	text := make([]byte, 0, len(field))
 	for len(field) > 0 {
 		n := 1
 		c := field[0]
 		if c == '\\' && len(field) >= 4 {
-			if octal, err := strconv.ParseUint(string(field[1:4]), 8, 8); err == nil {
+			if octal, err := strconv.ParseUint(field[1:4], 8, 8); err == nil {
 				c, n = byte(octal), 4
 			}
 		}

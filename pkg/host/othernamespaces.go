@@ -104,7 +104,7 @@ func (o *otherNamespace) mounts(ctx context.Context, needs func(Mount) bool) (ta
 	if needs != nil {
 		keep = func(m Mount) (Mount, bool) {
 			if !needs(m) {
-				m = Mount{ID: m.ID, Parent: m.Parent, Optional: m.Optional}
+				m = Mount{ID: m.ID, Parent: m.Parent, Optional: cloneAll(m.Optional)}
 			}
 			return m, true
 		}
@@ -116,6 +116,14 @@ func (o *otherNamespace) mounts(ctx context.Context, needs func(Mount) bool) (ta
 		}
 	}
 	return tableParser{}, nil
+}
+
+// cloneAll copies strings out of a longer one.
+func cloneAll(all []string) (clones []string) {
+	for _, s := range all {
+		clones = append(clones, strings.Clone(s))
+	}
+	return clones
 }
 
 // errEnded means that all known processes of a namespace have exited. If others run in it, the next search finds them.

@@ -23,9 +23,10 @@ import (
 )
 
 const (
-	idleReads   = 4                      // this many reads in a row must see no waiting request
-	idlePause   = 5 * time.Millisecond   // between two of them
-	copiesPause = 100 * time.Millisecond // between two searches of all mount namespaces
+	idleReads = 4                    // this many reads in a row must see no waiting request
+	idlePause = 5 * time.Millisecond // between two of them
+	// firstCopiesPause and lastCopiesPause bound the doubling interval between searches of all mount namespaces.
+	firstCopiesPause, lastCopiesPause = 100 * time.Millisecond, 5 * time.Second
 	// searchBound bounds the search for copies, which leaves time for what follows.
 	searchBound = 10 * time.Second
 	// pinnedBound and busyBound are how long a connection may last after its last mount on the host was unmounted and copies were detached:
@@ -240,7 +241,7 @@ func (s *Sources) awaitReplaced(ctx context.Context, m state.Mount) error {
 // for up to bound, and not longer than ctx, until it is nowhere: a mount namespace that is being made, of a systemd unit for example, has
 // copies for a moment.
 func (s *Sources) ShownElsewhere(ctx context.Context, m state.Mount, bound time.Duration) (where string, err error) {
-	for began := time.Now(); ; {
+	for began, pause := time.Now(), firstCopiesPause; ; pause = min(2*pause, lastCopiesPause) {
 		mounts, err := s.ns.Mounts(ctx)
 		if err != nil {
 			return "", err
@@ -250,7 +251,7 @@ func (s *Sources) ShownElsewhere(ctx context.Context, m state.Mount, bound time.
 			return where, err
 		}
 		select {
-		case <-time.After(copiesPause):
+		case <-time.After(pause):
 		case <-ctx.Done():
 			return where, nil
 		}

@@ -1,0 +1,118 @@
+//go:build linux
+
+package host
+
+import (
+	"os"
+	"os/exec"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+)
+
+// hungLook starts looks at a process that hang until the returned function is called.
+func hungLook(t *testing.T, l *Looks, pid int) (end func()) {
+	t.Helper()
+	release, dropped := make(chan struct{}), make(chan int, 1)
+	_, err := lookAt(t.Context(), l, pid, "hanging", func(v int) { dropped <- v }, func() (int, error) { <-release; return 7, nil })
+	if !fault.Is(err, fault.Timeout) {
+		t.Fatalf("a look that hangs: %v", err)
+	}
+	return func() {
+		close(release)
+		if v := <-dropped; v != 7 {
+			t.Errorf("dropped %d", v)
+		}
+	}
+}
+
+// sleepingChild starts a process and returns its pid and what ends it.
+func sleepingChild(t *testing.T) (pid int, end func()) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "sleep", "600")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	return cmd.Process.Pid, func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }
+}
+
+func TestLooks_BeginNoSecondLookAtAProcessThatHangs(t *testing.T) {
+	var l Looks
+	pid, kill := sleepingChild(t)
+	look := func(pid int) error {
+		_, err := lookAt(t.Context(), &l, pid, "looking", nil, func() (bool, error) { return true, nil })
+		return err
+	}
+	if err := look(pid); err != nil || len(l.calls()) != 0 {
+		t.Errorf("%v, %q", err, l.calls())
+	}
+	end := hungLook(t, &l, pid)
+	began := time.Now()
+	if err := look(pid); !fault.Is(err, fault.Timeout) || len(l.calls()) != 1 {
+		t.Errorf("%v, %q", err, l.calls())
+	}
+	if took := time.Since(began); took >= lookBound {
+		t.Errorf("the second look took %s", took)
+	}
+	if err := look(os.Getpid()); err != nil {
+		t.Errorf("another process: %v", err)
+	}
+	kill()
+	if err := look(pid); err != nil {
+		t.Errorf("another process with its pid: %v", err)
+	}
+	end()
+	for len(l.calls()) > 0 {
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func TestLooks_AreBoundedForEachCgroup(t *testing.T) {
+	var l Looks
+	var ends []func()
+	for range maxHungEach {
+		pid, kill := sleepingChild(t)
+		ends = append(ends, hungLook(t, &l, pid), kill)
+	}
+	pid, kill := sleepingChild(t)
+	if _, err := l.Program(t.Context(), pid); !fault.Is(err, fault.Exhausted) {
+		t.Errorf("one more of the cgroup: %v", err)
+	}
+	l.mu.Lock()
+	for h := range l.hung {
+		h.account = "another"
+	}
+	l.mu.Unlock()
+	if _, err := l.Program(t.Context(), pid); err != nil {
+		t.Errorf("another cgroup's: %v", err)
+	}
+	for _, end := range append(ends, kill) {
+		end()
+	}
+	for len(l.calls()) > 0 {
+		time.Sleep(time.Millisecond)
+	}
+}
+
+func TestOpenNamespace_IsThatOfTheProcess(t *testing.T) {
+	for _, noPidfds := range []bool{false, true} {
+		l := Looks{noPidfds: noPidfds}
+		for _, kind := range []string{"mnt", "pid", "user"} {
+			fd, err := l.OpenNamespace(t.Context(), os.Getpid(), kind)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var its, own unix.Stat_t
+			if err := unix.Fstat(fd, &its); err != nil {
+				t.Error(err)
+			}
+			if err := unix.Stat("/proc/self/ns/"+kind, &own); err != nil || its.Ino != own.Ino || its.Dev != own.Dev {
+				t.Errorf("%s: %d, want %d, %v", kind, its.Ino, own.Ino, err)
+			}
+			unix.Close(fd)
+		}
+	}
+}
