@@ -67,8 +67,7 @@ func TestUnresponsivePodDelaysNoOtherPod(t *testing.T) {
 	outer := mkdir(t, r.dir, "outer")
 	own := mountFake(t, r.n, outer, "s3csi:outer")
 	var hide string
-	places := []string{"sub", "real"}
-	for _, place := range places {
+	for _, place := range []string{"sub", "real"} {
 		hide += fmt.Sprintf("mount --bind %s %s/%s && ", target, outer, place)
 	}
 	r.container("s3csitest-pod-hung", "umount "+r.source+" && "+hide)
@@ -76,7 +75,7 @@ func TestUnresponsivePodDelaysNoOtherPod(t *testing.T) {
 	own.pause()
 	t.Cleanup(own.exit)
 	refused := false
-	for range maxOverdueEach/len(places) + 2 {
+	for range maxOverdueEach + 2 { // each waits for one of them
 		r.restart()
 		s := r.swap()
 		s.Bound = 250 * time.Millisecond

@@ -15,8 +15,8 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
-// detachBound bounds the work in one mount namespace, whose processes choose what its paths lead to.
-const detachBound = 5 * time.Second
+// otherBound bounds the work in one mount namespace, whose processes choose what its paths lead to.
+const otherBound = 3 * time.Second
 
 // DetachCopies detaches the copies of a FUSE mount in other mount namespaces, and returns how many. A namespace that is made while
 // the mount exists gets a copy, which keeps the client running after the host has unmounted everything. A copy has m's device and
@@ -60,7 +60,7 @@ func (n *Namespace) detachInOthers(ctx context.Context, things string, match fun
 	var detached atomic.Int64 // a call may outlive this function
 	err = n.inEach(holders, func(at namespaceRef) error {
 		what := "detaching " + things + at.name()
-		bounded, cancel := context.WithTimeout(ctx, detachBound)
+		bounded, cancel := context.WithTimeout(ctx, otherBound)
 		defer cancel()
 		return at.do(bounded, what, func(h nsHandle) error {
 			if err := h.detachAll(bounded, host, match, &detached); err != nil {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"strconv"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -71,6 +72,14 @@ func (r namespaceRef) pid() int {
 		return 0
 	}
 	return r.other.pids[0]
+}
+
+// bound returns the time for work in the namespace, for which one for this process's own is given.
+func (r namespaceRef) bound(own time.Duration) time.Duration {
+	if r.other == nil {
+		return own
+	}
+	return min(own, otherBound)
 }
 
 func (r namespaceRef) owner() string {

@@ -119,7 +119,7 @@ func (n *Namespace) swapInOther(ctx context.Context, src *source, at namespaceRe
 	// Not from /proc/<pid>/mountinfo, whose paths begin at that process's root.
 	var mounts []Mount
 	what := "reading the mount table" + at.name()
-	bounded, cancel := context.WithTimeout(ctx, src.Bound)
+	bounded, cancel := context.WithTimeout(ctx, at.bound(src.Bound))
 	defer cancel()
 	err := at.do(bounded, what, func(h nsHandle) (err error) {
 		mounts, err = h.mounts(bounded)
@@ -164,15 +164,25 @@ func (src *source) swapIn(ctx context.Context, at namespaceRef, mounts []Mount, 
 		if errors.Is(err, errEnded) {
 			return all, err
 		}
+		overdue := (*overdueError)(nil)
+		waits := errors.As(err, &overdue) && at.other != nil
 		if err != nil {
 			err = fmt.Errorf("replacing the stale mount %s of %s%s: %w", stale.Mountpoint, stale.Source, at.name(), err)
 		}
 		if done || err != nil {
 			all = append(all, Swapped{Mountpoint: stale.Mountpoint, PID: at.pid(), Root: stale.Root, Err: err})
 		}
+		if waits { // it is up to its processes how many such mounts it has: the others are for the next time
+			return all, nil
+		}
 	}
 	return all, nil
 }
+
+// overdueError is the error of work in a mount namespace that waits for what a path leads to.
+type overdueError struct{ error }
+
+func (e *overdueError) Unwrap() error { return e.error }
 
 // swapOne replaces one stale mount. It returns false if there was nothing to do any more.
 func (src *source) swapOne(ctx context.Context, at namespaceRef, tree mountTree, stale Mount) (bool, error) {
@@ -182,7 +192,7 @@ func (src *source) swapOne(ctx context.Context, at namespaceRef, tree mountTree,
 		return false, err
 	}
 	what := fmt.Sprintf("replacing the stale mount %s%s", stale.Mountpoint, at.name())
-	bounded, cancel := context.WithTimeout(ctx, src.Bound)
+	bounded, cancel := context.WithTimeout(ctx, at.bound(src.Bound))
 	defer cancel()
 	done := false
 	err := at.do(bounded, what, func(h nsHandle) error {
@@ -191,11 +201,14 @@ func (src *source) swapOne(ctx context.Context, at namespaceRef, tree mountTree,
 			return err
 		}, r.files)
 	})
+	if err != nil && bounded.Err() != nil {
+		return false, &overdueError{err}
+	}
 	if err != nil {
 		return false, err
 	}
 	if done {
-		klog.FromContext(ctx).V(2).Info("Replaced a stale mount", "mountpoint", stale.Mountpoint, "pid", at.pid(), "source", stale.Source, "root", stale.Root)
+		klog.FromContext(ctx).V(4).Info("Replaced a stale mount", "mountpoint", stale.Mountpoint, "pid", at.pid(), "source", stale.Source, "root", stale.Root)
 	}
 	return done, nil
 }
