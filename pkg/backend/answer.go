@@ -221,6 +221,22 @@ func IsNotImplemented(err error) bool {
 	return ok && (a.code == "NotImplemented" || a.code == "MethodNotAllowed" || a.status == http.StatusNotImplemented || a.status == http.StatusMethodNotAllowed)
 }
 
+// IsUnsupported reports whether the service does not support a request that is right for S3: a condition (If-Match, If-None-Match), or an
+// operation that has a substitute, such as DeleteObjects. Services answer with 501, 405, or one of many codes of 400.
+func IsUnsupported(err error) bool {
+	a, ok := answered(err)
+	if !ok || a.status != http.StatusBadRequest || a.head || strings.HasPrefix(a.code, "KMS.") {
+		return IsNotImplemented(err)
+	}
+	switch a.code { // reasons that are not about the condition or the operation
+	case "InvalidDigest", "XAmzContentSHA256Mismatch", "InvalidEncryptionAlgorithmError", "InvalidStorageClass", "InvalidTag", "MetadataTooLarge",
+		"EntityTooLarge", "EntityTooSmall", "InvalidPart", "InvalidPartOrder", "InvalidLocationConstraint", "UserKeyMustBeSpecified":
+		return false
+	}
+	_, known := meaningOf(a.code)
+	return !known || a.code == "NotImplemented"
+}
+
 // ErrorCode returns the service's code in err's chain ("AccessDenied"), or "" without a response. Without a body it is
 // derived from the status ("NotFound").
 func ErrorCode(err error) string {

@@ -129,6 +129,52 @@ func TestClassifyAnswersOfAService(t *testing.T) {
 	}
 }
 
+func TestIsUnsupported_AllRefusalsOfAConditionOrAnOptionalOperation(t *testing.T) {
+	for _, c := range []struct {
+		operation string
+		status    int
+		code      string
+		want      bool
+	}{
+		{"PutObject", 501, "NotImplemented", true},
+		{"PutObject", 501, "", true},
+		{"PutObject", 405, "MethodNotAllowed", true},
+		{"PutObject", 400, "NotImplemented", true},
+		{"PutObject", 400, "InvalidArgument", true},
+		{"PutObject", 400, "InvalidRequest", true},
+		{"PutObject", 400, "MalformedXML", true},
+		{"PutObject", 400, "UnsupportedOperation", true},
+		{"PutObject", 400, "", true},
+		{"HeadObject", 400, "", false},
+		{"PutObject", 400, "ExpiredToken", false},
+		{"PutObject", 400, "RequestTimeout", false},
+		{"PutObject", 400, "Throttling", false},
+		{"PutObject", 400, "BadDigest", false},
+		{"PutObject", 400, "EntityTooLarge", false},
+		{"PutObject", 400, "AuthorizationHeaderMalformed", false},
+		{"PutObject", 400, "KMS.DisabledException", false},
+		{"PutObject", 403, "AccessDenied", false},
+		{"PutObject", 404, "NoSuchBucket", false},
+		{"PutObject", 409, "ConditionalRequestConflict", false},
+		{"PutObject", 412, "PreconditionFailed", false},
+		{"PutObject", 429, "InvalidRequest", false},
+		{"PutObject", 503, "SlowDown", false},
+	} {
+		_, clients, be := serve(t, func(w http.ResponseWriter, r *http.Request) { refuse(w, r, c.status, c.code) }, "")
+		client, err := clients.S3(bounded(t), be, testKeys, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = Classify(operations[c.operation](bounded(t), client), "writing")
+		if err == nil || IsUnsupported(err) != c.want {
+			t.Errorf("%s %d %q: want %t: %v", c.operation, c.status, c.code, c.want, err)
+		}
+	}
+	if IsUnsupported(nil) {
+		t.Error("nil is not an error")
+	}
+}
+
 func TestClassifyDoesNotTakeAWebServersAnswersForS3s(t *testing.T) {
 	for name, answer := range map[string]http.HandlerFunc{
 		"404 in plain text": http.NotFound,
