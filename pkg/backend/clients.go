@@ -217,7 +217,7 @@ func (c *Clients) s3(ctx context.Context, b Backend, provider aws.CredentialsPro
 		o.ResponseChecksumValidation = aws.ResponseChecksumValidationWhenRequired
 		o.DisableLogOutputChecksumValidationSkipped = true
 		o.Logger = logging.Nop{}
-		o.APIOptions = append(append(c.stack(), nameRegion), more...)
+		o.APIOptions = append(append(c.stack(), nameRegion, readListings), more...)
 	}
 	if !b.AWS() {
 		return s3.New(s3.Options{}, set), nil
@@ -310,21 +310,46 @@ const (
 	maxCAFileSize = 512 << 10 // bytes; twice a system bundle. Orders for helpers contain it in one message.
 )
 
+type silentKey struct{}
+
+// WithoutHeaderTimeout returns a context for requests that a service may work on without a word until their context ends, such as copies.
+func WithoutHeaderTimeout(ctx context.Context) context.Context {
+	return context.WithValue(ctx, silentKey{}, true)
+}
+
+// transports sends requests whose context is WithoutHeaderTimeout on connections of their own.
+type transports struct{ normal, silent *http.Transport }
+
+func (t transports) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.Context().Value(silentKey{}) != nil {
+		return t.silent.RoundTrip(r)
+	}
+	return t.normal.RoundTrip(r)
+}
+
+func (t transports) CloseIdleConnections() {
+	t.normal.CloseIdleConnections()
+	t.silent.CloseIdleConnections()
+}
+
 func newHTTPClient(roots *x509.CertPool, proxy func(*http.Request) (*url.URL, error), silence time.Duration) *http.Client {
 	dialer := &net.Dialer{Timeout: dialTimeout, KeepAlive: 30 * time.Second}
+	normal := &http.Transport{
+		Proxy:                 proxy,
+		DialContext:           readsWithin(silence, dialer.DialContext),
+		TLSClientConfig:       &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots},
+		TLSHandshakeTimeout:   tlsTimeout,
+		ResponseHeaderTimeout: responseTimeout,
+		ExpectContinueTimeout: time.Second,
+		IdleConnTimeout:       idleTimeout,
+		MaxIdleConns:          128,
+		MaxIdleConnsPerHost:   64,
+		ForceAttemptHTTP2:     true,
+	}
+	silent := normal.Clone()
+	silent.ResponseHeaderTimeout, silent.DialContext = 0, dialer.DialContext
 	return &http.Client{
-		Transport: &http.Transport{
-			Proxy:                 proxy,
-			DialContext:           readsWithin(silence, dialer.DialContext),
-			TLSClientConfig:       &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots},
-			TLSHandshakeTimeout:   tlsTimeout,
-			ResponseHeaderTimeout: responseTimeout,
-			ExpectContinueTimeout: time.Second,
-			IdleConnTimeout:       idleTimeout,
-			MaxIdleConns:          128,
-			MaxIdleConnsPerHost:   64,
-			ForceAttemptHTTP2:     true,
-		},
+		Transport: transports{normal, silent},
 		// S3 redirects to a bucket's region. Following would send a signature to another host.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/md5" //nolint:gosec // Content-MD5 guards against damage in transit, nothing else
 	"encoding/base64"
+	"slices"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -16,6 +17,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/namedlock"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/throttle"
 	"github.com/s3-csi/s3-csi-driver/pkg/ttlcache"
 )
 
@@ -36,6 +38,25 @@ func (b Bucket) AsOwn() Bucket {
 		b.Client = b.Own
 	}
 	return b
+}
+
+// ForRun returns the bucket for work that outlasts sessions and that a busy service must not end: its clients ask for keys with each request, and are
+// patient. own is the controller's identity, scoped the session of the work; nil: it has none.
+func ForRun(ctx context.Context, clients *backend.Clients, b Bucket, own, scoped backend.KeySource) (Bucket, error) {
+	open := func(keys backend.KeySource) (*s3.Client, error) {
+		client, err := clients.BucketWith(ctx, b.Backend, keys, b.Info)
+		if err != nil {
+			return nil, err
+		}
+		return throttle.Patient(client), nil
+	}
+	var err error
+	if b.Client, err = open(own); err != nil || scoped == nil {
+		return b, err
+	}
+	b.Own = b.Client
+	b.Client, err = open(scoped)
+	return b, err
 }
 
 // Name returns the bucket's name for requests.
@@ -118,11 +139,33 @@ func Create(ctx context.Context, client *s3.Client, be backend.Backend, name str
 			return err == nil, err
 		case code == "InvalidLocationConstraint" && conf.LocationConstraint != "":
 			conf.LocationConstraint = ""
-		case conf.Tags != nil && (backend.IsNotImplemented(err) || code == "MalformedXML" || code == "InvalidArgument" || code == "InvalidRequest"):
+		case conf.Tags != nil && backend.IsUnsupported(err):
 			conf.Tags = nil
 		default:
 			return err == nil && conf.Tags != nil, err
 		}
+	}
+}
+
+// Names returns the names of all buckets that the client's credentials show, sorted.
+func Names(ctx context.Context, client *s3.Client) (names []string, err error) {
+	for token := ""; ; {
+		out, err := client.ListBuckets(ctx, &s3.ListBucketsInput{ContinuationToken: backend.Optional(token)})
+		if err != nil {
+			return nil, err
+		}
+		for _, b := range out.Buckets {
+			names = append(names, aws.ToString(b.Name))
+		}
+		next := aws.ToString(out.ContinuationToken)
+		switch {
+		case next == "":
+			slices.Sort(names)
+			return slices.Compact(names), nil
+		case next == token:
+			return nil, fault.Errorf(fault.Unavailable, "the service reports more buckets but repeats its token: its listings are unreliable")
+		}
+		token = next
 	}
 }
 

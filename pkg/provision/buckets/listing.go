@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/url"
+	"strconv"
 	"strings"
 	"time"
 
@@ -30,18 +31,34 @@ func (o Object) VersionID() *string { return backend.Optional(o.Version) }
 // Pager returns the pages of a listing one by one; more is false with the last one.
 type Pager func(ctx context.Context) (page []Object, more bool, err error)
 
-// PlainKey decodes a key of a listing. Keys may contain characters that XML cannot, so listings request an encoding, which the response
+// plainKey decodes a key of a listing. Keys may contain characters that XML cannot, so listings request an encoding, which the response
 // confirms.
-func PlainKey(key *string, encoding types.EncodingType) (string, error) {
+func plainKey(key *string, encoding types.EncodingType) (string, error) {
 	s := aws.ToString(key)
-	if encoding != types.EncodingTypeUrl {
+	if !strings.EqualFold(string(encoding), string(types.EncodingTypeUrl)) {
 		return s, nil
 	}
 	plain, err := url.QueryUnescape(s)
 	if err != nil {
-		return "", fmt.Errorf("cannot decode the key %q: %w", s, err)
+		return "", fault.Errorf(fault.Unavailable, "the service says that it encodes the keys of its listing, but does not encode %q: its listings are unreliable", s)
 	}
 	return plain, nil
+}
+
+// shownKeys is the maximum number of keys in an error.
+const shownKeys = 3
+
+// Quoted returns some of the keys for messages.
+func Quoted(keys []string) string {
+	quoted := make([]string, min(len(keys), shownKeys))
+	for i := range quoted {
+		quoted[i] = strconv.QuoteToASCII(keys[i])
+	}
+	s := strings.Join(quoted, ", ")
+	if more := len(keys) - shownKeys; more > 0 {
+		s += fmt.Sprintf(" and %d more", more)
+	}
+	return s
 }
 
 // CheckBelow returns an error if a listed key is not below the prefix, because nothing else may ever be deleted.
@@ -68,77 +85,90 @@ func advances(truncated, moved bool, page []Object) (bool, error) {
 	return truncated && moved, nil
 }
 
-// CurrentObjects lists current objects; pageSize 0 is the service's choice.
-func CurrentObjects(b Bucket, prefix string, pageSize int32) Pager {
-	return CurrentObjectsAfter(b, prefix, "", pageSize)
+// Listed is a current object in a listing.
+type Listed struct {
+	Key, ETag string
+	Size      int64
 }
 
-// CurrentObjectsAfter is CurrentObjects for the keys after one; "" is the start.
-func CurrentObjectsAfter(b Bucket, prefix, after string, pageSize int32) Pager {
-	var token *string
+// Listing is a page of current objects.
+type Listing struct {
+	Objects  []Listed
+	Prefixes []string // common ones
+	More     bool
+	Token    string // of the next page
+	Encoded  bool   // the service encoded the keys, so that they are exact
+}
+
+// From is where a page begins, and how large it is. All fields are optional.
+type From struct {
+	After, Token, Delimiter string
+	Size                    int32 // 0: the service's choice
+}
+
+// List lists a page of current objects.
+func List(ctx context.Context, b Bucket, prefix string, from From, options ...func(*s3.Options)) (Listing, error) {
+	ctx, cancel := context.WithTimeout(ctx, RequestBound)
+	defer cancel()
+	out, err := b.Client.ListObjectsV2(ctx, &s3.ListObjectsV2Input{
+		Bucket: b.Name(), Prefix: backend.Optional(prefix), StartAfter: backend.Optional(from.After), ContinuationToken: backend.Optional(from.Token),
+		Delimiter: backend.Optional(from.Delimiter), EncodingType: types.EncodingTypeUrl, MaxKeys: positive(from.Size),
+	}, options...)
+	if err != nil {
+		return Listing{}, err
+	}
+	if n := len(out.Contents) + len(out.CommonPrefixes); int(aws.ToInt32(out.KeyCount)) > n {
+		return Listing{}, fault.Errorf(fault.Unavailable, "the service says that its listing has %d keys, but it has %d: its listings are unreliable", *out.KeyCount, n)
+	}
+	l := Listing{Objects: make([]Listed, len(out.Contents)), More: aws.ToBool(out.IsTruncated), Token: aws.ToString(out.NextContinuationToken), Encoded: out.EncodingType != ""}
+	for i, c := range out.Contents {
+		l.Objects[i] = Listed{ETag: aws.ToString(c.ETag), Size: aws.ToInt64(c.Size)}
+		if l.Objects[i].Key, err = plainKey(c.Key, out.EncodingType); err != nil {
+			return Listing{}, err
+		}
+	}
+	for _, c := range out.CommonPrefixes {
+		plain, err := plainKey(c.Prefix, out.EncodingType)
+		if err != nil {
+			return Listing{}, err
+		}
+		l.Prefixes = append(l.Prefixes, plain)
+	}
+	return l, nil
+}
+
+// CurrentObjects lists current objects; pageSize 0 is the service's choice.
+func CurrentObjects(b Bucket, prefix string, pageSize int32, options ...func(*s3.Options)) Pager {
+	token := ""
 	return func(ctx context.Context) ([]Object, bool, error) {
-		ctx, cancel := context.WithTimeout(ctx, RequestBound)
-		defer cancel()
-		out, err := b.Client.ListObjectsV2(ctx, &s3.ListObjectsV2Input{
-			Bucket: b.Name(), Prefix: backend.Optional(prefix), StartAfter: backend.Optional(after), ContinuationToken: token, EncodingType: types.EncodingTypeUrl, MaxKeys: positive(pageSize),
-		})
+		l, err := List(ctx, b, prefix, From{Token: token, Size: pageSize}, options...)
 		if err != nil {
 			return nil, false, err
 		}
-		page := make([]Object, 0, len(out.Contents))
-		for _, c := range out.Contents {
-			key, err := PlainKey(c.Key, out.EncodingType)
-			if err != nil {
-				return nil, false, err
-			}
-			page = append(page, Object{Key: key})
+		page := make([]Object, len(l.Objects))
+		for i, o := range l.Objects {
+			page[i].Key = o.Key
 		}
-		next := aws.ToString(out.NextContinuationToken)
-		more, err := advances(aws.ToBool(out.IsTruncated), next != "" && next != aws.ToString(token), page)
-		token = &next
+		more, err := advances(l.More, l.Token != "" && l.Token != token, page)
+		token = l.Token
 		return page, more, err
 	}
 }
 
 // AllVersions lists versions and delete markers; pageSize 0 is the service's choice.
-func AllVersions(b Bucket, prefix string, pageSize int32) Pager {
-	var key, version *string
+func AllVersions(b Bucket, prefix string, pageSize int32, options ...func(*s3.Options)) Pager {
+	key, version := "", ""
 	return func(ctx context.Context) ([]Object, bool, error) {
-		ctx, cancel := context.WithTimeout(ctx, RequestBound)
-		defer cancel()
-		out, err := b.Client.ListObjectVersions(ctx, &s3.ListObjectVersionsInput{
-			Bucket: b.Name(), Prefix: backend.Optional(prefix), KeyMarker: key, VersionIdMarker: version, EncodingType: types.EncodingTypeUrl, MaxKeys: positive(pageSize),
-		})
+		l, err := ListVersions(ctx, b, prefix, VersionsFrom{key, version, pageSize}, options...)
 		if err != nil {
 			return nil, false, err
 		}
-		page := make([]Object, 0, len(out.Versions)+len(out.DeleteMarkers))
-		add := func(key, version *string) error {
-			plain, err := PlainKey(key, out.EncodingType)
-			v := aws.ToString(version)
-			if v == "" {
-				v = "null" // of an object from before versioning
-			}
-			page = append(page, Object{Key: plain, Version: v})
-			return err
+		page := make([]Object, len(l.Versions))
+		for i, v := range l.Versions {
+			page[i] = Object{v.Key, v.ID}
 		}
-		for _, v := range out.Versions {
-			if err := add(v.Key, v.VersionId); err != nil {
-				return nil, false, err
-			}
-		}
-		for _, m := range out.DeleteMarkers {
-			if err := add(m.Key, m.VersionId); err != nil {
-				return nil, false, err
-			}
-		}
-		next, err := PlainKey(out.NextKeyMarker, out.EncodingType)
-		if err != nil {
-			return nil, false, err
-		}
-		moved := next != "" && (next != aws.ToString(key) || aws.ToString(out.NextVersionIdMarker) != aws.ToString(version))
-		more, err := advances(aws.ToBool(out.IsTruncated), moved, page)
-		key, version = &next, out.NextVersionIdMarker
+		more, err := advances(l.More, l.NextKey != "" && (l.NextKey != key || l.NextVersion != version), page)
+		key, version = l.NextKey, l.NextVersion
 		return page, more, err
 	}
 }
@@ -154,7 +184,7 @@ func listUploads(ctx context.Context, b Bucket, prefix string, each func(key, id
 			return err
 		}
 		for _, u := range out.Uploads {
-			plain, err := PlainKey(u.Key, out.EncodingType)
+			plain, err := plainKey(u.Key, out.EncodingType)
 			if err == nil {
 				err = each(plain, aws.ToString(u.UploadId))
 			}
@@ -162,7 +192,7 @@ func listUploads(ctx context.Context, b Bucket, prefix string, each func(key, id
 				return err
 			}
 		}
-		next, err := PlainKey(out.NextKeyMarker, out.EncodingType)
+		next, err := plainKey(out.NextKeyMarker, out.EncodingType)
 		if err != nil {
 			return err
 		}

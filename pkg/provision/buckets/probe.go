@@ -12,6 +12,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/throttle"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
@@ -57,29 +58,31 @@ func ProbeConditional(ctx context.Context, b Bucket, below string) (honoured boo
 	what := "testing conditional writes with " + key + " in " + b.String()
 	versions := map[string]bool{} // of the test object; "" if the bucket is not versioned or it is unknown
 	put := func(set func(*s3.PutObjectInput)) error {
-		in := PutInput(b, key, []byte("Test object for conditional writes. It can be deleted.\n"))
-		set(in)
-		out, err := b.Client.PutObject(ctx, in, NoRetry)
-		switch {
-		case err == nil:
-			versions[aws.ToString(out.VersionId)] = true
-		case !backend.IsPreconditionFailed(err) && Indeterminate(backend.Classify(err, what)):
-			versions[""] = true
-		}
-		return err
+		return throttle.Repeat(ctx, func(ctx context.Context) error {
+			in := PutInput(b, key, []byte("Test object for conditional writes. It can be deleted.\n"))
+			set(in)
+			out, err := b.Client.PutObject(ctx, in, NoRetry)
+			switch {
+			case err == nil:
+				versions[aws.ToString(out.VersionId)] = true
+			case !backend.IsPreconditionFailed(err) && Indeterminate(backend.Classify(err, what)):
+				versions[""] = true
+			}
+			return err
+		})
 	}
 	defer func() { removeProbe(ctx, b, key, versions) }()
 	none := func(in *s3.PutObjectInput) { in.IfNoneMatch = aws.String("*") }
 	wrong := func(in *s3.PutObjectInput) { in.IfMatch = aws.String(`"00000000000000000000000000000000"`) }
 	if err := put(none); err != nil {
-		if refusesHeader(err) {
+		if backend.IsUnsupported(err) {
 			return false, nil
 		}
 		return false, backend.Classify(err, what)
 	}
 	for _, condition := range []func(*s3.PutObjectInput){none, wrong} {
 		switch err := put(condition); {
-		case err == nil, refusesHeader(err):
+		case err == nil, backend.IsUnsupported(err):
 			return false, nil
 		case !backend.IsPreconditionFailed(err):
 			return false, backend.Classify(err, what)
@@ -101,7 +104,7 @@ func removeProbe(ctx context.Context, b Bucket, key string, versions map[string]
 		return aws.ToBool(out.DeleteMarker) && aws.ToString(out.VersionId) != ""
 	}
 	if versions[""] && remove("") {
-		page, err := ListVersions(ctx, b, key, "", "")
+		page, err := ListVersions(ctx, b, key, VersionsFrom{})
 		if err != nil {
 			klog.FromContext(ctx).Error(err, "Listing versions of test object failed", "bucket", b.Info.Name, "key", key)
 		}
@@ -116,11 +119,6 @@ func removeProbe(ctx context.Context, b Bucket, key string, versions map[string]
 			remove(v)
 		}
 	}
-}
-
-// refusesHeader reports whether an error means that the service does not support the condition.
-func refusesHeader(err error) bool {
-	return backend.IsNotImplemented(err) || backend.ErrorCode(err) == "InvalidArgument" || backend.ErrorCode(err) == "InvalidRequest"
 }
 
 // uploadListing determines, once per bucket, how unfinished uploads are listed. MinIO matches a prefix with whole keys only, and
@@ -141,9 +139,13 @@ func ProbeUploadListing(ctx context.Context, b Bucket, below string) (how Upload
 	prefix := below + rand.Text() + "/"
 	key := prefix + "x"
 	what := "testing how unfinished uploads are listed with " + key + " in " + b.String()
-	up, err := b.Client.CreateMultipartUpload(ctx, &s3.CreateMultipartUploadInput{Bucket: b.Name(), Key: &key}, NoRetry)
+	var up *s3.CreateMultipartUploadOutput
+	err = throttle.Repeat(ctx, func(ctx context.Context) (err error) {
+		up, err = b.Client.CreateMultipartUpload(ctx, &s3.CreateMultipartUploadInput{Bucket: b.Name(), Key: &key}, NoRetry)
+		return err
+	})
 	if err != nil {
-		if backend.IsNotImplemented(err) {
+		if backend.IsUnsupported(err) {
 			return UploadsNone, nil
 		}
 		return 0, backend.Classify(err, what)
@@ -166,7 +168,7 @@ func ProbeUploadListing(ctx context.Context, b Bucket, below string) (how Upload
 			return nil
 		})
 		switch {
-		case backend.IsNotImplemented(err):
+		case backend.IsUnsupported(err):
 			return UploadsNone, nil
 		case err != nil:
 			return 0, backend.Classify(err, what)

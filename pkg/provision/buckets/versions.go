@@ -17,6 +17,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/throttle"
 )
 
 // Version is a version or a delete marker in a listing.
@@ -36,18 +37,25 @@ type VersionPage struct {
 	Versions             []Version
 	More                 bool
 	NextKey, NextVersion string
+	Encoded              bool // see Listing
 }
 
-// ListVersions lists a page of versions and delete markers after a key, or after a version of it; "" is the start. The order is that of the
-// service's response. The SDK keeps versions and delete markers apart, which loses the order of those with the same time, so this function
+// VersionsFrom is where a page of versions begins, and how large it is. All fields are optional.
+type VersionsFrom struct {
+	Key, Version string
+	Size         int32 // 0: the service's choice
+}
+
+// ListVersions lists a page of versions and delete markers after a key, or after a version of it. The order is that of the service's response. The SDK keeps versions and delete markers apart, which loses the order of those with the same time, so this function
 // reads the response itself.
-func ListVersions(ctx context.Context, b Bucket, prefix, key, version string) (VersionPage, error) {
+func ListVersions(ctx context.Context, b Bucket, prefix string, from VersionsFrom, options ...func(*s3.Options)) (VersionPage, error) {
 	ctx, cancel := context.WithTimeout(ctx, RequestBound)
 	defer cancel()
 	var body []byte
 	_, err := b.Client.ListObjectVersions(ctx, &s3.ListObjectVersionsInput{
-		Bucket: b.Name(), Prefix: backend.Optional(prefix), KeyMarker: backend.Optional(key), VersionIdMarker: backend.Optional(version), EncodingType: types.EncodingTypeUrl,
-	}, NoRetry, keepBody(&body))
+		Bucket: b.Name(), Prefix: backend.Optional(prefix), KeyMarker: backend.Optional(from.Key), VersionIdMarker: backend.Optional(from.Version),
+		EncodingType: types.EncodingTypeUrl, MaxKeys: positive(from.Size),
+	}, append(options, keepBody(&body))...)
 	if err != nil {
 		return VersionPage{}, err
 	}
@@ -66,8 +74,8 @@ func ListVersions(ctx context.Context, b Bucket, prefix, key, version string) (V
 	if err := xml.Unmarshal(body, &raw); err != nil {
 		return VersionPage{}, fault.Errorf(fault.Unavailable, "the service's listing of versions cannot be parsed: %w", err)
 	}
-	page := VersionPage{More: raw.IsTruncated, NextVersion: raw.NextVersionIdMarker}
-	if page.NextKey, err = PlainKey(&raw.NextKeyMarker, raw.EncodingType); err != nil {
+	page := VersionPage{More: raw.IsTruncated, NextVersion: raw.NextVersionIdMarker, Encoded: raw.EncodingType != ""}
+	if page.NextKey, err = plainKey(&raw.NextKeyMarker, raw.EncodingType); err != nil {
 		return VersionPage{}, err
 	}
 	for _, item := range raw.Items {
@@ -75,16 +83,13 @@ func ListVersions(ctx context.Context, b Bucket, prefix, key, version string) (V
 			continue
 		}
 		v := Version{ID: item.VersionId, ETag: item.ETag, Size: item.Size, Time: item.LastModified, Latest: item.IsLatest, Deleted: item.XMLName.Local == "DeleteMarker"}
-		if v.Key, err = PlainKey(&item.Key, raw.EncodingType); err != nil {
+		if v.Key, err = plainKey(&item.Key, raw.EncodingType); err != nil {
 			return VersionPage{}, err
 		}
 		if v.ID == "" {
 			v.ID = nullVersion
 		}
 		page.Versions = append(page.Versions, v)
-	}
-	if page.More && (page.NextKey == "" || page.NextKey == key && page.NextVersion == version) {
-		return VersionPage{}, fault.Errorf(fault.Busy, "the service reports a truncated listing of versions but repeats its marker: its listings are unreliable")
 	}
 	return page, nil
 }
@@ -132,7 +137,7 @@ func Versioned(ctx context.Context, b Bucket) error {
 	defer cancel()
 	out, err := b.Client.GetBucketVersioning(ctx, &s3.GetBucketVersioningInput{Bucket: b.Name()})
 	switch {
-	case backend.IsNotImplemented(err):
+	case backend.IsUnsupported(err):
 		return fault.Errorf(fault.Precondition, "%s has no versioning: its service does not support it", b)
 	case err != nil:
 		return unproven(b, backend.Classify(err, "reading the versioning state of "+b.String()))
@@ -226,7 +231,11 @@ func markerText(n int) string {
 func (m *markers) put(ctx context.Context) (time.Time, error) {
 	ctx, cancel := context.WithTimeout(ctx, RequestBound)
 	defer cancel()
-	out, err := m.b.Client.PutObject(ctx, PutInput(m.b, m.key, []byte(markerText(len(m.ids)))), NoRetry)
+	var out *s3.PutObjectOutput
+	err := throttle.Repeat(ctx, func(ctx context.Context) (err error) {
+		out, err = m.b.Client.PutObject(ctx, PutInput(m.b, m.key, []byte(markerText(len(m.ids)))), NoRetry)
+		return err
+	})
 	if err != nil {
 		err = backend.Classify(err, m.what())
 		if Indeterminate(err) {
@@ -259,9 +268,9 @@ func (m *markers) put(ctx context.Context) (time.Time, error) {
 
 // list lists the markers, of which there must be as many as were written.
 func (m *markers) list(ctx context.Context) ([]Version, error) {
-	page, err := ListVersions(ctx, m.b, m.key, "", "")
+	page, err := ListVersions(ctx, m.b, m.key, VersionsFrom{})
 	switch {
-	case backend.IsNotImplemented(err):
+	case backend.IsUnsupported(err):
 		return nil, fault.Errorf(fault.Precondition, "the service of %s does not list versions", m.b)
 	case err != nil:
 		return nil, backend.Classify(err, m.what())
@@ -275,9 +284,13 @@ func (m *markers) list(ctx context.Context) ([]Version, error) {
 func (m *markers) prove(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, RequestBound)
 	defer cancel()
-	made, err := m.b.Client.CopyObject(ctx, &s3.CopyObjectInput{Bucket: m.b.Name(), Key: &m.copyOf, CopySource: aws.String(m.b.Info.Name + "/" + m.key + "?versionId=" + m.ids[0])}, NoRetry)
+	var made *s3.CopyObjectOutput
+	err := throttle.Repeat(ctx, func(ctx context.Context) (err error) {
+		made, err = m.b.Client.CopyObject(ctx, &s3.CopyObjectInput{Bucket: m.b.Name(), Key: &m.copyOf, CopySource: aws.String(m.b.Info.Name + "/" + m.key + "?versionId=" + m.ids[0])}, NoRetry)
+		return err
+	})
 	if err != nil {
-		if backend.IsNotFound(err) || backend.IsNotImplemented(err) {
+		if backend.IsNotFound(err) || backend.IsUnsupported(err) {
 			return fault.Errorf(fault.Precondition, "the service of %s does not copy versions: %w", m.b, backend.Classify(err, m.what()))
 		}
 		m.ofTheCopy[""] = true
@@ -296,13 +309,17 @@ func (m *markers) prove(ctx context.Context) error {
 	if string(text) != markerText(0) {
 		return fault.Errorf(fault.Precondition, "the service of %s copies the current version of an object when it is asked for an older one", m.b)
 	}
-	gone, err := m.b.Client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: m.b.Name(), Key: &m.key}, NoRetry)
+	var gone *s3.DeleteObjectOutput
+	err = throttle.Repeat(ctx, func(ctx context.Context) (err error) {
+		gone, err = m.b.Client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: m.b.Name(), Key: &m.key}, NoRetry)
+		return err
+	})
 	if err != nil {
 		m.created[""] = true
 		return backend.Classify(err, m.what())
 	}
 	m.created[aws.ToString(gone.VersionId)] = true
-	page, err := ListVersions(ctx, m.b, m.key, "", "")
+	page, err := ListVersions(ctx, m.b, m.key, VersionsFrom{})
 	if err != nil {
 		return backend.Classify(err, m.what())
 	}

@@ -36,7 +36,7 @@ func TestAnEndlessListingOfVersionsIsRefused(t *testing.T) {
 		Region: "us-east-1", BaseEndpoint: aws.String("http://127.0.0.1:1"), UsePathStyle: true, HTTPClient: &http.Client{Transport: service},
 		Credentials: credentials.NewStaticCredentialsProvider("a", "b", ""),
 	})}
-	_, err := ListVersions(t.Context(), b, "v/", "", "")
+	_, err := ListVersions(t.Context(), b, "v/", VersionsFrom{})
 	if kind := fault.KindOf(backend.Classify(err, "listing")); kind != fault.Unavailable {
 		t.Errorf("kind %d: %v", kind, err)
 	}

@@ -6,7 +6,7 @@
 //  1. list a page of the source
 //  2. list what is at the target already in the range of the page, if an earlier run may have copied some of it, or if the service does not
 //     honour conditions on the target
-//  3. copy what is missing, with conditions on source and target
+//  3. copy what is missing, with conditions on source and target; what is gone must be gone in a new listing, too
 //  4. write a manifest segment, if there is none of that number: its last key is where the next page starts
 //
 // The steps of several pages run at the same time, so that requests are in flight all the time. Segments are written in their order.
@@ -19,8 +19,10 @@
 package copier
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -62,6 +64,8 @@ type Object struct {
 	ETag    string
 	Version string // "": the current one
 	Size    int64
+	// Fixed is set if the object must neither change nor disappear, because it is part of a snapshot or of a plan.
+	Fixed bool
 }
 
 // Page is a part of a source. Last is the key after which the next page starts; with More false there is none.
@@ -102,12 +106,15 @@ type Options struct {
 	Threshold int64
 	// CheckEvery is the age of a check that the copy is still wanted from which it is repeated before the next request is sent.
 	CheckEvery time.Duration
+	// Bound is the timeout of a request; 0 is buckets.RequestBound.
+	Bound time.Duration
 }
 
 // Copier copies prefixes. All methods may be called concurrently.
 type Copier struct {
 	Options
 	throttles *throttle.Set
+	limits    sync.Map        // by backend, as *atomic.Int64: the size above which an object is copied in parts, which requests that are too slow lower
 	ending    context.Context // ends with End
 	end       context.CancelFunc
 }
@@ -120,6 +127,7 @@ func New(o Options) *Copier {
 	if o.CheckEvery == 0 {
 		o.CheckEvery = DefaultCheckEvery
 	}
+	o.Bound = cmp.Or(o.Bound, buckets.RequestBound)
 	c := &Copier{Options: o, throttles: throttle.NewSet(o.Workers)}
 	c.ending, c.end = context.WithCancel(context.Background())
 	return c
@@ -172,21 +180,28 @@ func (l Limits) check(t Totals, exact bool) error {
 }
 
 // Progress is how far a copy is.
-type Progress struct{ objects, bytes, expectObjects, expectBytes atomic.Int64 }
+type Progress struct{ objects, bytes, changed, expectObjects, expectBytes atomic.Int64 }
 
-// String returns "1234 of 5000 objects (1.2 GiB of 5.0 GiB) copied".
+// String returns "1234 of 5000 objects (1.2 GiB of 5.0 GiB) copied, 2 changed or deleted meanwhile".
 func (p *Progress) String() string {
-	objects, all := p.objects.Load(), p.expectObjects.Load()
-	if all == 0 {
-		return fmt.Sprintf("%d objects (%s) copied", objects, size(p.bytes.Load()))
+	s := fmt.Sprintf("%d objects (%s) copied", p.objects.Load(), size(p.bytes.Load()))
+	if all := p.expectObjects.Load(); all > 0 {
+		s = fmt.Sprintf("%d of %d objects (%s of %s) copied", p.objects.Load(), all, size(p.bytes.Load()), size(p.expectBytes.Load()))
 	}
-	return fmt.Sprintf("%d of %d objects (%s of %s) copied", objects, all, size(p.bytes.Load()), size(p.expectBytes.Load()))
+	if n := p.changed.Load(); n > 0 {
+		s += fmt.Sprintf(", %d changed or deleted meanwhile", n)
+	}
+	return s
 }
 
 // Expect sets what String compares with.
 func (p *Progress) Expect(t Totals) { p.expectObjects.Store(t.Objects); p.expectBytes.Store(t.Bytes) }
 
-func (p *Progress) set(t Totals) { p.objects.Store(t.Objects); p.bytes.Store(t.Bytes) }
+func (p *Progress) set(t Totals) {
+	p.objects.Store(t.Objects)
+	p.bytes.Store(t.Bytes)
+	p.changed.Store(t.Changed)
+}
 
 func size(n int64) string {
 	const units = "KMGTPE"
@@ -268,7 +283,7 @@ func (c *Copier) End() { c.end() }
 // Whole returns a context for a request that must not be broken off: it goes on when ctx ends, until its timeout, or shortly after End. The service
 // would carry out a request that is broken off, too, maybe after what was copied has been removed.
 func (c *Copier) Whole(ctx context.Context) (context.Context, context.CancelFunc) {
-	whole, cancel := context.WithTimeout(context.WithoutCancel(ctx), buckets.RequestBound)
+	whole, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.Bound)
 	stop := context.AfterFunc(c.ending, func() {
 		t := time.AfterFunc(endBound, cancel)
 		context.AfterFunc(whole, func() { t.Stop() })
@@ -291,7 +306,13 @@ type run struct {
 }
 
 func (c *Copier) run(t Task) *run {
-	return &run{mover: &mover{requests: &requests{Task: t, Copier: c, throttle: c.throttles.Of(t.Target.Bucket.Backend.Name)}}}
+	name := t.Target.Bucket.Backend.Name
+	r := &requests{Task: t, Copier: c, throttle: c.throttles.Of(name), limit: &atomic.Int64{}}
+	r.limit.Store(c.Threshold)
+	if known, loaded := c.limits.LoadOrStore(name, r.limit); loaded {
+		r.limit = known.(*atomic.Int64) //nolint:forcetypeassert // nothing else is stored
+	}
+	return &run{mover: &mover{requests: r}}
 }
 
 // Copy copies the source to the target, or what an earlier call left, and compares the target with the manifest. Busy, Unavailable and Timeout
@@ -305,7 +326,7 @@ func (c *Copier) Copy(ctx context.Context, t Task) (Totals, error) {
 // orOver returns the error, or that the copy is no longer wanted: something may be missing because it was deleted for that reason.
 func (r *run) orOver(ctx context.Context, err error) error {
 	if err != nil && fault.KindOf(err).Permanent() && ctx.Err() == nil {
-		if over := r.still(ctx); over != nil {
+		if over := r.wanted(ctx); over != nil {
 			return over
 		}
 	}
@@ -321,5 +342,5 @@ func (r *run) copy(ctx context.Context) (Totals, error) {
 	if err := r.verify(ctx, last); err != nil {
 		return Totals{}, err
 	}
-	return last.Totals, r.still(ctx)
+	return last.Totals, r.wanted(ctx)
 }

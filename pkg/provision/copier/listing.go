@@ -1,13 +1,10 @@
 package copier
 
 import (
+	"cmp"
 	"context"
 	"strings"
 	"unicode/utf8"
-
-	"github.com/aws/aws-sdk-go-v2/aws"
-	"github.com/aws/aws-sdk-go-v2/service/s3"
-	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
@@ -28,43 +25,64 @@ func (c Current) Page(ctx context.Context, _ int, after string) (Page, error) {
 
 // list lists a page of current objects after a key, which is below the prefix.
 func list(ctx context.Context, p Place, after string) (Page, error) {
-	ctx, cancel := context.WithTimeout(ctx, buckets.RequestBound)
-	defer cancel()
-	in := &s3.ListObjectsV2Input{Bucket: p.Bucket.Name(), Prefix: backend.Optional(p.Prefix), EncodingType: types.EncodingTypeUrl}
+	start := ""
 	if after != "" {
-		in.StartAfter = aws.String(p.Prefix + after)
+		start = p.Prefix + after
 	}
-	out, err := p.Bucket.Client.ListObjectsV2(ctx, in, buckets.NoRetry)
+	out, err := buckets.List(ctx, p.Bucket, p.Prefix, buckets.From{After: start}, buckets.NoRetry)
 	if err != nil {
 		return Page{}, err
 	}
-	page := Page{Last: after, More: aws.ToBool(out.IsTruncated)}
-	for _, o := range out.Contents {
-		full, err := buckets.PlainKey(o.Key, out.EncodingType)
+	page := Page{Last: after, More: out.More}
+	check := nameCheck{encoded: out.Encoded}
+	for _, o := range out.Objects {
+		key, err := check.below(p, o.Key)
 		if err != nil {
 			return Page{}, err
 		}
-		key, below := strings.CutPrefix(full, p.Prefix)
-		switch {
-		case !below:
-			return Page{}, fault.Errorf(fault.Unavailable, "the service listed the key %q, which is not below %q: its listings are unreliable", full, p.Prefix)
-		case key != "" && key <= page.Last:
-			return Page{}, fault.Errorf(fault.Unsupported, "the service lists the key %q after %q: a copy needs listings in the order of keys", full, p.Prefix+page.Last)
-		case !utf8.ValidString(key):
-			return Page{}, fault.Errorf(fault.Precondition, "the key %q is not UTF-8 and cannot be copied", full)
+		if key != "" && key <= page.Last {
+			return Page{}, cmp.Or(check.err(p), fault.Errorf(fault.Unsupported,
+				"the service lists the key %q after %q: a copy needs listings in the order of keys, with the encoding that they name", o.Key, p.Prefix+page.Last))
 		}
 		page.Last = max(page.Last, key)
 		if p.Prefix == "" && strings.HasPrefix(key, volume.RecordPrefix+"/") {
 			continue
 		}
 		if key != "" { // the directory of the prefix itself is not part of the volume's content
-			page.Objects = append(page.Objects, Object{Key: key, ETag: aws.ToString(o.ETag), Size: aws.ToInt64(o.Size)})
+			page.Objects = append(page.Objects, Object{Key: key, ETag: o.ETag, Size: o.Size})
 		}
 	}
 	if page.More && page.Last == after {
 		return Page{}, fault.Errorf(fault.Busy, "the service reports a truncated listing below %s but no keys: its listings are unreliable", p)
 	}
-	return page, nil
+	return page, check.err(p)
+}
+
+// nameCheck finds keys in a listing that cannot be the names of objects.
+type nameCheck struct {
+	encoded bool
+	bad     []string
+}
+
+// below returns the part of a key below a place.
+func (c *nameCheck) below(p Place, full string) (string, error) {
+	key, below := strings.CutPrefix(full, p.Prefix)
+	if !below {
+		return "", fault.Errorf(fault.Unavailable, "the service listed the key %q, which is not below %q: its listings are unreliable", full, p.Prefix)
+	}
+	if !utf8.ValidString(key) || !c.encoded && strings.ContainsRune(key, utf8.RuneError) {
+		c.bad = append(c.bad, key)
+	}
+	return key, nil
+}
+
+// err returns an error that names the keys.
+func (c *nameCheck) err(p Place) error {
+	if len(c.bad) == 0 {
+		return nil
+	}
+	return fault.Errorf(fault.Precondition, "%s of %s cannot be copied: these names are not UTF-8, or the service lists them without an encoding and with U+FFFD in place of other characters, "+
+		"so that the names of the objects are unknown; give these objects names without control characters", buckets.Quoted(c.bad), p)
 }
 
 // page reads a page of the source.
@@ -73,20 +91,19 @@ func (r *run) page(ctx context.Context, number int, after string) (page Page, er
 		page, err = r.Source.Page(ctx, number, after)
 		return err
 	})
-	return page, classify(err, "listing "+r.Source.Place().String()+" of "+r.Source.Place().Bucket.Backend.String())
+	return page, backend.Classify(err, "listing "+r.Source.Place().String()+" of "+r.Source.Place().Bucket.Backend.String())
 }
 
-// there lists what is at the target after a key, up to and including the key last; toEnd: up to the end. beyond is whether there may be more
-// after last.
-func (r *run) there(ctx context.Context, after, last string, toEnd bool, each func(Object)) (beyond bool, err error) {
+// there lists what is at a place after a key, up to and including the key last; toEnd: up to the end. beyond is whether there may be more after last.
+func (r *run) there(ctx context.Context, at Place, after, last string, toEnd bool, each func(Object)) (beyond bool, err error) {
 	for {
 		var page Page
 		err := r.send(ctx, func(ctx context.Context) (err error) {
-			page, err = list(ctx, r.Target, after)
+			page, err = list(ctx, at, after)
 			return err
 		})
 		if err != nil {
-			return true, classify(err, "listing "+r.Target.String()+" of "+r.Target.Bucket.Backend.String())
+			return true, backend.Classify(err, "listing "+at.String()+" of "+at.Bucket.Backend.String())
 		}
 		for _, o := range page.Objects {
 			if toEnd || o.Key <= last {
@@ -100,12 +117,4 @@ func (r *run) there(ctx context.Context, after, last string, toEnd bool, each fu
 		}
 		after = page.Last
 	}
-}
-
-// classify is backend.Classify, but keeps the text of errors that have a kind.
-func classify(err error, what string) error {
-	if err == nil {
-		return nil
-	}
-	return backend.Classify(err, what)
 }

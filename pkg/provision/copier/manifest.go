@@ -65,7 +65,7 @@ func before() segment { return segment{Number: -1, More: true} }
 // lastSegment finds the segment with the highest number.
 func (r *run) lastSegment(ctx context.Context) (segment, error) {
 	last := ""
-	next, more := buckets.CurrentObjects(r.Target.Bucket.AsOwn(), r.Manifest, 0), true
+	next, more := buckets.CurrentObjects(r.Target.Bucket.AsOwn(), r.Manifest, 0, buckets.NoRetry), true
 	for more {
 		var page []buckets.Object
 		err := r.send(ctx, func(ctx context.Context) (err error) {
@@ -73,7 +73,7 @@ func (r *run) lastSegment(ctx context.Context) (segment, error) {
 			return err
 		})
 		if err != nil {
-			return segment{}, classify(err, "listing the manifest "+r.Manifest+" of "+r.Target.Bucket.String())
+			return segment{}, backend.Classify(err, "listing the manifest "+r.Manifest+" of "+r.Target.Bucket.String())
 		}
 		for _, o := range page {
 			last = max(last, o.Key)
@@ -159,7 +159,7 @@ func (c Copied) Page(ctx context.Context, number int, _ string) (Page, error) {
 	}
 	p := Page{Objects: make([]Object, len(s.Objects)), Last: s.Last, More: s.More}
 	for i, e := range s.Objects {
-		p.Objects[i] = Object{Key: e.Key, ETag: e.ETag, Size: e.Size}
+		p.Objects[i] = Object{Key: e.Key, ETag: e.ETag, Size: e.Size, Fixed: true}
 	}
 	return p, nil
 }

@@ -25,16 +25,24 @@ const maxChanges = 8
 // mover copies single objects of a task.
 type mover struct {
 	*requests
-	// plain is set if the service refuses conditions on the target of a copy.
-	plain atomic.Bool
+	// bare is what copies are sent without, because the service refuses it.
+	bare atomic.Int32
+	// whole is set if the service does not copy parts of objects.
+	whole atomic.Bool
 }
+
+// What copies are sent without.
+const (
+	bareTarget int32 = iota + 1 // the condition on the target
+	bareSource                  // also that on the source, whose ETag is compared afterwards
+)
 
 // prove tests whether the service honours conditions on the target: it copies an object of the target onto itself, unless that is large.
 func (r *mover) prove(ctx context.Context, e entry) (proven, honoured bool) {
-	if e.Size > r.Threshold {
+	if e.Size > r.limit.Load() {
 		return false, false
 	}
-	err := r.bounded(ctx, func(ctx context.Context) error {
+	err := r.copying(ctx, 0, func(ctx context.Context) error {
 		_, err := r.Target.Bucket.Client.CopyObject(ctx, &s3.CopyObjectInput{
 			Bucket: r.Target.Bucket.Name(), Key: aws.String(r.Target.Prefix + e.Key), CopySource: copySource(r.Target, Object{Key: e.Key}), IfNoneMatch: aws.String("*"),
 		}, buckets.NoRetry)
@@ -46,42 +54,63 @@ func (r *mover) prove(ctx context.Context, e entry) (proven, honoured bool) {
 // errGone means that the source has no such object any more.
 var errGone = errors.New("the object was deleted")
 
-// copyObject copies an object. An entry without a key means that it was deleted meanwhile.
+// copyObject copies an object. An entry without a key means that it was deleted meanwhile, if a new listing agrees.
 func (r *mover) copyObject(ctx context.Context, o Object) (e entry, changed bool, err error) {
-	for range maxChanges {
-		plain := r.plain.Load()
-		etag, err := r.copyOnce(ctx, o, plain)
+	bare, absent := r.bare.Load(), false
+	for attempt := 0; attempt < maxChanges; attempt++ {
+		etag, err := r.copyOnce(ctx, o, bare)
 		switch {
 		case err == nil:
+			if bare > r.bare.Load() {
+				r.bare.Store(bare)
+			}
 			return entry{Key: o.Key, Size: o.Size, ETag: etag, SourceETag: o.ETag, Version: o.Version}, changed, nil
-		case !plain && refusesCondition(err):
-			r.plain.Store(true)
+		case errors.Is(err, errSlow):
+			attempt-- // the next one is smaller, down to the smallest
 			continue
 		case backend.ErrorCode(err) == "DirectoryObjectContainsData" && o.Size == 0:
 			// versitygw does not copy objects whose keys end in "/".
-			if etag, err = r.putEmpty(ctx, o, plain); err == nil {
+			if etag, err = r.putEmpty(ctx, o, bare); err == nil {
 				return entry{Key: o.Key, ETag: etag, SourceETag: o.ETag, Version: o.Version}, changed, nil
 			}
 			if !backend.IsPreconditionFailed(err) {
 				return entry{}, changed, r.refused(o, err)
 			}
-		case errors.Is(err, errGone), backend.IsNotFound(err) && !backend.IsNoSuchBucket(err):
-			if o.Version != "" {
+		case bare < bareSource && backend.IsUnsupported(err):
+			bare++
+			continue
+		case r.inParts(o) && backend.IsUnsupported(err):
+			r.whole.Store(true)
+			bare = r.bare.Load()
+			continue
+		case errors.Is(err, errGone), isAbsent(err):
+			have, headErr := r.head(ctx, r.Source.Place(), o)
+			replaced := headErr == nil && o.ETag != "" && have.ETag != o.ETag
+			switch {
+			case o.Fixed && (replaced || errors.Is(headErr, errGone)):
 				return entry{}, false, r.lost(o)
+			case errors.Is(headErr, errGone):
+				return entry{}, true, nil
+			case headErr != nil:
+				return entry{}, changed, r.refused(o, headErr)
+			case absent:
+				return entry{}, changed, fault.Errorf(fault.Precondition, "copying %q of %s: the service says that there is no such object, but HEAD finds it: it does not read the names of sources as S3 does; "+
+					"give the object a name without special characters: %w", o.Key, r.Source.Place(), backend.Classify(err, "copying"))
 			}
-			return entry{}, true, nil
-		case !backend.IsPreconditionFailed(err):
+			o, absent, changed = have, true, changed || replaced // it may have come back
+			continue
+		case !errors.Is(err, errOther) && !backend.IsPreconditionFailed(err):
 			return entry{}, changed, r.refused(o, err)
 		}
 		// Either the target has the object, copied by another process or by a request whose answer was lost, or the source changed.
 		have, err := r.head(ctx, r.Target, Object{Key: o.Key})
-		if err == nil && (o.Version == "" || have.Size == o.Size) {
+		if err == nil && (!o.Fixed || have.Size == o.Size) {
 			return entry{Key: o.Key, Size: have.Size, ETag: have.ETag, Version: o.Version}, changed || have.Size != o.Size, nil
 		}
 		if err != nil && !errors.Is(err, errGone) {
 			return entry{}, changed, r.refused(o, err)
 		}
-		if o.Version != "" {
+		if o.Fixed {
 			return entry{}, false, r.lost(o)
 		}
 		changed = true
@@ -94,35 +123,95 @@ func (r *mover) copyObject(ctx context.Context, o Object) (e entry, changed bool
 	return entry{}, changed, fault.Errorf(fault.Busy, "copying %q of %s: it changes all the time", o.Key, r.Source.Place())
 }
 
+// isAbsent reports whether a response says that the source of a copy does not exist.
+func isAbsent(err error) bool {
+	return backend.IsNotFound(err) && !backend.IsNoSuchBucket(err) && backend.ErrorCode(err) != "NoSuchUpload"
+}
+
+// inParts reports whether an object is copied in parts.
+func (r *mover) inParts(o Object) bool { return o.Size > r.limit.Load() && !r.whole.Load() }
+
+// errOther means that the source was replaced while it was copied without a condition. The copy is removed.
+var errOther = errors.New("the object was replaced")
+
 // copyOnce copies an object if it is unchanged and the target has none.
-func (r *mover) copyOnce(ctx context.Context, o Object, plain bool) (etag string, err error) {
-	if o.Size > r.Threshold {
-		return r.copyParts(ctx, o, plain)
+func (r *mover) copyOnce(ctx context.Context, o Object, bare int32) (etag string, err error) {
+	if r.inParts(o) {
+		etag, err = r.copyParts(ctx, o, bare)
+	} else {
+		etag, err = r.copyWhole(ctx, o, bare)
 	}
+	if err == nil && etag == "" {
+		// The response proves nothing.
+		have, err := r.head(ctx, r.Target, Object{Key: o.Key})
+		if errors.Is(err, errGone) || err == nil && have.Size != o.Size {
+			return "", fault.Errorf(fault.Unavailable, "the service reported success without an ETag, and has no copy of %d bytes", o.Size)
+		}
+		if err != nil {
+			return "", err
+		}
+		etag = have.ETag
+	}
+	if err != nil || bare < bareSource || o.Version != "" || o.ETag == "" {
+		return etag, err
+	}
+	switch have, err := r.head(ctx, r.Source.Place(), o); {
+	case err != nil && !errors.Is(err, errGone):
+		return "", err
+	case err == nil && have.ETag != o.ETag:
+		if err := r.drop(ctx, o.Key); err != nil {
+			return "", err
+		}
+		return "", errOther
+	}
+	return etag, nil
+}
+
+func (r *mover) copyWhole(ctx context.Context, o Object, bare int32) (etag string, err error) {
 	in := &s3.CopyObjectInput{
-		Bucket: r.Target.Bucket.Name(), Key: aws.String(r.Target.Prefix + o.Key), CopySource: r.copySource(o), CopySourceIfMatch: backend.Optional(o.ETag),
-		ExpectedSourceBucketOwner: backend.Optional(r.Source.Place().Bucket.Info.Owner),
+		Bucket: r.Target.Bucket.Name(), Key: aws.String(r.Target.Prefix + o.Key), CopySource: r.copySource(o), CopySourceIfMatch: sourceCondition(o, bare),
+		ExpectedSourceBucketOwner: backend.Optional(r.Source.Place().Bucket.Info.Owner), IfNoneMatch: targetCondition(bare),
 	}
-	if !plain {
-		in.IfNoneMatch = aws.String("*")
+	smaller := o.Size
+	if r.whole.Load() {
+		smaller = 0
 	}
-	var out *s3.CopyObjectOutput
-	err = r.bounded(ctx, func(ctx context.Context) (err error) {
-		out, err = r.Target.Bucket.Client.CopyObject(ctx, in, buckets.NoRetry)
+	err = r.copying(ctx, smaller, func(ctx context.Context) error {
+		out, err := r.Target.Bucket.Client.CopyObject(ctx, in, buckets.NoRetry)
+		if err == nil && out.CopyObjectResult != nil {
+			etag = aws.ToString(out.CopyObjectResult.ETag)
+		}
 		return err
 	})
-	if err != nil {
-		return "", err
+	return etag, err
+}
+
+func targetCondition(bare int32) *string {
+	if bare >= bareTarget {
+		return nil
 	}
-	if out.CopyObjectResult == nil {
-		return "", nil
+	return aws.String("*")
+}
+
+func sourceCondition(o Object, bare int32) *string {
+	if bare >= bareSource {
+		return nil
 	}
-	return aws.ToString(out.CopyObjectResult.ETag), nil
+	return backend.Optional(o.ETag)
+}
+
+// drop removes an object from the target.
+func (r *mover) drop(ctx context.Context, key string) error {
+	err := r.bounded(ctx, func(ctx context.Context) error {
+		_, err := r.Target.Bucket.Client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: r.Target.Bucket.Name(), Key: aws.String(r.Target.Prefix + key)}, buckets.NoRetry)
+		return err
+	})
+	return backend.Classify(err, "removing "+r.Target.Prefix+key+" of "+r.Target.Bucket.String())
 }
 
 // copyParts copies a large object in parts, with its metadata and tags.
-func (r *mover) copyParts(ctx context.Context, o Object, plain bool) (etag string, err error) {
-	create, err := r.uploadLike(ctx, o)
+func (r *mover) copyParts(ctx context.Context, o Object, bare int32) (etag string, err error) {
+	create, err := r.uploadLike(ctx, o, bare)
 	if err != nil {
 		return "", err
 	}
@@ -140,22 +229,19 @@ func (r *mover) copyParts(ctx context.Context, o Object, plain bool) (etag strin
 			r.abort(ctx, *create.Key, aws.ToString(up.UploadId))
 		}
 	}()
-	parts, err := r.parts(ctx, o, create.Key, up.UploadId)
-	if err != nil {
-		return "", err
-	}
-	in := &s3.CompleteMultipartUploadInput{Bucket: create.Bucket, Key: create.Key, UploadId: up.UploadId, MultipartUpload: &types.CompletedMultipartUpload{Parts: parts}}
-	if !plain {
-		in.IfNoneMatch = aws.String("*")
-	}
+	parts, err := r.parts(ctx, o, bare, create.Key, up.UploadId)
 	var out *s3.CompleteMultipartUploadOutput
-	err = r.bounded(ctx, func(ctx context.Context) (err error) {
-		out, err = r.Target.Bucket.Client.CompleteMultipartUpload(ctx, in, buckets.NoRetry)
-		return err
-	})
+	if err == nil {
+		err = r.copying(ctx, 0, func(ctx context.Context) (err error) {
+			out, err = r.Target.Bucket.Client.CompleteMultipartUpload(ctx, &s3.CompleteMultipartUploadInput{
+				Bucket: create.Bucket, Key: create.Key, UploadId: up.UploadId, MultipartUpload: &types.CompletedMultipartUpload{Parts: parts}, IfNoneMatch: targetCondition(bare),
+			}, buckets.NoRetry)
+			return err
+		})
+	}
 	if backend.ErrorCode(err) == "NoSuchUpload" {
-		// An earlier attempt completed it, and its answer was lost. The caller finds the object.
-		return "", fault.Errorf(fault.Busy, "the outcome of completing the upload is unknown: %w", err)
+		// An earlier attempt completed it, and its answer was lost, or another process aborted it. The next run finds out.
+		return "", fault.Errorf(fault.Busy, "the outcome of the upload is unknown: %w", err)
 	}
 	if err != nil {
 		return "", err
@@ -165,15 +251,12 @@ func (r *mover) copyParts(ctx context.Context, o Object, plain bool) (etag strin
 }
 
 // putEmpty writes an object without content that is like one of the source.
-func (r *mover) putEmpty(ctx context.Context, o Object, plain bool) (etag string, err error) {
-	like, err := r.uploadLike(ctx, o)
+func (r *mover) putEmpty(ctx context.Context, o Object, bare int32) (etag string, err error) {
+	like, err := r.uploadLike(ctx, o, bare)
 	if err != nil {
 		return "", err
 	}
-	in := &s3.PutObjectInput{Bucket: like.Bucket, Key: like.Key, Metadata: like.Metadata, ContentType: like.ContentType, Tagging: like.Tagging}
-	if !plain {
-		in.IfNoneMatch = aws.String("*")
-	}
+	in := &s3.PutObjectInput{Bucket: like.Bucket, Key: like.Key, Metadata: like.Metadata, ContentType: like.ContentType, Tagging: like.Tagging, IfNoneMatch: targetCondition(bare)}
 	err = r.bounded(ctx, func(ctx context.Context) error {
 		out, err := r.Target.Bucket.Client.PutObject(ctx, in, buckets.NoRetry)
 		if err == nil {
@@ -185,8 +268,13 @@ func (r *mover) putEmpty(ctx context.Context, o Object, plain bool) (etag string
 }
 
 // parts copies the parts of an object.
-func (r *mover) parts(ctx context.Context, o Object, key, upload *string) ([]types.CompletedPart, error) {
-	length := max(min(r.Threshold, 512<<20), minPart, (o.Size+maxParts-1)/maxParts)
+func (r *mover) parts(ctx context.Context, o Object, bare int32, key, upload *string) ([]types.CompletedPart, error) {
+	least := max(minPart, (o.Size+maxParts-1)/maxParts)
+	length := max(least, min(r.limit.Load(), 512<<20))
+	smaller := length
+	if length == least {
+		smaller = 0
+	}
 	count := int((o.Size + length - 1) / length)
 	parts := make([]types.CompletedPart, count)
 	g, ctx := errgroup.WithContext(ctx)
@@ -195,16 +283,20 @@ func (r *mover) parts(ctx context.Context, o Object, key, upload *string) ([]typ
 		start := int64(i) * length
 		end := min(start+length, o.Size) - 1
 		g.Go(func() error {
-			return r.bounded(ctx, func(ctx context.Context) error {
+			return r.copying(ctx, smaller, func(ctx context.Context) error {
 				out, err := r.Target.Bucket.Client.UploadPartCopy(ctx, &s3.UploadPartCopyInput{
 					Bucket: r.Target.Bucket.Name(), Key: key, UploadId: upload, PartNumber: aws.Int32(int32(i + 1)),
-					CopySource: r.copySource(o), CopySourceIfMatch: backend.Optional(o.ETag), CopySourceRange: aws.String(fmt.Sprintf("bytes=%d-%d", start, end)),
+					CopySource: r.copySource(o), CopySourceIfMatch: sourceCondition(o, bare), CopySourceRange: aws.String(fmt.Sprintf("bytes=%d-%d", start, end)),
 					ExpectedSourceBucketOwner: backend.Optional(r.Source.Place().Bucket.Info.Owner),
 				}, buckets.NoRetry)
-				if err == nil && out.CopyPartResult != nil {
-					parts[i] = types.CompletedPart{PartNumber: aws.Int32(int32(i + 1)), ETag: out.CopyPartResult.ETag}
+				if err != nil {
+					return err
 				}
-				return err
+				if out.CopyPartResult == nil || aws.ToString(out.CopyPartResult.ETag) == "" {
+					return fault.Errorf(fault.Unavailable, "the service reported that it has copied part %d, without an ETag", i+1)
+				}
+				parts[i] = types.CompletedPart{PartNumber: aws.Int32(int32(i + 1)), ETag: out.CopyPartResult.ETag}
+				return nil
 			})
 		})
 	}
@@ -212,12 +304,12 @@ func (r *mover) parts(ctx context.Context, o Object, key, upload *string) ([]typ
 }
 
 // uploadLike returns an upload with the metadata and tags of an object, which a copy in one request would keep by itself.
-func (r *mover) uploadLike(ctx context.Context, o Object) (*s3.CreateMultipartUploadInput, error) {
+func (r *mover) uploadLike(ctx context.Context, o Object, bare int32) (*s3.CreateMultipartUploadInput, error) {
 	from := r.Source.Place()
 	key := aws.String(from.Prefix + o.Key)
 	var head *s3.HeadObjectOutput
 	err := r.bounded(ctx, func(ctx context.Context) (err error) {
-		head, err = from.Bucket.Client.HeadObject(ctx, &s3.HeadObjectInput{Bucket: from.Bucket.Name(), Key: key, VersionId: backend.Optional(o.Version), IfMatch: backend.Optional(o.ETag)}, buckets.NoRetry)
+		head, err = from.Bucket.Client.HeadObject(ctx, &s3.HeadObjectInput{Bucket: from.Bucket.Name(), Key: key, VersionId: backend.Optional(o.Version), IfMatch: sourceCondition(o, bare)}, buckets.NoRetry)
 		return err
 	})
 	if err != nil {
@@ -265,6 +357,9 @@ func (r *mover) head(ctx context.Context, p Place, o Object) (Object, error) {
 	switch {
 	case backend.IsNotFound(err):
 		return o, errGone
+	case err == nil && out.ContentLength == nil:
+		err = fault.Errorf(fault.Unavailable, "the service's response to HEAD of %q has no Content-Length", p.Prefix+o.Key)
+		fallthrough
 	case err != nil:
 		return o, err
 	}
@@ -287,14 +382,21 @@ func copySource(from Place, o Object) *string {
 	return &s
 }
 
-// lost is the error for a version that is not there any more, or is another one.
+// lost is the error for an object that must be as it was, and is not.
 func (r *mover) lost(o Object) error {
-	return fault.Errorf(fault.Precondition, "version %s of %q of %s was deleted or replaced before it was copied: a lifecycle rule or another program must keep old versions until the copy is finished", o.Version, o.Key, r.Source.Place())
+	if o.Version == "" {
+		return fault.Errorf(fault.Precondition, "%q of %s is not as the manifest of the snapshot says: another program deleted or changed it", o.Key, r.Source.Place())
+	}
+	return fault.Errorf(fault.Precondition, "version %s of %q of %s was deleted or replaced before it was copied: a lifecycle rule or another program must keep old versions until the copy is finished",
+		o.Version, o.Key, r.Source.Place())
 }
 
 // refused is the error for an object that cannot be copied. It names the object.
 func (r *mover) refused(o Object, err error) error {
 	what := fmt.Sprintf("copying %q of %s", o.Key, r.Source.Place())
+	if o.Size > r.limit.Load() && backend.IsUnsupported(err) {
+		return fault.Errorf(fault.Precondition, "%w; the service copies its %d bytes neither in parts (UploadPartCopy) nor at once (CopyObject)", backend.Classify(err, what), o.Size)
+	}
 	switch backend.ErrorCode(err) {
 	case "InvalidObjectState":
 		return fault.Errorf(fault.Precondition, "%w; it is archived: restore it, or move it out of the volume", backend.Classify(err, what))
@@ -302,9 +404,4 @@ func (r *mover) refused(o Object, err error) error {
 		return fault.Errorf(fault.Precondition, "%w; the driver cannot copy objects that are encrypted with a key of the client (SSE-C)", backend.Classify(err, what))
 	}
 	return backend.Classify(err, what)
-}
-
-// refusesCondition reports whether an error means that the service does not support a condition on the target of a copy.
-func refusesCondition(err error) bool {
-	return backend.IsNotImplemented(err) || backend.ErrorCode(err) == "InvalidArgument"
 }

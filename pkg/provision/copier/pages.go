@@ -7,6 +7,10 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/throttle"
 )
 
 // pageWork is a page in progress.
@@ -111,7 +115,7 @@ func (r *run) stream(ctx context.Context, last segment, prepare preparer) (segme
 func (r *run) readPages(ctx context.Context, last segment, prepare preparer, pages chan<- *pageWork, objects chan<- object) error {
 	after, more := last.Last, true
 	for number := last.Number + 1; more; number++ {
-		if err := r.still(ctx); err != nil {
+		if err := r.wanted(ctx); err != nil {
 			return err
 		}
 		page, err := r.page(ctx, number, after)
@@ -149,8 +153,8 @@ func (r *run) prepare(ctx context.Context, after string, w *pageWork) error {
 		return err
 	}
 	there := map[string]Object{}
-	if !r.clear || !r.honoured || r.plain.Load() {
-		beyond, err := r.there(ctx, after, w.Last, !w.More, func(o Object) { there[o.Key] = o })
+	if !r.clear || !r.honoured || r.bare.Load() > 0 {
+		beyond, err := r.there(ctx, r.Target, after, w.Last, !w.More, func(o Object) { there[o.Key] = o })
 		if err != nil {
 			return err
 		}
@@ -158,6 +162,9 @@ func (r *run) prepare(ctx context.Context, after string, w *pageWork) error {
 	}
 	for i, o := range w.Objects {
 		if have, ok := there[o.Key]; ok { // copied before this run
+			if have.Size != o.Size && o.Fixed {
+				return r.lost(o)
+			}
 			w.have(i, entry{Key: o.Key, Size: have.Size, ETag: have.ETag, Version: o.Version})
 			r.count(have.Size)
 			continue
@@ -196,11 +203,60 @@ func (r *run) copyObjects(ctx context.Context, objects <-chan object) error {
 		}
 		if changed {
 			o.of.changed.Add(1)
+			r.Progress.changed.Add(1)
 		}
 		if e.Key != "" {
 			r.count(e.Size)
 		}
 		o.of.have(o.i, e)
+	}
+	return nil
+}
+
+// goneAttempts is how often a page is listed again to find out whether objects are gone, because listings may be older than deletions.
+const goneAttempts = 3
+
+// confirmGone lists a page again in which objects have disappeared. What is still listed is copied, if it has come back. Otherwise the name in the
+// listing is not that of the object, which a copy would lack.
+func (r *run) confirmGone(ctx context.Context, after string, w *pageWork) error {
+	gone := map[string]int{}
+	for i, e := range w.entries {
+		if e.Key == "" {
+			gone[w.Objects[i].Key] = i
+		}
+	}
+	for attempt := 1; len(gone) > 0; attempt++ {
+		var listed []Object
+		if _, err := r.there(ctx, r.Source.Place(), after, w.Last, false, func(o Object) {
+			if _, ok := gone[o.Key]; ok {
+				listed = append(listed, o)
+			}
+		}); err != nil {
+			return err
+		}
+		var left []string
+		for _, o := range listed {
+			e, _, err := r.copyObject(ctx, o)
+			if err != nil {
+				return err
+			}
+			if e.Key == "" {
+				left = append(left, o.Key)
+				continue
+			}
+			r.count(e.Size)
+			w.entries[gone[o.Key]] = e
+			delete(gone, o.Key)
+		}
+		switch {
+		case len(left) == 0:
+			return nil
+		case attempt == goneAttempts:
+			return fault.Errorf(fault.Precondition, "%s of %s cannot be copied: the service lists these keys, but has no such objects: the names in its listing are not those of the objects; "+
+				"give them names without special characters", buckets.Quoted(left), r.Source.Place())
+		case !throttle.Pause(ctx, attempt):
+			return context.Cause(ctx)
+		}
 	}
 	return nil
 }
@@ -219,6 +275,9 @@ func (r *run) writeSegments(ctx context.Context, last segment, pages <-chan *pag
 		case <-w.done:
 		case <-ctx.Done():
 			return last, false, context.Cause(ctx)
+		}
+		if err := r.confirmGone(ctx, last.Last, w); err != nil {
+			return last, false, err
 		}
 		s := last.next(w.Page, slices.DeleteFunc(w.entries, func(e entry) bool { return e.Key == "" }))
 		s.Totals.Changed += w.changed.Load()

@@ -4,11 +4,10 @@ import (
 	"context"
 	"sync"
 
-	"github.com/aws/aws-sdk-go-v2/aws"
-	"github.com/aws/aws-sdk-go-v2/service/s3"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
 )
@@ -27,7 +26,7 @@ func (r *run) verify(ctx context.Context, last segment) error {
 		return nil
 	})
 	if err != nil {
-		return classify(err, "listing unfinished uploads below "+r.Target.String())
+		return backend.Classify(err, "listing unfinished uploads below "+r.Target.String())
 	}
 	var mu sync.Mutex
 	var sum Totals
@@ -76,7 +75,7 @@ func (r *run) verifySegment(ctx context.Context, after string, s segment) error 
 	}
 	var extra []string
 	var differs error
-	_, err := r.there(ctx, after, s.Last, !s.More, func(o Object) {
+	_, err := r.there(ctx, r.Target, after, s.Last, !s.More, func(o Object) {
 		e, ok := want[o.Key]
 		delete(want, o.Key)
 		switch {
@@ -99,12 +98,8 @@ func (r *run) verifySegment(ctx context.Context, after string, s segment) error 
 	}
 	for _, key := range extra {
 		klog.FromContext(ctx).V(2).Info("Removing object that is not in the manifest", "bucket", r.Target.Bucket.Info.Name, "key", r.Target.Prefix+key)
-		err := r.bounded(ctx, func(ctx context.Context) error {
-			_, err := r.Target.Bucket.Client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: r.Target.Bucket.Name(), Key: aws.String(r.Target.Prefix + key)}, buckets.NoRetry)
+		if err := r.drop(ctx, key); err != nil {
 			return err
-		})
-		if err != nil {
-			return classify(err, "removing "+r.Target.Prefix+key+" of "+r.Target.Bucket.String())
 		}
 	}
 	return nil

@@ -1,11 +1,11 @@
 package copier
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
@@ -31,21 +31,21 @@ func (v Versions) Page(ctx context.Context, _ int, after string) (Page, error) {
 	}
 	var group []buckets.Version // the versions of a key of which the listing may have more, without those that decide nothing
 	for {
-		listed, err := buckets.ListVersions(ctx, v.Of.Bucket, v.Of.Prefix, marker, version)
+		listed, err := buckets.ListVersions(ctx, v.Of.Bucket, v.Of.Prefix, buckets.VersionsFrom{Key: marker, Version: version}, buckets.NoRetry)
 		if err != nil {
 			return Page{}, err
 		}
+		check := nameCheck{encoded: listed.Encoded}
 		for _, item := range listed.Versions {
-			key, below := strings.CutPrefix(item.Key, v.Of.Prefix)
+			key, err := check.below(v.Of, item.Key)
 			switch {
-			case !below:
-				return Page{}, fault.Errorf(fault.Unavailable, "the service listed the key %q, which is not below %q: its listings are unreliable", item.Key, v.Of.Prefix)
+			case err != nil:
+				return Page{}, err
 			case key != "" && (key < after || len(group) > 0 && item.Key < group[0].Key):
-				return Page{}, fault.Errorf(fault.Unsupported, "the service lists versions of the key %q after those of greater keys: a copy needs listings in the order of keys", item.Key)
+				return Page{}, cmp.Or(check.err(v.Of), fault.Errorf(fault.Unsupported,
+					"the service lists versions of the key %q after those of greater keys: a copy needs listings in the order of keys, with the encoding that they name", item.Key))
 			case key == after: // the directory of the prefix itself, or the key after which the page starts
 				continue
-			case !utf8.ValidString(key):
-				return Page{}, fault.Errorf(fault.Precondition, "the key %q is not UTF-8 and cannot be copied", item.Key)
 			}
 			if len(group) > 0 && group[0].Key != item.Key {
 				if err := v.add(&page, group); err != nil {
@@ -56,6 +56,12 @@ func (v Versions) Page(ctx context.Context, _ int, after string) (Page, error) {
 			if len(group) == 0 || v.decides(group, item) {
 				group = append(group, item)
 			}
+		}
+		switch err := check.err(v.Of); {
+		case err != nil:
+			return Page{}, err
+		case listed.More && (listed.NextKey == "" || listed.NextKey == marker && listed.NextVersion == version):
+			return Page{}, fault.Errorf(fault.Busy, "the service reports a truncated listing of versions but repeats its marker: its listings are unreliable")
 		}
 		if !listed.More {
 			page.More = false
@@ -145,7 +151,7 @@ func (p Planned) Page(ctx context.Context, number int, _ string) (Page, error) {
 	}
 	page := Page{Objects: make([]Object, len(s.Objects)), Last: s.Last, More: s.More}
 	for i, e := range s.Objects {
-		page.Objects[i] = Object{Key: e.Key, ETag: e.SourceETag, Version: e.Version, Size: e.Size}
+		page.Objects[i] = Object{Key: e.Key, ETag: e.SourceETag, Version: e.Version, Size: e.Size, Fixed: true}
 	}
 	return page, nil
 }

@@ -5,20 +5,28 @@ import (
 	"context"
 	"slices"
 	"strings"
+	"sync/atomic"
+	"time"
 	"unicode/utf8"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 	"github.com/aws/aws-sdk-go-v2/service/s3/types"
+	"github.com/aws/smithy-go"
 	smithyhttp "github.com/aws/smithy-go/transport/http"
+	"k8s.io/klog/v2"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/throttle"
 )
 
-// maxBatch is the limit of S3's DeleteObjects.
-const maxBatch = 1000
+const (
+	// maxBatch is the limit of S3's DeleteObjects.
+	maxBatch = 1000
+	// rememberSingles is how long a service that refused DeleteObjects is not asked again.
+	rememberSingles = time.Hour
+)
 
 // send sends a request of an erasure, with its own timeout.
 func (e *erasure) send(ctx context.Context, request func(context.Context) error) error {
@@ -68,7 +76,7 @@ func (e *erasure) remove(ctx context.Context, page []buckets.Object) error {
 // removeBatch deletes up to 1000 objects with one request, and retries those that the service was too busy for.
 func (e *erasure) removeBatch(ctx context.Context, batch []buckets.Object) error {
 	for attempt := 1; len(batch) > 0; attempt++ {
-		if e.single.Load() {
+		if e.single() {
 			for _, o := range batch {
 				if err := e.removeOne(ctx, o); err != nil {
 					return err
@@ -78,19 +86,28 @@ func (e *erasure) removeBatch(ctx context.Context, batch []buckets.Object) error
 		}
 		var out *s3.DeleteObjectsOutput
 		err := e.send(ctx, func(ctx context.Context) (err error) {
+			ctx = backend.WithoutHeaderTimeout(ctx)
 			// Older services need Content-MD5, newer ones a checksum, which the SDK adds: send both.
 			out, err = e.Bucket.Client.DeleteObjects(ctx, deleteInput(e.Bucket, batch), buckets.NoRetry, s3.WithAPIOptions(smithyhttp.AddContentChecksumMiddleware))
 			return err
 		})
-		if backend.IsNotImplemented(err) {
-			e.single.Store(true)
+		if backend.IsUnsupported(err) {
+			// It is the request that the service does not support, if it deletes the first object alone.
+			switch oneErr := e.deleteOne(ctx, batch[0]); {
+			case backend.IsUnsupported(oneErr):
+				return err
+			case oneErr == nil:
+				e.removed(batch[0], &e.Progress.objects)
+				batch = batch[1:]
+			}
+			klog.FromContext(ctx).Info("Service has no DeleteObjects, deleting objects one by one", "backend", e.Bucket.Backend.Name, "reason", err)
+			e.singles.Store(e.Bucket.Backend.Name, time.Now().Add(rememberSingles))
 			continue
 		}
 		if err != nil {
 			return err
 		}
 		busy := e.judge(batch, out.Errors, attempt < throttle.MaxSends)
-		e.Progress.objects.Add(int64(len(batch) - len(out.Errors)))
 		if len(busy) > 0 && !throttle.Pause(ctx, attempt) {
 			return ctx.Err()
 		}
@@ -107,44 +124,68 @@ func deleteInput(b buckets.Bucket, batch []buckets.Object) *s3.DeleteObjectsInpu
 	return &s3.DeleteObjectsInput{Bucket: b.Name(), Delete: &types.Delete{Objects: ids, Quiet: aws.Bool(true)}}
 }
 
-// judge counts the refused objects of a multi-delete and returns those to retry.
+// single reports whether the service is known to have no multi-delete.
+func (e *erasure) single() bool {
+	until, ok := e.singles.Load(e.Bucket.Backend.Name)
+	return ok && time.Now().Before(until.(time.Time)) //nolint:forcetypeassert // nothing else is stored
+}
+
+// judge counts the removed and the refused objects of a multi-delete and returns those to retry.
 func (e *erasure) judge(batch []buckets.Object, failed []types.Error, more bool) (busy []buckets.Object) {
-	if len(failed) == 0 {
-		return nil
-	}
-	asked := make(map[buckets.Object]bool, len(batch))
+	left := make(map[buckets.Object]bool, len(batch))
 	for _, o := range batch {
-		asked[o] = true
+		left[o] = true
 	}
 	for _, f := range failed {
 		code := aws.ToString(f.Code)
-		o := buckets.Object{Key: aws.ToString(f.Key), Version: aws.ToString(f.VersionId)}
-		if more && asked[o] && tooBusy(code) {
-			busy = append(busy, o)
+		o, err := buckets.Object{Key: aws.ToString(f.Key), Version: aws.ToString(f.VersionId)}, &smithy.GenericAPIError{Code: code}
+		switch {
+		case left[o] && backend.IsNotFound(err) && !backend.IsNoSuchBucket(err):
 			continue
+		case more && left[o] && throttle.Transient(err): // it is about the service and not about the key
+			busy = append(busy, o)
+		default:
+			e.refuse(o, code, aws.ToString(f.Message))
 		}
-		e.refuse(o, code, aws.ToString(f.Message))
+		delete(left, o)
+	}
+	for o := range left {
+		e.removed(o, &e.Progress.objects)
 	}
 	return busy
 }
 
-// tooBusy reports whether an error code in a multi-delete is about the service and not about the key.
-func tooBusy(code string) bool {
-	switch code {
-	case "SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "OperationAborted", "Throttling", "TooManyRequests":
-		return true
+// removed counts an object that the service says it has removed, unless it said so before.
+func (e *erasure) removed(o buckets.Object, count *atomic.Int64) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.before[o] || e.now[o] {
+		e.again = append(e.again[:min(len(e.again), maxTracked)], o)
+		return
 	}
-	return false
+	if len(e.now) < maxTracked {
+		e.now[o] = true
+	}
+	count.Add(1)
 }
 
-func (e *erasure) removeOne(ctx context.Context, o buckets.Object) error {
+// deleteOne deletes an object. It is no error if there is none.
+func (e *erasure) deleteOne(ctx context.Context, o buckets.Object) error {
 	err := e.send(ctx, func(ctx context.Context) error {
 		_, err := e.Bucket.Client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: e.Bucket.Name(), Key: &o.Key, VersionId: o.VersionID()}, buckets.NoRetry)
 		return err
 	})
+	if backend.IsNotFound(err) && !backend.IsNoSuchBucket(err) {
+		return nil
+	}
+	return err
+}
+
+func (e *erasure) removeOne(ctx context.Context, o buckets.Object) error {
+	err := e.deleteOne(ctx, o)
 	switch code := backend.ErrorCode(err); {
-	case err == nil, backend.IsNotFound(err) && !backend.IsNoSuchBucket(err):
-		e.Progress.objects.Add(1)
+	case err == nil:
+		e.removed(o, &e.Progress.objects)
 		return nil
 	case code != "" && !throttle.Transient(err) && !backend.IsNoSuchBucket(err):
 		e.refuse(o, code, "")
@@ -156,12 +197,16 @@ func (e *erasure) removeOne(ctx context.Context, o buckets.Object) error {
 func (e *erasure) refuse(o buckets.Object, code, message string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	what := o.Key
-	if o.Version != "" {
-		what += " version " + o.Version
-	}
-	e.refused.add(what, code, message)
+	e.refused.add(nameOf(o), code, message)
 	e.Progress.refused.Add(1)
+}
+
+// nameOf names an object for messages.
+func nameOf(o buckets.Object) string {
+	if o.Version != "" {
+		return o.Key + " version " + o.Version
+	}
+	return o.Key
 }
 
 // xmlSafe reports whether XML 1.0 can represent the key (https://www.w3.org/TR/xml/#charsets).

@@ -26,6 +26,8 @@ const (
 	// roundPages is how many pages of versions are read before they are deleted. Unlike a continuation token, a marker names a
 	// version, and not every service can continue from one that no longer exists.
 	roundPages = 8
+	// maxTracked is the maximum number of objects of a pass that are remembered until the next one.
+	maxTracked = 100_000
 	// shownErrors is the maximum number of refusals in an error.
 	shownErrors = 3
 )
@@ -35,6 +37,7 @@ type Eraser struct {
 	uploads   Uploads
 	workers   int
 	throttles *throttle.Set // all erasures of a backend share one
+	singles   sync.Map      // by backend: until when its service is known to have no multi-delete
 }
 
 // Uploads lists unfinished uploads; *buckets.Opener does.
@@ -61,7 +64,7 @@ type Task struct {
 func (e *Eraser) Erase(ctx context.Context, t Task) error { return e.start(t).run(ctx) }
 
 func (e *Eraser) start(t Task) *erasure {
-	return &erasure{Task: t, uploads: e.uploads, workers: e.workers, throttle: e.throttles.Of(t.Bucket.Backend.Name)}
+	return &erasure{Task: t, uploads: e.uploads, workers: e.workers, throttle: e.throttles.Of(t.Bucket.Backend.Name), singles: &e.singles}
 }
 
 // erasure is one Task in progress.
@@ -70,11 +73,14 @@ type erasure struct {
 	uploads  Uploads
 	workers  int
 	throttle *throttle.Throttle
-
-	single atomic.Bool // the service has no multi-delete
+	singles  *sync.Map // see Eraser
 
 	mu      sync.Mutex
 	refused refusals
+	// before and now have what the service said it removed in the pass before and in this one, up to maxTracked each; again is what it said so of
+	// twice.
+	before, now map[buckets.Object]bool
+	again       []buckets.Object
 }
 
 // refusals are the keys that a pass could not delete.
@@ -96,7 +102,7 @@ func (r *refusals) add(what, code, message string) {
 func (e *erasure) run(ctx context.Context) error {
 	log := klog.FromContext(ctx)
 	for pass := 1; ; pass++ {
-		e.refused = refusals{}
+		e.refused, e.before, e.now, e.again = refusals{}, e.now, map[buckets.Object]bool{}, nil
 		e.Progress.refused.Store(0)
 		aborted, err := e.abortUploads(ctx)
 		if err != nil {
@@ -118,10 +124,36 @@ func (e *erasure) run(ctx context.Context) error {
 			}
 			return fault.Errorf(kind, "%s of %s could not be deleted from %s: %s", Count(e.refused.count, "object"), e.Bucket.Info.Name+"/"+e.Prefix, e.Bucket.Backend, strings.Join(e.refused.first, "; "))
 		case pass == maxPasses:
-			return fault.Errorf(fault.Busy, "after %d passes objects are still below %q in %s: another process still writes there, or the service does not delete what it reports as deleted", pass, e.Prefix, e.Bucket)
+			return e.unfinished(ctx, pass)
 		}
 	}
 }
+
+// unfinished is the error for objects that are listed again after each deletion. It names them.
+func (e *erasure) unfinished(ctx context.Context, pass int) error {
+	what := fmt.Sprintf("after %d passes objects are still below %q in %s", pass, e.Prefix, e.Bucket)
+	var names, absent []string
+	for _, o := range e.again {
+		if len(names) < shownErrors && !strings.HasPrefix(o.Version, uploadMark) {
+			b := e.Bucket.AsOwn()
+			if _, err := b.Client.HeadObject(ctx, &s3.HeadObjectInput{Bucket: b.Name(), Key: &o.Key, VersionId: o.VersionID()}); backend.IsNotFound(err) {
+				absent = append(absent, nameOf(o))
+			}
+		}
+		names = append(names, nameOf(o))
+	}
+	switch {
+	case len(absent) > 0:
+		return fault.Errorf(fault.Busy, "%s: the service lists %s, but has no such objects: the names in its listings are not those of the objects; "+
+			"remove these objects with a program that knows their names, and the deletion ends", what, buckets.Quoted(absent))
+	case len(names) > 0:
+		return fault.Errorf(fault.Busy, "%s: %s, which another process writes again, or the service does not delete although it says so", what, buckets.Quoted(names))
+	}
+	return fault.Errorf(fault.Busy, "%s: another process still writes there", what)
+}
+
+// uploadMark is what the version of an unfinished upload begins with in erasure.before and now.
+const uploadMark = "of upload "
 
 // abortUploads aborts unfinished uploads. It runs first, so that none can be completed later.
 func (e *erasure) abortUploads(ctx context.Context) (aborted int, err error) {
@@ -143,7 +175,7 @@ func (e *erasure) abortUploads(ctx context.Context) (aborted int, err error) {
 		})
 		if err == nil {
 			aborted++
-			e.Progress.uploads.Add(1)
+			e.removed(buckets.Object{Key: key, Version: uploadMark + id}, &e.Progress.uploads)
 		}
 		return err
 	})
@@ -155,7 +187,7 @@ func (e *erasure) removeObjects(ctx context.Context) (found, removed int, err er
 	before := e.Progress.objects.Load()
 	if e.Versions {
 		found, err = e.removeVersions(ctx)
-		if backend.IsNotImplemented(err) {
+		if backend.IsUnsupported(err) {
 			e.Versions = false
 		}
 	}
@@ -169,7 +201,7 @@ func (e *erasure) removeObjects(ctx context.Context) (found, removed int, err er
 func (e *erasure) removeCurrent(ctx context.Context) (found int, err error) {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(e.workers) // Go waits for a free worker, so the listing never runs far ahead
-	next, more := buckets.CurrentObjects(e.Bucket, e.Prefix, 0), true
+	next, more := buckets.CurrentObjects(e.Bucket, e.Prefix, 0, buckets.NoRetry), true
 	for more && err == nil {
 		var page []buckets.Object
 		if page, more, err = e.page(ctx, next); err == nil && len(page) > 0 {
@@ -186,7 +218,7 @@ func (e *erasure) removeCurrent(ctx context.Context) (found int, err error) {
 
 // removeVersions reads some pages, deletes them, and starts again, until nothing is left or nothing more can be deleted.
 func (e *erasure) removeVersions(ctx context.Context) (found int, err error) {
-	next, more := buckets.AllVersions(e.Bucket, e.Prefix, 0), true
+	next, more := buckets.AllVersions(e.Bucket, e.Prefix, 0, buckets.NoRetry), true
 	var last buckets.Object // the first of the last round
 	for more {
 		var round [][]buckets.Object
@@ -214,7 +246,7 @@ func (e *erasure) removeVersions(ctx context.Context) (found int, err error) {
 		}
 		// If all of them are deleted, the next ones are at the beginning.
 		if first := round[0][0]; more && e.refused.count == refused && first != last {
-			next, last = buckets.AllVersions(e.Bucket, e.Prefix, 0), first
+			next, last = buckets.AllVersions(e.Bucket, e.Prefix, 0, buckets.NoRetry), first
 		}
 	}
 	return found, nil

@@ -21,7 +21,7 @@ func TestKeysThatXMLCannotHold(t *testing.T) {
 }
 
 func TestEveryRefusalOfAMultiDeleteCounts(t *testing.T) {
-	e := erasure{Task: Task{Progress: &Progress{}}}
+	e := erasure{Task: Task{Progress: &Progress{}}, now: map[buckets.Object]bool{}}
 	batch := []buckets.Object{{Key: "a"}, {Key: "b", Version: "1"}, {Key: "c"}}
 	failed := []types.Error{
 		{Key: aws.String("a"), Code: aws.String("SlowDown")},

@@ -6,8 +6,6 @@ import (
 	"errors"
 	"slices"
 
-	"github.com/aws/aws-sdk-go-v2/aws"
-	"github.com/aws/aws-sdk-go-v2/service/s3"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
 
@@ -141,20 +139,17 @@ func (w *walk) bucketNames(ctx context.Context, be backend.Backend, keys credent
 		if err != nil {
 			return nil, err
 		}
-		pages := s3.NewListBucketsPaginator(client, &s3.ListBucketsInput{})
-		for pages.HasMorePages() {
-			out, err := pages.NextPage(ctx)
-			if err != nil {
-				err = backend.Classify(err, "listing the buckets of "+be.String())
-				if fault.Is(err, fault.Denied) {
-					err = fault.Errorf(fault.Denied, "%w; allow s3:ListAllMyBuckets, or set volumeBuckets for the backend in the driver's config file", err)
-				}
-				return nil, err
-			}
-			for _, b := range out.Buckets {
-				if name := aws.ToString(b.Name); backend.MatchesAny(patterns, name) {
-					names = append(names, name)
-				}
+		all, err := buckets.Names(ctx, client)
+		err = backend.Classify(err, "listing the buckets of "+be.String())
+		if fault.Is(err, fault.Denied) {
+			err = fault.Errorf(fault.Denied, "%w; allow s3:ListAllMyBuckets, or set volumeBuckets for the backend in the driver's config file", err)
+		}
+		if err != nil {
+			return nil, err
+		}
+		for _, name := range all {
+			if backend.MatchesAny(patterns, name) {
+				names = append(names, name)
 			}
 		}
 	}

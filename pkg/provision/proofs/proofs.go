@@ -10,6 +10,7 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
+	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 	"k8s.io/klog/v2"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
@@ -217,7 +218,7 @@ func (p *Prover) reachesNoFurther(ctx context.Context, b buckets.Bucket, s proof
 	if err != nil {
 		return err
 	}
-	_, err = client.ListObjectsV2(ctx, &s3.ListObjectsV2Input{Bucket: b.Name(), Prefix: &prefix, MaxKeys: aws.Int32(1)})
+	_, err = client.ListObjectsV2(ctx, &s3.ListObjectsV2Input{Bucket: b.Name(), Prefix: &prefix, MaxKeys: aws.Int32(1), EncodingType: types.EncodingTypeUrl})
 	err = backend.Classify(err, "scope: required needs a proof that a session can be limited to a prefix: listing "+b.Info.Name+"/"+prefix+" of "+b.Backend.String()+" with a session for it")
 	switch {
 	case err == nil:

@@ -9,10 +9,6 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/aws/aws-sdk-go-v2/aws"
-	"github.com/aws/aws-sdk-go-v2/service/s3"
-	"github.com/aws/aws-sdk-go-v2/service/s3/types"
-
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
@@ -166,40 +162,32 @@ func (s *Store) WriteSnapshot(ctx context.Context, b buckets.Bucket, etag string
 
 // SnapshotSegments lists the segments of the snapshot records of a bucket, in order: those after a segment, of one page.
 func (s *Store) SnapshotSegments(ctx context.Context, b buckets.Bucket, after string) (segments []string, more bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, buckets.RequestBound)
-	defer cancel()
-	in := &s3.ListObjectsV2Input{Bucket: b.Name(), Prefix: aws.String(volume.SnapshotsPrefix), Delimiter: aws.String("/"), EncodingType: types.EncodingTypeUrl}
 	for {
+		start := ""
 		if after != "" {
-			in.StartAfter = aws.String(volume.SnapshotsPrefix + after)
+			start = volume.SnapshotsPrefix + after
 		}
-		out, err := b.Client.ListObjectsV2(ctx, in)
+		page, err := buckets.List(ctx, b, volume.SnapshotsPrefix, buckets.From{After: start, Delimiter: "/"})
 		if err != nil {
 			return nil, false, backend.Classify(err, "listing the snapshots in "+b.String())
 		}
 		last := after
-		for _, c := range out.CommonPrefixes { // the data of the snapshots
-			key, err := buckets.PlainKey(c.Prefix, out.EncodingType)
-			if err != nil {
-				return nil, false, err
-			}
+		for _, key := range page.Prefixes { // the data of the snapshots
 			// The next key that is not below the prefix: "0" follows "/".
 			last = max(last, strings.TrimSuffix(strings.TrimPrefix(key, volume.SnapshotsPrefix), "/")+"0")
 		}
-		for _, c := range out.Contents {
-			key, err := buckets.PlainKey(c.Key, out.EncodingType)
-			if err != nil {
-				return nil, false, err
-			}
-			segment := strings.TrimPrefix(key, volume.SnapshotsPrefix)
+		for _, o := range page.Objects {
+			segment := strings.TrimPrefix(o.Key, volume.SnapshotsPrefix)
 			last = max(last, segment)
 			if segment > after {
 				segments = append(segments, segment)
 			}
 		}
-		more = aws.ToBool(out.IsTruncated) && last > after
-		if !more || len(segments) > 0 {
-			return segments, more, nil
+		switch {
+		case page.More && last == after:
+			return nil, false, fault.Errorf(fault.Unavailable, "the service lists no more snapshots in %s, but says that there are some: its listings are unreliable", b)
+		case !page.More || len(segments) > 0:
+			return segments, page.More, nil
 		}
 		after = last
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/namedlock"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/throttle"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
@@ -25,7 +26,7 @@ var ErrChanged = errors.New("another controller changed the record first")
 var ErrNotOurs = errors.New("no record of this driver")
 
 // writeAttempts is the maximum number of attempts of a write that failed without a response and had no effect.
-const writeAttempts = 3
+const writeAttempts = 5
 
 // Stored is a record as it was read.
 type Stored struct {
@@ -135,19 +136,19 @@ func (s *Store) Segments(ctx context.Context, b buckets.Bucket, after string) (s
 	if after != "" {
 		start = Key(after)
 	}
-	page, more, err := buckets.CurrentObjectsAfter(b, prefix, start, 0)(ctx)
+	page, err := buckets.List(ctx, b, prefix, buckets.From{After: start})
 	if err != nil {
 		return nil, false, backend.Classify(err, "listing "+prefix+" of "+b.String())
 	}
-	for _, o := range page {
+	for _, o := range page.Objects {
 		if segment := strings.TrimPrefix(o.Key, prefix); segment != o.Key && segment != "" && segment > after {
 			segments = append(segments, segment)
 		}
 	}
-	if more && len(segments) == 0 {
-		return nil, false, fault.Errorf(fault.Unavailable, "the service lists keys of %s that are not below %q: its listings are unreliable", b, prefix)
+	if page.More && len(segments) == 0 {
+		return nil, false, fault.Errorf(fault.Unavailable, "the service lists no more keys below %q of %s, but says that there are some: its listings are unreliable", prefix, b)
 	}
-	return segments, more, nil
+	return segments, page.More, nil
 }
 
 // Get reads an object, of which it returns up to limit bytes and one more. NotFound: there is none.
@@ -194,17 +195,19 @@ func (s *Store) Put(ctx context.Context, b buckets.Bucket, key, etag string, dat
 		put = s.putEmulated
 	}
 	what := "writing " + key + " of " + b.String()
-	for attempt := range writeAttempts {
+	for attempt := 1; attempt <= writeAttempts; attempt++ {
 		newETag, err = put(ctx, b, key, etag, data)
 		switch {
-		case err == nil, errors.Is(err, ErrChanged):
+		case err == nil && newETag != "", errors.Is(err, ErrChanged):
 			return newETag, err
+		case err == nil: // proves nothing
+			err = fault.Errorf(fault.Unavailable, "the service reported success without an ETag, and the object is not there")
 		case backend.IsConflict(err):
 			return "", fault.Errorf(fault.Busy, "%s: another controller writes it at the same time: %w", what, err)
 		}
 		err = backend.Classify(err, what)
 		if !buckets.Indeterminate(err) {
-			if attempt > 0 { // the previous attempt may still arrive
+			if attempt > 1 { // the previous attempt may still arrive
 				return "", buckets.UnknownOutcome(ctx, err)
 			}
 			return "", err
@@ -217,7 +220,7 @@ func (s *Store) Put(ctx context.Context, b buckets.Bucket, key, etag string, dat
 		default:
 			return "", buckets.UnknownOutcome(ctx, err)
 		}
-		if !backend.Sleep(ctx, 100*time.Millisecond) {
+		if !throttle.Pause(ctx, attempt) {
 			break
 		}
 	}

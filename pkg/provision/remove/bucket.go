@@ -6,6 +6,7 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
+	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
@@ -40,18 +41,22 @@ func (v bucketVolume) find(ctx context.Context, keys credentials.Keys) (job, err
 		// Writes of tags are not conditional, so the deletion reads them again.
 		return v.remove, nil
 	}
-	empty, err := buckets.IsEmpty(ctx, b, "")
-	switch {
-	case bucketIsGone(err):
+	err = v.unowned(ctx, b)
+	if bucketIsGone(err) {
 		v.Opener.Invalidate(v.be, v.id.Bucket)
 		return nil, nil
-	case err != nil:
-		return nil, err
-	case !empty:
-		return nil, fault.Errorf(fault.Precondition, "volume %s: %s contains data, but its tags do not show that %s created it for this volume: nothing is deleted; "+
+	}
+	return nil, err
+}
+
+// unowned refuses a bucket without the volume's tags, unless it is empty.
+func (v bucketVolume) unowned(ctx context.Context, b buckets.Bucket) error {
+	empty, err := buckets.IsEmpty(ctx, b, "")
+	if err == nil && !empty {
+		err = fault.Errorf(fault.Precondition, "volume %s: %s contains data, but its tags do not show that %s created it for this volume: nothing is deleted; "+
 			"delete the bucket by hand if it is unused, or remove the volume without deleting it (in Kubernetes: reclaim policy Retain)", v.id, b, v.Records.Owner)
 	}
-	return nil, nil
+	return err
 }
 
 func (v bucketVolume) openWithTags(ctx context.Context, keys credentials.Keys) (buckets.Bucket, records.Tags, error) {
@@ -113,8 +118,13 @@ func (v bucketVolume) removeLocked(ctx context.Context, d *deletion) error {
 		return err
 	}
 	have, err := records.ReadTags(ctx, b.Client, v.id.Bucket)
-	if err != nil || !have.Of(v.Records.Owner, v.id) || have[records.TagState] == string(records.StateDeleted) {
+	switch {
+	case err != nil:
 		return err
+	case !have.Of(v.Records.Owner, v.id):
+		return v.unowned(ctx, b)
+	case have[records.TagState] == string(records.StateDeleted):
+		return nil
 	}
 	if d.hasWorker && !v.isDeleting(have) {
 		return v.errNotDeleting(b) // the volume was created again before this deletion got its worker
@@ -216,6 +226,6 @@ func dropBucket(ctx context.Context, b buckets.Bucket, id volume.ID) error {
 }
 
 func hasVersions(ctx context.Context, b buckets.Bucket) bool {
-	out, err := b.Client.ListObjectVersions(ctx, &s3.ListObjectVersionsInput{Bucket: b.Name(), MaxKeys: aws.Int32(1)})
+	out, err := b.Client.ListObjectVersions(ctx, &s3.ListObjectVersionsInput{Bucket: b.Name(), MaxKeys: aws.Int32(1), EncodingType: types.EncodingTypeUrl})
 	return err == nil && len(out.Versions)+len(out.DeleteMarkers) > 0
 }

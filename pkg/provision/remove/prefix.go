@@ -42,17 +42,23 @@ func (v prefixVolume) find(ctx context.Context, keys credentials.Keys) (job, err
 			}, nil
 		}
 		if errors.Is(err, records.ErrNotOurs) {
-			var empty bool
-			if empty, err = buckets.IsEmpty(ctx, b, v.id.Prefix); err == nil && !empty {
-				return nil, fault.Errorf(fault.Precondition, "volume %s: there is data below %q in %s, but no record shows that %s created this volume: nothing is deleted; "+
-					"delete the data by hand if it is unused, or remove the volume without deleting it (in Kubernetes: reclaim policy Retain)", v.id, v.id.Prefix, b, v.Records.Owner)
-			}
+			err = v.unowned(ctx, b)
 		}
 	}
 	if bucketIsGone(err) {
 		return nil, v.bucketGone(err)
 	}
 	return nil, err
+}
+
+// unowned refuses a volume without a record, unless there is nothing of it.
+func (v prefixVolume) unowned(ctx context.Context, b buckets.Bucket) error {
+	empty, err := buckets.IsEmpty(ctx, b, v.id.Prefix)
+	if err == nil && !empty {
+		err = fault.Errorf(fault.Precondition, "volume %s: there is data below %q in %s, but no record shows that %s created this volume: nothing is deleted; "+
+			"delete the data by hand if it is unused, or remove the volume without deleting it (in Kubernetes: reclaim policy Retain)", v.id, v.id.Prefix, b, v.Records.Owner)
+	}
+	return err
 }
 
 // unpin removes the object that keeps the snapshot from being deleted which the volume is. It is only ever the volume's own object.
@@ -152,8 +158,8 @@ func (v prefixVolume) removeIn(ctx context.Context, d *deletion, found records.S
 		if found.ETag == "" {
 			found, err = v.Records.ReadOwn(ctx, b, v.id)
 			switch {
-			case errors.Is(err, records.ErrNotOurs): // another process deleted it, and its name was used again
-				return nil
+			case errors.Is(err, records.ErrNotOurs): // another process deleted it, and its name was used again, or its record is lost
+				return v.unowned(ctx, b)
 			case err != nil:
 				return err
 			}

@@ -43,21 +43,13 @@ func (r *Remover) openToDelete(ctx context.Context, be backend.Backend, d *delet
 	if err != nil {
 		return buckets.Bucket{}, err
 	}
-	if b.Client, err = r.Clients.BucketWith(ctx, be, r.Identities.Own(be, r.Clients.DriverKeys, d.latest), b.Info); err != nil {
-		return buckets.Bucket{}, err
-	}
 	if !d.planned {
 		if d.scoped, err = r.deletionKeys(ctx, be, d, t); err != nil {
 			return buckets.Bucket{}, err
 		}
 		d.planned = true
 	}
-	if d.scoped == nil {
-		return b, nil
-	}
-	b.Own = b.Client
-	b.Client, err = r.Clients.BucketWith(ctx, be, d.scoped, b.Info)
-	return b, err
+	return buckets.ForRun(ctx, r.Clients, b, r.Identities.Own(be, r.Clients.DriverKeys, d.latest), d.scoped)
 }
 
 // deletionKeys returns the sessions for a deletion, after making the first one; nil: no session can be made. A volume that no policy can

@@ -70,19 +70,14 @@ type snapshot struct {
 func (s snapshot) find(ctx context.Context, keys credentials.Keys) (bool, error) {
 	b, err := s.Opener.OpenUncached(ctx, s.be, keys, s.id.Bucket)
 	if err == nil {
-		var empty bool
 		_, err = s.read(ctx, b)
 		switch {
 		case err == nil:
 			return true, nil
 		case errors.Is(err, errSnapshotDeleted):
 			return false, nil
-		case !errors.Is(err, records.ErrNotOurs):
-		default:
-			if empty, err = buckets.IsEmpty(ctx, b, s.id.Prefix()); err == nil && !empty {
-				return false, fault.Errorf(fault.Precondition, "snapshot %s: there is data below %q in %s, but no record shows that %s made this snapshot: nothing is deleted; delete the data by hand if it is unused",
-					s.id, s.id.Prefix(), b, s.Records.Owner)
-			}
+		case errors.Is(err, records.ErrNotOurs):
+			err = s.unowned(ctx, b)
 		}
 	}
 	if bucketIsGone(err) {
@@ -90,6 +85,16 @@ func (s snapshot) find(ctx context.Context, keys credentials.Keys) (bool, error)
 		return false, nil
 	}
 	return false, err
+}
+
+// unowned refuses a snapshot without a record, unless there is nothing of it.
+func (s snapshot) unowned(ctx context.Context, b buckets.Bucket) error {
+	empty, err := buckets.IsEmpty(ctx, b, s.id.Prefix())
+	if err == nil && !empty {
+		err = fault.Errorf(fault.Precondition, "snapshot %s: there is data below %q in %s, but no record shows that %s made this snapshot: nothing is deleted; delete the data by hand if it is unused",
+			s.id, s.id.Prefix(), b, s.Records.Owner)
+	}
+	return err
 }
 
 var errSnapshotDeleted = errors.New("the snapshot is deleted")
@@ -132,7 +137,9 @@ func (s snapshot) remove(ctx context.Context, d *deletion, failure string) error
 	for range maxRaces {
 		found, err := s.read(ctx, b)
 		switch {
-		case errors.Is(err, records.ErrNotOurs), errors.Is(err, errSnapshotDeleted):
+		case errors.Is(err, records.ErrNotOurs):
+			return s.unowned(ctx, b)
+		case errors.Is(err, errSnapshotDeleted):
 			return nil
 		case err != nil:
 			return err

@@ -7,8 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/aws/aws-sdk-go-v2/aws"
-	"github.com/aws/aws-sdk-go-v2/service/s3"
 	"golang.org/x/sync/errgroup"
 	"k8s.io/klog/v2"
 
@@ -187,19 +185,8 @@ func (l *listing) buckets(ctx context.Context, be backend.Backend, keys credenti
 	if err != nil {
 		return nil, err
 	}
-	var names []string
-	pages := s3.NewListBucketsPaginator(client, &s3.ListBucketsInput{})
-	for pages.HasMorePages() {
-		page, err := pages.NextPage(ctx)
-		if err != nil {
-			return nil, backend.Classify(err, "listing the buckets of "+be.String()+", in which snapshots may be (s3:ListAllMyBuckets)")
-		}
-		for _, b := range page.Buckets {
-			names = append(names, aws.ToString(b.Name))
-		}
-	}
-	slices.Sort(names)
-	return names, nil
+	names, err := buckets.Names(ctx, client)
+	return names, backend.Classify(err, "listing the buckets of "+be.String()+", in which snapshots may be (s3:ListAllMyBuckets)")
 }
 
 func (l *listing) bucket(ctx context.Context, b buckets.Bucket, after string) error {

@@ -44,12 +44,7 @@ func OpenCopy(ctx context.Context, o CopyOptions, be backend.Backend, r *runs.Ru
 		if err != nil {
 			return b, err
 		}
-		if b.Client, err = o.Clients.BucketWith(ctx, be, own, b.Info); err != nil || scoped == nil {
-			return b, err
-		}
-		b.Own = b.Client
-		b.Client, err = o.Clients.BucketWith(ctx, be, scoped, b.Info)
-		return b, err
+		return buckets.ForRun(ctx, o.Clients, b, own, scoped)
 	}
 	if from, err = open(source.Bucket); err != nil {
 		return from, to, err

@@ -7,6 +7,11 @@ import (
 	"sync"
 	"time"
 
+	"github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/aws/ratelimit"
+	"github.com/aws/aws-sdk-go-v2/aws/retry"
+	"github.com/aws/aws-sdk-go-v2/service/s3"
+
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
@@ -123,6 +128,28 @@ func (t *Throttle) Send(ctx context.Context, c Class, request func(context.Conte
 			return err
 		}
 	}
+}
+
+// Repeat sends a request that must not be carried out twice, and again while the service refuses it because it is busy. A request that was sent and
+// not answered is not repeated. It has no slot: it is for single requests.
+func Repeat(ctx context.Context, request func(context.Context) error) error {
+	for attempt := 1; ; attempt++ {
+		err := request(ctx)
+		if err == nil || !Transient(err) || backend.MayArrive(err) || attempt == MaxSends || !Pause(ctx, attempt) {
+			return err
+		}
+	}
+}
+
+// Patient returns a client for a run, which repeats single requests that have no slot as often as Send does. Requests that are sent with Send need
+// buckets.NoRetry.
+func Patient(c *s3.Client) *s3.Client {
+	return s3.New(c.Options(), func(o *s3.Options) {
+		o.Retryer = retry.NewStandard(func(o *retry.StandardOptions) {
+			o.MaxAttempts, o.MaxBackoff, o.RateLimiter = MaxSends, longestWait, ratelimit.None
+			o.Retryables = []retry.IsErrorRetryable{retry.IsErrorRetryableFunc(func(err error) aws.Ternary { return aws.BoolTernary(Transient(err)) })}
+		})
+	})
 }
 
 // Pause waits before another attempt. It returns false if ctx ended.
