@@ -72,6 +72,7 @@ type Snapshot struct {
 	State   string    `json:"state"` // cutting, copying, ready, deleting, deleted, or unreadable
 	Source  string    `json:"source,omitempty"`
 	Bytes   int64     `json:"bytes,omitempty"`
+	Changed int64     `json:"changed,omitempty"` // objects that changed or were deleted while it was made
 	Created time.Time `json:"created,omitzero"`
 	Updated time.Time `json:"updated,omitzero"`
 	Problem string    `json:"problem,omitempty"`
@@ -134,7 +135,7 @@ func volumeOf(e list.Entry, owner records.Owner, snapshots int, now time.Time) V
 func snapshotOf(e list.Entry, owner records.Owner, now time.Time) Snapshot {
 	return Snapshot{
 		ID: e.ID, Name: e.Name, Backend: e.Backend, Bucket: e.Bucket, Record: e.Key, Owner: Owner(e.Owner), Own: e.Err == nil && e.Owner == owner,
-		State: stateOf(e), Source: e.Source, Bytes: e.Bytes, Created: e.Created, Updated: e.Updated, Problem: problemOf(e, now),
+		State: stateOf(e), Source: e.Source, Bytes: e.Bytes, Changed: e.Changed, Created: e.Created, Updated: e.Updated, Problem: problemOf(e, now),
 	}
 }
 
@@ -183,6 +184,9 @@ func (d Document) Text(w io.Writer) error {
 		snapshots.Row(cmp.Or(s.ID, s.Backend+":"+s.Bucket+"/"+s.Record), s.State, d.owner(s.Own, s.Owner), size(s.Bytes), d.age(s.Created), s.Source)
 		if s.Problem != "" {
 			snapshots.Note(s.Problem)
+		}
+		if s.Changed > 0 {
+			snapshots.Note(fmt.Sprintf("objects that changed or were deleted while it was made: %d", s.Changed))
 		}
 	}
 	var b strings.Builder

@@ -35,7 +35,7 @@ func TestOrphansAreShown(t *testing.T) {
 	failed := entry(list.KindSnapshot, "failed", records.StateDeleting, time.Minute)
 	failed.Failure = "too many objects"
 	of := entry(list.KindSnapshot, "of-gone", records.StateReady, time.Minute)
-	of.Source = "default:data/gone/"
+	of.Source, of.Changed = "default:data/gone/", 7
 	bucket := list.Entry{Kind: list.KindVolume, Backend: "default", Bucket: "own", ID: "default:own", Owner: owner, State: records.StateDeleting}
 	d := New(owner, []list.Entry{
 		entry(list.KindVolume, "well", records.StateActive, 48*time.Hour), foreign, misplaced, broken, bucket,
@@ -71,7 +71,7 @@ func TestOrphansAreShown(t *testing.T) {
 	var snapshots []string
 	for _, s := range d.Snapshots {
 		snapshots = append(snapshots, s.Name)
-		if (s.Problem == "") != (s.Name == "of-gone") {
+		if (s.Problem == "" && s.Changed == 7) != (s.Name == "of-gone") {
 			t.Errorf("%+v", s)
 		}
 	}
@@ -83,7 +83,7 @@ func TestOrphansAreShown(t *testing.T) {
 	if err := d.Text(&b); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"default:data/well/", "5.0GiB", "2d00h", "s3.csi.driver@other", "too many objects", "not read: backend lab: denied"} {
+	for _, want := range []string{"default:data/well/", "5.0GiB", "2d00h", "s3.csi.driver@other", "too many objects", "while it was made: 7", "not read: backend lab: denied"} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("the text does not have %q:\n%s", want, b.String())
 		}

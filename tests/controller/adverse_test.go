@@ -37,10 +37,12 @@ func TestAnEmptyPageOfALongListingIsNotAnEmptyPlace(t *testing.T) {
 // What a service says does not end a deletion where it makes no sense, and takes nothing away from others.
 func TestAnswersThatDoNotProveThatNothingIsLeft(t *testing.T) {
 	const (
-		more    = `<ListResult><IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken><NextKeyMarker>k</NextKeyMarker></ListResult>`
-		nowhere = `<ListResult><IsTruncated>true</IsTruncated></ListResult>`
-		astray  = `<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Contents><Key>%[1]s/a</Key></Contents><Contents><Key>%[1]s0/a</Key></Contents></ListBucketResult>`
-		none    = `<DeleteResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Error><Key>%[1]s/a</Key><Code>AccessDenied</Code><Message>no</Message></Error>` +
+		more            = `<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken></ListBucketResult>`
+		moreVersions    = `<ListVersionsResult><IsTruncated>true</IsTruncated><NextKeyMarker>k</NextKeyMarker></ListVersionsResult>`
+		nowhere         = `<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>`
+		nowhereVersions = `<ListVersionsResult><IsTruncated>true</IsTruncated></ListVersionsResult>`
+		astray          = `<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Contents><Key>%[1]s/a</Key></Contents><Contents><Key>%[1]s0/a</Key></Contents></ListBucketResult>`
+		none            = `<DeleteResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Error><Key>%[1]s/a</Key><Code>AccessDenied</Code><Message>no</Message></Error>` +
 			`<Error><Key>%[1]s/b</Key><Code>AccessDenied</Code><Message>no</Message></Error></DeleteResult>`
 	)
 	one(t, func(t *testing.T, e *env) {
@@ -50,9 +52,9 @@ func TestAnswersThatDoNotProveThatNothingIsLeft(t *testing.T) {
 			words                       []string
 		}{
 			"endless":          {"delete", "ListObjectsV2", more, fault.Busy, []string{"listings are unreliable"}},
-			"endless-versions": {"purge", "ListObjectVersions", more, fault.Busy, []string{"listings are unreliable"}},
+			"endless-versions": {"purge", "ListObjectVersions", moreVersions, fault.Busy, []string{"listings are unreliable"}},
 			"nowhere":          {"delete", "ListObjectsV2", nowhere, fault.Busy, []string{"listings are unreliable"}},
-			"nowhere-versions": {"purge", "ListObjectVersions", nowhere, fault.Busy, []string{"listings are unreliable"}},
+			"nowhere-versions": {"purge", "ListObjectVersions", nowhereVersions, fault.Busy, []string{"listings are unreliable"}},
 			"astray":           {"delete", "ListObjectsV2", fmt.Sprintf(astray, "astray"), fault.Unavailable, []string{"astray0/a", "nothing more is deleted"}},
 			"refused":          {"delete", "DeleteObjects", fmt.Sprintf(none, "refused"), fault.Denied, []string{"2 objects of", `"refused/a"`, "AccessDenied"}},
 		} {

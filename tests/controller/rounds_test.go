@@ -136,7 +136,11 @@ func TestARecordIsReadAgainWhereAWriteDoesNotReturnItsETag(t *testing.T) {
 				_, sent := p.deleteCounted(id)
 				e.state(name, "deleted")
 				reads := strings.Count(strings.Join(sent, " "), "GetObject")
-				if want := map[string]int{"delete": 2, "requireEmpty": 2, "retain": 1}[onDelete]; reads != want {
+				want := map[string]int{"delete": 2, "requireEmpty": 2, "retain": 1}[onDelete]
+				if etag == "" {
+					want++ // nothing else proves the last write
+				}
+				if reads != want {
 					t.Errorf("%s, ETag %q: %d reads, want %d: %v", onDelete, etag, reads, want, sent)
 				}
 				p.hooks.set(func(h *hooks) { h.edit = nil })

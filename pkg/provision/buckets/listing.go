@@ -40,7 +40,7 @@ func plainKey(key *string, encoding types.EncodingType) (string, error) {
 	}
 	plain, err := url.QueryUnescape(s)
 	if err != nil {
-		return "", fault.Errorf(fault.Unavailable, "the service says that it encodes the keys of its listing, but does not encode %q: its listings are unreliable", s)
+		return "", fault.Errorf(fault.Precondition, "the service says that it encodes the keys of its listing, but does not encode %q: its listings are unreliable", s)
 	}
 	return plain, nil
 }

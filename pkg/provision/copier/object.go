@@ -395,7 +395,7 @@ func (r *mover) lost(o Object) error {
 func (r *mover) refused(o Object, err error) error {
 	what := fmt.Sprintf("copying %q of %s", o.Key, r.Source.Place())
 	if o.Size > r.limit.Load() && backend.IsUnsupported(err) {
-		return fault.Errorf(fault.Precondition, "%w; the service copies its %d bytes neither in parts (UploadPartCopy) nor at once (CopyObject)", backend.Classify(err, what), o.Size)
+		return fault.Errorf(fault.Unsupported, "%w; the service copies its %d bytes neither in parts (UploadPartCopy) nor at once (CopyObject)", backend.Classify(err, what), o.Size)
 	}
 	switch backend.ErrorCode(err) {
 	case "InvalidObjectState":

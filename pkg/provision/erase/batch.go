@@ -159,12 +159,13 @@ func (e *erasure) judge(batch []buckets.Object, failed []types.Error, more bool)
 func (e *erasure) removed(o buckets.Object, count *atomic.Int64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.before[o] || e.now[o] {
-		e.again = append(e.again[:min(len(e.again), maxTracked)], o)
-		return
-	}
+	again := e.before[o] || e.now[o]
 	if len(e.now) < maxTracked {
 		e.now[o] = true
+	}
+	if again {
+		e.again = append(e.again[:min(len(e.again), maxTracked)], o)
+		return
 	}
 	count.Add(1)
 }

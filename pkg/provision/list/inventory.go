@@ -39,6 +39,7 @@ type Entry struct {
 	OnDelete         string
 	Bytes            int64  // the size that was asked for; of a snapshot, that of its objects; 0: unknown
 	Source           string // the volume of a snapshot; the volume or the snapshot that a volume was created from
+	Changed          int64  // how many objects changed or were deleted while a snapshot was made
 	Failure          string // why a snapshot could not be made
 	Created, Updated time.Time
 	// Err is why the record cannot be read.
@@ -191,7 +192,7 @@ func ofVolume(r records.Record) Entry {
 
 func ofSnapshot(s records.Snapshot) Entry {
 	return Entry{
-		ID: s.SnapshotID, Name: s.Name, Owner: s.Owner(), State: s.State, OnDelete: string(s.OnDelete), Bytes: s.Bytes, Source: s.Source, Failure: s.Failure,
+		ID: s.SnapshotID, Name: s.Name, Owner: s.Owner(), State: s.State, OnDelete: string(s.OnDelete), Bytes: s.Bytes, Changed: s.Changed, Source: s.Source, Failure: s.Failure,
 		Created: s.Created, Updated: s.Updated,
 	}
 }

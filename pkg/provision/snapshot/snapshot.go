@@ -5,6 +5,7 @@ package snapshot
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -201,7 +202,7 @@ func (c *creation) run(ctx context.Context) (Info, error) {
 		if c.failed(found) && found.State == records.StateDeleting {
 			// The process that deletes it may have been killed, and no caller asks for the deletion of a snapshot that failed.
 			if err := c.discard(ctx, c.who, c.r.Parameters.ID(c.r.Source, c.r.Name, found.Generation), found.Failure); err != nil {
-				return Info{}, err
+				return Info{}, fmt.Errorf("%w; the snapshot could not be made: %s", err, found.Failure)
 			}
 			continue
 		}
