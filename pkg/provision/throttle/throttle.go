@@ -146,7 +146,8 @@ func Repeat(ctx context.Context, request func(context.Context) error) error {
 func Patient(c *s3.Client) *s3.Client {
 	return s3.New(c.Options(), func(o *s3.Options) {
 		o.Retryer = retry.NewStandard(func(o *retry.StandardOptions) {
-			o.MaxAttempts, o.MaxBackoff, o.RateLimiter = MaxSends, longestWait, ratelimit.None
+			o.MaxAttempts, o.RateLimiter = MaxSends, ratelimit.None
+			o.Backoff = retry.BackoffDelayerFunc(func(attempt int, _ error) (time.Duration, error) { return delay(attempt), nil })
 			o.Retryables = []retry.IsErrorRetryable{retry.IsErrorRetryableFunc(func(err error) aws.Ternary { return aws.BoolTernary(Transient(err)) })}
 		})
 	})
@@ -154,8 +155,12 @@ func Patient(c *s3.Client) *s3.Client {
 
 // Pause waits before another attempt. It returns false if ctx ended.
 func Pause(ctx context.Context, attempt int) bool {
+	return backend.Sleep(ctx, delay(attempt))
+}
+
+func delay(attempt int) time.Duration {
 	d := min(longestWait, firstRetry<<attempt)
-	return backend.Sleep(ctx, d/2+rand.N(d/2)) //nolint:gosec // jitter
+	return d/2 + rand.N(d/2) //nolint:gosec // jitter
 }
 
 // Transient reports whether a request may succeed if it is sent again.
