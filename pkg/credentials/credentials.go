@@ -7,7 +7,9 @@ import (
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/hex"
+	"strings"
 	"time"
+	"unicode"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
@@ -22,7 +24,7 @@ const (
 	SourceWorkload = "workload" // the pod's service-account token
 )
 
-// The keys of a CSI secret. It may also name the service (volume.SecretClaims) and a role (SecretRoleARN); other keys are ignored.
+// The keys of a CSI secret. It may also name the service (volume.SecretClaims) and a role (SecretRoleARN).
 const (
 	SecretAccessKeyID     = "accessKeyID"
 	SecretSecretAccessKey = "secretAccessKey"
@@ -67,19 +69,15 @@ func FromSecret(secrets map[string]string) (keys Keys, ok bool, err error) {
 		SecretAccessKey: secrets[SecretSecretAccessKey],
 		SessionToken:    secrets[SecretSessionToken],
 	}
-	switch {
-	case keys == Keys{}:
+	if keys == (Keys{}) {
 		return Keys{}, false, nil
-	case keys.AccessKeyID == "":
-		return Keys{}, false, fault.Field("secrets."+SecretAccessKeyID, "is missing, but %s is set", SecretSecretAccessKey)
-	case keys.SecretAccessKey == "":
-		return Keys{}, false, fault.Field("secrets."+SecretSecretAccessKey, "is missing, but %s is set", SecretAccessKeyID)
 	}
-	for name, value := range map[string]string{SecretAccessKeyID: keys.AccessKeyID, SecretSecretAccessKey: keys.SecretAccessKey, SecretSessionToken: keys.SessionToken} {
-		for _, r := range value {
-			if r <= ' ' || r == 0x7f {
-				return Keys{}, false, fault.Field("secrets."+name, "contains white space or a control character")
-			}
+	for _, name := range []string{SecretAccessKeyID, SecretSecretAccessKey, SecretSessionToken} {
+		if secrets[name] == "" && name != SecretSessionToken {
+			return Keys{}, false, fault.Field("secrets."+name, "is missing or empty: a secret has both %s and %s", SecretAccessKeyID, SecretSecretAccessKey)
+		}
+		if strings.ContainsFunc(secrets[name], func(r rune) bool { return r == ' ' || !unicode.IsPrint(r) }) {
+			return Keys{}, false, fault.Field("secrets."+name, "contains white space, or a control or invisible character")
 		}
 	}
 	return keys, true, nil

@@ -392,18 +392,13 @@ func (c *Controller) lookupStatic(ctx context.Context, id volume.ID, secrets map
 	if err != nil {
 		return err
 	}
-	keys, _, err := requestKeys(secrets)
+	secret, claims, err := readSecret(secrets)
 	if err != nil {
 		return err
 	}
-	if err := c.backends.CheckClaims(b.Name, volume.SecretClaims(secrets)); err != nil {
+	if err := c.backends.CheckClaims(b.Name, claims); err != nil {
 		return err
 	}
-	role, err := credentials.RoleFromSecret(secrets)
-	if err != nil {
-		return err
-	}
-	secret := Secret{Keys: keys, RoleARN: role}
 	if b.ControllerCredentials != credentials.SourceSecret {
 		secret = Secret{} // the request's are those of publications
 	}
@@ -435,13 +430,14 @@ func (c *Controller) secret(backendName string, secrets map[string]string) (Secr
 	if err != nil {
 		return Secret{}, err
 	}
-	keys, ok, err := requestKeys(secrets)
+	secret, claims, err := readSecret(secrets)
 	if err != nil {
 		return Secret{}, err
 	}
-	if err := c.backends.CheckClaims(b.Name, volume.SecretClaims(secrets)); err != nil {
+	if err := c.backends.CheckClaims(b.Name, claims); err != nil {
 		return Secret{}, err
 	}
+	ok := !secret.Keys.IsZero()
 	if ok && b.ControllerCredentials != credentials.SourceSecret {
 		return Secret{}, fault.Field("secrets", "hold S3 keys, but backend %q uses the driver's own credentials: "+
 			"set controllerCredentials: secret for it in the driver's config file, or remove the secret from the volume (in Kubernetes: the provisioner secret of the StorageClass)", b.Name)
@@ -452,9 +448,5 @@ func (c *Controller) secret(backendName string, secrets map[string]string) (Secr
 			"the secret in the PersistentVolume's annotation volume.kubernetes.io/provisioner-deletion-secret-name may have been deleted: create it again)",
 			b.Name, credentials.SecretAccessKeyID, credentials.SecretSecretAccessKey)
 	}
-	role, err := credentials.RoleFromSecret(secrets)
-	if err != nil {
-		return Secret{}, err
-	}
-	return Secret{Keys: keys, RoleARN: role}, nil
+	return secret, nil
 }

@@ -1,7 +1,6 @@
 package driver
 
 import (
-	"maps"
 	"strconv"
 	"strings"
 
@@ -147,17 +146,12 @@ func isSELinuxContext(s string) bool {
 // readCredentials determines the source of the mount's credentials. Without credentials in the volume, it is the secret if the request has
 // one, otherwise the pod for inline volumes and the driver for others. Service account tokens are read only for source workload.
 func (p *publication) readCredentials(secrets, context map[string]string) error {
-	own := maps.Clone(secrets)
-	maps.DeleteFunc(own, func(key, _ string) bool { return strings.HasPrefix(key, metadataPrefix) })
-	keys, ok, err := requestKeys(own)
+	secret, claims, err := readSecret(secrets)
 	if err != nil {
 		return err
 	}
-	role, err := credentials.RoleFromSecret(own)
-	if err != nil {
-		return err
-	}
-	p.Claims = append(p.Claims, volume.SecretClaims(own)...)
+	p.Claims = append(p.Claims, claims...)
+	ok := !secret.Keys.IsZero()
 	wanted := p.Attributes.Credentials
 	if p.Ephemeral {
 		if wanted, err = inlineSource(wanted, ok); err != nil {
@@ -173,8 +167,8 @@ func (p *publication) readCredentials(secrets, context map[string]string) error 
 	case wanted == credentials.SourceWorkload:
 		return fault.SeeElse(credentials.Page, p.readWorkload(secrets, context))
 	case ok:
-		p.Source, p.Keys, p.SecretRoleARN = credentials.SourceSecret, keys, role
-		p.Identity = credentials.SourceSecret + ":" + keys.AccessKeyID
+		p.Source, p.Keys, p.SecretRoleARN = credentials.SourceSecret, secret.Keys, secret.RoleARN
+		p.Identity = credentials.SourceSecret + ":" + secret.Keys.AccessKeyID
 	default:
 		p.Source, p.Identity = credentials.SourceDriver, credentials.SourceDriver
 	}

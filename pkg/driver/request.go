@@ -11,6 +11,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
 // Limits of the CSI specification ("Size Limits"). For paths it allows those of the operating system.
@@ -153,25 +154,37 @@ func capacityOf(r *csi.CapacityRange) (int64, error) {
 	return required, nil
 }
 
-// requestKeys returns a request's S3 keys. ok is false if there are no secrets. Secrets without S3 keys are an error, because a misspelt key
-// must not make the driver fall back to other credentials.
-func requestKeys(secrets map[string]string) (keys credentials.Keys, ok bool, err error) {
+// readSecret returns the keys and the role in a request's secrets, and what they claim about the service; without secrets, none. kubelet's
+// tokens are no secret. A secret without keys, and an unknown key, are errors: a misspelt one must not make the driver use other credentials,
+// or those of another role. On the wire an empty secret is the same as none.
+func readSecret(secrets map[string]string) (s Secret, claims []volume.Claim, err error) {
 	if err := checkMap("secrets", secrets); err != nil {
-		return credentials.Keys{}, false, err
+		return s, nil, err
 	}
-	keys, ok, err = credentials.FromSecret(secrets)
-	if err != nil || ok {
-		return keys, ok, err
+	keys, ok, err := credentials.FromSecret(secrets)
+	if err != nil {
+		return s, nil, err
 	}
-	var names []string
+	known := volume.SecretKeys()
+	var names, unknown []string
 	for _, name := range slices.Sorted(maps.Keys(secrets)) {
-		if !strings.HasPrefix(name, metadataPrefix) {
+		if name != tokensKey {
 			names = append(names, name)
 		}
+		if name != tokensKey && !slices.Contains(known, name) {
+			unknown = append(unknown, name)
+		}
 	}
-	if len(names) > 0 {
-		return credentials.Keys{}, false, fault.Field("secrets", "have neither %s nor %s, only %s: correct the keys of the secret",
-			credentials.SecretAccessKeyID, credentials.SecretSecretAccessKey, strings.Join(names, ", "))
+	switch {
+	case !ok && len(names) > 0:
+		have := "have neither %s nor %s, only %s: correct the keys of the secret"
+		if slices.Contains(names, credentials.SecretAccessKeyID) {
+			have = "have no values of %s and %s (keys: %s): correct the values of the secret"
+		}
+		return s, nil, fault.Field("secrets", have, credentials.SecretAccessKeyID, credentials.SecretSecretAccessKey, strings.Join(names, ", "))
+	case len(unknown) > 0:
+		return s, nil, fault.Field("secrets."+unknown[0], "is not a key of a secret (unknown: %s; known: %s): correct or remove it", strings.Join(unknown, ", "), strings.Join(known, ", "))
 	}
-	return credentials.Keys{}, false, nil
+	role, err := credentials.RoleFromSecret(secrets)
+	return Secret{Keys: keys, RoleARN: role}, volume.SecretClaims(secrets), err
 }

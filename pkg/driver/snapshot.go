@@ -8,7 +8,6 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
@@ -163,10 +162,7 @@ func (c *Controller) ListSnapshots(ctx context.Context, req *csi.ListSnapshotsRe
 	}
 	q := SnapshotQuery{Source: req.GetSourceVolumeId(), Max: int(req.GetMaxEntries()), Token: req.GetStartingToken()}
 	var err error
-	if q.Secret.Keys, _, err = requestKeys(req.GetSecrets()); err != nil {
-		return nil, err
-	}
-	if q.Secret.RoleARN, err = credentials.RoleFromSecret(req.GetSecrets()); err != nil {
+	if q.Secret, _, err = readSecret(req.GetSecrets()); err != nil {
 		return nil, err
 	}
 	list, next, err := c.snapshots.List(ctx, q)

@@ -2,8 +2,10 @@ package volume
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
@@ -102,6 +104,16 @@ type Claim struct {
 	Kind  ClaimKind
 	Field string // for errors
 	Value string
+}
+
+// SecretKeys returns the keys that a secret may have.
+func SecretKeys() []string {
+	keys := []string{credentials.SecretSessionToken, credentials.SecretRoleARN}
+	for _, row := range k8sS3Secrets() {
+		keys = append(keys, row.Name)
+	}
+	slices.Sort(keys)
+	return keys
 }
 
 // SecretClaims returns the claims in a secret of k8s-csi-s3.

@@ -3,6 +3,8 @@ package volume
 import (
 	"errors"
 	"strings"
+
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 )
 
 // Keys of k8s-csi-s3.
@@ -51,8 +53,8 @@ func k8sS3Parameters() []ForeignDoc {
 // k8sS3Secrets are the keys of its secrets.
 func k8sS3Secrets() []ForeignDoc {
 	return []ForeignDoc{
-		{Origin: OriginSecret, Name: "accessKeyID", Outcome: Same, Here: "the access key"},
-		{Origin: OriginSecret, Name: "secretAccessKey", Outcome: Same, Here: "the secret access key"},
+		{Origin: OriginSecret, Name: credentials.SecretAccessKeyID, Outcome: Same, Here: "the access key"},
+		{Origin: OriginSecret, Name: credentials.SecretSecretAccessKey, Outcome: Same, Here: "the secret access key"},
 		{Origin: OriginSecret, Name: "endpoint", Outcome: Checked, claim: ClaimEndpoint, Here: "must be the endpoint of the volume's backend, or one of Amazon S3 if the backend is AWS; a secret never decides where keys are sent"},
 		{Origin: OriginSecret, Name: "region", Outcome: Checked, claim: ClaimRegion, Here: "must be the region of the volume's backend; ignored with AWS, where the bucket's region is detected"},
 		{Origin: OriginSecret, Name: "insecure", Outcome: Checked, claim: ClaimInsecure, Here: "certificates are always verified; true is accepted only if the backend has a caFile or no TLS"},
