@@ -155,6 +155,22 @@ func TestErrorsAtShownTargetsAreNotFinal(t *testing.T) {
 }
 
 // What is impossible by configuration is found out before anything is made for it.
+func TestTarget_RefusalsNameTargetAndVolume(t *testing.T) {
+	pub, _, _ := newPublisher(t, nil)
+	shown := state.Mount{Name: "k-1", VolumeID: "default:bucket/shown/"}
+	w := want.Mount{Publication: state.Publication{Target: "/pods/1/mount", VolumeID: "default:bucket/wanted/"}}
+	for what, recorded := range map[string]state.Publication{
+		"the record is lost":       {},
+		"a record of another":      {Target: "/pods/1/mount", VolumeID: "default:bucket/shown/", Mount: "k-1"},
+		"a record of another user": {Target: "/pods/1/mount", VolumeID: "default:bucket/wanted/", Mount: "k-2"},
+	} {
+		_, err := pub.compare(t.Context(), w, target{mount: shown, pub: recorded})
+		if !fault.Is(err, fault.Exists) || !strings.Contains(err.Error(), "/pods/1/mount shows volume default:bucket/shown/") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
 func TestNothingIsMadeForImpossibleCredentials(t *testing.T) {
 	p, all, mounts := newPublisher(t, nil)
 	all.Tokens.Nothing = fault.Errorf(fault.Precondition, "no way")

@@ -86,7 +86,7 @@ func (p *Publisher) look(ctx context.Context, w want.Mount) (target, error) {
 
 // compare compares a target, which shows the file system of its mount, with the request.
 func (p *Publisher) compare(ctx context.Context, w want.Mount, t target) (targetState, error) {
-	m, pub := t.mount, t.pub
+	m, pub, path := t.mount, t.pub, w.Publication.Target
 	health, err := p.Mounts.Health(ctx, m)
 	if err != nil {
 		return stale, err
@@ -99,18 +99,20 @@ func (p *Publisher) compare(ctx context.Context, w want.Mount, t target) (target
 		return rotated, nil
 	case !health.Serves():
 		return stale, nil
+	case pub.Mount == "":
+		return stale, fault.Errorf(fault.Exists, "target %s shows volume %s, and the record of that publication is lost: unpublish it first", path, m.VolumeID)
 	case pub.Mount != m.Name || pub.VolumeID != w.Publication.VolumeID:
-		return stale, fault.Errorf(fault.Exists, "target %s shows volume %s: unpublish that one first", pub.Target, m.VolumeID)
+		return stale, fault.Errorf(fault.Exists, "target %s shows volume %s: unpublish that one first", path, m.VolumeID)
 	case differs:
 		return stale, fault.Errorf(fault.Exists, "target %s shows the volume with other parameters, options or credentials; "+
-			"unpublish and republish the target to apply the new ones (in Kubernetes: delete the pod)", pub.Target)
+			"unpublish and republish the target to apply the new ones (in Kubernetes: delete the pod)", path)
 	case pub.ReadOnly != w.Publication.ReadOnly:
-		return stale, fault.Errorf(fault.Exists, "target %s shows the volume with readOnly=%t: unpublish it first to change that", pub.Target, pub.ReadOnly)
+		return stale, fault.Errorf(fault.Exists, "target %s shows the volume with readOnly=%t: unpublish it first to change that", path, pub.ReadOnly)
 	case health == mount.Outdated:
 		return stale, nil
 	}
 	// The client may have been restarted since the mount table was read, and the target not be healed yet.
-	if err := p.Targets.CheckTarget(ctx, m, w.Publication.Target); err != nil {
+	if err := p.Targets.CheckTarget(ctx, m, path); err != nil {
 		return stale, nil //nolint:nilerr // that is the result
 	}
 	return healthy, nil
