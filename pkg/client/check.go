@@ -11,38 +11,66 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
+// Given are the options that one place sets, and the place's name in errors.
+type Given struct {
+	Field   string
+	Options []volume.Option
+}
+
 // Check refuses options that are not allowed for this client: unknown names, names that the driver sets, values of the wrong
 // type, duplicates and contradictions. The error is Invalid and names "field[i]".
 //
 // Options that pass are safe on a command line: each is one argument and cannot be taken for another option.
 func (c Client) Check(options []volume.Option, field string) error {
-	at := make(map[string]int, len(options))
-	given := make(map[string]string, len(options))
-	for i, o := range options {
-		here := fmt.Sprintf("%s[%d]", field, i)
-		t, ok := c.Options[o.Name]
-		if !ok {
-			return fault.Field(here, "%s", c.refusal(o.Name))
-		}
-		if first, dup := at[o.Name]; dup {
-			return fault.Field(here, "option %q is given twice, first as %s[%d]; remove one", o.Name, field, first)
-		}
-		if p := t.problem(o); p != "" {
-			return fault.Field(here, "option %q of client %s %s", o.Name, c.Name, p)
-		}
-		at[o.Name] = i
-		if t.Kind != Flag {
-			given[o.Name] = o.Value
-		} else if on(o) {
-			given[o.Name] = "true"
+	return c.CheckAll(Given{field, options})
+}
+
+// CheckAll is Check for options that several places set.
+func (c Client) CheckAll(places ...Given) error {
+	at, given := map[string]string{}, map[string]string{}
+	for _, place := range places {
+		for i, o := range place.Options {
+			here := fmt.Sprintf("%s[%d]", place.Field, i)
+			t, ok := c.Options[o.Name]
+			if !ok {
+				return fault.Field(here, "%s", c.refusal(o.Name))
+			}
+			if first, dup := at[o.Name]; dup {
+				return fault.Field(here, "option %q is given twice, first as %s; remove one", o.Name, first)
+			}
+			if p := t.problem(o); p != "" {
+				return fault.Field(here, "option %q of client %s %s", o.Name, c.Name, p)
+			}
+			at[o.Name], given[o.Name] = here, o.Value
+			if t.Kind == Flag {
+				given[o.Name] = strconv.FormatBool(on(o))
+			}
 		}
 	}
 	if c.rules != nil {
 		if name, p := c.rules(given); p != "" {
-			return fault.Field(fmt.Sprintf("%s[%d]", field, at[name]), "option %q of client %s %s", name, c.Name, p)
+			return fault.Field(at[name], "option %q of client %s %s", name, c.Name, p)
 		}
 	}
 	return nil
+}
+
+// CheckVolume refuses attributes that the client cannot honour. prefix is the volume's, group the one of the publication or nil, and field
+// the place of the attributes. The error is Invalid and names what is wrong.
+func (c Client) CheckVolume(prefix string, a volume.Attributes, group *uint32, field string) error {
+	set := map[string]bool{
+		"prefix": prefix != "", "uid": a.UID != nil, "gid": a.GID != nil || group != nil, "dirMode": a.DirMode != nil, "fileMode": a.FileMode != nil,
+		"cache": a.Cache, "cacheSize": a.CacheSize != 0,
+	}
+	for _, name := range c.ignores {
+		if set[name] {
+			return fault.Field(field+"."+name, "client %s cannot honour it, because its declaration in the driver's config file has no argument for it; use another client", c.Name)
+		}
+	}
+	if a.GID == nil && group != nil && *group < c.MinOwner {
+		return fault.Field("volume_capability.mount.volume_mount_group", "client %s does not support group %d (in Kubernetes: the pod's fsGroup); set gid of the volume, or use another client", c.Name, *group)
+	}
+	return c.CheckOwner(a.UID, a.GID, field)
 }
 
 // CheckOwner refuses a uid or gid that the client does not support as owner of files; nil is unset. The error is Invalid and names

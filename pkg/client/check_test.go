@@ -1,6 +1,7 @@
 package client
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -166,6 +167,31 @@ func TestLongTextsAreShortenedInErrors(t *testing.T) {
 	for _, o := range []string{strings.Repeat("é", 1000), "storage-class=" + strings.Repeat("x", 1000)} {
 		if err := get(t, Default).Check(options(o), "m"); err == nil || len(err.Error()) > 1000 {
 			t.Errorf("got %d bytes: %v", len(fmt.Sprint(err)), err)
+		}
+	}
+}
+
+func TestCheckAll_ReadsOptionsOfAllPlacesTogether(t *testing.T) {
+	c := get(t, "mountpoint-s3")
+	const key = "sse-kms-key-id=arn:aws:kms:eu-west-1:111122223333:key/k"
+	for _, tt := range []struct {
+		class, flags []string
+		field        string // of the error; "": none
+	}{
+		{[]string{"sse=aws:kms"}, []string{key}, ""},
+		{[]string{key}, []string{"debug", "sse=aws:kms"}, ""},
+		{[]string{"debug"}, []string{key}, "flags[0]"},
+		{[]string{"part-size=8388608"}, []string{"debug", "read-part-size=8388608"}, "flags[1]"},
+		{[]string{"debug", "read-part-size=8388608"}, []string{"part-size=8388608"}, "class[1]"},
+		{[]string{"debug"}, []string{"debug"}, "flags[0]"},
+		{[]string{"rename"}, []string{"allow-delete=false"}, "class[0]"},
+		{[]string{"sse=AES256"}, []string{"rename=true"}, "flags[0]"},
+		{[]string{"sse=AES256"}, []string{"rename=false"}, ""},
+		{[]string{"max-threads=8,debug"}, nil, "class[0]"},
+	} {
+		f, err := (*fault.Error)(nil), c.CheckAll(Given{"class", options(tt.class...)}, Given{"flags", options(tt.flags...)})
+		if tt.field == "" && err != nil || tt.field != "" && (!errors.As(err, &f) || f.Kind != fault.Invalid || f.Field != tt.field) {
+			t.Errorf("%q and %q: %v, want an error of %q", tt.class, tt.flags, err, tt.field)
 		}
 	}
 }

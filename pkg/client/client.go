@@ -166,6 +166,8 @@ type Client struct {
 	contradiction func(consistency string, given map[string]string) (name string)
 	// caching are the client's own options for the volume's cache and cacheSize.
 	caching []string
+	// ignores are the attributes for which a declared client has no argument. Volumes that set one are refused.
+	ignores []string
 	// logging are the options for verbose logs, which only readers of the node's log can use.
 	logging []string
 }

@@ -151,7 +151,8 @@ func (d Declaration) Client(name, place string) (Client, error) {
 	if d.SHA256 != "" && !digest.MatchString(d.SHA256) {
 		return Client{}, fault.Field(at("sha256"), "must be 64 hexadecimal digits in lower case")
 	}
-	if err := d.checkArguments(at); err != nil {
+	used, err := d.checkArguments(at)
+	if err != nil {
 		return Client{}, err
 	}
 	if err := d.checkEnvironment(at); err != nil {
@@ -160,7 +161,7 @@ func (d Declaration) Client(name, place string) (Client, error) {
 	c := Client{
 		Name: name, Programs: []string{d.Program}, SHA256: d.SHA256, Declared: true, Options: map[string]OptionType{}, Refused: reserved(),
 		MinMemory: declaredMemory, MinTasks: declaredTasks, NoInline: !d.Inline, Fusermount: d.Fuse == FuseFusermount,
-		ExitsEarly: d.Drain == DrainUnknown, WriteBack: d.Cache == CacheUnsent, StaticKeys: d.Credentials == CredentialsStatic,
+		ignores: d.ignores(used), ExitsEarly: d.Drain == DrainUnknown, WriteBack: d.Cache == CacheUnsent, StaticKeys: d.Credentials == CredentialsStatic,
 	}
 	for _, check := range []struct {
 		key, value string
@@ -243,37 +244,52 @@ func (d Declaration) lists() map[string][]string {
 	return lists
 }
 
-func (d Declaration) checkArguments(at func(string) string) error {
-	used := map[string]bool{}
+// checkArguments returns the placeholders that the arguments use.
+func (d Declaration) checkArguments(at func(string) string) (used map[string]bool, err error) {
+	used = map[string]bool{}
 	lists := d.lists()
 	for _, key := range slices.Sorted(maps.Keys(lists)) {
 		if len(lists[key]) > maxArgs {
-			return fault.Field(at(key), "has more than %d arguments", maxArgs)
+			return nil, fault.Field(at(key), "has more than %d arguments", maxArgs)
 		}
 		for i, arg := range lists[key] {
 			here := at(fmt.Sprintf("%s[%d]", key, i))
 			names, err := namesIn(arg)
 			if err != nil {
-				return fault.Field(here, "%w", err)
+				return nil, fault.Field(here, "%w", err)
 			}
 			for _, name := range names {
 				used[name] = true
 			}
 			if startsWithPrefix(arg) {
-				return fault.Field(here, "must not begin with ${prefix}, which could be taken for an option; write --name=${prefix}, or begin with ${bucket}")
+				return nil, fault.Field(here, "must not begin with ${prefix}, which could be taken for an option; write --name=${prefix}, or begin with ${bucket}")
 			}
 			if len(names) == 1 && arg == "${"+names[0]+"}" && slices.Contains(optional(), names[0]) && key != "argsIf."+names[0] {
-				return fault.Field(here, "is empty for some mounts; write --name=${%s}, which is then left out", names[0])
+				return nil, fault.Field(here, "is empty for some mounts; write --name=${%s}, which is then left out", names[0])
 			}
 		}
 	}
 	if want := map[string]string{FusePath: "mountpoint", FuseArgument: "fd", FuseFusermount: "mountpoint"}[d.Fuse]; want != "" && !used[want] {
-		return fault.Field(at("args"), "the placeholder ${%s} is missing, without which the client gets no FUSE descriptor; add it to args or operands", want)
+		return nil, fault.Field(at("args"), "the placeholder ${%s} is missing, without which the client gets no FUSE descriptor; add it to args or operands", want)
 	}
 	if d.Cache == CacheNone && used["cacheDir"] {
-		return fault.Field(at("cache"), "must be copies or unsent, because an argument has ${cacheDir}")
+		return nil, fault.Field(at("cache"), "must be copies or unsent, because an argument has ${cacheDir}")
 	}
-	return nil
+	return used, nil
+}
+
+// ignores returns the attributes for which there is no argument.
+func (d Declaration) ignores(used map[string]bool) (attributes []string) {
+	for placeholder, attribute := range map[string]string{"prefix": "prefix", "uid": "uid", "gid": "gid", "dirMode": "dirMode", "fileMode": "fileMode", "cacheMiB": "cacheSize"} {
+		if !used[placeholder] {
+			attributes = append(attributes, attribute)
+		}
+	}
+	if !used["cacheDir"] && (d.ArgsIf == nil || len(d.ArgsIf.Cache) == 0) {
+		attributes = append(attributes, "cache")
+	}
+	slices.Sort(attributes)
+	return attributes
 }
 
 // startsWithPrefix reports whether an argument can begin with a volume's prefix: no other value of a placeholder begins with a dash.

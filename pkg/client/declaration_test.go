@@ -93,6 +93,46 @@ func TestOptionsOfADeclaredClientAreCheckedLikeOthers(t *testing.T) {
 	}
 }
 
+func TestDeclaredClient_RefusesAttributesWithoutAnArgument(t *testing.T) {
+	all := []string{"--uid=${uid}", "--gid=${gid}", "--dir-mode=${dirMode}", "--file-mode=${fileMode}", "--cache=${cacheDir}", "--cache-size=${cacheMiB}"}
+	one := uint32(1)
+	set := map[string]func(prefix *string, a *volume.Attributes){
+		"prefix":    func(prefix *string, _ *volume.Attributes) { *prefix = "p/" },
+		"uid":       func(_ *string, a *volume.Attributes) { a.UID = &one },
+		"gid":       func(_ *string, a *volume.Attributes) { a.GID = &one },
+		"dirMode":   func(_ *string, a *volume.Attributes) { a.DirMode = &one },
+		"fileMode":  func(_ *string, a *volume.Attributes) { a.FileMode = &one },
+		"cache":     func(_ *string, a *volume.Attributes) { a.Cache = true },
+		"cacheSize": func(_ *string, a *volume.Attributes) { a.CacheSize = 1 << 30 },
+	}
+	for _, complete := range []bool{true, false} {
+		d := declared()
+		d.ArgsIf, d.Args, d.Operands = nil, nil, []string{"${bucket}", "${mountpoint}"}
+		if complete {
+			d.Args, d.Operands = all, []string{"${bucket}:${prefix}", "${mountpoint}"}
+		}
+		c, err := d.Client("geese", "clients.geese")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, change := range set {
+			var prefix string
+			var a volume.Attributes
+			change(&prefix, &a)
+			f, err := (*fault.Error)(nil), c.CheckVolume(prefix, a, nil, "volume_context")
+			if refused := errors.As(err, &f) && f.Kind == fault.Invalid && f.Field == "volume_context."+name; refused == complete || complete && err != nil {
+				t.Errorf("%s, with all arguments %t: %v", name, complete, err)
+			}
+		}
+		if err := c.CheckVolume("", volume.Attributes{}, &one, "volume_context"); (err == nil) != complete {
+			t.Errorf("a group, with all arguments %t: %v", complete, err)
+		}
+		if err := c.CheckVolume("", volume.Attributes{}, nil, "volume_context"); err != nil {
+			t.Errorf("nothing set: %v", err)
+		}
+	}
+}
+
 func TestADeclarationThatCannotServeIsRefused(t *testing.T) {
 	for field, change := range map[string]func(d *Declaration){
 		"program":                      func(d *Declaration) { d.Program = "../geesefs" },

@@ -254,6 +254,9 @@ func mountpointRules(given map[string]string) (name, problem string) {
 	if given["sse-kms-key-id"] != "" && !strings.HasPrefix(given["sse"], "aws:kms") {
 		return "sse-kms-key-id", "needs the option sse with aws:kms or aws:kms:dsse"
 	}
+	if given["rename"] == "true" && (given["allow-delete"] == "false" || given["sse"] != "") {
+		return "rename", "cannot be combined with sse or allow-delete=false, without which files cannot be renamed; remove it"
+	}
 	_, memory := number(given, mountpointMemory, "memory-target")
 	if name, parts, free := mountpointParts(given, memory); parts > free {
 		return name, fmt.Sprintf("is too large: a memory-target of %d MiB leaves %d MiB, but one part to read and one to write need %d MiB; raise memory-target",

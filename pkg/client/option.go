@@ -80,6 +80,8 @@ func (t OptionType) problem(o volume.Option) string {
 		return ""
 	case !o.HasValue || o.Value == "":
 		return "needs a value: " + t.Values()
+	case !t.takes(o.Value) && strings.Contains(o.Value, ","):
+		return fmt.Sprintf("does not accept the value %s; use %s, and list each option separately", quote(o.Value), t.Values())
 	case !t.takes(o.Value):
 		return fmt.Sprintf("does not accept the value %s; use %s", quote(o.Value), t.Values())
 	}

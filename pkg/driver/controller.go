@@ -174,7 +174,7 @@ func (c *Controller) parseCreate(req *csi.CreateVolumeRequest) (NewVolume, error
 	if err := c.backends.CheckClaims(v.Parameters.Backend, v.Parameters.Claims); err != nil {
 		return v, err
 	}
-	if err := c.checkClientOptions(v.Parameters.Backend, v.Parameters.Node, req.GetVolumeCapabilities()); err != nil {
+	if err := c.checkClientOptions(volume.ID{Backend: v.Parameters.Backend, Prefix: v.Parameters.VolumePrefix(v.Name, 1)}, v.Parameters.Node, req.GetVolumeCapabilities()); err != nil {
 		return v, err
 	}
 	v.Secret, err = c.secret(v.Parameters.Backend, req.GetSecrets())
@@ -198,21 +198,10 @@ func (c *Controller) clientOf(backendName, name, place string) (*client.Client, 
 }
 
 // checkClientOptions rejects options that would fail on every node. If each node chooses the client, it checks only the syntax.
-func (c *Controller) checkClientOptions(backendName string, a volume.Attributes, capabilities []*csi.VolumeCapability) error {
-	named, err := c.clientOf(backendName, a.Client, "parameters.client")
+func (c *Controller) checkClientOptions(place volume.ID, a volume.Attributes, capabilities []*csi.VolumeCapability) error {
+	named, err := c.clientOf(place.Backend, a.Client, "parameters.client")
 	if err != nil {
 		return err
-	}
-	if named != nil {
-		if err := named.Check(a.MountOptions, "parameters.mountOptions"); err != nil {
-			return err
-		}
-		if err := named.CheckOwner(a.UID, a.GID, "parameters"); err != nil {
-			return err
-		}
-		if err := named.CheckLimits(a, a.MountOptions, "parameters"); err != nil {
-			return err
-		}
 	}
 	for i, capability := range capabilities {
 		field := fmt.Sprintf("volume_capabilities[%d].mount.mount_flags", i)
@@ -232,7 +221,10 @@ func (c *Controller) checkClientOptions(backendName string, a volume.Attributes,
 		if named == nil {
 			continue
 		}
-		if err := named.Check(options, field); err != nil {
+		if err := named.CheckAll(client.Given{Field: "parameters.mountOptions", Options: a.MountOptions}, client.Given{Field: field, Options: options}); err != nil {
+			return err
+		}
+		if err := named.CheckVolume(place.Prefix, a, nil, "parameters"); err != nil {
 			return err
 		}
 		if err := named.CheckLimits(a, slices.Concat(a.MountOptions, options), "parameters"); err != nil {
@@ -347,7 +339,7 @@ func (c *Controller) read(req *csi.ValidateVolumeCapabilitiesRequest) (r volume.
 		}
 	}
 	if ownErr == nil {
-		err = c.checkClientOptions(r.ID.Backend, r.Attributes, req.GetVolumeCapabilities())
+		err = c.checkClientOptions(r.ID, r.Attributes, req.GetVolumeCapabilities())
 	}
 	return r, err
 }
@@ -361,7 +353,7 @@ func (c *Controller) checkOptions(r volume.Reading, field string) error {
 	if err := named.Check(r.Options, field); err != nil {
 		return err
 	}
-	if err := named.CheckOwner(r.Attributes.UID, r.Attributes.GID, "volume_context"); err != nil {
+	if err := named.CheckVolume(r.ID.Prefix, r.Attributes, nil, "volume_context"); err != nil {
 		return err
 	}
 	return named.CheckLimits(r.Attributes, r.Options, "volume_context")

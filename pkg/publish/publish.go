@@ -214,12 +214,12 @@ func (p *Publisher) checkClient(r mount.Request) error {
 	}
 	cl, err := p.Clients.Of(cmp.Or(r.Attributes.Client, be.DefaultClient))
 	if err != nil {
-		return err
+		return fault.Field("volume_context.client", "%w", err)
 	}
 	if err := cl.Check(r.Options, "mountOptions"); err != nil {
 		return err
 	}
-	if err := cl.CheckOwner(r.Attributes.UID, r.Attributes.GID, "volume_context"); err != nil {
+	if err := cl.CheckVolume(r.Volume.Prefix, r.Attributes, r.MountGroup, "volume_context"); err != nil {
 		return err
 	}
 	if err := cl.CheckLimits(r.Attributes, r.Options, "volume_context"); err != nil {

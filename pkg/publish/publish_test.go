@@ -154,7 +154,22 @@ func TestErrorsAtShownTargetsAreNotFinal(t *testing.T) {
 	}
 }
 
-// What is impossible by configuration is found out before anything is made for it.
+func TestGroups_TheClientCannotShowAreRefused(t *testing.T) {
+	pub, _, _ := newPublisher(t, nil)
+	for client, refused := range map[string]bool{"mountpoint-s3": true, "rclone": false} {
+		r := requestFor("/pods/1/mount")
+		r.Attributes.Client, r.MountGroup = client, new(uint32(0))
+		f, err := (*fault.Error)(nil), pub.checkClient(r)
+		if named := errors.As(err, &f) && f.Kind == fault.Invalid && f.Field == "volume_capability.mount.volume_mount_group"; named != refused {
+			t.Errorf("%s: %v", client, err)
+		}
+		r.Attributes.GID = new(uint32(1)) // which is used instead of the group
+		if err := pub.checkClient(r); fault.Is(err, fault.Invalid) {
+			t.Errorf("%s with another gid: %v", client, err)
+		}
+	}
+}
+
 func TestTarget_RefusalsNameTargetAndVolume(t *testing.T) {
 	pub, _, _ := newPublisher(t, nil)
 	shown := state.Mount{Name: "k-1", VolumeID: "default:bucket/shown/"}
@@ -171,6 +186,7 @@ func TestTarget_RefusalsNameTargetAndVolume(t *testing.T) {
 	}
 }
 
+// What is impossible by configuration is found out before anything is made for it.
 func TestNothingIsMadeForImpossibleCredentials(t *testing.T) {
 	p, all, mounts := newPublisher(t, nil)
 	all.Tokens.Nothing = fault.Errorf(fault.Precondition, "no way")
