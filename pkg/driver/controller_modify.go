@@ -37,7 +37,7 @@ func (c *Controller) ControllerExpandVolume(ctx context.Context, req *csi.Contro
 		return nil, err
 	}
 	if req.GetVolumeCapability() != nil {
-		if err := checkCapabilities([]*csi.VolumeCapability{req.GetVolumeCapability()}); err != nil {
+		if err := checkMountCapability(capabilityField, req.GetVolumeCapability()); err != nil {
 			return nil, err
 		}
 	}

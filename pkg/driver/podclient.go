@@ -48,11 +48,8 @@ func parsePodVolume(req *csi.NodePublishVolumeRequest) (v podvolume.Volume, err 
 		return v, err
 	}
 	c, attributes := req.GetVolumeCapability(), req.GetVolumeContext()
-	if err := checkCapability(capabilityField, c); err != nil {
+	if err := checkMountCapability(capabilityField, c); err != nil {
 		return v, err
-	}
-	if c.GetBlock() != nil {
-		return v, errBlock(capabilityField)
 	}
 	if err := checkMap("volume_context", attributes); err != nil {
 		return v, err

@@ -33,11 +33,8 @@ func (p *publication) parse(driverName string, inline bool, req *csi.NodePublish
 		return err
 	}
 	c := req.GetVolumeCapability()
-	if err := checkCapability(capabilityField, c); err != nil {
+	if err := checkMountCapability(capabilityField, c); err != nil {
 		return err
-	}
-	if c.GetBlock() != nil {
-		return errBlock(capabilityField)
 	}
 	if err := checkMap("volume_context", req.GetVolumeContext()); err != nil {
 		return err

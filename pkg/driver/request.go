@@ -96,12 +96,20 @@ func checkCapabilities(capabilities []*csi.VolumeCapability) error {
 	}
 	for i, c := range capabilities {
 		field := fmt.Sprintf("volume_capabilities[%d]", i)
-		if err := checkCapability(field, c); err != nil {
+		if err := checkMountCapability(field, c); err != nil {
 			return err
 		}
-		if c.GetBlock() != nil {
-			return errBlock(field)
-		}
+	}
+	return nil
+}
+
+// checkMountCapability is checkCapability for what must be a mount volume.
+func checkMountCapability(field string, c *csi.VolumeCapability) error {
+	if err := checkCapability(field, c); err != nil {
+		return err
+	}
+	if c.GetBlock() != nil {
+		return fault.Field(field+".block", "block volumes are not supported: use a mount volume (in Kubernetes: volumeMode: Filesystem)")
 	}
 	return nil
 }
@@ -134,10 +142,6 @@ func checkCapability(field string, c *csi.VolumeCapability) error {
 		}
 	}
 	return nil
-}
-
-func errBlock(field string) error {
-	return fault.Field(field+".block", "block volumes are not supported: use a mount volume (in Kubernetes: volumeMode: Filesystem)")
 }
 
 // capacityOf returns the required capacity in bytes, or 0 if there is none. S3 has no capacity limit, so any size is accepted.

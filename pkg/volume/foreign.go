@@ -203,6 +203,8 @@ func (c *conversion) take(row ForeignDoc, k legacyKey) {
 	switch {
 	case row.read != nil:
 		row.read(c, k)
+	case row.Outcome == Same && k.hasValue && k.value != "true":
+		c.refuse(k, "%s with a value other than true is not supported: %s", k.name, row.Here)
 	case row.Outcome == Mapped:
 		c.put(row.key, k)
 	case row.Outcome == Checked:

@@ -74,7 +74,13 @@ func awsOptions() []ForeignDoc {
 	checked := func(name string, claim ClaimKind, here string) {
 		rows = append(rows, ForeignDoc{Origin: OriginAWSOption, Name: name, Outcome: Checked, Here: here, claim: claim})
 	}
-	mapped("prefix", keyPrefix, "", nil)
+	mapped("prefix", keyPrefix, "", func(c *conversion, k legacyKey) {
+		if strings.Contains(k.value, ",") {
+			c.refuse(k, "prefix contains a comma; list each option separately, or set the attribute prefix to a prefix with a comma")
+			return
+		}
+		c.put(keyPrefix, k)
+	})
 	mapped("region", keyRegion, "", nil)
 	mapped("uid", keyUID, "", nil)
 	mapped("gid", keyGID, "", nil)
@@ -83,7 +89,10 @@ func awsOptions() []ForeignDoc {
 	mapped("expected-bucket-owner", keyExpectedBucketOwner, "", nil)
 	mapped("read-only", keyReadOnly, `readOnly: "true"`, func(c *conversion, k legacyKey) { c.putFlag(keyReadOnly, k) })
 	mapped("cache", keyCache, `cache: "true"; the driver chooses the directory`, func(c *conversion, k legacyKey) {
-		c.put(keyCache, legacyKey{field: k.field, name: k.name, value: "true", hasValue: true})
+		if !k.hasValue || strings.HasPrefix(k.value, "/") {
+			k.value, k.hasValue = "true", true
+		}
+		c.put(keyCache, k)
 	})
 	mapped("max-cache-size", keyCacheSize, "cacheSize, with a cache; otherwise the client's option of this name, which enables a cache", func(c *conversion, k legacyKey) { c.maxCache = k })
 	checked("endpoint-url", ClaimEndpoint, "must be the endpoint of the volume's backend, or one of Amazon S3 if the backend is AWS; for another service, declare a backend in the driver's config file and set backend to its name")
@@ -231,9 +240,16 @@ func readFlag(flag string) (legacyKey, error) {
 	}
 	k := legacyKey{name: text[:end]}
 	if rest := text[end:]; rest != "" {
-		k.value, k.hasValue = strings.Trim(rest[1:], " "), true
-		if rest[0] == ' ' && strings.HasPrefix(k.value, "-") {
+		written := strings.Trim(rest[1:], " ")
+		switch value, err := unquote(written); {
+		case err != nil:
+			return legacyKey{}, err
+		case rest[0] == ' ' && strings.HasPrefix(written, "-"):
 			return legacyKey{}, errors.New("looks like two options; list them one by one")
+		case rest[0] == ' ' && strings.HasPrefix(written, "="):
+			return legacyKey{}, errors.New("contains a space before the equals sign")
+		default:
+			k.value, k.hasValue = value, true
 		}
 	}
 	if short, ok := strings.CutPrefix(k.name, "-"); ok && len(short) == 1 {
@@ -244,10 +260,7 @@ func readFlag(flag string) (legacyKey, error) {
 		k.name = long
 	}
 	k.name = strings.TrimPrefix(k.name, "--")
-	if !isOptionName(k.name) {
-		return legacyKey{}, errors.New("does not start with an option name of a-z, 0-9 and inner dashes")
-	}
-	return k, nil
+	return k, checkOptionName(k.name)
 }
 
 // putFlag is put for options that are true without a value.

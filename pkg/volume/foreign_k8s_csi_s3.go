@@ -181,8 +181,10 @@ func rcloneOptions() []ForeignDoc {
 		case "full":
 			c.option("read-cache", legacyKey{field: k.field, name: k.name, value: "true", hasValue: true})
 		case "writes":
-		default:
+		case "minimal", "off":
 			c.ignore(k, "writes always go through a cache on the node's disk")
+		default:
+			c.refuse(k, "%s is not off, minimal, writes or full", k.name)
 		}
 	})
 	option("dir-cache-time", "dir-cache-time")

@@ -118,6 +118,7 @@ func TestWhatWasWrittenForOtherDriversIsMapped(t *testing.T) {
 		"rclone's read-only":              option("read-only", " --read-only", Attributes{ReadOnly: true}),
 		"rclone's cache of writes":        option("vfs-cache-mode", "--vfs-cache-mode writes", Attributes{}),
 		"rclone's cache of all":           option("vfs-cache-mode", "--vfs-cache-mode=full --vfs-cache-max-size 10G", ours(Option{"read-cache", "true", true}, Option{"cache-size", "10Gi", true})),
+		"rclone's cache of something":     refused(option("vfs-cache-mode", "--vfs-cache-mode=some", Attributes{}), "is not off"),
 		"rclone's cache of nothing":       ignored(option("vfs-cache-mode", "--vfs-cache-mode off", Attributes{}), "volume_context.options: vfs-cache-mode: writes always go through a cache on the node's disk"),
 		"rclone's dir-cache-time":         option("dir-cache-time", "--dir-cache-time 5m", ours(Option{"dir-cache-time", "5m", true})),
 		"rclone's vfs-write-back":         option("vfs-write-back", "--vfs-write-back 5s", ours(Option{"write-back", "5s", true})),
@@ -204,7 +205,7 @@ func TestWhatWasWrittenForOtherDriversIsMapped(t *testing.T) {
 }
 
 // written is a volume with one word of a row that has no code of its own.
-func written(row ForeignDoc) Given {
+func written(row ForeignDoc, value string) Given {
 	name := row.Name
 	if name == others {
 		name = "something-else"
@@ -212,13 +213,13 @@ func written(row ForeignDoc) Given {
 	g := Given{Handle: "bucket/path", FlagsField: flagsField}
 	switch row.Origin {
 	case OriginAWSAttribute:
-		g.Handle, g.Context = "s3-csi-driver-volume", map[string]string{"bucketName": "bucket", name: "hidden"}
+		g.Handle, g.Context = "s3-csi-driver-volume", map[string]string{"bucketName": "bucket", name: value}
 	case OriginAWSOption:
-		g.Handle, g.Context, g.Flags = "s3-csi-driver-volume", map[string]string{"bucketName": "bucket"}, []string{name + "=hidden"}
+		g.Handle, g.Context, g.Flags = "s3-csi-driver-volume", map[string]string{"bucketName": "bucket"}, []string{name + "=" + value}
 	case OriginRclone:
-		g.Context = map[string]string{"mounter": "rclone", "options": "--" + name + "=hidden"}
+		g.Context = map[string]string{"mounter": "rclone", "options": "--" + name + "=" + value}
 	case OriginOtherMounter:
-		g.Context = map[string]string{"options": "--" + name + " hidden"}
+		g.Context = map[string]string{"options": "--" + name + " " + value}
 	}
 	return g
 }
@@ -232,7 +233,11 @@ func TestEveryRowOfOtherDriversHasItsOutcome(t *testing.T) {
 			continue
 		}
 		t.Run(string(row.Origin)+" "+row.Name, func(t *testing.T) {
-			got, err := Read(written(row))
+			got, err := Read(written(row, "hidden"))
+			if row.Outcome == Same { // a switch that is always on, and cannot be turned off
+				wantInvalid(t, err, "", row.Here)
+				got, err = Read(written(row, "true"))
+			}
 			if row.Outcome == Refused {
 				wantInvalid(t, err, "", row.Here)
 				if strings.Contains(err.Error(), "hidden") && row.Name != "cacheEmptyDirMedium" {
@@ -311,6 +316,37 @@ func TestMountFlagsOfStaticVolumesAreReadInEverySpelling(t *testing.T) {
 	}
 	if got, err := withFlags("-l /var/log"); err != nil || len(got.Ignored) != 1 {
 		t.Errorf("-l reads as %+v, %v", got, err)
+	}
+}
+
+func TestMountFlags_AreReadAsMeantOrRefused(t *testing.T) {
+	for flag, want := range map[string]string{
+		`prefix "hello world/"`: "hello world/", `--prefix="hello world/"`: "hello world/", `prefix 'hello world'`: "hello world/", "prefix=o'brien/x": "o'brien/x/",
+		`prefix=a"b/`: `a"b/`, `prefix=""`: "", "prefix= a/": "a/", "  --prefix   a b/  ": "a b/",
+		`prefix="a/`: "-", `prefix=a/"`: "-", `prefix="a"/`: "-", `prefix "a" "b"`: "-", `prefix='"a"'`: "-", `prefix="'a"`: "-", `prefix=""a""`: "-", `prefix="`: "-", `"prefix a/"`: "-",
+		`prefix hello\ world/`: "-", `prefix="a\ b/"`: "-", "prefix =a/": "-", "prefix = a/": "-", "prefix a/,allow-delete": "-", "prefix=a/,region=x": "-", "allow-delete,prefix a/": "-",
+		"prefix a/ --allow-delete/": "a/ --allow-delete/", "prefix=..": "-", "prefix=a//b": "-", "prefix=/": "-", "prefix": "-", "Prefix=a/": "-",
+	} {
+		r, err := withFlags(flag)
+		if want == "-" {
+			wantInvalid(t, err, flagsField+"[0]")
+		} else if err != nil || r.ID.Prefix != want {
+			t.Errorf("%q reads as the prefix %q, %v", flag, r.ID.Prefix, err)
+		}
+	}
+	for flag, want := range map[string]Attributes{
+		`uid="1000"`: {UID: new(uint32(1000))}, `--gid '5'`: {GID: new(uint32(5))}, "cache": {Cache: true}, "cache=false": {}, `region "eu-west-1"`: {Region: "eu-west-1"}, "read-only=false": {},
+	} {
+		if r, err := withFlags(flag); err != nil || !reflect.DeepEqual(r.Attributes, want) {
+			t.Errorf("%q reads as %+v, %v", flag, r.Attributes, err)
+		}
+	}
+	for _, flag := range []string{
+		"allow-other=false", "--foreground false", "allow-other=", "cache=yes", "cache=no", "uid=1,uid=2", "uid 1 2", "uid=0x10", "uid=+1", "uid=01", "uid=-1", "uid=4294967295", "uid=1e3", "uid=",
+		"dir-mode=0o755", "dir-mode=1777", "dir-mode=rwx", "read-only=yes", "read-only=", "region=", "allow-delete,region x", "max-cache-size=5,debug\"", "UID=5", "u_id=5",
+	} {
+		_, err := withFlags(flag)
+		wantInvalid(t, err, flagsField+"[0]")
 	}
 }
 

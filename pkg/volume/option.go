@@ -80,14 +80,17 @@ func parseOption(flag string) (Option, error) {
 		end = len(text)
 	}
 	name, rest := text[:end], text[end:]
-	if !isOptionName(name) {
-		return Option{}, errors.New("does not start with an option name of a-z, 0-9 and inner dashes")
+	if err := checkOptionName(name); err != nil {
+		return Option{}, err
 	}
 	if rest == "" {
 		return Option{Name: name}, nil
 	}
-	separator, value := rest[0], rest[1:]
+	separator := rest[0]
+	value, err := unquote(rest[1:])
 	switch {
+	case err != nil:
+		return Option{}, err
 	case strings.Contains(value, " "):
 		return Option{}, errors.New("contains white space in its value or more than one space before it")
 	case separator == '=':
@@ -101,6 +104,22 @@ func parseOption(flag string) (Option, error) {
 		return Option{}, errors.New("looks like two options; list them one by one")
 	}
 	return Option{Name: name, Value: value, HasValue: true}, nil
+}
+
+// unquote removes the quotes around a value. No shell reads mount options, so any other way of quoting would become part of the value.
+func unquote(value string) (string, error) {
+	const quotes = "\"'"
+	bare := strings.Trim(value, quotes)
+	switch inner := len(value) - 2; {
+	case bare == value:
+	case inner >= 0 && value[0] == value[inner+1] && value[1:inner+1] == bare && strings.IndexByte(bare, value[0]) < 0:
+	default:
+		return "", errors.New("has quotes that do not surround its value; remove them")
+	}
+	if strings.Contains(bare, `\ `) {
+		return "", errors.New(`contains a backslash before a space; quotes around the value keep its spaces`)
+	}
+	return bare, nil
 }
 
 // checkOptionText refuses characters that are not allowed in an option. The caller checks spaces.
@@ -119,9 +138,15 @@ func checkOptionText(flag string) error {
 	return nil
 }
 
-// isOptionName reports whether s is [a-z][a-z0-9-]* without a dash at the end.
-func isOptionName(s string) bool {
-	return isName(s, 64) && 'a' <= s[0] && s[0] <= 'z'
+// checkOptionName refuses what is not [a-z][a-z0-9-]* without a dash at the end.
+func checkOptionName(s string) error {
+	switch {
+	case isName(s, 64) && 'a' <= s[0] && s[0] <= 'z':
+		return nil
+	case strings.Contains(s, ","):
+		return errors.New("contains a comma; list each option separately")
+	}
+	return errors.New("does not start with an option name of a-z, 0-9 and inner dashes")
 }
 
 // splitOptionList splits the mountOptions of parameters and contexts, one string, at its commas.

@@ -21,6 +21,10 @@ func TestParseMountOptionsReadsEachSpelling(t *testing.T) {
 		"a=-1":           {"a", "-1", true},
 		"a=x,y":          {"a", "x,y", true},
 		"a=größe":        {"a", "größe", true},
+		`a="b"`:          {"a", "b", true},
+		`--a 'b'`:        {"a", "b", true},
+		`a=""`:           {"a", "", true},
+		`a=b"c`:          {"a", `b"c`, true},
 		"vfs-cache":      {Name: "vfs-cache"},
 	} {
 		got, err := ParseMountOptions([]string{flag}, "f")
@@ -68,6 +72,12 @@ func TestParseMountOptionsRefusesWhatCouldHoldAnotherOption(t *testing.T) {
 		"no name after dashes":           "--=1000",
 		"slash":                          "/etc/passwd",
 		"comma in name":                  "rw,allow-other",
+		"quote before the value":         `a="b`,
+		"quote after the value":          `a=b"`,
+		"two quoted values":              `a="b""c"`,
+		"quotes in quotes":               `a='"b"'`,
+		"quoted space":                   `--a "b c"`,
+		"quoted option":                  `"allow-delete"`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := ParseMountOptions([]string{"read-only", flag}, "volume_capability.mount.mount_flags")
@@ -105,7 +115,7 @@ func FuzzParseMountOptions(f *testing.F) {
 			t.Fatalf("%q, %q read as %+v", a, b, options)
 		}
 		for _, o := range options {
-			if !isOptionName(o.Name) || strings.ContainsFunc(o.Value, func(r rune) bool { return unicode.IsSpace(r) || unicode.IsControl(r) }) {
+			if checkOptionName(o.Name) != nil || strings.ContainsFunc(o.Value, func(r rune) bool { return unicode.IsSpace(r) || unicode.IsControl(r) }) {
 				t.Fatalf("%q, %q read as %+v", a, b, options)
 			}
 			again, err := ParseMountOptions([]string{o.String()}, "f")
