@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -43,58 +44,43 @@ const (
 	keySessionDuration     = "sessionDuration"
 )
 
-// set parses one attribute and reports whether key is one. field names the key in errors.
-func (a *Attributes) set(key, value, field string) (handled bool, err error) {
-	switch key {
-	case keyClient:
-		a.Client, err = parseClient(value, field)
-	case keyCredentials:
-		a.Credentials, err = parseCredentials(value, field)
-	case keyUID:
-		a.UID, err = parseOwner(value, field)
-	case keyGID:
-		a.GID, err = parseOwner(value, field)
-	case keyDirMode:
-		a.DirMode, err = parseMode(value, field)
-	case keyFileMode:
-		a.FileMode, err = parseMode(value, field)
-	case keyReadOnly:
-		a.ReadOnly, err = parseBool(value, field)
-	case keyMountOptions:
-		a.MountOptions, err = ParseMountOptions(splitOptionList(value), field)
-	case keyExpectedBucketOwner:
-		a.ExpectedBucketOwner, err = parseAccount(value, field)
-	case keyRegion:
-		a.Region, err = parseRegion(value, field)
-	case keyMemoryLimit:
-		a.MemoryLimit, err = parseBytes(value, field, MinMemoryLimit, 0)
-	case keyCPUWeight:
-		a.CPUWeight, err = parseNumber(value, field, 1, MaxCPUWeight)
-	case keyTasksMax:
-		a.TasksMax, err = parseNumber(value, field, MinTasksMax, MaxTasksMax)
-	case keyCache:
-		a.Cache, err = parseBool(value, field)
-	case keyCacheSize:
-		a.CacheSize, err = parseBytes(value, field, MinCacheSize, MaxCacheSize)
-	case keyConsistency:
-		a.Consistency, err = parseConsistency(value, field)
-	case keySnapshot:
-		a.Snapshot, err = parseSnapshot(value, field)
-	case keyLinger:
-		a.Linger, err = parseLinger(value, field)
-	case keyUsage:
-		a.Usage, err = parseUsage(value, field)
-	case keyRoleARN:
-		a.RoleARN, err = parseRole(value, field)
-	case keyScope:
-		a.Scope, err = parseScope(value, field)
-	case keySessionDuration:
-		a.SessionDuration, err = parseSessionDuration(value, field)
-	default:
-		return false, nil
-	}
-	return true, err
+// codec parses and formats one setting in a P.
+type codec[P any] struct {
+	set func(p *P, value, field string) error // field names the setting in errors
+	get func(p *P) string                     // the form that set parses; "" if it is not set
 }
+
+// of is the codec of the field at. A nil format is for settings that are not part of the volume's context or digest.
+func of[P any, T comparable](at func(*P) *T, parse func(value, field string) (T, error), format func(T) string) codec[P] {
+	return codec[P]{
+		set: func(p *P, value, field string) (err error) {
+			*at(p), err = parse(value, field)
+			return err
+		},
+		get: func(p *P) string {
+			var unset T
+			if v := *at(p); format != nil && v != unset {
+				return format(v)
+			}
+			return ""
+		},
+	}
+}
+
+// oneOf is the codec of a text that is one of values.
+func oneOf[P any, T ~string](at func(*P) *T, values ...T) codec[P] {
+	return of(at, parseOneOf(values...), text)
+}
+
+func text[T ~string](v T) string { return string(v) }
+
+func yes(bool) string { return "true" }
+
+func number(n uint64) string { return strconv.FormatUint(n, 10) }
+
+func identity(id *uint32) string { return number(uint64(*id)) }
+
+func octal(mode *uint32) string { return fmt.Sprintf("%04o", *mode) }
 
 // check checks the attributes against each other. of is the prefix of their names in errors.
 func (a Attributes) check(of string) error {
@@ -107,52 +93,13 @@ func (a Attributes) check(of string) error {
 	return nil
 }
 
-// context returns the attributes that were set, in the form that set parses.
+// context returns the attributes that were set, in the form that Read parses.
 func (a Attributes) context() map[string]string {
 	context := map[string]string{}
-	put := func(key, value string) {
-		if value != "" {
-			context[key] = value
-		}
-	}
-	put(keyClient, a.Client)
-	put(keyCredentials, a.Credentials)
-	put(keyExpectedBucketOwner, a.ExpectedBucketOwner)
-	put(keyRegion, a.Region)
-	put(keyMountOptions, joinOptionList(a.MountOptions))
-	put(keyRoleARN, a.RoleARN)
-	put(keyScope, a.Scope)
-	put(keyConsistency, a.Consistency)
-	put(keySnapshot, a.Snapshot)
-	put(keyUsage, a.Usage.String())
-	for key, d := range map[string]time.Duration{keySessionDuration: a.SessionDuration, keyLinger: a.Linger} {
-		if d != 0 {
-			put(key, d.String())
-		}
-	}
-	for key, yes := range map[string]bool{keyReadOnly: a.ReadOnly, keyCache: a.Cache} {
-		if yes {
-			put(key, "true")
-		}
-	}
-	for key, bytes := range map[string]uint64{keyMemoryLimit: a.MemoryLimit, keyCacheSize: a.CacheSize} {
-		if bytes != 0 {
-			put(key, FormatQuantity(bytes))
-		}
-	}
-	for key, n := range map[string]uint64{keyCPUWeight: a.CPUWeight, keyTasksMax: a.TasksMax} {
-		if n != 0 {
-			put(key, strconv.FormatUint(n, 10))
-		}
-	}
-	for key, id := range map[string]*uint32{keyUID: a.UID, keyGID: a.GID} {
-		if id != nil {
-			put(key, strconv.FormatUint(uint64(*id), 10))
-		}
-	}
-	for key, mode := range map[string]*uint32{keyDirMode: a.DirMode, keyFileMode: a.FileMode} {
-		if mode != nil {
-			put(key, fmt.Sprintf("%04o", *mode))
+	p := Parameters{Node: a, Mutable: Mutable{Usage: a.Usage}}
+	for _, doc := range ParameterDocs() {
+		if value := doc.get(&p); value != "" && doc.Scope != ScopeClass {
+			context[doc.Name] = value
 		}
 	}
 	return context
@@ -165,12 +112,13 @@ func parseClient(value, field string) (string, error) {
 	return value, nil
 }
 
-func parseCredentials(value, field string) (string, error) {
-	switch value {
-	case credentials.SourceDriver, credentials.SourceSecret, credentials.SourceWorkload:
-		return value, nil
+func parseOneOf[T ~string](values ...T) func(value, field string) (T, error) {
+	return func(value, field string) (T, error) {
+		if slices.Contains(values, T(value)) {
+			return T(value), nil
+		}
+		return "", fault.Field(field, "%q must be one of %s", value, strings.ReplaceAll(strings.Trim(fmt.Sprint(values), "[]"), " ", ", "))
 	}
-	return "", fault.Field(field, "%q must be one of %s, %s, %s", value, credentials.SourceDriver, credentials.SourceSecret, credentials.SourceWorkload)
 }
 
 func parseRole(value, field string) (string, error) {
@@ -180,43 +128,30 @@ func parseRole(value, field string) (string, error) {
 	return value, nil
 }
 
-func parseScope(value, field string) (string, error) {
-	switch value {
-	case ScopeRequired, ScopeAuto, ScopeOff:
-		return value, nil
+// short is Duration.String without trailing zeros: "10m", not "10m0s".
+func short(d time.Duration) string {
+	s := d.String()
+	for _, zero := range []string{"m0s", "h0m"} {
+		if strings.HasSuffix(s, zero) {
+			s = s[:len(s)-2]
+		}
 	}
-	return "", fault.Field(field, "%q must be one of %s, %s, %s", value, ScopeRequired, ScopeAuto, ScopeOff)
+	return s
 }
 
-func parseConsistency(value, field string) (string, error) {
-	switch value {
-	case ConsistencyCloseToOpen, ConsistencyRelaxed:
-		return value, nil
+// parseDuration parses durations from least to most, of which example is one.
+func parseDuration(least, most time.Duration, example string) func(value, field string) (time.Duration, error) {
+	return func(value, field string) (time.Duration, error) {
+		d, err := time.ParseDuration(value)
+		if err != nil || d < least || d > most || d%time.Second != 0 {
+			return 0, fault.Field(field, "%q is not a duration of whole seconds from %s to %s, such as %s", value, short(least), short(most), example)
+		}
+		return d, nil
 	}
-	return "", fault.Field(field, "%q must be one of %s, %s", value, ConsistencyCloseToOpen, ConsistencyRelaxed)
 }
 
-// parseSessionDuration parses the duration of sessions. Services have limits of their own: AWS at least 15 minutes and at most
-// the role's maximum.
-func parseSessionDuration(value, field string) (time.Duration, error) {
-	d, err := time.ParseDuration(value)
-	if err != nil || d < MinSessionDuration || d > MaxSessionDuration || d%time.Second != 0 {
-		return 0, fault.Field(field, "%q is not a duration of whole seconds from 1s to 36h, such as 1h or 90m", value)
-	}
-	return d, nil
-}
-
-// parseLinger parses the time for which a mount outlives its last publication.
-func parseLinger(value, field string) (time.Duration, error) {
-	d, err := time.ParseDuration(value)
-	if err != nil || d < MinLinger || d > MaxLinger || d%time.Second != 0 {
-		return 0, fault.Field(field, "%q is not a duration of whole seconds from 1s to 24h, such as 10m", value)
-	}
-	return d, nil
-}
-
-// parseOwner parses a uid or gid. The highest number means "no id" to the kernel.
-func parseOwner(value, field string) (*uint32, error) {
+// ParseOwner parses a uid or gid. The highest number means "no id" to the kernel.
+func ParseOwner(value, field string) (*uint32, error) {
 	n, err := strconv.ParseUint(value, 10, 32)
 	if err != nil || strconv.FormatUint(n, 10) != value || n == 1<<32-1 {
 		return nil, fault.Field(field, "%q is not a whole number from 0 to 4294967294", value)
@@ -245,23 +180,27 @@ func parseBool(value, field string) (bool, error) {
 }
 
 // parseBytes parses an amount of bytes; most 0 is no bound.
-func parseBytes(value, field string, least, most uint64) (uint64, error) {
-	bytes, err := ParseQuantity(value)
-	if err == nil {
-		err = checkRange(bytes, least, most)
+func parseBytes[T int64 | uint64](least, most uint64) func(value, field string) (T, error) {
+	return func(value, field string) (T, error) {
+		bytes, err := ParseQuantity(value)
+		if err == nil {
+			err = checkRange(bytes, least, most)
+		}
+		if err != nil {
+			return 0, fault.Field(field, "%q %w", value, err)
+		}
+		return T(bytes), nil
 	}
-	if err != nil {
-		return 0, fault.Field(field, "%q %w", value, err)
-	}
-	return bytes, nil
 }
 
-func parseNumber(value, field string, least, most uint64) (uint64, error) {
-	n, err := strconv.ParseUint(value, 10, 64)
-	if err != nil || strconv.FormatUint(n, 10) != value || n < least || n > most {
-		return 0, fault.Field(field, "%q is not a whole number from %d to %d", value, least, most)
+func parseNumber[T int64 | uint64](least, most uint64) func(value, field string) (T, error) {
+	return func(value, field string) (T, error) {
+		n, err := strconv.ParseUint(value, 10, 64)
+		if err != nil || number(n) != value || n < least || n > most {
+			return 0, fault.Field(field, "%q is not a whole number from %d to %d", value, least, most)
+		}
+		return T(n), nil
 	}
-	return n, nil
 }
 
 func parseAccount(value, field string) (string, error) {

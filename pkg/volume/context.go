@@ -218,17 +218,18 @@ func (c *conversion) legacyPlace(handle string) (ID, error) {
 
 // attributes parses the remaining keys. more are options for the client that were converted from the context.
 func (c *conversion) attributes(more []Option) (Attributes, error) {
-	var a Attributes
+	var p Parameters
 	for _, key := range slices.Sorted(maps.Keys(c.given)) {
-		field := c.field(key)
-		handled, err := a.set(key, c.given[key], field)
-		if err != nil {
+		doc, known := parameter(key, ScopeContext)
+		if !known {
+			return Attributes{}, fault.Field(c.field(key), "is not a key of a volume context; %s", suggestion(key, ScopeContext))
+		}
+		if err := doc.set(&p, c.given[key], c.field(key)); err != nil {
 			return Attributes{}, err
 		}
-		if !handled {
-			return Attributes{}, fault.Field(field, "is not a key of a volume context; %s", suggestion(key, ScopeContext))
-		}
 	}
+	a := p.Node
+	a.Usage = p.Usage
 	if err := a.addOptions(more, "volume_context."); err != nil {
 		return Attributes{}, err
 	}

@@ -33,12 +33,11 @@ func ParseMutable(params map[string]string) (Mutable, error) {
 	}
 	var unknown, immutable []string
 	for _, key := range slices.Sorted(maps.Keys(given)) {
-		switch {
-		case mutable(key):
-		case knownIn(key, ScopeClass):
-			immutable = append(immutable, key)
-		default:
+		switch doc, known := parameter(key, ScopeClass); {
+		case !known:
 			unknown = append(unknown, key)
+		case !doc.Mutable:
+			immutable = append(immutable, key)
 		}
 	}
 	can := "those that can be changed are " + strings.Join(mutableNames(), ", ")
@@ -50,28 +49,14 @@ func ParseMutable(params map[string]string) (Mutable, error) {
 	case len(immutable) > 0:
 		return Mutable{}, fault.Field("mutable_parameters", "fixed at creation: %s; %s", strings.Join(immutable, ", "), can)
 	}
-	var m Mutable
+	var p Parameters
 	for _, key := range slices.Sorted(maps.Keys(given)) {
-		if _, err := m.set(key, given[key], "mutable_parameters."+key); err != nil {
+		doc, _ := parameter(key, ScopeClass)
+		if err := doc.set(&p, given[key], "mutable_parameters."+key); err != nil {
 			return Mutable{}, err
 		}
 	}
-	return m, nil
-}
-
-// set parses one setting and reports whether key is one. field names the key in errors.
-func (m *Mutable) set(key, value, field string) (handled bool, err error) {
-	switch key {
-	case keyOnDelete:
-		m.OnDelete, err = parseOnDelete(value, field)
-	case keyTags:
-		m.Tags, err = parseTags(value, field)
-	case keyUsage:
-		m.Usage, err = parseUsage(value, field)
-	default:
-		return false, nil
-	}
-	return true, err
+	return p.Mutable, nil
 }
 
 // mutableNames returns the parameters that can be changed after creation.
@@ -83,16 +68,6 @@ func mutableNames() []string {
 		}
 	}
 	return list
-}
-
-func mutable(name string) bool { return slices.Contains(mutableNames(), name) }
-
-func parseOnDelete(value, field string) (OnDelete, error) {
-	switch onDelete := OnDelete(value); onDelete {
-	case OnDeleteDelete, OnDeletePurge, OnDeleteRetain, OnDeleteRequireEmpty:
-		return onDelete, nil
-	}
-	return "", fault.Field(field, "%q must be one of %s, %s, %s, %s", value, OnDeleteDelete, OnDeletePurge, OnDeleteRetain, OnDeleteRequireEmpty)
 }
 
 // parseTags parses "key=value,key=value". The characters are those that every service accepts in tags.

@@ -41,7 +41,11 @@ func ParseParameters(params map[string]string, name string) (Parameters, error) 
 		return Parameters{}, err
 	}
 	for _, key := range slices.Sorted(maps.Keys(given)) {
-		if err := p.set(key, given[key], c.field(key)); err != nil {
+		doc, known := parameter(key, ScopeClass)
+		if !known {
+			return Parameters{}, fault.Field(c.field(key), "is not a parameter of volumes (in Kubernetes: of a StorageClass); %s", suggestion(key, ScopeClass))
+		}
+		if err := doc.set(&p, given[key], c.field(key)); err != nil {
 			return Parameters{}, err
 		}
 	}
@@ -49,7 +53,7 @@ func ParseParameters(params map[string]string, name string) (Parameters, error) 
 		return Parameters{}, err
 	}
 	p.Claims, p.Ignored = c.claims, c.ignored
-	p.ExpectedBucketOwner, p.Node.Usage = p.Node.ExpectedBucketOwner, p.Usage
+	p.Node.Usage = p.Usage
 	if err := p.Node.check("parameters"); err != nil {
 		return Parameters{}, err
 	}
@@ -78,68 +82,44 @@ func checkName(name string) error {
 	return nil
 }
 
-// set parses one parameter, except for the base prefix, which place parses.
-func (p *Parameters) set(key, value, field string) (err error) {
-	if !knownIn(key, ScopeClass) {
-		return fault.Field(field, "is not a parameter of volumes (in Kubernetes: of a StorageClass); %s", suggestion(key, ScopeClass))
+func parseBackend(value, field string) (string, error) {
+	if err := checkBackendName(value); err != nil {
+		return "", fault.Field(field, "%w", err)
 	}
-	switch key {
-	case keyBackend:
-		if err := checkBackendName(value); err != nil {
-			return fault.Field(field, "%w", err)
-		}
-		p.Backend = value
-	case keyBucketName:
-		if value == "" {
-			return fault.Field(field, "is empty; remove it to give each volume its own bucket")
-		}
-		if _, err := bucketKind(value); err != nil {
-			return fault.Field(field, "%q %w", value, err)
-		}
-		p.BucketName = value
-	case keyBucketNamePrefix:
-		if err := checkBucketNamePrefix(value, field); err != nil {
-			return err
-		}
-		p.BucketNamePrefix = value
-	case keySnapshotAccess:
-		if value != SnapshotAccessCopy && value != SnapshotAccessDirect {
-			return fault.Field(field, "%q must be %s or %s", value, SnapshotAccessCopy, SnapshotAccessDirect)
-		}
-		p.SnapshotAccess = value
-	case keyMaxObjects:
-		p.MaxObjects, err = parseMaxObjects(value, field)
-	case keyMaxBytes:
-		p.MaxBytes, err = parseMaxBytes(value, field)
-	case keyPrefix:
-	default:
-		handled, err := p.Mutable.set(key, value, field)
-		if !handled {
-			_, err = p.Node.set(key, value, field)
-		}
-		return err
-	}
-	return err
+	return value, nil
 }
 
-func checkBucketNamePrefix(value, field string) error {
+func parseBucket(value, field string) (string, error) {
+	if value == "" {
+		return "", fault.Field(field, "is empty; name a bucket or remove it")
+	}
+	if _, err := bucketKind(value); err != nil {
+		return "", fault.Field(field, "%q %w", value, err)
+	}
+	return value, nil
+}
+
+// parseBase does not expand the base prefix, which place does.
+func parseBase(value, _ string) (string, error) { return value, nil }
+
+func parseBucketNamePrefix(value, field string) (string, error) {
 	for i := range len(value) {
 		if !isLower(value[i]) && value[i] != '-' {
-			return fault.Field(field, `%q may contain only a-z, 0-9 and "-"`, value)
+			return "", fault.Field(field, `%q may contain only a-z, 0-9 and "-"`, value)
 		}
 	}
 	if strings.HasPrefix(value, "-") {
-		return fault.Field(field, "%q starts with a dash", value)
+		return "", fault.Field(field, "%q starts with a dash", value)
 	}
 	if over := len(value) - maxBucketNamePrefix; over > 0 {
-		return fault.Field(field, "is too long by %d bytes, the maximum is %d", over, maxBucketNamePrefix)
+		return "", fault.Field(field, "is too long by %d bytes, the maximum is %d", over, maxBucketNamePrefix)
 	}
 	for _, reserved := range []string{"xn--", "sthree-", "amzn-s3-demo-"} {
 		if strings.HasPrefix(value, reserved) {
-			return fault.Field(field, "%q starts with %q, which Amazon S3 reserves", value, reserved)
+			return "", fault.Field(field, "%q starts with %q, which Amazon S3 reserves", value, reserved)
 		}
 	}
-	return nil
+	return value, nil
 }
 
 // place checks the combination of bucket and prefix parameters, and expands the base prefix.
@@ -211,19 +191,11 @@ func (p Parameters) ID(name string, generation int) ID {
 // Digest returns a versioned hash of the parameters that define the volume, with templates expanded. Equivalent spellings ("0755" and "755",
 // an explicit or omitted default) have the same digest.
 func (p Parameters) Digest() string {
-	given := p.Context()
-	for key, value := range map[string]string{
-		keyBackend:             p.Backend,
-		keyBucketName:          p.BucketName,
-		keyBucketNamePrefix:    p.BucketNamePrefix,
-		keyPrefix:              p.Prefix,
-		keyOnDelete:            string(p.OnDelete),
-		keyTags:                formatTags(p.Tags),
-		keyExpectedBucketOwner: p.ExpectedBucketOwner,
-	} {
+	given := map[string]string{}
+	for _, doc := range ParameterDocs() {
 		// Unset parameters are omitted, so that parameters of later versions do not change existing digests.
-		if value != "" {
-			given[key] = value
+		if value := doc.get(&p); value != "" {
+			given[doc.Name] = value
 		}
 	}
 	if content := p.Content.String(); content != "" {

@@ -65,7 +65,7 @@ func TestParseParametersReadsEveryParameter(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := Parameters{
-		Backend: "minio", BucketName: "shared", Prefix: "volumes/", Mutable: Mutable{OnDelete: OnDeleteRetain, Usage: Usage(6 * time.Hour)}, ExpectedBucketOwner: "111122223333",
+		Backend: "minio", BucketName: "shared", Prefix: "volumes/", Mutable: Mutable{OnDelete: OnDeleteRetain, Usage: Usage(6 * time.Hour)},
 		MaxObjects: 7, MaxBytes: 2 << 30, SnapshotAccess: SnapshotAccessDirect,
 		Node: Attributes{
 			Client: "rclone", Credentials: "secret", UID: new(uint32(1000)), GID: new(uint32(0)), DirMode: new(uint32(0o750)), FileMode: new(uint32(0o640)),

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -167,17 +168,26 @@ const (
 )
 
 // SnapshotParameterDoc is one row of the table of parameters of a VolumeSnapshotClass.
-type SnapshotParameterDoc struct{ Name, Default, Meaning string }
+type SnapshotParameterDoc struct {
+	Name, Default, Meaning string
+	codec[SnapshotParameters]
+}
 
 // SnapshotParameterDocs returns the table of all parameters of a VolumeSnapshotClass, in the order of the documentation.
 func SnapshotParameterDocs() []SnapshotParameterDoc {
 	return []SnapshotParameterDoc{
-		{keyBucketName, "the source's bucket; required if the source has its own bucket", "The bucket in which snapshots are stored. On the source's backend; the driver's credentials must reach both."},
-		{keyConsistency, "`object`", "[`object`](snapshots.md#what-a-snapshot-of-a-volume-in-use-promises): each object is whole, and existed at some time between the start and the end of the copy. [`time`](snapshots.md#a-snapshot-of-one-time): all objects are as they were at one time; the bucket must have versioning."},
-		{keyMaxObjects, "`100000`", "Maximum number of objects of a snapshot. A larger source is refused."},
-		{keyMaxBytes, "`1Ti`", "Maximum size of a snapshot, in bytes: `500Gi`."},
-		{keyOnDelete, "`delete`", "What DeleteSnapshot does with the data: `delete`, `purge` or `retain`, as for volumes."},
-		{keyStaticVolumes, "`false`", "`true` allows snapshots of [static volumes](snapshots.md#snapshots-of-static-volumes)."},
+		{keyBucketName, "the source's bucket; required if the source has its own bucket", "The bucket in which snapshots are stored. On the source's backend; the driver's credentials must reach both.",
+			of(func(p *SnapshotParameters) *string { return &p.BucketName }, parseBucket, nil)},
+		{keyConsistency, "`object`", "[`object`](snapshots.md#what-a-snapshot-of-a-volume-in-use-promises): each object is whole, and existed at some time between the start and the end of the copy. [`time`](snapshots.md#a-snapshot-of-one-time): all objects are as they were at one time; the bucket must have versioning.",
+			oneOf(func(p *SnapshotParameters) *string { return &p.Consistency }, SnapshotObject, SnapshotTime)},
+		{keyMaxObjects, "`100000`", "Maximum number of objects of a snapshot. A larger source is refused.",
+			of(func(p *SnapshotParameters) *int64 { return &p.MaxObjects }, parseNumber[int64](1, math.MaxInt64), nil)},
+		{keyMaxBytes, "`1Ti`", "Maximum size of a snapshot, in bytes: `500Gi`.",
+			of(func(p *SnapshotParameters) *int64 { return &p.MaxBytes }, parseBytes[int64](1, 1<<62), nil)},
+		{keyOnDelete, "`delete`", "What DeleteSnapshot does with the data: `delete`, `purge` or `retain`, as for volumes.",
+			oneOf(func(p *SnapshotParameters) *OnDelete { return &p.OnDelete }, OnDeleteDelete, OnDeletePurge, OnDeleteRetain)},
+		{keyStaticVolumes, "`false`", "`true` allows snapshots of [static volumes](snapshots.md#snapshots-of-static-volumes).",
+			of(func(p *SnapshotParameters) *bool { return &p.StaticVolumes }, parseBool, nil)},
 	}
 }
 
@@ -188,66 +198,26 @@ func ParseSnapshotParameters(params map[string]string) (SnapshotParameters, erro
 	if mapSize(params) > maxMap {
 		return p, fault.Field("parameters", "have more than %d bytes", maxMap)
 	}
-	var known []string
+	known := map[string]SnapshotParameterDoc{}
 	for _, doc := range SnapshotParameterDocs() {
-		known = append(known, doc.Name)
+		known[doc.Name] = doc
 	}
 	for _, key := range slices.Sorted(maps.Keys(params)) {
 		if strings.HasPrefix(key, metadataPrefix) {
 			continue
 		}
 		field := "parameters." + key
-		if !slices.Contains(known, key) {
-			nearest, _ := Nearest(key, known)
-			return p, fault.Field(field, "is not a parameter of a VolumeSnapshotClass; the nearest is %s (all: %s)", nearest, strings.Join(known, ", "))
+		doc, ok := known[key]
+		if !ok {
+			names := slices.Sorted(maps.Keys(known))
+			nearest, _ := Nearest(key, names)
+			return p, fault.Field(field, "is not a parameter of a VolumeSnapshotClass; the nearest is %s (all: %s)", nearest, strings.Join(names, ", "))
 		}
-		if err := p.set(key, params[key], field); err != nil {
+		if err := doc.set(&p, params[key], field); err != nil {
 			return p, err
 		}
 	}
 	return p, nil
-}
-
-func (p *SnapshotParameters) set(key, value, field string) (err error) {
-	switch key {
-	case keyBucketName:
-		if _, err := bucketKind(value); err != nil {
-			return fault.Field(field, "%q %w", value, err)
-		}
-		p.BucketName = value
-	case keyConsistency:
-		if value != SnapshotObject && value != SnapshotTime {
-			return fault.Field(field, "%q must be %s or %s", value, SnapshotObject, SnapshotTime)
-		}
-		p.Consistency = value
-	case keyOnDelete:
-		switch onDelete := OnDelete(value); onDelete {
-		case OnDeleteDelete, OnDeletePurge, OnDeleteRetain:
-			p.OnDelete = onDelete
-		default:
-			return fault.Field(field, "%q must be one of %s, %s, %s", value, OnDeleteDelete, OnDeletePurge, OnDeleteRetain)
-		}
-	case keyStaticVolumes:
-		p.StaticVolumes, err = parseBool(value, field)
-	case keyMaxObjects:
-		p.MaxObjects, err = parseMaxObjects(value, field)
-	case keyMaxBytes:
-		p.MaxBytes, err = parseMaxBytes(value, field)
-	}
-	return err
-}
-
-func parseMaxObjects(value, field string) (int64, error) {
-	n, err := strconv.ParseInt(value, 10, 64)
-	if err != nil || n < 1 || strconv.FormatInt(n, 10) != value {
-		return 0, fault.Field(field, "%q is not a positive number", value)
-	}
-	return n, nil
-}
-
-func parseMaxBytes(value, field string) (int64, error) {
-	n, err := parseBytes(value, field, 1, 1<<62)
-	return int64(n), err
 }
 
 // ID returns the snapshot's id.

@@ -1,10 +1,6 @@
 package volume
 
-import (
-	"time"
-
-	"github.com/s3-csi/s3-csi-driver/pkg/fault"
-)
+import "time"
 
 // Usage is how often the usage of a volume is measured. 0: it was not asked for, and no modification can change that, because nodes read
 // the settings of the other volumes only.
@@ -42,9 +38,6 @@ func parseUsage(value, field string) (Usage, error) {
 	if value == usageOff {
 		return UsageOff, nil
 	}
-	d, err := time.ParseDuration(value)
-	if err != nil || d < MinUsage || d > MaxUsage || d%time.Second != 0 {
-		return 0, fault.Field(field, "%q is neither off nor a duration of whole seconds from 10m to 168h, such as 6h", value)
-	}
-	return Usage(d), nil
+	d, err := parseDuration(MinUsage, MaxUsage, "6h, or off")(value, field)
+	return Usage(d), err
 }

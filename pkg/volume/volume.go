@@ -68,7 +68,6 @@ type Parameters struct {
 	BucketNamePrefix string // only without BucketName
 	Prefix           string // base prefix, expanded; "" or ends in "/"
 	Mutable
-	ExpectedBucketOwner string // AWS account id; "" is the caller's own
 	// CapacityBytes is the requested size, which is not a parameter; 0 is no size. It is part of the digest, because requests for one name
 	// with different sizes are for different volumes.
 	CapacityBytes int64

@@ -34,7 +34,7 @@ const (
 //  4. finish the proof; if it fails, remove the bucket that this call created
 func (c *Creator) createBucket(ctx context.Context, be backend.Backend, who identity.Identity, keys credentials.Keys, r Request) (volume.ID, error) {
 	id := r.Parameters.ID(r.Name, 1)
-	v := bucketCreation{Creator: c, be: be, keys: keys, bucket: id.Bucket, owner: r.Parameters.ExpectedBucketOwner, want: records.NewTags(c.Records.Owner, r.Name, id, r.Parameters)}
+	v := bucketCreation{Creator: c, be: be, keys: keys, bucket: id.Bucket, owner: r.Parameters.Node.ExpectedBucketOwner, want: records.NewTags(c.Records.Owner, r.Name, id, r.Parameters)}
 	v.proof, v.refused = c.Proofs.Bucket(ctx, be, who, id.Bucket, r.Parameters)
 	release, err := c.Opener.Lock(ctx, be, id.Bucket)
 	if err != nil {
@@ -43,7 +43,7 @@ func (c *Creator) createBucket(ctx context.Context, be backend.Backend, who iden
 	defer release()
 	// Another process may have created or removed the bucket a moment ago.
 	c.Opener.Invalidate(be, id.Bucket)
-	b, err := c.Opener.Open(ctx, be, keys, id.Bucket, r.Parameters.ExpectedBucketOwner)
+	b, err := c.Opener.Open(ctx, be, keys, id.Bucket, r.Parameters.Node.ExpectedBucketOwner)
 	switch {
 	case err == nil:
 		if err = v.found(ctx, b); err == nil {

@@ -37,7 +37,7 @@ func (c *Creator) createPrefix(ctx context.Context, be backend.Backend, who iden
 // prepareBucket makes the checks and reservations that are needed once per bucket and base prefix.
 func (c *Creator) prepareBucket(ctx context.Context, be backend.Backend, who identity.Identity, keys credentials.Keys, r Request) (buckets.Bucket, error) {
 	params := r.Parameters
-	b, err := c.Opener.Open(ctx, be, keys, params.BucketName, params.ExpectedBucketOwner)
+	b, err := c.Opener.Open(ctx, be, keys, params.BucketName, params.Node.ExpectedBucketOwner)
 	if err != nil {
 		if fault.Is(err, fault.NotFound) {
 			err = fault.Errorf(fault.Precondition, "parameters.bucketName: bucket %s must exist: %w", params.BucketName, err)
@@ -62,7 +62,7 @@ func (c *Creator) prepareBucket(ctx context.Context, be backend.Backend, who ide
 // checkDeletable refuses volumes that DeleteVolume could not delete according to onDelete.
 func (c *Creator) checkDeletable(ctx context.Context, b buckets.Bucket, params volume.Parameters) error {
 	// DeleteVolume does not get the parameters. It expects the backend's owner.
-	if params.ExpectedBucketOwner != "" && params.ExpectedBucketOwner != b.Backend.ExpectedBucketOwner {
+	if params.Node.ExpectedBucketOwner != "" && params.Node.ExpectedBucketOwner != b.Backend.ExpectedBucketOwner {
 		if _, err := c.Service.Validate(ctx, b.Backend, b.Keys, params.BucketName, ""); err != nil {
 			if fault.Is(err, fault.Denied) {
 				return fault.Errorf(fault.Precondition, "parameters.expectedBucketOwner: the volume could be created but not deleted, because DeleteVolume does not get this parameter: set expectedBucketOwner on %s: %w", b.Backend, err)
