@@ -138,9 +138,6 @@ func (c *Controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequ
 
 func (c *Controller) parseCreate(req *csi.CreateVolumeRequest) (NewVolume, error) {
 	v := NewVolume{Name: req.GetName(), Namespace: req.GetParameters()[claimNamespaceKey]}
-	if err := checkName(v.Name); err != nil {
-		return v, err
-	}
 	if err := checkCapabilities(req.GetVolumeCapabilities()); err != nil {
 		return v, err
 	}

@@ -1,7 +1,6 @@
 package driver
 
 import (
-	"strconv"
 	"strings"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -88,12 +87,9 @@ func (p *publication) readCapability(c *csi.VolumeCapability, readOnly bool) (fl
 		return nil, err
 	}
 	if group := c.GetMount().GetVolumeMountGroup(); group != "" {
-		gid, err := strconv.ParseUint(group, 10, 32)
-		if err != nil || gid == 1<<32-1 {
-			return nil, fault.Field(capabilityField+".mount.volume_mount_group", "%q is not a group id", group)
+		if p.MountGroup, err = volume.ParseOwner(group, capabilityField+".mount.volume_mount_group"); err != nil {
+			return nil, err
 		}
-		id := uint32(gid)
-		p.MountGroup = &id
 	}
 	return flags, nil
 }

@@ -29,22 +29,6 @@ const (
 	tokensKey      = metadataPrefix + "serviceAccount.tokens"
 )
 
-// checkName checks a volume's name against the CSI specification of CreateVolumeRequest.name.
-func checkName(name string) error {
-	if name == "" {
-		return fault.Field("name", "is missing")
-	}
-	if len(name) > maxString {
-		return fault.Field("name", "has %d bytes, the maximum is %d", len(name), maxString)
-	}
-	for _, r := range name {
-		if r <= 0x08 || r == 0x0b || r == 0x0c || r >= 0x0e && r <= 0x1f || r >= 0x7f && r <= 0x9f {
-			return fault.Field("name", "%q contains a control character", name)
-		}
-	}
-	return nil
-}
-
 func checkVolumeID(id string) error {
 	if id == "" {
 		return fault.Field("volume_id", "is missing")

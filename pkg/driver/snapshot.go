@@ -73,7 +73,7 @@ func (c *Controller) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshot
 
 func (c *Controller) parseSnapshot(req *csi.CreateSnapshotRequest) (s NewSnapshot, err error) {
 	s.Name, s.Namespace = req.GetName(), req.GetParameters()[snapshotNamespaceKey]
-	if err := checkName(s.Name); err != nil {
+	if err := volume.CheckName(s.Name); err != nil {
 		return s, err
 	}
 	handle := req.GetSourceVolumeId()

@@ -1,6 +1,7 @@
 package volume
 
 import (
+	"errors"
 	"maps"
 	"slices"
 	"strings"
@@ -9,9 +10,11 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
-// ignored reports whether the container orchestrator adds the key to volume contexts. Such keys are not about the volume.
-func ignored(key string) bool {
-	return strings.HasPrefix(key, metadataPrefix) || key == "storage.kubernetes.io/csiProvisionerIdentity"
+// orchestrated reports whether the container orchestrator adds the key to contexts and parameters. Such keys are not about the volume. The names
+// of secrets are not among them: the provisioner removes them from parameters, so here no secret would be read.
+func orchestrated(key string) bool {
+	return strings.HasPrefix(key, metadataPrefix) && !strings.HasSuffix(key, "-secret-name") && !strings.HasSuffix(key, "-secret-namespace") ||
+		key == "storage.kubernetes.io/csiProvisionerIdentity"
 }
 
 // Given is a volume in a request to a node.
@@ -49,7 +52,7 @@ func Read(g Given) (Reading, error) {
 		return Reading{}, err
 	}
 	given := maps.Clone(g.Context)
-	maps.DeleteFunc(given, func(key, _ string) bool { return ignored(key) })
+	maps.DeleteFunc(given, func(key, _ string) bool { return orchestrated(key) })
 	if mapSize(given) > maxMap {
 		return Reading{}, fault.Field("volume_context", "has more than %d bytes", maxMap)
 	}
@@ -170,7 +173,7 @@ func (c *conversion) staticPlace() (ID, error) {
 		return ID{}, fault.Field(c.field(keyBucketName), "%q %w", id.Bucket, err)
 	}
 	if id.Prefix != "" {
-		if err := checkPrefix(id.Prefix); err != nil {
+		if err := errors.Join(checkQuotes(c.given[keyPrefix]), checkPrefix(id.Prefix)); err != nil {
 			return ID{}, fault.Field(c.field(keyPrefix), "%q %w", c.given[keyPrefix], err)
 		}
 	}

@@ -129,6 +129,9 @@ func parameter(name string, scope Scope) (doc ParameterDoc, ok bool) {
 
 // suggestion returns the most similar parameter and a list of all.
 func suggestion(name string, scope Scope) string {
+	if strings.HasPrefix(name, metadataPrefix) {
+		return "the provisioner reads it in a class; a PersistentVolume names its secret in nodePublishSecretRef"
+	}
 	meant := map[string]string{
 		"authenticationSource": keyCredentials,
 		"role":                 keyRoleARN,

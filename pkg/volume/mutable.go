@@ -27,7 +27,7 @@ type Mutable struct {
 // name every key that is unknown or immutable.
 func ParseMutable(params map[string]string) (Mutable, error) {
 	given := maps.Clone(params)
-	maps.DeleteFunc(given, func(key, _ string) bool { return strings.HasPrefix(key, metadataPrefix) })
+	maps.DeleteFunc(given, func(key, _ string) bool { return orchestrated(key) })
 	if mapSize(given) > maxMap {
 		return Mutable{}, fault.Field("mutable_parameters", "have more than %d bytes", maxMap)
 	}

@@ -26,12 +26,12 @@ const (
 // metadata. Every other key must be in the table ParameterDocs, or be one of k8s-csi-s3 in the table ForeignDocs. Volume ids of the result
 // are valid for every generation. Errors are Invalid and name the field.
 func ParseParameters(params map[string]string, name string) (Parameters, error) {
-	if err := checkName(name); err != nil {
+	if err := CheckName(name); err != nil {
 		return Parameters{}, err
 	}
 	p := Parameters{Backend: DefaultBackend, Mutable: Mutable{OnDelete: OnDeleteDelete}, MaxObjects: DefaultMaxObjects, MaxBytes: DefaultMaxBytes}
 	given := maps.Clone(params)
-	maps.DeleteFunc(given, func(key, _ string) bool { return strings.HasPrefix(key, metadataPrefix) })
+	maps.DeleteFunc(given, func(key, _ string) bool { return orchestrated(key) })
 	if mapSize(given) > maxMap {
 		return Parameters{}, fault.Field("parameters", "have more than %d bytes", maxMap)
 	}
@@ -66,9 +66,9 @@ func ParseParameters(params map[string]string, name string) (Parameters, error) 
 	return p, nil
 }
 
-// checkName refuses what the CSI specification does not allow in a volume's name: control characters other than common white
+// CheckName refuses what the CSI specification does not allow in the name of a volume or snapshot: control characters other than common white
 // space.
-func checkName(name string) error {
+func CheckName(name string) error {
 	switch {
 	case name == "":
 		return fault.Field("name", "is missing")

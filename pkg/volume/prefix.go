@@ -20,6 +20,8 @@ func checkPrefix(prefix string) error {
 		return errors.New(`starts with "/"`)
 	case strings.Contains(prefix, "//"):
 		return errors.New(`contains "//"`)
+	case len(prefix) >= maxKey:
+		return fmt.Errorf("has %d bytes, which leaves no room for names in keys of %d", len(prefix), maxKey)
 	case strings.HasPrefix(prefix, RecordPrefix):
 		return fmt.Errorf("starts with %q, where the driver keeps its records", RecordPrefix)
 	}
@@ -32,6 +34,17 @@ func checkPrefix(prefix string) error {
 		if segment == "." || segment == ".." {
 			return fmt.Errorf("contains the path segment %q", segment)
 		}
+	}
+	return nil
+}
+
+// maxKey is the maximum length of an object's key, in bytes (Amazon S3 User Guide, "Naming Amazon S3 objects").
+const maxKey = 1024
+
+// checkQuotes refuses a prefix in quotes, which were meant for YAML or a shell.
+func checkQuotes(prefix string) error {
+	if bare := strings.Trim(prefix, "\"'"); len(prefix) > len(bare)+1 && prefix[0] == prefix[len(prefix)-1] {
+		return errors.New(`begins and ends with a quote; remove the quotes, or end it with "/" if they are part of the keys`)
 	}
 	return nil
 }
@@ -114,6 +127,9 @@ func expandBase(prefix string, params map[string]string, budget int) (base strin
 	}
 	if strings.TrimSpace(prefix) != prefix {
 		return "", 0, errors.New("starts or ends with white space")
+	}
+	if err := checkQuotes(prefix); err != nil {
+		return "", 0, err
 	}
 	pieces, err := splitTemplate(prefix, params)
 	if err != nil {

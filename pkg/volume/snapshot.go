@@ -203,7 +203,7 @@ func ParseSnapshotParameters(params map[string]string) (SnapshotParameters, erro
 		known[doc.Name] = doc
 	}
 	for _, key := range slices.Sorted(maps.Keys(params)) {
-		if strings.HasPrefix(key, metadataPrefix) {
+		if orchestrated(key) {
 			continue
 		}
 		field := "parameters." + key
