@@ -55,22 +55,41 @@ func (c Client) CheckAll(places ...Given) error {
 	return nil
 }
 
-// CheckVolume refuses attributes that the client cannot honour. prefix is the volume's, group the one of the publication or nil, and field
-// the place of the attributes. The error is Invalid and names what is wrong.
-func (c Client) CheckVolume(prefix string, a volume.Attributes, group *uint32, field string) error {
+// Volume is what a client is asked to serve. Place is that of the attributes in errors.
+type Volume struct {
+	Place      string
+	Prefix     string
+	Attributes volume.Attributes
+	Group      *uint32 // of the publication (VOLUME_MOUNT_GROUP), or nil
+	Options    []Given
+}
+
+// CheckVolume refuses a volume with options or attributes that the client cannot honour. The error is Invalid and names what is wrong.
+func (c Client) CheckVolume(v Volume) error {
+	if err := c.CheckAll(v.Options...); err != nil {
+		return err
+	}
+	a := v.Attributes
 	set := map[string]bool{
-		"prefix": prefix != "", "uid": a.UID != nil, "gid": a.GID != nil || group != nil, "dirMode": a.DirMode != nil, "fileMode": a.FileMode != nil,
+		"prefix": v.Prefix != "", "uid": a.UID != nil, "gid": a.GID != nil || v.Group != nil, "dirMode": a.DirMode != nil, "fileMode": a.FileMode != nil,
 		"cache": a.Cache, "cacheSize": a.CacheSize != 0,
 	}
 	for _, name := range c.ignores {
 		if set[name] {
-			return fault.Field(field+"."+name, "client %s cannot honour it, because its declaration in the driver's config file has no argument for it; use another client", c.Name)
+			return fault.Field(v.Place+"."+name, "client %s cannot honour it, because its declaration in the driver's config file has no argument for it; use another client", c.Name)
 		}
 	}
-	if a.GID == nil && group != nil && *group < c.MinOwner {
-		return fault.Field("volume_capability.mount.volume_mount_group", "client %s does not support group %d (in Kubernetes: the pod's fsGroup); set gid of the volume, or use another client", c.Name, *group)
+	if a.GID == nil && v.Group != nil && *v.Group < c.MinOwner {
+		return fault.Field("volume_capability.mount.volume_mount_group", "client %s does not support group %d (in Kubernetes: the pod's fsGroup); set gid of the volume, or use another client", c.Name, *v.Group)
 	}
-	return c.CheckOwner(a.UID, a.GID, field)
+	if err := c.CheckOwner(a.UID, a.GID, v.Place); err != nil {
+		return err
+	}
+	var options []volume.Option
+	for _, place := range v.Options {
+		options = append(options, place.Options...)
+	}
+	return c.CheckLimits(a, options, v.Place)
 }
 
 // CheckOwner refuses a uid or gid that the client does not support as owner of files; nil is unset. The error is Invalid and names

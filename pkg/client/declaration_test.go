@@ -119,15 +119,15 @@ func TestDeclaredClient_RefusesAttributesWithoutAnArgument(t *testing.T) {
 			var prefix string
 			var a volume.Attributes
 			change(&prefix, &a)
-			f, err := (*fault.Error)(nil), c.CheckVolume(prefix, a, nil, "volume_context")
+			f, err := (*fault.Error)(nil), c.CheckVolume(Volume{Place: "volume_context", Prefix: prefix, Attributes: a})
 			if refused := errors.As(err, &f) && f.Kind == fault.Invalid && f.Field == "volume_context."+name; refused == complete || complete && err != nil {
 				t.Errorf("%s, with all arguments %t: %v", name, complete, err)
 			}
 		}
-		if err := c.CheckVolume("", volume.Attributes{}, &one, "volume_context"); (err == nil) != complete {
+		if err := c.CheckVolume(Volume{Group: &one}); (err == nil) != complete {
 			t.Errorf("a group, with all arguments %t: %v", complete, err)
 		}
-		if err := c.CheckVolume("", volume.Attributes{}, nil, "volume_context"); err != nil {
+		if err := c.CheckVolume(Volume{}); err != nil {
 			t.Errorf("nothing set: %v", err)
 		}
 	}

@@ -218,13 +218,8 @@ func (c *Controller) checkClientOptions(place volume.ID, a volume.Attributes, ca
 		if named == nil {
 			continue
 		}
-		if err := named.CheckAll(client.Given{Field: "parameters.mountOptions", Options: a.MountOptions}, client.Given{Field: field, Options: options}); err != nil {
-			return err
-		}
-		if err := named.CheckVolume(place.Prefix, a, nil, "parameters"); err != nil {
-			return err
-		}
-		if err := named.CheckLimits(a, slices.Concat(a.MountOptions, options), "parameters"); err != nil {
+		given := []client.Given{{Field: "parameters.mountOptions", Options: a.MountOptions}, {Field: field, Options: options}}
+		if err := named.CheckVolume(client.Volume{Place: "parameters", Prefix: place.Prefix, Attributes: a, Options: given}); err != nil {
 			return err
 		}
 	}
@@ -347,13 +342,7 @@ func (c *Controller) checkOptions(r volume.Reading, field string) error {
 	if err != nil || named == nil {
 		return err
 	}
-	if err := named.Check(r.Options, field); err != nil {
-		return err
-	}
-	if err := named.CheckVolume(r.ID.Prefix, r.Attributes, nil, "volume_context"); err != nil {
-		return err
-	}
-	return named.CheckLimits(r.Attributes, r.Options, "volume_context")
+	return named.CheckVolume(client.Volume{Place: "volume_context", Prefix: r.ID.Prefix, Attributes: r.Attributes, Options: []client.Given{{Field: field, Options: r.Options}}})
 }
 
 // namesNoPlace reports whether an error of volume.Read means that neither the handle nor the context names a bucket.

@@ -216,13 +216,8 @@ func (p *Publisher) checkClient(r mount.Request) error {
 	if err != nil {
 		return fault.Field("volume_context.client", "%w", err)
 	}
-	if err := cl.Check(r.Options, "mountOptions"); err != nil {
-		return err
-	}
-	if err := cl.CheckVolume(r.Volume.Prefix, r.Attributes, r.MountGroup, "volume_context"); err != nil {
-		return err
-	}
-	if err := cl.CheckLimits(r.Attributes, r.Options, "volume_context"); err != nil {
+	given := client.Volume{Place: "volume_context", Prefix: r.Volume.Prefix, Attributes: r.Attributes, Group: r.MountGroup, Options: []client.Given{{Field: "mountOptions", Options: r.Options}}}
+	if err := cl.CheckVolume(given); err != nil {
 		return err
 	}
 	if r.Ephemeral {

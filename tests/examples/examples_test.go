@@ -311,13 +311,7 @@ func checkClient(t *testing.T, a volume.Attributes, options []volume.Option) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := c.Check(options, "mountOptions"); err != nil {
-		t.Error(err)
-	}
-	if err := c.CheckOwner(a.UID, a.GID, "volume_context"); err != nil {
-		t.Error(err)
-	}
-	if err := c.CheckLimits(a, options, "volume_context"); err != nil {
+	if err := c.CheckVolume(client.Volume{Place: "volume_context", Attributes: a, Options: []client.Given{{Field: "mountOptions", Options: options}}}); err != nil {
 		t.Error(err)
 	}
 }
