@@ -30,7 +30,7 @@ backends:
 		"its default port":                 {"yandex", volume.ClaimEndpoint, "https://storage.yandexcloud.net:443", nil},
 		"no default port":                  {"garage", volume.ClaimEndpoint, "https://garage.example", nil},
 		"capitals":                         {"minio", volume.ClaimEndpoint, "HTTP://minio.storage.SVC:9000", nil},
-		"another backend's":                {"minio", volume.ClaimEndpoint, "https://storage.yandexcloud.net", []string{"secrets.x: ", "set backend: yandex", "http://MinIO.storage.svc:9000"}},
+		"another backend's":                {"minio", volume.ClaimEndpoint, "https://storage.yandexcloud.net", []string{"secrets.x: ", "set backend: yandex", "http://minio.storage.svc:9000"}},
 		"unknown":                          {"minio", volume.ClaimEndpoint, "https://s3.example", []string{"declare a backend with endpoint: https://s3.example", "backend minio"}},
 		"unknown, of AWS":                  {"default", volume.ClaimEndpoint, "https://s3.example", []string{"declare a backend with endpoint: https://s3.example", "backend default (AWS)"}},
 		"another port":                     {"minio", volume.ClaimEndpoint, "http://minio.storage.svc:9001", []string{"declare a backend"}},

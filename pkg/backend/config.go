@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net/netip"
 	"net/url"
 	"os"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -355,26 +357,41 @@ func checkEndpoint(place, endpoint string) (string, error) {
 	return checkURL(place, endpoint, "keys come from a secret or the driver's own environment")
 }
 
-// checkURL returns the URL in its canonical form: scheme and host, no trailing slash. Errors do not repeat the value, which may contain a
+// hostName matches host names in ASCII and IPv4 addresses.
+var hostName = regexp.MustCompile(`^([a-z0-9_]([a-z0-9_-]*[a-z0-9_])?\.)*[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?\.?$`)
+
+// checkURL returns the URL in its canonical form: scheme and host in lower case, no trailing slash. Errors do not repeat the value, which may contain a
 // password; instead is where credentials belong.
 func checkURL(place, endpoint, instead string) (string, error) {
 	if endpoint == "" {
 		return "", nil
 	}
 	u, err := url.Parse(endpoint)
-	switch {
-	case err != nil:
+	if err != nil {
 		return "", fault.Field(place, "is not a URL")
+	}
+	host, port := strings.ToLower(u.Hostname()), u.Port()
+	number, portErr := strconv.ParseUint(port, 10, 16)
+	_, addressErr := netip.ParseAddr(host)
+	switch {
 	case u.Scheme != "http" && u.Scheme != "https":
 		return "", fault.Field(place, "must start with https:// or http://")
 	case u.User != nil:
 		return "", fault.Field(place, "must not contain a user or password; %s", instead)
-	case u.Hostname() == "" || strings.ContainsAny(u.Host, "\\%*?# "):
-		return "", fault.Field(place, "has no valid host")
+	case !hostName.MatchString(host) && (addressErr != nil || strings.Contains(host, "%")):
+		return "", fault.Field(place, "has no valid host; write a name with other letters than a-z in its ASCII form (xn--…)")
+	case port != "" && (portErr != nil || number == 0 || strconv.FormatUint(number, 10) != port):
+		return "", fault.Field(place, "has no valid port: 1 to 65535")
 	case u.Path != "" && u.Path != "/", u.RawQuery != "", u.ForceQuery, strings.Contains(endpoint, "#"):
 		return "", fault.Field(place, "must be scheme, host and port only, without a path or query")
 	}
-	return u.Scheme + "://" + u.Host, nil
+	if strings.Contains(host, ":") {
+		host = "[" + host + "]"
+	}
+	if port != "" {
+		host += ":" + port
+	}
+	return u.Scheme + "://" + host, nil
 }
 
 // readBounded reads a regular file of at most limit bytes.

@@ -331,3 +331,23 @@ func TestClientsAreDeclaredInTheFile(t *testing.T) {
 		}
 	}
 }
+
+func TestEndpoints_AreHonouredOrRefused(t *testing.T) {
+	for endpoint, want := range map[string]string{
+		"https://s3.example.com": "https://s3.example.com", "HTTPS://S3.Example.COM/": "https://s3.example.com", "http://h:9000/": "http://h:9000", "https://h:443": "https://h:443", "https://h:": "https://h",
+		"http://[::1]:9000": "http://[::1]:9000", "https://[2001:DB8::1]": "https://[2001:db8::1]", "https://10.0.0.1:1": "https://10.0.0.1:1", "https://xn--mnchen-3ya.example": "https://xn--mnchen-3ya.example",
+		"https://minio_1": "https://minio_1", "https://h.": "https://h.",
+		"https://h:0": "", "https://h:65536": "", "https://h:08443": "", "https://h:-1": "", "https://h:https": "", "https://münchen.example": "", "http://[::1": "", "http://::1": "", "http://[fe80::1%25eth0]": "",
+		"https://user:canary@h": "", "https://h/path": "", "https://h//": "", "https://h?": "", "https://h?x": "", "https://h#": "", " https://h": "", "https://h ": "", "h": "", "h:9000": "", "//h": "", "https:h": "",
+		"https:///h": "", "s3://h": "", "https://h\n": "", "https://-h": "", "https://h..x": "", "https://.": "", "https://a b": "", "https://[h]": "", "https://*.h": "",
+	} {
+		got, err := checkEndpoint("backends.b.endpoint", endpoint)
+		if want != "" && (err != nil || got != want) {
+			t.Errorf("%q: %q, %v, want %q", endpoint, got, err, want)
+		}
+		f := (*fault.Error)(nil)
+		if want == "" && (!errors.As(err, &f) || f.Kind != fault.Invalid || f.Field != "backends.b.endpoint" || strings.Contains(err.Error(), "canary")) {
+			t.Errorf("%q: %q, %v", endpoint, got, err)
+		}
+	}
+}
