@@ -87,7 +87,7 @@ func (a Attributes) check(of string) error {
 	if a.CacheSize != 0 && !a.Cache {
 		return fault.Field(of+"."+keyCacheSize, "needs cache: \"true\"")
 	}
-	if a.Scope == ScopeOff && a.Credentials != credentials.SourceWorkload && a.SessionDuration != 0 {
+	if a.Scope == ScopeOff && a.Credentials != credentials.SourceWorkload && a.RoleARN == "" && a.SessionDuration != 0 {
 		return fault.Field(of+"."+keySessionDuration, "has no effect with scope: %s, because no session is made", ScopeOff)
 	}
 	return nil

@@ -201,3 +201,49 @@ func FuzzParseContext(f *testing.F) {
 		}
 	})
 }
+
+func TestSessionDuration_NeedsASession(t *testing.T) {
+	const role = "arn:aws:iam::111122223333:role/r"
+	for _, tt := range []struct {
+		pairs   []string
+		refused bool
+	}{
+		{[]string{"scope", "off"}, true}, {[]string{"scope", "off", "credentials", "secret"}, true}, {[]string{"scope", "off", "credentials", "workload"}, false},
+		{[]string{"scope", "off", "roleARN", role}, false}, {[]string{"scope", "auto"}, false}, {nil, false},
+	} {
+		_, _, err := ParseContext("h", with(map[string]string{"bucketName": "shared", "sessionDuration": "1h"}, tt.pairs...))
+		if tt.refused {
+			wantInvalid(t, err, "volume_context.sessionDuration")
+		} else if err != nil {
+			t.Errorf("%q: %v", tt.pairs, err)
+		}
+	}
+}
+
+func TestNamesOfSecrets_AreNotIgnoredInAVolumeOrClass(t *testing.T) {
+	for _, key := range []string{"csi.storage.k8s.io/node-publish-secret-name", "csi.storage.k8s.io/node-publish-secret-namespace", "csi.storage.k8s.io/provisioner-secret-name"} {
+		_, _, err := ParseContext("h", map[string]string{"bucketName": "shared", key: "s"})
+		wantInvalid(t, err, "volume_context."+key, "nodePublishSecretRef")
+		_, err = ParseParameters(map[string]string{"bucketName": "shared", key: "s"}, "v")
+		wantInvalid(t, err, "parameters."+key)
+		_, err = ParseSnapshotParameters(map[string]string{key: "s"})
+		wantInvalid(t, err, "parameters."+key)
+		_, err = ParseMutable(map[string]string{key: "s"})
+		wantInvalid(t, err, "mutable_parameters", key)
+	}
+}
+
+func TestPrefixes_InQuotesOrTooLongAreRefused(t *testing.T) {
+	for prefix, want := range map[string]string{
+		`"a"`: "-", `'a'`: "-", `""`: "-", strings.Repeat("p", 1023): "-", `"a"/`: `"a"/`, `a"`: `a"/`, `"`: `"/`, strings.Repeat("p", 1022): strings.Repeat("p", 1022) + "/",
+	} {
+		id, _, err := ParseContext("h", map[string]string{"bucketName": "shared", "prefix": prefix})
+		if want == "-" {
+			wantInvalid(t, err, "volume_context.prefix")
+		} else if err != nil || id.Prefix != want {
+			t.Errorf("%q: %q, %v", prefix, id.Prefix, err)
+		}
+	}
+	_, err := ParseParameters(map[string]string{"bucketName": "shared", "prefix": "'a'"}, "v")
+	wantInvalid(t, err, "parameters.prefix")
+}
