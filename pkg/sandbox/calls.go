@@ -31,10 +31,10 @@ func FiltersCalls() error {
 }
 
 // RestrictCalls restricts this process, and all that it starts, to the system calls of programs that serve files: no namespaces, mounts,
-// tracing, io_uring, keyrings, memory files, or memory and queues shared through the kernel's IPC; sockets only of UNIX, TCP and UDP; no
-// memory that is both written and executed, and no set-user-ID files. Refused calls fail with EPERM, and those that libraries have a
-// fallback for with ENOSYS. The process has no_new_privs afterwards. An error wraps ErrNoSeccomp if the kernel, or another filter,
-// allows no filters (FiltersCalls).
+// tracing, io_uring, keyrings, memory files, or memory and queues shared through the kernel's IPC; sockets only of UNIX, TCP and UDP, and
+// TCP connections only by connect(2), which Landlock checks; no memory that is both written and executed, and no set-user-ID files.
+// Refused calls fail with EPERM, and those that libraries have a fallback for with ENOSYS. The process has no_new_privs afterwards. An
+// error wraps ErrNoSeccomp if the kernel, or another filter, allows no filters (FiltersCalls).
 func RestrictCalls() error {
 	if err := FiltersCalls(); err != nil {
 		return err
@@ -82,9 +82,8 @@ func allowed() []uint32 {
 		unix.SYS_INOTIFY_INIT1, unix.SYS_INOTIFY_ADD_WATCH, unix.SYS_INOTIFY_RM_WATCH,
 		unix.SYS_IO_SETUP, unix.SYS_IO_DESTROY, unix.SYS_IO_SUBMIT, unix.SYS_IO_CANCEL, unix.SYS_IO_GETEVENTS, unix.SYS_IO_PGETEVENTS,
 		// network
-		unix.SYS_SOCKETPAIR, unix.SYS_CONNECT, unix.SYS_BIND, unix.SYS_LISTEN, unix.SYS_ACCEPT, unix.SYS_ACCEPT4, unix.SYS_SHUTDOWN,
-		unix.SYS_GETSOCKNAME, unix.SYS_GETPEERNAME, unix.SYS_GETSOCKOPT, unix.SYS_SETSOCKOPT,
-		unix.SYS_SENDTO, unix.SYS_SENDMSG, unix.SYS_SENDMMSG, unix.SYS_RECVFROM, unix.SYS_RECVMSG, unix.SYS_RECVMMSG,
+		unix.SYS_CONNECT, unix.SYS_BIND, unix.SYS_LISTEN, unix.SYS_ACCEPT, unix.SYS_ACCEPT4, unix.SYS_SHUTDOWN,
+		unix.SYS_GETSOCKNAME, unix.SYS_GETPEERNAME, unix.SYS_GETSOCKOPT, unix.SYS_RECVFROM, unix.SYS_RECVMSG, unix.SYS_RECVMMSG,
 		// events and time
 		unix.SYS_EPOLL_CREATE1, unix.SYS_EPOLL_CTL, unix.SYS_EPOLL_PWAIT, unix.SYS_EPOLL_PWAIT2, unix.SYS_PPOLL, unix.SYS_PSELECT6,
 		unix.SYS_EVENTFD2, unix.SYS_SIGNALFD4, unix.SYS_TIMERFD_CREATE, unix.SYS_TIMERFD_SETTIME, unix.SYS_TIMERFD_GETTIME,
@@ -125,9 +124,19 @@ func conditions() map[uint32]condition {
 	const namespaces = unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC | unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNET
 	const perLinux, query = 0, 0xffffffff // personality(2)
 	all := map[uint32]condition{
-		// Landlock does not know the ports of MPTCP.
-		unix.SYS_SOCKET: slices.Concat(not(2, unix.IPPROTO_MPTCP, unix.EPROTONOSUPPORT), among(0, unix.EAFNOSUPPORT, unix.AF_UNIX, unix.AF_INET, unix.AF_INET6)),
-		unix.SYS_CLONE:  without(0, namespaces),
+		unix.SYS_SOCKET:     socket(),
+		unix.SYS_SOCKETPAIR: among(0, unix.EAFNOSUPPORT, unix.AF_UNIX),
+		// It connects without connect(2), so Landlock does not see it.
+		unix.SYS_SENDTO:   without(3, unix.MSG_FASTOPEN),
+		unix.SYS_SENDMSG:  without(2, unix.MSG_FASTOPEN),
+		unix.SYS_SENDMMSG: without(3, unix.MSG_FASTOPEN),
+		// An upper layer protocol (TCP_ULP) makes a TCP socket one of SMC, for example, which Landlock does not restrict.
+		unix.SYS_SETSOCKOPT: append(given(1, low, unix.IPPROTO_TCP, slices.Concat(
+			given(2, low, unix.TCP_ULP, condition{fails(unix.EPERM)}),
+			given(2, low, unix.TCP_FASTOPEN_CONNECT, condition{fails(unix.EPERM)}),
+			given(2, low, unix.TCP_REPAIR, condition{fails(unix.EPERM)}),
+			condition{allow()})), allow()),
+		unix.SYS_CLONE: without(0, namespaces),
 		// Its arguments are in memory, where a filter cannot see them.
 		unix.SYS_CLONE3:             {fails(unix.ENOSYS)},
 		unix.SYS_OPENAT2:            {fails(unix.ENOSYS)},
@@ -158,9 +167,28 @@ func argument(n uint32) bpf.Instruction {
 	return bpf.LoadAbsolute{Off: argumentsOffset + 8*n, Size: 4} // little-endian
 }
 
-// not refuses a value of an argument. What follows it decides on others.
-func not(n, value uint32, errno unix.Errno) condition {
-	return condition{argument(n), bpf.JumpIf{Cond: bpf.JumpEqual, Val: value, SkipFalse: 1}, fails(errno)}
+// low is the mask of an argument's whole low half.
+const low = 0xffffffff
+
+// given applies a condition, which decides, if an argument has this value under the mask. What follows it decides otherwise.
+func given(n, mask, value uint32, c condition) condition {
+	test := condition{argument(n), bpf.ALUOpConstant{Op: bpf.ALUOpAnd, Val: mask}, bpf.JumpIf{Cond: bpf.JumpEqual, Val: value, SkipFalse: uint8(len(c))}}
+	return append(test, c...)
+}
+
+// socket allows UNIX sockets, and of IP only TCP, whose ports Landlock restricts, and UDP. Landlock knows no other protocol with ports,
+// such as MPTCP, SCTP or SMC. A protocol of 0 is the default of the type.
+func socket() condition {
+	const kind = 0xf // without SOCK_CLOEXEC and SOCK_NONBLOCK
+	ip := slices.Concat(
+		given(1, kind, unix.SOCK_STREAM, among(2, unix.EPROTONOSUPPORT, 0, unix.IPPROTO_TCP)),
+		given(1, kind, unix.SOCK_DGRAM, among(2, unix.EPROTONOSUPPORT, 0, unix.IPPROTO_UDP)),
+		condition{fails(unix.ESOCKTNOSUPPORT)})
+	return slices.Concat(
+		given(0, low, unix.AF_UNIX, condition{allow()}),
+		given(0, low, unix.AF_INET, ip),
+		given(0, low, unix.AF_INET6, ip),
+		condition{fails(unix.EAFNOSUPPORT)})
 }
 
 // among refuses all values of an argument but these.

@@ -3,6 +3,7 @@ package sandbox
 import (
 	"encoding/binary"
 	"errors"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -58,6 +59,19 @@ func TestFilterDecides(t *testing.T) {
 		{"openat of a file without a name", architecture, unix.SYS_OPENAT, []uint32{0, 0, unix.O_TMPFILE | unix.O_RDWR, unix.S_ISGID}, errno(unix.EPERM)},
 		{"a thread", architecture, unix.SYS_CLONE, []uint32{unix.CLONE_VM | unix.CLONE_THREAD | unix.CLONE_SIGHAND}, allowed},
 		{"clone3", architecture, unix.SYS_CLONE3, nil, errno(unix.ENOSYS)},
+		{"TCP of IPv6", architecture, unix.SYS_SOCKET, []uint32{unix.AF_INET6, unix.SOCK_STREAM | unix.SOCK_CLOEXEC | unix.SOCK_NONBLOCK, unix.IPPROTO_TCP}, allowed},
+		{"UDP by its number", architecture, unix.SYS_SOCKET, []uint32{unix.AF_INET, unix.SOCK_DGRAM, unix.IPPROTO_UDP}, allowed},
+		{"packets of UNIX", architecture, unix.SYS_SOCKET, []uint32{unix.AF_UNIX, unix.SOCK_SEQPACKET | unix.SOCK_CLOEXEC}, allowed},
+		{"SMC", architecture, unix.SYS_SOCKET, []uint32{unix.AF_INET, unix.SOCK_STREAM, 256}, errno(unix.EPROTONOSUPPORT)},
+		{"family of SMC", architecture, unix.SYS_SOCKET, []uint32{unix.AF_SMC, unix.SOCK_STREAM}, errno(unix.EAFNOSUPPORT)},
+		{"SCTP packets, the type's default", architecture, unix.SYS_SOCKET, []uint32{unix.AF_INET6, unix.SOCK_SEQPACKET}, errno(unix.ESOCKTNOSUPPORT)},
+		{"DCCP, the type's default", architecture, unix.SYS_SOCKET, []uint32{unix.AF_INET, unix.SOCK_DCCP}, errno(unix.ESOCKTNOSUPPORT)},
+		{"UDP-Lite of IPv6", architecture, unix.SYS_SOCKET, []uint32{unix.AF_INET6, unix.SOCK_DGRAM, unix.IPPROTO_UDPLITE}, errno(unix.EPROTONOSUPPORT)},
+		{"the TCP layer of SMC", architecture, unix.SYS_SETSOCKOPT, []uint32{3, unix.IPPROTO_TCP, unix.TCP_ULP}, errno(unix.EPERM)},
+		{"an option of TCP", architecture, unix.SYS_SETSOCKOPT, []uint32{3, unix.IPPROTO_TCP, unix.TCP_NODELAY}, allowed},
+		{"an option of that number elsewhere", architecture, unix.SYS_SETSOCKOPT, []uint32{3, unix.SOL_SOCKET, unix.TCP_ULP}, allowed},
+		{"sendmmsg that connects", architecture, unix.SYS_SENDMMSG, []uint32{3, 0, 1, unix.MSG_FASTOPEN | unix.MSG_NOSIGNAL}, errno(unix.EPERM)},
+		{"sendmsg with other flags", architecture, unix.SYS_SENDMSG, []uint32{3, 0, unix.MSG_NOSIGNAL | unix.MSG_DONTWAIT}, allowed},
 		{"all namespaces", architecture, unix.SYS_CLONE, []uint32{unix.CLONE_NEWUSER}, errno(unix.EPERM)},
 	} {
 		if got := decide(t, c.arch, c.number, c.args...); got != c.want {
@@ -119,6 +133,22 @@ func TestRestrictedProcess(t *testing.T) {
 			return err
 		}
 	}
+	setOption := func(option int) func() error {
+		return func() error {
+			fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, 0)
+			if err != nil {
+				return err
+			}
+			defer unix.Close(fd)
+			return unix.SetsockoptInt(fd, unix.IPPROTO_TCP, option, 1)
+		}
+	}
+	listener, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	address := listener.Addr().(*net.TCPAddr)
 	var limits unix.Rlimit
 	for name, c := range map[string]struct {
 		try  func() error
@@ -134,6 +164,25 @@ func TestRestrictedProcess(t *testing.T) {
 		"executable map": {func() error { return mapped(unix.PROT_READ | unix.PROT_EXEC) }, nil},
 		"query domain":   {raw(unix.SYS_PERSONALITY, 0xffffffff), nil},
 		"batch":          {func() error { return schedule(unix.SCHED_BATCH) }, nil},
+
+		"option of TCP": {setOption(unix.TCP_NODELAY), nil},
+		"a Go connection": {func() error {
+			c, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", address.String())
+			if err == nil {
+				err = c.Close()
+			}
+			return err
+		}, nil},
+
+		"sendto connects":   {func() error { return fastOpen(address.Port, "sendto") }, unix.EPERM},
+		"sendmsg connects":  {func() error { return fastOpen(address.Port, "sendmsg") }, unix.EPERM},
+		"sendmmsg connects": {func() error { return fastOpen(address.Port, "sendmmsg") }, unix.EPERM},
+		"TCP_ULP":           {setOption(unix.TCP_ULP), unix.EPERM},
+		"UDP-Lite":          {socket(unix.AF_INET, unix.SOCK_DGRAM, unix.IPPROTO_UDPLITE), unix.EPROTONOSUPPORT},
+		"SCTP":              {socket(unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_SCTP), unix.EPROTONOSUPPORT},
+		"ping":              {socket(unix.AF_INET, unix.SOCK_DGRAM, unix.IPPROTO_ICMP), unix.EPROTONOSUPPORT},
+		"raw IP":            {socket(unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_RAW), unix.ESOCKTNOSUPPORT},
+		"pair of IP":        {func() error { _, err := unix.Socketpair(unix.AF_INET, unix.SOCK_STREAM, 0); return err }, unix.EAFNOSUPPORT},
 
 		"MPTCP":          {socket(unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_MPTCP), unix.EPROTONOSUPPORT},
 		"netlink":        {socket(unix.AF_NETLINK, unix.SOCK_RAW, 0), unix.EAFNOSUPPORT},
@@ -178,6 +227,32 @@ func TestRestrictedProcess(t *testing.T) {
 			}
 		})
 	}
+}
+
+// fastOpen connects to a loopback port with TCP Fast Open, by one of the calls that can.
+func fastOpen(port int, call string) error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	to := &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}, Port: port}
+	switch call {
+	case "sendto":
+		return unix.Sendto(fd, []byte("x"), unix.MSG_FASTOPEN, to)
+	case "sendmsg":
+		return unix.Sendmsg(fd, []byte("x"), nil, to, unix.MSG_FASTOPEN)
+	}
+	payload := []byte("x")
+	name := unix.RawSockaddrInet4{Family: unix.AF_INET, Port: uint16(port)<<8 | uint16(port)>>8, Addr: to.Addr}
+	message := struct {
+		header unix.Msghdr
+		length uint32
+	}{header: unix.Msghdr{Name: (*byte)(unsafe.Pointer(&name)), Namelen: unix.SizeofSockaddrInet4, Iov: &unix.Iovec{Base: &payload[0], Len: 1}, Iovlen: 1}}
+	if _, _, errno := unix.Syscall6(unix.SYS_SENDMMSG, uintptr(fd), uintptr(unsafe.Pointer(&message)), 1, unix.MSG_FASTOPEN, 0, 0); errno != 0 {
+		return errno
+	}
+	return nil
 }
 
 func mapped(protection int) error {

@@ -140,6 +140,7 @@ func TestLandlockKeepsClientsIn(t *testing.T) {
 			}
 			if abi >= 4 {
 				steps["connect:"+own.Addr().String()], steps["connect:"+foreign.Addr().String()] = "", refused
+				steps["fastopen:"+own.Addr().String()], steps["fastopen:"+foreign.Addr().String()] = "operation not permitted", "operation not permitted"
 				steps["bind:0"], steps["bind:18080"], steps["connect:127.0.0.1:80"] = refused, refused, refused
 			}
 			if abi >= 6 {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -70,6 +71,7 @@ func dial(network, addr string) error {
 //	open:<path>      open a file for reading and writing
 //	socket:<family>  make a datagram socket of that address family's number
 //	mptcp            make a socket of MPTCP
+//	fastopen:<addr>  connect to a host and port with TCP Fast Open
 //	unshare          make a user namespace
 //	code             map memory that can be written and executed
 //	send:<addr>      send a packet to an address
@@ -123,6 +125,16 @@ func standIn(steps []string) int {
 		case "mptcp":
 			var fd int
 			if fd, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_MPTCP); err == nil {
+				unix.Close(fd)
+			}
+		case "fastopen":
+			var to netip.AddrPort
+			var fd int
+			if to, err = netip.ParseAddrPort(arg); err == nil {
+				fd, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM, 0)
+			}
+			if err == nil {
+				err = unix.Sendto(fd, []byte("x"), unix.MSG_FASTOPEN, &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())})
 				unix.Close(fd)
 			}
 		case "unshare":
