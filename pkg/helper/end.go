@@ -1,6 +1,7 @@
 package helper
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/atomicfile"
+	"github.com/s3-csi/s3-csi-driver/pkg/rmtree"
 )
 
 // The files in the state directory that record how a client exited. They outlive the helper.
@@ -56,7 +58,7 @@ func clearState(stateDir string) error {
 	}
 	var errs []error
 	for _, e := range entries {
-		errs = append(errs, os.RemoveAll(filepath.Join(stateDir, e.Name())))
+		errs = append(errs, rmtree.Remove(context.Background(), filepath.Join(stateDir, e.Name()))) // its file system is small
 	}
 	return errors.Join(errs...)
 }

@@ -2,6 +2,7 @@ package state
 
 import (
 	"bytes"
+	"context"
 	"crypto/rand"
 	"encoding/binary"
 	"encoding/json"
@@ -19,6 +20,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/atomicfile"
 	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
+	"github.com/s3-csi/s3-csi-driver/pkg/rmtree"
 )
 
 // files is the state directory. Its methods do plain file I/O and must be called in the host's mount namespace.
@@ -356,16 +358,16 @@ func (f files) makeWritable(r Mount) error {
 	return os.Lchown(f.CacheDir(r.Name), int(r.UID), int(r.UID))
 }
 
-func (f files) remove(name string) error {
+func (f files) remove(ctx context.Context, name string) error {
 	if err := ignoreMissing(os.Remove(f.SourceDir(name))); err != nil {
 		return err
 	}
 	failpoint.Here("remove.source")
-	if err := errors.Join(ignoreMissing(os.Remove(f.keptRecord(name))), os.RemoveAll(f.CacheDir(name))); err != nil {
+	if err := errors.Join(ignoreMissing(os.Remove(f.keptRecord(name))), rmtree.Remove(ctx, f.CacheDir(name))); err != nil {
 		return err
 	}
 	failpoint.Here("remove.cache")
-	if err := f.removeScratch(name); err != nil {
+	if err := f.removeScratch(ctx, name); err != nil {
 		return err
 	}
 	entries, err := os.ReadDir(f.MountDir(name))
@@ -374,14 +376,14 @@ func (f files) remove(name string) error {
 	}
 	for _, e := range entries {
 		if path := filepath.Join(f.MountDir(name), e.Name()); path != f.recordFile(name) {
-			err = errors.Join(err, os.RemoveAll(path))
+			err = errors.Join(err, rmtree.Remove(ctx, path))
 		}
 	}
 	if err != nil {
 		return err
 	}
 	failpoint.Here("remove.files")
-	return os.RemoveAll(f.MountDir(name))
+	return rmtree.Remove(ctx, f.MountDir(name))
 }
 
 // The state directory is gone after a reboot, as the mounts are; the cache directory is not. Beside a mount's cache is a copy of the
@@ -400,7 +402,8 @@ func (f files) keepRecord(rec Mount, durably bool) error {
 	return writeFile(f.keptRecord(rec.Name), b)
 }
 
-func (f files) restore(keeps func(Mount) bool) (names []string, err error) {
+func (f files) restore(ctx context.Context, keeps func(Mount) bool) (names []string, err error) {
+	var errs []error
 	entries, err := os.ReadDir(f.Cache)
 	if err != nil {
 		return nil, err
@@ -414,18 +417,18 @@ func (f files) restore(keeps func(Mount) bool) (names []string, err error) {
 		if _, err := os.Lstat(f.recordFile(name)); !errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
-		restored, err := f.restoreOne(name, keeps)
-		if err != nil {
-			return names, err
+		restored, err := f.restoreOne(ctx, name, keeps)
+		if err != nil { // one cache must not keep the others from being restored
+			errs = append(errs, fmt.Errorf("mount %s: %w", name, err))
 		}
 		if restored {
 			names = append(names, name)
 		}
 	}
-	return names, nil
+	return names, errors.Join(errs...)
 }
 
-func (f files) restoreOne(name string, keeps func(Mount) bool) (bool, error) {
+func (f files) restoreOne(ctx context.Context, name string, keeps func(Mount) bool) (bool, error) {
 	var rec Mount
 	if _, err := f.readJSON(f.keptRecord(name), &rec); err != nil && !errors.Is(err, ErrDamaged) {
 		return false, err
@@ -439,7 +442,7 @@ func (f files) restoreOne(name string, keeps func(Mount) bool) (bool, error) {
 		return false, ignoreMissing(os.Remove(f.keptRecord(name)))
 	}
 	if !keeps(rec) {
-		return false, errors.Join(os.RemoveAll(f.CacheDir(name)), ignoreMissing(os.Remove(f.keptRecord(name))))
+		return false, errors.Join(rmtree.Remove(ctx, f.CacheDir(name)), ignoreMissing(os.Remove(f.keptRecord(name))))
 	}
 	rec.Phase, rec.Ending, rec.Minor, rec.OOMKills, rec.Superseded, rec.Predecessors, rec.Spare = Ending, time.Now(), 0, 0, false, nil, ""
 	for _, dir := range []string{f.MountDir(name), f.SourceDir(name)} {

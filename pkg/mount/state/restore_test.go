@@ -40,7 +40,7 @@ func TestAMountComesBackAfterAReboot(t *testing.T) {
 	if err := os.Mkdir(s.MountDir(rec.Name), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	names, err := s.restore(keeping)
+	names, err := s.restore(t.Context(), keeping)
 	if err != nil || !slices.Equal(names, []string{rec.Name}) {
 		t.Fatalf("%q, %v", names, err)
 	}
@@ -54,10 +54,10 @@ func TestAMountComesBackAfterAReboot(t *testing.T) {
 	if uid, err := s.owner(rec.Name); err != nil || uid != 5000 {
 		t.Errorf("its state directory is of uid %d, %v", uid, err)
 	}
-	if names, err := s.restore(keeping); err != nil || len(names) != 0 {
+	if names, err := s.restore(t.Context(), keeping); err != nil || len(names) != 0 {
 		t.Errorf("it comes back twice: %q, %v", names, err)
 	}
-	if err := s.remove(rec.Name); err != nil {
+	if err := s.remove(t.Context(), rec.Name); err != nil {
 		t.Fatal(err)
 	}
 	if left, _ := filepath.Glob(s.Cache + "/*"); len(left) != 0 {
@@ -76,7 +76,7 @@ func TestARecordWithoutACacheIsForgotten(t *testing.T) {
 			if err := spoil(s, rec); err != nil {
 				t.Fatal(err)
 			}
-			names, err := s.restore(keeping)
+			names, err := s.restore(t.Context(), keeping)
 			if err != nil || len(names) != 0 {
 				t.Errorf("%q, %v", names, err)
 			}
@@ -96,7 +96,7 @@ func TestACacheOfCopiesGoesWithAReboot(t *testing.T) {
 	if err := errors.Join(os.Mkdir(s.CacheDir(rec.Name)+"/blocks", 0o700), os.WriteFile(s.CacheDir(rec.Name)+"/blocks/1", []byte("a copy"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	if names, err := s.restore(func(rec Mount) bool { return rec.Client != "rclone" }); err != nil || len(names) != 0 {
+	if names, err := s.restore(t.Context(), func(rec Mount) bool { return rec.Client != "rclone" }); err != nil || len(names) != 0 {
 		t.Errorf("%q, %v", names, err)
 	}
 	if left, _ := filepath.Glob(s.Cache + "/*"); len(left) != 0 {

@@ -1,6 +1,7 @@
 package state
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
+	"github.com/s3-csi/s3-csi-driver/pkg/rmtree"
 )
 
 // The state directory is on the host's /run as a rule, and a client can write to its part of it. So that no client fills
@@ -75,7 +77,7 @@ func (f files) remountHelperDir(name string, uid int) error {
 
 // removeScratch removes a mount's tmpfs, if it has one. The files are removed first, so that a copy of the tmpfs in another mount
 // namespace, such as that of a container that sees the host's files, keeps no memory.
-func (f files) removeScratch(name string) error {
+func (f files) removeScratch(ctx context.Context, name string) error {
 	dir := f.scratchDir(name)
 	mounted, err := isMountPoint(dir)
 	if err != nil {
@@ -87,7 +89,7 @@ func (f files) removeScratch(name string) error {
 			return err
 		}
 		for _, e := range entries {
-			if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
+			if err := rmtree.Remove(ctx, filepath.Join(dir, e.Name())); err != nil {
 				return err
 			}
 		}
@@ -100,7 +102,7 @@ func (f files) removeScratch(name string) error {
 	return ignoreMissing(os.Remove(dir))
 }
 
-func (f files) clearScratch() error {
+func (f files) clearScratch(ctx context.Context) error {
 	entries, err := os.ReadDir(f.scratch())
 	if err != nil {
 		return ignoreMissing(err)
@@ -112,7 +114,7 @@ func (f files) clearScratch() error {
 		}
 		// Of a mount that comes up now, the other directory is there first.
 		if _, err := os.Lstat(f.MountDir(e.Name())); errors.Is(err, fs.ErrNotExist) {
-			errs = append(errs, f.removeScratch(e.Name()))
+			errs = append(errs, f.removeScratch(ctx, e.Name()))
 		}
 	}
 	return errors.Join(errs...)

@@ -57,12 +57,12 @@ func TestAHelpersFileSystemComesAndGoesWithItsMount(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(s.HelperDir(rec.Name), "file"), []byte("x"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.clearScratch(); err != nil {
+	if err := s.clearScratch(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	s.mustHaveScratch(t, rec.Name, true)
 	for range 2 {
-		if err := s.remove(rec.Name); err != nil {
+		if err := s.remove(t.Context(), rec.Name); err != nil {
 			t.Fatal(err)
 		}
 		s.mustHaveScratch(t, rec.Name, false)
@@ -86,7 +86,7 @@ func TestAHelpersFileSystemWithoutAMountIsRemoved(t *testing.T) {
 	if err := os.RemoveAll(s.MountDir(name)); err != nil { // as an older driver does
 		t.Fatal(err)
 	}
-	if err := s.clearScratch(); err != nil {
+	if err := s.clearScratch(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	s.mustHaveScratch(t, name, false)
@@ -117,7 +117,7 @@ func TestAMountWithAPlainDirectoryIsRemoved(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.mustHaveScratch(t, name, false)
-	if err := s.remove(name); err != nil {
+	if err := s.remove(t.Context(), name); err != nil {
 		t.Fatal(err)
 	}
 	if left, _ := filepath.Glob(s.Dir + "/*/*"); len(left) != 0 {

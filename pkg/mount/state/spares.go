@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/failpoint"
+	"github.com/s3-csi/s3-csi-driver/pkg/rmtree"
 )
 
 // A spare is a helper without a mount. Its directories become those of the mount that takes it:
@@ -46,7 +47,7 @@ type Spares struct{ base }
 
 // Make makes the directories of a new spare with that uid and returns its name.
 func (s Spares) Make(ctx context.Context, uid uint32) (Spare, error) {
-	return get(ctx, s.base, func() (Spare, error) { return s.makeSpare(uid) })
+	return get(ctx, s.base, func() (Spare, error) { return s.makeSpare(ctx, uid) })
 }
 
 // All returns the spares of which anything is left. The uid of one that a mount has taken is 0.
@@ -54,10 +55,10 @@ func (s Spares) All(ctx context.Context) ([]Spare, error) { return get(ctx, s.ba
 
 // Remove removes what is left of a spare that a mount has taken, or that has exited.
 func (s Spares) Remove(ctx context.Context, name string) error {
-	return s.do(ctx, func() error { return s.removeSpare(name) })
+	return s.do(ctx, func() error { return s.removeSpare(ctx, name) })
 }
 
-func (f files) makeSpare(uid uint32) (Spare, error) {
+func (f files) makeSpare(ctx context.Context, uid uint32) (Spare, error) {
 	generation, err := f.nextGeneration(sparePrefix)
 	if err != nil {
 		return Spare{}, err
@@ -74,7 +75,7 @@ func (f files) makeSpare(uid uint32) (Spare, error) {
 		err = f.mountScratch(s.Name, int(uid))
 	}
 	if err != nil {
-		return Spare{}, errors.Join(fmt.Errorf("making the directories of %s: %w", s.Name, err), f.removeSpare(s.Name))
+		return Spare{}, errors.Join(fmt.Errorf("making the directories of %s: %w", s.Name, err), f.removeSpare(ctx, s.Name))
 	}
 	return s, nil
 }
@@ -101,7 +102,7 @@ func (f files) takeCache(name, spare string) error {
 }
 
 // removeSpare unmounts the file system without removing its files: they may be those of the mount that has taken the spare.
-func (f files) removeSpare(name string) error {
+func (f files) removeSpare(ctx context.Context, name string) error {
 	dir := f.scratchDir(name)
 	mounted, err := isMountPoint(dir)
 	if err = ignoreMissing(err); err == nil && mounted {
@@ -110,7 +111,7 @@ func (f files) removeSpare(name string) error {
 	if err == nil {
 		err = ignoreMissing(os.Remove(dir))
 	}
-	return errors.Join(err, os.RemoveAll(f.CacheDir(name)), os.RemoveAll(f.spareDir(name)))
+	return errors.Join(err, rmtree.Remove(ctx, f.CacheDir(name)), rmtree.Remove(ctx, f.spareDir(name)))
 }
 
 func (f files) spares() (all []Spare, err error) {

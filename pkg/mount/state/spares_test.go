@@ -14,7 +14,7 @@ const spareUID = 7300
 // spared is a mount that takes a spare, before it is made.
 func (f files) spared(t *testing.T) (Spare, Mount) {
 	t.Helper()
-	spare, err := f.makeSpare(spareUID)
+	spare, err := f.makeSpare(t.Context(), spareUID)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,7 +49,7 @@ func TestAMountGetsTheDirectoriesOfItsSpare(t *testing.T) {
 	write(file)
 	write(filepath.Join(s.CacheDir(rec.Name), "file"))
 	for range 2 {
-		if err := s.removeSpare(spare.Name); err != nil {
+		if err := s.removeSpare(t.Context(), spare.Name); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -63,7 +63,7 @@ func TestAMountGetsTheDirectoriesOfItsSpare(t *testing.T) {
 	if all, err := s.spares(); err != nil || len(all) != 0 {
 		t.Errorf("spares are left: %v, %v", all, err)
 	}
-	if err := s.remove(rec.Name); err != nil {
+	if err := s.remove(t.Context(), rec.Name); err != nil {
 		t.Fatal(err)
 	}
 	s.mustHaveScratch(t, rec.Name, false)
@@ -86,7 +86,7 @@ func TestASpareIsInUse(t *testing.T) {
 	if used, err := s.uids(); err != nil || !used[spare.UID] {
 		t.Errorf("the uids in use are %v, %v", used, err)
 	}
-	if err := s.clearScratch(); err != nil {
+	if err := s.clearScratch(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	s.mustHaveScratch(t, spare.Name, true)
@@ -99,7 +99,7 @@ func TestASpareIsInUse(t *testing.T) {
 	if all, err := s.spares(); err != nil || len(all) != 1 || all[0] != spare {
 		t.Errorf("spares: %v, %v", all, err)
 	}
-	if err := s.removeSpare(spare.Name); err != nil {
+	if err := s.removeSpare(t.Context(), spare.Name); err != nil {
 		t.Fatal(err)
 	}
 	if used, err := s.uids(); err != nil || used[spare.UID] {

@@ -293,7 +293,7 @@ func (s *Store) WriteCA(ctx context.Context, name, certificates string) error {
 
 // Remove removes a mount's directories, its record last. Nothing may be mounted on its source, and none of its processes may be left.
 func (s *Store) Remove(ctx context.Context, name string) error {
-	return s.do(ctx, func() error { return s.remove(name) })
+	return s.do(ctx, func() error { return s.remove(ctx, name) })
 }
 
 // Keep moves a directory out of a mount's cache to a directory beside it and returns that one's path; "" if there is nothing to
@@ -303,7 +303,9 @@ func (s *Store) Keep(ctx context.Context, name, dir string) (path string, err er
 }
 
 // RemoveOrphans removes the file systems of mounts that are gone.
-func (s *Store) RemoveOrphans(ctx context.Context) error { return s.do(ctx, s.clearScratch) }
+func (s *Store) RemoveOrphans(ctx context.Context) error {
+	return s.do(ctx, func() error { return s.clearScratch(ctx) })
+}
 
 // OrphanedCaches returns the directories of the cache that belong to no mount and are not empty.
 func (s *Store) OrphanedCaches(ctx context.Context) ([]string, error) {
@@ -318,7 +320,7 @@ func (s *Store) Restore(ctx context.Context, keeps func(Mount) bool) (names []st
 		err   error
 	}
 	v, err := get(ctx, s.base, func() (restored, error) {
-		names, err := s.restore(keeps)
+		names, err := s.restore(ctx, keeps)
 		return restored{names, err}, nil
 	})
 	return v.names, errors.Join(err, v.err)

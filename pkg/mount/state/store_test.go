@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
 )
@@ -100,7 +102,7 @@ func TestRecordsComeBackAsTheyWere(t *testing.T) {
 		t.Errorf("names %v, %v", names, err)
 	}
 	for range 2 {
-		if err := s.remove(r.Name); err != nil {
+		if err := s.remove(t.Context(), r.Name); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -192,7 +194,7 @@ func TestWhatAClientPutAsideIsKept(t *testing.T) {
 	if link, err := s.keep(name, "lost"); link != "" || err != nil {
 		t.Errorf("a link: %q, %v", link, err)
 	}
-	if err := s.remove(name); err != nil {
+	if err := s.remove(t.Context(), name); err != nil {
 		t.Fatal(err)
 	}
 	if b, err := os.ReadFile(kept + "/dir/file"); err != nil || string(b) != "x" {
@@ -203,5 +205,32 @@ func TestWhatAClientPutAsideIsKept(t *testing.T) {
 	}
 	if left, err := s.leftCaches(); err != nil || !slices.Equal(left, []string{kept}) {
 		t.Errorf("caches of no mount: %v, %v", left, err)
+	}
+}
+
+// TestRemove_DeepCacheNeedsFewDescriptors removes and discards caches with more levels than the process may have descriptors.
+func TestRemove_DeepCacheNeedsFewDescriptors(t *testing.T) {
+	s := newFiles(t)
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	low := limit
+	low.Cur = 64
+	for what, remove := range map[string]func(name string) error{
+		"mount": func(name string) error { return s.remove(t.Context(), name) },
+		"spare": func(name string) error { return s.removeSpare(t.Context(), name) },
+	} {
+		deep := s.CacheDir(what) + strings.Repeat("/d", 500)
+		if err := errors.Join(os.MkdirAll(deep, 0o700), unix.Setrlimit(unix.RLIMIT_NOFILE, &low)); err != nil {
+			t.Fatal(err)
+		}
+		err := remove(what)
+		if err := errors.Join(err, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
+		if _, err := os.Lstat(s.CacheDir(what)); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s: %v", what, err)
+		}
 	}
 }
