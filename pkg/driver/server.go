@@ -17,6 +17,15 @@ import (
 // afterStop is how long cancelled requests and background work may take to return.
 const afterStop = 5 * time.Second
 
+// Bounds of what a process can send that reaches an endpoint. The maps of a CSI request have at most 4 KiB each (CSI specification, "Size
+// Limits").
+const (
+	headTimeout = 5 * time.Second
+	maxHeader   = 4 << 10
+	maxRequest  = 1 << 20
+	maxStreams  = 1000 // of a connection: a CO that publishes many volumes at once
+)
+
 // Background is work that runs beside requests. Run returns nil or ctx's error when ctx ends. If it returns otherwise, the driver stops.
 type Background struct {
 	Name string
@@ -72,7 +81,13 @@ func (s *Server) Run(ctx context.Context) (err error) {
 	}
 
 	running := &inflight{}
-	rpc := grpc.NewServer(grpc.ChainUnaryInterceptor(interceptors(logger, s.cfg.Metrics, running)...), grpc.WaitForHandlers(true))
+	chain := interceptors(logger, s.cfg.Metrics, running)
+	if _, ok := lis.Addr().(*net.TCPAddr); ok { // a UNIX socket is root's
+		bounded := &boundedListener{Listener: lis}
+		lis, chain = bounded, append(chain, bounded.intercept)
+	}
+	rpc := grpc.NewServer(grpc.ChainUnaryInterceptor(chain...), grpc.WaitForHandlers(true), grpc.ConnectionTimeout(headTimeout),
+		grpc.MaxConcurrentStreams(maxStreams), grpc.MaxHeaderListSize(maxHeader), grpc.MaxRecvMsgSize(maxRequest))
 	s.register(rpc)
 
 	// Background work continues after ctx ends, because the requests in flight depend on it.
@@ -179,21 +194,22 @@ func (s *Server) openHTTP(ctx context.Context) (*webServer, error) {
 	if s.cfg.HTTPEndpoint == "" {
 		return nil, nil
 	}
-	lis, err := new(net.ListenConfig).Listen(ctx, "tcp", s.cfg.HTTPEndpoint)
+	tcp, err := new(net.ListenConfig).Listen(ctx, "tcp", s.cfg.HTTPEndpoint)
 	if err != nil {
 		return nil, fmt.Errorf("--http-endpoint: %w", err)
 	}
+	lis := &boundedListener{Listener: tcp}
 	mux := http.NewServeMux()
 	s.cfg.Metrics.addTo(mux)
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { respond(w, s.cfg.Health.Alive(), nil) })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { respond(w, s.cfg.Health.Fit(), s.cfg.Health.Notes()) })
 	return &webServer{lis: lis, server: &http.Server{
-		Handler:           mux,
-		ReadHeaderTimeout: 5 * time.Second,
-		ReadTimeout:       10 * time.Second,
-		WriteTimeout:      30 * time.Second,
-		IdleTimeout:       2 * time.Minute,
-		MaxHeaderBytes:    16 << 10,
+		Handler:           lis.handler(mux),
+		ReadHeaderTimeout: headTimeout,
+		ReadTimeout:       2 * headTimeout,
+		WriteTimeout:      6 * headTimeout,
+		IdleTimeout:       headTimeout,
+		MaxHeaderBytes:    maxHeader,
 	}}, nil
 }
 

@@ -86,7 +86,7 @@ func start(t *testing.T, change func(*Config, *fakeMounter)) *running {
 
 func dial(t *testing.T, endpoint string) *grpc.ClientConn {
 	t.Helper()
-	conn, err := grpc.NewClient(endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient(strings.TrimPrefix(endpoint, "tcp://"), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}
