@@ -136,23 +136,31 @@ func devices() []rule {
 	return rules
 }
 
-// elsewhere returns the directories outside of /etc with certificates and name services' files, and the targets of links in /etc.
+// elsewhere returns the directories outside of /etc with certificates and name services' files, and the targets of links in /etc. The
+// directories of name services are whole, because a service replaces its file, and a rule is for the old one.
 func elsewhere() []string {
-	paths := []string{
+	paths := append([]string{
 		"/var/lib/ca-certificates",
-		"/run/systemd/resolve", "/run/resolvconf", "/run/NetworkManager", "/run/netconfig", "/run/connman",
-	}
-	for _, link := range []string{"/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/localtime", "/etc/ssl/certs", "/etc/ssl/cert.pem", "/etc/pki/tls/certs"} {
-		target, err := filepath.EvalSymlinks(link)
-		if err != nil || strings.HasPrefix(target, "/etc/") {
-			continue
-		}
-		// The directory of a name service, because it replaces the file.
-		if dir := filepath.Dir(target); strings.HasPrefix(dir, "/run/") {
-			target = dir
-		}
-		paths = append(paths, target)
-	}
+		"/run/systemd/resolve", "/run/resolvconf", "/run/NetworkManager", "/run/netconfig", "/run/connman", "/run/dhcpcd",
+	}, linkedFrom("/etc")...)
 	slices.Sort(paths)
 	return slices.Compact(paths)
+}
+
+// linkedFrom returns the targets outside of a directory of its links, each of which alone is needed: the directory of a file may hold
+// anything.
+func linkedFrom(etc string) []string {
+	var targets []string
+	for link, dir := range map[string]bool{
+		"resolv.conf": false, "hosts": false, "nsswitch.conf": false, "localtime": false, "ssl/cert.pem": false, "ssl/certs": true, "pki/tls/certs": true,
+	} {
+		target, err := filepath.EvalSymlinks(filepath.Join(etc, link))
+		if err != nil || strings.HasPrefix(target, etc+"/") {
+			continue
+		}
+		if fi, err := os.Stat(target); err == nil && (fi.Mode().IsRegular() || dir && fi.IsDir()) {
+			targets = append(targets, target)
+		}
+	}
+	return targets
 }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"testing"
 
@@ -178,6 +179,35 @@ func TestRulesOfASystemWithoutAProgram(t *testing.T) {
 	if got := system(dirs, []string{"none"}); len(got) != len(dirs) {
 		t.Errorf("rules without a program that is not there: %v", got)
 	}
+}
+
+// TestChild_LinkedFileIsReadableWithoutItsNeighbours has name service files of /etc that are links into a directory with others.
+func TestChild_LinkedFileIsReadableWithoutItsNeighbours(t *testing.T) {
+	etc, run := t.TempDir(), t.TempDir()
+	for _, err := range []error{
+		os.WriteFile(run+"/resolv.conf", []byte("x"), 0o644), os.WriteFile(run+"/secret", []byte("x"), 0o644), os.MkdirAll(run+"/certs", 0o755),
+		os.WriteFile(etc+"/hosts", []byte("x"), 0o644), os.Mkdir(etc+"/ssl", 0o755), os.Symlink(run+"/resolv.conf", etc+"/resolv.conf"),
+		os.Symlink(run, etc+"/nsswitch.conf"), os.Symlink(run+"/certs", etc+"/ssl/certs"), os.Symlink("/nonexistent", etc+"/localtime"),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	linked := linkedFrom(etc)
+	slices.Sort(linked)
+	if want := []string{run + "/certs", run + "/resolv.conf"}; !slices.Equal(linked, want) {
+		t.Fatalf("%q, want %q", linked, want)
+	}
+	needs(t, MinABI)
+	p := newPlace(t).child()
+	for _, path := range linked {
+		p.rules = append(p.rules, rule{path, read, false})
+	}
+	attempts{
+		"the file":      {readFileAt(run + "/resolv.conf"), nil},
+		"its neighbour": {readFileAt(run + "/secret"), unix.EACCES},
+		"its directory": {list(run), unix.EACCES},
+	}.under(t, p)
 }
 
 func TestChildTruncatesOnlyItsFiles(t *testing.T) {
