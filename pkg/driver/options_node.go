@@ -73,7 +73,7 @@ func (o *NodeOptions) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.DNS, "node-dns", DNSHost, "which resolv.conf new mounts use: host (the host's), or pod (that of the driver's container, which in Kubernetes resolves the cluster's services)")
 	fs.StringVar(&o.HostDir, "host-dir", "/opt/s3-csi", "directory on the host for the programs of helpers and clients; not used by launcher process if the driver does not run in a container")
 	fs.Var(&o.UIDs, "uid-range", "range of unused user ids on the host, \"first-last\"; every mount gets its own")
-	fs.StringVar(&o.TargetRoot, "target-root", "", "directory that must contain every target path, for example /var/lib/kubelet; if empty, any directory is allowed")
+	fs.StringVar(&o.TargetRoot, "target-root", "", "directory that must contain every target path, for example /var/lib/kubelet; if empty, any directory but those of the system is allowed. It may be, or lie below, a symbolic link")
 	fs.BoolVar(&o.AllowIsolated, "allow-isolated", false, "publish volumes even if the driver runs in a container that cannot see the host; all mounts then end with the container, and files that are not uploaded yet are lost")
 	fs.Var(&o.VolumeAttachLimit, "volume-attach-limit", "maximum number of volumes on this node, reported to the CO; auto: --slice-memory-limit divided by --memory-limit, where the launcher enforces both; 0: no limit")
 	fs.BoolVar(&o.InlineVolumes, "inline-volumes", false, "allow inline volumes (csi in a pod's volumes), never with the driver's own credentials; requires mode Ephemeral and podInfoOnMount: true in the CSIDriver object")

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -57,6 +58,35 @@ func OpenTarget(root, target string, create bool) (*os.File, error) {
 		return nil, fault.Errorf(fault.NotFound, "target %s does not exist: %w", target, err)
 	}
 	return nil, fmt.Errorf("opening target %s: %w", target, err)
+}
+
+// CheckTarget refuses targets that hide a part of the system, if no root confines targets: root is "" or "/". An error is a fault.Invalid
+// for target_path.
+func CheckTarget(root, target string) error {
+	if (root == "" || path.Clean(root) == "/") && ofSystem(strings.Split(strings.Trim(path.Clean(target), "/"), "/")) {
+		return fault.Field(targetField, "%s is a directory of the system; to mount there, set --target-root to a directory above it", target)
+	}
+	return nil
+}
+
+// ofSystem reports whether a path, by its names, is a directory in which no orchestrator has targets. Their data directories are in
+// /var/lib, /opt, /srv, /home or elsewhere, and targets are some levels below those.
+func ofSystem(names []string) bool {
+	depth := len(names)
+	if depth == 1 {
+		return true // in the root
+	}
+	switch names[0] {
+	case "bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "sbin", "sys", "usr", "nix", "gnu":
+		return true
+	case "home":
+		return depth == 2
+	case "run":
+		return depth == 2 || slices.Contains([]string{"dbus", "lock", "systemd", "udev", "user"}, names[1])
+	case "var":
+		return depth == 2 || names[1] == "lib" && depth == 3 || slices.Contains([]string{"cache", "lock", "log", "mail", "run", "spool"}, names[1])
+	}
+	return false
 }
 
 // RemoveTarget removes the empty directory of an unmounted target; call it inside Do. A missing target is not an error. A directory
@@ -115,7 +145,7 @@ func openParent(root, target string) (*os.File, string, error) {
 	case err == nil:
 		return os.NewFile(uintptr(fd), parent), name, nil
 	case errors.Is(err, unix.ELOOP):
-		return nil, "", fault.Field(targetField, "%s is a symbolic link, which is not allowed below %s: %w",
+		return nil, "", fault.Field(targetField, "%[1]s is a symbolic link, which is not allowed below %[2]s; if the operator made it, set --target-root to %[1]s: %[3]w",
 			path.Join(root, firstSymlink(rootFD, dir)), root, err)
 	case errors.Is(err, unix.ENOENT):
 		return nil, "", fault.Field(targetField, "its parent directory %s does not exist on the host; the path must be the host's (in Nomad: set stage_publish_base_dir to <data_dir>/client/csi/<type>/<plugin id>): %w", parent, err)

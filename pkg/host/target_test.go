@@ -3,6 +3,7 @@
 package host
 
 import (
+	"errors"
 	"os"
 	"strings"
 	"testing"
@@ -138,4 +139,45 @@ func FuzzBelow(f *testing.F) {
 			}
 		}
 	})
+}
+
+func TestCheckTarget_DirectoriesOfTheSystemNeedARoot(t *testing.T) {
+	for target, system := range map[string]bool{
+		"/": true, "/data": true, "/etc": true, "/etc/": true, "/etc/ssl/certs": true, "/usr/local/bin": true, "/proc/sys": true, "/dev/shm": true, "/boot/efi": true,
+		"/lib64/security": true, "/home": true, "/home/user": true, "/run": true, "/run/secrets": true, "/run/systemd/system": true, "/var": true, "/var/lib": true,
+		"/var/lib/dpkg": true, "/var/log/pods/x": true, "/run/user/0/x": true, "/etc/../etc/x": true,
+		"/var/lib/kubelet/pods/u/volumes/kubernetes.io~csi/v/mount": false, "/var/snap/microk8s/common/var/lib/kubelet/pods/u/mount": false, "/var/lib/k0s/kubelet/pods/u": false,
+		"/opt/nomad/data/client/csi/x": false, "/srv/data": false, "/mnt/data": false, "/tmp/x": false, "/home/user/nomad/csi": false, "/run/containers/x": false,
+	} {
+		err := CheckTarget("", target)
+		if (err != nil) != system || err != nil && fault.KindOf(err) != fault.Invalid {
+			t.Errorf("%s: %v", target, err)
+		}
+		if err := CheckTarget("/", target); (err != nil) != system {
+			t.Errorf("%s below /: %v", target, err)
+		}
+		if err := CheckTarget("/etc", target); err != nil {
+			t.Errorf("%s, with a root: %v", target, err)
+		}
+	}
+}
+
+// TestOpenTarget_LinkBelowTheRootNamesTheFlag opens a target below a link, which an operator can allow with another root.
+func TestOpenTarget_LinkBelowTheRootNamesTheFlag(t *testing.T) {
+	root, disk := t.TempDir(), t.TempDir()
+	if err := errors.Join(os.MkdirAll(disk+"/uid", 0o755), os.Symlink(disk, root+"/pods")); err != nil {
+		t.Fatal(err)
+	}
+	target := root + "/pods/uid/mount"
+	if _, err := OpenTarget(root, target, true); fault.KindOf(err) != fault.Invalid || !strings.Contains(err.Error(), "--target-root to "+root+"/pods") {
+		t.Error(err)
+	}
+	dir, err := OpenTarget(root+"/pods", target, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir.Close()
+	if _, err := os.Stat(disk + "/uid/mount"); err != nil {
+		t.Error(err)
+	}
 }

@@ -300,6 +300,9 @@ func (s *Server) check(ctx context.Context, v podvolume.Volume) error {
 	if s.TargetRoot != "" && !strings.HasPrefix(v.Target, s.TargetRoot+"/") {
 		return fault.Field("target_path", "%q is not below %s", v.Target, s.TargetRoot)
 	}
+	if err := host.CheckTarget(s.TargetRoot, v.Target); err != nil {
+		return err
+	}
 	mounts, err := s.Namespace.Mounts(ctx)
 	if err != nil {
 		return err

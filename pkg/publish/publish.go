@@ -231,12 +231,12 @@ func (p *Publisher) checkClient(r mount.Request) error {
 	return nil
 }
 
-// checkTarget refuses targets in the driver's own directories; host.OpenTarget checks the rest.
+// checkTarget refuses targets in the driver's own directories and the system's; host.OpenTarget checks the rest.
 func (p *Publisher) checkTarget(target string) error {
 	if dir, owns := p.Store.Owns(target); owns {
 		return fault.Field("target_path", "%s is inside %s, a directory of the driver itself", target, dir)
 	}
-	return nil
+	return host.CheckTarget(p.TargetRoot, target)
 }
 
 func (p *Publisher) publish(ctx context.Context, w want.Mount, ignored []string) (err error) {

@@ -245,7 +245,7 @@ func TestInlineVolumesGetNoMoreThanOthers(t *testing.T) {
 		{0, 0, 201, "tasksMax"},
 	} {
 		for _, inline := range []bool{true, false} {
-			r := requestFor("/t")
+			r := requestFor("/data/t")
 			r.Ephemeral = inline
 			r.Attributes.MemoryLimit, r.Attributes.CPUWeight, r.Attributes.TasksMax = tt.memory, tt.weight, tt.tasks
 			_, err := p.check(&r)
@@ -260,7 +260,7 @@ func TestInlineVolumesGetNoMoreThanOthers(t *testing.T) {
 func TestInlineVolumesSetNoSELinuxLabel(t *testing.T) {
 	p, _, _ := newPublisher(t, nil)
 	for _, name := range []string{"rclone", "mountpoint-s3"} {
-		r := requestFor("/t")
+		r := requestFor("/data/t")
 		r.Attributes.Client, r.Ephemeral = name, true
 		r.Options = []volume.Option{{Name: "context", Value: "system_u:object_r:shadow_t:s0", HasValue: true}}
 		if _, err := p.check(&r); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "context") {
@@ -274,7 +274,7 @@ func TestVolumeHandlesDoNotChangeTheKey(t *testing.T) {
 	p, _, _ := newPublisher(t, nil)
 	keys := map[string]bool{}
 	for _, handle := range []string{"csi-1", "csi-2", "static"} {
-		r := requestFor("/t")
+		r := requestFor("/data/t")
 		r.VolumeID, r.Ephemeral = handle, handle != "static"
 		spec, err := p.check(&r)
 		if err != nil {
@@ -290,7 +290,7 @@ func TestVolumeHandlesDoNotChangeTheKey(t *testing.T) {
 // A volume whose author expects another service than its backend's is not mounted. What is ignored is no part of the mount.
 func TestClaimsAreChecked(t *testing.T) {
 	p, _, _ := newPublisher(t, nil)
-	r := requestFor("/t")
+	r := requestFor("/data/t")
 	before, err := p.check(&r)
 	if err != nil {
 		t.Fatal(err)
@@ -316,7 +316,7 @@ func TestRolesAreUniqueToAPod(t *testing.T) {
 		"arn:aws:iam::111122223333:role/${pod.namespace}.${pod.serviceAccountName}": true,
 		"arn:aws:iam::111122223333:role/${pod.namespace}":                           true,
 	} {
-		r := requestFor("/t")
+		r := requestFor("/data/t")
 		r.Attributes.RoleARN, r.PodNamespace, r.ServiceAccount = role, "a-b", "c"
 		if _, err := p.check(&r); unique != (err == nil) || !unique && !fault.Is(err, fault.Precondition) {
 			t.Errorf("%s: %v", role, err)
