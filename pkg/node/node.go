@@ -119,7 +119,10 @@ func New(ctx context.Context, o Options) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	n, err := assemble(ctx, o, store)
+	var n *Node
+	if err = store.LockUIDs(ctx, o.UIDs.First, o.UIDs.Last); err == nil {
+		n, err = assemble(ctx, o, store)
+	}
 	if err != nil {
 		store.Close()
 		return nil, err

@@ -24,6 +24,9 @@ const (
 
 const namespaces = syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | syscall.CLONE_NEWNET | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS
 
+// uidLocks is the driver's directory with the uids in use.
+const uidLocks = "/run/s3-csi-uids"
+
 // Main is the body of a TestMain: it runs the tests in PID, mount, network, IPC and UTS namespaces of their own, and returns the
 // exit code. Without root, where such tests are skipped, they run as they are.
 func Main(run func() int) int {
@@ -76,6 +79,9 @@ func beInit() (int, error) {
 		unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""),
 		detachClients(),
 		unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""),
+		// Where drivers of one host look for each other: those beside this one are of other hosts.
+		os.MkdirAll(uidLocks, 0o700),
+		unix.Mount("uids", uidLocks, "tmpfs", 0, ""),
 		configureLoopback(),
 	); err != nil {
 		return 0, err

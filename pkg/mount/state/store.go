@@ -21,7 +21,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
-	"github.com/s3-csi/s3-csi-driver/pkg/flock"
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
 )
@@ -29,7 +28,7 @@ import (
 const (
 	// maxDir keeps the helpers' socket paths within sockaddr_un's 107 bytes (unix(7)).
 	maxDir    = 48
-	lockBound = time.Second      // how long the lock may be held by a child that a killed driver was starting
+	lockBound = time.Second      // how long a lock may be held by a child that a killed driver was starting
 	passBound = 10 * time.Second // for the file systems of the state and the cache directory to answer
 	readBound = 30 * time.Second // for a read of all publications, which several callers may share
 )
@@ -41,7 +40,7 @@ type Store struct {
 	Spares Spares
 	Usages Usages
 	salt   []byte
-	lock   *os.File
+	held   locks
 }
 
 // base is shared by the parts of a Store.
@@ -61,24 +60,24 @@ func Open(ctx context.Context, ns *host.Namespace, dir, cache string, uid uint32
 	}
 	s := &Store{base: base{files{Paths: Paths{Dir: dir, Cache: cache}, reads: &atomic.Int64{},
 		mounts: newRecordCache(Mount.clone), publications: newRecordCache(Publication.clone)}, ns}}
-	lock, err := host.Call(ctx, ns, "preparing "+dir, func(f *os.File) { f.Close() }, s.open)
+	held, err := host.Call(ctx, ns, "preparing "+dir, func(l locks) { l.Close() }, s.open)
 	if err != nil {
 		return nil, fmt.Errorf("preparing the state directory %s: %w", dir, err)
 	}
-	s.lock, s.Pubs, s.Spares, s.Usages = lock, newPublications(s.base), Spares{s.base}, Usages{s.base}
+	s.held, s.Pubs, s.Spares, s.Usages = held, newPublications(s.base), Spares{s.base}, Usages{s.base}
 	pctx, cancel := context.WithTimeout(ctx, passBound)
 	defer cancel()
 	for _, d := range []struct{ flag, dir string }{{"--state-dir", s.MountsDir()}, {"--cache-dir", s.Cache}} {
 		if err := ns.Passable(pctx, d.dir, uid); err != nil {
-			lock.Close()
+			held.Close()
 			return nil, fmt.Errorf("%s: %w", d.flag, err)
 		}
 	}
 	return s, nil
 }
 
-// Close releases the lock of the directories.
-func (s *Store) Close() error { return s.lock.Close() }
+// Close releases the locks.
+func (s *Store) Close() error { return s.held.Close() }
 
 // Reads returns the number of records of mounts and publications that were read, for tests of what a reconcile pass costs.
 func (s *Store) Reads() int { return int(s.reads.Load()) }
@@ -86,7 +85,7 @@ func (s *Store) Reads() int { return int(s.reads.Load()) }
 // Salt is the node's random salt. It outlives a reboot if the cache directory does.
 func (s *Store) Salt() []byte { return bytes.Clone(s.salt) }
 
-func (s *Store) open() (_ *os.File, err error) {
+func (s *Store) open() (_ locks, err error) {
 	if err := s.prepare(); err != nil {
 		return nil, err
 	}
@@ -101,13 +100,13 @@ func (s *Store) open() (_ *os.File, err error) {
 		return nil, err
 	}
 	s.bounded = true
-	lock, err := lockDir(s.Dir)
+	held, err := s.lockDirs()
 	if err != nil {
 		return nil, err
 	}
 	defer func() {
 		if err != nil {
-			lock.Close()
+			held.Close()
 		}
 	}()
 	if err := s.clearTemporaries(); err != nil {
@@ -121,26 +120,7 @@ func (s *Store) open() (_ *os.File, err error) {
 			return nil, err
 		}
 	}
-	return lock, nil
-}
-
-// lockDir excludes a second driver from the state directory, for as long as the file is open. A child that a driver was starting when it
-// was killed has the lock until it executes its own program.
-func lockDir(dir string) (*os.File, error) {
-	f, err := os.OpenFile(filepath.Join(dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), lockBound)
-	defer cancel()
-	if err := flock.Lock(ctx, f); err != nil {
-		f.Close()
-		if errors.Is(err, context.DeadlineExceeded) {
-			return nil, errors.New("another driver is using it: stop that driver, or give this one its own --state-dir, --cache-dir and --uid-range")
-		}
-		return nil, err
-	}
-	return f, nil
+	return held, nil
 }
 
 // do runs plain file I/O in the host's mount namespace.
