@@ -17,6 +17,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/loglimit"
 	"github.com/s3-csi/s3-csi-driver/pkg/redact"
 )
 
@@ -26,14 +27,21 @@ const defaultDeadline = 2 * time.Minute
 // interceptors returns the interceptors of every request, outermost first. The order ensures that metrics and logs have the code that the
 // CO gets, also after a panic.
 func interceptors(logger klog.Logger, metrics *Metrics, running *inflight) []grpc.UnaryServerInterceptor {
+	failures := &loglimit.Limiter{Repeat: repeatAfter, Burst: 100, PerSecond: 5}
 	return []grpc.UnaryServerInterceptor{
 		metrics.intercept,
-		logRequests(logger, running),
+		logRequests(logger, running, failures),
 		setDeadline,
 		mapErrors,
-		recoverPanics,
+		recoverPanics(failures),
 	}
 }
+
+// repeatAfter is how often a failure of the same method, volume and target is logged while it stays the same. COs retry as often as that.
+const repeatAfter = time.Minute
+
+// maxLogged bounds a value in the log that comes from a request, in bytes.
+const maxLogged = 512
 
 // polled reports whether COs and probes call a method periodically.
 func polled(method string) bool {
@@ -47,9 +55,10 @@ func polled(method string) bool {
 }
 
 // logRequests adds method, volume and target to the contextual logger. Failures of requests are logged only here.
-func logRequests(logger klog.Logger, running *inflight) grpc.UnaryServerInterceptor {
+func logRequests(logger klog.Logger, running *inflight, failures *loglimit.Limiter) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
-		logger := logger.WithValues(subject(info.FullMethod, req)...)
+		of := subject(info.FullMethod, req)
+		logger := logger.WithValues(of...)
 		show, answer := 4, 5
 		if polled(info.FullMethod) {
 			show, answer = 6, 6
@@ -63,10 +72,19 @@ func logRequests(logger klog.Logger, running *inflight) grpc.UnaryServerIntercep
 		case err == nil && mutates(info.FullMethod):
 			logger.V(2).Info("Request succeeded", "duration", took)
 		case err == nil:
-		case unexpected(code):
-			logger.Error(errors.New(fullText(err)), "Request failed", "code", code, "duration", took)
 		default:
-			logger.Info("Request failed", "code", code, "duration", took, "reason", fullText(err))
+			text := truncate(fullText(err), 4*maxLogged)
+			ok, dropped := failures.Allow(fmt.Sprint(of...), code.String()+text, time.Now())
+			if dropped > 0 {
+				logger = logger.WithValues("notLogged", dropped)
+			}
+			switch {
+			case !ok:
+			case unexpected(code):
+				logger.Error(errors.New(text), "Request failed", "code", code, "duration", took)
+			default:
+				logger.Info("Request failed", "code", code, "duration", took, "reason", text)
+			}
 		}
 		if err == nil {
 			logger.V(answer).Info("Response", "response", redact.Message(resp), "duration", took)
@@ -79,13 +97,13 @@ func logRequests(logger klog.Logger, running *inflight) grpc.UnaryServerIntercep
 func subject(method string, req any) []any {
 	values := []any{"method", path.Base(method)}
 	if r, ok := req.(interface{ GetVolumeId() string }); ok && r.GetVolumeId() != "" {
-		values = append(values, "volume", r.GetVolumeId())
+		values = append(values, "volume", truncate(r.GetVolumeId(), maxLogged))
 	}
 	if r, ok := req.(interface{ GetName() string }); ok && r.GetName() != "" {
-		values = append(values, "name", r.GetName())
+		values = append(values, "name", truncate(r.GetName(), maxLogged))
 	}
 	if r, ok := req.(interface{ GetTargetPath() string }); ok && r.GetTargetPath() != "" {
-		values = append(values, "target", r.GetTargetPath())
+		values = append(values, "target", truncate(r.GetTargetPath(), maxLogged))
 	}
 	return values
 }
@@ -100,14 +118,18 @@ func mapErrors(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler
 
 // recoverPanics converts a panic to an error without a kind: Internal, or Aborted if the method may have changed something. The CO does
 // not get the panic value, because it may contain secrets.
-func recoverPanics(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			klog.FromContext(ctx).Error(fmt.Errorf("panic: %v", p), "Panic in request handler", "stack", string(debug.Stack()))
-			resp, err = nil, fault.Errorf(fault.Unknown, "%s panicked, which is a bug of the driver; its log has the stack", path.Base(info.FullMethod))
-		}
-	}()
-	return handler(ctx, req)
+func recoverPanics(failures *loglimit.Limiter) grpc.UnaryServerInterceptor {
+	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
+		defer func() {
+			if p := recover(); p != nil {
+				if ok, _ := failures.Allow("panic "+info.FullMethod, fmt.Sprint(p), time.Now()); ok {
+					klog.FromContext(ctx).Error(fmt.Errorf("panic: %v", p), "Panic in request handler", "stack", string(debug.Stack()))
+				}
+				resp, err = nil, fault.Errorf(fault.Unknown, "%s panicked, which is a bug of the driver; its log has the stack", path.Base(info.FullMethod))
+			}
+		}()
+		return handler(ctx, req)
+	}
 }
 
 // answerBefore is how long before the caller's deadline a request ends. Otherwise the caller sees its own timeout, and not the reason.

@@ -3,6 +3,8 @@ package driver
 import (
 	"context"
 	"errors"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -15,6 +17,7 @@ import (
 	"k8s.io/klog/v2/textlogger"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/loglimit"
 )
 
 func TestFailureIsLoggedOnceWithWhatItIsAbout(t *testing.T) {
@@ -51,7 +54,7 @@ func TestVerbosityDecidesWhatIsLogged(t *testing.T) {
 		6: {[]string{`"Request" method="Probe"`, `"Response" method="Probe"`}, nil},
 	} {
 		log := &logBuffer{}
-		handler := logRequests(textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(log), textlogger.Verbosity(verbosity))), &inflight{})
+		handler := logRequests(textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(log), textlogger.Verbosity(verbosity))), &inflight{}, &loglimit.Limiter{})
 		call := func(method string, req any, err error) {
 			_, _ = handler(t.Context(), req, &grpc.UnaryServerInfo{FullMethod: method}, func(context.Context, any) (any, error) { return &csi.ProbeResponse{}, err })
 		}
@@ -72,9 +75,47 @@ func TestVerbosityDecidesWhatIsLogged(t *testing.T) {
 	}
 }
 
+// TestFailedRequests_LogIsBounded fails many requests, the same one and others with long values.
+func TestFailedRequests_LogIsBounded(t *testing.T) {
+	metrics, err := NewMetrics("s3.csi.driver", "v0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	log := &logBuffer{}
+	logger := textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(log)))
+	call := func(chain []grpc.UnaryServerInterceptor, req *csi.NodePublishVolumeRequest, err error) {
+		info := &grpc.UnaryServerInfo{FullMethod: csi.Node_NodePublishVolume_FullMethodName}
+		handler := func(context.Context, any) (any, error) { return nil, err }
+		for _, i := range slices.Backward(chain) {
+			next := handler
+			handler = func(ctx context.Context, req any) (any, error) { return i(ctx, req, info, next) }
+		}
+		_, _ = handler(t.Context(), req)
+	}
+	chain := interceptors(logger, metrics, &inflight{})
+	for i := range 1000 {
+		call(chain, publishRequest(), fault.Errorf(fault.Unavailable, "no answer for %d s", i))
+	}
+	if n := strings.Count(log.String(), "Request failed"); n != 1 {
+		t.Errorf("the same failure is logged %d times", n)
+	}
+	call(chain, publishRequest(), fault.Errorf(fault.Unavailable, "another reason"))
+	if !strings.Contains(log.String(), "another reason") || !strings.Contains(log.String(), "notLogged=999") {
+		t.Errorf("another failure, and the number of those that were not logged, is missing:\n%s", log)
+	}
+	for i := range 10000 {
+		req := publishRequest()
+		req.VolumeId, req.TargetPath = strings.Repeat("x", 10000)+strconv.Itoa(i), strings.Repeat("y", 10000)
+		call(chain, req, fault.Errorf(fault.Invalid, "%s", req.VolumeId))
+	}
+	if size := len(log.String()); size > 1<<20 {
+		t.Errorf("the log of 10000 failures has %d bytes", size)
+	}
+}
+
 func TestInnerLogsCarryTheRequestsSubject(t *testing.T) {
 	log := &logBuffer{}
-	handler := logRequests(newTestLogger(log), &inflight{})
+	handler := logRequests(newTestLogger(log), &inflight{}, &loglimit.Limiter{})
 	_, err := handler(t.Context(), publishRequest(), &grpc.UnaryServerInfo{FullMethod: csi.Node_NodePublishVolume_FullMethodName}, func(ctx context.Context, _ any) (any, error) {
 		klog.FromContext(ctx).Info("inner")
 		return &csi.NodePublishVolumeResponse{}, nil

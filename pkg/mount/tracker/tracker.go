@@ -6,13 +6,13 @@ package tracker
 
 import (
 	"context"
-	"strings"
 	"sync"
 	"time"
 
 	"k8s.io/klog/v2"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
+	"github.com/s3-csi/s3-csi-driver/pkg/loglimit"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 )
 
@@ -31,7 +31,7 @@ const (
 // Tracker has the entries of all mounts.
 type Tracker struct {
 	metrics metrics
-	log     logDeduper
+	log     loglimit.Limiter
 	now     func() time.Time
 	lingers notifier
 
@@ -42,7 +42,7 @@ type Tracker struct {
 
 // New returns a tracker without entries. overdue returns the number of system calls that are blocked after their callers timed out.
 func New(overdue func() int) *Tracker {
-	return &Tracker{metrics: newMetrics(overdue), now: time.Now, mounts: map[string]*Mount{}}
+	return &Tracker{metrics: newMetrics(overdue), log: loglimit.Limiter{Repeat: repeatAfter}, now: time.Now, mounts: map[string]*Mount{}}
 }
 
 // Mount returns the entry of a mount, which is made if there is none.
@@ -333,47 +333,12 @@ func (m *Mount) RestartDone(err error) {
 // repeatAfter is how often an error that stays the same is logged.
 const repeatAfter = 10 * time.Minute
 
-// logDeduper keeps errors that recur with every reconcile pass from filling the log.
-type logDeduper struct {
-	mu     sync.Mutex
-	logged map[string]logged // by subject
-}
-
-type logged struct {
-	text string
-	when time.Time
-}
-
 // LogError logs an error about a subject, unless the same error was logged less than ten minutes ago. Numbers do not count:
 // durations and sizes differ each time.
 func (t *Tracker) LogError(ctx context.Context, subject string, err error, message string, kv ...any) {
-	if t.log.isNew(subject, err.Error(), time.Now()) {
+	if ok, _ := t.log.Allow(subject, err.Error(), time.Now()); ok {
 		klog.FromContext(ctx).Error(err, message, kv...)
 	}
-}
-
-func (d *logDeduper) isNew(subject, text string, now time.Time) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for s, l := range d.logged {
-		if now.Sub(l.when) >= repeatAfter {
-			delete(d.logged, s)
-		}
-	}
-	text = strings.Map(func(r rune) rune {
-		if r >= '0' && r <= '9' {
-			return -1
-		}
-		return r
-	}, text)
-	if d.logged[subject].text == text {
-		return false
-	}
-	if d.logged == nil {
-		d.logged = map[string]logged{}
-	}
-	d.logged[subject] = logged{text, now}
-	return true
 }
 
 // LogConflicts counts and logs new conflicts that a mount's helper reports: files whose objects another writer had changed. quarantine

@@ -56,25 +56,6 @@ func TestTheFirstCauseIsReported(t *testing.T) {
 	}
 }
 
-// An error that recurs each minute with other numbers is logged once in a while.
-func TestErrorsAreNotRepeatedForTheirNumbers(t *testing.T) {
-	var d logDeduper
-	now := time.Now()
-	for _, step := range []struct {
-		after time.Duration
-		text  string
-		want  bool
-	}{
-		{0, "draining: 3 uploads (for 61s)", true}, {time.Minute, "draining: 2 uploads (for 121s)", false}, {time.Minute, "no answer", true},
-		{repeatAfter, "no answer", true},
-	} {
-		now = now.Add(step.after)
-		if got := d.isNew("m", step.text, now); got != step.want {
-			t.Errorf("%q: %t", step.text, got)
-		}
-	}
-}
-
 // A probe of a client that was replaced meanwhile says nothing about the one that runs.
 func TestAProbeIsOfOneClient(t *testing.T) {
 	tr := New(nil)
