@@ -117,8 +117,10 @@ func TestHungProcess_DelaysNoOtherVolume(t *testing.T) {
 		frozen := e.clientAt(client, hungAt).PID
 		pod := containers.Start(t, containers.Options{PodUID: podUID, Mounts: []containers.Mount{{Source: target, Target: "/data"}}})
 		agent := container(t)
-		hang(t, filepath.Join(hungAt, "file"), func() { rigtest.Freeze(t, frozen) })
-		t.Cleanup(func() { _ = unix.Kill(frozen, unix.SIGCONT) })
+		hang(t, filepath.Join(hungAt, "file"), func() {
+			t.Cleanup(func() { _ = unix.Kill(frozen, unix.SIGCONT) })
+			rigtest.Freeze(t, frozen)
+		})
 
 		watch := pod.Watch("/data/file")
 		heals := func() {
