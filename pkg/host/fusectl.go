@@ -111,11 +111,12 @@ func (f *Fusectl) Open(ctx context.Context, minor uint32) (*Connection, error) {
 		c = &Connection{minor: minor}
 		for name, file := range map[string]**os.File{"waiting": &c.waiting, "abort": &c.abort} {
 			fd, err := unix.Open(path.Join(dir, name), unix.O_PATH|unix.O_CLOEXEC, 0)
+			if errors.Is(err, unix.ENOENT) { // it has just ended
+				c.Close()
+				return nil, nil
+			}
 			if err != nil {
 				c.Close()
-				if errors.Is(err, unix.ENOENT) {
-					return nil, nil
-				}
 				return nil, fmt.Errorf("%s: %w", what, err)
 			}
 			*file = os.NewFile(uintptr(fd), name)

@@ -29,8 +29,10 @@ func TestParseMounts(t *testing.T) {
 			Mount{1, 2, 0, 53, "/a b", "/t\\\t\n", "ro", "fuse", "s3csi:default:b/p q/:k-1", "rw,user_id=1", []string{"shared:7", "master:3"}}},
 		{"no source", "1 2 0:5 / /t rw unbindable - tmpfs  rw", Mount{1, 2, 0, 5, "/", "/t", "rw", "tmpfs", "", "rw", []string{"unbindable"}}},
 		{"a long field", "1 2 0:5 / /t rw - overlay overlay " + long, Mount{1, 2, 0, 5, "/", "/t", "rw", "overlay", "overlay", long[:maxField] + "\x00", nil}},
-		{"a long field before others", "1 2 0:5 /" + long + " /t ro - ext4 /dev/vda rw", Mount{1, 2, 0, 5, ("/" + long)[:maxField] + "\x00", "/t", "ro", "ext4", "/dev/vda", "rw", nil}},
-		{"the longest path", "1 2 0:5 /" + long[:maxField-1] + " /t ro - ext4 /dev/vda rw", Mount{1, 2, 0, 5, "/" + long[:maxField-1], "/t", "ro", "ext4", "/dev/vda", "rw", nil}},
+		{"a long field before others", "1 2 0:5 /" + long + " /t ro - ext4 /dev/vda rw",
+			Mount{1, 2, 0, 5, ("/" + long)[:maxField] + "\x00", "/t", "ro", "ext4", "/dev/vda", "rw", nil}},
+		{"the longest path", "1 2 0:5 /" + long[:maxField-1] + " /t ro - ext4 /dev/vda rw",
+			Mount{1, 2, 0, 5, "/" + long[:maxField-1], "/t", "ro", "ext4", "/dev/vda", "rw", nil}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			for _, size := range []int{1, 7, 1 << 20} { // of the parts that the kernel returns
@@ -66,8 +68,10 @@ func FuzzMountTable(f *testing.F) {
 			t.Errorf("%d mounts and %d other lines of %q", len(p.mounts), p.skipped, data)
 		}
 		for _, m := range p.mounts {
-			if len(m.Root) > maxField+1 || len(m.Mountpoint) > maxField+1 || len(m.Source) > maxField+1 || len(m.SuperOptions) > maxField+1 || len(m.Optional) > maxFields {
-				t.Errorf("too long: %+v", m)
+			for _, field := range append(m.Optional, m.Root, m.Mountpoint, m.Options, m.FSType, m.Source, m.SuperOptions) {
+				if len(field) > maxField+1 {
+					t.Errorf("too long: %+v", m)
+				}
 			}
 		}
 		if parts := parse(data, 3); !reflect.DeepEqual(parts.mounts, p.mounts) || parts.skipped != p.skipped {
