@@ -38,7 +38,8 @@ func rootOf(operation string) string {
 // readListings refuses a successful response that is not S3's, such as the page of a proxy or an empty body: the SDK would return it as a listing
 // without objects, or as a bucket without tags. In listings it replaces what XML cannot express, because one such key makes the SDK refuse all.
 func readListings(s *middleware.Stack) error {
-	return s.Deserialize.Insert(middleware.DeserializeMiddlewareFunc("ReadListings", func(ctx context.Context, in middleware.DeserializeInput, next middleware.DeserializeHandler) (middleware.DeserializeOutput, middleware.Metadata, error) {
+	return s.Deserialize.Insert(middleware.DeserializeMiddlewareFunc("ReadListings", func(ctx context.Context, in middleware.DeserializeInput,
+		next middleware.DeserializeHandler) (middleware.DeserializeOutput, middleware.Metadata, error) {
 		out, metadata, err := next.HandleDeserialize(ctx, in)
 		operation := awsmiddleware.GetOperationName(ctx)
 		want := rootOf(operation)
@@ -54,7 +55,8 @@ func readListings(s *middleware.Stack) error {
 		default:
 			data = notXML.ReplaceAll(bytes.ToValidUTF8(data, []byte("\uFFFD")), []byte("\uFFFD"))
 			if root := rootElement(data); root != want && root != "Error" {
-				err = fault.Errorf(fault.Unavailable, "the response to %s has the element %q instead of %q; check that the endpoint is an S3 service and that no proxy answers for it",
+				err = fault.Errorf(fault.Unavailable,
+					"the response to %s has the element %q instead of %q; check that the endpoint is an S3 service and that no proxy answers for it",
 					operation, Clip(root, 40), want)
 			}
 		}
@@ -70,7 +72,8 @@ func readListings(s *middleware.Stack) error {
 }
 
 // notXML matches characters that XML cannot express, as they are and as references.
-var notXML = regexp.MustCompile(`[\x00-\x08\x0b\x0c\x0e-\x1f\x{FFFE}\x{FFFF}]|&#0*(?:[0-8]|1[124-9]|2[0-9]|3[01]|6553[45]);|&#x0*(?:[0-8bcef]|1[0-9a-f]|fff[ef]);|&#x0*(?:[BCEF]|1[A-F]|FFF[EF]);`)
+var notXML = regexp.MustCompile(`[\x00-\x08\x0b\x0c\x0e-\x1f\x{FFFE}\x{FFFF}]|` +
+	`&#0*(?:[0-8]|1[124-9]|2[0-9]|3[01]|6553[45]);|&#x0*(?:[0-8bcefBCEF]|1[0-9a-fA-F]|[fF]{3}[efEF]);`)
 
 // rootElement returns the name of the first element, or "" if there is none.
 func rootElement(data []byte) string {

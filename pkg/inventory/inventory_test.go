@@ -83,7 +83,8 @@ func TestOrphansAreShown(t *testing.T) {
 	if err := d.Text(&b); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"default:data/well/", "5.0GiB", "2d00h", "s3.csi.driver@other", "too many objects", "while it was made: 7", "not read: backend lab: denied"} {
+	for _, want := range []string{"default:data/well/", "5.0GiB", "2d00h", "s3.csi.driver@other", "too many objects", "while it was made: 7",
+		"not read: backend lab: denied"} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("the text does not have %q:\n%s", want, b.String())
 		}

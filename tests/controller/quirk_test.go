@@ -84,8 +84,10 @@ func TestSnapshot_MisnamedObjectsAreRefusedByName(t *testing.T) {
 // Every name that a server can hold is in a snapshot, in the volumes made of it, and gone after a deletion.
 func TestSnapshot_NamesOfAllKindsAreKept(t *testing.T) {
 	names := []string{
-		"plus+plus", "space space", "percent%25", "100%", "a&b=c?d#e", "ü", "u\u0308", "\u1112\u1161\u11ab", "emoji😀", "dir/", "d//double", "dot/./x", "up/../x", "\x01", "tab\tx", "cr\rx", "lf\nx",
-		"\x7f", "\u0085", "\ufffd", "\ufffe", "quote'\"", "<angle>", "back\\slash", "star*", " lead", "trail ", "$(x)", strings.Repeat("k", 200) + "/" + strings.Repeat("l", 200),
+		"plus+plus", "space space", "percent%25", "100%", "a&b=c?d#e", "ü", "u\u0308", "\u1112\u1161\u11ab", "emoji😀", "dir/",
+		"d//double", "dot/./x", "up/../x", "\x01", "tab\tx", "cr\rx", "lf\nx",
+		"\x7f", "\u0085", "\ufffd", "\ufffe", "quote'\"", "<angle>", "back\\slash", "star*", " lead", "trail ", "$(x)",
+		strings.Repeat("k", 200) + "/" + strings.Repeat("l", 200),
 		strings.TrimSuffix(strings.Repeat(strings.Repeat("m", 199)+"/", 5), "/"),
 	}
 	each(t, func(t *testing.T, e *env) {
@@ -393,7 +395,8 @@ func TestRun_ThrottledRequestsAreRepeated(t *testing.T) {
 			id := p.create(fmt.Sprint("v", i))
 			e.put(numbered(id.Prefix, 3)...)
 			// More than the SDK repeats by itself; each of the others makes all wait longer.
-			times := map[string]int{"GetObject": 4, "PutObject": 4, "CreateMultipartUpload": 4, "ListMultipartUploads": 4, "HeadObject": 1, "CopyObject": 1, "ListObjectsV2": 1, "DeleteObjects": 1}
+			times := map[string]int{"GetObject": 4, "PutObject": 4, "CreateMultipartUpload": 4, "ListMultipartUploads": 4, "HeadObject": 1, "CopyObject": 1,
+				"ListObjectsV2": 1, "DeleteObjects": 1}
 			throttled := func(from string) {
 				seen := map[string]int{}
 				var began bool

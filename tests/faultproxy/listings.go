@@ -99,7 +99,8 @@ func Unsorted() Quirk {
 // RepeatsToken lists the first page again and again.
 func RepeatsToken() Quirk {
 	return listings(func(body string) string {
-		return rootElement.ReplaceAllString(truncation.ReplaceAllString(body, ""), "$0<IsTruncated>true</IsTruncated><NextContinuationToken>again</NextContinuationToken>")
+		return rootElement.ReplaceAllString(truncation.ReplaceAllString(body, ""),
+			"$0<IsTruncated>true</IsTruncated><NextContinuationToken>again</NextContinuationToken>")
 	})
 }
 

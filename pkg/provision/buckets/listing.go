@@ -40,7 +40,8 @@ func plainKey(key *string, encoding types.EncodingType) (string, error) {
 	}
 	plain, err := url.QueryUnescape(s)
 	if err != nil {
-		return "", fault.Errorf(fault.Precondition, "the service says that it encodes the keys of its listing, but does not encode %q: its listings are unreliable", s)
+		return "", fault.Errorf(fault.Precondition, "the service says that it encodes the keys of its listing, but does not encode %q: its listings are unreliable",
+			s)
 	}
 	return plain, nil
 }
@@ -118,9 +119,11 @@ func List(ctx context.Context, b Bucket, prefix string, from From, options ...fu
 		return Listing{}, err
 	}
 	if n := len(out.Contents) + len(out.CommonPrefixes); int(aws.ToInt32(out.KeyCount)) > n {
-		return Listing{}, fault.Errorf(fault.Unavailable, "the service says that its listing has %d keys, but it has %d: its listings are unreliable", *out.KeyCount, n)
+		return Listing{}, fault.Errorf(fault.Unavailable, "the service says that its listing has %d keys, but it has %d: its listings are unreliable",
+			*out.KeyCount, n)
 	}
-	l := Listing{Objects: make([]Listed, len(out.Contents)), More: aws.ToBool(out.IsTruncated), Token: aws.ToString(out.NextContinuationToken), Encoded: out.EncodingType != ""}
+	l := Listing{Objects: make([]Listed, len(out.Contents)), More: aws.ToBool(out.IsTruncated), Token: aws.ToString(out.NextContinuationToken),
+		Encoded: out.EncodingType != ""}
 	for i, c := range out.Contents {
 		l.Objects[i] = Listed{ETag: aws.ToString(c.ETag), Size: aws.ToInt64(c.Size)}
 		if l.Objects[i].Key, err = plainKey(c.Key, out.EncodingType); err != nil {

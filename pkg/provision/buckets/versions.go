@@ -46,8 +46,8 @@ type VersionsFrom struct {
 	Size         int32 // 0: the service's choice
 }
 
-// ListVersions lists a page of versions and delete markers after a key, or after a version of it. The order is that of the service's response. The SDK keeps versions and delete markers apart, which loses the order of those with the same time, so this function
-// reads the response itself.
+// ListVersions lists a page of versions and delete markers after a key, or after a version of it, in the order of the service's response. The SDK
+// keeps versions and delete markers apart, which loses the order of those with the same time, so this function reads the response itself.
 func ListVersions(ctx context.Context, b Bucket, prefix string, from VersionsFrom, options ...func(*s3.Options)) (VersionPage, error) {
 	ctx, cancel := context.WithTimeout(ctx, RequestBound)
 	defer cancel()
@@ -286,7 +286,8 @@ func (m *markers) prove(ctx context.Context) error {
 	defer cancel()
 	var made *s3.CopyObjectOutput
 	err := throttle.Repeat(ctx, func(ctx context.Context) (err error) {
-		made, err = m.b.Client.CopyObject(ctx, &s3.CopyObjectInput{Bucket: m.b.Name(), Key: &m.copyOf, CopySource: aws.String(m.b.Info.Name + "/" + m.key + "?versionId=" + m.ids[0])}, NoRetry)
+		made, err = m.b.Client.CopyObject(ctx, &s3.CopyObjectInput{Bucket: m.b.Name(), Key: &m.copyOf,
+			CopySource: aws.String(m.b.Info.Name + "/" + m.key + "?versionId=" + m.ids[0])}, NoRetry)
 		return err
 	})
 	if err != nil {

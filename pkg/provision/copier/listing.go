@@ -81,7 +81,8 @@ func (c *nameCheck) err(p Place) error {
 	if len(c.bad) == 0 {
 		return nil
 	}
-	return fault.Errorf(fault.Precondition, "%s of %s cannot be copied: these names are not UTF-8, or the service lists them without an encoding and with U+FFFD in place of other characters, "+
+	return fault.Errorf(fault.Precondition, "%s of %s cannot be copied: these names are not UTF-8, or the service lists them without an encoding and with "+
+		"U+FFFD in place of other characters, "+
 		"so that the names of the objects are unknown; give these objects names without control characters", buckets.Quoted(c.bad), p)
 }
 

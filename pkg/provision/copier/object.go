@@ -94,8 +94,9 @@ func (r *mover) copyObject(ctx context.Context, o Object) (e entry, changed bool
 			case headErr != nil:
 				return entry{}, changed, r.refused(o, headErr)
 			case absent:
-				return entry{}, changed, fault.Errorf(fault.Precondition, "copying %q of %s: the service says that there is no such object, but HEAD finds it: it does not read the names of sources as S3 does; "+
-					"give the object a name without special characters: %w", o.Key, r.Source.Place(), backend.Classify(err, "copying"))
+				return entry{}, changed, fault.Errorf(fault.Precondition,
+					"copying %q of %s: the service says that there is no such object, but HEAD finds it: it does not read the names of sources as S3 does; "+
+						"give the object a name without special characters: %w", o.Key, r.Source.Place(), backend.Classify(err, "copying"))
 			}
 			o, absent, changed = have, true, changed || replaced // it may have come back
 			continue
@@ -203,7 +204,8 @@ func sourceCondition(o Object, bare int32) *string {
 // drop removes an object from the target.
 func (r *mover) drop(ctx context.Context, key string) error {
 	err := r.bounded(ctx, func(ctx context.Context) error {
-		_, err := r.Target.Bucket.Client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: r.Target.Bucket.Name(), Key: aws.String(r.Target.Prefix + key)}, buckets.NoRetry)
+		_, err := r.Target.Bucket.Client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: r.Target.Bucket.Name(), Key: aws.String(r.Target.Prefix + key)},
+			buckets.NoRetry)
 		return err
 	})
 	return backend.Classify(err, "removing "+r.Target.Prefix+key+" of "+r.Target.Bucket.String())
@@ -234,7 +236,8 @@ func (r *mover) copyParts(ctx context.Context, o Object, bare int32) (etag strin
 	if err == nil {
 		err = r.copying(ctx, 0, func(ctx context.Context) (err error) {
 			out, err = r.Target.Bucket.Client.CompleteMultipartUpload(ctx, &s3.CompleteMultipartUploadInput{
-				Bucket: create.Bucket, Key: create.Key, UploadId: up.UploadId, MultipartUpload: &types.CompletedMultipartUpload{Parts: parts}, IfNoneMatch: targetCondition(bare),
+				Bucket: create.Bucket, Key: create.Key, UploadId: up.UploadId, IfNoneMatch: targetCondition(bare),
+				MultipartUpload: &types.CompletedMultipartUpload{Parts: parts},
 			}, buckets.NoRetry)
 			return err
 		})
@@ -256,7 +259,8 @@ func (r *mover) putEmpty(ctx context.Context, o Object, bare int32) (etag string
 	if err != nil {
 		return "", err
 	}
-	in := &s3.PutObjectInput{Bucket: like.Bucket, Key: like.Key, Metadata: like.Metadata, ContentType: like.ContentType, Tagging: like.Tagging, IfNoneMatch: targetCondition(bare)}
+	in := &s3.PutObjectInput{Bucket: like.Bucket, Key: like.Key, Metadata: like.Metadata, ContentType: like.ContentType, Tagging: like.Tagging,
+		IfNoneMatch: targetCondition(bare)}
 	err = r.bounded(ctx, func(ctx context.Context) error {
 		out, err := r.Target.Bucket.Client.PutObject(ctx, in, buckets.NoRetry)
 		if err == nil {
@@ -309,7 +313,8 @@ func (r *mover) uploadLike(ctx context.Context, o Object, bare int32) (*s3.Creat
 	key := aws.String(from.Prefix + o.Key)
 	var head *s3.HeadObjectOutput
 	err := r.bounded(ctx, func(ctx context.Context) (err error) {
-		head, err = from.Bucket.Client.HeadObject(ctx, &s3.HeadObjectInput{Bucket: from.Bucket.Name(), Key: key, VersionId: backend.Optional(o.Version), IfMatch: sourceCondition(o, bare)}, buckets.NoRetry)
+		head, err = from.Bucket.Client.HeadObject(ctx, &s3.HeadObjectInput{Bucket: from.Bucket.Name(), Key: key, VersionId: backend.Optional(o.Version),
+			IfMatch: sourceCondition(o, bare)}, buckets.NoRetry)
 		return err
 	})
 	if err != nil {
@@ -385,9 +390,11 @@ func copySource(from Place, o Object) *string {
 // lost is the error for an object that must be as it was, and is not.
 func (r *mover) lost(o Object) error {
 	if o.Version == "" {
-		return fault.Errorf(fault.Precondition, "%q of %s is not as the manifest of the snapshot says: another program deleted or changed it", o.Key, r.Source.Place())
+		return fault.Errorf(fault.Precondition, "%q of %s is not as the manifest of the snapshot says: another program deleted or changed it", o.Key,
+			r.Source.Place())
 	}
-	return fault.Errorf(fault.Precondition, "version %s of %q of %s was deleted or replaced before it was copied: a lifecycle rule or another program must keep old versions until the copy is finished",
+	return fault.Errorf(fault.Precondition, "version %s of %q of %s was deleted or replaced before it was copied: a lifecycle rule or another program must "+
+		"keep old versions until the copy is finished",
 		o.Version, o.Key, r.Source.Place())
 }
 
@@ -395,7 +402,8 @@ func (r *mover) lost(o Object) error {
 func (r *mover) refused(o Object, err error) error {
 	what := fmt.Sprintf("copying %q of %s", o.Key, r.Source.Place())
 	if o.Size > r.limit.Load() && backend.IsUnsupported(err) {
-		return fault.Errorf(fault.Unsupported, "%w; the service copies its %d bytes neither in parts (UploadPartCopy) nor at once (CopyObject)", backend.Classify(err, what), o.Size)
+		return fault.Errorf(fault.Unsupported, "%w; the service copies its %d bytes neither in parts (UploadPartCopy) nor at once (CopyObject)",
+			backend.Classify(err, what), o.Size)
 	}
 	switch backend.ErrorCode(err) {
 	case "InvalidObjectState":

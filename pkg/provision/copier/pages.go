@@ -252,8 +252,9 @@ func (r *run) confirmGone(ctx context.Context, after string, w *pageWork) error 
 		case len(left) == 0:
 			return nil
 		case attempt == goneAttempts:
-			return fault.Errorf(fault.Precondition, "%s of %s cannot be copied: the service lists these keys, but has no such objects: the names in its listing are not those of the objects; "+
-				"give them names without special characters", buckets.Quoted(left), r.Source.Place())
+			return fault.Errorf(fault.Precondition,
+				"%s of %s cannot be copied: the service lists these keys, but has no such objects: the names in its listing are not those of the objects; "+
+					"give them names without special characters", buckets.Quoted(left), r.Source.Place())
 		case !throttle.Pause(ctx, attempt):
 			return context.Cause(ctx)
 		}

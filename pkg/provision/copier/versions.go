@@ -43,7 +43,8 @@ func (v Versions) Page(ctx context.Context, _ int, after string) (Page, error) {
 				return Page{}, err
 			case key != "" && (key < after || len(group) > 0 && item.Key < group[0].Key):
 				return Page{}, cmp.Or(check.err(v.Of), fault.Errorf(fault.Unsupported,
-					"the service lists versions of the key %q after those of greater keys: a copy needs listings in the order of keys, with the encoding that they name", item.Key))
+					"the service lists versions of the key %q after those of greater keys: a copy needs listings in the order of keys, with the encoding that they name",
+					item.Key))
 			case key == after: // the directory of the prefix itself, or the key after which the page starts
 				continue
 			}

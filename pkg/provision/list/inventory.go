@@ -192,8 +192,8 @@ func ofVolume(r records.Record) Entry {
 
 func ofSnapshot(s records.Snapshot) Entry {
 	return Entry{
-		ID: s.SnapshotID, Name: s.Name, Owner: s.Owner(), State: s.State, OnDelete: string(s.OnDelete), Bytes: s.Bytes, Changed: s.Changed, Source: s.Source, Failure: s.Failure,
-		Created: s.Created, Updated: s.Updated,
+		ID: s.SnapshotID, Name: s.Name, Owner: s.Owner(), State: s.State, OnDelete: string(s.OnDelete), Bytes: s.Bytes, Source: s.Source,
+		Changed: s.Changed, Failure: s.Failure, Created: s.Created, Updated: s.Updated,
 	}
 }
 

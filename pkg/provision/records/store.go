@@ -146,7 +146,8 @@ func (s *Store) Segments(ctx context.Context, b buckets.Bucket, after string) (s
 		}
 	}
 	if page.More && len(segments) == 0 {
-		return nil, false, fault.Errorf(fault.Unavailable, "the service lists no more keys below %q of %s, but says that there are some: its listings are unreliable", prefix, b)
+		return nil, false, fault.Errorf(fault.Unavailable,
+			"the service lists no more keys below %q of %s, but says that there are some: its listings are unreliable", prefix, b)
 	}
 	return segments, page.More, nil
 }

@@ -56,7 +56,8 @@ func (v prefixVolume) unowned(ctx context.Context, b buckets.Bucket) error {
 	empty, err := buckets.IsEmpty(ctx, b, v.id.Prefix)
 	if err == nil && !empty {
 		err = fault.Errorf(fault.Precondition, "volume %s: there is data below %q in %s, but no record shows that %s created this volume: nothing is deleted; "+
-			"delete the data by hand if it is unused, or remove the volume without deleting it (in Kubernetes: reclaim policy Retain)", v.id, v.id.Prefix, b, v.Records.Owner)
+			"delete the data by hand if it is unused, or remove the volume without deleting it (in Kubernetes: reclaim policy "+
+			"Retain)", v.id, v.id.Prefix, b, v.Records.Owner)
 	}
 	return err
 }

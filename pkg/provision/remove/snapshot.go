@@ -91,7 +91,8 @@ func (s snapshot) find(ctx context.Context, keys credentials.Keys) (bool, error)
 func (s snapshot) unowned(ctx context.Context, b buckets.Bucket) error {
 	empty, err := buckets.IsEmpty(ctx, b, s.id.Prefix())
 	if err == nil && !empty {
-		err = fault.Errorf(fault.Precondition, "snapshot %s: there is data below %q in %s, but no record shows that %s made this snapshot: nothing is deleted; delete the data by hand if it is unused",
+		err = fault.Errorf(fault.Precondition, "snapshot %s: there is data below %q in %s, but no record shows that %s made this snapshot: nothing is deleted; "+
+			"delete the data by hand if it is unused",
 			s.id, s.id.Prefix(), b, s.Records.Owner)
 	}
 	return err
