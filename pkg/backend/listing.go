@@ -53,7 +53,7 @@ func readListings(s *middleware.Stack) error {
 		case len(data) > maxListing:
 			err = fault.Errorf(fault.Unavailable, "the response to %s has more than %d bytes", operation, maxListing)
 		default:
-			data = notXML.ReplaceAll(bytes.ToValidUTF8(data, []byte("\uFFFD")), []byte("\uFFFD"))
+			data = expressible(data)
 			if root := rootElement(data); root != want && root != "Error" {
 				err = fault.Errorf(fault.Unavailable,
 					"the response to %s has the element %q instead of %q; check that the endpoint is an S3 service and that no proxy answers for it",
@@ -69,6 +69,11 @@ func readListings(s *middleware.Stack) error {
 		}{bytes.NewReader(data), resp.Body}
 		return out, metadata, nil
 	}), "OperationDeserializer", middleware.After)
+}
+
+// expressible replaces what XML cannot express.
+func expressible(data []byte) []byte {
+	return notXML.ReplaceAll(bytes.ToValidUTF8(data, []byte("\uFFFD")), []byte("\uFFFD"))
 }
 
 // notXML matches characters that XML cannot express, as they are and as references.

@@ -1,6 +1,9 @@
 package backend
 
 import (
+	"bytes"
+	"encoding/xml"
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
@@ -72,4 +75,27 @@ func TestClients_WithoutHeaderTimeoutAServiceMayBeSilent(t *testing.T) {
 	if _, err := client.HeadBucket(WithoutHeaderTimeout(bounded(t)), &s3.HeadBucketInput{Bucket: aws.String("bucket")}); err != nil {
 		t.Error(err)
 	}
+}
+
+// A key that XML cannot express makes no listing unreadable.
+func FuzzListing_AnyKeyCanBeRead(f *testing.F) {
+	for _, key := range []string{"a", "\x01", "\ufffe", "\xff", "&#x0;&#0;", "&#xFFFF;", "&#x00001F;", "\r\n\t", "]]>"} {
+		f.Add([]byte(key))
+	}
+	f.Fuzz(func(t *testing.T, key []byte) {
+		var text bytes.Buffer
+		for _, b := range key {
+			if b == '<' || b == '>' || b == '&' {
+				fmt.Fprintf(&text, "&#x%X;", b)
+			} else {
+				text.WriteByte(b)
+			}
+		}
+		for _, raw := range [][]byte{text.Bytes(), fmt.Appendf(nil, "&#%d;&#x%x;", len(key)%70000, len(key)%70000)} {
+			var listing struct{ Key string }
+			if err := xml.Unmarshal(expressible(fmt.Appendf(nil, "<a><Key>%s</Key></a>", raw)), &listing); err != nil {
+				t.Errorf("%q: %v", raw, err)
+			}
+		}
+	})
 }

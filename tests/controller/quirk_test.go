@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/service/s3"
+	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision"
@@ -78,6 +79,17 @@ func TestSnapshot_MisnamedObjectsAreRefusedByName(t *testing.T) {
 				}
 			})
 		}
+	})
+}
+
+// The versions of a snapshot of one time are refused as its objects are.
+func TestSnapshot_MisnamedVersionsAreRefusedByName(t *testing.T) {
+	on(t, targets[1:], func(t *testing.T, e *env) { // versitygw has no snapshots of one time
+		e.setVersioning(e.bucket, types.BucketVersioningStatusEnabled)
+		id := e.process().create("v")
+		e.put(id.Prefix+"a+b", id.Prefix+"c")
+		_, err := e.behind(faultproxy.FindsNoSource("%2B")).process().trySnapshot("s", id, "consistency", "time")
+		e.want(err, fault.Precondition, `"a+b"`, "HEAD finds it")
 	})
 }
 
@@ -177,6 +189,17 @@ func TestDelete_AnswersThatAreNoListingsProveNothing(t *testing.T) {
 			p.kill()
 			e.same("data", e.keysBelow(id.Prefix), []string{id.Prefix + "a"})
 		}
+	})
+}
+
+// An unfinished upload whose name is wrong in the listing cannot be aborted.
+func TestDelete_MisnamedUploadsAreNamed(t *testing.T) {
+	one(t, func(t *testing.T, e *env) {
+		p := e.process()
+		id := p.create("v")
+		e.upload(id.Prefix + "a\x01")
+		e.want(p.tryDelete(id), fault.Busy, "unfinished upload", `v/a\ufffd`, "1 unfinished upload aborted")
+		e.state("v", "deleting")
 	})
 }
 

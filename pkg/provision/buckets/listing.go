@@ -46,17 +46,17 @@ func plainKey(key *string, encoding types.EncodingType) (string, error) {
 	return plain, nil
 }
 
-// shownKeys is the maximum number of keys in an error.
-const shownKeys = 3
+// ShownKeys is the maximum number of keys in an error.
+const ShownKeys = 3
 
 // Quoted returns some of the keys for messages.
 func Quoted(keys []string) string {
-	quoted := make([]string, min(len(keys), shownKeys))
+	quoted := make([]string, min(len(keys), ShownKeys))
 	for i := range quoted {
 		quoted[i] = strconv.QuoteToASCII(keys[i])
 	}
 	s := strings.Join(quoted, ", ")
-	if more := len(keys) - shownKeys; more > 0 {
+	if more := len(keys) - ShownKeys; more > 0 {
 		s += fmt.Sprintf(" and %d more", more)
 	}
 	return s

@@ -20,6 +20,9 @@ const (
 	// CleanupBound is the timeout of a clean-up, which also runs after the caller's context ended.
 	CleanupBound = 10 * time.Second
 
+	// askAgain is how long a service that does not list unfinished uploads is not tested again.
+	askAgain = time.Hour
+
 	probesPrefix = volume.RecordPrefix + "/probe/"
 )
 
@@ -126,10 +129,12 @@ func removeProbe(ctx context.Context, b Bucket, key string, versions map[string]
 func (o *Opener) uploadListing(ctx context.Context, b Bucket) (UploadListing, error) {
 	how, err := o.cache.get(ctx, b, "the test of upload listings", func(ctx context.Context) (known, error) {
 		how, err := ProbeUploadListing(ctx, b.AsOwn(), probesPrefix)
+		ttl := Unlimited
 		if how == UploadsNone {
+			ttl = askAgain // some refusals have other reasons
 			klog.FromContext(ctx).Info("Service does not list unfinished uploads, leaving them", "backend", b.Backend.Name, "bucket", b.Info.Name)
 		}
-		return known{value: int(how), ttl: Unlimited}, err
+		return known{value: int(how), ttl: ttl}, err
 	})
 	return UploadListing(how), err
 }

@@ -204,7 +204,10 @@ func (e *erasure) refuse(o buckets.Object, code, message string) {
 
 // nameOf names an object for messages.
 func nameOf(o buckets.Object) string {
-	if o.Version != "" {
+	switch {
+	case strings.HasPrefix(o.Version, uploadMark):
+		return o.Version + " of " + o.Key
+	case o.Version != "":
 		return o.Key + " version " + o.Version
 	}
 	return o.Key

@@ -28,8 +28,6 @@ const (
 	roundPages = 8
 	// maxTracked is the maximum number of objects of a pass that are remembered until the next one.
 	maxTracked = 100_000
-	// shownErrors is the maximum number of refusals in an error.
-	shownErrors = 3
 )
 
 // Eraser removes everything below a prefix. All methods may be called concurrently.
@@ -93,7 +91,7 @@ type refusals struct {
 func (r *refusals) add(what, code, message string) {
 	r.count++
 	r.denied = r.denied || code == "AccessDenied"
-	if len(r.first) < shownErrors {
+	if len(r.first) < buckets.ShownKeys {
 		r.first = append(r.first, fmt.Sprintf("%q: %s %s", what, code, strings.TrimSpace(message)))
 	}
 }
@@ -134,7 +132,7 @@ func (e *erasure) unfinished(ctx context.Context, pass int) error {
 	what := fmt.Sprintf("after %d passes objects are still below %q in %s", pass, e.Prefix, e.Bucket)
 	var names, absent []string
 	for _, o := range e.again {
-		if len(names) < shownErrors && !strings.HasPrefix(o.Version, uploadMark) {
+		if len(names) < buckets.ShownKeys && !strings.HasPrefix(o.Version, uploadMark) {
 			b := e.Bucket.AsOwn()
 			if _, err := b.Client.HeadObject(ctx, &s3.HeadObjectInput{Bucket: b.Name(), Key: &o.Key, VersionId: o.VersionID()}); backend.IsNotFound(err) {
 				absent = append(absent, nameOf(o))
@@ -153,7 +151,7 @@ func (e *erasure) unfinished(ctx context.Context, pass int) error {
 }
 
 // uploadMark is what the version of an unfinished upload begins with in erasure.before and now.
-const uploadMark = "of upload "
+const uploadMark = "unfinished upload "
 
 // abortUploads aborts unfinished uploads. It runs first, so that none can be completed later.
 func (e *erasure) abortUploads(ctx context.Context) (aborted int, err error) {
@@ -187,7 +185,7 @@ func (e *erasure) removeObjects(ctx context.Context) (found, removed int, err er
 	before := e.Progress.objects.Load()
 	if e.Versions {
 		found, err = e.removeVersions(ctx)
-		if backend.IsUnsupported(err) {
+		if backend.IsNotImplemented(err) { // a 400 may be about a marker, and would leave versions
 			e.Versions = false
 		}
 	}

@@ -47,7 +47,7 @@ func (e *erasure) anyObject(ctx context.Context) (found bool, err error) {
 	if e.Versions {
 		err = list(buckets.IsUnused)
 	}
-	if !e.Versions || backend.IsUnsupported(err) {
+	if !e.Versions || backend.IsNotImplemented(err) {
 		err = list(buckets.IsEmpty)
 	}
 	return !empty, err
