@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -193,13 +194,27 @@ func nodeMemory() (uint64, error) {
 	return node.Totalram * uint64(node.Unit), nil
 }
 
+// nameservers returns the addresses of the host's name servers, and of this process's, which mounts use with --node-dns=pod. Without a
+// readable file there are none.
+func nameservers(ctx context.Context, ns *host.Namespace) []netip.Addr {
+	own, _ := resolvconf.Read(resolvconf.File)
+	ctx, cancel := context.WithTimeout(ctx, nameserverBound)
+	defer cancel()
+	hosts, _ := host.Call(ctx, ns, "reading "+resolvconf.File, nil, func() (resolvconf.Config, error) { return resolvconf.Read(resolvconf.File) })
+	return append(own.Addresses(), hosts.Addresses()...)
+}
+
+// nameserverBound is how long the host may take to read a small file.
+const nameserverBound = 10 * time.Second
+
 // findSystemd returns the host's systemd, or nil and the reason for launcher process. A systemd that does not answer is an error,
 // because its running mounts could not be distinguished from exited ones.
 func findSystemd(ctx context.Context, ns *host.Namespace, program string, o driver.NodeOptions, one, all launcher.Limits, dns *resolvconf.Copy) (s *launcher.Systemd, why string, err error) {
 	if o.Launcher == driver.LauncherProcess {
 		return nil, "set with --launcher", nil
 	}
-	options := []launcher.SystemdOption{launcher.WithSystemdUIDs(launcher.UIDRange(o.UIDs)), launcher.WithDefaultLimits(one), launcher.WithSliceLimits(all)}
+	options := []launcher.SystemdOption{launcher.WithSystemdUIDs(launcher.UIDRange(o.UIDs)), launcher.WithDefaultLimits(one), launcher.WithSliceLimits(all),
+		launcher.WithSystemdNameservers(nameservers(ctx, ns)...)}
 	if dns != nil {
 		options = append(options, launcher.WithSystemdResolver(dns))
 	}

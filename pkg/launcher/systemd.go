@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -89,6 +90,11 @@ func WithProperties(p ...Property) SystemdOption { return func(s *Systemd) { s.s
 // kernel has no Landlock, they resolve names as the host does.
 func WithSystemdResolver(r Resolver) SystemdOption {
 	return func(s *Systemd) { s.sandbox.resolver, s.view = r, newView(s.ns, r) }
+}
+
+// WithSystemdNameservers sets the name servers that units may reach although they are among the addresses that the sandbox denies.
+func WithSystemdNameservers(all ...netip.Addr) SystemdOption {
+	return func(s *Systemd) { s.sandbox.nameservers = all }
 }
 
 // WithSystemdLandlock sets the version of Landlock that restricts helpers; 0 is none: then units have mount namespaces of their own. The

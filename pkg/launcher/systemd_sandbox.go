@@ -89,6 +89,8 @@ func (s Sandbox) Kind() string {
 type hostSandbox struct {
 	extra    []Property // set on every unit
 	resolver Resolver   // nil: units resolve names as the host does
+	// nameservers are never denied, except addresses of instance metadata.
+	nameservers []netip.Addr
 
 	mu         sync.Mutex
 	landlock   int               // version of Landlock that restricts helpers; 0: none
@@ -104,7 +106,7 @@ func (h *hostSandbox) clone() *hostSandbox {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return &hostSandbox{
-		extra: h.extra, resolver: h.resolver, landlock: h.landlock, noLandlock: h.noLandlock, unshared: h.unshared, version: h.version,
+		extra: h.extra, resolver: h.resolver, nameservers: h.nameservers, landlock: h.landlock, noLandlock: h.noLandlock, unshared: h.unshared, version: h.version,
 		lacking: maps.Clone(h.lacking), unenforced: maps.Clone(h.unenforced),
 	}
 }
@@ -136,7 +138,7 @@ func (h *hostSandbox) parts(writable []string, needs []netip.Addr, binds []resol
 
 // all are the properties that units may have: the sandbox and the files of the Resolver.
 func (h *hostSandbox) all(writable []string, needs []netip.Addr, binds []resolvconf.Bind, join bool) []sandboxed {
-	parts := unitSandbox(writable, needs, join)
+	parts := unitSandbox(writable, append(slices.Clone(h.nameservers), needs...), join)
 	if h.resolver == nil {
 		return parts
 	}
@@ -302,36 +304,76 @@ func instanceMetadata() []netip.Addr {
 	return []netip.Addr{
 		netip.MustParseAddr("169.254.169.254"), // AWS, Azure, GCP and most others
 		netip.MustParseAddr("fd00:ec2::254"),   // AWS, Amazon EC2 User Guide, "Access instance metadata"
+		netip.MustParseAddr("fe80::a9fe:a9fe"), // OpenStack and others: 169.254.169.254 as a link-local address
 	}
 }
 
-// otherMetadata are further such addresses, and those of agents that serve a container's credentials.
-func otherMetadata() []netip.Addr {
+// otherMetadata are further such addresses, and those of agents that serve a container's credentials. Link-local ranges are whole: clouds
+// use many addresses there.
+func otherMetadata() []netip.Prefix {
+	return []netip.Prefix{
+		// Amazon ECS and EKS Pod Identity (170.2, 170.23), Tencent (0.23), Scaleway (42.42), Rancher (169.250), and others
+		netip.MustParsePrefix("169.254.0.0/16"),
+		netip.MustParsePrefix("fe80::/10"),
+		netip.MustParsePrefix("fd00:ec2::23/128"),       // Amazon EKS User Guide, "Understand how EKS Pod Identity works"
+		netip.MustParsePrefix("100.100.100.200/32"),     // Alibaba Cloud ECS User Guide, "Instance metadata"
+		netip.MustParsePrefix("100.96.0.96/32"),         // Volcano Engine ECS, "Instance metadata"
+		netip.MustParsePrefix("168.63.129.16/32"),       // Azure, "What is IP address 168.63.129.16?": WireServer, and a name server
+		netip.MustParsePrefix("192.0.0.192/32"),         // Oracle Cloud Infrastructure Classic, "Instance metadata"
+		netip.MustParsePrefix("fd00:c1::a9fe:a9fe/128"), // Oracle Cloud Infrastructure, "Instance metadata", IPv6
+		netip.MustParsePrefix("fd00:42::42/128"),        // Scaleway, "Metadata API", IPv6
+		netip.MustParsePrefix("fd00:a9fe:a9fe::1/128"),  // Linode, "Metadata service", IPv6
+		netip.MustParsePrefix("fd20:ce::254/128"),       // Compute Engine, "View and query VM metadata", IPv6
+	}
+}
+
+// localServers are name servers and other harmless services in those ranges.
+func localServers() []netip.Addr {
 	return []netip.Addr{
-		netip.MustParseAddr("169.254.170.2"),   // Amazon ECS Developer Guide, "Task IAM role"
-		netip.MustParseAddr("169.254.170.23"),  // Amazon EKS User Guide, "Understand how EKS Pod Identity works"
-		netip.MustParseAddr("fd00:ec2::23"),    // the same
-		netip.MustParseAddr("100.100.100.200"), // Alibaba Cloud ECS User Guide, "Instance metadata"
-		netip.MustParseAddr("169.254.0.23"),    // Tencent Cloud CVM, metadata.tencentyun.com
-		netip.MustParseAddr("fd20:ce::254"),    // Compute Engine, "View and query VM metadata", IPv6
+		netip.MustParseAddr("169.254.20.10"),   // Kubernetes, "Using NodeLocal DNSCache"
+		netip.MustParseAddr("169.254.25.10"),   // the same, of Kubespray
+		netip.MustParseAddr("169.254.169.253"), // Amazon VPC User Guide, "Amazon DNS server"
 	}
 }
 
-// metadata returns the addresses that a unit is denied, except those that it needs.
+// metadata returns the networks that a unit is denied, without the addresses that it needs.
 func metadata(needs []netip.Addr) []network {
-	denied := instanceMetadata()
-	for _, a := range otherMetadata() {
-		if !slices.Contains(needs, a) {
-			denied = append(denied, a)
+	never := instanceMetadata()
+	denied := otherMetadata()
+	for _, a := range append(localServers(), needs...) {
+		if slices.Contains(never, a) {
+			continue
 		}
+		var rest []netip.Prefix
+		for _, p := range denied {
+			rest = append(rest, without(p, a)...)
+		}
+		denied = rest
+	}
+	for _, a := range never {
+		denied = append(denied, netip.PrefixFrom(a, a.BitLen()))
 	}
 	networks := make([]network, 0, len(denied))
-	for _, a := range denied {
+	for _, p := range denied {
 		family := int32(unix.AF_INET)
-		if a.Is6() {
+		if p.Addr().Is6() {
 			family = unix.AF_INET6
 		}
-		networks = append(networks, network{family, a.AsSlice(), uint32(a.BitLen())})
+		networks = append(networks, network{family, p.Addr().AsSlice(), uint32(p.Bits())})
 	}
 	return networks
+}
+
+// without returns the parts of a network that do not contain an address.
+func without(p netip.Prefix, a netip.Addr) []netip.Prefix {
+	switch {
+	case !p.Contains(a):
+		return []netip.Prefix{p}
+	case p.IsSingleIP():
+		return nil
+	}
+	upper := p.Addr().AsSlice()
+	upper[p.Bits()/8] |= 0x80 >> (p.Bits() % 8)
+	half, _ := netip.AddrFromSlice(upper)
+	return append(without(netip.PrefixFrom(p.Addr(), p.Bits()+1), a), without(netip.PrefixFrom(half, p.Bits()+1), a)...)
 }

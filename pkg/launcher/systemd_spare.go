@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
@@ -11,7 +12,8 @@ import (
 // Prepares reports whether a unit can be started as a spare and later become that of a mount that needs these addresses. With Landlock,
 // the directories of a spare can get other paths; a mount namespace of its own would show the former ones.
 func (s *Systemd) Prepares(needs []netip.Addr) bool {
-	return s.sandbox.confines() && len(metadata(needs)) == len(metadata(nil)) && (s.view == nil || !s.view.alone.Load())
+	own := s.sandbox.nameservers
+	return s.sandbox.confines() && len(metadata(slices.Concat(own, needs))) == len(metadata(own)) && (s.view == nil || !s.view.alone.Load())
 }
 
 // Limit gives the unit of a spare, which has the default limits, those of its mount.

@@ -3,6 +3,7 @@ package resolvconf
 import (
 	"fmt"
 	"io"
+	"net/netip"
 	"os"
 	"slices"
 	"strconv"
@@ -79,6 +80,17 @@ func Parse(data []byte) Config {
 		}
 	}
 	return c
+}
+
+// Addresses returns the addresses of the servers, without zones.
+func (c Config) Addresses() []netip.Addr {
+	var all []netip.Addr
+	for _, s := range c.Nameservers {
+		if a, err := netip.ParseAddr(s); err == nil {
+			all = append(all, a.Unmap().WithZone(""))
+		}
+	}
+	return all
 }
 
 // Names returns the rooted names that a resolver tries for a name, in order.
