@@ -22,16 +22,22 @@ type answer struct {
 	header  http.Header
 }
 
+// ThrottledCode is the code of all answers with status 429.
+const ThrottledCode = "TooManyRequests"
+
 // answered returns the service's error response in err's chain.
 func answered(err error) (answer, bool) {
 	var a answer
 	if api, ok := errors.AsType[smithy.APIError](err); ok {
 		a.code, a.message = api.ErrorCode(), api.ErrorMessage()
 	}
+	if s := (interface{ HTTPStatusCode() int })(nil); errors.As(err, &s) {
+		a.status = s.HTTPStatusCode()
+	}
 	var response *awshttp.ResponseError
 	if errors.As(err, &response) && response.Response != nil && response.Response.Response != nil {
 		r := response.Response.Response
-		a.status, a.request, a.header = r.StatusCode, response.ServiceRequestID(), r.Header
+		a.request, a.header = response.ServiceRequestID(), r.Header
 		a.head = r.Request != nil && r.Request.Method == http.MethodHead
 	}
 	if a.head {
@@ -39,6 +45,11 @@ func answered(err error) (answer, bool) {
 		if code := a.header.Get("X-Minio-Error-Code"); code != "" {
 			a.code, a.message = code, a.header.Get("X-Minio-Error-Desc")
 		}
+	}
+	if a.status == http.StatusTooManyRequests && a.code != ThrottledCode {
+		// Services differ in the code, and some have none or one of another meaning.
+		a.message = strings.TrimSpace(a.code + " " + a.message)
+		a.code = ThrottledCode
 	}
 	if a.status < 300 {
 		if a.code == "" { // a 2xx with an unreadable body is not an error response
@@ -105,7 +116,7 @@ func meaningOf(code string) (meaning, bool) {
 	case "RequestTimeTooSkewed", "RequestExpired":
 		return meaning{fault.Precondition, adviceClock}, true
 	case "SlowDown", "SlowDownRead", "SlowDownWrite", "ServiceUnavailable", "RequestLimitExceeded", "Throttling", "ThrottlingException", "ThrottledException",
-		"TooManyRequests", "TooManyRequestsException", "RequestThrottled", "RequestThrottledException", "BandwidthLimitExceeded":
+		ThrottledCode, "TooManyRequestsException", "RequestThrottled", "RequestThrottledException", "BandwidthLimitExceeded":
 		return meaning{fault.Unavailable, adviceSlow}, true
 	case "RequestTimeout", "RequestTimeoutException", "IncompleteBody", "BadDigest", "XMinioServerNotInitialized":
 		return meaning{fault.Unavailable, ""}, true
@@ -161,7 +172,7 @@ func (a answer) byStatus() meaning {
 		return meaning{fault.Precondition, adviceRegion}
 	case a.status == http.StatusTemporaryRedirect, a.status == http.StatusRequestTimeout:
 		return meaning{fault.Unavailable, ""}
-	case a.status == http.StatusTooManyRequests, a.status == http.StatusServiceUnavailable:
+	case a.status == http.StatusServiceUnavailable:
 		return meaning{fault.Unavailable, adviceSlow}
 	case a.status == http.StatusMethodNotAllowed, a.status == http.StatusNotImplemented:
 		return meaning{fault.Unsupported, "the service does not support this operation"}

@@ -180,9 +180,6 @@ func ownerHint(err error, owner string) error {
 // regionHeader has the region of the bucket in all responses of S3.
 const regionHeader = "X-Amz-Bucket-Region"
 
-// maxErrorBody bounds the part of an error's body that is read, in bytes.
-const maxErrorBody = 64 << 10
-
 // inRegion calls try for info, and again if the bucket is in another region. try returns the region in a
 // response. On success the region in the result is the one to use.
 func (b *Buckets) inRegion(be Backend, info BucketInfo, try func(BucketInfo) (string, error)) (BucketInfo, error) {
@@ -227,7 +224,7 @@ func nameRegion(s *middleware.Stack) error {
 		if err != nil || !ok || resp.StatusCode != http.StatusBadRequest || resp.Header.Get(regionHeader) != "" {
 			return out, metadata, err
 		}
-		body, readErr := io.ReadAll(io.LimitReader(resp.Body, maxErrorBody))
+		body, readErr := io.ReadAll(resp.Body) // bounded
 		var named struct {
 			Code   string `xml:"Code"`
 			Region string `xml:"Region"`

@@ -3,6 +3,7 @@ package backend
 import (
 	"context"
 	"errors"
+	"net/http"
 	"strings"
 	"time"
 
@@ -11,6 +12,7 @@ import (
 	"github.com/aws/aws-sdk-go-v2/config"
 	"github.com/aws/smithy-go"
 	"github.com/aws/smithy-go/logging"
+	"github.com/aws/smithy-go/middleware"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
@@ -51,10 +53,10 @@ func (p chain) Retrieve(ctx context.Context) (aws.Credentials, error) {
 // service does not count: outside of EC2 it never responds.
 func tokenServiceFailed(err error) bool {
 	var op *smithy.OperationError
-	if !errors.As(err, &op) || strings.EqualFold(op.ServiceID, "ec2imds") {
+	if errors.As(err, &op) && strings.EqualFold(op.ServiceID, "ec2imds") {
 		return false
 	}
-	kind, _ := verdict(op.Err)
+	kind, _ := verdict(err)
 	return kind == fault.Unavailable
 }
 
@@ -102,7 +104,9 @@ func (c *Clients) sdkConfig(ctx context.Context) (aws.Config, error) {
 		config.WithLogger(logging.Nop{}),
 		// The SDK shares a lookup among callers and detaches it from their contexts, so it needs a bound of its own. With
 		// this type the SDK can set AWS_CA_BUNDLE and the short dial timeout of instance metadata.
-		config.WithHTTPClient(awshttp.NewBuildableClient().WithTimeout(chainTimeout)),
+		config.WithHTTPClient(awshttp.NewBuildableClient().WithTimeout(chainTimeout).WithTransportOptions(func(t *http.Transport) { t.MaxResponseHeaderBytes = maxHeaderBytes })),
+		config.WithAPIOptions([]func(*middleware.Stack) error{BoundAnswers}),
+		config.WithRetryer(func() aws.Retryer { return newRetryer(c.backoff) }),
 		config.WithCredentialsCacheOptions(func(o *aws.CredentialsCacheOptions) { o.ExpiryWindow = expiryWindow }),
 	)
 	if err != nil {

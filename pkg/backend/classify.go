@@ -124,10 +124,13 @@ func networkVerdict(err error) (fault.Kind, string) {
 		record   tls.RecordHeaderError
 		alert    tls.AlertError
 		netErr   net.Error
+		long     *answerTooLong
 		decode   *smithy.DeserializationError
 		response *awshttp.ResponseError
 	)
 	switch {
+	case errors.As(err, &long):
+		return fault.Unavailable, long.Error() + "; check that the endpoint is an S3 service"
 	case errors.As(err, &dns):
 		return fault.Unavailable, fmt.Sprintf("%s: cannot resolve host name %s (%s); check the endpoint and this host's DNS", endpoint, Clip(dns.Name, 255), Clip(dns.Err, 200))
 	case errors.As(err, &unknown):

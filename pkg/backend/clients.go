@@ -103,7 +103,8 @@ func newRetryer(backoff time.Duration) aws.Retryer {
 	return retry.NewStandard(func(o *retry.StandardOptions) {
 		o.MaxAttempts = maxAttempts
 		o.MaxBackoff = backoff
-		o.Retryables = append([]retry.IsErrorRetryable{retry.IsErrorRetryableFunc(wrongServer)}, o.Retryables...)
+		throttled := retry.RetryableHTTPStatusCode{Codes: map[int]struct{}{http.StatusTooManyRequests: {}}} // under any code
+		o.Retryables = append([]retry.IsErrorRetryable{retry.IsErrorRetryableFunc(wrongServer), throttled}, o.Retryables...)
 	})
 }
 
@@ -217,7 +218,7 @@ func (c *Clients) s3(ctx context.Context, b Backend, provider aws.CredentialsPro
 		o.ResponseChecksumValidation = aws.ResponseChecksumValidationWhenRequired
 		o.DisableLogOutputChecksumValidationSkipped = true
 		o.Logger = logging.Nop{}
-		o.APIOptions = append(append(c.stack(), nameRegion, readListings), more...)
+		o.APIOptions = append(append(c.stack(), nameRegion, readListings, BoundAnswers), more...)
 	}
 	if !b.AWS() {
 		return s3.New(s3.Options{}, set), nil
@@ -254,7 +255,7 @@ func (c *Clients) STS(ctx context.Context, b Backend, keys credentials.Keys) (*s
 		o.HTTPClient = svc.http
 		o.Retryer, o.RetryMaxAttempts = svc.retryer, 0
 		o.Logger = logging.Nop{}
-		o.APIOptions = c.stack()
+		o.APIOptions = append(c.stack(), BoundAnswers)
 	}
 	if endpoint != "" {
 		return sts.New(sts.Options{}, set), nil
@@ -345,6 +346,9 @@ func newHTTPClient(roots *x509.CertPool, proxy func(*http.Request) (*url.URL, er
 		MaxIdleConns:          128,
 		MaxIdleConnsPerHost:   64,
 		ForceAttemptHTTP2:     true,
+		// The SDK does not ask for compression, and a small answer could become a huge one.
+		DisableCompression:     true,
+		MaxResponseHeaderBytes: maxHeaderBytes,
 	}
 	silent := normal.Clone()
 	silent.ResponseHeaderTimeout, silent.DialContext = 0, dialer.DialContext
@@ -417,9 +421,12 @@ func (b Backend) withCA() (Backend, error) {
 	return b, nil
 }
 
-// WrongServer reports whether a request failed permanently because of the server: an untrusted certificate, or no TLS.
+// WrongServer reports whether a request failed permanently because of the server: an untrusted certificate, no TLS, or an answer without end.
 func WrongServer(err error) bool {
 	if c := (*tls.CertificateVerificationError)(nil); errors.As(err, &c) || errors.Is(err, http.ErrSchemeMismatch) {
+		return true
+	}
+	if l := (*answerTooLong)(nil); errors.As(err, &l) {
 		return true
 	}
 	r := tls.RecordHeaderError{}

@@ -65,9 +65,11 @@ type answer struct {
 }
 
 func answered(err error) (answer, bool) {
-	a := answer{err: err}
+	a := answer{err: err, code: backend.ErrorCode(err)}
 	if api, ok := errors.AsType[smithy.APIError](err); ok {
-		a.code, a.message = api.ErrorCode(), api.ErrorMessage()
+		if a.message = api.ErrorMessage(); api.ErrorCode() != a.code {
+			a.message = api.ErrorCode() + " " + a.message
+		}
 	}
 	if r, ok := errors.AsType[*awshttp.ResponseError](err); ok {
 		a.status, a.request = r.HTTPStatusCode(), r.ServiceRequestID()
@@ -111,7 +113,7 @@ func (a answer) meaning(o credentials.Order) (fault.Kind, string) {
 		return fault.Unauthenticated, "the secret access key does not belong to access key " + o.Keys.AccessKeyID + ", or sts.region of the backend or this host's clock is wrong"
 	case "RequestExpired", "RequestTimeTooSkewed":
 		return fault.Precondition, "the clocks of this host and of the service differ too much; check time synchronisation on both"
-	case "Throttling", "ThrottlingException", "ThrottledException", "RequestLimitExceeded", "TooManyRequests", "TooManyRequestsException", "RequestThrottled", "RequestThrottledException", "SlowDown":
+	case "Throttling", "ThrottlingException", "ThrottledException", "RequestLimitExceeded", backend.ThrottledCode, "TooManyRequestsException", "RequestThrottled", "RequestThrottledException", "SlowDown":
 		return fault.Busy, "the service throttles requests; the driver retries"
 	case "MalformedPolicyDocument", "MalformedPolicyDocumentException":
 		return fault.Precondition, "the service rejects the session policy, possibly because of an unknown action or condition; report this, or set scope: off on the volume, which is less safe"
@@ -130,8 +132,6 @@ func (a answer) meaning(o credentials.Order) (fault.Kind, string) {
 		return fault.Unavailable, "the service is temporarily unavailable; the driver retries"
 	}
 	switch kind := fault.KindOf(backend.Classify(a.err, "")); {
-	case a.status == http.StatusTooManyRequests:
-		return fault.Busy, "the service throttles requests; the driver retries"
 	case kind == fault.Denied, kind == fault.Unauthenticated, kind == fault.Busy:
 		return kind, denied(o)
 	case kind == fault.Unavailable && a.status != http.StatusNotFound, kind == fault.Timeout, kind == fault.Unknown:

@@ -6,7 +6,6 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
-	"io"
 	"net"
 	"net/http"
 	"net/url"
@@ -30,8 +29,6 @@ const (
 	services = 32
 	// defaultDuration is the usual validity of sessions without a requested duration.
 	defaultDuration = time.Hour
-	// maxServiceAnswer is the maximum size of a response, in bytes. A session takes a few thousand.
-	maxServiceAnswer = 1 << 20
 )
 
 // Maker makes sessions. It keeps connections to token services and bounds how many sessions of a service are made at a time. It
@@ -183,7 +180,7 @@ func (m *Maker) service(o credentials.Order) (*service, error) {
 
 func newHTTPClient(roots *x509.CertPool, proxy func(*http.Request) (*url.URL, error)) *http.Client {
 	return &http.Client{
-		Transport: boundedAnswers{&http.Transport{
+		Transport: &http.Transport{
 			Proxy:                 proxy,
 			DialContext:           (&net.Dialer{Timeout: dialBound, KeepAlive: 30 * time.Second}).DialContext,
 			TLSClientConfig:       &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots},
@@ -192,25 +189,10 @@ func newHTTPClient(roots *x509.CertPool, proxy func(*http.Request) (*url.URL, er
 			IdleConnTimeout:       90 * time.Second,
 			MaxIdleConnsPerHost:   maxConcurrent,
 			ForceAttemptHTTP2:     true,
-		}},
+		},
 		// Following a redirect would send a token or a signature to another host.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
-}
-
-// boundedAnswers truncates responses that are longer than those with a session, because the SDK reads them into memory.
-type boundedAnswers struct{ *http.Transport }
-
-// RoundTrip implements http.RoundTripper.
-func (b boundedAnswers) RoundTrip(r *http.Request) (*http.Response, error) {
-	resp, err := b.Transport.RoundTrip(r)
-	if err == nil {
-		resp.Body = struct {
-			io.Reader
-			io.Closer
-		}{io.LimitReader(resp.Body, maxServiceAnswer), resp.Body}
-	}
-	return resp, err
 }
 
 // WithBackoff sets the longest pause between two attempts, 2 s otherwise, and returns the Maker. It must be called before Make.

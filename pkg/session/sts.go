@@ -2,7 +2,6 @@ package session
 
 import (
 	"context"
-	"net/http"
 	"strings"
 	"time"
 
@@ -118,7 +117,7 @@ func (m *Maker) client(s *service, o credentials.Order, a *stsCall) *sts.Client 
 			r.MaxAttempts, r.MaxBackoff = attempts, m.backoff
 			r.Retryables = append([]retry.IsErrorRetryable{retry.IsErrorRetryableFunc(a.retryable)}, r.Retryables...)
 		})
-		c.APIOptions = append(c.APIOptions, awsmiddleware.AddUserAgentKeyValue("s3-csi-driver", m.userAgent), a.time)
+		c.APIOptions = append(c.APIOptions, awsmiddleware.AddUserAgentKeyValue("s3-csi-driver", m.userAgent), a.time, backend.BoundAnswers)
 	})
 }
 
@@ -136,19 +135,13 @@ func (a *stsCall) retryable(err error) aws.Ternary {
 	case code == "" && backend.WrongServer(err):
 		return aws.FalseTernary
 	case code == "":
-	case code == "IDPCommunicationError" || throttled(err):
+	case code == "IDPCommunicationError", code == backend.ThrottledCode:
 		a.last = err
 		return aws.TrueTernary
 	default:
 		a.last = err
 	}
 	return aws.UnknownTernary
-}
-
-// throttled reports whether the status means throttling, regardless of the code.
-func throttled(err error) bool {
-	said, _ := answered(err)
-	return said.status == http.StatusTooManyRequests
 }
 
 // accountOf returns the account in arn:<partition>:sts::<account>:…, or "".
