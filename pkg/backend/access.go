@@ -12,6 +12,7 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
+	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
@@ -82,7 +83,7 @@ func (c *accessCheck) list(ctx context.Context, info BucketInfo) error {
 	if err != nil {
 		return err
 	}
-	_, err = client.ListObjectsV2(ctx, &s3.ListObjectsV2Input{Bucket: &info.Name, Prefix: Optional(c.prefix), MaxKeys: aws.Int32(1)})
+	_, err = client.ListObjectsV2(ctx, &s3.ListObjectsV2Input{Bucket: &info.Name, Prefix: Optional(c.prefix), MaxKeys: aws.Int32(1), EncodingType: types.EncodingTypeUrl})
 	return err
 }
 
@@ -173,7 +174,7 @@ func (b *Buckets) proveScope(ctx context.Context, be Backend, keys credentials.K
 	var wg sync.WaitGroup
 	for i, list := range lists {
 		wg.Go(func() {
-			_, err := client.ListObjectsV2(ctx, &s3.ListObjectsV2Input{Bucket: &info.Name, Prefix: Optional(list), MaxKeys: aws.Int32(1)})
+			_, err := client.ListObjectsV2(ctx, &s3.ListObjectsV2Input{Bucket: &info.Name, Prefix: Optional(list), MaxKeys: aws.Int32(1), EncodingType: types.EncodingTypeUrl})
 			all[i] = refused(be, err, "list "+info.Name+"/"+list)
 		})
 	}

@@ -155,7 +155,7 @@ func head(ctx context.Context, client *s3.Client, bucket string) (string, error)
 	default:
 		return "", err
 	}
-	_, why := client.ListObjectsV2(ctx, &s3.ListObjectsV2Input{Bucket: &bucket, MaxKeys: aws.Int32(1)})
+	_, why := client.ListObjectsV2(ctx, &s3.ListObjectsV2Input{Bucket: &bucket, MaxKeys: aws.Int32(1), EncodingType: types.EncodingTypeUrl})
 	if why == nil {
 		if a.absent() {
 			return "", fault.Errorf(fault.Busy, "the bucket did not exist and then did: it was just created, or the service is not consistent; try again")
