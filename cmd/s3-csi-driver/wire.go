@@ -113,7 +113,7 @@ type provisioner struct{ p *provision.Provisioner }
 
 func (a provisioner) Create(ctx context.Context, v driver.NewVolume) (volume.ID, error) {
 	return a.p.Create(ctx, provision.CreateRequest{
-		Name: v.Name, Namespace: v.Namespace, Parameters: v.Parameters, Keys: v.Secret.Keys, RoleARN: v.Secret.RoleARN,
+		Name: v.Name, Namespace: v.Namespace, Parameters: v.Parameters, Options: v.Options, Keys: v.Secret.Keys, RoleARN: v.Secret.RoleARN,
 	})
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
 // fallbackRegion is the region for signing requests if none is configured. AWS returns a bucket's real region there, and
@@ -29,6 +30,12 @@ type Backend struct {
 	Region string
 	// PathStyle puts the bucket into the path instead of the host name.
 	PathStyle bool
+	// RelaxedBucketNames allows names of buckets that Amazon S3 does not.
+	RelaxedBucketNames bool
+	// DualStack and FIPS choose these endpoints of AWS, for the driver and for clients.
+	DualStack, FIPS bool
+	// Requests are the settings of all requests, which a volume's mount options override.
+	Requests Requests
 	// CAFile is an absolute path of PEM certificates that are trusted for Endpoint instead of the system's; "" is the
 	// system's.
 	CAFile string
@@ -80,6 +87,21 @@ type STS struct {
 // AWS reports whether the backend is Amazon S3 itself.
 func (b Backend) AWS() bool { return b.Endpoint == "" }
 
+// CheckBucketName checks a bucket's name against the backend's rules. The error is Invalid.
+func (b Backend) CheckBucketName(name string) error {
+	if !b.RelaxedBucketNames {
+		_, err := volume.ValidateBucketName(name)
+		if err != nil && !b.AWS() && volume.CheckBucketName(name) == nil {
+			err = fault.Errorf(fault.Invalid, "%w; if %s has such buckets, set bucketNames: relaxed for it in the driver's config file", err, b)
+		}
+		return err
+	}
+	if err := volume.CheckBucketName(name); err != nil {
+		return fault.Errorf(fault.Invalid, "bucket name %q %w", name, err)
+	}
+	return nil
+}
+
 // StartRegion returns the region to use while a bucket's is unknown; never "".
 func (b Backend) StartRegion() string {
 	if b.Region != "" {
@@ -102,7 +124,7 @@ func (b Backend) CA() (string, error) {
 }
 
 // MountDigest returns a hash of the settings with which the client of a mount reaches the service: endpoint, region, addressing,
-// trusted certificates and proxy. It is stable over upgrades of the driver, so a mount with another digest uses settings that are
+// trusted certificates, proxy and settings of requests. It is stable over upgrades of the driver, so a mount with another digest uses settings that are
 // no longer configured. The error is CA's or ProxyCredentials'.
 func (b Backend) MountDigest() (string, error) {
 	ca, err := b.CA()
@@ -121,8 +143,16 @@ func (b Backend) MountDigest() (string, error) {
 			fmt.Fprintf(h, "%s %d %s\n", f.key, len(f.value), f.value)
 		}
 	}
-	if b.PathStyle {
-		fmt.Fprintln(h, "pathStyle")
+	for _, set := range []struct {
+		is   bool
+		name string
+	}{{b.PathStyle, "pathStyle"}, {b.DualStack, "dualStack"}, {b.FIPS, "fips"}} {
+		if set.is {
+			fmt.Fprintln(h, set.name)
+		}
+	}
+	for _, o := range b.Requests.options() {
+		fmt.Fprintln(h, o)
 	}
 	return "v1:" + hex.EncodeToString(h.Sum(nil)), nil
 }
@@ -153,10 +183,10 @@ func (b Backend) Revision() string {
 	if b.Allow != nil {
 		allow = *b.Allow
 	}
-	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q %q %t %q %q %t %q %q %q %q %t %t %t %q %q %q %t %q %q %q %q %q %q %q %q %q", b.Name, b.Endpoint, b.Region, b.PathStyle, b.CAFile, b.caSum,
+	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q %q %t %q %q %t %q %q %q %q %t %t %t %q %q %q %t %q %q %q %q %q %q %q %q %q %t %t %v %t", b.Name, b.Endpoint, b.Region, b.PathStyle, b.CAFile, b.caSum,
 		b.STS != nil, sts.Endpoint, sts.Region, sts.Kinds, sts.Audience, sts.RoleOptional, b.SingleController, b.AdoptUntaggedBuckets, b.ControllerCredentials, b.ExpectedBucketOwner,
 		b.Scope, b.Allow != nil, allow, b.WorkloadRoleARN, b.ControllerRoleARN, b.PodIdentityAgent, b.VolumeBuckets,
-		b.Proxy.URL, b.Proxy.CredentialsFile, b.Proxy.sum, b.DefaultClient))
+		b.Proxy.URL, b.Proxy.CredentialsFile, b.Proxy.sum, b.DefaultClient, b.DualStack, b.FIPS, b.Requests, b.RelaxedBucketNames))
 	return hex.EncodeToString(sum[:16])
 }
 

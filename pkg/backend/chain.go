@@ -88,19 +88,26 @@ func (c *Clients) chainProvider(ctx context.Context) (aws.CredentialsProvider, e
 }
 
 // sdkConfig loads the SDK's config from the process's environment and files, without network access. It keeps the config as long
-// as the default backend's region stays the same.
+// as the default backend's settings for it stay the same.
 func (c *Clients) sdkConfig(ctx context.Context) (aws.Config, error) {
-	region := fallbackRegion
+	region, fips, dualStack := fallbackRegion, aws.FIPSEndpointStateUnset, aws.DualStackEndpointStateUnset
 	if b, err := c.configs.Config().Backend(volume.DefaultBackend); err == nil {
 		region = b.StartRegion()
+		if b.AWS() {
+			fips, dualStack = b.endpointOptions()
+		}
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.config != nil && c.region == region {
+	if from := (configFrom{region, fips, dualStack}); c.config == nil || c.configFrom != from {
+		c.config, c.configFrom = nil, from
+	} else {
 		return *c.config, nil
 	}
 	cfg, err := config.LoadDefaultConfig(ctx,
 		config.WithDefaultRegion(region), // web identity needs one
+		config.WithUseFIPSEndpoint(fips),
+		config.WithUseDualStackEndpoint(dualStack),
 		config.WithLogger(logging.Nop{}),
 		// The SDK shares a lookup among callers and detaches it from their contexts, so it needs a bound of its own. With
 		// this type the SDK can set AWS_CA_BUNDLE and the short dial timeout of instance metadata.
@@ -112,6 +119,6 @@ func (c *Clients) sdkConfig(ctx context.Context) (aws.Config, error) {
 	if err != nil {
 		return aws.Config{}, fault.Errorf(fault.Precondition, "read the driver's own AWS configuration (AWS_* variables, shared config files): %w", err)
 	}
-	c.config, c.region = &cfg, region
+	c.config = &cfg
 	return cfg, nil
 }

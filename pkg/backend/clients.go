@@ -22,7 +22,6 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/sts"
 	"github.com/aws/smithy-go/logging"
 	"github.com/aws/smithy-go/middleware"
-	smithyhttp "github.com/aws/smithy-go/transport/http"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
@@ -43,12 +42,19 @@ type Clients struct {
 	silence    time.Duration // see maxSilence
 
 	servicesMu sync.Mutex
-	services   map[string]*service // by the backend's revision
+	services   map[string]*service // by the backend's connection
 
-	mu       sync.Mutex
-	provider aws.CredentialsProvider // the process's own chain, loaded on first use
-	config   *aws.Config             // the SDK's config from environment and files, loaded on first use
-	region   string                  // of config
+	mu         sync.Mutex
+	provider   aws.CredentialsProvider // the process's own chain, loaded on first use
+	config     *aws.Config             // the SDK's config from environment and files, loaded on first use
+	configFrom configFrom
+}
+
+// configFrom are the settings of the default backend in the SDK's config.
+type configFrom struct {
+	region    string
+	fips      aws.FIPSEndpointState
+	dualStack aws.DualStackEndpointState
 }
 
 // service is shared by the clients of one revision of a backend.
@@ -120,7 +126,7 @@ func (c *Clients) Close() {
 // service returns the shared part of the clients of b. A new one replaces those of backends that are no longer configured; their clients
 // remain usable.
 func (c *Clients) service(b Backend) (*service, error) {
-	revision := b.Revision()
+	revision := b.connection()
 	c.servicesMu.Lock()
 	defer c.servicesMu.Unlock()
 	if s, ok := c.services[revision]; ok {
@@ -139,7 +145,7 @@ func (c *Clients) service(b Backend) (*service, error) {
 	}
 	current := map[string]bool{}
 	for _, other := range c.configs.Config().Backends() {
-		current[other.Revision()] = true
+		current[other.connection()] = true
 	}
 	for other, old := range c.services {
 		if !current[other] {
@@ -155,17 +161,35 @@ func (c *Clients) service(b Backend) (*service, error) {
 	return s, nil
 }
 
+// connection identifies the settings that clients share.
+func (b Backend) connection() string {
+	b.Requests = Requests{}
+	return b.Revision()
+}
+
+// endpointOptions chooses among the endpoints of AWS, regardless of the environment's settings, which clients do not know.
+func (b Backend) endpointOptions() (fips aws.FIPSEndpointState, dualStack aws.DualStackEndpointState) {
+	fips, dualStack = aws.FIPSEndpointStateDisabled, aws.DualStackEndpointStateDisabled
+	if b.FIPS {
+		fips = aws.FIPSEndpointStateEnabled
+	}
+	if b.DualStack {
+		dualStack = aws.DualStackEndpointStateEnabled
+	}
+	return fips, dualStack
+}
+
 // S3 returns a client that does not check the bucket owner, for requests that are not about one bucket and for CreateBucket. Zero
 // keys are the process's own chain; region "" is the backend's. The error is a Precondition (unknown backend) or one of
 // reading the process's own AWS configuration. Credentials are loaded with the first request.
 func (c *Clients) S3(ctx context.Context, b Backend, keys credentials.Keys, region string) (*s3.Client, error) {
-	return c.s3(ctx, b, c.credentials(keys), region)
+	return c.s3(ctx, b, c.credentials(keys), region, b.Requests.headers(""))
 }
 
 // Bucket returns a client for a validated bucket. It uses the bucket's region and sends info.Owner as the expected bucket owner
 // with every request.
 func (c *Clients) Bucket(ctx context.Context, b Backend, keys credentials.Keys, info BucketInfo) (*s3.Client, error) {
-	return c.s3(ctx, b, c.credentials(keys), info.Region, expectOwner(info.Owner)...)
+	return c.s3(ctx, b, c.credentials(keys), info.Region, b.Requests.headers(info.Owner))
 }
 
 // KeySource returns the keys for a request. Its errors have a fault kind and become the request's.
@@ -191,10 +215,10 @@ func (c *Clients) Reach(ctx context.Context, b Backend) error {
 
 // BucketWith is Bucket for work that may outlast a session: source is called for each request.
 func (c *Clients) BucketWith(ctx context.Context, b Backend, source KeySource, info BucketInfo) (*s3.Client, error) {
-	return c.s3(ctx, b, source, info.Region, expectOwner(info.Owner)...)
+	return c.s3(ctx, b, source, info.Region, b.Requests.headers(info.Owner))
 }
 
-func (c *Clients) s3(ctx context.Context, b Backend, provider aws.CredentialsProvider, region string, more ...func(*middleware.Stack) error) (*s3.Client, error) {
+func (c *Clients) s3(ctx context.Context, b Backend, provider aws.CredentialsProvider, region string, headers func(*middleware.Stack) error) (*s3.Client, error) {
 	svc, err := c.service(b)
 	if err != nil {
 		return nil, err
@@ -209,6 +233,7 @@ func (c *Clients) s3(ctx context.Context, b Backend, provider aws.CredentialsPro
 			o.BaseEndpoint = aws.String(b.Endpoint)
 			o.DisableS3ExpressSessionAuth = aws.Bool(true)
 		}
+		o.EndpointOptions.UseFIPSEndpoint, o.EndpointOptions.UseDualStackEndpoint = b.endpointOptions()
 		o.UsePathStyle = b.PathStyle
 		o.Credentials = provider
 		o.HTTPClient = svc.http
@@ -218,12 +243,11 @@ func (c *Clients) s3(ctx context.Context, b Backend, provider aws.CredentialsPro
 		o.ResponseChecksumValidation = aws.ResponseChecksumValidationWhenRequired
 		o.DisableLogOutputChecksumValidationSkipped = true
 		o.Logger = logging.Nop{}
-		o.APIOptions = append(append(c.stack(), nameRegion, readListings, BoundAnswers), more...)
+		o.APIOptions = append(c.stack(), nameRegion, readListings, BoundAnswers, headers)
 	}
 	if !b.AWS() {
 		return s3.New(s3.Options{}, set), nil
 	}
-	// On AWS use the environment's settings (FIPS and dual-stack endpoints, for example).
 	cfg, err := c.sdkConfig(ctx)
 	if err != nil {
 		return nil, err
@@ -250,6 +274,8 @@ func (c *Clients) STS(ctx context.Context, b Backend, keys credentials.Keys) (*s
 		o.BaseEndpoint = nil
 		if endpoint != "" {
 			o.BaseEndpoint = aws.String(endpoint)
+		} else {
+			o.EndpointOptions.UseFIPSEndpoint, o.EndpointOptions.UseDualStackEndpoint = b.endpointOptions()
 		}
 		o.Credentials = c.credentials(keys)
 		o.HTTPClient = svc.http
@@ -278,21 +304,6 @@ func (c *Clients) credentials(keys credentials.Keys) aws.CredentialsProvider {
 // stack returns the additions to every client's middleware.
 func (c *Clients) stack() []func(*middleware.Stack) error {
 	return append([]func(*middleware.Stack) error{awsmiddleware.AddUserAgentKeyValue(userAgent, c.version)}, c.apiOptions...)
-}
-
-// expectOwner adds the header with which S3 refuses (403) buckets of other accounts to every request. The SDK has it as an input
-// of each operation. It is set before signing.
-func expectOwner(owner string) []func(*middleware.Stack) error {
-	if owner == "" {
-		return nil
-	}
-	add := middleware.BuildMiddlewareFunc("ExpectedBucketOwner", func(ctx context.Context, in middleware.BuildInput, next middleware.BuildHandler) (middleware.BuildOutput, middleware.Metadata, error) {
-		if req, ok := in.Request.(*smithyhttp.Request); ok {
-			req.Header.Set("X-Amz-Expected-Bucket-Owner", owner)
-		}
-		return next.HandleBuild(ctx, in)
-	})
-	return []func(*middleware.Stack) error{func(s *middleware.Stack) error { return s.Build.Add(add, middleware.After) }}
 }
 
 // Bounds of one request. The caller's context is the deadline; these detect an endpoint that does not respond early enough for a

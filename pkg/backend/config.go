@@ -31,11 +31,18 @@ const (
 	addressingVirtual = "virtual"
 )
 
+// Values of the key bucketNames.
+const (
+	bucketNamesAWS     = "aws"
+	bucketNamesRelaxed = "relaxed"
+)
+
 var (
 	backendName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$`)
 	// A region becomes part of signatures and, on AWS, of a host name.
 	regionName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9_-]{0,62}[A-Za-z0-9])?$`)
 	accountID  = regexp.MustCompile(`^[0-9]{12}$`)
+	kmsKeyID   = regexp.MustCompile(`^[\x21-\x7e]{1,1000}$`)
 )
 
 // Config is the operator's configuration of S3 services, with the declarations of further clients. It is immutable.
@@ -57,6 +64,11 @@ type (
 		Endpoint              string     `json:"endpoint"`
 		Region                string     `json:"region"`
 		Addressing            string     `json:"addressing"`
+		BucketNames           string     `json:"bucketNames"`
+		DualStack             bool       `json:"dualStack"`
+		FIPS                  bool       `json:"fips"`
+		RequesterPays         bool       `json:"requesterPays"`
+		SSE                   *fileSSE   `json:"sse"`
 		CAFile                string     `json:"caFile"`
 		Proxy                 *fileProxy `json:"proxy"`
 		DefaultClient         string     `json:"defaultClient"`
@@ -73,6 +85,10 @@ type (
 		WorkloadRoleARN   string     `json:"workloadRoleARN"`
 		ControllerRoleARN string     `json:"controllerRoleARN"`
 		PodIdentityAgent  string     `json:"podIdentityAgent"`
+	}
+	fileSSE struct {
+		Algorithm string `json:"algorithm"`
+		KMSKeyID  string `json:"kmsKeyID"`
 	}
 	fileProxy struct {
 		URL             string `json:"url"`
@@ -312,8 +328,20 @@ func (f fileBackend) backend(name string, place func(key string) string) (Backen
 	default:
 		return Backend{}, fault.Field(place("addressing"), "is %q, must be %s or %s", Clip(f.Addressing, 32), addressingPath, addressingVirtual)
 	}
+	switch f.BucketNames {
+	case "", bucketNamesAWS:
+	case bucketNamesRelaxed:
+		if b.RelaxedBucketNames = true; b.AWS() {
+			return Backend{}, fault.Field(place("bucketNames"), "%s is only for other services; Amazon S3 has the rules %s", bucketNamesRelaxed, bucketNamesAWS)
+		}
+	default:
+		return Backend{}, fault.Field(place("bucketNames"), "is %q, must be %s or %s", Clip(f.BucketNames, 32), bucketNamesAWS, bucketNamesRelaxed)
+	}
 	if f.CAFile != "" && !strings.HasPrefix(f.CAFile, "/") {
 		return Backend{}, fault.Field(place("caFile"), "must be an absolute path")
+	}
+	if err := f.requests(&b, place); err != nil {
+		return Backend{}, err
 	}
 	if err := f.proxy(&b, place); err != nil {
 		return Backend{}, err
@@ -334,7 +362,7 @@ func (f fileBackend) backend(name string, place func(key string) string) (Backen
 			if err := checkPattern(bucket, "-._"); err != nil {
 				return Backend{}, fault.Field(key, "%q %w", Clip(bucket, 64), err)
 			}
-		} else if _, err := volume.ValidateBucketName(bucket); err != nil {
+		} else if err := b.CheckBucketName(bucket); err != nil {
 			return Backend{}, fault.Field(key, "%w", err)
 		}
 	}

@@ -23,6 +23,7 @@ type NewVolume struct {
 	Name       string
 	Namespace  string // of the claim, if the CO passes it
 	Parameters volume.Parameters
+	Options    []volume.Option // the volume's mount options
 	Secret     Secret
 }
 
@@ -171,7 +172,7 @@ func (c *Controller) parseCreate(req *csi.CreateVolumeRequest) (NewVolume, error
 	if err := c.backends.CheckClaims(v.Parameters.Backend, v.Parameters.Claims); err != nil {
 		return v, err
 	}
-	if err := c.checkClientOptions(volume.ID{Backend: v.Parameters.Backend, Prefix: v.Parameters.VolumePrefix(v.Name, 1)}, v.Parameters.Node, req.GetVolumeCapabilities()); err != nil {
+	if v.Options, err = c.clientOptions(volume.ID{Backend: v.Parameters.Backend, Prefix: v.Parameters.VolumePrefix(v.Name, 1)}, v.Parameters.Node, req.GetVolumeCapabilities()); err != nil {
 		return v, err
 	}
 	v.Secret, err = c.secret(v.Parameters.Backend, req.GetSecrets())
@@ -194,36 +195,39 @@ func (c *Controller) clientOf(backendName, name, place string) (*client.Client, 
 	return &named, nil
 }
 
-// checkClientOptions rejects options that would fail on every node. If each node chooses the client, it checks only the syntax.
-func (c *Controller) checkClientOptions(place volume.ID, a volume.Attributes, capabilities []*csi.VolumeCapability) error {
+// clientOptions returns the volume's mount options, of attributes and capabilities. It rejects options that would fail on every node. If each
+// node chooses the client, it checks only the syntax.
+func (c *Controller) clientOptions(place volume.ID, a volume.Attributes, capabilities []*csi.VolumeCapability) ([]volume.Option, error) {
 	named, err := c.clientOf(place.Backend, a.Client, "parameters.client")
 	if err != nil {
-		return err
+		return nil, err
 	}
+	all := slices.Clone(a.MountOptions)
 	for i, capability := range capabilities {
 		field := fmt.Sprintf("volume_capabilities[%d].mount.mount_flags", i)
 		flags, _, err := splitSELinux(capability.GetMount().GetMountFlags(), field)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		options, err := volume.ParseMountOptions(flags, field)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		for _, o := range options {
 			if slices.ContainsFunc(a.MountOptions, func(other volume.Option) bool { return other.Name == o.Name }) {
-				return fault.Field(field, "contain %s, which is also in the volume's mountOptions; remove one of them", o.Name)
+				return nil, fault.Field(field, "contain %s, which is also in the volume's mountOptions; remove one of them", o.Name)
 			}
 		}
+		all = append(all, options...)
 		if named == nil {
 			continue
 		}
 		given := []client.Given{{Field: "parameters.mountOptions", Options: a.MountOptions}, {Field: field, Options: options}}
 		if err := named.CheckVolume(client.Volume{Place: "parameters", Prefix: place.Prefix, Attributes: a, Options: given}); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	return nil
+	return all, nil
 }
 
 // DeleteVolume implements csi.ControllerServer. A handle that is not a volume id of this driver is a volume that does not exist, which is
@@ -331,7 +335,7 @@ func (c *Controller) read(req *csi.ValidateVolumeCapabilitiesRequest) (r volume.
 		}
 	}
 	if ownErr == nil {
-		err = c.checkClientOptions(r.ID, r.Attributes, req.GetVolumeCapabilities())
+		_, err = c.clientOptions(r.ID, r.Attributes, req.GetVolumeCapabilities())
 	}
 	return r, err
 }

@@ -52,8 +52,7 @@ func (o *CheckOptions) validate(c *checker) {
 		c.check("backend", volume.ValidateBackendName(o.Backend))
 	}
 	if o.Bucket != "" {
-		_, err := volume.ValidateBucketName(o.Bucket)
-		c.check("bucket", err)
+		c.check("bucket", volume.CheckBucketName(o.Bucket))
 	}
 	c.check("create-bucket", without(o.CreateBucket && o.Bucket != "", "cannot be combined with --bucket"))
 	c.check("role", without((o.RoleARN == "") != (o.TokenFile == ""), "and --token-file need each other"))

@@ -42,6 +42,11 @@ func (o *Options) applyEnvironment(fs *pflag.FlagSet, env Environment, c *checke
 			errs = append(errs, usagef("%s: invalid value %q for --%s: %w", name, value, f.Name, err))
 		}
 	})
+	for variable, key := range map[string]string{"AWS_USE_FIPS_ENDPOINT": "fips", "AWS_USE_DUALSTACK_ENDPOINT": "dualStack"} {
+		if value, _ := env.Lookup(variable); strings.EqualFold(value, "true") {
+			errs = append(errs, usagef("%s does not reach clients: remove it, and set %s: true for backends of AWS in the config file", variable, key))
+		}
+	}
 	if err := errors.Join(errs...); err != nil {
 		return usagef("%w", err)
 	}

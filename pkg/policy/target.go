@@ -52,11 +52,14 @@ func (s Scope) target() (target, error) {
 		}
 		return target{accessPoint: "arn:" + part[1] + ":s3:" + part[2] + ":" + part[3] + ":accesspoint/" + part[4]}, nil
 	}
-	kind, err := volume.ValidateBucketName(s.Bucket)
-	if err != nil {
-		return target{}, s.refusal("has no bucket that a policy can name: "+err.Error(), "use another bucket")
+	if err := volume.CheckBucketName(s.Bucket); err != nil {
+		return target{}, s.refusal("has no bucket that a policy can name: "+quote(s.Bucket)+" "+err.Error(), "use another bucket")
 	}
 	if s.AWS {
+		kind, err := volume.ValidateBucketName(s.Bucket)
+		if err != nil {
+			return target{}, s.refusal("has no bucket that a policy can name: "+err.Error(), "use another bucket")
+		}
 		switch kind {
 		case volume.BucketAccessPoint:
 			return target{}, s.refusal("is given by an access point's alias, which policies do not support", "use the name of its bucket, or "+scopeOff)

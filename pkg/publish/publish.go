@@ -216,8 +216,14 @@ func (p *Publisher) checkClient(r mount.Request) error {
 	if err != nil {
 		return fault.Field("volume_context.client", "%w", err)
 	}
+	if err := be.CheckBucketName(r.Volume.Bucket); err != nil {
+		return err
+	}
 	given := client.Volume{Place: "volume_context", Prefix: r.Volume.Prefix, Attributes: r.Attributes, Group: r.MountGroup, Options: []client.Given{{Field: "mountOptions", Options: r.Options}}}
 	if err := cl.CheckVolume(given); err != nil {
+		return err
+	}
+	if err := be.CheckClient(cl, r.Volume.Bucket, r.Options); err != nil {
 		return err
 	}
 	if r.Ephemeral {

@@ -26,6 +26,7 @@ const (
 const (
 	accountRegional Pattern = `^[a-z0-9][a-z0-9.-]*-[0-9]{12}-[a-z]{2,}(-[a-z]+)+-[0-9]+-an$`
 	directory       Pattern = `^[a-z0-9]([a-z0-9-]*[a-z0-9])?--[a-z0-9]+(-[a-z0-9]+)+--x-s3$`
+	relaxedName     Pattern = `^[A-Za-z0-9._][A-Za-z0-9._-]{2,254}$`
 	accessPoint     Pattern = `^[a-z0-9][a-z0-9-]*[a-z0-9]-s3alias$`
 )
 
@@ -84,13 +85,32 @@ func bucketKind(name string) (BucketKind, error) {
 	return BucketGeneralPurpose, nil
 }
 
-func checkBucketCharacters(name string) error {
+// CheckBucketName checks a bucket's name against the rules that hold for all services and clients: 3 to 255 of letters, digits, ".", "-" and
+// "_", not ".." nor beginning with "-". Where a backend has bucketNames: relaxed, they are the only ones. The error continues a sentence.
+func CheckBucketName(name string) error {
+	if err := notARN(name); err != nil {
+		return err
+	}
+	if !relaxedName.MatchString(name) || strings.Trim(name, ".") == "" {
+		return errors.New(`must have 3 to 255 of a-z, A-Z, 0-9, ".", "-" and "_", and not begin with "-"`)
+	}
+	return nil
+}
+
+func notARN(name string) error {
 	if strings.HasPrefix(name, "arn:") {
 		return errors.New("is an ARN; use the alias of the access point (…-s3alias)")
 	}
 	if rest, ok := strings.CutPrefix(name, "s3://"); ok {
 		bucket, prefix, _ := strings.Cut(rest, "/")
 		return fmt.Errorf("is an S3 URI; use bucketName %q and prefix %q", printable(bucket), printable(prefix))
+	}
+	return nil
+}
+
+func checkBucketCharacters(name string) error {
+	if err := notARN(name); err != nil {
+		return err
 	}
 	if len(name) < 3 || len(name) > 63 {
 		return fmt.Errorf("has %d characters, 3 to 63 are allowed", len(name))

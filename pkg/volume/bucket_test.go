@@ -65,12 +65,27 @@ func TestValidateBucketNameRefusesNamesThatNoVolumeCanHave(t *testing.T) {
 	}
 }
 
+func TestCheckBucketName_AllowsWhatOtherServicesDo(t *testing.T) {
+	for name, want := range map[string]bool{
+		"my_bucket": true, "Data": true, "my-an": true, "xn--abc": true, "sthree-abc": true, "_x_": true, "a..b": true, "abc-": true, "192.168.5.4": true,
+		strings.Repeat("a", 255): true, strings.Repeat("a", 256): false, "ab": false, "...": false, "a/b": false, "a:b": false, "a b": false, "a\nb": false, "a*b": false,
+		"bücket": false, "-abc": false, "s3://abc": false,
+	} {
+		if err := CheckBucketName(name); (err == nil) != want {
+			t.Errorf("%q: %v", name, err)
+		}
+	}
+}
+
 func FuzzValidateBucketName(f *testing.F) {
 	for _, s := range []string{"abc", "192.168.5.4", "base--usw2-az1--x-s3", "logs-111122223333-us-west-2-an", "x-s3alias", "xn--a", "a..b"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
 		kind, err := ValidateBucketName(s)
+		if relaxed := CheckBucketName(s); relaxed != nil && err == nil || relaxed == nil && strings.ContainsAny(s, "/:*?$%\\ \x00\n") {
+			t.Fatalf("%q: %v, but relaxed %v", s, err, relaxed)
+		}
 		if err != nil {
 			wantInvalid(t, err, "")
 			return

@@ -169,7 +169,7 @@ func (c *conversion) staticPlace() (ID, error) {
 	if id.Backend, err = c.backend(); err != nil {
 		return ID{}, err
 	}
-	if _, err := bucketKind(id.Bucket); err != nil {
+	if err := CheckBucketName(id.Bucket); err != nil {
 		return ID{}, fault.Field(c.field(keyBucketName), "%q %w", id.Bucket, err)
 	}
 	if id.Prefix != "" {

@@ -117,7 +117,7 @@ func TestParseContextRefuses(t *testing.T) {
 		"no bucket anywhere":              {"my-volume", nil, "volume_context.bucketName", []string{"missing"}},
 		"fake-vol-id":                     {"fake-vol-id", nil, "volume_context.bucketName", nil},
 		"empty bucket":                    {"h", with(nil, "bucketName", ""), "volume_context.bucketName", nil},
-		"bad bucket":                      {"h", with(nil, "bucketName", "Shared"), "volume_context.bucketName", nil},
+		"bad bucket":                      {"h", with(nil, "bucketName", "Sha:red"), "volume_context.bucketName", nil},
 		"bad backend":                     {"h", with(static, "backend", ""), "volume_context.backend", nil},
 		"absolute prefix":                 {"h", with(static, "prefix", "/a"), "volume_context.prefix", nil},
 		"climbing prefix":                 {"h", with(static, "prefix", "a/../../b"), "volume_context.prefix", []string{".."}},

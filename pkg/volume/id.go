@@ -49,7 +49,7 @@ func parseID(s string) (ID, error) {
 		return ID{}, err
 	}
 	bucket, prefix, hasPrefix := strings.Cut(place, "/")
-	if _, err := bucketKind(bucket); err != nil {
+	if err := CheckBucketName(bucket); err != nil {
 		return ID{}, fmt.Errorf("bucket %q %w", bucket, err)
 	}
 	if hasPrefix {
@@ -130,7 +130,7 @@ func LooksForeign(handle string) bool {
 // legacyID parses handles of k8s-csi-s3: "<bucket>" or "<bucket>/<path>", with or without a final slash.
 func legacyID(handle string) (ID, error) {
 	bucket, path, hasPath := strings.Cut(handle, "/")
-	if _, err := bucketKind(bucket); err != nil {
+	if err := CheckBucketName(bucket); err != nil {
 		return ID{}, fmt.Errorf("bucket %q %w", bucket, err)
 	}
 	if !hasPath {

@@ -32,6 +32,7 @@ func TestParseIDReadsWhatStringWrites(t *testing.T) {
 		"minio-2:data/team/a b/pvc-1@2/":                {"minio-2", "data", "team/a b/pvc-1@2/"},
 		"default:base--usw2-az1--x-s3/p/":               {"default", "base--usw2-az1--x-s3", "p/"},
 		"default:b.with.dots/größe/":                    {"default", "b.with.dots", "größe/"},
+		"x:My_bucket-an/a/":                             {"x", "My_bucket-an", "a/"},
 		"x:logs-111122223333-us-west-2-an/a:b/":         {"x", "logs-111122223333-us-west-2-an", "a:b/"},
 		"default:aaa/" + strings.Repeat("p", 115) + "/": {"default", "aaa", strings.Repeat("p", 115) + "/"},
 	} {
@@ -52,8 +53,10 @@ func TestParseIDRefusesAnythingElse(t *testing.T) {
 		"no backend":             ":bucket",
 		"no colon":               "fake-vol-id",
 		"no bucket":              "default:",
-		"bucket rules":           "default:Bucket",
-		"bucket with underscore": "default:my_bucket",
+		"bucket in spaces":       "default:my bucket",
+		"bucket with colon":      "default:my:bucket",
+		"bucket of dots":         "default:...",
+		"bucket with dash first": "default:-bucket",
 		"backend in capitals":    "Default:bucket",
 		"backend too long":       strings.Repeat("b", 33) + ":bucket",
 		"backend with dash last": "b-:bucket",
@@ -135,7 +138,7 @@ func TestLooksForeignTellsHandlesOfOtherDriversFromAbsentVolumes(t *testing.T) {
 		"bucket//path":                       false,
 		"bucket/":                            false,
 		"/absolute":                          false,
-		"Bucket_/path":                       false,
+		"bucket$/path":                       false,
 		"bucket/" + strings.Repeat("p", 128): false,
 	} {
 		if got := LooksForeign(handle); got != want {

@@ -93,7 +93,7 @@ func parseBucket(value, field string) (string, error) {
 	if value == "" {
 		return "", fault.Field(field, "is empty; name a bucket or remove it")
 	}
-	if _, err := bucketKind(value); err != nil {
+	if err := CheckBucketName(value); err != nil {
 		return "", fault.Field(field, "%q %w", value, err)
 	}
 	return value, nil

@@ -79,7 +79,7 @@ func parseSnapshotID(s string) (SnapshotID, error) {
 	if !ok {
 		return SnapshotID{}, errors.New(`it contains no "/"`)
 	}
-	if _, err := bucketKind(bucket); err != nil {
+	if err := CheckBucketName(bucket); err != nil {
 		return SnapshotID{}, fmt.Errorf("bucket %q %w", bucket, err)
 	}
 	id, ok := parseSnapshotElement(name)

@@ -181,6 +181,12 @@ func (p *Provider) Prove(ctx context.Context, g *Grant, be backend.Backend, spec
 	if g.state == proven {
 		return nil
 	}
+	options, err := spec.ParseOptions()
+	if err != nil {
+		return err
+	}
+	own := be
+	be = be.For(options)
 	keys, err := p.Keys(ctx, g)
 	if err != nil {
 		return err
@@ -200,7 +206,7 @@ func (p *Provider) Prove(ctx context.Context, g *Grant, be backend.Backend, spec
 	if g.state == made {
 		g.state = proven
 	}
-	p.learnt.Put(learntKeyOf(g, be, spec), g.bucket, nil)
+	p.learnt.Put(learntKeyOf(g, own, spec), g.bucket, nil)
 	return nil
 }
 

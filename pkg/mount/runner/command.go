@@ -35,7 +35,10 @@ func (c *commands) command(ctx context.Context, m state.Mount, cl client.Client,
 	if err != nil {
 		return client.Command{}, err
 	}
-	in := c.invocation(m, cl, be, bucket, options)
+	in := c.invocation(m, cl, be, bucket, be.ClientOptions(options))
+	if in.Endpoint, err = be.ClientEndpoint(ctx, bucket.Region); err != nil {
+		return client.Command{}, err
+	}
 	if in.Binary, err = c.Programs.Path(ctx, cl); err != nil {
 		return client.Command{}, err
 	}
@@ -47,7 +50,7 @@ func (c *commands) invocation(m state.Mount, cl client.Client, be backend.Backen
 	spec := m.Spec
 	in := client.Invocation{
 		Bucket: spec.Bucket, Prefix: spec.Prefix, Region: bucket.Region,
-		Endpoint: be.Endpoint, Proxy: be.ProxyFor(be.Endpoint), PathStyle: be.PathStyle, ReadOnly: spec.ReadOnly, Options: options,
+		Proxy: be.ProxyFor(be.Endpoint), PathStyle: be.PathStyle, ReadOnly: spec.ReadOnly, Options: options,
 		ExpectedBucketOwner: bucket.Owner, UserAgent: "s3-csi-driver/" + c.Version,
 		UID: m.UID, GID: m.UID, DirMode: 0o777, FileMode: 0o666,
 		StateDir: c.Store.HelperDir(m.Name), CacheDir: c.Store.CacheDir(m.Name),

@@ -338,6 +338,11 @@ func (m *Meter) measure(ctx context.Context, u state.Usage, s source, began time
 	if err != nil {
 		return u, "", err
 	}
+	options, err := s.spec.ParseOptions()
+	if err != nil {
+		return u, "", err
+	}
+	be = be.For(options)
 	keys, err := m.Sessions.UsageKeys(ctx, s.request, s.spec, key, tags)
 	if err != nil {
 		return u, "", err

@@ -20,6 +20,7 @@ type Request struct {
 	Name       string // as the CO gave it
 	Namespace  string // of the claim, if the CO passes it; it only decides whether the operator's rules allow the volume
 	Parameters volume.Parameters
+	Options    []volume.Option  // the volume's mount options
 	Keys       credentials.Keys // of the request's secret; zero: none
 	RoleARN    string           // of the request's secret; "": none
 	// Check is called before a volume with content is created; nil: no check. It is not called if the volume exists.
@@ -73,6 +74,7 @@ func (c *Creator) Create(ctx context.Context, r Request) (id volume.ID, err erro
 	if err != nil {
 		return volume.ID{}, err
 	}
+	be = be.For(r.Options)
 	if err := admit(be, r); err != nil {
 		return volume.ID{}, err
 	}
@@ -91,6 +93,9 @@ func (c *Creator) Create(ctx context.Context, r Request) (id volume.ID, err erro
 // publication against the same rules, with the pod's service account and the secret.
 func admit(be backend.Backend, r Request) error {
 	node := r.Parameters.Node
+	if err := be.CheckBucketName(r.Parameters.BucketFor(r.Name)); err != nil {
+		return fault.Field("parameters.bucketName", "%w", err)
+	}
 	if _, err := be.ScopeOf(node.Scope); err != nil {
 		return err
 	}
