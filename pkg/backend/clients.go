@@ -243,7 +243,7 @@ func (c *Clients) s3(ctx context.Context, b Backend, provider aws.CredentialsPro
 		o.ResponseChecksumValidation = aws.ResponseChecksumValidationWhenRequired
 		o.DisableLogOutputChecksumValidationSkipped = true
 		o.Logger = logging.Nop{}
-		o.APIOptions = append(c.stack(), nameRegion, readListings, BoundAnswers, headers)
+		o.APIOptions = append(c.stack(), nameRegion, readListings, BoundAnswers, unsigned, headers)
 	}
 	if !b.AWS() {
 		return s3.New(s3.Options{}, set), nil

@@ -161,3 +161,36 @@ func (f fileBackend) requests(b *Backend, place func(key string) string) error {
 	b.Requests.SSE, b.Requests.KMSKeyID = f.SSE.Algorithm, f.SSE.KMSKeyID
 	return nil
 }
+
+// unsigned keeps headers out of the signature, and sends them. Front ends of services change Accept-Encoding, Google's by adding a value, and
+// the service behind them would see another signature.
+func unsigned(s *middleware.Stack) error {
+	headers := []string{"Accept-Encoding", "Amz-Sdk-Invocation-Id", "Amz-Sdk-Request"}
+	type keptHeaders struct{}
+	hide := middleware.FinalizeMiddlewareFunc("HideFromSignature", func(ctx context.Context, in middleware.FinalizeInput, next middleware.FinalizeHandler) (middleware.FinalizeOutput, middleware.Metadata, error) {
+		if req, ok := in.Request.(*smithyhttp.Request); ok {
+			kept := http.Header{}
+			for _, name := range headers {
+				kept[name] = req.Header.Values(name)
+				req.Header.Del(name)
+			}
+			ctx = middleware.WithStackValue(ctx, keptHeaders{}, kept)
+		}
+		return next.HandleFinalize(ctx, in)
+	})
+	show := middleware.FinalizeMiddlewareFunc("ShowAfterSignature", func(ctx context.Context, in middleware.FinalizeInput, next middleware.FinalizeHandler) (middleware.FinalizeOutput, middleware.Metadata, error) {
+		if req, ok := in.Request.(*smithyhttp.Request); ok {
+			kept, _ := middleware.GetStackValue(ctx, keptHeaders{}).(http.Header)
+			for name, values := range kept {
+				if len(values) > 0 {
+					req.Header[name] = values
+				}
+			}
+		}
+		return next.HandleFinalize(ctx, in)
+	})
+	if err := s.Finalize.Insert(hide, "Signing", middleware.Before); err != nil {
+		return err
+	}
+	return s.Finalize.Insert(show, "Signing", middleware.After)
+}
