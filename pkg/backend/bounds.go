@@ -15,9 +15,9 @@ import (
 const (
 	// maxErrorBody bounds the body of an error, in bytes.
 	maxErrorBody = 64 << 10
-	// maxAnswer bounds other bodies, in bytes, and each entry of a listing adds maxEntry: a key has 1,024 bytes, in XML up to six times as many.
+	// maxAnswer bounds other bodies, in bytes, and each entry of a listing adds maxEntry: a key has 1,024 bytes, escaped up to nine times as many.
 	maxAnswer  = 1 << 20
-	maxEntry   = 7 << 10
+	maxEntry   = 10 << 10
 	maxEntries = 1000 // the default of services
 	// maxHeaderBytes bounds the headers of a response.
 	maxHeaderBytes = 256 << 10
