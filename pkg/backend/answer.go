@@ -1,10 +1,12 @@
 package backend
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/http"
 	"strings"
+	"time"
 
 	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
 	"github.com/aws/smithy-go"
@@ -18,6 +20,7 @@ type answer struct {
 	message string
 	status  int    // HTTP status; 0: unknown
 	head    bool   // of a HEAD request, whose response has no body
+	plain   bool   // of a request without TLS
 	request string // the service's id of the request
 	header  http.Header
 }
@@ -38,7 +41,9 @@ func answered(err error) (answer, bool) {
 	if errors.As(err, &response) && response.Response != nil && response.Response.Response != nil {
 		r := response.Response.Response
 		a.request, a.header = response.ServiceRequestID(), r.Header
-		a.head = r.Request != nil && r.Request.Method == http.MethodHead
+		if r.Request != nil {
+			a.head, a.plain = r.Request.Method == http.MethodHead, r.Request.URL != nil && r.Request.URL.Scheme == "http"
+		}
 	}
 	if a.head {
 		// MinIO's header for the reason without a body.
@@ -74,7 +79,9 @@ func (a answer) String() string {
 	if a.status != 0 {
 		fmt.Fprintf(&s, " %d", a.status)
 	}
-	fmt.Fprintf(&s, " %s", Clip(a.code, 80))
+	if code := cmp.Or(a.code, http.StatusText(a.status)); code != "" {
+		fmt.Fprintf(&s, " %s", Clip(code, 80))
+	}
 	if a.message != "" && a.message != a.code && a.message != http.StatusText(a.status) {
 		fmt.Fprintf(&s, " %q", Clip(a.message, 300))
 	}
@@ -90,6 +97,7 @@ const (
 	adviceExpiry = "the credentials have expired and were not renewed"
 	adviceClock  = "the clocks of this host and of the service differ too much; check time synchronisation on both"
 	adviceRegion = "the bucket is in another region; set region on the backend"
+	adviceTLS    = "if the endpoint uses TLS, it must begin with https://"
 	adviceSlow   = "the service is overloaded or throttles requests; the driver retries"
 )
 
@@ -128,8 +136,10 @@ func meaningOf(code string) (meaning, bool) {
 		return meaning{fault.Precondition, "the bucket still has objects, versions or unfinished uploads"}, true
 	case "TooManyBuckets", "QuotaExceeded", "XMinioAdminBucketQuotaExceeded", "XMinioStorageFull", "ServiceQuotaExceededException":
 		return meaning{fault.Exhausted, ""}, true
-	case "PermanentRedirect", "TemporaryRedirect", "Redirect", "AuthorizationHeaderMalformed", "InvalidRegion", "IllegalLocationConstraintException":
+	case "PermanentRedirect", "TemporaryRedirect", "Redirect", "AuthorizationHeaderMalformed", "InvalidRegion", "IllegalLocationConstraintException", "InvalidLocationConstraint":
 		return meaning{fault.Precondition, adviceRegion}, true
+	case "SecondLevelDomainForbidden", "PathStyleDomainForbidden", "InvalidPathAccess", "VirtualHostDomainRequired": // OSS, COS, TOS, OBS
+		return meaning{fault.Precondition, "the service wants the bucket in the host name; set addressing: virtual on the backend"}, true
 	case "InvalidBucketName", "KeyTooLongError":
 		return meaning{fault.Invalid, ""}, true
 	case "NotImplemented":
@@ -143,6 +153,9 @@ func (a answer) verdict() (fault.Kind, string) {
 	if !ok {
 		m = a.byStatus()
 	}
+	if skew := a.skew(); skew != "" && (a.head && m.kind == fault.Denied || a.code == "SignatureDoesNotMatch" || m.advice == adviceClock) {
+		m = meaning{fault.Precondition, fmt.Sprintf("%s (this host is %s)", adviceClock, skew)}
+	}
 	text := a.String()
 	if m.advice != "" {
 		text += ": " + m.advice
@@ -151,6 +164,22 @@ func (a answer) verdict() (fault.Kind, string) {
 		text += " (the bucket is in " + r + ")"
 	}
 	return m.kind, text
+}
+
+// maxSkew is a difference of clocks that is no delay of the network. Services allow about 15 minutes.
+const maxSkew = 5 * time.Minute
+
+// skew describes the difference of the clocks ("17m0s ahead"), or returns "" if it is small or unknown.
+func (a answer) skew() string {
+	date, err := http.ParseTime(a.header.Get("Date"))
+	switch ahead := time.Since(date).Round(time.Minute); {
+	case err != nil:
+	case ahead > maxSkew:
+		return ahead.String() + " ahead"
+	case ahead < -maxSkew:
+		return (-ahead).String() + " behind"
+	}
+	return ""
 }
 
 // byStatus returns the meaning of unknown codes and of responses without one.
@@ -166,6 +195,8 @@ func (a answer) byStatus() meaning {
 		return meaning{fault.Denied, "the credentials are invalid or lack a permission; a response to HEAD does not say which"}
 	case a.status == http.StatusForbidden, a.status == 0 && (a.code == "AccessDenied" || a.code == "Forbidden"):
 		return meaning{fault.Denied, "the credentials lack a permission, or a policy forbids it"}
+	case a.status == http.StatusBadRequest && a.plain && (a.head || a.code == "" || a.code == "UnknownError" || a.code == "BadRequest"):
+		return meaning{fault.Precondition, "the answer has no reason; possible are expired credentials, a wrong region or a wrong clock, and " + adviceTLS}
 	case a.status == http.StatusBadRequest && a.head:
 		return meaning{fault.Precondition, "a response to HEAD has no reason; possible are expired credentials, a wrong region or a wrong clock"}
 	case a.status == http.StatusMovedPermanently, a.status == http.StatusPermanentRedirect:
@@ -241,7 +272,7 @@ func IsUnsupported(err error) bool {
 	}
 	switch a.code { // reasons that are not about the condition or the operation
 	case "InvalidDigest", "XAmzContentSHA256Mismatch", "InvalidEncryptionAlgorithmError", "InvalidStorageClass", "InvalidTag", "MetadataTooLarge",
-		"EntityTooLarge", "EntityTooSmall", "InvalidPart", "InvalidPartOrder", "InvalidLocationConstraint", "UserKeyMustBeSpecified":
+		"EntityTooLarge", "EntityTooSmall", "InvalidPart", "InvalidPartOrder", "UserKeyMustBeSpecified":
 		return false
 	}
 	_, known := meaningOf(a.code)

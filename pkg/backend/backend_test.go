@@ -38,6 +38,12 @@ func every() (base Backend, others map[string]Backend, mount map[string]bool) {
 		"Proxy.CredentialsFile": func(b *Backend) { b.Proxy = Proxy{CredentialsFile: "/p", credentials: "a:b"} },
 		"Proxy, credentials":    func(b *Backend) { b.Proxy = Proxy{credentials: "a:b", sum: "1"} },
 		"DefaultClient":         func(b *Backend) { b.DefaultClient = "rclone" },
+		"RelaxedBucketNames":    func(b *Backend) { b.RelaxedBucketNames = true },
+		"DualStack":             func(b *Backend) { b.DualStack = true },
+		"FIPS":                  func(b *Backend) { b.FIPS = true },
+		"Requests":              func(b *Backend) { b.Requests = Requests{SSE: "AES256"} },
+		"Requests, key":         func(b *Backend) { b.Requests = Requests{SSE: "AES256", KMSKeyID: "k"} },
+		"Requests, payer":       func(b *Backend) { b.Requests = Requests{RequesterPays: true} },
 		"STS":                   func(b *Backend) { b.STS = &STS{} },
 		"STS.Endpoint":          func(b *Backend) { b.STS = &STS{Endpoint: "https://a"} },
 		"STS.Region":            func(b *Backend) { b.STS = &STS{Region: "https://a"} },
@@ -66,7 +72,8 @@ func every() (base Backend, others map[string]Backend, mount map[string]bool) {
 		change(&other)
 		others[name] = other
 	}
-	return base, others, map[string]bool{"Endpoint": true, "Region": true, "PathStyle": true, "CA": true, "Proxy": true, "Proxy.URL": true, "Proxy, credentials": true}
+	return base, others, map[string]bool{"Endpoint": true, "Region": true, "PathStyle": true, "CA": true, "Proxy": true, "Proxy.URL": true, "Proxy, credentials": true,
+		"DualStack": true, "FIPS": true, "Requests": true, "Requests, key": true, "Requests, payer": true}
 }
 
 func TestARevisionIsOneSetOfSettings(t *testing.T) {

@@ -262,7 +262,7 @@ type Retention struct {
 // Versioning returns the bucket's versioning state, which is cached like Validate's result. A service without the operation has no
 // versions.
 func (b *Buckets) Versioning(ctx context.Context, be Backend, keys credentials.Keys, info BucketInfo) (Versioning, error) {
-	if be.AWS() && strings.HasSuffix(info.Name, directorySuffix) {
+	if !be.RelaxedBucketNames && strings.HasSuffix(info.Name, directorySuffix) {
 		return Versioning{}, nil
 	}
 	key := bucketKey{be.Revision(), info.Name, b.identity(keys), info.Owner}
@@ -289,7 +289,7 @@ func (b *Buckets) Versioning(ctx context.Context, be Backend, keys credentials.K
 // Retention returns the bucket's object lock and default retention, which is cached like Validate's result. A service without the
 // operation and a bucket without the configuration have no lock.
 func (b *Buckets) Retention(ctx context.Context, be Backend, keys credentials.Keys, info BucketInfo) (Retention, error) {
-	if be.AWS() && strings.HasSuffix(info.Name, directorySuffix) {
+	if !be.RelaxedBucketNames && strings.HasSuffix(info.Name, directorySuffix) {
 		return Retention{}, nil
 	}
 	key := bucketKey{be.Revision(), info.Name, b.identity(keys), info.Owner}

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"strings"
 	"syscall"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -115,6 +116,10 @@ func networkVerdict(err error) (fault.Kind, string) {
 			endpoint = parsed.Scheme + "://" + parsed.Host
 		}
 	}
+	hint := ""
+	if strings.HasPrefix(endpoint, "http://") {
+		hint = "; " + adviceTLS
+	}
 	var (
 		dns      *net.DNSError
 		unknown  x509.UnknownAuthorityError
@@ -146,16 +151,16 @@ func networkVerdict(err error) (fault.Kind, string) {
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return fault.Unavailable, endpoint + ": connection refused"
 	case errors.Is(err, syscall.ECONNRESET), errors.Is(err, io.EOF):
-		return fault.Unavailable, endpoint + ": connection closed without an answer"
+		return fault.Unavailable, endpoint + ": connection closed without an answer" + hint
 	case errors.As(err, &netErr) && netErr.Timeout():
 		return fault.Unavailable, endpoint + ": it did not respond in time (" + Clip(netErr.Error(), 300) + ")"
 	case errors.As(err, &netErr):
-		return fault.Unavailable, endpoint + ": the connection failed: " + Clip(netErr.Error(), 300)
+		return fault.Unavailable, endpoint + ": the connection failed: " + Clip(netErr.Error(), 300) + hint
 	case errors.As(err, &decode), errors.As(err, &response): // a response in an unknown format
 		return fault.Unavailable, "the response is incomplete or not from S3; check that the endpoint is an S3 service (" + Clip(err.Error(), 300) + ")"
 	}
 	if s := (interface{ ConnectionError() bool })(nil); errors.As(err, &s) && s.ConnectionError() {
-		return fault.Unavailable, endpoint + ": the connection failed: " + Clip(err.Error(), 300)
+		return fault.Unavailable, endpoint + ": the connection failed: " + Clip(err.Error(), 300) + hint
 	}
 	return fault.Unknown, Clip(err.Error(), 500)
 }

@@ -68,6 +68,9 @@ func TestClassifyAnswersOfAService(t *testing.T) {
 		{"HeadBucket", 403, "", fault.Denied, 0, "HEAD"},
 		{"HeadObject", 403, "", fault.Denied, 0, "HEAD"},
 		{"HeadBucket", 400, "", fault.Precondition, 0, "expired credentials"},
+		{"ListObjectsV2", 400, "", fault.Precondition, 0, "https://"},
+		{"ListObjectsV2", 403, "SecondLevelDomainForbidden", fault.Precondition, 0, "addressing: virtual"},
+		{"PutObject", 400, "InvalidLocationConstraint", fault.Precondition, 0, "set region"},
 		{"HeadBucket", 301, "", fault.Precondition, 0, "region"},
 		{"HeadBucket", 503, "", fault.Unavailable, 0, "throttles requests"},
 		{"GetObject", 404, "NoSuchKey", fault.NotFound, notFound, "NoSuchKey"},
@@ -255,6 +258,86 @@ func TestClassifyNamesTheEndpointThatCannotBeReached(t *testing.T) {
 				t.Errorf("the request may arrive: %t", !c.mayArrive)
 			}
 		})
+	}
+}
+
+func TestClassify_NamesTheDifferenceOfClocks(t *testing.T) {
+	for _, c := range []struct {
+		operation string
+		status    int
+		code      string
+		off       time.Duration // of the service
+		kind      fault.Kind
+		text      string // "": no word of clocks
+	}{
+		{"HeadObject", 403, "", 20 * time.Minute, fault.Precondition, "behind"},
+		{"HeadBucket", 403, "", -20 * time.Minute, fault.Precondition, "20m0s ahead"},
+		{"GetObject", 403, "SignatureDoesNotMatch", -time.Hour, fault.Precondition, "1h0m0s ahead"},
+		{"GetObject", 403, "RequestTimeTooSkewed", -time.Hour, fault.Precondition, "1h0m0s ahead"},
+		{"GetObject", 403, "RequestTimeTooSkewed", 0, fault.Precondition, "clocks"},
+		{"HeadObject", 403, "", 0, fault.Denied, ""},
+		{"GetObject", 403, "SignatureDoesNotMatch", 0, fault.Unauthenticated, ""},
+		{"GetObject", 403, "AccessDenied", time.Hour, fault.Denied, ""},
+	} {
+		_, clients, be := serve(t, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set("Date", time.Now().Add(c.off).UTC().Format(http.TimeFormat))
+			refuse(w, r, c.status, c.code)
+		}, "")
+		client, err := clients.S3(bounded(t), be, testKeys, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = Classify(operations[c.operation](bounded(t), client), "reading")
+		if !fault.Is(err, c.kind) || strings.Contains(err.Error(), "clocks") != (c.text != "") {
+			t.Errorf("%+v: kind %v: %v", c, fault.KindOf(err), err)
+		}
+		wantText(t, err, c.text)
+	}
+}
+
+func TestClassify_AnswersWithoutACodeNameTheStatus(t *testing.T) {
+	_, clients, be := serve(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusBadGateway)
+		say(w, "<html>not XML")
+	}, "")
+	client, err := clients.S3(bounded(t), be, testKeys, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = Classify(operations["GetObject"](bounded(t), client), "reading")
+	if !fault.Is(err, fault.Unavailable) {
+		t.Errorf("kind %v", fault.KindOf(err))
+	}
+	wantText(t, err, "the service returned 502 Bad Gateway")
+}
+
+func TestClassify_SuggestsTLSForPlainEndpoints(t *testing.T) {
+	hermetic(t)
+	server := httptest.NewTLSServer(http.HandlerFunc(ok))
+	defer server.Close()
+	alert, err := net.Listen("tcp", "127.0.0.1:0") // answers as servers do that know nothing but TLS
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer alert.Close()
+	go func() {
+		for {
+			conn, err := alert.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = conn.Write([]byte("\x15\x03\x01\x00\x02\x02\x46"))
+			conn.Close()
+		}
+	}()
+	for _, endpoint := range []string{strings.Replace(server.URL, "https:", "http:", 1), "http://" + alert.Addr().String()} {
+		cfg, err := DefaultConfig("", endpoint)
+		if err != nil {
+			t.Fatal(err)
+		}
+		clients, be := newTestClients(t, cfg, "default")
+		_, err = newTestBuckets(t, clients, nil).Validate(bounded(t), be, testKeys, "b", "")
+		wantText(t, err, adviceTLS)
 	}
 }
 

@@ -102,3 +102,13 @@ func TestBucketNames_OfOtherServicesCanHaveVolumes(t *testing.T) {
 		}
 	})
 }
+
+func TestBucketTags_ThatAServiceLacksNameTheSetting(t *testing.T) {
+	one(t, func(t *testing.T, e *env) {
+		p := e.process()
+		for _, status := range []int{http.StatusNotImplemented, http.StatusBadRequest} {
+			p.refuse(status, "NotImplemented", "GetBucketTagging")
+			e.want(p.tryCreate("v", "bucketName", ""), fault.Precondition, "set bucketName")
+		}
+	})
+}

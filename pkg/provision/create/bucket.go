@@ -152,6 +152,9 @@ func (c *bucketCreation) create(ctx context.Context) (made bool, err error) {
 		if buckets.Indeterminate(err) || fault.Is(err, fault.NotFound) {
 			return true, fault.Errorf(fault.Busy, "bucket %s was created, and reading its tags failed: %w", c.bucket, err)
 		}
+		if backend.IsUnsupported(err) {
+			err = c.noTags(err)
+		}
 		return true, undo(err)
 	}
 	// Only a bucket that this call created is tagged afterwards. AWS keeps tags, and returns 200 for a bucket that the caller owns
@@ -222,9 +225,14 @@ func (c *bucketCreation) tag(ctx context.Context, client *s3.Client, undo func(e
 		return decideBucket(have, c.want, c.bucket)
 	}
 	if err != nil {
-		return undo(fault.Errorf(fault.Precondition, "%s does not store bucket tags, which identify the owner of a bucket: set bucketName, so that volumes are prefixes of a bucket: %w", c.be, err))
+		return undo(c.noTags(err))
 	}
 	return undo(fault.Errorf(fault.Precondition, "%s accepts bucket tags but does not store them, and they identify the owner of a bucket: set bucketName, so that volumes are prefixes of a bucket", c.be))
+}
+
+// noTags is the error for a service without tags of buckets.
+func (c *bucketCreation) noTags(err error) error {
+	return fault.Errorf(fault.Precondition, "%s does not store bucket tags, which identify the owner of a bucket: set bucketName, so that volumes are prefixes of a bucket: %w", c.be, err)
 }
 
 // NotBucketVolume refuses a bucket that is itself a volume, of any owner: volumes must not be nested. Another bucket cannot become
