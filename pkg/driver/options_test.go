@@ -312,3 +312,12 @@ func TestChosenLimitsAreThoseThatAreNotTheDefaults(t *testing.T) {
 		t.Errorf("%v", got)
 	}
 }
+
+func TestEnvironment_EndpointsThatClientsWouldNotUseAreRefused(t *testing.T) {
+	for _, variable := range []string{"AWS_USE_FIPS_ENDPOINT", "AWS_USE_DUALSTACK_ENDPOINT"} {
+		if _, err := Parse([]string{"node"}, environment(map[string]string{variable: "true"})); err == nil || !strings.Contains(err.Error(), variable) {
+			t.Errorf("%s: %v", variable, err)
+		}
+		parse(t, "node", map[string]string{variable: "false"})
+	}
+}

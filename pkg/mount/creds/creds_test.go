@@ -198,6 +198,34 @@ func TestScopesAreProvenWhereTheyAreRequired(t *testing.T) {
 	}
 }
 
+// payer records the settings of the requests that prove credentials.
+type payer struct {
+	mounttest.S3
+	asked []backend.Requests
+}
+
+func (p *payer) CheckAccess(_ context.Context, be backend.Backend, _ credentials.Keys, _, _, _, _ string) (backend.BucketInfo, error) {
+	p.asked = append(p.asked, be.Requests)
+	return backend.BucketInfo{}, nil
+}
+
+func (p *payer) ProveScope(_ context.Context, be backend.Backend, _ credentials.Keys, _, _, _, _, _ string) error {
+	p.asked = append(p.asked, be.Requests)
+	return nil
+}
+
+func TestProve_SendsRequestsAsTheVolumesOptionsSay(t *testing.T) {
+	p := &payer{}
+	f := newFixture(t, p, credentials.AssumeRole)
+	f.mount.Spec.Scope, f.mount.Spec.Options = volume.ScopeRequired, []string{"requester-pays"}
+	if err := f.Prove(t.Context(), f.own(t), backend.Backend{}, f.mount.Spec); err != nil {
+		t.Fatal(err)
+	}
+	if len(p.asked) != 2 || !p.asked[0].RequesterPays || !p.asked[1].RequesterPays {
+		t.Errorf("asked with %+v", p.asked)
+	}
+}
+
 // Expect returns what a proof will learn of a bucket only if it cannot be anything else, or if a proof of the same identity has
 // learnt it.
 func TestExpectedBuckets(t *testing.T) {

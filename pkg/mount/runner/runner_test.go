@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/client"
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
@@ -102,6 +103,26 @@ type reloaded struct {
 }
 
 func (r reloaded) Backend(string) (backend.Backend, error) { return r.now, nil }
+
+func TestCommands_HaveTheSettingsOfTheBackend(t *testing.T) {
+	r, p := newRunner(t, &mounttest.UIDs{}, mounttest.S3{})
+	m := p.Mount("a", "1", "rclone", nil)
+	m.Spec.Options = []string{"debug"}
+	cl, err := client.Get("mountpoint-s3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	be := backend.Backend{Name: "default", FIPS: true, Requests: backend.Requests{RequesterPays: true, SSE: "AES256"}}
+	command, err := r.commands.command(t.Context(), m, cl, be, backend.BucketInfo{Name: "b", Region: "us-east-1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"--debug", "--requester-pays", "--sse=AES256", "--endpoint-url=https://s3-fips.us-east-1.amazonaws.com"} {
+		if !slices.Contains(command.Argv, want) {
+			t.Errorf("%s is not in %q", want, command.Argv)
+		}
+	}
+}
 
 // A config that is reloaded while a client starts does not give the new proxy's credentials to the old one.
 func TestAClientGetsTheCredentialsOfTheProxyInItsCommand(t *testing.T) {
