@@ -66,6 +66,17 @@ func (b Backend) For(options []volume.Option) Backend {
 	return b
 }
 
+// RequestOptions returns those of a volume's mount options that For uses.
+func RequestOptions(options []volume.Option) (of []string) {
+	for _, o := range options {
+		switch o.Name {
+		case optionRequesterPays, optionSSE, optionKMSKeyID:
+			of = append(of, o.String())
+		}
+	}
+	return of
+}
+
 // ClientOptions returns the mount options of a volume's client: the volume's own, and those that its backend adds.
 func (b Backend) ClientOptions(options []volume.Option) []volume.Option {
 	all := slices.DeleteFunc(slices.Clone(options), func(o volume.Option) bool { return o.Name == optionDualStack && b.DualStack }) // see ClientEndpoint

@@ -72,10 +72,13 @@ func TestEncryption_ThatAPolicyDemandsIsInAllThatTheControllerStores(t *testing.
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = p.Create(e.ctx(), provision.CreateRequest{Name: "x", Parameters: e.params("x"), Options: own, Keys: e.keys})
+		id, err := p.Create(e.ctx(), provision.CreateRequest{Name: "x", Parameters: e.params("x"), Options: own, Keys: e.keys})
 		if err != nil {
-			t.Errorf("with the volume's own option: %v", err)
+			t.Fatalf("with the volume's own option: %v", err)
 		}
+		p.grown(id, 1<<30)
+		behind.process().delete(id) // which knows it from the record alone
+		e.state("x", "deleted")
 	})
 }
 

@@ -181,6 +181,7 @@ func (c *creation) write(ctx context.Context, id volume.ID, over records.Stored)
 		return err
 	}
 	r := records.New(c.Records.Owner, c.r.Name, id, c.r.Parameters, c.Records.Now())
+	r.Options = backend.RequestOptions(c.r.Options)
 	if over.ETag != "" {
 		r.FirstPrefix, r.PreviousVolumeID = over.FirstPrefix, over.VolumeID
 	}

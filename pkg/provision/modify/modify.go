@@ -118,7 +118,14 @@ func (p *recordPlace) write(ctx context.Context, s settings) error {
 	segment, _, _ := p.id.NameSegment()
 	r := p.found.With(records.StateActive, p.Records.Now())
 	r.CapacityBytes, r.OnDelete, r.Usage = s.capacity, s.onDelete, s.usage.String()
-	_, err := p.Records.Write(ctx, p.b, segment, p.found.ETag, r)
+	b := p.b
+	if len(p.found.Options) > 0 {
+		var err error
+		if b, err = p.Opener.Open(ctx, p.found.For(b.Backend), b.Keys, p.id.Bucket, ""); err != nil {
+			return err
+		}
+	}
+	_, err := p.Records.Write(ctx, b, segment, p.found.ETag, r)
 	return err
 }
 

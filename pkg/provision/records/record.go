@@ -12,6 +12,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
@@ -50,9 +51,11 @@ type Record struct {
 	// CapacityBytes is the size that was asked for, at creation or by an expansion. 0: none, or an earlier driver created the volume.
 	CapacityBytes int64 `json:"capacityBytes,omitempty"`
 	// Usage is a volume.Usage in its text form, which nodes read.
-	Usage      string `json:"usage,omitempty"`
-	State      State  `json:"state"`
-	Generation int    `json:"generation,omitempty"`
+	Usage string `json:"usage,omitempty"`
+	// Options are the mount options of the volume that also apply to the driver's requests, see backend.RequestOptions.
+	Options    []string `json:"options,omitempty"`
+	State      State    `json:"state"`
+	Generation int      `json:"generation,omitempty"`
 	// FirstPrefix is the prefix of generation 1, the only generation that can contain a base prefix. Later ones may have another prefix.
 	FirstPrefix string `json:"firstPrefix,omitempty"`
 	// ContentSource is the volume.Content of a volume that was created from a snapshot or another volume.
@@ -96,6 +99,15 @@ func (r Record) UsageSetting() (volume.Usage, error) {
 		return 0, nil
 	}
 	return volume.ParseUsage(r.Usage)
+}
+
+// For returns the backend with the settings that the volume has for the driver's requests.
+func (r Record) For(be backend.Backend) backend.Backend {
+	options, err := volume.ParseMountOptions(r.Options, "options")
+	if err != nil { // a record that was read is valid
+		return be
+	}
+	return be.For(options)
 }
 
 // Owner returns the owner that the record names.
@@ -179,7 +191,7 @@ func (r Record) check() error {
 	}
 	if r.State == StateReserved {
 		if r.VolumeID != "" || r.ParametersDigest != "" || r.OnDelete != "" || r.CapacityBytes != 0 || r.Generation != 0 || r.FirstPrefix != "" || r.PreviousVolumeID != "" ||
-			r.ContentSource != "" || len(r.Fillers) > 0 || r.Direct || r.Usage != "" {
+			r.ContentSource != "" || len(r.Fillers) > 0 || r.Direct || r.Usage != "" || len(r.Options) > 0 {
 			return errors.New("a reservation has fields of a volume")
 		}
 		return nil
@@ -204,6 +216,9 @@ func (r Record) checkVolume() error {
 		return fmt.Errorf("unknown onDelete %q", r.OnDelete)
 	}
 	if _, err := r.UsageSetting(); err != nil {
+		return err
+	}
+	if _, err := volume.ParseMountOptions(r.Options, "options"); err != nil {
 		return err
 	}
 	id, err := volume.ParseID(r.VolumeID)

@@ -35,6 +35,7 @@ func (v prefixVolume) find(ctx context.Context, keys credentials.Keys) (job, err
 			if isDeleted(found, v.id) {
 				return nil, nil
 			}
+			v.be = found.For(v.be)
 			return func(ctx context.Context, d *deletion) error {
 				first := found
 				found = records.Stored{} // the next attempt reads it again
