@@ -90,7 +90,7 @@ func (p *Provisioner) Create(ctx context.Context, r CreateRequest) (volume.ID, e
 	if err := p.fills.Failure(r.Name, r.Parameters); err != nil {
 		return volume.ID{}, err
 	}
-	f := fill.Request{Parameters: r.Parameters, Keys: r.Keys, RoleARN: r.RoleARN}
+	f := fill.Request{Parameters: r.Parameters, Options: r.Options, Keys: r.Keys, RoleARN: r.RoleARN}
 	r.Check = func(ctx context.Context) error { return p.fills.Check(ctx, f) }
 	id, err := p.Creator.Create(ctx, r)
 	if deleting := (*create.DeletingError)(nil); errors.As(err, &deleting) {

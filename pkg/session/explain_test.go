@@ -36,6 +36,7 @@ func TestRefusalsHaveAKindAndSayWhatToDo(t *testing.T) {
 		{assume, 403, "InvalidAccessKeyId", fault.Unauthenticated, "AKIASTATIC"},
 		{assume, 403, "SignatureDoesNotMatch", fault.Unauthenticated, "clock"},
 		{assume, 400, "Throttling", fault.Busy, "throttles requests"},
+		{assume, 429, "AccessDenied", fault.Busy, "throttles requests"},
 		{assume, 429, "Whatever", fault.Busy, "throttles requests"},
 		{assume, 503, "SlowDown", fault.Busy, "throttles requests"},
 		{assume, 400, "MalformedPolicyDocument", fault.Precondition, "policy"},

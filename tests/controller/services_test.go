@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
@@ -76,6 +77,18 @@ func TestEncryption_ThatAPolicyDemandsIsInAllThatTheControllerStores(t *testing.
 		if err != nil {
 			t.Fatalf("with the volume's own option: %v", err)
 		}
+		e.put(id.Prefix + "a")
+		clone := provision.CreateRequest{Name: "y", Parameters: e.params("y"), Options: own, Keys: e.keys}
+		clone.Parameters.Content = volume.Content{Volume: id}
+		copied, err := p.Create(e.ctx(), clone)
+		for fault.Is(err, fault.Busy) {
+			time.Sleep(20 * time.Millisecond)
+			copied, err = p.Create(e.ctx(), clone)
+		}
+		if err != nil {
+			t.Fatalf("a copy: %v", err)
+		}
+		p.delete(copied)
 		p.grown(id, 1<<30)
 		behind.process().delete(id) // which knows it from the record alone
 		e.state("x", "deleted")

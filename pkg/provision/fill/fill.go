@@ -34,6 +34,7 @@ const maxRaces = 4
 type Request struct {
 	ID         volume.ID
 	Parameters volume.Parameters // with Content
+	Options    []volume.Option   // the volume's mount options
 	Keys       credentials.Keys  // of the request's secret; zero: none
 	RoleARN    string            // of the request's secret; "": none
 }
@@ -121,6 +122,8 @@ func (f *Filler) Fill(ctx context.Context, r Request) (err error) {
 	if err != nil {
 		return err
 	}
+	configured := be
+	be = be.For(r.Options)
 	keys, err := f.Identities.Keys(ctx, be, who)
 	if err != nil {
 		return err
@@ -142,7 +145,7 @@ func (f *Filler) Fill(ctx context.Context, r Request) (err error) {
 		own := v
 		own.claim = f.Claims.New()
 		defer own.claim.End()
-		return f.Volumes.WhileConfigured(ctx, be, func(ctx context.Context) error { return own.run(ctx, run, progress) })
+		return f.Volumes.WhileConfigured(ctx, configured, func(ctx context.Context) error { return own.run(ctx, run, progress) })
 	})
 }
 
