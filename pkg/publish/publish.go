@@ -217,7 +217,7 @@ func (p *Publisher) checkClient(r mount.Request) error {
 		return fault.Field("volume_context.client", "%w", err)
 	}
 	if err := be.CheckBucketName(r.Volume.Bucket); err != nil {
-		return err
+		return fault.Field("volume_context.bucketName", "%w", err)
 	}
 	given := client.Volume{Place: "volume_context", Prefix: r.Volume.Prefix, Attributes: r.Attributes, Group: r.MountGroup, Options: []client.Given{{Field: "mountOptions", Options: r.Options}}}
 	if err := cl.CheckVolume(given); err != nil {

@@ -13,24 +13,6 @@ import (
 	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
 )
 
-// behind is the env for processes whose service has a quirk. The test's own requests go around it.
-func (e *env) behind(quirk faultproxy.Quirk) *env {
-	e.t.Helper()
-	proxy, err := faultproxy.Start(e.endpoint)
-	if err != nil {
-		e.t.Fatal(err)
-	}
-	e.t.Cleanup(func() {
-		if err := proxy.Stop(); err != nil {
-			e.t.Error(err)
-		}
-	})
-	proxy.Set(faultproxy.Faults{Quirk: quirk})
-	other := *e
-	other.endpoint = proxy.Endpoint()
-	return &other
-}
-
 // lifecycle creates, fills, snapshots, restores and deletes.
 func (p *process) lifecycle(e *env) {
 	e.t.Helper()

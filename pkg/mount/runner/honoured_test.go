@@ -86,6 +86,9 @@ func (s *sweep) publish(clientName string, context map[string]string, change fun
 		s.t.Fatalf("%v: the options of the spec are not read again: %v", context, err)
 	}
 	m := state.Mount{Spec: spec, Name: "k-1", UID: 2000000}
+	if err := (backend.Backend{Name: "default"}).CheckBucketName(spec.Bucket); err != nil { // as a publication does
+		return served{}, fault.Field("volume_context.bucketName", "%w", err)
+	}
 	in := s.c.invocation(m, cl, backend.Backend{Name: "default"}, backend.BucketInfo{Name: spec.Bucket, Region: spec.Region, Owner: spec.ExpectedBucketOwner}, options)
 	return served{s.got, spec, cl.Command(in).Argv}, nil
 }
