@@ -307,7 +307,7 @@ type run struct {
 
 func (c *Copier) run(t Task) *run {
 	name := t.Target.Bucket.Backend.Name
-	r := &requests{Task: t, Copier: c, throttle: c.throttles.Of(name), limit: &atomic.Int64{}}
+	r := &requests{Task: t, Copier: c, throttle: c.throttles.Of(name), limit: &atomic.Int64{}, checking: make(chan struct{}, 1)}
 	r.limit.Store(c.Threshold)
 	if known, loaded := c.limits.LoadOrStore(name, r.limit); loaded {
 		r.limit = known.(*atomic.Int64) //nolint:forcetypeassert // nothing else is stored

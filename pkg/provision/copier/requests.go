@@ -3,7 +3,6 @@ package copier
 import (
 	"context"
 	"errors"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -21,7 +20,7 @@ type requests struct {
 	throttle *throttle.Throttle
 	limit    *atomic.Int64             // see Copier.limits
 	checked  atomic.Pointer[time.Time] // when still succeeded last
-	checking sync.Mutex
+	checking chan struct{}             // holds a token during a check
 }
 
 func (r *requests) still(ctx context.Context) error {
@@ -52,8 +51,12 @@ func (r *requests) recheck(ctx context.Context) error {
 	if fresh() {
 		return nil
 	}
-	r.checking.Lock()
-	defer r.checking.Unlock()
+	select {
+	case r.checking <- struct{}{}:
+		defer func() { <-r.checking }()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 	if fresh() {
 		return nil
 	}
