@@ -379,7 +379,7 @@ func (v *filling) run(ctx context.Context, run *runs.Run, progress *copier.Progr
 	}
 	from, to, err := snapshot.OpenCopy(ctx, snapshot.CopyOptions{Identities: v.Identities, Clients: v.Clients, Opener: v.Opener}, v.be, run, "volume "+id.String(), source, policy.Scope{Bucket: id.Bucket, Prefix: id.Prefix}, false)
 	if err != nil {
-		return err
+		return v.discard(ctx, run, err)
 	}
 	err = v.fill(ctx, run, from, to, progress)
 	v.claim.End()
@@ -396,11 +396,19 @@ func (v *filling) run(ctx context.Context, run *runs.Run, progress *copier.Progr
 	if outwaitErr := v.outwait(ctx, to.AsOwn()); outwaitErr != nil {
 		return fault.Errorf(fault.Busy, "%w; before deleting what was copied: %w", err, outwaitErr)
 	}
-	who := run.Latest()
-	if deleteErr := v.Volumes.Delete(ctx, remove.Request{ID: id, Keys: who.Keys, RoleARN: who.Role, Unfilled: true}); deleteErr != nil {
-		return fault.Errorf(fault.Busy, "%w; deleting what was copied: %w", err, deleteErr)
+	return v.discard(ctx, run, err)
+}
+
+// discard deletes the volume if the error is final, and returns the error.
+func (v *filling) discard(ctx context.Context, run *runs.Run, why error) error {
+	if !fault.KindOf(why).Permanent() || ctx.Err() != nil {
+		return why
 	}
-	return err
+	who := run.Latest()
+	if deleteErr := v.Volumes.Delete(ctx, remove.Request{ID: v.r.ID, Keys: who.Keys, RoleARN: who.Role, Unfilled: true}); deleteErr != nil {
+		return fault.Errorf(fault.Busy, "%w; deleting what was copied: %w", why, deleteErr)
+	}
+	return why
 }
 
 // sweep erases what this run may have copied after another process had erased the volume. A bucket's name has no generations, so what is in a

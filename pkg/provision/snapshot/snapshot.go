@@ -369,7 +369,7 @@ var errTaken = errors.New("another controller has begun to make the snapshot")
 func (c *creation) make(ctx context.Context, r *runs.Run, id volume.SnapshotID, progress *copier.Progress) error {
 	sides, err := c.open(ctx, r, id)
 	if err != nil {
-		return err
+		return c.giveUp(ctx, r, id, err)
 	}
 	err = c.makeIn(ctx, r, id, sides, progress)
 	c.claim.End()
@@ -383,10 +383,18 @@ func (c *creation) make(ctx context.Context, r *runs.Run, id volume.SnapshotID, 
 		c.release(ctx, sides.target.AsOwn(), id)
 		return err
 	}
-	if discardErr := c.discard(ctx, r.Latest(), id, backend.Clip(err.Error(), 1000)); discardErr != nil {
-		return fault.Errorf(fault.Busy, "%w; deleting what was copied: %w", err, discardErr)
+	return c.giveUp(ctx, r, id, err)
+}
+
+// giveUp deletes the snapshot if the error is final, and returns the error.
+func (c *creation) giveUp(ctx context.Context, r *runs.Run, id volume.SnapshotID, why error) error {
+	if !fault.KindOf(why).Permanent() || ctx.Err() != nil {
+		return why
 	}
-	return err
+	if discardErr := c.discard(ctx, r.Latest(), id, backend.Clip(why.Error(), 1000)); discardErr != nil {
+		return fault.Errorf(fault.Busy, "%w; deleting what was copied: %w", why, discardErr)
+	}
+	return why
 }
 
 // sweep erases what this run may have copied after another process had erased the snapshot.
