@@ -39,6 +39,9 @@ func TestModel_CommandsDisturbedAnywhereEndWell(t *testing.T) {
 		"clone that fails, and that another process makes": {
 			[]step{volume, file, {Do: archive}}, step{Do: clone, Name: 1}, []step{{Do: archive}, {Do: clone, Name: 1, On: 1, Requests: all}},
 		},
+		"clone into a bucket that fails, and that another process makes": {
+			[]step{volume, file, {Do: archive}}, step{Do: clone, Name: 1, Class: bucketVolume}, []step{{Do: archive}, {Do: clone, Name: 1, Class: bucketVolume, On: 1, Requests: all}},
+		},
 		"snapshot that fails, and that another process makes": {
 			[]step{volume, file, {Do: archive}}, step{Do: snap}, []step{{Do: archive}, {Do: snap, On: 1, Requests: all}},
 		},

@@ -5,7 +5,6 @@ package fill
 import (
 	"context"
 	"errors"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -171,6 +170,7 @@ var errTaken = errors.New("another controller has begun to fill the volume")
 type status struct {
 	state   records.State
 	fillers []string
+	tags    records.Tags // of a bucket volume
 }
 
 // status returns the status of the volume, whose state is active or filling. The error is Busy for any other.
@@ -178,7 +178,7 @@ func (v *filling) status(ctx context.Context, b buckets.Bucket) (s status, err e
 	if v.r.ID.Prefix != "" {
 		found, err := v.Records.ReadOwn(ctx, b, v.r.ID)
 		if err == nil && found.VolumeID == v.r.ID.String() {
-			s = status{found.State, found.Fillers}
+			s = status{state: found.State, fillers: found.Fillers}
 		} else if err != nil && !errors.Is(err, records.ErrNotOurs) {
 			return s, err
 		}
@@ -188,7 +188,7 @@ func (v *filling) status(ctx context.Context, b buckets.Bucket) (s status, err e
 			return s, err
 		}
 		if have.Of(v.Records.Owner, v.r.ID) {
-			s = status{records.State(have[records.TagState]), have.Fillers()}
+			s = status{records.State(have[records.TagState]), have.Fillers(), have}
 		}
 	}
 	if s.state != records.StateActive && s.state != records.StateFilling {
@@ -330,12 +330,8 @@ func (v *filling) takeBucket(ctx context.Context, b buckets.Bucket) error {
 	case !v.Claims.MayTakeOver(runs.Last(s.fillers)):
 		return v.taken(s.fillers)
 	}
-	have, err := records.ReadTags(ctx, b.Client, v.r.ID.Bucket)
-	if err != nil {
-		return err
-	}
-	have.SetFillers(v.claim.Add(s.fillers))
-	if err = records.SetState(ctx, b, have, records.StateFilling); err == nil {
+	s.tags.SetFillers(v.claim.Add(s.fillers))
+	if err = records.SetState(ctx, b, s.tags, records.StateFilling); err == nil {
 		v.Claims.Revoke(s.fillers)
 	}
 	return err
@@ -510,22 +506,19 @@ func (v *filling) finish(ctx context.Context, b buckets.Bucket) error {
 }
 
 // finishBucket writes the state active in the tags. Writes of tags are not conditional, so a lock keeps this process from deleting the bucket at
-// the same time.
+// the same time, and the tags are those of the check.
 func (v *filling) finishBucket(ctx context.Context, b buckets.Bucket) error {
 	release, err := v.Opener.Lock(ctx, v.be, v.r.ID.Bucket)
 	if err != nil {
 		return err
 	}
 	defer release()
-	switch err := v.still(ctx, b); {
+	s, err := v.own(ctx, b)
+	switch {
 	case errors.Is(err, errDone):
 		return nil
 	case err != nil:
 		return err
 	}
-	have, err := records.ReadTags(ctx, b.Client, v.r.ID.Bucket)
-	if err != nil {
-		return err
-	}
-	return records.SetState(ctx, b, maps.Clone(have), records.StateActive)
+	return records.SetState(ctx, b, s.tags, records.StateActive)
 }
