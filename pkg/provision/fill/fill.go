@@ -92,6 +92,9 @@ func (f *Filler) Check(ctx context.Context, r Request) error {
 		return fault.Field("volume_content_source", "%s is on another backend than the volume, %q: content is copied within a backend only", content, r.Parameters.Backend)
 	}
 	info, err := f.source(ctx, content, identity.Identity{Keys: r.Keys, Role: r.RoleARN})
+	if backend.IsNoSuchBucket(err) { // the caller must not take it for the volume's bucket
+		return fault.Errorf(fault.NotFound, "there is no %s: its bucket does not exist", content)
+	}
 	if err != nil {
 		return err
 	}
