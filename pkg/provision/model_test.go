@@ -328,7 +328,8 @@ func (m *model) ask(p *process, s step, name string, params volume.Parameters, o
 		return err
 	}
 	where := place(params.ID(name, 1))
-	return m.call(p, s.patience(), fmt.Sprintf("creating %s on %s with onDelete %s and content %q", name, where, params.OnDelete, params.Content), run, func(c *call) {
+	what := fmt.Sprintf("creating %s on %s with onDelete %s and content %q", name, where, params.OnDelete, params.Content)
+	return m.call(p, s.patience(), what, run, func(c *call) {
 		digest := params.Digest()
 		seen := m.during(where, c.from, c.to)
 		m.judgeCreation(c, of, id.String(), func() bool {
@@ -491,7 +492,7 @@ func (m *model) delete(p *process, s step, id, where string, run func(context.Co
 func (m *model) modify(p *process, s step, v volume.ID) {
 	change := provision.Change{Required: int64(1+s.Class) << 30}
 	if s.Do == modify {
-		change = provision.Change{Set: volume.Mutable{OnDelete: []volume.OnDelete{volume.OnDeleteDelete, volume.OnDeleteRequireEmpty, volume.OnDeleteRetain}[s.Class%3]}}
+		change = provision.Change{Set: volume.Mutable{OnDelete: []volume.OnDelete{"delete", "requireEmpty", "retain"}[s.Class%3]}}
 	}
 	var capacity int64
 	run := func(ctx context.Context) (err error) {
@@ -543,7 +544,7 @@ func (m *model) list(p *process) {
 
 func listAll(ctx context.Context, p *process) (found []string, err error) {
 	for token := ""; ; {
-		page, next, err := p.List(ctx, 2, token)
+		page, next, err := p.List(ctx, 1, token)
 		if err != nil {
 			return nil, err
 		}

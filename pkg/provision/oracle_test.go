@@ -41,7 +41,8 @@ type oracle struct {
 
 func newOracle(w *world) *oracle {
 	o := &oracle{
-		world: w, past: map[string][]entry{}, contents: map[string]volume.Parameters{}, sources: map[string]volume.ID{}, asked: map[string]bool{}, erased: map[string]bool{}, owners: map[string]*process{},
+		world: w, past: map[string][]entry{}, contents: map[string]volume.Parameters{}, sources: map[string]volume.ID{},
+		asked: map[string]bool{}, erased: map[string]bool{}, owners: map[string]*process{},
 	}
 	w.s.object, w.s.tags = o.object, o.tags
 	return o
@@ -89,8 +90,8 @@ func (o *oracle) tags(bucket string) {
 	if b := o.s.buckets[bucket]; b != nil {
 		t := records.Tags(b.tags)
 		e = entry{
-			seq: o.s.seq, id: t[records.TagVolume], state: records.State(t[records.TagState]), digest: t[records.TagParameters], onDelete: volume.OnDelete(t[records.TagOnDelete]),
-			capacity: t.Capacity(), claims: t.Fillers(),
+			seq: o.s.seq, id: t[records.TagVolume], state: records.State(t[records.TagState]), digest: t[records.TagParameters],
+			onDelete: volume.OnDelete(t[records.TagOnDelete]), capacity: t.Capacity(), claims: t.Fillers(),
 		}
 	}
 	o.add(bucket, e)
@@ -173,7 +174,8 @@ func (o *oracle) touchedSnapshot(bucket, key, inside string, written bool) {
 	e := o.now(snapshotPlace(id))
 	switch {
 	case kind == "users":
-		if v := o.now(bucket + "/" + records.Key(strings.Split(user, "@")[0])); !written && v.state == records.StateActive && !o.asked[v.id] && o.contents[v.digest].Content.Snapshot == id && strings.HasSuffix(o.userOf(v.id, id), "/"+user) {
+		v := o.now(bucket + "/" + records.Key(strings.Split(user, "@")[0]))
+		if !written && o.isSnapshot(v, id) && !o.asked[v.id] && strings.HasSuffix(id.User(idOf(v.id)), "/"+user) {
 			o.fail("process %d removed %s, and the volume is in use", o.s.by.n, key)
 		}
 	case kind != "plan" && e.is(id.String(), records.StateReady):
@@ -181,14 +183,18 @@ func (o *oracle) touchedSnapshot(bucket, key, inside string, written bool) {
 	case !written && e.id == id.String() && e.state == records.StateDeleting:
 		o.erased[id.String()] = true
 		for at, list := range o.past {
-			if v := list[len(list)-1]; strings.HasPrefix(at, bucket+"/") && v.state == records.StateActive && o.contents[v.digest].Node.Snapshot != "" && o.contents[v.digest].Content.Snapshot == id {
+			if v := list[len(list)-1]; strings.HasPrefix(at, bucket+"/") && o.isSnapshot(v, id) {
 				o.fail("process %d deleted %s/%s of snapshot %s, which volume %s is", o.s.by.n, bucket, key, id, v.id)
 			}
 		}
 	}
 }
 
-func (o *oracle) userOf(v string, id volume.SnapshotID) string { return id.User(idOf(v)) }
+// isSnapshot reports whether a volume in use is the snapshot itself.
+func (o *oracle) isSnapshot(v entry, id volume.SnapshotID) bool {
+	p := o.contents[v.digest]
+	return v.state == records.StateActive && p.Node.Snapshot != "" && p.Content.Snapshot == id
+}
 
 // add checks the step from one entry to the next.
 func (o *oracle) add(at string, e entry) {
@@ -215,13 +221,16 @@ func (o *oracle) add(at string, e entry) {
 		if old.id != "" && old.state != records.StateDeleted {
 			step("it was replaced before it was deleted")
 		}
+	case e.capacity < old.capacity:
+		step("a volume does not shrink")
 	case inUse && !ready && !o.asked[e.id]:
 		step("no call asked for the deletion")
 	case inUse && e.state != old.state && e.state != records.StateDeleting && (e.state != records.StateDeleted || e.onDelete != volume.OnDeleteRetain):
 		step("a step that there is not")
-	case old.state == records.StateDeleted, old.state == records.StateDeleting && e.state != records.StateDeleting && e.state != records.StateDeleted && (e.state != records.StateActive || e.onDelete != volume.OnDeleteRequireEmpty):
+	case old.state == records.StateDeleting && e.state == records.StateActive && e.onDelete == volume.OnDeleteRequireEmpty:
+	case old.state == records.StateDeleted, old.state == records.StateDeleting && e.state != records.StateDeleting && e.state != records.StateDeleted:
 		step("a step that there is not")
-	case ready && !inUse && old.state != records.StateDeleting:
+	case ready && !inUse:
 		if n := len(old.claims); n > 0 && o.owners[old.claims[n-1]] != o.s.by {
 			step("another process was at work")
 		}

@@ -32,7 +32,8 @@ func histories() *rapid.Generator[history] {
 	one := rapid.Custom(func(t *rapid.T) step {
 		return step{
 			Do: rapid.SampledFrom([]command{
-				create, create, create, write, write, clone, clone, snap, snap, restore, restore, restoreDirect, restoreDirect, remove, remove, removeSnap, nothing, nothing, expand, modify, unlink, archive, list,
+				create, create, create, write, write, clone, clone, snap, snap, restore, restore, restoreDirect, restoreDirect, remove, remove, removeSnap,
+				nothing, nothing, expand, modify, unlink, archive, list,
 			}).Draw(t, "do"),
 			On:       rapid.IntRange(0, processes-1).Draw(t, "on"),
 			Name:     rapid.IntRange(0, names-1).Draw(t, "name"),

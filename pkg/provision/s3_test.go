@@ -176,7 +176,8 @@ func (a answer) response(r *http.Request) *http.Response {
 	if h.Get("Content-Length") == "" {
 		h.Set("Content-Length", strconv.Itoa(len(a.body)))
 	}
-	return &http.Response{StatusCode: cmp.Or(a.status, http.StatusOK), Header: h, Body: io.NopCloser(strings.NewReader(a.body)), ContentLength: int64(len(a.body)), Request: r}
+	body := io.NopCloser(strings.NewReader(a.body))
+	return &http.Response{StatusCode: cmp.Or(a.status, http.StatusOK), Header: h, Body: body, ContentLength: int64(len(a.body)), Request: r}
 }
 
 // do carries out a request.
@@ -273,7 +274,8 @@ func (s *service) doBucket(operation, name string, b *bucket, q url.Values, body
 			items = append(items, item{u.key, id, fmt.Sprintf("<Upload><Key>%s</Key><UploadId>%s</UploadId></Upload>", url.QueryEscape(u.key), id)})
 		}
 		page, last := s.page(items, q, q.Get("key-marker"), q.Get("upload-id-marker"))
-		return says("<ListMultipartUploadsResult><EncodingType>url</EncodingType>%s<NextUploadIdMarker>%s</NextUploadIdMarker></ListMultipartUploadsResult>", page, last)
+		const result = "ListMultipartUploadsResult"
+		return says("<%s><EncodingType>url</EncodingType>%s<NextUploadIdMarker>%s</NextUploadIdMarker></%[1]s>", result, page, last)
 	}
 	panic("the service has no " + operation)
 }
@@ -318,7 +320,8 @@ func (s *service) list(b *bucket, q url.Values) answer {
 			continue
 		}
 		o, _ := b.get(key)
-		items = append(items, item{key: key, text: fmt.Sprintf("<Contents><Key>%s</Key><ETag>%s</ETag><Size>%d</Size></Contents>", url.QueryEscape(key), escape(o.etag), len(o.body))})
+		text := fmt.Sprintf("<Contents><Key>%s</Key><ETag>%s</ETag><Size>%d</Size></Contents>", url.QueryEscape(key), escape(o.etag), len(o.body))
+		items = append(items, item{key: key, text: text})
 	}
 	after := q.Get("start-after")
 	if token, err := url.QueryUnescape(q.Get("continuation-token")); err == nil && token != "" {
@@ -340,8 +343,9 @@ func (s *service) listVersions(b *bucket, q url.Values) answer {
 			if o.etag == "" {
 				kind = "DeleteMarker"
 			}
-			items = append(items, item{key, place(o.version), fmt.Sprintf("<%s><Key>%s</Key><VersionId>%s</VersionId><ETag>%s</ETag><Size>%d</Size><LastModified>%s</LastModified><IsLatest>%t</IsLatest></%s>",
-				kind, url.QueryEscape(key), o.version, escape(o.etag), len(o.body), o.at.UTC().Format(time.RFC3339Nano), i == len(list)-1, kind)})
+			text := fmt.Sprintf("<%s><Key>%s</Key><VersionId>%s</VersionId><ETag>%s</ETag><Size>%d</Size><LastModified>%s</LastModified><IsLatest>%t</IsLatest></%[1]s>",
+				kind, url.QueryEscape(key), o.version, escape(o.etag), len(o.body), o.at.UTC().Format(time.RFC3339Nano), i == len(list)-1)
+			items = append(items, item{key, place(o.version), text})
 		}
 	}
 	page, last := s.page(items, q, q.Get("key-marker"), q.Get("version-id-marker"))

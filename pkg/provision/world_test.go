@@ -123,7 +123,8 @@ func (w *world) process(n int) *process {
 		panic(err)
 	}
 	p.Provisioner, err = provision.New(provision.Options{
-		Config: w.config, Clients: clients, Buckets: validator, Sessions: &identitytest.Sessions{}, DriverName: "s3.csi.driver", ClusterID: "model", Workers: 2, CopyWorkers: 2, CopyThreshold: threshold,
+		Config: w.config, Clients: clients, Buckets: validator, Sessions: &identitytest.Sessions{}, DriverName: "s3.csi.driver", ClusterID: "model",
+		Workers: 2, CopyWorkers: 2, CopyThreshold: threshold,
 	})
 	if err != nil {
 		panic(err)
@@ -148,7 +149,9 @@ func (w *world) kill(p *process) {
 
 // install makes the process send its requests to the world.
 func (p *process) install(s *middleware.Stack) error {
-	return s.Deserialize.Add(middleware.DeserializeMiddlewareFunc("world", func(ctx context.Context, in middleware.DeserializeInput, _ middleware.DeserializeHandler) (out middleware.DeserializeOutput, _ middleware.Metadata, err error) {
+	handle := func(ctx context.Context, in middleware.DeserializeInput, _ middleware.DeserializeHandler) (
+		out middleware.DeserializeOutput, _ middleware.Metadata, err error,
+	) {
 		req := in.Request.(*smithyhttp.Request)
 		r := &request{p: p, operation: awsmiddleware.GetOperationName(ctx), http: req.Request, sent: time.Now(), answer: make(chan reply, 1)}
 		r.bucket, _, _ = strings.Cut(strings.TrimPrefix(req.URL.Path, "/"), "/")
@@ -162,7 +165,8 @@ func (p *process) install(s *middleware.Stack) error {
 			out.RawResponse = &smithyhttp.Response{Response: response}
 		}
 		return out, middleware.Metadata{}, err
-	}), middleware.After)
+	}
+	return s.Deserialize.Add(middleware.DeserializeMiddlewareFunc("world", handle), middleware.After)
 }
 
 var (
@@ -337,8 +341,9 @@ func (w *world) carryOut(r *request, lost error) {
 		return
 	}
 	synctest.Wait()
+	direct := []string{"PutBucketTagging", "DeleteBucket", "DeleteObjects", "AbortMultipartUpload"}
 	for _, next := range w.requests() {
-		if next.p == r.p && next.bucket == r.bucket && !next.gone && slices.Contains([]string{"PutBucketTagging", "DeleteBucket", "DeleteObjects", "AbortMultipartUpload"}, next.operation) {
+		if next.p == r.p && next.bucket == r.bucket && !next.gone && slices.Contains(direct, next.operation) {
 			w.carryOut(next, nil)
 		}
 	}
