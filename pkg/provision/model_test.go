@@ -505,8 +505,9 @@ func (m *model) modify(p *process, s step, v volume.ID) {
 		there := func(e entry) bool { return e.is(v.String(), records.StateActive) }
 		switch {
 		case c.killed || c.err != nil && !final(c.err):
+		// Changes that meet are recorded together, so that the recorded size may be larger than the returned one.
 		case c.err == nil && !slices.ContainsFunc(seen, func(e entry) bool {
-			return there(e) && e.capacity >= change.Required && e.capacity == capacity && (change.Set.OnDelete == "" || change.Set.OnDelete == e.onDelete)
+			return there(e) && capacity >= change.Required && e.capacity >= capacity && (change.Set.OnDelete == "" || change.Set.OnDelete == e.onDelete)
 		}):
 			m.fail("%s: %d was returned, and was never recorded", c.what, capacity)
 		case c.err != nil && (!fault.Is(c.err, fault.NotFound) || !slices.ContainsFunc(seen, func(e entry) bool { return !there(e) })):
