@@ -1,12 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -17,6 +19,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/driver"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
 	"github.com/s3-csi/s3-csi-driver/pkg/session"
+	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
 // checkAll checks backends and, with --node, the host; or, with --client, one client. The exit code is exitOK if everything that the driver needs is available.
@@ -40,8 +43,8 @@ func checkAll(ctx context.Context, o driver.Options, version string, stdout, std
 
 func checks(ctx context.Context, o driver.Options, version string) (check.Report, error) {
 	if o.Check.Client != "" {
-		section, err := checkClient(ctx, o, version)
-		return check.NewReport(section), err
+		sections, err := checkClient(ctx, o, version)
+		return check.NewReport(sections...), err
 	}
 	config, err := backend.DefaultConfig(o.DefaultRegion, o.DefaultEndpoint)
 	if o.Common.Config != "" {
@@ -69,12 +72,17 @@ func checks(ctx context.Context, o driver.Options, version string) (check.Report
 	if err != nil {
 		return check.Report{}, err
 	}
+	options, err := o.Check.ParseMountOptions()
+	if err != nil {
+		return check.Report{}, err
+	}
 	services := check.Services{
 		Clients: clients, Buckets: buckets, Sessions: made, Bucket: o.Check.Bucket, CreateBucket: o.Check.CreateBucket, NeedNoKeys: o.Check.Node,
 		Workload: workload,
 	}
 	var sections []check.Section
 	for _, b := range backends {
+		services.Checksums = uploadChecksums(cmp.Or(b.DefaultClient, o.Node.DefaultClient), options)
 		sections = append(sections, services.Check(ctx, b))
 	}
 	if o.Check.Node {
@@ -85,6 +93,19 @@ func checks(ctx context.Context, o driver.Options, version string) (check.Report
 		sections = append(sections, node.Check(ctx))
 	}
 	return check.NewReport(sections...), nil
+}
+
+// uploadChecksums returns how a client sends checksums with these mount options: see check.Services.
+func uploadChecksums(clientName string, options []volume.Option) string {
+	if clientName != client.Default {
+		return ""
+	}
+	for _, o := range options {
+		if o.Name == "upload-checksums" {
+			return strings.TrimPrefix(o.Value, "off")
+		}
+	}
+	return "crc32c"
 }
 
 // workloadOf returns the workload to check. Its token goes to the token service of one backend: others could use it.

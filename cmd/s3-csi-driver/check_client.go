@@ -35,27 +35,51 @@ const (
 	checkUIDs = 16
 	// checkPrefix is the prefix of what a check of a client writes, below --prefix.
 	checkPrefix = "s3-csi-check-"
+	// largeFile needs a multipart upload with every client: rclone's threshold is 200 MiB. mountpoint-s3 always uses one, of parts of 8 MiB.
+	largeFile      = 201 << 20
+	largeOfDefault = 9 << 20
 )
 
 // checkClient checks one client in a mount of its own:
 //
 //  1. choose the backend, the client and the keys
-//  2. make directories, and a node on them with uids of its own
-//  3. run the node, and the check on its only volume
-//  4. stop the node, and remove what is left
-func checkClient(ctx context.Context, o driver.Options, version string) (section check.Section, err error) {
+//  2. check the operations of the service that the client needs
+//  3. make directories, and a node on them with uids of its own
+//  4. run the node, and the check on its only volume
+//  5. stop the node, and remove what is left
+func checkClient(ctx context.Context, o driver.Options, version string) (sections []check.Section, err error) {
 	s, err := newStorage(o, version)
 	if err != nil {
-		return section, err
+		return nil, err
 	}
 	defer s.clients.Close()
 	defer s.sessions.Close()
-	c := clientcheck.Check{Client: o.Check.Client, Renewal: o.Check.SessionDuration, Timeout: o.Check.StepTimeout}
 	volume, objects, declared, err := volumeToCheck(ctx, o, s)
 	if err != nil {
-		return section, err
+		return nil, err
 	}
-	c.ExitsEarly, c.StaticKeys, c.Objects = declared.ExitsEarly, declared.StaticKeys, objects
+	options, err := o.Check.ParseMountOptions()
+	if err != nil {
+		return nil, err
+	}
+	services := check.Services{
+		Clients: s.clients, Buckets: s.buckets, Bucket: o.Check.Bucket, Checksums: uploadChecksums(declared.Name, options),
+		Below: strings.TrimSuffix(objects.Prefix, "/") + "-s3-",
+	}
+	operations := services.Check(ctx, objects.Bucket.Backend)
+	c := clientcheck.Check{
+		Client: declared.Name, Renewal: o.Check.SessionDuration, Timeout: o.Check.StepTimeout, ExitsEarly: declared.ExitsEarly, StaticKeys: declared.StaticKeys,
+		Objects: objects, Large: largeFile,
+	}
+	if declared.Name == client.Default {
+		c.Large = largeOfDefault
+	}
+	section, err := mountAndCheck(ctx, o, s, volume, c, version)
+	return []check.Section{operations, section}, err
+}
+
+// mountAndCheck checks a client in a mount.
+func mountAndCheck(ctx context.Context, o driver.Options, s storage, volume checkVolume, c clientcheck.Check, version string) (section check.Section, err error) {
 	ns, err := host.NewNamespace()
 	if err != nil {
 		return section, err
@@ -151,6 +175,9 @@ func volumeToCheck(ctx context.Context, o driver.Options, s storage) (v checkVol
 	id := checkPrefix + strings.ToLower(rand.Text())
 	objects = clientcheck.Below{Bucket: b, Opener: opener, Prefix: base + id + "/"}
 	v = checkVolume{id: id, attributes: map[string]string{"backend": be.Name, "bucketName": o.Check.Bucket, "prefix": objects.Prefix, "client": cl.Name}}
+	if o.Check.MountOptions != "" {
+		v.attributes["mountOptions"] = o.Check.MountOptions
+	}
 	switch {
 	case cl.StaticKeys: // such a client can only have the keys of a secret
 		v.secrets = map[string]string{credentials.SecretAccessKeyID: keys.AccessKeyID, credentials.SecretSecretAccessKey: keys.SecretAccessKey}

@@ -30,8 +30,41 @@ type Row struct {
 	Needed bool `json:"needed"`
 	// Why is the observation and its consequence.
 	Why string `json:"why"`
+	// Affects is what fails or is limited unless the result is yes.
+	Affects string `json:"affects,omitempty"`
 	// Advice is what to do; "": nothing.
 	Advice string `json:"advice,omitempty"`
+	// Setting is the setting that helps, as in a config file, StorageClass or list of mount options; "": none is known.
+	Setting string `json:"setting,omitempty"`
+}
+
+// The settings that rows name.
+const (
+	settingChecksums        = "upload-checksums=off"
+	settingSingleController = "singleController: true"
+	settingBucketName       = "bucketName"
+	settingRegion           = "region"
+	settingVirtual          = "addressing: virtual"
+	settingPath             = "addressing: path"
+	settingRclone           = "client: rclone"
+)
+
+// with adds a setting and the advice to set it.
+func (r Row) with(setting string) Row {
+	r.Setting = setting
+	switch setting {
+	case settingChecksums:
+		r.Advice = "set the mount option upload-checksums=off in the StorageClasses and PersistentVolumes of this backend"
+	case settingSingleController:
+		r.Advice = "if only one controller of one cluster ever uses this backend, set singleController: true for it in the driver's config file"
+	case settingBucketName:
+		r.Advice = "use bucketName in StorageClasses, so that volumes are prefixes of a bucket"
+	case settingRclone:
+		r.Advice = "set client: rclone in StorageClasses and PersistentVolumes"
+	default:
+		r.Advice = "set " + setting + " for the backend in the driver's config file"
+	}
+	return r
 }
 
 // Section has the rows of one backend or of the host.
@@ -87,8 +120,12 @@ func (r Report) Table(w io.Writer) error {
 			}
 			line := fmt.Sprintf("%s %-7s  %-*s  %s", mark, row.Result, widest, row.What, row.Why)
 			b.WriteString(strings.TrimRight(line, " ") + "\n")
-			if row.Advice != "" {
-				fmt.Fprintf(&b, "  %-7s  %-*s  -> %s\n", "", widest, "", row.Advice)
+			hint := row.Advice
+			if row.Affects != "" {
+				hint = strings.TrimSuffix("affects "+row.Affects+"; "+hint, "; ")
+			}
+			if hint != "" {
+				fmt.Fprintf(&b, "  %-7s  %-*s  -> %s\n", "", widest, "", hint)
 			}
 		}
 		if len(s.Notes) > 0 {

@@ -33,7 +33,7 @@ func (s *stsRun) policyFor(onAWS bool, partition string) (string, error) {
 // enforced makes a session for one volume and tries what it must not be able to do.
 func (s *stsRun) enforced(ctx context.Context, what item) Row {
 	if s.run.client == nil {
-		return what.row(Unknown, "there is no bucket to test with", "")
+		return what.row(Unknown, noBucket, "")
 	}
 	o, err := s.plan(ctx)
 	if err == nil && o.Kind != credentials.AsIs {
@@ -48,7 +48,7 @@ func (s *stsRun) enforced(ctx context.Context, what item) Row {
 		return what.row(Unknown, one(err), "")
 	}
 	for _, key := range []string{s.inside() + "file", s.outside() + "file"} {
-		if err := s.put(ctx, s.run.client, key); err != nil {
+		if err := s.put(ctx, s.run.client, key, content); err != nil {
 			return failed(what, err, "writing "+key)
 		}
 	}
@@ -82,10 +82,10 @@ func (s *stsRun) objectsOf(ctx context.Context, what item, keys credentials.Keys
 		return what.row(Unknown, one(err), "")
 	}
 	own := s.inside() + "file"
-	if err := s.get(ctx, client, own); err != nil {
+	if err := s.get(ctx, client, own, content); err != nil {
 		return what.row(No, one(backend.Classify(err, "read the volume's own object with its session")), "")
 	}
-	if err := s.put(ctx, client, own); err != nil {
+	if err := s.put(ctx, client, own, content); err != nil {
 		return what.row(No, one(backend.Classify(err, "write an object of the volume with its session")), "")
 	}
 	other := s.outside() + "file"
@@ -93,8 +93,8 @@ func (s *stsRun) objectsOf(ctx context.Context, what item, keys credentials.Keys
 		doing string
 		do    func() error
 	}{
-		{"read", func() error { return s.get(ctx, client, other) }},
-		{"write", func() error { return s.put(ctx, client, other) }},
+		{"read", func() error { return s.get(ctx, client, other, content) }},
+		{"write", func() error { return s.put(ctx, client, other, content) }},
 		{"copy", func() error {
 			_, err := client.CopyObject(ctx, &s3.CopyObjectInput{Bucket: &s.info.Name, Key: aws.String(own + "-copy"), CopySource: aws.String(s.info.Name + "/" + other)})
 			return err

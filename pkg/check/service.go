@@ -1,14 +1,19 @@
 package check
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"fmt"
+	"net/http"
 	"strings"
 	"time"
 
+	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 	"github.com/aws/aws-sdk-go-v2/service/s3/types"
+	"github.com/aws/smithy-go/middleware"
+	smithyhttp "github.com/aws/smithy-go/transport/http"
 	"k8s.io/klog/v2"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
@@ -46,6 +51,10 @@ type Services struct {
 	CreateBucket bool
 	// Workload is a workload to check, besides the driver's own credentials.
 	Workload Workload
+	// Checksums is the option upload-checksums of volumes with mountpoint-s3; "": they are off, or it is not the client of volumes.
+	Checksums string
+	// Below is a prefix in Bucket for the test objects of operations, which are then the only checks. "": policy.CheckPrefix.
+	Below string
 	// NeedNoKeys means that the process, like a node, needs no credentials: then services only have to respond.
 	NeedNoKeys bool
 }
@@ -54,7 +63,7 @@ type Services struct {
 func (s Services) Check(ctx context.Context, be backend.Backend) Section {
 	ctx, cancel := context.WithTimeout(ctx, bound)
 	defer cancel()
-	r := &run{Services: s, be: be, prefix: policy.CheckPrefix + strings.ToLower(rand.Text()) + "/"}
+	r := &run{Services: s, be: be, prefix: cmp.Or(s.Below, policy.CheckPrefix) + strings.ToLower(rand.Text()) + "/", wrote: map[string]bool{}}
 	r.do(ctx)
 	r.needLess()
 	if s.Workload.RoleARN != "" {
@@ -70,9 +79,15 @@ type run struct {
 	be     backend.Backend
 	keys   credentials.Keys // this process's own
 	info   backend.BucketInfo
-	client *s3.Client // of the bucket
-	prefix string     // of everything that is written
-	made   bool       // the check created the bucket
+	client *s3.Client      // of the bucket
+	prefix string          // of everything that is written
+	made   bool            // the check created the bucket
+	wrote  map[string]bool // keys of objects that may exist
+
+	noObjects bool     // no object can be stored and read
+	stored    []string // the names that could be stored
+	listed    []string // the names in a listing; nil: it failed
+	overfull  bool     // pages of listings are larger than requested
 }
 
 // items returns the first items of the table.
@@ -100,27 +115,47 @@ func (r *run) do(ctx context.Context) {
 	} else {
 		r.add(identity.row(Yes, "access key "+keys.AccessKeyID, ""))
 	}
+	s, storage := &stsRun{run: r}, r.storageProbes()
+	onBucket := append([]item{region, owner}, items(storage)...)
 	if err != nil || r.all[0].Result == No {
 		why := "there are no credentials"
 		if r.all[0].Result == No {
 			why = "the service does not respond"
 		}
-		r.unknown(why, append([]item{bucket, region, owner}, r.storageItems()...)...)
-		r.unknown(why, append(r.sessionItems(), timeSnapshotsItem())...)
+		r.unknown(why, append([]item{bucket}, onBucket...)...)
+		if r.Below == "" {
+			r.unknown(why, append(items(s.probes()), r.timeProbe().item)...)
+		}
 		return
 	}
-	r.bucket(ctx, bucket)
-	if r.client == nil {
-		const why = "there is no bucket to test with"
-		r.unknown(why, append([]item{region, owner}, r.storageItems()...)...)
-		r.sessions(ctx)
-		r.unknown(why, timeSnapshotsItem())
+	if r.bucket(ctx, bucket); r.client != nil {
+		defer r.cleanUp(ctx)
+		r.storage(ctx, storage)
+	} else {
+		r.unknown(noBucket, onBucket...)
+	}
+	if r.Below != "" {
 		return
 	}
-	defer r.cleanUp(ctx)
-	r.storage(ctx)
-	r.sessions(ctx)
-	r.each(ctx, []item{timeSnapshotsItem()}, map[string]func(context.Context, item) Row{timeSnapshotsItem().check: r.timeSnapshots})
+	if s.client, err = r.Clients.STS(ctx, r.be, r.keys); err != nil {
+		r.unknown(one(err), items(s.probes())...)
+	} else {
+		r.each(ctx, s.probes()...)
+	}
+	r.each(ctx, r.timeProbe())
+}
+
+const noBucket = "there is no bucket to test with"
+
+// storage tries what is needed of a bucket. Without objects, there is nothing to try the other operations with.
+func (r *run) storage(ctx context.Context, probes []probe) {
+	for i, p := range probes {
+		r.each(ctx, p)
+		if p.check == "objects" && r.all[len(r.all)-1].Result != Yes {
+			r.unknown("no object could be stored, read and listed", items(probes[i+1:])...)
+			return
+		}
+	}
 }
 
 // needLess marks what was not tried as not needed if NeedNoKeys is set, because credentials or a bucket that was asked for are missing.
@@ -135,15 +170,17 @@ func (r *run) needLess() {
 	}
 }
 
-// reach checks whether an S3 service responds, with any credentials.
+// reach checks whether an S3 service responds, with any credentials, and its clock.
 func (r *run) reach(ctx context.Context, what item) {
 	keys := r.keys
 	if keys.IsZero() {
 		keys = credentials.Keys{AccessKeyID: "s3-csi-check", SecretAccessKey: "none"}
 	}
+	var date string
+	keepDate := func(o *s3.Options) { o.APIOptions = append(o.APIOptions, dateOf(&date)) }
 	client, err := r.Clients.S3(ctx, r.be, keys, "")
 	if err == nil {
-		_, err = client.ListBuckets(ctx, &s3.ListBucketsInput{})
+		_, err = client.ListBuckets(ctx, &s3.ListBucketsInput{}, keepDate)
 	}
 	where := "AWS in region " + r.be.StartRegion()
 	if !r.be.AWS() {
@@ -151,9 +188,45 @@ func (r *run) reach(ctx context.Context, what item) {
 	}
 	if err == nil || backend.ErrorCode(err) != "" {
 		r.add(what.row(Yes, where, ""))
-		return
+	} else {
+		r.add(what.row(No, one(backend.Classify(err, "list buckets of "+where)), "check endpoint and caFile of the backend in the driver's config file, and network, proxies and firewalls"))
 	}
-	r.add(what.row(No, one(backend.Classify(err, "list buckets of "+where)), "check endpoint and caFile of the backend in the driver's config file, and network, proxies and firewalls"))
+	r.add(clock(date, time.Now()))
+}
+
+// Differences of clocks: services refuse requests whose time differs by more than 15 minutes.
+const (
+	clockFails = 15 * time.Minute
+	clockWarns = 5 * time.Minute
+)
+
+// clock compares the Date header of an answer with the time of this host.
+func clock(date string, now time.Time) Row {
+	what := item{"clock", "the clocks of this host and the service agree", false}
+	served, err := http.ParseTime(date)
+	if err != nil {
+		return what.row(Unknown, "no answer of the service has a Date", "")
+	}
+	differ := now.Sub(served).Abs().Round(time.Second)
+	what.needed = differ > clockFails
+	if differ <= clockWarns {
+		return what.row(Yes, "", "")
+	}
+	row := what.row(No, fmt.Sprintf("they differ by %s: the service has %s", differ, served.UTC().Format(time.RFC3339)), "check time synchronization of this host and of the service")
+	row.Affects = "every request, when they differ by more than 15 minutes; sessions"
+	return row
+}
+
+// dateOf keeps the Date of the last answer, also of an error.
+func dateOf(date *string) func(*middleware.Stack) error {
+	keep := middleware.DeserializeMiddlewareFunc("KeepDate", func(ctx context.Context, in middleware.DeserializeInput, next middleware.DeserializeHandler) (middleware.DeserializeOutput, middleware.Metadata, error) {
+		out, metadata, err := next.HandleDeserialize(ctx, in)
+		if resp, ok := out.RawResponse.(*smithyhttp.Response); ok {
+			*date = resp.Header.Get("Date")
+		}
+		return out, metadata, err
+	})
+	return func(s *middleware.Stack) error { return s.Deserialize.Add(keep, middleware.After) }
 }
 
 // bucket validates the given bucket, or creates one.
@@ -164,7 +237,7 @@ func (r *run) bucket(ctx context.Context, what item) {
 			r.client, err = r.Clients.Bucket(ctx, r.be, r.keys, info)
 		}
 		if err != nil {
-			r.add(what.row(No, one(err), ""))
+			r.add(r.located(ctx, what.row(No, one(err), ""), err, r.Bucket))
 			return
 		}
 		r.info = info
@@ -184,6 +257,38 @@ func (r *run) bucket(ctx context.Context, what item) {
 		}
 		r.known(err)
 	}
+}
+
+// located adds the setting that locates a bucket, if an error is about that: the other addressing if a listing works with it, or the region.
+func (r *run) located(ctx context.Context, row Row, err error, bucket string) Row {
+	switch backend.ErrorCode(err) {
+	case "PermanentRedirect", "TemporaryRedirect", "AuthorizationHeaderMalformed", "InvalidRegion", "IllegalLocationConstraintException", "InvalidLocationConstraint":
+		return row.with(settingRegion)
+	case "SecondLevelDomainForbidden":
+		return row.with(settingVirtual)
+	}
+	if r.be.AWS() || r.addressed(ctx, r.be, bucket) {
+		return row
+	}
+	other, setting := r.be, settingVirtual
+	if other.PathStyle = !other.PathStyle; other.PathStyle {
+		setting = settingPath
+	}
+	if r.addressed(ctx, other, bucket) {
+		return row.with(setting)
+	}
+	return row
+}
+
+// addressed reports whether the service lists a bucket of that name, or knows that there is none. One that looks for it elsewhere lists
+// something else.
+func (r *run) addressed(ctx context.Context, be backend.Backend, bucket string) bool {
+	client, err := r.Clients.S3(ctx, be, r.keys, "")
+	if err != nil {
+		return false
+	}
+	out, err := client.ListObjectsV2(ctx, &s3.ListObjectsV2Input{Bucket: &bucket, MaxKeys: aws.Int32(1)}, buckets.NoRetry)
+	return err == nil && aws.ToString(out.Name) == bucket || backend.IsNoSuchBucket(err)
 }
 
 // known adds the rows about the bucket, or err.
@@ -222,7 +327,8 @@ func (r *run) create(ctx context.Context, what item) bool {
 			r.cleanUp(ctx)
 			r.client = nil
 		}
-		r.add(what.row(No, one(backend.Classify(err, "create bucket "+name)), "volumes with bucketName do not need it; use --bucket to check the rest in an existing bucket"))
+		row := what.row(No, one(backend.Classify(err, "create bucket "+name)), "volumes with bucketName do not need it; use --bucket to check the rest in an existing bucket")
+		r.add(r.located(ctx, row, err, name))
 		return false
 	}
 	r.made = true

@@ -35,33 +35,18 @@ type stsRun struct {
 	odd string
 }
 
-func (r *run) sessionItems() []item {
-	required := r.be.Scope == volume.ScopeRequired
-	return []item{
-		{"callerIdentity", "STS GetCallerIdentity", false},
-		{"assumeRole", "STS AssumeRole", false},
-		{"webIdentity", "STS AssumeRoleWithWebIdentity", false},
-		{"federationToken", "STS GetFederationToken", false},
-		{"leastSession", "the shortest session", false},
-		{"sessions", "volumes with the driver's credentials get sessions", required},
-		{"sessionPolicies", "session policies are enforced", required},
+// probes returns what the backend's token service is asked for, even if it is not declared.
+func (s *stsRun) probes() []probe {
+	required := s.be.Scope == volume.ScopeRequired
+	return []probe{
+		{item{"callerIdentity", "STS GetCallerIdentity", false}, "", s.callerIdentity},
+		{item{"assumeRole", "STS AssumeRole", false}, "", s.assumeRole},
+		{item{"webIdentity", "STS AssumeRoleWithWebIdentity", false}, "", s.webIdentity},
+		{item{"federationToken", "STS GetFederationToken", false}, "", s.federationToken},
+		{item{"leastSession", "the shortest session", false}, "", s.leastSession},
+		{item{"sessions", "volumes with the driver's credentials get sessions", required}, "", s.planned},
+		{item{"sessionPolicies", "session policies are enforced", required}, "", s.enforced},
 	}
-}
-
-// sessions checks the backend's token service, even if it is not declared, and its sessions.
-func (r *run) sessions(ctx context.Context) {
-	items := r.sessionItems()
-	client, err := r.Clients.STS(ctx, r.be, r.keys)
-	if err != nil {
-		r.unknown(one(err), items...)
-		return
-	}
-	s := &stsRun{run: r, client: client}
-	tries := map[string]func(context.Context, item) Row{
-		"callerIdentity": s.callerIdentity, "assumeRole": s.assumeRole, "webIdentity": s.webIdentity, "federationToken": s.federationToken,
-		"leastSession": s.leastSession, "sessions": s.planned, "sessionPolicies": s.enforced,
-	}
-	r.each(ctx, items, tries)
 }
 
 // asked returns the row for a response: yes if the action worked, unknown if it exists, no otherwise.
@@ -228,7 +213,7 @@ func (s *stsRun) lasting(ctx context.Context, d time.Duration) error {
 // planned returns what volumes with credentials: driver get with the current configuration.
 func (s *stsRun) planned(ctx context.Context, what item) Row {
 	if s.info.Name == "" {
-		return what.row(Unknown, "there is no bucket to test with", "")
+		return what.row(Unknown, noBucket, "")
 	}
 	o, err := s.plan(ctx)
 	switch {

@@ -25,41 +25,99 @@ func testTag() types.Tag {
 
 const content = "Test object of s3-csi-driver check. It can be deleted.\n"
 
-func (r *run) storageItems() []item {
-	return []item{
-		{"bucketTags", "buckets can be tagged when they are created", false},
-		{"objects", "store, read and list an object", true},
-		{"conditionalWrites", "conditional writes (If-None-Match, If-Match)", !r.be.SingleController},
-		{"missingKey", "HEAD of a missing key returns 404", true},
-		{"emptyListing", "listings of no keys (max-keys=0)", true},
-		{"uploadListing", "unfinished uploads are listed by prefix", false},
-		{"versioning", "the versioning state of a bucket can be read", false},
+// probe is an item with the function that tries it.
+type probe struct {
+	item
+	affects string // what fails or is limited without it
+	try     func(context.Context, item) Row
+}
+
+// storageProbes returns what the controller and the clients need of a bucket, in the order in which it is tried.
+func (r *run) storageProbes() []probe {
+	const all, copying = "every volume", "snapshots, clones and renames"
+	return []probe{
+		{item{"bucketTags", "buckets can be tagged when they are created", false}, "volumes that are buckets", r.tags},
+		{item{"missingKey", "HEAD of a missing key returns 404", true}, all, r.missingKey},
+		{item{"emptyListing", "listings of no keys (max-keys=0)", true}, "mountpoint-s3", r.emptyListing},
+		{item{"uploadListing", "unfinished uploads are listed by prefix", false}, "", r.uploadListing},
+		{item{"versioning", "the versioning state of a bucket can be read", false}, "", r.versioning},
+		{item{"objects", "store, read and list an object", true}, all, r.objects},
+		{item{"metadata", "HEAD, GET and listings agree on size, ETag and time", true}, all, r.proven(r.metadata)},
+		{item{"emptyObjects", "store an empty object", true}, "empty files", r.proven(r.empty)},
+		{item{"ranges", "read a part of an object", true}, "reads of large files", r.proven(r.ranges)},
+		{item{"conditionalReads", "conditional reads (If-Match)", true}, "reads of files that another writer replaces", r.proven(r.conditionalReads)},
+		{item{"conditionalWrites", "conditional writes (If-None-Match, If-Match)", !r.be.SingleController}, "several controllers", r.conditional},
+		{item{"names", "names with special characters", true}, "files with such names", r.proven(r.storeNames)},
+		{item{"pagination", "listings have every object once", true}, "directories, snapshots, clones and deletions", r.proven(r.pagination)},
+		{item{"listingOrder", "listings are sorted", !r.directoryBucket()}, "directories, snapshots and clones", r.proven(r.order)},
+		{item{"listingNames", "listings encode names correctly", true}, "snapshots, clones and deletions of files with such names", r.proven(r.encoding)},
+		{item{"directories", "list one directory (delimiter)", true}, all, r.proven(r.directories)},
+		{item{"controlNames", "names with control characters", false}, "snapshots, clones and deletions of files with such names", r.proven(r.controls)},
+		{item{"copies", "server-side copies", true}, copying, r.proven(r.copies)},
+		{item{"conditionalCopies", "conditional copies (x-amz-copy-source-if-match)", true}, copying + " of files that change", r.proven(r.conditionalCopies)},
+		{item{"partCopies", "server-side copies of parts", true}, copying + " of files of 1 GiB or more", r.proven(r.partCopies)},
+		{item{"multipart", "multipart uploads", true}, "writes of large files; of all files with mountpoint-s3", r.proven(r.multipart)},
+		{item{"checksums", "uploads with checksums in trailers (aws-chunked)", r.Checksums != ""}, "writes with mountpoint-s3", r.withChecksums},
+		{item{"multiDelete", "delete several objects with one request", true}, "deletions of volumes", r.proven(r.multiDelete)},
+		{item{"deletes", "deleted objects are gone", true}, "deletions", r.proven(r.deletes)},
 	}
 }
 
-// timeSnapshotsItem is checked last, because it changes the bucket of the check.
-func timeSnapshotsItem() item {
-	return item{"timeSnapshots", "snapshots of one time (consistency: time)", false}
+// timeProbe is tried last, because it changes the bucket of the check.
+func (r *run) timeProbe() probe {
+	return probe{item{"timeSnapshots", "snapshots of one time (consistency: time)", false}, "", r.timeSnapshots}
 }
 
-// storage checks what the controller and the clients need of a bucket.
-func (r *run) storage(ctx context.Context) {
-	tries := map[string]func(context.Context, item) Row{
-		"bucketTags": r.tags, "objects": r.objects, "conditionalWrites": r.conditional, "missingKey": r.missingKey, "emptyListing": r.emptyListing,
-		"uploadListing": r.uploadListing, "versioning": r.versioning,
-	}
-	r.each(ctx, r.storageItems(), tries)
-}
-
-// each adds the row of each item by its function, by the names of items.
-func (r *run) each(ctx context.Context, items []item, tries map[string]func(context.Context, item) Row) {
-	for _, what := range items {
+// each adds the rows of probes.
+func (r *run) each(ctx context.Context, probes ...probe) {
+	for _, p := range probes {
 		if ctx.Err() != nil {
-			r.unknown("the check was stopped before", what)
+			r.unknown("the check was stopped before", p.item)
 			continue
 		}
-		r.add(tries[what.check](ctx, what))
+		row := p.try(ctx, p.item)
+		if row.Result != Yes {
+			row.Affects = p.affects
+		}
+		r.add(row)
 	}
+}
+
+// items returns the items of probes.
+func items(probes []probe) []item {
+	all := make([]item, len(probes))
+	for i, p := range probes {
+		all[i] = p.item
+	}
+	return all
+}
+
+// warning is a finding that the driver works around.
+type warning struct{ error }
+
+// proven returns the function of a probe whose error is the finding.
+func (r *run) proven(try func(context.Context) error) func(context.Context, item) Row {
+	return func(ctx context.Context, what item) Row {
+		err := try(ctx)
+		if err == nil {
+			return what.row(Yes, "", "")
+		}
+		if w := (warning{}); errors.As(err, &w) {
+			what.needed = false
+		}
+		if noAnswer := fault.Is(err, fault.Unavailable) || fault.Is(err, fault.Timeout); noAnswer && backend.ErrorCode(err) == "" {
+			return what.row(Unknown, one(err), "")
+		}
+		return what.row(No, one(err), "")
+	}
+}
+
+func (r *run) withChecksums(ctx context.Context, what item) Row {
+	row := r.proven(r.checksums)(ctx, what)
+	if row.Result == No {
+		row = row.with(settingChecksums)
+	}
+	return row
 }
 
 // failed returns the row of a check without a result.
@@ -71,7 +129,6 @@ func (r *run) tags(ctx context.Context, what item) Row {
 	if !r.made {
 		return what.row(Unknown, "only checked without --bucket", "")
 	}
-	const use = "use bucketName in StorageClasses, so that volumes are prefixes of a bucket"
 	have, err := r.client.GetBucketTagging(ctx, &s3.GetBucketTaggingInput{Bucket: &r.info.Name})
 	switch {
 	case err == nil && hasTag(have.TagSet):
@@ -85,9 +142,9 @@ func (r *run) tags(ctx context.Context, what item) Row {
 	}
 	switch {
 	case err != nil:
-		return what.row(No, "tagging after creation also fails: "+one(backend.Classify(err, "tag the bucket")), use)
+		return what.row(No, "tagging after creation also fails: "+one(backend.Classify(err, "tag the bucket")), "").with(settingBucketName)
 	case !hasTag(have.TagSet):
-		return what.row(No, "the service accepts tags but does not store them", use)
+		return what.row(No, "the service accepts tags but does not store them", "").with(settingBucketName)
 	}
 	return what.row(No, "only after creation: the driver tags buckets after creating them", "")
 }
@@ -98,30 +155,35 @@ func hasTag(tags []types.Tag) bool {
 	})
 }
 
-func (r *run) put(ctx context.Context, client *s3.Client, key string) error {
-	_, err := client.PutObject(ctx, &s3.PutObjectInput{Bucket: &r.info.Name, Key: &key, Body: strings.NewReader(content)})
+func (r *run) putInput(key, data string) *s3.PutObjectInput {
+	r.wrote[key] = true
+	return &s3.PutObjectInput{Bucket: &r.info.Name, Key: &key, Body: strings.NewReader(data)}
+}
+
+func (r *run) put(ctx context.Context, client *s3.Client, key, data string) error {
+	_, err := client.PutObject(ctx, r.putInput(key, data))
 	return err
 }
 
-func (r *run) get(ctx context.Context, client *s3.Client, key string) error {
+func (r *run) get(ctx context.Context, client *s3.Client, key, want string) error {
 	out, err := client.GetObject(ctx, &s3.GetObjectInput{Bucket: &r.info.Name, Key: &key})
 	if err != nil {
 		return err
 	}
 	defer out.Body.Close()
-	data, err := io.ReadAll(io.LimitReader(out.Body, int64(len(content))+1))
-	if err == nil && string(data) != content {
-		err = errors.New("the object differs from what was written")
+	data, err := io.ReadAll(io.LimitReader(out.Body, int64(len(want))+1))
+	if err == nil && string(data) != want {
+		err = fault.Errorf(fault.Precondition, "the object differs from what was written")
 	}
 	return err
 }
 
 func (r *run) objects(ctx context.Context, what item) Row {
-	key := r.prefix + "object"
-	if err := r.put(ctx, r.client, key); err != nil {
-		return what.row(No, one(backend.Classify(err, "write "+key)), "")
+	key := r.prefix + objectName
+	if err := r.put(ctx, r.client, key, content); err != nil {
+		return r.located(ctx, what.row(No, one(backend.Classify(err, "write "+key)), ""), err, r.info.Name)
 	}
-	if err := r.get(ctx, r.client, key); err != nil {
+	if err := r.get(ctx, r.client, key, content); err != nil {
 		return what.row(No, one(backend.Classify(err, "read "+key)), "")
 	}
 	out, err := r.client.ListObjectsV2(ctx, &s3.ListObjectsV2Input{Bucket: &r.info.Name, Prefix: &r.prefix})
@@ -133,6 +195,9 @@ func (r *run) objects(ctx context.Context, what item) Row {
 	}
 	return what.row(Yes, "", "")
 }
+
+// directoryBucket reports whether the bucket is one of S3 Express, whose listings are not sorted.
+func (r *run) directoryBucket() bool { return strings.HasSuffix(r.info.Name, "--x-s3") }
 
 func (r *run) opened() buckets.Bucket {
 	return buckets.Bucket{Backend: r.be, Info: r.info, Client: r.client}
@@ -148,7 +213,7 @@ func (r *run) conditional(ctx context.Context, what item) Row {
 	case r.be.SingleController:
 		return what.row(No, "the backend has singleController: true, so only one controller may use it", "")
 	}
-	return what.row(No, "two controllers could create the same volume twice", "if only one controller of one cluster ever uses this backend, set singleController: true for it in the driver's config file")
+	return what.row(No, "two controllers could create the same volume twice", "").with(settingSingleController)
 }
 
 func (r *run) missingKey(ctx context.Context, what item) Row {
@@ -174,7 +239,7 @@ func (r *run) emptyListing(ctx context.Context, what item) Row {
 		what.needed = false
 		return what.row(No, "the service ignores max-keys=0, so mounting with mountpoint-s3 takes a little longer", "")
 	case backend.ErrorCode(err) != "":
-		return what.row(No, "mountpoint-s3 sends one when it starts: "+one(backend.Classify(err, "list no keys")), "use the client rclone")
+		return what.row(No, "mountpoint-s3 sends one when it starts: "+one(backend.Classify(err, "list no keys")), "").with("client: rclone")
 	}
 	return failed(what, err, "list no keys")
 }
@@ -209,6 +274,9 @@ func (r *run) versioning(ctx context.Context, what item) Row {
 
 // timeSnapshots proves what a snapshot of one time needs, as the controller does before each.
 func (r *run) timeSnapshots(ctx context.Context, what item) Row {
+	if r.client == nil {
+		return what.row(Unknown, noBucket, "")
+	}
 	if r.made {
 		// Objects from before versioning would keep versions that cannot be told from it.
 		err := r.removeBelow(ctx)
@@ -236,34 +304,52 @@ func (r *run) timeSnapshots(ctx context.Context, what item) Row {
 	return failed(what, err, "testing versions")
 }
 
-// removeBelow removes all objects and versions below the check's prefix.
+// removeBelow removes all objects and versions below the check's prefix, and what it wrote there if the service's listings lack it.
 func (r *run) removeBelow(ctx context.Context) error {
-	return RemoveBelow(ctx, r.opened(), r.prefix)
-}
-
-// RemoveBelow removes all objects and versions of a check below its prefix, of which there is less than one page.
-func RemoveBelow(ctx context.Context, b buckets.Bucket, prefix string) error {
-	found, _, err := buckets.AllVersions(b, prefix, 0)(ctx)
-	if !backend.IsNoSuchBucket(err) && len(found) == 0 {
-		found, _, err = buckets.CurrentObjects(b, prefix, 0)(ctx)
-	}
-	if err != nil {
-		if backend.IsNoSuchBucket(err) {
-			return nil
+	found, err := RemoveBelow(ctx, r.opened(), r.prefix)
+	errs := []error{err}
+	for key := range r.wrote {
+		if !found[key] && !backend.IsNoSuchBucket(err) {
+			_, err = r.client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: &r.info.Name, Key: &key})
+			errs = append(errs, err)
 		}
-		return err
-	}
-	var errs []error
-	for _, o := range found {
-		if !strings.HasPrefix(o.Key, prefix) {
-			return errors.New("the service listed " + o.Key + ", which is not below " + prefix + "; stopped the cleanup")
-		}
-		in := &s3.DeleteObjectInput{Bucket: b.Name(), Key: &o.Key}
-		if o.Version != "null" {
-			in.VersionId = o.VersionID()
-		}
-		_, err := b.Client.DeleteObject(ctx, in)
-		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
+}
+
+// removePasses is how often RemoveBelow lists: more often than there are pages, each of which may be as short as a service likes.
+const removePasses = 50
+
+// RemoveBelow removes all objects and versions of a check below its prefix, and returns their keys.
+func RemoveBelow(ctx context.Context, b buckets.Bucket, prefix string) (removed map[string]bool, err error) {
+	removed = map[string]bool{}
+	for range removePasses {
+		found, _, err := buckets.AllVersions(b, prefix, 0)(ctx)
+		if !backend.IsNoSuchBucket(err) && len(found) == 0 {
+			found, _, err = buckets.CurrentObjects(b, prefix, 0)(ctx)
+		}
+		if backend.IsNoSuchBucket(err) {
+			err = nil
+		}
+		if err != nil || len(found) == 0 {
+			return removed, err
+		}
+		var errs []error
+		for _, o := range found {
+			if err := buckets.CheckBelow(prefix, o.Key); err != nil {
+				return removed, err
+			}
+			in := &s3.DeleteObjectInput{Bucket: b.Name(), Key: &o.Key}
+			if o.Version != "null" {
+				in.VersionId = o.VersionID()
+			}
+			_, err := b.Client.DeleteObject(ctx, in)
+			errs = append(errs, err)
+			removed[o.Key] = true
+		}
+		if err := errors.Join(errs...); err != nil {
+			return removed, err
+		}
+	}
+	return removed, fault.Errorf(fault.Unavailable, "objects are still listed below %s after they were deleted", prefix)
 }

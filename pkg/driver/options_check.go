@@ -2,6 +2,7 @@ package driver
 
 import (
 	"errors"
+	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -25,6 +26,8 @@ type CheckOptions struct {
 	Prefix string
 	Output string
 	Node   bool
+	// MountOptions are the mount options of the volumes, as in the volume parameter mountOptions.
+	MountOptions string
 	// Client is the client to check, instead of anything else; "": none. StepTimeout bounds each step of its check.
 	Client      string
 	StepTimeout time.Duration
@@ -42,7 +45,8 @@ func (o *CheckOptions) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Prefix, "prefix", "", "prefix in --bucket that --role must be able to list, as a volume's prefix, or below which --client writes; default: the whole bucket")
 	outputFlag(fs, &o.Output)
 	fs.BoolVar(&o.Node, "node", false, "also check the host as the node service uses it; requires root, on the host or in the node's container")
-	fs.StringVar(&o.Client, "client", "", "check only this client, built in or declared, in a mount of its own below a new prefix of --bucket; requires root, on the host or in the node's container")
+	fs.StringVar(&o.MountOptions, "mount-options", "", "mount options of the volumes, as in the volume parameter mountOptions, such as upload-checksums=off; --client mounts with them")
+	fs.StringVar(&o.Client, "client", "", "check the operations that volumes need below a new prefix of --bucket, then this client, built in or declared, in a mount of its own; requires root, on the host or in the node's container")
 	fs.DurationVar(&o.StepTimeout, "step-timeout", defaultStepTimeout, "time limit of each step of --client")
 	fs.DurationVar(&o.SessionDuration, "session-duration", 0, "validity of the sessions of --client, as the volume parameter sessionDuration; the check then waits until one has expired and was renewed; default: the service's, and renewal is not checked")
 }
@@ -57,8 +61,18 @@ func (o *CheckOptions) validate(c *checker) {
 	c.check("create-bucket", without(o.CreateBucket && o.Bucket != "", "cannot be combined with --bucket"))
 	c.check("role", without((o.RoleARN == "") != (o.TokenFile == ""), "and --token-file need each other"))
 	c.check("prefix", without(o.Prefix != "" && (o.RoleARN == "" && o.Client == "" || o.Bucket == ""), "needs --role or --client, and --bucket"))
+	_, err := o.ParseMountOptions()
+	c.check("mount-options", err)
 	o.validateClient(c)
 	checkOutput(c, o.Output)
+}
+
+// ParseMountOptions returns the mount options of the volumes.
+func (o *CheckOptions) ParseMountOptions() ([]volume.Option, error) {
+	if o.MountOptions == "" {
+		return nil, nil
+	}
+	return volume.ParseMountOptions(strings.Split(o.MountOptions, ","), "mountOptions")
 }
 
 func (o *CheckOptions) validateClient(c *checker) {

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -28,8 +29,11 @@ const (
 	// straggling is how long to wait for the service to carry out requests of a client that was killed.
 	straggling = time.Second
 	poll       = 50 * time.Millisecond
-	// largeSize needs a multipart upload with every client, whose parts have 5 or 8 MiB.
-	largeSize = 9 << 20
+	// slowest is the least rate at which a large file is written, read and stored, in bytes per second.
+	slowest = 4 << 20
+	// drainSize is the size of the file that is closed right before the unmount, and offsetSize that of the one that is read at an offset.
+	drainSize  = 9 << 19
+	offsetSize = 3 << 20
 )
 
 // Volume is the volume of the check, at its only target.
@@ -50,6 +54,7 @@ type Session struct {
 type Objects interface {
 	// Get returns an error with fs.ErrNotExist if there is no object.
 	Get(ctx context.Context, key string) ([]byte, error)
+	Size(ctx context.Context, key string) (int64, error)
 	Put(ctx context.Context, key string, data []byte) error
 	// Remove removes all objects, their versions, and unfinished uploads.
 	Remove(ctx context.Context) error
@@ -73,6 +78,8 @@ type Check struct {
 	Volume  Volume
 	Objects Objects
 	Host    Host
+	// Large is the size of a file that the client uploads in parts.
+	Large int64
 	// ExitsEarly means that the client's declaration has drain: unknown, so that files may be lost at an unmount.
 	ExitsEarly bool
 	// StaticKeys means that the client gets the keys of a user once, when it starts.
@@ -167,17 +174,20 @@ func (r *run) try(ctx context.Context, s step) bool {
 
 // steps returns the steps with the mounted volume, in their order.
 func (r *run) steps() []step {
+	transfer := time.Duration(r.Large/slowest) * time.Second
 	return []step{
 		{item{"clientList", "list the root", true}, r.list, 0},
 		{item{"clientWrite", "write a file", true}, r.write, 0},
 		{item{"clientStored", "a file is stored when it is closed", false}, r.stored, 0},
 		{item{"clientRead", "read it back", true}, r.readBack, 0},
-		{item{"clientEmpty", "write an empty file", false}, r.empty, 0},
-		{item{"clientLarge", "write and read 9 MiB", true}, r.large, 0},
+		{item{"clientOverwrite", "replace its content", true}, r.overwrite, 0},
+		{item{"clientEmpty", "store an empty file", true}, r.empty, 0},
+		{item{"clientLarge", "store and read a large file (multipart upload)", true}, r.large, 2 * transfer},
+		{item{"clientOffset", "read at an offset", true}, r.offset, 0},
 		{item{"clientRemote", "objects of other writers appear", false}, r.remote, 0},
 		{item{"clientRename", "rename a file", false}, r.rename, 0},
 		{item{"clientDelete", "delete a file", true}, r.remove1, 0},
-		{item{"clientHeal", "the mount works again after the client was killed", true}, r.heal, 0},
+		{item{"clientHeal", "the mount works again after the client was killed", true}, r.heal, transfer},
 		{item{"clientRenewal", "files work after the first session has expired", r.Renewal > 0 && !r.StaticKeys}, r.renewal, r.Renewal},
 	}
 }
@@ -209,13 +219,64 @@ const (
 
 func small() []byte { return []byte("Test file of s3-csi-driver check. It can be deleted.\n") }
 
-// pattern returns bytes that differ from part to part.
-func pattern(size int) []byte {
-	data := make([]byte, size)
-	for i := range data {
-		data[i] = byte(i ^ i>>8 ^ i>>16)
+// pattern is a reader of bytes that differ from part to part.
+type pattern struct{ at, size int64 }
+
+// Read implements io.Reader.
+func (p *pattern) Read(b []byte) (n int, err error) {
+	if p.at == p.size {
+		return 0, io.EOF
 	}
+	for ; n < len(b) && p.at < p.size; n++ {
+		b[n] = byte(p.at ^ p.at>>8 ^ p.at>>16 ^ p.at>>24)
+		p.at++
+	}
+	return n, nil
+}
+
+// patternOf returns a whole pattern.
+func patternOf(size int) []byte {
+	data := make([]byte, size)
+	_, _ = (&pattern{size: int64(size)}).Read(data)
 	return data
+}
+
+// putLarge writes the large file like put.
+func (r *run) putLarge(ctx context.Context) error {
+	return r.Host.Do(ctx, "write "+largeName, func() error {
+		f, err := os.Create(r.path(largeName))
+		if err != nil {
+			return err
+		}
+		_, err = io.Copy(f, &pattern{size: r.Large})
+		return errors.Join(err, f.Close())
+	})
+}
+
+// getLarge returns an error unless the large file has its content.
+func (r *run) getLarge(ctx context.Context) error {
+	return r.Host.Do(ctx, "read "+largeName, func() error {
+		f, err := os.Open(r.path(largeName))
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		got, want, p := make([]byte, 1<<20), make([]byte, 1<<20), &pattern{size: r.Large}
+		for p.at < p.size && ctx.Err() == nil {
+			at := p.at
+			n, _ := p.Read(want)
+			if _, err := io.ReadFull(f, got[:n]); err != nil {
+				return fmt.Errorf("read %s at %d: %w", largeName, at, err)
+			}
+			if !bytes.Equal(got[:n], want[:n]) {
+				return fmt.Errorf("the content of %s differs from what was written between %d and %d", largeName, at, p.at)
+			}
+		}
+		if n, _ := f.Read(got); n > 0 {
+			return fmt.Errorf("%s is longer than the %d bytes that were written", largeName, r.Large)
+		}
+		return ctx.Err()
+	})
 }
 
 // put writes a file and closes it, as one thread: some clients complete an upload when the process that wrote a file closes it.
@@ -277,19 +338,72 @@ func (r *run) readBack(ctx context.Context) (check.Result, string, error) {
 	return check.Yes, "", r.get(ctx, smallName, small())
 }
 
-func (r *run) empty(ctx context.Context) (check.Result, string, error) {
-	if err := r.put(ctx, "empty", nil); err != nil {
-		return "", "", err
+func (r *run) overwrite(ctx context.Context) (check.Result, string, error) {
+	data := slices.Concat(small(), small())
+	err := r.put(ctx, smallName, data)
+	if err == nil {
+		err = r.get(ctx, smallName, data)
 	}
-	return check.Yes, "", r.get(ctx, "empty", nil)
+	if err == nil {
+		_, err = r.await(ctx, smallName, data, r.Timeout/2)
+	}
+	return check.Yes, "", err
+}
+
+func (r *run) empty(ctx context.Context) (check.Result, string, error) {
+	err := r.put(ctx, "empty", nil)
+	if err == nil {
+		err = r.get(ctx, "empty", nil)
+	}
+	if err == nil {
+		_, err = r.await(ctx, "empty", nil, r.Timeout/2)
+	}
+	return check.Yes, "", err
 }
 
 func (r *run) large(ctx context.Context) (check.Result, string, error) {
-	began, data := time.Now(), pattern(largeSize)
-	if err := r.put(ctx, largeName, data); err != nil {
+	began := time.Now()
+	if err := r.putLarge(ctx); err != nil {
 		return "", "", err
 	}
-	return check.Yes, "in " + since(began), r.get(ctx, largeName, data)
+	for {
+		size, err := r.Objects.Size(ctx, largeName)
+		switch {
+		case err == nil && size == r.Large:
+			return check.Yes, fmt.Sprintf("%d MiB in %s", r.Large>>20, since(began)), r.getLarge(ctx)
+		case err == nil:
+			err = fmt.Errorf("object %s has %d bytes instead of %d", largeName, size, r.Large)
+		}
+		if limit := r.Timeout/2 + time.Duration(r.Large/slowest)*time.Second; ctx.Err() != nil || time.Since(began) > limit {
+			return check.No, fmt.Sprintf("not stored within %s: %s", since(began), one(err)), nil
+		}
+		pause(ctx)
+	}
+}
+
+// offset reads from the middle of an object that the client has not seen.
+func (r *run) offset(ctx context.Context) (check.Result, string, error) {
+	data := patternOf(offsetSize)
+	if err := r.Objects.Put(ctx, "offset", data); err != nil {
+		return check.Unknown, one(err), nil
+	}
+	return check.Yes, "", r.Host.Do(ctx, "read at an offset", func() error {
+		f, err := os.Open(r.path("offset"))
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		for _, at := range []int{offsetSize - 12345, offsetSize/2 + 123, 0} {
+			got := make([]byte, 4096)
+			if _, err := f.ReadAt(got, int64(at)); err != nil {
+				return fmt.Errorf("read at %d: %w", at, err)
+			}
+			if !bytes.Equal(got, data[at:at+len(got)]) {
+				return fmt.Errorf("reading at %d returns bytes from another place", at)
+			}
+		}
+		return nil
+	})
 }
 
 // remote writes an object beside the client. It is looked up after it appeared in a listing only: the client may remember that there
@@ -321,7 +435,10 @@ func (r *run) remote(ctx context.Context) (check.Result, string, error) {
 }
 
 func (r *run) rename(ctx context.Context) (check.Result, string, error) {
-	err := r.Host.Do(ctx, "rename", func() error { return os.Rename(r.path(smallName), r.path("renamed")) })
+	err := r.put(ctx, "old", small())
+	if err == nil {
+		err = r.Host.Do(ctx, "rename", func() error { return os.Rename(r.path("old"), r.path("renamed")) })
+	}
 	if err == nil {
 		err = r.get(ctx, "renamed", small())
 	}
@@ -329,19 +446,32 @@ func (r *run) rename(ctx context.Context) (check.Result, string, error) {
 }
 
 func (r *run) remove1(ctx context.Context) (check.Result, string, error) {
-	name := smallName
-	if r.has("clientRename") {
-		name = "renamed"
+	if err := r.put(ctx, "deleted", small()); err != nil {
+		return "", "", err
 	}
-	return check.Yes, "", r.Host.Do(ctx, "delete", func() error {
-		if err := os.Remove(r.path(name)); err != nil {
+	err := r.Host.Do(ctx, "delete", func() error {
+		if err := os.Remove(r.path("deleted")); err != nil {
 			return err
 		}
-		if _, err := os.Lstat(r.path(name)); !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("the file still exists: %w", err)
+		_, err := os.Lstat(r.path("deleted"))
+		if err == nil {
+			return errors.New("the file still exists")
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("look for the deleted file: %w", err)
 		}
 		return nil
 	})
+	for began := time.Now(); err == nil; pause(ctx) {
+		_, getErr := r.Objects.Get(ctx, "deleted")
+		switch {
+		case errors.Is(getErr, fs.ErrNotExist):
+			return check.Yes, "", nil
+		case ctx.Err() != nil || time.Since(began) > r.Timeout/2:
+			err = errors.Join(getErr, errors.New("the object of the deleted file still exists"))
+		}
+	}
+	return "", "", err
 }
 
 // heal kills the client, awaits another one, and reads through it.
@@ -356,7 +486,7 @@ func (r *run) heal(ctx context.Context) (check.Result, string, error) {
 	if err != nil {
 		return "", "", err
 	}
-	began, data := time.Now(), pattern(largeSize)
+	began := time.Now()
 	for _, pid := range before {
 		err = errors.Join(err, r.Host.Kill(pid))
 	}
@@ -366,7 +496,7 @@ func (r *run) heal(ctx context.Context) (check.Result, string, error) {
 	for last := errors.New("the client was not started again"); ; pause(ctx) {
 		now, err := r.Host.Clients(ctx)
 		if err == nil && slices.ContainsFunc(now, func(pid int) bool { return !slices.Contains(before, pid) }) {
-			if last = r.get(ctx, largeName, data); last == nil {
+			if last = r.getLarge(ctx); last == nil {
 				return check.Yes, "in " + since(began), nil
 			}
 		}
@@ -446,7 +576,7 @@ func (r *run) unmount(ctx context.Context, mounted bool) {
 	var (
 		unmount = item{"clientUnmount", "unmount", true}
 		drain   = item{"clientDrain", "files closed before the unmount are stored", !r.ExitsEarly}
-		data    = pattern(largeSize / 2)
+		data    = patternOf(drainSize)
 		wrote   = false
 		failed  error
 	)

@@ -74,6 +74,11 @@ func (f *fake) Put(_ context.Context, key string, data []byte) error {
 	return os.WriteFile(filepath.Join(f.target, key), data, 0o600)
 }
 
+func (f *fake) Size(ctx context.Context, key string) (int64, error) {
+	data, err := f.Get(ctx, key)
+	return int64(len(data)), err
+}
+
 func (f *fake) Remove(context.Context) error { f.removed++; return nil }
 
 func (f *fake) Do(ctx context.Context, what string, fn func() error) error {
@@ -103,6 +108,9 @@ func (f *fake) Kill(int) error {
 
 func (f *fake) Left(context.Context) ([]string, error) { return f.left, nil }
 
+// large is the size of the large file.
+const large = 9 << 20
+
 // failed returns the rows without the result yes, as "check result".
 func failed(s check.Section) string {
 	var all []string
@@ -116,8 +124,8 @@ func failed(s check.Section) string {
 
 func TestRowsAndNotes(t *testing.T) {
 	t.Parallel()
-	const unmounted = "clientList unknown, clientWrite unknown, clientStored unknown, clientRead unknown, clientEmpty unknown, clientLarge unknown, " +
-		"clientRemote unknown, clientRename unknown, clientDelete unknown, clientHeal unknown, clientUnmount unknown, clientDrain unknown"
+	const unmounted = "clientList unknown, clientWrite unknown, clientStored unknown, clientRead unknown, clientOverwrite unknown, " +
+		"clientEmpty unknown, clientLarge unknown, clientOffset unknown, clientRemote unknown, clientRename unknown, clientDelete unknown, clientHeal unknown, clientUnmount unknown, clientDrain unknown"
 	const all = "drain: exits|needs: [delete]|cache: none or copies"
 	for name, tt := range map[string]struct {
 		fake   fake
@@ -127,22 +135,22 @@ func TestRowsAndNotes(t *testing.T) {
 	}{
 		"everything works":   {fake{busy: 2}, "", all, true},
 		"no rename":          {fake{refuses: "rename"}, "clientRename no", all + "|rename: not supported", true},
-		"a write has failed": {fake{refuses: "write small"}, "clientWrite no, clientStored unknown, clientRead no, clientRename no, clientDelete no", "drain: exits|needs: without delete", false},
+		"a write has failed": {fake{refuses: "write small"}, "clientWrite no, clientStored unknown, clientRead no, clientOverwrite no", "drain: exits|needs: [delete]", false},
 		"lost at unmount":    {fake{loses: "drain"}, "clientDrain no", "drain: unknown|needs: [delete]", false},
-		"stored later":       {fake{loses: smallName}, "clientStored no", "cache: unsent", true},
+		"stored later":       {fake{loses: smallName}, "clientStored no, clientOverwrite no", "cache: unsent", false},
 		"names are cached":   {fake{loses: "remote"}, "clientRemote no", "options: declare", true},
 		"something is left":  {fake{left: []string{"mount /x"}}, "clientLeft no", all, false},
 		"no mount":           {fake{publishErr: errors.New("exit status 1")}, "clientMount no, " + unmounted, "", false},
 		"no mount in time":   {fake{hangs: "publish"}, "clientMount no, " + unmounted, "", false},
 		"no restart":         {fake{hangs: "heal"}, "clientHeal no, clientDrain unknown", "needs: [delete]", false},
-		"a hang": {fake{hangs: "read small"}, "clientRead no, clientEmpty unknown, clientLarge unknown, clientRemote unknown, clientRename unknown, " +
+		"a hang": {fake{hangs: "read small"}, "clientRead no, clientOverwrite unknown, clientEmpty unknown, clientLarge unknown, clientOffset unknown, clientRemote unknown, clientRename unknown, " +
 			"clientDelete unknown, clientHeal unknown, clientDrain unknown", "cache: none or copies", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := tt.fake
 			f.target = t.TempDir()
-			c := Check{Client: "x", Target: f.target, Volume: &f, Objects: &f, Host: &f, Timeout: 600 * time.Millisecond}
+			c := Check{Client: "x", Target: f.target, Volume: &f, Objects: &f, Host: &f, Large: large, Timeout: 600 * time.Millisecond}
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			if f.hangs == "publish" {
@@ -183,7 +191,7 @@ func TestInterrupted(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	f := &fake{target: t.TempDir(), interrupt: cancel}
-	s := Check{Client: "x", Target: f.target, Volume: f, Objects: f, Host: f, Timeout: time.Minute}.Run(ctx)
+	s := Check{Client: "x", Target: f.target, Volume: f, Objects: f, Host: f, Large: large, Timeout: time.Minute}.Run(ctx)
 	if !f.unpublished || f.removed != 2 {
 		t.Errorf("unpublished: %t, removed: %d", f.unpublished, f.removed)
 	}
@@ -196,7 +204,7 @@ func TestInterrupted(t *testing.T) {
 func TestDrainIsNotNeededOfAClientThatExitsEarly(t *testing.T) {
 	t.Parallel()
 	f := &fake{target: t.TempDir(), loses: "drain"}
-	s := Check{Client: "x", Target: f.target, Volume: f, Objects: f, Host: f, ExitsEarly: true, Timeout: time.Second}.Run(t.Context())
+	s := Check{Client: "x", Target: f.target, Volume: f, Objects: f, Host: f, Large: large, ExitsEarly: true, Timeout: time.Second}.Run(t.Context())
 	if !check.NewReport(s).OK || failed(s) != "clientDrain no" {
 		t.Error(failed(s))
 	}
@@ -244,7 +252,7 @@ func TestRenewal(t *testing.T) {
 			if tt.problem != "" {
 				f.sessions[len(f.sessions)-1].Problem = tt.problem
 			}
-			s := Check{Client: "x", Target: f.target, Volume: &f, Objects: &f, Host: &f, StaticKeys: tt.static, Renewal: tt.renewal, Timeout: 3 * time.Second}.Run(t.Context())
+			s := Check{Client: "x", Target: f.target, Volume: &f, Objects: &f, Host: &f, Large: large, StaticKeys: tt.static, Renewal: tt.renewal, Timeout: 3 * time.Second}.Run(t.Context())
 			row := s.Rows[slices.IndexFunc(s.Rows, func(r check.Row) bool { return r.Check == "clientRenewal" })]
 			if row.Result != tt.result || !strings.Contains(row.Why, tt.why) || check.NewReport(s).OK != tt.ok {
 				t.Errorf("%+v", row)

@@ -8,6 +8,7 @@ import (
 	"io"
 	"io/fs"
 
+	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
@@ -22,6 +23,9 @@ type Below struct {
 	Prefix string
 }
 
+// maxObject bounds what Get reads: no file of the check that is read whole is as large.
+const maxObject = 16 << 20
+
 // Get implements Objects.
 func (b Below) Get(ctx context.Context, key string) ([]byte, error) {
 	key = b.Prefix + key
@@ -33,7 +37,17 @@ func (b Below) Get(ctx context.Context, key string) ([]byte, error) {
 		return nil, backend.Classify(err, "read "+key)
 	}
 	defer out.Body.Close()
-	return io.ReadAll(out.Body)
+	return io.ReadAll(io.LimitReader(out.Body, maxObject))
+}
+
+// Size implements Objects.
+func (b Below) Size(ctx context.Context, key string) (int64, error) {
+	key = b.Prefix + key
+	out, err := b.Bucket.Client.HeadObject(ctx, &s3.HeadObjectInput{Bucket: b.Bucket.Name(), Key: &key})
+	if err != nil {
+		return 0, backend.Classify(err, "head "+key)
+	}
+	return aws.ToInt64(out.ContentLength), nil
 }
 
 // Put implements Objects.
@@ -59,7 +73,7 @@ func (b Below) Remove(ctx context.Context) error {
 	if err != nil && !backend.IsNotImplemented(err) {
 		errs = append(errs, backend.Classify(err, "list unfinished uploads below "+b.Prefix))
 	}
-	if err := check.RemoveBelow(ctx, b.Bucket, b.Prefix); err != nil {
+	if _, err := check.RemoveBelow(ctx, b.Bucket, b.Prefix); err != nil {
 		errs = append(errs, backend.Classify(err, "delete the objects below "+b.Prefix+" in bucket "+*b.Bucket.Name()))
 	}
 	return errors.Join(errs...)

@@ -28,6 +28,19 @@ type Object struct {
 // VersionID returns the version for requests.
 func (o Object) VersionID() *string { return backend.Optional(o.Version) }
 
+// CopySource names an object for copy requests. Services decode it like a query, so a plus sign must be escaped.
+func CopySource(b Bucket, o Object) *string {
+	parts := strings.Split(o.Key, "/")
+	for i, p := range parts {
+		parts[i] = strings.ReplaceAll(url.QueryEscape(p), "+", "%20")
+	}
+	s := b.Info.Name + "/" + strings.Join(parts, "/")
+	if o.Version != "" {
+		s += "?versionId=" + url.QueryEscape(o.Version)
+	}
+	return &s
+}
+
 // Pager returns the pages of a listing one by one; more is false with the last one.
 type Pager func(ctx context.Context) (page []Object, more bool, err error)
 

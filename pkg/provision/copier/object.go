@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
-	"strings"
 	"sync/atomic"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
@@ -372,19 +371,11 @@ func (r *mover) head(ctx context.Context, p Place, o Object) (Object, error) {
 	return o, nil
 }
 
-// copySource names an object for copy requests. Services decode it like a query, so a plus sign must be escaped.
+// copySource names an object for copy requests.
 func (r *mover) copySource(o Object) *string { return copySource(r.Source.Place(), o) }
 
 func copySource(from Place, o Object) *string {
-	parts := strings.Split(from.Prefix+o.Key, "/")
-	for i, p := range parts {
-		parts[i] = strings.ReplaceAll(url.QueryEscape(p), "+", "%20")
-	}
-	s := from.Bucket.Info.Name + "/" + strings.Join(parts, "/")
-	if o.Version != "" {
-		s += "?versionId=" + url.QueryEscape(o.Version)
-	}
-	return &s
+	return buckets.CopySource(from.Bucket, buckets.Object{Key: from.Prefix + o.Key, Version: o.Version})
 }
 
 // lost is the error for an object that must be as it was, and is not.
