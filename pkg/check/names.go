@@ -1,6 +1,7 @@
 package check
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -42,43 +43,39 @@ func controlNames() []string { return []string{"a\x01b", "line\nend", "delete\x7
 // text returns the content of a test object.
 func text(name string) string { return content + name }
 
-// worst collects what is wrong with several objects.
-type worst struct {
-	err  error
-	more int
-}
+// maxFailures is after how many failures of one operation a probe ends: a service may need long for each.
+const maxFailures = 3
 
-func (w *worst) add(err error) {
-	switch {
-	case err == nil:
-	case w.err == nil:
-		w.err = err
-	default:
-		w.more++
+// eachName calls do for names, and returns its first error.
+func eachName(names []string, doing string, do func(name string) error) error {
+	var errs []error
+	for _, name := range names {
+		if err := do(name); err != nil {
+			errs = append(errs, backend.Classify(err, fmt.Sprintf("%s with the name %q", doing, name)))
+		}
+		if len(errs) == maxFailures {
+			return fmt.Errorf("%w (and others)", errs[0])
+		}
 	}
-}
-
-func (w *worst) get() error {
-	if w.more > 0 {
-		return fmt.Errorf("%w (and %d more)", w.err, w.more)
+	if len(errs) > 0 {
+		return errs[0]
 	}
-	return w.err
+	return nil
 }
 
 // storeNames stores all objects before it reads the first: a service may take two names for the same.
 func (r *run) storeNames(ctx context.Context) error {
-	var w worst
-	for _, name := range names() {
+	err := eachName(names(), "store an object", func(name string) error {
 		err := r.put(ctx, r.client, r.prefix+namesDir+name, text(name))
 		if err == nil {
 			r.stored = append(r.stored, name)
 		}
-		w.add(backend.Classify(err, fmt.Sprintf("store an object with the name %q", name)))
-	}
-	for _, name := range r.stored {
-		w.add(backend.Classify(r.get(ctx, r.client, r.prefix+namesDir+name, text(name)), fmt.Sprintf("read the object with the name %q", name)))
-	}
-	return w.get()
+		return err
+	})
+	readErr := eachName(r.stored, "read an object", func(name string) error {
+		return r.get(ctx, r.client, r.prefix+namesDir+name, text(name))
+	})
+	return cmp.Or(err, readErr)
 }
 
 // encoded returns a listing as the driver requests it.
@@ -107,7 +104,7 @@ func (r *run) walk(ctx context.Context, in *s3.ListObjectsV2Input) (found []stri
 		for _, key := range keys {
 			plain, err := buckets.PlainKey(key, out.EncodingType)
 			if err != nil {
-				return found, err
+				plain = aws.ToString(key) // which differs from the name
 			}
 			found = append(found, strings.TrimPrefix(plain, prefix))
 		}
@@ -153,11 +150,12 @@ func (r *run) pagination(ctx context.Context) error {
 	r.listed = found
 	missing, twice, unknown := differ(found, r.stored)
 	switch {
-	case len(missing) > len(unknown):
+	case len(missing) > 0 && len(twice) > 0 || len(unknown) > 0: // see encoding
+	case len(missing) > 0:
 		return fmt.Errorf("the listing lacks %q, which exist", missing)
 	case len(twice) > 0:
 		return fmt.Errorf("the listing has %q twice", twice)
-	case len(unknown) == 0 && !r.directoryBucket():
+	case !r.directoryBucket():
 		want := slices.Sorted(slices.Values(r.stored))
 		after := encoded(namesDir)
 		after.StartAfter = aws.String(r.prefix + namesDir + want[len(want)/2])
@@ -193,9 +191,9 @@ func (r *run) encoding(context.Context) error {
 	if r.listed == nil {
 		return errNotListed
 	}
-	missing, _, unknown := differ(r.listed, r.stored)
-	if len(unknown) > 0 {
-		return fmt.Errorf("the listing has %q, which do not exist, instead of %q: its encoding (encoding-type=url) is wrong", unknown, missing)
+	missing, twice, unknown := differ(r.listed, r.stored)
+	if len(unknown) > 0 || len(missing) > 0 && len(twice) > 0 {
+		return fmt.Errorf("the listing has %q, which do not exist or are other objects, instead of %q: its encoding (encoding-type=url) is wrong", append(unknown, twice...), missing)
 	}
 	return nil
 }
@@ -247,16 +245,13 @@ func (r *run) copies(ctx context.Context) error { return r.copyAll(ctx, namesDir
 
 // copyAll copies objects, and reads the copies.
 func (r *run) copyAll(ctx context.Context, dir string, names []string) error {
-	var w worst
-	for _, name := range names {
+	return eachName(names, "copy an object", func(name string) error {
 		key := r.prefix + copiesDir + dir + name
-		err := r.copyTo(ctx, key, dir+name, nil)
-		if err == nil {
-			err = r.get(ctx, r.client, key, text(name))
+		if err := r.copyTo(ctx, key, dir+name, nil); err != nil {
+			return err
 		}
-		w.add(backend.Classify(err, fmt.Sprintf("copy the object with the name %q", name)))
-	}
-	return w.get()
+		return r.get(ctx, r.client, key, text(name))
+	})
 }
 
 // source names an object in copy requests.
@@ -265,8 +260,11 @@ func (r *run) source(name string) *string {
 }
 
 func (r *run) copyTo(ctx context.Context, key, from string, ifMatch *string) error {
-	r.wrote[key] = true
-	_, err := r.client.CopyObject(ctx, &s3.CopyObjectInput{Bucket: &r.info.Name, Key: &key, CopySource: r.source(from), CopySourceIfMatch: ifMatch})
+	r.wrote[buckets.Object{Key: key}] = true
+	out, err := r.client.CopyObject(ctx, &s3.CopyObjectInput{Bucket: &r.info.Name, Key: &key, CopySource: r.source(from), CopySourceIfMatch: ifMatch})
+	if err == nil {
+		r.noteVersion(key, out.VersionId)
+	}
 	return err
 }
 
@@ -297,20 +295,24 @@ func (r *run) multiDelete(ctx context.Context) error {
 
 // deletes deletes all test objects one by one.
 func (r *run) deletes(ctx context.Context) error {
-	var w worst
-	for _, key := range slices.Sorted(maps.Keys(r.wrote)) {
-		_, err := r.client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: &r.info.Name, Key: &key})
-		if err == nil {
-			_, err = r.client.HeadObject(ctx, &s3.HeadObjectInput{Bucket: &r.info.Name, Key: &key})
+	keys := map[string]bool{}
+	for o := range r.wrote {
+		keys[o.Key] = true
+	}
+	return eachName(slices.Sorted(maps.Keys(keys)), "delete an object", func(key string) error {
+		out, err := r.client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: &r.info.Name, Key: &key})
+		if err != nil {
+			return err
 		}
+		r.noteVersion(key, out.VersionId)
+		_, err = r.client.HeadObject(ctx, &s3.HeadObjectInput{Bucket: &r.info.Name, Key: &key})
 		switch {
 		case backend.IsNotFound(err):
-			delete(r.wrote, key)
+			delete(r.wrote, buckets.Object{Key: key})
+			return nil
 		case err == nil:
-			w.add(fmt.Errorf("the service reports %q as deleted, but it still exists", key))
-		default:
-			w.add(backend.Classify(err, fmt.Sprintf("delete %q", key)))
+			return fault.Errorf(fault.Precondition, "it still exists, but the service reports it as deleted")
 		}
-	}
-	return w.get()
+		return err
+	})
 }

@@ -22,6 +22,7 @@ import (
 	smithyhttp "github.com/aws/smithy-go/transport/http"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
 )
 
 const (
@@ -61,14 +62,14 @@ func (f facts) compare(request string, etag *string, size int) error {
 func (r *run) metadata(ctx context.Context) error {
 	key := r.prefix + "metadata"
 	for _, data := range []string{content, content + content} {
-		put, err := r.client.PutObject(ctx, r.putInput(key, data))
+		etag, err := r.send(ctx, r.client, r.putInput(key, data))
 		if err != nil {
 			return backend.Classify(err, "write "+key)
 		}
-		if aws.ToString(put.ETag) == "" {
+		if aws.ToString(etag) == "" {
 			return errors.New("the answer to PutObject has no ETag")
 		}
-		if err := r.sameEverywhere(ctx, key, put.ETag, len(data)); err != nil {
+		if err := r.sameEverywhere(ctx, key, etag, len(data)); err != nil {
 			return err
 		}
 	}
@@ -106,11 +107,11 @@ func (r *run) sameEverywhere(ctx context.Context, key string, etag *string, size
 // empty stores an empty object.
 func (r *run) empty(ctx context.Context) error {
 	key := r.prefix + "empty"
-	put, err := r.client.PutObject(ctx, r.putInput(key, ""))
+	etag, err := r.send(ctx, r.client, r.putInput(key, ""))
 	if err != nil {
 		return backend.Classify(err, "write an empty object")
 	}
-	return r.sameEverywhere(ctx, key, put.ETag, 0)
+	return r.sameEverywhere(ctx, key, etag, 0)
 }
 
 // ranges reads from an offset, and the end.
@@ -195,7 +196,7 @@ func (r *run) newUpload(ctx context.Context, name string, sums checksum) (*uploa
 	if sums.whole {
 		in.ChecksumType = types.ChecksumTypeFullObject
 	}
-	r.wrote[u.key] = true
+	r.wrote[buckets.Object{Key: u.key}] = true
 	out, err := r.client.CreateMultipartUpload(ctx, in)
 	if err != nil {
 		return nil, backend.Classify(err, "create a multipart upload")
@@ -242,6 +243,7 @@ func (u *upload) complete(ctx context.Context, want []byte) error {
 		return backend.Classify(err, "complete a multipart upload")
 	}
 	u.id = nil
+	u.r.noteVersion(u.key, out.VersionId)
 	if aws.ToString(out.ETag) == "" {
 		return errors.New("the answer to CompleteMultipartUpload has no ETag")
 	}
@@ -307,7 +309,7 @@ func (r *run) partCopies(ctx context.Context) (err error) {
 func (r *run) checksums(ctx context.Context) (err error) {
 	sums := checksumOf(r.Checksums)
 	key := r.prefix + "checksum"
-	if _, err := r.client.PutObject(ctx, r.putInput(key, content), sums.trailing); err != nil {
+	if _, err := r.send(ctx, r.client, r.putInput(key, content), sums.trailing); err != nil {
 		return backend.Classify(err, "write an object with its checksum in a trailer")
 	}
 	if err := r.get(ctx, r.client, key, content); err != nil {
@@ -315,7 +317,7 @@ func (r *run) checksums(ctx context.Context) (err error) {
 	}
 	in := r.putInput(r.prefix+"checksum-empty", "")
 	in.ChecksumAlgorithm = sums.algorithm
-	if _, err := r.client.PutObject(ctx, in); err != nil {
+	if _, err := r.send(ctx, r.client, in); err != nil {
 		return backend.Classify(err, "write an empty object with a checksum")
 	}
 	u, err := r.newUpload(ctx, "checksum-parts", sums)

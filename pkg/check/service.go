@@ -63,7 +63,7 @@ type Services struct {
 func (s Services) Check(ctx context.Context, be backend.Backend) Section {
 	ctx, cancel := context.WithTimeout(ctx, bound)
 	defer cancel()
-	r := &run{Services: s, be: be, prefix: cmp.Or(s.Below, policy.CheckPrefix) + strings.ToLower(rand.Text()) + "/", wrote: map[string]bool{}}
+	r := &run{Services: s, be: be, prefix: cmp.Or(s.Below, policy.CheckPrefix) + strings.ToLower(rand.Text()) + "/", wrote: map[buckets.Object]bool{}}
 	r.do(ctx)
 	r.needLess()
 	if s.Workload.RoleARN != "" {
@@ -79,10 +79,10 @@ type run struct {
 	be     backend.Backend
 	keys   credentials.Keys // this process's own
 	info   backend.BucketInfo
-	client *s3.Client      // of the bucket
-	prefix string          // of everything that is written
-	made   bool            // the check created the bucket
-	wrote  map[string]bool // keys of objects that may exist
+	client *s3.Client              // of the bucket
+	prefix string                  // of everything that is written
+	made   bool                    // the check created the bucket
+	wrote  map[buckets.Object]bool // objects and versions that may exist
 
 	noObjects bool     // no object can be stored and read
 	stored    []string // the names that could be stored

@@ -156,13 +156,31 @@ func hasTag(tags []types.Tag) bool {
 }
 
 func (r *run) putInput(key, data string) *s3.PutObjectInput {
-	r.wrote[key] = true
 	return &s3.PutObjectInput{Bucket: &r.info.Name, Key: &key, Body: strings.NewReader(data)}
 }
 
 func (r *run) put(ctx context.Context, client *s3.Client, key, data string) error {
-	_, err := client.PutObject(ctx, r.putInput(key, data))
+	_, err := r.send(ctx, client, r.putInput(key, data))
 	return err
+}
+
+// send stores an object that cleanUp removes.
+func (r *run) send(ctx context.Context, client *s3.Client, in *s3.PutObjectInput, options ...func(*s3.Options)) (etag *string, err error) {
+	r.wrote[buckets.Object{Key: *in.Key}] = true
+	out, err := client.PutObject(ctx, in, options...)
+	if err != nil {
+		return nil, err
+	}
+	r.noteVersion(*in.Key, out.VersionId)
+	return out.ETag, nil
+}
+
+// noteVersion notes a version of an object, or a delete marker, instead of the object.
+func (r *run) noteVersion(key string, version *string) {
+	if v := aws.ToString(version); v != "" && v != "null" {
+		delete(r.wrote, buckets.Object{Key: key})
+		r.wrote[buckets.Object{Key: key, Version: v}] = true
+	}
 }
 
 func (r *run) get(ctx context.Context, client *s3.Client, key, want string) error {
@@ -304,40 +322,39 @@ func (r *run) timeSnapshots(ctx context.Context, what item) Row {
 	return failed(what, err, "testing versions")
 }
 
-// removeBelow removes all objects and versions below the check's prefix, and what it wrote there if the service's listings lack it.
+// removeBelow removes what the check wrote, which the service may list wrongly, and everything else below its prefix.
 func (r *run) removeBelow(ctx context.Context) error {
-	found, err := RemoveBelow(ctx, r.opened(), r.prefix)
-	errs := []error{err}
-	for key := range r.wrote {
-		if !found[key] && !backend.IsNoSuchBucket(err) {
-			_, err = r.client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: &r.info.Name, Key: &key})
-			errs = append(errs, err)
+	var errs []error
+	for o := range r.wrote {
+		_, err := r.client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: &r.info.Name, Key: &o.Key, VersionId: o.VersionID()})
+		if backend.IsNoSuchBucket(err) {
+			return nil
 		}
+		errs = append(errs, err)
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, RemoveBelow(ctx, r.opened(), r.prefix))...)
 }
 
 // removePasses is how often RemoveBelow lists: more often than there are pages, each of which may be as short as a service likes.
 const removePasses = 50
 
-// RemoveBelow removes all objects and versions of a check below its prefix, and returns their keys.
-func RemoveBelow(ctx context.Context, b buckets.Bucket, prefix string) (removed map[string]bool, err error) {
-	removed = map[string]bool{}
+// RemoveBelow removes all objects and versions of a check below its prefix.
+func RemoveBelow(ctx context.Context, b buckets.Bucket, prefix string) error {
 	for range removePasses {
 		found, _, err := buckets.AllVersions(b, prefix, 0)(ctx)
 		if !backend.IsNoSuchBucket(err) && len(found) == 0 {
 			found, _, err = buckets.CurrentObjects(b, prefix, 0)(ctx)
 		}
-		if backend.IsNoSuchBucket(err) {
-			err = nil
+		if err != nil && !backend.IsNoSuchBucket(err) {
+			return err
 		}
-		if err != nil || len(found) == 0 {
-			return removed, err
+		if len(found) == 0 {
+			return nil
 		}
 		var errs []error
 		for _, o := range found {
 			if err := buckets.CheckBelow(prefix, o.Key); err != nil {
-				return removed, err
+				return err
 			}
 			in := &s3.DeleteObjectInput{Bucket: b.Name(), Key: &o.Key}
 			if o.Version != "null" {
@@ -345,11 +362,10 @@ func RemoveBelow(ctx context.Context, b buckets.Bucket, prefix string) (removed 
 			}
 			_, err := b.Client.DeleteObject(ctx, in)
 			errs = append(errs, err)
-			removed[o.Key] = true
 		}
 		if err := errors.Join(errs...); err != nil {
-			return removed, err
+			return err
 		}
 	}
-	return removed, fault.Errorf(fault.Unavailable, "objects are still listed below %s after they were deleted", prefix)
+	return fault.Errorf(fault.Unavailable, "objects are still listed below %s after they were deleted", prefix)
 }

@@ -70,6 +70,9 @@ func run(t *testing.T, keys credentials.Keys, backends string, args ...string) r
 	if keys.SecretAccessKey != "" && strings.Contains(stdout.String()+stderr.String(), keys.SecretAccessKey) {
 		t.Errorf("the secret is in the output:\n%s\n%s", stdout.String(), stderr.String())
 	}
+	if strings.Contains(stdout.String()+stderr.String(), "%!") {
+		t.Errorf("a wrong format verb is in the output:\n%s\n%s", stdout.String(), stderr.String())
+	}
 	r := result{code: cmd.ProcessState.ExitCode(), stderr: stderr.String()}
 	d := json.NewDecoder(&stdout)
 	d.DisallowUnknownFields()

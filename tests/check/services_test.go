@@ -76,17 +76,39 @@ func (g gateway) sts(kinds string) string {
 // storage is what versitygw can do, where the check makes a bucket of its own.
 const storage = `
 	reachable yes
+	clock yes
 	credentials yes
 	createBucket yes
 	region yes
 	bucketOwner yes
 	bucketTags yes
-	objects yes
-	conditionalWrites yes
 	missingKey yes
 	emptyListing yes
 	uploadListing yes
 	versioning yes
+	objects yes
+` + operations
+
+// operations is what both servers can do. versitygw does not encode listings, so names with control characters are not listed as they are.
+const operations = `
+	metadata yes
+	emptyObjects yes
+	ranges yes
+	conditionalReads yes
+	conditionalWrites yes
+	names yes
+	pagination yes
+	listingOrder yes
+	listingNames yes
+	directories yes
+	controlNames no
+	copies yes
+	conditionalCopies yes
+	partCopies yes
+	multipart yes
+	checksums yes
+	multiDelete yes
+	deletes yes
 `
 
 func TestAGatewayWithATokenService(t *testing.T) {
@@ -241,19 +263,20 @@ func TestMinIO(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	const can = `
+	can := `
 		reachable yes
+		clock yes
 		credentials yes
 		createBucket yes
 		region yes
 		bucketOwner no
 		bucketTags no
-		objects yes
-		conditionalWrites yes
 		missingKey yes
 		emptyListing yes
 		uploadListing no
 		versioning yes
+		objects yes
+	` + strings.Replace(operations, "controlNames no", "controlNames yes", 1) + `
 		callerIdentity no
 		assumeRole yes
 		webIdentity unknown
@@ -315,17 +338,38 @@ func TestTheControllersPolicyOfThePage(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeTriedIsUnknown(t *testing.T) {
-	t.Parallel()
-	const nothing = `
+// untried is what cannot be tried without a bucket.
+const untried = `
 		bucketOwner unknown
 		bucketTags unknown
-		objects unknown !
-		conditionalWrites unknown !
 		missingKey unknown !
 		emptyListing unknown !
 		uploadListing unknown
 		versioning unknown
+		objects unknown !
+		metadata unknown !
+		emptyObjects unknown !
+		ranges unknown !
+		conditionalReads unknown !
+		conditionalWrites unknown !
+		names unknown !
+		pagination unknown !
+		listingOrder unknown !
+		listingNames unknown !
+		directories unknown !
+		controlNames unknown
+		copies unknown !
+		conditionalCopies unknown !
+		partCopies unknown !
+		multipart unknown !
+		checksums unknown !
+		multiDelete unknown !
+		deletes unknown !
+`
+
+func TestWhatCannotBeTriedIsUnknown(t *testing.T) {
+	t.Parallel()
+	const nothing = untried + `
 		callerIdentity unknown
 		assumeRole unknown
 		webIdentity unknown
@@ -336,12 +380,12 @@ func TestWhatCannotBeTriedIsUnknown(t *testing.T) {
 		timeSnapshots unknown`
 	t.Run("a service that is not there", func(t *testing.T) {
 		r := run(t, credentials.Keys{AccessKeyID: "a", SecretAccessKey: "not-to-be-shown"}, `  lab: {endpoint: "http://127.0.0.1:1"}`+"\n")
-		expect(t, r, "reachable no !\ncredentials yes\ncreateBucket unknown\nregion unknown"+nothing)
+		expect(t, r, "reachable no !\nclock unknown\ncredentials yes\ncreateBucket unknown\nregion unknown"+nothing)
 	})
 	t.Run("no credentials", func(t *testing.T) {
 		g := newGateway(t)
 		r := run(t, credentials.Keys{}, g.backend(""))
-		expect(t, r, "reachable yes\ncredentials no !\ncreateBucket unknown\nregion unknown"+nothing)
+		expect(t, r, "reachable yes\nclock yes\ncredentials no !\ncreateBucket unknown\nregion unknown"+nothing)
 	})
 	t.Run("credentials that may make no bucket", func(t *testing.T) {
 		g := newGateway(t)
@@ -377,17 +421,11 @@ func TestNothingIsCreatedUnlessAsked(t *testing.T) {
 	}
 	expect(t, r, `
 		reachable yes
+		clock yes
 		credentials yes
 		createBucket unknown
 		region unknown
-		bucketOwner unknown
-		bucketTags unknown
-		objects unknown !
-		conditionalWrites unknown !
-		missingKey unknown !
-		emptyListing unknown !
-		uploadListing unknown
-		versioning unknown
+`+untried+`
 		callerIdentity yes
 		assumeRole unknown
 		webIdentity yes

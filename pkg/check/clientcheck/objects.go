@@ -73,7 +73,7 @@ func (b Below) Remove(ctx context.Context) error {
 	if err != nil && !backend.IsNotImplemented(err) {
 		errs = append(errs, backend.Classify(err, "list unfinished uploads below "+b.Prefix))
 	}
-	if _, err := check.RemoveBelow(ctx, b.Bucket, b.Prefix); err != nil {
+	if err := check.RemoveBelow(ctx, b.Bucket, b.Prefix); err != nil {
 		errs = append(errs, backend.Classify(err, "delete the objects below "+b.Prefix+" in bucket "+*b.Bucket.Name()))
 	}
 	return errors.Join(errs...)
