@@ -43,11 +43,19 @@ func (e *env) report(cmd *exec.Cmd) (check.Section, int) {
 	}
 	e.noSecretIn("the report", out)
 	var r check.Report
-	if err := json.Unmarshal(out, &r); err != nil || len(r.Sections) != 1 {
+	if err := json.Unmarshal(out, &r); err != nil || len(r.Sections) != 2 {
 		e.t.Fatalf("%v: %s\n%s", err, out, exit.Stderr)
 	}
+	if strings.Contains(string(out), "%!") {
+		e.t.Errorf("a wrong format verb is in the report: %s", out)
+	}
+	for _, row := range r.Sections[0].Rows {
+		if row.Needed && row.Result != check.Yes {
+			e.t.Errorf("operations of the service: %+v", row)
+		}
+	}
 	e.nothingOfACheck()
-	return r.Sections[0], cmd.ProcessState.ExitCode()
+	return r.Sections[1], cmd.ProcessState.ExitCode()
 }
 
 func (e *env) nothingOfACheck() {
@@ -98,7 +106,7 @@ func TestTimedCheckOfAClient(t *testing.T) {
 					t.Errorf("%+v", row)
 				}
 			}
-			if len(table) != 15 || code != 0 {
+			if len(table) != 17 || code != 0 {
 				t.Errorf("exit code %d, rows %q", code, table)
 			}
 			t.Logf("%+v, notes %q", s.Rows, s.Notes)
@@ -170,7 +178,9 @@ func TestAnInterruptedCheckOfAClient(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	e.await(eventually, "the first object", func() bool { return len(e.Keys(t, bucket, "checked/")) > 0 })
+	e.await(eventually, "the first object of the client", func() bool {
+		return slices.ContainsFunc(e.Keys(t, bucket, "checked/"), func(key string) bool { return strings.HasSuffix(key, "/small") })
+	})
 	if err := cmd.Process.Signal(os.Interrupt); err != nil {
 		t.Fatal(err)
 	}

@@ -113,11 +113,15 @@ type run struct {
 	hung  string            // the step that the client did not finish; "": none
 	saw   map[string]string // what the notes are made of, by the name of the row
 	notes []string
+	// before is the content of the object offsetName, which exists before the mount, because clients remember that there was none; or err.
+	before []byte
+	err    error
 }
 
 // Run checks the client. It unmounts the volume and removes its objects in any case, also after ctx has ended.
 func (c Check) Run(ctx context.Context) check.Section {
 	r := &run{Check: c, saw: map[string]string{}}
+	r.putBefore(ctx)
 	mounted := r.try(ctx, step{item: item{"clientMount", "mount", true}, do: r.mount, waits: undoBound})
 	why := "the client did not mount"
 	if mounted {
@@ -206,15 +210,16 @@ func (r *run) list(ctx context.Context) (check.Result, string, error) {
 		names, err = os.ReadDir(r.Target)
 		return err
 	})
-	if err == nil && len(names) > 0 {
-		err = fmt.Errorf("a new volume has %d entries", len(names))
+	if want := min(len(r.before), 1); err == nil && len(names) != want {
+		err = fmt.Errorf("a volume with %d objects has %d entries", want, len(names))
 	}
 	return check.Yes, "", err
 }
 
 const (
-	smallName = "small"
-	largeName = "large"
+	smallName  = "small"
+	largeName  = "large"
+	offsetName = "offset"
 )
 
 func small() []byte { return []byte("Test file of s3-csi-driver check. It can be deleted.\n") }
@@ -381,14 +386,22 @@ func (r *run) large(ctx context.Context) (check.Result, string, error) {
 	}
 }
 
-// offset reads from the middle of an object that the client has not seen.
-func (r *run) offset(ctx context.Context) (check.Result, string, error) {
+func (r *run) putBefore(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, r.Timeout)
+	defer cancel()
 	data := patternOf(offsetSize)
-	if err := r.Objects.Put(ctx, "offset", data); err != nil {
-		return check.Unknown, one(err), nil
+	if r.err = r.Objects.Put(ctx, offsetName, data); r.err == nil {
+		r.before = data
+	}
+}
+
+// offset reads from the middle of an object of another writer, which is in no cache.
+func (r *run) offset(ctx context.Context) (check.Result, string, error) {
+	if r.err != nil {
+		return check.Unknown, one(r.err), nil
 	}
 	return check.Yes, "", r.Host.Do(ctx, "read at an offset", func() error {
-		f, err := os.Open(r.path("offset"))
+		f, err := os.Open(r.path(offsetName))
 		if err != nil {
 			return err
 		}
@@ -398,7 +411,7 @@ func (r *run) offset(ctx context.Context) (check.Result, string, error) {
 			if _, err := f.ReadAt(got, int64(at)); err != nil {
 				return fmt.Errorf("read at %d: %w", at, err)
 			}
-			if !bytes.Equal(got, data[at:at+len(got)]) {
+			if !bytes.Equal(got, r.before[at:at+len(got)]) {
 				return fmt.Errorf("reading at %d returns bytes from another place", at)
 			}
 		}
@@ -449,19 +462,19 @@ func (r *run) remove1(ctx context.Context) (check.Result, string, error) {
 	if err := r.put(ctx, "deleted", small()); err != nil {
 		return "", "", err
 	}
-	err := r.Host.Do(ctx, "delete", func() error {
-		if err := os.Remove(r.path("deleted")); err != nil {
+	err := r.Host.Do(ctx, "delete", func() error { return os.Remove(r.path("deleted")) })
+	if err == nil {
+		err = r.Host.Do(ctx, "look for the deleted file", func() error {
+			_, err := os.Lstat(r.path("deleted"))
+			switch {
+			case err == nil:
+				return errors.New("the file still exists")
+			case errors.Is(err, fs.ErrNotExist):
+				return nil
+			}
 			return err
-		}
-		_, err := os.Lstat(r.path("deleted"))
-		if err == nil {
-			return errors.New("the file still exists")
-		}
-		if !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("look for the deleted file: %w", err)
-		}
-		return nil
-	})
+		})
+	}
 	for began := time.Now(); err == nil; pause(ctx) {
 		_, getErr := r.Objects.Get(ctx, "deleted")
 		switch {

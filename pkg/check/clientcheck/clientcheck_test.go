@@ -21,6 +21,7 @@ type fake struct {
 	hangs       string // the call that has no answer
 	refuses     string // the call that fails
 	loses       string // the object that is not stored
+	undeletes   bool   // a deleted file exists again
 	left        []string
 	publishErr  error
 	busy        int // unpublishes that are refused
@@ -87,6 +88,11 @@ func (f *fake) Do(ctx context.Context, what string, fn func() error) error {
 		<-ctx.Done()
 		return ctx.Err()
 	}
+	if f.undeletes && what == "look for the deleted file" {
+		if err := os.WriteFile(filepath.Join(f.target, "deleted"), nil, 0o600); err != nil {
+			return err
+		}
+	}
 	switch what {
 	case f.hangs:
 		<-ctx.Done()
@@ -133,16 +139,22 @@ func TestRowsAndNotes(t *testing.T) {
 		notes  string // separated by |
 		ok     bool
 	}{
-		"everything works":   {fake{busy: 2}, "", all, true},
-		"no rename":          {fake{refuses: "rename"}, "clientRename no", all + "|rename: not supported", true},
-		"a write has failed": {fake{refuses: "write small"}, "clientWrite no, clientStored unknown, clientRead no, clientOverwrite no", "drain: exits|needs: [delete]", false},
-		"lost at unmount":    {fake{loses: "drain"}, "clientDrain no", "drain: unknown|needs: [delete]", false},
-		"stored later":       {fake{loses: smallName}, "clientStored no, clientOverwrite no", "cache: unsent", false},
-		"names are cached":   {fake{loses: "remote"}, "clientRemote no", "options: declare", true},
-		"something is left":  {fake{left: []string{"mount /x"}}, "clientLeft no", all, false},
-		"no mount":           {fake{publishErr: errors.New("exit status 1")}, "clientMount no, " + unmounted, "", false},
-		"no mount in time":   {fake{hangs: "publish"}, "clientMount no, " + unmounted, "", false},
-		"no restart":         {fake{hangs: "heal"}, "clientHeal no, clientDrain unknown", "needs: [delete]", false},
+		"everything works":       {fake{busy: 2}, "", all, true},
+		"no rename":              {fake{refuses: "rename"}, "clientRename no", all + "|rename: not supported", true},
+		"a rename that is wrong": {fake{refuses: "read renamed"}, "clientRename no", all + "|rename: not supported", true},
+		"no deletion":            {fake{undeletes: true}, "clientDelete no", "drain: exits|needs: [delete]", false},
+		"an empty file is lost":  {fake{loses: "empty"}, "clientEmpty no", all, false},
+		"a large file is lost":   {fake{loses: largeName}, "clientLarge no, clientHeal unknown", all, false},
+		"no read at an offset":   {fake{refuses: "read at an offset"}, "clientOffset no", all, false},
+		"no overwrite":           {fake{refuses: "read small"}, "clientRead no, clientOverwrite no", all, false},
+		"a write has failed":     {fake{refuses: "write small"}, "clientWrite no, clientStored unknown, clientRead no, clientOverwrite no", "drain: exits|needs: [delete]", false},
+		"lost at unmount":        {fake{loses: "drain"}, "clientDrain no", "drain: unknown|needs: [delete]", false},
+		"stored later":           {fake{loses: smallName}, "clientStored no, clientOverwrite no", "cache: unsent", false},
+		"names are cached":       {fake{loses: "remote"}, "clientRemote no", "options: declare", true},
+		"something is left":      {fake{left: []string{"mount /x"}}, "clientLeft no", all, false},
+		"no mount":               {fake{publishErr: errors.New("exit status 1")}, "clientMount no, " + unmounted, "", false},
+		"no mount in time":       {fake{hangs: "publish"}, "clientMount no, " + unmounted, "", false},
+		"no restart":             {fake{hangs: "heal"}, "clientHeal no, clientDrain unknown", "needs: [delete]", false},
 		"a hang": {fake{hangs: "read small"}, "clientRead no, clientOverwrite unknown, clientEmpty unknown, clientLarge unknown, clientOffset unknown, clientRemote unknown, clientRename unknown, " +
 			"clientDelete unknown, clientHeal unknown, clientDrain unknown", "cache: none or copies", false},
 	} {
@@ -175,6 +187,11 @@ func TestRowsAndNotes(t *testing.T) {
 			}
 			if ok := check.NewReport(s).OK; ok != tt.ok {
 				t.Errorf("ok: %t", ok)
+			}
+			for _, row := range s.Rows {
+				if strings.Contains(row.Why+row.Advice, "%!") || row.Result == check.No && row.Why == "" {
+					t.Errorf("%+v", row)
+				}
 			}
 			if !f.unpublished || f.removed == 0 {
 				t.Errorf("unpublished: %t, removed: %d", f.unpublished, f.removed)
