@@ -123,8 +123,10 @@ func (p *Pins) Pin(ctx context.Context, name string, mounts []host.Mount, from h
 			return err
 		}
 		defer former.Close()
-		if id, err := host.MountID(former); err != nil || id != from.ID {
-			return fault.Errorf(fault.Busy, "another mount has replaced the one at %s: %w", from.Mountpoint, err)
+		if id, err := host.MountID(former); err != nil {
+			return err
+		} else if id != from.ID {
+			return fault.Errorf(fault.Busy, "another mount has replaced the one at %s", from.Mountpoint)
 		}
 		if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 			return err
