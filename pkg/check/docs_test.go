@@ -13,13 +13,23 @@ func TestEveryRowIsDocumentedAndNoOther(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	documented := map[string]bool{}
+	documented, settings, section := map[string]bool{}, map[string]bool{}, ""
 	for line := range strings.Lines(string(page)) {
+		if strings.HasPrefix(line, "#") {
+			section = strings.TrimSpace(strings.TrimLeft(line, "#"))
+		}
+		into := documented
+		switch {
+		case section == "Settings":
+			into = settings
+		case !strings.HasPrefix(section, "Rows") && section != "A client":
+			continue
+		}
 		if cell, ok := strings.CutPrefix(line, "| `"); ok {
 			cell, _, _ = strings.Cut(cell, " | ")
 			for name := range strings.SplitSeq(cell, "`") {
 				if name = strings.Trim(name, ", "); name != "" {
-					documented[name] = false
+					into[name] = false
 				}
 			}
 		}
@@ -33,6 +43,7 @@ func TestEveryRowIsDocumentedAndNoOther(t *testing.T) {
 		t.Fatalf("%q, %v", more, err)
 	}
 	sources = append(sources, more...)
+	setting := regexp.MustCompile(`\bsetting[A-Z]\w+\s+= "([^"]+)"`)
 	row := regexp.MustCompile(`\bitem\{"([A-Za-z0-9.]+)"|\{"([A-Za-z0-9]+)", "[^"]+", [a-z!]`)
 	for _, path := range sources {
 		if strings.HasSuffix(path, "_test.go") {
@@ -41,6 +52,12 @@ func TestEveryRowIsDocumentedAndNoOther(t *testing.T) {
 		source, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)
+		}
+		for _, m := range setting.FindAllStringSubmatch(string(source), -1) {
+			if _, ok := settings[m[1]]; !ok {
+				t.Errorf("docs/check.md does not say where %q is set", m[1])
+			}
+			delete(settings, m[1])
 		}
 		for _, m := range row.FindAllStringSubmatch(string(source), -1) {
 			name := m[1] + m[2]
@@ -55,6 +72,9 @@ func TestEveryRowIsDocumentedAndNoOther(t *testing.T) {
 			}
 			documented[name] = true
 		}
+	}
+	for name := range settings {
+		t.Errorf("docs/check.md tells of the setting %q, which no row has", name)
 	}
 	for name, there := range documented {
 		if !there {

@@ -257,7 +257,7 @@ func (r *run) emptyListing(ctx context.Context, what item) Row {
 		what.needed = false
 		return what.row(No, "the service ignores max-keys=0, so mounting with mountpoint-s3 takes a little longer", "")
 	case backend.ErrorCode(err) != "":
-		return what.row(No, "mountpoint-s3 sends one when it starts: "+one(backend.Classify(err, "list no keys")), "").with("client: rclone")
+		return what.row(No, "mountpoint-s3 sends one when it starts: "+one(backend.Classify(err, "list no keys")), "").with(settingRclone)
 	}
 	return failed(what, err, "list no keys")
 }
