@@ -47,6 +47,7 @@ const (
 	settingVirtual          = "addressing: virtual"
 	settingPath             = "addressing: path"
 	settingRclone           = "client: rclone"
+	settingPartSize         = "part-size"
 )
 
 // with adds a setting and the advice to set it.
@@ -57,6 +58,8 @@ func (r Row) with(setting string) Row {
 		r.Advice = "set the mount option upload-checksums=off in the StorageClasses and PersistentVolumes of this backend"
 	case settingSingleController:
 		r.Advice = "if only one controller of one cluster ever uses this backend, set singleController: true for it in the driver's config file"
+	case settingPartSize:
+		r.Advice = "set the mount option part-size: a file can have as many bytes as it times the number of parts"
 	case settingBucketName:
 		r.Advice = "use bucketName in StorageClasses, so that volumes are prefixes of a bucket"
 	case settingRclone:

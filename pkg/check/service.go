@@ -25,9 +25,9 @@ import (
 
 const (
 	// bound limits all checks of one backend.
-	bound = 3 * time.Minute
+	bound = 5 * time.Minute
 	// cleanupBound limits the cleanup, which also happens after an interrupt.
-	cleanupBound = 30 * time.Second
+	cleanupBound = time.Minute
 	// straggling is how long to wait for the service to carry out an interrupted request.
 	straggling = time.Second
 	// BucketPrefix is the prefix of buckets that checks create.
@@ -262,7 +262,7 @@ func (r *run) bucket(ctx context.Context, what item) {
 // located adds the setting that locates a bucket, if an error is about that: the other addressing if a listing works with it, or the region.
 func (r *run) located(ctx context.Context, row Row, err error, bucket string) Row {
 	switch backend.ErrorCode(err) {
-	case "PermanentRedirect", "TemporaryRedirect", "AuthorizationHeaderMalformed", "InvalidRegion", "IllegalLocationConstraintException", "InvalidLocationConstraint":
+	case "PermanentRedirect", "TemporaryRedirect", "MovedPermanently", "AuthorizationHeaderMalformed", "InvalidRegion", "IllegalLocationConstraintException", "InvalidLocationConstraint":
 		return row.with(settingRegion)
 	case "SecondLevelDomainForbidden":
 		return row.with(settingVirtual)

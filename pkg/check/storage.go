@@ -57,7 +57,8 @@ func (r *run) storageProbes() []probe {
 		{item{"conditionalCopies", "conditional copies (x-amz-copy-source-if-match)", true}, copying + " of files that change", r.proven(r.conditionalCopies)},
 		{item{"partCopies", "server-side copies of parts", true}, copying + " of files of 1 GiB or more", r.proven(r.partCopies)},
 		{item{"multipart", "multipart uploads", true}, "writes of large files; of all files with mountpoint-s3", r.proven(r.multipart)},
-		{item{"checksums", "uploads with checksums in trailers (aws-chunked)", r.Checksums != ""}, "writes with mountpoint-s3", r.withChecksums},
+		{item{"manyParts", "multipart uploads of 10,000 parts", false}, "large files: with fewer parts, they need a larger part-size", r.helped(r.manyParts, settingPartSize)},
+		{item{"checksums", "uploads with checksums in trailers (aws-chunked)", r.Checksums != ""}, "writes with mountpoint-s3", r.helped(r.checksums, settingChecksums)},
 		{item{"multiDelete", "delete several objects with one request", true}, "deletions of volumes", r.proven(r.multiDelete)},
 		{item{"deletes", "deleted objects are gone", true}, "deletions", r.proven(r.deletes)},
 	}
@@ -112,12 +113,15 @@ func (r *run) proven(try func(context.Context) error) func(context.Context, item
 	}
 }
 
-func (r *run) withChecksums(ctx context.Context, what item) Row {
-	row := r.proven(r.checksums)(ctx, what)
-	if row.Result == No {
-		row = row.with(settingChecksums)
+// helped is proven for a finding that a setting helps against.
+func (r *run) helped(try func(context.Context) error, setting string) func(context.Context, item) Row {
+	return func(ctx context.Context, what item) Row {
+		row := r.proven(try)(ctx, what)
+		if row.Result == No {
+			row = row.with(setting)
+		}
+		return row
 	}
-	return row
 }
 
 // failed returns the row of a check without a result.

@@ -106,6 +106,7 @@ const operations = `
 	conditionalCopies yes
 	partCopies yes
 	multipart yes
+	manyParts yes
 	checksums yes
 	multiDelete yes
 	deletes yes
@@ -362,6 +363,7 @@ const untried = `
 		conditionalCopies unknown !
 		partCopies unknown !
 		multipart unknown !
+		manyParts unknown
 		checksums unknown !
 		multiDelete unknown !
 		deletes unknown !
