@@ -36,7 +36,7 @@ type probe struct {
 func (r *run) storageProbes() []probe {
 	const all, copying = "every volume", "snapshots, clones and renames"
 	return []probe{
-		{item{"bucketTags", "buckets can be tagged when they are created", false}, "volumes that are buckets", r.tags},
+		{item{"bucketTags", "buckets can be tagged when they are created", false}, "", r.tags},
 		{item{"missingKey", "HEAD of a missing key returns 404", true}, all, r.missingKey},
 		{item{"emptyListing", "listings of no keys (max-keys=0)", true}, "mountpoint-s3", r.emptyListing},
 		{item{"uploadListing", "unfinished uploads are listed by prefix", false}, "", r.uploadListing},
