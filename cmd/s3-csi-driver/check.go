@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -82,7 +81,7 @@ func checks(ctx context.Context, o driver.Options, version string) (check.Report
 	}
 	var sections []check.Section
 	for _, b := range backends {
-		services.Checksums = uploadChecksums(cmp.Or(b.DefaultClient, o.Node.DefaultClient), options)
+		services.Checksums = sendsChecksums(cmp.Or(b.DefaultClient, o.Node.DefaultClient), options)
 		sections = append(sections, services.Check(ctx, b))
 	}
 	if o.Check.Node {
@@ -95,17 +94,10 @@ func checks(ctx context.Context, o driver.Options, version string) (check.Report
 	return check.NewReport(sections...), nil
 }
 
-// uploadChecksums returns how a client sends checksums with these mount options: see check.Services.
-func uploadChecksums(clientName string, options []volume.Option) string {
-	if clientName != client.Default {
-		return ""
-	}
-	for _, o := range options {
-		if o.Name == "upload-checksums" {
-			return strings.TrimPrefix(o.Value, "off")
-		}
-	}
-	return "crc32c"
+// sendsChecksums reports whether a client sends checksums with these mount options.
+func sendsChecksums(clientName string, options []volume.Option) bool {
+	off := func(o volume.Option) bool { return o.Name == "upload-checksums" && o.Value == "off" }
+	return clientName == client.Default && !slices.ContainsFunc(options, off)
 }
 
 // workloadOf returns the workload to check. Its token goes to the token service of one backend: others could use it.

@@ -63,7 +63,7 @@ func checkClient(ctx context.Context, o driver.Options, version string) (section
 		return nil, err
 	}
 	services := check.Services{
-		Clients: s.clients, Buckets: s.buckets, Bucket: o.Check.Bucket, Checksums: uploadChecksums(declared.Name, options),
+		Clients: s.clients, Buckets: s.buckets, Bucket: o.Check.Bucket, Checksums: sendsChecksums(declared.Name, options),
 		Below: strings.TrimSuffix(objects.Prefix, "/") + "-s3-",
 	}
 	operations := services.Check(ctx, objects.Bucket.Backend)
@@ -79,7 +79,9 @@ func checkClient(ctx context.Context, o driver.Options, version string) (section
 }
 
 // mountAndCheck checks a client in a mount.
-func mountAndCheck(ctx context.Context, o driver.Options, s storage, volume checkVolume, c clientcheck.Check, version string) (section check.Section, err error) {
+func mountAndCheck(ctx context.Context, o driver.Options, s storage, volume checkVolume, c clientcheck.Check, version string) (
+	section check.Section, err error,
+) {
 	ns, err := host.NewNamespace()
 	if err != nil {
 		return section, err

@@ -52,20 +52,16 @@ const (
 
 // with adds a setting and the advice to set it.
 func (r Row) with(setting string) Row {
-	r.Setting = setting
+	r.Setting, r.Advice = setting, "set "+setting
 	switch setting {
-	case settingChecksums:
-		r.Advice = "set the mount option upload-checksums=off in the StorageClasses and PersistentVolumes of this backend"
+	case settingChecksums, settingPartSize:
+		r.Advice += " in the mount options of the volumes"
+	case settingBucketName, settingRclone:
+		r.Advice += " in the volumes' StorageClasses and PersistentVolumes"
 	case settingSingleController:
-		r.Advice = "if only one controller of one cluster ever uses this backend, set singleController: true for it in the driver's config file"
-	case settingPartSize:
-		r.Advice = "set the mount option part-size: a file can have as many bytes as it times the number of parts"
-	case settingBucketName:
-		r.Advice = "use bucketName in StorageClasses, so that volumes are prefixes of a bucket"
-	case settingRclone:
-		r.Advice = "set client: rclone in StorageClasses and PersistentVolumes"
+		r.Advice = "if only one controller of one cluster ever uses this backend, " + r.Advice + " for it in the driver's config file"
 	default:
-		r.Advice = "set " + setting + " for the backend in the driver's config file"
+		r.Advice += " for the backend in the driver's config file"
 	}
 	return r
 }

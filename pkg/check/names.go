@@ -33,7 +33,8 @@ const pageSize = 3
 // and pairs that differ only in case, in a plus sign, or in how a letter is composed.
 func names() []string {
 	return []string{
-		"CASE", "a b", "a%20b", "a%b", "a&<\">'b", "a+b", "a.b", "a/b", "a/c d", "a0", "a=?#;:@,b", "a[{~^!*()}]b", "case", "e\u0301", "z", "\u00e9", "\u65e5\u672c", "\U0001f642",
+		"CASE", "a b", "a%20b", "a%b", "a&<\">'b", "a+b", "a.b", "a/b", "a/c d", "a0", "a=?#;:@,b", "a[{~^!*()}]b", "case", "e\u0301", "z",
+		"\u00e9", "\u65e5\u672c", "\U0001f642",
 	}
 }
 
@@ -193,7 +194,7 @@ func (r *run) encoding(context.Context) error {
 	}
 	missing, twice, unknown := differ(r.listed, r.stored)
 	if len(unknown) > 0 || len(missing) > 0 && len(twice) > 0 {
-		return fmt.Errorf("the listing has %q, which do not exist or are other objects, instead of %q: its encoding (encoding-type=url) is wrong", append(unknown, twice...), missing)
+		return fmt.Errorf("the listing has %q instead of %q: its encoding (encoding-type=url) is wrong", append(unknown, twice...), missing)
 	}
 	return nil
 }
@@ -201,7 +202,8 @@ func (r *run) encoding(context.Context) error {
 // directories lists like mountpoint-s3 when a program reads a directory.
 func (r *run) directories(ctx context.Context) error {
 	found, err := r.walk(ctx, &s3.ListObjectsV2Input{
-		Prefix: aws.String(namesDir), Delimiter: aws.String("/"), OptionalObjectAttributes: []types.OptionalObjectAttributes{types.OptionalObjectAttributesRestoreStatus},
+		Prefix: aws.String(namesDir), Delimiter: aws.String("/"),
+		OptionalObjectAttributes: []types.OptionalObjectAttributes{types.OptionalObjectAttributesRestoreStatus},
 	})
 	if err != nil {
 		return err
@@ -268,7 +270,7 @@ func (r *run) copyTo(ctx context.Context, key, from string, ifMatch *string) err
 	return err
 }
 
-// multiDelete deletes all copies with one request.
+// multiDelete deletes objects with one request.
 func (r *run) multiDelete(ctx context.Context) error {
 	var ids []types.ObjectIdentifier
 	for _, name := range r.stored {
@@ -284,7 +286,7 @@ func (r *run) multiDelete(ctx context.Context) error {
 		return err
 	case len(out.Errors) > 0:
 		e := out.Errors[0]
-		return fmt.Errorf("%d of %d objects were not deleted with one request: %q: %s %s", len(out.Errors), len(ids), aws.ToString(e.Key), aws.ToString(e.Code), aws.ToString(e.Message))
+		return fmt.Errorf("%d of %d objects were not deleted with one request: %q: %s", len(out.Errors), len(ids), aws.ToString(e.Key), aws.ToString(e.Code))
 	}
 	left, err := r.walk(ctx, encoded(namesDir))
 	if err == nil && len(left) > 0 {

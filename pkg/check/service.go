@@ -4,15 +4,17 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"net/http"
 	"strings"
 	"time"
 
 	"github.com/aws/aws-sdk-go-v2/aws"
+	awsmiddleware "github.com/aws/aws-sdk-go-v2/aws/middleware"
+	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 	"github.com/aws/aws-sdk-go-v2/service/s3/types"
-	"github.com/aws/smithy-go/middleware"
 	smithyhttp "github.com/aws/smithy-go/transport/http"
 	"k8s.io/klog/v2"
 
@@ -51,8 +53,8 @@ type Services struct {
 	CreateBucket bool
 	// Workload is a workload to check, besides the driver's own credentials.
 	Workload Workload
-	// Checksums is the option upload-checksums of volumes with mountpoint-s3; "": they are off, or it is not the client of volumes.
-	Checksums string
+	// Checksums means that the client of volumes needs checksums of uploads.
+	Checksums bool
 	// Below is a prefix in Bucket for the test objects of operations, which are then the only checks. "": policy.CheckPrefix.
 	Below string
 	// NeedNoKeys means that the process, like a node, needs no credentials: then services only have to respond.
@@ -176,11 +178,10 @@ func (r *run) reach(ctx context.Context, what item) {
 	if keys.IsZero() {
 		keys = credentials.Keys{AccessKeyID: "s3-csi-check", SecretAccessKey: "none"}
 	}
-	var date string
-	keepDate := func(o *s3.Options) { o.APIOptions = append(o.APIOptions, dateOf(&date)) }
+	out := &s3.ListBucketsOutput{}
 	client, err := r.Clients.S3(ctx, r.be, keys, "")
 	if err == nil {
-		_, err = client.ListBuckets(ctx, &s3.ListBucketsInput{}, keepDate)
+		out, err = client.ListBuckets(ctx, &s3.ListBucketsInput{})
 	}
 	where := "AWS in region " + r.be.StartRegion()
 	if !r.be.AWS() {
@@ -189,9 +190,10 @@ func (r *run) reach(ctx context.Context, what item) {
 	if err == nil || backend.ErrorCode(err) != "" {
 		r.add(what.row(Yes, where, ""))
 	} else {
-		r.add(what.row(No, one(backend.Classify(err, "list buckets of "+where)), "check endpoint and caFile of the backend in the driver's config file, and network, proxies and firewalls"))
+		r.add(what.row(No, one(backend.Classify(err, "list buckets of "+where)),
+			"check endpoint and caFile of the backend in the driver's config file, and network, proxies and firewalls"))
 	}
-	r.add(clock(date, time.Now()))
+	r.add(clock(dateOf(out, err), time.Now()))
 }
 
 // Differences of clocks: services refuse requests whose time differs by more than 15 minutes.
@@ -212,21 +214,25 @@ func clock(date string, now time.Time) Row {
 	if differ <= clockWarns {
 		return what.row(Yes, "", "")
 	}
-	row := what.row(No, fmt.Sprintf("they differ by %s: the service has %s", differ, served.UTC().Format(time.RFC3339)), "check time synchronization of this host and of the service")
+	why := fmt.Sprintf("they differ by %s: the service has %s", differ, served.UTC().Format(time.RFC3339))
+	row := what.row(No, why, "check time synchronization of this host and of the service")
 	row.Affects = "every request, when they differ by more than 15 minutes; sessions"
 	return row
 }
 
-// dateOf keeps the Date of the last answer, also of an error.
-func dateOf(date *string) func(*middleware.Stack) error {
-	keep := middleware.DeserializeMiddlewareFunc("KeepDate", func(ctx context.Context, in middleware.DeserializeInput, next middleware.DeserializeHandler) (middleware.DeserializeOutput, middleware.Metadata, error) {
-		out, metadata, err := next.HandleDeserialize(ctx, in)
-		if resp, ok := out.RawResponse.(*smithyhttp.Response); ok {
-			*date = resp.Header.Get("Date")
-		}
-		return out, metadata, err
-	})
-	return func(s *middleware.Stack) error { return s.Deserialize.Add(keep, middleware.After) }
+// dateOf returns the Date header of an answer.
+func dateOf(out *s3.ListBucketsOutput, err error) string {
+	var raw any
+	if out != nil {
+		raw = awsmiddleware.GetRawResponse(out.ResultMetadata)
+	}
+	if failed := (*awshttp.ResponseError)(nil); errors.As(err, &failed) {
+		raw = failed.Response
+	}
+	if response, ok := raw.(*smithyhttp.Response); ok && response != nil {
+		return response.Header.Get("Date")
+	}
+	return ""
 }
 
 // bucket validates the given bucket, or creates one.
@@ -262,7 +268,8 @@ func (r *run) bucket(ctx context.Context, what item) {
 // located adds the setting that locates a bucket, if an error is about that: the other addressing if a listing works with it, or the region.
 func (r *run) located(ctx context.Context, row Row, err error, bucket string) Row {
 	switch backend.ErrorCode(err) {
-	case "PermanentRedirect", "TemporaryRedirect", "MovedPermanently", "AuthorizationHeaderMalformed", "InvalidRegion", "IllegalLocationConstraintException", "InvalidLocationConstraint":
+	case "PermanentRedirect", "TemporaryRedirect", "MovedPermanently", "AuthorizationHeaderMalformed", "InvalidRegion",
+		"IllegalLocationConstraintException", "InvalidLocationConstraint":
 		return row.with(settingRegion)
 	case "SecondLevelDomainForbidden":
 		return row.with(settingVirtual)
@@ -327,7 +334,8 @@ func (r *run) create(ctx context.Context, what item) bool {
 			r.cleanUp(ctx)
 			r.client = nil
 		}
-		row := what.row(No, one(backend.Classify(err, "create bucket "+name)), "volumes with bucketName do not need it; use --bucket to check the rest in an existing bucket")
+		row := what.row(No, one(backend.Classify(err, "create bucket "+name)),
+			"volumes with bucketName do not need it; use --bucket to check the rest in an existing bucket")
 		r.add(r.located(ctx, row, err, name))
 		return false
 	}

@@ -57,8 +57,8 @@ func (r *run) storageProbes() []probe {
 		{item{"conditionalCopies", "conditional copies (x-amz-copy-source-if-match)", true}, copying + " of files that change", r.proven(r.conditionalCopies)},
 		{item{"partCopies", "server-side copies of parts", true}, copying + " of files of 1 GiB or more", r.proven(r.partCopies)},
 		{item{"multipart", "multipart uploads", true}, "writes of large files; of all files with mountpoint-s3", r.proven(r.multipart)},
-		{item{"manyParts", "multipart uploads of 10,000 parts", false}, "large files: with fewer parts, they need a larger part-size", r.helped(r.manyParts, settingPartSize)},
-		{item{"checksums", "uploads with checksums in trailers (aws-chunked)", r.Checksums != ""}, "writes with mountpoint-s3", r.helped(r.checksums, settingChecksums)},
+		{item{"manyParts", "multipart uploads of 10,000 parts", false}, "large files", r.helped(r.manyParts, settingPartSize)},
+		{item{"checksums", "uploads with checksums in trailers", r.Checksums}, "writes with mountpoint-s3", r.helped(r.checksums, settingChecksums)},
 		{item{"multiDelete", "delete several objects with one request", true}, "deletions of volumes", r.proven(r.multiDelete)},
 		{item{"deletes", "deleted objects are gone", true}, "deletions", r.proven(r.deletes)},
 	}

@@ -45,8 +45,9 @@ func (o *CheckOptions) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Prefix, "prefix", "", "prefix in --bucket that --role must be able to list, as a volume's prefix, or below which --client writes; default: the whole bucket")
 	outputFlag(fs, &o.Output)
 	fs.BoolVar(&o.Node, "node", false, "also check the host as the node service uses it; requires root, on the host or in the node's container")
-	fs.StringVar(&o.MountOptions, "mount-options", "", "mount options of the volumes, as in the volume parameter mountOptions, such as upload-checksums=off; --client mounts with them")
-	fs.StringVar(&o.Client, "client", "", "check the operations that volumes need below a new prefix of --bucket, then this client, built in or declared, in a mount of its own; requires root, on the host or in the node's container")
+	fs.StringVar(&o.MountOptions, "mount-options", "", "mount options of the volumes, as in the parameter mountOptions; --client mounts with them")
+	fs.StringVar(&o.Client, "client", "", "check the operations that volumes need, then this client, built in or declared, in a mount of its own, "+
+		"both below new prefixes of --bucket; requires root, on the host or in the node's container")
 	fs.DurationVar(&o.StepTimeout, "step-timeout", defaultStepTimeout, "time limit of each step of --client")
 	fs.DurationVar(&o.SessionDuration, "session-duration", 0, "validity of the sessions of --client, as the volume parameter sessionDuration; the check then waits until one has expired and was renewed; default: the service's, and renewal is not checked")
 }

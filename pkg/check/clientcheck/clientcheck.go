@@ -5,10 +5,12 @@ package clientcheck
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -113,9 +115,9 @@ type run struct {
 	hung  string            // the step that the client did not finish; "": none
 	saw   map[string]string // what the notes are made of, by the name of the row
 	notes []string
-	// before is the content of the object offsetName, which exists before the mount, because clients remember that there was none; or err.
-	before []byte
-	err    error
+	// before is the content of the object offsetName, which exists before the mount, because clients remember that there was none.
+	before    []byte
+	beforeErr error
 }
 
 // Run checks the client. It unmounts the volume and removes its objects in any case, also after ctx has ended.
@@ -224,25 +226,11 @@ const (
 
 func small() []byte { return []byte("Test file of s3-csi-driver check. It can be deleted.\n") }
 
-// pattern is a reader of bytes that differ from part to part.
-type pattern struct{ at, size int64 }
+// content returns a reader of bytes that are the same for each call.
+func content(size int64) io.Reader { return io.LimitReader(rand.NewChaCha8([32]byte{}), size) }
 
-// Read implements io.Reader.
-func (p *pattern) Read(b []byte) (n int, err error) {
-	if p.at == p.size {
-		return 0, io.EOF
-	}
-	for ; n < len(b) && p.at < p.size; n++ {
-		b[n] = byte(p.at ^ p.at>>8 ^ p.at>>16 ^ p.at>>24)
-		p.at++
-	}
-	return n, nil
-}
-
-// patternOf returns a whole pattern.
-func patternOf(size int) []byte {
-	data := make([]byte, size)
-	_, _ = (&pattern{size: int64(size)}).Read(data)
+func contentOf(size int64) []byte {
+	data, _ := io.ReadAll(content(size)) // it has no errors
 	return data
 }
 
@@ -253,7 +241,7 @@ func (r *run) putLarge(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		_, err = io.Copy(f, &pattern{size: r.Large})
+		_, err = io.Copy(f, content(r.Large))
 		return errors.Join(err, f.Close())
 	})
 }
@@ -266,21 +254,15 @@ func (r *run) getLarge(ctx context.Context) error {
 			return err
 		}
 		defer f.Close()
-		got, want, p := make([]byte, 1<<20), make([]byte, 1<<20), &pattern{size: r.Large}
-		for p.at < p.size && ctx.Err() == nil {
-			at := p.at
-			n, _ := p.Read(want)
-			if _, err := io.ReadFull(f, got[:n]); err != nil {
-				return fmt.Errorf("read %s at %d: %w", largeName, at, err)
-			}
-			if !bytes.Equal(got[:n], want[:n]) {
-				return fmt.Errorf("the content of %s differs from what was written between %d and %d", largeName, at, p.at)
-			}
+		got, want := sha256.New(), sha256.New()
+		size, err := io.Copy(got, f)
+		if _, wantErr := io.Copy(want, content(r.Large)); err != nil || wantErr != nil {
+			return errors.Join(err, wantErr)
 		}
-		if n, _ := f.Read(got); n > 0 {
-			return fmt.Errorf("%s is longer than the %d bytes that were written", largeName, r.Large)
+		if !bytes.Equal(got.Sum(nil), want.Sum(nil)) {
+			return fmt.Errorf("file %s has %d bytes that differ from the %d that were written", largeName, size, r.Large)
 		}
-		return ctx.Err()
+		return nil
 	})
 }
 
@@ -343,27 +325,24 @@ func (r *run) readBack(ctx context.Context) (check.Result, string, error) {
 	return check.Yes, "", r.get(ctx, smallName, small())
 }
 
-func (r *run) overwrite(ctx context.Context) (check.Result, string, error) {
-	data := slices.Concat(small(), small())
-	err := r.put(ctx, smallName, data)
+// store writes a file, reads it, and awaits its object.
+func (r *run) store(ctx context.Context, name string, data []byte) (check.Result, string, error) {
+	err := r.put(ctx, name, data)
 	if err == nil {
-		err = r.get(ctx, smallName, data)
+		err = r.get(ctx, name, data)
 	}
 	if err == nil {
-		_, err = r.await(ctx, smallName, data, r.Timeout/2)
+		_, err = r.await(ctx, name, data, r.Timeout/2)
 	}
 	return check.Yes, "", err
 }
 
+func (r *run) overwrite(ctx context.Context) (check.Result, string, error) {
+	return r.store(ctx, smallName, slices.Concat(small(), small()))
+}
+
 func (r *run) empty(ctx context.Context) (check.Result, string, error) {
-	err := r.put(ctx, "empty", nil)
-	if err == nil {
-		err = r.get(ctx, "empty", nil)
-	}
-	if err == nil {
-		_, err = r.await(ctx, "empty", nil, r.Timeout/2)
-	}
-	return check.Yes, "", err
+	return r.store(ctx, "empty", nil)
 }
 
 func (r *run) large(ctx context.Context) (check.Result, string, error) {
@@ -371,34 +350,34 @@ func (r *run) large(ctx context.Context) (check.Result, string, error) {
 	if err := r.putLarge(ctx); err != nil {
 		return "", "", err
 	}
-	for {
+	limit := r.Timeout/2 + time.Duration(r.Large/slowest)*time.Second
+	for ; ; pause(ctx) {
 		size, err := r.Objects.Size(ctx, largeName)
 		switch {
 		case err == nil && size == r.Large:
 			return check.Yes, fmt.Sprintf("%d MiB in %s", r.Large>>20, since(began)), r.getLarge(ctx)
-		case err == nil:
-			err = fmt.Errorf("object %s has %d bytes instead of %d", largeName, size, r.Large)
-		}
-		if limit := r.Timeout/2 + time.Duration(r.Large/slowest)*time.Second; ctx.Err() != nil || time.Since(began) > limit {
+		case ctx.Err() == nil && time.Since(began) < limit:
+		case err != nil:
 			return check.No, fmt.Sprintf("not stored within %s: %s", since(began), one(err)), nil
+		default:
+			return check.No, fmt.Sprintf("after %s, its object has %d bytes instead of %d", since(began), size, r.Large), nil
 		}
-		pause(ctx)
 	}
 }
 
 func (r *run) putBefore(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, r.Timeout)
 	defer cancel()
-	data := patternOf(offsetSize)
-	if r.err = r.Objects.Put(ctx, offsetName, data); r.err == nil {
+	data := contentOf(offsetSize)
+	if r.beforeErr = r.Objects.Put(ctx, offsetName, data); r.beforeErr == nil {
 		r.before = data
 	}
 }
 
 // offset reads from the middle of an object of another writer, which is in no cache.
 func (r *run) offset(ctx context.Context) (check.Result, string, error) {
-	if r.err != nil {
-		return check.Unknown, one(r.err), nil
+	if r.beforeErr != nil {
+		return check.Unknown, one(r.beforeErr), nil
 	}
 	return check.Yes, "", r.Host.Do(ctx, "read at an offset", func() error {
 		f, err := os.Open(r.path(offsetName))
@@ -543,17 +522,10 @@ func (r *run) renewal(ctx context.Context) (check.Result, string, error) {
 	if err := r.renewed(ctx, first); err != nil {
 		return "", "", err
 	}
-	err = r.Host.Do(ctx, "list the root after the renewal", func() error { _, err := os.ReadDir(r.Target); return err })
-	if err == nil {
-		err = r.put(ctx, "renewed", small())
+	if err := r.Host.Do(ctx, "list the root after the renewal", func() error { _, err := os.ReadDir(r.Target); return err }); err != nil {
+		return "", "", err
 	}
-	if err == nil {
-		err = r.get(ctx, "renewed", small())
-	}
-	if err == nil {
-		_, err = r.await(ctx, "renewed", small(), r.Timeout/2)
-	}
-	return check.Yes, "", err
+	return r.store(ctx, "renewed", small())
 }
 
 // renewed waits until a session has expired and there is another one.
@@ -589,7 +561,7 @@ func (r *run) unmount(ctx context.Context, mounted bool) {
 	var (
 		unmount = item{"clientUnmount", "unmount", true}
 		drain   = item{"clientDrain", "files closed before the unmount are stored", !r.ExitsEarly}
-		data    = patternOf(drainSize)
+		data    = contentOf(drainSize)
 		wrote   = false
 		failed  error
 	)
