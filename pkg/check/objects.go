@@ -22,6 +22,7 @@ import (
 	smithyhttp "github.com/aws/smithy-go/transport/http"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision/buckets"
 )
 
@@ -151,13 +152,17 @@ func (r *run) conditionalCopies(ctx context.Context) error {
 type upload struct {
 	r    *run
 	key  string
-	id   *string
-	sums bool // parts have checksums in trailers
+	id   *string // nil: completed
+	sums bool    // parts have checksums in trailers
 	next int32
 	done []types.CompletedPart
 }
 
-func (r *run) newUpload(ctx context.Context, name string, sums bool) (*upload, error) {
+// inParts makes an upload, calls do with it, and aborts it unless do has completed it.
+func (r *run) inParts(ctx context.Context, name string, sums bool, do func(u *upload) error) error {
+	if r.noParts {
+		return fault.Errorf(fault.Unavailable, "multipart uploads do not work")
+	}
 	u := &upload{r: r, key: r.prefix + name, sums: sums, next: 1}
 	in := &s3.CreateMultipartUploadInput{Bucket: &r.info.Name, Key: &u.key}
 	if sums {
@@ -166,10 +171,16 @@ func (r *run) newUpload(ctx context.Context, name string, sums bool) (*upload, e
 	r.wrote[buckets.Object{Key: u.key}] = true
 	out, err := r.client.CreateMultipartUpload(ctx, in)
 	if err != nil {
-		return nil, backend.Classify(err, "create a multipart upload")
+		return backend.Classify(err, "create a multipart upload")
 	}
 	u.id = out.UploadId
-	return u, nil
+	if err = do(u); u.id == nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)
+	defer cancel()
+	_, abortErr := r.client.AbortMultipartUpload(ctx, &s3.AbortMultipartUploadInput{Bucket: &r.info.Name, Key: &u.key, UploadId: u.id})
+	return cmp.Or(err, backend.Classify(abortErr, "abort a multipart upload"))
 }
 
 // add adds a part that was uploaded.
@@ -216,22 +227,6 @@ func (u *upload) complete(ctx context.Context, want []byte) error {
 	return u.r.agree(ctx, u.key, out.ETag, len(want))
 }
 
-// inParts makes an upload, calls do with it, and aborts it unless do has completed it.
-func (r *run) inParts(ctx context.Context, name string, sums bool, do func(u *upload) error) error {
-	u, err := r.newUpload(ctx, name, sums)
-	if err != nil {
-		return err
-	}
-	err = do(u)
-	if u.id == nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)
-	defer cancel()
-	_, abortErr := r.client.AbortMultipartUpload(ctx, &s3.AbortMultipartUploadInput{Bucket: &r.info.Name, Key: &u.key, UploadId: u.id})
-	return cmp.Or(err, backend.Classify(abortErr, "abort a multipart upload"))
-}
-
 // multipart uploads an object of two parts, and aborts another upload.
 func (r *run) multipart(ctx context.Context) error {
 	data := bytes.Repeat([]byte(content), partSize/len(content)+2)
@@ -241,7 +236,10 @@ func (r *run) multipart(ctx context.Context) error {
 		}
 		return u.complete(ctx, data)
 	})
-	return cmp.Or(r.inParts(ctx, "aborted", false, func(*upload) error { return nil }), err)
+	err = cmp.Or(r.inParts(ctx, "aborted", false, func(*upload) error { return nil }), err)
+	w := warning{}
+	r.noParts = err != nil && !errors.As(err, &w)
+	return err
 }
 
 // manyParts uploads a part with the largest number that S3 has.

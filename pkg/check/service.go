@@ -89,6 +89,7 @@ type run struct {
 	noObjects bool     // no object can be stored and read
 	stored    []string // the names that could be stored
 	listed    []string // the names in a listing; nil: it failed
+	noParts   bool     // multipart uploads fail
 	overfull  bool     // pages of listings are larger than requested
 }
 
@@ -154,7 +155,7 @@ func (r *run) storage(ctx context.Context, probes []probe) {
 	for i, p := range probes {
 		r.each(ctx, p)
 		if p.check == "objects" && r.all[len(r.all)-1].Result != Yes {
-			r.unknown("no object could be stored, read and listed", items(probes[i+1:])...)
+			r.unknown("no object could be stored and read", items(probes[i+1:])...)
 			return
 		}
 	}

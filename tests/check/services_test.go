@@ -104,8 +104,8 @@ const operations = `
 	controlNames no
 	copies yes
 	conditionalCopies yes
-	partCopies yes
 	multipart yes
+	partCopies yes
 	manyParts yes
 	checksums yes
 	multiDelete yes
@@ -361,8 +361,8 @@ const untried = `
 		controlNames unknown
 		copies unknown !
 		conditionalCopies unknown !
-		partCopies unknown !
 		multipart unknown !
+		partCopies unknown !
 		manyParts unknown
 		checksums unknown !
 		multiDelete unknown !

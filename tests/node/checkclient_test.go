@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/check"
+	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
 	"github.com/s3-csi/s3-csi-driver/tests/rig"
 )
 
@@ -33,8 +35,20 @@ func (e *env) checkClient(client string, flags ...string) *exec.Cmd {
 	return cmd
 }
 
-// report runs a check to its end. Nothing must be left of it on the node, nor in the bucket.
+// report runs a check of a service that can do everything, and returns the client's section.
 func (e *env) report(cmd *exec.Cmd) (check.Section, int) {
+	e.t.Helper()
+	r, code := e.reports(cmd)
+	for _, row := range r.Sections[0].Rows {
+		if row.Needed && row.Result != check.Yes {
+			e.t.Errorf("operations of the service: %+v", row)
+		}
+	}
+	return r.Sections[1], code
+}
+
+// reports runs a check to its end. Nothing must be left of it on the node, nor in the bucket.
+func (e *env) reports(cmd *exec.Cmd) (check.Report, int) {
 	e.t.Helper()
 	out, err := cmd.Output()
 	exit := (*exec.ExitError)(nil)
@@ -49,13 +63,8 @@ func (e *env) report(cmd *exec.Cmd) (check.Section, int) {
 	if strings.Contains(string(out), "%!") {
 		e.t.Errorf("a wrong format verb is in the report: %s", out)
 	}
-	for _, row := range r.Sections[0].Rows {
-		if row.Needed && row.Result != check.Yes {
-			e.t.Errorf("operations of the service: %+v", row)
-		}
-	}
 	e.nothingOfACheck()
-	return r.Sections[1], cmd.ProcessState.ExitCode()
+	return r, cmd.ProcessState.ExitCode()
 }
 
 func (e *env) nothingOfACheck() {
@@ -193,4 +202,60 @@ func TestAnInterruptedCheckOfAClient(t *testing.T) {
 		t.Errorf("exit code %d, %+v", code, r)
 	}
 	e.nothingOfACheck()
+}
+
+// The check names the setting of a service that refuses the client's checksums, and uses the volume's options.
+func TestCheckOfAClient_NamesTheSettingThatHelps(t *testing.T) {
+	t.Parallel()
+	trailers := func(r *http.Request) bool { return r.Header.Get("X-Amz-Trailer") != "" }
+	refuse := faultproxy.Refusing(faultproxy.Of("PutObject", "UploadPart").When(trailers), 501, "NotImplemented")
+	for name, tc := range map[string]struct {
+		quirk   faultproxy.Quirk
+		options string
+		failed  []string // rows with "no!" that must be there
+		setting string
+	}{
+		"checksums are refused":         {refuse, "", []string{"checksums", "clientWrite", "clientLarge"}, "upload-checksums=off"},
+		"checksums are off":             {refuse, "upload-checksums=off", nil, ""},
+		"ranges are ignored":            {faultproxy.Forgetting("Range"), "", []string{"ranges"}, ""},
+		"copies are refused":            {faultproxy.Refusing(faultproxy.Of("CopyObject"), 501, "NotImplemented"), "", []string{"copies"}, ""},
+		"multipart uploads are refused": {faultproxy.Refusing(faultproxy.Of("CreateMultipartUpload"), 403, "AccessDenied"), "", []string{"multipart", "clientLarge"}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			e := newEnv(t)
+			p, err := faultproxy.Start(e.Rig.S3.Endpoint)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				if err := p.Stop(); err != nil {
+					t.Error(err)
+				}
+			})
+			p.Set(faultproxy.Faults{Quirk: tc.quirk})
+			config := filepath.Join(t.TempDir(), "config.yaml")
+			text := fmt.Sprintf("backends:\n  default: {endpoint: %q, region: %q, addressing: path}\n", p.Endpoint(), e.Rig.S3.Region)
+			if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			r, code := e.reports(e.checkClient(mountpoint, "--config="+config, "--mount-options="+tc.options))
+			found, setting := map[string]bool{}, ""
+			for _, row := range slices.Concat(r.Sections[0].Rows, r.Sections[1].Rows) {
+				if row.Needed && row.Result == check.No {
+					found[row.Check] = true
+					setting += row.Setting
+				}
+				t.Logf("%+v", row)
+			}
+			for _, want := range tc.failed {
+				if !found[want] {
+					t.Errorf("%s did not fail", want)
+				}
+			}
+			if ok := len(tc.failed) == 0; r.OK != ok || (code == 0) != ok || setting != tc.setting {
+				t.Errorf("ok %t, exit code %d, setting %q", r.OK, code, setting)
+			}
+		})
+	}
 }
