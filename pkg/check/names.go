@@ -169,7 +169,7 @@ func (r *run) pagination(ctx context.Context) error {
 		}
 	}
 	if r.overfull {
-		return warning{errors.New("the service ignores max-keys, so the pages of listings were not tested")}
+		return warningError{errors.New("the service ignores max-keys, so the pages of listings were not tested")}
 	}
 	return nil
 }
@@ -281,7 +281,7 @@ func (r *run) multiDelete(ctx context.Context) error {
 	err = backend.Classify(err, "delete several objects with one request")
 	switch {
 	case fault.Is(err, fault.Unsupported), fault.Is(err, fault.Precondition), fault.Is(err, fault.Invalid):
-		return warning{fmt.Errorf("the driver deletes objects one by one, which takes longer: %w", err)}
+		return warningError{fmt.Errorf("the driver deletes objects one by one, which takes longer: %w", err)}
 	case err != nil:
 		return err
 	case len(out.Errors) > 0:

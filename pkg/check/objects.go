@@ -222,7 +222,7 @@ func (u *upload) complete(ctx context.Context, want []byte) error {
 		return backend.Classify(err, "read an object that was uploaded in parts")
 	}
 	if aws.ToString(out.ETag) == "" {
-		return warning{errors.New("the answer to CompleteMultipartUpload has no ETag, so each upload takes another request")}
+		return warningError{errors.New("the answer to CompleteMultipartUpload has no ETag, so each upload takes another request")}
 	}
 	return u.r.agree(ctx, u.key, out.ETag, len(want))
 }
@@ -237,8 +237,7 @@ func (r *run) multipart(ctx context.Context) error {
 		return u.complete(ctx, data)
 	})
 	err = cmp.Or(r.inParts(ctx, "aborted", false, func(*upload) error { return nil }), err)
-	w := warning{}
-	r.noParts = err != nil && !errors.As(err, &w)
+	r.noParts = err != nil && !isWarning(err)
 	return err
 }
 
@@ -297,10 +296,10 @@ func (r *run) checksums(ctx context.Context) error {
 		}
 		return u.complete(ctx, []byte(content))
 	})
-	if w := (warning{}); err == nil || errors.As(err, &w) { // multipart reports it
-		return nil
+	if err != nil && !isWarning(err) { // multipart reports warnings
+		return fmt.Errorf("with checksums: %w", err)
 	}
-	return fmt.Errorf("with checksums: %w", err)
+	return nil
 }
 
 func crc32c(data []byte) *string {

@@ -86,11 +86,10 @@ type run struct {
 	made   bool                    // the check created the bucket
 	wrote  map[buckets.Object]bool // objects and versions that may exist
 
-	noObjects bool     // no object can be stored and read
-	stored    []string // the names that could be stored
-	listed    []string // the names in a listing; nil: it failed
-	noParts   bool     // multipart uploads fail
-	overfull  bool     // pages of listings are larger than requested
+	stored   []string // the names that could be stored
+	listed   []string // the names in a listing; nil: it failed
+	noParts  bool     // multipart uploads fail
+	overfull bool     // pages of listings are larger than requested
 }
 
 // items returns the first items of the table.

@@ -93,8 +93,13 @@ func items(probes []probe) []item {
 	return all
 }
 
-// warning is a finding that the driver works around.
-type warning struct{ error }
+// warningError is a finding that the driver works around.
+type warningError struct{ error }
+
+func isWarning(err error) bool {
+	_, ok := errors.AsType[warningError](err)
+	return ok
+}
 
 // proven returns the function of a probe whose error is the finding.
 func (r *run) proven(try func(context.Context) error) func(context.Context, item) Row {
@@ -103,9 +108,7 @@ func (r *run) proven(try func(context.Context) error) func(context.Context, item
 		if err == nil {
 			return what.row(Yes, "", "")
 		}
-		if w := (warning{}); errors.As(err, &w) {
-			what.needed = false
-		}
+		what.needed = what.needed && !isWarning(err)
 		if noAnswer := fault.Is(err, fault.Unavailable) || fault.Is(err, fault.Timeout); noAnswer && backend.ErrorCode(err) == "" {
 			return what.row(Unknown, one(err), "")
 		}
