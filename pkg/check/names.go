@@ -278,9 +278,10 @@ func (r *run) multiDelete(ctx context.Context) error {
 	}
 	out, err := r.client.DeleteObjects(ctx, &s3.DeleteObjectsInput{Bucket: &r.info.Name, Delete: &types.Delete{Objects: ids, Quiet: aws.Bool(true)}},
 		s3.WithAPIOptions(smithyhttp.AddContentChecksumMiddleware))
+	unsupported := backend.IsUnsupported(err)
 	err = backend.Classify(err, "delete several objects with one request")
 	switch {
-	case fault.Is(err, fault.Unsupported), fault.Is(err, fault.Precondition), fault.Is(err, fault.Invalid):
+	case unsupported:
 		return warningError{fmt.Errorf("the driver deletes objects one by one, which takes longer: %w", err)}
 	case err != nil:
 		return err

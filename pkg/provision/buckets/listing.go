@@ -44,9 +44,9 @@ func CopySource(b Bucket, o Object) *string {
 // Pager returns the pages of a listing one by one; more is false with the last one.
 type Pager func(ctx context.Context) (page []Object, more bool, err error)
 
-// plainKey decodes a key of a listing. Keys may contain characters that XML cannot, so listings request an encoding, which the response
+// PlainKey decodes a key of a listing. Keys may contain characters that XML cannot, so listings request an encoding, which the response
 // confirms.
-func plainKey(key *string, encoding types.EncodingType) (string, error) {
+func PlainKey(key *string, encoding types.EncodingType) (string, error) {
 	s := aws.ToString(key)
 	if !strings.EqualFold(string(encoding), string(types.EncodingTypeUrl)) {
 		return s, nil
@@ -139,12 +139,12 @@ func List(ctx context.Context, b Bucket, prefix string, from From, options ...fu
 		Encoded: out.EncodingType != ""}
 	for i, c := range out.Contents {
 		l.Objects[i] = Listed{ETag: aws.ToString(c.ETag), Size: aws.ToInt64(c.Size)}
-		if l.Objects[i].Key, err = plainKey(c.Key, out.EncodingType); err != nil {
+		if l.Objects[i].Key, err = PlainKey(c.Key, out.EncodingType); err != nil {
 			return Listing{}, err
 		}
 	}
 	for _, c := range out.CommonPrefixes {
-		plain, err := plainKey(c.Prefix, out.EncodingType)
+		plain, err := PlainKey(c.Prefix, out.EncodingType)
 		if err != nil {
 			return Listing{}, err
 		}
@@ -200,7 +200,7 @@ func listUploads(ctx context.Context, b Bucket, prefix string, each func(key, id
 			return err
 		}
 		for _, u := range out.Uploads {
-			plain, err := plainKey(u.Key, out.EncodingType)
+			plain, err := PlainKey(u.Key, out.EncodingType)
 			if err == nil {
 				err = each(plain, aws.ToString(u.UploadId))
 			}
@@ -208,7 +208,7 @@ func listUploads(ctx context.Context, b Bucket, prefix string, each func(key, id
 				return err
 			}
 		}
-		next, err := plainKey(out.NextKeyMarker, out.EncodingType)
+		next, err := PlainKey(out.NextKeyMarker, out.EncodingType)
 		if err != nil {
 			return err
 		}

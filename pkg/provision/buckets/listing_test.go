@@ -29,7 +29,7 @@ func TestKeysOfListingsAreDecodedWhereTheServiceEncodedThem(t *testing.T) {
 	}{
 		{"a+b%2Fc%01", types.EncodingTypeUrl, "a b/c\x01"}, {"a+b%2F", "", "a+b%2F"}, {"100%", types.EncodingTypeUrl, "!"},
 	} {
-		got, err := plainKey(aws.String(tc.key), tc.encoding)
+		got, err := PlainKey(aws.String(tc.key), tc.encoding)
 		if (tc.want == "!") != (err != nil) || err == nil && got != tc.want {
 			t.Errorf("%q: %q, %v", tc.key, got, err)
 		}

@@ -75,7 +75,7 @@ func ListVersions(ctx context.Context, b Bucket, prefix string, from VersionsFro
 		return VersionPage{}, fault.Errorf(fault.Unavailable, "the service's listing of versions cannot be parsed: %w", err)
 	}
 	page := VersionPage{More: raw.IsTruncated, NextVersion: raw.NextVersionIdMarker, Encoded: raw.EncodingType != ""}
-	if page.NextKey, err = plainKey(&raw.NextKeyMarker, raw.EncodingType); err != nil {
+	if page.NextKey, err = PlainKey(&raw.NextKeyMarker, raw.EncodingType); err != nil {
 		return VersionPage{}, err
 	}
 	for _, item := range raw.Items {
@@ -83,7 +83,7 @@ func ListVersions(ctx context.Context, b Bucket, prefix string, from VersionsFro
 			continue
 		}
 		v := Version{ID: item.VersionId, ETag: item.ETag, Size: item.Size, Time: item.LastModified, Latest: item.IsLatest, Deleted: item.XMLName.Local == "DeleteMarker"}
-		if v.Key, err = plainKey(&item.Key, raw.EncodingType); err != nil {
+		if v.Key, err = PlainKey(&item.Key, raw.EncodingType); err != nil {
 			return VersionPage{}, err
 		}
 		if v.ID == "" {
