@@ -311,7 +311,7 @@ func leftovers() error {
 			return err
 		}
 		for _, e := range entries {
-			if e.Name() != "salt" && !strings.HasPrefix(e.Name(), "spare-") { // the node's own, for as long as it has the driver
+			if e.Name() != "salt" && e.Name() != "lock" && !strings.HasPrefix(e.Name(), "spare-") { // the node's own, for as long as it has the driver
 				left = append(left, filepath.Join(dir, e.Name()))
 			}
 		}

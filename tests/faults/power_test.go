@@ -151,7 +151,7 @@ func (c *computer) left() (left []string) {
 		c.t.Fatal(err)
 	}
 	for _, e := range entries {
-		if e.Name() != "salt" && !strings.HasPrefix(e.Name(), "spare-") { // helpers that wait for mounts
+		if e.Name() != "salt" && e.Name() != "lock" && !strings.HasPrefix(e.Name(), "spare-") { // helpers that wait for mounts
 			left = append(left, e.Name())
 		}
 	}

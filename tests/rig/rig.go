@@ -329,7 +329,7 @@ func (r *Rig) Traces() []string {
 	for _, dir := range []string{filepath.Join(r.State, "mounts"), filepath.Join(r.State, "sources"), filepath.Join(r.State, "publications"), filepath.Join(r.State, "podclients"), filepath.Join(r.State, "podclients", "mounts"), filepath.Join(r.State, "scratch"), r.Cache} {
 		entries, _ := os.ReadDir(dir)
 		for _, e := range entries {
-			if e.Name() != "salt" && e.Name() != "mounts" && !isSpare(e.Name()) { // the node's, not a mount's
+			if e.Name() != "salt" && e.Name() != "lock" && e.Name() != "mounts" && !isSpare(e.Name()) { // the node's, not a mount's
 				all = append(all, "file "+filepath.Join(dir, e.Name()))
 			}
 		}
