@@ -150,6 +150,9 @@ type Client struct {
 	// Conflicts parses from a line of output how many files the client has quarantined since its start, because another writer
 	// had changed their objects. nil: the client does not do that.
 	Conflicts func(line string) (files int, ok bool)
+	// Unstored parses from a line of output the files that the client could not store after they were closed. nil: the client does not
+	// report them.
+	Unstored func(line string) (u Unstored, ok bool)
 
 	// Quarantine is the quarantine: a directory in CacheDir for files that the client could not upload; "": there is none.
 	Quarantine string

@@ -345,3 +345,18 @@ func TestRcloneSaysHowManyFilesItPutAside(t *testing.T) {
 		}
 	}
 }
+
+func TestUnstored_IsParsedInTheClientsForm(t *testing.T) {
+	const line = `s3-csi-unstored {"files":2,"name":"v/\u003ca\u003e\n","reason":"AccessDenied"}`
+	if u, ok := parseUnstored(line + "\n"); !ok || u != (Unstored{Files: 2, Name: "v/<a>\n", Reason: "AccessDenied"}) {
+		t.Errorf("%+v, %t", u, ok)
+	}
+	for _, bad := range []string{
+		"", " " + line, line + " ", strings.Replace(line, "2", "-1", 1), strings.Replace(line, `\u003c`, "<", 1),
+		strings.Replace(line, "AccessDenied", strings.Repeat("x", maxUnstored), 1), `s3-csi-unstored {"files":1}`,
+	} {
+		if u, ok := parseUnstored(bad); ok {
+			t.Errorf("%.80q: %+v", bad, u)
+		}
+	}
+}

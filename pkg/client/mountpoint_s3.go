@@ -66,6 +66,7 @@ func mountpointS3() Client {
 		CallerPIDs: true,
 		Queue:      parseQueue,
 		Requests:   parseRequests,
+		Unstored:   parseUnstored,
 		Options: map[string]OptionType{
 			"allow-delete":            flag("true, unless the volume is read-only", "Allow deleting files."),
 			"allow-overwrite":         flag("true, unless the volume is read-only", "Allow replacing existing files (opened with O_TRUNC and written from the start)."),

@@ -8,8 +8,11 @@ import (
 
 const (
 	// maxReport is the most bytes of a report; maxRequests is that of requests, which name operations.
-	maxReport   = 128
-	maxRequests = 4 << 10
+	maxReport = 128
+	// maxUnstored is the most bytes of a report of files that are not stored, and maxUnstoredFiles of such files.
+	maxUnstored      = 3 << 10
+	maxUnstoredFiles = 1 << 20
+	maxRequests      = 4 << 10
 	// maxOperations is the most operations of one report, and maxOperation the most letters of a name.
 	maxOperations = 32
 	maxOperation  = 40
@@ -37,6 +40,13 @@ type Operation struct {
 	Throttles    int64    `json:"throttles"`
 	Milliseconds int64    `json:"milliseconds"` // that they took together
 	Latencies    [9]int64 `json:"latencies"`    // how many took up to 5, 25, 100, 250, 1000, 5000, 15000 and 60000 ms, and longer
+}
+
+// Unstored counts files that are not stored although their programs had no error when they closed them.
+type Unstored struct {
+	Files  int    `json:"files"`
+	Name   string `json:"name"` // the key of one of them
+	Reason string `json:"reason"`
 }
 
 // report parses a line of a prefix and the JSON of a report in exactly the format of encoding/json. Other lines, such as a log
@@ -70,6 +80,14 @@ func parseRequests(line string) (Requests, bool) {
 		}
 	}
 	return r, true
+}
+
+func parseUnstored(line string) (Unstored, bool) {
+	u, ok := report[Unstored](line, "s3-csi-unstored ", maxUnstored)
+	if !ok || u.Files < 0 || u.Files > maxUnstoredFiles {
+		return Unstored{}, false
+	}
+	return u, true
 }
 
 // parseFlushed parses the number of changed files that were not uploaded by a flush.

@@ -212,7 +212,7 @@ func (h *helper) start(req StartRequest, fuse *os.File) error {
 	h.status.ExitCode, h.status.Signal, h.status.Queue, h.status.Requests = 0, "", nil, nil
 	h.status.Flush = FlushStatus{}
 	h.status.Starts++
-	before := h.status.Conflicts
+	before := previous{h.status.Conflicts, h.status.Unstored}
 	h.changeStatus()
 	h.wakeRenewal()
 	h.runs.Go(func() {
@@ -222,17 +222,42 @@ func (h *helper) start(req StartRequest, fuse *os.File) error {
 	return nil
 }
 
-// output handles a line of the client's output. conflicts is the number of conflicts that previous clients reported.
-func (h *helper) output(raw []byte, cut bool, c client.Client, conflicts int) {
+// previous is what previous clients reported.
+type previous struct {
+	conflicts int
+	unstored  *client.Unstored
+}
+
+// output handles a line of the client's output.
+func (h *helper) output(raw []byte, cut bool, c client.Client, before previous) {
 	line := clean(raw)
 	if c.Conflicts != nil {
 		if n, ok := c.Conflicts(line); ok {
 			h.mu.Lock()
 			defer h.mu.Unlock()
-			if h.status.Conflicts != conflicts+n {
-				h.status.Conflicts = conflicts + n
+			if h.status.Conflicts != before.conflicts+n {
+				h.status.Conflicts = before.conflicts + n
 				h.changeStatus()
 			}
+			return
+		}
+	}
+	if c.Unstored != nil {
+		if u, ok := c.Unstored(line); ok {
+			u.Name, u.Reason = clean([]byte(u.Name)), clean([]byte(u.Reason))
+			h.mu.Lock()
+			defer h.mu.Unlock()
+			switch {
+			case before.unstored != nil && u.Files == 0:
+				u = *before.unstored
+			case before.unstored != nil:
+				u.Files += before.unstored.Files
+			}
+			h.status.Unstored = &u
+			if u.Files == 0 {
+				h.status.Unstored = nil
+			}
+			h.changeStatus()
 			return
 		}
 	}

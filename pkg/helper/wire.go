@@ -180,6 +180,8 @@ type Status struct {
 	Requests *client.Requests `json:"requests,omitempty"`
 	// Conflicts counts the files that this helper's clients have quarantined because another writer had changed their objects.
 	Conflicts int `json:"conflicts,omitempty"`
+	// Unstored are the files that this helper's clients could not store after they were closed; nil: none.
+	Unstored *client.Unstored `json:"unstored,omitempty"`
 	// Starts counts the clients that were started.
 	Starts int `json:"starts"`
 	// Session is the state of the client's session.

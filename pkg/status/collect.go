@@ -142,6 +142,9 @@ func (c *Collector) helper(shown *Mount, m state.Mount, r tracker.Report, now ti
 	}
 	shown.Client.Version, shown.Client.PID, shown.Client.Starts, shown.Conflicts = h.Version, h.ClientPID, h.Starts, h.Conflicts
 	shown.Client.Output, shown.requests = h.Tail, h.Requests
+	if h.Unstored != nil {
+		shown.Unstored = h.Unstored.Files
+	}
 	if h.Queue != nil {
 		shown.Uploads = &Uploads{Files: h.Queue.Uploads, Bytes: h.Queue.Bytes}
 	}
@@ -210,6 +213,9 @@ func (c *Collector) problems(m state.Mount, r tracker.Report, now time.Time) (al
 	}
 	if n := r.Helper.Conflicts; n > 0 {
 		all = append(all, Problem{Reason: ReasonConflicts, Message: "another writer had changed objects before changed files were uploaded; the local copies are in the mount's cache directory"})
+	}
+	if u := r.Helper.Unstored; u != nil {
+		all = append(all, Problem{Reason: ReasonUnstored, Message: fmt.Sprintf("%q could not be stored after it was closed: %s", u.Name, u.Reason)})
 	}
 	return all
 }

@@ -46,11 +46,11 @@ func newVolumeMetric(kind prometheus.ValueType, name, help string, labels ...str
 }
 
 type volumeDescs struct {
-	info, state                                    volumeMetric
-	sessionExpiry, memory, memoryLimit             volumeMetric
-	uploads, uploadBytes, conflicts, read, written volumeMetric
-	errors, throttles                              volumeMetric
-	duration                                       *prometheus.Desc
+	info, state                                              volumeMetric
+	sessionExpiry, memory, memoryLimit                       volumeMetric
+	uploads, uploadBytes, conflicts, unstored, read, written volumeMetric
+	errors, throttles                                        volumeMetric
+	duration                                                 *prometheus.Desc
 }
 
 func newVolumeDescs() volumeDescs {
@@ -66,6 +66,7 @@ func newVolumeDescs() volumeDescs {
 		uploads:       newVolumeMetric(gauge, "uploads", "Files that are closed and not uploaded yet, and uploads in progress."),
 		uploadBytes:   newVolumeMetric(gauge, "upload_bytes", "Size of the files in s3csi_volume_uploads, in bytes."),
 		conflicts:     newVolumeMetric(counter, "conflicts_total", "Files not uploaded because another writer had changed the object."),
+		unstored:      newVolumeMetric(counter, "unstored_total", "Files whose data was lost because the client could not store it after they were closed."),
 		read:          newVolumeMetric(counter, "read_bytes_total", "Bytes of objects that the client read; of clients that report it (mountpoint-s3)."),
 		written:       newVolumeMetric(counter, "written_bytes_total", "Bytes of files that the client wrote; of clients that report it (mountpoint-s3)."),
 		errors: newVolumeMetric(counter, "request_errors_total",
@@ -81,7 +82,7 @@ func newVolumeDescs() volumeDescs {
 func (v VolumeMetrics) Describe(ch chan<- *prometheus.Desc) {
 	d := newVolumeDescs()
 	for _, m := range []volumeMetric{
-		d.info, d.state, d.sessionExpiry, d.memory, d.memoryLimit, d.uploads, d.uploadBytes, d.conflicts, d.read, d.written, d.errors, d.throttles,
+		d.info, d.state, d.sessionExpiry, d.memory, d.memoryLimit, d.uploads, d.uploadBytes, d.conflicts, d.unstored, d.read, d.written, d.errors, d.throttles,
 	} {
 		ch <- m.desc
 	}
@@ -130,6 +131,7 @@ func (d volumeDescs) send(ch chan<- prometheus.Metric, m *Mount) {
 		send(d.uploadBytes, float64(m.Uploads.Bytes))
 	}
 	send(d.conflicts, float64(m.Conflicts))
+	send(d.unstored, float64(m.Unstored))
 	if m.requests == nil {
 		return
 	}

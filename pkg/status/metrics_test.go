@@ -27,7 +27,7 @@ func TestMetricsOfVolumes(t *testing.T) {
 		Collector: collector(r, of),
 		Refresh: func(context.Context) { // what is shown is what it brings
 			of["m"] = tracker.Report{State: tracker.Healthy, Helper: &helper.Status{
-				PID: 1, ClientPID: 2, Version: "v1", Queue: &client.Queue{Uploads: 3, Bytes: 4}, Conflicts: 5,
+				PID: 1, ClientPID: 2, Version: "v1", Queue: &client.Queue{Uploads: 3, Bytes: 4}, Conflicts: 5, Unstored: &client.Unstored{Files: 8},
 				Session: &helper.SessionStatus{Expires: now},
 				Requests: &client.Requests{Read: 6, Written: 7, Operations: map[string]client.Operation{
 					"GetObject": {Requests: 4, Errors: 2, Throttles: 1, Milliseconds: 61500, Latencies: [9]int64{1, 0, 1, 0, 1, 0, 0, 0, 1}},
@@ -62,6 +62,9 @@ s3csi_volume_upload_bytes{mount="m",volume="default:b/m"} 4
 # HELP s3csi_volume_conflicts_total Files not uploaded because another writer had changed the object.
 # TYPE s3csi_volume_conflicts_total counter
 s3csi_volume_conflicts_total{mount="m",volume="default:b/m"} 5
+# HELP s3csi_volume_unstored_total Files whose data was lost because the client could not store it after they were closed.
+# TYPE s3csi_volume_unstored_total counter
+s3csi_volume_unstored_total{mount="m",volume="default:b/m"} 8
 # HELP s3csi_volume_read_bytes_total Bytes of objects that the client read; of clients that report it (mountpoint-s3).
 # TYPE s3csi_volume_read_bytes_total counter
 s3csi_volume_read_bytes_total{mount="m",volume="default:b/m"} 6

@@ -69,6 +69,8 @@ type Mount struct {
 	Uploads      *Uploads      `json:"uploads,omitempty"` // nil: the client has not reported any
 	// Conflicts is the number of files that were quarantined because another writer had changed their objects.
 	Conflicts int `json:"conflicts,omitempty"`
+	// Unstored is the number of files that the client could not store after they were closed. Their data is lost.
+	Unstored int `json:"unstored,omitempty"`
 	// LingersUntil is when a lingering mount ends.
 	LingersUntil time.Time `json:"lingersUntil,omitzero"`
 	// Problems are what is not well.
@@ -164,5 +166,6 @@ const (
 	ReasonUnresponsive = "unresponsive" // the client does not answer
 	ReasonSession      = "session"      // the session has expired or cannot be renewed
 	ReasonConflicts    = "conflicts"    // files were quarantined
+	ReasonUnstored     = "unstored"     // closed files could not be stored, their data is lost
 	ReasonMissing      = "missing"      // a publication's mount is gone
 )

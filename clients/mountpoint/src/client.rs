@@ -1,8 +1,13 @@
-//! The S3 client that the file system has: that of Mountpoint, with its uploads counted and renames where the service has none.
+//! The S3 client that the file system has: that of Mountpoint, with its uploads counted and proven, listings that end, and renames where
+//! the service has none.
 
+use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use mountpoint_s3_client::error::{
     CopyObjectError, DeleteObjectError, GetObjectAttributesError, GetObjectError, HeadObjectError, ListObjectsError,
     ObjectClientError, PutObjectError, RenameObjectError,
@@ -10,13 +15,18 @@ use mountpoint_s3_client::error::{
 use mountpoint_s3_client::types::{
     CopyObjectParams, CopyObjectResult, DeleteObjectResult, GetObjectAttributesResult, GetObjectParams,
     HeadObjectParams, HeadObjectResult, ListObjectsResult, ObjectAttribute, ObjectClientResult, PutObjectParams,
-    PutObjectResult, PutObjectSingleParams, RenameObjectParams, RenameObjectResult, UploadReview, UploadReviewOutcome,
+    PutObjectResult, PutObjectSingleParams, RenameObjectParams, RenameObjectResult,
 };
-use mountpoint_s3_client::{ObjectClient, PutObjectRequest};
+use mountpoint_s3_client::{ObjectClient, S3CrtClient, S3GetObjectResponse, S3RequestError};
+use mountpoint_s3_crt::io::event_loop::EventLoopTimer;
 use mountpoint_s3_crt::s3::client::BufferPoolUsageStats;
+use mountpoint_s3_fs::metablock::InodeError;
 
+use crate::listing::Position;
 use crate::rename;
-use crate::report::{Report, Upload};
+use crate::report::Report;
+use crate::tree::Objects;
+use crate::upload::{Upload, Uploads, Version, put_empty};
 
 /// How files are renamed.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -27,50 +37,62 @@ pub enum Rename {
     Copy,
 }
 
-/// Wraps an [ObjectClient].
-#[derive(Debug, Clone)]
-pub struct Client<C> {
-    inner: C,
+/// Wraps the client of Mountpoint.
+#[derive(Clone)]
+pub struct Client {
+    pub s3: S3CrtClient,
+    pub uploads: Arc<Uploads>,
+    bucket: Arc<str>,
     report: Arc<Report>,
     rename: Rename,
 }
 
-impl<C> Client<C> {
-    pub fn new(inner: C, report: Arc<Report>, rename: Rename) -> Self {
-        Self { inner, report, rename }
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client").field("bucket", &self.bucket).field("rename", &self.rename).finish_non_exhaustive()
     }
 }
 
-type Answer<T, E, C> = ObjectClientResult<T, E, <C as ObjectClient>::ClientError>;
+impl Client {
+    pub fn new(s3: S3CrtClient, bucket: &str, report: Arc<Report>, rename: Rename) -> Self {
+        Self { s3, uploads: Default::default(), bucket: bucket.into(), report, rename }
+    }
+
+    /// Waits.
+    pub fn after(&self, duration: Duration) -> BoxFuture<'static, ()> {
+        match self.s3.event_loop_group().get_next_loop() {
+            Ok(event_loop) => EventLoopTimer::new(&event_loop, duration).map(|_| ()).boxed(),
+            Err(_) => futures::future::pending().boxed(),
+        }
+    }
+}
+
+type Answer<T, E> = ObjectClientResult<T, E, S3RequestError>;
 
 #[async_trait]
-impl<C> ObjectClient for Client<C>
-where
-    C: ObjectClient + Send + Sync,
-    C::PutObjectRequest: Send,
-{
-    type GetObjectResponse = C::GetObjectResponse;
-    type PutObjectRequest = CountedUpload<C::PutObjectRequest>;
-    type ClientError = C::ClientError;
+impl ObjectClient for Client {
+    type GetObjectResponse = S3GetObjectResponse;
+    type PutObjectRequest = Upload;
+    type ClientError = S3RequestError;
 
     fn read_part_size(&self) -> usize {
-        self.inner.read_part_size()
+        self.s3.read_part_size()
     }
 
     fn write_part_size(&self) -> usize {
-        self.inner.write_part_size()
+        self.s3.write_part_size()
     }
 
     fn initial_read_window_size(&self) -> Option<usize> {
-        self.inner.initial_read_window_size()
+        self.s3.initial_read_window_size()
     }
 
     fn mem_usage_stats(&self) -> Option<BufferPoolUsageStats> {
-        self.inner.mem_usage_stats()
+        self.s3.mem_usage_stats()
     }
 
-    async fn delete_object(&self, bucket: &str, key: &str) -> Answer<DeleteObjectResult, DeleteObjectError, C> {
-        self.inner.delete_object(bucket, key).await
+    async fn delete_object(&self, bucket: &str, key: &str) -> Answer<DeleteObjectResult, DeleteObjectError> {
+        self.s3.delete_object(bucket, key).await
     }
 
     async fn copy_object(
@@ -80,17 +102,12 @@ where
         bucket: &str,
         key: &str,
         params: &CopyObjectParams,
-    ) -> Answer<CopyObjectResult, CopyObjectError, C> {
-        self.inner.copy_object(source_bucket, source_key, bucket, key, params).await
+    ) -> Answer<CopyObjectResult, CopyObjectError> {
+        self.s3.copy_object(source_bucket, source_key, bucket, key, params).await
     }
 
-    async fn get_object(
-        &self,
-        bucket: &str,
-        key: &str,
-        params: &GetObjectParams,
-    ) -> Answer<Self::GetObjectResponse, GetObjectError, C> {
-        self.inner.get_object(bucket, key, params).await
+    async fn get_object(&self, bucket: &str, key: &str, params: &GetObjectParams) -> Answer<S3GetObjectResponse, GetObjectError> {
+        self.s3.get_object(bucket, key, params).await
     }
 
     async fn list_objects(
@@ -100,28 +117,22 @@ where
         delimiter: &str,
         max_keys: usize,
         prefix: &str,
-    ) -> Answer<ListObjectsResult, ListObjectsError, C> {
-        self.inner.list_objects(bucket, continuation_token, delimiter, max_keys, prefix).await
+    ) -> Answer<ListObjectsResult, ListObjectsError> {
+        let position = Position::parse(continuation_token);
+        let token = position.as_ref().map(Position::token);
+        let mut page = self.s3.list_objects(bucket, token, delimiter, max_keys, prefix).await?;
+        match Position::follow(position, &mut page) {
+            Ok(()) => Ok(page),
+            Err(e) => Err(ObjectClientError::ClientError(S3RequestError::InternalError(e.into()))),
+        }
     }
 
-    async fn head_object(
-        &self,
-        bucket: &str,
-        key: &str,
-        params: &HeadObjectParams,
-    ) -> Answer<HeadObjectResult, HeadObjectError, C> {
-        self.inner.head_object(bucket, key, params).await
+    async fn head_object(&self, bucket: &str, key: &str, params: &HeadObjectParams) -> Answer<HeadObjectResult, HeadObjectError> {
+        self.s3.head_object(bucket, key, params).await
     }
 
-    async fn put_object(
-        &self,
-        bucket: &str,
-        key: &str,
-        params: &PutObjectParams,
-    ) -> Answer<Self::PutObjectRequest, PutObjectError, C> {
-        let upload = self.report.upload();
-        let request = self.inner.put_object(bucket, key, params).await?;
-        Ok(CountedUpload { request, upload })
+    async fn put_object(&self, bucket: &str, key: &str, params: &PutObjectParams) -> Answer<Upload, PutObjectError> {
+        Ok(Upload::new(self.clone(), self.uploads.begin(bucket, key, params), self.report.upload()))
     }
 
     async fn put_object_single(
@@ -130,10 +141,10 @@ where
         key: &str,
         params: &PutObjectSingleParams,
         contents: impl AsRef<[u8]> + Send + 'static,
-    ) -> Answer<PutObjectResult, PutObjectError, C> {
+    ) -> Answer<PutObjectResult, PutObjectError> {
         let mut upload = self.report.upload();
         upload.wrote(contents.as_ref().len());
-        self.inner.put_object_single(bucket, key, params, contents).await
+        self.s3.put_object_single(bucket, key, params, contents).await
     }
 
     async fn get_object_attributes(
@@ -143,8 +154,8 @@ where
         max_parts: Option<usize>,
         part_number_marker: Option<usize>,
         attributes: &[ObjectAttribute],
-    ) -> Answer<GetObjectAttributesResult, GetObjectAttributesError, C> {
-        self.inner.get_object_attributes(bucket, key, max_parts, part_number_marker, attributes).await
+    ) -> Answer<GetObjectAttributesResult, GetObjectAttributesError> {
+        self.s3.get_object_attributes(bucket, key, max_parts, part_number_marker, attributes).await
     }
 
     async fn rename_object(
@@ -153,40 +164,39 @@ where
         source: &str,
         destination: &str,
         params: &RenameObjectParams,
-    ) -> Answer<RenameObjectResult, RenameObjectError, C> {
+    ) -> Answer<RenameObjectResult, RenameObjectError> {
         match self.rename {
-            Rename::Native => self.inner.rename_object(bucket, source, destination, params).await,
-            Rename::Copy => rename::by_copy(&self.inner, bucket, source, destination, params).await,
+            Rename::Native => self.s3.rename_object(bucket, source, destination, params).await,
+            Rename::Copy => rename::by_copy(&self.s3, bucket, source, destination, params).await,
         }
     }
 }
 
-/// An upload that counts as in flight until it is completed or dropped.
-#[derive(Debug)]
-pub struct CountedUpload<R> {
-    request: R,
-    upload: Upload,
-}
-
 #[async_trait]
-impl<R: PutObjectRequest> PutObjectRequest for CountedUpload<R> {
-    type ClientError = R::ClientError;
-
-    async fn write(&mut self, slice: &[u8]) -> Result<(), ObjectClientError<PutObjectError, R::ClientError>> {
-        self.upload.wrote(slice.len());
-        self.request.write(slice).await
+impl Objects for Client {
+    fn replaces(&self, key: &str, version: Option<Version>) {
+        self.uploads.replaces(key, version);
     }
 
-    async fn complete(self) -> Result<PutObjectResult, ObjectClientError<PutObjectError, R::ClientError>> {
-        let _in_flight = self.upload;
-        self.request.complete().await
+    async fn store_empty(&self, key: &str) -> Result<(), InodeError> {
+        // Without one, the upload has data or has ended.
+        let Some(upload) = self.uploads.empty(key) else { return Ok(()) };
+        match put_empty(&self.s3, &upload).await {
+            Ok(_) => Ok(()),
+            Err(e) => Err(InodeError::client_error(e, "PutObject of an empty file failed", &self.bucket, key)),
+        }
     }
 
-    async fn review_and_complete(
-        self,
-        review: impl FnOnce(UploadReview) -> UploadReviewOutcome + Send + 'static,
-    ) -> Result<PutObjectResult, ObjectClientError<PutObjectError, R::ClientError>> {
-        let _in_flight = self.upload;
-        self.request.review_and_complete(review).await
+    async fn remove_marker(&self, key: &str) -> Result<bool, InodeError> {
+        let failed = |e| InodeError::client_error(e, "ListObjectsV2 failed", &self.bucket, key);
+        let listed = self.s3.list_objects(&self.bucket, None, "", 2, key).await.map_err(failed)?;
+        match &listed.objects[..] {
+            [] => Ok(true),
+            [marker] if marker.key == key && marker.size == 0 && listed.next_continuation_token.is_none() => {
+                let failed = |e| InodeError::client_error(e, "DeleteObject failed", &self.bucket, key);
+                self.s3.delete_object(&self.bucket, key).await.map(|_| true).map_err(failed)
+            }
+            _ => Ok(false),
+        }
     }
 }

@@ -9,6 +9,7 @@ use fuser::{
 };
 use futures::executor::block_on;
 use libc::c_int;
+use tracing::warn;
 
 use crate::tree::Tree;
 
@@ -53,25 +54,74 @@ impl<F: Filesystem> Filesystem for Fuse<F> {
         self.fs.rename(req, parent, name, new_parent, new_name, flags, reply)
     }
 
+    /// Only what was not written yet can be cut off or added: the size that a file has.
+    fn setattr(
+        &self,
+        req: &Request<'_>,
+        ino: u64,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        size: Option<u64>,
+        atime: Option<TimeOrNow>,
+        mtime: Option<TimeOrNow>,
+        ctime: Option<SystemTime>,
+        fh: Option<u64>,
+        crtime: Option<SystemTime>,
+        chgtime: Option<SystemTime>,
+        bkuptime: Option<SystemTime>,
+        flags: Option<u32>,
+        reply: ReplyAttr,
+    ) {
+        if let Some(wanted) = size
+            && let Some(size) = block_on(self.tree.size(ino))
+            && size != wanted
+        {
+            warn!(ino, "cannot set the size of a file of {size} bytes to {wanted}: files are written from start to end");
+            return reply.error(libc::EPERM);
+        }
+        self.fs.setattr(req, ino, mode, uid, gid, size, atime, mtime, ctime, fh, crtime, chgtime, bkuptime, flags, reply)
+    }
+
+    fn open(&self, req: &Request<'_>, ino: u64, flags: i32, reply: ReplyOpen) {
+        if flags & (libc::O_WRONLY | libc::O_RDWR) != 0 {
+            self.tree.opening(ino, req.pid());
+        }
+        self.fs.open(req, ino, flags, reply)
+    }
+
+    fn write(
+        &self,
+        req: &Request<'_>,
+        ino: u64,
+        fh: u64,
+        offset: i64,
+        data: &[u8],
+        write_flags: u32,
+        flags: i32,
+        lock_owner: Option<u64>,
+        reply: ReplyWrite,
+    ) {
+        if let Some(key) = self.tree.complete(fh) {
+            warn!("cannot write to {key:?}: fsync or close has completed the object; write a file as a whole before");
+            return reply.error(libc::EOPNOTSUPP);
+        }
+        self.fs.write(req, ino, fh, offset, data, write_flags, flags, lock_owner, reply)
+    }
+
+    fn flush(&self, req: &Request<'_>, ino: u64, fh: u64, lock_owner: u64, reply: ReplyEmpty) {
+        self.tree.closing(fh, req.pid(), || self.fs.flush(req, ino, fh, lock_owner, reply))
+    }
+
     delegate! {
         lookup(parent: u64, name: &OsStr, reply: ReplyEntry);
         forget(ino: u64, lookups: u64);
         getattr(ino: u64, fh: Option<u64>, reply: ReplyAttr);
-        setattr(
-            ino: u64, mode: Option<u32>, uid: Option<u32>, gid: Option<u32>, size: Option<u64>, atime: Option<TimeOrNow>,
-            mtime: Option<TimeOrNow>, ctime: Option<SystemTime>, fh: Option<u64>, crtime: Option<SystemTime>,
-            chgtime: Option<SystemTime>, bkuptime: Option<SystemTime>, flags: Option<u32>, reply: ReplyAttr
-        );
         mknod(parent: u64, name: &OsStr, mode: u32, umask: u32, rdev: u32, reply: ReplyEntry);
         mkdir(parent: u64, name: &OsStr, mode: u32, umask: u32, reply: ReplyEntry);
         unlink(parent: u64, name: &OsStr, reply: ReplyEmpty);
         rmdir(parent: u64, name: &OsStr, reply: ReplyEmpty);
-        open(ino: u64, flags: i32, reply: ReplyOpen);
         read(ino: u64, fh: u64, offset: i64, size: u32, flags: i32, lock_owner: Option<u64>, reply: ReplyData);
-        write(
-            ino: u64, fh: u64, offset: i64, data: &[u8], write_flags: u32, flags: i32, lock_owner: Option<u64>, reply: ReplyWrite
-        );
-        flush(ino: u64, fh: u64, lock_owner: u64, reply: ReplyEmpty);
         release(ino: u64, fh: u64, flags: i32, lock_owner: Option<u64>, flush: bool, reply: ReplyEmpty);
         fsync(ino: u64, fh: u64, datasync: bool, reply: ReplyEmpty);
         opendir(ino: u64, flags: i32, reply: ReplyOpen);

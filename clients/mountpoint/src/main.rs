@@ -8,9 +8,11 @@ mod args;
 mod client;
 mod fuse;
 mod host;
+mod listing;
 mod rename;
 mod report;
 mod tree;
+mod upload;
 mod words;
 
 use std::num::NonZeroUsize;
@@ -103,7 +105,7 @@ fn run(args: Args) -> anyhow::Result<()> {
         S3Personality::ExpressOneZone => Rename::Native,
         _ => Rename::Copy,
     };
-    let client = Client::new(s3, report.clone(), rename);
+    let client = Client::new(s3, path.bucket.as_str(), report.clone(), rename);
 
     let (_cache, cache) = cache_directory(&args)?.unzip(); // the directory is removed when the guard is dropped
     let prefetcher = match cache {
@@ -111,11 +113,13 @@ fn run(args: Args) -> anyhow::Result<()> {
         None => Prefetcher::default_builder(client.clone()),
     };
     let cache_config = metadata(&args);
-    let tree = Tree::new(Superblock::new(
+    let superblock = SuperblockConfig { cache_config: cache_config.clone(), s3_personality: personality };
+    let tree = Tree::new(
+        Superblock::new(client.clone(), path, superblock),
         client.clone(),
-        path,
-        SuperblockConfig { cache_config: cache_config.clone(), s3_personality: personality },
-    ));
+        report.clone(),
+        tree::Options { allow_delete: args.allow_delete && !args.read_only, incremental: args.incremental_upload },
+    );
     // A copy is encrypted as the bucket's default says, not as --sse does.
     let can_rename = !args.no_rename && args.allow_delete && (rename == Rename::Native || args.sse.is_none());
     let fs = S3Filesystem::new(

@@ -31,6 +31,19 @@ pub struct Report {
 struct State {
     uploads: Uploads,
     requests: Requests,
+    /// Why files are not stored whose programs were not told, by key.
+    unstored: BTreeMap<String, String>,
+}
+
+/// How many files that are not stored are known by key: the first.
+const UNSTORED: usize = 1000;
+
+/// Files that are not stored although they were closed without an error, and one of them.
+#[derive(Debug, Default, Clone, PartialEq, Serialize)]
+struct Unstored {
+    files: usize,
+    name: String,
+    reason: String,
 }
 
 /// The uploads in flight: files, and the bytes that they have so far.
@@ -79,6 +92,23 @@ impl Report {
         receiver
     }
 
+    /// Notes that a file is not stored although it was closed without an error.
+    pub fn unstored(&self, key: &str, reason: String) {
+        tracing::error!("{key:?} is not stored, although it was closed: {reason}");
+        let mut state = self.state();
+        if state.unstored.len() < UNSTORED {
+            state.unstored.insert(key.to_owned(), reason);
+        }
+        self.changed.notify_all();
+    }
+
+    /// Notes that a later version of a file is stored.
+    pub fn stored(&self, key: &str) {
+        if self.state().unstored.remove(key).is_some() {
+            self.changed.notify_all();
+        }
+    }
+
     /// Waits until no upload is in flight.
     pub fn wait_for_uploads(&self) {
         let mut state = self.state();
@@ -93,13 +123,15 @@ impl Report {
         let mut next = Instant::now() + REQUESTS_EVERY;
         let mut state = self.state();
         loop {
-            if lines.uploads == Some(state.uploads) && next > Instant::now() {
+            if lines.uploads == Some(state.uploads) && lines.unstored == state.lost() && next > Instant::now() {
                 let wait = next.saturating_duration_since(Instant::now());
                 state = self.changed.wait_timeout(state, wait).unwrap_or_else(|poisoned| poisoned.into_inner()).0;
                 continue;
             }
-            let (uploads, requests) = (state.uploads, (next <= Instant::now()).then(|| state.requests.clone()));
+            let (uploads, unstored) = (state.uploads, state.lost());
+            let requests = (next <= Instant::now()).then(|| state.requests.clone());
             drop(state);
+            lines.unstored(unstored);
             lines.uploads(uploads);
             if let Some(requests) = requests {
                 lines.requests(requests);
@@ -114,8 +146,25 @@ impl Report {
     pub fn finish(&self, out: impl Write) {
         let mut lines = Lines::new(out);
         let state = self.state();
+        lines.unstored(state.lost());
         lines.requests(state.requests.clone());
     }
+}
+
+impl State {
+    fn lost(&self) -> Unstored {
+        match self.unstored.first_key_value() {
+            Some((key, reason)) => Unstored { files: self.unstored.len(), name: short(key), reason: short(reason) },
+            None => Unstored::default(),
+        }
+    }
+}
+
+/// Shortens a text to what a report may have.
+fn short(text: &str) -> String {
+    const LONGEST: usize = 200;
+    let end = text.char_indices().map(|(at, c)| at + c.len_utf8()).take_while(|end| *end <= LONGEST).last().unwrap_or(0);
+    if end < text.len() { format!("{}…", &text[..end]) } else { text.to_owned() }
 }
 
 /// Lines that differ from those before them. The first says that there are no uploads.
@@ -123,11 +172,19 @@ struct Lines<W> {
     out: W,
     uploads: Option<Uploads>,
     requests: Requests,
+    unstored: Unstored,
 }
 
 impl<W: Write> Lines<W> {
     fn new(out: W) -> Self {
-        Self { out, uploads: None, requests: Requests::default() }
+        Self { out, uploads: None, requests: Requests::default(), unstored: Unstored::default() }
+    }
+
+    fn unstored(&mut self, now: Unstored) {
+        if self.unstored != now {
+            self.line("s3-csi-unstored", &now);
+            self.unstored = now;
+        }
     }
 
     fn uploads(&mut self, now: Uploads) {
@@ -144,9 +201,12 @@ impl<W: Write> Lines<W> {
         }
     }
 
-    /// A helper that is gone reads nothing; the client goes on.
+    /// Writes JSON as encoding/json of Go does. A helper that is gone reads nothing; the client goes on.
     fn line(&mut self, name: &str, value: &impl Serialize) {
-        if let Ok(json) = serde_json::to_string(value) {
+        if let Ok(mut json) = serde_json::to_string(value) {
+            for (character, escaped) in [("<", "\\u003c"), (">", "\\u003e"), ("&", "\\u0026"), ("\u{2028}", "\\u2028"), ("\u{2029}", "\\u2029")] {
+                json = json.replace(character, escaped);
+            }
             let _ = self.out.write_all(format!("{name} {json}\n").as_bytes());
             let _ = self.out.flush();
         }
@@ -249,6 +309,23 @@ mod tests {
         drop(second);
         report.wait_for_uploads();
         assert_eq!(report.state().requests.written, 7);
+    }
+
+    #[test]
+    fn files_that_are_not_stored_are_reported_until_they_are() {
+        let report = Report::default();
+        report.unstored("v/<a>\n", "AccessDenied".into());
+        report.unstored("v/b", "x".repeat(199) + "äö");
+        let written = || {
+            let mut out = Vec::new();
+            report.finish(&mut out);
+            String::from_utf8(out).unwrap()
+        };
+        assert_eq!(written(), "s3-csi-unstored {\"files\":2,\"name\":\"v/\\u003ca\\u003e\\n\",\"reason\":\"AccessDenied\"}\n");
+        report.stored("v/<a>\n");
+        assert!(written().contains(&format!("\"files\":1,\"name\":\"v/b\",\"reason\":\"{}…\"", "x".repeat(199))));
+        report.stored("v/b");
+        assert_eq!(written(), "");
     }
 
     #[test]

@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use futures::future::join_all;
+use futures::FutureExt;
+use futures::future::{BoxFuture, join_all};
 use mountpoint_s3_client::types::ETag;
 use mountpoint_s3_fs::fs::OpenFlags;
 use mountpoint_s3_fs::memory::WriteHandleLimiter;
@@ -17,11 +18,14 @@ use mountpoint_s3_fs::metablock::{
 };
 use time::OffsetDateTime;
 
+use crate::report::Report;
+use crate::upload::Version;
+use crate::words;
+
 /// How long the kernel may believe that a directory exists which has vanished from S3.
 const VANISHED_TTL: Duration = Duration::from_secs(1);
 
-/// How long a rename waits for the end of an upload: an empty file is stored a moment after the program has closed it, when the kernel
-/// releases it.
+/// How long a rename or a removal waits until the kernel releases a file that the program has closed.
 const RELEASE: Duration = Duration::from_secs(1);
 
 /// How long after the end of its upload or rename a file is looked up again if it seems to be missing. A look-up that was sent before
@@ -34,13 +38,38 @@ const SETTLING: Duration = Duration::from_secs(5);
 /// - Who has the directory keeps it: a pod's mount of a subPath, a process's working directory. kubelet never unmounts a subPath that it
 ///   cannot stat.
 /// - A directory that this mount has emptied is there by its name, as one that was made and not yet written to: `rm -r` removes it.
+///
+/// Mountpoint makes another inode of a directory that was gone. The kernel keeps the one that it has, as long as it refers to it: Tree
+/// translates.
 #[derive(Clone)]
 pub struct Tree(Arc<Inner>);
 
 struct Inner {
     tree: Box<dyn Metablock>,
+    objects: Box<dyn Objects>,
+    report: Arc<Report>,
+    options: Options,
     known: Mutex<Known>,
     began: OffsetDateTime,
+}
+
+#[derive(Clone, Copy)]
+pub struct Options {
+    /// Objects can be deleted.
+    pub allow_delete: bool,
+    /// Uploads append to objects, and do not replace them.
+    pub incremental: bool,
+}
+
+/// What the tree asks of the service besides what Mountpoint's tree does.
+#[async_trait]
+pub trait Objects: Send + Sync {
+    /// Notes the version of an object that an upload replaces.
+    fn replaces(&self, key: &str, version: Option<Version>);
+    /// Stores the empty object of an upload that has no data yet.
+    async fn store_empty(&self, key: &str) -> Result<(), InodeError>;
+    /// Deletes the empty object of a directory's name. Returns false if there are other keys below it.
+    async fn remove_marker(&self, key: &str) -> Result<bool, InodeError>;
 }
 
 /// How many directories that this mount has emptied are there by their names: the latest.
@@ -51,16 +80,41 @@ type Place = (InodeNo, OsString);
 
 #[derive(Default)]
 struct Known {
-    /// The directories that the kernel refers to.
+    /// The directories that the kernel refers to, by its inodes and by their places.
     directories: HashMap<InodeNo, Directory>,
+    places: HashMap<Place, InodeNo>,
     /// Those in which this mount has removed something, the oldest first.
     emptied: HashSet<Place>,
     order: VecDeque<Place>,
     /// The files that this mount has created, until they are stored.
     created: HashMap<InodeNo, Place>,
-    /// The uploads, by handle, that a program has closed and the kernel has not released.
-    closed: HashMap<u64, PendingUploadHook>,
+    /// The processes that open files for writing or close them, by inode and by handle.
+    opening: HashMap<InodeNo, u32>,
+    closing: HashMap<u64, u32>,
+    /// The handles that have replaced those of directories that Mountpoint had made anew.
+    handles: HashMap<u64, u64>,
+    /// The files that are open for writing, by handle.
+    writers: HashMap<u64, Writer>,
     stored: Recent,
+}
+
+struct Writer {
+    ino: InodeNo,
+    key: String,
+    opener: u32,
+    size: usize,
+    /// The program has closed it, and has no error of the upload.
+    closed: Option<PendingUploadHook>,
+    /// The kernel has released it.
+    released: bool,
+    upload: Option<Upload>,
+}
+
+/// The end of an upload.
+#[derive(Clone, Copy, PartialEq)]
+enum Upload {
+    Stored,
+    Failed,
 }
 
 /// The files that this mount has stored or renamed lately.
@@ -92,9 +146,26 @@ struct Directory {
     /// The kernel's references, as FUSE counts them (lookup, mkdir, readdirplus; forget).
     references: u64,
     place: Place,
+    /// Mountpoint's inode of it, and the references to those that were.
+    now: InodeNo,
+    counted: HashMap<InodeNo, u64>,
 }
 
 impl Known {
+    /// Returns Mountpoint's inode for one that the kernel has.
+    fn real(&self, ino: InodeNo) -> InodeNo {
+        self.directories.get(&ino).map_or(ino, |directory| directory.now)
+    }
+
+    /// Reports whether a program has closed a file that the kernel has not released, or whose upload has not ended.
+    fn is_closing(&self, ino: InodeNo) -> bool {
+        self.writers.values().any(|w| w.ino == ino && w.upload.is_none() && (w.released || w.closed.is_some()))
+    }
+
+    fn is_released(&self, ino: InodeNo) -> bool {
+        self.writers.values().any(|w| w.ino == ino && w.upload.is_none() && w.released)
+    }
+
     fn emptied(&mut self, ino: InodeNo) {
         let Some(place) = self.directories.get(&ino).map(|directory| directory.place.clone()) else { return };
         if !self.emptied.insert(place.clone()) {
@@ -118,9 +189,31 @@ impl Known {
 }
 
 impl Tree {
-    pub fn new(tree: impl Metablock + 'static) -> Self {
-        let began = OffsetDateTime::now_utc();
-        Self(Arc::new(Inner { tree: Box::new(tree), known: Mutex::default(), began }))
+    pub fn new(tree: impl Metablock + 'static, objects: impl Objects + 'static, report: Arc<Report>, options: Options) -> Self {
+        let (tree, objects, began) = (Box::new(tree), Box::new(objects), OffsetDateTime::now_utc());
+        Self(Arc::new(Inner { tree, objects, report, options, known: Mutex::default(), began }))
+    }
+
+    /// Notes the process of a request to open a file for writing.
+    pub fn opening(&self, ino: InodeNo, pid: u32) {
+        self.known().opening.insert(ino, pid);
+    }
+
+    /// Calls close, which closes a handle for a process.
+    pub fn closing(&self, fh: u64, pid: u32, close: impl FnOnce()) {
+        self.known().closing.insert(fh, pid);
+        close();
+        self.known().closing.remove(&fh);
+    }
+
+    /// Returns the key of a file that is stored and still open for writing.
+    pub fn complete(&self, fh: u64) -> Option<String> {
+        self.known().writers.get(&fh).filter(|w| w.upload == Some(Upload::Stored)).map(|w| w.key.clone())
+    }
+
+    /// Returns the size of a file, if it is known.
+    pub async fn size(&self, ino: InodeNo) -> Option<u64> {
+        self.getattr(ino, false).await.ok().map(|found| found.stat().size as u64)
     }
 
     /// Reports whether a name belongs to a directory.
@@ -137,24 +230,100 @@ impl Tree {
     /// Stores the files that are closed and not released: an unmount drops what the kernel has not sent yet. Call it when no request
     /// can come any more.
     pub async fn store_closed(&self) {
-        let closed: Vec<_> = self.known().closed.drain().collect();
-        let stored = closed.iter().map(|(_, hook)| hook.wait_for_completion());
-        for result in join_all(stored).await {
-            if let Err(e) = result {
-                tracing::error!("a closed file is not stored: {e}");
+        let writers: Vec<_> = self.known().writers.drain().filter_map(|(_, w)| Some((w.key, w.closed?))).collect();
+        join_all(writers.into_iter().map(|(key, hook)| async move {
+            if let Err(e) = hook.wait_for_completion().await {
+                self.0.report.unstored(&key, words::unstored(&e));
             }
-        }
+        }))
+        .await;
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
         self.0.known.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    fn referenced(&self, kind: InodeKind, ino: InodeNo, parent: InodeNo, name: &OsStr) {
-        if kind == InodeKind::Directory {
-            let directory = Directory { references: 0, place: (parent, name.to_owned()) };
-            self.known().directories.entry(ino).or_insert(directory).references += 1;
+    fn real(&self, ino: InodeNo) -> InodeNo {
+        self.known().real(ino)
+    }
+
+    /// Counts a reference that the kernel gets, and returns its inode.
+    fn referenced(&self, kind: InodeKind, ino: InodeNo, parent: InodeNo, name: &OsStr) -> InodeNo {
+        if kind == InodeKind::File {
+            return ino;
         }
+        let mut known = self.known();
+        let place = (parent, name.to_owned());
+        let kernels = *known.places.entry(place.clone()).or_insert(ino);
+        let new = Directory { references: 0, place, now: ino, counted: HashMap::new() };
+        let directory = known.directories.entry(kernels).or_insert(new);
+        directory.references += 1;
+        directory.now = ino;
+        *directory.counted.entry(ino).or_default() += 1;
+        kernels
+    }
+
+    /// Looks a directory up again whose inode Mountpoint does not have any more. Its parents come first.
+    fn renew(&self, ino: InodeNo) -> BoxFuture<'_, Option<Lookup>> {
+        async move {
+            let (parent, name) = self.known().directories.get(&ino)?.place.clone();
+            let found = match self.0.tree.lookup(self.real(parent), &name).await {
+                Err(_) if self.renew(parent).await.is_some() => self.0.tree.lookup(self.real(parent), &name).await,
+                found => found,
+            };
+            let found = found.ok()?;
+            let mut known = self.known();
+            let directory = known.directories.get_mut(&ino).filter(|_| found.kind() == InodeKind::Directory);
+            if let Some(directory) = directory {
+                directory.now = found.ino();
+                *directory.counted.entry(found.ino()).or_default() += 1;
+                return Some(with_ino(found, ino));
+            }
+            drop(known);
+            self.0.tree.forget(found.ino(), 1).await;
+            None
+        }
+        .boxed()
+    }
+
+    /// Reports whether a rename or a removal can be tried again, because the file that it needs is being released.
+    fn waits(&self, error: &InodeError, until: Instant) -> bool {
+        let (InodeError::RenameNotPermittedWhileWriting(file) | InodeError::UnlinkNotPermittedWhileWriting(file)) = error else {
+            return false;
+        };
+        let known = self.known();
+        let waits = known.is_released(file.ino) || known.is_closing(file.ino) && Instant::now() < until;
+        drop(known);
+        if waits {
+            std::thread::sleep(RELEASE / 100);
+        }
+        waits
+    }
+
+    /// Removes the object that consoles make for a directory, if there is nothing else in it.
+    async fn remove_marker(&self, info: InodeErrorInfo) -> Result<(), InodeError> {
+        if !self.0.options.allow_delete {
+            return Err(InodeError::CannotRemoveRemoteDirectory(info));
+        }
+        let dir = info.ino;
+        if self.has_entries(dir).await? || !self.0.objects.remove_marker(&info.key).await? {
+            return Err(InodeError::DirectoryNotEmpty(info));
+        }
+        // Mountpoint finds out that it is gone.
+        let _ = self.0.tree.getattr(dir, true).await;
+        Ok(())
+    }
+
+    async fn has_entries(&self, dir: InodeNo) -> Result<bool, InodeError> {
+        let fh = self.0.tree.new_readdir_handle(dir).await?;
+        let mut found = false;
+        let add = |_, name: OsString, _, _| {
+            found |= name != "." && name != "..";
+            if found { AddDirEntryResult::ReplyBufferFull } else { AddDirEntryResult::EntryAdded }
+        };
+        let read = self.0.tree.readdir(dir, fh, 0, false, Box::new(add)).await;
+        self.0.tree.releasedir(fh).await?;
+        read.map(|()| found)
     }
 
     /// Notes that something was removed from a directory.
@@ -165,6 +334,20 @@ impl Tree {
     fn stored_lately(&self, parent: InodeNo, name: &OsStr) -> bool {
         self.known().stored.has(&(parent, name.to_owned()), Instant::now())
     }
+}
+
+fn with_ino(found: Lookup, ino: InodeNo) -> Lookup {
+    let location = found.s3_location().ok().cloned();
+    Lookup::new(ino, found.stat().clone(), found.kind(), location)
+}
+
+/// Reports whether two threads are known to be of different processes. The threads must be there.
+fn are_of_different_processes(one: u32, other: u32) -> bool {
+    let process = |pid: u32| {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+        status.lines().find_map(|line| line.strip_prefix("Tgid:")?.trim().parse::<u32>().ok())
+    };
+    one != other && process(one).zip(process(other)).is_some_and(|(one, other)| one != other)
 }
 
 /// Mountpoint looks for a file by the name that it knows. The kernel can know a newer one: a look-up that missed the end of an upload makes
@@ -183,27 +366,30 @@ fn stale(ino: InodeNo, error: InodeError) -> InodeError {
 #[async_trait]
 impl Metablock for Tree {
     async fn lookup(&self, parent: InodeNo, name: &OsStr) -> Result<Lookup, InodeError> {
-        let mut found = self.0.tree.lookup(parent, name).await;
+        let mut found = self.0.tree.lookup(self.real(parent), name).await;
         if matches!(found, Err(InodeError::FileDoesNotExist(..))) && self.stored_lately(parent, name) {
-            found = self.0.tree.lookup(parent, name).await;
+            found = self.0.tree.lookup(self.real(parent), name).await;
         }
         let found = match found {
             Err(InodeError::FileDoesNotExist(..)) if self.known().emptied.contains(&(parent, name.to_owned())) => {
-                self.0.tree.create(parent, name, InodeKind::Directory).await?
+                self.0.tree.create(self.real(parent), name, InodeKind::Directory).await?
             }
             other => other?,
         };
-        self.referenced(found.kind(), found.ino(), parent, name);
-        Ok(found)
+        let ino = self.referenced(found.kind(), found.ino(), parent, name);
+        Ok(with_ino(found, ino))
     }
 
     async fn getattr(&self, ino: InodeNo, revalidate: bool) -> Result<Lookup, InodeError> {
-        let error = match self.0.tree.getattr(ino, revalidate).await {
+        let error = match self.0.tree.getattr(self.real(ino), revalidate).await {
             Err(e @ (InodeError::FileDoesNotExist(..) | InodeError::InodeDoesNotExist(_) | InodeError::StaleInode { .. })) => e,
-            other => return other,
+            other => return other.map(|found| with_ino(found, ino)),
         };
         if !self.known().directories.contains_key(&ino) {
             return Err(stale(ino, error));
+        }
+        if let Some(found) = self.renew(ino).await {
+            return Ok(found);
         }
         Ok(Lookup::new(ino, InodeStat::for_directory(self.0.began, VANISHED_TTL), InodeKind::Directory, None))
     }
@@ -214,35 +400,45 @@ impl Metablock for Tree {
         atime: Option<OffsetDateTime>,
         mtime: Option<OffsetDateTime>,
     ) -> Result<Lookup, InodeError> {
-        match self.0.tree.setattr(ino, atime, mtime).await {
+        match self.0.tree.setattr(self.real(ino), atime, mtime).await {
             // Nothing of a directory is stored, so nothing can be changed. Programs that copy directories take that for a failure.
             Err(InodeError::SetAttrNotPermittedOnRemoteInode(..)) if self.known().directories.contains_key(&ino) => {
                 self.getattr(ino, false).await
             }
-            other => other,
+            other => other.map(|found| with_ino(found, ino)),
         }
     }
 
     async fn create(&self, dir: InodeNo, name: &OsStr, kind: InodeKind) -> Result<Lookup, InodeError> {
-        let made = self.0.tree.create(dir, name, kind).await?;
+        let made = self.0.tree.create(self.real(dir), name, kind).await?;
         if made.kind() == InodeKind::File {
             self.known().created.insert(made.ino(), (dir, name.to_owned()));
         }
-        self.referenced(made.kind(), made.ino(), dir, name);
-        Ok(made)
+        let ino = self.referenced(made.kind(), made.ino(), dir, name);
+        Ok(with_ino(made, ino))
     }
 
     async fn forget(&self, ino: InodeNo, n: u64) {
-        {
+        let counted = {
             let mut known = self.known();
-            if let Entry::Occupied(mut directory) = known.directories.entry(ino) {
-                directory.get_mut().references = directory.get().references.saturating_sub(n);
-                if directory.get().references == 0 {
-                    directory.remove();
+            match known.directories.entry(ino) {
+                Entry::Vacant(_) => HashMap::from([(ino, n)]),
+                Entry::Occupied(mut directory) if directory.get().references > n => {
+                    directory.get_mut().references -= n;
+                    HashMap::new()
+                }
+                Entry::Occupied(directory) => {
+                    let directory = directory.remove();
+                    if known.places.get(&directory.place) == Some(&ino) {
+                        known.places.remove(&directory.place);
+                    }
+                    directory.counted
                 }
             }
+        };
+        for (ino, n) in counted {
+            self.0.tree.forget(ino, n).await;
         }
-        self.0.tree.forget(ino, n).await
     }
 
     async fn open_handle(
@@ -253,17 +449,34 @@ impl Metablock for Tree {
         flags: OpenFlags,
         limiter: Option<&WriteHandleLimiter>,
     ) -> Result<NewHandle, InodeError> {
-        self.0.tree.open_handle(ino, fh, mode, flags, limiter).await.map_err(|e| stale(ino, e))
+        let opener = self.known().opening.remove(&ino).unwrap_or_default();
+        let opened = self.0.tree.open_handle(ino, fh, mode, flags, limiter).await.map_err(|e| stale(ino, e))?;
+        if matches!(opened.mode, ReadWriteMode::Write) {
+            let (stat, key) = (opened.lookup.stat(), opened.lookup.s3_location()?.full_key().to_string());
+            self.0.objects.replaces(&key, stat.etag.as_ref().map(|etag| (etag.to_string(), stat.mtime)));
+            let writer = Writer { ino, key, opener, size: 0, closed: None, released: false, upload: None };
+            self.known().writers.insert(fh, writer);
+        }
+        Ok(opened)
     }
 
     async fn inc_file_size(&self, ino: InodeNo, len: usize) -> Result<usize, InodeError> {
+        if let Some(writer) = self.known().writers.values_mut().find(|w| w.ino == ino && w.closed.is_none() && !w.released) {
+            writer.size += len;
+        }
         self.0.tree.inc_file_size(ino, len).await
     }
 
     async fn finish_writing(&self, ino: InodeNo, etag: Option<ETag>, fh: u64) -> Result<Lookup, InodeError> {
+        let upload = if etag.is_some() { Upload::Stored } else { Upload::Failed };
         let finished = self.0.tree.finish_writing(ino, etag, fh).await;
         let mut known = self.known();
-        known.closed.remove(&fh);
+        if let Some(writer) = known.writers.get_mut(&fh) {
+            writer.upload = Some(upload);
+            if upload == Upload::Stored {
+                self.0.report.stored(&writer.key);
+            }
+        }
         if let Some(place) = known.created.remove(&ino) {
             known.stored.add(place, Instant::now());
         }
@@ -284,9 +497,22 @@ impl Metablock for Tree {
         fh: u64,
         hook: PendingUploadHook,
     ) -> Result<Option<PendingUploadHook>, InodeError> {
+        let empty = {
+            let known = self.known();
+            let caller = known.closing.get(&fh).copied();
+            known.writers.get(&fh).filter(|w| w.size == 0 && !self.0.options.incremental).map(|w| (w.key.clone(), w.opener, caller))
+        };
+        // This may be the last close, which no later request tells. A process that inherited the file is not the last to close it.
+        if let Some((key, opener, caller)) = empty
+            && !caller.is_some_and(|caller| are_of_different_processes(opener, caller))
+        {
+            self.0.objects.store_empty(&key).await?;
+        }
         let pending = self.0.tree.flush_writer(ino, fh, hook).await?;
-        if let Some(hook) = &pending {
-            self.known().closed.insert(fh, hook.clone());
+        if let Some(hook) = &pending
+            && let Some(writer) = self.known().writers.get_mut(&fh)
+        {
+            writer.closed = Some(hook.clone());
         }
         Ok(pending)
     }
@@ -298,16 +524,33 @@ impl Metablock for Tree {
         hook: PendingUploadHook,
         location: &S3Location,
     ) -> Result<(), InodeError> {
-        self.known().closed.remove(&fh);
-        self.0.tree.release_writer(ino, fh, hook, location).await
+        if let Some(writer) = self.known().writers.get_mut(&fh) {
+            writer.released = true;
+        }
+        let mut released = self.0.tree.release_writer(ino, fh, hook, location).await;
+        let writer = self.known().writers.remove(&fh);
+        // Another open had the error of the upload, but not the program that closed the file.
+        if let Some(Writer { closed: Some(hook), upload: Some(Upload::Failed), .. }) = writer
+            && released.is_ok()
+        {
+            released = hook.wait_for_completion().await.map(drop);
+        }
+        if let Err(e) = &released {
+            self.0.report.unstored(&location.full_key(), words::unstored(e));
+        }
+        released
     }
 
     async fn try_reactivate_handle(&self, ino: InodeNo, fh: u64, mode: ReadWriteMode) -> Result<bool, InodeError> {
-        self.0.tree.try_reactivate_handle(ino, fh, mode).await
+        let active = self.0.tree.try_reactivate_handle(ino, fh, mode).await?;
+        if let Some(writer) = self.known().writers.get_mut(&fh).filter(|_| active) {
+            writer.closed = None;
+        }
+        Ok(active)
     }
 
     async fn new_readdir_handle(&self, ino: InodeNo) -> Result<u64, InodeError> {
-        self.0.tree.new_readdir_handle(ino).await
+        self.0.tree.new_readdir_handle(self.real(ino)).await
     }
 
     async fn readdir<'a>(
@@ -318,18 +561,42 @@ impl Metablock for Tree {
         plus: bool,
         mut add: AddDirEntry<'a>,
     ) -> Result<(), InodeError> {
-        let counted = move |found: InodeInformation, name: OsString, offset: i64, generation: u64| {
+        let mut counted = move |found: InodeInformation, name: OsString, offset: i64, generation: u64| {
             let (kind, ino, own) = (found.kind(), found.ino(), name == "." || name == "..");
-            let result = add(found, name.clone(), offset, generation);
+            let kernels = if own { None } else { self.known().places.get(&(parent, name.clone())).copied() };
+            let shown = match kernels {
+                Some(kernels) if kind == InodeKind::Directory => InodeInformation::new(kernels, found.stat().clone(), kind),
+                _ => found,
+            };
+            let result = add(shown, name.clone(), offset, generation);
             if plus && !own && result == AddDirEntryResult::EntryAdded {
                 self.referenced(kind, ino, parent, &name);
             }
             result
         };
-        self.0.tree.readdir(parent, fh, offset, plus, Box::new(counted)).await
+        let handle = self.known().handles.get(&fh).copied().unwrap_or(fh);
+        let error = match self.0.tree.readdir(self.real(parent), handle, offset, plus, Box::new(&mut counted)).await {
+            Err(e @ (InodeError::FileDoesNotExist(..) | InodeError::InodeDoesNotExist(_) | InodeError::StaleInode { .. })) => e,
+            other => return other,
+        };
+        if offset != 0 || !self.known().directories.contains_key(&parent) {
+            return Err(error);
+        }
+        if self.renew(parent).await.is_none() {
+            return Ok(()); // it has vanished: an empty directory
+        }
+        let handle = self.0.tree.new_readdir_handle(self.real(parent)).await?;
+        if let Some(old) = self.known().handles.insert(fh, handle) {
+            self.0.tree.releasedir(old).await?;
+        }
+        self.0.tree.readdir(self.real(parent), handle, offset, plus, Box::new(counted)).await
     }
 
     async fn releasedir(&self, fh: u64) -> Result<(), InodeError> {
+        let newer = self.known().handles.remove(&fh);
+        if let Some(newer) = newer {
+            self.0.tree.releasedir(newer).await?;
+        }
         self.0.tree.releasedir(fh).await
     }
 
@@ -344,8 +611,8 @@ impl Metablock for Tree {
         let until = Instant::now() + RELEASE;
         let mut again = true;
         loop {
-            match self.0.tree.rename(from, name, to, new_name, overwrite).await {
-                Err(InodeError::RenameNotPermittedWhileWriting(_)) if Instant::now() < until => std::thread::sleep(RELEASE / 100),
+            match self.0.tree.rename(self.real(from), name, self.real(to), new_name, overwrite).await {
+                Err(e) if self.waits(&e, until) => {}
                 Err(InodeError::FileDoesNotExist(..)) if again && self.stored_lately(from, name) => again = false,
                 other => break other?,
             }
@@ -356,17 +623,27 @@ impl Metablock for Tree {
     }
 
     async fn rmdir(&self, parent: InodeNo, name: &OsStr) -> Result<(), InodeError> {
-        let emptied = self.known().removed(&(parent, name.to_owned()));
-        match self.0.tree.rmdir(parent, name).await {
+        let place = (parent, name.to_owned());
+        let emptied = self.known().removed(&place);
+        match self.0.tree.rmdir(self.real(parent), name).await {
             Err(InodeError::FileDoesNotExist(..)) if emptied => {}
+            Err(InodeError::CannotRemoveRemoteDirectory(info)) => self.remove_marker(info).await?,
             other => other?,
         }
+        // The kernel does not use the inode of a removed directory again.
+        self.known().places.remove(&place);
         self.removed_from(parent);
         Ok(())
     }
 
     async fn unlink(&self, parent: InodeNo, name: &OsStr) -> Result<(), InodeError> {
-        self.0.tree.unlink(parent, name).await?;
+        let until = Instant::now() + RELEASE;
+        loop {
+            match self.0.tree.unlink(self.real(parent), name).await {
+                Err(e) if self.waits(&e, until) => {}
+                other => break other?,
+            }
+        }
         self.removed_from(parent);
         Ok(())
     }

@@ -5,6 +5,7 @@ use std::error::Error;
 use mountpoint_s3_client::error::{ListObjectsError, ObjectClientError};
 use mountpoint_s3_client::error_metadata::ProvideErrorMetadata;
 use mountpoint_s3_client::{NewClientError, S3RequestError};
+use mountpoint_s3_fs::metablock::InodeError;
 
 /// The longest text of a service that is repeated.
 const LONGEST: usize = 300;
@@ -33,7 +34,7 @@ pub fn listing(error: &ObjectClientError<ListObjectsError, S3RequestError>) -> S
         _ => match (answer.http_code, error) {
             (Some(status), _) if status >= 300 => format!("HTTP status {status} without an error code of S3; {NOT_S3}"),
             (_, S3RequestError::ResponseError(result)) => connection(&result.crt_error.to_string()),
-            (_, S3RequestError::InternalError(_)) => format!("the answer is not a list of objects; {NOT_S3}"),
+            (_, S3RequestError::InternalError(e)) => format!("the answer is not a list of objects ({}); {NOT_S3}", parser(e.as_ref())),
             (_, other) => line(&chain(other)),
         },
     }
@@ -47,6 +48,27 @@ pub fn client(error: &NewClientError) -> String {
         }
         NewClientError::CrtError(e) | NewClientError::ProviderFailure(e) => connection(&e.to_string()),
         other => line(&chain(other)),
+    }
+}
+
+/// Returns why an answer cannot be parsed, without the answer.
+fn parser(error: &dyn Error) -> String {
+    let text = error.to_string();
+    let end = [", xml node = ", " from XML element "].iter().filter_map(|cut| text.find(cut)).min().unwrap_or(text.len());
+    line(text[..end].trim_start_matches("XML response was not valid: problem = "))
+}
+
+/// Returns why a file is not stored.
+pub fn unstored(error: &InodeError) -> String {
+    let answer = error.meta().client_error_meta;
+    match (error, answer.error_code, answer.http_code) {
+        (_, Some(code), _) => line(&format!("{code}: {}", answer.error_message.as_deref().unwrap_or_default())),
+        (_, None, Some(status)) => format!("HTTP status {status} without an error code of S3"),
+        (InodeError::ClientError { source, .. }, ..) => match format!("{source:#}") {
+            text if name(&text) != text => connection(&text),
+            text => line(&text),
+        },
+        (other, ..) => line(&chain(other)),
     }
 }
 

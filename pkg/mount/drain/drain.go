@@ -81,6 +81,9 @@ func (d *Drainer) Stop(ctx context.Context, m state.Mount, o Options) error {
 		return err
 	}
 	failpoint.Here("end.drained")
+	if err := d.reportUnstored(ctx, m); err != nil {
+		return err
+	}
 	if err := d.stopHelper(ctx, m); err != nil {
 		return err
 	}
@@ -122,6 +125,25 @@ func (d *Drainer) StopPredecessors(ctx context.Context, m state.Mount) error {
 		}
 	}
 	return nil
+}
+
+// reportUnstored returns an error if the client could not store files that were closed. Their data is lost, so the caller learns it once,
+// and the next call goes on.
+func (d *Drainer) reportUnstored(ctx context.Context, m state.Mount) error {
+	status, err := d.Peer(m.Name).Status(ctx)
+	if m.UnstoredReported || err != nil || status.Unstored == nil {
+		return nil
+	}
+	u := *status.Unstored
+	m.UnstoredReported = true
+	if err := d.Store.Write(ctx, m); err != nil {
+		return err
+	}
+	d.Tracker.CountUnstored(m.Client, u.Files)
+	klog.FromContext(ctx).Error(nil, "Closed files are not stored", "mount", m.Name, "volume", m.VolumeID, "client", m.Client,
+		"bucket", m.Spec.Bucket, "prefix", m.Spec.Prefix, "files", u.Files, "key", u.Name, "reason", u.Reason)
+	return fault.Errorf(fault.Precondition, "mount %s: the data of %d closed files is lost, such as that of %q, because client %s could not store it: %s; write the files again; a retry of the unpublish succeeds",
+		m.Name, u.Files, u.Name, m.Client, u.Reason)
 }
 
 // keepQuarantined moves quarantined files out of the cache, before that is removed.

@@ -211,3 +211,27 @@ func TestTheExitOfAHelperIsAwaitedWithoutSearching(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// The data of files that a client could not store after they were closed is lost: the caller learns it, but the mount still ends.
+func TestUnstoredFiles_FailTheFirstStopOnly(t *testing.T) {
+	d, p := newDrainer(t, &mounttest.UIDs{}, time.Minute)
+	m := p.Mount("a", "1", "mountpoint-s3", func(m *state.Mount) { m.Phase, m.Ending = state.Ending, time.Now() })
+	h := &mounttest.Helper{Status: &helper.Status{
+		Protocol: 1, Revision: 7, State: helper.StateExited, Ending: true, Unstored: &client.Unstored{Files: 2, Name: "v/report.csv", Reason: "AccessDenied: no"},
+	}}
+	h.Serve(t, p.Store.Socket(m.Name))
+	err := d.Stop(t.Context(), m, Options{})
+	if !fault.Is(err, fault.Precondition) || !strings.Contains(err.Error(), "v/report.csv") || !strings.Contains(err.Error(), "AccessDenied") || h.WasAsked("quit") {
+		t.Fatalf("%v; asked: %v", err, h.Asked)
+	}
+	m, ok, err := p.Store.Mount(t.Context(), m.Name)
+	if err != nil || !ok || !m.UnstoredReported {
+		t.Fatalf("%+v, %v", m, err)
+	}
+	if err := d.Stop(t.Context(), m, Options{}); err != nil || !h.WasAsked("quit") {
+		t.Errorf("%v; asked: %v", err, h.Asked)
+	}
+	if _, ok, _ := p.Store.Mount(t.Context(), m.Name); ok {
+		t.Error("the mount's record is there")
+	}
+}

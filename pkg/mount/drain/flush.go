@@ -59,8 +59,11 @@ func (d *Drainer) Flush(ctx context.Context, m state.Mount) error {
 		return nil
 	default:
 		return d.awaitReport(ctx, m, func(s helper.Status) (bool, error) {
-			if s.Queue == nil {
+			switch {
+			case s.Queue == nil:
 				return false, notFlushed("its client program does not report uploads")
+			case s.Unstored != nil && !m.UnstoredReported:
+				return false, notFlushed("closed files could not be stored")
 			}
 			return s.Queue.Uploads == 0, nil
 		})

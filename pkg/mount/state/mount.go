@@ -51,6 +51,8 @@ type Mount struct {
 	// none. Linger is set while it lingers, and stays set while such a mount is stopped: it has nothing left to store.
 	LingerFor time.Duration `json:"lingerFor,omitempty"`
 	Linger    *Linger       `json:"linger,omitempty"`
+	// UnstoredReported is set when the files that the client could not store were reported to the caller that ends the mount.
+	UnstoredReported bool `json:"unstoredReported,omitempty"`
 	// Predecessors are the names of the mounts whose publications this one took over. Superseded is set if another one took
 	// over this one's.
 	Predecessors []string `json:"predecessors,omitempty"`

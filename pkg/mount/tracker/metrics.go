@@ -27,6 +27,7 @@ type metrics struct {
 	renewals        *prometheus.CounterVec // client
 	renewalFailures *prometheus.CounterVec // client
 	conflicts       *prometheus.CounterVec // client
+	unstored        *prometheus.CounterVec // client
 	lingerHits      *prometheus.CounterVec // client
 	lingerEnds      *prometheus.CounterVec // client, reason
 	spares          prometheus.Gauge
@@ -57,6 +58,8 @@ func newMetrics(overdue func() int) metrics {
 		renewalFailures: counter("s3csi_mount_session_failures_total", "Failed session renewals of mounts, which are retried.", "client"),
 		conflicts: counter("s3csi_mount_conflicts_total",
 			"Files not uploaded because another writer had changed the object; the local copies are quarantined on the node.", "client"),
+		unstored: counter("s3csi_mount_unstored_total",
+			"Files whose data was lost because the client could not store it after they were closed; counted when the mount ends.", "client"),
 		lingerHits: counter("s3csi_linger_hits_total", "Publications that used a lingering mount.", "client"),
 		lingerEnds: counter("s3csi_linger_ends_total",
 			"Lingering mounts that ended, by reason: time, mounts, memory, backend, session, client, volume, overlap.",
@@ -73,7 +76,7 @@ func newMetrics(overdue func() int) metrics {
 func (t *Tracker) Collectors() []prometheus.Collector {
 	m := &t.metrics
 	return []prometheus.Collector{
-		m.reconcile, m.restarts, m.restartFailures, m.heals, m.unflushed, m.overdue, m.renewals, m.renewalFailures, m.conflicts, m.lingerHits, m.lingerEnds,
+		m.reconcile, m.restarts, m.restartFailures, m.heals, m.unflushed, m.overdue, m.renewals, m.renewalFailures, m.conflicts, m.unstored, m.lingerHits, m.lingerEnds,
 		m.spares, m.spareRequests,
 		gauges{t},
 	}
@@ -92,11 +95,17 @@ func SampleCollectors() []prometheus.Collector {
 	m.Set(client, Healthy)
 	m.Session(client, helper.SessionStatus{})
 	m.Conflicts(client, 0)
+	t.CountUnstored(client, 0)
 	t.CountLingerHit(client)
 	t.CountLingerEnd(client, EndedTime)
 	t.CountSpare(SpareTaken)
 	t.Mount("lingering").Linger(client, Linger{Memory: 1})
 	return t.Collectors()
+}
+
+// CountUnstored counts files that a client could not store after they were closed.
+func (t *Tracker) CountUnstored(client string, files int) {
+	t.metrics.unstored.WithLabelValues(client).Add(float64(files))
 }
 
 // The results of requests for spare helpers.
