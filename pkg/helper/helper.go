@@ -107,7 +107,8 @@ func (h *helper) exitIfDone() {
 	if h.finished || h.status.State == StateRunning {
 		return
 	}
-	if h.quitting || h.stopping || h.status.Ending && h.finalRead && !h.exitedAbnormally() {
+	// The driver asks for files that are not stored once more when the client has exited.
+	if h.quitting || h.stopping || h.status.Ending && h.finalRead && !h.exitedAbnormally() && h.status.Unstored == nil {
 		h.finished = true
 		close(h.done)
 	}

@@ -3,6 +3,7 @@ package helper
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -456,5 +457,42 @@ func TestEndRecordIsReadWithSuspicion(t *testing.T) {
 				t.Errorf("read %+v", end)
 			}
 		})
+	}
+}
+
+// A client that was restarted does not know of the files that the one before could not store.
+func TestUnstoredFiles_AreAddedUpUntilTheDriverQuits(t *testing.T) {
+	t.Parallel()
+	r := newRig(t)
+	mountpoint, err := client.Get("mountpoint-s3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	report := func(before previous, files int) *client.Unstored {
+		r.h.output(fmt.Appendf(nil, `s3-csi-unstored {"files":%d,"name":"a\u0007b","reason":"AccessDenied"}`, files), false, mountpoint, before)
+		r.h.mu.Lock()
+		defer r.h.mu.Unlock()
+		return r.h.status.Unstored
+	}
+	first := report(previous{}, 2)
+	if first == nil || *first != (client.Unstored{Files: 2, Name: "ab", Reason: "AccessDenied"}) {
+		t.Fatalf("%+v", first)
+	}
+	if u := report(previous{unstored: first}, 3); u == nil || u.Files != 5 {
+		t.Errorf("%+v", u)
+	}
+	if u := report(previous{unstored: first}, 0); u == nil || u.Files != 2 {
+		t.Errorf("%+v", u)
+	}
+	r.h.mu.Lock()
+	r.h.status.State, r.h.status.Ending, r.h.finalRead = StateExited, true, true
+	r.h.changeStatus()
+	done := r.h.finished
+	r.h.mu.Unlock()
+	if done {
+		t.Error("the helper is done before the driver quits it")
+	}
+	if u := report(previous{}, 0); u != nil {
+		t.Errorf("%+v", u)
 	}
 }
