@@ -272,14 +272,18 @@ impl Tree {
                 found => found,
             };
             let found = found.ok()?;
-            let mut known = self.known();
-            let directory = known.directories.get_mut(&ino).filter(|_| found.kind() == InodeKind::Directory);
-            if let Some(directory) = directory {
-                directory.now = found.ino();
-                *directory.counted.entry(found.ino()).or_default() += 1;
+            let is_directory = found.kind() == InodeKind::Directory;
+            let kept = match self.known().directories.get_mut(&ino).filter(|_| is_directory) {
+                Some(directory) => {
+                    directory.now = found.ino();
+                    *directory.counted.entry(found.ino()).or_default() += 1;
+                    true
+                }
+                None => false,
+            };
+            if kept {
                 return Some(with_ino(found, ino));
             }
-            drop(known);
             self.0.tree.forget(found.ino(), 1).await;
             None
         }
@@ -586,8 +590,9 @@ impl Metablock for Tree {
             return Ok(()); // it has vanished: an empty directory
         }
         let handle = self.0.tree.new_readdir_handle(self.real(parent)).await?;
-        if let Some(old) = self.known().handles.insert(fh, handle) {
-            self.0.tree.releasedir(old).await?;
+        let older = self.known().handles.insert(fh, handle);
+        if let Some(older) = older {
+            self.0.tree.releasedir(older).await?;
         }
         self.0.tree.readdir(self.real(parent), handle, offset, plus, Box::new(counted)).await
     }
