@@ -310,7 +310,8 @@ impl Tree {
             return Err(InodeError::CannotRemoveRemoteDirectory(info));
         }
         let dir = info.ino;
-        if self.has_entries(dir).await? || !self.0.objects.remove_marker(&info.key).await? {
+        let key = self.0.tree.getattr(dir, false).await?.s3_location()?.full_key();
+        if self.has_entries(dir).await? || !self.0.objects.remove_marker(&key).await? {
             return Err(InodeError::DirectoryNotEmpty(info));
         }
         // Mountpoint finds out that it is gone.
