@@ -98,10 +98,7 @@ func Unsorted() Quirk {
 
 // RepeatsToken lists the first page again and again.
 func RepeatsToken() Quirk {
-	return listings(func(body string) string {
-		return rootElement.ReplaceAllString(truncation.ReplaceAllString(body, ""),
-			"$0<IsTruncated>true</IsTruncated><NextContinuationToken>again</NextContinuationToken>")
-	})
+	return listings(func(body string) string { return Truncated(body, "again") })
 }
 
 // ListsAs answers listings with a body that is not one, such as the page of a load balancer.

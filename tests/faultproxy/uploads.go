@@ -5,8 +5,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"regexp"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 )
@@ -38,48 +36,39 @@ func Unanswered(_ http.ResponseWriter, r *http.Request, forward http.Handler) {
 	panic(http.ErrAbortHandler)
 }
 
-// Late passes requests on and answers after a while, without a byte before. The service gets a request only once.
+// Late passes requests on and answers after a while, without a byte before.
 func Late(after time.Duration) Quirk {
 	return func(w http.ResponseWriter, r *http.Request, forward http.Handler) {
-		recorder := httptest.NewRecorder()
-		forward.ServeHTTP(recorder, r.WithContext(r.Context()))
-		select {
-		case <-time.After(after):
-		case <-r.Context().Done():
-		}
-		answer(w, recorder, recorder.Body.Bytes())
+		edited(w, r, forward, func(body string) string {
+			select {
+			case <-time.After(after):
+			case <-r.Context().Done():
+			}
+			return body
+		})
 	}
 }
 
 // WithoutETag removes the ETag from answers, from headers and from XML.
 func WithoutETag(w http.ResponseWriter, r *http.Request, forward http.Handler) {
-	recorder := httptest.NewRecorder()
-	forward.ServeHTTP(recorder, r)
-	recorder.Header().Del("ETag")
-	answer(w, recorder, regexp.MustCompile(`<ETag>.*</ETag>`).ReplaceAll(recorder.Body.Bytes(), nil))
+	edited(w, r, forward, func(body string) string {
+		w.Header().Del("ETag")
+		return etagElement.ReplaceAllString(body, "")
+	})
 }
+
+var etagElement = regexp.MustCompile(`<ETag>[^<]*</ETag>`)
 
 // ListedAs changes the XML of listings.
-func ListedAs(change func(xml string) string) Quirk {
-	return func(w http.ResponseWriter, r *http.Request, forward http.Handler) {
-		if !r.URL.Query().Has("list-type") {
-			forward.ServeHTTP(w, r)
-			return
-		}
-		recorder := httptest.NewRecorder()
-		forward.ServeHTTP(recorder, r)
-		answer(w, recorder, []byte(change(recorder.Body.String())))
-	}
-}
+func ListedAs(edit func(xml string) string) Quirk { return listings(edit) }
 
-// Truncated returns the XML of a listing as one that goes on with a token; without is true for a listing that has none.
-func Truncated(xml, token string, without bool) string {
-	xml = regexp.MustCompile(`<NextContinuationToken>.*</NextContinuationToken>|<IsTruncated>.*</IsTruncated>`).ReplaceAllString(xml, "")
+// Truncated returns the XML of a listing as one that goes on with a token, or without one if that is "".
+func Truncated(xml, token string) string {
 	more := "<IsTruncated>true</IsTruncated>"
-	if !without {
+	if token != "" {
 		more += "<NextContinuationToken>" + token + "</NextContinuationToken>"
 	}
-	return strings.Replace(xml, "</ListBucketResult>", more+"</ListBucketResult>", 1)
+	return rootElement.ReplaceAllString(truncation.ReplaceAllString(xml, ""), "$0"+more)
 }
 
 // Content answers GET of objects with content, whatever version is asked for, and with all of it unless ranges is true.
@@ -104,13 +93,4 @@ func FrontEnd(w http.ResponseWriter, r *http.Request, forward http.Handler) {
 	r.Header.Set("Accept-Encoding", "gzip(gfe)")
 	r.Header.Set("Via", "1.1 google")
 	forward.ServeHTTP(w, r)
-}
-
-func answer(w http.ResponseWriter, recorder *httptest.ResponseRecorder, body []byte) {
-	for name, values := range recorder.Header() {
-		w.Header()[name] = values
-	}
-	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
-	w.WriteHeader(recorder.Code)
-	_, _ = w.Write(body)
 }

@@ -143,7 +143,9 @@ func TestEmptyFile_CanStillBeWrittenThroughADuplicate(t *testing.T) {
 	own(t)
 	b := newBench(t)
 	m := mount(t, b.invocation(t), b.keys, nil)
-	for _, script := range []string{`echo content > "$1"`, `(sleep 0; echo content) > "$1"`, `printf 'content\n' | dd of="$1" status=none`, `exec 3> "$1"; echo content >&3`} {
+	for _, script := range []string{
+		`echo content > "$1"`, `(sleep 0; echo content) > "$1"`, `printf 'content\n' | dd of="$1" status=none`, `exec 3> "$1"; echo content >&3`,
+	} {
 		if out, err := exec.CommandContext(t.Context(), "sh", "-c", script, "sh", m.at("f")).CombinedOutput(); err != nil {
 			t.Errorf("%s: %v: %s", script, err, out)
 		}
@@ -402,16 +404,16 @@ func TestListing_EndsOrFailsWithOddTokens(t *testing.T) {
 		change func(xml string) string
 		want   syscall.Errno
 	}{
-		"the same token": {func(xml string) string { return faultproxy.Truncated(xml, "again", false) }, syscall.EIO},
+		"the same token": {func(xml string) string { return faultproxy.Truncated(xml, "again") }, syscall.EIO},
 		"two tokens in turn": {func() func(string) string {
 			n := 0
-			return func(xml string) string { n++; return faultproxy.Truncated(xml, fmt.Sprint("token", n%2), false) }
+			return func(xml string) string { n++; return faultproxy.Truncated(xml, fmt.Sprint("token", n%2)) }
 		}(), syscall.EIO},
 		"the same page with new tokens": {func() func(string) string {
 			n := 0
-			return func(xml string) string { n++; return faultproxy.Truncated(xml, fmt.Sprint("token", n), false) }
+			return func(xml string) string { n++; return faultproxy.Truncated(xml, fmt.Sprint("token", n)) }
 		}(), syscall.EIO},
-		"no token": {func(xml string) string { return faultproxy.Truncated(xml, "", true) }, syscall.EIO},
+		"no token": {func(xml string) string { return faultproxy.Truncated(xml, "") }, syscall.EIO},
 		"an empty token": {func(xml string) string {
 			return strings.Replace(xml, "</ListBucketResult>", "<NextContinuationToken></NextContinuationToken></ListBucketResult>", 1)
 		}, 0},
@@ -430,7 +432,8 @@ func TestListing_EndsOrFailsWithOddTokens(t *testing.T) {
 					return
 				}
 				w.Header().Set("Content-Type", "application/xml")
-				fmt.Fprint(w, tt.change(`<ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>volume/d/0</Key><LastModified>2026-01-01T00:00:00Z</LastModified><ETag>"e"</ETag><Size>0</Size></Contents></ListBucketResult>`))
+				fmt.Fprint(w, tt.change(`<ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>volume/d/0</Key>`+
+					`<LastModified>2026-01-01T00:00:00Z</LastModified><ETag>"e"</ETag><Size>0</Size></Contents></ListBucketResult>`))
 			}
 			before := proxy.Requests()
 			proxy.Set(faultproxy.Faults{Match: listing, Quirk: quirk})

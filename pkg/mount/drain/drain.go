@@ -142,8 +142,9 @@ func (d *Drainer) reportUnstored(ctx context.Context, m state.Mount) error {
 	d.Tracker.CountUnstored(m.Client, u.Files)
 	klog.FromContext(ctx).Error(nil, "Closed files are not stored", "mount", m.Name, "volume", m.VolumeID, "client", m.Client,
 		"bucket", m.Spec.Bucket, "prefix", m.Spec.Prefix, "files", u.Files, "key", u.Name, "reason", u.Reason)
-	return fault.Errorf(fault.Precondition, "mount %s: the data of %d closed files is lost, such as that of %q, because client %s could not store it: %s; write the files again; a retry of the unpublish succeeds",
-		m.Name, u.Files, u.Name, m.Client, u.Reason)
+	return fault.Errorf(fault.Precondition,
+		"mount %s: client %s could not store %d closed files, such as %q: %s; their data is lost, write them again; a retry of the unpublish succeeds",
+		m.Name, m.Client, u.Files, u.Name, u.Reason)
 }
 
 // keepQuarantined moves quarantined files out of the cache, before that is removed.

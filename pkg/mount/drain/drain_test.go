@@ -221,7 +221,8 @@ func TestUnstoredFiles_FailTheFirstStopOnly(t *testing.T) {
 	}}
 	h.Serve(t, p.Store.Socket(m.Name))
 	err := d.Stop(t.Context(), m, Options{})
-	if !fault.Is(err, fault.Precondition) || !strings.Contains(err.Error(), "v/report.csv") || !strings.Contains(err.Error(), "AccessDenied") || h.WasAsked("quit") {
+	if !fault.Is(err, fault.Precondition) || !strings.Contains(err.Error(), "v/report.csv") || !strings.Contains(err.Error(), "AccessDenied") ||
+		h.WasAsked("quit") {
 		t.Fatalf("%v; asked: %v", err, h.Asked)
 	}
 	m, ok, err := p.Store.Mount(t.Context(), m.Name)
