@@ -22,6 +22,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
 	"github.com/s3-csi/s3-csi-driver/tests/faultproxy"
+	"github.com/s3-csi/s3-csi-driver/tests/pressure"
 )
 
 // behind returns a proxy in front of the bench's server, and an invocation that uses it.
@@ -569,6 +570,7 @@ func TestRead_RefusesOtherBytesThanThoseAskedFor(t *testing.T) {
 				etag = "W/" + *head.ETag
 			}
 			proxy.Set(faultproxy.Faults{Quirk: faultproxy.Content(tt.ranges, func() ([]byte, string) { return tt.body, etag })})
+			started := pressure.Now()
 			for _, offset := range []int64{0, 10 << 20} {
 				f, err := os.Open(m.at("f"))
 				if err != nil {
@@ -581,6 +583,9 @@ func TestRead_RefusesOtherBytesThanThoseAskedFor(t *testing.T) {
 					t.Errorf("wrong bytes at %d", offset)
 				}
 				_ = f.Close()
+			}
+			if took := started.Since(); took > bound {
+				t.Errorf("the reads took %s", took)
 			}
 			proxy.Set(faultproxy.Faults{})
 			m.unmount(t)
