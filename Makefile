@@ -27,7 +27,7 @@ KUBERNETES_VERSION := $(shell sed -n 's,^\tk8s.io/kubernetes ,,p' tests/kubernet
 # have the race detector. Those of the faults start a thousand clients, which are built without it.
 SUITE_JOBS ?= 4
 APART := node faults lifecycle systemd credentials controller policy
-SUITES := units systemd-node race-node controller race-faults systemd-faults process-others process-systemd process-credentials clients vet \
+SUITES := units systemd-node race-node models controller race-faults systemd-faults process-others process-systemd process-credentials clients vet \
 	race-linger systemd-linger systemd-upgrade systemd-credentials race-lifecycle race-rig
 
 # Tests that hold the driver to a time, such as a heal within a second. They run after all others, with nothing beside them.
@@ -156,6 +156,11 @@ suites: test-parts race $(if $(RUST),mountpoint-units)
 .PHONY: vet
 vet:
 	for m in $(MODULES); do (cd $$m && go vet ./...); done
+
+# Random histories against a model. One goroutine at a time runs there, so the race detector would only make them slow.
+.PHONY: models
+models:
+	go test -vet=off -count=1 -timeout 10m -run Model ./pkg/provision
 
 .PHONY: units clients mountpoint-units controller race-linger systemd-linger process-others systemd-credentials timed
 units:
