@@ -191,7 +191,7 @@ func (m *model) step(s step) {
 		m.sleep(time.Minute)
 	case s.Then == killNow && m.processes[s.On] != nil:
 		m.kill(m.processes[s.On])
-	case r == nil || r.gone:
+	case r == nil || r.gone.Load():
 	case s.Then == loseAnswer:
 		m.carryOut(r, cut)
 	case s.Then == loseRequest:

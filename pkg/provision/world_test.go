@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing/synctest"
 	"time"
 
@@ -64,7 +65,7 @@ type request struct {
 	body      []byte
 	sent      time.Time
 	answer    chan reply
-	gone      bool // the process no longer waits for the answer
+	gone      atomic.Bool // the process no longer waits for the answer
 }
 
 type reply struct {
@@ -211,7 +212,7 @@ func (p *process) send(ctx context.Context, r *request) (*http.Response, error) 
 	case a := <-r.answer:
 		return a.response, a.err
 	default:
-		r.gone = true
+		r.gone.Store(true)
 		return nil, err
 	}
 }
@@ -253,7 +254,7 @@ func (w *world) notify() {
 func (w *world) call(p *process, patience time.Duration, what string, run func(context.Context) error, judge func(*call)) *call {
 	c := &call{what: what, p: p, from: w.s.seq, judge: judge}
 	for _, r := range w.requests() {
-		if r.gone {
+		if r.gone.Load() {
 			c.ghosts++
 		}
 	}
@@ -292,7 +293,7 @@ func (w *world) settle() {
 	for _, r := range w.requests() {
 		late := time.Since(r.sent) > buckets.RequestBound-2*slice
 		switch {
-		case r.gone && (late || w.own(r.bucket)):
+		case r.gone.Load() && (late || w.own(r.bucket)):
 			w.carryOut(r, nil)
 		case late && !harmless(r.operation):
 			w.refuse(r, &smithyhttp.RequestSendError{Err: errCut})
@@ -343,7 +344,7 @@ func (w *world) carryOut(r *request, lost error) {
 	synctest.Wait()
 	direct := []string{"PutBucketTagging", "DeleteBucket", "DeleteObjects", "AbortMultipartUpload"}
 	for _, next := range w.requests() {
-		if next.p == r.p && next.bucket == r.bucket && !next.gone && slices.Contains(direct, next.operation) {
+		if next.p == r.p && next.bucket == r.bucket && !next.gone.Load() && slices.Contains(direct, next.operation) {
 			w.carryOut(next, nil)
 		}
 	}
