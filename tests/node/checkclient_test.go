@@ -138,10 +138,10 @@ func TestACheckOfAClientThatNeverAnswers(t *testing.T) {
 backends:
   default: {endpoint: %q, region: %q, addressing: path}
 clients:
-  %s: {program: silent, fuse: argument, args: ["3600${fd}"], drain: exits, cache: none}
+  %s: {program: silent, fuse: argument, args: ["--unset=${prefix}", /usr/bin/sleep, "3600${fd}"], drain: exits, cache: none}
 `, e.Rig.S3.Endpoint, e.Rig.S3.Region, hostile)
 	began := time.Now()
-	s, code := e.report(e.checkClient(hostile, e.declared("sleep", hostile, config), "--step-timeout=2s"))
+	s, code := e.report(e.checkClient(hostile, e.declared("env", hostile, config), "--step-timeout=2s"))
 	if row := s.Rows[0]; code != 1 || row.Check != "clientMount" || row.Result != check.No || !strings.Contains(row.Why, "did not answer within 2s") {
 		t.Errorf("exit code %d, %+v", code, s.Rows)
 	}
