@@ -83,7 +83,8 @@ func (c *accessCheck) list(ctx context.Context, info BucketInfo) error {
 	if err != nil {
 		return err
 	}
-	_, err = client.ListObjectsV2(ctx, &s3.ListObjectsV2Input{Bucket: &info.Name, Prefix: Optional(c.prefix), MaxKeys: aws.Int32(1), EncodingType: types.EncodingTypeUrl})
+	_, err = client.ListObjectsV2(ctx, &s3.ListObjectsV2Input{Bucket: &info.Name, Prefix: Optional(c.prefix), MaxKeys: aws.Int32(1),
+		EncodingType: types.EncodingTypeUrl})
 	return err
 }
 
@@ -174,7 +175,8 @@ func (b *Buckets) proveScope(ctx context.Context, be Backend, keys credentials.K
 	var wg sync.WaitGroup
 	for i, list := range lists {
 		wg.Go(func() {
-			_, err := client.ListObjectsV2(ctx, &s3.ListObjectsV2Input{Bucket: &info.Name, Prefix: Optional(list), MaxKeys: aws.Int32(1), EncodingType: types.EncodingTypeUrl})
+			_, err := client.ListObjectsV2(ctx, &s3.ListObjectsV2Input{Bucket: &info.Name, Prefix: Optional(list), MaxKeys: aws.Int32(1),
+				EncodingType: types.EncodingTypeUrl})
 			all[i] = refused(be, err, "list "+info.Name+"/"+list)
 		})
 	}

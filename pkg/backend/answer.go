@@ -136,7 +136,8 @@ func meaningOf(code string) (meaning, bool) {
 		return meaning{fault.Precondition, "the bucket still has objects, versions or unfinished uploads"}, true
 	case "TooManyBuckets", "QuotaExceeded", "XMinioAdminBucketQuotaExceeded", "XMinioStorageFull", "ServiceQuotaExceededException":
 		return meaning{fault.Exhausted, ""}, true
-	case "PermanentRedirect", "TemporaryRedirect", "Redirect", "AuthorizationHeaderMalformed", "InvalidRegion", "IllegalLocationConstraintException", "InvalidLocationConstraint":
+	case "PermanentRedirect", "TemporaryRedirect", "Redirect", "AuthorizationHeaderMalformed", "InvalidRegion", "IllegalLocationConstraintException",
+		"InvalidLocationConstraint":
 		return meaning{fault.Precondition, adviceRegion}, true
 	case "SecondLevelDomainForbidden", "PathStyleDomainForbidden", "InvalidPathAccess", "VirtualHostDomainRequired": // OSS, COS, TOS, OBS
 		return meaning{fault.Precondition, "the service wants the bucket in the host name; set addressing: virtual on the backend"}, true

@@ -183,8 +183,10 @@ func (b Backend) Revision() string {
 	if b.Allow != nil {
 		allow = *b.Allow
 	}
-	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q %q %t %q %q %t %q %q %q %q %t %t %t %q %q %q %t %q %q %q %q %q %q %q %q %q %t %t %v %t", b.Name, b.Endpoint, b.Region, b.PathStyle, b.CAFile, b.caSum,
-		b.STS != nil, sts.Endpoint, sts.Region, sts.Kinds, sts.Audience, sts.RoleOptional, b.SingleController, b.AdoptUntaggedBuckets, b.ControllerCredentials, b.ExpectedBucketOwner,
+	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q %q %t %q %q %t %q %q %q %q %t %t %t %q %q %q %t %q %q %q %q %q %q %q %q %q %t %t %v %t", b.Name, b.Endpoint,
+		b.Region, b.PathStyle, b.CAFile, b.caSum,
+		b.STS != nil, sts.Endpoint, sts.Region, sts.Kinds, sts.Audience, sts.RoleOptional, b.SingleController, b.AdoptUntaggedBuckets, b.ControllerCredentials,
+		b.ExpectedBucketOwner,
 		b.Scope, b.Allow != nil, allow, b.WorkloadRoleARN, b.ControllerRoleARN, b.PodIdentityAgent, b.VolumeBuckets,
 		b.Proxy.URL, b.Proxy.CredentialsFile, b.Proxy.sum, b.DefaultClient, b.DualStack, b.FIPS, b.Requests, b.RelaxedBucketNames))
 	return hex.EncodeToString(sum[:16])
@@ -211,7 +213,8 @@ func (b Backend) ControllerKeys(secret credentials.Keys) (credentials.Keys, erro
 	}
 	if !secret.IsZero() {
 		return credentials.Keys{}, fault.Errorf(fault.Precondition, "the request has S3 keys in a secret, but %s uses the driver's own credentials; "+
-			"set controllerCredentials: secret for it in the driver's config file, or remove the secret from the volume (in Kubernetes: the provisioner secret of the StorageClass)", b)
+			"set controllerCredentials: secret for it in the driver's config file, or remove the secret from the volume (in Kubernetes: the provisioner secret of "+
+			"the StorageClass)", b)
 	}
 	return credentials.Keys{}, nil
 }

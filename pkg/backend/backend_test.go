@@ -14,7 +14,8 @@ import (
 func TestMountDigestNeverChanges(t *testing.T) {
 	for want, b := range map[string]Backend{
 		"v1:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855": {Name: "default"},
-		"v1:5b96c9906f1216b916228e37012cdfdbf845e5fc989fb99cef4fc535ca720358": {Name: "minio", Endpoint: "https://minio:9000", Region: "eu-west-1", PathStyle: true, CAFile: "/ca.pem", ca: "PEM"},
+		"v1:5b96c9906f1216b916228e37012cdfdbf845e5fc989fb99cef4fc535ca720358": {Name: "minio", Endpoint: "https://minio:9000", Region: "eu-west-1", PathStyle: true,
+			CAFile: "/ca.pem", ca: "PEM"},
 	} {
 		if got, err := b.MountDigest(); err != nil || got != want {
 			t.Errorf("%+v: %s, was %s, %v", b, got, want, err)
@@ -72,8 +73,9 @@ func every() (base Backend, others map[string]Backend, mount map[string]bool) {
 		change(&other)
 		others[name] = other
 	}
-	return base, others, map[string]bool{"Endpoint": true, "Region": true, "PathStyle": true, "CA": true, "Proxy": true, "Proxy.URL": true, "Proxy, credentials": true,
-		"DualStack": true, "FIPS": true, "Requests": true, "Requests, key": true, "Requests, payer": true}
+	return base, others, map[string]bool{"Endpoint": true, "Region": true, "PathStyle": true, "CA": true, "Proxy": true, "Proxy.URL": true,
+		"Proxy, credentials": true,
+		"DualStack":          true, "FIPS": true, "Requests": true, "Requests, key": true, "Requests, payer": true}
 }
 
 func TestARevisionIsOneSetOfSettings(t *testing.T) {

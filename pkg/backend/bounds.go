@@ -27,21 +27,22 @@ const (
 
 // BoundAnswers bounds what is read of each response, except the content of objects, whose readers have bounds of their own.
 func BoundAnswers(s *middleware.Stack) error {
-	return s.Deserialize.Add(middleware.DeserializeMiddlewareFunc("BoundAnswers", func(ctx context.Context, in middleware.DeserializeInput, next middleware.DeserializeHandler) (middleware.DeserializeOutput, middleware.Metadata, error) {
-		out, metadata, err := next.HandleDeserialize(ctx, in)
-		if resp, ok := out.RawResponse.(*smithyhttp.Response); ok && resp.Body != nil {
-			switch operation := middleware.GetOperationName(ctx); {
-			case resp.StatusCode >= 300:
-				resp.Body = &boundedBody{ReadCloser: resp.Body, left: maxErrorBody}
-			case operation == "GetObject":
-			case strings.HasPrefix(operation, "List"), operation == "DeleteObjects":
-				resp.Body = &boundedBody{ReadCloser: resp.Body, left: maxAnswer + entries(in.Request)*maxEntry}
-			default:
-				resp.Body = &boundedBody{ReadCloser: resp.Body, left: maxAnswer}
+	return s.Deserialize.Add(middleware.DeserializeMiddlewareFunc("BoundAnswers",
+		func(ctx context.Context, in middleware.DeserializeInput, next middleware.DeserializeHandler) (middleware.DeserializeOutput, middleware.Metadata, error) {
+			out, metadata, err := next.HandleDeserialize(ctx, in)
+			if resp, ok := out.RawResponse.(*smithyhttp.Response); ok && resp.Body != nil {
+				switch operation := middleware.GetOperationName(ctx); {
+				case resp.StatusCode >= 300:
+					resp.Body = &boundedBody{ReadCloser: resp.Body, left: maxErrorBody}
+				case operation == "GetObject":
+				case strings.HasPrefix(operation, "List"), operation == "DeleteObjects":
+					resp.Body = &boundedBody{ReadCloser: resp.Body, left: maxAnswer + entries(in.Request)*maxEntry}
+				default:
+					resp.Body = &boundedBody{ReadCloser: resp.Body, left: maxAnswer}
+				}
 			}
-		}
-		return out, metadata, err
-	}), middleware.After)
+			return out, metadata, err
+		}), middleware.After)
 }
 
 // entries returns how many entries a request for a listing allows.

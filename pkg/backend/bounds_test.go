@@ -176,7 +176,8 @@ func TestAnswers_ContentOfObjectsHasNoBound(t *testing.T) {
 
 // The longest keys in the longest encoding, a thousand of them.
 func TestAnswers_LongestListingIsRead(t *testing.T) {
-	entry := "<Contents><Key>" + strings.Repeat("&#xd;", 1024) + "</Key><ETag>&quot;d41d8cd98f00b204e9800998ecf8427e&quot;</ETag><Size>1</Size><StorageClass>STANDARD</StorageClass>" +
+	entry := "<Contents><Key>" + strings.Repeat("&#xd;",
+		1024) + "</Key><ETag>&quot;d41d8cd98f00b204e9800998ecf8427e&quot;</ETag><Size>1</Size><StorageClass>STANDARD</StorageClass>" +
 		"<Owner><ID>" + strings.Repeat("a", 64) + "</ID><DisplayName>somebody</DisplayName></Owner><LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
 	_, clients, be := serve(t, func(w http.ResponseWriter, _ *http.Request) {
 		say(w, "%s", listing+strings.Repeat(entry, 1000)+"</ListBucketResult>")

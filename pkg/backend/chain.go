@@ -45,8 +45,10 @@ func (p chain) Retrieve(ctx context.Context) (aws.Credentials, error) {
 	case tokenServiceFailed(err):
 		return aws.Credentials{}, fault.Errorf(fault.Unavailable, "get the driver's own AWS credentials: the service that issues them failed: %w", err)
 	}
-	return aws.Credentials{}, fault.Errorf(fault.Unauthenticated, "the driver has no AWS credentials of its own; supply some (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "+
-		"a role for its service account, an instance profile), or give the volume a secret and, for the controller, set controllerCredentials: secret on the backend: %w", err)
+	return aws.Credentials{}, fault.Errorf(fault.Unauthenticated, "the driver has no AWS credentials of its own; supply some (AWS_ACCESS_KEY_ID and "+
+		"AWS_SECRET_ACCESS_KEY, "+
+		"a role for its service account, an instance profile), or give the volume a secret and, for the controller, set controllerCredentials: secret on the "+
+		"backend: %w", err)
 }
 
 // tokenServiceFailed reports whether a credential service that the environment names did not respond. The instance metadata

@@ -25,27 +25,31 @@ backends:
 		value   string
 		want    []string // parts of the error; nil: it is true
 	}{
-		"the very endpoint":                {"yandex", volume.ClaimEndpoint, "https://storage.yandexcloud.net", nil},
-		"a slash at its end":               {"yandex", volume.ClaimEndpoint, "https://storage.yandexcloud.net/", nil},
-		"its default port":                 {"yandex", volume.ClaimEndpoint, "https://storage.yandexcloud.net:443", nil},
-		"no default port":                  {"garage", volume.ClaimEndpoint, "https://garage.example", nil},
-		"capitals":                         {"minio", volume.ClaimEndpoint, "HTTP://minio.storage.SVC:9000", nil},
-		"another backend's":                {"minio", volume.ClaimEndpoint, "https://storage.yandexcloud.net", []string{"secrets.x: ", "set backend: yandex", "http://minio.storage.svc:9000"}},
-		"unknown":                          {"minio", volume.ClaimEndpoint, "https://s3.example", []string{"declare a backend with endpoint: https://s3.example", "backend minio"}},
-		"unknown, of AWS":                  {"default", volume.ClaimEndpoint, "https://s3.example", []string{"declare a backend with endpoint: https://s3.example", "backend default (AWS)"}},
-		"another port":                     {"minio", volume.ClaimEndpoint, "http://minio.storage.svc:9001", []string{"declare a backend"}},
-		"another scheme":                   {"yandex", volume.ClaimEndpoint, "http://storage.yandexcloud.net", []string{"declare a backend"}},
-		"a host that begins the same":      {"yandex", volume.ClaimEndpoint, "https://storage.yandexcloud.net.evil.example", []string{"declare a backend"}},
-		"a password":                       {"yandex", volume.ClaimEndpoint, "https://user:hidden@storage.yandexcloud.net", []string{"must be http"}},
-		"a path":                           {"yandex", volume.ClaimEndpoint, "https://storage.yandexcloud.net/hidden", []string{"must be http"}},
-		"no scheme":                        {"yandex", volume.ClaimEndpoint, "storage.yandexcloud.net", []string{"https://"}},
-		"nothing":                          {"yandex", volume.ClaimEndpoint, "", []string{"https://"}},
-		"AWS's of the region":              {"default", volume.ClaimEndpoint, "https://s3.eu-central-1.amazonaws.com", nil},
-		"AWS's of another region":          {"default", volume.ClaimEndpoint, "https://s3.us-west-2.amazonaws.com/", nil},
-		"AWS's old one":                    {"default", volume.ClaimEndpoint, "https://s3-us-west-2.amazonaws.com", nil},
-		"AWS's global one":                 {"default", volume.ClaimEndpoint, "https://s3.amazonaws.com", nil},
-		"AWS's without TLS":                {"default", volume.ClaimEndpoint, "http://s3.amazonaws.com", []string{"declare a backend"}},
-		"AWS's of one network":             {"default", volume.ClaimEndpoint, "https://bucket.vpce-1a2b3c4d-5e6f.s3.us-east-1.vpce.amazonaws.com", []string{"declare a backend"}},
+		"the very endpoint":  {"yandex", volume.ClaimEndpoint, "https://storage.yandexcloud.net", nil},
+		"a slash at its end": {"yandex", volume.ClaimEndpoint, "https://storage.yandexcloud.net/", nil},
+		"its default port":   {"yandex", volume.ClaimEndpoint, "https://storage.yandexcloud.net:443", nil},
+		"no default port":    {"garage", volume.ClaimEndpoint, "https://garage.example", nil},
+		"capitals":           {"minio", volume.ClaimEndpoint, "HTTP://minio.storage.SVC:9000", nil},
+		"another backend's": {"minio", volume.ClaimEndpoint, "https://storage.yandexcloud.net",
+			[]string{"secrets.x: ", "set backend: yandex", "http://minio.storage.svc:9000"}},
+		"unknown": {"minio", volume.ClaimEndpoint, "https://s3.example",
+			[]string{"declare a backend with endpoint: https://s3.example", "backend minio"}},
+		"unknown, of AWS": {"default", volume.ClaimEndpoint, "https://s3.example",
+			[]string{"declare a backend with endpoint: https://s3.example", "backend default (AWS)"}},
+		"another port":                {"minio", volume.ClaimEndpoint, "http://minio.storage.svc:9001", []string{"declare a backend"}},
+		"another scheme":              {"yandex", volume.ClaimEndpoint, "http://storage.yandexcloud.net", []string{"declare a backend"}},
+		"a host that begins the same": {"yandex", volume.ClaimEndpoint, "https://storage.yandexcloud.net.evil.example", []string{"declare a backend"}},
+		"a password":                  {"yandex", volume.ClaimEndpoint, "https://user:hidden@storage.yandexcloud.net", []string{"must be http"}},
+		"a path":                      {"yandex", volume.ClaimEndpoint, "https://storage.yandexcloud.net/hidden", []string{"must be http"}},
+		"no scheme":                   {"yandex", volume.ClaimEndpoint, "storage.yandexcloud.net", []string{"https://"}},
+		"nothing":                     {"yandex", volume.ClaimEndpoint, "", []string{"https://"}},
+		"AWS's of the region":         {"default", volume.ClaimEndpoint, "https://s3.eu-central-1.amazonaws.com", nil},
+		"AWS's of another region":     {"default", volume.ClaimEndpoint, "https://s3.us-west-2.amazonaws.com/", nil},
+		"AWS's old one":               {"default", volume.ClaimEndpoint, "https://s3-us-west-2.amazonaws.com", nil},
+		"AWS's global one":            {"default", volume.ClaimEndpoint, "https://s3.amazonaws.com", nil},
+		"AWS's without TLS":           {"default", volume.ClaimEndpoint, "http://s3.amazonaws.com", []string{"declare a backend"}},
+		"AWS's of one network": {"default", volume.ClaimEndpoint, "https://bucket.vpce-1a2b3c4d-5e6f.s3.us-east-1.vpce.amazonaws.com",
+			[]string{"declare a backend"}},
 		"AWS's with FIPS":                  {"default", volume.ClaimEndpoint, "https://s3-fips.us-east-1.amazonaws.com", []string{"declare a backend"}},
 		"a host that ends like AWS's":      {"default", volume.ClaimEndpoint, "https://s3.evilamazonaws.com", []string{"declare a backend"}},
 		"a host that begins like AWS's":    {"default", volume.ClaimEndpoint, "https://s3.us-east-1.amazonaws.com.evil.example", []string{"declare a backend"}},
@@ -91,12 +95,14 @@ backends:
 		})
 	}
 	check(t, config.CheckClaims("gone", nil))
-	err = config.CheckClaims("minio", []volume.Claim{{Kind: volume.ClaimRegion, Value: "us-east-1"}, {Kind: volume.ClaimEndpoint, Field: "second", Value: "https://s3.example"}})
+	err = config.CheckClaims("minio", []volume.Claim{{Kind: volume.ClaimRegion, Value: "us-east-1"},
+		{Kind: volume.ClaimEndpoint, Field: "second", Value: "https://s3.example"}})
 	wantText(t, err, "second: ")
 }
 
 func FuzzClaimedEndpoint(f *testing.F) {
-	for _, s := range []string{"https://s3.example", "https://S3.example:443/", "https://s3.us-east-1.amazonaws.com", "http://u:p@s3.example", "https://s3.example\x00", "//s3.example", "https://[::1]:9"} {
+	for _, s := range []string{"https://s3.example", "https://S3.example:443/", "https://s3.us-east-1.amazonaws.com", "http://u:p@s3.example",
+		"https://s3.example\x00", "//s3.example", "https://[::1]:9"} {
 		f.Add(s)
 	}
 	config, err := ParseConfig([]byte(`backends: {other: {endpoint: "https://s3.example"}}`), "us-east-1", "")

@@ -218,7 +218,8 @@ func (c *Clients) BucketWith(ctx context.Context, b Backend, source KeySource, i
 	return c.s3(ctx, b, source, info.Region, b.Requests.headers(info.Owner))
 }
 
-func (c *Clients) s3(ctx context.Context, b Backend, provider aws.CredentialsProvider, region string, headers func(*middleware.Stack) error) (*s3.Client, error) {
+func (c *Clients) s3(ctx context.Context, b Backend, provider aws.CredentialsProvider, region string, headers func(*middleware.Stack) error) (*s3.Client,
+	error) {
 	svc, err := c.service(b)
 	if err != nil {
 		return nil, err

@@ -40,8 +40,10 @@ backends:
 	}
 	want := []Backend{
 		{Name: "default", Region: "eu-central-1", ControllerCredentials: credentials.SourceDriver},
-		{Name: "minio", Endpoint: "https://minio.storage.svc:9000", Region: "us-east-1", CAFile: "/etc/ca.pem", STS: &STS{Region: "eu-west-1"}, SingleController: true,
-			AdoptUntaggedBuckets: true, ControllerCredentials: credentials.SourceSecret, ExpectedBucketOwner: "012345678901", VolumeBuckets: []string{"shared", "pvc-*"}},
+		{Name: "minio", Endpoint: "https://minio.storage.svc:9000", Region: "us-east-1", CAFile: "/etc/ca.pem", STS: &STS{Region: "eu-west-1"},
+			SingleController:     true,
+			AdoptUntaggedBuckets: true, ControllerCredentials: credentials.SourceSecret, ExpectedBucketOwner: "012345678901",
+			VolumeBuckets: []string{"shared", "pvc-*"}},
 		{Name: "plain", Endpoint: "http://10.0.0.1:9000", PathStyle: true, ControllerCredentials: credentials.SourceDriver},
 	}
 	if got := cfg.Backends(); !reflect.DeepEqual(got, want) {
@@ -72,10 +74,11 @@ func TestDefaultBackendComesFromTheEnvironmentAndTheFileOverridesIt(t *testing.T
 		file, region, endpoint string
 		want                   Backend
 	}{
-		"nothing":               {"", "", "", Backend{}},
-		"only comments":         {"# empty\n", "eu-west-1", "", Backend{Region: "eu-west-1"}},
-		"environment":           {"", "eu-west-1", "http://localhost:9000", Backend{Region: "eu-west-1", Endpoint: "http://localhost:9000", PathStyle: true}},
-		"file wins, by the key": {"backends: {default: {region: eu-west-2}}", "eu-west-1", "http://localhost:9000", Backend{Region: "eu-west-2", Endpoint: "http://localhost:9000", PathStyle: true}},
+		"nothing":       {"", "", "", Backend{}},
+		"only comments": {"# empty\n", "eu-west-1", "", Backend{Region: "eu-west-1"}},
+		"environment":   {"", "eu-west-1", "http://localhost:9000", Backend{Region: "eu-west-1", Endpoint: "http://localhost:9000", PathStyle: true}},
+		"file wins, by the key": {"backends: {default: {region: eu-west-2}}", "eu-west-1", "http://localhost:9000",
+			Backend{Region: "eu-west-2", Endpoint: "http://localhost:9000", PathStyle: true}},
 		"a bad value that does not count": {"backends: {default: {endpoint: 'https://a'}}", "", "ftp://nowhere",
 			Backend{Endpoint: "https://a", PathStyle: true}},
 		"path style on AWS": {"backends: {default: {addressing: path}}", "", "", Backend{PathStyle: true}},
@@ -224,8 +227,10 @@ func TestControllerKeysNeverComeFromTheOtherSource(t *testing.T) {
 func FuzzParseConfig(f *testing.F) {
 	f.Add("backends: {minio: {endpoint: 'https://a', sts: {}, region: x}}", "eu-west-1", "http://localhost:9000")
 	f.Add("backends:\n  a: {expectedBucketOwner: '123456789012', addressing: path, caFile: /dev/zero}\n", "", "")
-	f.Add("backends: {a: {endpoint: 'http://a', sts: {kinds: [assumeRole], audience: x, roleOptional: true}, scope: auto, allow: [{namespaces: ['*'], roles: ['arn:*']}]}}", "", "")
-	f.Add("backends: {default: {workloadRoleARN: 'arn:aws:iam::111122223333:role/${pod.namespace}', podIdentityAgent: 'http://[fd00:ec2::23]/v1/credentials'}}", "", "")
+	f.Add("backends: {a: {endpoint: 'http://a', sts: {kinds: [assumeRole], audience: x, roleOptional: true}, scope: auto, allow: [{namespaces: ['*'], roles: "+
+		"['arn:*']}]}}", "", "")
+	f.Add("backends: {default: {workloadRoleARN: 'arn:aws:iam::111122223333:role/${pod.namespace}', podIdentityAgent: 'http://[fd00:ec2::23]/v1/credentials'}}",
+		"", "")
 	f.Add("backends: {a: &x {b: *x}}", "a/b", "http://u:p@h")
 	f.Add("---\nbackends: null\n...\n", "-", "https://[::1]:9000/")
 	f.Add("{\"backends\": {\"default\": {\"endpoint\": \"http://a:b\"}}}", "", "http://%zz")
@@ -334,12 +339,17 @@ func TestClientsAreDeclaredInTheFile(t *testing.T) {
 
 func TestEndpoints_AreHonouredOrRefused(t *testing.T) {
 	for endpoint, want := range map[string]string{
-		"https://s3.example.com": "https://s3.example.com", "HTTPS://S3.Example.COM/": "https://s3.example.com", "http://h:9000/": "http://h:9000", "https://h:443": "https://h:443", "https://h:": "https://h",
-		"http://[::1]:9000": "http://[::1]:9000", "https://[2001:DB8::1]": "https://[2001:db8::1]", "https://10.0.0.1:1": "https://10.0.0.1:1", "https://xn--mnchen-3ya.example": "https://xn--mnchen-3ya.example",
-		"https://minio_1": "https://minio_1", "https://h.": "https://h.",
-		"https://h:0": "", "https://h:65536": "", "https://h:08443": "", "https://h:-1": "", "https://h:https": "", "https://münchen.example": "", "http://[::1": "", "http://::1": "", "http://[fe80::1%25eth0]": "",
-		"https://user:canary@h": "", "https://h/path": "", "https://h//": "", "https://h?": "", "https://h?x": "", "https://h#": "", " https://h": "", "https://h ": "", "h": "", "h:9000": "", "//h": "", "https:h": "",
-		"https:///h": "", "s3://h": "", "https://h\n": "", "https://-h": "", "https://h..x": "", "https://.": "", "https://a b": "", "https://[h]": "", "https://*.h": "",
+		"https://s3.example.com": "https://s3.example.com", "HTTPS://S3.Example.COM/": "https://s3.example.com", "http://h:9000/": "http://h:9000",
+		"https://h:443": "https://h:443", "https://h:": "https://h",
+		"http://[::1]:9000": "http://[::1]:9000", "https://[2001:DB8::1]": "https://[2001:db8::1]", "https://10.0.0.1:1": "https://10.0.0.1:1",
+		"https://xn--mnchen-3ya.example": "https://xn--mnchen-3ya.example",
+		"https://minio_1":                "https://minio_1", "https://h.": "https://h.",
+		"https://h:0": "", "https://h:65536": "", "https://h:08443": "", "https://h:-1": "", "https://h:https": "", "https://münchen.example": "",
+		"http://[::1": "", "http://::1": "", "http://[fe80::1%25eth0]": "",
+		"https://user:canary@h": "", "https://h/path": "", "https://h//": "", "https://h?": "", "https://h?x": "", "https://h#": "", " https://h": "",
+		"https://h ": "", "h": "", "h:9000": "", "//h": "", "https:h": "",
+		"https:///h": "", "s3://h": "", "https://h\n": "", "https://-h": "", "https://h..x": "", "https://.": "", "https://a b": "", "https://[h]": "",
+		"https://*.h": "",
 	} {
 		got, err := checkEndpoint("backends.b.endpoint", endpoint)
 		if want != "" && (err != nil || got != want) {

@@ -175,7 +175,8 @@ func TestTheAccountOfASessionIsNotAskedForAgain(t *testing.T) {
 
 func TestSTSService_HasTheSettingsOfTheBackend(t *testing.T) {
 	hermetic(t)
-	cfg, err := ParseConfig([]byte("backends: {default: {region: eu-west-1, fips: true, dualStack: true, sts: {region: eu-west-2}}, minio: {endpoint: 'http://minio:1'}, far: {endpoint: 'http://s3:1', sts: {endpoint: 'http://sts:1'}}}"), "", "")
+	cfg, err := ParseConfig([]byte("backends: {default: {region: eu-west-1, fips: true, dualStack: true, sts: {region: eu-west-2}}, minio: {endpoint: "+
+		"'http://minio:1'}, far: {endpoint: 'http://s3:1', sts: {endpoint: 'http://sts:1'}}}"), "", "")
 	check(t, err)
 	at := map[string]string{"default": "https://sts-fips.eu-west-2.api.aws", "minio": "http://minio:1", "far": "http://sts:1"}
 	for name, want := range map[string]credentials.STSService{

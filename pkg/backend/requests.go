@@ -111,7 +111,8 @@ func (b Backend) CheckClient(cl client.Client, bucket string, options []volume.O
 		}
 		for _, o := range options {
 			if o.Name == "transfer-acceleration" && isOn(o) || o.Name == optionDualStack && isOn(o) != b.DualStack {
-				return fault.Errorf(fault.Precondition, "%s: the mount option %s cannot be combined with dualStack and fips of the backend; remove the option, or set dualStack there", b, o)
+				return fault.Errorf(fault.Precondition, "%s: the mount option %s cannot be combined with dualStack and fips of the backend; remove the option, or set "+
+					"dualStack there", b, o)
 			}
 		}
 	}
@@ -124,7 +125,8 @@ func (b Backend) CheckClient(cl client.Client, bucket string, options []volume.O
 // headers adds the headers of the settings, and the one with which S3 refuses (403) buckets of other accounts than owner, to every request
 // that they are for. The SDK has them as inputs of each operation. They are set before signing.
 func (r Requests) headers(owner string) func(*middleware.Stack) error {
-	add := middleware.BuildMiddlewareFunc("RequestSettings", func(ctx context.Context, in middleware.BuildInput, next middleware.BuildHandler) (middleware.BuildOutput, middleware.Metadata, error) {
+	add := middleware.BuildMiddlewareFunc("RequestSettings", func(ctx context.Context, in middleware.BuildInput,
+		next middleware.BuildHandler) (middleware.BuildOutput, middleware.Metadata, error) {
 		if req, ok := in.Request.(*smithyhttp.Request); ok {
 			set(req.Header, "X-Amz-Expected-Bucket-Owner", owner)
 			if r.RequesterPays {
@@ -178,7 +180,8 @@ func (f fileBackend) requests(b *Backend, place func(key string) string) error {
 func unsigned(s *middleware.Stack) error {
 	headers := []string{"Accept-Encoding", "Amz-Sdk-Invocation-Id", "Amz-Sdk-Request"}
 	type keptHeaders struct{}
-	hide := middleware.FinalizeMiddlewareFunc("HideFromSignature", func(ctx context.Context, in middleware.FinalizeInput, next middleware.FinalizeHandler) (middleware.FinalizeOutput, middleware.Metadata, error) {
+	hide := middleware.FinalizeMiddlewareFunc("HideFromSignature", func(ctx context.Context, in middleware.FinalizeInput,
+		next middleware.FinalizeHandler) (middleware.FinalizeOutput, middleware.Metadata, error) {
 		if req, ok := in.Request.(*smithyhttp.Request); ok {
 			kept := http.Header{}
 			for _, name := range headers {
@@ -189,7 +192,8 @@ func unsigned(s *middleware.Stack) error {
 		}
 		return next.HandleFinalize(ctx, in)
 	})
-	show := middleware.FinalizeMiddlewareFunc("ShowAfterSignature", func(ctx context.Context, in middleware.FinalizeInput, next middleware.FinalizeHandler) (middleware.FinalizeOutput, middleware.Metadata, error) {
+	show := middleware.FinalizeMiddlewareFunc("ShowAfterSignature", func(ctx context.Context, in middleware.FinalizeInput,
+		next middleware.FinalizeHandler) (middleware.FinalizeOutput, middleware.Metadata, error) {
 		if req, ok := in.Request.(*smithyhttp.Request); ok {
 			kept, _ := middleware.GetStackValue(ctx, keptHeaders{}).(http.Header)
 			for name, values := range kept {

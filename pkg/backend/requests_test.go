@@ -136,9 +136,11 @@ func TestRequests_ClientsGetTheBackendsSettings(t *testing.T) {
 		want    string
 		kind    fault.Kind
 	}{
-		"nothing":                {"", "rclone", []string{"sse=AES256"}, "sse=AES256", fault.Unknown},
-		"encryption":             {"sse: {algorithm: AES256}, requesterPays: true", "mountpoint-s3", []string{"debug"}, "debug requester-pays sse=AES256", fault.Unknown},
-		"volume's own":           {"sse: {algorithm: 'aws:kms', kmsKeyID: 'arn:aws:kms:eu-west-1:111122223333:key/a'}", "rclone", []string{"sse=AES256"}, "sse=AES256", fault.Unknown},
+		"nothing": {"", "rclone", []string{"sse=AES256"}, "sse=AES256", fault.Unknown},
+		"encryption": {"sse: {algorithm: AES256}, requesterPays: true", "mountpoint-s3", []string{"debug"}, "debug requester-pays sse=AES256",
+			fault.Unknown},
+		"volume's own": {"sse: {algorithm: 'aws:kms', kmsKeyID: 'arn:aws:kms:eu-west-1:111122223333:key/a'}", "rclone", []string{"sse=AES256"},
+			"sse=AES256", fault.Unknown},
 		"unknown to the client":  {"sse: {algorithm: 'aws:kms:dsse'}", "rclone", nil, "sse=aws:kms:dsse", fault.Precondition},
 		"requests are not paid":  {"requesterPays: true", "rclone", nil, "requester-pays", fault.Precondition},
 		"dual stack":             {"dualStack: true", "mountpoint-s3", []string{"dual-stack"}, "", fault.Unknown},
@@ -177,10 +179,11 @@ func TestEndpoints_OfAWSAreTheSameForDriverAndClients(t *testing.T) {
 	t.Setenv("AWS_USE_FIPS_ENDPOINT", "true")
 	t.Setenv("AWS_USE_DUALSTACK_ENDPOINT", "true")
 	for extra, want := range map[string][3]string{
-		"":                            {"s3.eu-west-1.amazonaws.com", "sts.eu-west-1.amazonaws.com", ""},
-		"dualStack: true":             {"s3.dualstack.eu-west-1.amazonaws.com", "sts.eu-west-1.api.aws", "https://s3.dualstack.eu-west-1.amazonaws.com"},
-		"fips: true":                  {"s3-fips.eu-west-1.amazonaws.com", "sts-fips.eu-west-1.amazonaws.com", "https://s3-fips.eu-west-1.amazonaws.com"},
-		"dualStack: true, fips: true": {"s3-fips.dualstack.eu-west-1.amazonaws.com", "sts-fips.eu-west-1.api.aws", "https://s3-fips.dualstack.eu-west-1.amazonaws.com"},
+		"":                {"s3.eu-west-1.amazonaws.com", "sts.eu-west-1.amazonaws.com", ""},
+		"dualStack: true": {"s3.dualstack.eu-west-1.amazonaws.com", "sts.eu-west-1.api.aws", "https://s3.dualstack.eu-west-1.amazonaws.com"},
+		"fips: true":      {"s3-fips.eu-west-1.amazonaws.com", "sts-fips.eu-west-1.amazonaws.com", "https://s3-fips.eu-west-1.amazonaws.com"},
+		"dualStack: true, fips: true": {"s3-fips.dualstack.eu-west-1.amazonaws.com", "sts-fips.eu-west-1.api.aws",
+			"https://s3-fips.dualstack.eu-west-1.amazonaws.com"},
 	} {
 		cfg, err := ParseConfig([]byte("backends:\n  default: {"+extra+"}\n"), "eu-west-1", "")
 		if err != nil {
@@ -212,7 +215,8 @@ func TestEndpoints_OfAWSAreTheSameForDriverAndClients(t *testing.T) {
 }
 
 func TestBucketNames_AreTheBackends(t *testing.T) {
-	cfg, err := ParseConfig([]byte("backends:\n  strict: {endpoint: 'https://s3.example'}\n  relaxed: {endpoint: 'https://s3.example', bucketNames: relaxed, volumeBuckets: [My_bucket]}\n"), "", "")
+	cfg, err := ParseConfig([]byte("backends:\n  strict: {endpoint: 'https://s3.example'}\n  relaxed: {endpoint: 'https://s3.example', bucketNames: relaxed, "+
+		"volumeBuckets: [My_bucket]}\n"), "", "")
 	if err != nil {
 		t.Fatal(err)
 	}

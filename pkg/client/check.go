@@ -76,11 +76,13 @@ func (c Client) CheckVolume(v Volume) error {
 	}
 	for _, name := range c.ignores {
 		if set[name] {
-			return fault.Field(v.Place+"."+name, "client %s cannot honour it, because its declaration in the driver's config file has no argument for it; use another client", c.Name)
+			return fault.Field(v.Place+"."+name, "client %s cannot honour it, because its declaration in the driver's config file has no argument for it; use "+
+				"another client", c.Name)
 		}
 	}
 	if a.GID == nil && v.Group != nil && *v.Group < c.MinOwner {
-		return fault.Field("volume_capability.mount.volume_mount_group", "client %s does not support group %d (in Kubernetes: the pod's fsGroup); set gid of the volume, or use another client", c.Name, *v.Group)
+		return fault.Field("volume_capability.mount.volume_mount_group",
+			"client %s does not support group %d (in Kubernetes: the pod's fsGroup); set gid of the volume, or use another client", c.Name, *v.Group)
 	}
 	if err := c.CheckOwner(a.UID, a.GID, v.Place); err != nil {
 		return err
@@ -176,12 +178,13 @@ type Share struct {
 	Tasks     uint64 // processes and threads
 }
 
-// CheckInline refuses settings of inline volumes that authors of PersistentVolumes may use and authors of pods may not: limits
-// above the share, a cache larger than DefaultCacheSize, verbose logs, and clients that are not for pods' authors. Options have passed Check and attributes CheckLimits.
-// The error is Denied and names "volume_context.memoryLimit" and so on, or "mountOptions".
+// CheckInline refuses settings of inline volumes that authors of PersistentVolumes may use and authors of pods may not: limits above the share,
+// a cache larger than DefaultCacheSize, verbose logs, and clients that are not for pods' authors. Options have passed Check and attributes
+// CheckLimits. The error is Denied and names "volume_context.memoryLimit" and so on, or "mountOptions".
 func (c Client) CheckInline(a volume.Attributes, options []volume.Option, share Share) error {
 	if c.NoInline {
-		return fault.Errorf(fault.Denied, "volume_context.client: client %s is not allowed for inline volumes; use a PersistentVolumeClaim, or set inline: true in its declaration in the driver's config file", c.Name)
+		return fault.Errorf(fault.Denied, "volume_context.client: client %s is not allowed for inline volumes; use a PersistentVolumeClaim, or set inline: true "+
+			"in its declaration in the driver's config file", c.Name)
 	}
 	memory := share.Memory
 	if memory != 0 {
@@ -202,11 +205,13 @@ func (c Client) CheckInline(a volume.Attributes, options []volume.Option, share 
 		{"mountOptions", "a cache of ", c.cacheOf(options), volume.DefaultCacheSize, volume.FormatQuantity, cache},
 	} {
 		if l.most != 0 && l.asks > l.most {
-			return fault.Errorf(fault.Denied, "%s: %s%s is more than the %s allowed for an inline volume (%s); reduce it or use a PersistentVolumeClaim", l.field, l.what, l.format(l.asks), l.format(l.most), l.says)
+			return fault.Errorf(fault.Denied, "%s: %s%s is more than the %s allowed for an inline volume (%s); reduce it or use a PersistentVolumeClaim", l.field,
+				l.what, l.format(l.asks), l.format(l.most), l.says)
 		}
 	}
 	if a.Usage != 0 {
-		return fault.Errorf(fault.Denied, "volume_context.usage: not allowed for an inline volume, because each pod's volume would be listed on its own; use a PersistentVolumeClaim")
+		return fault.Errorf(fault.Denied, "volume_context.usage: not allowed for an inline volume, because each pod's volume would be listed on its own; use a "+
+			"PersistentVolumeClaim")
 	}
 	for _, name := range c.logging {
 		if o, given := find(options, name); given && on(o) {

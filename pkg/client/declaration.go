@@ -128,10 +128,12 @@ func reserved() map[string]string {
 	refuse(refused, "the driver sets the endpoint, addressing style, region and CA of the backend", "endpoint", "endpoint-url", "url", "region", "ca-bundle",
 		"ca-file", "path-style", "force-path-style", "use-path-request-style", "no-check-certificate")
 	refuse(refused, "set proxy of the backend", "proxy", "http-proxy", "https-proxy")
-	refuse(refused, "the driver serves the credentials", "credentials", "profile", "access-key-id", "secret-access-key", "passwd-file", "no-sign-request", "iam", "env-auth", "config")
+	refuse(refused, "the driver serves the credentials", "credentials", "profile", "access-key-id", "secret-access-key", "passwd-file", "no-sign-request", "iam",
+		"env-auth", "config")
 	refuse(refused, "the driver sets it for every mount", "allow-other", "allow-root", "auto-unmount", "foreground", "daemon", "f", "fuse-fd", "user-agent")
 	refuse(refused, "clients write no log files; the helper logs their output", "log-file", "logfile", "log-directory", "log-dir")
-	refuse(refused, "use the volume parameters cache and cacheSize; the driver chooses the cache directory", "cache", "cache-dir", "use-cache", "temp-dir", "tmpdir")
+	refuse(refused, "use the volume parameters cache and cacheSize; the driver chooses the cache directory", "cache", "cache-dir", "use-cache", "temp-dir",
+		"tmpdir")
 	refuse(refused, "use readOnly of the volume or of the pod's volume mount", "read-only", "ro")
 	return refused
 }
@@ -177,7 +179,8 @@ func (d Declaration) Client(name, place string) (Client, error) {
 		}
 	}
 	if c.StaticKeys && c.WriteBack {
-		return Client{}, fault.Field(at("cache"), "must be none or copies with credentials: static: a client with unsent files cannot be replaced when its keys change")
+		return Client{}, fault.Field(at("cache"), "must be none or copies with credentials: static: a client with unsent files cannot be replaced when its keys "+
+			"change")
 	}
 	if err := d.limits(&c, at); err != nil {
 		return Client{}, err
@@ -191,7 +194,8 @@ func (d Declaration) Client(name, place string) (Client, error) {
 	for _, option := range slices.Sorted(maps.Keys(d.Options)) {
 		o := d.Options[option]
 		if !optionName.MatchString(option) {
-			return Client{}, fault.Field(at("options."+clip(option)), "is not an option's name: at most 64 of a-z, 0-9 and -, not - at the start or end, without the dashes before it")
+			return Client{}, fault.Field(at("options."+clip(option)), "is not an option's name: at most 64 of a-z, 0-9 and -, not - at the start or end, without the "+
+				"dashes before it")
 		}
 		if reason, ok := c.Refused[option]; ok {
 			return Client{}, fault.Field(at("options."+option), "cannot be declared: %s", reason)
@@ -280,7 +284,8 @@ func (d Declaration) checkArguments(at func(string) string) (used map[string]boo
 
 // ignores returns the attributes for which there is no argument.
 func (d Declaration) ignores(used map[string]bool) (attributes []string) {
-	for placeholder, attribute := range map[string]string{"prefix": "prefix", "uid": "uid", "gid": "gid", "dirMode": "dirMode", "fileMode": "fileMode", "cacheMiB": "cacheSize"} {
+	for placeholder, attribute := range map[string]string{"prefix": "prefix", "uid": "uid", "gid": "gid", "dirMode": "dirMode", "fileMode": "fileMode",
+		"cacheMiB": "cacheSize"} {
 		if !used[placeholder] {
 			attributes = append(attributes, attribute)
 		}
@@ -461,7 +466,8 @@ func (d Declaration) command(arguments map[string]string, in Invocation) Command
 			when bool
 			args []string
 		}{
-			{in.ReadOnly, d.ArgsIf.ReadOnly}, {in.Endpoint != "", d.ArgsIf.Endpoint}, {in.CAFile != "", d.ArgsIf.CAFile}, {in.PathStyle, d.ArgsIf.PathStyle}, {in.Cache, d.ArgsIf.Cache},
+			{in.ReadOnly, d.ArgsIf.ReadOnly}, {in.Endpoint != "", d.ArgsIf.Endpoint}, {in.CAFile != "", d.ArgsIf.CAFile}, {in.PathStyle, d.ArgsIf.PathStyle},
+			{in.Cache, d.ArgsIf.Cache},
 			{in.Consistency == volume.ConsistencyRelaxed, d.ArgsIf.Relaxed},
 		} {
 			if list.when {

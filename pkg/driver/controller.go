@@ -165,14 +165,16 @@ func (c *Controller) parseCreate(req *csi.CreateVolumeRequest) (NewVolume, error
 	if v.Parameters.Node.Snapshot != "" {
 		for i, capability := range req.GetVolumeCapabilities() {
 			if !readOnlyMode(capability) {
-				return v, fault.Field(fmt.Sprintf("volume_capabilities[%d].access_mode", i), "must be read-only (in Kubernetes: ReadOnlyMany), because the volume is a snapshot (snapshotAccess: direct)")
+				return v, fault.Field(fmt.Sprintf("volume_capabilities[%d].access_mode", i), "must be read-only (in Kubernetes: ReadOnlyMany), because the volume is a "+
+					"snapshot (snapshotAccess: direct)")
 			}
 		}
 	}
 	if err := c.backends.CheckClaims(v.Parameters.Backend, v.Parameters.Claims); err != nil {
 		return v, err
 	}
-	if v.Options, err = c.clientOptions(volume.ID{Backend: v.Parameters.Backend, Prefix: v.Parameters.VolumePrefix(v.Name, 1)}, v.Parameters.Node, req.GetVolumeCapabilities()); err != nil {
+	if v.Options, err = c.clientOptions(volume.ID{Backend: v.Parameters.Backend, Prefix: v.Parameters.VolumePrefix(v.Name, 1)}, v.Parameters.Node,
+		req.GetVolumeCapabilities()); err != nil {
 		return v, err
 	}
 	v.Secret, err = c.secret(v.Parameters.Backend, req.GetSecrets())
@@ -266,7 +268,8 @@ func (c *Controller) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequ
 }
 
 // ValidateVolumeCapabilities implements csi.ControllerServer.
-func (c *Controller) ValidateVolumeCapabilities(ctx context.Context, req *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse, error) {
+func (c *Controller) ValidateVolumeCapabilities(ctx context.Context, req *csi.ValidateVolumeCapabilitiesRequest) (*csi.ValidateVolumeCapabilitiesResponse,
+	error) {
 	handle := req.GetVolumeId()
 	if err := checkVolumeID(handle); err != nil {
 		return nil, err
@@ -346,7 +349,8 @@ func (c *Controller) checkOptions(r volume.Reading, field string) error {
 	if err != nil || named == nil {
 		return err
 	}
-	return named.CheckVolume(client.Volume{Place: "volume_context", Prefix: r.ID.Prefix, Attributes: r.Attributes, Options: []client.Given{{Field: field, Options: r.Options}}})
+	return named.CheckVolume(client.Volume{Place: "volume_context", Prefix: r.ID.Prefix, Attributes: r.Attributes,
+		Options: []client.Given{{Field: field, Options: r.Options}}})
 }
 
 // namesNoPlace reports whether an error of volume.Read means that neither the handle nor the context names a bucket.
@@ -422,11 +426,13 @@ func (c *Controller) secret(backendName string, secrets map[string]string) (Secr
 	ok := !secret.Keys.IsZero()
 	if ok && b.ControllerCredentials != credentials.SourceSecret {
 		return Secret{}, fault.Field("secrets", "hold S3 keys, but backend %q uses the driver's own credentials: "+
-			"set controllerCredentials: secret for it in the driver's config file, or remove the secret from the volume (in Kubernetes: the provisioner secret of the StorageClass)", b.Name)
+			"set controllerCredentials: secret for it in the driver's config file, or remove the secret from the volume (in Kubernetes: the provisioner secret of "+
+			"the StorageClass)", b.Name)
 	}
 	if !ok && b.ControllerCredentials == credentials.SourceSecret {
 		return Secret{}, fault.Errorf(fault.Precondition, "backend %[1]q takes the controller's credentials from the request's secret, but the request has none: "+
-			"give the volume a secret with %[2]s and %[3]s (in Kubernetes: csi.storage.k8s.io/provisioner-secret-name and -namespace of the StorageClass; for a deletion, "+
+			"give the volume a secret with %[2]s and %[3]s (in Kubernetes: csi.storage.k8s.io/provisioner-secret-name and -namespace of the StorageClass; for a "+
+			"deletion, "+
 			"the secret in the PersistentVolume's annotation volume.kubernetes.io/provisioner-deletion-secret-name may have been deleted: create it again)",
 			b.Name, credentials.SecretAccessKeyID, credentials.SecretSecretAccessKey)
 	}

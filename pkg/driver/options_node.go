@@ -69,26 +69,44 @@ func (o *NodeOptions) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.CacheDir, "cache-dir", "/var/cache/s3-csi", "directory on the host for the caches of clients, on a disk")
 	fs.StringVar(&o.ClientDir, "client-dir", "", "directory of the client programs; default: the directory of the driver's executable")
 	fs.StringVar(&o.DefaultClient, "default-client", "mountpoint-s3", "client of volumes that do not name one")
-	fs.StringVar(&o.Launcher, "launcher", LauncherAuto, "how helpers are started: systemd (transient units of the host's systemd), process (child processes), or auto (systemd if the host runs it)")
-	fs.StringVar(&o.DNS, "node-dns", DNSHost, "which resolv.conf new mounts use: host (the host's), or pod (that of the driver's container, which in Kubernetes resolves the cluster's services)")
-	fs.StringVar(&o.HostDir, "host-dir", "/opt/s3-csi", "directory on the host for the programs of helpers and clients; not used by launcher process if the driver does not run in a container")
+	fs.StringVar(&o.Launcher, "launcher", LauncherAuto, "how helpers are started: systemd (transient units of the host's systemd), process (child processes), "+
+		"or auto (systemd if the host runs it)")
+	fs.StringVar(&o.DNS, "node-dns", DNSHost, "which resolv.conf new mounts use: host (the host's), or pod (that of the driver's container, which in "+
+		"Kubernetes resolves the cluster's services)")
+	fs.StringVar(&o.HostDir, "host-dir", "/opt/s3-csi", "directory on the host for the programs of helpers and clients; not used by launcher process if the "+
+		"driver does not run in a container")
 	fs.Var(&o.UIDs, "uid-range", "range of unused user ids on the host, \"first-last\"; every mount gets its own")
-	fs.StringVar(&o.TargetRoot, "target-root", "", "directory that must contain every target path, for example /var/lib/kubelet; if empty, any directory but those of the system is allowed. It may be, or lie below, a symbolic link")
-	fs.BoolVar(&o.AllowIsolated, "allow-isolated", false, "publish volumes even if the driver runs in a container that cannot see the host; all mounts then end with the container, and files that are not uploaded yet are lost")
-	fs.Var(&o.VolumeAttachLimit, "volume-attach-limit", "maximum number of volumes on this node, reported to the CO; auto: --slice-memory-limit divided by --memory-limit, where the launcher enforces both; 0: no limit")
-	fs.BoolVar(&o.InlineVolumes, "inline-volumes", false, "allow inline volumes (csi in a pod's volumes), never with the driver's own credentials; requires mode Ephemeral and podInfoOnMount: true in the CSIDriver object")
-	fs.BoolVar(&o.PodClients, "pod-clients", false, "allow inline volumes whose FUSE client runs in the user's own pod, which gets the descriptor of the mount from the driver (attributes fdPassingEmptyDirName and fdPassingSocketName); requires --heal, and mode Ephemeral and podInfoOnMount: true in the CSIDriver object")
+	fs.StringVar(&o.TargetRoot, "target-root", "", "directory that must contain every target path, for example /var/lib/kubelet; if empty, any directory but "+
+		"those of the system is allowed. It may be, or lie below, a symbolic link")
+	fs.BoolVar(&o.AllowIsolated, "allow-isolated", false, "publish volumes even if the driver runs in a container that cannot see the host; all mounts then "+
+		"end with the container, and files that are not uploaded yet are lost")
+	fs.Var(&o.VolumeAttachLimit, "volume-attach-limit", "maximum number of volumes on this node, reported to the CO; auto: --slice-memory-limit divided by "+
+		"--memory-limit, where the launcher enforces both; 0: no limit")
+	fs.BoolVar(&o.InlineVolumes, "inline-volumes", false, "allow inline volumes (csi in a pod's volumes), never with the driver's own credentials; requires "+
+		"mode Ephemeral and podInfoOnMount: true in the CSIDriver object")
+	fs.BoolVar(&o.PodClients, "pod-clients", false, "allow inline volumes whose FUSE client runs in the user's own pod, which gets the descriptor of the mount "+
+		"from the driver (attributes fdPassingEmptyDirName and fdPassingSocketName); requires --heal, and mode Ephemeral and podInfoOnMount: true in the "+
+		"CSIDriver object")
 	fs.DurationVar(&o.MountTimeout, "mount-timeout", 90*time.Second, "how long a client may take until its mount is ready")
-	fs.DurationVar(&o.DrainTimeout, "drain-timeout", 24*time.Hour, "how long NodeUnpublishVolume waits for the uploads of a client if the caller set no deadline (Nomad); uploads continue after it")
+	fs.DurationVar(&o.DrainTimeout, "drain-timeout", 24*time.Hour,
+		"how long NodeUnpublishVolume waits for the uploads of a client if the caller set no deadline (Nomad); uploads continue after it")
 	fs.BoolVar(&o.Heal, "heal", true, "restart crashed clients and replace their stale mounts, also in running containers")
-	fs.DurationVar(&o.HangTimeout, "hang-timeout", 2*time.Minute, "how long a client may be unresponsive and without progress before its FUSE connection is aborted and, with --heal, the client is restarted; 0: never")
-	fs.Var(&o.MemoryLimit, "memory-limit", "default memory limit of one mount, helper and client together: bytes (1Gi), a share of the node's memory (5%), or 0 for no limit; only launcher systemd enforces it")
-	fs.Uint64Var(&o.CPUWeight, "cpu-weight", 0, "default CPU weight of one mount, 1 to 10000 (other services have 100); 0: systemd's default; only launcher systemd enforces it")
-	fs.Uint64Var(&o.TasksMax, "tasks-max", 1024, "default maximum number of processes and threads of one mount; 0: systemd's default; only launcher systemd enforces it")
-	fs.Var(&o.SliceMemoryLimit, "slice-memory-limit", "memory limit of all mounts of the node together: bytes (8Gi), a share of the node's memory (50%), or 0 for the limit that the host's administrator has set; only launcher systemd enforces it")
-	fs.IntVar(&o.LingerMaxMounts, "linger-max-mounts", 16, "how many mounts without a publication may linger, of volumes with the parameter linger; the least recently used ends first; 0: none")
-	fs.Var(&o.LingerMaxMemory, "linger-max-memory", "resident memory that the clients and helpers of all lingering mounts may have together: bytes (1Gi), a share of the node's memory (10%), or 0 for no lingering mounts; the least recently used ends first")
-	fs.IntVar(&o.UsageMaxRequests, "usage-max-requests", 1000, "how many pages of up to 1000 objects one measurement of usage may list; 0: this node measures nothing")
+	fs.DurationVar(&o.HangTimeout, "hang-timeout", 2*time.Minute,
+		"how long a client may be unresponsive and without progress before its FUSE connection is aborted and, with --heal, the client is restarted; 0: never")
+	fs.Var(&o.MemoryLimit, "memory-limit", "default memory limit of one mount, helper and client together: bytes (1Gi), a share of the node's memory (5%), or "+
+		"0 for no limit; only launcher systemd enforces it")
+	fs.Uint64Var(&o.CPUWeight, "cpu-weight", 0, "default CPU weight of one mount, 1 to 10000 (other services have 100); 0: systemd's default; only launcher "+
+		"systemd enforces it")
+	fs.Uint64Var(&o.TasksMax, "tasks-max", 1024, "default maximum number of processes and threads of one mount; 0: systemd's default; only launcher systemd "+
+		"enforces it")
+	fs.Var(&o.SliceMemoryLimit, "slice-memory-limit", "memory limit of all mounts of the node together: bytes (8Gi), a share of the node's memory (50%), or 0 "+
+		"for the limit that the host's administrator has set; only launcher systemd enforces it")
+	fs.IntVar(&o.LingerMaxMounts, "linger-max-mounts", 16, "how many mounts without a publication may linger, of volumes with the parameter linger; the least "+
+		"recently used ends first; 0: none")
+	fs.Var(&o.LingerMaxMemory, "linger-max-memory", "resident memory that the clients and helpers of all lingering mounts may have together: bytes (1Gi), a "+
+		"share of the node's memory (10%), or 0 for no lingering mounts; the least recently used ends first")
+	fs.IntVar(&o.UsageMaxRequests, "usage-max-requests", 1000, "how many pages of up to 1000 objects one measurement of usage may list; 0: this node measures "+
+		"nothing")
 	fs.BoolVar(&o.VolumeMetrics, "volume-metrics", false, "serve the metrics that have the label mount, about 100 time series for each mount")
 }
 

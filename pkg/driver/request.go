@@ -171,7 +171,8 @@ func readSecret(secrets map[string]string) (s Secret, claims []volume.Claim, err
 		}
 		return s, nil, fault.Field("secrets", have, credentials.SecretAccessKeyID, credentials.SecretSecretAccessKey, strings.Join(names, ", "))
 	case len(unknown) > 0:
-		return s, nil, fault.Field("secrets."+unknown[0], "is not a key of a secret (unknown: %s; known: %s): correct or remove it", strings.Join(unknown, ", "), strings.Join(known, ", "))
+		return s, nil, fault.Field("secrets."+unknown[0], "is not a key of a secret (unknown: %s; known: %s): correct or remove it", strings.Join(unknown, ", "),
+			strings.Join(known, ", "))
 	}
 	role, err := credentials.RoleFromSecret(secrets)
 	return Secret{Keys: keys, RoleARN: role}, volume.SecretClaims(secrets), err

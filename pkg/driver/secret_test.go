@@ -39,7 +39,8 @@ func secretCalls(t *testing.T) map[string]func(ctx context.Context, secrets map[
 			return err
 		},
 		csi.Controller_ControllerExpandVolume_FullMethodName: func(ctx context.Context, secrets map[string]string) error {
-			_, err := c.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{VolumeId: id, CapacityRange: &csi.CapacityRange{RequiredBytes: 1}, Secrets: secrets})
+			_, err := c.ControllerExpandVolume(ctx, &csi.ControllerExpandVolumeRequest{VolumeId: id, CapacityRange: &csi.CapacityRange{RequiredBytes: 1},
+				Secrets: secrets})
 			return err
 		},
 		csi.Controller_ControllerModifyVolume_FullMethodName: func(ctx context.Context, secrets map[string]string) error {
@@ -47,7 +48,8 @@ func secretCalls(t *testing.T) map[string]func(ctx context.Context, secrets map[
 			return err
 		},
 		csi.Controller_ValidateVolumeCapabilities_FullMethodName: func(ctx context.Context, secrets map[string]string) error {
-			_, err := c.ValidateVolumeCapabilities(ctx, &csi.ValidateVolumeCapabilitiesRequest{VolumeId: id, VolumeCapabilities: createRequest().GetVolumeCapabilities(), Secrets: secrets})
+			_, err := c.ValidateVolumeCapabilities(ctx, &csi.ValidateVolumeCapabilitiesRequest{VolumeId: id,
+				VolumeCapabilities: createRequest().GetVolumeCapabilities(), Secrets: secrets})
 			return err
 		},
 		csi.Controller_CreateSnapshot_FullMethodName: func(ctx context.Context, secrets map[string]string) error {
@@ -105,7 +107,8 @@ func TestSecrets_AreUsedOrRefusedByName(t *testing.T) {
 		}
 	}
 	for _, secrets := range []map[string]string{
-		{"endpoint": "https://s3.example"}, {"roleARN": role}, {"accessKeyId": "x"}, {"": ""}, {"accessKeyID": ""}, {metadataPrefix + "pod.name": "x"}, {"sessionToken": "x"},
+		{"endpoint": "https://s3.example"}, {"roleARN": role}, {"accessKeyId": "x"}, {"": ""}, {"accessKeyID": ""}, {metadataPrefix + "pod.name": "x"},
+		{"sessionToken": "x"},
 	} {
 		for method, call := range secretCalls(t) {
 			refused(t, method+": no keys", method, call(t.Context(), secrets), codes.InvalidArgument, "secrets")

@@ -84,7 +84,8 @@ func newEndpoint(log *logger, now func() time.Time, c *callers) (*endpoint, erro
 	if err != nil {
 		return nil, fmt.Errorf("listen for the client's credential requests: %w", err)
 	}
-	return &endpoint{listener: l, callers: c, token: hex.EncodeToString(random[:]), now: now, log: log, changed: make(chan struct{}), closed: make(chan struct{}), sessionMissing: func() bool { return false }, wrong: wrongBurst, wrongSince: now()}, nil
+	return &endpoint{listener: l, callers: c, token: hex.EncodeToString(random[:]), now: now, log: log, changed: make(chan struct{}), closed: make(chan struct{}),
+		sessionMissing: func() bool { return false }, wrong: wrongBurst, wrongSince: now()}, nil
 }
 
 // env returns the variables that point a client to the endpoint and keep it from other sources of credentials.
@@ -289,7 +290,8 @@ func (e *endpoint) respond(head []byte) (status string, body []byte) {
 	case now.keys.IsZero():
 		return "503 Service Unavailable", refusal("NoCredentials", "this mount has no credentials")
 	case !now.valid:
-		return "503 Service Unavailable", refusal("ExpiredCredentials", "the mount's credentials expired at "+now.keys.Expires.UTC().Format(time.RFC3339)+" and were not renewed")
+		return "503 Service Unavailable",
+			refusal("ExpiredCredentials", "the mount's credentials expired at "+now.keys.Expires.UTC().Format(time.RFC3339)+" and were not renewed")
 	}
 	return "200 OK", document(now.keys, now.ends, e.now())
 }

@@ -145,10 +145,12 @@ func openParent(root, target string) (*os.File, string, error) {
 	case err == nil:
 		return os.NewFile(uintptr(fd), parent), name, nil
 	case errors.Is(err, unix.ELOOP):
-		return nil, "", fault.Field(targetField, "%[1]s is a symbolic link, which is not allowed below %[2]s; if the operator made it, set --target-root to %[1]s: %[3]w",
+		return nil, "", fault.Field(targetField, "%[1]s is a symbolic link, which is not allowed below %[2]s; if the operator made it, set --target-root to "+
+			"%[1]s: %[3]w",
 			path.Join(root, firstSymlink(rootFD, dir)), root, err)
 	case errors.Is(err, unix.ENOENT):
-		return nil, "", fault.Field(targetField, "its parent directory %s does not exist on the host; the path must be the host's (in Nomad: set stage_publish_base_dir to <data_dir>/client/csi/<type>/<plugin id>): %w", parent, err)
+		return nil, "", fault.Field(targetField, "its parent directory %s does not exist on the host; the path must be the host's (in Nomad: set "+
+			"stage_publish_base_dir to <data_dir>/client/csi/<type>/<plugin id>): %w", parent, err)
 	case errors.Is(err, unix.ENOTDIR):
 		return nil, "", fault.Field(targetField, "a component of its parent %s is not a directory: %w", parent, err)
 	case errors.Is(err, unix.ENAMETOOLONG):

@@ -146,7 +146,8 @@ func TestCheckTarget_DirectoriesOfTheSystemNeedARoot(t *testing.T) {
 		"/": true, "/data": true, "/etc": true, "/etc/": true, "/etc/ssl/certs": true, "/usr/local/bin": true, "/proc/sys": true, "/dev/shm": true, "/boot/efi": true,
 		"/lib64/security": true, "/home": true, "/home/user": true, "/run": true, "/run/secrets": true, "/run/systemd/system": true, "/var": true, "/var/lib": true,
 		"/var/lib/dpkg": true, "/var/log/pods/x": true, "/run/user/0/x": true, "/etc/../etc/x": true,
-		"/var/lib/kubelet/pods/u/volumes/kubernetes.io~csi/v/mount": false, "/var/snap/microk8s/common/var/lib/kubelet/pods/u/mount": false, "/var/lib/k0s/kubelet/pods/u": false,
+		"/var/lib/kubelet/pods/u/volumes/kubernetes.io~csi/v/mount": false, "/var/snap/microk8s/common/var/lib/kubelet/pods/u/mount": false,
+		"/var/lib/k0s/kubelet/pods/u":  false,
 		"/opt/nomad/data/client/csi/x": false, "/srv/data": false, "/mnt/data": false, "/tmp/x": false, "/home/user/nomad/csi": false, "/run/containers/x": false,
 	} {
 		err := CheckTarget("", target)

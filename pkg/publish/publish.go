@@ -191,7 +191,8 @@ func (p *Publisher) check(r *mount.Request) (spec mount.Spec, err error) {
 	}
 	if r.Source == credentials.SourceSecret && r.Keys.IsZero() {
 		return spec, fault.Errorf(fault.Precondition, "volume %s takes its credentials from a secret, but the request has no secret: "+
-			"give the volume one (in Kubernetes: node-publish-secret-name and -namespace of the StorageClass, or nodePublishSecretRef of the PersistentVolume)", r.VolumeID)
+			"give the volume one (in Kubernetes: node-publish-secret-name and -namespace of the StorageClass, or nodePublishSecretRef of the PersistentVolume)",
+			r.VolumeID)
 	}
 	if err := p.Backends.CheckClaims(r.Volume.Backend, r.Claims); err != nil {
 		return spec, fmt.Errorf("volume %s: %w", r.VolumeID, err)
@@ -219,7 +220,8 @@ func (p *Publisher) checkClient(r mount.Request) error {
 	if err := be.CheckBucketName(r.Volume.Bucket); err != nil {
 		return fault.Field("volume_context.bucketName", "%w", err)
 	}
-	given := client.Volume{Place: "volume_context", Prefix: r.Volume.Prefix, Attributes: r.Attributes, Group: r.MountGroup, Options: []client.Given{{Field: "mountOptions", Options: r.Options}}}
+	given := client.Volume{Place: "volume_context", Prefix: r.Volume.Prefix, Attributes: r.Attributes, Group: r.MountGroup,
+		Options: []client.Given{{Field: "mountOptions", Options: r.Options}}}
 	if err := cl.CheckVolume(given); err != nil {
 		return err
 	}

@@ -103,7 +103,8 @@ func TestRemove_WideTree(t *testing.T) {
 func TestRemove_LinksAreNotFollowed(t *testing.T) {
 	outside, dir := t.TempDir(), filepath.Join(t.TempDir(), "tree")
 	file := filepath.Join(outside, "file")
-	if err := errors.Join(os.WriteFile(file, nil, 0o600), os.MkdirAll(dir+"/sub", 0o700), os.Symlink(outside, dir+"/sub/link"), os.Symlink(outside, dir+".link")); err != nil {
+	if err := errors.Join(os.WriteFile(file, nil, 0o600), os.MkdirAll(dir+"/sub", 0o700), os.Symlink(outside, dir+"/sub/link"),
+		os.Symlink(outside, dir+".link")); err != nil {
 		t.Fatal(err)
 	}
 	for _, path := range []string{dir, dir + ".link", dir + ".missing"} {

@@ -104,30 +104,38 @@ func (a answer) meaning(o credentials.Order) (fault.Kind, string) {
 	case "IDPRejectedClaim":
 		return fault.Denied, "the identity provider rejects the token's claims"
 	case "InvalidIdentityToken", "InvalidIdentityTokenException", "InvalidClientGrantsToken":
-		return fault.Unauthenticated, "the service rejects the token; check that the cluster's issuer is an identity provider there, and that the provider and the role accept the token's audience and service account"
+		return fault.Unauthenticated, "the service rejects the token; check that the cluster's issuer is an identity provider there, and that the provider and " +
+			"the role accept the token's audience and service account"
 	case "ExpiredToken", "ExpiredTokenException", "ExpiredTradeInTokenException":
-		return fault.Unauthenticated, "the credentials for making the session have expired; kubelet supplies new tokens with each republish (requiresRepublish: true in the CSIDriver object), session keys in a secret must be replaced there"
+		return fault.Unauthenticated, "the credentials for making the session have expired; kubelet supplies new tokens with each republish (requiresRepublish: " +
+			"true in the CSIDriver object), session keys in a secret must be replaced there"
 	case "InvalidClientTokenId", "UnrecognizedClientException", "InvalidAccessKeyId", "MissingAuthenticationToken":
 		return fault.Unauthenticated, "the access key " + o.Keys.AccessKeyID + " is unknown to the service, disabled, deleted, or of another service"
 	case "SignatureDoesNotMatch", "IncompleteSignature", "InvalidSignatureException", "AuthFailure":
-		return fault.Unauthenticated, "the secret access key does not belong to access key " + o.Keys.AccessKeyID + ", or sts.region of the backend or this host's clock is wrong"
+		return fault.Unauthenticated, "the secret access key does not belong to access key " + o.Keys.AccessKeyID + ", or sts.region of the backend or this " +
+			"host's clock is wrong"
 	case "RequestExpired", "RequestTimeTooSkewed":
 		return fault.Precondition, "the clocks of this host and of the service differ too much; check time synchronisation on both"
-	case "Throttling", "ThrottlingException", "ThrottledException", "RequestLimitExceeded", backend.ThrottledCode, "TooManyRequestsException", "RequestThrottled", "RequestThrottledException", "SlowDown":
+	case "Throttling", "ThrottlingException", "ThrottledException", "RequestLimitExceeded", backend.ThrottledCode, "TooManyRequestsException", "RequestThrottled",
+		"RequestThrottledException", "SlowDown":
 		return fault.Busy, "the service throttles requests; the driver retries"
 	case "MalformedPolicyDocument", "MalformedPolicyDocumentException":
-		return fault.Precondition, "the service rejects the session policy, possibly because of an unknown action or condition; report this, or set scope: off on the volume, which is less safe"
+		return fault.Precondition, "the service rejects the session policy, possibly because of an unknown action or condition; report this, or set scope: off on " +
+			"the volume, which is less safe"
 	case "PackedPolicyTooLarge", "PackedPolicyTooLargeException":
 		return fault.Precondition, "the session policy is too large; give the volume a shorter prefix or the role fewer session tags"
 	case "RegionDisabledException":
 		return fault.Precondition, "STS is not active in this region for the account; activate it in the account's settings or set sts.region of the backend"
 	case "ValidationError", "ValidationException", "InvalidParameterValue", "InvalidParameterCombination", "MissingParameter":
 		if o.Kind == credentials.WebIdentity && a.code == "InvalidParameterValue" { // MinIO's response to a token that it rejects
-			return fault.Unauthenticated, "check that the service accepts the token's issuer and audience, that the role exists, and that it allows sessionDuration of the volume" + duration(o)
+			return fault.Unauthenticated, "check that the service accepts the token's issuer and audience, that the role exists, and that it allows sessionDuration " +
+				"of the volume" + duration(o)
 		}
-		return fault.Precondition, "check sessionDuration of the volume" + duration(o) + " against the limits of the service and the role (AWS: at least 15m, at most the role's maximum, 1h with role chaining), the role's name, and sts.kinds of the backend"
+		return fault.Precondition, "check sessionDuration of the volume" + duration(o) + " against the limits of the service and the role (AWS: at least 15m, at " +
+			"most the role's maximum, 1h with role chaining), the role's name, and sts.kinds of the backend"
 	case "InvalidAction", "NotImplemented", "MethodNotAllowed":
-		return fault.Precondition, "this endpoint does not make such sessions; correct sts.endpoint and sts.kinds of the backend, or remove sts if the service has none"
+		return fault.Precondition, "this endpoint does not make such sessions; correct sts.endpoint and sts.kinds of the backend, or remove sts if the service " +
+			"has none"
 	case "IDPCommunicationError", "STSNotInitialized":
 		return fault.Unavailable, "the service is temporarily unavailable; the driver retries"
 	}
@@ -153,14 +161,17 @@ func denied(o credentials.Order) string {
 	case credentials.WebIdentity:
 		return "check that the role exists and that its trust policy allows this issuer, audience and service account (sts:AssumeRoleWithWebIdentity)"
 	case credentials.FederationToken:
-		return "the user of access key " + o.Keys.AccessKeyID + " needs the permission sts:GetFederationToken; or set roleARN, remove federationToken from the backend's sts.kinds, or set scope: off"
+		return "the user of access key " + o.Keys.AccessKeyID + " needs the permission sts:GetFederationToken; or set roleARN, remove federationToken from the " +
+			"backend's sts.kinds, or set scope: off"
 	case credentials.PodIdentity:
 		return "check the pod identity association of the pod's service account"
 	case credentials.AssumeRole:
 		if o.RoleARN == "" {
-			return "check that the secret access key of " + o.Keys.AccessKeyID + " is right and that the keys are a user's; service accounts and sessions often cannot make sessions"
+			return "check that the secret access key of " + o.Keys.AccessKeyID + " is right and that the keys are a user's; service accounts and sessions often " +
+				"cannot make sessions"
 		}
-		return "check that the role exists, that its trust policy trusts the owner of access key " + o.Keys.AccessKeyID + ", and that this owner may assume it (sts:AssumeRole)"
+		return "check that the role exists, that its trust policy trusts the owner of access key " + o.Keys.AccessKeyID + ", and that this owner may assume it " +
+			"(sts:AssumeRole)"
 	}
 	return "check the permissions"
 }
@@ -168,9 +179,11 @@ func denied(o credentials.Order) string {
 // agentSilent returns the error for an agent that does not respond.
 func agentSilent(ctx context.Context, o credentials.Order, err error) error {
 	if ctx.Err() != nil {
-		return fault.Errorf(fault.Unavailable, "%s: EKS Pod Identity's agent at %s did not respond in time; check that its pod runs on this node", subject(o), o.AgentURI)
+		return fault.Errorf(fault.Unavailable, "%s: EKS Pod Identity's agent at %s did not respond in time; check that its pod runs on this node", subject(o),
+			o.AgentURI)
 	}
-	return fault.Errorf(fault.Unavailable, "%s: EKS Pod Identity's agent at %s does not respond; check that its pod runs on this node: %s", subject(o), o.AgentURI, backend.Clip(scrub(o, err.Error()), 300))
+	return fault.Errorf(fault.Unavailable, "%s: EKS Pod Identity's agent at %s does not respond; check that its pod runs on this node: %s", subject(o),
+		o.AgentURI, backend.Clip(scrub(o, err.Error()), 300))
 }
 
 // agentRefused returns the error for an agent that responds without a session.
@@ -186,7 +199,8 @@ func agentRefused(o credentials.Order, status int, body []byte) error {
 	case status == http.StatusForbidden, status == http.StatusBadRequest, status == http.StatusNotFound:
 		kind, advice = fault.Denied, denied(o)
 	}
-	return fault.Errorf(kind, "%s: EKS Pod Identity's agent at %s returned %d %q: %s", subject(o), o.AgentURI, status, backend.Clip(scrub(o, string(body)), 300), advice)
+	return fault.Errorf(kind, "%s: EKS Pod Identity's agent at %s returned %d %q: %s", subject(o), o.AgentURI, status, backend.Clip(scrub(o, string(body)), 300),
+		advice)
 }
 
 // scrub removes the order's secrets from a text, even if they are cut off, quoted or escaped.

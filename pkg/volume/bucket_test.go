@@ -68,7 +68,8 @@ func TestValidateBucketNameRefusesNamesThatNoVolumeCanHave(t *testing.T) {
 func TestCheckBucketName_AllowsWhatOtherServicesDo(t *testing.T) {
 	for name, want := range map[string]bool{
 		"my_bucket": true, "Data": true, "my-an": true, "xn--abc": true, "sthree-abc": true, "_x_": true, "a..b": true, "abc-": true, "192.168.5.4": true,
-		strings.Repeat("a", 255): true, strings.Repeat("a", 256): false, "ab": false, "...": false, "a/b": false, "a:b": false, "a b": false, "a\nb": false, "a*b": false,
+		strings.Repeat("a", 255): true, strings.Repeat("a", 256): false, "ab": false, "...": false, "a/b": false, "a:b": false, "a b": false, "a\nb": false,
+		"a*b":    false,
 		"bücket": false, "-abc": false, "s3://abc": false,
 	} {
 		if err := CheckBucketName(name); (err == nil) != want {

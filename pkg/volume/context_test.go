@@ -11,7 +11,8 @@ func TestParseContextReadsWhatCreateVolumeWrote(t *testing.T) {
 		"bucketName": "shared", "prefix": "base", "client": "rclone", "credentials": "driver", "uid": "1000", "gid": "2000", "dirMode": "750",
 		"fileMode": "0", "readOnly": "true", "mountOptions": "a,b=1,c=", "expectedBucketOwner": "111122223333",
 		"roleARN": "arn:aws:iam::111122223333:role/pods/${pod.namespace}.${pod.serviceAccountName}", "scope": "required", "sessionDuration": "90m",
-		"memoryLimit": "1073741824", "cpuWeight": "10000", "tasksMax": "32", "cache": "true", "cacheSize": "3G", "consistency": "close-to-open", "linger": "600s", "usage": "3600s",
+		"memoryLimit": "1073741824", "cpuWeight": "10000", "tasksMax": "32", "cache": "true", "cacheSize": "3G", "consistency": "close-to-open", "linger": "600s",
+		"usage": "3600s",
 	}, pvc)
 	if err != nil {
 		t.Fatal(err)
@@ -35,13 +36,15 @@ func TestParseContextReadsWhatCreateVolumeWrote(t *testing.T) {
 
 func TestVolumeContextIsMinimalAndStable(t *testing.T) {
 	p, err := ParseParameters(map[string]string{
-		"bucketName": "shared", "prefix": "base", "onDelete": "retain", "uid": "0", "dirMode": "755", "readOnly": "false", "mountOptions": "--a,--b=1", "backend": "minio",
+		"bucketName": "shared", "prefix": "base", "onDelete": "retain", "uid": "0", "dirMode": "755", "readOnly": "false", "mountOptions": "--a,--b=1",
+		"backend":     "minio",
 		"memoryLimit": "1048576K", "cpuWeight": "7", "cache": "true", "cacheSize": "2147483648", "sessionDuration": "3600s", "scope": "auto", "usage": "off",
 	}, pvc)
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := map[string]string{"uid": "0", "dirMode": "0755", "mountOptions": "a,b=1", "memoryLimit": "1000Mi", "cpuWeight": "7", "cache": "true", "cacheSize": "2Gi", "sessionDuration": "1h0m0s", "scope": "auto", "usage": "off"}
+	want := map[string]string{"uid": "0", "dirMode": "0755", "mountOptions": "a,b=1", "memoryLimit": "1000Mi", "cpuWeight": "7", "cache": "true",
+		"cacheSize": "2Gi", "sessionDuration": "1h0m0s", "scope": "auto", "usage": "off"}
 	if got := p.Context(); !reflect.DeepEqual(got, want) {
 		t.Errorf("context %v", got)
 	}
@@ -131,24 +134,26 @@ func TestParseContextRefuses(t *testing.T) {
 		"legacy key on a static volume":  {"h", with(static, "mounter", "s3fs"), "volume_context.mounter", []string{"client"}},
 		"legacy options":                 {"bucket/path", with(nil, "options", "--memory-limit 1000"), "volume_context.options", []string{"memory-limit"}},
 		"legacy geesefs":                 {"bucket/path", with(nil, "mounter", "geesefs"), "volume_context.mounter", []string{"client: "}},
-		"legacy mounter against client":  {"bucket/path", with(nil, "mounter", "rclone", "client", "mountpoint-s3"), "volume_context.mounter", []string{"contradicts"}},
-		"legacy bucket against handle":   {"bucket/path", with(nil, "bucket", "other"), "volume_context.bucket", nil},
-		"legacy handle with a prefix":    {"bucket/path", with(nil, "prefix", "other"), "volume_context.prefix", []string{"bucketName"}},
-		"legacy handle that climbs":      {"bucket/../other", with(nil, "capacity", "1"), "volume_id", []string{".."}},
-		"legacy bad backend":             {"bucket/path", with(nil, "backend", "A"), "volume_context.backend", nil},
-		"bad uid":                        {"default:shared", with(nil, "uid", "x"), "volume_context.uid", nil},
-		"a source that is none":          {"default:shared", with(nil, "credentials", "pod"), "volume_context.credentials", []string{"driver", "secret", "workload"}},
-		"a role that is none":            {"default:shared", with(nil, "roleARN", "admin"), "volume_context.roleARN", []string{"arn:aws:iam"}},
-		"a role of another pod":          {"default:shared", with(nil, "roleARN", "arn:aws:iam::1:role/${pod.name}"), "volume_context.roleARN", []string{"${pod.name}", "${pod.serviceAccountName}"}},
-		"a scope that is none":           {"default:shared", with(nil, "scope", "none"), "volume_context.scope", []string{"required", "auto", "off"}},
-		"a session of no time":           {"default:shared", with(nil, "sessionDuration", "0s"), "volume_context.sessionDuration", []string{"1s to 36h"}},
-		"a session of days":              {"default:shared", with(nil, "sessionDuration", "37h"), "volume_context.sessionDuration", nil},
-		"a session without a unit":       {"default:shared", with(nil, "sessionDuration", "3600"), "volume_context.sessionDuration", nil},
-		"a duration of no session":       {"default:shared", with(nil, "sessionDuration", "1h", "scope", "off"), "volume_context.sessionDuration", []string{"scope: off"}},
-		"bad option":                     {"default:shared", with(nil, "mountOptions", "-o,x"), "volume_context.mountOptions[0]", nil},
-		"memory of nothing":              {"default:shared", with(nil, "memoryLimit", ""), "volume_context.memoryLimit", nil},
-		"cacheSize without cache":        {"default:shared", with(nil, "cacheSize", "1Gi"), "volume_context.cacheSize", nil},
-		"oversize":                       {"h", with(static, "client", strings.Repeat("c", 4096)), "volume_context", []string{"4096"}},
+		"legacy mounter against client": {"bucket/path", with(nil, "mounter", "rclone", "client", "mountpoint-s3"), "volume_context.mounter",
+			[]string{"contradicts"}},
+		"legacy bucket against handle": {"bucket/path", with(nil, "bucket", "other"), "volume_context.bucket", nil},
+		"legacy handle with a prefix":  {"bucket/path", with(nil, "prefix", "other"), "volume_context.prefix", []string{"bucketName"}},
+		"legacy handle that climbs":    {"bucket/../other", with(nil, "capacity", "1"), "volume_id", []string{".."}},
+		"legacy bad backend":           {"bucket/path", with(nil, "backend", "A"), "volume_context.backend", nil},
+		"bad uid":                      {"default:shared", with(nil, "uid", "x"), "volume_context.uid", nil},
+		"a source that is none":        {"default:shared", with(nil, "credentials", "pod"), "volume_context.credentials", []string{"driver", "secret", "workload"}},
+		"a role that is none":          {"default:shared", with(nil, "roleARN", "admin"), "volume_context.roleARN", []string{"arn:aws:iam"}},
+		"a role of another pod": {"default:shared", with(nil, "roleARN", "arn:aws:iam::1:role/${pod.name}"), "volume_context.roleARN",
+			[]string{"${pod.name}", "${pod.serviceAccountName}"}},
+		"a scope that is none":     {"default:shared", with(nil, "scope", "none"), "volume_context.scope", []string{"required", "auto", "off"}},
+		"a session of no time":     {"default:shared", with(nil, "sessionDuration", "0s"), "volume_context.sessionDuration", []string{"1s to 36h"}},
+		"a session of days":        {"default:shared", with(nil, "sessionDuration", "37h"), "volume_context.sessionDuration", nil},
+		"a session without a unit": {"default:shared", with(nil, "sessionDuration", "3600"), "volume_context.sessionDuration", nil},
+		"a duration of no session": {"default:shared", with(nil, "sessionDuration", "1h", "scope", "off"), "volume_context.sessionDuration", []string{"scope: off"}},
+		"bad option":               {"default:shared", with(nil, "mountOptions", "-o,x"), "volume_context.mountOptions[0]", nil},
+		"memory of nothing":        {"default:shared", with(nil, "memoryLimit", ""), "volume_context.memoryLimit", nil},
+		"cacheSize without cache":  {"default:shared", with(nil, "cacheSize", "1Gi"), "volume_context.cacheSize", nil},
+		"oversize":                 {"h", with(static, "client", strings.Repeat("c", 4096)), "volume_context", []string{"4096"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			id, attributes, err := ParseContext(tt.handle, tt.context)
@@ -221,7 +226,8 @@ func TestSessionDuration_NeedsASession(t *testing.T) {
 }
 
 func TestNamesOfSecrets_AreNotIgnoredInAVolumeOrClass(t *testing.T) {
-	for _, key := range []string{"csi.storage.k8s.io/node-publish-secret-name", "csi.storage.k8s.io/node-publish-secret-namespace", "csi.storage.k8s.io/provisioner-secret-name"} {
+	for _, key := range []string{"csi.storage.k8s.io/node-publish-secret-name", "csi.storage.k8s.io/node-publish-secret-namespace",
+		"csi.storage.k8s.io/provisioner-secret-name"} {
 		_, _, err := ParseContext("h", map[string]string{"bucketName": "shared", key: "s"})
 		wantInvalid(t, err, "volume_context."+key, "nodePublishSecretRef")
 		_, err = ParseParameters(map[string]string{"bucketName": "shared", key: "s"}, "v")
@@ -235,7 +241,8 @@ func TestNamesOfSecrets_AreNotIgnoredInAVolumeOrClass(t *testing.T) {
 
 func TestPrefixes_InQuotesOrTooLongAreRefused(t *testing.T) {
 	for prefix, want := range map[string]string{
-		`"a"`: "-", `'a'`: "-", `""`: "-", strings.Repeat("p", 1023): "-", `"a"/`: `"a"/`, `a"`: `a"/`, `"`: `"/`, strings.Repeat("p", 1022): strings.Repeat("p", 1022) + "/",
+		`"a"`: "-", `'a'`: "-", `""`: "-", strings.Repeat("p", 1023): "-", `"a"/`: `"a"/`, `a"`: `a"/`, `"`: `"/`,
+		strings.Repeat("p", 1022): strings.Repeat("p", 1022) + "/",
 	} {
 		id, _, err := ParseContext("h", map[string]string{"bucketName": "shared", "prefix": prefix})
 		if want == "-" {

@@ -37,15 +37,22 @@ func ParameterDocs() []ParameterDoc {
 	return []ParameterDoc{
 		{keyBackend, ScopeBoth, "`default`", "Name of the S3 service in the driver's config file. It becomes part of the volume id.", false,
 			of(func(p *Parameters) *string { return &p.Backend }, parseBackend, text)},
-		{keyBucketName, ScopeBoth, "StorageClass: each volume gets its own bucket; static volume: required", "A general purpose, account-regional or directory bucket, or the alias of an access point. In a StorageClass, each volume is then a prefix of this bucket.", false,
+		{keyBucketName, ScopeBoth, "StorageClass: each volume gets its own bucket; static volume: required",
+			"A general purpose, account-regional or directory bucket, or the alias of an access point. In a StorageClass, each volume is then a prefix of this bucket.",
+			false,
 			of(func(p *Parameters) *string { return &p.BucketName }, parseBucket, text)},
-		{keyBucketNamePrefix, ScopeClass, "empty", "Prefix of the names of buckets that are created for volumes; only without `bucketName`. At most 41 of a-z, 0-9 and `-`.", false,
+		{keyBucketNamePrefix, ScopeClass, "empty", "Prefix of the names of buckets that are created for volumes; only without `bucketName`. At most 41 of a-z, " +
+			"0-9 and `-`.", false,
 			of(func(p *Parameters) *string { return &p.BucketNamePrefix }, parseBucketNamePrefix, text)},
-		{keyPrefix, ScopeBoth, "empty: the bucket's root", "StorageClass: base prefix of the volumes; may use `${pvc.namespace}`, `${pvc.name}`, `${pv.name}`. Static volume: prefix of the volume. A missing slash at the end is added.", false,
+		{keyPrefix, ScopeBoth, "empty: the bucket's root", "StorageClass: base prefix of the volumes; may use `${pvc.namespace}`, `${pvc.name}`, `${pv.name}`. " +
+			"Static volume: prefix of the volume. A missing slash at the end is added.", false,
 			of(func(p *Parameters) *string { return &p.Prefix }, parseBase, text)},
-		{keyOnDelete, ScopeClass, "`delete`", "What DeleteVolume does with the data: `delete` removes current objects and unfinished uploads (on a versioned bucket older versions stay), `purge` also removes versions and delete markers, `retain` keeps everything, `requireEmpty` fails while the volume is not empty.", true,
+		{keyOnDelete, ScopeClass, "`delete`", "What DeleteVolume does with the data: `delete` removes current objects and unfinished uploads (on a versioned " +
+			"bucket older versions stay), `purge` also removes versions and delete markers, `retain` keeps everything, `requireEmpty` fails while the volume is not " +
+			"empty.", true,
 			oneOf(func(p *Parameters) *OnDelete { return &p.OnDelete }, OnDeleteDelete, OnDeletePurge, OnDeleteRetain, OnDeleteRequireEmpty)},
-		{keyTags, ScopeClass, "none", "Tags of the bucket: `team=data,cost-centre=42`; only without `bucketName`. A VolumeAttributesClass changes only the tags that it names; `team=` removes one.", true,
+		{keyTags, ScopeClass, "none", "Tags of the bucket: `team=data,cost-centre=42`; only without `bucketName`. A VolumeAttributesClass changes only the tags " +
+			"that it names; `team=` removes one.", true,
 			codec[Parameters]{func(p *Parameters, value, field string) (err error) {
 				p.Tags, err = parseTags(value, field)
 				return err
@@ -54,24 +61,32 @@ func ParameterDocs() []ParameterDoc {
 			of(func(p *Parameters) *int64 { return &p.MaxObjects }, parseNumber[int64](1, math.MaxInt64), nil)},
 		{keyMaxBytes, ScopeClass, "`1Ti`", "Maximum number of bytes that a clone copies: `500Gi`.", false,
 			of(func(p *Parameters) *int64 { return &p.MaxBytes }, parseBytes[int64](1, 1<<62), nil)},
-		{keySnapshotAccess, ScopeClass, "`copy`", "`copy` copies the objects of a snapshot into the volume. `direct` makes the volume [the snapshot itself](snapshots.md#read-a-snapshot-without-a-copy), read-only.", false,
+		{keySnapshotAccess, ScopeClass, "`copy`", "`copy` copies the objects of a snapshot into the volume. `direct` makes the volume [the snapshot " +
+			"itself](snapshots.md#read-a-snapshot-without-a-copy), read-only.", false,
 			of(func(p *Parameters) *string { return &p.SnapshotAccess }, parseOneOf(SnapshotAccessCopy, SnapshotAccessDirect), nil)},
 		{keySnapshot, ScopeContext, "none", "A snapshot in the bucket, `<name>@<generation>`, which the volume shows read-only. Not with `prefix`.", false,
 			of(func(p *Parameters) *string { return &p.Node.Snapshot }, parseSnapshot, text)},
-		{keyExpectedBucketOwner, ScopeBoth, "the caller's own account, if the backend can determine it", "AWS account id, 12 digits, that must own the bucket.", false,
+		{keyExpectedBucketOwner, ScopeBoth, "the caller's own account, if the backend can determine it", "AWS account id, 12 digits, that must own the bucket.",
+			false,
 			of(func(p *Parameters) *string { return &p.Node.ExpectedBucketOwner }, parseAccount, text)},
 		{keyRegion, ScopeContext, "detected", "The bucket's region.", false,
 			of(func(p *Parameters) *string { return &p.Node.Region }, parseRegion, text)},
 		{keyClient, ScopeBoth, "the default client of the backend, else of the driver", "The FUSE client: `mountpoint-s3` or `rclone`.", false,
 			of(func(p *Parameters) *string { return &p.Node.Client }, parseClient, text)},
-		{keyCredentials, ScopeBoth, "`secret` if the request has a secret with keys, else `driver`", "[Source](credentials.md#sources) of the mount's credentials: `driver` (the driver's own), `secret` (the CSI secret) or `workload` (the token of the pod's service account).", false,
+		{keyCredentials, ScopeBoth, "`secret` if the request has a secret with keys, else `driver`",
+			"[Source](credentials.md#sources) of the mount's credentials: `driver` (the driver's own), `secret` (the CSI secret) or `workload` (the token of the " +
+				"pod's service account).", false,
 			oneOf(func(p *Parameters) *string { return &p.Node.Credentials }, credentials.SourceDriver, credentials.SourceSecret, credentials.SourceWorkload)},
-		{keyRoleARN, ScopeBoth, "`workload`: the backend's `workloadRoleARN`; `secret`: the secret's `roleARN`; else none", "[Role](credentials.md#roles) of the mount's sessions; may use `${pod.namespace}` and `${pod.serviceAccountName}`.", false,
+		{keyRoleARN, ScopeBoth, "`workload`: the backend's `workloadRoleARN`; `secret`: the secret's `roleARN`; else none",
+			"[Role](credentials.md#roles) of the mount's sessions; may use `${pod.namespace}` and `${pod.serviceAccountName}`.", false,
 			of(func(p *Parameters) *string { return &p.Node.RoleARN }, parseRole, text)},
-		{keyScope, ScopeBoth, "the backend's `scope`", "Whether the mount's session is [limited to its volume](credentials.md#scope): `required`, `auto` or `off`. A volume can be stricter than its backend, not less strict.", false,
+		{keyScope, ScopeBoth, "the backend's `scope`", "Whether the mount's session is [limited to its volume](credentials.md#scope): `required`, `auto` or " +
+			"`off`. A volume can be stricter than its backend, not less strict.", false,
 			oneOf(func(p *Parameters) *string { return &p.Node.Scope }, ScopeRequired, ScopeAuto, ScopeOff)},
-		{keySessionDuration, ScopeBoth, "the service's default, an hour on AWS", "Validity of a session, from 1s to 36h: `15m`, `1h`, `12h`. The minimum of AWS is 15m, its maximum is that of the role.", false,
-			of(func(p *Parameters) *time.Duration { return &p.Node.SessionDuration }, parseDuration(MinSessionDuration, MaxSessionDuration, "1h"), time.Duration.String)},
+		{keySessionDuration, ScopeBoth, "the service's default, an hour on AWS",
+			"Validity of a session, from 1s to 36h: `15m`, `1h`, `12h`. The minimum of AWS is 15m, its maximum is that of the role.", false,
+			of(func(p *Parameters) *time.Duration { return &p.Node.SessionDuration }, parseDuration(MinSessionDuration, MaxSessionDuration, "1h"),
+				time.Duration.String)},
 		{keyUID, ScopeBoth, "the mount's own user", "Numeric user id of all files.", false,
 			of(func(p *Parameters) **uint32 { return &p.Node.UID }, ParseOwner, identity)},
 		{keyGID, ScopeBoth, "the pod's fsGroup, else the mount's own group", "Numeric group id of all files.", false,
@@ -82,7 +97,8 @@ func ParameterDocs() []ParameterDoc {
 			of(func(p *Parameters) **uint32 { return &p.Node.FileMode }, parseMode, octal)},
 		{keyReadOnly, ScopeBoth, "`false`", "`true` makes the volume read-only for every publication.", false,
 			of(func(p *Parameters) *bool { return &p.Node.ReadOnly }, parseBool, yes)},
-		{keyMemoryLimit, ScopeBoth, "the node's `--memory-limit`", "Memory limit of the client and its helper, in bytes: `1Gi`, `800M`. At least the [minimum of the client](#limits).", false,
+		{keyMemoryLimit, ScopeBoth, "the node's `--memory-limit`",
+			"Memory limit of the client and its helper, in bytes: `1Gi`, `800M`. At least the [minimum of the client](#limits).", false,
 			of(func(p *Parameters) *uint64 { return &p.Node.MemoryLimit }, parseBytes[uint64](MinMemoryLimit, 0), FormatQuantity)},
 		{keyCPUWeight, ScopeBoth, "the node's `--cpu-weight`", "Share of CPU time when the node is busy, 1 to 10000; other processes have 100.", false,
 			of(func(p *Parameters) *uint64 { return &p.Node.CPUWeight }, parseNumber[uint64](1, MaxCPUWeight), number)},
@@ -92,13 +108,18 @@ func ParameterDocs() []ParameterDoc {
 			of(func(p *Parameters) *bool { return &p.Node.Cache }, parseBool, yes)},
 		{keyCacheSize, ScopeBoth, "`1Gi`", "Maximum size of the cache, in bytes: `10Gi`, from 1Mi to 16Ti. Only with `cache`.", false,
 			of(func(p *Parameters) *uint64 { return &p.Node.CacheSize }, parseBytes[uint64](MinCacheSize, MaxCacheSize), FormatQuantity)},
-		{keyConsistency, ScopeBoth, "`mountpoint-s3`: `relaxed` with `readOnly` and without `cache`, else `close-to-open`; `rclone`: `close-to-open`", "`relaxed` uses what a listing showed of files for up to 60 seconds. `close-to-open` shows other writers' changes as soon as the client can. [Details](#consistency).", false,
+		{keyConsistency, ScopeBoth, "`mountpoint-s3`: `relaxed` with `readOnly` and without `cache`, else `close-to-open`; `rclone`: `close-to-open`",
+			"`relaxed` uses what a listing showed of files for up to 60 seconds. `close-to-open` shows other writers' changes as soon as the client can. " +
+				"[Details](#consistency).", false,
 			oneOf(func(p *Parameters) *string { return &p.Node.Consistency }, ConsistencyCloseToOpen, ConsistencyRelaxed)},
-		{keyLinger, ScopeBoth, "not at all", "How long [client and cache stay](sessions.md#warm-volumes) after the volume's last pod on a node has gone, from 1s to 24h: `10m`.", false,
+		{keyLinger, ScopeBoth, "not at all", "How long [client and cache stay](sessions.md#warm-volumes) after the volume's last pod on a node has gone, from 1s " +
+			"to 24h: `10m`.", false,
 			of(func(p *Parameters) *time.Duration { return &p.Node.Linger }, parseDuration(MinLinger, MaxLinger, "10m"), time.Duration.String)},
-		{keyUsage, ScopeBoth, "not at all", "How often a node lists the volume to [measure](usage.md) its bytes and objects, from 10m to 168h: `6h`. `off`: not before a VolumeAttributesClass sets an interval.", true,
+		{keyUsage, ScopeBoth, "not at all", "How often a node lists the volume to [measure](usage.md) its bytes and objects, from 10m to 168h: `6h`. `off`: not " +
+			"before a VolumeAttributesClass sets an interval.", true,
 			of(func(p *Parameters) *Usage { return &p.Usage }, parseUsage, Usage.String)},
-		{keyMountOptions, ScopeBoth, "none", "[Options](client-options.md) of the client, comma-separated: `allow-delete,max-threads=8`, beside `mountOptions` of class or PersistentVolume.", false,
+		{keyMountOptions, ScopeBoth, "none", "[Options](client-options.md) of the client, comma-separated: `allow-delete,max-threads=8`, beside `mountOptions` of " +
+			"class or PersistentVolume.", false,
 			codec[Parameters]{func(p *Parameters, value, field string) (err error) {
 				p.Node.MountOptions, err = ParseMountOptions(splitOptionList(value), field)
 				return err

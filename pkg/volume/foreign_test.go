@@ -11,7 +11,8 @@ const flagsField = "volume_capability.mount.mount_flags"
 
 // withFlags reads a static volume with mount flags.
 func withFlags(flags ...string) (Reading, error) {
-	return Read(Given{Handle: "s3-csi-driver-volume", Context: map[string]string{"bucketName": "shared"}, Flags: flags, FlagsField: flagsField, DriverName: "s3.csi.driver"})
+	return Read(Given{Handle: "s3-csi-driver-volume", Context: map[string]string{"bucketName": "shared"}, Flags: flags, FlagsField: flagsField,
+		DriverName: "s3.csi.driver"})
 }
 
 // foreignCase is a volume for another driver.
@@ -52,29 +53,43 @@ func TestWhatWasWrittenForOtherDriversIsMapped(t *testing.T) {
 	}
 	ours := func(options ...Option) Attributes { return Attributes{MountOptions: options} }
 	cases := map[string]foreignCase{
-		"the driver's credentials":      attribute("authenticationSource", Attributes{Credentials: "driver"}, "authenticationSource", "driver"),
-		"the pod's credentials":         attribute("authenticationSource", Attributes{Credentials: "workload"}, "authenticationSource", "pod"),
-		"both say the same":             attribute("authenticationSource", Attributes{Credentials: "workload"}, "authenticationSource", "pod", "credentials", "workload"),
-		"no source is the default":      attribute("authenticationSource", Attributes{}, "authenticationSource", ""),
-		"a source that is none":         refused(attribute("authenticationSource", Attributes{}, "authenticationSource", "node"), "neither driver nor pod"),
-		"two sources":                   refused(attribute("authenticationSource", Attributes{}, "authenticationSource", "pod", "credentials", "driver"), "contradicts credentials"),
-		"a cache in a directory":        attribute("cache", Attributes{Cache: true}, "cache", "emptyDir"),
-		"a cache on a volume":           ignored(attribute("cache", Attributes{Cache: true}, "cache", "ephemeral", "cacheEphemeralStorageClassName", "gp2"), "volume_context.cacheEphemeralStorageClassName: cacheEphemeralStorageClassName: caches are below the driver's --cache-dir"),
-		"no cache":                      attribute("cache", Attributes{}, "cache", ""),
-		"a cache of ours":               attribute("cache", Attributes{Cache: true}, "cache", "true"),
-		"an unknown cache":              refused(attribute("cache", Attributes{}, "cache", "Memory"), "neither true nor false"),
-		"a cache's bound":               attribute("cacheEmptyDirSizeLimit", Attributes{Cache: true, CacheSize: 2 << 30}, "cache", "emptyDir", "cacheEmptyDirSizeLimit", "2Gi"),
-		"a cache's bound with a dot":    attribute("cacheEmptyDirSizeLimit", Attributes{Cache: true, CacheSize: 3 << 29}, "cache", "emptyDir", "cacheEmptyDirSizeLimit", "1.5Gi"),
-		"a cache's bound in thousands":  attribute("cacheEmptyDirSizeLimit", Attributes{Cache: true, CacheSize: 5000 * 1000}, "cache", "emptyDir", "cacheEmptyDirSizeLimit", "5000k"),
-		"a bound that is none":          refused(attribute("cacheEmptyDirSizeLimit", Attributes{}, "cache", "emptyDir", "cacheEmptyDirSizeLimit", "lots"), "is not an amount of bytes"),
-		"a bound of nothing":            refused(attribute("cacheEmptyDirSizeLimit", Attributes{}, "cache", "emptyDir", "cacheEmptyDirSizeLimit", "0"), "out of range"),
-		"a bound without a cache":       ignored(attribute("cacheEmptyDirSizeLimit", Attributes{}, "cacheEmptyDirSizeLimit", "2Gi"), "volume_context.cacheEmptyDirSizeLimit: cacheEmptyDirSizeLimit: has no effect without cache: emptyDir"),
-		"two bounds":                    refused(attribute("cacheEmptyDirSizeLimit", Attributes{}, "cache", "emptyDir", "cacheEmptyDirSizeLimit", "2Gi", "cacheSize", "1Gi"), "contradicts cacheSize"),
-		"a limit of memory":             attribute("mountpointContainerResourcesLimitsMemory", Attributes{MemoryLimit: 1 << 30}, "mountpointContainerResourcesLimitsMemory", "1Gi"),
-		"a limit of hardly any memory":  refused(attribute("mountpointContainerResourcesLimitsMemory", Attributes{}, "mountpointContainerResourcesLimitsMemory", "1Mi"), "less than 16Mi"),
-		"a limit of memory that is not": refused(attribute("mountpointContainerResourcesLimitsMemory", Attributes{}, "mountpointContainerResourcesLimitsMemory", "1GiB"), "1.5Gi"),
-		"a cache in memory":             refused(attribute("cacheEmptyDirMedium", Attributes{}, "cache", "emptyDir", "cacheEmptyDirMedium", "Memory"), "--cache-dir on a tmpfs"),
-		"a cache where the node says":   attribute("cacheEmptyDirMedium", Attributes{Cache: true}, "cache", "emptyDir", "cacheEmptyDirMedium", ""),
+		"the driver's credentials": attribute("authenticationSource", Attributes{Credentials: "driver"}, "authenticationSource", "driver"),
+		"the pod's credentials":    attribute("authenticationSource", Attributes{Credentials: "workload"}, "authenticationSource", "pod"),
+		"both say the same": attribute("authenticationSource", Attributes{Credentials: "workload"}, "authenticationSource", "pod", "credentials",
+			"workload"),
+		"no source is the default": attribute("authenticationSource", Attributes{}, "authenticationSource", ""),
+		"a source that is none":    refused(attribute("authenticationSource", Attributes{}, "authenticationSource", "node"), "neither driver nor pod"),
+		"two sources": refused(attribute("authenticationSource", Attributes{}, "authenticationSource", "pod", "credentials", "driver"),
+			"contradicts credentials"),
+		"a cache in a directory": attribute("cache", Attributes{Cache: true}, "cache", "emptyDir"),
+		"a cache on a volume": ignored(attribute("cache", Attributes{Cache: true}, "cache", "ephemeral", "cacheEphemeralStorageClassName", "gp2"),
+			"volume_context.cacheEphemeralStorageClassName: cacheEphemeralStorageClassName: caches are below the driver's --cache-dir"),
+		"no cache":         attribute("cache", Attributes{}, "cache", ""),
+		"a cache of ours":  attribute("cache", Attributes{Cache: true}, "cache", "true"),
+		"an unknown cache": refused(attribute("cache", Attributes{}, "cache", "Memory"), "neither true nor false"),
+		"a cache's bound": attribute("cacheEmptyDirSizeLimit", Attributes{Cache: true, CacheSize: 2 << 30}, "cache", "emptyDir",
+			"cacheEmptyDirSizeLimit", "2Gi"),
+		"a cache's bound with a dot": attribute("cacheEmptyDirSizeLimit", Attributes{Cache: true, CacheSize: 3 << 29}, "cache", "emptyDir",
+			"cacheEmptyDirSizeLimit", "1.5Gi"),
+		"a cache's bound in thousands": attribute("cacheEmptyDirSizeLimit", Attributes{Cache: true, CacheSize: 5000 * 1000}, "cache", "emptyDir",
+			"cacheEmptyDirSizeLimit", "5000k"),
+		"a bound that is none": refused(attribute("cacheEmptyDirSizeLimit", Attributes{}, "cache", "emptyDir", "cacheEmptyDirSizeLimit", "lots"),
+			"is not an amount of bytes"),
+		"a bound of nothing": refused(attribute("cacheEmptyDirSizeLimit", Attributes{}, "cache", "emptyDir", "cacheEmptyDirSizeLimit", "0"),
+			"out of range"),
+		"a bound without a cache": ignored(attribute("cacheEmptyDirSizeLimit", Attributes{}, "cacheEmptyDirSizeLimit", "2Gi"),
+			"volume_context.cacheEmptyDirSizeLimit: cacheEmptyDirSizeLimit: has no effect without cache: emptyDir"),
+		"two bounds": refused(attribute("cacheEmptyDirSizeLimit", Attributes{}, "cache", "emptyDir", "cacheEmptyDirSizeLimit", "2Gi", "cacheSize",
+			"1Gi"), "contradicts cacheSize"),
+		"a limit of memory": attribute("mountpointContainerResourcesLimitsMemory", Attributes{MemoryLimit: 1 << 30},
+			"mountpointContainerResourcesLimitsMemory", "1Gi"),
+		"a limit of hardly any memory": refused(attribute("mountpointContainerResourcesLimitsMemory", Attributes{}, "mountpointContainerResourcesLimitsMemory",
+			"1Mi"), "less than 16Mi"),
+		"a limit of memory that is not": refused(attribute("mountpointContainerResourcesLimitsMemory", Attributes{}, "mountpointContainerResourcesLimitsMemory",
+			"1GiB"), "1.5Gi"),
+		"a cache in memory": refused(attribute("cacheEmptyDirMedium", Attributes{}, "cache", "emptyDir", "cacheEmptyDirMedium", "Memory"),
+			"--cache-dir on a tmpfs"),
+		"a cache where the node says": attribute("cacheEmptyDirMedium", Attributes{Cache: true}, "cache", "emptyDir", "cacheEmptyDirMedium", ""),
 
 		"region":                          flag("region", Attributes{Region: "us-west-2"}, "region us-west-2"),
 		"region of an attribute, too":     refused(flag("region", Attributes{}, "region us-west-2", "--region us-west-1"), "repeats"),
@@ -108,56 +123,68 @@ func TestWhatWasWrittenForOtherDriversIsMapped(t *testing.T) {
 		"mounter s3fs":          refused(legacy("mounter", Attributes{}, "mounter", "s3fs", "client", "rclone"), "set client: rclone"),
 		"mounter and client":    refused(legacy("mounter", Attributes{}, "mounter", "rclone", "client", "mountpoint-s3"), "contradicts client"),
 		"no options":            legacy("options", Attributes{}, "options", ""),
-		"options of geesefs":    refused(legacy("options", Attributes{}, "options", "--memory-limit 1000 --dir-mode 0777"), "memory-limit is not supported: see docs/migrating-settings.md"),
-		"options of s3fs":       refused(legacy("options", Attributes{}, "mounter", "s3fs", "options", "-o use_cache=/tmp,umask=0"), "umask is not supported: see docs/migrating-settings.md"),
+		"options of geesefs": refused(legacy("options", Attributes{}, "options", "--memory-limit 1000 --dir-mode 0777"),
+			"memory-limit is not supported: see docs/migrating-settings.md"),
+		"options of s3fs": refused(legacy("options", Attributes{}, "mounter", "s3fs", "options", "-o use_cache=/tmp,umask=0"),
+			"umask is not supported: see docs/migrating-settings.md"),
 
-		"rclone's uid":                    option("uid", "--uid 1000", Attributes{UID: new(uint32(1000))}),
-		"rclone's gid":                    option("gid", "--gid=5", Attributes{GID: new(uint32(5))}),
-		"rclone's dir-perms":              option("dir-perms", "--dir-perms 0750", Attributes{DirMode: new(uint32(0o750))}),
-		"rclone's file-perms":             option("file-perms", "--file-perms 0640 ", Attributes{FileMode: new(uint32(0o640))}),
-		"rclone's read-only":              option("read-only", " --read-only", Attributes{ReadOnly: true}),
-		"rclone's cache of writes":        option("vfs-cache-mode", "--vfs-cache-mode writes", Attributes{}),
-		"rclone's cache of all":           option("vfs-cache-mode", "--vfs-cache-mode=full --vfs-cache-max-size 10G", ours(Option{"read-cache", "true", true}, Option{"cache-size", "10Gi", true})),
-		"rclone's cache of something":     refused(option("vfs-cache-mode", "--vfs-cache-mode=some", Attributes{}), "is not off"),
-		"rclone's cache of nothing":       ignored(option("vfs-cache-mode", "--vfs-cache-mode off", Attributes{}), "volume_context.options: vfs-cache-mode: writes always go through a cache on the node's disk"),
-		"rclone's dir-cache-time":         option("dir-cache-time", "--dir-cache-time 5m", ours(Option{"dir-cache-time", "5m", true})),
-		"rclone's vfs-write-back":         option("vfs-write-back", "--vfs-write-back 5s", ours(Option{"write-back", "5s", true})),
-		"rclone's transfers":              option("transfers", "--transfers 8", ours(Option{"transfers", "8", true})),
-		"rclone's transfers, none":        refused(option("transfers", "--transfers", Attributes{}), "needs a value"),
-		"rclone's transfers twice":        refused(option("transfers", "--transfers 8 --transfers 9", Attributes{}), "set twice"),
-		"rclone's storage class":          option("s3-storage-class", "--s3-storage-class STANDARD_IA", ours(Option{"storage-class", "STANDARD_IA", true})),
-		"rclone's storage class, two":     refused(option("s3-storage-class", "--s3-storage-class A,B", Attributes{}), "comma"),
-		"rclone's encryption":             option("s3-server-side-encryption", "--s3-server-side-encryption AES256", ours(Option{"sse", "AES256", true})),
-		"rclone's key":                    option("s3-sse-kms-key-id", "--s3-sse-kms-key-id arn:x", ours(Option{"sse-kms-key-id", "arn:x", true})),
-		"rclone's cache size":             option("vfs-cache-max-size", "--vfs-cache-max-size 512M", ours(Option{"cache-size", "512Mi", true})),
-		"rclone's cache size, in KiB":     option("vfs-cache-max-size", "--vfs-cache-max-size 2048", ours(Option{"cache-size", "2048Ki", true})),
-		"rclone's cache size, unlimited":  refused(option("vfs-cache-max-size", "--vfs-cache-max-size off", Attributes{}), "needs an amount"),
-		"rclone's read-ahead":             option("vfs-read-ahead", "--vfs-read-ahead 32MiB", ours(Option{"read-ahead", "32Mi", true})),
-		"rclone's chunks":                 option("s3-chunk-size", "--s3-chunk-size 16Mi", ours(Option{"part-size", "16Mi", true})),
-		"rclone's server times":           option("use-server-modtime", "--use-server-modtime", ours(Option{"server-mtime", "true", true})),
-		"rclone's directory markers":      option("s3-directory-markers", "--s3-directory-markers=false", ours(Option{"directory-markers", "false", true})),
-		"an option beside one of ours":    refused(foreignCase{origin: OriginRclone, name: "transfers", given: with(nil, "mounter", "rclone", "options", "--transfers 8", "mountOptions", "transfers=9")}, "which options also sets"),
+		"rclone's uid":             option("uid", "--uid 1000", Attributes{UID: new(uint32(1000))}),
+		"rclone's gid":             option("gid", "--gid=5", Attributes{GID: new(uint32(5))}),
+		"rclone's dir-perms":       option("dir-perms", "--dir-perms 0750", Attributes{DirMode: new(uint32(0o750))}),
+		"rclone's file-perms":      option("file-perms", "--file-perms 0640 ", Attributes{FileMode: new(uint32(0o640))}),
+		"rclone's read-only":       option("read-only", " --read-only", Attributes{ReadOnly: true}),
+		"rclone's cache of writes": option("vfs-cache-mode", "--vfs-cache-mode writes", Attributes{}),
+		"rclone's cache of all": option("vfs-cache-mode", "--vfs-cache-mode=full --vfs-cache-max-size 10G",
+			ours(Option{"read-cache", "true", true}, Option{"cache-size", "10Gi", true})),
+		"rclone's cache of something": refused(option("vfs-cache-mode", "--vfs-cache-mode=some", Attributes{}), "is not off"),
+		"rclone's cache of nothing": ignored(option("vfs-cache-mode", "--vfs-cache-mode off", Attributes{}),
+			"volume_context.options: vfs-cache-mode: writes always go through a cache on the node's disk"),
+		"rclone's dir-cache-time":        option("dir-cache-time", "--dir-cache-time 5m", ours(Option{"dir-cache-time", "5m", true})),
+		"rclone's vfs-write-back":        option("vfs-write-back", "--vfs-write-back 5s", ours(Option{"write-back", "5s", true})),
+		"rclone's transfers":             option("transfers", "--transfers 8", ours(Option{"transfers", "8", true})),
+		"rclone's transfers, none":       refused(option("transfers", "--transfers", Attributes{}), "needs a value"),
+		"rclone's transfers twice":       refused(option("transfers", "--transfers 8 --transfers 9", Attributes{}), "set twice"),
+		"rclone's storage class":         option("s3-storage-class", "--s3-storage-class STANDARD_IA", ours(Option{"storage-class", "STANDARD_IA", true})),
+		"rclone's storage class, two":    refused(option("s3-storage-class", "--s3-storage-class A,B", Attributes{}), "comma"),
+		"rclone's encryption":            option("s3-server-side-encryption", "--s3-server-side-encryption AES256", ours(Option{"sse", "AES256", true})),
+		"rclone's key":                   option("s3-sse-kms-key-id", "--s3-sse-kms-key-id arn:x", ours(Option{"sse-kms-key-id", "arn:x", true})),
+		"rclone's cache size":            option("vfs-cache-max-size", "--vfs-cache-max-size 512M", ours(Option{"cache-size", "512Mi", true})),
+		"rclone's cache size, in KiB":    option("vfs-cache-max-size", "--vfs-cache-max-size 2048", ours(Option{"cache-size", "2048Ki", true})),
+		"rclone's cache size, unlimited": refused(option("vfs-cache-max-size", "--vfs-cache-max-size off", Attributes{}), "needs an amount"),
+		"rclone's read-ahead":            option("vfs-read-ahead", "--vfs-read-ahead 32MiB", ours(Option{"read-ahead", "32Mi", true})),
+		"rclone's chunks":                option("s3-chunk-size", "--s3-chunk-size 16Mi", ours(Option{"part-size", "16Mi", true})),
+		"rclone's server times":          option("use-server-modtime", "--use-server-modtime", ours(Option{"server-mtime", "true", true})),
+		"rclone's directory markers":     option("s3-directory-markers", "--s3-directory-markers=false", ours(Option{"directory-markers", "false", true})),
+		"an option beside one of ours": refused(foreignCase{origin: OriginRclone, name: "transfers",
+			given: with(nil, "mounter", "rclone", "options", "--transfers 8", "mountOptions", "transfers=9")}, "which options also sets"),
 		"options with quotes":             option("s3-storage-class", `--s3-storage-class "STAND"ARD`, ours(Option{"storage-class", "STANDARD", true})),
 		"an option with an escaped quote": refused(option("transfers", `--transfers "a \" b"`, Attributes{}), "white space"),
 
-		"a client of a mount option":     {origin: OriginOption, name: "client", flags: []string{"client=rclone"}, want: Reading{Attributes: Attributes{Client: "rclone"}}},
-		"two clients":                    {origin: OriginOption, name: "client", flags: []string{"client=rclone"}, given: with(nil, "client", "mountpoint-s3"), refuse: "contradicts client"},
-		"a role of a mount option":       {origin: OriginOption, name: "role-arn", flags: []string{"role-arn arn:aws:iam::111122223333:role/a"}, want: Reading{Attributes: Attributes{RoleARN: "arn:aws:iam::111122223333:role/a"}}},
-		"a role that is none":            {origin: OriginOption, name: "role-arn", flags: []string{"role-arn=x"}, refuse: flagsField + "[0]: \"x\" is not a role's ARN"},
+		"a client of a mount option": {origin: OriginOption, name: "client", flags: []string{"client=rclone"},
+			want: Reading{Attributes: Attributes{Client: "rclone"}}},
+		"two clients": {origin: OriginOption, name: "client", flags: []string{"client=rclone"}, given: with(nil, "client", "mountpoint-s3"),
+			refuse: "contradicts client"},
+		"a role of a mount option": {origin: OriginOption, name: "role-arn", flags: []string{"role-arn arn:aws:iam::111122223333:role/a"},
+			want: Reading{Attributes: Attributes{RoleARN: "arn:aws:iam::111122223333:role/a"}}},
+		"a role that is none": {origin: OriginOption, name: "role-arn", flags: []string{"role-arn=x"},
+			refuse: flagsField + "[0]: \"x\" is not a role's ARN"},
 		"a backend of a mount option":    {origin: OriginOption, name: "backend", flags: []string{"backend=minio"}},
 		"a backend that no one can have": {origin: OriginOption, name: "backend", flags: []string{"backend=MinIO"}, refuse: flagsField + "[0]: backend name"},
-		"a client for one of geesefs": {origin: OriginOption, name: "client", given: with(nil, "mounter", "geesefs", "options", "--memory-limit 1000", "capacity", "1"), flags: []string{"client=rclone", "backend=minio", "transfers=8"},
+		"a client for one of geesefs": {origin: OriginOption, name: "client",
+			given: with(nil, "mounter", "geesefs", "options", "--memory-limit 1000", "capacity", "1"), flags: []string{"client=rclone", "backend=minio", "transfers=8"},
 			want: Reading{Attributes: Attributes{Client: "rclone"}, Options: []Option{{"transfers", "8", true}}, Ignored: []string{
 				"volume_context.mounter: mounter: replaced by the mount option client",
 				"volume_context.options: options: replaced by the mount option client; set mountOptions for that client",
 			}}},
 
-		"prefix":                       {origin: OriginAWSOption, name: "prefix", flags: []string{"prefix some-s3-prefix/"}},
-		"prefix without a slash":       {origin: OriginAWSOption, name: "prefix", flags: []string{"--prefix=some-s3-prefix"}},
-		"prefix of an attribute, too":  {origin: OriginAWSOption, name: "prefix", flags: []string{" prefix  some-s3-prefix/ "}, given: with(nil, "prefix", "some-s3-prefix")},
-		"prefix against the attribute": {origin: OriginAWSOption, name: "prefix", flags: []string{"prefix some-s3-prefix/"}, given: with(nil, "prefix", "other"), refuse: "contradicts prefix"},
-		"prefix that climbs":           {origin: OriginAWSOption, name: "prefix", flags: []string{"prefix ../"}, refuse: `path segment ".."`},
-		"prefix of nothing":            {origin: OriginAWSOption, name: "prefix", flags: []string{"prefix"}, refuse: "needs a value"},
+		"prefix":                 {origin: OriginAWSOption, name: "prefix", flags: []string{"prefix some-s3-prefix/"}},
+		"prefix without a slash": {origin: OriginAWSOption, name: "prefix", flags: []string{"--prefix=some-s3-prefix"}},
+		"prefix of an attribute, too": {origin: OriginAWSOption, name: "prefix", flags: []string{" prefix  some-s3-prefix/ "},
+			given: with(nil, "prefix", "some-s3-prefix")},
+		"prefix against the attribute": {origin: OriginAWSOption, name: "prefix", flags: []string{"prefix some-s3-prefix/"}, given: with(nil, "prefix", "other"),
+			refuse: "contradicts prefix"},
+		"prefix that climbs": {origin: OriginAWSOption, name: "prefix", flags: []string{"prefix ../"}, refuse: `path segment ".."`},
+		"prefix of nothing":  {origin: OriginAWSOption, name: "prefix", flags: []string{"prefix"}, refuse: "needs a value"},
 	}
 	seen := map[Origin][]string{}
 	for name, c := range cases {
@@ -278,7 +305,8 @@ func TestTheTableHasEveryOptionOfMountpoint(t *testing.T) {
 		"read-only", "storage-class", "allow-delete", "allow-overwrite", "incremental-upload", "auto-unmount", "allow-root", "allow-other", "maximum-throughput-gbps",
 		"max-threads", "memory-target", "part-size", "read-part-size", "write-part-size", "ca-bundle", "uid", "gid", "dir-mode", "file-mode", "foreground",
 		"expected-bucket-owner", "log-directory", "log-metrics", "otlp-endpoint", "otlp-export-interval", "debug", "debug-crt", "no-log", "cache", "metadata-ttl",
-		"negative-metadata-ttl", "max-cache-size", "cache-xz", "user-agent-prefix", "sse", "sse-kms-key-id", "upload-checksums", "infer-content-type", "bind", "help", "version",
+		"negative-metadata-ttl", "max-cache-size", "cache-xz", "user-agent-prefix", "sse", "sse-kms-key-id", "upload-checksums", "infer-content-type", "bind",
+		"help", "version",
 		"aws-max-attempts", // the driver's own
 	} {
 		if _, ok := rowNamed(awsOptions(), name); !ok {
@@ -296,7 +324,8 @@ func TestTheTableHasEveryOptionOfMountpoint(t *testing.T) {
 
 func TestMountFlagsOfStaticVolumesAreReadInEverySpelling(t *testing.T) {
 	for _, flag := range []string{
-		"metadata-ttl indefinite", "--metadata-ttl indefinite", "metadata-ttl=indefinite", "--metadata-ttl=indefinite", "  metadata-ttl   indefinite ", "metadata-ttl= indefinite",
+		"metadata-ttl indefinite", "--metadata-ttl indefinite", "metadata-ttl=indefinite", "--metadata-ttl=indefinite", "  metadata-ttl   indefinite ",
+		"metadata-ttl= indefinite",
 	} {
 		got, err := withFlags(flag)
 		if want := []Option{{"metadata-ttl", "indefinite", true}}; err != nil || !reflect.DeepEqual(got.Options, want) {
@@ -323,8 +352,10 @@ func TestMountFlags_AreReadAsMeantOrRefused(t *testing.T) {
 	for flag, want := range map[string]string{
 		`prefix "hello world/"`: "hello world/", `--prefix="hello world/"`: "hello world/", `prefix 'hello world'`: "hello world/", "prefix=o'brien/x": "o'brien/x/",
 		`prefix=a"b/`: `a"b/`, `prefix=""`: "", "prefix= a/": "a/", "  --prefix   a b/  ": "a b/",
-		`prefix="a/`: "-", `prefix=a/"`: "-", `prefix="a"/`: "-", `prefix "a" "b"`: "-", `prefix='"a"'`: "-", `prefix="'a"`: "-", `prefix=""a""`: "-", `prefix="`: "-", `"prefix a/"`: "-",
-		`prefix hello\ world/`: "-", `prefix="a\ b/"`: "-", "prefix =a/": "-", "prefix = a/": "-", "prefix a/,allow-delete": "-", "prefix=a/,region=x": "-", "allow-delete,prefix a/": "-",
+		`prefix="a/`: "-", `prefix=a/"`: "-", `prefix="a"/`: "-", `prefix "a" "b"`: "-", `prefix='"a"'`: "-", `prefix="'a"`: "-", `prefix=""a""`: "-",
+		`prefix="`: "-", `"prefix a/"`: "-",
+		`prefix hello\ world/`: "-", `prefix="a\ b/"`: "-", "prefix =a/": "-", "prefix = a/": "-", "prefix a/,allow-delete": "-", "prefix=a/,region=x": "-",
+		"allow-delete,prefix a/":    "-",
 		"prefix a/ --allow-delete/": "a/ --allow-delete/", "prefix=..": "-", "prefix=a//b": "-", "prefix=/": "-", "prefix": "-", "Prefix=a/": "-",
 	} {
 		r, err := withFlags(flag)
@@ -335,15 +366,18 @@ func TestMountFlags_AreReadAsMeantOrRefused(t *testing.T) {
 		}
 	}
 	for flag, want := range map[string]Attributes{
-		`uid="1000"`: {UID: new(uint32(1000))}, `--gid '5'`: {GID: new(uint32(5))}, "cache": {Cache: true}, "cache=false": {}, `region "eu-west-1"`: {Region: "eu-west-1"}, "read-only=false": {},
+		`uid="1000"`: {UID: new(uint32(1000))}, `--gid '5'`: {GID: new(uint32(5))}, "cache": {Cache: true}, "cache=false": {},
+		`region "eu-west-1"`: {Region: "eu-west-1"}, "read-only=false": {},
 	} {
 		if r, err := withFlags(flag); err != nil || !reflect.DeepEqual(r.Attributes, want) {
 			t.Errorf("%q reads as %+v, %v", flag, r.Attributes, err)
 		}
 	}
 	for _, flag := range []string{
-		"allow-other=false", "--foreground false", "allow-other=", "cache=yes", "cache=no", "uid=1,uid=2", "uid 1 2", "uid=0x10", "uid=+1", "uid=01", "uid=-1", "uid=4294967295", "uid=1e3", "uid=",
-		"dir-mode=0o755", "dir-mode=1777", "dir-mode=rwx", "read-only=yes", "read-only=", "region=", "allow-delete,region x", "max-cache-size=5,debug\"", "UID=5", "u_id=5",
+		"allow-other=false", "--foreground false", "allow-other=", "cache=yes", "cache=no", "uid=1,uid=2", "uid 1 2", "uid=0x10", "uid=+1", "uid=01", "uid=-1",
+		"uid=4294967295", "uid=1e3", "uid=",
+		"dir-mode=0o755", "dir-mode=1777", "dir-mode=rwx", "read-only=yes", "read-only=", "region=", "allow-delete,region x", "max-cache-size=5,debug\"", "UID=5",
+		"u_id=5",
 	} {
 		_, err := withFlags(flag)
 		wantInvalid(t, err, flagsField+"[0]")
@@ -352,7 +386,8 @@ func TestMountFlags_AreReadAsMeantOrRefused(t *testing.T) {
 
 func TestMountFlagsOfStaticVolumesHideNoSecondOption(t *testing.T) {
 	for _, flag := range []string{
-		"", "--", "-", "-o allow_other", "-oallow_other", "-x", "-uid=1", "---uid=1", "metadata-ttl 1 --cache /x", "metadata-ttl --cache", "prefix --cache", "max-threads=8 --cache=/x", "metadata-ttl\t1",
+		"", "--", "-", "-o allow_other", "-oallow_other", "-x", "-uid=1", "---uid=1", "metadata-ttl 1 --cache /x", "metadata-ttl --cache", "prefix --cache",
+		"max-threads=8 --cache=/x", "metadata-ttl\t1",
 		"metadata-ttl=1\n--x", "Region x", "allow_other", "=x", " ", "a\x00",
 	} {
 		got, err := withFlags("allow-delete", flag)
@@ -375,7 +410,8 @@ func TestMountFlagsOfStaticVolumesHideNoSecondOption(t *testing.T) {
 
 // What a StorageClass's author wrote for this driver is read as ever: its mount options say nothing about the place.
 func TestMountFlagsOfVolumesOfOursAreOptionsOfTheClient(t *testing.T) {
-	got, err := Read(Given{Handle: "default:shared/p/", Flags: []string{"uid=1000", "--prefix=x/", "allow-delete"}, FlagsField: flagsField, DriverName: AWSDriverName})
+	got, err := Read(Given{Handle: "default:shared/p/", Flags: []string{"uid=1000", "--prefix=x/", "allow-delete"}, FlagsField: flagsField,
+		DriverName: AWSDriverName})
 	want := Reading{ID: ID{"default", "shared", "p/"}, Options: []Option{{"uid", "1000", true}, {"prefix", "x/", true}, {Name: "allow-delete"}}}
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v, %v", got, err)
@@ -393,9 +429,12 @@ func TestUnderTheAWSDriversNameItsVolumesKeepItsDefaults(t *testing.T) {
 		client         string
 		options        []Option
 	}{
-		"nothing may be changed":          {"h", AWSDriverName, with(nil, "bucketName", "shared"), nil, "mountpoint-s3", []Option{off("allow-delete"), off("allow-overwrite")}},
-		"what the volume allows may be":   {"h", AWSDriverName, with(nil, "bucketName", "shared"), []string{"allow-delete"}, "mountpoint-s3", []Option{{Name: "allow-delete"}, off("allow-overwrite")}},
-		"in an attribute, too":            {"h", AWSDriverName, with(nil, "bucketName", "shared", "mountOptions", "allow-overwrite"), nil, "mountpoint-s3", []Option{{Name: "allow-overwrite"}, off("allow-delete")}},
+		"nothing may be changed": {"h", AWSDriverName, with(nil, "bucketName", "shared"), nil, "mountpoint-s3",
+			[]Option{off("allow-delete"), off("allow-overwrite")}},
+		"what the volume allows may be": {"h", AWSDriverName, with(nil, "bucketName", "shared"), []string{"allow-delete"}, "mountpoint-s3",
+			[]Option{{Name: "allow-delete"}, off("allow-overwrite")}},
+		"in an attribute, too": {"h", AWSDriverName, with(nil, "bucketName", "shared", "mountOptions", "allow-overwrite"), nil, "mountpoint-s3",
+			[]Option{{Name: "allow-overwrite"}, off("allow-delete")}},
 		"a volume that names its client":  {"h", AWSDriverName, with(nil, "bucketName", "shared", "client", "rclone"), nil, "rclone", nil},
 		"a volume of ours":                {"default:shared", AWSDriverName, nil, nil, "", nil},
 		"another name of this driver":     {"h", "s3.csi.driver", with(nil, "bucketName", "shared"), nil, "", nil},
@@ -412,7 +451,8 @@ func TestUnderTheAWSDriversNameItsVolumesKeepItsDefaults(t *testing.T) {
 }
 
 func TestAllThatIsRefusedIsSaidAtOnce(t *testing.T) {
-	_, err := Read(Given{Handle: "bucket/path", Context: map[string]string{"mounter": "geesefs", "options": "--memory-limit 1000 --dir-mode 0777 --no-systemd --what"}})
+	_, err := Read(Given{Handle: "bucket/path", Context: map[string]string{"mounter": "geesefs", "options": "--memory-limit 1000 --dir-mode 0777 --no-systemd " +
+		"--what"}})
 	wantInvalid(t, err, "volume_context.mounter", "client: rclone", "volume_context.options: memory-limit", "dir-mode", "no-systemd", "what is not supported")
 }
 

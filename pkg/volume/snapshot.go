@@ -126,7 +126,8 @@ func (p *Parameters) ApplyAccess() error {
 	case id == SnapshotID{}:
 		return fault.Field("parameters."+keySnapshotAccess, "%s needs a snapshot as the volume's source (in Kubernetes: dataSource)", SnapshotAccessDirect)
 	case p.Backend != id.Backend || p.BucketName != id.Bucket:
-		return fault.Field("parameters."+keyBucketName, "%q must be the snapshot's bucket, %s, of its backend, %s, with %s: %s", p.BucketName, id.Bucket, id.Backend, keySnapshotAccess, SnapshotAccessDirect)
+		return fault.Field("parameters."+keyBucketName, "%q must be the snapshot's bucket, %s, of its backend, %s, with %s: %s", p.BucketName, id.Bucket, id.Backend,
+			keySnapshotAccess, SnapshotAccessDirect)
 	}
 	p.Node.Snapshot, p.Node.ReadOnly = id.element(), true
 	return nil
@@ -176,9 +177,12 @@ type SnapshotParameterDoc struct {
 // SnapshotParameterDocs returns the table of all parameters of a VolumeSnapshotClass, in the order of the documentation.
 func SnapshotParameterDocs() []SnapshotParameterDoc {
 	return []SnapshotParameterDoc{
-		{keyBucketName, "the source's bucket; required if the source has its own bucket", "The bucket in which snapshots are stored. On the source's backend; the driver's credentials must reach both.",
+		{keyBucketName, "the source's bucket; required if the source has its own bucket",
+			"The bucket in which snapshots are stored. On the source's backend; the driver's credentials must reach both.",
 			of(func(p *SnapshotParameters) *string { return &p.BucketName }, parseBucket, nil)},
-		{keyConsistency, "`object`", "[`object`](snapshots.md#what-a-snapshot-of-a-volume-in-use-promises): each object is whole, and existed at some time between the start and the end of the copy. [`time`](snapshots.md#a-snapshot-of-one-time): all objects are as they were at one time; the bucket must have versioning.",
+		{keyConsistency, "`object`", "[`object`](snapshots.md#what-a-snapshot-of-a-volume-in-use-promises): each object is whole, and existed at some time " +
+			"between the start and the end of the copy. [`time`](snapshots.md#a-snapshot-of-one-time): all objects are as they were at one time; the bucket must " +
+			"have versioning.",
 			oneOf(func(p *SnapshotParameters) *string { return &p.Consistency }, SnapshotObject, SnapshotTime)},
 		{keyMaxObjects, "`100000`", "Maximum number of objects of a snapshot. A larger source is refused.",
 			of(func(p *SnapshotParameters) *int64 { return &p.MaxObjects }, parseNumber[int64](1, math.MaxInt64), nil)},
@@ -233,7 +237,8 @@ func (p SnapshotParameters) ID(source ID, name string, generation int) SnapshotI
 func (p SnapshotParameters) CheckPlace(source ID) error {
 	id := SnapshotID{Backend: source.Backend, Bucket: p.ID(source, "x", 1).Bucket, Segment: strings.Repeat("x", maxSegment), Generation: MaxGeneration}
 	if over := len(id.String()) - maxString; over > 0 {
-		return fault.Field("parameters."+keyBucketName, "%q and backend name %q together are too long by %d bytes for a snapshot id of %d bytes; name another bucket", id.Bucket, id.Backend, over, maxString)
+		return fault.Field("parameters."+keyBucketName,
+			"%q and backend name %q together are too long by %d bytes for a snapshot id of %d bytes; name another bucket", id.Bucket, id.Backend, over, maxString)
 	}
 	return nil
 }

@@ -93,7 +93,8 @@ func TestEveryExampleIsAccepted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for kind, least := range map[string]int{config: 3, "StorageClass": 5, "PersistentVolume": 4, "Secret": 5, "Pod": 5, "inline volume": 3, "VolumeSnapshotClass": 1} {
+	for kind, least := range map[string]int{config: 3, "StorageClass": 5, "PersistentVolume": 4, "Secret": 5, "Pod": 5, "inline volume": 3,
+		"VolumeSnapshotClass": 1} {
 		if seen[kind] < least {
 			t.Errorf("checked %d of %s, want at least %d", seen[kind], kind, least)
 		}
@@ -311,7 +312,8 @@ func checkClient(t *testing.T, a volume.Attributes, options []volume.Option) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := c.CheckVolume(client.Volume{Place: "volume_context", Attributes: a, Options: []client.Given{{Field: "mountOptions", Options: options}}}); err != nil {
+	if err := c.CheckVolume(client.Volume{Place: "volume_context", Attributes: a,
+		Options: []client.Given{{Field: "mountOptions", Options: options}}}); err != nil {
 		t.Error(err)
 	}
 }

@@ -215,11 +215,12 @@ func TestCheckOfAClient_NamesTheSettingThatHelps(t *testing.T) {
 		failed  []string // rows with "no!" that must be there
 		setting string
 	}{
-		"checksums are refused":         {refuse, "", []string{"checksums", "clientWrite", "clientLarge"}, "upload-checksums=off"},
-		"checksums are off":             {refuse, "upload-checksums=off", nil, ""},
-		"ranges are ignored":            {faultproxy.Forgetting("Range"), "", []string{"ranges"}, ""},
-		"copies are refused":            {faultproxy.Refusing(faultproxy.Of("CopyObject"), 501, "NotImplemented"), "", []string{"copies"}, ""},
-		"multipart uploads are refused": {faultproxy.Refusing(faultproxy.Of("CreateMultipartUpload"), 403, "AccessDenied"), "", []string{"multipart", "clientLarge"}, ""},
+		"checksums are refused": {refuse, "", []string{"checksums", "clientWrite", "clientLarge"}, "upload-checksums=off"},
+		"checksums are off":     {refuse, "upload-checksums=off", nil, ""},
+		"ranges are ignored":    {faultproxy.Forgetting("Range"), "", []string{"ranges"}, ""},
+		"copies are refused":    {faultproxy.Refusing(faultproxy.Of("CopyObject"), 501, "NotImplemented"), "", []string{"copies"}, ""},
+		"multipart uploads are refused": {faultproxy.Refusing(faultproxy.Of("CreateMultipartUpload"), 403, "AccessDenied"), "", []string{"multipart", "clientLarge"},
+			""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -29,7 +29,8 @@ func (e *env) declareHostile(kinds []string) (flag string) {
 	var b strings.Builder
 	fmt.Fprintf(&b, "backends:\n  default: {endpoint: %q, region: %q, addressing: path}\nclients:\n", e.Rig.S3.Endpoint, e.Rig.S3.Region)
 	for i, kind := range kinds {
-		fmt.Fprintf(&b, "  hostile-%d: {program: hostile, fuse: path, args: [\"--prefix=${prefix}\", \"${mountpoint}\"], environment: {%s: %q}, memory: 128Mi, drain: exits, cache: none}\n", i, hostile.Env, kind)
+		fmt.Fprintf(&b, "  hostile-%d: {program: hostile, fuse: path, args: [\"--prefix=${prefix}\", \"${mountpoint}\"], environment: {%s: %q}, memory: 128Mi, "+
+			"drain: exits, cache: none}\n", i, hostile.Env, kind)
 	}
 	return fuseclients.WriteConfig(e.t, e.Rig, b.String())
 }

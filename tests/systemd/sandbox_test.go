@@ -126,7 +126,8 @@ func TestLandlockKeepsClientsIn(t *testing.T) {
 				"write:/tmp": refused, "write:/var/tmp": refused, "write:/dev/shm": refused, "write:/etc": refused, "write:/run": refused, "write:" + programs: refused,
 				"write:" + other.StateDir: refused, "list:" + other.StateDir: refused, "list:" + other.CacheDir: refused, "list:" + u.dir: refused,
 				"list:/": refused, "list:/etc": refused, "list:/home": refused, "list:/root": refused, "list:/run": refused, "list:/var": refused, "list:/tmp": refused,
-				"open:/dev/fuse": refused, "open:/dev/kmsg": refused + "|no such file", "open:/proc/sys/kernel/core_pattern": refused + "|read-only", "read:/proc/kmsg": refused + "|not permitted",
+				"open:/dev/fuse": refused, "open:/dev/kmsg": refused + "|no such file", "open:/proc/sys/kernel/core_pattern": refused + "|read-only",
+				"read:/proc/kmsg":               refused + "|not permitted",
 				"open:/proc/self/oom_score_adj": refused, "open:/proc/self/mem": refused,
 				"exec:" + program: refused, "exec:" + helperProgram: refused,
 				fmt.Sprintf("read:/proc/%d/environ", os.Getpid()):           refused,
@@ -269,7 +270,8 @@ func TestWithoutLandlockUnitsHideTheHost(t *testing.T) {
 
 // metadata are the addresses where clouds, and agents on their nodes, hand out credentials.
 func metadata() []string {
-	return []string{"169.254.169.254", "fd00:ec2::254", "169.254.170.2", "169.254.170.23", "fd00:ec2::23", "100.100.100.200", "168.63.129.16", "169.254.0.23", "169.254.42.42", "fd20:ce::254"}
+	return []string{"169.254.169.254", "fd00:ec2::254", "169.254.170.2", "169.254.170.23", "fd00:ec2::23", "100.100.100.200", "168.63.129.16", "169.254.0.23",
+		"169.254.42.42", "fd20:ce::254"}
 }
 
 // routed reports whether this machine has a route to an address: without one nothing shows who is denied it.
@@ -349,7 +351,8 @@ func TestSandboxIsReported(t *testing.T) {
 }
 
 func TestPropertyThatSystemdDoesNotKnowIsLeftOutAndReported(t *testing.T) {
-	l := newLauncher(t, launcher.WithProperties(launcher.Property{Name: "S3CSINoSuchThing", Value: true}, launcher.Property{Name: "OOMScoreAdjust", Value: int32(100)}))
+	l := newLauncher(t, launcher.WithProperties(launcher.Property{Name: "S3CSINoSuchThing", Value: true},
+		launcher.Property{Name: "OOMScoreAdjust", Value: int32(100)}))
 	u := start(t, l)
 	u.hello()
 	if got := show(t, u.name(), "OOMScoreAdjust"); got != "100" {
@@ -361,7 +364,8 @@ func TestPropertyThatSystemdDoesNotKnowIsLeftOutAndReported(t *testing.T) {
 }
 
 func TestUnitHasItsLimitsAndIsStoppedAfterTheContainersAndWithTimeToFlush(t *testing.T) {
-	l := newLauncher(t, launcher.WithSliceLimits(launcher.Limits{MemoryMax: 900 << 20}), launcher.WithDefaultLimits(launcher.Limits{MemoryMax: 200 << 20, TasksMax: 300}))
+	l := newLauncher(t, launcher.WithSliceLimits(launcher.Limits{MemoryMax: 900 << 20}),
+		launcher.WithDefaultLimits(launcher.Limits{MemoryMax: 200 << 20, TasksMax: 300}))
 	u := prepare(t, l)
 	u.Limits = launcher.Limits{TasksMax: 400, CPUWeight: 20, MemoryHigh: 150 << 20}
 	u.mustLaunch()
@@ -371,7 +375,8 @@ func TestUnitHasItsLimitsAndIsStoppedAfterTheContainersAndWithTimeToFlush(t *tes
 	for name, want := range map[string]string{
 		"Slice": "system-s3csi.slice", "Type": "exec", "KillMode": "mixed", "SendSIGKILL": "yes", "OOMPolicy": "continue",
 		"TimeoutStopUSec": "2min", "Restart": "no", "StandardOutput": "journal", "StandardError": "journal", "SyslogIdentifier": "s3csi-" + u.Name,
-		"Description": u.Description, "Transient": "yes", "CollectMode": "inactive", "MemoryMax": "209715200", "MemoryHigh": "157286400", "TasksMax": "400", "CPUWeight": "20", "Environment": strings.Join(helper.Environment(), " "),
+		"Description": u.Description, "Transient": "yes", "CollectMode": "inactive", "MemoryMax": "209715200", "MemoryHigh": "157286400", "TasksMax": "400",
+		"CPUWeight": "20", "Environment": strings.Join(helper.Environment(), " "),
 	} {
 		if got := show(t, u.name(), name); got != want {
 			t.Errorf("%s is %q, want %q", name, got, want)

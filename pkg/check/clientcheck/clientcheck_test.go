@@ -131,7 +131,8 @@ func failed(s check.Section) string {
 func TestRowsAndNotes(t *testing.T) {
 	t.Parallel()
 	const unmounted = "clientList unknown, clientWrite unknown, clientStored unknown, clientRead unknown, clientOverwrite unknown, " +
-		"clientEmpty unknown, clientLarge unknown, clientOffset unknown, clientRemote unknown, clientRename unknown, clientDelete unknown, clientHeal unknown, clientUnmount unknown, clientDrain unknown"
+		"clientEmpty unknown, clientLarge unknown, clientOffset unknown, clientRemote unknown, clientRename unknown, clientDelete unknown, clientHeal unknown, " +
+		"clientUnmount unknown, clientDrain unknown"
 	const all = "drain: exits|needs: [delete]|cache: none or copies"
 	for name, tt := range map[string]struct {
 		fake   fake
@@ -147,15 +148,17 @@ func TestRowsAndNotes(t *testing.T) {
 		"a large file is lost":   {fake{loses: largeName}, "clientLarge no, clientHeal unknown", all, false},
 		"no read at an offset":   {fake{refuses: "read at an offset"}, "clientOffset no", all, false},
 		"no overwrite":           {fake{refuses: "read small"}, "clientRead no, clientOverwrite no", all, false},
-		"a write has failed":     {fake{refuses: "write small"}, "clientWrite no, clientStored unknown, clientRead no, clientOverwrite no", "drain: exits|needs: [delete]", false},
-		"lost at unmount":        {fake{loses: "drain"}, "clientDrain no", "drain: unknown|needs: [delete]", false},
-		"stored later":           {fake{loses: smallName}, "clientStored no, clientOverwrite no", "cache: unsent", false},
-		"names are cached":       {fake{loses: "remote"}, "clientRemote no", "options: declare", true},
-		"something is left":      {fake{left: []string{"mount /x"}}, "clientLeft no", all, false},
-		"no mount":               {fake{publishErr: errors.New("exit status 1")}, "clientMount no, " + unmounted, "", false},
-		"no mount in time":       {fake{hangs: "publish"}, "clientMount no, " + unmounted, "", false},
-		"no restart":             {fake{hangs: "heal"}, "clientHeal no, clientDrain unknown", "needs: [delete]", false},
-		"a hang": {fake{hangs: "read small"}, "clientRead no, clientOverwrite unknown, clientEmpty unknown, clientLarge unknown, clientOffset unknown, clientRemote unknown, clientRename unknown, " +
+		"a write has failed": {fake{refuses: "write small"}, "clientWrite no, clientStored unknown, clientRead no, clientOverwrite no",
+			"drain: exits|needs: [delete]", false},
+		"lost at unmount":   {fake{loses: "drain"}, "clientDrain no", "drain: unknown|needs: [delete]", false},
+		"stored later":      {fake{loses: smallName}, "clientStored no, clientOverwrite no", "cache: unsent", false},
+		"names are cached":  {fake{loses: "remote"}, "clientRemote no", "options: declare", true},
+		"something is left": {fake{left: []string{"mount /x"}}, "clientLeft no", all, false},
+		"no mount":          {fake{publishErr: errors.New("exit status 1")}, "clientMount no, " + unmounted, "", false},
+		"no mount in time":  {fake{hangs: "publish"}, "clientMount no, " + unmounted, "", false},
+		"no restart":        {fake{hangs: "heal"}, "clientHeal no, clientDrain unknown", "needs: [delete]", false},
+		"a hang": {fake{hangs: "read small"}, "clientRead no, clientOverwrite unknown, clientEmpty unknown, clientLarge unknown, clientOffset unknown, " +
+			"clientRemote unknown, clientRename unknown, " +
 			"clientDelete unknown, clientHeal unknown, clientDrain unknown", "cache: none or copies", false},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -196,7 +199,8 @@ func TestRowsAndNotes(t *testing.T) {
 			if !f.unpublished || f.removed == 0 {
 				t.Errorf("unpublished: %t, removed: %d", f.unpublished, f.removed)
 			}
-			if i := slices.IndexFunc(s.Rows, func(r check.Row) bool { return strings.Contains(r.Why, "did not finish within") }); (i >= 0) != (f.hangs != "" && f.hangs != "publish") {
+			if i := slices.IndexFunc(s.Rows, func(r check.Row) bool { return strings.Contains(r.Why, "did not finish within") }); (i >= 0) != (f.hangs != "" &&
+				f.hangs != "publish") {
 				t.Errorf("the step that has hung: %d of %+v", i, s.Rows)
 			}
 		})
@@ -241,18 +245,20 @@ func TestRenewal(t *testing.T) {
 		why     string
 		ok      bool
 	}{
-		"renewed":                       {lasts: []time.Duration{lasts, lasts, next}, renewal: lasts, result: check.Yes, ok: true},
-		"renewed before the step":       {lasts: []time.Duration{lasts, next}, renewal: lasts, result: check.Yes, ok: true},
-		"not renewed":                   {lasts: []time.Duration{lasts}, renewal: lasts, result: check.No, why: "not renewed"},
-		"refused":                       {lasts: []time.Duration{lasts, lasts}, problem: "AccessDenied", renewal: lasts, result: check.No, why: "AccessDenied"},
-		"no answer":                     {renewal: lasts, result: check.No, why: "does not answer"},
-		"the client has the former one": {fake: fake{refuses: "write renewed"}, lasts: []time.Duration{lasts, next}, renewal: lasts, result: check.No, why: "not permitted"},
-		"nothing arrives":               {fake: fake{loses: "renewed"}, lasts: []time.Duration{lasts, next}, renewal: lasts, result: check.No, why: "not exist"},
-		"it lists nothing":              {fake: fake{refuses: "list the root after the renewal"}, lasts: []time.Duration{lasts, next}, renewal: lasts, result: check.No, why: "not permitted"},
-		"no session":                    {lasts: []time.Duration{0}, renewal: lasts, result: check.Unknown, why: "no session"},
-		"longer than asked for":         {lasts: []time.Duration{next}, renewal: lasts, result: check.Unknown, why: "longer"},
-		"not asked for":                 {result: check.Unknown, why: "--session-duration", ok: true},
-		"static keys":                   {renewal: lasts, static: true, result: check.Unknown, why: "credentials: static", ok: true},
+		"renewed":                 {lasts: []time.Duration{lasts, lasts, next}, renewal: lasts, result: check.Yes, ok: true},
+		"renewed before the step": {lasts: []time.Duration{lasts, next}, renewal: lasts, result: check.Yes, ok: true},
+		"not renewed":             {lasts: []time.Duration{lasts}, renewal: lasts, result: check.No, why: "not renewed"},
+		"refused":                 {lasts: []time.Duration{lasts, lasts}, problem: "AccessDenied", renewal: lasts, result: check.No, why: "AccessDenied"},
+		"no answer":               {renewal: lasts, result: check.No, why: "does not answer"},
+		"the client has the former one": {fake: fake{refuses: "write renewed"}, lasts: []time.Duration{lasts, next}, renewal: lasts, result: check.No,
+			why: "not permitted"},
+		"nothing arrives": {fake: fake{loses: "renewed"}, lasts: []time.Duration{lasts, next}, renewal: lasts, result: check.No, why: "not exist"},
+		"it lists nothing": {fake: fake{refuses: "list the root after the renewal"}, lasts: []time.Duration{lasts, next}, renewal: lasts, result: check.No,
+			why: "not permitted"},
+		"no session":            {lasts: []time.Duration{0}, renewal: lasts, result: check.Unknown, why: "no session"},
+		"longer than asked for": {lasts: []time.Duration{next}, renewal: lasts, result: check.Unknown, why: "longer"},
+		"not asked for":         {result: check.Unknown, why: "--session-duration", ok: true},
+		"static keys":           {renewal: lasts, static: true, result: check.Unknown, why: "credentials: static", ok: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -269,7 +275,8 @@ func TestRenewal(t *testing.T) {
 			if tt.problem != "" {
 				f.sessions[len(f.sessions)-1].Problem = tt.problem
 			}
-			s := Check{Client: "x", Target: f.target, Volume: &f, Objects: &f, Host: &f, Large: large, StaticKeys: tt.static, Renewal: tt.renewal, Timeout: 3 * time.Second}.Run(t.Context())
+			s := Check{Client: "x", Target: f.target, Volume: &f, Objects: &f, Host: &f, Large: large, StaticKeys: tt.static, Renewal: tt.renewal,
+				Timeout: 3 * time.Second}.Run(t.Context())
 			row := s.Rows[slices.IndexFunc(s.Rows, func(r check.Row) bool { return r.Check == "clientRenewal" })]
 			if row.Result != tt.result || !strings.Contains(row.Why, tt.why) || check.NewReport(s).OK != tt.ok {
 				t.Errorf("%+v", row)

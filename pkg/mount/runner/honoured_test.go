@@ -76,7 +76,8 @@ func (s *sweep) publish(clientName string, context map[string]string, change fun
 	if err != nil {
 		return served{}, fault.Field("volume_context.client", "%w", err)
 	}
-	given := client.Volume{Place: "volume_context", Prefix: s.got.Volume.Prefix, Attributes: s.got.Attributes, Group: s.got.MountGroup, Options: []client.Given{{Field: "mountOptions", Options: s.got.Options}}}
+	given := client.Volume{Place: "volume_context", Prefix: s.got.Volume.Prefix, Attributes: s.got.Attributes, Group: s.got.MountGroup,
+		Options: []client.Given{{Field: "mountOptions", Options: s.got.Options}}}
 	if err := cl.CheckVolume(given); err != nil {
 		return served{}, err
 	}
@@ -89,7 +90,8 @@ func (s *sweep) publish(clientName string, context map[string]string, change fun
 	if err := (backend.Backend{Name: "default"}).CheckBucketName(spec.Bucket); err != nil { // as a publication does
 		return served{}, fault.Field("volume_context.bucketName", "%w", err)
 	}
-	in := s.c.invocation(m, cl, backend.Backend{Name: "default"}, backend.BucketInfo{Name: spec.Bucket, Region: spec.Region, Owner: spec.ExpectedBucketOwner}, options)
+	in := s.c.invocation(m, cl, backend.Backend{Name: "default"}, backend.BucketInfo{Name: spec.Bucket, Region: spec.Region, Owner: spec.ExpectedBucketOwner},
+		options)
 	return served{s.got, spec, cl.Command(in).Argv}, nil
 }
 
@@ -97,7 +99,8 @@ func (s *sweep) publish(clientName string, context map[string]string, change fun
 func refusedAt(t *testing.T, what string, err error, fields ...string) {
 	t.Helper()
 	f := (*fault.Error)(nil)
-	if !errors.As(err, &f) || f.Kind != fault.Invalid || !slices.ContainsFunc(fields, func(field string) bool { return f.Field == field || strings.HasPrefix(f.Field, field+"[") }) {
+	if !errors.As(err, &f) || f.Kind != fault.Invalid || !slices.ContainsFunc(fields,
+		func(field string) bool { return f.Field == field || strings.HasPrefix(f.Field, field+"[") }) {
 		t.Errorf("%s: %v, want InvalidArgument of %q", what, err, fields)
 	}
 }
@@ -127,11 +130,13 @@ func edges() map[string][]edge {
 	all := func(lists ...[]edge) []edge { return slices.Concat(lists...) }
 	refused := func(values ...string) []edge { return alike("-", append(values, "", " ", "\x01")...) }
 	identity := func(flag string) []edge {
-		return all([]edge{{"0", "-", flag + "=0"}}, alike(flag+"=1", "1"), alike(flag+"=65534", "65534"), alike(flag+"=2147483648", "2147483648"), alike(flag+"=4294967294", "4294967294"),
+		return all([]edge{{"0", "-", flag + "=0"}}, alike(flag+"=1", "1"), alike(flag+"=65534", "65534"), alike(flag+"=2147483648", "2147483648"),
+			alike(flag+"=4294967294", "4294967294"),
 			refused("4294967295", "4294967296", "-1", "+1", "01", "0x10", "1e3", " 1", "1 ", "root", "1.0", "１"))
 	}
 	mode := func(flag string) []edge {
-		return all(alike(flag+"=0000", "0", "0000"), alike(flag+"=0755", "755", "0755"), alike(flag+"=0777", "0777"), refused("1777", "0o755", "00755", "888", "-1", "+755", " 755", "rwxr-xr-x", "493"))
+		return all(alike(flag+"=0000", "0", "0000"), alike(flag+"=0755", "755", "0755"), alike(flag+"=0777", "0777"),
+			refused("1777", "0o755", "00755", "888", "-1", "+755", " 755", "rwxr-xr-x", "493"))
 	}
 	flag := func(on string) []edge {
 		return all(alike(on, "true"), alike("", "false"), refused("True", "TRUE", "1", "0", "yes", "on", " true", "true "))
@@ -139,31 +144,45 @@ func edges() map[string][]edge {
 	none := refused("0", "-1s", "90", "1e3", "NaN", "1d", "1h ", "9999h", "1.5s", "infinite")
 	bytes := []string{"0", "-1Gi", "1e3", "NaN", "1.5Gi", "1GB", "1 Gi", "05Mi", "9223372036854775808", "9999999Ti", "1Gi "}
 	return map[string][]edge{
-		"backend":    all(alike(`"backend":"minio"`, "minio"), refused("Minio", "-a", "a_b", strings.Repeat("b", 33))),
-		"bucketName": all([]edge{{"my.bucket", "my.bucket", "--bucket=my.bucket"}}, refused("s3://b/p", "arn:aws:s3:us-east-1:1:accesspoint/x", "a", "Bucket", "a..b", "b.", "127.0.0.1", strings.Repeat("b", 64), "b/p")),
-		"prefix": all(alike("--prefix=a/", "a", "a/"), alike("!--prefix", ""), alike("--prefix=-o x/", "-o x"), alike("--prefix=größe/", "größe/"), alike("--prefix=a\"b/", `a"b`), alike(`--prefix="a"/`, `"a"/`),
-			alike("--prefix="+strings.Repeat("p", 1022)+"/", strings.Repeat("p", 1022)), alike("-", strings.Repeat("p", 1023), "/", "/a", "a//b", "..", "a/../b", "./a", ".s3-csi/", ".s3-csi", "a\nb", "a\x00", "a\u2028", `"a"`, `'a'`)),
-		"snapshot":            all(alike("--prefix=.s3-csi/snapshots/s@1/data/", "s@1"), refused("s", "s@0", "s@01", "s@10000", "@1", "s/x@1", strings.Repeat("s", 41)+"@1")),
-		"expectedBucketOwner": all([]edge{{"111122223333", "--expected-bucket-owner=111122223333", `"expectedBucketOwner":"111122223333"`}}, refused("11112222333", "1111222233334", "11112222333x", " 111122223333", "1111-2222-3333")),
-		"region":              all(alike("--region=eu-west-1", "eu-west-1"), alike("--region=RegionOne", "RegionOne"), refused("eu west", "-eu", "eu/west", strings.Repeat("r", 65))),
-		"client":              all(alike("-", "nosuch", "mount-s3", "Rclone", "", " ", "\x01", "rclone ")),
-		"credentials":         all(alike(`"source":"driver"`, "driver"), refused("Driver", "pod", "none", "driver ")),
-		"roleARN":             all(alike(`"roleARN":"arn:aws:iam::111122223333:role/r"`, "arn:aws:iam::111122223333:role/r"), refused("r", "arn:aws:iam::111122223333:user/u", "arn:aws:iam::111122223333:role/", "arn:aws:iam::111122223333:role/${x}", "arn:aws:iam::111122223333:role/r\n")),
-		"scope":               all(alike(`"scope":"required"`, "required"), alike(`"scope":"off"`, "off"), refused("Off", "false", "none")),
-		"sessionDuration":     all(alike(`"sessionDuration":1000000000`, "1s", "1000ms"), alike(`"sessionDuration":129600000000000`, "36h", "2160m"), none, alike("-", "36h1s", "999ms")),
-		"uid":                 identity("--uid"), "gid": identity("--gid"), "dirMode": mode("--dir-mode"), "fileMode": mode("--file-mode"),
+		"backend": all(alike(`"backend":"minio"`, "minio"), refused("Minio", "-a", "a_b", strings.Repeat("b", 33))),
+		"bucketName": all([]edge{{"my.bucket", "my.bucket", "--bucket=my.bucket"}},
+			refused("s3://b/p", "arn:aws:s3:us-east-1:1:accesspoint/x", "a", "Bucket", "a..b", "b.", "127.0.0.1", strings.Repeat("b", 64), "b/p")),
+		"prefix": all(alike("--prefix=a/", "a", "a/"), alike("!--prefix", ""), alike("--prefix=-o x/", "-o x"), alike("--prefix=größe/", "größe/"),
+			alike("--prefix=a\"b/", `a"b`), alike(`--prefix="a"/`, `"a"/`),
+			alike("--prefix="+strings.Repeat("p", 1022)+"/", strings.Repeat("p", 1022)),
+			alike("-", strings.Repeat("p", 1023), "/", "/a", "a//b", "..", "a/../b", "./a", ".s3-csi/", ".s3-csi", "a\nb", "a\x00", "a\u2028", `"a"`, `'a'`)),
+		"snapshot": all(alike("--prefix=.s3-csi/snapshots/s@1/data/", "s@1"),
+			refused("s", "s@0", "s@01", "s@10000", "@1", "s/x@1", strings.Repeat("s", 41)+"@1")),
+		"expectedBucketOwner": all([]edge{{"111122223333", "--expected-bucket-owner=111122223333", `"expectedBucketOwner":"111122223333"`}},
+			refused("11112222333", "1111222233334", "11112222333x", " 111122223333", "1111-2222-3333")),
+		"region": all(alike("--region=eu-west-1", "eu-west-1"), alike("--region=RegionOne", "RegionOne"),
+			refused("eu west", "-eu", "eu/west", strings.Repeat("r", 65))),
+		"client":      all(alike("-", "nosuch", "mount-s3", "Rclone", "", " ", "\x01", "rclone ")),
+		"credentials": all(alike(`"source":"driver"`, "driver"), refused("Driver", "pod", "none", "driver ")),
+		"roleARN": all(alike(`"roleARN":"arn:aws:iam::111122223333:role/r"`, "arn:aws:iam::111122223333:role/r"),
+			refused("r", "arn:aws:iam::111122223333:user/u", "arn:aws:iam::111122223333:role/", "arn:aws:iam::111122223333:role/${x}",
+				"arn:aws:iam::111122223333:role/r\n")),
+		"scope": all(alike(`"scope":"required"`, "required"), alike(`"scope":"off"`, "off"), refused("Off", "false", "none")),
+		"sessionDuration": all(alike(`"sessionDuration":1000000000`, "1s", "1000ms"), alike(`"sessionDuration":129600000000000`, "36h", "2160m"), none,
+			alike("-", "36h1s", "999ms")),
+		"uid": identity("--uid"), "gid": identity("--gid"), "dirMode": mode("--dir-mode"), "fileMode": mode("--file-mode"),
 		"readOnly": flag(`"readOnly":true`),
-		"memoryLimit": all([]edge{{"640Mi", `"memoryLimit":671088640`, `"memoryLimit":671088640`}, {"639Mi", "-", `"memoryLimit":670040064`}, {"128Mi", "-", `"memoryLimit":134217728`}, {"127Mi", "-", "-"}},
+		"memoryLimit": all([]edge{{"640Mi", `"memoryLimit":671088640`, `"memoryLimit":671088640`}, {"639Mi", "-", `"memoryLimit":670040064`},
+			{"128Mi", "-", `"memoryLimit":134217728`}, {"127Mi", "-", "-"}},
 			alike(`"memoryLimit":1000000000`, "1G", "1000M", "1000000000"), refused(bytes...)),
-		"cpuWeight":   all(alike(`"cpuWeight":1`, "1"), alike(`"cpuWeight":10000`, "10000"), refused("0", "10001", "-1", "1e3", "100%", "0x10", " 1", "01")),
-		"tasksMax":    all(alike(`"tasksMax":64`, "64"), alike(`"tasksMax":4194304`, "4194304"), refused("0", "31", "63", "4194305", "-1", "1e3", "infinity", "064")),
-		"cache":       all([]edge{{"true", "--max-cache-size=1024", "--read-cache=true"}, {"false", "!--cache=", "!--read-cache"}, {"emptyDir", "--max-cache-size=1024", "--read-cache=true"}, {"", "!--cache=", "!--read-cache"}}, alike("-", "True", "yes", "1", " true", "memory")),
-		"cacheSize":   all([]edge{{"1Mi", "--max-cache-size=1", "--cache-size=1Mi"}, {"1500K", "--max-cache-size=1", "--cache-size=1500000"}, {"16Ti", "--max-cache-size=16777216", "--cache-size=16Ti"}}, refused(bytes...), refused("1048575", "17Ti")),
-		"consistency": all([]edge{{"relaxed", "--metadata-ttl=60", "--dir-cache-time=1m0s"}, {"close-to-open", "!--metadata-ttl", "!--dir-cache-time"}}, refused("Relaxed", "strict", "none")),
-		"linger":      all(alike("", "1s", "24h"), none, alike("-", "24h1s", "500ms")),
-		"usage":       all(alike("", "10m", "168h", "off"), none, alike("-", "9m59s", "168h1s", "Off", "false")),
+		"cpuWeight": all(alike(`"cpuWeight":1`, "1"), alike(`"cpuWeight":10000`, "10000"), refused("0", "10001", "-1", "1e3", "100%", "0x10", " 1", "01")),
+		"tasksMax":  all(alike(`"tasksMax":64`, "64"), alike(`"tasksMax":4194304`, "4194304"), refused("0", "31", "63", "4194305", "-1", "1e3", "infinity", "064")),
+		"cache": all([]edge{{"true", "--max-cache-size=1024", "--read-cache=true"}, {"false", "!--cache=", "!--read-cache"},
+			{"emptyDir", "--max-cache-size=1024", "--read-cache=true"}, {"", "!--cache=", "!--read-cache"}}, alike("-", "True", "yes", "1", " true", "memory")),
+		"cacheSize": all([]edge{{"1Mi", "--max-cache-size=1", "--cache-size=1Mi"}, {"1500K", "--max-cache-size=1", "--cache-size=1500000"},
+			{"16Ti", "--max-cache-size=16777216", "--cache-size=16Ti"}}, refused(bytes...), refused("1048575", "17Ti")),
+		"consistency": all([]edge{{"relaxed", "--metadata-ttl=60", "--dir-cache-time=1m0s"}, {"close-to-open", "!--metadata-ttl", "!--dir-cache-time"}},
+			refused("Relaxed", "strict", "none")),
+		"linger": all(alike("", "1s", "24h"), none, alike("-", "24h1s", "500ms")),
+		"usage":  all(alike("", "10m", "168h", "off"), none, alike("-", "9m59s", "168h1s", "Off", "false")),
 		"mountOptions": all(alike("--debug", "debug", "--debug", "debug=true"), alike("!--debug", "debug=false", ""),
-			alike("-", "debug,debug", "debug,,debug", ",debug", "debug,", "debug, debug", "debug=", "-d", "-o debug", "debug true", "DEBUG", "debug=True", "nosuch", `debug="true`, "read-only", "ro", "rw", "uid=1", "umask=022", "allow-root", "allow_other", " ", "\x01")),
+			alike("-", "debug,debug", "debug,,debug", ",debug", "debug,", "debug, debug", "debug=", "-d", "-o debug", "debug true", "DEBUG", "debug=True", "nosuch",
+				`debug="true`, "read-only", "ro", "rw", "uid=1", "umask=022", "allow-root", "allow_other", " ", "\x01")),
 	}
 }
 
@@ -194,7 +213,8 @@ func TestAttributes_AreHonouredOrRefusedWithEachClient(t *testing.T) {
 					got.shows(t, what, want)
 					got.keeps(t, what, doc, e.value)
 				}
-				if doc.Scope != volume.ScopeBoth || slices.Contains([]string{"backend", "bucketName", "prefix"}, doc.Name) || e.value == "emptyDir" || doc.Name == "cache" && e.value == "" {
+				if doc.Scope != volume.ScopeBoth || slices.Contains([]string{"backend", "bucketName", "prefix"}, doc.Name) || e.value == "emptyDir" ||
+					doc.Name == "cache" && e.value == "" {
 					continue
 				}
 				// The same parser, so that the CO learns it before a volume is made. The client's own bounds are the controller's to check.
@@ -232,7 +252,8 @@ func (s served) shows(t *testing.T, what, want string) {
 func (s served) keeps(t *testing.T, what string, doc volume.ParameterDoc, value string) {
 	t.Helper()
 	context := (volume.Parameters{Node: s.Attributes}).Context()
-	if place := slices.Contains([]string{"backend", "bucketName", "prefix", "snapshot"}, doc.Name); (context[doc.Name] == "") != (place || value == "" || value == "false") {
+	if place := slices.Contains([]string{"backend", "bucketName", "prefix", "snapshot"}, doc.Name); (context[doc.Name] == "") != (place || value == "" ||
+		value == "false") {
 		t.Errorf("%s: the request has %q", what, context[doc.Name])
 	}
 }

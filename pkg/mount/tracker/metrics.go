@@ -44,11 +44,13 @@ func newMetrics(overdue func() int) metrics {
 			Buckets: []float64{.005, .02, .1, .5, 2, 10, 30, 60, 120},
 		}),
 		restarts: counter("s3csi_mount_restarts_total",
-			"Clients restarted or replaced, by reason: crash, oom (OOM-killed), hang (unresponsive), helper (helper exited), source (unmounted by another process), backend (configuration changed), secret (used revoked keys).",
+			"Clients restarted or replaced, by reason: crash, oom (OOM-killed), hang (unresponsive), helper (helper exited), source (unmounted by another process), "+
+				"backend (configuration changed), secret (used revoked keys).",
 			"client", "reason"),
 		restartFailures: counter("s3csi_mount_restart_failures_total", "Failed client restarts, which are retried with backoff.", "client", "reason"),
 		heals: counter("s3csi_mount_heals_total",
-			"Stale bind mounts by place (host: targets and subpaths; container; elsewhere: namespaces that do not use the volume) and result (replaced, detached, failed).",
+			"Stale bind mounts by place (host: targets and subpaths; container; elsewhere: namespaces that do not use the volume) and result (replaced, detached, "+
+				"failed).",
 			"place", "result"),
 		unflushed: counter("s3csi_mount_unflushed_total", "Clients killed while they may have held unflushed data of open files.", "client"),
 		overdue: prometheus.NewGaugeFunc(prometheus.GaugeOpts{
@@ -76,7 +78,8 @@ func newMetrics(overdue func() int) metrics {
 func (t *Tracker) Collectors() []prometheus.Collector {
 	m := &t.metrics
 	return []prometheus.Collector{
-		m.reconcile, m.restarts, m.restartFailures, m.heals, m.unflushed, m.overdue, m.renewals, m.renewalFailures, m.conflicts, m.unstored, m.lingerHits, m.lingerEnds,
+		m.reconcile, m.restarts, m.restartFailures, m.heals, m.unflushed, m.overdue, m.renewals, m.renewalFailures, m.conflicts, m.unstored, m.lingerHits,
+		m.lingerEnds,
 		m.spares, m.spareRequests,
 		gauges{t},
 	}

@@ -34,7 +34,8 @@ const (
 //  4. finish the proof; if it fails, remove the bucket that this call created
 func (c *Creator) createBucket(ctx context.Context, be backend.Backend, who identity.Identity, keys credentials.Keys, r Request) (volume.ID, error) {
 	id := r.Parameters.ID(r.Name, 1)
-	v := bucketCreation{Creator: c, be: be, keys: keys, bucket: id.Bucket, owner: r.Parameters.Node.ExpectedBucketOwner, want: records.NewTags(c.Records.Owner, r.Name, id, r.Parameters)}
+	v := bucketCreation{Creator: c, be: be, keys: keys, bucket: id.Bucket, owner: r.Parameters.Node.ExpectedBucketOwner,
+		want: records.NewTags(c.Records.Owner, r.Name, id, r.Parameters)}
 	v.proof, v.refused = c.Proofs.Bucket(ctx, be, who, id.Bucket, r.Parameters)
 	release, err := c.Opener.Lock(ctx, be, id.Bucket)
 	if err != nil {
@@ -88,7 +89,8 @@ func (c *bucketCreation) found(ctx context.Context, b buckets.Bucket) error {
 	if len(have) > 0 || !c.be.AdoptUntaggedBuckets {
 		err := decideBucket(have, c.want, c.bucket)
 		if len(have) == 0 && err != nil {
-			return fault.Errorf(fault.Exists, "%w; if a controller was stopped while it created this bucket on a service that drops tags, set adoptUntaggedBuckets: true for %s, or remove the empty bucket", err, c.be.Name)
+			return fault.Errorf(fault.Exists, "%w; if a controller was stopped while it created this bucket on a service that drops tags, set adoptUntaggedBuckets: "+
+				"true for %s, or remove the empty bucket", err, c.be.Name)
 		}
 		return err
 	}
@@ -227,12 +229,14 @@ func (c *bucketCreation) tag(ctx context.Context, client *s3.Client, undo func(e
 	if err != nil {
 		return undo(c.noTags(err))
 	}
-	return undo(fault.Errorf(fault.Precondition, "%s accepts bucket tags but does not store them, and they identify the owner of a bucket: set bucketName, so that volumes are prefixes of a bucket", c.be))
+	return undo(fault.Errorf(fault.Precondition, "%s accepts bucket tags but does not store them, and they identify the owner of a bucket: set bucketName, so "+
+		"that volumes are prefixes of a bucket", c.be))
 }
 
 // noTags is the error for a service without tags of buckets.
 func (c *bucketCreation) noTags(err error) error {
-	return fault.Errorf(fault.Precondition, "%s does not store bucket tags, which identify the owner of a bucket: set bucketName, so that volumes are prefixes of a bucket: %w", c.be, err)
+	return fault.Errorf(fault.Precondition, "%s does not store bucket tags, which identify the owner of a bucket: set bucketName, so that volumes are prefixes "+
+		"of a bucket: %w", c.be, err)
 }
 
 // NotBucketVolume refuses a bucket that is itself a volume, of any owner: volumes must not be nested. Another bucket cannot become
@@ -263,7 +267,8 @@ func (c *Creator) readNotBucketVolume(ctx context.Context, b buckets.Bucket) err
 		}
 	}
 	if mine := have.Ours(); len(mine) > 0 {
-		return fault.Errorf(fault.Precondition, "parameters.bucketName: %s is itself volume %q of %s: volumes cannot be nested, choose another bucket", b, mine[records.TagVolume], mine.Owner())
+		return fault.Errorf(fault.Precondition, "parameters.bucketName: %s is itself volume %q of %s: volumes cannot be nested, choose another bucket", b,
+			mine[records.TagVolume], mine.Owner())
 	}
 	return nil
 }
@@ -284,13 +289,16 @@ func decideBucket(have, want records.Tags, bucket string) error {
 	case sameVolume(mine.Fixed(), want.Fixed()):
 		return nil
 	case len(mine) == 0:
-		return fault.Errorf(fault.Exists, "bucket %s exists and is not tagged as a volume of this driver: it is not adopted; choose another bucketNamePrefix or volume name", bucket)
+		return fault.Errorf(fault.Exists, "bucket %s exists and is not tagged as a volume of this driver: it is not adopted; choose another bucketNamePrefix or "+
+			"volume name", bucket)
 	case mine[records.TagVolume] != want[records.TagVolume] || mine.Owner() != want.Owner():
-		return fault.Errorf(fault.Exists, "bucket %s is tagged as volume %q of %s, not as volume %q of %s", bucket, mine[records.TagVolume], mine.Owner(), want[records.TagVolume], want.Owner())
+		return fault.Errorf(fault.Exists, "bucket %s is tagged as volume %q of %s, not as volume %q of %s", bucket, mine[records.TagVolume], mine.Owner(),
+			want[records.TagVolume], want.Owner())
 	case mine[records.TagState] == string(records.StateDeleting):
 		return fault.Errorf(fault.Busy, "%w", &DeletingError{want[records.TagVolume]})
 	case mine[records.TagState] == string(records.StateDeleted):
-		return fault.Errorf(fault.Exists, "bucket %s was retained when its volume was deleted (onDelete: %s): it is not reused; choose another volume name, or remove the bucket", bucket, mine[records.TagOnDelete])
+		return fault.Errorf(fault.Exists, "bucket %s was retained when its volume was deleted (onDelete: %s): it is not reused; choose another volume name, or "+
+			"remove the bucket", bucket, mine[records.TagOnDelete])
 	}
 	return fault.Errorf(fault.Exists, "volume %s exists with another name or other parameters", want[records.TagVolume])
 }
