@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -244,19 +245,22 @@ func (e *env) unpublish(v *csi.Volume, target string) {
 }
 
 // process is the only process of that name, "s3-csi-helper" or a client's.
-func (e *env) process(name string) int {
+func (e *env) process(name string) int { return e.only(name).PID }
+
+func (e *env) only(name string) rig.Process {
 	e.t.Helper()
 	found := e.Running(name)
 	if len(found) != 1 {
 		e.t.Fatalf("%d processes %s: %q", len(found), name, e.Processes())
 	}
-	return found[0].PID
+	return found[0]
 }
 
 // session returns the credentials that the helper serves to the only client of that kind.
 func (e *env) session(client string) credentials.Keys {
 	e.t.Helper()
-	environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", e.process(programs[client])))
+	process := e.only(programs[client])
+	environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", process.PID))
 	if err != nil {
 		e.t.Fatal(err)
 	}
@@ -274,8 +278,8 @@ func (e *env) session(client string) credentials.Keys {
 		e.t.Fatal(err)
 	}
 	req.Header.Set("Authorization", token)
-	req.Close = true
-	resp, err := http.DefaultClient.Do(req)
+	asClient := http.Client{Transport: &http.Transport{DialContext: rigtest.DialAs(int(process.UID), new(net.Dialer).DialContext), DisableKeepAlives: true}}
+	resp, err := asClient.Do(req)
 	if err != nil {
 		e.t.Fatal(err)
 	}

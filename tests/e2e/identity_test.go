@@ -24,6 +24,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/tests/policy"
 	"github.com/s3-csi/s3-csi-driver/tests/rig"
+	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 	"github.com/s3-csi/s3-csi-driver/tests/s3server"
 )
 
@@ -375,7 +376,7 @@ func (m mountRecord) session(ctx context.Context) (session, error) {
 		return session{}, err
 	}
 	req.Header.Set("Authorization", token)
-	c := http.Client{Transport: &http.Transport{DialContext: dialOnNode, DisableKeepAlives: true}, Timeout: 30 * time.Second}
+	c := http.Client{Transport: &http.Transport{DialContext: rigtest.DialAs(m.UID, dialOnNode), DisableKeepAlives: true}, Timeout: 30 * time.Second}
 	resp, err := c.Do(req)
 	if err != nil {
 		return session{}, err
