@@ -113,7 +113,9 @@ func (c *Clients) sdkConfig(ctx context.Context) (aws.Config, error) {
 		config.WithLogger(logging.Nop{}),
 		// The SDK shares a lookup among callers and detaches it from their contexts, so it needs a bound of its own. With
 		// this type the SDK can set AWS_CA_BUNDLE and the short dial timeout of instance metadata.
-		config.WithHTTPClient(awshttp.NewBuildableClient().WithTimeout(chainTimeout).WithTransportOptions(func(t *http.Transport) { t.MaxResponseHeaderBytes = maxHeaderBytes })),
+		config.WithHTTPClient(awshttp.NewBuildableClient().WithTimeout(chainTimeout).WithTransportOptions(func(t *http.Transport) {
+			t.MaxResponseHeaderBytes = maxHeaderBytes
+		})),
 		config.WithAPIOptions([]func(*middleware.Stack) error{BoundAnswers}),
 		config.WithRetryer(func() aws.Retryer { return newRetryer(c.backoff) }),
 		config.WithCredentialsCacheOptions(func(o *aws.CredentialsCacheOptions) { o.ExpiryWindow = expiryWindow }),

@@ -108,7 +108,7 @@ func peakMemory(t *testing.T) int {
 	return kib << 10
 }
 
-// Tables of 400 MB, which tenants can make in mount namespaces of their own, cost nobody else anything: the one of a pod that is healed, and
+// Tables of 400 MB, which tenants can make in mount namespaces of their own, cost no other pod anything: the one of a pod that is healed, and
 // the one of another.
 func TestHugeMountTable_CostsNoMemoryAndNoOther(t *testing.T) {
 	r := newSwapRig(t)

@@ -289,7 +289,7 @@ func (w *world) settle() {
 		c.judge(c)
 	}
 	// The driver relies on it that a request is carried out within buckets.RequestBound after it was sent, if at all. Where names have no generations,
-	// a request that nobody waits for must not be late at all.
+	// an abandoned request must not be late at all.
 	for _, r := range w.requests() {
 		late := time.Since(r.sent) > buckets.RequestBound-2*slice
 		switch {

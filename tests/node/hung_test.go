@@ -158,7 +158,7 @@ func TestHungProcess_DelaysNoOtherVolume(t *testing.T) {
 	}, "--hang-timeout=0")
 }
 
-// A user namespace that was made with the host's mounts has copies of them that nobody can detach. They do not keep the mount: also if the
+// A user namespace that was made with the host's mounts has copies of them that cannot be detached. They do not keep the mount: also if the
 // driver waits for an unresponsive client without end.
 func TestLockedCopy_DoesNotDelayUnpublish(t *testing.T) {
 	t.Parallel()

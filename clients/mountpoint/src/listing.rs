@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 /// Where a listing is: the caller's continuation token.
 ///
-/// A service that repeats a token, or a page under another token, would be asked for ever. Brent's algorithm finds a cycle of any length
+/// A service that repeats a token, or a page under another token, would be asked indefinitely. Brent's algorithm finds a cycle of any length
 /// within three times as many pages, and keeps one page.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct Position {

@@ -91,7 +91,7 @@ struct Known {
     /// The processes that open files for writing or close them, by inode and by handle.
     opening: HashMap<InodeNo, u32>,
     closing: HashMap<u64, u32>,
-    /// The handles that have replaced those of directories that Mountpoint had made anew.
+    /// The handles that have replaced those of directories that Mountpoint had recreated.
     handles: HashMap<u64, u64>,
     /// The files that are open for writing, by handle.
     writers: HashMap<u64, Writer>,
