@@ -122,6 +122,13 @@ func (u *unit) serves() bool {
 	return !u.gone && u.fuse != nil
 }
 
+// shows returns what the client shows, or has shown.
+func (u *unit) shows() string {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.serving
+}
+
 // hasKey reports whether what the client has, or the helper makes its sessions from, are keys with this id.
 func (u *unit) hasKey(id string) bool {
 	u.mu.Lock()
@@ -261,13 +268,13 @@ func (u *unit) handle(c *net.UnixConn, req helperRequest, fuse *os.File) error {
 			fuse.Close()
 			return fault.Errorf(fault.Exists, "a client runs, or the mount has ended")
 		}
-		u.fuse, u.serving, u.release = fuse, shown(req.Start.Argv), make(chan struct{})
+		name, release := shown(req.Start.Argv), make(chan struct{})
+		u.fuse, u.serving, u.release = fuse, name, release
 		u.take(req)
 		u.change(func(s *helper.Status) {
 			s.State, s.Signal, s.ExitCode, s.Starts = helper.StateRunning, "", 0, s.Starts+1
 		})
-		release := u.release
-		u.work.Go(func() { u.serveFuse(fuse, u.serving, release) })
+		u.work.Go(func() { u.serveFuse(fuse, name, release) })
 	case "status":
 		for u.status.Revision == req.Since && !u.gone {
 			changed := u.changed

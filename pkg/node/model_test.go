@@ -293,7 +293,7 @@ func (w *world) disturb(command string) {
 	}
 	// Keys contain a salt, so their order would be another one when rapid repeats a history.
 	slices.SortFunc(units, func(a, b *unit) int {
-		return cmp.Or(cmp.Compare(a.serving, b.serving), cmp.Compare(a.number, b.number))
+		return cmp.Or(cmp.Compare(a.shows(), b.shows()), cmp.Compare(a.number, b.number))
 	})
 	u := units[rapid.IntRange(0, len(units)-1).Draw(w.t, "unit")]
 	w.note("%s of %s", command, u.Name)
