@@ -2,7 +2,7 @@
 #
 #   kubectl get pv -o json | jq -f side-by-side.jq > volumes.json
 #
-# Read docs/migrating-aws.md first. Names end with "-s3csi". Nothing of the old objects is changed. Volumes that forbid deleting or
+# Read docs/how-to/migrating-aws.md first. Names end with "-s3csi". Nothing of the old objects is changed. Volumes that forbid deleting or
 # overwriting files by not allowing it keep doing so.
 def named($option): any(.[]; test("^(--)?" + $option + "([ =]|$)"));
 def guarded:

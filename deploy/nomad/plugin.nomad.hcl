@@ -1,4 +1,4 @@
-# The driver as a plugin on every Nomad client: controller and node in one task. See docs/nomad.md.
+# The driver as a plugin on every Nomad client: controller and node in one task. See docs/how-to/nomad.md.
 #
 # Replace: the image, /opt/nomad/data by the data_dir of your clients (in two places), and the backend.
 # The Docker driver of each client needs allow_privileged = true.

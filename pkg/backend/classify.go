@@ -40,7 +40,7 @@ func Classify(err error, what string) error {
 }
 
 // pageAnswers explains the answers of services, and why there is none.
-const pageAnswers = "docs/errors.md#answers-of-s3"
+const pageAnswers = "docs/reference/errors.md#answers-of-s3"
 
 // MayArrive reports whether the service may still carry out a request that failed with err: it was sent, and the service has not answered it.
 func MayArrive(err error) bool {

@@ -54,7 +54,7 @@ type Config struct {
 	undeclared bool
 }
 
-// The keys of the file, which docs/configuration.md describes.
+// The keys of the file, which docs/reference/configuration.md describes.
 type (
 	fileConfig struct {
 		Backends map[string]json.RawMessage `json:"backends"`

@@ -257,10 +257,10 @@ func FuzzParseConfig(f *testing.F) {
 	})
 }
 
-// The reference in docs/configuration.md names every key of the file, in the form of a table row, and no other, and its
+// The reference in docs/reference/configuration.md names every key of the file, in the form of a table row, and no other, and its
 // examples are accepted.
 func TestTheDocumentedConfigIsTheOneThatIsRead(t *testing.T) {
-	doc, err := os.ReadFile("../../docs/configuration.md")
+	doc, err := os.ReadFile("../../docs/reference/configuration.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -302,7 +302,7 @@ func TestTheDocumentedConfigIsTheOneThatIsRead(t *testing.T) {
 }
 
 func TestClientsAreDeclaredInTheFile(t *testing.T) {
-	document, err := os.ReadFile("../../docs/declared-clients.md")
+	document, err := os.ReadFile("../../docs/reference/declared-clients.md")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,7 +9,7 @@ import (
 )
 
 func TestEveryRowIsDocumentedAndNoOther(t *testing.T) {
-	page, err := os.ReadFile("../../docs/check.md")
+	page, err := os.ReadFile("../../docs/how-to/check.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,7 +55,7 @@ func TestEveryRowIsDocumentedAndNoOther(t *testing.T) {
 		}
 		for _, m := range setting.FindAllStringSubmatch(string(source), -1) {
 			if _, ok := settings[m[1]]; !ok {
-				t.Errorf("docs/check.md does not say where %q is set", m[1])
+				t.Errorf("docs/how-to/check.md does not say where %q is set", m[1])
 			}
 			delete(settings, m[1])
 		}
@@ -68,17 +68,17 @@ func TestEveryRowIsDocumentedAndNoOther(t *testing.T) {
 				name = "dns.<backend>"
 			}
 			if _, ok := documented[name]; !ok {
-				t.Errorf("docs/check.md does not say what %q is", name)
+				t.Errorf("docs/how-to/check.md does not say what %q is", name)
 			}
 			documented[name] = true
 		}
 	}
 	for name := range settings {
-		t.Errorf("docs/check.md tells of the setting %q, which no row has", name)
+		t.Errorf("docs/how-to/check.md tells of the setting %q, which no row has", name)
 	}
 	for name, there := range documented {
 		if !there {
-			t.Errorf("docs/check.md tells of %q, which no check is called", name)
+			t.Errorf("docs/how-to/check.md tells of %q, which no check is called", name)
 		}
 	}
 }

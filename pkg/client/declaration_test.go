@@ -226,7 +226,7 @@ func FuzzDeclaration(f *testing.F) {
 }
 
 func TestTheDocumentHasEveryPlaceholderAndKey(t *testing.T) {
-	const document = "../../docs/declared-clients.md"
+	const document = "../../docs/reference/declared-clients.md"
 	text, err := os.ReadFile(document)
 	if err != nil {
 		t.Fatal(err)

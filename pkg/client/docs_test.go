@@ -10,11 +10,11 @@ import (
 	"testing"
 )
 
-var update = flag.Bool("update", false, "write the tables of docs/client-options.md")
+var update = flag.Bool("update", false, "write the tables of docs/reference/client-options.md")
 
 const (
-	document = "../../docs/client-options.md"
-	prose    = "../../docs/clients.md"
+	document = "../../docs/reference/client-options.md"
+	prose    = "../../docs/reference/clients.md"
 	marker   = "<!-- tables: written by go test ./pkg/client -update -->\n"
 )
 

@@ -33,7 +33,7 @@ func TestPassedOptionsOfTheAWSDriverAreMountpoints(t *testing.T) {
 
 // Every mount option that the page on settings of other drivers advises to use exists.
 func TestTheAdviceNamesExistingOptions(t *testing.T) {
-	page, err := os.ReadFile("../../docs/migrating-settings.md")
+	page, err := os.ReadFile("../../docs/reference/migrating-settings.md")
 	if err != nil {
 		t.Fatal(err)
 	}

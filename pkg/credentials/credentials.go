@@ -15,7 +15,7 @@ import (
 )
 
 // Page explains errors of credentials and sessions.
-const Page = "docs/errors.md#publishing-credentials-and-sessions"
+const Page = "docs/reference/errors.md#publishing-credentials-and-sessions"
 
 // The sources that a volume parameter or a backend can name.
 const (

@@ -22,7 +22,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/status"
 )
 
-var update = flag.Bool("update", false, "write docs/flags.md and docs/metrics.md instead of checking them")
+var update = flag.Bool("update", false, "write docs/reference/flags.md and docs/reference/metrics.md instead of checking them")
 
 // checkDocument holds a file of docs/ against what the code says.
 func checkDocument(t *testing.T, name, want string) {
@@ -85,9 +85,9 @@ SIGTERM, 1 for all other errors.
 		})
 		b.WriteString("\n")
 	}
-	fmt.Fprintf(&b, "Mode [check](check.md) also takes, with the same meaning: %s. The default of `--v` is 0. The exit code is 1 if something that the driver needs is missing.\n\n", strings.Join(sharedWith(ModeCheck, new(CheckOptions).AddFlags), ", "))
-	fmt.Fprintf(&b, "Mode [status](status.md) also takes: %s.\n\n", strings.Join(sharedWith(ModeStatus, new(StatusOptions).AddFlags), ", "))
-	fmt.Fprintf(&b, "Mode [volumes](status.md#the-volumes-of-a-cluster) also takes: %s. The exit code is 1 if a backend or a bucket could not be read.\n\n", strings.Join(sharedWith(ModeVolumes, new(VolumesOptions).AddFlags), ", "))
+	fmt.Fprintf(&b, "Mode [check](../how-to/check.md) also takes, with the same meaning: %s. The default of `--v` is 0. The exit code is 1 if something that the driver needs is missing.\n\n", strings.Join(sharedWith(ModeCheck, new(CheckOptions).AddFlags), ", "))
+	fmt.Fprintf(&b, "Mode [status](../how-to/status.md) also takes: %s.\n\n", strings.Join(sharedWith(ModeStatus, new(StatusOptions).AddFlags), ", "))
+	fmt.Fprintf(&b, "Mode [volumes](../how-to/status.md#the-volumes-of-a-cluster) also takes: %s. The exit code is 1 if a backend or a bucket could not be read.\n\n", strings.Join(sharedWith(ModeVolumes, new(VolumesOptions).AddFlags), ", "))
 	fmt.Fprintf(&b, `## Variables without a flag
 
 They configure the backend `+"`default`"+` if the config file does not declare it.
@@ -100,7 +100,7 @@ They configure the backend `+"`default`"+` if the config file does not declare i
 The AWS SDK finds the driver's own credentials in its usual places (`+"`AWS_ACCESS_KEY_ID`"+` and so on). The controller uses them, and
 volumes with `+"`credentials: driver`"+`.
 `, "`"+strings.Join(regionVariables(), "`, `")+"`", "`"+strings.Join(endpointVariables(), "`, `")+"`")
-	checkDocument(t, "flags.md", b.String())
+	checkDocument(t, "reference/flags.md", b.String())
 }
 
 // sharedWith are the flags of other modes that a command has too.
@@ -150,8 +150,8 @@ func TestMetricsDocument(t *testing.T) {
 
 The driver serves metrics in the Prometheus format at ` + "`/metrics`" + ` of ` + "`--http-endpoint`" + `. ` + "`/healthz`" + ` fails once the driver shuts
 down. ` + "`/readyz`" + ` fails while the driver does not serve requests, or must not publish volumes. Neither checks S3. ` + "`/readyz`" + ` also lists
-degraded features, one ` + "`note:`" + ` per line. [Status](status.md#the-mounts-of-a-node) explains the states of mounts,
-[warm volumes](sessions.md#warm-volumes) why lingering mounts end.
+degraded features, one ` + "`note:`" + ` per line. [Status](../how-to/status.md#the-mounts-of-a-node) explains the states of mounts,
+[warm volumes](../explanation/sessions.md#warm-volumes) why lingering mounts end.
 
 | metric | type | labels | meaning |
 |---|---|---|---|
@@ -174,13 +174,13 @@ degraded features, one ` + "`note:`" + ` per line. [Status](status.md#the-mounts
 		t.Error("the metrics of the Go runtime and of the process are missing")
 	}
 	b.WriteString("| `go_*`, `process_*` | | | Metrics of the Go runtime and of the process. |\n")
-	checkDocument(t, "metrics.md", b.String())
+	checkDocument(t, "reference/metrics.md", b.String())
 }
 
 // pages are all pages by their paths.
 func pages(t *testing.T) map[string]string {
 	t.Helper()
-	paths, err := filepath.Glob("../../docs/*.md")
+	paths, err := filepath.Glob("../../docs/*/*.md")
 	if err != nil || len(paths) < 10 {
 		t.Fatalf("%d pages: %v", len(paths), err)
 	}
@@ -197,7 +197,7 @@ func pages(t *testing.T) map[string]string {
 
 // The page on the architecture names each directory of pkg that holds a package, and no other.
 func TestTheArchitectureNamesEveryPackage(t *testing.T) {
-	page := pages(t)["../../docs/architecture.md"]
+	page := pages(t)["../../docs/explanation/architecture.md"]
 	named := map[string]bool{}
 	for _, m := range regexp.MustCompile("`(pkg/[a-z0-9/]+)`").FindAllStringSubmatch(page, -1) {
 		named[m[1]] = true
@@ -214,7 +214,7 @@ func TestTheArchitectureNamesEveryPackage(t *testing.T) {
 	}
 	for dir := range there {
 		if parent := filepath.Dir(dir); !named[dir] && !named[parent] { // the one of its parent covers what is for tests
-			t.Errorf("docs/architecture.md does not name %s", dir)
+			t.Errorf("docs/explanation/architecture.md does not name %s", dir)
 		}
 	}
 	for _, m := range regexp.MustCompile(`\bpkg/[a-z0-9/_]+(\.go)?`).FindAllString(page, -1) {
@@ -222,7 +222,7 @@ func TestTheArchitectureNamesEveryPackage(t *testing.T) {
 			m = filepath.Dir(m)
 		}
 		if !there[m] {
-			t.Errorf("docs/architecture.md tells of %s, which is no package", m)
+			t.Errorf("docs/explanation/architecture.md tells of %s, which is no package", m)
 		}
 	}
 }
@@ -237,7 +237,7 @@ func TestMetricsOfThePagesAreThere(t *testing.T) {
 	}
 	all[rules] = string(text)
 	known := map[string]bool{}
-	for _, m := range regexp.MustCompile("(?m)^\\| `([a-z0-9_]+)` \\| ([a-z]+) \\|").FindAllStringSubmatch(all["../../docs/metrics.md"], -1) {
+	for _, m := range regexp.MustCompile("(?m)^\\| `([a-z0-9_]+)` \\| ([a-z]+) \\|").FindAllStringSubmatch(all["../../docs/reference/metrics.md"], -1) {
 		known[m[1]] = true
 		if m[2] == "histogram" {
 			for _, part := range []string{"_bucket", "_count", "_sum"} {
@@ -250,7 +250,7 @@ func TestMetricsOfThePagesAreThere(t *testing.T) {
 		for _, name := range regexp.MustCompile(`\b(s3csi|csi_plugin)_[a-z0-9_]+`).FindAllString(text, -1) {
 			alerts++
 			if !known[name] {
-				t.Errorf("%s names the metric %s, which docs/metrics.md does not have", path, name)
+				t.Errorf("%s names the metric %s, which docs/reference/metrics.md does not have", path, name)
 			}
 		}
 	}
@@ -261,10 +261,10 @@ func TestMetricsOfThePagesAreThere(t *testing.T) {
 
 // A line of the log that the page on monitoring explains is one that the driver writes.
 func TestLogLinesOfThePagesAreWritten(t *testing.T) {
-	_, rest, found := strings.Cut(pages(t)["../../docs/monitoring.md"], "| line of the driver's log | it means |\n")
+	_, rest, found := strings.Cut(pages(t)["../../docs/how-to/monitoring.md"], "| line of the driver's log | it means |\n")
 	table, _, _ := strings.Cut(rest, "\n\n")
 	if !found {
-		t.Fatal("docs/monitoring.md has no table of lines of the log")
+		t.Fatal("docs/how-to/monitoring.md has no table of lines of the log")
 	}
 	var code strings.Builder
 	err := filepath.WalkDir("..", func(path string, d fs.DirEntry, err error) error {
@@ -284,7 +284,7 @@ func TestLogLinesOfThePagesAreWritten(t *testing.T) {
 		for _, m := range regexp.MustCompile("`([A-Z][^`]+)`").FindAllStringSubmatch(cell, -1) {
 			lines++
 			if !strings.Contains(code.String(), `"`+m[1]) {
-				t.Errorf("docs/monitoring.md explains the line %q, which nothing writes", m[1])
+				t.Errorf("docs/how-to/monitoring.md explains the line %q, which nothing writes", m[1])
 			}
 		}
 	}

@@ -144,7 +144,7 @@ func targetOf(req any) string {
 }
 
 // pageInText matches a page that a text names.
-var pageInText = regexp.MustCompile(`see docs/[a-z0-9-]+\.md(#[a-z0-9-]+)?`)
+var pageInText = regexp.MustCompile(`see docs/[a-z0-9/-]+\.md(#[a-z0-9-]+)?`)
 
 // truncate shortens a text to limit bytes. It keeps twice as much of the start as of the end: what failed and the cause are at the start,
 // advice at the end, or the last lines of a client's output.

@@ -121,7 +121,7 @@ func TestLongMessagesAsEvents(t *testing.T) {
 		volume = "default:team-data/namespace/pvc-0b9c7f1e-53a4-4f0b-8d1c-7e2a90c4d611/"
 		failed = "client mountpoint-s3 exited before the mount was ready: exit status 1"
 		last   = "Error: 403 AccessDenied"
-		page   = "docs/errors.md#publishing-clients-and-the-node"
+		page   = "docs/reference/errors.md#publishing-clients-and-the-node"
 	)
 	output := strings.Repeat("a line of output | ", 220) + last
 	for name, err := range map[string]error{
@@ -168,7 +168,7 @@ func TestErrorsNameTheirPage(t *testing.T) {
 			}
 		}
 	}
-	own := fault.See("docs/mounts.md#memory", fault.Errorf(fault.Unavailable, "client exited"))
+	own := fault.See("docs/explanation/mounts.md#memory", fault.Errorf(fault.Unavailable, "client exited"))
 	for _, tt := range []struct {
 		method string
 		err    error
@@ -176,9 +176,9 @@ func TestErrorsNameTheirPage(t *testing.T) {
 	}{
 		{publish, fault.Errorf(fault.Denied, "no"), "no; see " + pageCredentials},
 		{publish, fault.Errorf(fault.Busy, "later"), "later; see " + pagePodStarts},
-		{publish, fmt.Errorf("mount a: %w", own), "mount a: client exited; see docs/mounts.md#memory"},
-		{publish, fault.MessageOf(own).Err(), "client exited; see docs/mounts.md#memory"}, // a helper's
-		{publish, fault.Errorf(fault.Precondition, "no; see docs/operations.md"), "no; see docs/operations.md"},
+		{publish, fmt.Errorf("mount a: %w", own), "mount a: client exited; see docs/explanation/mounts.md#memory"},
+		{publish, fault.MessageOf(own).Err(), "client exited; see docs/explanation/mounts.md#memory"}, // a helper's
+		{publish, fault.Errorf(fault.Precondition, "no; see docs/how-to/operations.md"), "no; see docs/how-to/operations.md"},
 		{unpublish, fault.Errorf(fault.Busy, "draining"), "draining; see " + pageUnpublish},
 		{csi.Node_NodeGetVolumeStats_FullMethodName, own, "client exited"},
 	} {
@@ -214,7 +214,7 @@ func TestPagesInTheSourceExist(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			for _, page := range regexp.MustCompile(`\bdocs/([a-z0-9-]+\.md)(?:#([a-z0-9-]+))?`).FindAllSubmatch(source, -1) {
+			for _, page := range regexp.MustCompile(`\bdocs/([a-z-]+/[a-z0-9-]+\.md)(?:#([a-z0-9-]+))?`).FindAllSubmatch(source, -1) {
 				found++
 				document, err := os.ReadFile("../../docs/" + string(page[1]))
 				if err != nil {

@@ -11,14 +11,14 @@ import (
 
 // Pages of the documentation that errors end with. tests/chart checks that they and their headings exist.
 const (
-	pageParameters    = "docs/parameters.md"
-	pageSnapshots     = "docs/snapshots.md"
-	pageSnapshotClass = "docs/parameters.md#parameters-of-a-volumesnapshotclass"
-	pageCreateDelete  = "docs/errors.md#creating-and-deleting-volumes"
+	pageParameters    = "docs/reference/parameters.md"
+	pageSnapshots     = "docs/explanation/snapshots.md"
+	pageSnapshotClass = "docs/reference/parameters.md#parameters-of-a-volumesnapshotclass"
+	pageCreateDelete  = "docs/reference/errors.md#creating-and-deleting-volumes"
 	pageCredentials   = credentials.Page
-	pageClients       = "docs/errors.md#publishing-clients-and-the-node"
-	pagePodStarts     = "docs/troubleshooting.md#a-pod-does-not-start"
-	pageUnpublish     = "docs/errors.md#unpublishing"
+	pageClients       = "docs/reference/errors.md#publishing-clients-and-the-node"
+	pagePodStarts     = "docs/how-to/troubleshooting.md#a-pod-does-not-start"
+	pageUnpublish     = "docs/reference/errors.md#unpublishing"
 )
 
 // pagesOf returns the pages for a method's errors by kind; other is the page of kinds that are not in the map, or "".

@@ -14,7 +14,7 @@ func (p *paged) Error() string { return p.err.Error() }
 // Unwrap returns the error that the page was added to.
 func (p *paged) Unwrap() error { return p.err }
 
-// See adds the page that explains an error, such as "docs/mounts.md#memory", for errors that need another one than their RPC and
+// See adds the page that explains an error, such as "docs/explanation/mounts.md#memory", for errors that need another one than their RPC and
 // kind have by default. nil stays nil, and page "" adds nothing.
 func See(page string, err error) error {
 	if err == nil || page == "" {

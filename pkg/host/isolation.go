@@ -46,7 +46,7 @@ func (n *Namespace) Isolated(ctx context.Context, dirs ...OwnDir) error {
 }
 
 const isolationRemedy = `set hostPID: true on the node's pod (docker: --privileged --pid=host; Nomad: privileged = true and pid_mode = "host"); ` +
-	"see docs/operations.md#a-driver-that-cannot-see-the-host"
+	"see docs/how-to/operations.md#a-driver-that-cannot-see-the-host"
 
 // isolated decides. The initial PID namespace is the host's: its PID 1 is the machine's init, and the driver works in that process's
 // mount namespace. Any other PID namespace can belong to a container, a pod (shareProcessNamespace) or a host that is itself a

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// What a package may never know, however indirectly: docs/architecture.md names the reasons.
+// What a package may never know, however indirectly: docs/explanation/architecture.md names the reasons.
 func TestPackagesKnowNoMoreThanTheyMay(t *testing.T) {
 	const (
 		module = "github.com/s3-csi/s3-csi-driver/"

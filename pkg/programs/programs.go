@@ -152,7 +152,7 @@ func (c *Clients) Path(ctx context.Context, cl client.Client) (string, error) {
 		_, err = c.try(ctx, cl.Name)
 	}
 	if err != nil {
-		return "", fault.See("docs/errors.md#publishing-clients-and-the-node", fmt.Errorf("client %s cannot run on this node: %w", cl.Name, err))
+		return "", fault.See("docs/reference/errors.md#publishing-clients-and-the-node", fmt.Errorf("client %s cannot run on this node: %w", cl.Name, err))
 	}
 	return filepath.Join(c.dir, name), nil
 }

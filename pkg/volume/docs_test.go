@@ -8,10 +8,10 @@ import (
 	"testing"
 )
 
-var update = flag.Bool("update", false, "write the table of parameters into docs/parameters.md")
+var update = flag.Bool("update", false, "write the table of parameters into docs/reference/parameters.md")
 
 const (
-	docsFile   = "../../docs/parameters.md"
+	docsFile   = "../../docs/reference/parameters.md"
 	tableBegin = "<!-- parameters: go test ./pkg/volume -run TestDocsParameters -update -->\n"
 	tableEnd   = "<!-- end of parameters -->\n"
 

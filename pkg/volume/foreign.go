@@ -63,7 +63,7 @@ type ForeignDoc struct {
 const others = "others"
 
 // ForeignDocs returns the table of other drivers' settings. The parsers use it, and the tables of
-// docs/migrating-settings.md is rendered from it.
+// docs/reference/migrating-settings.md is rendered from it.
 func ForeignDocs() []ForeignDoc {
 	var table []ForeignDoc
 	for _, rows := range [][]ForeignDoc{awsAttributes(), awsOptions(), attributeOptions(), k8sS3Parameters(), k8sS3Secrets(), rcloneOptions(), otherMounterOptions()} {

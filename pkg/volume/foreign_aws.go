@@ -115,7 +115,7 @@ func awsOptions() []ForeignDoc {
 	add(Refused, "put the certificates into caFile of the volume's backend", "ca-bundle")
 	add(Refused, `a shared cache would expose the volume's content to others; set cache: "true" and cacheSize`, "cache-xz")
 	add(Refused, "a volume cannot choose network interfaces of the node; remove it", "bind")
-	add(Refused, "a volume cannot decide where data is sent; remove it; the driver's metrics are in docs/metrics.md", "otlp-endpoint", "otlp-export-interval")
+	add(Refused, "a volume cannot decide where data is sent; remove it; the driver's metrics are in docs/reference/metrics.md", "otlp-endpoint", "otlp-export-interval")
 	add(Refused, "list each option separately and under its own name", "o")
 	return rows
 }

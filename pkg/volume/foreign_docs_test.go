@@ -32,7 +32,7 @@ var foreignTitles = []foreignTitle{
 }
 
 func TestDocsForeignWordsAreThoseOfTheCode(t *testing.T) {
-	const file = "../../docs/migrating-settings.md"
+	const file = "../../docs/reference/migrating-settings.md"
 	text, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)

@@ -143,7 +143,7 @@ func readLegacyOptions(c *conversion, k legacyKey) {
 }
 
 // seeMigrating is the advice for refused options: the page lists the replacement of each.
-const seeMigrating = "see docs/migrating-settings.md#options-that-are-refused"
+const seeMigrating = "see docs/reference/migrating-settings.md#options-that-are-refused"
 
 // rcloneOptions are those of rclone's mount (its cmd/mountlib, vfs/vfscommon and backend/s3) that volumes of k8s-csi-s3 are likely
 // to have.

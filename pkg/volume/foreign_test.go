@@ -124,9 +124,9 @@ func TestWhatWasWrittenForOtherDriversIsMapped(t *testing.T) {
 		"mounter and client":    refused(legacy("mounter", Attributes{}, "mounter", "rclone", "client", "mountpoint-s3"), "contradicts client"),
 		"no options":            legacy("options", Attributes{}, "options", ""),
 		"options of geesefs": refused(legacy("options", Attributes{}, "options", "--memory-limit 1000 --dir-mode 0777"),
-			"memory-limit is not supported: see docs/migrating-settings.md"),
+			"memory-limit is not supported: see docs/reference/migrating-settings.md"),
 		"options of s3fs": refused(legacy("options", Attributes{}, "mounter", "s3fs", "options", "-o use_cache=/tmp,umask=0"),
-			"umask is not supported: see docs/migrating-settings.md"),
+			"umask is not supported: see docs/reference/migrating-settings.md"),
 
 		"rclone's uid":             option("uid", "--uid 1000", Attributes{UID: new(uint32(1000))}),
 		"rclone's gid":             option("gid", "--gid=5", Attributes{GID: new(uint32(5))}),

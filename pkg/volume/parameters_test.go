@@ -113,7 +113,7 @@ func TestParseParametersRefusesBadValuesByName(t *testing.T) {
 		"unknown mode":                 {with(nil, "dirmode", "0755"), "parameters.dirmode", []string{"nearest is dirMode"}},
 		"k8s-csi-s3's bucket":          {with(nil, "bucket", "b"), "parameters.bucket", []string{"3 to 255"}},
 		"k8s-csi-s3's mounter":         {with(nil, "mounter", "geesefs"), "parameters.mounter", []string{"client"}},
-		"k8s-csi-s3's options":         {with(nil, "options", "-o x"), "parameters.options", []string{"docs/migrating-settings.md"}},
+		"k8s-csi-s3's options":         {with(nil, "options", "-o x"), "parameters.options", []string{"docs/reference/migrating-settings.md"}},
 		"region belongs to a backend":  {with(nil, "region", "us-east-1"), "parameters.region", nil},
 		"control character in a key":   {with(nil, "a\nb", ""), "parameters.a?b", nil},
 		"backend":                      {with(nil, "backend", "A B"), "parameters.backend", nil},

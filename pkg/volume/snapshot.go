@@ -180,8 +180,8 @@ func SnapshotParameterDocs() []SnapshotParameterDoc {
 		{keyBucketName, "the source's bucket; required if the source has its own bucket",
 			"The bucket in which snapshots are stored. On the source's backend; the driver's credentials must reach both.",
 			of(func(p *SnapshotParameters) *string { return &p.BucketName }, parseBucket, nil)},
-		{keyConsistency, "`object`", "[`object`](snapshots.md#what-a-snapshot-of-a-volume-in-use-promises): each object is whole, and existed at some time " +
-			"between the start and the end of the copy. [`time`](snapshots.md#a-snapshot-of-one-time): all objects are as they were at one time; the bucket must " +
+		{keyConsistency, "`object`", "[`object`](../explanation/snapshots.md#what-a-snapshot-of-a-volume-in-use-promises): each object is whole, and existed at some time " +
+			"between the start and the end of the copy. [`time`](../explanation/snapshots.md#a-snapshot-of-one-time): all objects are as they were at one time; the bucket must " +
 			"have versioning.",
 			oneOf(func(p *SnapshotParameters) *string { return &p.Consistency }, SnapshotObject, SnapshotTime)},
 		{keyMaxObjects, "`100000`", "Maximum number of objects of a snapshot. A larger source is refused.",
@@ -190,7 +190,7 @@ func SnapshotParameterDocs() []SnapshotParameterDoc {
 			of(func(p *SnapshotParameters) *int64 { return &p.MaxBytes }, parseBytes[int64](1, 1<<62), nil)},
 		{keyOnDelete, "`delete`", "What DeleteSnapshot does with the data: `delete`, `purge` or `retain`, as for volumes.",
 			oneOf(func(p *SnapshotParameters) *OnDelete { return &p.OnDelete }, OnDeleteDelete, OnDeletePurge, OnDeleteRetain)},
-		{keyStaticVolumes, "`false`", "`true` allows snapshots of [static volumes](snapshots.md#snapshots-of-static-volumes).",
+		{keyStaticVolumes, "`false`", "`true` allows snapshots of [static volumes](../explanation/snapshots.md#snapshots-of-static-volumes).",
 			of(func(p *SnapshotParameters) *bool { return &p.StaticVolumes }, parseBool, nil)},
 	}
 }

@@ -23,7 +23,7 @@ func rules(t *testing.T) []rulefmt.Rule {
 }
 
 func TestRulesAreDescribed(t *testing.T) {
-	page, err := os.ReadFile("../../docs/monitoring.md")
+	page, err := os.ReadFile("../../docs/how-to/monitoring.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -34,11 +34,11 @@ func TestRulesAreDescribed(t *testing.T) {
 		if rule.Annotations["summary"] == "" || rule.Annotations["description"] == "" {
 			t.Errorf("%s is not described: %v", rule.Alert, rule.Annotations)
 		}
-		if _, anchor, _ := strings.Cut(rule.Annotations["runbook_url"], "docs/monitoring.md#"); anchor != strings.ToLower(rule.Alert) {
+		if _, anchor, _ := strings.Cut(rule.Annotations["runbook_url"], "docs/how-to/monitoring.md#"); anchor != strings.ToLower(rule.Alert) {
 			t.Errorf("%s leads to %q", rule.Alert, rule.Annotations["runbook_url"])
 		}
 		if !strings.Contains(string(page), "\n### "+rule.Alert+"\n") {
-			t.Errorf("docs/monitoring.md has no heading %s", rule.Alert)
+			t.Errorf("docs/how-to/monitoring.md has no heading %s", rule.Alert)
 		}
 	}
 }
@@ -85,7 +85,7 @@ func ruleOf(t *testing.T, alert string) rulefmt.Rule {
 
 // The queries that the page on monitoring shows are ones.
 func TestDocumentedQueries(t *testing.T) {
-	page, err := os.ReadFile("../../docs/monitoring.md")
+	page, err := os.ReadFile("../../docs/how-to/monitoring.md")
 	if err != nil {
 		t.Fatal(err)
 	}

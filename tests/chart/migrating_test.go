@@ -29,7 +29,7 @@ type volumeOrClaim struct {
 
 type reference struct{ Namespace, Name string }
 
-// The script of docs/migrating-aws.md makes a volume and a claim for the same data.
+// The script of docs/how-to/migrating-aws.md makes a volume and a claim for the same data.
 func TestVolumesSideBySide(t *testing.T) {
 	if _, err := exec.LookPath("jq"); err != nil {
 		t.Skip(err)

@@ -321,7 +321,7 @@ func TestMinIO(t *testing.T) {
 	nothingLeft(t, client(m.Endpoint(), m.Region(), m.Keys()))
 }
 
-// The controller's policy of docs/aws.md is enough for the check with a bucket that the page runs.
+// The controller's policy of docs/how-to/aws.md is enough for the check with a bucket that the page runs.
 func TestTheControllersPolicyOfThePage(t *testing.T) {
 	t.Parallel()
 	g := newGateway(t)
@@ -329,7 +329,7 @@ func TestTheControllersPolicyOfThePage(t *testing.T) {
 	if _, err := client(g.Endpoint(), g.Region(), g.Keys()).CreateBucket(t.Context(), &s3.CreateBucketInput{Bucket: aws.String(bucket)}); err != nil {
 		t.Fatal(err)
 	}
-	document := strings.ReplaceAll(pages.Files(pages.Read(t, "aws"))["controller.json"], "$BUCKET", bucket)
+	document := strings.ReplaceAll(pages.Files(pages.Read(t, "how-to/aws"))["controller.json"], "$BUCKET", bucket)
 	if !json.Valid([]byte(document)) {
 		t.Fatalf("the page's controller.json is not JSON: %s", document)
 	}

@@ -164,14 +164,14 @@ func TestMinIOsSessionsAreRenewed(t *testing.T) {
 	e.NothingLeft(t)
 }
 
-// The policies of docs/minio.md are enough on MinIO, and keep a namespace in its prefix.
+// The policies of docs/how-to/minio.md are enough on MinIO, and keep a namespace in its prefix.
 func TestThePoliciesOfTheMinIOPage(t *testing.T) {
 	e := startMinIO(t)
 	const shared = "team-data" // the page's
 	if _, err := e.Server.S3.CreateBucket(t.Context(), &s3.CreateBucketInput{Bucket: aws.String(shared)}); err != nil {
 		t.Fatal(err)
 	}
-	files := pages.Files(pages.Read(t, "minio"))
+	files := pages.Files(pages.Read(t, "how-to/minio"))
 	user := func(name string) credentials.Keys {
 		t.Helper()
 		keys, err := e.server.AddUser(t.Context(), name, files[name+".json"])

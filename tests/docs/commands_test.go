@@ -68,9 +68,9 @@ func TestDocumentsAreJSON(t *testing.T) {
 // usage is a command line of the driver: the mode, and what follows.
 var usage = regexp.MustCompile(`s3-csi-driver (all|controller|node|check|status|volumes)\b([^|;#&)\n` + "`" + `]*)`)
 
-// Flags of the driver that the pages use are those of its modes. docs/flags.md is generated from them.
+// Flags of the driver that the pages use are those of its modes. docs/reference/flags.md is generated from them.
 func TestCommandsHaveTheirFlags(t *testing.T) {
-	flags := flagsOfModes(read(t, filepath.Join(root, "docs/flags.md")))
+	flags := flagsOfModes(read(t, filepath.Join(root, "docs/reference/flags.md")))
 	used := 0
 	for _, page := range pages(t) {
 		text := strings.ReplaceAll(read(t, page), "\\\n", "")
@@ -121,7 +121,7 @@ func flagsOfModes(text string) map[string][]string {
 }
 
 func TestFlagsOfModes(t *testing.T) {
-	flags := flagsOfModes(read(t, filepath.Join(root, "docs/flags.md")))
+	flags := flagsOfModes(read(t, filepath.Join(root, "docs/reference/flags.md")))
 	for mode, want := range map[string]string{"all": "--endpoint", "controller": "--cluster-id", "node": "--launcher", "check": "--config", "status": "--pod"} {
 		if !slices.Contains(flags[mode], want) {
 			t.Errorf("mode %s has %q, without %s", mode, flags[mode], want)

@@ -12,7 +12,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-var update = flag.Bool("update", false, "write the tables of docs/conformance.md, and with a cluster the lists of tests of the upstream suite that pass, instead of checking them")
+var update = flag.Bool("update", false, "write the tables of docs/reference/conformance.md, and with a cluster the lists of tests of the upstream suite that pass, instead of checking them")
 
 // suiteClients are the clients that the upstream suite is run with.
 var suiteClients = []string{"mountpoint-s3", "rclone"}
@@ -119,7 +119,7 @@ func writeSuitePassing(t *testing.T, client string, names []string) {
 	}
 }
 
-// conformance is what the tables of docs/conformance.md have to be, by their names.
+// conformance is what the tables of docs/reference/conformance.md have to be, by their names.
 func conformance(t *testing.T) map[string]string {
 	t.Helper()
 	tables := map[string]string{}
@@ -158,7 +158,7 @@ func conformance(t *testing.T) map[string]string {
 
 // The tables of the page are those of the code and of the files that the suite is run with.
 func TestConformanceDocs(t *testing.T) {
-	const page = root + "/docs/conformance.md"
+	const page = root + "/docs/reference/conformance.md"
 	text, err := os.ReadFile(page)
 	if err != nil {
 		t.Fatal(err)

@@ -164,18 +164,18 @@ func TestInlineVolumes(t *testing.T) {
 	}
 }
 
-// TestInlineVolumesOfNamespaces: the admission policy that docs/inline-security.md has lets those namespaces define volumes in pods that have
+// TestInlineVolumesOfNamespaces: the admission policy that docs/how-to/inline-security.md has lets those namespaces define volumes in pods that have
 // its label, and forbids nothing else.
 func TestInlineVolumesOfNamespaces(t *testing.T) {
 	ns := newNamespace(t)
-	page, err := os.ReadFile("../../docs/inline-security.md")
+	page, err := os.ReadFile("../../docs/how-to/inline-security.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, block, _ := strings.Cut(string(page), "```yaml\napiVersion: admissionregistration.k8s.io/v1\n")
 	block, _, found := strings.Cut(block, "```")
 	if !found {
-		t.Fatal("docs/inline-security.md has no admission policy")
+		t.Fatal("docs/how-to/inline-security.md has no admission policy")
 	}
 	apply(t, "", "apiVersion: admissionregistration.k8s.io/v1\n"+block)
 	t.Cleanup(func() {

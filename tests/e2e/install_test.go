@@ -27,7 +27,7 @@ func TestInstallation(t *testing.T) {
 	releaseBin := t.TempDir()
 	pulled, released := make(chan error, 1), make(chan error, 1)
 	go func() { // most of the test waits
-		pulled <- tutorialImages(t.Context(), pages.Read(t, "tutorial"))
+		pulled <- tutorialImages(t.Context(), pages.Read(t, "tutorial/tutorial"))
 		released <- releaseImage(t.Context(), releaseBin)
 	}()
 	makeRoom(t)
@@ -68,9 +68,9 @@ case "$1 $2" in
 esac
 `
 
-// tutorial runs the commands of docs/tutorial.md as they are printed, and compares what they write with what the page says.
+// tutorial runs the commands of docs/tutorial/tutorial.md as they are printed, and compares what they write with what the page says.
 func tutorial(t *testing.T) {
-	page := pages.Read(t, "tutorial")
+	page := pages.Read(t, "tutorial/tutorial")
 	dir := t.TempDir()
 	archive := filepath.Join(dir, "bin", "image", filepath.Base(driverArchive("")))
 	err := errors.Join(

@@ -168,7 +168,7 @@ func TestVariantsOfTheChart(t *testing.T) {
 	t.Run("values of pages", func(t *testing.T) {
 		tried := 0
 		for _, name := range []string{"credentials-setup.md", "minio.md"} {
-			page, err := os.ReadFile(root + "/docs/" + name)
+			page, err := os.ReadFile(root + "/docs/how-to/" + name)
 			if err != nil {
 				t.Fatal(err)
 			}

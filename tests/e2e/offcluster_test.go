@@ -76,7 +76,7 @@ func TestOffClusterController(t *testing.T) {
 	}
 }
 
-// outside is a machine's directory with what docs/off-cluster.md has one put there.
+// outside is a machine's directory with what docs/how-to/off-cluster.md has one put there.
 type outside string
 
 // machineDir makes it.

@@ -47,7 +47,7 @@ wait -n
 }
 
 // importPodClients brings these images, of Debian's programs of this machine. s3-csi-fusermount has replaced fusermount3 and fusermount
-// in them, as docs/pod-clients.md has it.
+// in them, as docs/reference/pod-clients.md has it.
 func importPodClients(t *testing.T) {
 	t.Helper()
 	for program, pkg := range map[string]string{"/usr/bin/sshfs": "sshfs", "/usr/sbin/sshd": "openssh-server", "/usr/bin/ssh": "openssh-client", "/usr/bin/curl": "curl"} {

@@ -103,7 +103,7 @@ func TestEveryExampleIsAccepted(t *testing.T) {
 
 // Every block of YAML in docs/ is well-formed, and the driver accepts its config files, StorageClasses and volumes.
 func TestTheExamplesOfThePagesAreAccepted(t *testing.T) {
-	pages, err := filepath.Glob("../../docs/*.md")
+	pages, err := filepath.Glob("../../docs/*/*.md")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,5 +1,5 @@
 // Package fuseclients has the steps that tests run with each FUSE client, whether the driver's own or of others, and what they found. The
-// table of docs/clients.md is rendered from that.
+// table of docs/reference/clients.md is rendered from that.
 package fuseclients
 
 import (

@@ -16,7 +16,7 @@ import (
 var update = flag.Bool("update", false, "write the table of the documentation")
 
 const (
-	pages = "../../docs/*.md"
+	pages = "../../docs/*/*.md"
 	begin = "<!-- clients: results of tests; make docs renders them -->\n"
 	end   = "<!-- end of clients -->\n"
 )

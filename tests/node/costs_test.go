@@ -13,7 +13,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
 
-// What a client's death costs is what docs/clients.md says: nothing that was closed; of what was open for writing, with
+// What a client's death costs is what docs/reference/clients.md says: nothing that was closed; of what was open for writing, with
 // Mountpoint all, with rclone nothing that had been written; open files have to be opened again.
 func TestWhatADeathCosts(t *testing.T) {
 	t.Parallel()

@@ -170,7 +170,7 @@ func TestConsistencyThatAnOptionContradicts(t *testing.T) {
 	}
 }
 
-// The requests of a small file are those that docs/clients.md lists.
+// The requests of a small file are those that docs/reference/clients.md lists.
 func TestRequestsOfASmallFile(t *testing.T) {
 	rigtest.ProcessOnly(t, "what is asked for a file is the client's own doing")
 	t.Parallel()

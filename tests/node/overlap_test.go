@@ -253,7 +253,7 @@ func TestAMountWaitsForWhatARebootLeft(t *testing.T) {
 	e.NothingLeft(t)
 }
 
-// A drain can be given up as docs/mounts.md says, and nothing waits for it any more.
+// A drain can be given up as docs/explanation/mounts.md says, and nothing waits for it any more.
 func TestADrainThatIsGivenUp(t *testing.T) {
 	t.Parallel()
 	e := start(t)

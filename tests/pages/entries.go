@@ -15,7 +15,7 @@ type Entry struct {
 	quotes []*regexp.Regexp
 }
 
-// Anchor is the entry's section, as errors name it: "docs/errors.md#unpublishing".
+// Anchor is the entry's section, as errors name it: "docs/reference/errors.md#unpublishing".
 func (e Entry) Anchor() string { return "docs/" + e.Page + ".md#" + anchor(e.Heading) }
 
 // Explains reports whether a text has one of the entry's quotes.

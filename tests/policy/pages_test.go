@@ -12,7 +12,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/tests/sts"
 )
 
-// The role of docs/aws.md for nodes allows all that the session of a volume may do, and only in the page's bucket.
+// The role of docs/how-to/aws.md for nodes allows all that the session of a volume may do, and only in the page's bucket.
 func TestTheNodesRoleOfThePage(t *testing.T) {
 	t.Parallel()
 	issuer, err := sts.NewIssuer()
@@ -26,7 +26,7 @@ func TestTheNodesRoleOfThePage(t *testing.T) {
 	}
 	s := versitygw(t, issuer, token.Value)
 	p := table.NewPlace(t, s.Service, false)
-	document := strings.ReplaceAll(pages.Files(pages.Read(t, "aws"))["node.json"], "$BUCKET", p.Bucket)
+	document := strings.ReplaceAll(pages.Files(pages.Read(t, "how-to/aws"))["node.json"], "$BUCKET", p.Bucket)
 	if !json.Valid([]byte(document)) {
 		t.Fatalf("the page's node.json is not JSON: %s", document)
 	}

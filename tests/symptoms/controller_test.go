@@ -10,7 +10,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/tests/rig/rigtest"
 )
 
-const creates = "docs/errors.md#creating-and-deleting-volumes"
+const creates = "docs/reference/errors.md#creating-and-deleting-volumes"
 
 func (e *env) tryCreate(secrets map[string]string, name string, parameters ...string) (*csi.Volume, error) {
 	r := rigtest.CreateRequest(name, parameters...)

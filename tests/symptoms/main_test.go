@@ -212,7 +212,7 @@ func (e *env) statusLine(words ...string) string {
 }
 
 // page matches the page that a text names.
-var page = regexp.MustCompile(`see (docs/[a-z0-9-]+\.md(?:#[a-z0-9-]+)?)`)
+var page = regexp.MustCompile(`see (docs/[a-z0-9/-]+\.md(?:#[a-z0-9-]+)?)`)
 
 // leads follows what an operator sees, an error or a line of the status, to the entry that explains it, in the section where. An error
 // must name its section; one that names a page without sections must explain itself.

@@ -18,8 +18,8 @@ import (
 )
 
 const (
-	unpublishing = "docs/errors.md#unpublishing"
-	waits        = "docs/mounts.md#a-new-mount-waits-for-draining-mounts"
+	unpublishing = "docs/reference/errors.md#unpublishing"
+	waits        = "docs/explanation/mounts.md#a-new-mount-waits-for-draining-mounts"
 )
 
 // kill ends all processes of mounts.

@@ -14,10 +14,10 @@ import (
 )
 
 const (
-	answers  = "docs/errors.md#answers-of-s3"
-	sessions = "docs/errors.md#publishing-credentials-and-sessions"
-	clients  = "docs/errors.md#publishing-clients-and-the-node"
-	shown    = "docs/status.md#the-mounts-of-a-node"
+	answers  = "docs/reference/errors.md#answers-of-s3"
+	sessions = "docs/reference/errors.md#publishing-credentials-and-sessions"
+	clients  = "docs/reference/errors.md#publishing-clients-and-the-node"
+	shown    = "docs/how-to/status.md#the-mounts-of-a-node"
 	// wrong is a secret key of nothing.
 	wrong = "WrongWrongWrongWrongWrongWrongWrong12345"
 )
@@ -51,12 +51,12 @@ func TestAPodDoesNotStart(t *testing.T) {
 		{"unknown access key", plain("v"), secret("accessKeyID", "AKIAUNKNOWN000000000", "secretAccessKey", wrong), s3server.STS{}, faultproxy.Faults{}, answers},
 		{"keys without rights", plain("v"), keys(blind), s3server.STS{}, faultproxy.Faults{}, answers},
 		{"no secret", plain("v", "credentials", "secret"), nil, s3server.STS{}, faultproxy.Faults{}, sessions},
-		{"half a secret", plain("v"), secret("accessKeyID", e.owner.AccessKeyID), s3server.STS{}, faultproxy.Faults{}, "docs/parameters.md"},
+		{"half a secret", plain("v"), secret("accessKeyID", e.owner.AccessKeyID), s3server.STS{}, faultproxy.Faults{}, "docs/reference/parameters.md"},
 		{"no bucket", plain("v", "bucketName", "no-such-bucket"), nil, s3server.STS{}, faultproxy.Faults{}, answers},
 		{"no backend", plain("v", "backend", "elsewhere"), nil, s3server.STS{}, faultproxy.Faults{}, clients},
-		{"unknown client", volume("v", "client", "floppy"), nil, s3server.STS{}, faultproxy.Faults{}, "docs/parameters.md"},
-		{"unknown parameter", volume("v", "prefiks", "a/"), nil, s3server.STS{}, faultproxy.Faults{}, "docs/parameters.md"},
-		{"unknown option", volume("v", "mountOptions", "noatime"), nil, s3server.STS{}, faultproxy.Faults{}, "docs/parameters.md"},
+		{"unknown client", volume("v", "client", "floppy"), nil, s3server.STS{}, faultproxy.Faults{}, "docs/reference/parameters.md"},
+		{"unknown parameter", volume("v", "prefiks", "a/"), nil, s3server.STS{}, faultproxy.Faults{}, "docs/reference/parameters.md"},
+		{"unknown option", volume("v", "mountOptions", "noatime"), nil, s3server.STS{}, faultproxy.Faults{}, "docs/reference/parameters.md"},
 		{"S3 refuses connections", plain("v"), nil, s3server.STS{}, down, answers},
 		{"S3 does not answer", plain("v"), nil, s3server.STS{}, silent, answers},
 		{"name does not resolve", plain("v", "backend", "nowhere"), nil, s3server.STS{}, faultproxy.Faults{}, answers},

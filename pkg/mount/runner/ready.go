@@ -78,7 +78,7 @@ func (r *Runner) awaitReady(ctx context.Context, m state.Mount, status helper.St
 }
 
 // pageClients explains errors of clients.
-const pageClients = "docs/errors.md#publishing-clients-and-the-node"
+const pageClients = "docs/reference/errors.md#publishing-clients-and-the-node"
 
 // unknownFlag matches the output of a client that does not support a flag of another version.
 var unknownFlag = regexp.MustCompile(`(?:unexpected argument '|flag provided but not defined: )-{0,2}([a-z0-9-]+)`)

@@ -19,7 +19,7 @@ import (
 )
 
 // pageWaits explains why a mount waits.
-const pageWaits = "docs/mounts.md#a-new-mount-waits-for-draining-mounts"
+const pageWaits = "docs/explanation/mounts.md#a-new-mount-waits-for-draining-mounts"
 
 // drainPause is the time between two checks of a mount that is being unpublished.
 const drainPause = 50 * time.Millisecond

@@ -22,7 +22,7 @@ import (
 
 const (
 	cleanupBound = 20 * time.Second // for the clean-up of a failed allocation, and for the end of a process
-	page         = "docs/errors.md#publishing-clients-and-the-node"
+	page         = "docs/reference/errors.md#publishing-clients-and-the-node"
 )
 
 // Launcher knows the processes of uids.
