@@ -15,39 +15,32 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/namedlock"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
-// NewVolume is a parsed CreateVolumeRequest.
-type NewVolume struct {
-	Name       string
-	Namespace  string // of the claim, if the CO passes it
-	Parameters volume.Parameters
-	Options    []volume.Option // the volume's mount options
-	Secret     Secret
-}
-
-// Secret holds the controller's credentials from a request's secrets. With the zero value, the controller uses the driver's own
-// credentials.
-type Secret struct {
-	Keys    credentials.Keys
-	RoleARN string // to assume with the keys; "": none
-}
-
-// Provisioner creates and deletes volumes. Its errors have fault kinds. A retry of Delete joins the running deletion.
+// Provisioner creates, changes, finds and deletes volumes. Its errors have fault kinds. A retry of Delete joins the running deletion.
 type Provisioner interface {
 	// Create creates a volume, or returns the one that an earlier call with the same request created. A volume of that name from
 	// another request is fault.Exists.
-	Create(ctx context.Context, v NewVolume) (volume.ID, error)
+	Create(ctx context.Context, r provision.CreateRequest) (volume.ID, error)
 	// Delete deletes a volume. It is no error if the volume does not exist.
-	Delete(ctx context.Context, id volume.ID, secret Secret) error
+	Delete(ctx context.Context, r provision.DeleteRequest) error
 	// Lookup returns nil if the volume exists, and fault.NotFound if it does not.
-	Lookup(ctx context.Context, id volume.ID, secret Secret) error
+	Lookup(ctx context.Context, r provision.LookupRequest) error
 	// LookupPlace returns nil if the bucket exists and, for a prefix, has an object below it, created by any program. It returns
 	// fault.NotFound if not, or if this driver is deleting the volume of that id.
-	LookupPlace(ctx context.Context, id volume.ID, secret Secret) error
-	Modifier
-	Lister
+	LookupPlace(ctx context.Context, r provision.LookupRequest) error
+	// Modify changes what is recorded of a volume, and returns its size. Requests for one volume that meet are merged. It is no error if the
+	// volume is larger than required; fault.OutOfRange if that is more than the limit; fault.Invalid if the volume cannot have the settings.
+	Modify(ctx context.Context, r provision.ModifyRequest) (capacity int64, err error)
+	// CanList reports whether the controller has credentials of its own for every backend, with which List and Get work.
+	CanList() bool
+	// List returns at most limit volumes (0: the provisioner's choice) and the token of the next page; "": there is none. A token that is not
+	// valid is fault.Busy.
+	List(ctx context.Context, limit int, token string) (page []provision.Volume, next string, err error)
+	// Get returns fault.NotFound if the volume does not exist.
+	Get(ctx context.Context, id volume.ID) (provision.Volume, error)
 }
 
 // claimNamespaceKey is the parameter in which external-provisioner passes the claim's namespace, with --extra-create-metadata.
@@ -137,8 +130,8 @@ func (c *Controller) CreateVolume(ctx context.Context, req *csi.CreateVolumeRequ
 	}}, nil
 }
 
-func (c *Controller) parseCreate(req *csi.CreateVolumeRequest) (NewVolume, error) {
-	v := NewVolume{Name: req.GetName(), Namespace: req.GetParameters()[claimNamespaceKey]}
+func (c *Controller) parseCreate(req *csi.CreateVolumeRequest) (provision.CreateRequest, error) {
+	v := provision.CreateRequest{Name: req.GetName(), Namespace: req.GetParameters()[claimNamespaceKey]}
 	if err := checkCapabilities(req.GetVolumeCapabilities()); err != nil {
 		return v, err
 	}
@@ -177,7 +170,8 @@ func (c *Controller) parseCreate(req *csi.CreateVolumeRequest) (NewVolume, error
 		req.GetVolumeCapabilities()); err != nil {
 		return v, err
 	}
-	v.Secret, err = c.secret(v.Parameters.Backend, req.GetSecrets())
+	secret, err := c.secret(v.Parameters.Backend, req.GetSecrets())
+	v.Keys, v.RoleARN = secret.Keys, secret.RoleARN
 	return v, err
 }
 
@@ -261,7 +255,7 @@ func (c *Controller) DeleteVolume(ctx context.Context, req *csi.DeleteVolumeRequ
 	if err != nil {
 		return nil, fmt.Errorf("delete volume %q: %w", handle, err)
 	}
-	if err := c.volumes.Delete(ctx, id, secret); err != nil {
+	if err := c.volumes.Delete(ctx, about(id, secret)); err != nil {
 		return nil, fmt.Errorf("delete volume %q: %w", handle, err)
 	}
 	return &csi.DeleteVolumeResponse{}, nil
@@ -365,10 +359,10 @@ func (c *Controller) lookup(ctx context.Context, id volume.ID, secrets map[strin
 	if err != nil {
 		return err
 	}
-	if err := c.volumes.Lookup(ctx, id, secret); !fault.Is(err, fault.NotFound) {
+	if err := c.volumes.Lookup(ctx, about(id, secret)); !fault.Is(err, fault.NotFound) {
 		return err
 	}
-	return c.volumes.LookupPlace(ctx, id, secret)
+	return c.volumes.LookupPlace(ctx, about(id, secret))
 }
 
 // lookupStatic looks for the bucket of a static volume. Nodes may have other credentials for it than the controller, so a refusal of the
@@ -386,9 +380,9 @@ func (c *Controller) lookupStatic(ctx context.Context, id volume.ID, secrets map
 		return err
 	}
 	if b.ControllerCredentials != credentials.SourceSecret {
-		secret = Secret{} // the request's are those of publications
+		secret = provision.Secret{} // the request's are those of publications
 	}
-	err = c.volumes.LookupPlace(ctx, volume.ID{Backend: id.Backend, Bucket: id.Bucket}, secret)
+	err = c.volumes.LookupPlace(ctx, about(volume.ID{Backend: id.Backend, Bucket: id.Bucket}, secret))
 	if kind := fault.KindOf(err); kind == fault.Denied || kind == fault.Unauthenticated || kind == fault.Precondition {
 		klog.FromContext(ctx).Info("Controller cannot see the bucket", "bucket", id.Bucket, "reason", err)
 		return nil
@@ -410,27 +404,32 @@ func (c *Controller) unsupported(req *csi.ValidateVolumeCapabilitiesRequest) err
 	return checkCapabilities(req.GetVolumeCapabilities())
 }
 
-// secret returns the credentials for a backend. The backend's configuration decides about the source, not whether a secret is present.
-func (c *Controller) secret(backendName string, secrets map[string]string) (Secret, error) {
+// about returns the request to look a volume up, or to delete it.
+func about(id volume.ID, secret provision.Secret) provision.DeleteRequest {
+	return provision.DeleteRequest{ID: id, Keys: secret.Keys, RoleARN: secret.RoleARN}
+}
+
+// secret returns the controller's credentials for a backend. The backend's configuration decides about the source, not whether a secret is present.
+func (c *Controller) secret(backendName string, secrets map[string]string) (provision.Secret, error) {
 	b, err := c.backends.Backend(backendName)
 	if err != nil {
-		return Secret{}, err
+		return provision.Secret{}, err
 	}
 	secret, claims, err := readSecret(secrets)
 	if err != nil {
-		return Secret{}, err
+		return provision.Secret{}, err
 	}
 	if err := c.backends.CheckClaims(b.Name, claims); err != nil {
-		return Secret{}, err
+		return provision.Secret{}, err
 	}
 	ok := !secret.Keys.IsZero()
 	if ok && b.ControllerCredentials != credentials.SourceSecret {
-		return Secret{}, fault.Field("secrets", "hold S3 keys, but backend %q uses the driver's own credentials: "+
+		return provision.Secret{}, fault.Field("secrets", "hold S3 keys, but backend %q uses the driver's own credentials: "+
 			"set controllerCredentials: secret for it in the driver's config file, or remove the secret from the volume (in Kubernetes: the provisioner secret of "+
 			"the StorageClass)", b.Name)
 	}
 	if !ok && b.ControllerCredentials == credentials.SourceSecret {
-		return Secret{}, fault.Errorf(fault.Precondition, "backend %[1]q takes the controller's credentials from the request's secret, but the request has none: "+
+		return provision.Secret{}, fault.Errorf(fault.Precondition, "backend %[1]q takes the controller's credentials from the request's secret, but the request has none: "+
 			"give the volume a secret with %[2]s and %[3]s (in Kubernetes: csi.storage.k8s.io/provisioner-secret-name and -namespace of the StorageClass; for a "+
 			"deletion, "+
 			"the secret in the PersistentVolume's annotation volume.kubernetes.io/provisioner-deletion-secret-name may have been deleted: create it again)",

@@ -7,25 +7,9 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
-
-// VolumeInfo is what is recorded of a volume.
-type VolumeInfo struct {
-	ID            volume.ID
-	CapacityBytes int64 // 0: unknown
-}
-
-// Lister finds volumes, with the controller's own credentials. Its errors are those of Provisioner.
-type Lister interface {
-	// CanList reports whether the controller has credentials of its own for every backend.
-	CanList() bool
-	// List returns at most limit volumes (0: the provisioner's choice) and the token of the next page; "": there is none. A token that is not
-	// valid is fault.Busy.
-	List(ctx context.Context, limit int, token string) (page []VolumeInfo, next string, err error)
-	// Get returns fault.NotFound if the volume does not exist.
-	Get(ctx context.Context, id volume.ID) (VolumeInfo, error)
-}
 
 // listCapabilities returns the capabilities that need credentials which no request brings.
 func (c *Controller) listCapabilities() []csi.ControllerServiceCapability_RPC_Type {
@@ -49,7 +33,7 @@ func (c *Controller) ListVolumes(ctx context.Context, req *csi.ListVolumesReques
 	}
 	resp := &csi.ListVolumesResponse{NextToken: next}
 	for _, v := range page {
-		resp.Entries = append(resp.Entries, &csi.ListVolumesResponse_Entry{Volume: v.message()})
+		resp.Entries = append(resp.Entries, &csi.ListVolumesResponse_Entry{Volume: volumeMessage(v)})
 	}
 	return resp, nil
 }
@@ -71,10 +55,10 @@ func (c *Controller) ControllerGetVolume(ctx context.Context, req *csi.Controlle
 	if err != nil {
 		return nil, fmt.Errorf("get volume %q: %w", handle, err)
 	}
-	return &csi.ControllerGetVolumeResponse{Volume: v.message(), Status: &csi.ControllerGetVolumeResponse_VolumeStatus{}}, nil
+	return &csi.ControllerGetVolumeResponse{Volume: volumeMessage(v), Status: &csi.ControllerGetVolumeResponse_VolumeStatus{}}, nil
 }
 
-// message returns the volume for a response. Its context is not recorded.
-func (v VolumeInfo) message() *csi.Volume {
+// volumeMessage returns the volume for a response. Its context is not recorded.
+func volumeMessage(v provision.Volume) *csi.Volume {
 	return &csi.Volume{VolumeId: v.ID.String(), CapacityBytes: v.CapacityBytes}
 }

@@ -8,19 +8,9 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
-
-// SizeRange is a requested size in bytes: at least Required, at most Limit; 0: no bound.
-type SizeRange struct{ Required, Limit int64 }
-
-// Modifier changes what is recorded of volumes. Its errors are those of Provisioner. Requests for one volume that meet are merged.
-type Modifier interface {
-	// Expand records a size and returns it. It is no error if the volume is larger; fault.OutOfRange if that is more than the limit.
-	Expand(ctx context.Context, id volume.ID, size SizeRange, secret Secret) (int64, error)
-	// Modify changes the settings of a VolumeAttributesClass; fault.Invalid if the volume cannot have them.
-	Modify(ctx context.Context, id volume.ID, set volume.Mutable, secret Secret) error
-}
 
 // ControllerExpandVolume implements csi.ControllerServer. It records the size and nothing else: S3 limits no sizes, and nodes have nothing
 // to do.
@@ -29,8 +19,8 @@ func (c *Controller) ControllerExpandVolume(ctx context.Context, req *csi.Contro
 	if err := checkVolumeID(handle); err != nil {
 		return nil, err
 	}
-	size := SizeRange{req.GetCapacityRange().GetRequiredBytes(), req.GetCapacityRange().GetLimitBytes()}
-	if size == (SizeRange{}) {
+	size := provision.Change{Required: req.GetCapacityRange().GetRequiredBytes(), Limit: req.GetCapacityRange().GetLimitBytes()}
+	if size.Required == 0 && size.Limit == 0 {
 		return nil, fault.Field("capacity_range", "is missing")
 	}
 	if _, err := capacityOf(req.GetCapacityRange()); err != nil {
@@ -45,7 +35,7 @@ func (c *Controller) ControllerExpandVolume(ctx context.Context, req *csi.Contro
 	if err != nil {
 		return nil, fmt.Errorf("expand volume %q: %w", handle, err)
 	}
-	capacity, err := c.volumes.Expand(ctx, id, size, secret)
+	capacity, err := c.volumes.Modify(ctx, provision.ModifyRequest{ID: id, Keys: secret.Keys, RoleARN: secret.RoleARN, Change: size})
 	if err != nil {
 		return nil, fmt.Errorf("expand volume %q: %w", handle, err)
 	}
@@ -66,7 +56,8 @@ func (c *Controller) ControllerModifyVolume(ctx context.Context, req *csi.Contro
 	if err != nil {
 		return nil, err
 	}
-	if err := c.volumes.Modify(ctx, id, set, secret); err != nil {
+	change := provision.ModifyRequest{ID: id, Keys: secret.Keys, RoleARN: secret.RoleARN, Change: provision.Change{Set: set}}
+	if _, err := c.volumes.Modify(ctx, change); err != nil {
 		return nil, fmt.Errorf("modify volume %q: %w", handle, err)
 	}
 	return &csi.ControllerModifyVolumeResponse{}, nil
@@ -91,13 +82,13 @@ func withMutable(params, mutable map[string]string) map[string]string {
 }
 
 // existing returns the id and the credentials for a request about a volume that this driver created.
-func (c *Controller) existing(handle string, secrets map[string]string) (volume.ID, Secret, error) {
+func (c *Controller) existing(handle string, secrets map[string]string) (volume.ID, provision.Secret, error) {
 	id, err := volume.ParseID(handle)
 	if err != nil {
 		if volume.LooksForeign(handle) {
-			return volume.ID{}, Secret{}, fault.Errorf(fault.Precondition, "not a volume id of this driver: a static volume has no record that could be changed")
+			return volume.ID{}, provision.Secret{}, fault.Errorf(fault.Precondition, "not a volume id of this driver: a static volume has no record that could be changed")
 		}
-		return volume.ID{}, Secret{}, fault.Errorf(fault.NotFound, "the volume does not exist: %w", err)
+		return volume.ID{}, provision.Secret{}, fault.Errorf(fault.NotFound, "the volume does not exist: %w", err)
 	}
 	secret, err := c.secret(id.Backend, secrets)
 	return id, secret, err

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision"
 )
 
 func newTestController(t *testing.T) (*Controller, *fakeProvisioner) {
@@ -262,10 +263,10 @@ func TestTheClaimsNamespaceAndTheSecretsRoleReachTheProvisioner(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if p.last.Namespace != "team-a" || p.last.Secret.RoleARN != role {
-		t.Errorf("namespace %q, role %q", p.last.Namespace, p.last.Secret.RoleARN)
+	if p.last.Namespace != "team-a" || p.last.RoleARN != role {
+		t.Errorf("namespace %q, role %q", p.last.Namespace, p.last.RoleARN)
 	}
-	p.secret = Secret{}
+	p.secret = provision.Secret{}
 	if _, err := c.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: resp.GetVolume().GetVolumeId(), Secrets: req.Secrets}); err != nil || p.secret.RoleARN != role {
 		t.Errorf("deletion: %v, role %q", err, p.secret.RoleARN)
 	}
@@ -460,7 +461,7 @@ func TestValidateStaticVolumes(t *testing.T) {
 		case err != nil || (resp.GetConfirmed() != nil) != tt.confirmed || tt.confirmed == (resp.GetMessage() != ""):
 			t.Errorf("%s: %v, %v", tt.what, resp, err)
 		}
-		if (p.secret != Secret{}) != tt.asked {
+		if (p.secret != provision.Secret{}) != tt.asked {
 			t.Errorf("%s: looked up with %+v", tt.what, p.secret)
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
@@ -25,8 +26,8 @@ type fakeProvisioner struct {
 	places  map[string]error  // place of data without a record → result of LookupPlace
 	// secretsOnly is set if a backend works only with the secrets of requests.
 	secretsOnly bool
-	last        NewVolume
-	secret      Secret
+	last        provision.CreateRequest
+	secret      provision.Secret
 	calls       int
 	err         error         // returned by every call
 	block       chan struct{} // calls wait until it is closed or ctx ends
@@ -37,7 +38,7 @@ func newFakeProvisioner() *fakeProvisioner {
 	return &fakeProvisioner{volumes: map[string]string{}, sizes: map[string]int64{}}
 }
 
-func (f *fakeProvisioner) enter(ctx context.Context, secret Secret) error {
+func (f *fakeProvisioner) enter(ctx context.Context, secret provision.Secret) error {
 	if f.entered != nil {
 		f.entered <- struct{}{}
 	}
@@ -55,8 +56,8 @@ func (f *fakeProvisioner) enter(ctx context.Context, secret Secret) error {
 	return f.err
 }
 
-func (f *fakeProvisioner) Create(ctx context.Context, v NewVolume) (volume.ID, error) {
-	if err := f.enter(ctx, v.Secret); err != nil {
+func (f *fakeProvisioner) Create(ctx context.Context, v provision.CreateRequest) (volume.ID, error) {
+	if err := f.enter(ctx, provision.Secret{Keys: v.Keys, RoleARN: v.RoleARN}); err != nil {
 		return volume.ID{}, err
 	}
 	f.mu.Lock()
@@ -71,31 +72,24 @@ func (f *fakeProvisioner) Create(ctx context.Context, v NewVolume) (volume.ID, e
 	return id, nil
 }
 
-func (f *fakeProvisioner) Expand(ctx context.Context, id volume.ID, size SizeRange, secret Secret) (int64, error) {
-	if err := f.Lookup(ctx, id, secret); err != nil {
+func (f *fakeProvisioner) Modify(ctx context.Context, r provision.ModifyRequest) (int64, error) {
+	if err := f.Lookup(ctx, provision.LookupRequest{ID: r.ID, Keys: r.Keys, RoleARN: r.RoleARN}); err != nil {
 		return 0, err
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.sizes[id.String()] = max(f.sizes[id.String()], size.Required)
-	return f.sizes[id.String()], nil
-}
-
-func (f *fakeProvisioner) Modify(ctx context.Context, id volume.ID, set volume.Mutable, secret Secret) error {
-	if err := f.Lookup(ctx, id, secret); err != nil {
-		return err
+	if r.Change.Required == 0 && r.Change.Limit == 0 {
+		f.set = append(f.set, r.Change.Set)
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.set = append(f.set, set)
-	return nil
+	f.sizes[r.ID.String()] = max(f.sizes[r.ID.String()], r.Change.Required)
+	return f.sizes[r.ID.String()], nil
 }
 
 func (f *fakeProvisioner) CanList() bool { return !f.secretsOnly }
 
 // List has the index of the next volume as its token.
-func (f *fakeProvisioner) List(ctx context.Context, limit int, token string) (page []VolumeInfo, next string, err error) {
-	if err := f.enter(ctx, Secret{}); err != nil {
+func (f *fakeProvisioner) List(ctx context.Context, limit int, token string) (page []provision.Volume, next string, err error) {
+	if err := f.enter(ctx, provision.Secret{}); err != nil {
 		return nil, "", err
 	}
 	f.mu.Lock()
@@ -117,89 +111,89 @@ func (f *fakeProvisioner) List(ctx context.Context, limit int, token string) (pa
 		if err != nil {
 			return nil, "", err
 		}
-		page = append(page, VolumeInfo{id, f.sizes[text]})
+		page = append(page, provision.Volume{ID: id, CapacityBytes: f.sizes[text]})
 	}
 	return page, next, nil
 }
 
-func (f *fakeProvisioner) Get(ctx context.Context, id volume.ID) (VolumeInfo, error) {
-	if err := f.Lookup(ctx, id, Secret{}); err != nil {
-		return VolumeInfo{}, err
+func (f *fakeProvisioner) Get(ctx context.Context, id volume.ID) (provision.Volume, error) {
+	if err := f.Lookup(ctx, about(id, provision.Secret{})); err != nil {
+		return provision.Volume{}, err
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return VolumeInfo{id, f.sizes[id.String()]}, nil
+	return provision.Volume{ID: id, CapacityBytes: f.sizes[id.String()]}, nil
 }
 
-func (f *fakeProvisioner) Delete(ctx context.Context, id volume.ID, secret Secret) error {
-	if err := f.enter(ctx, secret); err != nil {
+func (f *fakeProvisioner) Delete(ctx context.Context, r provision.DeleteRequest) error {
+	if err := f.enter(ctx, provision.Secret{Keys: r.Keys, RoleARN: r.RoleARN}); err != nil {
 		return err
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	delete(f.volumes, id.String())
+	delete(f.volumes, r.ID.String())
 	return nil
 }
 
-func (f *fakeProvisioner) Lookup(ctx context.Context, id volume.ID, secret Secret) error {
-	if err := f.enter(ctx, secret); err != nil {
+func (f *fakeProvisioner) Lookup(ctx context.Context, r provision.LookupRequest) error {
+	if err := f.enter(ctx, provision.Secret{Keys: r.Keys, RoleARN: r.RoleARN}); err != nil {
 		return err
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if _, ok := f.volumes[id.String()]; !ok {
-		return fault.Errorf(fault.NotFound, "no record of %s", id)
+	if _, ok := f.volumes[r.ID.String()]; !ok {
+		return fault.Errorf(fault.NotFound, "no record of %s", r.ID)
 	}
 	return nil
 }
 
-func (f *fakeProvisioner) LookupPlace(ctx context.Context, id volume.ID, secret Secret) error {
-	if err := f.enter(ctx, secret); err != nil {
+func (f *fakeProvisioner) LookupPlace(ctx context.Context, r provision.LookupRequest) error {
+	if err := f.enter(ctx, provision.Secret{Keys: r.Keys, RoleARN: r.RoleARN}); err != nil {
 		return err
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if err, ok := f.places[id.String()]; ok {
+	if err, ok := f.places[r.ID.String()]; ok {
 		return err
 	}
-	return fault.Errorf(fault.NotFound, "nothing at %s", id)
+	return fault.Errorf(fault.NotFound, "nothing at %s", r.ID)
 }
 
 // fakeSnapshots keeps snapshots in memory with the rules of the real one that the service depends on.
 type fakeSnapshots struct {
 	mu    sync.Mutex
-	made  map[string]Snapshot // by id
-	last  NewSnapshot
-	query SnapshotQuery
+	made  map[string]provision.Snapshot // by id
+	last  provision.SnapshotRequest
+	query provision.ListSnapshotsRequest
 	err   error
 }
 
-func newFakeSnapshots() *fakeSnapshots { return &fakeSnapshots{made: map[string]Snapshot{}} }
+func newFakeSnapshots() *fakeSnapshots { return &fakeSnapshots{made: map[string]provision.Snapshot{}} }
 
-func (f *fakeSnapshots) Create(_ context.Context, s NewSnapshot) (Snapshot, error) {
+func (f *fakeSnapshots) CreateSnapshot(_ context.Context, s provision.SnapshotRequest) (provision.Snapshot, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.err != nil {
-		return Snapshot{}, f.err
+		return provision.Snapshot{}, f.err
 	}
 	f.last = s
 	id := s.Parameters.ID(s.Source, s.Name, 1)
 	have, ok := f.made[id.String()]
 	if ok && have.Source != s.Source.String() {
-		return Snapshot{}, fault.Errorf(fault.Exists, "of another source")
+		return provision.Snapshot{}, fault.Errorf(fault.Exists, "of another source")
 	}
-	f.made[id.String()] = Snapshot{ID: id, Source: s.Source.String(), Bytes: 7, Cut: time.Unix(1, 0), Ready: true}
+	f.made[id.String()] = provision.Snapshot{ID: id, Source: s.Source.String(), Bytes: 7, Cut: time.Unix(1, 0), Ready: true}
 	return f.made[id.String()], nil
 }
 
-func (f *fakeSnapshots) Delete(_ context.Context, id volume.SnapshotID, _ Secret) error {
+func (f *fakeSnapshots) DeleteSnapshot(_ context.Context, r provision.DeleteSnapshotRequest) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	delete(f.made, id.String())
+	delete(f.made, r.ID.String())
 	return f.err
 }
 
-func (f *fakeSnapshots) Get(_ context.Context, id volume.SnapshotID, _ Secret) (Snapshot, error) {
+func (f *fakeSnapshots) GetSnapshot(_ context.Context, id volume.SnapshotID, _ provision.Secret) (provision.Snapshot, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	s, ok := f.made[id.String()]
@@ -209,7 +203,7 @@ func (f *fakeSnapshots) Get(_ context.Context, id volume.SnapshotID, _ Secret) (
 	return s, f.err
 }
 
-func (f *fakeSnapshots) List(_ context.Context, q SnapshotQuery) (list []Snapshot, next string, err error) {
+func (f *fakeSnapshots) ListSnapshots(_ context.Context, q provision.ListSnapshotsRequest) (list []provision.Snapshot, next string, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.query = q

@@ -11,6 +11,7 @@ import (
 
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
@@ -145,7 +146,7 @@ func capacityOf(r *csi.CapacityRange) (int64, error) {
 // readSecret returns the keys and the role in a request's secrets, and what they claim about the service; without secrets, none. kubelet's
 // tokens are no secret. A secret without keys, and an unknown key, are errors: a misspelt one must not make the driver use other credentials,
 // or those of another role. On the wire an empty secret is the same as none.
-func readSecret(secrets map[string]string) (s Secret, claims []volume.Claim, err error) {
+func readSecret(secrets map[string]string) (s provision.Secret, claims []volume.Claim, err error) {
 	if err := checkMap("secrets", secrets); err != nil {
 		return s, nil, err
 	}
@@ -175,5 +176,5 @@ func readSecret(secrets map[string]string) (s Secret, claims []volume.Claim, err
 			strings.Join(known, ", "))
 	}
 	role, err := credentials.RoleFromSecret(secrets)
-	return Secret{Keys: keys, RoleARN: role}, volume.SecretClaims(secrets), err
+	return provision.Secret{Keys: keys, RoleARN: role}, volume.SecretClaims(secrets), err
 }

@@ -3,51 +3,25 @@ package driver
 import (
 	"context"
 	"fmt"
-	"time"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/provision"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
-// NewSnapshot is a parsed CreateSnapshotRequest.
-type NewSnapshot struct {
-	Name       string
-	Namespace  string // of the snapshot, if the CO passes it
-	Source     volume.ID
-	Parameters volume.SnapshotParameters
-	Secret     Secret
-}
-
-// Snapshot describes a snapshot.
-type Snapshot struct {
-	ID     volume.SnapshotID
-	Source string // volume id
-	Bytes  int64
-	Cut    time.Time
-	Ready  bool
-}
-
-// SnapshotQuery is a parsed ListSnapshotsRequest without a snapshot id.
-type SnapshotQuery struct {
-	Source string // volume id; "": all
-	Max    int    // 0: no limit
-	Token  string
-	Secret Secret
-}
-
-// Snapshots makes, finds and deletes snapshots. Its errors have fault kinds. Retries of Create and Delete join the running work.
+// Snapshots makes, finds and deletes snapshots. Its errors have fault kinds. Retries of creations and deletions join the running work.
 type Snapshots interface {
-	// Create makes a snapshot, or returns the one that an earlier call with the same request made.
-	Create(ctx context.Context, s NewSnapshot) (Snapshot, error)
-	// Delete deletes a snapshot. It is no error if the snapshot does not exist.
-	Delete(ctx context.Context, id volume.SnapshotID, secret Secret) error
-	// Get returns fault.NotFound if the snapshot does not exist.
-	Get(ctx context.Context, id volume.SnapshotID, secret Secret) (Snapshot, error)
-	// List returns one page; next is the token of the next one.
-	List(ctx context.Context, q SnapshotQuery) (list []Snapshot, next string, err error)
+	// CreateSnapshot makes a snapshot, or returns the one that an earlier call with the same request made.
+	CreateSnapshot(ctx context.Context, r provision.SnapshotRequest) (provision.Snapshot, error)
+	// DeleteSnapshot deletes a snapshot. It is no error if the snapshot does not exist.
+	DeleteSnapshot(ctx context.Context, r provision.DeleteSnapshotRequest) error
+	// GetSnapshot returns fault.NotFound if the snapshot does not exist.
+	GetSnapshot(ctx context.Context, id volume.SnapshotID, secret provision.Secret) (provision.Snapshot, error)
+	// ListSnapshots returns one page; next is the token of the next one.
+	ListSnapshots(ctx context.Context, r provision.ListSnapshotsRequest) (list []provision.Snapshot, next string, err error)
 }
 
 // snapshotNamespaceKey is the parameter in which the snapshotter passes the snapshot's namespace, with --extra-create-metadata.
@@ -64,14 +38,14 @@ func (c *Controller) CreateSnapshot(ctx context.Context, req *csi.CreateSnapshot
 		return nil, fault.Errorf(fault.Busy, "snapshot %q: an earlier request to create it is still in progress", s.Name)
 	}
 	defer release()
-	made, err := c.snapshots.Create(ctx, s)
+	made, err := c.snapshots.CreateSnapshot(ctx, s)
 	if err != nil {
 		return nil, fmt.Errorf("create snapshot %q: %w", s.Name, err)
 	}
-	return &csi.CreateSnapshotResponse{Snapshot: made.message()}, nil
+	return &csi.CreateSnapshotResponse{Snapshot: snapshotMessage(made)}, nil
 }
 
-func (c *Controller) parseSnapshot(req *csi.CreateSnapshotRequest) (s NewSnapshot, err error) {
+func (c *Controller) parseSnapshot(req *csi.CreateSnapshotRequest) (s provision.SnapshotRequest, err error) {
 	s.Name, s.Namespace = req.GetName(), req.GetParameters()[snapshotNamespaceKey]
 	if err := volume.CheckName(s.Name); err != nil {
 		return s, err
@@ -92,7 +66,8 @@ func (c *Controller) parseSnapshot(req *csi.CreateSnapshotRequest) (s NewSnapsho
 	if s.Parameters, err = volume.ParseSnapshotParameters(req.GetParameters()); err != nil {
 		return s, err
 	}
-	s.Secret, err = c.secret(s.Source.Backend, req.GetSecrets())
+	secret, err := c.secret(s.Source.Backend, req.GetSecrets())
+	s.Keys, s.RoleARN = secret.Keys, secret.RoleARN
 	return s, err
 }
 
@@ -108,7 +83,7 @@ func (c *Controller) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshot
 	}
 	secret, err := c.secret(id.Backend, req.GetSecrets())
 	if err == nil {
-		err = c.snapshots.Delete(ctx, id, secret)
+		err = c.snapshots.DeleteSnapshot(ctx, provision.DeleteSnapshotRequest{ID: id, Keys: secret.Keys, RoleARN: secret.RoleARN})
 	}
 	if err != nil {
 		return nil, fmt.Errorf("delete snapshot %q: %w", handle, err)
@@ -125,22 +100,22 @@ func (c *Controller) GetSnapshot(ctx context.Context, req *csi.GetSnapshotReques
 	if err != nil {
 		return nil, err
 	}
-	return &csi.GetSnapshotResponse{Snapshot: found.message()}, nil
+	return &csi.GetSnapshotResponse{Snapshot: snapshotMessage(found)}, nil
 }
 
 // snapshot returns a snapshot by its id.
-func (c *Controller) snapshot(ctx context.Context, handle string, secrets map[string]string) (Snapshot, error) {
+func (c *Controller) snapshot(ctx context.Context, handle string, secrets map[string]string) (provision.Snapshot, error) {
 	id, err := volume.ParseSnapshotID(handle)
 	if err != nil {
-		return Snapshot{}, fault.Errorf(fault.NotFound, "snapshot %q does not exist: %w", handle, err)
+		return provision.Snapshot{}, fault.Errorf(fault.NotFound, "snapshot %q does not exist: %w", handle, err)
 	}
 	secret, err := c.secret(id.Backend, secrets)
 	if err != nil {
-		return Snapshot{}, err
+		return provision.Snapshot{}, err
 	}
-	found, err := c.snapshots.Get(ctx, id, secret)
+	found, err := c.snapshots.GetSnapshot(ctx, id, secret)
 	if err != nil {
-		return Snapshot{}, fmt.Errorf("look up snapshot %q: %w", handle, err)
+		return provision.Snapshot{}, fmt.Errorf("look up snapshot %q: %w", handle, err)
 	}
 	return found, nil
 }
@@ -158,20 +133,20 @@ func (c *Controller) ListSnapshots(ctx context.Context, req *csi.ListSnapshotsRe
 		case err != nil:
 			return nil, err
 		}
-		return &csi.ListSnapshotsResponse{Entries: []*csi.ListSnapshotsResponse_Entry{{Snapshot: found.message()}}}, nil
+		return &csi.ListSnapshotsResponse{Entries: []*csi.ListSnapshotsResponse_Entry{{Snapshot: snapshotMessage(found)}}}, nil
 	}
-	q := SnapshotQuery{Source: req.GetSourceVolumeId(), Max: int(req.GetMaxEntries()), Token: req.GetStartingToken()}
+	q := provision.ListSnapshotsRequest{Source: req.GetSourceVolumeId(), Max: int(req.GetMaxEntries()), Token: req.GetStartingToken()}
 	var err error
 	if q.Secret, _, err = readSecret(req.GetSecrets()); err != nil {
 		return nil, err
 	}
-	list, next, err := c.snapshots.List(ctx, q)
+	list, next, err := c.snapshots.ListSnapshots(ctx, q)
 	if err != nil {
 		return nil, fmt.Errorf("list snapshots: %w", err)
 	}
 	resp := &csi.ListSnapshotsResponse{NextToken: next}
 	for _, s := range list {
-		resp.Entries = append(resp.Entries, &csi.ListSnapshotsResponse_Entry{Snapshot: s.message()})
+		resp.Entries = append(resp.Entries, &csi.ListSnapshotsResponse_Entry{Snapshot: snapshotMessage(s)})
 	}
 	return resp, nil
 }
@@ -186,7 +161,7 @@ func checkSnapshotID(id string) error {
 	return nil
 }
 
-func (s Snapshot) message() *csi.Snapshot {
+func snapshotMessage(s provision.Snapshot) *csi.Snapshot {
 	return &csi.Snapshot{SnapshotId: s.ID.String(), SourceVolumeId: s.Source, SizeBytes: s.Bytes, CreationTime: timestamppb.New(s.Cut), ReadyToUse: s.Ready}
 }
 

@@ -7,6 +7,7 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"google.golang.org/grpc/codes"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/provision"
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
@@ -57,7 +58,7 @@ func TestSnapshotsAreMadeFoundAndDeleted(t *testing.T) {
 			t.Errorf("%s: %v, %v", what, got, err)
 		}
 	}
-	if fake.query != (SnapshotQuery{Source: "v", Max: 3, Token: "t"}) {
+	if fake.query != (provision.ListSnapshotsRequest{Source: "v", Max: 3, Token: "t"}) {
 		t.Errorf("listed %+v", fake.query)
 	}
 	for _, id := range []string{s.GetSnapshotId(), s.GetSnapshotId(), "none", "default:bucket-2/pvc-1/"} {

@@ -91,7 +91,7 @@ func (c *Controller) ControllerGetVolumeHealth(ctx context.Context, req *csi.Con
 		return nil, fmt.Errorf("health of volume %q: %w", handle, err)
 	}
 	var found []mount.Condition
-	err = c.volumes.Lookup(ctx, id, secret)
+	err = c.volumes.Lookup(ctx, about(id, secret))
 	switch kind := fault.KindOf(err); {
 	case err == nil:
 	case ctx.Err() != nil:

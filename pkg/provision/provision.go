@@ -147,7 +147,7 @@ func (p *Provisioner) DeleteSnapshot(ctx context.Context, r DeleteSnapshotReques
 }
 
 // GetSnapshot returns a snapshot; NotFound: there is none.
-func (p *Provisioner) GetSnapshot(ctx context.Context, id volume.SnapshotID, secret SnapshotCredentials) (Snapshot, error) {
+func (p *Provisioner) GetSnapshot(ctx context.Context, id volume.SnapshotID, secret Secret) (Snapshot, error) {
 	return p.snapshots.Get(ctx, id, secret)
 }
 
@@ -168,8 +168,11 @@ type DeleteSnapshotRequest = remove.SnapshotRequest
 // ListSnapshotsRequest is a request to list snapshots.
 type ListSnapshotsRequest = snapshot.ListRequest
 
-// SnapshotCredentials are those of the secret of a request about a snapshot.
-type SnapshotCredentials = snapshot.Credentials
+// Secret holds the credentials of a request's secret; zero: the driver's own are used.
+type Secret = snapshot.Credentials
+
+// Volume is what is recorded of a volume.
+type Volume = list.Volume
 
 // CreateRequest is a request to create a volume.
 type CreateRequest = create.Request

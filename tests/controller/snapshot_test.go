@@ -72,7 +72,7 @@ func (p *process) deleteSnapshot(id volume.SnapshotID) {
 
 func (p *process) listSnapshots(r provision.ListSnapshotsRequest) (ids []string, next string) {
 	p.e.t.Helper()
-	r.Secret = provision.SnapshotCredentials{Keys: p.e.keys, RoleARN: p.role}
+	r.Secret = provision.Secret{Keys: p.e.keys, RoleARN: p.role}
 	list, next, err := p.ListSnapshots(p.e.ctx(), r)
 	if err != nil {
 		p.e.t.Fatal(err)
@@ -156,7 +156,7 @@ func TestASnapshotIsIndependentOfItsVolume(t *testing.T) {
 		other := e.process()
 		other.deleteSnapshot(s.ID)
 		p.deleteSnapshot(s.ID)
-		_, err = p.GetSnapshot(e.ctx(), s.ID, provision.SnapshotCredentials{Keys: e.keys})
+		_, err = p.GetSnapshot(e.ctx(), s.ID, provision.Secret{Keys: e.keys})
 		e.want(err, fault.NotFound)
 		// The name again is another snapshot.
 		p.delete(p.create("w"))
@@ -397,7 +397,7 @@ func TestADeletionEndsASnapshotInTheMaking(t *testing.T) {
 		<-reached
 		e.want(err, fault.Busy, "making snapshot", "of 10 objects", "so far")
 		id := volume.SnapshotID{Backend: "lab", Bucket: e.bucket, Segment: "s", Generation: 1}
-		_, err = p.GetSnapshot(e.ctx(), id, provision.SnapshotCredentials{Keys: e.keys})
+		_, err = p.GetSnapshot(e.ctx(), id, provision.Secret{Keys: e.keys})
 		e.want(err, fault.NotFound)
 		deleted := make(chan error, 1)
 		go func() { deleted <- p.tryDeleteSnapshot(id) }()
@@ -453,7 +453,7 @@ func TestSnapshotsAreListedInPages(t *testing.T) {
 			}
 		}
 		e.same("in pages", paged, all)
-		_, _, err := q.ListSnapshots(e.ctx(), provision.ListSnapshotsRequest{Token: "x", Secret: provision.SnapshotCredentials{Keys: e.keys}})
+		_, _, err := q.ListSnapshots(e.ctx(), provision.ListSnapshotsRequest{Token: "x", Secret: provision.Secret{Keys: e.keys}})
 		e.want(err, fault.Busy, "starting_token")
 	})
 }

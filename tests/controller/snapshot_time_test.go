@@ -78,7 +78,7 @@ func TestASnapshotOfOneTime(t *testing.T) {
 		if again := p.cut("s", source); again != s {
 			t.Errorf("the same request again: %+v, want %+v", again, s)
 		}
-		if got, err := other.GetSnapshot(e.ctx(), s.ID, provision.SnapshotCredentials{Keys: e.keys}); err != nil || got != s {
+		if got, err := other.GetSnapshot(e.ctx(), s.ID, provision.Secret{Keys: e.keys}); err != nil || got != s {
 			t.Errorf("GetSnapshot: %+v, %v", got, err)
 		}
 		_, err := other.askFrom("early", volume.Content{Snapshot: s.ID})
