@@ -4,13 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"io"
-	"os"
-	"path/filepath"
 	"slices"
-	"time"
-
-	"k8s.io/klog/v2"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/check"
@@ -21,77 +15,69 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
-// checkAll checks backends and, with --node, the host; or, with --client, one client. The exit code is exitOK if everything that the driver needs is available.
-func checkAll(ctx context.Context, o driver.Options, version string, stdout, stderr io.Writer) int {
-	if o.Common.Verbosity == 0 { // the result already contains what would be logged
-		ctx = klog.NewContext(ctx, klog.Logger{})
-	}
-	report, err := checks(ctx, o, version)
+// checkAll checks backends and, with --node, the host; or, with --client, one client. The exit code is exitOK if everything that the driver
+// needs is available.
+func checkAll(ctx context.Context, o driver.Options, version string, out output) int {
+	sections, err := checks(ctx, o, version)
 	if err != nil {
-		return fail(stderr, err)
+		return out.fail(err)
 	}
+	report := check.NewReport(sections...)
 	write := report.Table
 	if o.Check.Output == driver.OutputJSON {
 		write = report.JSON
 	}
-	if err := write(stdout); err != nil || !report.OK {
+	if err := write(out.stdout); err != nil || !report.OK {
 		return exitFailure
 	}
 	return exitOK
 }
 
-func checks(ctx context.Context, o driver.Options, version string) (check.Report, error) {
+func checks(ctx context.Context, o driver.Options, version string) (sections []check.Section, err error) {
+	s, err := newStorage(o, version)
+	if err != nil {
+		return nil, err
+	}
+	defer s.close()
+	p := nodeParts{options: o, storage: s, version: version}
 	if o.Check.Client != "" {
-		sections, err := checkClient(ctx, o, version)
-		return check.NewReport(sections...), err
+		return checkClient(ctx, p)
 	}
-	config, err := backend.DefaultConfig(o.DefaultRegion, o.DefaultEndpoint)
-	if o.Common.Config != "" {
-		config, err = backend.LoadConfig(o.Common.Config, o.DefaultRegion, o.DefaultEndpoint)
-	}
+	backends, err := chosen(s.config.Config(), o)
 	if err != nil {
-		return check.Report{}, err
+		return nil, err
 	}
-	backends, err := chosen(config, o)
-	if err != nil {
-		return check.Report{}, err
-	}
-	clients, err := backend.NewClients(config, backend.WithVersion(version))
-	if err != nil {
-		return check.Report{}, err
-	}
-	defer clients.Close()
-	buckets, err := backend.NewBuckets(clients, time.Now)
-	if err != nil {
-		return check.Report{}, err
-	}
-	made := sessions{session.NewPlanner(clients), session.NewMaker(version)}
-	defer made.Close()
 	workload, err := workloadOf(o.Check, backends)
 	if err != nil {
-		return check.Report{}, err
+		return nil, err
 	}
 	options, err := o.Check.ParseMountOptions()
 	if err != nil {
-		return check.Report{}, err
+		return nil, err
 	}
 	services := check.Services{
-		Clients: clients, Buckets: buckets, Sessions: made, Bucket: o.Check.Bucket, CreateBucket: o.Check.CreateBucket, NeedNoKeys: o.Check.Node,
+		Clients: s.clients, Buckets: s.buckets, Sessions: s.sessions, Bucket: o.Check.Bucket, CreateBucket: o.Check.CreateBucket, NeedNoKeys: o.Check.Node,
 		Workload: workload,
 	}
-	var sections []check.Section
 	for _, b := range backends {
 		services.Checksums = sendsChecksums(cmp.Or(b.DefaultClient, o.Node.DefaultClient), options)
 		sections = append(sections, services.Check(ctx, b))
 	}
 	if o.Check.Node {
-		node, err := nodeToCheck(o, version, config.Clients(), backends)
+		paths, err := p.programs()
 		if err != nil {
-			return check.Report{}, err
+			return nil, err
 		}
-		sections = append(sections, node.Check(ctx))
+		dirs := ownDirs(o.Node)
+		n := check.Node{
+			Program: paths.helper, ClientDir: paths.clientDir, Clients: paths.clients, DefaultClient: o.Node.DefaultClient,
+			StateDir: dirs[0], CacheDir: dirs[1], HostDir: o.Node.HostDir, AllowIsolated: o.Node.AllowIsolated,
+			Launcher: o.Node.Launcher, PodDNS: o.Node.DNS == driver.DNSPod, UIDs: launcher.UIDRange(o.Node.UIDs), Version: version,
+			Backends: backends,
+		}
+		sections = append(sections, n.Check(ctx))
 	}
-	return check.NewReport(sections...), nil
+	return sections, nil
 }
 
 // sendsChecksums reports whether a client sends checksums with these mount options.
@@ -128,20 +114,4 @@ func chosen(config *backend.Config, o driver.Options) ([]backend.Backend, error)
 	}
 	same := func(b backend.Backend) bool { return b.Revision() == undeclared.Backends()[0].Revision() }
 	return slices.DeleteFunc(all, same), nil
-}
-
-func nodeToCheck(o driver.Options, version string, clients client.Set, backends []backend.Backend) (check.Node, error) {
-	executable, err := os.Executable()
-	if err != nil {
-		return check.Node{}, err
-	}
-	n := check.Node{
-		Program: helperProgram(executable), ClientDir: o.Node.ClientDir, DefaultClient: o.Node.DefaultClient, StateDir: o.Node.StateDir,
-		CacheDir: o.Node.CacheDir, HostDir: o.Node.HostDir, AllowIsolated: o.Node.AllowIsolated,
-		Launcher: o.Node.Launcher, PodDNS: o.Node.DNS == driver.DNSPod, UIDs: launcher.UIDRange(o.Node.UIDs), Version: version, Backends: backends, Clients: clients,
-	}
-	if n.ClientDir == "" {
-		n.ClientDir = filepath.Dir(executable)
-	}
-	return n, nil
 }

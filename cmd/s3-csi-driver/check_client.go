@@ -1,13 +1,11 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -16,7 +14,6 @@ import (
 	"github.com/container-storage-interface/spec/lib/go/csi"
 	"k8s.io/klog/v2"
 
-	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/check"
 	"github.com/s3-csi/s3-csi-driver/pkg/check/clientcheck"
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
@@ -47,62 +44,50 @@ const (
 //  3. make directories, and a node on them with uids of its own
 //  4. run the node, and the check on its only volume
 //  5. stop the node, and remove what is left
-func checkClient(ctx context.Context, o driver.Options, version string) (sections []check.Section, err error) {
-	s, err := newStorage(o, version)
-	if err != nil {
-		return nil, err
-	}
-	defer s.clients.Close()
-	defer s.sessions.Close()
-	volume, objects, declared, err := volumeToCheck(ctx, o, s)
-	if err != nil {
-		return nil, err
-	}
+func checkClient(ctx context.Context, p nodeParts) ([]check.Section, error) {
+	o, s := p.options, p.storage
 	options, err := o.Check.ParseMountOptions()
 	if err != nil {
 		return nil, err
 	}
+	c := clientcheck.Check{Renewal: o.Check.SessionDuration, Timeout: o.Check.StepTimeout, Large: largeFile}
+	volume, objects, err := volumeToCheck(ctx, p, &c)
+	if err != nil {
+		return nil, err
+	}
+	if c.Client == client.Default {
+		c.Large = largeOfDefault
+	}
 	services := check.Services{
-		Clients: s.clients, Buckets: s.buckets, Bucket: o.Check.Bucket, Checksums: sendsChecksums(declared.Name, options),
+		Clients: s.clients, Buckets: s.buckets, Bucket: o.Check.Bucket, Checksums: sendsChecksums(c.Client, options),
 		Below: strings.TrimSuffix(objects.Prefix, "/") + "-s3-",
 	}
 	operations := services.Check(ctx, objects.Bucket.Backend)
-	c := clientcheck.Check{
-		Client: declared.Name, Renewal: o.Check.SessionDuration, Timeout: o.Check.StepTimeout, ExitsEarly: declared.ExitsEarly, StaticKeys: declared.StaticKeys,
-		Objects: objects, Large: largeFile,
-	}
-	if declared.Name == client.Default {
-		c.Large = largeOfDefault
-	}
-	section, err := mountAndCheck(ctx, o, s, volume, c, version)
+	section, err := mountAndCheck(ctx, p, volume, c)
 	return []check.Section{operations, section}, err
 }
 
-// mountAndCheck checks a client in a mount.
-func mountAndCheck(ctx context.Context, o driver.Options, s storage, volume checkVolume, c clientcheck.Check, version string) (
-	section check.Section, err error,
-) {
-	ns, err := host.NewNamespace()
-	if err != nil {
+// mountAndCheck checks a client in a mount, of a node like the node service's.
+func mountAndCheck(ctx context.Context, p nodeParts, volume checkVolume, c clientcheck.Check) (section check.Section, err error) {
+	if p.namespace, err = host.NewNamespace(); err != nil {
 		return section, err
 	}
-	var refused error
-	if !o.Node.AllowIsolated {
-		refused = ns.Isolated(ctx, host.OwnDir{Flag: "--state-dir", Path: o.Node.StateDir}, host.OwnDir{Flag: "--cache-dir", Path: o.Node.CacheDir})
+	o := &p.options.Node
+	if !o.AllowIsolated {
+		p.isolated = p.namespace.Isolated(ctx, ownDirs(*o)...)
 	}
-	if o.Node.UIDs, err = uidsBeside(o.Node.UIDs); err != nil {
+	if o.UIDs, err = uidsBeside(o.UIDs); err != nil {
 		return section, err
 	}
-	release, err := onlyCheck(ctx, o.Node.UIDs)
+	release, err := onlyCheck(ctx, o.UIDs)
 	if err != nil {
 		return section, err
 	}
 	defer release()
-	place, err := clientcheck.NewPlace(ctx, ns, o.Node.StateDir, o.Node.CacheDir)
+	place, err := clientcheck.NewPlace(ctx, p.namespace, o.StateDir, o.CacheDir)
 	if err != nil {
 		return section, err
 	}
-	place.UIDs, place.Helper = launcher.UIDRange(o.Node.UIDs), filepath.Base(helperProgram(""))
 	// The node has stopped by then: it would restart a client that is killed.
 	defer func() {
 		if cerr := place.Close(ctx); cerr != nil && err == nil {
@@ -111,14 +96,34 @@ func mountAndCheck(ctx context.Context, o driver.Options, s storage, volume chec
 			err = errors.Join(err, cerr)
 		}
 	}()
-	o.Node.StateDir, o.Node.CacheDir = place.State, place.Cache
-	o.Node.Launcher, o.Node.NodeID, o.Common.DriverName = driver.LauncherProcess, "check", "check-"+strings.ToLower(rand.Text())[:10]
-	n, stop, err := nodeOfCheck(ctx, ns, place, o, s, refused, version)
+	paths, err := p.programs()
 	if err != nil {
 		return section, err
 	}
-	defer stop()
-	service, err := driver.NewNode(n, o.Common.DriverName, o.Node)
+	place.UIDs, place.Helper = launcher.UIDRange(o.UIDs), filepath.Base(paths.helper)
+	o.StateDir, o.CacheDir, o.Heal, o.DefaultClient = place.State, place.Cache, true, c.Client
+	o.MountTimeout, o.DrainTimeout, o.HangTimeout = c.Timeout, c.Timeout, c.Timeout
+	o.Launcher, o.NodeID, p.options.Common.DriverName = driver.LauncherProcess, "check", "check-"+strings.ToLower(rand.Text())[:10]
+	uninstall, err := check.Uninstaller(ctx, p.namespace, o.HostDir, p.options.Common.DriverName) // a random name
+	if err != nil {
+		return section, err
+	}
+	defer func() {
+		if err := uninstall(); err != nil {
+			klog.FromContext(ctx).Error(err, "Cannot remove installed programs", "directory", filepath.Join(o.HostDir, p.options.Common.DriverName))
+		}
+	}()
+	l, err := p.launch(ctx)
+	if err != nil {
+		return section, err
+	}
+	place.Launcher = l.hostLauncher
+	n, err := node.New(ctx, p.nodeOptions(l))
+	if err != nil {
+		return section, err
+	}
+	defer runNode(ctx, n, l)()
+	service, err := driver.NewNode(n, p.options.Common.DriverName, *o)
 	if err != nil {
 		return section, err
 	}
@@ -147,38 +152,40 @@ func onlyCheck(ctx context.Context, uids driver.UIDRange) (release func(), err e
 	return func() { _ = sign.Close() }, nil
 }
 
-// volumeToCheck returns the volume, which has a new prefix, and its objects.
-func volumeToCheck(ctx context.Context, o driver.Options, s storage) (v checkVolume, objects clientcheck.Below, cl client.Client, err error) {
-	config := s.config.Config()
-	backends, err := chosen(config, o)
+// volumeToCheck returns the volume, which has a new prefix, and adds it and its client to the check.
+func volumeToCheck(ctx context.Context, p nodeParts, c *clientcheck.Check) (v checkVolume, objects clientcheck.Below, err error) {
+	o, s := p.options.Check, p.storage
+	backends, err := chosen(s.config.Config(), p.options)
 	if err != nil {
-		return v, objects, cl, err
+		return v, objects, err
 	}
 	if len(backends) != 1 {
-		return v, objects, cl, fmt.Errorf("--client: the config file declares %d backends; name one with --backend", len(backends))
+		return v, objects, fmt.Errorf("--client: the config file declares %d backends; name one with --backend", len(backends))
 	}
 	be := backends[0]
-	if cl, err = config.Clients().Get(o.Check.Client); err != nil {
-		return v, objects, cl, fmt.Errorf("--client: %w", err)
+	cl, err := s.config.Clients().Get(o.Client)
+	if err != nil {
+		return v, objects, fmt.Errorf("--client: %w", err)
 	}
 	keys, err := s.clients.DriverKeys(ctx)
 	if err != nil {
-		return v, objects, cl, err
+		return v, objects, err
 	}
 	opener := buckets.NewOpener(s.clients, s.buckets, time.Now)
-	b, err := opener.Open(ctx, be, keys, o.Check.Bucket, "")
+	b, err := opener.Open(ctx, be, keys, o.Bucket, "")
 	if err != nil {
-		return v, objects, cl, fmt.Errorf("--bucket: %w", err)
+		return v, objects, fmt.Errorf("--bucket: %w", err)
 	}
-	base := strings.TrimSuffix(o.Check.Prefix, "/")
+	base := strings.TrimSuffix(o.Prefix, "/")
 	if base != "" {
 		base += "/"
 	}
 	id := checkPrefix + strings.ToLower(rand.Text())
 	objects = clientcheck.Below{Bucket: b, Opener: opener, Prefix: base + id + "/"}
-	v = checkVolume{id: id, attributes: map[string]string{"backend": be.Name, "bucketName": o.Check.Bucket, "prefix": objects.Prefix, "client": cl.Name}}
-	if o.Check.MountOptions != "" {
-		v.attributes["mountOptions"] = o.Check.MountOptions
+	c.Client, c.ExitsEarly, c.StaticKeys, c.Objects = cl.Name, cl.ExitsEarly, cl.StaticKeys, objects
+	v = checkVolume{id: id, attributes: map[string]string{"backend": be.Name, "bucketName": o.Bucket, "prefix": objects.Prefix, "client": cl.Name}}
+	if o.MountOptions != "" {
+		v.attributes["mountOptions"] = o.MountOptions
 	}
 	switch {
 	case cl.StaticKeys: // such a client can only have the keys of a secret
@@ -186,63 +193,19 @@ func volumeToCheck(ctx context.Context, o driver.Options, s storage) (v checkVol
 		if keys.SessionToken != "" {
 			v.secrets[credentials.SecretSessionToken] = keys.SessionToken
 		}
-	case o.Check.SessionDuration != 0:
-		v.attributes["sessionDuration"] = o.Check.SessionDuration.String()
+	case o.SessionDuration != 0:
+		v.attributes["sessionDuration"] = o.SessionDuration.String()
 	}
-	return v, objects, cl, nil
+	return v, objects, nil
 }
 
-// nodeOfCheck assembles a node like addNode, and runs it until stop is called. It also runs after ctx has ended.
-func nodeOfCheck(ctx context.Context, ns *host.Namespace, place *clientcheck.Place, o driver.Options, s storage, refused error, version string) (n *node.Node, stop func(), err error) {
-	executable, err := os.Executable()
-	if err != nil {
-		return nil, nil, fmt.Errorf("find the driver's executable: %w", err)
-	}
-	paths := programPaths{helperProgram(executable), cmp.Or(o.Node.ClientDir, filepath.Dir(executable)), s.config.Clients()}
-	hostDir := o.Node.HostDir
-	var had bool
-	if err := ns.Do(ctx, "stat "+hostDir, func() error {
-		_, err := os.Lstat(hostDir)
-		had = err == nil
-		return nil
-	}); err != nil {
-		return nil, nil, err
-	}
-	uninstall := func() {
-		cctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), uninstallBound)
-		defer cancel()
-		own := filepath.Join(hostDir, o.Common.DriverName) // of this check: the name is random
-		if err := ns.Do(cctx, "remove "+own, func() error {
-			err := os.RemoveAll(own)
-			if !had { // fails if it is not empty
-				_ = os.Remove(hostDir)
-			}
-			return err
-		}); err != nil {
-			klog.FromContext(ctx).Error(err, "Cannot remove installed programs", "directory", own)
-		}
-	}
-	l, err := launchOn(ctx, ns, paths, o, version)
-	if err != nil {
-		uninstall()
-		return nil, nil, err
-	}
-	place.Launcher = l
-	if n, err = node.New(ctx, node.Options{
-		Namespace: ns, Launcher: l, Backends: mountBackends{s.config, s.buckets}, Sessions: s.sessions, Clients: s.config,
-		StateDir: o.Node.StateDir, CacheDir: o.Node.CacheDir, Programs: l.programs, DefaultClient: o.Check.Client, UIDs: launcher.UIDRange(o.Node.UIDs),
-		MountTimeout: o.Check.StepTimeout, DrainTimeout: o.Check.StepTimeout, Version: version, Limits: l.limits, Heal: true, HangTimeout: o.Check.StepTimeout,
-		Refused: refused, Reach: s.clients.Reach, Declared: func() []backend.Backend { return s.config.Config().Declared() },
-		Status: node.Status{Notes: func() []string { return nil }},
-	}); err != nil {
-		uninstall()
-		return nil, nil, err
-	}
-	rctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+// runNode runs a node until stop is called, also after ctx has ended.
+func runNode(ctx context.Context, n *node.Node, l launch) (stop func()) {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	var running sync.WaitGroup
 	run := func(what string, run func(context.Context) error) {
 		running.Go(func() {
-			if err := run(rctx); err != nil && rctx.Err() == nil {
+			if err := run(ctx); err != nil && ctx.Err() == nil {
 				klog.FromContext(ctx).Error(err, "Node of the check failed", "part", what)
 			}
 		})
@@ -253,15 +216,11 @@ func nodeOfCheck(ctx context.Context, ns *host.Namespace, place *clientcheck.Pla
 	if l.dns != nil {
 		run("copying of resolv.conf", l.dns.Run)
 	}
-	return n, func() {
+	return func() {
 		cancel()
 		running.Wait()
-		uninstall()
-	}, nil
+	}
 }
-
-// uninstallBound bounds the removal of installed programs.
-const uninstallBound = 20 * time.Second
 
 // checkVolume implements clientcheck.Volume by requests to the node service.
 type checkVolume struct {

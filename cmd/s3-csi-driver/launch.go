@@ -84,7 +84,7 @@ type hostLauncher interface {
 
 // launch is how helpers are started on this node. It is decided once, when the driver starts.
 type launch struct {
-	hostLauncher
+	hostLauncher   hostLauncher
 	systemd        *launcher.Systemd // nil with launcher process
 	why            string            // reason for the choice of the launcher
 	limits         launcher.Limits   // default limits of a mount
@@ -103,35 +103,39 @@ func (l launch) name() string {
 	return driver.LauncherSystemd
 }
 
-// launchOn chooses the launcher and prepares the host for it:
+// launch chooses the launcher and prepares the host for it:
 //
 //  1. compute the limits of one mount and of all mounts
 //  2. copy the driver's resolv.conf, with --node-dns=pod
 //  3. look for the host's systemd
 //  4. install the programs on the host, if they must run from there
-func launchOn(ctx context.Context, ns *host.Namespace, p programPaths, o driver.Options, version string) (l launch, err error) {
-	limits, slice, err := limitsOf(o.Node)
+func (p nodeParts) launch(ctx context.Context) (l launch, err error) {
+	paths, err := p.programs()
 	if err != nil {
 		return l, err
 	}
-	l = launch{limits: limits, slice: slice, programs: programs.NewClients(ns, p.clients.All(), p.clientDir, p.clientDir)}
-	if l.dns, err = ownDNS(ns, o.Node); err != nil {
+	ns, o := p.namespace, p.options.Node
+	if l.limits, l.slice, err = limitsOf(o); err != nil {
 		return l, err
 	}
-	if l.systemd, l.why, err = findSystemd(ctx, ns, p.helper, o.Node, limits, slice, l.dns); err != nil {
+	l.programs = programs.NewClients(ns, paths.clients.All(), paths.clientDir, paths.clientDir)
+	if l.dns, err = ownDNS(ns, o); err != nil {
 		return l, err
 	}
-	program, options := p.helper, []launcher.Option{launcher.WithUIDs(launcher.UIDRange(o.Node.UIDs))}
+	if err := l.findSystemd(ctx, p, paths.helper); err != nil {
+		return l, err
+	}
+	program, options := paths.helper, []launcher.Option{launcher.WithUIDs(launcher.UIDRange(o.UIDs))}
 	if l.dns != nil {
 		options = append(options, launcher.WithResolver(l.dns))
 	}
 	if l.systemd != nil || ns.Foreign() {
-		installed, err := install(ctx, ns, p, o, version, l.systemd != nil && l.systemd.Sandbox().Landlock == 0)
+		installed, err := p.install(ctx, paths, l.systemd)
 		if err != nil {
 			return l, err
 		}
-		program, options = installed.Path(filepath.Base(p.helper)), append(options, launcher.WithHostProgram())
-		l.programs = programs.NewClients(ns, p.clients.All(), p.clientDir, installed.Dir)
+		program, options = installed.Path(filepath.Base(paths.helper)), append(options, launcher.WithHostProgram())
+		l.programs = programs.NewClients(ns, paths.clients.All(), paths.clientDir, installed.Dir)
 		l.clean = func(ctx context.Context, used []string) error {
 			return installed.Clean(ctx, ns, func(dir string) bool { return slices.Contains(used, dir) })
 		}
@@ -142,7 +146,7 @@ func launchOn(ctx context.Context, ns *host.Namespace, p programPaths, o driver.
 		return l, err
 	}
 	if !ns.Foreign() {
-		l.sessionProblem = p.sessionProblem()
+		l.sessionProblem = paths.sessionProblem()
 	}
 	l.hostLauncher = launcher.NewProcess(ns, program, options...)
 	return l, nil
@@ -207,41 +211,44 @@ func nameservers(ctx context.Context, ns *host.Namespace) []netip.Addr {
 // nameserverBound is how long the host may take to read a small file.
 const nameserverBound = 10 * time.Second
 
-// findSystemd returns the host's systemd, or nil and the reason for launcher process. A systemd that does not answer is an error,
-// because its running mounts could not be distinguished from exited ones.
-func findSystemd(ctx context.Context, ns *host.Namespace, program string, o driver.NodeOptions, one, all launcher.Limits, dns *resolvconf.Copy) (s *launcher.Systemd, why string, err error) {
+// findSystemd finds the host's systemd, or the reason for launcher process. A systemd that does not answer is an error, because its running
+// mounts could not be distinguished from exited ones.
+func (l *launch) findSystemd(ctx context.Context, p nodeParts, program string) error {
+	o := p.options.Node
+	l.why = "set with --launcher"
 	if o.Launcher == driver.LauncherProcess {
-		return nil, "set with --launcher", nil
+		return nil
 	}
-	options := []launcher.SystemdOption{launcher.WithSystemdUIDs(launcher.UIDRange(o.UIDs)), launcher.WithDefaultLimits(one), launcher.WithSliceLimits(all),
-		launcher.WithSystemdNameservers(nameservers(ctx, ns)...)}
-	if dns != nil {
-		options = append(options, launcher.WithSystemdResolver(dns))
+	options := []launcher.SystemdOption{launcher.WithSystemdUIDs(launcher.UIDRange(o.UIDs)), launcher.WithDefaultLimits(l.limits), launcher.WithSliceLimits(l.slice),
+		launcher.WithSystemdNameservers(nameservers(ctx, p.namespace)...)}
+	if l.dns != nil {
+		options = append(options, launcher.WithSystemdResolver(l.dns))
 	}
-	s, err = launcher.NewSystemd(ns, program, options...)
+	s, err := launcher.NewSystemd(p.namespace, program, options...)
 	if err != nil {
-		return nil, "", err
+		return err
 	}
-	err = awaitSystemd(ctx, s)
-	switch {
+	switch err := awaitSystemd(ctx, s); {
 	case err == nil && o.Launcher == driver.LauncherAuto:
-		why = "the host runs systemd"
+		l.why = "the host runs systemd"
 	case err == nil:
-		why = "set with --launcher"
 	case errors.Is(err, launcher.ErrNoSystemd) && o.Launcher == driver.LauncherAuto:
-		return nil, err.Error(), nil
+		l.why = err.Error()
+		return nil
 	case errors.Is(err, launcher.ErrNoSystemd):
-		return nil, "", fmt.Errorf("--launcher=systemd: %w; run the driver in the host's PID namespace (hostPID: true), or set --launcher=process", err)
+		return fmt.Errorf("--launcher=systemd: %w; run the driver in the host's PID namespace (hostPID: true), or set --launcher=process", err)
 	default:
-		return nil, "", fmt.Errorf("the host runs systemd, but the driver cannot use it: %w; check systemd and D-Bus on the host (systemctl is-system-running), "+
+		return fmt.Errorf("the host runs systemd, but the driver cannot use it: %w; check systemd and D-Bus on the host (systemctl is-system-running), "+
 			"or set --launcher=process", err)
 	}
-	for flag, dir := range map[string]string{"--state-dir": o.StateDir, "--cache-dir": o.CacheDir} {
-		if below, hidden := hostdir.Hidden(dir); hidden && s.Sandbox().Landlock == 0 {
-			return nil, "", fmt.Errorf("%s: %s is below %s, which units of launcher systemd cannot access; choose another directory, or set --launcher=process", flag, dir, below)
+	for _, own := range ownDirs(o) {
+		if below, hidden := hostdir.Hidden(own.Path); hidden && s.Sandbox().Landlock == 0 {
+			return fmt.Errorf("%s: %s is below %s, which units of launcher systemd cannot access; choose another directory, or set --launcher=process",
+				own.Flag, own.Path, below)
 		}
 	}
-	return s, why, nil
+	l.systemd = s
+	return nil
 }
 
 // awaitSystemd checks the features of systemd, and retries for systemdBound while systemd is busy.
@@ -261,26 +268,27 @@ func awaitSystemd(ctx context.Context, s *launcher.Systemd) error {
 }
 
 // install copies the programs to the host and verifies that the host can run them.
-func install(ctx context.Context, ns *host.Namespace, p programPaths, o driver.Options, version string, hides bool) (hostdir.Installed, error) {
+func (p nodeParts) install(ctx context.Context, paths programPaths, systemd *launcher.Systemd) (hostdir.Installed, error) {
 	ctx, cancel := context.WithTimeout(ctx, installBound)
 	defer cancel()
-	installed, err := hostdir.Install(ctx, ns, hostdir.Options{
-		Dir: o.Node.HostDir, DriverName: o.Common.DriverName, Version: version, Files: p.files(), Closed: []string{p.sessions()}, Sandboxed: hides,
+	installed, err := hostdir.Install(ctx, p.namespace, hostdir.Options{
+		Dir: p.options.Node.HostDir, DriverName: p.options.Common.DriverName, Version: p.version, Files: paths.files(), Closed: []string{paths.sessions()},
+		Sandboxed: systemd != nil && systemd.Sandbox().Landlock == 0,
 	})
 	if err != nil {
 		return installed, err
 	}
-	if err := ns.Passable(ctx, installed.Dir, o.Node.UIDs.First); err != nil {
+	if err := p.namespace.Passable(ctx, installed.Dir, p.options.Node.UIDs.First); err != nil {
 		return installed, fmt.Errorf("--host-dir: %w", err)
 	}
-	_, err = hostdir.Try(ctx, ns, installed.Path(filepath.Base(p.helper)))
+	_, err = hostdir.Try(ctx, p.namespace, installed.Path(filepath.Base(paths.helper)))
 	return installed, err
 }
 
 // report writes the launcher, the reason for its choice and its missing features to the log, /readyz and the metrics.
 func (l launch) report(ctx context.Context, cfg *driver.Config, o driver.NodeOptions) error {
 	logger := klog.FromContext(ctx)
-	box := l.Sandbox()
+	box := l.hostLauncher.Sandbox()
 	if l.systemd == nil {
 		logger.Info("Using launcher process", "reason", l.why, "missing", box.Missing)
 		cfg.Health.Note("the launcher is process: " + l.why)
@@ -308,7 +316,7 @@ func (l launch) report(ctx context.Context, cfg *driver.Config, o driver.NodeOpt
 		logger.Info("Session program missing or readable by clients", "reason", l.sessionProblem)
 		cfg.Health.Note(l.sessionProblem)
 	}
-	if ok, why := l.SurvivesDriver(); !ok {
+	if ok, why := l.hostLauncher.SurvivesDriver(); !ok {
 		logger.Info("Mounts do not survive driver restarts", "reason", why)
 		cfg.Health.Note("mounts do not survive driver restarts: " + why)
 	}
@@ -325,7 +333,7 @@ func (l launch) reportDNS(ctx context.Context, cfg *driver.Config, o driver.Node
 		logger.Info("Mounts use the host's resolv.conf", "reason", "the driver does not run in a container")
 		return
 	}
-	if ok, why := l.ResolvesBy(); !ok {
+	if ok, why := l.hostLauncher.ResolvesBy(); !ok {
 		logger.Info("Mounts use the host's resolv.conf", "reason", why)
 		cfg.Health.Note("--node-dns=pod has no effect, so mounts cannot resolve names of the cluster's services: " + why)
 		return
@@ -335,7 +343,7 @@ func (l launch) reportDNS(ctx context.Context, cfg *driver.Config, o driver.Node
 
 // info returns the labels of the launcher's metrics.
 func (l launch) info() driver.LauncherInfo {
-	box := l.Sandbox()
+	box := l.hostLauncher.Sandbox()
 	i := driver.LauncherInfo{Launcher: driver.LauncherProcess, Sandbox: box.Kind(), Landlock: box.Landlock}
 	if l.systemd != nil {
 		i.Launcher, i.SystemdVersion = driver.LauncherSystemd, box.Version

@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"runtime/debug"
+	"slices"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -40,22 +41,22 @@ func main() {
 		}
 		os.Exit(exitOK)
 	}
-	os.Exit(run(os.Args[1:], version, os.Stdout, os.Stderr))
+	os.Exit(run(os.Args[1:], version, output{os.Stdout, os.Stderr}))
 }
 
 // run is main without os.Exit, except on a second signal.
-func run(args []string, version string, stdout, stderr io.Writer) int {
+func run(args []string, version string, out output) int {
 	o, err := driver.Parse(args, driver.Environment{Lookup: os.LookupEnv, Hostname: os.Hostname})
 	switch {
 	case errors.Is(err, pflag.ErrHelp):
-		return printText(stdout, driver.Usage(o.Mode))
+		return out.print(driver.Usage(o.Mode))
 	case err != nil:
-		return fail(stderr, err)
+		return out.fail(err)
 	case o.Common.Version:
-		return printText(stdout, version+"\n")
+		return out.print(version + "\n")
 	}
 	if err := driver.SetupLogging(o.Common); err != nil {
-		return fail(stderr, err)
+		return out.fail(err)
 	}
 	defer klog.Flush()
 	ctx, stop := driver.WithSignals(context.Background(), func(code int) {
@@ -63,13 +64,16 @@ func run(args []string, version string, stdout, stderr io.Writer) int {
 		os.Exit(code)
 	})
 	defer stop()
+	if slices.Contains(driver.Commands(), o.Mode) && o.Common.Verbosity == 0 { // the result already contains what would be logged
+		ctx = klog.NewContext(ctx, klog.Logger{})
+	}
 	switch o.Mode {
 	case driver.ModeCheck:
-		return checkAll(ctx, o, version, stdout, stderr)
+		return checkAll(ctx, o, version, out)
 	case driver.ModeStatus:
-		return showStatus(ctx, o, stdout, stderr)
+		return showStatus(ctx, o, out)
 	case driver.ModeVolumes:
-		return showVolumes(ctx, o, version, stdout, stderr)
+		return showVolumes(ctx, o, version, out)
 	}
 	if err := serve(ctx, o, version); err != nil {
 		klog.FromContext(ctx).Error(err, "Driver failed")
@@ -79,17 +83,20 @@ func run(args []string, version string, stdout, stderr io.Writer) int {
 	return exitOK
 }
 
-// printText writes text to stdout and returns the exit code.
-func printText(stdout io.Writer, text string) int {
-	if _, err := io.WriteString(stdout, text); err != nil {
+// output is where a mode shows its result, and errors from before logging is set up.
+type output struct{ stdout, stderr io.Writer }
+
+// print writes text to stdout and returns the exit code.
+func (o output) print(text string) int {
+	if _, err := io.WriteString(o.stdout, text); err != nil {
 		return exitFailure
 	}
 	return exitOK
 }
 
-// fail writes an error to stderr, for errors before logging is set up, and returns the exit code.
-func fail(stderr io.Writer, err error) int {
-	_, _ = fmt.Fprintln(stderr, "s3-csi-driver:", err)
+// fail writes an error to stderr and returns the exit code.
+func (o output) fail(err error) int {
+	_, _ = fmt.Fprintln(o.stderr, "s3-csi-driver:", err)
 	return codeOf(err)
 }
 

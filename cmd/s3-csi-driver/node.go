@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -16,75 +17,90 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/status"
 )
 
-// helperProgram returns the helper's program, which is installed beside the driver's.
-func helperProgram(executable string) string {
-	return filepath.Join(filepath.Dir(executable), "s3-csi-helper")
-}
-
-// addNode adds the node service. Its resources are released when the process exits.
-func addNode(ctx context.Context, cfg *driver.Config, o driver.Options, s storage, version string) error {
+// programs returns the paths of the programs of mounts. The helper's is installed beside the driver's.
+func (p nodeParts) programs() (programPaths, error) {
 	executable, err := os.Executable()
 	if err != nil {
-		return fmt.Errorf("find the driver's executable: %w", err)
+		return programPaths{}, fmt.Errorf("find the driver's executable: %w", err)
 	}
-	program := helperProgram(executable)
-	if _, err := os.Stat(program); err != nil {
-		return fmt.Errorf("find the helper program: %w; install it in the directory of s3-csi-driver", err)
-	}
-	clientDir := o.Node.ClientDir
-	if clientDir == "" {
-		clientDir = filepath.Dir(executable)
-	}
-	namespace, err := host.NewNamespace()
-	if err != nil {
-		return err
-	}
-	isolated := isolation(ctx, namespace, cfg.Health, o.Node)
-	if err := host.HostPID(); err != nil && isolated == nil {
-		klog.FromContext(ctx).Info("Clients that need callers' PIDs are unavailable", "reason", err.Error())
-		cfg.Health.Note(err.Error())
-	}
-	l, err := launchOn(ctx, namespace, programPaths{program, clientDir, s.config.Clients()}, o, version)
-	if err != nil {
-		return err
-	}
-	if err := l.report(ctx, cfg, o.Node); err != nil {
-		return err
-	}
-	linger, err := lingerLimits(o.Node)
-	if err != nil {
-		return err
-	}
-	m, err := node.New(ctx, node.Options{
-		Namespace:     namespace,
-		Launcher:      l,
-		Preparer:      l,
+	dir := filepath.Dir(executable)
+	return programPaths{
+		helper: filepath.Join(dir, "s3-csi-helper"), clientDir: cmp.Or(p.options.Node.ClientDir, dir), clients: p.storage.config.Config().Clients(),
+	}, nil
+}
+
+// nodeParts is what the node service, and the node of a check of a client, are made from.
+type nodeParts struct {
+	options   driver.Options
+	storage   storage
+	version   string
+	namespace *host.Namespace
+	isolated  error // why no volume may be published; nil: the driver sees the host
+}
+
+// nodeOptions returns the options of a node whose helpers a launcher starts. It shows nothing but mounts.
+func (p nodeParts) nodeOptions(l launch) node.Options {
+	o, s := p.options.Node, p.storage
+	return node.Options{
+		Namespace:     p.namespace,
+		Launcher:      l.hostLauncher,
 		Backends:      mountBackends{s.config, s.buckets},
 		Sessions:      s.sessions,
 		Clients:       s.config,
-		StateDir:      o.Node.StateDir,
-		CacheDir:      o.Node.CacheDir,
+		StateDir:      o.StateDir,
+		CacheDir:      o.CacheDir,
 		Programs:      l.programs,
-		DefaultClient: o.Node.DefaultClient,
-		TargetRoot:    o.Node.TargetRoot,
-		UIDs:          launcher.UIDRange(o.Node.UIDs),
-		MountTimeout:  o.Node.MountTimeout,
-		DrainTimeout:  o.Node.DrainTimeout,
-		Version:       version,
+		DefaultClient: o.DefaultClient,
+		TargetRoot:    o.TargetRoot,
+		UIDs:          launcher.UIDRange(o.UIDs),
+		MountTimeout:  o.MountTimeout,
+		DrainTimeout:  o.DrainTimeout,
+		Version:       p.version,
 		Limits:        l.limits,
-		Heal:          o.Node.Heal,
-		HangTimeout:   o.Node.HangTimeout,
-		CleanPrograms: l.clean,
-		Refused:       isolated,
-		Linger:        linger,
-		UsageRequests: o.Node.UsageMaxRequests,
+		Heal:          o.Heal,
+		HangTimeout:   o.HangTimeout,
+		Refused:       p.isolated,
 		Reach:         s.clients.Reach,
 		Declared:      func() []backend.Backend { return s.config.Config().Declared() },
-		Status: node.Status{
-			Driver:   status.Driver{Name: o.Common.DriverName, Version: version, NodeID: o.Node.NodeID},
-			Launcher: l.name(), EnforcesLimits: l.systemd != nil, Notes: cfg.Health.Notes, Volumes: o.Node.VolumeMetrics,
-		},
-	})
+		Status:        node.Status{Notes: func() []string { return nil }},
+	}
+}
+
+// addNode adds the node service. Its resources are released when the process exits.
+func addNode(ctx context.Context, cfg *driver.Config, p nodeParts) (err error) {
+	o := p.options.Node
+	paths, err := p.programs()
+	if err != nil {
+		return err
+	}
+	if _, err := os.Stat(paths.helper); err != nil {
+		return fmt.Errorf("find the helper program: %w; install it in the directory of s3-csi-driver", err)
+	}
+	if p.namespace, err = host.NewNamespace(); err != nil {
+		return err
+	}
+	p.isolated = isolation(ctx, p.namespace, cfg.Health, o)
+	if err := host.HostPID(); err != nil && p.isolated == nil {
+		klog.FromContext(ctx).Info("Clients that need callers' PIDs are unavailable", "reason", err.Error())
+		cfg.Health.Note(err.Error())
+	}
+	l, err := p.launch(ctx)
+	if err != nil {
+		return err
+	}
+	if err := l.report(ctx, cfg, o); err != nil {
+		return err
+	}
+	options := p.nodeOptions(l)
+	if options.Linger, err = lingerLimits(o); err != nil {
+		return err
+	}
+	options.Preparer, options.CleanPrograms, options.UsageRequests = l.hostLauncher, l.clean, o.UsageMaxRequests
+	options.Status = node.Status{
+		Driver:   status.Driver{Name: p.options.Common.DriverName, Version: p.version, NodeID: o.NodeID},
+		Launcher: l.name(), EnforcesLimits: l.systemd != nil, Notes: cfg.Health.Notes, Volumes: o.VolumeMetrics,
+	}
+	m, err := node.New(ctx, options)
 	if err != nil {
 		return err
 	}
@@ -98,13 +114,13 @@ func addNode(ctx context.Context, cfg *driver.Config, o driver.Options, s storag
 	if l.dns != nil {
 		cfg.Background = append(cfg.Background, driver.Background{Name: "copying of resolv.conf", Run: l.dns.Run})
 	}
-	n, err := driver.NewNode(m, o.Common.DriverName, o.Node)
+	n, err := driver.NewNode(m, p.options.Common.DriverName, o)
 	if err != nil {
 		return err
 	}
 	n.PodClients = m.PodClients()
-	n.VolumeHealth = o.Common.VolumeHealth
-	n.MaxVolumes = o.Node.VolumeAttachLimit.Of(l.enforced())
+	n.VolumeHealth = p.options.Common.VolumeHealth
+	n.MaxVolumes = o.VolumeAttachLimit.Of(l.enforced())
 	cfg.Node = n
 	if c, ok := cfg.Controller.(*driver.Controller); ok {
 		c.InUse = m
@@ -115,7 +131,7 @@ func addNode(ctx context.Context, cfg *driver.Config, o driver.Options, s storag
 // isolation returns an error if the driver cannot see the host and therefore must not publish volumes. It reports this in the log and in
 // /readyz.
 func isolation(ctx context.Context, namespace *host.Namespace, health *driver.Health, o driver.NodeOptions) error {
-	err := namespace.Isolated(ctx, host.OwnDir{Flag: "--state-dir", Path: o.StateDir}, host.OwnDir{Flag: "--cache-dir", Path: o.CacheDir})
+	err := namespace.Isolated(ctx, ownDirs(o)...)
 	switch {
 	case err == nil:
 		return nil
@@ -127,6 +143,11 @@ func isolation(ctx context.Context, namespace *host.Namespace, health *driver.He
 	klog.FromContext(ctx).Error(err, "Driver is isolated, refusing to publish volumes")
 	health.Unfit("no volume can be published: " + err.Error())
 	return err
+}
+
+// ownDirs returns the driver's directories on the host.
+func ownDirs(o driver.NodeOptions) []host.OwnDir {
+	return []host.OwnDir{{Flag: "--state-dir", Path: o.StateDir}, {Flag: "--cache-dir", Path: o.CacheDir}}
 }
 
 // mountBackends gives the node service access to the S3 services.

@@ -6,8 +6,6 @@ import (
 	"io"
 	"time"
 
-	"k8s.io/klog/v2"
-
 	"github.com/s3-csi/s3-csi-driver/pkg/driver"
 	"github.com/s3-csi/s3-csi-driver/pkg/inventory"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision"
@@ -18,15 +16,12 @@ import (
 const volumesBound = 10 * time.Minute
 
 // showVolumes prints the volumes that records and tags tell of. The exit code is exitFailure if a backend or a bucket could not be read.
-func showVolumes(ctx context.Context, o driver.Options, version string, stdout, stderr io.Writer) int {
-	if o.Common.Verbosity == 0 { // what could not be read is in the result
-		ctx = klog.NewContext(ctx, klog.Logger{})
-	}
+func showVolumes(ctx context.Context, o driver.Options, version string, out output) int {
 	ctx, cancel := context.WithTimeout(ctx, volumesBound)
 	defer cancel()
 	d, err := volumes(ctx, o, version)
 	if err != nil {
-		return fail(stderr, err)
+		return out.fail(err)
 	}
 	write := d.Text
 	if o.Volumes.Output == driver.OutputJSON {
@@ -36,7 +31,7 @@ func showVolumes(ctx context.Context, o driver.Options, version string, stdout, 
 			return enc.Encode(d)
 		}
 	}
-	if err := write(stdout); err != nil || len(d.Unread) > 0 {
+	if err := write(out.stdout); err != nil || len(d.Unread) > 0 {
 		return exitFailure
 	}
 	return exitOK
@@ -47,8 +42,7 @@ func volumes(ctx context.Context, o driver.Options, version string) (inventory.D
 	if err != nil {
 		return inventory.Document{}, err
 	}
-	defer s.clients.Close()
-	defer s.sessions.Close()
+	defer s.close()
 	p, err := provision.New(provision.Options{
 		Config: s.config, Clients: s.clients, Buckets: s.buckets, Sessions: s.sessions, DriverName: o.Common.DriverName, ClusterID: o.Controller.ClusterID,
 	})

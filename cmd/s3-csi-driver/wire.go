@@ -8,6 +8,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/driver"
 	"github.com/s3-csi/s3-csi-driver/pkg/provision"
 	"github.com/s3-csi/s3-csi-driver/pkg/session"
@@ -21,8 +22,7 @@ func serve(ctx context.Context, o driver.Options, version string) error {
 	if err != nil {
 		return err
 	}
-	defer storage.clients.Close()
-	defer storage.sessions.Close()
+	defer storage.close()
 	metrics, err := driver.NewMetrics(o.Common.DriverName, version)
 	if err != nil {
 		return fmt.Errorf("register metrics: %w", err)
@@ -46,7 +46,7 @@ func serve(ctx context.Context, o driver.Options, version string) error {
 		}
 	}
 	if o.Mode.Node() {
-		if err := addNode(ctx, &cfg, o, storage, version); err != nil {
+		if err := addNode(ctx, &cfg, nodeParts{options: o, storage: storage, version: version}); err != nil {
 			return fmt.Errorf("node: %w", err)
 		}
 	}
@@ -65,10 +65,25 @@ type storage struct {
 	sessions sessions
 }
 
+func (s storage) close() {
+	s.sessions.maker.Close()
+	s.clients.Close()
+}
+
 // sessions plans sessions and makes them.
 type sessions struct {
-	*session.Planner
-	*session.Maker
+	planner *session.Planner
+	maker   *session.Maker
+}
+
+// Plan returns the order for a session.
+func (s sessions) Plan(ctx context.Context, r session.Request) (credentials.Order, error) {
+	return s.planner.Plan(ctx, r)
+}
+
+// Make makes a session.
+func (s sessions) Make(ctx context.Context, o credentials.Order) (credentials.Keys, error) {
+	return s.maker.Make(ctx, o)
 }
 
 func newStorage(o driver.Options, version string) (s storage, err error) {

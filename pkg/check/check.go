@@ -5,6 +5,7 @@
 package check
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -144,36 +145,70 @@ func (r Report) Table(w io.Writer) error {
 	return err
 }
 
-// rows collects the rows of a section.
-type rows struct{ all []Row }
-
-func (r *rows) add(row Row) { r.all = append(r.all, row) }
-
-// noError adds yes, with why, if err is nil; else no.
-func (r *rows) noError(what item, err error, why string) {
-	if err != nil {
-		r.add(what.row(No, one(err), ""))
-		return
-	}
-	r.add(what.row(Yes, why, ""))
-}
-
-// unknown adds rows for items that could not be checked.
-func (r *rows) unknown(why string, checks ...item) {
-	for _, c := range checks {
-		r.add(c.row(Unknown, why, ""))
-	}
-}
-
-// item is a row without its result.
-type item struct {
+// Item is a row without its result.
+type Item struct {
 	check, what string
 	needed      bool
 }
 
-func (i item) row(result Result, why, advice string) Row {
+// Needed returns an item that the driver does not work without.
+func Needed(check, what string) Item { return Item{check: check, what: what, needed: true} }
+
+// Optional returns an item that the driver works without.
+func Optional(check, what string) Item { return Item{check: check, what: what} }
+
+// NeededIf returns an item that the driver does not work without if the condition holds.
+func NeededIf(condition bool, check, what string) Item { return Item{check, what, condition} }
+
+// What returns what the item is.
+func (i Item) What() string { return i.what }
+
+// Row returns the item with a result.
+func (i Item) Row(result Result, why, advice string) Row {
 	return Row{Check: i.check, What: i.what, Result: result, Needed: i.needed, Why: why, Advice: advice}
 }
 
-// one returns an error's text on one line.
-func one(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
+// noError returns yes, with why, if err is nil; else no.
+func (i Item) noError(err error, why string) Row {
+	if err != nil {
+		return i.Row(No, OneLine(err), "")
+	}
+	return i.Row(Yes, why, "")
+}
+
+// probe is an item with the function that tries it.
+type probe struct {
+	item    Item
+	affects string    // what fails or is limited without it
+	needs   []*string // reasons why it cannot be tried, each of which must be ""
+	try     func(context.Context, Item) Row
+}
+
+// rows collects the rows of a section.
+type rows []Row
+
+// tryAll adds the rows of probes.
+func (r *rows) tryAll(ctx context.Context, probes []probe) {
+	for _, p := range probes {
+		*r = append(*r, p.row(ctx))
+	}
+}
+
+func (p probe) row(ctx context.Context) Row {
+	for _, why := range p.needs {
+		if *why != "" {
+			return p.item.Row(Unknown, *why, "")
+		}
+	}
+	if ctx.Err() != nil {
+		return p.item.Row(Unknown, "the check was stopped before", "")
+	}
+	row := p.try(ctx, p.item)
+	if row.Result != Yes && p.affects != "" {
+		row.Affects = p.affects
+	}
+	return row
+}
+
+// OneLine returns an error's text on one line.
+func OneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }

@@ -19,13 +19,13 @@ import (
 func example() Report {
 	return NewReport(
 		Section{Name: "backend lab (https://s3.example)", Rows: []Row{
-			item{"reachable", "the service answers", true}.row(Yes, "https://s3.example", ""),
-			item{"conditionalWrites", "conditional writes", true}.row(No, "two controllers could make the same volume twice", "set singleController: true"),
-			item{"versioning", "versions", false}.row(Yes, "", ""),
+			Needed("reachable", "the service answers").Row(Yes, "https://s3.example", ""),
+			Needed("conditionalWrites", "conditional writes").Row(No, "two controllers could make the same volume twice", "set singleController: true"),
+			Optional("versioning", "versions").Row(Yes, "", ""),
 		}},
 		Section{Name: "node", Rows: []Row{
-			item{"cgroups", "one hierarchy of cgroups", false}.row(No, "version 1 & <old>", ""),
-			item{"fuseMount", "mounting FUSE", true}.row(Unknown, "there is no device", ""),
+			Optional("cgroups", "one hierarchy of cgroups").Row(No, "version 1 & <old>", ""),
+			Needed("fuseMount", "mounting FUSE").Row(Unknown, "there is no device", ""),
 		}},
 	)
 }
@@ -90,7 +90,7 @@ func TestOnlyWhatIsNeededCounts(t *testing.T) {
 		{"there", true, Yes, true}, {"not there", true, No, false}, {"not known", true, Unknown, false},
 		{"not there and not needed", false, No, true}, {"not known and not needed", false, Unknown, true},
 	} {
-		if got := NewReport(Section{Rows: []Row{item{"x", "x", tc.needed}.row(tc.result, "", "")}}).OK; got != tc.want {
+		if got := NewReport(Section{Rows: []Row{NeededIf(tc.needed, "x", "x").Row(tc.result, "", "")}}).OK; got != tc.want {
 			t.Errorf("%s: %t", tc.name, got)
 		}
 	}
@@ -111,7 +111,7 @@ func TestWhatATokenServicesAnswerSays(t *testing.T) {
 		{code("MethodNotAllowed"), No},
 		{errors.New("connection reset"), Unknown},
 	} {
-		if got := asked(item{"x", "x", false}, tc.err, "asking"); got.Result != tc.want || (tc.err != nil) != (got.Why != "") {
+		if got := asked(Optional("x", "x"), tc.err, "asking"); got.Result != tc.want || (tc.err != nil) != (got.Why != "") {
 			t.Errorf("%v: %+v", tc.err, got)
 		}
 	}

@@ -4,12 +4,12 @@ package check
 
 import (
 	"context"
-	"fmt"
 	"net"
 	"net/url"
 	"time"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
+	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/resolvconf"
 )
 
@@ -18,42 +18,40 @@ const dnsBound = 5 * time.Second
 // dns resolves the backends' host names like helpers: with the configuration of the host or of this process.
 func (r *nodeRun) dns(ctx context.Context) {
 	resolver, names := net.DefaultResolver, func(name string) []string { return []string{name} }
-	where, advice := "as this process does", "use an endpoint that the host can resolve"
+	where, advice := "as the host does", "hosts usually cannot resolve names of the cluster's services; set --node-dns=pod, or use an endpoint that the host can resolve"
+	unread := ""
 	switch {
 	case r.ns == nil: // the host's configuration is unknown
+		where, advice = "as this process does", "use an endpoint that the host can resolve"
 	case !r.ns.Foreign():
-		where = "as the host does"
-	case r.PodDNS && r.dnsErr == nil:
+		advice = "use an endpoint that the host can resolve"
+	case r.in.PodDNS && r.dnsErr == nil:
 		where = "as the driver's container does"
 		advice = "with hostNetwork: true the pod needs dnsPolicy: ClusterFirstWithHostNet for names of the cluster's services"
 	default:
-		where = "as the host does"
-		advice = "hosts usually cannot resolve names of the cluster's services; set --node-dns=pod, or use an endpoint that the host can resolve"
-		if r.PodDNS {
-			where = "as the host does despite --node-dns=pod: " + r.dnsErr.Error()
-			advice = "make the host's / a shared mount (mount --make-rshared /), as systemd does at boot, or set --launcher=process, or use an endpoint that the host can resolve"
+		if r.in.PodDNS {
+			where += " despite --node-dns=pod: " + r.dnsErr.Error()
+			advice = "make the host's / a shared mount (mount --make-rshared /), as systemd does at boot, or set --launcher=process, or use an endpoint that " +
+				"the host can resolve"
 		}
-		config, err := r.hosts(ctx)
+		config, err := host.Call(ctx, r.ns, "read the host's "+resolvconf.File, nil, func() (resolvconf.Config, error) { return resolvconf.Read(resolvconf.File) })
 		if err != nil {
-			for _, b := range r.Backends {
-				r.add(dnsItem(b).row(Unknown, one(err), ""))
-			}
-			return
+			unread = "the host's " + OneLine(err)
 		}
 		resolver, names = resolverOf(config), config.Names
 	}
-	for _, b := range r.Backends {
-		what, name := dnsItem(b), hostName(b)
-		if net.ParseIP(name) != nil {
-			r.add(what.row(Yes, name+" is an address", ""))
-			continue
-		}
-		addresses, err := lookUp(ctx, resolver, names(name))
-		if err != nil {
-			r.add(what.row(No, one(err)+", "+where, advice))
-			continue
-		}
-		r.add(what.row(Yes, name+" is "+addresses[0]+", "+where, ""))
+	for _, b := range r.in.Backends {
+		r.rows.tryAll(ctx, []probe{{Needed("dns."+b.Name, "DNS of backend "+b.Name), "", []*string{&unread}, func(ctx context.Context, what Item) Row {
+			name := hostName(b)
+			if net.ParseIP(name) != nil {
+				return what.Row(Yes, name+" is an address", "")
+			}
+			addresses, err := lookUp(ctx, resolver, names(name))
+			if err != nil {
+				return what.Row(No, OneLine(err)+", "+where, advice)
+			}
+			return what.Row(Yes, name+" is "+addresses[0]+", "+where, "")
+		}}})
 	}
 }
 
@@ -81,10 +79,6 @@ func resolverOf(config resolvconf.Config) *net.Resolver {
 	}}
 }
 
-func dnsItem(b backend.Backend) item {
-	return item{"dns." + b.Name, "DNS of backend " + b.Name, true}
-}
-
 // hostName returns the host to which the backend's requests are sent; on AWS they go to names below it.
 func hostName(b backend.Backend) string {
 	if u, err := url.Parse(b.ProxyFor(b.Endpoint)); err == nil && u.Host != "" {
@@ -98,18 +92,4 @@ func hostName(b backend.Backend) string {
 		name += ".cn"
 	}
 	return name
-}
-
-// hosts returns the host's configuration.
-func (r *nodeRun) hosts(ctx context.Context) (resolvconf.Config, error) {
-	found := make(chan resolvconf.Config, 1)
-	err := r.ns.Do(ctx, "read the host's "+resolvconf.File, func() error {
-		config, err := resolvconf.Read(resolvconf.File)
-		found <- config
-		return err
-	})
-	if err != nil {
-		return resolvconf.Config{}, fmt.Errorf("the host's %w", err)
-	}
-	return <-found, nil
 }

@@ -44,7 +44,7 @@ func TestEveryRowIsDocumentedAndNoOther(t *testing.T) {
 	}
 	sources = append(sources, more...)
 	setting := regexp.MustCompile(`\bsetting[A-Z]\w+\s+= "([^"]+)"`)
-	row := regexp.MustCompile(`\bitem\{"([A-Za-z0-9.]+)"|\{"([A-Za-z0-9]+)", "[^"]+", [a-z!]`)
+	row := regexp.MustCompile(`\b(?:Needed|Optional|NeededIf)\((?:[^"]*, )?"([A-Za-z0-9.]+)"`)
 	for _, path := range sources {
 		if strings.HasSuffix(path, "_test.go") {
 			continue
@@ -60,7 +60,7 @@ func TestEveryRowIsDocumentedAndNoOther(t *testing.T) {
 			delete(settings, m[1])
 		}
 		for _, m := range row.FindAllStringSubmatch(string(source), -1) {
-			name := m[1] + m[2]
+			name := m[1]
 			switch name {
 			case "client.":
 				name = "client.<name>"

@@ -15,102 +15,99 @@ import (
 )
 
 // plan returns the order for a volume's session, with the policy of one of two volumes whose names have the same beginning.
-func (s *stsRun) plan(ctx context.Context) (credentials.Order, error) {
-	return s.Sessions.Plan(ctx, session.Request{
-		Backend: s.be, Source: credentials.SourceDriver, RoleARN: s.be.ControllerRoleARN, Bucket: s.info.Name, Name: "check", Allowed: true,
-		Policy: s.policyFor,
+func (r *run) plan(ctx context.Context) (credentials.Order, error) {
+	return r.in.Sessions.Plan(ctx, session.Request{
+		Backend: r.be, Source: credentials.SourceDriver, RoleARN: r.be.ControllerRoleARN, Bucket: r.info.Name, Name: "check", Allowed: true,
+		Policy: r.policyFor,
 	})
 }
 
-func (s *stsRun) inside() string  { return s.prefix + "vol-1/" }
-func (s *stsRun) outside() string { return s.prefix + "vol-10/" }
+func (r *run) inside() string  { return r.prefix + "vol-1/" }
+func (r *run) outside() string { return r.prefix + "vol-10/" }
 
-func (s *stsRun) policyFor(onAWS bool, partition string) (string, error) {
-	scope := policy.Scope{Partition: partition, Bucket: s.info.Name, Prefix: s.inside(), Needs: policy.Needs{Delete: true}, KMS: onAWS, AWS: onAWS}
+func (r *run) policyFor(onAWS bool, partition string) (string, error) {
+	scope := policy.Scope{Partition: partition, Bucket: r.info.Name, Prefix: r.inside(), Needs: policy.Needs{Delete: true}, KMS: onAWS, AWS: onAWS}
 	return scope.Session()
 }
 
 // enforced makes a session for one volume and tries what it must not be able to do.
-func (s *stsRun) enforced(ctx context.Context, what item) Row {
-	if s.run.client == nil {
-		return what.row(Unknown, noBucket, "")
-	}
-	o, err := s.plan(ctx)
+func (r *run) enforced(ctx context.Context, what Item) Row {
+	o, err := r.plan(ctx)
 	if err == nil && o.Kind != credentials.AsIs {
 		what.needed = true // volumes depend on it
-	} else if s.order.IsZero() {
-		return what.row(Unknown, "no session could be made", "")
-	} else if o, err = s.undeclaredOrder(ctx); err != nil {
-		return what.row(Unknown, one(err), "")
+	} else if r.order.IsZero() {
+		return what.Row(Unknown, "no session could be made", "")
+	} else if o, err = r.undeclaredOrder(ctx); err != nil {
+		return what.Row(Unknown, OneLine(err), "")
 	}
-	keys, err := s.Sessions.Make(ctx, o)
+	keys, err := r.in.Sessions.Make(ctx, o)
 	if err != nil {
-		return what.row(Unknown, one(err), "")
+		return what.Row(Unknown, OneLine(err), "")
 	}
-	for _, key := range []string{s.inside() + "file", s.outside() + "file"} {
-		if err := s.put(ctx, s.run.client, key, content); err != nil {
+	for _, key := range []string{r.inside() + "file", r.outside() + "file"} {
+		if err := r.put(ctx, r.client, key, content); err != nil {
 			return failed(what, err, "writing "+key)
 		}
 	}
-	if _, err := s.Buckets.CheckAccess(ctx, s.be, keys, s.info.Name, s.inside(), s.info.Region, s.info.Owner); err != nil {
-		return what.row(No, "a session for one volume cannot use it: "+one(err), "")
+	if _, err := r.in.Buckets.CheckAccess(ctx, r.be, keys, r.info.Name, r.inside(), r.info.Region, r.info.Owner); err != nil {
+		return what.Row(No, "a session for one volume cannot use it: "+OneLine(err), "")
 	}
-	err = s.Buckets.ProveScope(ctx, s.be, keys, o.Class()+" check", s.info.Name, s.inside(), s.info.Region, s.info.Owner)
+	err = r.in.Buckets.ProveScope(ctx, r.be, keys, o.Class()+" check", r.info.Name, r.inside(), r.info.Region, r.info.Owner)
 	switch {
 	case fault.Is(err, fault.Precondition):
-		return what.row(No, one(err), "")
+		return what.Row(No, OneLine(err), "")
 	case err != nil:
-		return what.row(Unknown, one(err), "")
+		return what.Row(Unknown, OneLine(err), "")
 	}
-	return s.objectsOf(ctx, what, keys)
+	return r.objectsOf(ctx, what, keys)
 }
 
 // undeclaredOrder is an order of a kind that the backend does not declare.
-func (s *stsRun) undeclaredOrder(ctx context.Context) (o credentials.Order, err error) {
-	o = s.order
-	if o.STS, err = s.Clients.STSService(ctx, s.be); err != nil {
+func (r *run) undeclaredOrder(ctx context.Context) (o credentials.Order, err error) {
+	o = r.order
+	if o.STS, err = r.in.Clients.STSService(ctx, r.be); err != nil {
 		return o, err
 	}
-	o.Policy, err = s.policyFor(s.be.AWS(), s.be.Partition())
+	o.Policy, err = r.policyFor(r.be.AWS(), r.be.Partition())
 	return o, err
 }
 
 // objectsOf uses a session on objects of its own and of the other volume.
-func (s *stsRun) objectsOf(ctx context.Context, what item, keys credentials.Keys) Row {
-	client, err := s.Clients.Bucket(ctx, s.be, keys, s.info)
+func (r *run) objectsOf(ctx context.Context, what Item, keys credentials.Keys) Row {
+	client, err := r.in.Clients.Bucket(ctx, r.be, keys, r.info)
 	if err != nil {
-		return what.row(Unknown, one(err), "")
+		return what.Row(Unknown, OneLine(err), "")
 	}
-	own := s.inside() + "file"
-	if err := s.get(ctx, client, own, content); err != nil {
-		return what.row(No, one(backend.Classify(err, "read the volume's own object with its session")), "")
+	own := r.inside() + "file"
+	if err := r.get(ctx, client, own, content); err != nil {
+		return what.Row(No, OneLine(backend.Classify(err, "read the volume's own object with its session")), "")
 	}
-	if err := s.put(ctx, client, own, content); err != nil {
-		return what.row(No, one(backend.Classify(err, "write an object of the volume with its session")), "")
+	if err := r.put(ctx, client, own, content); err != nil {
+		return what.Row(No, OneLine(backend.Classify(err, "write an object of the volume with its session")), "")
 	}
-	other := s.outside() + "file"
+	other := r.outside() + "file"
 	for _, try := range []struct {
 		doing string
 		do    func() error
 	}{
-		{"read", func() error { return s.get(ctx, client, other, content) }},
-		{"write", func() error { return s.put(ctx, client, other, content) }},
+		{"read", func() error { return r.get(ctx, client, other, content) }},
+		{"write", func() error { return r.put(ctx, client, other, content) }},
 		{"copy", func() error {
-			_, err := client.CopyObject(ctx, &s3.CopyObjectInput{Bucket: &s.info.Name, Key: aws.String(own + "-copy"), CopySource: aws.String(s.info.Name + "/" + other)})
+			_, err := client.CopyObject(ctx, &s3.CopyObjectInput{Bucket: &r.info.Name, Key: aws.String(own + "-copy"), CopySource: aws.String(r.info.Name + "/" + other)})
 			return err
 		}},
 		{"delete", func() error {
-			_, err := client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: &s.info.Name, Key: &other})
+			_, err := client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: &r.info.Name, Key: &other})
 			return err
 		}},
 	} {
 		switch err := try.do(); {
 		case err == nil:
-			return what.row(No, fmt.Sprintf("a session for one volume can %s objects of another", try.doing),
+			return what.Row(No, fmt.Sprintf("a session for one volume can %s objects of another", try.doing),
 				"set scope: off for the backend in the driver's config file, and give each volume its own secret")
 		case !fault.Is(backend.Classify(err, ""), fault.Denied):
 			return failed(what, err, try.doing+" another volume's object")
 		}
 	}
-	return what.row(Yes, "a session for "+s.inside()+" can use it, but cannot list, read, write, copy or delete in "+s.outside(), "")
+	return what.Row(Yes, "a session for "+r.inside()+" can use it, but cannot list, read, write, copy or delete in "+r.outside(), "")
 }

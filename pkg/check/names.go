@@ -156,7 +156,7 @@ func (r *run) pagination(ctx context.Context) error {
 		return fmt.Errorf("the listing lacks %q, which exist", missing)
 	case len(twice) > 0:
 		return fmt.Errorf("the listing has %q twice", twice)
-	case !r.directoryBucket():
+	case !directoryBucket(r.info.Name):
 		want := slices.Sorted(slices.Values(r.stored))
 		after := encoded(namesDir)
 		after.StartAfter = aws.String(r.prefix + namesDir + want[len(want)/2])
@@ -176,7 +176,7 @@ func (r *run) pagination(ctx context.Context) error {
 
 var errNotListed = errors.New("the objects could not be listed")
 
-func (r *run) order(context.Context) error {
+func (r *run) listingOrder(context.Context) error {
 	if r.listed == nil {
 		return errNotListed
 	}

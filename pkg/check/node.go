@@ -38,8 +38,8 @@ type Node struct {
 	Program       string // the helper's program, in this process's view
 	ClientDir     string // in this process's view
 	DefaultClient string
-	StateDir      string // on the host
-	CacheDir      string // on the host
+	StateDir      host.OwnDir
+	CacheDir      host.OwnDir
 	HostDir       string // on the host
 	AllowIsolated bool   // the node service publishes even if it is isolated from the host
 	Launcher      string // "systemd", "process" or "auto"
@@ -54,88 +54,98 @@ type Node struct {
 func (n Node) Check(ctx context.Context) Section {
 	ctx, cancel := context.WithTimeout(ctx, nodeBound)
 	defer cancel()
-	r := &nodeRun{Node: n, version: map[string]string{}, broken: map[string]error{}}
-	r.do(ctx)
-	return Section{Name: "node", Rows: r.all}
+	r := &nodeRun{in: n, version: map[string]string{}, broken: map[string]error{}}
+	r.rows.tryAll(ctx, r.hostProbes())
+	r.kernel()
+	r.rows.tryAll(ctx, []probe{{Optional("cgroups", "unified cgroup hierarchy (version 2)"), "", []*string{&r.noHost}, r.cgroups}})
+	r.clients()
+	r.dns(ctx)
+	return Section{Name: "node", Rows: r.rows}
 }
 
 type nodeRun struct {
-	Node
-	rows
+	in      Node
+	rows    rows
 	ns      *host.Namespace
-	systemd bool  // it will launch helpers
-	hidden  bool  // helpers run in mount namespaces that hide some directories
-	dnsErr  error // why helpers resolve names like the host despite PodDNS
+	systemd bool             // it will launch helpers
+	box     launcher.Sandbox // of helpers
+	// survives reports whether mounts survive the driver, and why not.
+	survives func() (bool, string)
+	dnsErr   error // why helpers resolve names like the host despite PodDNS
 	// version and broken are the versions of the clients that the host can run, and the errors of the others, by client.
 	version map[string]string
 	broken  map[string]error
+	// Why something cannot be tried; "": it can.
+	noHost, noDevice, noLauncher string
 }
 
-func (r *nodeRun) do(ctx context.Context) {
-	what := item{"hostMounts", "the host's mount namespace", true}
-	stateDir := item{"stateDir", "clients can access the state directory", true}
-	cacheDir := item{"cacheDir", "clients can access the cache directory", true}
+// hostProbes returns what the node service needs of the host, in the order in which it is tried.
+func (r *nodeRun) hostProbes() []probe {
+	onHost, started := []*string{&r.noHost}, []*string{&r.noHost, &r.noLauncher}
+	needPIDs := slices.ContainsFunc(r.in.Clients.All(), func(c client.Client) bool { return c.CallerPIDs && r.isDefault(c) })
+	return []probe{
+		{Needed("hostMounts", "the host's mount namespace"), "", nil, r.enter},
+		{NeededIf(!r.in.AllowIsolated, "isolation", "the driver sees the host"), "", onHost, r.isolation},
+		{Needed("fuseDevice", "/dev/fuse"), "", onHost, r.fuseDevice},
+		{Needed("fuseMount", "mounting FUSE"), "", []*string{&r.noHost, &r.noDevice}, r.fuseMount},
+		{Needed("stateDir", "clients can access the state directory"), "", onHost, r.passable(r.in.StateDir)},
+		{Needed("cacheDir", "clients can access the cache directory"), "", onHost, r.passable(r.in.CacheDir)},
+		{Needed("launcher", "the launcher of helpers"), "", onHost, r.launcher},
+		{Optional("sandbox", "the sandbox of helpers and clients"), "", started, r.sandbox},
+		{Optional("survivesDriver", "mounts survive driver restarts"), "", started, r.survivesDriver},
+		{Needed("hostPrograms", "programs run from the host's directory"), "", onHost, r.programs},
+		{NeededIf(needPIDs, "hostPIDs", "clients see the pids of their callers"), "", nil, func(_ context.Context, what Item) Row { return what.noError(host.HostPID(), "") }},
+	}
+}
+
+// enter finds the host's mount namespace.
+func (r *nodeRun) enter(_ context.Context, what Item) Row {
 	var err error
 	if r.ns, err = host.NewNamespace(); err != nil {
-		r.add(what.row(No, one(err), ""))
-		r.unknown("the host's mount namespace cannot be entered", item{"isolation", "the driver sees the host", true}, item{"fuseDevice", "/dev/fuse", true}, item{"fuseMount", "mounting FUSE", true},
-			stateDir, cacheDir, item{"launcher", "the launcher of helpers", true}, item{"hostPrograms", "programs run from the host's directory", true})
-	} else {
-		how := "this process is in it"
-		if r.ns.Foreign() {
-			how = "it can be entered"
-		}
-		r.add(what.row(Yes, how, ""))
-		r.isolation(ctx)
-		r.fuse(ctx)
-		r.passable(ctx, stateDir, "--state-dir", r.StateDir)
-		r.passable(ctx, cacheDir, "--cache-dir", r.CacheDir)
-		r.launching(ctx)
-		r.programs(ctx)
+		r.noHost = "the host's mount namespace cannot be entered"
+		return what.Row(No, OneLine(err), "")
 	}
-	r.pids()
-	r.kernel()
-	r.cgroups(ctx)
-	r.clients()
-	r.dns(ctx)
+	if r.ns.Foreign() {
+		return what.Row(Yes, "it can be entered", "")
+	}
+	return what.Row(Yes, "this process is in it", "")
 }
 
 // isolation checks whether the node service would refuse to publish because it is isolated from the host.
-func (r *nodeRun) isolation(ctx context.Context) {
-	what := item{"isolation", "the driver sees the host", !r.AllowIsolated}
-	err := r.ns.Isolated(ctx, host.OwnDir{Flag: "--state-dir", Path: r.StateDir}, host.OwnDir{Flag: "--cache-dir", Path: r.CacheDir})
-	r.noError(what, err, "")
+func (r *nodeRun) isolation(ctx context.Context, what Item) Row {
+	return what.noError(r.ns.Isolated(ctx, r.in.StateDir, r.in.CacheDir), "")
 }
 
-// fuse opens the device and mounts it briefly below the state directory.
-func (r *nodeRun) fuse(ctx context.Context) {
-	device, mounting := item{"fuseDevice", "/dev/fuse", true}, item{"fuseMount", "mounting FUSE", true}
-	err := r.ns.Do(ctx, "mount FUSE", func() error {
+func (r *nodeRun) fuseDevice(ctx context.Context, what Item) Row {
+	err := r.ns.Do(ctx, "open /dev/fuse", func() error {
 		fuse, err := host.OpenFuse()
-		if err != nil {
-			return noDeviceError{err}
+		if err == nil {
+			err = fuse.Close()
 		}
-		defer fuse.Close()
-		return mountOnce(fuse, r.StateDir, r.UIDs.First)
+		return err
 	})
-	if none := (noDeviceError{}); errors.As(err, &none) {
-		r.add(device.row(No, one(err), ""))
-		r.unknown("/dev/fuse does not exist", mounting)
-		return
-	}
-	r.add(device.row(Yes, "", ""))
 	if err != nil {
-		r.add(mounting.row(No, one(err), "the node's container must be privileged, and --state-dir must be writable on the host"))
-		return
+		r.noDevice = "/dev/fuse does not exist"
 	}
-	r.add(mounting.row(Yes, "below "+r.StateDir, ""))
+	return what.noError(err, "")
 }
 
-// noDeviceError means that the device could not be opened.
-type noDeviceError struct{ error }
+// fuseMount mounts the device briefly below the state directory.
+func (r *nodeRun) fuseMount(ctx context.Context, what Item) Row {
+	dir := r.in.StateDir.Path
+	if err := r.ns.Do(ctx, "mount FUSE", func() error { return mountOnce(dir, r.in.UIDs.First) }); err != nil {
+		return what.Row(No, OneLine(err), "the node's container must be privileged, and --state-dir must be writable on the host")
+	}
+	return what.Row(Yes, "below "+dir, "")
+}
 
 // mountOnce mounts and unmounts. No process serves the mount, so it must not be accessed.
-func mountOnce(fuse *os.File, stateDir string, uid uint32) (err error) {
+func mountOnce(stateDir string, uid uint32) (err error) {
+	fuse, err := host.OpenFuse()
+	if err != nil {
+		return err
+	}
+	defer fuse.Close()
 	if _, statErr := os.Lstat(stateDir); errors.Is(statErr, os.ErrNotExist) {
 		defer func() { _ = os.Remove(stateDir) }()
 	}
@@ -159,67 +169,67 @@ func mountOnce(fuse *os.File, stateDir string, uid uint32) (err error) {
 }
 
 // passable checks whether a mount's user can reach one of the driver's directories.
-func (r *nodeRun) passable(ctx context.Context, what item, flag, dir string) {
-	err := r.ns.Passable(ctx, dir, r.UIDs.First)
-	if err != nil {
-		err = fmt.Errorf("%s: %w", flag, err)
+func (r *nodeRun) passable(dir host.OwnDir) func(context.Context, Item) Row {
+	return func(ctx context.Context, what Item) Row {
+		err := r.ns.Passable(ctx, dir.Path, r.in.UIDs.First)
+		if err != nil {
+			err = fmt.Errorf("%s: %w", dir.Flag, err)
+		}
+		return what.noError(err, dir.Path)
 	}
-	r.noError(what, err, dir)
 }
 
-// launching determines the launcher of helpers.
-func (r *nodeRun) launching(ctx context.Context) {
-	what := item{"launcher", "the launcher of helpers", true}
-	confinement := item{"sandbox", "the sandbox of helpers and clients", false}
-	survives := item{"survivesDriver", "mounts survive driver restarts", false}
-	if r.Launcher != "process" {
-		options := []launcher.SystemdOption{launcher.WithSystemdUIDs(r.UIDs)}
-		if r.PodDNS && r.ns.Foreign() {
+// launcher determines the launcher of helpers.
+func (r *nodeRun) launcher(ctx context.Context, what Item) Row {
+	why := "process, set with --launcher"
+	if r.in.Launcher != "process" {
+		options := []launcher.SystemdOption{launcher.WithSystemdUIDs(r.in.UIDs)}
+		if r.in.PodDNS && r.ns.Foreign() {
 			options = append(options, launcher.WithSystemdResolver(noBinds{}))
 		}
-		s, err := launcher.NewSystemd(r.ns, r.Program, options...)
-		var box launcher.Sandbox
+		s, err := launcher.NewSystemd(r.ns, r.in.Program, options...)
 		if err == nil {
-			box, err = s.Check(ctx)
+			r.box, err = s.Check(ctx)
 		}
 		switch {
 		case err == nil:
-			r.systemd = true
-			if ok, why := s.ResolvesBy(); !ok && r.PodDNS && r.ns.Foreign() {
+			r.systemd, r.survives = true, func() (bool, string) { return true, "" }
+			if ok, why := s.ResolvesBy(); !ok && r.in.PodDNS && r.ns.Foreign() {
 				r.dnsErr = errors.New(why)
 			}
-			r.add(what.row(Yes, "systemd "+box.Version, ""))
-			r.hidden = box.Landlock == 0
-			if len(box.Missing) > 0 {
-				r.add(confinement.row(No, describe(box)+", missing: "+strings.Join(box.Missing, ", "), "needs a newer systemd, the unified cgroup hierarchy, or a shared / on the host; mounts work without it"))
-			} else {
-				r.add(confinement.row(Yes, fmt.Sprintf("%s, system calls, and %d properties of units", describe(box), len(box.Present)), ""))
-			}
-			r.add(survives.row(Yes, "", ""))
-			return
-		case r.Launcher == "systemd" || !errors.Is(err, launcher.ErrNoSystemd):
-			r.add(what.row(No, one(err), "check systemd and D-Bus on the host (systemctl is-system-running), or set --launcher=process"))
-			r.unknown("systemd is unresponsive", confinement, survives)
-			return
+			return what.Row(Yes, "systemd "+r.box.Version, "")
+		case r.in.Launcher == "systemd" || !errors.Is(err, launcher.ErrNoSystemd):
+			r.noLauncher = "systemd is unresponsive"
+			return what.Row(No, OneLine(err), "check systemd and D-Bus on the host (systemctl is-system-running), or set --launcher=process")
 		}
-		r.add(what.row(Yes, "process: "+one(err), ""))
-	} else {
-		r.add(what.row(Yes, "process, set with --launcher", ""))
+		why = "process: " + OneLine(err)
 	}
-	p := launcher.NewProcess(r.ns, r.Program, launcher.WithUIDs(r.UIDs))
-	switch box := p.Sandbox(); {
-	case len(box.Missing) > 0:
-		r.add(confinement.row(No, describe(box)+", missing: "+strings.Join(box.Missing, ", "), "boot a kernel with CONFIG_SECCOMP_FILTER, or allow the driver's container seccomp(2)"))
-	case box.Landlock > 0:
-		r.add(confinement.row(Yes, describe(box)+", and system calls, without limits of memory, tasks and CPU", ""))
-	default:
-		r.add(confinement.row(No, describe(box)+": clients have their own user and no privileges, but read and write what any user may", "boot a kernel with Landlock (Linux 5.19, lsm=...,landlock), or use launcher systemd"))
+	p := launcher.NewProcess(r.ns, r.in.Program, launcher.WithUIDs(r.in.UIDs))
+	r.box, r.survives = p.Sandbox(), p.SurvivesDriver
+	return what.Row(Yes, why, "")
+}
+
+func (r *nodeRun) sandbox(_ context.Context, what Item) Row {
+	missing := describe(r.box) + ", missing: " + strings.Join(r.box.Missing, ", ")
+	switch {
+	case len(r.box.Missing) > 0 && r.systemd:
+		return what.Row(No, missing, "needs a newer systemd, the unified cgroup hierarchy, or a shared / on the host; mounts work without it")
+	case len(r.box.Missing) > 0:
+		return what.Row(No, missing, "boot a kernel with CONFIG_SECCOMP_FILTER, or allow the driver's container seccomp(2)")
+	case r.systemd:
+		return what.Row(Yes, fmt.Sprintf("%s, system calls, and %d properties of units", describe(r.box), len(r.box.Present)), "")
+	case r.box.Landlock > 0:
+		return what.Row(Yes, describe(r.box)+", and system calls, without limits of memory, tasks and CPU", "")
 	}
-	if ok, why := p.SurvivesDriver(); !ok {
-		r.add(survives.row(No, why, ""))
-	} else {
-		r.add(survives.row(Yes, "", ""))
+	return what.Row(No, describe(r.box)+": clients have their own user and no privileges, but read and write what any user may",
+		"boot a kernel with Landlock (Linux 5.19, lsm=...,landlock), or use launcher systemd")
+}
+
+func (r *nodeRun) survivesDriver(_ context.Context, what Item) Row {
+	if ok, why := r.survives(); !ok {
+		return what.Row(No, why, "")
 	}
+	return what.Row(Yes, "", "")
 }
 
 // describe returns the kind of a sandbox and what it restricts.
@@ -236,55 +246,62 @@ type noBinds struct{}
 func (noBinds) Binds(context.Context) ([]resolvconf.Bind, error) { return nil, nil }
 
 // programs installs the programs on the host like the node service, runs them, and removes them.
-func (r *nodeRun) programs(ctx context.Context) {
-	what := item{"hostPrograms", "programs run from the host's directory", r.systemd || r.ns.Foreign()}
-	found, files := map[string]string{}, append([]string{r.Program}, programs.Files(r.Clients.All(), r.ClientDir)...)
-	for _, c := range r.Clients.All() {
-		if name, ok := programs.Find(c, r.ClientDir); ok {
-			found[c.Name] = name
-		}
+func (r *nodeRun) programs(ctx context.Context, what Item) Row {
+	what.needed = r.systemd || r.ns.Foreign()
+	uninstall, err := Uninstaller(ctx, r.ns, r.in.HostDir, installName)
+	if err != nil {
+		return what.noError(err, "")
 	}
-	had := r.ns.Do(ctx, "stat "+r.HostDir, func() error {
-		_, err := os.Lstat(r.HostDir)
-		return err
-	}) == nil
-	installed, err := hostdir.Install(ctx, r.ns, hostdir.Options{Dir: r.HostDir, DriverName: installName, Version: r.Version, Files: files, Sandboxed: r.hidden})
+	files := append([]string{r.in.Program}, programs.Files(r.in.Clients.All(), r.in.ClientDir)...)
+	installed, err := hostdir.Install(ctx, r.ns, hostdir.Options{
+		Dir: r.in.HostDir, DriverName: installName, Version: r.in.Version, Files: files, Sandboxed: r.systemd && r.box.Landlock == 0,
+	})
 	if err == nil {
-		err = r.ns.Passable(ctx, installed.Dir, r.UIDs.First)
+		err = r.ns.Passable(ctx, installed.Dir, r.in.UIDs.First)
 	}
 	if err == nil {
-		_, err = hostdir.Try(ctx, r.ns, installed.Path(filepath.Base(r.Program)))
+		_, err = hostdir.Try(ctx, r.ns, installed.Path(filepath.Base(r.in.Program)))
 	}
-	for name, file := range found {
-		path := filepath.Join(r.ClientDir, file)
+	for _, c := range r.in.Clients.All() {
+		file, found := programs.Find(c, r.in.ClientDir)
+		path := filepath.Join(r.in.ClientDir, file)
 		if err == nil {
 			path = installed.Path(file)
 		}
-		if err == nil || !what.needed {
-			r.version[name], r.broken[name] = hostdir.Try(ctx, r.ns, path)
+		if found && (err == nil || !what.needed) {
+			r.version[c.Name], r.broken[c.Name] = hostdir.Try(ctx, r.ns, path)
 		}
 	}
-	cleaning, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)
-	defer cancel()
 	if installed.Dir != "" {
-		err = cmp.Or(err, installed.Close(), r.ns.Do(cleaning, "remove "+installed.Dir, func() error { return os.RemoveAll(filepath.Dir(installed.Dir)) }))
+		err = cmp.Or(err, installed.Close())
 	}
-	if !had { // fails if it is not empty
-		_ = r.ns.Do(cleaning, "remove "+r.HostDir, func() error { return os.Remove(r.HostDir) })
-	}
-	r.noError(what, err, r.HostDir)
+	return what.noError(cmp.Or(err, uninstall()), r.in.HostDir)
+}
+
+// Uninstaller returns the function that removes the programs that a check installs for a driver of that name, also after ctx has ended.
+func Uninstaller(ctx context.Context, ns *host.Namespace, hostDir, driverName string) (uninstall func() error, err error) {
+	had, err := host.Call(ctx, ns, "stat "+hostDir, nil, func() (bool, error) {
+		_, err := os.Lstat(hostDir)
+		return err == nil, nil
+	})
+	return func() error {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)
+		defer cancel()
+		dir := filepath.Join(hostDir, driverName)
+		return ns.Do(ctx, "remove "+dir, func() error {
+			err := os.RemoveAll(dir)
+			if !had { // fails if it is not empty
+				_ = os.Remove(hostDir)
+			}
+			return err
+		})
+	}, err
 }
 
 // isDefault reports whether volumes that name no client use c.
 func (r *nodeRun) isDefault(c client.Client) bool {
 	own := func(b backend.Backend) bool { return b.DefaultClient == c.Name }
-	return c.Name == r.DefaultClient || slices.ContainsFunc(r.Backends, own)
-}
-
-func (r *nodeRun) pids() {
-	needed := slices.ContainsFunc(r.Clients.All(), func(c client.Client) bool { return c.CallerPIDs && r.isDefault(c) })
-	what := item{"hostPIDs", "clients see the pids of their callers", needed}
-	r.noError(what, host.HostPID(), "")
+	return c.Name == r.in.DefaultClient || slices.ContainsFunc(r.in.Backends, own)
 }
 
 // kernel checks the system calls that publishing and healing need, with arguments that have no effect.
@@ -310,35 +327,31 @@ func (r *nodeRun) kernel() {
 	}
 	moveErr := unix.MoveMount(-1, "", -1, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH)
 	beneathErr := unix.MoveMount(-1, "", -1, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH|moveBeneath)
+	setErr := unix.MountSetattr(-1, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY})
 	for _, f := range []struct {
-		item
+		what         Item
 		err          error
 		since, costs string
 	}{
-		{item{"openat2", "kernel: openat2", true}, openErr, "5.6", "targets cannot be opened safely"},
-		{item{"openTree", "kernel: open_tree", true}, treeErr, "5.2", "mounts cannot be published"},
-		{item{"moveMount", "kernel: move_mount", true}, moveErr, "5.2", "mounts cannot be published"},
-		{item{"mountSetattr", "kernel: mount_setattr", true}, unix.MountSetattr(-1, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}), "5.12", "mounts cannot be published"},
-		{item{"statxMountID", "kernel: mount ids in statx", true}, statErr, "5.8", "mounts cannot be distinguished"},
-		{item{"moveMountBeneath", "kernel: move_mount beneath a mount", false}, beneathErr, "6.5", "a stale mount is covered by a new one instead of replaced"},
+		{Needed("openat2", "kernel: openat2"), openErr, "5.6", "targets cannot be opened safely"},
+		{Needed("openTree", "kernel: open_tree"), treeErr, "5.2", "mounts cannot be published"},
+		{Needed("moveMount", "kernel: move_mount"), moveErr, "5.2", "mounts cannot be published"},
+		{Needed("mountSetattr", "kernel: mount_setattr"), setErr, "5.12", "mounts cannot be published"},
+		{Needed("statxMountID", "kernel: mount ids in statx"), statErr, "5.8", "mounts cannot be distinguished"},
+		{Optional("moveMountBeneath", "kernel: move_mount beneath a mount"), beneathErr, "6.5", "a stale mount is covered by a new one instead of replaced"},
 	} {
-		if f.err == nil || errors.Is(f.err, unix.EBADF) {
-			r.add(f.row(Yes, "kernel "+release, ""))
-			continue
+		row := f.what.Row(Yes, "kernel "+release, "")
+		if f.err != nil && !errors.Is(f.err, unix.EBADF) {
+			row = f.what.Row(No, fmt.Sprintf("kernel %s returns %q: %s", release, f.err, f.costs),
+				"requires Linux "+f.since+"; on a newer kernel, a seccomp profile blocks it")
 		}
-		why := fmt.Sprintf("kernel %s returns %q: %s", release, f.err, f.costs)
-		r.add(f.row(No, why, "requires Linux "+f.since+"; on a newer kernel, a seccomp profile blocks it"))
+		r.rows = append(r.rows, row)
 	}
 }
 
 var errOldCgroups = errors.New("the host uses cgroups version 1")
 
-func (r *nodeRun) cgroups(ctx context.Context) {
-	what := item{"cgroups", "unified cgroup hierarchy (version 2)", false}
-	if r.ns == nil {
-		r.unknown("the host's mount namespace cannot be entered", what)
-		return
-	}
+func (r *nodeRun) cgroups(ctx context.Context, what Item) Row {
 	err := r.ns.Do(ctx, "read the host's cgroups", func() error {
 		var st unix.Statfs_t
 		if err := unix.Statfs("/sys/fs/cgroup", &st); err != nil {
@@ -351,33 +364,31 @@ func (r *nodeRun) cgroups(ctx context.Context) {
 	})
 	switch {
 	case errors.Is(err, errOldCgroups):
-		r.add(what.row(No, "the host uses cgroups version 1, so clients' access to metadata addresses cannot be blocked", ""))
+		return what.Row(No, "the host uses cgroups version 1, so clients' access to metadata addresses cannot be blocked", "")
 	case err != nil:
-		r.add(what.row(Unknown, one(err), ""))
-	default:
-		r.add(what.row(Yes, "", ""))
+		return what.Row(Unknown, OneLine(err), "")
 	}
+	return what.Row(Yes, "", "")
 }
 
 func (r *nodeRun) clients() {
-	for _, c := range r.Clients.All() {
-		what := item{"client." + c.Name, "the client " + c.Name, r.isDefault(c)}
-		name, found := programs.Find(c, r.ClientDir)
-		path := filepath.Join(r.ClientDir, name)
-		version, ran := r.version[c.Name]
-		err := r.broken[c.Name]
-		if found {
-			err = cmp.Or(programs.Check(c, path), err)
-		}
-		switch {
-		case !found:
-			r.add(what.row(No, "program not found: "+path, "install it there, or set --client-dir to its directory"))
-		case err != nil:
-			r.add(what.row(No, one(err), ""))
-		case !ran:
-			r.add(what.row(Unknown, path+" was not run, because programs cannot be run from the host's directory", ""))
-		default:
-			r.add(what.row(Yes, path+": "+version, ""))
-		}
+	for _, c := range r.in.Clients.All() {
+		r.rows = append(r.rows, r.client(c, NeededIf(r.isDefault(c), "client."+c.Name, "the client "+c.Name)))
 	}
+}
+
+func (r *nodeRun) client(c client.Client, what Item) Row {
+	name, found := programs.Find(c, r.in.ClientDir)
+	path := filepath.Join(r.in.ClientDir, name)
+	if !found {
+		return what.Row(No, "program not found: "+path, "install it there, or set --client-dir to its directory")
+	}
+	version, ran := r.version[c.Name]
+	switch err := cmp.Or(programs.Check(c, path), r.broken[c.Name]); {
+	case err != nil:
+		return what.Row(No, OneLine(err), "")
+	case !ran:
+		return what.Row(Unknown, path+" was not run, because programs cannot be run from the host's directory", "")
+	}
+	return what.Row(Yes, path+": "+version, "")
 }

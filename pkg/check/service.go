@@ -15,6 +15,7 @@ import (
 	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 	"github.com/aws/aws-sdk-go-v2/service/s3/types"
+	"github.com/aws/aws-sdk-go-v2/service/sts"
 	smithyhttp "github.com/aws/smithy-go/transport/http"
 	"k8s.io/klog/v2"
 
@@ -65,135 +66,105 @@ type Services struct {
 func (s Services) Check(ctx context.Context, be backend.Backend) Section {
 	ctx, cancel := context.WithTimeout(ctx, bound)
 	defer cancel()
-	r := &run{Services: s, be: be, prefix: cmp.Or(s.Below, policy.CheckPrefix) + strings.ToLower(rand.Text()) + "/", wrote: map[buckets.Object]bool{}}
-	r.do(ctx)
+	r := &run{in: s, be: be, prefix: cmp.Or(s.Below, policy.CheckPrefix) + strings.ToLower(rand.Text()) + "/", wrote: map[buckets.Object]bool{}}
+	r.noBucket = "there is no bucket to test with"
+	r.keys, r.noKeys = s.Clients.DriverKeys(ctx)
+	r.rows.tryAll(ctx, r.storageProbes())
+	if s.Below == "" {
+		r.openSTS(ctx)
+		r.rows.tryAll(ctx, r.sessionProbes())
+	}
+	if r.client != nil {
+		r.cleanUp(ctx)
+	}
 	r.needLess()
 	if s.Workload.RoleARN != "" {
-		r.add(r.workload(ctx))
+		r.rows = append(r.rows, r.workload(ctx))
 	}
-	return Section{Name: be.String(), Rows: r.all}
+	return Section{Name: be.String(), Rows: r.rows}
 }
 
 // run is one check of a backend.
 type run struct {
-	Services
-	rows
+	in     Services
+	rows   rows
 	be     backend.Backend
 	keys   credentials.Keys // this process's own
+	noKeys error            // why there are none
+	date   string           // in the service's first answer
 	info   backend.BucketInfo
 	client *s3.Client              // of the bucket
 	prefix string                  // of everything that is written
 	made   bool                    // the check created the bucket
+	unfit  error                   // why the driver cannot use the bucket that it created
 	wrote  map[buckets.Object]bool // objects and versions that may exist
+
+	// Why something cannot be tried; "": it can.
+	noService, noBucket, noObject, noSTS string
 
 	stored   []string // the names that could be stored
 	listed   []string // the names in a listing; nil: it failed
 	noParts  bool     // multipart uploads fail
 	overfull bool     // pages of listings are larger than requested
+
+	sts *sts.Client
+	// order is one that worked, for a session without a policy; zero: none did.
+	order credentials.Order
+	// odd is the unspecific code that the token service returns for an unknown action; "": unknown.
+	odd string
 }
 
-// items returns the first items of the table.
-func (r *run) items() (reachable, identity, bucket item) {
-	bucket = item{"createBucket", "create a bucket", false}
-	if r.Bucket != "" {
-		bucket = item{"bucket", "use the bucket " + r.Bucket, true}
+// bucketItem is the item of the given bucket, or of one that is created.
+func (r *run) bucketItem() Item {
+	if r.in.Bucket != "" {
+		return Needed("bucket", "use the bucket "+r.in.Bucket)
 	}
-	return item{"reachable", "the service responds", true}, item{"credentials", "the driver's own credentials", true}, bucket
+	return Optional("createBucket", "create a bucket")
 }
 
-// bucketItems returns the items about a bucket.
-func bucketItems() (region, owner item) {
-	return item{"region", "the bucket's region", false}, item{"bucketOwner", "the owner of buckets is checked", false}
-}
-
-func (r *run) do(ctx context.Context) {
-	reachable, identity, bucket := r.items()
-	region, owner := bucketItems()
-	keys, err := r.Clients.DriverKeys(ctx)
-	r.keys = keys
-	r.reach(ctx, reachable)
-	if err != nil {
-		r.add(identity.row(No, one(err), "run the check with credentials for this backend in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, like those of its volumes"))
-	} else {
-		r.add(identity.row(Yes, "access key "+keys.AccessKeyID, ""))
+func (r *run) identity(_ context.Context, what Item) Row {
+	if r.noKeys != nil {
+		r.noService = cmp.Or(r.noService, "there are no credentials")
+		return what.Row(No, OneLine(r.noKeys),
+			"run the check with credentials for this backend in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, like those of its volumes")
 	}
-	s, storage := &stsRun{run: r}, r.storageProbes()
-	onBucket := append([]item{region, owner}, items(storage)...)
-	if err != nil || r.all[0].Result == No {
-		why := "there are no credentials"
-		if r.all[0].Result == No {
-			why = "the service does not respond"
-		}
-		r.unknown(why, append([]item{bucket}, onBucket...)...)
-		if r.Below == "" {
-			r.unknown(why, append(items(s.probes()), r.timeProbe().item)...)
-		}
-		return
-	}
-	if r.bucket(ctx, bucket); r.client != nil {
-		defer r.cleanUp(ctx)
-		r.storage(ctx, storage)
-	} else {
-		r.unknown(noBucket, onBucket...)
-	}
-	if r.Below != "" {
-		return
-	}
-	if s.client, err = r.Clients.STS(ctx, r.be, r.keys); err != nil {
-		r.unknown(one(err), items(s.probes())...)
-	} else {
-		r.each(ctx, s.probes()...)
-	}
-	r.each(ctx, r.timeProbe())
-}
-
-const noBucket = "there is no bucket to test with"
-
-// storage tries what is needed of a bucket. Without objects, there is nothing to try the other operations with.
-func (r *run) storage(ctx context.Context, probes []probe) {
-	for i, p := range probes {
-		r.each(ctx, p)
-		if p.check == "objects" && r.all[len(r.all)-1].Result != Yes {
-			r.unknown("no object could be stored and read", items(probes[i+1:])...)
-			return
-		}
-	}
+	return what.Row(Yes, "access key "+r.keys.AccessKeyID, "")
 }
 
 // needLess marks what was not tried as not needed if NeedNoKeys is set, because credentials or a bucket that was asked for are missing.
 func (r *run) needLess() {
-	if asked := r.Bucket != "" || r.CreateBucket; !r.NeedNoKeys || asked && !r.keys.IsZero() {
+	if asked := r.in.Bucket != "" || r.in.CreateBucket; !r.in.NeedNoKeys || asked && !r.keys.IsZero() {
 		return
 	}
-	for i, row := range r.all {
+	for i, row := range r.rows {
 		if row.Result == Unknown || row.Check == "credentials" {
-			r.all[i].Needed = false
+			r.rows[i].Needed = false
 		}
 	}
 }
 
-// reach checks whether an S3 service responds, with any credentials, and its clock.
-func (r *run) reach(ctx context.Context, what item) {
+// reach checks whether an S3 service responds, with any credentials.
+func (r *run) reach(ctx context.Context, what Item) Row {
 	keys := r.keys
 	if keys.IsZero() {
 		keys = credentials.Keys{AccessKeyID: "s3-csi-check", SecretAccessKey: "none"}
 	}
 	out := &s3.ListBucketsOutput{}
-	client, err := r.Clients.S3(ctx, r.be, keys, "")
+	client, err := r.in.Clients.S3(ctx, r.be, keys, "")
 	if err == nil {
 		out, err = client.ListBuckets(ctx, &s3.ListBucketsInput{})
 	}
+	r.date = dateOf(out, err)
 	where := "AWS in region " + r.be.StartRegion()
 	if !r.be.AWS() {
 		where = r.be.Endpoint
 	}
 	if err == nil || backend.ErrorCode(err) != "" {
-		r.add(what.row(Yes, where, ""))
-	} else {
-		r.add(what.row(No, one(backend.Classify(err, "list buckets of "+where)),
-			"check endpoint and caFile of the backend in the driver's config file, and network, proxies and firewalls"))
+		return what.Row(Yes, where, "")
 	}
-	r.add(clock(dateOf(out, err), time.Now()))
+	r.noService = "the service does not respond"
+	return what.Row(No, OneLine(backend.Classify(err, "list buckets of "+where)),
+		"check endpoint and caFile of the backend in the driver's config file, and network, proxies and firewalls")
 }
 
 // Differences of clocks: services refuse requests whose time differs by more than 15 minutes.
@@ -203,19 +174,18 @@ const (
 )
 
 // clock compares the Date header of an answer with the time of this host.
-func clock(date string, now time.Time) Row {
-	what := item{"clock", "the clocks of this host and the service agree", false}
+func clock(what Item, date string, now time.Time) Row {
 	served, err := http.ParseTime(date)
 	if err != nil {
-		return what.row(Unknown, "no answer of the service has a Date", "")
+		return what.Row(Unknown, "no answer of the service has a Date", "")
 	}
 	differ := now.Sub(served).Abs().Round(time.Second)
 	what.needed = differ > clockFails
 	if differ <= clockWarns {
-		return what.row(Yes, "", "")
+		return what.Row(Yes, "", "")
 	}
 	why := fmt.Sprintf("they differ by %s: the service has %s", differ, served.UTC().Format(time.RFC3339))
-	row := what.row(No, why, "check time synchronization of this host and of the service")
+	row := what.Row(No, why, "check time synchronization of this host and of the service")
 	row.Affects = "every request, when they differ by more than 15 minutes; sessions"
 	return row
 }
@@ -236,33 +206,35 @@ func dateOf(out *s3.ListBucketsOutput, err error) string {
 }
 
 // bucket validates the given bucket, or creates one.
-func (r *run) bucket(ctx context.Context, what item) {
-	if r.Bucket != "" {
-		info, err := r.Buckets.Validate(ctx, r.be, r.keys, r.Bucket, "")
-		if err == nil {
-			r.client, err = r.Clients.Bucket(ctx, r.be, r.keys, info)
+func (r *run) bucket(ctx context.Context, what Item) Row {
+	if r.in.Bucket != "" {
+		if err := r.open(ctx, r.in.Bucket); err != nil {
+			return r.located(ctx, what.Row(No, OneLine(err), ""), err, r.in.Bucket)
 		}
-		if err != nil {
-			r.add(r.located(ctx, what.row(No, one(err), ""), err, r.Bucket))
-			return
-		}
-		r.info = info
-		r.add(what.row(Yes, r.written(), ""))
-		r.known(nil)
-		return
+		r.noBucket = ""
+		return what.Row(Yes, fmt.Sprintf("test objects in bucket %s are below %s and are deleted", r.info.Name, r.prefix), "")
 	}
-	if !r.CreateBucket {
-		r.add(what.row(Unknown, "nothing was created", "use --bucket to check in an existing bucket, or --create-bucket to check in one that is deleted afterwards"))
-		return
+	if !r.in.CreateBucket {
+		return what.Row(Unknown, "nothing was created", "use --bucket to check in an existing bucket, or --create-bucket to check in one that is deleted afterwards")
 	}
-	if r.create(ctx, what) {
-		info, err := r.Buckets.Validate(ctx, r.be, r.keys, r.info.Name, "")
-		if err == nil {
-			r.info = info
-			r.client, err = r.Clients.Bucket(ctx, r.be, r.keys, info)
-		}
-		r.known(err)
+	row := r.create(ctx, what)
+	if row.Result == Yes {
+		r.unfit, r.noBucket = r.open(ctx, r.info.Name), ""
 	}
+	return row
+}
+
+// open opens the bucket like the driver does.
+func (r *run) open(ctx context.Context, name string) error {
+	info, err := r.in.Buckets.Validate(ctx, r.be, r.keys, name, "")
+	if err != nil {
+		return err
+	}
+	client, err := r.in.Clients.Bucket(ctx, r.be, r.keys, info)
+	if err == nil {
+		r.info, r.client = info, client
+	}
+	return err
 }
 
 // located adds the setting that locates a bucket, if an error is about that: the other addressing if a listing works with it, or the region.
@@ -290,7 +262,7 @@ func (r *run) located(ctx context.Context, row Row, err error, bucket string) Ro
 // addressed reports whether the service lists a bucket of that name, or knows that there is none. One that looks for it elsewhere lists
 // something else.
 func (r *run) addressed(ctx context.Context, be backend.Backend, bucket string) bool {
-	client, err := r.Clients.S3(ctx, be, r.keys, "")
+	client, err := r.in.Clients.S3(ctx, be, r.keys, "")
 	if err != nil {
 		return false
 	}
@@ -298,55 +270,49 @@ func (r *run) addressed(ctx context.Context, be backend.Backend, bucket string) 
 	return err == nil && aws.ToString(out.Name) == bucket || backend.IsNoSuchBucket(err)
 }
 
-// known adds the rows about the bucket, or err.
-func (r *run) known(err error) {
-	region, owner := bucketItems()
-	if err != nil {
-		owner.needed = true
-		r.unknown("the driver cannot use the bucket", region)
-		r.add(owner.row(No, "the driver cannot use a bucket that it created: "+one(err), "set expectedBucketOwner of the backend in the driver's config file, or correct its sts"))
-		return
+func (r *run) region(_ context.Context, what Item) Row {
+	if r.unfit != nil {
+		return what.Row(Unknown, "the driver cannot use the bucket", "")
 	}
-	r.add(region.row(Yes, r.info.Region, ""))
-	if r.info.Owner == "" {
-		r.add(owner.row(No, "the account is unknown, so the owner of buckets is not checked", ""))
-	} else {
-		r.add(owner.row(Yes, "account "+r.info.Owner, ""))
-	}
+	return what.Row(Yes, r.info.Region, "")
 }
 
-func (r *run) written() string {
-	return fmt.Sprintf("test objects in bucket %s are below %s and are deleted", r.info.Name, r.prefix)
+func (r *run) owner(_ context.Context, what Item) Row {
+	switch {
+	case r.unfit != nil:
+		what.needed = true
+		return what.Row(No, "the driver cannot use a bucket that it created: "+OneLine(r.unfit),
+			"set expectedBucketOwner of the backend in the driver's config file, or correct its sts")
+	case r.info.Owner == "":
+		return what.Row(No, "the account is unknown, so the owner of buckets is not checked", "")
+	}
+	return what.Row(Yes, "account "+r.info.Owner, "")
 }
 
 // create creates a bucket for this check.
-func (r *run) create(ctx context.Context, what item) bool {
+func (r *run) create(ctx context.Context, what Item) Row {
 	name := BucketPrefix + strings.ToLower(rand.Text())
-	client, err := r.Clients.S3(ctx, r.be, r.keys, "")
+	client, err := r.in.Clients.S3(ctx, r.be, r.keys, "")
 	var tagged bool
 	if err == nil {
 		tagged, err = buckets.Create(ctx, client, r.be, name, []types.Tag{testTag()})
 	}
-	if err != nil {
-		if buckets.Indeterminate(backend.Classify(err, "")) { // it may still be created
-			r.info, r.made = backend.BucketInfo{Name: name, Region: r.be.StartRegion()}, true
-			r.client = client
-			r.cleanUp(ctx)
-			r.client = nil
-		}
-		row := what.row(No, one(backend.Classify(err, "create bucket "+name)),
-			"volumes with bucketName do not need it; use --bucket to check the rest in an existing bucket")
-		r.add(r.located(ctx, row, err, name))
-		return false
+	made := err == nil
+	if made || buckets.Indeterminate(backend.Classify(err, "")) { // it may still be created
+		r.made, r.info, r.client = true, backend.BucketInfo{Name: name, Region: r.be.StartRegion()}, client
 	}
-	r.made = true
-	r.info, r.client = backend.BucketInfo{Name: name, Region: r.be.StartRegion()}, client
-	why := "created bucket " + name
-	if !tagged {
-		why += ", without tags"
+	switch {
+	case made && tagged:
+		return what.Row(Yes, "created bucket "+name, "")
+	case made:
+		return what.Row(Yes, "created bucket "+name+", without tags", "")
+	case r.made:
+		r.cleanUp(ctx)
+		r.client = nil
 	}
-	r.add(what.row(Yes, why, ""))
-	return true
+	row := what.Row(No, OneLine(backend.Classify(err, "create bucket "+name)),
+		"volumes with bucketName do not need it; use --bucket to check the rest in an existing bucket")
+	return r.located(ctx, row, err, name)
 }
 
 // cleanUp removes what was written, even if ctx has ended, and reports what is left.
@@ -354,7 +320,6 @@ func (r *run) cleanUp(ctx context.Context) {
 	interrupted := ctx.Err() != nil
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupBound)
 	defer cancel()
-	what := item{"removed", "the check deletes everything that it creates", true}
 	err := r.remove(ctx)
 	if interrupted {
 		// The service may still carry out an interrupted request.
@@ -370,7 +335,8 @@ func (r *run) cleanUp(ctx context.Context) {
 	}
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Cleanup after check failed", "left", left)
-		r.add(what.row(No, one(backend.Classify(err, "delete the test objects")), "delete it manually: "+left))
+		what := Needed("removed", "the check deletes everything that it creates")
+		r.rows = append(r.rows, what.Row(No, OneLine(backend.Classify(err, "delete the test objects")), "delete it manually: "+left))
 	}
 }
 

@@ -25,76 +25,55 @@ func testTag() types.Tag {
 
 const content = "Test object of s3-csi-driver check. It can be deleted.\n"
 
-// probe is an item with the function that tries it.
-type probe struct {
-	item
-	affects string // what fails or is limited without it
-	try     func(context.Context, item) Row
-}
-
-// storageProbes returns what the controller and the clients need of a bucket, in the order in which it is tried.
+// storageProbes returns what the controller and the clients need of the service and a bucket, in the order in which it is tried. Without
+// objects, there is nothing to try the other operations with.
 func (r *run) storageProbes() []probe {
 	const all, copying = "every volume", "snapshots, clones and renames"
+	none, service, bucket := []*string{}, []*string{&r.noService}, []*string{&r.noService, &r.noBucket}
+	object := []*string{&r.noService, &r.noBucket, &r.noObject}
 	return []probe{
-		{item{"bucketTags", "buckets can be tagged when they are created", false}, "", r.tags},
-		{item{"missingKey", "HEAD of a missing key returns 404", true}, all, r.missingKey},
-		{item{"emptyListing", "listings of no keys (max-keys=0)", true}, "mountpoint-s3", r.emptyListing},
-		{item{"uploadListing", "unfinished uploads are listed by prefix", false}, "", r.uploadListing},
-		{item{"versioning", "the versioning state of a bucket can be read", false}, "", r.versioning},
-		{item{"objects", "store and read an object", true}, all, r.objects},
-		{item{"metadata", "HEAD, GET and listings agree on size, ETag and time", true}, all, r.proven(r.metadata)},
-		{item{"emptyObjects", "store an empty object", true}, "empty files", r.proven(r.empty)},
-		{item{"ranges", "read a part of an object", true}, "reads of large files", r.proven(r.ranges)},
-		{item{"conditionalReads", "conditional reads (If-Match)", true}, "reads of files that another writer replaces", r.proven(r.conditionalReads)},
-		{item{"conditionalWrites", "conditional writes (If-None-Match, If-Match)", !r.be.SingleController}, "several controllers", r.conditional},
-		{item{"names", "names with special characters", true}, "files with such names", r.proven(r.storeNames)},
-		{item{"pagination", "listings have every object once", true}, "directories, snapshots, clones and deletions", r.proven(r.pagination)},
-		{item{"listingOrder", "listings are sorted", !r.directoryBucket()}, "directories, snapshots and clones", r.proven(r.order)},
-		{item{"listingNames", "listings encode names correctly", true}, "snapshots, clones and deletions of files with such names", r.proven(r.encoding)},
-		{item{"directories", "list one directory (delimiter)", true}, all, r.proven(r.directories)},
-		{item{"controlNames", "names with control characters", false}, "snapshots, clones and deletions of files with such names", r.proven(r.controls)},
-		{item{"copies", "server-side copies", true}, copying, r.proven(r.copies)},
-		{item{"conditionalCopies", "conditional copies (x-amz-copy-source-if-match)", true}, copying + " of files that change", r.proven(r.conditionalCopies)},
-		{item{"multipart", "multipart uploads", true}, "writes of large files; of all files with mountpoint-s3", r.proven(r.multipart)},
-		{item{"partCopies", "server-side copies of parts", true}, copying + " of files of 1 GiB or more", r.proven(r.partCopies)},
-		{item{"manyParts", "multipart uploads of 10,000 parts", false}, "large files", r.helped(r.manyParts, settingPartSize)},
-		{item{"checksums", "uploads with checksums in trailers", r.Checksums}, "writes with mountpoint-s3", r.helped(r.checksums, settingChecksums)},
-		{item{"multiDelete", "delete several objects with one request", true}, "deletions of volumes", r.proven(r.multiDelete)},
-		{item{"deletes", "deleted objects are gone", true}, "deletions", r.proven(r.deletes)},
+		{Needed("reachable", "the service responds"), "", none, r.reach},
+		{Optional("clock", "the clocks of this host and the service agree"), "", none, func(_ context.Context, what Item) Row { return clock(what, r.date, time.Now()) }},
+		{Needed("credentials", "the driver's own credentials"), "", none, r.identity},
+		{r.bucketItem(), "", service, r.bucket},
+		{Optional("region", "the bucket's region"), "", bucket, r.region},
+		{Optional("bucketOwner", "the owner of buckets is checked"), "", bucket, r.owner},
+		{Optional("bucketTags", "buckets can be tagged when they are created"), "", bucket, r.tags},
+		{Needed("missingKey", "HEAD of a missing key returns 404"), all, bucket, r.missingKey},
+		{Needed("emptyListing", "listings of no keys (max-keys=0)"), "mountpoint-s3", bucket, r.emptyListing},
+		{Optional("uploadListing", "unfinished uploads are listed by prefix"), "", bucket, r.uploadListing},
+		{Optional("versioning", "the versioning state of a bucket can be read"), "", bucket, r.versioning},
+		{Needed("objects", "store and read an object"), all, bucket, r.objects},
+		{Needed("metadata", "HEAD, GET and listings agree on size, ETag and time"), all, object, r.proven(r.metadata)},
+		{Needed("emptyObjects", "store an empty object"), "empty files", object, r.proven(r.empty)},
+		{Needed("ranges", "read a part of an object"), "reads of large files", object, r.proven(r.ranges)},
+		{Needed("conditionalReads", "conditional reads (If-Match)"), "reads of files that another writer replaces", object, r.proven(r.conditionalReads)},
+		{NeededIf(!r.be.SingleController, "conditionalWrites", "conditional writes (If-None-Match, If-Match)"), "several controllers", object, r.conditional},
+		{Needed("names", "names with special characters"), "files with such names", object, r.proven(r.storeNames)},
+		{Needed("pagination", "listings have every object once"), "directories, snapshots, clones and deletions", object, r.proven(r.pagination)},
+		{NeededIf(!directoryBucket(r.in.Bucket), "listingOrder", "listings are sorted"), "directories, snapshots and clones", object, r.proven(r.listingOrder)},
+		{Needed("listingNames", "listings encode names correctly"), "snapshots, clones and deletions of files with such names", object, r.proven(r.encoding)},
+		{Needed("directories", "list one directory (delimiter)"), all, object, r.proven(r.directories)},
+		{Optional("controlNames", "names with control characters"), "snapshots, clones and deletions of files with such names", object, r.proven(r.controls)},
+		{Needed("copies", "server-side copies"), copying, object, r.proven(r.copies)},
+		{Needed("conditionalCopies", "conditional copies (x-amz-copy-source-if-match)"), copying + " of files that change", object, r.proven(r.conditionalCopies)},
+		{Needed("multipart", "multipart uploads"), "writes of large files; of all files with mountpoint-s3", object, r.proven(r.multipart)},
+		{Needed("partCopies", "server-side copies of parts"), copying + " of files of 1 GiB or more", object, r.proven(r.partCopies)},
+		{Optional("manyParts", "multipart uploads of 10,000 parts"), "large files", object, r.helped(r.manyParts, settingPartSize)},
+		{NeededIf(r.in.Checksums, "checksums", "uploads with checksums in trailers"), "writes with mountpoint-s3", object, r.helped(r.checksums, settingChecksums)},
+		{Needed("multiDelete", "delete several objects with one request"), "deletions of volumes", object, r.proven(r.multiDelete)},
+		{Needed("deletes", "deleted objects are gone"), "deletions", object, r.proven(r.deletes)},
 	}
-}
-
-// timeProbe is tried last, because it changes the bucket of the check.
-func (r *run) timeProbe() probe {
-	return probe{item{"timeSnapshots", "snapshots of one time (consistency: time)", false}, "", r.timeSnapshots}
-}
-
-// each adds the rows of probes.
-func (r *run) each(ctx context.Context, probes ...probe) {
-	for _, p := range probes {
-		if ctx.Err() != nil {
-			r.unknown("the check was stopped before", p.item)
-			continue
-		}
-		row := p.try(ctx, p.item)
-		if row.Result != Yes {
-			row.Affects = p.affects
-		}
-		r.add(row)
-	}
-}
-
-// items returns the items of probes.
-func items(probes []probe) []item {
-	all := make([]item, len(probes))
-	for i, p := range probes {
-		all[i] = p.item
-	}
-	return all
 }
 
 // warningError is a finding that the driver works around.
-type warningError struct{ error }
+type warningError struct{ err error }
+
+// Error implements error.
+func (w warningError) Error() string { return w.err.Error() }
+
+// Unwrap returns the finding.
+func (w warningError) Unwrap() error { return w.err }
 
 func isWarning(err error) bool {
 	_, ok := errors.AsType[warningError](err)
@@ -102,23 +81,23 @@ func isWarning(err error) bool {
 }
 
 // proven returns the function of a probe whose error is the finding.
-func (r *run) proven(try func(context.Context) error) func(context.Context, item) Row {
-	return func(ctx context.Context, what item) Row {
+func (r *run) proven(try func(context.Context) error) func(context.Context, Item) Row {
+	return func(ctx context.Context, what Item) Row {
 		err := try(ctx)
 		if err == nil {
-			return what.row(Yes, "", "")
+			return what.Row(Yes, "", "")
 		}
 		what.needed = what.needed && !isWarning(err)
 		if noAnswer := fault.Is(err, fault.Unavailable) || fault.Is(err, fault.Timeout); noAnswer && backend.ErrorCode(err) == "" {
-			return what.row(Unknown, one(err), "")
+			return what.Row(Unknown, OneLine(err), "")
 		}
-		return what.row(No, one(err), "")
+		return what.Row(No, OneLine(err), "")
 	}
 }
 
 // helped is proven for a finding that a setting helps against.
-func (r *run) helped(try func(context.Context) error, setting string) func(context.Context, item) Row {
-	return func(ctx context.Context, what item) Row {
+func (r *run) helped(try func(context.Context) error, setting string) func(context.Context, Item) Row {
+	return func(ctx context.Context, what Item) Row {
 		row := r.proven(try)(ctx, what)
 		if row.Result == No {
 			row = row.with(setting)
@@ -128,18 +107,18 @@ func (r *run) helped(try func(context.Context) error, setting string) func(conte
 }
 
 // failed returns the row of a check without a result.
-func failed(what item, err error, doing string) Row {
-	return what.row(Unknown, one(backend.Classify(err, doing)), "")
+func failed(what Item, err error, doing string) Row {
+	return what.Row(Unknown, OneLine(backend.Classify(err, doing)), "")
 }
 
-func (r *run) tags(ctx context.Context, what item) Row {
+func (r *run) tags(ctx context.Context, what Item) Row {
 	if !r.made {
-		return what.row(Unknown, "only checked without --bucket", "")
+		return what.Row(Unknown, "only checked without --bucket", "")
 	}
 	have, err := r.client.GetBucketTagging(ctx, &s3.GetBucketTaggingInput{Bucket: &r.info.Name})
 	switch {
 	case err == nil && hasTag(have.TagSet):
-		return what.row(Yes, "volumes can have their own bucket, identified by its tags", "")
+		return what.Row(Yes, "volumes can have their own bucket, identified by its tags", "")
 	case err != nil && !backend.IsNotFound(err) && backend.ErrorCode(err) == "":
 		return failed(what, err, "read the tags of the bucket")
 	}
@@ -149,11 +128,11 @@ func (r *run) tags(ctx context.Context, what item) Row {
 	}
 	switch {
 	case err != nil:
-		return what.row(No, "tagging after creation also fails: "+one(backend.Classify(err, "tag the bucket")), "").with(settingBucketName)
+		return what.Row(No, "tagging after creation also fails: "+OneLine(backend.Classify(err, "tag the bucket")), "").with(settingBucketName)
 	case !hasTag(have.TagSet):
-		return what.row(No, "the service accepts tags but does not store them", "").with(settingBucketName)
+		return what.Row(No, "the service accepts tags but does not store them", "").with(settingBucketName)
 	}
-	return what.row(No, "only after creation: the driver tags buckets after creating them", "")
+	return what.Row(No, "only after creation: the driver tags buckets after creating them", "")
 }
 
 func hasTag(tags []types.Tag) bool {
@@ -203,99 +182,97 @@ func (r *run) get(ctx context.Context, client *s3.Client, key, want string) erro
 	return err
 }
 
-func (r *run) objects(ctx context.Context, what item) Row {
+func (r *run) objects(ctx context.Context, what Item) Row {
 	key := r.prefix + objectName
 	err := r.put(ctx, r.client, key, content)
 	if err == nil {
 		err = r.get(ctx, r.client, key, content)
 	}
 	if err != nil {
-		return r.located(ctx, what.row(No, one(backend.Classify(err, "write and read "+key)), ""), err, r.info.Name)
+		r.noObject = "no object could be stored and read"
+		return r.located(ctx, what.Row(No, OneLine(backend.Classify(err, "write and read "+key)), ""), err, r.info.Name)
 	}
-	return what.row(Yes, "", "")
+	return what.Row(Yes, "", "")
 }
 
-// directoryBucket reports whether the bucket is one of S3 Express, whose listings are not sorted.
-func (r *run) directoryBucket() bool { return strings.HasSuffix(r.info.Name, "--x-s3") }
+// directoryBucket reports whether a bucket is one of S3 Express, whose listings are not sorted.
+func directoryBucket(name string) bool { return strings.HasSuffix(name, "--x-s3") }
 
 func (r *run) opened() buckets.Bucket {
 	return buckets.Bucket{Backend: r.be, Info: r.info, Client: r.client}
 }
 
-func (r *run) conditional(ctx context.Context, what item) Row {
+func (r *run) conditional(ctx context.Context, what Item) Row {
 	honoured, err := buckets.ProbeConditional(ctx, r.opened(), r.prefix)
 	switch {
 	case err != nil:
 		return failed(what, err, "testing conditional writes")
 	case honoured:
-		return what.row(Yes, "several controllers can work on this backend", "")
+		return what.Row(Yes, "several controllers can work on this backend", "")
 	case r.be.SingleController:
-		return what.row(No, "the backend has singleController: true, so only one controller may use it", "")
+		return what.Row(No, "the backend has singleController: true, so only one controller may use it", "")
 	}
-	return what.row(No, "two controllers could create the same volume twice", "").with(settingSingleController)
+	return what.Row(No, "two controllers could create the same volume twice", "").with(settingSingleController)
 }
 
-func (r *run) missingKey(ctx context.Context, what item) Row {
+func (r *run) missingKey(ctx context.Context, what Item) Row {
 	key := r.prefix + "missing-" + rand.Text()
 	_, err := r.client.HeadObject(ctx, &s3.HeadObjectInput{Bucket: &r.info.Name, Key: &key})
 	switch {
 	case backend.IsNotFound(err):
-		return what.row(Yes, "", "")
+		return what.Row(Yes, "", "")
 	case err == nil:
-		return what.row(No, "the service returns an object", "")
+		return what.Row(No, "the service returns an object", "")
 	case fault.Is(backend.Classify(err, ""), fault.Denied):
-		return what.row(No, "it returns 403, so clients cannot create files", "allow the credentials to list the bucket (s3:ListBucket); services that always return 403 cannot be used with mountpoint-s3")
+		return what.Row(No, "it returns 403, so clients cannot create files", "allow the credentials to list the bucket (s3:ListBucket); services that always return 403 cannot be used with mountpoint-s3")
 	}
 	return failed(what, err, "head a missing key")
 }
 
-func (r *run) emptyListing(ctx context.Context, what item) Row {
+func (r *run) emptyListing(ctx context.Context, what Item) Row {
 	out, err := r.client.ListObjectsV2(ctx, &s3.ListObjectsV2Input{Bucket: &r.info.Name, Prefix: &r.prefix, MaxKeys: aws.Int32(0)})
 	switch {
 	case err == nil && len(out.Contents) == 0:
-		return what.row(Yes, "", "")
+		return what.Row(Yes, "", "")
 	case err == nil:
 		what.needed = false
-		return what.row(No, "the service ignores max-keys=0, so mounting with mountpoint-s3 takes a little longer", "")
+		return what.Row(No, "the service ignores max-keys=0, so mounting with mountpoint-s3 takes a little longer", "")
 	case backend.ErrorCode(err) != "" && !fault.Is(backend.Classify(err, ""), fault.Denied):
-		return what.row(No, "mountpoint-s3 sends one when it starts: "+one(backend.Classify(err, "list no keys")), "").with(settingRclone)
+		return what.Row(No, "mountpoint-s3 sends one when it starts: "+OneLine(backend.Classify(err, "list no keys")), "").with(settingRclone)
 	}
 	return failed(what, err, "list no keys")
 }
 
-func (r *run) uploadListing(ctx context.Context, what item) Row {
+func (r *run) uploadListing(ctx context.Context, what Item) Row {
 	how, err := buckets.ProbeUploadListing(ctx, r.opened(), r.prefix)
 	switch {
 	case err != nil:
 		return failed(what, err, "testing how unfinished uploads are listed")
 	case how == buckets.UploadsByPrefix:
-		return what.row(Yes, "unfinished uploads of a deleted volume can be listed", "")
+		return what.Row(Yes, "unfinished uploads of a deleted volume can be listed", "")
 	case how == buckets.UploadsWide:
-		return what.row(No, "the driver lists all uploads of the bucket and selects the volume's", "")
+		return what.Row(No, "the driver lists all uploads of the bucket and selects the volume's", "")
 	}
-	return what.row(No, "unfinished uploads of deleted volumes stay until the service expires them", "set a lifecycle rule that aborts incomplete uploads, if the service supports it")
+	return what.Row(No, "unfinished uploads of deleted volumes stay until the service expires them", "set a lifecycle rule that aborts incomplete uploads, if the service supports it")
 }
 
-func (r *run) versioning(ctx context.Context, what item) Row {
+func (r *run) versioning(ctx context.Context, what Item) Row {
 	out, err := r.client.GetBucketVersioning(ctx, &s3.GetBucketVersioningInput{Bucket: &r.info.Name})
 	switch {
 	case backend.IsNotImplemented(err):
-		return what.row(No, "the service does not support versioning", "")
+		return what.Row(No, "the service does not support versioning", "")
 	case err != nil && fault.Is(backend.Classify(err, ""), fault.Denied):
-		return what.row(Unknown, one(backend.Classify(err, "read the versioning state")), "allow s3:GetBucketVersioning; otherwise the driver does not know what onDelete leaves behind")
+		return what.Row(Unknown, OneLine(backend.Classify(err, "read the versioning state")), "allow s3:GetBucketVersioning; otherwise the driver does not know what onDelete leaves behind")
 	case err != nil:
 		return failed(what, err, "read the versioning state")
 	case out.Status == "":
-		return what.row(Yes, "the bucket is not versioned", "")
+		return what.Row(Yes, "the bucket is not versioned", "")
 	}
-	return what.row(Yes, "the bucket's versioning is "+strings.ToLower(string(out.Status))+": onDelete: delete leaves versions behind, purge does not", "")
+	return what.Row(Yes, "the bucket's versioning is "+strings.ToLower(string(out.Status))+": onDelete: delete leaves versions behind, purge does not", "")
 }
 
 // timeSnapshots proves what a snapshot of one time needs, as the controller does before each.
-func (r *run) timeSnapshots(ctx context.Context, what item) Row {
-	if r.client == nil {
-		return what.row(Unknown, noBucket, "")
-	}
+func (r *run) timeSnapshots(ctx context.Context, what Item) Row {
 	if r.made {
 		// Objects from before versioning would keep versions that cannot be told from it.
 		err := r.removeBelow(ctx)
@@ -306,7 +283,7 @@ func (r *run) timeSnapshots(ctx context.Context, what item) Row {
 		}
 		switch {
 		case backend.IsNotImplemented(err):
-			return what.row(No, "the service does not support versioning", "")
+			return what.Row(No, "the service does not support versioning", "")
 		case err != nil:
 			row := failed(what, err, "enabling the versioning of the test bucket")
 			row.Advice = "allow s3:PutBucketVersioning, or use --bucket with a bucket whose versioning is enabled"
@@ -316,9 +293,9 @@ func (r *run) timeSnapshots(ctx context.Context, what item) Row {
 	_, err := buckets.Cut(ctx, r.opened(), r.prefix, time.Nanosecond)
 	switch {
 	case err == nil:
-		return what.row(Yes, "the bucket's versions can be read and copied as of one time", "")
+		return what.Row(Yes, "the bucket's versions can be read and copied as of one time", "")
 	case fault.Is(err, fault.Precondition):
-		return what.row(No, one(err), "")
+		return what.Row(No, OneLine(err), "")
 	}
 	return failed(what, err, "testing versions")
 }

@@ -15,23 +15,23 @@ type Workload struct {
 
 // workload exchanges the token for a session of the role, and lists with it what a mount would.
 func (r *run) workload(ctx context.Context) Row {
-	what := item{"workloadRole", "the role " + r.Workload.RoleARN + " of a workload", true}
-	service, err := r.Clients.STSService(ctx, r.be)
+	what := Needed("workloadRole", "the role "+r.in.Workload.RoleARN+" of a workload")
+	service, err := r.in.Clients.STSService(ctx, r.be)
 	if err != nil {
-		return what.row(No, one(err), "")
+		return what.Row(No, OneLine(err), "")
 	}
-	keys, err := r.Sessions.Make(ctx, credentials.Order{
-		Kind: credentials.WebIdentity, RoleARN: r.Workload.RoleARN, Token: r.Workload.Token, Name: sessionName, STS: service, Backend: r.be.String(),
+	keys, err := r.in.Sessions.Make(ctx, credentials.Order{
+		Kind: credentials.WebIdentity, RoleARN: r.in.Workload.RoleARN, Token: r.in.Workload.Token, Name: sessionName, STS: service, Backend: r.be.String(),
 	})
 	if err != nil {
-		return what.row(No, one(err), "")
+		return what.Row(No, OneLine(err), "")
 	}
 	const exchanged = "its trust policy accepts the token"
-	if r.Bucket == "" {
-		return what.row(Yes, exchanged+"; use --bucket to see whether the role can list a bucket", "")
+	if r.in.Bucket == "" {
+		return what.Row(Yes, exchanged+"; use --bucket to see whether the role can list a bucket", "")
 	}
-	if _, err := r.Buckets.CheckAccess(ctx, r.be, keys, r.Bucket, r.Workload.Prefix, r.info.Region, r.info.Owner); err != nil {
-		return what.row(No, exchanged+", but the role's permissions are not enough: "+one(err), "")
+	if _, err := r.in.Buckets.CheckAccess(ctx, r.be, keys, r.in.Bucket, r.in.Workload.Prefix, r.info.Region, r.info.Owner); err != nil {
+		return what.Row(No, exchanged+", but the role's permissions are not enough: "+OneLine(err), "")
 	}
-	return what.row(Yes, exchanged+", and the role can list "+r.Bucket+"/"+r.Workload.Prefix, "")
+	return what.Row(Yes, exchanged+", and the role can list "+r.in.Bucket+"/"+r.in.Workload.Prefix, "")
 }

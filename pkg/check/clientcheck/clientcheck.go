@@ -91,19 +91,9 @@ type Check struct {
 	Timeout time.Duration // of each step, beside waiting for the end of a session
 }
 
-// item is a row without its result.
-type item struct {
-	check, what string
-	needed      bool
-}
-
-func (i item) row(result check.Result, why, advice string) check.Row {
-	return check.Row{Check: i.check, What: i.what, Result: result, Needed: i.needed, Why: why, Advice: advice}
-}
-
 // step is one step with the mount.
 type step struct {
-	item
+	item  check.Item
 	do    func(ctx context.Context) (check.Result, string, error)
 	waits time.Duration // for something else than the client; added to the limit
 }
@@ -124,14 +114,14 @@ type run struct {
 func (c Check) Run(ctx context.Context) check.Section {
 	r := &run{Check: c, saw: map[string]string{}}
 	r.putBefore(ctx)
-	mounted := r.try(ctx, step{item: item{"clientMount", "mount", true}, do: r.mount, waits: undoBound})
+	mounted := r.try(ctx, step{item: check.Needed("clientMount", "mount"), do: r.mount, waits: undoBound})
 	why := "the client did not mount"
 	if mounted {
 		why = ""
 	}
 	for _, s := range r.steps() {
 		if why != "" {
-			r.add(s.row(check.Unknown, why, ""))
+			r.add(s.item.Row(check.Unknown, why, ""))
 			continue
 		}
 		r.try(ctx, s)
@@ -152,10 +142,10 @@ func (r *run) try(ctx context.Context, s step) bool {
 	limit := r.Timeout + s.waits
 	switch {
 	case ctx.Err() != nil:
-		r.add(s.row(check.Unknown, "the check was stopped before", ""))
+		r.add(s.item.Row(check.Unknown, "the check was stopped before", ""))
 		return false
 	case r.hung != "":
-		r.add(s.row(check.Unknown, "not tried, because the client did not finish: "+r.hung, ""))
+		r.add(s.item.Row(check.Unknown, "not tried, because the client did not finish: "+r.hung, ""))
 		return false
 	}
 	sctx, cancel := context.WithTimeout(ctx, limit)
@@ -163,17 +153,17 @@ func (r *run) try(ctx context.Context, s step) bool {
 	result, why, err := s.do(sctx)
 	switch {
 	case err == nil:
-		r.add(s.row(result, why, ""))
+		r.add(s.item.Row(result, why, ""))
 		return result == check.Yes
 	case ctx.Err() != nil:
-		r.add(s.row(check.Unknown, "the check was stopped meanwhile", ""))
+		r.add(s.item.Row(check.Unknown, "the check was stopped meanwhile", ""))
 	case sctx.Err() != nil:
-		r.hung = s.what
-		row := s.row(check.No, fmt.Sprintf("the client did not finish within %s: %s", limit, one(err)), "")
+		r.hung = s.item.What()
+		row := s.item.Row(check.No, fmt.Sprintf("the client did not finish within %s: %s", limit, check.OneLine(err)), "")
 		row.Needed = true // whatever the step is: a client must answer
 		r.add(row)
 	default:
-		r.add(s.row(check.No, one(err), ""))
+		r.add(s.item.Row(check.No, check.OneLine(err), ""))
 	}
 	return false
 }
@@ -182,19 +172,19 @@ func (r *run) try(ctx context.Context, s step) bool {
 func (r *run) steps() []step {
 	transfer := time.Duration(r.Large/slowest) * time.Second
 	return []step{
-		{item{"clientList", "list the root", true}, r.list, 0},
-		{item{"clientWrite", "write a file", true}, r.write, 0},
-		{item{"clientStored", "a file is stored when it is closed", false}, r.stored, 0},
-		{item{"clientRead", "read it back", true}, r.readBack, 0},
-		{item{"clientOverwrite", "replace its content", true}, r.overwrite, 0},
-		{item{"clientEmpty", "store an empty file", true}, r.empty, 0},
-		{item{"clientLarge", "store and read a large file (multipart upload)", true}, r.large, 2 * transfer},
-		{item{"clientOffset", "read at an offset", true}, r.offset, 0},
-		{item{"clientRemote", "objects of other writers appear", false}, r.remote, 0},
-		{item{"clientRename", "rename a file", false}, r.rename, 0},
-		{item{"clientDelete", "delete a file", true}, r.remove1, 0},
-		{item{"clientHeal", "the mount works again after the client was killed", true}, r.heal, transfer},
-		{item{"clientRenewal", "files work after the first session has expired", r.Renewal > 0 && !r.StaticKeys}, r.renewal, r.Renewal},
+		{check.Needed("clientList", "list the root"), r.list, 0},
+		{check.Needed("clientWrite", "write a file"), r.write, 0},
+		{check.Optional("clientStored", "a file is stored when it is closed"), r.stored, 0},
+		{check.Needed("clientRead", "read it back"), r.readBack, 0},
+		{check.Needed("clientOverwrite", "replace its content"), r.overwrite, 0},
+		{check.Needed("clientEmpty", "store an empty file"), r.empty, 0},
+		{check.Needed("clientLarge", "store and read a large file (multipart upload)"), r.large, 2 * transfer},
+		{check.Needed("clientOffset", "read at an offset"), r.offset, 0},
+		{check.Optional("clientRemote", "objects of other writers appear"), r.remote, 0},
+		{check.Optional("clientRename", "rename a file"), r.rename, 0},
+		{check.Needed("clientDelete", "delete a file"), r.remove1, 0},
+		{check.Needed("clientHeal", "the mount works again after the client was killed"), r.heal, transfer},
+		{check.NeededIf(r.Renewal > 0 && !r.StaticKeys, "clientRenewal", "files work after the first session has expired"), r.renewal, r.Renewal},
 	}
 }
 
@@ -315,7 +305,7 @@ func (r *run) stored(ctx context.Context) (check.Result, string, error) {
 	took, err := r.await(ctx, smallName, small(), r.Timeout/2)
 	if err != nil {
 		r.saw["clientStored"] = "late"
-		return check.No, fmt.Sprintf("not within %s: %s", r.Timeout/2, one(err)), nil
+		return check.No, fmt.Sprintf("not within %s: %s", r.Timeout/2, check.OneLine(err)), nil
 	}
 	r.saw["clientStored"] = "late"
 	return check.No, "but " + took.Round(10*time.Millisecond).String() + " later", nil
@@ -358,7 +348,7 @@ func (r *run) large(ctx context.Context) (check.Result, string, error) {
 			return check.Yes, fmt.Sprintf("%d MiB in %s", r.Large>>20, since(began)), r.getLarge(ctx)
 		case ctx.Err() == nil && time.Since(began) < limit:
 		case err != nil:
-			return check.No, fmt.Sprintf("not stored within %s: %s", since(began), one(err)), nil
+			return check.No, fmt.Sprintf("not stored within %s: %s", since(began), check.OneLine(err)), nil
 		default:
 			return check.No, fmt.Sprintf("after %s, its object has %d bytes instead of %d", since(began), size, r.Large), nil
 		}
@@ -377,7 +367,7 @@ func (r *run) putBefore(ctx context.Context) {
 // offset reads from the middle of an object of another writer, which is in no cache.
 func (r *run) offset(ctx context.Context) (check.Result, string, error) {
 	if r.beforeErr != nil {
-		return check.Unknown, one(r.beforeErr), nil
+		return check.Unknown, check.OneLine(r.beforeErr), nil
 	}
 	return check.Yes, "", r.Host.Do(ctx, "read at an offset", func() error {
 		f, err := os.Open(r.path(offsetName))
@@ -402,7 +392,7 @@ func (r *run) offset(ctx context.Context) (check.Result, string, error) {
 // was no such file.
 func (r *run) remote(ctx context.Context) (check.Result, string, error) {
 	if err := r.Objects.Put(ctx, "remote", small()); err != nil {
-		return check.Unknown, one(err), nil
+		return check.Unknown, check.OneLine(err), nil
 	}
 	listed := func() error {
 		names, err := os.ReadDir(r.Target)
@@ -559,8 +549,8 @@ func (r *run) has(name string) bool {
 // unmount writes a file, unpublishes at once, and looks for the object.
 func (r *run) unmount(ctx context.Context, mounted bool) {
 	var (
-		unmount = item{"clientUnmount", "unmount", true}
-		drain   = item{"clientDrain", "files closed before the unmount are stored", !r.ExitsEarly}
+		unmount = check.Needed("clientUnmount", "unmount")
+		drain   = check.NeededIf(!r.ExitsEarly, "clientDrain", "files closed before the unmount are stored")
 		data    = contentOf(drainSize)
 		wrote   = false
 		failed  error
@@ -577,30 +567,30 @@ func (r *run) unmount(ctx context.Context, mounted bool) {
 	err := r.unpublish(uctx)
 	switch {
 	case err != nil:
-		r.add(unmount.row(check.No, one(err), "the check kills the client and unmounts"))
+		r.add(unmount.Row(check.No, check.OneLine(err), "the check kills the client and unmounts"))
 	case !mounted:
-		r.add(unmount.row(check.Unknown, "the client did not mount", ""))
+		r.add(unmount.Row(check.Unknown, "the client did not mount", ""))
 	default:
-		r.add(unmount.row(check.Yes, "in "+since(began), ""))
+		r.add(unmount.Row(check.Yes, "in "+since(began), ""))
 	}
 	switch {
 	case !wrote && failed != nil:
-		r.add(drain.row(check.Unknown, "no file could be written: "+one(failed), ""))
+		r.add(drain.Row(check.Unknown, "no file could be written: "+check.OneLine(failed), ""))
 		return
 	case !wrote:
-		r.add(drain.row(check.Unknown, "no file was written", ""))
+		r.add(drain.Row(check.Unknown, "no file was written", ""))
 		return
 	case err != nil:
-		r.add(drain.row(check.No, "the unmount failed", ""))
+		r.add(drain.Row(check.No, "the unmount failed", ""))
 		return
 	}
 	octx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.Timeout)
 	defer cancel()
 	if _, err := r.await(octx, "drain", data, 0); err != nil {
-		r.add(drain.row(check.No, one(err), "declare the client with drain: unknown"))
+		r.add(drain.Row(check.No, check.OneLine(err), "declare the client with drain: unknown"))
 		return
 	}
-	r.add(drain.row(check.Yes, "", ""))
+	r.add(drain.Row(check.Yes, "", ""))
 }
 
 // unpublish waits for a publish that is still in flight.
@@ -615,20 +605,20 @@ func (r *run) unpublish(ctx context.Context) error {
 }
 
 func (r *run) nothingLeft(ctx context.Context) {
-	what := item{"clientLeft", "the unmount leaves nothing", true}
+	what := check.Needed("clientLeft", "the unmount leaves nothing")
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.Timeout)
 	defer cancel()
 	for began := time.Now(); ; pause(ctx) {
 		left, err := r.Host.Left(ctx)
 		switch {
 		case err == nil && len(left) == 0:
-			r.add(what.row(check.Yes, "", ""))
+			r.add(what.Row(check.Yes, "", ""))
 			return
 		case ctx.Err() != nil || time.Since(began) > min(remoteBound, r.Timeout/2):
 			if err != nil {
-				r.add(what.row(check.Unknown, one(err), ""))
+				r.add(what.Row(check.Unknown, check.OneLine(err), ""))
 			} else {
-				r.add(what.row(check.No, "left: "+strings.Join(left, ", "), "the check removes it"))
+				r.add(what.Row(check.No, "left: "+strings.Join(left, ", "), "the check removes it"))
 			}
 			return
 		}
@@ -655,7 +645,7 @@ func (r *run) remove(ctx context.Context, mounted bool) {
 
 // NotRemoved returns the row for what the check could not remove.
 func NotRemoved(err error) check.Row {
-	return item{"clientRemoved", "the check deletes everything that it creates", true}.row(check.No, one(err), "delete it manually")
+	return check.Needed("clientRemoved", "the check deletes everything that it creates").Row(check.No, check.OneLine(err), "delete it manually")
 }
 
 // suggest makes notes of what a declaration of the client should say.
@@ -702,6 +692,3 @@ func pause(ctx context.Context) {
 	case <-ctx.Done():
 	}
 }
-
-// one returns an error's text on one line.
-func one(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
