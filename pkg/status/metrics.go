@@ -36,57 +36,9 @@ type VolumeMetrics struct {
 	Refresh func(ctx context.Context)
 }
 
-type volumeMetric struct {
-	desc *prometheus.Desc
-	kind prometheus.ValueType
-}
-
-func newVolumeMetric(kind prometheus.ValueType, name, help string, labels ...string) volumeMetric {
-	return volumeMetric{prometheus.NewDesc("s3csi_volume_"+name, help, append([]string{"volume", "mount"}, labels...), nil), kind}
-}
-
-type volumeDescs struct {
-	info, state                                              volumeMetric
-	sessionExpiry, memory, memoryLimit                       volumeMetric
-	uploads, uploadBytes, conflicts, unstored, read, written volumeMetric
-	errors, throttles                                        volumeMetric
-	duration                                                 *prometheus.Desc
-}
-
-func newVolumeDescs() volumeDescs {
-	gauge, counter := prometheus.GaugeValue, prometheus.CounterValue
-	return volumeDescs{
-		info: newVolumeMetric(gauge, "mount_info",
-			"Always 1; the labels have the PersistentVolume of a mount, its client, bucket and prefix, and the version of the driver that its programs came with.",
-			"persistentvolume", "client", "bucket", "prefix", "version"),
-		state:         newVolumeMetric(gauge, "mount_state", "Always 1; the label has the state of a mount, as s3csi_mounts has it, or starting or unknown.", "state"),
-		sessionExpiry: newVolumeMetric(gauge, "session_expiry_timestamp_seconds", "When the session of a mount expires, in seconds since the epoch."),
-		memory:        newVolumeMetric(gauge, "memory_bytes", "Resident memory of a mount's client and helper, in bytes."),
-		memoryLimit:   newVolumeMetric(gauge, "memory_limit_bytes", "Memory limit of a mount, in bytes, where the launcher enforces one."),
-		uploads:       newVolumeMetric(gauge, "uploads", "Files that are closed and not uploaded yet, and uploads in progress."),
-		uploadBytes:   newVolumeMetric(gauge, "upload_bytes", "Size of the files in s3csi_volume_uploads, in bytes."),
-		conflicts:     newVolumeMetric(counter, "conflicts_total", "Files not uploaded because another writer had changed the object."),
-		unstored:      newVolumeMetric(counter, "unstored_total", "Files whose data was lost because the client could not store it after they were closed."),
-		read:          newVolumeMetric(counter, "read_bytes_total", "Bytes of objects that the client read; of clients that report it (mountpoint-s3)."),
-		written:       newVolumeMetric(counter, "written_bytes_total", "Bytes of files that the client wrote; of clients that report it (mountpoint-s3)."),
-		errors: newVolumeMetric(counter, "request_errors_total",
-			"Requests to S3 that failed, by operation, without those for missing objects and unmet conditions; of clients that report it (mountpoint-s3).", "operation"),
-		throttles: newVolumeMetric(counter, "request_throttles_total",
-			"Requests to S3 that the service answered with 429 or 503, by operation; of clients that report it (mountpoint-s3).", "operation"),
-		duration: newVolumeMetric(counter, "request_duration_seconds",
-			"Duration of requests to S3 by operation, in seconds; of clients that report it (mountpoint-s3).", "operation").desc,
-	}
-}
-
 // Describe implements prometheus.Collector.
 func (v VolumeMetrics) Describe(ch chan<- *prometheus.Desc) {
-	d := newVolumeDescs()
-	for _, m := range []volumeMetric{
-		d.info, d.state, d.sessionExpiry, d.memory, d.memoryLimit, d.uploads, d.uploadBytes, d.conflicts, d.unstored, d.read, d.written, d.errors, d.throttles,
-	} {
-		ch <- m.desc
-	}
-	ch <- d.duration
+	prometheus.DescribeByCollect(sample{}, ch)
 }
 
 // Collect implements prometheus.Collector.
@@ -101,52 +53,73 @@ func (v VolumeMetrics) Collect(ch chan<- prometheus.Metric) {
 		klog.FromContext(ctx).Error(err, "Cannot collect the metrics of volumes")
 		return
 	}
-	d := newVolumeDescs()
 	for i := range document.Mounts {
-		d.send(ch, &document.Mounts[i])
+		document.Mounts[i].send(ch)
 	}
 }
 
-func (d volumeDescs) send(ch chan<- prometheus.Metric, m *Mount) {
-	send := func(metric volumeMetric, value float64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(metric.desc, metric.kind, value, append([]string{m.VolumeID, m.Name}, labels...)...)
+// label is a label of a metric, beside the volume and the mount.
+type label struct{ name, value string }
+
+// send sends the metrics of a mount that are known.
+func (m *Mount) send(ch chan<- prometheus.Metric) {
+	desc := func(name, help string, labels []label) (d *prometheus.Desc, values []string) {
+		names, values := []string{"volume", "mount"}, []string{m.VolumeID, m.Name}
+		for _, l := range labels {
+			names, values = append(names, l.name), append(values, l.value)
+		}
+		return prometheus.NewDesc("s3csi_volume_"+name, help, names, nil), values
+	}
+	gauge := func(value float64, name, help string, labels ...label) {
+		d, values := desc(name, help, labels)
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, values...)
+	}
+	counter := func(value int, name, help string, labels ...label) {
+		d, values := desc(name, help, labels)
+		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(value), values...)
 	}
 	persistentVolume := ""
 	if names := m.volumes(); len(names) > 0 {
 		persistentVolume = slices.Min(names) // the same one whichever pods come and go
 	}
-	send(d.info, 1, persistentVolume, m.Client.Name, m.Bucket, m.Prefix, m.Client.Version)
-	send(d.state, 1, string(m.State))
+	gauge(1, "mount_info",
+		"Always 1; the labels have the PersistentVolume of a mount, its client, bucket and prefix, and the version of the driver that its programs came with.",
+		label{"persistentvolume", persistentVolume}, label{"client", m.Client.Name}, label{"bucket", m.Bucket}, label{"prefix", m.Prefix}, label{"version", m.Client.Version})
+	gauge(1, "mount_state", "Always 1; the label has the state of a mount, as s3csi_mounts has it, or starting or unknown.", label{"state", string(m.State)})
 	if !m.Session.Expires.IsZero() {
-		send(d.sessionExpiry, float64(m.Session.Expires.Unix()))
+		gauge(float64(m.Session.Expires.Unix()), "session_expiry_timestamp_seconds", "When the session of a mount expires, in seconds since the epoch.")
 	}
 	if m.Memory != nil {
-		send(d.memory, float64(m.Memory.UsedBytes))
+		gauge(float64(m.Memory.UsedBytes), "memory_bytes", "Resident memory of a mount's client and helper, in bytes.")
 		if m.Memory.LimitBytes > 0 {
-			send(d.memoryLimit, float64(m.Memory.LimitBytes))
+			gauge(float64(m.Memory.LimitBytes), "memory_limit_bytes", "Memory limit of a mount, in bytes, where the launcher enforces one.")
 		}
 	}
 	if m.Uploads != nil {
-		send(d.uploads, float64(m.Uploads.Files))
-		send(d.uploadBytes, float64(m.Uploads.Bytes))
+		gauge(float64(m.Uploads.Files), "uploads", "Files that are closed and not uploaded yet, and uploads in progress.")
+		gauge(float64(m.Uploads.Bytes), "upload_bytes", "Size of the files in s3csi_volume_uploads, in bytes.")
 	}
-	send(d.conflicts, float64(m.Conflicts))
-	send(d.unstored, float64(m.Unstored))
+	counter(m.Conflicts, "conflicts_total", "Files not uploaded because another writer had changed the object.")
+	counter(m.Unstored, "unstored_total", "Files whose data was lost because the client could not store it after they were closed.")
 	if m.requests == nil {
 		return
 	}
-	send(d.read, float64(m.requests.Read))
-	send(d.written, float64(m.requests.Written))
+	const reported = "; of clients that report it (mountpoint-s3)."
+	counter(int(m.requests.Read), "read_bytes_total", "Bytes of objects that the client read"+reported)
+	counter(int(m.requests.Written), "written_bytes_total", "Bytes of files that the client wrote"+reported)
 	for name, o := range byOperation(m.requests.Operations) {
-		send(d.errors, float64(o.Errors), name)
-		send(d.throttles, float64(o.Throttles), name)
+		of := label{"operation", name}
+		counter(int(o.Errors), "request_errors_total",
+			"Requests to S3 that failed, by operation, without those for missing objects and unmet conditions"+reported, of)
+		counter(int(o.Throttles), "request_throttles_total", "Requests to S3 that the service answered with 429 or 503, by operation"+reported, of)
 		buckets, count := map[float64]uint64{}, uint64(0)
 		for i, bound := range latencies() {
 			count += uint64(o.Latencies[i])
 			buckets[bound] = count
 		}
 		count += uint64(o.Latencies[len(o.Latencies)-1])
-		ch <- prometheus.MustNewConstHistogram(d.duration, count, float64(o.Milliseconds)/1000, buckets, m.VolumeID, m.Name, name)
+		d, values := desc("request_duration_seconds", "Duration of requests to S3 by operation, in seconds"+reported, []label{of})
+		ch <- prometheus.MustNewConstHistogram(d, count, float64(o.Milliseconds)/1000, buckets, values...)
 	}
 }
 
@@ -176,8 +149,8 @@ type sample struct{}
 func (sample) Describe(ch chan<- *prometheus.Desc) { VolumeMetrics{}.Describe(ch) }
 
 func (sample) Collect(ch chan<- prometheus.Metric) {
-	newVolumeDescs().send(ch, &Mount{
+	(&Mount{
 		Session: Session{Expires: time.Unix(1, 0)}, Memory: &Memory{LimitBytes: 1}, Uploads: &Uploads{},
 		requests: &client.Requests{Operations: map[string]client.Operation{"GetObject": {}}},
-	})
+	}).send(ch)
 }
