@@ -17,7 +17,6 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/host"
 	"github.com/s3-csi/s3-csi-driver/pkg/launcher"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount"
-	"github.com/s3-csi/s3-csi-driver/pkg/mount/condition"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/creds"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/drain"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/heal"
@@ -79,8 +78,8 @@ type Options struct {
 	Refused       error                                          // see publish.Options
 	Linger        linger.Limits
 	UsageRequests int                                                 // see usage.Options, MaxRequests
-	Reach         func(ctx context.Context, be backend.Backend) error // see condition.Backends
-	Declared      func() []backend.Backend                            // see condition.Backends
+	Reach         func(ctx context.Context, be backend.Backend) error // see status.Reporter
+	Declared      func() []backend.Backend                            // see status.Reporter
 	Status        Status
 }
 
@@ -97,7 +96,7 @@ type Status struct {
 type Node struct {
 	*publish.Publisher
 	podClients *podclient.Server
-	conditions *condition.Reporter
+	conditions *status.Reporter
 	store      *state.Store
 	tracker    *tracker.Tracker
 	meter      *usage.Meter
@@ -168,9 +167,6 @@ func assemble(ctx context.Context, o Options, store *state.Store) (*Node, error)
 	if err != nil {
 		return nil, err
 	}
-	conditions := &condition.Reporter{
-		Store: store, Publications: store.Pubs, Mounts: super, Targets: healer, Asker: asker{o.Namespace}, Tracked: track, Backends: reachable{o}, Now: time.Now,
-	}
 	inPods, err := podclient.New(ctx, podclient.Options{
 		Namespace: o.Namespace, Connections: fusectl, StateDir: store.Dir, Resolve: publisher.ResolveTarget, TargetRoot: publisher.ResolveTarget(o.TargetRoot),
 		ReadyTimeout: o.MountTimeout, HangTimeout: o.HangTimeout, Refused: o.Refused,
@@ -181,6 +177,13 @@ func assemble(ctx context.Context, o Options, store *state.Store) (*Node, error)
 	shown := &status.Collector{
 		Driver: o.Status.Driver, Launcher: o.Status.Launcher, Notes: o.Status.Notes, Mounts: store, Publications: store.Pubs, Tracked: track, PodClients: inPods,
 		CacheDir: store.Cache, CacheFree: store.CacheFree, Memory: host.Memory, MemoryLimit: memoryLimit(o, run), Remedy: creds.Remedy, Now: time.Now,
+	}
+	conditions := &status.Reporter{
+		Collector: shown, Health: super.Health, CheckTarget: healer.CheckTarget, Declared: o.Declared, Reach: o.Reach,
+		Ask: func(ctx context.Context, m state.Mount, target string) error { // by statfs, which every client answers itself
+			_, err := o.Namespace.Statfs(host.For(ctx, mount.Account(m.Source)), target)
+			return err
+		},
 	}
 	var ofVolumes []prometheus.Collector
 	if o.Status.Volumes {
@@ -212,21 +215,6 @@ func share(l launcher.Limits) client.Share {
 	}
 	return s
 }
-
-// asker asks clients by statfs, which every client answers itself.
-type asker struct{ ns *host.Namespace }
-
-func (a asker) Ask(ctx context.Context, m state.Mount, target string) error {
-	_, err := a.ns.Statfs(host.For(ctx, mount.Account(m.Source)), target)
-	return err
-}
-
-// reachable adapts Options to condition.Backends.
-type reachable struct{ o Options }
-
-func (r reachable) Declared() []backend.Backend { return r.o.Declared() }
-
-func (r reachable) Reach(ctx context.Context, be backend.Backend) error { return r.o.Reach(ctx, be) }
 
 // VolumeHealth returns the adverse conditions of a volume at one target, or ("") at all. NotFound: it is not on this node.
 func (n *Node) VolumeHealth(ctx context.Context, volumeID, target string) ([]mount.Condition, error) {

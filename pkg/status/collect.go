@@ -63,7 +63,8 @@ const lowCache = 64 << 20
 func (c *Collector) Collect(ctx context.Context) (Document, error) {
 	d := Document{Version: Version, Driver: c.Driver, Time: c.Now().UTC(), Launcher: c.Launcher, Notes: c.Notes(), Mounts: []Mount{}}
 	if free, err := c.CacheFree(ctx); err == nil && free < lowCache {
-		d.Notes = append(d.Notes, fmt.Sprintf("the file system of --cache-dir (%s) is full, %s are free: what pods write can fail; free space on the node", c.CacheDir, table.Bytes(free)))
+		d.Notes = append(d.Notes, fmt.Sprintf("the file system of --cache-dir (%s) is full, %s are free: what pods write can fail; "+
+			"free space on the node", c.CacheDir, table.Bytes(free)))
 	}
 	// Publications first: the mount of each was recorded before it.
 	pubs, err := c.Publications.All(ctx)
@@ -204,15 +205,15 @@ func (c *Collector) problems(m state.Mount, r tracker.Report, now time.Time) (al
 		return all
 	}
 	if s := r.Helper.Session; s != nil && (s.Error != "" || r.SessionState == tracker.SessionExpired) {
-		p := Problem{Reason: ReasonSession, Message: cmp.Or(s.Error, "the session has expired"), Since: utc(s.FailedSince)}
-		p.Message += "; " + c.Remedy(m)
+		p := Problem{Reason: ReasonSession, Message: cmp.Or(s.Error, "the session has expired") + "; " + c.Remedy(m), Since: utc(s.FailedSince)}
 		if s.Next.After(now) {
 			p.NextTry = utc(s.Next)
 		}
 		all = append(all, p)
 	}
 	if n := r.Helper.Conflicts; n > 0 {
-		all = append(all, Problem{Reason: ReasonConflicts, Message: "another writer had changed objects before changed files were uploaded; the local copies are in the mount's cache directory"})
+		all = append(all, Problem{Reason: ReasonConflicts, Message: "another writer had changed objects before changed files were uploaded; " +
+			"the local copies are in the mount's cache directory"})
 	}
 	if u := r.Helper.Unstored; u != nil {
 		all = append(all, Problem{Reason: ReasonUnstored, Message: fmt.Sprintf("%q could not be stored after it was closed: %s", u.Name, u.Reason)})

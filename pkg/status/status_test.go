@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/goleak"
+
 	"github.com/s3-csi/s3-csi-driver/pkg/client"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
@@ -22,6 +24,8 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/podclient"
 	"github.com/s3-csi/s3-csi-driver/pkg/podvolume"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var now = time.Date(2027, 3, 1, 12, 0, 0, 0, time.UTC)
 

@@ -8,7 +8,7 @@ import (
 
 // Report is what is remembered of a mount, for people.
 type Report struct {
-	State State     // as Observed returns it
+	State State     // "": unknown; Unresponsive also while it is not yet for --hang-timeout
 	Since time.Time // of State; zero: unknown
 	// Helper is the last status of the mount's helper; nil: it has not answered since this process started.
 	Helper *helper.Status

@@ -57,23 +57,7 @@ func (t *Tracker) Mount(name string) *Mount {
 	return m
 }
 
-// Observed returns the last known state of a mount ("": unknown), Unresponsive also while it is not yet for --hang-timeout, and of its session
-// (nil: unknown). It makes no entry.
-func (t *Tracker) Observed(name string) (State, *helper.SessionStatus) {
-	m := t.known(name)
-	if m == nil {
-		return "", nil
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	state := m.observed()
-	if m.session == nil {
-		return state, nil
-	}
-	status := m.session.status
-	return state, &status
-}
-
+// observed returns the last known state ("": unknown), Unresponsive also while it is not yet for --hang-timeout.
 func (m *Mount) observed() State {
 	if (m.state == Healthy || m.state == "") && !m.hang.silent.IsZero() {
 		return Unresponsive

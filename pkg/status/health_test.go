@@ -1,4 +1,4 @@
-package condition
+package status
 
 import (
 	"context"
@@ -9,8 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/s3-csi/s3-csi-driver/pkg/backend"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
@@ -18,10 +16,6 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-var testTime = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
 // world is a node with the volume v, published at /t by the mount m.
 type world struct {
@@ -52,14 +46,21 @@ func (w *world) Health(context.Context, state.Mount) (mount.Health, error) {
 }
 func (w *world) Ask(context.Context, state.Mount, string) error { return w.answer }
 
-func (w *world) Observed(string) (tracker.State, *helper.SessionStatus) { return w.observed, w.session }
+func (w *world) Report(string) tracker.Report {
+	r := tracker.Report{State: w.observed, Helper: &helper.Status{Session: w.session}}
+	if s := w.session; s != nil && (s.Over || !now.Before(s.Expires)) {
+		r.SessionState = tracker.SessionExpired
+	}
+	return r
+}
 func (w *world) Declared() []backend.Backend {
 	return []backend.Backend{{Name: "lab"}, {Name: "other"}}
 }
 func (w *world) Reach(_ context.Context, be backend.Backend) error { return w.down[be.Name] }
 
 func (w *world) reporter() *Reporter {
-	return &Reporter{Store: w, Publications: w, Mounts: w, Targets: w, Asker: w, Tracked: w, Backends: w, Now: func() time.Time { return testTime }}
+	c := &Collector{Mounts: w, Publications: w, Tracked: w, Remedy: func(state.Mount) string { return "do something" }, Now: func() time.Time { return now }}
+	return &Reporter{Collector: c, Health: w.Health, CheckTarget: w.CheckTarget, Ask: w.Ask, Declared: w.Declared, Reach: w.Reach}
 }
 
 func texts(list []mount.Condition) (all []string) {
@@ -94,16 +95,16 @@ func TestEveryConditionHasItsReason(t *testing.T) {
 		"draining":               {func(w *world) { w.observed, w.health = tracker.Draining, mount.Down }, []string{"degraded Draining"}},
 		"draining, no record":    {func(w *world) { w.observed, w.pubs = tracker.Draining, nil }, []string{"degraded Draining"}},
 		"lingering":              {func(w *world) { w.observed, w.pubs = tracker.Lingering, nil }, nil},
-		"session valid":          {func(w *world) { w.session = &helper.SessionStatus{Expires: testTime.Add(time.Second)} }, nil},
-		"expired":                {func(w *world) { w.session = &helper.SessionStatus{Expires: testTime} }, []string{"inaccessible CredentialsExpired"}},
+		"session valid":          {func(w *world) { w.session = &helper.SessionStatus{Expires: now.Add(time.Second)} }, nil},
+		"expired":                {func(w *world) { w.session = &helper.SessionStatus{Expires: now} }, []string{"inaccessible CredentialsExpired"}},
 		"over":                   {func(w *world) { w.session = &helper.SessionStatus{Over: true} }, []string{"inaccessible CredentialsExpired"}},
 		"refused, still valid": {func(w *world) {
-			w.session = &helper.SessionStatus{Expires: testTime.Add(time.Second), Error: "x", Kind: "denied"}
+			w.session = &helper.SessionStatus{Expires: now.Add(time.Second), Error: "x", Kind: "denied"}
 		}, []string{"degraded CredentialsRefused"}},
 		"refused and over": {func(w *world) { w.session = &helper.SessionStatus{Over: true, Error: "x", Kind: "unauthenticated"} },
 			[]string{"inaccessible CredentialsExpired", "inaccessible CredentialsRefused"}},
 		"token service away": {func(w *world) {
-			w.session = &helper.SessionStatus{Expires: testTime.Add(time.Second), Error: "x", Kind: "unavailable"}
+			w.session = &helper.SessionStatus{Expires: now.Add(time.Second), Error: "x", Kind: "unavailable"}
 		}, []string{"degraded BackendUnreachable"}},
 		"backend away":      {func(w *world) { w.down["lab"] = errors.New("x") }, []string{"inaccessible BackendUnreachable"}},
 		"another backend":   {func(w *world) { w.down["other"] = errors.New("x") }, nil},
