@@ -2,62 +2,52 @@
 package table
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
+	"text/tabwriter"
 	"time"
-	"unicode/utf8"
 )
 
 // Table has rows of equally many cells, and notes below them.
 type Table struct {
-	head  []string
-	lines []line
-}
-
-type line struct {
-	cells []string
-	note  string
+	rows  []string
+	notes map[int][]string // by the number of the row above them
 }
 
 // New returns a table with these columns.
-func New(head ...string) *Table { return &Table{head: head} }
+func New(head ...string) *Table {
+	t := &Table{notes: map[int][]string{}}
+	t.Row(head...)
+	return t
+}
 
 // Row adds a row. An empty cell is shown as a dash.
 func (t *Table) Row(cells ...string) {
 	for i, c := range cells {
-		if c == "" {
-			cells[i] = "-"
-		}
+		cells[i] = cmp.Or(printable(c), "-")
 	}
-	t.lines = append(t.lines, line{cells: cells})
+	t.rows = append(t.rows, strings.Join(cells, "\t"))
 }
 
 // Note adds a line below the last row.
-func (t *Table) Note(text string) { t.lines = append(t.lines, line{note: text}) }
+func (t *Table) Note(text string) {
+	row := len(t.rows) - 1
+	t.notes[row] = append(t.notes[row], "    "+printable(text)+"\n")
+}
 
 // String returns the table. Control characters in cells and notes are replaced.
 func (t *Table) String() string {
-	all := append([]line{{cells: t.head}}, t.lines...)
-	width := make([]int, len(t.head))
-	for _, l := range all {
-		for i, c := range l.cells {
-			l.cells[i] = printable(c)
-			width[i] = max(width[i], utf8.RuneCountInString(l.cells[i]))
-		}
+	var aligned, all strings.Builder
+	w := tabwriter.NewWriter(&aligned, 0, 0, 2, ' ', 0)
+	_, _ = fmt.Fprintln(w, strings.Join(t.rows, "\n"))
+	_ = w.Flush()
+	row := 0
+	for line := range strings.Lines(aligned.String()) {
+		all.WriteString(line + strings.Join(t.notes[row], ""))
+		row++
 	}
-	var b strings.Builder
-	for _, l := range all {
-		if l.cells == nil {
-			b.WriteString("    " + printable(l.note) + "\n")
-			continue
-		}
-		var row strings.Builder
-		for i, c := range l.cells {
-			row.WriteString(c + strings.Repeat(" ", width[i]-utf8.RuneCountInString(c)+2))
-		}
-		b.WriteString(strings.TrimRight(row.String(), " ") + "\n")
-	}
-	return b.String()
+	return all.String()
 }
 
 // printable replaces what could move a terminal's cursor.
