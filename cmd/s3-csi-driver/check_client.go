@@ -123,11 +123,7 @@ func mountAndCheck(ctx context.Context, p nodeParts, volume checkVolume, c clien
 		return section, err
 	}
 	defer runNode(ctx, n, l)()
-	service, err := driver.NewNode(n, p.options.Common.DriverName, *o)
-	if err != nil {
-		return section, err
-	}
-	volume.node, volume.target, volume.status = service, place.Target, n.Status
+	volume.node, volume.target, volume.status = driver.NewNode(n, p.options.Common.DriverName, *o), place.Target, n.Status
 	c.Volume, c.Host, c.Target = volume, place, place.Target
 	return c.Run(ctx), nil
 }

@@ -114,10 +114,7 @@ func addNode(ctx context.Context, cfg *driver.Config, p nodeParts) (err error) {
 	if l.dns != nil {
 		cfg.Background = append(cfg.Background, driver.Background{Name: "copying of resolv.conf", Run: l.dns.Run})
 	}
-	n, err := driver.NewNode(m, p.options.Common.DriverName, o)
-	if err != nil {
-		return err
-	}
+	n := driver.NewNode(m, p.options.Common.DriverName, o)
 	n.PodClients = m.PodClients()
 	n.VolumeHealth = p.options.Common.VolumeHealth
 	n.MaxVolumes = o.VolumeAttachLimit.Of(l.enforced())

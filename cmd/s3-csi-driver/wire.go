@@ -50,11 +50,7 @@ func serve(ctx context.Context, o driver.Options, version string) error {
 			return fmt.Errorf("node: %w", err)
 		}
 	}
-	server, err := driver.NewServer(cfg)
-	if err != nil {
-		return err
-	}
-	return server.Run(ctx)
+	return cfg.Serve(ctx)
 }
 
 // storage holds what controller and node use to access S3.
@@ -113,10 +109,7 @@ func addController(cfg *driver.Config, o driver.Options, s storage) error {
 		return err
 	}
 	cfg.Background = append(cfg.Background, driver.Background{Name: "deletions and copies", Run: p.Run})
-	c, err := driver.NewController(p, p, s.config)
-	if err != nil {
-		return err
-	}
+	c := driver.NewController(p, p, s.config)
 	c.VolumeHealth, c.DriverName = o.Common.VolumeHealth, o.Common.DriverName
 	cfg.Controller = c
 	return nil

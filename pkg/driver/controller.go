@@ -77,11 +77,8 @@ type Controller struct {
 }
 
 // NewController returns the service.
-func NewController(volumes Provisioner, snapshots Snapshots, backends Backends) (*Controller, error) {
-	if volumes == nil || snapshots == nil || backends == nil {
-		return nil, errors.New("the controller service needs a provisioner, snapshots and the backends")
-	}
-	return &Controller{volumes: volumes, snapshots: snapshots, backends: backends}, nil
+func NewController(volumes Provisioner, snapshots Snapshots, backends Backends) *Controller {
+	return &Controller{volumes: volumes, snapshots: snapshots, backends: backends}
 }
 
 // ControllerGetCapabilities implements csi.ControllerServer.

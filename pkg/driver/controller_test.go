@@ -18,10 +18,7 @@ import (
 func newTestController(t *testing.T) (*Controller, *fakeProvisioner) {
 	t.Helper()
 	p := newFakeProvisioner()
-	c, err := NewController(p, newFakeSnapshots(), fakeBackends{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := NewController(p, newFakeSnapshots(), fakeBackends{})
 	return c, p
 }
 

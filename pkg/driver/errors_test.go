@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
 )
 
@@ -174,7 +175,7 @@ func TestErrorsNameTheirPage(t *testing.T) {
 		err    error
 		want   string
 	}{
-		{publish, fault.Errorf(fault.Denied, "no"), "no; see " + pageCredentials},
+		{publish, fault.Errorf(fault.Denied, "no"), "no; see " + credentials.Page},
 		{publish, fault.Errorf(fault.Busy, "later"), "later; see " + pagePodStarts},
 		{publish, fmt.Errorf("mount a: %w", own), "mount a: client exited; see docs/explanation/mounts.md#memory"},
 		{publish, fault.MessageOf(own).Err(), "client exited; see docs/explanation/mounts.md#memory"}, // a helper's

@@ -23,10 +23,7 @@ func awsRequest() *csi.NodePublishVolumeRequest {
 
 func TestVolumesOfTheAWSDriverArePublished(t *testing.T) {
 	m := newFakeMounter()
-	n, err := NewNode(m, volume.AWSDriverName, NodeOptions{NodeID: "node-1"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := NewNode(m, volume.AWSDriverName, NodeOptions{NodeID: "node-1"})
 	if _, err := n.NodePublishVolume(t.Context(), awsRequest()); err != nil {
 		t.Fatal(err)
 	}

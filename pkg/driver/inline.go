@@ -1,10 +1,9 @@
 package driver
 
 import (
-	"strings"
-
 	"github.com/s3-csi/s3-csi-driver/pkg/credentials"
 	"github.com/s3-csi/s3-csi-driver/pkg/fault"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount"
 )
 
 const podUIDKey = metadataPrefix + "pod.uid"
@@ -15,8 +14,7 @@ func isInline(handle string, context map[string]string) bool {
 	if context[ephemeralKey] == "true" {
 		return true
 	}
-	hash, ok := strings.CutPrefix(handle, "csi-")
-	return ok && len(hash) == 64 && strings.Trim(hash, "0123456789abcdef") == ""
+	return mount.IsInlineHandle(handle)
 }
 
 // errInlineDisabled is the error for inline volumes without --inline-volumes.
@@ -31,7 +29,8 @@ func errInlineDisabled() error {
 // that information. An author cannot know the pod's UID in advance, which is in kubelet's target path. So if the context has that UID,
 // kubelet wrote it, and with it the namespace and the service account.
 func checkPodInfo(target string, context map[string]string) error {
-	if uid := context[podUIDKey]; context[ephemeralKey] != "true" || uid == "" || uid != podOf(target) {
+	pod, _ := mount.KubeletTarget(target)
+	if uid := context[podUIDKey]; context[ephemeralKey] != "true" || uid == "" || uid != pod {
 		return fault.Errorf(fault.Precondition, "inline volumes need the pod information of kubelet: set podInfoOnMount: true in the CSIDriver object")
 	}
 	return nil
@@ -49,15 +48,6 @@ func checkInline(target string, context map[string]string) error {
 		return fault.Errorf(fault.Denied, "volume_context.snapshot: an inline volume cannot show a snapshot: restore it to a volume, or use a PersistentVolume")
 	}
 	return nil
-}
-
-// podOf returns the pod's UID in one of kubelet's target paths: <root>/pods/<uid>/volumes/<plugin>/<volume>/mount.
-func podOf(target string) string {
-	parts := strings.Split(target, "/")
-	if n := len(parts); n >= 7 && parts[n-6] == "pods" && parts[n-4] == "volumes" && parts[n-1] == "mount" {
-		return parts[n-5]
-	}
-	return ""
 }
 
 // inlineSource returns the credential source of an inline volume. It is never the driver, because anyone who can create pods could use it.

@@ -4,7 +4,6 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"maps"
-	"strings"
 	"testing"
 
 	"github.com/container-storage-interface/spec/lib/go/csi"
@@ -36,10 +35,7 @@ func inlineRequest(attributes map[string]string) *csi.NodePublishVolumeRequest {
 func newInlineNode(t *testing.T) (*Node, *fakeMounter) {
 	t.Helper()
 	m := newFakeMounter()
-	n, err := NewNode(m, "s3.csi.driver", NodeOptions{NodeID: "node-1", InlineVolumes: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := NewNode(m, "s3.csi.driver", NodeOptions{NodeID: "node-1", InlineVolumes: true})
 	return n, m
 }
 
@@ -176,23 +172,6 @@ func TestInlineVolumesAreOffUnlessTheOperatorSaysSo(t *testing.T) {
 		refused(t, what, csi.Node_NodePublishVolume_FullMethodName, err, codes.FailedPrecondition, "not enabled", "inlineVolumes: true", "--inline-volumes")
 		if m.calls > 0 {
 			t.Errorf("%s: refused after the mounter was called", what)
-		}
-	}
-}
-
-func TestThePodOfATarget(t *testing.T) {
-	for target, want := range map[string]string{
-		"/var/lib/kubelet/pods/" + inlinePod + "/volumes/kubernetes.io~csi/data/mount": inlinePod,
-		"/pods/u/volumes/p/v/mount":                       "u",
-		"/var/lib/kubelet/pods/u/volumes/p/v":             "",
-		"/var/lib/kubelet/pods/u/volume-subpaths/p/v/0":   "",
-		"/pods/u/volumes/p/v/x/mount":                     "",
-		"/x/u/volumes/p/v/mount":                          "",
-		"/mount":                                          "",
-		strings.Repeat("/pods", 7) + "/volumes/p/v/mount": "pods",
-	} {
-		if got := podOf(target); got != want {
-			t.Errorf("%s: %q, want %q", target, got, want)
 		}
 	}
 }

@@ -37,12 +37,7 @@ func child(endpoint string) int {
 		return 3
 	}
 	cfg.ShutdownTimeout = time.Minute
-	server, err := NewServer(cfg)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 3
-	}
-	if err := server.Run(ctx); err != nil {
+	if err := cfg.Serve(ctx); err != nil {
 		klog.Background().Error(err, "ended")
 		return 1
 	}
@@ -55,14 +50,8 @@ func testConfig(endpoint string, m *fakeMounter) (Config, error) {
 	if err != nil {
 		return Config{}, err
 	}
-	controller, err := NewController(newFakeProvisioner(), newFakeSnapshots(), fakeBackends{})
-	if err != nil {
-		return Config{}, err
-	}
-	node, err := NewNode(m, "s3.csi.driver", NodeOptions{NodeID: "node-1"})
-	if err != nil {
-		return Config{}, err
-	}
+	controller := NewController(newFakeProvisioner(), newFakeSnapshots(), fakeBackends{})
+	node := NewNode(m, "s3.csi.driver", NodeOptions{NodeID: "node-1"})
 	health := &Health{}
 	return Config{
 		Endpoint: endpoint, ShutdownTimeout: 5 * time.Second, Metrics: metrics, Health: health,

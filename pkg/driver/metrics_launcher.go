@@ -17,35 +17,29 @@ type LauncherInfo struct {
 
 // ShowLauncher registers the launcher's metrics. info is called at every scrape.
 func (m *Metrics) ShowLauncher(info func() LauncherInfo) error {
-	return m.registry.Register(&launcherCollector{
-		info: info,
-		launcher: prometheus.NewDesc("s3csi_launcher_info", "Always 1; the labels have the launcher of this node and, for launcher systemd, the version of systemd.",
-			[]string{"launcher", "systemd_version"}, nil),
-		sandbox: prometheus.NewDesc("s3csi_sandbox_info", "Always 1; the labels have what restricts new mounts' access to the host's files (landlock, unit: the mount namespace of a systemd unit, none) and the version of Landlock.",
-			[]string{"sandbox", "landlock_abi"}, nil),
-		missing: prometheus.NewDesc("s3csi_sandbox_missing", "1 for each sandbox property of systemd units that this host does not support, and for seccomp if system calls are not filtered; the reason is in the driver's log.",
-			[]string{"property"}, nil),
-	})
+	return m.registry.Register(launcherCollector(info))
 }
 
-type launcherCollector struct {
-	info                       func() LauncherInfo
-	launcher, sandbox, missing *prometheus.Desc
-}
+type launcherCollector func() LauncherInfo
 
 // Describe implements prometheus.Collector.
-func (c *launcherCollector) Describe(to chan<- *prometheus.Desc) {
-	to <- c.launcher
-	to <- c.sandbox
-	to <- c.missing
+func (launcherCollector) Describe(to chan<- *prometheus.Desc) {
+	prometheus.DescribeByCollect(launcherCollector(func() LauncherInfo { return LauncherInfo{Missing: []string{""}} }), to)
 }
 
 // Collect implements prometheus.Collector.
-func (c *launcherCollector) Collect(to chan<- prometheus.Metric) {
-	info := c.info()
-	to <- prometheus.MustNewConstMetric(c.launcher, prometheus.GaugeValue, 1, info.Launcher, info.SystemdVersion)
-	to <- prometheus.MustNewConstMetric(c.sandbox, prometheus.GaugeValue, 1, info.Sandbox, strconv.Itoa(info.Landlock))
+func (c launcherCollector) Collect(to chan<- prometheus.Metric) {
+	show := func(name, help string, labels []string, values ...string) {
+		to <- prometheus.MustNewConstMetric(prometheus.NewDesc(name, help, labels, nil), prometheus.GaugeValue, 1, values...)
+	}
+	info := c()
+	show("s3csi_launcher_info", "Always 1; the labels have the launcher of this node and, for launcher systemd, the version of systemd.",
+		[]string{"launcher", "systemd_version"}, info.Launcher, info.SystemdVersion)
+	show("s3csi_sandbox_info", "Always 1; the labels have what restricts new mounts' access to the host's files "+
+		"(landlock, unit: the mount namespace of a systemd unit, none) and the version of Landlock.",
+		[]string{"sandbox", "landlock_abi"}, info.Sandbox, strconv.Itoa(info.Landlock))
 	for _, property := range info.Missing {
-		to <- prometheus.MustNewConstMetric(c.missing, prometheus.GaugeValue, 1, property)
+		show("s3csi_sandbox_missing", "1 for each sandbox property of systemd units that this host does not support, "+
+			"and for seccomp if system calls are not filtered; the reason is in the driver's log.", []string{"property"}, property)
 	}
 }

@@ -2,7 +2,6 @@ package driver
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"path/filepath"
 
@@ -45,11 +44,8 @@ type Node struct {
 }
 
 // NewNode returns the service. It uses the options NodeID, InlineVolumes and PodClients.
-func NewNode(mounter Mounter, driverName string, o NodeOptions) (*Node, error) {
-	if mounter == nil || driverName == "" || o.NodeID == "" {
-		return nil, errors.New("the node service needs a mounter, the driver's name and a node id")
-	}
-	return &Node{mounter: mounter, name: driverName, id: o.NodeID, inline: o.InlineVolumes, podClients: o.PodClients}, nil
+func NewNode(mounter Mounter, driverName string, o NodeOptions) *Node {
+	return &Node{mounter: mounter, name: driverName, id: o.NodeID, inline: o.InlineVolumes, podClients: o.PodClients}
 }
 
 // NodeGetCapabilities implements csi.NodeServer.

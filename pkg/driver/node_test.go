@@ -16,10 +16,7 @@ import (
 func newTestNode(t *testing.T) (*Node, *fakeMounter) {
 	t.Helper()
 	m := newFakeMounter()
-	n, err := NewNode(m, "s3.csi.driver", NodeOptions{NodeID: "node-1"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := NewNode(m, "s3.csi.driver", NodeOptions{NodeID: "node-1"})
 	n.MaxVolumes = 7
 	return n, m
 }

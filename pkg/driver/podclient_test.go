@@ -89,10 +89,7 @@ func TestPodClients(t *testing.T) {
 // Turned off, the request is refused, by the publisher, which knows what is published already.
 func TestPodClientsAreOffByDefault(t *testing.T) {
 	pods := &podPublisher{}
-	n, err := NewNode(&fakeMounter{}, "s3.csi.driver", NodeOptions{NodeID: "n", InlineVolumes: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := NewNode(&fakeMounter{}, "s3.csi.driver", NodeOptions{NodeID: "n", InlineVolumes: true})
 	n.PodClients = pods
 	if _, err := n.NodePublishVolume(t.Context(), podRequest()); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "--pod-clients") || pods.volume.Target == "" {
 		t.Errorf("%v, %+v", err, pods)

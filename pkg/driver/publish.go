@@ -17,11 +17,11 @@ const capabilityField = "volume_capability"
 func parsePublish(driverName string, inline bool, req *csi.NodePublishVolumeRequest) (mount.Request, error) {
 	var p publication
 	err := p.parse(driverName, inline, req)
-	return p.Request, err
+	return mount.Request(p), err
 }
 
 // publication is a NodePublishVolumeRequest while it is parsed.
-type publication struct{ mount.Request }
+type publication mount.Request
 
 func (p *publication) parse(driverName string, inline bool, req *csi.NodePublishVolumeRequest) (err error) {
 	p.VolumeID = req.GetVolumeId()

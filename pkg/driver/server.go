@@ -32,7 +32,7 @@ type Background struct {
 	Run  func(ctx context.Context) error
 }
 
-// Config is what a Server serves.
+// Config is what a driver serves: the identity service and at least one of the others.
 type Config struct {
 	Endpoint        string
 	HTTPEndpoint    string // "": none
@@ -45,56 +45,42 @@ type Config struct {
 	Health          *Health
 }
 
-// Server serves the CSI services on one endpoint.
-type Server struct{ cfg Config }
-
-// NewServer checks cfg. It neither opens nor starts anything.
-func NewServer(cfg Config) (*Server, error) {
-	if cfg.Identity == nil || cfg.Metrics == nil || cfg.Health == nil {
-		return nil, errors.New("a server needs the identity service, metrics and health")
-	}
-	if cfg.Controller == nil && cfg.Node == nil {
-		return nil, errors.New("a server needs the controller or the node service")
-	}
-	return &Server{cfg: cfg}, nil
-}
-
-// Run serves until ctx ends or a component fails, and then shuts down:
+// Serve serves until ctx ends or a component fails, and then shuts down:
 //
 //  1. report not ready
 //  2. wait for the requests in flight, cancel them after ShutdownTimeout
 //  3. stop the background work
 //  4. close the HTTP endpoint and remove the socket
 //
-// It never unmounts anything. After a clean shutdown it returns nil. Everything that Run started has then ended, except for requests in
+// It never unmounts anything. After a clean shutdown it returns nil. Everything that Serve started has then ended, except for requests in
 // the log that did not return.
-func (s *Server) Run(ctx context.Context) (err error) {
+func (c Config) Serve(ctx context.Context) (err error) {
 	logger := klog.FromContext(ctx)
-	lis, cleanup, err := Listen(ctx, s.cfg.Endpoint)
+	lis, cleanup, err := Listen(ctx, c.Endpoint)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, cleanup()) }()
-	web, err := s.openHTTP(ctx)
+	web, err := c.openHTTP(ctx)
 	if err != nil {
 		return err
 	}
 
 	running := &inflight{}
-	chain := interceptors(logger, s.cfg.Metrics, running)
+	chain := interceptors(logger, c.Metrics, running)
 	if _, ok := lis.Addr().(*net.TCPAddr); ok { // a UNIX socket is root's
 		bounded := &boundedListener{Listener: lis}
 		lis, chain = bounded, append(chain, bounded.intercept)
 	}
 	rpc := grpc.NewServer(grpc.ChainUnaryInterceptor(chain...), grpc.WaitForHandlers(true), grpc.ConnectionTimeout(headTimeout),
 		grpc.MaxConcurrentStreams(maxStreams), grpc.MaxHeaderListSize(maxHeader), grpc.MaxRecvMsgSize(maxRequest))
-	s.register(rpc)
+	c.register(rpc)
 
 	// Background work continues after ctx ends, because the requests in flight depend on it.
 	work, stopWork := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopWork()
 	group, failed := errgroup.WithContext(work)
-	for _, b := range s.cfg.Background {
+	for _, b := range c.Background {
 		group.Go(func() error { return b.run(failed) })
 	}
 	if web != nil {
@@ -102,12 +88,12 @@ func (s *Server) Run(ctx context.Context) (err error) {
 	}
 	group.Go(func() error {
 		if err := rpc.Serve(lis); err != nil {
-			return fmt.Errorf("serve %s: %w", s.cfg.Endpoint, err)
+			return fmt.Errorf("serve %s: %w", c.Endpoint, err)
 		}
 		return nil
 	})
-	s.cfg.Health.Serving()
-	logger.Info("Serving", "endpoint", s.cfg.Endpoint, "address", lis.Addr().String(), "httpEndpoint", s.cfg.HTTPEndpoint)
+	c.Health.Serving()
+	logger.Info("Serving", "endpoint", c.Endpoint, "address", lis.Addr().String(), "httpEndpoint", c.HTTPEndpoint)
 
 	select {
 	case <-ctx.Done():
@@ -115,8 +101,8 @@ func (s *Server) Run(ctx context.Context) (err error) {
 	case <-failed.Done():
 		logger.Info("Component failed, shutting down", "reason", context.Cause(failed).Error())
 	}
-	s.cfg.Health.Stopping()
-	s.stop(logger, rpc, running)
+	c.Health.Stopping()
+	c.stop(logger, rpc, running)
 	stopWork()
 	if web != nil {
 		web.stop()
@@ -124,24 +110,24 @@ func (s *Server) Run(ctx context.Context) (err error) {
 	return wait(group)
 }
 
-func (s *Server) register(rpc *grpc.Server) {
-	csi.RegisterIdentityServer(rpc, s.cfg.Identity)
-	if s.cfg.Controller != nil {
-		csi.RegisterControllerServer(rpc, s.cfg.Controller)
+func (c Config) register(rpc *grpc.Server) {
+	csi.RegisterIdentityServer(rpc, c.Identity)
+	if c.Controller != nil {
+		csi.RegisterControllerServer(rpc, c.Controller)
 	}
-	if s.cfg.Node != nil {
-		csi.RegisterNodeServer(rpc, s.cfg.Node)
+	if c.Node != nil {
+		csi.RegisterNodeServer(rpc, c.Node)
 	}
 }
 
 // stop waits for the requests in flight. After ShutdownTimeout it cancels them, and after afterStop it stops waiting.
-func (s *Server) stop(logger klog.Logger, rpc *grpc.Server, running *inflight) {
+func (c Config) stop(logger klog.Logger, rpc *grpc.Server, running *inflight) {
 	done := make(chan struct{})
 	go func() { rpc.GracefulStop(); close(done) }()
-	if ended(done, s.cfg.ShutdownTimeout) {
+	if ended(done, c.ShutdownTimeout) {
 		return
 	}
-	logger.Info("Shutdown timed out, cancelling requests", "shutdownTimeout", s.cfg.ShutdownTimeout, "running", running.list())
+	logger.Info("Shutdown timed out, cancelling requests", "shutdownTimeout", c.ShutdownTimeout, "running", running.list())
 	go rpc.Stop() // GracefulStop then returns after the handlers
 	if !ended(done, afterStop) {
 		logger.Error(nil, "Cancelled requests did not return", "running", running.list())
@@ -190,19 +176,19 @@ type webServer struct {
 	server *http.Server
 }
 
-func (s *Server) openHTTP(ctx context.Context) (*webServer, error) {
-	if s.cfg.HTTPEndpoint == "" {
+func (c Config) openHTTP(ctx context.Context) (*webServer, error) {
+	if c.HTTPEndpoint == "" {
 		return nil, nil
 	}
-	tcp, err := new(net.ListenConfig).Listen(ctx, "tcp", s.cfg.HTTPEndpoint)
+	tcp, err := new(net.ListenConfig).Listen(ctx, "tcp", c.HTTPEndpoint)
 	if err != nil {
 		return nil, fmt.Errorf("--http-endpoint: %w", err)
 	}
 	lis := &boundedListener{Listener: tcp}
 	mux := http.NewServeMux()
-	s.cfg.Metrics.addTo(mux)
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { respond(w, s.cfg.Health.Alive(), nil) })
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { respond(w, s.cfg.Health.Fit(), s.cfg.Health.Notes()) })
+	c.Metrics.addTo(mux)
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { respond(w, c.Health.Alive(), nil) })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { respond(w, c.Health.Fit(), c.Health.Notes()) })
 	return &webServer{lis: lis, server: &http.Server{
 		Handler:           lis.handler(mux),
 		ReadHeaderTimeout: headTimeout,

@@ -64,13 +64,9 @@ func start(t *testing.T, change func(*Config, *fakeMounter)) *running {
 		change(&cfg, r.mounter)
 	}
 	r.cfg = cfg
-	server, err := NewServer(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
 	ctx, stop := context.WithCancel(klog.NewContext(context.Background(), newTestLogger(r.log)))
 	r.stop = stop
-	go func() { r.done <- server.Run(ctx); close(r.done) }()
+	go func() { r.done <- cfg.Serve(ctx); close(r.done) }()
 	t.Cleanup(func() {
 		stop()
 		select {
@@ -225,9 +221,6 @@ func TestOnlyWiredServicesAreServed(t *testing.T) {
 	if _, err := csi.NewControllerClient(r.conn).ControllerGetCapabilities(t.Context(), &csi.ControllerGetCapabilitiesRequest{}); err != nil {
 		t.Errorf("controller: %v", err)
 	}
-	if _, err := NewServer(Config{Identity: r.cfg.Identity, Metrics: r.cfg.Metrics, Health: r.cfg.Health}); err == nil {
-		t.Error("a server without services can be made")
-	}
 }
 
 func TestHTTPShowsMetricsAndHealth(t *testing.T) {
@@ -310,11 +303,7 @@ func TestAddressInUseIsAnErrorThatLeavesNoSocket(t *testing.T) {
 			t.Fatal(err)
 		}
 		cfg.HTTPEndpoint = c.http
-		server, err := NewServer(cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := server.Run(t.Context()); err == nil || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), taken) {
+		if err := cfg.Serve(t.Context()); err == nil || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), taken) {
 			t.Errorf("Run: %v", err)
 		}
 	}

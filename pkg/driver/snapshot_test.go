@@ -14,10 +14,7 @@ import (
 func newTestSnapshots(t *testing.T) (*Controller, *fakeSnapshots) {
 	t.Helper()
 	s := newFakeSnapshots()
-	c, err := NewController(newFakeProvisioner(), s, fakeBackends{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := NewController(newFakeProvisioner(), s, fakeBackends{})
 	return c, s
 }
 

@@ -1,33 +1,16 @@
 package driver
 
-import (
-	"runtime/debug"
-	"strings"
-)
+import "runtime/debug"
 
-// VersionFrom returns the driver's version: the one set by the linker, else the one in the Go build info.
+// VersionFrom returns the driver's version: the one set by the linker, else the one in the Go build info, which has the commit.
 func VersionFrom(stamped string, info *debug.BuildInfo) string {
-	if stamped != "" {
+	switch {
+	case stamped != "":
 		return stamped
-	}
-	if info == nil {
+	case info == nil:
 		return "unknown"
+	case info.Main.Version == "" || info.Main.Version == "(devel)":
+		return "devel"
 	}
-	version := info.Main.Version
-	if version == "" || version == "(devel)" {
-		version = "devel"
-	}
-	revision, dirty := "", ""
-	for _, s := range info.Settings {
-		switch {
-		case s.Key == "vcs.revision":
-			revision = s.Value[:min(12, len(s.Value))]
-		case s.Key == "vcs.modified" && s.Value == "true":
-			dirty = ".dirty"
-		}
-	}
-	if revision != "" && !strings.Contains(version, revision) {
-		version += "+" + revision + dirty
-	}
-	return version
+	return info.Main.Version
 }

@@ -15,14 +15,8 @@ func healthServer(t *testing.T, on bool) (*running, *fakeProvisioner) {
 	t.Helper()
 	p := newFakeProvisioner()
 	return start(t, func(cfg *Config, m *fakeMounter) {
-		c, err := NewController(p, newFakeSnapshots(), fakeBackends{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		n, err := NewNode(m, "s3.csi.driver", NodeOptions{NodeID: "node-1"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := NewController(p, newFakeSnapshots(), fakeBackends{})
+		n := NewNode(m, "s3.csi.driver", NodeOptions{NodeID: "node-1"})
 		c.VolumeHealth, n.VolumeHealth = on, on
 		cfg.Controller, cfg.Node = c, n
 	}), p

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/s3-csi/s3-csi-driver/pkg/helper"
+	"github.com/s3-csi/s3-csi-driver/pkg/mount"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/state"
 	"github.com/s3-csi/s3-csi-driver/pkg/mount/tracker"
 	"github.com/s3-csi/s3-csi-driver/pkg/podclient"
@@ -233,8 +234,8 @@ func exitOf(h *helper.Status) string {
 }
 
 func publication(p state.Publication) Publication {
-	uid, volume := kubelet(p.Target)
-	if isInline(p.VolumeID) {
+	uid, volume := mount.KubeletTarget(p.Target)
+	if mount.IsInlineHandle(p.VolumeID) {
 		volume = "" // the pod's name of it
 	}
 	return Publication{
@@ -244,7 +245,7 @@ func publication(p state.Publication) Publication {
 }
 
 func podClient(r podclient.Report) PodClient {
-	uid, volume := kubelet(r.Target)
+	uid, volume := mount.KubeletTarget(r.Target)
 	p := PodClient{
 		VolumeID: r.VolumeID, Target: r.Target, ReadOnly: r.ReadOnly, Pod: Pod{Namespace: r.PodNamespace, Name: r.PodName, UID: uid}, Volume: volume,
 		EmptyDir: r.EmptyDir, Socket: r.Socket, State: State(r.State), Since: utc(r.Since), Handovers: r.Handovers,
@@ -253,22 +254,6 @@ func podClient(r podclient.Report) PodClient {
 		p.LastFailure = &Problem{Reason: f.Reason, Message: f.Message, Since: utc(f.Time), NextTry: utc(f.Next)}
 	}
 	return p
-}
-
-// kubelet returns what kubelet's target paths contain: <root>/pods/<uid>/volumes/kubernetes.io~csi/<volume>/mount.
-func kubelet(target string) (podUID, volume string) {
-	parts := strings.Split(target, "/")
-	n := len(parts)
-	if n < 7 || parts[n-6] != "pods" || parts[n-4] != "volumes" || parts[n-3] != "kubernetes.io~csi" || parts[n-1] != "mount" {
-		return "", ""
-	}
-	return parts[n-5], parts[n-2]
-}
-
-// isInline reports whether a handle is one that kubelet makes for inline volumes: "csi-" and a hash.
-func isInline(handle string) bool {
-	hash, ok := strings.CutPrefix(handle, "csi-")
-	return ok && len(hash) == 64
 }
 
 func utc(t time.Time) time.Time {

@@ -40,10 +40,7 @@ func (e example) checkInline(name string, v inline) {
 		ofKubelet = "csi.storage.k8s.io/"
 	)
 	published := &recorder{}
-	node, err := driver.NewNode(published, v.Driver, driver.NodeOptions{NodeID: "node", InlineVolumes: true, PodClients: true})
-	if err != nil {
-		e.t.Fatal(err)
-	}
+	node := driver.NewNode(published, v.Driver, driver.NodeOptions{NodeID: "node", InlineVolumes: true, PodClients: true})
 	inPod := &podRecorder{}
 	node.PodClients = inPod
 	attributes := map[string]string{ofKubelet + "ephemeral": "true", ofKubelet + "pod.uid": uid, ofKubelet + "pod.namespace": "research", ofKubelet + "serviceAccount.name": "trainer"}
