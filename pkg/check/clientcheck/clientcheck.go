@@ -106,7 +106,7 @@ type run struct {
 	saw   map[string]string // what the notes are made of, by the name of the row
 	notes []string
 	// before is the content of the object offsetName, which exists before the mount, because clients remember that there was none.
-	before    []byte
+	before    string
 	beforeErr error
 }
 
@@ -176,13 +176,13 @@ func (r *run) steps() []step {
 		{check.Needed("clientWrite", "write a file"), r.write, 0},
 		{check.Optional("clientStored", "a file is stored when it is closed"), r.stored, 0},
 		{check.Needed("clientRead", "read it back"), r.readBack, 0},
-		{check.Needed("clientOverwrite", "replace its content"), r.overwrite, 0},
-		{check.Needed("clientEmpty", "store an empty file"), r.empty, 0},
+		{check.Needed("clientOverwrite", "replace its content"), r.storing(smallName, small+small), 0},
+		{check.Needed("clientEmpty", "store an empty file"), r.storing("empty", ""), 0},
 		{check.Needed("clientLarge", "store and read a large file (multipart upload)"), r.large, 2 * transfer},
 		{check.Needed("clientOffset", "read at an offset"), r.offset, 0},
 		{check.Optional("clientRemote", "objects of other writers appear"), r.remote, 0},
 		{check.Optional("clientRename", "rename a file"), r.rename, 0},
-		{check.Needed("clientDelete", "delete a file"), r.remove1, 0},
+		{check.Needed("clientDelete", "delete a file"), r.deleteFile, 0},
 		{check.Needed("clientHeal", "the mount works again after the client was killed"), r.heal, transfer},
 		{check.NeededIf(r.Renewal > 0 && !r.StaticKeys, "clientRenewal", "files work after the first session has expired"), r.renewal, r.Renewal},
 	}
@@ -202,7 +202,11 @@ func (r *run) list(ctx context.Context) (check.Result, string, error) {
 		names, err = os.ReadDir(r.Target)
 		return err
 	})
-	if want := min(len(r.before), 1); err == nil && len(names) != want {
+	want := 1
+	if r.beforeErr != nil {
+		want = 0
+	}
+	if err == nil && len(names) != want {
 		err = fmt.Errorf("a volume with %d objects has %d entries", want, len(names))
 	}
 	return check.Yes, "", err
@@ -214,83 +218,73 @@ const (
 	offsetName = "offset"
 )
 
-func small() []byte { return []byte("Test file of s3-csi-driver check. It can be deleted.\n") }
+// small is the content of the small files.
+const small = "Test file of s3-csi-driver check. It can be deleted.\n"
 
 // content returns a reader of bytes that are the same for each call.
 func content(size int64) io.Reader { return io.LimitReader(rand.NewChaCha8([32]byte{}), size) }
 
-func contentOf(size int64) []byte {
+func contentOf(size int64) string {
 	data, _ := io.ReadAll(content(size)) // it has no errors
-	return data
+	return string(data)
 }
 
-// putLarge writes the large file like put.
-func (r *run) putLarge(ctx context.Context) error {
-	return r.Host.Do(ctx, "write "+largeName, func() error {
-		f, err := os.Create(r.path(largeName))
+// put writes a file and closes it, as one thread: some clients complete an upload when the process that wrote a file closes it.
+func (r *run) put(ctx context.Context, name string, data io.Reader) error {
+	return r.Host.Do(ctx, "write "+name, func() error {
+		f, err := os.Create(r.path(name))
 		if err != nil {
 			return err
 		}
-		_, err = io.Copy(f, content(r.Large))
+		_, err = io.Copy(f, data)
 		return errors.Join(err, f.Close())
 	})
 }
 
-// getLarge returns an error unless the large file has its content.
-func (r *run) getLarge(ctx context.Context) error {
-	return r.Host.Do(ctx, "read "+largeName, func() error {
-		f, err := os.Open(r.path(largeName))
+// get returns an error unless a file has the data.
+func (r *run) get(ctx context.Context, name string, data io.Reader) error {
+	return r.Host.Do(ctx, "read "+name, func() error {
+		f, err := os.Open(r.path(name))
 		if err != nil {
 			return err
 		}
 		defer f.Close()
 		got, want := sha256.New(), sha256.New()
 		size, err := io.Copy(got, f)
-		if _, wantErr := io.Copy(want, content(r.Large)); err != nil || wantErr != nil {
+		wanted, wantErr := io.Copy(want, data)
+		if err != nil || wantErr != nil {
 			return errors.Join(err, wantErr)
 		}
 		if !bytes.Equal(got.Sum(nil), want.Sum(nil)) {
-			return fmt.Errorf("file %s has %d bytes that differ from the %d that were written", largeName, size, r.Large)
+			return fmt.Errorf("file %s has %d bytes that differ from the %d that were written", name, size, wanted)
 		}
 		return nil
 	})
 }
 
-// put writes a file and closes it, as one thread: some clients complete an upload when the process that wrote a file closes it.
-func (r *run) put(ctx context.Context, name string, data []byte) error {
-	return r.Host.Do(ctx, "write "+name, func() error { return os.WriteFile(r.path(name), data, 0o644) })
+// await calls done until it returns nil, for limit or until ctx ends, and returns how long that took, or the last error.
+func await(ctx context.Context, limit time.Duration, done func() error) (took time.Duration, err error) {
+	for began := time.Now(); ; pause(ctx) {
+		err, took = done(), time.Since(began)
+		if err == nil || ctx.Err() != nil || took > limit {
+			return took, err
+		}
+	}
 }
 
-// get returns an error unless a file has the data.
-func (r *run) get(ctx context.Context, name string, want []byte) error {
-	return r.Host.Do(ctx, "read "+name, func() error {
-		got, err := os.ReadFile(r.path(name))
-		if err == nil && !bytes.Equal(got, want) {
-			err = fmt.Errorf("file %s has %d bytes that differ from the %d that were written", name, len(got), len(want))
+// awaitObject returns how long it takes until the object has the data, within limit.
+func (r *run) awaitObject(ctx context.Context, key, want string, limit time.Duration) (took time.Duration, err error) {
+	return await(ctx, limit, func() error {
+		got, err := r.Objects.Get(ctx, key)
+		if err == nil && string(got) != want {
+			err = fmt.Errorf("object %s has %d bytes that differ from the %d that were written", key, len(got), len(want))
 		}
 		return err
 	})
 }
 
-// await returns how long it takes until the object has the data, within limit.
-func (r *run) await(ctx context.Context, key string, want []byte, limit time.Duration) (took time.Duration, err error) {
-	for began := time.Now(); ; {
-		got, err := r.Objects.Get(ctx, key)
-		switch {
-		case err == nil && bytes.Equal(got, want):
-			return time.Since(began), nil
-		case err == nil:
-			err = fmt.Errorf("object %s has %d bytes that differ from the %d that were written", key, len(got), len(want))
-		}
-		if ctx.Err() != nil || time.Since(began) > limit {
-			return 0, err
-		}
-		pause(ctx)
-	}
-}
-
 func (r *run) write(ctx context.Context) (check.Result, string, error) {
-	return check.Yes, "", r.put(ctx, smallName, small())
+	return check.Yes, "", r.put(ctx, smallName, strings.NewReader(small))
 }
 
 // stored checks what the service has at the moment when close has returned.
@@ -298,70 +292,60 @@ func (r *run) stored(ctx context.Context) (check.Result, string, error) {
 	if !r.has("clientWrite") {
 		return check.Unknown, "no file could be written", nil
 	}
-	if _, err := r.await(ctx, smallName, small(), 0); err == nil {
+	if _, err := r.awaitObject(ctx, smallName, small, 0); err == nil {
 		r.saw["clientStored"] = "at close"
 		return check.Yes, "", nil
 	}
-	took, err := r.await(ctx, smallName, small(), r.Timeout/2)
+	r.saw["clientStored"] = "late"
+	took, err := r.awaitObject(ctx, smallName, small, r.Timeout/2)
 	if err != nil {
-		r.saw["clientStored"] = "late"
 		return check.No, fmt.Sprintf("not within %s: %s", r.Timeout/2, check.OneLine(err)), nil
 	}
-	r.saw["clientStored"] = "late"
-	return check.No, "but " + took.Round(10*time.Millisecond).String() + " later", nil
+	return check.No, "but " + shown(took) + " later", nil
 }
 
 func (r *run) readBack(ctx context.Context) (check.Result, string, error) {
-	return check.Yes, "", r.get(ctx, smallName, small())
+	return check.Yes, "", r.get(ctx, smallName, strings.NewReader(small))
 }
 
-// store writes a file, reads it, and awaits its object.
-func (r *run) store(ctx context.Context, name string, data []byte) (check.Result, string, error) {
-	err := r.put(ctx, name, data)
-	if err == nil {
-		err = r.get(ctx, name, data)
+// storing returns a step that writes a file, reads it, and awaits its object.
+func (r *run) storing(name, data string) func(context.Context) (check.Result, string, error) {
+	return func(ctx context.Context) (check.Result, string, error) {
+		err := r.put(ctx, name, strings.NewReader(data))
+		if err == nil {
+			err = r.get(ctx, name, strings.NewReader(data))
+		}
+		if err == nil {
+			_, err = r.awaitObject(ctx, name, data, r.Timeout/2)
+		}
+		return check.Yes, "", err
 	}
-	if err == nil {
-		_, err = r.await(ctx, name, data, r.Timeout/2)
-	}
-	return check.Yes, "", err
-}
-
-func (r *run) overwrite(ctx context.Context) (check.Result, string, error) {
-	return r.store(ctx, smallName, slices.Concat(small(), small()))
-}
-
-func (r *run) empty(ctx context.Context) (check.Result, string, error) {
-	return r.store(ctx, "empty", nil)
 }
 
 func (r *run) large(ctx context.Context) (check.Result, string, error) {
 	began := time.Now()
-	if err := r.putLarge(ctx); err != nil {
+	if err := r.put(ctx, largeName, content(r.Large)); err != nil {
 		return "", "", err
 	}
-	limit := r.Timeout/2 + time.Duration(r.Large/slowest)*time.Second
-	for ; ; pause(ctx) {
+	limit := r.Timeout/2 + time.Duration(r.Large/slowest)*time.Second - time.Since(began)
+	_, err := await(ctx, limit, func() error {
 		size, err := r.Objects.Size(ctx, largeName)
-		switch {
-		case err == nil && size == r.Large:
-			return check.Yes, fmt.Sprintf("%d MiB in %s", r.Large>>20, since(began)), r.getLarge(ctx)
-		case ctx.Err() == nil && time.Since(began) < limit:
-		case err != nil:
-			return check.No, fmt.Sprintf("not stored within %s: %s", since(began), check.OneLine(err)), nil
-		default:
-			return check.No, fmt.Sprintf("after %s, its object has %d bytes instead of %d", since(began), size, r.Large), nil
+		if err == nil && size != r.Large {
+			err = fmt.Errorf("its object has %d bytes instead of %d", size, r.Large)
 		}
+		return err
+	})
+	if err != nil {
+		return check.No, fmt.Sprintf("not stored within %s: %s", since(began), check.OneLine(err)), nil
 	}
+	return check.Yes, fmt.Sprintf("%d MiB in %s", r.Large>>20, since(began)), r.get(ctx, largeName, content(r.Large))
 }
 
 func (r *run) putBefore(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, r.Timeout)
 	defer cancel()
-	data := contentOf(offsetSize)
-	if r.beforeErr = r.Objects.Put(ctx, offsetName, data); r.beforeErr == nil {
-		r.before = data
-	}
+	r.before = contentOf(offsetSize)
+	r.beforeErr = r.Objects.Put(ctx, offsetName, []byte(r.before))
 }
 
 // offset reads from the middle of an object of another writer, which is in no cache.
@@ -380,7 +364,7 @@ func (r *run) offset(ctx context.Context) (check.Result, string, error) {
 			if _, err := f.ReadAt(got, int64(at)); err != nil {
 				return fmt.Errorf("read at %d: %w", at, err)
 			}
-			if !bytes.Equal(got, r.before[at:at+len(got)]) {
+			if string(got) != r.before[at:at+len(got)] {
 				return fmt.Errorf("reading at %d returns bytes from another place", at)
 			}
 		}
@@ -391,69 +375,69 @@ func (r *run) offset(ctx context.Context) (check.Result, string, error) {
 // remote writes an object beside the client. It is looked up after it appeared in a listing only: the client may remember that there
 // was no such file.
 func (r *run) remote(ctx context.Context) (check.Result, string, error) {
-	if err := r.Objects.Put(ctx, "remote", small()); err != nil {
+	if err := r.Objects.Put(ctx, "remote", []byte(small)); err != nil {
 		return check.Unknown, check.OneLine(err), nil
 	}
-	listed := func() error {
-		names, err := os.ReadDir(r.Target)
-		if err == nil && !slices.ContainsFunc(names, func(e os.DirEntry) bool { return e.Name() == "remote" }) {
-			err = fs.ErrNotExist
-		}
-		return err
+	took, err := await(ctx, min(remoteBound, r.Timeout/2), func() error {
+		return r.Host.Do(ctx, "list the root", func() error {
+			names, err := os.ReadDir(r.Target)
+			if err == nil && !slices.ContainsFunc(names, func(e os.DirEntry) bool { return e.Name() == "remote" }) {
+				err = fs.ErrNotExist
+			}
+			return err
+		})
+	})
+	switch {
+	case err == nil:
+		r.saw["clientRemote"] = "soon"
+		return check.Yes, "in " + shown(took), r.get(ctx, "remote", strings.NewReader(small))
+	case !errors.Is(err, fs.ErrNotExist):
+		return "", "", err
 	}
-	for began := time.Now(); ; pause(ctx) {
-		err := r.Host.Do(ctx, "list the root", listed)
-		switch {
-		case err == nil:
-			r.saw["clientRemote"] = "soon"
-			return check.Yes, "in " + since(began), r.get(ctx, "remote", small())
-		case !errors.Is(err, fs.ErrNotExist):
-			return "", "", err
-		case time.Since(began) > min(remoteBound, r.Timeout/2):
-			r.saw["clientRemote"] = "late"
-			return check.No, "not within " + since(began) + ": the client caches names", nil
-		}
-	}
+	r.saw["clientRemote"] = "late"
+	return check.No, "not within " + shown(took) + ": the client caches names", nil
 }
 
 func (r *run) rename(ctx context.Context) (check.Result, string, error) {
-	err := r.put(ctx, "old", small())
+	err := r.put(ctx, "old", strings.NewReader(small))
 	if err == nil {
 		err = r.Host.Do(ctx, "rename", func() error { return os.Rename(r.path("old"), r.path("renamed")) })
 	}
 	if err == nil {
-		err = r.get(ctx, "renamed", small())
+		err = r.get(ctx, "renamed", strings.NewReader(small))
 	}
 	return check.Yes, "", err
 }
 
-func (r *run) remove1(ctx context.Context) (check.Result, string, error) {
-	if err := r.put(ctx, "deleted", small()); err != nil {
-		return "", "", err
+// missing returns nil for the error of something that does not exist.
+func missing(err error, there string) error {
+	switch {
+	case err == nil:
+		return errors.New(there)
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
 	}
-	err := r.Host.Do(ctx, "delete", func() error { return os.Remove(r.path("deleted")) })
+	return err
+}
+
+func (r *run) deleteFile(ctx context.Context) (check.Result, string, error) {
+	err := r.put(ctx, "deleted", strings.NewReader(small))
+	if err == nil {
+		err = r.Host.Do(ctx, "delete", func() error { return os.Remove(r.path("deleted")) })
+	}
 	if err == nil {
 		err = r.Host.Do(ctx, "look for the deleted file", func() error {
 			_, err := os.Lstat(r.path("deleted"))
-			switch {
-			case err == nil:
-				return errors.New("the file still exists")
-			case errors.Is(err, fs.ErrNotExist):
-				return nil
-			}
-			return err
+			return missing(err, "the file still exists")
 		})
 	}
-	for began := time.Now(); err == nil; pause(ctx) {
-		_, getErr := r.Objects.Get(ctx, "deleted")
-		switch {
-		case errors.Is(getErr, fs.ErrNotExist):
-			return check.Yes, "", nil
-		case ctx.Err() != nil || time.Since(began) > r.Timeout/2:
-			err = errors.Join(getErr, errors.New("the object of the deleted file still exists"))
-		}
+	if err == nil {
+		_, err = await(ctx, r.Timeout/2, func() error {
+			_, err := r.Objects.Get(ctx, "deleted")
+			return missing(err, "the object of the deleted file still exists")
+		})
 	}
-	return "", "", err
+	return check.Yes, "", err
 }
 
 // heal kills the client, awaits another one, and reads through it.
@@ -468,24 +452,21 @@ func (r *run) heal(ctx context.Context) (check.Result, string, error) {
 	if err != nil {
 		return "", "", err
 	}
-	began := time.Now()
 	for _, pid := range before {
 		err = errors.Join(err, r.Host.Kill(pid))
 	}
 	if err != nil {
 		return "", "", err
 	}
-	for last := errors.New("the client was not started again"); ; pause(ctx) {
+	last := errors.New("the client was not started again")
+	took, err := await(ctx, r.Timeout+time.Duration(r.Large/slowest)*time.Second, func() error { // until ctx ends
 		now, err := r.Host.Clients(ctx)
 		if err == nil && slices.ContainsFunc(now, func(pid int) bool { return !slices.Contains(before, pid) }) {
-			if last = r.getLarge(ctx); last == nil {
-				return check.Yes, "in " + since(began), nil
-			}
+			last = r.get(ctx, largeName, content(r.Large))
 		}
-		if ctx.Err() != nil {
-			return "", "", last
-		}
-	}
+		return last
+	})
+	return check.Yes, "in " + shown(took), err
 }
 
 // renewal waits until the session that the client has now, or had before, has expired. It then lists, writes and reads through the client:
@@ -515,7 +496,7 @@ func (r *run) renewal(ctx context.Context) (check.Result, string, error) {
 	if err := r.Host.Do(ctx, "list the root after the renewal", func() error { _, err := os.ReadDir(r.Target); return err }); err != nil {
 		return "", "", err
 	}
-	return r.store(ctx, "renewed", small())
+	return r.storing("renewed", small)(ctx)
 }
 
 // renewed waits until a session has expired and there is another one.
@@ -525,20 +506,17 @@ func (r *run) renewed(ctx context.Context, first Session) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	for ; ; pause(ctx) {
+	_, err := await(ctx, r.Timeout/2, func() error {
 		now, err := r.Volume.Session(ctx)
 		switch {
-		case err == nil && now.Expires.After(first.Expires):
-			return nil
-		case ctx.Err() == nil && time.Since(first.Expires) < r.Timeout/2:
-		case err != nil:
+		case err != nil || now.Expires.After(first.Expires):
 			return err
 		case now.Problem != "":
 			return fmt.Errorf("the session was not renewed: %s", now.Problem)
-		default:
-			return errors.New("the session was not renewed")
 		}
-	}
+		return errors.New("the session was not renewed")
+	})
+	return err
 }
 
 // has reports whether a row has the result Yes.
@@ -557,7 +535,7 @@ func (r *run) unmount(ctx context.Context, mounted bool) {
 	)
 	if mounted && r.hung == "" && ctx.Err() == nil {
 		wctx, cancel := context.WithTimeout(ctx, r.Timeout)
-		failed = r.put(wctx, "drain", data)
+		failed = r.put(wctx, "drain", strings.NewReader(data))
 		cancel()
 		wrote = failed == nil
 	}
@@ -586,7 +564,7 @@ func (r *run) unmount(ctx context.Context, mounted bool) {
 	}
 	octx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.Timeout)
 	defer cancel()
-	if _, err := r.await(octx, "drain", data, 0); err != nil {
+	if _, err := r.awaitObject(octx, "drain", data, 0); err != nil {
 		r.add(drain.Row(check.No, check.OneLine(err), "declare the client with drain: unknown"))
 		return
 	}
@@ -608,22 +586,24 @@ func (r *run) nothingLeft(ctx context.Context) {
 	what := check.Needed("clientLeft", "the unmount leaves nothing")
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.Timeout)
 	defer cancel()
-	for began := time.Now(); ; pause(ctx) {
-		left, err := r.Host.Left(ctx)
-		switch {
-		case err == nil && len(left) == 0:
-			r.add(what.Row(check.Yes, "", ""))
-			return
-		case ctx.Err() != nil || time.Since(began) > min(remoteBound, r.Timeout/2):
-			if err != nil {
-				r.add(what.Row(check.Unknown, check.OneLine(err), ""))
-			} else {
-				r.add(what.Row(check.No, "left: "+strings.Join(left, ", "), "the check removes it"))
-			}
-			return
+	var left []string
+	_, err := await(ctx, min(remoteBound, r.Timeout/2), func() (err error) {
+		if left, err = r.Host.Left(ctx); err == nil && len(left) > 0 {
+			err = errLeft
 		}
+		return err
+	})
+	switch {
+	case err == nil:
+		r.add(what.Row(check.Yes, "", ""))
+	case errors.Is(err, errLeft):
+		r.add(what.Row(check.No, "left: "+strings.Join(left, ", "), "the check removes it"))
+	default:
+		r.add(what.Row(check.Unknown, check.OneLine(err), ""))
 	}
 }
+
+var errLeft = errors.New("something is left")
 
 // remove removes the objects. It adds a row only if that fails.
 func (r *run) remove(ctx context.Context, mounted bool) {
@@ -684,7 +664,9 @@ func (r *run) suggest() {
 	}
 }
 
-func since(began time.Time) string { return time.Since(began).Round(10 * time.Millisecond).String() }
+func since(began time.Time) string { return shown(time.Since(began)) }
+
+func shown(d time.Duration) string { return d.Round(10 * time.Millisecond).String() }
 
 func pause(ctx context.Context) {
 	select {
