@@ -219,7 +219,8 @@ func (l *launch) findSystemd(ctx context.Context, p nodeParts, program string) e
 	if o.Launcher == driver.LauncherProcess {
 		return nil
 	}
-	options := []launcher.SystemdOption{launcher.WithSystemdUIDs(launcher.UIDRange(o.UIDs)), launcher.WithDefaultLimits(l.limits), launcher.WithSliceLimits(l.slice),
+	options := []launcher.SystemdOption{launcher.WithSystemdUIDs(launcher.UIDRange(o.UIDs)), launcher.WithDefaultLimits(l.limits),
+		launcher.WithSliceLimits(l.slice),
 		launcher.WithSystemdNameservers(nameservers(ctx, p.namespace)...)}
 	if l.dns != nil {
 		options = append(options, launcher.WithSystemdResolver(l.dns))

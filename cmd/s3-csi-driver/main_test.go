@@ -140,13 +140,15 @@ func TestControllerModeServesUntilItIsTold(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			var log bytes.Buffer
-			cmd := driverCommand(ctx, []string{"CSI_ENDPOINT=" + endpoint, "AWS_REGION=eu-north-1"}, "controller", "--http-endpoint="+web, "--driver-name=test.csi", "--logging-format=json")
+			cmd := driverCommand(ctx, []string{"CSI_ENDPOINT=" + endpoint, "AWS_REGION=eu-north-1"}, "controller", "--http-endpoint="+web,
+				"--driver-name=test.csi", "--logging-format=json")
 			cmd.Stderr = &log
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)
 			}
 			ask(ctx, t, target)
-			if body := fetch(t, "http://"+web+"/metrics"); !strings.Contains(body, `csi_plugin_operations_seconds_count{driver_name="test.csi",grpc_status_code="OK",method_name="/csi.v1.Identity/GetPluginInfo"} 1`) {
+			if body := fetch(t, "http://"+web+"/metrics"); !strings.Contains(body,
+				`csi_plugin_operations_seconds_count{driver_name="test.csi",grpc_status_code="OK",method_name="/csi.v1.Identity/GetPluginInfo"} 1`) {
 				t.Errorf("metrics:\n%s", body)
 			}
 			if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
@@ -236,7 +238,8 @@ func TestTheProgramThatMakesSessionsIsInstalledBesideHelpers(t *testing.T) {
 	if err := os.Chmod(path("s3-csi-rclone"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if got, files := small.sessions(), small.files(); got != path("s3-csi-driver") || !slices.Equal(files, []string{path("s3-csi-helper"), path("s3-csi-driver"), path("s3-csi-rclone")}) {
+	if got, files := small.sessions(), small.files(); got != path("s3-csi-driver") ||
+		!slices.Equal(files, []string{path("s3-csi-helper"), path("s3-csi-driver"), path("s3-csi-rclone")}) {
 		t.Errorf("%q, files %q", got, files)
 	}
 	for mode, exposed := range map[os.FileMode]bool{0o755: true, 0o711: false} {

@@ -41,12 +41,14 @@ func (s *tokenService) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprint(w, `<ErrorResponse><Error><Type>Sender</Type><Code>AccessDenied</Code><Message>not today</Message></Error></ErrorResponse>`)
 		return
 	}
-	if err := r.ParseForm(); err != nil || r.Form.Get("Action") != "AssumeRoleWithWebIdentity" || r.Form.Get("WebIdentityToken") != "canary-token" || r.Form.Get("Policy") != `{"Version":"2012-10-17"}` {
+	if err := r.ParseForm(); err != nil || r.Form.Get("Action") != "AssumeRoleWithWebIdentity" || r.Form.Get("WebIdentityToken") != "canary-token" ||
+		r.Form.Get("Policy") != `{"Version":"2012-10-17"}` {
 		http.Error(w, "what is this?", http.StatusBadRequest)
 		return
 	}
 	fmt.Fprintf(w, `<AssumeRoleWithWebIdentityResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><AssumeRoleWithWebIdentityResult><Credentials>`+
-		`<AccessKeyId>ASIAMADE%d</AccessKeyId><SecretAccessKey>canary-made-secret</SecretAccessKey><SessionToken>canary-made-token</SessionToken><Expiration>%s</Expiration>`+
+		`<AccessKeyId>ASIAMADE%d</AccessKeyId><SecretAccessKey>canary-made-secret</SecretAccessKey><SessionToken>canary-made-token</SessionToken>`+
+		`<Expiration>%s</Expiration>`+
 		`</Credentials></AssumeRoleWithWebIdentityResult><ResponseMetadata><RequestId>x</RequestId></ResponseMetadata></AssumeRoleWithWebIdentityResponse>`,
 		n, now.Add(sessionLife).Format(time.RFC3339))
 }

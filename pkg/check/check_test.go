@@ -75,7 +75,8 @@ func TestTheReportForPrograms(t *testing.T) {
 		t.Fatal(err)
 	}
 	row := back.Sections[0].Rows[1]
-	if back.OK || len(back.Sections) != 2 || row["check"] != "conditionalWrites" || row["result"] != "no" || row["needed"] != true || row["advice"] != "set singleController: true" {
+	if back.OK || len(back.Sections) != 2 || row["check"] != "conditionalWrites" || row["result"] != "no" || row["needed"] != true ||
+		row["advice"] != "set singleController: true" {
 		t.Errorf("%+v", back)
 	}
 }

@@ -18,7 +18,8 @@ const dnsBound = 5 * time.Second
 // dns resolves the backends' host names like helpers: with the configuration of the host or of this process.
 func (r *nodeRun) dns(ctx context.Context) {
 	resolver, names := net.DefaultResolver, func(name string) []string { return []string{name} }
-	where, advice := "as the host does", "hosts usually cannot resolve names of the cluster's services; set --node-dns=pod, or use an endpoint that the host can resolve"
+	where, advice := "as the host does", "hosts usually cannot resolve names of the cluster's services; set --node-dns=pod, or use an endpoint that the host "+
+		"can resolve"
 	unread := ""
 	switch {
 	case r.ns == nil: // the host's configuration is unknown

@@ -93,7 +93,8 @@ func (r *run) objectsOf(ctx context.Context, what Item, keys credentials.Keys) R
 		{"read", func() error { return r.get(ctx, client, other, content) }},
 		{"write", func() error { return r.put(ctx, client, other, content) }},
 		{"copy", func() error {
-			_, err := client.CopyObject(ctx, &s3.CopyObjectInput{Bucket: &r.info.Name, Key: aws.String(own + "-copy"), CopySource: aws.String(r.info.Name + "/" + other)})
+			_, err := client.CopyObject(ctx, &s3.CopyObjectInput{Bucket: &r.info.Name, Key: aws.String(own + "-copy"), CopySource: aws.String(r.info.Name + "/" +
+				other)})
 			return err
 		}},
 		{"delete", func() error {

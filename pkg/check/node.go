@@ -94,7 +94,8 @@ func (r *nodeRun) hostProbes() []probe {
 		{Optional("sandbox", "the sandbox of helpers and clients"), "", started, r.sandbox},
 		{Optional("survivesDriver", "mounts survive driver restarts"), "", started, r.survivesDriver},
 		{Needed("hostPrograms", "programs run from the host's directory"), "", onHost, r.programs},
-		{NeededIf(needPIDs, "hostPIDs", "clients see the pids of their callers"), "", nil, func(_ context.Context, what Item) Row { return what.noError(host.HostPID(), "") }},
+		{NeededIf(needPIDs, "hostPIDs", "clients see the pids of their callers"), "", nil,
+			func(_ context.Context, what Item) Row { return what.noError(host.HostPID(), "") }},
 	}
 }
 

@@ -22,7 +22,8 @@ const (
 	// noRole is a role that does not exist, for a token that is invalid.
 	noRole = "arn:aws:iam::000000000000:role/s3-csi-check"
 	// noToken looks like a service account's token (RFC 7519) and has no valid signature.
-	noToken = "eyJhbGciOiJSUzI1NiIsInR5cCI6IkpXVCJ9.eyJpc3MiOiJodHRwczovL3MzLWNzaS1jaGVjay5pbnZhbGlkIiwic3ViIjoiczMtY3NpLWNoZWNrIn0.AAAA" //nolint:gosec // see above
+	noToken = "eyJhbGciOiJSUzI1NiIsInR5cCI6IkpXVCJ9." + //nolint:gosec // see above
+		"eyJpc3MiOiJodHRwczovL3MzLWNzaS1jaGVjay5pbnZhbGlkIiwic3ViIjoiczMtY3NpLWNoZWNrIn0.AAAA"
 )
 
 // openSTS makes the client of the backend's token service.
@@ -69,7 +70,8 @@ func asked(what Item, err error, doing string) Row {
 // Errors" and the errors of each action; MinIO's).
 func isInput(code string) bool {
 	switch code {
-	case "ExpiredToken", "ExpiredTokenException", "ValidationError", "ValidationException", "InvalidParameterValue", "MissingParameter", "InvalidClientTokenId", "STSNotInitialized":
+	case "ExpiredToken", "ExpiredTokenException", "ValidationError", "ValidationException", "InvalidParameterValue", "MissingParameter",
+		"InvalidClientTokenId", "STSNotInitialized":
 		return true
 	}
 	return false
@@ -145,16 +147,19 @@ func (r *run) webIdentity(ctx context.Context, what Item) Row {
 	}
 	ctx, cancel := context.WithTimeout(ctx, stsBound)
 	defer cancel()
-	_, err := r.sts.AssumeRoleWithWebIdentity(ctx, &sts.AssumeRoleWithWebIdentityInput{RoleArn: &role, RoleSessionName: aws.String(sessionName), WebIdentityToken: aws.String(noToken)})
+	_, err := r.sts.AssumeRoleWithWebIdentity(ctx, &sts.AssumeRoleWithWebIdentityInput{RoleArn: &role, RoleSessionName: aws.String(sessionName),
+		WebIdentityToken: aws.String(noToken)})
 	if err == nil {
 		what.needed = true
 		return what.Row(No, "the service accepts a token with an invalid signature", "do not use this service's STS; remove sts from the backend")
 	}
 	switch backend.ErrorCode(err) {
 	case "InvalidIdentityToken", "InvalidIdentityTokenException", "IDPRejectedClaim", "IDPCommunicationError", "ExpiredToken", "ExpiredTokenException":
-		return r.undeclared(what.Row(Yes, "it refuses a token with an invalid signature; the first volume with credentials: workload shows whether it accepts your cluster's", ""), credentials.WebIdentity)
+		return r.undeclared(what.Row(Yes, "it refuses a token with an invalid signature; the first volume with credentials: workload shows whether it accepts "+
+			"your cluster's", ""), credentials.WebIdentity)
 	case "InvalidParameterValue": // MinIO's, of a role that no identity provider is configured for, and of a token
-		return what.Row(Unknown, "the service has it; the first volume with credentials: workload shows whether it accepts your cluster's tokens: "+OneLine(backend.Classify(err, "exchange a token with an invalid signature")), "")
+		return what.Row(Unknown, "the service has it; the first volume with credentials: workload shows whether it accepts your cluster's tokens: "+
+			""+OneLine(backend.Classify(err, "exchange a token with an invalid signature")), "")
 	}
 	return asked(what, err, "exchange a token with an invalid signature")
 }
@@ -165,7 +170,8 @@ func (r *run) federationToken(ctx context.Context, what Item) Row {
 	}
 	ctx, cancel := context.WithTimeout(ctx, stsBound)
 	defer cancel()
-	_, err := r.sts.GetFederationToken(ctx, &sts.GetFederationTokenInput{Name: aws.String(sessionName), DurationSeconds: aws.Int32(int32(time.Hour / time.Second))})
+	_, err := r.sts.GetFederationToken(ctx, &sts.GetFederationTokenInput{Name: aws.String(sessionName),
+		DurationSeconds: aws.Int32(int32(time.Hour / time.Second))})
 	row := asked(what, err, "get a federation token")
 	if err == nil {
 		r.works(credentials.FederationToken, "")

@@ -33,7 +33,8 @@ func (r *run) storageProbes() []probe {
 	object := []*string{&r.noService, &r.noBucket, &r.noObject}
 	return []probe{
 		{Needed("reachable", "the service responds"), "", none, r.reach},
-		{Optional("clock", "the clocks of this host and the service agree"), "", none, func(_ context.Context, what Item) Row { return clock(what, r.date, time.Now()) }},
+		{Optional("clock", "the clocks of this host and the service agree"), "", none,
+			func(_ context.Context, what Item) Row { return clock(what, r.date, time.Now()) }},
 		{Needed("credentials", "the driver's own credentials"), "", none, r.identity},
 		{r.bucketItem(), "", service, r.bucket},
 		{Optional("region", "the bucket's region"), "", bucket, r.region},
@@ -224,7 +225,8 @@ func (r *run) missingKey(ctx context.Context, what Item) Row {
 	case err == nil:
 		return what.Row(No, "the service returns an object", "")
 	case fault.Is(backend.Classify(err, ""), fault.Denied):
-		return what.Row(No, "it returns 403, so clients cannot create files", "allow the credentials to list the bucket (s3:ListBucket); services that always return 403 cannot be used with mountpoint-s3")
+		return what.Row(No, "it returns 403, so clients cannot create files", "allow the credentials to list the bucket (s3:ListBucket); services that always "+
+			"return 403 cannot be used with mountpoint-s3")
 	}
 	return failed(what, err, "head a missing key")
 }
@@ -253,7 +255,8 @@ func (r *run) uploadListing(ctx context.Context, what Item) Row {
 	case how == buckets.UploadsWide:
 		return what.Row(No, "the driver lists all uploads of the bucket and selects the volume's", "")
 	}
-	return what.Row(No, "unfinished uploads of deleted volumes stay until the service expires them", "set a lifecycle rule that aborts incomplete uploads, if the service supports it")
+	return what.Row(No, "unfinished uploads of deleted volumes stay until the service expires them",
+		"set a lifecycle rule that aborts incomplete uploads, if the service supports it")
 }
 
 func (r *run) versioning(ctx context.Context, what Item) Row {
@@ -262,7 +265,8 @@ func (r *run) versioning(ctx context.Context, what Item) Row {
 	case backend.IsNotImplemented(err):
 		return what.Row(No, "the service does not support versioning", "")
 	case err != nil && fault.Is(backend.Classify(err, ""), fault.Denied):
-		return what.Row(Unknown, OneLine(backend.Classify(err, "read the versioning state")), "allow s3:GetBucketVersioning; otherwise the driver does not know what onDelete leaves behind")
+		return what.Row(Unknown, OneLine(backend.Classify(err, "read the versioning state")), "allow s3:GetBucketVersioning; otherwise the driver does not know "+
+			"what onDelete leaves behind")
 	case err != nil:
 		return failed(what, err, "read the versioning state")
 	case out.Status == "":

@@ -86,7 +86,8 @@ func (c *Controller) existing(handle string, secrets map[string]string) (volume.
 	id, err := volume.ParseID(handle)
 	if err != nil {
 		if volume.LooksForeign(handle) {
-			return volume.ID{}, provision.Secret{}, fault.Errorf(fault.Precondition, "not a volume id of this driver: a static volume has no record that could be changed")
+			return volume.ID{}, provision.Secret{}, fault.Errorf(fault.Precondition, "not a volume id of this driver: a static volume has no record that could be "+
+				"changed")
 		}
 		return volume.ID{}, provision.Secret{}, fault.Errorf(fault.NotFound, "the volume does not exist: %w", err)
 	}

@@ -39,7 +39,8 @@ func TestControllerExpandVolume(t *testing.T) {
 		"no range":       {&csi.ControllerExpandVolumeRequest{VolumeId: id}, codes.InvalidArgument},
 		"an empty range": {&csi.ControllerExpandVolumeRequest{VolumeId: id, CapacityRange: &csi.CapacityRange{}}, codes.InvalidArgument},
 		"negative":       {&csi.ControllerExpandVolumeRequest{VolumeId: id, CapacityRange: &csi.CapacityRange{RequiredBytes: -1}}, codes.InvalidArgument},
-		"limit below":    {&csi.ControllerExpandVolumeRequest{VolumeId: id, CapacityRange: &csi.CapacityRange{RequiredBytes: 2, LimitBytes: 1}}, codes.InvalidArgument},
+		"limit below": {&csi.ControllerExpandVolumeRequest{VolumeId: id, CapacityRange: &csi.CapacityRange{RequiredBytes: 2, LimitBytes: 1}},
+			codes.InvalidArgument},
 		"block": {&csi.ControllerExpandVolumeRequest{VolumeId: id, CapacityRange: some, VolumeCapability: &csi.VolumeCapability{
 			AccessType: &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}, AccessMode: createRequest().GetVolumeCapabilities()[0].GetAccessMode(),
 		}}, codes.InvalidArgument},
@@ -83,13 +84,14 @@ func TestControllerModifyVolume(t *testing.T) {
 		code   codes.Code
 		says   []string
 	}{
-		"no id":             {"", map[string]string{"onDelete": "purge"}, codes.InvalidArgument, []string{"volume_id"}},
-		"absent":            {"default:bucket-1/other/", map[string]string{"onDelete": "purge"}, codes.NotFound, nil},
-		"no id of ours":     {"non-existing-volume-id", map[string]string{"onDelete": "purge"}, codes.NotFound, nil},
-		"a static volume":   {"bucket-1/data", map[string]string{"onDelete": "purge"}, codes.FailedPrecondition, nil},
-		"unknown":           {id, map[string]string{"onDelte": "purge", "iops": "7"}, codes.InvalidArgument, []string{"unknown: iops, onDelte", "onDelete, tags"}},
-		"immutable":         {id, map[string]string{"bucketName": "x", "client": "rclone"}, codes.InvalidArgument, []string{"fixed at creation: bucketName, client"}},
-		"one of each":       {id, map[string]string{"bucketName": "x", "iops": "7", "onDelete": "purge"}, codes.InvalidArgument, []string{"unknown: iops", "fixed at creation: bucketName"}},
+		"no id":           {"", map[string]string{"onDelete": "purge"}, codes.InvalidArgument, []string{"volume_id"}},
+		"absent":          {"default:bucket-1/other/", map[string]string{"onDelete": "purge"}, codes.NotFound, nil},
+		"no id of ours":   {"non-existing-volume-id", map[string]string{"onDelete": "purge"}, codes.NotFound, nil},
+		"a static volume": {"bucket-1/data", map[string]string{"onDelete": "purge"}, codes.FailedPrecondition, nil},
+		"unknown":         {id, map[string]string{"onDelte": "purge", "iops": "7"}, codes.InvalidArgument, []string{"unknown: iops, onDelte", "onDelete, tags"}},
+		"immutable":       {id, map[string]string{"bucketName": "x", "client": "rclone"}, codes.InvalidArgument, []string{"fixed at creation: bucketName, client"}},
+		"one of each": {id, map[string]string{"bucketName": "x", "iops": "7", "onDelete": "purge"}, codes.InvalidArgument,
+			[]string{"unknown: iops", "fixed at creation: bucketName"}},
 		"a bad value":       {id, map[string]string{"onDelete": "perhaps"}, codes.InvalidArgument, []string{"mutable_parameters.onDelete"}},
 		"too many bytes":    {id, map[string]string{"onDelete": strings.Repeat("x", 4096)}, codes.InvalidArgument, []string{"mutable_parameters"}},
 		"tags without keys": {id, map[string]string{"tags": "a,b"}, codes.InvalidArgument, []string{"mutable_parameters.tags"}},

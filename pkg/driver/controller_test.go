@@ -64,10 +64,14 @@ func TestCreateVolumeRefusesWhatItCannotDo(t *testing.T) {
 		{"control character", func(r *csi.CreateVolumeRequest) { r.Name = "a\x01" }, invalid, []string{"name:", "control character"}},
 		{"C1 control character", func(r *csi.CreateVolumeRequest) { r.Name = "a\u0085" }, invalid, []string{"name:", "control character"}},
 		{"no capabilities", func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities = nil }, invalid, []string{"volume_capabilities: are missing"}},
-		{"nil capability", func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities = append(r.VolumeCapabilities, nil) }, invalid, []string{"volume_capabilities[1]: is missing"}},
-		{"no access mode", func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0].AccessMode = nil }, invalid, []string{"volume_capabilities[0].access_mode: is missing"}},
-		{"access mode of the future", func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0].AccessMode.Mode = 99 }, invalid, []string{"volume_capabilities[0].access_mode: 99"}},
-		{"no access type", func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0].AccessType = nil }, invalid, []string{"volume_capabilities[0].access_type: is missing"}},
+		{"nil capability", func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities = append(r.VolumeCapabilities, nil) }, invalid,
+			[]string{"volume_capabilities[1]: is missing"}},
+		{"no access mode", func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0].AccessMode = nil }, invalid,
+			[]string{"volume_capabilities[0].access_mode: is missing"}},
+		{"access mode of the future", func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0].AccessMode.Mode = 99 }, invalid,
+			[]string{"volume_capabilities[0].access_mode: 99"}},
+		{"no access type", func(r *csi.CreateVolumeRequest) { r.VolumeCapabilities[0].AccessType = nil }, invalid,
+			[]string{"volume_capabilities[0].access_type: is missing"}},
 		{"block", func(r *csi.CreateVolumeRequest) {
 			r.VolumeCapabilities[0].AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
 		}, invalid, []string{"volume_capabilities[0].block", "not supported"}},
@@ -102,8 +106,10 @@ func TestCreateVolumeRefusesWhatItCannotDo(t *testing.T) {
 			r.VolumeCapabilities[0].GetMount().MountFlags = []string{"memory-target=1024"}
 		}, invalid, []string{"parameters.memoryLimit", "memory-target=1024", "at least 1280Mi"}},
 		{"unknown client", func(r *csi.CreateVolumeRequest) { r.Parameters["client"] = "nosuch" }, invalid, []string{"parameters.client", "nosuch"}},
-		{"negative size", func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{RequiredBytes: -1} }, invalid, []string{"capacity_range.required_bytes: -1"}},
-		{"negative limit", func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{LimitBytes: -1} }, invalid, []string{"capacity_range.limit_bytes: -1"}},
+		{"negative size", func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{RequiredBytes: -1} }, invalid,
+			[]string{"capacity_range.required_bytes: -1"}},
+		{"negative limit", func(r *csi.CreateVolumeRequest) { r.CapacityRange = &csi.CapacityRange{LimitBytes: -1} }, invalid,
+			[]string{"capacity_range.limit_bytes: -1"}},
 		{"limit below size", func(r *csi.CreateVolumeRequest) {
 			r.CapacityRange = &csi.CapacityRange{RequiredBytes: 2, LimitBytes: 1}
 		}, invalid, []string{"capacity_range:"}},
@@ -115,27 +121,34 @@ func TestCreateVolumeRefusesWhatItCannotDo(t *testing.T) {
 			r.Parameters["snapshotAccess"] = "direct"
 			r.VolumeContentSource = snapshotSource("default:bucket-2/s@1")
 		}, invalid, []string{"parameters.bucketName", "bucket-2"}},
-		{"a snapshot itself, of none", func(r *csi.CreateVolumeRequest) { r.Parameters["snapshotAccess"] = "direct" }, invalid, []string{"parameters.snapshotAccess"}},
-		{"a snapshot that cannot be", func(r *csi.CreateVolumeRequest) { r.VolumeContentSource = snapshotSource("s") }, codes.NotFound, []string{"volume_content_source.snapshot"}},
+		{"a snapshot itself, of none", func(r *csi.CreateVolumeRequest) { r.Parameters["snapshotAccess"] = "direct" }, invalid,
+			[]string{"parameters.snapshotAccess"}},
+		{"a snapshot that cannot be", func(r *csi.CreateVolumeRequest) { r.VolumeContentSource = snapshotSource("s") }, codes.NotFound,
+			[]string{"volume_content_source.snapshot"}},
 		{"a volume that cannot be", func(r *csi.CreateVolumeRequest) {
 			r.VolumeContentSource = &csi.VolumeContentSource{Type: &csi.VolumeContentSource_Volume{Volume: &csi.VolumeContentSource_VolumeSource{VolumeId: "v"}}}
 		}, codes.NotFound, []string{"volume_content_source.volume"}},
 		{"content source", func(r *csi.CreateVolumeRequest) { r.VolumeContentSource = &csi.VolumeContentSource{} }, invalid, []string{"volume_content_source"}},
-		{"mutable parameters", func(r *csi.CreateVolumeRequest) { r.MutableParameters = map[string]string{"a": "b"} }, invalid, []string{"mutable_parameters", "unknown: a"}},
+		{"mutable parameters", func(r *csi.CreateVolumeRequest) { r.MutableParameters = map[string]string{"a": "b"} }, invalid,
+			[]string{"mutable_parameters", "unknown: a"}},
 		{"parameters that are not mutable", func(r *csi.CreateVolumeRequest) {
 			r.MutableParameters = map[string]string{"client": "rclone", "uid": "7", "nosuch": "x"}
 		}, invalid, []string{"mutable_parameters", "unknown: nosuch", "fixed at creation: client, uid"}},
-		{"tags of a prefix", func(r *csi.CreateVolumeRequest) { r.MutableParameters = map[string]string{"tags": "a=b"} }, invalid, []string{"parameters.tags", "bucketName"}},
-		{"reserved tags", func(r *csi.CreateVolumeRequest) { r.MutableParameters = map[string]string{"tags": "s3.csi/volume=b"} }, invalid, []string{"mutable_parameters.tags", "reserved"}},
+		{"tags of a prefix", func(r *csi.CreateVolumeRequest) { r.MutableParameters = map[string]string{"tags": "a=b"} }, invalid,
+			[]string{"parameters.tags", "bucketName"}},
+		{"reserved tags", func(r *csi.CreateVolumeRequest) { r.MutableParameters = map[string]string{"tags": "s3.csi/volume=b"} }, invalid,
+			[]string{"mutable_parameters.tags", "reserved"}},
 		{"oversize parameters", func(r *csi.CreateVolumeRequest) { r.Parameters["prefix"] = strings.Repeat("x", 4096) }, invalid, []string{"parameters: has"}},
 		{"unknown parameter", func(r *csi.CreateVolumeRequest) { r.Parameters["bucketNam"] = "x" }, invalid, []string{"parameters.bucketNam", "bucketName"}},
 		{"bad onDelete", func(r *csi.CreateVolumeRequest) { r.Parameters["onDelete"] = "perhaps" }, invalid, []string{"parameters.onDelete"}},
 		{"mount option of another client than the backend's default", func(r *csi.CreateVolumeRequest) {
 			r.Parameters = map[string]string{"bucketName": "bucket-1", "backend": "cached", "mountOptions": "allow-delete"}
 		}, invalid, []string{"parameters.mountOptions", "allow-delete"}},
-		{"injected mount option", func(r *csi.CreateVolumeRequest) { r.Parameters["mountOptions"] = "debug,--config /etc/passwd extra" }, invalid, []string{"parameters.mountOptions[1]"}},
+		{"injected mount option", func(r *csi.CreateVolumeRequest) { r.Parameters["mountOptions"] = "debug,--config /etc/passwd extra" }, invalid,
+			[]string{"parameters.mountOptions[1]"}},
 		{"unknown backend", func(r *csi.CreateVolumeRequest) { r.Parameters["backend"] = "gone" }, codes.FailedPrecondition, []string{`"gone"`}},
-		{"secret that is not asked for", func(r *csi.CreateVolumeRequest) { r.Secrets = tenantKeys() }, invalid, []string{"secrets: hold S3 keys", "controllerCredentials: secret"}},
+		{"secret that is not asked for", func(r *csi.CreateVolumeRequest) { r.Secrets = tenantKeys() }, invalid,
+			[]string{"secrets: hold S3 keys", "controllerCredentials: secret"}},
 		{"secret that is missing", func(r *csi.CreateVolumeRequest) { r.Parameters["backend"] = "tenants" }, codes.FailedPrecondition,
 			[]string{"provisioner-secret-name", "may have been deleted", "accessKeyID"}},
 		{"half a secret", func(r *csi.CreateVolumeRequest) {
@@ -264,7 +277,8 @@ func TestTheClaimsNamespaceAndTheSecretsRoleReachTheProvisioner(t *testing.T) {
 		t.Errorf("namespace %q, role %q", p.last.Namespace, p.last.RoleARN)
 	}
 	p.secret = provision.Secret{}
-	if _, err := c.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: resp.GetVolume().GetVolumeId(), Secrets: req.Secrets}); err != nil || p.secret.RoleARN != role {
+	if _, err := c.DeleteVolume(t.Context(), &csi.DeleteVolumeRequest{VolumeId: resp.GetVolume().GetVolumeId(), Secrets: req.Secrets}); err != nil ||
+		p.secret.RoleARN != role {
 		t.Errorf("deletion: %v, role %q", err, p.secret.RoleARN)
 	}
 	req.Secrets["roleARN"] = "arn:aws:iam::111122223333:user/tenant"
@@ -357,16 +371,24 @@ func TestValidateVolumeCapabilities(t *testing.T) {
 		code codes.Code
 		says string // part of the error, or of the message of an unconfirmed answer
 	}{
-		{"confirmed", &csi.ValidateVolumeCapabilitiesRequest{VolumeId: id, VolumeCapabilities: everyMode(), Parameters: made.GetParameters(), VolumeContext: created.GetVolume().GetVolumeContext()}, codes.OK, ""},
-		{"block", &csi.ValidateVolumeCapabilitiesRequest{VolumeId: id, VolumeCapabilities: []*csi.VolumeCapability{good, block}}, codes.OK, "volume_capabilities[1].block"},
-		{"mutable", &csi.ValidateVolumeCapabilitiesRequest{VolumeId: id, VolumeCapabilities: one(good), MutableParameters: map[string]string{"a": "b"}}, codes.OK, "mutable_parameters"},
-		{"context", &csi.ValidateVolumeCapabilitiesRequest{VolumeId: id, VolumeCapabilities: one(good), VolumeContext: map[string]string{"x": "y"}}, codes.OK, "volume_context"},
-		{"parameters", &csi.ValidateVolumeCapabilitiesRequest{VolumeId: id, VolumeCapabilities: one(good), Parameters: map[string]string{"x": "y"}}, codes.OK, "parameters.x"},
+		{"confirmed", &csi.ValidateVolumeCapabilitiesRequest{VolumeId: id, VolumeCapabilities: everyMode(), Parameters: made.GetParameters(),
+			VolumeContext: created.GetVolume().GetVolumeContext()}, codes.OK, ""},
+		{"block", &csi.ValidateVolumeCapabilitiesRequest{VolumeId: id, VolumeCapabilities: []*csi.VolumeCapability{good, block}}, codes.OK,
+			"volume_capabilities[1].block"},
+		{"mutable", &csi.ValidateVolumeCapabilitiesRequest{VolumeId: id, VolumeCapabilities: one(good), MutableParameters: map[string]string{"a": "b"}},
+			codes.OK, "mutable_parameters"},
+		{"context", &csi.ValidateVolumeCapabilitiesRequest{VolumeId: id, VolumeCapabilities: one(good), VolumeContext: map[string]string{"x": "y"}}, codes.OK,
+			"volume_context"},
+		{"parameters", &csi.ValidateVolumeCapabilitiesRequest{VolumeId: id, VolumeCapabilities: one(good), Parameters: map[string]string{"x": "y"}}, codes.OK,
+			"parameters.x"},
 		{"no id", &csi.ValidateVolumeCapabilitiesRequest{VolumeCapabilities: one(good)}, codes.InvalidArgument, "volume_id"},
 		{"no capabilities", &csi.ValidateVolumeCapabilitiesRequest{VolumeId: id}, codes.InvalidArgument, "volume_capabilities"},
-		{"no mode", &csi.ValidateVolumeCapabilitiesRequest{VolumeId: id, VolumeCapabilities: one(&csi.VolumeCapability{AccessType: good.GetAccessType()})}, codes.InvalidArgument, "volume_capabilities[0].access_mode"},
-		{"big context", &csi.ValidateVolumeCapabilitiesRequest{VolumeId: id, VolumeCapabilities: one(good), VolumeContext: map[string]string{"x": strings.Repeat("y", 4096)}}, codes.InvalidArgument, "volume_context"},
-		{"absent", &csi.ValidateVolumeCapabilitiesRequest{VolumeId: "default:bucket-1/other/", VolumeCapabilities: one(good)}, codes.NotFound, "default:bucket-1/other/"},
+		{"no mode", &csi.ValidateVolumeCapabilitiesRequest{VolumeId: id, VolumeCapabilities: one(&csi.VolumeCapability{AccessType: good.GetAccessType()})},
+			codes.InvalidArgument, "volume_capabilities[0].access_mode"},
+		{"big context", &csi.ValidateVolumeCapabilitiesRequest{VolumeId: id, VolumeCapabilities: one(good),
+			VolumeContext: map[string]string{"x": strings.Repeat("y", 4096)}}, codes.InvalidArgument, "volume_context"},
+		{"absent", &csi.ValidateVolumeCapabilitiesRequest{VolumeId: "default:bucket-1/other/", VolumeCapabilities: one(good)}, codes.NotFound,
+			"default:bucket-1/other/"},
 		{"foreign", &csi.ValidateVolumeCapabilitiesRequest{VolumeId: "fake-vol-id", VolumeCapabilities: one(good)}, codes.NotFound, "fake-vol-id"},
 	}
 	for _, tt := range tests {

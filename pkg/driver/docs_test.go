@@ -51,7 +51,8 @@ func TestFlagsDocument(t *testing.T) {
 
 ` + "`s3-csi-driver [all|controller|node|check|status|volumes] [--flag=value …]`" + `. The default mode is ` + "`all`" + `. A flag of another mode is an error.
 
-Every flag except ` + "`--version`" + ` can also be set with an environment variable: ` + "`S3_CSI_`" + ` and its name in capitals with underscores, such as ` + "`" + FlagVariables("cluster-id")[0] + "`" + `. The command line takes precedence.
+Every flag except ` + "`--version`" + ` can also be set with an environment variable: ` +
+		"`S3_CSI_`" + ` and its name in capitals with underscores, such as ` + "`" + FlagVariables("cluster-id")[0] + "`" + `. The command line takes precedence.
 
 Exit codes: 0 after a clean shutdown, 2 for a mistake on the command line or in the environment, 130 or 143 after a second SIGINT or
 SIGTERM, 1 for all other errors.
@@ -85,9 +86,11 @@ SIGTERM, 1 for all other errors.
 		})
 		b.WriteString("\n")
 	}
-	fmt.Fprintf(&b, "Mode [check](../how-to/check.md) also takes, with the same meaning: %s. The default of `--v` is 0. The exit code is 1 if something that the driver needs is missing.\n\n", strings.Join(sharedWith(ModeCheck, new(CheckOptions).AddFlags), ", "))
+	fmt.Fprintf(&b, "Mode [check](../how-to/check.md) also takes, with the same meaning: %s. The default of `--v` is 0. The exit code is 1 if something that the "+
+		"driver needs is missing.\n\n", strings.Join(sharedWith(ModeCheck, new(CheckOptions).AddFlags), ", "))
 	fmt.Fprintf(&b, "Mode [status](../how-to/status.md) also takes: %s.\n\n", strings.Join(sharedWith(ModeStatus, new(StatusOptions).AddFlags), ", "))
-	fmt.Fprintf(&b, "Mode [volumes](../how-to/status.md#the-volumes-of-a-cluster) also takes: %s. The exit code is 1 if a backend or a bucket could not be read.\n\n", strings.Join(sharedWith(ModeVolumes, new(VolumesOptions).AddFlags), ", "))
+	fmt.Fprintf(&b, "Mode [volumes](../how-to/status.md#the-volumes-of-a-cluster) also takes: %s. The exit code is 1 if a backend or a bucket could not be read.\n\n",
+		strings.Join(sharedWith(ModeVolumes, new(VolumesOptions).AddFlags), ", "))
 	fmt.Fprintf(&b, `## Variables without a flag
 
 They configure the backend `+"`default`"+` if the config file does not declare it.

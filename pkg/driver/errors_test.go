@@ -72,7 +72,8 @@ func TestLongMessagesKeepBothEnds(t *testing.T) {
 	for _, start := range []string{"start", "star"} { // a character is cut, or none
 		err := fault.Errorf(fault.Busy, "%s%send\xff", start, strings.Repeat("é", maxMessage))
 		text := status.Convert(statusOf(t.Context(), "", "", err)).Message()
-		if !strings.HasPrefix(text, start+"é") || !strings.HasSuffix(text, "éend?") || len(text) > maxMessage || !utf8.ValidString(text) || strings.Count(text, "?") != 1 {
+		if !strings.HasPrefix(text, start+"é") || !strings.HasSuffix(text, "éend?") || len(text) > maxMessage || !utf8.ValidString(text) ||
+			strings.Count(text, "?") != 1 {
 			t.Errorf("%d bytes: %.20q … %q", len(text), text, text[len(text)-20:])
 		}
 	}
@@ -82,13 +83,16 @@ const longTarget = "/var/lib/kubelet/pods/6f4b1c9e-0d7a-4a8f-9c36-2b1de00f7a55/v
 
 // The cause is shown even if much advice follows it.
 func TestLongMessagesKeepTheCause(t *testing.T) {
-	err := fault.Errorf(fault.Unavailable, "publish volume %q at %s: the target is left unchanged: the session of mount %s (volume %s) expired at %s and could not be renewed since %s: make a session of role %s for backend default (https://s3.example.com) (webIdentity): the token service returned 403 AccessDenied %q (request 3eb22aa2396a447a): %s; %s",
+	err := fault.Errorf(fault.Unavailable, "publish volume %q at %s: the target is left unchanged: the session of mount %s (volume %s) expired at %s and "+
+		"could not be renewed since %s: make a session of role %s for backend default (https://s3.example.com) (webIdentity): the token service returned 403 "+
+		"AccessDenied %q (request 3eb22aa2396a447a): %s; %s",
 		"default:team-data/namespace/pvc-0b9c7f1e-53a4-4f0b-8d1c-7e2a90c4d611/",
 		longTarget, "52kejb4r35ynr4qcltsn4kyr-3821454290", "default:team-data/namespace/pvc-0b9c7f1e-53a4-4f0b-8d1c-7e2a90c4d611/",
 		"2026-11-25T04:37:42Z", "2026-11-25T04:37:40Z", "arn:aws:iam::000000000000:role/apps.web", "not authorized to perform sts:AssumeRoleWithWebIdentity",
 		strings.Repeat("check the role; ", 10), strings.Repeat("check the service account; ", 10))
 	text := status.Convert(statusOf(t.Context(), csi.Node_NodePublishVolume_FullMethodName, longTarget, err)).Message()
-	if !strings.Contains(text, "403 AccessDenied") || !strings.HasPrefix(text, "publish volume ") || strings.Contains(text, "/var/lib/kubelet") || len(text) > maxMessage {
+	if !strings.Contains(text, "403 AccessDenied") || !strings.HasPrefix(text, "publish volume ") || strings.Contains(text, "/var/lib/kubelet") ||
+		len(text) > maxMessage {
 		t.Errorf("%d bytes: %s", len(text), text)
 	}
 }
@@ -131,7 +135,8 @@ func TestLongMessagesAsEvents(t *testing.T) {
 	} {
 		err := statusOf(t.Context(), csi.Node_NodePublishVolume_FullMethodName, longTarget, err)
 		text := event + status.Convert(err).Message()
-		if len(text) > 1000 || !strings.HasSuffix(text, "; see "+page) || !strings.Contains(text, failed) || !strings.Contains(text, last) || strings.Count(text, page) != 1 {
+		if len(text) > 1000 || !strings.HasSuffix(text, "; see "+page) || !strings.Contains(text, failed) || !strings.Contains(text, last) ||
+			strings.Count(text, page) != 1 {
 			t.Errorf("%s: %d bytes: %s", name, len(text), text)
 		}
 		if full := fullText(err); !strings.Contains(full, output) || strings.Count(full, page) != 1 {
@@ -247,7 +252,8 @@ func TestEachRPCNamesItsPage(t *testing.T) {
 		rpc, page string
 		err       error
 	}{
-		{"CreateVolume", pageParameters, create}, {"DeleteVolume", pageParameters, remove}, {"NodePublishVolume", pagePodStarts, publish}, {"NodeUnpublishVolume", pageUnpublish, unpublish},
+		{"CreateVolume", pageParameters, create}, {"DeleteVolume", pageParameters, remove}, {"NodePublishVolume", pagePodStarts, publish},
+		{"NodeUnpublishVolume", pageUnpublish, unpublish},
 	} {
 		if text := status.Convert(tt.err).Message(); tt.err == nil || !strings.HasSuffix(text, "; see "+tt.page) {
 			t.Errorf("%s: %v does not name %s", tt.rpc, tt.err, tt.page)

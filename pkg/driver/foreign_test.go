@@ -16,7 +16,8 @@ func awsRequest() *csi.NodePublishVolumeRequest {
 	return &csi.NodePublishVolumeRequest{
 		VolumeId: "s3-csi-driver-volume", TargetPath: "/pods/1/mount",
 		VolumeCapability: mountCapability(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER,
-			"allow-delete", "region us-west-2", "prefix some-s3-prefix/", "uid=1000", "--gid 2000", "allow-other", "endpoint-url https://s3.example", `context="a:b:c:s0:c1,c2"`),
+			"allow-delete", "region us-west-2", "prefix some-s3-prefix/", "uid=1000", "--gid 2000", "allow-other", "endpoint-url https://s3.example",
+			`context="a:b:c:s0:c1,c2"`),
 		VolumeContext: map[string]string{"bucketName": "bucket-1", "authenticationSource": "driver", "stsRegion": "us-west-2"},
 	}
 }
@@ -50,17 +51,20 @@ func TestVolumesOfK8sCSIS3ArePublished(t *testing.T) {
 	n, m := newTestNode(t)
 	req := publishRequest()
 	req.VolumeId = "shared-bucket/pvc-0f1e2d3c-1111-2222-3333-444455556666"
-	req.VolumeContext = map[string]string{"mounter": "rclone", "options": "", "capacity": "1073741824", "bucket": "shared-bucket", "storage.kubernetes.io/csiProvisionerIdentity": "1-2-ru.yandex.s3.csi"}
+	req.VolumeContext = map[string]string{"mounter": "rclone", "options": "", "capacity": "1073741824", "bucket": "shared-bucket",
+		"storage.kubernetes.io/csiProvisionerIdentity": "1-2-ru.yandex.s3.csi"}
 	req.Secrets = tenantKeys()
 	req.Secrets["endpoint"], req.Secrets["region"], req.Secrets["insecure"] = "https://s3.example", "", "false"
 	if _, err := n.NodePublishVolume(t.Context(), req); err != nil {
 		t.Fatal(err)
 	}
 	p := m.last
-	if want := (volume.ID{Backend: "default", Bucket: "shared-bucket", Prefix: "pvc-0f1e2d3c-1111-2222-3333-444455556666/"}); p.Volume != want || p.Attributes.Client != "rclone" || p.Identity != "secret:AKIA1" {
+	if want := (volume.ID{Backend: "default", Bucket: "shared-bucket", Prefix: "pvc-0f1e2d3c-1111-2222-3333-444455556666/"}); p.Volume != want ||
+		p.Attributes.Client != "rclone" || p.Identity != "secret:AKIA1" {
 		t.Errorf("%+v", p)
 	}
-	want := []volume.Claim{{Kind: volume.ClaimEndpoint, Field: "secrets.endpoint", Value: "https://s3.example"}, {Kind: volume.ClaimInsecure, Field: "secrets.insecure", Value: "false"}}
+	want := []volume.Claim{{Kind: volume.ClaimEndpoint, Field: "secrets.endpoint", Value: "https://s3.example"},
+		{Kind: volume.ClaimInsecure, Field: "secrets.insecure", Value: "false"}}
 	if !reflect.DeepEqual(p.Claims, want) {
 		t.Errorf("claims %v", p.Claims)
 	}
@@ -76,7 +80,8 @@ func TestTheControllerHoldsSecretsAgainstTheBackend(t *testing.T) {
 		req.Secrets["endpoint"] = endpoint
 		resp, err := c.CreateVolume(t.Context(), req)
 		if agrees {
-			if err != nil || resp.GetVolume().GetVolumeId() != "tenants:bucket-1/pvc-1/" || !reflect.DeepEqual(resp.GetVolume().GetVolumeContext(), map[string]string{"client": "rclone"}) {
+			if err != nil || resp.GetVolume().GetVolumeId() != "tenants:bucket-1/pvc-1/" || !reflect.DeepEqual(resp.GetVolume().GetVolumeContext(),
+				map[string]string{"client": "rclone"}) {
 				t.Errorf("%q: %v, %v", endpoint, resp, err)
 			}
 			continue
@@ -95,7 +100,8 @@ func TestStorageClassesOfK8sCSIS3SayWhatToWriteInstead(t *testing.T) {
 	req := createRequest()
 	req.Parameters = map[string]string{"mounter": "geesefs", "options": "--memory-limit 1000 --dir-mode 0777 --file-mode 0666"}
 	_, err := c.CreateVolume(t.Context(), req)
-	refused(t, "geesefs", csi.Controller_CreateVolume_FullMethodName, err, codes.InvalidArgument, "parameters.mounter", "client: rclone", "memory-limit", "dir-mode", "file-mode")
+	refused(t, "geesefs", csi.Controller_CreateVolume_FullMethodName, err, codes.InvalidArgument, "parameters.mounter", "client: rclone", "memory-limit",
+		"dir-mode", "file-mode")
 	if p.calls > 0 {
 		t.Error("refused after a side effect")
 	}

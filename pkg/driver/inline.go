@@ -54,7 +54,8 @@ func checkInline(target string, context map[string]string) error {
 func inlineSource(wanted string, hasKeys bool) (string, error) {
 	switch {
 	case wanted == credentials.SourceDriver:
-		return "", fault.Errorf(fault.Denied, "volume_context.credentials: inline volumes never use the driver's own credentials: set credentials: workload, or credentials: secret with a nodePublishSecretRef in the volume")
+		return "", fault.Errorf(fault.Denied, "volume_context.credentials: inline volumes never use the driver's own credentials: set credentials: workload, or "+
+			"credentials: secret with a nodePublishSecretRef in the volume")
 	case wanted == "" && hasKeys:
 		return credentials.SourceSecret, nil
 	case wanted == "":

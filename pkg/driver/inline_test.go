@@ -138,8 +138,10 @@ func TestInlineVolumesThatAreRefused(t *testing.T) {
 			unset(podUIDKey)(r)
 			set(podNamespaceKey, "kube-system", serviceAccountKey, "admin")(r)
 		}, precondition, []string{"podInfoOnMount"}},
-		{"the author's word, with a guess", set(podUIDKey, "0b9c7f1e-53a4-4f0b-8d1c-000000000000", podNamespaceKey, "kube-system"), precondition, []string{"podInfoOnMount"}},
-		{"a target that names no pod", func(r *csi.NodePublishVolumeRequest) { r.TargetPath = "/targets/" + inlinePod + "/mount" }, precondition, []string{"podInfoOnMount"}},
+		{"the author's word, with a guess", set(podUIDKey, "0b9c7f1e-53a4-4f0b-8d1c-000000000000", podNamespaceKey, "kube-system"), precondition,
+			[]string{"podInfoOnMount"}},
+		{"a target that names no pod", func(r *csi.NodePublishVolumeRequest) { r.TargetPath = "/targets/" + inlinePod + "/mount" }, precondition,
+			[]string{"podInfoOnMount"}},
 		{"no UID, and a target that names no pod", func(r *csi.NodePublishVolumeRequest) {
 			unset(podUIDKey)(r)
 			r.TargetPath = "/mount"

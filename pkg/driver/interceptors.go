@@ -147,7 +147,8 @@ func setDeadline(ctx context.Context, req any, info *grpc.UnaryServerInfo, handl
 		defer cancel()
 		return handler(ctx, req)
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, defaultDeadline, fmt.Errorf("the default timeout of %v expired, because the caller set no deadline: %w", defaultDeadline, context.DeadlineExceeded))
+	ctx, cancel := context.WithTimeoutCause(ctx, defaultDeadline, fmt.Errorf("the default timeout of %v expired, because the caller set no deadline: %w",
+		defaultDeadline, context.DeadlineExceeded))
 	defer cancel()
 	return handler(ctx, req)
 }

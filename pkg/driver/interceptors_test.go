@@ -116,10 +116,11 @@ func TestFailedRequests_LogIsBounded(t *testing.T) {
 func TestInnerLogsCarryTheRequestsSubject(t *testing.T) {
 	log := &logBuffer{}
 	handler := logRequests(newTestLogger(log), &inflight{}, &loglimit.Limiter{})
-	_, err := handler(t.Context(), publishRequest(), &grpc.UnaryServerInfo{FullMethod: csi.Node_NodePublishVolume_FullMethodName}, func(ctx context.Context, _ any) (any, error) {
-		klog.FromContext(ctx).Info("inner")
-		return &csi.NodePublishVolumeResponse{}, nil
-	})
+	_, err := handler(t.Context(), publishRequest(), &grpc.UnaryServerInfo{FullMethod: csi.Node_NodePublishVolume_FullMethodName},
+		func(ctx context.Context, _ any) (any, error) {
+			klog.FromContext(ctx).Info("inner")
+			return &csi.NodePublishVolumeResponse{}, nil
+		})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -48,7 +48,8 @@ func parseEndpoint(s string) (endpoint, error) {
 	}
 	if host := u.Hostname(); host != "localhost" {
 		if ip := net.ParseIP(host); ip == nil || !ip.IsLoopback() {
-			return endpoint{}, fmt.Errorf("%q is not a loopback address, but the CSI protocol has no authentication, so anyone who can reach this port could delete volumes; use a UNIX socket, or 127.0.0.1 behind an authenticating proxy", host)
+			return endpoint{}, fmt.Errorf("%q is not a loopback address, but the CSI protocol has no authentication, so anyone who can reach this port could "+
+				"delete volumes; use a UNIX socket, or 127.0.0.1 behind an authenticating proxy", host)
 		}
 	}
 	return endpoint{"tcp", u.Host}, nil

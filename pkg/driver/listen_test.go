@@ -51,7 +51,8 @@ func TestEndpointForms(t *testing.T) {
 			t.Errorf("%s: %v, %v", in, got, err)
 		}
 	}
-	for _, in := range []string{"", "unix://", "unix://a/b", "unix:a", "a.sock", "tcp://", "tcp://127.0.0.1", "tcp://127.0.0.1:x", "tcp://127.0.0.1:1/x", "tcp://0.0.0.0:1",
+	for _, in := range []string{"", "unix://", "unix://a/b", "unix:a", "a.sock", "tcp://", "tcp://127.0.0.1", "tcp://127.0.0.1:x", "tcp://127.0.0.1:1/x",
+		"tcp://0.0.0.0:1",
 		"tcp://:1", "tcp://example.com:1", "tcp://192.168.0.1:1", "udp://127.0.0.1:1", "unix:///a/../b", "unix:///a\x00b", "tcp://u:p@127.0.0.1:1"} {
 		if got, err := parseEndpoint(in); err == nil {
 			t.Errorf("%q gives %v, want an error", in, got)

@@ -50,7 +50,8 @@ func TestNodePublishRefusesBeforeItTouchesAnything(t *testing.T) {
 		{"long target", func(r *csi.NodePublishVolumeRequest) { r.TargetPath = "/" + strings.Repeat("x", 4095) }, invalid, []string{"target_path: has 4096"}},
 		{"no capability", func(r *csi.NodePublishVolumeRequest) { r.VolumeCapability = nil }, invalid, []string{"volume_capability: is missing"}},
 		{"no mode", func(r *csi.NodePublishVolumeRequest) { r.VolumeCapability.AccessMode = nil }, invalid, []string{"volume_capability.access_mode"}},
-		{"access mode of the future", func(r *csi.NodePublishVolumeRequest) { r.VolumeCapability.AccessMode.Mode = 99 }, invalid, []string{"volume_capability.access_mode"}},
+		{"access mode of the future", func(r *csi.NodePublishVolumeRequest) { r.VolumeCapability.AccessMode.Mode = 99 }, invalid,
+			[]string{"volume_capability.access_mode"}},
 		{"block", func(r *csi.NodePublishVolumeRequest) {
 			r.VolumeCapability.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
 		}, invalid, []string{"volume_capability.block"}},
@@ -61,7 +62,8 @@ func TestNodePublishRefusesBeforeItTouchesAnything(t *testing.T) {
 		{"two labels", flags("context=a:b:c", "context=a:b:c"), invalid, []string{"two SELinux contexts"}},
 		{"no label", flags(`context=a:b:c,rw`), invalid, []string{"not an SELinux context"}},
 		{"half a label", flags(`context="a:b"`), invalid, []string{"not an SELinux context"}},
-		{"group name", func(r *csi.NodePublishVolumeRequest) { r.VolumeCapability.GetMount().VolumeMountGroup = "users" }, invalid, []string{"volume_capability.mount.volume_mount_group"}},
+		{"group name", func(r *csi.NodePublishVolumeRequest) { r.VolumeCapability.GetMount().VolumeMountGroup = "users" }, invalid,
+			[]string{"volume_capability.mount.volume_mount_group"}},
 		{"no group", func(r *csi.NodePublishVolumeRequest) {
 			r.VolumeCapability.GetMount().VolumeMountGroup = "4294967295"
 		}, invalid, []string{"volume_capability.mount.volume_mount_group"}},
@@ -74,11 +76,15 @@ func TestNodePublishRefusesBeforeItTouchesAnything(t *testing.T) {
 			r.VolumeId = "csi-" + strings.Repeat("0123456789abcdef", 4)
 			r.VolumeContext = map[string]string{"bucketName": "bucket-1", "csi.storage.k8s.io/ephemeral": "false"}
 		}, precondition, []string{"inline volumes", "not enabled"}},
-		{"driver's and secret", func(r *csi.NodePublishVolumeRequest) { context("credentials", "driver")(r); r.Secrets = tenantKeys() }, invalid, []string{"secrets: hold S3 keys"}},
+		{"driver's and secret", func(r *csi.NodePublishVolumeRequest) { context("credentials", "driver")(r); r.Secrets = tenantKeys() }, invalid,
+			[]string{"secrets: hold S3 keys"}},
 		{"secret without keys", context("credentials", "secret"), precondition, []string{"nodePublishSecretRef"}},
-		{"misspelt secret", func(r *csi.NodePublishVolumeRequest) { r.Secrets = map[string]string{"accessKeyId": "canary"} }, invalid, []string{"secrets: have neither", "accessKeyId"}},
-		{"half a secret", func(r *csi.NodePublishVolumeRequest) { r.Secrets = map[string]string{"secretAccessKey": "canary"} }, invalid, []string{"secrets.accessKeyID"}},
-		{"oversize secrets", func(r *csi.NodePublishVolumeRequest) { r.Secrets = map[string]string{"x": strings.Repeat("x", 4096)} }, invalid, []string{"secrets: has"}},
+		{"misspelt secret", func(r *csi.NodePublishVolumeRequest) { r.Secrets = map[string]string{"accessKeyId": "canary"} }, invalid,
+			[]string{"secrets: have neither", "accessKeyId"}},
+		{"half a secret", func(r *csi.NodePublishVolumeRequest) { r.Secrets = map[string]string{"secretAccessKey": "canary"} }, invalid,
+			[]string{"secrets.accessKeyID"}},
+		{"oversize secrets", func(r *csi.NodePublishVolumeRequest) { r.Secrets = map[string]string{"x": strings.Repeat("x", 4096)} }, invalid,
+			[]string{"secrets: has"}},
 	}
 	for _, tt := range tests {
 		n, m := newTestNode(t)
@@ -119,7 +125,8 @@ func TestNodePublishReadsTheWholeRequest(t *testing.T) {
 	if p.SELinuxContext != "system_u:object_r:container_file_t:s0:c1,c2" || p.MountGroup == nil || *p.MountGroup != 2000 {
 		t.Errorf("label %q, group %v", p.SELinuxContext, p.MountGroup)
 	}
-	if p.Source != credentials.SourceSecret || p.Identity != "secret:AKIA1" || p.Keys != (credentials.Keys{AccessKeyID: "AKIA1", SecretAccessKey: "s", SessionToken: "t"}) {
+	if p.Source != credentials.SourceSecret || p.Identity != "secret:AKIA1" ||
+		p.Keys != (credentials.Keys{AccessKeyID: "AKIA1", SecretAccessKey: "s", SessionToken: "t"}) {
 		t.Errorf("credentials: %s %s", p.Source, p.Identity)
 	}
 	if !p.SingleWriter || p.ReadOnly {

@@ -80,13 +80,17 @@ type CommonOptions struct {
 
 // AddFlags registers the options on fs with their defaults.
 func (o *CommonOptions) AddFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&o.Endpoint, "endpoint", "unix:///csi/csi.sock", "address of the CSI services: unix:///path, or tcp://127.0.0.1:port (loopback only, because the protocol has no authentication)")
-	fs.StringVar(&o.DriverName, "driver-name", "s3.csi.driver", "name of the CSI driver in StorageClasses and PersistentVolumes; at most 63 letters, digits, dots and dashes")
-	fs.StringVar(&o.Config, "config", "", "YAML file that declares backends; if empty, there is one backend named \"default\", which is AWS or the service at AWS_ENDPOINT_URL")
+	fs.StringVar(&o.Endpoint, "endpoint", "unix:///csi/csi.sock", "address of the CSI services: unix:///path, or tcp://127.0.0.1:port (loopback only, "+
+		"because the protocol has no authentication)")
+	fs.StringVar(&o.DriverName, "driver-name", "s3.csi.driver", "name of the CSI driver in StorageClasses and PersistentVolumes; at most 63 letters, digits, "+
+		"dots and dashes")
+	fs.StringVar(&o.Config, "config", "", "YAML file that declares backends; if empty, there is one backend named \"default\", which is AWS or the service "+
+		"at AWS_ENDPOINT_URL")
 	fs.StringVar(&o.HTTPEndpoint, "http-endpoint", "", "address (host:port or :port) of /metrics, /healthz and /readyz; if empty, they are not served")
 	fs.StringVar(&o.LoggingFormat, "logging-format", "text", "log format: text or json")
 	fs.IntVarP(&o.Verbosity, "v", "v", 2, "log verbosity, 0 to 10: 2 logs changes, 4 requests, 5 responses, 6 polling")
-	fs.DurationVar(&o.ShutdownTimeout, "shutdown-timeout", 20*time.Second, "how long running requests may take to finish during shutdown before they are cancelled")
+	fs.DurationVar(&o.ShutdownTimeout, "shutdown-timeout", 20*time.Second, "how long running requests may take to finish during shutdown before they are "+
+		"cancelled")
 	fs.BoolVar(&o.VolumeHealth, "volume-health", false, "offer the RPCs of volume health, which are alpha in CSI 1.13 and may change")
 	fs.BoolVar(&o.Version, "version", false, "print the version and exit")
 }
@@ -111,7 +115,8 @@ type ControllerOptions struct {
 
 // AddFlags registers the options on fs with their defaults.
 func (o *ControllerOptions) AddFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&o.ClusterID, "cluster-id", "", "distinguishes this cluster's volumes from those of other clusters in the same bucket; must not change while volumes exist; at most 63 letters, digits, dots, dashes and underscores")
+	fs.StringVar(&o.ClusterID, "cluster-id", "", "distinguishes this cluster's volumes from those of other clusters in the same bucket; must not change "+
+		"while volumes exist; at most 63 letters, digits, dots, dashes and underscores")
 	fs.IntVar(&o.DeletionWorkers, "deletion-workers", 4, "number of volumes that are emptied concurrently, 1 to 64")
 	fs.IntVar(&o.CopyWorkers, "copy-workers", 16, "number of requests in flight per backend for snapshots, restores and clones, 1 to 256")
 }
@@ -197,7 +202,8 @@ func Usage(mode Mode) string {
 	var o Options
 	var b strings.Builder
 	fmt.Fprintf(&b, "s3-csi-driver [all|controller|node|%s] [--flag=value ...]\n\n", join(Commands(), "|"))
-	fmt.Fprintf(&b, "The default mode is \"all\". These are the flags of mode %q. Each can also be set with the variable\nS3_CSI_<FLAG> (--http-endpoint: S3_CSI_HTTP_ENDPOINT); the command line takes precedence.\n\n", mode)
+	fmt.Fprintf(&b, "The default mode is \"all\". These are the flags of mode %q. Each can also be set with the variable\nS3_CSI_<FLAG> (--http-endpoint: "+
+		"S3_CSI_HTTP_ENDPOINT); the command line takes precedence.\n\n", mode)
 	b.WriteString(o.Flags(mode).FlagUsagesWrapped(100))
 	return b.String()
 }

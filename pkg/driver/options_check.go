@@ -40,16 +40,19 @@ func (o *CheckOptions) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.Backend, "backend", "", "backend to check; default: all that the config file declares")
 	fs.StringVar(&o.Bucket, "bucket", "", "existing bucket in which objects below .s3-csi/check/ are created and then deleted; default: nothing is created")
 	fs.BoolVar(&o.CreateBucket, "create-bucket", false, "create a bucket for each backend, check with it, and delete it")
-	fs.StringVar(&o.RoleARN, "role", "", "ARN of a workload's role to check, with --token-file and, where several backends are declared, --backend; with --bucket, it must be able to list --prefix there")
+	fs.StringVar(&o.RoleARN, "role", "", "ARN of a workload's role to check, with --token-file and, where several backends are declared, --backend; with "+
+		"--bucket, it must be able to list --prefix there")
 	fs.StringVar(&o.TokenFile, "token-file", "", "file with a token of the workload's service account, for --role")
-	fs.StringVar(&o.Prefix, "prefix", "", "prefix in --bucket that --role must be able to list, as a volume's prefix, or below which --client writes; default: the whole bucket")
+	fs.StringVar(&o.Prefix, "prefix", "", "prefix in --bucket that --role must be able to list, as a volume's prefix, or below which --client writes; "+
+		"default: the whole bucket")
 	outputFlag(fs, &o.Output)
 	fs.BoolVar(&o.Node, "node", false, "also check the host as the node service uses it; requires root, on the host or in the node's container")
 	fs.StringVar(&o.MountOptions, "mount-options", "", "mount options of the volumes, as in the parameter mountOptions; --client mounts with them")
 	fs.StringVar(&o.Client, "client", "", "check the operations that volumes need, then this client, built in or declared, in a mount of its own, "+
 		"both below new prefixes of --bucket; requires root, on the host or in the node's container")
 	fs.DurationVar(&o.StepTimeout, "step-timeout", defaultStepTimeout, "time limit of each step of --client")
-	fs.DurationVar(&o.SessionDuration, "session-duration", 0, "validity of the sessions of --client, as the volume parameter sessionDuration; the check then waits until one has expired and was renewed; default: the service's, and renewal is not checked")
+	fs.DurationVar(&o.SessionDuration, "session-duration", 0, "validity of the sessions of --client, as the volume parameter sessionDuration; the check then "+
+		"waits until one has expired and was renewed; default: the service's, and renewal is not checked")
 }
 
 func (o *CheckOptions) validate(c *checker) {
@@ -83,7 +86,8 @@ func (o *CheckOptions) validateClient(c *checker) {
 		c.check("session-duration", without(o.SessionDuration != 0, "needs --client"))
 		return
 	}
-	c.check("session-duration", without(o.SessionDuration != 0 && (o.SessionDuration < volume.MinSessionDuration || o.SessionDuration > volume.MaxSessionDuration || o.SessionDuration%time.Second != 0),
+	c.check("session-duration", without(o.SessionDuration != 0 && (o.SessionDuration < volume.MinSessionDuration ||
+		o.SessionDuration > volume.MaxSessionDuration || o.SessionDuration%time.Second != 0),
 		"must be whole seconds, from 1s to 36h"))
 	c.check("client", client.CheckName(o.Client))
 	c.check("client", without(o.Bucket == "", "needs --bucket"))

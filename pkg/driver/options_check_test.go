@@ -8,25 +8,30 @@ import (
 
 func TestModeCheckHasItsOwnFlagsAndThoseThatSayWhatIsChecked(t *testing.T) {
 	o := parse(t, "check", nil)
-	if o.Mode != ModeCheck || o.Check != (CheckOptions{Output: OutputText, StepTimeout: defaultStepTimeout}) || o.Common.Verbosity != 0 || o.Node.StateDir != "/run/s3-csi" || o.Node.UIDs.First == 0 {
+	if o.Mode != ModeCheck || o.Check != (CheckOptions{Output: OutputText, StepTimeout: defaultStepTimeout}) || o.Common.Verbosity != 0 ||
+		o.Node.StateDir != "/run/s3-csi" || o.Node.UIDs.First == 0 {
 		t.Errorf("defaults: %+v", o)
 	}
-	o = parse(t, "check --backend=lab --bucket=data --output=json --node --config=/etc/c.yaml --host-dir=/opt/y --launcher=process -v=4", map[string]string{"S3_CSI_STATE_DIR": "/run/x", "AWS_REGION": "eu-north-1"})
+	o = parse(t, "check --backend=lab --bucket=data --output=json --node --config=/etc/c.yaml --host-dir=/opt/y --launcher=process -v=4",
+		map[string]string{"S3_CSI_STATE_DIR": "/run/x", "AWS_REGION": "eu-north-1"})
 	if want := (CheckOptions{Backend: "lab", Bucket: "data", Output: "json", Node: true, StepTimeout: defaultStepTimeout}); o.Check != want {
 		t.Errorf("%+v, want %+v", o.Check, want)
 	}
 	o2 := parse(t, "check --role=arn:aws:iam::1:role/r --token-file=/t --bucket=data --prefix=a/", nil)
-	if want := (CheckOptions{Bucket: "data", Output: OutputText, RoleARN: "arn:aws:iam::1:role/r", TokenFile: "/t", Prefix: "a/", StepTimeout: defaultStepTimeout}); o2.Check != want {
+	if want := (CheckOptions{Bucket: "data", Output: OutputText, RoleARN: "arn:aws:iam::1:role/r", TokenFile: "/t", Prefix: "a/",
+		StepTimeout: defaultStepTimeout}); o2.Check != want {
 		t.Errorf("%+v, want %+v", o2.Check, want)
 	}
 	o3 := parse(t, "check --client=rclone --bucket=data --prefix=a --step-timeout=5s --session-duration=15m", nil)
-	if want := (CheckOptions{Bucket: "data", Output: OutputText, Prefix: "a", Client: "rclone", StepTimeout: 5 * time.Second, SessionDuration: 15 * time.Minute}); o3.Check != want {
+	if want := (CheckOptions{Bucket: "data", Output: OutputText, Prefix: "a", Client: "rclone", StepTimeout: 5 * time.Second,
+		SessionDuration: 15 * time.Minute}); o3.Check != want {
 		t.Errorf("%+v, want %+v", o3.Check, want)
 	}
 	if !parse(t, "check --create-bucket", nil).Check.CreateBucket {
 		t.Error("--create-bucket has no effect")
 	}
-	if o.Common.Config != "/etc/c.yaml" || o.Common.Verbosity != 4 || o.Node.HostDir != "/opt/y" || o.Node.Launcher != "process" || o.Node.StateDir != "/run/x" || o.DefaultRegion != "eu-north-1" {
+	if o.Common.Config != "/etc/c.yaml" || o.Common.Verbosity != 4 || o.Node.HostDir != "/opt/y" || o.Node.Launcher != "process" ||
+		o.Node.StateDir != "/run/x" || o.DefaultRegion != "eu-north-1" {
 		t.Errorf("flags of other modes: %+v", o)
 	}
 	for args, want := range map[string]string{
@@ -90,8 +95,10 @@ func TestModeStatusHasItsOwnFlags(t *testing.T) {
 }
 
 func TestModeVolumesHasTheControllersFlags(t *testing.T) {
-	o := parse(t, "volumes -o json --backend=lab --all", map[string]string{"S3_CSI_CLUSTER_ID": "prod", "S3_CSI_DRIVER_NAME": "x.csi", "S3_CSI_CONFIG": "/etc/c.yaml", "AWS_REGION": "eu-north-1"})
-	if o.Mode != ModeVolumes || o.Volumes != (VolumesOptions{OutputJSON, "lab", true}) || o.Controller.ClusterID != "prod" || o.Common.DriverName != "x.csi" || o.Common.Config != "/etc/c.yaml" || o.DefaultRegion != "eu-north-1" {
+	o := parse(t, "volumes -o json --backend=lab --all", map[string]string{"S3_CSI_CLUSTER_ID": "prod", "S3_CSI_DRIVER_NAME": "x.csi",
+		"S3_CSI_CONFIG": "/etc/c.yaml", "AWS_REGION": "eu-north-1"})
+	if o.Mode != ModeVolumes || o.Volumes != (VolumesOptions{OutputJSON, "lab", true}) || o.Controller.ClusterID != "prod" ||
+		o.Common.DriverName != "x.csi" || o.Common.Config != "/etc/c.yaml" || o.DefaultRegion != "eu-north-1" {
 		t.Errorf("%+v", o)
 	}
 	for args, want := range map[string]string{

@@ -64,7 +64,8 @@ func TestCommandLineWinsOverEnvironmentWhichWinsOverDefaults(t *testing.T) {
 	if o.Common.ShutdownTimeout != 9*time.Second {
 		t.Errorf("the command line must win: %v", o.Common.ShutdownTimeout)
 	}
-	if o.Node.NodeID != "node-7" || o.Node.UIDs != (UIDRange{5000, 5999}) || o.Node.VolumeAttachLimit != 12 || o.Common.HTTPEndpoint != ":9808" || o.Common.Verbosity != 5 {
+	if o.Node.NodeID != "node-7" || o.Node.UIDs != (UIDRange{5000, 5999}) || o.Node.VolumeAttachLimit != 12 || o.Common.HTTPEndpoint != ":9808" ||
+		o.Common.Verbosity != 5 {
 		t.Errorf("environment: %+v %+v", o.Common, o.Node)
 	}
 	if o.Node.DrainTimeout != 24*time.Hour {
@@ -111,14 +112,19 @@ func TestTheVolumeLimitOfANode(t *testing.T) {
 
 func TestEveryFlagCanBeSetByItsVariableAndBothRefuseABadValue(t *testing.T) {
 	values := map[string]struct{ good, bad string }{
-		"endpoint": {"/tmp/x.sock", "relative/path"}, "driver-name": {"a.b", "a_b"}, "config": {"/etc/c.yaml", "relative.yaml"}, "http-endpoint": {"127.0.0.1:1", "nowhere"},
-		"logging-format": {"json", "xml"}, "v": {"3", "many"}, "shutdown-timeout": {"3s", "-1s"}, "cluster-id": {"c1", "two words"}, "deletion-workers": {"3", "65"}, "copy-workers": {"8", "257"},
+		"endpoint": {"/tmp/x.sock", "relative/path"}, "driver-name": {"a.b", "a_b"}, "config": {"/etc/c.yaml", "relative.yaml"},
+		"http-endpoint":  {"127.0.0.1:1", "nowhere"},
+		"logging-format": {"json", "xml"}, "v": {"3", "many"}, "shutdown-timeout": {"3s", "-1s"}, "cluster-id": {"c1", "two words"},
+		"deletion-workers": {"3", "65"}, "copy-workers": {"8", "257"},
 		"node-id": {"n", "two words"}, "state-dir": {"/run/x", "relative"}, "cache-dir": {"/var/x", "/a/../b"}, "client-dir": {"/opt/x", "relative"},
 		"default-client": {"rclone", "no_client"}, "launcher": {"process", "systemctl"}, "node-dns": {"pod", "cluster"}, "uid-range": {"3000-3001", "2000000"},
-		"target-root": {"/var/lib/kubelet", "relative"}, "volume-attach-limit": {"auto", "-1"}, "inline-volumes": {"true", "perhaps"}, "pod-clients": {"true", "perhaps"}, "mount-timeout": {"3s", "1ms"},
-		"drain-timeout": {"3s", "soon"}, "host-dir": {"/opt/y", "relative"}, "heal": {"false", "perhaps"}, "hang-timeout": {"3s", "1ms"}, "allow-isolated": {"true", "perhaps"},
-		"memory-limit": {"2Gi", "1MiB"}, "cpu-weight": {"3", "10001"}, "tasks-max": {"64", "31"}, "slice-memory-limit": {"30%", "101%"},
-		"linger-max-mounts": {"3", "-1"}, "linger-max-memory": {"30%", "1Mi"}, "usage-max-requests": {"7", "-1"}, "volume-metrics": {"true", "perhaps"}, "volume-health": {"true", "perhaps"},
+		"target-root": {"/var/lib/kubelet", "relative"}, "volume-attach-limit": {"auto", "-1"}, "inline-volumes": {"true", "perhaps"},
+		"pod-clients": {"true", "perhaps"}, "mount-timeout": {"3s", "1ms"},
+		"drain-timeout": {"3s", "soon"}, "host-dir": {"/opt/y", "relative"}, "heal": {"false", "perhaps"}, "hang-timeout": {"3s", "1ms"},
+		"allow-isolated": {"true", "perhaps"},
+		"memory-limit":   {"2Gi", "1MiB"}, "cpu-weight": {"3", "10001"}, "tasks-max": {"64", "31"}, "slice-memory-limit": {"30%", "101%"},
+		"linger-max-mounts": {"3", "-1"}, "linger-max-memory": {"30%", "1Mi"}, "usage-max-requests": {"7", "-1"}, "volume-metrics": {"true", "perhaps"},
+		"volume-health": {"true", "perhaps"},
 	}
 	for _, mode := range Modes() {
 		new(Options).Flags(mode).VisitAll(func(f *pflag.Flag) {

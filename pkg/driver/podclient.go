@@ -58,7 +58,8 @@ func parsePodVolume(req *csi.NodePublishVolumeRequest) (v podvolume.Volume, err 
 		return v, err
 	}
 	if !isInline(v.VolumeID, attributes) {
-		return v, fault.Field("volume_context."+podvolume.AttributeEmptyDir, "is for inline volumes only (csi in a pod's volumes), because it names a volume of the pod")
+		return v, fault.Field("volume_context."+podvolume.AttributeEmptyDir, "is for inline volumes only (csi in a pod's volumes), because it names a volume of "+
+			"the pod")
 	}
 	if err := checkPodInfo(v.Target, attributes); err != nil {
 		return v, err
@@ -70,7 +71,8 @@ func parsePodVolume(req *csi.NodePublishVolumeRequest) (v podvolume.Volume, err 
 	v.PodNamespace, v.PodName = pod.PodNamespace, pod.PodName
 	for _, key := range slices.Sorted(maps.Keys(req.GetSecrets())) {
 		if !strings.HasPrefix(key, metadataPrefix) {
-			return v, fault.Field("secrets", "are not used for a client in the pod: remove nodePublishSecretRef from the pod's volume, and give its container the secret")
+			return v, fault.Field("secrets", "are not used for a client in the pod: remove nodePublishSecretRef from the pod's volume, and give its container the "+
+				"secret")
 		}
 	}
 	v.ReadOnly = req.GetReadonly() || readOnlyMode(c)

@@ -49,19 +49,23 @@ func TestPodClients(t *testing.T) {
 		"pod names": {func(r *csi.NodePublishVolumeRequest) {
 			r.VolumeContext[podNamespaceKey], r.VolumeContext[podNameKey] = "team-a", "web-0"
 		}, podvolume.Volume{PodNamespace: "team-a", PodName: "web-0"}, fault.Unknown, ""},
-		"a pod name that is none": {func(r *csi.NodePublishVolumeRequest) { r.VolumeContext[podNameKey] = "web\n0" }, podvolume.Volume{}, fault.Invalid, "volume_context." + podNameKey},
-		"read-only":               {func(r *csi.NodePublishVolumeRequest) { r.Readonly = true }, podvolume.Volume{ReadOnly: true}, fault.Unknown, ""},
+		"a pod name that is none": {func(r *csi.NodePublishVolumeRequest) { r.VolumeContext[podNameKey] = "web\n0" }, podvolume.Volume{}, fault.Invalid,
+			"volume_context." + podNameKey},
+		"read-only": {func(r *csi.NodePublishVolumeRequest) { r.Readonly = true }, podvolume.Volume{ReadOnly: true}, fault.Unknown, ""},
 		"SELinux": {func(r *csi.NodePublishVolumeRequest) {
 			r.GetVolumeCapability().GetMount().MountFlags = []string{`context="u:r:t:s0:c1,c2"`}
 		}, podvolume.Volume{SELinuxContext: "u:r:t:s0:c1,c2"}, fault.Unknown, ""},
 		"an option": {func(r *csi.NodePublishVolumeRequest) {
 			r.GetVolumeCapability().GetMount().MountFlags = []string{"allow-delete"}
 		}, podvolume.Volume{}, fault.Invalid, flagsField},
-		"a secret":      {func(r *csi.NodePublishVolumeRequest) { r.Secrets["accessKeyID"] = "x" }, podvolume.Volume{}, fault.Invalid, "secrets"},
-		"a bucket":      {func(r *csi.NodePublishVolumeRequest) { r.VolumeContext["bucketName"] = "b" }, podvolume.Volume{}, fault.Invalid, "volume_context.bucketName"},
-		"one attribute": {func(r *csi.NodePublishVolumeRequest) { delete(r.VolumeContext, podvolume.AttributeEmptyDir) }, podvolume.Volume{}, fault.Invalid, "volume_context." + podvolume.AttributeEmptyDir},
-		"a claim":       {func(r *csi.NodePublishVolumeRequest) { r.VolumeId = "default:b"; delete(r.VolumeContext, ephemeralKey) }, podvolume.Volume{}, fault.Invalid, "volume_context." + podvolume.AttributeEmptyDir},
-		"forged pod":    {func(r *csi.NodePublishVolumeRequest) { r.VolumeContext[podUIDKey] = "x" }, podvolume.Volume{}, fault.Precondition, ""},
+		"a secret": {func(r *csi.NodePublishVolumeRequest) { r.Secrets["accessKeyID"] = "x" }, podvolume.Volume{}, fault.Invalid, "secrets"},
+		"a bucket": {func(r *csi.NodePublishVolumeRequest) { r.VolumeContext["bucketName"] = "b" }, podvolume.Volume{}, fault.Invalid,
+			"volume_context.bucketName"},
+		"one attribute": {func(r *csi.NodePublishVolumeRequest) { delete(r.VolumeContext, podvolume.AttributeEmptyDir) }, podvolume.Volume{}, fault.Invalid,
+			"volume_context." + podvolume.AttributeEmptyDir},
+		"a claim": {func(r *csi.NodePublishVolumeRequest) { r.VolumeId = "default:b"; delete(r.VolumeContext, ephemeralKey) }, podvolume.Volume{},
+			fault.Invalid, "volume_context." + podvolume.AttributeEmptyDir},
+		"forged pod": {func(r *csi.NodePublishVolumeRequest) { r.VolumeContext[podUIDKey] = "x" }, podvolume.Volume{}, fault.Precondition, ""},
 		"block": {func(r *csi.NodePublishVolumeRequest) {
 			r.VolumeCapability.AccessType = &csi.VolumeCapability_Block{Block: &csi.VolumeCapability_BlockVolume{}}
 		}, podvolume.Volume{}, fault.Invalid, capabilityField + ".block"},
@@ -91,7 +95,8 @@ func TestPodClientsAreOffByDefault(t *testing.T) {
 	pods := &podPublisher{}
 	n := NewNode(&fakeMounter{}, "s3.csi.driver", NodeOptions{NodeID: "n", InlineVolumes: true})
 	n.PodClients = pods
-	if _, err := n.NodePublishVolume(t.Context(), podRequest()); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "--pod-clients") || pods.volume.Target == "" {
+	if _, err := n.NodePublishVolume(t.Context(), podRequest()); !fault.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "--pod-clients") ||
+		pods.volume.Target == "" {
 		t.Errorf("%v, %+v", err, pods)
 	}
 }

@@ -153,10 +153,13 @@ func (p *publication) readCredentials(secrets, context map[string]string) error 
 	}
 	switch {
 	case (wanted == credentials.SourceDriver || wanted == credentials.SourceWorkload) && ok:
-		return fault.Field("secrets", "hold S3 keys, but the volume has credentials: %s: remove the secret from the volume (in Kubernetes: nodePublishSecretRef), or set credentials: secret", wanted)
+		return fault.Field("secrets", "hold S3 keys, but the volume has credentials: %s: remove the secret from the volume (in Kubernetes: "+
+			"nodePublishSecretRef), or set credentials: secret", wanted)
 	case wanted == credentials.SourceSecret && !ok:
-		return fault.See(credentials.Page, fault.Errorf(fault.Precondition, "the volume has credentials: secret, but the request has no secret: give the volume one with %s and %s "+
-			"(in Kubernetes: nodePublishSecretRef of the PersistentVolume or the pod's volume, or csi.storage.k8s.io/node-publish-secret-name and -namespace of the StorageClass)", credentials.SecretAccessKeyID, credentials.SecretSecretAccessKey))
+		return fault.See(credentials.Page, fault.Errorf(fault.Precondition, "the volume has credentials: secret, but the request has no secret: give the volume "+
+			"one with %s and %s "+
+			"(in Kubernetes: nodePublishSecretRef of the PersistentVolume or the pod's volume, or csi.storage.k8s.io/node-publish-secret-name and -namespace of "+
+			"the StorageClass)", credentials.SecretAccessKeyID, credentials.SecretSecretAccessKey))
 	case wanted == credentials.SourceWorkload:
 		return fault.SeeElse(credentials.Page, p.readWorkload(secrets, context))
 	case ok:

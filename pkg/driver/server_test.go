@@ -116,7 +116,8 @@ func (r *running) wait(t *testing.T) error {
 }
 
 func publishRequest() *csi.NodePublishVolumeRequest {
-	return &csi.NodePublishVolumeRequest{VolumeId: "default:bucket-1/a/", TargetPath: "/pods/1/mount", VolumeCapability: mountCapability(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER)}
+	return &csi.NodePublishVolumeRequest{VolumeId: "default:bucket-1/a/", TargetPath: "/pods/1/mount",
+		VolumeCapability: mountCapability(csi.VolumeCapability_AccessMode_MULTI_NODE_MULTI_WRITER)}
 }
 
 func mountCapability(mode csi.VolumeCapability_AccessMode_Mode, flags ...string) *csi.VolumeCapability {
@@ -273,7 +274,8 @@ func TestHTTPShowsMetricsAndHealth(t *testing.T) {
 	for _, part := range []string{
 		`csi_plugin_operations_seconds_count{driver_name="s3.csi.driver",grpc_status_code="Unimplemented",method_name="/csi.v1.Node/NodeStageVolume"} 1`,
 		`csi_plugin_operations_seconds_count{driver_name="s3.csi.driver",grpc_status_code="OK",method_name="/csi.v1.Node/NodeGetInfo"} 2`,
-		`s3csi_build_info{driver_name="s3.csi.driver",go_version="go`, `version="v0.0.0-test"} 1`, "go_goroutines ", "process_start_time_seconds ", "process_resident_memory_bytes ",
+		`s3csi_build_info{driver_name="s3.csi.driver",go_version="go`, `version="v0.0.0-test"} 1`, "go_goroutines ", "process_start_time_seconds ",
+		"process_resident_memory_bytes ",
 	} {
 		if !strings.Contains(metrics, part) {
 			t.Errorf("/metrics does not have %s", part)

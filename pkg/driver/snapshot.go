@@ -61,7 +61,8 @@ func (c *Controller) parseSnapshot(req *csi.CreateSnapshotRequest) (s provision.
 		return s, err
 	}
 	if s.Source, err = volume.ParseID(handle); err != nil {
-		return s, fault.Errorf(fault.NotFound, "source_volume_id: %q is not a volume that this driver created, and names no place as handles of static volumes must for a snapshot (parameter staticVolumes): %w", handle, err)
+		return s, fault.Errorf(fault.NotFound, "source_volume_id: %q is not a volume that this driver created, and names no place as handles of static volumes "+
+			"must for a snapshot (parameter staticVolumes): %w", handle, err)
 	}
 	if s.Parameters, err = volume.ParseSnapshotParameters(req.GetParameters()); err != nil {
 		return s, err

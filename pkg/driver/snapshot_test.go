@@ -25,7 +25,8 @@ func snapshotRequest() *csi.CreateSnapshotRequest {
 func TestSnapshotsAreMadeFoundAndDeleted(t *testing.T) {
 	c, fake := newTestSnapshots(t)
 	req := snapshotRequest()
-	req.Parameters = map[string]string{"bucketName": "bucket-2", "maxObjects": "5", "maxBytes": "1Ki", "onDelete": "purge", "consistency": "object", snapshotNamespaceKey: "shop"}
+	req.Parameters = map[string]string{"bucketName": "bucket-2", "maxObjects": "5", "maxBytes": "1Ki", "onDelete": "purge", "consistency": "object",
+		snapshotNamespaceKey: "shop"}
 	made, err := c.CreateSnapshot(t.Context(), req)
 	if err != nil {
 		t.Fatal(err)
@@ -35,10 +36,12 @@ func TestSnapshotsAreMadeFoundAndDeleted(t *testing.T) {
 		t.Errorf("parsed as %+v", fake.last)
 	}
 	s := made.GetSnapshot()
-	if s.GetSnapshotId() != "default:bucket-2/snapshot-1@1" || s.GetSourceVolumeId() != req.GetSourceVolumeId() || !s.GetReadyToUse() || s.GetSizeBytes() != 7 || s.GetCreationTime().GetSeconds() != 1 {
+	if s.GetSnapshotId() != "default:bucket-2/snapshot-1@1" || s.GetSourceVolumeId() != req.GetSourceVolumeId() || !s.GetReadyToUse() ||
+		s.GetSizeBytes() != 7 || s.GetCreationTime().GetSeconds() != 1 {
 		t.Errorf("%v", s)
 	}
-	if got, err := c.GetSnapshot(t.Context(), &csi.GetSnapshotRequest{SnapshotId: s.GetSnapshotId()}); err != nil || got.GetSnapshot().GetSnapshotId() != s.GetSnapshotId() {
+	if got, err := c.GetSnapshot(t.Context(), &csi.GetSnapshotRequest{SnapshotId: s.GetSnapshotId()}); err != nil ||
+		got.GetSnapshot().GetSnapshotId() != s.GetSnapshotId() {
 		t.Errorf("%v, %v", got, err)
 	}
 	for what, list := range map[string]struct {
@@ -75,17 +78,21 @@ func TestSnapshotsThatMakeNoSenseAreRefused(t *testing.T) {
 		code   codes.Code
 		says   string
 	}{
-		"no name":           {func(r *csi.CreateSnapshotRequest) { r.Name = "" }, codes.InvalidArgument, "name: is missing"},
-		"no source":         {func(r *csi.CreateSnapshotRequest) { r.SourceVolumeId = "" }, codes.InvalidArgument, "source_volume_id: is missing"},
-		"a long source":     {func(r *csi.CreateSnapshotRequest) { r.SourceVolumeId = strings.Repeat("x", 129) }, codes.InvalidArgument, "source_volume_id"},
-		"a foreign source":  {func(r *csi.CreateSnapshotRequest) { r.SourceVolumeId = "vol" }, codes.NotFound, "source_volume_id"},
-		"unknown parameter": {func(r *csi.CreateSnapshotRequest) { r.Parameters = map[string]string{"bucket": "x"} }, codes.InvalidArgument, "parameters.bucket: is not a parameter of a VolumeSnapshotClass; the nearest is bucketName"},
-		"consistency":       {func(r *csi.CreateSnapshotRequest) { r.Parameters = map[string]string{"consistency": "crash"} }, codes.InvalidArgument, "parameters.consistency"},
-		"maxObjects":        {func(r *csi.CreateSnapshotRequest) { r.Parameters = map[string]string{"maxObjects": "0"} }, codes.InvalidArgument, "parameters.maxObjects"},
-		"maxBytes":          {func(r *csi.CreateSnapshotRequest) { r.Parameters = map[string]string{"maxBytes": "x"} }, codes.InvalidArgument, "parameters.maxBytes"},
-		"onDelete":          {func(r *csi.CreateSnapshotRequest) { r.Parameters = map[string]string{"onDelete": "requireEmpty"} }, codes.InvalidArgument, "parameters.onDelete"},
-		"a secret":          {func(r *csi.CreateSnapshotRequest) { r.Secrets = tenantKeys() }, codes.InvalidArgument, "secrets"},
-		"no backend":        {func(r *csi.CreateSnapshotRequest) { r.SourceVolumeId = "other:bucket-1/pvc-1/" }, codes.FailedPrecondition, "other"},
+		"no name":          {func(r *csi.CreateSnapshotRequest) { r.Name = "" }, codes.InvalidArgument, "name: is missing"},
+		"no source":        {func(r *csi.CreateSnapshotRequest) { r.SourceVolumeId = "" }, codes.InvalidArgument, "source_volume_id: is missing"},
+		"a long source":    {func(r *csi.CreateSnapshotRequest) { r.SourceVolumeId = strings.Repeat("x", 129) }, codes.InvalidArgument, "source_volume_id"},
+		"a foreign source": {func(r *csi.CreateSnapshotRequest) { r.SourceVolumeId = "vol" }, codes.NotFound, "source_volume_id"},
+		"unknown parameter": {func(r *csi.CreateSnapshotRequest) { r.Parameters = map[string]string{"bucket": "x"} }, codes.InvalidArgument,
+			"parameters.bucket: is not a parameter of a VolumeSnapshotClass; the nearest is bucketName"},
+		"consistency": {func(r *csi.CreateSnapshotRequest) { r.Parameters = map[string]string{"consistency": "crash"} }, codes.InvalidArgument,
+			"parameters.consistency"},
+		"maxObjects": {func(r *csi.CreateSnapshotRequest) { r.Parameters = map[string]string{"maxObjects": "0"} }, codes.InvalidArgument,
+			"parameters.maxObjects"},
+		"maxBytes": {func(r *csi.CreateSnapshotRequest) { r.Parameters = map[string]string{"maxBytes": "x"} }, codes.InvalidArgument, "parameters.maxBytes"},
+		"onDelete": {func(r *csi.CreateSnapshotRequest) { r.Parameters = map[string]string{"onDelete": "requireEmpty"} }, codes.InvalidArgument,
+			"parameters.onDelete"},
+		"a secret":   {func(r *csi.CreateSnapshotRequest) { r.Secrets = tenantKeys() }, codes.InvalidArgument, "secrets"},
+		"no backend": {func(r *csi.CreateSnapshotRequest) { r.SourceVolumeId = "other:bucket-1/pvc-1/" }, codes.FailedPrecondition, "other"},
 	} {
 		req := snapshotRequest()
 		tc.change(req)
@@ -114,7 +121,8 @@ func TestVolumesAreMadeFromSnapshots(t *testing.T) {
 	if err != nil || made.GetVolume().GetContentSource().GetSnapshot().GetSnapshotId() != "default:bucket-2/s@1" {
 		t.Errorf("%v, %v", made, err)
 	}
-	if want := (volume.Content{Snapshot: volume.SnapshotID{Backend: "default", Bucket: "bucket-2", Segment: "s", Generation: 1}}); p.last.Parameters.Content != want {
+	if want := (volume.Content{Snapshot: volume.SnapshotID{Backend: "default", Bucket: "bucket-2", Segment: "s",
+		Generation: 1}}); p.last.Parameters.Content != want {
 		t.Errorf("%+v", p.last.Parameters.Content)
 	}
 	req = createRequest()

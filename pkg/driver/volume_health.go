@@ -67,7 +67,8 @@ func (n *Node) NodeGetStorageHealth(ctx context.Context, req *csi.NodeGetStorage
 		if c.Inaccessible {
 			status = csi.StorageHealthErrorType_STORAGE_UNREACHABLE
 		}
-		resp.BackendHealth = append(resp.BackendHealth, &csi.NodeGetStorageHealthResponse_StorageBackendHealth{Status: status, Reason: c.Reason, Message: truncate(c.Message, maxMessage)})
+		resp.BackendHealth = append(resp.BackendHealth, &csi.NodeGetStorageHealthResponse_StorageBackendHealth{Status: status, Reason: c.Reason,
+			Message: truncate(c.Message, maxMessage)})
 	}
 	return resp, nil
 }

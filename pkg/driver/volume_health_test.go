@@ -67,7 +67,8 @@ func TestNodeHealthOverTheWire(t *testing.T) {
 			t.Errorf("%v: %v", req, err)
 		}
 	}
-	if _, err := client.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: "v", VolumePublishPath: "t"}); status.Code(err) != codes.InvalidArgument {
+	if _, err := client.NodeGetVolumeHealth(t.Context(), &csi.NodeGetVolumeHealthRequest{VolumeId: "v",
+		VolumePublishPath: "t"}); status.Code(err) != codes.InvalidArgument {
 		t.Errorf("a relative path: %v", err)
 	}
 	storage, err := client.NodeGetStorageHealth(t.Context(), &csi.NodeGetStorageHealthRequest{})

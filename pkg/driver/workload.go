@@ -49,7 +49,8 @@ func (p *publication) readWorkload(secrets, context map[string]string) error {
 	for audience, token := range tokens {
 		namespace, account, ok := subjectOf(token.Value)
 		if ok && (namespace != p.PodNamespace || account != p.ServiceAccount) {
-			return fault.Field(field+"."+tokensKey, "the token of audience %q belongs to service account %s/%s, but the pod has %s/%s", audience, namespace, account, p.PodNamespace, p.ServiceAccount)
+			return fault.Field(field+"."+tokensKey, "the token of audience %q belongs to service account %s/%s, but the pod has %s/%s", audience, namespace,
+				account, p.PodNamespace, p.ServiceAccount)
 		}
 	}
 	p.Source, p.Tokens = credentials.SourceWorkload, tokens

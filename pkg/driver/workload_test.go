@@ -52,7 +52,8 @@ func TestAWorkloadBringsItsToken(t *testing.T) {
 			t.Errorf("%s: %v", tt.what, err)
 		}
 		p := m.last
-		if p.Source != credentials.SourceWorkload || p.Identity != "workload:team-a/app" || p.PodNamespace != "team-a" || p.ServiceAccount != "app" || p.Tokens[audience].Value != tt.want {
+		if p.Source != credentials.SourceWorkload || p.Identity != "workload:team-a/app" || p.PodNamespace != "team-a" || p.ServiceAccount != "app" ||
+			p.Tokens[audience].Value != tt.want {
 			t.Errorf("%s: %+v", tt.what, p)
 		}
 		if shown := fmt.Sprintf("%v %+v %#v", p, p, p); strings.Contains(shown, tt.want) {

@@ -84,7 +84,8 @@ func (m *Mount) send(ch chan<- prometheus.Metric) {
 	}
 	gauge(1, "mount_info",
 		"Always 1; the labels have the PersistentVolume of a mount, its client, bucket and prefix, and the version of the driver that its programs came with.",
-		label{"persistentvolume", persistentVolume}, label{"client", m.Client.Name}, label{"bucket", m.Bucket}, label{"prefix", m.Prefix}, label{"version", m.Client.Version})
+		label{"persistentvolume", persistentVolume}, label{"client", m.Client.Name}, label{"bucket", m.Bucket}, label{"prefix", m.Prefix},
+		label{"version", m.Client.Version})
 	gauge(1, "mount_state", "Always 1; the label has the state of a mount, as s3csi_mounts has it, or starting or unknown.", label{"state", string(m.State)})
 	if !m.Session.Expires.IsZero() {
 		gauge(float64(m.Session.Expires.Unix()), "session_expiry_timestamp_seconds", "When the session of a mount expires, in seconds since the epoch.")

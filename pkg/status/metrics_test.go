@@ -38,7 +38,8 @@ func TestMetricsOfVolumes(t *testing.T) {
 		},
 	}
 	const want = `
-# HELP s3csi_volume_mount_info Always 1; the labels have the PersistentVolume of a mount, its client, bucket and prefix, and the version of the driver that its programs came with.
+# HELP s3csi_volume_mount_info Always 1; the labels have the PersistentVolume of a mount, its client, ` +
+		`bucket and prefix, and the version of the driver that its programs came with.
 # TYPE s3csi_volume_mount_info gauge
 s3csi_volume_mount_info{bucket="b",client="rclone",mount="m",persistentvolume="pv-1",prefix="m/",version="v1",volume="default:b/m"} 1
 # HELP s3csi_volume_mount_state Always 1; the label has the state of a mount, as s3csi_mounts has it, or starting or unknown.
@@ -71,7 +72,8 @@ s3csi_volume_read_bytes_total{mount="m",volume="default:b/m"} 6
 # HELP s3csi_volume_written_bytes_total Bytes of files that the client wrote; of clients that report it (mountpoint-s3).
 # TYPE s3csi_volume_written_bytes_total counter
 s3csi_volume_written_bytes_total{mount="m",volume="default:b/m"} 7
-# HELP s3csi_volume_request_errors_total Requests to S3 that failed, by operation, without those for missing objects and unmet conditions; of clients that report it (mountpoint-s3).
+# HELP s3csi_volume_request_errors_total Requests to S3 that failed, by operation, without those ` +
+		`for missing objects and unmet conditions; of clients that report it (mountpoint-s3).
 # TYPE s3csi_volume_request_errors_total counter
 s3csi_volume_request_errors_total{mount="m",operation="GetObject",volume="default:b/m"} 2
 s3csi_volume_request_errors_total{mount="m",operation="Other",volume="default:b/m"} 3

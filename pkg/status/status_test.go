@@ -69,7 +69,8 @@ func collect(t *testing.T, r records, of reports) Document {
 }
 
 func record(name string) state.Mount {
-	return state.Mount{Name: name, Phase: state.Running, VolumeID: "default:b/" + name, Client: "rclone", UID: 7, Spec: mount.Spec{Backend: "default", Bucket: "b", Prefix: name + "/", Source: "secret"}}
+	return state.Mount{Name: name, Phase: state.Running, VolumeID: "default:b/" + name, Client: "rclone", UID: 7,
+		Spec: mount.Spec{Backend: "default", Bucket: "b", Prefix: name + "/", Source: "secret"}}
 }
 
 func TestMountsHaveTheirStates(t *testing.T) {
@@ -78,20 +79,23 @@ func TestMountsHaveTheirStates(t *testing.T) {
 	lingers.Linger = &state.Linger{Until: now.Add(time.Minute)}
 	r := records{mounts: []state.Mount{record("well"), record("failed"), record("exited"), record("stuck"), record("new"), starting, ending, lingers}}
 	of := reports{
-		"well":     {State: tracker.Healthy},
-		"failed":   {State: tracker.Failed, Since: now.Add(-time.Minute), Exit: tracker.Cause{Reason: tracker.ReasonOOM, Detail: "OOM-killed"}, Problem: "no credentials", NextTry: now.Add(time.Second)},
+		"well": {State: tracker.Healthy},
+		"failed": {State: tracker.Failed, Since: now.Add(-time.Minute), Exit: tracker.Cause{Reason: tracker.ReasonOOM, Detail: "OOM-killed"},
+			Problem: "no credentials", NextTry: now.Add(time.Second)},
 		"exited":   {State: tracker.Failed, Helper: &helper.Status{State: helper.StateExited, ExitCode: 3}},
 		"stuck":    {State: tracker.Unresponsive, Since: now.Add(-time.Minute)},
 		"starting": {State: tracker.Healthy},
 	}
-	want := map[string]State{"well": Healthy, "failed": Failed, "exited": Failed, "stuck": Unresponsive, "new": Unknown, "starting": Starting, "ending": Draining, "lingers": Lingering}
+	want := map[string]State{"well": Healthy, "failed": Failed, "exited": Failed, "stuck": Unresponsive, "new": Unknown, "starting": Starting,
+		"ending": Draining, "lingers": Lingering}
 	for _, m := range collect(t, r, of).Mounts {
 		if m.State != want[m.Name] {
 			t.Errorf("%s is %s, want %s", m.Name, m.State, want[m.Name])
 		}
 		switch m.Name {
 		case "failed":
-			if len(m.Problems) != 1 || m.Problems[0].Reason != tracker.ReasonOOM || !m.Problems[0].NextTry.Equal(now.Add(time.Second)) || !strings.Contains(m.Problems[0].Message, "no credentials") {
+			if len(m.Problems) != 1 || m.Problems[0].Reason != tracker.ReasonOOM || !m.Problems[0].NextTry.Equal(now.Add(time.Second)) ||
+				!strings.Contains(m.Problems[0].Message, "no credentials") {
 				t.Errorf("%+v", m.Problems)
 			}
 		case "exited":
@@ -112,8 +116,10 @@ func TestMountsHaveTheirStates(t *testing.T) {
 
 func TestSessionsMemoryAndUploads(t *testing.T) {
 	expires, failing := now.Add(41*time.Minute), now.Add(-3*time.Minute)
-	h := helper.Status{Version: "v0.9", PID: 3, ClientPID: 5, Starts: 2, Conflicts: 1, Tail: []string{"the last line"}, Queue: &client.Queue{Uploads: 3, Bytes: 1 << 30},
-		Session: &helper.SessionStatus{Expires: expires, Error: "403 AccessDenied", Kind: "denied", FailedSince: failing, Next: now.Add(time.Minute), OrderDigest: "x"}}
+	h := helper.Status{Version: "v0.9", PID: 3, ClientPID: 5, Starts: 2, Conflicts: 1, Tail: []string{"the last line"},
+		Queue: &client.Queue{Uploads: 3, Bytes: 1 << 30},
+		Session: &helper.SessionStatus{Expires: expires, Error: "403 AccessDenied", Kind: "denied", FailedSince: failing, Next: now.Add(time.Minute),
+			OrderDigest: "x"}}
 	d := collect(t, records{mounts: []state.Mount{record("m")}}, reports{"m": {State: tracker.Healthy, Helper: &h, SessionState: tracker.SessionFailing}})
 	m := d.Mounts[0]
 	if *m.Memory != (Memory{8 << 20, 1 << 30}) || *m.Uploads != (Uploads{3, 1 << 30}) || m.Client.Version != "v0.9" {
@@ -122,14 +128,16 @@ func TestSessionsMemoryAndUploads(t *testing.T) {
 	if m.Session.RemainingSeconds != 41*60 || m.Session.State != tracker.SessionFailing {
 		t.Errorf("%+v", m.Session)
 	}
-	if len(m.Problems) != 2 || m.Problems[0].Reason != ReasonSession || !m.Problems[0].Since.Equal(failing) || m.Problems[0].NextTry.IsZero() || m.Problems[1].Reason != ReasonConflicts {
+	if len(m.Problems) != 2 || m.Problems[0].Reason != ReasonSession || !m.Problems[0].Since.Equal(failing) || m.Problems[0].NextTry.IsZero() ||
+		m.Problems[1].Reason != ReasonConflicts {
 		t.Errorf("%+v", m.Problems)
 	}
 	var b bytes.Buffer
 	if err := d.Text(&b, true); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"node-1", "note: a note", "| the last line", "8.0MiB/1Gi", "3, 1.0GiB", "failing, 41m00s left", "session: 403 AccessDenied; do something; since 3m00s; next try in 1m00s"} {
+	for _, want := range []string{"node-1", "note: a note", "| the last line", "8.0MiB/1Gi", "3, 1.0GiB", "failing, 41m00s left",
+		"session: 403 AccessDenied; do something; since 3m00s; next try in 1m00s"} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("the text does not have %q:\n%s", want, b.String())
 		}
@@ -263,7 +271,8 @@ func TestClientsInPodsAreShown(t *testing.T) {
 	target := "/var/lib/kubelet/pods/u1/volumes/kubernetes.io~csi/data/mount"
 	v := podvolume.Volume{Target: target, VolumeID: "csi-1", EmptyDir: "fd", Socket: "s.sock", PodNamespace: "team-a", PodName: "web-0"}
 	unnamed := podvolume.Volume{Target: strings.ReplaceAll(target, "u1", "u2"), VolumeID: "csi-2", EmptyDir: "fd", Socket: "s.sock"}
-	failed := podclient.Failure{Reason: podclient.ReasonUnresponsive, Message: "the client does not answer", Time: now.Add(-time.Minute), Next: now.Add(30 * time.Second)}
+	failed := podclient.Failure{Reason: podclient.ReasonUnresponsive, Message: "the client does not answer", Time: now.Add(-time.Minute),
+		Next: now.Add(30 * time.Second)}
 	d := collect(t, records{inPods: []podclient.Report{
 		{Volume: v, Progress: podclient.Progress{State: podclient.Unresponsive, Since: now.Add(-time.Hour), Handovers: 3, Failure: &failed}},
 		{Volume: unnamed, Progress: podclient.Progress{State: podclient.Waiting}},
@@ -284,7 +293,8 @@ func TestClientsInPodsAreShown(t *testing.T) {
 	if err := d.Text(&b, false); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"team-a/web-0", "uid u2", "fd/s.sock", "unresponsive 1h00m", "last failure: unresponsive: the client does not answer; 1m00s ago; next try in 30s"} {
+	for _, want := range []string{"team-a/web-0", "uid u2", "fd/s.sock", "unresponsive 1h00m",
+		"last failure: unresponsive: the client does not answer; 1m00s ago; next try in 30s"} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("the text does not have %q:\n%s", want, b.String())
 		}

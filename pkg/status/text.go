@@ -20,7 +20,8 @@ func Parse(b []byte) (d Document, err error) {
 		return d, fmt.Errorf("the driver's answer is no status: %w", err)
 	}
 	if d.Version != Version {
-		return d, fault.Errorf(fault.Unsupported, "the driver answered in version %q of the status, but this program reads %s: use -o json, or the driver's own program", d.Version, Version)
+		return d, fault.Errorf(fault.Unsupported, "the driver answered in version %q of the status, but this program reads %s: use -o json, or the driver's own "+
+			"program", d.Version, Version)
 	}
 	return d, nil
 }
