@@ -40,14 +40,23 @@ func (r *run) sessionProbes() []probe {
 	required := r.be.Scope == volume.ScopeRequired
 	service, bucket := []*string{&r.noService, &r.noSTS}, []*string{&r.noService, &r.noSTS, &r.noBucket}
 	return []probe{
-		{Optional("callerIdentity", "STS GetCallerIdentity"), "", service, r.callerIdentity},
-		{Optional("assumeRole", "STS AssumeRole"), "", service, r.assumeRole},
-		{Optional("webIdentity", "STS AssumeRoleWithWebIdentity"), "", service, r.webIdentity},
-		{Optional("federationToken", "STS GetFederationToken"), "", service, r.federationToken},
+		{Optional("callerIdentity", "STS GetCallerIdentity"), "", service, bounded(r.callerIdentity)},
+		{Optional("assumeRole", "STS AssumeRole"), "", service, bounded(r.assumeRole)},
+		{Optional("webIdentity", "STS AssumeRoleWithWebIdentity"), "", service, bounded(r.webIdentity)},
+		{Optional("federationToken", "STS GetFederationToken"), "", service, bounded(r.federationToken)},
 		{Optional("leastSession", "the shortest session"), "", service, r.leastSession},
 		{NeededIf(required, "sessions", "volumes with the driver's credentials get sessions"), "", bucket, r.planned},
 		{NeededIf(required, "sessionPolicies", "session policies are enforced"), "", bucket, r.enforced},
 		{Optional("timeSnapshots", "snapshots of one time (consistency: time)"), "", []*string{&r.noService, &r.noBucket}, r.timeSnapshots},
+	}
+}
+
+// bounded limits a probe of one request.
+func bounded(try func(context.Context, Item) Row) func(context.Context, Item) Row {
+	return func(ctx context.Context, what Item) Row {
+		ctx, cancel := context.WithTimeout(ctx, stsBound)
+		defer cancel()
+		return try(ctx, what)
 	}
 }
 
@@ -78,8 +87,6 @@ func isInput(code string) bool {
 }
 
 func (r *run) callerIdentity(ctx context.Context, what Item) Row {
-	ctx, cancel := context.WithTimeout(ctx, stsBound)
-	defer cancel()
 	out, err := r.sts.GetCallerIdentity(ctx, &sts.GetCallerIdentityInput{})
 	row := asked(what, err, "get the caller's identity")
 	if code := backend.ErrorCode(err); isInput(code) && code != "InvalidClientTokenId" && !strings.HasPrefix(code, "ExpiredToken") {
@@ -102,8 +109,6 @@ func (r *run) assumeRole(ctx context.Context, what Item) Row {
 	if role == "" && r.be.AWS() {
 		return what.Row(Unknown, "the backend has no controllerRoleARN", "")
 	}
-	ctx, cancel := context.WithTimeout(ctx, stsBound)
-	defer cancel()
 	_, err := r.sts.AssumeRole(ctx, &sts.AssumeRoleInput{RoleArn: &role, RoleSessionName: aws.String(sessionName)})
 	row := asked(what, err, "assume a role")
 	if err != nil {
@@ -145,8 +150,6 @@ func (r *run) webIdentity(ctx context.Context, what Item) Row {
 	if role == "" || volume.Role(role).Templated() {
 		role = noRole
 	}
-	ctx, cancel := context.WithTimeout(ctx, stsBound)
-	defer cancel()
 	_, err := r.sts.AssumeRoleWithWebIdentity(ctx, &sts.AssumeRoleWithWebIdentityInput{RoleArn: &role, RoleSessionName: aws.String(sessionName),
 		WebIdentityToken: aws.String(noToken)})
 	if err == nil {
@@ -168,8 +171,6 @@ func (r *run) federationToken(ctx context.Context, what Item) Row {
 	if r.keys.SessionToken != "" {
 		return what.Row(Unknown, "requires keys of a user, but the driver has session keys", "")
 	}
-	ctx, cancel := context.WithTimeout(ctx, stsBound)
-	defer cancel()
 	_, err := r.sts.GetFederationToken(ctx, &sts.GetFederationTokenInput{Name: aws.String(sessionName),
 		DurationSeconds: aws.Int32(int32(time.Hour / time.Second))})
 	row := asked(what, err, "get a federation token")

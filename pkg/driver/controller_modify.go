@@ -31,11 +31,7 @@ func (c *Controller) ControllerExpandVolume(ctx context.Context, req *csi.Contro
 			return nil, err
 		}
 	}
-	id, secret, err := c.existing(handle, req.GetSecrets())
-	if err != nil {
-		return nil, fmt.Errorf("expand volume %q: %w", handle, err)
-	}
-	capacity, err := c.volumes.Modify(ctx, provision.ModifyRequest{ID: id, Keys: secret.Keys, RoleARN: secret.RoleARN, Change: size})
+	capacity, err := c.modify(ctx, handle, req.GetSecrets(), size)
 	if err != nil {
 		return nil, fmt.Errorf("expand volume %q: %w", handle, err)
 	}
@@ -48,16 +44,11 @@ func (c *Controller) ControllerModifyVolume(ctx context.Context, req *csi.Contro
 	if err := checkVolumeID(handle); err != nil {
 		return nil, err
 	}
-	id, secret, err := c.existing(handle, req.GetSecrets())
-	if err != nil {
-		return nil, fmt.Errorf("modify volume %q: %w", handle, err)
-	}
 	set, err := mutableOf(req.GetMutableParameters())
 	if err != nil {
 		return nil, err
 	}
-	change := provision.ModifyRequest{ID: id, Keys: secret.Keys, RoleARN: secret.RoleARN, Change: provision.Change{Set: set}}
-	if _, err := c.volumes.Modify(ctx, change); err != nil {
+	if _, err := c.modify(ctx, handle, req.GetSecrets(), provision.Change{Set: set}); err != nil {
 		return nil, fmt.Errorf("modify volume %q: %w", handle, err)
 	}
 	return &csi.ControllerModifyVolumeResponse{}, nil
@@ -81,16 +72,18 @@ func withMutable(params, mutable map[string]string) map[string]string {
 	return all
 }
 
-// existing returns the id and the credentials for a request about a volume that this driver created.
-func (c *Controller) existing(handle string, secrets map[string]string) (volume.ID, provision.Secret, error) {
+// modify changes a volume that this driver created, and returns its size.
+func (c *Controller) modify(ctx context.Context, handle string, secrets map[string]string, change provision.Change) (int64, error) {
 	id, err := volume.ParseID(handle)
-	if err != nil {
-		if volume.LooksForeign(handle) {
-			return volume.ID{}, provision.Secret{}, fault.Errorf(fault.Precondition, "not a volume id of this driver: a static volume has no record that could be "+
-				"changed")
-		}
-		return volume.ID{}, provision.Secret{}, fault.Errorf(fault.NotFound, "the volume does not exist: %w", err)
+	switch {
+	case err != nil && volume.LooksForeign(handle):
+		return 0, fault.Errorf(fault.Precondition, "not a volume id of this driver: a static volume has no record that could be changed")
+	case err != nil:
+		return 0, fault.Errorf(fault.NotFound, "the volume does not exist: %w", err)
 	}
 	secret, err := c.secret(id.Backend, secrets)
-	return id, secret, err
+	if err != nil {
+		return 0, err
+	}
+	return c.volumes.Modify(ctx, provision.ModifyRequest{ID: id, Keys: secret.Keys, RoleARN: secret.RoleARN, Change: change})
 }

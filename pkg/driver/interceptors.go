@@ -156,30 +156,28 @@ func setDeadline(ctx context.Context, req any, info *grpc.UnaryServerInfo, handl
 // inflight tracks the requests in flight, for the log of a shutdown that waits for them. The zero value is empty.
 type inflight struct {
 	mu   sync.Mutex
-	next uint64
-	runs map[uint64]string
+	runs map[*string]struct{}
 }
 
 // add adds a request and returns a function that removes it.
 func (f *inflight) add(method string, req any) (done func()) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.runs == nil {
-		f.runs = map[uint64]string{}
-	}
-	id := f.next
-	f.next++
 	var words []string
 	for i, v := range subject(method, req) {
 		if i%2 == 1 { // the values
 			words = append(words, fmt.Sprint(v))
 		}
 	}
-	f.runs[id] = strings.Join(words, " ")
+	run := strings.Join(words, " ")
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.runs == nil {
+		f.runs = map[*string]struct{}{}
+	}
+	f.runs[&run] = struct{}{}
 	return func() {
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		delete(f.runs, id)
+		delete(f.runs, &run)
 	}
 }
 
@@ -188,8 +186,8 @@ func (f *inflight) list() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	names := make([]string, 0, len(f.runs))
-	for _, text := range f.runs {
-		names = append(names, text)
+	for run := range f.runs {
+		names = append(names, *run)
 	}
 	slices.Sort(names)
 	return names

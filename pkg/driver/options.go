@@ -103,7 +103,7 @@ func (o *CommonOptions) validate(c *checker) {
 	c.check("http-endpoint", optional(checkHostPort, o.HTTPEndpoint))
 	c.check("logging-format", checkOneOf(o.LoggingFormat, logFormats()))
 	c.check("v", checkRange(o.Verbosity, 0, 10))
-	c.check("shutdown-timeout", checkDuration(o.ShutdownTimeout, 0, time.Hour))
+	c.check("shutdown-timeout", checkRange(o.ShutdownTimeout, 0, time.Hour))
 }
 
 // ControllerOptions are the options of the modes that serve the CSI Controller service.

@@ -120,10 +120,10 @@ func (o *NodeOptions) validate(c *checker) {
 	c.check("launcher", checkOneOf(o.Launcher, []string{LauncherSystemd, LauncherProcess, LauncherAuto}))
 	c.check("node-dns", checkOneOf(o.DNS, []string{DNSHost, DNSPod}))
 	c.check("target-root", optional(checkAbsolute, o.TargetRoot))
-	c.check("mount-timeout", checkDuration(o.MountTimeout, time.Second, time.Hour))
-	c.check("drain-timeout", checkDuration(o.DrainTimeout, time.Second, maxDrainTimeout))
+	c.check("mount-timeout", checkRange(o.MountTimeout, time.Second, time.Hour))
+	c.check("drain-timeout", checkRange(o.DrainTimeout, time.Second, maxDrainTimeout))
 	if o.HangTimeout != 0 {
-		c.check("hang-timeout", checkDuration(o.HangTimeout, time.Second, 24*time.Hour))
+		c.check("hang-timeout", checkRange(o.HangTimeout, time.Second, 24*time.Hour))
 	}
 	if o.PodClients && !o.Heal {
 		c.check("pod-clients", errors.New("it needs --heal, with which the driver shows a client's file system in running containers"))

@@ -85,14 +85,7 @@ func checkOneOf(value string, known []string) error {
 	return fmt.Errorf("%q must be one of: %s", value, strings.Join(known, ", "))
 }
 
-func checkRange(value, low, high int) error {
-	if value < low || value > high {
-		return fmt.Errorf("%d is not between %d and %d", value, low, high)
-	}
-	return nil
-}
-
-func checkDuration(value, low, high time.Duration) error {
+func checkRange[T int | time.Duration](value, low, high T) error {
 	if value < low || value > high {
 		return fmt.Errorf("%v is not between %v and %v", value, low, high)
 	}

@@ -41,19 +41,10 @@ func (n *Node) publishPodVolume(ctx context.Context, req *csi.NodePublishVolumeR
 // parsePodVolume validates and parses a request. It has no side effects. The target is set if the request has a valid one.
 func parsePodVolume(req *csi.NodePublishVolumeRequest) (v podvolume.Volume, err error) {
 	v.VolumeID = req.GetVolumeId()
-	if err := checkVolumeID(v.VolumeID); err != nil {
-		return v, err
-	}
-	if v.Target, err = cleanPath("target_path", req.GetTargetPath()); err != nil {
+	if v.Target, err = checkPublish(req); err != nil {
 		return v, err
 	}
 	c, attributes := req.GetVolumeCapability(), req.GetVolumeContext()
-	if err := checkMountCapability(capabilityField, c); err != nil {
-		return v, err
-	}
-	if err := checkMap("volume_context", attributes); err != nil {
-		return v, err
-	}
 	if v.EmptyDir, v.Socket, err = podvolume.ParseAttributes(attributes); err != nil {
 		return v, err
 	}

@@ -25,19 +25,10 @@ type publication mount.Request
 
 func (p *publication) parse(driverName string, inline bool, req *csi.NodePublishVolumeRequest) (err error) {
 	p.VolumeID = req.GetVolumeId()
-	if err := checkVolumeID(p.VolumeID); err != nil {
-		return err
-	}
-	if p.Target, err = cleanPath("target_path", req.GetTargetPath()); err != nil {
+	if p.Target, err = checkPublish(req); err != nil {
 		return err
 	}
 	c := req.GetVolumeCapability()
-	if err := checkMountCapability(capabilityField, c); err != nil {
-		return err
-	}
-	if err := checkMap("volume_context", req.GetVolumeContext()); err != nil {
-		return err
-	}
 	if p.Ephemeral = isInline(p.VolumeID, req.GetVolumeContext()); p.Ephemeral {
 		if !inline {
 			return errInlineDisabled()
@@ -63,6 +54,20 @@ func (p *publication) parse(driverName string, inline bool, req *csi.NodePublish
 		return err
 	}
 	return p.readCredentials(req.GetSecrets(), req.GetVolumeContext())
+}
+
+// checkPublish checks what all publications have in common. The target is set if the request has a valid one.
+func checkPublish(req *csi.NodePublishVolumeRequest) (target string, err error) {
+	if err := checkVolumeID(req.GetVolumeId()); err != nil {
+		return "", err
+	}
+	if target, err = cleanPath("target_path", req.GetTargetPath()); err != nil {
+		return "", err
+	}
+	if err := checkMountCapability(capabilityField, req.GetVolumeCapability()); err != nil {
+		return target, err
+	}
+	return target, checkMap("volume_context", req.GetVolumeContext())
 }
 
 // flagsField is the name of the mount flags in errors.

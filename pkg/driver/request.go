@@ -30,12 +30,14 @@ const (
 	tokensKey      = metadataPrefix + "serviceAccount.tokens"
 )
 
-func checkVolumeID(id string) error {
+func checkVolumeID(id string) error { return checkID("volume_id", id) }
+
+func checkID(field, id string) error {
 	if id == "" {
-		return fault.Field("volume_id", "is missing")
+		return fault.Field(field, "is missing")
 	}
 	if len(id) > maxString {
-		return fault.Field("volume_id", "has %d bytes, the maximum is %d", len(id), maxString)
+		return fault.Field(field, "has %d bytes, the maximum is %d", len(id), maxString)
 	}
 	return nil
 }

@@ -147,16 +147,13 @@ func ended(done <-chan struct{}, limit time.Duration) bool {
 
 // wait is group.Wait with a timeout, so that background work in a blocked system call does not prevent the exit.
 func wait(group *errgroup.Group) error {
-	result := make(chan error, 1)
-	go func() { result <- group.Wait() }()
-	timer := time.NewTimer(afterStop)
-	defer timer.Stop()
-	select {
-	case err := <-result:
-		return err
-	case <-timer.C:
+	done := make(chan struct{})
+	var err error
+	go func() { err = group.Wait(); close(done) }()
+	if !ended(done, afterStop) {
 		return fmt.Errorf("background work did not stop within %v", afterStop)
 	}
+	return err
 }
 
 func (b Background) run(ctx context.Context) error {

@@ -51,11 +51,8 @@ func (c *Controller) parseSnapshot(req *csi.CreateSnapshotRequest) (s provision.
 		return s, err
 	}
 	handle := req.GetSourceVolumeId()
-	switch {
-	case handle == "":
-		return s, fault.Field("source_volume_id", "is missing")
-	case len(handle) > maxString:
-		return s, fault.Field("source_volume_id", "has %d bytes, the maximum is %d", len(handle), maxString)
+	if err := checkID("source_volume_id", handle); err != nil {
+		return s, err
 	}
 	if err := checkMap("parameters", req.GetParameters()); err != nil {
 		return s, err
@@ -75,7 +72,7 @@ func (c *Controller) parseSnapshot(req *csi.CreateSnapshotRequest) (s provision.
 // DeleteSnapshot implements csi.ControllerServer. An id that is not one of this driver is a snapshot that does not exist, which is success.
 func (c *Controller) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshotRequest) (*csi.DeleteSnapshotResponse, error) {
 	handle := req.GetSnapshotId()
-	if err := checkSnapshotID(handle); err != nil {
+	if err := checkID("snapshot_id", handle); err != nil {
 		return nil, err
 	}
 	id, err := volume.ParseSnapshotID(handle)
@@ -94,7 +91,7 @@ func (c *Controller) DeleteSnapshot(ctx context.Context, req *csi.DeleteSnapshot
 
 // GetSnapshot implements csi.ControllerServer.
 func (c *Controller) GetSnapshot(ctx context.Context, req *csi.GetSnapshotRequest) (*csi.GetSnapshotResponse, error) {
-	if err := checkSnapshotID(req.GetSnapshotId()); err != nil {
+	if err := checkID("snapshot_id", req.GetSnapshotId()); err != nil {
 		return nil, err
 	}
 	found, err := c.snapshot(ctx, req.GetSnapshotId(), req.GetSecrets())
@@ -152,16 +149,6 @@ func (c *Controller) ListSnapshots(ctx context.Context, req *csi.ListSnapshotsRe
 	return resp, nil
 }
 
-func checkSnapshotID(id string) error {
-	if id == "" {
-		return fault.Field("snapshot_id", "is missing")
-	}
-	if len(id) > maxString {
-		return fault.Field("snapshot_id", "has %d bytes, the maximum is %d", len(id), maxString)
-	}
-	return nil
-}
-
 func snapshotMessage(s provision.Snapshot) *csi.Snapshot {
 	return &csi.Snapshot{SnapshotId: s.ID.String(), SourceVolumeId: s.Source, SizeBytes: s.Bytes, CreationTime: timestamppb.New(s.Cut), ReadyToUse: s.Ready}
 }
@@ -173,7 +160,7 @@ func contentOf(source *csi.VolumeContentSource) (c volume.Content, err error) {
 		return c, nil
 	case source.GetSnapshot() != nil:
 		handle := source.GetSnapshot().GetSnapshotId()
-		if err := checkSnapshotID(handle); err != nil {
+		if err := checkID("snapshot_id", handle); err != nil {
 			return c, fmt.Errorf("volume_content_source.snapshot: %w", err)
 		}
 		if c.Snapshot, err = volume.ParseSnapshotID(handle); err != nil {
