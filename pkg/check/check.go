@@ -24,17 +24,13 @@ const (
 
 // Row is the result of one item.
 type Row struct {
-	Check  string `json:"check"` // a stable name
-	What   string `json:"what"`
-	Result Result `json:"result"`
-	// Needed means that the driver does not work without it with the current configuration.
-	Needed bool `json:"needed"`
-	// Why is the observation and its consequence.
-	Why string `json:"why"`
-	// Affects is what fails or is limited unless the result is yes.
-	Affects string `json:"affects,omitempty"`
-	// Advice is what to do; "": nothing.
-	Advice string `json:"advice,omitempty"`
+	Check   string `json:"check"` // a stable name
+	What    string `json:"what"`
+	Result  Result `json:"result"`
+	Needed  bool   `json:"needed"`            // the driver does not work without it with the current configuration
+	Why     string `json:"why"`               // the observation and its consequence
+	Affects string `json:"affects,omitempty"` // what fails or is limited unless the result is yes
+	Advice  string `json:"advice,omitempty"`  // what to do; "": nothing
 	// Setting is the setting that helps, as in a config file, StorageClass or list of mount options; "": none is known.
 	Setting string `json:"setting,omitempty"`
 }
@@ -69,10 +65,9 @@ func (r Row) with(setting string) Row {
 
 // Section has the rows of one backend or of the host.
 type Section struct {
-	Name string `json:"name"` // "backend default", "node", "client rclone"
-	Rows []Row  `json:"rows"`
-	// Notes are what a declaration of the client should say.
-	Notes []string `json:"notes,omitempty"`
+	Name  string   `json:"name"` // "backend default", "node", "client rclone"
+	Rows  []Row    `json:"rows"`
+	Notes []string `json:"notes,omitempty"` // what a declaration of the client should say
 }
 
 // Report is the outcome of all checks.

@@ -73,10 +73,9 @@ type nodeRun struct {
 	survives func() (bool, string)
 	dnsErr   error // why helpers resolve names like the host despite PodDNS
 	// version and broken are the versions of the clients that the host can run, and the errors of the others, by client.
-	version map[string]string
-	broken  map[string]error
-	// Why something cannot be tried; "": it can.
-	noHost, noDevice, noLauncher string
+	version                      map[string]string
+	broken                       map[string]error
+	noHost, noDevice, noLauncher string // why something cannot be tried; "": it can
 }
 
 // hostProbes returns what the node service needs of the host, in the order in which it is tried.

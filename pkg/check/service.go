@@ -52,10 +52,8 @@ type Services struct {
 	Bucket string
 	// CreateBucket means that each backend gets a temporary bucket if Bucket is "". Without either nothing is created.
 	CreateBucket bool
-	// Workload is a workload to check, besides the driver's own credentials.
-	Workload Workload
-	// Checksums means that the client of volumes needs checksums of uploads.
-	Checksums bool
+	Workload     Workload // a workload to check, besides the driver's own credentials
+	Checksums    bool     // the client of volumes needs checksums of uploads
 	// Below is a prefix in Bucket for the test objects of operations, which are then the only checks. "": policy.CheckPrefix.
 	Below string
 	// NeedNoKeys means that the process, like a node, needs no credentials: then services only have to respond.
@@ -99,19 +97,16 @@ type run struct {
 	unfit  error                   // why the driver cannot use the bucket that it created
 	wrote  map[buckets.Object]bool // objects and versions that may exist
 
-	// Why something cannot be tried; "": it can.
-	noService, noBucket, noObject, noSTS string
+	noService, noBucket, noObject, noSTS string // why something cannot be tried; "": it can
 
 	stored   []string // the names that could be stored
 	listed   []string // the names in a listing; nil: it failed
 	noParts  bool     // multipart uploads fail
 	overfull bool     // pages of listings are larger than requested
 
-	sts *sts.Client
-	// order is one that worked, for a session without a policy; zero: none did.
-	order credentials.Order
-	// odd is the unspecific code that the token service returns for an unknown action; "": unknown.
-	odd string
+	sts   *sts.Client
+	order credentials.Order // one that worked, for a session without a policy; zero: none did
+	odd   string            // the unspecific code that the token service returns for an unknown action; "": unknown
 }
 
 // bucketItem is the item of the given bucket, or of one that is created.

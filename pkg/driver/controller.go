@@ -19,27 +19,18 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
-// Provisioner creates, changes, finds and deletes volumes. Its errors have fault kinds. A retry of Delete joins the running deletion.
+// Provisioner creates, changes, finds and deletes volumes, as *provision.Provisioner describes. Its errors have fault kinds.
 type Provisioner interface {
-	// Create creates a volume, or returns the one that an earlier call with the same request created. A volume of that name from
-	// another request is fault.Exists.
+	// Create returns fault.Exists for a volume of that name from another request. A retry of Delete joins the running deletion.
 	Create(ctx context.Context, r provision.CreateRequest) (volume.ID, error)
-	// Delete deletes a volume. It is no error if the volume does not exist.
 	Delete(ctx context.Context, r provision.DeleteRequest) error
-	// Lookup returns nil if the volume exists, and fault.NotFound if it does not.
+	// Lookup finds a volume that the driver created, LookupPlace one whose bucket exists and, for a prefix, has an object below it.
 	Lookup(ctx context.Context, r provision.LookupRequest) error
-	// LookupPlace returns nil if the bucket exists and, for a prefix, has an object below it, created by any program. It returns
-	// fault.NotFound if not, or if this driver is deleting the volume of that id.
 	LookupPlace(ctx context.Context, r provision.LookupRequest) error
-	// Modify changes what is recorded of a volume, and returns its size. Requests for one volume that meet are merged. It is no error if the
-	// volume is larger than required; fault.OutOfRange if that is more than the limit; fault.Invalid if the volume cannot have the settings.
 	Modify(ctx context.Context, r provision.ModifyRequest) (capacity int64, err error)
 	// CanList reports whether the controller has credentials of its own for every backend, with which List and Get work.
 	CanList() bool
-	// List returns at most limit volumes (0: the provisioner's choice) and the token of the next page; "": there is none. A token that is not
-	// valid is fault.Busy.
 	List(ctx context.Context, limit int, token string) (page []provision.Volume, next string, err error)
-	// Get returns fault.NotFound if the volume does not exist.
 	Get(ctx context.Context, id volume.ID) (provision.Volume, error)
 }
 
@@ -64,16 +55,13 @@ type Publications interface {
 // Controller is the CSI Controller service. It has no capabilities for capacity and attachment, because S3 volumes need neither.
 type Controller struct {
 	csi.UnimplementedControllerServer
-	// VolumeHealth offers the alpha RPCs of volume health.
-	VolumeHealth bool
-	// DriverName is the driver's name. Static volumes are read by it, see volume.Given.
-	DriverName string
-	// InUse is the node that this process also serves; nil: none.
-	InUse     Publications
-	volumes   Provisioner
-	snapshots Snapshots
-	backends  Backends
-	names     namedlock.Locks
+	VolumeHealth bool         // offers the alpha RPCs of volume health
+	DriverName   string       // the driver's; static volumes are read by it, see volume.Given
+	InUse        Publications // the node that this process also serves; nil: none
+	volumes      Provisioner
+	snapshots    Snapshots
+	backends     Backends
+	names        namedlock.Locks
 }
 
 // NewController returns the service.

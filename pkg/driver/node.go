@@ -30,17 +30,14 @@ type Mounter interface {
 // Node is the CSI Node service. It has no staging, because all targets of a volume share a mount anyway.
 type Node struct {
 	csi.UnimplementedNodeServer
-	// VolumeHealth offers the alpha RPCs of volume health.
-	VolumeHealth bool
-	// MaxVolumes is how many volumes the CO may publish on this node; 0: any number.
-	MaxVolumes int64
-	// PodClients publishes the volumes with the option PodClients.
-	PodClients PodClients
-	mounter    Mounter
-	name       string // the driver's
-	id         string
-	inline     bool
-	podClients bool
+	VolumeHealth bool       // offers the alpha RPCs of volume health
+	MaxVolumes   int64      // how many volumes the CO may publish on this node; 0: any number
+	PodClients   PodClients // publishes the volumes with the option PodClients
+	mounter      Mounter
+	name         string // the driver's
+	id           string
+	inline       bool
+	podClients   bool
 }
 
 // NewNode returns the service. It uses the options NodeID, InlineVolumes and PodClients.

@@ -16,18 +16,15 @@ const defaultStepTimeout = 30 * time.Second
 
 // CheckOptions are the options of mode check.
 type CheckOptions struct {
-	Backend string // "": all
-	Bucket  string // "": no bucket that exists
-	// CreateBucket means that a bucket is created for each backend, and then deleted.
-	CreateBucket bool
+	Backend      string // "": all
+	Bucket       string // "": no bucket that exists
+	CreateBucket bool   // a bucket is created for each backend, and then deleted
 	// RoleARN and TokenFile are a workload's role and its service account's token; "": no role is checked.
 	RoleARN, TokenFile string
-	// Prefix is where the role is to list objects in Bucket, or where the client is to write.
-	Prefix string
-	Output string
-	Node   bool
-	// MountOptions are the mount options of the volumes, as in the volume parameter mountOptions.
-	MountOptions string
+	Prefix             string // where the role is to list objects in Bucket, or where the client is to write
+	Output             string
+	Node               bool
+	MountOptions       string // the mount options of the volumes, as in the volume parameter mountOptions
 	// Client is the client to check, instead of anything else; "": none. StepTimeout bounds each step of its check.
 	Client      string
 	StepTimeout time.Duration

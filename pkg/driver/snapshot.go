@@ -12,15 +12,11 @@ import (
 	"github.com/s3-csi/s3-csi-driver/pkg/volume"
 )
 
-// Snapshots makes, finds and deletes snapshots. Its errors have fault kinds. Retries of creations and deletions join the running work.
+// Snapshots makes, finds and deletes snapshots, as *provision.Provisioner describes. Its errors have fault kinds.
 type Snapshots interface {
-	// CreateSnapshot makes a snapshot, or returns the one that an earlier call with the same request made.
 	CreateSnapshot(ctx context.Context, r provision.SnapshotRequest) (provision.Snapshot, error)
-	// DeleteSnapshot deletes a snapshot. It is no error if the snapshot does not exist.
 	DeleteSnapshot(ctx context.Context, r provision.DeleteSnapshotRequest) error
-	// GetSnapshot returns fault.NotFound if the snapshot does not exist.
 	GetSnapshot(ctx context.Context, id volume.SnapshotID, secret provision.Secret) (provision.Snapshot, error)
-	// ListSnapshots returns one page; next is the token of the next one.
 	ListSnapshots(ctx context.Context, r provision.ListSnapshotsRequest) (list []provision.Snapshot, next string, err error)
 }
 

@@ -45,9 +45,8 @@ type Collector struct {
 	Publications Publications
 	Tracked      Tracked
 	PodClients   PodClients
-	// CacheDir is --cache-dir, and CacheFree returns how many bytes clients can still write to it.
-	CacheDir  string
-	CacheFree func(ctx context.Context) (uint64, error)
+	CacheDir     string // --cache-dir, and CacheFree returns how many bytes clients can still write to it
+	CacheFree    func(ctx context.Context) (uint64, error)
 	// Memory returns the resident memory of a process with that uid.
 	Memory func(pid int, uid uint32) (uint64, error)
 	// MemoryLimit returns the memory limit of a mount; 0: none that is enforced.

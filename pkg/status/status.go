@@ -21,9 +21,8 @@ type Document struct {
 	Driver   Driver    `json:"driver"`
 	Time     time.Time `json:"time"`
 	Launcher string    `json:"launcher"`
-	// Notes are degraded features and their reasons, as /readyz lists them.
-	Notes  []string `json:"notes,omitempty"`
-	Mounts []Mount  `json:"mounts"`
+	Notes    []string  `json:"notes,omitempty"` // degraded features and their reasons, as /readyz lists them
+	Mounts   []Mount   `json:"mounts"`
 	// PodClients are the volumes whose client runs in the user's own pod.
 	PodClients []PodClient `json:"podClients,omitempty"`
 }
@@ -70,11 +69,9 @@ type Mount struct {
 	// Conflicts is the number of files that were quarantined because another writer had changed their objects.
 	Conflicts int `json:"conflicts,omitempty"`
 	// Unstored is the number of files that the client could not store after they were closed. Their data is lost.
-	Unstored int `json:"unstored,omitempty"`
-	// LingersUntil is when a lingering mount ends.
-	LingersUntil time.Time `json:"lingersUntil,omitzero"`
-	// Problems are what is not well.
-	Problems []Problem `json:"problems,omitempty"`
+	Unstored     int       `json:"unstored,omitempty"`
+	LingersUntil time.Time `json:"lingersUntil,omitzero"` // when a lingering mount ends
+	Problems     []Problem `json:"problems,omitempty"`    // what is not well
 
 	requests *client.Requests // nil: the client has not reported any
 }
@@ -144,9 +141,8 @@ type PodClient struct {
 	State State     `json:"state"`
 	Since time.Time `json:"since,omitzero"`
 	// Handovers is the number of FUSE descriptors that this driver passed to programs of the pod.
-	Handovers int `json:"handovers"`
-	// LastFailure stays when the client serves again.
-	LastFailure *Problem `json:"lastFailure,omitempty"`
+	Handovers   int      `json:"handovers"`
+	LastFailure *Problem `json:"lastFailure,omitempty"` // LastFailure stays when the client serves again
 }
 
 // Problem is one thing that is not well.

@@ -80,12 +80,10 @@ type Check struct {
 	Volume  Volume
 	Objects Objects
 	Host    Host
-	// Large is the size of a file that the client uploads in parts.
-	Large int64
+	Large   int64 // the size of a file that the client uploads in parts
 	// ExitsEarly means that the client's declaration has drain: unknown, so that files may be lost at an unmount.
 	ExitsEarly bool
-	// StaticKeys means that the client gets the keys of a user once, when it starts.
-	StaticKeys bool
+	StaticKeys bool // the client gets the keys of a user once, when it starts
 	// Renewal is how long the sessions of the volume last, whose renewal is awaited; 0: it is not tried.
 	Renewal time.Duration
 	Timeout time.Duration // of each step, beside waiting for the end of a session
